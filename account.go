@@ -1,0 +1,200 @@
+package reservoir
+
+import (
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// This file is the bookkeeping of an entry. All of it is under entry.mu.
+
+// apply takes in what the store answered to a statement.
+func (e *entry) apply(r backend.SyncReply, sent, now int64) {
+	if e.enter(r.State, r.Carried) {
+		e.unsure = false
+	}
+	e.granted, e.returned = r.Granted, r.Returned
+	e.sum.taken += r.Grant
+	w := e.win.Load()
+	if w == nil { // nothing is charged, and so no window is open
+		return
+	}
+	w.heard(r.State, sent, now)
+	e.put(r.Grant)
+	w.quiet.Store(0)
+	if r.Remaining == 0 {
+		e.hush(w, now, r.Clients)
+	}
+}
+
+// hush stops asking for what is not there, until it is this process' turn to
+// probe or the window ends.
+func (e *entry) hush(w *window, now, clients int64) {
+	turn := int64(e.limit.Window) / probes * max(clients, 1)
+	w.quiet.Store(min(now+turn/2+int64(jitter(duration(turn))), w.ends.Load()))
+}
+
+// enter makes the store's window the current one. What was held in another is
+// carried along if the store says so, and has expired otherwise. It reports
+// whether the window changed.
+func (e *entry) enter(s backend.State, carried bool) bool {
+	old := e.win.Load()
+	if old != nil && old.id == s.Window {
+		return false
+	}
+	var next *window
+	if s.Window != 0 {
+		next = newWindow(s, e.limit.Tokens)
+	}
+	e.win.Store(next)
+	e.granted, e.returned = 0, 0
+	if old == nil {
+		return true
+	}
+	held := old.stock.Swap(0) + e.pot
+	e.pot = 0
+	if carried && next != nil {
+		e.put(held)
+	} else {
+		e.sum.expired += held
+	}
+	return true
+}
+
+// overhear takes in a reading that came with a direct call or a check. It says
+// nothing of the account, so it never ends a window that is alive.
+func (e *entry) overhear(s backend.State, sent, now int64) {
+	w := e.win.Load()
+	if e.dead || s.Window == 0 || w.alive(now) && w.id != s.Window || w != nil && s.Window < w.id {
+		return
+	}
+	e.enter(s, false)
+	e.win.Load().heard(s, sent, now)
+}
+
+// put adds tokens of the current window to the stock, or to the pot while
+// callers wait for the fetch under way.
+func (e *entry) put(n int64) {
+	e.pot += n
+	if e.queue.empty() {
+		e.release()
+	}
+}
+
+// gather reserves the stock for the queue.
+func (e *entry) gather() {
+	if w := e.win.Load(); w != nil {
+		e.pot += w.stock.Swap(0)
+	}
+}
+
+// release makes stock of what the queue does not need.
+func (e *entry) release() {
+	if e.pot > 0 {
+		e.win.Load().stock.Add(e.pot)
+		e.pot = 0
+	}
+}
+
+// serve grants the places at the head of the queue that the pot covers.
+func (e *entry) serve(now int64) {
+	w := e.win.Load()
+	for p := e.queue.head; p != nil && w.alive(now) && p.n <= e.pot; p = e.queue.head {
+		e.grant(p, w)
+	}
+}
+
+func (e *entry) grant(p *place, w *window) {
+	e.pot -= p.n
+	e.queue.settle(p, w.admit(p.n, e.pot, Fetched), w, nil)
+}
+
+// answer serves the queue after a reply. Places that the store cannot cover are
+// refused there and then, without another call; waiters stay for the reset.
+func (e *entry) answer(turn uint64, now int64) {
+	w := e.win.Load()
+	if !w.alive(now) {
+		e.stumble(turn)
+		return
+	}
+	e.futile = 0
+	var ahead int64
+	for p := e.queue.head; p != nil; {
+		next := p.next
+		switch {
+		case p.n <= e.pot:
+			e.grant(p, w)
+		case p.n <= e.pot+w.remaining.Load():
+			return // the grant was only capped: first come, first served
+		case !p.wait:
+			e.denied.Add(1)
+			r := w.refuse(now, Fetched)
+			r.Remaining += e.pot
+			e.queue.settle(p, r, nil, nil)
+			e.deaf(w, now)
+		case p.wait && e.hopeless(p, w, ahead):
+			e.queue.settle(p, Result{}, nil, ErrDeadline)
+		default:
+			ahead += p.n
+			e.deaf(w, now)
+		}
+		p = next
+	}
+}
+
+// deaf hushes a window that could not cover a request, if that is not done yet.
+func (e *entry) deaf(w *window, now int64) {
+	if w.quiet.Load() == 0 {
+		e.hush(w, now, 1)
+	}
+}
+
+// stumble counts a grant that was dead on arrival, its window being over. The
+// next fetch opens a new one; if that happens again and again the network is
+// slower than the window, and no fetch will help.
+func (e *entry) stumble(turn uint64) {
+	if e.futile++; e.futile < 3 {
+		return
+	}
+	e.futile = 0
+	e.fail(turn, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
+}
+
+// fail tells err to the callers that the fetch was sized for; those who came
+// later have a fetch of their own.
+func (e *entry) fail(turn uint64, err error) {
+	for p := e.queue.head; p != nil && p.turn <= turn; p = e.queue.head {
+		e.queue.settle(p, Result{}, nil, e.l.failed(err))
+	}
+}
+
+// held is the stock and the pot, if they may still be spent.
+func (e *entry) held(now int64) int64 {
+	if w := e.win.Load(); w.alive(now) {
+		return w.stock.Load() + e.pot
+	}
+	return 0
+}
+
+// lapsed is the stock and the pot, if they may not be spent any more.
+func (e *entry) lapsed(now int64) int64 {
+	if w := e.win.Load(); w != nil && !w.alive(now) {
+		return w.stock.Load() + e.pot
+	}
+	return 0
+}
+
+// spentBy is how many tokens requests have used so far: the taken ones that are
+// nowhere else.
+func (e *entry) spentBy(now int64) int64 {
+	s := e.sum
+	return s.taken + s.refunded - s.returned - s.expired - e.lapsed(now) - e.held(now)
+}
+
+// counts returns the balanced counts and the refusals so far.
+func (e *entry) counts() (tokens, int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t, now := e.sum, e.l.clock.now()
+	t.held = e.held(now)
+	t.expired += e.lapsed(now)
+	return t, e.denied.Load()
+}

@@ -1,0 +1,128 @@
+// Package backend is the contract between the limiter and the place where
+// limits are counted: the Store interface, the statements a client makes to it,
+// its replies and its errors.
+//
+// A store counts tokens per key in fixed windows. A window opens at the first
+// charge of its key, ends at an instant that the store writes down once, and is
+// closed when that instant lies before the store's own clock. Whatever clients
+// do (retry, repeat, send late, die), the tokens that a store has granted in one
+// window never exceed the limit while it keeps its data.
+//
+// Implementations: memstore (in process), redisstore (Redis, Sentinel, Cluster),
+// and decorators such as the sharding package. They all pass the suite in
+// backendtest.
+package backend
+
+import (
+	"context"
+	"time"
+)
+
+// Store is an exact fixed-window counter per key, with a ledger of what each
+// client was granted.
+//
+// All methods are safe for concurrent use. Each returns soon after its context
+// ends, whatever the transport below is doing, and does not run after the
+// context's deadline something that it had only queued. Requests are checked
+// before anything is sent: a faulty one yields an error that wraps ErrKey,
+// ErrLimit or ErrTokens. Every other failure is an *Error, which says whether
+// the call may have been carried out.
+type Store interface {
+	// Sync states a client's account with a key and asks for more. It is
+	// idempotent: to repeat, duplicate or delay a statement charges nothing
+	// twice and loses nothing.
+	Sync(ctx context.Context, r SyncRequest) (SyncReply, error)
+
+	// Take charges exactly Tokens, or nothing. It is never sent twice; an
+	// Error of class Unknown means that the tokens may be charged and are lost
+	// until the window ends.
+	Take(ctx context.Context, r TakeRequest) (TakeReply, error)
+
+	// Check reads and charges nothing. It may be answered by a replica, and so
+	// lag behind the other methods.
+	Check(ctx context.Context, key string, limit Limit) (State, error)
+
+	// Refund gives back tokens that Take charged to the window. It does
+	// nothing when that window has closed, never takes the count below zero,
+	// and is never sent twice. It returns how many tokens were given back.
+	Refund(ctx context.Context, r RefundRequest) (int64, error)
+}
+
+// Window is the end of a window in Unix milliseconds, as the store wrote it
+// down. It names the window: two replies with equal Windows speak of the same
+// one. Zero is no window.
+type Window int64
+
+// Time returns the instant at which w ends, or the zero time for no window.
+func (w Window) Time() time.Time {
+	if w == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(int64(w))
+}
+
+// State is what one reading of a key said. Decision, Remaining and Window of a
+// reply always come from the same reading.
+type State struct {
+	Window    Window        // the open window; 0 if none is open
+	Left      time.Duration // until Window ends, by the store's clock, at the moment of reading
+	Remaining int64         // tokens that are not charged to anybody
+}
+
+// SyncRequest is one client's statement of account with one key.
+//
+// Granted and Returned are cumulative within Window and never shrink: the
+// tokens that the client believes it was granted, and those of them that it has
+// given back. Because the statement carries totals instead of changes, the
+// store can hear it any number of times.
+type SyncRequest struct {
+	Key    string
+	Client string // names one ledger entry; never reused for another account of the same key
+	Limit  Limit
+
+	Window   Window // what Granted and Returned refer to; 0 if the client knows no window
+	Granted  int64
+	Returned int64
+
+	Want int64 // tokens it would like; 0 only states the account
+	Need int64 // how many of Want callers are waiting for; at most Want
+
+	// Strand is how many tokens of the limit may lie unspent in all clients
+	// together. It guides the grant: large while the window is full, smaller
+	// as it runs out, in proportion to who has been using it. A negative
+	// Strand asks for Want as it is, up to what remains.
+	Strand int64
+}
+
+// SyncReply is the store's side of the account after a Sync.
+type SyncReply struct {
+	State
+	Grant      int64 // tokens to add to the stock now: Recovered and those newly charged
+	Recovered  int64 // the part of Grant that an earlier, unheard reply had granted already
+	Granted    int64 // the client's total in Window, Grant included
+	Returned   int64 // the client's total given back in Window
+	Clients    int64 // ledger entries in Window, this one included
+	Reasserted int64 // tokens of this statement that the store had forgotten and has charged again
+	Carried    bool  // what the client held in another window that still runs now belongs to Window
+	Learning   bool  // the store has lost data of late and grants only what is needed
+}
+
+// TakeRequest asks for Tokens, all or none.
+type TakeRequest struct {
+	Key    string
+	Limit  Limit
+	Tokens int64
+}
+
+// TakeReply is the decision and the reading it was made from.
+type TakeReply struct {
+	State
+	Allowed bool
+}
+
+// RefundRequest gives Tokens back to Window.
+type RefundRequest struct {
+	Key    string
+	Window Window
+	Tokens int64
+}

@@ -1,0 +1,45 @@
+package backend
+
+import "fmt"
+
+// Class says what a failed call may have done, and so what may be done next.
+type Class uint8
+
+const (
+	// Unknown: the call may have been carried out. Sync may be repeated; Take
+	// and Refund may not.
+	Unknown Class = iota
+	// Unavailable: surely not carried out; the store may answer soon.
+	Unavailable
+	// Rejected: surely not carried out, and will not be until somebody changes
+	// the store, its rights or its contents. Do not repeat.
+	Rejected
+)
+
+// String returns the class in a few words.
+func (c Class) String() string {
+	switch c {
+	case Unavailable:
+		return "unavailable"
+	case Rejected:
+		return "rejected"
+	default:
+		return "outcome unknown"
+	}
+}
+
+// Error is the failure of one call to a store: no decision was made. Its text
+// holds no key, password or URL.
+type Error struct {
+	Op    string // "sync", "take", "check" or "refund"
+	Class Class
+	Err   error // what the transport or the server said
+}
+
+// Error names the operation, the class and the cause.
+func (e *Error) Error() string {
+	return fmt.Sprintf("reservoir: %s: store %v: %v", e.Op, e.Class, e.Err)
+}
+
+// Unwrap returns the cause, so that errors.Is finds context.DeadlineExceeded.
+func (e *Error) Unwrap() error { return e.Err }

@@ -1,0 +1,104 @@
+package backend
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Bounds of a valid request. Lua numbers are doubles, so integers are exact only
+// below 2^53; the other bounds keep deadlines and memory sane.
+const (
+	MaxTokens = 1<<53 - 1            // per window
+	MinWindow = time.Millisecond     // the resolution of a stored end
+	MaxWindow = 366 * 24 * time.Hour // a leap year
+	MaxKeyLen = 4096                 // bytes; hash what is longer
+)
+
+// Faults of a request, found before anything is sent.
+var (
+	ErrKey    = errors.New("reservoir: bad key")
+	ErrLimit  = errors.New("reservoir: bad limit")
+	ErrTokens = errors.New("reservoir: bad number of tokens")
+)
+
+// Limit is a number of tokens per fixed window. The zero Limit is not valid.
+type Limit struct {
+	Tokens int64         // 1 to MaxTokens
+	Window time.Duration // whole milliseconds, MinWindow to MaxWindow
+}
+
+// Validate returns nil, or an error that wraps ErrLimit and names the fault.
+func (l Limit) Validate() error {
+	switch {
+	case l.Tokens < 1 || l.Tokens > MaxTokens:
+		return fmt.Errorf("%w: %d tokens, want 1 to 2^53-1", ErrLimit, l.Tokens)
+	case l.Window < MinWindow || l.Window > MaxWindow:
+		return fmt.Errorf("%w: a window of %v, want %v to %v", ErrLimit, l.Window, MinWindow, MaxWindow)
+	case l.Window%time.Millisecond != 0:
+		return fmt.Errorf("%w: a window of %v, want whole milliseconds", ErrLimit, l.Window)
+	}
+	return nil
+}
+
+// ValidateKey returns nil, or an error that wraps ErrKey. Any bytes make a key;
+// only the empty one, nearly always an unset variable, and those over MaxKeyLen
+// are refused. The error does not repeat the key.
+func ValidateKey(key string) error {
+	switch {
+	case key == "":
+		return fmt.Errorf("%w: empty", ErrKey)
+	case len(key) > MaxKeyLen:
+		return fmt.Errorf("%w: %d bytes, want at most %d (hash longer ones)", ErrKey, len(key), MaxKeyLen)
+	}
+	return nil
+}
+
+// Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
+func (r SyncRequest) Validate() error {
+	if err := validate(r.Key, r.Limit); err != nil {
+		return err
+	}
+	switch {
+	case r.Client == "" || len(r.Client) > 64:
+		return fmt.Errorf("%w: a client's name has 1 to 64 bytes", ErrKey)
+	case r.Client == "w" || r.Client == "l":
+		return fmt.Errorf("%w: the client's name %q is the ledger's own", ErrKey, r.Client)
+	case r.Returned < 0 || r.Granted < r.Returned || r.Granted > MaxTokens:
+		return fmt.Errorf("%w: granted %d, returned %d", ErrTokens, r.Granted, r.Returned)
+	case r.Need < 0 || r.Want < r.Need || r.Want > MaxTokens:
+		return fmt.Errorf("%w: want %d, need %d", ErrTokens, r.Want, r.Need)
+	case r.Window < 0 || int64(r.Window) > MaxTokens || r.Strand > MaxTokens:
+		return fmt.Errorf("%w: window %d, strand %d", ErrTokens, r.Window, r.Strand)
+	}
+	return nil
+}
+
+// Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
+func (r TakeRequest) Validate() error {
+	if err := validate(r.Key, r.Limit); err != nil {
+		return err
+	}
+	if r.Tokens < 1 || r.Tokens > r.Limit.Tokens {
+		return fmt.Errorf("%w: %d, want 1 to the limit of %d", ErrTokens, r.Tokens, r.Limit.Tokens)
+	}
+	return nil
+}
+
+// Validate returns nil, or an error that wraps ErrKey or ErrTokens.
+func (r RefundRequest) Validate() error {
+	if err := ValidateKey(r.Key); err != nil {
+		return err
+	}
+	if r.Tokens < 1 || r.Tokens > MaxTokens || r.Window < 1 || int64(r.Window) > MaxTokens {
+		return fmt.Errorf("%w: a refund of %d to window %d", ErrTokens, r.Tokens, r.Window)
+	}
+	return nil
+}
+
+func validate(key string, l Limit) error {
+	if err := ValidateKey(key); err != nil {
+		return err
+	}
+	return l.Validate()
+}

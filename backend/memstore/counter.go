@@ -1,0 +1,173 @@
+package memstore
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// counter is one key: what the scripts keep in {k}, {k}:exp and {k}:own. Its
+// methods are pure steps: state, request and now in, reply out. They follow
+// lua/*.lua line by line, and the suite holds both to the same answers.
+type counter struct {
+	stop  int64 // the end of the window, Unix ms; 0 = never opened
+	used  int64 // tokens charged in it
+	learn int64 // until then, Unix ms, only needed grants are made
+	own   map[string]account
+}
+
+// account is a client's ledger entry, cumulative in the window.
+type account struct{ granted, returned int64 }
+
+// bounds of a window that would open now: its end, and how much later a stored
+// end may lie before it counts as a sign that the clock stepped back.
+func bounds(now int64, length time.Duration) (last, slack int64) {
+	ms := length.Milliseconds()
+	return (now+999)/1000 + ms, min(ms/10, 1000)
+}
+
+func (c *counter) open(now int64) bool { return c.stop != 0 && c.stop*1000 >= now }
+
+// enter moves c into the window that is open at now. If none is, one opens that
+// ends at stop; one that ends impossibly late is brought back to last.
+func (c *counter) enter(now, stop, last, slack int64) {
+	switch {
+	case !c.open(now):
+		*c = counter{stop: stop}
+	case c.stop > last+slack:
+		*c = counter{stop: last, used: c.used}
+	}
+}
+
+func (c *counter) state(now, limit int64) backend.State {
+	return backend.State{
+		Window:    backend.Window(c.stop),
+		Left:      time.Duration(c.stop*1000-now) * time.Microsecond,
+		Remaining: max(limit-c.used, 0),
+	}
+}
+
+func (c *counter) sync(r backend.SyncRequest, now int64) backend.SyncReply {
+	last, slack := bounds(now, r.Limit.Window)
+	spoken := int64(r.Window)
+	runs := spoken*1000 >= now && spoken <= last+slack
+	next := *c
+	stop := last
+	if runs {
+		stop = spoken
+	}
+	next.enter(now, stop, last, slack)
+
+	var out backend.SyncReply
+	acc, known := next.own[r.Client]
+	clients := int64(len(next.own))
+	if !known {
+		clients++
+	}
+	granted, returned := r.Granted, r.Returned
+	if spoken != next.stop {
+		var held int64
+		if runs {
+			held = granted - returned
+		}
+		out.Carried = held > 0
+		granted, returned = min(held+acc.returned, backend.MaxTokens), acc.returned
+	}
+	if granted > acc.granted { // the store forgot a grant
+		out.Reasserted = granted - acc.granted
+		next.used = min(next.used+out.Reasserted, backend.MaxTokens)
+		acc.granted = granted
+	}
+	if returned > acc.returned {
+		next.used = max(next.used-(returned-acc.returned), 0)
+		acc.returned = returned
+	}
+	out.Recovered = acc.granted - granted
+
+	nowMS := now / 1000
+	out.Learning = nowMS < next.learn
+	adopted := runs && !c.open(now)
+	if (out.Reasserted > 0 || adopted) && !out.Learning {
+		next.learn, out.Learning = nowMS+r.Limit.Window.Milliseconds()/20, true
+	}
+	rest := max(r.Limit.Tokens-next.used, 0)
+	aim := target(r, rest, next.used, acc, clients, out.Learning)
+	take := min(max(aim-out.Recovered, 0), rest, backend.MaxTokens-acc.granted)
+	next.used += take
+	acc.granted += take
+
+	if next.used == 0 && acc.granted == 0 && !c.open(now) && !adopted { // a window opens at its first charge
+		return backend.SyncReply{State: backend.State{Remaining: r.Limit.Tokens}, Clients: 1}
+	}
+	if acc.granted > 0 {
+		if next.own == nil {
+			next.own = make(map[string]account)
+		}
+		next.own[r.Client] = acc
+	}
+	*c = next
+	out.State = next.state(now, r.Limit.Tokens)
+	out.Grant = take + out.Recovered
+	out.Granted, out.Returned, out.Clients = acc.granted, acc.returned, clients
+	return out
+}
+
+// target is how many tokens the client should get for its wants: guided
+// self-scheduling (Polychronopoulos and Kuck, 1987) over what remains, weighted
+// by the client's part of what is out, and never below its part of what may be
+// stranded.
+func target(r backend.SyncRequest, rest, used int64, acc account, clients int64, learning bool) int64 {
+	n0 := max(r.Limit.Tokens/1000, 1)
+	switch {
+	case r.Want == 0:
+		return 0
+	case learning:
+		return min(r.Need, n0)
+	case r.Strand < 0:
+		return r.Want
+	}
+	floor := r.Strand / clients
+	share := float64(acc.granted-acc.returned+n0) / (float64(used) + float64(n0)*float64(clients))
+	guided := max(int64(min(float64(rest)*share/1.5, backend.MaxTokens)), floor)
+	return min(max(r.Want, floor), max(guided, r.Need))
+}
+
+func (c *counter) take(r backend.TakeRequest, now int64) backend.TakeReply {
+	last, slack := bounds(now, r.Limit.Window)
+	c.enter(now, last, last, slack)
+	allowed := c.used+r.Tokens <= r.Limit.Tokens
+	if allowed {
+		c.used += r.Tokens
+	}
+	return backend.TakeReply{State: c.state(now, r.Limit.Tokens), Allowed: allowed}
+}
+
+func (c *counter) check(l backend.Limit, now int64) backend.State {
+	if !c.open(now) {
+		return backend.State{Remaining: l.Tokens}
+	}
+	return c.state(now, l.Tokens)
+}
+
+func (c *counter) refund(r backend.RefundRequest, now int64) int64 {
+	if !c.open(now) || c.stop != int64(r.Window) {
+		return 0
+	}
+	back := min(r.Tokens, c.used)
+	c.used -= back
+	return back
+}
+
+func (c *counter) contents(now int64) backend.Contents {
+	if !c.open(now) {
+		return backend.Contents{}
+	}
+	out := backend.Contents{Window: backend.Window(c.stop), Used: c.used, Left: c.state(now, 0).Left}
+	for name, a := range c.own {
+		out.Clients = append(out.Clients, backend.Account{Client: name, Granted: a.granted, Returned: a.returned})
+	}
+	slices.SortFunc(out.Clients, func(a, b backend.Account) int { return strings.Compare(a.Client, b.Client) })
+	return out
+}

@@ -1,0 +1,142 @@
+// Package memstore is the embedded store: exact, in memory, for one process.
+//
+// It is the default for programs that need no shared limit, for tests, and for
+// trying the library without a server. It keeps the rules of the Redis scripts
+// to the letter and passes the same suite; what it holds is gone with the
+// process.
+package memstore
+
+import (
+	"context"
+	"hash/maphash"
+	"sync"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/storeclock"
+)
+
+const shards = 64 // more than the cores that contend; a power of two
+
+// Store implements backend.Store. A call costs a hash, a lock that is shared by
+// 1/64 of the keys, and well under a microsecond. Memory: about 200 bytes a key
+// with an open window; closed ones are dropped as new keys come.
+type Store struct {
+	start time.Time
+	seed  maphash.Seed
+	shard [shards]shard
+}
+
+type shard struct {
+	mu    sync.Mutex
+	keys  map[string]*counter
+	sweep int // size of keys at which closed windows are dropped next
+}
+
+var _ backend.Store = (*Store)(nil)
+
+// New returns an empty store. It runs no goroutine and needs no closing.
+func New() *Store {
+	s := &Store{start: time.Now(), seed: maphash.MakeSeed()}
+	for i := range s.shard {
+		s.shard[i].keys = make(map[string]*counter)
+		s.shard[i].sweep = minSweep
+	}
+	return s
+}
+
+// Sync implements backend.Store.
+func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.SyncReply, err error) {
+	if err := r.Validate(); err != nil {
+		return reply, err
+	}
+	err = s.with(ctx, "sync", r.Key, func(c *counter, now int64) { reply = c.sync(r, now) })
+	return reply, err
+}
+
+// Take implements backend.Store.
+func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (reply backend.TakeReply, err error) {
+	if err := r.Validate(); err != nil {
+		return reply, err
+	}
+	err = s.with(ctx, "take", r.Key, func(c *counter, now int64) { reply = c.take(r, now) })
+	return reply, err
+}
+
+// Check implements backend.Store.
+func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (state backend.State, err error) {
+	if err := backend.ValidateKey(key); err != nil {
+		return state, err
+	}
+	if err := l.Validate(); err != nil {
+		return state, err
+	}
+	err = s.with(ctx, "check", key, func(c *counter, now int64) { state = c.check(l, now) })
+	return state, err
+}
+
+// Refund implements backend.Store.
+func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (back int64, err error) {
+	if err := r.Validate(); err != nil {
+		return 0, err
+	}
+	err = s.with(ctx, "refund", r.Key, func(c *counter, now int64) { back = c.refund(r, now) })
+	return back, err
+}
+
+// with runs f on the key's counter, under its shard's lock, unless ctx is over.
+func (s *Store) with(ctx context.Context, op, key string, f func(c *counter, now int64)) error {
+	if err := ctx.Err(); err != nil {
+		return &backend.Error{Op: op, Class: backend.Unavailable, Err: err}
+	}
+	now := s.now(ctx)
+	sh := &s.shard[maphash.String(s.seed, key)%shards]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	c := sh.keys[key]
+	if c == nil {
+		c = new(counter)
+	}
+	f(c, now)
+	if c.stop != 0 {
+		sh.put(key, c, now)
+	}
+	return nil
+}
+
+// now is the store's clock in Unix microseconds. It follows the monotonic clock,
+// so that a step of the wall clock neither lengthens a window nor ends it.
+func (s *Store) now(ctx context.Context) int64 {
+	if t, ok := storeclock.From(ctx); ok {
+		return t.UnixMicro()
+	}
+	return s.start.Add(time.Since(s.start)).UnixMicro()
+}
+
+const minSweep = 256
+
+// put keeps c and, each time the map has doubled, drops the windows that are
+// over: constant work per new key, and no goroutine.
+func (sh *shard) put(key string, c *counter, now int64) {
+	if _, held := sh.keys[key]; held {
+		return
+	}
+	if len(sh.keys) >= sh.sweep {
+		for k, old := range sh.keys {
+			if !old.open(now) {
+				delete(sh.keys, k)
+			}
+		}
+		sh.sweep = max(minSweep, 2*len(sh.keys))
+	}
+	sh.keys[key] = c
+}
+
+// Inspect implements backend.Inspector.
+func (s *Store) Inspect(ctx context.Context, key string) (out backend.Contents, err error) {
+	if err := backend.ValidateKey(key); err != nil {
+		return out, err
+	}
+	err = s.with(ctx, "inspect", key, func(c *counter, now int64) { out = c.contents(now) })
+	return out, err
+}

@@ -1,0 +1,63 @@
+package redisstore
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// serverClock estimates the server's clock from its replies, so that a command
+// can carry the latest instant at which it still makes sense. A call that sat
+// out an outage in a socket or a proxy then does nothing when it is delivered.
+//
+// A reply read at local time r that was written at server time s shows that the
+// server is ahead of us by at least s-r. The largest such bound of the last
+// minute is off by no more than the fastest reply was slow; it errs early, which
+// margin makes up for. With the nodes of a cluster it follows the one whose
+// clock is furthest ahead: later than need be for the others, never too early.
+type serverClock struct {
+	mu       sync.Mutex
+	base     time.Time
+	cur, old time.Duration // lower bounds of server time (Unix) minus local time since base
+	turned   time.Duration // local time at which cur became old
+	known    bool
+}
+
+const (
+	turn   = 30 * time.Second
+	margin = 20 * time.Millisecond
+)
+
+// heard notes that the server said now (Unix us) in a reply that was just read.
+func (c *serverClock) heard(now int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.known {
+		c.base = time.Now()
+	}
+	at := time.Since(c.base)
+	bound := time.Duration(now)*time.Microsecond - at
+	switch {
+	case !c.known:
+		c.known, c.cur, c.old, c.turned = true, bound, bound, at
+	case at-c.turned > turn:
+		c.old, c.cur, c.turned = c.cur, bound, at
+	default:
+		c.cur = max(c.cur, bound)
+	}
+}
+
+// limit returns the server time, Unix us, after which a call made under ctx
+// must not run any more, or 0 where that is not known.
+func (c *serverClock) limit(ctx context.Context) int64 {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.known {
+		return 0
+	}
+	return (max(c.cur, c.old) + deadline.Sub(c.base) + margin).Microseconds()
+}

@@ -1,0 +1,346 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// faulty is a store behind a proxy, with go-redis' default options, and what
+// executes its commands.
+type faulty struct {
+	*redisstore.Store
+	client redis.UniversalClient
+	proxy  *redistest.Proxy
+	calls  func(...string) int64
+	reset  func()
+}
+
+func newFaulty(t *testing.T) *faulty {
+	t.Helper()
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr())
+	client := server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() })
+	return ready(t, &faulty{redisstore.New(client), client, proxy, server.Calls, server.ResetStats})
+}
+
+func newFaultyCluster(t *testing.T) *faulty {
+	t.Helper()
+	cluster := redistest.StartCluster(t, 3, 0)
+	proxy := redistest.NewProxy(t, cluster.NodeOf("{k}").Addr())
+	client := cluster.Client(func(o *redis.ClusterOptions) { o.Dialer = redistest.Dialer(proxy) })
+	return ready(t, &faulty{redisstore.New(client), client, proxy, cluster.Calls, cluster.ResetStats})
+}
+
+// ready makes the connection, and lets the server know the scripts and the store
+// the server's clock.
+func ready(t *testing.T, f *faulty) *faulty {
+	t.Helper()
+	for op, err := range allCalls(t.Context(), f, "k") {
+		require.NoError(t, err, op)
+	}
+	require.NoError(t, f.client.Del(t.Context(), "{k}", "{k}:exp", "{k}:own").Err())
+	f.reset()
+	return f
+}
+
+func (f *faulty) used(t *testing.T) string {
+	t.Helper()
+	return f.client.Get(t.Context(), "{k}").Val()
+}
+
+func class(t *testing.T, err error) backend.Class {
+	t.Helper()
+	var failure *backend.Error
+	require.ErrorAs(t, err, &failure)
+	return failure.Class
+}
+
+// TestLostReply: with go-redis' default options, which say everything four
+// times.
+func TestLostReply(t *testing.T) {
+	t.Run("client", func(t *testing.T) { testLostReply(t, newFaulty(t)) })
+	t.Run("cluster", func(t *testing.T) { testLostReply(t, newFaultyCluster(t)) })
+}
+
+func testLostReply(t *testing.T, f *faulty) {
+	request := backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Strand: -1}
+
+	// One reply is lost: the store says it again, and hears all of it.
+	f.proxy.SwallowReply("evalsha", 1)
+	got, err := f.Sync(t.Context(), request)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, f.proxy.Swallowed())
+	require.EqualValues(t, 2, f.calls("evalsha"))
+	require.EqualValues(t, 4, got.Grant)
+	require.EqualValues(t, 4, got.Recovered)
+	require.Equal(t, "4", f.used(t))
+
+	// All are lost: the next statement recovers what they granted.
+	request.Window, request.Granted, request.Want = got.Window, 4, 3
+	f.reset()
+	f.proxy.SwallowReply("evalsha", 3)
+	_, err = f.Sync(t.Context(), request)
+	require.Equal(t, backend.Unknown, class(t, err))
+	require.EqualValues(t, 4, f.proxy.Swallowed())
+	require.EqualValues(t, 3, f.calls("evalsha"))
+	require.Equal(t, "7", f.used(t))
+	got, err = f.Sync(t.Context(), request)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, got.Grant)
+	require.EqualValues(t, 3, got.Recovered)
+	require.Equal(t, "7", f.used(t))
+
+	// A take is never said again, and neither is a refund.
+	f.reset()
+	f.proxy.SwallowReply("evalsha", 1)
+	_, err = f.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+	require.Equal(t, backend.Unknown, class(t, err))
+	require.EqualValues(t, 5, f.proxy.Swallowed())
+	require.EqualValues(t, 1, f.calls("evalsha"), "executed exactly once")
+	require.Equal(t, "8", f.used(t))
+	f.reset()
+	f.proxy.SwallowReply("evalsha", 1)
+	_, err = f.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: got.Window, Tokens: 1})
+	require.Equal(t, backend.Unknown, class(t, err))
+	require.EqualValues(t, 6, f.proxy.Swallowed())
+	require.EqualValues(t, 1, f.calls("evalsha"), "executed exactly once")
+	require.Equal(t, "7", f.used(t))
+
+	// The control: what go-redis does with a script of anybody else.
+	incr := redis.NewScript(`return redis.call('INCRBY', KEYS[1], 1)`)
+	require.NoError(t, incr.Run(t.Context(), f.client, []string{"{k}:control"}).Err())
+	f.reset()
+	f.proxy.SwallowReply("evalsha", 2)
+	require.NoError(t, incr.Run(t.Context(), f.client, []string{"{k}:control"}).Err())
+	require.EqualValues(t, 8, f.proxy.Swallowed())
+	require.EqualValues(t, 3, f.calls("evalsha"), "executed three times")
+	require.Equal(t, "4", f.client.Get(t.Context(), "{k}:control").Val())
+}
+
+// TestLostRequest: a command that never arrived looks the same, so a take is not
+// repeated, and a sync is.
+func TestLostRequest(t *testing.T) {
+	f := newFaulty(t)
+	f.proxy.DropRequests("evalsha", 1)
+	_, err := f.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+	require.Equal(t, backend.Unknown, class(t, err))
+	require.EqualValues(t, 1, f.proxy.Dropped())
+	require.Zero(t, f.calls("evalsha"))
+	f.proxy.DropRequests("evalsha", 2)
+	_, err = f.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Strand: -1})
+	require.NoError(t, err)
+	require.EqualValues(t, 3, f.proxy.Dropped())
+	require.Equal(t, "4", f.used(t))
+}
+
+// TestLateTake: the caller leaves before the reply comes. The tokens are given
+// back when it does.
+func TestLateTake(t *testing.T) {
+	take := func(ctx context.Context, f *faulty) error {
+		_, err := f.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3})
+		return err
+	}
+	undone := func(t *testing.T, f *faulty) {
+		t.Helper()
+		require.Eventually(t, func() bool { return f.calls("evalsha") == 2 }, 5*time.Second, 2*time.Millisecond)
+		require.Equal(t, "0", f.used(t))
+	}
+	t.Run("deadline", func(t *testing.T) {
+		f := newFaulty(t)
+		f.proxy.Delay(200 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		err := take(ctx, f)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, backend.Unknown, class(t, err))
+		require.Positive(t, f.proxy.Delayed())
+		undone(t, f)
+	})
+	t.Run("cancelled", func(t *testing.T) {
+		f := newFaulty(t)
+		f.proxy.Hold(true)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		done := make(chan error)
+		go func() { done <- take(ctx, f) }()
+		require.Eventually(t, func() bool { return f.proxy.Held() > 0 }, 5*time.Second, time.Millisecond)
+		cancel(errors.New("the user went away"))
+		require.ErrorIs(t, <-done, context.Canceled)
+		require.Zero(t, f.calls("evalsha"))
+		f.proxy.Hold(false)
+		undone(t, f)
+	})
+}
+
+// TestNotAfter: what sat in a queue through an outage does nothing when it is
+// delivered.
+func TestNotAfter(t *testing.T) {
+	f := newFaulty(t)
+	f.proxy.Hold(true)
+	timeout := 50 * time.Millisecond
+	for op, call := range map[string]func(context.Context) error{
+		"take": func(ctx context.Context) error {
+			_, err := f.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3})
+			return err
+		},
+		"sync": func(ctx context.Context) error {
+			_, err := f.Sync(ctx, backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Strand: -1})
+			return err
+		},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		defer cancel()
+		began := time.Now()
+		require.ErrorIs(t, call(ctx), context.DeadlineExceeded, op)
+		require.Less(t, time.Since(began), 10*timeout, "bounded by its context, whatever go-redis' time-outs")
+	}
+	over := time.Now().Add(50 * time.Millisecond) // the store's margin, and more
+	require.Eventually(t, func() bool { return f.proxy.Held() >= 1 && time.Now().After(over) }, 5*time.Second, time.Millisecond)
+	f.proxy.Hold(false)
+	require.Eventually(t, func() bool { return f.calls("evalsha") >= 1 }, 5*time.Second, 2*time.Millisecond)
+	require.EqualValues(t, 10, remaining(t, f.Store, "k"))
+	require.Equal(t, "", f.used(t), "no window was opened")
+}
+
+// TestBlackHole: nobody answers, from the first dial on or later.
+func TestBlackHole(t *testing.T) {
+	const timeout = 100 * time.Millisecond
+	bounded := func(t *testing.T, s backend.Store) {
+		for op := range 4 {
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			began := time.Now()
+			i := 0
+			for name, err := range allCalls(ctx, s, "k") {
+				if i++; i == 1+op%1 {
+					require.ErrorIs(t, err, context.DeadlineExceeded, name)
+				}
+			}
+			cancel()
+			require.Less(t, time.Since(began), 3*timeout)
+		}
+	}
+	t.Run("from the start", func(t *testing.T) {
+		server := redistest.Start(t)
+		proxy := redistest.NewProxy(t, server.Addr())
+		proxy.Hold(true)
+		defer proxy.Hold(false)
+		bounded(t, redisstore.New(server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() })))
+		require.Positive(t, proxy.Held())
+	})
+	t.Run("later", func(t *testing.T) {
+		f := newFaulty(t)
+		f.proxy.Hold(true)
+		defer f.proxy.Hold(false)
+		bounded(t, f)
+		require.Positive(t, f.proxy.Held())
+	})
+	t.Run("stopped process", func(t *testing.T) {
+		server := redistest.Start(t)
+		s := redisstore.New(server.Client())
+		take(t, s, "k", 1)
+		server.Pause()
+		defer server.Resume()
+		bounded(t, s)
+	})
+	t.Run("refused", func(t *testing.T) {
+		f := newFaulty(t)
+		f.proxy.Refuse(true)
+		f.proxy.Cut()
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		defer cancel()
+		began := time.Now()
+		_, err := f.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+		require.Error(t, err)
+		require.Less(t, time.Since(began), 3*timeout)
+	})
+}
+
+// TestRecovers: after an outage the next call is served.
+func TestRecovers(t *testing.T) {
+	server := redistest.Start(t)
+	s := redisstore.New(server.Client())
+	take(t, s, "k", 4)
+	server.Kill()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+	require.Error(t, err)
+	server.Restart()
+	require.Eventually(t, func() bool {
+		r, err := s.Take(context.Background(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+		return err == nil && r.Allowed
+	}, 10*time.Second, 5*time.Millisecond)
+}
+
+// TestErrorsAreDiscreet: no error names a key or a password.
+func TestErrorsAreDiscreet(t *testing.T) {
+	const key, password = "canary-key", "canary-password"
+	server := redistest.Start(t)
+	admin := server.Client()
+	ctx := t.Context()
+	require.NoError(t, admin.Do(ctx, "acl", "setuser", "poor", "on", ">"+password, "allkeys", "+@connection").Err())
+	require.NoError(t, admin.Do(ctx, "acl", "setuser", "blind", "on", ">"+password, "+@all", "~other").Err())
+	require.NoError(t, admin.Do(ctx, "acl", "setuser", "half", "on", ">"+password, "+@all", "-set", "-get", "-time", "allkeys").Err())
+	user := func(name, password string) func(*redis.Options) {
+		return func(o *redis.Options) { o.Username, o.Password = name, password }
+	}
+	proxy := redistest.NewProxy(t, server.Addr())
+	via := func(o *redis.Options) { o.Addr = proxy.Addr(); user("default", "")(o) }
+	closed := server.Client()
+	require.NoError(t, closed.Close())
+	for _, row := range []struct {
+		what   string
+		client *redis.Client
+		class  backend.Class
+		fault  func()
+	}{
+		{"a wrong password", server.Client(user("poor", password+"x")), backend.Rejected, func() {}},
+		{"no right to the command", server.Client(user("poor", password)), backend.Rejected, func() {}},
+		{"no right to the key", server.Client(user("blind", password)), backend.Rejected, func() {}},
+		{"no right inside the script", server.Client(user("half", password)), backend.Rejected, func() {}},
+		{"a closed client", closed, backend.Rejected, func() {}},
+		{"a word for a count", server.Client(), backend.Rejected, func() {
+			require.NoError(t, admin.MSet(ctx, "{"+key+"}", "many", "{"+key+"}:exp", time.Now().Unix()+60).Err())
+		}},
+		{"lost replies", server.Client(via), backend.Unknown, func() { proxy.SwallowReply("eval", 100) }},
+		{"a closed door", server.Client(via), backend.Unavailable, func() { proxy.Refuse(true); proxy.Cut() }},
+	} {
+		row.fault()
+		s := redisstore.New(row.client)
+		for op, err := range allCalls(ctx, s, key) {
+			require.Equal(t, row.class, class(t, err), "%s: %s: %v", row.what, op, err)
+			text := fmt.Sprintf("%v %+v %#v", err, err, errors.Unwrap(err))
+			require.False(t, strings.Contains(text, "canary"), "%s: %s: %s", row.what, op, text)
+		}
+	}
+	require.Positive(t, proxy.Swallowed())
+}
+
+// TestNoMemory: a full server refuses before anything is written.
+func TestNoMemory(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client()
+	s := redisstore.New(client)
+	for op, err := range allCalls(t.Context(), s, "warm") {
+		require.NoError(t, err, op)
+	}
+	before := contents(t, client)
+	require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	for op, err := range allCalls(t.Context(), s, "k") {
+		if op == "sync" || op == "take" {
+			require.Equal(t, backend.Rejected, class(t, err), op)
+			require.True(t, redis.HasErrorPrefix(errors.Unwrap(err), "OOM"), "%v", err)
+		}
+	}
+	require.Equal(t, before, contents(t, client))
+}

@@ -1,0 +1,91 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/storeclock"
+)
+
+// Inspect implements backend.Inspector with one transaction of four reads. It is
+// for operators, and needs rights that the limiter does not (MULTI, HGETALL).
+func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
+	var none backend.Contents
+	if err := backend.ValidateKey(key); err != nil {
+		return none, err
+	}
+	if err := s.Err(); err != nil {
+		return none, err
+	}
+	tag := tagged(s.prefix, key)
+	var used, exp *redis.StringCmd
+	var own *redis.MapStringStringCmd
+	var at *redis.TimeCmd
+	_, err := s.client[0].TxPipelined(ctx, func(p redis.Pipeliner) error {
+		used, exp = p.Get(ctx, tag), p.Get(ctx, tag+expSuffix)
+		own, at = p.HGetAll(ctx, tag+ownSuffix), p.Time(ctx)
+		return nil
+	})
+	if err != nil && err != redis.Nil {
+		return none, wrap("inspect", err)
+	}
+	if used.Err() == redis.Nil || exp.Err() == redis.Nil {
+		return none, nil
+	}
+	count, err := used.Int64()
+	if err != nil {
+		return none, badState("count")
+	}
+	seconds, err := exp.Float64()
+	if err != nil || math.IsNaN(seconds) || math.Abs(seconds) > 1e12 {
+		return none, badState("end of the window")
+	}
+	out := backend.Contents{Window: backend.Window(math.Floor(seconds*1000 + 0.5)), Used: count}
+	now := at.Val()
+	if test, ok := storeclock.From(ctx); ok {
+		now = test
+	}
+	if out.Left = out.Window.Time().Sub(now); out.Left < 0 {
+		return none, nil
+	}
+	out.Clients, err = ledger(own.Val(), out.Window)
+	out.Left = out.Left.Truncate(time.Microsecond)
+	return out, err
+}
+
+// ledger reads the clients' fields of {k}:own; one of another window is void.
+func ledger(own map[string]string, w backend.Window) ([]backend.Account, error) {
+	if own["w"] != strconv.FormatInt(int64(w), 10) {
+		return nil, nil
+	}
+	var list []backend.Account
+	for name, text := range own {
+		if name == "w" || name == "l" {
+			continue
+		}
+		g, b, _ := strings.Cut(text, " ")
+		granted, err := strconv.ParseInt(g, 10, 64)
+		returned, err2 := int64(0), error(nil)
+		if b != "" {
+			returned, err2 = strconv.ParseInt(b, 10, 64)
+		}
+		if err != nil || err2 != nil {
+			return nil, badState("ledger")
+		}
+		list = append(list, backend.Account{Client: name, Granted: granted, Returned: returned})
+	}
+	slices.SortFunc(list, func(a, b backend.Account) int { return strings.Compare(a.Client, b.Client) })
+	return list, nil
+}
+
+func badState(what string) error {
+	return &backend.Error{Op: "inspect", Class: backend.Rejected, Err: fmt.Errorf("the stored %s is not a number", what)}
+}

@@ -1,0 +1,53 @@
+package redisstore
+
+import (
+	"strings"
+	"unicode/utf8"
+)
+
+// Suffixes of the three keys of a limit, after its hash tag.
+const (
+	expSuffix = ":exp"
+	ownSuffix = ":own"
+)
+
+// tagged returns prefix{key}, whose braces are the only ones: a limit's keys lie
+// in one slot of a Redis Cluster, no key leaves its tag or shares another's, and
+// the suffixes of one can never be the text of another.
+func tagged(prefix, key string) string {
+	var b strings.Builder
+	b.Grow(len(prefix) + len(key) + 2 + len(expSuffix))
+	b.WriteString(prefix)
+	b.WriteByte('{')
+	escape(&b, key)
+	b.WriteByte('}')
+	return b.String()
+}
+
+// escape writes key with every byte that could break a tag, a line or a text
+// protocol as %XX, and the percent sign itself, so that it stays one to one.
+// Ordinary keys are their own escapes, which other programs can write as well.
+func escape(b *strings.Builder, key string) {
+	const hex = "0123456789ABCDEF"
+	for i := 0; i < len(key); {
+		c := key[i]
+		if c < utf8.RuneSelf {
+			if c <= ' ' || c == 0x7f || c == '{' || c == '}' || c == '%' {
+				b.Write([]byte{'%', hex[c>>4], hex[c&15]})
+			} else {
+				b.WriteByte(c)
+			}
+			i++
+			continue
+		}
+		r, size := utf8.DecodeRuneInString(key[i:])
+		if r == utf8.RuneError && size == 1 || r <= '\u009f' || r == '\u2028' || r == '\u2029' {
+			for _, c := range []byte(key[i : i+size]) {
+				b.Write([]byte{'%', hex[c>>4], hex[c&15]})
+			}
+		} else {
+			b.WriteString(key[i : i+size])
+		}
+		i += size
+	}
+}

@@ -1,0 +1,243 @@
+// Package redisstore is the store in Redis 7.0 or later (and what speaks its
+// protocol): a single server, Sentinel, or Cluster, through a client of go-redis.
+//
+// A limit on key k is three Redis keys, which share a slot: {k} counts the tokens
+// charged in the window, {k}:exp is the window's stored end, {k}:own is the ledger
+// of what each client was granted. The scripts that change them are in package
+// lua. The first two are those of GitHub's rate limiter, so a program that runs
+// its scripts on the same keys shares the same limit.
+//
+// # The client
+//
+// Any redis.UniversalClient serves but redis.Ring, which moves keys between
+// servers. The store bounds every call by its context even where go-redis does
+// not, but it cannot give a connection back before go-redis does, so give the
+// client short timeouts of its own and leave repeating to the store:
+//
+//	redis.NewClient(&redis.Options{
+//		Addr: addr, MaxRetries: -1, DialerRetries: 1,
+//		DialTimeout: 200 * time.Millisecond, ReadTimeout: 200 * time.Millisecond,
+//		ContextTimeoutEnabled: true,
+//	})
+package redisstore
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"time"
+	"unicode"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// Store implements backend.Store and backend.Inspector. It holds no connection
+// of its own, runs no goroutine between calls, and does not close the client.
+type Store struct {
+	client   []redis.UniversalClient // the one that writes
+	readers  []redis.UniversalClient // replicas
+	nextRead atomic.Uint32
+	prefix   string
+	clock    serverClock
+	err      error // a fault of the set-up
+}
+
+var (
+	_ backend.Store     = (*Store)(nil)
+	_ backend.Inspector = (*Store)(nil)
+)
+
+// Option changes a default of New.
+type Option func(*Store)
+
+// WithPrefix puts prefix before every Redis key: prefix{k}, prefix{k}:exp,
+// prefix{k}:own. The default is none. It may hold no braces, blanks or control
+// characters. Stores with different prefixes share nothing.
+func WithPrefix(prefix string) Option {
+	return func(s *Store) { s.prefix = prefix }
+}
+
+// WithReplicas sends Check to these clients in turn, and to the primary when one
+// fails; by default the primary answers. Replicas lag: a Check may miss what was
+// charged a moment ago. For a Redis Cluster pass a second ClusterClient whose
+// ReadOnly option is set. Decisions never come from a replica.
+func WithReplicas(replicas ...redis.UniversalClient) Option {
+	return func(s *Store) { s.readers = append(s.readers, replicas...) }
+}
+
+// New returns a store over client. It does no I/O. A redis.Ring, a nil client or
+// a bad prefix is a fault that Err, reservoir.New and every call report.
+func New(client redis.UniversalClient, opts ...Option) *Store {
+	s := &Store{client: []redis.UniversalClient{client}}
+	for _, o := range opts {
+		o(s)
+	}
+	s.err = s.validate()
+	return s
+}
+
+func (s *Store) validate() error {
+	for _, c := range append(s.client, s.readers...) {
+		switch c := c.(type) {
+		case nil:
+			return errNoClient
+		case *redis.Ring:
+			return errRing
+		case *redis.Client:
+			if c == nil {
+				return errNoClient
+			}
+		case *redis.ClusterClient:
+			if c == nil {
+				return errNoClient
+			}
+		}
+	}
+	if strings.ContainsFunc(s.prefix, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) || r == '{' || r == '}' }) {
+		return errPrefix
+	}
+	return nil
+}
+
+// Err returns the fault of the set-up, if any, before a call meets it.
+func (s *Store) Err() error {
+	if s.err == nil {
+		return nil
+	}
+	return &backend.Error{Op: "open", Class: backend.Rejected, Err: s.err}
+}
+
+// Flags of a script's reply.
+const (
+	flagLate     = 1
+	flagCarried  = 2
+	flagLearning = 4
+	flagAllowed  = 8
+)
+
+// Sync implements backend.Store with one EVALSHA. It is repeated, within ctx,
+// when it fails or its reply is lost.
+func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	var out backend.SyncReply
+	if err := r.Validate(); err != nil {
+		return out, err
+	}
+	tag := tagged(s.prefix, r.Key)
+	v, err := s.run(ctx, syncScript, s.client, []string{tag, tag + expSuffix, tag + ownSuffix}, []any{
+		r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.Window), r.Granted, r.Returned,
+		r.Want, r.Need, r.Strand,
+	}, nil)
+	if err != nil {
+		return out, err
+	}
+	return backend.SyncReply{
+		State:      state(v),
+		Grant:      v[5],
+		Recovered:  v[6],
+		Granted:    v[7],
+		Returned:   v[8],
+		Clients:    v[9],
+		Reasserted: v[10],
+		Carried:    v[0]&flagCarried != 0,
+		Learning:   v[0]&flagLearning != 0,
+	}, nil
+}
+
+// Take implements backend.Store with one EVALSHA. When ctx ends before the reply
+// comes, the tokens are given back as soon as it does; when it never comes they
+// stay charged until the window ends.
+func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	var out backend.TakeReply
+	if err := r.Validate(); err != nil {
+		return out, err
+	}
+	tag := tagged(s.prefix, r.Key)
+	late := func(v []int64) {
+		if v[0]&flagAllowed != 0 {
+			s.undo(backend.RefundRequest{Key: r.Key, Window: backend.Window(v[2]), Tokens: r.Tokens})
+		}
+	}
+	v, err := s.run(ctx, takeScript, s.client, []string{tag, tag + expSuffix}, []any{
+		r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(),
+	}, late)
+	if err != nil {
+		return out, err
+	}
+	return backend.TakeReply{State: state(v), Allowed: v[0]&flagAllowed != 0}, nil
+}
+
+// undo refunds a Take whose caller had left.
+func (s *Store) undo(r backend.RefundRequest) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, _ = s.Refund(ctx, r)
+}
+
+// Check implements backend.Store with one EVALSHA_RO, to a replica if there are any.
+func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
+	if err := backend.ValidateKey(key); err != nil {
+		return backend.State{}, err
+	}
+	if err := l.Validate(); err != nil {
+		return backend.State{}, err
+	}
+	clients := s.client
+	if n := uint32(len(s.readers)); n > 0 {
+		clients = []redis.UniversalClient{s.readers[s.nextRead.Add(1)%n], s.client[0]}
+	}
+	tag := tagged(s.prefix, key)
+	v, err := s.run(ctx, checkScript, clients, []string{tag, tag + expSuffix}, []any{l.Tokens}, nil)
+	if err != nil {
+		return backend.State{}, err
+	}
+	return state(v), nil
+}
+
+// Refund implements backend.Store with one EVALSHA.
+func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
+	if err := r.Validate(); err != nil {
+		return 0, err
+	}
+	tag := tagged(s.prefix, r.Key)
+	v, err := s.run(ctx, refundScript, s.client, []string{tag, tag + expSuffix}, []any{
+		r.Tokens, int64(r.Window),
+	}, nil)
+	if err != nil {
+		return 0, err
+	}
+	return v[2], nil
+}
+
+// state reads the fields that the replies of sync, take and check begin with.
+func state(v []int64) backend.State {
+	return backend.State{
+		Window:    backend.Window(v[2]),
+		Left:      time.Duration(v[3]) * time.Microsecond,
+		Remaining: v[4],
+	}
+}
+
+// reload makes a cluster's client look again where the slots are: by itself it
+// does so neither on a time-out nor on a refused connection.
+func reload(ctx context.Context, client redis.UniversalClient) {
+	if c, ok := client.(*redis.ClusterClient); ok {
+		c.ReloadState(ctx)
+	}
+}
+
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
+
+// sleep waits for d and reports whether ctx was still alive then.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,145 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/backendtest"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/storeclock"
+)
+
+var limit10 = backend.Limit{Tokens: 10, Window: time.Minute}
+
+// always returns a factory of the one store.
+func always(s backend.Store) func(*testing.T) backend.Store {
+	return func(*testing.T) backend.Store { return s }
+}
+
+func TestSuite(t *testing.T) {
+	server := redistest.Start(t)
+	t.Run("plain", func(t *testing.T) {
+		backendtest.Run(t, always(redisstore.New(server.Client())))
+	})
+	t.Run("prefix", func(t *testing.T) {
+		backendtest.Run(t, always(redisstore.New(server.Client(), redisstore.WithPrefix("rl:"))))
+	})
+	t.Run("RESP2", func(t *testing.T) {
+		client := server.Client(func(o *redis.Options) { o.Protocol = 2 })
+		backendtest.Run(t, always(redisstore.New(client)))
+	})
+}
+
+func TestSuiteOnCluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 0)
+	backendtest.Run(t, always(redisstore.New(cluster.Client())))
+	for _, node := range cluster.Nodes {
+		require.Positive(t, node.Calls("evalsha"), "every master has had a part")
+	}
+}
+
+func TestSentinel(t *testing.T) {
+	sentinel := redistest.StartSentinel(t, redistest.StartReplicated(t, 1), 1)
+	backendtest.Run(t, always(redisstore.New(sentinel.FailoverClient())))
+}
+
+// take charges under the real clock.
+func take(t *testing.T, s *redisstore.Store, key string, n int64) backend.TakeReply {
+	t.Helper()
+	r, err := s.Take(t.Context(), backend.TakeRequest{Key: key, Limit: limit10, Tokens: n})
+	require.NoError(t, err)
+	return r
+}
+
+func remaining(t *testing.T, s *redisstore.Store, key string) int64 {
+	t.Helper()
+	state, err := s.Check(t.Context(), key, limit10)
+	require.NoError(t, err)
+	return state.Remaining
+}
+
+// caughtUp waits until the client sees n tokens charged to the key.
+func caughtUp(t *testing.T, client redis.Cmdable, key string, n int64) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		got, err := client.Get(context.Background(), "{"+key+"}").Int64()
+		return err == nil && got == n
+	}, 5*time.Second, 2*time.Millisecond)
+}
+
+func TestCheckOnReplica(t *testing.T) {
+	r := redistest.StartReplicated(t, 1)
+	replica := r.Replicas[0].Client()
+	s := redisstore.New(r.Primary.Client(), redisstore.WithReplicas(replica))
+
+	window := take(t, s, "k", 4).Window
+	caughtUp(t, replica, "k", 4)
+	r.Primary.ResetStats()
+	r.Replicas[0].ResetStats()
+	require.EqualValues(t, 6, remaining(t, s, "k"))
+	require.Zero(t, r.Primary.Calls("evalsha_ro", "eval_ro"))
+	require.Positive(t, r.Replicas[0].Calls("evalsha_ro", "eval_ro"))
+
+	// A window that is over, which the replica still holds.
+	over := storeclock.With(t.Context(), window.Time().Add(time.Microsecond))
+	state, err := s.Check(over, "k", limit10)
+	require.NoError(t, err)
+	require.Equal(t, backend.State{Remaining: 10}, state)
+
+	// A replica that lags: the check is stale, the decision is not.
+	link := r.Link(0)
+	link.Hold(true)
+	take(t, s, "k", 6)
+	require.EqualValues(t, 6, remaining(t, s, "k"))
+	require.False(t, take(t, s, "k", 1).Allowed)
+	link.Hold(false)
+	caughtUp(t, replica, "k", 10)
+
+	// A replica that is gone.
+	r.Replicas[0].Kill()
+	r.Primary.ResetStats()
+	require.Zero(t, remaining(t, s, "k"))
+	require.Positive(t, r.Primary.Calls("evalsha_ro", "eval_ro"))
+}
+
+func TestCheckOnClusterReplicas(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 1)
+	s := redisstore.New(cluster.Client())
+	for i := range 20 {
+		take(t, s, fmt.Sprint("k", i), 3)
+	}
+	for _, node := range cluster.Nodes { // until the nodes tell clients of the replicas
+		client := node.Client()
+		require.Eventually(t, func() bool {
+			slots, err := client.ClusterSlots(context.Background()).Result()
+			return err == nil && len(slots) == 3 && len(slots[0].Nodes)+len(slots[1].Nodes)+len(slots[2].Nodes) == 6
+		}, 20*time.Second, 5*time.Millisecond)
+	}
+	replicas := cluster.Client(func(o *redis.ClusterOptions) { o.ReadOnly = true })
+	s = redisstore.New(cluster.Client(), redisstore.WithReplicas(replicas))
+	ask := func() {
+		for i := range 20 {
+			key := fmt.Sprint("k", i)
+			require.Eventually(t, func() bool {
+				state, err := s.Check(context.Background(), key, limit10)
+				return err == nil && state.Remaining == 7
+			}, 5*time.Second, 2*time.Millisecond)
+		}
+	}
+	cluster.ResetStats()
+	ask()
+	for _, node := range cluster.Nodes[3:] {
+		require.Positive(t, node.Calls("evalsha_ro", "eval_ro"), "every replica has answered")
+	}
+	for _, node := range cluster.Nodes[3:] {
+		node.Kill()
+	}
+	ask()
+}

@@ -1,0 +1,90 @@
+package reservoir
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// This file is the limiter's side of every store call: the time it may take,
+// what is counted and what the hooks are told. No lock is held here.
+
+func (l *Limiter) sync(ctx context.Context, r backend.SyncRequest, reason string) (backend.SyncReply, error) {
+	begin := time.Now()
+	reply, err := l.store.Sync(ctx, r)
+	l.count.syncs.Add(1)
+	l.count.recovered.Add(reply.Recovered)
+	l.count.reasserted.Add(reply.Reasserted)
+	return reply, l.called(begin, err, StoreCall{Op: "sync", Reason: reason, Want: r.Want, Granted: reply.Grant})
+}
+
+// take bounds a direct call by the fetch timeout as well as by its caller. The
+// caller's own end is the caller's error, not the store's.
+func (l *Limiter) take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
+	defer cancel()
+	begin := time.Now()
+	reply, err := l.store.Take(bounded, r)
+	call := StoreCall{Op: "take", Want: r.Tokens}
+	if reply.Allowed {
+		call.Granted = r.Tokens
+	}
+	if err = l.called(begin, err, call); err == nil {
+		return reply, nil
+	}
+	var failure *StoreError
+	if errors.As(err, &failure) && failure.Class == backend.Unknown {
+		l.count.unknown.Add(r.Tokens)
+	}
+	if ctx.Err() != nil {
+		return reply, ctx.Err()
+	}
+	return reply, l.failed(err)
+}
+
+func (l *Limiter) check(ctx context.Context, key string, limit Limit) (backend.State, error) {
+	bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
+	defer cancel()
+	begin := time.Now()
+	state, err := l.store.Check(bounded, key, limit)
+	if err = l.called(begin, err, StoreCall{Op: "check"}); err != nil && ctx.Err() != nil {
+		return state, ctx.Err()
+	}
+	return state, l.failed(err)
+}
+
+func (l *Limiter) refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
+	bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
+	defer cancel()
+	begin := time.Now()
+	back, err := l.store.Refund(bounded, r)
+	if err = l.called(begin, err, StoreCall{Op: "refund", Want: r.Tokens, Granted: back}); err != nil && ctx.Err() != nil {
+		return back, ctx.Err()
+	}
+	return back, l.failed(err)
+}
+
+// called counts a call and tells the hook. Whatever a store returns becomes a
+// *StoreError, so that callers need to know no other.
+func (l *Limiter) called(begin time.Time, err error, c StoreCall) error {
+	l.count.calls.Add(1)
+	var failure *StoreError
+	if err != nil && !errors.As(err, &failure) {
+		err = &StoreError{Op: c.Op, Class: backend.Unknown, Err: err}
+	}
+	if l.hooks.StoreCall != nil {
+		c.Duration, c.Err = time.Since(begin), err
+		l.hooks.StoreCall(c)
+	}
+	return err
+}
+
+// failed counts a request that ends in err, if it does.
+func (l *Limiter) failed(err error) error {
+	if err != nil {
+		l.count.failed.Add(1)
+	}
+	return err
+}

@@ -1,0 +1,105 @@
+package reservoir
+
+import (
+	"context"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// goesDirect reports whether a request for n is better a call of its own: always
+// in direct mode, and when it is larger than the batch that would be fetched for
+// it. Where a fetch is under way or callers are queued it joins them, so that a
+// crowd of large requests shares calls as well.
+func (e *entry) goesDirect(n, now int64) bool {
+	if e.l.direct {
+		return true
+	}
+	if n == 1 || e.flight != nil || !e.queue.empty() {
+		return false
+	}
+	_, size, _ := e.plan(now)
+	return n > size
+}
+
+// direct takes exactly n from the store, or none, and leaves the stock to small
+// requests. It is entered with the lock and left without. settled is false when
+// stock and store together could still cover n.
+func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settled bool) {
+	l := e.l
+	alone := !l.direct // a fetch like others: who comes meanwhile queues behind it
+	if alone {
+		e.flight = &flight{turn: e.queue.turns}
+	}
+	e.mu.Unlock()
+	sent := l.clock.now()
+	reply, err := l.take(ctx, backend.TakeRequest{Key: e.key, Limit: e.limit, Tokens: n})
+	now := l.clock.now()
+
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if alone {
+		e.flight = nil
+		defer e.order(now)
+	}
+	if err != nil {
+		return r, err, true
+	}
+	e.overhear(reply.State, sent, now)
+	r = direct(reply, e.limit, n)
+	if w := e.win.Load(); w != nil && w.id == reply.Window {
+		r.Remaining += w.stock.Load()
+		switch {
+		case reply.Allowed:
+			w.direct += n
+			w.quiet.Store(0)
+		case n <= r.Remaining && alone:
+			return r, nil, false // stock and store together have enough
+		default:
+			e.deaf(w, now)
+		}
+	}
+	e.charge(r)
+	return r, nil, true
+}
+
+// direct is the result of a take.
+func direct(t backend.TakeReply, l Limit, n int64) Result {
+	r := Result{
+		Allowed: t.Allowed, Limit: l.Tokens, Remaining: t.Remaining,
+		Reset: t.Window.Time(), Source: Direct, charged: n,
+	}
+	if !t.Allowed {
+		r.RetryAfter, r.charged = max(t.Left, 1), 0
+	}
+	return r
+}
+
+// charge counts tokens that were taken and spent at once, or the refusal. The
+// entry may have been evicted meanwhile, and its counts with it.
+func (e *entry) charge(r Result) {
+	switch {
+	case e.dead && r.Allowed:
+		e.l.gone.add(tokens{taken: r.charged})
+	case e.dead:
+		e.l.gone.deny()
+	case r.Allowed:
+		e.sum.taken += r.charged
+	default:
+		e.denied.Add(1)
+	}
+}
+
+// stateless serves a request for a key that there is no room to remember.
+func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int64) (Result, error) {
+	l.count.waited.Add(1)
+	reply, err := l.take(ctx, backend.TakeRequest{Key: key, Limit: limit, Tokens: n})
+	if err != nil {
+		return Result{}, err
+	}
+	if reply.Allowed {
+		l.gone.add(tokens{taken: n})
+	} else {
+		l.gone.deny()
+	}
+	return direct(reply, limit, n), nil
+}

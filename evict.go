@@ -1,0 +1,232 @@
+package reservoir
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// remains is what is kept of entries that are gone: their counts.
+type remains struct {
+	sync.Mutex
+	tokens
+	denied int64
+}
+
+func (r *remains) add(t tokens) {
+	r.Lock()
+	defer r.Unlock()
+	r.tokens.add(t)
+}
+
+func (r *remains) expire(n int64) { r.add(tokens{expired: n}) }
+
+func (r *remains) deny() {
+	r.Lock()
+	defer r.Unlock()
+	r.denied++
+}
+
+// fingerprint is what changes when a key is used. Comparing it from sweep to
+// sweep finds idle keys without a write on the hot path.
+type fingerprint struct {
+	win    *window
+	stock  int64
+	denied int64
+	taken  int64
+}
+
+// idle reports whether the key was not used since it was last asked, and notes
+// how it stands. Under entry.mu.
+func (e *entry) idle() bool {
+	now := fingerprint{win: e.win.Load(), denied: e.denied.Load(), taken: e.sum.taken}
+	if now.win != nil {
+		now.stock = now.win.stock.Load()
+	}
+	same := now == e.seen
+	e.seen = now
+	return same && e.flight == nil && e.queue.empty()
+}
+
+// retire makes e dead, takes what it holds and moves its counts to the limiter.
+// It returns the statement that hands the stock back, if there is one to make,
+// and how many tokens it returns. Under entry.mu.
+func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
+	e.dead = true
+	if e.timer != nil {
+		e.timer.Stop()
+	}
+	w := e.win.Load()
+	if w != nil {
+		e.pot += w.stock.Swap(0)
+	}
+	if w.alive(now) {
+		n = e.pot
+		e.returned += n
+		e.sum.returned += n
+	} else {
+		e.sum.expired += e.pot
+	}
+	e.pot = 0
+	if n > 0 || e.unsure {
+		r := e.statement()
+		give = &r
+	}
+	e.win.Store(nil)
+	e.l.gone.add(e.sum)
+	e.l.gone.Lock()
+	e.l.gone.denied += e.denied.Load()
+	e.l.gone.Unlock()
+	e.l.table.drop(e)
+	return give, n
+}
+
+// handBack makes the final statement of an account, and again as long as the
+// store answers with tokens whose grant had been lost. n is what the statement
+// returns beyond what the store has heard; if it cannot be made, those tokens
+// stay charged until their window ends.
+func (l *Limiter) handBack(ctx context.Context, r backend.SyncRequest, n int64) error {
+	for {
+		ctx, cancel := context.WithTimeout(ctx, l.fetchTimeout)
+		reply, err := l.sync(ctx, r, "give back")
+		cancel()
+		if err != nil {
+			l.gone.add(tokens{returned: -n, expired: n})
+			return err
+		}
+		if n = reply.Grant; n == 0 {
+			return nil
+		}
+		l.gone.add(tokens{taken: n, returned: n})
+		r.Window, r.Granted, r.Returned = reply.Window, reply.Granted, reply.Returned+n
+	}
+}
+
+// sweeper evicts idle keys by a timer that is armed only while keys are held: an
+// idle limiter runs no goroutine and holds none.
+type sweeper struct {
+	mu    sync.Mutex
+	armed bool
+	over  bool
+	timer *time.Timer
+}
+
+// arm starts the timer unless it runs. A lock is taken only when a key is made.
+func (l *Limiter) arm() {
+	s := &l.sweeper
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.armed || s.over {
+		return
+	}
+	s.armed = true
+	if s.timer == nil {
+		s.timer = time.AfterFunc(l.idle, l.sweep)
+	} else {
+		s.timer.Reset(l.idle)
+	}
+}
+
+// sweep evicts the keys that were not used since the last sweep.
+func (l *Limiter) sweep() {
+	s := &l.sweeper
+	s.mu.Lock()
+	if s.over {
+		s.mu.Unlock()
+		return
+	}
+	s.armed = false
+	l.flights.Add(1) // Close waits for the give-backs
+	s.mu.Unlock()
+	defer l.flights.Done()
+
+	l.rename()
+	_ = l.evict(context.Background(), (*entry).idle)
+	if l.table.size.Load() > 0 {
+		l.arm()
+	}
+}
+
+// stop ends sweeping for good.
+func (s *sweeper) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.over = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+}
+
+// givers is how many give-backs are under way at a time.
+const givers = 32
+
+// evict retires the keys that which picks and hands their stock back.
+func (l *Limiter) evict(ctx context.Context, which func(*entry) bool) error {
+	var wg sync.WaitGroup
+	var failure atomic.Pointer[error]
+	slots := make(chan struct{}, givers)
+	l.table.each(func(e *entry) {
+		e.mu.Lock()
+		var give *backend.SyncRequest
+		var n int64
+		if !e.dead && which(e) {
+			give, n = e.retire(l.clock.now())
+		}
+		e.mu.Unlock()
+		if give == nil {
+			return
+		}
+		slots <- struct{}{}
+		wg.Go(func() {
+			if err := l.handBack(ctx, *give, n); err != nil {
+				failure.CompareAndSwap(nil, &err)
+			}
+			<-slots
+		})
+	})
+	wg.Wait()
+	if err := failure.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// shut makes the key refuse new callers and sends away those that wait.
+func (e *entry) shut() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for !e.queue.empty() {
+		e.queue.settle(e.queue.head, Result{}, nil, ErrClosed)
+	}
+	e.release()
+}
+
+// Close ends the limiter: callers that wait get ErrClosed, fetches under way are
+// awaited, and all stock is handed back to the store, each for as long as ctx
+// lasts. It returns the first failure; tokens that could not be handed back stay
+// charged until their windows end. Close does not close the store. Later calls
+// do nothing and return the same.
+func (l *Limiter) Close(ctx context.Context) error {
+	l.closing.Do(func() {
+		l.closed.Store(true)
+		l.sweeper.stop()
+		l.table.each((*entry).shut)
+		landed := make(chan struct{})
+		go func() {
+			l.flights.Wait()
+			close(landed)
+		}()
+		var err error
+		select {
+		case <-landed:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		l.closeErr = errors.Join(err, l.evict(ctx, func(*entry) bool { return true }))
+	})
+	return l.closeErr
+}

@@ -1,0 +1,345 @@
+package reservoir
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// entry is one key: its stock, its account with the store, and the callers that
+// wait for a fetch.
+//
+// The hot path (try) reads win and spends from it without the lock. Everything
+// else happens under mu, which is never held during I/O, a callback or a wait.
+// One fetch is in flight at a time. It belongs to nobody: it runs in a goroutine
+// of its own under the limiter's timeout, and each caller waits for its place
+// under its own context.
+//
+// While callers are queued for a fetch under way, the key's unspent tokens are in
+// pot, not in win.stock, so that a newcomer on the hot path cannot take what they
+// wait for. Otherwise pot is empty.
+type entry struct {
+	l      *Limiter
+	key    string
+	client string // names the account; not shared with an earlier entry of the key
+	limit  Limit
+
+	win    atomic.Pointer[window]
+	denied atomic.Int64
+
+	mu       sync.Mutex
+	queue    queue
+	flight   *flight // nil when no fetch is under way
+	pot      int64   // tokens of win, reserved for the queue
+	granted  int64   // the account in win, cumulative
+	returned int64
+	sum      tokens // held is derived
+	pace     pace
+	fetched  int64 // clock time of the last fetch
+	spent    int64 // total at that time
+	futile   int   // fetches in a row that helped nobody
+	timer    *time.Timer
+	unsure   bool // the store may have granted in win what we have not heard
+	dead     bool // evicted or closed: look the key up again
+	seen     fingerprint
+}
+
+// flight is a fetch under way.
+type flight struct {
+	req    backend.SyncRequest
+	reason string
+	turn   uint64 // the last place that it was sized for
+}
+
+// try decides from memory, without a lock, if that is possible.
+func (e *entry) try(n int64) (Result, bool) {
+	w := e.win.Load()
+	if w == nil {
+		return Result{}, false
+	}
+	now := e.l.clock.now()
+	if !w.alive(now) {
+		return Result{}, false
+	}
+	if r, ok := w.spend(n); ok {
+		return r, true
+	}
+	if n <= w.limit && now < w.quiet.Load() && w.known(n) {
+		e.denied.Add(1)
+		return w.refuse(now, Denied), true
+	}
+	return Result{}, false
+}
+
+// acquire decides with the lock, and with the store where need be. again means
+// that the entry is dead.
+func (e *entry) acquire(ctx context.Context, n int64, wait bool) (r Result, err error, again bool) {
+	l := e.l
+	e.mu.Lock()
+	now := l.clock.now()
+	if err, again = e.refuses(n); err != nil || again {
+		e.mu.Unlock()
+		return r, err, again
+	}
+	if w := e.win.Load(); w.alive(now) {
+		if r, ok := e.decide(w, n, now, wait); ok {
+			e.mu.Unlock()
+			return r, nil, false
+		}
+	}
+	l.count.waited.Add(1)
+	if !wait && e.goesDirect(n, now) {
+		if r, err, settled := e.direct(ctx, n); settled { // unlocks
+			return r, err, false
+		}
+		e.mu.Lock()
+		now = l.clock.now()
+	}
+	p, err, again := e.enqueue(ctx, n, wait, now)
+	e.mu.Unlock()
+	if p == nil {
+		return r, err, again
+	}
+	r, err = e.await(ctx, p)
+	return r, err, false
+}
+
+// refuses reports why the entry serves no request for n: an error, or that it is
+// dead and the key must be looked up again.
+func (e *entry) refuses(n int64) (err error, again bool) {
+	switch {
+	case e.l.closed.Load():
+		return ErrClosed, false
+	case n > e.limit.Tokens:
+		return ErrExceedsLimit, false
+	}
+	return nil, e.dead
+}
+
+// decide is try under the lock; a refusal whose quiet time is over also sends
+// somebody to look whether tokens have come back.
+func (e *entry) decide(w *window, n, now int64, wait bool) (Result, bool) {
+	if e.queue.empty() {
+		if r, ok := w.spend(n); ok {
+			return r, true
+		}
+	}
+	if wait || !w.known(n) {
+		return Result{}, false
+	}
+	if now >= w.quiet.Load() && e.flight == nil {
+		w.quiet.Store(now + int64(e.limit.Window)/probes)
+		if e.l.direct {
+			return Result{}, false // the call itself is the probe
+		}
+		e.launch(now, n)
+	}
+	e.denied.Add(1)
+	return w.refuse(now, Denied), true
+}
+
+// probes is how often in a window an exhausted key is asked for again by all
+// processes together.
+const probes = 20
+
+// enqueue reserves a place and sees to it that somebody fetches. A waiter that
+// cannot be served before its deadline is told at once.
+func (e *entry) enqueue(ctx context.Context, n int64, wait bool, now int64) (p *place, err error, again bool) {
+	if err, again = e.refuses(n); err != nil || again {
+		return nil, err, again
+	}
+	p = &place{n: n, wait: wait, ready: make(chan struct{})}
+	if d, ok := ctx.Deadline(); ok && wait {
+		p.deadline = now + int64(time.Until(d))
+	}
+	w := e.win.Load()
+	if w.alive(now) && w.known(n) && e.hopeless(p, w, e.queue.tokens) {
+		return nil, ErrDeadline, false
+	}
+	e.gather()
+	e.queue.push(p)
+	e.order(now)
+	return p, nil, false
+}
+
+// hopeless reports whether p's turn, behind ahead tokens, comes only in a window
+// that opens after its deadline.
+func (e *entry) hopeless(p *place, w *window, ahead int64) bool {
+	if p.deadline == 0 {
+		return false
+	}
+	windows := (ahead + p.n - 1) / e.limit.Tokens // after the one that opens next
+	return w.ends.Load()+windows*int64(e.limit.Window) > p.deadline
+}
+
+// await waits for the outcome of p, for as long as its own context lasts and, if
+// it is not a waiter, the fetch timeout.
+func (e *entry) await(ctx context.Context, p *place) (Result, error) {
+	var timeout <-chan time.Time
+	if !p.wait {
+		t := time.NewTimer(e.l.fetchTimeout)
+		defer t.Stop()
+		timeout = t.C
+	}
+	select {
+	case <-p.ready:
+		return p.result, p.err
+	case <-ctx.Done():
+		e.leave(p)
+		return Result{}, ctx.Err()
+	case <-timeout:
+		if e.giveUp(p) {
+			return Result{}, e.l.failed(&StoreError{Op: "sync", Class: backend.Unknown, Err: errNoAnswer})
+		}
+		return p.result, p.err
+	}
+}
+
+// leave ends p for a caller whose context is over. What it had won meanwhile
+// goes to the next, or back to the stock.
+func (e *entry) leave(p *place) {
+	if e.giveUp(p) || p.win == nil {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.dead:
+		e.l.gone.expire(p.n)
+	case p.win != e.win.Load():
+		e.sum.expired += p.n
+	default:
+		e.regain(p.n, e.l.clock.now())
+	}
+}
+
+// giveUp frees p's place and reports whether it was still waiting. Its successor
+// may need less.
+func (e *entry) giveUp(p *place) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if p.done {
+		return false
+	}
+	p.done = true
+	e.queue.remove(p)
+	e.regain(0, e.l.clock.now())
+	return true
+}
+
+// regain takes n tokens of the current window back from a caller and serves who
+// waits.
+func (e *entry) regain(n, now int64) {
+	e.gather()
+	e.pot += n
+	e.serve(now)
+	e.order(now)
+}
+
+// order starts a fetch if callers wait that one could help now. If none could
+// before some instant, it sets a timer for that and lets others have the stock.
+func (e *entry) order(now int64) {
+	if e.flight == nil && !e.queue.empty() && !e.dead && !e.l.closed.Load() {
+		if w := e.win.Load(); e.helps(w, now) {
+			e.launch(now, 0)
+		} else {
+			at := min(w.quiet.Load(), w.ends.Load())
+			e.wake(time.Duration(at-now) + jitter(e.limit.Window/1000))
+		}
+	}
+	if e.flight == nil || e.queue.empty() {
+		e.release()
+	}
+}
+
+// helps reports whether a fetch could serve the queue: unless only waiters for
+// the reset are in it, and the first is known to need more than there is.
+func (e *entry) helps(w *window, now int64) bool {
+	return e.queue.once > 0 || !w.alive(now) || now >= w.quiet.Load() || !w.known(e.queue.head.n-e.pot)
+}
+
+// wake orders again after d.
+func (e *entry) wake(d time.Duration) {
+	if e.timer != nil {
+		e.timer.Reset(d)
+		return
+	}
+	e.timer = time.AfterFunc(d, func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.order(e.l.clock.now())
+	})
+}
+
+// launch starts a fetch for all that wait and extra tokens that nobody waits for.
+func (e *entry) launch(now, extra int64) {
+	if !e.queue.empty() {
+		e.gather()
+	}
+	next, size, reason := e.plan(now)
+	e.pace, e.fetched, e.spent = next, now, e.spentBy(now)
+	need := min(max(e.queue.tokens-e.pot, 0)+extra, e.limit.Tokens)
+	f := &flight{req: e.statement(), reason: reason, turn: e.queue.turns}
+	f.req.Need, f.req.Want = need, max(size, need)
+	f.req.Strand = -1
+	if e.l.sizing.guided() {
+		f.req.Strand = int64(e.l.stranding * float64(e.limit.Tokens))
+	}
+	e.flight = f
+	e.l.flights.Add(1)
+	go e.fly(f)
+}
+
+// plan asks the policy for a batch. It changes nothing.
+func (e *entry) plan(now int64) (pace, int64, string) {
+	if e.l.direct {
+		return e.pace, 0, "direct"
+	}
+	left := e.limit.Window
+	w := e.win.Load()
+	if w.alive(now) {
+		left = time.Duration(w.deadline.Load() - now)
+	}
+	return e.l.sizing.next(e.pace, observation{
+		limit: e.limit, left: left, elapsed: time.Duration(now - e.fetched),
+		spent: e.spentBy(now) - e.spent, stock: e.held(now) - e.pot, waiting: e.queue.tokens,
+	})
+}
+
+// statement is the account as it stands, asking for nothing.
+func (e *entry) statement() backend.SyncRequest {
+	r := backend.SyncRequest{
+		Key: e.key, Client: e.client, Limit: e.limit,
+		Granted: e.granted, Returned: e.returned,
+	}
+	if w := e.win.Load(); w != nil {
+		r.Window = w.id
+	}
+	return r
+}
+
+// fly carries out f. It is the only part of a fetch that is not under the lock.
+func (e *entry) fly(f *flight) {
+	l := e.l
+	defer l.flights.Done()
+	ctx, cancel := context.WithTimeout(context.Background(), l.fetchTimeout)
+	sent := l.clock.now()
+	reply, err := l.sync(ctx, f.req, f.reason)
+	cancel()
+	now := l.clock.now()
+
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.flight = nil
+	if err != nil {
+		e.unsure = true
+		e.fail(f.turn, err)
+	} else {
+		e.apply(reply, sent, now)
+		e.answer(f.turn, now)
+	}
+	e.order(now)
+}

@@ -1,0 +1,53 @@
+package reservoir
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+)
+
+// Key is a handle on one key of a Limiter: the same as its methods with that
+// key, less the look-up. It is meant for hot keys that are known ahead, such as
+// a global limit. It is safe for concurrent use and needs no closing.
+type Key struct {
+	l    *Limiter
+	key  string
+	held atomic.Pointer[entry]
+}
+
+// Key returns a handle on key. A bad key is the error of the handle's calls.
+func (l *Limiter) Key(key string) *Key { return &Key{l: l, key: strings.Clone(key)} }
+
+// Allow is Limiter.Allow with k's key.
+func (k *Key) Allow(ctx context.Context) (Result, error) { return k.AllowN(ctx, 1) }
+
+// AllowN is Limiter.AllowN with k's key.
+func (k *Key) AllowN(ctx context.Context, n int64) (Result, error) {
+	if err := ctx.Err(); err != nil {
+		return Result{}, err
+	}
+	if e := k.held.Load(); e != nil && n > 0 {
+		if r, ok := e.try(n); ok {
+			return r, nil
+		}
+	}
+	return k.acquire(ctx, n, false)
+}
+
+// Wait is Limiter.Wait with k's key.
+func (k *Key) Wait(ctx context.Context) error { return k.WaitN(ctx, 1) }
+
+// WaitN is Limiter.WaitN with k's key.
+func (k *Key) WaitN(ctx context.Context, n int64) error {
+	_, err := k.acquire(ctx, n, true)
+	return err
+}
+
+// acquire goes the long way and keeps the entry that it found.
+func (k *Key) acquire(ctx context.Context, n int64, wait bool) (Result, error) {
+	r, e, err := k.l.acquire(ctx, k.key, n, wait)
+	if e != nil && k.held.Load() != e {
+		k.held.Store(e)
+	}
+	return r, err
+}

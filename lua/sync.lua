@@ -1,0 +1,141 @@
+-- sync: one client's statement of account with one key, and what it is granted.
+--
+-- KEYS  1 {k}      tokens charged in this window, integer
+--       2 {k}:exp  the end of the window, Unix seconds with milliseconds; also its id
+--       3 {k}:own  hash: w = the window it belongs to (Unix ms), l = learning until (Unix ms),
+--                  and one field per client: "granted" or "granted returned", cumulative
+-- ARGV  1 client        name of its field
+--       2 limit         tokens per window
+--       3 length        of a window, ms
+--       4 window        that the client speaks of, Unix ms; 0 = it knows none
+--       5 granted       to it in that window, as far as it has heard, tokens
+--       6 returned      by it in that window, tokens
+--       7 want          tokens; 0 = only state the account
+--       8 need          tokens of want that callers wait for
+--       9 strand        tokens of the limit that may lie idle in all clients; negative = grant want as it is
+--      10 not after     Unix us; later than this do nothing; 0 = whenever
+--      11 now           Unix us; empty = the server's clock
+-- Reply { flags (1 late, 2 carried, 4 learning), now us, window ms (0 = none open), left us,
+--         remaining, grant, recovered, granted, returned, clients, reasserted }
+--
+-- Invariant: charged >= the sum over clients of granted - returned, and charged <= limit after
+-- any grant. Totals make it idempotent: told twice, or late, it charges nobody twice.
+
+local function fail(what) return redis.error_reply('BADSTATE ' .. what) end
+local most = 9007199254740991                          -- the largest exact integer of a double
+local function int(s)
+  local n = tonumber(s)
+  if n and n == math.floor(n) and math.abs(n) <= most then return n end
+end
+local function text(n) return string.format('%.0f', n) end
+
+local client, limit, length = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local spoken, G, B = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local want, need, strand = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+
+local now = tonumber(ARGV[11])
+if not now then
+  local t = redis.call('TIME')
+  now = t[1] * 1000000 + t[2]
+end
+local late = tonumber(ARGV[10])
+if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
+
+-- Read and judge everything before the first write: a script is not rolled back.
+local stop, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
+local last = math.ceil(now / 1000) + length            -- the end of a window that would open now
+local slack = math.min(length / 10, 1000)              -- clocks of two servers may differ by this
+local fresh, moved = true, false
+if stop and used then
+  stop, used = tonumber(stop), int(used)
+  if not stop or not (stop >= 0 and stop < 9007199254740) then return fail('the end of the window is not a time') end
+  if not used then return fail('the count is not an integer') end
+  used = math.max(used, 0)
+  stop = math.floor(stop * 1000 + 0.5)
+  fresh = stop * 1000 < now
+end
+local runs = spoken * 1000 >= now and spoken <= last + slack  -- the client's window, by our clock
+if fresh then                                          -- never opened, over, or half of it lost
+  stop, used = runs and spoken or last, 0
+elseif stop > last + slack then                        -- our clock stepped back: starve no longer than a window
+  stop, moved = last, true
+end
+
+local own = redis.call('HMGET', KEYS[3], 'w', 'l', client)
+local ours = not fresh and not moved and own[1] and tonumber(own[1]) == stop
+local g, b, learn, clients = 0, 0, 0, 1
+if ours then
+  learn = int(own[2] or 0)
+  clients = math.max(redis.call('HLEN', KEYS[3]) - 2, own[3] and 1 or 0)
+  if own[3] then
+    local x, y = string.match(own[3], '^(%d+) ?(%d*)$')
+    g, b = int(x), y == '' and 0 or int(y)
+  else
+    clients = clients + 1
+  end
+  if not (learn and g and b) then return fail('the ledger holds something else than numbers') end
+end
+
+-- The account. A window that still runs elsewhere is carried over with what is left of it.
+local carried = false
+if spoken ~= stop then
+  local held = runs and G - B or 0
+  carried = held > 0
+  G, B = math.min(held + b, most), b
+end
+local charged, reasserted = used, 0
+if G > g then                                          -- the store forgot a grant
+  reasserted = G - g
+  charged, g = math.min(charged + reasserted, most), G
+end
+if B > b then
+  charged, b = math.max(charged - (B - b), 0), B
+end
+local recovered = g - G                                -- granted before, the reply was lost
+
+local now_ms = math.floor(now / 1000)
+local learning = now_ms < learn
+local adopted = fresh and runs
+if (reasserted > 0 or adopted) and not learning then   -- let the other holders speak first
+  learn, learning = now_ms + math.floor(length / 20), true
+end
+
+-- The grant: guided self-scheduling over what remains.
+local rest = math.max(limit - charged, 0)
+local n0 = math.max(math.floor(limit / 1000), 1)
+local target = want
+if want > 0 and learning then
+  target = math.min(need, n0)
+elseif want > 0 and strand >= 0 then
+  local floor = math.floor(strand / clients)
+  local share = (g - b + n0) / (charged + n0 * clients)
+  local cap = math.max(math.floor(rest * share / 1.5), floor)
+  target = math.min(math.max(want, floor), math.max(cap, need))
+end
+local take = math.min(math.max(target - recovered, 0), rest, most - g)
+charged, g, rest = charged + take, g + take, rest - take
+
+if fresh and not adopted and charged == 0 and g == 0 then  -- a window opens at its first charge
+  return { 0, now, 0, 0, limit, 0, 0, 0, 0, 1, 0 }
+end
+if fresh or moved then
+  local till = text(stop + 1000)
+  redis.call('SET', KEYS[2], string.format('%.3f', stop / 1000), 'PXAT', till)
+  redis.call('SET', KEYS[1], text(charged), 'PXAT', till)
+elseif charged ~= used then
+  redis.call('SET', KEYS[1], text(charged), 'KEEPTTL')
+end
+local account = b > 0 and text(g) .. ' ' .. text(b) or text(g)
+if not ours then
+  if g > 0 or learning then
+    redis.call('DEL', KEYS[3])
+    redis.call('HSET', KEYS[3], 'w', text(stop), 'l', text(learn))
+    if g > 0 then redis.call('HSET', KEYS[3], client, account) end
+    redis.call('PEXPIREAT', KEYS[3], text(stop + 1000))
+  end
+elseif g > 0 and account ~= own[3] then
+  redis.call('HSET', KEYS[3], 'l', text(learn), client, account)
+end
+
+return { (carried and 2 or 0) + (learning and 4 or 0), now, stop, stop * 1000 - now,
+  rest, take + recovered, recovered, g, b, clients, reasserted }

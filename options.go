@@ -1,0 +1,120 @@
+package reservoir
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// Option changes a default of New.
+type Option func(*config)
+
+type config struct {
+	sizing       Sizing
+	direct       bool
+	limits       func(key string) Limit
+	stranding    float64
+	fetchTimeout time.Duration
+	failure      Failure
+	maxKeys      int
+	idle         time.Duration
+	hooks        Hooks
+}
+
+func defaults() config {
+	return config{
+		sizing:       Adaptive(1, 0),
+		stranding:    0.01,
+		fetchTimeout: 100 * time.Millisecond,
+		maxKeys:      1 << 20,
+		failure:      FailClosed,
+		idle:         5 * time.Minute,
+	}
+}
+
+// WithBatch sets how many tokens a key fetches at a time: Fixed(n),
+// Ladder(min, max) or, by default, Adaptive(1, 0). Larger batches mean fewer
+// store calls, and more tokens that lie in one process while another is refused.
+func WithBatch(s Sizing) Option { return func(c *config) { c.sizing = s } }
+
+// WithDirect makes every request a store call of its own: exact and fair among
+// processes to the token, at the price of a round trip each. By default requests
+// are served from batches. Refusals are cached all the same.
+func WithDirect() Option { return func(c *config) { c.direct = true } }
+
+// WithLimits gives keys limits of their own; by default all have New's. It is
+// called with no lock held, when a key is first seen and again after it was
+// idle, and must be quick and safe for concurrent use. A limit out of range is
+// the error of that key's calls.
+func WithLimits(limits func(key string) Limit) Option {
+	return func(c *config) { c.limits = limits }
+}
+
+// WithStranding sets the share of the limit, 0 to 1, that may lie unspent in all
+// processes together when the limit has run out: 0.01 by default. More means
+// fewer store calls near the end of the limit; 0 means direct calls there. It
+// guides Adaptive only.
+func WithStranding(share float64) Option { return func(c *config) { c.stranding = share } }
+
+// WithFetchTimeout bounds how long a caller without stock waits for the store:
+// 100 ms by default. Longer rides out slow replies; shorter answers sooner, by
+// an error, when the store is away. Callers with stock never wait.
+func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetchTimeout = d } }
+
+// Failure is what callers without stock get while the store is away.
+type Failure struct{ name string }
+
+// FailClosed, the default, is an error: no decision was made.
+var FailClosed = Failure{name: "closed"}
+
+// WithFailure sets the failure policy.
+func WithFailure(f Failure) Option { return func(c *config) { c.failure = f } }
+
+// WithMaxKeys bounds the keys held in memory: 1,048,576 by default, at some
+// hundreds of bytes each. Past the bound a new key is served directly, a store
+// call for each request, until others have been idle; a held key is never
+// forgotten for it.
+func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
+
+// WithIdle sets after how long without use a key's memory is freed and its stock
+// handed back: 5 minutes by default, and up to twice that in practice. Shorter
+// saves memory; longer saves a store call for keys that return.
+func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
+
+// WithHooks sets functions that are told what the limiter does, for metrics and
+// logs. They are called with no lock held, from the goroutine that made the
+// call, and should be quick. The default is none.
+func WithHooks(h Hooks) Option { return func(c *config) { c.hooks = h } }
+
+// Hooks are called as things happen; nil ones are skipped.
+type Hooks struct {
+	// StoreCall is told of every call to the store after it has ended.
+	StoreCall func(StoreCall)
+}
+
+// StoreCall is one finished call to the store. It names no key.
+type StoreCall struct {
+	Op       string        // "sync", "take", "check" or "refund"
+	Reason   string        // why a batch had the size it had; "" for other calls
+	Duration time.Duration // from sending to the reply
+	Want     int64         // tokens asked for
+	Granted  int64         // tokens got (given back, for a refund)
+	Err      error         // nil, or a *StoreError
+}
+
+// validate names the first option whose value makes no sense.
+func (c *config) validate() error {
+	switch {
+	case math.IsNaN(c.stranding) || c.stranding < 0 || c.stranding > 1:
+		return fmt.Errorf("%w: a stranding share of %v, want 0 to 1", ErrOption, c.stranding)
+	case c.fetchTimeout <= 0:
+		return fmt.Errorf("%w: a fetch timeout of %v, want more than 0", ErrOption, c.fetchTimeout)
+	case c.maxKeys < 0:
+		return fmt.Errorf("%w: at most %d keys, want 0 or more", ErrOption, c.maxKeys)
+	case c.failure != FailClosed:
+		return fmt.Errorf("%w: an empty failure policy", ErrOption)
+	case c.idle <= 0:
+		return fmt.Errorf("%w: an idle time of %v, want more than 0", ErrOption, c.idle)
+	}
+	return c.sizing.validate()
+}

@@ -1,0 +1,45 @@
+package reservoir
+
+import "github.com/go-reservoir/reservoir/backend"
+
+// refund puts what r was charged back into stock, if it came from there. It
+// reports whether that is all: where it is not, r goes back to the store. No more
+// goes back than requests have used, so that a Result which is refunded again and
+// again makes no tokens out of nothing.
+func (e *entry) refund(r Result) (done bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	w := e.win.Load()
+	if e.dead || w == nil || w.id != r.window() {
+		return false
+	}
+	if r.Source == Direct {
+		n := min(r.charged, w.direct)
+		w.direct -= n
+		return n == 0
+	}
+	now := e.l.clock.now()
+	if n := min(r.charged, e.granted-e.returned-e.held(now)); n > 0 && w.alive(now) {
+		e.sum.refunded += n
+		e.regain(n, now)
+	}
+	return true
+}
+
+// reopen notes that the store has n tokens more than was heard.
+func (e *entry) reopen(id backend.Window, n int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w := e.win.Load(); w != nil && w.id == id {
+		w.remaining.Add(n)
+	}
+}
+
+// stockIn is the stock that can be spent in window id.
+func (e *entry) stockIn(id backend.Window) int64 {
+	w := e.win.Load()
+	if !w.alive(e.l.clock.now()) || w.id != id {
+		return 0
+	}
+	return w.stock.Load()
+}

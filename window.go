@@ -1,0 +1,81 @@
+package reservoir
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// window is one window of one key as this process knows it, with the stock it
+// may spend there. The first three fields never change; the others are atomics,
+// read and spent from without a lock, and raised or set only under entry.mu.
+// Tokens die with their window: a new window is a new object.
+type window struct {
+	id    backend.Window
+	reset time.Time
+	limit int64
+
+	// Two bounds of the same instant, in clock time, because when the store
+	// read its clock is known only to lie between sending and reply. Stock is
+	// spent before the earlier one, so never late; RetryAfter counts to the
+	// later one, so that who obeys it does not come early.
+	deadline atomic.Int64
+	ends     atomic.Int64
+
+	direct int64 // tokens charged by direct calls and not refunded; under entry.mu
+
+	stock     atomic.Int64 // tokens to spend
+	remaining atomic.Int64 // tokens left in the store when it was last heard
+	quiet     atomic.Int64 // until then a request for more than is left is refused unasked; 0 = ask
+}
+
+func newWindow(s backend.State, limit int64) *window {
+	w := &window{id: s.Window, reset: s.Window.Time(), limit: limit}
+	w.ends.Store(1<<63 - 1)
+	return w
+}
+
+// drift is what two clocks may differ by in speed: 500 parts in a million.
+const drift = 2000
+
+// heard takes in a reply that was sent for at sent and has just come. Of several
+// bounds for one window the closest count.
+func (w *window) heard(s backend.State, sent, now int64) {
+	left := int64(s.Left)
+	w.deadline.Store(max(w.deadline.Load(), sent+left-left/drift))
+	w.ends.Store(min(w.ends.Load(), now+left+left/drift))
+	w.remaining.Store(s.Remaining)
+}
+
+// alive reports whether stock may be spent at now.
+func (w *window) alive(now int64) bool { return w != nil && now < w.deadline.Load() }
+
+// spend takes n tokens from stock, if that many are there.
+func (w *window) spend(n int64) (Result, bool) {
+	for s := w.stock.Load(); s >= n; s = w.stock.Load() {
+		if w.stock.CompareAndSwap(s, s-n) {
+			return w.admit(n, s-n, Local), true
+		}
+	}
+	return Result{}, false
+}
+
+// known reports whether n tokens are surely not to be had from stock and store.
+func (w *window) known(n int64) bool {
+	return w.quiet.Load() != 0 && n > w.remaining.Load()+w.stock.Load()
+}
+
+func (w *window) admit(n, stock int64, from Source) Result {
+	return Result{
+		Allowed: true, Limit: w.limit, Remaining: w.remaining.Load() + stock,
+		Reset: w.reset, Source: from, charged: n,
+	}
+}
+
+func (w *window) refuse(now int64, from Source) Result {
+	return Result{
+		Limit: w.limit, Remaining: w.remaining.Load() + w.stock.Load(),
+		Reset: w.reset, RetryAfter: time.Duration(max(w.ends.Load()-now, 1)), Source: from,
+	}
+}
