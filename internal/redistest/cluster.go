@@ -1,0 +1,221 @@
+package redistest
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// slots is the number of hash slots of any cluster.
+	slots = 16384
+
+	// nodeTimeout is after how many milliseconds of silence a node is held
+	// to be down. A replica takes over one or two seconds later.
+	nodeTimeout = 2000
+
+	// clusterLimit is how long a step of the formation may take. The whole
+	// takes some 2.5 seconds, of which a master waits 2 before it serves.
+	clusterLimit = 30 * time.Second
+)
+
+// Cluster is a Redis Cluster. The order of its nodes is that of their start,
+// the masters first; [Cluster.NodeOf] knows who is a master later.
+type Cluster struct {
+	Nodes []*Server
+	t     testing.TB
+}
+
+// StartCluster runs a cluster whose slots are spread evenly over the masters and
+// returns when it is whole: each node sees the cluster as able to serve, knows
+// all others, and every replica is in sync. Replica j of master i is
+// Nodes[masters*(j+1)+i]. Redis elects no new master for a cluster of fewer than
+// three.
+func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t}
+	var busPorts []int
+	for range masters * (1 + replicasPerMaster) {
+		node, busPort := startNode(t)
+		c.Nodes = append(c.Nodes, node)
+		busPorts = append(busPorts, busPort)
+	}
+	c.assignSlots(masters)
+	c.meet(busPorts)
+	c.replicate(masters)
+	for _, node := range c.Nodes {
+		poll(t, clusterLimit, "form a cluster at "+node.Addr(), func() error {
+			return c.check(node, masters)
+		})
+	}
+	for _, master := range c.Nodes[:masters] {
+		poll(t, clusterLimit, "replicate "+master.Addr(), func() error {
+			return master.checkReplicas(replicasPerMaster)
+		})
+	}
+	return c
+}
+
+// startNode runs one node that knows no other. The port of the cluster bus is
+// chosen too, because the default, 10000 above the other, may be in use.
+func startNode(t testing.TB) (node *Server, busPort int) {
+	t.Helper()
+	node = launch(t, func(dir string, port int) []string {
+		busPort = reservePort(t)
+		return append(serverArgs(dir, port),
+			"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
+			"--cluster-port", strconv.Itoa(busPort), "--cluster-announce-ip", "127.0.0.1",
+			"--cluster-node-timeout", strconv.Itoa(nodeTimeout))
+	})
+	return node, busPort
+}
+
+// assignSlots gives each master its share, and each node its own epoch: nodes
+// that begin with the same one must first settle who raises it.
+func (c *Cluster) assignSlots(masters int) {
+	c.t.Helper()
+	for i, node := range c.Nodes {
+		node.do("cluster", "set-config-epoch", i+1)
+		if i < masters {
+			node.do("cluster", "addslotsrange", slots*i/masters, slots*(i+1)/masters-1)
+		}
+	}
+}
+
+// meet introduces every node to every other one. Gossip would do that after a
+// single round, but takes seconds.
+func (c *Cluster) meet(busPorts []int) {
+	c.t.Helper()
+	for i, node := range c.Nodes {
+		for j, other := range c.Nodes[:i] {
+			host, port := splitAddr(other.Addr())
+			node.do("cluster", "meet", host, port, busPorts[j])
+		}
+	}
+	for _, node := range c.Nodes {
+		poll(c.t, clusterLimit, "introduce "+node.Addr(), func() error {
+			return c.checkKnown(node)
+		})
+	}
+}
+
+// replicate makes replicas of all nodes but the masters.
+func (c *Cluster) replicate(masters int) {
+	c.t.Helper()
+	for i, node := range c.Nodes[masters:] {
+		id, err := c.Nodes[i%masters].do("cluster", "myid").Text()
+		if err != nil {
+			c.t.Fatalf("redistest: cluster myid: %v", err)
+		}
+		node.do("cluster", "replicate", id)
+	}
+}
+
+// checkKnown returns an error unless the node has met all others.
+func (c *Cluster) checkKnown(node *Server) error {
+	c.t.Helper()
+	known := node.clusterNodes()
+	for _, peer := range known {
+		if peer.is("handshake") {
+			return errors.New("a handshake is under way")
+		}
+	}
+	if len(known) != len(c.Nodes) {
+		return fmt.Errorf("knows %d of %d nodes", len(known), len(c.Nodes))
+	}
+	return nil
+}
+
+// check returns an error unless the node sees the cluster as it shall be.
+func (c *Cluster) check(node *Server, masters int) error {
+	c.t.Helper()
+	var served, replicas int
+	for _, peer := range node.clusterNodes() {
+		served += peer.slotCount()
+		if peer.is("slave") {
+			replicas++
+		}
+	}
+	state := node.clusterInfo()["cluster_state"]
+	if state != "ok" || served != slots || replicas != len(c.Nodes)-masters {
+		return fmt.Errorf("state %q, %d slots served, %d replicas", state, served, replicas)
+	}
+	return nil
+}
+
+// Addrs returns the addresses of all nodes.
+func (c *Cluster) Addrs() []string {
+	var addrs []string
+	for _, node := range c.Nodes {
+		addrs = append(addrs, node.Addr())
+	}
+	return addrs
+}
+
+// Client returns a client of the cluster that is closed when the test ends. The
+// options are those of go-redis by default; opts may change them, such as the
+// Dialer, to one that [Dialer] returns.
+func (c *Cluster) Client(opts ...func(*redis.ClusterOptions)) *redis.ClusterClient {
+	options := &redis.ClusterOptions{Addrs: c.Addrs()}
+	for _, opt := range opts {
+		opt(options)
+	}
+	client := redis.NewClusterClient(options)
+	c.t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// Calls returns the sum of [Server.Calls] over the nodes that are up. What a
+// node counted is gone when it is killed.
+func (c *Cluster) Calls(command ...string) int64 {
+	c.t.Helper()
+	var sum int64
+	for _, node := range c.up() {
+		sum += node.Calls(command...)
+	}
+	return sum
+}
+
+// ResetStats is [Server.ResetStats] for the nodes that are up.
+func (c *Cluster) ResetStats() {
+	c.t.Helper()
+	for _, node := range c.up() {
+		node.ResetStats()
+	}
+}
+
+// NodeOf returns the master that owns the key's slot. It asks the nodes that are
+// up what they own, so it is nil from the time at which the owner goes down
+// until a replica has taken over.
+func (c *Cluster) NodeOf(key string) *Server {
+	c.t.Helper()
+	var owner *Server
+	var newest uint64
+	for _, node := range c.up() {
+		slot, err := node.do("cluster", "keyslot", key).Int()
+		if err != nil {
+			c.t.Fatalf("redistest: cluster keyslot: %v", err)
+		}
+		// A master that was replaced while it was away claims its slots
+		// until it hears of it; the newer claim is right.
+		if epoch, ok := node.claims(slot); ok && epoch >= newest {
+			owner, newest = node, epoch
+		}
+	}
+	return owner
+}
+
+// up returns the nodes that can be asked.
+func (c *Cluster) up() []*Server {
+	var nodes []*Server
+	for _, node := range c.Nodes {
+		if node.up() {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}

@@ -1,0 +1,90 @@
+package redistest_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+func TestClusterServesAllSlots(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 1)
+	client := c.Client(func(o *redis.ClusterOptions) { o.MaxRedirects = -1 })
+	require.Len(t, c.Nodes, 6)
+	require.Equal(t, c.Nodes[3].Addr(), c.Addrs()[3])
+	c.ResetStats()
+	used := make(map[*redistest.Server]bool)
+	for i := range 300 {
+		key := fmt.Sprintf("key%d", i)
+		require.NoError(t, client.Set(ctx, key, i, 0).Err())
+		require.Equal(t, fmt.Sprint(i), client.Get(ctx, key).Val())
+		used[c.NodeOf(key)] = true
+	}
+	require.Len(t, used, 3)
+	require.Equal(t, int64(300), c.Calls("get"), "without a detour")
+}
+
+func TestNodeOfOwnsTheKey(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	// The slots of foo and user123 are 12182 and 13438, of the last third.
+	require.Same(t, c.Nodes[2], c.NodeOf("foo"))
+	require.Same(t, c.NodeOf("user123"), c.NodeOf("{user123}.firstname"))
+	for i := range 20 {
+		key := fmt.Sprintf("key%d", i)
+		owner := c.NodeOf(key)
+		require.NoError(t, owner.Client().Set(ctx, key, i, 0).Err())
+		for _, node := range c.Nodes {
+			if node != owner {
+				require.ErrorContains(t, node.Client().Get(ctx, key).Err(), "MOVED")
+			}
+		}
+	}
+}
+
+func TestClusterFailsOver(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 1)
+	client := c.Client()
+	require.NoError(t, client.Set(ctx, "key", "value", 0).Err())
+	old := c.NodeOf("key")
+	require.Equal(t, int64(1), old.Client().Wait(ctx, 1, patience).Val())
+
+	old.Kill()
+	require.Eventually(t, func() bool { return c.NodeOf("key") != nil }, patience, interval)
+	require.NotSame(t, old, c.NodeOf("key"))
+	require.Eventually(t, func() bool {
+		client.ReloadState(ctx)
+		return client.Get(ctx, "key").Val() == "value"
+	}, patience, interval)
+
+	// A master that returns hears that it is none, whatever it says first.
+	old.Restart()
+	require.NotSame(t, old, c.NodeOf("key"))
+	require.Eventually(t, func() bool {
+		return old.Client().Do(ctx, "role").Val().([]any)[0] == "slave"
+	}, patience, interval)
+}
+
+func TestClusterThroughProxies(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	proxy := redistest.NewProxy(t, c.NodeOf("foo").Addr())
+	client := c.Client(func(o *redis.ClusterOptions) { o.Dialer = redistest.Dialer(proxy) })
+	require.NoError(t, client.Set(ctx, "foo", "1", 0).Err())
+
+	// go-redis says it again by itself: executed twice, answered once.
+	proxy.SwallowReply("incr", 1)
+	require.Equal(t, int64(3), client.Incr(ctx, "foo").Val())
+	require.Equal(t, int64(1), proxy.Swallowed())
+	require.Equal(t, int64(2), c.Calls("incr"))
+
+	proxy.DropRequests("incr", 1)
+	require.Equal(t, int64(4), client.Incr(ctx, "foo").Val())
+	require.Equal(t, int64(1), proxy.Dropped())
+	require.Equal(t, int64(3), c.Calls("incr"))
+}

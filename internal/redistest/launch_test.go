@@ -1,0 +1,132 @@
+package redistest
+
+import (
+	"fmt"
+	"net"
+	"os/exec"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// fatalTB records the message of t.Fatal instead of failing the test.
+type fatalTB struct {
+	testing.TB
+	message string
+}
+
+func (f *fatalTB) Fatalf(format string, args ...any) {
+	f.message = fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+
+// fatal returns the message with which what f does fails the test.
+func fatal(t *testing.T, f func(t testing.TB)) string {
+	t.Helper()
+	tb, done := &fatalTB{TB: t}, make(chan struct{})
+	go func() {
+		defer close(done)
+		f(tb)
+	}()
+	<-done
+	require.NotEmpty(t, tb.message)
+	return tb.message
+}
+
+func TestMissingServerSaysWhatToDo(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	message := fatal(t, func(t testing.TB) { Start(t) })
+	require.Contains(t, message, "redis-server is not installed")
+	require.Contains(t, message, "make redis")
+	require.Contains(t, message, "apt-get install redis-server")
+}
+
+func TestWrongArgumentShowsTheLog(t *testing.T) {
+	message := fatal(t, func(t testing.TB) { Start(t, "--no-such-directive", "1") })
+	require.Contains(t, message, "no-such-directive")
+}
+
+func TestFaultOfDeadServerFailsTheTest(t *testing.T) {
+	require.Contains(t, fatal(t, func(t testing.TB) {
+		server := Start(t)
+		server.Kill()
+		server.Pause()
+	}), "which is down")
+}
+
+func TestPollQuotesTheLastReason(t *testing.T) {
+	require.Equal(t, "redistest: wait: not within 1ns: not yet", fatal(t, func(t testing.TB) {
+		poll(t, 1, "wait", func() error { return fmt.Errorf("not yet") })
+	}))
+}
+
+// TestTakenPortLeadsToAnother has someone else take the port in the moment
+// between the choice and the start.
+func TestTakenPortLeadsToAnother(t *testing.T) {
+	var taken []int
+	server := launch(t, func(dir string, port int) []string {
+		if len(taken) < 2 {
+			taken = append(taken, port)
+			listener, err := net.Listen("tcp", loopback(port))
+			require.NoError(t, err)
+			t.Cleanup(func() { listener.Close() })
+		}
+		return serverArgs(dir, port)
+	})
+	require.Len(t, taken, 2)
+	require.NotContains(t, taken, server.port)
+	require.NoError(t, server.Client().Ping(t.Context()).Err())
+}
+
+// TestForeignServerIsNotOurs is the same, with a redis-server that answers PING.
+func TestForeignServerIsNotOurs(t *testing.T) {
+	taken := 0
+	server := launch(t, func(dir string, port int) []string {
+		if taken == 0 {
+			taken = port
+			startForeign(t, port)
+		}
+		return serverArgs(dir, port)
+	})
+	require.NotZero(t, taken)
+	require.NotEqual(t, taken, server.port)
+}
+
+func startForeign(t *testing.T, port int) {
+	t.Helper()
+	proc, err := spawn(exec.Command("redis-server", serverArgs(t.TempDir(), port)...))
+	require.NoError(t, err)
+	t.Cleanup(proc.kill)
+	require.Eventually(t, func() bool { return ping(loopback(port)) },
+		startLimit, 5*time.Millisecond)
+}
+
+func TestPortsAreReservedForTheTest(t *testing.T) {
+	var port int
+	t.Run("holder", func(t *testing.T) {
+		port = reservePort(t)
+		require.Nil(t, claim(port), "nobody listens, but it is reserved")
+	})
+	listener := claim(port)
+	require.NotNil(t, listener, "free again after the test")
+	release(port)
+	require.NoError(t, listener.Close())
+}
+
+func TestParseSlots(t *testing.T) {
+	for _, tc := range []struct {
+		column string
+		want   slotRange
+		ok     bool
+	}{
+		{"5", slotRange{5, 5}, true},
+		{"0-5460", slotRange{0, 5460}, true},
+		{"[93-<-292f8b365bb7edb5e285caf0b7e6ddc7265d2f4f]", slotRange{}, false},
+	} {
+		got, ok := parseSlots(tc.column)
+		require.Equal(t, tc.ok, ok, tc.column)
+		require.Equal(t, tc.want, got, tc.column)
+	}
+}

@@ -1,0 +1,321 @@
+package redistest_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// dial opens a connection on which nothing waits for ever.
+func dial(addr string) (net.Conn, error) {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	return conn, conn.SetDeadline(time.Now().Add(patience))
+}
+
+// setup returns a server, a proxy in front of it, and an impatient client that
+// has a connection through the proxy.
+func setup(t *testing.T) (*redistest.Server, *redistest.Proxy, *redis.Client) {
+	t.Helper()
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr())
+	client := server.Client(impatient, func(o *redis.Options) {
+		o.Addr = proxy.Addr()
+		o.ReadTimeout = patience
+	})
+	require.NoError(t, client.Ping(ctx).Err())
+	return server, proxy, client
+}
+
+func TestProxyForwards(t *testing.T) {
+	_, proxy, client := setup(t)
+	value := strings.Repeat("x", 5<<20) // many chunks
+	require.NoError(t, client.Set(ctx, "key", value, 0).Err())
+	require.Equal(t, value, client.Get(ctx, "key").Val())
+	for _, faults := range []int64{
+		proxy.Swallowed(), proxy.Dropped(), proxy.Delayed(), proxy.Held(), proxy.CutConns(),
+	} {
+		require.Zero(t, faults)
+	}
+}
+
+func TestSwallowReply(t *testing.T) {
+	server, proxy, client := setup(t)
+	proxy.SwallowReply("INCR", 2)
+	for i := range int64(2) {
+		require.ErrorIs(t, client.Incr(ctx, "key").Err(), io.EOF)
+		require.Equal(t, i+1, proxy.Swallowed())
+		require.Equal(t, i+1, server.Calls("incr"), "executed once")
+		require.NoError(t, client.Ping(ctx).Err(), "other requests are spared")
+	}
+	require.Equal(t, int64(3), client.Incr(ctx, "key").Val())
+	require.Equal(t, int64(2), proxy.Swallowed())
+}
+
+// TestSwallowReplyAfterOthers sends the request while a reply to an earlier one
+// of the same connection is outstanding.
+func TestSwallowReplyAfterOthers(t *testing.T) {
+	server, proxy, _ := setup(t)
+	conn, err := dial(proxy.Addr())
+	require.NoError(t, err)
+	defer conn.Close()
+	proxy.SwallowReply("incr", 1)
+	require.NoError(t, writeAll(conn, "EVAL 'for i=1,100000 do end' 0\r\n"))
+	require.NoError(t, writeAll(conn, "INCR key\r\n"))
+	_, err = io.ReadAll(conn)
+	require.NoError(t, err)
+	require.Equal(t, int64(1), proxy.Swallowed())
+	require.Equal(t, int64(1), server.Calls("incr"))
+}
+
+func TestSwallowReplyOfPipeline(t *testing.T) {
+	server, proxy, client := setup(t)
+	proxy.SwallowReply("incr", 1)
+	_, err := client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for range 10 {
+			p.Incr(ctx, "key")
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, io.EOF)
+	require.Equal(t, int64(1), proxy.Swallowed())
+	require.Equal(t, int64(10), server.Calls("incr"))
+}
+
+func TestSwallowReplyIsExecutedFourTimesByRetries(t *testing.T) {
+	server, proxy, _ := setup(t)
+	client := server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() })
+	proxy.SwallowReply("eval", 3)
+	require.NoError(t, client.Eval(ctx, "return 1", nil).Err())
+	require.Equal(t, int64(3), proxy.Swallowed())
+	require.Equal(t, int64(4), server.Calls("eval"))
+}
+
+func TestSwallowReplyIsEndedByZero(t *testing.T) {
+	_, proxy, client := setup(t)
+	proxy.SwallowReply("incr", 5)
+	proxy.SwallowReply("", 0)
+	require.NoError(t, client.Incr(ctx, "key").Err())
+	require.Zero(t, proxy.Swallowed())
+}
+
+func TestDropRequests(t *testing.T) {
+	server, proxy, client := setup(t)
+	proxy.DropRequests("INCR", 2)
+	for i := range int64(2) {
+		require.ErrorIs(t, client.Incr(ctx, "key").Err(), io.EOF)
+		require.Equal(t, i+1, proxy.Dropped())
+	}
+	require.Zero(t, server.Calls("incr"))
+	require.Equal(t, int64(1), client.Incr(ctx, "key").Val())
+	require.Equal(t, int64(2), proxy.Dropped())
+}
+
+func TestDropRequestsGoesBeforeSwallowReply(t *testing.T) {
+	server, proxy, client := setup(t)
+	proxy.SwallowReply("incr", 1)
+	proxy.DropRequests("incr", 1)
+	require.Error(t, client.Incr(ctx, "key").Err())
+	require.Zero(t, server.Calls("incr"))
+	require.Error(t, client.Incr(ctx, "key").Err())
+	require.Equal(t, int64(1), server.Calls("incr"))
+}
+
+func TestDelay(t *testing.T) {
+	const delay = 100 * time.Millisecond
+	_, proxy, client := setup(t)
+	proxy.Delay(delay)
+	start := time.Now()
+	require.NoError(t, client.Ping(ctx).Err())
+	require.GreaterOrEqual(t, time.Since(start), delay)
+	delayed := proxy.Delayed()
+	require.Positive(t, delayed)
+
+	proxy.Delay(0)
+	require.NoError(t, client.Ping(ctx).Err())
+	require.Equal(t, delayed, proxy.Delayed())
+}
+
+// TestDelayDoesNotSerialise sends replies while earlier ones are still delayed:
+// each as a chunk of its own, in sum later than a delay line that serves one by
+// one could deliver.
+func TestDelayDoesNotSerialise(t *testing.T) {
+	const delay, chunks = 500 * time.Millisecond, 10
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer server.Close()
+	proxy := redistest.NewProxy(t, server.Addr().String())
+	proxy.Delay(delay)
+	client, err := dial(proxy.Addr())
+	require.NoError(t, err)
+	defer client.Close()
+	conn, err := server.Accept()
+	require.NoError(t, err)
+	defer conn.Close()
+
+	start := time.Now()
+	for i := range int64(chunks) {
+		require.NoError(t, writeAll(conn, fmt.Sprint(i)))
+		require.Eventually(t, func() bool { return proxy.Delayed() == i+1 }, patience, interval)
+	}
+	reply := make([]byte, chunks)
+	_, err = io.ReadFull(client, reply)
+	require.NoError(t, err)
+	require.Equal(t, "0123456789", string(reply))
+	require.GreaterOrEqual(t, time.Since(start), delay)
+	require.Less(t, time.Since(start), delay*chunks/2)
+}
+
+func TestCut(t *testing.T) {
+	_, proxy, client := setup(t)
+	conn, err := dial(proxy.Addr())
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, writeAll(conn, "PING\r\n"))
+	_, err = conn.Read(make([]byte, 64))
+	require.NoError(t, err)
+
+	proxy.Cut()
+	_, err = conn.Read(make([]byte, 64))
+	require.ErrorIs(t, err, io.EOF)
+	require.Equal(t, int64(2), proxy.CutConns())
+	proxy.Cut()
+	require.Equal(t, int64(2), proxy.CutConns(), "none is left")
+	require.NoError(t, client.Ping(ctx).Err(), "new ones are welcome")
+}
+
+func TestRefuse(t *testing.T) {
+	_, proxy, client := setup(t)
+	proxy.Refuse(true)
+	proxy.Refuse(true)
+	require.NoError(t, client.Ping(ctx).Err(), "current connections stay")
+	_, err := dial(proxy.Addr())
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+	proxy.Cut()
+	require.ErrorIs(t, client.Ping(ctx).Err(), syscall.ECONNREFUSED)
+	proxy.Refuse(false)
+	proxy.Refuse(false)
+	require.NoError(t, client.Ping(ctx).Err())
+}
+
+func TestHoldDeliversLate(t *testing.T) {
+	server, proxy, client := setup(t)
+	proxy.Hold(true)
+	proxy.Hold(true)
+	require.ErrorIs(t, incrWithin(client, 50*time.Millisecond), os.ErrDeadlineExceeded)
+	require.Positive(t, proxy.Held())
+	require.Zero(t, server.Calls("incr"))
+
+	proxy.Hold(false)
+	proxy.Hold(false)
+	require.Eventually(t, func() bool { return server.Calls("incr") == 1 }, patience, interval)
+	require.NoError(t, client.Ping(ctx).Err())
+}
+
+// incrWithin gives up after d: the client's own timeout is patient.
+func incrWithin(client *redis.Client, d time.Duration) error {
+	return client.WithTimeout(d).Incr(ctx, "key").Err()
+}
+
+// TestHoldDeliversAllOfALeftConnection has the client leave with several
+// requests under way. They are large, so that the replies to the first, which
+// have nowhere to go, come while the last are still being delivered.
+func TestHoldDeliversAllOfALeftConnection(t *testing.T) {
+	const requests, size = 20, 1 << 20
+	server, proxy, _ := setup(t)
+	conn, err := dial(proxy.Addr())
+	require.NoError(t, err)
+	proxy.Hold(true)
+	set := fmt.Sprintf("*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$%d\r\n%s\r\n",
+		size, strings.Repeat("x", size))
+	for range requests {
+		require.NoError(t, writeAll(conn, set))
+	}
+	require.NoError(t, conn.Close())
+	require.Zero(t, server.Calls("set"))
+	proxy.Hold(false)
+	require.Eventually(t, func() bool {
+		return server.Calls("set") == requests
+	}, patience, interval)
+}
+
+func TestHoldHidesTheServersEnd(t *testing.T) {
+	server, proxy, client := setup(t)
+	proxy.Hold(true)
+	server.Kill()
+	require.ErrorIs(t, incrWithin(client, 50*time.Millisecond), os.ErrDeadlineExceeded)
+}
+
+func TestHoldAcceptsConnections(t *testing.T) {
+	_, proxy, _ := setup(t)
+	proxy.Hold(true)
+	conn, err := dial(proxy.Addr())
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, writeAll(conn, "PING\r\n"))
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	_, err = conn.Read(make([]byte, 1))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+
+	proxy.Hold(false)
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(patience)))
+	reply := make([]byte, len("+PONG"))
+	_, err = io.ReadFull(conn, reply)
+	require.NoError(t, err)
+	require.Equal(t, "+PONG", string(reply))
+}
+
+func TestCutLosesWhatIsHeld(t *testing.T) {
+	server, proxy, client := setup(t)
+	proxy.Hold(true)
+	require.Error(t, incrWithin(client, 50*time.Millisecond))
+	require.Positive(t, proxy.Held())
+	proxy.Cut()
+	proxy.Hold(false)
+	require.NoError(t, client.Ping(ctx).Err())
+	require.Zero(t, server.Calls("incr"))
+}
+
+func TestProxyOfDeadTargetCloses(t *testing.T) {
+	server, proxy, client := setup(t)
+	server.Kill()
+	require.Error(t, client.Ping(ctx).Err())
+	conn, err := dial(proxy.Addr())
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = conn.Read(make([]byte, 1))
+	require.Error(t, err)
+
+	server.Restart()
+	require.NoError(t, client.Ping(ctx).Err())
+}
+
+func TestDialerGoesDirectlyToOthers(t *testing.T) {
+	a, b := redistest.Start(t), redistest.Start(t)
+	proxy := redistest.NewProxy(t, a.Addr())
+	proxy.Refuse(true)
+	dial := redistest.Dialer(proxy)
+	_, err := dial(context.Background(), "tcp", a.Addr())
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+	conn, err := dial(context.Background(), "tcp", b.Addr())
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+}
+
+func writeAll(conn net.Conn, text string) error {
+	_, err := io.WriteString(conn, text)
+	return err
+}

@@ -1,0 +1,129 @@
+package redistest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// sentinelLimit is how long Sentinels may take to find the replicas and each
+// other. They announce themselves every two seconds.
+const sentinelLimit = 30 * time.Second
+
+// sentinelConfig takes the port, the master's name, host and port, and the
+// quorum. The times are short, for tests that wait for a failover, and long
+// enough for a busy machine not to cause one.
+const sentinelConfig = `
+bind 127.0.0.1
+port %d
+dir %q
+protected-mode no
+sentinel monitor %[3]s %[4]s %[5]s %[6]d
+sentinel down-after-milliseconds %[3]s 1000
+sentinel failover-timeout %[3]s 3000
+`
+
+// Sentinel is a group of Sentinel processes that watch a [Replicated]. They
+// promote a replica some two to four seconds after the primary is gone.
+type Sentinel struct {
+	Sentinels  []*Server
+	MasterName string
+
+	t       testing.TB
+	watched *Replicated
+}
+
+// StartSentinel runs the given number of Sentinels, one is enough to fail over,
+// and returns when they know the replicas and each other. A majority of them
+// decides that the primary is down.
+func StartSentinel(t testing.TB, r *Replicated, sentinels int) *Sentinel {
+	t.Helper()
+	s := &Sentinel{MasterName: "mymaster", t: t, watched: r}
+	for range sentinels {
+		s.Sentinels = append(s.Sentinels, launch(t, func(dir string, port int) []string {
+			return s.args(dir, port, sentinels/2+1)
+		}))
+	}
+	for _, one := range s.Sentinels {
+		poll(t, sentinelLimit, "watch by "+one.Addr(), func() error { return s.check(one) })
+	}
+	return s
+}
+
+// args writes the configuration, which a Sentinel must have as a file because
+// it keeps its state there, and returns the arguments to use it.
+func (s *Sentinel) args(dir string, port, quorum int) []string {
+	s.t.Helper()
+	path := filepath.Join(dir, "sentinel.conf")
+	host, masterPort := splitAddr(s.watched.Primary.Addr())
+	config := fmt.Sprintf(sentinelConfig, port, dir, s.MasterName, host, masterPort, quorum)
+	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
+		s.t.Fatalf("redistest: %v", err)
+	}
+	return []string{path, "--sentinel"}
+}
+
+// check returns an error unless the Sentinel sees the whole set-up.
+func (s *Sentinel) check(one *Server) error {
+	s.t.Helper()
+	// master0:name=mymaster,status=ok,address=127.0.0.1:6379,slaves=1,sentinels=1
+	got := one.info("sentinel")["master0"]
+	want := fmt.Sprintf("status=ok,address=%s,slaves=%d,sentinels=%d",
+		s.watched.Primary.Addr(), len(s.watched.Replicas), len(s.Sentinels))
+	if !strings.HasSuffix(got, want) {
+		return fmt.Errorf("it sees %q, not %q", got, want)
+	}
+	return nil
+}
+
+// Primary returns the server that the Sentinels name as the primary: another
+// one once they have failed over.
+func (s *Sentinel) Primary() *Server {
+	s.t.Helper()
+	addr := s.primaryAddr()
+	for _, server := range append([]*Server{s.watched.Primary}, s.watched.Replicas...) {
+		if server.Addr() == addr {
+			return server
+		}
+	}
+	s.t.Fatalf("redistest: the Sentinels name %q, which is not ours", addr)
+	return nil
+}
+
+// primaryAddr asks the first Sentinel that is up.
+func (s *Sentinel) primaryAddr() string {
+	s.t.Helper()
+	for _, one := range s.Sentinels {
+		if !one.up() {
+			continue
+		}
+		addr, err := one.do("sentinel", "get-master-addr-by-name", s.MasterName).StringSlice()
+		if err != nil || len(addr) != 2 {
+			s.t.Fatalf("redistest: %s: primary %q: %v", one.Addr(), addr, err)
+		}
+		return addr[0] + ":" + addr[1]
+	}
+	s.t.Fatal("redistest: no Sentinel is up")
+	return ""
+}
+
+// FailoverClient returns a client that asks the Sentinels for the primary and
+// follows a failover. It is closed when the test ends; opts may change its
+// options.
+func (s *Sentinel) FailoverClient(opts ...func(*redis.FailoverOptions)) *redis.Client {
+	options := &redis.FailoverOptions{MasterName: s.MasterName}
+	for _, one := range s.Sentinels {
+		options.SentinelAddrs = append(options.SentinelAddrs, one.Addr())
+	}
+	for _, opt := range opts {
+		opt(options)
+	}
+	client := redis.NewFailoverClient(options)
+	s.t.Cleanup(func() { _ = client.Close() })
+	return client
+}
