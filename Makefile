@@ -1,0 +1,64 @@
+.DEFAULT_GOAL := help
+
+# One pattern for the packages of all modules that go.work joins.
+PACKAGES := github.com/go-reservoir/reservoir/...
+MODULES   = $(shell go list -m -f '{{.Dir}}')
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+# Per test binary. The slowest takes well under a minute; a hang should be told
+# apart from a slow machine, with the goroutines' stacks, before CI gives up.
+TIMEOUT  := 5m
+FUZZTIME := 30s
+
+.PHONY: help
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## See it work, on the embedded store: nothing to install.
+	cd cmd/reservoir && go run . demo
+
+.PHONY: redis
+redis: ## Install redis-server, if it is missing and that is possible.
+	@.ci/need redis-server redis-server
+
+# The race detector is linked by the C compiler.
+.PHONY: cc
+cc:
+	@.ci/need cc gcc libc6-dev
+
+# The dependency check is one of the root module's tests: deps_test.go.
+.PHONY: test
+test: redis cc ## Run all tests of all modules, with the race detector.
+	go test -race -shuffle=on -timeout=$(TIMEOUT) $(PACKAGES)
+
+.PHONY: bench
+bench: redis ## Run the benchmarks: the library's own, then side by side with peers.
+	go test -run='^$$' -bench=. -benchmem .
+	go test -run='^$$' -bench=. -benchmem ./bench/...
+
+.PHONY: lint
+lint: ## Check format, go.mod files, go vet and staticcheck.
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted"; exit 1; }
+	@for m in $(MODULES); do (cd $$m && go mod tidy -diff) || exit 1; done
+	go vet $(PACKAGES)
+	go run $(STATICCHECK) $(PACKAGES)
+
+.PHONY: cover
+cover: redis ## Measure how much of the code the tests run; the profile is cover.out.
+	go test -timeout=$(TIMEOUT) -coverpkg=$(PACKAGES) -coverprofile=cover.out $(PACKAGES)
+	go tool cover -func=cover.out | tail -1
+
+.PHONY: fuzz
+fuzz: redis ## Run every fuzz test for FUZZTIME, 30s each.
+	@for pkg in $$(go list $(PACKAGES)); do \
+		for name in $$(go test -list='^Fuzz' $$pkg | grep '^Fuzz'); do \
+			go test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) $$pkg || exit 1; \
+		done; \
+	done
+
+.PHONY: tidy
+tidy: ## Tidy every module's go.mod and format the code.
+	@for m in $(MODULES); do (cd $$m && go mod tidy) || exit 1; done
+	gofmt -w .

@@ -1,0 +1,122 @@
+package reservoir_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// Benchmarks are named key=value, so that benchstat can set any of them against
+// another (-col /store). Each makes a limiter of its own, and says by its Stats
+// what an operation cost the store and how many callers waited.
+
+// BenchmarkAllow is one hot key whose limit is not reached. Its windows are
+// short, so that restocking and resets are part of the measure.
+func BenchmarkAllow(b *testing.B) {
+	limit := reservoir.PerSecond(1_000_000_000)
+	onEachStore(b, func(b *testing.B, store backend.Store) {
+		onGoroutines(b, "by=key", func(b *testing.B, goroutines int) {
+			l := open(b, store, limit)
+			measure(b, l, goroutines, true, func(ctx context.Context, _ int) (reservoir.Result, error) {
+				return l.Allow(ctx, "hot")
+			})
+		})
+		onGoroutines(b, "by=handle", func(b *testing.B, goroutines int) {
+			l := open(b, store, limit)
+			key := l.Key("hot")
+			measure(b, l, goroutines, true, func(ctx context.Context, _ int) (reservoir.Result, error) {
+				return key.Allow(ctx)
+			})
+		})
+	})
+}
+
+// BenchmarkRefused is a key that is known to be exhausted.
+func BenchmarkRefused(b *testing.B) {
+	onEachStore(b, func(b *testing.B, store backend.Store) {
+		onGoroutines(b, "by=key", func(b *testing.B, goroutines int) {
+			l := open(b, store, reservoir.PerHour(1))
+			for range 2 { // the first may take the only token
+				_, err := l.Allow(b.Context(), "hot")
+				require.NoError(b, err)
+			}
+			measure(b, l, goroutines, false, func(ctx context.Context, _ int) (reservoir.Result, error) {
+				return l.Allow(ctx, "hot")
+			})
+		})
+	})
+}
+
+// BenchmarkColdKeys meets every key for the first time.
+func BenchmarkColdKeys(b *testing.B) {
+	onEachStore(b, func(b *testing.B, store backend.Store) {
+		onGoroutines(b, "by=key", func(b *testing.B, goroutines int) {
+			l := open(b, store, reservoir.PerMinute(1_000), reservoir.WithMaxKeys(math.MaxInt32))
+			run := strconv.FormatInt(time.Now().UnixNano(), 36) + "."
+			measure(b, l, goroutines, true, func(ctx context.Context, i int) (reservoir.Result, error) {
+				return l.Allow(ctx, run+strconv.Itoa(i))
+			})
+		})
+	})
+}
+
+func onEachStore(b *testing.B, f func(*testing.B, backend.Store)) {
+	b.Run("store=mem", func(b *testing.B) { f(b, memstore.New()) })
+	b.Run("store=redis", func(b *testing.B) {
+		server := redistest.Start(b)
+		f(b, redisstore.New(server.Client(func(o *redis.Options) { o.PoolSize = 64 })))
+	})
+}
+
+func onGoroutines(b *testing.B, by string, f func(*testing.B, int)) {
+	for _, n := range []int{1, 64} {
+		b.Run(fmt.Sprintf("%s/goroutines=%d", by, n), func(b *testing.B) { f(b, n) })
+	}
+}
+
+// open returns a limiter that is closed with b. A busy machine may hold up a
+// call: a measurement is better slow than broken.
+func open(b *testing.B, store backend.Store, limit reservoir.Limit, opts ...reservoir.Option) *reservoir.Limiter {
+	b.Helper()
+	l, err := reservoir.New(store, limit, append(opts, reservoir.WithFetchTimeout(time.Second))...)
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, l.Close(context.Background())) })
+	return l
+}
+
+// measure makes b.N calls from so many goroutines; each must be answered by want.
+func measure(b *testing.B, l *reservoir.Limiter, goroutines int, want bool, call func(context.Context, int) (reservoir.Result, error)) {
+	b.Helper()
+	before := l.Stats()
+	b.ReportAllocs()
+	b.ResetTimer()
+	var wg sync.WaitGroup
+	for g := range goroutines {
+		wg.Go(func() {
+			for i := g; i < b.N; i += goroutines {
+				if r, err := call(b.Context(), i); err != nil || r.Allowed != want {
+					b.Errorf("call %d: allowed %t, want %t, error %v", i, r.Allowed, want, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.StopTimer()
+	after := l.Stats()
+	b.ReportMetric(float64(after.StoreCalls-before.StoreCalls)/float64(b.N), "store-calls/op")
+	b.ReportMetric(float64(after.Waited-before.Waited)/float64(b.N), "waited/op")
+}

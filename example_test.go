@@ -1,0 +1,127 @@
+package reservoir_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/sharding"
+)
+
+func Example() {
+	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(3))
+	if err != nil {
+		panic(err)
+	}
+	ctx := context.Background()
+	defer limiter.Close(ctx)
+
+	for range 4 {
+		r, err := limiter.Allow(ctx, "user:42")
+		switch {
+		case err != nil:
+			fmt.Println("no decision:", err)
+		case r.Allowed:
+			fmt.Println("go ahead,", r.Remaining, "left")
+		default:
+			fmt.Println("come back in", r.RetryAfter.Round(time.Minute))
+		}
+	}
+	// Output:
+	// go ahead, 2 left
+	// go ahead, 1 left
+	// go ahead, 0 left
+	// come back in 1m0s
+}
+
+func ExampleNew_redis() {
+	client := redis.NewClient(&redis.Options{
+		Addr:                  "localhost:6379",
+		MaxRetries:            -1, // the store decides what may be repeated
+		DialerRetries:         1,
+		DialTimeout:           200 * time.Millisecond,
+		ReadTimeout:           200 * time.Millisecond,
+		ContextTimeoutEnabled: true,
+	})
+	defer client.Close()
+	limiter, err := reservoir.New(redisstore.New(client), reservoir.PerSecond(10_000))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(limiter.Stats().StoreCalls, "calls so far") // New does no I/O
+	// Output: 0 calls so far
+}
+
+func ExampleNew_shards() {
+	shards := map[string]backend.Store{}
+	for _, name := range []string{"a", "b", "c"} {
+		shards[name] = memstore.New() // or redisstore.New(client of that shard)
+	}
+	store, err := sharding.New(shards)
+	if err != nil {
+		panic(err)
+	}
+	limiter, err := reservoir.New(store, reservoir.PerMinute(100))
+	fmt.Println(limiter != nil, err)
+	// Output: true <nil>
+}
+
+func ExampleLimiter_Wait() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(1))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	fmt.Println(limiter.Wait(ctx, "job"))
+	fmt.Println(limiter.Wait(ctx, "job")) // at once: the next token is an hour away
+	// Output:
+	// <nil>
+	// reservoir: no tokens before the context deadline exceeded
+}
+
+func ExampleLimiter_Refund() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(10))
+	ctx := context.Background()
+	r, _ := limiter.Allow(ctx, "user:42")
+	notModified := true // the response cost nothing
+	if notModified {
+		_ = limiter.Refund(ctx, "user:42", r)
+	}
+	r, _ = limiter.Check(ctx, "user:42")
+	fmt.Println(r.Remaining)
+	// Output: 10
+}
+
+func ExampleLimiter_Key() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerSecond(1000))
+	global := limiter.Key("global") // once
+	r, err := global.Allow(context.Background())
+	fmt.Println(r.Allowed, err)
+	// Output: true <nil>
+}
+
+func ExampleLimiter_Stats() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(100_000))
+	ctx := context.Background()
+	for range 1000 {
+		limiter.Allow(ctx, "user:42")
+	}
+	limiter.Close(ctx)
+	s := limiter.Stats()
+	fmt.Println(s.Taken+s.Refunded == s.Spent+s.Returned+s.Expired+s.Held, s.Spent, s.StoreCalls < 10)
+	// Output: true 1000 true
+}
+
+func ExampleWithHooks() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(1000),
+		reservoir.WithBatch(reservoir.Fixed(50)),
+		reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) {
+			fmt.Println(c.Op, c.Reason, c.Want, c.Granted, c.Err)
+		}}))
+	limiter.Allow(context.Background(), "user:42")
+	// Output: sync fixed 50 50 <nil>
+}
