@@ -376,3 +376,37 @@ func TestCarryOver(t *testing.T) {
 func takeOf(n int64) backend.TakeRequest {
 	return backend.TakeRequest{Key: "k", Limit: PerMinute(100), Tokens: n}
 }
+
+// A caller that leaves just as it is served puts its tokens back, for the next.
+func TestLeavingWinnerPutsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, overNetwork(memstore.New(), rtt/2), PerMinute(10), WithBatch(Fixed(5)))
+		ctx, cancel := context.WithCancel(context.Background())
+		e, err := l.entry("k")
+		require.NoError(t, err)
+		e.mu.Lock()
+		p, err, again := e.enqueue(ctx, 3, false, l.clock.now())
+		e.mu.Unlock()
+		require.NoError(t, err)
+		require.False(t, again)
+		<-p.ready // it has won
+		require.EqualValues(t, 3, l.Stats().Spent)
+		cancel()
+		e.leave(p)
+		assert.Zero(t, l.Stats().Spent)
+		assert.EqualValues(t, 5, l.Stats().Held)
+		assert.Equal(t, Local, allow(t, l, "k", 5).Source)
+	})
+}
+
+// A key is not evicted from under the callers that wait for it.
+func TestNoEvictionWhileCallersWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := overNetwork(memstore.New(), time.Minute)
+		l := open(t, net, PerHour(10), WithIdle(time.Second), WithFetchTimeout(time.Hour))
+		r := allow(t, l, "k", 1)
+		assert.True(t, r.Allowed)
+		assert.Equal(t, 1, net.count(""))
+		assert.EqualValues(t, 1, l.Stats().Spent)
+	})
+}
