@@ -33,10 +33,10 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	e.mu.Unlock()
 	sent := l.clock.now()
 	reply, err := l.take(ctx, backend.TakeRequest{Key: e.key, Limit: e.limit, Tokens: n})
-	now := l.clock.now()
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	now := l.clock.now()
 	if alone {
 		e.flight = nil
 		defer e.order(now)

@@ -329,10 +329,10 @@ func (e *entry) fly(f *flight) {
 	sent := l.clock.now()
 	reply, err := l.sync(ctx, f.req, f.reason)
 	cancel()
-	now := l.clock.now()
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	now := l.clock.now() // not before the lock: who is served must be in time now
 	e.flight = nil
 	if err != nil {
 		e.unsure = true

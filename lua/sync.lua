@@ -95,6 +95,8 @@ local recovered = g - G                                -- granted before, the re
 
 local now_ms = math.floor(now / 1000)
 local learning = now_ms < learn
+-- A window that the client knows and we do not is one that we lost, also if it holds none of it:
+-- who was refused in a full window is often the first to speak to a server that lost its data.
 local adopted = fresh and runs
 if (reasserted > 0 or adopted) and not learning then   -- let the other holders speak first
   learn, learning = now_ms + math.floor(length / 20), true

@@ -89,10 +89,10 @@ func (s *Store) with(ctx context.Context, op, key string, f func(c *counter, now
 	if err := ctx.Err(); err != nil {
 		return &backend.Error{Op: op, Class: backend.Unavailable, Err: err}
 	}
-	now := s.now(ctx)
 	sh := &s.shard[maphash.String(s.seed, key)%shards]
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	now := s.now(ctx) // under the lock, so that no key sees the clock step back
 	c := sh.keys[key]
 	if c == nil {
 		c = new(counter)

@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"iter"
 	"strconv"
 	"testing"
 	"time"
@@ -38,7 +39,9 @@ func TestLayout(t *testing.T) {
 	s := redisstore.New(client, redisstore.WithPrefix("rl:"))
 	ctx := t.Context()
 
-	w := take(t, s, "user 1", 3).Window
+	w := take(t, s, "user 1", 1).Window
+	require.Equal(t, w, take(t, s, "user 1", 2).Window)
+	require.Equal(t, int64(w)+1000, client.PExpireTime(ctx, "rl:{user%201}").Val().Milliseconds(), "a second charge keeps it")
 	require.Equal(t, "3", client.Get(ctx, "rl:{user%201}").Val())
 	require.Equal(t, seconds(w), client.Get(ctx, "rl:{user%201}:exp").Val())
 	require.EqualValues(t, 2, client.DBSize(ctx).Val(), "no ledger without batches")
@@ -64,6 +67,48 @@ func TestLayout(t *testing.T) {
 	_, err := s.Refund(ctx, backend.RefundRequest{Key: "user 1", Window: w, Tokens: 2})
 	require.NoError(t, err)
 	require.Equal(t, int64(w)+1000, client.PExpireTime(ctx, "rl:{user%201}").Val().Milliseconds(), "a refund keeps it")
+}
+
+// TestEveryMillisecond: an end that is written in decimals is read as what it was.
+func TestEveryMillisecond(t *testing.T) {
+	s := redisstore.New(redistest.Start(t).Client())
+	base := time.Now().Truncate(time.Second)
+	for ms := range 1000 {
+		now := base.Add(time.Duration(ms) * time.Millisecond)
+		ctx, key := storeclock.With(t.Context(), now), fmt.Sprint(ms)
+		for range 2 {
+			got, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
+			require.NoError(t, err)
+			require.EqualValues(t, now.Add(time.Minute).UnixMilli(), got.Window)
+		}
+		n, err := s.Refund(ctx, backend.RefundRequest{Key: key, Window: backend.Window(now.Add(time.Minute).UnixMilli()), Tokens: 1})
+		require.NoError(t, err)
+		require.EqualValues(t, 1, n)
+		got, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "a", Limit: limit10})
+		require.NoError(t, err)
+		require.EqualValues(t, now.Add(time.Minute).UnixMilli(), got.Window)
+	}
+}
+
+// TestCountBelowZero: another program's refund went too far. That is not a gift.
+func TestCountBelowZero(t *testing.T) {
+	client := redistest.Start(t).Client()
+	s := redisstore.New(client)
+	for _, key := range []string{"a", "b", "c"} {
+		take(t, s, key, 1)
+		require.NoError(t, client.DecrBy(t.Context(), "{"+key+"}", 5).Err())
+		require.EqualValues(t, 10, remaining(t, s, key))
+	}
+	require.EqualValues(t, 8, take(t, s, "a", 2).Remaining)
+	sync, err := s.Sync(t.Context(), backend.SyncRequest{Key: "b", Client: "x", Limit: limit10, Want: 10, Strand: -1})
+	require.NoError(t, err)
+	require.EqualValues(t, 10, sync.Grant)
+	require.Zero(t, sync.Remaining)
+	state, err := s.Check(t.Context(), "c", limit10)
+	require.NoError(t, err)
+	back, err := s.Refund(t.Context(), backend.RefundRequest{Key: "c", Window: state.Window, Tokens: 1})
+	require.NoError(t, err)
+	require.Zero(t, back)
 }
 
 // TestCleansUp: Redis deletes what nobody asks for any more.
@@ -199,18 +244,42 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// allCalls makes one call of each kind, in an order in which each can do
-// something, and yields the errors.
-func allCalls(ctx context.Context, s backend.Store, key string) func(func(string, error) bool) {
+// call is one call of a store.
+type call struct {
+	op string
+	do func(ctx context.Context) error
+}
+
+// callsOf are one call of each kind, each for one token.
+func callsOf(s backend.Store, key string) []call {
+	return []call{
+		{"sync", func(ctx context.Context) error {
+			_, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "a", Limit: limit10, Want: 1, Need: 1})
+			return err
+		}},
+		{"take", func(ctx context.Context) error {
+			_, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
+			return err
+		}},
+		{"check", func(ctx context.Context) error {
+			_, err := s.Check(ctx, key, limit10)
+			return err
+		}},
+		{"refund", func(ctx context.Context) error {
+			_, err := s.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Tokens: 1})
+			return err
+		}},
+	}
+}
+
+// allCalls makes one call of each kind and yields the errors.
+func allCalls(ctx context.Context, s backend.Store, key string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		_, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "a", Limit: limit10, Want: 1, Need: 1})
-		_ = yield("sync", err)
-		_, err = s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
-		_ = yield("take", err)
-		_, err = s.Check(ctx, key, limit10)
-		_ = yield("check", err)
-		_, err = s.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Tokens: 1})
-		_ = yield("refund", err)
+		for _, c := range callsOf(s, key) {
+			if !yield(c.op, c.do(ctx)) {
+				return
+			}
+		}
 	}
 }
 

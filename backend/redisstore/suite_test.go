@@ -118,11 +118,12 @@ func TestCheckOnClusterReplicas(t *testing.T) {
 	for _, node := range cluster.Nodes { // until the nodes tell clients of the replicas
 		client := node.Client()
 		require.Eventually(t, func() bool {
+			//lint:ignore SA1019 it is what go-redis' cluster client itself goes by
 			slots, err := client.ClusterSlots(context.Background()).Result()
 			return err == nil && len(slots) == 3 && len(slots[0].Nodes)+len(slots[1].Nodes)+len(slots[2].Nodes) == 6
 		}, 20*time.Second, 5*time.Millisecond)
 	}
-	replicas := cluster.Client(func(o *redis.ClusterOptions) { o.ReadOnly = true })
+	replicas := cluster.Client(func(o *redis.ClusterOptions) { o.ReadOnly, o.DialerRetries = true, 1 })
 	s = redisstore.New(cluster.Client(), redisstore.WithReplicas(replicas))
 	ask := func() {
 		for i := range 20 {

@@ -1,0 +1,200 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// testFaults: faulty requests are refused by type and charge nothing.
+func testFaults(t *testing.T, s backend.Store) {
+	b := newBench(t, s, limit10)
+	good := b.request(say{client: "x", window: far, g: 3, b: 1, want: 2, need: 1})
+	syncs := []struct {
+		what   string
+		change func(r *backend.SyncRequest)
+		want   error
+	}{
+		{"no key", func(r *backend.SyncRequest) { r.Key = "" }, backend.ErrKey},
+		{"a key that is too long", func(r *backend.SyncRequest) { r.Key = strings.Repeat("k", backend.MaxKeyLen+1) }, backend.ErrKey},
+		{"no client", func(r *backend.SyncRequest) { r.Client = "" }, backend.ErrKey},
+		{"a long client", func(r *backend.SyncRequest) { r.Client = strings.Repeat("c", 65) }, backend.ErrKey},
+		{"the ledger's window", func(r *backend.SyncRequest) { r.Client = "w" }, backend.ErrKey},
+		{"the ledger's learning time", func(r *backend.SyncRequest) { r.Client = "l" }, backend.ErrKey},
+		{"no limit", func(r *backend.SyncRequest) { r.Limit = backend.Limit{} }, backend.ErrLimit},
+		{"returned more than granted", func(r *backend.SyncRequest) { r.Returned = 4 }, backend.ErrTokens},
+		{"returned below 0", func(r *backend.SyncRequest) { r.Returned = -1 }, backend.ErrTokens},
+		{"granted below 0", func(r *backend.SyncRequest) { r.Granted, r.Returned = -1, -2 }, backend.ErrTokens},
+		{"granted too much", func(r *backend.SyncRequest) { r.Granted = backend.MaxTokens + 1 }, backend.ErrTokens},
+		{"needs more than it wants", func(r *backend.SyncRequest) { r.Need = 3 }, backend.ErrTokens},
+		{"needs less than nothing", func(r *backend.SyncRequest) { r.Need = -1 }, backend.ErrTokens},
+		{"wants less than nothing", func(r *backend.SyncRequest) { r.Want, r.Need = -1, -1 }, backend.ErrTokens},
+		{"wants too much", func(r *backend.SyncRequest) { r.Want = backend.MaxTokens + 1 }, backend.ErrTokens},
+		{"strands too much", func(r *backend.SyncRequest) { r.Strand = backend.MaxTokens + 1 }, backend.ErrTokens},
+		{"a window below 0", func(r *backend.SyncRequest) { r.Window = -1 }, backend.ErrTokens},
+		{"a window too late", func(r *backend.SyncRequest) { r.Window = backend.MaxTokens + 1 }, backend.ErrTokens},
+	}
+	for _, row := range syncs {
+		r := good
+		row.change(&r)
+		_, err := s.Sync(b.at(0), r)
+		refused(t, "sync: "+row.what, err, row.want)
+	}
+	testFaultyCalls(t, b)
+	b.left(0, 10)
+}
+
+// refused expects err to wrap want and to be no failure of the store.
+func refused(t *testing.T, what string, err, want error) {
+	t.Helper()
+	var failure *backend.Error
+	if !errors.Is(err, want) || errors.As(err, &failure) {
+		t.Errorf("%s: error %v, want one that wraps %v", what, err, want)
+	}
+}
+
+func testFaultyCalls(t *testing.T, b *bench) {
+	ctx := b.at(0)
+	for _, n := range []int64{0, -1, 11, backend.MaxTokens + 1} {
+		_, err := b.store.Take(ctx, backend.TakeRequest{Key: b.key, Limit: limit10, Tokens: n})
+		refused(t, "take", err, backend.ErrTokens)
+	}
+	for _, key := range []string{"", strings.Repeat("k", backend.MaxKeyLen+1)} {
+		_, err := b.store.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
+		refused(t, "take", err, backend.ErrKey)
+		_, err = b.store.Check(ctx, key, limit10)
+		refused(t, "check", err, backend.ErrKey)
+		_, err = b.store.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Tokens: 1})
+		refused(t, "refund", err, backend.ErrKey)
+	}
+	for _, l := range []backend.Limit{
+		{}, {Tokens: 1}, {Window: time.Second}, {Tokens: -1, Window: time.Second}, {Tokens: 1, Window: -time.Second},
+		{Tokens: backend.MaxTokens + 1, Window: time.Second}, {Tokens: 1, Window: backend.MaxWindow + time.Millisecond},
+		{Tokens: 1, Window: time.Second + time.Microsecond}, {Tokens: 1, Window: time.Microsecond},
+	} {
+		_, err := b.store.Take(ctx, backend.TakeRequest{Key: b.key, Limit: l, Tokens: 1})
+		refused(t, "take", err, backend.ErrLimit)
+		_, err = b.store.Check(ctx, b.key, l)
+		refused(t, "check", err, backend.ErrLimit)
+	}
+	for _, r := range []backend.RefundRequest{
+		{Window: 1}, {Tokens: 1}, {Window: 1, Tokens: -1}, {Window: -1, Tokens: 1}, {Window: 1, Tokens: backend.MaxTokens + 1},
+	} {
+		r.Key = b.key
+		_, err := b.store.Refund(ctx, r)
+		refused(t, "refund", err, backend.ErrTokens)
+	}
+}
+
+// testHostileKeys: whatever bytes a key has, it has a window of its own.
+func testHostileKeys(t *testing.T, s backend.Store) {
+	b := newBench(t, s, limit10)
+	k := b.key
+	list := []string{
+		k, k + ":exp", k + ":own", k + ":exp:exp", k + ":w", "{" + k + "}", "{" + k + "}:exp", "{" + k,
+		"}" + k, k + "}", k + "}1", k + "}2", "{}" + k, "{}{" + k + "}", k + "{}", k + "}{", k + "{", k + "}:exp",
+		k + "%7D", k + "%7d", k + "%", k + "%25", k + "%257D", k + "\x00", k + "\x00\x00", "\x00" + k, k + "%00",
+		k + "\n", k + "\r\n", k + "\r\nDEL x\r\n", k + " ", " " + k, k + "\t", k + "\x7f", k + "\u0085", k + "\u0090", k + "\u2028",
+		k + "\xff", k + "\xfe", k + "\xc3", k + "\xc3\x28", k + "\ufffd", k + "\xed\xa0\x80", k + "ü", k + "u\u0308", k + "日本",
+		strings.ToUpper(k), strings.Repeat("}", 100) + k, pad(k, "x"), pad(k, "{"), pad(k, "\x00"), pad(k, "\xff"),
+	}
+	// Each gets a count of its own, then all are read.
+	for i, key := range list {
+		b.key = key
+		equal(t, "first of its key: "+key, b.take(0, int64(i%9+1)).Remaining, int64(9-i%9))
+		got := b.sync(0, say{client: "x", want: 1, need: 1, strand: -1})
+		equal(t, "grant", got.Grant, 1)
+		equal(t, "clients", got.Clients, 1)
+	}
+	for i, key := range list {
+		b.key = key
+		b.left(0, int64(8-i%9))
+		equal(t, "refund", b.refund(0, b.end(far), 1), 1)
+		b.left(0, int64(9-i%9))
+	}
+}
+
+// pad returns a key of the greatest length.
+func pad(key, with string) string {
+	return key + strings.Repeat(with, backend.MaxKeyLen-len(key))
+}
+
+// testHostileClients: whatever bytes a client's name has, it has an account of
+// its own.
+func testHostileClients(t *testing.T, s backend.Store) {
+	b := newBench(t, s, backend.Limit{Tokens: 1000, Window: far})
+	list := []string{"a", "W", "L", "w ", " l", "w\x00", "\x00", "\n", "{}", "}", "%s", "1", "1 2", "\xff", strings.Repeat("x", 64)}
+	for i, client := range list {
+		got := b.sync(0, say{client: client, want: int64(i + 1), strand: -1})
+		equal(t, "granted", got.Granted, int64(i+1))
+		equal(t, "clients", got.Clients, int64(i+1))
+	}
+	for i, client := range list {
+		equal(t, "recovered", b.sync(0, say{client: client}).Recovered, int64(i+1))
+	}
+}
+
+// testContextOver: a call whose context is over before it begins does nothing.
+func testContextOver(t *testing.T, s backend.Store) {
+	b := newBench(t, s, limit10)
+	b.take(0, 5)
+	cancelled, cancel := context.WithCancel(b.at(0))
+	cancel()
+	late, cancelLate := context.WithDeadline(b.at(0), time.Now().Add(-time.Second))
+	defer cancelLate()
+	for ctx, want := range map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded} {
+		_, sync := s.Sync(ctx, b.request(say{client: "x", want: 1, need: 1}))
+		_, take := s.Take(ctx, backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: 1})
+		_, check := s.Check(ctx, b.key, b.limit)
+		_, refund := s.Refund(ctx, backend.RefundRequest{Key: b.key, Window: b.end(far), Tokens: 1})
+		for op, err := range map[string]error{"sync": sync, "take": take, "check": check, "refund": refund} {
+			var failure *backend.Error
+			if !errors.Is(err, want) || !errors.As(err, &failure) || failure.Op != op || failure.Class != backend.Unavailable {
+				t.Errorf("%s: error %v, want an *Error that wraps %v and says that nothing was done", op, err, want)
+			}
+		}
+	}
+	b.left(0, 5)
+}
+
+// testInspect: a store that lets operators look shows what the calls made.
+func testInspect(t *testing.T, s backend.Store) {
+	inspector, ok := s.(backend.Inspector)
+	if !ok {
+		return // it is no part of the contract
+	}
+	b := newBench(t, s, limit10)
+	look := func(at time.Duration) backend.Contents {
+		t.Helper()
+		got, err := inspector.Inspect(b.at(at), b.key)
+		b.must(err)
+		return got
+	}
+	_, err := inspector.Inspect(b.at(0), "")
+	refused(t, "inspect", err, backend.ErrKey)
+	empty := look(0)
+	equal(t, "used", empty.Used, 0)
+	equal(t, "window", empty.Window, 0)
+	b.take(0, 2)
+	b.sync(0, say{client: "y", want: 3, strand: -1})
+	b.sync(0, say{client: "x", want: 4, strand: -1})
+	b.sync(0, say{client: "x", window: far, g: 4, b: 1})
+	got := look(time.Second)
+	equal(t, "used", got.Used, 8)
+	equal(t, "window", got.Window, b.end(far))
+	equal(t, "left", got.Left, 59*time.Second)
+	equal(t, "clients", len(got.Clients), 2)
+	equal(t, "by name", got.Clients[0], backend.Account{Client: "x", Granted: 4, Returned: 1})
+	equal(t, "by name", got.Clients[1], backend.Account{Client: "y", Granted: 3})
+	equal(t, "open up to its end", look(far).Used, 8)
+	over := look(far + time.Microsecond)
+	equal(t, "over", over.Used, 0)
+	equal(t, "over", over.Window, 0)
+	equal(t, "over", len(over.Clients), 0)
+	b.take(2*far, 1)
+	equal(t, "another window's ledger is void", len(look(2*far).Clients), 0)
+}

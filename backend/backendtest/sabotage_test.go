@@ -1,0 +1,133 @@
+package backendtest
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+)
+
+// recorder is a test that may fail without failing the one around it.
+type recorder struct {
+	testing.TB
+	failure string
+}
+
+func (r *recorder) Helper()             {}
+func (r *recorder) Logf(string, ...any) {}
+func (r *recorder) Errorf(format string, args ...any) {
+	r.failure += fmt.Sprintf(format, args...)
+}
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.Errorf(format, args...)
+	runtime.Goexit()
+}
+func (r *recorder) Fatal(args ...any) { r.Fatalf("%s", fmt.Sprint(args...)) }
+
+// saboteur is a good store with a deliberate bug.
+type saboteur struct {
+	backend.Store
+	sync   func(s backend.Store, ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error)
+	take   func(r *backend.TakeReply)
+	refund func(n *int64)
+}
+
+func (s saboteur) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	if s.sync != nil {
+		return s.sync(s.Store, ctx, r)
+	}
+	return s.Store.Sync(ctx, r)
+}
+
+func (s saboteur) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	reply, err := s.Store.Take(ctx, r)
+	if s.take != nil {
+		s.take(&reply)
+	}
+	return reply, err
+}
+
+func (s saboteur) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
+	if s.refund != nil {
+		s.refund(&r.Tokens)
+	}
+	return s.Store.Refund(ctx, r)
+}
+
+// replies makes a bug of a change to replies.
+func replies(change func(r *backend.SyncReply)) saboteur {
+	return saboteur{sync: func(s backend.Store, ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+		reply, err := s.Sync(ctx, r)
+		change(&reply)
+		return reply, err
+	}}
+}
+
+// requests makes a bug of a change to statements.
+func requests(change func(r *backend.SyncRequest)) saboteur {
+	return saboteur{sync: func(s backend.Store, ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+		change(&r)
+		return s.Sync(ctx, r)
+	}}
+}
+
+// TestSabotage: the walks see every one of these bugs.
+func TestSabotage(t *testing.T) {
+	twice := 0
+	for name, row := range map[string]struct {
+		bug   saboteur
+		lossy bool // only losses show it
+	}{
+		"a lost grant is not handed over again": {bug: replies(func(r *backend.SyncReply) { r.Grant, r.Recovered = r.Grant-r.Recovered, 0 })},
+		"a grant that is not charged":           {bug: replies(func(r *backend.SyncReply) { r.Grant, r.Granted = r.Grant+1, r.Granted+1 })},
+		"a grant that is lost":                  {bug: replies(func(r *backend.SyncReply) { r.Grant = max(r.Grant-1, r.Recovered) })},
+		"an end that wobbles":                   {bug: replies(func(r *backend.SyncReply) { twice++; r.Window += backend.Window(twice % 2) })},
+		"a stale remainder":                     {bug: replies(func(r *backend.SyncReply) { r.Remaining += r.Grant })},
+		"another ledger entry each time":        {bug: requests(func(r *backend.SyncRequest) { twice++; r.Client += fmt.Sprint(twice) })},
+		"a give-back that is not heard":         {bug: requests(func(r *backend.SyncRequest) { r.Returned = 0 })},
+		"greed":                                 {bug: requests(func(r *backend.SyncRequest) { r.Want, r.Strand = r.Limit.Tokens, -1 })},
+		"needs are not met":                     {bug: requests(func(r *backend.SyncRequest) { r.Want, r.Need = 0, 0 })},
+		"a give-back counts each time it is told": {bug: saboteur{sync: func(s backend.Store, ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+			if r.Returned > 0 && r.Window > 0 {
+				_, _ = s.Refund(ctx, backend.RefundRequest{Key: r.Key, Window: r.Window, Tokens: r.Returned})
+			}
+			return s.Sync(ctx, r)
+		}}},
+		"a retry that charges again": {bug: saboteur{sync: func(s backend.Store, ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+			if r.Want > 0 {
+				_, _ = s.Take(ctx, backend.TakeRequest{Key: r.Key, Limit: r.Limit, Tokens: 1})
+			}
+			return s.Sync(ctx, r)
+		}}},
+		"everybody is let in":     {bug: saboteur{take: func(r *backend.TakeReply) { r.Allowed = true }}},
+		"nobody is let in":        {bug: saboteur{take: func(r *backend.TakeReply) { r.Allowed = false }}},
+		"a refund counts twice":   {bug: saboteur{refund: func(n *int64) { *n *= 2 }}},
+		"a refund of one too few": {bug: saboteur{refund: func(n *int64) { *n = max(*n-1, 1) }}},
+		"nothing is re-asserted":  {lossy: true, bug: requests(func(r *backend.SyncRequest) { r.Window = 0 })},
+		"no learning time":        {lossy: true, bug: replies(func(r *backend.SyncReply) { r.Learning = false })},
+		"no sign of a carry":      {lossy: true, bug: replies(func(r *backend.SyncReply) { r.Carried = false })},
+	} {
+		t.Run(name, func(t *testing.T) {
+			row.bug.Store = memstore.New()
+			for _, lossy := range []bool{false, true} {
+				if row.lossy && !lossy {
+					continue
+				}
+				r := &recorder{TB: t}
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					walkAll(r, row.bug, lossy)
+				}()
+				<-done
+				if r.failure == "" || strings.HasPrefix(r.failure, "the walks never saw") {
+					t.Fatalf("nobody noticed (losses: %v): %s", lossy, r.failure)
+				}
+			}
+		})
+	}
+}

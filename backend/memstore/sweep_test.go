@@ -1,0 +1,85 @@
+package memstore
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/storeclock"
+)
+
+// held is how many keys the store has in memory.
+func (s *Store) held() (n int) {
+	for i := range s.shard {
+		s.shard[i].mu.Lock()
+		n += len(s.shard[i].keys)
+		s.shard[i].mu.Unlock()
+	}
+	return n
+}
+
+// TestSweep: keys that come once and never again do not fill the memory.
+func TestSweep(t *testing.T) {
+	s := New()
+	base := time.Now()
+	limit := backend.Limit{Tokens: 10, Window: time.Second}
+	take := func(i int, at time.Duration) backend.TakeReply {
+		r, err := s.Take(storeclock.With(t.Context(), base.Add(at)), backend.TakeRequest{Key: fmt.Sprint(i), Limit: limit, Tokens: 1})
+		require.NoError(t, err)
+		return r
+	}
+	const open, keys = 1000, 200_000 // 1000 keys a second, each once
+	for i := range keys {
+		take(i, time.Duration(i)*time.Second/open)
+		if i%1000 == 0 {
+			require.LessOrEqual(t, s.held(), 2*shards*minSweep)
+		}
+	}
+	// None that is open is forgotten.
+	for i := keys - open; i < keys; i++ {
+		require.EqualValues(t, 8, take(i, keys*time.Second/open-time.Second/2-time.Millisecond*400).Remaining)
+	}
+}
+
+// TestLooksKeepNothing: a key without an open window takes no memory.
+func TestLooksKeepNothing(t *testing.T) {
+	s := New()
+	limit := backend.Limit{Tokens: 10, Window: time.Second}
+	for i := range 1000 {
+		key := fmt.Sprint(i)
+		_, err := s.Check(t.Context(), key, limit)
+		require.NoError(t, err)
+		_, err = s.Refund(t.Context(), backend.RefundRequest{Key: key, Window: 1, Tokens: 1})
+		require.NoError(t, err)
+		_, err = s.Sync(t.Context(), backend.SyncRequest{Key: key, Client: "a", Limit: limit})
+		require.NoError(t, err)
+		_, err = s.Inspect(t.Context(), key)
+		require.NoError(t, err)
+	}
+	require.Zero(t, s.held())
+}
+
+// TestOwnClock: without a test's clock the process' own rules.
+func TestOwnClock(t *testing.T) {
+	s := New()
+	limit := backend.Limit{Tokens: 10, Window: time.Minute}
+	before := time.Now()
+	r, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit, Tokens: 1})
+	require.NoError(t, err)
+	require.WithinRange(t, r.Window.Time(), before.Add(time.Minute), time.Now().Add(time.Minute+time.Millisecond))
+}
+
+func BenchmarkTake(b *testing.B) {
+	s := New()
+	r := backend.TakeRequest{Key: "k", Limit: backend.Limit{Tokens: backend.MaxTokens, Window: time.Hour}, Tokens: 1}
+	ctx := b.Context()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.Take(ctx, r); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/storeclock"
+)
+
+// pair is the two stores, which must give the same answer to anything.
+type pair struct {
+	t      *testing.T
+	rnd    *rand.Rand
+	a, b   backend.Store
+	base   time.Time
+	now    time.Duration
+	prefix string
+	ends   []backend.Window // that they named of late
+	seen   map[string]int
+}
+
+// TestDifferential gives memstore and the scripts the same random requests at
+// the same instants: honest and absurd ones, with clocks that step and limits
+// that change. Windows last a minute or more and all instants lie ahead of the
+// real time, so that Redis deletes nothing meanwhile.
+func TestDifferential(t *testing.T) {
+	seed := rand.Uint64()
+	if text := os.Getenv("RESERVOIR_SEED"); text != "" {
+		seed, _ = strconv.ParseUint(text, 10, 64)
+	}
+	t.Logf("to repeat: RESERVOIR_SEED=%d", seed)
+	p := &pair{
+		t: t, rnd: rand.New(rand.NewPCG(seed, 0)), a: memstore.New(), b: redisstore.New(redistest.Start(t).Client()),
+		base: time.Now().Add(time.Hour).Truncate(time.Millisecond), seen: make(map[string]int),
+	}
+	for round := range 15 {
+		p.prefix, p.now, p.ends = fmt.Sprintf("%d:", round), 0, nil
+		for range 400 {
+			p.step()
+		}
+	}
+	for _, what := range []string{
+		"allowed", "refused", "grant", "recovered", "reasserted", "carried", "learning", "returned",
+		"refund", "no refund", "open", "closed", "exhausted", "back", "three clients",
+	} {
+		require.Positive(t, p.seen[what], "%s: %v", what, p.seen)
+	}
+}
+
+func one[T any](p *pair, list ...T) T { return list[p.rnd.IntN(len(list))] }
+
+// tokens is a number from 0 to n, often an extreme one.
+func (p *pair) tokens(n int64) int64 {
+	return one(p, 0, min(1, n), n, max(n-1, 0), p.rnd.Int64N(min(n, 10)+1), p.rnd.Int64N(n+1), p.rnd.Int64N(n+1))
+}
+
+func (p *pair) limit() backend.Limit {
+	return backend.Limit{
+		Tokens: one[int64](p, 10, 1000, 1000, 1000, 100_000, 5_000_000, 1, backend.MaxTokens),
+		Window: one(p, time.Minute, time.Minute, time.Minute, 2*time.Minute, time.Hour),
+	}
+}
+
+// window is one that was named, one that lies near now, or none.
+func (p *pair) window() backend.Window {
+	if len(p.ends) > 0 && p.rnd.IntN(10) < 7 {
+		return one(p, p.ends[max(0, len(p.ends)-4):]...) + one[backend.Window](p, 0, 0, 0, 0, 1)
+	}
+	near := backend.Window(p.base.Add(p.now).UnixMilli())
+	return one(p, 0, 0, near, near+30_000, near+60_000, near+61_000, near+61_001, near+3_600_000, near-1, 1)
+}
+
+func (p *pair) step() {
+	switch q := p.rnd.IntN(40); {
+	case q < 6:
+		p.now += one(p, time.Microsecond, 500*time.Microsecond, time.Millisecond, time.Second, 5*time.Second)
+	case q < 7:
+		p.now += one(p, time.Minute, time.Hour)
+	case q < 8 && p.now > 30*time.Second:
+		p.now -= one(p, time.Microsecond, time.Second, 10*time.Second)
+		p.seen["back"]++
+	}
+	ctx := storeclock.With(p.t.Context(), p.base.Add(p.now))
+	key := p.prefix + one(p, "k", "k", "k", "j")
+	switch q := p.rnd.IntN(20); {
+	case q < 11:
+		p.sync(ctx, key)
+	case q < 15:
+		p.take(ctx, key)
+	case q < 17:
+		p.refund(ctx, key)
+	default:
+		p.look(ctx, key)
+	}
+}
+
+func (p *pair) sync(ctx context.Context, key string) {
+	limit := p.limit()
+	granted, want := p.tokens(one(p, 0, limit.Tokens, limit.Tokens/3)), p.tokens(limit.Tokens)
+	r := backend.SyncRequest{
+		Key: key, Client: one(p, "x", "y", "z"), Limit: limit, Window: p.window(),
+		Granted: granted, Returned: p.tokens(granted), Want: want, Need: p.tokens(want),
+		Strand: one(p, -1, 0, limit.Tokens/100, p.tokens(limit.Tokens)),
+	}
+	got, err := p.b.Sync(ctx, r)
+	require.NoError(p.t, err)
+	want1, err := p.a.Sync(ctx, r)
+	require.NoError(p.t, err)
+	require.Equal(p.t, want1, got, "at %v: %+v", p.now, r)
+	p.ends = append(p.ends, got.Window)
+	p.note(map[string]bool{
+		"grant": got.Grant > got.Recovered, "recovered": got.Recovered > 0, "reasserted": got.Reasserted > 0,
+		"carried": got.Carried, "learning": got.Learning, "returned": got.Returned > 0,
+		"exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
+	})
+}
+
+func (p *pair) take(ctx context.Context, key string) {
+	limit := p.limit()
+	r := backend.TakeRequest{Key: key, Limit: limit, Tokens: max(p.tokens(limit.Tokens), 1)}
+	got, err := p.b.Take(ctx, r)
+	require.NoError(p.t, err)
+	want, err := p.a.Take(ctx, r)
+	require.NoError(p.t, err)
+	require.Equal(p.t, want, got, "at %v: %+v", p.now, r)
+	p.ends = append(p.ends, got.Window)
+	p.note(map[string]bool{"allowed": got.Allowed, "refused": !got.Allowed})
+}
+
+func (p *pair) refund(ctx context.Context, key string) {
+	r := backend.RefundRequest{Key: key, Window: max(p.window(), 1), Tokens: max(p.tokens(1000), 1)}
+	got, err := p.b.Refund(ctx, r)
+	require.NoError(p.t, err)
+	want, err := p.a.Refund(ctx, r)
+	require.NoError(p.t, err)
+	require.Equal(p.t, want, got, "at %v: %+v", p.now, r)
+	p.note(map[string]bool{"refund": got > 0, "no refund": got == 0})
+}
+
+// look compares a check and all that the stores hold.
+func (p *pair) look(ctx context.Context, key string) {
+	limit := p.limit()
+	got, err := p.b.Check(ctx, key, limit)
+	require.NoError(p.t, err)
+	want, err := p.a.Check(ctx, key, limit)
+	require.NoError(p.t, err)
+	require.Equal(p.t, want, got, "check at %v: %+v", p.now, limit)
+	p.note(map[string]bool{"open": got.Window != 0, "closed": got.Window == 0})
+	in, err := p.b.(backend.Inspector).Inspect(ctx, key)
+	require.NoError(p.t, err)
+	all, err := p.a.(backend.Inspector).Inspect(ctx, key)
+	require.NoError(p.t, err)
+	require.Equal(p.t, all, in, "inspect at %v", p.now)
+}
+
+func (p *pair) note(seen map[string]bool) {
+	for what, was := range seen {
+		if was {
+			p.seen[what]++
+		}
+	}
+}

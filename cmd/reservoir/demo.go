@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+)
+
+const demoAbout = `Shows the main idea with nothing to install: a few keys with limits are called for
+many times a second, first with batches of tokens and then, the same requests,
+with a store call each. The store is the embedded one, which stands for Redis.`
+
+// The demo's traffic. Demand is above the limit on most keys and below on one.
+const (
+	demoWindow  = 500 * time.Millisecond
+	demoRate    = 250_000 // calls per second over all keys
+	demoWorkers = 8
+	demoPeriod  = 100 * time.Millisecond // of the live view
+)
+
+var demoKeys = []struct {
+	name   string
+	limit  int64 // tokens per window
+	weight int   // of 100 calls
+}{
+	{"home page", 40_000, 50},
+	{"search", 20_000, 30},
+	{"checkout", 15_000, 10},
+	{"log in", 2_000, 10},
+}
+
+func demoLimit(key string) reservoir.Limit {
+	for _, k := range demoKeys {
+		if k.name == key {
+			return reservoir.Limit{Tokens: k.limit, Window: demoWindow}
+		}
+	}
+	return reservoir.Limit{}
+}
+
+// demoTraffic makes the same calls each time it is run.
+func demoTraffic(requests int64) *traffic {
+	t := &traffic{workers: demoWorkers, tokens: 1, rate: demoRate, requests: requests, seed: 1}
+	for _, k := range demoKeys {
+		t.keys, t.weights = append(t.keys, k.name), append(t.weights, k.weight)
+	}
+	return t
+}
+
+// trial is one run of the traffic.
+type trial struct {
+	title string
+	sum   *tally
+	stats reservoir.Stats
+}
+
+func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	f := newFlags("demo [-duration d]", demoAbout)
+	duration := f.Duration("duration", 4*time.Second, "how long, both runs together")
+	if err := f.parse(args, 0, stdout); err != nil {
+		return err
+	}
+	if *duration < 10*time.Millisecond || *duration > time.Hour {
+		return usagef("bad value for flag -duration: want 10ms to 1h")
+	}
+	requests := int64(duration.Seconds() / 2 * demoRate)
+	batches, err := try(ctx, stdout, requests, "with batches")
+	if err != nil {
+		return err
+	}
+	direct, err := try(ctx, stdout, requests, "without batches", reservoir.WithDirect())
+	if err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		fmt.Fprint(stdout, "stopped early\n\n")
+	}
+	if err := summary(stdout, batches, direct); err != nil {
+		return err
+	}
+	return batches.judge()
+}
+
+// try runs the traffic against a store of its own, in sight.
+func try(ctx context.Context, w io.Writer, requests int64, title string, opts ...reservoir.Option) (*trial, error) {
+	store := memstore.New()
+	l, err := reservoir.New(store, demoLimit(demoKeys[0].name), append(opts, reservoir.WithLimits(demoLimit))...)
+	if err != nil {
+		return nil, err
+	}
+	done := watch(w, title, l, store)
+	sum := demoTraffic(requests).run(ctx, l)
+	done()
+	if err := l.Close(context.Background()); err != nil {
+		return nil, err
+	}
+	return &trial{title, sum, l.Stats()}, sum.verdict(nil)
+}
+
+// most is the most tokens that were spent in one window of key i.
+func (t *trial) most(i int) int64 {
+	var most int64
+	for _, s := range t.sum.windows[i] {
+		most = max(most, s.spent)
+	}
+	return most
+}
+
+// judge is an error if a limit was exceeded, which is what the demo denies.
+func (t *trial) judge() error {
+	for i, k := range demoKeys {
+		if most := t.most(i); most > k.limit {
+			return fmt.Errorf("%s was admitted %s of %s in a window", k.name, commas(most), commas(k.limit))
+		}
+	}
+	return nil
+}
+
+// summary sets the two runs side by side.
+func summary(w io.Writer, a, b *trial) error {
+	var out strings.Builder
+	row := func(name string, value func(*trial) string) {
+		fmt.Fprintf(&out, "%-34s %16s %16s\n", name, value(a), value(b))
+	}
+	row("", func(t *trial) string { return t.title })
+	row("requests", func(t *trial) string { return commas(t.sum.requests) })
+	row("admitted", func(t *trial) string { return commas(t.sum.allowed) })
+	row("refused", func(t *trial) string { return commas(t.sum.denied) })
+	row("store calls", func(t *trial) string { return commas(t.stats.StoreCalls) })
+	row("store calls, share of requests", func(t *trial) string { return percent(ratio(t.stats.StoreCalls, t.sum.requests)) })
+	out.WriteByte('\n')
+	for i, k := range demoKeys {
+		row(fmt.Sprintf("%-10s most in a window of %s", k.name, commas(k.limit)), func(t *trial) string { return commas(t.most(i)) })
+	}
+	out.WriteString("\nTokens are charged in the store by the batch, before any is spent, and spent from\n" +
+		"memory: so nearly no request waits for the store, and no window goes over its limit.\n")
+	_, err := io.WriteString(w, out.String())
+	return err
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// canary stands for a password. It must come back from nowhere.
+const canary = "Canary7"
+
+func TestUsageErrors(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                                 "want a command",
+		"lod":                              "no such command",
+		"redis://u:" + canary + "@h load":  "no such command",
+		"version now":                      "want 0 arguments",
+		"demo -duration 1ms":               "-duration",
+		"demo " + canary:                   "want 0 arguments",
+		"load -bogus":                      "no such flag: -bogus",
+		"load -redis://u:" + canary + "@h": "no such flag",
+		"load -stroe=redis://:" + canary:   "no such flag: -stroe",
+		"load -store":                      "-store needs a value",
+		"load -limit redis://:" + canary:   "bad value for flag -limit",
+		"load -limit 0":                    "bad limit",
+		"load -limit 9007199254740992":     "bad limit",
+		"load -window 1us":                 "bad limit",
+		"load -window " + canary:           "bad value for flag -window",
+		"load -n 0":                        "-n",
+		"load -n 11 -limit 10":             "the limit of 10 tokens",
+		"load -keys 0":                     "-keys",
+		"load -keys 2 -key a":              "not both",
+		"load -key=":                       "bad key",
+		"load -workers 0":                  "-workers",
+		"load -zipf 1":                     "-zipf",
+		"load -zipf NaN":                   "-zipf",
+		"load -rate -1":                    "-rate",
+		"load -rate NaN":                   "-rate",
+		"load -rate Inf":                   "-rate",
+		"load -requests -1":                "-requests",
+		"load -duration 0s":                "-duration",
+		"load -think -1s":                  "-think",
+		"load -batch 0":                    "-batch",
+		"load -batch " + canary:            "-batch",
+		"load -format " + canary:           "-format",
+		"load " + canary:                   "want 0 arguments",
+		"load -store redis://h -prefix {":  "prefix",
+		"load -store redis://h -store redis://h:6379": "twice",
+		"inspect k":                                             "-store",
+		"inspect -store redis://h":                              "want 1 arguments",
+		"inspect -store redis://h a b":                          "want 1 arguments",
+		"inspect -store redis://h -limit 0 k":                   "-limit",
+		"inspect -store redis://h -format x k":                  "-format",
+		"inspect -store redis://h -prefix { k":                  "prefix",
+		"inspect -store memory k":                               "memory store holds nothing",
+		"inspect -store redis://h " + strings.Repeat("k", 5000): "bad key",
+	} {
+		o := invoke(t.Context(), strings.Fields(args)...)
+		require.Equal(t, exitUsage, o.status, args)
+		o.requireOneLine(t)
+		require.Contains(t, o.stderr, want, args)
+		require.NotContains(t, o.stderr+o.stdout, canary, args)
+		require.Empty(t, o.stdout, args)
+	}
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+const inspectAbout = `Shows what a store holds for a key: what is used of its open window, when that
+ends, and what each client was granted and gave back. It changes nothing.`
+
+// inspection is what a store holds for a key.
+type inspection struct {
+	Key       string    `json:"key"`
+	Open      bool      `json:"open"` // whether a window is
+	Used      int64     `json:"used"`
+	Limit     *int64    `json:"limit,omitempty"`     // the limit is the programs', not the store's:
+	Remaining *int64    `json:"remaining,omitempty"` // only told if -limit is given
+	Reset     string    `json:"reset,omitempty"`
+	ResetMS   int64     `json:"reset_unix_ms,omitempty"`
+	LeftMS    float64   `json:"left_ms"`
+	Clients   []account `json:"clients"`
+}
+
+type account struct {
+	Client   string `json:"client"`
+	Granted  int64  `json:"granted"`
+	Returned int64  `json:"returned"`
+}
+
+// timeFormat is RFC 3339 with the milliseconds that a window's end has.
+const timeFormat = "2006-01-02T15:04:05.000Z07:00"
+
+func newInspection(key string, c backend.Contents, limit int64) *inspection {
+	i := &inspection{Key: key, Open: c.Window != 0, Used: c.Used, Clients: []account{}}
+	if limit > 0 {
+		rest := max(limit-c.Used, 0)
+		i.Limit, i.Remaining = &limit, &rest
+	}
+	if i.Open {
+		i.Reset, i.ResetMS = c.Window.Time().Format(timeFormat), int64(c.Window)
+		i.LeftMS = float64(c.Left.Microseconds()) / 1000
+	}
+	for _, a := range c.Clients {
+		i.Clients = append(i.Clients, account{a.Client, a.Granted, a.Returned})
+	}
+	return i
+}
+
+func runInspect(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	f := newFlags("inspect -store URL [flags] KEY", inspectAbout)
+	stores, prefix := f.storeFlags()
+	limit := f.Int64("limit", 0, "`tokens` per window, of which to tell the rest")
+	format := f.formatFlag()
+	if err := f.parse(args, 1, stdout); err != nil {
+		return err
+	}
+	asJSON, err := format()
+	switch {
+	case err != nil:
+		return err
+	case *limit < 0 || *limit == 0 && f.given("limit"):
+		return usagef("bad value for flag -limit: want 1 or more")
+	case len(*stores) == 0:
+		return usagef("want a -store to look into")
+	case backend.ValidateKey(f.Arg(0)) != nil:
+		return usagef("%s", oneLine(backend.ValidateKey(f.Arg(0))))
+	}
+	c, err := inspect(ctx, *stores, *prefix, f.Arg(0))
+	if err != nil {
+		return err
+	}
+	i := newInspection(f.Arg(0), c, *limit)
+	if asJSON {
+		e := json.NewEncoder(stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(i)
+	}
+	return i.text(stdout, c.Left)
+}
+
+// inspectTimeout bounds the look, dialling included.
+const inspectTimeout = 5 * time.Second
+
+func inspect(ctx context.Context, stores []string, prefix, key string) (backend.Contents, error) {
+	store, err := open(stores, prefix, 1)
+	if err != nil {
+		return backend.Contents{}, err
+	}
+	defer store.Close()
+	if !store.shared {
+		return backend.Contents{}, usagef("the memory store holds nothing across processes: there is nothing to inspect")
+	}
+	if s, ok := store.Store.(interface{ Err() error }); ok && s.Err() != nil {
+		return backend.Contents{}, usagef("%s", oneLine(s.Err()))
+	}
+	look, ok := store.Store.(backend.Inspector)
+	if !ok {
+		return backend.Contents{}, fmt.Errorf("this store cannot be inspected")
+	}
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	return look.Inspect(ctx, key)
+}
+
+func (i *inspection) text(w io.Writer, left time.Duration) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "key        %s\n", quoted(i.Key))
+	if !i.Open {
+		b.WriteString("window     none is open: nothing has been charged since the last one ended\n")
+	} else {
+		fmt.Fprintf(&b, "used       %s\n", commas(i.Used))
+	}
+	if i.Limit != nil {
+		fmt.Fprintf(&b, "remaining  %s of %s\n", commas(*i.Remaining), commas(*i.Limit))
+	}
+	if i.Open {
+		fmt.Fprintf(&b, "reset      %s, in %v\n", i.Reset, left.Truncate(time.Millisecond))
+		i.table(&b)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// table lists the clients. Their names are data, and so are quoted where need be.
+func (i *inspection) table(w io.Writer) {
+	if len(i.Clients) == 0 {
+		fmt.Fprintln(w, "clients    none: all was charged by direct calls")
+		return
+	}
+	width := len("client")
+	for _, a := range i.Clients {
+		width = max(width, utf8.RuneCountInString(quoted(a.Client)))
+	}
+	fmt.Fprintf(w, "\n%-*s  %15s  %15s\n", width, "client", "granted", "given back")
+	for _, a := range i.Clients {
+		fmt.Fprintf(w, "%-*s  %15s  %15s\n", width, quoted(a.Client), commas(a.Granted), commas(a.Returned))
+	}
+}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+)
+
+// requireBalance checks what holds of every report.
+func requireBalance(t *testing.T, r report) {
+	t.Helper()
+	require.Equal(t, r.Requests, r.Allowed+r.Denied+r.Errors)
+	require.Equal(t, r.TokensTaken+r.TokensRefunded, r.TokensSpent+r.TokensReturned+r.TokensExpired+r.TokensHeld)
+	require.Zero(t, r.TokensHeld, "closed")
+	require.Zero(t, r.TokensLate)
+	require.LessOrEqual(t, r.Waited, r.Requests)
+	require.LessOrEqual(t, r.Latency.P50, r.Latency.P99)
+	require.LessOrEqual(t, r.Latency.P99, r.Latency.P999)
+	require.LessOrEqual(t, r.Latency.P999, r.Latency.Max)
+	require.True(t, slices.IsSortedFunc(r.Windows, func(a, b window) int {
+		if c := strings.Compare(a.Key, b.Key); c != 0 {
+			return c
+		}
+		return int(a.Reset - b.Reset)
+	}))
+}
+
+// requireFewErrors allows for calls that time out because the machine is busy.
+func requireFewErrors(t *testing.T, r report, about ...any) {
+	t.Helper()
+	require.LessOrEqual(t, r.Errors, r.Requests/50, "%s %v", r.FirstError, about)
+}
+
+// spent adds up windows over reports.
+func spent(reports ...report) map[window]int64 {
+	sums := make(map[window]int64)
+	for _, r := range reports {
+		for _, w := range r.Windows {
+			sums[window{Key: w.Key, Reset: w.Reset}] += w.Spent
+		}
+	}
+	return sums
+}
+
+func requireWithin(t *testing.T, limit int64, sums map[window]int64, about ...any) {
+	t.Helper()
+	for w, n := range sums {
+		require.LessOrEqual(t, n, limit, "%v %v", w, about)
+	}
+}
+
+func TestLoadJSON(t *testing.T) {
+	o := invoke(t.Context(), strings.Fields("load -requests 1000 -limit 100 -window 1h -seed 7 -format json")...)
+	r := o.report(t)
+	requireBalance(t, r)
+	require.EqualValues(t, 1000, r.Requests)
+	require.EqualValues(t, 100, r.Allowed, "the limit is used to the last token")
+	require.EqualValues(t, 900, r.Denied)
+	require.EqualValues(t, 7, r.Seed)
+	require.EqualValues(t, 100, r.TokensSpent)
+	require.Len(t, r.Windows, 1)
+	require.Equal(t, "key-0", r.Windows[0].Key)
+	require.EqualValues(t, 100, r.Windows[0].Spent)
+	require.InDelta(t, float64(r.StoreCalls)/1000, r.StoreCallsPerRequest, 1e-9)
+
+	var fields map[string]any
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &fields))
+	require.Subset(t, slices.Collect(maps.Keys(fields)), []string{
+		"requests", "allowed", "denied", "errors", "waited", "store_calls", "store_calls_per_request",
+		"tokens_taken", "tokens_spent", "tokens_returned", "tokens_expired", "tokens_refunded", "tokens_held",
+		"seconds", "latency_ns", "windows",
+	})
+	require.Subset(t, fields["latency_ns"], map[string]any{"p50": fields["latency_ns"].(map[string]any)["p50"]})
+	require.Len(t, fields["latency_ns"], 4)
+}
+
+func TestLoadHoldsLimitsOnTheEmbeddedStore(t *testing.T) {
+	for _, flags := range []string{
+		"-batch auto", "-batch direct", "-batch ladder", "-batch 7", "-batch 500",
+		"-keys 5", "-keys 150 -zipf 1.1", "-n 3", "-n 100", "-key one", "-store memory -store memory -keys 20",
+		"-limit 1", "-rate 20000", "-think 1ms", "-workers 1", "-window 20ms",
+	} {
+		args := "load -limit 100 -window 50ms -duration 400ms -format json " + flags
+		r := invoke(t.Context(), strings.Fields(args)...).report(t)
+		requireBalance(t, r)
+		requireFewErrors(t, r, flags)
+		require.NotEmpty(t, r.Windows, flags)
+		requireWithin(t, 100, spent(r), flags)
+		require.Greater(t, len(r.Windows), 2, flags)
+	}
+}
+
+func TestLoadKeepsItsSchedule(t *testing.T) {
+	r := invoke(t.Context(), strings.Fields("load -rate 2000 -requests 600 -workers 3 -format json")...).report(t)
+	require.EqualValues(t, 600, r.Requests)
+	require.GreaterOrEqual(t, r.Seconds, 599.0/2000, "call 599 is not made before it is due")
+
+	r = invoke(t.Context(), strings.Fields("load -rate 2000 -duration 300ms -workers 64 -format json")...).report(t)
+	require.LessOrEqual(t, r.Requests, int64(r.Seconds*2000)+64, "however many workers there are")
+
+	r = invoke(t.Context(), strings.Fields("load -think 20ms -requests 10 -workers 2 -format json")...).report(t)
+	require.GreaterOrEqual(t, r.Seconds, 0.08, "five calls of a worker have at least four pauses between them")
+
+	r = invoke(t.Context(), strings.Fields("load -requests 3 -workers 8 -format json")...).report(t)
+	require.EqualValues(t, 3, r.Requests)
+}
+
+func TestLoadRepeatsItselfBySeed(t *testing.T) {
+	args := strings.Fields("load -requests 5000 -workers 2 -keys 20 -zipf 1.3 -limit 100000 -window 1h -seed 3 -format json")
+	a, b := invoke(t.Context(), args...).report(t), invoke(t.Context(), args...).report(t)
+	of := func(r report) map[string]int64 {
+		sums := make(map[string]int64)
+		for _, w := range r.Windows {
+			sums[w.Key] += w.Spent
+		}
+		return sums
+	}
+	require.Equal(t, of(a), of(b))
+	require.Greater(t, of(a)["key-0"], 2*of(a)["key-5"], "the first keys are called for most")
+}
+
+func TestLoadEndsWhenTold(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	r := invoke(ctx, strings.Fields("load -rate 0.01 -workers 2 -duration 1h -format json")...).report(t)
+	requireBalance(t, r)
+	require.EqualValues(t, 1, r.Requests, "the second is due much later")
+	require.Less(t, r.Seconds, 30.0)
+}
+
+func TestLoadText(t *testing.T) {
+	o := invoke(t.Context(), strings.Fields("load -requests 12345 -limit 1000 -window 1h")...)
+	require.Equal(t, exitOK, o.status)
+	for _, want := range []string{"requests", "12,345", "11,345", "store calls", "p99.9", "1,000 of 1,000", "1,000 spent"} {
+		require.Contains(t, o.stdout, want)
+	}
+}
+
+func TestTally(t *testing.T) {
+	at := time.UnixMilli(10_000)
+	ok := func(reset int64) reservoir.Result {
+		return reservoir.Result{Allowed: true, Reset: time.UnixMilli(reset), Source: reservoir.Fetched}
+	}
+	a, b := newTally(1000), newTally(1000)
+	a.record(0, 2, ok(11_000), nil, at, time.Microsecond)
+	a.record(0, 2, ok(9_999), nil, at, 2*time.Hour)
+	a.record(windowKeys, 2, ok(11_000), nil, at, 0)
+	a.record(0, 2, reservoir.Result{Source: reservoir.Denied}, nil, at, 0)
+	b.record(0, 2, reservoir.Result{}, &reservoir.StoreError{Err: errors.New("away")}, at, 0)
+	b.record(0, 2, reservoir.Result{}, reservoir.ErrClosed, at, 0)
+	for _, reset := range []int64{12_000, 11_000, 10_500, 12_000, 10_500} {
+		b.record(0, 2, ok(reset), nil, at, 0)
+	}
+	a.merge(b)
+	require.Equal(t, [][]windowSum{{{9_999, 2}, {10_500, 4}, {11_000, 4}, {12_000, 4}}}, a.windows[:1])
+	require.Len(t, a.windows, windowKeys, "no more keys than that are kept")
+	require.EqualValues(t, 2, a.late)
+	require.EqualValues(t, 11, a.requests)
+	require.EqualValues(t, 2, a.errors)
+	require.EqualValues(t, 9, a.waited, "eight were fetched for, one ended in an error of the store")
+	require.Equal(t, 2*time.Hour, a.slowest)
+	require.ErrorContains(t, a.failure, "away")
+}
+
+func TestWeightedPicksByWeight(t *testing.T) {
+	tr := demoTraffic(20_000)
+	w := tr.worker(0, time.Now(), nil)
+	defer w.timer.Stop()
+	counts := make([]int, len(demoKeys))
+	for range 100_000 {
+		counts[w.pick()]++
+	}
+	for i, k := range demoKeys {
+		require.InDelta(t, k.weight*1000, counts[i], 1000, k.name)
+	}
+}
+
+func TestScreenIsRedrawnInPlace(t *testing.T) {
+	var out bytes.Buffer
+	s := &screen{w: &out}
+	s.draw("a\nb\n")
+	s.draw("c\n")
+	s.draw("")
+	require.Equal(t, "\x1b[Ja\nb\n\x1b[2A\x1b[Jc\n\x1b[1A\x1b[J", out.String())
+	require.False(t, drawable(&out))
+}

@@ -1,0 +1,252 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// binary builds the command once, with the race detector where the tests have it.
+var binary = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "reservoir")
+	if err != nil {
+		return "", err
+	}
+	binaryDir = dir
+	path := filepath.Join(dir, "reservoir")
+	args := []string{"build", "-o", path}
+	if raceEnabled {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, ".")...)
+	cmd.Stderr = os.Stderr
+	return path, cmd.Run()
+})
+
+var binaryDir string // written in binary, and read after all tests
+
+func removeBinary() {
+	if binaryDir != "" {
+		_ = os.RemoveAll(binaryDir)
+	}
+}
+
+// process is a run of the command in a process of its own, which ends with the
+// test at the latest.
+type process struct {
+	*exec.Cmd
+	stdout, stderr bytes.Buffer
+}
+
+func start(t *testing.T, env []string, args ...string) *process {
+	t.Helper()
+	path, err := binary()
+	require.NoError(t, err)
+	p := &process{Cmd: exec.CommandContext(t.Context(), path, args...)}
+	p.Env = append(os.Environ(), env...)
+	p.Stdout, p.Stderr = &p.stdout, &p.stderr
+	require.NoError(t, p.Start())
+	t.Cleanup(func() {
+		if p.ProcessState == nil {
+			_ = p.Wait()
+		}
+	})
+	return p
+}
+
+// end waits for the process and returns what it left behind.
+func (p *process) end() outcome {
+	_ = p.Wait() // the status says it all
+	return outcome{p.ProcessState.ExitCode(), p.stdout.String(), p.stderr.String()}
+}
+
+// contents is what the server holds for a key.
+func contents(t *testing.T, s *redistest.Server, key string) backend.Contents {
+	t.Helper()
+	client := s.Client()
+	defer client.Close()
+	c, err := redisstore.New(client).Inspect(t.Context(), key)
+	require.NoError(t, err)
+	return c
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	require.Eventually(t, ok, 20*time.Second, 2*time.Millisecond, what)
+}
+
+// TestEightProcessesShareOneLimit is the promise in its plainest form.
+func TestEightProcessesShareOneLimit(t *testing.T) {
+	const processes, limit, rate = 8, 4000, 2000
+	server := redistest.Start(t)
+	var running []*process
+	for range processes {
+		running = append(running, start(t, nil, "load", "-store", "redis://"+server.Addr(), "-key", "shared",
+			"-limit", strconv.Itoa(limit), "-rate", strconv.Itoa(rate), "-duration", "9s", "-format", "json"))
+	}
+	var reports []report
+	var requests, calls int64
+	for _, p := range running {
+		r := p.end().report(t)
+		requireBalance(t, r)
+		requireFewErrors(t, r)
+		reports = append(reports, r)
+		requests += r.Requests
+		calls += r.StoreCalls
+	}
+	sums := spent(reports...)
+	t.Logf("%d requests, %d store calls, spent by window: %v", requests, calls, sums)
+	requireWithin(t, limit, sums)
+	require.Greater(t, requests, int64(3*limit*len(sums)), "demand was above the limit")
+	require.Less(t, calls, requests/50)
+	require.InDelta(t, calls, server.Calls("evalsha"), float64(calls)/10, "what is counted is what the server saw")
+
+	whole := complete(reports)
+	require.GreaterOrEqual(t, len(whole), 5, "windows rolled over")
+	for _, reset := range whole {
+		require.GreaterOrEqual(t, sums[window{Key: "shared", Reset: reset}], int64(limit*99/100), "nothing lies idle")
+	}
+	for _, r := range reports {
+		own := slices.DeleteFunc(resetsOf(r), func(reset int64) bool { return reset < whole[0] || reset > whole[len(whole)-1] })
+		require.Equal(t, whole, own, "all tell the same ends of the same windows")
+	}
+}
+
+// complete lists the windows of which all processes saw an earlier one and a
+// later one: they were calling all through it, however late one was started.
+func complete(reports []report) []int64 {
+	first, last := int64(0), int64(1<<62)
+	for _, r := range reports {
+		own := resetsOf(r)
+		first, last = max(first, own[0]), min(last, own[len(own)-1])
+	}
+	return slices.DeleteFunc(resetsOf(reports...), func(reset int64) bool { return reset <= first || reset >= last })
+}
+
+// resetsOf lists the ends of all windows in order.
+func resetsOf(reports ...report) []int64 {
+	var list []int64
+	for w := range spent(reports...) {
+		list = append(list, w.Reset)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+func TestSignalsEndALoadCleanly(t *testing.T) {
+	server := redistest.Start(t)
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		key := signal.String()
+		var running []*process
+		for range 3 {
+			running = append(running, start(t, nil, "load", "-store", "redis://"+server.Addr(), "-key", key,
+				"-limit", "1000000", "-window", "1h", "-rate", "2000", "-duration", "10m", "-format", "json"))
+		}
+		eventually(t, "under way", func() bool {
+			c := contents(t, server, key)
+			return len(c.Clients) == 3 && c.Used > 4000
+		})
+		var sum, returned int64
+		for _, p := range running {
+			require.NoError(t, p.Process.Signal(signal))
+			r := p.end().report(t)
+			requireBalance(t, r)
+			require.Zero(t, r.TokensExpired)
+			sum += r.TokensSpent
+			returned += r.TokensReturned
+		}
+		require.Positive(t, returned, "there was stock to hand back")
+		c := contents(t, server, key)
+		require.Equal(t, sum, c.Used, "only what was spent stays charged")
+		for _, a := range c.Clients {
+			sum -= a.Granted - a.Returned
+		}
+		require.Zero(t, sum, "and the ledger says so too")
+	}
+}
+
+// TestStoppedProcessSpendsNothingLate stops a process that has stock in hand
+// until its window, and the next one, are over. When it goes on it makes up for
+// the calls it has missed, at once.
+func TestStoppedProcessSpendsNothingLate(t *testing.T) {
+	const limit = 20_000
+	server := redistest.Start(t)
+	load := func() *process {
+		return start(t, nil, "load", "-store", "redis://"+server.Addr(), "-key", "k", "-limit", strconv.Itoa(limit),
+			"-rate", "6000", "-duration", "7s", "-format", "json")
+	}
+	victim := load()
+	var name string
+	eventually(t, "the victim has an account", func() bool {
+		for _, a := range contents(t, server, "k").Clients {
+			name = a.Client
+		}
+		return name != ""
+	})
+	other := load()
+	eventually(t, "a window that both take from, not near its end", func() bool {
+		c := contents(t, server, "k")
+		return len(c.Clients) == 2 && granted(c, name) > 0 && c.Left > 300*time.Millisecond && c.Left < 700*time.Millisecond
+	})
+	require.NoError(t, victim.Process.Signal(syscall.SIGSTOP))
+	stopped := contents(t, server, "k")
+	held := granted(stopped, name)
+	eventually(t, "two resets pass", func() bool { return contents(t, server, "k").Window > stopped.Window+1000 })
+	require.NoError(t, victim.Process.Signal(syscall.SIGCONT))
+	resumed := contents(t, server, "k").Window
+
+	v, o := victim.end().report(t), other.end().report(t)
+	requireBalance(t, v) // and so that nothing was spent late
+	requireBalance(t, o)
+	sums := spent(v, o)
+	requireWithin(t, limit, sums)
+	at := func(r report, reset backend.Window) int64 { return spent(r)[window{Key: "k", Reset: int64(reset)}] }
+	require.Less(t, at(v, stopped.Window), held, "it had stock in hand when it was stopped")
+	for _, reset := range resetsOf(o) {
+		if reset > int64(stopped.Window) && reset < int64(resumed) {
+			require.Zero(t, at(v, backend.Window(reset)), "it stood still")
+			require.Positive(t, at(o, backend.Window(reset)), "while the other went on")
+		}
+	}
+	require.Greater(t, resetsOf(v)[len(resetsOf(v))-1], int64(resumed), "it went on")
+}
+
+func granted(c backend.Contents, client string) int64 {
+	for _, a := range c.Clients {
+		if a.Client == client {
+			return a.Granted - a.Returned
+		}
+	}
+	return 0
+}
+
+func TestNothingButOneLineOnStandardError(t *testing.T) {
+	server := redistest.Start(t)
+	address := "redis://user:" + canary + "@" + server.Addr()
+	refused := start(t, nil, "load", "-store", address, "-duration", "200ms").end()
+	server.Kill()
+	dead := start(t, nil, "load", "-store", address, "-duration", "200ms").end()
+	for _, o := range []outcome{refused, dead} {
+		require.Equal(t, exitFailure, o.status)
+		o.requireOneLine(t)
+		require.Contains(t, o.stderr, "every request failed")
+		require.NotContains(t, o.stderr+o.stdout, canary)
+		require.True(t, strings.HasPrefix(o.stdout, "requests"), "the report is printed all the same")
+	}
+	require.Contains(t, refused.stderr, "WRONGPASS")
+	require.Contains(t, dead.stderr, "refused")
+}

@@ -1,0 +1,275 @@
+package main
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+func TestLoadOnRedis(t *testing.T) {
+	server := redistest.Start(t)
+	for _, flags := range []string{"-batch auto", "-batch direct", "-batch ladder", "-batch 100", "-n 7", "-keys 50 -zipf 1.2", "-prefix rl:"} {
+		args := "load -limit 500 -window 100ms -duration 400ms -format json -store redis://" + server.Addr() + "/3 " + flags
+		r := invoke(t.Context(), strings.Fields(args)...).report(t)
+		requireBalance(t, r)
+		requireFewErrors(t, r, flags)
+		require.NotEmpty(t, r.Windows, flags)
+		requireWithin(t, 500, spent(r), flags)
+	}
+}
+
+func TestLoadOnACluster(t *testing.T) {
+	c := redistest.StartCluster(t, 3, 0)
+	address := "redis-cluster://" + strings.Join(c.Addrs(), ",")
+	r := invoke(t.Context(), strings.Fields("load -keys 60 -limit 50 -window 1m -requests 6000 -format json -store "+address)...).report(t)
+	requireBalance(t, r)
+	requireFewErrors(t, r)
+	requireWithin(t, 50, spent(r))
+	for _, node := range c.Nodes {
+		require.Positive(t, node.Calls("evalsha", "eval"), "keys lie on all nodes")
+	}
+	o := invoke(t.Context(), "inspect", "-store", address, "key-7")
+	require.Equal(t, exitOK, o.status, o.stderr)
+	require.Contains(t, o.stdout, "used       "+strconv.FormatInt(used(r, "key-7"), 10)+"\n")
+}
+
+func used(r report, key string) int64 {
+	var n int64
+	for _, w := range r.Windows {
+		if w.Key == key {
+			n += w.Spent
+		}
+	}
+	return n
+}
+
+func TestLoadOnShards(t *testing.T) {
+	a, b := redistest.Start(t), redistest.Start(t)
+	stores := []string{"-store", "redis://" + a.Addr(), "-store", "redis://" + b.Addr()}
+	turned := []string{"-store", "redis://" + b.Addr(), "-store", "redis://" + a.Addr()}
+	args := append(strings.Fields("load -keys 40 -limit 50 -window 1m -requests 4000 -format json"), stores...)
+	r := invoke(t.Context(), args...).report(t)
+	requireBalance(t, r)
+	requireFewErrors(t, r)
+	requireWithin(t, 50, spent(r))
+	require.Positive(t, a.Calls("evalsha"))
+	require.Positive(t, b.Calls("evalsha"))
+	for _, where := range [][]string{stores, turned} {
+		o := invoke(t.Context(), append(append([]string{"inspect"}, where...), "key-11")...)
+		require.Equal(t, exitOK, o.status, o.stderr)
+		require.Contains(t, o.stdout, "used       "+strconv.FormatInt(used(r, "key-11"), 10)+"\n", "in whatever order shards are named")
+	}
+}
+
+func TestInspect(t *testing.T) {
+	server := redistest.Start(t)
+	store := "redis://" + server.Addr()
+	r := invoke(t.Context(), strings.Fields("load -prefix p: -limit 5000 -window 1h -requests 1234 -format json -store "+store)...).report(t)
+
+	o := invoke(t.Context(), "inspect", "-store", store, "-prefix", "p:", "-limit", "5000", "key-0")
+	require.Equal(t, exitOK, o.status, o.stderr)
+	require.Contains(t, o.stdout, "used       1,234\nremaining  3,766 of 5,000\nreset      ")
+	require.Contains(t, o.stdout, ", in 59m")
+	require.Regexp(t, `(?m)^client +granted +given back\n[A-Z0-9]+\.0 +[0-9,]+ +[0-9,]+$`, o.stdout)
+
+	o = invoke(t.Context(), "inspect", "-store", store, "-prefix", "p:", "-limit", "5000", "-format", "json", "key-0")
+	require.Equal(t, exitOK, o.status, o.stderr)
+	var i inspection
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
+	require.True(t, i.Open)
+	require.EqualValues(t, 1234, i.Used)
+	require.EqualValues(t, 3766, *i.Remaining)
+	require.Equal(t, r.Windows[0].Reset, i.ResetMS)
+	reset, err := time.Parse(time.RFC3339, i.Reset)
+	require.NoError(t, err)
+	require.Equal(t, i.ResetMS, reset.UnixMilli())
+	require.Equal(t, []account{{i.Clients[0].Client, r.TokensTaken, r.TokensReturned}}, i.Clients)
+
+	for _, args := range [][]string{{"key-1"}, {"-format", "json", "key-1"}, {"key-0"}} {
+		o = invoke(t.Context(), append([]string{"inspect", "-store", store}, args...)...)
+		require.Equal(t, exitOK, o.status, o.stderr)
+		require.Regexp(t, `none is open|"open": false`, o.stdout)
+	}
+	o = invoke(t.Context(), strings.Fields("load -batch direct -key d -window 1h -requests 1 -store "+store)...)
+	require.Equal(t, exitOK, o.status, o.stderr)
+	require.Contains(t, invoke(t.Context(), "inspect", "-store", store, "d").stdout, "all was charged by direct calls")
+}
+
+func TestInspectQuotesWhatATerminalWouldObey(t *testing.T) {
+	server := redistest.Start(t)
+	key := "evil\x1b[2J"
+	o := invoke(t.Context(), "load", "-key", key, "-window", "1h", "-requests", "1", "-store", "redis://"+server.Addr())
+	require.Equal(t, exitOK, o.status, o.stderr)
+	client := server.Client()
+	require.NoError(t, client.HSet(t.Context(), "{evil%1B[2J}:own", "x\x1b[2Jy", "3").Err())
+	o = invoke(t.Context(), "inspect", "-store", "redis://"+server.Addr(), key)
+	require.Equal(t, exitOK, o.status, o.stderr)
+	require.NotContains(t, o.stdout, "\x1b")
+	require.Contains(t, o.stdout, `"x\x1b[2Jy"`)
+}
+
+func TestStoresThatDoNotServeKeepTheirPasswords(t *testing.T) {
+	server, hung := redistest.Start(t), redistest.Start(t)
+	hung.Pause()
+	login := "user:" + canary + "@"
+	for _, store := range []string{
+		"redis://" + login + server.Addr(),
+		"redis://" + server.Addr() + "/9999",
+		"rediss://" + login + server.Addr(),
+		"redis-cluster://" + login + server.Addr(),
+		"redis://" + login + hung.Addr(),
+		"redis-cluster://" + login + hung.Addr() + ",127.0.0.1:1",
+		"redis://" + login + "127.0.0.1:1",
+		"redis://" + login + "no-such-host.invalid",
+	} {
+		for _, args := range [][]string{
+			{"load", "-duration", "150ms", "-store", store}, {"inspect", "-store", store, "k"},
+			{"load", "-duration", "150ms", "-batch", "direct", "-format", "json", "-store", store},
+		} {
+			o := invoke(t.Context(), args...)
+			require.Equal(t, exitFailure, o.status, store)
+			o.requireOneLine(t)
+			require.NotContains(t, o.stdout+o.stderr, canary, store)
+		}
+	}
+}
+
+func TestSomeErrorsAreCountedAndNoFailure(t *testing.T) {
+	a, b := redistest.Start(t), redistest.Start(t)
+	b.Kill()
+	args := strings.Fields("load -keys 40 -rate 2000 -duration 2s -format json -store redis://" + a.Addr() + " -store redis://" + b.Addr())
+	ended := make(chan outcome)
+	go func() { ended <- invoke(t.Context(), args...) }()
+	eventually(t, "calls are made", func() bool { return a.Calls("evalsha") > 20 })
+	b.Restart()
+	r := (<-ended).report(t)
+	requireBalance(t, r)
+	require.Positive(t, r.Errors)
+	require.Positive(t, r.Allowed)
+	require.GreaterOrEqual(t, r.Waited, r.Errors)
+	require.Positive(t, b.Calls("evalsha"), "once back it serves")
+}
+
+func TestStockThatCannotBeHandedBackIsAFailure(t *testing.T) {
+	server := redistest.Start(t)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan outcome)
+	args := strings.Fields("load -rate 100 -batch 1000 -limit 100000 -window 1h -format json -store redis://" + server.Addr())
+	go func() { ended <- invoke(ctx, args...) }()
+	eventually(t, "there is a batch in hand", func() bool { return contents(t, server, "key-0").Used == 1000 })
+	server.Kill()
+	stop()
+	o := <-ended
+	require.Equal(t, exitFailure, o.status)
+	o.requireOneLine(t)
+	require.Contains(t, o.stderr, "unused stock was not all handed back")
+	var r report
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &r), "the report is printed all the same")
+	requireBalance(t, r)
+	require.Positive(t, r.TokensExpired, "what could not be handed back")
+}
+
+// TestTLS trusts an authority by SSL_CERT_FILE, which is read once in a process.
+func TestTLS(t *testing.T) {
+	server := redistest.Start(t)
+	cert, file := certificate(t, "127.0.0.1")
+	wrong, wrongFile := certificate(t, "10.1.2.3")
+	for _, row := range []struct {
+		name, trust string
+		config      *tls.Config
+		ok          bool
+	}{
+		{"trusted", file, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12}, true},
+		{"nobody vouches", wrongFile, &tls.Config{Certificates: []tls.Certificate{cert}}, false},
+		{"another's name", wrongFile, &tls.Config{Certificates: []tls.Certificate{wrong}}, false},
+		{"too old", file, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			addr := terminate(t, row.config, server.Addr())
+			env := []string{"SSL_CERT_FILE=" + row.trust, "SSL_CERT_DIR=" + t.TempDir()}
+			o := start(t, env, "load", "-store", "rediss://"+addr, "-requests", "10", "-format", "json").end()
+			if row.ok {
+				require.EqualValues(t, 10, o.report(t).Allowed)
+				return
+			}
+			require.Equal(t, exitFailure, o.status)
+			o.requireOneLine(t)
+			require.Regexp(t, "tls: ", o.stderr)
+		})
+	}
+}
+
+// certificate makes one that signs itself, and a file that trusts it.
+func certificate(t *testing.T, ip string) (tls.Certificate, string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.ParseIP(ip)}, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file
+}
+
+// terminate speaks TLS in front of target.
+func terminate(t *testing.T, config *tls.Config, target string) string {
+	t.Helper()
+	l, err := tls.Listen("tcp", "127.0.0.1:0", config)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	t.Cleanup(func() {
+		_ = l.Close()
+		wg.Wait()
+	})
+	wg.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { relay(in, target) })
+		}
+	})
+	return l.Addr().String()
+}
+
+func relay(in net.Conn, target string) {
+	out, err := net.Dial("tcp", target)
+	if err != nil {
+		_ = in.Close()
+		return
+	}
+	var wg sync.WaitGroup
+	pipe := func(dst, src net.Conn) {
+		_, _ = io.Copy(dst, src)
+		_ = dst.Close()
+		_ = src.Close()
+	}
+	wg.Go(func() { pipe(in, out) })
+	wg.Go(func() { pipe(out, in) })
+	wg.Wait()
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-reservoir/reservoir"
+)
+
+// report is what a load did. The counts of tokens are the limiter's, taken after
+// it was closed, so that taken + refunded == spent + returned + expired + held
+// and held is 0; those of windows are the callers', by what they were told.
+type report struct {
+	Requests             int64   `json:"requests"`
+	Allowed              int64   `json:"allowed"`
+	Denied               int64   `json:"denied"`
+	Errors               int64   `json:"errors"`
+	Waited               int64   `json:"waited"` // calls that waited on the network
+	StoreCalls           int64   `json:"store_calls"`
+	StoreCallsPerRequest float64 `json:"store_calls_per_request"`
+	TokensTaken          int64   `json:"tokens_taken"`
+	TokensSpent          int64   `json:"tokens_spent"`
+	TokensReturned       int64   `json:"tokens_returned"`
+	TokensExpired        int64   `json:"tokens_expired"`
+	TokensRefunded       int64   `json:"tokens_refunded"`
+	TokensHeld           int64   `json:"tokens_held"`
+	TokensLate           int64   `json:"tokens_late"`    // allowed in a window that had ended, by this machine's clock
+	TokensUnknown        int64   `json:"tokens_unknown"` // of direct calls that failed and may be charged for nothing
+	Seconds              float64 `json:"seconds"`
+	Seed                 uint64  `json:"seed"`
+	FirstError           string  `json:"first_error,omitempty"`
+
+	Latency latency  `json:"latency_ns"`
+	Windows []window `json:"windows"`
+}
+
+// latency is of the calls themselves, not of the schedule they kept.
+type latency struct {
+	P50  int64 `json:"p50"`
+	P99  int64 `json:"p99"`
+	P999 int64 `json:"p999"`
+	Max  int64 `json:"max"`
+}
+
+// window is what this process spent in one window of one key.
+type window struct {
+	Key   string `json:"key"`
+	Reset int64  `json:"reset_unix_ms"`
+	Spent int64  `json:"spent"`
+}
+
+// newReport puts together what the callers saw and what the limiter counted.
+func newReport(t *traffic, sum *tally, s reservoir.Stats) *report {
+	r := &report{
+		Requests: sum.requests, Allowed: sum.allowed, Denied: sum.denied, Errors: sum.errors,
+		Waited: sum.waited, StoreCalls: s.StoreCalls, StoreCallsPerRequest: ratio(s.StoreCalls, sum.requests),
+		TokensTaken: s.Taken, TokensSpent: s.Spent, TokensReturned: s.Returned, TokensExpired: s.Expired,
+		TokensRefunded: s.Refunded, TokensHeld: s.Held, TokensLate: sum.late, TokensUnknown: s.Unknown,
+		Seconds: sum.elapsed.Seconds(), Seed: t.seed,
+		Latency: latencyOf(sum),
+		Windows: windowsOf(t.keys, sum.windows),
+	}
+	if sum.failure != nil {
+		r.FirstError = oneLine(sum.failure)
+	}
+	return r
+}
+
+// latencyOf rounds as the histogram does, but never to more than the slowest call.
+func latencyOf(sum *tally) latency {
+	at := func(percent float64) int64 {
+		return min(sum.latency.ValueAtQuantile(percent), int64(sum.slowest))
+	}
+	return latency{P50: at(50), P99: at(99), P999: at(99.9), Max: int64(sum.slowest)}
+}
+
+// windowsOf lists the sums by key, then by reset. It is never nil, so that JSON
+// has an empty list and no null.
+func windowsOf(keys []string, sums [][]windowSum) []window {
+	list := []window{}
+	for key, windows := range sums {
+		for _, s := range windows {
+			list = append(list, window{keys[key], s.reset, s.spent})
+		}
+	}
+	slices.SortStableFunc(list, func(a, b window) int { return strings.Compare(a.Key, b.Key) })
+	return list
+}
+
+func (r *report) json(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+func (r *report) text(w io.Writer, limit reservoir.Limit) error {
+	var b strings.Builder
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "%-12s %s\n", name, strings.TrimRight(fmt.Sprintf(format, args...), " "))
+	}
+	count := func(name string, n int64, note string) {
+		line(name, "%15s   %8s   %s", commas(n), percent(ratio(n, r.Requests)), note)
+	}
+	line("requests", "%15s   %s a second for %s", commas(r.Requests), commas(int64(float64(r.Requests)/max(r.Seconds, 1e-9))),
+		short(time.Duration(r.Seconds*float64(time.Second))))
+	count("allowed", r.Allowed, "")
+	count("denied", r.Denied, "")
+	count("errors", r.Errors, r.FirstError)
+	count("waited", r.Waited, "on the network")
+	count("store calls", r.StoreCalls, "")
+	l := r.Latency
+	line("latency", "p50 %v, p99 %v, p99.9 %v, max %v", short(time.Duration(l.P50)), short(time.Duration(l.P99)),
+		short(time.Duration(l.P999)), short(time.Duration(l.Max)))
+	line("tokens", "%s taken + %s refunded = %s spent + %s returned + %s expired + %s held", commas(r.TokensTaken),
+		commas(r.TokensRefunded), commas(r.TokensSpent), commas(r.TokensReturned), commas(r.TokensExpired), commas(r.TokensHeld))
+	if r.TokensLate > 0 {
+		line("late", "%s tokens, by this machine's clock", commas(r.TokensLate))
+	}
+	if len(r.Windows) > 0 {
+		line("windows", "%s; the most spent here in one: %s of %s", commas(int64(len(r.Windows))), commas(r.fullest()), commas(limit.Tokens))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// fullest is the most tokens that were spent in one window.
+func (r *report) fullest() int64 {
+	var most int64
+	for _, w := range r.Windows {
+		most = max(most, w.Spent)
+	}
+	return most
+}

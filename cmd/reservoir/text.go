@@ -1,0 +1,63 @@
+package main
+
+import (
+	"math"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// commas writes n with thousands separators.
+func commas(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	sign := ""
+	if n < 0 {
+		sign, s = "-", s[1:]
+	}
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return sign + s
+}
+
+// ratio is a/b, or 0 where there is no b.
+func ratio(a, b int64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return float64(a) / float64(b)
+}
+
+// percent writes a share with as many decimals as it takes to tell it from none.
+func percent(share float64) string {
+	p := 100 * share
+	decimals := 1
+	if p > 0 && p < 1 {
+		decimals = min(1-int(math.Floor(math.Log10(p))), 6)
+	}
+	return strconv.FormatFloat(p, 'f', decimals, 64) + " %"
+}
+
+// short writes a duration with three digits or so: 110ns, 1.25ms, 2.5s.
+func short(d time.Duration) string {
+	unit := time.Nanosecond
+	for 1000*unit <= d && unit < time.Second {
+		unit *= 1000
+	}
+	return d.Round(max(unit/100, 1)).String()
+}
+
+// quoted is s as it is if a terminal shows it as it is, and in quotes otherwise.
+func quoted(s string) string {
+	if s == "" || strings.ContainsFunc(s, func(r rune) bool { return r == '"' || r == ' ' || !unicode.IsPrint(r) }) {
+		return strconv.Quote(s)
+	}
+	return s
+}
+
+// bar draws a share of one as a bar of width cells.
+func bar(share float64, width int) string {
+	full := int(math.Round(min(max(share, 0), 1) * float64(width)))
+	return strings.Repeat("█", full) + strings.Repeat("░", width-full)
+}

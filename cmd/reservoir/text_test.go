@@ -1,0 +1,41 @@
+package main
+
+import (
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestText(t *testing.T) {
+	for n, want := range map[int64]string{
+		0: "0", 999: "999", 1000: "1,000", -1000: "-1,000", -999: "-999", 1234567: "1,234,567", -1 << 63: "-9,223,372,036,854,775,808",
+	} {
+		require.Equal(t, want, commas(n))
+	}
+	for share, want := range map[float64]string{
+		0: "0.0 %", 1: "100.0 %", 0.5964: "59.6 %", 0.01: "1.0 %", 0.00051: "0.051 %", 0.0000072: "0.00072 %",
+	} {
+		require.Equal(t, want, percent(share))
+	}
+	for d, want := range map[time.Duration]string{
+		0: "0s", 110: "110ns", 1234567: "1.23ms", 2500 * time.Millisecond: "2.5s", 61 * time.Second: "1m1s",
+	} {
+		require.Equal(t, want, short(d))
+	}
+	require.Equal(t, "██░░", bar(0.5, 4))
+	require.Equal(t, "████", bar(7, 4))
+	require.Equal(t, "plain:é", quoted("plain:é"))
+	require.Equal(t, `"\x1b[2J"`, quoted("\x1b[2J"))
+	require.Equal(t, `"a b"`, quoted("a b"))
+	require.Equal(t, 0.0, ratio(1, 0))
+}
+
+func TestVersionLine(t *testing.T) {
+	info := &debug.BuildInfo{GoVersion: "go1.26.0"}
+	require.Equal(t, "reservoir (devel) go1.26.0", versionLine(info))
+	info.Main.Version = "v1.2.3"
+	info.Settings = []debug.BuildSetting{{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.modified", Value: "true"}}
+	require.Equal(t, "reservoir v1.2.3 0123456789ab with changes go1.26.0", versionLine(info))
+}
