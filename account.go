@@ -17,9 +17,10 @@ func (e *entry) apply(r backend.SyncReply, sent, now int64) {
 	if w == nil { // nothing is charged, and so no window is open
 		return
 	}
+	w.quiet.Store(0)
 	w.heard(r.State, sent, now)
 	e.put(r.Grant)
-	w.quiet.Store(0)
+	e.quiet = 0
 	if r.Remaining == 0 {
 		e.hush(w, now, r.Clients)
 	}
@@ -29,7 +30,7 @@ func (e *entry) apply(r backend.SyncReply, sent, now int64) {
 // probe or the window ends.
 func (e *entry) hush(w *window, now, clients int64) {
 	turn := int64(e.limit.Window) / probes * max(clients, 1)
-	w.quiet.Store(min(now+turn/2+int64(jitter(duration(turn))), w.ends.Load()))
+	e.quiet = min(now+turn/2+int64(jitter(duration(turn))), w.ends.Load())
 }
 
 // enter makes the store's window the current one. What was held in another is
@@ -45,7 +46,7 @@ func (e *entry) enter(s backend.State, carried bool) bool {
 		next = newWindow(s, e.limit.Tokens)
 	}
 	e.win.Store(next)
-	e.granted, e.returned = 0, 0
+	e.granted, e.returned, e.quiet = 0, 0, 0
 	if old == nil {
 		return true
 	}
@@ -79,19 +80,37 @@ func (e *entry) put(n int64) {
 	}
 }
 
-// gather reserves the stock for the queue.
+// gather reserves the stock for the queue. What is in the pot the hot path cannot
+// see, so until release it may refuse nobody.
 func (e *entry) gather() {
 	if w := e.win.Load(); w != nil {
+		w.quiet.Store(0)
 		e.pot += w.stock.Swap(0)
 	}
 }
 
-// release makes stock of what the queue does not need.
+// release makes stock of what the queue does not need, and then lets the hot path
+// refuse what stock and store have not got. Each round publishes another instant,
+// a microsecond later at most, so that who reads it before and after the stock
+// knows that no stock was hidden in between.
 func (e *entry) release() {
-	if e.pot > 0 {
-		e.win.Load().stock.Add(e.pot)
-		e.pot = 0
+	w := e.win.Load()
+	if w == nil {
+		return
 	}
+	w.stock.Add(e.pot)
+	e.pot = 0
+	if e.quiet == 0 {
+		w.quiet.Store(0)
+		return
+	}
+	e.round++
+	w.quiet.Store(e.quiet + e.round%1000)
+}
+
+// known reports whether n tokens are surely not to be had from stock and store.
+func (e *entry) known(w *window, n int64) bool {
+	return e.quiet != 0 && n > w.remaining.Load()+w.stock.Load()+e.pot
 }
 
 // serve grants the places at the head of the queue that the pot covers.
@@ -142,7 +161,7 @@ func (e *entry) answer(turn uint64, now int64) {
 
 // deaf hushes a window that could not cover a request, if that is not done yet.
 func (e *entry) deaf(w *window, now int64) {
-	if w.quiet.Load() == 0 {
+	if e.quiet == 0 {
 		e.hush(w, now, 1)
 	}
 }

@@ -39,8 +39,8 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	now := l.clock.now()
 	if alone {
 		e.flight = nil
-		defer e.order(now)
 	}
+	defer e.order(now)
 	if err != nil {
 		return r, err, true
 	}
@@ -51,7 +51,7 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 		switch {
 		case reply.Allowed:
 			w.direct += n
-			w.quiet.Store(0)
+			e.quiet = 0
 		case n <= r.Remaining && alone:
 			return r, nil, false // stock and store together have enough
 		default:

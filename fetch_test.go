@@ -410,3 +410,26 @@ func TestNoEvictionWhileCallersWait(t *testing.T) {
 		assert.EqualValues(t, 1, l.Stats().Spent)
 	})
 }
+
+// While tokens are on their way from a reply through the queue into the stock,
+// no newcomer is refused for not seeing them.
+func TestNoFalseRefusalBetweenReplyAndStock(t *testing.T) {
+	for range 300 {
+		const limit = 40
+		l := open(t, memstore.New(), PerHour(limit), WithBatch(Ladder(1, 100)))
+		var admitted atomic.Int64
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for range 1000 {
+					if !allow(t, l, "k", 1).Allowed {
+						return
+					}
+					admitted.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		require.EqualValues(t, limit, admitted.Load())
+	}
+}

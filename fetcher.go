@@ -34,6 +34,8 @@ type entry struct {
 	queue    queue
 	flight   *flight // nil when no fetch is under way
 	pot      int64   // tokens of win, reserved for the queue
+	quiet    int64   // clock time until which not to ask for more than is left; 0 = ask
+	round    int64   // of release
 	granted  int64   // the account in win, cumulative
 	returned int64
 	sum      tokens // held is derived
@@ -67,7 +69,7 @@ func (e *entry) try(n int64) (Result, bool) {
 	if r, ok := w.spend(n); ok {
 		return r, true
 	}
-	if n <= w.limit && now < w.quiet.Load() && w.known(n) {
+	if n <= w.limit && w.denies(n, now) {
 		e.denied.Add(1)
 		return w.refuse(now, Denied), true
 	}
@@ -127,11 +129,12 @@ func (e *entry) decide(w *window, n, now int64, wait bool) (Result, bool) {
 			return r, true
 		}
 	}
-	if wait || !w.known(n) {
+	if wait || !e.known(w, n) {
 		return Result{}, false
 	}
-	if now >= w.quiet.Load() && e.flight == nil {
-		w.quiet.Store(now + int64(e.limit.Window)/probes)
+	if now >= e.quiet && e.flight == nil {
+		e.quiet = now + int64(e.limit.Window)/probes
+		e.release()
 		if e.l.direct {
 			return Result{}, false // the call itself is the probe
 		}
@@ -156,7 +159,7 @@ func (e *entry) enqueue(ctx context.Context, n int64, wait bool, now int64) (p *
 		p.deadline = now + int64(time.Until(d))
 	}
 	w := e.win.Load()
-	if w.alive(now) && w.known(n) && e.hopeless(p, w, e.queue.tokens) {
+	if w.alive(now) && e.known(w, n) && e.hopeless(p, w, e.queue.tokens) {
 		return nil, ErrDeadline, false
 	}
 	e.gather()
@@ -246,7 +249,7 @@ func (e *entry) order(now int64) {
 		if w := e.win.Load(); e.helps(w, now) {
 			e.launch(now, 0)
 		} else {
-			at := min(w.quiet.Load(), w.ends.Load())
+			at := min(e.quiet, w.ends.Load())
 			e.wake(time.Duration(at-now) + jitter(e.limit.Window/1000))
 		}
 	}
@@ -258,7 +261,7 @@ func (e *entry) order(now int64) {
 // helps reports whether a fetch could serve the queue: unless only waiters for
 // the reset are in it, and the first is known to need more than there is.
 func (e *entry) helps(w *window, now int64) bool {
-	return e.queue.once > 0 || !w.alive(now) || now >= w.quiet.Load() || !w.known(e.queue.head.n-e.pot)
+	return e.queue.once > 0 || !w.alive(now) || now >= e.quiet || !e.known(w, e.queue.head.n)
 }
 
 // wake orders again after d.

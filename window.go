@@ -27,7 +27,7 @@ type window struct {
 
 	stock     atomic.Int64 // tokens to spend
 	remaining atomic.Int64 // tokens left in the store when it was last heard
-	quiet     atomic.Int64 // until then a request for more than is left is refused unasked; 0 = ask
+	quiet     atomic.Int64 // entry.quiet, where stock is all there is; 0 otherwise
 }
 
 func newWindow(s backend.State, limit int64) *window {
@@ -61,9 +61,12 @@ func (w *window) spend(n int64) (Result, bool) {
 	return Result{}, false
 }
 
-// known reports whether n tokens are surely not to be had from stock and store.
-func (w *window) known(n int64) bool {
-	return w.quiet.Load() != 0 && n > w.remaining.Load()+w.stock.Load()
+// denies reports whether n tokens are surely not to be had at now, from stock or
+// store. It costs four loads, as stock must not have been taken away for a while
+// between the first and the last; see entry.release.
+func (w *window) denies(n, now int64) bool {
+	q := w.quiet.Load()
+	return now < q && n > w.remaining.Load()+w.stock.Load() && q == w.quiet.Load()
 }
 
 func (w *window) admit(n, stock int64, from Source) Result {
