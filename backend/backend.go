@@ -92,19 +92,28 @@ type SyncRequest struct {
 	// as it runs out, in proportion to who has been using it. A negative
 	// Strand asks for Want as it is, up to what remains.
 	Strand int64
+
+	// Peers is how many clients shared the key when it was last heard of, which
+	// at the beginning of a window the ledger does not know yet; 0 if unknown.
+	Peers int64
+
+	// Pace is how many tokens the client would use in a whole window at the pace
+	// of late: who has only begun to need many has no history to show for it.
+	Pace int64
 }
 
 // SyncReply is the store's side of the account after a Sync.
 type SyncReply struct {
 	State
-	Grant      int64 // tokens to add to the stock now: Recovered and those newly charged
-	Recovered  int64 // the part of Grant that an earlier, unheard reply had granted already
-	Granted    int64 // the client's total in Window, Grant included
-	Returned   int64 // the client's total given back in Window
-	Clients    int64 // ledger entries in Window, this one included
-	Reasserted int64 // tokens of this statement that the store had forgotten and has charged again
-	Carried    bool  // what the client held in another window that still runs now belongs to Window
-	Learning   bool  // the store has lost data of late and grants only what is needed
+	Grant      int64         // tokens to add to the stock now: Recovered and those newly charged
+	Recovered  int64         // the part of Grant that an earlier, unheard reply had granted already
+	Granted    int64         // the client's total in Window, Grant included
+	Returned   int64         // the client's total given back in Window
+	Clients    int64         // ledger entries in Window, this one included
+	Reasserted int64         // tokens of this statement that the store had forgotten and has charged again
+	Lasted     time.Duration // from Window's beginning until the limit was first used up; 0 if it is not
+	Carried    bool          // what the client held in another window that still runs now belongs to Window
+	Learning   bool          // the store has lost data of late and grants only what is needed
 }
 
 // TakeRequest asks for Tokens, all or none.

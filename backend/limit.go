@@ -62,14 +62,14 @@ func (r SyncRequest) Validate() error {
 	switch {
 	case r.Client == "" || len(r.Client) > 64:
 		return fmt.Errorf("%w: a client's name has 1 to 64 bytes", ErrKey)
-	case r.Client == "w" || r.Client == "l":
+	case r.Client == "w" || r.Client == "l" || r.Client == "dry":
 		return fmt.Errorf("%w: the client's name %q is the ledger's own", ErrKey, r.Client)
 	case r.Returned < 0 || r.Granted < r.Returned || r.Granted > MaxTokens:
 		return fmt.Errorf("%w: granted %d, returned %d", ErrTokens, r.Granted, r.Returned)
 	case r.Need < 0 || r.Want < r.Need || r.Want > MaxTokens:
 		return fmt.Errorf("%w: want %d, need %d", ErrTokens, r.Want, r.Need)
-	case r.Window < 0 || int64(r.Window) > MaxTokens || r.Strand > MaxTokens:
-		return fmt.Errorf("%w: window %d, strand %d", ErrTokens, r.Window, r.Strand)
+	case r.Window < 0 || int64(r.Window) > MaxTokens || r.Strand > MaxTokens || r.Peers < 0 || r.Peers > MaxTokens || r.Pace < 0 || r.Pace > MaxTokens:
+		return fmt.Errorf("%w: window %d, strand %d, peers %d, pace %d", ErrTokens, r.Window, r.Strand, r.Peers, r.Pace)
 	}
 	return nil
 }

@@ -3,7 +3,7 @@
 -- KEYS  1 {k}      tokens charged in this window, integer
 --       2 {k}:exp  the end of the window, Unix seconds with milliseconds; also its id
 --       3 {k}:own  hash: w = the window it belongs to (Unix ms), l = learning until (Unix ms),
---                  and one field per client: "granted" or "granted returned", cumulative
+--                  dry = when the limit was first used up (Unix ms), and one field per client: "granted" or "granted returned", cumulative
 -- ARGV  1 client        name of its field
 --       2 limit         tokens per window
 --       3 length        of a window, ms
@@ -13,13 +13,18 @@
 --       7 want          tokens; 0 = only state the account
 --       8 need          tokens of want that callers wait for
 --       9 strand        tokens of the limit that may lie idle in all clients; negative = grant want as it is
---      10 not after     Unix us; later than this do nothing; 0 = whenever
---      11 now           Unix us; empty = the server's clock
+--      10 peers         clients that shared the key when last heard of; 0 = it does not know
+--      11 pace          tokens that the client would use in a whole window at its pace of late
+--      12 not after     Unix us; later than this do nothing; 0 = whenever
+--      13 now           Unix us; empty = the server's clock
 -- Reply { flags (1 late, 2 carried, 4 learning), now us, window ms (0 = none open), left us,
---         remaining, grant, recovered, granted, returned, clients, reasserted }
+--         remaining, grant, recovered, granted, returned, clients, reasserted,
+--         lasted ms (from the window's beginning until the limit was used up; 0 = it is not) }
 --
 -- Invariant: charged >= the sum over clients of granted - returned, and charged <= limit after
 -- any grant. Totals make it idempotent: told twice, or late, it charges nobody twice.
+
+local guided = 1.25                                    -- a grant is what remains, times the share, divided by this
 
 local function fail(what) return redis.error_reply('BADSTATE ' .. what) end
 local most = 9007199254740991                          -- the largest exact integer of a double
@@ -33,13 +38,13 @@ local client, limit, length = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local spoken, G, B = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local want, need, strand = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 
-local now = tonumber(ARGV[11])
+local now = tonumber(ARGV[13])
 if not now then
   local t = redis.call('TIME')
   now = t[1] * 1000000 + t[2]
 end
-local late = tonumber(ARGV[10])
-if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
+local late = tonumber(ARGV[12])
+if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
 
 -- Read and judge everything before the first write: a script is not rolled back.
 local stop, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
@@ -61,19 +66,19 @@ elseif stop > last + slack then                        -- our clock stepped back
   stop, moved = last, true
 end
 
-local own = redis.call('HMGET', KEYS[3], 'w', 'l', client)
+local own = redis.call('HMGET', KEYS[3], 'w', 'l', client, 'dry')
 local ours = not fresh and not moved and own[1] and tonumber(own[1]) == stop
-local g, b, learn, clients = 0, 0, 0, 1
+local g, b, learn, dry, clients = 0, 0, 0, 0, 1
 if ours then
-  learn = int(own[2] or 0)
-  clients = math.max(redis.call('HLEN', KEYS[3]) - 2, own[3] and 1 or 0)
+  learn, dry = int(own[2] or 0), int(own[4] or 0)
+  clients = math.max(redis.call('HLEN', KEYS[3]) - (own[4] and 3 or 2), own[3] and 1 or 0)
   if own[3] then
     local x, y = string.match(own[3], '^(%d+) ?(%d*)$')
     g, b = int(x), y == '' and 0 or int(y)
   else
     clients = clients + 1
   end
-  if not (learn and g and b) then return fail('the ledger holds something else than numbers') end
+  if not (learn and dry and g and b) then return fail('the ledger holds something else than numbers') end
 end
 
 -- The account. A window that still runs elsewhere is carried over with what is left of it.
@@ -102,23 +107,33 @@ if (reasserted > 0 or adopted) and not learning then   -- let the other holders 
   learn, learning = now_ms + math.floor(length / 20), true
 end
 
--- The grant: guided self-scheduling over what remains.
+-- The grant: guided self-scheduling over what remains. It is sized as if what the client has
+-- not heard of were not granted yet, so that a statement told twice is answered twice the same.
 local rest = math.max(limit - charged, 0)
 local n0 = math.max(math.floor(limit / 1000), 1)
+local peers = math.max(clients, tonumber(ARGV[10]))   -- at the reset they are still to come
 local target = want
 if want > 0 and learning then
   target = math.min(need, n0)
 elseif want > 0 and strand >= 0 then
-  local floor = math.floor(strand / clients)
-  local share = (g - b + n0) / (charged + n0 * clients)
-  local cap = math.max(math.floor(rest * share / 1.5), floor)
+  local out = math.max(charged - recovered, 0)
+  local free = math.max(limit - out, 0)
+  local left = free / limit
+  local floor = math.floor(strand / peers)
+  local prior = math.max(n0 * left * left, floor, 1)   -- what a client that has nothing yet counts for
+  local passed = math.max(length - (stop * 1000 - now) / 1000, 0) / length
+  local part = math.max(g - b - recovered, tonumber(ARGV[11]) * passed)  -- had, or would have had at its pace
+  local share = math.min((part + prior) / (out + prior * peers), 1)
+  local cap = math.max(math.floor(free * share / guided), floor)
   target = math.min(math.max(want, floor), math.max(cap, need))
 end
 local take = math.min(math.max(target - recovered, 0), rest, most - g)
 charged, g, rest = charged + take, g + take, rest - take
+local dried = rest == 0 and dry == 0 and g > 0
+if dried then dry = now_ms end
 
 if fresh and not adopted and charged == 0 and g == 0 then  -- a window opens at its first charge
-  return { 0, now, 0, 0, limit, 0, 0, 0, 0, 1, 0 }
+  return { 0, now, 0, 0, limit, 0, 0, 0, 0, 1, 0, 0 }
 end
 if fresh or moved then
   local till = text(stop + 1000)
@@ -138,6 +153,8 @@ if not ours then
 elseif g > 0 and account ~= own[3] then
   redis.call('HSET', KEYS[3], 'l', text(learn), client, account)
 end
+if dried then redis.call('HSET', KEYS[3], 'dry', text(dry)) end
 
 return { (carried and 2 or 0) + (learning and 4 or 0), now, stop, stop * 1000 - now,
-  rest, take + recovered, recovered, g, b, clients, reasserted }
+  rest, take + recovered, recovered, g, b, clients, reasserted,
+  dry > 0 and math.max(dry - stop + length, 1) or 0 }

@@ -35,11 +35,16 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 		{"Clock", testClock},
 		{"LimitChanges", testLimitChanges},
 		{"Grant", testGrant},
+		{"Peers", testPeers},
+		{"Pace", testPace},
+		{"Prior", testPrior},
 		{"GrantsShrink", testGrantsShrink},
+		{"ToldTwice", testToldTwice},
 		{"Statements", testStatements},
 		{"LostReply", testLostReply},
 		{"GiveBack", testGiveBack},
 		{"Roll", testRoll},
+		{"Lasted", testLasted},
 		{"Mixed", testMixed},
 		{"Reassert", testReassert},
 		{"Adopt", testAdopt},
@@ -47,6 +52,7 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 		{"Carry", testCarry},
 		{"CarryBothReturned", testCarryBothReturned},
 		{"CarryAfterClockBack", testCarryAfterClockBack},
+		{"Failover", testFailover},
 		{"Huge", testHuge},
 		{"Faults", testFaults},
 		{"HostileKeys", testHostileKeys},
@@ -140,12 +146,14 @@ type say struct {
 	want   int64
 	need   int64
 	strand int64
+	peers  int64
+	pace   int64
 }
 
 func (b *bench) request(s say) backend.SyncRequest {
 	r := backend.SyncRequest{
 		Key: b.key, Client: s.client, Limit: b.limit, Granted: s.g, Returned: s.b,
-		Want: s.want, Need: s.need, Strand: s.strand,
+		Want: s.want, Need: s.need, Strand: s.strand, Peers: s.peers, Pace: s.pace,
 	}
 	if s.window != 0 {
 		r.Window = b.end(s.window)

@@ -221,12 +221,12 @@ func testCarryAfterClockBack(t *testing.T, s backend.Store) {
 	got = b.sync(-9*time.Second, say{client: "y", window: far, g: 3, want: 2, strand: -1})
 	equal(t, "y: its window ends later than any can", got, backend.SyncReply{
 		State: backend.State{Window: b.end(50 * time.Second), Left: 59 * time.Second},
-		Grant: 1, Granted: 1, Clients: 2,
+		Grant: 1, Granted: 1, Clients: 2, Lasted: time.Second,
 	})
 	got = b.sync(-time.Second, say{client: "z", window: far, g: 3, want: 2, strand: -1})
 	equal(t, "z: its window ends within the slack, so it is carried", got, backend.SyncReply{
 		State:   backend.State{Window: b.end(50 * time.Second), Left: 51 * time.Second},
-		Granted: 3, Clients: 3, Carried: true, Reasserted: 3, Learning: true,
+		Granted: 3, Clients: 3, Carried: true, Reasserted: 3, Learning: true, Lasted: time.Second,
 	})
 }
 

@@ -25,6 +25,7 @@ func testFaults(t *testing.T, s backend.Store) {
 		{"a long client", func(r *backend.SyncRequest) { r.Client = strings.Repeat("c", 65) }, backend.ErrKey},
 		{"the ledger's window", func(r *backend.SyncRequest) { r.Client = "w" }, backend.ErrKey},
 		{"the ledger's learning time", func(r *backend.SyncRequest) { r.Client = "l" }, backend.ErrKey},
+		{"the ledger's exhaustion", func(r *backend.SyncRequest) { r.Client = "dry" }, backend.ErrKey},
 		{"no limit", func(r *backend.SyncRequest) { r.Limit = backend.Limit{} }, backend.ErrLimit},
 		{"returned more than granted", func(r *backend.SyncRequest) { r.Returned = 4 }, backend.ErrTokens},
 		{"returned below 0", func(r *backend.SyncRequest) { r.Returned = -1 }, backend.ErrTokens},
@@ -35,6 +36,10 @@ func testFaults(t *testing.T, s backend.Store) {
 		{"wants less than nothing", func(r *backend.SyncRequest) { r.Want, r.Need = -1, -1 }, backend.ErrTokens},
 		{"wants too much", func(r *backend.SyncRequest) { r.Want = backend.MaxTokens + 1 }, backend.ErrTokens},
 		{"strands too much", func(r *backend.SyncRequest) { r.Strand = backend.MaxTokens + 1 }, backend.ErrTokens},
+		{"fewer peers than none", func(r *backend.SyncRequest) { r.Peers = -1 }, backend.ErrTokens},
+		{"too many peers", func(r *backend.SyncRequest) { r.Peers = backend.MaxTokens + 1 }, backend.ErrTokens},
+		{"a pace below 0", func(r *backend.SyncRequest) { r.Pace = -1 }, backend.ErrTokens},
+		{"too fast", func(r *backend.SyncRequest) { r.Pace = backend.MaxTokens + 1 }, backend.ErrTokens},
 		{"a window below 0", func(r *backend.SyncRequest) { r.Window = -1 }, backend.ErrTokens},
 		{"a window too late", func(r *backend.SyncRequest) { r.Window = backend.MaxTokens + 1 }, backend.ErrTokens},
 	}
@@ -127,7 +132,7 @@ func pad(key, with string) string {
 // its own.
 func testHostileClients(t *testing.T, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: 1000, Window: far})
-	list := []string{"a", "W", "L", "w ", " l", "w\x00", "\x00", "\n", "{}", "}", "%s", "1", "1 2", "\xff", strings.Repeat("x", 64)}
+	list := []string{"a", "W", "L", "w ", " l", "dry ", "DRY", "d", "w\x00", "\x00", "\n", "{}", "}", "%s", "1", "1 2", "\xff", strings.Repeat("x", 64)}
 	for i, client := range list {
 		got := b.sync(0, say{client: client, want: int64(i + 1), strand: -1})
 		equal(t, "granted", got.Granted, int64(i+1))
@@ -197,4 +202,12 @@ func testInspect(t *testing.T, s backend.Store) {
 	equal(t, "over", len(over.Clients), 0)
 	b.take(2*far, 1)
 	equal(t, "another window's ledger is void", len(look(2*far).Clients), 0)
+
+	full := b.elsewhere() // what the ledger notes of itself is no client
+	full.sync(0, say{client: "x", want: 10, strand: -1})
+	full.sync(0, say{client: "y", window: far, g: 1})
+	got, err = inspector.Inspect(full.at(0), full.key)
+	b.must(err)
+	equal(t, "used", got.Used, 11)
+	equal(t, "clients", len(got.Clients), 2)
 }

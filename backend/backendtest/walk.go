@@ -146,6 +146,7 @@ func (w *walk) statement(c *holder) backend.SyncRequest {
 	r := backend.SyncRequest{
 		Key: w.key, Client: c.name, Limit: w.limit, Window: c.window, Granted: c.g, Returned: c.b,
 		Want: want, Need: w.some(want), Strand: pick(w, -1, 0, w.limit.Tokens/100, w.limit.Tokens/4),
+		Peers: pick[int64](w, 0, 1, 3, 50), Pace: pick(w, 0, w.some(w.limit.Tokens)),
 	}
 	w.sent = append(w.sent, letter{r, c, c.moves, w.losses})
 	return r
@@ -173,10 +174,14 @@ func (w *walk) twice(c *holder) {
 	w.seen["repeated"]++
 	r := w.statement(c)
 	first := w.tell(r)
+	again := w.now
 	if w.rnd.IntN(2) == 0 {
 		w.now += pick(w, 0, time.Millisecond, time.Second)
 	}
 	second := w.tell(r)
+	if w.now == again {
+		equal(w.t, "what is granted to a statement told twice", second.Grant, first.Grant)
+	}
 	w.hear(c, pick(w, first, second))
 }
 

@@ -15,8 +15,13 @@ type counter struct {
 	stop  int64 // the end of the window, Unix ms; 0 = never opened
 	used  int64 // tokens charged in it
 	learn int64 // until then, Unix ms, only needed grants are made
+	dry   int64 // when the limit was first used up, Unix ms; 0 = it is not
 	own   map[string]account
 }
+
+// guided divides a grant: what remains, times the client's share, by this. It is
+// written here, in lua/sync.lua, and in the suite, which notices if they differ.
+const guided = 1.25
 
 // account is a client's ledger entry, cumulative in the window.
 type account struct{ granted, returned int64 }
@@ -93,7 +98,7 @@ func (c *counter) sync(r backend.SyncRequest, now int64) backend.SyncReply {
 		next.learn, out.Learning = nowMS+r.Limit.Window.Milliseconds()/20, true
 	}
 	rest := max(r.Limit.Tokens-next.used, 0)
-	aim := target(r, rest, next.used, acc, clients, out.Learning)
+	aim := next.target(r, now, acc, clients, out.Recovered, out.Learning)
 	take := min(max(aim-out.Recovered, 0), rest, backend.MaxTokens-acc.granted)
 	next.used += take
 	acc.granted += take
@@ -107,7 +112,11 @@ func (c *counter) sync(r backend.SyncRequest, now int64) backend.SyncReply {
 		}
 		next.own[r.Client] = acc
 	}
+	if next.dry == 0 && next.used >= r.Limit.Tokens && acc.granted > 0 {
+		next.dry = nowMS
+	}
 	*c = next
+	out.Lasted = next.lasted(r.Limit)
 	out.State = next.state(now, r.Limit.Tokens)
 	out.Grant = take + out.Recovered
 	out.Granted, out.Returned, out.Clients = acc.granted, acc.returned, clients
@@ -117,8 +126,9 @@ func (c *counter) sync(r backend.SyncRequest, now int64) backend.SyncReply {
 // target is how many tokens the client should get for its wants: guided
 // self-scheduling (Polychronopoulos and Kuck, 1987) over what remains, weighted
 // by the client's part of what is out, and never below its part of what may be
-// stranded.
-func target(r backend.SyncRequest, rest, used int64, acc account, clients int64, learning bool) int64 {
+// stranded. It is sized as if what the client has not heard of were not granted
+// yet, so that a statement told twice is answered twice the same.
+func (c *counter) target(r backend.SyncRequest, now int64, acc account, clients, unheard int64, learning bool) int64 {
 	n0 := max(r.Limit.Tokens/1000, 1)
 	switch {
 	case r.Want == 0:
@@ -128,10 +138,31 @@ func target(r backend.SyncRequest, rest, used int64, acc account, clients int64,
 	case r.Strand < 0:
 		return r.Want
 	}
-	floor := r.Strand / clients
-	share := float64(acc.granted-acc.returned+n0) / (float64(used) + float64(n0)*float64(clients))
-	guided := max(int64(min(float64(rest)*share/1.5, backend.MaxTokens)), floor)
-	return min(max(r.Want, floor), max(guided, r.Need))
+	peers := max(clients, r.Peers) // at the reset they are still to come
+	floor := r.Strand / peers
+	out := max(c.used-unheard, 0)
+	free := float64(max(r.Limit.Tokens-out, 0))
+	left := free / float64(r.Limit.Tokens)
+	prior := max(float64(n0)*left*left, float64(floor), 1) // what a client that has nothing yet counts for
+	part := max(float64(acc.granted-acc.returned-unheard), float64(r.Pace)*c.passed(r.Limit, now))
+	all := float64(out) + float64(prior*float64(peers)) // rounded as Lua does: no fused multiply-add
+	share := min((part+prior)/all, 1)
+	most := max(int64(min(free*share/guided, backend.MaxTokens)), floor)
+	return min(max(r.Want, floor), max(most, r.Need))
+}
+
+// passed is the part of the window that is over.
+func (c *counter) passed(l backend.Limit, now int64) float64 {
+	length := float64(l.Window.Milliseconds())
+	return max(length-float64(c.stop*1000-now)/1000, 0) / length
+}
+
+// lasted is how long the limit was enough, from the window's beginning.
+func (c *counter) lasted(l backend.Limit) time.Duration {
+	if c.dry == 0 {
+		return 0
+	}
+	return time.Duration(max(c.dry-c.stop+l.Window.Milliseconds(), 1)) * time.Millisecond
 }
 
 func (c *counter) take(r backend.TakeRequest, now int64) backend.TakeReply {

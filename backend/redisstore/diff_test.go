@@ -53,6 +53,7 @@ func TestDifferential(t *testing.T) {
 	for _, what := range []string{
 		"allowed", "refused", "grant", "recovered", "reasserted", "carried", "learning", "returned",
 		"refund", "no refund", "open", "closed", "exhausted", "back", "three clients",
+		"lasted", "had come back",
 	} {
 		require.Positive(t, p.seen[what], "%s: %v", what, p.seen)
 	}
@@ -112,6 +113,7 @@ func (p *pair) sync(ctx context.Context, key string) {
 		Key: key, Client: one(p, "x", "y", "z"), Limit: limit, Window: p.window(),
 		Granted: granted, Returned: p.tokens(granted), Want: want, Need: p.tokens(want),
 		Strand: one(p, -1, 0, limit.Tokens/100, p.tokens(limit.Tokens)),
+		Peers:  one(p, 0, 0, 2, 30, p.tokens(backend.MaxTokens)), Pace: one(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
 	}
 	got, err := p.b.Sync(ctx, r)
 	require.NoError(p.t, err)
@@ -123,6 +125,7 @@ func (p *pair) sync(ctx context.Context, key string) {
 		"grant": got.Grant > got.Recovered, "recovered": got.Recovered > 0, "reasserted": got.Reasserted > 0,
 		"carried": got.Carried, "learning": got.Learning, "returned": got.Returned > 0,
 		"exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
+		"lasted": got.Lasted > 0, "had come back": got.Lasted > 0 && got.Remaining > 0,
 	})
 }
 

@@ -68,7 +68,7 @@ func ledger(own map[string]string, w backend.Window) ([]backend.Account, error) 
 	}
 	var list []backend.Account
 	for name, text := range own {
-		if name == "w" || name == "l" {
+		if name == "w" || name == "l" || name == "dry" {
 			continue
 		}
 		g, b, _ := strings.Cut(text, " ")

@@ -120,7 +120,7 @@ func testPipelinedSync(t *testing.T, client redis.UniversalClient, proxy *redist
 	reset()
 	proxy.SwallowReply("evalsha", 1)
 	cmd := newCommand(t.Context(), syncScript.bySHA, syncScript.sha, []string{"{k}", "{k}:exp", "{k}:own"}, []any{
-		"a", 10, 60000, 0, 0, 0, 4, 0, -1, 0, "",
+		"a", 10, 60000, 0, 0, 0, 4, 0, -1, 0, 0, 0, "",
 	})
 	_, err = client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 		return p.Process(t.Context(), cmd)

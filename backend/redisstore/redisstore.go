@@ -128,7 +128,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	tag := tagged(s.prefix, r.Key)
 	v, err := s.run(ctx, syncScript, s.client, []string{tag, tag + expSuffix, tag + ownSuffix}, []any{
 		r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.Window), r.Granted, r.Returned,
-		r.Want, r.Need, r.Strand,
+		r.Want, r.Need, r.Strand, r.Peers, r.Pace,
 	}, nil)
 	if err != nil {
 		return out, err
@@ -141,6 +141,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 		Returned:   v[8],
 		Clients:    v[9],
 		Reasserted: v[10],
+		Lasted:     time.Duration(v[11]) * time.Millisecond,
 		Carried:    v[0]&flagCarried != 0,
 		Learning:   v[0]&flagLearning != 0,
 	}, nil

@@ -31,7 +31,7 @@ type script struct {
 // idempotent and check changes nothing; take and refund are not, and go again
 // only when they surely did not run.
 var (
-	syncScript   = newScript("sync", lua.Sync, "", 11, true)
+	syncScript   = newScript("sync", lua.Sync, "", 12, true)
 	takeScript   = newScript("take", lua.Take, "", 5, false)
 	checkScript  = newScript("check", lua.Check, "_ro", 5, true)
 	refundScript = newScript("refund", lua.Refund, "", 3, false)
