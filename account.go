@@ -1,17 +1,21 @@
 package reservoir
 
 import (
+	"time"
+
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
 )
 
 // This file is the bookkeeping of an entry. All of it is under entry.mu.
 
-// apply takes in what the store answered to a statement.
-func (e *entry) apply(r backend.SyncReply, sent, now int64) {
-	if e.enter(r.State, r.Carried) {
+// apply takes in what the store answered to the statement q.
+func (e *entry) apply(q backend.SyncRequest, r backend.SyncReply, sent, now int64) {
+	if e.enter(r.State, r.Carried, now) {
 		e.unsure = false
 	}
 	e.granted, e.returned = r.Granted, r.Returned
+	e.counted, e.clients = r.Clients, max(r.Clients, e.clients)
 	e.sum.taken += r.Grant
 	w := e.win.Load()
 	if w == nil { // nothing is charged, and so no window is open
@@ -20,27 +24,38 @@ func (e *entry) apply(r backend.SyncReply, sent, now int64) {
 	w.quiet.Store(0)
 	w.heard(r.State, sent, now)
 	e.put(r.Grant)
+	e.foresee(r)
+	e.small = q.Want > q.Need && r.Grant <= q.Need && r.Remaining > 0 && !r.Learning
 	e.quiet = 0
 	if r.Remaining == 0 {
-		e.hush(w, now, r.Clients)
+		e.hush(w, now)
+	} else {
+		e.hushed = 0
 	}
+	e.aim(w)
 }
 
 // hush stops asking for what is not there, until it is this process' turn to
-// probe or the window ends.
-func (e *entry) hush(w *window, now, clients int64) {
-	turn := int64(e.limit.Window) / probes * max(clients, 1)
-	e.quiet = min(now+turn/2+int64(jitter(duration(turn))), w.ends.Load())
+// probe or the window ends. Each process takes its turn at random, with a mean
+// of so many times the common interval as there are processes.
+func (e *entry) hush(w *window, now int64) {
+	if e.hushed == 0 {
+		e.watch(now)
+		e.hushed = now
+	}
+	turn := e.limit.Window / probes * time.Duration(max(e.clients, 1))
+	e.quiet = min(now+int64(chance.Interval(turn)), w.ends.Load())
 }
 
 // enter makes the store's window the current one. What was held in another is
 // carried along if the store says so, and has expired otherwise. It reports
 // whether the window changed.
-func (e *entry) enter(s backend.State, carried bool) bool {
+func (e *entry) enter(s backend.State, carried bool, now int64) bool {
 	old := e.win.Load()
 	if old != nil && old.id == s.Window {
 		return false
 	}
+	defer e.begun(now)
 	var next *window
 	if s.Window != 0 {
 		next = newWindow(s, e.limit.Tokens)
@@ -67,7 +82,7 @@ func (e *entry) overhear(s backend.State, sent, now int64) {
 	if e.dead || s.Window == 0 || w.alive(now) && w.id != s.Window || w != nil && s.Window < w.id {
 		return
 	}
-	e.enter(s, false)
+	e.enter(s, false, now)
 	e.win.Load().heard(s, sent, now)
 }
 
@@ -162,7 +177,7 @@ func (e *entry) answer(turn uint64, now int64) {
 // deaf hushes a window that could not cover a request, if that is not done yet.
 func (e *entry) deaf(w *window, now int64) {
 	if e.quiet == 0 {
-		e.hush(w, now, 1)
+		e.hush(w, now)
 	}
 }
 

@@ -32,8 +32,8 @@ func Fixed(n int64) Sizing { return Sizing{policy: fixed, min: n, max: n} }
 // System", 2021), kept as a yardstick.
 func Ladder(min, max int64) Sizing { return Sizing{policy: ladder, min: min, max: max} }
 
-// Adaptive, the default, fetches what the key's demand will use in a third of
-// the window, and lets the store taper that as the limit runs out. min and max
+// Adaptive, the default, fetches what the key's demand will use in half of the
+// window, before the stock runs out,, and lets the store taper that as the limit runs out. min and max
 // bound one batch in tokens; a max of 0 is no bound.
 func Adaptive(min, max int64) Sizing { return Sizing{policy: adaptive, min: min, max: max} }
 
@@ -49,94 +49,127 @@ func (s Sizing) validate() error {
 	return nil
 }
 
-// guided reports whether the store may taper the grant.
-func (s Sizing) guided() bool { return s.policy == adaptive }
-
-// pace is what a policy remembers of a key between fetches.
+// pace is what a key's use looks like from here: how fast its tokens go.
 type pace struct {
-	rate float64 // tokens per second, exponentially weighted
-	size int64   // the last batch asked for; 0 before the first
-}
-
-// observation is what happened to a key since its last fetch, and how it stands.
-type observation struct {
-	limit   Limit
-	left    time.Duration // of the window; the whole of it where none is known
-	elapsed time.Duration // since the last fetch
-	spent   int64         // since the last fetch
-	stock   int64         // unspent now
-	waiting int64         // tokens that callers wait for now
+	rate   float64 // tokens per second, exponentially weighted
+	recent float64 // the same with a shorter memory
+	peak   float64 // the fastest of late, slowly forgotten
 }
 
 // The constants of Adaptive.
 const (
-	horizonPart = 3               // of the window is what a batch should last
-	horizonMax  = 5 * time.Minute // and no longer, however long the window
+	coldPart    = 3               // of the window is what a batch should last while nothing is known
+	horizonPart = 60              // of the window is the least that a batch should last
+	horizonMax  = 5 * time.Minute // and this the most, however long the window
 	memoryPart  = 6               // of the window is the memory of the mean rate
-	growth      = 4               // a batch is at most this many times the last
-	firstPart   = 1000            // of the limit is the first batch
+	recentPart  = 60              // of the window is the memory of the recent rate
+	firstPart   = 1000            // of the limit is the most that may be stranded by newcomers
+	trust       = 100             // times the tokens that were seen to go is the largest batch
 )
 
-// next returns the key's new pace, the batch to ask for (callers that wait are
-// part of it) and the reason in a word.
-func (s Sizing) next(p pace, o observation) (pace, int64, string) {
+// observe takes in that spent tokens went in elapsed. Each observation weighs as
+// much as its time is of the memory; the first one counts whole. The peak is
+// taken from what is surely more than chance, two deviations below the count.
+func (p pace) observe(window, elapsed time.Duration, spent int64) pace {
+	seconds := max(elapsed, time.Millisecond).Seconds()
+	now := float64(spent) / seconds
+	sure := max(float64(spent)-2*math.Sqrt(float64(spent)), 0) / seconds
+	fade := math.Exp(-seconds / window.Seconds())
+	p.peak = max(sure, p.peak*fade)
+	p.recent = now + math.Pow(fade, recentPart)*(p.recent-now)
+	if p.rate == 0 {
+		p.rate = now
+	} else {
+		p.rate = now + math.Pow(fade, memoryPart)*(p.rate-now)
+	}
+	return p
+}
+
+// perWindow is how many tokens the key would use in a window at the pace of late.
+func (p pace) perWindow(l Limit) int64 {
+	return int64(min(max(p.rate, p.recent/2)*l.Window.Seconds(), float64(l.Tokens)))
+}
+
+// reorder is the stock at which to fetch so that it lasts until the reply comes:
+// what goes in the lead time, and three deviations of that. At low rates it is
+// zero: order when the last token leaves.
+func (p pace) reorder(lead time.Duration) int64 {
+	d := max(p.peak, p.rate) * lead.Seconds()
+	return int64(d + 3*math.Sqrt(d) + 0.5)
+}
+
+// horizon is how far ahead a batch should reach: as long as the limit is expected
+// to last, and not beyond the window.
+func horizon(window, left, lasts time.Duration) time.Duration {
+	return min(max(lasts, window/horizonPart), left, horizonMax)
+}
+
+// observation is how a key stands when a batch is to be sized.
+type observation struct {
+	limit   Limit
+	left    time.Duration // of the window; the whole of it where none is known
+	lasts   time.Duration // the limit, from now, as far as can be foreseen
+	last    int64         // the last batch asked for; 0 before the first
+	spent   int64         // since then
+	stock   int64         // unspent now
+	waiting int64         // tokens that callers wait for now
+}
+
+// size returns the batch to ask for (callers that wait are part of it) and the
+// reason in a word.
+func (s Sizing) size(p pace, o observation) (int64, string) {
 	var size int64
 	var reason string
 	switch s.policy {
 	case fixed:
 		size, reason = s.min, "fixed"
 	case ladder:
-		size, reason = s.climb(p, o)
+		size, reason = s.climb(o)
 	default:
-		p.rate = mean(p, o)
 		size, reason = s.follow(p, o)
 	}
 	size = max(size, s.min)
 	if s.max > 0 {
 		size = min(size, s.max)
 	}
-	p.size = min(size, o.limit.Tokens)
-	return p, p.size, reason
+	return min(size, o.limit.Tokens), reason
 }
 
 // climb is one step on the ladder.
-func (s Sizing) climb(p pace, o observation) (int64, string) {
+func (s Sizing) climb(o observation) (int64, string) {
 	switch {
-	case p.size == 0:
+	case o.last == 0:
 		return s.min, "first"
-	case o.spent >= p.size:
-		return p.size + max(p.size/2, 1), "used up"
-	case o.spent < p.size/2:
-		return p.size / 2, "wasted"
+	case o.spent >= o.last:
+		return o.last + max(o.last/2, 1), "used up"
+	case o.spent < o.last/2:
+		return o.last / 2, "wasted"
 	}
-	return p.size, "kept"
+	return o.last, "kept"
 }
 
 // follow sizes a batch by demand.
 func (s Sizing) follow(p pace, o observation) (int64, string) {
-	first := max(o.limit.Tokens/firstPart, 1)
-	if p.size == 0 {
-		return first, "first"
+	if o.last == 0 { // the store grants a newcomer its part of what may be stranded
+		return o.waiting, "first"
 	}
-	horizon := min(o.limit.Window/horizonPart, o.left, horizonMax)
-	demand := p.rate * horizon.Seconds()
-	if most := float64(growth * max(p.size, first)); demand > most {
+	demand := p.rate * horizon(o.limit.Window, o.left, o.lasts).Seconds()
+	if most := float64(trust * max(o.spent+o.waiting, 1)); demand > most {
 		return int64(most), "growing"
 	}
 	return int64(math.Ceil(demand)) - o.stock + o.waiting, "demand"
 }
 
-// mean is the key's rate with the time since the last fetch taken in, weighted
-// by how much of the memory that time is. The first measure counts whole.
-func mean(p pace, o observation) float64 {
-	if p.size == 0 {
+// excess is how much of a stock is not going to be used within the horizon: what
+// is worth giving back. Under half of the stock is not worth a call, nor is what
+// may be stranded anyway.
+func (p pace) excess(window, left, lasts time.Duration, stock, strandable int64) int64 {
+	// What was counted lately may be two deviations too low by chance.
+	memory := (window / recentPart).Seconds()
+	lately := p.recent + 2*math.Sqrt(p.recent/memory)
+	keep := max(int64(math.Ceil(min(p.rate, lately)*horizon(window, left, lasts).Seconds())), strandable)
+	if stock <= 2*keep {
 		return 0
 	}
-	elapsed := max(o.elapsed, time.Millisecond)
-	now := float64(o.spent+o.waiting) / elapsed.Seconds()
-	if p.rate == 0 {
-		return now
-	}
-	weight := 1 - math.Exp(-elapsed.Seconds()/(o.limit.Window/memoryPart).Seconds())
-	return p.rate + weight*(now-p.rate)
+	return stock - keep
 }

@@ -7,11 +7,11 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// Rows that can be checked by eye. The limit is 60,000 a minute, a thousand a
-// second: the horizon is 20 s, the mean's memory 10 s, the first batch 60.
+// Rows that can be checked by eye. The limit is 60,000 a minute: the horizon is
+// 30 s.
 func TestSizing(t *testing.T) {
 	const s = time.Second
-	l := PerMinute(60_000)
+	ten := pace{rate: 10}
 	for _, c := range []struct {
 		name   string
 		sizing Sizing
@@ -21,43 +21,60 @@ func TestSizing(t *testing.T) {
 		reason string
 	}{
 		{"fixed", Fixed(10), pace{}, observation{}, 10, "fixed"},
-		{"fixed whatever waits", Fixed(10), pace{size: 10}, observation{waiting: 99}, 10, "fixed"},
+		{"fixed whatever waits", Fixed(10), pace{}, observation{last: 10, waiting: 99}, 10, "fixed"},
 		{"fixed above the limit", Fixed(99_999), pace{}, observation{}, 60_000, "fixed"},
 
 		{"ladder starts low", Ladder(10, 100), pace{}, observation{}, 10, "first"},
-		{"ladder climbs", Ladder(10, 100), pace{size: 10}, observation{spent: 10}, 15, "used up"},
-		{"ladder climbs from one", Ladder(1, 100), pace{size: 1}, observation{spent: 1}, 2, "used up"},
-		{"ladder ends", Ladder(10, 100), pace{size: 90}, observation{spent: 90}, 100, "used up"},
-		{"ladder stays", Ladder(10, 100), pace{size: 40}, observation{spent: 30}, 40, "kept"},
-		{"ladder falls", Ladder(10, 100), pace{size: 40}, observation{spent: 19}, 20, "wasted"},
-		{"ladder falls to its foot", Ladder(10, 100), pace{size: 12}, observation{spent: 1}, 10, "wasted"},
+		{"ladder climbs", Ladder(10, 100), pace{}, observation{last: 10, spent: 10}, 15, "used up"},
+		{"ladder climbs from one", Ladder(1, 100), pace{}, observation{last: 1, spent: 1}, 2, "used up"},
+		{"ladder ends", Ladder(10, 100), pace{}, observation{last: 90, spent: 90}, 100, "used up"},
+		{"ladder stays", Ladder(10, 100), pace{}, observation{last: 40, spent: 30}, 40, "kept"},
+		{"ladder falls", Ladder(10, 100), pace{}, observation{last: 40, spent: 19}, 20, "wasted"},
+		{"ladder falls to its foot", Ladder(10, 100), pace{}, observation{last: 12, spent: 1}, 10, "wasted"},
 
-		{"first", Adaptive(1, 0), pace{}, observation{left: 60 * s}, 60, "first"},
+		{"first", Adaptive(1, 0), pace{}, observation{left: 60 * s, waiting: 3}, 3, "first"},
 		{"first is bounded below", Adaptive(80, 0), pace{}, observation{left: 60 * s}, 80, "first"},
-		{"first is bounded above", Adaptive(1, 20), pace{}, observation{left: 60 * s}, 20, "first"},
-		{"10/s for 20 s", Adaptive(1, 0), pace{size: 60}, observation{left: 60 * s, elapsed: 6 * s, spent: 60}, 200, "demand"},
-		{"less what is in stock", Adaptive(1, 0), pace{size: 60}, observation{left: 60 * s, elapsed: 6 * s, spent: 60, stock: 50}, 150, "demand"},
-		{"no longer than the window", Adaptive(1, 0), pace{size: 60}, observation{left: 5 * s, elapsed: 6 * s, spent: 60}, 50, "demand"},
-		{"and who waits", Adaptive(1, 0), pace{size: 60}, observation{left: 5 * s, elapsed: 6 * s, spent: 54, waiting: 6}, 56, "demand"},
-		{"growth is bounded", Adaptive(1, 0), pace{size: 60}, observation{left: 60 * s, elapsed: s, spent: 60}, 240, "growing"},
-		{"an instant is a millisecond", Adaptive(1, 0), pace{size: 60}, observation{left: 60 * s, spent: 1}, 240, "growing"},
-		{"no demand", Adaptive(1, 0), pace{size: 60, rate: 10}, observation{left: 60 * s, elapsed: 1000 * s}, 1, "demand"},
+		{"first is bounded above", Adaptive(1, 20), pace{}, observation{left: 60 * s, waiting: 30}, 20, "first"},
+		{"10/s for 30 s", Adaptive(1, 0), ten, observation{left: 60 * s, last: 60, spent: 60}, 300, "demand"},
+		{"less what is in stock", Adaptive(1, 0), ten, observation{left: 60 * s, last: 60, spent: 60, stock: 50}, 250, "demand"},
+		{"no longer than the window", Adaptive(1, 0), ten, observation{left: 5 * s, last: 60, spent: 60}, 50, "demand"},
+		{"and who waits", Adaptive(1, 0), ten, observation{left: 5 * s, last: 60, spent: 54, waiting: 6}, 56, "demand"},
+		{"growth is bounded", Adaptive(1, 0), ten, observation{left: 60 * s, last: 60, spent: 2}, 200, "growing"},
+		{"no demand", Adaptive(1, 0), pace{}, observation{left: 60 * s, last: 60}, 1, "demand"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.seen.limit = l
-			next, size, reason := c.sizing.next(c.pace, c.seen)
+			c.seen.limit, c.seen.lasts = PerMinute(60_000), 30*s
+			size, reason := c.sizing.size(c.pace, c.seen)
 			assert.Equal(t, c.size, size)
 			assert.Equal(t, c.reason, reason)
-			assert.Equal(t, size, next.size)
 		})
 	}
 }
 
-// The mean forgets: after one memory of silence a bit more than a third is left.
-func TestMeanRateForgets(t *testing.T) {
-	o := observation{limit: PerMinute(60_000), left: time.Minute, elapsed: 10 * time.Second}
-	p, _, _ := Adaptive(1, 0).next(pace{size: 1, rate: 1000}, o)
-	assert.InDelta(t, 368, p.rate, 1)
+func TestPace(t *testing.T) {
+	const s = time.Second
+	p := pace{}.observe(time.Minute, 10*s, 100)
+	assert.InDelta(t, 10, p.rate, 0.01, "the first measure counts whole")
+	assert.InDelta(t, 8, p.peak, 0.01, "less two deviations of 10")
+	p = p.observe(time.Minute, 10*s, 0)
+	assert.InDelta(t, 10*0.368, p.rate, 0.01, "forgotten in a sixth of the window")
+	assert.InDelta(t, 8*0.846, p.peak, 0.01, "the peak in a whole one")
+	p = p.observe(time.Minute, s/100, 100)
+	assert.InDelta(t, 8000, p.peak, 0.01)
+	assert.Zero(t, pace{}.observe(time.Minute, 0, 1).peak, "one token is no rate")
+
+	assert.EqualValues(t, 0, pace{rate: 5}.reorder(2*time.Millisecond), "when the last token leaves")
+	assert.EqualValues(t, 100+30, pace{peak: 10_000}.reorder(10*time.Millisecond))
+}
+
+func TestExcess(t *testing.T) {
+	const left = 30 * time.Second
+	steady := pace{rate: 10, recent: 10}
+	assert.EqualValues(t, 700, steady.excess(time.Minute, left, left, 1000, 6))
+	assert.EqualValues(t, 0, steady.excess(time.Minute, left, left, 600, 6), "less than half is not worth a call")
+	assert.EqualValues(t, 900, steady.excess(time.Minute, left, 10*time.Second, 1000, 6), "the limit ends sooner")
+	assert.EqualValues(t, 994, pace{rate: 10}.excess(time.Minute, left, left, 1000, 6), "nothing of late; what may be stranded stays")
+	assert.EqualValues(t, 0, pace{}.excess(time.Minute, left, left, 0, 0))
 }
 
 func FuzzSizing(f *testing.F) {
@@ -68,13 +85,16 @@ func FuzzSizing(f *testing.F) {
 			return
 		}
 		sizing := []Sizing{Adaptive(1, 0), Fixed(10), Ladder(1, 1000)}[policy%3]
-		p := pace{rate: rate, size: min(last, tokens)}
-		_, size, reason := sizing.next(p, observation{
-			limit: l, left: time.Minute, elapsed: time.Duration(elapsed),
+		p := pace{rate: rate}.observe(l.Window, time.Duration(elapsed), min(spent, tokens))
+		size, reason := sizing.size(p, observation{
+			limit: l, left: time.Minute, last: min(last, tokens),
 			spent: min(spent, tokens), stock: min(stock, tokens), waiting: min(waiting, tokens),
 		})
 		if size < 1 || size > tokens || reason == "" {
 			t.Fatalf("a batch of %d (%s) of %d", size, reason, tokens)
+		}
+		if n := p.reorder(time.Duration(elapsed % int64(time.Second))); n < 0 {
+			t.Fatalf("a re-order point of %d", n)
 		}
 	})
 }

@@ -11,13 +11,13 @@ import (
 // This file is the limiter's side of every store call: the time it may take,
 // what is counted and what the hooks are told. No lock is held here.
 
-func (l *Limiter) sync(ctx context.Context, r backend.SyncRequest, reason string) (backend.SyncReply, error) {
+func (l *Limiter) sync(ctx context.Context, r backend.SyncRequest, why cause, reason string) (backend.SyncReply, error) {
 	begin := time.Now()
 	reply, err := l.store.Sync(ctx, r)
 	l.count.syncs.Add(1)
 	l.count.recovered.Add(reply.Recovered)
 	l.count.reasserted.Add(reply.Reasserted)
-	return reply, l.called(begin, err, StoreCall{Op: "sync", Reason: reason, Want: r.Want, Granted: reply.Grant})
+	return reply, l.called(begin, err, StoreCall{Op: "sync", Cause: string(why), Reason: reason, Want: r.Want, Granted: reply.Grant})
 }
 
 // take bounds a direct call by the fetch timeout as well as by its caller. The

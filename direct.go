@@ -8,17 +8,20 @@ import (
 
 // goesDirect reports whether a request for n is better a call of its own: always
 // in direct mode, and when it is larger than the batch that would be fetched for
-// it. Where a fetch is under way or callers are queued it joins them, so that a
+// it, or the store grants no batches. Where a fetch is under way or callers are queued it joins them, so that a
 // crowd of large requests shares calls as well.
 func (e *entry) goesDirect(n, now int64) bool {
 	if e.l.direct {
 		return true
 	}
-	if n == 1 || e.flight != nil || !e.queue.empty() {
+	if e.flight != nil || !e.queue.empty() {
 		return false
 	}
-	_, size, _ := e.plan(now)
-	return n > size
+	if n == 1 {
+		return e.small
+	}
+	size, _ := e.plan(now)
+	return n > size || e.small
 }
 
 // direct takes exactly n from the store, or none, and leaves the stock to small

@@ -92,7 +92,7 @@ func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
 func (l *Limiter) handBack(ctx context.Context, r backend.SyncRequest, n int64) error {
 	for {
 		ctx, cancel := context.WithTimeout(ctx, l.fetchTimeout)
-		reply, err := l.sync(ctx, r, "give back")
+		reply, err := l.sync(ctx, r, forReturn, "")
 		cancel()
 		if err != nil {
 			l.gone.add(tokens{returned: -n, expired: n})

@@ -39,20 +39,36 @@ type entry struct {
 	granted  int64   // the account in win, cumulative
 	returned int64
 	sum      tokens // held is derived
-	pace     pace
-	fetched  int64 // clock time of the last fetch
-	spent    int64 // total at that time
-	futile   int   // fetches in a row that helped nobody
-	timer    *time.Timer
-	unsure   bool // the store may have granted in win what we have not heard
-	dead     bool // evicted or closed: look the key up again
-	seen     fingerprint
+	batch    int64  // the last one asked for
+	spent    int64  // total at that time
+	counted  int64  // clients in the ledger, as last heard
+	clients  int64  // that share the key: the more of this window's and the last one's
+	futile   int    // fetches in a row that helped nobody
+
+	pace         pace
+	watched      int64         // clock time up to which pace knows
+	watchedSpent int64         // total at that time
+	foreseen     time.Duration // from the beginning of win until the limit runs out
+	lasted       time.Duration // the same of the window before
+	hushed       int64         // clock time since which the store has no more; 0 = it has
+	openedSpent  int64         // totals when win opened
+	openedDenied int64
+	lead         *lead
+	timer        *time.Timer
+	due          int64 // clock time at which it fires
+
+	short  bool // the limit will run out before win ends
+	small  bool // the limit is too small for batches: no more is granted than is needed
+	unsure bool // the store may have granted in win what we have not heard
+	dead   bool // evicted or closed: look the key up again
+	seen   fingerprint
 }
 
 // flight is a fetch under way.
 type flight struct {
 	req    backend.SyncRequest
-	reason string
+	cause  cause
+	reason string // for the size of the batch
 	turn   uint64 // the last place that it was sized for
 }
 
@@ -66,8 +82,11 @@ func (e *entry) try(n int64) (Result, bool) {
 	if !w.alive(now) {
 		return Result{}, false
 	}
-	if r, ok := w.spend(n); ok {
-		return r, true
+	if left, ok := w.spend(n); ok {
+		if left <= w.reorder.Load() {
+			e.restock(w)
+		}
+		return w.admit(n, left, Local), true
 	}
 	if n <= w.limit && w.denies(n, now) {
 		e.denied.Add(1)
@@ -125,8 +144,8 @@ func (e *entry) refuses(n int64) (err error, again bool) {
 // somebody to look whether tokens have come back.
 func (e *entry) decide(w *window, n, now int64, wait bool) (Result, bool) {
 	if e.queue.empty() {
-		if r, ok := w.spend(n); ok {
-			return r, true
+		if left, ok := w.spend(n); ok {
+			return w.admit(n, left, Local), true
 		}
 	}
 	if wait || !e.known(w, n) {
@@ -138,7 +157,8 @@ func (e *entry) decide(w *window, n, now int64, wait bool) (Result, bool) {
 		if e.l.direct {
 			return Result{}, false // the call itself is the probe
 		}
-		e.launch(now, n)
+		e.l.count.probes.Add(1)
+		e.launch(now, n, forProbe)
 	}
 	e.denied.Add(1)
 	return w.refuse(now, Denied), true
@@ -243,14 +263,13 @@ func (e *entry) regain(n, now int64) {
 }
 
 // order starts a fetch if callers wait that one could help now. If none could
-// before some instant, it sets a timer for that and lets others have the stock.
+// before some instant, a timer is set for that, and others may have the stock.
 func (e *entry) order(now int64) {
 	if e.flight == nil && !e.queue.empty() && !e.dead && !e.l.closed.Load() {
-		if w := e.win.Load(); e.helps(w, now) {
-			e.launch(now, 0)
+		if e.helps(e.win.Load(), now) {
+			e.launch(now, 0, forWaiters)
 		} else {
-			at := min(e.quiet, w.ends.Load())
-			e.wake(time.Duration(at-now) + jitter(e.limit.Window/1000))
+			e.schedule(now)
 		}
 	}
 	if e.flight == nil || e.queue.empty() {
@@ -264,51 +283,52 @@ func (e *entry) helps(w *window, now int64) bool {
 	return e.queue.once > 0 || !w.alive(now) || now >= e.quiet || !e.known(w, e.queue.head.n)
 }
 
-// wake orders again after d.
-func (e *entry) wake(d time.Duration) {
-	if e.timer != nil {
-		e.timer.Reset(d)
-		return
-	}
-	e.timer = time.AfterFunc(d, func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.order(e.l.clock.now())
-	})
-}
-
-// launch starts a fetch for all that wait and extra tokens that nobody waits for.
-func (e *entry) launch(now, extra int64) {
+// launch starts a fetch for all that wait, and extra tokens that nobody waits for.
+func (e *entry) launch(now, extra int64, why cause) {
 	if !e.queue.empty() {
 		e.gather()
 	}
-	next, size, reason := e.plan(now)
-	e.pace, e.fetched, e.spent = next, now, e.spentBy(now)
+	e.watch(now)
+	size, reason := e.plan(now)
 	need := min(max(e.queue.tokens-e.pot, 0)+extra, e.limit.Tokens)
-	f := &flight{req: e.statement(), reason: reason, turn: e.queue.turns}
+	f := &flight{req: e.statement(), cause: why, reason: reason}
 	f.req.Need, f.req.Want = need, max(size, need)
 	f.req.Strand = -1
-	if e.l.sizing.guided() {
+	if e.l.guided() {
 		f.req.Strand = int64(e.l.stranding * float64(e.limit.Tokens))
+		if e.batch > 0 {
+			f.req.Strand = max(f.req.Strand-e.clients*e.pace.reorder(e.lead.time()), 0)
+		} else { // how many peers there are is still to be heard
+			f.req.Strand = min(f.req.Strand, max(e.limit.Tokens/firstPart, 1))
+		}
 	}
+	e.batch, e.spent = f.req.Want, e.spentBy(now)
+	e.send(f)
+}
+
+// state tells the store the account and asks for nothing.
+func (e *entry) state(why cause) { e.send(&flight{req: e.statement(), cause: why}) }
+
+func (e *entry) send(f *flight) {
+	f.turn = e.queue.turns
 	e.flight = f
 	e.l.flights.Add(1)
 	go e.fly(f)
 }
 
 // plan asks the policy for a batch. It changes nothing.
-func (e *entry) plan(now int64) (pace, int64, string) {
+func (e *entry) plan(now int64) (int64, string) {
 	if e.l.direct {
-		return e.pace, 0, "direct"
+		return 0, "direct"
 	}
 	left := e.limit.Window
 	w := e.win.Load()
 	if w.alive(now) {
 		left = time.Duration(w.deadline.Load() - now)
 	}
-	return e.l.sizing.next(e.pace, observation{
-		limit: e.limit, left: left, elapsed: time.Duration(now - e.fetched),
-		spent: e.spentBy(now) - e.spent, stock: e.held(now) - e.pot, waiting: e.queue.tokens,
+	return e.l.sizing.size(e.pace, observation{
+		limit: e.limit, left: left, lasts: e.lastsFrom(w, now), last: e.batch, spent: e.spentBy(now) - e.spent,
+		stock: e.held(now) - e.pot, waiting: e.queue.tokens,
 	})
 }
 
@@ -316,7 +336,7 @@ func (e *entry) plan(now int64) (pace, int64, string) {
 func (e *entry) statement() backend.SyncRequest {
 	r := backend.SyncRequest{
 		Key: e.key, Client: e.client, Limit: e.limit,
-		Granted: e.granted, Returned: e.returned,
+		Granted: e.granted, Returned: e.returned, Peers: e.clients, Pace: e.pace.perWindow(e.limit),
 	}
 	if w := e.win.Load(); w != nil {
 		r.Window = w.id
@@ -330,8 +350,11 @@ func (e *entry) fly(f *flight) {
 	defer l.flights.Done()
 	ctx, cancel := context.WithTimeout(context.Background(), l.fetchTimeout)
 	sent := l.clock.now()
-	reply, err := l.sync(ctx, f.req, f.reason)
+	reply, err := l.sync(ctx, f.req, f.cause, f.reason)
 	cancel()
+	if err == nil {
+		e.lead.heard(time.Duration(l.clock.now() - sent))
+	}
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -341,8 +364,9 @@ func (e *entry) fly(f *flight) {
 		e.unsure = true
 		e.fail(f.turn, err)
 	} else {
-		e.apply(reply, sent, now)
+		e.apply(f.req, reply, sent, now)
 		e.answer(f.turn, now)
 	}
 	e.order(now)
+	e.schedule(now)
 }

@@ -95,12 +95,16 @@ type Hooks struct {
 // StoreCall is one finished call to the store. It names no key.
 type StoreCall struct {
 	Op       string        // "sync", "take", "check" or "refund"
+	Cause    string        // of a sync: wait, prefetch, reset, probe, give back or refresh
 	Reason   string        // why a batch had the size it had; "" for other calls
 	Duration time.Duration // from sending to the reply
 	Want     int64         // tokens asked for
 	Granted  int64         // tokens got (given back, for a refund)
 	Err      error         // nil, or a *StoreError
 }
+
+// guided reports whether the store tapers the grants, and the key looks ahead.
+func (c *config) guided() bool { return !c.direct && c.sizing.policy == adaptive }
 
 // validate names the first option whose value makes no sense.
 func (c *config) validate() error {

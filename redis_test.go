@@ -74,11 +74,52 @@ func TestFlatOutOnRedis(t *testing.T) {
 			wg.Wait()
 			assert.EqualValues(t, limit, admitted.Load(), "no false refusal")
 			calls := scripts(server)
-			assert.LessOrEqual(t, float64(calls)/float64(requests.Load()), 0.002)
-			t.Logf("%d requests, %d store calls, %d waited", requests.Load(), calls, l.Stats().Waited)
+			assert.LessOrEqual(t, float64(calls)/float64(requests.Load()), 0.001)
+			logCost(t, calls, requests.Load(), l.Stats())
 			require.NoError(t, l.Close(context.Background()))
 		})
 	}
+}
+
+func logCost(t *testing.T, calls, requests int64, s reservoir.Stats) {
+	percent := func(n int64) float64 { return 100 * float64(n) / float64(requests) }
+	t.Logf("%d requests; %d store calls (%.4f %%), %d of them ahead of need; %d requests waited (%.4f %%)",
+		requests, calls, percent(calls), s.Prefetches, s.Waited, percent(s.Waited))
+}
+
+// The same workers at the pace that the limit allows, in one window: hardly one
+// waits once the pace is known.
+func TestPacedOnRedis(t *testing.T) {
+	const limit, workers, rate, duration = 1_000_000, 64, 16_000, 3 * time.Second
+	server := redistest.Start(t)
+	l, err := reservoir.New(redisstore.New(server.Client()), reservoir.PerMinute(limit),
+		reservoir.WithFetchTimeout(10*time.Second))
+	require.NoError(t, err)
+	server.ResetStats()
+	var tickets, requests atomic.Int64
+	var wg sync.WaitGroup
+	begin := time.Now()
+	for range workers {
+		wg.Go(func() {
+			for {
+				due := time.Duration(tickets.Add(1)-1) * time.Second / rate
+				if due >= duration {
+					return
+				}
+				time.Sleep(time.Until(begin.Add(due)))
+				requests.Add(1)
+				r, err := l.Allow(context.Background(), "k")
+				if !assert.NoError(t, err) || !assert.True(t, r.Allowed) {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	calls := scripts(server)
+	assert.LessOrEqual(t, float64(calls)/float64(requests.Load()), 0.001)
+	logCost(t, calls, requests.Load(), l.Stats())
+	require.NoError(t, l.Close(context.Background()))
 }
 
 // Every process reports the same instant for a window.

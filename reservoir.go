@@ -34,13 +34,13 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
-	mathrand "math/rand/v2"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
 )
 
 // Limiter limits any number of keys. It is safe for concurrent use. It holds
@@ -52,6 +52,7 @@ type Limiter struct {
 	limit    Limit
 	clock    clock
 	table    table
+	leads    sync.Map // shard → *lead
 	id       string
 	epoch    atomic.Int64 // part of the accounts' names; grows with evictions
 	sweeper  sweeper
@@ -62,7 +63,7 @@ type Limiter struct {
 	closeErr error // written in closing, and only read after
 
 	count struct { // of the slow path; what the hot path counts is in its entry
-		calls, syncs, waited, failed, recovered, reasserted, unknown atomic.Int64
+		calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown atomic.Int64
 	}
 }
 
@@ -171,7 +172,7 @@ func (l *Limiter) entry(key string) (*entry, error) {
 		return nil, err
 	}
 	e := l.table.getOrMake(key, func(key string) *entry {
-		return &entry{l: l, key: key, limit: limit, client: l.name()}
+		return &entry{l: l, key: key, limit: limit, client: l.name(), lead: l.leadOf(key)}
 	})
 	l.arm()
 	return e, nil
@@ -199,7 +200,7 @@ func (l *Limiter) crowded(ctx context.Context, key string, n int64, wait bool) (
 		if err != nil || r.Allowed || !wait {
 			return r, err
 		}
-		if err := pause(ctx, r.RetryAfter+jitter(limit.Window/100)); err != nil {
+		if err := pause(ctx, r.RetryAfter+chance.Part(limit.Window/100)); err != nil {
 			return r, err
 		}
 	}
@@ -286,8 +287,3 @@ func (l *Limiter) name() string {
 }
 
 func (l *Limiter) rename() { l.epoch.Add(1) }
-
-func duration(ns int64) time.Duration { return time.Duration(ns) }
-
-// jitter returns a random part of d.
-func jitter(d time.Duration) time.Duration { return mathrand.N(max(d, 1)) }

@@ -20,6 +20,11 @@ type Stats struct {
 	Denied     int64 // requests refused
 	Failed     int64 // requests that ended in a StoreError
 
+	Prefetches int64 // fetches ahead of need
+	Probes     int64 // looks whether an exhausted key has tokens again
+	GiveBacks  int64 // returns of an idle excess; those of Close and eviction not counted
+	Stranded   int64 // the part of Held whose key is exhausted in the store
+
 	Recovered  int64 // tokens whose grant was lost on the way and handed over again
 	Reasserted int64 // tokens that the store had forgotten and has charged again
 	Unknown    int64 // tokens of direct calls that failed and may have been charged for nothing
@@ -44,12 +49,15 @@ func (l *Limiter) Stats() Stats {
 	l.gone.Lock()
 	sum, denied := l.gone.tokens, l.gone.denied
 	l.gone.Unlock()
-	keys := 0
+	keys, stranded := 0, int64(0)
 	l.table.each(func(e *entry) {
 		t, d := e.counts()
 		sum.add(t)
 		denied += d
 		keys++
+		if w := e.win.Load(); w != nil && w.quiet.Load() != 0 {
+			stranded += t.held
+		}
 	})
 	return Stats{
 		Keys:       keys,
@@ -64,6 +72,10 @@ func (l *Limiter) Stats() Stats {
 		Waited:     l.count.waited.Load(),
 		Denied:     denied,
 		Failed:     l.count.failed.Load(),
+		Prefetches: l.count.prefetches.Load(),
+		Probes:     l.count.probes.Load(),
+		GiveBacks:  l.count.giveBacks.Load(),
+		Stranded:   stranded,
 		Recovered:  l.count.recovered.Load(),
 		Reasserted: l.count.reasserted.Load(),
 		Unknown:    l.count.unknown.Load(),

@@ -26,6 +26,7 @@ type window struct {
 	direct int64 // tokens charged by direct calls and not refunded; under entry.mu
 
 	stock     atomic.Int64 // tokens to spend
+	reorder   atomic.Int64 // restock when the stock falls to this; none = never
 	remaining atomic.Int64 // tokens left in the store when it was last heard
 	quiet     atomic.Int64 // entry.quiet, where stock is all there is; 0 otherwise
 }
@@ -33,8 +34,12 @@ type window struct {
 func newWindow(s backend.State, limit int64) *window {
 	w := &window{id: s.Window, reset: s.Window.Time(), limit: limit}
 	w.ends.Store(1<<63 - 1)
+	w.reorder.Store(none)
 	return w
 }
+
+// none is a re-order point that no stock falls to.
+const none = -1
 
 // drift is what two clocks may differ by in speed: 500 parts in a million.
 const drift = 2000
@@ -51,14 +56,15 @@ func (w *window) heard(s backend.State, sent, now int64) {
 // alive reports whether stock may be spent at now.
 func (w *window) alive(now int64) bool { return w != nil && now < w.deadline.Load() }
 
-// spend takes n tokens from stock, if that many are there.
-func (w *window) spend(n int64) (Result, bool) {
+// spend takes n tokens from stock, if that many are there, and returns what is
+// left.
+func (w *window) spend(n int64) (left int64, ok bool) {
 	for s := w.stock.Load(); s >= n; s = w.stock.Load() {
 		if w.stock.CompareAndSwap(s, s-n) {
-			return w.admit(n, s-n, Local), true
+			return s - n, true
 		}
 	}
-	return Result{}, false
+	return 0, false
 }
 
 // denies reports whether n tokens are surely not to be had at now, from stock or

@@ -4,38 +4,32 @@ package chance
 
 import (
 	"math/rand/v2"
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
-var (
-	mu     sync.Mutex
-	seeded *rand.Rand // nil: the runtime's generator
-)
+// seeded is nil for the runtime's generator.
+var seeded atomic.Pointer[uint64]
 
-// Seed makes all that follows depend on seed alone, until restore is called. It
-// is for tests; calls from goroutines that race each other still differ in order.
+// Seed makes every draw depend on seed and its instant alone, until restore is
+// called. It is for tests on a virtual clock: of timers that are due at one
+// instant that runs any first, so that draws in sequence would not replay. Draws
+// at one instant are equal.
 func Seed(seed uint64) (restore func()) {
-	mu.Lock()
-	defer mu.Unlock()
-	seeded = rand.New(rand.NewPCG(seed, 0))
-	return func() {
-		mu.Lock()
-		defer mu.Unlock()
-		seeded = nil
-	}
+	seeded.Store(&seed)
+	return func() { seeded.Store(nil) }
 }
 
 // Part returns a random part of d, uniformly from 0 up to d; 0 if d is not positive.
 func Part(d time.Duration) time.Duration {
-	return draw(func(r source) time.Duration { return time.Duration(r.Int64N(int64(max(d, 1)))) })
+	return time.Duration(generator().Int64N(int64(max(d, 1))))
 }
 
 // Interval returns the time to the next of events that come at random, every
 // mean on average: exponentially distributed, so that any number of processes
 // which do this with n times the mean make one such event every mean together.
 func Interval(mean time.Duration) time.Duration {
-	return draw(func(r source) time.Duration { return time.Duration(r.ExpFloat64() * float64(mean)) })
+	return time.Duration(generator().ExpFloat64() * float64(mean))
 }
 
 type source interface {
@@ -43,13 +37,11 @@ type source interface {
 	ExpFloat64() float64
 }
 
-func draw(f func(source) time.Duration) time.Duration {
-	mu.Lock()
-	defer mu.Unlock()
-	if seeded != nil {
-		return f(seeded)
+func generator() source {
+	if seed := seeded.Load(); seed != nil {
+		return rand.New(rand.NewPCG(*seed, uint64(time.Now().UnixNano())))
 	}
-	return f(global{})
+	return global{}
 }
 
 type global struct{}

@@ -1,0 +1,196 @@
+package reservoir
+
+import (
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
+)
+
+// This file is what a key does ahead of its callers: it fetches before the stock
+// runs out and when the window has been reset, learns the window's end better
+// when that is near, and gives back what it will not use. All of it is for
+// batches that the store guides, and is under entry.mu but for restock.
+
+// cause is why a store call was made, as hooks are told.
+type cause string
+
+const (
+	forWaiters cause = "wait"      // callers wait for it
+	forStock   cause = "prefetch"  // the stock has fallen to the re-order point
+	forReset   cause = "reset"     // the window is over and the key was in use
+	forProbe   cause = "probe"     // has anything come back to an exhausted key?
+	forReturn  cause = "give back" // of what will not be used
+	forEnd     cause = "refresh"   // of the deadline, the window's end being near
+)
+
+// restock orders a batch ahead of need. Of all callers that see the stock at the
+// re-order point one gets to do it.
+func (e *entry) restock(w *window) {
+	if w.reorder.Swap(none) == none {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := e.l.clock.now()
+	if e.idleFor(w) && w.alive(now) {
+		e.l.count.prefetches.Add(1)
+		e.launch(now, 0, forStock)
+	}
+}
+
+// idleFor reports whether w is current and no fetch is under way.
+func (e *entry) idleFor(w *window) bool {
+	return w != nil && e.win.Load() == w && e.flight == nil && !e.dead && !e.l.closed.Load()
+}
+
+// aim sets the re-order point for the stock as it now is.
+func (e *entry) aim(w *window) {
+	if e.l.guided() && w.remaining.Load() > 0 && !e.small {
+		w.reorder.Store(e.pace.reorder(e.lead.time()))
+	} else {
+		w.reorder.Store(none)
+	}
+}
+
+// watch brings the key's pace up to date. While requests are refused there is
+// nothing to learn from what is spent.
+func (e *entry) watch(now int64) {
+	spent, until := e.spentBy(now), now
+	if e.hushed != 0 {
+		until = e.hushed
+	}
+	if e.watched != 0 && until > e.watched {
+		e.pace = e.pace.observe(e.limit.Window, time.Duration(until-e.watched), spent-e.watchedSpent)
+	}
+	e.watched, e.watchedSpent = now, spent
+}
+
+// begun marks the beginning of a window, to know later whether it was used.
+func (e *entry) begun(now int64) {
+	e.watch(now)
+	e.lasted, e.foreseen = e.foreseen, e.limit.Window
+	e.hushed, e.small, e.short = 0, false, false
+	e.clients = e.counted
+	e.openedSpent, e.openedDenied = e.spentBy(now), e.denied.Load()
+}
+
+// foresee takes from a reply whether the limit will run out at the pace of all
+// clients since the window opened, and, when it has, how long it lasted.
+func (e *entry) foresee(s backend.SyncReply) {
+	used := e.limit.Tokens - s.Remaining
+	if s.Lasted > 0 {
+		e.foreseen = s.Lasted
+	}
+	passed := float64(e.limit.Window - s.Left)
+	e.short = float64(s.Remaining)*passed < float64(used)*float64(s.Left)
+}
+
+// lastsFrom is how long the limit will last from now on: as far as this window
+// has shown, or else as long as in the one before.
+func (e *entry) lastsFrom(w *window, now int64) time.Duration {
+	if !w.alive(now) {
+		return e.foreseen // of the window that is over, for the next
+	}
+	if e.lasted == 0 {
+		return e.limit.Window / coldPart
+	}
+	return min(e.foreseen, e.lasted) - (e.limit.Window - time.Duration(w.ends.Load()-now))
+}
+
+func (e *entry) usedInWindow(now int64) bool {
+	return e.spentBy(now) != e.openedSpent || e.denied.Load() != e.openedDenied
+}
+
+// strandable is this process' part of the tokens that may be stranded.
+func (e *entry) strandable() int64 {
+	return int64(e.l.stranding*float64(e.limit.Tokens)) / max(e.clients, 1)
+}
+
+// The waits that a tick schedules, as parts of the window.
+const (
+	trimPart    = 60  // between looks for an idle excess
+	refreshPart = 50  // before the end, to learn the end better
+	spreadPart  = 200 // over which processes spread their calls at the reset
+	spreadMax   = 5 * time.Millisecond
+	worthOne    = 0.1 // callers that would wait, for a refresh to be worth a call
+)
+
+// schedule sets the timer for what is due next, if anything is.
+func (e *entry) schedule(now int64) {
+	w := e.win.Load()
+	if w == nil || e.dead || e.l.closed.Load() {
+		return
+	}
+	due := int64(1<<63 - 1)
+	ends := w.ends.Load()
+	if !e.queue.empty() && e.flight == nil { // waiters for the reset, or for what comes back
+		due = min(e.quiet, ends) + int64(chance.Part(e.limit.Window/1000))
+	}
+	if e.l.guided() && e.pace.rate*e.limit.Window.Seconds() >= 2 && now < ends {
+		due = min(due, ends+int64(chance.Part(min(e.limit.Window/spreadPart, spreadMax))))
+		if at := ends - int64(e.limit.Window)/refreshPart; now < at && e.wantsRefresh(w) {
+			due = min(due, at)
+		}
+		if e.short && e.clients > 1 && w.stock.Load() > 2*e.strandable() {
+			due = min(due, now+int64(e.limit.Window)/trimPart)
+		}
+	}
+	if due == 1<<63-1 || e.due > now && e.due <= due {
+		return
+	}
+	e.due = due
+	if e.timer == nil {
+		e.timer = time.AfterFunc(time.Duration(due-now), e.tick)
+	} else {
+		e.timer.Reset(time.Duration(due - now))
+	}
+}
+
+// wantsRefresh reports whether callers are likely to find the stock past its
+// deadline when the window is not over yet: the two bounds of its end lie apart.
+func (e *entry) wantsRefresh(w *window) bool {
+	gap := time.Duration(w.ends.Load() - w.deadline.Load())
+	return e.pace.rate*gap.Seconds() > worthOne
+}
+
+// tick does what has become due.
+func (e *entry) tick() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := e.l.clock.now()
+	e.due = 0
+	e.order(now)
+	if w := e.win.Load(); e.idleFor(w) && e.l.guided() {
+		switch ends := w.ends.Load(); {
+		case now >= ends:
+			if e.usedInWindow(now) {
+				e.launch(now, 0, forReset)
+			}
+		case now >= ends-int64(e.limit.Window)/refreshPart && e.wantsRefresh(w):
+			e.state(forEnd)
+		default:
+			e.trim(w, now)
+		}
+	}
+	e.schedule(now)
+}
+
+// trim gives back an excess that will not be used, if others will want it. It is
+// taken from the stock first, and told to the store then.
+func (e *entry) trim(w *window, now int64) {
+	e.watch(now)
+	if !e.short || !w.alive(now) {
+		return
+	}
+	left := time.Duration(w.deadline.Load() - now)
+	s := w.stock.Load()
+	n := e.pace.excess(e.limit.Window, left, e.lastsFrom(w, now), s, e.strandable())
+	if n == 0 || !w.stock.CompareAndSwap(s, s-n) {
+		return
+	}
+	e.returned += n
+	e.sum.returned += n
+	e.l.count.giveBacks.Add(1)
+	e.state(forReturn)
+}
