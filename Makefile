@@ -10,6 +10,8 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # apart from a slow machine, with the goroutines' stacks, before CI gives up.
 TIMEOUT  := 5m
 FUZZTIME := 30s
+SEED     := 1
+T        := 10m
 
 .PHONY: help
 help: ## Show this list.
@@ -37,6 +39,14 @@ test: redis cc ## Run all tests of all modules, with the race detector.
 bench: redis ## Run the benchmarks: the library's own, then side by side with peers.
 	go test -run='^$$' -bench=. -benchmem .
 	go test -run='^$$' -bench=. -benchmem ./bench/...
+
+.PHONY: fleet
+fleet: ## Simulate fleets of processes: a table and a chart in bench/results. SEED=1.
+	cd bench/fleet && go test -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
+
+.PHONY: torture
+torture: redis cc ## Run sixteen processes of uneven demand on one Redis key, for T=10m.
+	cd cmd/reservoir && go test -race -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T)
 
 .PHONY: lint
 lint: ## Check format, go.mod files, go vet and staticcheck.

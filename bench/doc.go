@@ -4,4 +4,6 @@
 // The peers' own packages are used as published. What was published without a
 // Go implementation is written here from its description, in a file of its own:
 // see [Rockset].
+//
+// Package fleet, below this one, models many processes that share a limit.
 package bench

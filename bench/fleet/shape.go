@@ -1,0 +1,107 @@
+package fleet
+
+import (
+	"math"
+	"math/rand/v2"
+	"time"
+)
+
+// shape is how a demand is spread over processes and time. It returns the share
+// of the whole demand that comes to process i of n at time t, and until when
+// that stays so.
+type shape func(i, n int, t time.Duration) (share float64, until time.Duration)
+
+// kind is a shape for fleets of any size.
+type kind struct {
+	name  string
+	shape func(n int, r *rand.Rand) shape
+}
+
+var (
+	equal  = &kind{"equal", always(share(func(_, n int) float64 { return 1 / float64(n) }))}
+	zipf   = &kind{"zipf 1.2", func(n int, _ *rand.Rand) shape { return share(ranked(n, 1.2)) }}
+	oneHot = &kind{"one hot process", always(share(hot))}
+	moves  = &kind{"hot set moves", always(hotSet(5 * time.Second))}
+	bursts = &kind{"bursts", func(n int, r *rand.Rand) shape { return pulses(n, r) }}
+)
+
+func always(s shape) func(int, *rand.Rand) shape {
+	return func(int, *rand.Rand) shape { return s }
+}
+
+// share is a shape that never changes.
+func share(f func(i, n int) float64) shape {
+	return func(i, n int, _ time.Duration) (float64, time.Duration) { return f(i, n), math.MaxInt64 }
+}
+
+// ranked gives the process of rank r a part in proportion to r to the power -s.
+func ranked(n int, s float64) func(i, n int) float64 {
+	var sum float64
+	for i := range n {
+		sum += math.Pow(float64(i+1), -s)
+	}
+	return func(i, _ int) float64 { return math.Pow(float64(i+1), -s) / sum }
+}
+
+// hot gives one process 90 % and the others equal parts of the rest.
+func hot(i, n int) float64 {
+	if i == 0 {
+		return 0.9
+	}
+	return 0.1 / float64(n-1)
+}
+
+// hotSet gives a tenth of the processes 90 %. Every step it is the next tenth, so
+// that each process is hot for one step in ten.
+func hotSet(step time.Duration) shape {
+	return func(i, n int, t time.Duration) (float64, time.Duration) {
+		size := max(n/10, 1)
+		turn := int(t / step)
+		until := time.Duration(turn+1) * step
+		if (i+n-turn*size%n)%n < size {
+			return 0.9 / float64(size), until
+		}
+		return 0.1 / float64(n-size), until
+	}
+}
+
+// pulses gives every process the same on average: all of it in one second of
+// five, and nothing in the other four. Which second is each process' own.
+func pulses(n int, r *rand.Rand) shape {
+	const on, cycle = time.Second, 5 * time.Second
+	phase := make([]time.Duration, n)
+	for i := range phase {
+		phase[i] = time.Duration(r.Int64N(int64(cycle)))
+	}
+	return func(i, n int, t time.Duration) (float64, time.Duration) {
+		at := (t + phase[i]) % cycle
+		if at < on {
+			return float64(cycle/on) / float64(n), t + on - at
+		}
+		return 0, t + cycle - at
+	}
+}
+
+// arrivals are the requests to one process: a Poisson process whose rate changes
+// with time.
+type arrivals struct {
+	shape  shape
+	i, n   int
+	demand float64 // of all processes, requests per second
+	rand   *rand.Rand
+}
+
+// after returns the first arrival after t. It draws one exponential number and
+// lets the rate use it up, piece by piece.
+func (a *arrivals) after(t time.Duration) time.Duration {
+	left := a.rand.ExpFloat64()
+	for {
+		share, until := a.shape(a.i, a.n, t)
+		rate := share * a.demand / float64(time.Second)
+		if wait := left / rate; wait < float64(until-t) { // a rate of 0 is an endless wait
+			return t + time.Duration(wait) + 1
+		}
+		left -= rate * float64(until-t)
+		t = until
+	}
+}
