@@ -42,7 +42,7 @@ bench: redis ## Run the benchmarks: the library's own, then side by side with pe
 
 .PHONY: fleet
 fleet: ## Simulate fleets of processes: a table and a chart in bench/results. SEED=1.
-	cd bench/fleet && go test -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
+	cd bench/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
 
 .PHONY: torture
 torture: redis cc ## Run sixteen processes of uneven demand on one Redis key, for T=10m.
@@ -52,8 +52,8 @@ torture: redis cc ## Run sixteen processes of uneven demand on one Redis key, fo
 lint: ## Check format, go.mod files, go vet and staticcheck.
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted"; exit 1; }
 	@for m in $(MODULES); do (cd $$m && go mod tidy -diff) || exit 1; done
-	go vet $(PACKAGES)
-	go run $(STATICCHECK) $(PACKAGES)
+	go vet -tags=fleet $(PACKAGES)
+	go run $(STATICCHECK) -tags=fleet $(PACKAGES)
 
 .PHONY: cover
 cover: redis ## Measure how much of the code the tests run; the profile is cover.out.

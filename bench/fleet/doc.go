@@ -9,7 +9,7 @@
 // make fleet simulates all rows of the table under all rules. While changing the
 // library, simulate those that matter:
 //
-//	go test -run=TestFleet -fleet=bars -rules=adaptive
+//	go test -tags=fleet -run=TestFleet -fleet=bars -rules=adaptive
 //
 // # What is measured
 //

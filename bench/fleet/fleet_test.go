@@ -1,3 +1,8 @@
+//go:build fleet
+
+// The whole table takes a minute and asserts little, so it is no part of the
+// ordinary tests: `make fleet` builds it in. model_test.go has small fleets.
+
 package fleet
 
 import (
@@ -5,43 +10,22 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/go-reservoir/reservoir/internal/chance"
 )
 
 var (
-	part  = flag.String("fleet", "", "simulate `part` of the table: bars, sizes or all")
+	part  = flag.String("fleet", "all", "simulate `part` of the table: bars, sizes or all")
 	among = flag.String("rules", "direct,fixed,ladder,adaptive", "simulate these `rules`")
 	seed  = flag.Uint64("seed", 1, "`seed` of all randomness")
 	dir   = flag.String("results", "", "write fleet.txt and fleet.svg into `dir`")
 )
 
-// simulate runs a fleet. It depends on seed alone.
-func simulate(t *testing.T, s scenario, r rule, seed uint64) (o outcome) {
-	t.Helper()
-	defer chance.Seed(seed)()
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // one order of events
-	defer debug.SetGCPercent(debug.SetGCPercent(400))
-	var err error
-	synctest.Test(t, func(*testing.T) { o, err = run(s, r, seed) })
-	require.NoError(t, err)
-	require.Zero(t, o.over, "%s: tokens over the limit", r.name)
-	return o
-}
-
 // TestFleet prints the table. It does not fail where a bar is missed: the marks
 // say that.
 func TestFleet(t *testing.T) {
-	if *part == "" {
-		t.Skip("takes minutes: ask for it by -fleet, as make fleet does")
-	}
 	var groups []group
 	for _, g := range []group{
 		{"bars", "Shapes of demand", "shape of demand (of 100 processes)", shapes},
