@@ -132,7 +132,7 @@ func (e *entry) schedule(now int64) {
 		if at := ends - int64(e.limit.Window)/refreshPart; now < at && e.wantsRefresh(w) {
 			due = min(due, at)
 		}
-		if e.short && e.clients > 1 && w.stock.Load() > 2*e.strandable() {
+		if e.short && w.stock.Load() > 2*e.strandable() {
 			due = min(due, now+int64(e.limit.Window)/trimPart)
 		}
 	}

@@ -564,3 +564,23 @@ func TestWaitersOfAFleet(t *testing.T) {
 		t.Logf("%d calls in %d windows", calls, windows)
 	})
 }
+
+// Who goes idle while it is alone on a key cannot know who will come, and gives
+// back all the same what is too much for it.
+func TestIdleExcessOfALoneProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		a := open(t, overNetwork(store, rtt/2), PerMinute(60_000))
+		b := open(t, overNetwork(store, rtt/2), PerMinute(60_000))
+		var spent int64
+		count := func(r Result) {
+			if r.Allowed {
+				spent++
+			}
+		}
+		begin := time.Now()
+		every(t, a, time.Millisecond, begin.Add(10*time.Second), count)
+		every(t, b, time.Millisecond/2, begin.Add(55*time.Second), count)
+		assert.GreaterOrEqual(t, spent, int64(60_000*0.98))
+	})
+}
