@@ -66,10 +66,11 @@ type entry struct {
 
 // flight is a fetch under way.
 type flight struct {
-	req    backend.SyncRequest
-	cause  cause
-	reason string // for the size of the batch
-	turn   uint64 // the last place that it was sized for
+	req     backend.SyncRequest
+	cause   cause
+	reason  string // for the size of the batch
+	ordered int64  // clock time, before its goroutine had to find a processor
+	turn    uint64 // the last place that it was sized for
 }
 
 // try decides from memory, without a lock, if that is possible.
@@ -297,7 +298,8 @@ func (e *entry) launch(now, extra int64, why cause) {
 	if e.l.guided() {
 		f.req.Strand = int64(e.l.stranding * float64(e.limit.Tokens))
 		if e.batch > 0 {
-			f.req.Strand = max(f.req.Strand-e.clients*e.pace.reorder(e.lead.time()), 0)
+			early := e.clients * e.pace.reorder(e.lead.time()) // in hand when a batch is ordered
+			f.req.Strand -= min(early, f.req.Strand/2)
 		} else { // how many peers there are is still to be heard
 			f.req.Strand = min(f.req.Strand, max(e.limit.Tokens/firstPart, 1))
 		}
@@ -310,7 +312,7 @@ func (e *entry) launch(now, extra int64, why cause) {
 func (e *entry) state(why cause) { e.send(&flight{req: e.statement(), cause: why}) }
 
 func (e *entry) send(f *flight) {
-	f.turn = e.queue.turns
+	f.turn, f.ordered = e.queue.turns, e.l.clock.now()
 	e.flight = f
 	e.l.flights.Add(1)
 	go e.fly(f)
@@ -353,7 +355,7 @@ func (e *entry) fly(f *flight) {
 	reply, err := l.sync(ctx, f.req, f.cause, f.reason)
 	cancel()
 	if err == nil {
-		e.lead.heard(time.Duration(l.clock.now() - sent))
+		e.lead.heard(time.Duration(l.clock.now() - f.ordered))
 	}
 
 	e.mu.Lock()
