@@ -86,13 +86,19 @@ func TestOneFetchPerReorder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := overNetwork(memstore.New(), rtt/2)
 		l := open(t, net, PerMinute(60_000))
-		w := func() *window { return l.table.get("k").win.Load() }
 		allow(t, l, "k", 1)
-		for w().stock.Load() < 300 {
+		e := l.table.get("k")
+		atRest := func() bool { // stock for the crowd, and no fetch on its way
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return e.flight == nil && e.win.Load().stock.Load() >= 300
+		}
+		for !atRest() {
 			allow(t, l, "k", 1)
 			time.Sleep(rtt)
 		}
-		w().reorder.Store(w().stock.Load()) // all of the crowd see it
+		w := e.win.Load()
+		w.reorder.Store(w.stock.Load()) // all of the crowd see it
 		before, prefetches := net.count(""), l.Stats().Prefetches
 		var wg sync.WaitGroup
 		for range 100 {
