@@ -32,9 +32,10 @@ func Fixed(n int64) Sizing { return Sizing{policy: fixed, min: n, max: n} }
 // System", 2021), kept as a yardstick.
 func Ladder(min, max int64) Sizing { return Sizing{policy: ladder, min: min, max: max} }
 
-// Adaptive, the default, fetches what the key's demand will use in half of the
-// window, before the stock runs out,, and lets the store taper that as the limit runs out. min and max
-// bound one batch in tokens; a max of 0 is no bound.
+// Adaptive, the default, fetches what the key's demand will use for as long as
+// the limit is expected to last, before the stock runs out, and lets the store
+// taper that as the limit runs out. min and max bound one batch in tokens; a max
+// of 0 is no bound.
 func Adaptive(min, max int64) Sizing { return Sizing{policy: adaptive, min: min, max: max} }
 
 func (s Sizing) validate() error {

@@ -22,9 +22,9 @@
 // limit while the store keeps its data, whatever calls are lost, late, repeated
 // or reordered. A token that was charged is spent, handed back, or expires with
 // its window, and Stats counts it as one of these. A caller with stock at hand
-// takes no lock and does no I/O; a refusal costs no call until the reset, but
-// for a rare probe; a crowd on one key shares one call; and a caller is bounded
-// by its own context.
+// does no I/O and takes no lock, but for the one in each batch that orders the
+// next; a refusal costs no call until the reset, but for a rare probe; a crowd on
+// one key shares one call; and a caller is bounded by its own context.
 //
 // The window is fixed: up to twice the limit may pass in an interval of a
 // window's length that straddles a reset. See Limit.
