@@ -37,9 +37,10 @@ func (e *entry) reopen(id backend.Window, n int64) {
 
 // stockIn is the stock that can be spent in window id.
 func (e *entry) stockIn(id backend.Window) int64 {
-	w := e.win.Load()
-	if !w.alive(e.l.clock.now()) || w.id != id {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w := e.win.Load(); w == nil || w.id != id {
 		return 0
 	}
-	return w.stock.Load()
+	return e.held(e.l.clock.now())
 }
