@@ -1,6 +1,8 @@
 package reservoir
 
 import (
+	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -15,8 +17,9 @@ func (e *entry) apply(q backend.SyncRequest, r backend.SyncReply, sent, now int6
 		e.unsure = false
 	}
 	e.granted, e.returned = r.Granted, r.Returned
-	e.counted, e.clients = r.Clients, max(r.Clients, e.clients)
-	e.sum.taken += r.Grant
+	e.counted = int32(min(r.Clients, math.MaxInt32))
+	e.clients = max(e.counted, e.clients)
+	e.take(r.Grant)
 	w := e.win.Load()
 	if w == nil { // nothing is charged, and so no window is open
 		return
@@ -29,7 +32,7 @@ func (e *entry) apply(q backend.SyncRequest, r backend.SyncReply, sent, now int6
 	e.quiet = 0
 	if r.Remaining == 0 {
 		e.hush(w, now)
-	} else {
+	} else if e.hushed != 0 {
 		e.hushed = 0
 	}
 	e.aim(w)
@@ -39,6 +42,7 @@ func (e *entry) apply(q backend.SyncRequest, r backend.SyncReply, sent, now int6
 // probe or the window ends. Each process takes its turn at random, with a mean
 // of so many times the common interval as there are processes.
 func (e *entry) hush(w *window, now int64) {
+	e.learn()
 	if e.hushed == 0 {
 		e.watch(now)
 		e.hushed = now
@@ -70,7 +74,7 @@ func (e *entry) enter(s backend.State, carried bool, now int64) bool {
 	if carried && next != nil {
 		e.put(held)
 	} else {
-		e.sum.expired += held
+		e.expire(held)
 	}
 	return true
 }
@@ -120,7 +124,7 @@ func (e *entry) release() {
 		return
 	}
 	e.round++
-	w.quiet.Store(e.quiet + e.round%1000)
+	w.quiet.Store(e.quiet + int64(e.round%1000))
 }
 
 // known reports whether n tokens are surely not to be had from stock and store.
@@ -138,7 +142,9 @@ func (e *entry) serve(now int64) {
 
 func (e *entry) grant(p *place, w *window) {
 	e.pot -= p.n
-	e.queue.settle(p, w.admit(p.n, e.pot, Fetched), w, nil)
+	var r Result
+	w.admit(&r, p.n, e.pot, Fetched)
+	e.queue.settle(p, r, w, nil)
 }
 
 // answer serves the queue after a reply. Places that the store cannot cover are
@@ -160,7 +166,8 @@ func (e *entry) answer(turn uint64, now int64) {
 			return // the grant was only capped: first come, first served
 		case !p.wait:
 			e.denied.Add(1)
-			r := w.refuse(now, Fetched)
+			var r Result
+			w.refuse(&r, now, Fetched)
 			r.Remaining += e.pot
 			e.queue.settle(p, r, nil, nil)
 			e.deaf(w, now)
@@ -216,19 +223,35 @@ func (e *entry) lapsed(now int64) int64 {
 	return 0
 }
 
-// spentBy is how many tokens requests have used so far: the taken ones that are
+// spentBy is how many tokens requests have used so far: what has come and is
 // nowhere else.
-func (e *entry) spentBy(now int64) int64 {
-	s := e.sum
-	return s.taken + s.refunded - s.returned - s.expired - e.lapsed(now) - e.held(now)
+func (e *entry) spentBy(now int64) int64 { return e.flow - e.lapsed(now) - e.held(now) }
+
+// The four ways in which tokens come and go, counted for the limiter's Stats. A
+// dead entry's may still come with a late reply.
+
+func (e *entry) take(n int64)   { e.move(&e.l.count.taken, n, n) }
+func (e *entry) regive(n int64) { e.move(&e.l.count.refunded, n, n) }
+func (e *entry) yield(n int64)  { e.move(&e.l.count.returned, n, -n) }
+func (e *entry) expire(n int64) { e.move(&e.l.count.expired, n, -n) }
+
+func (e *entry) move(total *atomic.Int64, n, flow int64) {
+	if n != 0 {
+		total.Add(n)
+		e.flow += flow
+	}
 }
 
-// counts returns the balanced counts and the refusals so far.
-func (e *entry) counts() (tokens, int64) {
+// standing is what an entry adds to Stats.
+type standing struct{ held, lapsed, stranded, denied int64 }
+
+func (e *entry) standing() standing {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	t, now := e.sum, e.l.clock.now()
-	t.held = e.held(now)
-	t.expired += e.lapsed(now)
-	return t, e.denied.Load()
+	now := e.l.clock.now()
+	s := standing{held: e.held(now), lapsed: e.lapsed(now), denied: e.denied.Load()}
+	if w := e.win.Load(); w != nil && w.quiet.Load() != 0 {
+		s.stranded = s.held
+	}
+	return s
 }

@@ -31,7 +31,7 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	l := e.l
 	alone := !l.direct // a fetch like others: who comes meanwhile queues behind it
 	if alone {
-		e.flight = &flight{turn: e.queue.turns}
+		e.busy().flight = &flight{turn: e.queue.turns}
 	}
 	e.mu.Unlock()
 	sent := l.clock.now()
@@ -77,17 +77,15 @@ func direct(t backend.TakeReply, l Limit, n int64) Result {
 	return r
 }
 
-// charge counts tokens that were taken and spent at once, or the refusal. The
-// entry may have been evicted meanwhile, and its counts with it.
+// charge counts tokens that were taken and spent at once, or the refusal.
 func (e *entry) charge(r Result) {
-	switch {
-	case e.dead && r.Allowed:
-		e.l.gone.add(tokens{taken: r.charged})
-	case e.dead:
-		e.l.gone.deny()
-	case r.Allowed:
-		e.sum.taken += r.charged
-	default:
+	e.take(r.charged)
+	if r.Allowed {
+		return
+	}
+	if e.dead { // its count has moved to the limiter
+		e.l.count.denied.Add(1)
+	} else {
 		e.denied.Add(1)
 	}
 }
@@ -100,9 +98,9 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 		return Result{}, err
 	}
 	if reply.Allowed {
-		l.gone.add(tokens{taken: n})
+		l.count.taken.Add(n)
 	} else {
-		l.gone.deny()
+		l.count.denied.Add(1)
 	}
 	return direct(reply, limit, n), nil
 }

@@ -10,45 +10,16 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// remains is what is kept of entries that are gone: their counts.
-type remains struct {
-	sync.Mutex
-	tokens
-	denied int64
-}
-
-func (r *remains) add(t tokens) {
-	r.Lock()
-	defer r.Unlock()
-	r.tokens.add(t)
-}
-
-func (r *remains) expire(n int64) { r.add(tokens{expired: n}) }
-
-func (r *remains) deny() {
-	r.Lock()
-	defer r.Unlock()
-	r.denied++
-}
-
-// fingerprint is what changes when a key is used. Comparing it from sweep to
-// sweep finds idle keys without a write on the hot path.
-type fingerprint struct {
-	win    *window
-	stock  int64
-	denied int64
-	taken  int64
-}
-
 // idle reports whether the key was not used since it was last asked, and notes
-// how it stands. Under entry.mu.
+// how it stands: what changes when a key is used, so that the hot path need not
+// note the time. Under entry.mu.
 func (e *entry) idle() bool {
-	now := fingerprint{win: e.win.Load(), denied: e.denied.Load(), taken: e.sum.taken}
-	if now.win != nil {
-		now.stock = now.win.stock.Load()
+	mark := uint64(e.denied.Load())*0x9e3779b97f4a7c15 + uint64(e.flow)*0xbf58476d1ce4e5b9
+	if w := e.win.Load(); w != nil {
+		mark += uint64(w.id)*0x94d049bb133111eb + uint64(w.stock.Load())*0xd6e8feb86659fd93
 	}
-	same := now == e.seen
-	e.seen = now
+	same := mark == e.seen
+	e.seen = mark
 	return same && e.flight == nil && e.queue.empty()
 }
 
@@ -67,9 +38,9 @@ func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
 	if w.alive(now) {
 		n = e.pot
 		e.returned += n
-		e.sum.returned += n
+		e.yield(n)
 	} else {
-		e.sum.expired += e.pot
+		e.expire(e.pot)
 	}
 	e.pot = 0
 	if n > 0 || e.unsure {
@@ -77,10 +48,7 @@ func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
 		give = &r
 	}
 	e.win.Store(nil)
-	e.l.gone.add(e.sum)
-	e.l.gone.Lock()
-	e.l.gone.denied += e.denied.Load()
-	e.l.gone.Unlock()
+	e.l.count.denied.Add(e.denied.Load())
 	e.l.table.drop(e)
 	return give, n
 }
@@ -95,13 +63,15 @@ func (l *Limiter) handBack(ctx context.Context, r backend.SyncRequest, n int64) 
 		reply, err := l.sync(ctx, r, forReturn, "")
 		cancel()
 		if err != nil {
-			l.gone.add(tokens{returned: -n, expired: n})
+			l.count.returned.Add(-n)
+			l.count.expired.Add(n)
 			return err
 		}
 		if n = reply.Grant; n == 0 {
 			return nil
 		}
-		l.gone.add(tokens{taken: n, returned: n})
+		l.count.taken.Add(n)
+		l.count.returned.Add(n)
 		r.Window, r.Granted, r.Returned = reply.Window, reply.Granted, reply.Returned+n
 	}
 }
@@ -109,21 +79,24 @@ func (l *Limiter) handBack(ctx context.Context, r backend.SyncRequest, n int64) 
 // sweeper evicts idle keys by a timer that is armed only while keys are held: an
 // idle limiter runs no goroutine and holds none.
 type sweeper struct {
+	armed atomic.Bool // written under mu
 	mu    sync.Mutex
-	armed bool
 	over  bool
 	timer *time.Timer
 }
 
-// arm starts the timer unless it runs. A lock is taken only when a key is made.
+// arm starts the timer unless it runs.
 func (l *Limiter) arm() {
 	s := &l.sweeper
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.armed || s.over {
+	if s.armed.Load() {
 		return
 	}
-	s.armed = true
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.armed.Load() || s.over {
+		return
+	}
+	s.armed.Store(true)
 	if s.timer == nil {
 		s.timer = time.AfterFunc(l.idle, l.sweep)
 	} else {
@@ -139,7 +112,7 @@ func (l *Limiter) sweep() {
 		s.mu.Unlock()
 		return
 	}
-	s.armed = false
+	s.armed.Store(false)
 	l.flights.Add(1) // Close waits for the give-backs
 	s.mu.Unlock()
 	defer l.flights.Done()

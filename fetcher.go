@@ -21,47 +21,66 @@ import (
 // While callers are queued for a fetch under way, the key's unspent tokens are in
 // pot, not in win.stock, so that a newcomer on the hot path cannot take what they
 // wait for. Otherwise pot is empty.
+//
+// There may be a million keys, most of them seen once: what only a key in use
+// needs is apart (habit, traffic), and shared while it is empty.
 type entry struct {
-	l      *Limiter
-	key    string
-	client string // names the account; not shared with an earlier entry of the key
-	limit  Limit
+	l     *Limiter
+	key   string
+	limit Limit
+	name  *string // of the account; not shared with an earlier entry of the key
+	lead  *lead
+	next  atomic.Pointer[entry] // in the table
 
 	win    atomic.Pointer[window]
 	denied atomic.Int64
 
-	mu       sync.Mutex
-	queue    queue
-	flight   *flight // nil when no fetch is under way
-	pot      int64   // tokens of win, reserved for the queue
-	quiet    int64   // clock time until which not to ask for more than is left; 0 = ask
-	round    int64   // of release
-	granted  int64   // the account in win, cumulative
+	mu sync.Mutex
+	*traffic
+	*habit
+	pot      int64 // tokens of win, reserved for the queue
+	quiet    int64 // clock time until which not to ask for more than is left; 0 = ask
+	granted  int64 // the account in win, cumulative
 	returned int64
-	sum      tokens // held is derived
-	batch    int64  // the last one asked for
-	spent    int64  // total at that time
-	counted  int64  // clients in the ledger, as last heard
-	clients  int64  // that share the key: the more of this window's and the last one's
-	futile   int    // fetches in a row that helped nobody
+	flow     int64  // tokens taken and refunded, less the returned and the expired: held or spent
+	since    int64  // clock time since which the key is known; 0 = not yet
+	seen     uint64 // fingerprint at the last sweep
+	clients  int32  // that share the key: the more of this window's and the last one's
+	counted  int32  // clients in the ledger, as last heard
+	round    uint16 // of release
+	futile   uint8  // fetches in a row that helped nobody
+	small    bool   // the limit is too small for batches: no more is granted than is needed
+	short    bool   // the limit will run out before win ends
+	unsure   bool   // the store may have granted in win what we have not heard
+	dead     bool   // evicted or closed: look the key up again
+}
 
-	pace         pace
-	watched      int64         // clock time up to which pace knows
-	watchedSpent int64         // total at that time
-	foreseen     time.Duration // from the beginning of win until the limit runs out
-	lasted       time.Duration // the same of the window before
-	hushed       int64         // clock time since which the store has no more; 0 = it has
-	openedSpent  int64         // totals when win opened
-	openedDenied int64
-	lead         *lead
-	timer        *time.Timer
-	due          int64 // clock time at which it fires
+func (l *Limiter) newEntry(key string, limit Limit) *entry {
+	return &entry{l: l, key: key, limit: limit, name: l.account.Load(), lead: l.leadOf(key), traffic: &calm, habit: &unknown}
+}
 
-	short  bool // the limit will run out before win ends
-	small  bool // the limit is too small for batches: no more is granted than is needed
-	unsure bool // the store may have granted in win what we have not heard
-	dead   bool // evicted or closed: look the key up again
-	seen   fingerprint
+// traffic is what is under way for a key: callers that wait, and the fetch.
+type traffic struct {
+	queue  queue
+	flight *flight // nil when no fetch is under way
+}
+
+// calm is the traffic of all keys that have none. It is never written.
+var calm traffic
+
+// busy gives the key a traffic of its own, to write to.
+func (e *entry) busy() *traffic {
+	if e.traffic == &calm {
+		e.traffic = new(traffic)
+	}
+	return e.traffic
+}
+
+// rest drops the traffic when there is none any more.
+func (e *entry) rest() {
+	if e.flight == nil && e.queue.empty() {
+		e.traffic = &calm
+	}
 }
 
 // flight is a fetch under way.
@@ -74,26 +93,28 @@ type flight struct {
 }
 
 // try decides from memory, without a lock, if that is possible.
-func (e *entry) try(n int64) (Result, bool) {
+func (e *entry) try(r *Result, n int64) bool {
 	w := e.win.Load()
 	if w == nil {
-		return Result{}, false
+		return false
 	}
 	now := e.l.clock.now()
-	if !w.alive(now) {
-		return Result{}, false
+	if now >= w.deadline.Load() {
+		return false
 	}
 	if left, ok := w.spend(n); ok {
 		if left <= w.reorder.Load() {
 			e.restock(w)
 		}
-		return w.admit(n, left, Local), true
+		w.admit(r, n, left, Local)
+		return true
 	}
 	if n <= w.limit && w.denies(n, now) {
 		e.denied.Add(1)
-		return w.refuse(now, Denied), true
+		w.refuse(r, now, Denied)
+		return true
 	}
-	return Result{}, false
+	return false
 }
 
 // acquire decides with the lock, and with the store where need be. again means
@@ -107,7 +128,7 @@ func (e *entry) acquire(ctx context.Context, n int64, wait bool) (r Result, err 
 		return r, err, again
 	}
 	if w := e.win.Load(); w.alive(now) {
-		if r, ok := e.decide(w, n, now, wait); ok {
+		if e.decide(&r, w, n, now, wait) {
 			e.mu.Unlock()
 			return r, nil, false
 		}
@@ -143,26 +164,28 @@ func (e *entry) refuses(n int64) (err error, again bool) {
 
 // decide is try under the lock; a refusal whose quiet time is over also sends
 // somebody to look whether tokens have come back.
-func (e *entry) decide(w *window, n, now int64, wait bool) (Result, bool) {
+func (e *entry) decide(r *Result, w *window, n, now int64, wait bool) bool {
 	if e.queue.empty() {
 		if left, ok := w.spend(n); ok {
-			return w.admit(n, left, Local), true
+			w.admit(r, n, left, Local)
+			return true
 		}
 	}
 	if wait || !e.known(w, n) {
-		return Result{}, false
+		return false
 	}
 	if now >= e.quiet && e.flight == nil {
 		e.quiet = now + int64(e.limit.Window)/probes
 		e.release()
 		if e.l.direct {
-			return Result{}, false // the call itself is the probe
+			return false // the call itself is the probe
 		}
 		e.l.count.probes.Add(1)
 		e.launch(now, n, forProbe)
 	}
 	e.denied.Add(1)
-	return w.refuse(now, Denied), true
+	w.refuse(r, now, Denied)
+	return true
 }
 
 // probes is how often in a window an exhausted key is asked for again by all
@@ -184,7 +207,7 @@ func (e *entry) enqueue(ctx context.Context, n int64, wait bool, now int64) (p *
 		return nil, ErrDeadline, false
 	}
 	e.gather()
-	e.queue.push(p)
+	e.busy().queue.push(p)
 	e.order(now)
 	return p, nil, false
 }
@@ -231,10 +254,8 @@ func (e *entry) leave(p *place) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
-	case e.dead:
-		e.l.gone.expire(p.n)
-	case p.win != e.win.Load():
-		e.sum.expired += p.n
+	case e.dead || p.win != e.win.Load():
+		e.expire(p.n)
 	default:
 		e.regain(p.n, e.l.clock.now())
 	}
@@ -276,6 +297,7 @@ func (e *entry) order(now int64) {
 	if e.flight == nil || e.queue.empty() {
 		e.release()
 	}
+	e.rest()
 }
 
 // helps reports whether a fetch could serve the queue: unless only waiters for
@@ -289,6 +311,9 @@ func (e *entry) launch(now, extra int64, why cause) {
 	if !e.queue.empty() {
 		e.gather()
 	}
+	if e.since != 0 {
+		e.learn()
+	}
 	e.watch(now)
 	size, reason := e.plan(now)
 	need := min(max(e.queue.tokens-e.pot, 0)+extra, e.limit.Tokens)
@@ -298,13 +323,15 @@ func (e *entry) launch(now, extra int64, why cause) {
 	if e.l.guided() {
 		f.req.Strand = int64(e.l.stranding * float64(e.limit.Tokens))
 		if e.batch > 0 {
-			early := e.clients * e.pace.reorder(e.lead.time()) // in hand when a batch is ordered
+			early := int64(e.clients) * e.pace.reorder(e.lead.time()) // in hand when a batch is ordered
 			f.req.Strand -= min(early, f.req.Strand/2)
 		} else { // how many peers there are is still to be heard
 			f.req.Strand = min(f.req.Strand, max(e.limit.Tokens/firstPart, 1))
 		}
 	}
-	e.batch, e.spent = f.req.Want, e.spentBy(now)
+	if e.learned() {
+		e.batch, e.spent = f.req.Want, e.spentBy(now)
+	}
 	e.send(f)
 }
 
@@ -313,7 +340,7 @@ func (e *entry) state(why cause) { e.send(&flight{req: e.statement(), cause: why
 
 func (e *entry) send(f *flight) {
 	f.turn, f.ordered = e.queue.turns, e.l.clock.now()
-	e.flight = f
+	e.busy().flight = f
 	e.l.flights.Add(1)
 	go e.fly(f)
 }
@@ -337,8 +364,8 @@ func (e *entry) plan(now int64) (int64, string) {
 // statement is the account as it stands, asking for nothing.
 func (e *entry) statement() backend.SyncRequest {
 	r := backend.SyncRequest{
-		Key: e.key, Client: e.client, Limit: e.limit,
-		Granted: e.granted, Returned: e.returned, Peers: e.clients, Pace: e.pace.perWindow(e.limit),
+		Key: e.key, Client: *e.name, Limit: e.limit,
+		Granted: e.granted, Returned: e.returned, Peers: int64(e.clients), Pace: e.pace.perWindow(e.limit),
 	}
 	if w := e.win.Load(); w != nil {
 		r.Window = w.id

@@ -19,19 +19,27 @@ type Key struct {
 func (l *Limiter) Key(key string) *Key { return &Key{l: l, key: strings.Clone(key)} }
 
 // Allow is Limiter.Allow with k's key.
-func (k *Key) Allow(ctx context.Context) (Result, error) { return k.AllowN(ctx, 1) }
+func (k *Key) Allow(ctx context.Context) (r Result, err error) {
+	err = k.allow(&r, ctx, 1)
+	return r, err
+}
 
 // AllowN is Limiter.AllowN with k's key.
-func (k *Key) AllowN(ctx context.Context, n int64) (Result, error) {
+func (k *Key) AllowN(ctx context.Context, n int64) (r Result, err error) {
+	err = k.allow(&r, ctx, n)
+	return r, err
+}
+
+func (k *Key) allow(r *Result, ctx context.Context, n int64) error {
 	if err := ctx.Err(); err != nil {
-		return Result{}, err
+		return err
 	}
-	if e := k.held.Load(); e != nil && n > 0 {
-		if r, ok := e.try(n); ok {
-			return r, nil
-		}
+	if e := k.held.Load(); e != nil && n > 0 && e.try(r, n) {
+		return nil
 	}
-	return k.acquire(ctx, n, false)
+	slow, err := k.acquire(ctx, n, false)
+	*r = slow
+	return err
 }
 
 // Wait is Limiter.Wait with k's key.

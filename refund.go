@@ -20,7 +20,7 @@ func (e *entry) refund(r Result) (done bool) {
 	}
 	now := e.l.clock.now()
 	if n := min(r.charged, e.granted-e.returned-e.held(now)); n > 0 && w.alive(now) {
-		e.sum.refunded += n
+		e.regive(n)
 		e.regain(n, now)
 	}
 	return true

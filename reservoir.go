@@ -54,15 +54,16 @@ type Limiter struct {
 	table    table
 	leads    sync.Map // shard → *lead
 	id       string
-	epoch    atomic.Int64 // part of the accounts' names; grows with evictions
+	account  atomic.Pointer[string] // name of new entries' accounts
+	epoch    atomic.Int64           // part of it; grows with evictions
 	sweeper  sweeper
 	flights  sync.WaitGroup
-	gone     remains
 	closed   atomic.Bool
 	closing  sync.Once
 	closeErr error // written in closing, and only read after
 
 	count struct { // of the slow path; what the hot path counts is in its entry
+		taken, refunded, returned, expired, denied                                                  atomic.Int64 // tokens; refusals of keys that are gone
 		calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown atomic.Int64
 	}
 }
@@ -87,14 +88,16 @@ func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 	if err := l.validate(); err != nil {
 		return nil, err
 	}
-	l.table.max = int64(l.maxKeys)
+	l.table.init(int64(l.maxKeys))
+	l.rename()
 	l.clock.init()
 	return l, nil
 }
 
 // Allow is AllowN for one token.
-func (l *Limiter) Allow(ctx context.Context, key string) (Result, error) {
-	return l.AllowN(ctx, key, 1)
+func (l *Limiter) Allow(ctx context.Context, key string) (r Result, err error) {
+	err = l.allow(&r, ctx, key, 1)
+	return r, err
 }
 
 // AllowN asks for n tokens of key, all or none. Usually it is decided in memory;
@@ -102,19 +105,22 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Result, error) {
 // timeout. A refusal is a Result and charges nothing; an error means that no
 // decision was made: ErrKey, ErrTokens, ErrLimit, ErrExceedsLimit, ErrClosed, a
 // *StoreError, or that of ctx.
-func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (Result, error) {
-	if err := ctx.Err(); err != nil {
-		return Result{}, err
-	}
-	if n > 0 {
-		if e := l.table.get(key); e != nil {
-			if r, ok := e.try(n); ok {
-				return r, nil
-			}
-		}
-	}
-	r, _, err := l.acquire(ctx, key, n, false)
+func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (r Result, err error) {
+	err = l.allow(&r, ctx, key, n)
 	return r, err
+}
+
+// allow writes its Result to where the caller has room for it; see window.admit.
+func (l *Limiter) allow(r *Result, ctx context.Context, key string, n int64) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if e := l.table.get(key); e != nil && n > 0 && e.try(r, n) {
+		return nil
+	}
+	slow, _, err := l.acquire(ctx, key, n, false)
+	*r = slow
+	return err
 }
 
 // Wait is WaitN for one token.
@@ -172,7 +178,7 @@ func (l *Limiter) entry(key string) (*entry, error) {
 		return nil, err
 	}
 	e := l.table.getOrMake(key, func(key string) *entry {
-		return &entry{l: l, key: key, limit: limit, client: l.name(), lead: l.leadOf(key)}
+		return l.newEntry(key, limit)
 	})
 	l.arm()
 	return e, nil
@@ -243,7 +249,7 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 		return Result{}, err
 	}
 	r := Result{Limit: limit.Tokens, Remaining: s.Remaining, Reset: s.Window.Time(), Source: Direct}
-	if e := l.table.get(key); e != nil {
+	if e := l.table.find(key); e != nil {
 		r.Remaining += e.stockIn(s.Window)
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
@@ -264,7 +270,7 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 	if r.charged == 0 {
 		return nil
 	}
-	if e := l.table.get(key); e != nil && e.refund(r) {
+	if e := l.table.find(key); e != nil && e.refund(r) {
 		return nil
 	}
 	if err := ctx.Err(); err != nil {
@@ -272,18 +278,18 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 	}
 	back, err := l.refund(ctx, backend.RefundRequest{Key: key, Window: r.window(), Tokens: r.charged})
 	if back > 0 {
-		l.gone.add(tokens{refunded: back, returned: back})
-		if e := l.table.get(key); e != nil {
+		l.count.refunded.Add(back)
+		l.count.returned.Add(back)
+		if e := l.table.find(key); e != nil {
 			e.reopen(r.window(), back)
 		}
 	}
 	return err
 }
 
-// name is the account name of new entries. Evicted keys forget their account, so
-// a later entry of the same key must not speak in its name.
-func (l *Limiter) name() string {
-	return l.id + "." + strconv.FormatInt(l.epoch.Load(), 36)
+// rename changes the account name of new entries. Evicted keys forget their
+// account, so a later entry of the same key must not speak in its name.
+func (l *Limiter) rename() {
+	name := l.id + "." + strconv.FormatInt(l.epoch.Add(1), 36)
+	l.account.Store(&name)
 }
-
-func (l *Limiter) rename() { l.epoch.Add(1) }

@@ -53,9 +53,46 @@ func (e *entry) aim(w *window) {
 	}
 }
 
+// habit is what is known of how a key is used, from its second fetch on.
+type habit struct {
+	batch        int64 // the last one asked for
+	spent        int64 // total at that time
+	pace         pace
+	watched      int64         // clock time up to which pace knows
+	watchedSpent int64         // total at that time
+	foreseen     time.Duration // from the beginning of win until the limit runs out
+	lasted       time.Duration // the same of the window before
+	hushed       int64         // clock time since which the store has no more; 0 = it has
+	openedSpent  int64         // totals when win opened
+	openedDenied int64
+	timer        *time.Timer
+	due          int64 // clock time at which it fires
+}
+
+// unknown is the habit of keys that were fetched for once at most. It is never
+// written.
+var unknown habit
+
+func (e *entry) learned() bool { return e.habit != &unknown }
+
+// learn gives the key a habit of its own, to write to.
+func (e *entry) learn() {
+	if e.learned() {
+		return
+	}
+	e.habit = &habit{batch: max(e.granted, 1), watched: e.since}
+	if e.win.Load() != nil {
+		e.foreseen = e.limit.Window
+	}
+}
+
 // watch brings the key's pace up to date. While requests are refused there is
 // nothing to learn from what is spent.
 func (e *entry) watch(now int64) {
+	if !e.learned() {
+		e.since = now
+		return
+	}
 	spent, until := e.spentBy(now), now
 	if e.hushed != 0 {
 		until = e.hushed
@@ -69,9 +106,11 @@ func (e *entry) watch(now int64) {
 // begun marks the beginning of a window, to know later whether it was used.
 func (e *entry) begun(now int64) {
 	e.watch(now)
-	e.lasted, e.foreseen = e.foreseen, e.limit.Window
-	e.hushed, e.small, e.short = 0, false, false
-	e.clients = e.counted
+	e.small, e.short, e.clients = false, false, e.counted
+	if !e.learned() {
+		return
+	}
+	e.lasted, e.foreseen, e.hushed = e.foreseen, e.limit.Window, 0
 	e.openedSpent, e.openedDenied = e.spentBy(now), e.denied.Load()
 }
 
@@ -80,6 +119,7 @@ func (e *entry) begun(now int64) {
 func (e *entry) foresee(s backend.SyncReply) {
 	used := e.limit.Tokens - s.Remaining
 	if s.Lasted > 0 {
+		e.learn()
 		e.foreseen = s.Lasted
 	}
 	passed := float64(e.limit.Window - s.Left)
@@ -104,7 +144,7 @@ func (e *entry) usedInWindow(now int64) bool {
 
 // strandable is this process' part of the tokens that may be stranded.
 func (e *entry) strandable() int64 {
-	return int64(e.l.stranding*float64(e.limit.Tokens)) / max(e.clients, 1)
+	return int64(e.l.stranding*float64(e.limit.Tokens)) / int64(max(e.clients, 1))
 }
 
 // The waits that a tick schedules, as parts of the window.
@@ -139,6 +179,7 @@ func (e *entry) schedule(now int64) {
 	if due == 1<<63-1 || e.due > now && e.due <= due {
 		return
 	}
+	e.learn()
 	e.due = due
 	if e.timer == nil {
 		e.timer = time.AfterFunc(time.Duration(due-now), e.tick)
@@ -190,7 +231,7 @@ func (e *entry) trim(w *window, now int64) {
 		return
 	}
 	e.returned += n
-	e.sum.returned += n
+	e.yield(n)
 	e.l.count.giveBacks.Add(1)
 	e.state(forReturn)
 }

@@ -30,43 +30,30 @@ type Stats struct {
 	Unknown    int64 // tokens of direct calls that failed and may have been charged for nothing
 }
 
-// tokens are the balanced counts of one key, or of many. Spent is what is left.
-type tokens struct {
-	taken, refunded, returned, expired, held int64
-}
-
-func (t *tokens) add(o tokens) {
-	t.taken += o.taken
-	t.refunded += o.refunded
-	t.returned += o.returned
-	t.expired += o.expired
-	t.held += o.held
-}
-
 // Stats returns the counts now. It visits every key, under each key's lock: call
 // it as often as metrics are scraped, not per request.
 func (l *Limiter) Stats() Stats {
-	l.gone.Lock()
-	sum, denied := l.gone.tokens, l.gone.denied
-	l.gone.Unlock()
-	keys, stranded := 0, int64(0)
+	var keys int
+	var held, lapsed, stranded int64
+	denied := l.count.denied.Load()
 	l.table.each(func(e *entry) {
-		t, d := e.counts()
-		sum.add(t)
-		denied += d
+		s := e.standing()
+		held += s.held
+		lapsed += s.lapsed
+		stranded += s.stranded
+		denied += s.denied
 		keys++
-		if w := e.win.Load(); w != nil && w.quiet.Load() != 0 {
-			stranded += t.held
-		}
 	})
+	taken, refunded := l.count.taken.Load(), l.count.refunded.Load()
+	returned, expired := l.count.returned.Load(), l.count.expired.Load()+lapsed
 	return Stats{
 		Keys:       keys,
-		Taken:      sum.taken,
-		Refunded:   sum.refunded,
-		Spent:      sum.taken + sum.refunded - sum.returned - sum.expired - sum.held,
-		Returned:   sum.returned,
-		Expired:    sum.expired,
-		Held:       sum.held,
+		Taken:      taken,
+		Refunded:   refunded,
+		Spent:      taken + refunded - returned - expired - held,
+		Returned:   returned,
+		Expired:    expired,
+		Held:       held,
 		StoreCalls: l.count.calls.Load(),
 		Syncs:      l.count.syncs.Load(),
 		Waited:     l.count.waited.Load(),

@@ -75,16 +75,15 @@ func (w *window) denies(n, now int64) bool {
 	return now < q && n > w.remaining.Load()+w.stock.Load() && q == w.quiet.Load()
 }
 
-func (w *window) admit(n, stock int64, from Source) Result {
-	return Result{
-		Allowed: true, Limit: w.limit, Remaining: w.remaining.Load() + stock,
-		Reset: w.reset, Source: from, charged: n,
-	}
+// admit fills in r for n tokens that were spent and left that stock. A Result is
+// nine words: on the hot path it is written where the caller will read it.
+func (w *window) admit(r *Result, n, stock int64, from Source) {
+	r.Allowed, r.Limit, r.Remaining = true, w.limit, w.remaining.Load()+stock
+	r.Reset, r.Source, r.charged = w.reset, from, n
 }
 
-func (w *window) refuse(now int64, from Source) Result {
-	return Result{
-		Limit: w.limit, Remaining: w.remaining.Load() + w.stock.Load(),
-		Reset: w.reset, RetryAfter: time.Duration(max(w.ends.Load()-now, 1)), Source: from,
-	}
+func (w *window) refuse(r *Result, now int64, from Source) {
+	r.Limit, r.Remaining = w.limit, w.remaining.Load()+w.stock.Load()
+	r.Reset, r.Source = w.reset, from
+	r.RetryAfter = time.Duration(max(w.ends.Load()-now, 1))
 }
