@@ -62,7 +62,7 @@ func (e *entry) enter(s backend.State, carried bool, now int64) bool {
 	defer e.begun(now)
 	var next *window
 	if s.Window != 0 {
-		next = newWindow(s, e.limit.Tokens)
+		next = newWindow(s)
 	}
 	e.win.Store(next)
 	e.granted, e.returned, e.quiet = 0, 0, 0
@@ -143,7 +143,7 @@ func (e *entry) serve(now int64) {
 func (e *entry) grant(p *place, w *window) {
 	e.pot -= p.n
 	var r Result
-	w.admit(&r, p.n, e.pot, Fetched)
+	w.admit(&r, e.limit.Tokens, p.n, e.pot, Fetched)
 	e.queue.settle(p, r, w, nil)
 }
 
@@ -167,7 +167,7 @@ func (e *entry) answer(turn uint64, now int64) {
 		case !p.wait:
 			e.denied.Add(1)
 			var r Result
-			w.refuse(&r, now, Fetched)
+			w.refuse(&r, e.limit.Tokens, now, Fetched)
 			r.Remaining += e.pot
 			e.queue.settle(p, r, nil, nil)
 			e.deaf(w, now)

@@ -25,15 +25,18 @@ import (
 // There may be a million keys, most of them seen once: what only a key in use
 // needs is apart (habit, traffic), and shared while it is empty.
 type entry struct {
-	l     *Limiter
+	// What the hot path reads comes first: one cache line.
 	key   string
-	limit Limit
-	name  *string // of the account; not shared with an earlier entry of the key
-	lead  *lead
+	hash  uint64
 	next  atomic.Pointer[entry] // in the table
+	win   atomic.Pointer[window]
+	l     *Limiter
+	limit Limit
 
-	win    atomic.Pointer[window]
 	denied atomic.Int64
+
+	name *string // of the account; not shared with an earlier entry of the key
+	lead *lead
 
 	mu sync.Mutex
 	*traffic
@@ -55,8 +58,11 @@ type entry struct {
 	dead     bool   // evicted or closed: look the key up again
 }
 
-func (l *Limiter) newEntry(key string, limit Limit) *entry {
-	return &entry{l: l, key: key, limit: limit, name: l.account.Load(), lead: l.leadOf(key), traffic: &calm, habit: &unknown}
+func (l *Limiter) newEntry(key string, hash uint64, limit Limit) *entry {
+	return &entry{
+		l: l, key: key, hash: hash, limit: limit,
+		name: l.account.Load(), lead: l.leadOf(key), traffic: &calm, habit: &unknown,
+	}
 }
 
 // traffic is what is under way for a key: callers that wait, and the fetch.
@@ -106,12 +112,12 @@ func (e *entry) try(r *Result, n int64) bool {
 		if left <= w.reorder.Load() {
 			e.restock(w)
 		}
-		w.admit(r, n, left, Local)
+		w.admit(r, e.limit.Tokens, n, left, Local)
 		return true
 	}
-	if n <= w.limit && w.denies(n, now) {
+	if n <= e.limit.Tokens && w.denies(n, now) {
 		e.denied.Add(1)
-		w.refuse(r, now, Denied)
+		w.refuse(r, e.limit.Tokens, now, Denied)
 		return true
 	}
 	return false
@@ -167,7 +173,7 @@ func (e *entry) refuses(n int64) (err error, again bool) {
 func (e *entry) decide(r *Result, w *window, n, now int64, wait bool) bool {
 	if e.queue.empty() {
 		if left, ok := w.spend(n); ok {
-			w.admit(r, n, left, Local)
+			w.admit(r, e.limit.Tokens, n, left, Local)
 			return true
 		}
 	}
@@ -184,7 +190,7 @@ func (e *entry) decide(r *Result, w *window, n, now int64, wait bool) bool {
 		e.launch(now, n, forProbe)
 	}
 	e.denied.Add(1)
-	w.refuse(r, now, Denied)
+	w.refuse(r, e.limit.Tokens, now, Denied)
 	return true
 }
 

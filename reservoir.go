@@ -177,8 +177,8 @@ func (l *Limiter) entry(key string) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := l.table.getOrMake(key, func(key string) *entry {
-		return l.newEntry(key, limit)
+	e := l.table.getOrMake(key, func(key string, hash uint64) *entry {
+		return l.newEntry(key, hash, limit)
 	})
 	l.arm()
 	return e, nil

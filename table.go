@@ -42,7 +42,7 @@ func (t *table) get(key string) *entry {
 		return nil
 	}
 	for e := chainOf(*chains, h).Load(); e != nil; e = e.next.Load() {
-		if e.key == key {
+		if e.hash == h && e.key == key {
 			return e
 		}
 	}
@@ -62,7 +62,7 @@ func (t *table) find(key string) *entry {
 
 // getOrMake returns the key's entry, makes one if there is none, or returns nil
 // if there is no room. The key is copied: its bytes may be the caller's buffer.
-func (t *table) getOrMake(key string, make func(key string) *entry) *entry {
+func (t *table) getOrMake(key string, make func(key string, hash uint64) *entry) *entry {
 	h := maphash.String(t.seed, key)
 	s := &t.shards[h%tableShards]
 	s.mu.Lock()
@@ -74,8 +74,8 @@ func (t *table) getOrMake(key string, make func(key string) *entry) *entry {
 		t.size.Add(-1)
 		return nil
 	}
-	e := make(strings.Clone(key))
-	t.grow(s)
+	e := make(strings.Clone(key), h)
+	s.grow()
 	push(chainOf(*s.chains.Load(), h), e)
 	s.size++
 	return e
@@ -83,15 +83,14 @@ func (t *table) getOrMake(key string, make func(key string) *entry) *entry {
 
 // drop removes e, if it is still what its key leads to.
 func (t *table) drop(e *entry) {
-	h := maphash.String(t.seed, e.key)
-	s := &t.shards[h%tableShards]
+	s := &t.shards[e.hash%tableShards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	chains := s.chains.Load()
 	if chains == nil {
 		return
 	}
-	at := chainOf(*chains, h)
+	at := chainOf(*chains, e.hash)
 	for at.Load() != nil && at.Load() != e {
 		at = &at.Load().next
 	}
@@ -131,7 +130,7 @@ func (s *tableShard) list(to []*entry) []*entry {
 // chain. An entry is moved by pushing it onto its new chain: a reader that stands
 // on it goes on along the new one and may miss the rest of the old. It cannot go
 // round in circles, for an entry that was moved points only to others that were.
-func (t *table) grow(s *tableShard) {
+func (s *tableShard) grow() {
 	old := s.chains.Load()
 	if old != nil && s.size < len(*old) {
 		return
@@ -145,7 +144,7 @@ func (t *table) grow(s *tableShard) {
 		for i := range *old {
 			for e := (*old)[i].Load(); e != nil; {
 				next := e.next.Load()
-				push(chainOf(chains, maphash.String(t.seed, e.key)), e)
+				push(chainOf(chains, e.hash), e)
 				e = next
 			}
 		}

@@ -12,27 +12,24 @@ import (
 // read and spent from without a lock, and raised or set only under entry.mu.
 // Tokens die with their window: a new window is a new object.
 type window struct {
-	id    backend.Window
-	reset time.Time
-	limit int64
+	id backend.Window
 
 	// Two bounds of the same instant, in clock time, because when the store
 	// read its clock is known only to lie between sending and reply. Stock is
 	// spent before the earlier one, so never late; RetryAfter counts to the
 	// later one, so that who obeys it does not come early.
 	deadline atomic.Int64
-	ends     atomic.Int64
-
-	direct int64 // tokens charged by direct calls and not refunded; under entry.mu
 
 	stock     atomic.Int64 // tokens to spend
 	reorder   atomic.Int64 // restock when the stock falls to this; none = never
 	remaining atomic.Int64 // tokens left in the store when it was last heard
+	ends      atomic.Int64
+	direct    int64        // tokens charged by direct calls and not refunded; under entry.mu
 	quiet     atomic.Int64 // entry.quiet, where stock is all there is; 0 otherwise
 }
 
-func newWindow(s backend.State, limit int64) *window {
-	w := &window{id: s.Window, reset: s.Window.Time(), limit: limit}
+func newWindow(s backend.State) *window {
+	w := &window{id: s.Window}
 	w.ends.Store(1<<63 - 1)
 	w.reorder.Store(none)
 	return w
@@ -77,13 +74,13 @@ func (w *window) denies(n, now int64) bool {
 
 // admit fills in r for n tokens that were spent and left that stock. A Result is
 // nine words: on the hot path it is written where the caller will read it.
-func (w *window) admit(r *Result, n, stock int64, from Source) {
-	r.Allowed, r.Limit, r.Remaining = true, w.limit, w.remaining.Load()+stock
-	r.Reset, r.Source, r.charged = w.reset, from, n
+func (w *window) admit(r *Result, limit, n, stock int64, from Source) {
+	r.Allowed, r.Limit, r.Remaining = true, limit, w.remaining.Load()+stock
+	r.Reset, r.Source, r.charged = w.id.Time(), from, n
 }
 
-func (w *window) refuse(r *Result, now int64, from Source) {
-	r.Limit, r.Remaining = w.limit, w.remaining.Load()+w.stock.Load()
-	r.Reset, r.Source = w.reset, from
+func (w *window) refuse(r *Result, limit, now int64, from Source) {
+	r.Limit, r.Remaining = limit, w.remaining.Load()+w.stock.Load()
+	r.Reset, r.Source = w.id.Time(), from
 	r.RetryAfter = time.Duration(max(w.ends.Load()-now, 1))
 }
