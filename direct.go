@@ -31,7 +31,7 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	l := e.l
 	alone := !l.direct // a fetch like others: who comes meanwhile queues behind it
 	if alone {
-		e.busy().flight = &flight{turn: e.queue.turns}
+		e.depart(flight{})
 	}
 	e.mu.Unlock()
 	sent := l.clock.now()

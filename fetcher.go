@@ -69,6 +69,7 @@ func (l *Limiter) newEntry(key string, hash uint64, limit Limit) *entry {
 type traffic struct {
 	queue  queue
 	flight *flight // nil when no fetch is under way
+	only   flight  // what flight points to: there is one at a time
 }
 
 // calm is the traffic of all keys that have none. It is never written.
@@ -204,12 +205,13 @@ func (e *entry) enqueue(ctx context.Context, n int64, wait bool, now int64) (p *
 	if err, again = e.refuses(n); err != nil || again {
 		return nil, err, again
 	}
-	p = &place{n: n, wait: wait, ready: make(chan struct{})}
+	p = e.l.places.get(n, wait)
 	if d, ok := ctx.Deadline(); ok && wait {
 		p.deadline = now + int64(time.Until(d))
 	}
 	w := e.win.Load()
 	if w.alive(now) && e.known(w, n) && e.hopeless(p, w, e.queue.tokens) {
+		e.l.places.put(p)
 		return nil, ErrDeadline, false
 	}
 	e.gather()
@@ -231,10 +233,11 @@ func (e *entry) hopeless(p *place, w *window, ahead int64) bool {
 // await waits for the outcome of p, for as long as its own context lasts and, if
 // it is not a waiter, the fetch timeout.
 func (e *entry) await(ctx context.Context, p *place) (Result, error) {
+	defer e.l.places.put(p)
 	var timeout <-chan time.Time
 	if !p.wait {
-		t := time.NewTimer(e.l.fetchTimeout)
-		defer t.Stop()
+		t := e.l.places.timer(e.l.fetchTimeout)
+		defer e.l.places.stop(t)
 		timeout = t.C
 	}
 	select {
@@ -323,7 +326,7 @@ func (e *entry) launch(now, extra int64, why cause) {
 	e.watch(now)
 	size, reason := e.plan(now)
 	need := min(max(e.queue.tokens-e.pot, 0)+extra, e.limit.Tokens)
-	f := &flight{req: e.statement(), cause: why, reason: reason}
+	f := flight{req: e.statement(), cause: why, reason: reason}
 	f.req.Need, f.req.Want = need, max(size, need)
 	f.req.Strand = -1
 	if e.l.guided() {
@@ -342,13 +345,22 @@ func (e *entry) launch(now, extra int64, why cause) {
 }
 
 // state tells the store the account and asks for nothing.
-func (e *entry) state(why cause) { e.send(&flight{req: e.statement(), cause: why}) }
+func (e *entry) state(why cause) { e.send(flight{req: e.statement(), cause: why}) }
 
-func (e *entry) send(f *flight) {
-	f.turn, f.ordered = e.queue.turns, e.l.clock.now()
-	e.busy().flight = f
+func (e *entry) send(only flight) {
+	f := e.depart(only)
+	f.ordered = e.l.clock.now()
 	e.l.flights.Add(1)
 	go e.fly(f)
+}
+
+// depart makes f the fetch under way, for all that are in the queue by now.
+func (e *entry) depart(f flight) *flight {
+	t := e.busy()
+	t.only = f
+	t.only.turn = t.queue.turns
+	t.flight = &t.only
+	return t.flight
 }
 
 // plan asks the policy for a batch. It changes nothing.

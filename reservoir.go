@@ -57,6 +57,7 @@ type Limiter struct {
 	account  atomic.Pointer[string] // name of new entries' accounts
 	epoch    atomic.Int64           // part of it; grows with evictions
 	sweeper  sweeper
+	places   places
 	flights  sync.WaitGroup
 	closed   atomic.Bool
 	closing  sync.Once
