@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/deadline"
 )
 
 // entry is one key: its stock, its account with the store, and the callers that
@@ -395,10 +396,10 @@ func (e *entry) statement() backend.SyncRequest {
 func (e *entry) fly(f *flight) {
 	l := e.l
 	defer l.flights.Done()
-	ctx, cancel := context.WithTimeout(context.Background(), l.fetchTimeout)
+	ctx := deadline.After(l.fetchTimeout)
 	sent := l.clock.now()
 	reply, err := l.sync(ctx, f.req, f.cause, f.reason)
-	cancel()
+	ctx.Release()
 	if err == nil {
 		e.lead.heard(time.Duration(l.clock.now() - f.ordered))
 	}

@@ -1,0 +1,81 @@
+// Package deadline is a context that has a deadline and nothing else.
+//
+// context.WithTimeout starts a timer and makes a channel at once. Most store calls
+// are over long before their deadline and nobody ever waits for it: of a key's
+// first request those were a sixth.
+package deadline
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Context ends at an instant, or when it is released. It has no parent and no
+// values, and costs one allocation until somebody asks for Done. A store that
+// sees one may as well obey Deadline alone.
+type Context struct {
+	at time.Time
+
+	mu    sync.Mutex
+	done  chan struct{} // made on demand, with its timer
+	timer *time.Timer
+	err   error
+}
+
+var _ context.Context = (*Context)(nil)
+
+// After returns a context that ends d from now. Release it when the work is done.
+func After(d time.Duration) *Context { return &Context{at: time.Now().Add(d)} }
+
+// Deadline implements context.Context.
+func (c *Context) Deadline() (time.Time, bool) { return c.at, true }
+
+// Value implements context.Context; there are none.
+func (c *Context) Value(any) any { return nil }
+
+// Done implements context.Context. Its first call starts a timer.
+func (c *Context) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done == nil {
+		c.done = make(chan struct{})
+		if c.look() != nil {
+			close(c.done)
+		} else {
+			c.timer = time.AfterFunc(time.Until(c.at), func() { c.end(context.DeadlineExceeded) })
+		}
+	}
+	return c.done
+}
+
+// Err implements context.Context.
+func (c *Context) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.look()
+}
+
+// look notes the end if nobody waits for it: otherwise the timer does.
+func (c *Context) look() error {
+	if c.err == nil && c.timer == nil && !time.Now().Before(c.at) {
+		c.err = context.DeadlineExceeded
+	}
+	return c.err
+}
+
+// Release ends the context, as a CancelFunc does.
+func (c *Context) Release() { c.end(context.Canceled) }
+
+func (c *Context) end(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return
+	}
+	c.err = err
+	if c.timer != nil {
+		c.timer.Stop()
+		close(c.done)
+	}
+}
