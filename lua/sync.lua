@@ -146,8 +146,11 @@ local account = b > 0 and text(g) .. ' ' .. text(b) or text(g)
 if not ours then
   if g > 0 or learning then
     redis.call('DEL', KEYS[3])
-    redis.call('HSET', KEYS[3], 'w', text(stop), 'l', text(learn))
-    if g > 0 then redis.call('HSET', KEYS[3], client, account) end
+    if g > 0 then
+      redis.call('HSET', KEYS[3], 'w', text(stop), 'l', text(learn), client, account)
+    else
+      redis.call('HSET', KEYS[3], 'w', text(stop), 'l', text(learn))
+    end
     redis.call('PEXPIREAT', KEYS[3], text(stop + 1000))
   end
 elseif g > 0 and account ~= own[3] then
