@@ -152,7 +152,7 @@ func (e *entry) grant(p *place, w *window) {
 func (e *entry) answer(turn uint64, now int64) {
 	w := e.win.Load()
 	if !w.alive(now) {
-		e.stumble(turn)
+		e.stumble(turn, now)
 		return
 	}
 	e.futile = 0
@@ -191,19 +191,20 @@ func (e *entry) deaf(w *window, now int64) {
 // stumble counts a grant that was dead on arrival, its window being over. The
 // next fetch opens a new one; if that happens again and again the network is
 // slower than the window, and no fetch will help.
-func (e *entry) stumble(turn uint64) {
+func (e *entry) stumble(turn uint64, now int64) {
 	if e.futile++; e.futile < 3 {
 		return
 	}
 	e.futile = 0
-	e.fail(turn, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
+	e.fail(turn, now, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
 }
 
-// fail tells err to the callers that the fetch was sized for; those who came
-// later have a fetch of their own.
-func (e *entry) fail(turn uint64, err error) {
+// fail answers the callers that the fetch was sized for by the failure policy;
+// those who came later have a fetch of their own.
+func (e *entry) fail(turn uint64, now int64, err error) {
 	for p := e.queue.head; p != nil && p.turn <= turn; p = e.queue.head {
-		e.queue.settle(p, Result{}, nil, e.l.failed(err))
+		r, err := e.away(p.n, now, p.wait, err)
+		e.queue.settle(p, r, nil, err)
 	}
 }
 
@@ -243,13 +244,13 @@ func (e *entry) move(total *atomic.Int64, n, flow int64) {
 }
 
 // standing is what an entry adds to Stats.
-type standing struct{ held, lapsed, stranded, denied int64 }
+type standing struct{ held, lapsed, stranded, denied, owed int64 }
 
 func (e *entry) standing() standing {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.l.clock.now()
-	s := standing{held: e.held(now), lapsed: e.lapsed(now), denied: e.denied.Load()}
+	s := standing{held: e.held(now), lapsed: e.lapsed(now), denied: e.denied.Load(), owed: e.owed(now)}
 	if w := e.win.Load(); w != nil && w.quiet.Load() != 0 {
 		s.stranded = s.held
 	}

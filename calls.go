@@ -11,18 +11,20 @@ import (
 // This file is the limiter's side of every store call: the time it may take,
 // what is counted and what the hooks are told. No lock is held here.
 
-func (l *Limiter) sync(ctx context.Context, r backend.SyncRequest, why cause, reason string) (backend.SyncReply, error) {
+func (l *Limiter) sync(ctx context.Context, s *shard, f *flight) (backend.SyncReply, error) {
 	begin := time.Now()
-	reply, err := l.store.Sync(ctx, r)
+	reply, err := l.store.Sync(ctx, f.req)
 	l.count.syncs.Add(1)
 	l.count.recovered.Add(reply.Recovered)
-	l.count.reasserted.Add(reply.Reasserted)
-	return reply, l.called(begin, err, StoreCall{Op: "sync", Cause: string(why), Reason: reason, Want: r.Want, Granted: reply.Grant})
+	l.count.reasserted.Add(max(reply.Reasserted-f.owed, 0))
+	err = l.called(begin, err, StoreCall{Op: "sync", Cause: string(f.cause), Reason: f.reason, Want: f.req.Want, Granted: reply.Grant})
+	l.noted(s, err)
+	return reply, err
 }
 
 // take bounds a direct call by the fetch timeout as well as by its caller. The
 // caller's own end is the caller's error, not the store's.
-func (l *Limiter) take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+func (l *Limiter) take(ctx context.Context, s *shard, r backend.TakeRequest) (backend.TakeReply, error) {
 	bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
 	defer cancel()
 	begin := time.Now()
@@ -31,7 +33,11 @@ func (l *Limiter) take(ctx context.Context, r backend.TakeRequest) (backend.Take
 	if reply.Allowed {
 		call.Granted = r.Tokens
 	}
-	if err = l.called(begin, err, call); err == nil {
+	err = l.called(begin, err, call)
+	if ctx.Err() == nil {
+		l.noted(s, err)
+	}
+	if err == nil {
 		return reply, nil
 	}
 	var failure *StoreError
@@ -41,7 +47,7 @@ func (l *Limiter) take(ctx context.Context, r backend.TakeRequest) (backend.Take
 	if ctx.Err() != nil {
 		return reply, ctx.Err()
 	}
-	return reply, l.failed(err)
+	return reply, err
 }
 
 func (l *Limiter) check(ctx context.Context, key string, limit Limit) (backend.State, error) {
@@ -79,6 +85,13 @@ func (l *Limiter) called(begin time.Time, err error, c StoreCall) error {
 		l.hooks.StoreCall(c)
 	}
 	return err
+}
+
+// noted tells the shard's breaker how a call has ended.
+func (l *Limiter) noted(s *shard, err error) {
+	if s.note(l.clock.now(), err) && l.hooks.ShardState != nil {
+		l.hooks.ShardState(ShardState{Shard: s.name, Away: s.open.Load(), Err: err})
+	}
 }
 
 // failed counts a request that ends in err, if it does.

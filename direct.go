@@ -35,7 +35,7 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	}
 	e.mu.Unlock()
 	sent := l.clock.now()
-	reply, err := l.take(ctx, backend.TakeRequest{Key: e.key, Limit: e.limit, Tokens: n})
+	reply, err := l.take(ctx, e.shard, backend.TakeRequest{Key: e.key, Limit: e.limit, Tokens: n})
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -45,6 +45,9 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	}
 	defer e.order(now)
 	if err != nil {
+		if ctx.Err() == nil {
+			r, err = e.away(n, now, false, err)
+		}
 		return r, err, true
 	}
 	e.overhear(reply.State, sent, now)
@@ -80,10 +83,14 @@ func direct(t backend.TakeReply, l Limit, n int64) Result {
 // charge counts tokens that were taken and spent at once, or the refusal.
 func (e *entry) charge(r Result) {
 	e.take(r.charged)
-	if r.Allowed {
-		return
+	if !r.Allowed {
+		e.deny()
 	}
-	if e.dead { // its count has moved to the limiter
+}
+
+// deny counts a refusal. That of a dead entry goes where its count has gone.
+func (e *entry) deny() {
+	if e.dead {
 		e.l.count.denied.Add(1)
 	} else {
 		e.denied.Add(1)
@@ -92,10 +99,20 @@ func (e *entry) charge(r Result) {
 
 // stateless serves a request for a key that there is no room to remember.
 func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int64) (Result, error) {
+	s := l.shardOf(key)
+	if s.open.Load() {
+		if s.due(l.clock.now()) {
+			l.probe(s, key, limit)
+		}
+		return l.forgetful(limit, n, errAway)
+	}
 	l.count.waited.Add(1)
-	reply, err := l.take(ctx, backend.TakeRequest{Key: key, Limit: limit, Tokens: n})
+	reply, err := l.take(ctx, s, backend.TakeRequest{Key: key, Limit: limit, Tokens: n})
 	if err != nil {
-		return Result{}, err
+		if ctx.Err() != nil {
+			return Result{}, err
+		}
+		return l.forgetful(limit, n, err)
 	}
 	if reply.Allowed {
 		l.count.taken.Add(n)

@@ -43,9 +43,10 @@ func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
 		e.expire(e.pot)
 	}
 	e.pot = 0
-	if n > 0 || e.unsure {
-		r := e.statement()
-		give = &r
+	f := e.report(now, forReturn)
+	e.told(f.owed)
+	if n > 0 || e.unsure || f.owed > 0 {
+		give = &f.req
 	}
 	e.win.Store(nil)
 	e.l.count.denied.Add(e.denied.Load())
@@ -57,10 +58,10 @@ func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
 // store answers with tokens whose grant had been lost. n is what the statement
 // returns beyond what the store has heard; if it cannot be made, those tokens
 // stay charged until their window ends.
-func (l *Limiter) handBack(ctx context.Context, r backend.SyncRequest, n int64) error {
+func (l *Limiter) handBack(ctx context.Context, s *shard, r backend.SyncRequest, n int64) error {
 	for {
 		ctx, cancel := context.WithTimeout(ctx, l.fetchTimeout)
-		reply, err := l.sync(ctx, r, forReturn, "")
+		reply, err := l.sync(ctx, s, &flight{req: r, cause: forReturn})
 		cancel()
 		if err != nil {
 			l.count.returned.Add(-n)
@@ -155,7 +156,7 @@ func (l *Limiter) evict(ctx context.Context, which func(*entry) bool) error {
 		}
 		slots <- struct{}{}
 		wg.Go(func() {
-			if err := l.handBack(ctx, *give, n); err != nil {
+			if err := l.handBack(ctx, e.shard, *give, n); err != nil {
 				failure.CompareAndSwap(nil, &err)
 			}
 			<-slots

@@ -36,15 +36,16 @@ type entry struct {
 
 	denied atomic.Int64
 
-	name *string // of the account; not shared with an earlier entry of the key
-	lead *lead
+	name  *string // of the account; not shared with an earlier entry of the key
+	shard *shard
 
 	mu sync.Mutex
 	*traffic
 	*habit
-	pot      int64 // tokens of win, reserved for the queue
-	quiet    int64 // clock time until which not to ask for more than is left; 0 = ask
-	granted  int64 // the account in win, cumulative
+	local    *fallback // nil unless the store has been away
+	pot      int64     // tokens of win, reserved for the queue
+	quiet    int64     // clock time until which not to ask for more than is left; 0 = ask
+	granted  int64     // the account in win, cumulative
 	returned int64
 	flow     int64  // tokens taken and refunded, less the returned and the expired: held or spent
 	since    int64  // clock time since which the key is known; 0 = not yet
@@ -62,7 +63,7 @@ type entry struct {
 func (l *Limiter) newEntry(key string, hash uint64, limit Limit) *entry {
 	return &entry{
 		l: l, key: key, hash: hash, limit: limit,
-		name: l.account.Load(), lead: l.leadOf(key), traffic: &calm, habit: &unknown,
+		name: l.account.Load(), shard: l.shardOf(key), traffic: &calm, habit: &unknown,
 	}
 }
 
@@ -98,6 +99,7 @@ type flight struct {
 	reason  string // for the size of the batch
 	ordered int64  // clock time, before its goroutine had to find a processor
 	turn    uint64 // the last place that it was sized for
+	owed    int64  // tokens that the store is told to charge
 }
 
 // try decides from memory, without a lock, if that is possible.
@@ -141,6 +143,11 @@ func (e *entry) acquire(ctx context.Context, n int64, wait bool) (r Result, err 
 			return r, nil, false
 		}
 	}
+	if e.shard.open.Load() {
+		r, err = e.unasked(n, now, wait)
+		e.mu.Unlock()
+		return r, err, false
+	}
 	l.count.waited.Add(1)
 	if !wait && e.goesDirect(n, now) {
 		if r, err, settled := e.direct(ctx, n); settled { // unlocks
@@ -182,7 +189,7 @@ func (e *entry) decide(r *Result, w *window, n, now int64, wait bool) bool {
 	if wait || !e.known(w, n) {
 		return false
 	}
-	if now >= e.quiet && e.flight == nil {
+	if now >= e.quiet && e.flight == nil && !e.shard.open.Load() {
 		e.quiet = now + int64(e.limit.Window)/probes
 		e.release()
 		if e.l.direct {
@@ -249,10 +256,17 @@ func (e *entry) await(ctx context.Context, p *place) (Result, error) {
 		return Result{}, ctx.Err()
 	case <-timeout:
 		if e.giveUp(p) {
-			return Result{}, e.l.failed(&StoreError{Op: "sync", Class: backend.Unknown, Err: errNoAnswer})
+			return e.tired(p)
 		}
 		return p.result, p.err
 	}
+}
+
+// tired answers a caller that has waited as long as callers do.
+func (e *entry) tired(p *place) (Result, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.away(p.n, e.l.clock.now(), p.wait, &StoreError{Op: "sync", Class: backend.Unknown, Err: errNoAnswer})
 }
 
 // leave ends p for a caller whose context is over. What it had won meanwhile
@@ -299,7 +313,7 @@ func (e *entry) regain(n, now int64) {
 func (e *entry) order(now int64) {
 	if e.flight == nil && !e.queue.empty() && !e.dead && !e.l.closed.Load() {
 		if e.helps(e.win.Load(), now) {
-			e.launch(now, 0, forWaiters)
+			e.fetch(now)
 		} else {
 			e.schedule(now)
 		}
@@ -308,6 +322,15 @@ func (e *entry) order(now int64) {
 		e.release()
 	}
 	e.rest()
+}
+
+// fetch is for those that are queued, unless the shard is known to be away.
+func (e *entry) fetch(now int64) {
+	if e.shard.open.Load() {
+		e.fail(e.queue.turns, now, errAway)
+	} else {
+		e.launch(now, 0, forWaiters)
+	}
 }
 
 // helps reports whether a fetch could serve the queue: unless only waiters for
@@ -327,13 +350,14 @@ func (e *entry) launch(now, extra int64, why cause) {
 	e.watch(now)
 	size, reason := e.plan(now)
 	need := min(max(e.queue.tokens-e.pot, 0)+extra, e.limit.Tokens)
-	f := flight{req: e.statement(), cause: why, reason: reason}
+	f := e.report(now, why)
+	f.reason = reason
 	f.req.Need, f.req.Want = need, max(size, need)
 	f.req.Strand = -1
 	if e.l.guided() {
 		f.req.Strand = int64(e.l.stranding * float64(e.limit.Tokens))
 		if e.batch > 0 {
-			early := int64(e.clients) * e.pace.reorder(e.lead.time()) // in hand when a batch is ordered
+			early := int64(e.clients) * e.pace.reorder(e.shard.time()) // in hand when a batch is ordered
 			f.req.Strand -= min(early, f.req.Strand/2)
 		} else { // how many peers there are is still to be heard
 			f.req.Strand = min(f.req.Strand, max(e.limit.Tokens/firstPart, 1))
@@ -346,7 +370,18 @@ func (e *entry) launch(now, extra int64, why cause) {
 }
 
 // state tells the store the account and asks for nothing.
-func (e *entry) state(why cause) { e.send(flight{req: e.statement(), cause: why}) }
+func (e *entry) state(why cause) { e.send(e.report(e.l.clock.now(), why)) }
+
+// report is a fetch that states the account, and what was admitted while the
+// store was away: to the store that looks like a grant which it has forgotten.
+func (e *entry) report(now int64, why cause) flight {
+	f := flight{req: e.statement(), cause: why}
+	if e.win.Load().alive(now) {
+		f.owed = e.owed(now)
+		f.req.Granted += f.owed
+	}
+	return f
+}
 
 func (e *entry) send(only flight) {
 	f := e.depart(only)
@@ -398,10 +433,10 @@ func (e *entry) fly(f *flight) {
 	defer l.flights.Done()
 	ctx := deadline.After(l.fetchTimeout)
 	sent := l.clock.now()
-	reply, err := l.sync(ctx, f.req, f.cause, f.reason)
+	reply, err := l.sync(ctx, e.shard, f)
 	ctx.Release()
 	if err == nil {
-		e.lead.heard(time.Duration(l.clock.now() - f.ordered))
+		e.shard.heard(time.Duration(l.clock.now() - f.ordered))
 	}
 
 	e.mu.Lock()
@@ -410,10 +445,16 @@ func (e *entry) fly(f *flight) {
 	e.flight = nil
 	if err != nil {
 		e.unsure = true
-		e.fail(f.turn, err)
+		e.fail(f.turn, now, err)
 	} else {
+		if f.owed > 0 && (reply.Window == f.req.Window || reply.Carried) {
+			e.told(f.owed)
+		}
 		e.apply(f.req, reply, sent, now)
 		e.answer(f.turn, now)
+		if e.queue.empty() && e.win.Load().alive(now) && e.owed(now) > 0 {
+			e.state(forCharge)
+		}
 	}
 	e.order(now)
 	e.schedule(now)

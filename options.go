@@ -61,15 +61,6 @@ func WithStranding(share float64) Option { return func(c *config) { c.stranding 
 // an error, when the store is away. Callers with stock never wait.
 func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetchTimeout = d } }
 
-// Failure is what callers without stock get while the store is away.
-type Failure struct{ name string }
-
-// FailClosed, the default, is an error: no decision was made.
-var FailClosed = Failure{name: "closed"}
-
-// WithFailure sets the failure policy.
-func WithFailure(f Failure) Option { return func(c *config) { c.failure = f } }
-
 // WithMaxKeys bounds the keys held in memory: 1,048,576 by default, at some
 // hundreds of bytes each. Past the bound a new key is served directly, a store
 // call for each request, until others have been idle; a held key is never
@@ -90,12 +81,22 @@ func WithHooks(h Hooks) Option { return func(c *config) { c.hooks = h } }
 type Hooks struct {
 	// StoreCall is told of every call to the store after it has ended.
 	StoreCall func(StoreCall)
+
+	// ShardState is told when a shard's breaker opens and when it closes.
+	ShardState func(ShardState)
+}
+
+// ShardState is a change in whether a shard of the store is asked at all.
+type ShardState struct {
+	Shard string // its name, as its store has it; "" where the store has no shards
+	Away  bool   // callers without stock now get the failure policy's answer at once
+	Err   error  // the last failure, a *StoreError; nil when it is back
 }
 
 // StoreCall is one finished call to the store. It names no key.
 type StoreCall struct {
 	Op       string        // "sync", "take", "check" or "refund"
-	Cause    string        // of a sync: wait, prefetch, reset, probe, give back or refresh
+	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, refresh, reopen or charge
 	Reason   string        // why a batch had the size it had; "" for other calls
 	Duration time.Duration // from sending to the reply
 	Want     int64         // tokens asked for
@@ -115,10 +116,11 @@ func (c *config) validate() error {
 		return fmt.Errorf("%w: a fetch timeout of %v, want more than 0", ErrOption, c.fetchTimeout)
 	case c.maxKeys < 0:
 		return fmt.Errorf("%w: at most %d keys, want 0 or more", ErrOption, c.maxKeys)
-	case c.failure != FailClosed:
-		return fmt.Errorf("%w: an empty failure policy", ErrOption)
 	case c.idle <= 0:
 		return fmt.Errorf("%w: an idle time of %v, want more than 0", ErrOption, c.idle)
+	}
+	if err := c.failure.validate(); err != nil {
+		return err
 	}
 	return c.sizing.validate()
 }

@@ -9,6 +9,10 @@ import "github.com/go-reservoir/reservoir/backend"
 func (e *entry) refund(r Result) (done bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if r.Source == Fallback {
+		e.forgive(r, e.l.clock.now())
+		return true
+	}
 	w := e.win.Load()
 	if e.dead || w == nil || w.id != r.window() {
 		return false

@@ -52,7 +52,7 @@ type Limiter struct {
 	limit    Limit
 	clock    clock
 	table    table
-	leads    sync.Map // shard → *lead
+	shards   sync.Map // name → *shard
 	id       string
 	account  atomic.Pointer[string] // name of new entries' accounts
 	epoch    atomic.Int64           // part of it; grows with evictions
@@ -64,8 +64,8 @@ type Limiter struct {
 	closeErr error // written in closing, and only read after
 
 	count struct { // of the slow path; what the hot path counts is in its entry
-		taken, refunded, returned, expired, denied                                                  atomic.Int64 // tokens; refusals of keys that are gone
-		calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown atomic.Int64
+		taken, refunded, returned, expired, denied                                                             atomic.Int64 // tokens; refusals of keys that are gone
+		calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks atomic.Int64
 	}
 }
 
@@ -276,6 +276,9 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 	}
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if r.Source == Fallback { // of a key that is not in memory any more
+		return nil
 	}
 	back, err := l.refund(ctx, backend.RefundRequest{Key: key, Window: r.window(), Tokens: r.charged})
 	if back > 0 {

@@ -16,12 +16,14 @@ import (
 type cause string
 
 const (
-	forWaiters cause = "wait"      // callers wait for it
-	forStock   cause = "prefetch"  // the stock has fallen to the re-order point
-	forReset   cause = "reset"     // the window is over and the key was in use
-	forProbe   cause = "probe"     // has anything come back to an exhausted key?
-	forReturn  cause = "give back" // of what will not be used
-	forEnd     cause = "refresh"   // of the deadline, the window's end being near
+	forWaiters   cause = "wait"      // callers wait for it
+	forStock     cause = "prefetch"  // the stock has fallen to the re-order point
+	forReset     cause = "reset"     // the window is over and the key was in use
+	forProbe     cause = "probe"     // has anything come back to an exhausted key?
+	forReturn    cause = "give back" // of what will not be used
+	forEnd       cause = "refresh"   // of the deadline, the window's end being near
+	forReopening cause = "reopen"    // is a shard that was away back?
+	forCharge    cause = "charge"    // what was admitted while the store was away
 )
 
 // restock orders a batch ahead of need. Of all callers that see the stock at the
@@ -33,7 +35,7 @@ func (e *entry) restock(w *window) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.l.clock.now()
-	if e.idleFor(w) && w.alive(now) {
+	if e.idleFor(w) && w.alive(now) && !e.shard.open.Load() {
 		e.l.count.prefetches.Add(1)
 		e.launch(now, 0, forStock)
 	}
@@ -47,7 +49,7 @@ func (e *entry) idleFor(w *window) bool {
 // aim sets the re-order point for the stock as it now is.
 func (e *entry) aim(w *window) {
 	if e.l.guided() && w.remaining.Load() > 0 && !e.small {
-		w.reorder.Store(e.pace.reorder(e.lead.time()))
+		w.reorder.Store(e.pace.reorder(e.shard.time()))
 	} else {
 		w.reorder.Store(none)
 	}
@@ -202,7 +204,7 @@ func (e *entry) tick() {
 	now := e.l.clock.now()
 	e.due = 0
 	e.order(now)
-	if w := e.win.Load(); e.idleFor(w) && e.l.guided() {
+	if w := e.win.Load(); e.idleFor(w) && e.l.guided() && !e.shard.open.Load() {
 		switch ends := w.ends.Load(); {
 		case now >= ends:
 			if e.usedInWindow(now) {

@@ -25,6 +25,9 @@ type Stats struct {
 	GiveBacks  int64 // returns of an idle excess; those of Close and eviction not counted
 	Stranded   int64 // the part of Held whose key is exhausted in the store
 
+	Fallbacks int64 // requests that the failure policy admitted or refused, the store being away
+	Owed      int64 // tokens that it admitted and that the store is still to charge
+
 	Recovered  int64 // tokens whose grant was lost on the way and handed over again
 	Reasserted int64 // tokens that the store had forgotten and has charged again
 	Unknown    int64 // tokens of direct calls that failed and may have been charged for nothing
@@ -34,7 +37,7 @@ type Stats struct {
 // it as often as metrics are scraped, not per request.
 func (l *Limiter) Stats() Stats {
 	var keys int
-	var held, lapsed, stranded int64
+	var held, lapsed, stranded, owed int64
 	denied := l.count.denied.Load()
 	l.table.each(func(e *entry) {
 		s := e.standing()
@@ -42,6 +45,7 @@ func (l *Limiter) Stats() Stats {
 		lapsed += s.lapsed
 		stranded += s.stranded
 		denied += s.denied
+		owed += s.owed
 		keys++
 	})
 	taken, refunded := l.count.taken.Load(), l.count.refunded.Load()
@@ -63,6 +67,8 @@ func (l *Limiter) Stats() Stats {
 		Probes:     l.count.probes.Load(),
 		GiveBacks:  l.count.giveBacks.Load(),
 		Stranded:   stranded,
+		Fallbacks:  l.count.fallbacks.Load(),
+		Owed:       owed,
 		Recovered:  l.count.recovered.Load(),
 		Reasserted: l.count.reasserted.Load(),
 		Unknown:    l.count.unknown.Load(),

@@ -1,0 +1,74 @@
+package reservoir
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
+)
+
+// breaker keeps callers from waiting for a shard that does not answer. It opens
+// after so many failures in a row; while it is open no call is made but a probe
+// now and then, and callers without stock get the failure policy's answer at
+// once. The probe states an account and asks for nothing, in the background: no
+// caller waits for it and it charges nobody. That is why it is our own: the
+// libraries we know let a real request through to probe.
+//
+// The pattern is Nygard's ("Release It!", 2007).
+type breaker struct {
+	open atomic.Bool
+
+	mu       sync.Mutex
+	failures int // in a row
+	probing  bool
+	until    int64 // clock time of the next probe
+	pause    time.Duration
+}
+
+const (
+	failuresToOpen = 5
+	shortestPause  = 100 * time.Millisecond // before the first probe; it doubles
+	longestPause   = time.Second
+)
+
+// errAway is the cause of a StoreError while the breaker is open.
+var errAway = &StoreError{Op: "sync", Class: backend.Unavailable, Err: errors.New("the store does not answer, and is not asked for a while")}
+
+// due reports whether it is time for a probe, and gives it to the caller, who
+// must make a call whose outcome is noted.
+func (b *breaker) due(now int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.open.Load() || b.probing || now < b.until {
+		return false
+	}
+	b.probing = true
+	return true
+}
+
+// note takes in the outcome of a call and reports whether the breaker has opened
+// or closed by it. An error that the store itself has answered with counts as
+// life: only silence and being turned away do not.
+func (b *breaker) note(now int64, err error) (changed bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.probing = false
+	if !silent(err) {
+		b.failures, b.pause = 0, 0
+		return b.open.Swap(false)
+	}
+	if b.failures++; b.failures < failuresToOpen {
+		return false
+	}
+	b.pause = min(max(2*b.pause, shortestPause), longestPause)
+	b.until = now + int64(b.pause/2+chance.Part(b.pause/2))
+	return !b.open.Swap(true)
+}
+
+func silent(err error) bool {
+	var failure *StoreError
+	return errors.As(err, &failure) && failure.Class != backend.Rejected
+}

@@ -1,0 +1,177 @@
+package reservoir
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/deadline"
+)
+
+// Failure is what callers without stock get while the store is away. Callers
+// with stock never notice: their tokens are charged already.
+type Failure struct {
+	mode  mode
+	share float64
+}
+
+type mode uint8
+
+const (
+	noFailure mode = iota
+	failClosed
+	failOpen
+	failLocal
+)
+
+var (
+	// FailClosed, the default, is an error: no decision was made.
+	FailClosed = Failure{mode: failClosed}
+
+	// FailOpen admits every request: an outage of the store is an outage of
+	// the limit, and of nothing else.
+	FailOpen = Failure{mode: failOpen}
+)
+
+// FailLocal lets each process admit at most share of the limit per window by
+// itself: 0.05 in twenty processes is one limit together. A share of less than a
+// token admits nobody. It needs memory of the key: past WithMaxKeys it is
+// FailClosed.
+//
+// What FailLocal and FailOpen admit is charged when the store is back, if the
+// window in which it happened still runs; see Stats.Owed.
+func FailLocal(share float64) Failure { return Failure{mode: failLocal, share: share} }
+
+// WithFailure sets what callers without stock get while the store is away:
+// FailClosed, FailOpen or FailLocal(share). A few calls in a row that fail open a
+// breaker, per shard where the store has shards: from then on callers get that
+// answer at once, and the shard is probed, in the background, by calls that
+// charge nothing.
+func WithFailure(f Failure) Option { return func(c *config) { c.failure = f } }
+
+func (f Failure) validate() error {
+	switch {
+	case f.mode == noFailure:
+		return fmt.Errorf("%w: an empty failure policy", ErrOption)
+	case math.IsNaN(f.share) || f.share < 0 || f.share > 1:
+		return fmt.Errorf("%w: a local share of %v, want 0 to 1", ErrOption, f.share)
+	}
+	return nil
+}
+
+// fallback is what one key has admitted by itself in a window. The window is the
+// store's while that is known, and one of its own length otherwise.
+type fallback struct {
+	ends     int64 // clock time
+	reset    time.Time
+	admitted int64
+	owed     int64 // the part of it that the store has not charged yet
+}
+
+// away answers a request for n that the store could not be asked about because
+// of err, by the failure policy. Who waits is not refused but told err. Under
+// entry.mu.
+func (e *entry) away(n, now int64, wait bool, err error) (Result, error) {
+	budget := e.limit.Tokens
+	switch e.l.failure.mode {
+	case failOpen:
+		budget = math.MaxInt64
+	case failLocal:
+		budget = int64(e.l.failure.share * float64(e.limit.Tokens))
+	default:
+		return Result{}, e.l.failed(err)
+	}
+	f := e.alone(now)
+	if wait && n > budget-f.admitted { // there is no telling how long
+		return Result{}, e.l.failed(err)
+	}
+	e.l.count.fallbacks.Add(1)
+	r := Result{Limit: e.limit.Tokens, Reset: f.reset, Source: Fallback}
+	if r.Allowed = n <= budget-f.admitted; r.Allowed {
+		f.admitted += n
+		f.owed += n
+		r.charged = n
+	} else {
+		e.deny()
+		r.RetryAfter = time.Duration(max(f.ends-now, 1))
+	}
+	r.Remaining = max(min(budget, e.limit.Tokens)-f.admitted, 0)
+	return r, nil
+}
+
+// alone returns the fallback of the window at now.
+func (e *entry) alone(now int64) *fallback {
+	if e.local != nil && now < e.local.ends {
+		return e.local
+	}
+	f := &fallback{ends: now + int64(e.limit.Window)}
+	if w := e.win.Load(); w.alive(now) {
+		f.ends = w.ends.Load()
+		f.reset = w.id.Time()
+	} else {
+		f.reset = time.Now().Add(e.limit.Window).Truncate(time.Millisecond)
+	}
+	e.local = f
+	return f
+}
+
+// owed is what the store is to be told that requests have used without it.
+func (e *entry) owed(now int64) int64 {
+	if e.local == nil || now >= e.local.ends {
+		return 0
+	}
+	return e.local.owed
+}
+
+// told notes that the store has charged n of what was owed.
+func (e *entry) told(n int64) {
+	if n > 0 {
+		e.local.owed -= n
+		e.take(n)
+	}
+}
+
+// forgive takes back what a request was admitted for without the store.
+func (e *entry) forgive(r Result, now int64) {
+	if f := e.local; f != nil && now < f.ends && f.reset.Equal(r.Reset) {
+		n := min(r.charged, f.owed)
+		f.owed -= n
+		f.admitted -= n
+	}
+}
+
+// unasked answers a request while the shard's breaker is open. Now and then it
+// first sends somebody, whom nobody waits for, to see whether the shard is back.
+func (e *entry) unasked(n, now int64, wait bool) (Result, error) {
+	if e.flight == nil && e.shard.due(now) {
+		e.state(forReopening)
+	}
+	return e.away(n, now, wait, errAway)
+}
+
+// probe is the same for a key that there is no room to remember.
+func (l *Limiter) probe(s *shard, key string, limit Limit) {
+	l.sweeper.mu.Lock()
+	defer l.sweeper.mu.Unlock()
+	if l.sweeper.over {
+		return
+	}
+	l.flights.Add(1)
+	f := &flight{req: backend.SyncRequest{Key: key, Client: *l.account.Load(), Limit: limit}, cause: forReopening}
+	go func() {
+		defer l.flights.Done()
+		ctx := deadline.After(l.fetchTimeout)
+		defer ctx.Release()
+		_, _ = l.sync(ctx, s, f)
+	}()
+}
+
+// forgetful is the failure policy for such a key.
+func (l *Limiter) forgetful(limit Limit, n int64, err error) (Result, error) {
+	if l.failure.mode != failOpen {
+		return Result{}, l.failed(err)
+	}
+	l.count.fallbacks.Add(1)
+	return Result{Allowed: true, Limit: limit.Tokens, Reset: time.Now().Add(limit.Window), Source: Fallback}, nil
+}

@@ -1,0 +1,55 @@
+package reservoir
+
+import (
+	"sync"
+	"time"
+)
+
+// shard is what is known of one shard of the store, or of the whole store where
+// it has none: how long it takes to answer, and whether it does.
+type shard struct {
+	name string
+	lead
+	breaker
+}
+
+// shardOf is the shard that key is on. A store that has shards, whose failures
+// are not each other's, has a method Shard which names them without I/O.
+func (l *Limiter) shardOf(key string) *shard {
+	name := ""
+	if s, ok := l.store.(interface{ Shard(key string) string }); ok {
+		name = s.Shard(key)
+	}
+	if s, ok := l.shards.Load(name); ok {
+		return s.(*shard)
+	}
+	s, _ := l.shards.LoadOrStore(name, &shard{name: name})
+	return s.(*shard)
+}
+
+// lead estimates how long it takes from ordering a batch to having it: the round
+// trip as TCP estimates it (RFC 6298: smoothed mean and mean deviation).
+type lead struct {
+	mu        sync.Mutex
+	mean, dev time.Duration
+}
+
+// slop is added to the lead time for the scheduling of goroutines.
+const slop = time.Millisecond
+
+func (t *lead) heard(trip time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mean == 0 {
+		t.mean, t.dev = trip, trip/2
+		return
+	}
+	t.dev += (max(t.mean-trip, trip-t.mean) - t.dev) / 4
+	t.mean += (trip - t.mean) / 8
+}
+
+func (t *lead) time() time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mean + 4*t.dev + slop
+}
