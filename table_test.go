@@ -1,13 +1,18 @@
 package reservoir
 
 import (
+	"context"
 	"fmt"
 	"math"
+	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 func newTable(max int64) *table {
@@ -78,4 +83,39 @@ func TestTableIsBounded(t *testing.T) {
 	assert.Same(t, a, table.getOrMake("a", bareEntry), "a held key is not refused")
 	table.drop(a)
 	assert.NotNil(t, table.getOrMake("c", bareEntry))
+}
+
+// A key that was used once and lies idle takes at most 320 bytes, all counted.
+func TestMemoryOfAnIdleKey(t *testing.T) {
+	const keys = 30_000
+	l, err := New(instant{}, PerHour(1000), WithFetchTimeout(time.Hour))
+	require.NoError(t, err)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	key := make([]byte, 0, 20)
+	for i := range keys {
+		key = fmt.Appendf(key[:0], "user:%015d", i)
+		_, err := l.Allow(context.Background(), string(key))
+		require.NoError(t, err)
+	}
+	runtime.GC()
+	runtime.GC() // of what finalizers and pools still held
+	runtime.ReadMemStats(&after)
+	each := float64(after.HeapAlloc-before.HeapAlloc) / keys
+	t.Logf("%.0f bytes a key", each)
+	assert.LessOrEqual(t, each, 320.0)
+	assert.Equal(t, keys, l.Stats().Keys)
+	require.NoError(t, l.Close(context.Background()))
+}
+
+// instant is a store that remembers nothing and grants what is needed.
+type instant struct{ backend.Store }
+
+func (instant) Sync(_ context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	g := r.Granted + r.Need
+	return backend.SyncReply{
+		State: backend.State{Window: 4102444800000, Left: time.Hour, Remaining: r.Limit.Tokens - g},
+		Grant: r.Need, Granted: g, Returned: r.Returned, Clients: 1,
+	}, nil
 }
