@@ -53,37 +53,54 @@ func (s Sizing) validate() error {
 // pace is what a key's use looks like from here: how fast its tokens go.
 type pace struct {
 	rate   float64 // tokens per second, exponentially weighted
+	seen   float64 // seconds that rate is taken from
 	recent float64 // the same with a shorter memory
 	peak   float64 // the fastest of late, slowly forgotten
 }
 
 // The constants of Adaptive.
 const (
-	coldPart    = 3               // of the window is what a batch should last while nothing is known
-	horizonPart = 60              // of the window is the least that a batch should last
+	coldPart    = 3               // of the window is the most that a batch should last while nothing is known,
+	coldLeast   = 20              // and this the least
+	horizonPart = 60              // of the window is what a batch should last when the limit lasts longer than foreseen
 	horizonMax  = 5 * time.Minute // and this the most, however long the window
-	memoryPart  = 6               // of the window is the memory of the mean rate
-	recentPart  = 60              // of the window is the memory of the recent rate
+	memoryPart  = 6               // of the window is the least memory of the mean rate,
+	memoryMost  = 5               // windows are the most,
+	memoryCount = 100             // and tokens it should span
+	recentPart  = 60              // of the window is the least memory of the recent rate; memoryPart is the most
+	recentCount = 20              // tokens it should span
+	doubt       = 1.5             // deviations that the recent rate may be too low by chance
 	firstPart   = 1000            // of the limit is the most that may be stranded by newcomers
 	trust       = 100             // times the tokens that were seen to go is the largest batch
 )
 
 // observe takes in that spent tokens went in elapsed. Each observation weighs as
-// much as its time is of the memory; the first one counts whole. The peak is
-// taken from what is surely more than chance, two deviations below the count.
+// much as its time is of the memory; until that is full, as it is of all the time
+// seen. A slow key needs a longer memory to tell demand from chance, but one that
+// has surely become faster a short one. The peak is taken from what is surely more
+// than chance, two deviations below the count.
 func (p pace) observe(window, elapsed time.Duration, spent int64) pace {
 	seconds := max(elapsed, time.Millisecond).Seconds()
+	spent = max(spent, 0) // a refund may have come in between
 	now := float64(spent) / seconds
 	sure := max(float64(spent)-2*math.Sqrt(float64(spent)), 0) / seconds
 	fade := math.Exp(-seconds / window.Seconds())
 	p.peak = max(sure, p.peak*fade)
-	p.recent = now + math.Pow(fade, recentPart)*(p.recent-now)
-	if p.rate == 0 {
-		p.rate = now
-	} else {
-		p.rate = now + math.Pow(fade, memoryPart)*(p.rate-now)
-	}
+	p.seen += seconds
+	fast := max(p.rate, sure)
+	p.recent += forget(seconds, recentMemory(window, fast)) * (now - p.recent)
+	most := memoryMost * window.Seconds()
+	memory := max(window.Seconds()/memoryPart, min(memoryCount/fast, most))
+	p.rate += max(forget(seconds, memory), seconds/p.seen) * (now - p.rate)
 	return p
+}
+
+// forget is the part of a memory that is forgotten in so many seconds.
+func forget(seconds, memory float64) float64 { return 1 - math.Exp(-seconds/memory) }
+
+// recentMemory is the memory of the recent rate of a key with that mean rate.
+func recentMemory(window time.Duration, rate float64) float64 {
+	return max(window.Seconds()/recentPart, min(recentCount/rate, window.Seconds()/memoryPart))
 }
 
 // perWindow is how many tokens the key would use in a window at the pace of late.
@@ -102,7 +119,10 @@ func (p pace) reorder(lead time.Duration) int64 {
 // horizon is how far ahead a batch should reach: as long as the limit is expected
 // to last, and not beyond the window.
 func horizon(window, left, lasts time.Duration) time.Duration {
-	return min(max(lasts, window/horizonPart), left, horizonMax)
+	if lasts <= 0 {
+		lasts = window / horizonPart
+	}
+	return min(lasts, left, horizonMax)
 }
 
 // observation is how a key stands when a batch is to be sized.
@@ -162,15 +182,13 @@ func (s Sizing) follow(p pace, o observation) (int64, string) {
 }
 
 // excess is how much of a stock is not going to be used within the horizon: what
-// is worth giving back. Under half of the stock is not worth a call, nor is what
-// may be stranded anyway.
+// is worth giving back. Under half of the stock is not worth a call, nor is up to
+// twice what may be stranded anyway.
 func (p pace) excess(window, left, lasts time.Duration, stock, strandable int64) int64 {
-	// What was counted lately may be two deviations too low by chance.
-	memory := (window / recentPart).Seconds()
-	lately := p.recent + 2*math.Sqrt(p.recent/memory)
-	keep := max(int64(math.Ceil(min(p.rate, lately)*horizon(window, left, lasts).Seconds())), strandable)
-	if stock <= 2*keep {
+	lately := p.recent + doubt*math.Sqrt(p.recent/recentMemory(window, p.rate))
+	need := int64(math.Ceil(min(p.rate, lately) * horizon(window, left, lasts).Seconds()))
+	if stock <= 2*max(need, strandable) {
 		return 0
 	}
-	return stock - keep
+	return stock - need
 }

@@ -1,6 +1,7 @@
 package reservoir
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -63,6 +64,13 @@ func TestPace(t *testing.T) {
 	assert.InDelta(t, 8000, p.peak, 0.01)
 	assert.Zero(t, pace{}.observe(time.Minute, 0, 1).peak, "one token is no rate")
 
+	p = pace{}.observe(time.Minute, s, 4)
+	assert.InDelta(t, 2, p.observe(time.Minute, 3*s, 4).rate, 0.01, "a mean, until the memory is full")
+	slow := pace{rate: 1, recent: 1, seen: 300}
+	assert.InDelta(t, math.Exp(-0.2), slow.observe(time.Minute, 20*s, 0).rate, 0.01, "100 tokens long")
+	assert.Greater(t, slow.observe(time.Minute, 5*s, 500).rate, 30.0, "it is surely faster now")
+	assert.Zero(t, pace{}.observe(time.Minute, s, -3).peak, "more was refunded than spent")
+
 	assert.EqualValues(t, 0, pace{rate: 5}.reorder(2*time.Millisecond), "when the last token leaves")
 	assert.EqualValues(t, 100+30, pace{peak: 10_000}.reorder(10*time.Millisecond))
 }
@@ -73,7 +81,9 @@ func TestExcess(t *testing.T) {
 	assert.EqualValues(t, 700, steady.excess(time.Minute, left, left, 1000, 6))
 	assert.EqualValues(t, 0, steady.excess(time.Minute, left, left, 600, 6), "less than half is not worth a call")
 	assert.EqualValues(t, 900, steady.excess(time.Minute, left, 10*time.Second, 1000, 6), "the limit ends sooner")
-	assert.EqualValues(t, 994, pace{rate: 10}.excess(time.Minute, left, left, 1000, 6), "nothing of late; what may be stranded stays")
+	assert.EqualValues(t, 1000, pace{rate: 10}.excess(time.Minute, left, left, 1000, 6), "nothing of late")
+	assert.EqualValues(t, 0, pace{rate: 10}.excess(time.Minute, left, left, 12, 6), "what may be stranded is not worth a call")
+	assert.EqualValues(t, 990, steady.excess(time.Minute, left, 0, 1000, 6), "the limit lasts longer than foreseen: a second")
 	assert.EqualValues(t, 0, pace{}.excess(time.Minute, left, left, 0, 0))
 }
 

@@ -359,6 +359,9 @@ func (e *entry) launch(now, extra int64, why cause) {
 		if e.batch > 0 {
 			early := int64(e.clients) * e.pace.reorder(e.shard.time()) // in hand when a batch is ordered
 			f.req.Strand -= min(early, f.req.Strand/2)
+			if f.req.Strand > 0 { // a batch that is gone before the next one comes strands nothing
+				f.req.Strand = max(f.req.Strand, min(early, e.limit.Tokens))
+			}
 		} else { // how many peers there are is still to be heard
 			f.req.Strand = min(f.req.Strand, max(e.limit.Tokens/firstPart, 1))
 		}

@@ -63,6 +63,7 @@ type habit struct {
 	watched      int64         // clock time up to which pace knows
 	watchedSpent int64         // total at that time
 	foreseen     time.Duration // from the beginning of win until the limit runs out
+	guessed      time.Duration // the same at the pace of all so far
 	lasted       time.Duration // the same of the window before
 	hushed       int64         // clock time since which the store has no more; 0 = it has
 	openedSpent  int64         // totals when win opened
@@ -83,8 +84,10 @@ func (e *entry) learn() {
 		return
 	}
 	e.habit = &habit{batch: max(e.granted, 1), watched: e.since}
-	if e.win.Load() != nil {
+	if w := e.win.Load(); w != nil { // it was heard of once, at since
 		e.foreseen = e.limit.Window
+		passed := float64(int64(e.limit.Window) - (w.ends.Load() - e.since))
+		e.guessed = e.guess(passed, e.limit.Tokens-w.remaining.Load())
 	}
 }
 
@@ -126,18 +129,35 @@ func (e *entry) foresee(s backend.SyncReply) {
 	}
 	passed := float64(e.limit.Window - s.Left)
 	e.short = float64(s.Remaining)*passed < float64(used)*float64(s.Left)
+	if e.learned() {
+		e.guessed = e.guess(passed, used)
+	}
 }
 
-// lastsFrom is how long the limit will last from now on: as far as this window
-// has shown, or else as long as in the one before.
+// guess is how long the limit lasts, from the beginning of the window, if it goes
+// on being used as fast as until now.
+func (e *entry) guess(passed float64, used int64) time.Duration {
+	if !e.short {
+		return e.limit.Window
+	}
+	return time.Duration(passed * float64(e.limit.Tokens) / float64(used))
+}
+
+// lastsFrom is how long the limit will last from now on: as long as in this window
+// or the one before, if it ran out. In the first window, where grants look like use,
+// it is a guess from the pace of all so far, within bounds.
 func (e *entry) lastsFrom(w *window, now int64) time.Duration {
 	if !w.alive(now) {
 		return e.foreseen // of the window that is over, for the next
 	}
-	if e.lasted == 0 {
-		return e.limit.Window / coldPart
+	passed := e.limit.Window - time.Duration(w.ends.Load()-now)
+	switch {
+	case e.lasted != 0:
+		return min(e.foreseen, e.lasted) - passed
+	case e.foreseen < e.limit.Window:
+		return e.foreseen - passed
 	}
-	return min(e.foreseen, e.lasted) - (e.limit.Window - time.Duration(w.ends.Load()-now))
+	return min(max(e.guessed-passed, e.limit.Window/coldLeast), e.limit.Window/coldPart)
 }
 
 func (e *entry) usedInWindow(now int64) bool {
