@@ -50,14 +50,27 @@ func (c *serverClock) heard(now int64) {
 // limit returns the server time, Unix us, after which a call made under ctx
 // must not run any more, or 0 where that is not known.
 func (c *serverClock) limit(ctx context.Context) int64 {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return 0
-	}
+	return c.read().limit(ctx)
+}
+
+// reading is what a serverClock knew at one instant. A pipeline takes one for all
+// of its calls.
+type reading struct {
+	base  time.Time
+	ahead time.Duration // of the server, to local time since base
+	known bool
+}
+
+func (c *serverClock) read() reading {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.known {
+	return reading{c.base, max(c.cur, c.old), c.known}
+}
+
+func (r reading) limit(ctx context.Context) int64 {
+	deadline, ok := ctx.Deadline()
+	if !ok || !r.known {
 		return 0
 	}
-	return (max(c.cur, c.old) + deadline.Sub(c.base) + margin).Microseconds()
+	return (r.ahead + deadline.Sub(r.base) + margin).Microseconds()
 }

@@ -51,7 +51,7 @@ func classify(err error) backend.Class {
 	switch {
 	case errors.Is(err, redis.Nil): // no reply of a script
 		return backend.Unknown
-	case errors.Is(err, errLate), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
+	case errors.Is(err, errLate), errors.Is(err, errUnsent), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
 		return backend.Unavailable
 	case errors.Is(err, redis.ErrClosed):
 		return backend.Rejected

@@ -29,7 +29,7 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	var used, exp *redis.StringCmd
 	var own *redis.MapStringStringCmd
 	var at *redis.TimeCmd
-	_, err := s.client[0].TxPipelined(ctx, func(p redis.Pipeliner) error {
+	_, err := s.client.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		used, exp = p.Get(ctx, tag), p.Get(ctx, tag+expSuffix)
 		own, at = p.HGetAll(ctx, tag+ownSuffix), p.Time(ctx)
 		return nil

@@ -119,11 +119,13 @@ func testPipelinedSync(t *testing.T, client redis.UniversalClient, proxy *redist
 
 	reset()
 	proxy.SwallowReply("evalsha", 1)
-	cmd := newCommand(t.Context(), syncScript.bySHA, syncScript.sha, []string{"{k}", "{k}:exp", "{k}:own"}, []any{
-		"a", 10, 60000, 0, 0, 0, 4, 0, -1, 0, 0, 0, "",
-	})
+	c := newCall(t.Context(), syncScript, "", "k")
+	c.text("a")
+	c.numbers(10, 60000, 0, 0, 0, 4, 0, -1, 0, 0)
+	c.finish()
+	c.stamp(reading{}, false)
 	_, err = client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
-		return p.Process(t.Context(), cmd)
+		return p.Process(t.Context(), c.cmd)
 	})
 	require.Error(t, err)
 	require.EqualValues(t, 1, proxy.Swallowed())

@@ -15,13 +15,25 @@ const (
 // in one slot of a Redis Cluster, no key leaves its tag or shares another's, and
 // the suffixes of one can never be the text of another.
 func tagged(prefix, key string) string {
+	keys := keysOf(prefix, key)
+	return keys[0]
+}
+
+// keysOf returns the three keys of a limit, the count's, the end's and the
+// ledger's. They share one piece of memory: every call makes them.
+func keysOf(prefix, key string) [3]string {
 	var b strings.Builder
-	b.Grow(len(prefix) + len(key) + 2 + len(expSuffix))
+	b.Grow(2 * (len(prefix) + len(key) + 2 + len(expSuffix)))
 	b.WriteString(prefix)
 	b.WriteByte('{')
 	escape(&b, key)
 	b.WriteByte('}')
-	return b.String()
+	tag := b.String() // of the bytes so far, which do not change any more
+	b.WriteString(expSuffix)
+	b.WriteString(tag)
+	b.WriteString(ownSuffix)
+	all, end := b.String(), len(tag)+len(expSuffix)
+	return [3]string{all[:len(tag)], all[:end], all[end:]}
 }
 
 // escape writes key with every byte that could break a tag, a line or a text

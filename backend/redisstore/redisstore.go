@@ -19,6 +19,21 @@
 //		DialTimeout: 200 * time.Millisecond, ReadTimeout: 200 * time.Millisecond,
 //		ContextTimeoutEnabled: true,
 //	})
+//
+// # Pipelines
+//
+// A call that finds fewer than four pipelines under way to its server leaves at
+// once and alone; the others wait for one to come back and share the next. In a
+// Redis Cluster each master has pipelines of its own, made on the node's client:
+// hooks see them if they are set by ClusterClient.OnNewNode, as those of redisotel
+// are, and not if they are set on the cluster's client.
+//
+// Each call has its outcome, its deadline and its repetitions to itself. One whose
+// context ends while it waits was surely not sent (backend.Unavailable).
+//
+// A context that cannot be cancelled, whose Done is nil, saves a goroutine and the
+// switches to it and back: with ContextTimeoutEnabled, if it has a deadline, and
+// with any client, if it has none.
 package redisstore
 
 import (
@@ -37,8 +52,10 @@ import (
 // Store implements backend.Store and backend.Inspector. It holds no connection
 // of its own, runs no goroutine between calls, and does not close the client.
 type Store struct {
-	client   []redis.UniversalClient // the one that writes
-	readers  []redis.UniversalClient // replicas
+	client   redis.UniversalClient   // the one that writes
+	primary  *route                  // to it
+	replicas []redis.UniversalClient // for Check
+	readers  []*route                // to them, each with the primary as a second
 	nextRead atomic.Uint32
 	prefix   string
 	clock    serverClock
@@ -65,22 +82,30 @@ func WithPrefix(prefix string) Option {
 // charged a moment ago. For a Redis Cluster pass a second ClusterClient whose
 // ReadOnly option is set. Decisions never come from a replica.
 func WithReplicas(replicas ...redis.UniversalClient) Option {
-	return func(s *Store) { s.readers = append(s.readers, replicas...) }
+	return func(s *Store) { s.replicas = append(s.replicas, replicas...) }
 }
 
 // New returns a store over client. It does no I/O. A redis.Ring, a nil client or
 // a bad prefix is a fault that Err, reservoir.New and every call report.
 func New(client redis.UniversalClient, opts ...Option) *Store {
-	s := &Store{client: []redis.UniversalClient{client}}
+	s := &Store{client: client}
 	for _, o := range opts {
 		o(s)
 	}
-	s.err = s.validate()
+	if s.err = s.validate(); s.err != nil {
+		return s
+	}
+	s.primary = newRoute(client, &s.clock)
+	for _, replica := range s.replicas {
+		r := newReadRoute(replica, &s.clock)
+		r.second = s.primary
+		s.readers = append(s.readers, r)
+	}
 	return s
 }
 
 func (s *Store) validate() error {
-	for _, c := range append(s.client, s.readers...) {
+	for _, c := range append([]redis.UniversalClient{s.client}, s.replicas...) {
 		switch c := c.(type) {
 		case nil:
 			return errNoClient
@@ -125,11 +150,11 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	tag := tagged(s.prefix, r.Key)
-	v, err := s.run(ctx, syncScript, s.client, []string{tag, tag + expSuffix, tag + ownSuffix}, []any{
-		r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.Window), r.Granted, r.Returned,
-		r.Want, r.Need, r.Strand, r.Peers, r.Pace,
-	}, nil)
+	c := newCall(ctx, syncScript, s.prefix, r.Key)
+	c.text(r.Client)
+	c.numbers(r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.Window), r.Granted, r.Returned,
+		r.Want, r.Need, r.Strand, r.Peers, r.Pace)
+	v, err := s.run(c, s.primary)
 	if err != nil {
 		return out, err
 	}
@@ -155,26 +180,14 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	tag := tagged(s.prefix, r.Key)
-	late := func(v []int64) {
-		if v[0]&flagAllowed != 0 {
-			s.undo(backend.RefundRequest{Key: r.Key, Window: backend.Window(v[2]), Tokens: r.Tokens})
-		}
-	}
-	v, err := s.run(ctx, takeScript, s.client, []string{tag, tag + expSuffix}, []any{
-		r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(),
-	}, late)
+	c := newCall(ctx, takeScript, s.prefix, r.Key)
+	c.numbers(r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds())
+	c.undo = &undo{s, r.Key, r.Tokens}
+	v, err := s.run(c, s.primary)
 	if err != nil {
 		return out, err
 	}
 	return backend.TakeReply{State: state(v), Allowed: v[0]&flagAllowed != 0}, nil
-}
-
-// undo refunds a Take whose caller had left.
-func (s *Store) undo(r backend.RefundRequest) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_, _ = s.Refund(ctx, r)
 }
 
 // Check implements backend.Store with one EVALSHA_RO, to a replica if there are any.
@@ -185,12 +198,13 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	if err := l.Validate(); err != nil {
 		return backend.State{}, err
 	}
-	clients := s.client
+	to := s.primary
 	if n := uint32(len(s.readers)); n > 0 {
-		clients = []redis.UniversalClient{s.readers[s.nextRead.Add(1)%n], s.client[0]}
+		to = s.readers[s.nextRead.Add(1)%n]
 	}
-	tag := tagged(s.prefix, key)
-	v, err := s.run(ctx, checkScript, clients, []string{tag, tag + expSuffix}, []any{l.Tokens}, nil)
+	c := newCall(ctx, checkScript, s.prefix, key)
+	c.numbers(l.Tokens)
+	v, err := s.run(c, to)
 	if err != nil {
 		return backend.State{}, err
 	}
@@ -202,10 +216,9 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 	if err := r.Validate(); err != nil {
 		return 0, err
 	}
-	tag := tagged(s.prefix, r.Key)
-	v, err := s.run(ctx, refundScript, s.client, []string{tag, tag + expSuffix}, []any{
-		r.Tokens, int64(r.Window),
-	}, nil)
+	c := newCall(ctx, refundScript, s.prefix, r.Key)
+	c.numbers(r.Tokens, int64(r.Window))
+	v, err := s.run(c, s.primary)
 	if err != nil {
 		return 0, err
 	}

@@ -1,0 +1,132 @@
+package redisstore
+
+import (
+	"errors"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// flight is a goroutine that brings calls to the server: one by itself, several
+// in a pipeline. It is used by that goroutine, but for lane.
+type flight struct {
+	group *group
+	lane  bool // it holds one; guarded by group.mu
+
+	calls []*call
+	one   [1]*call // room for the first, who mostly flies alone
+}
+
+func (f *flight) board(c *call) {
+	if f.calls == nil {
+		f.calls = f.one[:0]
+	}
+	c.flight.Store(f)
+	f.calls = append(f.calls, c)
+}
+
+// fly serves what has boarded, and who waits when it comes back.
+func (f *flight) fly() {
+	for f.leg(); f.group.again(f); {
+		f.leg()
+	}
+}
+
+// leg brings the calls on board to their answers.
+func (f *flight) leg() {
+	f.send(f.calls, nil)
+	if missing := f.answer(f.calls, true); len(missing) > 0 {
+		f.load(missing)
+	}
+}
+
+// send sends the calls and returns when go-redis has an outcome for each. Those
+// in whole go by their script's text.
+func (f *flight) send(calls []*call, whole map[*call]bool) {
+	now := f.group.clock.read()
+	for _, c := range calls {
+		c.loads = f.group.loads[c.script.index].Load()
+		c.stamp(now, whole[c])
+	}
+	if len(calls) == 1 {
+		_ = f.group.client.Process(calls[0].ctx, calls[0].cmd)
+		return
+	}
+	ctx, cancel := latest(calls)
+	defer cancel()
+	pipe := f.group.client.Pipeline()
+	_ = pipe.BatchProcess(ctx, commands(calls)...)
+	_, _ = pipe.Exec(ctx) // each command has its own error
+}
+
+func commands(calls []*call) []redis.Cmder {
+	list := make([]redis.Cmder, len(calls))
+	for i, c := range calls {
+		list[i] = c.cmd
+	}
+	return list
+}
+
+// answer settles the calls, but for those that go on: to another server or, if
+// retry is set, to this one, for it does not know their script. It returns the
+// latter. Nothing is sent again for a caller that has left.
+func (f *flight) answer(calls []*call, retry bool) (missing []*call) {
+	var now int64
+	kept := calls[:0]
+	for _, c := range calls {
+		now = max(now, c.judge())
+		switch {
+		case c.err == nil || c.state.Load() == left:
+			c.settle()
+		case retry && redis.HasErrorPrefix(c.err, "NOSCRIPT"):
+			kept = append(kept, c)
+		case f.group.elsewhere != nil && isElsewhere(c.err):
+			f.group.elsewhere.launch(c)
+		default:
+			c.settle()
+		}
+	}
+	if now > 0 {
+		f.group.clock.heard(now)
+	}
+	return kept
+}
+
+// load tells the server the scripts it does not know, each by the first call that
+// needs it, with the others behind it. A script is never loaded ahead: a restart
+// or a failover would lose it. If another flight has told it since these calls
+// left, their hashes will do.
+func (f *flight) load(missing []*call) {
+	done := f.group.teach()
+	whole := make(map[*call]bool)
+	var told [len(f.group.loads)]bool
+	for _, c := range missing {
+		if i := c.script.index; !told[i] && !f.group.taught(c) {
+			whole[c], told[i] = true, true
+		}
+	}
+	if len(whole) == 0 {
+		done()
+		done = func() {}
+	}
+	f.send(missing, whole)
+	for i := range told {
+		if told[i] {
+			f.group.loads[i].Add(1)
+		}
+	}
+	done()
+	f.answer(missing, false)
+}
+
+// isElsewhere reports whether the server surely did not execute a command, for
+// the slot or the server itself has moved.
+func isElsewhere(err error) bool {
+	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") || errors.Is(err, redis.ErrClosed)
+}
+
+// unsent is the end of a context before its call was sent.
+type unsent struct{ error }
+
+func (u unsent) Unwrap() error { return u.error }
+
+func (unsent) Is(target error) bool { return target == errUnsent }

@@ -1,0 +1,251 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// nodes is a store on a cluster, with a proxy in front of each master.
+type nodes struct {
+	*Store
+	t       *testing.T
+	cluster *redistest.Cluster
+	proxies map[*redistest.Server]*redistest.Proxy
+	wg      sync.WaitGroup
+}
+
+func newNodes(t *testing.T) *nodes {
+	t.Helper()
+	x := &nodes{t: t, cluster: redistest.StartCluster(t, 3, 0), proxies: make(map[*redistest.Server]*redistest.Proxy)}
+	var all []*redistest.Proxy
+	for _, node := range x.cluster.Nodes {
+		p := redistest.NewProxy(t, node.Addr())
+		x.proxies[node], all = p, append(all, p)
+		for _, sc := range []*script{syncScript, takeScript, checkScript, refundScript} {
+			require.NoError(t, node.Client().ScriptLoad(t.Context(), sc.source).Err())
+		}
+	}
+	client := x.cluster.Client(func(o *redis.ClusterOptions) {
+		o.Dialer, o.MinIdleConns = redistest.Dialer(all...), 2*lanes
+	})
+	x.Store = New(client)
+	_, err := x.Take(t.Context(), backend.TakeRequest{Key: "first", Limit: limit10, Tokens: 1})
+	require.NoError(t, err)
+	require.True(t, x.primary.known.Load(), "the slots are known now")
+	x.await(func() bool { return client.PoolStats().IdleConns >= 3*2*lanes })
+	x.cluster.ResetStats()
+	return x
+}
+
+func (x *nodes) await(f func() bool) {
+	x.t.Helper()
+	require.Eventually(x.t, f, soon, time.Millisecond)
+}
+
+// keys returns n keys of the node that begin with name.
+func (x *nodes) keys(node *redistest.Server, name string, n int) (list []string) {
+	x.t.Helper()
+	for i := 0; len(list) < n; i++ {
+		if key := fmt.Sprint(name, i); x.cluster.NodeOf(key) == node {
+			list = append(list, key)
+		}
+	}
+	return list
+}
+
+// take takes a token of each key.
+func (x *nodes) take(ctx context.Context, keys []string, check func(backend.TakeReply, error)) {
+	for _, key := range keys {
+		x.wg.Go(func() {
+			check(x.Take(ctx, backend.TakeRequest{Key: key, Limit: backend.Limit{Tokens: 1000, Window: time.Hour}, Tokens: 1}))
+		})
+	}
+}
+
+func (x *nodes) allowed(r backend.TakeReply, err error) {
+	assert.NoError(x.t, err)
+	assert.True(x.t, r.Allowed)
+}
+
+// jam makes the node hang under a call in each lane and queues one for each key.
+func (x *nodes) jam(node *redistest.Server, keys []string, check func(backend.TakeReply, error)) {
+	x.t.Helper()
+	g, proxy := x.primary.group(x.t.Context(), "{"+keys[0]+"}"), x.proxies[node]
+	require.NotSame(x.t, x.primary.whole, g)
+	proxy.Hold(true)
+	before := proxy.Held()
+	x.take(x.t.Context(), x.keys(node, "jam", lanes), x.allowed)
+	x.await(func() bool { return proxy.Held() >= before+lanes })
+	x.take(x.t.Context(), keys, check)
+	x.await(func() bool { w, _ := queued(g); return w == len(keys) })
+}
+
+// TestSickNode: a master that hangs keeps nobody's calls but its own.
+func TestSickNode(t *testing.T) {
+	const n = 50
+	x := newNodes(t)
+	sick, well := x.cluster.Nodes[0], x.cluster.Nodes[1:]
+	x.jam(sick, x.keys(sick, "sick", n), x.allowed)
+	done := make(chan struct{})
+	var others sync.WaitGroup
+	for _, node := range well {
+		for _, key := range x.keys(node, "well", n) {
+			others.Go(func() {
+				x.allowed(x.Take(t.Context(), backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1}))
+			})
+		}
+	}
+	go func() { others.Wait(); close(done) }()
+	x.await(func() bool {
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	})
+	require.Zero(t, sick.Calls("evalsha"), "it still hangs")
+	require.EqualValues(t, 2*n, x.cluster.Calls("evalsha"))
+	x.proxies[sick].Hold(false)
+	x.wg.Wait()
+	require.EqualValues(t, 2*n+n+lanes, x.cluster.Calls("evalsha"))
+}
+
+// slot moves that of the key from its node to another, in two steps: that in
+// which the old node says ASK, and that in which it says MOVED.
+func (x *nodes) slot(key string, to *redistest.Server) (ask, moved func()) {
+	t, from := x.t, x.cluster.NodeOf(key)
+	id := func(s *redistest.Server) string { return s.Client().Do(t.Context(), "cluster", "myid").Val().(string) }
+	slot := from.Client().ClusterKeySlot(t.Context(), key).Val()
+	set := func(s *redistest.Server, state string, node *redistest.Server) {
+		require.NoError(t, s.Client().Do(t.Context(), "cluster", "setslot", slot, state, id(node)).Err())
+	}
+	ask = func() {
+		set(to, "importing", from)
+		set(from, "migrating", to)
+		// A command of several keys is served there once all have come.
+		host, port, err := net.SplitHostPort(to.Addr())
+		require.NoError(t, err)
+		require.NoError(t, from.Client().Do(t.Context(), "migrate", host, port, "", 0, 5000, "keys", key, key+expSuffix).Err())
+	}
+	moved = func() {
+		set(to, "node", to)
+		set(from, "node", to)
+	}
+	return ask, moved
+}
+
+// repeated is the key n times.
+func repeated(key string, n int) (list []string) {
+	for range n {
+		list = append(list, key)
+	}
+	return list
+}
+
+// TestSlotMoves: the calls of a pipeline whose slot goes to another node follow
+// it, each charged once.
+func TestSlotMoves(t *testing.T) {
+	const n = 30
+	x := newNodes(t)
+	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
+	key := x.keys(from, "k", 1)[0]
+	used := func() string { return to.Client().Get(t.Context(), "{"+key+"}").Val() }
+	ask, moved := x.slot("{"+key+"}", to)
+
+	x.take(t.Context(), []string{key}, x.allowed) // a window is open
+	x.wg.Wait()
+	x.jam(from, repeated(key, n), x.allowed)
+	ask()
+	x.proxies[from].Hold(false)
+	x.wg.Wait()
+	require.EqualValues(t, n, to.Calls("evalsha"), "each was asked for there")
+	require.EqualValues(t, n, to.Calls("asking"))
+
+	x.jam(from, repeated(key, n), x.allowed)
+	moved()
+	x.proxies[from].Hold(false)
+	x.wg.Wait()
+	require.EqualValues(t, 2*n, to.Calls("evalsha"))
+	require.Equal(t, fmt.Sprint(1+2*n), used())
+}
+
+// TestSlotMovesAndReplyIsLost: what was sent again after MOVED may have run, and
+// is not sent a third time.
+func TestSlotMovesAndReplyIsLost(t *testing.T) {
+	const n = 30
+	x := newNodes(t)
+	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
+	key := x.keys(from, "k", 1)[0]
+	_, moved := x.slot("{"+key+"}", to)
+	lost := make(chan error, n)
+	x.jam(from, repeated(key, n), func(_ backend.TakeReply, err error) { lost <- err })
+	moved()
+	x.proxies[to].SwallowReply("{"+key+"}", 10*n)
+	x.proxies[from].Hold(false)
+	x.wg.Wait()
+	close(lost)
+	for err := range lost {
+		var failure *backend.Error
+		require.ErrorAs(t, err, &failure)
+		require.Equal(t, backend.Unknown, failure.Class, "%v", err)
+	}
+	require.EqualValues(t, n, x.proxies[to].Swallowed())
+	require.EqualValues(t, n, to.Calls("evalsha"))
+	require.Equal(t, fmt.Sprint(n), to.Client().Get(t.Context(), "{"+key+"}").Val())
+}
+
+// TestStormOnCluster: one EVAL for each master.
+func TestStormOnCluster(t *testing.T) {
+	x := newNodes(t)
+	node := x.cluster.Nodes[0]
+	keys := x.keys(node, "k", 50)
+	x.primary.group(t.Context(), "{"+keys[0]+"}").patience = soon // of a busy machine
+	x.jam(node, keys, x.allowed)
+	require.NoError(t, node.Client().ScriptFlush(t.Context()).Err())
+	x.proxies[node].Hold(false)
+	x.wg.Wait()
+	require.EqualValues(t, 1, node.Calls("eval"))
+}
+
+// TestGoneNode: a node's client that go-redis has closed is no end of the calls.
+func TestGoneNode(t *testing.T) {
+	x := newNodes(t)
+	key := x.keys(x.cluster.Nodes[0], "k", 1)[0]
+	g := x.primary.group(t.Context(), "{"+key+"}")
+	closed := redis.NewClient(&redis.Options{Addr: x.cluster.Nodes[0].Addr()})
+	require.NoError(t, closed.Close())
+	g.client = closed
+	x.take(t.Context(), []string{key}, x.allowed)
+	x.wg.Wait()
+}
+
+// TestGroupsOfNodesThatWent: groups of clients that go-redis has replaced do not
+// stay, and the busy ones do.
+func TestGroupsOfNodesThatWent(t *testing.T) {
+	r := &route{clock: new(serverClock)}
+	busy := newGroup(nil, r.clock, lanes)
+	busy.flying = 1
+	for range manyNodes {
+		r.nodes.Store(new(redis.Client), newGroup(nil, r.clock, lanes))
+	}
+	client := new(redis.Client)
+	r.nodes.Store(client, busy)
+	r.sweep()
+	n := 0
+	r.nodes.Range(func(any, any) bool { n++; return true })
+	require.Equal(t, 1, n)
+	_, ok := r.nodes.Load(client)
+	require.True(t, ok)
+}
