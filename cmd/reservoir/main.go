@@ -4,6 +4,7 @@
 //	reservoir demo      the main idea in some seconds, with nothing to install
 //	reservoir load      drives a limiter against a store and reports what happened
 //	reservoir inspect   what a store holds for a key
+//	reservoir tune      which batch policy suits a traffic, and why
 //	reservoir version   which build this is
 //
 // "reservoir help" and "reservoir <command> -h" tell the flags. The exit status
@@ -47,6 +48,7 @@ var commands = []command{
 	{"demo", "show the main idea on the embedded store", runDemo},
 	{"load", "drive a limiter against a store and report", runLoad},
 	{"inspect", "show what a store holds for a key", runInspect},
+	{"tune", "replay a traffic under each batch policy and recommend one", runTune},
 	{"version", "print the version of this build", runVersion},
 }
 

@@ -1,0 +1,112 @@
+// Package tune replays one traffic against one policy of fetching tokens after
+// the other, and counts what each of them costs.
+//
+// A [Traffic] is a list of requests, made from a description by [Shape] or read
+// from a record by [ReadTrace]. A [Replay] makes them, each at its time, on one
+// real Limiter for each process, and an [Outcome] says what came of it.
+//
+// # The clock
+//
+// On the embedded store a replay runs on a virtual clock, which moves on when
+// everything waits: an hour of traffic takes as long as its decisions, and a busy
+// machine disturbs nothing. It is that of testing/synctest, as in the fleet model
+// of this repository, so the limiters are those that users run. On a Redis, which
+// keeps its own time, and where it is asked for, a replay takes the traffic's
+// time, or a part of it where the scale is changed: see [Setting].
+package tune
+
+import (
+	"math/rand/v2"
+	"strconv"
+	"time"
+)
+
+// MaxRequests bounds a traffic: 16 bytes each are held, and all are replayed for
+// each policy.
+const MaxRequests = 10_000_000
+
+// Traffic is requests for one token each, in order of their times.
+type Traffic struct {
+	Requests  []Request
+	Keys      []string
+	Processes int
+	Length    time.Duration // at least the last request's time
+}
+
+// Request is one request of a traffic.
+type Request struct {
+	At      time.Duration // since the beginning of the traffic
+	Key     int32         // into Traffic.Keys
+	Process int32         // that it comes to
+}
+
+// Shape describes a traffic: requests come at random, independently of each
+// other, and to a random process, as behind a load balancer.
+type Shape struct {
+	Rate      float64 // requests per second on average, the silences included
+	Keys      int
+	Zipf      float64 // exponent above 1 by which the first keys are called for more often; 0 = evenly
+	Processes int
+	Length    time.Duration
+	Seed      uint64 // equal shapes make equal traffics
+
+	// On and Off make bursts: all requests come in the first On of each On + Off.
+	// An Off of 0 is no bursts.
+	On, Off time.Duration
+}
+
+// Expected is how many requests the traffic has on average.
+func (s Shape) Expected() float64 { return s.Rate * s.Length.Seconds() }
+
+// Traffic makes the requests.
+func (s Shape) Traffic() Traffic {
+	r := rand.New(rand.NewPCG(s.Seed, 1))
+	t := Traffic{Keys: names(s.Keys), Processes: s.Processes, Length: s.Length}
+	pick := s.picker(r)
+	loud := s.loudness()
+	for busy := 0.0; len(t.Requests) < MaxRequests; {
+		busy += r.ExpFloat64() / (s.Rate * loud) * float64(time.Second)
+		at := s.stretch(busy)
+		if at >= s.Length {
+			break
+		}
+		t.Requests = append(t.Requests, Request{at, pick(), r.Int32N(int32(s.Processes))})
+	}
+	return t
+}
+
+// loudness is by how much more comes in a burst than on average.
+func (s Shape) loudness() float64 {
+	if s.Off == 0 {
+		return 1
+	}
+	return float64(s.On+s.Off) / float64(s.On)
+}
+
+// stretch puts the silences into a time, in ns, that counts bursts only.
+func (s Shape) stretch(busy float64) time.Duration {
+	if busy >= float64(s.Length) { // nor does it fit a Duration, perhaps
+		return s.Length
+	}
+	at := time.Duration(busy)
+	if s.Off == 0 {
+		return at
+	}
+	return at/s.On*(s.On+s.Off) + at%s.On
+}
+
+func (s Shape) picker(r *rand.Rand) func() int32 {
+	if s.Zipf == 0 || s.Keys == 1 {
+		return func() int32 { return r.Int32N(int32(s.Keys)) }
+	}
+	z := rand.NewZipf(r, s.Zipf, 1, uint64(s.Keys-1))
+	return func() int32 { return int32(z.Uint64()) }
+}
+
+func names(n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = "key-" + strconv.Itoa(i)
+	}
+	return keys
+}

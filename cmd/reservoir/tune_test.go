@@ -1,0 +1,362 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/tune"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// tiny is a tuning of two or three windows with more demand than the limit.
+const tiny = "tune -rate 15000 -limit 500 -window 100ms -duration 220ms -processes 3 -delay 100us "
+
+func tuned(t *testing.T, o outcome) tuneReport {
+	t.Helper()
+	require.Equal(t, exitOK, o.status, o.stderr)
+	require.Empty(t, o.stderr)
+	var r tuneReport
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &r), o.stdout)
+	return r
+}
+
+// requireTuned checks what holds of every replay.
+func requireTuned(t *testing.T, r tuneReport) {
+	t.Helper()
+	require.NotEmpty(t, r.Policies)
+	names := map[string]bool{}
+	for _, o := range r.Policies {
+		names[o.Policy] = true
+		require.EqualValues(t, r.Traffic.Requests, o.Requests, o.Policy)
+		require.Equal(t, o.Requests, o.Admitted+o.Refused+o.Errors, o.Policy)
+		require.Zero(t, o.Over, o.Policy)
+		require.InDelta(t, float64(o.StoreCalls)/float64(o.Requests), o.CallsPerRequest, 1e-9)
+		if o.Kind == tune.Direct {
+			require.Equal(t, o.Requests-o.Remembered, o.StoreCalls)
+		}
+	}
+	require.True(t, names[r.Recommendation.Policy])
+	require.NotEmpty(t, r.Recommendation.Reason)
+}
+
+func TestTuneJSON(t *testing.T) {
+	r := tuned(t, invoke(t.Context(), strings.Fields(tiny+"-seed 7 -keys 2 -format json")...))
+	requireTuned(t, r)
+	var names []string
+	calls := map[string]int64{}
+	for _, o := range r.Policies {
+		names = append(names, o.Policy)
+		calls[o.Policy] = o.StoreCalls
+		require.Nil(t, o.ServerCalls)
+	}
+	require.Equal(t, []string{"direct", "fixed 1", "fixed 5", "fixed 50", "ladder", "adaptive"}, names)
+	require.Less(t, calls["adaptive"], calls["direct"])
+	require.Less(t, calls["fixed 50"], calls["fixed 5"])
+	require.EqualValues(t, 7, r.Traffic.Seed)
+	require.Equal(t, 2, r.Traffic.Keys)
+	require.False(t, r.Traffic.Recorded)
+	require.True(t, r.Virtual)
+	for _, o := range r.Policies {
+		require.Zero(t, o.Errors, "nothing disturbs virtual time")
+		require.Zero(t, o.Late)
+	}
+
+	again := tuned(t, invoke(t.Context(), strings.Fields(tiny+"-clock real -seed 7 -keys 2 -policies 50 -burst 10ms/10ms -zipf 1.5 -format json")...))
+	requireTuned(t, again)
+	require.Len(t, again.Policies, 1)
+}
+
+func TestTuneRepeatsItselfBySeed(t *testing.T) {
+	args := strings.Fields(tiny + "-seed 3 -policies direct,adaptive -format json")
+	a, b := invoke(t.Context(), args...), invoke(t.Context(), args...)
+	requireTuned(t, tuned(t, a))
+	require.Equal(t, a.stdout, b.stdout)
+}
+
+func TestTuneText(t *testing.T) {
+	o := invoke(t.Context(), strings.Fields(tiny+"-policies direct,adaptive")...)
+	require.Equal(t, exitOK, o.status, o.stderr)
+	require.Empty(t, o.stderr, "no progress bar but on a terminal")
+	require.Regexp(t, `^[0-9,]+ requests in 220ms for 1 key and 3 processes, limit 500 per 100ms, on the embedded store, 100µs away\n`, o.stdout)
+	require.Regexp(t, `(?m)^ +policy +requests +admitted +refused +needless +over +calls +a request +stranded +waited +p50 +p99\n +direct +[0-9,]+ .*\n +adaptive +[0-9,]+ `, o.stdout)
+	require.Regexp(t, `(?m)^Recommended: (direct|adaptive)\n[A-Z].*`, o.stdout)
+	require.NotContains(t, o.stdout, "server")
+}
+
+func TestTuneReadsTraces(t *testing.T) {
+	var text strings.Builder
+	text.WriteString("time,key\n")
+	for i := range 400 {
+		text.WriteString(strconv.FormatFloat(1.7e9+float64(i)/10, 'f', 1, 64) + ",user " + strconv.Itoa(i%3) + "\n")
+	}
+	file := filepath.Join(t.TempDir(), "trace.csv")
+	require.NoError(t, os.WriteFile(file, []byte(text.String()), 0o600))
+	args := strings.Fields("tune -clock real -speed 400 -limit 60 -window 20s -processes 2 -policies direct,adaptive -format json -trace")
+
+	r := tuned(t, invoke(t.Context(), append(args, file)...))
+	requireTuned(t, r)
+	require.Equal(t, 400, r.Traffic.Requests)
+	require.Equal(t, 3, r.Traffic.Keys)
+	require.True(t, r.Traffic.Recorded)
+	require.InDelta(t, 39.9, r.Traffic.Seconds, 0.01)
+
+	in, err := os.Open(file)
+	require.NoError(t, err)
+	stdin := os.Stdin
+	os.Stdin = in
+	defer func() { os.Stdin = stdin; _ = in.Close() }()
+	requireTuned(t, tuned(t, invoke(t.Context(), append(args, "-")...)))
+}
+
+func TestTuneNamesTheBadLine(t *testing.T) {
+	file := filepath.Join(t.TempDir(), canary)
+	require.NoError(t, os.WriteFile(file, []byte("1,a\n2,b\n"+canary+",c\n"), 0o600))
+	for name, want := range map[string]string{
+		file:             "the trace cannot be read: line 3: want a time in Unix seconds",
+		file + "/x":      "the trace cannot be read: not a directory",
+		file + "-absent": "the trace cannot be read: no such file or directory",
+	} {
+		o := invoke(t.Context(), "tune", "-trace", name)
+		require.Equal(t, exitUsage, o.status)
+		o.requireOneLine(t)
+		require.Contains(t, o.stderr, want)
+		require.NotContains(t, o.stderr, canary)
+	}
+}
+
+func TestTuneReports(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"r.svg", "r.HTML"} {
+		file := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(file, []byte("an earlier one"), 0o600))
+		args := append(strings.Fields(tiny+"-duration 60ms -keys 3 -policies direct,7,50,ladder,adaptive -report"), file)
+		o := invoke(t.Context(), args...)
+		require.Equal(t, exitOK, o.status, o.stderr)
+		data, err := os.ReadFile(file)
+		require.NoError(t, err)
+		elements := requireXML(t, data)
+		require.Equal(t, 1, elements["svg"])
+		require.GreaterOrEqual(t, elements["polyline"], 5, "a course for each policy, and a curve")
+		require.GreaterOrEqual(t, elements["circle"], 5)
+		if name == "r.HTML" {
+			require.Contains(t, string(data), "<h2>Recommended: ")
+			require.Equal(t, 6, elements["tr"])
+		}
+	}
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 2, "nothing but the reports")
+}
+
+// requireXML checks that data is well-formed and that no number in it is none,
+// and counts its elements.
+func requireXML(t *testing.T, data []byte) map[string]int {
+	t.Helper()
+	in := xml.NewDecoder(bytes.NewReader(data))
+	elements := map[string]int{}
+	for {
+		token, err := in.Token()
+		if err == io.EOF {
+			return elements
+		}
+		require.NoError(t, err)
+		if e, ok := token.(xml.StartElement); ok {
+			elements[e.Name.Local]++
+			for _, a := range e.Attr {
+				require.NotRegexp(t, `NaN|Inf`, a.Value)
+			}
+		}
+	}
+}
+
+func TestTuneChartOfExtremes(t *testing.T) {
+	for _, o := range []tune.Outcome{
+		{Policy: "<none>"},
+		{Policy: "all & more", Kind: tune.Fixed, Stranded: 1, StrandedWindows: 1, MeanBatch: 1 << 52, StoreCalls: 1 << 52,
+			Timeline: []tune.Bucket{{}, {Requests: 1, Calls: 5}, {Calls: 3}, {Requests: 5}}},
+	} {
+		r := &tuneReport{Policies: []tune.Outcome{o}, heading: `"<&>"`, Recommendation: advice{"<none>", "a < b"}, Notes: []string{"<"}}
+		r.Traffic.Seconds = 1e-9
+		requireXML(t, r.chart())
+		requireXML(t, r.page(r.chart()))
+	}
+}
+
+func TestTuneStops(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	file := filepath.Join(t.TempDir(), "r.svg")
+	o := invoke(ctx, "tune", "-duration", "10m", "-rate", "10", "-report", file)
+	require.Equal(t, exitFailure, o.status)
+	o.requireOneLine(t)
+	left, err := os.ReadDir(filepath.Dir(file))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// What is complete when a replay is stopped is told.
+func TestTuneStopsEarly(t *testing.T) {
+	ctx := &fleeting{Context: t.Context()}
+	ctx.looks.Store(5000) // one a request, of which there are 3,300 a policy
+	r := tuned(t, invoke(ctx, strings.Fields(tiny+"-seed 1 -policies 5,50 -format json")...))
+	requireTuned(t, r)
+	require.Len(t, r.Policies, 1)
+	require.Contains(t, r.Notes, "Stopped early: 1 of 2 policies were replayed.")
+}
+
+// fleeting is a context that ends after so many looks at it.
+type fleeting struct {
+	context.Context
+	looks atomic.Int64
+}
+
+func (f *fleeting) Done() <-chan struct{} { return nil }
+
+func (f *fleeting) Err() error {
+	if f.looks.Add(-1) < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+func TestTuneUsageErrors(t *testing.T) {
+	for args, want := range map[string]string{
+		"tune now":                                        "want 0 arguments",
+		"tune -rate 0":                                    "-rate",
+		"tune -rate NaN":                                  "-rate",
+		"tune -rate 1e6 -duration 1h":                     "is more than 9,000,000 requests",
+		"tune -rate 0.001 -duration 1ns":                  "no requests",
+		"tune -keys 0":                                    "-keys",
+		"tune -zipf 1":                                    "-zipf",
+		"tune -processes 0":                               "-processes",
+		"tune -duration 0s":                               "-duration",
+		"tune -burst 1s":                                  "-burst",
+		"tune -burst 1s/0s":                               "-burst",
+		"tune -burst " + canary + "/1s":                   "-burst",
+		"tune -limit 0":                                   "bad limit",
+		"tune -window 1us":                                "bad limit",
+		"tune -delay 90ms":                                "-delay",
+		"tune -clock real -speed 0.5":                     "-speed",
+		"tune -clock real -speed NaN":                     "-speed",
+		"tune -speed 2":                                   "-speed is for -clock real",
+		"tune -clock " + canary:                           "-clock",
+		"tune -clock virtual -redis redis://h":            "a Redis keeps real time",
+		"tune -clock real -speed 100":                     "bad value for flag -speed: a window must last 50ms",
+		"tune -policies " + canary:                        "-policies",
+		"tune -policies direct,,ladder":                   "-policies",
+		"tune -format " + canary:                          "-format",
+		"tune -report " + canary + ".png":                 "-report",
+		"tune -trace=":                                    "-trace",
+		"tune -trace x -rate 3":                           "want -trace or -rate",
+		"tune -redis memory":                              "want memory, redis://",
+		"tune -redis redis://:" + canary + "@@h":          "-redis",
+		"tune -redis redis://h -redis redis://h:6379":     "twice",
+		"tune -redis redis://h -delay 1ms":                "want -redis or -delay",
+		"tune -redis redis://h -trace /" + canary + "/no": "no such file",
+	} {
+		o := invoke(t.Context(), strings.Fields(args)...)
+		require.Equal(t, exitUsage, o.status, args)
+		o.requireOneLine(t)
+		require.Contains(t, o.stderr, want, args)
+		require.NotContains(t, o.stderr+o.stdout, canary, args)
+	}
+	o := invoke(t.Context(), "tune", "-report", t.TempDir()+"/"+canary+"/r.svg")
+	require.Equal(t, exitFailure, o.status)
+	require.Equal(t, "reservoir: the report cannot be written: no such file or directory\n", o.stderr)
+	dir := filepath.Join(t.TempDir(), "d.svg")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	require.Equal(t, exitUsage, invoke(t.Context(), "tune", "-report", dir).status)
+}
+
+func TestTuneOnRedis(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client()
+	require.NoError(t, client.Set(t.Context(), "theirs", "1", 0).Err())
+	args := append(strings.Fields("tune -rate 10000 -limit 300 -window 1m -duration 100ms -processes 3 -policies direct,50,adaptive -format json -redis"), "redis://"+server.Addr())
+	r := tuned(t, invoke(t.Context(), args...))
+	requireTuned(t, r)
+	require.Equal(t, "Redis at "+server.Addr(), r.Store)
+	for _, o := range r.Policies {
+		require.NotNil(t, o.ServerCalls)
+		require.GreaterOrEqual(t, *o.ServerCalls, o.StoreCalls-o.Errors, "the server's own count has the give-backs too")
+	}
+	keys, err := client.Keys(t.Context(), "*").Result()
+	require.NoError(t, err)
+	require.Contains(t, keys, "theirs")
+	prefixes := map[string]bool{}
+	for _, key := range keys {
+		if key == "theirs" {
+			continue
+		}
+		require.Regexp(t, `^reservoir-tune:[A-Z2-7]{12}:[0-9]+:\{key-0\}`, key)
+		prefixes[key[:strings.Index(key, "{")]] = true
+		require.Positive(t, client.PTTL(t.Context(), key).Val(), "expires with its window")
+	}
+	require.Len(t, prefixes, 3, "policies do not disturb one another")
+}
+
+func TestTuneOnARedisThatTellsNoCounts(t *testing.T) {
+	server := redistest.Start(t)
+	require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "u", "on", ">p", "~*", "+@all", "-info").Err())
+	args := append(strings.Fields("tune -rate 10000 -limit 300 -window 1m -duration 50ms -policies adaptive -redis"), "redis://u:p@"+server.Addr())
+	r := tuned(t, invoke(t.Context(), append(args, "-format", "json")...))
+	require.Nil(t, r.Policies[0].ServerCalls)
+}
+
+func TestTuneOnARedisThatIsAway(t *testing.T) {
+	server := redistest.Start(t)
+	server.Kill()
+	o := invoke(t.Context(), "tune", "-redis", "redis://:"+canary+"@"+server.Addr())
+	require.Equal(t, exitFailure, o.status)
+	o.requireOneLine(t)
+	require.NotContains(t, o.stderr, canary)
+}
+
+func TestScriptCallsIn(t *testing.T) {
+	require.EqualValues(t, 7, scriptCallsIn("# Commandstats\r\ncmdstat_evalsha:calls=3,usec=12\r\ncmdstat_eval:calls=4,usec=1\r\ncmdstat_get:calls=9,usec=1\r\n"))
+	require.Zero(t, scriptCallsIn(""))
+}
+
+func TestProgressBar(t *testing.T) {
+	var out bytes.Buffer
+	hidden := newProgress(&out, true, 10)
+	hidden.follow("direct", func() int { return 1 })()
+	hidden.end()
+	require.Empty(t, out.String())
+
+	bar := newProgress(&out, false, 10)
+	seen := make(chan struct{}, 1)
+	stop := bar.follow("direct", func() int {
+		select {
+		case seen <- struct{}{}:
+		default:
+		}
+		return 3
+	})
+	<-seen
+	stop()
+	bar.end()
+	require.Contains(t, out.String(), "direct")
+}
+
+func TestWrap(t *testing.T) {
+	require.Equal(t, "one two\nthree", wrap("one two three", 8))
+	require.Equal(t, "é é\né", wrap("é é é", 3))
+	require.Equal(t, "long\nx", wrap(" long x", 2))
+	require.Empty(t, wrap("", 8))
+	require.Equal(t, "it is 5.0 %\nof it", wrap("it is 5.0 % of it", 9), "a number keeps its sign")
+	require.Equal(t, "1 key", count(1, "key", "keys"))
+	require.Equal(t, time.Second, time.Duration(millis(time.Second))*time.Millisecond)
+}

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/tune"
+)
+
+// tuneReport is what "reservoir tune" found.
+type tuneReport struct {
+	Traffic        trafficReport  `json:"traffic"`
+	Limit          int64          `json:"limit"`
+	WindowMS       float64        `json:"window_ms"`
+	DelayMS        float64        `json:"delay_ms"` // added to each call
+	Store          string         `json:"store"`
+	Virtual        bool           `json:"virtual_clock"`
+	Speed          float64        `json:"speed"`
+	Policies       []tune.Outcome `json:"policies"`
+	Recommendation advice         `json:"recommendation"`
+	Notes          []string       `json:"notes"`
+
+	heading string
+}
+
+type trafficReport struct {
+	Requests  int     `json:"requests"`
+	Keys      int     `json:"keys"`
+	Processes int     `json:"processes"`
+	Seconds   float64 `json:"seconds"`
+	Seed      uint64  `json:"seed"`
+	Recorded  bool    `json:"recorded"`
+}
+
+func (c *tuning) newReport(t tune.Traffic, all []tune.Outcome, store string) *tuneReport {
+	s := c.setting
+	r := &tuneReport{
+		Traffic: trafficReport{len(t.Requests), len(t.Keys), t.Processes, t.Length.Seconds(), c.shape.Seed, c.trace != ""},
+		Limit:   s.Limit.Tokens, WindowMS: millis(s.Limit.Window), DelayMS: millis(s.Delay),
+		Store: store, Virtual: s.Virtual, Speed: s.Speed, Policies: all, Recommendation: advise(all), Notes: []string{},
+	}
+	r.heading = fmt.Sprintf("%s requests in %v for %s and %s, limit %s, on %s",
+		commas(int64(len(t.Requests))), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
+		count(t.Processes, "process", "processes"), limitText(s.Limit), store)
+	if s.Speed != 1 {
+		r.heading += fmt.Sprintf(", at %v times its speed", s.Speed)
+	}
+	r.judge(t, s)
+	return r
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return commas(int64(n)) + " " + many
+}
+
+// latePart of a window is how late requests may be before it is worth a note.
+const latePart = 50
+
+// judge notes what makes the figures less than they seem.
+func (r *tuneReport) judge(t tune.Traffic, s tune.Setting) {
+	for _, o := range r.Policies {
+		if late := time.Duration(o.Late); late > s.Limit.Window/latePart {
+			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its figures say more of that than of the policy. Use a lower -rate or -speed.", o.Policy, short(late))
+		}
+		if o.Errors > 0 {
+			r.note("%s: %s ended in an error of the store.", o.Policy, count(int(o.Errors), "request", "requests"))
+		}
+	}
+	if t.Length <= s.Limit.Window {
+		r.note("The traffic is no longer than a window, in which nobody's demand is known yet: a longer one shows what comes after.")
+	}
+}
+
+func (r *tuneReport) note(format string, args ...any) {
+	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
+}
+
+// verdict is the error of a replay that went over the limit, which the library denies.
+func (r *tuneReport) verdict() error {
+	for _, o := range r.Policies {
+		if o.Over > 0 {
+			return fmt.Errorf("%s admitted %s over the limit", o.Policy, commas(o.Over))
+		}
+	}
+	return nil
+}
+
+func (r *tuneReport) json(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+// tuneColumns is the table, in text and in HTML.
+var tuneColumns = []struct {
+	name, about string
+	of          func(o tune.Outcome) string
+}{
+	{"policy", "", func(o tune.Outcome) string { return o.Policy }},
+	{"requests", "", func(o tune.Outcome) string { return commas(o.Requests) }},
+	{"admitted", "", func(o tune.Outcome) string { return commas(o.Admitted) }},
+	{"refused", "", func(o tune.Outcome) string { return commas(o.Refused) }},
+	{"needless", "requests refused though the limit had tokens that were never spent", func(o tune.Outcome) string { return commas(o.Needless) }},
+	{"over", "tokens over the limit", func(o tune.Outcome) string { return commas(o.Over) }},
+	{"calls", "to the store", func(o tune.Outcome) string { return commas(o.StoreCalls) }},
+	{"a request", "calls per request", func(o tune.Outcome) string { return percent(o.CallsPerRequest) }},
+	{"stranded", "share of the limit that lay in processes when another was refused first", stranded},
+	{"waited", "share of requests that waited for the store", func(o tune.Outcome) string { return percent(o.WaitedShare) }},
+	{"p50", "of the time an answer took", func(o tune.Outcome) string { return short(time.Duration(o.P50)) }},
+	{"p99", "", func(o tune.Outcome) string { return short(time.Duration(o.P99)) }},
+	{"server", "calls of scripts by Redis' own count, other clients' and the last give-backs included", server},
+}
+
+// stranded is a dash where nobody was refused.
+func stranded(o tune.Outcome) string {
+	if o.StrandedWindows == 0 {
+		return "–"
+	}
+	return percent(o.Stranded)
+}
+
+func server(o tune.Outcome) string {
+	if o.ServerCalls == nil {
+		return "–"
+	}
+	return commas(*o.ServerCalls)
+}
+
+// columns leaves out the server's counts where there are none.
+func (r *tuneReport) columns() int {
+	for _, o := range r.Policies {
+		if o.ServerCalls != nil {
+			return len(tuneColumns)
+		}
+	}
+	return len(tuneColumns) - 1
+}
+
+// cells are the rows of the table, the first being the names.
+func (r *tuneReport) cells() [][]string {
+	shown := tuneColumns[:r.columns()]
+	rows := make([][]string, 1+len(r.Policies))
+	for _, c := range shown {
+		rows[0] = append(rows[0], c.name)
+		for i, o := range r.Policies {
+			rows[i+1] = append(rows[i+1], c.of(o))
+		}
+	}
+	return rows
+}
+
+func (r *tuneReport) text(w io.Writer) error {
+	var b strings.Builder
+	b.WriteString(r.heading + "\n\n")
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	for _, row := range r.cells() {
+		fmt.Fprintf(t, "%s\t\n", strings.Join(row, "\t"))
+	}
+	_ = t.Flush() // to a builder
+	b.WriteByte('\n')
+	for _, c := range tuneColumns[:r.columns()] {
+		if c.about != "" {
+			fmt.Fprintf(&b, "%9s: %s\n", c.name, c.about)
+		}
+	}
+	fmt.Fprintf(&b, "\nRecommended: %s\n%s\n", r.Recommendation.Policy, wrap(r.Recommendation.Reason, columns-2))
+	for _, n := range r.Notes {
+		b.WriteString("\n" + wrap(n, columns-2) + "\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// wrap breaks s between words into lines of at most width letters.
+func wrap(s string, width int) string {
+	var b strings.Builder
+	n := 0
+	for i, word := range strings.Fields(s) {
+		size := len([]rune(word))
+		switch {
+		case i == 0:
+		case n+1+size > width && word[0] != '%': // which stays with its number
+			b.WriteByte('\n')
+			n = 0
+		default:
+			b.WriteByte(' ')
+			n++
+		}
+		b.WriteString(word)
+		n += size
+	}
+	return b.String()
+}
