@@ -294,6 +294,6 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 // rename changes the account name of new entries. Evicted keys forget their
 // account, so a later entry of the same key must not speak in its name.
 func (l *Limiter) rename() {
-	name := l.id + "." + strconv.FormatInt(l.epoch.Add(1), 36)
+	name := l.id + "." + strconv.FormatInt(l.epoch.Add(1)-1, 36)
 	l.account.Store(&name)
 }
