@@ -12,6 +12,7 @@ TIMEOUT  := 5m
 FUZZTIME := 30s
 SEED     := 1
 T        := 10m
+SIZE     := full
 
 .PHONY: help
 help: ## Show this list.
@@ -36,9 +37,8 @@ test: redis cc ## Run all tests of all modules, with the race detector.
 	go test -race -shuffle=on -timeout=$(TIMEOUT) $(PACKAGES)
 
 .PHONY: bench
-bench: redis ## Run the benchmarks: the library's own, then side by side with peers.
-	go test -run='^$$' -bench=. -benchmem .
-	go test -run='^$$' -bench=. -benchmem ./bench/...
+bench: redis ## Measure side by side with peers: tables, charts in bench/results. SIZE=full or quick.
+	cd bench && go test -count=1 -timeout=30m -run='^TestPeers$$' -size=$(SIZE) -results=results
 
 .PHONY: fleet
 fleet: ## Simulate fleets of processes: a table and a chart in bench/results. SEED=1.

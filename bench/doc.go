@@ -1,9 +1,24 @@
 // Package bench measures the library side by side with its peers. It is a
 // module of its own, so that nobody who imports the library inherits them.
 //
-// The peers' own packages are used as published. What was published without a
-// Go implementation is written here from its description, in a file of its own:
-// see [Rockset].
+// A kind is a way to limit, a peer is one that is set up, a scenario says who is
+// measured at what, and a driver has them take turns. TestPeers does all of it:
+// very small in the ordinary tests, where it proves that everything works, and
+// in full for
+//
+//	make bench              # tables, samples and charts in bench/results
+//	make bench SIZE=quick   # a minute, to see whether a change is worth more
+//
+// or, in this directory, for a part of it:
+//
+//	go test -run='^TestPeers$' -size=full -scenarios='^hot' -peers='reservoir|Rockset'
+//
+// BenchmarkPeers has the same scenarios for benchstat.
+//
+// The peers' own packages are used as published. What cannot be had is written
+// here from its description: [Rockset], which was published without an
+// implementation, and the stand-ins in standin.go, for what the module proxy does
+// not serve. Their names are in brackets in every table.
 //
 // Package fleet, below this one, models many processes that share a limit.
 package bench

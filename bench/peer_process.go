@@ -1,0 +1,191 @@
+package bench
+
+import (
+	"context"
+	"time"
+
+	"github.com/sethvargo/go-limiter/memorystore"
+	throttledmem "github.com/throttled/throttled/v2/store/memstore"
+	"github.com/ulule/limiter/v3"
+	ululemem "github.com/ulule/limiter/v3/drivers/store/memory"
+	uber "go.uber.org/ratelimit"
+	"golang.org/x/time/rate"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+)
+
+// Kinds that are served from memory. The library's own are over the embedded
+// store, windows and restocking included.
+var (
+	ourKey     = inProcess("reservoir, Key.Allow", openKey)
+	ourAllow   = inProcess("reservoir, Allow", openAllow)
+	ourRefusal = inProcess("reservoir, Allow, refused", openRefusal)
+	ourNo      = inProcess("reservoir, Key.Allow, refused", openKeyRefusal)
+	bareHandle = inProcess("floor: clock, CAS", openBareHandle)
+	bareMap    = inProcess("floor: sync.Map, clock, CAS", openBareMap)
+	xTime      = inProcess("x/time/rate", openXTime)
+	xTimes     = inProcess("sync.Map, x/time/rate", openXTimes)
+	uberTake   = inProcess("uber-go/ratelimit", openUber)
+	goLimiter  = inProcess("sethvargo/go-limiter, memory", openGoLimiter)
+	ululeMem   = inProcess("ulule/limiter, memory", openUluleMem)
+	throttles  = inProcess("throttled, memory", openThrottledMem)
+)
+
+// inProcess is timed even more rarely than what is in memory mostly.
+func inProcess(name string, open func(*rig) (peer, error)) kind {
+	return kind{name: name, every: 1021, open: open}
+}
+
+func openKey(r *rig) (peer, error) {
+	l, err := openLimiter(memstore.New(), r.limit)
+	if err != nil {
+		return peer{}, err
+	}
+	return byHandle(l, true), nil
+}
+
+// byHandle uses one key; want is the answer that is looked for.
+func byHandle(l *reservoir.Limiter, want bool) peer {
+	key := l.Key("hot")
+	return peer{loop: func(w *worker, n int) (good int64) {
+		for range n {
+			if r, err := key.Allow(w.ctx); err == nil && r.Allowed == want {
+				good++
+			}
+		}
+		return good
+	}, close: closing(l), waited: waiting(l)}
+}
+
+func openAllow(r *rig) (peer, error) {
+	l, err := openLimiter(memstore.New(), r.limit)
+	if err != nil {
+		return peer{}, err
+	}
+	return byKey(l, true), nil
+}
+
+func byKey(l *reservoir.Limiter, want bool) peer {
+	return peer{loop: func(w *worker, n int) (good int64) {
+		for range n {
+			if r, err := l.Allow(w.ctx, w.keys.cycle()); err == nil && r.Allowed == want {
+				good++
+			}
+		}
+		return good
+	}, close: closing(l), waited: waiting(l)}
+}
+
+func closing(l *reservoir.Limiter) func() error {
+	return func() error { return l.Close(context.Background()) }
+}
+
+func waiting(l *reservoir.Limiter) func() int64 {
+	return func() int64 { return l.Stats().Waited }
+}
+
+// spent returns a limiter whose key hot is known to be used up, for a day.
+func spent() (*reservoir.Limiter, error) {
+	l, err := openLimiter(memstore.New(), reservoir.Limit{Tokens: 1, Window: 24 * time.Hour})
+	for range 2 { // the first may take the only token
+		if err == nil {
+			_, err = l.Allow(context.Background(), "hot")
+		}
+	}
+	return l, err
+}
+
+func openRefusal(*rig) (peer, error) {
+	l, err := spent()
+	if err != nil {
+		return peer{}, err
+	}
+	return byKey(l, false), nil
+}
+
+func openKeyRefusal(*rig) (peer, error) {
+	l, err := spent()
+	if err != nil {
+		return peer{}, err
+	}
+	return byHandle(l, false), nil
+}
+
+func openXTime(r *rig) (peer, error) {
+	l := rate.NewLimiter(rate.Limit(r.perSecond()), int(r.limit.Tokens))
+	return peer{loop: func(_ *worker, n int) (good int64) {
+		for range n {
+			if l.Allow() {
+				good++
+			}
+		}
+		return good
+	}}, nil
+}
+
+// openXTimes is what one writes who limits by key within a process.
+func openXTimes(r *rig) (peer, error) {
+	m := perKey[rate.Limiter]{make: func(string) *rate.Limiter {
+		return rate.NewLimiter(rate.Limit(r.perSecond()), int(r.limit.Tokens))
+	}}
+	return peer{loop: func(w *worker, n int) (good int64) {
+		for range n {
+			if m.get(w.keys.cycle()).Allow() {
+				good++
+			}
+		}
+		return good
+	}}, nil
+}
+
+// openUber never refuses, it sleeps: at a rate of one in a nanosecond, never.
+func openUber(*rig) (peer, error) {
+	l := uber.New(int(time.Second))
+	return peer{loop: func(_ *worker, n int) int64 {
+		for range n {
+			l.Take()
+		}
+		return int64(n)
+	}}, nil
+}
+
+// openGoLimiter has tokens for a day: at more than some tens of thousands in a
+// second go-limiter 0.7.1 hands out the first window's and then next to none, for
+// it refills by nanoseconds per token where it means tokens.
+func openGoLimiter(*rig) (peer, error) {
+	s, err := memorystore.New(&memorystore.Config{Tokens: 1 << 50, Interval: 24 * time.Hour})
+	if err != nil {
+		return peer{}, err
+	}
+	return peer{loop: func(w *worker, n int) (good int64) {
+		for range n {
+			if _, _, _, ok, err := s.Take(w.ctx, w.keys.cycle()); err == nil && ok {
+				good++
+			}
+		}
+		return good
+	}, close: func() error { return s.Close(context.Background()) }}, nil
+}
+
+// openUluleMem does without the store's cleaner, a goroutine that nothing ends.
+func openUluleMem(r *rig) (peer, error) {
+	s := ululemem.NewStoreWithOptions(limiter.StoreOptions{Prefix: limiter.DefaultPrefix})
+	l := limiter.New(s, limiter.Rate{Period: r.limit.Window, Limit: r.limit.Tokens})
+	return peer{loop: func(w *worker, n int) (good int64) {
+		for range n {
+			if c, err := l.Get(w.ctx, w.keys.cycle()); err == nil && !c.Reached {
+				good++
+			}
+		}
+		return good
+	}}, nil
+}
+
+func openThrottledMem(r *rig) (peer, error) {
+	s, err := throttledmem.NewCtx(0)
+	if err != nil {
+		return peer{}, err
+	}
+	return throttle(r, s)
+}

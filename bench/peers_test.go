@@ -1,0 +1,152 @@
+package bench
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// size is how much is measured: how often, how long, and how many keys.
+type size struct {
+	rounds      int
+	every       int // at least one in so many requests is timed, if not 0
+	goroutines  int // at most, if not 0
+	slice, warm time.Duration
+	idleKeys    int
+}
+
+var sizes = map[string]size{
+	"tiny":  {rounds: 1, every: 3, goroutines: 16, slice: 3 * time.Millisecond, idleKeys: 2_000},
+	"quick": {rounds: 3, slice: 100 * time.Millisecond, warm: 50 * time.Millisecond, idleKeys: 100_000},
+	"full":  {rounds: 10, slice: 400 * time.Millisecond, warm: 100 * time.Millisecond, idleKeys: 1_000_000},
+}
+
+var (
+	sizeFlag  = flag.String("size", "tiny", "measure as much as `size` says: tiny, quick or full")
+	scenarioF = flag.String("scenarios", "", "run only the scenarios that match `regexp`")
+	peerFlag  = flag.String("peers", "", "run only the peers that match `regexp`")
+	dirFlag   = flag.String("results", "", "write the tables, all samples and the charts into `dir`")
+)
+
+// TestPeers sets all peers side by side and prints what they did. In its usual
+// size it proves no more than that all of them work; it never fails for a time.
+func TestPeers(t *testing.T) {
+	size, ok := sizes[*sizeFlag]
+	require.True(t, ok, "-size=%s: want tiny, quick or full", *sizeFlag)
+	d := newDriver(t, size)
+	var all lines
+	for _, s := range chosen(t) {
+		if size.goroutines > 0 {
+			s.goroutines = min(s.goroutines, size.goroutines)
+		}
+		got, err := d.run(t.Context(), s)
+		require.NoError(t, err, s.name)
+		all = append(all, got...)
+	}
+	res := results{lines: all, memory: weighed(t, size.idleKeys)}
+	report(t, res, d)
+	for i := range all {
+		requireServed(t, &all[i])
+	}
+}
+
+// weighed is the memory of idle keys, if the flags ask for it.
+func weighed(t *testing.T, n int) (all []memoryLine) {
+	names, err := regexp.Compile(*scenarioF)
+	require.NoError(t, err)
+	if !names.MatchString("memory") {
+		return nil
+	}
+	for _, k := range idleKinds {
+		m, err := weigh(t.Context(), k, n)
+		require.NoError(t, err)
+		all = append(all, m)
+	}
+	return all
+}
+
+// report prints the tables and writes the files. The usual size goes through all
+// of it too, and keeps nothing.
+func report(t *testing.T, r results, d *driver) {
+	dir, text := *dirFlag, table(r, d)+verdict(r)
+	if dir == "" {
+		dir = t.TempDir()
+	}
+	if *sizeFlag != "tiny" {
+		fmt.Print(text)
+	}
+	write := func(name string, data []byte) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o666))
+	}
+	write("peers.txt", []byte(text))
+	write("peers.csv", sheet(r))
+	for _, c := range charts() {
+		if drawing, ok := c.render(r.lines); ok {
+			write(c.file, drawing)
+		}
+	}
+}
+
+// newDriver starts a Redis, and a proxy that makes it seem further away.
+func newDriver(t *testing.T, size size) *driver {
+	server := redistest.Start(t)
+	admin := server.Client()
+	far := redistest.NewProxy(t, server.Addr())
+	far.Delay(farDelay)
+	return &driver{
+		rounds: size.rounds, every: size.every, slice: size.slice, warm: size.warm,
+		redis: server.Addr(), far: far.Addr(), count: server.Calls,
+		flush: func() error { return admin.FlushDB(context.Background()).Err() },
+		say: func(text string) {
+			if *sizeFlag != "tiny" {
+				fmt.Fprint(os.Stderr, text)
+			}
+		},
+	}
+}
+
+// chosen are the scenarios and kinds that the flags ask for.
+func chosen(t *testing.T) (some []scenario) {
+	names, err := regexp.Compile(*scenarioF)
+	require.NoError(t, err)
+	peers, err := regexp.Compile(*peerFlag)
+	require.NoError(t, err)
+	for _, s := range scenarios() {
+		var kinds []kind
+		for _, k := range s.kinds {
+			if peers.MatchString(k.name) {
+				kinds = append(kinds, k)
+			}
+		}
+		if s.kinds = kinds; len(kinds) > 0 && names.MatchString(s.name) {
+			some = append(some, s)
+		}
+	}
+	return some
+}
+
+// requireServed checks the counts: a benchmark of something else than was meant
+// would look as good as any.
+func requireServed(t *testing.T, l *line) {
+	for i := range l.samples {
+		s, what := &l.samples[i], l.scenario.name+": "+l.kind.name
+		require.Positive(t, s.good, what)
+		require.GreaterOrEqual(t, s.asked, int64(l.scenario.goroutines), what)
+		if !l.kind.lossy {
+			require.NoError(t, s.err, what)
+			require.Equal(t, s.asked, s.good, "%s: answered otherwise", what)
+		}
+		if l.kind.calls {
+			require.GreaterOrEqual(t, s.commands, s.good, "%s: commands", what)
+		}
+	}
+}

@@ -1,0 +1,111 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/csv"
+	"encoding/xml"
+	"errors"
+	"io"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// made up results: of two rounds, in the second of which the machine was half as
+// fast.
+func madeUp() results {
+	s := scenario{name: "hot-64", title: "Two & a key", kinds: overRedis, goroutines: 64}
+	at := func(k kind, perSecond int64, calls int64) line {
+		l := line{scenario: s, kind: k}
+		for _, slow := range []int64{1, 2} {
+			one := sample{asked: perSecond / slow, good: perSecond / slow, elapsed: time.Second, commands: perSecond * calls / slow}
+			one.latency.add(time.Duration(slow) * 100 * time.Second / time.Duration(perSecond))
+			l.samples = append(l.samples, one)
+		}
+		return l
+	}
+	process := line{scenario: scenario{name: "core-1", title: "Core", kinds: oneKey}, kind: xTime, samples: []sample{
+		{asked: 10, good: 10, elapsed: time.Microsecond, mallocs: 20},
+	}}
+	return results{
+		lines:  lines{process, at(ours, 8_000_000, 0), at(redisRate, 40_000, 1), at(rockset, 8_000_000, 0)},
+		memory: []memoryLine{{kind: idleKinds[0], bytes: 300}},
+	}
+}
+
+func TestRatiosAreWithinARound(t *testing.T) {
+	r := madeUp()
+	require.InDelta(t, 200, at("hot-64", ours, redisRate, throughput)(r), 1e-9)
+	require.InDelta(t, 6_000_000, r.lines.of("hot-64", ours).median(throughput), 1e-6)
+	require.True(t, math.IsNaN(at("hot-64", ours, evalsha, throughput)(r)), "not measured")
+	require.InDelta(t, 2, median([]float64{3, 1, 2}), 0)
+	require.InDelta(t, 2.5, median([]float64{4, 3, 1, 2}), 0)
+}
+
+func TestTables(t *testing.T) {
+	r := madeUp()
+	text := table(r, &driver{rounds: 2, slice: time.Second})
+	require.Contains(t, text, "Two & a key (hot-64)")
+	require.Regexp(t, `redis_rate +30\.0 k +2\.\d+ ms +5\.\d+ ms +5\.\d+ ms +1\.00 +0\.00\n`, text)
+	require.Regexp(t, `x/time/rate +10\.0 M .* – +2\.00\n`, text)
+	require.Regexp(t, `reservoir +300 `, text)
+
+	text = verdict(r)
+	require.Regexp(t, `hot-64: throughput to redis_rate +200 × +≥ 100 ×  ok\n`, text)
+	require.Regexp(t, `hot-64: throughput to Rockset's rule, 1000 +1\.00 × +≥ 1\.50 ×  missed\n`, text)
+	require.Regexp(t, `memory per idle key +300 B +≤ 320 B  ok\n`, text)
+	require.NotContains(t, text, "zipf", "what was not measured is neither reached nor missed")
+}
+
+func TestDigits(t *testing.T) {
+	for text, v := range map[string]float64{
+		"0": 0, "1234": 1234.4, "12.3": 12.345, "1.23": 1.2345, "0.12": 0.12345, "0.012": 0.012345, "1.2e-06": 1.2345e-6,
+	} {
+		require.Equal(t, text, digits(v))
+	}
+	require.Equal(t, "1.00 M", count(999_999))
+	require.Equal(t, "100 k", count(100_000))
+	require.Equal(t, "1.50 ms", short(1500*time.Microsecond))
+}
+
+func TestSheet(t *testing.T) {
+	rows, err := csv.NewReader(bytes.NewReader(sheet(madeUp()))).ReadAll()
+	require.NoError(t, err)
+	require.Len(t, rows, 1+1+3*2)
+	require.Equal(t, []string{"hot-64", "redis_rate", "64", "1", "20000", "20000", "1"}, rows[5][:7])
+}
+
+// Charts are well-formed and have a panel for each of their scenarios, and every
+// kind in it.
+func TestCharts(t *testing.T) {
+	r := madeUp()
+	for _, c := range charts() {
+		drawing, ok := c.render(r.lines)
+		require.True(t, ok)
+		dec := xml.NewDecoder(bytes.NewReader(drawing))
+		for {
+			_, err := dec.Token()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			require.NoError(t, err, c.file)
+		}
+		for _, l := range r.lines {
+			if c.of(l.scenario) {
+				require.Contains(t, string(drawing), xmlText(l.scenario.title), c.file)
+				require.Contains(t, string(drawing), ">"+xmlText(l.kind.name)+"<", c.file)
+			}
+		}
+		require.NotContains(t, string(drawing), "NaN", c.file)
+		_, ok = c.render(nil)
+		require.False(t, ok)
+	}
+}
+
+func xmlText(s string) string {
+	var buf bytes.Buffer
+	_ = xml.EscapeText(&buf, []byte(s))
+	return buf.String()
+}
