@@ -4,8 +4,11 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
+	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,6 +45,65 @@ func BenchmarkAllow(b *testing.B) {
 			})
 		})
 	})
+}
+
+// BenchmarkManyKeys is keys that are all in use, at random.
+func BenchmarkManyKeys(b *testing.B) {
+	for _, n := range []int{100, 10_000, 1_000_000} {
+		b.Run(fmt.Sprintf("keys=%d", n), func(b *testing.B) {
+			l := open(b, memstore.New(), reservoir.PerHour(1_000_000_000), reservoir.WithBatch(reservoir.Fixed(1_000_000)))
+			keys := make([]string, n)
+			for i := range keys {
+				keys[i] = fmt.Sprintf("user:%015d", i)
+				_, err := l.Allow(b.Context(), keys[i])
+				require.NoError(b, err)
+			}
+			order := rand.Perm(n)
+			measure(b, l, 1, true, func(ctx context.Context, i int) (reservoir.Result, error) {
+				return l.Allow(ctx, keys[order[i%n]])
+			})
+		})
+	}
+}
+
+// BenchmarkCrowd is goroutines that wait for one fetch; an operation is one of
+// them, so that the time of one does not grow with their number.
+func BenchmarkCrowd(b *testing.B) {
+	for _, n := range []int{100, 1_000, 10_000} {
+		b.Run(fmt.Sprintf("waiters=%d", n), func(b *testing.B) {
+			held := &holding{Store: memstore.New(), arrived: make(chan struct{}), release: make(chan struct{})}
+			l := open(b, held, reservoir.PerHour(1_000_000_000), reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(time.Minute))
+			b.ReportAllocs()
+			for i := 0; i < b.N; i += n {
+				var wg sync.WaitGroup
+				held.next.Store(true)
+				for range n {
+					wg.Go(func() { _, _ = l.Allow(context.Background(), strconv.Itoa(i)) })
+				}
+				<-held.arrived
+				for l.Stats().Waited < int64(i+n) {
+					runtime.Gosched()
+				}
+				held.release <- struct{}{}
+				wg.Wait()
+			}
+		})
+	}
+}
+
+// holding holds the next sync, if told to, until it is released.
+type holding struct {
+	backend.Store
+	next             atomic.Bool
+	arrived, release chan struct{}
+}
+
+func (h *holding) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	if h.next.CompareAndSwap(true, false) {
+		h.arrived <- struct{}{}
+		<-h.release
+	}
+	return h.Store.Sync(ctx, r)
 }
 
 // BenchmarkRefused is a key that is known to be exhausted.
