@@ -122,6 +122,34 @@ func BenchmarkRefused(b *testing.B) {
 	})
 }
 
+// BenchmarkAway is a key without stock while the store's breaker is open.
+func BenchmarkAway(b *testing.B) {
+	for name, policy := range map[string]reservoir.Failure{
+		"closed": reservoir.FailClosed, "open": reservoir.FailOpen, "local": reservoir.FailLocal(0.1),
+	} {
+		b.Run("policy="+name, func(b *testing.B) {
+			l, err := reservoir.New(silent{}, reservoir.PerHour(1_000), reservoir.WithFailure(policy))
+			require.NoError(b, err)
+			for range 10 { // the breaker opens
+				_, _ = l.Allow(b.Context(), "k")
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				_, _ = l.Allow(b.Context(), "k")
+			}
+			b.ReportMetric(float64(l.Stats().StoreCalls)/float64(b.N), "store-calls/op")
+			_ = l.Close(context.Background())
+		})
+	}
+}
+
+// silent is a store that is away.
+type silent struct{ backend.Store }
+
+func (silent) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, error) {
+	return backend.SyncReply{}, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: context.DeadlineExceeded}
+}
+
 // BenchmarkColdKeys meets every key for the first time.
 func BenchmarkColdKeys(b *testing.B) {
 	onEachStore(b, func(b *testing.B, store backend.Store) {

@@ -65,6 +65,7 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 		}
 	}
 	e.charge(r)
+	e.repay(now)
 	return r, nil, true
 }
 

@@ -124,6 +124,14 @@ func (e *entry) owed(now int64) int64 {
 	return e.local.owed
 }
 
+// repay tells the store what it is owed, now that it answers. If callers wait, the
+// fetch for them does.
+func (e *entry) repay(now int64) {
+	if e.flight == nil && e.queue.empty() && !e.dead && !e.l.closed.Load() && e.win.Load().alive(now) && e.owed(now) > 0 {
+		e.state(forCharge)
+	}
+}
+
 // told notes that the store has charged n of what was owed.
 func (e *entry) told(n int64) {
 	if n > 0 {

@@ -199,6 +199,28 @@ func TestLocalShareIsChargedLater(t *testing.T) {
 	}
 }
 
+// In direct mode there are no fetches to state it; it is charged all the same.
+func TestDirectModeChargesLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		net := overNetwork(store, time.Millisecond)
+		l := open(t, net, PerMinute(100), WithDirect(), WithFailure(FailOpen))
+		net.set(always(loseRequest))
+		for range 30 {
+			assert.Equal(t, Fallback, allow(t, l, "k", 1).Source)
+		}
+		net.set(nil)
+		for allow(t, l, "k", 1).Source == Fallback {
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(100 * time.Millisecond)
+		s := l.Stats()
+		assert.Zero(t, s.Owed)
+		assert.Greater(t, s.Spent, int64(30))
+		assert.Equal(t, s.Spent, used(t, store, "k"))
+	})
+}
+
 // A fallback that is refunded is not charged.
 func TestFallbackRefund(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -455,9 +455,7 @@ func (e *entry) fly(f *flight) {
 		}
 		e.apply(f.req, reply, sent, now)
 		e.answer(f.turn, now)
-		if e.queue.empty() && e.win.Load().alive(now) && e.owed(now) > 0 {
-			e.state(forCharge)
-		}
+		e.repay(now)
 	}
 	e.order(now)
 	e.schedule(now)
