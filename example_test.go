@@ -125,3 +125,26 @@ func ExampleWithHooks() {
 	limiter.Allow(context.Background(), "user:42")
 	// Output: sync fixed 50 50 <nil>
 }
+
+// A request passes several limits together, or none of them is charged.
+func ExampleGroup() {
+	store := memstore.New()
+	users, _ := reservoir.New(store, reservoir.PerMinute(2))
+	organisations, _ := reservoir.New(store, reservoir.PerMinute(1_000))
+	defer users.Close(context.Background())
+	defer organisations.Close(context.Background())
+
+	names := []string{"user", "organisation"}
+	group := reservoir.NewGroup(users, organisations)
+	for range 3 {
+		r, err := group.Allow(context.Background(), "user:42", "organisation:7")
+		if err != nil {
+			fmt.Println(err)
+		}
+		fmt.Println(r.Allowed, "by the limit of the", names[r.Limiter])
+	}
+	// Output:
+	// true by the limit of the user
+	// true by the limit of the user
+	// false by the limit of the user
+}
