@@ -47,7 +47,7 @@ func (e *entry) hush(w *window, now int64) {
 		e.watch(now)
 		e.hushed = now
 	}
-	turn := e.limit.Window / probes * time.Duration(max(e.clients, 1))
+	turn := e.limit().Window / probes * time.Duration(max(e.clients, 1))
 	e.quiet = min(now+int64(chance.Interval(turn)), w.ends.Load())
 }
 
@@ -143,7 +143,7 @@ func (e *entry) serve(now int64) {
 func (e *entry) grant(p *place, w *window) {
 	e.pot -= p.n
 	var r Result
-	w.admit(&r, e.limit.Tokens, p.n, e.pot, Fetched)
+	w.admit(&r, e.limit().Tokens, p.n, e.pot, Fetched)
 	e.queue.settle(p, r, w, nil)
 }
 
@@ -167,7 +167,7 @@ func (e *entry) answer(turn uint64, now int64) {
 		case !p.wait:
 			e.denied.Add(1)
 			var r Result
-			w.refuse(&r, e.limit.Tokens, now, Fetched)
+			w.refuse(&r, e.limit().Tokens, now, Fetched)
 			r.Remaining += e.pot
 			e.queue.settle(p, r, nil, nil)
 			e.deaf(w, now)

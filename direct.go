@@ -2,6 +2,7 @@ package reservoir
 
 import (
 	"context"
+	"errors"
 
 	"github.com/go-reservoir/reservoir/backend"
 )
@@ -35,7 +36,7 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	}
 	e.mu.Unlock()
 	sent := l.clock.now()
-	reply, err := l.take(ctx, e.shard, backend.TakeRequest{Key: e.key, Limit: e.limit, Tokens: n})
+	limit, reply, err := e.takeNow(ctx, n)
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -45,13 +46,14 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	}
 	defer e.order(now)
 	if err != nil {
-		if ctx.Err() == nil {
+		var failure *StoreError
+		if errors.As(err, &failure) {
 			r, err = e.away(n, now, false, err)
 		}
 		return r, err, true
 	}
 	e.overhear(reply.State, sent, now)
-	r = direct(reply, e.limit, n)
+	r = direct(reply, limit, n)
 	if w := e.win.Load(); w != nil && w.id == reply.Window {
 		r.Remaining += w.stock.Load()
 		switch {
@@ -67,6 +69,18 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	e.charge(r)
 	e.repay(now)
 	return r, nil, true
+}
+
+// takeNow makes the call, under the limit as it now is.
+func (e *entry) takeNow(ctx context.Context, n int64) (limit Limit, reply backend.TakeReply, err error) {
+	if err = e.relimit(); err != nil {
+		return limit, reply, err
+	}
+	if limit = e.limit(); n > limit.Tokens {
+		return limit, reply, ErrExceedsLimit
+	}
+	reply, err = e.l.take(ctx, e.shard, backend.TakeRequest{Key: e.key, Limit: limit, Tokens: n})
+	return limit, reply, err
 }
 
 // direct is the result of a take.

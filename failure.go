@@ -73,12 +73,12 @@ type fallback struct {
 // of err, by the failure policy. Who waits is not refused but told err. Under
 // entry.mu.
 func (e *entry) away(n, now int64, wait bool, err error) (Result, error) {
-	budget := e.limit.Tokens
+	budget := e.limit().Tokens
 	switch e.l.failure.mode {
 	case failOpen:
 		budget = math.MaxInt64
 	case failLocal:
-		budget = int64(e.l.failure.share * float64(e.limit.Tokens))
+		budget = int64(e.l.failure.share * float64(e.limit().Tokens))
 	default:
 		return Result{}, e.l.failed(err)
 	}
@@ -87,7 +87,7 @@ func (e *entry) away(n, now int64, wait bool, err error) (Result, error) {
 		return Result{}, e.l.failed(err)
 	}
 	e.l.count.fallbacks.Add(1)
-	r := Result{Limit: e.limit.Tokens, Reset: f.reset, Source: Fallback}
+	r := Result{Limit: e.limit().Tokens, Reset: f.reset, Source: Fallback}
 	if r.Allowed = n <= budget-f.admitted; r.Allowed {
 		f.admitted += n
 		f.owed += n
@@ -96,7 +96,7 @@ func (e *entry) away(n, now int64, wait bool, err error) (Result, error) {
 		e.deny()
 		r.RetryAfter = time.Duration(max(f.ends-now, 1))
 	}
-	r.Remaining = max(min(budget, e.limit.Tokens)-f.admitted, 0)
+	r.Remaining = max(min(budget, e.limit().Tokens)-f.admitted, 0)
 	return r, nil
 }
 
@@ -105,12 +105,12 @@ func (e *entry) alone(now int64) *fallback {
 	if e.local != nil && now < e.local.ends {
 		return e.local
 	}
-	f := &fallback{ends: now + int64(e.limit.Window)}
+	f := &fallback{ends: now + int64(e.limit().Window)}
 	if w := e.win.Load(); w.alive(now) {
 		f.ends = w.ends.Load()
 		f.reset = w.id.Time()
 	} else {
-		f.reset = time.Now().Add(e.limit.Window).Truncate(time.Millisecond)
+		f.reset = time.Now().Add(e.limit().Window).Truncate(time.Millisecond)
 	}
 	e.local = f
 	return f

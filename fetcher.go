@@ -32,7 +32,7 @@ type entry struct {
 	next  atomic.Pointer[entry] // in the table
 	win   atomic.Pointer[window]
 	l     *Limiter
-	limit Limit
+	bound atomic.Pointer[Limit] // it may change
 
 	denied atomic.Int64
 
@@ -61,11 +61,18 @@ type entry struct {
 }
 
 func (l *Limiter) newEntry(key string, hash uint64, limit Limit) *entry {
-	return &entry{
-		l: l, key: key, hash: hash, limit: limit,
+	e := &entry{
+		l: l, key: key, hash: hash,
 		name: l.account.Load(), shard: l.shardOf(key), traffic: &calm, habit: &unknown,
 	}
+	e.bound.Store(&l.limit)
+	if limit != l.limit {
+		e.bound.Store(&limit)
+	}
+	return e
 }
+
+func (e *entry) limit() Limit { return *e.bound.Load() }
 
 // traffic is what is under way for a key: callers that wait, and the fetch.
 type traffic struct {
@@ -116,12 +123,12 @@ func (e *entry) try(r *Result, n int64) bool {
 		if left <= w.reorder.Load() {
 			e.restock(w)
 		}
-		w.admit(r, e.limit.Tokens, n, left, Local)
+		w.admit(r, e.limit().Tokens, n, left, Local)
 		return true
 	}
-	if n <= e.limit.Tokens && w.denies(n, now) {
+	if n <= e.limit().Tokens && w.denies(n, now) {
 		e.denied.Add(1)
-		w.refuse(r, e.limit.Tokens, now, Denied)
+		w.refuse(r, e.limit().Tokens, now, Denied)
 		return true
 	}
 	return false
@@ -171,7 +178,7 @@ func (e *entry) refuses(n int64) (err error, again bool) {
 	switch {
 	case e.l.closed.Load():
 		return ErrClosed, false
-	case n > e.limit.Tokens:
+	case n > e.limit().Tokens:
 		return ErrExceedsLimit, false
 	}
 	return nil, e.dead
@@ -182,7 +189,7 @@ func (e *entry) refuses(n int64) (err error, again bool) {
 func (e *entry) decide(r *Result, w *window, n, now int64, wait bool) bool {
 	if e.queue.empty() {
 		if left, ok := w.spend(n); ok {
-			w.admit(r, e.limit.Tokens, n, left, Local)
+			w.admit(r, e.limit().Tokens, n, left, Local)
 			return true
 		}
 	}
@@ -190,7 +197,7 @@ func (e *entry) decide(r *Result, w *window, n, now int64, wait bool) bool {
 		return false
 	}
 	if now >= e.quiet && e.flight == nil && !e.shard.open.Load() {
-		e.quiet = now + int64(e.limit.Window)/probes
+		e.quiet = now + int64(e.limit().Window)/probes
 		e.release()
 		if e.l.direct {
 			return false // the call itself is the probe
@@ -199,7 +206,7 @@ func (e *entry) decide(r *Result, w *window, n, now int64, wait bool) bool {
 		e.launch(now, n, forProbe)
 	}
 	e.denied.Add(1)
-	w.refuse(r, e.limit.Tokens, now, Denied)
+	w.refuse(r, e.limit().Tokens, now, Denied)
 	return true
 }
 
@@ -234,8 +241,8 @@ func (e *entry) hopeless(p *place, w *window, ahead int64) bool {
 	if p.deadline == 0 {
 		return false
 	}
-	windows := (ahead + p.n - 1) / e.limit.Tokens // after the one that opens next
-	return w.ends.Load()+windows*int64(e.limit.Window) > p.deadline
+	windows := (ahead + p.n - 1) / e.limit().Tokens // after the one that opens next
+	return w.ends.Load()+windows*int64(e.limit().Window) > p.deadline
 }
 
 // await waits for the outcome of p, for as long as its own context lasts and, if
@@ -349,21 +356,21 @@ func (e *entry) launch(now, extra int64, why cause) {
 	}
 	e.watch(now)
 	size, reason := e.plan(now)
-	need := min(max(e.queue.tokens-e.pot, 0)+extra, e.limit.Tokens)
+	need := min(max(e.queue.tokens-e.pot, 0)+extra, e.limit().Tokens)
 	f := e.report(now, why)
 	f.reason = reason
 	f.req.Need, f.req.Want = need, max(size, need)
 	f.req.Strand = -1
 	if e.l.guided() {
-		f.req.Strand = int64(e.l.stranding * float64(e.limit.Tokens))
+		f.req.Strand = int64(e.l.stranding * float64(e.limit().Tokens))
 		if e.batch > 0 {
 			early := int64(e.clients) * e.pace.reorder(e.shard.time()) // in hand when a batch is ordered
 			f.req.Strand -= min(early, f.req.Strand/2)
 			if f.req.Strand > 0 { // a batch that is gone before the next one comes strands nothing
-				f.req.Strand = max(f.req.Strand, min(early, e.limit.Tokens))
+				f.req.Strand = max(f.req.Strand, min(early, e.limit().Tokens))
 			}
 		} else { // how many peers there are is still to be heard
-			f.req.Strand = min(f.req.Strand, max(e.limit.Tokens/firstPart, 1))
+			f.req.Strand = min(f.req.Strand, max(e.limit().Tokens/firstPart, 1))
 		}
 	}
 	if e.learned() {
@@ -407,13 +414,13 @@ func (e *entry) plan(now int64) (int64, string) {
 	if e.l.direct {
 		return 0, "direct"
 	}
-	left := e.limit.Window
+	left := e.limit().Window
 	w := e.win.Load()
 	if w.alive(now) {
 		left = time.Duration(w.deadline.Load() - now)
 	}
 	return e.l.sizing.size(e.pace, observation{
-		limit: e.limit, left: left, lasts: e.lastsFrom(w, now), last: e.batch, spent: e.spentBy(now) - e.spent,
+		limit: e.limit(), left: left, lasts: e.lastsFrom(w, now), last: e.batch, spent: e.spentBy(now) - e.spent,
 		stock: e.held(now) - e.pot, waiting: e.queue.tokens,
 	})
 }
@@ -421,8 +428,8 @@ func (e *entry) plan(now int64) (int64, string) {
 // statement is the account as it stands, asking for nothing.
 func (e *entry) statement() backend.SyncRequest {
 	r := backend.SyncRequest{
-		Key: e.key, Client: *e.name, Limit: e.limit,
-		Granted: e.granted, Returned: e.returned, Peers: int64(e.clients), Pace: e.pace.perWindow(e.limit),
+		Key: e.key, Client: *e.name, Limit: e.limit(),
+		Granted: e.granted, Returned: e.returned, Peers: int64(e.clients), Pace: e.pace.perWindow(e.limit()),
 	}
 	if w := e.win.Load(); w != nil {
 		r.Window = w.id
@@ -434,6 +441,15 @@ func (e *entry) statement() backend.SyncRequest {
 func (e *entry) fly(f *flight) {
 	l := e.l
 	defer l.flights.Done()
+	if err := e.relimit(); err != nil {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.flight = nil
+		e.reject(f.turn, err)
+		e.order(l.clock.now())
+		return
+	}
+	comply(&f.req, e.limit())
 	ctx := deadline.After(l.fetchTimeout)
 	sent := l.clock.now()
 	reply, err := l.sync(ctx, e.shard, f)

@@ -97,11 +97,11 @@ func (l *Limiter) refuses(r *Result, key string, n int64) bool {
 		return false
 	}
 	w, now := e.win.Load(), l.clock.now()
-	if !w.alive(now) || w.stock.Load() >= n || n > e.limit.Tokens || !w.denies(n, now) {
+	if !w.alive(now) || w.stock.Load() >= n || n > e.limit().Tokens || !w.denies(n, now) {
 		return false
 	}
 	e.denied.Add(1)
-	w.refuse(r, e.limit.Tokens, now, Denied)
+	w.refuse(r, e.limit().Tokens, now, Denied)
 	return true
 }
 

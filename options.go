@@ -43,9 +43,14 @@ func WithBatch(s Sizing) Option { return func(c *config) { c.sizing = s } }
 func WithDirect() Option { return func(c *config) { c.direct = true } }
 
 // WithLimits gives keys limits of their own; by default all have New's. It is
-// called with no lock held, when a key is first seen and again after it was
-// idle, and must be quick and safe for concurrent use. A limit out of range is
+// called with no lock held, when a key is first seen and before each of its
+// fetches, and must be quick and safe for concurrent use. A limit out of range is
 // the error of that key's calls.
+//
+// A limit may change at any time, in the middle of a window too. It counts from
+// the key's next fetch, in all processes together, as the store then knows it;
+// a key that is refused looks 20 times a window whether it was raised. What was
+// charged before a limit was lowered may still be spent.
 func WithLimits(limits func(key string) Limit) Option {
 	return func(c *config) { c.limits = limits }
 }
@@ -96,7 +101,7 @@ type ShardState struct {
 // StoreCall is one finished call to the store. It names no key.
 type StoreCall struct {
 	Op       string        // "sync", "take", "check" or "refund"
-	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, refresh, reopen or charge
+	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, refresh, reopen, limit or charge
 	Reason   string        // why a batch had the size it had; "" for other calls
 	Duration time.Duration // from sending to the reply
 	Want     int64         // tokens asked for

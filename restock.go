@@ -23,6 +23,7 @@ const (
 	forReturn    cause = "give back" // of what will not be used
 	forEnd       cause = "refresh"   // of the deadline, the window's end being near
 	forReopening cause = "reopen"    // is a shard that was away back?
+	forLimit     cause = "limit"     // it has changed
 	forCharge    cause = "charge"    // what was admitted while the store was away
 )
 
@@ -85,9 +86,9 @@ func (e *entry) learn() {
 	}
 	e.habit = &habit{batch: max(e.granted, 1), watched: e.since}
 	if w := e.win.Load(); w != nil { // it was heard of once, at since
-		e.foreseen = e.limit.Window
-		passed := float64(int64(e.limit.Window) - (w.ends.Load() - e.since))
-		e.guessed = e.guess(passed, e.limit.Tokens-w.remaining.Load())
+		e.foreseen = e.limit().Window
+		passed := float64(int64(e.limit().Window) - (w.ends.Load() - e.since))
+		e.guessed = e.guess(passed, e.limit().Tokens-w.remaining.Load())
 	}
 }
 
@@ -103,7 +104,7 @@ func (e *entry) watch(now int64) {
 		until = e.hushed
 	}
 	if e.watched != 0 && until > e.watched {
-		e.pace = e.pace.observe(e.limit.Window, time.Duration(until-e.watched), spent-e.watchedSpent)
+		e.pace = e.pace.observe(e.limit().Window, time.Duration(until-e.watched), spent-e.watchedSpent)
 	}
 	e.watched, e.watchedSpent = now, spent
 }
@@ -115,19 +116,19 @@ func (e *entry) begun(now int64) {
 	if !e.learned() {
 		return
 	}
-	e.lasted, e.foreseen, e.hushed = e.foreseen, e.limit.Window, 0
+	e.lasted, e.foreseen, e.hushed = e.foreseen, e.limit().Window, 0
 	e.openedSpent, e.openedDenied = e.spentBy(now), e.denied.Load()
 }
 
 // foresee takes from a reply whether the limit will run out at the pace of all
 // clients since the window opened, and, when it has, how long it lasted.
 func (e *entry) foresee(s backend.SyncReply) {
-	used := e.limit.Tokens - s.Remaining
+	used := e.limit().Tokens - s.Remaining
 	if s.Lasted > 0 {
 		e.learn()
 		e.foreseen = s.Lasted
 	}
-	passed := float64(e.limit.Window - s.Left)
+	passed := float64(e.limit().Window - s.Left)
 	e.short = float64(s.Remaining)*passed < float64(used)*float64(s.Left)
 	if e.learned() {
 		e.guessed = e.guess(passed, used)
@@ -138,9 +139,9 @@ func (e *entry) foresee(s backend.SyncReply) {
 // on being used as fast as until now.
 func (e *entry) guess(passed float64, used int64) time.Duration {
 	if !e.short {
-		return e.limit.Window
+		return e.limit().Window
 	}
-	return time.Duration(passed * float64(e.limit.Tokens) / float64(used))
+	return time.Duration(passed * float64(e.limit().Tokens) / float64(used))
 }
 
 // lastsFrom is how long the limit will last from now on: as long as in this window
@@ -150,14 +151,14 @@ func (e *entry) lastsFrom(w *window, now int64) time.Duration {
 	if !w.alive(now) {
 		return e.foreseen // of the window that is over, for the next
 	}
-	passed := e.limit.Window - time.Duration(w.ends.Load()-now)
+	passed := e.limit().Window - time.Duration(w.ends.Load()-now)
 	switch {
 	case e.lasted != 0:
 		return min(e.foreseen, e.lasted) - passed
-	case e.foreseen < e.limit.Window:
+	case e.foreseen < e.limit().Window:
 		return e.foreseen - passed
 	}
-	return min(max(e.guessed-passed, e.limit.Window/coldLeast), e.limit.Window/coldPart)
+	return min(max(e.guessed-passed, e.limit().Window/coldLeast), e.limit().Window/coldPart)
 }
 
 func (e *entry) usedInWindow(now int64) bool {
@@ -166,7 +167,7 @@ func (e *entry) usedInWindow(now int64) bool {
 
 // strandable is this process' part of the tokens that may be stranded.
 func (e *entry) strandable() int64 {
-	return int64(e.l.stranding*float64(e.limit.Tokens)) / int64(max(e.clients, 1))
+	return int64(e.l.stranding*float64(e.limit().Tokens)) / int64(max(e.clients, 1))
 }
 
 // The waits that a tick schedules, as parts of the window.
@@ -187,16 +188,19 @@ func (e *entry) schedule(now int64) {
 	due := int64(1<<63 - 1)
 	ends := w.ends.Load()
 	if !e.queue.empty() && e.flight == nil { // waiters for the reset, or for what comes back
-		due = min(e.quiet, ends) + int64(chance.Part(e.limit.Window/1000))
+		due = min(e.quiet, ends) + int64(chance.Part(e.limit().Window/1000))
 	}
-	if e.l.guided() && e.pace.rate*e.limit.Window.Seconds() >= 2 && now < ends {
-		due = min(due, ends+int64(chance.Part(min(e.limit.Window/spreadPart, spreadMax))))
-		if at := ends - int64(e.limit.Window)/refreshPart; now < at && e.wantsRefresh(w) {
+	if e.l.guided() && e.pace.rate*e.limit().Window.Seconds() >= 2 && now < ends {
+		due = min(due, ends+int64(chance.Part(min(e.limit().Window/spreadPart, spreadMax))))
+		if at := ends - int64(e.limit().Window)/refreshPart; now < at && e.wantsRefresh(w) {
 			due = min(due, at)
 		}
 		if e.short && w.stock.Load() > 2*e.strandable() {
-			due = min(due, now+int64(e.limit.Window)/trimPart)
+			due = min(due, now+int64(e.limit().Window)/trimPart)
 		}
+	}
+	if e.l.limits != nil && e.quiet != 0 && w.alive(now) { // who is refused does not fetch, and would not hear of a new limit
+		due = min(due, now+int64(e.limit().Window)/probes)
 	}
 	if due == 1<<63-1 || e.due > now && e.due <= due {
 		return
@@ -219,18 +223,21 @@ func (e *entry) wantsRefresh(w *window) bool {
 
 // tick does what has become due.
 func (e *entry) tick() {
+	changed := e.limitChanged()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.l.clock.now()
 	e.due = 0
 	e.order(now)
-	if w := e.win.Load(); e.idleFor(w) && e.l.guided() && !e.shard.open.Load() {
+	if w := e.win.Load(); changed && e.idleFor(w) {
+		e.state(forLimit)
+	} else if e.idleFor(w) && e.l.guided() && !e.shard.open.Load() {
 		switch ends := w.ends.Load(); {
 		case now >= ends:
 			if e.usedInWindow(now) {
 				e.launch(now, 0, forReset)
 			}
-		case now >= ends-int64(e.limit.Window)/refreshPart && e.wantsRefresh(w):
+		case now >= ends-int64(e.limit().Window)/refreshPart && e.wantsRefresh(w):
 			e.state(forEnd)
 		default:
 			e.trim(w, now)
@@ -248,7 +255,7 @@ func (e *entry) trim(w *window, now int64) {
 	}
 	left := time.Duration(w.deadline.Load() - now)
 	s := w.stock.Load()
-	n := e.pace.excess(e.limit.Window, left, e.lastsFrom(w, now), s, e.strandable())
+	n := e.pace.excess(e.limit().Window, left, e.lastsFrom(w, now), s, e.strandable())
 	if n == 0 || !w.stock.CompareAndSwap(s, s-n) {
 		return
 	}

@@ -1,0 +1,51 @@
+package reservoir
+
+import "github.com/go-reservoir/reservoir/backend"
+
+// This file is for limits that change while a key is in use.
+
+// limitChanged reports whether WithLimits now says something else. No lock is
+// held, for it calls what the user gave.
+func (e *entry) limitChanged() bool {
+	if e.l.limits == nil {
+		return false
+	}
+	limit, err := e.l.limitOf(e.key)
+	return err != nil || limit != e.limit()
+}
+
+// relimit makes the limit what WithLimits now says, before the store is told. A
+// caller in the queue who wants more than that is told so. No lock is held.
+func (e *entry) relimit() error {
+	if e.l.limits == nil {
+		return nil
+	}
+	limit, err := e.l.limitOf(e.key)
+	if err != nil || limit == e.limit() {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.bound.Store(&limit)
+	for p := e.queue.head; p != nil; {
+		next := p.next
+		if p.n > limit.Tokens {
+			e.queue.settle(p, Result{}, nil, ErrExceedsLimit)
+		}
+		p = next
+	}
+	return nil
+}
+
+// comply makes r, which was written under an older limit, speak of l.
+func comply(r *backend.SyncRequest, l Limit) {
+	r.Limit = l
+	r.Want, r.Need, r.Pace = min(r.Want, l.Tokens), min(r.Need, l.Tokens), min(r.Pace, l.Tokens)
+}
+
+// reject tells err to the callers that a fetch was for; the store was not asked.
+func (e *entry) reject(turn uint64, err error) {
+	for p := e.queue.head; p != nil && p.turn <= turn; p = e.queue.head {
+		e.queue.settle(p, Result{}, nil, err)
+	}
+}

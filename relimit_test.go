@@ -1,0 +1,115 @@
+package reservoir
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend/memstore"
+)
+
+// changing is a limit per minute for WithLimits that a test sets.
+type changing struct{ atomic.Int64 }
+
+func (c *changing) of(string) Limit { return PerMinute(c.Load()) }
+
+func changingLimit(tokens int64) *changing {
+	c := new(changing)
+	c.Store(tokens)
+	return c
+}
+
+// drain asks until refused and returns how many were admitted.
+func drain(t *testing.T, l *Limiter) (n int64) {
+	t.Helper()
+	for allow(t, l, "k", 1).Allowed {
+		n++
+	}
+	return n
+}
+
+// A limit that is raised in mid-window is there within a twentieth of it, though
+// the key was refused; one that is lowered stops grants at once. Over two
+// processes what is admitted comes to the new limit, or to what was charged.
+func TestLimitChangesInMidWindow(t *testing.T) {
+	for name, opt := range map[string]Option{"adaptive": WithBatch(Adaptive(1, 0)), "fixed": WithBatch(Fixed(10)), "direct": WithDirect()} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := changingLimit(100)
+				store := memstore.New()
+				a := open(t, store, PerMinute(1), WithLimits(c.of), opt)
+				b := open(t, store, PerMinute(1), WithLimits(c.of), opt)
+				assert.EqualValues(t, 100, drain(t, a)+drain(t, b))
+				c.Store(150)
+				time.Sleep(time.Minute/probes + time.Second)
+				assert.EqualValues(t, 50, drain(t, a)+drain(t, b))
+				r := allow(t, a, "k", 1)
+				assert.EqualValues(t, 150, r.Limit)
+				assert.Zero(t, r.Remaining)
+				c.Store(20)
+				time.Sleep(time.Minute/probes + time.Second)
+				assert.Zero(t, drain(t, a)+drain(t, b))
+				time.Sleep(time.Until(r.Reset) + time.Second)
+				assert.EqualValues(t, 20, drain(t, a)+drain(t, b), "the next window")
+			})
+		})
+	}
+}
+
+// A limit that is lowered below what was charged admits no more than that.
+func TestLimitLoweredWithStockAtHand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := changingLimit(100)
+		store := memstore.New()
+		l := open(t, store, PerMinute(1), WithLimits(c.of), WithBatch(Fixed(30)))
+		allow(t, l, "k", 1)
+		require.EqualValues(t, 30, used(t, store, "k"))
+		c.Store(10)
+		assert.EqualValues(t, 29, drain(t, l), "charged before")
+		assert.EqualValues(t, 30, used(t, store, "k"))
+	})
+}
+
+// Who waits for more than a lowered limit is told, and the others are served.
+func TestLimitLoweredUnderWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := changingLimit(100)
+		l := open(t, memstore.New(), PerMinute(1), WithLimits(c.of))
+		require.True(t, allow(t, l, "k", 100).Allowed)
+		big, small := make(chan error, 1), make(chan error, 1)
+		go func() { big <- l.WaitN(context.Background(), "k", 50) }()
+		synctest.Wait()
+		go func() { small <- l.WaitN(context.Background(), "k", 5) }()
+		synctest.Wait()
+		c.Store(10)
+		assert.ErrorIs(t, <-big, ErrExceedsLimit)
+		assert.NoError(t, <-small)
+	})
+}
+
+// A limit that goes out of range is the error of the key's next fetch, of nobody
+// who has stock, and not for good.
+func TestLimitGoesBad(t *testing.T) {
+	for name, opt := range map[string]Option{"fixed": WithBatch(Fixed(2)), "direct": WithDirect()} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := changingLimit(100)
+				l := open(t, memstore.New(), PerMinute(1), WithLimits(c.of), opt, WithFailure(FailOpen))
+				allow(t, l, "k", 1)
+				c.Store(-1)
+				if name == "fixed" {
+					assert.Equal(t, Local, allow(t, l, "k", 1).Source)
+				}
+				_, err := l.Allow(context.Background(), "k")
+				assert.ErrorIs(t, err, ErrLimit)
+				c.Store(100)
+				assert.True(t, allow(t, l, "k", 1).Allowed)
+			})
+		})
+	}
+}
