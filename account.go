@@ -228,8 +228,7 @@ func (e *entry) lapsed(now int64) int64 {
 // nowhere else.
 func (e *entry) spentBy(now int64) int64 { return e.flow - e.lapsed(now) - e.held(now) }
 
-// The four ways in which tokens come and go, counted for the limiter's Stats. A
-// dead entry's may still come with a late reply.
+// The four ways in which tokens come and go, counted for the limiter's Stats.
 
 func (e *entry) take(n int64)   { e.move(&e.l.count.taken, n, n) }
 func (e *entry) regive(n int64) { e.move(&e.l.count.refunded, n, n) }
@@ -237,20 +236,21 @@ func (e *entry) yield(n int64)  { e.move(&e.l.count.returned, n, -n) }
 func (e *entry) expire(n int64) { e.move(&e.l.count.expired, n, -n) }
 
 func (e *entry) move(total *atomic.Int64, n, flow int64) {
-	if n != 0 {
-		total.Add(n)
-		e.flow += flow
+	total.Add(n)
+	e.flow += flow
+	if e.dead { // what it has spent is counted elsewhere, and a late reply changes it
+		e.l.count.spent.Add(flow)
 	}
 }
 
 // standing is what an entry adds to Stats.
-type standing struct{ held, lapsed, stranded, denied, owed int64 }
+type standing struct{ spent, held, lapsed, stranded, denied, owed int64 }
 
 func (e *entry) standing() standing {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.l.clock.now()
-	s := standing{held: e.held(now), lapsed: e.lapsed(now), denied: e.denied.Load(), owed: e.owed(now)}
+	s := standing{spent: e.spentBy(now), held: e.held(now), lapsed: e.lapsed(now), denied: e.denied.Load(), owed: e.owed(now)}
 	if w := e.win.Load(); w != nil && w.quiet.Load() != 0 {
 		s.stranded = s.held
 	}

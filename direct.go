@@ -131,6 +131,7 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 	}
 	if reply.Allowed {
 		l.count.taken.Add(n)
+		l.count.spent.Add(n)
 	} else {
 		l.count.denied.Add(1)
 	}

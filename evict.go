@@ -27,7 +27,6 @@ func (e *entry) idle() bool {
 // It returns the statement that hands the stock back, if there is one to make,
 // and how many tokens it returns. Under entry.mu.
 func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
-	e.dead = true
 	if e.timer != nil {
 		e.timer.Stop()
 	}
@@ -49,7 +48,9 @@ func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
 		give = &f.req
 	}
 	e.win.Store(nil)
+	e.l.count.spent.Add(e.flow)
 	e.l.count.denied.Add(e.denied.Load())
+	e.dead = true
 	e.l.table.drop(e)
 	return give, n
 }

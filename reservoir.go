@@ -64,7 +64,8 @@ type Limiter struct {
 	closeErr error // written in closing, and only read after
 
 	count struct { // of the slow path; what the hot path counts is in its entry
-		taken, refunded, returned, expired, denied                                                             atomic.Int64 // tokens; refusals of keys that are gone
+		taken, refunded, returned, expired                                                                     atomic.Int64 // tokens
+		spent, denied                                                                                          atomic.Int64 // by keys that are gone
 		calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks atomic.Int64
 	}
 }

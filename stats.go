@@ -38,9 +38,10 @@ type Stats struct {
 func (l *Limiter) Stats() Stats {
 	var keys int
 	var held, lapsed, stranded, owed int64
-	denied := l.count.denied.Load()
+	denied, spent := l.count.denied.Load(), l.count.spent.Load()
 	l.table.each(func(e *entry) {
 		s := e.standing()
+		spent += s.spent // not derived from the totals, which move on meanwhile
 		held += s.held
 		lapsed += s.lapsed
 		stranded += s.stranded
@@ -54,7 +55,7 @@ func (l *Limiter) Stats() Stats {
 		Keys:       keys,
 		Taken:      taken,
 		Refunded:   refunded,
-		Spent:      taken + refunded - returned - expired - held,
+		Spent:      spent,
 		Returned:   returned,
 		Expired:    expired,
 		Held:       held,
