@@ -343,6 +343,9 @@ func (e *entry) fetch(now int64) {
 // helps reports whether a fetch could serve the queue: unless only waiters for
 // the reset are in it, and the first is known to need more than there is.
 func (e *entry) helps(w *window, now int64) bool {
+	if w != nil && e.futile > 0 && now <= w.ends.Load() {
+		return false // the last reply was of a window that is just ending
+	}
 	return e.queue.once > 0 || !w.alive(now) || now >= e.quiet || !e.known(w, e.queue.head.n)
 }
 

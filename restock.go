@@ -188,7 +188,11 @@ func (e *entry) schedule(now int64) {
 	due := int64(1<<63 - 1)
 	ends := w.ends.Load()
 	if !e.queue.empty() && e.flight == nil { // waiters for the reset, or for what comes back
-		due = min(e.quiet, ends) + int64(chance.Part(e.limit().Window/1000))
+		due = min(e.quiet, ends)
+		if e.futile > 0 {
+			due = ends + 1
+		}
+		due += int64(chance.Part(e.limit().Window / 1000))
 	}
 	if e.l.guided() && e.pace.rate*e.limit().Window.Seconds() >= 2 && now < ends {
 		due = min(due, ends+int64(chance.Part(min(e.limit().Window/spreadPart, spreadMax))))

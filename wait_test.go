@@ -164,3 +164,23 @@ func TestBlockedWaiterLetsSmallOnesThrough(t *testing.T) {
 		assert.False(t, allow(t, l, "k", 1).Allowed)
 	})
 }
+
+// Who comes at the very instant of the reset, as a test on a virtual clock does,
+// is served in the new window: the old one is not over for the store until then.
+func TestAtTheInstantOfTheReset(t *testing.T) {
+	for name, opt := range map[string]Option{"adaptive": WithBatch(Adaptive(1, 0)), "fixed": WithBatch(Fixed(3)), "direct": WithDirect()} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := open(t, memstore.New(), PerMinute(10), opt)
+				for range 5 {
+					r := allow(t, l, "k", 10)
+					assert.True(t, r.Allowed)
+					time.Sleep(time.Until(r.Reset))
+					_, err := l.Allow(context.Background(), "k")
+					assert.NoError(t, err)
+					time.Sleep(time.Minute + time.Second)
+				}
+			})
+		})
+	}
+}
