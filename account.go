@@ -13,10 +13,9 @@ import (
 
 // apply takes in what the store answered to the statement q.
 func (e *entry) apply(q backend.SyncRequest, r backend.SyncReply, sent, now int64) {
-	if e.enter(r.State, r.Carried, now) {
-		e.unsure = false
-	}
+	e.enter(r.State, r.Carried, now)
 	e.granted, e.returned = r.Granted, r.Returned
+	e.cleared()
 	e.counted = int32(min(r.Clients, math.MaxInt32))
 	e.clients = max(e.counted, e.clients)
 	e.take(r.Grant)
@@ -52,12 +51,11 @@ func (e *entry) hush(w *window, now int64) {
 }
 
 // enter makes the store's window the current one. What was held in another is
-// carried along if the store says so, and has expired otherwise. It reports
-// whether the window changed.
-func (e *entry) enter(s backend.State, carried bool, now int64) bool {
+// carried along if the store says so, and has expired otherwise.
+func (e *entry) enter(s backend.State, carried bool, now int64) {
 	old := e.win.Load()
 	if old != nil && old.id == s.Window {
-		return false
+		return
 	}
 	defer e.begun(now)
 	var next *window
@@ -66,8 +64,12 @@ func (e *entry) enter(s backend.State, carried bool, now int64) bool {
 	}
 	e.win.Store(next)
 	e.granted, e.returned, e.quiet = 0, 0, 0
+	e.cleared()
+	if e.local != nil {
+		e.local.stated = 0
+	}
 	if old == nil {
-		return true
+		return
 	}
 	held := old.stock.Swap(0) + e.pot
 	e.pot = 0
@@ -76,7 +78,14 @@ func (e *entry) enter(s backend.State, carried bool, now int64) bool {
 	} else {
 		e.expire(held)
 	}
-	return true
+}
+
+// cleared notes that the store has heard of all that was given back, or does not
+// care any more.
+func (e *entry) cleared() {
+	if e.learned() {
+		e.unheard = 0
+	}
 }
 
 // overhear takes in a reading that came with a direct call or a check. It says
@@ -250,7 +259,7 @@ func (e *entry) standing() standing {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.l.clock.now()
-	s := standing{spent: e.spentBy(now), held: e.held(now), lapsed: e.lapsed(now), denied: e.denied.Load(), owed: e.owed(now)}
+	s := standing{spent: e.spentBy(now), held: e.held(now), lapsed: e.lapsed(now), denied: e.denied.Load(), owed: e.untold(now)}
 	if w := e.win.Load(); w != nil && w.quiet.Load() != 0 {
 		s.stranded = s.held
 	}

@@ -38,12 +38,17 @@ func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
 		n = e.pot
 		e.returned += n
 		e.yield(n)
+		if e.learned() {
+			n += e.unheard
+		}
 	} else {
 		e.expire(e.pot)
 	}
 	e.pot = 0
 	f := e.report(now, forReturn)
-	e.told(f.owed)
+	if f.owed > 0 {
+		e.told()
+	}
 	if n > 0 || e.unsure || f.owed > 0 {
 		give = &f.req
 	}

@@ -66,14 +66,15 @@ type fallback struct {
 	ends     int64 // clock time
 	reset    time.Time
 	admitted int64
-	owed     int64 // the part of it that the store has not charged yet
+	owed     int64 // the part of it that the store was not told of yet
+	stated   int64 // tokens that it was told of in win, and has not confirmed
 }
 
 // away answers a request for n that the store could not be asked about because
 // of err, by the failure policy. Who waits is not refused but told err. Under
 // entry.mu.
 func (e *entry) away(n, now int64, wait bool, err error) (Result, error) {
-	budget := e.limit().Tokens
+	var budget int64
 	switch e.l.failure.mode {
 	case failOpen:
 		budget = math.MaxInt64
@@ -106,6 +107,9 @@ func (e *entry) alone(now int64) *fallback {
 		return e.local
 	}
 	f := &fallback{ends: now + int64(e.limit().Window)}
+	if e.local != nil {
+		f.stated = e.local.stated
+	}
 	if w := e.win.Load(); w.alive(now) {
 		f.ends = w.ends.Load()
 		f.reset = w.id.Time()
@@ -127,23 +131,54 @@ func (e *entry) owed(now int64) int64 {
 // repay tells the store what it is owed, now that it answers. If callers wait, the
 // fetch for them does.
 func (e *entry) repay(now int64) {
-	if e.flight == nil && e.queue.empty() && !e.dead && !e.l.closed.Load() && e.win.Load().alive(now) && e.owed(now) > 0 {
+	if e.flight == nil && e.queue.empty() && !e.dead && !e.l.closed.Load() && e.win.Load().alive(now) && e.untold(now) > 0 {
 		e.state(forCharge)
 	}
 }
 
-// told notes that the store has charged n of what was owed.
-func (e *entry) told(n int64) {
-	if n > 0 {
-		e.local.owed -= n
-		e.take(n)
+// confess makes what is owed a part of the account, and returns how much of it the
+// store has not confirmed. It stays there as long as the window does: of a total
+// that went down again the store would think that a grant was lost, and hand it
+// over.
+func (e *entry) confess(now int64) int64 {
+	f := e.local
+	if f == nil || !e.win.Load().alive(now) {
+		return 0
+	}
+	n := e.owed(now)
+	f.owed -= n
+	f.stated += n
+	e.granted += n
+	return f.stated
+}
+
+// told notes that the store has charged what it was told of.
+func (e *entry) told() {
+	if e.local != nil {
+		e.take(e.local.stated)
+		e.local.stated = 0
 	}
 }
 
-// forgive takes back what a request was admitted for without the store.
+// untold is what the store has not charged yet, as far as is known.
+func (e *entry) untold(now int64) int64 {
+	n := e.owed(now)
+	if e.local != nil && e.win.Load().alive(now) {
+		n += e.local.stated
+	}
+	return n
+}
+
+// forgive takes back what a request was admitted for without the store. What the
+// store was told of is given back to it, unless it is just being told.
 func (e *entry) forgive(r Result, now int64) {
 	if f := e.local; f != nil && now < f.ends && f.reset.Equal(r.Reset) {
 		n := min(r.charged, f.owed)
+		if m := min(r.charged-n, f.stated); m > 0 && e.flight == nil {
+			f.stated -= m
+			f.admitted -= m
+			e.returned += m
+		}
 		f.owed -= n
 		f.admitted -= n
 	}

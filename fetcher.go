@@ -56,7 +56,7 @@ type entry struct {
 	futile   uint8  // fetches in a row that helped nobody
 	small    bool   // the limit is too small for batches: no more is granted than is needed
 	short    bool   // the limit will run out before win ends
-	unsure   bool   // the store may have granted in win what we have not heard
+	unsure   bool   // a fetch has failed: the store may grant yet, or have granted, what we have not heard
 	dead     bool   // evicted or closed: look the key up again
 }
 
@@ -106,7 +106,7 @@ type flight struct {
 	reason  string // for the size of the batch
 	ordered int64  // clock time, before its goroutine had to find a processor
 	turn    uint64 // the last place that it was sized for
-	owed    int64  // tokens that the store is told to charge
+	owed    int64  // tokens admitted without the store, of which it is told
 }
 
 // try decides from memory, without a lock, if that is possible.
@@ -388,12 +388,8 @@ func (e *entry) state(why cause) { e.send(e.report(e.l.clock.now(), why)) }
 // report is a fetch that states the account, and what was admitted while the
 // store was away: to the store that looks like a grant which it has forgotten.
 func (e *entry) report(now int64, why cause) flight {
-	f := flight{req: e.statement(), cause: why}
-	if e.win.Load().alive(now) {
-		f.owed = e.owed(now)
-		f.req.Granted += f.owed
-	}
-	return f
+	owed := e.confess(now)
+	return flight{req: e.statement(), cause: why, owed: owed}
 }
 
 func (e *entry) send(only flight) {
@@ -470,7 +466,7 @@ func (e *entry) fly(f *flight) {
 		e.fail(f.turn, now, err)
 	} else {
 		if f.owed > 0 && (reply.Window == f.req.Window || reply.Carried) {
-			e.told(f.owed)
+			e.told()
 		}
 		e.apply(f.req, reply, sent, now)
 		e.answer(f.turn, now)

@@ -67,6 +67,7 @@ type habit struct {
 	guessed      time.Duration // the same at the pace of all so far
 	lasted       time.Duration // the same of the window before
 	hushed       int64         // clock time since which the store has no more; 0 = it has
+	unheard      int64         // tokens given back in win, of which the store has not heard for sure
 	openedSpent  int64         // totals when win opened
 	openedDenied int64
 	timer        *time.Timer
@@ -264,6 +265,7 @@ func (e *entry) trim(w *window, now int64) {
 		return
 	}
 	e.returned += n
+	e.unheard += n
 	e.yield(n)
 	e.l.count.giveBacks.Add(1)
 	e.state(forReturn)
