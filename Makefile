@@ -31,10 +31,13 @@ redis: ## Install redis-server, if it is missing and that is possible.
 cc:
 	@.ci/need cc gcc libc6-dev
 
-# The dependency check is one of the root module's tests: deps_test.go.
+# The dependency check is one of the root module's tests: deps_test.go. The seeds
+# of TestSeeds run twice: some under the race detector, and all without it, which is
+# ten times as fast, and they are one goroutine's work after another's.
 .PHONY: test
 test: redis cc ## Run all tests of all modules, with the race detector.
 	go test -race -shuffle=on -timeout=$(TIMEOUT) $(PACKAGES)
+	go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' -seeds=100000 .
 
 .PHONY: bench
 bench: redis ## Measure side by side with peers: tables, charts in bench/results. SIZE=full or quick.
@@ -45,7 +48,8 @@ fleet: ## Simulate fleets of processes: a table and a chart in bench/results. SE
 	cd bench/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
 
 .PHONY: torture
-torture: redis cc ## Run sixteen processes of uneven demand on one Redis key, for T=10m.
+torture: redis cc ## Run sixteen processes of uneven demand on one Redis key, for T=10m; a million seeds first.
+	go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000 .
 	cd cmd/reservoir && go test -race -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T)
 
 .PHONY: lint
