@@ -1,0 +1,213 @@
+package proof
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// people is how many clients keep accounts with a key.
+const people = 4
+
+// account is a client's ledger entry.
+type account struct{ granted, returned int64 }
+
+// state is what the rules of the store make of one key, and comparable. It is
+// written from DESIGN.md, not from the scripts: where a script computes the size
+// of a grant by a formula, any size between what is needed and what is wanted is
+// right. A state together with a request thus has several right outcomes.
+type state struct {
+	stop  int64 // the end of the window, Unix ms; 0 = never opened
+	used  int64
+	learn int64 // until then only needed grants are made, Unix ms
+	own   [people]account
+}
+
+// request is one operation on one key.
+type request struct {
+	op     string // sync, take, check, refund, or lose
+	key    string
+	who    int   // the client of a sync
+	now    int64 // by the store's clock, Unix us
+	limit  backend.Limit
+	tokens int64 // of a take or refund
+	window backend.Window
+	sync   backend.SyncRequest
+}
+
+// reply is what came of it. An unknown one may have been anything.
+type reply struct {
+	unknown bool
+	state   backend.State
+	allowed bool
+	back    int64
+	sync    backend.SyncReply
+}
+
+// outcome is one that is right.
+type outcome struct {
+	next  state
+	reply reply
+}
+
+func (s state) open(now int64) bool { return s.stop != 0 && s.stop*1000 >= now }
+
+// enter is the window in which something happens now: the one that is open, or
+// one that ends at stop. A clock that stepped back brings its end back.
+func (s state) enter(now, stop int64, l backend.Limit) state {
+	last, slack := ends(now, l), min(l.Window.Milliseconds()/10, 1000)
+	switch {
+	case !s.open(now):
+		return state{stop: stop}
+	case s.stop > last+slack:
+		return state{stop: last, used: s.used}
+	}
+	return s
+}
+
+func ends(now int64, l backend.Limit) int64 { return (now+999)/1000 + l.Window.Milliseconds() }
+
+func (s state) reading(now int64, l backend.Limit) backend.State {
+	return backend.State{
+		Window: backend.Window(s.stop), Remaining: max(l.Tokens-s.used, 0),
+		Left: time.Duration(s.stop*1000-now) * time.Microsecond,
+	}
+}
+
+// after returns all right outcomes of q.
+func (s state) after(q request) []outcome {
+	switch q.op {
+	case "sync":
+		return s.afterSync(q)
+	case "take":
+		return s.afterTake(q)
+	case "check":
+		if !s.open(q.now) {
+			return []outcome{{s, reply{state: backend.State{Remaining: q.limit.Tokens}}}}
+		}
+		return []outcome{{s, reply{state: s.reading(q.now, q.limit)}}}
+	case "refund":
+		if !s.open(q.now) || s.stop != int64(q.window) {
+			return []outcome{{s, reply{}}}
+		}
+		back := min(q.tokens, s.used)
+		s.used -= back
+		return []outcome{{s, reply{back: back}}}
+	default: // all data is lost
+		return []outcome{{state{}, reply{}}}
+	}
+}
+
+func (s state) afterTake(q request) []outcome {
+	s = s.enter(q.now, ends(q.now, q.limit), q.limit)
+	allowed := s.used+q.tokens <= q.limit.Tokens
+	if allowed {
+		s.used += q.tokens
+	}
+	return []outcome{{s, reply{state: s.reading(q.now, q.limit), allowed: allowed}}}
+}
+
+// afterSync settles the account, and then grants.
+func (s state) afterSync(q request) []outcome {
+	r, was := q.sync, s
+	runs := int64(r.Window)*1000 >= q.now && int64(r.Window) <= ends(q.now, q.limit)+min(q.limit.Window.Milliseconds()/10, 1000)
+	stop := ends(q.now, q.limit)
+	if runs {
+		stop = int64(r.Window)
+	}
+	s = s.enter(q.now, stop, q.limit)
+	out := backend.SyncReply{}
+	mine := &s.own[q.who]
+	granted, returned := r.Granted, r.Returned
+	if int64(r.Window) != s.stop { // what it holds in another window that runs is carried over
+		held := int64(0)
+		if runs {
+			held = granted - returned
+		}
+		out.Carried = held > 0
+		granted, returned = held+mine.returned, mine.returned
+	}
+	if granted > mine.granted {
+		out.Reasserted = granted - mine.granted
+		s.used, mine.granted = s.used+out.Reasserted, granted
+	}
+	if returned > mine.returned {
+		s.used, mine.returned = max(s.used-returned+mine.returned, 0), returned
+	}
+	out.Recovered = mine.granted - granted
+	out.Learning = q.now/1000 < s.learn
+	adopted := runs && !was.open(q.now)
+	if (out.Reasserted > 0 || adopted) && !out.Learning {
+		s.learn, out.Learning = q.now/1000+q.limit.Window.Milliseconds()/20, true
+	}
+	return s.grants(q, out, was, adopted)
+}
+
+// grants are the outcomes for all sizes of a grant that are right.
+func (s state) grants(q request, out backend.SyncReply, was state, adopted bool) (list []outcome) {
+	out.Clients = s.clients(q.who)
+	least, most := s.wishes(q.sync, q.limit, out)
+	rest := max(q.limit.Tokens-s.used, 0)
+	least, most = min(max(least-out.Recovered, 0), rest), min(max(most-out.Recovered, 0), rest)
+	for n := least; n <= most; n++ {
+		next, said := s, out
+		next.used += n
+		mine := &next.own[q.who]
+		mine.granted += n
+		if next.used == 0 && mine.granted == 0 && !was.open(q.now) && !adopted { // a window opens at its first charge
+			list = append(list, outcome{was, reply{sync: backend.SyncReply{State: backend.State{Remaining: q.limit.Tokens}, Clients: 1}}})
+			continue
+		}
+		said.State = next.reading(q.now, q.limit)
+		said.Grant, said.Granted, said.Returned = n+out.Recovered, mine.granted, mine.returned
+		list = append(list, outcome{next, reply{sync: said}})
+	}
+	return list
+}
+
+// wishes are the bounds of what a client should hold more, what it has not heard
+// of included.
+func (s state) wishes(r backend.SyncRequest, l backend.Limit, out backend.SyncReply) (least, most int64) {
+	switch {
+	case r.Want == 0:
+		return 0, 0
+	case out.Learning:
+		n := min(r.Need, max(l.Tokens/1000, 1))
+		return n, n
+	case r.Strand < 0:
+		return r.Want, r.Want
+	}
+	floor := r.Strand / max(out.Clients, r.Peers)
+	return min(max(r.Want, floor), max(r.Need, floor)), max(r.Want, floor)
+}
+
+// clients is the number of accounts, that of who included.
+func (s state) clients(who int) (n int64) {
+	for i, a := range s.own {
+		if a.granted > 0 || i == who {
+			n++
+		}
+	}
+	return n
+}
+
+// step returns the states in which s may be after q was answered by r.
+func (s state) step(q request, r reply) (list []any) {
+	for _, o := range s.after(q) {
+		r.sync.Lasted = 0 // a matter of hints
+		if r.unknown || o.reply == r {
+			list = append(list, o.next)
+		}
+	}
+	return list
+}
+
+// expected says what would have been right, for a message.
+func (s state) expected(q request) string {
+	text := fmt.Sprintf("in %+v, %+v\nright:", s, q)
+	for _, o := range s.after(q) {
+		text += fmt.Sprintf("\n  %+v", o.reply)
+	}
+	return text
+}
