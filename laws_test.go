@@ -41,6 +41,9 @@ func (s *sim) hearError(c *caller) {
 		s.seen["told closed"]++
 	case errors.Is(c.err, ErrDeadline):
 		s.seen["hopeless"]++
+	case errors.Is(c.err, ErrExceedsLimit):
+		s.must(s.now != nil, "%d tokens are more than the limit", c.n)
+		s.seen["over the limit"]++
 	case errors.As(c.err, &failure):
 		s.seen["failed"]++
 	case errors.Is(c.err, context.Canceled):
@@ -156,6 +159,9 @@ func (s *sim) calmDown() {
 	}
 	s.wire.calm = true
 	s.wire.mu.Unlock()
+	if s.now != nil {
+		s.now.Store(s.limit.Tokens)
+	}
 	s.settle()
 	s.inspect()
 	if s.oneIn(2) {

@@ -34,6 +34,9 @@ func (e *entry) relimit() error {
 		}
 		p = next
 	}
+	if e.queue.empty() { // what was reserved for them is anybody's again
+		e.release()
+	}
 	return nil
 }
 

@@ -24,9 +24,10 @@ type sim struct {
 	callers []*caller // under way
 	won     []*caller // whose tokens may be refunded
 	spent   map[slot]int64
-	slack   int64 // tokens that may be charged though nobody has them: of calls that nobody heard of
-	blurred bool  // more such tokens, nobody knows how many
-	lossy   bool  // the store may lose its data
+	slack   int64         // tokens that may be charged though nobody has them: of calls that nobody heard of
+	blurred bool          // more such tokens, nobody knows how many
+	lossy   bool          // the store may lose its data
+	now     *atomic.Int64 // tokens that WithLimits says; nil = there is none
 	seen    tally
 	say     func(format string, args ...any) // nil = quiet
 	bug     func(s *sim)                     // a deliberate one, after each step
@@ -122,6 +123,11 @@ func (s *sim) options() []Option {
 	} else {
 		opts = append(opts, WithIdle(apart))
 	}
+	if s.oneIn(6) {
+		s.now = new(atomic.Int64)
+		s.now.Store(s.limit.Tokens)
+		opts = append(opts, WithLimits(func(string) Limit { return Limit{Tokens: s.now.Load(), Window: s.limit.Window} }))
+	}
 	if s.oneIn(12) {
 		opts = append(opts, WithMaxKeys(s.rnd.IntN(2)))
 	}
@@ -157,6 +163,8 @@ func (s *sim) run() {
 
 func (s *sim) step() {
 	switch k := s.rnd.IntN(100); {
+	case k < 2:
+		s.burst()
 	case k < 38:
 		s.call()
 	case k < 64:
@@ -169,12 +177,36 @@ func (s *sim) step() {
 		s.sleep()
 	case k < 94:
 		s.cancel()
-	case k < 98:
+	case k < 97:
 		s.refund()
+	case k < 98:
+		s.relimit()
 	case k < 99:
 		s.forget()
 	default:
 		s.end()
+	}
+}
+
+// burst is traffic of one process, fast enough for batches, one after the other.
+func (s *sim) burst() {
+	p, key := pickOf(s, s.all...), pickOf(s, s.keys...)
+	for range 4 + s.rnd.IntN(20) {
+		ctx, cancel := context.WithCancel(context.Background())
+		c := &caller{p: p, key: key, n: 1, what: "allow", cancel: cancel}
+		s.launch(c, func() { c.r, c.err = c.do(ctx) })
+		s.settle()
+		s.deliver()
+		time.Sleep(time.Duration(s.rnd.Int64N(int64(s.limit.Window/50))) | 1)
+	}
+}
+
+// relimit changes the limit, never to more than it was at first.
+func (s *sim) relimit() {
+	if s.now != nil {
+		s.seen["another limit"]++
+		s.now.Store(1 + s.rnd.Int64N(s.limit.Tokens))
+		s.log("the limit is %d", s.now.Load())
 	}
 }
 
