@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 
@@ -13,7 +14,7 @@ import (
 // What is spent never seems to shrink from one look to the next, while batches
 // come in: to a metrics system that would be a restart.
 func TestSpentNeverGoesBack(t *testing.T) {
-	l := open(t, memstore.New(), PerHour(1_000_000), WithBatch(Fixed(100)))
+	l := open(t, memstore.New(), PerHour(1_000_000), WithBatch(Fixed(100)), WithFetchTimeout(time.Minute))
 	var over atomic.Bool
 	var wg sync.WaitGroup
 	for range 4 {
