@@ -14,6 +14,9 @@
 // [Server.Pause], [Server.Kill] and [Server.Restart] are the faults of a
 // process.
 //
+// [StartTLS] adds a port that speaks TLS, with an authority of its own, and
+// [Server.SetUser] a user with the rights of an ACL line.
+//
 // # Proxies
 //
 // A [Proxy] stands in front of one address and makes the faults of a network:
