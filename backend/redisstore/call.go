@@ -163,6 +163,7 @@ func (c *call) judge() (now int64) {
 	c.reply, c.err = c.cmd.Result()
 	switch {
 	case c.err != nil:
+		c.err = explain(c.err)
 		return 0
 	case len(c.reply) != c.script.fields:
 		c.err = fmt.Errorf("a reply of %d integers, want %d", len(c.reply), c.script.fields)

@@ -60,6 +60,8 @@ type Store struct {
 	prefix   string
 	clock    serverClock
 	err      error // a fault of the set-up
+
+	functions bool // the scripts are called as functions
 }
 
 var (
@@ -150,7 +152,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	c := newCall(ctx, syncScript, s.prefix, r.Key)
+	c := newCall(ctx, s.form(syncScript), s.prefix, r.Key)
 	c.text(r.Client)
 	c.numbers(r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.Window), r.Granted, r.Returned,
 		r.Want, r.Need, r.Strand, r.Peers, r.Pace)
@@ -180,7 +182,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	c := newCall(ctx, takeScript, s.prefix, r.Key)
+	c := newCall(ctx, s.form(takeScript), s.prefix, r.Key)
 	c.numbers(r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds())
 	c.undo = &undo{s, r.Key, r.Tokens}
 	v, err := s.run(c, s.primary)
@@ -202,7 +204,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	if n := uint32(len(s.readers)); n > 0 {
 		to = s.readers[s.nextRead.Add(1)%n]
 	}
-	c := newCall(ctx, checkScript, s.prefix, key)
+	c := newCall(ctx, s.form(checkScript), s.prefix, key)
 	c.numbers(l.Tokens)
 	v, err := s.run(c, to)
 	if err != nil {
@@ -216,7 +218,7 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 	if err := r.Validate(); err != nil {
 		return 0, err
 	}
-	c := newCall(ctx, refundScript, s.prefix, r.Key)
+	c := newCall(ctx, s.form(refundScript), s.prefix, r.Key)
 	c.numbers(r.Tokens, int64(r.Window))
 	v, err := s.run(c, s.primary)
 	if err != nil {

@@ -5,6 +5,7 @@
 //	reservoir load      drives a limiter against a store and reports what happened
 //	reservoir inspect   what a store holds for a key
 //	reservoir tune      which batch policy suits a traffic, and why
+//	reservoir functions the scripts as a library, for servers that allow functions only
 //	reservoir version   which build this is
 //
 // "reservoir help" and "reservoir <command> -h" tell the flags. The exit status
@@ -49,6 +50,7 @@ var commands = []command{
 	{"load", "drive a limiter against a store and report", runLoad},
 	{"inspect", "show what a store holds for a key", runInspect},
 	{"tune", "replay a traffic under each batch policy and recommend one", runTune},
+	{"functions", "print the library for servers that allow functions only", runFunctions},
 	{"version", "print the version of this build", runVersion},
 }
 
@@ -88,7 +90,7 @@ func help(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("reservoir: rate limits that are exact over many processes, nearly without store calls\n\nusage: reservoir <command> [flags]\n\n")
 	for _, c := range commands {
-		fmt.Fprintf(&b, "  %-9s %s\n", c.name, c.summary)
+		fmt.Fprintf(&b, "  %-10s %s\n", c.name, c.summary)
 	}
 	b.WriteString("\n\"reservoir <command> -h\" tells the flags of a command.\n")
 	_, err := io.WriteString(w, b.String())
