@@ -153,7 +153,7 @@ if not ours then
     end
     redis.call('PEXPIREAT', KEYS[3], text(stop + 1000))
   end
-elseif g > 0 and account ~= own[3] then
+elseif g > 0 and (account ~= own[3] or recovered > 0) then  -- a WAIT need not speak of a grant that this does not write
   redis.call('HSET', KEYS[3], 'l', text(learn), client, account)
 end
 if dried then redis.call('HSET', KEYS[3], 'dry', text(dry)) end

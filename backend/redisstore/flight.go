@@ -47,6 +47,10 @@ func (f *flight) send(calls []*call, whole map[*call]bool) {
 		c.loads = f.group.loads[c.script.index].Load()
 		c.stamp(now, whole[c])
 	}
+	if a := f.group.ack; a.concerns(calls) {
+		a.send(f.group.client, calls)
+		return
+	}
 	if len(calls) == 1 {
 		_ = f.group.client.Process(calls[0].ctx, calls[0].cmd)
 		return

@@ -28,6 +28,7 @@ type group struct {
 	client redis.UniversalClient
 	clock  *serverClock
 	lanes  int
+	ack    ack // for what its calls hand out
 	// elsewhere takes the calls that this server does not serve any more. It
 	// follows redirections, and nil means that there are none.
 	elsewhere *group

@@ -62,6 +62,8 @@ type Store struct {
 	err      error // a fault of the set-up
 
 	functions bool // the scripts are called as functions
+	ack       ack
+	acked     bool // ack was asked for, if with values that make no sense
 }
 
 var (
@@ -98,6 +100,7 @@ func New(client redis.UniversalClient, opts ...Option) *Store {
 		return s
 	}
 	s.primary = newRoute(client, &s.clock)
+	s.primary.require(s.ack)
 	for _, replica := range s.replicas {
 		r := newReadRoute(replica, &s.clock)
 		r.second = s.primary
@@ -125,6 +128,9 @@ func (s *Store) validate() error {
 	}
 	if strings.ContainsFunc(s.prefix, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) || r == '{' || r == '}' }) {
 		return errPrefix
+	}
+	if s.acked {
+		return s.ack.validate(s.client)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 type route struct {
 	client redis.UniversalClient
 	clock  *serverClock
+	ack    ack
 	second *route // for further attempts; nil = this one
 	// punctual says that go-redis ends a call by its context's deadline.
 	punctual bool
@@ -61,6 +62,9 @@ func newReadRoute(client redis.UniversalClient, clock *serverClock) *route {
 	return r
 }
 
+// require makes all calls of the route wait for replicas.
+func (r *route) require(a ack) { r.ack, r.whole.ack = a, a }
+
 // prompt reports whether a call is surely over at its context's deadline. That of
 // a cluster's client may wait for another that learns where the slots are.
 func (r *route) prompt() bool {
@@ -84,7 +88,7 @@ func (r *route) group(ctx context.Context, tag string) *group {
 		r.sweep()
 	}
 	g := newGroup(node, r.clock, lanes)
-	g.elsewhere = r.whole
+	g.elsewhere, g.ack = r.whole, r.ack
 	all, _ := r.nodes.LoadOrStore(node, g)
 	return all.(*group)
 }

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"crypto/sha1"
 	"encoding/hex"
+	"errors"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -77,7 +78,7 @@ func (s *Store) run(c *call, to *route) ([]int64, error) {
 			return reply, nil
 		}
 		class := classify(err)
-		if i+1 >= attempts || ctx.Err() != nil || !sc.mayRepeat(class) {
+		if i+1 >= attempts || ctx.Err() != nil || !sc.mayRepeat(class) || errors.Is(err, ErrNotReplicated) {
 			return nil, &backend.Error{Op: sc.op, Class: class, Err: err}
 		}
 		reload(ctx, to.client)

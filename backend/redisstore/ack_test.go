@@ -1,0 +1,308 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/backendtest"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+func TestSuiteWithReplicaAck(t *testing.T) {
+	r := redistest.StartReplicated(t, 1)
+	r.Primary.ResetStats()
+	backendtest.Run(t, always(redisstore.New(r.Primary.Client(), redisstore.WithReplicaAck(1, 10*time.Second))))
+	require.Positive(t, r.Primary.Calls("wait"))
+}
+
+func TestSuiteWithReplicaAckOnCluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 1)
+	cluster.ResetStats()
+	backendtest.Run(t, always(redisstore.New(cluster.Client(), redisstore.WithReplicaAck(1, 10*time.Second))))
+	for _, node := range cluster.Nodes[:3] {
+		require.Positive(t, node.Calls("wait"))
+	}
+}
+
+// replicatedPair is a primary and a replica that can be made to lag.
+type replicatedPair struct {
+	*redistest.Replicated
+	link *redistest.Proxy
+}
+
+func newReplicatedPair(t *testing.T) *replicatedPair {
+	t.Helper()
+	r := redistest.StartReplicated(t, 1)
+	return &replicatedPair{r, r.Link(0)}
+}
+
+// store is one with connections of its own, which have written nothing yet.
+func (p *replicatedPair) store(timeout time.Duration) *redisstore.Store {
+	return redisstore.New(p.Primary.Client(), redisstore.WithReplicaAck(1, timeout))
+}
+
+// brief is a time in which a replica that is held does not answer.
+const brief = 20 * time.Millisecond
+
+func (p *replicatedPair) used(t *testing.T, s *redistest.Server) string {
+	t.Helper()
+	return s.Client().Get(t.Context(), "{k}").Val()
+}
+
+// TestGrantIsWithheldUntilReplicated: what is on the primary alone is granted to
+// nobody, however often it is asked for, and is handed over once it is safe.
+func TestGrantIsWithheldUntilReplicated(t *testing.T) {
+	p := newReplicatedPair(t)
+	request := backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Strand: -1}
+	take(t, p.store(10*time.Second), "k", 1)
+	p.link.Hold(true)
+	p.Primary.ResetStats()
+	for i := range int64(3) {
+		_, err := p.store(brief).Sync(t.Context(), request)
+		require.ErrorIs(t, err, redisstore.ErrNotReplicated)
+		require.Equal(t, backend.Unknown, class(t, err))
+		require.EqualValues(t, i+1, p.Primary.Calls("evalsha"), "said once a call")
+		require.EqualValues(t, i+1, p.Primary.Calls("hset"), "written anew, for WAIT to speak of it")
+		require.Equal(t, "5", p.used(t, p.Primary), "charged once")
+	}
+	require.Positive(t, p.link.Held())
+	require.Equal(t, "1", p.used(t, p.Replicas[0]), "the replica lags")
+
+	p.link.Hold(false)
+	got, err := p.store(10*time.Second).Sync(t.Context(), request)
+	require.NoError(t, err)
+	require.EqualValues(t, 4, got.Grant)
+	require.EqualValues(t, 4, got.Recovered)
+	require.EqualValues(t, 5, got.Remaining)
+	require.Equal(t, "5", p.used(t, p.Replicas[0]), "no later than the answer")
+}
+
+func TestTakeIsWithheldUntilReplicated(t *testing.T) {
+	p := newReplicatedPair(t)
+	s := p.store(brief)
+	take(t, p.store(10*time.Second), "warm", 1)
+	p.link.Hold(true)
+	p.Primary.ResetStats()
+	_, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 9})
+	require.ErrorIs(t, err, redisstore.ErrNotReplicated)
+	require.Equal(t, backend.Unknown, class(t, err))
+	require.EqualValues(t, 1, p.Primary.Calls("wait"))
+	require.Equal(t, "9", p.used(t, p.Primary), "charged and lost")
+
+	// What hands out nothing is answered all the same.
+	refused, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 2})
+	require.NoError(t, err)
+	require.False(t, refused.Allowed)
+	_, err = s.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "a", Limit: limit10})
+	require.NoError(t, err)
+	waits := p.Primary.Calls("wait")
+	require.EqualValues(t, 1, remaining(t, s, "k"))
+	back, err := s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: refused.Window, Tokens: 1})
+	require.NoError(t, err)
+	require.EqualValues(t, 1, back)
+	require.Equal(t, waits, p.Primary.Calls("wait"), "neither waits")
+	require.Positive(t, p.link.Held())
+}
+
+// TestAckOfPipeline: calls that share a pipeline share a WAIT.
+func TestAckOfPipeline(t *testing.T) {
+	const n = 200
+	p := newReplicatedPair(t)
+	s := p.store(10 * time.Second)
+	take(t, s, "warm", 1)
+	p.Primary.ResetStats()
+	errs := make(chan error, n)
+	p.link.Hold(true)
+	for i := range n {
+		go func() {
+			_, err := s.Take(context.Background(), backend.TakeRequest{Key: fmt.Sprint("k", i), Limit: limit10, Tokens: 1})
+			errs <- err
+		}()
+	}
+	require.Eventually(t, func() bool { return p.Primary.Calls("evalsha") >= 4 && p.link.Held() > 0 }, 10*time.Second, time.Millisecond)
+	require.Empty(t, errs, "nobody is answered ahead of the replica")
+	p.link.Hold(false)
+	for range n {
+		require.NoError(t, <-errs)
+	}
+	require.EqualValues(t, n, p.Primary.Calls("evalsha"))
+	require.Less(t, p.Primary.Calls("wait"), int64(n/2))
+}
+
+// TestAckWithoutTheRight: the charge is made, so the outcome is not "rejected".
+func TestAckWithoutTheRight(t *testing.T) {
+	r := redistest.StartReplicated(t, 1)
+	r.Primary.SetUser("user u on >pw ~* +@all -wait")
+	s := redisstore.New(r.Primary.Client(redistest.User("u", "pw")), redisstore.WithReplicaAck(1, time.Second))
+	_, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+	require.ErrorIs(t, err, redisstore.ErrNotReplicated)
+	require.Equal(t, backend.Unknown, class(t, err))
+	require.ErrorContains(t, err, "NOPERM")
+}
+
+// TestAckOnCluster: WAIT goes where the script went, from the first call on.
+func TestAckOnCluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 1)
+	for _, key := range []string{"foo", "k1", "k2", "k3"} {
+		owner := cluster.NodeOf("{" + key + "}")
+		s := redisstore.New(cluster.Client(), redisstore.WithReplicaAck(1, 10*time.Second))
+		for i := range int64(3) {
+			cluster.ResetStats()
+			require.EqualValues(t, 9-i, take(t, s, key, 1).Remaining)
+			require.Positive(t, owner.Calls("wait"), key)
+			require.Equal(t, owner.Calls("eval", "evalsha"), cluster.Calls("wait"), key)
+		}
+		two := redisstore.New(cluster.Client(), redisstore.WithReplicaAck(2, brief))
+		_, err := two.Take(t.Context(), backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
+		require.ErrorIs(t, err, redisstore.ErrNotReplicated, "each master has one replica")
+		require.Regexp(t, "[01] of 2", err.Error())
+	}
+}
+
+// TestFailoverWithAck: the primary dies while its replica lags. Programs that
+// were told nothing but what the replica has too cannot be admitted twice; as the
+// control, without WAIT, all that the replica missed is.
+func TestFailoverWithAck(t *testing.T) {
+	lost, over := dieLagging(t, nil)
+	require.Positive(t, lost)
+	require.Equal(t, lost, over, "the control: what was lost is admitted once more")
+	lost, over = dieLagging(t, []redisstore.Option{redisstore.WithReplicaAck(1, brief)})
+	require.Zero(t, lost, "nothing that was spent")
+	require.Zero(t, over)
+}
+
+// dieLagging spends of a limit, then more while the replica lags, and after the
+// primary's death all that is left, with limiters that know nothing of before. It
+// returns how many admitted tokens the replica had not heard of, and how many
+// were admitted over the limit.
+func dieLagging(t *testing.T, opts []redisstore.Option) (lost, over int64) {
+	t.Helper()
+	p := newReplicatedPair(t)
+	before := newSpender(t, redisstore.New(p.Primary.Client(), opts...))
+	for range 50 {
+		before.spend(t)
+	}
+	require.Positive(t, before.admitted)
+	charged, err := p.Primary.Client().Get(t.Context(), "{k}").Int64()
+	require.NoError(t, err)
+	caughtUp(t, p.Replicas[0].Client(), "k", charged)
+	p.link.Hold(true)
+	for range 50 {
+		before.spend(t)
+	}
+	require.Positive(t, p.link.Held())
+	primary, err := p.Primary.Client().Get(t.Context(), "{k}").Int64()
+	require.NoError(t, err)
+	require.Greater(t, primary, charged, "the primary has charged what the replica lacks")
+	p.Primary.Kill()
+	p.link.Cut()
+	p.Promote(0)
+	known, err := p.Replicas[0].Client().Get(t.Context(), "{k}").Int64()
+	require.NoError(t, err)
+
+	after := newSpender(t, redisstore.New(p.Replicas[0].Client()))
+	for range spenderLimit.Tokens + 10 {
+		after.spend(t)
+	}
+	return max(before.admitted-known, 0), max(before.admitted+after.admitted-spenderLimit.Tokens, 0)
+}
+
+var spenderLimit = reservoir.PerHour(200)
+
+// spender is a limiter that gets its tokens one by one, and counts them.
+type spender struct {
+	*reservoir.Limiter
+	admitted int64
+}
+
+func newSpender(t *testing.T, s backend.Store) *spender {
+	t.Helper()
+	l, err := reservoir.New(s, spenderLimit, reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(5*time.Second))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		_ = l.Close(ctx) // its server may be dead
+	})
+	return &spender{Limiter: l}
+}
+
+func (s *spender) spend(t *testing.T) {
+	t.Helper()
+	if r, err := s.Allow(t.Context(), "k"); err == nil && r.Allowed {
+		s.admitted++
+	}
+}
+
+// TestAckBehindPrefetch: where a key is restocked ahead of need, its callers do
+// not see how far the replicas are.
+func TestAckBehindPrefetch(t *testing.T) {
+	const distance, pace, warm, rounds = 10 * time.Millisecond, 500 * time.Microsecond, 800, 1500
+	p := newReplicatedPair(t)
+	p.link.Delay(distance)
+	var acks []time.Duration
+	var mu sync.Mutex
+	l, err := reservoir.New(p.store(10*time.Second), reservoir.PerMinute(600_000), reservoir.WithBatch(reservoir.Adaptive(1, 200)), reservoir.WithStranding(0.0003), reservoir.WithFetchTimeout(10*time.Second),
+		reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) {
+			mu.Lock()
+			defer mu.Unlock()
+			if c.Granted > 0 {
+				acks = append(acks, c.Duration)
+			}
+		}}))
+	require.NoError(t, err)
+	tick := time.NewTicker(pace)
+	defer tick.Stop()
+	var waited int64
+	for i := range warm + rounds {
+		if i == warm {
+			waited = l.Stats().Waited
+		}
+		<-tick.C
+		r, err := l.Allow(t.Context(), "k")
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+	}
+	waited = l.Stats().Waited - waited
+	require.NoError(t, l.Close(context.Background()))
+	require.GreaterOrEqual(t, len(acks), 5)
+	require.GreaterOrEqual(t, slices.Min(acks), distance, "each grant waited for the replica")
+	t.Logf("%d grants took %v or more; %d of %d requests waited", len(acks), slices.Min(acks), waited, rounds)
+	require.LessOrEqual(t, waited, int64(rounds/20))
+}
+
+func TestAckSetUp(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	wrapped := struct{ redis.UniversalClient }{client}
+	for _, row := range []struct {
+		client redis.UniversalClient
+		n      int
+		d      time.Duration
+		want   string
+	}{
+		{client, 1, time.Millisecond, ""},
+		{client, 0, time.Second, "1 replica or more"},
+		{client, -1, time.Second, "1 replica or more"},
+		{client, 1, time.Millisecond - 1, "1 ms or more"},
+		{wrapped, 1, time.Second, "elsewhere"},
+	} {
+		err := redisstore.New(row.client, redisstore.WithReplicaAck(row.n, row.d)).Err()
+		if row.want == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorContains(t, err, row.want)
+		require.Equal(t, backend.Rejected, class(t, err))
+	}
+}
