@@ -50,7 +50,8 @@ import (
 )
 
 // Store implements backend.Store and backend.Inspector. It holds no connection
-// of its own, runs no goroutine between calls, and does not close the client.
+// of its own, runs no goroutine between calls but for a look at the server after
+// the first (WithWarnings), and does not close the client.
 type Store struct {
 	client   redis.UniversalClient   // the one that writes
 	primary  *route                  // to it
@@ -63,7 +64,9 @@ type Store struct {
 
 	functions bool // the scripts are called as functions
 	ack       ack
-	acked     bool // ack was asked for, if with values that make no sense
+	acked     bool          // ack was asked for, if with values that make no sense
+	warn      func(Warning) // nil = nobody is told
+	looked    atomic.Bool   // for what to warn of
 }
 
 var (
@@ -92,7 +95,7 @@ func WithReplicas(replicas ...redis.UniversalClient) Option {
 // New returns a store over client. It does no I/O. A redis.Ring, a nil client or
 // a bad prefix is a fault that Err, reservoir.New and every call report.
 func New(client redis.UniversalClient, opts ...Option) *Store {
-	s := &Store{client: client}
+	s := &Store{client: client, warn: logWarning}
 	for _, o := range opts {
 		o(s)
 	}

@@ -75,6 +75,7 @@ func (s *Store) run(c *call, to *route) ([]int64, error) {
 		reply, err := c.await(to.group(ctx, c.tag))
 		if err == nil {
 			to.known.Store(true)
+			s.met()
 			return reply, nil
 		}
 		class := classify(err)

@@ -86,7 +86,7 @@ func (o *opened) one(a address, prefix string, conns int) backend.Store {
 	o.shared = true
 	client := a.client(conns)
 	o.clients = append(o.clients, client)
-	return redisstore.New(client, redisstore.WithPrefix(prefix))
+	return redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithWarnings(nil)) // standard error is for errors
 }
 
 // client is set up to fail soon and to leave repeating to the store.
