@@ -55,6 +55,8 @@ func classify(err error) backend.Class {
 		return backend.Unavailable
 	case errors.Is(err, redis.ErrClosed):
 		return backend.Rejected
+	case isHandshake(err):
+		return backend.Rejected
 	case errors.As(err, &network) && network.Op == "dial":
 		return backend.Unavailable
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"crypto/tls"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// TestTLSToRedis is TestTLS with Redis' own TLS, and with a password to keep.
+func TestTLSToRedis(t *testing.T) {
+	server, wrong := redistest.StartTLS(t, "127.0.0.1"), redistest.StartTLS(t, "other.test")
+	server.SetUser("user u on >" + canary + " ~* +@all")
+	for _, row := range []struct {
+		what, store, trust, want string
+	}{
+		{"trusted", "rediss://u:" + canary + "@" + server.Addr(), server.CAFile, ""},
+		{"an unknown authority", "rediss://u:" + canary + "@" + server.Addr(), wrong.CAFile, "x509: "},
+		{"another's name", "rediss://u:" + canary + "@" + wrong.Addr(), wrong.CAFile, "x509: "},
+		{"a plain client", "redis://u:" + canary + "@" + server.Addr(), server.CAFile, "outcome unknown"},
+		{"a wrong password", "rediss://u:" + canary + "x@" + server.Addr(), server.CAFile, "WRONGPASS"},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			env := []string{"SSL_CERT_FILE=" + row.trust, "SSL_CERT_DIR=" + t.TempDir()}
+			// A busy machine may be late for the time-outs of a few tries.
+			for deadline := time.Now().Add(20 * time.Second); ; {
+				o := start(t, env, "inspect", "-store", row.store, "k").end()
+				require.NotContains(t, o.stdout+o.stderr, canary)
+				if row.want == "" && o.status == exitOK {
+					require.Contains(t, o.stdout, "none is open")
+					return
+				}
+				require.Equal(t, exitFailure, o.status, o.stdout)
+				o.requireOneLine(t)
+				if row.want != "" && strings.Contains(o.stderr, row.want) {
+					return
+				}
+				require.True(t, time.Now().Before(deadline), o.stderr)
+			}
+		})
+	}
+}
+
+// TestTLSIsAlwaysVerified: there is no address, flag or default that leaves it out.
+func TestTLSIsAlwaysVerified(t *testing.T) {
+	a, err := parseAddress("rediss://u:p@host:1/2")
+	require.NoError(t, err)
+	config := a.tls()
+	require.False(t, config.InsecureSkipVerify)
+	require.Nil(t, config.VerifyConnection)
+	require.Equal(t, "host", config.ServerName)
+	require.GreaterOrEqual(t, config.MinVersion, uint16(tls.VersionTLS12))
+	for _, query := range []string{"?skip_verify=true", "/0?skip_verify=true", "?tls=false"} {
+		_, err := parseAddress("rediss://u:p@host:1" + query)
+		require.Error(t, err, query)
+	}
+	for _, c := range commands {
+		text := strings.ToLower(invoke(t.Context(), c.name, "-h").stdout)
+		require.NotContains(t, text, "insecure", c.name)
+		require.NotContains(t, text, "skip", c.name)
+	}
+}
