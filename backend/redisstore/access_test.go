@@ -1,0 +1,309 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/backendtest"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// aclBlock is a block of SECURITY.md with access rules. The page is the only place
+// where they stand: what operators copy is what is tested.
+var aclBlock = regexp.MustCompile("(?s)```acl (\\w+)\n(.*?)\n```")
+
+// rules returns the block of that name.
+func rules(t *testing.T, name string) string {
+	t.Helper()
+	page, err := os.ReadFile("../../SECURITY.md")
+	require.NoError(t, err)
+	for _, block := range aclBlock.FindAllStringSubmatch(string(page), -1) {
+		if block[1] == name {
+			return block[2]
+		}
+	}
+	require.FailNow(t, "SECURITY.md has no such rules", name)
+	return ""
+}
+
+// further are the rights that one more feature needs.
+func further(t *testing.T, feature string) string {
+	t.Helper()
+	for line := range strings.Lines(rules(t, "more")) {
+		if words := strings.Fields(line); words[0] == feature {
+			return " " + strings.Join(words[1:], " ")
+		}
+	}
+	require.FailNow(t, "SECURITY.md has no such feature", feature)
+	return ""
+}
+
+const aclPassword = "PASSWORD" // as the page has it
+
+// user is a line of the page, and the rules in it.
+type user struct {
+	name  string
+	rules []string
+}
+
+func newUser(line string) user {
+	words := strings.Fields(line)
+	return user{words[1], words[2:]}
+}
+
+// without is the user's line, but for one rule, -1 for none.
+func (u user) without(i int) string {
+	words := []string{"user", u.name}
+	for j, rule := range u.rules {
+		if i != j {
+			words = append(words, rule)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// forbidden is what servers say: to a client, and from inside a script.
+var forbidden = regexp.MustCompile(`NOPERM|WRONGPASS|The user executing the script can't`)
+
+// minimal checks that exercise succeeds with all rules and that each, left out,
+// makes it fail for want of a right.
+func minimal(t *testing.T, line string, set func(line string), exercise func(user) error) {
+	t.Helper()
+	u := newUser(line)
+	set(u.without(-1))
+	require.NoError(t, exercise(u), "all rules")
+	for i, rule := range u.rules {
+		set(u.without(i))
+		err := exercise(u)
+		require.Error(t, err, "%s is not needed", rule)
+		require.Regexp(t, forbidden, err.Error(), rule)
+		var failure *backend.Error
+		require.ErrorAs(t, err, &failure, rule)
+		require.NotEqual(t, backend.Unavailable, failure.Class, "%s: %v: it will not come by itself", rule, err)
+	}
+	set(u.without(-1))
+	require.NoError(t, exercise(u), "all rules again")
+}
+
+// all makes every call, on a key of its own, to a server that knows no script.
+func all(ctx context.Context, s backend.Store, key string) error {
+	if _, err := s.Check(ctx, key, limit10); err != nil {
+		return err
+	}
+	if _, err := s.Check(ctx, key, limit10); err != nil { // by the hash
+		return err
+	}
+	taken, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 2})
+	if err != nil {
+		return err
+	}
+	for _, client := range []string{"a", "b", "a"} {
+		if _, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: client, Limit: limit10, Want: 1, Strand: -1}); err != nil {
+			return err
+		}
+	}
+	_, err = s.Refund(ctx, backend.RefundRequest{Key: key, Window: taken.Window, Tokens: 1})
+	return err
+}
+
+// plain hides that a store can be inspected, which needs more rights.
+type plain struct{ backend.Store }
+
+// limiterOf is a store as the user.
+func limiterOf(t *testing.T, server *redistest.Server, u user, opts ...redisstore.Option) *redisstore.Store {
+	t.Helper()
+	opts = append([]redisstore.Option{redisstore.WithPrefix("rl:"), redisstore.WithWarnings(nil)}, opts...)
+	return redisstore.New(server.Client(redistest.User(u.name, aclPassword)), opts...)
+}
+
+func TestAccess(t *testing.T) {
+	server := redistest.Start(t)
+	admin := server.Client()
+	line := rules(t, "limiter")
+	minimal(t, line, server.SetUser, func(u user) error {
+		require.NoError(t, admin.ScriptFlush(t.Context()).Err())
+		require.NoError(t, admin.FlushAll(t.Context()).Err())
+		return all(t.Context(), limiterOf(t, server, u), "k")
+	})
+	backendtest.Run(t, always(plain{limiterOf(t, server, newUser(line))}))
+
+	other := redisstore.New(server.Client(redistest.User("limiter", aclPassword)), redisstore.WithPrefix("other:"))
+	require.Equal(t, backend.Rejected, class(t, all(t.Context(), other, "k")), "nothing but the prefix")
+}
+
+func TestAccessByFunctions(t *testing.T) {
+	server := redistest.Start(t)
+	admin := server.Client()
+	loadLibrary(t, server)
+	line := rules(t, "functions")
+	minimal(t, line, server.SetUser, func(u user) error {
+		require.NoError(t, admin.FlushAll(t.Context()).Err())
+		return all(t.Context(), limiterOf(t, server, u, redisstore.WithFunctions()), "k")
+	})
+	backendtest.Run(t, always(plain{limiterOf(t, server, newUser(line), redisstore.WithFunctions())}))
+	require.Error(t, all(t.Context(), limiterOf(t, server, newUser(line)), "k"), "scripts are not allowed")
+}
+
+func TestAccessOfDashboard(t *testing.T) {
+	server := redistest.Start(t)
+	admin := server.Client()
+	writer := redisstore.New(admin, redisstore.WithPrefix("rl:"))
+	line := rules(t, "check")
+	minimal(t, line, server.SetUser, func(u user) error {
+		require.NoError(t, admin.FlushAll(t.Context()).Err())
+		take(t, writer, "k", 4)
+		require.NoError(t, admin.ScriptFlush(t.Context()).Err())
+		s := limiterOf(t, server, u)
+		for range 2 {
+			state, err := s.Check(t.Context(), "k", limit10)
+			if err != nil {
+				return err
+			}
+			require.EqualValues(t, 6, state.Remaining)
+		}
+		return nil
+	})
+	s := limiterOf(t, server, newUser(line))
+	for op, err := range allCalls(t.Context(), s, "k") {
+		if op != "check" {
+			require.Equal(t, backend.Rejected, class(t, err), op)
+		}
+	}
+	require.EqualValues(t, 6, remaining(t, writer, "k"), "nothing was written")
+}
+
+func TestAccessInCluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 0)
+	line := rules(t, "cluster")
+	open := func(u user) *redisstore.Store {
+		client := cluster.Client(redistest.ClusterUser(u.name, aclPassword))
+		return redisstore.New(client, redisstore.WithPrefix("rl:"), redisstore.WithWarnings(nil))
+	}
+	// The slot of rl:{k} is on its way: who asks for it is sent on.
+	from := cluster.NodeOf("rl:{k}")
+	to := cluster.Nodes[0]
+	if to == from {
+		to = cluster.Nodes[1]
+	}
+	slot := from.Client().ClusterKeySlot(t.Context(), "rl:{k}").Val()
+	importing := func(s *redistest.Server, state string, node *redistest.Server) {
+		id := node.Client().Do(t.Context(), "cluster", "myid").Val()
+		require.NoError(t, s.Client().Do(t.Context(), "cluster", "setslot", slot, state, id).Err())
+	}
+	importing(to, "importing", from)
+	importing(from, "migrating", to)
+	minimal(t, line, cluster.SetUser, func(u user) error {
+		for _, node := range cluster.Nodes {
+			require.NoError(t, node.Client().ScriptFlush(t.Context()).Err())
+			require.NoError(t, node.Client().FlushAll(t.Context()).Err())
+		}
+		arrive(t, to, "rl:{k}", "3")
+		arrive(t, to, "rl:{k}:exp", fmt.Sprint(time.Now().Unix()+60))
+		s := open(u)
+		if err := all(t.Context(), s, "j"); err != nil {
+			return err
+		}
+		state, err := s.Check(t.Context(), "k", limit10)
+		if err == nil {
+			require.EqualValues(t, 7, state.Remaining, "read where it has moved to")
+		}
+		return err
+	})
+	for _, s := range []*redistest.Server{from, to} {
+		require.NoError(t, s.Client().Do(t.Context(), "cluster", "setslot", slot, "stable").Err())
+	}
+	backendtest.Run(t, always(plain{open(newUser(line))}))
+}
+
+// arrive writes a key of a slot that is on its way to the server.
+func arrive(t *testing.T, server *redistest.Server, key, value string) {
+	t.Helper()
+	_, err := server.Client().Pipelined(t.Context(), func(p redis.Pipeliner) error {
+		p.Do(t.Context(), "asking")
+		return p.Set(t.Context(), key, value, time.Minute).Err()
+	})
+	require.NoError(t, err)
+}
+
+// TestFurtherAccess: what more each feature needs, and that it needs it.
+func TestFurtherAccess(t *testing.T) {
+	r := redistest.StartReplicated(t, 1)
+	server, line := r.Primary, rules(t, "limiter")
+	t.Run("inspect", func(t *testing.T) {
+		more := further(t, "inspect")
+		words := strings.Fields(more)
+		for i := -1; i < len(words); i++ {
+			have := append([]string{}, words...)
+			if i >= 0 {
+				have = append(have[:i], have[i+1:]...)
+			}
+			server.SetUser(line + " " + strings.Join(have, " "))
+			_, err := limiterOf(t, server, newUser(line)).Inspect(t.Context(), "k")
+			if i < 0 {
+				require.NoError(t, err)
+				continue
+			}
+			require.Error(t, err, "%s is not needed", words[i])
+			require.Equal(t, backend.Rejected, class(t, err), "%s: %v", words[i], err)
+		}
+	})
+	t.Run("wait", func(t *testing.T) {
+		ack := redisstore.WithReplicaAck(1, 10*time.Second)
+		server.SetUser(line)
+		require.ErrorIs(t, all(t.Context(), limiterOf(t, server, newUser(line), ack), "k"), redisstore.ErrNotReplicated)
+		server.SetUser(line + further(t, "wait"))
+		require.NoError(t, all(t.Context(), limiterOf(t, server, newUser(line), ack), "j"))
+	})
+	t.Run("warnings", func(t *testing.T) {
+		require.NoError(t, server.Client().ConfigSet(t.Context(), "maxmemory", "100mb").Err())
+		require.NoError(t, server.Client().ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lfu").Err())
+		server.SetUser(line + further(t, "warnings"))
+		w := make(warned, 1)
+		require.NoError(t, all(t.Context(), limiterOf(t, server, newUser(line), w.take()), "i"))
+		w.one(t)
+	})
+}
+
+// TestAccessToClusterReplicas: a second client, for Check, says READONLY and wants
+// to know which commands only read.
+func TestAccessToClusterReplicas(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 1)
+	line := rules(t, "cluster")
+	with := func(rights string) error {
+		cluster.SetUser(line + rights)
+		name := redistest.ClusterUser("limiter", aclPassword)
+		replicas := cluster.Client(name, func(o *redis.ClusterOptions) { o.ReadOnly = true })
+		s := redisstore.New(cluster.Client(name), redisstore.WithPrefix("rl:"), redisstore.WithWarnings(nil), redisstore.WithReplicas(replicas))
+		cluster.ResetStats()
+		for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
+			if _, err := s.Check(t.Context(), key, limit10); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	onReplicas := func() (n int64) {
+		for _, node := range cluster.Nodes[3:] {
+			n += node.Calls("evalsha_ro", "eval_ro")
+		}
+		return n
+	}
+	require.Eventually(t, func() bool { // until the nodes tell clients of the replicas
+		return with(further(t, "replicas")) == nil && onReplicas() > 0
+	}, 20*time.Second, 10*time.Millisecond)
+	for _, left := range strings.Fields(further(t, "replicas")) {
+		rest := strings.ReplaceAll(further(t, "replicas"), left, "")
+		err := with(rest)
+		require.True(t, err != nil || onReplicas() == 0, "%s is not needed", left)
+	}
+}
