@@ -169,6 +169,10 @@ func (c *call) judge() (now int64) {
 		c.err = fmt.Errorf("a reply of %d integers, want %d", len(c.reply), c.script.fields)
 		return 0
 	}
+	if !sane(c.reply) {
+		c.err = errInsane
+		return 0
+	}
 	if c.reply[0]&flagLate != 0 {
 		c.err = errLate
 	}
@@ -176,6 +180,19 @@ func (c *call) judge() (now int64) {
 		return 0
 	}
 	return c.reply[1]
+}
+
+var errInsane = errors.New("a reply with a number out of range")
+
+// sane reports whether the numbers can be those of a script: it counts in doubles
+// and writes nothing below zero.
+func sane(reply []int64) bool {
+	for _, n := range reply {
+		if n < 0 || n > backend.MaxTokens {
+			return false
+		}
+	}
+	return true
 }
 
 // settle tells the caller that the answer is there. If the caller has left, a

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"unicode"
@@ -76,6 +77,24 @@ func TestSlot(t *testing.T) {
 	require.EqualValues(t, 12182, slot("foo"))
 	require.EqualValues(t, 13438, slot("user123"))
 	require.EqualValues(t, 13438, slot("{user123}.firstname"))
+}
+
+// TestSameTagKeysSpread: keys that are made to share a hash tag, and with it one
+// node's slot, have each their own.
+func TestSameTagKeysSpread(t *testing.T) {
+	const keys = 2000
+	for _, form := range []string{"x}%d", "{a}%d", "{a}:%d", "}{x}%d", "{}%d"} {
+		seen, bare := make(map[uint16]bool), make(map[uint16]bool)
+		for i := range keys {
+			key := fmt.Sprintf(form, i)
+			seen[slot(tagged("rl:", key))] = true
+			bare[slot("rl:{"+key+"}")] = true // as it would be without the escape
+		}
+		require.Greater(t, len(seen), keys*8/10, form)
+		if form != "}{x}%d" { // an empty tag is none
+			require.Len(t, bare, 1, "the attack would work: %s", form)
+		}
+	}
 }
 
 var hostile = []string{
