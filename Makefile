@@ -48,8 +48,9 @@ fleet: ## Simulate fleets of processes: a table and a chart in bench/results. SE
 	cd bench/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
 
 .PHONY: torture
-torture: redis cc ## Run sixteen processes of uneven demand on one Redis key, for T=10m; a million seeds first.
+torture: redis cc ## Run sixteen processes of uneven demand on one Redis key, for T=10m; a million seeds and 5 million keys first.
 	go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000 .
+	go test -count=1 -v -run='^TestCardinalityAttack$$' . -cardinality=5000000
 	cd cmd/reservoir && go test -race -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T)
 
 .PHONY: lint
