@@ -107,11 +107,7 @@ func (c *Cluster) meet(busPorts []int) {
 func (c *Cluster) replicate(masters int) {
 	c.t.Helper()
 	for i, node := range c.Nodes[masters:] {
-		id, err := c.Nodes[i%masters].do("cluster", "myid").Text()
-		if err != nil {
-			c.t.Fatalf("redistest: cluster myid: %v", err)
-		}
-		node.do("cluster", "replicate", id)
+		node.do("cluster", "replicate", c.Nodes[i%masters].id())
 	}
 }
 

@@ -88,3 +88,27 @@ func TestClusterThroughProxies(t *testing.T) {
 	require.Equal(t, int64(1), proxy.Dropped())
 	require.Equal(t, int64(3), c.Calls("incr"))
 }
+
+func TestReshard(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	client := c.Client()
+	from, to := c.NodeOf("foo"), c.NodeOf("bar")
+	require.NotSame(t, from, to)
+	list := c.SlotsOf(from)[:50]
+	list = append(list, c.SlotOf("foo"))
+	for i := range 250 { // more than one step moves
+		require.NoError(t, client.Set(ctx, fmt.Sprintf("{foo}%d", i), i, 0).Err())
+	}
+	before := len(c.SlotsOf(to))
+	c.Reshard(from, to, list)
+	require.Len(t, c.SlotsOf(to), before+len(list))
+	require.Same(t, to, c.NodeOf("foo"))
+	require.Zero(t, from.Client().DBSize(ctx).Val())
+	for i := range 250 {
+		require.Equal(t, fmt.Sprint(i), to.Client().Get(ctx, fmt.Sprintf("{foo}%d", i)).Val())
+	}
+	c.Reshard(to, from, list)
+	require.Same(t, from, c.NodeOf("foo"))
+	require.Len(t, c.SlotsOf(to), before)
+}

@@ -10,6 +10,7 @@ import (
 //
 //	id host:port@bus flags master ping-sent pong-received epoch link-state slots…
 type peer struct {
+	id    string
 	flags []string
 	epoch uint64
 	slots []slotRange
@@ -35,7 +36,7 @@ func (s *Server) clusterNodes() []peer {
 }
 
 func parsePeer(columns []string) peer {
-	p := peer{flags: strings.Split(columns[2], ",")}
+	p := peer{id: columns[0], flags: strings.Split(columns[2], ",")}
 	p.epoch, _ = strconv.ParseUint(columns[6], 10, 64)
 	for _, column := range columns[8:] {
 		if r, ok := parseSlots(column); ok {
