@@ -35,6 +35,8 @@ type call struct {
 	undo   *undo           // of a charge that comes when the caller has left; nil = nothing to do
 	tag    string          // the first key, by which a cluster finds its node
 
+	attempt int // at the call, from 0; the caller's alone, written while no group has the call
+
 	// args holds pointers into nums, to be written without boxing each number.
 	args  [maxArgs]any
 	nargs int

@@ -3,7 +3,9 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
+	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -21,61 +23,163 @@ var (
 // errLate is the answer of a script that was delivered after its time: it did nothing.
 var errLate = errors.New("the server got the command too late")
 
-// classes is the table of what the server may answer instead of a reply, by the
-// first word, and what that means for the call. The order does not matter. All
-// of them are said before a script runs or, from inside one, before it writes.
-var classes = map[string]backend.Class{
-	"LOADING":     backend.Unavailable,
-	"MASTERDOWN":  backend.Unavailable,
-	"CLUSTERDOWN": backend.Unavailable,
-	"TRYAGAIN":    backend.Unavailable,
-	"NOREPLICAS":  backend.Unavailable,
-	"BUSY":        backend.Unavailable,
-	"READONLY":    backend.Unavailable, // a former primary: the topology is reloaded
-	"MOVED":       backend.Unavailable, // more redirections than the client follows
-	"ASK":         backend.Unavailable,
-	"NOSCRIPT":    backend.Unavailable,
-	"OOM":         backend.Rejected,
-	"NOPERM":      backend.Rejected,
-	"NOAUTH":      backend.Rejected,
-	"WRONGPASS":   backend.Rejected,
-	"CROSSSLOT":   backend.Rejected,
-	"WRONGTYPE":   backend.Rejected,
-	"BADSTATE":    backend.Rejected, // ours: a stored value is not what it should be
+// fault is one way in which a command fails, and what that means.
+type fault struct {
+	name  string
+	class backend.Class // what the command may have done
+	cure  cure
+
+	// By one of these it is known: how the server's text begins, or what the
+	// error is.
+	says string
+	is   func(error) bool
+
+	// midway: Redis may say it in the middle of a script, between two writes.
+	// The other refusals come before a script's first write or not at all: once
+	// it has written, Redis lets it go on without memory, replicas or a disk.
+	midway bool
+	final  bool // it is not said again, whatever the class
+	free   bool // the first repetition is not of the budget
+}
+
+// cure is what may help the next command, beside time.
+type cure uint8
+
+const (
+	noCure      cure = iota // nothing
+	reloadSlots             // to look again where a cluster's slots are
+	findHeir                // the same, and to see whether another node has taken over
+)
+
+// faults is the table of errors: the first row that fits says what a failure
+// means. Whether to repeat is decided by the class and the script (mayRepeat).
+var faults = []fault{
+	// Surely not applied: it was not sent, or not on time.
+	{name: "unsent", class: backend.Unavailable, cure: findHeir, is: isAny(errUnsent)},
+	{name: "late", class: backend.Unavailable, is: isAny(errLate), free: true},
+	{name: "pool timeout", class: backend.Unavailable, cure: findHeir, is: isAny(redis.ErrPoolTimeout, redis.ErrPoolExhausted)},
+	{name: "handshake", class: backend.Rejected, is: isHandshake},
+	{name: "dial", class: backend.Unavailable, cure: findHeir, is: isDial},
+	{name: "no nodes", class: backend.Unavailable, cure: reloadSlots, is: isText("redis: cluster has no nodes")},
+	{name: "no sentinels", class: backend.Unavailable, is: isText("redis: all sentinels specified in configuration are unreachable")},
+	{name: "closed", class: backend.Rejected, is: isAny(redis.ErrClosed)},
+
+	// Surely not applied: the server will serve soon.
+	{name: "LOADING", class: backend.Unavailable, cure: findHeir, says: "LOADING"},
+	{name: "MASTERDOWN", class: backend.Unavailable, cure: reloadSlots, says: "MASTERDOWN"},
+	{name: "CLUSTERDOWN", class: backend.Unavailable, cure: reloadSlots, says: "CLUSTERDOWN"},
+	{name: "TRYAGAIN", class: backend.Unavailable, says: "TRYAGAIN"},
+	{name: "NOREPLICAS", class: backend.Unavailable, says: "NOREPLICAS"},
+	{name: "max clients", class: backend.Unavailable, says: "ERR max number of clients"},
+	{name: "BUSY", class: backend.Unavailable, says: "BUSY"},
+
+	// Surely not applied: another server will serve. MOVED, ASK and NOSCRIPT are
+	// acted upon before they come here; what does come is more of them.
+	{name: "MOVED", class: backend.Unavailable, cure: reloadSlots, says: "MOVED"},
+	{name: "ASK", class: backend.Unavailable, cure: reloadSlots, says: "ASK"},
+	{name: "READONLY", class: backend.Unavailable, cure: reloadSlots, says: "READONLY"},
+	{name: "NOSCRIPT", class: backend.Unavailable, says: "NOSCRIPT"},
+
+	// Surely not applied, and an operator's.
+	{name: "OOM", class: backend.Rejected, says: "OOM"},
+	{name: "MISCONF", class: backend.Rejected, says: "MISCONF"},
+	{name: "NOPERM", class: backend.Rejected, says: "NOPERM", midway: true},
+	{name: "NOAUTH", class: backend.Rejected, says: "NOAUTH"},
+	{name: "NOAUTH", class: backend.Rejected, says: "ERR Protocol error: unauthenticated"}, // to a long command
+	{name: "WRONGPASS", class: backend.Rejected, says: "WRONGPASS"},
+	{name: "CROSSSLOT", class: backend.Rejected, says: "CROSSSLOT"},
+	{name: "WRONGTYPE", class: backend.Rejected, says: "WRONGTYPE", midway: true},
+	{name: "BADSTATE", class: backend.Rejected, says: "BADSTATE"}, // ours: a stored value is not what it should be
+
+	// Carried out, but not to be relied upon.
+	{name: "not replicated", class: backend.Unknown, final: true, is: isAny(ErrNotReplicated)},
+
+	// Unknown: it was sent, and there is no answer, or none that makes sense.
+	{name: "no reply", class: backend.Unknown, is: isAny(redis.Nil)},
+	{name: "cancelled", class: backend.Unknown, is: isAny(context.Canceled)},
+	{name: "deadline", class: backend.Unknown, cure: findHeir, is: isAny(context.DeadlineExceeded)},
+	{name: "connection", class: backend.Unknown, cure: findHeir, is: isConnection},
+
+	// Whatever else a server says, it has refused by that.
+	{name: "other reply", class: backend.Rejected, is: isReply, midway: true},
+}
+
+// faultOf returns the first row that fits.
+func faultOf(err error) fault {
+	said := ""
+	if server, ok := errors.AsType[redis.Error](err); ok {
+		said = server.Error()
+	}
+	for _, f := range faults {
+		if f.is != nil && f.is(err) || f.says != "" && begins(said, f.says) {
+			return f
+		}
+	}
+	return fault{name: "malformed", class: backend.Unknown} // or what we do not know of
+}
+
+// begins reports whether the text begins with these whole words.
+func begins(text, words string) bool {
+	rest, ok := strings.CutPrefix(text, words)
+	return ok && (rest == "" || rest[0] == ' ')
 }
 
 // classify says what a failed command may have done.
-func classify(err error) backend.Class {
-	var server redis.Error
-	var network *net.OpError
-	switch {
-	case errors.Is(err, redis.Nil): // no reply of a script
-		return backend.Unknown
-	case errors.Is(err, errLate), errors.Is(err, errUnsent), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
-		return backend.Unavailable
-	case errors.Is(err, redis.ErrClosed):
-		return backend.Rejected
-	case isHandshake(err):
-		return backend.Rejected
-	case errors.As(err, &network) && network.Op == "dial":
-		return backend.Unavailable
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return backend.Unknown
-	case errors.As(err, &server):
-		return classifyReply(server.Error())
+func classify(err error) backend.Class { return faultOf(err).class }
+
+// faultOf is that of a call of the script. What Redis says from behind the
+// script's first write, such as that the user has no right to the second, leaves
+// the first in place: Unknown, and it would only happen again.
+func (s *script) faultOf(err error) fault {
+	f := faultOf(err)
+	if f.midway && s.mayHaveWritten(err.Error()) {
+		f.class, f.final = backend.Unknown, true
 	}
-	return backend.Unknown
+	return f
 }
 
-func classifyReply(text string) backend.Class {
-	if strings.HasPrefix(text, "ERR max number of clients") {
-		return backend.Unavailable
+// mayHaveWritten reports whether the server's error came from inside the script,
+// and from a line that is not surely before its first write is done:
+//
+//	ERR The user executing the script can't run this command or subcommand script: 5a…, on @user_script:141.
+func (s *script) mayHaveWritten(text string) bool {
+	if s.writes == 0 || !strings.Contains(text, "script") {
+		return false
 	}
-	word, _, _ := strings.Cut(text, " ")
-	if class, ok := classes[word]; ok {
-		return class
+	_, at, _ := strings.Cut(text, "@user_script:")
+	line, err := strconv.Atoi(strings.TrimRight(at, ". \r\n"))
+	return err != nil || line > s.writes
+}
+
+func isAny(targets ...error) func(error) bool {
+	return func(err error) bool {
+		for _, target := range targets {
+			if errors.Is(err, target) {
+				return true
+			}
+		}
+		return false
 	}
-	return backend.Rejected
+}
+
+// isText is for errors that go-redis does not export.
+func isText(text string) func(error) bool {
+	return func(err error) bool { return strings.Contains(err.Error(), text) }
+}
+
+func isDial(err error) bool {
+	network, ok := errors.AsType[*net.OpError](err)
+	return ok && network.Op == "dial"
+}
+
+func isConnection(err error) bool {
+	_, ok := errors.AsType[net.Error](err)
+	return ok || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+func isReply(err error) bool {
+	_, ok := errors.AsType[redis.Error](err)
+	return ok
 }
 
 // wrap makes err the *backend.Error of op.

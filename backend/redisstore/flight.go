@@ -84,6 +84,7 @@ func (f *flight) answer(calls []*call, retry bool) (missing []*call) {
 		case retry && redis.HasErrorPrefix(c.err, "NOSCRIPT"):
 			kept = append(kept, c)
 		case f.group.elsewhere != nil && isElsewhere(c.err):
+			f.group.denied.Add(1)
 			f.group.elsewhere.launch(c)
 		default:
 			c.settle()

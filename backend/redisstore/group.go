@@ -41,6 +41,10 @@ type group struct {
 	flying      int        // flights that hold a lane
 	first, last *call      // the queue
 	waiting     int
+	calls       int64 // that have come, repetitions not counted
+	budget      budget
+
+	succession // of a cluster's node
 }
 
 // lanes is how many pipelines may be under way to one server. From one to eight
@@ -53,7 +57,7 @@ const lanes = 4
 const fleet = 256
 
 func newGroup(client redis.UniversalClient, clock *serverClock, lanes int) *group {
-	return &group{client: client, clock: clock, lanes: lanes, patience: teachTime, teaching: make(chan struct{}, 1)}
+	return &group{client: client, clock: clock, lanes: lanes, patience: teachTime, teaching: make(chan struct{}, 1), budget: newBudget(time.Now())}
 }
 
 // alone is lanes without a bound: every call leaves by itself, maybe to a server
@@ -84,6 +88,9 @@ func (g *group) launch(c *call) {
 func (g *group) enter(c *call) *flight {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if c.attempt == 0 {
+		g.calls++
+	}
 	if g.flying >= g.lanes {
 		g.push(c)
 		return nil

@@ -31,6 +31,20 @@
 // Each call has its outcome, its deadline and its repetitions to itself. One whose
 // context ends while it waits was surely not sent (backend.Unavailable).
 //
+// # Failures
+//
+// A call that surely was not carried out is repeated within its context, with
+// growing pauses, and so is a sync whose outcome is unknown. To a server that fails
+// no more than one call in ten is a repetition, beside a few at first.
+//
+// When a node of a Redis Cluster is silent its replica is asked whether it serves
+// the slot by now, so that calls go to it as soon as it was elected, some seconds
+// before go-redis would find out. Between the failure and the election a cluster
+// answers CLUSTERDOWN for every key, unless cluster-require-full-coverage is "no":
+// set it. While a slot moves, Redis answers TRYAGAIN for keys whose parts are on
+// both sides, and for new ones: move slots in small steps (MIGRATE with few keys
+// takes well under a millisecond) and no caller sees it.
+//
 // A context that cannot be cancelled, whose Done is nil, saves a goroutine and the
 // switches to it and back: with ContextTimeoutEnabled, if it has a deadline, and
 // with any client, if it has none.
@@ -242,14 +256,6 @@ func state(v []int64) backend.State {
 		Window:    backend.Window(v[2]),
 		Left:      time.Duration(v[3]) * time.Microsecond,
 		Remaining: v[4],
-	}
-}
-
-// reload makes a cluster's client look again where the slots are: by itself it
-// does so neither on a time-out nor on a refused connection.
-func reload(ctx context.Context, client redis.UniversalClient) {
-	if c, ok := client.(*redis.ClusterClient); ok {
-		c.ReloadState(ctx)
 	}
 }
 

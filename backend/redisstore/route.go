@@ -29,6 +29,7 @@ type route struct {
 	known    atomic.Bool          // cluster has learned where the slots are
 	nodes    sync.Map             // *redis.Client -> *group
 	made     atomic.Uint32        // groups so far, for sweep
+	reloads  gate
 }
 
 // manyNodes is after how many new groups the idle ones are dropped. A cluster
@@ -81,6 +82,11 @@ func (r *route) group(ctx context.Context, tag string) *group {
 	if err != nil {
 		return r.whole
 	}
+	return r.of(node).current()
+}
+
+// of returns the group of the node.
+func (r *route) of(node *redis.Client) *group {
 	if g, ok := r.nodes.Load(node); ok {
 		return g.(*group)
 	}

@@ -3,7 +3,8 @@ package redisstore
 import (
 	"crypto/sha1"
 	"encoding/hex"
-	"errors"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -21,6 +22,7 @@ type script struct {
 	keys    int           // that it takes
 	fields  int           // integers in a full reply
 	dated   bool          // takes an instant after which it does nothing
+	writes  int           // line of its first write; 0 = it writes nothing
 	repeats backend.Class // up to which class of failure it may be sent again
 }
 
@@ -39,7 +41,7 @@ func newScript(index int, op, source, suffix string, keys, fields int, idempoten
 	s := &script{
 		op: op, source: source, sha: hex.EncodeToString(sum[:]),
 		bySHA: "evalsha" + suffix, bySrc: "eval" + suffix,
-		index: index, keys: keys, fields: fields, dated: suffix == "", repeats: backend.Unavailable,
+		index: index, keys: keys, fields: fields, dated: suffix == "", writes: firstWrite(source), repeats: backend.Unavailable,
 	}
 	if idempotent {
 		s.repeats = backend.Unknown
@@ -52,14 +54,32 @@ func (s *script) mayRepeat(c backend.Class) bool {
 	return c == backend.Unavailable || c == backend.Unknown && s.repeats == backend.Unknown
 }
 
+// reads are the commands of our scripts that change nothing.
+var reads = regexp.MustCompile(`redis\.call\('(GET|TIME|HMGET|HLEN)'`)
+
+// firstWrite returns the number of the line with the script's first write, from 1.
+func firstWrite(source string) int {
+	for i, line := range strings.Split(source, "\n") {
+		if strings.Contains(reads.ReplaceAllString(line, ""), "redis.call(") {
+			return i + 1
+		}
+	}
+	return 0
+}
+
 // Attempts at one call, the first included, and the pause before the second;
-// it doubles and is jittered. All of them share the caller's deadline.
+// it doubles and is jittered. All of them share the caller's deadline and the
+// budget of their server. A lost reply is a matter of a connection, so if the
+// third is lost too there is more to it; a server that turns calls away may serve
+// in a moment, as when a slot moves.
 const (
-	attempts = 3
-	pause    = 2 * time.Millisecond
+	attemptsUnknown     = 3
+	attemptsUnavailable = 9
+	pause               = 2 * time.Millisecond
 )
 
-// run makes the call until it has an answer, may not be repeated, or its context ends.
+// run makes the call until it has an answer, may not be repeated, or its context
+// ends. It is the one place that repeats anything.
 func (s *Store) run(c *call, to *route) ([]int64, error) {
 	sc := c.script
 	if s.err != nil {
@@ -71,23 +91,36 @@ func (s *Store) run(c *call, to *route) ([]int64, error) {
 		return nil, &backend.Error{Op: sc.op, Class: backend.Unavailable, Err: err}
 	}
 	c.finish()
-	for i := 0; ; i++ {
-		reply, err := c.await(to.group(ctx, c.tag))
+	for ; ; c.attempt++ {
+		g := to.group(ctx, c.tag)
+		reply, err := c.await(g)
 		if err == nil {
 			to.known.Store(true)
 			s.met()
 			return reply, nil
 		}
-		class := classify(err)
-		if i+1 >= attempts || ctx.Err() != nil || !sc.mayRepeat(class) || errors.Is(err, ErrNotReplicated) {
-			return nil, &backend.Error{Op: sc.op, Class: class, Err: err}
-		}
-		reload(ctx, to.client)
-		if !sleep(ctx, jitter(pause<<i)) {
-			return nil, &backend.Error{Op: sc.op, Class: class, Err: err}
+		f := sc.faultOf(err)
+		to.cure(f.cure, g, c.tag)
+		if !c.again(f, to, g) || !sleep(ctx, jitter(pause<<c.attempt)) {
+			return nil, &backend.Error{Op: sc.op, Class: f.class, Err: err}
 		}
 		if to.second != nil {
 			to = to.second
 		}
 	}
+}
+
+// again reports whether the call, which failed at g, is made once more, and if so
+// charges g's budget for it. Two repetitions are free, for they do not go where
+// the call failed: to the primary after a replica, and of a call that came too late
+// by a wrong idea of the server's clock, which its reply has put right.
+func (c *call) again(f fault, to *route, g *group) bool {
+	most := attemptsUnavailable
+	if f.class == backend.Unknown {
+		most = attemptsUnknown
+	}
+	if f.final || c.attempt+1 >= most || c.ctx.Err() != nil || !c.script.mayRepeat(f.class) {
+		return false
+	}
+	return to.second != nil || f.free && c.attempt == 0 || g.afford(time.Now())
 }

@@ -1,0 +1,121 @@
+package redisstore
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// TestSlotIsOnBothSides: while a slot moves with one key of a limit here and one
+// there, Redis serves neither node's clients. The call waits for the rest.
+func TestSlotIsOnBothSides(t *testing.T) {
+	x := newNodes(t)
+	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
+	key := x.keys(from, "k", 1)[0]
+	tag := "{" + key + "}"
+	x.take(t.Context(), []string{key}, x.allowed)
+	x.wg.Wait()
+	rest := x.halfway(tag, to)
+	before := x.spent(key)
+	x.take(t.Context(), []string{key}, x.allowed)
+	x.await(func() bool { return x.spent(key) > before })
+	require.Zero(t, to.Calls("evalsha"))
+	rest()
+	x.wg.Wait()
+	require.EqualValues(t, 1, to.Calls("evalsha"))
+	require.Equal(t, "2", to.Client().Get(t.Context(), tag).Val())
+}
+
+// halfway begins to move the key's slot: its count has gone, its end has not. It
+// returns what moves the rest.
+func (x *nodes) halfway(tag string, to *redistest.Server) func() {
+	x.t.Helper()
+	from := x.cluster.NodeOf(tag)
+	host, port, err := net.SplitHostPort(to.Addr())
+	require.NoError(x.t, err)
+	do := func(s *redistest.Server, args ...any) string {
+		text, err := s.Client().Do(x.t.Context(), args...).Text()
+		require.NoError(x.t, err)
+		return text
+	}
+	slot := x.cluster.SlotOf(tag)
+	target := do(to, "cluster", "myid")
+	do(to, "cluster", "setslot", slot, "importing", do(from, "cluster", "myid"))
+	do(from, "cluster", "setslot", slot, "migrating", target)
+	do(from, "migrate", host, port, tag, 0, 5000)
+	return func() {
+		do(from, "migrate", host, port, tag+expSuffix, 0, 5000)
+		do(to, "cluster", "setslot", slot, "node", target)
+		do(from, "cluster", "setslot", slot, "node", target)
+	}
+}
+
+// spent returns how many repetitions the key's node has been charged for.
+func (x *nodes) spent(key string) float64 {
+	g := x.primary.group(x.t.Context(), "{"+key+"}")
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return reserve + earned*float64(g.budget.seen) - g.budget.have
+}
+
+// TestGate: however many failures there are at once, one of them acts.
+func TestGate(t *testing.T) {
+	var g gate
+	var passed atomic.Int64
+	began := time.Now()
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			for range 1000 {
+				if g.pass() {
+					passed.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Positive(t, passed.Load())
+	require.LessOrEqual(t, passed.Load(), 1+int64(time.Since(began)/rest))
+	require.Eventually(t, g.pass, soon, time.Millisecond, "and again after a while")
+}
+
+// TestSuccession: who serves a node's slots, through a failover, one after that,
+// the way back, and a former master that claims its slots for a moment.
+func TestSuccession(t *testing.T) {
+	var clock serverClock
+	a, b, c := newGroup(nil, &clock, lanes), newGroup(nil, &clock, lanes), newGroup(nil, &clock, lanes)
+	require.Same(t, a, a.current())
+	a.succeed(b)
+	require.Same(t, b, a.current())
+	b.succeed(c)
+	require.Same(t, c, a.current())
+	c.succeed(a)
+	for _, g := range []*group{a, b, c} {
+		require.Same(t, a, g.current())
+	}
+	a.succeed(b)
+	b.denied.Add(1) // it says MOVED
+	require.Same(t, a, a.current())
+	a.succeed(b)
+	require.Same(t, b, a.current())
+	// Found by two at the same time, each the other's: no loop.
+	a.next.Store(&heir{group: b, denied: b.denied.Load()})
+	b.next.Store(&heir{group: a, denied: a.denied.Load()})
+	a.current()
+}
+
+// TestNoSearchOnCancel: a caller that leaves says nothing of the server.
+func TestNoSearchOnCancel(t *testing.T) {
+	for _, row := range faults {
+		if row.name == "cancelled" || row.name == "late" || row.class == backend.Rejected {
+			require.Equal(t, noCure, row.cure, row.name)
+		}
+	}
+}
