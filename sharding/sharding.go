@@ -84,8 +84,18 @@ func validate(name string, store backend.Store) error {
 	return nil
 }
 
-// Shard returns the name of the shard that holds the key.
-func (s *Store) Shard(key string) string { return s.find(key).name }
+// Shard returns the name of the shard that holds the key. If the shard's store has
+// parts whose failures are not each other's, as a Redis Cluster has its masters, and
+// names the key's, it is "shard/part".
+func (s *Store) Shard(key string) string {
+	at := s.find(key)
+	if parts, ok := at.store.(interface{ Shard(key string) string }); ok {
+		if part := parts.Shard(key); part != "" {
+			return at.name + "/" + part
+		}
+	}
+	return at.name
+}
 
 // find returns the shard with the highest value for the key; of two with the
 // same, the first by name.

@@ -250,6 +250,28 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 	return v[2], nil
 }
 
+// Shard names the part of the store that the key is on, so that a limiter can hold
+// the parts apart whose failures are not each other's: in a Redis Cluster the
+// address of the master that served the key's slot when last heard of. It is "" for
+// a single server, and in a cluster until the first call has been served. It does
+// no I/O.
+//
+// Who keeps the name of a key, as a limiter does, keeps a partition of the keys,
+// not a map of the cluster. After a failover or a move of slots the partition is a
+// little older than the cluster: keys that once shared a master are still in one
+// part, which is right as long as most of them do, and where they do not, one of
+// them that is served tells that the part is not away.
+func (s *Store) Shard(key string) string {
+	if s.err != nil || s.primary.cluster == nil {
+		return ""
+	}
+	g := s.primary.group(context.Background(), tagged(s.prefix, key))
+	if node, ok := g.client.(*redis.Client); ok {
+		return node.Options().Addr
+	}
+	return ""
+}
+
 // state reads the fields that the replies of sync, take and check begin with.
 func state(v []int64) backend.State {
 	return backend.State{
