@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,7 +15,7 @@ func TestBudget(t *testing.T) {
 	now := time.Now()
 	b := newBudget(now)
 	all := func(calls int64) (n int) {
-		for b.spend(now, calls) {
+		for n < 1_000_000 && b.spend(now, calls) {
 			n++
 		}
 		return n
@@ -58,6 +59,23 @@ func TestRetriesAreBudgeted(t *testing.T) {
 			require.GreaterOrEqual(t, extra, reserve, "it does repeat")
 		})
 	}
+}
+
+// TestLateIsFree: a server's clock that has stepped makes every call of the moment
+// late, at a server that fails nobody.
+func TestLateIsFree(t *testing.T) {
+	late := func(sc *script) string { return strings.Replace(served(sc), ":0", ":1", 1) }
+	server := newScripted(t, func(n int, sc *script) string {
+		if n%2 == 0 {
+			return late(sc)
+		}
+		return served(sc)
+	})
+	s := New(server.client(t))
+	for range 5 * reserve {
+		require.NoError(t, one(t.Context(), s, takeScript))
+	}
+	require.Equal(t, 10*reserve, server.called())
 }
 
 // TestBudgetIsPerNode: the repetitions at one node of a cluster are not at the cost
