@@ -54,16 +54,26 @@ func (r *route) cure(what cure, g *group, tag string) {
 func (r *route) search(g *group, tag string) {
 	ctx, cancel := context.WithTimeout(context.Background(), searchTime)
 	defer cancel()
-	for _, find := range []func(context.Context, string) (*redis.Client, error){r.cluster.MasterForKey, r.cluster.SlaveForKey} {
-		node, err := find(ctx, tag)
-		if err != nil || node == g.client {
-			continue
-		}
-		if err := node.Get(ctx, tag).Err(); err == nil || err == redis.Nil {
-			g.succeed(r.of(node))
-			return
-		}
+	if node := serving(ctx, g, tag, r.cluster.MasterForKey); node != nil {
+		// Calls go there by themselves, if its slots are not thought to be g's; and
+		// it may have got this one alone.
+		r.of(node).next.Store(nil)
+	} else if node := serving(ctx, g, tag, r.cluster.SlaveForKey); node != nil {
+		g.succeed(r.of(node))
 	}
+}
+
+// serving returns the node that find names, if it is another than g's and serves
+// the slot of tag.
+func serving(ctx context.Context, g *group, tag string, find func(context.Context, string) (*redis.Client, error)) *redis.Client {
+	node, err := find(ctx, tag)
+	if err != nil || node == g.client {
+		return nil
+	}
+	if err := node.Get(ctx, tag).Err(); err != nil && err != redis.Nil {
+		return nil
+	}
+	return node
 }
 
 // succession is who serves a node's slots in its place. A failover moves all of

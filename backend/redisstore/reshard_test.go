@@ -106,7 +106,7 @@ func (x *resharded) end() {
 
 func newResharded(t *testing.T, c *redistest.Cluster, name string, keys []string, opts []reservoir.Option) *resharded {
 	t.Helper()
-	opts = append(opts, reservoir.WithFetchTimeout(2*time.Second)) // of a busy machine
+	opts = append(opts, reservoir.WithFetchTimeout(10*time.Second)) // a busy machine may stand still for two
 	l, err := reservoir.New(redisstore.New(c.Client()), reservoir.PerHour(1_000_000), opts...)
 	require.NoError(t, err)
 	x := &resharded{Limiter: l, t: t, name: name, keys: keys, stop: make(chan struct{})}
