@@ -48,10 +48,11 @@ fleet: ## Simulate fleets of processes: a table and a chart in bench/results. SE
 	cd bench/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
 
 .PHONY: torture
-torture: redis cc ## Run sixteen processes of uneven demand on one Redis key, for T=10m; a million seeds and 5 million keys first.
-	go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000 .
+torture: redis cc ## Break servers, networks and processes at random, for T=10m, and judge; then what else takes long.
+	cd torture && go test -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T) -seed=$(SEED)
+	cd cmd/reservoir && go test -race -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=1m
 	go test -count=1 -v -run='^TestCardinalityAttack$$' . -cardinality=5000000
-	cd cmd/reservoir && go test -race -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T)
+	go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000 .
 
 .PHONY: lint
 lint: ## Check format, go.mod files, go vet and staticcheck.

@@ -1,0 +1,19 @@
+// Package torture runs real processes against real Redis servers under a random
+// sequence of faults, and judges what they did by what was promised.
+//
+// A run is a list of scenarios, made from a seed. A scenario is a topology and
+// the faults that befall it, one after the other, under load. Every process
+// writes down what each of its requests was told in a journal, a file that it
+// maps into memory, so that a process which is killed leaves an exact account
+// too. The judge is a pure function from journals and faults to findings; it
+// knows nothing of Redis, and is itself tested with journals that are wrong.
+//
+// There are four kinds of limit, each for what it can show:
+//
+//	tight   a short window and twice the demand: is more admitted than the limit?
+//	ample   a short window and less demand: does anybody starve?
+//	ledger  a window that outlasts the run, in small batches, with refunds: is a token lost?
+//	stock   the same in large batches: does a caller with stock notice anything?
+//
+// It needs Linux: the faults include signals and a preloaded clock.
+package torture

@@ -1,0 +1,238 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// This file is the faults of the network and of single servers.
+
+// aLot is more chunks than any fault sees.
+const aLot = 1 << 30
+
+// proxy is the one before the server of a part.
+func (x *run) proxy(part int) *redistest.Proxy {
+	switch {
+	case x.stage.cluster != nil:
+		return x.stage.nodeProxy(x.stage.owner(part))
+	case x.stage.pair != nil:
+		return x.stage.proxies[0]
+	}
+	return x.stage.proxies[part]
+}
+
+// while lets time pass, and takes a counter's growth meanwhile as evidence.
+func (x *run) while(e *event, count func() int64) {
+	before := count()
+	time.Sleep(x.span())
+	e.Active += count() - before
+}
+
+func (x *run) loseReplies(e *event) {
+	p, n := x.proxy(e.Part), 3+x.rng.IntN(10)
+	p.SwallowReply("evalsha", n)
+	x.while(e, p.Swallowed)
+	p.SwallowReply("", 0)
+}
+
+func (x *run) loseRequests(e *event) {
+	p, n := x.proxy(e.Part), 3+x.rng.IntN(10)
+	p.DropRequests("evalsha", n)
+	x.while(e, p.Dropped)
+	p.DropRequests("", 0)
+}
+
+// failAll is where repetitions would show: calls fail at once, and time is left.
+func (x *run) failAll(e *event) {
+	p := x.proxy(e.Part)
+	calls := x.fleet.sumPart(e.Part, callsOf)
+	p.DropRequests("evalsha", aLot)
+	x.while(e, p.Dropped)
+	p.DropRequests("", 0)
+	e.Calls, e.Commands = x.fleet.sumPart(e.Part, callsOf)-calls, e.Active
+}
+
+func (x *run) delayBeyondTimeout(e *event) {
+	p := x.proxy(e.Part)
+	p.Delay(fetchTimeout + fetchTimeout/2)
+	x.while(e, p.Delayed)
+	p.Delay(0)
+}
+
+func (x *run) delay(e *event) {
+	p := x.proxy(e.Part)
+	p.Delay(time.Duration(2+x.rng.IntN(18)) * time.Millisecond)
+	x.while(e, p.Delayed)
+	p.Delay(0)
+}
+
+func (x *run) hold(e *event) {
+	p := x.proxy(e.Part)
+	p.Hold(true)
+	x.while(e, p.Held)
+	p.Hold(false)
+}
+
+func (x *run) reset(e *event) {
+	p := x.proxy(e.Part)
+	for end := time.Now().Add(x.span()); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		before := p.CutConns()
+		p.Cut()
+		e.Active += p.CutConns() - before
+	}
+}
+
+func (x *run) refuse(e *event) {
+	p := x.proxy(e.Part)
+	p.Refuse(true)
+	p.Cut()
+	for end := time.Now().Add(x.span()); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		conn, err := net.Dial("tcp", p.Addr())
+		if err == nil {
+			_ = conn.Close()
+		}
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			e.Active++
+		}
+	}
+	p.Refuse(false)
+}
+
+// stopServer is evident by the calls that fail.
+func (x *run) stopServer(e *event) {
+	server := x.stage.servers[e.Part]
+	server.Pause()
+	before := x.fleet.sumPart(e.Part, faultsOf)
+	time.Sleep(x.hang)
+	e.Active = x.fleet.sumPart(e.Part, faultsOf) - before
+	server.Resume()
+}
+
+// killServer has a server come back with what it has written down. Nobody
+// reaches it until that has been looked at.
+func (x *run) killServer(e *event) {
+	p, server := x.proxy(e.Part), x.stage.servers[e.Part]
+	p.Hold(true)
+	server.Kill()
+	time.Sleep(x.span())
+	plainly(server.Restart)
+	keys, err := x.stage.direct(server).DBSize(context.Background()).Result()
+	require.NoError(x.t, err)
+	if (keys == 0) == (e.Kind == restartedEmpty) {
+		e.Active = 1
+	}
+	p.Cut()
+	p.Hold(false)
+}
+
+func (x *run) flush(e *event) {
+	client := x.stage.direct(x.stage.servers[e.Part])
+	ctx := context.Background()
+	keys, err := client.DBSize(ctx).Result()
+	require.NoError(x.t, err)
+	require.NoError(x.t, client.FlushAll(ctx).Err())
+	e.Active = keys
+	e.End = time.Now()
+	time.Sleep(x.span())
+}
+
+// flushScripts is evident by the scripts that are told again.
+func (x *run) flushScripts(e *event) {
+	server := x.stage.servers[e.Part]
+	if x.stage.cluster != nil {
+		server = x.stage.cluster.Nodes[x.stage.owner(e.Part)]
+	}
+	client := x.stage.direct(server)
+	x.while(e, func() int64 {
+		require.NoError(x.t, client.ScriptFlush(context.Background()).Err())
+		time.Sleep(x.span() / 2) // for somebody to come
+		return server.Calls("eval")
+	})
+}
+
+// stopProcess is evident by the window that ends meanwhile.
+func (x *run) stopProcess(e *event) {
+	list := x.fleet.alive()
+	w := list[x.rng.IntN(len(list))]
+	before, err := x.stage.contents(tight, e.Part)
+	require.NoError(x.t, err)
+	w.stop(x.t, true)
+	beat := w.journal.Beat.Load()
+	await(x.t, healLimit, "the window ends", func() bool {
+		now, err := x.stage.contents(tight, e.Part)
+		return err == nil && now.Window > before.Window
+	})
+	time.Sleep(time.Duration(x.rng.Int64N(int64(x.span()))))
+	if before.Window > 0 && w.journal.Beat.Load() == beat {
+		e.Active = 1
+	}
+	w.stop(x.t, false)
+}
+
+// killProcess replaces the process by another.
+func (x *run) killProcess(e *event) {
+	list := x.fleet.alive()
+	w := list[x.rng.IntN(len(list))]
+	if w.journal.State.Load() == running {
+		e.Active = 1
+	}
+	x.fleet.kill(w)
+	time.Sleep(x.span())
+	x.fleet.start()
+}
+
+func (x *run) stepForward(e *event) { x.step(e, 1) }
+
+func (x *run) stepBack(e *event) { x.step(e, -1) }
+
+// step sets the server's clock by up to two and a half windows. It is evident by
+// the server's own word.
+func (x *run) step(e *event, direction time.Duration) {
+	client := x.stage.direct(x.stage.servers[0])
+	step := shortWindow/5 + time.Duration(x.rng.Int64N(int64(shortWindow*23/10)))
+	before := x.ahead(client)
+	x.offset += direction * step
+	x.stage.clock.set(x.offset)
+	if moved := direction * (x.ahead(client) - before); moved > step/2 && moved < step*2 {
+		e.Active = 1
+	}
+	e.End = time.Now()
+	x.recover(e)
+	e.Starved = max(e.Recovery, x.starved(ample, 3*shortWindow))
+}
+
+// ahead is by how much the server's clock differs from ours.
+func (x *run) ahead(client *redis.Client) time.Duration {
+	now, err := client.Time(context.Background()).Result()
+	require.NoError(x.t, err)
+	return time.Until(now)
+}
+
+// starved watches a role for a while and tells for how long at most nobody was
+// admitted.
+func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
+	spent := func() (n int64) {
+		for part := range x.stage.target.parts() {
+			for _, w := range x.fleet.workers {
+				n += w.journal.Lines[lineOf(r, part)].Spent.Load()
+			}
+		}
+		return n
+	}
+	last, since := spent(), time.Now()
+	for end := since.Add(during); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if now := spent(); now != last {
+			last, since = now, time.Now()
+		}
+		longest = max(longest, time.Since(since))
+	}
+	return longest
+}

@@ -1,0 +1,254 @@
+package torture
+
+import (
+	"fmt"
+	"time"
+)
+
+// promise is one line of the report: what was promised, what was measured, and
+// whether that is within the bar.
+type promise struct {
+	Name     string
+	Measured string
+	Bar      string
+	Kept     bool
+	Why      []string // what broke it
+}
+
+// verdict is the promises by name, over all scenarios.
+type verdict struct {
+	list []*promise
+}
+
+// Bars. Those of time have a margin for a machine that does other things.
+const (
+	electionBar = 5 * time.Second // until calls succeed, from the election
+	answerBar   = 10 * time.Millisecond
+	breakerBar  = 5 * time.Microsecond
+	stockSlack  = 20 * time.Millisecond
+	extraBar    = 10 // percent
+)
+
+// answerSlack is what is added to answerBar: under the race detector, and beside
+// other tests, a goroutine waits for its turn.
+var answerSlack = map[bool]time.Duration{true: 90 * time.Millisecond, false: 900 * time.Millisecond}
+
+// judge holds the outcomes against the promises. It is pure.
+func judge(list []*outcome, strict bool) *verdict {
+	v := new(verdict)
+	v.active(list)
+	v.overAdmission(list)
+	v.lost(list)
+	v.accounts(list)
+	v.late(list)
+	v.clocks(list)
+	v.recovery(list)
+	v.resharding(list)
+	v.latency(list, strict)
+	v.extra(list)
+	return v
+}
+
+func (v *verdict) kept() bool {
+	for _, p := range v.list {
+		if !p.Kept {
+			return false
+		}
+	}
+	return true
+}
+
+// promise adds a line, which is kept until something breaks it.
+func (v *verdict) promise(name, bar string) *promise {
+	p := &promise{Name: name, Bar: bar, Kept: true}
+	v.list = append(v.list, p)
+	return p
+}
+
+func (p *promise) broken(format string, args ...any) {
+	p.Kept = false
+	p.Why = append(p.Why, fmt.Sprintf(format, args...))
+}
+
+// active breaks the run that proves nothing.
+func (v *verdict) active(list []*outcome) {
+	p := v.promise("faults that took effect", "all")
+	var events, idle int
+	for _, o := range list {
+		for i := range o.Events {
+			events++
+			if e := &o.Events[i]; e.Active == 0 {
+				idle++
+				p.broken("%v: %v never took effect", o.Scenario.Topology, e.Kind)
+			}
+		}
+		for id, s := range o.Lines {
+			if s.Allowed == 0 || id.Role == tight && s.Denied == 0 {
+				p.broken("%v: the %v limit on part %d was never used up", o.Scenario.Topology, id.Role, id.Part)
+			}
+			if id.Role.windowed() && len(s.Windows) < 2 {
+				p.broken("%v: no window rolled over", o.Scenario.Topology)
+			}
+		}
+	}
+	p.Measured = fmt.Sprintf("%d of %d", events-idle, events)
+}
+
+// overAdmission holds each group of windows against one limit, and against what
+// the store has lost meanwhile.
+func (v *verdict) overAdmission(list []*outcome) {
+	without := v.promise("over-admission without data loss", "0")
+	failover := v.promise("over-admission at failover", "≤ what was not replicated")
+	elections := v.promise("over-admission at a cluster's election", "≤ one limit each")
+	empty := v.promise("over-admission when all data is lost", "≤ one limit each time")
+	var clean, over, lost, elected, emptied int64
+	for _, o := range list {
+		for id, s := range o.Lines {
+			d := demandOf(id.Role, int64(o.Parts), o.Scenario.Pace)
+			for _, g := range s.groups(d.limit.Window) {
+				excess := max(g.spent-d.limit.Tokens, 0)
+				c := o.causes(g, id)
+				switch {
+				case c.everything > 0:
+					emptied += excess
+					empty.check(excess, c.everything*d.limit.Tokens, o, id, g)
+				case c.elections > 0:
+					elected += excess
+					elections.check(excess, c.elections*d.limit.Tokens, o, id, g)
+				case c.lost > 0:
+					over += excess
+					lost += c.lost
+					failover.check(excess, c.lost, o, id, g)
+				case !c.time:
+					clean += excess
+					without.check(excess, 0, o, id, g)
+				}
+			}
+		}
+	}
+	without.Measured = fmt.Sprint(clean)
+	failover.Measured = fmt.Sprintf("%d of %d (%.1f %%)", over, lost, percent(over, lost))
+	elections.Measured = fmt.Sprintf("%d in %d elections", elected, count(list, tail, clustered))
+	empty.Measured = fmt.Sprintf("%d in %d losses", emptied, count(list, all, volatile))
+}
+
+// count is how often data was lost.
+func count(list []*outcome, loses loss, on topology) (n int) {
+	for _, o := range list {
+		for i := range o.Events {
+			if o.Scenario.Topology == on && o.Events[i].Kind.fault().loses == loses {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func (p *promise) check(excess, allowed int64, o *outcome, id lineID, g group) {
+	if excess > allowed {
+		p.broken("%v: %v limit on part %d, windows of %d to %d: %d over, where %d may be",
+			o.Scenario.Topology, id.Role, id.Part, g.from, g.to, excess, allowed)
+	}
+}
+
+// causes is what may have given a group of windows more than the limit.
+type causes struct {
+	lost       int64 // tokens that were not replicated
+	elections  int64
+	everything int64 // times that all was lost
+	time       bool  // the clock was set: judged over the whole run
+}
+
+func (o *outcome) causes(g group, id lineID) (c causes) {
+	for i := range o.Events {
+		e := &o.Events[i]
+		loses := e.Kind.fault().loses
+		if loses == timeline {
+			c.time = true // the windows' times and ours are not the same any more
+		}
+		if !g.during(e) {
+			continue
+		}
+		switch {
+		case loses == all:
+			c.everything++
+		case loses == tail && o.Scenario.Topology == clustered:
+			c.elections++
+		case loses == tail:
+			c.lost += e.Lost[id.Role]
+		}
+	}
+	return c
+}
+
+// lossless reports whether nothing happened that takes data from the store.
+func (o *outcome) lossless() bool {
+	for i := range o.Events {
+		if o.Events[i].Kind.fault().loses != nothing {
+			return false
+		}
+	}
+	return true
+}
+
+// lost compares what the store holds at the end with what requests have used.
+func (v *verdict) lost(list []*outcome) {
+	p := v.promise("tokens lost, no process killed", "0")
+	k := v.promise("tokens lost with a process that is killed", "≤ its stock")
+	over := v.promise("tokens spent that were never charged", "0")
+	var lost, killed, more, recovered int64
+	for _, o := range list {
+		if !o.lossless() {
+			continue
+		}
+		for id, s := range o.Lines {
+			recovered += s.Recovered
+			if id.Role.windowed() {
+				continue
+			}
+			idle := s.Charged - (s.Spent - s.Refunded)
+			switch {
+			case idle < 0:
+				more -= idle
+				over.broken("%v: %v limit on part %d: %d tokens", o.Scenario.Topology, id.Role, id.Part, -idle)
+			case s.Killed > 0:
+				killed += idle
+				d := demandOf(id.Role, int64(o.Parts), o.Scenario.Pace)
+				if most := int64(s.Killed) * d.stock(); idle > most+s.Unknown {
+					k.broken("%v: %v limit on part %d: %d tokens, where %d may be", o.Scenario.Topology, id.Role, id.Part, idle, most)
+				}
+			case idle > s.Unknown:
+				lost += idle
+				p.broken("%v: %v limit on part %d: %d tokens", o.Scenario.Topology, id.Role, id.Part, idle)
+			}
+		}
+	}
+	p.Measured = fmt.Sprintf("%d (%d handed over again)", lost, recovered)
+	k.Measured = fmt.Sprint(killed)
+	over.Measured = fmt.Sprint(more)
+}
+
+// accounts holds each limiter's Stats against its process' journal.
+func (v *verdict) accounts(list []*outcome) {
+	p := v.promise("Stats balance and agree with the journals", "0 tokens apart")
+	var apart int64
+	for _, o := range list {
+		for id, s := range o.Lines {
+			apart += s.Imbalance + s.Misjudged
+			if s.Imbalance+s.Misjudged > 0 {
+				p.broken("%v: %v limit on part %d: out of balance by %d, apart by %d", o.Scenario.Topology, id.Role, id.Part, s.Imbalance, s.Misjudged)
+			}
+			if s.Unclean > 0 {
+				p.broken("%v: %d processes could not hand back", o.Scenario.Topology, s.Unclean)
+			}
+		}
+	}
+	p.Measured = fmt.Sprint(apart)
+}
+
+func percent(part, whole int64) float64 {
+	if whole == 0 {
+		return 0
+	}
+	return 100 * float64(part) / float64(whole)
+}

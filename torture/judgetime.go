@@ -1,0 +1,207 @@
+package torture
+
+import (
+	"fmt"
+	"time"
+)
+
+// This file is the promises about time.
+
+// late: a request that is made after a window's end gets nothing of it, and one
+// that was under way when its process was stopped is one for each caller.
+func (v *verdict) late(list []*outcome) {
+	after := v.promise("tokens spent after their window", "0")
+	across := v.promise("requests under way when a process was stopped", "≤ 1 per goroutine and stop")
+	var late, overrun, stops int64
+	for _, o := range list {
+		var here, halts int64
+		for i := range o.Events {
+			if o.Events[i].Kind == processStopped {
+				halts++
+			}
+		}
+		for id, s := range o.Lines {
+			here += s.Overrun
+			if o.times() {
+				continue // the server's idea of a window's end is another
+			}
+			if late += s.Late; s.Late > 0 {
+				after.broken("%v: %v limit on part %d: %d tokens", o.Scenario.Topology, id.Role, id.Part, s.Late)
+			}
+		}
+		if o.times() {
+			continue
+		}
+		overrun += here
+		stops += halts
+		if goroutines := int64(callers * len(o.Lines)); halts > 0 && here > goroutines*halts {
+			across.broken("%v: %d requests in %d goroutines and %d stops", o.Scenario.Topology, here, goroutines, halts)
+		}
+	}
+	after.Measured = fmt.Sprint(late)
+	across.Measured = fmt.Sprintf("%d in %d stops", overrun, stops)
+}
+
+// times reports whether the server's clock was set.
+func (o *outcome) times() bool {
+	for i := range o.Events {
+		if o.Events[i].Kind.fault().loses == timeline {
+			return true
+		}
+	}
+	return false
+}
+
+// clocks bounds what steps of the server's clock may give and take. Windows that
+// follow each other, and one more for each step, are all that may be used.
+func (v *verdict) clocks(list []*outcome) {
+	extra := v.promise("clock steps: admitted in all", "≤ one limit more per step")
+	starved := v.promise("clock steps: longest time without a token", "≤ one window")
+	var most time.Duration
+	for _, o := range list {
+		if !o.times() {
+			continue
+		}
+		for id, s := range o.Lines {
+			if !id.Role.windowed() {
+				continue
+			}
+			d := demandOf(id.Role, int64(o.Parts), o.Scenario.Pace)
+			windows := int64(o.Elapsed/d.limit.Window) + 2 + int64(len(o.Events)) // begun before, and after
+			if id.Role == tight {
+				extra.Measured = fmt.Sprintf("%.1f limits in %v, %d steps", float64(s.Spent)/float64(d.limit.Tokens), o.Elapsed.Round(time.Second), len(o.Events))
+			}
+			if s.Spent > windows*d.limit.Tokens {
+				extra.broken("%v limit: %d tokens in %d windows", id.Role, s.Spent, windows)
+			}
+			for reset, spent := range s.Windows {
+				if spent > d.limit.Tokens {
+					extra.broken("%v limit: %d tokens in the window of %d", id.Role, spent, reset)
+				}
+			}
+		}
+		for i := range o.Events {
+			most = max(most, o.Events[i].Starved)
+		}
+	}
+	starved.Measured = fmt.Sprint(most.Round(time.Millisecond))
+	if most > shortWindow+shortWindow/4 { // the step is as long as a window's tenth before it counts
+		starved.broken("%v", most)
+	}
+}
+
+// recovery is from the end of a fault, or from a cluster's election.
+func (v *verdict) recovery(list []*outcome) {
+	p := v.promise("recovery after a cluster's election", "≤ "+electionBar.String())
+	rest := v.promise("recovery after any other fault", "≤ "+electionBar.String())
+	var most, whole, other time.Duration
+	for _, o := range list {
+		for i := range o.Events {
+			e := &o.Events[i]
+			if e.Kind == masterHung || e.Kind == masterKilled {
+				most, whole = max(most, e.Recovery), max(whole, e.Took)
+				if e.Recovery > electionBar {
+					p.broken("%v: %v", e.Kind, e.Recovery)
+				}
+				continue
+			}
+			other = max(other, e.Recovery)
+			if e.Recovery > electionBar {
+				rest.broken("%v: %v", e.Kind, e.Recovery)
+			}
+		}
+	}
+	p.Measured = fmt.Sprintf("%v (%v with the election)", most.Round(time.Millisecond), whole.Round(time.Millisecond))
+	rest.Measured = other.Round(time.Millisecond).String()
+}
+
+func (v *verdict) resharding(list []*outcome) {
+	p := v.promise("errors to callers while slots move", "0")
+	elsewhere := v.promise("errors on shards that are well", "0")
+	var errors, apart, slots int64
+	for _, o := range list {
+		for i := range o.Events {
+			e := &o.Events[i]
+			if e.Kind == resharded {
+				slots += e.Active
+				if errors += e.Failed; e.Failed > 0 {
+					p.broken("%d requests failed while %d slots moved", e.Failed, e.Active)
+				}
+			}
+			if o.Scenario.Topology == sharded && e.Kind != processStopped {
+				if apart += e.Elsewhere; e.Elsewhere > 0 {
+					elsewhere.broken("%v: %d requests", e.Kind, e.Elsewhere)
+				}
+			}
+		}
+	}
+	p.Measured = fmt.Sprintf("%d in %d moves", errors, slots)
+	elsewhere.Measured = fmt.Sprint(apart)
+}
+
+// latency is what callers notice of a server that hangs. Of a machine that is
+// measured while it does other things, only gross faults are told.
+func (v *verdict) latency(list []*outcome, strict bool) {
+	var before, hung, policy, breaker spread
+	for _, o := range list {
+		if len(kindsIn(o, serverStopped)) == 0 {
+			continue
+		}
+		before.join(&o.Latency[stock][calm][fromStock])
+		hung.join(&o.Latency[stock][serverStopped][fromStock])
+		for r := range role(roles) {
+			policy.join(&o.Latency[r][serverStopped][byPolicy])
+			breaker.join(&o.Latency[r][serverStopped][byBreaker])
+		}
+	}
+	p := v.promise("server hung: p99.9 of callers with stock", "unchanged")
+	was, is := before.quantile(0.999), hung.quantile(0.999)
+	p.Measured = fmt.Sprintf("%v, was %v", is, was)
+	if is > 4*was+stockSlack || strict && is > 4*was {
+		p.broken("%v, was %v", is, was)
+	}
+	p = v.promise("server hung: callers without stock, p99", fmt.Sprintf("≤ %v", fetchTimeout+answerBar))
+	p.Measured = fmt.Sprintf("%v, most %v, of %d", policy.quantile(0.99), policy.most, policy.n)
+	if slack := answerSlack[strict]; policy.quantile(0.99) > fetchTimeout+answerBar+slack {
+		p.broken("%v", policy.quantile(0.99))
+	}
+	p = v.promise("server hung: the same once the breaker is open, median", "≤ "+breakerBar.String())
+	p.Measured = fmt.Sprintf("%v of %d", breaker.quantile(0.5), breaker.n)
+	if breaker.n > 0 && breaker.quantile(0.5) > breakerBar && strict {
+		p.broken("%v", breaker.quantile(0.5))
+	}
+}
+
+func (s *spread) join(o *spread) {
+	for i, n := range o.count {
+		s.count[i] += n
+	}
+	s.n += o.n
+	s.most = max(s.most, o.most)
+}
+
+func kindsIn(o *outcome, k kind) (list []*event) {
+	for i := range o.Events {
+		if o.Events[i].Kind == k {
+			list = append(list, &o.Events[i])
+		}
+	}
+	return list
+}
+
+// extra is the commands that a failing shard gets more than calls were made.
+func (v *verdict) extra(list []*outcome) {
+	p := v.promise("extra commands while a shard fails", fmt.Sprintf("≤ %d %%", extraBar))
+	var calls, commands int64
+	for _, o := range list {
+		for _, e := range kindsIn(o, shardFails) {
+			calls += e.Calls
+			commands += e.Commands
+		}
+	}
+	more := max(commands-calls, 0)
+	p.Measured = fmt.Sprintf("%.0f %% (%d calls, %d commands)", percent(more, calls), calls, commands)
+	if percent(more, calls) > extraBar {
+		p.broken("%d calls made %d commands", calls, commands)
+	}
+}

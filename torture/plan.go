@@ -1,0 +1,64 @@
+package torture
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// course is a topology and faults that go together: what loses data would hide
+// whether anything else does, and a process that is killed takes tokens along.
+type course struct {
+	on     topology
+	faults []kind
+}
+
+// courses splits the faults of each topology by what they take from the store.
+func courses(cheapest bool) []course {
+	var list []course
+	for where := range topology(topologies) {
+		for loses := range loss(losses) {
+			faults := slices.DeleteFunc(kindsOn(where, cheapest), func(k kind) bool { return k.fault().loses != loses })
+			if len(faults) > 0 {
+				list = append(list, course{where, faults})
+			}
+		}
+	}
+	return list
+}
+
+// sample is every kind of fault once, where it is cheapest to have.
+func sample(seed uint64) []scenario {
+	var list []scenario
+	for _, c := range courses(true) {
+		list = append(list, scenario{
+			Topology: c.on, Faults: shuffled(c.faults, seed), Seed: seed,
+			Fleet: 2, Pace: 0.2, Span: 300 * time.Millisecond, Hang: 1200 * time.Millisecond, Slots: 60,
+		})
+	}
+	return list
+}
+
+// shortest is how many faults make it worth while to start servers, about.
+const shortest = 8
+
+// endless yields scenarios for as long as they are asked for: each course in
+// turn, its faults in another order each time.
+func endless(seed uint64) func() scenario {
+	all, i := courses(false), -1
+	return func() scenario {
+		i++
+		c, at := all[i%len(all)], seed+uint64(i)
+		faults := slices.Repeat(c.faults, max(shortest/len(c.faults), 1))
+		return scenario{
+			Topology: c.on, Faults: shuffled(faults, at), Seed: at,
+			Fleet: 4, Pace: 1, Span: time.Second, Hang: 3 * time.Second, Slots: 3000,
+		}
+	}
+}
+
+func shuffled(list []kind, seed uint64) []kind {
+	rng := rand.New(rand.NewPCG(seed, 2))
+	rng.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	return list
+}

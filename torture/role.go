@@ -1,0 +1,119 @@
+package torture
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/go-reservoir/reservoir"
+)
+
+// role is what a limit is there to show; see the package's comment.
+type role int
+
+const (
+	tight role = iota
+	ample
+	ledger
+	stock
+	roles = iota
+)
+
+var roleNames = [roles]string{"tight", "ample", "ledger", "stock"}
+
+func (r role) String() string { return roleNames[r] }
+
+// windowed reports whether the role's windows roll over while it runs.
+func (r role) windowed() bool { return r == tight || r == ample }
+
+// Demand of all processes together, per second. A request asks for one to twice
+// so many tokens as make that up.
+const (
+	shortWindow = time.Second
+	longWindow  = time.Hour
+	longLimit   = 4_000_000_000
+
+	tightLimit  = 1_000_000
+	tightDemand = 2_000_000
+	ampleDemand = 400_000
+	longDemand  = 200_000
+)
+
+// demand is how a role is used: so many tokens per second, so many requests.
+type demand struct {
+	limit    reservoir.Limit
+	tokens   int64
+	requests int64
+	batch    int64 // 0 = by the default policy
+}
+
+// demandOf shares a role's demand among the parts of a store. pace is the share
+// of all requests that a small machine leaves room for; tokens stay the same.
+func demandOf(r role, parts int64, pace float64) demand {
+	short := reservoir.Limit{Tokens: tightLimit / parts, Window: shortWindow}
+	long := reservoir.Limit{Tokens: longLimit / parts, Window: longWindow}
+	d := demand{limit: short, requests: max(int64(1000*pace)/parts, 1)}
+	switch r {
+	case tight:
+		d.tokens = tightDemand / parts
+	case ample:
+		d.tokens = ampleDemand / parts
+	case ledger: // a call for every six requests
+		d.limit, d.tokens = long, longDemand/parts
+		d.batch = 6 * d.each()
+	case stock:
+		d.limit, d.tokens, d.requests = long, longDemand/parts, 2*d.requests
+	}
+	return d
+}
+
+// each is the mean number of tokens of a request.
+func (d demand) each() int64 { return max(d.tokens/d.requests, 1) }
+
+func (d demand) sizing() reservoir.Sizing {
+	if d.batch > 0 {
+		return reservoir.Fixed(d.batch)
+	}
+	return reservoir.Adaptive(1, 0)
+}
+
+// stock is what one process may hold at most: by default a hundredth of the limit
+// may be stranded, and a batch lasts for five minutes.
+func (d demand) stock() int64 {
+	if d.batch > 0 {
+		return 3*d.batch + 2*d.each() // in hand, ordered, and just being told about
+	}
+	return d.limit.Tokens/100 + 300*d.tokens
+}
+
+// keyOf names a role's key on a part of the store. Which names lie on which part
+// is the topology's business: it tells a suffix for each.
+func keyOf(r role, suffix string) string { return r.String() + suffix }
+
+// lineOf numbers the lines of a journal.
+func lineOf(r role, part int) int { return int(r)*(maxLines/roles) + part }
+
+// target is where processes find the store, and their part of the load. It is
+// passed on in their environment.
+type target struct {
+	Addrs    []string          // of the server; of the shards; of the cluster's nodes
+	Cluster  bool              // Addrs are nodes of a cluster
+	Via      map[string]string // a cluster's node → the proxy before it
+	Suffixes [roles][]string   // of keys, by role and part
+	Pace     float64           // share of the full rate of requests
+	Fleet    int               // processes
+	Seed     uint64
+	Journal  string // path
+}
+
+func (t *target) parts() int { return len(t.Suffixes[0]) }
+
+// even gives every role the same suffixes.
+func even(suffixes ...string) (all [roles][]string) {
+	for r := range all {
+		all[r] = suffixes
+	}
+	return all
+}
+
+// suffix numbers candidates for key names.
+func suffix(i int) string { return "-" + strconv.Itoa(i) }

@@ -1,0 +1,136 @@
+package torture
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// scenario is a topology and what befalls it. It follows from the seed.
+type scenario struct {
+	Topology topology
+	Faults   []kind
+	Seed     uint64
+	Fleet    int           // processes
+	Pace     float64       // share of the full rate of requests
+	Span     time.Duration // of a fault, about
+	Hang     time.Duration // of a server that is stopped
+	Slots    int           // that are resharded
+}
+
+// run is a scenario under way.
+type run struct {
+	t      testing.TB
+	rng    *rand.Rand
+	stage  *stage
+	fleet  *fleet
+	base   time.Duration
+	hang   time.Duration
+	slots  int
+	offset time.Duration // of the server's clock
+	events []event
+}
+
+const (
+	recoverLimit = 60 * time.Second
+	settle       = 300 * time.Millisecond // between faults
+)
+
+// Run makes the scenario happen and returns what became of it.
+func (sc scenario) Run(t testing.TB) *outcome {
+	t.Helper()
+	x := &run{
+		t: t, rng: rand.New(rand.NewPCG(sc.Seed, 1)), base: sc.Span, hang: sc.Hang, slots: sc.Slots,
+		stage: newStage(t, sc.Topology),
+	}
+	at := x.stage.target
+	at.Pace, at.Fleet, at.Seed = sc.Pace, sc.Fleet, sc.Seed
+	x.fleet = startFleet(t, at)
+	begin := time.Now()
+	time.Sleep(2 * shortWindow) // of calm, to compare with
+	for _, k := range sc.Faults {
+		x.inject(k)
+		time.Sleep(settle)
+	}
+	x.fleet.finish()
+	return x.outcome(sc, begin)
+}
+
+// span is how long a fault lasts.
+func (x *run) span() time.Duration { return x.base/2 + time.Duration(x.rng.Int64N(int64(x.base))) }
+
+// inject makes one fault happen and waits until all have recovered.
+func (x *run) inject(k kind) {
+	x.t.Helper()
+	e := event{Kind: k, Part: x.rng.IntN(x.stage.target.parts()), Begin: time.Now()}
+	failed, there := x.fleet.sum(failedOf), x.fleet.sumPart(e.Part, failedOf)
+	x.fleet.enter(k)
+	k.fault().do(x, &e)
+	if e.Recovery == 0 { // else the fault was a longer affair
+		if e.End.IsZero() {
+			e.End = time.Now()
+		}
+		x.recover(&e)
+	}
+	x.fleet.enter(calm)
+	e.Failed = x.fleet.sum(failedOf) - failed
+	e.Elsewhere = e.Failed - (x.fleet.sumPart(e.Part, failedOf) - there)
+	x.events = append(x.events, e)
+	x.t.Logf("%-36s part %d, active %d times, %d requests failed, recovered within %v of its end",
+		k, e.Part, e.Active, e.Failed, e.Recovery.Round(time.Millisecond))
+}
+
+// recover waits until each process has had an answer on every part since the
+// fault's end. The ledger's calls are frequent enough to tell.
+func (x *run) recover(e *event) {
+	x.t.Helper()
+	since := e.End.UnixNano()
+	await(x.t, recoverLimit, "all processes have recovered from: "+e.Kind.String(), func() bool {
+		for _, w := range x.fleet.alive() {
+			for part := range x.stage.target.parts() {
+				if w.journal.Lines[lineOf(ledger, part)].LastOK.Load() < since {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	e.Recovery = max(time.Since(e.End), 1)
+	e.Took = time.Since(e.Begin)
+}
+
+// outcome reads the journals, and what the store holds when all is handed back.
+func (x *run) outcome(sc scenario, begin time.Time) *outcome {
+	x.t.Helper()
+	o := &outcome{
+		Scenario: sc, Events: x.events, Parts: x.stage.target.parts(), Elapsed: time.Since(begin),
+		Lines: make(map[lineID]*sums),
+	}
+	for _, w := range x.fleet.workers {
+		require.NoError(x.t, o.Errors.load(w.path+complaintsSuffix))
+	}
+	for r := range role(roles) {
+		for part := range o.Parts {
+			s := &sums{Windows: make(map[int64]int64)}
+			for _, w := range x.fleet.workers {
+				s.add(&w.journal.Lines[lineOf(r, part)], w)
+			}
+			if !r.windowed() {
+				held, err := x.stage.contents(r, part)
+				require.NoError(x.t, err)
+				s.Charged = held.Used
+			}
+			o.Lines[lineID{r, part}] = s
+		}
+		for k := range kind(kinds) {
+			for a := range answer(answers) {
+				for _, w := range x.fleet.workers {
+					o.Latency[r][k][a].merge(&w.journal.Latency[r][k][a])
+				}
+			}
+		}
+	}
+	return o
+}

@@ -1,0 +1,78 @@
+package torture
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+var (
+	long = flag.Duration("torture", 0, "how `long` TestTorture runs; by default each fault happens once")
+	seed = flag.Uint64("seed", 1, "of the faults and of the load")
+	only = flag.String("topology", "", "the `name` of the only topology")
+)
+
+func TestMain(m *testing.M) {
+	if worker, err := RunWorker(); worker {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "torture:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	redis.SetLogger(silence{})
+	_ = flag.Set("test.parallel", "6") // scenarios mostly wait, and the flag exists
+	goleak.VerifyTestMain(m)
+}
+
+// TestTorture has every kind of fault happen, and judges what that did.
+func TestTorture(t *testing.T) {
+	var list []*outcome
+	if *long == 0 {
+		list = together(t, sample(*seed))
+	} else {
+		list = inTurn(t, *seed, *long)
+	}
+	v := judge(list, *long > 0)
+	t.Logf("seed %d\n%s", *seed, report(list, v))
+	require.True(t, v.kept(), "a promise is broken")
+}
+
+// together runs the scenarios side by side: most of their time is waiting.
+func together(t *testing.T, plan []scenario) []*outcome {
+	list := make([]*outcome, len(plan))
+	t.Run("scenarios", func(t *testing.T) {
+		for i, sc := range plan {
+			t.Run(sc.Topology.String(), func(t *testing.T) {
+				t.Parallel()
+				list[i] = sc.Run(t)
+			})
+		}
+	})
+	if t.Failed() {
+		t.FailNow()
+	}
+	return list
+}
+
+// inTurn runs scenarios one after the other until the time is over.
+func inTurn(t *testing.T, seed uint64, during time.Duration) (list []*outcome) {
+	next := endless(seed)
+	for end := time.Now().Add(during); time.Now().Before(end); {
+		sc := next()
+		if *only != "" && sc.Topology.String() != *only {
+			continue
+		}
+		ok := t.Run(fmt.Sprintf("%v, seed %d", sc.Topology, sc.Seed), func(t *testing.T) {
+			list = append(list, sc.Run(t))
+		})
+		require.True(t, ok)
+	}
+	return list
+}
