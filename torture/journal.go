@@ -56,6 +56,7 @@ type line struct {
 	Calls    atomic.Int64 // to the store, failed ones included
 	Faults   atomic.Int64 // calls that failed
 	LastOK   atomic.Int64 // when a call last succeeded, Unix ns
+	Away     atomic.Int64 // 1 while the breaker is open
 
 	// Late is the tokens of requests that were made after the window was over;
 	// Overrun counts requests from stock whose answer came long after it.

@@ -119,23 +119,25 @@ func (v *verdict) resharding(list []*outcome) {
 	p := v.promise("errors to callers while slots move", "0")
 	elsewhere := v.promise("errors on shards that are well", "0")
 	var errors, apart, slots int64
+	var took time.Duration
 	for _, o := range list {
 		for i := range o.Events {
 			e := &o.Events[i]
 			if e.Kind == resharded {
 				slots += e.Active
+				took += e.End.Sub(e.Begin)
 				if errors += e.Failed; e.Failed > 0 {
 					p.broken("%d requests failed while %d slots moved", e.Failed, e.Active)
 				}
 			}
-			if o.Scenario.Topology == sharded && e.Kind != processStopped {
+			if o.Scenario.Topology == sharded && e.Kind != processStopped && e.Kind != processKilled { // they are no shard's
 				if apart += e.Elsewhere; e.Elsewhere > 0 {
 					elsewhere.broken("%v: %d requests", e.Kind, e.Elsewhere)
 				}
 			}
 		}
 	}
-	p.Measured = fmt.Sprintf("%d in %d moves", errors, slots)
+	p.Measured = fmt.Sprintf("%d in %d moves, %v", errors, slots, took.Round(time.Millisecond))
 	elsewhere.Measured = fmt.Sprint(apart)
 }
 
@@ -157,11 +159,11 @@ func (v *verdict) latency(list []*outcome, strict bool) {
 	p := v.promise("server hung: p99.9 of callers with stock", "unchanged")
 	was, is := before.quantile(0.999), hung.quantile(0.999)
 	p.Measured = fmt.Sprintf("%v, was %v", is, was)
-	if is > 4*was+stockSlack || strict && is > 4*was {
+	if slack := stockSlack[strict]; is > 4*was+slack {
 		p.broken("%v, was %v", is, was)
 	}
 	p = v.promise("server hung: callers without stock, p99", fmt.Sprintf("≤ %v", fetchTimeout+answerBar))
-	p.Measured = fmt.Sprintf("%v, most %v, of %d", policy.quantile(0.99), policy.most, policy.n)
+	p.Measured = fmt.Sprintf("%v (p90 %v, most %v, of %d)", policy.quantile(0.99), policy.quantile(0.9), policy.most, policy.n)
 	if slack := answerSlack[strict]; policy.quantile(0.99) > fetchTimeout+answerBar+slack {
 		p.broken("%v", policy.quantile(0.99))
 	}
@@ -191,7 +193,7 @@ func kindsIn(o *outcome, k kind) (list []*event) {
 
 // extra is the commands that a failing shard gets more than calls were made.
 func (v *verdict) extra(list []*outcome) {
-	p := v.promise("extra commands while a shard fails", fmt.Sprintf("≤ %d %%", extraBar))
+	p := v.promise(extraCommands, fmt.Sprintf("≤ %d %%", extraBar))
 	var calls, commands int64
 	for _, o := range list {
 		for _, e := range kindsIn(o, shardFails) {

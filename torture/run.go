@@ -83,7 +83,8 @@ func (x *run) inject(k kind) {
 }
 
 // recover waits until each process has had an answer on every part since the
-// fault's end. The ledger's calls are frequent enough to tell.
+// fault's end, and no key is held to be away any more. The ledger's calls are
+// frequent enough to tell; who lives on stock may not ask for long.
 func (x *run) recover(e *event) {
 	x.t.Helper()
 	since := e.End.UnixNano()
@@ -92,6 +93,11 @@ func (x *run) recover(e *event) {
 			for part := range x.stage.target.parts() {
 				if w.journal.Lines[lineOf(ledger, part)].LastOK.Load() < since {
 					return false
+				}
+				for _, r := range []role{tight, ample, ledger} {
+					if w.journal.Lines[lineOf(r, part)].Away.Load() == 1 {
+						return false
+					}
 				}
 			}
 		}

@@ -27,8 +27,21 @@ func TestMain(m *testing.M) {
 		return
 	}
 	redis.SetLogger(silence{})
+	inMemory()
 	_ = flag.Set("test.parallel", "6") // scenarios mostly wait, and the flag exists
 	goleak.VerifyTestMain(m)
+}
+
+// inMemory has servers keep their files in memory where that can be. A node of a
+// cluster syncs its configuration at every slot that moves, and a disk that is
+// slow at it would be a fault that nobody asked for.
+func inMemory() {
+	const shm = "/dev/shm"
+	if f, err := os.CreateTemp(shm, "reservoir"); err == nil {
+		_ = f.Close()
+		_ = os.Remove(f.Name())
+		_ = os.Setenv("TMPDIR", shm) // fails for no valid name
+	}
 }
 
 // TestTorture has every kind of fault happen, and judges what that did.

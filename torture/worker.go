@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -100,7 +99,6 @@ type stream struct {
 	line    *line
 	limiter *reservoir.Limiter
 	seen    *complaints
-	away    atomic.Bool
 }
 
 func newStream(t *target, j *Journal, store backend.Store, r role, part int, key string) (*stream, error) {
@@ -124,7 +122,12 @@ func (s *stream) called(c reservoir.StoreCall) {
 	s.line.LastOK.Store(time.Now().UnixNano())
 }
 
-func (s *stream) changed(c reservoir.ShardState) { s.away.Store(c.Away) }
+func (s *stream) changed(c reservoir.ShardState) {
+	s.line.Away.Store(0)
+	if c.Away {
+		s.line.Away.Store(1)
+	}
+}
 
 // run makes one caller's requests by a schedule, so that slow answers do not
 // make the load lighter.
@@ -144,7 +147,7 @@ func (s *stream) run(rng *rand.Rand) {
 }
 
 func (s *stream) request(n int64) reservoir.Result {
-	phase, away := s.journal.Phase.Load(), s.away.Load()
+	phase, away := s.journal.Phase.Load(), s.line.Away.Load() == 1
 	begin := time.Now()
 	r, err := s.limiter.AllowN(context.Background(), s.key, n)
 	took := time.Since(begin)
