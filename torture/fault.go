@@ -141,6 +141,7 @@ func (x *run) flush(e *event) {
 	require.NoError(x.t, client.FlushAll(ctx).Err())
 	e.Active = keys
 	e.End = time.Now()
+	x.recover(e)
 	time.Sleep(x.span())
 }
 

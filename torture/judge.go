@@ -111,12 +111,15 @@ func (v *verdict) overAdmission(list []*outcome) {
 	failover := v.promise("over-admission at failover", "≤ what was not replicated")
 	elections := v.promise("over-admission at a cluster's election", "≤ one limit each")
 	empty := v.promise("over-admission when all data is lost", "≤ one limit each time")
-	var clean, over, lost, elected, emptied int64
+	var clean, over, lost, elected, emptied, brimful int64
 	for _, o := range list {
 		for id, s := range o.Lines {
 			d := demandOf(id.Role, int64(o.Parts), o.Scenario.Pace)
 			for _, g := range s.groups(d.limit.Window) {
 				excess := max(g.spent-d.limit.Tokens, 0)
+				if g.spent == d.limit.Tokens {
+					brimful++
+				}
 				c := o.causes(g, id)
 				switch {
 				case c.everything > 0:
@@ -127,7 +130,9 @@ func (v *verdict) overAdmission(list []*outcome) {
 					elections.check(excess, c.elections*d.limit.Tokens, o, id, g)
 				case c.lost > 0:
 					over += excess
-					lost += c.lost
+					if id.Role.windowed() { // the others' limits are out of reach
+						lost += c.lost
+					}
 					failover.check(excess, c.lost, o, id, g)
 				case !c.time:
 					clean += excess
@@ -136,7 +141,7 @@ func (v *verdict) overAdmission(list []*outcome) {
 			}
 		}
 	}
-	without.Measured = fmt.Sprint(clean)
+	without.Measured = fmt.Sprintf("%d (%d windows used up to the last token)", clean, brimful)
 	failover.Measured = fmt.Sprintf("%d of %d (%.1f %%)", over, lost, percent(over, lost))
 	elections.Measured = fmt.Sprintf("%d in %d elections", elected, count(list, tail, clustered))
 	empty.Measured = fmt.Sprintf("%d in %d losses", emptied, count(list, all, volatile))

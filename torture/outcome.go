@@ -58,9 +58,12 @@ func (s *sums) add(l *line, w *worker) {
 	s.Faults += l.Faults.Load()
 	s.Late += l.Late.Load()
 	s.Overrun += l.Overrun.Load()
+	unseen := l.Spent.Load()
 	for i := range l.Windows {
 		if reset := l.Windows[i].Reset.Load(); reset != 0 {
-			s.Windows[reset] += l.Windows[i].Spent.Load()
+			n := l.Windows[i].Spent.Load()
+			s.Windows[reset] += n
+			unseen -= n
 		}
 	}
 	if w.killed {
@@ -71,6 +74,7 @@ func (s *sums) add(l *line, w *worker) {
 	if w.journal.State.Load() != closed {
 		s.Unclean++
 	}
+	s.Misjudged += abs(unseen) // a journal that was too short
 	t := &l.Stats
 	s.Imbalance += abs(t.Taken.Load() + t.Refunded.Load() - t.Spent.Load() - t.Returned.Load() - t.Expired.Load() - t.Held.Load())
 	s.Misjudged += abs(t.Spent.Load()-l.Spent.Load()) + abs(t.Refunded.Load()-l.Refunded.Load())

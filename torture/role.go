@@ -102,6 +102,7 @@ type target struct {
 	Pace     float64           // share of the full rate of requests
 	Fleet    int               // processes
 	Seed     uint64
+	Skew     int64  // tokens by which each grant is falsified; see skewed
 	Journal  string // path
 }
 

@@ -18,6 +18,7 @@ type scenario struct {
 	Span     time.Duration // of a fault, about
 	Hang     time.Duration // of a server that is stopped
 	Slots    int           // that are resharded
+	Skew     int64         // a deliberate bug; see skewed
 }
 
 // run is a scenario under way.
@@ -46,7 +47,7 @@ func (sc scenario) Run(t testing.TB) *outcome {
 		stage: newStage(t, sc.Topology),
 	}
 	at := x.stage.target
-	at.Pace, at.Fleet, at.Seed = sc.Pace, sc.Fleet, sc.Seed
+	at.Pace, at.Fleet, at.Seed, at.Skew = sc.Pace, sc.Fleet, sc.Seed, sc.Skew
 	x.fleet = startFleet(t, at)
 	begin := time.Now()
 	time.Sleep(2 * shortWindow) // of calm, to compare with

@@ -57,6 +57,25 @@ func TestTorture(t *testing.T) {
 	require.True(t, v.kept(), "a promise is broken")
 }
 
+// TestSabotageIsFound has a store grant a token more than it charges, or less,
+// each time: real processes, no fault but this.
+func TestSabotageIsFound(t *testing.T) {
+	for skew, promise := range map[int64]string{
+		1:  "tokens spent that were never charged",
+		-1: "tokens lost, no process killed",
+	} {
+		t.Run(promise, func(t *testing.T) {
+			t.Parallel()
+			o := scenario{Topology: durable, Seed: *seed, Fleet: 2, Pace: 0.2, Skew: skew}.Run(t)
+			found := broken(judge([]*outcome{o}, false))
+			require.Contains(t, found, promise)
+			if skew > 0 {
+				require.Contains(t, found, "over-admission without data loss")
+			}
+		})
+	}
+}
+
 // together runs the scenarios side by side: most of their time is waiting.
 func together(t *testing.T, plan []scenario) []*outcome {
 	list := make([]*outcome, len(plan))

@@ -53,6 +53,9 @@ func RunWorker() (bool, error) {
 		return true, err
 	}
 	defer closeStore()
+	if t.Skew != 0 {
+		store = skewed{store, t.Skew}
+	}
 	return true, work(&t, j, store)
 }
 
@@ -140,9 +143,23 @@ func (s *stream) run(rng *rand.Rand) {
 		}
 		n := 1 + rng.Int64N(2*s.demand.each())
 		r := s.request(min(n, s.demand.limit.Tokens))
-		if s.role == ledger && r.Allowed && rng.IntN(10) == 0 {
+		switch {
+		case s.role == tight && !r.Allowed:
+			s.drain(n, r)
+		case s.role == ledger && r.Allowed && rng.IntN(10) == 0:
 			s.refund(n, r)
 		}
+	}
+}
+
+// drain asks for what is left. Else the last tokens of a window, fewer than most
+// requests want, would hide that there are some too many.
+func (s *stream) drain(n int64, r reservoir.Result) {
+	for range 4 {
+		if n = min(n, r.Remaining); n < 1 || r.Allowed {
+			return
+		}
+		r = s.request(n)
 	}
 }
 
