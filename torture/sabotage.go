@@ -15,7 +15,7 @@ type skewed struct {
 
 func (s skewed) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	reply, err := s.Store.Sync(ctx, r)
-	if reply.Grant > s.by {
+	if reply.Grant > 1 {
 		reply.Grant += s.by
 	}
 	return reply, err
