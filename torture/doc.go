@@ -15,5 +15,5 @@
 //	ledger  a window that outlasts the run, in small batches, with refunds: is a token lost?
 //	stock   the same in large batches: does a caller with stock notice anything?
 //
-// It needs Linux: the faults include signals and a preloaded clock.
+// It is for Linux: a clock is preloaded there, and a child ends with its parent.
 package torture

@@ -80,7 +80,7 @@ func (w *worker) spawn(at target) error {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(withoutClock(os.Environ()), workerEnv+"="+string(text), "GOMAXPROCS=2")
 		cmd.Stderr = os.Stderr
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		cmd.SysProcAttr = dieWithParent()
 		err := cmd.Start()
 		w.process = cmd.Process
 		started <- err
@@ -124,13 +124,6 @@ func (w *worker) stop(t testing.TB, on bool) {
 	}
 	require.NoError(t, w.process.Signal(syscall.SIGSTOP))
 	await(t, startTimeout, "the process stands still", func() bool { return stopped(w.process.Pid) })
-}
-
-// stopped reads the state of a process, the letter after its name.
-func stopped(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, state, ok := strings.Cut(string(stat), ") ")
-	return err == nil && ok && strings.HasPrefix(state, "T")
 }
 
 // finish asks all processes to hand back and waits until they have ended.

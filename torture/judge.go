@@ -20,7 +20,7 @@ type verdict struct {
 	list []*promise
 }
 
-// Bars. Those of time have a margin for a machine that does other things.
+// Bars.
 const (
 	electionBar = 5 * time.Second // until calls succeed, from the election
 	answerBar   = 10 * time.Millisecond
@@ -29,13 +29,6 @@ const (
 )
 
 const extraCommands = "extra commands while a shard fails"
-
-// What is added to bars of time, strictly or not: under the race detector, and
-// beside other tests, a goroutine waits for its turn.
-var (
-	answerSlack = map[bool]time.Duration{true: 90 * time.Millisecond, false: 900 * time.Millisecond}
-	stockSlack  = map[bool]time.Duration{true: time.Millisecond, false: 20 * time.Millisecond}
-)
 
 // judge holds the outcomes against the promises. It is pure.
 func judge(list []*outcome, strict bool) *verdict {
@@ -211,13 +204,14 @@ func (v *verdict) lost(list []*outcome) {
 	p := v.promise("tokens lost, no process killed", "0")
 	k := v.promise("tokens lost with a process that is killed", "≤ its stock")
 	over := v.promise("tokens spent that were never charged", "0")
-	var lost, killed, more, recovered int64
+	var lost, killed, more, recovered, unknown int64
 	for _, o := range list {
 		if !o.lossless() {
 			continue
 		}
 		for id, s := range o.Lines {
 			recovered += s.Recovered
+			unknown += s.Unknown
 			if id.Role.windowed() {
 				continue
 			}
@@ -238,7 +232,7 @@ func (v *verdict) lost(list []*outcome) {
 			}
 		}
 	}
-	p.Measured = fmt.Sprintf("%d (%d handed over again)", lost, recovered)
+	p.Measured = fmt.Sprintf("%d (%d handed over again; %d of direct calls unknown)", lost, recovered, unknown)
 	k.Measured = fmt.Sprint(killed)
 	over.Measured = fmt.Sprint(more)
 }

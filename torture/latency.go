@@ -18,6 +18,7 @@ const (
 	refused                 // from memory
 	byPolicy                // it waited for a call that failed
 	byBreaker               // the shard was known to be away
+	wakeUp                  // none: how late the machine wakes callers whose timer is due
 	answers   = iota
 )
 

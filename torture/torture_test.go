@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	}
 	redis.SetLogger(silence{})
 	inMemory()
-	_ = flag.Set("test.parallel", "6") // scenarios mostly wait, and the flag exists
+	_ = flag.Set("test.parallel", "16") // scenarios mostly wait; the flag exists
 	goleak.VerifyTestMain(m)
 }
 
@@ -46,6 +46,7 @@ func inMemory() {
 
 // TestTorture has every kind of fault happen, and judges what that did.
 func TestTorture(t *testing.T) {
+	t.Parallel()
 	var list []*outcome
 	if *long == 0 {
 		list = together(t, sample(*seed))
@@ -60,6 +61,7 @@ func TestTorture(t *testing.T) {
 // TestSabotageIsFound has a store grant a token more than it charges, or less,
 // each time: real processes, no fault but this.
 func TestSabotageIsFound(t *testing.T) {
+	t.Parallel()
 	for skew, promise := range map[int64]string{
 		1:  "tokens spent that were never charged",
 		-1: "tokens lost, no process killed",

@@ -137,7 +137,10 @@ func (s *stream) changed(c reservoir.ShardState) {
 func (s *stream) run(rng *rand.Rand) {
 	next := time.Now().Add(rand.N(s.every))
 	for s.journal.Finish.Load() == 0 {
-		time.Sleep(time.Until(next))
+		if early := time.Until(next); early > 0 {
+			time.Sleep(early)
+			s.journal.Latency[s.role][s.journal.Phase.Load()][wakeUp].add(time.Since(next))
+		}
 		if next = next.Add(s.every); time.Since(next) > arrears {
 			next = time.Now()
 		}
