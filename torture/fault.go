@@ -29,11 +29,31 @@ func (x *run) proxy(part int) *redistest.Proxy {
 	return x.stage.proxies[part]
 }
 
+// patience is how long a fault may take to show its effect on a busy machine.
+const patience = 20 * time.Second
+
 // while lets time pass, and takes a counter's growth meanwhile as evidence.
 func (x *run) while(e *event, count func() int64) {
 	before := count()
 	time.Sleep(x.span())
-	e.Active += count() - before
+	e.Active += seen(before, count)
+}
+
+// seen is by how much a counter has grown, as soon as it has.
+func seen(before int64, count func() int64) int64 {
+	for end := time.Now().Add(patience); count() == before && time.Now().Before(end); {
+		time.Sleep(2 * time.Millisecond)
+	}
+	return count() - before
+}
+
+// repeat acts for a while, and until that had an effect.
+func (x *run) repeat(e *event, act func() int64) {
+	least := time.Now().Add(x.span())
+	for most := least.Add(patience); time.Now().Before(least) || e.Active == 0 && time.Now().Before(most); {
+		e.Active += act()
+		time.Sleep(20 * time.Millisecond)
+	}
 }
 
 func (x *run) loseReplies(e *event) {
@@ -62,7 +82,7 @@ func (x *run) failAll(e *event) {
 
 func (x *run) delayBeyondTimeout(e *event) {
 	p := x.proxy(e.Part)
-	p.Delay(fetchTimeout + fetchTimeout/2)
+	p.Delay(x.sc.Timeout + x.sc.Timeout/2)
 	x.while(e, p.Delayed)
 	p.Delay(0)
 }
@@ -83,26 +103,27 @@ func (x *run) hold(e *event) {
 
 func (x *run) reset(e *event) {
 	p := x.proxy(e.Part)
-	for end := time.Now().Add(x.span()); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	x.repeat(e, func() int64 {
 		before := p.CutConns()
 		p.Cut()
-		e.Active += p.CutConns() - before
-	}
+		return p.CutConns() - before
+	})
 }
 
 func (x *run) refuse(e *event) {
 	p := x.proxy(e.Part)
 	p.Refuse(true)
 	p.Cut()
-	for end := time.Now().Add(x.span()); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	x.repeat(e, func() int64 {
 		conn, err := net.Dial("tcp", p.Addr())
 		if err == nil {
 			_ = conn.Close()
 		}
 		if errors.Is(err, syscall.ECONNREFUSED) {
-			e.Active++
+			return 1
 		}
-	}
+		return 0
+	})
 	p.Refuse(false)
 }
 
@@ -110,9 +131,10 @@ func (x *run) refuse(e *event) {
 func (x *run) stopServer(e *event) {
 	server := x.stage.servers[e.Part]
 	server.Pause()
-	before := x.fleet.sumPart(e.Part, faultsOf)
-	time.Sleep(x.hang)
-	e.Active = x.fleet.sumPart(e.Part, faultsOf) - before
+	failed := func() int64 { return x.fleet.sumPart(e.Part, faultsOf) }
+	before := failed()
+	time.Sleep(x.sc.Hang)
+	e.Active = seen(before, failed)
 	server.Resume()
 }
 
@@ -152,11 +174,13 @@ func (x *run) flushScripts(e *event) {
 		server = x.stage.cluster.Nodes[x.stage.owner(e.Part)]
 	}
 	client := x.stage.direct(server)
-	x.while(e, func() int64 {
+	told := func() int64 { return server.Calls("eval") }
+	for range 3 {
+		before := told()
 		require.NoError(x.t, client.ScriptFlush(context.Background()).Err())
-		time.Sleep(x.span() / 2) // for somebody to come
-		return server.Calls("eval")
-	})
+		e.Active += seen(before, told)
+		time.Sleep(x.span() / 3)
+	}
 }
 
 // stopProcess is evident by the window that ends meanwhile.

@@ -23,7 +23,7 @@ func at(windows float64) time.Time {
 // and all is well.
 func harmless(where topology, k kind) *outcome {
 	o := &outcome{
-		Scenario: scenario{Topology: where, Pace: 1}, Parts: 1, Elapsed: 10 * shortWindow,
+		Scenario: scenario{Topology: where, Pace: 1, Timeout: fetchTimeout}, Parts: 1, Elapsed: 10 * shortWindow,
 		Lines:  make(map[lineID]*sums),
 		Events: []event{{Kind: k, Begin: at(4.2), End: at(4.4), Active: 1, Recovery: shortWindow / 10}},
 	}
@@ -92,6 +92,11 @@ func TestJudgeFindsSabotage(t *testing.T) {
 		}, "over-admission at failover"},
 		"a failover that lost nothing": {pair, failedOver, func(o *outcome) {
 			o.line(tight).Windows[at(5).UnixMilli()]++
+		}, "over-admission without data loss"},
+		"a failover that comes too late to be the reason": {pair, failedOverLagging, func(o *outcome) {
+			o.Events[0].Begin = at(3.5) // of the lag
+			o.Events[0].Lost[tight] = 1000
+			o.line(tight).Windows[at(4).UnixMilli()]++
 		}, "over-admission without data loss"},
 		"two limits more for one election": {clustered, masterHung, func(o *outcome) {
 			o.line(tight).Windows[at(5).UnixMilli()] += tightLimit + 1
@@ -183,6 +188,11 @@ func TestJudgeAllowsWhatWasPromised(t *testing.T) {
 	o.line(tight).Windows[at(5.5).UnixMilli()] = 0 // the store opened another, too soon
 	o.line(tight).Windows[end] = limit
 	delete(o.line(tight).Windows, at(6).UnixMilli())
+	require.Empty(t, broken(judge([]*outcome{o}, true)))
+
+	o = harmless(clustered, resharded)
+	o.Events[0].Failed = 10
+	o.Latency[tight][resharded][wakeUp].fill(fetchTimeout) // by the machine
 	require.Empty(t, broken(judge([]*outcome{o}, true)))
 
 	o = harmless(durable, lostReply)

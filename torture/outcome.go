@@ -108,6 +108,15 @@ func (s *sums) groups(length time.Duration) []group {
 	return list
 }
 
+// hit reports whether the store lost its data in the group: what is lost of a
+// window that is over before the store is back costs nothing. The margin is for
+// the time that it takes us to see that it is back.
+func (g group) hit(e *event) bool {
+	const margin = 100 // ms
+	end := e.End.UnixMilli()
+	return g.from <= end+margin && g.to >= end-margin
+}
+
 // during reports whether the event, from its beginning until all had recovered,
 // and the group overlap.
 func (g group) during(e *event) bool {

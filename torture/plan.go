@@ -6,6 +6,11 @@ import (
 	"time"
 )
 
+const (
+	fetchTimeout   = 100 * time.Millisecond // the library's default
+	patientTimeout = 400 * time.Millisecond // where many tests share a machine
+)
+
 // course is a topology and faults that go together: what loses data would hide
 // whether anything else does, and a process that is killed takes tokens along.
 type course struct {
@@ -33,7 +38,7 @@ func sample(seed uint64) []scenario {
 	for _, c := range courses(true) {
 		list = append(list, scenario{
 			Topology: c.on, Faults: shuffled(c.faults, seed), Seed: seed,
-			Fleet: 2, Pace: 0.2, Span: 300 * time.Millisecond, Hang: 1200 * time.Millisecond, Slots: 60,
+			Fleet: 2, Pace: 0.2, Timeout: patientTimeout, Span: 300 * time.Millisecond, Hang: 1200 * time.Millisecond, Slots: 60,
 		})
 	}
 	return list
@@ -52,7 +57,7 @@ func endless(seed uint64) func() scenario {
 		faults := slices.Repeat(c.faults, max(shortest/len(c.faults), 1))
 		return scenario{
 			Topology: c.on, Faults: shuffled(faults, at), Seed: at,
-			Fleet: 4, Pace: 1, Span: time.Second, Hang: 3 * time.Second, Slots: 3000,
+			Fleet: 4, Pace: 1, Timeout: fetchTimeout, Span: time.Second, Hang: 3 * time.Second, Slots: 3000,
 		}
 	}
 }

@@ -101,6 +101,7 @@ type target struct {
 	Suffixes [roles][]string   // of keys, by role and part
 	Pace     float64           // share of the full rate of requests
 	Fleet    int               // processes
+	Timeout  time.Duration     // of a fetch; the network's is twice that
 	Seed     uint64
 	Skew     int64  // tokens by which each grant is falsified; see skewed
 	Journal  string // path

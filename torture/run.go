@@ -15,6 +15,7 @@ type scenario struct {
 	Seed     uint64
 	Fleet    int           // processes
 	Pace     float64       // share of the full rate of requests
+	Timeout  time.Duration // of a fetch
 	Span     time.Duration // of a fault, about
 	Hang     time.Duration // of a server that is stopped
 	Slots    int           // that are resharded
@@ -27,9 +28,7 @@ type run struct {
 	rng    *rand.Rand
 	stage  *stage
 	fleet  *fleet
-	base   time.Duration
-	hang   time.Duration
-	slots  int
+	sc     scenario
 	offset time.Duration // of the server's clock
 	events []event
 }
@@ -43,11 +42,10 @@ const (
 func (sc scenario) Run(t testing.TB) *outcome {
 	t.Helper()
 	x := &run{
-		t: t, rng: rand.New(rand.NewPCG(sc.Seed, 1)), base: sc.Span, hang: sc.Hang, slots: sc.Slots,
-		stage: newStage(t, sc.Topology),
+		t: t, sc: sc, rng: rand.New(rand.NewPCG(sc.Seed, 1)), stage: newStage(t, sc.Topology),
 	}
 	at := x.stage.target
-	at.Pace, at.Fleet, at.Seed, at.Skew = sc.Pace, sc.Fleet, sc.Seed, sc.Skew
+	at.Pace, at.Fleet, at.Seed, at.Skew, at.Timeout = sc.Pace, sc.Fleet, sc.Seed, sc.Skew, sc.Timeout
 	x.fleet = startFleet(t, at)
 	begin := time.Now()
 	time.Sleep(2 * shortWindow) // of calm, to compare with
@@ -56,11 +54,13 @@ func (sc scenario) Run(t testing.TB) *outcome {
 		time.Sleep(settle)
 	}
 	x.fleet.finish()
-	return x.outcome(sc, begin)
+	return x.outcome(begin)
 }
 
 // span is how long a fault lasts.
-func (x *run) span() time.Duration { return x.base/2 + time.Duration(x.rng.Int64N(int64(x.base))) }
+func (x *run) span() time.Duration {
+	return x.sc.Span/2 + time.Duration(x.rng.Int64N(int64(x.sc.Span)))
+}
 
 // inject makes one fault happen and waits until all have recovered.
 func (x *run) inject(k kind) {
@@ -109,10 +109,10 @@ func (x *run) recover(e *event) {
 }
 
 // outcome reads the journals, and what the store holds when all is handed back.
-func (x *run) outcome(sc scenario, begin time.Time) *outcome {
+func (x *run) outcome(begin time.Time) *outcome {
 	x.t.Helper()
 	o := &outcome{
-		Scenario: sc, Events: x.events, Parts: x.stage.target.parts(), Elapsed: time.Since(begin),
+		Scenario: x.sc, Events: x.events, Parts: x.stage.target.parts(), Elapsed: time.Since(begin),
 		Lines: make(map[lineID]*sums),
 	}
 	for _, w := range x.fleet.workers {

@@ -21,6 +21,7 @@ func (x *run) promote(e *event, lag time.Duration) {
 	if lag > 0 {
 		p.links[p.primary].Hold(true)
 		time.Sleep(lag)
+		await(x.t, syncLimit, "the replica lags", func() bool { return p.unreplicated(keyOf(ledger, "")) > 0 })
 	}
 	front.Hold(true)
 	time.Sleep(20 * time.Millisecond) // what has passed is carried out
@@ -72,8 +73,8 @@ func (x *run) takeOver(e *event, old int) {
 func (x *run) reshard(e *event) {
 	masters := x.stage.masters()
 	from, to := masters[e.Part], masters[(e.Part+1)%len(masters)]
-	slots := x.stage.slotsOf(from, x.slots)
-	require.Len(x.t, slots, x.slots)
+	slots := x.stage.slotsOf(from, x.sc.Slots)
+	require.Len(x.t, slots, x.sc.Slots)
 	x.stage.migration(from, to).move(slots)
 	e.Active += int64(len(slots))
 	x.stage.migration(to, from).move(slots)

@@ -68,7 +68,7 @@ func TestSabotageIsFound(t *testing.T) {
 	} {
 		t.Run(promise, func(t *testing.T) {
 			t.Parallel()
-			o := scenario{Topology: durable, Seed: *seed, Fleet: 2, Pace: 0.2, Skew: skew}.Run(t)
+			o := scenario{Topology: durable, Seed: *seed, Fleet: 2, Pace: 0.2, Timeout: patientTimeout, Skew: skew}.Run(t)
 			found := broken(judge([]*outcome{o}, false))
 			require.Contains(t, found, promise)
 			if skew > 0 {

@@ -28,8 +28,6 @@ const (
 	// arrears is how far behind its schedule a caller makes up for.
 	arrears = 500 * time.Millisecond
 
-	fetchTimeout = 100 * time.Millisecond // the library's default
-	netTimeout   = 200 * time.Millisecond
 	closeTimeout = 10 * time.Second
 )
 
@@ -111,7 +109,7 @@ func newStream(t *target, j *Journal, store backend.Store, r role, part int, key
 		every: time.Second * time.Duration(callers*t.Fleet) / time.Duration(d.requests),
 	}
 	var err error
-	s.limiter, err = reservoir.New(store, d.limit, reservoir.WithBatch(d.sizing()), reservoir.WithFetchTimeout(fetchTimeout),
+	s.limiter, err = reservoir.New(store, d.limit, reservoir.WithBatch(d.sizing()), reservoir.WithFetchTimeout(t.Timeout),
 		reservoir.WithHooks(reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}))
 	return s, err
 }
@@ -206,7 +204,7 @@ func (t *target) open() (backend.Store, func(), error) {
 	}
 	shards := make(map[string]backend.Store)
 	for i, addr := range t.Addrs {
-		clients = append(clients, single(addr))
+		clients = append(clients, t.single(addr))
 		shards[shardName(i)] = redisstore.New(clients[i])
 	}
 	if len(shards) == 1 {
@@ -219,10 +217,10 @@ func (t *target) open() (backend.Store, func(), error) {
 func shardName(i int) string { return fmt.Sprint("shard-", i) }
 
 // single is a client as redisstore's documentation asks for.
-func single(addr string) *redis.Client {
+func (t *target) single(addr string) *redis.Client {
 	return redis.NewClient(&redis.Options{
 		Addr: addr, MaxRetries: -1, DialerRetries: 1,
-		DialTimeout: netTimeout, ReadTimeout: netTimeout, WriteTimeout: netTimeout,
+		DialTimeout: 2 * t.Timeout, ReadTimeout: 2 * t.Timeout, WriteTimeout: 2 * t.Timeout,
 		ContextTimeoutEnabled: true, PoolSize: 16, MaintNotificationsConfig: noNotifications(),
 	})
 }
@@ -230,7 +228,7 @@ func single(addr string) *redis.Client {
 func (t *target) cluster() *redis.ClusterClient {
 	return redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: t.Addrs, Dialer: t.dial, MaxRetries: -1, DialerRetries: 1,
-		DialTimeout: netTimeout, ReadTimeout: netTimeout, WriteTimeout: netTimeout,
+		DialTimeout: 2 * t.Timeout, ReadTimeout: 2 * t.Timeout, WriteTimeout: 2 * t.Timeout,
 		ContextTimeoutEnabled: true, PoolSize: 16, MaintNotificationsConfig: noNotifications(),
 	})
 }
@@ -244,7 +242,7 @@ func (t *target) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	if via, ok := t.Via[addr]; ok {
 		addr = via
 	}
-	dialer := net.Dialer{Timeout: netTimeout}
+	dialer := net.Dialer{Timeout: 2 * t.Timeout}
 	return dialer.DialContext(ctx, network, addr)
 }
 
