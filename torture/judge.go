@@ -25,7 +25,8 @@ const (
 	electionBar = 5 * time.Second // until calls succeed, from the election
 	answerBar   = 10 * time.Millisecond
 	breakerBar  = 5 * time.Microsecond
-	extraBar    = 10 // percent
+	extraBar    = 10  // percent
+	extraLeast  = 100 // calls that a percentage can be told of
 )
 
 const extraCommands = "extra commands while a shard fails"

@@ -190,6 +190,10 @@ func TestJudgeAllowsWhatWasPromised(t *testing.T) {
 	delete(o.line(tight).Windows, at(6).UnixMilli())
 	require.Empty(t, broken(judge([]*outcome{o}, true)))
 
+	o = harmless(durable, shardFails)
+	o.Events[0].Calls, o.Events[0].Commands = extraLeast-1, 2*extraLeast // too few to tell
+	require.Empty(t, broken(judge([]*outcome{o}, true)))
+
 	o = harmless(clustered, resharded)
 	o.Events[0].Failed = 10
 	o.Latency[tight][resharded][wakeUp].fill(fetchTimeout) // by the machine

@@ -229,7 +229,7 @@ func (v *verdict) extra(list []*outcome) {
 	}
 	more := max(commands-calls, 0)
 	p.Measured = fmt.Sprintf("%.0f %% (%d calls, %d commands)", percent(more, calls), calls, commands)
-	if percent(more, calls) > extraBar {
+	if calls >= extraLeast && percent(more, calls) > extraBar {
 		p.broken("%d calls made %d commands", calls, commands)
 	}
 }

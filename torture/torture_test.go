@@ -58,13 +58,14 @@ func TestTorture(t *testing.T) {
 	require.True(t, v.kept(), "a promise is broken")
 }
 
-// TestSabotageIsFound has a store grant a token more than it charges, or less,
-// each time: real processes, no fault but this.
+// TestSabotageIsFound has a store grant more than it charges, or a token less,
+// each time: real processes, no fault but this. What is too much is a fiftieth of
+// the limit, for on a busy machine a window may end before its last tokens are asked for.
 func TestSabotageIsFound(t *testing.T) {
 	t.Parallel()
 	for skew, promise := range map[int64]string{
-		1:  "tokens spent that were never charged",
-		-1: "tokens lost, no process killed",
+		tightLimit / 50: "tokens spent that were never charged",
+		-1:              "tokens lost, no process killed",
 	} {
 		t.Run(promise, func(t *testing.T) {
 			t.Parallel()
