@@ -171,8 +171,7 @@ func TestJudgeFindsSabotage(t *testing.T) {
 }
 
 func (s *spread) fill(d time.Duration) {
-	s.count[bucket(d)] += 1000
-	s.n += 1000
+	s.add(bucket(d), 1000)
 	s.most = max(s.most, d)
 }
 

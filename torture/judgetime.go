@@ -200,14 +200,6 @@ func (v *verdict) callersWithStock(before, hung, machine *spread) {
 	}
 }
 
-func (s *spread) join(o *spread) {
-	for i, n := range o.count {
-		s.count[i] += n
-	}
-	s.n += o.n
-	s.most = max(s.most, o.most)
-}
-
 func kindsIn(o *outcome, k kind) (list []*event) {
 	for i := range o.Events {
 		if o.Events[i].Kind == k {

@@ -77,18 +77,37 @@ func upper(i int) time.Duration {
 
 // spread is a histogram that is not shared, summed over processes and roles.
 type spread struct {
-	count [(64 - fine) << fine]int64
+	count []int64 // nil while n is 0
 	n     int64
 	most  time.Duration
 }
 
-func (s *spread) merge(h *histogram) {
-	for i := range h.Count {
-		n := h.Count[i].Load()
-		s.count[i] += n
-		s.n += n
+func (s *spread) add(i int, n int64) {
+	if s.count == nil {
+		s.count = make([]int64, (64-fine)<<fine)
 	}
-	s.most = max(s.most, time.Duration(h.Most.Load()))
+	s.count[i] += n
+	s.n += n
+}
+
+func (s *spread) merge(h *histogram) {
+	most := time.Duration(h.Most.Load())
+	if most == 0 {
+		return // as most are: nothing was so fast
+	}
+	for i := range h.Count {
+		if n := h.Count[i].Load(); n > 0 {
+			s.add(i, n)
+		}
+	}
+	s.most = max(s.most, most)
+}
+
+func (s *spread) join(o *spread) {
+	for i, n := range o.count {
+		s.add(i, n)
+	}
+	s.most = max(s.most, o.most)
 }
 
 // quantile is the latency that a share of q did not exceed.
