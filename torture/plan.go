@@ -47,13 +47,17 @@ func sample(seed uint64) []scenario {
 // shortest is how many faults make it worth while to start servers, about.
 const shortest = 8
 
-// endless yields scenarios for as long as they are asked for: each course in
-// turn, its faults in another order each time.
+// endless yields scenarios for as long as they are asked for: rounds of all
+// courses, and the faults of each, in another order each time.
 func endless(seed uint64) func() scenario {
-	all, i := courses(false), -1
+	var round []course
+	at := seed
 	return func() scenario {
-		i++
-		c, at := all[i%len(all)], seed+uint64(i)
+		if len(round) == 0 {
+			round = shuffled(courses(false), at)
+		}
+		c := round[0]
+		round, at = round[1:], at+1
 		faults := slices.Repeat(c.faults, max(shortest/len(c.faults), 1))
 		return scenario{
 			Topology: c.on, Faults: shuffled(faults, at), Seed: at,
@@ -62,7 +66,7 @@ func endless(seed uint64) func() scenario {
 	}
 }
 
-func shuffled(list []kind, seed uint64) []kind {
+func shuffled[T any](list []T, seed uint64) []T {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	rng.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 	return list
