@@ -102,42 +102,63 @@ func (v *verdict) active(list []*outcome) {
 // overAdmission holds each group of windows against one limit, and against what
 // the store has lost meanwhile.
 func (v *verdict) overAdmission(list []*outcome) {
-	without := v.promise("over-admission without data loss", "0")
-	failover := v.promise("over-admission at failover", "≤ what was not replicated")
-	elections := v.promise("over-admission at a cluster's election", "≤ one limit each")
-	empty := v.promise("over-admission when all data is lost", "≤ one limit each time")
-	var clean, over, elected, emptied, brimful int64
+	x := excess{
+		none:      v.promise("over-admission without data loss", "0"),
+		failovers: v.promise("over-admission at failover", "≤ what was not replicated"),
+		elections: v.promise("over-admission at a cluster's election", "≤ one limit each"),
+		losses:    v.promise("over-admission when all data is lost", "≤ one limit each time"),
+		sum:       make(map[*promise]int64),
+	}
 	for _, o := range list {
 		for id, s := range o.Lines {
-			d := demandOf(id.Role, int64(o.Parts), o.Scenario.Pace)
-			for _, g := range s.groups(d.limit.Window) {
-				excess := max(g.spent-d.limit.Tokens, 0)
-				if g.spent == d.limit.Tokens {
-					brimful++
-				}
-				c := o.causes(g, id)
-				switch {
-				case c.everything > 0:
-					emptied += excess
-					empty.check(excess, c.everything*d.limit.Tokens, o, id, g)
-				case c.elections > 0:
-					elected += excess
-					elections.check(excess, c.elections*d.limit.Tokens, o, id, g)
-				case c.lost > 0:
-					over += excess
-					failover.check(excess, c.lost, o, id, g)
-				case !c.time:
-					clean += excess
-					without.check(excess, 0, o, id, g)
-				}
-			}
+			x.add(o, id, s)
 		}
 	}
-	without.Measured = fmt.Sprintf("%d (%d windows used up to the last token)", clean, brimful)
 	lost := forgotten(list)
-	failover.Measured = fmt.Sprintf("%d of %d (%.1f %%)", over, lost, percent(over, lost))
-	elections.Measured = fmt.Sprintf("%d in %d elections", elected, count(list, tail, clustered))
-	empty.Measured = fmt.Sprintf("%d in %d losses", emptied, count(list, all, volatile))
+	x.none.Measured = fmt.Sprintf("%d (%d windows used up to the last token)", x.sum[x.none], x.brimful)
+	x.failovers.Measured = fmt.Sprintf("%d of %d (%.1f %%)", x.sum[x.failovers], lost, percent(x.sum[x.failovers], lost))
+	x.elections.Measured = fmt.Sprintf("%d in %d elections", x.sum[x.elections], count(list, tail, clustered))
+	x.losses.Measured = fmt.Sprintf("%d in %d losses", x.sum[x.losses], count(list, all, volatile))
+}
+
+// excess is what was admitted beyond the limit, by what may be the reason.
+type excess struct {
+	none, failovers, elections, losses *promise
+
+	sum     map[*promise]int64
+	brimful int64 // groups that were used up and no more
+}
+
+func (x *excess) add(o *outcome, id lineID, s *sums) {
+	d := demandOf(id.Role, int64(o.Parts), o.Scenario.Pace)
+	for _, g := range s.groups(d.limit.Window) {
+		if g.spent == d.limit.Tokens {
+			x.brimful++
+		}
+		p, allowed := x.reason(o.causes(g, id), d.limit.Tokens)
+		if p == nil {
+			continue
+		}
+		over := max(g.spent-d.limit.Tokens, 0)
+		x.sum[p] += over
+		p.check(over, allowed, o, id, g)
+	}
+}
+
+// reason is the promise for a group of windows, and how many tokens it allows.
+// There is none where the clock was set: that is judged over the whole run.
+func (x *excess) reason(c causes, limit int64) (p *promise, allowed int64) {
+	switch {
+	case c.everything > 0:
+		return x.losses, c.everything * limit
+	case c.elections > 0:
+		return x.elections, c.elections * limit
+	case c.lost > 0:
+		return x.failovers, c.lost
+	case c.time:
+		return nil, 0
+	}
+	return x.none, 0
 }
 
 // forgotten is what replicas did not have of short windows; the limits of long
