@@ -42,7 +42,7 @@ func judge(list []*outcome, strict bool) *verdict {
 	v.late(list)
 	v.clocks(list)
 	v.recovery(list, strict)
-	v.resharding(list)
+	v.resharding(list, strict)
 	v.latency(list, strict)
 	v.extra(list)
 	return v
