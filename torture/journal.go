@@ -56,7 +56,8 @@ type line struct {
 	Calls    atomic.Int64 // to the store, failed ones included
 	Faults   atomic.Int64 // calls that failed
 	LastOK   atomic.Int64 // when a call last succeeded, Unix ns
-	Away     atomic.Int64 // 1 while the breaker is open
+	LastBad  atomic.Int64 // when a request last ended in an error, Unix ns
+	Away     atomic.Int64 // 1 while the breaker is open, as hooks tell
 
 	// Late is the tokens of requests that were made after the window was over;
 	// Overrun counts requests from stock whose answer came long after it.
@@ -147,6 +148,7 @@ func (j *Journal) answered(l *line, n int64, r reservoir.Result, err error, begi
 	switch {
 	case err != nil:
 		l.Failed.Add(1)
+		l.LastBad.Store(begin.Add(took).UnixNano())
 	case !r.Allowed:
 		l.Denied.Add(1)
 	case r.Source == reservoir.Fallback:

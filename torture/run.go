@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -83,29 +84,44 @@ func (x *run) inject(k kind) {
 		k, e.Part, e.Active, e.Failed, e.Recovery.Round(time.Millisecond))
 }
 
-// recover waits until each process has had an answer on every part since the
-// fault's end, and no key is held to be away any more. The ledger's calls are
-// frequent enough to tell; who lives on stock may not ask for long.
+// recover waits until all is as it was before the fault.
 func (x *run) recover(e *event) {
 	x.t.Helper()
-	since := e.End.UnixNano()
-	await(x.t, recoverLimit, "all processes have recovered from: "+e.Kind.String(), func() bool {
-		for _, w := range x.fleet.alive() {
-			for part := range x.stage.target.parts() {
-				if w.journal.Lines[lineOf(ledger, part)].LastOK.Load() < since {
-					return false
-				}
-				for _, r := range []role{tight, ample, ledger} {
-					if w.journal.Lines[lineOf(r, part)].Away.Load() == 1 {
-						return false
-					}
+	for limit := e.End.Add(recoverLimit); ; time.Sleep(2 * time.Millisecond) {
+		why := x.unwell(e.End)
+		if why == "" {
+			break
+		}
+		if time.Now().After(limit) {
+			require.FailNow(x.t, "no recovery within "+recoverLimit.String()+" from: "+e.Kind.String(), why)
+		}
+	}
+	e.Recovery = max(time.Since(e.End), 1)
+	e.Took = time.Since(e.Begin)
+}
+
+// quiet is for how long no request has failed where a breaker is not open any
+// more: there are many in that time.
+const quiet = 100 * time.Millisecond
+
+// unwell tells who has not recovered: each process has had an answer on every
+// part since the fault's end, and no requests fail any more. The ledger's calls
+// are frequent enough to tell; who lives on stock may not ask for long.
+func (x *run) unwell(since time.Time) string {
+	for i, w := range x.fleet.alive() {
+		for part := range x.stage.target.parts() {
+			if at := time.Unix(0, w.journal.Lines[lineOf(ledger, part)].LastOK.Load()); at.Before(since) {
+				return fmt.Sprintf("process %d, part %d: the last good call was %v before the end", i, part, since.Sub(at))
+			}
+			for r := range role(stock) {
+				l := &w.journal.Lines[lineOf(r, part)]
+				if ago := time.Since(time.Unix(0, l.LastBad.Load())); l.Away.Load() == 1 && ago < quiet {
+					return fmt.Sprintf("process %d, part %d: requests for %v failed %v ago, the breaker being open", i, part, r, ago)
 				}
 			}
 		}
-		return true
-	})
-	e.Recovery = max(time.Since(e.End), 1)
-	e.Took = time.Since(e.Begin)
+	}
+	return ""
 }
 
 // outcome reads the journals, and what the store holds when all is handed back.
