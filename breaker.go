@@ -26,6 +26,8 @@ type breaker struct {
 	probing  bool
 	until    int64 // clock time of the next probe
 	pause    time.Duration
+	changes  []ShardState // that the hook is to be told, in order
+	telling  bool         // somebody does
 }
 
 const (
@@ -49,23 +51,49 @@ func (b *breaker) due(now int64) bool {
 	return true
 }
 
-// note takes in the outcome of a call and reports whether the breaker has opened
-// or closed by it. An error that the store itself has answered with counts as
-// life: only silence and being turned away do not.
-func (b *breaker) note(now int64, err error) (changed bool) {
+// note takes in the outcome of a call to the shard of that name. An error that the
+// store itself has answered with counts as life: only silence and being turned away
+// do not.
+func (b *breaker) note(name string, now int64, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.probing = false
 	if !silent(err) {
 		b.failures, b.pause = 0, 0
-		return b.open.Swap(false)
+		if b.open.Swap(false) {
+			b.changes = append(b.changes, ShardState{Shard: name})
+		}
+		return
 	}
 	if b.failures++; b.failures < failuresToOpen {
-		return false
+		return
 	}
 	b.pause = min(max(2*b.pause, shortestPause), longestPause)
 	b.until = now + int64(b.pause/2+chance.Part(b.pause/2))
-	return !b.open.Swap(true)
+	if !b.open.Swap(true) {
+		b.changes = append(b.changes, ShardState{Shard: name, Away: true, Err: err})
+	}
+}
+
+// tell tells the hook of the changes, one after the other and with no lock held:
+// who comes while another tells leaves it to that one.
+func (b *breaker) tell(hook func(ShardState)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.telling {
+		return
+	}
+	b.telling = true
+	for len(b.changes) > 0 {
+		c := b.changes[0]
+		b.changes = b.changes[1:]
+		if hook != nil {
+			b.mu.Unlock()
+			hook(c)
+			b.mu.Lock()
+		}
+	}
+	b.telling, b.changes = false, nil
 }
 
 func silent(err error) bool {

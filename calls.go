@@ -89,9 +89,8 @@ func (l *Limiter) called(begin time.Time, err error, c StoreCall) error {
 
 // noted tells the shard's breaker how a call has ended.
 func (l *Limiter) noted(s *shard, err error) {
-	if s.note(l.clock.now(), err) && l.hooks.ShardState != nil {
-		l.hooks.ShardState(ShardState{Shard: s.name, Away: s.open.Load(), Err: err})
-	}
+	s.note(s.name, l.clock.now(), err)
+	s.tell(l.hooks.ShardState)
 }
 
 // failed counts a request that ends in err, if it does.

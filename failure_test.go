@@ -138,13 +138,43 @@ func (sharded) Shard(key string) string { name, _, _ := strings.Cut(key, ":"); r
 func TestRejectionsOpenNoBreaker(t *testing.T) {
 	var b breaker
 	for range 100 {
-		assert.False(t, b.note(0, &StoreError{Class: backend.Rejected}))
+		b.note("", 0, &StoreError{Class: backend.Rejected})
 	}
 	for range failuresToOpen - 1 {
-		assert.False(t, b.note(0, &StoreError{Class: backend.Unknown}))
+		b.note("", 0, &StoreError{Class: backend.Unknown})
 	}
-	assert.False(t, b.note(0, nil), "a success in between counts from the beginning")
-	assert.False(t, b.note(0, &StoreError{Class: backend.Unknown}))
+	b.note("", 0, nil) // a success in between: counting begins anew
+	b.note("", 0, &StoreError{Class: backend.Unknown})
+	assert.False(t, b.open.Load())
+}
+
+// A hook hears of changes in the order in which they happened, one at a time,
+// whoever made them, and may itself use the limiter.
+func TestShardStatesComeInOrder(t *testing.T) {
+	var b breaker
+	var told []bool
+	hook := func(s ShardState) {
+		told = append(told, s.Away) // the race detector sees to "one at a time"
+		b.tell(func(ShardState) { t.Error("told twice") })
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 300 {
+				for range failuresToOpen {
+					b.note("", 0, &StoreError{Class: backend.Unknown})
+				}
+				b.tell(hook)
+				b.note("", 0, nil)
+				b.tell(hook)
+			}
+		})
+	}
+	wg.Wait()
+	assert.NotEmpty(t, told)
+	for i, away := range told {
+		require.Equal(t, i%2 == 0, away, i)
+	}
 }
 
 // FailLocal admits its share and not a token more, whether the breaker is open

@@ -120,10 +120,10 @@ func (e *entry) try(r *Result, n int64) bool {
 		return false
 	}
 	if left, ok := w.spend(n); ok {
+		w.admit(r, e.limit().Tokens, n, left, Local) // before a reply changes what remains
 		if left <= w.reorder.Load() {
 			e.restock(w)
 		}
-		w.admit(r, e.limit().Tokens, n, left, Local)
 		return true
 	}
 	if n <= e.limit().Tokens && w.denies(n, now) {

@@ -22,9 +22,6 @@ func report(list []*outcome, v *verdict) string {
 		if !p.Kept {
 			verdict = "BROKEN"
 		}
-		if why, later := pending[p.Name]; later && !p.Kept {
-			verdict += ", known: " + why
-		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", p.Name, p.Measured, p.Bar, verdict)
 	}
 	_ = w.Flush() // to memory
