@@ -29,6 +29,9 @@ const (
 	extraLeast  = 100 // calls that a percentage can be told of
 )
 
+// repeatsAtFirst is what redisstore's budget for repetitions begins with.
+const repeatsAtFirst = 3
+
 const extraCommands = "extra commands while a shard fails"
 
 // judge holds the outcomes against the promises. It is pure. Where it is not

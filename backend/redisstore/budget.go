@@ -21,7 +21,7 @@ type budget struct {
 }
 
 const (
-	reserve = 10
+	reserve = 3
 	earned  = 0.1 // by a call
 )
 
