@@ -1,0 +1,125 @@
+package httplimit_test
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/httplimit"
+)
+
+// discard is the least ResponseWriter. Its header map is made anew for each
+// request, as a server's is, and so pays for growing.
+type discard struct{ header http.Header }
+
+func (d *discard) Header() http.Header               { return d.header }
+func (d *discard) Write(p []byte) (int, error)       { return len(p), nil }
+func (d *discard) WriteString(s string) (int, error) { return len(s), nil }
+func (d *discard) WriteHeader(int)                   {}
+
+var contentType = []string{"application/json"}
+
+// bare is a handler that does what all do, and allocates nothing itself.
+func bare(w http.ResponseWriter, _ *http.Request) {
+	w.Header()["Content-Type"] = contentType
+	_, _ = io.WriteString(w, "{}")
+}
+
+// kinds are the ways to be limited that cost differently.
+func kinds() map[string]httplimit.KeyFunc {
+	return map[string]httplimit.KeyFunc{
+		"ready":  func(*http.Request) string { return "user:alice" },
+		"header": httplimit.ByHeader("X-Tenant"),
+		"token":  httplimit.ByToken("Authorization"),
+		"addr":   httplimit.ByAddress(prefixes("10.0.0.0/8")...),
+		"addr6":  httplimit.First(httplimit.ByHeader("X-None"), httplimit.ByAddress()),
+	}
+}
+
+// typical is a request with all that kinds look for.
+func typical(kind string) *http.Request {
+	r := request("10.0.0.1:4711", "X-Tenant", "acme", "Authorization", "Bearer 0123456789abcdef",
+		"X-Forwarded-For", "198.51.100.7, 10.0.0.2")
+	if kind == "addr6" {
+		r.RemoteAddr = "[2001:db8:0:1:2::3]:4711"
+	}
+	return r
+}
+
+// plenty is a limiter that is not what is measured: it has stock for all.
+func plenty(t testing.TB) *reservoir.Limiter {
+	return open(t, reservoir.PerHour(1_000_000_000), reservoir.WithBatch(reservoir.Fixed(100_000_000)))
+}
+
+func TestAllocations(t *testing.T) {
+	for kind, key := range kinds() {
+		r := typical(kind)
+		count := func(h http.Handler) float64 {
+			return testing.AllocsPerRun(200, func() { h.ServeHTTP(&discard{http.Header{}}, r) })
+		}
+		without := count(http.HandlerFunc(bare))
+		with := count(httplimit.New(plenty(t), httplimit.WithKey(key))(http.HandlerFunc(bare)))
+		most := 2.0
+		if kind == "ready" {
+			most = 1
+		}
+		require.LessOrEqual(t, with-without, most, kind)
+	}
+}
+
+// BenchmarkOverhead is a handler by itself and limited. Compare limit=none
+// with the others.
+func BenchmarkOverhead(b *testing.B) {
+	run := func(name string, h http.Handler, r *http.Request) {
+		b.Run("limit="+name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				h.ServeHTTP(&discard{http.Header{}}, r)
+			}
+		})
+	}
+	run("none", http.HandlerFunc(bare), typical(""))
+	for _, kind := range []string{"ready", "header", "token", "addr", "addr6"} {
+		h := httplimit.New(plenty(b), httplimit.WithKey(kinds()[kind]))(http.HandlerFunc(bare))
+		run(kind, h, typical(kind))
+	}
+	refused := httplimit.New(open(b, reservoir.PerHour(1)), httplimit.WithKey(kinds()["ready"]))(http.HandlerFunc(bare))
+	get(refused)
+	run("refused", refused, typical(""))
+}
+
+// BenchmarkServer is the same over a connection, where the overhead has a size
+// to be compared with.
+func BenchmarkServer(b *testing.B) {
+	for _, limited := range []bool{false, true} {
+		b.Run("limited="+strconv.FormatBool(limited), func(b *testing.B) {
+			var h http.Handler = http.HandlerFunc(bare)
+			if limited {
+				h = httplimit.New(plenty(b), byTenant)(h)
+			}
+			benchServer(b, h)
+		})
+	}
+}
+
+func benchServer(b *testing.B, h http.Handler) {
+	s := httptest.NewServer(h)
+	defer s.Close()
+	r, err := http.NewRequest(http.MethodGet, s.URL, nil)
+	require.NoError(b, err)
+	r.Header.Set("X-Tenant", "acme")
+	client := s.Client()
+	b.ReportAllocs()
+	for b.Loop() {
+		resp, err := client.Do(r)
+		require.NoError(b, err)
+		_, err = io.Copy(io.Discard, resp.Body)
+		require.NoError(b, err)
+		require.NoError(b, resp.Body.Close())
+	}
+}

@@ -1,0 +1,275 @@
+package httplimit_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/httplimit"
+)
+
+var byTenant = httplimit.WithKey(httplimit.ByHeader("X-Tenant"))
+
+// number is a header that must be one.
+func number(t *testing.T, resp *http.Response, name string) int64 {
+	t.Helper()
+	n, err := strconv.ParseInt(resp.Header.Get(name), 10, 64)
+	require.NoError(t, err, name)
+	return n
+}
+
+// Every response of a window says the same of it, and all numbers of a response
+// agree, refusals included.
+func TestHeadersAgree(t *testing.T) {
+	for _, direct := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var opts []reservoir.Option
+			if direct {
+				opts = append(opts, reservoir.WithDirect())
+			}
+			l := open(t, reservoir.PerMinute(100), opts...)
+			h := httplimit.New(l, byTenant, httplimit.WithPolicy(httplimit.Policy{Name: "core", Window: time.Minute}))(answers(http.StatusOK))
+			begin := time.Now().Unix()
+			for i := range int64(120) {
+				synctest.Wait() // while a batch is on its way, its tokens may be in neither number
+				resp := get(h, "X-Tenant", "acme")
+				left := max(99-i, 0)
+				want := http.StatusOK
+				if i >= 100 {
+					want = http.StatusTooManyRequests
+				}
+				require.Equal(t, want, resp.StatusCode, i)
+				require.EqualValues(t, 100, number(t, resp, "X-RateLimit-Limit"))
+				require.Equal(t, left, number(t, resp, "X-RateLimit-Remaining"))
+				require.Equal(t, 100-left, number(t, resp, "X-RateLimit-Used"))
+				require.Equal(t, begin+60, number(t, resp, "X-RateLimit-Reset"), "no wobble")
+				require.Equal(t, `"core";q=100;w=60`, resp.Header.Get("RateLimit-Policy"))
+				wait := number(t, resp, "X-RateLimit-Reset") - time.Now().Unix() // of whole seconds, here
+				if i < 100 {
+					require.Empty(t, resp.Header.Get("Retry-After"))
+				} else {
+					require.InDelta(t, wait, number(t, resp, "Retry-After"), 1)
+					wait = number(t, resp, "Retry-After")
+				}
+				require.Equal(t, `"core";r=`+strconv.FormatInt(left, 10)+`;t=`+strconv.FormatInt(wait, 10), resp.Header.Get("RateLimit"))
+				if i%10 == 9 {
+					time.Sleep(time.Second)
+				}
+			}
+		})
+	}
+}
+
+// Who obeys Retry-After is served, and does not wait a second too long.
+func TestRetryAfterIsTrue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := httplimit.New(open(t, reservoir.Limit{Tokens: 1, Window: 9300 * time.Millisecond}), byTenant)(answers(http.StatusOK))
+		require.Equal(t, http.StatusOK, get(h, "X-Tenant", "acme").StatusCode)
+		time.Sleep(1600 * time.Millisecond)
+		resp := get(h, "X-Tenant", "acme")
+		require.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
+		require.EqualValues(t, 8, number(t, resp, "Retry-After")) // 7.7
+		time.Sleep(7 * time.Second)
+		require.Equal(t, http.StatusTooManyRequests, get(h, "X-Tenant", "acme").StatusCode)
+		time.Sleep(time.Second)
+		require.Equal(t, http.StatusOK, get(h, "X-Tenant", "acme").StatusCode)
+	})
+}
+
+func TestKeysAreApart(t *testing.T) {
+	l := open(t, reservoir.PerHour(1), reservoir.WithLimits(func(key string) reservoir.Limit {
+		if key == "header:X-Tenant:big" {
+			return reservoir.PerHour(3)
+		}
+		return reservoir.PerHour(1)
+	}))
+	h := httplimit.New(l, byTenant)(answers(http.StatusOK))
+	var got []int
+	for _, tenant := range []string{"small", "small", "other", "big", "big", "big", "big"} {
+		got = append(got, get(h, "X-Tenant", tenant).StatusCode)
+	}
+	assert.Equal(t, []int{200, 429, 200, 200, 200, 200, 429}, got)
+}
+
+func TestCostAndSkip(t *testing.T) {
+	l := open(t, reservoir.PerHour(10))
+	h := httplimit.New(l, byTenant,
+		httplimit.WithCost(func(r *http.Request) int64 {
+			n, _ := strconv.ParseInt(r.Header.Get("Cost"), 10, 64)
+			return n
+		}),
+		httplimit.WithSkip(func(r *http.Request) bool { return r.Header.Get("Cost") == "skip" }),
+	)(answers(http.StatusOK))
+	resp := get(h, "X-Tenant", "acme", "Cost", "7")
+	assert.Equal(t, "3", resp.Header.Get("X-RateLimit-Remaining"))
+	for _, free := range []string{"0", "skip"} {
+		resp = get(h, "X-Tenant", "acme", "Cost", free)
+		assert.Equal(t, http.StatusOK, resp.StatusCode)
+		assert.Empty(t, resp.Header.Get("X-RateLimit-Limit"))
+	}
+	assert.Equal(t, http.StatusTooManyRequests, get(h, "X-Tenant", "acme", "Cost", "4").StatusCode)
+	assert.Equal(t, http.StatusOK, get(h, "X-Tenant", "acme", "Cost", "3").StatusCode)
+	resp = get(h, "X-Tenant", "acme", "Cost", "11")
+	assert.Equal(t, http.StatusBadRequest, resp.StatusCode)
+	assert.Empty(t, resp.Header.Get("Retry-After"), "no waiting would help")
+	assert.Equal(t, http.StatusInternalServerError, get(h, "X-Tenant", "acme", "Cost", "-1").StatusCode)
+	assert.EqualValues(t, 10, spent(l))
+}
+
+func TestRequestsWithoutKey(t *testing.T) {
+	l := open(t, reservoir.PerHour(10))
+	reached := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the handler was reached") })
+	resp := get(httplimit.New(l, byTenant)(reached))
+	assert.Equal(t, http.StatusBadRequest, resp.StatusCode)
+	resp = get(httplimit.New(l, byTenant, httplimit.WithKeyless(answers(http.StatusUnauthorized)))(reached))
+	assert.Equal(t, http.StatusUnauthorized, resp.StatusCode)
+	resp = get(httplimit.New(l, byTenant)(reached), "X-Tenant", strings.Repeat("x", 5000))
+	assert.Equal(t, http.StatusBadRequest, resp.StatusCode)
+	assert.Zero(t, l.Stats().StoreCalls)
+
+	resp = get(httplimit.New(l)(answers(http.StatusOK)))
+	assert.Equal(t, http.StatusOK, resp.StatusCode, "by address, if nothing is said")
+}
+
+func TestStoreAway(t *testing.T) {
+	l, err := reservoir.New(away{memstore.New()}, reservoir.PerHour(10))
+	require.NoError(t, err)
+	defer l.Close(context.Background()) // whose error is the store's
+	resp := get(httplimit.New(l, byTenant)(answers(http.StatusOK)), "X-Tenant", "acme")
+	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
+	assert.Equal(t, "1", resp.Header.Get("Retry-After"))
+	assert.Empty(t, resp.Header.Get("X-RateLimit-Limit"), "nothing is known")
+
+	pass := httplimit.New(l, byTenant, httplimit.WithErrorHandler(httplimit.Pass))(answers(http.StatusNoContent))
+	assert.Equal(t, http.StatusNoContent, get(pass, "X-Tenant", "acme").StatusCode)
+	assert.Equal(t, http.StatusBadRequest, get(pass, "X-Tenant", strings.Repeat("x", 5000)).StatusCode)
+
+	var got error
+	own := httplimit.New(l, byTenant, httplimit.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, err error, _ http.Handler) {
+		got = err
+		w.WriteHeader(http.StatusTeapot)
+	}))(answers(http.StatusOK))
+	assert.Equal(t, http.StatusTeapot, get(own, "X-Tenant", "acme").StatusCode)
+	var store *reservoir.StoreError
+	assert.True(t, errors.As(got, &store))
+
+	alone, err := reservoir.New(away{memstore.New()}, reservoir.PerHour(2), reservoir.WithFailure(reservoir.FailLocal(0.5)))
+	require.NoError(t, err)
+	defer alone.Close(context.Background())
+	h := httplimit.New(alone, byTenant)(answers(http.StatusOK))
+	assert.Equal(t, http.StatusOK, get(h, "X-Tenant", "acme").StatusCode)
+	resp = get(h, "X-Tenant", "acme")
+	assert.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
+	assert.Positive(t, number(t, resp, "Retry-After"))
+}
+
+func TestClosedLimiterAndCancelledRequest(t *testing.T) {
+	l, err := reservoir.New(memstore.New(), reservoir.PerHour(10))
+	require.NoError(t, err)
+	h := httplimit.New(l, byTenant)(answers(http.StatusOK))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, request("", "X-Tenant", "acme").WithContext(ctx))
+	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
+	require.NoError(t, l.Close(t.Context()))
+	assert.Equal(t, http.StatusServiceUnavailable, get(h, "X-Tenant", "acme").StatusCode)
+}
+
+func TestRefusedByOneself(t *testing.T) {
+	l := open(t, reservoir.PerHour(1))
+	h := httplimit.New(l, byTenant, httplimit.WithRefused(func(w http.ResponseWriter, _ *http.Request, r reservoir.Result) {
+		w.WriteHeader(http.StatusForbidden) // as GitHub did
+		_, _ = io.WriteString(w, strconv.FormatInt(r.Limit, 10))
+	}))(answers(http.StatusOK))
+	get(h, "X-Tenant", "acme")
+	resp := get(h, "X-Tenant", "acme")
+	assert.Equal(t, http.StatusForbidden, resp.StatusCode)
+	assert.InDelta(t, 3600, number(t, resp, "Retry-After"), 2)
+}
+
+// Each outer limit stays in the lists of the IETF's fields.
+func TestNestedLimits(t *testing.T) {
+	global, each := open(t, reservoir.PerHour(100)), open(t, reservoir.PerHour(2))
+	outer := httplimit.New(global, httplimit.WithKey(func(*http.Request) string { return "all" }),
+		httplimit.WithPolicy(httplimit.Policy{Name: "global", Window: time.Hour}),
+		httplimit.WithRefund(httplimit.Status(http.StatusTooManyRequests, http.StatusNotModified)))
+	inner := httplimit.New(each, byTenant, httplimit.WithPolicy(httplimit.Policy{Name: "tenant", Window: time.Hour}))
+
+	h := outer(inner(answers(http.StatusNotModified)))
+	resp := get(h, "X-Tenant", "acme")
+	assert.Equal(t, []string{`"global";q=100;w=3600`, `"tenant";q=2;w=3600`}, resp.Header["Ratelimit-Policy"])
+	assert.Regexp(t, `^"global";r=100;`, resp.Header["Ratelimit"][0])
+	assert.Regexp(t, `^"tenant";r=2;`, resp.Header["Ratelimit"][1])
+	assert.Equal(t, "tenant", resp.Header.Get("X-RateLimit-Resource"))
+
+	h = outer(inner(answers(http.StatusOK)))
+	for _, want := range []int{200, 200, 429, 429} {
+		require.Equal(t, want, get(h, "X-Tenant", "acme").StatusCode)
+	}
+	assert.EqualValues(t, 2, spent(global), "what the inner limit refused was given back")
+	assert.EqualValues(t, 2, spent(each))
+}
+
+func TestProblemDocument(t *testing.T) {
+	l := open(t, reservoir.PerHour(1))
+	h := httplimit.New(l, byTenant, httplimit.WithPolicy(httplimit.Policy{Name: `a "b"`}))(answers(http.StatusOK))
+	get(h, "X-Tenant", "acme")
+	for accept, kind := range map[string]string{
+		"":                         "application/problem+json",
+		"*/*":                      "application/problem+json",
+		"application/problem+json": "application/problem+json",
+		"application/json":         "application/json",
+		"application/json, */*":    "application/json",
+		"Application/JSON;Q=0.4,application/problem+json;q=0.5":                  "application/problem+json",
+		"application/*;q=0.3, text/plain;q=0.2":                                  "application/problem+json",
+		"text/plain":                                                             "text/plain; charset=utf-8",
+		"text/*, application/json;q=0.9":                                         "text/plain; charset=utf-8",
+		"text/html,application/xhtml+xml,application/xml;q=0.9,image/*,*/*;q=.8": "text/plain; charset=utf-8", // a browser
+		"image/png":                             "application/problem+json", // rather than nothing
+		"text/plain;q=nonsense":                 "application/problem+json",
+		"text/plain;q=2, application/json;q=.1": "application/json",
+	} {
+		var headers []string
+		if accept != "" {
+			headers = []string{"Accept", accept}
+		}
+		resp := get(h, append(headers, "X-Tenant", "acme")...)
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
+		require.Equal(t, kind, resp.Header.Get("Content-Type"), accept)
+		require.EqualValues(t, len(body), number(t, resp, "Content-Length"))
+		if strings.HasPrefix(kind, "text/") {
+			require.Equal(t, "Quota exceeded: Retry-After says in how many seconds there will be more.\n", string(body))
+			continue
+		}
+		var got map[string]any
+		require.NoError(t, json.Unmarshal(body, &got))
+		require.Equal(t, map[string]any{
+			"type":  "https://iana.org/assignments/http-problem-types#quota-exceeded",
+			"title": "Quota exceeded", "status": 429.0, "violated-policies": []any{`a "b"`},
+			"detail": "Retry-After says in how many seconds there will be more.",
+		}, got)
+	}
+}
+
+func TestFaultsOfTheProgram(t *testing.T) {
+	assert.Panics(t, func() { httplimit.New(nil) })
+	assert.Panics(t, func() {
+		httplimit.New(open(t, reservoir.PerHour(1)), httplimit.WithPolicy(httplimit.Policy{Name: "\n"}))
+	})
+}

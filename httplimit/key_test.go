@@ -1,0 +1,156 @@
+package httplimit_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/httplimit"
+)
+
+// request is one from an address, with the headers given in pairs.
+func request(from string, headers ...string) *http.Request {
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.RemoteAddr = from
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Add(headers[i], headers[i+1])
+	}
+	return r
+}
+
+func prefixes(s ...string) (out []netip.Prefix) {
+	for _, p := range s {
+		out = append(out, netip.MustParsePrefix(p))
+	}
+	return out
+}
+
+func TestByAddress(t *testing.T) {
+	const proxy, peer = "10.0.0.1:4711", "203.0.113.9:4711"
+	proxies := prefixes("10.0.0.0/8", "::ffff:172.16.0.0/108", "2001:db8:ffff::/48")
+	for _, test := range []struct {
+		name, from string
+		forwarded  []string // X-Forwarded-For, line by line
+		want       string
+	}{
+		{"no proxy", peer, nil, "addr:203.0.113.9"},
+		{"the peer is no proxy: the header counts for nothing", peer, []string{"198.51.100.7"}, "addr:203.0.113.9"},
+		{"a proxy by itself", proxy, nil, "addr:10.0.0.1"},
+		{"one proxy", proxy, []string{"198.51.100.7"}, "addr:198.51.100.7"},
+		{"what the client wrote stands left", proxy, []string{"1.1.1.1, 198.51.100.7"}, "addr:198.51.100.7"},
+		{"even if it names a proxy", proxy, []string{"10.0.0.9, 198.51.100.7"}, "addr:198.51.100.7"},
+		{"two proxies", proxy, []string{"1.1.1.1,198.51.100.7 , 10.0.0.2"}, "addr:198.51.100.7"},
+		{"in several lines", proxy, []string{"1.1.1.1", "198.51.100.7", "10.0.0.2"}, "addr:198.51.100.7"},
+		{"none but proxies", proxy, []string{"10.0.0.3, 10.0.0.2"}, "addr:10.0.0.3"},
+		{"no address", proxy, []string{"198.51.100.7, unknown"}, "addr:10.0.0.1"},
+		{"no address behind a second proxy", proxy, []string{"198.51.100.7, nonsense, 10.0.0.2"}, "addr:10.0.0.2"},
+		{"empty elements", proxy, []string{"198.51.100.7, , 10.0.0.2,", ""}, "addr:198.51.100.7"},
+		{"with a port", proxy, []string{"198.51.100.7:80"}, "addr:198.51.100.7"},
+		{"IPv6", "[2001:db8:0:1:2::3]:4711", nil, "addr:2001:db8:0:1::/64"},
+		{"IPv6, the same neighbour", "[2001:db8:0:1:ffff:ffff:ffff:ffff]:1", nil, "addr:2001:db8:0:1::/64"},
+		{"IPv6 with a zone", "[fe80::1%eth0]:4711", nil, "addr:fe80::/64"},
+		{"IPv6 in the header", proxy, []string{"2001:db8:0:1:2::3"}, "addr:2001:db8:0:1::/64"},
+		{"IPv6 in the header, in brackets", proxy, []string{"[2001:db8:0:1:2::3]"}, "addr:2001:db8:0:1::/64"},
+		{"IPv6 in the header, with a port", proxy, []string{"[2001:db8:0:1:2::3]:80"}, "addr:2001:db8:0:1::/64"},
+		{"IPv6 proxy", "[2001:db8:ffff::1]:4711", []string{"198.51.100.7"}, "addr:198.51.100.7"},
+		{"IPv4 as IPv6", "[::ffff:203.0.113.9]:4711", nil, "addr:203.0.113.9"},
+		{"a proxy's IPv4 as IPv6", "[::ffff:10.0.0.1]:4711", []string{"::ffff:198.51.100.7"}, "addr:198.51.100.7"},
+		{"a trusted prefix as IPv6", "172.20.0.1:4711", []string{"198.51.100.7"}, "addr:198.51.100.7"},
+		{"without a port", "203.0.113.9", nil, "addr:203.0.113.9"},
+		{"a Unix socket", "@", []string{"198.51.100.7"}, "addr:198.51.100.7"},
+		{"a Unix socket, without header", "@", nil, ""},
+		{"a peer that makes no sense", "nonsense", []string{"198.51.100.7"}, ""},
+		{"a leading zero is no address", proxy, []string{"010.1.1.1"}, "addr:10.0.0.1"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := request(test.from)
+			r.Header["X-Forwarded-For"] = test.forwarded
+			r.Header.Set("Forwarded", "for=9.9.9.9") // nobody asked for that one
+			assert.Equal(t, test.want, httplimit.ByAddress(proxies...)(r))
+		})
+	}
+	assert.Empty(t, httplimit.ByAddress()(request("@", "X-Forwarded-For", "198.51.100.7")), "nobody is trusted")
+	assert.Equal(t, "addr:10.0.0.1", httplimit.ByAddress()(request(proxy, "X-Forwarded-For", "198.51.100.7")))
+}
+
+func TestByForwarded(t *testing.T) {
+	key := httplimit.ByForwarded(prefixes("10.0.0.0/8")...)
+	for header, want := range map[string]string{
+		`for=198.51.100.7`: "addr:198.51.100.7",
+		`For="198.51.100.7:80";proto=https;by=10.0.0.1`:               "addr:198.51.100.7",
+		`proto=https; for="[2001:db8:0:1:2::3]:4711"`:                 "addr:2001:db8:0:1::/64",
+		`for=1.1.1.1, for=198.51.100.7;host="a,b;for=2.2.2.2"`:        "addr:198.51.100.7",
+		`for=1.1.1.1, for=198.51.100.7;host="\"a\", b;for=2.2.2.2\\"`: "addr:198.51.100.7",
+		`for=1.1.1.1, for=198.51.100.7, for=10.0.0.2`:                 "addr:198.51.100.7",
+		`for="1.1.1.1, for=198.51.100.7`:                              "addr:198.51.100.7", // the client left a quotation mark open
+		`for="1.1.1.1, for="198.51.100.7"`:                            "addr:198.51.100.7",
+		`for=_hidden`:                                                 "addr:10.0.0.1",
+		`for=unknown, for=10.0.0.2`:                                   "addr:10.0.0.2",
+		`for=1.1.1.1;for=2.2.2.2`:                                     "addr:10.0.0.1",
+		`proto=https`:                                                 "addr:10.0.0.1",
+		`for`:                                                         "addr:10.0.0.1",
+		`for="`:                                                       "addr:10.0.0.1",
+		``:                                                            "addr:10.0.0.1",
+	} {
+		r := request("10.0.0.1:1", "Forwarded", header, "X-Forwarded-For", "9.9.9.9")
+		assert.Equal(t, want, key(r), header)
+	}
+}
+
+// Whatever a client writes into the header, its key is its own once a trusted
+// proxy has added its address, on the same line or another.
+func FuzzSpoofing(f *testing.F) {
+	for _, s := range []string{"", "1.1.1.1", `for="`, `for="1.1.1.1`, `\`, `for=\"`, "10.0.0.2,", `a="b\\", for=10.0.0.2`, ";", "\"\\\""} {
+		f.Add(s)
+	}
+	trusted := prefixes("10.0.0.0/8")
+	byAddress, byForwarded := httplimit.ByAddress(trusted...), httplimit.ByForwarded(trusted...)
+	f.Fuzz(func(t *testing.T, written string) {
+		const client = "addr:198.51.100.7"
+		for _, hop := range []string{"", ", 10.0.0.2"} {
+			require.Equal(t, client, byAddress(request("10.0.0.1:1", "X-Forwarded-For", written+", 198.51.100.7"+hop)))
+			require.Equal(t, client, byAddress(request("10.0.0.1:1", "X-Forwarded-For", written, "X-Forwarded-For", "198.51.100.7"+hop)))
+			hop = strings.Replace(hop, "10", "for=10", 1)
+			for _, own := range []string{"for=198.51.100.7", `for="198.51.100.7:80";host="x,y"`} {
+				require.Equal(t, client, byForwarded(request("10.0.0.1:1", "Forwarded", written+", "+own+hop)))
+				require.Equal(t, client, byForwarded(request("10.0.0.1:1", "Forwarded", written, "Forwarded", own+hop)))
+			}
+		}
+	})
+}
+
+func TestKeysOfKinds(t *testing.T) {
+	user := httplimit.ByUser(func(r *http.Request) string { return r.URL.Query().Get("user") })
+	key := httplimit.First(user, httplimit.ByHeader("x-tenant"), httplimit.ByToken("authorization"), httplimit.ByAddress())
+	for _, test := range []struct {
+		query   string
+		headers []string
+		want    string
+	}{
+		{"?user=alice", []string{"X-Tenant", "acme"}, "user:alice"},
+		{"", []string{"X-Tenant", "acme", "Authorization", "Bearer s3cret"}, "header:X-Tenant:acme"},
+		{"", []string{"X-Tenant", "addr:198.51.100.7"}, "header:X-Tenant:addr:198.51.100.7"},
+		{"", []string{"X-Tenant", "one", "X-Tenant", "two"}, "addr:203.0.113.9"},
+		{"", []string{"Authorization", "Bearer s3cret"}, "token:ZA8-dEUM1KKZ4R8iGVXUpA"},
+		{"", nil, "addr:203.0.113.9"},
+	} {
+		r := request("203.0.113.9:1", test.headers...)
+		r.URL.RawQuery = strings.TrimPrefix(test.query, "?")
+		got := key(r)
+		if strings.HasPrefix(test.want, "token:") { // of the secret there is only a hash
+			assert.Len(t, got, len(test.want))
+			assert.NotContains(t, got, "s3cret")
+			test.want = got
+		}
+		assert.Equal(t, test.want, got)
+	}
+	token := httplimit.ByToken("Authorization")
+	assert.NotEqual(t, token(request("", "Authorization", "a")), token(request("", "Authorization", "b")))
+	assert.Empty(t, token(request("")))
+	assert.Empty(t, httplimit.First()(request("")))
+}

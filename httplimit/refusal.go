@@ -1,0 +1,191 @@
+package httplimit
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/go-reservoir/reservoir"
+)
+
+// The problem types of draft-ietf-httpapi-ratelimit-headers, and that of RFC
+// 9457 for problems that the status says all about.
+const (
+	quotaExceeded   = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+	reducedCapacity = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+	blank           = "about:blank"
+)
+
+// problem is a response that says what went wrong: a document of RFC 9457.
+type problem struct {
+	Type     string   `json:"type"`
+	Title    string   `json:"title"`
+	Status   int      `json:"status"`
+	Detail   string   `json:"detail,omitempty"`
+	Violated []string `json:"violated-policies,omitempty"`
+}
+
+// body is a problem as it is sent; made once.
+type body struct {
+	status      int
+	json, plain string
+}
+
+func (p problem) body() body {
+	j, _ := json.Marshal(p) // strings and a number
+	plain := p.Title
+	if p.Detail != "" {
+		plain += ": " + p.Detail
+	}
+	return body{p.Status, string(j) + "\n", plain + "\n"}
+}
+
+// refusal writes the 429 of a policy. The headers say when to come back.
+func refusal(policy string) func(http.ResponseWriter, *http.Request, reservoir.Result) {
+	b := problem{
+		quotaExceeded, "Quota exceeded", http.StatusTooManyRequests,
+		"Retry-After says in how many seconds there will be more.", []string{policy},
+	}.body()
+	return func(w http.ResponseWriter, r *http.Request, _ reservoir.Result) { b.write(w, r) }
+}
+
+var (
+	noKey       = problem{blank, "Bad Request", http.StatusBadRequest, "Nothing in the request says whom to charge it to.", nil}.body()
+	badKey      = problem{blank, "Bad Request", http.StatusBadRequest, "What says whom to charge the request to is too long.", nil}.body()
+	tooDear     = problem{blank, "Bad Request", http.StatusBadRequest, "The request costs more than the whole limit.", nil}.body()
+	unavailable = problem{reducedCapacity, "Temporarily reduced capacity", http.StatusServiceUnavailable, "Limits cannot be checked at the moment.", nil}.body()
+	broken      = problem{blank, "Internal Server Error", http.StatusInternalServerError, "", nil}.body()
+)
+
+// nobody answers requests without a key.
+func nobody(w http.ResponseWriter, r *http.Request) { noKey.write(w, r) }
+
+// Unavailable is the ErrorHandler by default. The client gets 503 and Retry-After: 1
+// when the store is away, the limiter closed or the request's context over; 400
+// when its key is too long or its cost more than the limit, and 500
+// when a limit or a cost makes no sense.
+func Unavailable(w http.ResponseWriter, r *http.Request, err error, _ http.Handler) {
+	b := broken
+	switch {
+	case errors.Is(err, reservoir.ErrKey):
+		b = badKey
+	case errors.Is(err, reservoir.ErrExceedsLimit):
+		b = tooDear
+	case passing(err):
+		b = unavailable
+		w.Header()[headerRetry] = []string{"1"}
+	}
+	b.write(w, r)
+}
+
+// Pass is an ErrorHandler that serves requests without limit while the store is
+// away, and is Unavailable otherwise. reservoir.WithFailure(reservoir.FailOpen)
+// serves them too, and charges them when the store is back.
+func Pass(w http.ResponseWriter, r *http.Request, err error, next http.Handler) {
+	if store := (*reservoir.StoreError)(nil); errors.As(err, &store) {
+		next.ServeHTTP(w, r)
+		return
+	}
+	Unavailable(w, r, err, next)
+}
+
+// passing reports whether the same request may do better a second later.
+func passing(err error) bool {
+	var store *reservoir.StoreError
+	return errors.As(err, &store) || errors.Is(err, reservoir.ErrClosed) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// write sends b in the form that the request's Accept would rather have.
+func (b body) write(w http.ResponseWriter, r *http.Request) {
+	text, kind := b.json, preferred(r.Header["Accept"])
+	if kind == plainText {
+		text = b.plain
+	}
+	h := w.Header()
+	h["Content-Type"] = []string{kind}
+	h["X-Content-Type-Options"] = []string{"nosniff"}
+	h["Content-Length"] = []string{strconv.Itoa(len(text))}
+	w.WriteHeader(b.status)
+	_, _ = io.WriteString(w, text) // the client may have left
+}
+
+const (
+	problemJSON = "application/problem+json"
+	plainJSON   = "application/json"
+	plainText   = "text/plain; charset=utf-8"
+)
+
+// preferred picks the form with the highest quality, on a tie one that is named
+// rather than meant by a star, and then the first of problem, JSON, text. Who would rather read HTML is a person, and gets text. Who accepts
+// none of them gets a problem, which HTTP allows.
+func preferred(accept []string) string {
+	var problem, plain, text weight
+	for _, line := range accept {
+		for item := range strings.SplitSeq(line, ",") {
+			media, params, _ := strings.Cut(item, ";")
+			q := quality(params)
+			switch strings.ToLower(strings.TrimSpace(media)) {
+			case problemJSON:
+				problem.set(q, 3)
+			case plainJSON:
+				plain.set(q, 3)
+			case "text/plain", "text/html":
+				text.set(q, 3)
+			case "application/*":
+				problem.set(q, 2)
+				plain.set(q, 2)
+			case "text/*":
+				text.set(q, 2)
+			case "*/*":
+				problem.set(q, 1)
+				plain.set(q, 1)
+				text.set(q, 1)
+			}
+		}
+	}
+	switch {
+	case text.beats(problem) && text.beats(plain):
+		return plainText
+	case plain.beats(problem):
+		return plainJSON
+	default:
+		return problemJSON
+	}
+}
+
+// weight is how much a form is wanted, by the most specific range that names it;
+// of equally specific ones the higher.
+type weight struct {
+	q        float64
+	specific int
+}
+
+func (w *weight) set(q float64, specific int) {
+	if specific > w.specific || specific == w.specific && q > w.q {
+		*w = weight{q, specific}
+	}
+}
+
+func (w weight) beats(v weight) bool {
+	return w.q > v.q || w.q == v.q && w.q > 0 && w.specific > v.specific
+}
+
+// quality is the q among the parameters of a media range.
+func quality(params string) float64 {
+	for p := range strings.SplitSeq(params, ";") {
+		name, value, _ := strings.Cut(strings.TrimSpace(p), "=")
+		if strings.EqualFold(name, "q") {
+			q, err := strconv.ParseFloat(value, 64)
+			if err != nil || !(q >= 0 && q <= 1) {
+				return 0
+			}
+			return q
+		}
+	}
+	return 1
+}

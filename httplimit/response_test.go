@@ -1,0 +1,281 @@
+package httplimit_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"net/textproto"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/httplimit"
+)
+
+// limited serves f behind a limit of 10 on a real connection.
+func limited(t *testing.T, l *reservoir.Limiter, f http.HandlerFunc, opts ...httplimit.Option) *httptest.Server {
+	t.Helper()
+	s := httptest.NewUnstartedServer(httplimit.New(l, append([]httplimit.Option{byTenant}, opts...)...)(f))
+	s.EnableHTTP2 = true
+	t.Cleanup(s.Close)
+	return s
+}
+
+// ask sends a request and reads the whole response.
+func ask(t *testing.T, s *httptest.Server, ctx context.Context) (*http.Response, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL, nil)
+	require.NoError(t, err)
+	r.Header.Set("X-Tenant", "acme")
+	resp, err := s.Client().Do(r)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return resp, string(body)
+}
+
+func TestRefund(t *testing.T) {
+	for _, mode := range []struct {
+		name string
+		opts []reservoir.Option
+	}{{"batched", nil}, {"direct", []reservoir.Option{reservoir.WithDirect()}}} {
+		t.Run(mode.name, func(t *testing.T) {
+			l := open(t, reservoir.PerHour(10), mode.opts...)
+			status := http.StatusOK
+			h := httplimit.New(l, byTenant, httplimit.WithCost(func(*http.Request) int64 { return 2 }))(
+				http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+			for _, step := range []struct {
+				status    int
+				remaining string
+			}{{200, "8"}, {304, "8"}, {304, "8"}, {404, "6"}, {304, "6"}, {200, "4"}} {
+				status = step.status
+				resp := get(h, "X-Tenant", "acme")
+				require.Equal(t, step.status, resp.StatusCode)
+				require.Equal(t, step.remaining, resp.Header.Get("X-RateLimit-Remaining"))
+				require.Regexp(t, `^"default";r=`+step.remaining+";", resp.Header.Get("RateLimit"))
+			}
+			require.EqualValues(t, 6, spent(l))
+			r, err := l.Check(t.Context(), "header:X-Tenant:acme")
+			require.NoError(t, err)
+			require.EqualValues(t, 4, r.Remaining, "as store and stock have it")
+			s := l.Stats()
+			require.Equal(t, s.Taken+s.Refunded, s.Spent+s.Returned+s.Expired+s.Held)
+		})
+	}
+}
+
+// A handler may earn the refund by any sign, and by any way to send a response.
+func TestRefundRule(t *testing.T) {
+	refund := httplimit.WithRefund(func(r *http.Request, status int, h http.Header) bool {
+		return r.Method == http.MethodGet && status == 200 && h.Get("X-Cache") == "hit"
+	})
+	ways := map[string]func(http.ResponseWriter){
+		"nothing":     func(http.ResponseWriter) {},
+		"WriteHeader": func(w http.ResponseWriter) { w.WriteHeader(http.StatusOK) },
+		"Write":       func(w http.ResponseWriter) { _, _ = w.Write([]byte("x")) },
+		"WriteString": func(w http.ResponseWriter) { _, _ = io.WriteString(w, "x") },
+		"ReadFrom":    func(w http.ResponseWriter) { _, _ = io.Copy(w, strings.NewReader("x")) },
+		"Flush":       func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
+		"FlushError":  func(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() },
+	}
+	for name, way := range ways {
+		l := open(t, reservoir.PerHour(10))
+		s := limited(t, l, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Cache", "hit")
+			way(w)
+			w.Header().Set("X-Cache", "too late")
+		}, refund)
+		s.Start()
+		resp, _ := ask(t, s, t.Context())
+		if name == "nothing" { // then the headers are those at the handler's end
+			assert.Equal(t, "9", resp.Header.Get("X-RateLimit-Remaining"))
+			continue
+		}
+		assert.Equal(t, "10", resp.Header.Get("X-RateLimit-Remaining"), name)
+		s.Close() // waits for the handler's end
+		assert.Zero(t, spent(l), name)
+	}
+	for _, never := range []httplimit.RefundFunc{nil, httplimit.Status()} {
+		l := open(t, reservoir.PerHour(10))
+		get(httplimit.New(l, byTenant, httplimit.WithRefund(never))(answers(http.StatusNotModified)), "X-Tenant", "acme")
+		assert.EqualValues(t, 1, spent(l))
+	}
+}
+
+// The tokens go back though the client has left.
+func TestRefundToWhoHasLeft(t *testing.T) {
+	l := open(t, reservoir.PerHour(10), reservoir.WithDirect())
+	ctx, cancel := context.WithCancel(t.Context())
+	h := httplimit.New(l, byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		cancel()
+		w.WriteHeader(http.StatusNotModified)
+	}))
+	h.ServeHTTP(httptest.NewRecorder(), request("", "X-Tenant", "acme").WithContext(ctx))
+	assert.Zero(t, spent(l))
+}
+
+func TestPanicIsCharged(t *testing.T) {
+	l := open(t, reservoir.PerHour(10))
+	h := httplimit.New(l, byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNotModified)
+		panic(http.ErrAbortHandler)
+	}))
+	assert.Panics(t, func() { get(h, "X-Tenant", "acme") })
+	assert.EqualValues(t, 1, spent(l))
+}
+
+// A handler may change our headers; they are its own then.
+func TestHandlerHasTheLastWord(t *testing.T) {
+	l := open(t, reservoir.PerHour(10))
+	h := httplimit.New(l, byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		assert.Equal(t, "9", w.Header().Get("X-RateLimit-Remaining"), "set before it runs")
+		w.Header().Del("RateLimit")
+		w.Header().Set("X-RateLimit-Remaining", "many")
+		w.WriteHeader(http.StatusNotModified)
+	}))
+	resp := get(h, "X-Tenant", "acme")
+	assert.Equal(t, "many", resp.Header.Get("X-RateLimit-Remaining"))
+	assert.Empty(t, resp.Header.Values("RateLimit"))
+	assert.Equal(t, "0", resp.Header.Get("X-RateLimit-Used"))
+}
+
+func TestInformationalResponses(t *testing.T) {
+	l := open(t, reservoir.PerHour(10))
+	s := limited(t, l, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Link", "</style.css>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.WriteHeader(http.StatusNotModified)
+	})
+	s.Start()
+	var hints []int
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, _ textproto.MIMEHeader) error {
+		hints = append(hints, code)
+		return nil
+	}})
+	resp, _ := ask(t, s, ctx)
+	assert.Equal(t, []int{http.StatusEarlyHints}, hints)
+	assert.Equal(t, http.StatusNotModified, resp.StatusCode)
+	assert.Equal(t, "10", resp.Header.Get("X-RateLimit-Remaining"))
+	s.Close()
+	assert.Zero(t, spent(l))
+}
+
+// What is flushed arrives before the handler ends, over HTTP/1 and HTTP/2.
+func TestFlush(t *testing.T) {
+	for _, start := range []func(*httptest.Server){(*httptest.Server).Start, (*httptest.Server).StartTLS} {
+		for _, flush := range []func(w http.ResponseWriter){
+			func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
+			func(w http.ResponseWriter) { assert.NoError(t, http.NewResponseController(w).Flush()) },
+		} {
+			arrived := make(chan struct{})
+			s := limited(t, open(t, reservoir.PerHour(10)), func(w http.ResponseWriter, _ *http.Request) {
+				_, _ = io.WriteString(w, "one\n")
+				flush(w)
+				<-arrived
+			})
+			start(s)
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL, nil)
+			require.NoError(t, err)
+			r.Header.Set("X-Tenant", "acme")
+			resp, err := s.Client().Do(r)
+			require.NoError(t, err)
+			line, err := bufio.NewReader(resp.Body).ReadString('\n')
+			close(arrived)
+			require.NoError(t, err)
+			assert.Equal(t, "one\n", line)
+			require.NoError(t, resp.Body.Close())
+		}
+	}
+}
+
+func TestHijack(t *testing.T) {
+	l := open(t, reservoir.PerHour(10))
+	limit := httplimit.New(l, byTenant, httplimit.WithRefund(httplimit.Status(http.StatusSwitchingProtocols)))
+	h := limit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := w.(http.Hijacker).Hijack()
+		if assert.NoError(t, err) {
+			_, _ = io.WriteString(conn, "HTTP/1.1 418 I'm a teapot\r\nConnection: close\r\nContent-Length: 3\r\n\r\ntea")
+			assert.NoError(t, conn.Close())
+		}
+	}))
+	ended := make(chan struct{}) // a server does not wait for who took its connection
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer close(ended)
+		h.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+	resp, body := ask(t, s, t.Context())
+	assert.Equal(t, http.StatusTeapot, resp.StatusCode)
+	assert.Equal(t, "tea", body)
+	<-ended
+	assert.Zero(t, spent(l), "it counts as 101")
+}
+
+// HTTP/2 has no connection to take over, and the handler is told so.
+func TestHijackOfHTTP2(t *testing.T) {
+	s := limited(t, open(t, reservoir.PerHour(10)), func(w http.ResponseWriter, _ *http.Request) {
+		_, _, err := w.(http.Hijacker).Hijack()
+		assert.ErrorIs(t, err, errors.ErrUnsupported)
+	})
+	s.StartTLS()
+	resp, _ := ask(t, s, t.Context())
+	assert.Equal(t, 2, resp.ProtoMajor)
+	assert.Equal(t, http.StatusOK, resp.StatusCode)
+}
+
+// reader notes how a body reached it.
+type reader struct {
+	http.ResponseWriter
+	from    io.Reader
+	strings int
+}
+
+func (r *reader) ReadFrom(src io.Reader) (int64, error) {
+	r.from = src
+	return io.Copy(io.Discard, src)
+}
+
+func (r *reader) WriteString(s string) (int, error) {
+	r.strings++
+	return len(s), nil
+}
+
+// The server's own ways to send files and strings are used.
+func TestReadFromAndWriteStringReachTheServer(t *testing.T) {
+	server := &reader{ResponseWriter: httptest.NewRecorder()}
+	src := io.LimitReader(strings.NewReader("body"), 4) // as http.ServeContent copies from
+	httplimit.New(open(t, reservoir.PerHour(10)), byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		n, err := io.Copy(w, src)
+		assert.NoError(t, err)
+		assert.EqualValues(t, 4, n)
+		_, _ = io.WriteString(w, "s")
+	})).ServeHTTP(server, request("", "X-Tenant", "acme"))
+	assert.Same(t, src, server.from)
+	assert.Equal(t, 1, server.strings)
+}
+
+type wrapper struct{ http.ResponseWriter }
+
+func (w wrapper) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func TestResultOf(t *testing.T) {
+	l := open(t, reservoir.PerHour(10))
+	get(httplimit.New(l, byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		r, ok := httplimit.ResultOf(wrapper{w})
+		assert.True(t, ok)
+		assert.EqualValues(t, 9, r.Remaining)
+		w.WriteHeader(http.StatusNotModified)
+		r, _ = httplimit.ResultOf(w)
+		assert.EqualValues(t, 10, r.Remaining, "refunded")
+	})), "X-Tenant", "acme")
+	_, ok := httplimit.ResultOf(wrapper{httptest.NewRecorder()})
+	assert.False(t, ok)
+}

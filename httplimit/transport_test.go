@@ -1,0 +1,200 @@
+package httplimit_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/httplimit"
+)
+
+// server answers requests without a network and notes when they came.
+type server struct {
+	mu      sync.Mutex
+	begin   time.Time
+	came    []time.Duration
+	answers []http.Response // the last one for ever
+}
+
+func newServer(answers ...http.Response) *server { return &server{begin: time.Now(), answers: answers} }
+
+func (s *server) RoundTrip(*http.Request) (*http.Response, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.came = append(s.came, time.Since(s.begin))
+	resp := http.Response{StatusCode: http.StatusOK}
+	if len(s.answers) > 0 {
+		resp, s.answers = s.answers[0], s.answers[1:]
+	}
+	resp.Body = http.NoBody
+	return &resp, nil
+}
+
+// busy is a response that asks for a pause.
+func busy(status int, after string) http.Response {
+	return http.Response{StatusCode: status, Header: http.Header{"Retry-After": {after}}}
+}
+
+func send(t *testing.T, ctx context.Context, rt http.RoundTripper, url string) error {
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	require.NoError(t, err)
+	resp, err := (&http.Client{Transport: rt}).Do(r)
+	if err == nil {
+		require.NoError(t, resp.Body.Close())
+	}
+	return err
+}
+
+func TestTransportWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer()
+		l := open(t, reservoir.PerMinute(2), reservoir.WithDirect())
+		rt := &httplimit.Transport{Limiter: l, Base: s}
+		var all sync.WaitGroup
+		for range 5 {
+			all.Go(func() { assert.NoError(t, send(t, t.Context(), rt, "https://api.example.com/")) })
+		}
+		all.Wait()
+		require.Len(t, s.came, 5)
+		for i, at := range s.came {
+			window := time.Duration(i/2) * time.Minute
+			assert.GreaterOrEqual(t, at, window)
+			assert.Less(t, at, window+10*time.Second)
+		}
+	})
+}
+
+func TestTransportKeysByHost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer()
+		rt := &httplimit.Transport{Limiter: open(t, reservoir.PerHour(1)), Base: s}
+		at := func(url string) error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			return send(t, ctx, rt, url)
+		}
+		require.NoError(t, at("https://api.example.com/a"))
+		for _, same := range []string{"https://api.example.com/b", "https://API.example.com:443/", "http://api.example.com:80"} {
+			require.ErrorIs(t, at(same), reservoir.ErrDeadline, same)
+		}
+		for _, other := range []string{"https://example.com", "https://api.example.com:8443", "http://[2001:db8::1]:80/"} {
+			require.NoError(t, at(other), other)
+		}
+		assert.Zero(t, time.Since(s.begin), "nobody waited for what was not to be had in time")
+	})
+}
+
+func TestTransportKeyAndCost(t *testing.T) {
+	l := open(t, reservoir.PerHour(10))
+	rt := &httplimit.Transport{
+		Limiter: l, Base: newServer(),
+		Key:  func(r *http.Request) string { return r.URL.Query().Get("key") },
+		Cost: func(r *http.Request) int64 { return int64(len(r.URL.Query().Get("cost"))) },
+	}
+	require.NoError(t, send(t, t.Context(), rt, "https://example.com/?key=k&cost=xxx"))
+	require.NoError(t, send(t, t.Context(), rt, "https://example.com/?key=k"))
+	assert.EqualValues(t, 3, spent(l))
+	assert.ErrorIs(t, send(t, t.Context(), rt, "https://example.com/?cost=x"), reservoir.ErrKey)
+	assert.ErrorIs(t, send(t, t.Context(), rt, "https://example.com/?key=k&cost=xxxxxxxxxxx"), reservoir.ErrExceedsLimit)
+}
+
+// body notes that it was closed.
+type body struct {
+	io.Reader
+	closed bool
+}
+
+func (b *body) Close() error { b.closed = true; return nil }
+
+func TestTransportClosesTheBodyItDoesNotSend(t *testing.T) {
+	l := open(t, reservoir.PerHour(10))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	b := &body{Reader: strings.NewReader("x")}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://example.com", b)
+	require.NoError(t, err)
+	_, err = (&httplimit.Transport{Limiter: l, Base: newServer()}).RoundTrip(r)
+	assert.ErrorIs(t, err, context.Canceled)
+	assert.True(t, b.closed)
+	assert.Zero(t, spent(l))
+}
+
+func TestTransportPauses(t *testing.T) {
+	for name, test := range map[string]struct {
+		answer http.Response
+		most   time.Duration
+		want   time.Duration
+	}{
+		"seconds":              {busy(429, "30"), time.Hour, 30 * time.Second},
+		"a date":               {busy(503, "Sat, 01 Jan 2000 00:00:40 GMT"), time.Hour, 40 * time.Second},
+		"longer than wanted":   {busy(429, "999999999"), time.Minute, time.Minute},
+		"not wanted":           {busy(429, "30"), 0, 0},
+		"another status":       {busy(200, "30"), time.Hour, 0},
+		"no sense":             {busy(429, "soon"), time.Hour, 0},
+		"negative":             {busy(429, "-5"), time.Hour, 0},
+		"a date in the past":   {busy(429, "Fri, 31 Dec 1999 23:00:00 GMT"), time.Hour, 0},
+		"too large for a time": {busy(429, "99999999999999999999"), time.Hour, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newServer(test.answer)
+				rt := &httplimit.Transport{Limiter: open(t, reservoir.PerHour(100)), Base: s, MaxPause: test.most}
+				for _, url := range []string{"https://a.example", "https://b.example", "https://a.example"} {
+					require.NoError(t, send(t, t.Context(), rt, url))
+				}
+				assert.Equal(t, []time.Duration{0, 0, test.want}, s.came, "others go on")
+			})
+		})
+	}
+}
+
+func TestTransportPauseIsBoundedByTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(busy(429, "30"), busy(429, "20"))
+		l := open(t, reservoir.PerHour(100))
+		rt := &httplimit.Transport{Limiter: l, Base: s, MaxPause: time.Hour}
+		require.NoError(t, send(t, t.Context(), rt, "https://a.example"))
+
+		ctx, cancel := context.WithTimeout(t.Context(), 29*time.Second)
+		defer cancel()
+		require.ErrorIs(t, send(t, ctx, rt, "https://a.example"), reservoir.ErrDeadline)
+		assert.Zero(t, time.Since(s.begin), "at once")
+
+		ctx, cancel = context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		require.ErrorIs(t, send(t, ctx, rt, "https://a.example"), context.Canceled)
+		assert.Equal(t, time.Second, time.Since(s.begin))
+		assert.EqualValues(t, 1, spent(l), "those who left were not charged")
+
+		for range 2 { // the second pause comes later than the first ends
+			require.NoError(t, send(t, t.Context(), rt, "https://a.example"))
+		}
+		assert.Equal(t, []time.Duration{0, 30 * time.Second, 50 * time.Second}, s.came)
+	})
+}
+
+type idle struct {
+	http.RoundTripper
+	closed int
+}
+
+func (i *idle) CloseIdleConnections() { i.closed++ }
+
+func TestTransportClosesIdleConnections(t *testing.T) {
+	base := new(idle)
+	client := http.Client{Transport: &httplimit.Transport{Base: base}}
+	client.CloseIdleConnections()
+	assert.Equal(t, 1, base.closed)
+	(&httplimit.Transport{Base: newServer()}).CloseIdleConnections()
+	(&httplimit.Transport{}).CloseIdleConnections()
+}
