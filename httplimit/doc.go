@@ -45,9 +45,9 @@
 // Remaining is exact where the limiter has WithDirect, as of that decision. With
 // batches it is what this process could still hand out: what the store had left
 // when it was last heard, and the stock at hand. Other processes spend from the
-// store too, so Remaining may step down by more than one between responses, or up
-// where the next response comes from another process. It is 0 when a
-// request for one token is refused, and the limit itself is exact either way.
+// store too, and a batch on its way is in neither number, so Remaining may step down
+// by more than one between responses, or up. It is 0 when a request for one token
+// is refused, and the limit itself is exact either way.
 //
 // A refusal is 429 Too Many Requests with a problem document (RFC 9457), as
 // application/problem+json or application/json, or a line of plain text, as the

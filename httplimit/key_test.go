@@ -136,18 +136,12 @@ func TestKeysOfKinds(t *testing.T) {
 		{"", []string{"X-Tenant", "acme", "Authorization", "Bearer s3cret"}, "header:X-Tenant:acme"},
 		{"", []string{"X-Tenant", "addr:198.51.100.7"}, "header:X-Tenant:addr:198.51.100.7"},
 		{"", []string{"X-Tenant", "one", "X-Tenant", "two"}, "addr:203.0.113.9"},
-		{"", []string{"Authorization", "Bearer s3cret"}, "token:ZA8-dEUM1KKZ4R8iGVXUpA"},
+		{"", []string{"Authorization", "Bearer s3cret"}, "token:DJrmBmtB03Ed6kZnz8xRPw"},
 		{"", nil, "addr:203.0.113.9"},
 	} {
 		r := request("203.0.113.9:1", test.headers...)
 		r.URL.RawQuery = strings.TrimPrefix(test.query, "?")
-		got := key(r)
-		if strings.HasPrefix(test.want, "token:") { // of the secret there is only a hash
-			assert.Len(t, got, len(test.want))
-			assert.NotContains(t, got, "s3cret")
-			test.want = got
-		}
-		assert.Equal(t, test.want, got)
+		assert.Equal(t, test.want, key(r))
 	}
 	token := httplimit.ByToken("Authorization")
 	assert.NotEqual(t, token(request("", "Authorization", "a")), token(request("", "Authorization", "b")))

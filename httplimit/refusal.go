@@ -102,14 +102,11 @@ func passing(err error) bool {
 
 // write sends b in the form that the request's Accept would rather have.
 func (b body) write(w http.ResponseWriter, r *http.Request) {
-	text, kind := b.json, preferred(r.Header["Accept"])
+	kind, text := preferred(r.Header["Accept"]), b.json
 	if kind == plainText {
 		text = b.plain
 	}
-	h := w.Header()
-	h["Content-Type"] = []string{kind}
-	h["X-Content-Type-Options"] = []string{"nosniff"}
-	h["Content-Length"] = []string{strconv.Itoa(len(text))}
+	w.Header()["Content-Type"] = []string{kind}
 	w.WriteHeader(b.status)
 	_, _ = io.WriteString(w, text) // the client may have left
 }
