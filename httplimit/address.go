@@ -26,9 +26,9 @@ func ByAddress(trusted ...netip.Prefix) KeyFunc {
 	return func(r *http.Request) string { return addrKey(client(r, trusted, forwardedFor)) }
 }
 
-// ByForwarded is ByAddress for proxies that write Forwarded (RFC 7239). There is no function that
-// reads both headers: a proxy that writes one of them hands on the other
-// as the client wrote it.
+// ByForwarded is ByAddress for proxies that write Forwarded (RFC 7239). There is
+// no function that reads both headers: a proxy that writes one of them hands on
+// the other as the client wrote it.
 func ByForwarded(trusted ...netip.Prefix) KeyFunc {
 	trusted = unmapped(trusted)
 	return func(r *http.Request) string { return addrKey(client(r, trusted, forwarded)) }

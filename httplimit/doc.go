@@ -38,7 +38,7 @@
 //
 // Reset is the stored end of the window in Unix seconds, the same number in each
 // response of a window from whichever process; t is the seconds until then by
-// this machine's clock, Both are rounded up. Whoever is refused is told the same and
+// this machine's clock. Both are rounded up. Whoever is refused is told the same and
 // Retry-After, in seconds, rounded up: who obeys it never comes early. All of it
 // is made from the one Result that decided.
 //
@@ -70,9 +70,9 @@
 //
 // # When the store is away
 //
-// By default the limiter has no answer then (reservoir.FailClosed), and the client gets
-// 503 with Retry-After: 1. To serve on, prefer reservoir.WithFailure, which goes on
-// counting, to WithErrorHandler(Pass), which does not.
+// By default the limiter has no answer then (reservoir.FailClosed), and the
+// client gets 503 with Retry-After: 1. To serve on, prefer reservoir.WithFailure,
+// which goes on counting, to WithErrorHandler(Pass), which does not.
 //
 // # Several limits in a row
 //

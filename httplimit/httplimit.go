@@ -11,9 +11,9 @@ import (
 // limiter is nil or an option makes no sense: both are faults of the program.
 //
 // The middleware costs a request two allocations at most, the second being its
-// key where that has to be put together. Closing the limiter is the caller's job, after
-// http.Server.Shutdown has returned: then no request is under way that would be
-// refunded.
+// key where that has to be put together. Closing the limiter is the caller's job,
+// after http.Server.Shutdown has returned: then no request is under way that
+// would be refunded.
 func New(limiter *reservoir.Limiter, opts ...Option) func(http.Handler) http.Handler {
 	if limiter == nil {
 		panic("httplimit: no limiter")
@@ -21,6 +21,9 @@ func New(limiter *reservoir.Limiter, opts ...Option) func(http.Handler) http.Han
 	c := defaults()
 	for _, o := range opts {
 		o(&c)
+	}
+	if c.key == nil || c.keyless == nil || c.failed == nil {
+		panic("httplimit: an option of nil that has to be asked")
 	}
 	m := &middleware{config: c, limiter: limiter, format: c.policy.compile()}
 	if m.refused == nil {

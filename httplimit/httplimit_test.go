@@ -270,6 +270,9 @@ func TestProblemDocument(t *testing.T) {
 
 func TestFaultsOfTheProgram(t *testing.T) {
 	assert.Panics(t, func() { httplimit.New(nil) })
+	for _, o := range []httplimit.Option{httplimit.WithKey(nil), httplimit.WithKeyless(nil), httplimit.WithErrorHandler(nil)} {
+		assert.Panics(t, func() { httplimit.New(open(t, reservoir.PerHour(1)), o) })
+	}
 	assert.Panics(t, func() {
 		httplimit.New(open(t, reservoir.PerHour(1)), httplimit.WithPolicy(httplimit.Policy{Name: "\n"}))
 	})

@@ -86,6 +86,7 @@ func TestByForwarded(t *testing.T) {
 		`proto=https; for="[2001:db8:0:1:2::3]:4711"`:                 "addr:2001:db8:0:1::/64",
 		`for=1.1.1.1, for=198.51.100.7;host="a,b;for=2.2.2.2"`:        "addr:198.51.100.7",
 		`for=1.1.1.1, for=198.51.100.7;host="\"a\", b;for=2.2.2.2\\"`: "addr:198.51.100.7",
+		`for=1.1.1.1, for=198.51.100.7;host="a\",b"`:                  "addr:198.51.100.7",
 		`for=1.1.1.1, for=198.51.100.7, for=10.0.0.2`:                 "addr:198.51.100.7",
 		`for="1.1.1.1, for=198.51.100.7`:                              "addr:198.51.100.7", // the client left a quotation mark open
 		`for="1.1.1.1, for="198.51.100.7"`:                            "addr:198.51.100.7",

@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 	"unsafe"
@@ -124,13 +125,12 @@ func (v *fields) change(h http.Header, f *format, r *reservoir.Result) {
 	}
 }
 
-// list returns all with one at its end. It does not write to all, which belongs
-// to an outer limit.
+// list returns all with one at its end. What all lies in belongs to somebody else.
 func list(all, one []string) []string {
 	if len(all) == 0 {
 		return one
 	}
-	return append(all[:len(all):len(all)], one...)
+	return slices.Concat(all, one)
 }
 
 // make fills in the values. Limit and Remaining are pieces of the IETF's fields.

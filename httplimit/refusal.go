@@ -118,8 +118,9 @@ const (
 )
 
 // preferred picks the form with the highest quality, on a tie one that is named
-// rather than meant by a star, and then the first of problem, JSON, text. Who would rather read HTML is a person, and gets text. Who accepts
-// none of them gets a problem, which HTTP allows.
+// rather than meant by a star, and then the first of problem, JSON, text. Who
+// would rather read HTML is a person, and gets text. Who accepts none of them
+// gets a problem, which HTTP allows.
 func preferred(accept []string) string {
 	var problem, plain, text weight
 	for _, line := range accept {

@@ -11,10 +11,10 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// Transport is an http.RoundTripper that keeps outgoing requests within
-// somebody else's limit: each waits, in line with others of its key, until the
-// limiter allows it, through as many resets as it takes. With a store that several processes
-// share they keep the limit together.
+// Transport is an http.RoundTripper that keeps outgoing requests within somebody
+// else's limit: each waits, in line with others of its key, until the limiter
+// allows it, through as many resets as it takes. With a store that several
+// processes share they keep the limit together.
 //
 // The request's context bounds the wait. If its deadline comes before the
 // tokens, the error is reservoir.ErrDeadline, at once. http.Client.Timeout

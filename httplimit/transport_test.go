@@ -183,6 +183,28 @@ func TestTransportPauseIsBoundedByTheContext(t *testing.T) {
 	})
 }
 
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Who is in line already when a pause is asked for keeps it, too.
+func TestTransportPauseOfThoseInLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(busy(429, "90"))
+		slow := roundTrip(func(r *http.Request) (*http.Response, error) {
+			defer time.Sleep(10 * time.Second)
+			return s.RoundTrip(r)
+		})
+		rt := &httplimit.Transport{Limiter: open(t, reservoir.PerMinute(1), reservoir.WithDirect()), Base: slow, MaxPause: time.Hour}
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() { assert.NoError(t, send(t, t.Context(), rt, "https://a.example")) })
+		}
+		all.Wait()
+		assert.Equal(t, []time.Duration{0, 100 * time.Second}, s.came)
+	})
+}
+
 type idle struct {
 	http.RoundTripper
 	closed int
