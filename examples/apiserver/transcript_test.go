@@ -2,6 +2,7 @@ package main
 
 import (
 	"flag"
+	"io"
 	"os"
 	"os/exec"
 	"regexp"
@@ -45,6 +46,18 @@ func TestTranscript(t *testing.T) {
 		return
 	}
 	require.Equal(t, varies.ReplaceAllString(string(readme), "$1*"), varies.ReplaceAllString(string(got), "$1*"))
+}
+
+// The ways to start it that README.md names are understood.
+func TestReadmeFlags(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	starts := regexp.MustCompile(`(?m)^go run ./examples/apiserver ([^#\n]*)#`).FindAllSubmatch(readme, -1)
+	require.Len(t, starts, 4)
+	for _, args := range starts {
+		_, err := parse(strings.Fields(string(args[1])), io.Discard)
+		require.NoError(t, err, string(args[1]))
+	}
 }
 
 // commands are the lines after "$ ", with those that continue them.
