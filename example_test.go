@@ -148,3 +148,16 @@ func ExampleGroup() {
 	// true by the limit of the user
 	// false by the limit of the user
 }
+
+func ExampleJoinHooks() {
+	count := 0
+	counting := reservoir.Hooks{StoreCall: func(reservoir.StoreCall) { count++ }}
+	printing := reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { fmt.Println(c.Op, c.Cause) }}
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(1000),
+		reservoir.WithHooks(reservoir.JoinHooks(counting, printing)))
+	limiter.Allow(context.Background(), "user:42")
+	fmt.Println(count)
+	// Output:
+	// sync wait
+	// 1
+}

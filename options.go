@@ -79,7 +79,8 @@ func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
 
 // WithHooks sets functions that are told what the limiter does, for metrics and
 // logs. They are called with no lock held, from the goroutine that made the
-// call, and should be quick. The default is none.
+// call, and should be quick. The default is none. Of several WithHooks the last
+// counts; JoinHooks makes one of several.
 func WithHooks(h Hooks) Option { return func(c *config) { c.hooks = h } }
 
 // Hooks are called as things happen; nil ones are skipped.
@@ -89,6 +90,36 @@ type Hooks struct {
 
 	// ShardState is told when a shard's breaker opens and when it closes.
 	ShardState func(ShardState)
+}
+
+// JoinHooks returns Hooks that call those of all, in their order: a metrics
+// package's and a log's, say. What none of them has stays nil and costs nothing.
+func JoinHooks(all ...Hooks) Hooks {
+	var calls []func(StoreCall)
+	var states []func(ShardState)
+	for _, h := range all {
+		if h.StoreCall != nil {
+			calls = append(calls, h.StoreCall)
+		}
+		if h.ShardState != nil {
+			states = append(states, h.ShardState)
+		}
+	}
+	return Hooks{StoreCall: inTurn(calls), ShardState: inTurn(states)}
+}
+
+func inTurn[T any](all []func(T)) func(T) {
+	switch len(all) {
+	case 0:
+		return nil
+	case 1:
+		return all[0]
+	}
+	return func(what T) {
+		for _, tell := range all {
+			tell(what)
+		}
+	}
 }
 
 // ShardState is a change in whether a shard of the store is asked at all.
