@@ -1,0 +1,208 @@
+// Package promlimit exports what a reservoir.Limiter does to Prometheus.
+//
+//	metrics := promlimit.New(prometheus.Labels{"limiter": "api"})
+//	limiter, err := reservoir.New(store, limit, reservoir.WithHooks(metrics.Hooks()))
+//	...
+//	metrics.Watch(limiter)
+//	prometheus.MustRegister(metrics)
+//
+// The hooks feed what is known at the moment of a store call; Watch lets a scrape
+// read Limiter.Stats. Each is of use without the other.
+//
+// # Metrics
+//
+// From Stats, one series each, with the constant labels and no others:
+//
+//	reservoir_tokens_taken_total        that the store charged to this process
+//	reservoir_tokens_refunded_total     that Refund took back from requests
+//	reservoir_tokens_spent_total        that admitted requests used
+//	reservoir_tokens_returned_total     given back to the store
+//	reservoir_tokens_expired_total      whose window ended before they were used
+//	reservoir_tokens_recovered_total    whose grant was lost and handed over again
+//	reservoir_tokens_reasserted_total   that the store forgot and charged again
+//	reservoir_tokens_unknown_total      of failed direct calls, perhaps charged for nothing
+//	reservoir_tokens_held               gauge: in memory, to be spent
+//	reservoir_tokens_stranded           gauge: the part of those whose key is exhausted
+//	reservoir_tokens_owed               gauge: admitted without the store, not charged yet
+//	reservoir_keys                      gauge: held in memory
+//	reservoir_requests_waited_total     requests that waited on the network
+//	reservoir_requests_denied_total     requests refused
+//	reservoir_requests_failed_total     requests that ended in a StoreError
+//	reservoir_requests_fallback_total   requests that the failure policy decided
+//	reservoir_store_calls_total         calls to the store, of any kind
+//	reservoir_store_syncs_total         of these, statements of account
+//	reservoir_prefetches_total          fetches ahead of need
+//	reservoir_probes_total              looks whether an exhausted key has tokens again
+//	reservoir_give_backs_total          returns of an idle excess
+//
+// From the hooks:
+//
+//	reservoir_store_call_duration_seconds{op, cause, outcome}   histogram
+//	reservoir_shard_away{shard}                                 gauge: 1 while its breaker is open
+//	reservoir_shard_outages_total{shard}                        times that it has opened
+//
+// op is sync, take, check or refund; cause is that of a sync, as in
+// reservoir.StoreCall, and "" otherwise; outcome is ok, unavailable, rejected or
+// unknown. That makes 44 series of the histogram at most, whatever the keys: no
+// label ever holds a key. shard is "" where the store has no shards.
+//
+// There is no count of requests, since the hot path counts none: it would cost as
+// much as the request. The rate of reservoir_tokens_spent_total is the rate of
+// admitted requests where each costs a token.
+//
+// # Several limiters
+//
+// Each has a Collector of its own, told apart by a constant label; they must all
+// have the same label names, which may not be op, cause, outcome, shard or le.
+// Prometheus reports a name or label that clashes when the Collector is
+// registered.
+//
+// # Cost
+//
+// A scrape calls Limiter.Stats once, which visits every key in memory. A store
+// call is recorded without allocation in well under a microsecond.
+package promlimit
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// Source is what has Stats: a *reservoir.Limiter.
+type Source interface {
+	Stats() reservoir.Stats
+}
+
+// Collector is the metrics of one limiter: a prometheus.Collector. It is safe for
+// concurrent use. Make it with New.
+type Collector struct {
+	calls   *prometheus.HistogramVec
+	away    *prometheus.GaugeVec
+	outages *prometheus.CounterVec
+	figures []*figure
+
+	mu     sync.Mutex // one scrape at a time: figures remember the last
+	source Source
+}
+
+// buckets are in seconds: from an embedded store's to a reply that comes after
+// the default fetch timeout of 0.1 s.
+var buckets = []float64{.00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1}
+
+// New returns a Collector whose metrics all carry labels, such as limiter="api".
+// Nil is none, which serves a registry that has one limiter only.
+func New(labels prometheus.Labels) *Collector {
+	return &Collector{
+		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:        "reservoir_store_call_duration_seconds",
+			Help:        "Time from sending a call to the store to its reply.",
+			ConstLabels: labels,
+			Buckets:     buckets,
+		}, []string{"op", "cause", "outcome"}),
+		away: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name:        "reservoir_shard_away",
+			Help:        "1 while the shard's breaker is open and callers without stock get the failure policy's answer.",
+			ConstLabels: labels,
+		}, []string{"shard"}),
+		outages: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name:        "reservoir_shard_outages_total",
+			Help:        "Times that the shard's breaker has opened.",
+			ConstLabels: labels,
+		}, []string{"shard"}),
+		figures: newFigures(labels),
+	}
+}
+
+// Hooks returns what feeds the duration of store calls and the state of shards,
+// for reservoir.WithHooks. reservoir.JoinHooks adds others to it.
+func (c *Collector) Hooks() reservoir.Hooks {
+	return reservoir.Hooks{StoreCall: c.call, ShardState: c.state}
+}
+
+// Watch sets whose Stats are collected from now on. Until then, and after
+// Watch(nil), there are no such metrics. Stats of a closed Limiter may still be
+// read.
+func (c *Collector) Watch(s Source) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.source = s
+	for _, f := range c.figures {
+		f.last = 0 // another limiter counts from zero, which is a restart indeed
+	}
+}
+
+// Shards makes the series of shards exist before anything happens to them, so
+// that a query sees the first outage as an increase. Their names are those that
+// sharding.New was given; of a store without shards it is "".
+func (c *Collector) Shards(names ...string) {
+	for _, name := range names {
+		c.away.WithLabelValues(name)
+		c.outages.WithLabelValues(name)
+	}
+}
+
+// Describe sends the descriptors of all metrics, also of those that have no
+// series yet, so that a clash shows when the Collector is registered.
+func (c *Collector) Describe(to chan<- *prometheus.Desc) {
+	for _, f := range c.figures {
+		to <- f.desc
+	}
+	c.calls.Describe(to)
+	c.away.Describe(to)
+	c.outages.Describe(to)
+}
+
+// Collect sends all metrics.
+func (c *Collector) Collect(to chan<- prometheus.Metric) {
+	c.calls.Collect(to)
+	c.away.Collect(to)
+	c.outages.Collect(to)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.source == nil {
+		return
+	}
+	s := c.source.Stats()
+	for _, f := range c.figures {
+		to <- f.metric(s)
+	}
+}
+
+func (c *Collector) call(s reservoir.StoreCall) {
+	// An error here means labels that clash, which Register has reported.
+	if h, err := c.calls.GetMetricWithLabelValues(s.Op, s.Cause, outcome(s.Err)); err == nil {
+		h.Observe(s.Duration.Seconds())
+	}
+}
+
+func (c *Collector) state(s reservoir.ShardState) {
+	c.Shards(s.Shard)
+	if s.Away {
+		c.away.WithLabelValues(s.Shard).Set(1)
+		c.outages.WithLabelValues(s.Shard).Inc()
+		return
+	}
+	c.away.WithLabelValues(s.Shard).Set(0)
+}
+
+// outcome is err as a label: one word of four.
+func outcome(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	var failure *reservoir.StoreError
+	if errors.As(err, &failure) {
+		switch failure.Class {
+		case backend.Unavailable:
+			return "unavailable"
+		case backend.Rejected:
+			return "rejected"
+		}
+	}
+	return "unknown"
+}
