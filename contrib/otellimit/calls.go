@@ -1,0 +1,99 @@
+package otellimit
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// buckets are in seconds: from an embedded store's to a reply that comes after
+// the default fetch timeout of 0.1 s.
+var buckets = []float64{.00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1}
+
+// instruments makes those that the hooks feed.
+func (t *Telemetry) instruments(meter metric.Meter) error {
+	var errs [3]error
+	t.calls, errs[0] = meter.Float64Histogram("reservoir.store.call.duration", metric.WithUnit("s"),
+		metric.WithDescription("Time from sending a call to the store to its reply."),
+		metric.WithExplicitBucketBoundaries(buckets...))
+	t.away, errs[1] = meter.Int64Gauge("reservoir.shard.away",
+		metric.WithDescription("1 while the shard's breaker is open and callers without stock get the failure policy's answer."))
+	t.outages, errs[2] = meter.Int64Counter("reservoir.shard.outages", metric.WithUnit("{outage}"),
+		metric.WithDescription("Times that the shard's breaker has opened."))
+	return errors.Join(errs[:]...)
+}
+
+// call is told of a store call that has ended: it had no context of a caller.
+func (t *Telemetry) call(c reservoir.StoreCall) {
+	end := time.Now()
+	ctx := context.Background()
+	t.calls.Record(ctx, c.Duration.Seconds(), t.with(
+		attribute.String("op", c.Op), attribute.String("cause", c.Cause), attribute.String("outcome", outcome(c.Err))))
+	_, span := t.tracer.Start(ctx, "reservoir "+c.Op, trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindClient),
+		trace.WithTimestamp(end.Add(-c.Duration)), trace.WithAttributes(t.attrs...), trace.WithAttributes(describe(c)...))
+	if c.Err != nil {
+		span.SetStatus(codes.Error, outcome(c.Err))
+	}
+	span.End(trace.WithTimestamp(end))
+}
+
+// describe is what a span says of c. They are given at the start, so that a
+// sampler sees them.
+func describe(c reservoir.StoreCall) []attribute.KeyValue {
+	attrs := []attribute.KeyValue{
+		attribute.String("reservoir.op", c.Op),
+		attribute.Int64("reservoir.want", c.Want),
+		attribute.Int64("reservoir.granted", c.Granted),
+	}
+	if c.Cause != "" {
+		attrs = append(attrs, attribute.String("reservoir.cause", c.Cause))
+	}
+	if c.Reason != "" {
+		attrs = append(attrs, attribute.String("reservoir.reason", c.Reason))
+	}
+	if c.Err != nil {
+		attrs = append(attrs, attribute.String("error.type", outcome(c.Err)))
+	}
+	return attrs
+}
+
+func (t *Telemetry) state(s reservoir.ShardState) {
+	ctx, shard := context.Background(), t.with(attribute.String("shard", s.Shard))
+	if s.Away {
+		t.away.Record(ctx, 1, shard)
+		t.outages.Add(ctx, 1, shard)
+		return
+	}
+	t.away.Record(ctx, 0, shard)
+}
+
+// with is attrs and those that everything has.
+func (t *Telemetry) with(attrs ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributes(slices.Concat(t.attrs, attrs)...)
+}
+
+// outcome is err as an attribute: one word of four.
+func outcome(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	var failure *reservoir.StoreError
+	if errors.As(err, &failure) {
+		switch failure.Class {
+		case backend.Unavailable:
+			return "unavailable"
+		case backend.Rejected:
+			return "rejected"
+		}
+	}
+	return "unknown"
+}

@@ -1,0 +1,306 @@
+package otellimit_test
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata/metricdatatest"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/contrib/otellimit"
+)
+
+// fixed is a Source that the test sets.
+type fixed reservoir.Stats
+
+func (f *fixed) Stats() reservoir.Stats { return reservoir.Stats(*f) }
+
+// rig is a Telemetry whose exports stay in memory.
+type rig struct {
+	*otellimit.Telemetry
+	reader *metric.ManualReader
+	meters *metric.MeterProvider
+	spans  *tracetest.InMemoryExporter
+}
+
+func newRig(t *testing.T, opts ...otellimit.Option) *rig {
+	t.Helper()
+	r := &rig{reader: metric.NewManualReader(), spans: tracetest.NewInMemoryExporter()}
+	r.meters = metric.NewMeterProvider(metric.WithReader(r.reader))
+	tracers := sdktrace.NewTracerProvider(sdktrace.WithSyncer(r.spans))
+	var err error
+	r.Telemetry, err = otellimit.New(append([]otellimit.Option{
+		otellimit.WithMeterProvider(r.meters), otellimit.WithTracerProvider(tracers)}, opts...)...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, r.Close()) })
+	return r
+}
+
+// collect returns what an exporter would be given, by name.
+func (r *rig) collect(t *testing.T) map[string]metricdata.Metrics {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	require.NoError(t, r.reader.Collect(context.Background(), &all))
+	byName := map[string]metricdata.Metrics{}
+	for _, s := range all.ScopeMetrics {
+		assert.Equal(t, "github.com/go-reservoir/reservoir/contrib/otellimit", s.Scope.Name)
+		for _, m := range s.Metrics {
+			byName[m.Name] = m
+		}
+	}
+	return byName
+}
+
+// sum is the only data point of a sum.
+func sum(t *testing.T, m metricdata.Metrics) int64 {
+	t.Helper()
+	data, ok := m.Data.(metricdata.Sum[int64])
+	require.True(t, ok, "%s is %T", m.Name, m.Data)
+	require.Len(t, data.DataPoints, 1)
+	return data.DataPoints[0].Value
+}
+
+func use(t *testing.T, r *rig, n int64) *reservoir.Limiter {
+	l, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000), reservoir.WithHooks(r.Hooks()), reservoir.WithBatch(reservoir.Fixed(50)))
+	require.NoError(t, err)
+	r.Watch(l)
+	res, err := l.AllowN(t.Context(), "user:42", n)
+	require.NoError(t, err)
+	require.True(t, res.Allowed)
+	t.Cleanup(func() { _ = l.Close(context.Background()) })
+	return l
+}
+
+func TestMetrics(t *testing.T) {
+	r := newRig(t)
+	require.Empty(t, r.collect(t), "nothing is watched yet")
+	s := use(t, r, 7).Stats()
+	all := r.collect(t)
+	assert.EqualValues(t, 7, sum(t, all["reservoir.tokens.spent"]))
+	assert.EqualValues(t, s.Taken, sum(t, all["reservoir.tokens.taken"]))
+	assert.EqualValues(t, s.Held, sum(t, all["reservoir.tokens.held"]))
+	assert.EqualValues(t, s.StoreCalls, sum(t, all["reservoir.store.calls"]))
+
+	calls := all["reservoir.store.call.duration"]
+	assert.Equal(t, "s", calls.Unit)
+	points := calls.Data.(metricdata.Histogram[float64]).DataPoints
+	require.Len(t, points, 1)
+	assert.EqualValues(t, s.StoreCalls, points[0].Count)
+	metricdatatest.AssertHasAttributes(t, points[0],
+		attribute.String("op", "sync"), attribute.String("cause", "wait"), attribute.String("outcome", "ok"))
+	r.Watch(nil)
+	assert.NotContains(t, r.collect(t), "reservoir.tokens.spent")
+}
+
+// Every field of Stats is a metric, also one that is yet to come; those that only
+// grow are monotonic.
+func TestEveryFigureIsExported(t *testing.T) {
+	var s fixed
+	fields := reflect.ValueOf(&s).Elem()
+	for i := range fields.NumField() {
+		fields.Field(i).SetInt(int64(1000 + i))
+	}
+	r := newRig(t)
+	r.Watch(&s)
+	seen := map[int64]string{}
+	mayFall := map[string]bool{"reservoir.keys": true, "reservoir.tokens.held": true, "reservoir.tokens.stranded": true, "reservoir.tokens.owed": true}
+	for name, m := range r.collect(t) {
+		seen[sum(t, m)] = name
+		assert.Equal(t, !mayFall[name], m.Data.(metricdata.Sum[int64]).IsMonotonic, name)
+		assert.NotEmpty(t, m.Description, name)
+	}
+	for i := range fields.NumField() {
+		assert.Contains(t, seen, int64(1000+i), fields.Type().Field(i).Name)
+	}
+	assert.Len(t, seen, fields.NumField())
+}
+
+func TestCountersNeverGoDown(t *testing.T) {
+	r := newRig(t)
+	s := &fixed{Spent: 100, Held: 10}
+	r.Watch(s)
+	r.collect(t)
+	*s = fixed{Spent: 98, Held: 9}
+	all := r.collect(t)
+	assert.EqualValues(t, 100, sum(t, all["reservoir.tokens.spent"]))
+	assert.EqualValues(t, 9, sum(t, all["reservoir.tokens.held"]))
+	r.Watch(&fixed{Spent: 1})
+	assert.EqualValues(t, 1, sum(t, r.collect(t)["reservoir.tokens.spent"]))
+}
+
+//go:embed otellimit.go
+var manual string
+
+// The manual names what is exported, with its kind and unit, and nothing else.
+func TestManual(t *testing.T) {
+	text, _, _ := strings.Cut(manual, "\npackage ")
+	var documented []string
+	for _, m := range regexp.MustCompile(`(?m)^//\t(reservoir\.[\w.]+) +([\w-]+)(?:, (\S+))? `).FindAllStringSubmatch(text, -1) {
+		documented = append(documented, strings.Join(m[1:], " "))
+	}
+	r := newRig(t)
+	r.Watch(new(fixed))
+	r.Hooks().StoreCall(reservoir.StoreCall{Op: "take"})
+	r.Hooks().ShardState(reservoir.ShardState{Away: true})
+	var exported []string
+	for name, m := range r.collect(t) {
+		exported = append(exported, strings.Join([]string{name, kindOf(m), m.Unit}, " "))
+	}
+	assert.ElementsMatch(t, exported, documented)
+}
+
+func kindOf(m metricdata.Metrics) string {
+	switch data := m.Data.(type) {
+	case metricdata.Sum[int64]:
+		if data.IsMonotonic {
+			return "counter"
+		}
+		return "up-down"
+	case metricdata.Gauge[int64]:
+		return "gauge"
+	case metricdata.Histogram[float64]:
+		return "histogram"
+	}
+	return fmt.Sprintf("%T", m.Data)
+}
+
+func TestShards(t *testing.T) {
+	r := newRig(t, otellimit.WithAttributes(attribute.String("limiter", "api")))
+	for _, s := range []reservoir.ShardState{{Shard: "a", Away: true}, {Shard: "a"}, {Shard: "a", Away: true}, {Shard: "b", Away: true}, {Shard: "b"}} {
+		r.Hooks().ShardState(s)
+	}
+	all := r.collect(t)
+	point := func(shard string, n int64) metricdata.DataPoint[int64] {
+		return metricdata.DataPoint[int64]{Attributes: attribute.NewSet(attribute.String("limiter", "api"), attribute.String("shard", shard)), Value: n}
+	}
+	metricdatatest.AssertAggregationsEqual(t,
+		metricdata.Gauge[int64]{DataPoints: []metricdata.DataPoint[int64]{point("a", 1), point("b", 0)}},
+		all["reservoir.shard.away"].Data, metricdatatest.IgnoreTimestamp())
+	metricdatatest.AssertAggregationsEqual(t,
+		metricdata.Sum[int64]{Temporality: metricdata.CumulativeTemporality, IsMonotonic: true, DataPoints: []metricdata.DataPoint[int64]{point("a", 2), point("b", 1)}},
+		all["reservoir.shard.outages"].Data, metricdatatest.IgnoreTimestamp())
+}
+
+func TestSeveralLimitersOnOneProvider(t *testing.T) {
+	r := newRig(t, otellimit.WithAttributes(attribute.String("limiter", "api")))
+	other, err := otellimit.New(otellimit.WithMeterProvider(r.meters), otellimit.WithAttributes(attribute.String("limiter", "jobs")))
+	require.NoError(t, err)
+	r.Watch(&fixed{Spent: 3})
+	other.Watch(&fixed{Spent: 5})
+	spent := map[string]int64{}
+	for _, p := range r.collect(t)["reservoir.tokens.spent"].Data.(metricdata.Sum[int64]).DataPoints {
+		name, _ := p.Attributes.Value("limiter")
+		spent[name.AsString()] = p.Value
+	}
+	assert.Equal(t, map[string]int64{"api": 3, "jobs": 5}, spent)
+	require.NoError(t, other.Close())
+	assert.EqualValues(t, 3, sum(t, r.collect(t)["reservoir.tokens.spent"]), "a closed one is not observed")
+}
+
+// One span for each store call and none for what is decided in memory.
+func TestSpansAreOfStoreCallsOnly(t *testing.T) {
+	r := newRig(t, otellimit.WithAttributes(attribute.String("limiter", "api")))
+	begin := time.Now()
+	l := use(t, r, 1)
+	for range 20 {
+		_, err := l.Allow(t.Context(), "user:42")
+		require.NoError(t, err)
+	}
+	spans := r.spans.GetSpans()
+	require.Len(t, spans, 1)
+	span := spans[0]
+	assert.Equal(t, "reservoir sync", span.Name)
+	assert.Equal(t, trace.SpanKindClient, span.SpanKind)
+	assert.False(t, span.Parent.IsValid())
+	assert.False(t, span.StartTime.Before(begin))
+	assert.False(t, span.EndTime.After(time.Now()))
+	assert.Equal(t, codes.Unset, span.Status.Code)
+	assert.ElementsMatch(t, []attribute.KeyValue{
+		attribute.String("limiter", "api"),
+		attribute.String("reservoir.op", "sync"), attribute.String("reservoir.cause", "wait"), attribute.String("reservoir.reason", "fixed"),
+		attribute.Int64("reservoir.want", 50), attribute.Int64("reservoir.granted", 50),
+	}, span.Attributes)
+}
+
+func TestSpanLastsAsLongAsItsCall(t *testing.T) {
+	r := newRig(t)
+	r.Hooks().StoreCall(reservoir.StoreCall{Op: "take", Duration: 30 * time.Millisecond})
+	span := r.spans.GetSpans()[0]
+	assert.Equal(t, 30*time.Millisecond, span.EndTime.Sub(span.StartTime))
+}
+
+// A failure is told by its class: what the server said, and the key, stay out.
+func TestFailures(t *testing.T) {
+	for want, err := range map[string]error{
+		"unavailable": &reservoir.StoreError{Class: backend.Unavailable, Err: errors.New("secret")},
+		"rejected":    &reservoir.StoreError{Class: backend.Rejected, Err: errors.New("secret")},
+		"unknown":     errors.New("secret"),
+	} {
+		r := newRig(t)
+		r.Hooks().StoreCall(reservoir.StoreCall{Op: "take", Want: 2, Err: err})
+		span := r.spans.GetSpans()[0]
+		assert.Equal(t, sdktrace.Status{Code: codes.Error, Description: want}, span.Status)
+		assert.Contains(t, span.Attributes, attribute.String("error.type", want))
+		assert.Empty(t, span.Events)
+		points := r.collect(t)["reservoir.store.call.duration"].Data.(metricdata.Histogram[float64]).DataPoints
+		metricdatatest.AssertHasAttributes(t, points[0], attribute.String("outcome", want))
+		assert.NotContains(t, fmt.Sprintf("%+v %+v", span, points), "secret")
+	}
+}
+
+// Any number of keys makes the same series, and no export holds one.
+func TestKeysAreNowhere(t *testing.T) {
+	r := newRig(t)
+	l := use(t, r, 1)
+	for i := range 50 {
+		_, err := l.Allow(t.Context(), fmt.Sprint("secret:", i))
+		require.NoError(t, err)
+	}
+	all := r.collect(t)
+	assert.Len(t, all["reservoir.store.call.duration"].Data.(metricdata.Histogram[float64]).DataPoints, 1)
+	everything := fmt.Sprintf("%+v %+v", all, r.spans.GetSpans())
+	assert.NotContains(t, everything, "secret")
+	assert.NotContains(t, everything, "user:42")
+}
+
+// Collections and store calls at the same time; the race detector looks on.
+func TestConcurrentCollections(t *testing.T) {
+	r := newRig(t)
+	l := use(t, r, 1)
+	var all sync.WaitGroup
+	for i := range 4 {
+		all.Go(func() {
+			for j := range 100 {
+				_, _ = l.Allow(context.Background(), fmt.Sprint(i, j))
+				r.Hooks().ShardState(reservoir.ShardState{Away: j%2 == 0})
+			}
+		})
+		all.Go(func() {
+			for range 10 {
+				var m metricdata.ResourceMetrics
+				assert.NoError(t, r.reader.Collect(context.Background(), &m))
+			}
+		})
+	}
+	all.Wait()
+	assert.EqualValues(t, l.Stats().Spent, sum(t, r.collect(t)["reservoir.tokens.spent"]))
+}
