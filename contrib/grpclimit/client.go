@@ -1,0 +1,114 @@
+package grpclimit
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+
+	"github.com/go-reservoir/reservoir"
+)
+
+// Client makes outgoing calls wait until they may be sent: for a limit that
+// somebody else's server sets, and that all processes which call it keep to
+// together. Set Limiter; all else may stay zero. Change nothing once an
+// interceptor was made of it.
+//
+// A call that could not be sent before its deadline fails at once with
+// DEADLINE_EXCEEDED. One that gRPC itself retries is charged once.
+type Client struct {
+	// Limiter decides. The interceptors do not close it.
+	Limiter *reservoir.Limiter
+
+	// Key names what a call counts for; by default ByTarget.
+	Key KeyFunc
+
+	// Cost is how many tokens a call costs; by default one. A call that costs
+	// nothing (or less) does not wait.
+	Cost func(ctx context.Context, c Call) int64
+
+	// Skip lets a call pass without a look at the limit: see Methods.
+	Skip func(ctx context.Context, c Call) bool
+
+	// SendCost is how many tokens each message that a stream sends costs, on top
+	// of Cost for the stream; by default none. SendMsg waits for them.
+	SendCost func(c Call, message any) int64
+}
+
+// Unary returns the interceptor of unary calls, for
+// grpc.WithChainUnaryInterceptor. It panics if Limiter is nil.
+func (c Client) Unary() grpc.UnaryClientInterceptor {
+	c.mustBeSet()
+	return c.unary
+}
+
+// Stream returns the interceptor of streams, for grpc.WithChainStreamInterceptor.
+// It panics if Limiter is nil.
+func (c Client) Stream() grpc.StreamClientInterceptor {
+	c.mustBeSet()
+	return c.stream
+}
+
+func (c *Client) mustBeSet() {
+	if c.Limiter == nil {
+		panic("grpclimit: a Client needs a Limiter")
+	}
+	if c.Key == nil {
+		c.Key = ByTarget
+	}
+}
+
+func (c *Client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	if _, err := c.wait(ctx, Call{Method: method, Request: req, Target: cc.Target()}); err != nil {
+		return err
+	}
+	return invoke(ctx, method, req, reply, cc, opts...)
+}
+
+func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	call := Call{Method: method, Stream: true, Target: cc.Target()}
+	key, err := c.wait(ctx, call)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := open(ctx, desc, cc, method, opts...)
+	if err != nil || key == "" || c.SendCost == nil {
+		return stream, err
+	}
+	return &clientStream{ClientStream: stream, client: c, call: call, key: key}, nil
+}
+
+// wait returns once the call may be sent. Its key is "" if the call is skipped.
+func (c *Client) wait(ctx context.Context, call Call) (key string, err error) {
+	if c.Skip != nil && c.Skip(ctx, call) {
+		return "", nil
+	}
+	if key, err = c.Key(ctx, call); err != nil {
+		return "", err
+	}
+	return key, c.pay(ctx, key, costOf(ctx, c.Cost, call))
+}
+
+func (c *Client) pay(ctx context.Context, key string, n int64) error {
+	if n <= 0 {
+		return nil
+	}
+	if err := c.Limiter.WaitN(ctx, key, n); err != nil {
+		return failure(err)
+	}
+	return nil
+}
+
+// clientStream makes a stream's messages wait.
+type clientStream struct {
+	grpc.ClientStream
+	client *Client
+	call   Call
+	key    string
+}
+
+func (s *clientStream) SendMsg(message any) error {
+	if err := s.client.pay(s.Context(), s.key, s.client.SendCost(s.call, message)); err != nil {
+		return err
+	}
+	return s.ClientStream.SendMsg(message)
+}

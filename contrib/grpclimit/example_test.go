@@ -1,0 +1,76 @@
+package grpclimit_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/contrib/grpclimit"
+)
+
+// A server that limits each client in each method.
+func ExampleServer() {
+	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(2)) // or redisstore.New(client)
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(context.Background())
+	limits := grpclimit.Server{
+		Limiter: limiter,
+		Key:     grpclimit.Join(grpclimit.ByPeer, grpclimit.ByMethod),
+		Skip:    grpclimit.Methods("/grpc.reflection.v1.ServerReflection/"),
+		Refund:  grpclimit.Codes(codes.Internal, codes.Unavailable),
+	}
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(limits.Unary()), grpc.ChainStreamInterceptor(limits.Stream()))
+	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
+	listener := bufconn.Listen(1 << 16) // or net.Listen("tcp", ":8080")
+	go server.Serve(listener)
+	defer server.Stop()
+
+	conn, err := grpc.NewClient("passthrough:///example", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	if err != nil {
+		panic(err)
+	}
+	defer conn.Close()
+	client := grpc_health_v1.NewHealthClient(conn)
+	for range 3 {
+		var header metadata.MD
+		_, err := client.Check(context.Background(), &grpc_health_v1.HealthCheckRequest{}, grpc.Header(&header))
+		fmt.Println(status.Code(err), header.Get("x-ratelimit-remaining"))
+	}
+	// Output:
+	// OK [1]
+	// OK [0]
+	// ResourceExhausted []
+}
+
+// A client that keeps to somebody else's limit, together with all processes that
+// share the store.
+func ExampleClient() {
+	limiter, err := reservoir.New(memstore.New(), reservoir.PerSecond(100)) // or redisstore.New(client)
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(context.Background())
+	limits := grpclimit.Client{Limiter: limiter}
+	conn, err := grpc.NewClient("dns:///api.example.com", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithChainUnaryInterceptor(limits.Unary()), grpc.WithChainStreamInterceptor(limits.Stream()))
+	if err != nil {
+		panic(err)
+	}
+	defer conn.Close()
+	fmt.Println(conn.Target()) // the key
+	// Output: dns:///api.example.com
+}

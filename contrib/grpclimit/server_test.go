@@ -1,0 +1,283 @@
+package grpclimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	testgrpc "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/contrib/grpclimit"
+)
+
+var empty = &testgrpc.Empty{}
+
+// retryDelay is that of the RetryInfo in err, which must be there once.
+func retryDelay(t *testing.T, err error) time.Duration {
+	t.Helper()
+	require.Len(t, status.Convert(err).Details(), 1)
+	info, ok := status.Convert(err).Details()[0].(*errdetails.RetryInfo)
+	require.True(t, ok)
+	return info.RetryDelay.AsDuration()
+}
+
+// first returns the only values of what was sent of the limit.
+func first(t *testing.T, md metadata.MD, prefix string) map[string]int64 {
+	t.Helper()
+	values := map[string]int64{}
+	for _, name := range []string{"limit", "remaining", "reset"} {
+		v := md.Get(prefix + "-" + name)
+		require.Len(t, v, 1, name)
+		n, err := strconv.ParseInt(v[0], 10, 64)
+		require.NoError(t, err)
+		values[name] = n
+	}
+	return values
+}
+
+func TestUnary(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		impl, client := serve(t, grpclimit.Server{Limiter: limiter(t, 2), Key: one})
+		begin := time.Now()
+		var header, trailer metadata.MD
+		for left := range int64(2) {
+			_, err := client.EmptyCall(t.Context(), empty, grpc.Header(&header), grpc.Trailer(&trailer))
+			require.NoError(t, err)
+			assert.Equal(t, map[string]int64{"limit": 2, "remaining": 1 - left, "reset": begin.Unix() + 60}, first(t, header, "x-ratelimit"))
+			assert.Empty(t, trailer)
+		}
+		time.Sleep(20 * time.Second) // of the bubble's time
+		_, err := client.EmptyCall(t.Context(), empty, grpc.Header(&header), grpc.Trailer(&trailer))
+		assert.Equal(t, codes.ResourceExhausted, status.Code(err))
+		assert.InDelta(t, 40*time.Second, retryDelay(t, err), float64(100*time.Millisecond))
+		assert.Equal(t, map[string]int64{"limit": 2, "remaining": 0, "reset": begin.Unix() + 60}, first(t, trailer, "x-ratelimit"))
+		assert.Empty(t, header.Get("x-ratelimit-limit"))
+		assert.EqualValues(t, 2, impl.calls.Load())
+
+		time.Sleep(retryDelay(t, err)) // and that is true
+		_, err = client.EmptyCall(t.Context(), empty)
+		require.NoError(t, err)
+	})
+}
+
+// A store that answers nothing but errors.
+type broken struct {
+	backend.Store
+	err error
+}
+
+func (b broken) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, error) {
+	return backend.SyncReply{}, b.err
+}
+
+func (b broken) Take(context.Context, backend.TakeRequest) (backend.TakeReply, error) {
+	return backend.TakeReply{}, b.err
+}
+
+func TestNoDecision(t *testing.T) {
+	closed := limiter(t, 1)
+	require.NoError(t, closed.Close(t.Context()))
+	away := func(err error) *reservoir.Limiter { return over(t, broken{memstore.New(), err}, 10) }
+	long := func(context.Context, grpclimit.Call) (string, error) {
+		return string(make([]byte, backend.MaxKeyLen+1)), nil
+	}
+	none := func(context.Context, grpclimit.Call) (string, error) { return "", nil }
+	bad := func(context.Context, grpclimit.Call) (string, error) {
+		return "", status.Error(codes.PermissionDenied, "who?")
+	}
+	for name, test := range map[string]struct {
+		limits grpclimit.Server
+		want   codes.Code
+	}{
+		"store away":        {grpclimit.Server{Limiter: away(errors.New("secret")), Key: one}, codes.Unavailable},
+		"store timed out":   {grpclimit.Server{Limiter: away(context.DeadlineExceeded), Key: one}, codes.Unavailable},
+		"limiter closed":    {grpclimit.Server{Limiter: closed, Key: one}, codes.Unavailable},
+		"key too long":      {grpclimit.Server{Limiter: limiter(t, 1), Key: long}, codes.InvalidArgument},
+		"no key":            {grpclimit.Server{Limiter: limiter(t, 1), Key: none}, codes.InvalidArgument},
+		"key refused":       {grpclimit.Server{Limiter: limiter(t, 1), Key: bad}, codes.PermissionDenied},
+		"costs too much":    {grpclimit.Server{Limiter: limiter(t, 1), Key: one, Cost: costs(2)}, codes.InvalidArgument},
+		"limit is nonsense": {grpclimit.Server{Limiter: limiter(t, 1, reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{} })), Key: one}, codes.Internal},
+	} {
+		t.Run(name, func(t *testing.T) {
+			impl, client := serve(t, test.limits)
+			_, err := client.EmptyCall(t.Context(), empty)
+			assert.Equal(t, test.want, status.Code(err))
+			assert.NotContains(t, err.Error(), "secret")
+			assert.Empty(t, status.Convert(err).Details(), "there is no telling when")
+			stream, err := client.FullDuplexCall(t.Context())
+			require.NoError(t, err)
+			_, err = stream.Recv()
+			assert.Equal(t, test.want, status.Code(err))
+			assert.Zero(t, impl.calls.Load())
+		})
+	}
+}
+
+func costs(n int64) func(context.Context, grpclimit.Call) int64 {
+	return func(context.Context, grpclimit.Call) int64 { return n }
+}
+
+func TestFailOpenAdmits(t *testing.T) {
+	l := over(t, broken{memstore.New(), errors.New("away")}, 10, reservoir.WithFailure(reservoir.FailOpen))
+	impl, client := serve(t, grpclimit.Server{Limiter: l, Key: one})
+	_, err := client.EmptyCall(t.Context(), empty)
+	require.NoError(t, err)
+	assert.EqualValues(t, 1, impl.calls.Load())
+}
+
+// The end of a caller's own context is not an outage.
+func TestCallerGone(t *testing.T) {
+	intercept := grpclimit.Server{Limiter: limiter(t, 1), Key: one}.Unary()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := intercept(ctx, nil, &grpc.UnaryServerInfo{}, nil)
+	assert.Equal(t, codes.Canceled, status.Code(err))
+}
+
+func TestCostAndSkip(t *testing.T) {
+	l := limiter(t, 10)
+	_, client := serve(t, grpclimit.Server{Limiter: l, Key: one,
+		Cost: func(_ context.Context, c grpclimit.Call) int64 {
+			if r, ok := c.Request.(*testgrpc.SimpleRequest); ok {
+				return int64(r.ResponseSize)
+			}
+			return 1
+		},
+		Skip: grpclimit.Methods("/grpc.testing.TestService/EmptyCall")})
+	var header metadata.MD
+	_, err := client.EmptyCall(t.Context(), empty, grpc.Header(&header))
+	require.NoError(t, err)
+	assert.Empty(t, header.Get("x-ratelimit-limit"))
+	require.EqualValues(t, 10, remaining(t, l, "one"), "skipped")
+	for _, size := range []int32{4, 0, -1} {
+		_, err = client.UnaryCall(t.Context(), &testgrpc.SimpleRequest{ResponseSize: size})
+		require.NoError(t, err)
+		assert.EqualValues(t, 6, remaining(t, l, "one"), "cost %d", size)
+	}
+}
+
+// What a call has cost goes back by the status that the client sees, and nothing
+// goes back twice.
+func TestRefund(t *testing.T) {
+	for name, test := range map[string]struct {
+		err  error
+		back bool
+	}{
+		"asked for":                  {status.Error(codes.NotFound, ""), true},
+		"another status":             {status.Error(codes.Internal, ""), false},
+		"wrapped":                    {fmt.Errorf("no such user: %w", status.Error(codes.NotFound, "")), true},
+		"a context's end has a code": {context.DeadlineExceeded, true},
+		"any other error is UNKNOWN": {errors.New("odd"), false},
+	} {
+		for mode, opts := range map[string][]reservoir.Option{"batches": nil, "direct": {reservoir.WithDirect()}} {
+			t.Run(name+"/"+mode, func(t *testing.T) {
+				l := limiter(t, 10, opts...)
+				var asked []codes.Code
+				impl, client := serve(t, grpclimit.Server{Limiter: l, Key: one, Refund: func(c codes.Code) bool {
+					asked = append(asked, c)
+					return grpclimit.Codes(codes.NotFound, codes.DeadlineExceeded)(c)
+				}})
+				impl.fail = func() error { return test.err }
+				_, err := client.EmptyCall(t.Context(), empty)
+				assert.Equal(t, []codes.Code{status.Code(err)}, asked)
+				want := int64(9)
+				if test.back {
+					want = 10
+				}
+				assert.Equal(t, want, remaining(t, l, "one"))
+			})
+		}
+	}
+}
+
+// The caller's context has ended by the time that a handler returns; what it has
+// paid goes back all the same.
+func TestRefundAfterTheCallerIsGone(t *testing.T) {
+	l := limiter(t, 10, reservoir.WithDirect())
+	intercept := grpclimit.Server{Limiter: l, Key: one, Refund: grpclimit.Codes(codes.Canceled)}.Unary()
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := intercept(ctx, nil, &grpc.UnaryServerInfo{}, func(ctx context.Context, _ any) (any, error) {
+		cancel()
+		return nil, ctx.Err()
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	assert.EqualValues(t, 10, remaining(t, l, "one"))
+}
+
+func TestTwoLimitsInAChain(t *testing.T) {
+	user, all := limiter(t, 10), limiter(t, 1)
+	outer := grpclimit.Server{Limiter: user, Key: one, Metadata: "x-user-limit", Refund: grpclimit.Codes(codes.ResourceExhausted)}
+	inner := grpclimit.Server{Limiter: all, Key: grpclimit.ByMethod}
+	_, client := serveWith(t, []grpc.ServerOption{grpc.ChainUnaryInterceptor(outer.Unary(), inner.Unary())})
+	var header metadata.MD
+	_, err := client.EmptyCall(t.Context(), empty, grpc.Header(&header))
+	require.NoError(t, err)
+	assert.EqualValues(t, 10, first(t, header, "x-user-limit")["limit"])
+	assert.EqualValues(t, 1, first(t, header, "x-ratelimit")["limit"])
+	_, err = client.EmptyCall(t.Context(), empty)
+	assert.Equal(t, codes.ResourceExhausted, status.Code(err))
+	assert.EqualValues(t, 9, remaining(t, user, "one"), "what the refused call cost has gone back")
+}
+
+func TestNoMetadata(t *testing.T) {
+	_, client := serve(t, grpclimit.Server{Limiter: limiter(t, 1), Key: one, Metadata: "-"})
+	for range 2 {
+		var header, trailer metadata.MD
+		_, _ = client.EmptyCall(t.Context(), empty, grpc.Header(&header), grpc.Trailer(&trailer))
+		for name := range metadata.Join(header, trailer) {
+			assert.NotContains(t, name, "limit")
+		}
+	}
+}
+
+const retryPolicy = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, "initialBackoff": "0.1s",
+	"maxBackoff": "0.1s", "backoffMultiplier": 1, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}`
+
+// gRPC's own retries act on a refusal, when they are told to.
+func TestPushback(t *testing.T) {
+	for name, test := range map[string]struct {
+		pushback time.Duration
+		want     codes.Code
+		denied   int64
+		after    time.Duration
+	}{
+		"by the client's policy": {0, codes.ResourceExhausted, 3, 200 * time.Millisecond},
+		"after RetryAfter":       {time.Hour, codes.OK, 1, time.Minute},
+		"never":                  {time.Second, codes.ResourceExhausted, 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := limiter(t, 1)
+				_, client := serve(t, grpclimit.Server{Limiter: l, Key: one, Pushback: test.pushback}, grpc.WithDefaultServiceConfig(retryPolicy))
+				_, err := client.EmptyCall(t.Context(), empty)
+				require.NoError(t, err)
+				begin := time.Now()
+				_, err = client.EmptyCall(t.Context(), empty)
+				assert.Equal(t, test.want, status.Code(err))
+				assert.Equal(t, test.denied, l.Stats().Denied)
+				assert.InDelta(t, test.after, time.Since(begin), float64(test.after)/4+1)
+			})
+		})
+	}
+}
+
+func TestNothingToLimitBy(t *testing.T) {
+	assert.Panics(t, func() { grpclimit.Server{Key: one}.Unary() })
+	assert.Panics(t, func() { grpclimit.Server{Limiter: limiter(t, 1)}.Stream() })
+	assert.Panics(t, func() { grpclimit.Client{}.Unary() })
+	assert.Panics(t, func() { grpclimit.Client{}.Stream() })
+}

@@ -1,0 +1,90 @@
+package grpclimit
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/go-reservoir/reservoir"
+)
+
+// pushback is what gRPC's retry policies heed (gRFC A6).
+const pushback = "grpc-retry-pushback-ms"
+
+// describe returns r as metadata. A refusal, which goes into the trailer, may
+// also say when to retry.
+func (s *Server) describe(r reservoir.Result) metadata.MD {
+	md := metadata.MD{}
+	if s.Metadata != "-" {
+		md.Set(s.Metadata+"-limit", strconv.FormatInt(r.Limit, 10))
+		md.Set(s.Metadata+"-remaining", strconv.FormatInt(r.Remaining, 10))
+		md.Set(s.Metadata+"-reset", strconv.FormatInt(seconds(r.Reset), 10))
+	}
+	if !r.Allowed && s.Pushback > 0 {
+		md.Set(pushback, retryIn(r.RetryAfter, s.Pushback))
+	}
+	return md
+}
+
+// seconds is t in Unix time, rounded up: who comes back then is not early.
+func seconds(t time.Time) int64 { return (t.UnixMilli() + 999) / 1000 }
+
+// retryIn is after in milliseconds, rounded up, or "-1" for never.
+func retryIn(after, longest time.Duration) string {
+	if after > longest {
+		return "-1"
+	}
+	return strconv.FormatInt(int64((after+time.Millisecond-1)/time.Millisecond), 10)
+}
+
+// refusal is the status of a call that finds no tokens.
+func refusal(r reservoir.Result) error {
+	st := status.New(codes.ResourceExhausted, "rate limit exceeded")
+	detailed, err := st.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(r.RetryAfter)})
+	if err != nil {
+		return st.Err()
+	}
+	return detailed.Err()
+}
+
+// failure is the status of a call about which no decision was made. It says
+// nothing of the store, which is not the client's business.
+func failure(err error) error {
+	var store *reservoir.StoreError
+	switch {
+	case errors.As(err, &store), errors.Is(err, reservoir.ErrClosed): // first: it may wrap the end of a context that is not the caller's
+		return status.Error(codes.Unavailable, "rate limiter unavailable")
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return status.FromContextError(err).Err()
+	case errors.Is(err, reservoir.ErrExceedsLimit):
+		return status.Error(codes.InvalidArgument, "costs more than the rate limit")
+	case errors.Is(err, reservoir.ErrKey):
+		return status.Error(codes.InvalidArgument, "empty or overlong rate limit key")
+	}
+	return status.Error(codes.Internal, "rate limiter misconfigured")
+}
+
+// codeOf is the status code that gRPC sends for what a handler has returned.
+func codeOf(err error) codes.Code {
+	if st, ok := status.FromError(err); ok {
+		return st.Code()
+	}
+	return status.FromContextError(err).Code()
+}
+
+// Codes returns a Server.Refund that gives back what calls with one of these
+// status codes have cost.
+func Codes(of ...codes.Code) func(codes.Code) bool {
+	set := map[codes.Code]bool{}
+	for _, c := range of {
+		set[c] = true
+	}
+	return func(c codes.Code) bool { return set[c] }
+}
