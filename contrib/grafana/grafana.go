@@ -3,9 +3,9 @@
 //
 // It asks a Prometheus data source for the metrics of contrib/promlimit, or for
 // those of contrib/otellimit that came there by OpenTelemetry's Prometheus
-// exporter or by Prometheus' OTLP receiver: names and labels are the same. Limiters are told apart by
-// the constant label limiter, and processes by job and instance, which Prometheus
-// adds; without a label limiter all are shown as one.
+// exporter: names and labels are the same. Limiters are told apart by the constant
+// label limiter, and processes by job and instance, which Prometheus adds; without
+// a label limiter all are shown as one.
 //
 // Programs that provision Grafana find the file in Dashboard.
 package grafana

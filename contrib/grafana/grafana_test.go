@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/stretchr/testify/assert"
@@ -95,7 +96,7 @@ func selectors(e parser.Expr) (all []*parser.VectorSelector) {
 
 func checkMatcher(t *testing.T, where string, m series, match *labels.Matcher) {
 	t.Helper()
-	if match.Name == labels.MetricName {
+	if match.Name == model.MetricNameLabel {
 		return
 	}
 	values, ok := m.labels[match.Name]
