@@ -46,9 +46,8 @@
 // The attribute op is sync, take, check or refund; cause is that of a sync, as in
 // reservoir.StoreCall, and "" otherwise; outcome is ok, unavailable, rejected or
 // unknown; shard is "" where the store has no shards. No attribute ever holds a
-// key. Through OpenTelemetry's Prometheus exporter, or Prometheus' OTLP receiver,
-// names and labels come out as those of package promlimit, so that the same
-// dashboard serves both.
+// key. Through OpenTelemetry's Prometheus exporter names and labels come out as
+// those of package promlimit, so that the same dashboard serves both.
 //
 // # Spans
 //

@@ -3,12 +3,14 @@ package promlimit_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/contrib/promlimit"
+	"github.com/go-reservoir/reservoir/sloglimit"
 )
 
 func Example() {
@@ -36,4 +38,18 @@ func Example() {
 		}
 	}
 	// Output: reservoir_tokens_spent_total api 5
+}
+
+// Metrics and a log of the same limiter.
+func ExampleCollector_Hooks() {
+	metrics := promlimit.New(prometheus.Labels{"limiter": "api"})
+	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000),
+		reservoir.WithHooks(reservoir.JoinHooks(metrics.Hooks(), sloglimit.Hooks(slog.Default()))))
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(context.Background())
+	metrics.Watch(limiter)
+	fmt.Println(prometheus.NewRegistry().Register(metrics))
+	// Output: <nil>
 }
