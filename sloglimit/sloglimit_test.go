@@ -106,11 +106,13 @@ func TestStates(t *testing.T) {
 	h.ShardState(reservoir.ShardState{Shard: "b"})
 	h.ShardState(reservoir.ShardState{})
 	h.ShardState(reservoir.ShardState{Shard: "a"})
+	h.ShardState(reservoir.ShardState{Shard: "a"})            // that it was away before counts no more
 	h.StoreCall(reservoir.StoreCall{Op: "take", Err: io.EOF}) // below the level
 	assert.Equal(t, `level=WARN msg="reservoir: store away" shard=a error=odd
 level=INFO msg="reservoir: store back" shard=b
 level=INFO msg="reservoir: store back"
 level=INFO msg="reservoir: store back" shard=a after=0s
+level=INFO msg="reservoir: store back" shard=a
 `, out.String())
 }
 
