@@ -1,0 +1,30 @@
+package reservoir
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// A breaker closes with the first success, and by nothing else.
+func TestBreakerCloses(t *testing.T) {
+	var b breaker
+	silence := &StoreError{Class: backend.Unknown}
+	for range failuresToOpen - 1 {
+		require.False(t, b.note(0, silence))
+	}
+	require.True(t, b.note(0, silence))
+	require.True(t, b.open.Load())
+	assert.False(t, b.due(0))
+	later := int64(longestPause)
+	assert.True(t, b.due(later))
+	assert.False(t, b.due(later), "one probe at a time")
+	assert.False(t, b.note(later, silence))
+	require.True(t, b.open.Load())
+	assert.True(t, b.note(later, nil))
+	assert.False(t, b.open.Load())
+	assert.False(t, b.due(2*later), "there is nothing to find out")
+}
