@@ -1,6 +1,8 @@
 package reservoir
 
 import (
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,4 +35,25 @@ func TestRetryAfterIsNeverEarly(t *testing.T) {
 		time.Sleep(r.RetryAfter)
 		assert.True(t, allow(t, l, "k", 1).Allowed)
 	})
+}
+
+// However many spend from a stock at once, they get as much as was in it.
+func TestSpendIsExact(t *testing.T) {
+	const stock = 200_000
+	w := newWindow(backend.State{Window: 1})
+	w.stock.Store(stock)
+	var spent atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			n := int64(0)
+			for _, ok := w.spend(1); ok; _, ok = w.spend(1) {
+				n++
+			}
+			spent.Add(n)
+		})
+	}
+	wg.Wait()
+	assert.EqualValues(t, stock, spent.Load())
+	assert.Zero(t, w.stock.Load())
 }
