@@ -54,6 +54,10 @@ torture: redis cc ## Break servers, networks and processes at random, for T=10m,
 	go test -count=1 -v -run='^TestCardinalityAttack$$' . -cardinality=5000000
 	go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000 .
 
+.PHONY: mutants
+mutants: redis cc ## Put each known bug of mutants/ in: its test must fail. M=07 for one.
+	cd mutants && go run . -only='$(M)'
+
 .PHONY: lint
 lint: ## Check format, go.mod files, go vet and staticcheck.
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted"; exit 1; }
