@@ -416,7 +416,7 @@ func TestNoEvictionWhileCallersWait(t *testing.T) {
 func TestNoFalseRefusalBetweenReplyAndStock(t *testing.T) {
 	for range 300 {
 		const limit = 40
-		l := open(t, memstore.New(), PerHour(limit), WithBatch(Ladder(1, 100)))
+		l := open(t, memstore.New(), PerHour(limit), WithBatch(Ladder(1, 100)), WithFetchTimeout(time.Minute))
 		var admitted atomic.Int64
 		var wg sync.WaitGroup
 		for range 8 {
