@@ -50,3 +50,33 @@ func TestPlaceIsEmptyWhenItIsUsedAgain(t *testing.T) {
 		all.put(p)
 	}
 }
+
+// While the stock is reserved for the queue the hot path sees none, and refuses
+// nobody for that.
+func TestNoRefusalWhileStockIsReserved(t *testing.T) {
+	l := open(t, memstore.New(), PerMinute(10), WithBatch(Fixed(10)))
+	allow(t, l, "k", 7)
+	e := l.table.get("k")
+	require.NotZero(t, e.win.Load().quiet.Load(), "the store has no more")
+	e.mu.Lock()
+	e.gather()
+	var r Result
+	decided := e.try(&r, 1)
+	e.release()
+	e.mu.Unlock()
+	assert.False(t, decided)
+	assert.True(t, allow(t, l, "k", 3).Allowed)
+}
+
+// Who waits for the reset is served after it, though nobody else comes.
+func TestLoneWaiterIsServedAfterTheReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, overNetwork(memstore.New(), rtt/2), PerMinute(10), WithBatch(Fixed(10)))
+		allow(t, l, "k", 10)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		begin := time.Now()
+		assert.NoError(t, l.Wait(ctx, "k"))
+		assert.Less(t, time.Since(begin), 61*time.Second)
+	})
+}
