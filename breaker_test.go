@@ -14,17 +14,18 @@ func TestBreakerCloses(t *testing.T) {
 	var b breaker
 	silence := &StoreError{Class: backend.Unknown}
 	for range failuresToOpen - 1 {
-		require.False(t, b.note(0, silence))
+		b.note("", 0, silence)
+		require.False(t, b.open.Load())
 	}
-	require.True(t, b.note(0, silence))
+	b.note("", 0, silence)
 	require.True(t, b.open.Load())
 	assert.False(t, b.due(0))
 	later := int64(longestPause)
 	assert.True(t, b.due(later))
 	assert.False(t, b.due(later), "one probe at a time")
-	assert.False(t, b.note(later, silence))
+	b.note("", later, silence)
 	require.True(t, b.open.Load())
-	assert.True(t, b.note(later, nil))
+	b.note("", later, nil)
 	assert.False(t, b.open.Load())
 	assert.False(t, b.due(2*later), "there is nothing to find out")
 }
