@@ -29,3 +29,12 @@ func TestBreakerCloses(t *testing.T) {
 	assert.False(t, b.open.Load())
 	assert.False(t, b.due(2*later), "there is nothing to find out")
 }
+
+// A store that refuses is there: however often it does, the breaker stays closed.
+func TestRefusalsNeverOpenTheBreaker(t *testing.T) {
+	var b breaker
+	for range 10 * failuresToOpen {
+		b.note("", 0, &StoreError{Class: backend.Rejected})
+		require.False(t, b.open.Load())
+	}
+}
