@@ -9,8 +9,12 @@ import (
 
 // goesDirect reports whether a request for n is better a call of its own: always
 // in direct mode, and when it is larger than the batch that would be fetched for
-// it, or the store grants no batches. Where a fetch is under way or callers are queued it joins them, so that a
+// it. Where a fetch is under way or callers are queued it joins them, so that a
 // crowd of large requests shares calls as well.
+//
+// A key that is too small for batches makes a call for each request too, but of
+// sync: that can be told twice, and tells a store that has lost its data what this
+// process has spent. A take would find such a store empty, and be admitted.
 func (e *entry) goesDirect(n, now int64) bool {
 	if e.l.direct {
 		return true
@@ -19,10 +23,10 @@ func (e *entry) goesDirect(n, now int64) bool {
 		return false
 	}
 	if n == 1 {
-		return e.small
+		return false
 	}
 	size, _ := e.plan(now)
-	return n > size || e.small
+	return n > size
 }
 
 // direct takes exactly n from the store, or none, and leaves the stock to small
@@ -44,6 +48,7 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	if alone {
 		e.flight = nil
 	}
+	defer e.schedule(now)
 	defer e.order(now)
 	if err != nil {
 		var failure *StoreError

@@ -363,23 +363,32 @@ func (e *entry) launch(now, extra int64, why cause) {
 	f := e.report(now, why)
 	f.reason = reason
 	f.req.Need, f.req.Want = need, max(size, need)
-	f.req.Strand = -1
-	if e.l.guided() {
-		f.req.Strand = int64(e.l.stranding * float64(e.limit().Tokens))
-		if e.batch > 0 {
-			early := int64(e.clients) * e.pace.reorder(e.shard.time()) // in hand when a batch is ordered
-			f.req.Strand -= min(early, f.req.Strand/2)
-			if f.req.Strand > 0 { // a batch that is gone before the next one comes strands nothing
-				f.req.Strand = max(f.req.Strand, min(early, e.limit().Tokens))
-			}
-		} else { // how many peers there are is still to be heard
-			f.req.Strand = min(f.req.Strand, max(e.limit().Tokens/firstPart, 1))
-		}
-	}
+	f.req.Strand = e.strand()
 	if e.learned() {
 		e.batch, e.spent = f.req.Want, e.spentBy(now)
 	}
 	e.send(f)
+}
+
+// strand is how many tokens may lie idle in all processes together, by which the
+// store guides its grants; negative where it does not.
+func (e *entry) strand() int64 {
+	if !e.l.guided() {
+		return -1
+	}
+	limit, clients := e.limit().Tokens, int64(max(e.clients, 1))
+	strand := int64(e.l.stranding * float64(limit))
+	early := clients * e.pace.reorder(e.shard.time()) // in hand when a batch is ordered
+	switch strand -= min(early, strand/2); {
+	case e.batch == 0: // how many peers there are is still to be heard
+		strand = min(strand, max(limit/firstPart, 1))
+	case strand > 0: // a batch that is gone before the next one comes strands nothing
+		strand = max(strand, min(early, limit))
+	}
+	if most := e.l.sizing.max; most > 0 { // a part of it is granted whatever was asked for
+		strand = min(strand, most*clients)
+	}
+	return strand
 }
 
 // state tells the store the account and asks for nothing.

@@ -57,8 +57,8 @@ func TestNoRefusalWhileStockIsReserved(t *testing.T) {
 	l := open(t, memstore.New(), PerMinute(10), WithBatch(Fixed(10)))
 	allow(t, l, "k", 7)
 	e := l.table.get("k")
+	e.mu.Lock() // after the fetch, which answers its callers before it is done
 	require.NotZero(t, e.win.Load().quiet.Load(), "the store has no more")
-	e.mu.Lock()
 	e.gather()
 	var r Result
 	decided := e.try(&r, 1)

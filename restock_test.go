@@ -393,7 +393,7 @@ func TestSmallLimitIsServedToTheToken(t *testing.T) {
 func small(t *testing.T, seed uint64) int64 {
 	const processes, limit = 100, 60
 	store := memstore.New()
-	var admitted, direct, slow atomic.Int64
+	var admitted, slow atomic.Int64
 	var wg sync.WaitGroup
 	end := time.Now().Add(59 * time.Second)
 	for i := range processes {
@@ -413,9 +413,6 @@ func small(t *testing.T, seed uint64) int64 {
 				if r.Allowed {
 					admitted.Add(1)
 				}
-				if r.Source == Direct {
-					direct.Add(1)
-				}
 			}
 		})
 	}
@@ -423,7 +420,6 @@ func small(t *testing.T, seed uint64) int64 {
 	assert.InDelta(t, limit, admitted.Load(), 1)
 	assert.EqualValues(t, limit, used(t, store, "k"))
 	assert.Zero(t, slow.Load(), "nobody waits for longer than a call")
-	assert.Positive(t, direct.Load())
 	return admitted.Load()
 }
 
@@ -445,8 +441,8 @@ func TestSmallKeyInOneProcess(t *testing.T) {
 		for range 5 {
 			r := allow(t, l, "k", 1)
 			assert.True(t, r.Allowed)
-			assert.Equal(t, Direct, r.Source)
-			assert.Zero(t, l.Stats().Held)
+			assert.Equal(t, Fetched, r.Source)
+			assert.LessOrEqual(t, l.Stats().Held, int64(1))
 			time.Sleep(time.Second)
 		}
 		before, begin := net.count(""), time.Now()
@@ -589,4 +585,16 @@ func TestIdleExcessOfALoneProcess(t *testing.T) {
 		every(t, b, time.Millisecond/2, begin.Add(55*time.Second), count)
 		assert.GreaterOrEqual(t, spent, int64(60_000*0.98))
 	})
+}
+
+// No batch is larger than the bound that was set, however fast the key is used.
+func TestLargestBatchIsABound(t *testing.T) {
+	var most atomic.Int64
+	l := open(t, memstore.New(), PerHour(100_000), WithBatch(Adaptive(1, 50)), WithFetchTimeout(time.Minute),
+		WithHooks(Hooks{StoreCall: func(c StoreCall) { most.Store(max(most.Load(), c.Granted)) }}))
+	for range 20_000 {
+		require.True(t, allow(t, l, "k", 1).Allowed)
+	}
+	assert.LessOrEqual(t, most.Load(), int64(50))
+	assert.Greater(t, most.Load(), int64(25))
 }

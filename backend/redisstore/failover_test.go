@@ -30,9 +30,9 @@ func TestFailoverWithLoss(t *testing.T) {
 		name  string
 		batch []reservoir.Sizing
 	}{
-		{"adaptive", repeat(reservoir.Adaptive(1, 0), 4)},
+		{"adaptive", repeat(reservoir.Adaptive(1, 500), 4)}, // so small that nobody is refused before the primary dies
 		{"fixed", repeat(reservoir.Fixed(50), 4)},
-		{"both", append(repeat(reservoir.Adaptive(1, 0), 3), repeat(reservoir.Fixed(100), 3)...)},
+		{"both", append(repeat(reservoir.Adaptive(1, 500), 3), repeat(reservoir.Fixed(100), 3)...)},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			control := newFailover(t, row.batch, true)

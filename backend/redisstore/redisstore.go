@@ -262,14 +262,19 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 // part, which is right as long as most of them do, and where they do not, one of
 // them that is served tells that the part is not away.
 func (s *Store) Shard(key string) string {
-	if s.err != nil || s.primary.cluster == nil {
+	if s.err != nil {
 		return ""
 	}
-	g := s.primary.group(context.Background(), tagged(s.prefix, key))
-	if node, ok := g.client.(*redis.Client); ok {
-		return node.Options().Addr
+	node := s.primary.node(context.Background(), tagged(s.prefix, key))
+	if node == nil {
+		return ""
 	}
-	return ""
+	if g, ok := s.primary.nodes.Load(node); ok { // its heir may serve by now
+		if heir, ok := g.(*group).current().client.(*redis.Client); ok {
+			node = heir
+		}
+	}
+	return node.Options().Addr
 }
 
 // state reads the fields that the replies of sync, take and check begin with.

@@ -75,14 +75,22 @@ func (r *route) prompt() bool {
 // group returns the one that the key belongs to. It does no I/O: until the
 // cluster's client has served a call, and so knows its slots, each goes by itself.
 func (r *route) group(ctx context.Context, tag string) *group {
+	if node := r.node(ctx, tag); node != nil {
+		return r.of(node).current()
+	}
+	return r.whole
+}
+
+// node is the master of the key's slot as far as that is known, or nil.
+func (r *route) node(ctx context.Context, tag string) *redis.Client {
 	if r.cluster == nil || !r.known.Load() {
-		return r.whole
+		return nil
 	}
 	node, err := r.cluster.MasterForKey(ctx, tag)
 	if err != nil {
-		return r.whole
+		return nil
 	}
-	return r.of(node).current()
+	return node
 }
 
 // of returns the group of the node.
