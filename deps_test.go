@@ -73,6 +73,7 @@ func TestCoreImports(t *testing.T) {
 		module + "/backend":          false,
 		module + "/backend/memstore": false,
 		module + "/sharding":         false,
+		module + "/httplimit":        false,
 		module + "/sloglimit":        false,
 	}
 	for _, p := range packages(t) {
