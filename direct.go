@@ -38,9 +38,10 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	if alone {
 		e.depart(flight{})
 	}
+	s := e.shard
 	e.mu.Unlock()
 	sent := l.clock.now()
-	limit, reply, err := e.takeNow(ctx, n)
+	limit, reply, err := e.takeNow(ctx, s, n)
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -77,14 +78,14 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 }
 
 // takeNow makes the call, under the limit as it now is.
-func (e *entry) takeNow(ctx context.Context, n int64) (limit Limit, reply backend.TakeReply, err error) {
+func (e *entry) takeNow(ctx context.Context, s *shard, n int64) (limit Limit, reply backend.TakeReply, err error) {
 	if err = e.relimit(); err != nil {
 		return limit, reply, err
 	}
 	if limit = e.limit(); n > limit.Tokens {
 		return limit, reply, ErrExceedsLimit
 	}
-	reply, err = e.l.take(ctx, e.shard, backend.TakeRequest{Key: e.key, Limit: limit, Tokens: n})
+	reply, err = e.l.take(ctx, s, backend.TakeRequest{Key: e.key, Limit: limit, Tokens: n})
 	return limit, reply, err
 }
 

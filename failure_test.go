@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -336,4 +337,39 @@ func TestBadFailurePolicies(t *testing.T) {
 		_, err := New(memstore.New(), PerMinute(1), WithFailure(f))
 		assert.ErrorIs(t, err, ErrOption)
 	}
+}
+
+// A key that was made before the store knew its shards has a breaker of its own
+// shard once it does.
+func TestShardIsFoundLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := &late{sharded: sharded{overNetwork(memstore.New(), 0)}}
+		l := open(t, net, PerMinute(100), WithBatch(Fixed(1)))
+		allow(t, l, "well:1", 1)
+		net.knows.Store(true)
+		net.set(always(hang))
+		for i := range failuresToOpen {
+			_, err := l.Allow(context.Background(), fmt.Sprint("sick:", i))
+			assert.Error(t, err)
+		}
+		synctest.Wait()
+		net.set(nil)
+		assert.True(t, allow(t, l, "well:1", 1).Allowed)
+		e := l.table.get("well:1")
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		assert.Equal(t, "well", e.shard.name)
+	})
+}
+
+type late struct {
+	sharded
+	knows atomic.Bool
+}
+
+func (s *late) Shard(key string) string {
+	if s.knows.Load() {
+		return s.sharded.Shard(key)
+	}
+	return ""
 }

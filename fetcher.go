@@ -106,7 +106,8 @@ type flight struct {
 	reason  string // for the size of the batch
 	ordered int64  // clock time, before its goroutine had to find a processor
 	turn    uint64 // the last place that it was sized for
-	owed    int64  // tokens admitted without the store, of which it is told
+	shard   *shard
+	owed    int64 // tokens admitted without the store, of which it is told
 }
 
 // try decides from memory, without a lock, if that is possible.
@@ -144,6 +145,7 @@ func (e *entry) acquire(ctx context.Context, n int64, wait bool) (r Result, err 
 		e.mu.Unlock()
 		return r, err, again
 	}
+	e.findShard()
 	if w := e.win.Load(); w.alive(now) {
 		if e.decide(&r, w, n, now, wait) {
 			e.mu.Unlock()
@@ -412,7 +414,7 @@ func (e *entry) send(only flight) {
 func (e *entry) depart(f flight) *flight {
 	t := e.busy()
 	t.only = f
-	t.only.turn = t.queue.turns
+	t.only.turn, t.only.shard = t.queue.turns, e.shard
 	t.flight = &t.only
 	return t.flight
 }
@@ -460,10 +462,10 @@ func (e *entry) fly(f *flight) {
 	comply(&f.req, e.limit())
 	ctx := deadline.After(l.fetchTimeout)
 	sent := l.clock.now()
-	reply, err := l.sync(ctx, e.shard, f)
+	reply, err := l.sync(ctx, f.shard, f)
 	ctx.Release()
 	if err == nil {
-		e.shard.heard(time.Duration(l.clock.now() - f.ordered))
+		f.shard.heard(time.Duration(l.clock.now() - f.ordered))
 	}
 
 	e.mu.Lock()
