@@ -11,14 +11,14 @@ import (
 // This file is the limiter's side of every store call: the time it may take,
 // what is counted and what the hooks are told. No lock is held here.
 
-func (l *Limiter) sync(ctx context.Context, s *shard, f *flight) (backend.SyncReply, error) {
+func (l *Limiter) sync(ctx context.Context, f *flight) (backend.SyncReply, error) {
 	begin := time.Now()
 	reply, err := l.store.Sync(ctx, f.req)
 	l.count.syncs.Add(1)
 	l.count.recovered.Add(reply.Recovered)
 	l.count.reasserted.Add(max(reply.Reasserted-f.owed, 0))
 	err = l.called(begin, err, StoreCall{Op: "sync", Cause: string(f.cause), Reason: f.reason, Want: f.req.Want, Granted: reply.Grant})
-	l.noted(s, err)
+	l.noted(f.shard, err)
 	return reply, err
 }
 

@@ -2,7 +2,6 @@ package reservoir
 
 import (
 	"context"
-	"errors"
 
 	"github.com/go-reservoir/reservoir/backend"
 )
@@ -52,10 +51,7 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	defer e.schedule(now)
 	defer e.order(now)
 	if err != nil {
-		var failure *StoreError
-		if errors.As(err, &failure) {
-			r, err = e.away(n, now, false, err)
-		}
+		r, err = e.away(n, now, false, err)
 		return r, err, true
 	}
 	e.overhear(reply.State, sent, now)

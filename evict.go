@@ -67,7 +67,7 @@ func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
 func (l *Limiter) handBack(ctx context.Context, s *shard, r backend.SyncRequest, n int64) error {
 	for {
 		ctx, cancel := context.WithTimeout(ctx, l.fetchTimeout)
-		reply, err := l.sync(ctx, s, &flight{req: r, cause: forReturn})
+		reply, err := l.sync(ctx, &flight{shard: s, req: r, cause: forReturn})
 		cancel()
 		if err != nil {
 			l.count.returned.Add(-n)

@@ -1,6 +1,7 @@
 package reservoir
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -71,9 +72,12 @@ type fallback struct {
 }
 
 // away answers a request for n that the store could not be asked about because
-// of err, by the failure policy. Who waits is not refused but told err. Under
-// entry.mu.
+// of err, by the failure policy. Who waits is not refused but told err. An error
+// that is not the store's has no policy. Under entry.mu.
 func (e *entry) away(n, now int64, wait bool, err error) (Result, error) {
+	if _, ok := errors.AsType[*StoreError](err); !ok {
+		return Result{}, err
+	}
 	var budget int64
 	switch e.l.failure.mode {
 	case failOpen:
@@ -201,12 +205,12 @@ func (l *Limiter) probe(s *shard, key string, limit Limit) {
 		return
 	}
 	l.flights.Add(1)
-	f := &flight{req: backend.SyncRequest{Key: key, Client: *l.account.Load(), Limit: limit}, cause: forReopening}
+	f := &flight{shard: s, req: backend.SyncRequest{Key: key, Client: *l.account.Load(), Limit: limit}, cause: forReopening}
 	go func() {
 		defer l.flights.Done()
 		ctx := deadline.After(l.fetchTimeout)
 		defer ctx.Release()
-		_, _ = l.sync(ctx, s, f)
+		_, _ = l.sync(ctx, f)
 	}()
 }
 

@@ -67,7 +67,8 @@ func (l *Limiter) newEntry(key string, hash uint64, limit Limit) *entry {
 	}
 	e.bound.Store(&l.limit)
 	if limit != l.limit {
-		e.bound.Store(&limit)
+		own := limit // on the heap only then
+		e.bound.Store(&own)
 	}
 	return e
 }
@@ -455,14 +456,15 @@ func (e *entry) fly(f *flight) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.flight = nil
-		e.reject(f.turn, err)
-		e.order(l.clock.now())
+		now := l.clock.now()
+		e.fail(f.turn, now, err)
+		e.order(now)
 		return
 	}
 	comply(&f.req, e.limit())
 	ctx := deadline.After(l.fetchTimeout)
 	sent := l.clock.now()
-	reply, err := l.sync(ctx, f.shard, f)
+	reply, err := l.sync(ctx, f)
 	ctx.Release()
 	if err == nil {
 		f.shard.heard(time.Duration(l.clock.now() - f.ordered))

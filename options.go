@@ -1,9 +1,12 @@
 package reservoir
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 // Option changes a default of New.
@@ -138,6 +141,22 @@ type StoreCall struct {
 	Want     int64         // tokens asked for
 	Granted  int64         // tokens got (given back, for a refund)
 	Err      error         // nil, or a *StoreError
+}
+
+// Outcome is Err in a word, for metrics: ok, unavailable, rejected or unknown.
+func (c StoreCall) Outcome() string {
+	if c.Err == nil {
+		return "ok"
+	}
+	if failure, ok := errors.AsType[*StoreError](c.Err); ok {
+		switch failure.Class {
+		case backend.Unavailable:
+			return "unavailable"
+		case backend.Rejected:
+			return "rejected"
+		}
+	}
+	return "unknown"
 }
 
 // guided reports whether the store tapers the grants, and the key looks ahead.

@@ -4,24 +4,21 @@ import "github.com/go-reservoir/reservoir/backend"
 
 // This file is for limits that change while a key is in use.
 
-// limitChanged reports whether WithLimits now says something else. No lock is
+// newLimit returns what WithLimits now says, and whether that is news. No lock is
 // held, for it calls what the user gave.
-func (e *entry) limitChanged() bool {
+func (e *entry) newLimit() (limit Limit, changed bool, err error) {
 	if e.l.limits == nil {
-		return false
+		return e.limit(), false, nil
 	}
-	limit, err := e.l.limitOf(e.key)
-	return err != nil || limit != e.limit()
+	limit, err = e.l.limitOf(e.key)
+	return limit, err != nil || limit != e.limit(), err
 }
 
 // relimit makes the limit what WithLimits now says, before the store is told. A
 // caller in the queue who wants more than that is told so. No lock is held.
 func (e *entry) relimit() error {
-	if e.l.limits == nil {
-		return nil
-	}
-	limit, err := e.l.limitOf(e.key)
-	if err != nil || limit == e.limit() {
+	limit, changed, err := e.newLimit()
+	if err != nil || !changed {
 		return err
 	}
 	e.mu.Lock()
@@ -44,11 +41,4 @@ func (e *entry) relimit() error {
 func comply(r *backend.SyncRequest, l Limit) {
 	r.Limit = l
 	r.Want, r.Need, r.Pace = min(r.Want, l.Tokens), min(r.Need, l.Tokens), min(r.Pace, l.Tokens)
-}
-
-// reject tells err to the callers that a fetch was for; the store was not asked.
-func (e *entry) reject(turn uint64, err error) {
-	for p := e.queue.head; p != nil && p.turn <= turn; p = e.queue.head {
-		e.queue.settle(p, Result{}, nil, err)
-	}
 }

@@ -228,7 +228,7 @@ func (e *entry) wantsRefresh(w *window) bool {
 
 // tick does what has become due.
 func (e *entry) tick() {
-	changed := e.limitChanged()
+	_, changed, _ := e.newLimit()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.l.clock.now()

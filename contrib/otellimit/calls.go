@@ -12,7 +12,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
 )
 
 // buckets are in seconds: from an embedded store's to a reply that comes after
@@ -37,11 +36,11 @@ func (t *Telemetry) call(c reservoir.StoreCall) {
 	end := time.Now()
 	ctx := context.Background()
 	t.calls.Record(ctx, c.Duration.Seconds(), t.with(
-		attribute.String("op", c.Op), attribute.String("cause", c.Cause), attribute.String("outcome", outcome(c.Err))))
+		attribute.String("op", c.Op), attribute.String("cause", c.Cause), attribute.String("outcome", c.Outcome())))
 	_, span := t.tracer.Start(ctx, "reservoir "+c.Op, trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindClient),
 		trace.WithTimestamp(end.Add(-c.Duration)), trace.WithAttributes(t.attrs...), trace.WithAttributes(describe(c)...))
 	if c.Err != nil {
-		span.SetStatus(codes.Error, outcome(c.Err))
+		span.SetStatus(codes.Error, c.Outcome())
 	}
 	span.End(trace.WithTimestamp(end))
 }
@@ -61,7 +60,7 @@ func describe(c reservoir.StoreCall) []attribute.KeyValue {
 		attrs = append(attrs, attribute.String("reservoir.reason", c.Reason))
 	}
 	if c.Err != nil {
-		attrs = append(attrs, attribute.String("error.type", outcome(c.Err)))
+		attrs = append(attrs, attribute.String("error.type", c.Outcome()))
 	}
 	return attrs
 }
@@ -79,21 +78,4 @@ func (t *Telemetry) state(s reservoir.ShardState) {
 // with is attrs and those that everything has.
 func (t *Telemetry) with(attrs ...attribute.KeyValue) metric.MeasurementOption {
 	return metric.WithAttributes(slices.Concat(t.attrs, attrs)...)
-}
-
-// outcome is err as an attribute: one word of four.
-func outcome(err error) string {
-	if err == nil {
-		return "ok"
-	}
-	var failure *reservoir.StoreError
-	if errors.As(err, &failure) {
-		switch failure.Class {
-		case backend.Unavailable:
-			return "unavailable"
-		case backend.Rejected:
-			return "rejected"
-		}
-	}
-	return "unknown"
 }

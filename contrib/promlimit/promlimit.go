@@ -64,13 +64,11 @@
 package promlimit
 
 import (
-	"errors"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
 )
 
 // Source is what has Stats: a *reservoir.Limiter.
@@ -175,7 +173,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 
 func (c *Collector) call(s reservoir.StoreCall) {
 	// An error here means labels that clash, which Register has reported.
-	if h, err := c.calls.GetMetricWithLabelValues(s.Op, s.Cause, outcome(s.Err)); err == nil {
+	if h, err := c.calls.GetMetricWithLabelValues(s.Op, s.Cause, s.Outcome()); err == nil {
 		h.Observe(s.Duration.Seconds())
 	}
 }
@@ -188,21 +186,4 @@ func (c *Collector) state(s reservoir.ShardState) {
 		return
 	}
 	c.away.WithLabelValues(s.Shard).Set(0)
-}
-
-// outcome is err as a label: one word of four.
-func outcome(err error) string {
-	if err == nil {
-		return "ok"
-	}
-	var failure *reservoir.StoreError
-	if errors.As(err, &failure) {
-		switch failure.Class {
-		case backend.Unavailable:
-			return "unavailable"
-		case backend.Rejected:
-			return "rejected"
-		}
-	}
-	return "unknown"
 }
