@@ -308,6 +308,27 @@ func TestNetworkSlowerThanWindow(t *testing.T) {
 	})
 }
 
+// A fetch that was told of a window just ending holds callers up until that is over,
+// and not in the next window, which a direct call may have heard of first.
+func TestFetchAtTheEndOfAWindowHoldsUpNobodyInTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := overNetwork(memstore.New(), 10*time.Millisecond) // each way
+		l := open(t, net, Limit{Tokens: 100, Window: 200 * time.Millisecond}, WithBatch(Fixed(10)))
+		allow(t, l, "k", 10)
+		time.Sleep(175 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), 12*time.Millisecond)
+		defer cancel()
+		_, err := l.Allow(ctx, "k")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		time.Sleep(9 * time.Millisecond) // its fetch has come back, with tokens that are dead
+		require.Positive(t, l.Stats().Expired)
+
+		r := allow(t, l, "k", 50)
+		require.Equal(t, Direct, r.Source)
+		require.True(t, allow(t, l, "k", 1).Allowed)
+	})
+}
+
 // A window never gives its tokens to the next one.
 func TestStockDiesWithItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -46,10 +46,16 @@ func (e *entry) fetch(now int64) {
 // helps reports whether a fetch could serve the queue: unless only waiters for
 // the reset are in it, and the first is known to need more than there is.
 func (e *entry) helps(w *window, now int64) bool {
-	if w != nil && e.futile > 0 && now <= w.ends.Load() {
-		return false // the last reply was of a window that is just ending
+	if e.ending(w, now) {
+		return false
 	}
 	return e.queue.once > 0 || !w.alive(now) || now >= e.quiet || !e.known(w, e.queue.head.n)
+}
+
+// ending reports whether w is over by one of its bounds and not by the other, and
+// the last fetch was told of no later window: it takes a moment until there is one.
+func (e *entry) ending(w *window, now int64) bool {
+	return e.futile > 0 && w != nil && !w.alive(now) && now <= w.ends.Load()
 }
 
 // launch starts a fetch for all that wait, and extra tokens that nobody waits for.

@@ -190,7 +190,7 @@ func (e *entry) schedule(now int64) {
 	ends := w.ends.Load()
 	if !e.queue.empty() && e.flight == nil { // waiters for the reset, or for what comes back
 		due = min(e.quiet, ends)
-		if e.futile > 0 {
+		if e.ending(w, now) {
 			due = ends + 1
 		}
 		due += int64(chance.Part(e.limit().Window / 1000))
