@@ -115,6 +115,7 @@ func (s *sim) inspectEntry(p *process, e *entry) {
 	s.must(e.pot >= 0, "a pot of %d", e.pot)
 	if !e.queue.empty() && e.flight == nil && !p.closed.Load() {
 		s.must(e.due > now, "callers are queued, no fetch is under way, and the timer is due at %d, now %d", e.due, now)
+		s.must(e.queue.once == 0 || !e.win.Load().alive(now), "a window is open, callers are queued, and nobody fetches")
 		s.seen["queue waits for the reset"]++
 	}
 	var tokens int64
