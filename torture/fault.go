@@ -78,7 +78,7 @@ func (x *run) failAll(e *event) {
 	x.while(e, p.Dropped)
 	p.DropRequests("", 0)
 	e.Calls, e.Commands = x.fleet.sumPart(e.Part, callsOf)-calls, e.Active
-	e.Spare = repeatsAtFirst * int64(len(x.fleet.workers))
+	e.Spare = repeatsInVain * int64(len(x.fleet.workers))
 }
 
 func (x *run) delayBeyondTimeout(e *event) {

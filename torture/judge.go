@@ -29,8 +29,9 @@ const (
 	extraLeast  = 100 // calls that a percentage can be told of
 )
 
-// repeatsAtFirst is what redisstore's budget for repetitions begins with.
-const repeatsAtFirst = 3
+// repeatsInVain is how many repetitions without a reply redisstore makes before it
+// takes the server for one that does not answer.
+const repeatsInVain = 2
 
 const extraCommands = "extra commands while a shard fails"
 

@@ -216,7 +216,7 @@ func kindsIn(o *outcome, k kind) (list []*event) {
 
 // extra is the commands that a failing shard gets more than calls were made.
 func (v *verdict) extra(list []*outcome) {
-	p := v.promise(extraCommands, fmt.Sprintf("≤ %d %% and %d a process", extraBar, repeatsAtFirst))
+	p := v.promise(extraCommands, fmt.Sprintf("≤ %d %% and %d a process", extraBar, repeatsInVain))
 	var calls, commands, spare int64
 	for _, o := range list {
 		for _, e := range kindsIn(o, shardFails) {

@@ -11,6 +11,8 @@ import "time"
 // what the calls of one second earn: a busy server may lose a whole pipeline and
 // hear it again, and a long quiet time saves nothing up for an outage. An outage
 // thus costs at most a tenth of the calls made in it, and that bound once.
+//
+// Where repetitions get no reply either, more of them will not: see inVain.
 type budget struct {
 	have float64 // repetitions
 	seen int64   // calls that have been paid out
@@ -42,6 +44,18 @@ func (b *budget) spend(now time.Time, calls int64) bool {
 	}
 	b.have--
 	return true
+}
+
+// inVain is how many repetitions without a reply, and no call between them that had
+// one, tell a server that does not answer from a connection that broke: from then on
+// nothing is repeated there until it has answered something.
+const inVain = 2
+
+// heard notes that the server has answered.
+func (g *group) heard() {
+	if g.vain.Load() != 0 {
+		g.vain.Store(0)
+	}
 }
 
 // afford charges the group's budget for one repetition, if it has that.

@@ -36,6 +36,7 @@ type group struct {
 	teaching chan struct{}    // holds an element while a flight tells the server a script
 	patience time.Duration    // with such a flight
 	loads    [4]atomic.Uint32 // times that a script was told, by its index
+	vain     atomic.Int32     // repetitions that got no reply either, since a call last did
 
 	mu          sync.Mutex // guards what follows; nothing else is locked under it
 	flying      int        // flights that hold a lane

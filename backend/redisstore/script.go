@@ -96,11 +96,15 @@ func (s *Store) run(c *call, to *route) ([]int64, error) {
 		reply, err := c.await(g)
 		if err == nil {
 			to.known.Store(true)
+			g.heard()
 			s.met()
 			return reply, nil
 		}
 		f := sc.faultOf(err)
 		to.cure(f.cure, g, c.tag)
+		if c.attempt > 0 && f.class == backend.Unknown {
+			g.vain.Add(1)
+		}
 		if !c.again(f, to, g) || !sleep(ctx, jitter(pause<<c.attempt)) {
 			return nil, &backend.Error{Op: sc.op, Class: f.class, Err: err}
 		}
@@ -122,5 +126,5 @@ func (c *call) again(f fault, to *route, g *group) bool {
 	if f.final || c.attempt+1 >= most || c.ctx.Err() != nil || !c.script.mayRepeat(f.class) {
 		return false
 	}
-	return to.second != nil || f.free && c.attempt == 0 || g.afford(time.Now())
+	return to.second != nil || f.free && c.attempt == 0 || g.vain.Load() < inVain && g.afford(time.Now())
 }
