@@ -116,7 +116,7 @@ type event struct {
 	Elsewhere int64 // of these, on parts that the fault did not befall
 
 	Calls, Commands int64         // made to the store, and seen on the way to it; where counted
-	Spare           int64         // commands that all processes may repeat before they have earned it by calls
+	Spare           int64         // commands that all processes may repeat beside a tenth of the calls
 	Lost            [roles]int64  // tokens that the store forgot, where that is known
 	Starved         time.Duration // longest time without a token for anybody; where watched
 	Took            time.Duration // from the fault's beginning to its recovery
