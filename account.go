@@ -16,6 +16,9 @@ func (e *entry) apply(q backend.SyncRequest, r backend.SyncReply, sent, now int6
 	e.enter(r.State, r.Carried, now)
 	e.granted, e.returned = r.Granted, r.Returned
 	e.cleared()
+	if e.learned() {
+		e.total = r.Total
+	}
 	e.counted = int32(min(r.Clients, math.MaxInt32))
 	e.clients = max(e.counted, e.clients)
 	e.take(r.Grant)
@@ -65,6 +68,9 @@ func (e *entry) enter(s backend.State, carried bool, now int64) {
 	e.win.Store(next)
 	e.granted, e.returned, e.quiet = 0, 0, 0
 	e.cleared()
+	if e.learned() {
+		e.total = 0
+	}
 	if e.local != nil {
 		e.local.stated = 0
 	}

@@ -80,6 +80,7 @@ func (l *Limiter) handBack(ctx context.Context, s *shard, r backend.SyncRequest,
 		l.count.taken.Add(n)
 		l.count.returned.Add(n)
 		r.Window, r.Granted, r.Returned = reply.Window, reply.Granted, reply.Returned+n
+		r.Total, r.Used = 0, 0
 	}
 }
 

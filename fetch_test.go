@@ -371,6 +371,33 @@ func TestReassertAfterStateLoss(t *testing.T) {
 	})
 }
 
+// Who knows that a limit was used up tells a store that has forgotten it, also of
+// what others were granted, who may not speak for long.
+func TestOneTellsOfAllAfterStateLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full, empty := memstore.New(), memstore.New()
+		net := overNetwork(full, rtt/2)
+		l := open(t, net, PerMinute(100), WithBatch(Fixed(20)))
+		other := open(t, full, PerMinute(100), WithBatch(Fixed(50)))
+		allow(t, other, "k", 1)
+		for range 50 {
+			require.True(t, allow(t, l, "k", 1).Allowed)
+		}
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		calls := net.count("sync")
+		net.Store = empty
+		for net.count("sync") == calls { // until it looks whether tokens have come back
+			time.Sleep(time.Second)
+			require.False(t, allow(t, l, "k", 1).Allowed)
+		}
+		synctest.Wait()
+		assert.EqualValues(t, 50, l.Stats().Reasserted)
+		assert.EqualValues(t, 100, used(t, empty, "k"), "49 of them are in another's stock")
+		time.Sleep(10 * time.Second)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+	})
+}
+
 // What is held when another window turns up in the store is carried into it.
 func TestCarryOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

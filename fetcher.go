@@ -150,6 +150,9 @@ func (e *entry) statement() backend.SyncRequest {
 	}
 	if w := e.win.Load(); w != nil {
 		r.Window = w.id
+		if r.Total = e.total; r.Total > 0 {
+			r.Used = max(e.limit().Tokens-w.remaining.Load(), 0)
+		}
 	}
 	return r
 }

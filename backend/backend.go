@@ -100,6 +100,13 @@ type SyncRequest struct {
 	// Pace is how many tokens the client would use in a whole window at the pace
 	// of late: who has only begun to need many has no history to show for it.
 	Pace int64
+
+	// Total is that of the last reply about Window that the client has heard, and
+	// Used how many tokens were charged then: a store that has a smaller Total has
+	// lost data, and learns from any one client what all others had been granted.
+	// 0 if unknown.
+	Total int64
+	Used  int64
 }
 
 // SyncReply is the store's side of the account after a Sync.
@@ -113,6 +120,7 @@ type SyncReply struct {
 	Reasserted int64         // tokens of this statement that the store had forgotten and has charged again
 	Lasted     time.Duration // from Window's beginning until the limit was first used up; 0 if it is not
 	Carried    bool          // what the client held in another window that still runs now belongs to Window
+	Total      int64         // granted in Window to all clients, cumulative; it never shrinks while the store keeps its data
 	Learning   bool          // the store has lost data of late and grants only what is needed
 }
 

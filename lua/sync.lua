@@ -2,8 +2,10 @@
 --
 -- KEYS  1 {k}      tokens charged in this window, integer
 --       2 {k}:exp  the end of the window, Unix seconds with milliseconds; also its id
---       3 {k}:own  hash: w = the window it belongs to (Unix ms), l = learning until (Unix ms),
---                  dry = when the limit was first used up (Unix ms), and one field per client: "granted" or "granted returned", cumulative
+--       3 {k}:own  hash: w = the window it belongs to (Unix ms), l = "learn", "learn total" or "learn total loose",
+--                  dry = when the limit was first used up (Unix ms), and one field per client: "granted" or "granted returned", cumulative.
+--                  learn: learning until (Unix ms); total: tokens granted to all clients, never less; loose: tokens charged
+--                  that a client knew of when the store had forgotten them, and that nobody has re-asserted yet
 -- ARGV  1 client        name of its field
 --       2 limit         tokens per window
 --       3 length        of a window, ms
@@ -15,14 +17,16 @@
 --       9 strand        tokens of the limit that may lie idle in all clients; negative = grant want as it is
 --      10 peers         clients that shared the key when last heard of; 0 = it does not know
 --      11 pace          tokens that the client would use in a whole window at its pace of late
---      12 not after     Unix us; later than this do nothing; 0 = whenever
---      13 now           Unix us; empty = the server's clock
+--      12 total         of the window, as the client has last heard; 0 = it has not
+--      13 used          tokens that were charged then
+--      14 not after     Unix us; later than this do nothing; 0 = whenever
+--      15 now           Unix us; empty = the server's clock
 -- Reply { flags (1 late, 2 carried, 4 learning), now us, window ms (0 = none open), left us,
 --         remaining, grant, recovered, granted, returned, clients, reasserted,
---         lasted ms (from the window's beginning until the limit was used up; 0 = it is not) }
+--         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total }
 --
--- Invariant: charged >= the sum over clients of granted - returned, and charged <= limit after
--- any grant. Totals make it idempotent: told twice, or late, it charges nobody twice.
+-- Invariant: charged >= the sum over clients of granted - returned, plus loose, and charged <= limit
+-- after any grant. Totals make it idempotent: told twice, or late, it charges nobody twice.
 
 local guided = 1.25                                    -- a grant is what remains, times the share, divided by this
 
@@ -32,19 +36,21 @@ local function int(s)
   local n = tonumber(s)
   if n and n == math.floor(n) and math.abs(n) <= most then return n end
 end
+local function part(s) return s == '' and 0 or int(s) end
 local function text(n) return string.format('%.0f', n) end
 
 local client, limit, length = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local spoken, G, B = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local want, need, strand = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local heard, known = tonumber(ARGV[12]), tonumber(ARGV[13])
 
-local now = tonumber(ARGV[13])
+local now = tonumber(ARGV[15])
 if not now then
   local t = redis.call('TIME')
   now = t[1] * 1000000 + t[2]
 end
-local late = tonumber(ARGV[12])
-if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
+local late = tonumber(ARGV[14])
+if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
 
 -- Read and judge everything before the first write: a script is not rolled back.
 local stop, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
@@ -68,17 +74,18 @@ end
 
 local own = redis.call('HMGET', KEYS[3], 'w', 'l', client, 'dry')
 local ours = not fresh and not moved and own[1] and tonumber(own[1]) == stop
-local g, b, learn, dry, clients = 0, 0, 0, 0, 1
+local g, b, learn, total, loose, dry, clients = 0, 0, 0, 0, 0, 0, 1
 if ours then
-  learn, dry = int(own[2] or 0), int(own[4] or 0)
+  local x, y, z = string.match(own[2] or '0', '^(%d+) ?(%d*) ?(%d*)$')
+  learn, total, loose, dry = int(x), part(y), part(z), int(own[4] or 0)
   clients = math.max(redis.call('HLEN', KEYS[3]) - (own[4] and 3 or 2), own[3] and 1 or 0)
   if own[3] then
     local x, y = string.match(own[3], '^(%d+) ?(%d*)$')
-    g, b = int(x), y == '' and 0 or int(y)
+    g, b = int(x), part(y)
   else
     clients = clients + 1
   end
-  if not (learn and dry and g and b) then return fail('the ledger holds something else than numbers') end
+  if not (learn and total and loose and dry and g and b) then return fail('the ledger holds something else than numbers') end
 end
 
 -- The account. A window that still runs elsewhere is carried over with what is left of it.
@@ -86,24 +93,27 @@ local carried = false
 if spoken ~= stop then
   local held = runs and G - B or 0
   carried = held > 0
-  G, B = math.min(held + b, most), b
+  G, B, heard = math.min(held + b, most), b, 0
 end
-local charged, reasserted = used, 0
-if G > g then                                          -- the store forgot a grant
-  reasserted = G - g
-  charged, g = math.min(charged + reasserted, most), G
-end
-if B > b then
-  charged, b = math.max(charged - (B - b), 0), B
-end
+local reasserted, back = math.max(G - g, 0), math.max(B - b, 0)  -- grants that the store forgot; given back
+local told = math.max(reasserted - back, 0)
+local claimed = math.min(loose, told)                  -- it has heard of them from another
+local charged = math.max(math.min(used + reasserted, most) - claimed - back, 0)
+loose, total = loose - claimed, math.min(total + (told - claimed), most)
+g, b = g + reasserted, b + back
 local recovered = g - G                                -- granted before, the reply was lost
+local forgot = heard > total                           -- grants to others, and who knows what else
+if forgot then
+  total = heard
+  if known > charged then loose, charged = math.min(loose + (known - charged), known), known end
+end
 
 local now_ms = math.floor(now / 1000)
 local learning = now_ms < learn
 -- A window that the client knows and we do not is one that we lost, also if it holds none of it:
 -- who was refused in a full window is often the first to speak to a server that lost its data.
 local adopted = fresh and runs
-if (reasserted > 0 or adopted) and not learning then   -- let the other holders speak first
+if (reasserted > 0 and claimed == 0 or forgot or adopted) and not learning then  -- let the other holders speak first
   learn, learning = now_ms + math.floor(length / 20), true
 end
 
@@ -128,12 +138,12 @@ elseif want > 0 and strand >= 0 then
   target = math.min(math.max(want, floor), math.max(cap, need))
 end
 local take = math.min(math.max(target - recovered, 0), rest, most - g)
-charged, g, rest = charged + take, g + take, rest - take
+charged, g, rest, total = charged + take, g + take, rest - take, math.min(total + take, most)
 local dried = rest == 0 and dry == 0 and g > 0
 if dried then dry = now_ms end
 
 if fresh and not adopted and charged == 0 and g == 0 then  -- a window opens at its first charge
-  return { 0, now, 0, 0, limit, 0, 0, 0, 0, 1, 0, 0 }
+  return { 0, now, 0, 0, limit, 0, 0, 0, 0, 1, 0, 0, 0 }
 end
 if fresh or moved then
   local till = text(stop + 1000)
@@ -143,21 +153,24 @@ elseif charged ~= used then
   redis.call('SET', KEYS[1], text(charged), 'KEEPTTL')
 end
 local account = b > 0 and text(g) .. ' ' .. text(b) or text(g)
+local all = text(learn) .. (total > 0 and ' ' .. text(total) or '') .. (loose > 0 and ' ' .. text(loose) or '')
 if not ours then
   if g > 0 or learning then
     redis.call('DEL', KEYS[3])
     if g > 0 then
-      redis.call('HSET', KEYS[3], 'w', text(stop), 'l', text(learn), client, account)
+      redis.call('HSET', KEYS[3], 'w', text(stop), 'l', all, client, account)
     else
-      redis.call('HSET', KEYS[3], 'w', text(stop), 'l', text(learn))
+      redis.call('HSET', KEYS[3], 'w', text(stop), 'l', all)
     end
     redis.call('PEXPIREAT', KEYS[3], text(stop + 1000))
   end
-elseif g > 0 and (account ~= own[3] or recovered > 0) then  -- a WAIT need not speak of a grant that this does not write
-  redis.call('HSET', KEYS[3], 'l', text(learn), client, account)
+elseif g > 0 and (account ~= own[3] or recovered > 0 or forgot) then  -- a WAIT need not speak of a grant that this does not write
+  redis.call('HSET', KEYS[3], 'l', all, client, account)
+elseif forgot then
+  redis.call('HSET', KEYS[3], 'l', all)
 end
 if dried then redis.call('HSET', KEYS[3], 'dry', text(dry)) end
 
 return { (carried and 2 or 0) + (learning and 4 or 0), now, stop, stop * 1000 - now,
   rest, take + recovered, recovered, g, b, clients, reasserted,
-  dry > 0 and math.max(dry - stop + length, 1) or 0 }
+  dry > 0 and math.max(dry - stop + length, 1) or 0, total }

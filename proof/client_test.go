@@ -53,7 +53,7 @@ func (t target) do(q request) (reply, error) {
 	switch q.op {
 	case "sync":
 		r.sync, err = t.Sync(ctx, q.sync)
-		r.sync.Lasted = 0
+		r.sync.Lasted, r.sync.Total = 0, 0
 	case "take":
 		var got backend.TakeReply
 		got, err = t.Take(ctx, backend.TakeRequest{Key: q.key, Limit: q.limit, Tokens: q.tokens})

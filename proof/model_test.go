@@ -195,7 +195,7 @@ func (s state) clients(who int) (n int64) {
 // step returns the states in which s may be after q was answered by r.
 func (s state) step(q request, r reply) (list []any) {
 	for _, o := range s.after(q) {
-		r.sync.Lasted = 0 // a matter of hints
+		r.sync.Lasted, r.sync.Total = 0, 0 // matters of hints
 		if r.unknown || o.reply == r {
 			list = append(list, o.next)
 		}

@@ -52,6 +52,7 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 		{"Carry", testCarry},
 		{"CarryBothReturned", testCarryBothReturned},
 		{"CarryAfterClockBack", testCarryAfterClockBack},
+		{"Total", testTotal},
 		{"Failover", testFailover},
 		{"Huge", testHuge},
 		{"Faults", testFaults},
@@ -148,12 +149,14 @@ type say struct {
 	strand int64
 	peers  int64
 	pace   int64
+	total  int64
+	used   int64
 }
 
 func (b *bench) request(s say) backend.SyncRequest {
 	r := backend.SyncRequest{
 		Key: b.key, Client: s.client, Limit: b.limit, Granted: s.g, Returned: s.b,
-		Want: s.want, Need: s.need, Strand: s.strand, Peers: s.peers, Pace: s.pace,
+		Want: s.want, Need: s.need, Strand: s.strand, Peers: s.peers, Pace: s.pace, Total: s.total, Used: s.used,
 	}
 	if s.window != 0 {
 		r.Window = b.end(s.window)
@@ -161,7 +164,15 @@ func (b *bench) request(s say) backend.SyncRequest {
 	return r
 }
 
+// sync leaves the total out of the reply, which is a matter of testTotal.
 func (b *bench) sync(d time.Duration, s say) backend.SyncReply {
+	b.t.Helper()
+	r := b.ask(d, s)
+	r.Total = 0
+	return r
+}
+
+func (b *bench) ask(d time.Duration, s say) backend.SyncReply {
 	b.t.Helper()
 	r, err := b.store.Sync(b.at(d), b.request(s))
 	b.must(err)

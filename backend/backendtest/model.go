@@ -12,6 +12,8 @@ type model struct {
 	window backend.Window
 	ledger map[string]backend.Account
 	direct int64 // charged by Take and not refunded
+	total  int64 // granted, to all
+	loose  int64 // charged for grants that a client knew to be out, and nobody has re-asserted
 }
 
 func (m *model) reset() { *m = model{ledger: make(map[string]backend.Account)} }
@@ -25,7 +27,7 @@ func (w *walk) over(window backend.Window) bool {
 
 // used is the sum of all that is out.
 func (m *model) used() int64 {
-	sum := m.direct
+	sum := m.direct + m.loose
 	for _, a := range m.ledger {
 		sum += a.Granted - a.Returned
 	}
@@ -53,7 +55,7 @@ func (m *model) enter(w *walk, window, spoken backend.Window) {
 	if m.window != 0 {
 		w.seen["roll"]++
 	}
-	m.window, m.direct = window, 0
+	m.window, m.direct, m.total, m.loose = window, 0, 0, 0
 	clear(m.ledger)
 }
 
@@ -123,6 +125,9 @@ func (m *model) account(w *walk, r backend.SyncRequest, got backend.SyncReply, b
 		w.t.Fatalf("a grant of %d, of which %d are recovered", got.Grant, got.Recovered)
 	}
 	equal(w.t, "granted", got.Granted, before.Granted+got.Reasserted+charged)
+	m.learn(w, r, got, before)
+	m.total += charged
+	equal(w.t, "total", got.Total, m.total)
 	if got.Granted > 0 {
 		m.ledger[r.Client] = backend.Account{Granted: got.Granted, Returned: got.Returned}
 	}
@@ -130,6 +135,23 @@ func (m *model) account(w *walk, r backend.SyncRequest, got backend.SyncReply, b
 		w.t.Fatalf("%d tokens granted, though %d of %d are charged", charged, m.used(), w.limit.Tokens)
 	}
 	w.note(got)
+}
+
+// learn takes in what the statement says of grants to others, and its own.
+func (m *model) learn(w *walk, r backend.SyncRequest, got backend.SyncReply, before backend.Account) {
+	told := max(got.Reasserted-(got.Returned-before.Returned), 0)
+	claimed := min(m.loose, told)
+	m.loose -= claimed
+	m.total += told - claimed
+	if r.Window != got.Window || r.Total <= m.total {
+		return
+	}
+	if !w.lossy {
+		w.t.Fatalf("a total of %d, after a client has heard of %d", m.total, r.Total)
+	}
+	w.seen["learnt of others"]++
+	m.total = r.Total
+	m.loose += max(r.Used-(m.used()+got.Reasserted-got.Returned+before.Returned), 0)
 }
 
 // grant checks that a grant is neither stingy nor lavish. rest is what remained

@@ -40,6 +40,10 @@ func testFaults(t *testing.T, s backend.Store) {
 		{"too many peers", func(r *backend.SyncRequest) { r.Peers = backend.MaxTokens + 1 }, backend.ErrTokens},
 		{"a pace below 0", func(r *backend.SyncRequest) { r.Pace = -1 }, backend.ErrTokens},
 		{"too fast", func(r *backend.SyncRequest) { r.Pace = backend.MaxTokens + 1 }, backend.ErrTokens},
+		{"a total below 0", func(r *backend.SyncRequest) { r.Total = -1 }, backend.ErrTokens},
+		{"too much in total", func(r *backend.SyncRequest) { r.Total = backend.MaxTokens + 1 }, backend.ErrTokens},
+		{"less than nothing used", func(r *backend.SyncRequest) { r.Used = -1 }, backend.ErrTokens},
+		{"too much used", func(r *backend.SyncRequest) { r.Used = backend.MaxTokens + 1 }, backend.ErrTokens},
 		{"a window below 0", func(r *backend.SyncRequest) { r.Window = -1 }, backend.ErrTokens},
 		{"a window too late", func(r *backend.SyncRequest) { r.Window = backend.MaxTokens + 1 }, backend.ErrTokens},
 	}

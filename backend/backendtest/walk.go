@@ -82,7 +82,9 @@ type holder struct {
 	window backend.Window
 	g, b   int64
 	spent  int64 // of g-b
-	moves  int   // from one window to another
+	total  int64 // as last heard, of window
+	used   int64
+	moves  int // from one window to another
 }
 
 func (h *holder) stock() int64 { return h.g - h.b - h.spent }
@@ -147,6 +149,7 @@ func (w *walk) statement(c *holder) backend.SyncRequest {
 		Key: w.key, Client: c.name, Limit: w.limit, Window: c.window, Granted: c.g, Returned: c.b,
 		Want: want, Need: w.some(want), Strand: pick(w, -1, 0, w.limit.Tokens/100, w.limit.Tokens/4),
 		Peers: pick[int64](w, 0, 1, 3, 50), Pace: pick(w, 0, w.some(w.limit.Tokens)),
+		Total: c.total, Used: c.used,
 	}
 	w.sent = append(w.sent, letter{r, c, c.moves, w.losses})
 	return r
@@ -213,6 +216,7 @@ func (w *walk) hear(c *holder, r backend.SyncReply) {
 		c.moves++
 	}
 	c.window, c.g, c.b = r.Window, r.Granted, r.Returned
+	c.total, c.used = r.Total, w.limit.Tokens-r.Remaining
 }
 
 func (w *walk) takeSome() {
@@ -279,10 +283,10 @@ func (w *walk) bound() {
 }
 
 // settle makes every client heard and counts everything: what the store holds
-// charged is what they hold, to the token.
+// charged is what they hold, to the token, and what they know to be charged
+// of which the store has forgotten whose it is.
 func (w *walk) settle() {
 	w.t.Helper()
-	held := w.model.direct
 	for range 2 { // the first may open or adopt a window
 		for _, c := range w.clients {
 			w.hear(c, w.tell(backend.SyncRequest{
@@ -290,6 +294,7 @@ func (w *walk) settle() {
 			}))
 		}
 	}
+	held := w.model.direct + w.model.loose
 	for _, c := range w.clients {
 		held += c.g - c.b
 	}

@@ -16,6 +16,8 @@ type counter struct {
 	used  int64 // tokens charged in it
 	learn int64 // until then, Unix ms, only needed grants are made
 	dry   int64 // when the limit was first used up, Unix ms; 0 = it is not
+	total int64 // granted to all clients in the window; it never shrinks
+	loose int64 // charged because a client knew of it, and re-asserted by nobody yet
 	own   map[string]account
 }
 
@@ -79,28 +81,38 @@ func (c *counter) sync(r backend.SyncRequest, now int64) backend.SyncReply {
 		}
 		out.Carried = held > 0
 		granted, returned = min(held+acc.returned, backend.MaxTokens), acc.returned
+		r.Total = 0
 	}
-	if granted > acc.granted { // the store forgot a grant
-		out.Reasserted = granted - acc.granted
-		next.used = min(next.used+out.Reasserted, backend.MaxTokens)
-		acc.granted = granted
-	}
-	if returned > acc.returned {
-		next.used = max(next.used-(returned-acc.returned), 0)
-		acc.returned = returned
-	}
+	out.Reasserted = max(granted-acc.granted, 0) // grants that the store forgot
+	back := max(returned-acc.returned, 0)
+	told := max(out.Reasserted-back, 0)
+	claimed := min(next.loose, told) // it has heard of them from another
+	next.used = max(min(next.used+out.Reasserted, backend.MaxTokens)-claimed-back, 0)
+	next.loose -= claimed
+	next.total = min(next.total+(told-claimed), backend.MaxTokens)
+	acc.granted += out.Reasserted
+	acc.returned += back
 	out.Recovered = acc.granted - granted
+	forgot := r.Total > next.total // grants to others, and who knows what else
+	if forgot {
+		next.total = r.Total
+		if r.Used > next.used {
+			next.loose = min(next.loose+(r.Used-next.used), r.Used)
+			next.used = r.Used
+		}
+	}
 
 	nowMS := now / 1000
 	out.Learning = nowMS < next.learn
 	adopted := runs && !c.open(now)
-	if (out.Reasserted > 0 || adopted) && !out.Learning {
+	if (out.Reasserted > 0 && claimed == 0 || forgot || adopted) && !out.Learning {
 		next.learn, out.Learning = nowMS+r.Limit.Window.Milliseconds()/20, true
 	}
 	rest := max(r.Limit.Tokens-next.used, 0)
 	aim := next.target(r, now, acc, clients, out.Recovered, out.Learning)
 	take := min(max(aim-out.Recovered, 0), rest, backend.MaxTokens-acc.granted)
 	next.used += take
+	next.total = min(next.total+take, backend.MaxTokens)
 	acc.granted += take
 
 	if next.used == 0 && acc.granted == 0 && !c.open(now) && !adopted { // a window opens at its first charge
@@ -119,7 +131,7 @@ func (c *counter) sync(r backend.SyncRequest, now int64) backend.SyncReply {
 	out.Lasted = next.lasted(r.Limit)
 	out.State = next.state(now, r.Limit.Tokens)
 	out.Grant = take + out.Recovered
-	out.Granted, out.Returned, out.Clients = acc.granted, acc.returned, clients
+	out.Granted, out.Returned, out.Clients, out.Total = acc.granted, acc.returned, clients, next.total
 	return out
 }
 

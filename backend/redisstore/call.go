@@ -58,8 +58,8 @@ type call struct {
 }
 
 const (
-	maxArgs = 3 + 3 + 13 // sync: command, script, number of keys; keys; arguments
-	maxNums = 12
+	maxArgs = 3 + 3 + 15 // sync: command, script, number of keys; keys; arguments
+	maxNums = 14
 )
 
 // Who is first decides what becomes of an answer: the flight that brings it, or

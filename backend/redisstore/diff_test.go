@@ -114,6 +114,7 @@ func (p *pair) sync(ctx context.Context, key string) {
 		Granted: granted, Returned: p.tokens(granted), Want: want, Need: p.tokens(want),
 		Strand: one(p, -1, 0, limit.Tokens/100, p.tokens(limit.Tokens)),
 		Peers:  one(p, 0, 0, 2, 30, p.tokens(backend.MaxTokens)), Pace: one(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
+		Total: one(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)), Used: p.tokens(one(p, 0, limit.Tokens, backend.MaxTokens)),
 	}
 	got, err := p.b.Sync(ctx, r)
 	require.NoError(p.t, err)
@@ -125,7 +126,7 @@ func (p *pair) sync(ctx context.Context, key string) {
 		"grant": got.Grant > got.Recovered, "recovered": got.Recovered > 0, "reasserted": got.Reasserted > 0,
 		"carried": got.Carried, "learning": got.Learning, "returned": got.Returned > 0,
 		"exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
-		"lasted": got.Lasted > 0, "had come back": got.Lasted > 0 && got.Remaining > 0,
+		"learnt of others": got.Learning && got.Reasserted == 0 && got.Total > 0, "lasted": got.Lasted > 0, "had come back": got.Lasted > 0 && got.Remaining > 0,
 	})
 }
 

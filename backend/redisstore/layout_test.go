@@ -56,7 +56,7 @@ func TestLayout(t *testing.T) {
 	sync(backend.SyncRequest{Client: "b", Window: w, Granted: 2, Returned: 1})
 	require.Equal(t, "8", client.Get(ctx, "rl:{user%201}").Val())
 	require.Equal(t, map[string]string{
-		"w": strconv.FormatInt(int64(w), 10), "l": "0", "a": "4", "b": "2 1",
+		"w": strconv.FormatInt(int64(w), 10), "l": "0 6", "a": "4", "b": "2 1",
 	}, client.HGetAll(ctx, "rl:{user%201}:own").Val())
 	require.EqualValues(t, 3, client.DBSize(ctx).Val())
 
@@ -222,6 +222,9 @@ func TestGarbage(t *testing.T) {
 		{"a total below 0", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0", "a", "-3")}, "BADSTATE", true},
 		{"a total too large", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0", "a", "9007199254740992")}, "BADSTATE", true},
 		{"a word for an exhaustion", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0", "dry", "soon")}, "BADSTATE", true},
+		{"a word for a total", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0 all")}, "BADSTATE", true},
+		{"too many numbers beside a learning time", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0 1 2 3")}, "BADSTATE", true},
+		{"more loose tokens than can be counted", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0 1 9007199254740992")}, "BADSTATE", true},
 		{"a word for a learning time", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "long")}, "BADSTATE", true},
 	} {
 		t.Run(row.what, func(t *testing.T) {

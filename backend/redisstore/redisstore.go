@@ -178,7 +178,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	c := newCall(ctx, s.form(syncScript), s.prefix, r.Key)
 	c.text(r.Client)
 	c.numbers(r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.Window), r.Granted, r.Returned,
-		r.Want, r.Need, r.Strand, r.Peers, r.Pace)
+		r.Want, r.Need, r.Strand, r.Peers, r.Pace, r.Total, r.Used)
 	v, err := s.run(c, s.primary)
 	if err != nil {
 		return out, err
@@ -193,6 +193,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 		Reasserted: v[10],
 		Lasted:     time.Duration(v[11]) * time.Millisecond,
 		Carried:    v[0]&flagCarried != 0,
+		Total:      v[12],
 		Learning:   v[0]&flagLearning != 0,
 	}, nil
 }

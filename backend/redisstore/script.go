@@ -30,7 +30,7 @@ type script struct {
 // idempotent and check changes nothing; take and refund are not, and go again
 // only when they surely did not run.
 var (
-	syncScript   = newScript(0, "sync", lua.Sync, "", 3, 12, true)
+	syncScript   = newScript(0, "sync", lua.Sync, "", 3, 13, true)
 	takeScript   = newScript(1, "take", lua.Take, "", 2, 5, false)
 	checkScript  = newScript(2, "check", lua.Check, "_ro", 2, 5, true)
 	refundScript = newScript(3, "refund", lua.Refund, "", 2, 3, false)
