@@ -26,6 +26,7 @@ const (
 	answerBar   = 10 * time.Millisecond
 	breakerBar  = 5 * time.Microsecond
 	extraBar    = 10  // percent
+	failoverBar = 2   // percent of what the replica did not have, over all failovers; of each, all of that
 	extraLeast  = 100 // calls that a percentage can be told of
 )
 
@@ -40,7 +41,7 @@ const extraCommands = "extra commands while a shard fails"
 func judge(list []*outcome, strict bool) *verdict {
 	v := new(verdict)
 	v.active(list)
-	v.overAdmission(list)
+	v.overAdmission(list, strict)
 	v.lost(list)
 	v.accounts(list)
 	v.late(list)
@@ -99,10 +100,10 @@ func (v *verdict) active(list []*outcome) {
 
 // overAdmission holds each group of windows against one limit, and against what
 // the store has lost meanwhile.
-func (v *verdict) overAdmission(list []*outcome) {
+func (v *verdict) overAdmission(list []*outcome, strict bool) {
 	x := excess{
 		none:      v.promise("over-admission without data loss", "0"),
-		failovers: v.promise("over-admission at failover", "≤ what was not replicated"),
+		failovers: v.promise("over-admission at failover", fmt.Sprintf("≤ %d %% of what was not replicated", failoverBar)),
 		elections: v.promise("over-admission at a cluster's election", "≤ one limit each"),
 		losses:    v.promise("over-admission when all data is lost", "≤ one limit each time"),
 		sum:       make(map[*promise]int64),
@@ -115,6 +116,9 @@ func (v *verdict) overAdmission(list []*outcome) {
 	lost := forgotten(list)
 	x.none.Measured = fmt.Sprintf("%d (%d windows used up to the last token)", x.sum[x.none], x.brimful)
 	x.failovers.Measured = fmt.Sprintf("%d of %d (%.1f %%)", x.sum[x.failovers], lost, percent(x.sum[x.failovers], lost))
+	if strict && percent(x.sum[x.failovers], lost) > failoverBar {
+		x.failovers.broken("%d tokens of %d", x.sum[x.failovers], lost)
+	}
 	x.elections.Measured = fmt.Sprintf("%d in %d elections", x.sum[x.elections], count(list, tail, clustered))
 	x.losses.Measured = fmt.Sprintf("%d in %d losses", x.sum[x.losses], count(list, all, volatile))
 }

@@ -90,6 +90,10 @@ func TestJudgeFindsSabotage(t *testing.T) {
 			o.Events[0].Lost[tight] = 1000
 			o.line(tight).Windows[at(5).UnixMilli()] += 1001
 		}, "over-admission at failover"},
+		"more than holders could not know of": {pair, failedOverLagging, func(o *outcome) {
+			o.Events[0].Lost[tight] = 1000
+			o.line(tight).Windows[at(5).UnixMilli()] += 21
+		}, "over-admission at failover"},
 		"a failover that lost nothing": {pair, failedOver, func(o *outcome) {
 			o.line(tight).Windows[at(5).UnixMilli()]++
 		}, "over-admission without data loss"},
@@ -180,7 +184,7 @@ func TestJudgeAllowsWhatWasPromised(t *testing.T) {
 	o := harmless(pair, failedOverLagging)
 	end, limit := during(tight, o)
 	o.Events[0].Lost[tight] = 1000
-	o.line(tight).Windows[end] = limit + 1000
+	o.line(tight).Windows[end] = limit + 20
 	require.Empty(t, broken(judge([]*outcome{o}, true)))
 
 	o = harmless(volatile, restartedEmpty)
