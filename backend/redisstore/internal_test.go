@@ -119,9 +119,7 @@ func testPipelinedSync(t *testing.T, client redis.UniversalClient, proxy *redist
 
 	reset()
 	proxy.SwallowReply("evalsha", 1)
-	c := newCall(t.Context(), syncScript, "", "k")
-	c.text("a")
-	c.numbers(10, 60000, 0, 0, 0, 4, 0, -1, 0, 0)
+	c := s.sync(t.Context(), request)
 	c.finish()
 	c.stamp(reading{}, false)
 	_, err = client.Pipelined(t.Context(), func(p redis.Pipeliner) error {

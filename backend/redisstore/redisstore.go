@@ -175,11 +175,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	c := newCall(ctx, s.form(syncScript), s.prefix, r.Key)
-	c.text(r.Client)
-	c.numbers(r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.Window), r.Granted, r.Returned,
-		r.Want, r.Need, r.Strand, r.Peers, r.Pace, r.Total, r.Used)
-	v, err := s.run(c, s.primary)
+	v, err := s.run(s.sync(ctx, r), s.primary)
 	if err != nil {
 		return out, err
 	}
@@ -196,6 +192,14 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 		Total:      v[12],
 		Learning:   v[0]&flagLearning != 0,
 	}, nil
+}
+
+func (s *Store) sync(ctx context.Context, r backend.SyncRequest) *call {
+	c := newCall(ctx, s.form(syncScript), s.prefix, r.Key)
+	c.text(r.Client)
+	c.numbers(r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.Window), r.Granted, r.Returned,
+		r.Want, r.Need, r.Strand, r.Peers, r.Pace, r.Total, r.Used)
+	return c
 }
 
 // Take implements backend.Store with one EVALSHA. When ctx ends before the reply
