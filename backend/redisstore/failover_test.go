@@ -221,7 +221,7 @@ func (m *moving) forget(r *backend.SyncRequest) {
 		return
 	}
 	if !m.known[r.Client] {
-		r.Window, r.Granted, r.Returned = 0, 0, 0
+		r.Window, r.Granted, r.Returned, r.Total, r.Used = 0, 0, 0, 0, 0
 	}
 	m.known[r.Client] = true
 	r.Client += "'"

@@ -1,0 +1,73 @@
+package redisstore_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// TestSentinelFailover kills a primary that three Sentinels watch, under two
+// limiters. They find the new one by themselves, and the key's window goes on there
+// with all that was charged.
+func TestSentinelFailover(t *testing.T) {
+	t.Parallel()
+	servers := redistest.StartReplicated(t, 1)
+	sentinel := redistest.StartSentinel(t, servers, 3)
+	limiters := make([]*reservoir.Limiter, 2)
+	for i := range limiters {
+		client := sentinel.FailoverClient(func(o *redis.FailoverOptions) {
+			o.MaxRetries, o.DialerRetries, o.ContextTimeoutEnabled = -1, 1, true
+		})
+		l, err := reservoir.New(redisstore.New(client), failoverLimit,
+			reservoir.WithBatch(reservoir.Fixed(100)), reservoir.WithFetchTimeout(time.Second))
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = l.Close(context.Background()) })
+		limiters[i] = l
+	}
+	var admitted int64
+	spend := func(l *reservoir.Limiter, most int64) (reset time.Time, err error) {
+		for range most {
+			r, err := l.Allow(t.Context(), "k")
+			if err != nil || !r.Allowed {
+				return r.Reset, err
+			}
+			admitted++
+			reset = r.Reset
+		}
+		return reset, nil
+	}
+	before, err := spend(limiters[0], 5050)
+	require.NoError(t, err)
+	_, err = spend(limiters[1], 3010)
+	require.NoError(t, err)
+	caughtUp(t, servers.Replicas[0].Client(), "k", 8200)
+
+	servers.Primary.Kill()
+	failed := 0
+	for i, l := range limiters {
+		require.Eventually(t, func() bool {
+			reset, err := spend(l, 100)
+			if err != nil {
+				failed++
+				return false
+			}
+			return reset.Equal(before)
+		}, 60*time.Second, 10*time.Millisecond, "limiter %d", i)
+	}
+	require.Positive(t, failed, "the primary was missed")
+	require.Same(t, servers.Replicas[0], sentinel.Primary())
+
+	for _, l := range limiters {
+		_, err := spend(l, failoverLimit.Tokens)
+		require.NoError(t, err)
+	}
+	require.LessOrEqual(t, admitted, failoverLimit.Tokens, "one limit over both servers")
+	require.GreaterOrEqual(t, admitted, failoverLimit.Tokens-200, "and nothing of it is lost but what is in stock")
+}
