@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/internal/counter"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
@@ -29,7 +30,7 @@ type Store struct {
 
 type shard struct {
 	mu    sync.Mutex
-	keys  map[string]*counter
+	keys  map[string]*counter.Counter
 	sweep int // size of keys at which closed windows are dropped next
 }
 
@@ -39,7 +40,7 @@ var _ backend.Store = (*Store)(nil)
 func New() *Store {
 	s := &Store{start: time.Now(), seed: maphash.MakeSeed()}
 	for i := range s.shard {
-		s.shard[i].keys = make(map[string]*counter)
+		s.shard[i].keys = make(map[string]*counter.Counter)
 		s.shard[i].sweep = minSweep
 	}
 	return s
@@ -50,7 +51,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.
 	if err := r.Validate(); err != nil {
 		return reply, err
 	}
-	err = s.with(ctx, "sync", r.Key, func(c *counter, now int64) { reply = c.sync(r, now) })
+	err = s.with(ctx, "sync", r.Key, func(c *counter.Counter, now int64) { reply = c.Sync(r, now) })
 	return reply, err
 }
 
@@ -59,7 +60,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (reply backend.
 	if err := r.Validate(); err != nil {
 		return reply, err
 	}
-	err = s.with(ctx, "take", r.Key, func(c *counter, now int64) { reply = c.take(r, now) })
+	err = s.with(ctx, "take", r.Key, func(c *counter.Counter, now int64) { reply = c.Take(r, now) })
 	return reply, err
 }
 
@@ -71,7 +72,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (state b
 	if err := l.Validate(); err != nil {
 		return state, err
 	}
-	err = s.with(ctx, "check", key, func(c *counter, now int64) { state = c.check(l, now) })
+	err = s.with(ctx, "check", key, func(c *counter.Counter, now int64) { state = c.Check(l, now) })
 	return state, err
 }
 
@@ -80,12 +81,12 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (back int64
 	if err := r.Validate(); err != nil {
 		return 0, err
 	}
-	err = s.with(ctx, "refund", r.Key, func(c *counter, now int64) { back = c.refund(r, now) })
+	err = s.with(ctx, "refund", r.Key, func(c *counter.Counter, now int64) { back = c.Refund(r, now) })
 	return back, err
 }
 
 // with runs f on the key's counter, under its shard's lock, unless ctx is over.
-func (s *Store) with(ctx context.Context, op, key string, f func(c *counter, now int64)) error {
+func (s *Store) with(ctx context.Context, op, key string, f func(c *counter.Counter, now int64)) error {
 	if err := ctx.Err(); err != nil {
 		return &backend.Error{Op: op, Class: backend.Unavailable, Err: err}
 	}
@@ -95,10 +96,10 @@ func (s *Store) with(ctx context.Context, op, key string, f func(c *counter, now
 	now := s.now(ctx) // under the lock, so that no key sees the clock step back
 	c := sh.keys[key]
 	if c == nil {
-		c = new(counter)
+		c = new(counter.Counter)
 	}
 	f(c, now)
-	if c.stop != 0 {
+	if c.Opened() {
 		sh.put(key, c, now)
 	}
 	return nil
@@ -117,13 +118,13 @@ const minSweep = 256
 
 // put keeps c and, each time the map has doubled, drops the windows that are
 // over: constant work per new key, and no goroutine.
-func (sh *shard) put(key string, c *counter, now int64) {
+func (sh *shard) put(key string, c *counter.Counter, now int64) {
 	if _, held := sh.keys[key]; held {
 		return
 	}
 	if len(sh.keys) >= sh.sweep {
 		for k, old := range sh.keys {
-			if !old.open(now) {
+			if !old.Open(now) {
 				delete(sh.keys, k)
 			}
 		}
@@ -137,6 +138,6 @@ func (s *Store) Inspect(ctx context.Context, key string) (out backend.Contents, 
 	if err := backend.ValidateKey(key); err != nil {
 		return out, err
 	}
-	err = s.with(ctx, "inspect", key, func(c *counter, now int64) { out = c.contents(now) })
+	err = s.with(ctx, "inspect", key, func(c *counter.Counter, now int64) { out = c.Contents(now) })
 	return out, err
 }

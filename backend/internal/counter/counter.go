@@ -1,4 +1,9 @@
-package memstore
+// Package counter is the rules of one key, for stores that have them in Go: what
+// the scripts in package lua keep in three Redis keys, as one value. Its methods
+// are pure steps: state, request and now (Unix us) in, reply out. They follow
+// lua/*.lua line by line, and the suite in backendtest holds both to the same
+// answers.
+package counter
 
 import (
 	"slices"
@@ -8,10 +13,10 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// counter is one key: what the scripts keep in {k}, {k}:exp and {k}:own. Its
-// methods are pure steps: state, request and now in, reply out. They follow
-// lua/*.lua line by line, and the suite holds both to the same answers.
-type counter struct {
+// Counter is one key: its window, and the ledger of who was granted what in it.
+// The zero Counter is a key that was never charged. A copy is not independent: the
+// ledger is shared. Not safe for concurrent use; a reply refers to nothing in it.
+type Counter struct {
 	stop  int64 // the end of the window, Unix ms; 0 = never opened
 	used  int64 // tokens charged in it
 	learn int64 // until then, Unix ms, only needed grants are made
@@ -35,28 +40,39 @@ func bounds(now int64, length time.Duration) (last, slack int64) {
 	return (now+999)/1000 + ms, min(ms/10, 1000)
 }
 
-func (c *counter) open(now int64) bool { return c.stop != 0 && c.stop*1000 >= now }
+// Opened reports whether c has, or had, a window.
+func (c *Counter) Opened() bool { return c.stop != 0 }
+
+// Open reports whether c has a window that is not over.
+func (c *Counter) Open(now int64) bool { return c.stop != 0 && c.stop*1000 >= now }
 
 // enter moves c into the window that is open at now. If none is, one opens that
 // ends at stop; one that ends impossibly late is brought back to last.
-func (c *counter) enter(now, stop, last, slack int64) {
+func (c *Counter) enter(now, stop, last, slack int64) {
 	switch {
-	case !c.open(now):
-		*c = counter{stop: stop}
+	case !c.Open(now):
+		*c = Counter{stop: stop}
 	case c.stop > last+slack:
-		*c = counter{stop: last, used: c.used}
+		*c = Counter{stop: last, used: c.used}
 	}
 }
 
-func (c *counter) state(now, limit int64) backend.State {
+// Left is the time until the window's end; negative when it is over.
+func (c *Counter) Left(now int64) time.Duration {
+	return time.Duration(c.stop*1000-now) * time.Microsecond
+}
+
+func (c *Counter) state(now, limit int64) backend.State {
 	return backend.State{
 		Window:    backend.Window(c.stop),
-		Left:      time.Duration(c.stop*1000-now) * time.Microsecond,
+		Left:      c.Left(now),
 		Remaining: max(limit-c.used, 0),
 	}
 }
 
-func (c *counter) sync(r backend.SyncRequest, now int64) backend.SyncReply {
+// Sync is the step of backend.Store.Sync, and so are the following of theirs. The
+// request is valid.
+func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
 	last, slack := bounds(now, r.Limit.Window)
 	spoken := int64(r.Window)
 	runs := spoken*1000 >= now && spoken <= last+slack
@@ -104,7 +120,7 @@ func (c *counter) sync(r backend.SyncRequest, now int64) backend.SyncReply {
 
 	nowMS := now / 1000
 	out.Learning = nowMS < next.learn
-	adopted := runs && !c.open(now)
+	adopted := runs && !c.Open(now)
 	if (out.Reasserted > 0 && claimed == 0 || forgot || adopted) && !out.Learning {
 		next.learn, out.Learning = nowMS+r.Limit.Window.Milliseconds()/20, true
 	}
@@ -115,7 +131,7 @@ func (c *counter) sync(r backend.SyncRequest, now int64) backend.SyncReply {
 	next.total = min(next.total+take, backend.MaxTokens)
 	acc.granted += take
 
-	if next.used == 0 && acc.granted == 0 && !c.open(now) && !adopted { // a window opens at its first charge
+	if next.used == 0 && acc.granted == 0 && !c.Open(now) && !adopted { // a window opens at its first charge
 		return backend.SyncReply{State: backend.State{Remaining: r.Limit.Tokens}, Clients: 1}
 	}
 	if acc.granted > 0 {
@@ -140,7 +156,7 @@ func (c *counter) sync(r backend.SyncRequest, now int64) backend.SyncReply {
 // by the client's part of what is out, and never below its part of what may be
 // stranded. It is sized as if what the client has not heard of were not granted
 // yet, so that a statement told twice is answered twice the same.
-func (c *counter) target(r backend.SyncRequest, now int64, acc account, clients, unheard int64, learning bool) int64 {
+func (c *Counter) target(r backend.SyncRequest, now int64, acc account, clients, unheard int64, learning bool) int64 {
 	n0 := max(r.Limit.Tokens/1000, 1)
 	switch {
 	case r.Want == 0:
@@ -164,20 +180,21 @@ func (c *counter) target(r backend.SyncRequest, now int64, acc account, clients,
 }
 
 // passed is the part of the window that is over.
-func (c *counter) passed(l backend.Limit, now int64) float64 {
+func (c *Counter) passed(l backend.Limit, now int64) float64 {
 	length := float64(l.Window.Milliseconds())
 	return max(length-float64(c.stop*1000-now)/1000, 0) / length
 }
 
 // lasted is how long the limit was enough, from the window's beginning.
-func (c *counter) lasted(l backend.Limit) time.Duration {
+func (c *Counter) lasted(l backend.Limit) time.Duration {
 	if c.dry == 0 {
 		return 0
 	}
 	return time.Duration(max(c.dry-c.stop+l.Window.Milliseconds(), 1)) * time.Millisecond
 }
 
-func (c *counter) take(r backend.TakeRequest, now int64) backend.TakeReply {
+// Take charges all of r.Tokens, or none.
+func (c *Counter) Take(r backend.TakeRequest, now int64) backend.TakeReply {
 	last, slack := bounds(now, r.Limit.Window)
 	c.enter(now, last, last, slack)
 	allowed := c.used+r.Tokens <= r.Limit.Tokens
@@ -187,15 +204,17 @@ func (c *counter) take(r backend.TakeRequest, now int64) backend.TakeReply {
 	return backend.TakeReply{State: c.state(now, r.Limit.Tokens), Allowed: allowed}
 }
 
-func (c *counter) check(l backend.Limit, now int64) backend.State {
-	if !c.open(now) {
+// Check changes nothing.
+func (c *Counter) Check(l backend.Limit, now int64) backend.State {
+	if !c.Open(now) {
 		return backend.State{Remaining: l.Tokens}
 	}
 	return c.state(now, l.Tokens)
 }
 
-func (c *counter) refund(r backend.RefundRequest, now int64) int64 {
-	if !c.open(now) || c.stop != int64(r.Window) {
+// Refund returns how many tokens were given back.
+func (c *Counter) Refund(r backend.RefundRequest, now int64) int64 {
+	if !c.Open(now) || c.stop != int64(r.Window) {
 		return 0
 	}
 	back := min(r.Tokens, c.used)
@@ -203,11 +222,12 @@ func (c *counter) refund(r backend.RefundRequest, now int64) int64 {
 	return back
 }
 
-func (c *counter) contents(now int64) backend.Contents {
-	if !c.open(now) {
+// Contents changes nothing.
+func (c *Counter) Contents(now int64) backend.Contents {
+	if !c.Open(now) {
 		return backend.Contents{}
 	}
-	out := backend.Contents{Window: backend.Window(c.stop), Used: c.used, Left: c.state(now, 0).Left}
+	out := backend.Contents{Window: backend.Window(c.stop), Used: c.used, Left: c.Left(now)}
 	for name, a := range c.own {
 		out.Clients = append(out.Clients, backend.Account{Client: name, Granted: a.granted, Returned: a.returned})
 	}
