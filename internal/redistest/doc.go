@@ -14,6 +14,8 @@
 // [Server.Pause], [Server.Kill] and [Server.Restart] are the faults of a
 // process.
 //
+// [StartDaemon] starts a server of another kind, such as memcached, in the same way.
+//
 // [StartTLS] adds a port that speaks TLS, with an authority of its own, and
 // [Server.SetUser] a user with the rights of an ACL line.
 //
