@@ -16,7 +16,7 @@ SIZE     := full
 
 .PHONY: help
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## See it work, on the embedded store: nothing to install.
@@ -25,6 +25,10 @@ demo: ## See it work, on the embedded store: nothing to install.
 .PHONY: redis
 redis: ## Install redis-server, if it is missing and that is possible.
 	@.ci/need redis-server redis-server
+
+.PHONY: memcached
+memcached: ## Install memcached, likewise.
+	@.ci/need memcached memcached
 
 # The race detector is linked by the C compiler.
 .PHONY: cc
@@ -35,7 +39,7 @@ cc:
 # of TestSeeds run twice: some under the race detector, and all without it, which is
 # ten times as fast, and they are one goroutine's work after another's.
 .PHONY: test
-test: redis cc ## Run all tests of all modules, with the race detector.
+test: redis memcached cc ## Run all tests of all modules, with the race detector.
 	go test -race -shuffle=on -timeout=$(TIMEOUT) $(PACKAGES)
 	go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' -seeds=100000 .
 
@@ -66,12 +70,12 @@ lint: ## Check format, go.mod files, go vet and staticcheck.
 	go run $(STATICCHECK) -tags=fleet $(PACKAGES)
 
 .PHONY: cover
-cover: redis ## Measure how much of the code the tests run; the profile is cover.out.
+cover: redis memcached ## Measure how much of the code the tests run; the profile is cover.out.
 	go test -timeout=$(TIMEOUT) -coverpkg=$(PACKAGES) -coverprofile=cover.out $(PACKAGES)
 	go tool cover -func=cover.out | tail -1
 
 .PHONY: fuzz
-fuzz: redis ## Run every fuzz test for FUZZTIME, 30s each.
+fuzz: redis memcached ## Run every fuzz test for FUZZTIME, 30s each.
 	@for pkg in $$(go list $(PACKAGES)); do \
 		for name in $$(go test -list='^Fuzz' $$pkg | grep '^Fuzz'); do \
 			go test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) $$pkg || exit 1; \

@@ -1,0 +1,176 @@
+// Package memcachestore is a store in memcached, as the one to migrate from:
+// GitHub's first limiter kept its counts there. It is exact while memcached keeps
+// its data, which memcached does not promise. README.md says why not to stay.
+//
+// A key is one item: the window's stored end, the count, and the ledger of what
+// each client was granted. A call reads it (gets), makes the step that the Redis
+// scripts make too, and writes it by compare-and-swap (cas, or add where there was
+// none), again from the start if somebody else has written meanwhile. A refusal, or
+// a statement that changes nothing, writes nothing.
+//
+// # Whose clock
+//
+// memcached tells no time, so a window is opened and closed by the clock of the
+// process that calls. The first writer stores its end and all others adopt it. Keep
+// the clocks together by NTP: clocks that differ by less than a tenth of a window,
+// and a second, agree on every reset. One that is further ahead makes windows as
+// much shorter; no window ever admits more than the limit.
+//
+// # The client
+//
+// A client of gomemcache knows no contexts. The store returns when a call's context
+// ends, writes nothing after that, and leaves a goroutine behind for no longer than
+// the client's Timeout. Allow as many idle connections as there are calls at a time:
+//
+//	client := memcache.New("10.0.0.7:11211")
+//	client.Timeout = 200 * time.Millisecond
+//	client.MaxIdleConns = 64
+//
+// Give each server a client and a store, and join them by the sharding package.
+// Start memcached with -M, so that it refuses writes instead of evicting windows.
+package memcachestore
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/bradfitz/gomemcache/memcache"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/storeclock"
+)
+
+var (
+	// ErrContended says that others wrote the key each time that this call was
+	// about to. The call surely did nothing (backend.Unavailable).
+	ErrContended = errors.New("memcached: too many writers of one key")
+
+	// ErrLedgerFull says that a key has more clients than fit into an item, some
+	// 20,000. The call did nothing and will not before the window ends
+	// (backend.Rejected).
+	ErrLedgerFull = errors.New("memcached: too many clients of one key")
+
+	errNoClient = errors.New("no memcached client")
+	errPrefix   = errors.New("a prefix is at most 100 bytes of printable ASCII, without slashes and blanks")
+)
+
+// Store implements backend.Store and backend.Inspector. It holds no connection of
+// its own, runs no goroutine between calls, and does not close the client. A call
+// costs one round trip to read and one to write, and as many again for each
+// conflict with another writer.
+type Store struct {
+	client *memcache.Client
+	prefix string
+	err    error // a fault of the set-up
+}
+
+var (
+	_ backend.Store     = (*Store)(nil)
+	_ backend.Inspector = (*Store)(nil)
+)
+
+// Option changes a default of New.
+type Option func(*Store)
+
+// WithPrefix sets what comes before the slash in memcached's keys: prefix/key. The
+// default is "reservoir"; it is printable ASCII without slashes and blanks. Stores with different prefixes share nothing.
+func WithPrefix(prefix string) Option {
+	return func(s *Store) { s.prefix = prefix }
+}
+
+// New returns a store over client. It does no I/O. A nil client or a bad prefix is a
+// fault that Err, reservoir.New and every call report.
+func New(client *memcache.Client, opts ...Option) *Store {
+	s := &Store{client: client, prefix: "reservoir"}
+	for _, o := range opts {
+		o(s)
+	}
+	switch {
+	case client == nil:
+		s.err = errNoClient
+	case len(s.prefix) > maxPrefix || strings.ContainsFunc(s.prefix, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '/' }):
+		s.err = errPrefix
+	}
+	return s
+}
+
+// Err returns the fault of the set-up, if any, before a call meets it.
+func (s *Store) Err() error {
+	if s.err == nil {
+		return nil
+	}
+	return &backend.Error{Op: "open", Class: backend.Rejected, Err: s.err}
+}
+
+// Sync implements backend.Store. When the reply to its write is lost it starts over,
+// within ctx: the ledger shows whether it was carried out.
+func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	if err := r.Validate(); err != nil {
+		return backend.SyncReply{}, err
+	}
+	return run(ctx, &call[backend.SyncReply]{store: s, op: "sync", key: s.name(r.Key), repeat: true,
+		step: func(c *counter.Counter, now int64) backend.SyncReply { return c.Sync(r, now) },
+	})
+}
+
+// Take implements backend.Store. When ctx ends before the reply comes, the tokens
+// are given back as soon as it does; when it never comes they may stay charged until
+// the window ends.
+func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	if err := r.Validate(); err != nil {
+		return backend.TakeReply{}, err
+	}
+	return run(ctx, &call[backend.TakeReply]{store: s, op: "take", key: s.name(r.Key),
+		step: func(c *counter.Counter, now int64) backend.TakeReply { return c.Take(r, now) },
+		undo: func(ctx context.Context, reply backend.TakeReply) {
+			if reply.Allowed {
+				_, _ = s.Refund(ctx, backend.RefundRequest{Key: r.Key, Window: reply.Window, Tokens: r.Tokens})
+			}
+		},
+	})
+}
+
+// Check implements backend.Store with one read.
+func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
+	if err := backend.ValidateKey(key); err != nil {
+		return backend.State{}, err
+	}
+	if err := l.Validate(); err != nil {
+		return backend.State{}, err
+	}
+	return run(ctx, &call[backend.State]{store: s, op: "check", key: s.name(key),
+		step: func(c *counter.Counter, now int64) backend.State { return c.Check(l, now) },
+	})
+}
+
+// Refund implements backend.Store.
+func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
+	if err := r.Validate(); err != nil {
+		return 0, err
+	}
+	return run(ctx, &call[int64]{store: s, op: "refund", key: s.name(r.Key),
+		step: func(c *counter.Counter, now int64) int64 { return c.Refund(r, now) },
+	})
+}
+
+// Inspect implements backend.Inspector with one read.
+func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
+	if err := backend.ValidateKey(key); err != nil {
+		return backend.Contents{}, err
+	}
+	return run(ctx, &call[backend.Contents]{store: s, op: "inspect", key: s.name(key),
+		step: func(c *counter.Counter, now int64) backend.Contents { return c.Contents(now) },
+	})
+}
+
+// clock is the process' wall clock, Unix us. A clock that followed the monotonic one
+// would keep for ever what NTP corrects, and drift from the other processes'.
+func clock(ctx context.Context) int64 {
+	if t, ok := storeclock.From(ctx); ok {
+		return t.UnixMicro()
+	}
+	return time.Now().UnixMicro()
+}
