@@ -133,7 +133,7 @@ func (c *call[T]) attempt(ctx context.Context) (reply T, why *backend.Error) {
 		}
 		item, write = old, client.CompareAndSwap
 	}
-	now := clock(ctx)
+	now := c.store.keyTime(ctx, &k, item.Flags)
 	reply = c.step(&k, now)
 	if !k.Opened() {
 		return reply, nil
@@ -148,7 +148,7 @@ func (c *call[T]) attempt(ctx context.Context) (reply T, why *backend.Error) {
 	case !c.send():
 		return reply, c.fail(backend.Unavailable, ctx.Err())
 	}
-	item.Expiration = expiration(k.Left(now), time.Now())
+	item.Flags, item.Expiration = leftAt(k.Left(now)), expiration(k.Left(now), c.store.now())
 	if err := write(item); err != nil {
 		return reply, c.fail(judge(err))
 	}

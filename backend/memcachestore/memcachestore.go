@@ -10,11 +10,14 @@
 //
 // # Whose clock
 //
-// memcached tells no time, so a window is opened and closed by the clock of the
-// process that calls. The first writer stores its end and all others adopt it. Keep
-// the clocks together by NTP: clocks that differ by less than a tenth of a window,
-// and a second, agree on every reset. One that is further ahead makes windows as
-// much shorter; no window ever admits more than the limit.
+// memcached tells no time, so a window is opened and closed by the clocks of the
+// processes. The first writer stores its end and all others adopt it. Each write says
+// also when it was made, and nobody takes a key's time for earlier than that: a key
+// runs by the clock that is furthest ahead. When that process falls silent, one window
+// lasts longer by as much as it was ahead.
+//
+// This holds up to a minute. A clock that is further ahead is not believed, and its
+// process ends windows early, again and again: the limit is void. Run NTP.
 //
 // # The client
 //
@@ -40,16 +43,16 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/internal/counter"
-	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
 var (
 	// ErrContended says that others wrote the key each time that this call was
-	// about to. The call surely did nothing (backend.Unavailable).
+	// about to. The call surely did nothing (backend.Unavailable), unless its
+	// class is backend.Unknown, for the reply to an earlier attempt was lost.
 	ErrContended = errors.New("memcached: too many writers of one key")
 
 	// ErrLedgerFull says that a key has more clients than fit into an item, some
-	// 20,000. The call did nothing and will not before the window ends
+	// 30,000. The call did nothing and will not before the window ends
 	// (backend.Rejected).
 	ErrLedgerFull = errors.New("memcached: too many clients of one key")
 
@@ -64,7 +67,8 @@ var (
 type Store struct {
 	client *memcache.Client
 	prefix string
-	err    error // a fault of the set-up
+	now    func() time.Time // the wall clock; see keyTime
+	err    error            // a fault of the set-up
 }
 
 var (
@@ -84,7 +88,7 @@ func WithPrefix(prefix string) Option {
 // New returns a store over client. It does no I/O. A nil client or a bad prefix is a
 // fault that Err, reservoir.New and every call report.
 func New(client *memcache.Client, opts ...Option) *Store {
-	s := &Store{client: client, prefix: "reservoir"}
+	s := &Store{client: client, prefix: "reservoir", now: time.Now}
 	for _, o := range opts {
 		o(s)
 	}
@@ -164,13 +168,4 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	return run(ctx, &call[backend.Contents]{store: s, op: "inspect", key: s.name(key),
 		step: func(c *counter.Counter, now int64) backend.Contents { return c.Contents(now) },
 	})
-}
-
-// clock is the process' wall clock, Unix us. A clock that followed the monotonic one
-// would keep for ever what NTP corrects, and drift from the other processes'.
-func clock(ctx context.Context) int64 {
-	if t, ok := storeclock.From(ctx); ok {
-		return t.UnixMicro()
-	}
-	return time.Now().UnixMicro()
 }

@@ -1,0 +1,31 @@
+package memcachestore_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/bradfitz/gomemcache/memcache"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memcachestore"
+)
+
+// TestReadme runs it against a memcached of its own.
+func Example() {
+	client := memcache.New(os.Getenv("MEMCACHED")) // such as 10.0.0.7:11211
+	client.Timeout = 200 * time.Millisecond
+	client.MaxIdleConns = 64
+	defer client.Close()
+
+	limiter, err := reservoir.New(memcachestore.New(client), reservoir.PerHour(5000))
+	if err != nil {
+		panic(err)
+	}
+	ctx := context.Background()
+	defer limiter.Close(ctx)
+
+	r, err := limiter.Allow(ctx, "user:42")
+	fmt.Println(r.Allowed, r.Remaining, err)
+}

@@ -1,0 +1,4 @@
+package memcachestore
+
+// Start is for the tests outside the package.
+var Start = start
