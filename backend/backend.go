@@ -9,7 +9,7 @@
 // window never exceed the limit while it keeps its data.
 //
 // Implementations: memstore (in process), redisstore (Redis, Sentinel, Cluster),
-// and decorators such as the sharding package. They all pass the suite in
+// memcachestore (memcached), and decorators such as the sharding package. They all pass the suite in
 // backendtest.
 package backend
 

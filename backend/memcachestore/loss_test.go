@@ -51,7 +51,7 @@ func TestEviction(t *testing.T) {
 	require.EqualValues(t, 8, first.Grant)
 	require.True(t, take(t, s, "direct", 10).Allowed)
 
-	fill(t, addr, func(n int) bool { return n == 100_000 }) // of which some 15,000 fit; to look at a key would keep it
+	fill(t, addr, func(n int) bool { return n == 100_000 }) // of which some 17,000 fit; to look at a key would keep it
 	require.Positive(t, count(t, addr, "evictions"))
 	require.EqualValues(t, 10, remaining(t, s, "k"))
 	require.EqualValues(t, 10, remaining(t, s, "direct"))
