@@ -128,6 +128,9 @@ func (c *call[T]) attempt(ctx context.Context) (reply T, why *backend.Error) {
 	var k counter.Counter
 	item, write := &memcache.Item{Key: c.key}, client.Add
 	if old != nil {
+		if old.CasID == 0 {
+			return reply, c.fail(backend.Rejected, errNoCAS)
+		}
 		if err := k.UnmarshalText(old.Value); err != nil {
 			return reply, c.fail(backend.Rejected, err)
 		}

@@ -89,10 +89,12 @@ func TestWrittenAt(t *testing.T) {
 	}
 	addr := start(t).Addr()
 	s := over(t, addr)
-	l := backend.Limit{Tokens: 10, Window: backend.MaxWindow}
-	for range 2 {
-		r, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: l, Tokens: 1})
+	for _, window := range []time.Duration{math.MaxUint32*time.Millisecond - time.Second, math.MaxUint32*time.Millisecond + 30*time.Second, backend.MaxWindow} {
+		r := backend.TakeRequest{Key: window.String(), Limit: backend.Limit{Tokens: 10, Window: window}, Tokens: 1}
+		_, err := s.Take(t.Context(), r)
 		require.NoError(t, err)
-		require.InDelta(t, backend.MaxWindow, r.Left, float64(time.Minute), "the clock is our own")
+		again, err := s.Take(t.Context(), r)
+		require.NoError(t, err)
+		require.WithinDuration(t, again.Window.Time(), time.Now().Add(again.Left), 10*time.Second, "its time is our own")
 	}
 }

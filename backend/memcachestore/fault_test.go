@@ -2,18 +2,24 @@ package memcachestore
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/bradfitz/gomemcache/memcache"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/internal/counter"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -140,6 +146,58 @@ func TestContended(t *testing.T) {
 	_, err := s.Take(ctx, request)
 	failed(t, err, backend.Unavailable) // it left between two attempts, or in one that failed
 	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+// TestPauseEnds: a call whose context ends between two attempts says so, also where its
+// reply is quicker than its caller.
+func TestPauseEnds(t *testing.T) {
+	addr := start(t).Addr()
+	other := over(t, addr)
+	ctx, cancel := context.WithCancel(t.Context())
+	s := tapped(t, addr, func(command string) {
+		if command == "add" {
+			cancel()
+			take(t, other, "k", 1)
+		}
+	})
+	c := &call[int64]{store: s, op: "take", key: s.name("k"), step: func(c *counter.Counter, now int64) int64 {
+		c.Take(backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1}, now)
+		return 1
+	}}
+	reply, err := c.try(ctx)
+	failed(t, err, backend.Unavailable)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, ErrContended)
+	require.Zero(t, reply)
+}
+
+// TestJudge: what the errors of a write mean.
+func TestJudge(t *testing.T) {
+	line := func(text string) error {
+		return fmt.Errorf("memcache: unexpected response line from %q: %q", "cas", text+"\r\n")
+	}
+	for _, row := range []struct {
+		err  error
+		want backend.Class
+	}{
+		{memcache.ErrCASConflict, backend.Unavailable},
+		{memcache.ErrNotStored, backend.Unavailable},
+		{memcache.ErrCacheMiss, backend.Unavailable},
+		{&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, backend.Unavailable},
+		{&memcache.ConnectTimeoutError{}, backend.Unavailable},
+		{memcache.ErrNoServers, backend.Unavailable},
+		{line("SERVER_ERROR out of memory storing object"), backend.Rejected},
+		{line("SERVER_ERROR object too large for cache"), backend.Rejected},
+		{line("CLIENT_ERROR bad data chunk"), backend.Rejected},
+		{line("ERROR"), backend.Rejected},
+		{line("STORE"), backend.Unknown},
+		{&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, backend.Unknown},
+		{&net.OpError{Op: "write", Err: syscall.EPIPE}, backend.Unknown},
+		{io.EOF, backend.Unknown},
+	} {
+		class, _ := judge(row.err)
+		require.Equal(t, row.want, class, "%v", row.err)
+	}
 }
 
 // leaving is a store whose caller's context ends when its first such command is about

@@ -171,3 +171,40 @@ func TestLedgerFull(t *testing.T) {
 		})
 	}
 }
+
+// TestNothingToWrite: a refusal, a look and a statement that changes nothing are reads.
+func TestNothingToWrite(t *testing.T) {
+	addr := start(t).Addr()
+	s := over(t, addr)
+	require.EqualValues(t, 10, remaining(t, s, "k"))
+	_, err := s.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "x", Limit: limit10})
+	require.NoError(t, err)
+	require.Zero(t, count(t, addr, "cmd_set"), "no window opens by that")
+
+	first, err := s.Sync(t.Context(), order(0, 0))
+	require.NoError(t, err)
+	take(t, s, "k", 8)
+	require.Equal(t, 2, count(t, addr, "cmd_set"))
+	require.False(t, take(t, s, "k", 1).Allowed)
+	for range 2 { // the first notes that the limit is used up
+		again, err := s.Sync(t.Context(), order(2, first.Window))
+		require.NoError(t, err)
+		require.Zero(t, again.Grant)
+	}
+	remaining(t, s, "k")
+	_, err = s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: first.Window + 1, Tokens: 1})
+	require.NoError(t, err)
+	_, err = s.Inspect(t.Context(), "k")
+	require.NoError(t, err)
+	require.Equal(t, 3, count(t, addr, "cmd_set"))
+}
+
+// TestNoCAS: a server that has no compare-and-swap would let writes overwrite each
+// other. It is not used.
+func TestNoCAS(t *testing.T) {
+	s := over(t, start(t, "-C").Addr())
+	take(t, s, "k", 1) // there is nothing to swap yet
+	_, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+	failed(t, err, backend.Rejected)
+	require.ErrorIs(t, err, errNoCAS)
+}

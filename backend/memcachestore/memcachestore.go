@@ -17,7 +17,8 @@
 // lasts longer by as much as it was ahead.
 //
 // This holds up to a minute. A clock that is further ahead is not believed, and its
-// process ends windows early, again and again: the limit is void. Run NTP.
+// process ends windows as much early; where they are shorter than that it opens one at
+// each call, and the limit is void. Run NTP.
 //
 // # The client
 //
@@ -56,6 +57,7 @@ var (
 	// (backend.Rejected).
 	ErrLedgerFull = errors.New("memcached: too many clients of one key")
 
+	errNoCAS    = errors.New("memcached has no compare-and-swap: start it without -C")
 	errNoClient = errors.New("no memcached client")
 	errPrefix   = errors.New("a prefix is at most 100 bytes of printable ASCII, without slashes and blanks")
 )

@@ -1,0 +1,33 @@
+package redistest
+
+import (
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestDaemon(t *testing.T) {
+	var pids []int
+	d := StartDaemon(t, func(port int) *exec.Cmd {
+		return exec.Command("redis-server", "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--save", "")
+	}, func(addr string, pid int) bool {
+		if !ping(addr) {
+			return false
+		}
+		pids = append(pids, pid)
+		return true
+	})
+	first := d.Addr()
+	require.True(t, strings.HasPrefix(first, "127.0.0.1:"))
+	d.Restart()
+	require.Equal(t, first, d.Addr())
+	require.Len(t, pids, 2)
+	require.NotEqual(t, pids[0], pids[1])
+	require.True(t, ping(first))
+	d.Kill()
+	require.False(t, ping(first))
+	d.Kill() // it is gone already
+}
