@@ -27,7 +27,7 @@ func fill(t *testing.T, addr string, stop func(n int) bool) {
 		require.Less(t, n, 1_000_000, "memory that does not fill")
 		var b strings.Builder
 		for i := range burst {
-			value := "reservoir/1 1764000060000 1 0 0\n" + strings.Repeat("1 0 \"x\"\n", i%8)
+			value := "reservoir/1 1764000060000 1 0 0 1 0\n" + strings.Repeat("1 0 \"x\"\n", i%8)
 			fmt.Fprintf(&b, "set reservoir/%d%s 0 60 %d noreply\r\n%s\r\n", n+i, strings.Repeat("x", i%16), len(value), value)
 		}
 		b.WriteString("mn\r\n")
@@ -124,7 +124,7 @@ func TestForeign(t *testing.T) {
 // ledger is a counter with as many clients of 5 tokens each as make such a size.
 func ledger(size int) (value []byte, end backend.Window, clients int) {
 	end = backend.Window(time.Now().Add(time.Minute).UnixMilli())
-	value = fmt.Appendf(nil, "reservoir/1 %d 500000 0 0\n", end)
+	value = fmt.Appendf(nil, "reservoir/1 %d 500000 0 0 500000 0\n", end)
 	for ; len(value) < size-40; clients++ {
 		value = fmt.Appendf(value, "5 0 \"%014d\"\n", clients) // as long as a limiter's name
 	}

@@ -13,9 +13,10 @@ import (
 
 // The text of a counter, for stores that keep it as one value: a line of the
 // format's name and version, the window's end, the tokens charged in it, until when
-// it learns and when it was used up, and a line per client: granted, returned, name.
+// it learns, when it was used up, how much was granted in all and how much is loose, and
+// a line per client: granted, returned, name.
 //
-//	reservoir/1 1764000060000 1250 0 0
+//	reservoir/1 1764000060000 1250 0 0 1300 0
 //	1000 0 "b"
 //	300 50 "a"
 const format = "reservoir/1"
@@ -25,7 +26,7 @@ var errText = errors.New("the value is not a counter of this version")
 // AppendText implements encoding.TextAppender. It never fails. Equal counters have
 // equal texts: an unchanged text is an unchanged counter.
 func (c *Counter) AppendText(b []byte) ([]byte, error) {
-	b = fmt.Appendf(b, "%s %d %d %d %d\n", format, c.stop, c.used, c.learn, c.dry)
+	b = fmt.Appendf(b, "%s %d %d %d %d %d %d\n", format, c.stop, c.used, c.learn, c.dry, c.total, c.loose)
 	for _, name := range slices.Sorted(maps.Keys(c.own)) {
 		a := c.own[name]
 		b = strconv.AppendInt(b, a.granted, 10)
@@ -43,11 +44,11 @@ func (c *Counter) UnmarshalText(text []byte) error {
 	head, rest, whole := strings.Cut(string(text), "\n")
 	name, numbers, _ := strings.Cut(head, " ")
 	fields := strings.Split(numbers, " ")
-	if !whole || name != format || len(fields) != 4 {
+	if !whole || name != format || len(fields) != 6 {
 		return errText
 	}
 	*c = Counter{}
-	for i, to := range []*int64{&c.stop, &c.used, &c.learn, &c.dry} {
+	for i, to := range []*int64{&c.stop, &c.used, &c.learn, &c.dry, &c.total, &c.loose} {
 		var ok bool
 		if *to, ok = number(fields[i]); !ok {
 			return errText
