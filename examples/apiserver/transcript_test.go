@@ -10,13 +10,11 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/internal/transcript"
 )
 
 var update = flag.Bool("update", false, "write what the commands of README.md print into it")
-
-// block is a piece of README.md that shows commands, after "$ ", and what they
-// print.
-var block = regexp.MustCompile("(?ms)^```console\n(.*?)^```$")
 
 // varies is what differs from run to run: clocks, and Remaining and Used while a batch is on
 // its way. That those are right is for the other tests to show.
@@ -33,13 +31,9 @@ func TestTranscript(t *testing.T) {
 	require.NoError(t, err)
 	p := start(t)
 	host := strings.TrimPrefix(p.url, "http://")
-	got := block.ReplaceAllFunc(readme, func(b []byte) []byte {
-		var out strings.Builder
-		out.WriteString("```console\n")
-		for _, command := range commands(string(b)) {
-			out.WriteString("$ " + command + "\n" + shell(t, strings.ReplaceAll(command, "localhost:8080", host)))
-		}
-		return []byte(strings.ReplaceAll(out.String(), host, "localhost:8080") + "```")
+	got := transcript.Rerun(readme, func(command string) string {
+		out := shell(t, strings.ReplaceAll(command, "localhost:8080", host))
+		return strings.ReplaceAll(out, host, "localhost:8080")
 	})
 	if *update {
 		require.NoError(t, os.WriteFile("README.md", got, 0o644))
@@ -58,23 +52,6 @@ func TestReadmeFlags(t *testing.T) {
 		_, err := parse(strings.Fields(string(args[1])), io.Discard)
 		require.NoError(t, err, string(args[1]))
 	}
-}
-
-// commands are the lines after "$ ", with those that continue them.
-func commands(block string) (all []string) {
-	lines := strings.Split(block, "\n")
-	for i := 0; i < len(lines); i++ {
-		command, ok := strings.CutPrefix(lines[i], "$ ")
-		if !ok {
-			continue
-		}
-		for strings.HasSuffix(command, `\`) {
-			i++
-			command += "\n" + lines[i]
-		}
-		all = append(all, command)
-	}
-	return all
 }
 
 func shell(t *testing.T, command string) string {

@@ -1,0 +1,269 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/transcript"
+)
+
+// asProgram in the environment makes the test binary the program itself: a real
+// process, with the race detector.
+const asProgram = "WORKERS_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// api is somebody else's, with a limit that is counted over the last window at
+// each moment: the strictest way.
+type api struct {
+	limit  int
+	window time.Duration
+
+	mu      sync.Mutex
+	gate    chan struct{} // closed: requests are answered; nil: too
+	came    []time.Time   // of those served, in order
+	items   map[string]int
+	refused int
+}
+
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	now, gate := time.Now(), a.gate
+	if n := len(a.came); n >= a.limit && now.Sub(a.came[n-a.limit]) < a.window {
+		a.refused++
+		a.mu.Unlock()
+		w.WriteHeader(http.StatusTooManyRequests)
+		return
+	}
+	a.came = append(a.came, now)
+	a.items[path.Base(r.URL.Path)]++
+	a.mu.Unlock()
+	if gate != nil {
+		<-gate
+	}
+}
+
+func (a *api) served() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.came)
+}
+
+// close makes requests wait until the returned function is called.
+func (a *api) close() (open func()) {
+	gate := make(chan struct{})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.gate = gate
+	return func() { close(gate) }
+}
+
+func serve(t *testing.T, limit int, window time.Duration) (*api, string) {
+	a := &api{limit: limit, window: window, items: map[string]int{}}
+	server := httptest.NewServer(a)
+	t.Cleanup(server.Close)
+	return a, server.URL + "/items/"
+}
+
+// process is the program in a process of its own.
+type process struct {
+	*exec.Cmd
+	in       io.WriteCloser
+	out, log *bufio.Reader
+}
+
+func start(t *testing.T, args ...string) *process {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	p := &process{Cmd: exec.CommandContext(t.Context(), exe, args...)} // killed with the test
+	p.Env = append(os.Environ(), asProgram+"=1")
+	p.in, err = p.StdinPipe()
+	require.NoError(t, err)
+	out, err := p.StdoutPipe()
+	require.NoError(t, err)
+	log, err := p.StderrPipe()
+	require.NoError(t, err)
+	p.out, p.log = bufio.NewReader(out), bufio.NewReader(log)
+	require.NoError(t, p.Start())
+	return p
+}
+
+// give writes a job for each number from the first to the last.
+func (p *process) give(t *testing.T, first, last int) {
+	t.Helper()
+	for i := first; i <= last; i++ {
+		_, err := fmt.Fprintln(p.in, i)
+		require.NoError(t, err)
+	}
+}
+
+// ended reads the lines of n jobs and requires that all were done.
+func (p *process) ended(t *testing.T, n int) {
+	t.Helper()
+	for range n {
+		line, err := p.out.ReadString('\n')
+		require.NoError(t, err)
+		require.Regexp(t, "^done ", line)
+	}
+}
+
+// charged is what the store holds for the API's limit.
+func charged(t *testing.T, server *redistest.Server) int {
+	t.Helper()
+	n, err := server.Client().Get(t.Context(), "workers:{api}").Int()
+	require.NoError(t, err)
+	return n
+}
+
+// Two processes of four workers each, flat out, through several windows.
+func TestNeverRefused(t *testing.T) {
+	const jobs = 120 // each
+	server := redistest.Start(t)
+	a, url := serve(t, 100, 500*time.Millisecond)
+	var all []*process
+	for i := range 2 {
+		p := start(t, "-api", url, "-redis", "redis://"+server.Addr(),
+			"-limit", "100", "-window", "500ms", "-workers", "4", "-processes", "2")
+		p.give(t, i*jobs, (i+1)*jobs-1)
+		require.NoError(t, p.in.Close())
+		all = append(all, p)
+	}
+	for _, p := range all {
+		p.ended(t, jobs)
+		require.NoError(t, p.Wait())
+	}
+	require.Zero(t, a.refused)
+	require.Len(t, a.items, 2*jobs)
+	require.Equal(t, 2*jobs, a.served(), "each once")
+}
+
+// A signal while all workers wait for answers: these are awaited, no other job
+// is begun, and the store is left with just the requests that were sent.
+func TestGracefulShutdown(t *testing.T) {
+	const before, workers = 50, 8
+	server := redistest.Start(t)
+	a, url := serve(t, 1_000_000, time.Hour)
+	p := start(t, "-api", url, "-redis", "redis://"+server.Addr(), "-limit", "1000000", "-patience", "1m")
+	p.give(t, 1, before)
+	p.ended(t, before)
+
+	open := a.close()
+	p.give(t, before+1, before+20)
+	require.Eventually(t, func() bool { return a.served() == before+workers }, 20*time.Second, time.Millisecond)
+	require.Greater(t, charged(t, server), before+workers, "there is stock to hand back")
+	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+	line, err := p.log.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "stopping\n", line)
+	open()
+	p.ended(t, workers)
+	rest, err := io.ReadAll(p.out)
+	require.NoError(t, err)
+	require.Empty(t, rest)
+	require.NoError(t, p.Wait(), "all that was begun is done")
+	require.Equal(t, before+workers, a.served())
+	require.Equal(t, before+workers, charged(t, server))
+}
+
+// Jobs whose tokens are an hour away are given up when patience ends, and charge
+// nothing. They run in this process, so that the test knows when they were begun.
+func TestPatience(t *testing.T) {
+	server := redistest.Start(t)
+	a, url := serve(t, 100, time.Hour)
+	ctx, signal := context.WithCancel(t.Context())
+	in, jobs := io.Pipe()
+	lines, out := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- run(ctx, []string{"-api", url, "-redis", "redis://" + server.Addr(),
+			"-limit", "35", "-workers", "2", "-patience", "50ms"}, in, out, io.Discard)
+		_ = out.Close()
+	}()
+	give := func(job string) {
+		_, err := io.WriteString(jobs, job+"\n")
+		require.NoError(t, err)
+	}
+	read := bufio.NewScanner(lines)
+	for _, job := range []string{"1", "2", "3"} { // (35 - 2) / 11
+		give(job)
+		require.True(t, read.Scan())
+		require.Equal(t, "done "+job, read.Text())
+	}
+	for _, job := range []string{"4", "5", "6"} { // the sixth is read when a worker has the fifth
+		give(job)
+	}
+	signal()
+	require.NoError(t, jobs.Close())
+	var failed []string
+	for read.Scan() {
+		failed = append(failed, strings.Join(strings.Fields(read.Text())[:2], " "))
+	}
+	require.ElementsMatch(t, []string{"failed 4", "failed 5"}, failed)
+	require.EqualError(t, <-ended, "2 jobs not done")
+	require.Equal(t, 3, a.served())
+	require.Equal(t, 3, charged(t, server))
+}
+
+// What the API refuses, and what cannot be sent, is reported as not done.
+func TestFailures(t *testing.T) {
+	_, url := serve(t, 1, time.Hour)
+	var out, log strings.Builder
+	err := run(t.Context(), []string{"-api", url, "-workers", "1"}, strings.NewReader("1\n2\n%zz\n"), &out, &log)
+	require.EqualError(t, err, "2 jobs not done")
+	require.Regexp(t, "^done 1\nfailed 2 429 Too Many Requests\nfailed %zz parse .*\n$", out.String())
+	require.Regexp(t, "^2 requests, ", log.String())
+	for _, args := range [][]string{{"-redis", "nonsense"}, {"-limit", "18"}, {"-window", "0"}, {"-no"}} {
+		require.Error(t, run(t.Context(), args, strings.NewReader(""), io.Discard, io.Discard), args)
+	}
+}
+
+var update = flag.Bool("update", false, "write what the commands of README.md print into it")
+
+// varies is what differs from run to run: how large batches were.
+var varies = regexp.MustCompile(`\d+( store calls| tokens)`)
+
+func TestReadme(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	_, url := serve(t, 5000, time.Hour)
+	got := transcript.Rerun(readme, func(command string) string {
+		command = strings.ReplaceAll(command, "go run ./examples/workers", exe)
+		sh := exec.CommandContext(t.Context(), "sh", "-c", strings.ReplaceAll(command, "http://localhost:9000/items/", url))
+		sh.Env = append(os.Environ(), asProgram+"=1")
+		out, err := sh.CombinedOutput()
+		require.NoError(t, err)
+		return string(out)
+	})
+	if *update {
+		require.NoError(t, os.WriteFile("README.md", got, 0o644))
+		return
+	}
+	require.Equal(t, varies.ReplaceAllString(string(readme), "*$1"), varies.ReplaceAllString(string(got), "*$1"))
+}
