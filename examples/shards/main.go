@@ -1,0 +1,158 @@
+// Shards counts limits on three Redis servers that know nothing of each other, each
+// with a replica that answers what needs no decision. It starts the servers,
+// stops one under load, and starts it again.
+//
+//	go run ./examples/shards
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/sharding"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	logging.Disable() // go-redis would report each attempt to reach the shard that is stopped
+	err := run(ctx, os.Stdout)
+	cancel()
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "shards:", err)
+		os.Exit(1)
+	}
+}
+
+// run starts servers, and shows.
+func run(ctx context.Context, out io.Writer) (err error) {
+	dir, err := os.MkdirTemp("", "shards")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	servers := map[string]*pair{}
+	for _, name := range []string{"a", "b", "c"} {
+		p, err := startPair(ctx, dir, name)
+		if err != nil {
+			return err
+		}
+		defer p.stop()
+		servers[name] = p
+	}
+	store, closeClients, err := open(servers)
+	if err != nil {
+		return err
+	}
+	defer closeClients()
+	return show(ctx, out, store, servers)
+}
+
+// open returns one store over all shards. A shard is its name: a key stays
+// where it is when the address behind the name changes.
+func open(servers map[string]*pair) (store *sharding.Store, closeAll func(), err error) {
+	var clients []*redis.Client
+	shards := map[string]backend.Store{}
+	for name, s := range servers {
+		primary, replica := newClient(s.primary.addr), newClient(s.replica.addr)
+		clients = append(clients, primary, replica)
+		shards[name] = redisstore.New(primary, redisstore.WithReplicas(replica))
+	}
+	store, err = sharding.New(shards)
+	return store, func() {
+		for _, c := range clients {
+			_ = c.Close()
+		}
+	}, err
+}
+
+func newClient(addr string) *redis.Client {
+	return redis.NewClient(&redis.Options{
+		Addr:                  addr,
+		MaxRetries:            -1, // the store decides what may be repeated
+		DialerRetries:         1,
+		DialTimeout:           200 * time.Millisecond,
+		ReadTimeout:           200 * time.Millisecond,
+		WriteTimeout:          200 * time.Millisecond,
+		ContextTimeoutEnabled: true,
+	})
+}
+
+const perHour = 100
+
+func show(ctx context.Context, out io.Writer, store *sharding.Store, servers map[string]*pair) error {
+	changes := make(chan reservoir.ShardState, 8)
+	limiter, err := reservoir.New(store, reservoir.PerHour(perHour),
+		reservoir.WithFailure(reservoir.FailLocal(0.1)), // while a shard is away: a tenth of the limit per process
+		reservoir.WithFetchTimeout(time.Second),
+		reservoir.WithBatch(reservoir.Fixed(1)), // no stock, so that the figures are the same in each run
+		reservoir.WithHooks(reservoir.Hooks{ShardState: func(s reservoir.ShardState) { changes <- s }}))
+	if err != nil {
+		return err
+	}
+	defer limiter.Close(context.WithoutCancel(ctx))
+	d := &demo{out: out, limiter: limiter, store: store, servers: servers}
+
+	fmt.Fprintf(out, "60 requests for each of six users, who have %d an hour:\n", perHour)
+	if err := d.ask(ctx, 60); err != nil {
+		return err
+	}
+	servers["b"].primary.stop()
+	fmt.Fprintln(out, "\nThe primary of b is stopped. 60 more:")
+	if err := d.ask(ctx, 60); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nThe limiter was told that %s. Checks are answered by the replicas, that of b too:\n", tell(<-changes))
+	if err := d.check(ctx); err != nil {
+		return err
+	}
+	if err := servers["b"].primary.start(ctx); err != nil {
+		return err
+	}
+	if err := find(ctx, limiter, changes); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nThe primary of b is started, with nothing in memory, and the limiter was told that %s. 60 more:\n", tell(<-changes))
+	if err := d.ask(ctx, 60); err != nil {
+		return err
+	}
+	fmt.Fprintln(out, "\nWhat the primaries hold:")
+	return d.inspect(ctx)
+}
+
+// find asks for a key of b until there is news. Callers find out that a shard is
+// back: one of them probes it now and then. These ask for the whole limit, so that
+// none is admitted and the next table has it all.
+func find(ctx context.Context, limiter *reservoir.Limiter, news <-chan reservoir.ShardState) error {
+	for len(news) == 0 {
+		if _, err := limiter.AllowN(ctx, "user:hugo", perHour); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func tell(s reservoir.ShardState) string {
+	if s.Away {
+		return s.Shard + " is away"
+	}
+	return s.Shard + " is back"
+}
