@@ -83,6 +83,66 @@ func ExampleLimiter_Wait() {
 	// reservoir: no tokens before the context deadline exceeded
 }
 
+// A request that costs more than one token gets all or none.
+func ExampleLimiter_AllowN() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(100))
+	ctx := context.Background()
+	for _, n := range []int64{70, 70, 30, 101} {
+		r, err := limiter.AllowN(ctx, "user:42", n)
+		fmt.Println(r.Allowed, err)
+	}
+	// Output:
+	// true <nil>
+	// false <nil>
+	// true <nil>
+	// false reservoir: more tokens than the limit
+}
+
+// A worker that waits for as many tokens as its work costs.
+func ExampleLimiter_WaitN() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.Limit{Tokens: 10, Window: 50 * time.Millisecond})
+	for range 3 { // through as many resets as it takes
+		fmt.Println(limiter.WaitN(context.Background(), "upstream", 6))
+	}
+	// Output:
+	// <nil>
+	// <nil>
+	// <nil>
+}
+
+// Check charges nothing.
+func ExampleLimiter_Check() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(10))
+	for range 3 {
+		r, err := limiter.Check(context.Background(), "user:42")
+		fmt.Println(r.Allowed, r.Remaining, err)
+	}
+	// Output:
+	// true 10 <nil>
+	// true 10 <nil>
+	// true 10 <nil>
+}
+
+// What a process holds is charged; when it stops, others can have it.
+func ExampleLimiter_Close() {
+	store, ctx := memstore.New(), context.Background() // or redisstore.New(client)
+	one, _ := reservoir.New(store, reservoir.PerHour(1000), reservoir.WithBatch(reservoir.Fixed(100)))
+	two, _ := reservoir.New(store, reservoir.PerHour(1000))
+	one.Allow(ctx, "user:42")
+	r, _ := two.Check(ctx, "user:42")
+	fmt.Println(r.Remaining)
+	fmt.Println(one.Close(ctx)) // after the last request, and before the store's client is closed
+	r, _ = two.Check(ctx, "user:42")
+	fmt.Println(r.Remaining)
+	_, err := one.Allow(ctx, "user:42")
+	fmt.Println(err)
+	// Output:
+	// 900
+	// <nil>
+	// 999
+	// reservoir: limiter closed
+}
+
 func ExampleLimiter_Refund() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(10))
 	ctx := context.Background()
@@ -147,6 +207,24 @@ func ExampleGroup() {
 	// true by the limit of the user
 	// true by the limit of the user
 	// false by the limit of the user
+}
+
+// A request of a group that cost nothing goes back to every limit.
+func ExampleGroup_Refund() {
+	store, ctx := memstore.New(), context.Background()
+	users, _ := reservoir.New(store, reservoir.PerMinute(2))
+	organisations, _ := reservoir.New(store, reservoir.PerMinute(1_000))
+	defer users.Close(ctx)
+	defer organisations.Close(ctx)
+
+	group := reservoir.NewGroup(users, organisations)
+	r, _ := group.AllowN(ctx, 2, "user:42", "organisation:7")
+	fmt.Println(r.Allowed, group.Refund(ctx, r, "user:42", "organisation:7"))
+	r, _ = group.AllowN(ctx, 2, "user:42", "organisation:7")
+	fmt.Println(r.Allowed)
+	// Output:
+	// true <nil>
+	// true
 }
 
 func ExampleJoinHooks() {

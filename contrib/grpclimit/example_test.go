@@ -74,3 +74,31 @@ func ExampleClient() {
 	fmt.Println(conn.Target()) // the key
 	// Output: dns:///api.example.com
 }
+
+// Who a call counts for.
+func ExampleKeyFunc() {
+	type userKey struct{}
+	user := func(ctx context.Context) (string, bool) {
+		name, ok := ctx.Value(userKey{}).(string)
+		return name, ok
+	}
+	ctx := context.WithValue(context.Background(), userKey{}, "alice") // by the interceptor that authenticates
+	ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("tenant", "acme"))
+	call := grpclimit.Call{Method: "/library.Books/Find", Target: "dns:///books.example.com"}
+	for _, key := range []grpclimit.KeyFunc{
+		grpclimit.ByContext(user),
+		grpclimit.ByMetadata("tenant"),
+		grpclimit.Join(grpclimit.ByContext(user), grpclimit.ByMethod),
+		grpclimit.ByTarget, // in a client
+	} {
+		fmt.Println(key(ctx, call))
+	}
+	_, err := grpclimit.ByContext(user)(context.Background(), call)
+	fmt.Println(status.Code(err))
+	// Output:
+	// alice <nil>
+	// acme <nil>
+	// alice|/library.Books/Find <nil>
+	// dns:///books.example.com <nil>
+	// Unauthenticated
+}

@@ -1,0 +1,159 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/lua"
+)
+
+// startRedis stands for a server that you have; it starts one for an example.
+func startRedis() (addr string, stop func()) { return redistest.StartExample() }
+
+// newClient returns a client that leaves it to the store what may be repeated.
+func newClient(addr string) *redis.Client {
+	return redis.NewClient(&redis.Options{
+		Addr:                  addr,
+		MaxRetries:            -1,
+		DialerRetries:         1,
+		DialTimeout:           time.Second, // 200 ms in a service
+		ReadTimeout:           time.Second,
+		ContextTimeoutEnabled: true,
+	})
+}
+
+// must is for what only fails when an example is set up wrongly.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// allow asks a limiter over store for a token. Its fetch timeout is long, for the
+// machines that run examples.
+func allow(store *redisstore.Store, opts ...reservoir.Option) (reservoir.Result, error) {
+	limiter, err := reservoir.New(store, reservoir.PerHour(100), append(opts, reservoir.WithFetchTimeout(5*time.Second))...)
+	must(err)
+	defer limiter.Close(context.Background())
+	return limiter.Allow(context.Background(), "user:42")
+}
+
+// What a limit is in Redis.
+func ExampleNew() {
+	addr, stop := startRedis()
+	defer stop()
+	client := newClient(addr)
+	defer client.Close() // after the limiter
+	store := redisstore.New(client, redisstore.WithPrefix("api:"))
+	r, err := allow(store)
+	fmt.Println(r.Allowed, err)
+
+	keys, err := client.Keys(context.Background(), "*").Result()
+	must(err)
+	slices.Sort(keys)
+	fmt.Println(keys)
+	fmt.Println(client.Get(context.Background(), "api:{user:42}").Val(), "charged")
+	// Output:
+	// true <nil>
+	// [api:{user:42} api:{user:42}:exp api:{user:42}:own]
+	// 1 charged
+}
+
+// Check is answered by replicas; requests are decided by the primary.
+func ExampleWithReplicas() {
+	primary, stopPrimary := startRedis()
+	defer stopPrimary()
+	replica, stopReplica := startRedis() // of the primary, in a service; this one has heard nothing yet
+	defer stopReplica()
+	one, two := newClient(primary), newClient(replica)
+	defer one.Close()
+	defer two.Close()
+
+	limiter, err := reservoir.New(redisstore.New(one, redisstore.WithReplicas(two)), reservoir.PerHour(100),
+		reservoir.WithDirect(), reservoir.WithFetchTimeout(5*time.Second))
+	must(err)
+	r, err := limiter.Allow(context.Background(), "user:42")
+	fmt.Println(r.Remaining, err)
+	r, err = limiter.Check(context.Background(), "user:42")
+	fmt.Println(r.Remaining, err) // replicas lag
+	// Output:
+	// 99 <nil>
+	// 100 <nil>
+}
+
+// A server without a replica grants nothing that a failover could forget.
+func ExampleWithReplicaAck() {
+	addr, stop := startRedis()
+	defer stop()
+	client := newClient(addr)
+	defer client.Close()
+	store := redisstore.New(client, redisstore.WithReplicaAck(1, 20*time.Millisecond))
+	_, err := allow(store, reservoir.WithDirect())
+	fmt.Println(errors.Is(err, redisstore.ErrNotReplicated))
+	// Output: true
+}
+
+// A server where EVAL is not allowed: an operator loads the scripts ahead.
+func ExampleWithFunctions() {
+	addr, stop := startRedis()
+	defer stop()
+	client := newClient(addr)
+	defer client.Close()
+	must(client.FunctionLoad(context.Background(), lua.Library()).Err()) // or by "reservoir functions"
+	r, err := allow(redisstore.New(client, redisstore.WithFunctions()))
+	fmt.Println(r.Allowed, err)
+	// Output: true <nil>
+}
+
+// A server that evicts keys when its memory is full forgets windows that run.
+func ExampleWithWarnings() {
+	addr, stop := startRedis()
+	defer stop()
+	client := newClient(addr)
+	defer client.Close()
+	must(client.ConfigSet(context.Background(), "maxmemory", "100mb").Err())
+	must(client.ConfigSet(context.Background(), "maxmemory-policy", "allkeys-lru").Err())
+
+	warnings := make(chan redisstore.Warning, 1)
+	_, err := allow(redisstore.New(client, redisstore.WithWarnings(func(w redisstore.Warning) { warnings <- w })))
+	must(err)
+	w := <-warnings
+	fmt.Println(w.Policy, w.MaxMemory, strings.Contains(w.String(), "noeviction"))
+	// Output: allkeys-lru 104857600 true
+}
+
+// Faults of the set-up show before the first call. reservoir.New reports them, too.
+func ExampleStore_Err() {
+	client := newClient("localhost:6379")
+	defer client.Close()
+	fmt.Println(redisstore.New(nil).Err() != nil)
+	fmt.Println(redisstore.New(client, redisstore.WithPrefix("{api}")).Err() != nil)
+	fmt.Println(redisstore.New(client, redisstore.WithPrefix("api:")).Err())
+	// Output:
+	// true
+	// true
+	// <nil>
+}
+
+// In a cluster a key's part is its master, once a call has been served. A single
+// server has no parts.
+func ExampleStore_Shard() {
+	client := newClient("localhost:6379")
+	defer client.Close()
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.0.0.1:6379", "10.0.0.2:6379"}})
+	defer cluster.Close()
+	fmt.Printf("%q\n", redisstore.New(client).Shard("user:42"))
+	fmt.Printf("%q\n", redisstore.New(cluster).Shard("user:42"))
+	// Output:
+	// ""
+	// ""
+}

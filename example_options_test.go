@@ -1,0 +1,171 @@
+package reservoir_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+)
+
+// How large the first batch of a key is, and why.
+func ExampleWithBatch() {
+	for _, sizing := range []reservoir.Sizing{
+		reservoir.Fixed(500),       // demand is known and even
+		reservoir.Ladder(10, 500),  // Rockset's rule
+		reservoir.Adaptive(100, 0), // as by default, but at least 100
+	} {
+		limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(60_000),
+			reservoir.WithBatch(sizing),
+			reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { fmt.Println(c.Reason, c.Granted) }}))
+		if err != nil {
+			panic(err)
+		}
+		limiter.Allow(context.Background(), "user:42")
+	}
+	// Output:
+	// fixed 500
+	// first 10
+	// first 100
+}
+
+// Ten an hour among many processes: each token matters.
+func ExampleWithDirect() {
+	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(2), reservoir.WithDirect())
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(context.Background())
+	for range 4 {
+		r, _ := limiter.Allow(context.Background(), "user:42")
+		fmt.Println(r.Allowed, r.Remaining, r.Source, r.Source.OnNetwork())
+	}
+	// Output:
+	// true 1 direct true
+	// true 0 direct true
+	// false 0 direct true
+	// false 0 denied false
+}
+
+// Some keys have limits of their own, which may change at any time.
+func ExampleWithLimits() {
+	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(5_000),
+		reservoir.WithLimits(func(key string) reservoir.Limit {
+			if strings.HasPrefix(key, "ip:") {
+				return reservoir.PerHour(60)
+			}
+			return reservoir.PerHour(5_000)
+		}))
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(context.Background())
+	for _, key := range []string{"user:42", "ip:192.0.2.1"} {
+		r, _ := limiter.Allow(context.Background(), key)
+		fmt.Println(key, r.Limit)
+	}
+	// Output:
+	// user:42 5000
+	// ip:192.0.2.1 60
+}
+
+// awayStore is a store whose server cannot be reached.
+type awayStore struct{ *memstore.Store }
+
+func (awayStore) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, error) {
+	return backend.SyncReply{}, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errors.New("connection refused")}
+}
+
+// What callers get who have no stock when the store is away.
+func ExampleWithFailure() {
+	for _, failure := range []reservoir.Failure{
+		reservoir.FailClosed,     // by default: no decision
+		reservoir.FailOpen,       // admit all
+		reservoir.FailLocal(0.1), // at most a tenth of the limit, in this process
+	} {
+		limiter, err := reservoir.New(awayStore{memstore.New()}, reservoir.PerHour(100),
+			reservoir.WithFailure(failure),
+			reservoir.WithFetchTimeout(50*time.Millisecond)) // how long such a caller waits at most
+		if err != nil {
+			panic(err)
+		}
+		admitted := 0
+		for range 50 {
+			var r reservoir.Result
+			if r, err = limiter.Allow(context.Background(), "user:42"); r.Allowed {
+				admitted++
+			}
+		}
+		fmt.Println(admitted, err)
+	}
+	// Output:
+	// 0 reservoir: sync: store unavailable: the store does not answer, and is not asked for a while
+	// 50 <nil>
+	// 10 <nil>
+}
+
+// An error of a call says whether the store may have carried it out.
+func ExampleStoreCall_Outcome() {
+	limiter, err := reservoir.New(awayStore{memstore.New()}, reservoir.PerHour(100),
+		reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { fmt.Println(c.Op, c.Outcome()) }}))
+	if err != nil {
+		panic(err)
+	}
+	_, err = limiter.Allow(context.Background(), "user:42")
+	if failure, ok := errors.AsType[*reservoir.StoreError](err); ok {
+		fmt.Println(failure.Class == backend.Unavailable)
+	}
+	// Output:
+	// sync unavailable
+	// true
+}
+
+// A bound on memory: keys past it are served by a store call for each request.
+func ExampleWithMaxKeys() {
+	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(5_000),
+		reservoir.WithMaxKeys(2),
+		reservoir.WithIdle(time.Minute)) // a key that is not used for so long makes room
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(context.Background())
+	for _, key := range []string{"a", "b", "c"} {
+		r, _ := limiter.Allow(context.Background(), key)
+		fmt.Println(key, r.Source)
+	}
+	fmt.Println(limiter.Stats().Keys, "keys held")
+	// Output:
+	// a fetched
+	// b fetched
+	// c direct
+	// 2 keys held
+}
+
+// Two processes on one limit. Nothing may lie unspent in one of them while the
+// other is refused, at the price of more calls near the limit's end.
+func ExampleWithStranding() {
+	store, ctx := memstore.New(), context.Background()
+	var processes []*reservoir.Limiter
+	for range 2 {
+		limiter, err := reservoir.New(store, reservoir.PerHour(1000), reservoir.WithStranding(0))
+		if err != nil {
+			panic(err)
+		}
+		defer limiter.Close(ctx)
+		processes = append(processes, limiter)
+	}
+	admitted := 0
+	for range 1000 {
+		for _, limiter := range processes {
+			if r, _ := limiter.Allow(ctx, "user:42"); r.Allowed {
+				admitted++
+			}
+		}
+	}
+	fmt.Println(admitted)
+	// Output: 1000
+}

@@ -1,0 +1,42 @@
+package redistest
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// StartExample is [Start] for an Example function, which has no testing.T: what
+// would fail a test panics. Call stop at its end.
+func StartExample(args ...string) (addr string, stop func()) {
+	t := new(exampleT)
+	return Start(t, args...).Addr(), t.end
+}
+
+// exampleT has the methods of testing.TB that a single server needs.
+type exampleT struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (*exampleT) Helper() {}
+
+func (*exampleT) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+
+func (t *exampleT) Cleanup(f func()) { t.cleanups = append(t.cleanups, f) }
+
+func (t *exampleT) TempDir() string {
+	dir, err := os.MkdirTemp("", "example")
+	if err != nil {
+		panic(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// end cleans up in the opposite order.
+func (t *exampleT) end() {
+	for i := len(t.cleanups) - 1; i >= 0; i-- {
+		t.cleanups[i]()
+	}
+}
