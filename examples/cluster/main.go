@@ -98,9 +98,11 @@ func show(ctx context.Context, out io.Writer, client *redis.ClusterClient, nodes
 	if err := d.ask(ctx, 60); err != nil {
 		return err
 	}
-	if err := find(ctx, limiter, changes); err != nil {
+	answered, err := find(ctx, limiter, changes)
+	if err != nil {
 		return err
 	}
+	fmt.Fprintf(out, "\nUntil a replica took over, user:emma, of another master, was looked at again and again. Answered: %s.\n", answered)
 	fmt.Fprintln(out, "\nThe replica has taken over, and the limiter has found it. 60 more:")
 	if err := d.ask(ctx, 60); err != nil {
 		return err
@@ -111,20 +113,30 @@ func show(ctx context.Context, out io.Writer, client *redis.ClusterClient, nodes
 
 // find asks for a key of the master that is away until one is back. Callers find
 // out: one of them probes it now and then. These ask for the whole limit, so that
-// none is admitted and the next table has it all.
-func find(ctx context.Context, limiter *reservoir.Limiter, news <-chan reservoir.ShardState) error {
+// none is admitted and the next table has it all. It tells how often a key of
+// another master was answered meanwhile.
+func find(ctx context.Context, limiter *reservoir.Limiter, news <-chan reservoir.ShardState) (string, error) {
+	var looks, answers int
 	for {
 		if _, err := limiter.AllowN(ctx, "user:anna", perHour); err != nil {
-			return err
+			return "", err
+		}
+		looks++
+		if _, err := limiter.Check(ctx, "user:emma"); err == nil {
+			answers++
 		}
 		select {
 		case s := <-news:
-			if !s.Away {
-				return nil
+			switch {
+			case s.Away:
+			case answers*20 < looks*19:
+				return fmt.Sprintf("%d of %d", answers, looks), nil
+			default: // a moment in which a machine is busy is not what this is about
+				return "yes", nil
 			}
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
-			return ctx.Err()
+			return "", ctx.Err()
 		}
 	}
 }
