@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Sizing decides how many tokens a key fetches at a time. The policies are pure:
-// numbers in, a size and its reason out; no clock, no lock.
+// Sizing decides how many tokens a key fetches at a time: Fixed(n), Ladder(min,
+// max) or Adaptive(min, max). The zero Sizing is an error of New. The policies are
+// pure: numbers in, a size and its reason out; no clock, no lock.
 type Sizing struct {
 	policy   policy
 	min, max int64
@@ -23,19 +24,19 @@ const (
 
 // Fixed fetches n tokens at a time, and more only where that many callers wait:
 // the limit's stranded share is up to n times the number of processes. Fixed(1)
-// holds nothing. It is right where demand is known and even.
+// holds nothing. It is right where demand is known and even. n is at least 1.
 func Fixed(n int64) Sizing { return Sizing{policy: fixed, min: n, max: n} }
 
 // Ladder climbs from min towards max: half as much again when a batch was used
 // up, half as much when most of one was wasted. It is Rockset's published rule
 // ("How We Improved the Concurrency and Scalability of Our Redis Rate Limiting
-// System", 2021), kept as a yardstick.
+// System", 2021), kept as a yardstick. min is at least 1, and max at least min.
 func Ladder(min, max int64) Sizing { return Sizing{policy: ladder, min: min, max: max} }
 
 // Adaptive, the default, fetches what the key's demand will use for as long as
 // the limit is expected to last, before the stock runs out, and lets the store
-// taper that as the limit runs out. min and max bound one batch in tokens; a max
-// of 0 is no bound.
+// taper that as the limit runs out. min, at least 1, and max, at least min, bound
+// one batch in tokens; a max of 0 is no bound.
 func Adaptive(min, max int64) Sizing { return Sizing{policy: adaptive, min: min, max: max} }
 
 func (s Sizing) validate() error {

@@ -10,8 +10,9 @@ import (
 	"github.com/go-reservoir/reservoir/internal/deadline"
 )
 
-// Failure is what callers without stock get while the store is away. Callers
-// with stock never notice: their tokens are charged already.
+// Failure is what callers without stock get while the store is away: FailClosed,
+// FailOpen or FailLocal(share). Callers with stock never notice: their tokens are
+// charged already. The zero Failure is no policy and an error of New.
 type Failure struct {
 	mode  mode
 	share float64
@@ -35,9 +36,9 @@ var (
 	FailOpen = Failure{mode: failOpen}
 )
 
-// FailLocal lets each process admit at most share of the limit per window by
-// itself: 0.05 in twenty processes is one limit together. A share of less than a
-// token admits nobody. It needs memory of the key: past WithMaxKeys it is
+// FailLocal lets each process admit at most share of the limit, 0 to 1, per window
+// by itself: 0.05 in twenty processes is one limit together, on top of what was
+// charged before the store went away. A share of less than a token admits nobody. It needs memory of the key: past WithMaxKeys it is
 // FailClosed.
 //
 // What FailLocal and FailOpen admit is charged when the store is back, if the
@@ -45,7 +46,9 @@ var (
 func FailLocal(share float64) Failure { return Failure{mode: failLocal, share: share} }
 
 // WithFailure sets what callers without stock get while the store is away:
-// FailClosed, FailOpen or FailLocal(share). A few calls in a row that fail open a
+// FailOpen, FailLocal(share) or, by default, FailClosed. A Wait for more than the
+// policy admits is not refused, and does not last until the store is back: it
+// gets the *StoreError, as under FailClosed. A few calls in a row that fail open a
 // breaker, per shard where the store has shards: from then on callers get that
 // answer at once, and the shard is probed, in the background, by calls that
 // charge nothing.

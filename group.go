@@ -9,13 +9,15 @@ import (
 
 // Group is several limits that a request must pass together, such as one per
 // user, one per organisation and one for all: it is charged to all of them or to
-// none. It is safe for concurrent use, and needs no closing; its limiters do.
+// none. Make it with NewGroup. It is safe for concurrent use, and needs no closing;
+// its limiters do.
 type Group struct {
 	limiters []*Limiter
 }
 
 // NewGroup returns the group of limiters. Put the one that refuses most first: on
 // the way to the store they are asked at the same time, but in memory in order.
+// It does no I/O; calls of a group of no limiters are errors.
 func NewGroup(limiters ...*Limiter) *Group { return &Group{limiters: limiters} }
 
 // GroupResult is the answer to one request of a Group.

@@ -8,14 +8,16 @@ import (
 
 // Key is a handle on one key of a Limiter: the same as its methods with that
 // key, less the look-up. It is meant for hot keys that are known ahead, such as
-// a global limit. It is safe for concurrent use and needs no closing.
+// a global limit. Make it with Limiter.Key, once. It is safe for concurrent use and
+// needs no closing.
 type Key struct {
 	l    *Limiter
 	key  string
 	held atomic.Pointer[entry]
 }
 
-// Key returns a handle on key. A bad key is the error of the handle's calls.
+// Key returns a handle on key, without I/O. A bad key is the error of the handle's
+// calls.
 func (l *Limiter) Key(key string) *Key { return &Key{l: l, key: strings.Clone(key)} }
 
 // Allow is Limiter.Allow with k's key.

@@ -9,7 +9,8 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Option changes a default of New.
+// Option changes a default of New. Of several that set the same the last counts;
+// one that makes no sense is an error of New that wraps ErrOption.
 type Option func(*config)
 
 type config struct {
@@ -61,23 +62,24 @@ func WithLimits(limits func(key string) Limit) Option {
 // WithStranding sets the share of the limit, 0 to 1, that may lie unspent in all
 // processes together when the limit has run out: 0.01 by default. More means
 // fewer store calls near the end of the limit; 0 means direct calls there. It
-// guides Adaptive only.
+// guides Adaptive only. Anything else than 0 to 1 makes no sense.
 func WithStranding(share float64) Option { return func(c *config) { c.stranding = share } }
 
 // WithFetchTimeout bounds how long a caller without stock waits for the store:
-// 100 ms by default. Longer rides out slow replies; shorter answers sooner, by
+// 100 ms by default; it must be more than 0. Longer rides out slow replies; shorter answers sooner, by
 // an error, when the store is away. Callers with stock never wait.
 func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetchTimeout = d } }
 
 // WithMaxKeys bounds the keys held in memory: 1,048,576 by default, at some
 // hundreds of bytes each. Past the bound a new key is served directly, a store
 // call for each request, until others have been idle; a held key is never
-// forgotten for it.
+// forgotten for it. 0 holds none: every request is a store call.
 func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
 
 // WithIdle sets after how long without use a key's memory is freed and its stock
-// handed back: 5 minutes by default, and up to twice that in practice. Shorter
-// saves memory; longer saves a store call for keys that return.
+// handed back: 5 minutes by default, and up to twice that in practice; it must be
+// more than 0. Shorter saves memory; longer saves a store call for keys that
+// return.
 func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
 
 // WithHooks sets functions that are told what the limiter does, for metrics and
@@ -86,7 +88,8 @@ func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
 // counts; JoinHooks makes one of several.
 func WithHooks(h Hooks) Option { return func(c *config) { c.hooks = h } }
 
-// Hooks are called as things happen; nil ones are skipped.
+// Hooks are called as things happen, by several goroutines at the same time; nil
+// ones are skipped, so the zero Hooks is none.
 type Hooks struct {
 	// StoreCall is told of every call to the store after it has ended.
 	StoreCall func(StoreCall)

@@ -43,7 +43,8 @@ import (
 	"github.com/go-reservoir/reservoir/internal/chance"
 )
 
-// Limiter limits any number of keys. It is safe for concurrent use. It holds
+// Limiter limits any number of keys. Make it with New; the zero Limiter is of no
+// use. It is safe for concurrent use. It holds
 // stock of the store's, so Close it to hand that back. One Limiter per process
 // and limit is enough; two share nothing but the store.
 type Limiter struct {

@@ -7,8 +7,10 @@ import (
 )
 
 // Result is the answer to one request. All of its fields come from the same
-// reading of the same window.
+// reading of the same window. What comes with an error is no answer, and should
+// not be looked at.
 type Result struct {
+	// Allowed says that the tokens were charged, and the request may go on.
 	Allowed bool
 
 	// Limit is the number of tokens per window.
@@ -19,12 +21,13 @@ type Result struct {
 	// processes spend from it too. It is exact for Direct results.
 	Remaining int64
 
-	// Reset is the stored end of the window, the same instant for every
-	// process that reports it.
+	// Reset is the stored end of the window, to the millisecond: the same
+	// instant for every process that reports it. It is zero where Check found no
+	// open window, and this process' own guess where a Fallback knows of none.
 	Reset time.Time
 
-	// RetryAfter is the time until Reset when the request was refused, and 0
-	// when it was allowed.
+	// RetryAfter is the time until Reset when the request was refused, counted
+	// from the decision, and 0 when it was allowed.
 	RetryAfter time.Duration
 
 	// Source says how the decision was made, and so what it cost.

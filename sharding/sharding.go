@@ -29,7 +29,8 @@ var (
 	errNoInspector = errors.New("the shard's store is no backend.Inspector")
 )
 
-// Store implements backend.Store and backend.Inspector over its shards. It adds
+// Store implements backend.Store and backend.Inspector over its shards. Make it
+// with New. It is safe for concurrent use, and does not close its shards. It adds
 // to each call the choice of a shard: a pass over the key and one multiplication
 // or two per shard, O(N), without allocation. That is some 50 ns for 16 shards;
 // for a thousand shards it would be microseconds.

@@ -19,7 +19,8 @@ import (
 
 const shards = 64 // more than the cores that contend; a power of two
 
-// Store implements backend.Store. A call costs a hash, a lock that is shared by
+// Store implements backend.Store and backend.Inspector. Make it with New. It is
+// safe for concurrent use; several limiters may share it. A call costs a hash, a lock that is shared by
 // 1/64 of the keys, and well under a microsecond. Memory: about 200 bytes a key
 // with an open window; closed ones are dropped as new keys come.
 type Store struct {

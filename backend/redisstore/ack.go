@@ -36,7 +36,7 @@ var (
 // lost until the window ends. A fleet without its replicas has no new tokens: n
 // should be one less than there are replicas, or one of two.
 //
-// Choose a timeout above the replicas' usual delay and below the limiter's fetch
+// n is at least 1 and timeout at least a millisecond. Choose a timeout above the replicas' usual delay and below the limiter's fetch
 // timeout and the client's ReadTimeout. The client is a *redis.Client, Sentinel's
 // included, or a *redis.ClusterClient; the user needs the right to WAIT.
 func WithReplicaAck(n int, timeout time.Duration) Option {

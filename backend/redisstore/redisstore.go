@@ -63,7 +63,8 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Store implements backend.Store and backend.Inspector. It holds no connection
+// Store implements backend.Store and backend.Inspector. Make it with New. It is safe
+// for concurrent use; several limiters may share it. It holds no connection
 // of its own, runs no goroutine between calls but for a look at the server after
 // the first (WithWarnings), and does not close the client.
 type Store struct {
