@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 )
@@ -66,25 +68,29 @@ func (d *demo) name(user string) string {
 	return "replica" // that was, and is a master now
 }
 
-// masterOf finds the server that counts a user.
-func (d *demo) masterOf(user string) (*server, error) {
+// stopMasterOf kills the server that counts a user.
+func (d *demo) stopMasterOf(ctx context.Context, client *redis.ClusterClient, user string) error {
+	master, err := client.MasterForKey(ctx, "{"+user+"}")
+	if err != nil {
+		return err
+	}
 	for _, n := range d.nodes {
-		if n.addr == d.store.Shard(user) {
-			return n, nil
+		if n.addr == master.Options().Addr {
+			n.stop()
 		}
 	}
-	return nil, fmt.Errorf("nobody serves %s", user)
+	return nil
 }
 
-// inspect looks into the masters.
-func (d *demo) inspect(ctx context.Context) error {
-	fmt.Fprintln(d.out, "  user        master   used")
+// check asks the masters what is left.
+func (d *demo) check(ctx context.Context) error {
+	fmt.Fprintln(d.out, "  user        master   left")
 	for _, user := range users {
-		contents, err := d.store.Inspect(ctx, user)
+		r, err := d.limiter.Check(ctx, user)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(d.out, "  %-10s  %-7s  %4d\n", user, d.name(user), contents.Used)
+		fmt.Fprintf(d.out, "  %-10s  %-7s  %4d\n", user, d.name(user), r.Remaining)
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ func startCluster(ctx context.Context, dir string) (nodes []*server, stop func()
 		n, err := startServer(ctx, filepath.Join(dir, strconv.Itoa(i)),
 			"--cluster-enabled", "yes",
 			"--cluster-require-full-coverage", "no", // or all keys are refused while one master is away
-			"--cluster-node-timeout", "2000") // milliseconds of silence until a master is held to be down
+			"--cluster-node-timeout", "3000") // milliseconds of silence until a master is held to be down
 		if err != nil {
 			stop()
 			return nil, nil, err

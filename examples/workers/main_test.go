@@ -244,6 +244,18 @@ func TestFailures(t *testing.T) {
 
 var update = flag.Bool("update", false, "write what the commands of README.md print into it")
 
+// The ways to start it that README.md names are understood.
+func TestReadmeFlags(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	starts := regexp.MustCompile(`(?m)^go run ./examples/workers ([^#\n]*)#`).FindAllSubmatch(readme, -1)
+	require.Len(t, starts, 3)
+	for _, args := range starts[1:] { // the first asks for help
+		_, err := parse(strings.Fields(string(args[1])), io.Discard)
+		require.NoError(t, err, string(args[1]))
+	}
+}
+
 // varies is what differs from run to run: how large batches were.
 var varies = regexp.MustCompile(`\d+( store calls| tokens)`)
 
