@@ -88,8 +88,8 @@ func startServer(ctx context.Context, dir string, args ...string) (s *server, er
 	}
 	for range 10 {
 		s = &server{dir: dir, args: args, addr: "127.0.0.1:" + strconv.Itoa(10_000+rand.IntN(10_000))}
-		if err = s.start(ctx); err == nil {
-			return s, nil
+		if err = s.start(ctx); err == nil || ctx.Err() != nil {
+			return s, err
 		}
 	}
 	return nil, err
