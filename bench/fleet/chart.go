@@ -56,7 +56,7 @@ var colours = map[string]string{"direct": "#9aa0a6", "fixed": "#e69f00", "ladder
 // chart draws the results: a column of panels for each group, a line of them for
 // each measure, a cluster of bars for each row and a bar for each rule.
 func chart(groups []group, all map[string]results, seed uint64) []byte {
-	shown := slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return all[r.name] == nil })
+	shown := shownIn(all)
 	width := marginLeft + len(groups)*(panelWidth+gapX)
 	height := marginTop + len(measures)*(panelHeight+gapY) + marginEnd - gapY
 	c := newCanvas(width, height)
@@ -71,6 +71,11 @@ func chart(groups []group, all map[string]results, seed uint64) []byte {
 		}
 	}
 	return c.end()
+}
+
+// shownIn is the rules that were simulated.
+func shownIn(all map[string]results) []rule {
+	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return all[r.name] == nil })
 }
 
 func legend(c *canvas, shown []rule) {
@@ -92,7 +97,7 @@ type panel struct {
 
 func (p panel) draw(m measure, g group, shown []rule, all map[string]results, named bool) {
 	p.text(p.x, p.y-10, "start", "#111", 13, m.title+", by "+g.axis)
-	p.axis(named)
+	p.axis(panelWidth, named)
 	slot := panelWidth / float64(len(g.rows))
 	bars := slot * 0.84
 	for i, r := range g.rows {
@@ -114,15 +119,15 @@ func (p panel) draw(m measure, g group, shown []rule, all map[string]results, na
 }
 
 // axis draws the grid, a line for each power of ten.
-func (p panel) axis(named bool) {
+func (p panel) axis(width float64, named bool) {
 	for e := lowest; float64(e) <= highest; e++ {
 		y := p.level(math.Pow10(e))
-		p.line(p.x, y, p.x+panelWidth, y, "#ddd", 1)
+		p.line(p.x, y, p.x+width, y, "#ddd", 1)
 		if named {
 			p.text(p.x-8, y+4, "end", "#666", 11, fmt.Sprintf("%.4g %%", math.Pow10(e+2)))
 		}
 	}
-	p.line(p.x, p.y+panelHeight, p.x+panelWidth, p.y+panelHeight, "#888", 1)
+	p.line(p.x, p.y+panelHeight, p.x+width, p.y+panelHeight, "#888", 1)
 }
 
 // bar draws v with its number, and what it should not be above. What is 0 has no

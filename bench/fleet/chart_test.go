@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/xml"
 	"io"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,6 +40,34 @@ func TestChartIsXML(t *testing.T) {
 	require.Equal(t, 1+2, bars[colours["direct"]], "the legend, and what is not 0")
 	require.Equal(t, 1+3, bars[colours[adaptive]])
 	require.Zero(t, bars[colours["ladder"]])
+}
+
+func TestTimeChartIsXML(t *testing.T) {
+	o := outcome{course: []moment{{calls: 1, waited: 0.5}, {calls: 0.01}}}
+	all := map[string]results{"fixed": {onTime: o}, adaptive: {onTime: o}}
+	in := xml.NewDecoder(bytes.NewReader(timeChart(all, 1)))
+	curves := map[string]int{}
+	for {
+		token, err := in.Token()
+		if err == io.EOF {
+			break
+		}
+		require.NoError(t, err)
+		e, ok := token.(xml.StartElement)
+		if !ok || e.Name.Local != "polyline" {
+			continue
+		}
+		for _, a := range e.Attr {
+			require.NotContains(t, a.Value, "N") // NaN, Inf
+			switch a.Name.Local {
+			case "stroke":
+				curves[a.Value]++
+			case "points":
+				require.Len(t, strings.Fields(a.Value), 2*len(o.course))
+			}
+		}
+	}
+	require.Equal(t, map[string]int{colours["fixed"]: 2, colours[adaptive]: 2}, curves, "a curve in each panel")
 }
 
 func TestTableMarksTheBars(t *testing.T) {

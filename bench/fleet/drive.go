@@ -112,7 +112,8 @@ func (r *runner) request() bool {
 	if !d.tally.begin(at, time.Now()) {
 		return false
 	}
-	d.tally.end(p.limiter.Allow(r, key))
+	result, err := p.limiter.Allow(r, key)
+	d.tally.end(at, result, err)
 	return true
 }
 

@@ -74,7 +74,8 @@ func run(s scenario, r rule, seed uint64) (outcome, error) {
 			rand:   random(seed, arrivalStream+uint64(i)),
 		}}
 	}
-	d.tally = &tally{limit: s.limit, windows: s.windows, calls: calls.Load, held: d.held}
+	d.tally = &tally{limit: s.limit, windows: s.windows, calls: calls.Load, held: d.held,
+		course: course{began: d.begin, step: s.limit.Window / stepsPerWindow}}
 	d.run()
 	if err := d.close(); err != nil {
 		return outcome{}, err

@@ -66,11 +66,13 @@ func TestTally(t *testing.T) {
 	count := &tally{
 		limit: reservoir.PerSecond(10), windows: 2,
 		calls: func() int64 { return calls }, held: func() int64 { return held },
+		course: course{began: a.Add(-time.Second), step: time.Second},
 	}
+	at := a.Add(-time.Second)
 	told := func(n int, r reservoir.Result) {
 		for range n {
-			require.True(t, count.begin(a, a))
-			count.end(r, nil)
+			require.True(t, count.begin(at, at))
+			count.end(at, r, nil)
 		}
 	}
 	calls, held = 2, 3
@@ -78,7 +80,7 @@ func TestTally(t *testing.T) {
 	told(1, reservoir.Result{Reset: a, Source: reservoir.Fetched})
 	held = 5
 	told(1, reservoir.Result{Reset: a, Source: reservoir.Denied})
-	calls = 4
+	calls, at = 4, a
 	told(8, reservoir.Result{Allowed: true, Reset: b})
 	told(1, reservoir.Result{Allowed: true, Reset: a}) // late, of the window before
 	told(3, reservoir.Result{Allowed: true, Reset: b})
@@ -88,6 +90,7 @@ func TestTally(t *testing.T) {
 		means:    means{calls: 2.0 / 11},
 		cold:     means{calls: 4.0 / 9, stranded: 0.3, waited: 1.0 / 11},
 		admitted: 0.9, over: 1, refused: 2, requests: 22,
+		course: []moment{{calls: 2.0 / 10, waited: 1.0 / 10}, {calls: 2.0 / 12}},
 	}, count.outcome())
 }
 

@@ -33,6 +33,16 @@ func (c *canvas) line(x1, y1, x2, y2 float64, stroke string, width int) {
 		x1, y1, x2, y2, stroke, width)
 }
 
+type point struct{ x, y float64 }
+
+func (c *canvas) polyline(points []point, stroke string) {
+	fmt.Fprintf(c, `<polyline fill="none" stroke="%s" stroke-width="1.6" points="`, stroke)
+	for _, p := range points {
+		fmt.Fprintf(c, "%.1f,%.1f ", p.x, p.y)
+	}
+	c.WriteString(`"/>` + "\n")
+}
+
 // text writes s at a point that is its start, middle or end.
 func (c *canvas) text(x, y float64, anchor, fill string, size int, s string) {
 	fmt.Fprintf(c, `<text x="%.1f" y="%.1f" text-anchor="%s" fill="%s" font-size="%d">`, x, y, anchor, fill, size)

@@ -15,6 +15,7 @@ type tally struct {
 	windows int          // to be seen from beginning to end
 	calls   func() int64 // to the store so far
 	held    func() int64 // by all limiters now
+	course  course
 
 	mu     sync.Mutex
 	seen   []*window // in order of their ends
@@ -47,12 +48,13 @@ func (t *tally) begin(at, now time.Time) bool {
 	if !now.Equal(at) {
 		t.late++
 	}
+	t.course.at(at, t.calls()).requests++
 	return true
 }
 
-// end counts the answer to a request. Those that come when all windows have
-// ended count only as spent: they may be over the limit.
-func (t *tally) end(r reservoir.Result, err error) {
+// end counts the answer to the request of an instant. Those that come when all
+// windows have ended count only as spent: they may be over the limit.
+func (t *tally) end(at time.Time, r reservoir.Result, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err != nil {
@@ -63,6 +65,7 @@ func (t *tally) end(r reservoir.Result, err error) {
 	w.requests++
 	if r.Source.OnNetwork() {
 		w.waited++
+		t.course.at(at, t.calls()).waited++
 	}
 	if r.Allowed {
 		w.spent++
@@ -96,6 +99,7 @@ type outcome struct {
 	over     int64   // tokens above the limit, in the worst window
 	refused  int64
 	requests int64
+	course   []moment
 }
 
 // means are of some windows together. Shares are of 1.
@@ -115,6 +119,7 @@ func (t *tally) outcome() outcome {
 	}
 	o.means = t.measure(min(1, t.windows-1), t.windows)
 	o.cold = t.measure(0, 1)
+	o.course = t.course.moments(t.made)
 	return o
 }
 
