@@ -296,6 +296,22 @@ func TestDeadlineCountsFromSending(t *testing.T) {
 	})
 }
 
+// A reply on whose way the window ended is followed by a fetch as soon as the next
+// one can be open: who came a moment before a reset has its answer a moment after.
+func TestReplyAtTheEndOfALongWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, overNetwork(memstore.New(), rtt/2), PerHour(1))
+		for range 20 { // by chance one may not have waited for long
+			first := allow(t, l, "k", 1)
+			time.Sleep(time.Until(first.Reset) - rtt*9/10)
+			begun := time.Now()
+			require.True(t, allow(t, l, "k", 1).Allowed)
+			require.Less(t, time.Since(begun), 3*rtt)
+			time.Sleep(2 * time.Hour)
+		}
+	})
+}
+
 // A network slower than the window is an error, not an endless loop.
 func TestNetworkSlowerThanWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

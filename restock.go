@@ -192,9 +192,11 @@ func (e *entry) schedule(now int64) {
 	if !e.queue.empty() && e.flight == nil { // waiters for the reset, or for what comes back
 		due = min(e.quiet, ends)
 		if e.ending(w, now) {
-			due = ends + 1
+			due = ends + int64(time.Millisecond) // to the store, which counts in these, it may not be over before
 		}
-		due += int64(chance.Part(e.limit().Window / 1000))
+		if e.queue.once == 0 { // who does not wait for the reset has but the fetch timeout
+			due += int64(chance.Part(e.limit().Window / 1000))
+		}
 	}
 	if e.l.guided() && e.pace.rate*e.limit().Window.Seconds() >= 2 && now < ends {
 		due = min(due, ends+int64(chance.Part(min(e.limit().Window/spreadPart, spreadMax))))
