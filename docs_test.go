@@ -1,0 +1,255 @@
+package reservoir_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Every block of code in every document of the repository is accounted for: run,
+// found in a test, or named here with the test that runs it. A block of a kind
+// that nobody knows fails.
+
+// elsewhere are blocks that tests beside them take from the page and run.
+var elsewhere = []struct{ file, lang, test string }{
+	{"SECURITY.md", "acl limiter", "backend/redisstore/TestAccess"},
+	{"SECURITY.md", "acl cluster", "backend/redisstore/TestAccessInCluster"},
+	{"SECURITY.md", "acl functions", "backend/redisstore/TestAccessByFunctions"},
+	{"SECURITY.md", "acl check", "backend/redisstore/TestAccessOfDashboard"},
+	{"SECURITY.md", "acl more", "backend/redisstore/TestFurtherAccess"},
+	{"examples/apiserver/README.md", "sh", "examples/apiserver/TestReadmeFlags"},
+	{"examples/apiserver/README.md", "console", "examples/apiserver/TestTranscript"},
+}
+
+// block is a piece of a document between fences.
+type block struct {
+	file string // with slashes, from the root
+	line int
+	lang string // all that follows the first fence
+	text string
+}
+
+var fenced = regexp.MustCompile("(?ms)^```([^\n]*)\n(.*?)^```$")
+
+func TestDocuments(t *testing.T) {
+	s := newStage(t)
+	tested := testCode(t)
+	for file, text := range documents(t) {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			for _, b := range blocks(file, text) {
+				t.Run(strconv.Itoa(b.line), func(t *testing.T) { account(t, b, s, tested) })
+			}
+		})
+	}
+}
+
+func blocks(file, text string) (all []block) {
+	for _, m := range fenced.FindAllStringSubmatchIndex(text, -1) {
+		line := 1 + strings.Count(text[:m[0]], "\n")
+		all = append(all, block{file, line, text[m[2]:m[3]], text[m[4]:m[5]]})
+	}
+	return all
+}
+
+func account(t *testing.T, b block, s *stage, tested map[string]string) {
+	for _, e := range elsewhere {
+		if b.file == e.file && b.lang == e.lang {
+			requireTest(t, e.test)
+			return
+		}
+	}
+	switch b.lang {
+	case "go":
+		if strings.HasPrefix(b.text, "package ") {
+			program(t, b.text)
+		} else {
+			requireTested(t, b.text, tested)
+		}
+	case "go theirs": // of a module that cannot be had: it is Go, at least
+		_, err := parser.ParseFile(token.NewFileSet(), "", "package p\nfunc _() {\n"+b.text+"}\n", 0)
+		require.NoError(t, err)
+	case "sh":
+		for _, c := range commandLines(b.text) {
+			s.command(t, c)
+		}
+	case "console":
+		s.transcript(t, b.text)
+	default:
+		t.Fatalf("a block of %q: say in docs_test.go how it is tested", b.lang)
+	}
+}
+
+// program compiles and runs a whole program, and returns what it printed.
+func program(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "main.go")
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+	out, err := exec.Command("go", "run", file).CombinedOutput()
+	require.NoError(t, err, string(out))
+	return string(out)
+}
+
+// The program in the README is short, and admits.
+func TestReadmeProgram(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	first := blocks("README.md", string(text))[0]
+	require.LessOrEqual(t, strings.Count(first.text, "\n"), 25)
+	require.Equal(t, "true 59999 <nil>\n", program(t, first.text))
+}
+
+// requireTested finds a fragment in the code of tests, which compiles and is run.
+// Where a line of it is an ellipsis, the test may have more.
+func requireTested(t *testing.T, fragment string, tested map[string]string) {
+	parts := strings.Split(plainCode(fragment), "\n...\n")
+	for _, text := range tested {
+		if inOrder(text, parts) {
+			return
+		}
+	}
+	t.Fatalf("no test has this code:\n%s", fragment)
+}
+
+func inOrder(text string, parts []string) bool {
+	for _, p := range parts {
+		i := strings.Index(text, "\n"+strings.TrimSpace(p)+"\n")
+		if i < 0 {
+			return false
+		}
+		text = text[i+len(p):]
+	}
+	return true
+}
+
+// testCode is the text of all tests, by file.
+func testCode(t *testing.T) map[string]string {
+	all := map[string]string{}
+	for file, text := range files(t, "_test.go") {
+		all[file] = "\n" + plainCode(text)
+	}
+	return all
+}
+
+// plainCode is code without indentation, comments in lines of their own left as
+// they are.
+func plainCode(text string) string {
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = strings.TrimSpace(lines[i])
+	}
+	return strings.Join(lines, "\n")
+}
+
+// files are those whose names end so, by their paths from the root.
+func files(t *testing.T, suffix string) map[string]string {
+	all := map[string]string{}
+	require.NoError(t, filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+		if d != nil && d.Name() == ".git" { // a directory, or a file in a work tree
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if err != nil || d.IsDir() || !strings.HasSuffix(name, suffix) {
+			return err
+		}
+		text, err := os.ReadFile(name)
+		all[filepath.ToSlash(name)] = string(text)
+		return err
+	}))
+	require.NotEmpty(t, all)
+	return all
+}
+
+func documents(t *testing.T) map[string]string { return files(t, ".md") }
+
+// requireTest finds a test by its directory and name.
+func requireTest(t *testing.T, test string) {
+	t.Helper()
+	require.NotEmpty(t, functions(t, path.Dir(test), "^"+path.Base(test)+"$"), "there is no %s", test)
+}
+
+var function = regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz|Example)\w*)\(`)
+
+// functions are those of the tests in dir, or below it if it ends in ..., whose
+// names match.
+func functions(t *testing.T, dir, like string) (names []string) {
+	t.Helper()
+	top, all := strings.CutSuffix(dir, "...")
+	match := regexp.MustCompile(like)
+	for file, text := range files(t, "_test.go") {
+		if in := path.Dir(file); in != path.Clean(dir) && !(all && strings.HasPrefix(in+"/", strings.TrimPrefix(top, "./"))) {
+			continue
+		}
+		for _, f := range function.FindAllStringSubmatch(text, -1) {
+			if match.MatchString(f[1]) {
+				names = append(names, f[1])
+			}
+		}
+	}
+	return names
+}
+
+// inline is a command in the midst of a sentence.
+var inline = regexp.MustCompile("`((?:make|go test) [^`\n]*)`")
+
+// What sentences name exists.
+func TestDocumentsNameWhatIsThere(t *testing.T) {
+	for file, text := range documents(t) {
+		for _, m := range inline.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+			if strings.HasPrefix(m[1], "make ") {
+				requireTarget(t, m[1])
+			} else {
+				requireTests(t, path.Dir(file), m[1])
+			}
+		}
+	}
+}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	noSlug  = regexp.MustCompile("[^\\p{L}\\p{N} _-]")
+)
+
+// Links within the repository lead somewhere.
+func TestDocumentsLink(t *testing.T) {
+	all := documents(t)
+	for file, text := range all {
+		for _, m := range link.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+			target, anchor, _ := strings.Cut(m[1], "#")
+			if strings.Contains(target, ":") {
+				continue // another site's
+			}
+			to := file
+			if target != "" {
+				to = path.Join(path.Dir(file), target)
+			}
+			_, err := os.Stat(to)
+			require.NoError(t, err, "%s links to %s", file, m[1])
+			if anchor != "" {
+				require.True(t, slices.Contains(anchors(all[to]), anchor), "%s links to %s", file, m[1])
+			}
+		}
+	}
+}
+
+// anchors are the headings of a document as links name them.
+func anchors(text string) (all []string) {
+	for _, h := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+		all = append(all, strings.ReplaceAll(noSlug.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-"))
+	}
+	return all
+}

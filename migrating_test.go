@@ -1,0 +1,196 @@
+package reservoir_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// The code of docs/migrating.md that uses this library. What it replaces is in
+// bench/migrating_test.go.
+
+func Example_fromRedisRate() {
+	ctx, store := context.Background(), memstore.New()
+	limiter, err := reservoir.New(store, reservoir.PerMinute(60)) // once; store is redisstore.New(rdb)
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(ctx)
+
+	r, err := limiter.Allow(ctx, "project:123")
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("allowed", r.Allowed, "remaining", r.Remaining)
+	// Output: allowed true remaining 59
+}
+
+func Example_fromRedisRateLimits() {
+	ctx, store := context.Background(), memstore.New()
+	limiter, err := reservoir.New(store, reservoir.PerMinute(60),
+		reservoir.WithLimits(func(key string) reservoir.Limit {
+			if strings.HasPrefix(key, "paid:") {
+				return reservoir.PerMinute(600)
+			}
+			return reservoir.PerMinute(60)
+		}))
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(ctx)
+	r, err := limiter.Allow(ctx, "paid:123")
+	fmt.Println(r.Limit, err)
+	// Output: 600 <nil>
+}
+
+func Example_fromRueidislimiter() {
+	ctx, store := context.Background(), memstore.New()
+	limiter, err := reservoir.New(store, reservoir.PerMinute(60))
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(ctx)
+
+	state, _ := limiter.Check(ctx, "user:42")
+	r, err := limiter.AllowN(ctx, "user:42", 3)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(state.Remaining, r.Allowed, r.Remaining, r.Reset.After(time.Now()))
+	// Output: 60 true 57 true
+}
+
+func Example_fromTimeRate() {
+	ctx, store := context.Background(), memstore.New()
+	limiter, err := reservoir.New(store, reservoir.Limit{Tokens: 10, Window: 100 * time.Millisecond})
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(ctx)
+	api := limiter.Key("api") // the one limit that a rate.Limiter is
+
+	if err := api.Wait(ctx); err != nil {
+		panic(err)
+	}
+	r, err := api.Allow(ctx)
+	fmt.Println(r.Allowed, err)
+	// Output: true <nil>
+}
+
+// What the page says of requests that can never be admitted.
+func TestNeverToBeAdmitted(t *testing.T) {
+	l, err := reservoir.New(memstore.New(), reservoir.PerMinute(60))
+	require.NoError(t, err)
+	defer l.Close(context.Background())
+	_, err = l.AllowN(context.Background(), "k", 61)
+	require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+	require.True(t, errors.Is(l.WaitN(context.Background(), "k", 61), reservoir.ErrExceedsLimit))
+}
+
+// script is a client of Redis in some other language: it knows EVAL and nothing of
+// this library.
+type script struct {
+	conn net.Conn
+	in   *bufio.Reader
+	text string
+}
+
+func newScript(t *testing.T, addr string) *script {
+	text, err := os.ReadFile("backend/redisstore/testdata/rate.lua")
+	require.NoError(t, err)
+	conn, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return &script{conn, bufio.NewReader(conn), string(text)}
+}
+
+// allow charges one token as GitHub's RATE does, and compares the count with the limit
+// afterwards.
+func (s *script) allow(key string, limit int64, window time.Duration) (bool, error) {
+	now := time.Now()
+	args := []string{"EVAL", s.text, "1", key, "1", fmt.Sprint(now.Add(window).Unix()), fmt.Sprintf("%.6f", float64(now.UnixMicro())/1e6)}
+	fmt.Fprintf(s.conn, "*%d\r\n", len(args))
+	for _, a := range args {
+		fmt.Fprintf(s.conn, "$%d\r\n%s\r\n", len(a), a)
+	}
+	var count int64
+	for _, prefix := range []string{"*", ":", ":"} {
+		line, err := s.in.ReadString('\n')
+		if err != nil || !strings.HasPrefix(line, prefix) {
+			return false, fmt.Errorf("%q: %w", line, err)
+		}
+		if count == 0 && prefix == ":" {
+			if count, err = strconv.ParseInt(strings.TrimSpace(line[1:]), 10, 64); err != nil {
+				return false, err
+			}
+		}
+	}
+	return count <= limit, nil
+}
+
+// TestMixedFleet: two processes of ours and three clients of GitHub's script, as
+// busy as each other, share the limit of a key, to the token.
+func TestMixedFleet(t *testing.T) {
+	const limit = 5_000
+	server := redistest.Start(t)
+	var ours, theirs atomic.Int64
+	turns := make(chan struct{}, limit) // a request of ours for each of theirs
+	var scripts, limiters sync.WaitGroup
+	for range 3 {
+		s := newScript(t, server.Addr())
+		scripts.Go(func() {
+			for {
+				allowed, err := s.allow("{user:42}", limit, time.Hour)
+				if !assert.NoError(t, err) || !allowed {
+					return
+				}
+				theirs.Add(1)
+				turns <- struct{}{}
+			}
+		})
+	}
+	for range 2 {
+		l, err := reservoir.New(redisstore.New(server.Client()), reservoir.PerHour(limit), reservoir.WithFetchTimeout(10*time.Second))
+		require.NoError(t, err)
+		limiters.Go(func() {
+			allow := func() bool {
+				r, err := l.Allow(context.Background(), "user:42")
+				if assert.NoError(t, err) && r.Allowed {
+					ours.Add(1)
+				}
+				return r.Allowed
+			}
+			for range turns {
+				allow()
+			}
+			for allow() { // they have had their first refusal: what is charged to us may still be spent
+			}
+			assert.NoError(t, l.Close(context.Background()))
+		})
+	}
+	scripts.Wait()
+	close(turns)
+	limiters.Wait()
+	t.Logf("ours %d, theirs %d", ours.Load(), theirs.Load())
+	require.Greater(t, theirs.Load(), int64(limit/4))
+	require.Greater(t, ours.Load(), int64(limit/4))
+	require.LessOrEqual(t, ours.Load()+theirs.Load(), int64(limit))
+	require.Greater(t, ours.Load()+theirs.Load(), int64(limit*98/100))
+}
