@@ -65,6 +65,7 @@ var checks = []struct {
 	{regexp.MustCompile(`^git stash( pop)?$`), func(*testing.T, *stage, string) {}},
 	// It is downloaded.
 	{regexp.MustCompile(`^go run golang\.org/x/perf/cmd/benchstat@latest `), func(*testing.T, *stage, string) {}},
+	{regexp.MustCompile(`^redis-cli `), func(t *testing.T, s *stage, c string) { s.shell(t, s.dir, c) }},
 	{regexp.MustCompile(`^go run \./cmd/reservoir `), func(t *testing.T, s *stage, c string) { s.run(t, c) }},
 }
 

@@ -47,7 +47,7 @@ func timeChart(all map[string]results, seed uint64) []byte {
 			p.curve(all[r.name][s].course, s, m.of, colours[r.name])
 		}
 	}
-	c.text(float64(width-gapX), float64(height-8), "end", "#666", 11, fmt.Sprintf("make fleet, seed %d; %s; network 1 ms there and back", seed, s.kind.name))
+	c.text(float64(width-gapX), float64(height-8), "end", "#666", 11, fmt.Sprintf("what is 0 lies on the lowest line; make fleet, seed %d; %s; network 1 ms there and back", seed, s.kind.name))
 	return c.end()
 }
 
