@@ -30,6 +30,11 @@ var elsewhere = []struct{ file, lang, test string }{
 	{"SECURITY.md", "acl more", "backend/redisstore/TestFurtherAccess"},
 	{"examples/apiserver/README.md", "sh", "examples/apiserver/TestReadmeFlags"},
 	{"examples/apiserver/README.md", "console", "examples/apiserver/TestTranscript"},
+	{"examples/workers/README.md", "console", "examples/workers/TestReadme"},
+	{"examples/shards/README.md", "console", "examples/shards/TestReadme"},
+	{"examples/shards/README.md", "sh", "examples/shards/TestReadme"},
+	{"examples/cluster/README.md", "console", "examples/cluster/TestReadme"},
+	{"examples/cluster/README.md", "sh", "examples/cluster/TestReadme"},
 }
 
 // block is a piece of a document between fences.
@@ -40,7 +45,10 @@ type block struct {
 	text string
 }
 
-var fenced = regexp.MustCompile("(?ms)^```([^\n]*)\n(.*?)^```$")
+var (
+	fenced = regexp.MustCompile("(?ms)^```([^\n]*)\n(.*?)^```$")
+	fence  = regexp.MustCompile("(?m)^[ >\t]*(```|~~~)")
+)
 
 func TestDocuments(t *testing.T) {
 	s := newStage(t)
@@ -48,7 +56,9 @@ func TestDocuments(t *testing.T) {
 	for file, text := range documents(t) {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
-			for _, b := range blocks(file, text) {
+			all := blocks(file, text)
+			require.Len(t, fence.FindAllString(text, -1), 2*len(all), "a fence that is indented, or not closed")
+			for _, b := range all {
 				t.Run(strconv.Itoa(b.line), func(t *testing.T) { account(t, b, s, tested) })
 			}
 		})

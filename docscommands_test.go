@@ -65,8 +65,13 @@ var checks = []struct {
 	{regexp.MustCompile(`^git stash( pop)?$`), func(*testing.T, *stage, string) {}},
 	// It is downloaded.
 	{regexp.MustCompile(`^go run golang\.org/x/perf/cmd/benchstat@latest `), func(*testing.T, *stage, string) {}},
+	{regexp.MustCompile(`^go get ` + regexp.QuoteMeta(module)), func(t *testing.T, _ *stage, c string) {
+		require.DirExists(t, "."+strings.TrimPrefix(c, "go get "+module))
+	}},
+	// It runs until somebody stops it.
+	{regexp.MustCompile(`^memcached `), func(*testing.T, *stage, string) {}},
 	{regexp.MustCompile(`^redis-cli `), func(t *testing.T, s *stage, c string) { s.shell(t, s.dir, c) }},
-	{regexp.MustCompile(`^go run \./cmd/reservoir `), func(t *testing.T, s *stage, c string) { s.run(t, c) }},
+	{regexp.MustCompile(`^go run \./(cmd/reservoir|examples/workers) `), func(t *testing.T, s *stage, c string) { s.run(t, c) }},
 }
 
 // command does what is to be done with a command.
