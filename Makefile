@@ -48,7 +48,7 @@ bench: redis ## Measure side by side with peers: tables, charts in bench/results
 	cd bench && go test -count=1 -timeout=30m -run='^TestPeers$$' -size=$(SIZE) -results=results
 
 .PHONY: fleet
-fleet: ## Simulate fleets of processes: a table and a chart in bench/results. SEED=1.
+fleet: ## Simulate fleets of processes: a table and charts in bench/results. SEED=1.
 	cd bench/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
 
 .PHONY: torture
