@@ -231,7 +231,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
-	noSlug  = regexp.MustCompile("[^\\p{L}\\p{N} _-]")
+	noSlug  = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
 // coming are folders that are still being written.
