@@ -152,8 +152,7 @@ func testCode(t *testing.T) map[string]string {
 	return all
 }
 
-// plainCode is code without indentation, comments in lines of their own left as
-// they are.
+// plainCode is code without indentation.
 func plainCode(text string) string {
 	lines := strings.Split(text, "\n")
 	for i := range lines {
