@@ -197,7 +197,7 @@ func requireTests(t *testing.T, dir, command string) {
 	t.Helper()
 	in := dir
 	if m := inPackage.FindStringSubmatch(command); m != nil {
-		in = m[1]
+		in = path.Join(dir, m[1])
 	}
 	for _, m := range selects.FindAllStringSubmatch(command, -1) {
 		for _, name := range strings.Split(m[1], "|") {
