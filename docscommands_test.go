@@ -192,9 +192,13 @@ var (
 	inPackage = regexp.MustCompile(`(?:^| )(\.\S*)`)
 )
 
-// requireTests finds the tests that a command of go test in dir selects.
+// requireTests finds the tests that a command of go test selects, which a document
+// in dir names: a package's own is to be run there, and any other at the root.
 func requireTests(t *testing.T, dir, command string) {
 	t.Helper()
+	if len(functions(t, dir, ".")) == 0 {
+		dir = "."
+	}
 	in := dir
 	if m := inPackage.FindStringSubmatch(command); m != nil {
 		in = path.Join(dir, m[1])
