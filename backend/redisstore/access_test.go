@@ -127,6 +127,7 @@ func limiterOf(t *testing.T, server *redistest.Server, u user, opts ...redisstor
 }
 
 func TestAccess(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	admin := server.Client()
 	line := rules(t, "limiter")
@@ -142,6 +143,7 @@ func TestAccess(t *testing.T) {
 }
 
 func TestAccessByFunctions(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	admin := server.Client()
 	loadLibrary(t, server)
@@ -183,6 +185,7 @@ func TestAccessOfDashboard(t *testing.T) {
 }
 
 func TestAccessInCluster(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0)
 	line := rules(t, "cluster")
 	open := func(u user) *redisstore.Store {
@@ -277,6 +280,7 @@ func TestFurtherAccess(t *testing.T) {
 // TestAccessToClusterReplicas: a second client, for Check, says READONLY and wants
 // to know which commands only read.
 func TestAccessToClusterReplicas(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
 	line := rules(t, "cluster")
 	with := func(rights string) error {

@@ -19,6 +19,7 @@ import (
 )
 
 func TestSuiteWithReplicaAck(t *testing.T) {
+	t.Parallel()
 	r := redistest.StartReplicated(t, 1)
 	r.Primary.ResetStats()
 	backendtest.Run(t, always(redisstore.New(r.Primary.Client(), redisstore.WithReplicaAck(1, 10*time.Second))))
@@ -26,6 +27,7 @@ func TestSuiteWithReplicaAck(t *testing.T) {
 }
 
 func TestSuiteWithReplicaAckOnCluster(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
 	cluster.ResetStats()
 	backendtest.Run(t, always(redisstore.New(cluster.Client(), redisstore.WithReplicaAck(1, 10*time.Second))))

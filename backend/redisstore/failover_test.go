@@ -26,6 +26,7 @@ var failoverLimit = reservoir.PerHour(20_000)
 // until the limit is exhausted. Side by side: limiters that tell the replica what
 // they were granted, as they do, and some whose statements keep silent about it.
 func TestFailoverWithLoss(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name  string
 		batch []reservoir.Sizing

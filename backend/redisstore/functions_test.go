@@ -23,6 +23,7 @@ func loadLibrary(t *testing.T, servers ...*redistest.Server) {
 }
 
 func TestSuiteByFunctions(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	loadLibrary(t, server)
 	server.ResetStats()
@@ -33,6 +34,7 @@ func TestSuiteByFunctions(t *testing.T) {
 }
 
 func TestSuiteByFunctionsOnCluster(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0)
 	loadLibrary(t, cluster.Nodes...)
 	backendtest.Run(t, always(redisstore.New(cluster.Client(), redisstore.WithFunctions())))

@@ -24,6 +24,7 @@ func always(s backend.Store) func(*testing.T) backend.Store {
 }
 
 func TestSuite(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	t.Run("plain", func(t *testing.T) {
 		backendtest.Run(t, always(redisstore.New(server.Client())))
@@ -38,6 +39,7 @@ func TestSuite(t *testing.T) {
 }
 
 func TestSuiteOnCluster(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0)
 	backendtest.Run(t, always(redisstore.New(cluster.Client())))
 	for _, node := range cluster.Nodes {
@@ -46,6 +48,7 @@ func TestSuiteOnCluster(t *testing.T) {
 }
 
 func TestSentinel(t *testing.T) {
+	t.Parallel()
 	sentinel := redistest.StartSentinel(t, redistest.StartReplicated(t, 1), 1)
 	backendtest.Run(t, always(redisstore.New(sentinel.FailoverClient())))
 }
@@ -110,6 +113,7 @@ func TestCheckOnReplica(t *testing.T) {
 }
 
 func TestCheckOnClusterReplicas(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
 	s := redisstore.New(cluster.Client())
 	for i := range 20 {

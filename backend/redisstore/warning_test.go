@@ -126,6 +126,7 @@ func TestWithoutWarnings(t *testing.T) {
 }
 
 func TestWarnsOfEvictionInCluster(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0)
 	for _, node := range cluster.Nodes[1:] {
 		require.NoError(t, node.Client().ConfigSet(t.Context(), "maxmemory", "100mb").Err())
