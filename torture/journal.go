@@ -14,7 +14,7 @@ import (
 
 // Bounds of a journal. Its file is sparse: what is not used takes no room.
 const (
-	maxLines   = 4 * 3 // roles, on each part of the store
+	maxLines   = roles * 3 // on each part of the store
 	maxWindows = 1 << 12
 )
 
@@ -153,6 +153,7 @@ func (j *Journal) answered(l *line, n int64, r reservoir.Result, err error, begi
 		l.Denied.Add(1)
 	case r.Source == reservoir.Fallback:
 		l.Fallback.Add(1)
+		j.spend(l, r.Reset.UnixMilli(), n)
 	default:
 		l.Allowed.Add(1)
 		j.spend(l, r.Reset.UnixMilli(), n)

@@ -238,7 +238,7 @@ func (v *verdict) lost(list []*outcome) {
 	p := v.promise("tokens lost, no process killed", "0")
 	k := v.promise("tokens lost with a process that is killed", "≤ its stock")
 	over := v.promise("tokens spent that were never charged", "0")
-	var lost, killed, more, recovered, unknown int64
+	var lost, killed, more, recovered, unknown, alone int64
 	for _, o := range list {
 		if !o.lossless() {
 			continue
@@ -246,11 +246,13 @@ func (v *verdict) lost(list []*outcome) {
 		for id, s := range o.Lines {
 			recovered += s.Recovered
 			unknown += s.Unknown
+			alone += s.Fallback
 			if id.Role.windowed() {
 				continue
 			}
 			idle := s.Charged - (s.Spent - s.Refunded)
 			switch {
+			case idle < 0 && id.Role == open && s.Killed > 0: // it took along what it had admitted without the store
 			case idle < 0:
 				more -= idle
 				over.broken("%v: %v limit on part %d: %d tokens", o.Scenario.Topology, id.Role, id.Part, -idle)
@@ -268,7 +270,7 @@ func (v *verdict) lost(list []*outcome) {
 	}
 	p.Measured = fmt.Sprintf("%d (%d handed over again; %d of direct calls unknown)", lost, recovered, unknown)
 	k.Measured = fmt.Sprint(killed)
-	over.Measured = fmt.Sprint(more)
+	over.Measured = fmt.Sprintf("%d (%d requests admitted without the store are charged)", more, alone)
 }
 
 // accounts holds each limiter's Stats against its process' journal.

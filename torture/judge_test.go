@@ -114,6 +114,9 @@ func TestJudgeFindsSabotage(t *testing.T) {
 		"a token that was never charged": {durable, lostReply, func(o *outcome) {
 			o.line(stock).Charged--
 		}, "tokens spent that were never charged"},
+		"an outage that was free": {durable, serverStopped, func(o *outcome) {
+			o.line(open).Charged--
+		}, "tokens spent that were never charged"},
 		"a killed process that took too much along": {volatile, processKilled, func(o *outcome) {
 			o.line(ledger).Killed = 1
 			o.line(ledger).Charged += demandOf(ledger, 1, 1).stock() + 1
@@ -195,6 +198,11 @@ func TestJudgeAllowsWhatWasPromised(t *testing.T) {
 
 	o = harmless(durable, shardFails)
 	o.Events[0].Calls, o.Events[0].Commands = extraLeast-1, 2*extraLeast // too few to tell
+	require.Empty(t, broken(judge([]*outcome{o}, true)))
+
+	o = harmless(volatile, processKilled)
+	o.line(open).Killed = 1
+	o.line(open).Charged-- // admitted without the store, which was never told
 	require.Empty(t, broken(judge([]*outcome{o}, true)))
 
 	o = harmless(clustered, resharded)

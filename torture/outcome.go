@@ -26,6 +26,7 @@ type lineID struct {
 // sums is what all processes together did with a key.
 type sums struct {
 	Requests, Allowed, Denied, Failed int64
+	Fallback                          int64 // requests admitted without the store
 
 	Spent, Refunded int64
 	Windows         map[int64]int64 // end, Unix ms → tokens
@@ -52,6 +53,7 @@ func (s *sums) add(l *line, w *worker) {
 	s.Allowed += l.Allowed.Load()
 	s.Denied += l.Denied.Load()
 	s.Failed += l.Failed.Load()
+	s.Fallback += l.Fallback.Load()
 	s.Spent += l.Spent.Load()
 	s.Refunded += l.Refunded.Load()
 	s.Calls += l.Calls.Load()

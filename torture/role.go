@@ -15,10 +15,11 @@ const (
 	ample
 	ledger
 	stock
+	open
 	roles = iota
 )
 
-var roleNames = [roles]string{"tight", "ample", "ledger", "stock"}
+var roleNames = [roles]string{"tight", "ample", "ledger", "stock", "open"}
 
 func (r role) String() string { return roleNames[r] }
 
@@ -57,7 +58,7 @@ func demandOf(r role, parts int64, pace float64) demand {
 		d.tokens = tightDemand / parts
 	case ample:
 		d.tokens = ampleDemand / parts
-	case ledger: // a call for every six requests
+	case ledger, open: // a call for every six requests
 		d.limit, d.tokens = long, longDemand/parts
 		d.batch = 6 * d.each()
 	case stock:
@@ -74,6 +75,14 @@ func (d demand) sizing() reservoir.Sizing {
 		return reservoir.Fixed(d.batch)
 	}
 	return reservoir.Adaptive(1, 0)
+}
+
+// options are those of the role's limiters, beside what all have.
+func (r role) options() []reservoir.Option {
+	if r == open {
+		return []reservoir.Option{reservoir.WithFailure(reservoir.FailOpen)}
+	}
+	return nil
 }
 
 // stock is what one process may hold at most: by default a hundredth of the limit

@@ -109,8 +109,8 @@ func newStream(t *target, j *Journal, store backend.Store, r role, part int, key
 		every: time.Second * time.Duration(callers*t.Fleet) / time.Duration(d.requests),
 	}
 	var err error
-	s.limiter, err = reservoir.New(store, d.limit, reservoir.WithBatch(d.sizing()), reservoir.WithFetchTimeout(t.Timeout),
-		reservoir.WithHooks(reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}))
+	s.limiter, err = reservoir.New(store, d.limit, append(r.options(), reservoir.WithBatch(d.sizing()), reservoir.WithFetchTimeout(t.Timeout),
+		reservoir.WithHooks(reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}))...)
 	return s, err
 }
 
@@ -147,7 +147,7 @@ func (s *stream) run(rng *rand.Rand) {
 		switch {
 		case s.role == tight && !r.Allowed:
 			s.drain(n, r)
-		case s.role == ledger && r.Allowed && rng.IntN(10) == 0:
+		case (s.role == ledger || s.role == open) && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
 			s.refund(n, r)
 		}
 	}
