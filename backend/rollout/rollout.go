@@ -1,0 +1,159 @@
+package rollout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// Store implements backend.Store over an old and a new store, and
+// backend.Inspector where they do. It is safe for concurrent use, runs no
+// goroutine, and does not close its stores. See the package's documentation.
+type Store struct {
+	old, new backend.Store
+	setting  sync.Mutex // held while span is replaced
+	span     atomic.Pointer[span]
+	aligned  cache
+}
+
+var (
+	_ backend.Store     = (*Store)(nil)
+	_ backend.Inspector = (*Store)(nil)
+)
+
+// New returns a store that counts the keys below low percent in new, those from
+// high percent on in old, and those between in both: what SetPercent sets. The
+// first range is taken to have been in force for ever.
+//
+// New does no I/O. It refuses a range that SetPercent refuses, a nil store, and
+// a store whose method Err, if it has one, reports a faulty set-up.
+func New(old, new backend.Store, low, high float64) (*Store, error) {
+	for _, store := range []backend.Store{old, new} {
+		if store == nil {
+			return nil, errNoStore
+		}
+		if set, ok := store.(interface{ Err() error }); ok && set.Err() != nil {
+			return nil, fmt.Errorf("reservoir: rollout: %w", set.Err())
+		}
+	}
+	s := &Store{old: old, new: new}
+	return s, s.SetPercent(low, high)
+}
+
+var errNoStore = errors.New("reservoir: rollout: no store")
+
+// SetPercent counts the keys below low percent in the new store, those from high
+// percent on in the old one, and those between in both. With low equal to high
+// every key has one store.
+//
+// A key is put into both at once. It leaves the store in which it was before
+// only when a window's length has passed, so that windows which run end where
+// they have begun. To set the range that is in force does nothing.
+//
+// It is an error if not 0 <= low <= high <= 100; nothing changes then.
+func (s *Store) SetPercent(low, high float64) error {
+	if !(0 <= low && low <= high && high <= 100) { // false for NaN, too
+		return fmt.Errorf("reservoir: rollout: keys from %v to %v percent, want 0 <= low <= high <= 100", low, high)
+	}
+	s.setting.Lock()
+	defer s.setting.Unlock()
+	before := s.span.Load()
+	if before == nil || before.low != low || before.high != high {
+		s.span.Store(&span{low: low, high: high, since: time.Now(), before: before})
+	}
+	return nil
+}
+
+// Percent returns the range that is in force.
+func (s *Store) Percent() (low, high float64) {
+	now := s.span.Load()
+	return now.low, now.high
+}
+
+// Shard names the store of the key, "old", "new" or "both", for limiters that keep
+// the failures of shards apart. If the store names a shard of its own for the key,
+// it is "old/shard".
+func (s *Store) Shard(key string) string {
+	var store backend.Store
+	var name string
+	switch s.span.Load().of(place(key)) {
+	case inOld:
+		store, name = s.old, "old"
+	case inNew:
+		store, name = s.new, "new"
+	default:
+		return "both"
+	}
+	if parts, ok := store.(interface{ Shard(key string) string }); ok {
+		if part := parts.Shard(key); part != "" {
+			return name + "/" + part
+		}
+	}
+	return name
+}
+
+// Sync implements backend.Store.
+func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	if store := s.only(r.Key, r.Limit); store != nil {
+		return store.Sync(ctx, r)
+	}
+	if err := r.Validate(); err != nil {
+		return backend.SyncReply{}, err
+	}
+	return s.syncBoth(ctx, r)
+}
+
+// Take implements backend.Store.
+func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	if store := s.only(r.Key, r.Limit); store != nil {
+		return store.Take(ctx, r)
+	}
+	if err := r.Validate(); err != nil {
+		return backend.TakeReply{}, err
+	}
+	return s.takeBoth(ctx, r)
+}
+
+// Check implements backend.Store. Of a key in both stores it tells what the one
+// says that has less left.
+func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
+	if store := s.only(key, l); store != nil {
+		return store.Check(ctx, key, l)
+	}
+	a, b, err := s.states(ctx, "check", key, l)
+	return less(a, b), err
+}
+
+// Refund implements backend.Store. A window does not tell its length, but that it is
+// at least what is left of it. By so much a key that leaves a store is known to be
+// in both; later than that, the store that it leaves keeps the tokens charged.
+func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
+	left := max(time.Until(r.Window.Time()), 0)
+	if store := s.only(r.Key, backend.Limit{Window: left}); store != nil {
+		return store.Refund(ctx, r)
+	}
+	if err := r.Validate(); err != nil {
+		return 0, err
+	}
+	return s.refundBoth(ctx, r)
+}
+
+// Inspect implements backend.Inspector. A key in both stores is looked up in the
+// old one. It is an error if that store is no Inspector.
+func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
+	store := s.old
+	if s.span.Load().of(place(key)) == inNew {
+		store = s.new
+	}
+	if inspector, ok := store.(backend.Inspector); ok {
+		return inspector.Inspect(ctx, key)
+	}
+	return backend.Contents{}, &backend.Error{Op: "inspect", Class: backend.Rejected, Err: errNoInspector}
+}
+
+var errNoInspector = errors.New("the store is no backend.Inspector")

@@ -1,0 +1,94 @@
+package rollout
+
+import (
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// side says where a key is counted.
+type side uint8
+
+const (
+	inOld side = iota
+	inBoth
+	inNew
+)
+
+// span is a range that SetPercent has set, and those before it.
+type span struct {
+	low, high float64
+	since     time.Time
+	before    *span
+}
+
+// of is the side of a key at a place under this range alone.
+func (p *span) of(place float64) side {
+	switch {
+	case place < p.low:
+		return inNew
+	case place < p.high:
+		return inBoth
+	default:
+		return inOld
+	}
+}
+
+// now is the side of a key at a place while those windows may run that were open
+// when the range changed, which is for so long. A key that has been in both and
+// comes back to the store it came from need not wait: that one has counted all.
+func (p *span) now(place float64, long time.Duration) side {
+	side := p.of(place)
+	if side == inBoth {
+		return inBoth
+	}
+	for ; p.of(place) == side; p = p.before {
+		if p.before == nil || time.Since(p.since) > long {
+			return side
+		}
+	}
+	for ; p.of(place) == inBoth; p = p.before {
+		if p.before == nil { // in which it was alone nobody knows
+			return inBoth
+		}
+	}
+	if p.of(place) == side {
+		return side
+	}
+	return inBoth
+}
+
+// only is the one store of a key, or nil for both.
+func (s *Store) only(key string, l backend.Limit) backend.Store {
+	switch s.span.Load().now(place(key), l.Window+slack(l)) {
+	case inOld:
+		return s.old
+	case inNew:
+		return s.new
+	default:
+		return nil
+	}
+}
+
+// slack is what a stored window may be longer than its limit says, by the rules of
+// the scripts, and a second for clocks that differ.
+func slack(l backend.Limit) time.Duration { return min(l.Window/10, time.Second) + time.Second }
+
+// place is where a key stands between 0 and 100 percent, in every process and for
+// ever: FNV-1a, 64 bit, and the finaliser of SplitMix64. It must never change: see
+// TestPlaces.
+func place(key string) float64 {
+	x := hash(key)
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	x ^= x >> 31
+	return float64(x>>11) / (1 << 53) * 100
+}
+
+func hash(key string) uint64 {
+	h := uint64(14695981039346656037)
+	for i := range len(key) {
+		h = (h ^ uint64(key[i])) * 1099511628211
+	}
+	return h
+}
