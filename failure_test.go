@@ -362,6 +362,34 @@ func TestShardIsFoundLater(t *testing.T) {
 	})
 }
 
+// A key that moves to another shard is answered for by that one's breaker.
+func TestShardMoves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := &moving{sharded: sharded{overNetwork(memstore.New(), 0)}}
+		net.to.Store("sick")
+		l := open(t, net, PerMinute(100), WithBatch(Fixed(1)))
+		allow(t, l, "k", 1)
+		net.set(always(hang))
+		for range failuresToOpen {
+			_, err := l.Allow(context.Background(), "k")
+			assert.Error(t, err)
+		}
+		synctest.Wait()
+		net.set(nil)
+		_, err := l.Allow(context.Background(), "k")
+		assert.ErrorIs(t, err, errAway)
+		net.to.Store("well")
+		assert.True(t, allow(t, l, "k", 1).Allowed)
+	})
+}
+
+type moving struct {
+	sharded
+	to atomic.Value
+}
+
+func (s *moving) Shard(string) string { return s.to.Load().(string) }
+
 type late struct {
 	sharded
 	knows atomic.Bool

@@ -119,6 +119,7 @@ func (e *entry) send(only flight) {
 
 // depart makes f the fetch under way, for all that are in the queue by now.
 func (e *entry) depart(f flight) *flight {
+	e.findShard()
 	t := e.busy()
 	t.only = f
 	t.only.turn, t.only.shard = t.queue.turns, e.shard

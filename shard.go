@@ -27,13 +27,10 @@ func (l *Limiter) shardOf(key string) *shard {
 	return s.(*shard)
 }
 
-// findShard looks again for the shard of a key that was made before its store knew
-// where it is, as that of a cluster does not until its first answer. Under entry.mu.
-func (e *entry) findShard() {
-	if e.shard.name == "" {
-		e.shard = e.l.shardOf(e.key)
-	}
-}
+// findShard looks again for the shard of a key before the store is asked. A cluster
+// knows none until its first answer, its slots move, and so do keys in a roll-out.
+// Under entry.mu.
+func (e *entry) findShard() { e.shard = e.l.shardOf(e.key) }
 
 // lead estimates how long it takes from ordering a batch to having it: the round
 // trip as TCP estimates it (RFC 6298: smoothed mean and mean deviation).
