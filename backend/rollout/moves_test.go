@@ -147,7 +147,7 @@ var modes = map[string]reservoir.Option{
 	"direct":   reservoir.WithDirect(),
 }
 
-// traffic is twice the limit on every key from every process, until the end.
+// traffic is twice the limit on every key, until the end. A tenth of it is refunded.
 func traffic(t testing.TB, all []process, keys int, l reservoir.Limit, y *tally, stop *atomic.Bool, failed func(error)) *sync.WaitGroup {
 	var wg sync.WaitGroup
 	pause := l.Window * time.Duration(len(all)) / time.Duration(2*l.Tokens)
@@ -159,8 +159,13 @@ func traffic(t testing.TB, all []process, keys int, l reservoir.Limit, y *tally,
 					r, err := p.Allow(t.Context(), key)
 					if err != nil {
 						failed(err)
-					} else {
-						y.note(key, r, 1)
+					}
+					y.note(key, r, 1)
+					if r.Allowed && rand.N(10) == 0 {
+						if err := p.Refund(t.Context(), key, r); err != nil {
+							failed(err)
+						}
+						y.note(key, r, -1) // as far as we know
 					}
 					time.Sleep(rand.N(2 * pause))
 				}
@@ -216,7 +221,7 @@ func TestLossAndSkew(t *testing.T) {
 	const keys = 4
 	l := reservoir.PerMinute(300)
 	for name, mode := range modes {
-		for _, ahead := range []time.Duration{-3 * time.Second, -300 * time.Millisecond, -5 * time.Millisecond, 0, 5 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second} {
+		for _, ahead := range []time.Duration{-3 * time.Second, -5 * time.Millisecond, 0, 300 * time.Millisecond} {
 			t.Run(fmt.Sprint(name, " ", ahead), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					old, new := newFar(0), newFar(ahead)
