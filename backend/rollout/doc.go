@@ -83,8 +83,8 @@
 // look at the clock. No allocation, and no call more than without.
 //
 // Keys in both: two calls for one, one after the other, so twice the time; a fetch
-// timeout must allow for that. The first call of a process in a window of a key
-// makes two to four more, to find the window and have it adopted. A store that has
+// timeout must allow for that. The first calls of a process in a window of a key
+// make two or three more, to find the window and have it adopted. A store that has
 // adopted a window learns for a twentieth of its length, as after a loss: it grants
 // no more than what callers wait for and L/1000 at once, so that there are more
 // calls in that time. A Store takes 8 KB, and 64 bytes for each of up to 1024 keys
