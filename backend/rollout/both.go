@@ -47,6 +47,7 @@ func (s *Store) match(ctx context.Context, r backend.SyncRequest, a backend.Sync
 	q.Window, q.Granted, q.Returned = a.Window, heard(r, a), a.Returned
 	q.Want, q.Strand = usable(r, a), -1
 	q.Need = q.Want
+	q.Total, q.Used = 0, 0 // what the old one said of all clients; the new one has heard of fewer, and has lost nothing
 	b, err := s.new.Sync(ctx, q)
 	if err != nil || b.Window == r.Window || b.Recovered == 0 || usable(r, b) >= q.Want || b.Remaining == 0 {
 		return b, err
