@@ -367,7 +367,9 @@ func TestShardMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := &moving{sharded: sharded{overNetwork(memstore.New(), 0)}}
 		net.to.Store("sick")
-		l := open(t, net, PerMinute(100), WithBatch(Fixed(1)))
+		told := make(chan ShardState, 2)
+		l := open(t, net, PerMinute(100), WithBatch(Fixed(1)), WithIdle(time.Minute),
+			WithHooks(Hooks{ShardState: func(s ShardState) { told <- s }}))
 		allow(t, l, "k", 1)
 		net.set(always(hang))
 		for range failuresToOpen {
@@ -380,6 +382,14 @@ func TestShardMoves(t *testing.T) {
 		assert.ErrorIs(t, err, errAway)
 		net.to.Store("well")
 		assert.True(t, allow(t, l, "k", 1).Allowed)
+
+		// Nobody asks the other one any more. It is not told of as away for ever.
+		require.True(t, (<-told).Away)
+		require.Equal(t, ShardState{Shard: "sick"}, <-told)
+		_, known := l.shards.Load("sick")
+		assert.False(t, known)
+		_, known = l.shards.Load("well")
+		assert.True(t, known)
 	})
 }
 

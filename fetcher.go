@@ -119,7 +119,9 @@ func (e *entry) send(only flight) {
 
 // depart makes f the fetch under way, for all that are in the queue by now.
 func (e *entry) depart(f flight) *flight {
-	e.findShard()
+	if f.cause != forReopening { // the shard that asked for a probe is to hear of it
+		e.findShard()
+	}
 	t := e.busy()
 	t.only = f
 	t.only.turn, t.only.shard = t.queue.turns, e.shard

@@ -2,6 +2,7 @@ package reservoir
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -9,6 +10,7 @@ import (
 // it has none: how long it takes to answer, and whether it does.
 type shard struct {
 	name string
+	left atomic.Bool // keys that were on it are on another one now
 	lead
 	breaker
 }
@@ -30,7 +32,25 @@ func (l *Limiter) shardOf(key string) *shard {
 // findShard looks again for the shard of a key before the store is asked. A cluster
 // knows none until its first answer, its slots move, and so do keys in a roll-out.
 // Under entry.mu.
-func (e *entry) findShard() { e.shard = e.l.shardOf(e.key) }
+func (e *entry) findShard() {
+	if s := e.l.shardOf(e.key); s != e.shard {
+		e.shard.left.Store(true)
+		e.shard = s
+	}
+}
+
+// forget drops the shards that keys have left and that none of those in use is on:
+// nobody would ask whether such a one is back.
+func (l *Limiter) forget(inUse map[*shard]bool) {
+	l.shards.Range(func(name, value any) bool {
+		if s := value.(*shard); s.left.Load() && !inUse[s] {
+			l.shards.CompareAndDelete(name, s)
+			s.end(s.name)
+			s.tell(l.hooks.ShardState)
+		}
+		return true
+	})
+}
 
 // lead estimates how long it takes from ordering a batch to having it: the round
 // trip as TCP estimates it (RFC 6298: smoothed mean and mean deviation).

@@ -262,11 +262,9 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 // a single server, and in a cluster until the first call has been served. It does
 // no I/O.
 //
-// Who keeps the name of a key, as a limiter does, keeps a partition of the keys,
-// not a map of the cluster. After a failover or a move of slots the partition is a
-// little older than the cluster: keys that once shared a master are still in one
-// part, which is right as long as most of them do, and where they do not, one of
-// them that is served tells that the part is not away.
+// A limiter asks before each call, so that the keys of a master that has failed are
+// its replica's as soon as that is known to serve them, and not held up by what was
+// known of the other.
 func (s *Store) Shard(key string) string {
 	if s.err != nil {
 		return ""
