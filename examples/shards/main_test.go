@@ -5,61 +5,15 @@ import (
 	"context"
 	"flag"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
+	"github.com/go-reservoir/reservoir/internal/program"
 	"github.com/go-reservoir/reservoir/internal/transcript"
 )
 
-// asProgram in the environment makes the test binary the program itself: a real
-// process, with the race detector.
-const asProgram = "SHARDS_MAIN"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-		return
-	}
-	goleak.VerifyTestMain(m)
-}
-
-// program is the program in a process of its own, whose servers keep their files
-// in a directory of the test.
-func program(t *testing.T) *exec.Cmd {
-	t.Helper()
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), exe)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it stops its servers
-	cmd.WaitDelay = 10 * time.Second
-	cmd.Env = append(os.Environ(), asProgram+"=1", "TMPDIR="+t.TempDir())
-	cmd.Stderr = os.Stderr
-	t.Cleanup(func() { requireNothingLeft(t, cmd) })
-	return cmd
-}
-
-// requireNothingLeft looks for servers and files of the program.
-func requireNothingLeft(t *testing.T, cmd *exec.Cmd) {
-	t.Helper()
-	dir := cmd.Environ()[len(cmd.Environ())-1][len("TMPDIR="):]
-	files, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Empty(t, files)
-	processes, err := filepath.Glob("/proc/[0-9]*/cwd")
-	require.NoError(t, err)
-	for _, link := range processes {
-		if at, err := os.Readlink(link); err == nil { // or it has just ended
-			require.False(t, strings.HasPrefix(at, dir), link)
-		}
-	}
-}
+func TestMain(m *testing.M) { program.Main(m, main) }
 
 var update = flag.Bool("update", false, "write what the commands of README.md print into it")
 
@@ -68,7 +22,7 @@ func TestReadme(t *testing.T) {
 	require.NoError(t, err)
 	got := transcript.Rerun(readme, func(command string) string {
 		require.Equal(t, "go run ./examples/shards", command)
-		out, err := program(t).Output()
+		out, err := program.Command(t).Output()
 		require.NoError(t, err)
 		return string(out)
 	})
@@ -80,7 +34,7 @@ func TestReadme(t *testing.T) {
 }
 
 func TestInterrupted(t *testing.T) {
-	cmd := program(t)
+	cmd := program.Command(t)
 	cmd.Stderr = nil
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)

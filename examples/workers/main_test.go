@@ -19,23 +19,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
+	"github.com/go-reservoir/reservoir/internal/program"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/internal/transcript"
 )
 
-// asProgram in the environment makes the test binary the program itself: a real
-// process, with the race detector.
-const asProgram = "WORKERS_MAIN"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-		return
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { program.Main(m, main) }
 
 // api is somebody else's, with a limit that is counted over the last window at
 // each moment: the strictest way.
@@ -98,10 +88,9 @@ type process struct {
 
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	p := &process{Cmd: exec.CommandContext(t.Context(), exe, args...)} // killed with the test
-	p.Env = append(os.Environ(), asProgram+"=1")
+	p := &process{Cmd: exec.CommandContext(t.Context(), program.Path(t), args...)} // killed with the test
+	p.Env = program.Environ()
+	var err error
 	p.in, err = p.StdinPipe()
 	require.NoError(t, err)
 	out, err := p.StdoutPipe()
@@ -262,13 +251,11 @@ var varies = regexp.MustCompile(`\d+( store calls| tokens)`)
 func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	exe, err := os.Executable()
-	require.NoError(t, err)
 	_, url := serve(t, 5000, time.Hour)
 	got := transcript.Rerun(readme, func(command string) string {
-		command = strings.ReplaceAll(command, "go run ./examples/workers", exe)
+		command = strings.ReplaceAll(command, "go run ./examples/workers", program.Path(t))
 		sh := exec.CommandContext(t.Context(), "sh", "-c", strings.ReplaceAll(command, "http://localhost:9000/items/", url))
-		sh.Env = append(os.Environ(), asProgram+"=1")
+		sh.Env = program.Environ()
 		out, err := sh.CombinedOutput()
 		require.NoError(t, err)
 		return string(out)
