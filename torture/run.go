@@ -82,6 +82,9 @@ func (x *run) inject(k kind) {
 	x.events = append(x.events, e)
 	x.t.Logf("%-36s part %d, active %d times, %d requests failed, recovered within %v of its end",
 		k, e.Part, e.Active, e.Failed, e.Recovery.Round(time.Millisecond))
+	if e.Elsewhere > 0 {
+		x.t.Log(x.fleet.lastFailures(e.Begin))
+	}
 }
 
 // recover waits until all is as it was before the fault.
