@@ -91,6 +91,9 @@ func (l *Limiter) called(begin time.Time, err error, c StoreCall) error {
 func (l *Limiter) noted(s *shard, err error) {
 	s.note(s.name, l.clock.now(), err)
 	s.tell(l.hooks.ShardState)
+	if err == nil {
+		l.tidy()
+	}
 }
 
 // failed counts a request that ends in err, if it does.

@@ -94,7 +94,7 @@ func TestCoreImports(t *testing.T) {
 
 // Test libraries have no place in a user's binary.
 func TestNoTestLibraries(t *testing.T) {
-	forTests := []string{module + "/backend/backendtest", module + "/internal/redistest"}
+	forTests := []string{module + "/backend/backendtest", module + "/internal/redistest", module + "/internal/program"}
 	for _, p := range packages(t) {
 		if slices.Contains(forTests, p.ImportPath) {
 			continue

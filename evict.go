@@ -126,12 +126,7 @@ func (l *Limiter) sweep() {
 	defer l.flights.Done()
 
 	l.rename()
-	inUse := make(map[*shard]bool)
-	_ = l.evict(context.Background(), func(e *entry) bool {
-		inUse[e.shard] = true // by a key that goes now, too: its last statement is under way
-		return e.idle()
-	})
-	l.forget(inUse)
+	_ = l.evict(context.Background(), (*entry).idle)
 	if l.table.size.Load() > 0 {
 		l.arm()
 	}

@@ -368,7 +368,7 @@ func TestShardMoves(t *testing.T) {
 		net := &moving{sharded: sharded{overNetwork(memstore.New(), 0)}}
 		net.to.Store("sick")
 		told := make(chan ShardState, 2)
-		l := open(t, net, PerMinute(100), WithBatch(Fixed(1)), WithIdle(time.Minute),
+		l := open(t, net, PerMinute(100), WithBatch(Fixed(1)),
 			WithHooks(Hooks{ShardState: func(s ShardState) { told <- s }}))
 		allow(t, l, "k", 1)
 		net.set(always(hang))
@@ -385,6 +385,9 @@ func TestShardMoves(t *testing.T) {
 
 		// Nobody asks the other one any more. It is not told of as away for ever.
 		require.True(t, (<-told).Away)
+		time.Sleep(longestPause)
+		require.Empty(t, told)
+		allow(t, l, "k", 1)
 		require.Equal(t, ShardState{Shard: "sick"}, <-told)
 		_, known := l.shards.Load("sick")
 		assert.False(t, known)

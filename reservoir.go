@@ -53,7 +53,8 @@ type Limiter struct {
 	limit    Limit
 	clock    clock
 	table    table
-	shards   sync.Map // name → *shard
+	shards   sync.Map     // name → *shard
+	leaving  atomic.Int64 // clock time from which on to look for shards that all keys have left; 0 = there are none
 	id       string
 	account  atomic.Pointer[string] // name of new entries' accounts
 	epoch    atomic.Int64           // part of it; grows with evictions

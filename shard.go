@@ -33,15 +33,36 @@ func (l *Limiter) shardOf(key string) *shard {
 // knows none until its first answer, its slots move, and so do keys in a roll-out.
 // Under entry.mu.
 func (e *entry) findShard() {
-	if s := e.l.shardOf(e.key); s != e.shard {
-		e.shard.left.Store(true)
-		e.shard = s
+	s := e.l.shardOf(e.key)
+	if s == e.shard {
+		return
+	}
+	e.shard.left.Store(true)
+	if e.shard.open.Load() {
+		e.l.leaving.Store(e.l.clock.now() + int64(longestPause))
+	}
+	e.shard = s
+}
+
+// tidy forgets, a while after keys have left a shard that is away, and while others
+// answer, the shards that no key is on any more: nobody would ask whether they are back.
+func (l *Limiter) tidy() {
+	t := l.leaving.Load()
+	if t == 0 || l.clock.now() < t || !l.leaving.CompareAndSwap(t, 0) {
+		return
+	}
+	l.sweeper.mu.Lock()
+	defer l.sweeper.mu.Unlock()
+	if !l.sweeper.over {
+		l.flights.Add(1) // Close waits for it
+		go l.forget()
 	}
 }
 
-// forget drops the shards that keys have left and that none of those in use is on:
-// nobody would ask whether such a one is back.
-func (l *Limiter) forget(inUse map[*shard]bool) {
+func (l *Limiter) forget() {
+	defer l.flights.Done()
+	inUse := make(map[*shard]bool)
+	l.table.each(func(e *entry) { inUse[l.shardOf(e.key)] = true })
 	l.shards.Range(func(name, value any) bool {
 		if s := value.(*shard); s.left.Load() && !inUse[s] {
 			l.shards.CompareAndDelete(name, s)
