@@ -73,6 +73,7 @@ func TestCoreImports(t *testing.T) {
 		module + "/backend":          false,
 		module + "/backend/memstore": false,
 		module + "/sharding":         false,
+		module + "/backend/rollout":  false,
 		module + "/httplimit":        false,
 		module + "/sloglimit":        false,
 	}
