@@ -132,7 +132,7 @@ func inTurn[T any](all []func(T)) func(T) {
 type ShardState struct {
 	Shard string // its name, as its store has it; "" where the store has no shards
 	Away  bool   // callers without stock now get the failure policy's answer at once
-	Err   error  // the last failure, a *StoreError; nil when it is back
+	Err   error  // the last failure, a *StoreError; nil when it is back, or left by all keys
 }
 
 // StoreCall is one finished call to the store. It names no key.
