@@ -201,7 +201,7 @@ func TestSlotMovesAndReplyIsLost(t *testing.T) {
 		require.ErrorAs(t, err, &failure)
 		require.Equal(t, backend.Unknown, failure.Class, "%v", err)
 	}
-	require.EqualValues(t, n, x.proxies[to].Swallowed())
+	require.GreaterOrEqual(t, x.proxies[to].Swallowed(), int64(n), "of calls, and of looks for the slot's master")
 	require.EqualValues(t, n, to.Calls("evalsha"))
 	require.Equal(t, fmt.Sprint(n), to.Client().Get(t.Context(), "{"+key+"}").Val())
 }
