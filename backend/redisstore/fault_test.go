@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -30,11 +31,11 @@ type faulty struct {
 	reset  func()
 }
 
-func newFaulty(t *testing.T) *faulty {
+func newFaulty(t *testing.T, opts ...func(*redis.Options)) *faulty {
 	t.Helper()
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr())
-	client := server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() })
+	client := server.Client(append(opts, func(o *redis.Options) { o.Addr = proxy.Addr() })...)
 	return ready(t, &faulty{redisstore.New(client), client, proxy, server.Calls, server.ResetStats})
 }
 
@@ -173,7 +174,10 @@ func TestLateTake(t *testing.T) {
 		undone(t, f)
 	})
 	t.Run("cancelled", func(t *testing.T) {
-		f := newFaulty(t)
+		f := newFaulty(t, func(o *redis.Options) { // what is held is the call, not a new connection's greeting
+			o.Protocol, o.DisableIdentity = 2, true
+			o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+		})
 		f.proxy.Hold(true)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		done := make(chan error)
