@@ -15,10 +15,7 @@ import (
 func (e *entry) apply(q backend.SyncRequest, r backend.SyncReply, sent, now int64) {
 	e.enter(r.State, r.Carried, now)
 	e.granted, e.returned = r.Granted, r.Returned
-	e.cleared()
-	if e.learned() {
-		e.total = r.Total
-	}
+	e.heard(r.Total)
 	e.counted = int32(min(r.Clients, math.MaxInt32))
 	e.clients = max(e.counted, e.clients)
 	e.take(r.Grant)
@@ -67,10 +64,7 @@ func (e *entry) enter(s backend.State, carried bool, now int64) {
 	}
 	e.win.Store(next)
 	e.granted, e.returned, e.quiet = 0, 0, 0
-	e.cleared()
-	if e.learned() {
-		e.total = 0
-	}
+	e.heard(0)
 	if e.local != nil {
 		e.local.stated = 0
 	}
@@ -86,11 +80,11 @@ func (e *entry) enter(s backend.State, carried bool, now int64) {
 	}
 }
 
-// cleared notes that the store has heard of all that was given back, or does not
-// care any more.
-func (e *entry) cleared() {
+// heard notes that the store has heard of all that was given back, or does not care
+// any more, and the total of which it told.
+func (e *entry) heard(total int64) {
 	if e.learned() {
-		e.unheard = 0
+		e.unheard, e.total = 0, total
 	}
 }
 

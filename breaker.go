@@ -75,15 +75,6 @@ func (b *breaker) note(name string, now int64, err error) {
 	}
 }
 
-// end closes the breaker of a shard that no key is on any more.
-func (b *breaker) end(name string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.open.Swap(false) {
-		b.changes = append(b.changes, ShardState{Shard: name})
-	}
-}
-
 // tell tells the hook of the changes, one after the other and with no lock held:
 // who comes while another tells leaves it to that one.
 func (b *breaker) tell(hook func(ShardState)) {

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // shard is what is known of one shard of the store, or of the whole store where
@@ -18,10 +20,7 @@ type shard struct {
 // shardOf is the shard that key is on. A store that has shards, whose failures
 // are not each other's, has a method Shard which names them without I/O.
 func (l *Limiter) shardOf(key string) *shard {
-	name := ""
-	if s, ok := l.store.(interface{ Shard(key string) string }); ok {
-		name = s.Shard(key)
-	}
+	name := placement.Shard(l.store, key)
 	if s, ok := l.shards.Load(name); ok {
 		return s.(*shard)
 	}
@@ -66,8 +65,7 @@ func (l *Limiter) forget() {
 	l.shards.Range(func(name, value any) bool {
 		if s := value.(*shard); s.left.Load() && !inUse[s] {
 			l.shards.CompareAndDelete(name, s)
-			s.end(s.name)
-			s.tell(l.hooks.ShardState)
+			l.noted(s, nil)
 		}
 		return true
 	})

@@ -20,6 +20,7 @@ import (
 	"slices"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // Faults of the arguments of New, and of an Inspect that cannot be had.
@@ -65,7 +66,7 @@ func New(shards map[string]backend.Store) (*Store, error) {
 		if err := validate(name, store); err != nil {
 			return nil, err
 		}
-		s.shards = append(s.shards, shard{name: name, seed: mix(hash(name)), store: store})
+		s.shards = append(s.shards, shard{name: name, seed: placement.Mix(placement.Hash(name)), store: store})
 	}
 	return s, nil
 }
@@ -90,44 +91,20 @@ func validate(name string, store backend.Store) error {
 // names the key's, it is "shard/part".
 func (s *Store) Shard(key string) string {
 	at := s.find(key)
-	if parts, ok := at.store.(interface{ Shard(key string) string }); ok {
-		if part := parts.Shard(key); part != "" {
-			return at.name + "/" + part
-		}
-	}
-	return at.name
+	return placement.Within(at.name, at.store, key)
 }
 
 // find returns the shard with the highest value for the key; of two with the
 // same, the first by name.
 func (s *Store) find(key string) *shard {
-	k := hash(key)
+	k := placement.Hash(key)
 	best, most := 0, uint64(0)
 	for i := range s.shards {
-		if value := mix(k ^ s.shards[i].seed); value > most {
+		if value := placement.Mix(k ^ s.shards[i].seed); value > most {
 			best, most = i, value
 		}
 	}
 	return &s.shards[best]
-}
-
-// hash is FNV-1a, 64 bit. It is written out because hash/fnv takes bytes, and
-// because it must never change: see TestVectors.
-func hash(s string) uint64 {
-	h := uint64(14695981039346656037)
-	for i := range len(s) {
-		h = (h ^ uint64(s[i])) * 1099511628211
-	}
-	return h
-}
-
-// mix is the finaliser of SplitMix64: every bit of x moves half of the result.
-// FNV-1a alone leaves the high bits of similar keys similar, and it is the high
-// bits that decide which value is the highest.
-func mix(x uint64) uint64 {
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }
 
 // Sync implements backend.Store.

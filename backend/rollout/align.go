@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // client is the name in which windows are opened. It is charged nothing.
@@ -103,7 +104,7 @@ func (c *cache) slot(hash uint64) *atomic.Pointer[window] {
 }
 
 func (c *cache) get(key string) backend.Window {
-	h := hash(key)
+	h := placement.Hash(key)
 	if w := c.slot(h).Load(); w != nil && w.hash == h && time.Now().Before(w.until) {
 		return w.id
 	}
@@ -111,9 +112,9 @@ func (c *cache) get(key string) backend.Window {
 }
 
 func (c *cache) put(key string, id backend.Window, until time.Time) {
-	if h := hash(key); id != 0 {
+	if h := placement.Hash(key); id != 0 {
 		c.slot(h).Store(&window{hash: h, id: id, until: until})
 	}
 }
 
-func (c *cache) forget(key string) { c.slot(hash(key)).Store(nil) }
+func (c *cache) forget(key string) { c.slot(placement.Hash(key)).Store(nil) }

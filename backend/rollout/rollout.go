@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // Store implements backend.Store over an old and a new store, and
@@ -79,22 +80,14 @@ func (s *Store) Percent() (low, high float64) {
 // the failures of shards apart. If the store names a shard of its own for the key,
 // it is "old/shard".
 func (s *Store) Shard(key string) string {
-	var store backend.Store
-	var name string
 	switch s.span.Load().of(place(key)) {
 	case inOld:
-		store, name = s.old, "old"
+		return placement.Within("old", s.old, key)
 	case inNew:
-		store, name = s.new, "new"
+		return placement.Within("new", s.new, key)
 	default:
 		return "both"
 	}
-	if parts, ok := store.(interface{ Shard(key string) string }); ok {
-		if part := parts.Shard(key); part != "" {
-			return name + "/" + part
-		}
-	}
-	return name
 }
 
 // Sync implements backend.Store.

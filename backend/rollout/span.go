@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // side says where a key is counted.
@@ -78,17 +79,5 @@ func slack(l backend.Limit) time.Duration { return min(l.Window/10, time.Second)
 // ever: FNV-1a, 64 bit, and the finaliser of SplitMix64. It must never change: see
 // TestPlaces.
 func place(key string) float64 {
-	x := hash(key)
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	x ^= x >> 31
-	return float64(x>>11) / (1 << 53) * 100
-}
-
-func hash(key string) uint64 {
-	h := uint64(14695981039346656037)
-	for i := range len(key) {
-		h = (h ^ uint64(key[i])) * 1099511628211
-	}
-	return h
+	return float64(placement.Mix(placement.Hash(key))>>11) / (1 << 53) * 100
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"flag"
 	"os"
@@ -52,15 +51,7 @@ var row = regexp.MustCompile(`(?m)^  user:(\w+) +\w+ +(\d+) +(\d+)$`)
 
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
-	cmd := program.Command(t)
-	cmd.Stderr = nil
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	_, err = bufio.NewReader(out).ReadString('\n') // all servers are up
-	require.NoError(t, err)
-	require.NoError(t, cmd.Process.Signal(os.Interrupt))
-	require.Error(t, cmd.Wait())
+	program.RequireInterruptible(t) // when all servers are up
 }
 
 func TestNoServer(t *testing.T) {

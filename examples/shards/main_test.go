@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"flag"
 	"os"
@@ -34,15 +33,7 @@ func TestReadme(t *testing.T) {
 }
 
 func TestInterrupted(t *testing.T) {
-	cmd := program.Command(t)
-	cmd.Stderr = nil
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	_, err = bufio.NewReader(out).ReadString('\n') // all servers are up
-	require.NoError(t, err)
-	require.NoError(t, cmd.Process.Signal(os.Interrupt))
-	require.Error(t, cmd.Wait())
+	program.RequireInterruptible(t) // when all servers are up
 }
 
 func TestNoServer(t *testing.T) {

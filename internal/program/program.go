@@ -3,6 +3,7 @@
 package program
 
 import (
+	"bufio"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -51,6 +52,21 @@ func Command(t testing.TB, args ...string) *exec.Cmd {
 	cmd.Stderr = os.Stderr
 	t.Cleanup(func() { requireNothingLeft(t, dir) })
 	return cmd
+}
+
+// RequireInterruptible requires that the program, once it has said something, ends
+// when it is interrupted, as one that failed.
+func RequireInterruptible(t testing.TB) {
+	t.Helper()
+	cmd := Command(t)
+	cmd.Stderr = nil
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	_, err = bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	require.Error(t, cmd.Wait())
 }
 
 // requireNothingLeft looks for processes and files in dir.

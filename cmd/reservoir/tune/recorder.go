@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // recorder is one process' way to the store. It tells the book what its process
@@ -72,9 +73,4 @@ func (r *recorder) Refund(ctx context.Context, q backend.RefundRequest) (int64, 
 }
 
 // Shard names the shard of a key, for limiters estimate their lead time by shard.
-func (r *recorder) Shard(key string) string {
-	if s, ok := r.shards.(interface{ Shard(key string) string }); ok {
-		return s.Shard(key)
-	}
-	return ""
-}
+func (r *recorder) Shard(key string) string { return placement.Shard(r.shards, key) }
