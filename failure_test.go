@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -337,80 +336,4 @@ func TestBadFailurePolicies(t *testing.T) {
 		_, err := New(memstore.New(), PerMinute(1), WithFailure(f))
 		assert.ErrorIs(t, err, ErrOption)
 	}
-}
-
-// A key that was made before the store knew its shards has a breaker of its own
-// shard once it does.
-func TestShardIsFoundLater(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := &late{sharded: sharded{overNetwork(memstore.New(), 0)}}
-		l := open(t, net, PerMinute(100), WithBatch(Fixed(1)))
-		allow(t, l, "well:1", 1)
-		net.knows.Store(true)
-		net.set(always(hang))
-		for i := range failuresToOpen {
-			_, err := l.Allow(context.Background(), fmt.Sprint("sick:", i))
-			assert.Error(t, err)
-		}
-		synctest.Wait()
-		net.set(nil)
-		assert.True(t, allow(t, l, "well:1", 1).Allowed)
-		e := l.table.get("well:1")
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		assert.Equal(t, "well", e.shard.name)
-	})
-}
-
-// A key that moves to another shard is answered for by that one's breaker.
-func TestShardMoves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := &moving{sharded: sharded{overNetwork(memstore.New(), 0)}}
-		net.to.Store("sick")
-		told := make(chan ShardState, 2)
-		l := open(t, net, PerMinute(100), WithBatch(Fixed(1)),
-			WithHooks(Hooks{ShardState: func(s ShardState) { told <- s }}))
-		allow(t, l, "k", 1)
-		net.set(always(hang))
-		for range failuresToOpen {
-			_, err := l.Allow(context.Background(), "k")
-			assert.Error(t, err)
-		}
-		synctest.Wait()
-		net.set(nil)
-		_, err := l.Allow(context.Background(), "k")
-		assert.ErrorIs(t, err, errAway)
-		net.to.Store("well")
-		assert.True(t, allow(t, l, "k", 1).Allowed)
-
-		// Nobody asks the other one any more. It is not told of as away for ever.
-		require.True(t, (<-told).Away)
-		time.Sleep(longestPause)
-		require.Empty(t, told)
-		allow(t, l, "k", 1)
-		require.Equal(t, ShardState{Shard: "sick"}, <-told)
-		_, known := l.shards.Load("sick")
-		assert.False(t, known)
-		_, known = l.shards.Load("well")
-		assert.True(t, known)
-	})
-}
-
-type moving struct {
-	sharded
-	to atomic.Value
-}
-
-func (s *moving) Shard(string) string { return s.to.Load().(string) }
-
-type late struct {
-	sharded
-	knows atomic.Bool
-}
-
-func (s *late) Shard(key string) string {
-	if s.knows.Load() {
-		return s.sharded.Shard(key)
-	}
-	return ""
 }
