@@ -3,7 +3,7 @@ package bench
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { redistest.Main(m) }

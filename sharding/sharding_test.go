@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/backendtest"
@@ -19,7 +18,7 @@ import (
 	"github.com/go-reservoir/reservoir/sharding"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { redistest.Main(m) }
 
 var limit10 = backend.Limit{Tokens: 10, Window: time.Minute}
 

@@ -10,7 +10,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 var (
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 	redis.SetLogger(silence{})
 	inMemory()
 	_ = flag.Set("test.parallel", "16") // scenarios mostly wait; the flag exists
-	goleak.VerifyTestMain(m)
+	redistest.Main(m)
 }
 
 // inMemory has servers keep their files in memory where that can be. A node of a

@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 // The test binary is also the process that TestProcesses starts.
@@ -13,5 +13,5 @@ func TestMain(m *testing.M) {
 		child()
 		return
 	}
-	goleak.VerifyTestMain(m)
+	redistest.Main(m)
 }

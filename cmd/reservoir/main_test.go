@@ -11,10 +11,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+	redistest.Main(m, goleak.Cleanup(func(code int) {
 		removeBinary()
 		os.Exit(code)
 	}))

@@ -5,14 +5,15 @@ import (
 	"testing"
 
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 var ctx = context.Background()
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(quiet{}) // faults are what these tests are about
-	goleak.VerifyTestMain(m)
+	redistest.Main(m)
 }
 
 type quiet struct{}
