@@ -3,67 +3,113 @@ package torture
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"sync"
+	"time"
 )
 
-// complaints counts the errors that requests ended in, by kind of fault and by
-// text: for people, who want to know why. A process that is killed takes its own
-// along.
-type complaints struct {
-	mu   sync.Mutex
-	list map[kind]map[string]int64
+// complaint is a request that ended in an error: for people, who want to know why.
+type complaint struct {
+	At     time.Time // when it ended
+	Took   time.Duration
+	During kind // of fault, when it began
+	Role   role
+	Part   int
+	Text   string
+}
+
+func (c complaint) String() string {
+	return fmt.Sprintf("%v limit on part %d, begun during %v, after %v: %s", c.Role, c.Part, c.During, c.Took, c.Text)
 }
 
 // complaintsSuffix makes the file's name from the journal's.
 const complaintsSuffix = ".errors"
 
-func (c *complaints) note(during kind, err error) {
-	if err != nil {
-		c.add(during, err.Error(), 1)
-	}
+// complaints is the file in which a process writes them down, each at once: of a
+// process that is killed they are there as well.
+type complaints struct {
+	mu   sync.Mutex
+	file *os.File
+	err  error // the first of writing
 }
 
-func (c *complaints) add(during kind, text string, n int64) {
+func openComplaints(path string) (*complaints, error) {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	return &complaints{file: file}, err
+}
+
+func (c *complaints) note(m complaint) {
+	text, err := json.Marshal(m)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.list == nil {
-		c.list = make(map[kind]map[string]int64)
+	if err == nil {
+		_, err = c.file.Write(append(text, '\n'))
 	}
-	if c.list[during] == nil {
-		c.list[during] = make(map[string]int64)
+	if c.err == nil {
+		c.err = err
 	}
-	c.list[during][text] += n
 }
 
-func (c *complaints) save(path string) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	text, err := json.Marshal(c.list)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, text, 0o600)
+func (c *complaints) close() error {
+	return errors.Join(c.err, c.file.Close())
 }
 
-// load adds what a process has saved, if it did.
-func (c *complaints) load(path string) error {
-	text, err := os.ReadFile(path)
+// readComplaints lists what a process has written down so far. The last line may
+// be cut off, of a process that was killed.
+func readComplaints(path string) ([]complaint, error) {
+	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var list map[kind]map[string]int64
-	if err := json.Unmarshal(text, &list); err != nil {
-		return err
+	defer file.Close()
+	var list []complaint
+	for in := json.NewDecoder(file); ; {
+		var m complaint
+		switch err := in.Decode(&m); {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return list, nil
+		case err != nil:
+			return nil, err
+		}
+		list = append(list, m)
 	}
-	for during, texts := range list {
-		for text, n := range texts {
-			c.add(during, text, n)
+}
+
+// complaintsElsewhere tells of the requests that have failed since when on other
+// parts of the store than the one that a fault befell, and by how much the machine
+// has been late, which may explain it.
+func (f *fleet) complaintsElsewhere(part int, since time.Time) string {
+	var b strings.Builder
+	for i, w := range f.workers {
+		list, err := readComplaints(w.path + complaintsSuffix)
+		if err != nil {
+			fmt.Fprintln(&b, err)
+		}
+		for _, m := range list {
+			if m.Part != part && m.At.After(since) {
+				fmt.Fprintf(&b, "%v on: process %d, %v\n", m.At.Sub(since).Round(time.Millisecond), i, m)
+			}
 		}
 	}
-	return nil
+	fmt.Fprintf(&b, "timers have been late by up to %v", f.late())
+	return b.String()
+}
+
+// late is by how much callers whose timer was due have been late, at most.
+func (f *fleet) late() (most time.Duration) {
+	for _, w := range f.workers {
+		for r := range role(roles) {
+			for k := range kind(kinds) {
+				most = max(most, time.Duration(w.journal.Latency[r][k][wakeUp].Most.Load()))
+			}
+		}
+	}
+	return most
 }

@@ -173,21 +173,6 @@ func (f *fleet) sumPart(part int, read func(*line) int64) (n int64) {
 	return n
 }
 
-// lastFailures tells of each limiter that has failed since when its last failure was.
-func (f *fleet) lastFailures(since time.Time) string {
-	var b strings.Builder
-	for i, w := range f.workers {
-		for r := range role(roles) {
-			for part := range f.target.parts() {
-				if at := time.Unix(0, w.journal.Lines[lineOf(r, part)].LastBad.Load()); at.After(since) {
-					fmt.Fprintf(&b, "process %d, %v limit on part %d: the last request failed after %v\n", i, r, part, at.Sub(since).Round(time.Millisecond))
-				}
-			}
-		}
-	}
-	return b.String()
-}
-
 func callsOf(l *line) int64  { return l.Calls.Load() }
 func faultsOf(l *line) int64 { return l.Faults.Load() }
 func failedOf(l *line) int64 { return l.Failed.Load() }

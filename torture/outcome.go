@@ -14,7 +14,17 @@ type outcome struct {
 	Elapsed  time.Duration
 	Lines    map[lineID]*sums
 	Latency  [roles][kinds][answers]spread
-	Errors   complaints
+	Errors   [kinds]map[string]int64 // requests, by what they ended in
+}
+
+// complain counts a process' complaints.
+func (o *outcome) complain(list []complaint) {
+	for _, m := range list {
+		if o.Errors[m.During] == nil {
+			o.Errors[m.During] = make(map[string]int64)
+		}
+		o.Errors[m.During][m.Text]++
+	}
 }
 
 // lineID names a key.

@@ -117,7 +117,7 @@ func grievances(b *strings.Builder, list []*outcome) {
 	for k := calm; k < kinds; k++ {
 		count := make(map[string]int64)
 		for _, o := range list {
-			for text, n := range o.Errors.list[k] {
+			for text, n := range o.Errors[k] {
 				count[text] += n
 			}
 		}

@@ -83,7 +83,7 @@ func (x *run) inject(k kind) {
 	x.t.Logf("%-36s part %d, active %d times, %d requests failed, recovered within %v of its end",
 		k, e.Part, e.Active, e.Failed, e.Recovery.Round(time.Millisecond))
 	if e.Elsewhere > 0 {
-		x.t.Log(x.fleet.lastFailures(e.Begin))
+		x.t.Log(x.fleet.complaintsElsewhere(e.Part, e.Begin))
 	}
 }
 
@@ -135,7 +135,9 @@ func (x *run) outcome(begin time.Time) *outcome {
 		Lines: make(map[lineID]*sums),
 	}
 	for _, w := range x.fleet.workers {
-		require.NoError(x.t, o.Errors.load(w.path+complaintsSuffix))
+		list, err := readComplaints(w.path + complaintsSuffix)
+		require.NoError(x.t, err)
+		o.complain(list)
 	}
 	for r := range role(roles) {
 		for part := range o.Parts {

@@ -60,7 +60,10 @@ func RunWorker() (bool, error) {
 // work drives all keys until the runner asks to finish, and hands back.
 func work(t *target, j *Journal, store backend.Store) error {
 	var streams []*stream
-	seen := new(complaints)
+	seen, err := openComplaints(t.Journal + complaintsSuffix)
+	if err != nil {
+		return err
+	}
 	for r := range role(roles) {
 		for part, suffix := range t.Suffixes[r] {
 			s, err := newStream(t, j, store, r, part, keyOf(r, suffix))
@@ -86,13 +89,14 @@ func work(t *target, j *Journal, store backend.Store) error {
 		}
 	}
 	j.State.Store(state)
-	return seen.save(t.Journal + complaintsSuffix)
+	return seen.close()
 }
 
 // stream is the requests for one key. Each key has a limiter of its own, so that
 // its Stats can be held against its line.
 type stream struct {
 	role    role
+	part    int // of the store
 	key     string
 	demand  demand
 	every   time.Duration // between the requests of one caller
@@ -105,7 +109,7 @@ type stream struct {
 func newStream(t *target, j *Journal, store backend.Store, r role, part int, key string) (*stream, error) {
 	d := demandOf(r, int64(t.parts()), t.Pace)
 	s := &stream{
-		role: r, key: key, demand: d, journal: j, line: &j.Lines[lineOf(r, part)],
+		role: r, part: part, key: key, demand: d, journal: j, line: &j.Lines[lineOf(r, part)],
 		every: time.Second * time.Duration(callers*t.Fleet) / time.Duration(d.requests),
 	}
 	var err error
@@ -171,7 +175,9 @@ func (s *stream) request(n int64) reservoir.Result {
 	took := time.Since(begin)
 	s.journal.Latency[s.role][phase][answerOf(r, err, away)].add(took)
 	s.journal.answered(s.line, n, r, err, begin, took)
-	s.seen.note(kind(phase), err)
+	if err != nil {
+		s.seen.note(complaint{begin.Add(took), took, kind(phase), s.role, s.part, err.Error()})
+	}
 	return r
 }
 
