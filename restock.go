@@ -68,7 +68,7 @@ type habit struct {
 	lasted       time.Duration // the same of the window before
 	hushed       int64         // clock time since which the store has no more; 0 = it has
 	unheard      int64         // tokens given back in win, of which the store has not heard for sure
-	total        int64         // of the grants of all processes in win, as last heard
+	total        int64         // of what all processes were granted and gave back in win, as last heard
 	openedSpent  int64         // totals when win opened
 	openedDenied int64
 	timer        *time.Timer

@@ -120,7 +120,7 @@ type SyncReply struct {
 	Reasserted int64         // tokens of this statement that the store had forgotten and has charged again
 	Lasted     time.Duration // from Window's beginning until the limit was first used up; 0 if it is not
 	Carried    bool          // what the client held in another window that still runs now belongs to Window
-	Total      int64         // granted in Window to all clients, cumulative; it never shrinks while the store keeps its data
+	Total      int64         // granted in Window to all clients and returned by them, cumulative; it never shrinks while the store keeps its data
 	Learning   bool          // the store has lost data of late and grants only what is needed
 }
 

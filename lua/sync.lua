@@ -4,7 +4,7 @@
 --       2 {k}:exp  the end of the window, Unix seconds with milliseconds; also its id
 --       3 {k}:own  hash: w = the window it belongs to (Unix ms), l = "learn", "learn total" or "learn total loose",
 --                  dry = when the limit was first used up (Unix ms), and one field per client: "granted" or "granted returned", cumulative.
---                  learn: learning until (Unix ms); total: tokens granted to all clients, never less; loose: tokens charged
+--                  learn: learning until (Unix ms); total: tokens granted to all clients and returned by them, never less; loose: tokens charged
 --                  that a client knew of when the store had forgotten them, and that nobody has re-asserted yet
 -- ARGV  1 client        name of its field
 --       2 limit         tokens per window
@@ -102,11 +102,11 @@ local charged = math.max(math.min(used + reasserted, most) - claimed - back, 0)
 loose, total = loose - claimed, math.min(total + (told - claimed), most)
 g, b = g + reasserted, b + back
 local recovered = g - G                                -- granted before, the reply was lost
-local forgot = heard > total                           -- grants to others, and who knows what else
-if forgot then
-  total = heard
-  if known > charged then loose, charged = math.min(loose + (known - charged), known), known end
+local forgot = heard > total                           -- grants to others, or what it gave back and others may have been granted since
+if forgot and known > charged then
+  loose, charged = math.min(loose + (known - charged), known), known
 end
+total = math.max(math.min(total + back, most), heard)
 
 local now_ms = math.floor(now / 1000)
 local learning = now_ms < learn

@@ -12,7 +12,7 @@ type model struct {
 	window backend.Window
 	ledger map[string]backend.Account
 	direct int64 // charged by Take and not refunded
-	total  int64 // granted, to all
+	total  int64 // granted to all, and returned
 	loose  int64 // charged for grants that a client knew to be out, and nobody has re-asserted
 }
 
@@ -141,17 +141,18 @@ func (m *model) account(w *walk, r backend.SyncRequest, got backend.SyncReply, b
 func (m *model) learn(w *walk, r backend.SyncRequest, got backend.SyncReply, before backend.Account) {
 	told := max(got.Reasserted-(got.Returned-before.Returned), 0)
 	claimed := min(m.loose, told)
+	back := got.Returned - before.Returned
 	m.loose -= claimed
 	m.total += told - claimed
-	if r.Window != got.Window || r.Total <= m.total {
-		return
+	if r.Window == got.Window && r.Total > m.total {
+		if !w.lossy {
+			w.t.Fatalf("a total of %d, after a client has heard of %d", m.total, r.Total)
+		}
+		w.seen["learnt of others"]++
+		m.loose += max(r.Used-(m.used()+got.Reasserted-back), 0)
+		m.total = max(r.Total-back, m.total)
 	}
-	if !w.lossy {
-		w.t.Fatalf("a total of %d, after a client has heard of %d", m.total, r.Total)
-	}
-	w.seen["learnt of others"]++
-	m.total = r.Total
-	m.loose += max(r.Used-(m.used()+got.Reasserted-got.Returned+before.Returned), 0)
+	m.total += back
 }
 
 // grant checks that a grant is neither stingy nor lavish. rest is what remained

@@ -21,7 +21,7 @@ type Counter struct {
 	used  int64 // tokens charged in it
 	learn int64 // until then, Unix ms, only needed grants are made
 	dry   int64 // when the limit was first used up, Unix ms; 0 = it is not
-	total int64 // granted to all clients in the window; it never shrinks
+	total int64 // granted to all clients in the window, and returned by them; it never shrinks
 	loose int64 // charged because a client knew of it, and re-asserted by nobody yet
 	own   map[string]account
 }
@@ -109,14 +109,12 @@ func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
 	acc.granted += out.Reasserted
 	acc.returned += back
 	out.Recovered = acc.granted - granted
-	forgot := r.Total > next.total // grants to others, and who knows what else
-	if forgot {
-		next.total = r.Total
-		if r.Used > next.used {
-			next.loose = min(next.loose+(r.Used-next.used), r.Used)
-			next.used = r.Used
-		}
+	forgot := r.Total > next.total // grants to others, or what it gave back and others may have been granted since
+	if forgot && r.Used > next.used {
+		next.loose = min(next.loose+(r.Used-next.used), r.Used)
+		next.used = r.Used
 	}
+	next.total = max(min(next.total+back, backend.MaxTokens), r.Total)
 
 	nowMS := now / 1000
 	out.Learning = nowMS < next.learn
