@@ -150,7 +150,7 @@ func (l *link) read(conn *net.TCPConn, take func(data []byte)) {
 	for {
 		n, err := conn.Read(buf)
 		if n > 0 {
-			l.proxy.noteArrival()
+			l.proxy.noteArrival(n)
 			take(bytes.Clone(buf[:n]))
 		}
 		if err != nil {

@@ -38,7 +38,7 @@ type Proxy struct {
 	holding  bool
 	gate     chan struct{} // closed while traffic may pass
 
-	swallowed, dropped, delayed, held, cut atomic.Int64
+	swallowed, dropped, delayed, held, heldBytes, cut atomic.Int64
 }
 
 // rule is a fault that waits for the next n chunks with a text.
@@ -158,6 +158,10 @@ func (p *Proxy) Hold(on bool) {
 // Held returns how many chunks, of requests and replies, arrived at the proxy
 // while it held.
 func (p *Proxy) Held() int64 { return p.held.Load() }
+
+// HeldBytes returns how many bytes those chunks were: when it is all that a client
+// has sent, nothing of it is in the client's system any more, and lost with it.
+func (p *Proxy) HeldBytes() int64 { return p.heldBytes.Load() }
 
 // Cut closes all current connections. What was on the way in them is lost.
 func (p *Proxy) Cut() {
@@ -286,12 +290,13 @@ func (p *Proxy) passage() <-chan struct{} {
 	return p.gate
 }
 
-// noteArrival counts a chunk that arrives while the proxy holds.
-func (p *Proxy) noteArrival() {
+// noteArrival counts a chunk of n bytes that arrives while the proxy holds.
+func (p *Proxy) noteArrival(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.holding {
 		p.held.Add(1)
+		p.heldBytes.Add(int64(n))
 	}
 }
 

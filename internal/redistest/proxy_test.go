@@ -245,6 +245,7 @@ func TestHoldDeliversAllOfALeftConnection(t *testing.T) {
 		require.NoError(t, writeAll(conn, set))
 	}
 	require.NoError(t, conn.Close())
+	require.Eventually(t, func() bool { return proxy.HeldBytes() == requests*int64(len(set)) }, patience, interval)
 	require.Zero(t, server.Calls("set"))
 	proxy.Hold(false)
 	require.Eventually(t, func() bool {
