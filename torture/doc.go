@@ -8,13 +8,14 @@
 // too. The judge is a pure function from journals and faults to findings; it
 // knows nothing of Redis, and is itself tested with journals that are wrong.
 //
-// There are five kinds of limit, each for what it can show:
+// There are six kinds of limit, each for what it can show:
 //
 //	tight   a short window and twice the demand: is more admitted than the limit?
 //	ample   a short window and less demand: does anybody starve?
 //	ledger  a window that outlasts the run, in small batches, with refunds: is a token lost?
 //	stock   the same in large batches: does a caller with stock notice anything?
 //	open    the same in small batches, with FailOpen: is what was admitted without the store charged, once?
+//	local   the same with FailLocal: and is it no more than each process' share?
 //
 // It is for Linux: a clock is preloaded there, and a child ends with its parent.
 package torture

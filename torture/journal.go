@@ -52,6 +52,7 @@ type line struct {
 	Requests, Allowed, Denied, Failed, Fallback atomic.Int64
 
 	Spent    atomic.Int64 // tokens, refunded ones included
+	Alone    atomic.Int64 // of these, admitted without the store
 	Refunded atomic.Int64
 	Calls    atomic.Int64 // to the store, failed ones included
 	Faults   atomic.Int64 // calls that failed
@@ -153,6 +154,7 @@ func (j *Journal) answered(l *line, n int64, r reservoir.Result, err error, begi
 		l.Denied.Add(1)
 	case r.Source == reservoir.Fallback:
 		l.Fallback.Add(1)
+		l.Alone.Add(n)
 		j.spend(l, r.Reset.UnixMilli(), n)
 	default:
 		l.Allowed.Add(1)

@@ -43,6 +43,7 @@ func judge(list []*outcome, strict bool) *verdict {
 	v.active(list)
 	v.overAdmission(list, strict)
 	v.lost(list)
+	v.alone(list)
 	v.accounts(list)
 	v.late(list)
 	v.clocks(list)
@@ -252,7 +253,7 @@ func (v *verdict) lost(list []*outcome) {
 			}
 			idle := s.Charged - (s.Spent - s.Refunded)
 			switch {
-			case idle < 0 && id.Role == open && s.Killed > 0: // it took along what it had admitted without the store
+			case idle < 0 && id.Role.fallsBack() && s.Killed > 0: // it took along what it had admitted without the store
 			case idle < 0:
 				more -= idle
 				over.broken("%v: %v limit on part %d: %d tokens", o.Scenario.Topology, id.Role, id.Part, -idle)
@@ -271,6 +272,26 @@ func (v *verdict) lost(list []*outcome) {
 	p.Measured = fmt.Sprintf("%d (%d handed over again; %d of direct calls unknown)", lost, recovered, unknown)
 	k.Measured = fmt.Sprint(killed)
 	over.Measured = fmt.Sprintf("%d (%d requests admitted without the store are charged)", more, alone)
+}
+
+// alone bounds what each process has admitted by itself: FailLocal's share of one
+// window, for it outlasts the run.
+func (v *verdict) alone(list []*outcome) {
+	p := v.promise("FailLocal: admitted by a process alone, at most", "its share")
+	var most float64
+	for _, o := range list {
+		share := demandOf(local, int64(o.Parts), o.Scenario.Pace).alone()
+		for id, s := range o.Lines {
+			if id.Role != local {
+				continue
+			}
+			most = max(most, percent(s.Alone, share))
+			if s.Alone > share {
+				p.broken("%v: part %d: %d tokens, where %d may be", o.Scenario.Topology, id.Part, s.Alone, share)
+			}
+		}
+	}
+	p.Measured = fmt.Sprintf("%.1f %% of it", most)
 }
 
 // accounts holds each limiter's Stats against its process' journal.

@@ -117,6 +117,9 @@ func TestJudgeFindsSabotage(t *testing.T) {
 		"an outage that was free": {durable, serverStopped, func(o *outcome) {
 			o.line(open).Charged--
 		}, "tokens spent that were never charged"},
+		"an outage that cost more than the share": {durable, serverStopped, func(o *outcome) {
+			o.line(local).Alone = demandOf(local, 1, 1).alone() + 1
+		}, "FailLocal: admitted by a process alone, at most"},
 		"a killed process that took too much along": {volatile, processKilled, func(o *outcome) {
 			o.line(ledger).Killed = 1
 			o.line(ledger).Charged += demandOf(ledger, 1, 1).stock() + 1
@@ -237,15 +240,16 @@ func TestJournalTellsWhatHappened(t *testing.T) {
 	write.answered(l, 1, reservoir.Result{Reset: end}, nil, epoch, time.Microsecond)          // refused
 	write.answered(l, 1, reservoir.Result{}, errors.New("away"), epoch, 100*time.Millisecond) // no decision
 	write.answered(l, 4, reservoir.Result{Allowed: true, Reset: end.Add(shortWindow)}, nil, end, 0)
+	write.answered(l, 6, reservoir.Result{Allowed: true, Reset: end, Source: reservoir.Fallback}, nil, epoch, 0)
 
 	s := sums{Windows: make(map[int64]int64)}
 	s.add(&read.Lines[lineOf(tight, 0)], &worker{journal: read, killed: true})
-	require.Equal(t, map[int64]int64{end.UnixMilli(): 17, end.Add(shortWindow).UnixMilli(): 4}, s.Windows)
+	require.Equal(t, map[int64]int64{end.UnixMilli(): 23, end.Add(shortWindow).UnixMilli(): 4}, s.Windows)
 	require.Equal(t, sums{
-		Requests: 7, Allowed: 5, Denied: 1, Failed: 1, Spent: 21, Late: 2, Overrun: 1,
-		Windows: s.Windows, Killed: 1, KilledSpent: 21,
+		Requests: 8, Allowed: 5, Denied: 1, Failed: 1, Fallback: 1, Spent: 27, Alone: 6, Late: 2, Overrun: 1,
+		Windows: s.Windows, Killed: 1, KilledSpent: 27,
 	}, s)
-	require.Equal(t, int64(7), read.Beat.Load())
+	require.Equal(t, int64(8), read.Beat.Load())
 }
 
 // TestOverAdmissionInAJournalIsFlagged goes the whole way from requests to the

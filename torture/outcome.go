@@ -39,6 +39,7 @@ type sums struct {
 	Fallback                          int64 // requests admitted without the store
 
 	Spent, Refunded int64
+	Alone           int64           // spent by one process without the store, at most
 	Windows         map[int64]int64 // end, Unix ms → tokens
 	Calls, Faults   int64
 	Late            int64 // tokens
@@ -65,6 +66,7 @@ func (s *sums) add(l *line, w *worker) {
 	s.Failed += l.Failed.Load()
 	s.Fallback += l.Fallback.Load()
 	s.Spent += l.Spent.Load()
+	s.Alone = max(s.Alone, l.Alone.Load())
 	s.Refunded += l.Refunded.Load()
 	s.Calls += l.Calls.Load()
 	s.Faults += l.Faults.Load()

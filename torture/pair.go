@@ -79,8 +79,9 @@ func infoOf(c *redis.Client, section string) map[string]string {
 	return fields
 }
 
-// unreplicated is how many tokens the primary has charged for a key that the
-// replica does not know of, while nothing moves.
+// unreplicated is how many tokens the primary has granted for a key that the replica
+// does not know of, while nothing moves. What was given back of late, which the replica
+// does not know of either, is none the fewer: others were granted it.
 func (p *replicas) unreplicated(key string) int64 {
 	p.t.Helper()
 	var held [2]backend.Contents
@@ -91,9 +92,18 @@ func (p *replicas) unreplicated(key string) int64 {
 	}
 	there, here := held[p.primary], held[p.replica()]
 	if there.Window != here.Window {
-		return there.Used
+		return granted(there)
 	}
-	return there.Used - here.Used
+	return max(granted(there)-granted(here), 0)
+}
+
+// granted is all that was, less what direct calls have refunded.
+func granted(c backend.Contents) int64 {
+	n := c.Used
+	for _, a := range c.Clients {
+		n += a.Returned
+	}
+	return n
 }
 
 // promote makes the replica the primary for everybody.

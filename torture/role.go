@@ -16,15 +16,20 @@ const (
 	ledger
 	stock
 	open
+	local
 	roles = iota
 )
 
-var roleNames = [roles]string{"tight", "ample", "ledger", "stock", "open"}
+var roleNames = [roles]string{"tight", "ample", "ledger", "stock", "open", "local"}
 
 func (r role) String() string { return roleNames[r] }
 
 // windowed reports whether the role's windows roll over while it runs.
 func (r role) windowed() bool { return r == tight || r == ample }
+
+// fallsBack reports whether the role's requests are admitted without the store, and
+// charged when it is back.
+func (r role) fallsBack() bool { return r == open || r == local }
 
 // Demand of all processes together, per second. A request asks for one to twice
 // so many tokens as make that up.
@@ -37,6 +42,9 @@ const (
 	tightDemand = 2_000_000
 	ampleDemand = 400_000
 	longDemand  = 200_000
+
+	// localShare is what a process needs in four seconds, where there are four.
+	localShare = 0.00005
 )
 
 // demand is how a role is used: so many tokens per second, so many requests.
@@ -58,7 +66,7 @@ func demandOf(r role, parts int64, pace float64) demand {
 		d.tokens = tightDemand / parts
 	case ample:
 		d.tokens = ampleDemand / parts
-	case ledger, open: // a call for every six requests
+	case ledger, open, local: // a call for every six requests
 		d.limit, d.tokens = long, longDemand/parts
 		d.batch = 6 * d.each()
 	case stock:
@@ -79,11 +87,17 @@ func (d demand) sizing() reservoir.Sizing {
 
 // options are those of the role's limiters, beside what all have.
 func (r role) options() []reservoir.Option {
-	if r == open {
+	switch r {
+	case open:
 		return []reservoir.Option{reservoir.WithFailure(reservoir.FailOpen)}
+	case local:
+		return []reservoir.Option{reservoir.WithFailure(reservoir.FailLocal(localShare))}
 	}
 	return nil
 }
+
+// alone is what one process may admit without the store, by FailLocal.
+func (d demand) alone() int64 { return int64(localShare * float64(d.limit.Tokens)) }
 
 // stock is what one process may hold at most: by default a hundredth of the limit
 // may be stranded, and a batch lasts for five minutes.

@@ -151,7 +151,7 @@ func (s *stream) run(rng *rand.Rand) {
 		switch {
 		case s.role == tight && !r.Allowed:
 			s.drain(n, r)
-		case (s.role == ledger || s.role == open) && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
+		case (s.role == ledger || s.role.fallsBack()) && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
 			s.refund(n, r)
 		}
 	}
