@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -82,9 +83,12 @@ func readComplaints(path string) ([]complaint, error) {
 	}
 }
 
-// complaintsElsewhere tells of the requests that have failed since when on other
-// parts of the store than the one that a fault befell, and by how much the machine
-// has been late, which may explain it.
+// enough is how many complaints of a process it takes to see what is wrong.
+const enough = 10
+
+// complaintsElsewhere tells of the first requests that have failed since when on
+// other parts of the store than the one that a fault befell, and by how much the
+// machine has been late, which may explain it.
 func (f *fleet) complaintsElsewhere(part int, since time.Time) string {
 	var b strings.Builder
 	for i, w := range f.workers {
@@ -92,10 +96,9 @@ func (f *fleet) complaintsElsewhere(part int, since time.Time) string {
 		if err != nil {
 			fmt.Fprintln(&b, err)
 		}
-		for _, m := range list {
-			if m.Part != part && m.At.After(since) {
-				fmt.Fprintf(&b, "%v on: process %d, %v\n", m.At.Sub(since).Round(time.Millisecond), i, m)
-			}
+		list = slices.DeleteFunc(list, func(m complaint) bool { return m.Part == part || m.At.Before(since) })
+		for _, m := range list[:min(len(list), enough)] {
+			fmt.Fprintf(&b, "%v on: process %d, %v\n", m.At.Sub(since).Round(time.Millisecond), i, m)
 		}
 	}
 	fmt.Fprintf(&b, "timers have been late by up to %v", f.late())

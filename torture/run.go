@@ -82,7 +82,7 @@ func (x *run) inject(k kind) {
 	x.events = append(x.events, e)
 	x.t.Logf("%-36s part %d, active %d times, %d requests failed, recovered within %v of its end",
 		k, e.Part, e.Active, e.Failed, e.Recovery.Round(time.Millisecond))
-	if e.Elsewhere > 0 {
+	if e.Elsewhere > 0 && x.sc.Topology == sharded {
 		x.t.Log(x.fleet.complaintsElsewhere(e.Part, e.Begin))
 	}
 }
