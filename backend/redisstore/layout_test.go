@@ -56,7 +56,7 @@ func TestLayout(t *testing.T) {
 	sync(backend.SyncRequest{Client: "b", Window: w, Granted: 2, Returned: 1})
 	require.Equal(t, "8", client.Get(ctx, "rl:{user%201}").Val())
 	require.Equal(t, map[string]string{
-		"w": strconv.FormatInt(int64(w), 10), "l": "0 6", "a": "4", "b": "2 1",
+		"w": strconv.FormatInt(int64(w), 10), "l": "0 7", "a": "4", "b": "2 1",
 	}, client.HGetAll(ctx, "rl:{user%201}:own").Val())
 	require.EqualValues(t, 3, client.DBSize(ctx).Val())
 
