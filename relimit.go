@@ -33,6 +33,7 @@ func (e *entry) relimit() error {
 	}
 	if e.queue.empty() { // what was reserved for them is anybody's again
 		e.release()
+		e.rest()
 	}
 	return nil
 }

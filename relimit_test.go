@@ -92,6 +92,26 @@ func TestLimitLoweredUnderWaiters(t *testing.T) {
 	})
 }
 
+// Where that leaves nobody who waits, the key has no traffic any more.
+func TestLimitLoweredLeavesNoTraffic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := changingLimit(100)
+		l := open(t, memstore.New(), PerMinute(1), WithLimits(c.of), WithDirect())
+		require.True(t, allow(t, l, "k", 100).Allowed)
+		big := make(chan error, 1)
+		go func() { big <- l.WaitN(context.Background(), "k", 50) }()
+		synctest.Wait()
+		e := l.table.get("k")
+		require.NotSame(t, &calm, e.traffic)
+		c.Store(10)
+		require.NoError(t, e.relimit()) // as a direct call does
+		assert.ErrorIs(t, <-big, ErrExceedsLimit)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		assert.Same(t, &calm, e.traffic)
+	})
+}
+
 // A limit that goes out of range is the error of the key's next fetch, of nobody
 // who has stock, and not for good.
 func TestLimitGoesBad(t *testing.T) {

@@ -42,11 +42,13 @@ const none = -1
 const drift = 2000
 
 // heard takes in a reply that was sent for at sent and has just come. Of several
-// bounds for one window the closest count.
+// bounds for one window the closest count, but they do not pass each other: the
+// store counts in microseconds, and its clock may be set.
 func (w *window) heard(s backend.State, sent, now int64) {
 	left := int64(s.Left)
-	w.deadline.Store(max(w.deadline.Load(), sent+left-left/drift))
-	w.ends.Store(min(w.ends.Load(), now+left+left/drift))
+	deadline := max(w.deadline.Load(), sent+left-left/drift)
+	w.deadline.Store(deadline)
+	w.ends.Store(max(min(w.ends.Load(), now+left+left/drift), deadline))
 	w.remaining.Store(s.Remaining)
 }
 

@@ -22,6 +22,25 @@ func TestDeadlineAllowsForASlowClock(t *testing.T) {
 	assert.True(t, w.alive(over-int64(time.Millisecond)))
 }
 
+// The later bound of the end never comes before the earlier one, though the store
+// counts in microseconds and its clock may be set back: who waits for the one would
+// find the other, and ask again, and again.
+func TestBoundsOfTheEndDoNotPassEachOther(t *testing.T) {
+	const ms = int64(time.Millisecond)
+	w := newWindow(backend.State{Window: 1})
+	for _, x := range []struct{ left, now, deadline, ends int64 }{
+		{10 * ms, 0, 10*ms - 5000, 10*ms + 5000},
+		{1 * ms, 9*ms + 700, 10*ms + 200, 10*ms + 1200}, // heard of 700 ns too late
+		{0, 10 * ms, 10*ms + 200, 10*ms + 200},
+		{5 * ms, 9 * ms, 14*ms - 2500, 14*ms - 2500}, // the store's clock was set back
+	} {
+		w.heard(backend.State{Window: 1, Left: time.Duration(x.left)}, x.now, x.now)
+		assert.Equal(t, x.deadline, w.deadline.Load())
+		assert.Equal(t, x.ends, w.ends.Load())
+		assert.True(t, w.alive(x.ends-1) || x.deadline < x.ends)
+	}
+}
+
 // Who comes again after RetryAfter finds a new window, however long the reply
 // that told the end was under way.
 func TestRetryAfterIsNeverEarly(t *testing.T) {
