@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -63,9 +62,6 @@ func (c *complaints) close() error {
 // be cut off, of a process that was killed.
 func readComplaints(path string) ([]complaint, error) {
 	file, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
 	if err != nil {
 		return nil, err
 	}
