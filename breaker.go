@@ -24,6 +24,7 @@ type breaker struct {
 	mu       sync.Mutex
 	failures int // in a row
 	probing  bool
+	changed  int64 // clock time at which it last opened or closed
 	until    int64 // clock time of the next probe
 	pause    time.Duration
 	changes  []ShardState // that the hook is to be told, in order
@@ -53,14 +54,19 @@ func (b *breaker) due(now int64) bool {
 
 // note takes in the outcome of a call to the shard of that name. An error that the
 // store itself has answered with counts as life: only silence and being turned away
-// do not.
-func (b *breaker) note(name string, now int64, err error) {
+// do not. Many calls are under way when the breaker opens: the failure of one that
+// was sent before the last change is no news, and delays no probe.
+func (b *breaker) note(name string, sent, now int64, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if silent(err) && sent < b.changed {
+		return
+	}
 	b.probing = false
 	if !silent(err) {
 		b.failures, b.pause = 0, 0
 		if b.open.Swap(false) {
+			b.changed = now
 			b.changes = append(b.changes, ShardState{Shard: name})
 		}
 		return
@@ -71,6 +77,7 @@ func (b *breaker) note(name string, now int64, err error) {
 	b.pause = min(max(2*b.pause, shortestPause), longestPause)
 	b.until = now + int64(b.pause/2+chance.Part(b.pause/2))
 	if !b.open.Swap(true) {
+		b.changed = now
 		b.changes = append(b.changes, ShardState{Shard: name, Away: true, Err: err})
 	}
 }

@@ -12,13 +12,13 @@ import (
 // what is counted and what the hooks are told. No lock is held here.
 
 func (l *Limiter) sync(ctx context.Context, f *flight) (backend.SyncReply, error) {
-	begin := time.Now()
+	sent, begin := l.clock.now(), time.Now()
 	reply, err := l.store.Sync(ctx, f.req)
 	l.count.syncs.Add(1)
 	l.count.recovered.Add(reply.Recovered)
 	l.count.reasserted.Add(max(reply.Reasserted-f.owed, 0))
 	err = l.called(begin, err, StoreCall{Op: "sync", Cause: string(f.cause), Reason: f.reason, Want: f.req.Want, Granted: reply.Grant})
-	l.noted(f.shard, err)
+	l.noted(f.shard, sent, err)
 	return reply, err
 }
 
@@ -27,7 +27,7 @@ func (l *Limiter) sync(ctx context.Context, f *flight) (backend.SyncReply, error
 func (l *Limiter) take(ctx context.Context, s *shard, r backend.TakeRequest) (backend.TakeReply, error) {
 	bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
 	defer cancel()
-	begin := time.Now()
+	sent, begin := l.clock.now(), time.Now()
 	reply, err := l.store.Take(bounded, r)
 	call := StoreCall{Op: "take", Want: r.Tokens}
 	if reply.Allowed {
@@ -35,7 +35,7 @@ func (l *Limiter) take(ctx context.Context, s *shard, r backend.TakeRequest) (ba
 	}
 	err = l.called(begin, err, call)
 	if ctx.Err() == nil {
-		l.noted(s, err)
+		l.noted(s, sent, err)
 	}
 	if err == nil {
 		return reply, nil
@@ -87,9 +87,9 @@ func (l *Limiter) called(begin time.Time, err error, c StoreCall) error {
 	return err
 }
 
-// noted tells the shard's breaker how a call has ended.
-func (l *Limiter) noted(s *shard, err error) {
-	s.note(s.name, l.clock.now(), err)
+// noted tells the shard's breaker how a call has ended that was sent at that clock time.
+func (l *Limiter) noted(s *shard, sent int64, err error) {
+	s.note(s.name, sent, l.clock.now(), err)
 	s.tell(l.hooks.ShardState)
 	if err == nil {
 		l.tidy()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -111,6 +112,61 @@ func TestBreaker(t *testing.T) {
 	})
 }
 
+// However many calls a short outage has cut, the first probe is soon.
+func TestBreakerAfterACrowd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := overNetwork(memstore.New(), time.Millisecond)
+		l := open(t, net, PerMinute(100))
+		net.set(always(hang))
+		var crowd sync.WaitGroup
+		for i := range 50 {
+			crowd.Go(func() {
+				_, err := l.Allow(context.Background(), fmt.Sprint(i))
+				assert.Error(t, err)
+			})
+		}
+		crowd.Wait()
+		synctest.Wait()
+		require.Equal(t, 50, net.happened(hang))
+		require.True(t, l.shardOf("k").open.Load())
+		net.set(nil)
+		begin := time.Now()
+		for l.shardOf("k").open.Load() {
+			_, _ = l.Allow(context.Background(), "k")
+			time.Sleep(time.Millisecond)
+		}
+		assert.LessOrEqual(t, time.Since(begin), shortestPause+5*time.Millisecond)
+	})
+}
+
+// A probe is made, and its outcome noted, also for a key that has lost its limit
+// meanwhile: else that shard would be away for ever.
+func TestProbeOfAKeyWithoutLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := overNetwork(memstore.New(), time.Millisecond)
+		var lost atomic.Bool
+		l := open(t, net, PerMinute(100), WithBatch(Fixed(1)), WithLimits(func(string) Limit {
+			if lost.Load() {
+				return Limit{}
+			}
+			return PerMinute(100)
+		}))
+		allow(t, l, "k", 1)
+		outage(t, l, net)
+		net.set(nil)
+		lost.Store(true)
+		time.Sleep(longestPause) // a probe is due
+		_, err := l.Allow(context.Background(), "k")
+		assert.ErrorIs(t, err, errAway)
+		time.Sleep(longestPause)
+		assert.False(t, l.shardOf("k").open.Load())
+		_, err = l.Allow(context.Background(), "k")
+		assert.ErrorIs(t, err, ErrLimit)
+		lost.Store(false)
+		assert.True(t, allow(t, l, "k", 1).Allowed)
+	})
+}
+
 // A shard that is away keeps nobody of another's waiting.
 func TestBreakerIsPerShard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -138,13 +194,13 @@ func (sharded) Shard(key string) string { name, _, _ := strings.Cut(key, ":"); r
 func TestRejectionsOpenNoBreaker(t *testing.T) {
 	var b breaker
 	for range 100 {
-		b.note("", 0, &StoreError{Class: backend.Rejected})
+		b.note("", 0, 0, &StoreError{Class: backend.Rejected})
 	}
 	for range failuresToOpen - 1 {
-		b.note("", 0, &StoreError{Class: backend.Unknown})
+		b.note("", 0, 0, &StoreError{Class: backend.Unknown})
 	}
-	b.note("", 0, nil) // a success in between: counting begins anew
-	b.note("", 0, &StoreError{Class: backend.Unknown})
+	b.note("", 0, 0, nil) // a success in between: counting begins anew
+	b.note("", 0, 0, &StoreError{Class: backend.Unknown})
 	assert.False(t, b.open.Load())
 }
 
@@ -162,10 +218,10 @@ func TestShardStatesComeInOrder(t *testing.T) {
 		wg.Go(func() {
 			for range 300 {
 				for range failuresToOpen {
-					b.note("", 0, &StoreError{Class: backend.Unknown})
+					b.note("", 0, 0, &StoreError{Class: backend.Unknown})
 				}
 				b.tell(hook)
-				b.note("", 0, nil)
+				b.note("", 0, 0, nil)
 				b.tell(hook)
 			}
 		})

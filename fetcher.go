@@ -164,7 +164,7 @@ func (e *entry) statement() backend.SyncRequest {
 func (e *entry) fly(f *flight) {
 	l := e.l
 	defer l.flights.Done()
-	if err := e.relimit(); err != nil {
+	if err := e.relimit(); err != nil && f.cause != forReopening { // all wait for a probe's outcome
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.flight = nil

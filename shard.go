@@ -65,7 +65,7 @@ func (l *Limiter) forget() {
 	l.shards.Range(func(name, value any) bool {
 		if s := value.(*shard); s.left.Load() && !inUse[s] {
 			l.shards.CompareAndDelete(name, s)
-			l.noted(s, nil)
+			l.noted(s, l.clock.now(), nil)
 		}
 		return true
 	})
