@@ -61,6 +61,7 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 		switch {
 		case reply.Allowed:
 			w.direct += n
+			r.epoch = e.account.epoch
 			e.quiet = 0
 		case n <= r.Remaining && alone:
 			return r, nil, false // stock and store together have enough

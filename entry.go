@@ -32,8 +32,8 @@ type entry struct {
 
 	denied atomic.Int64
 
-	name  *string // of the account; not shared with an earlier entry of the key
-	shard *shard
+	account *account // not shared with an earlier entry of the key
+	shard   *shard
 
 	mu sync.Mutex
 	*traffic
@@ -59,7 +59,7 @@ type entry struct {
 func (l *Limiter) newEntry(key string, hash uint64, limit Limit) *entry {
 	e := &entry{
 		l: l, key: key, hash: hash,
-		name: l.account.Load(), shard: l.shardOf(key), traffic: &calm, habit: &unknown,
+		account: l.account.Load(), shard: l.shardOf(key), traffic: &calm, habit: &unknown,
 	}
 	e.bound.Store(&l.limit)
 	if limit != l.limit {

@@ -208,7 +208,7 @@ func (l *Limiter) probe(s *shard, key string, limit Limit) {
 		return
 	}
 	l.flights.Add(1)
-	f := &flight{shard: s, req: backend.SyncRequest{Key: key, Client: *l.account.Load(), Limit: limit}, cause: forReopening}
+	f := &flight{shard: s, req: backend.SyncRequest{Key: key, Client: l.account.Load().client, Limit: limit}, cause: forReopening}
 	go func() {
 		defer l.flights.Done()
 		ctx := deadline.After(l.fetchTimeout)

@@ -148,7 +148,7 @@ func (e *entry) plan(now int64) (int64, string) {
 // statement is the account as it stands, asking for nothing.
 func (e *entry) statement() backend.SyncRequest {
 	r := backend.SyncRequest{
-		Key: e.key, Client: *e.name, Limit: e.limit(),
+		Key: e.key, Client: e.account.client, Limit: e.limit(),
 		Granted: e.granted, Returned: e.returned, Peers: int64(e.clients), Pace: e.pace.perWindow(e.limit()),
 	}
 	if w := e.win.Load(); w != nil {

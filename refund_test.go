@@ -26,3 +26,54 @@ func TestRefundOfDirectCallsIsBounded(t *testing.T) {
 		assert.EqualValues(t, 5, used(t, store, "k"))
 	})
 }
+
+// No more goes back than this process has used also when only a part of a Result
+// is left to be refunded.
+func TestRefundOfAPartOfDirectCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		mine, other := open(t, store, PerMinute(20), WithDirect()), open(t, store, PerMinute(20), WithDirect())
+		require.True(t, allow(t, other, "k", 10).Allowed)
+		require.True(t, allow(t, mine, "k", 3).Allowed)
+		r := allow(t, mine, "k", 5)
+		require.True(t, r.Allowed)
+		for range 2 {
+			require.NoError(t, mine.Refund(context.Background(), "k", r))
+		}
+		assert.EqualValues(t, 10, used(t, store, "k"))
+	})
+}
+
+// A request may outlive the memory of its key. What it was charged goes back, and
+// none of what later requests were charged is thought to be gone by that.
+func TestRefundOfADirectCallBeforeEviction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		l := open(t, store, PerMinute(20), WithDirect())
+		older := allow(t, l, "k", 5)
+		l.rename()
+		require.NoError(t, l.evict(context.Background(), func(*entry) bool { return true }))
+		require.Nil(t, l.table.find("k"))
+		newer := allow(t, l, "k", 3)
+		require.EqualValues(t, 8, used(t, store, "k"))
+		for range 2 {
+			require.NoError(t, l.Refund(context.Background(), "k", newer))
+		}
+		require.EqualValues(t, 5, used(t, store, "k"))
+		require.NoError(t, l.Refund(context.Background(), "k", older))
+		assert.Zero(t, used(t, store, "k"))
+	})
+}
+
+// A refund for which there is no time left is not made, and may be made later.
+func TestRefundOfADirectCallUnderAnEndedContext(t *testing.T) {
+	store := memstore.New()
+	l := open(t, store, PerMinute(20), WithDirect())
+	r := allow(t, l, "k", 5)
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.ErrorIs(t, l.Refund(ended, "k", r), context.Canceled)
+	require.EqualValues(t, 5, used(t, store, "k"))
+	require.NoError(t, l.Refund(context.Background(), "k", r))
+	assert.Zero(t, used(t, store, "k"))
+}

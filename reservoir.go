@@ -56,8 +56,8 @@ type Limiter struct {
 	shards   sync.Map     // name → *shard
 	leaving  atomic.Int64 // clock time from which on to look for shards that all keys have left; 0 = there are none
 	id       string
-	account  atomic.Pointer[string] // name of new entries' accounts
-	epoch    atomic.Int64           // part of it; grows with evictions
+	account  atomic.Pointer[account] // of new entries
+	epoch    atomic.Uint32           // of the last one; grows with evictions
 	sweeper  sweeper
 	places   places
 	flights  sync.WaitGroup
@@ -274,8 +274,14 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 	if r.charged == 0 {
 		return nil
 	}
-	if e := l.table.find(key); e != nil && e.refund(r) {
-		return nil
+	if err := ctx.Err(); err != nil && r.Source == Direct { // before it passes for refunded
+		return err
+	}
+	n := r.charged
+	if e := l.table.find(key); e != nil {
+		if n = e.refund(r); n == 0 {
+			return nil
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -283,7 +289,7 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 	if r.Source == Fallback { // of a key that is not in memory any more
 		return nil
 	}
-	back, err := l.refund(ctx, backend.RefundRequest{Key: key, Window: r.window(), Tokens: r.charged})
+	back, err := l.refund(ctx, backend.RefundRequest{Key: key, Window: r.window(), Tokens: n})
 	if back > 0 {
 		l.count.refunded.Add(back)
 		l.count.returned.Add(back)
@@ -294,9 +300,16 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 	return err
 }
 
-// rename changes the account name of new entries. Evicted keys forget their
-// account, so a later entry of the same key must not speak in its name.
+// account is how entries that were made between two sweeps call themselves to the
+// store.
+type account struct {
+	client string
+	epoch  uint32 // counts the accounts of a limiter, from 1
+}
+
+// rename changes the account of new entries. Evicted keys forget theirs, so a later
+// entry of the same key must not speak in its name.
 func (l *Limiter) rename() {
-	name := l.id + "." + strconv.FormatInt(l.epoch.Add(1)-1, 36)
-	l.account.Store(&name)
+	epoch := l.epoch.Add(1)
+	l.account.Store(&account{client: l.id + "." + strconv.FormatUint(uint64(epoch)-1, 36), epoch: epoch})
 }

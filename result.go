@@ -33,7 +33,8 @@ type Result struct {
 	// Source says how the decision was made, and so what it cost.
 	Source Source
 
-	charged int64 // tokens; of the window that ends at Reset
+	epoch   uint32 // of the entry that notes a direct call in window.direct; 0 = none does
+	charged int64  // tokens; of the window that ends at Reset
 }
 
 // window is the window that r was charged to.
