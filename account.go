@@ -24,7 +24,7 @@ func (e *entry) apply(q backend.SyncRequest, r backend.SyncReply, sent, now int6
 		return
 	}
 	w.quiet.Store(0)
-	w.heard(r.State, sent, now)
+	w.heard(r.State, q.Limit, sent, now)
 	e.put(r.Grant)
 	e.foresee(r)
 	e.small = q.Want > q.Need && r.Grant <= q.Need && r.Remaining > 0 && !r.Learning
@@ -46,8 +46,11 @@ func (e *entry) hush(w *window, now int64) {
 		e.watch(now)
 		e.hushed = now
 	}
-	turn := e.limit().Window / probes * time.Duration(max(e.clients, 1))
-	e.quiet = min(now+int64(chance.Interval(turn)), w.ends.Load())
+	turn := chance.Interval(e.limit().Window/probes).Seconds() * float64(max(e.clients, 1))
+	e.quiet = w.ends.Load()
+	if left := time.Duration(e.quiet - now); turn < left.Seconds() { // it may be thousands of years
+		e.quiet = now + int64(turn*float64(time.Second))
+	}
 }
 
 // enter makes the store's window the current one. What was held in another is
@@ -90,13 +93,13 @@ func (e *entry) heard(total int64) {
 
 // overhear takes in a reading that came with a direct call or a check. It says
 // nothing of the account, so it never ends a window that is alive.
-func (e *entry) overhear(s backend.State, sent, now int64) {
+func (e *entry) overhear(s backend.State, l Limit, sent, now int64) {
 	w := e.win.Load()
 	if e.dead || s.Window == 0 || w.alive(now) && w.id != s.Window || w != nil && s.Window < w.id {
 		return
 	}
 	e.enter(s, false, now)
-	e.win.Load().heard(s, sent, now)
+	e.win.Load().heard(s, l, sent, now)
 }
 
 // put adds tokens of the current window to the stock, or to the pot while

@@ -2,6 +2,7 @@ package reservoir
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -17,7 +18,7 @@ func (e *entry) enqueue(ctx context.Context, n int64, wait bool, now int64) (p *
 	}
 	p = e.l.places.get(n, wait)
 	if d, ok := ctx.Deadline(); ok && wait {
-		p.deadline = now + int64(time.Until(d))
+		p.deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
 	}
 	w := e.win.Load()
 	if w.alive(now) && e.known(w, n) && e.hopeless(p, w, e.queue.tokens) {
@@ -37,7 +38,8 @@ func (e *entry) hopeless(p *place, w *window, ahead int64) bool {
 		return false
 	}
 	windows := (ahead + p.n - 1) / e.limit().Tokens // after the one that opens next
-	return w.ends.Load()+windows*int64(e.limit().Window) > p.deadline
+	left := p.deadline - w.ends.Load()
+	return left < 0 || windows > left/int64(e.limit().Window)
 }
 
 // await waits for the outcome of p, for as long as its own context lasts and, if

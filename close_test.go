@@ -100,3 +100,55 @@ func TestCloseUnderLoad(t *testing.T) {
 		require.EqualValues(t, l.Stats().Spent, used(t, store, "k"))
 	}
 }
+
+// What a fetch brings when Close could not wait for it is nobody's to spend.
+func TestNothingIsSpentAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := overNetwork(memstore.New(), time.Second)
+		l := open(t, net, PerHour(100), WithBatch(Fixed(50)), WithFetchTimeout(time.Minute))
+		k := l.Key("k")
+		refused := make(chan error)
+		go func() {
+			_, err := k.Allow(context.Background())
+			refused <- err
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+		defer cancel()
+		require.Error(t, l.Close(ctx))
+		require.ErrorIs(t, <-refused, ErrClosed)
+		time.Sleep(time.Minute)
+		_, err := k.Allow(context.Background())
+		require.ErrorIs(t, err, ErrClosed)
+		s := l.Stats()
+		assert.EqualValues(t, 50, s.Taken, "the reply did come")
+		assert.EqualValues(t, 50, s.Expired)
+		assert.Zero(t, s.Spent)
+	})
+}
+
+// Who waits for a key that there is no room to remember is sent away as well, and
+// asks under the limit as it now is.
+func TestCloseSendsWaitersWithoutMemoryAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		limit := changingLimit(10)
+		l := open(t, memstore.New(), PerMinute(1), WithMaxKeys(0), WithLimits(limit.of))
+		allow(t, l, "k", 10)
+		waiting := make(chan error)
+		go func() { waiting <- l.WaitN(ctx, "k", 8) }()
+		synctest.Wait()
+		limit.Store(5)
+		begin := time.Now()
+		require.ErrorIs(t, <-waiting, ErrExceedsLimit)
+		assert.GreaterOrEqual(t, time.Since(begin), time.Minute/2, "it did wait")
+
+		allow(t, l, "k", 5)
+		go func() { waiting <- l.WaitN(ctx, "k", 5) }()
+		synctest.Wait()
+		require.NoError(t, l.Close(ctx))
+		begin = time.Now()
+		require.ErrorIs(t, <-waiting, ErrClosed)
+		assert.Zero(t, time.Since(begin))
+	})
+}

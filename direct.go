@@ -47,6 +47,9 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 	now := l.clock.now()
 	if alone {
 		e.flight = nil
+		if w := e.win.Load(); w.alive(now) { // nobody could restock meanwhile
+			e.aim(w)
+		}
 	}
 	defer e.schedule(now)
 	defer e.order(now)
@@ -54,7 +57,7 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 		r, err = e.away(n, now, false, err)
 		return r, err, true
 	}
-	e.overhear(reply.State, sent, now)
+	e.overhear(reply.State, limit, sent, now)
 	r = direct(reply, limit, n)
 	if w := e.win.Load(); w != nil && w.id == reply.Window {
 		r.Remaining += w.stock.Load()

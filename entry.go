@@ -125,6 +125,11 @@ func (e *entry) try(r *Result, n int64) bool {
 // that the entry is dead.
 func (e *entry) acquire(ctx context.Context, n int64, wait bool) (r Result, err error, again bool) {
 	l := e.l
+	if n > e.limit().Tokens { // as was known
+		if err = e.relimit(); err != nil {
+			return r, err, false
+		}
+	}
 	e.mu.Lock()
 	now := l.clock.now()
 	if err, again = e.refuses(n); err != nil || again {

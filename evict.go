@@ -6,8 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/go-reservoir/reservoir/backend"
 )
 
 // idle reports whether the key was not used since it was last asked, and notes
@@ -20,13 +18,13 @@ func (e *entry) idle() bool {
 	}
 	same := mark == e.seen
 	e.seen = mark
-	return same && e.flight == nil && e.queue.empty()
+	return same && e.flight == nil && e.queue.empty() && !e.remembers(e.l.clock.now())
 }
 
 // retire makes e dead, takes what it holds and moves its counts to the limiter.
 // It returns the statement that hands the stock back, if there is one to make,
 // and how many tokens it returns. Under entry.mu.
-func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
+func (e *entry) retire(now int64) (give *flight, n int64) {
 	if e.timer != nil {
 		e.timer.Stop()
 	}
@@ -46,11 +44,12 @@ func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
 	}
 	e.pot = 0
 	f := e.report(now, forReturn)
-	if f.owed > 0 {
-		e.told()
-	}
 	if n > 0 || e.unsure || f.owed > 0 {
-		give = &f.req
+		e.findShard()
+		f.shard, give = e.shard, &f
+	}
+	if e.local != nil {
+		e.local.stated = 0 // handBack counts it
 	}
 	e.win.Store(nil)
 	e.l.count.spent.Add(e.flow)
@@ -63,17 +62,22 @@ func (e *entry) retire(now int64) (give *backend.SyncRequest, n int64) {
 // handBack makes the final statement of an account, and again as long as the
 // store answers with tokens whose grant had been lost. n is what the statement
 // returns beyond what the store has heard; if it cannot be made, those tokens
-// stay charged until their window ends.
-func (l *Limiter) handBack(ctx context.Context, s *shard, r backend.SyncRequest, n int64) error {
-	for {
+// stay charged until their window ends, and what the store is owed never is.
+func (l *Limiter) handBack(ctx context.Context, f *flight, n int64) error {
+	for r := &f.req; ; {
 		ctx, cancel := context.WithTimeout(ctx, l.fetchTimeout)
-		reply, err := l.sync(ctx, &flight{shard: s, req: r, cause: forReturn})
+		reply, err := l.sync(ctx, f)
 		cancel()
 		if err != nil {
 			l.count.returned.Add(-n)
 			l.count.expired.Add(n)
 			return err
 		}
+		if f.charged(reply) {
+			l.count.taken.Add(f.owed)
+			l.count.spent.Add(f.owed)
+		}
+		f.owed = 0
 		if n = reply.Grant; n == 0 {
 			return nil
 		}
@@ -152,7 +156,7 @@ func (l *Limiter) evict(ctx context.Context, which func(*entry) bool) error {
 	slots := make(chan struct{}, givers)
 	l.table.each(func(e *entry) {
 		e.mu.Lock()
-		var give *backend.SyncRequest
+		var give *flight
 		var n int64
 		if !e.dead && which(e) {
 			give, n = e.retire(l.clock.now())
@@ -163,7 +167,7 @@ func (l *Limiter) evict(ctx context.Context, which func(*entry) bool) error {
 		}
 		slots <- struct{}{}
 		wg.Go(func() {
-			if err := l.handBack(ctx, e.shard, *give, n); err != nil {
+			if err := l.handBack(ctx, give, n); err != nil {
 				failure.CompareAndSwap(nil, &err)
 			}
 			<-slots
@@ -194,6 +198,7 @@ func (e *entry) shut() {
 func (l *Limiter) Close(ctx context.Context) error {
 	l.closing.Do(func() {
 		l.closed.Store(true)
+		close(l.done)
 		l.sweeper.stop()
 		l.table.each((*entry).shut)
 		landed := make(chan struct{})

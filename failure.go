@@ -97,8 +97,8 @@ func (e *entry) away(n, now int64, wait bool, err error) (Result, error) {
 	e.l.count.fallbacks.Add(1)
 	r := Result{Limit: e.limit().Tokens, Reset: f.reset, Source: Fallback}
 	if r.Allowed = n <= budget-f.admitted; r.Allowed {
-		f.admitted += n
-		f.owed += n
+		f.admitted = min(f.admitted+n, backend.MaxTokens) // FailOpen has no end
+		f.owed = min(f.owed+n, backend.MaxTokens)
 		r.charged = n
 	} else {
 		e.deny()
@@ -135,6 +135,13 @@ func (e *entry) owed(now int64) int64 {
 	return e.local.owed
 }
 
+// remembers reports whether what was admitted without the store is still needed: as
+// what the process has used of its share, or to be told when the store is back.
+func (e *entry) remembers(now int64) bool {
+	f := e.local
+	return f != nil && now < f.ends && f.admitted > 0 && (e.l.failure.mode == failLocal || e.shard.open.Load())
+}
+
 // repay tells the store what it is owed, now that it answers. If callers wait, the
 // fetch for them does.
 func (e *entry) repay(now int64) {
@@ -152,8 +159,8 @@ func (e *entry) confess(now int64) int64 {
 	if f == nil || !e.win.Load().alive(now) {
 		return 0
 	}
-	n := e.owed(now)
-	f.owed -= n
+	n := min(e.owed(now), backend.MaxTokens-e.granted) // more is beyond any limit
+	f.owed = 0
 	f.stated += n
 	e.granted += n
 	return f.stated

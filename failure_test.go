@@ -393,3 +393,26 @@ func TestBadFailurePolicies(t *testing.T) {
 		assert.ErrorIs(t, err, ErrOption)
 	}
 }
+
+// FailOpen admits more than can be counted, and still counts as far as there are
+// numbers; the store takes it.
+func TestFailOpenBeyondNumbers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		most := Limit{Tokens: backend.MaxTokens, Window: time.Hour}
+		net := overNetwork(memstore.New(), time.Millisecond)
+		l := open(t, net, most, WithFailure(FailOpen))
+		outage(t, l, net)
+		for range 3000 {
+			require.True(t, allow(t, l, "k", backend.MaxTokens).Allowed)
+		}
+		net.set(nil)
+		for range 3 {
+			allow(t, l, "k", 1)
+			time.Sleep(longestPause)
+		}
+		assert.Zero(t, l.table.get("k").standing().owed)
+		calls := net.count("")
+		time.Sleep(time.Minute)
+		assert.Equal(t, calls, net.count(""), "told once")
+	})
+}

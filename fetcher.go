@@ -18,6 +18,11 @@ type flight struct {
 	owed    int64 // tokens admitted without the store, of which it is told
 }
 
+// charged reports whether the store has charged what it was owed.
+func (f *flight) charged(reply backend.SyncReply) bool {
+	return f.owed > 0 && (reply.Window == f.req.Window || reply.Carried)
+}
+
 // order starts a fetch if callers wait that one could help now. If none could
 // before some instant, a timer is set for that, and others may have the stock.
 func (e *entry) order(now int64) {
@@ -94,8 +99,8 @@ func (e *entry) strand() int64 {
 	case strand > 0: // a batch that is gone before the next one comes strands nothing
 		strand = max(strand, min(early, limit))
 	}
-	if most := e.l.sizing.max; most > 0 { // a part of it is granted whatever was asked for
-		strand = min(strand, most*clients)
+	if most := e.l.sizing.max; most > 0 && most <= strand/clients { // a part of it is granted whatever was asked for
+		strand = most * clients
 	}
 	return strand
 }
@@ -154,10 +159,23 @@ func (e *entry) statement() backend.SyncRequest {
 	if w := e.win.Load(); w != nil {
 		r.Window = w.id
 		if r.Total = e.total; r.Total > 0 {
-			r.Used = max(e.limit().Tokens-w.remaining.Load(), 0)
+			r.Used = w.used()
 		}
 	}
 	return r
+}
+
+// receive takes in the reply to f and serves the queue. What comes when the limiter
+// has been closed is not spent any more.
+func (e *entry) receive(f *flight, reply backend.SyncReply, sent, now int64) {
+	if e.dead {
+		e.take(reply.Grant)
+		e.expire(reply.Grant)
+		return
+	}
+	e.apply(f.req, reply, sent, now)
+	e.answer(f.turn, now)
+	e.repay(now)
 }
 
 // fly carries out f. It is the only part of a fetch that is not under the lock.
@@ -190,12 +208,10 @@ func (e *entry) fly(f *flight) {
 		e.unsure = true
 		e.fail(f.turn, now, err)
 	} else {
-		if f.owed > 0 && (reply.Window == f.req.Window || reply.Carried) {
+		if f.charged(reply) {
 			e.told()
 		}
-		e.apply(f.req, reply, sent, now)
-		e.answer(f.turn, now)
-		e.repay(now)
+		e.receive(f, reply, sent, now)
 	}
 	e.order(now)
 	e.schedule(now)

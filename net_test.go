@@ -87,7 +87,7 @@ func send[T any](ctx context.Context, n *network, op string, call func(context.C
 		<-ctx.Done()
 		return reply, &backend.Error{Op: op, Class: backend.Unknown, Err: ctx.Err()}
 	}
-	if err := pause(ctx, n.delay); err != nil {
+	if err := pause(ctx, n.delay, nil); err != nil {
 		return reply, &backend.Error{Op: op, Class: backend.Unknown, Err: err}
 	}
 	switch f {
@@ -101,7 +101,7 @@ func send[T any](ctx context.Context, n *network, op string, call func(context.C
 		var none T
 		return none, &backend.Error{Op: op, Class: backend.Unknown, Err: errCut}
 	}
-	if late := pause(ctx, n.delay); late != nil {
+	if late := pause(ctx, n.delay, nil); late != nil {
 		var none T
 		return none, &backend.Error{Op: op, Class: backend.Unknown, Err: late}
 	}

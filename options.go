@@ -25,14 +25,14 @@ type config struct {
 	hooks        Hooks
 }
 
-func defaults() config {
+func defaults(limit Limit) config {
 	return config{
 		sizing:       Adaptive(1, 0),
 		stranding:    0.01,
 		fetchTimeout: 100 * time.Millisecond,
 		maxKeys:      1 << 20,
 		failure:      FailClosed,
-		idle:         5 * time.Minute,
+		idle:         min(max(limit.Window/20, 5*time.Minute), time.Hour),
 	}
 }
 
@@ -47,9 +47,10 @@ func WithBatch(s Sizing) Option { return func(c *config) { c.sizing = s } }
 func WithDirect() Option { return func(c *config) { c.direct = true } }
 
 // WithLimits gives keys limits of their own; by default all have New's. It is
-// called with no lock held, when a key is first seen and before each of its
-// fetches, and must be quick and safe for concurrent use. A limit out of range is
-// the error of that key's calls.
+// called with no lock held, when a key is first seen, before each of its
+// fetches, and for a request larger than the limit that is known; it must be quick
+// and safe for concurrent use. A limit out of range is the error of that key's
+// calls.
 //
 // A limit may change at any time, in the middle of a window too. It counts from
 // the key's next fetch, in all processes together, as the store then knows it;
@@ -77,9 +78,11 @@ func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetch
 func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
 
 // WithIdle sets after how long without use a key's memory is freed and its stock
-// handed back: 5 minutes by default, and up to twice that in practice; it must be
-// more than 0. Shorter saves memory; longer saves a store call for keys that
-// return.
+// handed back, up to twice that in practice; it must be more than 0. The default
+// is a twentieth of New's window, but at least 5 minutes and at most an hour.
+// Shorter saves memory; longer saves a store call for keys that return, and memory
+// of the store, which keeps an account of some 60 bytes for each time that a
+// process has forgotten a key and come back to it in one window.
 func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
 
 // WithHooks sets functions that are told what the limiter does, for metrics and

@@ -3,9 +3,12 @@ package reservoir
 import (
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
 // Every hook there is, also one that is yet to come, is called for all that were
@@ -51,4 +54,18 @@ func TestJoinHooksOfNothing(t *testing.T) {
 	assert.Nil(t, alone.StoreCall)
 	alone.ShardState(ShardState{})
 	assert.True(t, called)
+}
+
+// A key is forgotten a bounded number of times in a window, however long that is,
+// but for windows of days, where memory counts for more.
+func TestIdleOfLongWindows(t *testing.T) {
+	for window, idle := range map[time.Duration]time.Duration{
+		time.Second:         5 * time.Minute,
+		100 * time.Minute:   5 * time.Minute,
+		10 * time.Hour:      30 * time.Minute,
+		30 * 24 * time.Hour: time.Hour,
+	} {
+		l := open(t, memstore.New(), Limit{Tokens: 1, Window: window})
+		assert.Equal(t, idle, l.idle, window)
+	}
 }

@@ -33,12 +33,14 @@ func (e *entry) refund(r Result) (toStore int64) {
 	return 0
 }
 
-// reopen notes that the store has n tokens more than was heard.
+// reopen notes that the store has n tokens more than was heard, which others may
+// wait for.
 func (e *entry) reopen(id backend.Window, n int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if w := e.win.Load(); w != nil && w.id == id {
 		w.remaining.Add(n)
+		e.order(e.l.clock.now())
 	}
 }
 

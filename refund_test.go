@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -76,4 +77,20 @@ func TestRefundOfADirectCallUnderAnEndedContext(t *testing.T) {
 	require.EqualValues(t, 5, used(t, store, "k"))
 	require.NoError(t, l.Refund(context.Background(), "k", r))
 	assert.Zero(t, used(t, store, "k"))
+}
+
+// What comes back is had at once by who waits in this process.
+func TestRefundOfADirectCallServesWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, memstore.New(), PerHour(10), WithDirect())
+		r := allow(t, l, "k", 10)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		served := make(chan error)
+		go func() { served <- l.Wait(context.Background(), "k") }()
+		synctest.Wait()
+		begin := time.Now()
+		require.NoError(t, l.Refund(context.Background(), "k", r))
+		require.NoError(t, <-served)
+		assert.Zero(t, time.Since(begin))
+	})
 }

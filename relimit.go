@@ -23,6 +23,10 @@ func (e *entry) relimit() error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if w := e.win.Load(); w != nil && limit.Tokens > e.limit().Tokens { // there may be more than is known
+		e.quiet = 0
+		w.quiet.Store(0)
+	}
 	e.bound.Store(&limit)
 	for p := e.queue.head; p != nil; {
 		next := p.next

@@ -2,6 +2,7 @@ package reservoir
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -131,5 +132,28 @@ func TestLimitGoesBad(t *testing.T) {
 				assert.True(t, allow(t, l, "k", 1).Allowed)
 			})
 		})
+	}
+}
+
+// A request that was too large before the limit was raised is not too large for
+// ever, also where all of the old limit is used.
+func TestRaisedLimitServesLargerRequests(t *testing.T) {
+	for name, opt := range map[string]Option{"adaptive": WithBatch(Adaptive(1, 0)), "fixed": WithBatch(Fixed(1)), "direct": WithDirect()} {
+		for _, before := range []int64{1, 10} {
+			t.Run(fmt.Sprintf("%s/%d used", name, before), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					c := changingLimit(10)
+					l := open(t, memstore.New(), PerMinute(1), WithLimits(c.of), opt)
+					for range before {
+						allow(t, l, "k", 1)
+					}
+					assert.Equal(t, before < 10, allow(t, l, "k", 1).Allowed)
+					_, err := l.AllowN(context.Background(), "k", 50)
+					require.ErrorIs(t, err, ErrExceedsLimit)
+					c.Store(100)
+					assert.True(t, allow(t, l, "k", 50).Allowed)
+				})
+			})
+		}
 	}
 }

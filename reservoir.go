@@ -62,6 +62,7 @@ type Limiter struct {
 	places   places
 	flights  sync.WaitGroup
 	closed   atomic.Bool
+	done     chan struct{} // closed with it
 	closing  sync.Once
 	closeErr error // written in closing, and only read after
 
@@ -76,7 +77,7 @@ type Limiter struct {
 // goroutine. It fails on a limit out of range, an option that makes no sense,
 // or a store that is set up wrongly.
 func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
-	l := &Limiter{config: defaults(), store: store, limit: limit, id: rand.Text()[:12]}
+	l := &Limiter{config: defaults(limit), store: store, limit: limit, id: rand.Text()[:12], done: make(chan struct{})}
 	for _, o := range opts {
 		o(&l.config)
 	}
@@ -198,26 +199,27 @@ func (l *Limiter) limitOf(key string) (Limit, error) {
 
 // crowded serves a key that there is no room for, call by call.
 func (l *Limiter) crowded(ctx context.Context, key string, n int64, wait bool) (Result, error) {
-	limit, err := l.limitOf(key)
-	if err != nil {
-		return Result{}, err
-	}
-	if n > limit.Tokens {
-		return Result{}, ErrExceedsLimit
-	}
 	for {
+		limit, err := l.limitOf(key)
+		if err != nil {
+			return Result{}, err
+		}
+		if n > limit.Tokens {
+			return Result{}, ErrExceedsLimit
+		}
 		r, err := l.stateless(ctx, key, limit, n)
 		if err != nil || r.Allowed || !wait {
 			return r, err
 		}
-		if err := pause(ctx, r.RetryAfter+chance.Part(limit.Window/100)); err != nil {
+		if err := pause(ctx, r.RetryAfter+chance.Part(limit.Window/100), l.done); err != nil {
 			return r, err
 		}
 	}
 }
 
-// pause sleeps for d, or returns at once if ctx does not last that long.
-func pause(ctx context.Context, d time.Duration) error {
+// pause sleeps for d, or until closed is; it returns at once if ctx does not last
+// that long.
+func pause(ctx context.Context, d time.Duration, closed <-chan struct{}) error {
 	if t, ok := ctx.Deadline(); ok && time.Until(t) < d {
 		return ErrDeadline
 	}
@@ -228,6 +230,8 @@ func pause(ctx context.Context, d time.Duration) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-closed:
+		return ErrClosed
 	}
 }
 

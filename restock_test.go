@@ -252,3 +252,30 @@ func TestWaitersOfAFleet(t *testing.T) {
 		t.Logf("%d calls in %d windows", calls, windows)
 	})
 }
+
+// A large request goes to the store by itself. If the stock falls to the re-order
+// point meanwhile, a batch is ordered as soon as it is back.
+func TestReorderPointAfterADirectCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := overNetwork(memstore.New(), rtt/2)
+		var d diary
+		l := open(t, net, PerMinute(60_000), d.keep())
+		every(t, l, time.Millisecond, time.Now().Add(10*time.Second), ignore)
+		w := l.table.get("k").win.Load()
+		for w.reorder.Load() == none { // a fetch is under way
+			time.Sleep(time.Millisecond)
+		}
+		large := make(chan Result)
+		go func() { large <- allow(t, l, "k", 20_000) }()
+		synctest.Wait()
+		for w.reorder.Load() != none {
+			require.Equal(t, Local, allow(t, l, "k", 1).Source)
+		}
+		ordered := len(d.of(forStock))
+		require.Equal(t, Direct, (<-large).Source)
+		require.NotEqual(t, none, w.reorder.Load())
+		require.Equal(t, Local, allow(t, l, "k", 1).Source)
+		time.Sleep(10 * rtt)
+		assert.Len(t, d.of(forStock), ordered+1)
+	})
+}

@@ -141,3 +141,29 @@ func TestCarryOver(t *testing.T) {
 		assert.EqualValues(t, 30, l.Stats().Reasserted)
 	})
 }
+
+// A store that lost its data hears how many tokens were charged, not what that is
+// under a limit of which it has not been told yet.
+func TestUsedIsOfTheLimitThatWasHeard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, now := range []int64{100, 10_000} {
+			c := changingLimit(1000)
+			net := overNetwork(memstore.New(), time.Millisecond)
+			l := open(t, net, PerMinute(1), WithLimits(c.of), WithBatch(Fixed(250)))
+			for range 500 {
+				allow(t, l, "k", 1)
+			}
+			c.Store(now)
+			net.set(always(loseRequest))
+			_, err := l.Allow(context.Background(), "k")
+			require.Error(t, err)
+			require.Equal(t, 1, net.happened(loseRequest))
+			e := l.table.get("k")
+			e.mu.Lock()
+			require.Equal(t, now, e.limit().Tokens)
+			assert.EqualValues(t, 500, e.statement().Used)
+			e.mu.Unlock()
+			net.set(nil)
+		}
+	})
+}

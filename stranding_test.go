@@ -1,6 +1,7 @@
 package reservoir
 
 import (
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -236,4 +237,16 @@ func TestLargestBatchIsABound(t *testing.T) {
 	}
 	assert.LessOrEqual(t, most.Load(), int64(50))
 	assert.Greater(t, most.Load(), int64(25))
+}
+
+// The largest batch that can be allowed is no bound, however many share the limit.
+func TestStrandUnderTheLargestBatch(t *testing.T) {
+	l := open(t, memstore.New(), PerMinute(100_000), WithBatch(Adaptive(1, math.MaxInt64)))
+	allow(t, l, "k", 1)
+	e := l.table.get("k")
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for e.clients = range int32(100) {
+		require.Positive(t, e.strand(), e.clients)
+	}
 }

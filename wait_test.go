@@ -2,6 +2,7 @@ package reservoir
 
 import (
 	"context"
+	"math"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -183,4 +184,39 @@ func TestAtTheInstantOfTheReset(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A deadline as far away as time goes is no hurry.
+func TestWaitWithAFarDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, memstore.New(), PerMinute(1), WithBatch(Fixed(1)))
+		allow(t, l, "k", 1)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		time.Sleep(time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), math.MaxInt64)
+		defer cancel()
+		assert.NoError(t, l.Wait(ctx, "k"))
+	})
+}
+
+// Among very many processes each one's turn to probe a long window may lie beyond
+// all time. It does not come back as a time that is past.
+func TestTurnsOfManyProcesses(t *testing.T) {
+	month := Limit{Tokens: 10, Window: 30 * 24 * time.Hour}
+	l := open(t, memstore.New(), month, WithBatch(Fixed(1)))
+	allow(t, l, "k", 10)
+	e := l.table.get("k")
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	w := e.win.Load()
+	now := l.clock.now()
+	for _, clients := range []int32{1, 100, 1 << 17, math.MaxInt32} {
+		e.clients = clients
+		for range 100 {
+			e.hush(w, now)
+			require.GreaterOrEqual(t, e.quiet, now, clients)
+			require.LessOrEqual(t, e.quiet, w.ends.Load(), clients)
+		}
+	}
+	assert.Equal(t, w.ends.Load(), e.quiet)
 }

@@ -24,6 +24,7 @@ type window struct {
 	reorder   atomic.Int64 // restock when the stock falls to this; none = never
 	remaining atomic.Int64 // tokens left in the store when it was last heard
 	ends      atomic.Int64
+	of        int64        // the limit that remaining is of; under entry.mu
 	direct    int64        // tokens charged by direct calls and not refunded; under entry.mu
 	quiet     atomic.Int64 // entry.quiet, where stock is all there is; 0 otherwise
 }
@@ -41,16 +42,21 @@ const none = -1
 // drift is what two clocks may differ by in speed: 500 parts in a million.
 const drift = 2000
 
-// heard takes in a reply that was sent for at sent and has just come. Of several
-// bounds for one window the closest count, but they do not pass each other: the
-// store counts in microseconds, and its clock may be set.
-func (w *window) heard(s backend.State, sent, now int64) {
+// heard takes in a reply that was sent for at sent, under limit l, and has just
+// come. Of several bounds for one window the closest count, but they do not pass
+// each other: the store counts in microseconds, and its clock may be set.
+func (w *window) heard(s backend.State, l Limit, sent, now int64) {
 	left := int64(s.Left)
 	deadline := max(w.deadline.Load(), sent+left-left/drift)
 	w.deadline.Store(deadline)
 	w.ends.Store(max(min(w.ends.Load(), now+left+left/drift), deadline))
 	w.remaining.Store(s.Remaining)
+	w.of = l.Tokens
 }
+
+// used is how many tokens the store had charged when it was last heard. Under
+// entry.mu.
+func (w *window) used() int64 { return max(w.of-w.remaining.Load(), 0) }
 
 // alive reports whether stock may be spent at now.
 func (w *window) alive(now int64) bool { return w != nil && now < w.deadline.Load() }

@@ -16,7 +16,7 @@ import (
 // A clock that goes 500 ppm slower than the server's spends nothing late.
 func TestDeadlineAllowsForASlowClock(t *testing.T) {
 	w := newWindow(backend.State{Window: 1})
-	w.heard(backend.State{Window: 1, Left: time.Hour}, 0, 0)
+	w.heard(backend.State{Window: 1, Left: time.Hour}, Limit{}, 0, 0)
 	over := int64(time.Hour) - int64(time.Hour)/2000 // by the slow clock
 	assert.False(t, w.alive(over))
 	assert.True(t, w.alive(over-int64(time.Millisecond)))
@@ -34,7 +34,7 @@ func TestBoundsOfTheEndDoNotPassEachOther(t *testing.T) {
 		{0, 10 * ms, 10*ms + 200, 10*ms + 200},
 		{5 * ms, 9 * ms, 14*ms - 2500, 14*ms - 2500}, // the store's clock was set back
 	} {
-		w.heard(backend.State{Window: 1, Left: time.Duration(x.left)}, x.now, x.now)
+		w.heard(backend.State{Window: 1, Left: time.Duration(x.left)}, Limit{}, x.now, x.now)
 		assert.Equal(t, x.deadline, w.deadline.Load())
 		assert.Equal(t, x.ends, w.ends.Load())
 		assert.True(t, w.alive(x.ends-1) || x.deadline < x.ends)
