@@ -43,7 +43,7 @@
 //
 // op is sync, take, check or refund; cause is that of a sync, as in
 // reservoir.StoreCall, and "" otherwise; outcome is ok, unavailable, rejected or
-// unknown. That makes 44 series of the histogram at most, whatever the keys: no
+// unknown. That makes 48 series of the histogram at most, whatever the keys: no
 // label ever holds a key. shard is "" where the store has no shards.
 //
 // There is no count of requests, since the hot path counts none: it would cost as
