@@ -136,7 +136,8 @@ func (c *Collector) Watch(s Source) {
 
 // Shards makes the series of shards exist before anything happens to them, so
 // that a query sees the first outage as an increase. Their names are those that
-// sharding.New was given; of a store without shards it is "".
+// sharding.New was given, or, of shards which have parts themselves, what
+// sharding.Store.Shard returns; of a store without shards it is "".
 func (c *Collector) Shards(names ...string) {
 	for _, name := range names {
 		c.away.WithLabelValues(name)
