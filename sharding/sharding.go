@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/placement"
@@ -41,6 +42,7 @@ type Store struct {
 
 type shard struct {
 	name  string
+	parts string // what the names of its parts begin with: see partsOf
 	seed  uint64 // of the name
 	store backend.Store
 }
@@ -61,14 +63,29 @@ func New(shards map[string]backend.Store) (*Store, error) {
 		return nil, errNoShards
 	}
 	s := &Store{shards: make([]shard, 0, len(shards))}
-	for _, name := range slices.Sorted(maps.Keys(shards)) {
+	names := slices.Sorted(maps.Keys(shards))
+	for _, name := range names {
 		store := shards[name]
 		if err := validate(name, store); err != nil {
 			return nil, err
 		}
-		s.shards = append(s.shards, shard{name: name, seed: placement.Mix(placement.Hash(name)), store: store})
+		seed := placement.Mix(placement.Hash(name))
+		s.shards = append(s.shards, shard{name: name, parts: partsOf(name, names), seed: seed, store: store})
 	}
 	return s, nil
+}
+
+var escape = strings.NewReplacer("%", "%25", "/", "%2F")
+
+// partsOf is what the names of the parts of a shard begin with. No two shards have
+// the same, for the first slash is where it ends, and none of the names begins with
+// it: a limiter takes places of the same name for one place.
+func partsOf(name string, names []string) string {
+	own := escape.Replace(name)
+	for slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, own+"/") }) {
+		own += "%" // which nothing that is escaped ends in
+	}
+	return own + "/"
 }
 
 func validate(name string, store backend.Store) error {
@@ -88,10 +105,15 @@ func validate(name string, store backend.Store) error {
 
 // Shard returns the name of the shard that holds the key. If the shard's store has
 // parts whose failures are not each other's, as a Redis Cluster has its masters, and
-// names the key's, it is "shard/part".
+// names the key's, it is "shard/part". No two places have the same name: before a
+// part, "/" and "%" in the shard's own name are "%2F" and "%25"; and if the name of
+// another shard begins with "shard/", it is "shard%/part".
 func (s *Store) Shard(key string) string {
 	at := s.find(key)
-	return placement.Within(at.name, at.store, key)
+	if part := placement.Shard(at.store, key); part != "" {
+		return at.parts + part
+	}
+	return at.name
 }
 
 // find returns the shard with the highest value for the key; of two with the

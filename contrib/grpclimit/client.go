@@ -2,6 +2,7 @@ package grpclimit
 
 import (
 	"context"
+	"slices"
 
 	"google.golang.org/grpc"
 
@@ -30,7 +31,8 @@ type Client struct {
 	Skip func(ctx context.Context, c Call) bool
 
 	// SendCost is how many tokens each message that a stream sends costs, on top
-	// of Cost for the stream; by default none. SendMsg waits for them.
+	// of Cost for the stream; by default none. SendMsg waits for them; if it
+	// fails, the stream has ended.
 	SendCost func(c Call, message any) int64
 }
 
@@ -70,11 +72,17 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 	if err != nil {
 		return nil, err
 	}
-	stream, err := open(ctx, desc, cc, method, opts...)
-	if err != nil || key == "" || c.SendCost == nil {
-		return stream, err
+	if key == "" || c.SendCost == nil {
+		return open(ctx, desc, cc, method, opts...)
 	}
-	return &clientStream{ClientStream: stream, client: c, call: call, key: key}, nil
+	ctx, end := context.WithCancel(ctx)
+	opts = append(slices.Clip(opts), grpc.OnFinish(func(error) { end() })) // they may be another call's too
+	stream, err := open(ctx, desc, cc, method, opts...)
+	if err != nil {
+		end()
+		return nil, err
+	}
+	return &clientStream{ClientStream: stream, client: c, call: call, key: key, end: end}, nil
 }
 
 // wait returns once the call may be sent. Its key is "" if the call is skipped.
@@ -104,10 +112,14 @@ type clientStream struct {
 	client *Client
 	call   Call
 	key    string
+	end    context.CancelFunc
 }
 
+// SendMsg ends the stream when it fails, as every SendMsg does: of a method that
+// sends one message only, nobody has the stream then.
 func (s *clientStream) SendMsg(message any) error {
 	if err := s.client.pay(s.Context(), s.key, s.client.SendCost(s.call, message)); err != nil {
+		s.end()
 		return err
 	}
 	return s.ClientStream.SendMsg(message)

@@ -66,6 +66,17 @@ func (s *service) FullDuplexCall(stream testgrpc.TestService_FullDuplexCallServe
 	}
 }
 
+// StreamingOutputCall sends a message for each that is asked for.
+func (s *service) StreamingOutputCall(r *testgrpc.StreamingOutputCallRequest, stream testgrpc.TestService_StreamingOutputCallServer) error {
+	s.calls.Add(1)
+	for range r.ResponseParameters {
+		if err := stream.Send(&testgrpc.StreamingOutputCallResponse{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // limiter is one of n tokens a minute, to the token.
 func limiter(t *testing.T, n int64, opts ...reservoir.Option) *reservoir.Limiter {
 	t.Helper()

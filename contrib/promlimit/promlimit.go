@@ -43,7 +43,7 @@
 //
 // op is sync, take, check or refund; cause is that of a sync, as in
 // reservoir.StoreCall, and "" otherwise; outcome is ok, unavailable, rejected or
-// unknown. That makes 44 series of the histogram at most, whatever the keys: no
+// unknown. That makes 48 series of the histogram at most, whatever the keys: no
 // label ever holds a key. shard is "" where the store has no shards.
 //
 // There is no count of requests, since the hot path counts none: it would cost as
@@ -136,7 +136,8 @@ func (c *Collector) Watch(s Source) {
 
 // Shards makes the series of shards exist before anything happens to them, so
 // that a query sees the first outage as an increase. Their names are those that
-// sharding.New was given; of a store without shards it is "".
+// sharding.New was given, or, of shards which have parts themselves, what
+// sharding.Store.Shard returns; of a store without shards it is "".
 func (c *Collector) Shards(names ...string) {
 	for _, name := range names {
 		c.away.WithLabelValues(name)

@@ -29,7 +29,7 @@ func Shard(store any, key string) string {
 }
 
 // Within is the name of a store among others, with that of its part for the key, if
-// it has one: "store/part".
+// it has one: "store/part". That is no other's if none of the names has a slash.
 func Within(name string, store any, key string) string {
 	if part := Shard(store, key); part != "" {
 		return name + "/" + part
