@@ -2,6 +2,8 @@ package httplimit
 
 import (
 	"context"
+	"errors"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -138,10 +140,12 @@ func (t *Transport) heed(key string, resp *http.Response) {
 }
 
 // retryAfter reads the header's two forms, seconds and a date; 0 if it is
-// neither.
+// neither. More seconds than a Duration holds are as many as it does.
 func retryAfter(s string, now time.Time) time.Duration {
-	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
-		return time.Duration(n) * time.Second
+	const most = uint64(math.MaxInt64 / time.Second)
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err == nil || errors.Is(err, strconv.ErrRange) { // n is the largest then
+		return time.Duration(min(n, most)) * time.Second
 	}
 	if date, err := http.ParseTime(s); err == nil {
 		return date.Sub(now)

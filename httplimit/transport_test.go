@@ -143,7 +143,10 @@ func TestTransportPauses(t *testing.T) {
 		"no sense":             {busy(429, "soon"), time.Hour, 0},
 		"negative":             {busy(429, "-5"), time.Hour, 0},
 		"a date in the past":   {busy(429, "Fri, 31 Dec 1999 23:00:00 GMT"), time.Hour, 0},
-		"too large for a time": {busy(429, "99999999999999999999"), time.Hour, 0},
+		"2^31 seconds":         {busy(429, "2147483648"), time.Minute, time.Minute},
+		"negative if wrapped":  {busy(429, "9223372037"), time.Minute, time.Minute},
+		"short if wrapped":     {busy(429, "18446744074"), time.Minute, time.Minute},
+		"too large for a time": {busy(429, "99999999999999999999"), time.Minute, time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
