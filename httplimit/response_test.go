@@ -258,10 +258,11 @@ func TestFlush(t *testing.T) {
 			func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
 			func(w http.ResponseWriter) { assert.NoError(t, http.NewResponseController(w).Flush()) },
 		} {
-			arrived := make(chan struct{})
+			arrived, flushed := make(chan struct{}), make(chan struct{})
 			s := limited(t, open(t, reservoir.PerHour(10)), func(w http.ResponseWriter, _ *http.Request) {
 				_, _ = io.WriteString(w, "one\n")
 				flush(w)
+				close(flushed)
 				<-arrived
 			})
 			start(s)
@@ -274,6 +275,7 @@ func TestFlush(t *testing.T) {
 			close(arrived)
 			require.NoError(t, err)
 			assert.Equal(t, "one\n", line)
+			<-flushed // over HTTP/2 a flush fails if its stream is closed before it returns
 			require.NoError(t, resp.Body.Close())
 		}
 	}
