@@ -77,19 +77,48 @@ func (w *response) WriteString(s string) (int, error) {
 	return io.WriteString(w.ResponseWriter, s)
 }
 
-// ReadFrom keeps io.Copy able to use sendfile.
-func (w *response) ReadFrom(src io.Reader) (int64, error) {
-	w.settle(http.StatusOK)
-	return io.Copy(w.ResponseWriter, src)
+// ReadFrom keeps io.Copy able to use sendfile. What src begins with goes through
+// Write, as in net/http: if src has nothing, nothing is sent, and the handler may
+// still answer with another status.
+func (w *response) ReadFrom(src io.Reader) (n int64, err error) {
+	if !w.settled {
+		const first = 512
+		n, err = io.Copy(struct{ io.Writer }{w}, io.LimitReader(src, first)) // hides this method
+		if err != nil || n < first {
+			return n, err
+		}
+	}
+	rest, err := io.Copy(w.ResponseWriter, src)
+	return n + rest, err
 }
 
 // Flush is there for handlers that look for an http.Flusher.
 func (w *response) Flush() { _ = w.FlushError() }
 
-// FlushError is what http.ResponseController calls.
+// FlushError is what http.ResponseController calls. Where nothing can be flushed,
+// no status is sent.
 func (w *response) FlushError() error {
-	w.settle(http.StatusOK)
+	if flushes(w.ResponseWriter) {
+		w.settle(http.StatusOK)
+	}
 	return http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+// flushes reports whether an http.ResponseController can flush w. Responses of
+// ours always have the method, and know no more than what they wrap.
+func flushes(w http.ResponseWriter) bool {
+	for {
+		switch t := w.(type) {
+		case *response:
+			w = t.ResponseWriter
+		case interface{ FlushError() error }, http.Flusher:
+			return true
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = t.Unwrap()
+		default:
+			return false
+		}
+	}
 }
 
 // Hijack is there for handlers that look for an http.Hijacker. A connection that

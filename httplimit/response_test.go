@@ -11,6 +11,8 @@ import (
 	"net/textproto"
 	"strings"
 	"testing"
+	"testing/iotest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -82,7 +84,7 @@ func TestRefundRule(t *testing.T) {
 		"WriteHeader": func(w http.ResponseWriter) { w.WriteHeader(http.StatusOK) },
 		"Write":       func(w http.ResponseWriter) { _, _ = w.Write([]byte("x")) },
 		"WriteString": func(w http.ResponseWriter) { _, _ = io.WriteString(w, "x") },
-		"ReadFrom":    func(w http.ResponseWriter) { _, _ = io.Copy(w, strings.NewReader("x")) },
+		"ReadFrom":    func(w http.ResponseWriter) { _, _ = io.Copy(w, plain{strings.NewReader("x")}) },
 		"Flush":       func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
 		"FlushError":  func(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() },
 	}
@@ -107,6 +109,87 @@ func TestRefundRule(t *testing.T) {
 		l := open(t, reservoir.PerHour(10))
 		get(httplimit.New(l, byTenant, httplimit.WithRefund(never))(answers(http.StatusNotModified)), "X-Tenant", "acme")
 		assert.EqualValues(t, 1, spent(l))
+	}
+}
+
+// plain hides the other ways of a reader, so that io.Copy asks the writer for one.
+type plain struct{ io.Reader }
+
+// As long as nothing was sent, the handler may find another status.
+func TestNothingIsSettledBeforeItIsSent(t *testing.T) {
+	refund := httplimit.WithRefund(httplimit.Status(http.StatusBadGateway))
+	for name, step := range map[string]func(*testing.T, http.ResponseWriter){
+		"a source that fails": func(t *testing.T, w http.ResponseWriter) {
+			_, err := io.Copy(w, iotest.ErrReader(io.ErrUnexpectedEOF))
+			assert.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		},
+		"an empty source": func(t *testing.T, w http.ResponseWriter) {
+			n, err := io.Copy(w, plain{strings.NewReader("")})
+			assert.NoError(t, err)
+			assert.Zero(t, n)
+		},
+		"a flush that the writer does not know": func(t *testing.T, w http.ResponseWriter) {
+			assert.ErrorIs(t, http.NewResponseController(w).Flush(), errors.ErrUnsupported)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := open(t, reservoir.PerHour(10))
+			limit := httplimit.New(l, byTenant, refund)
+			// Twice, since what wraps a writer that cannot flush cannot either.
+			h := http.TimeoutHandler(limit(limit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				step(t, w)
+				http.Error(w, "bad", http.StatusBadGateway)
+			}))), time.Hour, "")
+			resp := get(h, "X-Tenant", "acme")
+			assert.Equal(t, http.StatusBadGateway, resp.StatusCode)
+			assert.Zero(t, spent(l))
+		})
+	}
+}
+
+// A flush through what others wrap around the server's writer sends 200.
+func TestFlushOfAWrappedWriter(t *testing.T) {
+	l := open(t, reservoir.PerHour(10))
+	w := httptest.NewRecorder()
+	httplimit.New(l, byTenant, httplimit.WithRefund(httplimit.Status(http.StatusOK)))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.(http.Flusher).Flush()
+		w.WriteHeader(http.StatusBadGateway) // too late
+	})).ServeHTTP(wrapper{w}, request("", "X-Tenant", "acme"))
+	assert.Equal(t, http.StatusOK, w.Code)
+	assert.Equal(t, "10", w.Result().Header.Get("X-RateLimit-Remaining"))
+	assert.Zero(t, spent(l))
+}
+
+// As long as nothing was copied, another status may follow on the server's own
+// writer, too; what comes before a source fails is sent.
+func TestReadFromAServersWriter(t *testing.T) {
+	whole := strings.Repeat("body", 1000)
+	for _, test := range []struct {
+		src    io.Reader
+		status int
+		body   string
+		spent  int64
+	}{
+		{iotest.ErrReader(io.ErrUnexpectedEOF), http.StatusBadGateway, "", 0},
+		{plain{strings.NewReader("")}, http.StatusBadGateway, "", 0},
+		{plain{strings.NewReader(whole)}, http.StatusOK, whole, 1},
+		{plain{iotest.OneByteReader(strings.NewReader(whole))}, http.StatusOK, whole, 1},
+		{io.MultiReader(plain{strings.NewReader("some")}, iotest.ErrReader(io.ErrUnexpectedEOF)), http.StatusOK, "some", 1},
+	} {
+		l := open(t, reservoir.PerHour(10))
+		s := limited(t, l, func(w http.ResponseWriter, _ *http.Request) {
+			n, _ := io.Copy(w, test.src)
+			assert.EqualValues(t, len(test.body), n)
+			if n == 0 {
+				w.WriteHeader(http.StatusBadGateway)
+			}
+		}, httplimit.WithRefund(httplimit.Status(http.StatusBadGateway)))
+		s.Start()
+		resp, body := ask(t, s, t.Context())
+		s.Close()
+		assert.Equal(t, test.status, resp.StatusCode)
+		assert.Equal(t, test.body, body)
+		assert.Equal(t, test.spent, spent(l))
 	}
 }
 
@@ -175,10 +258,11 @@ func TestFlush(t *testing.T) {
 			func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
 			func(w http.ResponseWriter) { assert.NoError(t, http.NewResponseController(w).Flush()) },
 		} {
-			arrived := make(chan struct{})
+			arrived, flushed := make(chan struct{}), make(chan struct{})
 			s := limited(t, open(t, reservoir.PerHour(10)), func(w http.ResponseWriter, _ *http.Request) {
 				_, _ = io.WriteString(w, "one\n")
 				flush(w)
+				close(flushed)
 				<-arrived
 			})
 			start(s)
@@ -191,6 +275,7 @@ func TestFlush(t *testing.T) {
 			close(arrived)
 			require.NoError(t, err)
 			assert.Equal(t, "one\n", line)
+			<-flushed // over HTTP/2 a flush fails if its stream is closed before it returns
 			require.NoError(t, resp.Body.Close())
 		}
 	}
@@ -248,18 +333,32 @@ func (r *reader) WriteString(s string) (int, error) {
 	return len(s), nil
 }
 
-// The server's own ways to send files and strings are used.
+// The server's own ways to send files and strings are used, when it is known that
+// there is something to send.
 func TestReadFromAndWriteStringReachTheServer(t *testing.T) {
 	server := &reader{ResponseWriter: httptest.NewRecorder()}
-	src := io.LimitReader(strings.NewReader("body"), 4) // as http.ServeContent copies from
+	src := io.LimitReader(strings.NewReader(strings.Repeat("body", 1000)), 4000) // as http.ServeContent copies from
 	httplimit.New(open(t, reservoir.PerHour(10)), byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		n, err := io.Copy(w, src)
 		assert.NoError(t, err)
-		assert.EqualValues(t, 4, n)
+		assert.EqualValues(t, 4000, n)
 		_, _ = io.WriteString(w, "s")
 	})).ServeHTTP(server, request("", "X-Tenant", "acme"))
 	assert.Same(t, src, server.from)
 	assert.Equal(t, 1, server.strings)
+}
+
+// A writer that takes note of a source, as ours does, is not given one without a rest.
+func TestShortSourcesAreWritten(t *testing.T) {
+	for _, body := range []string{"", "body"} {
+		server := &reader{ResponseWriter: httptest.NewRecorder()}
+		httplimit.New(open(t, reservoir.PerHour(10)), byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			n, err := io.Copy(w, plain{strings.NewReader(body)})
+			assert.NoError(t, err)
+			assert.EqualValues(t, len(body), n)
+		})).ServeHTTP(server, request("", "X-Tenant", "acme"))
+		assert.Nil(t, server.from)
+	}
 }
 
 type wrapper struct{ http.ResponseWriter }

@@ -2,6 +2,8 @@ package httplimit
 
 import (
 	"context"
+	"errors"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -19,7 +21,9 @@ import (
 // The request's context bounds the wait. If its deadline comes before the
 // tokens, the error is reservoir.ErrDeadline, at once. http.Client.Timeout
 // includes the wait. Redirects are requests of their own. A request whose
-// context ends after its tokens came stays charged.
+// context ends after its tokens came stays charged. Tokens that come to one in
+// line during a pause (see MaxPause) are lost, and it waits for others: at the
+// end of the pause those of many windows would be spent at once.
 //
 // A Transport is safe for concurrent use if its fields are not changed any more.
 type Transport struct {
@@ -39,7 +43,8 @@ type Transport struct {
 
 	// MaxPause is how long at most a key is left alone when a 429 or 503
 	// with Retry-After says so. By default, 0, that header is left to the
-	// caller. The response is handed on either way: nothing is sent twice.
+	// caller. The response is handed on either way: nothing is sent twice. Who
+	// is in line when the pause begins may be served in another order after it.
 	MaxPause time.Duration
 
 	mu     sync.Mutex
@@ -70,19 +75,21 @@ func (t *Transport) CloseIdleConnections() {
 }
 
 // wait pauses before the tokens are taken, so that those of a window that ends
-// meanwhile are not wasted, and after, if a pause came while it was in line.
+// meanwhile are not wasted. If a pause came while it was in line, its tokens may
+// be of such a window, like those of everybody before it: it begins again.
 func (t *Transport) wait(r *http.Request, key string) error {
 	n := int64(1)
 	if t.Cost != nil {
 		n = t.Cost(r)
 	}
-	if err := t.pause(r.Context(), key); err != nil || n == 0 {
-		return err
+	for {
+		if err := t.pause(r.Context(), key); err != nil || n == 0 {
+			return err
+		}
+		if err := t.Limiter.WaitN(r.Context(), key, n); err != nil || t.left(key) <= 0 {
+			return err
+		}
 	}
-	if err := t.Limiter.WaitN(r.Context(), key, n); err != nil {
-		return err
-	}
-	return t.pause(r.Context(), key)
 }
 
 // pause waits until the key may be used again.
@@ -138,10 +145,12 @@ func (t *Transport) heed(key string, resp *http.Response) {
 }
 
 // retryAfter reads the header's two forms, seconds and a date; 0 if it is
-// neither.
+// neither. More seconds than a Duration holds are as many as it does.
 func retryAfter(s string, now time.Time) time.Duration {
-	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
-		return time.Duration(n) * time.Second
+	const most = uint64(math.MaxInt64 / time.Second)
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err == nil || errors.Is(err, strconv.ErrRange) { // n is the largest then
+		return time.Duration(min(n, most)) * time.Second
 	}
 	if date, err := http.ParseTime(s); err == nil {
 		return date.Sub(now)

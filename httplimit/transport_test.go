@@ -143,7 +143,10 @@ func TestTransportPauses(t *testing.T) {
 		"no sense":             {busy(429, "soon"), time.Hour, 0},
 		"negative":             {busy(429, "-5"), time.Hour, 0},
 		"a date in the past":   {busy(429, "Fri, 31 Dec 1999 23:00:00 GMT"), time.Hour, 0},
-		"too large for a time": {busy(429, "99999999999999999999"), time.Hour, 0},
+		"2^31 seconds":         {busy(429, "2147483648"), time.Minute, time.Minute},
+		"negative if wrapped":  {busy(429, "9223372037"), time.Minute, time.Minute},
+		"short if wrapped":     {busy(429, "18446744074"), time.Minute, time.Minute},
+		"too large for a time": {busy(429, "99999999999999999999"), time.Minute, time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -187,7 +190,8 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Who is in line already when a pause is asked for keeps it, too.
+// Who is in line already when a pause is asked for keeps it, too. The token that
+// comes meanwhile is lost.
 func TestTransportPauseOfThoseInLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(busy(429, "90"))
@@ -201,8 +205,69 @@ func TestTransportPauseOfThoseInLine(t *testing.T) {
 			all.Go(func() { assert.NoError(t, send(t, t.Context(), rt, "https://a.example")) })
 		}
 		all.Wait()
-		assert.Equal(t, []time.Duration{0, 100 * time.Second}, s.came)
+		require.Len(t, s.came, 2)
+		assert.GreaterOrEqual(t, s.came[1], 2*time.Minute, "not before there is a token after the pause")
+		assert.Less(t, s.came[1], 2*time.Minute+10*time.Second)
+		assert.EqualValues(t, 3, spent(rt.Limiter))
 	})
+}
+
+// Those in line when a pause begins do not come all at once when it ends, nor
+// when another does that the first of them meet.
+func TestTransportPauseEndsWithinTheLimit(t *testing.T) {
+	const limit, window, requests = 5, 200 * time.Millisecond, 60
+	for mode, opts := range map[string][]reservoir.Option{"batched": nil, "direct": {reservoir.WithDirect()}} {
+		t.Run(mode, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ok := http.Response{StatusCode: http.StatusOK}
+				s := newServer(busy(429, "2"), ok, ok, ok, ok, busy(429, "3"))
+				slow := roundTrip(func(r *http.Request) (*http.Response, error) {
+					defer time.Sleep(30 * time.Millisecond)
+					return s.RoundTrip(r)
+				})
+				l := open(t, reservoir.Limit{Tokens: limit, Window: window}, opts...)
+				rt := &httplimit.Transport{Limiter: l, Base: slow, MaxPause: time.Minute}
+				var all sync.WaitGroup
+				for range requests {
+					all.Go(func() { assert.NoError(t, send(t, t.Context(), rt, "https://a.example")) })
+				}
+				all.Wait()
+				require.Len(t, s.came, requests)
+				assert.GreaterOrEqual(t, s.came[limit], 2030*time.Millisecond, "the pause is kept")
+				assert.GreaterOrEqual(t, s.came[2*limit]-s.came[limit], 3030*time.Millisecond, "the second, too")
+				for i := 2 * limit; i < requests; i++ { // of two windows, as around a reset
+					assert.GreaterOrEqual(t, s.came[i]-s.came[i-2*limit], window, "request %d", i)
+				}
+			})
+		})
+	}
+}
+
+// A deadline that the pause leaves time for, but not the line after it, is known
+// to be missed when the pause ends.
+func TestTransportPauseAndLineAreBoundedByTheContext(t *testing.T) {
+	for patience, want := range map[time.Duration]time.Duration{
+		95 * time.Second:  60 * time.Second,  // the pause is longer
+		110 * time.Second: 100 * time.Second, // the next token is at 120 s
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(busy(429, "90"))
+			slow := roundTrip(func(r *http.Request) (*http.Response, error) {
+				defer time.Sleep(10 * time.Second)
+				return s.RoundTrip(r)
+			})
+			rt := &httplimit.Transport{Limiter: open(t, reservoir.PerMinute(1)), Base: slow, MaxPause: time.Hour}
+			var first sync.WaitGroup
+			first.Go(func() { assert.NoError(t, send(t, t.Context(), rt, "https://a.example")) })
+			synctest.Wait()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			require.ErrorIs(t, send(t, ctx, rt, "https://a.example"), reservoir.ErrDeadline)
+			assert.InDelta(t, want, time.Since(s.begin), float64(5*time.Second))
+			first.Wait()
+			assert.Len(t, s.came, 1)
+		})
+	}
 }
 
 type idle struct {

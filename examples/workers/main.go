@@ -89,10 +89,11 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) e
 	}
 	defer context.AfterFunc(ctx, func() { fmt.Fprintln(log, "stopping") })()
 	pool := newPool(o, limiter, out)
-	err = pool.work(ctx, intake(ctx, in)) // returns when no worker works
+	jobs, ended := intake(ctx, in)
+	err = pool.work(ctx, jobs) // returns when no worker works
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.patience)
 	defer cancel()
-	err = errors.Join(err, limiter.Close(last), closeStore())
+	err = errors.Join(err, unread(ended), limiter.Close(last), closeStore())
 	s := limiter.Stats()
 	fmt.Fprintf(log, "%d requests, %d store calls, %d tokens handed back\n", s.Spent, s.StoreCalls, s.Returned)
 	return err

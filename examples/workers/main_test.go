@@ -16,6 +16,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -228,6 +229,20 @@ func TestFailures(t *testing.T) {
 	require.Regexp(t, "^2 requests, ", log.String())
 	for _, args := range [][]string{{"-redis", "nonsense"}, {"-limit", "18"}, {"-window", "0"}, {"-no"}} {
 		require.Error(t, run(t.Context(), args, strings.NewReader(""), io.Discard, io.Discard), args)
+	}
+}
+
+// Input that cannot be read to its end is an error: later jobs were not seen.
+func TestInputFails(t *testing.T) {
+	_, url := serve(t, 10, time.Hour)
+	for want, rest := range map[error]io.Reader{
+		bufio.ErrTooLong:    strings.NewReader(strings.Repeat("9", 70_000) + "\n2\n"),
+		io.ErrUnexpectedEOF: iotest.ErrReader(io.ErrUnexpectedEOF),
+	} {
+		var out strings.Builder
+		err := run(t.Context(), []string{"-api", url}, io.MultiReader(strings.NewReader("1\n"), rest), &out, io.Discard)
+		require.ErrorIs(t, err, want)
+		require.Equal(t, "done 1\n", out.String())
 	}
 }
 

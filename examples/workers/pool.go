@@ -15,20 +15,36 @@ import (
 )
 
 // intake hands on the lines of in until there are no more or ctx ends. Nothing
-// is taken on before a worker is free for it.
-func intake(ctx context.Context, in io.Reader) <-chan string {
-	jobs := make(chan string)
+// is taken on before a worker is free for it. Why there are no more is known
+// before jobs is closed; nil is the end of in.
+func intake(ctx context.Context, in io.Reader) (_ <-chan string, ended <-chan error) {
+	jobs, why := make(chan string), make(chan error, 1)
 	go func() {
 		defer close(jobs)
-		for lines := bufio.NewScanner(in); lines.Scan(); {
+		lines := bufio.NewScanner(in)
+		for lines.Scan() {
 			select {
 			case jobs <- lines.Text():
 			case <-ctx.Done():
 				return
 			}
 		}
+		why <- lines.Err()
 	}()
-	return jobs
+	return jobs, why
+}
+
+// unread is the error that kept intake from reading on. Where ctx has ended
+// first it may be waiting for a line still.
+func unread(ended <-chan error) error {
+	select {
+	case err := <-ended:
+		if err != nil {
+			return fmt.Errorf("the rest of the jobs not read: %w", err)
+		}
+	default:
+	}
+	return nil
 }
 
 // pool is workers that share one client, and so one limit.
