@@ -105,6 +105,7 @@ func TestLeaving(t *testing.T) {
 		{"tried, and taken back", [][2]float64{old, both, old}, 0},
 		{"back, and there again", [][2]float64{new, both, new}, 0},
 		{"there and back", [][2]float64{old, both, new, both, old}, minute},
+		{"there, and there again in a hurry", [][2]float64{old, both, new, both, new}, minute - 2*time.Second},
 		{"a step left out", [][2]float64{old, new}, minute},
 		{"in a process that began in between", [][2]float64{both, new}, minute},
 		{"in a process that begins", [][2]float64{new}, 0},

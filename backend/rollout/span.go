@@ -36,27 +36,21 @@ func (p *span) of(place float64) side {
 }
 
 // now is the side of a key at a place while those windows may run that were open
-// when the range changed, which is for so long. A key that has been in both and
-// comes back to the store it came from need not wait: that one has counted all.
+// when the range changed, which is for so long. A key may be left to one store if
+// that one has counted it all this time: since the key was first to be there alone,
+// and not in the other store after that. That it once was to be in a store proves
+// nothing: it may have been called back before it had left the other one.
 func (p *span) now(place float64, long time.Duration) side {
 	side := p.of(place)
 	if side == inBoth {
 		return inBoth
 	}
-	for ; p.of(place) == side; p = p.before {
-		if p.before == nil || time.Since(p.since) > long {
+	for other := inOld + inNew - side; p != nil && p.of(place) != other; p = p.before {
+		if p.of(place) == side && (p.before == nil || time.Since(p.since) > long) {
 			return side
 		}
 	}
-	for ; p.of(place) == inBoth; p = p.before {
-		if p.before == nil { // in which it was alone nobody knows
-			return inBoth
-		}
-	}
-	if p.of(place) == side {
-		return side
-	}
-	return inBoth
+	return inBoth // it was in the other store, or nobody knows in which one
 }
 
 // only is the one store of a key, or nil for both.
