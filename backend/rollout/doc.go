@@ -103,7 +103,8 @@
 // If the old store fails, wait for it, or go on to the new one, in the same way.
 //
 // Direct calls that one store refuses, or does not answer, are given back to the
-// other. If that is lost they stay charged there, until the window ends.
+// other: by a goroutine, which goes on for a second at most when the call's context
+// has ended. If that is lost they stay charged there, until the window ends.
 //
 // # Refunds
 //

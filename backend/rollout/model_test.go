@@ -124,7 +124,7 @@ func (w *world) step(t *testing.T, r *rand.Rand, side, processes, haste int) {
 // Random sequences of flags, with the one rule kept, against a model that knows
 // what all processes did: hasty ones, ones that stay, and ones that are given up.
 func TestFlagsAtRandom(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(10) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := rand.New(rand.NewPCG(seed, 0))

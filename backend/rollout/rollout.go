@@ -13,8 +13,10 @@ import (
 )
 
 // Store implements backend.Store over an old and a new store, and
-// backend.Inspector where they do. It is safe for concurrent use, runs no
-// goroutine, and does not close its stores. See the package's documentation.
+// backend.Inspector where they do. It is safe for concurrent use, and does not
+// close its stores. It runs a goroutine only to give back what a direct call was
+// charged in vain, until a second after the call's context has ended at the latest.
+// See the package's documentation.
 type Store struct {
 	old, new backend.Store
 	setting  sync.Mutex // held while span is replaced
