@@ -13,7 +13,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/backend/rollout"
-	"github.com/go-reservoir/reservoir/sharding"
 )
 
 // TestPlaces: where keys stand, to a percent. A change of this table moves the
@@ -77,16 +76,6 @@ func TestFaults(t *testing.T) {
 		require.ErrorIs(t, err, backend.ErrLimit)
 		_, err = s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: 1})
 		require.ErrorIs(t, err, backend.ErrTokens)
-	}
-}
-
-func TestShard(t *testing.T) {
-	inner, err := sharding.New(map[string]backend.Store{"east": memstore.New()})
-	require.NoError(t, err)
-	s := open(t, inner, memstore.New(), 0, 0)
-	for at, want := range map[[2]float64]string{{0, 0}: "old/east", {0, 100}: "both", {100, 100}: "new"} {
-		require.NoError(t, s.SetPercent(at[0], at[1]))
-		require.Equal(t, want, s.Shard("k"))
 	}
 }
 

@@ -21,6 +21,7 @@ type Store struct {
 	old, new backend.Store
 	setting  sync.Mutex // held while span is replaced
 	span     atomic.Pointer[span]
+	longest  atomic.Int64 // a time.Duration: that the windows asked for may run; -1 before the first
 	aligned  cache
 }
 
@@ -45,6 +46,7 @@ func New(old, new backend.Store, low, high float64) (*Store, error) {
 		}
 	}
 	s := &Store{old: old, new: new}
+	s.longest.Store(-1)
 	return s, s.SetPercent(low, high)
 }
 
@@ -81,8 +83,12 @@ func (s *Store) Percent() (low, high float64) {
 // Shard names the store of the key, "old", "new" or "both", for limiters that keep
 // the failures of shards apart. If the store names a shard of its own for the key,
 // it is "old/shard".
+//
+// Shard does not know the key's window. A key that leaves a store is in both until
+// the longest has passed that this Store has been asked for: keys with shorter ones
+// have left it by then, and share the name for a while.
 func (s *Store) Shard(key string) string {
-	switch s.span.Load().of(place(key)) {
+	switch s.side(key) {
 	case inOld:
 		return placement.Within("old", s.old, key)
 	case inNew:
@@ -94,7 +100,7 @@ func (s *Store) Shard(key string) string {
 
 // Sync implements backend.Store.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	if store := s.only(r.Key, r.Limit); store != nil {
+	if store := s.only(r.Key, s.lasts(r.Limit)); store != nil {
 		return store.Sync(ctx, r)
 	}
 	if err := r.Validate(); err != nil {
@@ -105,7 +111,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 
 // Take implements backend.Store.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	if store := s.only(r.Key, r.Limit); store != nil {
+	if store := s.only(r.Key, s.lasts(r.Limit)); store != nil {
 		return store.Take(ctx, r)
 	}
 	if err := r.Validate(); err != nil {
@@ -117,7 +123,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 // Check implements backend.Store. Of a key in both stores it tells what the one
 // says that has less left.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	if store := s.only(key, l); store != nil {
+	if store := s.only(key, s.lasts(l)); store != nil {
 		return store.Check(ctx, key, l)
 	}
 	a, b, err := s.states(ctx, "check", key, l)
@@ -129,7 +135,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 // in both; later than that, the store that it leaves keeps the tokens charged.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	left := max(time.Until(r.Window.Time()), 0)
-	if store := s.only(r.Key, backend.Limit{Window: left}); store != nil {
+	if store := s.only(r.Key, left+slack(left)); store != nil {
 		return store.Refund(ctx, r)
 	}
 	if err := r.Validate(); err != nil {
@@ -139,7 +145,8 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 }
 
 // Inspect implements backend.Inspector. A key in both stores is looked up in the
-// old one. It is an error if that store is no Inspector.
+// old one, or, while it leaves one, in the other one. It is an error if that store
+// is no Inspector.
 func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
 	store := s.old
 	if s.span.Load().of(place(key)) == inNew {
