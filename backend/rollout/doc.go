@@ -95,7 +95,8 @@
 // Keys that have one store depend on that one. For keys in both an error of either
 // store is an error of the call: never a second limit. Stock that processes hold is
 // spent as usual, and the limiter's failure policy answers for the rest. Its breakers
-// hold apart the keys that are in the old store, in the new one and in both.
+// hold apart the keys that are in the old store, in the new one and in both, and
+// the stores' own shards; see Store.Shard.
 //
 // If the new store fails while keys are in both on their way from the old one, set
 // the range back: the old store answers for them at once. If it fails when keys are

@@ -82,20 +82,26 @@ func (s *Store) Percent() (low, high float64) {
 
 // Shard names the store of the key, "old", "new" or "both", for limiters that keep
 // the failures of shards apart. If the store names a shard of its own for the key,
-// it is "old/shard".
+// it is "old/shard". Of a key in both it is "both/shard+shard", first the old
+// store's and then the new one's, empty for the one that names none.
 //
 // Shard does not know the key's window. A key that leaves a store is in both until
 // the longest has passed that this Store has been asked for: keys with shorter ones
 // have left it by then, and share the name for a while.
+//
+// A name that has a "/" costs an allocation, besides those of the stores' own.
 func (s *Store) Shard(key string) string {
 	switch s.side(key) {
 	case inOld:
 		return placement.Within("old", s.old, key)
 	case inNew:
 		return placement.Within("new", s.new, key)
-	default:
+	}
+	old, new := placement.Shard(s.old, key), placement.Shard(s.new, key)
+	if old == "" && new == "" {
 		return "both"
 	}
+	return "both/" + old + "+" + new
 }
 
 // Sync implements backend.Store.

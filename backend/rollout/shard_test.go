@@ -34,10 +34,10 @@ func TestShard(t *testing.T) {
 		{plain, plain, 0, 100, "both"},
 		{plain, plain, 100, 100, "new"},
 		{east, west, 0, 0, "old/east"},
-		{east, west, 0, 100, "both"},
+		{east, west, 0, 100, "both/east+west"},
 		{east, west, 100, 100, "new/west"},
-		{east, plain, 0, 100, "both"},
-		{plain, west, 0, 100, "both"},
+		{east, plain, 0, 100, "both/east+"},
+		{plain, west, 0, 100, "both/+west"},
 	} {
 		s := open(t, row.old, row.new, row.low, row.high)
 		require.Equal(t, row.want, s.Shard("k"))
@@ -104,5 +104,22 @@ func TestOldStoreDiesWhileKeysLeave(t *testing.T) {
 		time.Sleep(70 * time.Second)
 		_, err = l.Allow(t.Context(), leaves)
 		require.NoError(t, err)
+	})
+}
+
+// A part of the old store dies while keys are in both: those in its other part do
+// not hear of it.
+func TestPartDiesWhileKeysAreInBoth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		east, west := newFar(0), newFar(0)
+		old := sharded(t, map[string]backend.Store{"east": east, "west": west})
+		at := map[string]string{}
+		for _, key := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
+			at[old.Shard(key)] = key
+		}
+		require.Len(t, at, 2)
+		l := direct(t, open(t, old, memstore.New(), 0, 100))
+		east.gone.Store(true)
+		requireApart(t, l, at["east"], at["west"], east)
 	})
 }
