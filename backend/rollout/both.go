@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
 )
@@ -140,11 +141,28 @@ func (s *Store) takeBoth(ctx context.Context, r backend.TakeRequest) (backend.Ta
 	}
 }
 
+// grace is how long a give-back may go on when its caller has left.
+const grace = time.Second
+
 // untake gives back what a store has charged for a request that is not admitted,
 // and reports whether it did. If not, the tokens are lost until the window ends.
+// Often the caller's context is over by then, since one of the stores has used it
+// up. So untake returns when ctx ends, and the give-back has a moment more.
 func untake(ctx context.Context, store backend.Store, r backend.TakeRequest, charged backend.TakeReply) bool {
-	back, err := store.Refund(ctx, backend.RefundRequest{Key: r.Key, Window: charged.Window, Tokens: r.Tokens})
-	return err == nil && back == r.Tokens
+	last, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	given := make(chan bool, 1)
+	go func() {
+		defer cancel()
+		back, err := store.Refund(last, backend.RefundRequest{Key: r.Key, Window: charged.Window, Tokens: r.Tokens})
+		given <- err == nil && back == r.Tokens
+	}()
+	select {
+	case all := <-given:
+		return all
+	case <-ctx.Done():
+		time.AfterFunc(grace, cancel)
+		return false
+	}
 }
 
 // follow takes from the new store, in the window that the old one has just opened

@@ -94,7 +94,9 @@
 //
 // Keys that have one store depend on that one. For keys in both an error of either
 // store is an error of the call: never a second limit. Stock that processes hold is
-// spent as usual, and the limiter's failure policy answers for the rest.
+// spent as usual, and the limiter's failure policy answers for the rest. Its breakers
+// hold apart the keys that are in the old store, in the new one and in both, and
+// the stores' own shards; see Store.Shard.
 //
 // If the new store fails while keys are in both on their way from the old one, set
 // the range back: the old store answers for them at once. If it fails when keys are
@@ -103,7 +105,8 @@
 // If the old store fails, wait for it, or go on to the new one, in the same way.
 //
 // Direct calls that one store refuses, or does not answer, are given back to the
-// other. If that is lost they stay charged there, until the window ends.
+// other: by a goroutine, which goes on for a second at most when the call's context
+// has ended. If that is lost they stay charged there, until the window ends.
 //
 // # Refunds
 //

@@ -31,7 +31,7 @@ func Example() {
 	allow()
 	_ = store.SetPercent(0, 100) // when the flag says so
 	allow()
-	_ = store.SetPercent(100, 100) // when all processes have that
+	_ = store.SetPercent(100, 100) // when all processes have that: new, once the hour is over
 	allow()
 	allow()
 	allow()
@@ -39,9 +39,9 @@ func Example() {
 	// old true 4 <nil>
 	// old true 3 <nil>
 	// both true 2 <nil>
-	// new true 1 <nil>
-	// new true 0 <nil>
-	// new false 0 <nil>
+	// both true 1 <nil>
+	// both true 0 <nil>
+	// both false 0 <nil>
 }
 
 // The range often comes as a text, from a feature flag or a file.

@@ -13,7 +13,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/backend/rollout"
-	"github.com/go-reservoir/reservoir/sharding"
 )
 
 // TestPlaces: where keys stand, to a percent. A change of this table moves the
@@ -80,16 +79,6 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-func TestShard(t *testing.T) {
-	inner, err := sharding.New(map[string]backend.Store{"east": memstore.New()})
-	require.NoError(t, err)
-	s := open(t, inner, memstore.New(), 0, 0)
-	for at, want := range map[[2]float64]string{{0, 0}: "old/east", {0, 100}: "both", {100, 100}: "new"} {
-		require.NoError(t, s.SetPercent(at[0], at[1]))
-		require.Equal(t, want, s.Shard("k"))
-	}
-}
-
 // When a key is in which stores, by the calls they get: a row a path, a step a
 // second apart, and how long after the last step the key is still in both.
 func TestLeaving(t *testing.T) {
@@ -105,6 +94,7 @@ func TestLeaving(t *testing.T) {
 		{"tried, and taken back", [][2]float64{old, both, old}, 0},
 		{"back, and there again", [][2]float64{new, both, new}, 0},
 		{"there and back", [][2]float64{old, both, new, both, old}, minute},
+		{"there, and there again in a hurry", [][2]float64{old, both, new, both, new}, minute - 2*time.Second},
 		{"a step left out", [][2]float64{old, new}, minute},
 		{"in a process that began in between", [][2]float64{both, new}, minute},
 		{"in a process that begins", [][2]float64{new}, 0},

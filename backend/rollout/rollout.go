@@ -13,12 +13,15 @@ import (
 )
 
 // Store implements backend.Store over an old and a new store, and
-// backend.Inspector where they do. It is safe for concurrent use, runs no
-// goroutine, and does not close its stores. See the package's documentation.
+// backend.Inspector where they do. It is safe for concurrent use, and does not
+// close its stores. It runs a goroutine only to give back what a direct call was
+// charged in vain, until a second after the call's context has ended at the latest.
+// See the package's documentation.
 type Store struct {
 	old, new backend.Store
 	setting  sync.Mutex // held while span is replaced
 	span     atomic.Pointer[span]
+	longest  atomic.Int64 // a time.Duration: that the windows asked for may run; -1 before the first
 	aligned  cache
 }
 
@@ -43,6 +46,7 @@ func New(old, new backend.Store, low, high float64) (*Store, error) {
 		}
 	}
 	s := &Store{old: old, new: new}
+	s.longest.Store(-1)
 	return s, s.SetPercent(low, high)
 }
 
@@ -78,21 +82,31 @@ func (s *Store) Percent() (low, high float64) {
 
 // Shard names the store of the key, "old", "new" or "both", for limiters that keep
 // the failures of shards apart. If the store names a shard of its own for the key,
-// it is "old/shard".
+// it is "old/shard". Of a key in both it is "both/shard+shard", first the old
+// store's and then the new one's, empty for the one that names none.
+//
+// Shard does not know the key's window. A key that leaves a store is in both until
+// the longest has passed that this Store has been asked for: keys with shorter ones
+// have left it by then, and share the name for a while.
+//
+// A name that has a "/" costs an allocation, besides those of the stores' own.
 func (s *Store) Shard(key string) string {
-	switch s.span.Load().of(place(key)) {
+	switch s.side(key) {
 	case inOld:
 		return placement.Within("old", s.old, key)
 	case inNew:
 		return placement.Within("new", s.new, key)
-	default:
+	}
+	old, new := placement.Shard(s.old, key), placement.Shard(s.new, key)
+	if old == "" && new == "" {
 		return "both"
 	}
+	return "both/" + old + "+" + new
 }
 
 // Sync implements backend.Store.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	if store := s.only(r.Key, r.Limit); store != nil {
+	if store := s.only(r.Key, s.lasts(r.Limit)); store != nil {
 		return store.Sync(ctx, r)
 	}
 	if err := r.Validate(); err != nil {
@@ -103,7 +117,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 
 // Take implements backend.Store.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	if store := s.only(r.Key, r.Limit); store != nil {
+	if store := s.only(r.Key, s.lasts(r.Limit)); store != nil {
 		return store.Take(ctx, r)
 	}
 	if err := r.Validate(); err != nil {
@@ -115,7 +129,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 // Check implements backend.Store. Of a key in both stores it tells what the one
 // says that has less left.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	if store := s.only(key, l); store != nil {
+	if store := s.only(key, s.lasts(l)); store != nil {
 		return store.Check(ctx, key, l)
 	}
 	a, b, err := s.states(ctx, "check", key, l)
@@ -127,7 +141,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 // in both; later than that, the store that it leaves keeps the tokens charged.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	left := max(time.Until(r.Window.Time()), 0)
-	if store := s.only(r.Key, backend.Limit{Window: left}); store != nil {
+	if store := s.only(r.Key, left+slack(left)); store != nil {
 		return store.Refund(ctx, r)
 	}
 	if err := r.Validate(); err != nil {
@@ -137,7 +151,8 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 }
 
 // Inspect implements backend.Inspector. A key in both stores is looked up in the
-// old one. It is an error if that store is no Inspector.
+// old one, or, while it leaves one, in the other one. It is an error if that store
+// is no Inspector.
 func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
 	store := s.old
 	if s.span.Load().of(place(key)) == inNew {
