@@ -184,5 +184,29 @@ func isReply(err error) bool {
 
 // wrap makes err the *backend.Error of op.
 func wrap(op string, err error) error {
-	return &backend.Error{Op: op, Class: classify(err), Err: err}
+	return &backend.Error{Op: op, Class: classify(err), Err: discreet(err)}
 }
+
+// discreet returns err without the arguments that Redis repeats of a command it does
+// not know: keys name users, and what a new connection says holds a password. All
+// that a server said goes through here before anybody else sees it.
+func discreet(err error) error {
+	text, _, repeats := strings.Cut(err.Error(), ", with args beginning with:")
+	if !repeats {
+		return err
+	}
+	return &abridged{text, func(target error) bool { return errors.Is(err, target) }}
+}
+
+// abridged is a server's answer of which a part is left out. It is still what the
+// answer was, but nobody can unwrap it and print the rest.
+type abridged struct {
+	text string
+	is   func(error) bool
+}
+
+func (*abridged) RedisError() {}
+
+func (a *abridged) Error() string { return a.text }
+
+func (a *abridged) Is(target error) bool { return a.is(target) }

@@ -50,10 +50,11 @@ func (noFunction) Error() string {
 	return fmt.Sprintf("ERR Function not found: load the library %s (reservoir functions | redis-cli -x FUNCTION LOAD)", lua.LibraryName())
 }
 
-// explain replaces an answer by one that says what to do about it.
+// explain replaces an answer by one that says what to do about it, and no more than
+// others may read.
 func explain(err error) error {
 	if err.Error() == "ERR Function not found" {
 		return noFunction{}
 	}
-	return err
+	return discreet(err)
 }
