@@ -144,9 +144,13 @@ func (s *script) faultOf(err error) fault {
 //	ERR The user executing the script can't run this command or subcommand script: 5a…, on @user_script:141.
 func (s *script) mayHaveWritten(text string) bool {
 	if s.writes == 0 || !strings.Contains(text, "script") {
+//	WRONGTYPE … script: reservoir_sync_5a…, on @user_function:62.
 		return false
 	}
-	_, at, _ := strings.Cut(text, "@user_script:")
+	_, at, ok := strings.Cut(text, "@user_script:")
+	if !ok {
+		_, at, _ = strings.Cut(text, "@user_function:")
+	}
 	line, err := strconv.Atoi(strings.TrimRight(at, ". \r\n"))
 	return err != nil || line > s.writes
 }
