@@ -102,7 +102,7 @@ func WithPrefix(prefix string) Option {
 }
 
 // WithReplicas sends Check to these clients in turn, and to the primary when one
-// fails; by default the primary answers. Replicas lag: a Check may miss what was
+// fails or refuses; by default the primary answers. Replicas lag: a Check may miss what was
 // charged a moment ago. For a Redis Cluster pass a second ClusterClient whose
 // ReadOnly option is set. Decisions never come from a replica.
 func WithReplicas(replicas ...redis.UniversalClient) Option {
