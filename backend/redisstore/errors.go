@@ -54,7 +54,9 @@ const (
 // faults is the table of errors: the first row that fits says what a failure
 // means. Whether to repeat is decided by the class and the script (mayRepeat).
 var faults = []fault{
-	// Surely not applied: it was not sent, or not on time.
+	// Surely not applied: it was not sent, or not on time. A caller who has left
+	// says nothing of the server.
+	{name: "left unsent", class: backend.Unavailable, is: isLeftUnsent},
 	{name: "unsent", class: backend.Unavailable, cure: findHeir, is: isAny(errUnsent)},
 	{name: "late", class: backend.Unavailable, is: isAny(errLate), free: true},
 	{name: "pool timeout", class: backend.Unavailable, cure: findHeir, is: isAny(redis.ErrPoolTimeout, redis.ErrPoolExhausted)},
@@ -142,9 +144,9 @@ func (s *script) faultOf(err error) fault {
 // and from a line that is not surely before its first write is done:
 //
 //	ERR The user executing the script can't run this command or subcommand script: 5a…, on @user_script:141.
+//	WRONGTYPE … script: reservoir_sync_5a…, on @user_function:62.
 func (s *script) mayHaveWritten(text string) bool {
 	if s.writes == 0 || !strings.Contains(text, "script") {
-//	WRONGTYPE … script: reservoir_sync_5a…, on @user_function:62.
 		return false
 	}
 	_, at, ok := strings.Cut(text, "@user_script:")
@@ -164,6 +166,10 @@ func isAny(targets ...error) func(error) bool {
 		}
 		return false
 	}
+}
+
+func isLeftUnsent(err error) bool {
+	return errors.Is(err, context.Canceled) && (errors.Is(err, errUnsent) || isDial(err))
 }
 
 // isText is for errors that go-redis does not export.
