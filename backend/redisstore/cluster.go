@@ -42,11 +42,16 @@ func (r *route) cure(what cure, g *group, tag string) {
 	if r.reloads.pass() {
 		cluster.ReloadState(context.Background()) // returns at once
 	}
-	// Behind a client that reads from replicas a replica would answer in any case.
-	if what == findHeir && r.cluster != nil && g != r.whole && !cluster.Options().ReadOnly && g.searches.pass() {
+	if what == findHeir && r.cluster != nil && g != r.whole && tellsMasters(cluster.Options()) && g.searches.pass() {
 		go r.search(g, tag)
 	}
 }
+
+// tellsMasters reports whether a read shows who is a slot's master. A replica
+// answers it in any case behind a client that reads from replicas, and where nodes
+// are not in cluster mode: go-redis has to be told then which slots they serve, as
+// NewFailoverClusterClient does.
+func tellsMasters(o *redis.ClusterOptions) bool { return !o.ReadOnly && o.ClusterSlots == nil }
 
 // search looks whether the slot of tag, which belonged to g, has another master by
 // now: the one that go-redis knows of, or the replica. A node that is not the
@@ -82,11 +87,12 @@ func serving(ctx context.Context, g *group, tag string, find func(context.Contex
 type succession struct {
 	next     atomic.Pointer[heir]
 	searches gate
-	denied   atomic.Uint32 // calls that the node said are another's
+	denied   atomic.Uint32 // calls that the node said are another's, or not for a replica
 }
 
-// heir is believed until it says itself that a slot is not its own: a former
-// master that was paused claims its slots for a moment when it comes back.
+// heir is believed until it says itself that a slot is not its own, or that it is
+// a replica: a former master that was paused claims its slots for a moment when it
+// comes back.
 type heir struct {
 	group  *group
 	denied uint32 // when it became the heir

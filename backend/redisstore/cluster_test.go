@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"context"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -111,10 +112,17 @@ func TestSuccession(t *testing.T) {
 	a.current()
 }
 
-// TestNoSearchOnCancel: a caller that leaves says nothing of the server.
+// TestNoSearchOnCancel: a caller that leaves says nothing of the server, whatever
+// its call waited for.
 func TestNoSearchOnCancel(t *testing.T) {
+	for _, err := range []error{context.Canceled, unsent{context.Canceled}, &net.OpError{Op: "dial", Err: context.Canceled}} {
+		require.Equal(t, noCure, faultOf(err).cure, "%v", err)
+	}
+	for _, err := range []error{context.DeadlineExceeded, unsent{context.DeadlineExceeded}, &net.OpError{Op: "dial", Err: context.DeadlineExceeded}} {
+		require.Equal(t, findHeir, faultOf(err).cure, "%v", err)
+	}
 	for _, row := range faults {
-		if row.name == "cancelled" || row.name == "late" || row.class == backend.Rejected {
+		if row.name == "cancelled" || row.name == "left unsent" || row.name == "late" || row.class == backend.Rejected {
 			require.Equal(t, noCure, row.cure, row.name)
 		}
 	}

@@ -54,7 +54,9 @@ const (
 // faults is the table of errors: the first row that fits says what a failure
 // means. Whether to repeat is decided by the class and the script (mayRepeat).
 var faults = []fault{
-	// Surely not applied: it was not sent, or not on time.
+	// Surely not applied: it was not sent, or not on time. A caller who has left
+	// says nothing of the server.
+	{name: "left unsent", class: backend.Unavailable, is: isLeftUnsent},
 	{name: "unsent", class: backend.Unavailable, cure: findHeir, is: isAny(errUnsent)},
 	{name: "late", class: backend.Unavailable, is: isAny(errLate), free: true},
 	{name: "pool timeout", class: backend.Unavailable, cure: findHeir, is: isAny(redis.ErrPoolTimeout, redis.ErrPoolExhausted)},
@@ -142,11 +144,15 @@ func (s *script) faultOf(err error) fault {
 // and from a line that is not surely before its first write is done:
 //
 //	ERR The user executing the script can't run this command or subcommand script: 5a…, on @user_script:141.
+//	WRONGTYPE … script: reservoir_sync_5a…, on @user_function:62.
 func (s *script) mayHaveWritten(text string) bool {
 	if s.writes == 0 || !strings.Contains(text, "script") {
 		return false
 	}
-	_, at, _ := strings.Cut(text, "@user_script:")
+	_, at, ok := strings.Cut(text, "@user_script:")
+	if !ok {
+		_, at, _ = strings.Cut(text, "@user_function:")
+	}
 	line, err := strconv.Atoi(strings.TrimRight(at, ". \r\n"))
 	return err != nil || line > s.writes
 }
@@ -160,6 +166,10 @@ func isAny(targets ...error) func(error) bool {
 		}
 		return false
 	}
+}
+
+func isLeftUnsent(err error) bool {
+	return errors.Is(err, context.Canceled) && (errors.Is(err, errUnsent) || isDial(err))
 }
 
 // isText is for errors that go-redis does not export.
@@ -184,5 +194,29 @@ func isReply(err error) bool {
 
 // wrap makes err the *backend.Error of op.
 func wrap(op string, err error) error {
-	return &backend.Error{Op: op, Class: classify(err), Err: err}
+	return &backend.Error{Op: op, Class: classify(err), Err: discreet(err)}
 }
+
+// discreet returns err without the arguments that Redis repeats of a command it does
+// not know: keys name users, and what a new connection says holds a password. All
+// that a server said goes through here before anybody else sees it.
+func discreet(err error) error {
+	text, _, repeats := strings.Cut(err.Error(), ", with args beginning with:")
+	if !repeats {
+		return err
+	}
+	return &abridged{text, func(target error) bool { return errors.Is(err, target) }}
+}
+
+// abridged is a server's answer of which a part is left out. It is still what the
+// answer was, but nobody can unwrap it and print the rest.
+type abridged struct {
+	text string
+	is   func(error) bool
+}
+
+func (*abridged) RedisError() {}
+
+func (a *abridged) Error() string { return a.text }
+
+func (a *abridged) Is(target error) bool { return a.is(target) }

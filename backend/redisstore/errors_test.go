@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +47,9 @@ var texts = map[string][]string{
 // TestFaults: for every row of the table, each script meets that answer once, and
 // is said again or not. go-redis' options are its default.
 func TestFaults(t *testing.T) {
+	for name := range scenes {
+		require.True(t, slices.ContainsFunc(faults, func(f fault) bool { return f.name == name }), "no row %q", name)
+	}
 	for _, row := range append(faults, faultOf(errors.New("?"))) {
 		if scenes[row.name] != nil {
 			t.Run(row.name, func(t *testing.T) { requireRow(t, row, scenes[row.name](t)) })
@@ -119,18 +123,8 @@ func one(ctx context.Context, s *Store, sc *script) (err error) {
 
 // scenes are the rows that are no server's answer.
 var scenes = map[string]func(*testing.T) error{
-	"unsent": func(t *testing.T) error {
-		x := newCrowd(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		x.jam(t.Context(), x.allowed)
-		unsent := make(chan error, 1)
-		x.queue(ctx, "k", 1, func(_ backend.TakeReply, err error) { unsent <- err })
-		cancel()
-		err := <-unsent
-		x.proxy.Hold(false)
-		x.wg.Wait()
-		return err
-	},
+	"left unsent": func(t *testing.T) error { return unsentBy(t, context.Canceled) },
+	"unsent":      func(t *testing.T) error { return unsentBy(t, context.DeadlineExceeded) },
 	"late": func(t *testing.T) error {
 		server := newScripted(t, func(n int, sc *script) string {
 			return strings.Replace(served(sc), ":0", ":1", 1)
@@ -200,4 +194,36 @@ var scenes = map[string]func(*testing.T) error{
 		defer cancel()
 		return one(ctx, New(server.client(t)), syncScript)
 	},
+}
+
+// unsentBy is the failure of a call whose context ends so while it is queued.
+func unsentBy(t *testing.T, end error) error {
+	x := newCrowd(t)
+	x.jam(t.Context(), x.allowed)
+	ctx := ending{t.Context(), make(chan struct{}), end}
+	failed := make(chan error, 1)
+	x.queue(ctx, "k", 1, func(_ backend.TakeReply, err error) { failed <- err })
+	close(ctx.done)
+	err := <-failed
+	x.proxy.Hold(false)
+	x.wg.Wait()
+	return err
+}
+
+// ending is a context that ends when a test says so.
+type ending struct {
+	context.Context
+	done chan struct{}
+	end  error
+}
+
+func (e ending) Done() <-chan struct{} { return e.done }
+
+func (e ending) Err() error {
+	select {
+	case <-e.done:
+		return e.end
+	default:
+		return nil
+	}
 }

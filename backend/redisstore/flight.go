@@ -87,6 +87,9 @@ func (f *flight) answer(calls []*call, retry bool) (missing []*call) {
 			f.group.denied.Add(1)
 			f.group.elsewhere.launch(c)
 		default:
+			if redis.HasErrorPrefix(c.err, "READONLY") {
+				f.group.denied.Add(1) // an heir is none then; who repeats the call, asks another
+			}
 			c.settle()
 		}
 	}

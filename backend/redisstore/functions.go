@@ -35,10 +35,20 @@ var functionForms = sync.OnceValue(func() (forms [4]*script) {
 		f := *sc
 		f.bySHA, f.sha = strings.Replace(sc.bySHA, "evalsha", "fcall", 1), lua.FunctionName(sc.op)
 		f.bySrc, f.source = f.bySHA, f.sha // there is no other way
+		if f.writes > 0 {
+			f.writes += linesBefore(sc.source)
+		}
 		forms[sc.index] = &f
 	}
 	return forms
 })
+
+// linesBefore returns how many lines of the library come before those of the script.
+// Errors of a function name a line of the whole.
+func linesBefore(source string) int {
+	before, _, _ := strings.Cut(lua.Library(), source)
+	return strings.Count(before, "\n")
+}
 
 // noFunction is the answer of a server that lacks the library. It is a redis
 // error, so that it counts as an answer: the call was surely not carried out.
@@ -50,10 +60,11 @@ func (noFunction) Error() string {
 	return fmt.Sprintf("ERR Function not found: load the library %s (reservoir functions | redis-cli -x FUNCTION LOAD)", lua.LibraryName())
 }
 
-// explain replaces an answer by one that says what to do about it.
+// explain replaces an answer by one that says what to do about it, and no more than
+// others may read.
 func explain(err error) error {
 	if err.Error() == "ERR Function not found" {
 		return noFunction{}
 	}
-	return err
+	return discreet(err)
 }

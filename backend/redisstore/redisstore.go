@@ -39,7 +39,9 @@
 //
 // When a node of a Redis Cluster is silent its replica is asked whether it serves
 // the slot by now, so that calls go to it as soon as it was elected, some seconds
-// before go-redis would find out. Between the failure and the election a cluster
+// before go-redis would find out. Not so where a program names the nodes itself
+// (ClusterOptions.ClusterSlots, redis.NewFailoverClusterClient): a replica that is
+// not in cluster mode would say yes. Between the failure and the election a cluster
 // answers CLUSTERDOWN for every key, unless cluster-require-full-coverage is "no":
 // set it. While a slot moves, Redis answers TRYAGAIN for keys whose parts are on
 // both sides, and for new ones: move slots in small steps (MIGRATE with few keys
@@ -100,7 +102,7 @@ func WithPrefix(prefix string) Option {
 }
 
 // WithReplicas sends Check to these clients in turn, and to the primary when one
-// fails; by default the primary answers. Replicas lag: a Check may miss what was
+// fails or refuses; by default the primary answers. Replicas lag: a Check may miss what was
 // charged a moment ago. For a Redis Cluster pass a second ClusterClient whose
 // ReadOnly option is set. Decisions never come from a replica.
 func WithReplicas(replicas ...redis.UniversalClient) Option {

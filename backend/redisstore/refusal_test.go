@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/lua"
 )
 
 // refusal is a way to make a real server refuse what it is asked, and to end that.
@@ -84,8 +85,14 @@ func TestRefusals(t *testing.T) {
 // after its first write. What was written stays, so that is no refusal; and it is
 // not said again, which would write once more.
 func TestNoRightMidway(t *testing.T) {
+	t.Run("scripts", func(t *testing.T) { testNoRightMidway(t) })
+	t.Run("functions", func(t *testing.T) { testNoRightMidway(t, WithFunctions()) })
+}
+
+func testNoRightMidway(t *testing.T, opts ...Option) {
 	server := redistest.Start(t)
 	admin := server.Client()
+	require.NoError(t, admin.FunctionLoad(t.Context(), lua.Library()).Err())
 	for _, row := range []struct {
 		without string
 		script  *script
@@ -105,17 +112,38 @@ func TestNoRightMidway(t *testing.T) {
 		t.Run(row.script.op+" without "+row.without, func(t *testing.T) {
 			require.NoError(t, admin.FlushAll(t.Context()).Err())
 			require.NoError(t, admin.Do(t.Context(), "acl", "setuser", "poor", "on", "nopass", "allkeys", "+@all", "-"+row.without).Err())
-			s := New(server.Client(func(o *redis.Options) { o.Username, o.Password = "poor", "x" }))
+			s := New(server.Client(func(o *redis.Options) { o.Username, o.Password = "poor", "x" }), opts...)
 			require.NoError(t, admin.ScriptLoad(t.Context(), row.script.source).Err())
 			server.ResetStats()
 			err := one(t.Context(), s, row.script)
 			failure, ok := errors.AsType[*backend.Error](err)
 			require.True(t, ok, "%v", err)
 			require.Equal(t, row.class, failure.Class, "%v", err)
-			require.EqualValues(t, 1, server.Calls("evalsha", "evalsha_ro"))
+			require.EqualValues(t, 1, server.Calls("evalsha", "evalsha_ro", "fcall", "fcall_ro"))
 			require.Equal(t, row.used, admin.Get(t.Context(), "{k}").Val())
 		})
 	}
+}
+
+// TestRefusalBeforeFirstWrite: a value of another type, which scripts come upon
+// before they write. Nothing was charged, so nobody shall think that something may
+// have been, in either form.
+func TestRefusalBeforeFirstWrite(t *testing.T) {
+	server := redistest.Start(t)
+	admin := server.Client()
+	require.NoError(t, admin.FunctionLoad(t.Context(), lua.Library()).Err())
+	require.NoError(t, admin.RPush(t.Context(), "{k}:exp", "a").Err())
+	for form, opts := range map[string][]Option{"scripts": nil, "functions": {WithFunctions()}} {
+		s := New(server.Client(), opts...)
+		for _, sc := range scripts {
+			err := one(t.Context(), s, sc)
+			failure, ok := errors.AsType[*backend.Error](err)
+			require.True(t, ok, "%s: %s: %v", form, sc.op, err)
+			require.Equal(t, "WRONGTYPE", faultOf(failure.Err).name, "%s: %s: %v", form, sc.op, err)
+			require.Equal(t, backend.Rejected, failure.Class, "%s: %s: %v", form, sc.op, err)
+		}
+	}
+	require.Equal(t, []string{"{k}:exp"}, admin.Keys(t.Context(), "*").Val())
 }
 
 // TestMayHaveWritten: what other versions of Redis say.

@@ -123,8 +123,13 @@ func (c *call) again(f fault, to *route, g *group) bool {
 	if f.class == backend.Unknown {
 		most = attemptsUnknown
 	}
-	if f.final || c.attempt+1 >= most || c.ctx.Err() != nil || !c.script.mayRepeat(f.class) {
+	switch {
+	case c.attempt+1 >= most || c.ctx.Err() != nil:
+		return false
+	case to.second != nil: // a Check, on a replica: whatever that has against it
+		return true
+	case f.final || !c.script.mayRepeat(f.class):
 		return false
 	}
-	return to.second != nil || f.free && c.attempt == 0 || g.vain.Load() < inVain && g.afford(time.Now())
+	return f.free && c.attempt == 0 || g.vain.Load() < inVain && g.afford(time.Now())
 }

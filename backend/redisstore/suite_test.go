@@ -112,6 +112,24 @@ func TestCheckOnReplica(t *testing.T) {
 	require.Positive(t, r.Primary.Calls("evalsha_ro", "eval_ro"))
 }
 
+// TestCheckOnReplicaThatRefuses: what a replica has against it, another password
+// say, is no reason for the primary.
+func TestCheckOnReplicaThatRefuses(t *testing.T) {
+	r := redistest.StartReplicated(t, 1)
+	refused := r.Replicas[0].Client(redistest.User("unheard-of", "wrong"))
+	require.ErrorContains(t, refused.Ping(t.Context()).Err(), "WRONGPASS")
+	s := redisstore.New(r.Primary.Client(), redisstore.WithReplicas(refused))
+	take(t, s, "k", 4)
+	r.Primary.ResetStats()
+	require.EqualValues(t, 6, remaining(t, s, "k"))
+	require.EqualValues(t, 1, r.Primary.Calls("eval_ro"))
+
+	// The primary's own refusal is the end of it.
+	alone := redisstore.New(r.Primary.Client(redistest.User("unheard-of", "wrong")), redisstore.WithReplicas(refused))
+	_, err := alone.Check(t.Context(), "k", limit10)
+	require.Equal(t, backend.Rejected, class(t, err))
+}
+
 func TestCheckOnClusterReplicas(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
