@@ -23,6 +23,10 @@ const shards = 64 // more than the cores that contend; a power of two
 // safe for concurrent use; several limiters may share it. A call costs a hash, a lock that is shared by
 // 1/64 of the keys, and well under a microsecond. Memory: about 200 bytes a key
 // with an open window; closed ones are dropped as new keys come.
+//
+// Its clock is the wall clock as it was at New, and runs with the monotonic one. If
+// the machine is suspended or its clock is set after that, what Reset tells is off
+// by as much; windows and RetryAfter are not.
 type Store struct {
 	start time.Time
 	seed  maphash.Seed

@@ -136,7 +136,7 @@ func (s *Store) takeBoth(ctx context.Context, r backend.TakeRequest) (backend.Ta
 		untake(ctx, s.new, r, b)
 		s.aligned.forget(r.Key)
 		if err := wait(ctx, "take", left); err != nil {
-			return b, err
+			return backend.TakeReply{}, err
 		}
 	}
 }
