@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -39,8 +38,13 @@ var (
 // n is at least 1 and timeout at least a millisecond. Choose a timeout above the replicas' usual delay and below the limiter's fetch
 // timeout and the client's ReadTimeout. The client is a *redis.Client, Sentinel's
 // included, or a *redis.ClusterClient; the user needs the right to WAIT.
+//
+// While slots of a cluster move to a node that the store has not met, the calls
+// that follow them there go by connections of the store's own. Those have the
+// client's options (ClusterOptions.NewClient makes them) and none of the hooks of
+// ClusterClient.OnNewNode, and close when they have not been used for ten seconds.
 func WithReplicaAck(n int, timeout time.Duration) Option {
-	return func(s *Store) { s.ack, s.acked = ack{n, timeout}, true }
+	return func(s *Store) { s.ack, s.acked = ack{replicas: n, timeout: timeout}, true }
 }
 
 // ack is how many replicas must have a charge, and how long that may take. The
@@ -48,6 +52,7 @@ func WithReplicaAck(n int, timeout time.Duration) Option {
 type ack struct {
 	replicas int
 	timeout  time.Duration
+	peers    *peers // of a cluster
 }
 
 func (a ack) validate(client redis.UniversalClient) error {
@@ -83,13 +88,15 @@ func (a ack) send(client redis.UniversalClient, calls []*call) {
 		ctx, cancel = latest(calls)
 	}
 	defer cancel()
-	cluster, ok := client.(*redis.ClusterClient)
-	if !ok {
-		a.exec(ctx, client, calls, false)
+	if node, ok := client.(*redis.Client); ok {
+		if a.peers != nil {
+			a.peers.learn(node)
+		}
+		a.exec(ctx, node, calls, false)
 		return
 	}
 	for _, c := range calls {
-		a.follow(ctx, cluster, c)
+		a.follow(ctx, c)
 	}
 }
 
@@ -97,7 +104,7 @@ func (a ack) send(client redis.UniversalClient, calls []*call) {
 // connection has written. A statement that only hands over an earlier grant had
 // nothing to write: it writes the account anew (sync.lua). Redis 7.0 would do
 // without, for its WAIT speaks of all writes until then; nobody promises that.
-func (a ack) exec(ctx context.Context, client redis.UniversalClient, calls []*call, asking bool) {
+func (a ack) exec(ctx context.Context, client *redis.Client, calls []*call, asking bool) {
 	pipe := client.Pipeline()
 	if asking {
 		_ = pipe.Process(ctx, redis.NewStatusCmd(ctx, "asking"))
@@ -152,44 +159,34 @@ func (c *call) hands() bool {
 const redirections = 3
 
 // follow sends the call to its slot's master, and on to where that says.
-func (a ack) follow(ctx context.Context, cluster *redis.ClusterClient, c *call) {
-	node, err := cluster.MasterForKey(ctx, c.tag)
-	asking := false
+func (a ack) follow(ctx context.Context, c *call) {
+	node, err := a.peers.master(ctx, c.tag)
+	if err != nil {
+		c.cmd.SetErr(unsent{err})
+		return
+	}
+	addr, asking, done := "", false, func() {}
 	for range 1 + redirections {
-		if err != nil {
-			c.cmd.SetErr(unsent{err})
+		a.hop(ctx, node, done, c, asking)
+		switch to, ask, ok := redirect(c.cmd.Err()); {
+		case ok:
+			addr, asking = to, ask
+		case addr != "" && errors.Is(c.cmd.Err(), redis.ErrClosed): // nothing was sent
+			a.peers.forget(node)
+		default:
 			return
 		}
-		c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.args[:c.nargs]...)}
-		a.exec(ctx, node, []*call{c}, asking)
-		addr, ok := redis.IsMovedError(c.cmd.Err())
-		if asking = false; !ok {
-			if addr, ok = redis.IsAskError(c.cmd.Err()); !ok {
-				return
-			}
-			asking = true
+		if !asking {
+			a.peers.moved()
 		}
-		node, err = masterAt(ctx, cluster, addr)
+		node, done = a.peers.at(addr, node)
 	}
+	done()
 }
 
-var errNoNode = errors.New("the slot is on a node that is not known yet")
-
-// masterAt returns the client of the master at addr, having looked again where
-// the slots are.
-func masterAt(ctx context.Context, cluster *redis.ClusterClient, addr string) (*redis.Client, error) {
-	var mu sync.Mutex // ForEachMaster calls from several goroutines
-	var found *redis.Client
-	err := cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if node.Options().Addr == addr {
-			found = node
-		}
-		return nil
-	})
-	if found == nil && err == nil {
-		err = errNoNode
-	}
-	return found, err
+// hop is done with the node even if a hook of go-redis panics.
+func (a ack) hop(ctx context.Context, node *redis.Client, done func(), c *call, asking bool) {
+	defer done()
+	c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.args[:c.nargs]...)}
+	a.exec(ctx, node, []*call{c}, asking)
 }

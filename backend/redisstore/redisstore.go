@@ -67,8 +67,9 @@ import (
 
 // Store implements backend.Store and backend.Inspector. Make it with New. It is safe
 // for concurrent use; several limiters may share it. It holds no connection
-// of its own, runs no goroutine between calls but for a look at the server after
-// the first (WithWarnings), and does not close the client.
+// of its own (for a while it does: WithReplicaAck), runs no goroutine between calls
+// but for a look at the server after the first (WithWarnings), and does not close
+// the client.
 type Store struct {
 	client   redis.UniversalClient   // the one that writes
 	primary  *route                  // to it

@@ -64,7 +64,12 @@ func newReadRoute(client redis.UniversalClient, clock *serverClock) *route {
 }
 
 // require makes all calls of the route wait for replicas.
-func (r *route) require(a ack) { r.ack, r.whole.ack = a, a }
+func (r *route) require(a ack) {
+	if r.cluster != nil {
+		a.peers = newPeers(r.cluster, &r.reloads)
+	}
+	r.ack, r.whole.ack = a, a
+}
 
 // prompt reports whether a call is surely over at its context's deadline. That of
 // a cluster's client may wait for another that learns where the slots are.
