@@ -14,6 +14,7 @@ import (
 // apply takes in what the store answered to the statement q.
 func (e *entry) apply(q backend.SyncRequest, r backend.SyncReply, sent, now int64) {
 	e.enter(r.State, r.Carried, now)
+	e.missed = false
 	e.granted, e.returned = r.Granted, r.Returned
 	e.heard(r.Total)
 	e.counted = int32(min(r.Clients, math.MaxInt32))

@@ -13,12 +13,14 @@ import (
 //
 // A key that is too small for batches makes a call for each request too, but of
 // sync: that can be told twice, and tells a store that has lost its data what this
-// process has spent. A take would find such a store empty, and be admitted.
+// process has spent. A take would find such a store empty, and be admitted. And
+// after a fetch that failed the store may hold a grant for this process, of which a
+// take would hear nothing but that it is not there.
 func (e *entry) goesDirect(n, now int64) bool {
 	if e.l.direct {
 		return true
 	}
-	if e.flight != nil || !e.queue.empty() {
+	if e.flight != nil || !e.queue.empty() || e.missed {
 		return false
 	}
 	if n == 1 {

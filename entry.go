@@ -53,6 +53,7 @@ type entry struct {
 	small    bool   // the limit is too small for batches: no more is granted than is needed
 	short    bool   // the limit will run out before win ends
 	unsure   bool   // a fetch has failed: the store may grant yet, or have granted, what we have not heard
+	missed   bool   // a fetch has failed since the last that was answered: a grant may wait for the next statement
 	dead     bool   // evicted or closed: look the key up again
 }
 

@@ -205,7 +205,7 @@ func (e *entry) fly(f *flight) {
 	now := l.clock.now() // not before the lock: who is served must be in time now
 	e.flight = nil
 	if err != nil {
-		e.unsure = true
+		e.unsure, e.missed = true, true
 		e.fail(f.turn, now, err)
 	} else {
 		if f.charged(reply) {

@@ -167,3 +167,23 @@ func TestUsedIsOfTheLimitThatWasHeard(t *testing.T) {
 		}
 	})
 }
+
+// Nor is it thought to be gone when a large request, which would go to the store by
+// itself, finds it charged.
+func TestLostGrantIsThereForALargeRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		net := overNetwork(store, rtt/2)
+		l := open(t, net, PerMinute(10), WithBatch(Fixed(4)))
+		allow(t, l, "k", 4)
+		allow(t, l, "k", 4)
+		net.set(always(loseReply))
+		_, err := l.Allow(context.Background(), "k")
+		require.Error(t, err)
+		require.Equal(t, 1, net.happened(loseReply))
+		net.set(nil)
+		require.EqualValues(t, 10, used(t, store, "k"))
+		assert.False(t, allow(t, l, "k", 5).Allowed)
+		assert.True(t, allow(t, l, "k", 2).Allowed)
+	})
+}
