@@ -30,7 +30,7 @@ func (e *entry) apply(q backend.SyncRequest, r backend.SyncReply, sent, now int6
 	e.foresee(r)
 	e.small = q.Want > q.Need && r.Grant <= q.Need && r.Remaining > 0 && !r.Learning
 	e.quiet = 0
-	if r.Remaining == 0 {
+	if r.Remaining == 0 && q.Limit.Tokens >= e.limit().Tokens { // which may have been raised since
 		e.hush(w, now)
 	} else if e.hushed != 0 {
 		e.hushed = 0
@@ -177,6 +177,8 @@ func (e *entry) answer(turn uint64, now int64) {
 			e.grant(p, w)
 		case p.n <= e.pot+w.remaining.Load():
 			return // the grant was only capped: first come, first served
+		case w.of < e.limit().Tokens:
+			return // the limit has been raised since it was asked for
 		case !p.wait:
 			e.denied.Add(1)
 			var r Result

@@ -33,7 +33,7 @@ type breaker struct {
 
 const (
 	failuresToOpen = 5
-	shortestPause  = 100 * time.Millisecond // before the first probe; it doubles
+	shortestPause  = 100 * time.Millisecond // before the first probe, or half of it at least; it doubles
 	longestPause   = time.Second
 )
 

@@ -70,7 +70,7 @@ func (e *entry) direct(ctx context.Context, n int64) (r Result, err error, settl
 			e.quiet = 0
 		case n <= r.Remaining && alone:
 			return r, nil, false // stock and store together have enough
-		default:
+		case limit.Tokens >= e.limit().Tokens: // which may have been raised since
 			e.deaf(w, now)
 		}
 	}

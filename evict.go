@@ -10,7 +10,8 @@ import (
 
 // idle reports whether the key was not used since it was last asked, and notes
 // how it stands: what changes when a key is used, so that the hot path need not
-// note the time. Under entry.mu.
+// note the time. A key that came after accounts were last renamed is not: the next
+// entry of it would speak in its name. Under entry.mu.
 func (e *entry) idle() bool {
 	mark := uint64(e.denied.Load())*0x9e3779b97f4a7c15 + uint64(e.flow)*0xbf58476d1ce4e5b9
 	if w := e.win.Load(); w != nil {
@@ -18,7 +19,7 @@ func (e *entry) idle() bool {
 	}
 	same := mark == e.seen
 	e.seen = mark
-	return same && e.flight == nil && e.queue.empty() && !e.remembers(e.l.clock.now())
+	return same && e.account != e.l.account.Load() && e.flight == nil && e.queue.empty() && !e.remembers(e.l.clock.now())
 }
 
 // retire makes e dead, takes what it holds and moves its counts to the limiter.
@@ -91,7 +92,7 @@ func (l *Limiter) handBack(ctx context.Context, f *flight, n int64) error {
 // sweeper evicts idle keys by a timer that is armed only while keys are held: an
 // idle limiter runs no goroutine and holds none.
 type sweeper struct {
-	armed atomic.Bool // written under mu
+	armed atomic.Bool // a sweep is to come or under way; set under mu
 	mu    sync.Mutex
 	over  bool
 	timer *time.Timer
@@ -124,13 +125,13 @@ func (l *Limiter) sweep() {
 		s.mu.Unlock()
 		return
 	}
-	s.armed.Store(false)
 	l.flights.Add(1) // Close waits for the give-backs
 	s.mu.Unlock()
 	defer l.flights.Done()
 
 	l.rename()
 	_ = l.evict(context.Background(), (*entry).idle)
+	s.armed.Store(false) // one at a time, though it may take longer than keys may be idle
 	if l.table.size.Load() > 0 {
 		l.arm()
 	}

@@ -104,3 +104,47 @@ func TestHandBackToAnotherShard(t *testing.T) {
 		assert.True(t, l.shardOf("0").open.Load())
 	})
 }
+
+// Of two entries of one key the later never speaks in the name of the earlier, whose
+// balance is forgotten: it would be handed over what that one has spent. So no key is
+// evicted that came since accounts were last renamed.
+func TestSuccessiveEntriesHaveTheirOwnAccounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		net := overNetwork(store, 0)
+		l := open(t, net, PerHour(10), WithBatch(Fixed(5)))
+		idle := func() { _ = l.evict(context.Background(), (*entry).idle) }
+		l.rename()
+		net.set(always(loseReply)) // a grant that both could be told of
+		_, err := l.Allow(context.Background(), "k")
+		require.Error(t, err)
+		net.set(nil)
+		idle()
+		idle() // of a sweep that overtakes another
+		before := l.table.find("k")
+		require.NotNil(t, before)
+		l.rename()
+		idle()
+		require.Nil(t, l.table.find("k"))
+		allow(t, l, "k", 1)
+		assert.NotEqual(t, before.account.client, l.table.find("k").account.client)
+	})
+}
+
+// A sweep may take longer than keys may be idle. The next begins after it.
+func TestOneSweepAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := overNetwork(memstore.New(), 0)
+		l := open(t, net, PerHour(1000), WithBatch(Fixed(5)), WithIdle(time.Second), WithFetchTimeout(5*time.Second))
+		allow(t, l, "k", 1)
+		time.Sleep(1500 * time.Millisecond)
+		net.set(always(hang))
+		for i := range 4 { // the second sweep hands back the stock of k, in vain
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			_, _ = l.Allow(ctx, fmt.Sprint("new", i))
+			cancel()
+		}
+		require.Positive(t, net.happened(hang))
+		assert.EqualValues(t, 3, l.epoch.Load(), "one for New, and two sweeps")
+	})
+}

@@ -38,8 +38,9 @@ var (
 
 // FailLocal lets each process admit at most share of the limit, 0 to 1, per window
 // by itself: 0.05 in twenty processes is one limit together, on top of what was
-// charged before the store went away. A share of less than a token admits nobody. It needs memory of the key: past WithMaxKeys it is
-// FailClosed.
+// charged before the store went away. A share of less than a token admits nobody.
+// It needs memory of the key until the window ends, also when the store is back: past
+// WithMaxKeys it is FailClosed.
 //
 // What FailLocal and FailOpen admit is charged when the store is back, if the
 // window in which it happened still runs; see Stats.Owed.
@@ -187,8 +188,8 @@ func (e *entry) untold(now int64) int64 {
 // store was told of is given back to it, unless it is just being told.
 func (e *entry) forgive(r Result, now int64) {
 	if f := e.local; f != nil && now < f.ends && f.reset.Equal(r.Reset) {
-		n := min(r.charged, f.owed)
-		if m := min(r.charged-n, f.stated); m > 0 && e.flight == nil {
+		n := min(r.charged, f.owed, f.admitted)
+		if m := min(r.charged-n, f.stated, f.admitted-n); m > 0 && e.flight == nil {
 			f.stated -= m
 			f.admitted -= m
 			e.returned += m

@@ -416,3 +416,29 @@ func TestFailOpenBeyondNumbers(t *testing.T) {
 		assert.Equal(t, calls, net.count(""), "told once")
 	})
 }
+
+// Who refunds again and again what the policy admitted gains nothing by it.
+func TestFallbackRefundedTwice(t *testing.T) {
+	for name, policy := range map[string]Failure{"open": FailOpen, "local": FailLocal(0.1)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				net := overNetwork(memstore.New(), time.Millisecond)
+				l := open(t, net, PerMinute(100), WithBatch(Fixed(1)), WithFailure(policy))
+				allow(t, l, "k", 1)
+				outage(t, l, net)
+				allow(t, l, "k", 5)
+				time.Sleep(longestPause)
+				allow(t, l, "k", 1) // and a probe, which states it
+				time.Sleep(time.Minute)
+				r := allow(t, l, "k", 1)
+				require.Equal(t, Fallback, r.Source)
+				time.Sleep(time.Second) // for the probe
+				for range 2 {
+					require.NoError(t, l.Refund(context.Background(), "k", r))
+				}
+				assert.Equal(t, policy == FailOpen, allow(t, l, "k", 11).Allowed)
+				assert.True(t, allow(t, l, "k", 10).Allowed)
+			})
+		})
+	}
+}

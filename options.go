@@ -87,8 +87,9 @@ func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
 
 // WithHooks sets functions that are told what the limiter does, for metrics and
 // logs. They are called with no lock held, from the goroutine that made the
-// call, and should be quick. The default is none. Of several WithHooks the last
-// counts; JoinHooks makes one of several.
+// call, and should be quick. A hook must not call Close nor wait for tokens, which
+// may wait for the call that it is told of. The default is none. Of several
+// WithHooks the last counts; JoinHooks makes one of several.
 func WithHooks(h Hooks) Option { return func(c *config) { c.hooks = h } }
 
 // Hooks are called as things happen, by several goroutines at the same time; nil

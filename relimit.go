@@ -28,6 +28,7 @@ func (e *entry) relimit() error {
 		w.quiet.Store(0)
 	}
 	e.bound.Store(&limit)
+	waiting := e.queue.tokens
 	for p := e.queue.head; p != nil; {
 		next := p.next
 		if p.n > limit.Tokens {
@@ -35,9 +36,8 @@ func (e *entry) relimit() error {
 		}
 		p = next
 	}
-	if e.queue.empty() { // what was reserved for them is anybody's again
-		e.release()
-		e.rest()
+	if e.queue.tokens < waiting { // what was reserved for them is the next one's, or anybody's
+		e.regain(0, e.l.clock.now())
 	}
 	return nil
 }

@@ -157,3 +157,44 @@ func TestRaisedLimitServesLargerRequests(t *testing.T) {
 		}
 	}
 }
+
+// A reply that was asked for under the limit as it was does not speak of what has been
+// raised since.
+func TestRaisedLimitBehindAnOlderFetch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := changingLimit(100)
+		net := overNetwork(memstore.New(), rtt/2)
+		l := open(t, net, PerMinute(1), WithLimits(c.of), WithBatch(Fixed(10)))
+		older := callers(t, l, context.Background(), 1)
+		c.Store(1000)
+		r, err := l.AllowN(context.Background(), "k", 150)
+		require.NoError(t, err)
+		assert.True(t, r.Allowed)
+		_, err = older[0]()
+		require.NoError(t, err)
+	})
+}
+
+// When a waiter is sent away because a limit was lowered, the next one has what was
+// reserved for it.
+func TestLoweredLimitServesTheNextWaiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := changingLimit(100)
+		l := open(t, memstore.New(), PerHour(1), WithLimits(func(string) Limit { return PerHour(c.Load()) }), WithBatch(Fixed(30)))
+		allow(t, l, "k", 90)
+		require.False(t, allow(t, l, "k", 11).Allowed)
+		large, small := make(chan error, 1), make(chan error, 1)
+		go func() { large <- l.WaitN(context.Background(), "k", 50) }()
+		synctest.Wait()
+		go func() { small <- l.WaitN(context.Background(), "k", 5) }()
+		synctest.Wait()
+		require.Empty(t, small)
+		c.Store(40)
+		begin := time.Now()
+		_, err := l.AllowN(context.Background(), "k", 101)
+		require.ErrorIs(t, err, ErrExceedsLimit)
+		require.ErrorIs(t, <-large, ErrExceedsLimit)
+		require.NoError(t, <-small)
+		assert.Zero(t, time.Since(begin))
+	})
+}

@@ -1,5 +1,7 @@
 package reservoir
 
+import "sync"
+
 // Stats is what a Limiter has done since New, over all keys. Counts of tokens
 // balance whenever no call is under way:
 //
@@ -11,7 +13,7 @@ type Stats struct {
 	Refunded int64 // tokens that Refund took back from requests
 	Spent    int64 // tokens that admitted requests used, refunded ones included
 	Returned int64 // tokens given back to the store
-	Expired  int64 // tokens whose window ended before they were used
+	Expired  int64 // tokens whose window ended before they were used; a little less again when a window turns out to run on
 	Held     int64 // tokens in memory now, to be spent
 
 	StoreCalls int64 // calls to the store, of any kind
@@ -33,6 +35,22 @@ type Stats struct {
 	Unknown    int64 // tokens of direct calls that failed and may have been charged for nothing
 }
 
+// seen is what Stats has told of those counts that come from the keys as well. A
+// key that is evicted between the reading of the totals and its own is in neither:
+// so a reading may be too small for a moment, and never too large. Counters must not
+// go back.
+type seen struct {
+	mu            sync.Mutex
+	spent, denied int64
+}
+
+func (s *seen) raise(spent, denied int64) (int64, int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.spent, s.denied = max(s.spent, spent), max(s.denied, denied)
+	return s.spent, s.denied
+}
+
 // Stats returns the counts now. It visits every key, under each key's lock: call
 // it as often as metrics are scraped, not per request.
 func (l *Limiter) Stats() Stats {
@@ -51,6 +69,7 @@ func (l *Limiter) Stats() Stats {
 	})
 	taken, refunded := l.count.taken.Load(), l.count.refunded.Load()
 	returned, expired := l.count.returned.Load(), l.count.expired.Load()+lapsed
+	spent, denied = l.seen.raise(spent, denied)
 	return Stats{
 		Keys:       keys,
 		Taken:      taken,

@@ -1,12 +1,15 @@
 package reservoir
 
 import (
+	"context"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/backend/memstore"
 )
@@ -32,6 +35,24 @@ func TestSpentNeverGoesBack(t *testing.T) {
 		last = now
 	}
 	over.Store(true)
+	wg.Wait()
+	balance(t, l)
+}
+
+// Nor do they while keys are evicted that have spent.
+func TestSpentNeverGoesBackWithItsKeys(t *testing.T) {
+	l := open(t, memstore.New(), PerHour(100), WithBatch(Fixed(1)))
+	for i := range 2_000 {
+		allow(t, l, strconv.Itoa(i), 1)
+	}
+	last := l.Stats()
+	require.EqualValues(t, 2_000, last.Spent)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = l.evict(context.Background(), func(*entry) bool { return true }) })
+	for last.Keys > 0 {
+		last = l.Stats()
+		require.EqualValues(t, 2_000, last.Spent)
+	}
 	wg.Wait()
 	balance(t, l)
 }
