@@ -132,7 +132,8 @@ func isElsewhere(err error) bool {
 	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") || errors.Is(err, redis.ErrClosed)
 }
 
-// unsent is the end of a context before its call was sent.
+// unsent is why a call was not sent: its context was over, or there was nobody to
+// send it to.
 type unsent struct{ error }
 
 func (u unsent) Unwrap() error { return u.error }
