@@ -59,7 +59,22 @@ func (f *flight) send(calls []*call, whole map[*call]bool) {
 	defer cancel()
 	pipe := f.group.client.Pipeline()
 	_ = pipe.BatchProcess(ctx, commands(calls)...)
-	_, _ = pipe.Exec(ctx) // each command has its own error
+	_, err := pipe.Exec(ctx)
+	unanswered(calls, err)
+}
+
+// unanswered hands the pipeline's error to the calls that have neither an error nor
+// a reply of their own. go-redis leaves commands so when a server refuses the
+// connection, say for its password: it takes that for the reply to one of them.
+func unanswered(calls []*call, err error) {
+	if err == nil {
+		return
+	}
+	for _, c := range calls {
+		if c.cmd.Err() == nil && c.cmd.Val() == nil {
+			c.cmd.SetErr(err)
+		}
+	}
 }
 
 func commands(calls []*call) []redis.Cmder {
