@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"errors"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -119,7 +120,15 @@ func (f *flight) answer(calls []*call, retry bool) (missing []*call) {
 // or a failover would lose it. If another flight has told it since these calls
 // left, their hashes will do.
 func (f *flight) load(missing []*call) {
-	done := f.group.teach()
+	f.tell(missing)
+	f.answer(missing, false)
+}
+
+// tell is over for the others that have scripts to load even if a hook of go-redis
+// panics.
+func (f *flight) tell(missing []*call) {
+	done := sync.OnceFunc(f.group.teach())
+	defer done()
 	whole := make(map[*call]bool)
 	var told [len(f.group.loads)]bool
 	for _, c := range missing {
@@ -128,8 +137,7 @@ func (f *flight) load(missing []*call) {
 		}
 	}
 	if len(whole) == 0 {
-		done()
-		done = func() {}
+		done() // nobody needs to wait for hashes
 	}
 	f.send(missing, whole)
 	for i := range told {
@@ -137,8 +145,6 @@ func (f *flight) load(missing []*call) {
 			f.group.loads[i].Add(1)
 		}
 	}
-	done()
-	f.answer(missing, false)
 }
 
 // isElsewhere reports whether the server surely did not execute a command, for
