@@ -112,7 +112,8 @@ func (a ack) exec(ctx context.Context, client *redis.Client, calls []*call, aski
 	_ = pipe.BatchProcess(ctx, commands(calls)...)
 	wait := redis.NewIntCmd(ctx, "wait", a.replicas, a.patience(ctx).Milliseconds())
 	_ = pipe.Process(ctx, wait)
-	_, _ = pipe.Exec(ctx)
+	_, err := pipe.Exec(ctx)
+	unanswered(calls, err)
 	reached, err := wait.Result()
 	if err == nil && reached >= int64(a.replicas) {
 		return

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -275,8 +276,17 @@ func TestSpareHasTheClustersOptions(t *testing.T) {
 	for _, want := range []redis.ClusterOptions{
 		{ReadTimeout: -1, WriteTimeout: -1, MinRetryBackoff: -1, MaxRetryBackoff: -1, MaxRetries: -1},
 		{ReadTimeout: time.Second, WriteTimeout: 2 * time.Second, MaxRetries: 5, Username: "u", Password: "p", ClientName: "c"},
+		{MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}},
 		{},
 	} {
+		var told []redis.Options
+		want.NewClient = func(o *redis.Options) *redis.Client {
+			told = append(told, *o)
+			wrapped := *o // as who counts connections does
+			wrapped.Dialer = func(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed }
+			wrapped.OnConnect = func(context.Context, *redis.Conn) error { return nil }
+			return redis.NewClient(&wrapped)
+		}
 		p, _ := newTestPeers(t, &want)
 		p.cluster.Options().MinIdleConns = 0
 		node, err := redisNode(t, p.cluster)
@@ -286,8 +296,15 @@ func TestSpareHasTheClustersOptions(t *testing.T) {
 		got, old := *spare.Options(), *node.Options()
 		require.Equal(t, "127.0.0.1:2", got.Addr)
 		require.Equal(t, "127.0.0.1:2", got.NodeAddress)
+		require.Len(t, told, 2)
+		require.Nil(t, told[1].Dialer, "else NewClient would wrap it twice")
+		require.Nil(t, told[1].OnConnect)
+		require.Equal(t, told[0].MaintNotificationsConfig, told[1].MaintNotificationsConfig)
+		if told[1].MaintNotificationsConfig != nil {
+			require.NotSame(t, node.Options().MaintNotificationsConfig, told[1].MaintNotificationsConfig, "the node writes there")
+		}
 		for _, o := range []*redis.Options{&got, &old} { // what cannot be compared, and what differs
-			o.Addr, o.NodeAddress, o.Dialer, o.PushNotificationProcessor = "", "", nil, nil
+			o.Addr, o.NodeAddress, o.Dialer, o.OnConnect, o.PushNotificationProcessor = "", "", nil, nil, nil
 		}
 		require.Equal(t, old, got)
 		p.expire("127.0.0.1:2", p.spares["127.0.0.1:2"])

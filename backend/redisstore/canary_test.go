@@ -119,6 +119,22 @@ func (e *ears) use(s *redisstore.Store) {
 	e.hear(l.Close(closing), l.Stats())
 }
 
+// useUntil uses the store once, and again until the text is heard: on a busy machine
+// a round may run out of its time before it comes to the fault.
+func (e *ears) useUntil(s *redisstore.Store, text string) {
+	e.t.Helper()
+	end := time.Now().Add(5 * time.Second)
+	for e.use(s); !e.heard(text) && time.Now().Before(end); {
+		e.use(s)
+	}
+}
+
+func (e *ears) heard(text string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return strings.Contains(e.b.String(), text)
+}
+
 // TestNoCanary takes every path to an error that there is a server for.
 func TestNoCanary(t *testing.T) {
 	server, secure := redistest.Start(t, evicting...), redistest.StartTLS(t, serverName)
@@ -169,13 +185,9 @@ func TestNoCanary(t *testing.T) {
 			if err := s.Err(); err != nil {
 				e.hear(err)
 			} else {
-				e.use(s)
+				e.useUntil(s, row.seen)
 			}
-			require.Eventually(t, func() bool {
-				e.mu.Lock()
-				defer e.mu.Unlock()
-				return strings.Contains(e.b.String(), row.seen)
-			}, 5*time.Second, time.Millisecond, "the fault was there")
+			require.True(t, e.heard(row.seen), "the fault was there")
 			e.silent()
 		})
 	}

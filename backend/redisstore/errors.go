@@ -57,7 +57,7 @@ var faults = []fault{
 	// Surely not applied: it was not sent, or not on time. A caller who has left
 	// says nothing of the server.
 	{name: "left unsent", class: backend.Unavailable, is: isLeftUnsent},
-	{name: "unsent", class: backend.Unavailable, cure: findHeir, is: isAny(errUnsent)},
+	{name: "unsent", class: backend.Unavailable, cure: findHeir, is: isUnsent},
 	{name: "late", class: backend.Unavailable, is: isAny(errLate), free: true},
 	{name: "pool timeout", class: backend.Unavailable, cure: findHeir, is: isAny(redis.ErrPoolTimeout, redis.ErrPoolExhausted)},
 	{name: "handshake", class: backend.Rejected, is: isHandshake},
@@ -170,6 +170,12 @@ func isAny(targets ...error) func(error) bool {
 
 func isLeftUnsent(err error) bool {
 	return errors.Is(err, context.Canceled) && (errors.Is(err, errUnsent) || isDial(err))
+}
+
+// isUnsent leaves out what refused the connection by which the call would have been
+// sent, or by which a cluster's client asks where: those last, and have their rows.
+func isUnsent(err error) bool {
+	return errors.Is(err, errUnsent) && !isReply(err) && !isHandshake(err) && !errors.Is(err, redis.ErrClosed)
 }
 
 // isText is for errors that go-redis does not export.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
+	"log"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -225,5 +227,42 @@ func (e ending) Err() error {
 		return e.end
 	default:
 		return nil
+	}
+}
+
+// TestUnsentButRefused: a cluster's client that cannot learn where the slots are.
+// The call was not sent, but that is no fault that time or another node cures.
+func TestUnsentButRefused(t *testing.T) {
+	server := redistest.Start(t)
+	server.SetUser("user poor on >pw ~* +@all -cluster")
+	secure := httptest.NewUnstartedServer(nil)
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
+	secure.StartTLS()
+	t.Cleanup(secure.Close)
+	for _, row := range []struct {
+		name   string
+		o      redis.ClusterOptions
+		closed bool
+	}{
+		{name: "WRONGPASS", o: redis.ClusterOptions{Username: "poor", Password: "wrong"}},
+		{name: "NOPERM", o: redis.ClusterOptions{Username: "poor", Password: "pw"}},
+		{name: "handshake", o: redis.ClusterOptions{Addrs: []string{secure.Listener.Addr().String()}, DialerRetries: 1, TLSConfig: &tls.Config{ServerName: "example.com"}}},
+		{name: "closed", closed: true},
+		{name: "unsent", o: redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, DialerRetries: 1}}, // nobody is there
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			if row.o.Addrs == nil {
+				row.o.Addrs = []string{server.Addr()}
+			}
+			c := redis.NewClusterClient(&row.o)
+			t.Cleanup(func() { _ = c.Close() })
+			if row.closed {
+				require.NoError(t, c.Close())
+			}
+			err := one(t.Context(), New(c, WithReplicaAck(1, time.Second)), takeScript)
+			require.ErrorIs(t, err, errUnsent)
+			i := slices.IndexFunc(faults, func(f fault) bool { return f.name == row.name })
+			requireRow(t, faults[i], err)
+		})
 	}
 }

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"errors"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -59,7 +60,22 @@ func (f *flight) send(calls []*call, whole map[*call]bool) {
 	defer cancel()
 	pipe := f.group.client.Pipeline()
 	_ = pipe.BatchProcess(ctx, commands(calls)...)
-	_, _ = pipe.Exec(ctx) // each command has its own error
+	_, err := pipe.Exec(ctx)
+	unanswered(calls, err)
+}
+
+// unanswered hands the pipeline's error to the calls that have neither an error nor
+// a reply of their own. go-redis leaves commands so when a server refuses the
+// connection, say for its password: it takes that for the reply to one of them.
+func unanswered(calls []*call, err error) {
+	if err == nil {
+		return
+	}
+	for _, c := range calls {
+		if c.cmd.Err() == nil && c.cmd.Val() == nil {
+			c.cmd.SetErr(err)
+		}
+	}
 }
 
 func commands(calls []*call) []redis.Cmder {
@@ -104,7 +120,15 @@ func (f *flight) answer(calls []*call, retry bool) (missing []*call) {
 // or a failover would lose it. If another flight has told it since these calls
 // left, their hashes will do.
 func (f *flight) load(missing []*call) {
-	done := f.group.teach()
+	f.tell(missing)
+	f.answer(missing, false)
+}
+
+// tell is over for the others that have scripts to load even if a hook of go-redis
+// panics.
+func (f *flight) tell(missing []*call) {
+	done := sync.OnceFunc(f.group.teach())
+	defer done()
 	whole := make(map[*call]bool)
 	var told [len(f.group.loads)]bool
 	for _, c := range missing {
@@ -113,8 +137,7 @@ func (f *flight) load(missing []*call) {
 		}
 	}
 	if len(whole) == 0 {
-		done()
-		done = func() {}
+		done() // nobody needs to wait for hashes
 	}
 	f.send(missing, whole)
 	for i := range told {
@@ -122,8 +145,6 @@ func (f *flight) load(missing []*call) {
 			f.group.loads[i].Add(1)
 		}
 	}
-	done()
-	f.answer(missing, false)
 }
 
 // isElsewhere reports whether the server surely did not execute a command, for
@@ -132,7 +153,8 @@ func isElsewhere(err error) bool {
 	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") || errors.Is(err, redis.ErrClosed)
 }
 
-// unsent is the end of a context before its call was sent.
+// unsent is why a call was not sent: its context was over, or there was nobody to
+// send it to.
 type unsent struct{ error }
 
 func (u unsent) Unwrap() error { return u.error }

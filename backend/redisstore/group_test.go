@@ -401,7 +401,7 @@ func TestTeacherHangs(t *testing.T) {
 // lane with it.
 func TestPanicFreesLane(t *testing.T) {
 	x := newCrowd(t)
-	x.client.AddHook(panics{})
+	x.client.AddHook(panics{on: "evalsha"})
 	for range lanes + 1 {
 		require.Panics(t, func() {
 			_, _ = x.Take(context.Background(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
@@ -411,13 +411,32 @@ func TestPanicFreesLane(t *testing.T) {
 	}
 }
 
+// TestPanicEndsLoad: nor does it keep others from telling the server a script.
+func TestPanicEndsLoad(t *testing.T) {
+	x := newCrowd(t)
+	require.NoError(t, x.client.ScriptFlush(t.Context()).Err())
+	x.client.AddHook(panics{on: "eval"})
+	require.Panics(t, func() {
+		_, _ = x.Take(context.Background(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+	})
+	require.Empty(t, x.group().teaching)
+}
+
 // panics is a hook with a bug.
-type panics struct{ redis.Hook }
+type panics struct {
+	redis.Hook
+	on string // the command's name
+}
 
 func (panics) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (panics) ProcessHook(redis.ProcessHook) redis.ProcessHook {
-	return func(context.Context, redis.Cmder) error { panic("a hook") }
+func (p panics) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == p.on {
+			panic("a hook")
+		}
+		return next(ctx, cmd)
+	}
 }
 
 func (panics) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {

@@ -192,7 +192,11 @@ func optionsAt(addr string, of *redis.Client, cluster *redis.ClusterClient) *red
 	if o.MaxRetries == 0 {
 		o.MaxRetries = -1
 	}
-	o.PushNotificationProcessor = cluster.Options().PushNotificationProcessor // else it is the other client's own
+	// Else they are the other client's own: it writes to its config when it connects,
+	// and what NewClient has wrapped it would wrap again.
+	co := cluster.Options()
+	o.Dialer, o.OnConnect = co.Dialer, co.OnConnect
+	o.MaintNotificationsConfig, o.PushNotificationProcessor = co.MaintNotificationsConfig, co.PushNotificationProcessor
 	return &o
 }
 

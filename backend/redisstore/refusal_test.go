@@ -171,3 +171,49 @@ func TestMayHaveWritten(t *testing.T) {
 	}
 	require.Equal(t, backend.Rejected, checkScript.faultOf(reply("NOPERM ACL failure in script")).class, "it writes nothing")
 }
+
+// TestRefusedConnection: what a server says to a new connection is the answer to
+// each call of the pipeline for which that was made.
+func TestRefusedConnection(t *testing.T) {
+	server := redistest.Start(t)
+	server.SetUser("user u on >right ~* +@all")
+	for _, row := range []struct {
+		what  string
+		calls int
+		opts  []Option
+	}{
+		{"a pipeline", 3, nil},
+		{"one call with WAIT", 1, []Option{WithReplicaAck(1, time.Second)}},
+		{"a pipeline with WAIT", 3, []Option{WithReplicaAck(1, time.Second)}},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			s := New(server.Client(redistest.User("u", "wrong")), row.opts...)
+			for _, err := range together(t, s, row.calls) {
+				require.Equal(t, "WRONGPASS", faultOf(err).name, "%v", err)
+				require.Equal(t, backend.Rejected, classify(err))
+			}
+			err := one(t.Context(), s, takeScript)
+			require.ErrorContains(t, err, "WRONGPASS")
+			failure, ok := errors.AsType[*backend.Error](err)
+			require.True(t, ok, "%v", err)
+			require.Equal(t, backend.Rejected, failure.Class)
+		})
+	}
+}
+
+// together sends n calls in one flight and returns their outcomes.
+func together(t *testing.T, s *Store, n int) (failures []error) {
+	t.Helper()
+	f := &flight{group: s.primary.whole}
+	for range n {
+		c := newCall(t.Context(), takeScript, "", "k")
+		c.ready()
+		f.board(c)
+	}
+	calls := append([]*call(nil), f.calls...)
+	f.leg()
+	for _, c := range calls {
+		failures = append(failures, c.err)
+	}
+	return failures
+}
