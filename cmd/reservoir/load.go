@@ -155,7 +155,7 @@ func (c *load) limiter() (*reservoir.Limiter, *opened, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	store, err := open(c.stores, c.prefix, c.workers)
+	store, err := open("store", c.stores, c.prefix, c.workers)
 	if err != nil {
 		return nil, nil, err
 	}
