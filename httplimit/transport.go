@@ -35,7 +35,7 @@ type Transport struct {
 	Key KeyFunc
 
 	// Cost is how many tokens a request needs; by default 1. One that costs 0
-	// does not wait.
+	// waits for no tokens, but for pauses (see MaxPause) as all do.
 	Cost func(*http.Request) int64
 
 	// Base sends the requests; http.DefaultTransport by default.

@@ -23,8 +23,11 @@
 // # The client
 //
 // A client of gomemcache knows no contexts. The store returns when a call's context
-// ends, writes nothing after that, and leaves a goroutine behind for no longer than
-// the client's Timeout. Allow as many idle connections as there are calls at a time:
+// ends, and leaves a goroutine behind that waits for the exchange under way: for up to
+// twice the client's Timeout, which bounds dialling and the exchange each by itself. A
+// Take that was carried out all the same is given back then, in up to 64 attempts of a
+// read and a write each; otherwise nothing is written any more. Allow as many idle
+// connections as there are calls at a time:
 //
 //	client := memcache.New("10.0.0.7:11211")
 //	client.Timeout = 200 * time.Millisecond
@@ -111,8 +114,9 @@ func (s *Store) Err() error {
 	return &backend.Error{Op: "open", Class: backend.Rejected, Err: s.err}
 }
 
-// Sync implements backend.Store. When the reply to its write is lost it starts over,
-// within ctx: the ledger shows whether it was carried out.
+// Sync implements backend.Store. When the connection breaks before the reply to its
+// write it starts over, within ctx: the ledger shows whether it was carried out. When
+// the reply does not come in the client's Timeout the error is backend.Unknown.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	if err := r.Validate(); err != nil {
 		return backend.SyncReply{}, err

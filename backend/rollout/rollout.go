@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,7 +84,8 @@ func (s *Store) Percent() (low, high float64) {
 // Shard names the store of the key, "old", "new" or "both", for limiters that keep
 // the failures of shards apart. If the store names a shard of its own for the key,
 // it is "old/shard". Of a key in both it is "both/shard+shard", first the old
-// store's and then the new one's, empty for the one that names none.
+// store's and then the new one's, empty for the one that names none. In the old one's
+// a "+" is "%2B" and a "%" is "%25", so that no two places share a name.
 //
 // Shard does not know the key's window. A key that leaves a store is in both until
 // the longest has passed that this Store has been asked for: keys with shorter ones
@@ -101,8 +103,10 @@ func (s *Store) Shard(key string) string {
 	if old == "" && new == "" {
 		return "both"
 	}
-	return "both/" + old + "+" + new
+	return "both/" + unplussed.Replace(old) + "+" + new
 }
+
+var unplussed = strings.NewReplacer("%", "%25", "+", "%2B")
 
 // Sync implements backend.Store.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {

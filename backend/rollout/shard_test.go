@@ -45,6 +45,17 @@ func TestShard(t *testing.T) {
 	}
 }
 
+// Two places share no name, whatever the stores call theirs.
+func TestShardOfAKeyInBothIsNoOthers(t *testing.T) {
+	name := func(old, new string) string {
+		return open(t, sharded(t, map[string]backend.Store{old: memstore.New()}),
+			sharded(t, map[string]backend.Store{new: memstore.New()}), 0, 100).Shard("k")
+	}
+	require.Equal(t, "both/a+b+c", name("a", "b+c"))
+	require.Equal(t, "both/a%2Bb+c", name("a+b", "c"))
+	require.Equal(t, "both/a%252Bb+c", name("a%2Bb", "c"))
+}
+
 // The shard's name tells where the calls go, also of a key that leaves a store. The
 // longest window counts, and a refund of one from elsewhere is not to make it long.
 func TestShardOfAKeyThatLeaves(t *testing.T) {

@@ -51,16 +51,20 @@ func (f *flagSet) given(name string) bool {
 	return found
 }
 
-// flagError is err without the values that package flag quotes.
+// flagError is err without the values that package flag quotes. They may hold any
+// words, so what kind of error it is shows at its begin, and which flag's at its end.
 func flagError(err error) error {
 	text := err.Error()
-	if i := strings.LastIndex(text, " for flag -"); i >= 0 {
+	if i := strings.LastIndex(text, " for -"); i >= 0 && strings.HasPrefix(text, "invalid boolean value ") {
+		return usagef("bad value for flag -%s", text[i+len(" for -"):])
+	}
+	if i := strings.LastIndex(text, " for flag -"); i >= 0 && strings.HasPrefix(text, "invalid value ") {
 		return usagef("bad value%s", text[i:])
 	}
-	if _, name, ok := strings.Cut(text, "flag needs an argument: "); ok {
+	if name, ok := strings.CutPrefix(text, "flag needs an argument: "); ok {
 		return usagef("flag %s needs a value", name) // the name is one of ours
 	}
-	if _, name, ok := strings.Cut(text, "flag provided but not defined: "); ok && plain(name) {
+	if name, ok := strings.CutPrefix(text, "flag provided but not defined: "); ok && plain(name) {
 		return usagef("no such flag: %s", name)
 	}
 	return usagef("no such flag")

@@ -54,6 +54,10 @@ func TestUsageErrors(t *testing.T) {
 		"inspect -store redis://h -format x k":                  "-format",
 		"inspect -store redis://h -prefix { k":                  "prefix",
 		"inspect -store memory k":                               "memory store holds nothing",
+		"inspect -store memory -store redis://h k":              "memory store holds nothing",
+		"inspect -store redis://h -store redis://h k":           "bad value for flag -store: the same store twice",
+		"tune -redis redis://h -redis redis://h:6379":           "bad value for flag -redis: the same store twice",
+		"tune -q=" + canary:                                     "bad value for flag -q",
 		"inspect -store redis://h " + strings.Repeat("k", 5000): "bad key",
 	} {
 		o := invoke(t.Context(), strings.Fields(args)...)
@@ -62,5 +66,21 @@ func TestUsageErrors(t *testing.T) {
 		require.Contains(t, o.stderr, want, args)
 		require.NotContains(t, o.stderr+o.stdout, canary, args)
 		require.Empty(t, o.stdout, args)
+	}
+}
+
+// What is typed may hold the words by which package flag's errors are told apart.
+func TestFlagErrorsRepeatNoValue(t *testing.T) {
+	for arg, want := range map[string]string{
+		"-q=a for flag -" + canary:    "reservoir: bad value for flag -q: parse error\n",
+		"-q=a for -" + canary:         "reservoir: bad value for flag -q: parse error\n",
+		"-keys=a for -" + canary:      "reservoir: bad value for flag -keys: parse error\n",
+		"-x for flag -" + canary:      "reservoir: no such flag\n",
+		"---x for flag -" + canary:    "reservoir: no such flag\n",
+		"-keys=a for flag -" + canary: "reservoir: bad value for flag -keys: parse error\n",
+	} {
+		o := invoke(t.Context(), "tune", arg)
+		require.Equal(t, exitUsage, o.status, arg)
+		require.Equal(t, want, o.stderr, arg)
 	}
 }

@@ -89,13 +89,13 @@ func runInspect(ctx context.Context, args []string, stdout, _ io.Writer) error {
 const inspectTimeout = 5 * time.Second
 
 func inspect(ctx context.Context, stores []string, prefix, key string) (backend.Contents, error) {
-	store, err := open(stores, prefix, 1)
+	store, err := open("store", stores, prefix, 1)
 	if err != nil {
 		return backend.Contents{}, err
 	}
 	defer store.Close()
-	if !store.shared {
-		return backend.Contents{}, usagef("the memory store holds nothing across processes: there is nothing to inspect")
+	if store.private {
+		return backend.Contents{}, usagef("a memory store holds nothing across processes: there is nothing to inspect")
 	}
 	if s, ok := store.Store.(interface{ Err() error }); ok && s.Err() != nil {
 		return backend.Contents{}, usagef("%s", oneLine(s.Err()))

@@ -24,6 +24,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"unicode"
 )
 
 func main() {
@@ -107,8 +108,16 @@ func usagef(format string, args ...any) error {
 }
 
 // oneLine is the text of err on one line and without the prefix that the
-// library's errors have already.
+// library's errors have already. What a terminal may take for a command, which a
+// server's reply may hold, is a "?".
 func oneLine(err error) string {
-	text := strings.Join(strings.Fields(err.Error()), " ")
-	return strings.TrimPrefix(text, "reservoir: ")
+	text := strings.Join(strings.Fields(strings.ToValidUTF8(err.Error(), "?")), " ")
+	return strings.TrimPrefix(strings.Map(shown, text), "reservoir: ")
+}
+
+func shown(r rune) rune {
+	if unicode.IsPrint(r) {
+		return r
+	}
+	return '?'
 }

@@ -19,7 +19,7 @@ type report struct {
 	Allowed              int64   `json:"allowed"`
 	Denied               int64   `json:"denied"`
 	Errors               int64   `json:"errors"`
-	Waited               int64   `json:"waited"` // calls that waited on the network
+	Waited               int64   `json:"waited"` // calls that were answered over the network
 	StoreCalls           int64   `json:"store_calls"`
 	StoreCallsPerRequest float64 `json:"store_calls_per_request"`
 	TokensTaken          int64   `json:"tokens_taken"`
@@ -35,7 +35,9 @@ type report struct {
 	FirstError           string  `json:"first_error,omitempty"`
 
 	Latency latency  `json:"latency_ns"`
-	Windows []window `json:"windows"`
+	Windows []window `json:"windows"` // of the first windowKeys keys
+
+	keys int // that the load was for
 }
 
 // latency is of the calls themselves, not of the schedule they kept.
@@ -62,7 +64,7 @@ func newReport(t *traffic, sum *tally, s reservoir.Stats) *report {
 		TokensRefunded: s.Refunded, TokensHeld: s.Held, TokensLate: sum.late, TokensUnknown: s.Unknown,
 		Seconds: sum.elapsed.Seconds(), Seed: t.seed,
 		Latency: latencyOf(sum),
-		Windows: windowsOf(t.keys, sum.windows),
+		Windows: windowsOf(t.keys, sum.windows), keys: len(t.keys),
 	}
 	if sum.failure != nil {
 		r.FirstError = oneLine(sum.failure)
@@ -121,10 +123,18 @@ func (r *report) text(w io.Writer, limit reservoir.Limit) error {
 		line("late", "%s tokens, by this machine's clock", commas(r.TokensLate))
 	}
 	if len(r.Windows) > 0 {
-		line("windows", "%s; the most spent here in one: %s of %s", commas(int64(len(r.Windows))), commas(r.fullest()), commas(limit.Tokens))
+		line("windows", "%s%s; the most spent here in one: %s of %s", commas(int64(len(r.Windows))), r.partial(), commas(r.fullest()), commas(limit.Tokens))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// partial says of which keys the windows are, where that is not all.
+func (r *report) partial() string {
+	if r.keys <= windowKeys {
+		return ""
+	}
+	return fmt.Sprintf(" of the first %d keys", windowKeys)
 }
 
 // fullest is the most tokens that were spent in one window.

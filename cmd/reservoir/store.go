@@ -35,13 +35,13 @@ var errTwice = errors.New("the same store twice")
 type opened struct {
 	backend.Store
 	clients []redis.UniversalClient
-	shared  bool // with other processes
+	private bool // a part at least is this process' own
 }
 
 // open makes the store of the addresses, several being shards. It does no I/O, so
-// what goes wrong was asked for wrongly. conns is how many calls may be under way
+// what goes wrong was asked for wrongly, by the flag of that name. conns is how many calls may be under way
 // at a time.
-func open(where []string, prefix string, conns int) (*opened, error) {
+func open(flag string, where []string, prefix string, conns int) (*opened, error) {
 	o := new(opened)
 	shards, err := o.all(where, prefix, conns)
 	switch {
@@ -53,7 +53,7 @@ func open(where []string, prefix string, conns int) (*opened, error) {
 	}
 	if err != nil {
 		_ = o.Close()
-		return nil, usagef("bad value for flag -store: %s", oneLine(err))
+		return nil, usagef("bad value for flag -%s: %s", flag, oneLine(err))
 	}
 	return o, nil
 }
@@ -81,9 +81,9 @@ func (o *opened) all(where []string, prefix string, conns int) (map[string]backe
 // one opens the store at one address.
 func (o *opened) one(a address, prefix string, conns int) backend.Store {
 	if a.kind == memory {
+		o.private = true
 		return memstore.New()
 	}
-	o.shared = true
 	client := a.client(conns)
 	o.clients = append(o.clients, client)
 	return redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithWarnings(nil)) // standard error is for errors

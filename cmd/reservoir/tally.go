@@ -64,7 +64,7 @@ func (t *tally) record(key int, n int64, r reservoir.Result, err error, begin ti
 	default:
 		t.denied++
 	}
-	if err == nil && r.Source.OnNetwork() {
+	if err == nil && r.Source.OnNetwork() { // an error may have come at once: nobody asks a store that is away
 		t.waited++
 	}
 }
@@ -73,9 +73,6 @@ func (t *tally) fault(err error) {
 	t.errors++
 	if t.failure == nil {
 		t.failure = err
-	}
-	if failure(err) {
-		t.waited++
 	}
 }
 

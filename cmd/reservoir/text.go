@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 )
 
 // commas writes n with thousands separators.
@@ -48,9 +49,10 @@ func short(d time.Duration) string {
 	return d.Round(max(unit/100, 1)).String()
 }
 
-// quoted is s as it is if a terminal shows it as it is, and in quotes otherwise.
+// quoted is s as it is if a terminal shows it as it is, and in quotes otherwise. A
+// byte that is no UTF-8 may be a command to a terminal, as 0x9b is.
 func quoted(s string) string {
-	if s == "" || strings.ContainsFunc(s, func(r rune) bool { return r == '"' || r == ' ' || !unicode.IsPrint(r) }) {
+	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r == '"' || r == ' ' || !unicode.IsPrint(r) }) {
 		return strconv.Quote(s)
 	}
 	return s

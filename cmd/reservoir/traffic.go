@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"sort"
 	"sync"
@@ -134,10 +133,4 @@ func weighted(r *rand.Rand, weights []int) func() int {
 		sums[i] = sum
 	}
 	return func() int { return sort.SearchInts(sums, r.IntN(sum)+1) }
-}
-
-// failure reports whether err is the store's, which the caller waited for.
-func failure(err error) bool {
-	var f *reservoir.StoreError
-	return errors.As(err, &f)
 }

@@ -57,7 +57,7 @@ func (c *tuning) stage() (*stage, error) {
 // empty opens a store whose keys have a prefix of their own.
 func (s *stage) empty() (*opened, error) {
 	s.opened++
-	return open(s.where, s.prefix+strconv.Itoa(s.opened)+":", tuneConns)
+	return open("redis", s.where, s.prefix+strconv.Itoa(s.opened)+":", tuneConns)
 }
 
 // ping looks at a key that is not there, so that a Redis that is away, or refuses

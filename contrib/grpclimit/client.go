@@ -82,7 +82,7 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 		end()
 		return nil, err
 	}
-	return &clientStream{ClientStream: stream, client: c, call: call, key: key, end: end}, nil
+	return &clientStream{ClientStream: stream, client: c, call: call, key: key, ctx: ctx, end: end}, nil
 }
 
 // wait returns once the call may be sent. Its key is "" if the call is skipped.
@@ -112,13 +112,14 @@ type clientStream struct {
 	client *Client
 	call   Call
 	key    string
+	ctx    context.Context // the stream's life; its own Context() would end gRPC's retries
 	end    context.CancelFunc
 }
 
 // SendMsg ends the stream when it fails, as every SendMsg does: of a method that
 // sends one message only, nobody has the stream then.
 func (s *clientStream) SendMsg(message any) error {
-	if err := s.client.pay(s.Context(), s.key, s.client.SendCost(s.call, message)); err != nil {
+	if err := s.client.pay(s.ctx, s.key, s.client.SendCost(s.call, message)); err != nil {
 		s.end()
 		return err
 	}

@@ -69,6 +69,11 @@ func (s *service) FullDuplexCall(stream testgrpc.TestService_FullDuplexCallServe
 // StreamingOutputCall sends a message for each that is asked for.
 func (s *service) StreamingOutputCall(r *testgrpc.StreamingOutputCallRequest, stream testgrpc.TestService_StreamingOutputCallServer) error {
 	s.calls.Add(1)
+	if s.fail != nil {
+		if err := s.fail(); err != nil {
+			return err
+		}
+	}
 	for range r.ResponseParameters {
 		if err := stream.Send(&testgrpc.StreamingOutputCallResponse{}); err != nil {
 			return err
