@@ -156,13 +156,7 @@ func (l *Limiter) evict(ctx context.Context, which func(*entry) bool) error {
 	var failure atomic.Pointer[error]
 	slots := make(chan struct{}, givers)
 	l.table.each(func(e *entry) {
-		e.mu.Lock()
-		var give *flight
-		var n int64
-		if !e.dead && which(e) {
-			give, n = e.retire(l.clock.now())
-		}
-		e.mu.Unlock()
+		give, n := l.retire(e, which)
 		if give == nil {
 			return
 		}
@@ -179,6 +173,19 @@ func (l *Limiter) evict(ctx context.Context, which func(*entry) bool) error {
 		return *err
 	}
 	return nil
+}
+
+// retire is that of e, if which picks it. Its counts move all at once, as Stats sees
+// it: what it has spent would seem to go back, and be a restart to a metrics system.
+func (l *Limiter) retire(e *entry, which func(*entry) bool) (give *flight, n int64) {
+	l.counting.Lock()
+	defer l.counting.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.dead || !which(e) {
+		return nil, 0
+	}
+	return e.retire(l.clock.now())
 }
 
 // shut makes the key refuse new callers and sends away those that wait.

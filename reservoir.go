@@ -60,7 +60,7 @@ type Limiter struct {
 	epoch    atomic.Uint32           // of the last one; grows with evictions
 	sweeper  sweeper
 	places   places
-	seen     seen
+	counting sync.Mutex // by Stats, while no key's counts may become the limiter's
 	flights  sync.WaitGroup
 	closed   atomic.Bool
 	done     chan struct{} // closed with it

@@ -1,7 +1,5 @@
 package reservoir
 
-import "sync"
-
 // Stats is what a Limiter has done since New, over all keys. Counts of tokens
 // balance whenever no call is under way:
 //
@@ -35,25 +33,11 @@ type Stats struct {
 	Unknown    int64 // tokens of direct calls that failed and may have been charged for nothing
 }
 
-// seen is what Stats has told of those counts that come from the keys as well. A
-// key that is evicted between the reading of the totals and its own is in neither:
-// so a reading may be too small for a moment, and never too large. Counters must not
-// go back.
-type seen struct {
-	mu            sync.Mutex
-	spent, denied int64
-}
-
-func (s *seen) raise(spent, denied int64) (int64, int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.spent, s.denied = max(s.spent, spent), max(s.denied, denied)
-	return s.spent, s.denied
-}
-
 // Stats returns the counts now. It visits every key, under each key's lock: call
 // it as often as metrics are scraped, not per request.
 func (l *Limiter) Stats() Stats {
+	l.counting.Lock()
+	defer l.counting.Unlock()
 	var keys int
 	var held, lapsed, stranded, owed int64
 	denied, spent := l.count.denied.Load(), l.count.spent.Load()
@@ -69,7 +53,6 @@ func (l *Limiter) Stats() Stats {
 	})
 	taken, refunded := l.count.taken.Load(), l.count.refunded.Load()
 	returned, expired := l.count.returned.Load(), l.count.expired.Load()+lapsed
-	spent, denied = l.seen.raise(spent, denied)
 	return Stats{
 		Keys:       keys,
 		Taken:      taken,
