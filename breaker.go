@@ -65,10 +65,7 @@ func (b *breaker) note(name string, sent, now int64, err error) {
 	b.probing = false
 	if !silent(err) {
 		b.failures, b.pause = 0, 0
-		if b.open.Swap(false) {
-			b.changed = now
-			b.changes = append(b.changes, ShardState{Shard: name})
-		}
+		b.become(ShardState{Shard: name}, now)
 		return
 	}
 	if b.failures++; b.failures < failuresToOpen {
@@ -76,9 +73,14 @@ func (b *breaker) note(name string, sent, now int64, err error) {
 	}
 	b.pause = min(max(2*b.pause, shortestPause), longestPause)
 	b.until = now + int64(b.pause/2+chance.Part(b.pause/2))
-	if !b.open.Swap(true) {
+	b.become(ShardState{Shard: name, Away: true, Err: err}, now)
+}
+
+// become opens or closes the breaker, if it is not so yet. The caller holds b.mu.
+func (b *breaker) become(s ShardState, now int64) {
+	if b.open.Swap(s.Away) != s.Away {
 		b.changed = now
-		b.changes = append(b.changes, ShardState{Shard: name, Away: true, Err: err})
+		b.changes = append(b.changes, s)
 	}
 }
 

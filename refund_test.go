@@ -13,36 +13,33 @@ import (
 )
 
 // Who refunds a direct call again and again gives back what its own process has
-// used, and nothing of what others have.
+// used, and nothing of what others have: also when only a part of a Result is left.
 func TestRefundOfDirectCallsIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memstore.New()
-		mine, other := open(t, store, PerMinute(10), WithDirect()), open(t, store, PerMinute(10), WithDirect())
-		require.True(t, allow(t, other, "k", 5).Allowed)
-		r := allow(t, mine, "k", 3)
-		require.True(t, r.Allowed)
-		for range 10 {
-			require.NoError(t, mine.Refund(context.Background(), "k", r))
-		}
-		assert.EqualValues(t, 5, used(t, store, "k"))
-	})
-}
-
-// No more goes back than this process has used also when only a part of a Result
-// is left to be refunded.
-func TestRefundOfAPartOfDirectCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memstore.New()
-		mine, other := open(t, store, PerMinute(20), WithDirect()), open(t, store, PerMinute(20), WithDirect())
-		require.True(t, allow(t, other, "k", 10).Allowed)
-		require.True(t, allow(t, mine, "k", 3).Allowed)
-		r := allow(t, mine, "k", 5)
-		require.True(t, r.Allowed)
-		for range 2 {
-			require.NoError(t, mine.Refund(context.Background(), "k", r))
-		}
-		assert.EqualValues(t, 10, used(t, store, "k"))
-	})
+	for name, x := range map[string]struct {
+		others  int64
+		mine    []int64 // the last of which is refunded
+		refunds int
+	}{
+		"all of it": {5, []int64{3}, 10},
+		"a part":    {10, []int64{3, 5}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memstore.New()
+				mine, other := open(t, store, PerMinute(20), WithDirect()), open(t, store, PerMinute(20), WithDirect())
+				require.True(t, allow(t, other, "k", x.others).Allowed)
+				var r Result
+				for _, n := range x.mine {
+					r = allow(t, mine, "k", n)
+					require.True(t, r.Allowed)
+				}
+				for range x.refunds {
+					require.NoError(t, mine.Refund(context.Background(), "k", r))
+				}
+				assert.EqualValues(t, x.others, used(t, store, "k"))
+			})
+		})
+	}
 }
 
 // A request may outlive the memory of its key. What it was charged goes back, and
