@@ -51,7 +51,7 @@ type crowd struct {
 	keys  [2]string
 	limit backend.Limit
 	lossy bool
-	wire  func() int64 // faults so far of the network below; nil = none of its own
+	sent  *sendings // where the network below makes faults of its own; nil = it makes none
 
 	clock atomic.Int64 // us since base
 
@@ -176,7 +176,7 @@ func (c *crowd) note(what string) {
 // down what is known of it.
 func (c *crowd) send(q request, rnd *rand.Rand) reply {
 	fate := c.fate(rnd)
-	before := c.hurt()
+	before := c.sent.of(q)
 	call := time.Since(c.start).Nanoseconds()
 	r, err := reply{unknown: true}, error(nil)
 	if fate != "lost request" {
@@ -186,9 +186,9 @@ func (c *crowd) send(q request, rnd *rand.Rand) reply {
 		r = reply{unknown: true}
 	}
 	end := time.Since(c.start).Nanoseconds()
-	if q.op == "sync" && c.hurt() > before { // the store may have said it more than once
+	for range c.sent.of(q) - before - 1 { // the store has said it again, and heard only the last answer
 		c.write(q, reply{unknown: true}, call, never)
-		c.write(q, reply{unknown: true}, call, never)
+		c.note("said again")
 	}
 	if r.unknown {
 		end = never
@@ -198,18 +198,11 @@ func (c *crowd) send(q request, rnd *rand.Rand) reply {
 	return r
 }
 
-func (c *crowd) hurt() int64 {
-	if c.wire == nil {
-		return 0
-	}
-	return c.wire()
-}
-
 // fate is what the network does to the next call; "" is nothing.
 func (c *crowd) fate(rnd *rand.Rand) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.wire != nil || c.faults == faultsMost || rnd.IntN(8) > 0 {
+	if c.sent != nil || c.faults == faultsMost || rnd.IntN(8) > 0 {
 		return ""
 	}
 	c.faults++
@@ -312,12 +305,14 @@ func TestOrderOverTheWire(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr())
 	client := server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() })
+	sent := &sendings{times: map[string]int{}}
+	client.AddHook(sent)
 	store := redisstore.New(client)
 	seen := map[string]int{}
-	for i := range max(*histories/4, 1) {
+	for i := range *histories {
 		seed := rand.Uint64()
 		c := newCrowd(onRedis(t, store, server.Client()), false, seen, rand.New(rand.NewPCG(seed, 99)))
-		c.wire = func() int64 { return proxy.Swallowed() + proxy.Dropped() }
+		c.sent = sent
 		c.run(seed, 4)
 		for range 2 { // two faults a history
 			proxy.SwallowReply("evalsha", 1)
@@ -329,7 +324,7 @@ func TestOrderOverTheWire(t *testing.T) {
 	}
 	assert.Positive(t, proxy.Swallowed())
 	assert.Positive(t, proxy.Dropped())
-	visited(t, seen, []string{"recovered", "rolled", "allowed take", "refused take", "exhausted"})
+	visited(t, seen, []string{"said again", "recovered", "rolled", "allowed take", "refused take", "exhausted"})
 }
 
 // TestOrderNotices: the search notices each of these deliberate bugs.
