@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "write what the commands of README.md pr
 
 // varies is what differs from run to run: clocks, and Remaining and Used while a batch is on
 // its way. That those are right is for the other tests to show.
-var varies = regexp.MustCompile(`(?m)(Date: |Reset: |"reset":|Remaining: |Used: |"remaining":|"used":|;r=|;t=|Retry-After: )(?:\w{3}, )?[^;,}\n]+`)
+var varies = regexp.MustCompile(`(?m)(Date: |Reset: |"reset":|Remaining: |Used: |"remaining":|"used":|;r=|;t=|Retry-After: )(?:[A-Z][a-z]{2}, )?[^;,}\n]+`)
 
 // The transcript in README.md is what the commands print, in one go against one
 // server.
