@@ -42,10 +42,12 @@ type Store interface {
 	// lag behind the other methods.
 	Check(ctx context.Context, key string, limit Limit) (State, error)
 
-	// Refund gives back tokens that Take charged to the window. It does
-	// nothing when that window has closed, never takes the count below zero,
-	// and is never sent twice. It returns how many tokens were given back.
-	Refund(ctx context.Context, r RefundRequest) (int64, error)
+	// Refund gives back tokens that Take charged to the window. Because the request
+	// carries a total, it is idempotent: the store gives back what r.Total has more
+	// than it knows of, so a repetition gives back nothing. It does nothing when that
+	// window has closed, and never takes the count below zero. It returns the total
+	// that the store now knows of as given back by the client; 0 if the window has closed.
+	Refund(ctx context.Context, r RefundRequest) (total int64, err error)
 }
 
 // Window is the end of a window in Unix milliseconds, as the store wrote it
@@ -63,18 +65,23 @@ func (w Window) Time() time.Time {
 
 // State is what one reading of a key said. Decision, Remaining and Window of a
 // reply always come from the same reading.
+//
+// A window belongs to limits of one length. Where a request comes with another
+// one, Length is that of the open window and the call has changed nothing: it
+// neither charges nor grants, and never moves the window's end.
 type State struct {
 	Window    Window        // the open window; 0 if none is open
 	Left      time.Duration // until Window ends, by the store's clock, at the moment of reading
 	Remaining int64         // tokens that are not charged to anybody
+	Length    time.Duration // of the open window's limit if the request has another length; else 0
 }
 
 // SyncRequest is one client's statement of account with one key.
 //
-// Granted and Returned are cumulative within Window and never shrink: the
-// tokens that the client believes it was granted, and those of them that it has
-// given back. Because the statement carries totals instead of changes, the
-// store can hear it any number of times.
+// Granted, Returned and Debt are cumulative within Window and never shrink: the
+// tokens that the client believes it was granted, those of them that it has given
+// back, and those that were used without a grant. Because the statement carries
+// totals instead of changes, the store can hear it any number of times.
 type SyncRequest struct {
 	Key    string
 	Client string // names one ledger entry; never reused for another account of the same key
@@ -83,9 +90,19 @@ type SyncRequest struct {
 	Window   Window // what Granted and Returned refer to; 0 if the client knows no window
 	Granted  int64
 	Returned int64
+	Debt     int64 // used without a grant, in an outage for example; charged even above the limit
 
-	Want int64 // tokens it would like; 0 only states the account
-	Need int64 // how many of Want callers are waiting for; at most Want
+	Want  int64 // tokens it would like; 0 only states the account
+	Need  int64 // how many of Want callers are waiting for; at most Want
+	Least int64 // how many the first of these needs at once; at most Need. A store that has less grants nothing new
+
+	// End is where a window that this statement opens ends, for limits by the
+	// calendar; 0 is one length from now. It is at most a length away.
+	End Window
+
+	// Leaving says that the client will not ask again soon: it does not count in
+	// Clients until it does.
+	Leaving bool
 
 	// Strand is how many tokens of the limit may lie unspent in all clients
 	// together. It guides the grant: large while the window is full, smaller
@@ -116,7 +133,8 @@ type SyncReply struct {
 	Recovered  int64         // the part of Grant that an earlier, unheard reply had granted already
 	Granted    int64         // the client's total in Window, Grant included
 	Returned   int64         // the client's total given back in Window
-	Clients    int64         // ledger entries in Window, this one included
+	Debt       int64         // the client's total used without a grant in Window
+	Clients    int64         // clients that share the key in Window and have not left, this one included
 	Reasserted int64         // tokens of this statement that the store had forgotten and has charged again
 	Lasted     time.Duration // from Window's beginning until the limit was first used up; 0 if it is not
 	Carried    bool          // what the client held in another window that still runs now belongs to Window
@@ -128,6 +146,7 @@ type SyncReply struct {
 type TakeRequest struct {
 	Key    string
 	Limit  Limit
+	End    Window // where a window that this call opens ends; see SyncRequest
 	Tokens int64
 }
 
@@ -137,9 +156,11 @@ type TakeReply struct {
 	Allowed bool
 }
 
-// RefundRequest gives Tokens back to Window.
+// RefundRequest gives back to Window what direct calls were charged. It is
+// cumulative, like a statement of account.
 type RefundRequest struct {
 	Key    string
+	Client string // whose direct charges go back; names a ledger entry
 	Window Window
-	Tokens int64
+	Total  int64 // tokens that Client has given back to Window by Refund in all, this call included
 }

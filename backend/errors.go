@@ -6,8 +6,8 @@ import "fmt"
 type Class uint8
 
 const (
-	// Unknown: the call may have been carried out. Sync may be repeated; Take
-	// and Refund may not.
+	// Unknown: the call may have been carried out. Sync and Refund may be repeated;
+	// Take may not.
 	Unknown Class = iota
 	// Unavailable: surely not carried out; the store may answer soon.
 	Unavailable
@@ -34,6 +34,11 @@ type Error struct {
 	Op    string // "sync", "take", "check" or "refund"
 	Class Class
 	Err   error // what the transport or the server said
+
+	// KeyOnly says that the answer is about this key, or its slot, and says
+	// nothing of others on the same shard: a value of another type, a slot that
+	// moves. It never opens a shard's circuit breaker.
+	KeyOnly bool
 }
 
 // Error names the operation, the class and the cause.

@@ -59,15 +59,18 @@ func (r SyncRequest) Validate() error {
 	if err := validate(r.Key, r.Limit); err != nil {
 		return err
 	}
+	if err := validateClient(r.Client); err != nil {
+		return err
+	}
 	switch {
-	case r.Client == "" || len(r.Client) > 64:
-		return fmt.Errorf("%w: a client's name has 1 to 64 bytes", ErrKey)
-	case r.Client == "w" || r.Client == "l" || r.Client == "dry":
-		return fmt.Errorf("%w: the client's name %q is the ledger's own", ErrKey, r.Client)
 	case r.Returned < 0 || r.Granted < r.Returned || r.Granted > MaxTokens:
 		return fmt.Errorf("%w: granted %d, returned %d", ErrTokens, r.Granted, r.Returned)
-	case r.Need < 0 || r.Want < r.Need || r.Want > MaxTokens:
-		return fmt.Errorf("%w: want %d, need %d", ErrTokens, r.Want, r.Need)
+	case r.Debt < 0 || r.Debt > MaxTokens:
+		return fmt.Errorf("%w: debt %d", ErrTokens, r.Debt)
+	case r.Least < 0 || r.Need < r.Least || r.Want < r.Need || r.Want > MaxTokens:
+		return fmt.Errorf("%w: want %d, need %d, least %d", ErrTokens, r.Want, r.Need, r.Least)
+	case r.End < 0 || int64(r.End) > MaxTokens:
+		return fmt.Errorf("%w: a window that ends at %d", ErrTokens, r.End)
 	case r.Window < 0 || int64(r.Window) > MaxTokens || r.Strand > MaxTokens || r.Peers < 0 || r.Peers > MaxTokens || r.Pace < 0 || r.Pace > MaxTokens:
 		return fmt.Errorf("%w: window %d, strand %d, peers %d, pace %d", ErrTokens, r.Window, r.Strand, r.Peers, r.Pace)
 	case r.Total < 0 || r.Total > MaxTokens || r.Used < 0 || r.Used > MaxTokens:
@@ -81,8 +84,11 @@ func (r TakeRequest) Validate() error {
 	if err := validate(r.Key, r.Limit); err != nil {
 		return err
 	}
-	if r.Tokens < 1 || r.Tokens > r.Limit.Tokens {
+	switch {
+	case r.Tokens < 1 || r.Tokens > r.Limit.Tokens:
 		return fmt.Errorf("%w: %d, want 1 to the limit of %d", ErrTokens, r.Tokens, r.Limit.Tokens)
+	case r.End < 0 || int64(r.End) > MaxTokens:
+		return fmt.Errorf("%w: a window that ends at %d", ErrTokens, r.End)
 	}
 	return nil
 }
@@ -92,8 +98,22 @@ func (r RefundRequest) Validate() error {
 	if err := ValidateKey(r.Key); err != nil {
 		return err
 	}
-	if r.Tokens < 1 || r.Tokens > MaxTokens || r.Window < 1 || int64(r.Window) > MaxTokens {
-		return fmt.Errorf("%w: a refund of %d to window %d", ErrTokens, r.Tokens, r.Window)
+	if err := validateClient(r.Client); err != nil {
+		return err
+	}
+	if r.Total < 1 || r.Total > MaxTokens || r.Window < 1 || int64(r.Window) > MaxTokens {
+		return fmt.Errorf("%w: a refund of %d in all to window %d", ErrTokens, r.Total, r.Window)
+	}
+	return nil
+}
+
+// validateClient returns nil, or an error that wraps ErrKey.
+func validateClient(name string) error {
+	switch {
+	case name == "" || len(name) > 64:
+		return fmt.Errorf("%w: a client's name has 1 to 64 bytes", ErrKey)
+	case name == "w":
+		return fmt.Errorf("%w: the client's name %q is the ledger's own", ErrKey, name)
 	}
 	return nil
 }

@@ -34,6 +34,8 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 		{"Refund", testRefund},
 		{"Clock", testClock},
 		{"LimitChanges", testLimitChanges},
+		{"Lengths", testLengths},
+		{"Calendar", testCalendar},
 		{"Grant", testGrant},
 		{"Peers", testPeers},
 		{"Pace", testPace},
@@ -46,6 +48,9 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 		{"Roll", testRoll},
 		{"Lasted", testLasted},
 		{"Mixed", testMixed},
+		{"Least", testLeast},
+		{"Debt", testDebt},
+		{"Leaving", testLeaving},
 		{"Reassert", testReassert},
 		{"Adopt", testAdopt},
 		{"Learning", testLearning},
@@ -81,15 +86,17 @@ var (
 
 // bench is a store, one key of it, and an instant from which tests count.
 type bench struct {
-	t     testing.TB
-	store backend.Store
-	key   string
-	limit backend.Limit
-	base  time.Time // a whole millisecond
+	t        testing.TB
+	store    backend.Store
+	key      string
+	limit    backend.Limit
+	dated    bool          // windows that open have an end by a calendar:
+	calendar time.Duration // its time after the base
+	base     time.Time     // a whole second, as windows end at one
 }
 
 func newBench(t testing.TB, s backend.Store, l backend.Limit) *bench {
-	return &bench{t: t, store: s, key: newKey(), limit: l, base: time.Now().Truncate(time.Millisecond)}
+	return &bench{t: t, store: s, key: newKey(), limit: l, base: time.Now().Truncate(time.Second)}
 }
 
 var (
@@ -120,7 +127,7 @@ func (b *bench) at(d time.Duration) context.Context {
 
 func (b *bench) take(d time.Duration, n int64) backend.TakeReply {
 	b.t.Helper()
-	r, err := b.store.Take(b.at(d), backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: n})
+	r, err := b.store.Take(b.at(d), backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: n, End: b.calendarEnd()})
 	b.must(err)
 	return r
 }
@@ -132,31 +139,49 @@ func (b *bench) check(d time.Duration) backend.State {
 	return s
 }
 
+// refund is that of client r.
 func (b *bench) refund(d time.Duration, w backend.Window, n int64) int64 {
 	b.t.Helper()
-	back, err := b.store.Refund(b.at(d), backend.RefundRequest{Key: b.key, Window: w, Tokens: n})
+	return b.refundOf(d, "r", w, n)
+}
+
+func (b *bench) refundOf(d time.Duration, client string, w backend.Window, total int64) int64 {
+	b.t.Helper()
+	known, err := b.store.Refund(b.at(d), backend.RefundRequest{Key: b.key, Client: client, Window: w, Total: total})
 	b.must(err)
-	return back
+	return known
+}
+
+// calendarEnd is the end of a window that opens, if there is a calendar.
+func (b *bench) calendarEnd() backend.Window {
+	if !b.dated {
+		return 0
+	}
+	return b.end(b.calendar)
 }
 
 // say is a statement whose window is given by its end after the base.
 type say struct {
-	client string
-	window time.Duration // 0 = none
-	g, b   int64         // granted, returned
-	want   int64
-	need   int64
-	strand int64
-	peers  int64
-	pace   int64
-	total  int64
-	used   int64
+	client  string
+	window  time.Duration // 0 = none
+	g, b    int64         // granted, returned
+	debt    int64
+	want    int64
+	need    int64
+	least   int64
+	strand  int64
+	peers   int64
+	pace    int64
+	total   int64
+	used    int64
+	leaving bool
 }
 
 func (b *bench) request(s say) backend.SyncRequest {
 	r := backend.SyncRequest{
 		Key: b.key, Client: s.client, Limit: b.limit, Granted: s.g, Returned: s.b,
 		Want: s.want, Need: s.need, Strand: s.strand, Peers: s.peers, Pace: s.pace, Total: s.total, Used: s.used,
+		Debt: s.debt, Least: s.least, Leaving: s.leaving, End: b.calendarEnd(),
 	}
 	if s.window != 0 {
 		r.Window = b.end(s.window)

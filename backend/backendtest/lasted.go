@@ -31,7 +31,7 @@ func testLasted(t *testing.T, s backend.Store) {
 	b = b.elsewhere()
 	b.sync(0, say{client: "x", want: 1, strand: -1})
 	equal(t, "take", b.take(5*time.Second, 9).Allowed, true)
-	lasted("one who holds nothing has no say", 6*time.Second, say{client: "z", want: 1, need: 1}, 0)
+	lasted("one who has no account has no say", 6*time.Second, say{client: "z"}, 0)
 	lasted("a holder", 7*time.Second, say{client: "x", window: far, g: 1}, 7*time.Second)
 	lasted("then everybody", 8*time.Second, say{client: "z", want: 1, need: 1}, 7*time.Second)
 

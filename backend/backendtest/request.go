@@ -23,9 +23,7 @@ func testFaults(t *testing.T, s backend.Store) {
 		{"a key that is too long", func(r *backend.SyncRequest) { r.Key = strings.Repeat("k", backend.MaxKeyLen+1) }, backend.ErrKey},
 		{"no client", func(r *backend.SyncRequest) { r.Client = "" }, backend.ErrKey},
 		{"a long client", func(r *backend.SyncRequest) { r.Client = strings.Repeat("c", 65) }, backend.ErrKey},
-		{"the ledger's window", func(r *backend.SyncRequest) { r.Client = "w" }, backend.ErrKey},
-		{"the ledger's learning time", func(r *backend.SyncRequest) { r.Client = "l" }, backend.ErrKey},
-		{"the ledger's exhaustion", func(r *backend.SyncRequest) { r.Client = "dry" }, backend.ErrKey},
+		{"the ledger's own field", func(r *backend.SyncRequest) { r.Client = "w" }, backend.ErrKey},
 		{"no limit", func(r *backend.SyncRequest) { r.Limit = backend.Limit{} }, backend.ErrLimit},
 		{"returned more than granted", func(r *backend.SyncRequest) { r.Returned = 4 }, backend.ErrTokens},
 		{"returned below 0", func(r *backend.SyncRequest) { r.Returned = -1 }, backend.ErrTokens},
@@ -33,6 +31,11 @@ func testFaults(t *testing.T, s backend.Store) {
 		{"granted too much", func(r *backend.SyncRequest) { r.Granted = backend.MaxTokens + 1 }, backend.ErrTokens},
 		{"needs more than it wants", func(r *backend.SyncRequest) { r.Need = 3 }, backend.ErrTokens},
 		{"needs less than nothing", func(r *backend.SyncRequest) { r.Need = -1 }, backend.ErrTokens},
+		{"needs at least more than it needs", func(r *backend.SyncRequest) { r.Least = 2 }, backend.ErrTokens},
+		{"needs at least less than nothing", func(r *backend.SyncRequest) { r.Least = -1 }, backend.ErrTokens},
+		{"owes less than nothing", func(r *backend.SyncRequest) { r.Debt = -1 }, backend.ErrTokens},
+		{"owes too much", func(r *backend.SyncRequest) { r.Debt = backend.MaxTokens + 1 }, backend.ErrTokens},
+		{"a calendar before time began", func(r *backend.SyncRequest) { r.End = -1 }, backend.ErrTokens},
 		{"wants less than nothing", func(r *backend.SyncRequest) { r.Want, r.Need = -1, -1 }, backend.ErrTokens},
 		{"wants too much", func(r *backend.SyncRequest) { r.Want = backend.MaxTokens + 1 }, backend.ErrTokens},
 		{"strands too much", func(r *backend.SyncRequest) { r.Strand = backend.MaxTokens + 1 }, backend.ErrTokens},
@@ -77,7 +80,7 @@ func testFaultyCalls(t *testing.T, b *bench) {
 		refused(t, "take", err, backend.ErrKey)
 		_, err = b.store.Check(ctx, key, limit10)
 		refused(t, "check", err, backend.ErrKey)
-		_, err = b.store.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Tokens: 1})
+		_, err = b.store.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Client: "r", Total: 1})
 		refused(t, "refund", err, backend.ErrKey)
 	}
 	for _, l := range []backend.Limit{
@@ -90,10 +93,14 @@ func testFaultyCalls(t *testing.T, b *bench) {
 		_, err = b.store.Check(ctx, b.key, l)
 		refused(t, "check", err, backend.ErrLimit)
 	}
+	for _, client := range []string{"", "w", strings.Repeat("c", 65)} {
+		_, err := b.store.Refund(ctx, backend.RefundRequest{Key: b.key, Client: client, Window: 1, Total: 1})
+		refused(t, "refund", err, backend.ErrKey)
+	}
 	for _, r := range []backend.RefundRequest{
-		{Window: 1}, {Tokens: 1}, {Window: 1, Tokens: -1}, {Window: -1, Tokens: 1}, {Window: 1, Tokens: backend.MaxTokens + 1},
+		{Window: 1}, {Total: 1}, {Window: 1, Total: -1}, {Window: -1, Total: 1}, {Window: 1, Total: backend.MaxTokens + 1},
 	} {
-		r.Key = b.key
+		r.Key, r.Client = b.key, "r"
 		_, err := b.store.Refund(ctx, r)
 		refused(t, "refund", err, backend.ErrTokens)
 	}
@@ -136,7 +143,7 @@ func pad(key, with string) string {
 // its own.
 func testHostileClients(t *testing.T, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: 1000, Window: far})
-	list := []string{"a", "W", "L", "w ", " l", "dry ", "DRY", "d", "w\x00", "\x00", "\n", "{}", "}", "%s", "1", "1 2", "\xff", strings.Repeat("x", 64)}
+	list := []string{"a", "W", "l", "w ", " w", "dry", "~", "~1", "w\x00", "\x00", "\n", "{}", "}", "%s", "1", "1 2", "\xff", strings.Repeat("x", 64)}
 	for i, client := range list {
 		got := b.sync(0, say{client: client, want: int64(i + 1), strand: -1})
 		equal(t, "granted", got.Granted, int64(i+1))
@@ -159,7 +166,7 @@ func testContextOver(t *testing.T, s backend.Store) {
 		_, sync := s.Sync(ctx, b.request(say{client: "x", want: 1, need: 1}))
 		_, take := s.Take(ctx, backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: 1})
 		_, check := s.Check(ctx, b.key, b.limit)
-		_, refund := s.Refund(ctx, backend.RefundRequest{Key: b.key, Window: b.end(far), Tokens: 1})
+		_, refund := s.Refund(ctx, backend.RefundRequest{Key: b.key, Window: b.end(far), Client: "r", Total: 1})
 		for op, err := range map[string]error{"sync": sync, "take": take, "check": check, "refund": refund} {
 			var failure *backend.Error
 			if !errors.Is(err, want) || !errors.As(err, &failure) || failure.Op != op || failure.Class != backend.Unavailable {

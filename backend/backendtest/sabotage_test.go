@@ -53,7 +53,7 @@ func (s saboteur) Take(ctx context.Context, r backend.TakeRequest) (backend.Take
 
 func (s saboteur) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	if s.refund != nil {
-		s.refund(&r.Tokens)
+		s.refund(&r.Total)
 	}
 	return s.Store.Refund(ctx, r)
 }
@@ -93,7 +93,7 @@ func TestSabotage(t *testing.T) {
 		"needs are not met":                     {bug: requests(func(r *backend.SyncRequest) { r.Want, r.Need = 0, 0 })},
 		"a give-back counts each time it is told": {bug: saboteur{sync: func(s backend.Store, ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 			if r.Returned > 0 && r.Window > 0 {
-				_, _ = s.Refund(ctx, backend.RefundRequest{Key: r.Key, Window: r.Window, Tokens: r.Returned})
+				_, _ = s.Refund(ctx, backend.RefundRequest{Key: r.Key, Window: r.Window, Client: "r", Total: r.Returned})
 			}
 			return s.Sync(ctx, r)
 		}}},

@@ -40,7 +40,7 @@ func walkAll(t testing.TB, s backend.Store, lossy bool) {
 	}
 	places := []string{
 		"heard", "unheard", "repeated", "late", "recovered", "give-back", "take", "refused take", "unheard take",
-		"refund", "roll", "exhausted", "spent",
+		"refund", "roll", "exhausted", "spent", "debt", "leaving",
 	}
 	if !lossy {
 		places = append(places, "late refund")
@@ -55,7 +55,7 @@ func walkAll(t testing.TB, s backend.Store, lossy bool) {
 }
 
 // walk is a random mix of everything that clients, networks and time do to one
-// key, against a model that knows all replies, also those that a client lost.
+// key, against the counter, and against the sum of all replies, also those that a client lost.
 type walk struct {
 	*bench
 	rnd     *rand.Rand
@@ -63,10 +63,17 @@ type walk struct {
 	now     time.Duration
 	clients []*holder
 	sent    []letter // statements that may turn up again
-	taken   []backend.RefundRequest
+	taken   []taken
+	given   int64 // refunds to the window, in all
 	model   model
 	losses  int
 	seen    map[string]int
+}
+
+// taken is what a direct call was charged.
+type taken struct {
+	window backend.Window
+	tokens int64
 }
 
 // letter is a statement on its way.
@@ -81,6 +88,7 @@ type holder struct {
 	name   string
 	window backend.Window
 	g, b   int64
+	debt   int64
 	spent  int64 // of g-b
 	total  int64 // as last heard, of window
 	used   int64
@@ -106,7 +114,7 @@ func (w *walk) run() {
 	w.t.Helper()
 	for range steps {
 		w.step()
-		w.model.compare(w, w.check(w.now))
+		w.model.check(w, w.check(w.now))
 		w.bound()
 	}
 	w.settle()
@@ -144,10 +152,14 @@ func (w *walk) statement(c *holder) backend.SyncRequest {
 		c.b += w.some(c.stock())
 		w.seen["give-back"]++
 	}
+	if w.rnd.IntN(8) == 0 && c.window != 0 {
+		c.debt += w.some(w.limit.Tokens / 10)
+	}
 	want := w.some(w.limit.Tokens * 5 / 4)
+	need := w.some(want)
 	r := backend.SyncRequest{
-		Key: w.key, Client: c.name, Limit: w.limit, Window: c.window, Granted: c.g, Returned: c.b,
-		Want: want, Need: w.some(want), Strand: pick(w, -1, 0, w.limit.Tokens/100, w.limit.Tokens/4),
+		Key: w.key, Client: c.name, Limit: w.limit, Window: c.window, Granted: c.g, Returned: c.b, Debt: c.debt,
+		Want: want, Need: need, Least: w.some(need), Leaving: w.rnd.IntN(8) == 0, Strand: pick(w, -1, 0, w.limit.Tokens/100, w.limit.Tokens/4),
 		Peers: pick[int64](w, 0, 1, 3, 50), Pace: pick(w, 0, w.some(w.limit.Tokens)),
 		Total: c.total, Used: c.used,
 	}
@@ -210,12 +222,14 @@ func (w *walk) hear(c *holder, r backend.SyncReply) {
 	held := c.g - c.b
 	if r.Window != c.window && !r.Carried {
 		held, c.spent = 0, 0 // what it held went with its window
+	} else if r.Window != c.window {
+		held, c.spent = held+c.debt, c.spent+c.debt // debt is carried as a grant that is spent
 	}
 	equal(w.t, "what "+c.name+" holds now", r.Granted-r.Returned, held+r.Grant)
 	if r.Window != c.window {
 		c.moves++
 	}
-	c.window, c.g, c.b = r.Window, r.Granted, r.Returned
+	c.window, c.g, c.b, c.debt = r.Window, r.Granted, r.Returned, r.Debt
 	c.total, c.used = r.Total, w.limit.Tokens-r.Remaining
 }
 
@@ -223,7 +237,7 @@ func (w *walk) takeSome() {
 	w.t.Helper()
 	n := 1 + w.some(w.limit.Tokens-1)
 	r := w.take(w.now, n)
-	w.model.take(w, n, r)
+	w.model.take(w, backend.TakeRequest{Key: w.key, Limit: w.limit, Tokens: n}, r)
 	switch {
 	case !r.Allowed:
 		w.seen["refused take"]++
@@ -231,19 +245,28 @@ func (w *walk) takeSome() {
 		w.seen["unheard take"]++ // charged, and nobody will refund it
 	default:
 		w.seen["take"]++
-		w.taken = append(w.taken, backend.RefundRequest{Window: r.Window, Tokens: n})
+		w.taken = append(w.taken, taken{r.Window, n})
 	}
 }
 
+// refundSome gives a direct call's charge back. The statement may be repeated.
 func (w *walk) refundSome() {
 	w.t.Helper()
 	if len(w.taken) == 0 {
 		return
 	}
 	i := w.rnd.IntN(len(w.taken))
-	r := w.taken[i]
+	t := w.taken[i]
 	w.taken = append(w.taken[:i], w.taken[i+1:]...)
-	w.model.refund(w, r, w.refund(w.now, r.Window, r.Tokens))
+	if w.model.window == t.window && w.model.open(w) {
+		w.given += t.tokens
+		w.model.direct -= t.tokens
+	}
+	total := max(w.given, t.tokens)
+	for range 1 + w.rnd.IntN(2) {
+		r := backend.RefundRequest{Key: w.key, Client: "r", Window: t.window, Total: total}
+		w.model.refund(w, r, w.refund(w.now, t.window, total))
+	}
 }
 
 // spend uses up a part of c's stock, which is dead after its window.
@@ -259,7 +282,7 @@ func (w *walk) spend(c *holder) {
 func (w *walk) lose() {
 	w.seen["loss"]++
 	w.key = newKey()
-	w.taken = nil
+	w.taken, w.given = nil, 0
 	w.losses++
 	w.model.reset()
 }
@@ -283,23 +306,31 @@ func (w *walk) bound() {
 }
 
 // settle makes every client heard and counts everything: what the store holds
-// charged is what they hold, to the token, and what they know to be charged
-// of which the store has forgotten whose it is.
+// charged is what they hold and owe, to the token. After losses it may be more: what a
+// client knew to be charged, and of which the store has forgotten whose it is. And it
+// may be less by what direct callers were charged before the holders spoke, which these
+// then take for their own.
 func (w *walk) settle() {
 	w.t.Helper()
 	for range 2 { // the first may open or adopt a window
 		for _, c := range w.clients {
 			w.hear(c, w.tell(backend.SyncRequest{
-				Key: w.key, Client: c.name, Limit: w.limit, Window: c.window, Granted: c.g, Returned: c.b,
+				Key: w.key, Client: c.name, Limit: w.limit, Window: c.window, Granted: c.g, Returned: c.b, Debt: c.debt,
 			}))
 		}
 	}
-	held := w.model.direct + w.model.loose
+	held := w.model.direct
 	for _, c := range w.clients {
-		held += c.g - c.b
+		held += c.g - c.b + c.debt
 	}
-	if w.model.open(w) {
-		equal(w.t, "charged", w.model.used(), held)
+	if !w.model.open(w) {
+		return
+	}
+	rest := w.check(w.now).Remaining
+	if !w.lossy {
+		equal(w.t, "remaining", rest, max(w.limit.Tokens-held, 0))
+	} else if most := w.limit.Tokens - held + w.model.taken; rest > max(most, 0) {
+		w.t.Fatalf("%d tokens remain, though %d of %d are held", rest, held, w.limit.Tokens)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/bradfitz/gomemcache/memcache"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/backend/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/counter"
 )
 
 const (

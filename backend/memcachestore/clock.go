@@ -5,7 +5,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/go-reservoir/reservoir/backend/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/counter"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 

@@ -17,7 +17,7 @@ func TestClocksApart(t *testing.T) {
 	l := backend.Limit{Tokens: 10, Window: 5 * time.Second}
 	for _, ahead := range []time.Duration{0, time.Millisecond, 900 * time.Millisecond, 4 * time.Second, 5 * time.Second, 10 * time.Second, maxAhead} {
 		t.Run(ahead.String(), func(t *testing.T) {
-			now := time.Now()
+			now := time.Now().Truncate(time.Second) // as windows end
 			slow, fast := over(t, addr), over(t, addr)
 			slow.now = func() time.Time { return now }
 			fast.now = func() time.Time { return now.Add(ahead) }
@@ -58,7 +58,7 @@ func TestClockFarAhead(t *testing.T) {
 // longer by as much, and no more.
 func TestSilence(t *testing.T) {
 	addr := start(t).Addr()
-	now := time.Now()
+	now := time.Now().Truncate(time.Second) // as windows end
 	slow, fast := over(t, addr), over(t, addr)
 	slow.now = func() time.Time { return now }
 	fast.now = func() time.Time { return now.Add(20 * time.Second) }

@@ -34,7 +34,7 @@ func TestContention(t *testing.T) {
 					return
 				}
 				if allowed.Add(1)%10 == int64(i) { // some are given back
-					n, err := s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: r.Window, Tokens: 1})
+					n, err := s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: r.Window, Client: fmt.Sprint("r", allowed.Load(), i), Total: 1})
 					assert.NoError(t, err)
 					refunded.Add(n)
 				}

@@ -27,7 +27,10 @@ func fill(t *testing.T, addr string, stop func(n int) bool) {
 		require.Less(t, n, 1_000_000, "memory that does not fill")
 		var b strings.Builder
 		for i := range burst {
-			value := "reservoir/1 1764000060000 1 0 0 1 0\n" + strings.Repeat("1 0 \"x\"\n", i%8)
+			value := "reservoir/2 1764000060000 60000 1 1 0 0 0\n" + strings.Repeat("1 0 0 0 1 \"x\"\n", i%8)
+			if i%9 == 8 {
+				value = "reservoir/2 1764000060000 60000 10\n" // direct calls only
+			}
 			fmt.Fprintf(&b, "set reservoir/%d%s 0 60 %d noreply\r\n%s\r\n", n+i, strings.Repeat("x", i%16), len(value), value)
 		}
 		b.WriteString("mn\r\n")
@@ -124,9 +127,9 @@ func TestForeign(t *testing.T) {
 // ledger is a counter with as many clients of 5 tokens each as make such a size.
 func ledger(size int) (value []byte, end backend.Window, clients int) {
 	end = backend.Window(time.Now().Add(time.Minute).UnixMilli())
-	value = fmt.Appendf(nil, "reservoir/1 %d 500000 0 0 500000 0\n", end)
+	value = fmt.Appendf(nil, "reservoir/2 %d 60000 500000 500000 0 0 0\n", end)
 	for ; len(value) < size-40; clients++ {
-		value = fmt.Appendf(value, "5 0 \"%014d\"\n", clients) // as long as a limiter's name
+		value = fmt.Appendf(value, "5 0 0 0 1 \"%014d\"\n", clients) // as long as a limiter's name
 	}
 	return value, end, clients
 }
@@ -141,8 +144,8 @@ func TestLedgerFull(t *testing.T) {
 		clients int // at least
 		is      string
 	}{
-		{"ours", nil, maxValue, 40_000, ErrLedgerFull.Error()},
-		{"the server's", []string{"-I", "512k"}, 524_100, 20_000, "too large"},
+		{"ours", nil, maxValue, 30_000, ErrLedgerFull.Error()},
+		{"the server's", []string{"-I", "512k"}, 524_100, 15_000, "too large"},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			client := dial(t, start(t, row.args...).Addr())
@@ -192,7 +195,7 @@ func TestNothingToWrite(t *testing.T) {
 		require.Zero(t, again.Grant)
 	}
 	remaining(t, s, "k")
-	_, err = s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: first.Window + 1, Tokens: 1})
+	_, err = s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: first.Window + 1, Client: "r", Total: 1})
 	require.NoError(t, err)
 	_, err = s.Inspect(t.Context(), "k")
 	require.NoError(t, err)

@@ -39,6 +39,7 @@ package memcachestore
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"strings"
 	"time"
@@ -46,7 +47,7 @@ import (
 	"github.com/bradfitz/gomemcache/memcache"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/backend/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/counter"
 )
 
 var (
@@ -137,7 +138,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 		step: func(c *counter.Counter, now int64) backend.TakeReply { return c.Take(r, now) },
 		undo: func(ctx context.Context, reply backend.TakeReply) {
 			if reply.Allowed {
-				_, _ = s.Refund(ctx, backend.RefundRequest{Key: r.Key, Window: reply.Window, Tokens: r.Tokens})
+				_, _ = s.Refund(ctx, backend.RefundRequest{Key: r.Key, Window: reply.Window, Client: "undo:" + rand.Text(), Total: r.Tokens})
 			}
 		},
 	})
@@ -156,12 +157,13 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	})
 }
 
-// Refund implements backend.Store.
+// Refund implements backend.Store. Like a Sync, it starts over when the connection
+// breaks before the reply to its write.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	if err := r.Validate(); err != nil {
 		return 0, err
 	}
-	return run(ctx, &call[int64]{store: s, op: "refund", key: s.name(r.Key),
+	return run(ctx, &call[int64]{store: s, op: "refund", key: s.name(r.Key), repeat: true,
 		step: func(c *counter.Counter, now int64) int64 { return c.Refund(r, now) },
 	})
 }

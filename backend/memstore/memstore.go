@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/backend/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/counter"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
@@ -116,7 +116,7 @@ func (s *Store) now(ctx context.Context) int64 {
 	if t, ok := storeclock.From(ctx); ok {
 		return t.UnixMicro()
 	}
-	return s.start.Add(time.Since(s.start)).UnixMicro()
+	return (s.start.Add(time.Since(s.start)).UnixNano() + 999) / 1000 // so that no window is said to last longer than it does
 }
 
 const minSweep = 256

@@ -1,0 +1,224 @@
+package counter
+
+import (
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// guided divides a grant: what remains, times the client's share, by this. It is
+// written here and in lua/sync.lua; the differential test notices if they differ.
+const guided = 1.25
+
+// statement is a SyncRequest on its way through the steps of Sync. They work on a
+// copy of the counter, which shares only the map of accounts.
+type statement struct {
+	backend.SyncRequest
+	now   int64
+	c     Counter
+	acc   account
+	known bool  // acc is in the ledger
+	fresh bool  // the window opens now
+	runs  bool  // the client's window is not over
+	loss  bool  // a sign that the store has lost data
+	back  int64 // what it says that is given back, and was not known
+	out   backend.SyncReply
+}
+
+// Sync is the step of backend.Store.Sync.
+func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
+	s := statement{SyncRequest: r, now: now, c: *c}
+	s.enter(c)
+	if s.c.conflicts(r.Limit) {
+		return backend.SyncReply{
+			State: s.c.state(now, r.Limit), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1,
+		}
+	}
+	s.book()
+	s.reconcile()
+	s.learn()
+	s.count()
+	s.grant()
+	if s.fresh && !s.runs && s.c.used == 0 && s.acc.granted == 0 { // a window opens at its first charge
+		return backend.SyncReply{State: backend.State{Remaining: r.Limit.Tokens}, Clients: 1}
+	}
+	s.keep()
+	*c = s.c
+	s.out.Lasted = s.c.lasted(r.Limit)
+	s.out.State = s.c.state(now, r.Limit)
+	s.out.Granted, s.out.Returned, s.out.Debt, s.out.Total = s.acc.granted, s.acc.returned, s.acc.debt, s.c.total
+	return s.out
+}
+
+// enter finds the window. A store that has none adopts the client's.
+func (s *statement) enter(c *Counter) {
+	window, length := int64(s.Window), s.Limit.Window.Milliseconds()
+	s.fresh = !c.Open(s.now)
+	s.runs = window*1000 >= s.now && window <= latest(s.now, length)+slack(length)
+	s.c.enter(s.now, s.Limit, s.End)
+	if s.fresh && s.runs {
+		s.c.stop = window
+	}
+	s.acc, s.known = s.c.own[s.Client]
+	if s.c.own == nil {
+		s.c.unattributed = s.c.used
+	}
+}
+
+// book enters what the statement says into the account. Of a window that still
+// runs elsewhere, what is left of it is carried over, debt as a grant.
+func (s *statement) book() {
+	c, acc := &s.c, &s.acc
+	granted, returned, debt, claims := s.Granted, s.Returned, s.Debt, c.unattributed
+	if int64(s.Window) != c.stop {
+		claims = 0 // what it holds there was not charged here
+		var held int64
+		if s.runs {
+			held = granted - returned + debt
+		}
+		s.out.Carried = held > 0
+		granted, returned, debt = min(held+acc.returned, backend.MaxTokens), acc.returned, acc.debt
+		s.Total = 0
+	}
+	forgotten := max(granted-acc.granted, 0)
+	back := max(returned-acc.returned, 0)
+	owed := max(debt-acc.debt, 0)
+	out := max(forgotten-back, 0)
+	claimed := min(claims, out) // charged already
+	c.used = max(min(c.used+forgotten, backend.MaxTokens)-claimed-back, 0)
+	c.used = min(c.used+owed, backend.MaxTokens)
+	c.unattributed -= claimed
+	c.total = min(c.total+out-claimed+owed, backend.MaxTokens)
+	acc.granted += forgotten
+	acc.returned += back
+	acc.debt += owed
+	s.out.Reasserted = forgotten
+	s.out.Recovered = acc.granted - granted // the reply that granted it was lost
+	s.loss = forgotten > 0 && claimed == 0
+	s.back = back
+}
+
+// reconcile compares the total with the one that the client has heard of. A smaller
+// one means that the store has lost grants to others, or give-backs that may have been
+// granted to others since. They are charged, to nobody in particular.
+func (s *statement) reconcile() {
+	c := &s.c
+	if s.Total > c.total {
+		s.loss = true
+		if s.Used > c.used {
+			c.unattributed = min(c.unattributed+(s.Used-c.used), s.Used)
+			c.used = s.Used
+		}
+	}
+	c.total = max(min(c.total+s.back, backend.MaxTokens), s.Total)
+}
+
+// learn begins a learning time at a sign of loss, so that other holders speak first.
+func (s *statement) learn() {
+	ms := s.now / 1000
+	s.out.Learning = ms < s.c.learn
+	if (s.loss || s.fresh && s.runs) && !s.out.Learning {
+		s.c.learn, s.out.Learning = ms+s.Limit.Window.Milliseconds()/20, true
+	}
+}
+
+// count counts the client, unless it leaves.
+func (s *statement) count() {
+	if s.acc.present {
+		s.c.present--
+	}
+	s.out.Clients = s.c.present
+	if !s.Leaving {
+		s.out.Clients++
+	}
+}
+
+// grant charges what the client gets. With less than it needs at least, it gets
+// nothing new.
+func (s *statement) grant() {
+	c, acc := &s.c, &s.acc
+	rest := max(s.Limit.Tokens-c.used, 0)
+	var take int64
+	if rest+s.out.Recovered >= s.Least {
+		take = min(max(s.target()-s.out.Recovered, 0), rest, backend.MaxTokens-acc.granted)
+	}
+	c.used += take
+	c.total = min(c.total+take, backend.MaxTokens)
+	acc.granted += take
+	s.out.Grant = take + s.out.Recovered
+}
+
+// keep writes the account, unless there is nothing to remember: a client that is
+// unknown, has no figures and wants nothing.
+func (s *statement) keep() {
+	c, acc := &s.c, &s.acc
+	if !s.known && acc.granted == 0 && acc.debt == 0 && (s.Want == 0 || s.Leaving) {
+		if s.out.Learning {
+			c.open()
+		}
+		return
+	}
+	c.open()
+	acc.present = !s.Leaving
+	if acc.present {
+		c.present++
+	}
+	c.own[s.Client] = *acc
+	if c.exhausted == 0 && c.used >= s.Limit.Tokens {
+		c.exhausted = s.now / 1000
+	}
+}
+
+// open makes room for accounts.
+func (l *ledger) open() {
+	if l.own == nil {
+		l.own = make(map[string]account)
+	}
+}
+
+// target is how many tokens the client should get for its wants: guided
+// self-scheduling (Polychronopoulos and Kuck, 1987) over what remains, weighted
+// by the client's part of what is out, and never below its part of what may be
+// stranded. It is sized as if what the client has not heard of were not granted
+// yet, so that a repeated statement gets the same answer.
+func (s *statement) target() int64 {
+	if s.Want == 0 {
+		return 0
+	}
+	tokens := s.Limit.Tokens
+	n0 := max(tokens/1000, 1)
+	peers := max(s.out.Clients, s.Peers, 1) // at the reset they are still to come
+	floor := n0
+	if s.Strand >= 0 {
+		floor = s.Strand / peers
+	}
+	switch {
+	case s.out.Learning: // enough for each, so that a crowd need not come back
+		return max(s.Need, min(s.Want, floor))
+	case s.Strand < 0:
+		return s.Want
+	}
+	out := max(s.c.used-s.out.Recovered, 0)
+	free := float64(max(tokens-out, 0))
+	left := free / float64(tokens)
+	prior := max(float64(n0)*left*left, float64(floor), 1) // what a client that has nothing yet counts for
+	part := max(float64(s.acc.granted-s.acc.returned-s.out.Recovered), float64(s.Pace)*s.c.passed(s.Limit, s.now))
+	all := float64(out) + float64(prior*float64(peers)) // rounded as Lua does: no fused multiply-add
+	share := min((part+prior)/all, 1)
+	most := max(int64(min(free*share/guided, backend.MaxTokens)), floor)
+	return min(max(s.Want, floor), max(most, s.Need))
+}
+
+// passed is the part of the window that is over.
+func (c *Counter) passed(l backend.Limit, now int64) float64 {
+	length := float64(l.Window.Milliseconds())
+	return max(length-float64(c.stop*1000-now)/1000, 0) / length
+}
+
+// lasted is how long the limit was enough, from the window's beginning.
+func (c *Counter) lasted(l backend.Limit) time.Duration {
+	if c.exhausted == 0 {
+		return 0
+	}
+	return time.Duration(max(c.exhausted-c.stop+l.Window.Milliseconds(), 1)) * time.Millisecond
+}

@@ -1,0 +1,108 @@
+package counter
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// The text of a counter, for stores that keep it as one value. Its first line has
+// the format's name and version, the window's end, its length and the tokens charged.
+// If there is a ledger, the line goes on with what is known of all clients: the total,
+// until when it learns, what is unattributed, and when the limit was exhausted. Then
+// there is a line for each client: granted, returned, debt, refunded, 1 if it is
+// present, name.
+//
+//	reservoir/2 1764000060000 60000 1250 1300 0 0 0
+//	1000 0 0 0 1 "b"
+//	300 50 0 0 0 "a"
+const format = "reservoir/2"
+
+var errText = errors.New("the value is not a counter of this version")
+
+// AppendText implements encoding.TextAppender. It never fails. Equal counters have
+// equal texts: an unchanged text is an unchanged counter.
+func (c *Counter) AppendText(b []byte) ([]byte, error) {
+	b = fmt.Appendf(b, "%s %d %d %d", format, c.stop, c.length, c.used)
+	if c.own != nil {
+		b = fmt.Appendf(b, " %d %d %d %d", c.total, c.learn, c.unattributed, c.exhausted)
+	}
+	b = append(b, '\n')
+	for _, name := range slices.Sorted(maps.Keys(c.own)) {
+		a := c.own[name]
+		present := int64(0)
+		if a.present {
+			present = 1
+		}
+		for _, n := range []int64{a.granted, a.returned, a.debt, a.refunded, present} {
+			b = strconv.AppendInt(b, n, 10)
+			b = append(b, ' ')
+		}
+		b = append(strconv.AppendQuote(b, name), '\n')
+	}
+	return b, nil
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler. Whatever it accepts is a
+// counter that the steps can go on from. After an error c is not to be used.
+func (c *Counter) UnmarshalText(text []byte) error {
+	head, rest, whole := strings.Cut(string(text), "\n")
+	name, numbers, _ := strings.Cut(head, " ")
+	*c = Counter{}
+	to := []*int64{&c.stop, &c.length, &c.used, &c.total, &c.learn, &c.unattributed, &c.exhausted}
+	fields := strings.Split(numbers, " ")
+	if !whole || name != format || len(fields) != 3 && len(fields) != len(to) {
+		return errText
+	}
+	for i, field := range fields {
+		var ok bool
+		if *to[i], ok = number(field); !ok {
+			return errText
+		}
+	}
+	// The end and the length are multiplied by 1000, and 0 is no window.
+	if c.stop == 0 || c.stop > backend.MaxTokens/1000 || c.length == 0 || c.length > backend.MaxWindow.Milliseconds() {
+		return errText
+	}
+	if len(fields) == len(to) {
+		c.open()
+	}
+	return c.accounts(rest)
+}
+
+// accounts reads the lines of the clients.
+func (c *Counter) accounts(text string) error {
+	for line := range strings.Lines(text) {
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 6)
+		if len(fields) != 6 || !strings.HasSuffix(line, "\n") || c.own == nil {
+			return errText
+		}
+		var a account
+		var present int64
+		for i, to := range []*int64{&a.granted, &a.returned, &a.debt, &a.refunded, &present} {
+			var ok bool
+			if *to, ok = number(fields[i]); !ok {
+				return errText
+			}
+		}
+		name, err := strconv.Unquote(fields[5])
+		if _, twice := c.own[name]; err != nil || twice || a.returned > a.granted || present > 1 {
+			return errText
+		}
+		a.present = present == 1
+		c.present += present
+		c.own[name] = a
+	}
+	return nil
+}
+
+// number reads a whole number of tokens or milliseconds.
+func number(s string) (n int64, ok bool) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	return n, err == nil && n >= 0 && n <= backend.MaxTokens
+}
