@@ -4,9 +4,10 @@
 //
 // Layout and rule of the window are those of "How we scaled the GitHub API with
 // a sharded, replicated rate limiter in Redis" (GitHub, 2021): a count, its
-// stored end, and a TTL one second past the end that only cleans up. Each file's
+// stored end, and a TTL one second past the end that only cleans up. That of the end is
+// a window's length longer, which tells the length to who comes with another one. Each file's
 // header states its keys, its arguments with their units, its reply and the
-// invariant it keeps. All need Redis 6.2 or later (SET with PXAT and KEEPTTL).
+// invariant it keeps. All need Redis 7.0 or later (PEXPIRETIME).
 package lua
 
 import _ "embed"

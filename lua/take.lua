@@ -1,32 +1,45 @@
 -- take: charge exactly n tokens, or none.
 --
 -- KEYS  1 {k}      tokens charged in this window, integer
---       2 {k}:exp  the end of the window, Unix seconds with milliseconds; also its id
+--       2 {k}:exp  the end of the window, Unix seconds; also its id. It expires a length later than the others
 -- ARGV  1 n          tokens, 1 to limit
 --       2 limit      tokens per window
 --       3 length     of a window, ms
---       4 not after  Unix us; later than this do nothing; 0 = whenever
---       5 now        Unix us; empty = the server's clock
--- Reply { flags (1 late, 8 allowed), now us, window ms, left us, remaining }
+--       4 end        of a window that opens now, by a calendar, Unix ms; 0 = a length from now
+--       5 not after  Unix us; later than this do nothing; 0 = whenever
+--       6 now        Unix us; empty = the server's clock
+-- Reply { flags (1 late, 8 allowed), now us, window ms, remaining,
+--         length of the open window ms if it is another one (then nothing was done), else 0 }
 --
 -- Invariant: charged grows by n and stays <= limit, or nothing is written.
 -- Not idempotent: never send it a second time once it may have run.
 
 local function fail(what) return redis.error_reply('BADSTATE ' .. what) end
-local function text(n) return string.format('%.0f', n) end
 
 local n, limit, length = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local now = tonumber(ARGV[5])
+local now = tonumber(ARGV[6])
 if not now then
   local t = redis.call('TIME')
   now = t[1] * 1000000 + t[2]
 end
-local late = tonumber(ARGV[4])
+local late = tonumber(ARGV[5])
 if late > 0 and now > late then return { 1, now, 0, 0, 0 } end
 
-local last = math.ceil(now / 1000) + length
+-- Where a window of that length ends that opens now. One of whole seconds ends at a whole second.
+local function opening(length, till)
+  local last = math.ceil(now / 1000) + length
+  if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next, or one after it
+    return till + (math.floor((now - till * 1000) / (length * 1000)) + 1) * length
+  elseif till > 0 and till <= last + math.min(length / 10, 1000) then
+    return till
+  elseif length % 1000 == 0 then
+    return math.floor(now / 1000000) * 1000 + length
+  end
+  return last
+end
+
 local stop, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
-local fresh, moved = true, false
+local fresh, moved, opened = true, false, length
 if stop and used then
   stop, used = tonumber(stop), tonumber(used)
   if not stop or not (stop >= 0 and stop < 9007199254740) then return fail('the end of the window is not a time') end
@@ -35,18 +48,27 @@ if stop and used then
   fresh = stop * 1000 < now
 end
 if fresh then                                          -- never opened, over, or half of it lost
-  stop, used = last, 0
-elseif stop > last + math.min(length / 10, 1000) then  -- our clock stepped back: starve no longer than a window
-  stop, moved = last, true
+  stop, used = opening(length, tonumber(ARGV[4])), 0
+else
+  opened = redis.call('PEXPIRETIME', KEYS[2]) - stop - 1000
+  local slack = math.min(opened / 10, 1000)
+  if opened <= 0 or opened > 31622401000 then          -- another program opened it: the length is unknown
+    opened, slack = length, 31622400000 - length
+  elseif math.abs(opened - length) <= math.min(length / 10, 1000) then  -- a slot that moved has brought its time to live
+    opened, slack = length, math.min(length / 10, 1000)
+  end
+  if stop > math.ceil(now / 1000) + opened + slack then  -- our clock stepped back: starve no longer than a window
+    stop, moved = opening(opened, opened == length and tonumber(ARGV[4]) or 0), true
+  end
 end
 
-local allowed = used + n <= limit
-if allowed then used = used + n end
-if fresh or moved then                                 -- fresh implies allowed, for n <= limit
-  local till = text(stop + 1000)
-  redis.call('SET', KEYS[2], string.format('%.3f', stop / 1000), 'PXAT', till)
-  redis.call('SET', KEYS[1], text(used), 'PXAT', till)
-elseif allowed then
-  redis.call('SET', KEYS[1], text(used), 'KEEPTTL')
+if opened ~= length then return { 0, now, stop, math.max(limit - used, 0), opened } end
+if used + n > limit then return { 0, now, stop, math.max(limit - used, 0), 0 } end
+used = used + n
+if fresh or moved then
+  redis.call('SET', KEYS[2], stop % 1000 == 0 and stop / 1000 or string.format('%.3f', stop / 1000), 'PXAT', stop + 1000 + length)
+  redis.call('SET', KEYS[1], used, 'PXAT', stop + 1000)
+else
+  redis.call('SET', KEYS[1], used, 'KEEPTTL')
 end
-return { allowed and 8 or 0, now, stop, stop * 1000 - now, math.max(limit - used, 0) }
+return { 8, now, stop, limit - used, 0 }
