@@ -112,7 +112,7 @@ func all(ctx context.Context, s backend.Store, key string) error {
 			return err
 		}
 	}
-	_, err = s.Refund(ctx, backend.RefundRequest{Key: key, Window: taken.Window, Tokens: 1})
+	_, err = s.Refund(ctx, backend.RefundRequest{Key: key, Window: taken.Window, Client: "r", Total: 1})
 	return err
 }
 

@@ -82,12 +82,7 @@ func (a ack) concerns(calls []*call) bool {
 // send sends the calls and waits for the replicas, on one connection: a server
 // counts what that connection has written. A cluster's client would send WAIT to
 // any node, so it is passed over. Each flight of its group has one call.
-func (a ack) send(client redis.UniversalClient, calls []*call) {
-	ctx, cancel := calls[0].ctx, func() {}
-	if len(calls) > 1 {
-		ctx, cancel = latest(calls)
-	}
-	defer cancel()
+func (a ack) send(ctx context.Context, client redis.UniversalClient, calls []*call) {
 	if node, ok := client.(*redis.Client); ok {
 		if a.peers != nil {
 			a.peers.learn(node)
@@ -110,7 +105,7 @@ func (a ack) exec(ctx context.Context, client *redis.Client, calls []*call, aski
 		_ = pipe.Process(ctx, redis.NewStatusCmd(ctx, "asking"))
 	}
 	_ = pipe.BatchProcess(ctx, commands(calls)...)
-	wait := redis.NewIntCmd(ctx, "wait", a.replicas, a.patience(ctx).Milliseconds())
+	wait := redis.NewIntCmd(ctx, "wait", a.replicas, a.patience(calls).Milliseconds())
 	_ = pipe.Process(ctx, wait)
 	_, err := pipe.Exec(ctx)
 	unanswered(calls, err)
@@ -126,9 +121,9 @@ func (a ack) exec(ctx context.Context, client *redis.Client, calls []*call, aski
 }
 
 // patience is how long the server may wait. Zero would be for ever.
-func (a ack) patience(ctx context.Context) time.Duration {
+func (a ack) patience(calls []*call) time.Duration {
 	d := a.timeout
-	if deadline, ok := ctx.Deadline(); ok {
+	if deadline, ok := latest(calls); ok {
 		d = min(d, time.Until(deadline))
 	}
 	return max(d, time.Millisecond)

@@ -109,7 +109,7 @@ func TestTakeIsWithheldUntilReplicated(t *testing.T) {
 	require.NoError(t, err)
 	waits := p.Primary.Calls("wait")
 	require.EqualValues(t, 1, remaining(t, s, "k"))
-	back, err := s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: refused.Window, Tokens: 1})
+	back, err := s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: refused.Window, Client: "r", Total: 1})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, back)
 	require.Equal(t, waits, p.Primary.Calls("wait"), "neither waits")

@@ -2,8 +2,10 @@ package redisstore
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +33,7 @@ func (command) NoRetry() bool { return true }
 type call struct {
 	script *script
 	ctx    context.Context // the caller's
+	ends   bool            // the context has a deadline or can be cancelled
 	inline bool            // it may keep the caller's own goroutine until it is answered
 	undo   *undo           // of a charge that comes when the caller has left; nil = nothing to do
 	tag    string          // the first key, by which a cluster finds its node
@@ -51,6 +54,7 @@ type call struct {
 	loads  uint32 // of the script, as counted when cmd left
 	reply  []int64
 	err    error
+	panic  any                    // of a hook of go-redis, which the caller is to see
 	flight atomic.Pointer[flight] // the last that it boarded
 
 	queued     bool // with next and prev guarded by the mutex of its group
@@ -58,8 +62,8 @@ type call struct {
 }
 
 const (
-	maxArgs = 3 + 3 + 15 // sync: command, script, number of keys; keys; arguments
-	maxNums = 14
+	maxArgs = 3 + 3 + 19 // sync: command, script, number of keys; keys; arguments
+	maxNums = 17
 )
 
 // Who is first decides what becomes of an answer: the flight that brings it, or
@@ -120,6 +124,7 @@ func (c *call) finish() {
 // costs a lone call more than all else on the client's side. The function that
 // is returned frees what was needed for that.
 func (c *call) bound(prompt bool) context.CancelFunc {
+	c.ends = true
 	if _, ok := c.ctx.(*deadline.Context); ok { // it has a Done, but only time ends it
 		c.inline = prompt
 		return func() {}
@@ -128,7 +133,7 @@ func (c *call) bound(prompt bool) context.CancelFunc {
 		return func() {}
 	}
 	deadline, ok := c.ctx.Deadline()
-	c.inline = !ok || prompt
+	c.ends, c.inline = ok, !ok || prompt
 	if !ok {
 		return func() {}
 	}
@@ -139,16 +144,21 @@ func (c *call) bound(prompt bool) context.CancelFunc {
 
 // ready makes the call fit for a new attempt.
 func (c *call) ready() {
-	c.reply, c.err = nil, nil
+	c.reply, c.err, c.panic = nil, nil, nil
 	c.flight.Store(nil)
 	c.state.Store(waiting)
 	c.done = dones.Get().(chan struct{})
 }
 
 // stamp makes the command that is sent next: by the script's hash, or by its
-// text. The end of a context is no instant of a test's clock.
+// text. The end of a context is no instant of a test's clock. For a caller that has
+// left it does nothing but make the server know the script.
 func (c *call) stamp(r reading, whole bool) {
-	if c.after != nil && !c.test {
+	switch {
+	case c.after == nil:
+	case c.state.Load() == left:
+		*c.after = longAgo
+	case !c.test:
 		*c.after = r.limit(c.ctx)
 	}
 	if whole {
@@ -205,7 +215,8 @@ func (c *call) settle() {
 		return
 	}
 	if c.err == nil && c.undo != nil && c.reply[0]&flagAllowed != 0 {
-		go c.undo.refund(backend.Window(c.reply[2]))
+		w := backend.Window(c.reply[2])
+		quietly(func() { c.undo.refund(w) })
 	}
 }
 
@@ -227,7 +238,27 @@ func (c *call) await(g *group) ([]int64, error) {
 		}
 	}
 	dones.Put(c.done)
-	return c.reply, c.err
+	if c.panic != nil {
+		panic(c.panic)
+	}
+	if c.err != nil {
+		return nil, c.timely()
+	}
+	return c.reply, nil
+}
+
+// timely is the call's error as its caller should see it. A socket that has the
+// context's deadline reports it a moment before the context's own timer does.
+func (c *call) timely() error {
+	at, ok := c.ctx.Deadline()
+	network, timeout := errors.AsType[net.Error](c.err)
+	switch {
+	case !timeout || !network.Timeout() || !ok || time.Now().Before(at):
+		return c.err
+	case isDial(c.err):
+		return unsent{context.DeadlineExceeded}
+	}
+	return context.DeadlineExceeded
 }
 
 // undo gives back what a Take was charged.
@@ -240,21 +271,57 @@ type undo struct {
 func (u *undo) refund(w backend.Window) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_, _ = u.store.Refund(ctx, backend.RefundRequest{Key: u.key, Window: w, Tokens: u.tokens})
+	_, _ = u.store.Refund(ctx, backend.RefundRequest{Key: u.key, Window: w, Client: "undo:" + rand.Text(), Total: u.tokens})
 }
 
-// latest returns a context for a pipeline of calls: it lasts as long as that of
-// the most patient caller, and belongs to none of them.
-func latest(calls []*call) (context.Context, context.CancelFunc) {
-	var last time.Time
+// longAgo is an instant, Unix us, that every server's clock has passed.
+const longAgo = 1
+
+// latest is the deadline of the most patient caller, and whether there is one.
+func latest(calls []*call) (last time.Time, ok bool) {
 	for _, c := range calls {
 		deadline, ok := c.ctx.Deadline()
 		if !ok {
-			return context.Background(), func() {}
+			return time.Time{}, false
 		}
 		if deadline.After(last) {
 			last = deadline
 		}
 	}
-	return context.WithDeadline(context.Background(), last)
+	return last, true
 }
+
+// connectTime is what a flight has at least, however soon its callers leave: for a
+// distant server's dial, TLS, handshake and first load of a script.
+const connectTime = 2 * time.Second
+
+// detached is the context of a flight. It has the values of a lone caller's, lasts
+// as long as the most patient caller's and at least connectTime, and cannot be
+// cancelled: go-redis closes a connection, finished or not, whose context ends,
+// and the next caller would have to begin again.
+type detached struct {
+	context.Context
+	until time.Time
+}
+
+// detach returns the context of a flight with these calls.
+func detach(calls []*call) context.Context {
+	values := context.Background()
+	if len(calls) == 1 {
+		values = calls[0].ctx
+	}
+	last, ok := latest(calls)
+	if !ok {
+		return context.WithoutCancel(values)
+	}
+	if least := time.Now().Add(connectTime); last.Before(least) {
+		last = least
+	}
+	return &detached{values, last}
+}
+
+func (d *detached) Deadline() (time.Time, bool) { return d.until, true }
+
+func (*detached) Done() <-chan struct{} { return nil }
+
+func (*detached) Err() error { return nil }

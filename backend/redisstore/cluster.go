@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -43,7 +44,7 @@ func (r *route) cure(what cure, g *group, tag string) {
 		cluster.ReloadState(context.Background()) // returns at once
 	}
 	if what == findHeir && r.cluster != nil && g != r.whole && tellsMasters(cluster.Options()) && g.searches.pass() {
-		go r.search(g, tag)
+		quietly(func() { r.search(g, tag) })
 	}
 }
 
@@ -87,11 +88,28 @@ func serving(ctx context.Context, g *group, tag string, find func(context.Contex
 type succession struct {
 	next     atomic.Pointer[heir]
 	searches gate
-	denied   atomic.Uint32 // calls that the node said are another's, or not for a replica
+	denied   atomic.Uint32 // calls that the node said are not for it, whatever the key
+	moves    atomic.Int32  // calls whose slot the node said is another's, since it became an heir
+	moved    sync.Map      // their tags, up to fewMoves
 }
 
-// heir is believed until it says itself that a slot is not its own, or that it is
-// a replica: a former master that was paused claims its slots for a moment when it
+// fewMoves is how many keys of an heir's may belong elsewhere, as those of a slot that
+// has moved do, until none of its keys are believed to be its own.
+const fewMoves = 16
+
+// deny notes that the node did not serve the tag's key. ASK leaves it the slot.
+func (g *group) deny(err error, tag string) {
+	switch {
+	case redis.HasErrorPrefix(err, "ASK"):
+	case redis.HasErrorPrefix(err, "MOVED") && g.moves.Add(1) <= fewMoves:
+		g.moved.Store(tag, nil)
+	default:
+		g.denied.Add(1)
+	}
+}
+
+// heir is believed until it says itself that a slot is not its own, of that slot's
+// key, or that it is a replica: a former master that was paused claims its slots for a moment when it
 // comes back.
 type heir struct {
 	group  *group
@@ -101,14 +119,19 @@ type heir struct {
 // succeed makes next the heir of g, and an heir of nobody's slots itself.
 func (g *group) succeed(next *group) {
 	next.next.Store(nil)
+	next.moved.Clear()
+	next.moves.Store(0)
 	g.next.Store(&heir{next, next.denied.Load()})
 }
 
-// current returns the group that serves g's slots: g itself, or the heir's heir.
-func (g *group) current() *group {
+// current returns the group that serves the tag, one of g's: g itself, or the heir's heir.
+func (g *group) current(tag string) *group {
 	for range 4 { // two that became each other's at the same time are no way out
 		h := g.next.Load()
 		if h == nil || h.group.denied.Load() != h.denied {
+			break
+		}
+		if _, moved := h.group.moved.Load(tag); moved {
 			break
 		}
 		g = h.group

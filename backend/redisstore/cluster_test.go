@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -92,24 +93,36 @@ func TestGate(t *testing.T) {
 func TestSuccession(t *testing.T) {
 	var clock serverClock
 	a, b, c := newGroup(nil, &clock, lanes), newGroup(nil, &clock, lanes), newGroup(nil, &clock, lanes)
-	require.Same(t, a, a.current())
+	require.Same(t, a, a.current("k"))
 	a.succeed(b)
-	require.Same(t, b, a.current())
+	require.Same(t, b, a.current("k"))
 	b.succeed(c)
-	require.Same(t, c, a.current())
+	require.Same(t, c, a.current("k"))
 	c.succeed(a)
 	for _, g := range []*group{a, b, c} {
-		require.Same(t, a, g.current())
+		require.Same(t, a, g.current("k"))
 	}
 	a.succeed(b)
-	b.denied.Add(1) // it says MOVED
-	require.Same(t, a, a.current())
+	b.deny(reply("ASK 7 127.0.0.1:1"), "k")
+	require.Same(t, b, a.current("k"), "the slot is still its own")
+	b.deny(reply("MOVED 7 127.0.0.1:1"), "k")
+	require.Same(t, a, a.current("k"))
+	require.Same(t, b, a.current("other"), "one slot has moved")
 	a.succeed(b)
-	require.Same(t, b, a.current())
+	require.Same(t, b, a.current("k"))
+	for i := range fewMoves + 1 {
+		b.deny(reply("MOVED 7 127.0.0.1:1"), fmt.Sprint(i))
+	}
+	require.Same(t, a, a.current("other"), "it has nothing")
+	a.succeed(b)
+	b.deny(reply("READONLY You can't write against a read only replica."), "k")
+	require.Same(t, a, a.current("other"))
+	a.succeed(b)
+	require.Same(t, b, a.current("k"))
 	// Found by two at the same time, each the other's: no loop.
 	a.next.Store(&heir{group: b, denied: b.denied.Load()})
 	b.next.Store(&heir{group: a, denied: a.denied.Load()})
-	a.current()
+	a.current("k")
 }
 
 // TestNoSearchOnCancel: a caller that leaves says nothing of the server, whatever

@@ -6,46 +6,75 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/counter"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
-// pair is the two stores, which must give the same answer to anything.
+// model is a store of nothing but counters, whose ledgers can be lost.
+type model map[string]*counter.Counter
+
+func (m model) at(ctx context.Context, key string) (*counter.Counter, int64) {
+	if m[key] == nil {
+		m[key] = new(counter.Counter)
+	}
+	now, _ := storeclock.From(ctx)
+	return m[key], now.UnixMicro()
+}
+
+// loseLedger forgets who was granted what.
+func (m model) loseLedger(t *testing.T, key string) {
+	c := m[key]
+	if c == nil || !c.Opened() {
+		return
+	}
+	text, _ := c.AppendText(nil)
+	fields := strings.Fields(string(text))
+	require.NoError(t, c.UnmarshalText([]byte(strings.Join(fields[:4], " ")+"\n")))
+}
+
+// pair is the scripts and the counter, which must give the same answer to anything.
 type pair struct {
 	t      *testing.T
 	rnd    *rand.Rand
-	a, b   backend.Store
+	a      model
+	b      *redisstore.Store
+	client redis.UniversalClient
 	base   time.Time
 	now    time.Duration
+	length time.Duration // of most windows
 	prefix string
 	ends   []backend.Window // that they named of late
 	seen   map[string]int
 }
 
-// TestDifferential gives memstore and the scripts the same random requests at
-// the same instants: honest and absurd ones, with clocks that step and limits
-// that change. Windows last a minute or more and all instants lie ahead of the
-// real time, so that Redis deletes nothing meanwhile.
+// TestDifferential gives the counter and the scripts the same random requests at
+// the same instants: honest and absurd ones, with clocks that step, limits that
+// change and ledgers that are lost. Windows last a minute or more and all instants lie
+// ahead of the real time, so that Redis deletes nothing meanwhile.
 func TestDifferential(t *testing.T) {
 	seed := rand.Uint64()
 	if text := os.Getenv("RESERVOIR_SEED"); text != "" {
 		seed, _ = strconv.ParseUint(text, 10, 64)
 	}
 	t.Logf("to repeat: RESERVOIR_SEED=%d", seed)
+	client := redistest.Start(t).Client()
 	p := &pair{
-		t: t, rnd: rand.New(rand.NewPCG(seed, 0)), a: memstore.New(), b: redisstore.New(redistest.Start(t).Client()),
+		t: t, rnd: rand.New(rand.NewPCG(seed, 0)), a: model{}, b: redisstore.New(client), client: client,
 		base: time.Now().Add(time.Hour).Truncate(time.Millisecond), seen: make(map[string]int),
 	}
-	for round := range 15 {
+	for round := range 20 {
 		p.prefix, p.now, p.ends = fmt.Sprintf("%d:", round), 0, nil
+		p.length = one(p, time.Minute, time.Minute, 61500*time.Millisecond, time.Hour)
 		for range 400 {
 			p.step()
 		}
@@ -53,7 +82,7 @@ func TestDifferential(t *testing.T) {
 	for _, what := range []string{
 		"allowed", "refused", "grant", "recovered", "reasserted", "carried", "learning", "returned",
 		"refund", "no refund", "open", "closed", "exhausted", "back", "three clients",
-		"lasted", "had come back",
+		"lasted", "had come back", "conflict", "debt", "leaving", "too little", "calendar", "claimed", "ledger lost",
 	} {
 		require.Positive(t, p.seen[what], "%s: %v", what, p.seen)
 	}
@@ -67,10 +96,11 @@ func (p *pair) tokens(n int64) int64 {
 }
 
 func (p *pair) limit() backend.Limit {
-	return backend.Limit{
-		Tokens: one[int64](p, 10, 1000, 1000, 1000, 100_000, 5_000_000, 1, backend.MaxTokens),
-		Window: one(p, time.Minute, time.Minute, time.Minute, 2*time.Minute, time.Hour),
+	l := backend.Limit{Tokens: one[int64](p, 10, 1000, 1000, 1000, 100_000, 5_000_000, 1, backend.MaxTokens), Window: p.length}
+	if p.rnd.IntN(12) == 0 {
+		l.Window = one(p, time.Minute, 2*time.Minute, time.Hour, p.length+time.Millisecond, p.length-time.Second, p.length+1001*time.Millisecond)
 	}
+	return l
 }
 
 // window is one that was named, one that lies near now, or none.
@@ -80,6 +110,16 @@ func (p *pair) window() backend.Window {
 	}
 	near := backend.Window(p.base.Add(p.now).UnixMilli())
 	return one(p, 0, 0, near, near+30_000, near+60_000, near+61_000, near+61_001, near+3_600_000, near-1, 1)
+}
+
+// end is that of a calendar, or none.
+func (p *pair) end() backend.Window {
+	if p.rnd.IntN(3) > 0 {
+		return 0
+	}
+	near := backend.Window(p.base.Add(p.now).UnixMilli())
+	p.seen["calendar"]++
+	return one(p, near+30_000, near-30_000, near-3_000_000, near, near+61_000, near+62_500, near/1000*1000+40_000, 1, backend.MaxTokens)
 }
 
 func (p *pair) step() {
@@ -101,6 +141,10 @@ func (p *pair) step() {
 		p.take(ctx, key)
 	case q < 17:
 		p.refund(ctx, key)
+	case q < 18 && p.rnd.IntN(4) == 0:
+		require.NoError(p.t, p.client.Del(ctx, "{"+key+"}:own").Err())
+		p.a.loseLedger(p.t, key)
+		p.seen["ledger lost"]++
 	default:
 		p.look(ctx, key)
 	}
@@ -115,15 +159,17 @@ func (p *pair) sync(ctx context.Context, key string) {
 		Strand: one(p, -1, 0, limit.Tokens/100, p.tokens(limit.Tokens)),
 		Peers:  one(p, 0, 0, 2, 30, p.tokens(backend.MaxTokens)), Pace: one(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
 		Total: one(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)), Used: p.tokens(one(p, 0, limit.Tokens, backend.MaxTokens)),
+		Debt: p.tokens(one(p, 0, 0, limit.Tokens/4, backend.MaxTokens)), End: p.end(), Leaving: p.rnd.IntN(6) == 0,
 	}
+	r.Least = p.tokens(one(p, 0, r.Need))
 	got, err := p.b.Sync(ctx, r)
 	require.NoError(p.t, err)
-	want1, err := p.a.Sync(ctx, r)
-	require.NoError(p.t, err)
-	require.Equal(p.t, want1, got, "at %v: %+v", p.now, r)
+	c, now := p.a.at(ctx, key)
+	require.Equal(p.t, c.Sync(r, now), got, "at %v: %+v", p.now, r)
 	p.ends = append(p.ends, got.Window)
 	p.note(map[string]bool{
-		"grant": got.Grant > got.Recovered, "recovered": got.Recovered > 0, "reasserted": got.Reasserted > 0,
+		"grant": got.Grant > got.Recovered, "conflict": got.Length > 0, "debt": got.Debt > 0, "leaving": r.Leaving && got.Clients == 1,
+		"too little": r.Least > 1 && got.Grant == 0 && got.Remaining > 0, "claimed": got.Reasserted > 0 && !got.Learning, "recovered": got.Recovered > 0, "reasserted": got.Reasserted > 0,
 		"carried": got.Carried, "learning": got.Learning, "returned": got.Returned > 0,
 		"exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
 		"learnt of others": got.Learning && got.Reasserted == 0 && got.Total > 0, "lasted": got.Lasted > 0, "had come back": got.Lasted > 0 && got.Remaining > 0,
@@ -132,23 +178,21 @@ func (p *pair) sync(ctx context.Context, key string) {
 
 func (p *pair) take(ctx context.Context, key string) {
 	limit := p.limit()
-	r := backend.TakeRequest{Key: key, Limit: limit, Tokens: max(p.tokens(limit.Tokens), 1)}
+	r := backend.TakeRequest{Key: key, Limit: limit, Tokens: max(p.tokens(limit.Tokens), 1), End: p.end()}
 	got, err := p.b.Take(ctx, r)
 	require.NoError(p.t, err)
-	want, err := p.a.Take(ctx, r)
-	require.NoError(p.t, err)
-	require.Equal(p.t, want, got, "at %v: %+v", p.now, r)
+	c, now := p.a.at(ctx, key)
+	require.Equal(p.t, c.Take(r, now), got, "at %v: %+v", p.now, r)
 	p.ends = append(p.ends, got.Window)
 	p.note(map[string]bool{"allowed": got.Allowed, "refused": !got.Allowed})
 }
 
 func (p *pair) refund(ctx context.Context, key string) {
-	r := backend.RefundRequest{Key: key, Window: max(p.window(), 1), Tokens: max(p.tokens(1000), 1)}
+	r := backend.RefundRequest{Key: key, Window: max(p.window(), 1), Client: one(p, "x", "r"), Total: max(p.tokens(1000), 1)}
 	got, err := p.b.Refund(ctx, r)
 	require.NoError(p.t, err)
-	want, err := p.a.Refund(ctx, r)
-	require.NoError(p.t, err)
-	require.Equal(p.t, want, got, "at %v: %+v", p.now, r)
+	c, now := p.a.at(ctx, key)
+	require.Equal(p.t, c.Refund(r, now), got, "at %v: %+v", p.now, r)
 	p.note(map[string]bool{"refund": got > 0, "no refund": got == 0})
 }
 
@@ -157,15 +201,12 @@ func (p *pair) look(ctx context.Context, key string) {
 	limit := p.limit()
 	got, err := p.b.Check(ctx, key, limit)
 	require.NoError(p.t, err)
-	want, err := p.a.Check(ctx, key, limit)
-	require.NoError(p.t, err)
-	require.Equal(p.t, want, got, "check at %v: %+v", p.now, limit)
+	c, now := p.a.at(ctx, key)
+	require.Equal(p.t, c.Check(limit, now), got, "check at %v: %+v", p.now, limit)
 	p.note(map[string]bool{"open": got.Window != 0, "closed": got.Window == 0})
-	in, err := p.b.(backend.Inspector).Inspect(ctx, key)
+	in, err := p.b.Inspect(ctx, key)
 	require.NoError(p.t, err)
-	all, err := p.a.(backend.Inspector).Inspect(ctx, key)
-	require.NoError(p.t, err)
-	require.Equal(p.t, all, in, "inspect at %v", p.now)
+	require.Equal(p.t, c.Contents(now), in, "inspect at %v", p.now)
 }
 
 func (p *pair) note(seen map[string]bool) {

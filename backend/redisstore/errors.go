@@ -39,7 +39,10 @@ type fault struct {
 	// it has written, Redis lets it go on without memory, replicas or a disk.
 	midway bool
 	final  bool // it is not said again, whatever the class
-	free   bool // the first repetition is not of the budget
+
+	// keyOnly: it is about the key or its slot. Other keys of the server are served.
+	keyOnly bool
+	free    bool // the first repetition is not of the budget
 }
 
 // cure is what may help the next command, beside time.
@@ -69,16 +72,17 @@ var faults = []fault{
 	// Surely not applied: the server will serve soon.
 	{name: "LOADING", class: backend.Unavailable, cure: findHeir, says: "LOADING"},
 	{name: "MASTERDOWN", class: backend.Unavailable, cure: reloadSlots, says: "MASTERDOWN"},
+	{name: "slot not served", class: backend.Unavailable, cure: reloadSlots, says: "CLUSTERDOWN Hash slot not served", keyOnly: true},
 	{name: "CLUSTERDOWN", class: backend.Unavailable, cure: reloadSlots, says: "CLUSTERDOWN"},
-	{name: "TRYAGAIN", class: backend.Unavailable, says: "TRYAGAIN"},
+	{name: "TRYAGAIN", class: backend.Unavailable, says: "TRYAGAIN", keyOnly: true},
 	{name: "NOREPLICAS", class: backend.Unavailable, says: "NOREPLICAS"},
 	{name: "max clients", class: backend.Unavailable, says: "ERR max number of clients"},
 	{name: "BUSY", class: backend.Unavailable, says: "BUSY"},
 
 	// Surely not applied: another server will serve. MOVED, ASK and NOSCRIPT are
 	// acted upon before they come here; what does come is more of them.
-	{name: "MOVED", class: backend.Unavailable, cure: reloadSlots, says: "MOVED"},
-	{name: "ASK", class: backend.Unavailable, cure: reloadSlots, says: "ASK"},
+	{name: "MOVED", class: backend.Unavailable, cure: reloadSlots, says: "MOVED", keyOnly: true},
+	{name: "ASK", class: backend.Unavailable, cure: reloadSlots, says: "ASK", keyOnly: true},
 	{name: "READONLY", class: backend.Unavailable, cure: reloadSlots, says: "READONLY"},
 	{name: "NOSCRIPT", class: backend.Unavailable, says: "NOSCRIPT"},
 
@@ -89,9 +93,9 @@ var faults = []fault{
 	{name: "NOAUTH", class: backend.Rejected, says: "NOAUTH"},
 	{name: "NOAUTH", class: backend.Rejected, says: "ERR Protocol error: unauthenticated"}, // to a long command
 	{name: "WRONGPASS", class: backend.Rejected, says: "WRONGPASS"},
-	{name: "CROSSSLOT", class: backend.Rejected, says: "CROSSSLOT"},
-	{name: "WRONGTYPE", class: backend.Rejected, says: "WRONGTYPE", midway: true},
-	{name: "BADSTATE", class: backend.Rejected, says: "BADSTATE"}, // ours: a stored value is not what it should be
+	{name: "CROSSSLOT", class: backend.Rejected, says: "CROSSSLOT", keyOnly: true},
+	{name: "WRONGTYPE", class: backend.Rejected, says: "WRONGTYPE", midway: true, keyOnly: true},
+	{name: "BADSTATE", class: backend.Rejected, says: "BADSTATE", keyOnly: true}, // ours: a stored value is not what it should be
 
 	// Carried out, but not to be relied upon.
 	{name: "not replicated", class: backend.Unknown, final: true, is: isAny(ErrNotReplicated)},
@@ -200,7 +204,8 @@ func isReply(err error) bool {
 
 // wrap makes err the *backend.Error of op.
 func wrap(op string, err error) error {
-	return &backend.Error{Op: op, Class: classify(err), Err: discreet(err)}
+	f := faultOf(err)
+	return &backend.Error{Op: op, Class: f.class, Err: discreet(err), KeyOnly: f.keyOnly}
 }
 
 // discreet returns err without the arguments that Redis repeats of a command it does

@@ -22,28 +22,29 @@ import (
 // texts are what servers say, or do, instead of a reply, by the row of faults that
 // it belongs to.
 var texts = map[string][]string{
-	"LOADING":     {"-LOADING Redis is loading the dataset in memory"},
-	"MASTERDOWN":  {"-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'."},
-	"CLUSTERDOWN": {"-CLUSTERDOWN The cluster is down", "-CLUSTERDOWN Hash slot not served"},
-	"TRYAGAIN":    {"-TRYAGAIN Multiple keys request during rehashing of slot"},
-	"NOREPLICAS":  {"-NOREPLICAS Not enough good replicas to write."},
-	"max clients": {"-ERR max number of clients reached"},
-	"BUSY":        {"-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."},
-	"MOVED":       {"-MOVED 12182 127.0.0.1:7002"}, // to a client that does not follow
-	"ASK":         {"-ASK 12182 127.0.0.1:7002"},
-	"READONLY":    {"-READONLY You can't write against a read only replica."},
-	"OOM":         {"-OOM command not allowed when used memory > 'maxmemory'."},
-	"MISCONF":     {"-MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk."},
-	"NOPERM":      {"-NOPERM User u has no permissions to run the 'evalsha' command"},
-	"NOAUTH":      {"-NOAUTH Authentication required.", "-ERR Protocol error: unauthenticated multibulk length"},
-	"WRONGPASS":   {"-WRONGPASS invalid username-password pair or user is disabled."},
-	"CROSSSLOT":   {"-CROSSSLOT Keys in request don't hash to the same slot"},
-	"WRONGTYPE":   {"-WRONGTYPE Operation against a key holding the wrong kind of value"},
-	"BADSTATE":    {"-BADSTATE the count is not an integer"},
-	"no reply":    {"$-1"},
-	"connection":  {hangUp, reset, silent, "*12\r\n:1\r\n:2\r\n" + hangUp},
-	"other reply": {"-ERR unknown command 'evalsha'", "-ERR value is not an integer"},
-	"malformed":   {"*2\r\n:1\r\n:2", ":7", "+OK", "*1\r\n$3\r\nabc", "?what"},
+	"LOADING":         {"-LOADING Redis is loading the dataset in memory"},
+	"MASTERDOWN":      {"-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'."},
+	"CLUSTERDOWN":     {"-CLUSTERDOWN The cluster is down"},
+	"slot not served": {"-CLUSTERDOWN Hash slot not served"},
+	"TRYAGAIN":        {"-TRYAGAIN Multiple keys request during rehashing of slot"},
+	"NOREPLICAS":      {"-NOREPLICAS Not enough good replicas to write."},
+	"max clients":     {"-ERR max number of clients reached"},
+	"BUSY":            {"-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."},
+	"MOVED":           {"-MOVED 12182 127.0.0.1:7002"}, // to a client that does not follow
+	"ASK":             {"-ASK 12182 127.0.0.1:7002"},
+	"READONLY":        {"-READONLY You can't write against a read only replica."},
+	"OOM":             {"-OOM command not allowed when used memory > 'maxmemory'."},
+	"MISCONF":         {"-MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk."},
+	"NOPERM":          {"-NOPERM User u has no permissions to run the 'evalsha' command"},
+	"NOAUTH":          {"-NOAUTH Authentication required.", "-ERR Protocol error: unauthenticated multibulk length"},
+	"WRONGPASS":       {"-WRONGPASS invalid username-password pair or user is disabled."},
+	"CROSSSLOT":       {"-CROSSSLOT Keys in request don't hash to the same slot"},
+	"WRONGTYPE":       {"-WRONGTYPE Operation against a key holding the wrong kind of value"},
+	"BADSTATE":        {"-BADSTATE the count is not an integer"},
+	"no reply":        {"$-1"},
+	"connection":      {hangUp, reset, silent, "*12\r\n:1\r\n:2\r\n" + hangUp},
+	"other reply":     {"-ERR unknown command 'evalsha'", "-ERR value is not an integer"},
+	"malformed":       {"*2\r\n:1\r\n:2", ":7", "+OK", "*1\r\n$3\r\nabc", "?what"},
 }
 
 // TestFaults: for every row of the table, each script meets that answer once, and
@@ -75,7 +76,11 @@ func requireRow(t *testing.T, row fault, err error) {
 	require.True(t, ok, "%v", err)
 	require.Equal(t, row.class, failure.Class, "%v", err)
 	require.Equal(t, row.name, faultOf(failure.Err).name, "%v", err)
+	require.Equal(t, slices.Contains(ofKeys, row.name), failure.KeyOnly, "%v", err)
 }
+
+// ofKeys are the rows that say nothing of a server's other keys.
+var ofKeys = []string{"slot not served", "TRYAGAIN", "MOVED", "ASK", "CROSSSLOT", "WRONGTYPE", "BADSTATE"}
 
 // testFault lets the script be answered once with the text and then be served.
 func testFault(t *testing.T, row fault, sc *script, text string) {
@@ -98,7 +103,7 @@ func testFault(t *testing.T, row fault, sc *script, text string) {
 	}
 	s := New(server.client(t, func(o *redis.Options) { o.ReadTimeout = timeout }))
 	err := one(t.Context(), s, sc)
-	repeats := row.class == backend.Unavailable || row.class == backend.Unknown && (sc == syncScript || sc == checkScript)
+	repeats := row.class == backend.Unavailable || row.class == backend.Unknown && sc != takeScript
 	if repeats {
 		require.NoError(t, err, "%s", sc.op)
 		require.Equal(t, 2, server.called(), "%s", sc.op)
@@ -118,7 +123,7 @@ func one(ctx context.Context, s *Store, sc *script) (err error) {
 	case checkScript:
 		_, err = s.Check(ctx, "k", limit10)
 	case refundScript:
-		_, err = s.Refund(ctx, backend.RefundRequest{Key: "k", Window: backend.Window(time.Now().UnixMilli() + 1000), Tokens: 2})
+		_, err = s.Refund(ctx, backend.RefundRequest{Key: "k", Window: backend.Window(time.Now().UnixMilli() + 1000), Client: "r", Total: 2})
 	}
 	return err
 }

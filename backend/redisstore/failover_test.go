@@ -20,7 +20,7 @@ import (
 
 // failoverLimit is so long that no window ends in a test, and no limiter does
 // anything by its timer.
-var failoverLimit = reservoir.PerHour(20_000)
+var failoverLimit = reservoir.PerHour(200_000)
 
 // TestFailoverWithLoss promotes a replica that lagged, under limiters that go on
 // until the limit is exhausted. Side by side: limiters that tell the replica what

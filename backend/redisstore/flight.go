@@ -3,6 +3,7 @@ package redisstore
 import (
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -12,6 +13,10 @@ import (
 type flight struct {
 	group *group
 	lane  bool // it holds one; guarded by group.mu
+	own   bool // it is its caller's own goroutine
+
+	answered bool // the server has said something
+	took     time.Duration
 
 	calls []*call
 	one   [1]*call // room for the first, who mostly flies alone
@@ -27,17 +32,50 @@ func (f *flight) board(c *call) {
 
 // fly serves what has boarded, and who waits when it comes back.
 func (f *flight) fly() {
+	back := false
+	defer func() {
+		if !back {
+			f.crash(recover())
+		}
+	}()
 	for f.leg(); f.group.again(f); {
 		f.leg()
 	}
+	back = true
 }
 
-// leg brings the calls on board to their answers.
-func (f *flight) leg() {
-	f.send(f.calls, nil)
-	if missing := f.answer(f.calls, true); len(missing) > 0 {
-		f.load(missing)
+// crash hands the panic of a hook of go-redis to the callers who have no answer yet,
+// and frees the lane. It is nil if the hook has ended the goroutine.
+func (f *flight) crash(panicked any) {
+	for _, c := range f.calls {
+		c.panic, c.err = panicked, errCrashed
+		c.settle()
 	}
+	f.group.overdue(f)
+}
+
+// quietly runs f in a goroutine without a caller who could be told of a hook's panic.
+// It would end the process; callers meet the same hook.
+func quietly(f func()) {
+	go func() {
+		defer func() { _ = recover() }()
+		f()
+	}()
+}
+
+var errCrashed = errors.New("a hook of the client ended the call")
+
+// leg brings the calls on board to their answers. Those that have none yet stay on
+// board.
+func (f *flight) leg() {
+	began := time.Now()
+	f.answered = false
+	f.send(f.calls, nil)
+	if f.calls = f.answer(f.calls, true); len(f.calls) > 0 {
+		f.load(f.calls)
+		f.calls = nil
+	}
+	f.took = time.Since(began)
 }
 
 // send sends the calls and returns when go-redis has an outcome for each. Those
@@ -48,16 +86,18 @@ func (f *flight) send(calls []*call, whole map[*call]bool) {
 		c.loads = f.group.loads[c.script.index].Load()
 		c.stamp(now, whole[c])
 	}
+	ctx := calls[0].ctx
+	if !f.own {
+		ctx = detach(calls)
+	}
 	if a := f.group.ack; a.concerns(calls) {
-		a.send(f.group.client, calls)
+		a.send(ctx, f.group.client, calls)
 		return
 	}
 	if len(calls) == 1 {
-		_ = f.group.client.Process(calls[0].ctx, calls[0].cmd)
+		_ = f.group.client.Process(ctx, calls[0].cmd)
 		return
 	}
-	ctx, cancel := latest(calls)
-	defer cancel()
 	pipe := f.group.client.Pipeline()
 	_ = pipe.BatchProcess(ctx, commands(calls)...)
 	_, err := pipe.Exec(ctx)
@@ -88,19 +128,21 @@ func commands(calls []*call) []redis.Cmder {
 
 // answer settles the calls, but for those that go on: to another server or, if
 // retry is set, to this one, for it does not know their script. It returns the
-// latter. Nothing is sent again for a caller that has left.
+// latter. For a caller that has left only a script is loaded, which does nothing.
 func (f *flight) answer(calls []*call, retry bool) (missing []*call) {
 	var now int64
 	kept := calls[:0]
 	for _, c := range calls {
 		now = max(now, c.judge())
 		switch {
-		case c.err == nil || c.state.Load() == left:
+		case c.err == nil:
 			c.settle()
 		case retry && redis.HasErrorPrefix(c.err, "NOSCRIPT"):
 			kept = append(kept, c)
+		case c.state.Load() == left:
+			c.settle()
 		case f.group.elsewhere != nil && isElsewhere(c.err):
-			f.group.denied.Add(1)
+			f.group.deny(c.err, c.tag)
 			f.group.elsewhere.launch(c)
 		default:
 			if redis.HasErrorPrefix(c.err, "READONLY") {
@@ -111,6 +153,7 @@ func (f *flight) answer(calls []*call, retry bool) (missing []*call) {
 	}
 	if now > 0 {
 		f.group.clock.heard(now)
+		f.answered = true
 	}
 	return kept
 }

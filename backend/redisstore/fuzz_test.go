@@ -62,7 +62,7 @@ func FuzzContents(f *testing.F) {
 		for op := range 4 {
 			require.NoError(t, client.FlushDB(ctx).Err())
 			require.NoError(t, client.MSet(ctx, "{k}", used, "{k}:exp", exp).Err())
-			require.NoError(t, client.HSet(ctx, "{k}:own", "w", w, "l", l, "a", account).Err())
+			require.NoError(t, client.HSet(ctx, "{k}:own", "w", w+" "+l, "a", account).Err())
 			before := contents(t, client)
 			granted, returned, err := fuzzOne(ctx, s, op, limit, 1+abs(want)%limit.Tokens)
 			typed(t, err)
@@ -121,7 +121,7 @@ func fuzzOne(ctx context.Context, s backend.Store, op int, l backend.Limit, n in
 		_, err := s.Check(ctx, "k", l)
 		return 0, 0, err
 	default:
-		_, err := s.Refund(ctx, backend.RefundRequest{Key: "k", Window: backend.Window(time.Now().Add(time.Hour).UnixMilli()), Tokens: n})
+		_, err := s.Refund(ctx, backend.RefundRequest{Key: "k", Window: backend.Window(time.Now().Add(time.Hour).UnixMilli()), Client: "r", Total: n})
 		return 0, 0, err
 	}
 }
@@ -156,7 +156,7 @@ func FuzzRequests(f *testing.F) {
 		}
 		_, err = s.Check(ctx, key, limit)
 		typed(t, err)
-		_, err = s.Refund(ctx, backend.RefundRequest{Key: key, Window: backend.Window(w), Tokens: want})
+		_, err = s.Refund(ctx, backend.RefundRequest{Key: key, Window: backend.Window(w), Client: "r", Total: want})
 		typed(t, err)
 		require.LessOrEqual(t, client.DBSize(ctx).Val(), int64(3), "the keys of one limit")
 	})
@@ -283,7 +283,7 @@ func possible(ctx context.Context, t *testing.T, s backend.Store) {
 	typed(t, err)
 	state, err := s.Check(ctx, "k", limit10)
 	typed(t, err)
-	back, err := s.Refund(ctx, backend.RefundRequest{Key: "k", Window: 1, Tokens: 1})
+	back, err := s.Refund(ctx, backend.RefundRequest{Key: "k", Window: 1, Client: "r", Total: 1})
 	typed(t, err)
 	for _, n := range []int64{int64(r.Window), r.Remaining, r.Grant, r.Recovered, r.Granted, r.Returned, r.Clients, r.Reasserted,
 		int64(state.Window), state.Remaining, back} {

@@ -14,11 +14,15 @@ import (
 //
 //   - a call that finds fewer than lanes flights under way leaves at once and by
 //     itself: nobody waits for company;
+//   - to a distant server those who wait leave after a small part of a trip, with
+//     more flights under way: a trip more would be too late for them;
 //   - who comes while all lanes are taken rides with all others who did so, in
 //     the order in which they came, on the next flight;
 //   - a flight that a caller has given up on does not hold a lane any more: a
 //     connection that hangs until go-redis' read timeout delays no later call
 //     for longer than the patience of one caller;
+//   - a flight goes on when its callers have left, so that its connection is made
+//     and its script is known for those who come later;
 //   - a group without calls has no goroutine.
 //
 // The obvious design, one flight at a time, serves as many calls a second. But then
@@ -44,6 +48,9 @@ type group struct {
 	waiting     int
 	calls       int64 // that have come, repetitions not counted
 	budget      budget
+	trip        time.Duration // what an answered flight took of late, or 0
+	answers     bool          // the last flight was answered
+	pacing      bool          // a flight beyond lanes is to leave soon
 
 	succession // of a cluster's node
 }
@@ -71,7 +78,7 @@ func (g *group) submit(c *call) {
 	f := g.enter(c)
 	switch {
 	case f == nil:
-	case c.inline:
+	case f.own:
 		g.escort(f)
 	default:
 		go f.fly()
@@ -81,6 +88,7 @@ func (g *group) submit(c *call) {
 // launch is submit from a flight, which has others to answer.
 func (g *group) launch(c *call) {
 	if f := g.enter(c); f != nil {
+		f.own = false
 		go f.fly()
 	}
 }
@@ -94,10 +102,11 @@ func (g *group) enter(c *call) *flight {
 	}
 	if g.flying >= g.lanes {
 		g.push(c)
+		g.pace()
 		return nil
 	}
 	g.flying++
-	f := &flight{group: g, lane: true}
+	f := &flight{group: g, lane: true, own: c.inline && (!c.ends || g.near())}
 	f.board(c)
 	return f
 }
@@ -113,7 +122,7 @@ func (g *group) escort(f *flight) {
 		}
 	}()
 	f.leg()
-	back = true
+	f.own, back = false, true
 	if g.again(f) {
 		go f.fly()
 	}
@@ -178,11 +187,65 @@ func (g *group) overdue(f *flight) {
 	g.flying--
 }
 
+// nearby is a flight's time to a server that is near: a new connection there costs
+// a few of these, which is still less than callers wait.
+const nearby = 20 * time.Millisecond
+
+// near reports whether the server answers soon. A caller's own goroutine does no
+// more than the caller's own time allows, and so flies to such servers alone. The
+// caller holds g.mu.
+func (g *group) near() bool { return g.answers && g.trip < nearby }
+
+// measure notes how long the flight took, less what the few take that open a
+// connection. The caller holds g.mu.
+func (g *group) measure(f *flight) {
+	g.answers = f.answered
+	switch {
+	case !f.answered:
+	case f.took < g.trip || g.trip == 0:
+		g.trip = f.took
+	default:
+		g.trip += (f.took - g.trip) / 8
+	}
+}
+
+// farLanes is how many pipelines may be under way to a distant server. Who had to
+// wait there for one of a few to come back would be too late.
+const farLanes = 20
+
+// pace lets those who wait leave a part of a trip from now, beyond lanes, if the
+// server is distant. The caller holds g.mu.
+func (g *group) pace() {
+	if g.trip > nearby && g.flying < farLanes && !g.pacing {
+		g.pacing = true
+		time.AfterFunc(g.trip/(farLanes-lanes), g.relieve)
+	}
+}
+
+// relieve flies those who wait, and others until it finds none.
+func (g *group) relieve() {
+	g.mu.Lock()
+	f := &flight{group: g, lane: true}
+	g.pacing = false
+	full := g.fill(f)
+	if full {
+		g.flying++
+	}
+	if g.first != nil {
+		g.pace()
+	}
+	g.mu.Unlock()
+	if full {
+		f.fly()
+	}
+}
+
 // again fills a flight that has come back with those who wait, and reports
 // whether it is to leave. If not, its lane is free.
 func (g *group) again(f *flight) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.measure(f)
 	if !f.lane {
 		return false // it has been given away
 	}

@@ -284,10 +284,10 @@ func TestScriptStorm(t *testing.T) {
 	var list []*call
 	for i := range n {
 		c := newCall(t.Context(), takeScript, "", fmt.Sprint("p", i))
-		c.numbers(1, 10, 60000)
+		c.numbers(1, 10, 60000, 0)
 		if i%2 == 1 {
 			c = newCall(t.Context(), checkScript, "", fmt.Sprint("p", i))
-			c.numbers(10)
+			c.numbers(10, 60000)
 		}
 		c.finish()
 		c.ready()
@@ -318,7 +318,7 @@ func TestOwnInstant(t *testing.T) {
 		ctx, cancel := context.WithDeadline(t.Context(), now.Add(time.Duration(i+1)*time.Minute))
 		defer cancel()
 		c := newCall(ctx, takeScript, "", fmt.Sprint("k", i))
-		c.numbers(1, 10, 60000)
+		c.numbers(1, 10, 60000, 0)
 		c.finish()
 		c.ready()
 		require.Zero(t, *c.after, "not before it leaves")

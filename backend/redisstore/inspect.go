@@ -1,9 +1,11 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,22 +63,25 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	return out, err
 }
 
+// field is the text of a client's field in {k}:own; see sync.lua.
+var field = regexp.MustCompile(`^~?(\d+)(?: (\d+))?(?: \d+){0,2}$`)
+
 // ledger reads the clients' fields of {k}:own; one of another window is void.
 func ledger(own map[string]string, w backend.Window) ([]backend.Account, error) {
-	if own["w"] != strconv.FormatInt(int64(w), 10) {
+	if of, _, _ := strings.Cut(own["w"], " "); of != strconv.FormatInt(int64(w), 10) {
 		return nil, nil
 	}
 	var list []backend.Account
 	for name, text := range own {
-		if name == "w" || name == "l" || name == "dry" {
+		if name == "w" {
 			continue
 		}
-		g, b, _ := strings.Cut(text, " ")
-		granted, err := strconv.ParseInt(g, 10, 64)
-		returned, err2 := int64(0), error(nil)
-		if b != "" {
-			returned, err2 = strconv.ParseInt(b, 10, 64)
+		m := field.FindStringSubmatch(text)
+		if m == nil {
+			return nil, badState("ledger")
 		}
+		granted, err := strconv.ParseInt(m[1], 10, 64)
+		returned, err2 := strconv.ParseInt(cmp.Or(m[2], "0"), 10, 64)
 		if err != nil || err2 != nil {
 			return nil, badState("ledger")
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -76,6 +77,26 @@ func TestClassify(t *testing.T) {
 	}
 }
 
+// TestKeyOnly: an answer about a slot or a value says nothing of other keys, and all
+// others do.
+func TestKeyOnly(t *testing.T) {
+	for _, f := range faults {
+		require.Equal(t, slices.Contains(ofKeys, f.name), f.keyOnly, f.name)
+	}
+	for text, want := range map[reply]bool{
+		"CLUSTERDOWN Hash slot not served":                        true,
+		"TRYAGAIN Multiple keys request during rehashing of slot": true,
+		"CLUSTERDOWN The cluster is down":                         false,
+		"NOPERM No permissions to access a key":                   false,
+		"OOM command not allowed when used memory > 'maxmemory'.": false,
+	} {
+		failure, ok := errors.AsType[*backend.Error](wrap("sync", text))
+		require.True(t, ok)
+		require.Equal(t, want, failure.KeyOnly, text)
+		require.Contains(t, failure.Error(), string(text))
+	}
+}
+
 // TestMayRepeat: what may be said again after which failure.
 func TestMayRepeat(t *testing.T) {
 	for _, row := range []struct {
@@ -85,7 +106,7 @@ func TestMayRepeat(t *testing.T) {
 		{syncScript, true, true, false},
 		{checkScript, true, true, false},
 		{takeScript, true, false, false},
-		{refundScript, true, false, false},
+		{refundScript, true, true, false},
 	} {
 		require.Equal(t, row.unavailable, row.script.mayRepeat(backend.Unavailable), row.script.op)
 		require.Equal(t, row.unknown, row.script.mayRepeat(backend.Unknown), row.script.op)

@@ -30,6 +30,9 @@ var (
 
 // seconds writes a window's end as {k}:exp holds it.
 func seconds(w backend.Window) string {
+	if w%1000 == 0 {
+		return fmt.Sprint(int64(w) / 1000)
+	}
 	return fmt.Sprintf("%d.%03d", w/1000, w%1000)
 }
 
@@ -56,37 +59,43 @@ func TestLayout(t *testing.T) {
 	sync(backend.SyncRequest{Client: "b", Window: w, Granted: 2, Returned: 1})
 	require.Equal(t, "8", client.Get(ctx, "rl:{user%201}").Val())
 	require.Equal(t, map[string]string{
-		"w": strconv.FormatInt(int64(w), 10), "l": "0 7", "a": "4", "b": "2 1",
+		"w": fmt.Sprintf("%d 2 7 0 3 0", w), "a": "4", "b": "2 1", // 3 were charged before there was a ledger
 	}, client.HGetAll(ctx, "rl:{user%201}:own").Val())
 	require.EqualValues(t, 3, client.DBSize(ctx).Val())
 
-	for _, key := range []string{"rl:{user%201}", "rl:{user%201}:exp", "rl:{user%201}:own"} {
+	for _, key := range []string{"rl:{user%201}", "rl:{user%201}:own"} {
 		at := client.PExpireTime(ctx, key).Val()
 		require.Equal(t, int64(w)+1000, at.Milliseconds(), "%s lives a second longer than the window", key)
 	}
-	_, err := s.Refund(ctx, backend.RefundRequest{Key: "user 1", Window: w, Tokens: 2})
+	require.Equal(t, int64(w)+1000+60_000, client.PExpireTime(ctx, "rl:{user%201}:exp").Val().Milliseconds(), "and the end a length longer still")
+	sync(backend.SyncRequest{Client: "b", Window: w, Granted: 2, Returned: 1, Debt: 3, Leaving: true})
+	require.Equal(t, map[string]string{"w": fmt.Sprintf("%d 1 10 0 3 %s", w, client.HGet(ctx, "rl:{user%201}:own", "w").Val()[23:]), "a": "4", "b": "~2 1 3"},
+		client.HGetAll(ctx, "rl:{user%201}:own").Val())
+	_, err := s.Refund(ctx, backend.RefundRequest{Key: "user 1", Window: w, Client: "r", Total: 2})
 	require.NoError(t, err)
 	require.Equal(t, int64(w)+1000, client.PExpireTime(ctx, "rl:{user%201}").Val().Milliseconds(), "a refund keeps it")
+	require.Equal(t, "~0 0 0 2", client.HGet(ctx, "rl:{user%201}:own", "r").Val())
 }
 
 // TestEveryMillisecond: an end that is written in decimals is read as what it was.
 func TestEveryMillisecond(t *testing.T) {
 	s := redisstore.New(redistest.Start(t).Client())
 	base := time.Now().Truncate(time.Second)
+	limit := backend.Limit{Tokens: 10, Window: time.Minute + time.Millisecond}
 	for ms := range 1000 {
-		now := base.Add(time.Duration(ms) * time.Millisecond)
+		now := base.Add(time.Duration(ms-1) * time.Millisecond)
 		ctx, key := storeclock.With(t.Context(), now), fmt.Sprint(ms)
 		for range 2 {
-			got, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
+			got, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit, Tokens: 1})
 			require.NoError(t, err)
-			require.EqualValues(t, now.Add(time.Minute).UnixMilli(), got.Window)
+			require.EqualValues(t, now.Add(limit.Window).UnixMilli(), got.Window)
 		}
-		n, err := s.Refund(ctx, backend.RefundRequest{Key: key, Window: backend.Window(now.Add(time.Minute).UnixMilli()), Tokens: 1})
+		n, err := s.Refund(ctx, backend.RefundRequest{Key: key, Window: backend.Window(now.Add(limit.Window).UnixMilli()), Client: "r", Total: 1})
 		require.NoError(t, err)
 		require.EqualValues(t, 1, n)
-		got, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "a", Limit: limit10})
+		got, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "a", Limit: limit})
 		require.NoError(t, err)
-		require.EqualValues(t, now.Add(time.Minute).UnixMilli(), got.Window)
+		require.EqualValues(t, now.Add(limit.Window).UnixMilli(), got.Window)
 	}
 }
 
@@ -106,9 +115,10 @@ func TestCountBelowZero(t *testing.T) {
 	require.Zero(t, sync.Remaining)
 	state, err := s.Check(t.Context(), "c", limit10)
 	require.NoError(t, err)
-	back, err := s.Refund(t.Context(), backend.RefundRequest{Key: "c", Window: state.Window, Tokens: 1})
+	back, err := s.Refund(t.Context(), backend.RefundRequest{Key: "c", Window: state.Window, Client: "r", Total: 1})
 	require.NoError(t, err)
-	require.Zero(t, back)
+	require.EqualValues(t, 1, back)
+	require.EqualValues(t, 10, remaining(t, s, "c"))
 }
 
 // TestCleansUp: Redis deletes what nobody asks for any more.
@@ -129,7 +139,7 @@ func TestCleansUp(t *testing.T) {
 func TestSharesWithGitHub(t *testing.T) {
 	client := redistest.Start(t).Client()
 	s := redisstore.New(client)
-	now := time.Now().Truncate(time.Millisecond)
+	now := time.Now().Truncate(time.Second)
 	at := func(d time.Duration) context.Context { return storeclock.With(t.Context(), now.Add(d)) }
 	theirs := func(script *redis.Script, key string, args ...any) []int64 {
 		t.Helper()
@@ -217,15 +227,17 @@ func TestGarbage(t *testing.T) {
 		{"a hash for an end, without a count", [][]any{hash("{k}:exp", "a", "1")}, "WRONGTYPE", false},
 		{"a string for a ledger", [][]any{set("{k}", "1"), set("{k}:exp", end), set("{k}:own", "a")}, "WRONGTYPE", true},
 		{"a string for a ledger, without a window", [][]any{set("{k}:own", "a")}, "WRONGTYPE", true},
-		{"a word for an account", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0", "a", "much")}, "BADSTATE", true},
-		{"three totals", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0", "a", "3 2 1")}, "BADSTATE", true},
-		{"a total below 0", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0", "a", "-3")}, "BADSTATE", true},
-		{"a total too large", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0", "a", "9007199254740992")}, "BADSTATE", true},
-		{"a word for an exhaustion", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0", "dry", "soon")}, "BADSTATE", true},
-		{"a word for a total", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0 all")}, "BADSTATE", true},
-		{"too many numbers beside a learning time", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0 1 2 3")}, "BADSTATE", true},
-		{"more loose tokens than can be counted", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "0 1 9007199254740992")}, "BADSTATE", true},
-		{"a word for a learning time", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "l", "long")}, "BADSTATE", true},
+		{"a word for an account", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "much")}, "BADSTATE", true},
+		{"five totals", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "5 4 3 2 1")}, "BADSTATE", true},
+		{"a total below 0", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "-3")}, "BADSTATE", true},
+		{"a total too large", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "9007199254740992")}, "BADSTATE", true},
+		{"a debt too large", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "1 0 9007199254740992")}, "BADSTATE", true},
+		{"a word for a window", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", "soon")}, "BADSTATE", true},
+		{"a word for the clients", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w+" two")}, "BADSTATE", true},
+		{"a word for a total", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w+" 1 all")}, "BADSTATE", true},
+		{"too many numbers", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w+" 1 2 3 4 5 6")}, "BADSTATE", true},
+		{"more unattributed tokens than can be counted", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w+" 1 1 0 9007199254740992")}, "BADSTATE", true},
+		{"an exhaustion too late to be true", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w+" 1 1 0 0 9007199254740992")}, "BADSTATE", true},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			require.NoError(t, client.FlushDB(t.Context()).Err())
@@ -270,7 +282,7 @@ func callsOf(s backend.Store, key string) []call {
 			return err
 		}},
 		{"refund", func(ctx context.Context) error {
-			_, err := s.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Tokens: 1})
+			_, err := s.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Client: "r", Total: 1})
 			return err
 		}},
 	}

@@ -3,7 +3,9 @@
 //
 // A limit on key k is three Redis keys, which share a slot: {k} counts the tokens
 // charged in the window, {k}:exp is the window's stored end, {k}:own is the ledger
-// of what each client was granted. The scripts that change them are in package
+// of what each client was granted. The first and the last expire a second after the
+// window, the end a window's length later still: so a call with another length is
+// told the open one's. The scripts that change them are in package
 // lua. The first two are those of GitHub's rate limiter, so a program that runs
 // its scripts on the same keys shares the same limit.
 //
@@ -12,11 +14,14 @@
 // Any redis.UniversalClient serves but redis.Ring, which moves keys between
 // servers. The store bounds every call by its context even where go-redis does
 // not, but it cannot give a connection back before go-redis does, so give the
-// client short timeouts of its own and leave repeating to the store:
+// client short timeouts of its own and leave repeating to the store. A connection
+// that is being made outlives the call that needed it, for up to two seconds, and
+// later calls find it: DialTimeout may be longer than a caller waits, and should be
+// three round trips or more.
 //
 //	redis.NewClient(&redis.Options{
 //		Addr: addr, MaxRetries: -1, DialerRetries: 1,
-//		DialTimeout: 200 * time.Millisecond, ReadTimeout: 200 * time.Millisecond,
+//		DialTimeout: 500 * time.Millisecond, ReadTimeout: 200 * time.Millisecond,
 //		ContextTimeoutEnabled: true,
 //	})
 //
@@ -68,8 +73,8 @@ import (
 // Store implements backend.Store and backend.Inspector. Make it with New. It is safe
 // for concurrent use; several limiters may share it. It holds no connection
 // of its own (for a while it does: WithReplicaAck), runs no goroutine between calls
-// but for a look at the server after the first (WithWarnings), and does not close
-// the client.
+// but for a connection or a reply that is still to come and for a look at the server
+// after the first (WithWarnings), and does not close the client.
 type Store struct {
 	client   redis.UniversalClient   // the one that writes
 	primary  *route                  // to it
@@ -183,17 +188,21 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if err != nil {
 		return out, err
 	}
+	if v[4] != 0 { // a window of another length: nothing was done
+		return backend.SyncReply{State: state(v), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1}, nil
+	}
 	return backend.SyncReply{
 		State:      state(v),
 		Grant:      v[5],
 		Recovered:  v[6],
 		Granted:    v[7],
 		Returned:   v[8],
-		Clients:    v[9],
-		Reasserted: v[10],
-		Lasted:     time.Duration(v[11]) * time.Millisecond,
+		Debt:       v[9],
+		Clients:    v[10],
+		Reasserted: v[11],
+		Lasted:     time.Duration(v[12]) * time.Millisecond,
 		Carried:    v[0]&flagCarried != 0,
-		Total:      v[12],
+		Total:      v[13],
 		Learning:   v[0]&flagLearning != 0,
 	}, nil
 }
@@ -201,8 +210,14 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 func (s *Store) sync(ctx context.Context, r backend.SyncRequest) *call {
 	c := newCall(ctx, s.form(syncScript), s.prefix, r.Key)
 	c.text(r.Client)
-	c.numbers(r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.Window), r.Granted, r.Returned,
-		r.Want, r.Need, r.Strand, r.Peers, r.Pace, r.Total, r.Used)
+	leaving := int64(0)
+	if r.Leaving {
+		leaving = 1
+	}
+	c.numbers(r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand, r.Peers, r.Pace, int64(r.End), leaving)
+	if r.Window != 0 { // of no window the script needs to know nothing
+		c.numbers(int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
+	}
 	return c
 }
 
@@ -215,7 +230,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 		return out, err
 	}
 	c := newCall(ctx, s.form(takeScript), s.prefix, r.Key)
-	c.numbers(r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds())
+	c.numbers(r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End))
 	c.undo = &undo{s, r.Key, r.Tokens}
 	v, err := s.run(c, s.primary)
 	if err != nil {
@@ -237,7 +252,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 		to = s.readers[s.nextRead.Add(1)%n]
 	}
 	c := newCall(ctx, s.form(checkScript), s.prefix, key)
-	c.numbers(l.Tokens)
+	c.numbers(l.Tokens, l.Window.Milliseconds())
 	v, err := s.run(c, to)
 	if err != nil {
 		return backend.State{}, err
@@ -245,13 +260,15 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	return state(v), nil
 }
 
-// Refund implements backend.Store with one EVALSHA.
+// Refund implements backend.Store with one EVALSHA. It is repeated, within ctx, when
+// it fails or its reply is lost.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	if err := r.Validate(); err != nil {
 		return 0, err
 	}
 	c := newCall(ctx, s.form(refundScript), s.prefix, r.Key)
-	c.numbers(r.Tokens, int64(r.Window))
+	c.text(r.Client)
+	c.numbers(r.Total, int64(r.Window))
 	v, err := s.run(c, s.primary)
 	if err != nil {
 		return 0, err
@@ -272,12 +289,13 @@ func (s *Store) Shard(key string) string {
 	if s.err != nil {
 		return ""
 	}
-	node := s.primary.node(context.Background(), tagged(s.prefix, key))
+	tag := tagged(s.prefix, key)
+	node := s.primary.node(context.Background(), tag)
 	if node == nil {
 		return ""
 	}
 	if g, ok := s.primary.nodes.Load(node); ok { // its heir may serve by now
-		if heir, ok := g.(*group).current().client.(*redis.Client); ok {
+		if heir, ok := g.(*group).current(tag).client.(*redis.Client); ok {
 			node = heir
 		}
 	}
@@ -288,8 +306,9 @@ func (s *Store) Shard(key string) string {
 func state(v []int64) backend.State {
 	return backend.State{
 		Window:    backend.Window(v[2]),
-		Left:      time.Duration(v[3]) * time.Microsecond,
-		Remaining: v[4],
+		Left:      max(time.Duration(v[2]*1000-v[1])*time.Microsecond, 0),
+		Remaining: v[3],
+		Length:    time.Duration(v[4]) * time.Millisecond,
 	}
 }
 

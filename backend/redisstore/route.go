@@ -81,7 +81,7 @@ func (r *route) prompt() bool {
 // cluster's client has served a call, and so knows its slots, each goes by itself.
 func (r *route) group(ctx context.Context, tag string) *group {
 	if node := r.node(ctx, tag); node != nil {
-		return r.of(node).current()
+		return r.of(node).current(tag)
 	}
 	return r.whole
 }

@@ -26,14 +26,14 @@ type script struct {
 	repeats backend.Class // up to which class of failure it may be sent again
 }
 
-// Whether a script may be repeated after a failure is decided here alone. Sync is
-// idempotent and check changes nothing; take and refund are not, and go again
-// only when they surely did not run.
+// Whether a script may be repeated after a failure is decided here alone. Sync and
+// refund are idempotent and check changes nothing; take is not, and goes again only
+// when it surely did not run.
 var (
-	syncScript   = newScript(0, "sync", lua.Sync, "", 3, 13, true)
+	syncScript   = newScript(0, "sync", lua.Sync, "", 3, 14, true)
 	takeScript   = newScript(1, "take", lua.Take, "", 2, 5, false)
 	checkScript  = newScript(2, "check", lua.Check, "_ro", 2, 5, true)
-	refundScript = newScript(3, "refund", lua.Refund, "", 2, 3, false)
+	refundScript = newScript(3, "refund", lua.Refund, "", 3, 3, true)
 )
 
 func newScript(index int, op, source, suffix string, keys, fields int, idempotent bool) *script {
@@ -54,8 +54,9 @@ func (s *script) mayRepeat(c backend.Class) bool {
 	return c == backend.Unavailable || c == backend.Unknown && s.repeats == backend.Unknown
 }
 
-// reads are the commands of our scripts that change nothing.
-var reads = regexp.MustCompile(`redis\.call\('(GET|TIME|HMGET|HLEN)'`)
+// reads are the commands of our scripts that change nothing, with DEL, which deletes
+// only a ledger that is void.
+var reads = regexp.MustCompile(`redis\.call\('(GET|TIME|HMGET|PEXPIRETIME|DEL)'`)
 
 // firstWrite returns the number of the line with the script's first write, from 1.
 func firstWrite(source string) int {
@@ -106,7 +107,7 @@ func (s *Store) run(c *call, to *route) ([]int64, error) {
 			g.vain.Add(1)
 		}
 		if !c.again(f, to, g) || !sleep(ctx, jitter(pause<<c.attempt)) {
-			return nil, &backend.Error{Op: sc.op, Class: f.class, Err: err}
+			return nil, &backend.Error{Op: sc.op, Class: f.class, Err: err, KeyOnly: f.keyOnly}
 		}
 		if to.second != nil {
 			to = to.second

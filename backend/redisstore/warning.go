@@ -48,7 +48,7 @@ const lookTime = 2 * time.Second
 // off the caller's path.
 func (s *Store) met() {
 	if s.warn != nil && !s.looked.Load() && s.looked.CompareAndSwap(false, true) {
-		go s.look()
+		quietly(s.look)
 	}
 }
 

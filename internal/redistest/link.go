@@ -90,6 +90,8 @@ func (l *link) request(data []byte) {
 			return
 		case swallow:
 			l.swallowing = true // before the server can reply
+		case twice:
+			l.proxy.sendOnce(data)
 		}
 	}
 	// An error means that the server is gone, which readReplies sees too.

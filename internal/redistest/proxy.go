@@ -34,11 +34,12 @@ type Proxy struct {
 	closed   bool
 	swallow  rule
 	drop     rule
+	repeat   rule
 	delay    time.Duration
 	holding  bool
 	gate     chan struct{} // closed while traffic may pass
 
-	swallowed, dropped, delayed, held, heldBytes, cut atomic.Int64
+	swallowed, dropped, repeated, delayed, held, heldBytes, cut atomic.Int64
 }
 
 // rule is a fault that waits for the next n chunks with a text.
@@ -124,6 +125,39 @@ func (p *Proxy) DropRequests(substr string, n int) {
 
 // Dropped returns how many chunks [Proxy.DropRequests] has lost.
 func (p *Proxy) Dropped() int64 { return p.dropped.Load() }
+
+// RepeatRequests brings each of the next n request chunks that contain substr to
+// the server twice: once more over a connection of its own, whose reply nobody
+// reads, and then as it was sent. A second call replaces the first, and n = 0 ends
+// it.
+func (p *Proxy) RepeatRequests(substr string, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.repeat = rule{[]byte(strings.ToLower(substr)), n}
+}
+
+// Repeated returns how many chunks [Proxy.RepeatRequests] has repeated.
+func (p *Proxy) Repeated() int64 { return p.repeated.Load() }
+
+// sendOnce brings the chunk to the server, over a connection of its own, and
+// returns when the server has said something to that.
+func (p *Proxy) sendOnce(data []byte) {
+	server, err := new(net.Dialer).DialContext(p.t.Context(), "tcp", p.target)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	_ = server.SetDeadline(time.Now().Add(repeatLimit))
+	if _, err := server.Write(data); err != nil {
+		return
+	}
+	if _, err := server.Read(make([]byte, 1)); err == nil {
+		p.repeated.Add(1)
+	}
+}
+
+// repeatLimit bounds one repetition.
+const repeatLimit = 5 * time.Second
 
 // Delay makes every chunk of a reply arrive d later; 0 ends it. It is latency,
 // not a limit of throughput: replies that follow each other closely arrive as
@@ -266,6 +300,7 @@ const (
 	pass    fate = iota
 	lose         // the request is lost
 	swallow      // the reply is lost
+	twice        // the request comes twice
 )
 
 // judge decides the fate of a request chunk and uses up the fault.
@@ -278,6 +313,8 @@ func (p *Proxy) judge(data []byte) fate {
 		return lose
 	case p.swallow.take(lower):
 		return swallow
+	case p.repeat.take(lower):
+		return twice
 	default:
 		return pass
 	}

@@ -17,10 +17,9 @@ const migrateTime = 5000
 // MOVED.
 func (c *Cluster) Reshard(from, to *Server, list []int) {
 	c.t.Helper()
-	source, target := from.id(), to.id()
+	target := to.id()
 	for _, slot := range list {
-		to.do("cluster", "setslot", slot, "importing", source)
-		from.do("cluster", "setslot", slot, "migrating", target)
+		c.OpenSlot(from, to, slot)
 		from.migrate(to, slot)
 		to.do("cluster", "setslot", slot, "node", target) // first who gets it, or it would be nobody's
 		from.do("cluster", "setslot", slot, "node", target)
@@ -110,4 +109,12 @@ func (p peer) list() (all []int) {
 		}
 	}
 	return all
+}
+
+// OpenSlot leaves the slot as a reshard does that was interrupted: one master is to
+// give it away, the other is to get it, and no key has moved.
+func (c *Cluster) OpenSlot(from, to *Server, slot int) {
+	c.t.Helper()
+	to.do("cluster", "setslot", slot, "importing", from.id())
+	from.do("cluster", "setslot", slot, "migrating", to.id())
 }

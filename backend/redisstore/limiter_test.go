@@ -1,0 +1,168 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// This file is the limiter as a whole on a real Redis.
+
+// scripts is how many scripts Redis says that it ran.
+func scripts(s *redistest.Server) int64 { return s.Calls("evalsha", "eval") }
+
+// patient is a fetch timeout for tests of counts, which a busy machine does not break.
+var patient = reservoir.WithFetchTimeout(10 * time.Second)
+
+// limiterOn returns a limiter over client that is closed with t.
+func limiterOn(t *testing.T, client redis.UniversalClient, limit reservoir.Limit, opts ...reservoir.Option) *reservoir.Limiter {
+	t.Helper()
+	l, err := reservoir.New(redisstore.New(client), limit, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, l.Close(context.Background())) })
+	return l
+}
+
+// drain has so many goroutines ask for n tokens until each is refused, and returns the
+// tokens that were admitted.
+func drain(t *testing.T, l *reservoir.Limiter, goroutines int, n int64) int64 {
+	var admitted atomic.Int64
+	var wg sync.WaitGroup
+	for range goroutines {
+		wg.Go(func() {
+			for {
+				r, err := l.AllowN(context.Background(), "k", n)
+				if !assert.NoError(t, err) || !r.Allowed {
+					return
+				}
+				admitted.Add(n)
+			}
+		})
+	}
+	wg.Wait()
+	return admitted.Load()
+}
+
+// A crowd on a cold key shares a few calls.
+func TestColdCrowd(t *testing.T) {
+	for _, n := range []int64{1, 20} {
+		server := redistest.Start(t)
+		l := limiterOn(t, server.Client(), reservoir.PerMinute(100_000), patient, reservoir.WithBatch(reservoir.Fixed(10)))
+		server.ResetStats()
+		start := make(chan struct{})
+		var wg sync.WaitGroup
+		for range 1000 {
+			wg.Go(func() {
+				<-start
+				r, err := l.AllowN(context.Background(), "k", n)
+				assert.NoError(t, err)
+				assert.True(t, r.Allowed)
+			})
+		}
+		close(start)
+		wg.Wait()
+		assert.LessOrEqual(t, scripts(server), 12+1000*n/100, "n=%d", n)
+	}
+}
+
+// One process spends its limit as fast as it can: nearly no request makes a store
+// call, and the last token is found before the first refusal.
+func TestFlatOut(t *testing.T) {
+	for _, workers := range []int{64, 512} {
+		for _, n := range []int64{1, 5} {
+			t.Run(fmt.Sprintf("workers=%d/n=%d", workers, n), func(t *testing.T) {
+				limit := 500_000 * n
+				server := redistest.Start(t)
+				l := limiterOn(t, server.Client(), reservoir.PerMinute(limit), patient)
+				server.ResetStats()
+				assert.Equal(t, limit, drain(t, l, workers, n), "no false refusal")
+				assert.LessOrEqual(t, scripts(server), int64(500))
+			})
+		}
+	}
+}
+
+// The same workers at the pace that the limit allows: hardly one waits once the pace is
+// known.
+func TestPaced(t *testing.T) {
+	const workers, rate, duration = 64, 16_000, 2 * time.Second
+	server := redistest.Start(t)
+	l := limiterOn(t, server.Client(), reservoir.PerMinute(1_000_000), patient)
+	server.ResetStats()
+	var tickets atomic.Int64
+	var wg sync.WaitGroup
+	begin := time.Now()
+	for range workers {
+		wg.Go(func() {
+			for due := time.Duration(0); due < duration; {
+				due = time.Duration(tickets.Add(1)-1) * time.Second / rate
+				time.Sleep(time.Until(begin.Add(due)))
+				if r, err := l.Allow(context.Background(), "k"); !assert.NoError(t, err) || !assert.True(t, r.Allowed) {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	assert.LessOrEqual(t, scripts(server), tickets.Load()/1000)
+}
+
+// Every process reports the same instant for a window.
+func TestResetIsTheSameEverywhere(t *testing.T) {
+	server := redistest.Start(t)
+	seen := map[string]map[time.Time]bool{}
+	for range 5 {
+		l := limiterOn(t, server.Client(), reservoir.PerMinute(1000), patient)
+		for j := range 20 {
+			key := fmt.Sprint("key-", j%4)
+			r, err := l.Allow(context.Background(), key)
+			require.NoError(t, err)
+			c, err := l.Check(context.Background(), key)
+			require.NoError(t, err)
+			if seen[key] == nil {
+				seen[key] = map[time.Time]bool{}
+			}
+			seen[key][r.Reset.UTC()], seen[key][c.Reset.UTC()] = true, true
+		}
+	}
+	for key, resets := range seen {
+		assert.Len(t, resets, 1, key)
+	}
+}
+
+// A Redis that is 40 or 80 ms away works with all defaults and the client options that
+// the documents advise: what it takes to connect has a time of its own.
+func TestFarRedis(t *testing.T) {
+	for _, away := range []time.Duration{40 * time.Millisecond, 80 * time.Millisecond} {
+		t.Run(away.String(), func(t *testing.T) {
+			server := redistest.Start(t)
+			proxy := redistest.NewProxy(t, server.Addr())
+			proxy.Delay(away) // of replies; requests arrive at once
+			client := redis.NewClient(&redis.Options{
+				Addr: proxy.Addr(), MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true,
+				DialTimeout: 200 * time.Millisecond, ReadTimeout: 200 * time.Millisecond,
+			})
+			t.Cleanup(func() { _ = client.Close() })
+			l := limiterOn(t, client, reservoir.PerMinute(100_000))
+			admitted := 0
+			for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && admitted < 50; {
+				if r, err := l.Allow(context.Background(), "k"); err == nil && r.Allowed {
+					admitted++
+				}
+			}
+			assert.Equal(t, 50, admitted)
+			assert.Positive(t, proxy.Delayed())
+		})
+	}
+}

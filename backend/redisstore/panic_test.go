@@ -1,0 +1,103 @@
+package redisstore_test
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// bug is a hook of go-redis that calls do before each command and pipeline, from
+// when it is switched on.
+type bug struct {
+	mu sync.Mutex
+	do func()
+}
+
+func (b *bug) set(do func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.do = do
+}
+
+func (b *bug) run() {
+	b.mu.Lock()
+	do := b.do
+	b.mu.Unlock()
+	if do != nil {
+		do()
+	}
+}
+
+func (b *bug) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (b *bug) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		b.run()
+		return next(ctx, cmd)
+	}
+}
+
+func (b *bug) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		b.run()
+		return next(ctx, cmds)
+	}
+}
+
+// TestHookPanics: every caller of a pipeline sees what a hook of go-redis panicked
+// with, whoever's goroutine it was in; then calls are served as before.
+func TestHookPanics(t *testing.T) {
+	const callers = 50
+	for name, do := range map[string]func(){
+		"panic":  func() { panic("a hook's bug") },
+		"Goexit": runtime.Goexit,
+	} {
+		t.Run(name, func(t *testing.T) {
+			hook := new(bug)
+			client := redistest.Start(t).Client(unhurried)
+			client.AddHook(hook)
+			s := redisstore.New(client, redisstore.WithWarnings(nil))
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // it can be cancelled: not the caller's own goroutine
+			defer cancel()
+			call := func() (panicked any, err error) {
+				defer func() { panicked = recover() }()
+				_, err = s.Take(ctx, backend.TakeRequest{Key: "k", Limit: millions, Tokens: 1})
+				return nil, err
+			}
+			_, err := call()
+			require.NoError(t, err)
+			hook.set(do)
+			var wg sync.WaitGroup
+			for range callers {
+				wg.Go(func() {
+					panicked, err := call()
+					if name == "panic" {
+						assert.Equal(t, "a hook's bug", panicked)
+						return
+					}
+					assert.Error(t, err)
+				})
+			}
+			wg.Wait()
+			hook.set(nil)
+			for range callers {
+				wg.Go(func() {
+					panicked, err := call()
+					assert.Nil(t, panicked)
+					assert.NoError(t, err)
+				})
+			}
+			wg.Wait()
+		})
+	}
+}

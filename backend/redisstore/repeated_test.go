@@ -1,0 +1,62 @@
+package redisstore_test
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/lua"
+)
+
+// TestRepeatedRefund: a network brings refunds to the server twice, those of a
+// caller and those of a Take whose caller has left. Nothing is given back twice.
+func TestRepeatedRefund(t *testing.T) {
+	const patience = 20 * time.Millisecond
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr())
+	client := server.Client(unhurried, func(o *redis.Options) { o.Addr = proxy.Addr() })
+	s := redisstore.New(client, redisstore.WithWarnings(nil))
+	used := func() int64 {
+		n, err := server.Client().Get(t.Context(), "{k}").Int64()
+		require.NoError(t, err)
+		return n
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	r, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: millions, Tokens: 100})
+	require.NoError(t, err)
+	refund := backend.RefundRequest{Key: "k", Client: "a", Window: r.Window, Total: 1}
+	_, err = s.Refund(ctx, refund) // the script is known from now on
+	require.NoError(t, err)
+	require.EqualValues(t, 99, used())
+
+	const refunds = 5
+	sum := sha1.Sum([]byte(lua.Refund))
+	proxy.RepeatRequests(hex.EncodeToString(sum[:]), refunds)
+	refund.Total = 4
+	back, err := s.Refund(ctx, refund)
+	require.NoError(t, err)
+	require.EqualValues(t, 4, back)
+	require.EqualValues(t, 96, used(), "a caller's")
+
+	proxy.Delay(10 * patience)
+	for i := range int64(refunds - 1) {
+		impatient, leave := context.WithTimeout(ctx, patience)
+		_, err := s.Take(impatient, backend.TakeRequest{Key: "k", Limit: millions, Tokens: 10})
+		leave()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		// The first call of each script, those that were abandoned, and the refunds.
+		require.Eventually(t, func() bool { return server.Calls("evalsha") == 2+(i+1)+2*(i+2) }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return client.PoolStats().IdleConns > 0 }, 10*time.Second, time.Millisecond)
+		require.Equal(t, i+2, proxy.Repeated())
+		require.EqualValues(t, 96, used(), "those of an abandoned call")
+	}
+}
