@@ -182,5 +182,5 @@ func (s *shard) named(err error) error {
 	if err == error(failure) { // say its operation and class once
 		cause = failure.Err
 	}
-	return &backend.Error{Op: failure.Op, Class: failure.Class, Err: fmt.Errorf("shard %q: %w", s.name, cause)}
+	return &backend.Error{Op: failure.Op, Class: failure.Class, KeyOnly: failure.KeyOnly, Err: fmt.Errorf("shard %q: %w", s.name, cause)}
 }

@@ -168,7 +168,7 @@ func calls(ctx context.Context, s *sharding.Store, key string) map[string]error 
 	_, sync := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "a", Limit: limit10, Want: 1, Need: 1})
 	_, take := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
 	_, check := s.Check(ctx, key, limit10)
-	_, refund := s.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Tokens: 1})
+	_, refund := s.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Client: "r", Total: 1})
 	_, inspect := s.Inspect(ctx, key)
 	return map[string]error{"sync": sync, "take": take, "check": check, "refund": refund, "inspect": inspect}
 }

@@ -2,6 +2,7 @@ package rollout
 
 import (
 	"context"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -16,19 +17,20 @@ const client = "rollout"
 // over. Clocks that differ by more cost tokens and calls, but never a limit.
 const patience = 25 * time.Millisecond
 
-// align makes both stores count the key in the same window: if only one has a
-// window open, the other adopts it. It returns the old store's window, 0 if none is
-// open. Where the stores differ in spite of it, the window that ends first is
-// what binds.
-func (s *Store) align(ctx context.Context, op, key string, l backend.Limit) (backend.Window, error) {
-	if w := s.aligned.get(key); w != 0 {
-		return w, nil
+// align makes both stores count the key in the same window: if only one has a window
+// open, the other adopts it. It returns the old store's window, with an id of 0 if
+// none is open. Where the stores differ in spite of it, the window that ends first is
+// what binds. If one has a window of another length open, align adopts nothing and
+// returns that store's state.
+func (s *Store) align(ctx context.Context, op, key string, l backend.Limit) (w *window, conflict backend.State, err error) {
+	if w := s.aligned.get(key, l.Window); w != nil {
+		return w, backend.State{}, nil
 	}
 	for {
 		began := time.Now()
 		a, b, err := s.states(ctx, op, key, l)
 		switch {
-		case err != nil:
+		case err != nil || a.Length != 0 || b.Length != 0:
 		case a.Window == 0 && b.Window != 0:
 			a, err = adopt(ctx, s.old, key, l, b.Window)
 			err = named(op, "old", err)
@@ -37,16 +39,26 @@ func (s *Store) align(ctx context.Context, op, key string, l backend.Limit) (bac
 			err = named(op, "new", err)
 		}
 		if err != nil {
-			return 0, err
+			return nil, backend.State{}, err
+		}
+		if a.Length != 0 || b.Length != 0 {
+			return nil, less(a, b), nil
 		}
 		left := sooner(a, b)
 		if a.Window == b.Window || left > patience {
-			s.aligned.put(key, a.Window, began.Add(left-left/1000))
-			return a.Window, nil
+			return s.aligned.put(key, l.Window, a.Window, began.Add(left-left/1000)), backend.State{}, nil
 		}
 		if err := wait(ctx, op, left); err != nil {
-			return 0, err
+			return nil, backend.State{}, err
 		}
+	}
+}
+
+// realign has the next call align the key again if a store has reported a window of
+// another length.
+func (s *Store) realign(key string, reported backend.State) {
+	if reported.Length != 0 {
+		s.aligned.forget(key)
 	}
 }
 
@@ -77,7 +89,7 @@ func sooner(a, b backend.State) time.Duration {
 	}
 }
 
-// wait returns when a window that has so much left is over.
+// wait returns a millisecond after so much time, when a window with so much left is over.
 func wait(ctx context.Context, op string, left time.Duration) error {
 	timer := time.NewTimer(left + time.Millisecond)
 	defer timer.Stop()
@@ -89,32 +101,48 @@ func wait(ctx context.Context, op string, left time.Duration) error {
 	}
 }
 
-// cache remembers of which keys both stores have a window open. It is small and
-// forgets what it has no room for: then the stores are asked once more.
+// cache remembers for which keys both stores have a window open. It is small and
+// forgets what it has no room for; then the stores are asked once more.
 type cache [1024]atomic.Pointer[window]
 
+// window is one that both stores have open, for limits of one length.
 type window struct {
-	hash  uint64
-	id    backend.Window
-	until time.Time
+	key    string
+	length time.Duration
+	id     backend.Window // the old store's
+	until  time.Time
+	undos  undos // in the old store's
 }
 
-func (c *cache) slot(hash uint64) *atomic.Pointer[window] {
+// undone is the account for undoing takes that the old store has charged to a window.
+func (w *window) undone(charged backend.Window) *undos {
+	if charged == w.id {
+		return &w.undos
+	}
+	return new(undos)
+}
+
+func (c *cache) slot(key string) *atomic.Pointer[window] {
+	hash := placement.Hash(key)
 	return &c[(hash^hash>>32)%uint64(len(c))]
 }
 
-func (c *cache) get(key string) backend.Window {
-	h := placement.Hash(key)
-	if w := c.slot(h).Load(); w != nil && w.hash == h && time.Now().Before(w.until) {
-		return w.id
+// get returns nil if the cache does not know the key's window, or knows it for
+// limits of another length.
+func (c *cache) get(key string, length time.Duration) *window {
+	if w := c.slot(key).Load(); w != nil && w.key == key && w.length == length && time.Now().Before(w.until) {
+		return w
 	}
-	return 0
+	return nil
 }
 
-func (c *cache) put(key string, id backend.Window, until time.Time) {
-	if h := placement.Hash(key); id != 0 {
-		c.slot(h).Store(&window{hash: h, id: id, until: until})
+// put returns the window, which the cache keeps if it has an id.
+func (c *cache) put(key string, length time.Duration, id backend.Window, until time.Time) *window {
+	w := &window{key: strings.Clone(key), length: length, id: id, until: until}
+	if id != 0 {
+		c.slot(key).Store(w)
 	}
+	return w
 }
 
-func (c *cache) forget(key string) { c.slot(placement.Hash(key)).Store(nil) }
+func (c *cache) forget(key string) { c.slot(key).Store(nil) }

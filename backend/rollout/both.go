@@ -5,96 +5,130 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// This file counts keys in both stores. What it keeps to: a token is handed out
-// only when both have charged it, each to the window that it has open, and it is
-// valid only until the first of these ends. So either store alone bounds what is
-// spent by everybody who asks it, whatever the other one does.
+// This file makes statements of account to both stores; direct.go has the other
+// calls. The invariant of both: a token is handed out only when each store has
+// charged it to the window that it has open, and is valid only until the first of
+// these windows ends. So each store alone bounds what its callers spend, whatever
+// the other one does.
 
-// syncBoth has a statement heard by both stores. The client's account is with the
-// old one; the new one is told the same, and asked for what the old one granted.
-// What only one of them grants the other will be asked for again: to the one it is
-// a grant whose reply was lost.
+// syncBoth makes the statement r to both stores. The old store comes first, and the
+// client's account is that of the old store's window; the new store is asked for what
+// the old one has granted. Tokens that only one store has granted look to that store
+// like a grant whose reply was lost, so the client's next statement gets them again.
 func (s *Store) syncBoth(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	for {
-		if _, err := s.align(ctx, "sync", r.Key, r.Limit); err != nil {
+		_, conflict, err := s.align(ctx, "sync", r.Key, r.Limit)
+		if err != nil {
 			return backend.SyncReply{}, err
 		}
+		if conflict.Length != 0 {
+			return refused(r, conflict), nil
+		}
 		a, err := s.old.Sync(ctx, r)
-		if err != nil || a.Window == 0 {
+		s.realign(r.Key, a.State)
+		if err != nil || a.Window == 0 || a.Length != 0 {
 			return a, named("sync", "old", err)
 		}
 		b, err := s.match(ctx, r, a)
 		if err != nil {
 			return backend.SyncReply{}, half("sync", "new", err)
 		}
-		if !dropped(r, a, b) {
+		if b.Length == 0 && !dropped(r, a, b) {
 			return joint(r, a, b), nil
 		}
 		s.aligned.forget(r.Key)
+		if b.Length != 0 { // its window opened after align, see TestConflictOnTheWay
+			return refused(r, b.State), nil
+		}
 		if err := wait(ctx, "sync", a.Left); err != nil {
 			return backend.SyncReply{}, err
 		}
 	}
 }
 
-// match asks the new store for what the old one has granted.
+// refused is the reply to a statement whose key has a window of another length in
+// one of the stores: nothing is granted, and the account is as the client stated it.
+func refused(r backend.SyncRequest, conflict backend.State) backend.SyncReply {
+	return backend.SyncReply{State: conflict, Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1}
+}
+
+// match asks the new store for what the old one has granted in a, and declares the
+// same debt. Where a grants less than r.Least, callers cannot use it, so the new
+// store is asked for nothing.
 func (s *Store) match(ctx context.Context, r backend.SyncRequest, a backend.SyncReply) (backend.SyncReply, error) {
 	q := r
-	q.Window, q.Granted, q.Returned = a.Window, heard(r, a), a.Returned
+	q.Window, q.Granted, q.Returned, q.Debt = a.Window, acknowledged(r, a), a.Returned, a.Debt
 	q.Want, q.Strand = usable(r, a), -1
-	q.Need = q.Want
-	q.Total, q.Used = 0, 0 // what the old one said of all clients; the new one has heard of fewer, and has lost nothing
+	if q.Want < r.Least {
+		q.Want = 0
+	}
+	q.Need, q.Least = min(r.Need, q.Want), min(r.Least, q.Want)
+	q.Total, q.Used = 0, 0 // the old store's; the new one has heard of fewer clients, but has lost nothing
 	b, err := s.new.Sync(ctx, q)
 	if err != nil || b.Window == r.Window || b.Recovered == 0 || usable(r, b) >= q.Want || b.Remaining == 0 {
 		return b, err
 	}
-	charged := usable(r, b) // it would hand over again what has been spent: ask for more than that
-	q.Want += b.Recovered
-	q.Need = q.Want
+	// What the new store recovered may have been spent, and it counted that towards
+	// the wants. Ask for as much more.
+	charged := usable(r, b)
+	q.Want, q.Need = q.Want+b.Recovered, q.Need+b.Recovered
+	if q.Least > 0 {
+		q.Least += b.Recovered
+	}
 	b, err = s.new.Sync(ctx, q)
 	b.Recovered -= charged
 	return b, err
 }
 
-// usable is what may be handed out of a grant. Recovered tokens are those that the
-// client has not heard of only if it speaks of the very window of the store; of
-// another one it may just not say what it has spent.
+// usable is the part of a grant that may be handed out. Recovered tokens are known
+// to be unspent only if the client stated its account in the store's window: an
+// account in another window may leave out what was spent in this one.
 func usable(r backend.SyncRequest, x backend.SyncReply) int64 {
-	if x.Window == r.Window {
-		return x.Grant
-	}
-	return x.Grant - x.Recovered
+	return x.Grant - x.Recovered + recovered(r, x)
 }
 
-// heard is the client's total before the grant. A client that comes into a window
-// counts as having heard of all that its account there says.
-func heard(r backend.SyncRequest, x backend.SyncReply) int64 {
+// recovered is the part of x.Recovered that may be handed out.
+func recovered(r backend.SyncRequest, x backend.SyncReply) int64 {
+	if x.Window == r.Window {
+		return x.Recovered
+	}
+	return 0
+}
+
+// acknowledged is how much of the client's total in x's window the client knows of,
+// x.Grant not included. A client that comes from another window is taken to know
+// everything that the store had granted it before.
+func acknowledged(r backend.SyncRequest, x backend.SyncReply) int64 {
 	if x.Window == r.Window {
 		return max(r.Granted, x.Returned)
 	}
 	return x.Granted - usable(r, x)
 }
 
-// dropped reports whether the new store does not count what the client holds and
-// the old one does: by the clock of the one the window is over, and by the other's
-// it is not. Nothing that is held may be spent then.
+// dropped reports whether the old store counts what the client holds and the new
+// one does not, because the client's window is over by the new store's clock and not
+// by the old one's. Nothing that is held may be spent then. Debt is not held: it has
+// been spent, in a window that the new store has closed.
 func dropped(r backend.SyncRequest, a, b backend.SyncReply) bool {
 	kept := a.Window == r.Window || a.Carried
 	return kept && r.Granted > r.Returned && b.Window != a.Window && !b.Carried
 }
 
-// joint makes one reply of two.
+// joint combines two replies into one.
 func joint(r backend.SyncRequest, a, b backend.SyncReply) backend.SyncReply {
-	out, base := a, heard(r, a)
+	out, base := a, acknowledged(r, a)
 	if b.Window == a.Window {
-		base = max(base, heard(r, b))
+		base = max(base, acknowledged(r, b))
+		out.Debt = min(a.Debt, b.Debt) // a debt is settled when both stores have charged it
 	}
 	out.Grant = min(usable(r, a), usable(r, b))
+	if out.Grant < r.Least { // one of the stores grants nothing new
+		out.Grant = min(out.Grant, recovered(r, a), recovered(r, b))
+	}
 	out.Recovered = min(a.Recovered, out.Grant)
 	out.Granted = base + out.Grant
 	a.Remaining += usable(r, a) - out.Grant
@@ -109,91 +143,15 @@ func joint(r backend.SyncRequest, a, b backend.SyncReply) backend.SyncReply {
 	return out
 }
 
-// takeBoth charges both stores, or none.
-func (s *Store) takeBoth(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	for {
-		window, err := s.align(ctx, "take", r.Key, r.Limit)
-		if err != nil {
-			return backend.TakeReply{}, err
-		}
-		a, err := s.old.Take(ctx, r)
-		if err != nil || !a.Allowed {
-			return a, named("take", "old", err)
-		}
-		b, err := s.follow(ctx, r, a.Window, window)
-		if err != nil || !b.Allowed {
-			if !untake(ctx, s.old, r, a) && err != nil {
-				return b, half("take", "new", err)
-			}
-			return b, named("take", "new", err)
-		}
-		left := sooner(a.State, b.State)
-		if a.Window == b.Window || left > patience {
-			a.State = less(a.State, b.State)
-			return a, nil
-		}
-		untake(ctx, s.old, r, a) // one store is in the next window: no window would have all of its tokens
-		untake(ctx, s.new, r, b)
-		s.aligned.forget(r.Key)
-		if err := wait(ctx, "take", left); err != nil {
-			return backend.TakeReply{}, err
-		}
-	}
-}
-
-// grace is how long a give-back may go on when its caller has left.
-const grace = time.Second
-
-// untake gives back what a store has charged for a request that is not admitted,
-// and reports whether it did. If not, the tokens are lost until the window ends.
-// Often the caller's context is over by then, since one of the stores has used it
-// up. So untake returns when ctx ends, and the give-back has a moment more.
-func untake(ctx context.Context, store backend.Store, r backend.TakeRequest, charged backend.TakeReply) bool {
-	last, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	given := make(chan bool, 1)
-	go func() {
-		defer cancel()
-		back, err := store.Refund(last, backend.RefundRequest{Key: r.Key, Window: charged.Window, Tokens: r.Tokens})
-		given <- err == nil && back == r.Tokens
-	}()
-	select {
-	case all := <-given:
-		return all
-	case <-ctx.Done():
-		time.AfterFunc(grace, cancel)
-		return false
-	}
-}
-
-// follow takes from the new store, in the window that the old one has just opened
-// if it is another one than both were known to have.
-func (s *Store) follow(ctx context.Context, r backend.TakeRequest, opened, known backend.Window) (backend.TakeReply, error) {
-	if opened != known {
-		if _, err := adopt(ctx, s.new, r.Key, r.Limit, opened); err != nil {
-			return backend.TakeReply{}, err
-		}
-	}
-	return s.new.Take(ctx, r)
-}
-
-// refundBoth gives back to both stores. Where one has another window open, the
-// tokens stay charged there.
-func (s *Store) refundBoth(ctx context.Context, r backend.RefundRequest) (int64, error) {
-	a, err := s.old.Refund(ctx, r)
-	if err != nil {
-		return 0, named("refund", "old", err)
-	}
-	b, err := s.new.Refund(ctx, r)
-	if err != nil {
-		return 0, half("refund", "new", err)
-	}
-	return min(a, b), nil
-}
-
-// less is the reading with less left, of a window that is open if there is one, and
-// ends when the sooner one ends if they are the same.
+// less is the reading that binds. A window of another length comes first, because no
+// call changes anything then. Otherwise it is the reading with less left, of an open
+// window if there is one. Two readings of one window end when the sooner one does.
 func less(a, b backend.State) backend.State {
 	switch {
+	case a.Length != 0:
+		return a
+	case b.Length != 0:
+		return b
 	case a.Window == b.Window:
 		return backend.State{Window: a.Window, Left: min(a.Left, b.Left), Remaining: min(a.Remaining, b.Remaining)}
 	case b.Window == 0, a.Window != 0 && a.Remaining <= b.Remaining:
@@ -203,14 +161,14 @@ func less(a, b backend.State) backend.State {
 	}
 }
 
-// named says which store has failed, whatever it was asked on behalf of op. Other
-// errors are about the request.
+// named adds the name of the store that failed to an error, and op, the operation
+// that the store was called for. Other errors are faults of the request.
 func named(op, store string, err error) error {
 	failure, ok := errors.AsType[*backend.Error](err)
 	if !ok {
 		return err
 	}
-	return &backend.Error{Op: op, Class: failure.Class, Err: fmt.Errorf("%s store: %w", store, failure.Err)}
+	return &backend.Error{Op: op, Class: failure.Class, Err: fmt.Errorf("%s store: %w", store, failure.Err), KeyOnly: failure.KeyOnly}
 }
 
 // half is named for a call that the other store has carried out.

@@ -73,9 +73,22 @@
 // clocks of the two stores differ by, a window may begin early when its key leaves
 // a store; by more than 25 ms it costs tokens and calls while keys are in both, too.
 //
-// Stores that lose data are as bad as ever, each for itself. A window that moved
-// may be used a little less than whole: tokens that one store charged and the other
-// did not are asked for again by their client, or lie idle until the window ends.
+// A store that loses data may exceed the limit with or without a roll-out. A window
+// that moved may be used a little less than whole: tokens that the old store charged
+// and the new one did not stay with their client. Its next statement gets them as soon
+// as the new store has them, too; otherwise they lie idle until the window ends.
+//
+// # Debt, requests of several tokens, windows of another length
+//
+// Each store charges a client's debt once. It is settled when both have charged it.
+//
+// A caller that needs several tokens at once gets them when both stores have as many.
+// Otherwise neither store's tokens are handed out, and the new store charges nothing.
+//
+// A call whose key has a window of another length in either store changes nothing in
+// both, and its reply tells that length. If that window opens while the call is on its
+// way from one store to the other, a direct call is undone; what the old store has just
+// granted to a statement stays with its client, as above.
 //
 // # What it costs
 //
@@ -85,10 +98,10 @@
 // Keys in both: two calls for one, one after the other, so twice the time; a fetch
 // timeout must allow for that. The first calls of a process in a window of a key
 // make two or three more, to find the window and have it adopted. A store that has
-// adopted a window learns for a twentieth of its length, as after a loss: it grants
-// no more than what callers wait for and L/1000 at once, so that there are more
-// calls in that time. A Store takes 8 KB, and 64 bytes for each of up to 1024 keys
-// that it remembers to be in both.
+// adopted a window learns for a twentieth of its length, as after a loss. It grants
+// what callers wait for, or L/1000 if that is more, so there are more calls in that
+// time. A Store takes 8 KB, and the key's length and 96 bytes for each of up to 1024
+// keys whose windows in both stores it remembers.
 //
 // # When a store fails
 //
@@ -104,13 +117,16 @@
 // passed after the last step, since nobody knows what was spent.
 // If the old store fails, wait for it, or go on to the new one, in the same way.
 //
-// Direct calls that one store refuses, or does not answer, are given back to the
-// other: by a goroutine, which goes on for a second at most when the call's context
-// has ended. If that is lost they stay charged there, until the window ends.
+// Direct calls that the new store refuses, or does not answer, are undone in the old
+// one. A goroutine does that, in up to three tries, and goes on for a second at most
+// when the call's context has ended. If all tries are lost, the tokens stay charged
+// until the window ends or the process' next undo of the key. In the ledger of the old
+// store all undos of a process in one window have one entry, mostly.
 //
 // # Refunds
 //
-// Direct calls are given back to the stores in which the key is. A refund does not
-// say how long its window is: while a key leaves a store, that one may keep the
-// tokens charged.
+// A refund goes to the stores in which the key is. It may be repeated when its outcome
+// is unknown. For a key in both stores the result is the total that both know of. A
+// refund does not say how long its window is, so while a key leaves a store, that
+// store may keep the tokens charged.
 package rollout

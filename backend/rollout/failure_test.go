@@ -22,7 +22,7 @@ func calls(ctx context.Context, s backend.Store) map[string]error {
 	_, take := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
 	_, check := s.Check(ctx, "k", limit10)
 	window := backend.Window(time.Now().Add(time.Minute).UnixMilli())
-	_, refund := s.Refund(ctx, backend.RefundRequest{Key: "k", Window: window, Tokens: 1})
+	_, refund := s.Refund(ctx, backend.RefundRequest{Key: "k", Window: window, Client: "r", Total: 1})
 	return map[string]error{"sync": sync, "take": take, "check": check, "refund": refund}
 }
 
@@ -99,6 +99,43 @@ func TestContextOver(t *testing.T) {
 		require.Equal(t, op, failure.Op)
 		require.ErrorIs(t, err, context.Canceled)
 		require.Equal(t, backend.Unavailable, failure.Class)
+	}
+}
+
+// moving is a store in which the key's slot moves.
+type moving struct{ backend.Store }
+
+func moves(op string) error {
+	return &backend.Error{Op: op, Class: backend.Unavailable, Err: errors.New("TRYAGAIN"), KeyOnly: true}
+}
+
+func (moving) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, error) {
+	return backend.SyncReply{}, moves("sync")
+}
+
+func (moving) Take(context.Context, backend.TakeRequest) (backend.TakeReply, error) {
+	return backend.TakeReply{}, moves("take")
+}
+
+func (moving) Refund(context.Context, backend.RefundRequest) (int64, error) {
+	return 0, moves("refund")
+}
+
+// An error that says nothing of other keys is passed on as such, from either store.
+func TestErrorOfOneKey(t *testing.T) {
+	for _, stores := range [][2]backend.Store{
+		{moving{memstore.New()}, memstore.New()},
+		{memstore.New(), moving{memstore.New()}},
+	} {
+		for op, err := range calls(t.Context(), open(t, stores[0], stores[1], 0, 100)) {
+			if op == "check" {
+				continue
+			}
+			var failure *backend.Error
+			require.ErrorAs(t, err, &failure, op)
+			require.Equal(t, op, failure.Op)
+			require.True(t, failure.KeyOnly, op)
+		}
 	}
 }
 

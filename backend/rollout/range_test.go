@@ -74,7 +74,7 @@ func TestFaults(t *testing.T) {
 		require.ErrorIs(t, err, backend.ErrKey)
 		_, err = s.Check(t.Context(), "k", backend.Limit{})
 		require.ErrorIs(t, err, backend.ErrLimit)
-		_, err = s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: 1})
+		_, err = s.Refund(t.Context(), backend.RefundRequest{Key: "k", Client: "r", Window: 1})
 		require.ErrorIs(t, err, backend.ErrTokens)
 	}
 }

@@ -15,8 +15,8 @@ import (
 
 // Store implements backend.Store over an old and a new store, and
 // backend.Inspector where they do. It is safe for concurrent use, and does not
-// close its stores. It runs a goroutine only to give back what a direct call was
-// charged in vain, until a second after the call's context has ended at the latest.
+// close its stores. It runs a goroutine only to undo what one of the stores has charged
+// for a direct call, until a second after the call's context has ended at the latest.
 // See the package's documentation.
 type Store struct {
 	old, new backend.Store
@@ -130,8 +130,8 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 	return s.takeBoth(ctx, r)
 }
 
-// Check implements backend.Store. Of a key in both stores it tells what the one
-// says that has less left.
+// Check implements backend.Store. For a key in both stores it returns the state of the
+// store that has less left, or of one whose window has another length.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
 	if store := s.only(key, s.lasts(l)); store != nil {
 		return store.Check(ctx, key, l)
@@ -140,9 +140,10 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	return less(a, b), err
 }
 
-// Refund implements backend.Store. A window does not tell its length, but that it is
-// at least what is left of it. By so much a key that leaves a store is known to be
-// in both; later than that, the store that it leaves keeps the tokens charged.
+// Refund implements backend.Store. For a key in both stores it returns the total that
+// both know of. The request does not say how long its window is, only how much of it is
+// left. For that long a key that leaves a store counts as being in both; later, the
+// store that it leaves keeps the tokens charged.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	left := max(time.Until(r.Window.Time()), 0)
 	if store := s.only(r.Key, left+slack(left)); store != nil {

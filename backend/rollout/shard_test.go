@@ -66,7 +66,7 @@ func TestShardOfAKeyThatLeaves(t *testing.T) {
 		for _, window := range []time.Duration{time.Second, time.Minute, time.Second, backend.MaxWindow + 1} {
 			_, _ = s.Check(t.Context(), "k", backend.Limit{Tokens: 1, Window: window})
 		}
-		_, err := s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: 1 << 50, Tokens: 1})
+		_, err := s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: 1 << 50, Client: "r", Total: 1})
 		require.NoError(t, err)
 		for range 62 {
 			require.Equal(t, "both", s.Shard("k"))

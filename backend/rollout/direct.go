@@ -1,0 +1,137 @@
+package rollout
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// This file takes from both stores, and gives back to both.
+
+// takeBoth charges both stores, or none.
+func (s *Store) takeBoth(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	for {
+		w, conflict, err := s.align(ctx, "take", r.Key, r.Limit)
+		if err != nil || conflict.Length != 0 {
+			return backend.TakeReply{State: conflict}, err
+		}
+		began := time.Now()
+		a, err := s.old.Take(ctx, r)
+		if err != nil || !a.Allowed {
+			s.realign(r.Key, a.State)
+			return a, named("take", "old", err)
+		}
+		undone := w.undone(a.Window)
+		b, err := s.follow(ctx, r, a.Window, w.id)
+		if err != nil || !b.Allowed {
+			s.realign(r.Key, b.State)
+			if !untake(ctx, s.old, undone, r, a) && err != nil {
+				return b, half("take", "new", err)
+			}
+			return b, named("take", "new", err)
+		}
+		left := min(a.Left-time.Since(began), b.Left) // the new store may have been called after the old one's window
+		if a.Window == b.Window || left > patience {
+			a.State = less(a.State, b.State)
+			return a, nil
+		}
+		untake(ctx, s.old, undone, r, a) // one store is in the next window: no window would have all of its tokens
+		untake(ctx, s.new, new(undos), r, b)
+		s.aligned.forget(r.Key)
+		if err := wait(ctx, "take", left); err != nil {
+			return backend.TakeReply{}, err
+		}
+	}
+}
+
+// follow takes from the new store. If the old store has just opened another window
+// than the known one, the new store adopts it first.
+func (s *Store) follow(ctx context.Context, r backend.TakeRequest, opened, known backend.Window) (backend.TakeReply, error) {
+	if opened != known {
+		if _, err := adopt(ctx, s.new, r.Key, r.Limit, opened); err != nil {
+			return backend.TakeReply{}, err
+		}
+	}
+	return s.new.Take(ctx, r)
+}
+
+// undos is the account of what one process undoes in one window of one store, under
+// a client's name that nobody else has. The total is cumulative, so an undo that was
+// lost is made up for by the next one. One account serves many undos, because each
+// name is an entry of the store's ledger until the window ends. The zero value is an
+// account under a fresh name.
+type undos struct {
+	mu     sync.Mutex
+	client string
+	total  int64
+}
+
+func (u *undos) add(tokens int64) (client string, total int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.client == "" || u.total > backend.MaxTokens-tokens {
+		u.client, u.total = "undo:"+rand.Text(), 0
+	}
+	u.total += tokens
+	return u.client, u.total
+}
+
+// grace is how long an undo may go on when its caller has left.
+const grace = time.Second
+
+// untake undoes a take whose request is not admitted: it gives back what the store
+// has charged, and reports whether it did. If not, the tokens may be lost until the
+// window ends. The caller's context is often over by then, since one of the stores has
+// used it up. So untake returns when ctx ends, and the undo goes on for the grace.
+func untake(ctx context.Context, store backend.Store, undone *undos, r backend.TakeRequest, charged backend.TakeReply) bool {
+	refund := backend.RefundRequest{Key: r.Key, Window: charged.Window}
+	refund.Client, refund.Total = undone.add(r.Tokens)
+	last, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan bool, 1)
+	go func() {
+		defer cancel()
+		done <- giveBack(last, store, refund)
+	}()
+	select {
+	case all := <-done:
+		return all
+	case <-ctx.Done():
+		time.AfterFunc(grace, cancel)
+		return false
+	}
+}
+
+// giveBack refunds r, which is idempotent, so it tries three times.
+func giveBack(ctx context.Context, store backend.Store, r backend.RefundRequest) bool {
+	for tries := 1; ; tries++ {
+		total, err := store.Refund(ctx, r)
+		if err == nil {
+			return total >= r.Total
+		}
+		failure, ok := errors.AsType[*backend.Error](err)
+		if !ok || failure.Class == backend.Rejected || tries == 3 {
+			return false
+		}
+		if wait(ctx, "refund", time.Duration(tries)*patience) != nil {
+			return false
+		}
+	}
+}
+
+// refundBoth gives back to both stores, and returns the total that both know of.
+// Where a store has another window open, the tokens stay charged there.
+func (s *Store) refundBoth(ctx context.Context, r backend.RefundRequest) (int64, error) {
+	a, err := s.old.Refund(ctx, r)
+	if err != nil {
+		return 0, named("refund", "old", err)
+	}
+	b, err := s.new.Refund(ctx, r)
+	if err != nil {
+		return 0, half("refund", "new", err)
+	}
+	return min(a, b), nil
+}
