@@ -1,0 +1,220 @@
+// Package breaker keeps callers from waiting for a shard of the store that does not
+// answer: a circuit breaker (Nygard, "Release It!", 2007), with an estimate of how
+// long the shard takes to answer.
+//
+// It is our own because the libraries we know let a real request through to probe:
+// that request would wait, and charge. Here a probe asks for nothing and nobody waits
+// for it.
+package breaker
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-reservoir/reservoir/internal/chance"
+)
+
+// Breaker is the state of one shard. The zero Breaker is closed: the shard is asked.
+// It is safe for concurrent use. Times are nanoseconds of the owner's clock.
+type Breaker struct {
+	open atomic.Bool
+
+	mu        sync.Mutex
+	failures  int // in a row
+	probing   bool
+	changed   int64 // when it last opened or closed
+	until     int64 // time of the next probe
+	pause     time.Duration
+	cause     error // why it is open
+	rejecting bool
+	rejected  int64    // when the last call was rejected
+	changes   []Change // that are to be reported, in order
+	reporting bool     // somebody does
+	trip      lead
+}
+
+// Change is one that the hook is told.
+type Change struct {
+	Open      bool
+	Rejecting bool
+	Err       error // why; nil when all is well again
+}
+
+// Outcome is how a call to the shard ended.
+type Outcome uint8
+
+const (
+	// Answered: the shard serves.
+	Answered Outcome = iota
+	// Failed: silence, or the shard turned the call away for now.
+	Failed
+	// Rejected: the shard answers, and refuses to serve until an operator acts.
+	Rejected
+	// Neutral says nothing of the shard: the answer is about one key, or the caller
+	// gave up.
+	Neutral
+)
+
+const (
+	failuresToOpen = 5
+	shortestPause  = 100 * time.Millisecond // before the first probe, or half of it at least; it doubles
+	longestPause   = time.Second
+	calm           = time.Second // without a rejection, after which calls that are answered end that state
+)
+
+// Open reports whether calls are withheld.
+func (b *Breaker) Open() bool { return b.open.Load() }
+
+// Cause is why the breaker is open, nil if it is not.
+func (b *Breaker) Cause() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.cause
+}
+
+// Watched reports whether a probe is to find out when the shard serves again: calls are
+// withheld, or it rejects them.
+func (b *Breaker) Watched() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.open.Load() || b.rejecting
+}
+
+// Due reports whether it is time for a probe, and gives it to the caller, who must
+// make a call and report its outcome.
+func (b *Breaker) Due(now int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.open.Load() && !b.rejecting || b.probing || now < b.until {
+		return false
+	}
+	b.probing = true
+	return true
+}
+
+// NextProbe is when the next probe is due, while the shard is watched.
+func (b *Breaker) NextProbe() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.until
+}
+
+// Record takes in the outcome of a call that was sent at sent. Many calls are in
+// flight when the breaker opens: that one which was sent before the last change fails,
+// or says nothing, is no news, and delays no probe. It reports whether the shard is to
+// be watched from now on.
+func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch o {
+	case Answered, Rejected:
+		return b.answered(now, o == Rejected, err)
+	case Neutral:
+		if b.probing && sent >= b.changed { // try again, for another key perhaps
+			b.probing, b.until = false, now+int64(shortestPause)
+		}
+		return false
+	}
+	if sent < b.changed {
+		return false
+	}
+	b.probing = false
+	if b.failures++; b.failures < failuresToOpen {
+		return false
+	}
+	b.pause = min(max(2*b.pause, shortestPause), longestPause)
+	b.until = now + int64(b.pause/2+chance.Part(b.pause/2))
+	watch = !b.open.Load()
+	b.set(true, false, err, now)
+	b.cause = err
+	return watch
+}
+
+// answered notes that the shard answers. For a while after a call was rejected, others
+// that are served do not end that state. It reports whether this is the first rejection.
+func (b *Breaker) answered(now int64, rejects bool, err error) (first bool) {
+	b.probing, b.failures, b.pause, b.cause = false, 0, 0, nil
+	switch {
+	case rejects:
+		first = !b.rejecting
+		b.rejected, b.until = now, now+int64(calm)
+		b.set(false, true, err, now)
+	case !b.rejecting || now-b.rejected >= int64(calm):
+		b.set(false, false, nil, now)
+	}
+	return first
+}
+
+// set changes the state of the shard: it is well, away or rejects calls.
+func (b *Breaker) set(open, rejecting bool, err error, now int64) {
+	if b.open.Load() == open && b.rejecting == rejecting {
+		return
+	}
+	if b.open.Swap(open) != open {
+		b.changed = now
+	}
+	b.rejecting = rejecting
+	b.changes = append(b.changes, Change{Open: open, Rejecting: rejecting, Err: err})
+}
+
+// Reset closes the breaker of a shard that no key is on any more.
+func (b *Breaker) Reset(now int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.probing, b.failures, b.pause, b.cause = false, 0, 0, nil
+	b.set(false, false, nil, now)
+}
+
+// Report tells the hook of the changes, one after the other and with no lock held:
+// who comes while another reports leaves it to that one. A hook that panics is told
+// the next change all the same.
+func (b *Breaker) Report(hook func(Change)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.reporting {
+		return
+	}
+	b.reporting = true
+	defer func() { b.reporting = false }()
+	for len(b.changes) > 0 {
+		c := b.changes[0]
+		b.changes = b.changes[1:]
+		b.call(hook, c)
+	}
+	b.changes = nil
+}
+
+// call calls the hook without the lock, which it takes again even if the hook panics.
+func (b *Breaker) call(hook func(Change), c Change) {
+	b.mu.Unlock()
+	defer b.mu.Lock()
+	hook(c)
+}
+
+// lead estimates how long it takes from ordering a batch to having it: the round trip
+// as TCP estimates it (RFC 6298: smoothed mean and mean deviation).
+type lead struct{ mean, dev time.Duration }
+
+// slop is added to the lead time for the scheduling of goroutines.
+const slop = time.Millisecond
+
+// Trip takes in how long a fetch took.
+func (b *Breaker) Trip(d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := &b.trip
+	if t.mean == 0 {
+		t.mean, t.dev = d, d/2
+		return
+	}
+	t.dev += (max(t.mean-d, d-t.mean) - t.dev) / 4
+	t.mean += (d - t.mean) / 8
+}
+
+// Lead is the time from ordering a batch to having it, with four deviations.
+func (b *Breaker) Lead() time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.trip.mean + 4*b.trip.dev + slop
+}

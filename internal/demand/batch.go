@@ -1,0 +1,124 @@
+package demand
+
+import (
+	"math"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// Policy decides how many tokens a key fetches at a time.
+type Policy struct {
+	Kind     Kind
+	Min, Max int64 // tokens of one batch; a Max of 0 is no bound
+}
+
+// Kind is how a Policy decides.
+type Kind uint8
+
+// The kinds of policies.
+const (
+	Adaptive Kind = iota
+	Fixed
+	Ladder
+)
+
+// Guided reports whether the store tapers the grants as the limit runs out.
+func (p Policy) Guided() bool { return p.Kind == Adaptive }
+
+// Ahead reports whether batches are ordered before the stock is gone: always, except
+// where a batch is one token and so nothing is to be held.
+func (p Policy) Ahead() bool { return p.Kind != Fixed || p.Min > 1 }
+
+// Situation is how a key stands when a batch is to be sized.
+type Situation struct {
+	Limit   backend.Limit
+	Open    bool          // a window is
+	Left    time.Duration // of the window; the whole of it where none is open
+	Lasts   time.Duration // the limit, from now, as far as is known
+	Spent   int64         // tokens used in all
+	Stock   int64         // unspent now
+	Waiting int64         // tokens that callers wait for now
+}
+
+// Batch returns how many tokens to ask for (those that callers wait for are part of
+// it) and the reason in a word.
+func (d *Demand) Batch(p Policy, s Situation) (int64, string) {
+	var size int64
+	var reason string
+	switch p.Kind {
+	case Fixed:
+		return min(max(p.Min, s.Waiting), s.Limit.Tokens), "fixed"
+	case Ladder:
+		size, reason = d.climb(p, s)
+	default:
+		size, reason = d.follow(s)
+	}
+	size = max(size, p.Min)
+	if p.Max > 0 {
+		size = min(size, p.Max)
+	}
+	return min(size, s.Limit.Tokens), reason
+}
+
+// Asked notes the batch that was asked for, and what was spent by then.
+func (d *Demand) Asked(batch, spent int64) {
+	if d != nil {
+		d.batch, d.batchSpent = batch, spent
+	}
+}
+
+// climb is one step on the ladder. In an open window a batch is ordered when the last
+// one is used up.
+func (d *Demand) climb(p Policy, s Situation) (int64, string) {
+	if d == nil {
+		return p.Min, "first"
+	}
+	switch spent := s.Spent - d.batchSpent; {
+	case s.Open || spent >= d.batch:
+		return d.batch + max(d.batch/2, 1), "used up"
+	case spent < d.batch/2:
+		return d.batch / 2, "wasted"
+	}
+	return d.batch, "kept"
+}
+
+// follow sizes a batch by demand.
+func (d *Demand) follow(s Situation) (int64, string) {
+	if d == nil { // the store grants a newcomer its part of what may lie idle
+		return s.Waiting, "first"
+	}
+	seen := s.Spent - d.batchSpent + s.Waiting
+	goes := d.rate * horizon(s.Limit.Window, s.Left, s.Lasts).Seconds()
+	if most := d.most(seen, s.Limit.Tokens); goes > most {
+		return int64(most), "growing"
+	}
+	return int64(math.Ceil(goes)) - s.Stock + s.Waiting, "demand"
+}
+
+// most is the largest batch that the tokens seen to go since the last one justify.
+func (d *Demand) most(seen, limit int64) float64 {
+	tokens := float64(max(seen, 1))
+	if tokens < trustAfter*d.size {
+		return min(trust*tokens, max(2*tokens, float64(limit/trustPart)))
+	}
+	return trust * tokens
+}
+
+// Idle is how many tokens may lie idle in all clients together, by which the store
+// guides its grants: the share of the limit that is allowed, less what is at hand
+// when a batch is ordered.
+func (d *Demand) Idle(p Policy, share float64, limit, clients, reorder int64) int64 {
+	idle := int64(share * float64(limit))
+	early := clients * reorder
+	switch idle -= min(early, idle/2); {
+	case d == nil: // how many peers there are is still to be heard
+		idle = min(idle, max(limit/firstPart, 1))
+	case idle > 0: // a batch that is gone before the next one comes leaves nothing idle
+		idle = max(idle, min(early, limit))
+	}
+	if p.Max > 0 && p.Max <= idle/clients { // a part of it is granted whatever was asked for
+		idle = p.Max * clients
+	}
+	return idle
+}

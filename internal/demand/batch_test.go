@@ -1,0 +1,163 @@
+package demand
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// TestBatch: the window has 60 s, and the limit lasts for 30 s.
+func TestBatch(t *testing.T) {
+	adaptive, ladder := Policy{Min: 1}, Policy{Kind: Ladder, Min: 10, Max: 100}
+	fixed := Policy{Kind: Fixed, Min: 10}
+	asked := func(batch int64) *Demand {
+		d := at(0, 1)
+		d.Asked(batch, 1000)
+		return d
+	}
+	spent := func(n int64) Situation { return Situation{Spent: 1000 + n} }
+	ten := at(10, 1)
+	ten.Asked(60, 0)
+	for _, row := range []struct {
+		name   string
+		policy Policy
+		demand *Demand
+		s      Situation
+		size   int64
+		reason string
+	}{
+		{"fixed", fixed, nil, Situation{}, 10, "fixed"},
+		{"fixed, and who waits", fixed, nil, Situation{Waiting: 99}, 99, "fixed"},
+		{"fixed above the limit", Policy{Kind: Fixed, Min: 99_999}, nil, Situation{}, 60_000, "fixed"},
+
+		{"ladder starts low", ladder, nil, Situation{}, 10, "first"},
+		{"ladder climbs", ladder, asked(10), spent(10), 15, "used up"},
+		{"ladder climbs in an open window", ladder, asked(10), Situation{Open: true}, 15, "used up"},
+		{"ladder climbs from one", Policy{Kind: Ladder, Min: 1, Max: 100}, asked(1), spent(1), 2, "used up"},
+		{"ladder ends", ladder, asked(90), spent(90), 100, "used up"},
+		{"ladder stays", ladder, asked(40), spent(39), 40, "kept"},
+		{"ladder stays at half", ladder, asked(40), spent(20), 40, "kept"},
+		{"ladder falls", ladder, asked(40), spent(19), 20, "wasted"},
+		{"ladder falls to its foot", ladder, asked(12), spent(1), 10, "wasted"},
+
+		{"first", adaptive, nil, Situation{Waiting: 3}, 3, "first"},
+		{"first is bounded below", Policy{Min: 80}, nil, Situation{}, 80, "first"},
+		{"first is bounded above", Policy{Min: 1, Max: 20}, nil, Situation{Waiting: 30}, 20, "first"},
+		{"10/s for 30 s", adaptive, ten, Situation{Spent: 60}, 300, "demand"},
+		{"less what is in stock", adaptive, ten, Situation{Spent: 60, Stock: 50}, 250, "demand"},
+		{"no longer than the window", adaptive, ten, Situation{Left: 5 * s, Spent: 60}, 50, "demand"},
+		{"and who waits", adaptive, ten, Situation{Left: 5 * s, Spent: 54, Waiting: 6}, 56, "demand"},
+		{"growth is bounded", adaptive, ten, Situation{Spent: 2, Waiting: 0, Left: 60 * s}, 200, "growing"},
+		{"and more so above a hundredth of the limit", adaptive, at(1000, 1), Situation{Spent: 8}, 600, "growing"},
+		{"to twice what was seen", adaptive, at(1e6, 100), Situation{Spent: 400}, 800, "growing"},
+		{"until ten requests were seen", adaptive, at(1000, 1), Situation{Spent: 10}, 1000, "growing"},
+		{"what was seen is what went since the last batch", adaptive, func() *Demand { d := at(1000, 1); d.Asked(1, 1000); return d }(), Situation{Spent: 1008}, 600, "growing"},
+		{"no demand", adaptive, at(0, 1), Situation{}, 1, "demand"},
+		{"never above the limit", adaptive, at(1e9, 1), Situation{Spent: 1e6}, 60_000, "growing"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			x := row.s
+			x.Limit, x.Lasts = limit, 30*s
+			if x.Left == 0 {
+				x.Left = 60 * s
+			}
+			size, reason := row.demand.Batch(row.policy, x)
+			assert.Equal(t, fmt.Sprint(row.size, " ", row.reason), fmt.Sprint(size, " ", reason))
+		})
+	}
+}
+
+func TestPolicy(t *testing.T) {
+	assert.True(t, Policy{}.Guided())
+	assert.False(t, Policy{Kind: Fixed}.Guided())
+	assert.False(t, Policy{Kind: Ladder}.Guided())
+	assert.True(t, Policy{}.Ahead())
+	assert.True(t, Policy{Kind: Ladder, Min: 1}.Ahead())
+	assert.True(t, Policy{Kind: Fixed, Min: 2}.Ahead())
+	assert.False(t, Policy{Kind: Fixed, Min: 1}.Ahead(), "nothing is to be held")
+}
+
+// TestIdle: a share of a limit of 100,000.
+func TestIdle(t *testing.T) {
+	d := at(1, 1)
+	for _, row := range []struct {
+		name             string
+		d                *Demand
+		most             int64
+		share            float64
+		clients, reorder int64
+		want             int64
+	}{
+		{"the share", d, 0, 0.01, 1, 0, 1000},
+		{"less what is at hand at the re-order point", d, 0, 0.01, 4, 50, 800},
+		{"at most half", d, 0, 0.01, 4, 150, 600},
+		{"what goes before the next batch comes is not idle", d, 0, 0.01, 4, 5_000, 20_000},
+		{"nor more than the limit", d, 0, 0.01, 40, 5_000, 100_000},
+		{"a newcomer does not know how many there are", nil, 0, 0.01, 1, 0, 100},
+		{"nothing", d, 0, 0, 4, 50, 0},
+		{"batches are bounded", d, 20, 0.01, 4, 0, 80},
+		{"to whole batches", d, 250, 0.010031, 4, 0, 1000},
+		{"but not by this", d, 251, 0.01, 4, 0, 1000},
+	} {
+		assert.Equal(t, row.want, row.d.Idle(Policy{Max: row.most}, row.share, 100_000, row.clients, row.reorder), row.name)
+	}
+	assert.EqualValues(t, 1, (*Demand)(nil).Idle(Policy{}, 0.5, 10, 1, 0))
+}
+
+// TestRequestsOfAnySize: at one rate of tokens, requests of 1, 5 and 100 make batches of
+// the same size, within half as much again.
+func TestRequestsOfAnySize(t *testing.T) {
+	batches := map[int64]float64{}
+	for _, n := range []int64{1, 5, 100} {
+		d := New(n, 0)
+		var now, spent, stock, calls int64
+		interval := n * int64(s) / 500 // 500 tokens a second, for ten windows
+		for now < int64(10*time.Minute) {
+			now += interval
+			if stock >= n {
+				stock -= n
+				spent += n
+				continue
+			}
+			d.Observe(limit.Window, now, spent, n)
+			size, _ := d.Batch(Policy{Min: 1}, Situation{
+				Limit: limit, Open: true, Left: 30 * s, Lasts: 20 * s, Spent: spent, Stock: stock, Waiting: n,
+			})
+			d.Asked(size, spent)
+			spent += n
+			stock += size - n
+			calls++
+		}
+		batches[n] = float64(spent) / float64(calls)
+	}
+	t.Log(batches)
+	for _, n := range []int64{5, 100} {
+		assert.InEpsilon(t, 1, batches[n]/batches[1], 0.5, "%d: %v", n, batches)
+		assert.InEpsilon(t, 1, batches[1]/batches[n], 0.5, "%d: %v", n, batches)
+	}
+}
+
+func FuzzBatch(f *testing.F) {
+	f.Add(int64(60_000), int64(60), int64(5), int64(100), int64(3), int64(7), int64(1), 1.5, uint8(2))
+	f.Fuzz(func(t *testing.T, tokens, last, elapsed, spent, stock, waiting, largest int64, rate float64, policy uint8) {
+		l := limit
+		l.Tokens = tokens
+		if l.Validate() != nil || last < 0 || elapsed < 0 || spent < 0 || stock < 0 || waiting < 0 || largest < 0 || !(rate >= 0 && rate < 1e15) {
+			return
+		}
+		p := []Policy{{Min: 1}, {Kind: Fixed, Min: 10}, {Kind: Ladder, Min: 1, Max: 1000}}[policy%3]
+		d := at(rate, 1)
+		d.Observe(l.Window, elapsed, min(spent, tokens), min(largest, tokens))
+		d.Asked(min(last, tokens), 0)
+		lead := time.Duration(elapsed % int64(s))
+		reorder := d.Reorder(l, lead, tokens/100)
+		size, reason := d.Batch(p, Situation{
+			Limit: l, Left: time.Minute, Spent: min(spent, tokens), Stock: min(stock, tokens), Waiting: min(waiting, tokens),
+		})
+		if size < 1 || size > tokens || reason == "" || reorder < 0 {
+			t.Fatalf("a batch of %d (%s) of %d at %d", size, reason, tokens, reorder)
+		}
+	})
+}

@@ -1,0 +1,229 @@
+// Package demand estimates how fast a key is used, and from that when to order the
+// next batch, how large it should be, and what of a stock is surplus.
+//
+// It is pure: times and counts come in, sizes go out. Times are nanoseconds of the
+// caller's clock.
+package demand
+
+import (
+	"math"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// Demand is what is known of how a key is used, from its second fetch on. A nil
+// *Demand is that of a key which was fetched for once at most.
+type Demand struct {
+	pace
+	batch      int64         // the last one asked for
+	batchSpent int64         // tokens spent in all when it was asked for
+	observed   int64         // time up to which pace knows
+	spent      int64         // tokens spent in all at that time
+	exhausted  int64         // time since which the store has no more; 0 = it has
+	lasts      time.Duration // from the window's beginning until the limit runs out, as far as known
+	guessed    time.Duration // the same, by the pace of all clients since the window began
+	lasted     time.Duration // the same of the window before; 0 = unknown
+	opened     int64         // tokens spent in all when the window began
+	denied     int64         // requests refused in all when it began
+}
+
+// pace is the estimate of the rate at which tokens go.
+type pace struct {
+	rate   float64 // tokens per second, exponentially weighted mean
+	seen   float64 // seconds that the mean is taken from
+	recent float64 // the same mean with a shorter memory
+	peak   float64 // the fastest of late, slowly forgotten
+	size   float64 // of large requests, in tokens: mean of the largest between observations
+}
+
+// The constants of the estimates.
+const (
+	coldPart    = 3               // of the window is the most that a batch should last while nothing is known,
+	coldLeast   = 20              // and this the least
+	horizonPart = 60              // of the window is what a batch should last when the limit lasts longer than forecast
+	horizonMax  = 5 * time.Minute // is the most that a batch should last, however long the window
+	memoryPart  = 6               // of the window is the least memory of the mean rate,
+	memoryMost  = 5               // windows are the most,
+	memoryCount = 100             // and requests it should span
+	recentPart  = 60              // of the window is the least memory of the recent rate; memoryPart is the most
+	recentCount = 20              // requests it should span
+	doubt       = 1.5             // deviations by which the recent rate may be too low by chance
+	firstPart   = 1000            // of the limit is the most that newcomers may leave idle
+	trust       = 100             // times the tokens that were seen to go is the largest batch,
+	trustAfter  = 10              // once so many requests were seen; before, twice the tokens, or
+	trustPart   = 100             // this part of the limit
+	sizeWeight  = 4               // observations: memory of the size of large requests
+)
+
+// New returns the demand of a key that was fetched for once, at since, and granted so
+// many tokens then.
+func New(granted, since int64) *Demand {
+	return &Demand{batch: max(granted, 1), observed: since, pace: pace{size: 1}}
+}
+
+// Observe brings the estimate up to date: spent is how many tokens requests have used
+// in all, largest the largest request since the last observation. Nothing can be
+// learnt from the time in which requests were refused.
+func (d *Demand) Observe(window time.Duration, now, spent, largest int64) {
+	until := now
+	if d.exhausted != 0 {
+		until = d.exhausted
+	}
+	if until > d.observed {
+		d.pace = d.pace.observe(window, time.Duration(until-d.observed), spent-d.spent, float64(max(largest, 1)))
+	}
+	d.observed, d.spent = now, spent
+}
+
+// observe takes in that spent tokens went in elapsed. The means are exponentially
+// weighted; before one memory length has passed, the first is a plain mean. A slow
+// key needs a longer memory to tell demand from chance, but one that has surely
+// become faster a short one. The peak counts only what is more than chance, two
+// deviations below the count: of requests of n tokens the deviation is sqrt(n) times
+// that of single tokens, so that one large request is no burst.
+func (p pace) observe(window, elapsed time.Duration, spent int64, largest float64) pace {
+	seconds := max(elapsed, time.Millisecond).Seconds()
+	tokens := float64(max(spent, 0)) // a refund may have come in between
+	p.size += (largest - p.size) / sizeWeight
+	now := tokens / seconds
+	sure := max(tokens-2*math.Sqrt(tokens*largest), 0) / seconds
+	p.peak = max(sure, p.peak*math.Exp(-seconds/window.Seconds()))
+	p.seen += seconds
+	fast := max(p.rate, sure)
+	p.recent += forgotten(seconds, recentMemory(window, fast/p.size)) * (now - p.recent)
+	most := memoryMost * window.Seconds()
+	memory := max(window.Seconds()/memoryPart, min(memoryCount*p.size/fast, most))
+	p.rate += max(forgotten(seconds, memory), seconds/p.seen) * (now - p.rate)
+	return p
+}
+
+// forgotten is the part of a memory that is forgotten in so many seconds.
+func forgotten(seconds, memory float64) float64 { return 1 - math.Exp(-seconds/memory) }
+
+// recentMemory is the memory of the recent rate, in seconds, of a key with so many
+// requests a second.
+func recentMemory(window time.Duration, requests float64) float64 {
+	return max(window.Seconds()/recentPart, min(recentCount/requests, window.Seconds()/memoryPart))
+}
+
+// PerWindow is how many tokens the key would use in a window at the pace of late.
+func (d *Demand) PerWindow(l backend.Limit) int64 {
+	if d == nil {
+		return 0
+	}
+	return int64(min(max(d.rate, d.recent/2)*l.Window.Seconds(), float64(l.Tokens)))
+}
+
+// Regular reports whether the key uses at least two tokens a window.
+func (d *Demand) Regular(window time.Duration) bool {
+	return d != nil && d.rate*window.Seconds() >= 2
+}
+
+// Within is how many tokens are expected to go within a time.
+func (d *Demand) Within(t time.Duration) float64 {
+	if d == nil {
+		return 0
+	}
+	return d.rate * t.Seconds()
+}
+
+// Reorder is the stock at which to order so that it lasts until the batch comes: what
+// goes in the lead time, three deviations of that, and a large request less one token,
+// because a stock that cannot serve the next request is none. At low rates of single
+// tokens it is zero: order when the last one leaves. idle is what may be held for a
+// large request that is not regular.
+func (d *Demand) Reorder(l backend.Limit, lead time.Duration, idle int64) int64 {
+	if d == nil {
+		return 0
+	}
+	goes := max(d.peak, d.rate) * lead.Seconds()
+	most := max(float64(idle), d.rate*l.Window.Seconds()/horizonPart)
+	spare := min(d.size-1, most)
+	return int64(goes + 3*math.Sqrt(goes*(1+spare)) + spare + 0.5)
+}
+
+// Skip notes that the store has charged n tokens that were used while it was away. They
+// come to be known at once, and are no burst.
+func (d *Demand) Skip(n int64) {
+	if d != nil {
+		d.spent, d.batchSpent = d.spent+n, d.batchSpent+n
+	}
+}
+
+// Opened notes that a window has begun, and what was spent and refused until then.
+func (d *Demand) Opened(window time.Duration, spent, denied int64) {
+	d.lasted, d.lasts, d.exhausted = d.lasts, window, 0
+	d.opened, d.denied = spent, denied
+}
+
+// UsedIn reports whether the key was used since the window began.
+func (d *Demand) UsedIn(spent, denied int64) bool {
+	return d != nil && (spent != d.opened || denied != d.denied)
+}
+
+// Exhausted notes since when the store has no more; 0 says that it has.
+func (d *Demand) Exhausted(at int64) { d.exhausted = at }
+
+// IsExhausted reports whether the store has no more.
+func (d *Demand) IsExhausted() bool { return d != nil && d.exhausted != 0 }
+
+// Short reports whether the limit will run out before the window ends, at the pace of
+// all clients since the window began.
+func Short(l backend.Limit, s backend.State) bool {
+	return float64(s.Remaining)*float64(l.Window-s.Left) < float64(l.Tokens-s.Remaining)*float64(s.Left)
+}
+
+// Forecast takes from a reading how long the limit lasts. lasted is what the store
+// says: it knows when the limit was used up, 0 = it is not.
+func (d *Demand) Forecast(l backend.Limit, s backend.State, lasted time.Duration) {
+	if lasted > 0 {
+		d.lasts = lasted
+	}
+	d.guessed = l.Window
+	if Short(l, s) {
+		d.guessed = time.Duration(float64(l.Window-s.Left) * float64(l.Tokens) / float64(l.Tokens-s.Remaining))
+	}
+}
+
+// Lasts is how long the limit will last when so much of the window has passed: as
+// long as in this window or the one before, if it ran out. In the first window,
+// where grants look like use, it is a guess from the pace of all so far, within
+// bounds. When no window is open, all counts from the beginning of the next.
+func (d *Demand) Lasts(window, passed time.Duration, open bool) time.Duration {
+	switch {
+	case d == nil:
+		return window / coldPart
+	case !open:
+		return d.lasts
+	case d.lasted != 0:
+		return min(d.lasts, d.lasted) - passed
+	case d.lasts < window:
+		return d.lasts - passed
+	}
+	return min(max(d.guessed-passed, window/coldLeast), window/coldPart)
+}
+
+// horizon is how far ahead a batch should reach: as long as the limit is expected to
+// last, and not beyond the window.
+func horizon(window, left, lasts time.Duration) time.Duration {
+	if lasts <= 0 {
+		lasts = window / horizonPart
+	}
+	return min(lasts, left, horizonMax)
+}
+
+// Surplus is how much of a stock is not going to be used within the horizon: what is
+// worth giving back. Under half of the stock is not worth a call, nor is up to twice
+// what may lie idle anyway.
+func (d *Demand) Surplus(window, left, lasts time.Duration, stock, idle int64) int64 {
+	if d == nil {
+		return 0
+	}
+	lately := d.recent + doubt*math.Sqrt(d.recent*d.size/recentMemory(window, d.rate/d.size))
+	need := int64(math.Ceil(min(d.rate, lately) * horizon(window, left, lasts).Seconds()))
+	if stock <= 2*max(need, idle) {
+		return 0
+	}
+	return stock - need
+}

@@ -1,0 +1,56 @@
+// Package guard carries panics of what users gave us (a store, a hook, a function of
+// options) from the goroutine in which they happen to who waits for it.
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"log"
+	"runtime/debug"
+)
+
+// ErrGoexit is the end of a goroutine in which a store called runtime.Goexit.
+var ErrGoexit = errors.New("the store called runtime.Goexit")
+
+// panicError is a panic on its way.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (p *panicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", p.value, p.stack) }
+
+// Do runs f and returns its error, or its panic as one.
+func Do(f func() error) (err error) {
+	normal := false
+	defer func() {
+		if !normal {
+			err = &panicError{value: recover(), stack: debug.Stack()}
+		}
+	}()
+	err = f()
+	normal = true
+	return err
+}
+
+// IsPanic reports whether err is a panic that Do has caught.
+func IsPanic(err error) bool {
+	_, ok := errors.AsType[*panicError](err)
+	return ok
+}
+
+// Raise panics with the value of a panic that Do has caught; other errors it returns.
+func Raise(err error) error {
+	if p, ok := errors.AsType[*panicError](err); ok {
+		panic(p.value)
+	}
+	return err
+}
+
+// Log runs f, whose panic has no caller to go to: it goes to the standard logger, as
+// net/http does with those of handlers.
+func Log(f func()) {
+	if err := Do(func() error { f(); return nil }); err != nil {
+		log.Printf("reservoir: %v", err)
+	}
+}

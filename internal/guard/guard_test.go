@@ -1,0 +1,54 @@
+package guard
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// TestDo: an error is returned, and a panic travels as one until it is raised again.
+func TestDo(t *testing.T) {
+	fault := errors.New("fault")
+	assert.NoError(t, Do(func() error { return nil }))
+	assert.Same(t, fault, Do(func() error { return fault }))
+	assert.False(t, IsPanic(fault))
+	assert.Same(t, fault, Raise(fault))
+	assert.NoError(t, Raise(nil))
+
+	for _, value := range []any{"a hook", fault} {
+		err := Do(func() error { panic(value) })
+		assert.True(t, IsPanic(fmt.Errorf("wrapped: %w", err)))
+		assert.ErrorContains(t, err, fmt.Sprint(value))
+		assert.ErrorContains(t, err, "guard_test.go", "where it was")
+		assert.PanicsWithValue(t, value, func() { _ = Raise(fmt.Errorf("wrapped: %w", err)) })
+	}
+	assert.True(t, IsPanic(Do(func() error { panic(nil) })))
+}
+
+// TestGoexit: a goroutine that ends within Do runs its deferred functions, and is no
+// success.
+func TestGoexit(t *testing.T) {
+	err := ErrGoexit // unless Do returns
+	done := make(chan error)
+	go func() {
+		defer func() { done <- err }()
+		err = Do(func() error { runtime.Goexit(); return nil })
+	}()
+	assert.ErrorIs(t, <-done, ErrGoexit)
+}
+
+// TestLog: a panic that nobody can be told of is logged.
+func TestLog(t *testing.T) {
+	var b bytes.Buffer
+	defer log.SetOutput(log.Writer())
+	log.SetOutput(&b)
+	Log(func() {})
+	assert.Empty(t, b.String())
+	Log(func() { panic("a hook") })
+	assert.Contains(t, b.String(), "reservoir: panic: a hook")
+}

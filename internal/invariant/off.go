@@ -1,0 +1,6 @@
+//go:build !race
+
+package invariant
+
+// Enabled says whether assertions are on.
+const Enabled = false

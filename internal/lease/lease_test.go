@@ -1,0 +1,236 @@
+package lease
+
+import (
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+const ms = int64(time.Millisecond)
+
+// TestBounds: of several readings the closest bounds count, but they do not pass each
+// other, though the store counts in microseconds and its clock may be set.
+func TestBounds(t *testing.T) {
+	l := New(1)
+	assert.False(t, l.Alive(0), "it has no end yet")
+	assert.False(t, l.Over(1<<60))
+	for _, row := range []struct {
+		what                                   string
+		left, sent, now, deadline, reset, late int64
+	}{
+		{"first", 10 * ms, 0, 2 * ms, 10*ms - 5000, 10 * ms, 12*ms + 5000},
+		{"a closer reading", 8 * ms, 2 * ms, 3 * ms, 10*ms - 4000, 10 * ms, 11*ms + 4000},
+		{"a wider one changes nothing", 5 * ms, 4 * ms, 9 * ms, 10*ms - 4000, 10 * ms, 11*ms + 4000},
+		{"none is left", 0, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms},
+		{"the store's clock was set back", 5 * ms, 9 * ms, 9 * ms, 14*ms - 2500, 14*ms - 2500, 14*ms - 2500},
+	} {
+		l.Read(backend.State{Left: time.Duration(row.left), Remaining: 7}, row.sent, row.now)
+		assert.Equal(t, []int64{row.deadline, row.reset, row.late}, []int64{l.Deadline(), l.reset.Load(), l.Late()}, row.what)
+		assert.True(t, l.Alive(row.deadline-1))
+		assert.False(t, l.Alive(row.deadline))
+		assert.False(t, l.Over(row.late))
+		assert.True(t, l.Over(row.late+1))
+		assert.EqualValues(t, 7, l.Remaining())
+	}
+	assert.Equal(t, 4*time.Millisecond-2500, l.RetryAfter(10*ms))
+	assert.Equal(t, time.Duration(1), l.RetryAfter(20*ms))
+}
+
+// TestNeverLate gives random readings of a window, by clocks whose speeds differ by
+// 500 parts in a million. Stock is spent in time, a request after Late comes after the
+// end, and the bounds keep their order.
+func TestNeverLate(t *testing.T) {
+	for seed := range uint64(300) {
+		rnd := rand.New(rand.NewPCG(seed, 0))
+		length := 1 + rnd.Int64N(int64(time.Hour))
+		speed := 1 + (rnd.Float64()-0.5)/1000 // of our clock, by the store's
+		ours := func(theirs int64) int64 { return int64(float64(theirs) * speed) }
+		l := New(1)
+		var at int64
+		for at < length {
+			sent, read := at, at+rnd.Int64N(length/10+1)
+			at = read + rnd.Int64N(length/10+1)
+			if read > length {
+				break
+			}
+			l.Read(backend.State{Left: time.Duration(length - read)}, ours(sent), ours(at))
+			require.LessOrEqual(t, l.Deadline(), l.reset.Load(), "seed %d", seed)
+			require.LessOrEqual(t, l.reset.Load(), l.Late(), "seed %d", seed)
+			require.LessOrEqual(t, l.Deadline(), ours(length)+1, "seed %d: late", seed)
+			require.GreaterOrEqual(t, l.Late()+1, ours(length), "seed %d: early", seed)
+		}
+	}
+}
+
+// TestRetryAfterIsWithinTheWindow: it is never longer than the store said was left.
+func TestRetryAfterIsWithinTheWindow(t *testing.T) {
+	l := New(1)
+	l.Read(backend.State{Left: time.Second}, 0, 300*ms)
+	assert.Equal(t, time.Second, l.RetryAfter(0))
+	assert.Equal(t, 700*time.Millisecond, l.RetryAfter(300*ms))
+}
+
+func TestNil(t *testing.T) {
+	var l *Lease
+	assert.False(t, l.Alive(0))
+	assert.True(t, l.Over(0))
+	assert.False(t, l.Denying())
+	assert.Zero(t, l.Drain()+l.Stock())
+}
+
+func TestStock(t *testing.T) {
+	l := New(1)
+	l.Publish(10, 0)
+	left, ok := l.Spend(4)
+	assert.True(t, ok)
+	assert.EqualValues(t, 6, left)
+	left, ok = l.Spend(7)
+	assert.False(t, ok)
+	assert.Zero(t, left)
+	assert.EqualValues(t, 6, l.Stock())
+	_, ok = l.Spend(6)
+	assert.True(t, ok, "the last")
+	l.Publish(5, 0)
+	l.Read(backend.State{Remaining: 8}, 0, 0)
+	assert.EqualValues(t, 13, l.Available())
+	assert.EqualValues(t, 5, l.Reserve())
+	assert.EqualValues(t, 8, l.Available())
+	l.Publish(5, 0)
+	assert.EqualValues(t, 5, l.Drain())
+	assert.Zero(t, l.Drain())
+	l.Reopen(-9)
+	assert.Zero(t, l.Remaining())
+	l.Reopen(2)
+	assert.EqualValues(t, 2, l.Remaining())
+}
+
+// TestLow: one of all who see the stock at the re-order point is told so.
+func TestLow(t *testing.T) {
+	l := New(1)
+	assert.False(t, l.Low(0), "there is none")
+	l.SetReorder(3)
+	assert.False(t, l.Low(4))
+	assert.True(t, l.Low(3))
+	assert.False(t, l.Low(3), "once")
+	l.SetReorder(0)
+	assert.True(t, l.Low(0))
+	l.SetReorder(-5)
+	assert.False(t, l.Low(-1+0), "there is none")
+}
+
+// TestDenies: by the stock and by what the store has left.
+func TestDenies(t *testing.T) {
+	l := New(1)
+	l.Read(backend.State{Left: time.Second, Remaining: 2}, 0, 0)
+	l.Publish(3, 0)
+	assert.False(t, l.Denies(9, 0), "not known")
+	assert.False(t, l.Denying())
+	l.Publish(0, 100*ms)
+	assert.True(t, l.Denying())
+	assert.False(t, l.Denies(5, 0))
+	assert.True(t, l.Denies(6, 0))
+	assert.True(t, l.Denies(6, 100*ms-1))
+	assert.False(t, l.Denies(6, 100*ms+3000), "over")
+	l.Reserve()
+	assert.False(t, l.Denies(6, 0), "stock is hidden")
+	assert.False(t, l.Denying())
+	l.Publish(3, -1)
+	assert.False(t, l.Denies(6, 0))
+}
+
+// TestDenialsDiffer: while a caller looks twice, hundreds of rounds may hide and show
+// the stock. None stores an instant that it has seen, whatever the instant is.
+func TestDenialsDiffer(t *testing.T) {
+	for _, until := range []int64{1, 998, 999, 1000, 1499, 1999, 1<<20 - 1, 1 << 40, 1<<62 - 1} {
+		l, seen := New(1), map[int64]bool{}
+		for i := range 500 {
+			if i%3 == 0 {
+				l.Reserve()
+			}
+			l.Publish(0, until)
+			d := l.denied.Load()
+			require.GreaterOrEqual(t, d, until)
+			require.LessOrEqual(t, d, until+3*int64(time.Microsecond))
+			require.False(t, seen[d], "round %d of %d", i, until)
+			seen[d] = true
+		}
+	}
+}
+
+// TestNoFalseRefusal: the owner hides the stock and shows it again, always enough for
+// a request of one. Nobody is refused.
+func TestNoFalseRefusal(t *testing.T) {
+	for _, until := range []int64{1 << 40, 1<<40 + 999 - (1<<40)%1000} {
+		l := New(1)
+		l.Read(backend.State{Left: time.Hour}, 0, 0)
+		l.Publish(1, until)
+		var stop atomic.Bool
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			defer stop.Store(true)
+			for i := range 5_000 {
+				n := l.Reserve()
+				if i%100 == 0 {
+					runtime.Gosched()
+				}
+				l.Publish(n, until)
+			}
+		})
+		for range 2 {
+			wg.Go(func() {
+				for !stop.Load() {
+					if l.Denies(1, 0) {
+						t.Error("refused, with a token in stock")
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// TestSpendIsExact: however many spend, and whatever the owner does meanwhile, as much
+// is spent as was put in.
+func TestSpendIsExact(t *testing.T) {
+	const tokens = 60_000
+	l := New(1)
+	var spent atomic.Int64
+	var done atomic.Bool
+	var wg sync.WaitGroup
+	for i := range 3 {
+		n := int64(1 + i)
+		wg.Go(func() {
+			for !done.Load() || l.Stock() >= n {
+				left, ok := l.Spend(n)
+				if ok {
+					spent.Add(n)
+				}
+				if left < 0 {
+					t.Error("less than nothing is left")
+				}
+			}
+		})
+	}
+	var drained int64
+	for put := int64(0); put < tokens; {
+		hidden := l.Reserve() + 6
+		put += 6
+		if put%600 == 0 {
+			drained += hidden
+			hidden = l.Drain()
+		}
+		l.Publish(hidden, put%2)
+	}
+	done.Store(true)
+	wg.Wait()
+	assert.EqualValues(t, tokens, spent.Load()+drained+l.Drain())
+}

@@ -1,0 +1,134 @@
+package next
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// A key in use at 100, halfway through a window that is over at 200. It looks again
+// when its turn comes in the next window, at 211.
+func base() Facts {
+	return Facts{Now: 100, Alive: true, Over: 200, Spread: 10, Used: true, Regular: true}
+}
+
+// TestStep: one row for each rule and each of its boundaries.
+func TestStep(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		facts func(f *Facts)
+		cause Cause
+		at    int64
+	}{
+		{"nobody has used it", func(f *Facts) { *f = Facts{Now: 100} }, None, Never},
+		{"in use", func(f *Facts) {}, None, 211},
+		{"used once", func(f *Facts) { f.Regular = false }, None, Never},
+
+		{"retired", func(f *Facts) { f.Retired, f.Active, f.Passing = true, 1, 1 }, None, Never},
+		{"a fetch is in flight", func(f *Facts) { f.InFlight, f.Active, f.Passing = true, 1, 1 }, None, Never},
+		{"away", func(f *Facts) { f.Open, f.Ask, f.Low = true, 150, true }, None, Never},
+		{"away, and a caller waits", func(f *Facts) { f.Open, f.Ask, f.Active = true, 150, 1 }, None, 150},
+		{"away, and a caller stays", func(f *Facts) { f.Open, f.Ask, f.Parked = true, 150, 1 }, None, 150},
+		{"away, with debt", func(f *Facts) { f.Open, f.Ask, f.Debt = true, 150, true }, None, 150},
+		{"away, with returns", func(f *Facts) { f.Open, f.Ask, f.Unconfirmed = true, 150, true }, None, 150},
+
+		{"a caller waits", func(f *Facts) { f.Active, f.Passing = 1, 1 }, Waiters, Never},
+		{"a caller waits, after a failure", func(f *Facts) { f.Active, f.Passing, f.Backoff = 1, 1, 150 }, Waiters, Never},
+		{"one who stays waits", func(f *Facts) { f.Active, f.Backoff = 1, 100 }, Waiters, Never},
+		{"one who stays waits, after a failure", func(f *Facts) { f.Active, f.Backoff = 1, 101 }, None, 101},
+		{"and after a rejection", func(f *Facts) { f.Active, f.Backoff, f.Rejected = 1, 101, true }, Waiters, Never},
+		{"the store has the old window still", func(f *Facts) { f.Active, f.Passing, f.Ending, f.Over, f.Regular = 1, 1, true, 100, false }, None, 100 + 1e6},
+		{"and no more", func(f *Facts) { f.Active, f.Passing, f.Ending, f.Over = 1, 1, true, 99 }, Waiters, Never},
+		{"one is parked until the reset", func(f *Facts) { f.Parked, f.Denied, f.Spread = 1, 300, 40 }, None, 211},
+		{"one is parked until a probe is due", func(f *Facts) { f.Parked, f.Denied = 1, 150 }, None, 150},
+		{"that is due now", func(f *Facts) { f.Parked, f.Denied = 1, 100 }, None, 101},
+		{"one is parked, after a failure", func(f *Facts) { f.Parked, f.Denied, f.Backoff = 1, 150, 160 }, None, 160},
+
+		{"debt", func(f *Facts) { f.Debt, f.Backoff = true, 100 }, Charge, Never},
+		{"debt, after a failure", func(f *Facts) { f.Debt, f.Backoff = true, 101 }, None, 101},
+		{"returns", func(f *Facts) { f.Unconfirmed = true }, Return, Never},
+		{"returns, after a failure", func(f *Facts) { f.Unconfirmed, f.Backoff = true, 101 }, None, 101},
+		{"a probe is due", func(f *Facts) { f.Probe = true }, Probe, Never},
+		{"a probe, after a failure", func(f *Facts) { f.Probe, f.Backoff = true, 101 }, None, 101},
+
+		{"no window was heard of", func(f *Facts) { f.Over, f.Low, f.Surplus = 0, true, 9 }, None, Never},
+		{"the window ends now", func(f *Facts) { f.Now = 200 }, None, 211},
+		{"over, and others go first", func(f *Facts) { f.Now = 201 }, None, 210},
+		{"over, and our turn", func(f *Facts) { f.Now = 210 }, Reset, Never},
+		{"over, after a failure", func(f *Facts) { f.Now, f.Backoff = 210, 211 }, None, 211},
+		{"over, and not used in it", func(f *Facts) { f.Now, f.Used = 300, false }, None, Never},
+		{"over, and seldom used", func(f *Facts) { f.Now, f.Regular = 300, false }, None, Never},
+		{"over, with a surplus that is dead", func(f *Facts) { f.Now, f.Surplus = 201, 9 }, None, 210},
+
+		{"the end is near", func(f *Facts) { f.Refresh = 100 }, Refresh, Never},
+		{"it will be", func(f *Facts) { f.Refresh = 101 }, None, 101},
+		{"it is, after a failure", func(f *Facts) { f.Refresh, f.Backoff = 90, 101 }, None, 101},
+		{"it is passed", func(f *Facts) { f.Refresh, f.Alive = 90, false }, None, 211},
+		{"a surplus", func(f *Facts) { f.Surplus = 1 }, Return, Never},
+		{"a surplus, and the pause is over", func(f *Facts) { f.Surplus, f.Backoff = 1, 100 }, Return, Never},
+		{"a surplus, after a failure", func(f *Facts) { f.Surplus, f.Backoff = 1, 101 }, None, 101},
+		{"a look for it later", func(f *Facts) { f.Look = 150 }, None, 150},
+		{"and not at once", func(f *Facts) { f.Look = 100 }, None, 101},
+		{"a look after the reset", func(f *Facts) { f.Look = 999 }, None, 211},
+		{"the stock is low", func(f *Facts) { f.Low, f.Backoff = true, 100 }, Prefetch, Never},
+		{"low, after a failure", func(f *Facts) { f.Low, f.Backoff = true, 101 }, None, 101},
+		{"low, after a failure, and seldom used", func(f *Facts) { f.Low, f.Backoff, f.Regular = true, 101, false }, None, 101},
+		{"low, and about to end", func(f *Facts) { f.Low, f.Alive = true, false }, None, 211},
+	} {
+		f := base()
+		row.facts(&f)
+		cause, at := Step(f)
+		assert.Equal(t, fmt.Sprint(row.cause, " ", row.at), fmt.Sprint(cause, " ", at), row.name)
+	}
+}
+
+// TestEarliest: of all times to look again it is the earliest.
+func TestEarliest(t *testing.T) {
+	late := func(f *Facts) { f.Parked, f.Denied, f.Refresh, f.Look, f.Low, f.Backoff = 1, 190, 180, 170, false, 0 }
+	for i, want := range []int64{170, 160, 150, 140, 122} {
+		f := base()
+		late(&f)
+		for j := range i {
+			[]func(){
+				func() { f.Look = 160 },
+				func() { f.Refresh = 150 },
+				func() { f.Denied = 140 },
+				func() { f.Over = 119 },
+			}[j]()
+		}
+		_, at := Step(f)
+		assert.Equal(t, want, at)
+	}
+	f := base()
+	f.Debt, f.Backoff, f.Over, f.Parked, f.Denied = true, 120, 0, 1, 110
+	_, at := Step(f)
+	assert.EqualValues(t, 120, at, "the account's")
+}
+
+// TestPriority: with two reasons for a call the earlier in this list counts.
+func TestPriority(t *testing.T) {
+	order := []struct {
+		cause Cause
+		facts func(f *Facts)
+	}{
+		{Waiters, func(f *Facts) { f.Active, f.Passing = 1, 1 }},
+		{Charge, func(f *Facts) { f.Debt = true }},
+		{Return, func(f *Facts) { f.Unconfirmed = true }},
+		{Probe, func(f *Facts) { f.Probe = true }},
+		{Reset, func(f *Facts) { f.Now = 210 }}, // excludes those below
+		{Refresh, func(f *Facts) { f.Refresh = f.Now }},
+		{Return, func(f *Facts) { f.Surplus = 1 }},
+		{Prefetch, func(f *Facts) { f.Low = true }},
+	}
+	for i, first := range order {
+		for _, second := range order[i:] {
+			f := base()
+			second.facts(&f)
+			first.facts(&f)
+			cause, at := Step(f)
+			assert.Equal(t, first.cause, cause, "and %s", second.cause)
+			assert.EqualValues(t, Never, at)
+		}
+	}
+}

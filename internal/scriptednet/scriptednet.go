@@ -1,0 +1,230 @@
+// Package scriptednet is a network, between some limiters and one store, on which
+// nothing moves by itself. Calls lie on it until a test has the store execute one,
+// brings a reply, repeats either or loses it. So a test can reorder and delay calls in
+// every way, and a run that draws its steps from a seed replays. Once the network is
+// calm every call is answered at once.
+package scriptednet
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+)
+
+// Net is the network. Its lock guards its fields and those of its calls; each method
+// that a test calls between steps says whether the lock must be held.
+type Net struct {
+	sync.Mutex
+	Mail   []*Call // under way
+	Calm   bool
+	Losses int // of the store's data: it goes on with other keys
+
+	// Reply and Request change what travels, as a deliberate bug does; nil = nothing.
+	Reply   func(reply any)
+	Request func(r *backend.SyncRequest)
+
+	store  *memstore.Store
+	log    func(format string, args ...any)
+	posted map[int]int
+	opened map[string][]backend.Window // of each key, as replies have told
+}
+
+// Port is where one limiter's calls come from. It is a backend.Store.
+type Port struct {
+	*Net
+	who  int
+	skew time.Duration
+}
+
+// Call is a call on its way, and its reply.
+type Call struct {
+	Who      int
+	Op, Key  string
+	Until    time.Time // when the store would not execute it any more
+	Executed bool      // the reply is on its way
+	Ghost    bool      // nobody waits any more
+	Copied   bool      // it is one of two
+	Charged  int64     // tokens, when it was executed
+	Reply    any       // what the store said
+	Err      error
+
+	number int // among the calls of its port, so that a list of calls has one order
+	run    func(key string) (any, error)
+	heard  chan struct{}
+}
+
+// The errors of calls that do not arrive, and of a store that is not ready.
+var (
+	ErrLost    = &backend.Error{Op: "net", Class: backend.Unknown, Err: errors.New("lost")}
+	ErrLoading = &backend.Error{Op: "net", Class: backend.Unavailable, Err: errors.New("LOADING")}
+)
+
+// New returns the network of store. It tells log what happens.
+func New(store *memstore.Store, log func(format string, args ...any)) *Net {
+	return &Net{store: store, log: log, posted: map[int]int{}, opened: map[string][]backend.Window{}}
+}
+
+// Port returns the port of limiter who. Its calls return skew after their deadlines, or
+// before them: a caller's own time-out may fall on the same instant, and skew gives the
+// two an order.
+func (n *Net) Port(who int, skew time.Duration) *Port { return &Port{n, who, skew} }
+
+// Inspect is what the store has of key.
+func (n *Net) Inspect(key string) backend.Contents {
+	c, err := n.store.Inspect(context.Background(), n.keyOf(key))
+	if err != nil {
+		panic(err)
+	}
+	return c
+}
+
+// WindowAt is the window of key that t lies in, of those that replies have told, or 0.
+func (n *Net) WindowAt(key string, t time.Time) (w backend.Window) {
+	n.Lock()
+	defer n.Unlock()
+	for _, told := range n.opened[key] {
+		if told.Time().After(t) && (w == 0 || told < w) {
+			w = told
+		}
+	}
+	return w
+}
+
+// carry makes one call.
+func carry[T any](ctx context.Context, p *Port, op, key string, run func(ctx context.Context, key string) (*T, error)) (reply T, err error) {
+	c := &Call{Who: p.who, Op: op, Key: key, heard: make(chan struct{}, 1)}
+	c.run = func(key string) (any, error) { return run(context.Background(), key) }
+	c.Until, _ = ctx.Deadline()
+	if !p.post(c) {
+		p.await(ctx, c)
+	}
+	if c.Err != nil {
+		return reply, c.Err
+	}
+	return *c.Reply.(*T), nil
+}
+
+// post puts c on the network. It reports whether it was answered at once.
+func (p *Port) post(c *Call) bool {
+	p.Lock()
+	defer p.Unlock()
+	p.posted[p.who]++
+	c.number = p.posted[p.who]
+	if p.Calm {
+		p.Execute(c)
+		return true
+	}
+	p.Mail = append(p.Mail, c)
+	p.log("posted %d: %s %s", c.Who, c.Op, c.Key)
+	return false
+}
+
+// await returns with the answer, or when the call's time is over. A sync has no caller
+// whose context could end before.
+func (p *Port) await(ctx context.Context, c *Call) {
+	var timeout <-chan time.Time
+	if !c.Until.IsZero() {
+		t := time.NewTimer(time.Until(c.Until) + p.skew)
+		defer t.Stop()
+		timeout = t.C
+	}
+	var done <-chan struct{}
+	if c.Op != "sync" {
+		done = ctx.Done()
+	}
+	select {
+	case <-c.heard:
+		return
+	case <-timeout:
+	case <-done:
+	}
+	p.Lock()
+	defer p.Unlock()
+	c.Ghost, c.Err = true, &backend.Error{Op: c.Op, Class: backend.Unknown, Err: context.DeadlineExceeded}
+	if c.Executed {
+		p.drop(c)
+	}
+}
+
+// Execute has the store do what c says. With the lock held.
+func (n *Net) Execute(c *Call) {
+	reply, err := c.run(n.keyOf(c.Key))
+	if n.Reply != nil && err == nil {
+		n.Reply(reply)
+	}
+	var state backend.State
+	switch r := reply.(type) {
+	case *backend.SyncReply:
+		c.Charged, state = r.Grant-r.Recovered, r.State
+	case *backend.TakeReply:
+		state = r.State
+	}
+	if w := state.Window; w != 0 && !slices.Contains(n.opened[c.Key], w) {
+		n.opened[c.Key] = append(n.opened[c.Key], w)
+	}
+	n.log("execute %d: %s %s ghost=%v %+v %v", c.Who, c.Op, c.Key, c.Ghost, reply, err)
+	c.Executed = true
+	if !c.Ghost {
+		c.Reply, c.Err = reply, err
+	}
+}
+
+// keyOf is what the store knows as key now.
+func (n *Net) keyOf(key string) string {
+	if n.Losses > 0 {
+		key += "#" + strconv.Itoa(n.Losses)
+	}
+	return key
+}
+
+// Copy puts c on the network once more; nobody hears the copy's reply. copied says that
+// c stays there as well. With the lock held.
+func (n *Net) Copy(c *Call, copied bool) {
+	n.Mail = append(n.Mail, &Call{
+		Who: c.Who, Op: c.Op, Key: c.Key, number: c.number, run: c.run, Until: c.Until,
+		Ghost: true, Copied: copied || c.Copied,
+	})
+}
+
+// Answer brings c's reply, or its error, to who waits for it. With the lock held.
+func (n *Net) Answer(c *Call) {
+	n.drop(c)
+	if !c.Ghost {
+		c.heard <- struct{}{}
+	}
+}
+
+func (n *Net) drop(c *Call) {
+	n.Mail = slices.DeleteFunc(n.Mail, func(other *Call) bool { return other == c })
+}
+
+// Pick returns the i-th call under way, in the order of their ports: several may have
+// been posted at one instant, by goroutines in any order. nil if there is none. With
+// the lock held.
+func (n *Net) Pick(i int) *Call {
+	if len(n.Mail) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(n.Mail, func(a, b *Call) int {
+		switch {
+		case a.Who != b.Who:
+			return a.Who - b.Who
+		case a.Key != b.Key:
+			return strings.Compare(a.Key, b.Key)
+		case a.Op != b.Op:
+			return strings.Compare(a.Op, b.Op)
+		}
+		return a.number - b.number
+	})
+	return n.Mail[i%len(n.Mail)]
+}
+
+// Late reports whether the store would refuse c for having come too late.
+func (c *Call) Late() bool { return !c.Until.IsZero() && time.Now().After(c.Until) }
