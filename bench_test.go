@@ -2,6 +2,7 @@ package reservoir_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -32,13 +33,13 @@ func BenchmarkAllow(b *testing.B) {
 	limit := reservoir.PerSecond(1_000_000_000)
 	onEachStore(b, func(b *testing.B, store backend.Store) {
 		onGoroutines(b, "by=key", func(b *testing.B, goroutines int) {
-			l := open(b, store, limit)
+			l := openIn(b, store, limit)
 			measure(b, l, goroutines, true, func(ctx context.Context, _ int) (reservoir.Result, error) {
 				return l.Allow(ctx, "hot")
 			})
 		})
 		onGoroutines(b, "by=handle", func(b *testing.B, goroutines int) {
-			l := open(b, store, limit)
+			l := openIn(b, store, limit)
 			key := l.Key("hot")
 			measure(b, l, goroutines, true, func(ctx context.Context, _ int) (reservoir.Result, error) {
 				return key.Allow(ctx)
@@ -51,7 +52,7 @@ func BenchmarkAllow(b *testing.B) {
 func BenchmarkManyKeys(b *testing.B) {
 	for _, n := range []int{100, 10_000, 1_000_000} {
 		b.Run(fmt.Sprintf("keys=%d", n), func(b *testing.B) {
-			l := open(b, memstore.New(), reservoir.PerHour(1_000_000_000), reservoir.WithBatch(reservoir.Fixed(1_000_000)))
+			l := openIn(b, memstore.New(), reservoir.PerHour(1_000_000_000), reservoir.WithBatch(reservoir.Fixed(1_000_000)))
 			keys := make([]string, n)
 			for i := range keys {
 				keys[i] = fmt.Sprintf("user:%015d", i)
@@ -72,7 +73,7 @@ func BenchmarkCrowd(b *testing.B) {
 	for _, n := range []int{100, 1_000, 10_000} {
 		b.Run(fmt.Sprintf("waiters=%d", n), func(b *testing.B) {
 			held := &holding{Store: memstore.New(), arrived: make(chan struct{}), release: make(chan struct{})}
-			l := open(b, held, reservoir.PerHour(1_000_000_000), reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(time.Minute))
+			l := openIn(b, held, reservoir.PerHour(1_000_000_000), reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(time.Minute))
 			b.ReportAllocs()
 			for i := 0; i < b.N; i += n {
 				var wg sync.WaitGroup
@@ -110,7 +111,7 @@ func (h *holding) Sync(ctx context.Context, r backend.SyncRequest) (backend.Sync
 func BenchmarkRefused(b *testing.B) {
 	onEachStore(b, func(b *testing.B, store backend.Store) {
 		onGoroutines(b, "by=key", func(b *testing.B, goroutines int) {
-			l := open(b, store, reservoir.PerHour(1))
+			l := openIn(b, store, reservoir.PerHour(1))
 			for range 2 { // the first may take the only token
 				_, err := l.Allow(b.Context(), "hot")
 				require.NoError(b, err)
@@ -154,7 +155,7 @@ func (silent) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, err
 func BenchmarkColdKeys(b *testing.B) {
 	onEachStore(b, func(b *testing.B, store backend.Store) {
 		onGoroutines(b, "by=key", func(b *testing.B, goroutines int) {
-			l := open(b, store, reservoir.PerMinute(1_000), reservoir.WithMaxKeys(math.MaxInt32))
+			l := openIn(b, store, reservoir.PerMinute(1_000), reservoir.WithMaxKeys(math.MaxInt32))
 			run := strconv.FormatInt(time.Now().UnixNano(), 36) + "."
 			measure(b, l, goroutines, true, func(ctx context.Context, i int) (reservoir.Result, error) {
 				return l.Allow(ctx, run+strconv.Itoa(i))
@@ -177,9 +178,9 @@ func onGoroutines(b *testing.B, by string, f func(*testing.B, int)) {
 	}
 }
 
-// open returns a limiter that is closed with b. A busy machine may hold up a
+// openIn returns a limiter that is closed with b. A busy machine may hold up a
 // call: a measurement is better slow than broken.
-func open(b *testing.B, store backend.Store, limit reservoir.Limit, opts ...reservoir.Option) *reservoir.Limiter {
+func openIn(b *testing.B, store backend.Store, limit reservoir.Limit, opts ...reservoir.Option) *reservoir.Limiter {
 	b.Helper()
 	l, err := reservoir.New(store, limit, append(opts, reservoir.WithFetchTimeout(time.Second))...)
 	require.NoError(b, err)
@@ -209,4 +210,61 @@ func measure(b *testing.B, l *reservoir.Limiter, goroutines int, want bool, call
 	after := l.Stats()
 	b.ReportMetric(float64(after.StoreCalls-before.StoreCalls)/float64(b.N), "store-calls/op")
 	b.ReportMetric(float64(after.Waited-before.Waited)/float64(b.N), "waited/op")
+}
+
+// make torture passes 5 million.
+var cardinality = flag.Int("cardinality", 300_000, "distinct `keys` of TestCardinalityAttack")
+
+// lavish is a store that answers at once and remembers nothing.
+type lavish struct {
+	backend.Store
+	takes atomic.Int64
+}
+
+func (s *lavish) state(l backend.Limit) backend.State {
+	return backend.State{Window: 4102444800000, Left: time.Hour, Remaining: l.Tokens / 2}
+}
+
+func (s *lavish) Sync(_ context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	return backend.SyncReply{State: s.state(r.Limit), Grant: r.Need, Granted: r.Granted + r.Need, Returned: r.Returned, Clients: 1}, nil
+}
+
+func (s *lavish) Take(_ context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	s.takes.Add(1)
+	return backend.TakeReply{State: s.state(r.Limit), Allowed: true}, nil
+}
+
+// A caller who invents keys gets an answer for each, and the memory of no more than
+// WithMaxKeys. Who was there before is served from memory still.
+func TestCardinalityAttack(t *testing.T) {
+	const held, perKey = 20_000, 400 // bytes; an idle key's are measured elsewhere
+	s := new(lavish)
+	l, err := reservoir.New(s, reservoir.PerHour(1000), reservoir.WithMaxKeys(held), reservoir.WithFetchTimeout(time.Hour))
+	require.NoError(t, err)
+	before, most := heap(), uint64(0)
+	for i := range *cardinality {
+		require.True(t, allow(t, l, fmt.Sprintf("attacker:%015d", i), 1).Allowed)
+		if i%(*cardinality/5) == 0 || i == *cardinality-1 {
+			most = max(most, heap())
+			require.LessOrEqual(t, l.Stats().Keys, held)
+		}
+	}
+	require.Equal(t, held, l.Stats().Keys)
+	require.EqualValues(t, *cardinality-held, s.takes.Load(), "past the bound each request is a call of its own")
+	require.Less(t, most, before+held*perKey)
+	t.Logf("%d keys: %d held, %.1f MB more heap at most, %.0f bytes for each held", *cardinality, held,
+		float64(most-before)/1e6, float64(most-before)/held)
+	calls := l.Stats().StoreCalls
+	require.NotEqual(t, reservoir.Direct, allow(t, l, "attacker:000000000000007", 1).Source)
+	require.LessOrEqual(t, l.Stats().StoreCalls, calls+1)
+	require.NoError(t, l.Close(context.Background()))
+}
+
+// heap is what is in use after all garbage is gone.
+func heap() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // of what finalizers and pools still held
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }

@@ -14,6 +14,7 @@ import (
 
 // How large the first batch of a key is, and why.
 func ExampleWithBatch() {
+	fetched := make(chan string, 8)
 	for _, sizing := range []reservoir.Sizing{
 		reservoir.Fixed(500),       // demand is known and even
 		reservoir.Ladder(10, 500),  // Rockset's rule
@@ -21,11 +22,12 @@ func ExampleWithBatch() {
 	} {
 		limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(60_000),
 			reservoir.WithBatch(sizing),
-			reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { fmt.Println(c.Reason, c.Granted) }}))
+			reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { fetched <- fmt.Sprint(c.Reason, " ", c.Granted) }}))
 		if err != nil {
 			panic(err)
 		}
 		limiter.Allow(context.Background(), "user:42")
+		fmt.Println(<-fetched) // a hook may come after the answer
 	}
 	// Output:
 	// fixed 500
@@ -103,25 +105,49 @@ func ExampleWithFailure() {
 		fmt.Println(admitted, err)
 	}
 	// Output:
-	// 0 reservoir: sync: store unavailable: the store does not answer, and is not asked for a while
+	// 0 reservoir: sync: store unavailable: the circuit is open: connection refused
 	// 50 <nil>
 	// 10 <nil>
 }
 
 // An error of a call says whether the store may have carried it out.
 func ExampleStoreCall_Outcome() {
+	outcomes := make(chan string, 1)
 	limiter, err := reservoir.New(awayStore{memstore.New()}, reservoir.PerHour(100),
-		reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { fmt.Println(c.Op, c.Outcome()) }}))
+		reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { outcomes <- c.Op + " " + c.Outcome() }}))
 	if err != nil {
 		panic(err)
 	}
 	_, err = limiter.Allow(context.Background(), "user:42")
+	fmt.Println(<-outcomes) // a hook may come after the answer
 	if failure, ok := errors.AsType[*reservoir.StoreError](err); ok {
 		fmt.Println(failure.Class == backend.Unavailable)
 	}
 	// Output:
 	// sync unavailable
 	// true
+}
+
+// Two limits of one store that count the same keys: each has windows of its own.
+func ExampleWithName() {
+	store, ctx := memstore.New(), context.Background()
+	minute, err := reservoir.New(store, reservoir.PerMinute(2), reservoir.WithName("per-minute"))
+	if err != nil {
+		panic(err)
+	}
+	hour, err := reservoir.New(store, reservoir.PerHour(1000), reservoir.WithName("per-hour"))
+	if err != nil {
+		panic(err)
+	}
+	both := reservoir.NewGroup(minute, hour)
+	for range 3 {
+		r, _ := both.Allow(ctx, "user:42", "user:42")
+		fmt.Println(r.Allowed, r.Limit)
+	}
+	// Output:
+	// true 2
+	// true 2
+	// false 2
 }
 
 // A bound on memory: keys past it are served by a store call for each request.

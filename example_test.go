@@ -177,12 +177,13 @@ func ExampleLimiter_Stats() {
 }
 
 func ExampleWithHooks() {
+	calls := make(chan reservoir.StoreCall, 8)
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(1000),
 		reservoir.WithBatch(reservoir.Fixed(50)),
-		reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) {
-			fmt.Println(c.Op, c.Reason, c.Want, c.Granted, c.Err)
-		}}))
+		reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { calls <- c }}))
 	limiter.Allow(context.Background(), "user:42")
+	c := <-calls // a hook may come after the answer
+	fmt.Println(c.Op, c.Reason, c.Want, c.Granted, c.Err)
 	// Output: sync fixed 50 50 <nil>
 }
 
@@ -228,12 +229,13 @@ func ExampleGroup_Refund() {
 }
 
 func ExampleJoinHooks() {
-	count := 0
+	count, told := 0, make(chan string, 8)
 	counting := reservoir.Hooks{StoreCall: func(reservoir.StoreCall) { count++ }}
-	printing := reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { fmt.Println(c.Op, c.Cause) }}
+	telling := reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { told <- c.Op + " " + c.Cause }}
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(1000),
-		reservoir.WithHooks(reservoir.JoinHooks(counting, printing)))
+		reservoir.WithHooks(reservoir.JoinHooks(counting, telling)))
 	limiter.Allow(context.Background(), "user:42")
+	fmt.Println(<-told) // a hook may come after the answer
 	fmt.Println(count)
 	// Output:
 	// sync wait

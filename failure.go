@@ -1,13 +1,19 @@
 package reservoir
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/deadline"
+	"github.com/go-reservoir/reservoir/internal/breaker"
+	"github.com/go-reservoir/reservoir/internal/guard"
+	"github.com/go-reservoir/reservoir/internal/keytable"
+	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // Failure is what callers without stock get while the store is away: FailClosed,
@@ -47,12 +53,12 @@ var (
 func FailLocal(share float64) Failure { return Failure{mode: failLocal, share: share} }
 
 // WithFailure sets what callers without stock get while the store is away:
-// FailOpen, FailLocal(share) or, by default, FailClosed. A Wait for more than the
-// policy admits is not refused, and does not last until the store is back: it
-// gets the *StoreError, as under FailClosed. A few calls in a row that fail open a
-// breaker, per shard where the store has shards: from then on callers get that
-// answer at once, and the shard is probed, in the background, by calls that
-// charge nothing.
+// FailOpen, FailLocal(share) or, by default, FailClosed. A Wait that the policy does
+// not admit lasts until the store is back or its context ends, unless the store
+// rejects the call and an operator must act: then it gets the *StoreError at once. A
+// few calls in a row that fail open a circuit breaker, per shard where the store has
+// shards: from then on callers get the policy's answer at once, and a timer probes the
+// shard by calls that charge nothing.
 func WithFailure(f Failure) Option { return func(c *config) { c.failure = f } }
 
 func (f Failure) validate() error {
@@ -65,170 +71,334 @@ func (f Failure) validate() error {
 	return nil
 }
 
-// fallback is what one key has admitted by itself in a window. The window is the
-// store's while that is known, and one of its own length otherwise.
-type fallback struct {
-	ends     int64 // clock time
-	reset    time.Time
-	admitted int64
-	owed     int64 // the part of it that the store was not told of yet
-	stated   int64 // tokens that it was told of in win, and has not confirmed
+// budget is how many tokens of a limit a process may admit by itself in a window.
+func (f Failure) budget(limit int64) int64 {
+	switch f.mode {
+	case failOpen:
+		return math.MaxInt64
+	case failLocal:
+		return int64(f.share * float64(limit))
+	}
+	return 0
 }
 
-// away answers a request for n that the store could not be asked about because
-// of err, by the failure policy. Who waits is not refused but told err. An error
-// that is not the store's has no policy. Under entry.mu.
-func (e *entry) away(n, now int64, wait bool, err error) (Result, error) {
-	if _, ok := errors.AsType[*StoreError](err); !ok {
-		return Result{}, err
+// local is what one key has admitted in a window without the store.
+type local struct {
+	window   backend.Window
+	own      bool // the process has opened the window itself, and does not know what the store has
+	admitted int64
+}
+
+// policyLocked answers a request that the store could not be asked about because of
+// err, by the failure policy. An error that is not the store's has no policy. It
+// decides nothing for those who stay and are not admitted, unless an operator must act.
+func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err error) (decided bool, _ error) {
+	var failure *StoreError
+	if !errors.As(err, &failure) {
+		return true, err
 	}
-	var budget int64
-	switch e.l.failure.mode {
-	case failOpen:
-		budget = math.MaxInt64
-	case failLocal:
-		budget = int64(e.l.failure.share * float64(e.limit().Tokens))
-	default:
-		return Result{}, e.l.failed(err)
+	policy, limit := k.l.failure, k.limit()
+	if policy.mode == failClosed {
+		if stay && failure.Class != backend.Rejected {
+			return false, nil
+		}
+		k.l.count.failed.Add(1)
+		return true, err
 	}
-	f := e.alone(now)
-	if wait && n > budget-f.admitted { // there is no telling how long
-		return Result{}, e.l.failed(err)
+	f, w, budget := k.localLocked(now), k.lease.Load(), policy.budget(limit.Tokens)
+	if n > budget-f.admitted && stay {
+		if failure.Class != backend.Rejected {
+			return false, nil
+		}
+		k.l.count.failed.Add(1)
+		return true, err
 	}
-	e.l.count.fallbacks.Add(1)
-	r := Result{Limit: e.limit().Tokens, Reset: f.reset, Source: Fallback}
+	k.l.count.fallbacks.Add(1)
+	r.Limit, r.Reset, r.Source = limit.Tokens, w.Window.Time(), Fallback
 	if r.Allowed = n <= budget-f.admitted; r.Allowed {
 		f.admitted = min(f.admitted+n, backend.MaxTokens) // FailOpen has no end
-		f.owed = min(f.owed+n, backend.MaxTokens)
-		r.charged = n
+		k.account.Declare(n)
+		r.key, r.charged = k.node.Hash, n
 	} else {
-		e.deny()
-		r.RetryAfter = time.Duration(max(f.ends-now, 1))
+		k.denied.Add(1)
+		r.RetryAfter = w.RetryAfter(now)
 	}
-	r.Remaining = max(min(budget, e.limit().Tokens)-f.admitted, 0)
-	return r, nil
+	r.Remaining = max(min(budget, limit.Tokens)-f.admitted, 0)
+	return true, nil
 }
 
-// alone returns the fallback of the window at now.
-func (e *entry) alone(now int64) *fallback {
-	if e.local != nil && now < e.local.ends {
-		return e.local
-	}
-	f := &fallback{ends: now + int64(e.limit().Window)}
-	if e.local != nil {
-		f.stated = e.local.stated
-	}
-	if w := e.win.Load(); w.alive(now) {
-		f.ends = w.ends.Load()
-		f.reset = w.id.Time()
-	} else {
-		f.reset = time.Now().Add(e.limit().Window).Truncate(time.Millisecond)
-	}
-	e.local = f
-	return f
-}
-
-// owed is what the store is to be told that requests have used without it.
-func (e *entry) owed(now int64) int64 {
-	if e.local == nil || now >= e.local.ends {
-		return 0
-	}
-	return e.local.owed
-}
-
-// remembers reports whether what was admitted without the store is still needed: as
-// what the process has used of its share, or to be told when the store is back.
-func (e *entry) remembers(now int64) bool {
-	f := e.local
-	return f != nil && now < f.ends && f.admitted > 0 && (e.l.failure.mode == failLocal || e.shard.open.Load())
-}
-
-// repay tells the store what it is owed, now that it answers. If callers wait, the
-// fetch for them does.
-func (e *entry) repay(now int64) {
-	if e.flight == nil && e.queue.empty() && !e.dead && !e.l.closed.Load() && e.win.Load().alive(now) && e.untold(now) > 0 {
-		e.state(forCharge)
-	}
-}
-
-// confess makes what is owed a part of the account, and returns how much of it the
-// store has not confirmed. It stays there as long as the window does: of a total
-// that went down again the store would think that a grant was lost, and hand it
-// over.
-func (e *entry) confess(now int64) int64 {
-	f := e.local
-	if f == nil || !e.win.Load().alive(now) {
-		return 0
-	}
-	n := min(e.owed(now), backend.MaxTokens-e.granted) // more is beyond any limit
-	f.owed = 0
-	f.stated += n
-	e.granted += n
-	return f.stated
-}
-
-// told notes that the store has charged what it was told of.
-func (e *entry) told() {
-	if e.local != nil {
-		e.take(e.local.stated)
-		e.local.stated = 0
-	}
-}
-
-// untold is what the store has not charged yet, as far as is known.
-func (e *entry) untold(now int64) int64 {
-	n := e.owed(now)
-	if e.local != nil && e.win.Load().alive(now) {
-		n += e.local.stated
-	}
-	return n
-}
-
-// forgive takes back what a request was admitted for without the store. What the
-// store was told of is given back to it, unless it is just being told.
-func (e *entry) forgive(r Result, now int64) {
-	if f := e.local; f != nil && now < f.ends && f.reset.Equal(r.Reset) {
-		n := min(r.charged, f.owed, f.admitted)
-		if m := min(r.charged-n, f.stated, f.admitted-n); m > 0 && e.flight == nil {
-			f.stated -= m
-			f.admitted -= m
-			e.returned += m
+// localLocked returns what was admitted without the store in the window at now. Where
+// none may be open any more the process opens one by itself. The store adopts that when
+// it is back, if no other is open then: so what was admitted is charged to the window
+// in which that happened, and to no later one.
+func (k *keyState) localLocked(now int64) *local {
+	w := k.lease.Load()
+	own := w.Over(now)
+	if own {
+		if k.account.Granted() && !k.unheard { // its figures are forgotten here, so nobody may speak for it again
+			k.l.rename()
+			k.name = k.l.account.Load()
 		}
-		f.owed -= n
-		f.admitted -= n
+		length := k.limit().Window
+		end := time.Now().Add(length)
+		if length%time.Second == 0 {
+			end = end.Truncate(time.Second) // as the store does
+		}
+		s := backend.State{Window: backend.Window(end.UnixMilli()), Remaining: k.limit().Tokens}
+		s.Left = time.Until(s.Window.Time())
+		w = k.switchLocked(s.Window, now)
+		w.Read(s, now, now)
+	}
+	if k.local == nil || k.local.window != w.Window {
+		k.local = &local{window: w.Window, own: own}
+	}
+	return k.local
+}
+
+// ownLocked reports whether the window is one that the process has opened by itself, and
+// the store is to be asked first which one is open there.
+func (k *keyState) ownLocked() bool {
+	w := k.lease.Load()
+	return k.local != nil && k.local.own && w != nil && k.local.window == w.Window
+}
+
+// remembersLocked reports whether what was admitted without the store is still needed:
+// as what the process has used of its share, or to be charged when the store is back.
+func (k *keyState) remembersLocked(now int64) bool {
+	w := k.lease.Load()
+	return k.local != nil && w.Alive(now) && k.local.window == w.Window && k.local.admitted > 0 &&
+		(k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
+}
+
+// forgiveLocked takes back what a request was admitted for without the store, as far
+// as the store was not told of it.
+func (k *keyState) forgiveLocked(r Result) {
+	if k.local != nil && r.Source == Fallback && k.local.window == r.window() {
+		k.local.admitted -= k.account.Forgive(min(r.charged, k.local.admitted))
 	}
 }
 
-// unasked answers a request while the shard's breaker is open. Now and then it
-// first sends somebody, whom nobody waits for, to see whether the shard is back.
-func (e *entry) unasked(n, now int64, wait bool) (Result, error) {
-	if e.flight == nil && e.shard.due(now) {
-		e.state(forReopening)
-	}
-	return e.away(n, now, wait, errAway)
+// shard is what is known of one shard of the store, or of the whole store where it
+// has none.
+type shard struct {
+	breaker.Breaker
+	name string
+
+	mu    sync.Mutex
+	timer *time.Timer // of the next probe, while the circuit is open
+	key   string      // of the call that failed last, to probe with
+	limit Limit
+
+	avoided string // a key whose answers say nothing of the shard
+	checked int64  // until when no Check is made, one having failed while the circuit was open
 }
 
-// probe is the same for a key that there is no room to remember.
-func (l *Limiter) probe(s *shard, key string, limit Limit) {
-	l.sweeper.mu.Lock()
-	defer l.sweeper.mu.Unlock()
-	if l.sweeper.over {
+// shardOf is the shard that a store key is on. A store that has shards, whose failures
+// are not each other's, has a method Shard which names them without I/O.
+func (l *Limiter) shardOf(key string) *shard {
+	name := placement.Shard(l.store, key)
+	if s, ok := l.shards.Load(name); ok {
+		return s.(*shard)
+	}
+	s, _ := l.shards.LoadOrStore(name, &shard{name: name})
+	return s.(*shard)
+}
+
+// away is the error of who is not served because the circuit is open. It carries the
+// class and the cause that opened it.
+func (s *shard) away() error {
+	cause := s.Cause()
+	var failure *StoreError
+	if !errors.As(cause, &failure) { // closed again meanwhile
+		return &StoreError{Op: "sync", Class: backend.Unavailable, Err: errOpen}
+	}
+	return &StoreError{Op: failure.Op, Class: failure.Class, Err: fmt.Errorf("%w: %w", errOpen, failure.Err)}
+}
+
+// mayCheck reports whether a Check is worth its time: a replica may answer it while the
+// primary is away.
+func (s *shard) mayCheck(now int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.Open() || now >= s.checked
+}
+
+// checkFailed withholds Checks for a while if the shard is away.
+func (s *shard) checkFailed(now int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.checked = now + int64(longestPause)
+}
+
+// armProbe sets the timer of the shard's next probe: an outage that ends is noticed
+// without traffic.
+func (l *Limiter) armProbe(s *shard) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	after := time.Duration(max(s.NextProbe()-l.clock.Now(), 0)) + time.Microsecond
+	if s.timer == nil {
+		s.timer = time.AfterFunc(after, func() { guard.Log(func() { l.probe(s) }) })
+	} else {
+		s.timer.Reset(after)
+	}
+}
+
+// probe asks whether a shard answers again, by a statement that asks for nothing, for
+// a key that is on it. It has time to connect: nobody waits for it. When no key is on
+// the shard any more, nobody would ask: it is forgotten.
+func (l *Limiter) probe(s *shard) {
+	if !l.calls.Begin() {
 		return
 	}
-	l.flights.Add(1)
-	f := &flight{shard: s, req: backend.SyncRequest{Key: key, Client: l.account.Load().client, Limit: limit}, cause: forReopening}
-	go func() {
-		defer l.flights.Done()
-		ctx := deadline.After(l.fetchTimeout)
-		defer ctx.Release()
-		_, _ = l.sync(ctx, f)
-	}()
+	defer l.calls.End()
+	if !s.Due(l.clock.Now()) {
+		if s.Watched() {
+			l.armProbe(s)
+		}
+		return
+	}
+	key, limit, ok := l.keyOn(s)
+	if !ok {
+		s.Reset(l.clock.Now())
+		l.shards.CompareAndDelete(s.name, s)
+		l.reportShard(s)
+		return
+	}
+	ctx, cancel := context.WithTimeout(l.life, max(l.fetchTimeout, connectTime))
+	defer cancel()
+	l.ask(ctx, s, key, limit)
+	if s.Watched() {
+		l.armProbe(s)
+	}
 }
 
-// forgetful is the failure policy for such a key.
-func (l *Limiter) forgetful(limit Limit, n int64, err error) (Result, error) {
+// ask makes a statement for a key that asks for nothing.
+func (l *Limiter) ask(ctx context.Context, s *shard, key string, limit Limit) {
+	c := l.newCall(s, key, limit, StoreCall{Op: "sync", Cause: string(next.Reopen)})
+	err := c.do(ctx, true, func(ctx context.Context) error {
+		l.count.syncs.Add(1)
+		_, err := l.store.Sync(ctx, backend.SyncRequest{Key: key, Client: l.id + ".probe", Limit: limit, Strand: -1})
+		return err
+	})
+	if outcomeOf(err) == breaker.Neutral { // it says nothing of the shard: ask for another key
+		s.avoid(key)
+	}
+	c.report()
+}
+
+// connectTime is how long a probe may take: dial, TLS, handshake and the first load of
+// a script, on a far server.
+const connectTime = 2 * time.Second
+
+// keyOn returns a key of the shard: that of the call which failed last, if it is still
+// there, or any, but the one to avoid only where there is no other.
+func (l *Limiter) keyOn(s *shard) (key string, limit Limit, ok bool) {
+	s.mu.Lock()
+	key, limit = s.key, s.limit
+	avoid := s.avoided
+	s.mu.Unlock()
+	if key != "" && l.shardOf(key) == s {
+		return key, limit, true
+	}
+	l.keys.All(func(n *keytable.Node[keyState]) bool {
+		if other := l.storeKey(n.Key); l.shardOf(other) == s {
+			key, limit, ok = other, n.State.limit(), true
+		}
+		return !ok || key == avoid
+	})
+	return key, limit, ok
+}
+
+// remember keeps the key of a call that has failed, for a probe.
+func (s *shard) remember(key string, limit Limit) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if key != s.avoided {
+		s.key, s.limit = key, limit
+	}
+}
+
+// avoid notes that the answer to a probe for the key said nothing of the shard.
+func (s *shard) avoid(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.key, s.avoided = "", key
+}
+
+// forgetShards forgets, a while after keys have left a shard, those that no key is on.
+func (l *Limiter) forgetShards() {
+	t := l.leaving.Load()
+	if t == 0 || l.clock.Now() < t || !l.leaving.CompareAndSwap(t, 0) {
+		return
+	}
+	l.shards.Range(func(_, value any) bool {
+		s := value.(*shard)
+		if _, _, ok := l.keyOn(s); !ok && s.Open() {
+			s.Reset(l.clock.Now())
+			l.shards.CompareAndDelete(s.name, s)
+			l.reportShard(s)
+		}
+		return true
+	})
+}
+
+// reportShard tells the hook what has changed.
+func (l *Limiter) reportShard(s *shard) {
+	s.Report(func(c breaker.Change) {
+		if l.hooks.ShardState != nil {
+			guard.Log(func() {
+				l.hooks.ShardState(ShardState{Shard: s.name, Away: c.Open, Rejecting: c.Rejecting, Err: c.Err})
+			})
+		}
+	})
+}
+
+// findShardLocked looks again for the shard of a key before the store is asked. A
+// cluster knows none until its first answer, its slots move, and so do keys in a
+// roll-out.
+func (k *keyState) findShardLocked() {
+	s := k.l.shardOf(k.l.storeKey(k.node.Key))
+	if s == k.shard {
+		return
+	}
+	if k.shard.Open() {
+		k.l.leaving.Store(k.l.clock.Now() + int64(longestPause))
+	}
+	k.shard = s
+}
+
+// stopProbes ends the timers of shards that are away, and asks each of them for the last
+// time, at once, so that Close need not find out with each key.
+func (l *Limiter) stopProbes(ctx context.Context) {
+	var wg sync.WaitGroup
+	l.shards.Range(func(_, value any) bool {
+		s := value.(*shard)
+		s.stop()
+		if key, limit, ok := l.keyOn(s); ok && s.Open() && ctx.Err() == nil {
+			wg.Go(func() {
+				bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
+				defer cancel()
+				l.ask(bounded, s, key, limit)
+			})
+		}
+		return true
+	})
+	wg.Wait()
+}
+
+func (s *shard) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+}
+
+// withoutStore is the failure policy for a key that there is no room to remember.
+func (l *Limiter) withoutStore(limit Limit, err error) (Result, error) {
 	if l.failure.mode != failOpen {
-		return Result{}, l.failed(err)
+		l.count.failed.Add(1)
+		return Result{}, err
 	}
 	l.count.fallbacks.Add(1)
 	return Result{Allowed: true, Limit: limit.Tokens, Reset: time.Now().Add(limit.Window), Source: Fallback}, nil

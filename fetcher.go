@@ -1,218 +1,475 @@
 package reservoir
 
 import (
+	"context"
+	"math"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/deadline"
+	"github.com/go-reservoir/reservoir/internal/account"
+	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/demand"
+	"github.com/go-reservoir/reservoir/internal/guard"
+	"github.com/go-reservoir/reservoir/internal/keytable"
+	"github.com/go-reservoir/reservoir/internal/lease"
+	"github.com/go-reservoir/reservoir/internal/waiters"
 )
 
-// flight is a fetch under way.
-type flight struct {
-	req     backend.SyncRequest
-	cause   cause
-	reason  string // for the size of the batch
-	ordered int64  // clock time, before its goroutine had to find a processor
-	turn    uint64 // the last place that it was sized for
-	shard   *shard
-	owed    int64 // tokens admitted without the store, of which it is told
+// keyState is one key: the lease from which requests are served, the account with the
+// store, the callers in line and the fetch for them.
+//
+// The hot path (try) reads the lease and spends from it without the lock. Everything
+// else happens under mu, in methods called …Locked; mu is never held during I/O, a
+// callback or a wait. Every event (a caller, a reply, a timer, a refund, the end of
+// the key) changes the parts by their methods and ends with advanceLocked, which
+// serves the line and does what package next says.
+//
+// There may be a million keys, most of them seen once: what only some need is apart
+// and nil until then (busy, use).
+type keyState struct {
+	// What the hot path reads comes first: one cache line.
+	lease  atomic.Pointer[lease.Lease]
+	l      *Limiter
+	bound  atomic.Pointer[Limit] // it may change
+	denied atomic.Int64          // requests refused
+	node   *keytable.Node[keyState]
+
+	name  *accountName // not shared with an earlier state of the key
+	shard *shard
+
+	mu      sync.Mutex
+	account account.Account
+	busy    *busy  // nil while nobody waits and nothing is in flight
+	use     *usage // nil until the second fetch
+	local   *local // nil unless the store has been away
+
+	deniedUntil int64         // until when the store is known to have too little for somebody; 0 = ask
+	since       int64         // time of the first fetch; 0 = none yet
+	mark        uint64        // fingerprint at the last sweep
+	largest     atomic.Uint32 // request since the last observation of demand
+	clients     uint16        // that share the key: the more of this window's and the last one's
+	counted     uint16        // as the store said last
+	futile      uint8         // fetches in a row that served nobody
+	small       bool          // the limit is too small for batches: no more is granted than is needed
+	short       bool          // the limit will run out before the window ends
+	low         bool          // the stock has fallen to the re-order point, and no batch came since
+	unheard     bool          // a fetch has failed since the last that was answered: a grant may wait in the store
+	leaving     bool          // the key is idle, and is forgotten when the store has heard what it gives back
+	farewell    bool          // the store must hear that it leaves
+	retired     bool          // forgotten or closed: look the key up again
 }
 
-// charged reports whether the store has charged what it was owed.
-func (f *flight) charged(reply backend.SyncReply) bool {
-	return f.owed > 0 && (reply.Window == f.req.Window || reply.Carried)
+// busy is callers in line and the fetch in flight.
+type busy struct {
+	line     waiters.Line[outcome]
+	reserved int64 // tokens of the lease, for the line
+	fetch    fetch // there is one at a time
+	inFlight bool
 }
 
-// order starts a fetch if callers wait that one could help now. If none could
-// before some instant, a timer is set for that, and others may have the stock.
-func (e *entry) order(now int64) {
-	if e.flight == nil && !e.queue.empty() && !e.dead && !e.l.closed.Load() {
-		if e.helps(e.win.Load(), now) {
-			e.fetch(now)
-		} else {
-			e.schedule(now)
-		}
+// outcome is what a caller in line is told.
+type outcome struct {
+	Result
+	err   error
+	lease *lease.Lease // that paid, when allowed
+}
+
+type waiter = waiters.Waiter[outcome]
+
+// usage is what is known of a key in use.
+type usage struct {
+	demand.Demand
+	timer   *time.Timer
+	due     int64         // when it fires
+	replied int64         // when the store answered last
+	look    int64         // when to look for a surplus
+	spread  int64         // after the reset, for processes not to come at once
+	backoff int64         // after a failed fetch, no other before this
+	pause   time.Duration // of the last back-off; it doubles
+	recheck int64         // when a refused key asks WithLimits again
+
+	failed   int64 // when a fetch failed last
+	rejected bool  // that fetch was rejected
+}
+
+func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
+	k := &n.State
+	k.l, k.node, k.name, k.shard = l, n, l.account.Load(), l.shardOf(l.storeKey(n.Key))
+	k.bound.Store(&l.limit)
+	if limit != l.limit {
+		own := limit // on the heap only then
+		k.bound.Store(&own)
 	}
-	if e.flight == nil || e.queue.empty() {
-		e.release()
-	}
-	e.rest()
 }
 
-// fetch is for those that are queued, unless the shard is known to be away.
-func (e *entry) fetch(now int64) {
-	if e.shard.open.Load() {
-		e.fail(e.queue.turns, now, errAway)
-	} else {
-		e.launch(now, 0, forWaiters)
-	}
-}
+func (k *keyState) limit() Limit { return *k.bound.Load() }
 
-// helps reports whether a fetch could serve the queue: unless only waiters for
-// the reset are in it, and the first is known to need more than there is.
-func (e *entry) helps(w *window, now int64) bool {
-	if e.ending(w, now) {
+// try decides from memory, without a lock, if that is possible.
+func (k *keyState) try(r *Result, n int64) bool {
+	w := k.lease.Load()
+	if w == nil {
 		return false
 	}
-	return e.queue.once > 0 || !w.alive(now) || now >= e.quiet || !e.known(w, e.queue.head.n)
+	now := k.l.clock.Now()
+	if !w.Alive(now) {
+		return false
+	}
+	if left, ok := w.Spend(n); ok {
+		k.admit(r, w, n, left, Local) // before a reply changes what remains
+		if n > 1 {
+			k.large(n)
+		}
+		if w.Low(left) {
+			k.restock(w)
+		}
+		return true
+	}
+	if n <= k.bound.Load().Tokens && w.Denies(n, now) {
+		k.denied.Add(1)
+		k.refuse(r, w, now, Denied)
+		return true
+	}
+	return false
 }
 
-// ending reports whether w is over by one of its bounds and not by the other, and
-// the last fetch was told of no later window: it takes a moment until there is one.
-func (e *entry) ending(w *window, now int64) bool {
-	return e.futile > 0 && w != nil && !w.alive(now) && now <= w.ends.Load()
+// admit fills in r for n tokens that were spent and left that stock. A Result is nine
+// words: on the hot path it is written where the caller will read it.
+func (k *keyState) admit(r *Result, w *lease.Lease, n, stock int64, from Source) {
+	limit := k.bound.Load().Tokens
+	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
+	r.Reset, r.key, r.charged = w.Window.Time(), k.node.Hash, n
 }
 
-// launch starts a fetch for all that wait, and extra tokens that nobody waits for.
-func (e *entry) launch(now, extra int64, why cause) {
-	if !e.queue.empty() {
-		e.gather()
-	}
-	if e.since != 0 {
-		e.learn()
-	}
-	e.watch(now)
-	size, reason := e.plan(now)
-	need := min(max(e.queue.tokens-e.pot, 0)+extra, e.limit().Tokens)
-	f := e.report(now, why)
-	f.reason = reason
-	f.req.Need, f.req.Want = need, max(size, need)
-	f.req.Strand = e.strand()
-	if e.learned() {
-		e.batch, e.spent = f.req.Want, e.spentBy(now)
-	}
-	e.send(f)
+func (k *keyState) refuse(r *Result, w *lease.Lease, now int64, from Source) {
+	limit := k.bound.Load().Tokens
+	r.Source, r.Limit, r.Remaining = from, limit, min(w.Available(), limit)
+	r.Reset, r.RetryAfter = w.Window.Time(), w.RetryAfter(now)
 }
 
-// strand is how many tokens may lie idle in all processes together, by which the
-// store guides its grants; negative where it does not.
-func (e *entry) strand() int64 {
-	if !e.l.guided() {
-		return -1
+// large notes the size of a request, to size batches by.
+func (k *keyState) large(n int64) {
+	if size := uint32(min(n, math.MaxUint32)); size > k.largest.Load() {
+		k.largest.Store(size)
 	}
-	limit, clients := e.limit().Tokens, int64(max(e.clients, 1))
-	strand := int64(e.l.stranding * float64(limit))
-	early := clients * e.pace.reorder(e.shard.time()) // in hand when a batch is ordered
-	switch strand -= min(early, strand/2); {
-	case e.batch == 0: // how many peers there are is still to be heard
-		strand = min(strand, max(limit/firstPart, 1))
-	case strand > 0: // a batch that is gone before the next one comes strands nothing
-		strand = max(strand, min(early, limit))
-	}
-	if most := e.l.sizing.max; most > 0 && most <= strand/clients { // a part of it is granted whatever was asked for
-		strand = most * clients
-	}
-	return strand
 }
 
-// state tells the store the account and asks for nothing.
-func (e *entry) state(why cause) { e.send(e.report(e.l.clock.now(), why)) }
-
-// report is a fetch that states the account, and what was admitted while the
-// store was away: to the store that looks like a grant which it has forgotten.
-func (e *entry) report(now int64, why cause) flight {
-	owed := e.confess(now)
-	return flight{req: e.statement(), cause: why, owed: owed}
+// restock orders a batch ahead of need. Of all callers that see the stock at the
+// re-order point one does it.
+func (k *keyState) restock(w *lease.Lease) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.lease.Load() == w && !k.retired {
+		k.low, k.leaving = true, false
+		k.advanceLocked(k.l.clock.Now(), 0)
+	}
 }
 
-func (e *entry) send(only flight) {
-	f := e.depart(only)
-	f.ordered = e.l.clock.now()
-	e.l.flights.Add(1)
-	go e.fly(f)
+// acquire decides with the lock, and with the store where need be. again means that
+// the state is retired.
+func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, err error, again bool) {
+	if k.mustRecheck(n) {
+		if err = k.relimit(); err != nil {
+			return r, err, false
+		}
+	}
+	w, err, decided := k.decide(ctx, &r, n, stay)
+	switch {
+	case err == errRetired:
+		return r, nil, true
+	case decided || err != nil:
+		return r, err, false
+	case w == nil:
+		r, err = k.direct(ctx, n)
+		return r, err, false
+	}
+	r, err = k.await(ctx, w)
+	return r, err, false
 }
 
-// depart makes f the fetch under way, for all that are in the queue by now.
-func (e *entry) depart(f flight) *flight {
-	if f.cause != forReopening { // the shard that asked for a probe is to hear of it
-		e.findShard()
+// decide answers the caller from memory or by the failure policy, or puts it in line.
+// Neither means that it makes a call of its own.
+func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w *waiter, err error, decided bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.l.clock.Now()
+	if err := k.refusesLocked(n); err != nil {
+		return nil, err, false
 	}
-	t := e.busy()
-	t.only = f
-	t.only.turn, t.only.shard = t.queue.turns, e.shard
-	t.flight = &t.only
-	return t.flight
+	k.leaving = false
+	k.findShardLocked()
+	if k.fromMemoryLocked(r, n, stay, now) {
+		return nil, nil, true
+	}
+	if k.shard.Open() {
+		if decided, err = k.policyLocked(r, n, stay, now, k.shard.away()); decided {
+			return nil, err, true
+		}
+	}
+	k.l.count.waited.Add(1)
+	if k.l.direct && !stay && k.account.Unpaid() == 0 { // debt is stated first, for the window that it is of
+		return nil, nil, false
+	}
+	w = k.l.waiters.Get(n, stay)
+	if d, ok := ctx.Deadline(); ok && stay {
+		w.Deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
+	}
+	k.busyLocked().line.Push(w)
+	k.advanceLocked(now, 0)
+	return w, nil, false
 }
 
-// plan asks the policy for a batch. It changes nothing.
-func (e *entry) plan(now int64) (int64, string) {
-	if e.l.direct {
-		return 0, "direct"
+// refusesLocked says why the key serves no request for n, if it does not.
+func (k *keyState) refusesLocked(n int64) error {
+	switch {
+	case k.l.closed.Load():
+		return ErrClosed
+	case n > k.limit().Tokens:
+		return ErrExceedsLimit
+	case k.retired:
+		return errRetired
 	}
-	left := e.limit().Window
-	w := e.win.Load()
-	if w.alive(now) {
-		left = time.Duration(w.deadline.Load() - now)
+	return nil
+}
+
+// fromMemoryLocked is try under the lock. A refusal whose denial is over also sends a
+// probe, which nobody waits for.
+func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) bool {
+	w := k.lease.Load()
+	if !w.Alive(now) {
+		return false
 	}
-	return e.l.sizing.size(e.pace, observation{
-		limit: e.limit(), left: left, lasts: e.lastsFrom(w, now), last: e.batch, spent: e.spentBy(now) - e.spent,
-		stock: e.held(now) - e.pot, waiting: e.queue.tokens,
+	if line := k.lineLocked(); line == nil || line.Active() == 0 && (!stay || line.Parked() == 0) {
+		if left, ok := w.Spend(n); ok {
+			k.admit(r, w, n, left, Local)
+			if k.large(n); w.Low(left) {
+				k.low = true
+				k.advanceLocked(now, 0)
+			}
+			return true
+		}
+	}
+	if stay || k.deniedUntil == 0 || n <= w.Available()+k.reservedLocked() {
+		return false
+	}
+	if now >= k.deniedUntil && !k.inFlightLocked() && !k.shard.Open() {
+		k.deniedUntil = now + int64(k.limit().Window)/probes
+		k.advanceLocked(now, n)
+	}
+	k.denied.Add(1)
+	k.refuse(r, w, now, Denied)
+	return true
+}
+
+// probes is how often in a window an exhausted key is asked for again by all
+// processes together.
+const probes = 20
+
+// await waits for the outcome of w, for as long as its own context lasts. The fetch that
+// w waits for ends by its own timeout, and so does the one before; a timer is only for a
+// store that does not return.
+func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
+	defer k.l.waiters.Put(w)
+	var overdue <-chan time.Time
+	if !w.Stays {
+		overdue = w.After(k.l.fetchTimeout + slack)
+		defer w.Timer.Stop()
+	}
+	for {
+		select {
+		case <-w.Ready:
+			return w.Outcome.Result, guard.Raise(w.Outcome.err)
+		case <-ctx.Done():
+			k.leave(w)
+			return Result{}, ctx.Err()
+		case <-overdue:
+			w.Timer.Reset(k.overdue())
+		}
+	}
+}
+
+// overdue answers those in line if the fetch in flight should have ended, and returns
+// when to look again.
+func (k *keyState) overdue() time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.inFlightLocked() {
+		return k.l.fetchTimeout
+	}
+	now := k.l.clock.Now()
+	if left := time.Duration(k.busy.fetch.ordered-now) + k.l.fetchTimeout + slack; left > 0 {
+		return left
+	}
+	k.failLocked(k.busy.line.Last(), now, &StoreError{Op: "sync", Class: backend.Unknown, Err: errNoAnswer})
+	return k.l.fetchTimeout
+}
+
+// leave takes w out of the line for a caller whose context is over. What it had been
+// given meanwhile goes to the next, or back to the stock.
+func (k *keyState) leave(w *waiter) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.l.clock.Now()
+	switch paid := w.Outcome.lease; {
+	case !w.Done():
+		k.busy.line.Remove(w)
+	case paid == nil:
+		k.forgiveLocked(w.Outcome.Result) // if it was admitted without the store
+		return
+	case k.retired || paid != k.lease.Load():
+		k.moveLocked(k.account.Expire(w.N))
+		return
+	default:
+		paid.Publish(w.N, 0)
+	}
+	k.advanceLocked(now, 0)
+}
+
+// serveLocked goes along the line. fresh says that what the store has left was read
+// just now; otherwise that is known only while the key is denied.
+func (k *keyState) serveLocked(now int64, fresh bool) {
+	line := k.lineLocked()
+	if line == nil || line.Empty() {
+		return
+	}
+	if k.shard.Open() {
+		k.failLocked(line.Last(), now, k.shard.away())
+	}
+	w := k.lease.Load()
+	var hand int64
+	left := int64(math.MaxInt64)
+	if w.Alive(now) {
+		k.busy.reserved += w.Reserve()
+		hand = k.busy.reserved
+		if fresh || k.deniedUntil != 0 && now < k.deniedUntil {
+			left = w.Remaining()
+		}
+	}
+	line.Serve(hand, left, func(c *waiter, ahead int64) bool {
+		if k.deniedUntil == 0 { // it could not be served: the store has too little
+			k.denyLocked(w, now)
+		}
+		windows := (ahead + c.N - 1) / k.limit().Tokens // after the one that opens next
+		left := c.Deadline - w.Late()
+		return c.Deadline == 0 || left >= 0 && windows <= left/int64(k.limit().Window)
+	}, func(c *waiter, v waiters.Verdict) {
+		k.verdictLocked(line, c, w, v, now)
 	})
 }
 
-// statement is the account as it stands, asking for nothing.
-func (e *entry) statement() backend.SyncRequest {
-	r := backend.SyncRequest{
-		Key: e.key, Client: e.account.client, Limit: e.limit(),
-		Granted: e.granted, Returned: e.returned, Peers: int64(e.clients), Pace: e.pace.perWindow(e.limit()),
+// verdictLocked tells a caller in line how its wait ends.
+func (k *keyState) verdictLocked(line *waiters.Line[outcome], c *waiter, w *lease.Lease, v waiters.Verdict, now int64) {
+	var o outcome
+	switch v {
+	case waiters.Grant:
+		k.busy.reserved -= c.N
+		k.large(c.N)
+		k.admit(&o.Result, w, c.N, k.busy.reserved, Fetched)
+		o.lease, k.futile = w, 0
+	case waiters.Refuse:
+		if k.deniedUntil == 0 {
+			k.denyLocked(w, now)
+		}
+		k.denied.Add(1)
+		k.refuse(&o.Result, w, now, Fetched)
+		o.Remaining = min(o.Remaining+k.busy.reserved, o.Limit)
+		k.futile = 0
+	case waiters.Miss:
+		o.err = ErrDeadline
 	}
-	if w := e.win.Load(); w != nil {
-		r.Window = w.id
-		if r.Total = e.total; r.Total > 0 {
-			r.Used = w.used()
+	line.Tell(c, o)
+}
+
+// denyLocked caches the denial: the store is not asked for what it does not have until
+// it is this process' turn to probe, or the window ends. Each process takes its turn at
+// random, with a mean of so many times the common interval as there are processes.
+func (k *keyState) denyLocked(w *lease.Lease, now int64) {
+	u, doubt := k.usageLocked(), 1.0
+	if !u.IsExhausted() {
+		k.observeLocked(now)
+		u.Exhausted(now)
+		if k.clients > few {
+			doubt = 2 // more are still to come: the store counts who has asked
 		}
 	}
-	return r
+	window := k.limit().Window
+	turn := chance.Interval(window/probes).Seconds() * float64(max(k.clients, 1)) * doubt
+	k.deniedUntil = w.Late()
+	if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // it may be thousands of years
+		k.deniedUntil = now + int64(turn*float64(time.Second))
+	}
+	u.recheck = now + int64(window)/probes
 }
 
-// receive takes in the reply to f and serves the queue. What comes when the limiter
-// has been closed is not spent any more.
-func (e *entry) receive(f *flight, reply backend.SyncReply, sent, now int64) {
-	if e.dead {
-		e.take(reply.Grant)
-		e.expire(reply.Grant)
+// few processes are told apart from many, of which most are still to ask when the first
+// are refused.
+const few = 4
+
+// failLocked answers those in line up to last by the failure policy. Those who stay
+// until they are served wait on, unless the policy admits them or an operator must
+// act.
+func (k *keyState) failLocked(last uint64, now int64, err error) {
+	line := k.lineLocked()
+	if line == nil {
 		return
 	}
-	e.apply(f.req, reply, sent, now)
-	e.answer(f.turn, now)
-	e.repay(now)
-}
-
-// fly carries out f. It is the only part of a fetch that is not under the lock.
-func (e *entry) fly(f *flight) {
-	l := e.l
-	defer l.flights.Done()
-	if err := e.relimit(); err != nil && f.cause != forReopening { // all wait for a probe's outcome
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.flight = nil
-		now := l.clock.now()
-		e.fail(f.turn, now, err)
-		e.order(now)
-		return
-	}
-	comply(&f.req, e.limit())
-	ctx := deadline.After(l.fetchTimeout)
-	sent := l.clock.now()
-	reply, err := l.sync(ctx, f)
-	ctx.Release()
-	if err == nil {
-		f.shard.heard(time.Duration(l.clock.now() - f.ordered))
-	}
-
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	now := l.clock.now() // not before the lock: who is served must be in time now
-	e.flight = nil
-	if err != nil {
-		e.unsure, e.missed = true, true
-		e.fail(f.turn, now, err)
-	} else {
-		if f.charged(reply) {
-			e.told()
+	line.Each(func(c *waiter) {
+		if c.Seq() > last {
+			return
 		}
-		e.receive(f, reply, sent, now)
-	}
-	e.order(now)
-	e.schedule(now)
+		var o outcome
+		var decided bool
+		if decided, o.err = k.policyLocked(&o.Result, c.N, c.Stays, now, err); decided {
+			line.Tell(c, o)
+		}
+	})
 }
+
+// usageLocked gives the key a usage of its own.
+func (k *keyState) usageLocked() *usage {
+	if k.use == nil {
+		k.use = &usage{Demand: *demand.New(k.account.InUse(0), k.since), spread: spread(k.limit().Window)}
+		if w := k.lease.Load(); w != nil && k.since != 0 { // it was read once, then
+			k.use.Opened(k.limit().Window, 0, 0)
+			k.use.Forecast(k.limit(), k.readingLocked(w, k.since), 0)
+		}
+	}
+	return k.use
+}
+
+// spread is how long after a reset this process waits before it comes.
+func spread(window time.Duration) int64 {
+	return int64(chance.Part(min(window/spreadPart, spreadMax)))
+}
+
+// observeLocked brings the estimate of demand up to date.
+func (k *keyState) observeLocked(now int64) {
+	if k.use != nil {
+		k.use.Observe(k.limit().Window, now, k.spentLocked(), int64(k.largest.Swap(0)))
+	}
+}
+
+func (k *keyState) busyLocked() *busy {
+	if k.busy == nil {
+		k.busy = new(busy)
+	}
+	return k.busy
+}
+
+func (k *keyState) lineLocked() *waiters.Line[outcome] {
+	if k.busy == nil {
+		return nil
+	}
+	return &k.busy.line
+}
+
+// reservedLocked is what those in line may be served from.
+func (k *keyState) reservedLocked() int64 {
+	if k.busy == nil {
+		return 0
+	}
+	return k.busy.reserved
+}
+
+func (k *keyState) inFlightLocked() bool { return k.busy != nil && k.busy.inFlight }

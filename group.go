@@ -70,7 +70,7 @@ func (g *Group) AllowN(ctx context.Context, n int64, keys ...string) (r GroupRes
 	}
 	results := r.results(len(keys))
 	for i, l := range g.limiters {
-		if e := l.table.get(keys[i]); e == nil || n < 1 || !e.try(&results[i], n) {
+		if node := l.keys.Get(keys[i]); node == nil || n < 1 || !node.State.try(&results[i], n) {
 			return g.ask(ctx, n, r, keys)
 		}
 		if !results[i].Allowed {
@@ -94,16 +94,17 @@ func (r GroupResult) settle(results []Result) GroupResult {
 
 // refuses reports, before anything is spent, that key is known to be exhausted.
 func (l *Limiter) refuses(r *Result, key string, n int64) bool {
-	e := l.table.get(key)
-	if e == nil {
+	node := l.keys.Get(key)
+	if node == nil {
 		return false
 	}
-	w, now := e.win.Load(), l.clock.now()
-	if !w.alive(now) || w.stock.Load() >= n || n > e.limit().Tokens || !w.denies(n, now) {
+	k := &node.State
+	w, now := k.lease.Load(), l.clock.Now()
+	if !w.Alive(now) || w.Stock() >= n || n > k.limit().Tokens || !w.Denies(n, now) {
 		return false
 	}
-	e.denied.Add(1)
-	w.refuse(r, e.limit().Tokens, now, Denied)
+	k.denied.Add(1)
+	k.refuse(r, w, now, Denied)
 	return true
 }
 

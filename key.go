@@ -13,7 +13,7 @@ import (
 type Key struct {
 	l    *Limiter
 	key  string
-	held atomic.Pointer[entry]
+	held atomic.Pointer[keyState]
 }
 
 // Key returns a handle on key, without I/O. A bad key is the error of the handle's
@@ -36,7 +36,7 @@ func (k *Key) allow(r *Result, ctx context.Context, n int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if e := k.held.Load(); e != nil && n > 0 && e.try(r, n) {
+	if s := k.held.Load(); s != nil && n > 0 && s.try(r, n) {
 		return nil
 	}
 	slow, err := k.acquire(ctx, n, false)
@@ -53,11 +53,11 @@ func (k *Key) WaitN(ctx context.Context, n int64) error {
 	return err
 }
 
-// acquire goes the long way and keeps the entry that it found.
+// acquire goes the long way and keeps the state that it found.
 func (k *Key) acquire(ctx context.Context, n int64, wait bool) (Result, error) {
-	r, e, err := k.l.acquire(ctx, k.key, n, wait)
-	if e != nil && k.held.Load() != e {
-		k.held.Store(e)
+	r, s, err := k.l.acquire(ctx, k.key, n, wait)
+	if s != nil && k.held.Load() != s {
+		k.held.Store(s)
 	}
 	return r, err
 }

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/go-reservoir/reservoir/backend"
 )
@@ -14,6 +16,8 @@ import (
 type Option func(*config)
 
 type config struct {
+	name         string
+	prefix       string // of the store's keys: the name and a separator
 	sizing       Sizing
 	direct       bool
 	limits       func(key string) Limit
@@ -41,6 +45,13 @@ func defaults(limit Limit) config {
 // store calls, and more tokens that lie in one process while another is refused.
 func WithBatch(s Sizing) Option { return func(c *config) { c.sizing = s } }
 
+// WithName names the limit: the name stands before the key in the store. Limits of one
+// store that count the same keys need names, such as "per-second" and "per-hour", for
+// each to have windows of its own; otherwise their calls are ErrConflict. All processes
+// must use the same name. The default is none, which leaves the store's keys as GitHub's
+// scripts have them. A name has up to 64 bytes and no control characters.
+func WithName(name string) Option { return func(c *config) { c.name = name } }
+
 // WithDirect makes every request a store call of its own: exact and fair among
 // processes to the token, at the price of a round trip each. By default requests
 // are served from batches. Refusals are cached all the same.
@@ -52,10 +63,11 @@ func WithDirect() Option { return func(c *config) { c.direct = true } }
 // and safe for concurrent use. A limit out of range is the error of that key's
 // calls.
 //
-// A limit may change at any time, in the middle of a window too. It counts from
-// the key's next fetch, in all processes together, as the store then knows it;
-// a key that is refused looks 20 times a window whether it was raised. What was
-// charged before a limit was lowered may still be spent.
+// A limit may change at any time, in the middle of a window too. Its tokens count from
+// the key's next fetch, in all processes together, as the store then knows it; a window
+// that is open keeps its length until it ends. A key that is refused asks 20 times a
+// window, while requests come, whether its limit was raised. What was charged before a
+// limit was lowered may still be spent.
 func WithLimits(limits func(key string) Limit) Option {
 	return func(c *config) { c.limits = limits }
 }
@@ -66,8 +78,9 @@ func WithLimits(limits func(key string) Limit) Option {
 // guides Adaptive only. Anything else than 0 to 1 makes no sense.
 func WithStranding(share float64) Option { return func(c *config) { c.stranding = share } }
 
-// WithFetchTimeout bounds how long a caller without stock waits for the store:
-// 100 ms by default; it must be more than 0. Longer rides out slow replies; shorter answers sooner, by
+// WithFetchTimeout bounds how long one call to the store may take: 100 ms by default; it
+// must be more than 0. A caller without stock waits for its own fetch and at most for the
+// rest of the one before. Longer rides out slow replies; shorter answers sooner, by
 // an error, when the store is away. Callers with stock never wait.
 func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetchTimeout = d } }
 
@@ -86,9 +99,10 @@ func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
 func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
 
 // WithHooks sets functions that are told what the limiter does, for metrics and
-// logs. They are called with no lock held, from the goroutine that made the
-// call, and should be quick. A hook must not call Close nor wait for tokens, which
-// may wait for the call that it is told of. The default is none. Of several
+// logs. They are called with no lock held, from a goroutine of the call that they are
+// told of, after those who waited for it were answered: a slow hook delays nobody. The
+// panic of a hook is logged. A hook must not call Close, which waits for it. The default
+// is none. Of several
 // WithHooks the last counts; JoinHooks makes one of several.
 func WithHooks(h Hooks) Option { return func(c *config) { c.hooks = h } }
 
@@ -132,17 +146,18 @@ func inTurn[T any](all []func(T)) func(T) {
 	}
 }
 
-// ShardState is a change in whether a shard of the store is asked at all.
+// ShardState is a change in how a shard of the store serves.
 type ShardState struct {
-	Shard string // its name, as its store has it; "" where the store has no shards
-	Away  bool   // callers without stock now get the failure policy's answer at once
-	Err   error  // the last failure, a *StoreError; nil when it is back, or left by all keys
+	Shard     string // its name, as its store has it; "" where the store has no shards
+	Away      bool   // callers without stock now get the failure policy's answer at once
+	Rejecting bool   // it answers and refuses to serve: a password, a right or memory is missing
+	Err       error  // why, a *StoreError; nil when all is well again, or all keys have left
 }
 
 // StoreCall is one finished call to the store. It names no key.
 type StoreCall struct {
 	Op       string        // "sync", "take", "check" or "refund"
-	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, refresh, reopen, limit or charge
+	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, refresh, reopen or charge
 	Reason   string        // why a batch had the size it had; "" for other calls
 	Duration time.Duration // from sending to the reply
 	Want     int64         // tokens asked for
@@ -166,12 +181,20 @@ func (c StoreCall) Outcome() string {
 	return "unknown"
 }
 
-// guided reports whether the store tapers the grants, and the key looks ahead.
-func (c *config) guided() bool { return !c.direct && c.sizing.policy == adaptive }
+// guided reports whether the store tapers the grants.
+func (c *config) guided() bool { return !c.direct && c.sizing.policy.Guided() }
+
+// ahead reports whether keys order batches before they are needed.
+func (c *config) ahead() bool { return !c.direct && c.sizing.policy.Ahead() }
 
 // validate names the first option whose value makes no sense.
 func (c *config) validate() error {
+	if c.name != "" {
+		c.prefix = c.name + separator
+	}
 	switch {
+	case len(c.name) > 64 || strings.ContainsFunc(c.name, unicode.IsControl):
+		return fmt.Errorf("%w: a name of %d bytes, want up to 64 and no control characters", ErrOption, len(c.name))
 	case math.IsNaN(c.stranding) || c.stranding < 0 || c.stranding > 1:
 		return fmt.Errorf("%w: a stranding share of %v, want 0 to 1", ErrOption, c.stranding)
 	case c.fetchTimeout <= 0:

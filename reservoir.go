@@ -22,9 +22,9 @@
 // limit while the store keeps its data, whatever calls are lost, late, repeated
 // or reordered. A token that was charged is spent, handed back, or expires with
 // its window, and Stats counts it as one of these. A caller with stock at hand
-// does no I/O and takes no lock, but for the one in each batch that orders the
-// next; a refusal costs no call until the reset, but for a rare probe; a crowd on
-// one key shares one call; and a caller is bounded by its own context.
+// does no I/O and takes no lock, except the one in each batch that orders the
+// next. Refusals make no store call until the reset, except for an occasional probe. A
+// crowd on one key shares one call, and a caller is bounded by its own context.
 //
 // The window is fixed: up to twice the limit may pass in an interval of a
 // window's length that straddles a reset. See Limit.
@@ -33,14 +33,20 @@ package reservoir
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/inflight"
+	"github.com/go-reservoir/reservoir/internal/keytable"
+	"github.com/go-reservoir/reservoir/internal/monotime"
+	"github.com/go-reservoir/reservoir/internal/waiters"
 )
 
 // Limiter limits any number of keys. Make it with New; the zero Limiter is of no
@@ -49,36 +55,45 @@ import (
 // and limit is enough; two share nothing but the store.
 type Limiter struct {
 	config
-	store    backend.Store
-	limit    Limit
-	clock    clock
-	table    table
-	shards   sync.Map     // name → *shard
-	leaving  atomic.Int64 // clock time from which on to look for shards that all keys have left; 0 = there are none
-	id       string
-	account  atomic.Pointer[account] // of new entries
-	epoch    atomic.Uint32           // of the last one; grows with evictions
-	sweeper  sweeper
-	places   places
-	counting sync.Mutex // by Stats, while no key's counts may become the limiter's
-	flights  sync.WaitGroup
-	closed   atomic.Bool
-	done     chan struct{} // closed with it
-	closing  sync.Once
-	closeErr error // written in closing, and only read after
+	store   backend.Store
+	limit   Limit
+	clock   monotime.Clock
+	keys    keytable.Table[keyState]
+	waiters waiters.Pool[outcome]
+	shards  sync.Map     // name → *shard
+	leaving atomic.Int64 // time from which to look for shards that all keys have left; 0 = there are none
+	calls   inflight.Counter
 
-	count struct { // of the slow path; what the hot path counts is in its entry
-		taken, refunded, returned, expired                                                                     atomic.Int64 // tokens
-		spent, denied                                                                                          atomic.Int64 // by keys that are gone
-		calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks atomic.Int64
-	}
+	id      string
+	account atomic.Pointer[accountName] // of new keys
+	epoch   atomic.Uint32               // of the last one; grows with evictions
+	undone  atomic.Uint32               // names of single refunds
+	sweeper sweeper
+
+	closed    atomic.Bool
+	life      context.Context // ends with it
+	end       context.CancelFunc
+	closeDone chan struct{} // closed when Close has ended
+	closeErr  error         // written before that, and only read after
+
+	counting sync.Mutex // by Stats, while no key's counts may become the limiter's
+	count    counts
+}
+
+// accountName is how keys that were made between two sweeps call themselves to the
+// store.
+type accountName struct {
+	client string
+	epoch  uint32 // counts the names of a limiter, from 1
 }
 
 // New returns a Limiter that counts in store. It does no I/O and starts no
 // goroutine. It fails on a limit out of range, an option that makes no sense,
 // or a store that is set up wrongly.
 func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
-	l := &Limiter{config: defaults(limit), store: store, limit: limit, id: rand.Text()[:12], done: make(chan struct{})}
+	l := &Limiter{config: defaults(limit), store: store, limit: limit, id: rand.Text()[:12]}
+	l.closeDone = make(chan struct{})
+	l.life, l.end = context.WithCancel(context.Background())
 	for _, o := range opts {
 		o(&l.config)
 	}
@@ -94,9 +109,9 @@ func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 	if err := l.validate(); err != nil {
 		return nil, err
 	}
-	l.table.init(int64(l.maxKeys))
+	l.keys.Init(int64(l.maxKeys))
 	l.rename()
-	l.clock.init()
+	l.clock.Init()
 	return l, nil
 }
 
@@ -116,12 +131,12 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (r Result, er
 	return r, err
 }
 
-// allow writes its Result to where the caller has room for it; see window.admit.
+// allow writes its Result to where the caller has room for it; see keyState.admit.
 func (l *Limiter) allow(r *Result, ctx context.Context, key string, n int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if e := l.table.get(key); e != nil && n > 0 && e.try(r, n) {
+	if node := l.keys.Get(key); node != nil && n > 0 && node.State.try(r, n) {
 		return nil
 	}
 	slow, _, err := l.acquire(ctx, key, n, false)
@@ -134,47 +149,67 @@ func (l *Limiter) Wait(ctx context.Context, key string) error {
 	return l.WaitN(ctx, key, 1)
 }
 
-// WaitN blocks until n tokens of key are charged, through as many resets as it
-// takes. Callers of one key are served first come first served. When ctx has a
-// deadline that cannot be met it returns ErrDeadline at once; when ctx ends
-// first, its error, and nothing is charged. Other errors are those of AllowN.
+// WaitN blocks until n tokens of key are charged, through as many resets, and as long
+// an outage, as it takes. Callers of one key are served first come first served. When
+// ctx has a deadline that cannot be met it returns ErrDeadline at once; when ctx ends
+// first, its error, and nothing is charged. Other errors are those of AllowN; a
+// *StoreError only if the store rejects the call, which an operator must mend.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	_, _, err := l.acquire(ctx, key, n, true)
 	return err
 }
 
-// acquire finds the key's entry and decides there. The entry is returned for
-// handles to keep; it is nil for a key that there is no room for.
-func (l *Limiter) acquire(ctx context.Context, key string, n int64, wait bool) (Result, *entry, error) {
+// acquire finds the key's state and decides there. The state is returned for handles to
+// keep; it is nil for a key that there is no room for.
+func (l *Limiter) acquire(ctx context.Context, key string, n int64, stay bool) (Result, *keyState, error) {
 	if err := ctx.Err(); err != nil {
 		return Result{}, nil, err
 	}
-	if err := backend.ValidateKey(key); err != nil {
+	if err := l.validateKey(key); err != nil {
 		return Result{}, nil, err
 	}
 	if n < 1 {
 		return Result{}, nil, fmt.Errorf("%w: %d, want at least 1", ErrTokens, n)
 	}
 	for {
-		e, err := l.entry(key)
+		k, err := l.state(key)
 		if err != nil {
 			return Result{}, nil, err
 		}
-		if e == nil {
-			r, err := l.crowded(ctx, key, n, wait)
+		if k == nil {
+			r, err := l.crowded(ctx, key, n, stay)
 			return r, nil, err
 		}
-		if r, err, again := e.acquire(ctx, n, wait); !again {
-			return r, e, err
+		if r, err, again := k.acquire(ctx, n, stay); !again {
+			return r, k, err
 		}
-		l.table.drop(e)
 	}
 }
 
-// entry returns the key's entry, or nil if there is no room for one.
-func (l *Limiter) entry(key string) (*entry, error) {
-	if e := l.table.get(key); e != nil {
-		return e, nil
+// validateKey refuses a key that the store would refuse.
+func (l *Limiter) validateKey(key string) error {
+	if l.prefix != "" && key != "" {
+		key = l.storeKey(key)
+	}
+	return backend.ValidateKey(key)
+}
+
+// storeKey is how the store calls the key: with the limit's name before it. Between them
+// stands a unit separator, of which a key has pairs only; so no two names, and no name
+// and none, ever share a key, whatever users call themselves.
+func (l *Limiter) storeKey(key string) string {
+	if strings.Contains(key, separator) {
+		key = strings.ReplaceAll(key, separator, separator+separator)
+	}
+	return l.prefix + key
+}
+
+const separator = "\x1f"
+
+// state returns the key's state, or nil if there is no room for one.
+func (l *Limiter) state(key string) (*keyState, error) {
+	if n := l.keys.Get(key); n != nil {
+		return &n.State, nil
 	}
 	if l.closed.Load() {
 		return nil, ErrClosed
@@ -183,13 +218,15 @@ func (l *Limiter) entry(key string) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := l.table.getOrMake(key, func(key string, hash uint64) *entry {
-		return l.newEntry(key, hash, limit)
-	})
+	n := l.keys.GetOrMake(key, func(n *keytable.Node[keyState]) { l.initKey(n, limit) })
 	l.arm()
-	return e, nil
+	if n == nil {
+		return nil, nil
+	}
+	return &n.State, nil
 }
 
+// limitOf is what WithLimits says of the key.
 func (l *Limiter) limitOf(key string) (Limit, error) {
 	if l.limits == nil {
 		return l.limit, nil
@@ -198,8 +235,82 @@ func (l *Limiter) limitOf(key string) (Limit, error) {
 	return limit, limit.Validate()
 }
 
+// mustRecheck reports whether the limit may have changed in a way that matters to a
+// request for n: it is larger than the limit, or refused by a denial that is old.
+func (k *keyState) mustRecheck(n int64) bool {
+	if k.l.limits == nil {
+		return false
+	}
+	if n > k.limit().Tokens {
+		return true
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.l.clock.Now()
+	if k.deniedUntil == 0 || now < k.use.recheck {
+		return false
+	}
+	k.use.recheck = now + int64(k.limit().Window)/probes
+	return true
+}
+
+// relimit makes the limit what WithLimits now says, before the store is told. A
+// caller in line who wants more than that is told so. While a window is open its length
+// stays. No lock is held for the call of the user's function.
+func (k *keyState) relimit() error {
+	if k.l.limits == nil {
+		return nil
+	}
+	limit, err := k.l.limitOf(k.node.Key)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now, was := k.l.clock.Now(), k.limit()
+	w := k.lease.Load()
+	if !w.Over(now) {
+		limit.Window = was.Window
+	}
+	if limit == was {
+		return nil
+	}
+	if w != nil && limit.Tokens > was.Tokens { // there may be more than is known
+		k.deniedUntil = 0
+	}
+	k.bound.Store(&limit)
+	if line := k.lineLocked(); line != nil {
+		line.Each(func(c *waiter) {
+			if c.N > limit.Tokens {
+				line.Tell(c, outcome{err: ErrExceedsLimit})
+			}
+		})
+	}
+	k.advanceLocked(now, 0)
+	return nil
+}
+
+// comply makes q, which was written under an older limit, speak of l.
+func comply(q *backend.SyncRequest, l Limit) {
+	q.Limit = l
+	q.Want, q.Need, q.Least, q.Pace = min(q.Want, l.Tokens), min(q.Need, l.Tokens), min(q.Least, l.Tokens), min(q.Pace, l.Tokens)
+}
+
+// adoptLocked takes over the length of a window that another limit has opened: that of
+// the key before it changed, by WithLimits in another process. It lasts until the
+// window ends.
+func (k *keyState) adoptLocked(s backend.State, sent, now int64) {
+	limit := Limit{Tokens: k.limit().Tokens, Window: s.Length}
+	k.bound.Store(&limit)
+	if w := k.lease.Load(); w == nil || w.Window != s.Window {
+		k.switchLocked(s.Window, now)
+	}
+	k.lease.Load().Read(s, sent, now)
+}
+
 // crowded serves a key that there is no room for, call by call.
-func (l *Limiter) crowded(ctx context.Context, key string, n int64, wait bool) (Result, error) {
+func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (Result, error) {
+	wait := firstPause
 	for {
 		limit, err := l.limitOf(key)
 		if err != nil {
@@ -209,13 +320,24 @@ func (l *Limiter) crowded(ctx context.Context, key string, n int64, wait bool) (
 			return Result{}, ErrExceedsLimit
 		}
 		r, err := l.stateless(ctx, key, limit, n)
-		if err != nil || r.Allowed || !wait {
+		switch {
+		case !stay || err == nil && r.Allowed || err != nil && !outage(err):
 			return r, err
+		case err == nil:
+			wait = r.RetryAfter + chance.Part(limit.Window/100)
+		default:
+			wait = min(2*wait, longestPause)
 		}
-		if err := pause(ctx, r.RetryAfter+chance.Part(limit.Window/100), l.done); err != nil {
+		if err := pause(ctx, wait, l.life.Done()); err != nil {
 			return r, err
 		}
 	}
+}
+
+// outage reports whether err is a store's that may be over soon.
+func outage(err error) bool {
+	failure, ok := errors.AsType[*StoreError](err)
+	return ok && failure.Class != backend.Rejected
 }
 
 // pause sleeps for d, or until closed is; it returns at once if ctx does not last
@@ -238,7 +360,7 @@ func pause(ctx context.Context, d time.Duration, closed <-chan struct{}) error {
 
 // Check asks the store how key stands, and charges nothing. Allowed says whether
 // one token could be had. It costs a store call, perhaps to a replica, whose
-// answer may lag; Source is Direct.
+// answer may lag; Source is Direct. While the store is away it is an error at once.
 func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 	if l.closed.Load() {
 		return Result{}, ErrClosed
@@ -246,20 +368,21 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 	if err := ctx.Err(); err != nil {
 		return Result{}, err
 	}
-	if err := backend.ValidateKey(key); err != nil {
+	if err := l.validateKey(key); err != nil {
 		return Result{}, err
 	}
 	limit, err := l.limitOf(key)
 	if err != nil {
 		return Result{}, err
 	}
-	s, err := l.check(ctx, key, limit)
+	id := l.storeKey(key)
+	s, err := l.check(ctx, l.shardOf(id), id, limit)
 	if err != nil {
 		return Result{}, err
 	}
 	r := Result{Limit: limit.Tokens, Remaining: s.Remaining, Reset: s.Window.Time(), Source: Direct}
-	if e := l.table.find(key); e != nil {
-		r.Remaining += e.stockIn(s.Window)
+	if n := l.keys.Find(key); n != nil {
+		r.Remaining = min(r.Remaining+n.State.stockIn(s.Window), r.Limit)
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
 		r.RetryAfter = max(s.Left, 1)
@@ -269,52 +392,51 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 
 // Refund takes back what r was charged, so that others can have it: for a
 // request that turned out to cost nothing. It does nothing if r was refused or
-// its window is over. Tokens from stock go back into stock, without a call;
-// those of a direct call go back to the store, which is told once: after an
-// error the outcome is unknown. Refund each Result at most once.
+// its window is over; a key that r is not of is ErrResult. Tokens from stock go back
+// into stock, without a call; those of a direct call go back to the store. After an
+// error it may not have heard of them: the next refund of the key tells it again.
 func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
-	if err := backend.ValidateKey(key); err != nil {
+	if err := l.validateKey(key); err != nil {
 		return err
 	}
-	if r.charged == 0 {
+	switch {
+	case r.charged == 0:
+		return nil
+	case r.key != l.keys.HashOf(key):
+		return ErrResult
+	case r.Source == Direct && ctx.Err() != nil: // before it passes for refunded
+		return ctx.Err()
+	}
+	n := l.keys.Find(key)
+	back, q := r.charged, (*backend.RefundRequest)(nil)
+	if n != nil {
+		back, q = n.State.refund(r)
+	} else if r.Source == Direct {
+		q = l.refundOf(r)
+	}
+	if q == nil {
 		return nil
 	}
-	if err := ctx.Err(); err != nil && r.Source == Direct { // before it passes for refunded
-		return err
-	}
-	n := r.charged
-	if e := l.table.find(key); e != nil {
-		if n = e.refund(r); n == 0 {
-			return nil
-		}
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if r.Source == Fallback { // of a key that is not in memory any more
-		return nil
-	}
-	back, err := l.refund(ctx, backend.RefundRequest{Key: key, Window: r.window(), Tokens: n})
-	if back > 0 {
+	q.Key = l.storeKey(key)
+	total, err := l.refund(ctx, l.shardOf(q.Key), *q)
+	if err == nil && total >= q.Total {
 		l.count.refunded.Add(back)
 		l.count.returned.Add(back)
-		if e := l.table.find(key); e != nil {
-			e.reopen(r.window(), back)
+		if n != nil {
+			n.State.reopen(q.Window, back)
 		}
 	}
 	return err
 }
 
-// account is how entries that were made between two sweeps call themselves to the
-// store.
-type account struct {
-	client string
-	epoch  uint32 // counts the accounts of a limiter, from 1
-}
-
-// rename changes the account of new entries. Evicted keys forget theirs, so a later
-// entry of the same key must not speak in its name.
+// rename changes the account of new keys. Evicted keys forget theirs, so a later state
+// of the same key must not speak in its name.
 func (l *Limiter) rename() {
 	epoch := l.epoch.Add(1)
-	l.account.Store(&account{client: l.id + "." + strconv.FormatUint(uint64(epoch)-1, 36), epoch: epoch})
+	l.account.Store(&accountName{client: l.clientOf(epoch), epoch: epoch})
+}
+
+// clientOf is how the account of an epoch calls itself to the store.
+func (l *Limiter) clientOf(epoch uint32) string {
+	return l.id + "." + strconv.FormatUint(uint64(epoch), 36)
 }

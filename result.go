@@ -1,6 +1,9 @@
 package reservoir
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -13,11 +16,16 @@ type Result struct {
 	// Allowed says that the tokens were charged, and the request may go on.
 	Allowed bool
 
+	// Source says how the decision was made, and so what it cost.
+	Source Source
+
+	epoch uint32 // of the account that a direct call is noted in
+
 	// Limit is the number of tokens per window.
 	Limit int64
 
-	// Remaining is what this process could still be given in the window: what
-	// the store had left when it was last heard, and the stock at hand. Other
+	// Remaining is what this process could still be given in the window, at most
+	// Limit: what the store had left at the last reading, and the stock at hand. Other
 	// processes spend from it too. It is exact for Direct results.
 	Remaining int64
 
@@ -27,13 +35,10 @@ type Result struct {
 	Reset time.Time
 
 	// RetryAfter is the time until Reset when the request was refused, counted
-	// from the decision, and 0 when it was allowed.
+	// from the decision, and 0 when it was allowed. It is at most the window.
 	RetryAfter time.Duration
 
-	// Source says how the decision was made, and so what it cost.
-	Source Source
-
-	epoch   uint32 // of the entry that notes a direct call in window.direct; 0 = none does
+	key     uint64 // its hash, 0 if nothing was charged
 	charged int64  // tokens; of the window that ends at Reset
 }
 
@@ -67,3 +72,74 @@ func (s Source) String() string {
 
 // OnNetwork reports whether the caller waited for the store.
 func (s Source) OnNetwork() bool { return s == Fetched || s == Direct }
+
+// Limit is a number of tokens per fixed window: Tokens from 1 to 2^53-1, Window
+// in whole milliseconds from 1 ms to 366 days. The zero Limit is not valid: New
+// returns ErrLimit for what is out of range, as do calls where WithLimits says it.
+//
+// A window opens at the first charge of its key and ends exactly Window later.
+// By the nature of fixed windows up to twice Tokens may pass in an interval of
+// one window's length that straddles a reset.
+type Limit = backend.Limit
+
+// PerSecond is a limit of tokens in each second.
+func PerSecond(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.Second} }
+
+// PerMinute is a limit of tokens in each minute.
+func PerMinute(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.Minute} }
+
+// PerHour is a limit of tokens in each hour.
+func PerHour(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.Hour} }
+
+// Errors of a call. An error means that no decision was made; a refusal is a
+// Result. None of them repeats a key.
+var (
+	// ErrClosed: the Limiter was closed.
+	ErrClosed = errors.New("reservoir: limiter closed")
+
+	// ErrExceedsLimit: more tokens than the limit has were asked for at once.
+	// No waiting would help, so there is no RetryAfter.
+	ErrExceedsLimit = errors.New("reservoir: more tokens than the limit")
+
+	// ErrDeadline: a Wait could not be served before its context's deadline.
+	// It is returned at once, not at the deadline, and wraps
+	// context.DeadlineExceeded.
+	ErrDeadline = fmt.Errorf("reservoir: no tokens before the %w", context.DeadlineExceeded)
+
+	// ErrKey: the key is empty or longer than backend.MaxKeyLen.
+	ErrKey = backend.ErrKey
+
+	// ErrLimit: a Limit is out of range.
+	ErrLimit = backend.ErrLimit
+
+	// ErrTokens: the number of tokens is less than one.
+	ErrTokens = backend.ErrTokens
+
+	// ErrConflict: the key's open window belongs to a limit of another length. Two
+	// limits count on one key: give each a name, by WithName.
+	ErrConflict = errors.New("reservoir: two limits with windows of different lengths share a key: give them names with WithName")
+
+	// ErrResult: a Result was refunded under a key, or at a Limiter, that is not its own.
+	ErrResult = errors.New("reservoir: a result of another key")
+
+	// ErrOption: an option of New has a value that makes no sense.
+	ErrOption = errors.New("reservoir: bad option")
+)
+
+// StoreError is the failure of a call to the store; Class says whether it may
+// have been carried out. Use errors.As to find it.
+type StoreError = backend.Error
+
+// errRetired says that a key's state was forgotten meanwhile: look the key up again.
+var errRetired = errors.New("reservoir: retired")
+
+// errOpen is the cause of a StoreError while the circuit is open, with that of the
+// failure which opened it.
+var errOpen = errors.New("the circuit is open")
+
+// errNoAnswer is the cause of a StoreError when a fetch has taken longer than
+// WithFetchTimeout allows, and its store does not return.
+var errNoAnswer = errors.New("no answer within the fetch timeout")
+
+// errTooSlow is the cause when grants keep arriving after their window's end.
+var errTooSlow = errors.New("replies take longer than the window")

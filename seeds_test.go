@@ -1,7 +1,8 @@
-package reservoir
+package reservoir_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"sync"
@@ -11,11 +12,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/scriptednet"
 )
 
 var (
@@ -23,35 +25,37 @@ var (
 	seed  = flag.Int64("seed", -1, "the one seed that TestSeeds runs, telling what happens")
 )
 
-// A bubble of virtual time costs more than a seed, so that many share one. Each
-// begins at an instant of its own, which is the same when it is run alone: random
-// intervals depend on it.
+// A bubble of virtual time costs more than a seed, so that many share one. Each begins
+// at an instant of its own, which is the same when it is run alone: random intervals
+// depend on it.
 const (
 	perBubble = 200
 	apart     = 1000 * time.Hour
 )
 
-// TestSeeds runs the limiter, all but its store's network, under many seeds, each
-// of which draws some dozens of steps: callers of all kinds that come, give up and
-// refund, a network that reorders, delays, repeats and loses, windows that end, a
-// store that loses its data, limiters that close.
+// TestSeeds runs the limiter, all but its store's network, under many seeds, each of
+// which draws some dozens of steps: callers of all kinds that come, give up and refund,
+// a network that reorders, delays, repeats and loses, windows that end, a store that
+// loses its data, limiters that close.
 func TestSeeds(t *testing.T) {
 	defer chance.Seed(1)()
 	if *seed >= 0 {
 		synctest.Test(t, func(t *testing.T) {
-			tryOut(t, uint64(*seed), tally{}, func(s *sim) { s.say = t.Logf })
+			time.Sleep(time.Duration(*seed%perBubble) * apart)
+			if text := attempt(uint64(*seed), memstore.New(), tally{}, func(s *sim) { s.say = t.Logf }); text != "" {
+				t.Errorf("seed %d: %s", *seed, text)
+			}
 		})
 		return
 	}
-	seen := runSeeds(t, *seeds, nil)
+	seen := runSeeds(t, *seeds)
 	if *seeds >= 2000 && !t.Failed() {
 		covered(t, seen)
 	}
 }
 
-// runSeeds runs seeds from 0 on, as many at a time as there are processors, until
-// one fails.
-func runSeeds(t *testing.T, n uint64, set func(*sim)) tally {
+// runSeeds runs seeds from 0 on, until one fails.
+func runSeeds(t *testing.T, n uint64) tally {
 	all := tally{}
 	var mu sync.Mutex
 	var next atomic.Uint64
@@ -65,7 +69,7 @@ func runSeeds(t *testing.T, n uint64, set func(*sim)) tally {
 					if first >= n {
 						break
 					}
-					synctest.Test(t, func(t *testing.T) { bubble(t, first, min(first+perBubble, n), seen, set) })
+					synctest.Test(t, func(t *testing.T) { bubble(t, first, min(first+perBubble, n), seen) })
 				}
 				mu.Lock()
 				defer mu.Unlock()
@@ -78,22 +82,14 @@ func runSeeds(t *testing.T, n uint64, set func(*sim)) tally {
 	return all
 }
 
-func bubble(t *testing.T, from, to uint64, seen tally, set func(*sim)) {
+func bubble(t *testing.T, from, to uint64, seen tally) {
 	start, store := time.Now(), memstore.New()
 	for seed := from; seed < to; seed++ {
 		time.Sleep(time.Until(start.Add(time.Duration(seed%perBubble) * apart)))
-		if text := attempt(seed, store, seen, set); text != "" {
+		if text := attempt(seed, store, seen, nil); text != "" {
 			t.Errorf("seed %d: %s\nto replay: go test -run='^TestSeeds$' -v -seed=%d .", seed, text, seed)
 			return
 		}
-	}
-}
-
-// tryOut runs one seed at the instant that is its own.
-func tryOut(t *testing.T, seed uint64, seen tally, set func(*sim)) {
-	time.Sleep(time.Duration(seed%perBubble) * apart)
-	if text := attempt(seed, memstore.New(), seen, set); text != "" {
-		t.Errorf("seed %d: %s", seed, text)
 	}
 }
 
@@ -119,13 +115,13 @@ func attempt(seed uint64, store *memstore.Store, seen tally, set func(*sim)) (te
 
 // abandon ends all goroutines of a run that has failed.
 func (s *sim) abandon() {
-	s.wire.mu.TryLock() // the step that failed may have held it
-	s.wire.calm, s.wire.bug, s.wire.forget = true, nil, nil
-	for m := s.wire.pick(0); m != nil; m = s.wire.pick(0) {
-		m.err = errLost
-		s.wire.answer(m)
+	s.net.TryLock() // the step that failed may have held it
+	s.net.Calm, s.net.Reply, s.net.Request = true, nil, nil
+	for c := s.net.Pick(0); c != nil; c = s.net.Pick(0) {
+		c.Err = scriptednet.ErrLost
+		s.net.Answer(c)
 	}
-	s.wire.mu.Unlock()
+	s.net.Unlock()
 	for _, c := range s.callers {
 		c.cancel()
 	}
@@ -140,9 +136,9 @@ func covered(t *testing.T, seen tally) {
 	for _, what := range []string{
 		"allowed from local", "allowed from fetched", "allowed from direct", "refused from fetched", "refused from direct", "refused from denied",
 		"waited", "cancelled", "out of time", "hopeless", "failed", "fallback", "refunded from local", "refunded from fetched", "refunded from direct",
-		"refund unknown", "lost request", "lost reply", "cut", "refused", "repeated", "late call", "too late", "lost data", "recovered", "re-asserted",
-		"closed under way", "told closed", "prefetch", "probe", "give back", "unknown take", "expired", "returned", "rolled", "quiet", "exact",
-		"away at the end", "another limit", "over the limit", "queue waits for the reset",
+		"refund unknown", "lost request", "lost reply", "cut", "refused", "repeated sync", "repeated refund", "late call", "too late", "lost data",
+		"recovered", "re-asserted", "closed under way", "told closed", "prefetch", "probe", "give back", "unknown take", "expired", "returned", "rolled",
+		"exact", "another limit", "over the limit", "two limits", "many from local", "debt", "away at the end",
 	} {
 		assert.Positive(t, seen[what], what)
 	}
@@ -153,37 +149,24 @@ func covered(t *testing.T, seen tally) {
 func TestSeedsNotice(t *testing.T) {
 	defer chance.Seed(1)()
 	for name, set := range map[string]func(*sim){
-		"a grant that is not charged": inReplies(func(r *backend.SyncReply) {
+		"a grant that is not charged": inSyncs(func(r *backend.SyncReply) {
 			if r.Grant > 0 {
 				r.Grant, r.Granted = r.Grant+1, r.Granted+1
 			}
 		}),
-		"a lost grant is not handed over": inReplies(func(r *backend.SyncReply) { r.Grant, r.Recovered = r.Grant-r.Recovered, 0 }),
+		"a lost grant is not handed over": inSyncs(func(r *backend.SyncReply) { r.Grant, r.Recovered = r.Grant-r.Recovered, 0 }),
 		"a give-back is not heard": func(s *sim) {
-			s.wire.forget = func(r *backend.SyncRequest) { r.Returned = 0 }
+			s.net.Request = func(r *backend.SyncRequest) { r.Returned = 0 }
 		},
 		"a take that charges nothing": func(s *sim) {
-			s.wire.bug = func(op string, reply any) {
+			s.net.Reply = func(reply any) {
 				if r, ok := reply.(*backend.TakeReply); ok {
 					r.Allowed = true
 				}
 			}
 		},
-		"a batch is kept across windows": inReplies(func(r *backend.SyncReply) { r.Carried = r.Window != 0 }),
-		"a window that seems longer":     inReplies(func(r *backend.SyncReply) { r.Left *= 3 }),
-		"a pot is left behind":           inEntries(func(e *entry) { e.pot++ }),
-		"a wake-up is lost": inEntries(func(e *entry) {
-			if e.flight == nil && !e.queue.empty() {
-				e.timer.Stop()
-			}
-		}),
-		"a caller is forgotten": inEntries(func(e *entry) {
-			if p := e.queue.head; p != nil && p.wait {
-				e.queue.remove(p)
-				p.done = true
-			}
-		}),
-		"the books are cooked": inEntries(func(e *entry) { e.flow++; e.l.count.taken.Add(1) }),
+		"a batch is kept across windows": inSyncs(func(r *backend.SyncReply) { r.Carried = r.Window != 0 }),
+		"a window that seems longer":     inSyncs(func(r *backend.SyncReply) { r.Left *= 3 }),
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -198,12 +181,11 @@ func TestSeedsNotice(t *testing.T) {
 			})
 		})
 	}
-	require.Equal(t, traffic{}, calm)
 }
 
-func inReplies(change func(r *backend.SyncReply)) func(*sim) {
+func inSyncs(change func(r *backend.SyncReply)) func(*sim) {
 	return func(s *sim) {
-		s.wire.bug = func(op string, reply any) {
+		s.net.Reply = func(reply any) {
 			if r, ok := reply.(*backend.SyncReply); ok {
 				change(r)
 			}
@@ -211,19 +193,252 @@ func inReplies(change func(r *backend.SyncReply)) func(*sim) {
 	}
 }
 
-// inEntries makes a bug of a change to the entries, after each step.
-func inEntries(change func(e *entry)) func(*sim) {
-	return func(s *sim) {
-		s.bug = func(s *sim) {
-			for _, p := range s.all {
-				for _, key := range s.keys {
-					if e := p.table.get(key); e != nil {
-						e.mu.Lock()
-						change(e)
-						e.mu.Unlock()
-					}
-				}
-			}
+// The laws that every seed is held to.
+
+// hear takes in what a caller was told.
+func (s *sim) hear(c *simCaller) {
+	s.log("%s of %d returns %+v %v", c.what, c.p.who, c.r, c.err)
+	switch {
+	case c.what == "close":
+		s.blurred = s.blurred || c.err != nil
+	case c.what == "refund":
+		s.hearRefund(c)
+	case c.what == "check":
+	case c.err != nil:
+		s.hearError(c)
+	case c.what == "wait":
+		s.hearWait(c)
+	case !c.r.Allowed:
+		s.seen["refused from "+c.r.Source.String()]++
+		s.must(c.r.RetryAfter > 0, "a refusal without RetryAfter: %+v", c.r)
+	case c.r.Source == reservoir.Fallback:
+		s.seen["fallback"]++
+		c.p.alone += c.n
+		s.won = append(s.won, c)
+	default:
+		s.admit(c)
+	}
+}
+
+func (s *sim) hearError(c *simCaller) {
+	s.must(!c.r.Allowed, "an error and a permission: %+v %v", c.r, c.err)
+	var failure *reservoir.StoreError
+	switch {
+	case errors.Is(c.err, reservoir.ErrClosed):
+		s.must(c.p.ended, "closed before its end")
+		s.seen["told closed"]++
+	case errors.Is(c.err, reservoir.ErrDeadline):
+		s.must(c.what == "wait", "hopeless, and does not wait")
+		s.seen["hopeless"]++
+	case errors.Is(c.err, reservoir.ErrExceedsLimit):
+		s.must(s.now != nil, "%d tokens are more than the limit", c.n)
+		s.seen["over the limit"]++
+	case errors.As(c.err, &failure):
+		s.seen["failed"]++
+	case errors.Is(c.err, context.Canceled):
+		s.seen["cancelled"]++
+	case errors.Is(c.err, context.DeadlineExceeded):
+		s.seen["out of time"]++
+	default:
+		s.must(false, "an odd error: %v", c.err)
+	}
+}
+
+// hearWait counts what a waiter got: tokens of the window that was open.
+func (s *sim) hearWait(c *simCaller) {
+	s.seen["waited"]++
+	if s.vague {
+		c.p.either += c.n
+		return
+	}
+	key := c.p.limit.inStore(c.key)
+	w := s.net.WindowAt(key, c.at)
+	s.must(w != 0, "a waiter was served at %v, and no window was open", c.at)
+	c.p.admitted += c.n
+	s.spend(c, slot{key, int64(w)}, c.n)
+}
+
+// admit counts what was admitted: never more than the limit in a window, and of stock
+// never after the window's end.
+func (s *sim) admit(c *simCaller) {
+	r := c.r
+	s.seen["allowed from "+r.Source.String()]++
+	if c.n > 1 && r.Source == reservoir.Local {
+		s.seen["many from local"]++
+	}
+	s.must(r.RetryAfter == 0 && r.Remaining <= r.Limit, "%+v", r)
+	if r.Source != reservoir.Direct {
+		s.must(c.at.Before(r.Reset), "stock spent at %v, in a window that ended at %v", c.at, r.Reset)
+	}
+	c.p.admitted += c.n
+	s.spend(c, c.slot(), c.n)
+	s.won = append(s.won, c)
+}
+
+// hearRefund counts the tokens again that have not gone back. After an error they may
+// have.
+func (s *sim) hearRefund(c *simCaller) {
+	switch {
+	case c.r.Source == reservoir.Fallback:
+	case c.err != nil:
+		s.slack += c.charged
+		s.seen["refund unknown"]++
+	default:
+		s.spend(c, c.slot(), c.charged-c.n)
+		if c.n > 0 {
+			s.seen["refunded from "+c.r.Source.String()]++
+		}
+	}
+}
+
+// spend counts tokens of a window as spent: no more than the limit.
+func (s *sim) spend(c *simCaller, at slot, n int64) {
+	s.spent[at] += n
+	limit := c.p.limit.Tokens
+	s.must(s.spent[at] <= limit*int64(1+s.net.Losses), "%d tokens spent of %d, %d losses", s.spent[at], limit, s.net.Losses)
+}
+
+// inspect looks at what each limiter tells of itself when all is at rest.
+func (s *sim) inspect() {
+	for _, p := range s.all {
+		x := p.Stats()
+		for _, n := range [][2]int64{
+			{p.last.Taken, x.Taken}, {p.last.Refunded, x.Refunded}, {p.last.Spent, x.Spent}, {p.last.Returned, x.Returned},
+			{p.last.Denied, x.Denied}, {p.last.StoreCalls, x.StoreCalls}, {p.last.Expired, x.Expired},
+			{0, x.Held}, {0, x.Stranded}, {0, x.Owed},
+		} {
+			s.must(n[0] <= n[1], "a count went back from %d to %d: %+v after %+v", n[0], n[1], x, p.last)
+		}
+		p.last = x
+		s.seen["debt"] += int(min(x.Owed, 1))
+	}
+	for _, c := range s.callers {
+		if c.what == "allow" || c.what == "handle" {
+			s.must(time.Since(c.from) < 10*time.Second, "%s has had no answer since %v", c.what, c.from)
+		}
+	}
+}
+
+// calmDown heals the network: what is on it arrives, and from then on every call is
+// answered at once.
+func (s *sim) calmDown() {
+	s.log("the network is calm")
+	s.net.Lock()
+	for c := s.net.Pick(0); c != nil; c = s.net.Pick(0) {
+		if !c.Executed {
+			s.execute(c)
+		}
+		s.net.Answer(c)
+	}
+	s.net.Calm = true
+	s.net.Unlock()
+	if s.now != nil {
+		s.now.Store(s.limits[0].Tokens)
+	}
+	s.settle()
+	s.inspect()
+	if s.oneIn(2) {
+		for _, c := range s.callers {
+			c.cancel()
+		}
+		s.settle()
+	}
+}
+
+// patience is how many windows callers may take to be served in, once the network
+// works: as long as what they ask for is of the limit, and some.
+func (s *sim) patience() (windows int) {
+	for _, c := range s.callers {
+		windows += 2 + int(c.n/c.p.limit.Tokens)*2
+	}
+	return windows + 6
+}
+
+// finish lets all callers return, closes all limiters and counts.
+func (s *sim) finish() {
+	longest := time.Duration(0)
+	for _, l := range s.limits {
+		longest = max(longest, l.Window)
+	}
+	for i := s.patience(); len(s.callers) > 0; i-- {
+		s.must(i > 0, "%d callers are stuck, the first of them: %s %d", len(s.callers), s.callers[0].what, s.callers[0].n)
+		time.Sleep(longest + longest/1000 + time.Second)
+		s.settle()
+		s.inspect()
+	}
+	s.recover()
+	for _, p := range s.all {
+		s.balance(p)
+		err := p.Close(context.Background())
+		s.must(err == nil || p.ended, "close: %v", err)
+		p.ended = true
+		synctest.Wait()
+		last := s.balance(p)
+		s.must(last.Held == 0 && last.Taken+last.Refunded == last.Spent+last.Returned+last.Expired, "closed, and %+v", last)
+		s.seenOf(last)
+		s.slack += last.Unknown + last.Expired
+	}
+	for _, l := range s.limits {
+		for _, key := range s.keys {
+			s.conserved(l, key)
+		}
+	}
+}
+
+// recover lets the limiters notice that the store is back, which takes no traffic.
+func (s *sim) recover() {
+	for _, p := range s.all {
+		if p.away.Load() && !p.ended {
+			s.seen["away at the end"]++
+			time.Sleep(3 * time.Second)
+			s.must(!p.away.Load(), "the store is back, and it was not noticed")
+		}
+	}
+}
+
+// balance: what the limiter counts as spent is what callers were told.
+func (s *sim) balance(p *process) reservoir.Stats {
+	x := p.Stats()
+	s.log("process %d: %+v", p.who, x)
+	s.must(x.Spent >= p.admitted && x.Spent <= p.admitted+p.alone+p.either,
+		"%d tokens spent, and callers were told %d, %d without the store, %d by either", x.Spent, p.admitted, p.alone, p.either)
+	return x
+}
+
+// conserved: what the store has charged in the window that is open is what was spent of
+// it, or more by calls of which nobody has heard.
+func (s *sim) conserved(l named, key string) {
+	at := l.inStore(key)
+	c := s.net.Inspect(at)
+	if c.Window == 0 || s.net.Losses > 0 {
+		return
+	}
+	spent, more := s.spent[slot{at, int64(c.Window)}], s.slack
+	for _, p := range s.all {
+		more += p.alone + p.either
+	}
+	s.must(c.Used >= spent, "%d tokens are charged, and %d were spent", c.Used, spent)
+	if s.blurred {
+		return
+	}
+	s.must(c.Used <= spent+more, "%d tokens are charged, %d were spent, %d may be lost or were admitted without the store", c.Used, spent, more)
+	if more == 0 && c.Used > 0 {
+		s.seen["exact"]++
+	}
+}
+
+// seenOf notes what a limiter has been through.
+func (s *sim) seenOf(x reservoir.Stats) {
+	for what, n := range map[string]int64{
+		"prefetch": x.Prefetches, "probe": x.Probes, "give back": x.GiveBacks, "recovered": x.Recovered,
+		"re-asserted": x.Reasserted, "unknown take": x.Unknown, "expired": x.Expired, "returned": x.Returned,
+	} {
+		s.seen[what] += int(min(n, 1))
+	}
+	windows := map[string]int{}
+	for at := range s.spent {
+		if windows[at.key]++; windows[at.key] > 1 {
+			s.seen["rolled"]++
 		}
 	}
 }

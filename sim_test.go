@@ -1,4 +1,4 @@
-package reservoir
+package reservoir_test
 
 import (
 	"context"
@@ -8,60 +8,82 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/scriptednet"
 )
 
-// sim is the run of one seed: a few limiters share a store over a wire, and what
-// happens next is drawn by one goroutine, which lets everything come to rest
-// before it draws again. So a run is the same each time: of all goroutines that
-// a step wakes, none does anything that another one's work depends on.
+// sim is the run of one seed: a few limiters share a store over a network, and what
+// happens next is drawn by one goroutine, which lets everything come to rest before it
+// draws again. So a run is the same each time: of all goroutines that a step wakes,
+// none does anything that another one's work depends on.
 type sim struct {
 	rnd     *rand.Rand
-	wire    *wire
-	limit   Limit
+	net     *scriptednet.Net
+	limits  []named
 	keys    []string
 	all     []*process
-	callers []*caller // under way
-	won     []*caller // whose tokens may be refunded
+	callers []*simCaller // under way
+	won     []*simCaller // whose tokens may be refunded
 	spent   map[slot]int64
 	slack   int64         // tokens that may be charged though nobody has them: of calls that nobody heard of
 	blurred bool          // more such tokens, nobody knows how many
+	vague   bool          // nobody can tell in which window, if any, a Wait's tokens were charged
 	lossy   bool          // the store may lose its data
 	now     *atomic.Int64 // tokens that WithLimits says; nil = there is none
 	seen    tally
 	say     func(format string, args ...any) // nil = quiet
-	bug     func(s *sim)                     // a deliberate one, after each step
+}
+
+// named is one of the limits that count the same keys. The name is that of WithName.
+type named struct {
+	reservoir.Limit
+	name string
+}
+
+// inStore is what the store knows as key.
+func (l named) inStore(key string) string {
+	if l.name != "" {
+		key = l.name + "\x1f" + key
+	}
+	return key
 }
 
 // process is one limiter and what its callers were told.
 type process struct {
-	*Limiter
-	port     *port
-	admitted int64 // tokens, those without the store not counted
-	alone    int64 // tokens admitted without the store
-	ended    bool  // Close was called
+	*reservoir.Limiter
+	limit    named
+	who      int
+	admitted int64       // tokens, those without the store not counted
+	alone    int64       // tokens admitted without the store
+	either   int64       // tokens of Wait, which does not tell which of the two
+	ended    bool        // Close was called
+	away     atomic.Bool // the circuit of the store is open
+	last     reservoir.Stats
 }
 
-// slot is a window of a key.
+// slot is a window of a key in the store.
 type slot struct {
 	key string
 	end int64
 }
 
-// caller is one call of a limiter, in a goroutine of its own.
-type caller struct {
-	what   string
-	p      *process
-	key    string
-	n      int64
-	cancel context.CancelFunc
-	at     time.Time // when it returned
-	r      Result
-	err    error
-	done   atomic.Bool
+// simCaller is one call of a limiter, in a goroutine of its own.
+type simCaller struct {
+	what    string
+	p       *process
+	key     string
+	n       int64
+	charged int64 // of a refund: what it is to take back
+	cancel  context.CancelFunc
+	from    time.Time
+	at      time.Time // when it returned
+	r       reservoir.Result
+	err     error
+	done    atomic.Bool
 }
 
-func (c *caller) slot() slot { return slot{c.key, c.r.Reset.UnixMilli()} }
+func (c *simCaller) slot() slot { return slot{c.p.limit.inStore(c.key), c.r.Reset.UnixMilli()} }
 
 // tally counts what was seen, so that a test knows that it has been everywhere.
 type tally map[string]int
@@ -85,66 +107,86 @@ func pickOf[T any](s *sim, list ...T) T { return list[s.rnd.IntN(len(list))] }
 
 func (s *sim) oneIn(n int) bool { return s.rnd.IntN(n) == 0 }
 
-// newSim draws the set-up of a seed. The store is shared with other seeds, which
-// have other keys.
+// newSim draws the set-up of a seed. The store is shared with other seeds, which have
+// other keys.
 func newSim(seed uint64, store *memstore.Store, seen tally) *sim {
-	s := &sim{
-		rnd: rand.New(rand.NewPCG(seed, 0x5eed)), wire: newWire(store),
-		spent: map[slot]int64{}, seen: seen,
-	}
-	s.wire.log = s.log
-	s.limit = Limit{
-		Tokens: pickOf[int64](s, 1, 3, 10, 60, 1000, 20_000),
-		Window: pickOf(s, 50*time.Millisecond, time.Second, time.Second, time.Hour),
+	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), spent: map[slot]int64{}, seen: seen}
+	s.net = scriptednet.New(store, s.log)
+	s.limits = []named{{Limit: s.drawLimit()}}
+	if s.oneIn(5) {
+		s.limits[0].name = "first"
+		s.limits = append(s.limits, named{s.drawLimit(), "second"})
+		s.seen["two limits"]++
 	}
 	s.lossy = s.oneIn(5)
 	for i := range 1 + s.rnd.IntN(2) {
-		s.keys = append(s.keys, fmt.Sprintf("%d:%d", seed, i))
+		s.keys = append(s.keys, fmt.Sprintf("%d-%d", seed, i))
 	}
 	opts := s.options()
-	for i := range 1 + s.rnd.IntN(3) {
+	for i := range len(s.limits) + s.rnd.IntN(3) {
 		s.start(i, opts)
 	}
 	return s
 }
 
-func (s *sim) options() []Option {
-	opts := []Option{
-		WithBatch(pickOf(s, Adaptive(1, 0), Adaptive(1, 0), Fixed(1), Fixed(10), Ladder(1, 50))),
-		WithStranding(pickOf(s, 0, 0.01, 0.01, 0.3)),
-		WithFailure(pickOf(s, FailClosed, FailClosed, FailLocal(0.5), FailOpen)),
+func (s *sim) drawLimit() reservoir.Limit {
+	return reservoir.Limit{
+		Tokens: pickOf[int64](s, 1, 3, 10, 60, 1000, 20_000),
+		Window: pickOf(s, 50*time.Millisecond, time.Second, time.Second, 5*time.Minute),
+	}
+}
+
+func (s *sim) options() []reservoir.Option {
+	failure := pickOf(s, reservoir.FailClosed, reservoir.FailClosed, reservoir.FailLocal(0.5), reservoir.FailOpen)
+	s.vague = failure != reservoir.FailClosed
+	opts := []reservoir.Option{
+		reservoir.WithBatch(pickOf(s, reservoir.Adaptive(1, 0), reservoir.Adaptive(1, 0), reservoir.Fixed(1), reservoir.Fixed(10), reservoir.Ladder(1, 50))),
+		reservoir.WithStranding(pickOf(s, 0, 0.01, 0.01, 0.3)),
+		reservoir.WithFailure(failure),
+		reservoir.WithIdle(apart),
 	}
 	if s.oneIn(6) {
-		opts = append(opts, WithDirect())
+		opts, s.vague = append(opts, reservoir.WithDirect()), true
 	}
 	if s.oneIn(6) { // what is evicted while the network is bad may be lost
-		opts = append(opts, WithIdle(s.limit.Window/4+100*time.Millisecond))
-		s.blurred = true
-	} else {
-		opts = append(opts, WithIdle(apart))
+		opts, s.blurred = append(opts, reservoir.WithIdle(s.limits[0].Window/4+100*time.Millisecond)), true
 	}
-	if s.oneIn(6) {
+	if len(s.limits) == 1 && s.oneIn(6) {
+		limit := s.limits[0]
 		s.now = new(atomic.Int64)
-		s.now.Store(s.limit.Tokens)
-		opts = append(opts, WithLimits(func(string) Limit { return Limit{Tokens: s.now.Load(), Window: s.limit.Window} }))
+		s.now.Store(limit.Tokens)
+		opts = append(opts, reservoir.WithLimits(func(string) reservoir.Limit {
+			return reservoir.Limit{Tokens: s.now.Load(), Window: limit.Window}
+		}))
 	}
 	if s.oneIn(12) {
-		opts = append(opts, WithMaxKeys(s.rnd.IntN(2)))
+		opts, s.vague = append(opts, reservoir.WithMaxKeys(s.rnd.IntN(2))), true
 	}
 	return opts
 }
 
-// start adds a process. Calls over its port end a little before the caller's own
-// time-out, or after it: by whole nanoseconds, other ones for each process.
-func (s *sim) start(i int, opts []Option) {
+// start adds a process. Its calls end a little before their deadlines, or after them:
+// by whole nanoseconds, other ones for each process.
+func (s *sim) start(i int, opts []reservoir.Option) {
 	skew := time.Duration(i + 1)
 	if s.oneIn(2) {
 		skew = -skew
 	}
-	p := &port{wire: s.wire, who: i, skew: skew}
-	l, err := New(p, s.limit, opts...)
+	limit := s.limits[i%len(s.limits)]
+	if limit.name != "" {
+		opts = append(opts[:len(opts):len(opts)], reservoir.WithName(limit.name))
+	}
+	p := &process{limit: limit, who: i}
+	opts = append(opts[:len(opts):len(opts)], reservoir.WithHooks(reservoir.Hooks{
+		ShardState: func(now reservoir.ShardState) { p.away.Store(now.Away) },
+		StoreCall: func(c reservoir.StoreCall) {
+			s.log("call of %d ends: %s %s want %d, %v", i, c.Op, c.Cause, c.Want, c.Err)
+		},
+	}))
+	var err error
+	p.Limiter, err = reservoir.New(s.net.Port(i, skew), limit.Limit, opts...)
 	s.must(err == nil, "%v", err)
-	s.all = append(s.all, &process{Limiter: l, port: p})
+	s.all = append(s.all, p)
 }
 
 // run makes the steps, and then ends all calls and all limiters in good order.
@@ -152,9 +194,6 @@ func (s *sim) run() {
 	for range 15 + s.rnd.IntN(35) {
 		s.step()
 		s.settle()
-		if s.bug != nil {
-			s.bug(s)
-		}
 		s.inspect()
 	}
 	s.calmDown()
@@ -168,13 +207,13 @@ func (s *sim) step() {
 	case k < 38:
 		s.call()
 	case k < 64:
-		s.deliver()
+		s.onMail(s.deliver)
 	case k < 70:
-		s.lose()
+		s.onMail(s.lose)
 	case k < 74:
-		s.twice()
+		s.onMail(s.twice)
 	case k < 90:
-		s.sleep()
+		time.Sleep(s.pause())
 	case k < 94:
 		s.cancel()
 	case k < 97:
@@ -188,16 +227,23 @@ func (s *sim) step() {
 	}
 }
 
+// onMail does something to a call that is under way.
+func (s *sim) onMail(f func(c *scriptednet.Call)) {
+	s.net.Lock()
+	defer s.net.Unlock()
+	if c := s.net.Pick(s.rnd.IntN(1 << 20)); c != nil {
+		f(c)
+	}
+}
+
 // burst is traffic of one process, fast enough for batches, one after the other.
 func (s *sim) burst() {
-	p, key := pickOf(s, s.all...), pickOf(s, s.keys...)
+	p, key, n := pickOf(s, s.all...), pickOf(s, s.keys...), pickOf[int64](s, 1, 1, 2, 5)
 	for range 4 + s.rnd.IntN(20) {
-		ctx, cancel := context.WithCancel(context.Background())
-		c := &caller{p: p, key: key, n: 1, what: "allow", cancel: cancel}
-		s.launch(c, func() { c.r, c.err = c.do(ctx) })
+		s.launch(&simCaller{p: p, key: key, n: min(n, p.limit.Tokens), what: "allow"}, context.Background())
 		s.settle()
-		s.deliver()
-		time.Sleep(time.Duration(s.rnd.Int64N(int64(s.limit.Window/50))) | 1)
+		s.onMail(s.deliver)
+		time.Sleep(time.Duration(s.rnd.Int64N(int64(p.limit.Window/50))) | 1)
 	}
 }
 
@@ -205,142 +251,133 @@ func (s *sim) burst() {
 func (s *sim) relimit() {
 	if s.now != nil {
 		s.seen["another limit"]++
-		s.now.Store(1 + s.rnd.Int64N(s.limit.Tokens))
+		s.now.Store(1 + s.rnd.Int64N(s.limits[0].Tokens))
 		s.log("the limit is %d", s.now.Load())
 	}
 }
 
 // call starts a caller.
 func (s *sim) call() {
-	c := &caller{p: s.all[s.rnd.IntN(len(s.all))], key: pickOf(s, s.keys...), n: s.tokens()}
-	ctx, cancel := context.WithCancel(context.Background())
-	if s.oneIn(5) {
-		cancel()
-		ctx, cancel = context.WithTimeout(context.Background(), s.pause())
-	}
-	c.cancel = cancel
+	c := &simCaller{p: pickOf(s, s.all...), key: pickOf(s, s.keys...)}
+	c.n = s.tokens(c.p.limit.Tokens)
 	c.what = pickOf(s, "allow", "allow", "allow", "allow", "allow", "handle", "wait", "wait", "check")
-	s.log("process %d: %s %s %d", c.p.port.who, c.what, c.key, c.n)
-	s.launch(c, func() { c.r, c.err = c.do(ctx) })
+	ctx := context.Background()
+	if s.oneIn(5) {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.pause())
+		_ = cancel // launch's own ends it
+	}
+	s.log("process %d: %s %s %d", c.p.who, c.what, c.key, c.n)
+	s.launch(c, ctx)
 }
 
-func (s *sim) launch(c *caller, f func()) {
+// launch makes c's call in a goroutine of its own.
+func (s *sim) launch(c *simCaller, ctx context.Context) {
+	ctx, c.cancel = context.WithCancel(ctx)
+	c.from = time.Now()
 	s.callers = append(s.callers, c)
 	go func() {
-		f()
+		c.do(ctx)
 		c.at = time.Now()
 		c.cancel()
 		c.done.Store(true)
 	}()
 }
 
-func (c *caller) do(ctx context.Context) (r Result, err error) {
+func (c *simCaller) do(ctx context.Context) {
 	switch c.what {
 	case "wait":
-		r, _, err = c.p.acquire(ctx, c.key, c.n, true)
+		c.err = waitFor(ctx, c.p.Limiter, c.key, c.n)
 	case "handle":
-		return c.p.Key(c.key).AllowN(ctx, c.n)
+		c.r, c.err = c.p.Key(c.key).AllowN(ctx, c.n)
 	case "check":
-		return c.p.Check(ctx, c.key)
+		c.r, c.err = c.p.Check(ctx, c.key)
+	case "close":
+		c.err = c.p.Close(context.Background())
+	case "refund":
+		before := c.p.Stats().Refunded
+		c.err = c.p.Refund(context.Background(), c.key, c.r)
+		c.n = min(c.p.Stats().Refunded-before, c.n)
 	default:
-		return c.p.AllowN(ctx, c.key, c.n)
+		c.r, c.err = c.p.AllowN(ctx, c.key, c.n)
 	}
-	return r, err
 }
 
-func (s *sim) tokens() int64 {
-	most := pickOf(s, 1, 1, 4, 4, s.limit.Tokens/2, s.limit.Tokens)
-	return 1 + s.rnd.Int64N(min(max(most, 1), s.limit.Tokens))
+func (s *sim) tokens(limit int64) int64 {
+	most := pickOf(s, 1, 1, 4, 4, limit/2, limit)
+	return 1 + s.rnd.Int64N(min(max(most, 1), limit))
 }
 
 // deliver has the store execute a call, or brings a reply, or both.
-func (s *sim) deliver() {
-	s.wire.mu.Lock()
-	defer s.wire.mu.Unlock()
-	m := s.wire.pick(s.rnd.IntN(1 << 20))
-	if m == nil {
-		return
-	}
+func (s *sim) deliver(c *scriptednet.Call) {
 	both := !s.oneIn(3)
-	if !m.done {
-		s.execute(m)
-		if !m.ghost && !both {
+	if !c.Executed {
+		s.execute(c)
+		if !c.Ghost && !both {
 			return
 		}
 	}
-	s.log("answer %d: %s %s", m.who, m.op, m.key)
-	s.wire.answer(m)
+	s.log("answer %d: %s %s", c.Who, c.Op, c.Key)
+	s.net.Answer(c)
 }
 
-// execute has the store do what m says, if it is not too late for that.
-func (s *sim) execute(m *letter) {
-	if m.late() {
+// execute has the store do what c says, if it is not too late for that.
+func (s *sim) execute(c *scriptednet.Call) {
+	if c.Late() {
 		s.seen["too late"]++
-		m.done = true
+		c.Executed = true
 		return
 	}
-	s.wire.execute(m)
-	s.log("execute %d: %s %s ghost=%v %+v %v", m.who, m.op, m.key, m.ghost, m.last, m.err)
-	if m.ghost {
+	s.net.Execute(c)
+	if c.Ghost {
 		s.seen["late call"]++
-		if m.copied || s.all[m.who].ended {
-			s.slack += m.charged
+		if c.Copied || s.all[c.Who].ended {
+			s.slack += c.Charged
 		}
 	}
 }
 
-// lose loses a request or a reply. A connection may break while the request goes
-// on its way.
-func (s *sim) lose() {
-	s.wire.mu.Lock()
-	defer s.wire.mu.Unlock()
-	m := s.wire.pick(s.rnd.IntN(1 << 20))
-	if m == nil {
-		return
-	}
+// lose loses a request or a reply. A connection may break while the request goes on its
+// way.
+func (s *sim) lose(c *scriptednet.Call) {
+	c.Err = scriptednet.ErrLost
 	switch {
-	case m.done:
+	case c.Executed:
 		s.seen["lost reply"]++
-		m.err = errLost
 	case s.oneIn(4):
 		s.seen["refused"]++
-		m.err = errLoading
+		c.Err = scriptednet.ErrLoading
 	case s.oneIn(2):
 		s.seen["lost request"]++
-		m.err = errLost
 	default:
 		s.seen["cut"]++
-		s.wire.mail = append(s.wire.mail, m.twin(false))
-		m.err = errLost
+		s.net.Copy(c, false)
 	}
-	s.log("lose %d: %s %v", m.who, m.op, m.err)
-	s.wire.answer(m)
+	s.log("lose %d: %s %v", c.Who, c.Op, c.Err)
+	s.net.Answer(c)
 }
 
-// twice puts a statement on the wire once more. Takes and refunds are never sent
-// again by a store.
-func (s *sim) twice() {
-	s.wire.mu.Lock()
-	defer s.wire.mu.Unlock()
-	if m := s.wire.pick(s.rnd.IntN(1 << 20)); m != nil && m.op == "sync" {
-		s.seen["repeated"]++
-		s.wire.mail = append(s.wire.mail, m.twin(true))
+// twice puts a call on the network once more, unless it is a take, which no store sends
+// again.
+func (s *sim) twice(c *scriptednet.Call) {
+	if c.Op != "take" {
+		s.seen["repeated "+c.Op]++
+		s.net.Copy(c, true)
 	}
 }
 
-// sleep lets time pass: none, or some of a call's time, or of a window.
-func (s *sim) sleep() { time.Sleep(s.pause()) }
-
+// pause is some of a call's time, or of a window.
 func (s *sim) pause() time.Duration {
+	window := pickOf(s, s.limits...).Window
 	d := pickOf(s, time.Millisecond, 10*time.Millisecond, 110*time.Millisecond, 600*time.Millisecond,
-		s.limit.Window/60, s.limit.Window/3, s.limit.Window+s.limit.Window/100)
+		window/60, window/3, window+window/100)
 	return d/2 + time.Duration(s.rnd.Int64N(int64(d))) | 1
 }
 
 func (s *sim) cancel() {
 	if len(s.callers) > 0 {
 		c := pickOf(s, s.callers...)
-		s.log("cancel %s of %d", c.what, c.p.port.who)
+		s.log("cancel %s of %d", c.what, c.p.who)
 		c.cancel()
 	}
 }
@@ -353,26 +390,21 @@ func (s *sim) refund() {
 	i := s.rnd.IntN(len(s.won))
 	c := s.won[i]
 	s.won = append(s.won[:i], s.won[i+1:]...)
-	s.log("refund %d to %d", c.r.charged, c.p.port.who)
-	if c.r.Source != Fallback { // from now on others may spend them
-		s.spent[c.slot()] -= c.r.charged
+	s.log("refund %d to %d", c.n, c.p.who)
+	if c.r.Source != reservoir.Fallback { // from now on others may spend them
+		s.spent[c.slot()] -= c.n
 	}
-	before := c.p.count.refunded.Load()
-	back := &caller{what: "refund", p: c.p, key: c.key, r: c.r, cancel: func() {}}
-	s.launch(back, func() {
-		back.err = c.p.Refund(context.Background(), c.key, c.r)
-		back.n = min(c.p.count.refunded.Load()-before, c.r.charged)
-	})
+	s.launch(&simCaller{what: "refund", p: c.p, key: c.key, r: c.r, n: c.n, charged: c.n}, context.Background())
 }
 
 // forget makes the store lose its data.
 func (s *sim) forget() {
-	if s.lossy && s.wire.losses < 2 {
+	if s.lossy && s.net.Losses < 2 {
 		s.seen["lost data"]++
 		s.log("the store loses its data")
-		s.wire.mu.Lock()
-		s.wire.losses++
-		s.wire.mu.Unlock()
+		s.net.Lock()
+		s.net.Losses++
+		s.net.Unlock()
 	}
 }
 
@@ -384,9 +416,8 @@ func (s *sim) end() {
 	}
 	p.ended = true
 	s.seen["closed under way"]++
-	s.log("close %d", p.port.who)
-	c := &caller{what: "close", p: p, cancel: func() {}}
-	s.launch(c, func() { c.err = p.Close(context.Background()) })
+	s.log("close %d", p.who)
+	s.launch(&simCaller{what: "close", p: p}, context.Background())
 }
 
 // settle waits until everything is at rest and hears who has returned.

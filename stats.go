@@ -1,5 +1,12 @@
 package reservoir
 
+import (
+	"sync/atomic"
+
+	"github.com/go-reservoir/reservoir/internal/account"
+	"github.com/go-reservoir/reservoir/internal/keytable"
+)
+
 // Stats is what a Limiter has done since New, over all keys. Counts of tokens
 // balance whenever no call is under way:
 //
@@ -11,8 +18,8 @@ type Stats struct {
 	Refunded int64 // tokens that Refund took back from requests
 	Spent    int64 // tokens that admitted requests used, refunded ones included
 	Returned int64 // tokens given back to the store
-	Expired  int64 // tokens whose window ended before they were used; a little less again when a window turns out to run on
-	Held     int64 // tokens in memory now, to be spent
+	Expired  int64 // tokens whose window ended before they were used
+	Held     int64 // tokens in memory now: to be spent, or on their way back
 
 	StoreCalls int64 // calls to the store, of any kind
 	Syncs      int64 // of these, statements of account: fetches and give-backs
@@ -33,47 +40,77 @@ type Stats struct {
 	Unknown    int64 // tokens of direct calls that failed and may have been charged for nothing
 }
 
-// Stats returns the counts now. It visits every key, under each key's lock: call
-// it as often as metrics are scraped, not per request.
+// counts are of the slow path, and of keys that are gone; what the hot path counts is
+// in its key.
+type counts struct {
+	taken, refunded, returned, expired                                                                     atomic.Int64 // tokens
+	spent, denied                                                                                          atomic.Int64 // by keys that are gone
+	calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks atomic.Int64
+}
+
+// Stats returns the counts now. None of them, except Keys, Held, Stranded and Owed, ever
+// goes back. It visits every key, under each key's lock: call it as often as metrics are
+// scraped, not per request.
 func (l *Limiter) Stats() Stats {
 	l.counting.Lock()
 	defer l.counting.Unlock()
-	var keys int
-	var held, lapsed, stranded, owed int64
-	denied, spent := l.count.denied.Load(), l.count.spent.Load()
-	l.table.each(func(e *entry) {
-		s := e.standing()
-		spent += s.spent // not derived from the totals, which move on meanwhile
-		held += s.held
-		lapsed += s.lapsed
-		stranded += s.stranded
-		denied += s.denied
-		owed += s.owed
-		keys++
+	c := &l.count
+	s := Stats{Denied: c.denied.Load(), Spent: c.spent.Load()}
+	l.keys.All(func(n *keytable.Node[keyState]) bool {
+		n.State.addTo(&s)
+		return true
 	})
-	taken, refunded := l.count.taken.Load(), l.count.refunded.Load()
-	returned, expired := l.count.returned.Load(), l.count.expired.Load()+lapsed
-	return Stats{
-		Keys:       keys,
-		Taken:      taken,
-		Refunded:   refunded,
-		Spent:      spent,
-		Returned:   returned,
-		Expired:    expired,
-		Held:       held,
-		StoreCalls: l.count.calls.Load(),
-		Syncs:      l.count.syncs.Load(),
-		Waited:     l.count.waited.Load(),
-		Denied:     denied,
-		Failed:     l.count.failed.Load(),
-		Prefetches: l.count.prefetches.Load(),
-		Probes:     l.count.probes.Load(),
-		GiveBacks:  l.count.giveBacks.Load(),
-		Stranded:   stranded,
-		Fallbacks:  l.count.fallbacks.Load(),
-		Owed:       owed,
-		Recovered:  l.count.recovered.Load(),
-		Reasserted: l.count.reasserted.Load(),
-		Unknown:    l.count.unknown.Load(),
+	s.Taken, s.Refunded, s.Returned, s.Expired = c.taken.Load(), c.refunded.Load(), c.returned.Load(), c.expired.Load()
+	s.StoreCalls, s.Syncs, s.Waited, s.Failed = c.calls.Load(), c.syncs.Load(), c.waited.Load(), c.failed.Load()
+	s.Prefetches, s.Probes, s.GiveBacks, s.Fallbacks = c.prefetches.Load(), c.probes.Load(), c.giveBacks.Load(), c.fallbacks.Load()
+	s.Recovered, s.Reasserted, s.Unknown = c.recovered.Load(), c.reasserted.Load(), c.unknown.Load()
+	return s
+}
+
+// addTo adds the key to s. What it has spent is derived, not counted: the hot path
+// writes nothing but the stock. It is summed key by key, each under its lock, and not
+// taken from totals that move on meanwhile.
+func (k *keyState) addTo(s *Stats) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.retired {
+		return // the limiter counts it
 	}
+	w := k.lease.Load()
+	if now := k.l.clock.Now(); w != nil && w.Over(now) { // what has expired stays so
+		k.moveLocked(k.account.Expire(k.drainLocked()))
+	} else if w.Alive(now) {
+		s.Owed += k.account.Unpaid()
+	}
+	held := k.heldLocked()
+	s.Keys++
+	s.Spent += k.account.Spent(held)
+	s.Held += held + k.account.Unconfirmed()
+	s.Denied += k.denied.Load()
+	if w.Denying() {
+		s.Stranded += held
+	}
+}
+
+// heldLocked is what the key holds, whether it may still be spent or not.
+func (k *keyState) heldLocked() int64 { return k.lease.Load().Stock() + k.reservedLocked() }
+
+// drainLocked takes out all that the key holds.
+func (k *keyState) drainLocked() int64 {
+	n := k.lease.Load().Drain() + k.reservedLocked()
+	if k.busy != nil {
+		k.busy.reserved = 0
+	}
+	return n
+}
+
+// spentLocked is how many tokens requests have used so far.
+func (k *keyState) spentLocked() int64 { return k.account.Spent(k.heldLocked()) }
+
+// moveLocked adds to the limiter's counts what has moved.
+func (k *keyState) moveLocked(m account.Moved) {
+	c := &k.l.count
+	c.taken.Add(m.Taken)
+	c.returned.Add(m.Returned)
+	c.expired.Add(m.Expired)
 }

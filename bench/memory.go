@@ -82,7 +82,7 @@ func (g granting) Check(_ context.Context, _ string, l backend.Limit) (backend.S
 }
 
 func (g granting) Refund(_ context.Context, r backend.RefundRequest) (int64, error) {
-	return r.Tokens, nil
+	return r.Total, nil
 }
 
 func openGranting(r *rig) (peer, error) {

@@ -17,6 +17,9 @@ import (
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
+// refunds counts them: each is a client of its own, so that none is a repetition.
+var refunds atomic.Int64
+
 // window is how long windows last by the tests' own clock. A server deletes by its
 // own clock what is over, so that they begin an hour ahead of it.
 const window = time.Minute
@@ -61,7 +64,7 @@ func (t target) do(q request) (reply, error) {
 	case "check":
 		r.state, err = t.Check(ctx, q.key, q.limit)
 	case "refund":
-		r.back, err = t.Refund(ctx, backend.RefundRequest{Key: q.key, Window: q.window, Tokens: q.tokens})
+		r.back, err = t.Refund(ctx, backend.RefundRequest{Key: q.key, Window: q.window, Client: fmt.Sprint("refund", refunds.Add(1)), Total: q.tokens})
 	default:
 		t.lose(q.key)
 	}
@@ -154,6 +157,7 @@ var bugs = map[string]func(s backend.Store) backend.Store{
 	"a refund counts twice": func(s backend.Store) backend.Store {
 		return saboteur{Store: s, refund: func(ctx context.Context, r backend.RefundRequest) (int64, error) {
 			back, err := s.Refund(ctx, r)
+			r.Client += "'"
 			_, _ = s.Refund(ctx, r)
 			return back, err
 		}}

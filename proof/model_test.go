@@ -11,7 +11,10 @@ import (
 const people = 4
 
 // account is a client's ledger entry.
-type account struct{ granted, returned int64 }
+type account struct {
+	granted, returned int64
+	known             bool // it has one
+}
 
 // state is what the rules of the store make of one key, and comparable. It is
 // written from DESIGN.md, not from the scripts: where a script computes the size
@@ -22,6 +25,9 @@ type state struct {
 	used  int64
 	learn int64 // until then only needed grants are made, Unix ms
 	own   [people]account
+
+	ledger       bool  // there is one for this window
+	unattributed int64 // charged, and whoever can show a grant that is not in the ledger may claim it
 }
 
 // request is one operation on one key.
@@ -61,12 +67,20 @@ func (s state) enter(now, stop int64, l backend.Limit) state {
 	case !s.open(now):
 		return state{stop: stop}
 	case s.stop > last+slack:
-		return state{stop: last, used: s.used}
+		return state{stop: opening(now, l), used: s.used}
 	}
 	return s
 }
 
 func ends(now int64, l backend.Limit) int64 { return (now+999)/1000 + l.Window.Milliseconds() }
+
+// opening is where a window ends that opens now: of whole seconds, at a whole second.
+func opening(now int64, l backend.Limit) int64 {
+	if ms := l.Window.Milliseconds(); ms%1000 == 0 {
+		return now/1_000_000*1000 + ms
+	}
+	return ends(now, l)
+}
 
 func (s state) reading(now int64, l backend.Limit) backend.State {
 	return backend.State{
@@ -91,46 +105,65 @@ func (s state) after(q request) []outcome {
 		if !s.open(q.now) || s.stop != int64(q.window) {
 			return []outcome{{s, reply{}}}
 		}
+		s = s.begin()
 		back := min(q.tokens, s.used)
 		s.used -= back
-		return []outcome{{s, reply{back: back}}}
+		s.unattributed = max(s.unattributed-back, 0)
+		return []outcome{{s, reply{back: q.tokens}}}
 	default: // all data is lost
 		return []outcome{{state{}, reply{}}}
 	}
 }
 
 func (s state) afterTake(q request) []outcome {
-	s = s.enter(q.now, ends(q.now, q.limit), q.limit)
-	allowed := s.used+q.tokens <= q.limit.Tokens
-	if allowed {
-		s.used += q.tokens
+	was := s
+	s = s.enter(q.now, opening(q.now, q.limit), q.limit)
+	if s.used+q.tokens > q.limit.Tokens { // a refusal writes nothing
+		return []outcome{{was, reply{state: s.reading(q.now, q.limit)}}}
 	}
-	return []outcome{{s, reply{state: s.reading(q.now, q.limit), allowed: allowed}}}
+	s.used += q.tokens
+	return []outcome{{s, reply{state: s.reading(q.now, q.limit), allowed: true}}}
+}
+
+// begin is a ledger, if there was none: all that is charged is nobody's in particular.
+func (s state) begin() state {
+	if !s.ledger {
+		s.ledger, s.unattributed = true, s.used
+	}
+	return s
 }
 
 // afterSync settles the account, and then grants.
 func (s state) afterSync(q request) []outcome {
 	r, was := q.sync, s
 	runs := int64(r.Window)*1000 >= q.now && int64(r.Window) <= ends(q.now, q.limit)+min(q.limit.Window.Milliseconds()/10, 1000)
-	stop := ends(q.now, q.limit)
+	stop := opening(q.now, q.limit)
 	if runs {
 		stop = int64(r.Window)
 	}
 	s = s.enter(q.now, stop, q.limit)
 	out := backend.SyncReply{}
 	mine := &s.own[q.who]
+	if !s.ledger {
+		s.unattributed = s.used
+	}
+	claims := s.unattributed
 	granted, returned := r.Granted, r.Returned
 	if int64(r.Window) != s.stop { // what it holds in another window that runs is carried over
 		held := int64(0)
 		if runs {
 			held = granted - returned
 		}
+		claims = 0
 		out.Carried = held > 0
 		granted, returned = held+mine.returned, mine.returned
 	}
+	claimed := int64(0)
 	if granted > mine.granted {
 		out.Reasserted = granted - mine.granted
-		s.used, mine.granted = s.used+out.Reasserted, granted
+		claimed = min(claims, max(out.Reasserted-max(returned-mine.returned, 0), 0))
+		s.used, mine.granted = s.used+out.Reasserted-claimed, granted
+		s.unattributed -= claimed
 	}
 	if returned > mine.returned {
 		s.used, mine.returned = max(s.used-returned+mine.returned, 0), returned
@@ -138,7 +171,7 @@ func (s state) afterSync(q request) []outcome {
 	out.Recovered = mine.granted - granted
 	out.Learning = q.now/1000 < s.learn
 	adopted := runs && !was.open(q.now)
-	if (out.Reasserted > 0 || adopted) && !out.Learning {
+	if (out.Reasserted > 0 && claimed == 0 || adopted) && !out.Learning {
 		s.learn, out.Learning = q.now/1000+q.limit.Window.Milliseconds()/20, true
 	}
 	return s.grants(q, out, was, adopted)
@@ -159,6 +192,11 @@ func (s state) grants(q request, out backend.SyncReply, was state, adopted bool)
 			list = append(list, outcome{was, reply{sync: backend.SyncReply{State: backend.State{Remaining: q.limit.Tokens}, Clients: 1}}})
 			continue
 		}
+		if mine.granted > 0 || q.sync.Want > 0 || mine.known {
+			mine.known, next.ledger = true, true
+		} else if out.Learning {
+			next.ledger = true
+		}
 		said.State = next.reading(q.now, q.limit)
 		said.Grant, said.Granted, said.Returned = n+out.Recovered, mine.granted, mine.returned
 		list = append(list, outcome{next, reply{sync: said}})
@@ -173,7 +211,11 @@ func (s state) wishes(r backend.SyncRequest, l backend.Limit, out backend.SyncRe
 	case r.Want == 0:
 		return 0, 0
 	case out.Learning:
-		n := min(r.Need, max(l.Tokens/1000, 1))
+		floor := max(l.Tokens/1000, 1)
+		if r.Strand >= 0 {
+			floor = r.Strand / max(out.Clients, r.Peers)
+		}
+		n := max(r.Need, min(r.Want, floor))
 		return n, n
 	case r.Strand < 0:
 		return r.Want, r.Want
@@ -185,7 +227,7 @@ func (s state) wishes(r backend.SyncRequest, l backend.Limit, out backend.SyncRe
 // clients is the number of accounts, that of who included.
 func (s state) clients(who int) (n int64) {
 	for i, a := range s.own {
-		if a.granted > 0 || i == who {
+		if a.known || i == who {
 			n++
 		}
 	}

@@ -26,52 +26,58 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// stricken is a store that turns every statement away while it is down.
+// stricken is a store whose statements fail while it is given an error.
 type stricken struct {
 	backend.Store
-	down atomic.Bool
+	failure atomic.Pointer[backend.Error]
 }
 
 func (s *stricken) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	if s.down.Load() {
-		return backend.SyncReply{}, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errors.New("connection refused")}
+	if err := s.failure.Load(); err != nil {
+		return backend.SyncReply{}, err
 	}
 	return s.Store.Sync(ctx, r)
 }
 
+var (
+	refused = &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errors.New("connection refused")}
+	noRight = &backend.Error{Op: "sync", Class: backend.Rejected, Err: errors.New("WRONGPASS invalid username-password pair")}
+)
+
 const secret = "user:4111-1111-1111-1111"
 
-// outage runs a limiter on one shard through an outage and a recovery, and
-// returns the lines that were logged.
-func outage(t *testing.T, level slog.Level) (lines []map[string]any) {
+// outage runs a limiter on one shard whose store fails with err for a minute, and
+// returns the lines that were logged. The times in them are in whole minutes.
+func outage(t *testing.T, level slog.Level, err error, opts ...reservoir.Option) (lines []map[string]any) {
 	var out bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
 		store := &stricken{Store: memstore.New()}
-		shards, err := sharding.New(map[string]backend.Store{"eu-1": store})
-		require.NoError(t, err)
+		shards, failed := sharding.New(map[string]backend.Store{"eu-1": store})
+		require.NoError(t, failed)
 		logger := slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: level}))
-		l, err := reservoir.New(shards, reservoir.PerMinute(100), reservoir.WithHooks(sloglimit.Hooks(logger)))
-		require.NoError(t, err)
-		store.down.Store(true)
-		for range 5 {
-			_, err := l.Allow(t.Context(), secret)
-			require.Error(t, err)
+		l, failed := reservoir.New(shards, reservoir.PerMinute(100), append(opts, reservoir.WithHooks(sloglimit.Hooks(logger)))...)
+		require.NoError(t, failed)
+		time.Sleep(time.Second)
+		store.failure.Store(err.(*backend.Error))
+		for range 7 {
+			_, _ = l.Allow(t.Context(), secret)
 		}
 		time.Sleep(time.Minute)
-		store.down.Store(false)
-		_, err = l.Allow(t.Context(), secret) // sends a probe
-		require.Error(t, err)
-		synctest.Wait()
-		_, err = l.Allow(t.Context(), secret)
-		require.NoError(t, err)
+		store.failure.Store(nil)
+		time.Sleep(2 * time.Second) // a timer notices
+		_, failed = l.Allow(t.Context(), secret)
+		require.NoError(t, failed)
 		require.NoError(t, l.Close(t.Context()))
 	})
 	assert.NotContains(t, out.String(), secret)
-	assert.NotContains(t, out.String(), "4111")
+	assert.NotContains(t, out.String(), "4111-")
 	for dec := json.NewDecoder(&out); dec.More(); {
 		var line map[string]any
 		require.NoError(t, dec.Decode(&line))
 		delete(line, "time")
+		if after, ok := line["after"].(float64); ok {
+			line["after"] = time.Duration(after).Truncate(time.Minute).String()
+		}
 		lines = append(lines, line)
 	}
 	return lines
@@ -80,14 +86,30 @@ func outage(t *testing.T, level slog.Level) (lines []map[string]any) {
 func TestAnOutageIsTwoLines(t *testing.T) {
 	assert.Equal(t, []map[string]any{
 		{"level": "WARN", "msg": "reservoir: store away", "shard": "eu-1", "class": "unavailable", "error": `shard "eu-1": connection refused`},
-		{"level": "INFO", "msg": "reservoir: store back", "shard": "eu-1", "after": float64(time.Minute)},
-	}, outage(t, slog.LevelInfo))
+		{"level": "INFO", "msg": "reservoir: store back", "shard": "eu-1", "after": "1m0s"},
+	}, outage(t, slog.LevelInfo, refused))
+}
+
+// An operator's fault is told whatever the policy makes of it: under FailOpen no request
+// fails, and nobody would notice.
+func TestARejectionIsTwoLines(t *testing.T) {
+	for name, policy := range map[string]reservoir.Failure{
+		"closed": reservoir.FailClosed, "open": reservoir.FailOpen, "local": reservoir.FailLocal(0.5),
+	} {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, []map[string]any{
+				{"level": "WARN", "msg": "reservoir: store rejects every call", "shard": "eu-1", "class": "rejected",
+					"error": `shard "eu-1": WRONGPASS invalid username-password pair`},
+				{"level": "INFO", "msg": "reservoir: store accepts calls", "shard": "eu-1", "after": "1m0s"},
+			}, outage(t, slog.LevelInfo, noRight, reservoir.WithFailure(policy)))
+		})
+	}
 }
 
 func TestFailedCallsAreDebug(t *testing.T) {
 	var failed int
-	for _, line := range outage(t, slog.LevelDebug) {
-		if line["level"] != "DEBUG" {
+	for _, line := range outage(t, slog.LevelDebug, refused) {
+		if line["level"] != "DEBUG" || line["cause"] != "wait" {
 			continue
 		}
 		failed++
@@ -97,22 +119,65 @@ func TestFailedCallsAreDebug(t *testing.T) {
 	assert.Equal(t, 5, failed)
 }
 
-// Shards do not mix, one that was not known to be away has no duration, and an
-// error of any other kind is logged as it is.
+// A limit that meets another limit's window gets an error each time, of which a line a
+// minute is enough.
+func TestTwoLimitsOnOneKey(t *testing.T) {
+	var out bytes.Buffer
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		hooks := sloglimit.Hooks(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: timeless})))
+		hour, err := reservoir.New(store, reservoir.PerHour(100))
+		require.NoError(t, err)
+		minute, err := reservoir.New(store, reservoir.PerMinute(10), reservoir.WithHooks(hooks))
+		require.NoError(t, err)
+		_, err = hour.Allow(t.Context(), secret)
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+		for range 2 {
+			for range 5 {
+				_, err = minute.Allow(t.Context(), secret)
+				require.ErrorIs(t, err, reservoir.ErrConflict)
+			}
+			time.Sleep(time.Minute)
+		}
+		require.NoError(t, minute.Close(t.Context()))
+		require.NoError(t, hour.Close(t.Context()))
+	})
+	line := `level=WARN msg="reservoir: two limits on one key" op=sync cause=wait duration=0s error="` + reservoir.ErrConflict.Error() + "\"\n"
+	assert.Equal(t, line+line, out.String())
+}
+
+// Shards do not mix, one that was not known to be away has no duration, a state that
+// lasts is told once, and an error of any other kind is logged as it is.
 func TestStates(t *testing.T) {
 	var out bytes.Buffer
 	h := sloglimit.Hooks(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: timeless})))
-	h.ShardState(reservoir.ShardState{Shard: "a", Away: true, Err: errors.New("odd")})
-	h.ShardState(reservoir.ShardState{Shard: "b"})
-	h.ShardState(reservoir.ShardState{})
-	h.ShardState(reservoir.ShardState{Shard: "a"})
-	h.ShardState(reservoir.ShardState{Shard: "a"})            // that it was away before counts no more
+	odd := errors.New("odd")
+	for _, s := range []reservoir.ShardState{
+		{Shard: "a", Away: true, Err: odd},
+		{Shard: "b"},
+		{},
+		{Shard: "a"},
+		{Shard: "a"}, // that it was away before counts no more
+		{Shard: "c", Rejecting: true, Err: odd},
+		{Shard: "c", Rejecting: true},
+		{Shard: "c", Away: true, Err: odd},
+		{Shard: "c", Rejecting: true, Err: odd}, // it answers again, and rejects
+		{Shard: "c"},
+	} {
+		h.ShardState(s)
+	}
 	h.StoreCall(reservoir.StoreCall{Op: "take", Err: io.EOF}) // below the level
 	assert.Equal(t, `level=WARN msg="reservoir: store away" shard=a error=odd
 level=INFO msg="reservoir: store back" shard=b
 level=INFO msg="reservoir: store back"
 level=INFO msg="reservoir: store back" shard=a after=0s
 level=INFO msg="reservoir: store back" shard=a
+level=WARN msg="reservoir: store rejects every call" shard=c error=odd
+level=WARN msg="reservoir: store away" shard=c error=odd
+level=INFO msg="reservoir: store back" shard=c after=0s
+level=WARN msg="reservoir: store rejects every call" shard=c error=odd
+level=INFO msg="reservoir: store accepts calls" shard=c after=0s
 `, out.String())
 }
 

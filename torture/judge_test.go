@@ -145,6 +145,12 @@ func TestJudgeFindsSabotage(t *testing.T) {
 		"a step of the clock worth two limits": {clocked, clockForward, func(o *outcome) {
 			o.line(tight).Spent += 4 * tightLimit
 		}, "clock steps: admitted in all"},
+		"a window of two limits, the clock being set forward": {clocked, clockForward, func(o *outcome) {
+			o.line(tight).Windows[1] = 2 * tightLimit
+		}, "clock steps: admitted in all"},
+		"a window of three limits, the clock being set back once": {clocked, clockBack, func(o *outcome) {
+			o.line(tight).Windows[1] = 2*tightLimit + 1
+		}, "clock steps: admitted in all"},
 		"a starved window": {clocked, clockBack, func(o *outcome) {
 			o.Events[0].Starved = 2 * shortWindow
 		}, "clock steps: longest time without a token"},

@@ -9,7 +9,9 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
 const inspectAbout = `Shows what a store holds for a key: what is used of its open window, when that
@@ -17,6 +19,7 @@ ends, and what each client was granted and gave back. It changes nothing.`
 
 // inspection is what a store holds for a key.
 type inspection struct {
+	Name      string    `json:"name,omitempty"` // of the limit
 	Key       string    `json:"key"`
 	Open      bool      `json:"open"` // whether a window is
 	Used      int64     `json:"used"`
@@ -37,8 +40,8 @@ type account struct {
 // timeFormat is RFC 3339 with the milliseconds that a window's end has.
 const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
-func newInspection(key string, c backend.Contents, limit int64) *inspection {
-	i := &inspection{Key: key, Open: c.Window != 0, Used: c.Used, Clients: []account{}}
+func newInspection(name, key string, c backend.Contents, limit int64) *inspection {
+	i := &inspection{Name: name, Key: key, Open: c.Window != 0, Used: c.Used, Clients: []account{}}
 	if limit > 0 {
 		rest := max(limit-c.Used, 0)
 		i.Limit, i.Remaining = &limit, &rest
@@ -56,12 +59,17 @@ func newInspection(key string, c backend.Contents, limit int64) *inspection {
 func runInspect(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	f := newFlags("inspect -store URL [flags] KEY", inspectAbout)
 	stores, prefix := f.storeFlags()
+	name := f.String("name", "", "`name` of the limit, if the programs give it one by WithName")
 	limit := f.Int64("limit", 0, "`tokens` per window, of which to tell the rest")
 	format := f.formatFlag()
 	if err := f.parse(args, 1, stdout); err != nil {
 		return err
 	}
 	asJSON, err := format()
+	if err != nil {
+		return err
+	}
+	key, err := storeKey(*name, f.Arg(0))
 	switch {
 	case err != nil:
 		return err
@@ -69,14 +77,12 @@ func runInspect(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		return usagef("bad value for flag -limit: want 1 or more")
 	case len(*stores) == 0:
 		return usagef("want a -store to look into")
-	case backend.ValidateKey(f.Arg(0)) != nil:
-		return usagef("%s", oneLine(backend.ValidateKey(f.Arg(0))))
 	}
-	c, err := inspect(ctx, *stores, *prefix, f.Arg(0))
+	c, err := inspect(ctx, *stores, *prefix, key)
 	if err != nil {
 		return err
 	}
-	i := newInspection(f.Arg(0), c, *limit)
+	i := newInspection(*name, f.Arg(0), c, *limit)
 	if asJSON {
 		e := json.NewEncoder(stdout)
 		e.SetIndent("", "  ")
@@ -84,6 +90,25 @@ func runInspect(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	}
 	return i.text(stdout, c.Left)
 }
+
+// storeKey is how a limiter with that name calls key in the store: see WithName, which
+// also says what a name may be. The limiter stands on no store that anybody uses.
+func storeKey(name, key string) (string, error) {
+	if _, err := reservoir.New(memstore.New(), reservoir.PerSecond(1), reservoir.WithName(name)); err != nil {
+		return "", usagef("bad value for flag -name: want up to 64 bytes and no control characters")
+	}
+	full := strings.ReplaceAll(key, separator, separator+separator)
+	if name != "" && key != "" {
+		full = name + separator + full
+	}
+	if err := backend.ValidateKey(full); err != nil {
+		return "", usagef("%s", oneLine(err))
+	}
+	return full, nil
+}
+
+// separator stands between a limit's name and the key. A key has pairs of it only.
+const separator = "\x1f"
 
 // inspectTimeout bounds the look, dialling included.
 const inspectTimeout = 5 * time.Second
@@ -111,6 +136,9 @@ func inspect(ctx context.Context, stores []string, prefix, key string) (backend.
 
 func (i *inspection) text(w io.Writer, left time.Duration) error {
 	var b strings.Builder
+	if i.Name != "" {
+		fmt.Fprintf(&b, "name       %s\n", quoted(i.Name))
+	}
 	fmt.Fprintf(&b, "key        %s\n", quoted(i.Key))
 	if !i.Open {
 		b.WriteString("window     none is open: nothing has been charged since the last one ended\n")

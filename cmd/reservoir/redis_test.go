@@ -22,6 +22,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -89,7 +91,7 @@ func TestInspect(t *testing.T) {
 	require.Equal(t, exitOK, o.status, o.stderr)
 	require.Contains(t, o.stdout, "used       1,234\nremaining  3,766 of 5,000\nreset      ")
 	require.Contains(t, o.stdout, ", in 59m")
-	require.Regexp(t, `(?m)^client +granted +given back\n[A-Z0-9]+\.0 +[0-9,]+ +[0-9,]+$`, o.stdout)
+	require.Regexp(t, `(?m)^client +granted +given back\n[A-Z0-9]+\.1 +[0-9,]+ +[0-9,]+$`, o.stdout)
 
 	o = invoke(t.Context(), "inspect", "-store", store, "-prefix", "p:", "-limit", "5000", "-format", "json", "key-0")
 	require.Equal(t, exitOK, o.status, o.stderr)
@@ -112,6 +114,36 @@ func TestInspect(t *testing.T) {
 	o = invoke(t.Context(), strings.Fields("load -batch direct -key d -window 1h -requests 1 -store "+store)...)
 	require.Equal(t, exitOK, o.status, o.stderr)
 	require.Contains(t, invoke(t.Context(), "inspect", "-store", store, "d").stdout, "all was charged by direct calls")
+}
+
+// A limit that has a name has its own window for a key, and no other key is taken for it:
+// the name stands before the key as WithName has it.
+func TestInspectOfANamedLimit(t *testing.T) {
+	server := redistest.Start(t)
+	address := "redis://" + server.Addr()
+	const key = "user\x1f42"
+	for name, n := range map[string]int64{"": 3, "per-second": 4, "per-second\x20": 5} {
+		store := redisstore.New(server.Client())
+		l, err := reservoir.New(store, reservoir.PerHour(100), reservoir.WithName(name))
+		require.NoError(t, err)
+		_, err = l.AllowN(t.Context(), key, n)
+		require.NoError(t, err)
+		require.NoError(t, l.Close(t.Context()))
+	}
+	for name, n := range map[string]string{"": "3", "per-second": "4", "per-second\x20": "5"} {
+		o := invoke(t.Context(), "inspect", "-store", address, "-name", name, key)
+		require.Equal(t, exitOK, o.status, o.stderr)
+		require.Contains(t, o.stdout, "used       "+n+"\n")
+		require.Equal(t, name != "", strings.Contains(o.stdout, "name       "+quoted(name)+"\n"))
+		require.Contains(t, o.stdout, "key        \"user\\x1f42\"\n")
+	}
+	o := invoke(t.Context(), "inspect", "-store", address, "-name", "per-second", "-format", "json", key)
+	var i inspection
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
+	require.Equal(t, "per-second", i.Name)
+	require.Equal(t, key, i.Key)
+	o = invoke(t.Context(), "inspect", "-store", address, "-name", "per-hour", key)
+	require.Contains(t, o.stdout, "none is open")
 }
 
 func TestInspectQuotesWhatATerminalWouldObey(t *testing.T) {

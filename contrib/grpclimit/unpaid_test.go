@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/contrib/grpclimit"
 )
@@ -29,6 +30,9 @@ func (h *handlers) intercept(srv any, stream grpc.ServerStream, _ *grpc.StreamSe
 	defer h.busy.Add(-1)
 	return handle(srv, stream)
 }
+
+// noRight is a failure that no Wait outlasts: an operator must act.
+var noRight = &backend.Error{Op: "sync", Class: backend.Rejected, Err: errors.New("NOPERM")}
 
 // A message that is not paid for ends its stream at both ends, though the caller
 // has no stream to end and no context that ends.
@@ -43,7 +47,7 @@ func TestUnpaidMessageEndsTheStream(t *testing.T) {
 		want    codes.Code
 	}{
 		"costs too much": {func(t *testing.T) *reservoir.Limiter { return limiter(t, 5) }, codes.InvalidArgument},
-		"store away":     {func(t *testing.T) *reservoir.Limiter { return over(t, broken{memstore.New(), errors.New("away")}, 10) }, codes.Unavailable},
+		"store rejects":  {func(t *testing.T) *reservoir.Limiter { return over(t, broken{memstore.New(), noRight}, 10) }, codes.Unavailable},
 		"limiter closed": {closed, codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {

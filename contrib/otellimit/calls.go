@@ -20,7 +20,7 @@ var buckets = []float64{.00005, .0001, .00025, .0005, .001, .0025, .005, .01, .0
 
 // instruments makes those that the hooks feed.
 func (t *Telemetry) instruments(meter metric.Meter) error {
-	var errs [3]error
+	var errs [4]error
 	t.calls, errs[0] = meter.Float64Histogram("reservoir.store.call.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from sending a call to the store to its reply."),
 		metric.WithExplicitBucketBoundaries(buckets...))
@@ -28,6 +28,8 @@ func (t *Telemetry) instruments(meter metric.Meter) error {
 		metric.WithDescription("1 while the shard's breaker is open and callers without stock get the failure policy's answer."))
 	t.outages, errs[2] = meter.Int64Counter("reservoir.shard.outages", metric.WithUnit("{outage}"),
 		metric.WithDescription("Times that the shard's breaker has opened."))
+	t.rejecting, errs[3] = meter.Int64Gauge("reservoir.shard.rejecting",
+		metric.WithDescription("1 while the shard answers and rejects every call, until an operator acts."))
 	return errors.Join(errs[:]...)
 }
 
@@ -67,12 +69,18 @@ func describe(c reservoir.StoreCall) []attribute.KeyValue {
 
 func (t *Telemetry) state(s reservoir.ShardState) {
 	ctx, shard := context.Background(), t.with(attribute.String("shard", s.Shard))
+	t.away.Record(ctx, oneIf(s.Away), shard)
+	t.rejecting.Record(ctx, oneIf(s.Rejecting), shard)
 	if s.Away {
-		t.away.Record(ctx, 1, shard)
 		t.outages.Add(ctx, 1, shard)
-		return
 	}
-	t.away.Record(ctx, 0, shard)
+}
+
+func oneIf(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // with is attrs and those that everything has.

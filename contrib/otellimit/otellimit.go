@@ -42,11 +42,13 @@
 //	reservoir.store.call.duration  histogram, s       by op, cause and outcome
 //	reservoir.shard.away           gauge              1 while the shard's breaker is open, by shard
 //	reservoir.shard.outages        counter, {outage}  times that it has opened, by shard
+//	reservoir.shard.rejecting      gauge              1 while the shard rejects every call, by shard
 //
 // The attribute op is sync, take, check or refund; cause is that of a sync, as in
 // reservoir.StoreCall, and "" otherwise; outcome is ok, unavailable, rejected or
 // unknown; shard is "" where the store has no shards. No attribute ever holds a
-// key. Through OpenTelemetry's Prometheus exporter names and labels come out as
+// key. A shard that rejects every call answers, and an operator must act: a password, a
+// right or memory is missing. Through OpenTelemetry's Prometheus exporter names and labels come out as
 // those of package promlimit, so that the same dashboard serves both.
 //
 // # Spans
@@ -108,13 +110,14 @@ type Source interface {
 // Telemetry is the metrics and spans of one limiter. It is safe for concurrent
 // use. Make it with New, and Close it.
 type Telemetry struct {
-	attrs   []attribute.KeyValue
-	tracer  trace.Tracer
-	calls   metric.Float64Histogram
-	away    metric.Int64Gauge
-	outages metric.Int64Counter
-	figures []*figure
-	stop    metric.Registration
+	attrs     []attribute.KeyValue
+	tracer    trace.Tracer
+	calls     metric.Float64Histogram
+	away      metric.Int64Gauge
+	outages   metric.Int64Counter
+	rejecting metric.Int64Gauge
+	figures   []*figure
+	stop      metric.Registration
 
 	mu     sync.Mutex // one collection at a time: figures remember the last
 	source Source

@@ -79,13 +79,24 @@ func sum(t *testing.T, m metricdata.Metrics) int64 {
 	return data.DataPoints[0].Value
 }
 
+// use makes a limiter with telemetry and spends n tokens. It returns when the hooks were
+// told, which is after the caller has its answer.
 func use(t *testing.T, r *rig, n int64) *reservoir.Limiter {
-	l, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000), reservoir.WithHooks(r.Hooks()), reservoir.WithBatch(reservoir.Fixed(50)))
+	told := make(chan struct{}, 1)
+	last := reservoir.Hooks{StoreCall: func(reservoir.StoreCall) {
+		select {
+		case told <- struct{}{}:
+		default:
+		}
+	}}
+	l, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000),
+		reservoir.WithHooks(reservoir.JoinHooks(r.Hooks(), last)), reservoir.WithBatch(reservoir.Fixed(50)))
 	require.NoError(t, err)
 	r.Watch(l)
 	res, err := l.AllowN(t.Context(), "user:42", n)
 	require.NoError(t, err)
 	require.True(t, res.Allowed)
+	<-told
 	t.Cleanup(func() { _ = l.Close(context.Background()) })
 	return l
 }
@@ -185,7 +196,8 @@ func kindOf(m metricdata.Metrics) string {
 
 func TestShards(t *testing.T) {
 	r := newRig(t, otellimit.WithAttributes(attribute.String("limiter", "api")))
-	for _, s := range []reservoir.ShardState{{Shard: "a", Away: true}, {Shard: "a"}, {Shard: "a", Away: true}, {Shard: "b", Away: true}, {Shard: "b"}} {
+	for _, s := range []reservoir.ShardState{{Shard: "a", Away: true}, {Shard: "a"}, {Shard: "a", Away: true}, {Shard: "b", Away: true}, {Shard: "b"},
+		{Shard: "c", Rejecting: true}, {Shard: "d", Rejecting: true}, {Shard: "d"}} {
 		r.Hooks().ShardState(s)
 	}
 	all := r.collect(t)
@@ -193,11 +205,14 @@ func TestShards(t *testing.T) {
 		return metricdata.DataPoint[int64]{Attributes: attribute.NewSet(attribute.String("limiter", "api"), attribute.String("shard", shard)), Value: n}
 	}
 	metricdatatest.AssertAggregationsEqual(t,
-		metricdata.Gauge[int64]{DataPoints: []metricdata.DataPoint[int64]{point("a", 1), point("b", 0)}},
+		metricdata.Gauge[int64]{DataPoints: []metricdata.DataPoint[int64]{point("a", 1), point("b", 0), point("c", 0), point("d", 0)}},
 		all["reservoir.shard.away"].Data, metricdatatest.IgnoreTimestamp())
 	metricdatatest.AssertAggregationsEqual(t,
 		metricdata.Sum[int64]{Temporality: metricdata.CumulativeTemporality, IsMonotonic: true, DataPoints: []metricdata.DataPoint[int64]{point("a", 2), point("b", 1)}},
 		all["reservoir.shard.outages"].Data, metricdatatest.IgnoreTimestamp())
+	metricdatatest.AssertAggregationsEqual(t,
+		metricdata.Gauge[int64]{DataPoints: []metricdata.DataPoint[int64]{point("a", 0), point("b", 0), point("c", 1), point("d", 0)}},
+		all["reservoir.shard.rejecting"].Data, metricdatatest.IgnoreTimestamp())
 }
 
 func TestSeveralLimitersOnOneProvider(t *testing.T) {

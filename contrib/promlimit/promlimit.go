@@ -40,11 +40,14 @@
 //	reservoir_store_call_duration_seconds{op, cause, outcome}   histogram
 //	reservoir_shard_away{shard}                                 gauge: 1 while its breaker is open
 //	reservoir_shard_outages_total{shard}                        times that it has opened
+//	reservoir_shard_rejecting{shard}                            gauge: 1 while it rejects every call
 //
 // op is sync, take, check or refund; cause is that of a sync, as in
 // reservoir.StoreCall, and "" otherwise; outcome is ok, unavailable, rejected or
-// unknown. That makes 48 series of the histogram at most, whatever the keys: no
-// label ever holds a key. shard is "" where the store has no shards.
+// unknown. That makes 44 series of the histogram at most, whatever the keys: no
+// label ever holds a key. shard is "" where the store has no shards. A shard that
+// rejects every call answers, and an operator must act: a password, a right or memory is
+// missing. Alert on it, above all under FailOpen, where no request fails.
 //
 // There is no count of requests, since the hot path counts none: it would cost as
 // much as the request. The rate of reservoir_tokens_spent_total is the rate of
@@ -79,10 +82,11 @@ type Source interface {
 // Collector is the metrics of one limiter: a prometheus.Collector. It is safe for
 // concurrent use. Make it with New.
 type Collector struct {
-	calls   *prometheus.HistogramVec
-	away    *prometheus.GaugeVec
-	outages *prometheus.CounterVec
-	figures []*figure
+	calls     *prometheus.HistogramVec
+	away      *prometheus.GaugeVec
+	outages   *prometheus.CounterVec
+	rejecting *prometheus.GaugeVec
+	figures   []*figure
 
 	mu     sync.Mutex // one scrape at a time: figures remember the last
 	source Source
@@ -110,6 +114,11 @@ func New(labels prometheus.Labels) *Collector {
 		outages: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name:        "reservoir_shard_outages_total",
 			Help:        "Times that the shard's breaker has opened.",
+			ConstLabels: labels,
+		}, []string{"shard"}),
+		rejecting: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name:        "reservoir_shard_rejecting",
+			Help:        "1 while the shard answers and rejects every call, until an operator acts.",
 			ConstLabels: labels,
 		}, []string{"shard"}),
 		figures: newFigures(labels),
@@ -142,6 +151,7 @@ func (c *Collector) Shards(names ...string) {
 	for _, name := range names {
 		c.away.WithLabelValues(name)
 		c.outages.WithLabelValues(name)
+		c.rejecting.WithLabelValues(name)
 	}
 }
 
@@ -154,6 +164,7 @@ func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	c.calls.Describe(to)
 	c.away.Describe(to)
 	c.outages.Describe(to)
+	c.rejecting.Describe(to)
 }
 
 // Collect sends all metrics.
@@ -161,6 +172,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	c.calls.Collect(to)
 	c.away.Collect(to)
 	c.outages.Collect(to)
+	c.rejecting.Collect(to)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.source == nil {
@@ -181,10 +193,16 @@ func (c *Collector) call(s reservoir.StoreCall) {
 
 func (c *Collector) state(s reservoir.ShardState) {
 	c.Shards(s.Shard)
+	c.away.WithLabelValues(s.Shard).Set(oneIf(s.Away))
+	c.rejecting.WithLabelValues(s.Shard).Set(oneIf(s.Rejecting))
 	if s.Away {
-		c.away.WithLabelValues(s.Shard).Set(1)
 		c.outages.WithLabelValues(s.Shard).Inc()
-		return
 	}
-	c.away.WithLabelValues(s.Shard).Set(0)
+}
+
+func oneIf(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }

@@ -61,14 +61,23 @@ func value(t *testing.T, families map[string]*dto.MetricFamily, name string) flo
 	return m.GetCounter().GetValue() + m.GetGauge().GetValue()
 }
 
-// use makes a limiter with metrics and spends n tokens.
+// use makes a limiter with metrics and spends n tokens. It returns when the hooks were
+// told, which is after the caller has its answer.
 func use(t *testing.T, metrics *promlimit.Collector, n int64) *reservoir.Limiter {
-	l, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000), reservoir.WithHooks(metrics.Hooks()))
+	told := make(chan struct{}, 1)
+	last := reservoir.Hooks{StoreCall: func(reservoir.StoreCall) {
+		select {
+		case told <- struct{}{}:
+		default:
+		}
+	}}
+	l, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000), reservoir.WithHooks(reservoir.JoinHooks(metrics.Hooks(), last)))
 	require.NoError(t, err)
 	metrics.Watch(l)
 	r, err := l.AllowN(t.Context(), "user:42", n)
 	require.NoError(t, err)
 	require.True(t, r.Allowed)
+	<-told
 	t.Cleanup(func() { _ = l.Close(context.Background()) })
 	return l
 }
@@ -200,7 +209,8 @@ func TestShards(t *testing.T) {
 	metrics := promlimit.New(nil)
 	metrics.Shards("a", "b")
 	tell := metrics.Hooks().ShardState
-	for _, s := range []reservoir.ShardState{{Shard: "a", Away: true}, {Shard: "a"}, {Shard: "a", Away: true}, {Shard: "c", Away: true}, {Shard: "c"}} {
+	for _, s := range []reservoir.ShardState{{Shard: "a", Away: true}, {Shard: "a"}, {Shard: "a", Away: true}, {Shard: "c", Away: true}, {Shard: "c"},
+		{Shard: "d", Rejecting: true}, {Shard: "e", Rejecting: true}, {Shard: "e"}} {
 		tell(s)
 	}
 	const want = `
@@ -209,13 +219,25 @@ func TestShards(t *testing.T) {
 reservoir_shard_away{shard="a"} 1
 reservoir_shard_away{shard="b"} 0
 reservoir_shard_away{shard="c"} 0
+reservoir_shard_away{shard="d"} 0
+reservoir_shard_away{shard="e"} 0
 # HELP reservoir_shard_outages_total Times that the shard's breaker has opened.
 # TYPE reservoir_shard_outages_total counter
 reservoir_shard_outages_total{shard="a"} 2
 reservoir_shard_outages_total{shard="b"} 0
 reservoir_shard_outages_total{shard="c"} 1
+reservoir_shard_outages_total{shard="d"} 0
+reservoir_shard_outages_total{shard="e"} 0
+# HELP reservoir_shard_rejecting 1 while the shard answers and rejects every call, until an operator acts.
+# TYPE reservoir_shard_rejecting gauge
+reservoir_shard_rejecting{shard="a"} 0
+reservoir_shard_rejecting{shard="b"} 0
+reservoir_shard_rejecting{shard="c"} 0
+reservoir_shard_rejecting{shard="d"} 1
+reservoir_shard_rejecting{shard="e"} 0
 `
-	require.NoError(t, testutil.CollectAndCompare(metrics, strings.NewReader(want), "reservoir_shard_away", "reservoir_shard_outages_total"))
+	require.NoError(t, testutil.CollectAndCompare(metrics, strings.NewReader(want),
+		"reservoir_shard_away", "reservoir_shard_outages_total", "reservoir_shard_rejecting"))
 }
 
 func TestOutcomes(t *testing.T) {

@@ -111,10 +111,10 @@ func show(ctx context.Context, out io.Writer, client *redis.ClusterClient, nodes
 	return d.check(ctx)
 }
 
-// find asks for a key of the master that is away until a replica answers. Callers
-// find out: one of them probes it now and then. These ask for the whole limit, so
-// that none is admitted and the next table has it all. It tells how often a key of
-// another master was answered meanwhile.
+// find asks for a key of the master that is away until a replica answers. The limiter
+// probes it by itself. These requests ask for the whole limit, so that none is admitted
+// and the next table has it all. It tells how often a key of another master was answered
+// meanwhile.
 func find(ctx context.Context, limiter *reservoir.Limiter) (string, error) {
 	for looks, answers := 0, 0; ; {
 		r, err := limiter.AllowN(ctx, "user:anna", perHour)

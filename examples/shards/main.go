@@ -115,17 +115,21 @@ func show(ctx context.Context, out io.Writer, store *sharding.Store, servers map
 	if err := d.ask(ctx, 60); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nThe limiter was told that %s. Checks are answered by the replicas, that of b too:\n", tell(<-changes))
+	news, err := await(ctx, changes)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nThe limiter was told that %s. Checks are answered by the replicas, that of b too:\n", tell(news))
 	if err := d.check(ctx); err != nil {
 		return err
 	}
 	if err := servers["b"].primary.start(ctx); err != nil {
 		return err
 	}
-	if err := find(ctx, limiter, changes); err != nil {
+	if news, err = await(ctx, changes); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nThe primary of b is started, with nothing in memory, and the limiter was told that %s. 60 more:\n", tell(<-changes))
+	fmt.Fprintf(out, "\nThe primary of b is started, with nothing in memory, and the limiter was told that %s. 60 more:\n", tell(news))
 	if err := d.ask(ctx, 60); err != nil {
 		return err
 	}
@@ -133,21 +137,15 @@ func show(ctx context.Context, out io.Writer, store *sharding.Store, servers map
 	return d.inspect(ctx)
 }
 
-// find asks for a key of b until there is news. Callers find out that a shard is
-// back: one of them probes it now and then. These ask for the whole limit, so that
-// none is admitted and the next table has it all.
-func find(ctx context.Context, limiter *reservoir.Limiter, news <-chan reservoir.ShardState) error {
-	for len(news) == 0 {
-		if _, err := limiter.AllowN(ctx, "user:hugo", perHour); err != nil {
-			return err
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+// await returns the next news of a shard. The limiter notices by itself, without
+// requests, that a shard is back.
+func await(ctx context.Context, news <-chan reservoir.ShardState) (reservoir.ShardState, error) {
+	select {
+	case s := <-news:
+		return s, nil
+	case <-ctx.Done():
+		return reservoir.ShardState{}, ctx.Err()
 	}
-	return nil
 }
 
 func tell(s reservoir.ShardState) string {

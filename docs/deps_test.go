@@ -1,4 +1,4 @@
-package reservoir_test
+package docs_test
 
 import (
 	"bytes"

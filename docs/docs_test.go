@@ -1,4 +1,4 @@
-package reservoir_test
+package docs_test
 
 import (
 	"go/parser"
@@ -96,6 +96,10 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 		}
 	case "console":
 		s.transcript(t, b.text)
+	case "text": // a map of the house: its files are there
+		for _, file := range regexp.MustCompile(`\b[a-z]+\.go\b`).FindAllString(b.text, -1) {
+			require.FileExists(t, file)
+		}
 	default:
 		t.Fatalf("a block of %q: say in docs_test.go how it is tested", b.lang)
 	}

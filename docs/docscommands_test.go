@@ -1,4 +1,4 @@
-package reservoir_test
+package docs_test
 
 import (
 	"math"
@@ -193,10 +193,11 @@ var (
 )
 
 // requireTests finds the tests that a command of go test selects, which a document
-// in dir names: a package's own is to be run there, and any other at the root.
+// in dir names: a package's own is to be run there, and any other at the root. The
+// guides in docs are no package's own.
 func requireTests(t *testing.T, dir, command string) {
 	t.Helper()
-	if len(functions(t, dir, ".")) == 0 {
+	if dir == "docs" || len(functions(t, dir, ".")) == 0 {
 		dir = "."
 	}
 	in := dir

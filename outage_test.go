@@ -1,0 +1,446 @@
+package reservoir_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/sloglimit"
+)
+
+// inBubbles is a bubble for each case.
+func inBubbles[C any](t *testing.T, prefix string, cases map[string]C, f func(t *testing.T, name string, c C)) {
+	for name, c := range cases {
+		inBubble(t, strings.TrimPrefix(prefix+"/"+name, "/"), func(t *testing.T) { f(t, name, c) })
+	}
+}
+
+// toOpen is how many failures in a row open a shard's circuit at the most, and
+// toClose how long it takes at the most to see that the shard answers again.
+const (
+	toOpen  = 10
+	toClose = 3 * time.Second
+)
+
+// sharded is a network whose shards are named by what stands before the colon of a
+// key, and by name for keys without one.
+type sharded struct {
+	*network
+	name func() string
+}
+
+func (s sharded) Shard(key string) string {
+	if name, _, ok := strings.Cut(key, ":"); ok || s.name == nil {
+		return name
+	}
+	return s.name()
+}
+
+// states records what the hooks are told of shards.
+type states struct {
+	mu  sync.Mutex
+	all []reservoir.ShardState
+}
+
+func (s *states) hooks() reservoir.Hooks {
+	return reservoir.Hooks{ShardState: func(state reservoir.ShardState) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.all = append(s.all, state)
+	}}
+}
+
+func (s *states) option() reservoir.Option { return reservoir.WithHooks(s.hooks()) }
+
+func (s *states) told() []reservoir.ShardState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]reservoir.ShardState(nil), s.all...)
+}
+
+// away reports whether the last that was told of shard is that it does not answer.
+func (s *states) away(shard string) (away bool) {
+	for _, state := range s.told() {
+		if state.Shard == shard {
+			away = state.Away
+		}
+	}
+	return away
+}
+
+// breakdown makes every call meet f, and asks for other keys until an answer takes
+// no time: the circuit is open.
+func breakdown(t *testing.T, l *reservoir.Limiter, net *network, f fault) {
+	t.Helper()
+	net.always(f)
+	for i := range toOpen {
+		_, _ = l.Allow(bg, fmt.Sprint("other ", i))
+	}
+	synctest.Wait()
+	calls := net.count("")
+	_, _ = l.Allow(bg, "one more")
+	require.Equal(t, calls, net.count(""), "the circuit did not open")
+}
+
+// repair ends a breakdown, and asks now and then until the store is asked again.
+func repair(t *testing.T, l *reservoir.Limiter, net *network, key string, n int64) {
+	t.Helper()
+	net.set(nil)
+	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		r, err := l.AllowN(bg, key, n)
+		if err == nil && r.Source != reservoir.Fallback {
+			return
+		}
+		require.Less(t, time.Since(begin), 2*toClose)
+	}
+}
+
+// outcome is what a failure policy does with a small request: it admits, refuses or
+// fails it.
+type outcome struct {
+	reservoir.Failure
+	admits, fails bool
+}
+
+var failures = map[string]outcome{
+	"closed": {reservoir.FailClosed, false, true},
+	"open":   {reservoir.FailOpen, true, false},
+	"local":  {reservoir.FailLocal(0.1), true, false},
+	"none":   {reservoir.FailLocal(0.001), false, false}, // less than a token
+}
+
+// Before the circuit opens a caller without stock has the policy's answer within the
+// fetch timeout, and afterwards at once. A caller with stock never notices. An open
+// circuit lets probes through, ever more rarely, and these charge nothing. The hook
+// is told of the end, and that comes without traffic.
+func TestPolicyAnswersInAnOutage(t *testing.T) {
+	for name, policy := range failures {
+		for how, opt := range map[string]reservoir.Option{"batches": reservoir.WithBatch(reservoir.Fixed(10)),
+			"direct": reservoir.WithDirect(), "no memory": reservoir.WithMaxKeys(0)} {
+			inBubble(t, name+"/"+how, func(t *testing.T) {
+				net, heard := far(0), new(states)
+				l := open(t, net, reservoir.PerMinute(100), reservoir.WithFailure(policy.Failure), opt, heard.option())
+				answer := func(within time.Duration) {
+					begin := time.Now()
+					r, err := l.Allow(bg, "k")
+					assert.LessOrEqual(t, time.Since(begin), within)
+					if policy.fails || how == "no memory" && policy.Failure != reservoir.FailOpen {
+						var failure *reservoir.StoreError
+						require.ErrorAs(t, err, &failure)
+						return
+					}
+					require.NoError(t, err)
+					assert.Equal(t, reservoir.Fallback, r.Source)
+					assert.Equal(t, policy.admits, r.Allowed)
+					assert.Equal(t, !policy.admits, r.RetryAfter > 0)
+					assert.WithinDuration(t, time.Now().Add(time.Minute), r.Reset, time.Second)
+				}
+				allow(t, l, "stocked", 1)
+				net.always(hang)
+				if how == "batches" {
+					begin := time.Now()
+					assert.Equal(t, reservoir.Local, allow(t, l, "stocked", 1).Source)
+					assert.Zero(t, time.Since(begin))
+				}
+				answer(100 * time.Millisecond)
+				breakdown(t, l, net, hang)
+				calls, charged := net.count(""), used(t, net, "k")
+				for range 5 {
+					answer(0)
+				}
+				time.Sleep(10 * time.Second)
+				probes := net.count("") - calls
+				assert.LessOrEqual(t, probes, 30, "in 10 s")
+				require.True(t, heard.away(""))
+				net.set(nil)
+				time.Sleep(toClose)
+				assert.False(t, heard.away(""), "nobody asked")
+				begin := time.Now()
+				assert.NotEqual(t, reservoir.Fallback, allow(t, l, "new", 1).Source)
+				assert.Zero(t, time.Since(begin))
+				assert.LessOrEqual(t, used(t, net, "k"), charged+6, "a probe charges nothing")
+				require.Len(t, heard.told(), 2)
+			})
+		}
+	}
+}
+
+// However many calls an outage has cut, the first probe is soon after. What was still
+// to time out by then does not open the circuit again.
+func TestProbeComesSoonAfterACrowd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net, heard := far(time.Millisecond), new(states)
+		l := open(t, net, reservoir.PerMinute(100), heard.option())
+		net.always(hang)
+		crowd(50, func(i int) {
+			time.Sleep(time.Duration(i) * time.Millisecond)
+			_, err := l.Allow(bg, fmt.Sprint(i))
+			assert.Error(t, err)
+		})
+		synctest.Wait()
+		require.GreaterOrEqual(t, net.happened(hang), 50)
+		require.True(t, heard.away(""))
+		net.set(nil)
+		time.Sleep(300 * time.Millisecond)
+		assert.False(t, heard.away(""))
+		assert.Len(t, heard.told(), 2)
+	})
+}
+
+// The error of an open circuit says why it is open.
+func TestOpenCircuitSaysWhy(t *testing.T) {
+	for text, f := range map[string]fault{
+		"READONLY":     answer(backend.Unavailable, "READONLY You can't write against a read only replica.", false),
+		"NOREPLICAS":   answer(backend.Unavailable, "NOREPLICAS Not enough good replicas to write.", false),
+		errCut.Error(): loseRequest,
+	} {
+		inBubble(t, text, func(t *testing.T) {
+			net, heard := far(time.Millisecond), new(states)
+			l := open(t, net, reservoir.PerMinute(100), heard.option())
+			breakdown(t, l, net, f)
+			class := backend.Unknown
+			if f.err != nil {
+				class = f.err.Class
+			}
+			ctx, cancel := context.WithTimeout(bg, time.Second)
+			defer cancel()
+			_, check := l.Check(ctx, "k")
+			_, err := l.AllowN(ctx, "k", 3)
+			for _, err := range []error{err, check, heard.told()[0].Err} {
+				var failure *reservoir.StoreError
+				require.ErrorAs(t, err, &failure)
+				assert.Equal(t, class, failure.Class)
+				assert.ErrorContains(t, err, text)
+			}
+		})
+	}
+}
+
+// A shard that does not answer is nobody else's affair, nor is a key that it answers
+// about with an error of the key's own: it opens no circuit, and a shard that is away
+// is not given up because of it.
+func TestCircuitIsOfAShard(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net, heard := sharded{network: far(time.Millisecond)}, new(states)
+		l := open(t, net, reservoir.PerMinute(100), opt, heard.option())
+		net.set(func(c call) fault {
+			if strings.HasPrefix(c.key, "sick:") {
+				return hang
+			}
+			return fine
+		})
+		for i := range toOpen {
+			_, err := l.Allow(bg, fmt.Sprint("sick:", i))
+			assert.Error(t, err)
+		}
+		require.True(t, heard.away("sick"))
+		assert.True(t, allow(t, l, "well:1", 1).Allowed)
+		assert.False(t, heard.away("well"))
+	})
+}
+
+func TestAnswerAboutAKeyOpensNoCircuit(t *testing.T) {
+	for _, class := range []backend.Class{backend.Unavailable, backend.Rejected} {
+		inBubbles(t, fmt.Sprint(class), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			bad := answer(class, "TRYAGAIN Multiple keys request during rehashing of slot", true)
+			net, heard := far(time.Millisecond), new(states)
+			l := open(t, net, reservoir.PerMinute(1000), opt, heard.option())
+			net.onKey("bad", bad)
+			ask := func(rounds int) (failed int) {
+				for i := range rounds {
+					_, err := l.Allow(bg, "bad")
+					assert.Error(t, err)
+					if _, err := l.Allow(bg, fmt.Sprint("good ", i)); err != nil {
+						failed++
+					}
+					time.Sleep(20 * time.Millisecond)
+				}
+				return failed
+			}
+			assert.Zero(t, ask(50))
+			assert.Empty(t, heard.told())
+			require.Positive(t, net.happened(bad))
+			net.always(hang)
+			ask(20)
+			require.True(t, heard.away(""))
+			net.onKey("bad", bad)
+			ask(int(toClose / (20 * time.Millisecond)))
+			assert.False(t, heard.away(""))
+			assert.Zero(t, ask(20), "probes went to the bad key")
+		})
+	}
+}
+
+// A shard whose circuit opens after its keys have left is not away for ever, and its
+// outcome is not the new shard's.
+func TestShardIsLeft(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		var mu sync.Mutex
+		on := "old"
+		net := sharded{far(0), func() string { mu.Lock(); defer mu.Unlock(); return on }}
+		heard := new(states)
+		l := open(t, net, reservoir.PerMinute(100), opt, heard.option())
+		net.always(hang)
+		crowd(2*toOpen, func(i int) {
+			if i < toOpen {
+				_, err := l.Allow(bg, fmt.Sprint(i))
+				assert.Error(t, err)
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+			net.set(nil)
+			mu.Lock()
+			on = "new"
+			mu.Unlock()
+			_, _ = l.Allow(bg, fmt.Sprint(i-toOpen))
+		})
+		require.Equal(t, toOpen, net.happened(hang))
+		crowd(toOpen, func(i int) { assert.True(t, allow(t, l, fmt.Sprint(i), 1).Allowed) })
+		for range 50 {
+			time.Sleep(100 * time.Millisecond)
+			allow(t, l, "another", 1)
+		}
+		assert.False(t, heard.away("old"))
+		assert.False(t, heard.away("new"))
+	})
+}
+
+// A store that rejects every call is told of once per shard, in the hook and in the
+// log, and again when that is over; requests get what the policy says.
+func TestRejectionsAreToldOnce(t *testing.T) {
+	for name, policy := range failures {
+		inBubbles(t, name, everyPolicy(), func(t *testing.T, how string, opt reservoir.Option) {
+			var text bytes.Buffer
+			net, heard := sharded{network: far(time.Millisecond)}, new(states)
+			hooks := reservoir.JoinHooks(heard.hooks(), sloglimit.Hooks(slog.New(slog.NewTextHandler(&text, nil))))
+			l := open(t, net, reservoir.PerMinute(1_000_000), opt, reservoir.WithFailure(policy.Failure), reservoir.WithHooks(hooks))
+			net.always(reject)
+			for i := range 100 {
+				for _, shard := range []string{"a", "b"} {
+					r, err := l.Allow(bg, fmt.Sprint(shard, ":", i))
+					assert.Equal(t, policy.fails, err != nil)
+					assert.Equal(t, !policy.fails, r.Allowed)
+				}
+			}
+			synctest.Wait()
+			require.Len(t, heard.told(), 2)
+			for _, state := range heard.told() {
+				assert.True(t, state.Rejecting)
+				assert.False(t, state.Away, "it answers")
+				assert.ErrorContains(t, state.Err, "WRONGPASS")
+			}
+			assert.Equal(t, 2, strings.Count(text.String(), "level=WARN"), text.String())
+			net.set(nil)
+			for i := range 40 {
+				_, _ = l.Allow(bg, fmt.Sprint("ab"[i%2:i%2+1], ":", i/2))
+				time.Sleep(100 * time.Millisecond)
+			}
+			require.Len(t, heard.told(), 4)
+			for _, state := range heard.told()[2:] {
+				assert.Equal(t, reservoir.ShardState{Shard: state.Shard}, state)
+			}
+		})
+	}
+}
+
+// socket is a store whose transport gives up at the context's deadline, a moment
+// before the context's own timer fires.
+type socket struct{ *network }
+
+func (s socket) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	ctx, cancel := onTime(ctx)
+	defer cancel()
+	return s.network.Sync(ctx, r)
+}
+
+func (s socket) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	ctx, cancel := onTime(ctx)
+	defer cancel()
+	return s.network.Take(ctx, r)
+}
+
+// onTime is a context that ends at ctx's deadline by a timer of its own.
+func onTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	if at, ok := ctx.Deadline(); ok {
+		return context.WithDeadline(context.WithoutCancel(ctx), at)
+	}
+	return ctx, func() {}
+}
+
+// tardy is a context whose timer fires a moment after its deadline.
+type tardy struct {
+	context.Context
+	at time.Time
+}
+
+func (c tardy) Deadline() (time.Time, bool) { return c.at, true }
+
+// Callers whose own deadlines are shorter than a round trip get their context's
+// error, and open nobody's circuit: the patient ones are served.
+func TestShortDeadlinesOpenNoCircuit(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		for _, policy := range []string{"closed", "open"} {
+			inBubble(t, name+"/"+policy, func(t *testing.T) {
+				net, heard := far(5*time.Millisecond), new(states)
+				l := open(t, socket{net}, reservoir.PerMinute(100_000), opt, heard.option(), reservoir.WithFailure(failures[policy].Failure))
+				crowd(20, func(i int) {
+					for j := range 50 {
+						key := fmt.Sprint(i, " ", j)
+						if i%4 == 0 {
+							assert.NotEqual(t, reservoir.Fallback, allow(t, l, key, int64(1+j%3)).Source)
+							continue
+						}
+						at := time.Now().Add(time.Duration(1+j%8) * time.Millisecond)
+						ctx, cancel := context.WithDeadline(bg, at.Add(50*time.Microsecond))
+						_, err := l.AllowN(tardy{ctx, at}, key, int64(1+j%3))
+						var failure *reservoir.StoreError
+						assert.ErrorIs(t, err, context.DeadlineExceeded)
+						assert.NotErrorAs(t, err, &failure)
+						cancel()
+					}
+				})
+				assert.Empty(t, heard.told())
+			})
+		}
+	}
+}
+
+// A store that hangs is found out though every caller's deadline is shorter than the
+// fetch timeout: then the policy answers them.
+func TestHungStoreAndShortDeadlines(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		inBubbles(t, name, failures, func(t *testing.T, policy string, want outcome) {
+			net, heard := far(time.Millisecond), new(states)
+			l := open(t, net, reservoir.PerMinute(100), opt, heard.option(), reservoir.WithFailure(want.Failure))
+			net.always(hang)
+			var r reservoir.Result
+			var err error
+			for i := range 200 {
+				ctx, cancel := context.WithTimeout(bg, 20*time.Millisecond)
+				r, err = l.AllowN(ctx, fmt.Sprint(i), int64(1+i%3))
+				cancel()
+				time.Sleep(5 * time.Millisecond)
+			}
+			assert.True(t, heard.away(""))
+			if want.fails {
+				var failure *reservoir.StoreError
+				assert.ErrorAs(t, err, &failure)
+				return
+			}
+			require.NoError(t, err)
+			assert.Equal(t, reservoir.Fallback, r.Source)
+			assert.Equal(t, want.admits, r.Allowed)
+		})
+	}
+}

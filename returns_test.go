@@ -1,0 +1,388 @@
+package reservoir_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+)
+
+// Tokens that come back: refunds, what a Group undoes, eviction, Close.
+
+// A refund under another key is an error, and frees nothing, from whatever source the
+// tokens were.
+func TestRefundUnderAnotherKey(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(reservoir.FailOpen))
+		require.EqualValues(t, 100, drain(t, l, "other", 1))
+		for n := range int64(10) {
+			r := allow(t, l, "k", 1+n)
+			if n == 9 {
+				breakdown(t, l, net, loseRequest)
+				r = allow(t, l, "k", 100)
+				require.Equal(t, reservoir.Fallback, r.Source)
+				net.set(nil)
+			}
+			require.True(t, r.Allowed)
+			assert.Error(t, l.Refund(bg, "other", r))
+			assert.EqualValues(t, 100, used(t, net, "other"))
+		}
+		assert.False(t, allow(t, l, "other", 1).Allowed)
+		assert.Zero(t, l.Stats().Refunded)
+	})
+}
+
+// A refund gives back what was charged, once, though the network repeats it and loses
+// replies, and so does the undoing of a Group.
+func TestRefundGivesNothingTwice(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		inBubbles(t, name, map[string]fault{"fine": fine, "repeated": repeat, "reply lost": loseReply}, func(t *testing.T, how string, f fault) {
+			const limit = 40
+			net := far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(limit), opt)
+			other := open(t, net, reservoir.PerHour(limit), reservoir.WithDirect())
+			full := open(t, memstore.New(), reservoir.PerHour(1))
+			allow(t, full, "k", 1)
+			net.set(func(c call) fault {
+				if c.op == "refund" {
+					return f
+				}
+				return fine
+			})
+			allow(t, other, "k", 15)
+			g := reservoir.NewGroup(l, full)
+			for n := range int64(8) {
+				r := allow(t, l, "k", 1+n)
+				require.True(t, r.Allowed)
+				_ = l.Refund(bg, "k", r)
+				if f == fine {
+					_ = l.Refund(bg, "k", r) // by mistake
+				}
+				both, err := g.AllowN(bg, 1, "k", "k")
+				require.NoError(t, err)
+				require.False(t, both.Allowed)
+			}
+			require.LessOrEqual(t, drain(t, l, "k", 1), int64(limit-15))
+			require.LessOrEqual(t, used(t, net, "k"), int64(limit))
+			if f != loseReply {
+				require.EqualValues(t, limit, used(t, net, "k"), "15 of another's, and all of the rest")
+			} else if name == "direct" {
+				require.Positive(t, net.happened(f))
+			}
+		})
+	}
+}
+
+// A request may outlive the memory of its key: what it was charged goes back, and none
+// of what later requests were charged with it.
+func TestRefundAfterEviction(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		store := memstore.New()
+		l := open(t, store, reservoir.PerHour(20), opt, reservoir.WithIdle(time.Second))
+		older := allow(t, l, "k", 5)
+		for i := range 60 {
+			allow(t, l, fmt.Sprint("busy ", i), 1)
+			time.Sleep(time.Second)
+		}
+		newer := allow(t, l, "k", 3)
+		for range 2 {
+			require.NoError(t, l.Refund(bg, "k", newer))
+		}
+		require.NoError(t, l.Refund(bg, "k", older))
+		require.NoError(t, l.Close(bg))
+		if back := used(t, store, "k"); name == "direct" {
+			assert.Zero(t, back)
+		} else {
+			assert.LessOrEqual(t, back, int64(5), "what a forgotten account spent may stay charged")
+		}
+	})
+}
+
+// What was refunded is had at once by a waiter. A refund for which there is no time
+// left is not made, and may be made later.
+func TestRefundServesWaiters(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		l := open(t, memstore.New(), reservoir.PerHour(10), opt)
+		r := allow(t, l, "k", 10)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		served := make(chan error)
+		go func() { served <- waitFor(bg, l, "k", 3) }()
+		synctest.Wait()
+		ended, cancel := context.WithCancel(bg)
+		cancel()
+		begin := time.Now()
+		if err := l.Refund(ended, "k", r); err != nil {
+			require.ErrorIs(t, err, context.Canceled)
+			require.NoError(t, l.Refund(bg, "k", r))
+		}
+		require.NoError(t, <-served)
+		assert.Zero(t, time.Since(begin))
+	})
+}
+
+// A Group asks all its limits at once, and charges all or none: of a crowd exactly as
+// many pass as the tightest limit has. From stock it costs neither call nor memory.
+func TestGroup(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		wide, tight := open(t, net, reservoir.PerHour(10_000), opt), open(t, net, reservoir.PerHour(777), opt)
+		g := reservoir.NewGroup(wide, tight)
+		begin := time.Now()
+		first, err := g.Allow(bg, "wide", "tight")
+		require.NoError(t, err)
+		assert.Equal(t, 2*time.Millisecond, time.Since(begin))
+		var passed atomic.Int64
+		crowd(16, func(int) {
+			for range 60 {
+				r, err := g.Allow(bg, "wide", "tight")
+				assert.NoError(t, err)
+				if assert.Equal(t, 1, r.Limiter); r.Allowed {
+					passed.Add(1)
+				}
+			}
+		})
+		assert.EqualValues(t, 776, passed.Load())
+		require.NoError(t, g.Refund(bg, first, "wide", "tight"))
+		net.onKey("sick", loseRequest)
+		_, err = g.AllowN(bg, 2, "wide", "sick")
+		require.ErrorIs(t, err, errCut)
+		_, err = g.AllowN(bg, 778, "wide", "tight")
+		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+		_, err = g.Allow(bg, "wide")
+		require.ErrorIs(t, err, reservoir.ErrOption)
+		for _, l := range []*reservoir.Limiter{wide, tight} {
+			assert.EqualValues(t, 776, l.Stats().Spent-l.Stats().Refunded)
+		}
+	})
+	var limiters [3]*reservoir.Limiter
+	net := far(0)
+	for i := range limiters {
+		limiters[i] = open(t, net, reservoir.PerHour(10_000), reservoir.WithBatch(reservoir.Fixed(5000)), patient)
+	}
+	g, keys := reservoir.NewGroup(limiters[:]...), []string{"a", "b", "c"}
+	_, _ = g.Allow(bg, keys...)
+	calls := net.count("")
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = g.Allow(bg, keys...) }))
+	drain(t, limiters[1], "b", 1)
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = g.Allow(bg, keys...) }))
+	assert.LessOrEqual(t, net.count(""), calls+6)
+}
+
+// What an evicted key held is handed back until that is heard, or its window ends.
+func TestEvictionHandsBackOverABadNetwork(t *testing.T) {
+	for name, opt := range batches() {
+		inBubbles(t, name, map[string]fault{"requests": loseRequest, "replies": loseReply, "hangs": hang}, func(t *testing.T, how string, f fault) {
+			const keys = 100
+			net := far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(10_000), opt, reservoir.WithIdle(10*time.Second))
+			for i := range keys {
+				for range 30 { // so that an adaptive batch has grown
+					allow(t, l, fmt.Sprint(i), 1)
+				}
+			}
+			n := 0
+			net.set(func(c call) fault {
+				if n++; c.key == "busy" || n%3 == 0 {
+					return fine
+				}
+				return f
+			})
+			for range 600 {
+				_, _ = l.Allow(bg, "busy")
+				time.Sleep(time.Second)
+			}
+			require.Positive(t, net.happened(f))
+			require.Equal(t, 1, l.Stats().Keys, "evicted")
+			for i := range keys {
+				require.EqualValues(t, 30, used(t, net, fmt.Sprint(i)))
+			}
+		})
+	}
+}
+
+// A key is evicted while a reply of its is lost: a key of the same name that comes
+// later in the window is not handed what the first one spent.
+func TestKeysThatComeBack(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(0)
+		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithIdle(10*time.Second))
+		admitted, unknown := int64(0), int64(0)
+		for round := range 20 {
+			net.next("", []fault{fine, loseReply}[round%2])
+			if r, err := l.AllowN(bg, "k", 3); err == nil && r.Allowed {
+				admitted += 3
+			}
+			net.set(nil)
+			for i := range 30 {
+				allow(t, l, fmt.Sprint("busy ", i%2), 1)
+				time.Sleep(time.Second)
+			}
+		}
+		admitted += drain(t, l, "k", 1)
+		unknown = l.Stats().Unknown
+		assert.EqualValues(t, 100, admitted+unknown)
+	})
+}
+
+// Close hands back what is held, sends waiters away, and is the end of every door. A
+// second one costs nothing.
+func TestCloseHandsBack(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(100), opt)
+		for i := range 100 {
+			allow(t, l, fmt.Sprint(i), 2)
+		}
+		drain(t, l, "full", 1)
+		ended := make(chan error, 4)
+		go func() { ended <- waitFor(bg, l, "full", 100) }()
+		for range 3 {
+			go func() { _, err := l.Allow(bg, "cold"); ended <- err }()
+		}
+		synctest.Wait()
+		begin := time.Now()
+		require.NoError(t, l.Close(bg))
+		assert.LessOrEqual(t, time.Since(begin), 50*time.Millisecond, "many at a time")
+		for range 4 {
+			if err := <-ended; name != "direct" {
+				assert.ErrorIs(t, err, reservoir.ErrClosed)
+			}
+		}
+		assert.LessOrEqual(t, time.Since(begin), 50*time.Millisecond)
+		for i := range 100 {
+			require.EqualValues(t, 2, used(t, net, fmt.Sprint(i)))
+		}
+		calls := net.count("")
+		require.NoError(t, l.Close(bg))
+		for _, key := range []string{"1", "new"} {
+			_, err := l.Allow(bg, key)
+			assert.ErrorIs(t, err, reservoir.ErrClosed)
+			_, err = l.Key(key).Allow(bg)
+			assert.ErrorIs(t, err, reservoir.ErrClosed)
+			_, err = l.Check(bg, key)
+			assert.ErrorIs(t, err, reservoir.ErrClosed)
+			assert.ErrorIs(t, waitFor(bg, l, key, 1), reservoir.ErrClosed)
+		}
+		assert.Equal(t, calls, net.count(""))
+	})
+}
+
+// Each Close ends with its own context, whatever another one waits for, and one whose
+// context has ended says nothing about the store. What could not be handed back
+// expires, and what a reply brings later is nobody's to spend.
+func TestCloseIsBounded(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
+		net, heard := far(time.Millisecond), new(states)
+		l := open(t, net, reservoir.PerHour(1000), opt, heard.option(), reservoir.WithFetchTimeout(time.Minute))
+		for i := range 300 {
+			for range 10 {
+				allow(t, l, fmt.Sprint(i), 1)
+			}
+		}
+		held := l.Stats().Held
+		net.moveTo(10 * time.Second)
+		go func() { _, _ = l.Allow(bg, "late") }()
+		synctest.Wait()
+		k := l.Key("late")
+		first := make(chan error, 1)
+		long, cancel := context.WithTimeout(bg, time.Second)
+		defer cancel()
+		go func() { first <- l.Close(long) }()
+		synctest.Wait()
+		for range 3 {
+			short, cancel := context.WithTimeout(bg, 10*time.Millisecond)
+			begin := time.Now()
+			assert.ErrorIs(t, l.Close(short), context.DeadlineExceeded)
+			assert.Equal(t, 10*time.Millisecond, time.Since(begin))
+			cancel()
+		}
+		require.Error(t, <-first)
+		time.Sleep(2 * time.Minute)
+		_, err := k.Allow(bg)
+		assert.ErrorIs(t, err, reservoir.ErrClosed)
+		s := l.Stats()
+		assert.EqualValues(t, 3000, s.Spent)
+		assert.LessOrEqual(t, held, s.Expired+s.Returned)
+		assert.Empty(t, heard.told())
+	})
+}
+
+func TestCloseWithAnEndedContext(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net, heard := far(time.Millisecond), new(states)
+		l := open(t, net, reservoir.PerHour(1000), opt, heard.option())
+		for i := range 300 {
+			for range 10 {
+				allow(t, l, fmt.Sprint(i), 1)
+			}
+		}
+		ended, cancel := context.WithCancel(bg)
+		cancel()
+		begin := time.Now()
+		_ = l.Close(ended)
+		assert.Zero(t, time.Since(begin))
+		time.Sleep(time.Minute)
+		assert.Empty(t, heard.told())
+	})
+}
+
+// Neither Close nor Check waits in an outage, nor asks for each key.
+func TestCloseAndCheckInAnOutage(t *testing.T) {
+	for how, f := range map[string]fault{"hangs": hang, "lost": loseRequest} {
+		inBubbles(t, how, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			net := far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(1000), opt)
+			for i := range 1000 {
+				allow(t, l, fmt.Sprint(i), 1)
+			}
+			breakdown(t, l, net, f)
+			calls, begin := net.count(""), time.Now()
+			for range 20 {
+				_, err := l.Check(bg, "1")
+				var failure *reservoir.StoreError
+				assert.ErrorAs(t, err, &failure)
+			}
+			assert.LessOrEqual(t, time.Since(begin), 100*time.Millisecond, "one, which a replica might have answered")
+			assert.LessOrEqual(t, net.count("")-calls, 2)
+			_ = l.Close(bg)
+			assert.LessOrEqual(t, time.Since(begin), time.Second)
+			assert.LessOrEqual(t, net.count("")-calls, 150)
+		})
+	}
+}
+
+// Traffic that runs on while the limiter closes gets tokens or ErrClosed, and what was
+// spent is what stays charged.
+func TestCloseUnderLoad(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		t.Run(name, func(t *testing.T) {
+			for range 4 {
+				store := memstore.New()
+				l := open(t, store, reservoir.PerHour(100_000_000), opt, patient)
+				crowd(8, func(i int) {
+					for j := 0; ; j++ {
+						if i == 0 && j == 500 {
+							assert.NoError(t, l.Close(bg))
+						}
+						if _, err := l.AllowN(bg, "k", int64(j%9+1)); err != nil {
+							assert.ErrorIs(t, err, reservoir.ErrClosed)
+							return
+						}
+					}
+				})
+				require.NoError(t, l.Close(bg))
+				balance(t, l)
+				require.Equal(t, l.Stats().Spent, used(t, store, "k"))
+			}
+		})
+	}
+}
