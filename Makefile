@@ -36,9 +36,9 @@ memcached: ## Install memcached, likewise.
 cc:
 	@.ci/need cc gcc libc6-dev
 
-# The dependency check is one of the root module's tests: deps_test.go. The seeds
-# of TestSeeds run twice: some under the race detector, and all without it, which is
-# ten times as fast, and they are one goroutine's work after another's.
+# The dependency check is one of the root module's tests: docs/deps_test.go. The
+# seeds of TestSeeds run twice: some under the race detector, and all without it,
+# which is ten times as fast, and they are one goroutine's work after another's.
 .PHONY: test
 test: redis memcached cc ## Run all tests of all modules, with the race detector.
 	go test -race -shuffle=on -timeout=$(TIMEOUT) $(PACKAGES)
@@ -60,7 +60,7 @@ torture: redis cc ## Break servers, networks and processes at random, for T=10m,
 	go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000 .
 
 .PHONY: mutants
-mutants: redis cc ## Put each known bug of mutants/ in: its test must fail. M=07 for one.
+mutants: ## Change the pure parts in one place at a time: a test must fail. M=account for one part.
 	cd mutants && go run . -only='$(M)'
 
 .PHONY: lint
