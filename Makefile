@@ -42,7 +42,7 @@ cc:
 .PHONY: test
 test: redis memcached cc ## Run all tests of all modules, with the race detector.
 	go test -race -shuffle=on -timeout=$(TIMEOUT) $(PACKAGES)
-	go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' -seeds=100000 .
+	go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' -seeds=20000 .
 
 .PHONY: bench
 bench: redis ## Measure side by side with peers: tables, charts in bench/results. SIZE=full or quick.

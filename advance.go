@@ -132,12 +132,11 @@ func (k *keyState) aheadFactsLocked(f *next.Facts, w *lease.Lease, now int64) {
 		}
 	}
 	if k.l.guided() && k.short && f.Alive && k.heldLocked() > 2*k.idleShare() {
-		switch {
-		case u.look == 0:
-			u.look = now + int64(window)/lookPart
-		case now >= u.look:
-			f.Surplus = k.surplusLocked(w, now)
-			u.look = now + int64(window)/lookPart
+		if spent := k.spentLocked(); now >= u.look {
+			if u.look != 0 && 30*w.Stock() > spent-u.lookSpent { // or it goes long before the next look
+				f.Surplus = k.surplusLocked(w, now)
+			}
+			u.look, u.lookSpent = now+int64(window)/lookPart, spent
 		}
 		f.Look = u.look
 	}

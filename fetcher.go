@@ -84,11 +84,13 @@ type usage struct {
 	timer   *time.Timer
 	due     int64         // when it fires
 	replied int64         // when the store answered last
-	look    int64         // when to look for a surplus
+	look    int64         // when to look for a surplus; 0 = not yet
 	spread  int64         // after the reset, for processes not to come at once
 	backoff int64         // after a failed fetch, no other before this
 	pause   time.Duration // of the last back-off; it doubles
 	recheck int64         // when a refused key asks WithLimits again
+
+	lookSpent int64 // tokens spent in all at the last look
 
 	failed   int64 // when a fetch failed last
 	rejected bool  // that fetch was rejected
