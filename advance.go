@@ -104,19 +104,17 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	f.Over = w.Late()
 	f.Ending = k.futile > 0 && !f.Alive
 	f.Debt = f.Alive && k.account.Unpaid() > 0
-	f.Unconfirmed = f.Unconfirmed || f.Alive && k.account.Unconfirmed() > 0
-	if k.use == nil {
-		f.Low = k.low && k.aheadLocked(w)
-		return f
+	f.Unconfirmed = k.farewell || f.Alive && k.account.Unconfirmed() > 0
+	f.Low = k.low && k.aheadLocked(w)
+	if k.use != nil {
+		k.aheadFactsLocked(&f, w, now)
 	}
-	k.aheadFactsLocked(&f, w, now)
 	return f
 }
 
 // aheadFactsLocked adds what a key in use looks ahead by.
 func (k *keyState) aheadFactsLocked(f *next.Facts, w *lease.Lease, now int64) {
 	u, window := k.use, k.limit().Window
-	f.Low = k.low && k.aheadLocked(w)
 	if k.leaving || k.l.direct {
 		f.Surplus = w.Stock()
 		return

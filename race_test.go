@@ -257,6 +257,7 @@ func TestProbesOfManyRefusedProcesses(t *testing.T) {
 // Large requests now and then are no burst: small ones are not refused while much of
 // the limit lies unspent in processes that believe in one.
 func TestOccasionalLargeRequests(t *testing.T) {
+	defer chance.Seed(1)()
 	for _, limit := range []reservoir.Limit{reservoir.PerMinute(10_000), reservoir.PerHour(60_000), {Tokens: 4000, Window: 5 * time.Second}} {
 		for _, n := range []int64{1, 3} {
 			inBubble(t, fmt.Sprintf("limit=%d/window=%v/n=%d", limit.Tokens, limit.Window, n), func(t *testing.T) {
