@@ -54,6 +54,7 @@ type line struct {
 	Spent    atomic.Int64 // tokens, refunded ones included
 	Alone    atomic.Int64 // of these, admitted without the store
 	Refunded atomic.Int64
+	Held     atomic.Int64 // in memory when the last call had ended
 	Calls    atomic.Int64 // to the store, failed ones included
 	Faults   atomic.Int64 // calls that failed
 	LastOK   atomic.Int64 // when a call last succeeded, Unix ns

@@ -260,7 +260,7 @@ func (v *verdict) lost(list []*outcome) {
 			case s.Killed > 0:
 				killed += idle
 				d := demandOf(id.Role, int64(o.Parts), o.Scenario.Pace)
-				if most := int64(s.Killed) * d.stock(); idle > most+s.Unknown {
+				if most := s.KilledHeld + int64(s.Killed)*d.beyond(); idle > most+s.Unknown {
 					k.broken("%v: %v limit on part %d: %d tokens, where %d may be", o.Scenario.Topology, id.Role, id.Part, idle, most)
 				}
 			case idle > s.Unknown:

@@ -122,7 +122,8 @@ func TestJudgeFindsSabotage(t *testing.T) {
 		}, "FailLocal: admitted by a process alone, at most"},
 		"a killed process that took too much along": {volatile, processKilled, func(o *outcome) {
 			o.line(ledger).Killed = 1
-			o.line(ledger).Charged += demandOf(ledger, 1, 1).stock() + 1
+			o.line(ledger).KilledHeld = 10
+			o.line(ledger).Charged += 10 + demandOf(ledger, 1, 1).beyond() + 1
 		}, "tokens lost with a process that is killed"},
 		"Stats that do not balance": {durable, lostReply, func(o *outcome) {
 			o.line(ample).Imbalance = 1
@@ -239,6 +240,7 @@ func TestJournalTellsWhatHappened(t *testing.T) {
 	l := &write.Lines[lineOf(tight, 0)]
 	end := epoch.Add(shortWindow)
 	admitted := reservoir.Result{Allowed: true, Reset: end, Source: reservoir.Local}
+	l.Held.Store(9)
 	write.answered(l, 7, admitted, nil, epoch, time.Microsecond)
 	write.answered(l, 3, admitted, nil, epoch, time.Microsecond)
 	write.answered(l, 5, admitted, nil, end.Add(-time.Millisecond), time.Second)              // stopped in between
@@ -253,7 +255,7 @@ func TestJournalTellsWhatHappened(t *testing.T) {
 	require.Equal(t, map[int64]int64{end.UnixMilli(): 23, end.Add(shortWindow).UnixMilli(): 4}, s.Windows)
 	require.Equal(t, sums{
 		Requests: 8, Allowed: 5, Denied: 1, Failed: 1, Fallback: 1, Spent: 27, Alone: 6, Late: 2, Overrun: 1,
-		Windows: s.Windows, Killed: 1, KilledSpent: 27,
+		Windows: s.Windows, Killed: 1, KilledSpent: 27, KilledHeld: 9,
 	}, s)
 	require.Equal(t, int64(8), read.Beat.Load())
 }

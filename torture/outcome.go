@@ -56,6 +56,7 @@ type sums struct {
 	Unclean              int // processes that could not hand back
 	Killed               int
 	KilledSpent          int64
+	KilledHeld           int64 // what processes that were killed said they held
 }
 
 // add adds one process' line.
@@ -83,6 +84,7 @@ func (s *sums) add(l *line, w *worker) {
 	if w.killed {
 		s.Killed++
 		s.KilledSpent += l.Spent.Load()
+		s.KilledHeld += l.Held.Load()
 		return
 	}
 	if w.journal.State.Load() != closed {

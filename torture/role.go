@@ -99,11 +99,12 @@ func (r role) options() []reservoir.Option {
 // alone is what one process may admit without the store, by FailLocal.
 func (d demand) alone() int64 { return int64(localShare * float64(d.limit.Tokens)) }
 
-// stock is what one process may hold at most: by default a hundredth of the limit
-// may be stranded, and a batch lasts for five minutes.
-func (d demand) stock() int64 {
+// beyond is what a process may hold beyond what it said when its last call had ended:
+// what it has ordered since, and what its callers were just being told about. By
+// default a hundredth of the limit may be stranded, and a batch lasts for five minutes.
+func (d demand) beyond() int64 {
 	if d.batch > 0 {
-		return 3*d.batch + 2*d.each() // in hand, ordered, and just being told about
+		return 2*d.batch + 2*callers*d.each()
 	}
 	return d.limit.Tokens/100 + 300*d.tokens
 }

@@ -120,6 +120,7 @@ func newStream(t *target, j *Journal, store backend.Store, r role, part int, key
 
 func (s *stream) called(c reservoir.StoreCall) {
 	s.line.Calls.Add(1)
+	s.line.Held.Store(s.limiter.Stats().Held)
 	if c.Err != nil {
 		s.line.Faults.Add(1)
 		return
