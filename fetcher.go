@@ -10,7 +10,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/chance"
-	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/keytable"
 	"github.com/go-reservoir/reservoir/internal/lease"
@@ -21,13 +20,14 @@ import (
 // store, the callers in line and the fetch for them.
 //
 // The hot path (try) reads the lease and spends from it without the lock. Everything
-// else happens under mu, in methods called …Locked; mu is never held during I/O, a
-// callback or a wait. Every event (a caller, a reply, a timer, a refund, the end of
-// the key) changes the parts by their methods and ends with advanceLocked, which
-// serves the line and does what package next says.
+// else is an event: a caller, a reply, a timer, a refund, the end of the key. An event
+// changes the parts by their methods, under mu, in methods called …Locked. It ends with
+// advanceLocked, which serves the line and makes the one decision of package next. What
+// is then to be done starts when the lock is free: mu is never held during I/O, a
+// callback or a wait.
 //
 // There may be a million keys, most of them seen once: what only some need is apart
-// and nil until then (busy, use).
+// and nil until then (busy, use, local).
 type keyState struct {
 	// What the hot path reads comes first: one cache line.
 	lease  atomic.Pointer[lease.Lease]
@@ -61,13 +61,31 @@ type keyState struct {
 	retired     bool          // forgotten or closed: look the key up again
 }
 
-// busy is callers in line and the fetch in flight.
+// busy is callers in line and the fetch in flight. A nil *busy has neither.
 type busy struct {
 	line     waiters.Line[outcome]
-	reserved int64 // tokens of the lease, for the line
-	fetch    fetch // there is one at a time
-	inFlight bool
+	reserved int64  // tokens of the lease, for the line
+	fetch    *fetch // there is one at a time; nil = none
 }
+
+// nobody is the line where nobody is. It is never written.
+var nobody waiters.Line[outcome]
+
+func (b *busy) callers() *waiters.Line[outcome] {
+	if b == nil {
+		return &nobody
+	}
+	return &b.line
+}
+
+func (b *busy) held() int64 {
+	if b == nil {
+		return 0
+	}
+	return b.reserved
+}
+
+func (b *busy) inFlight() bool { return b != nil && b.fetch != nil }
 
 // outcome is what a caller in line is told.
 type outcome struct {
@@ -77,24 +95,6 @@ type outcome struct {
 }
 
 type waiter = waiters.Waiter[outcome]
-
-// usage is what is known of a key in use.
-type usage struct {
-	demand.Demand
-	timer   *time.Timer
-	due     int64         // when it fires
-	replied int64         // when the store answered last
-	look    int64         // when to look for a surplus; 0 = not yet
-	spread  int64         // after the reset, for processes not to come at once
-	backoff int64         // after a failed fetch, no other before this
-	pause   time.Duration // of the last back-off; it doubles
-	recheck int64         // when a refused key asks WithLimits again
-
-	lookSpent int64 // tokens spent in all at the last look
-
-	failed   int64 // when a fetch failed last
-	rejected bool  // that fetch was rejected
-}
 
 func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	k := &n.State
@@ -107,6 +107,26 @@ func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 }
 
 func (k *keyState) limit() Limit { return *k.bound.Load() }
+
+// unchanged is what the change of an event returns if nothing has: then nothing is decided.
+const unchanged = -1
+
+// event changes the key and carries out what is to be done next. change returns how many
+// tokens a refused caller wanted whose denial is over: a probe asks for them.
+func (k *keyState) event(change func(now int64) (wanted int64)) {
+	var f *fetch
+	func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		now := k.l.clock.Now() // not before the lock: who is served must be in time now
+		if wanted := change(now); wanted != unchanged {
+			f = k.advanceLocked(now, wanted)
+		}
+	}()
+	if f != nil {
+		go f.run()
+	}
+}
 
 // try decides from memory, without a lock, if that is possible.
 func (k *keyState) try(r *Result, n int64) bool {
@@ -160,21 +180,20 @@ func (k *keyState) large(n int64) {
 // restock orders a batch ahead of need. Of all callers that see the stock at the
 // re-order point one does it.
 func (k *keyState) restock(w *lease.Lease) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.lease.Load() == w && !k.retired {
+	k.event(func(int64) int64 {
+		if k.lease.Load() != w || k.retired {
+			return unchanged
+		}
 		k.low, k.leaving = true, false
-		k.advanceLocked(k.l.clock.Now(), 0)
-	}
+		return 0
+	})
 }
 
 // acquire decides with the lock, and with the store where need be. again means that
 // the state is retired.
 func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, err error, again bool) {
-	if k.mustRecheck(n) {
-		if err = k.relimit(); err != nil {
-			return r, err, false
-		}
+	if err = k.l.recheck(k, n); err != nil {
+		return r, err, false
 	}
 	w, err, decided := k.decide(ctx, &r, n, stay)
 	switch {
@@ -183,7 +202,7 @@ func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, e
 	case decided || err != nil:
 		return r, err, false
 	case w == nil:
-		r, err = k.direct(ctx, n)
+		r, err = k.l.takeFor(ctx, k, n)
 		return r, err, false
 	}
 	r, err = k.await(ctx, w)
@@ -193,75 +212,74 @@ func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, e
 // decide answers the caller from memory or by the failure policy, or puts it in line.
 // Neither means that it makes a call of its own.
 func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w *waiter, err error, decided bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.l.clock.Now()
-	if err := k.refusesLocked(n); err != nil {
-		return nil, err, false
-	}
-	k.leaving = false
-	k.findShardLocked()
-	if k.fromMemoryLocked(r, n, stay, now) {
-		return nil, nil, true
-	}
-	if k.shard.Open() {
-		if decided, err = k.policyLocked(r, n, stay, now, k.shard.away()); decided {
-			return nil, err, true
+	k.event(func(now int64) int64 {
+		switch {
+		case k.l.closed.Load():
+			err = ErrClosed
+		case n > k.limit().Tokens:
+			err = ErrExceedsLimit
+		case k.retired:
+			err = errRetired
 		}
-	}
-	k.l.count.waited.Add(1)
-	if k.l.direct && !stay && k.account.Unpaid() == 0 { // debt is stated first, for the window that it is of
-		return nil, nil, false
-	}
-	w = k.l.waiters.Get(n, stay)
-	if d, ok := ctx.Deadline(); ok && stay {
-		w.Deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
-	}
-	k.busyLocked().line.Push(w)
-	k.advanceLocked(now, 0)
-	return w, nil, false
+		if err != nil {
+			return unchanged
+		}
+		k.leaving = false
+		k.shard = k.l.shardNow(k.shard, k.node.Key)
+		var wanted int64
+		if wanted, decided = k.fromMemoryLocked(r, n, stay, now); decided {
+			return wanted
+		}
+		if k.shard.Open() {
+			if decided, err = k.policyLocked(r, n, stay, now, k.shard.away()); decided {
+				return unchanged
+			}
+		}
+		k.l.count.waited.Add(1)
+		if k.l.direct && !stay && k.account.Unpaid() == 0 { // debt is stated first, for the window that it is of
+			return unchanged
+		}
+		w = k.l.waiters.Get(n, stay)
+		if d, ok := ctx.Deadline(); ok && stay {
+			w.Deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
+		}
+		if k.busy == nil {
+			k.busy = new(busy)
+		}
+		k.busy.line.Push(w)
+		return 0
+	})
+	return w, err, decided
 }
 
-// refusesLocked says why the key serves no request for n, if it does not.
-func (k *keyState) refusesLocked(n int64) error {
-	switch {
-	case k.l.closed.Load():
-		return ErrClosed
-	case n > k.limit().Tokens:
-		return ErrExceedsLimit
-	case k.retired:
-		return errRetired
-	}
-	return nil
-}
-
-// fromMemoryLocked is try under the lock. A refusal whose denial is over also sends a
-// probe, which nobody waits for.
-func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) bool {
+// fromMemoryLocked is try under the lock. A refusal whose denial is over also has a
+// probe sent, which nobody waits for.
+func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (wanted int64, decided bool) {
 	w := k.lease.Load()
 	if !w.Alive(now) {
-		return false
+		return unchanged, false
 	}
-	if line := k.lineLocked(); line == nil || line.Active() == 0 && (!stay || line.Parked() == 0) {
+	if line := k.busy.callers(); line.Active() == 0 && (!stay || line.Parked() == 0) {
 		if left, ok := w.Spend(n); ok {
 			k.admit(r, w, n, left, Local)
 			if k.large(n); w.Low(left) {
 				k.low = true
-				k.advanceLocked(now, 0)
+				return 0, true
 			}
-			return true
+			return unchanged, true
 		}
 	}
-	if stay || k.deniedUntil == 0 || n <= w.Available()+k.reservedLocked() {
-		return false
+	if stay || k.deniedUntil == 0 || n <= w.Available()+k.busy.held() {
+		return unchanged, false
 	}
-	if now >= k.deniedUntil && !k.inFlightLocked() && !k.shard.Open() {
+	wanted = unchanged
+	if now >= k.deniedUntil && !k.busy.inFlight() && !k.shard.Open() {
 		k.deniedUntil = now + int64(k.limit().Window)/probes
-		k.advanceLocked(now, n)
+		wanted = n
 	}
 	k.denied.Add(1)
 	k.refuse(r, w, now, Denied)
-	return true
+	return wanted, true
 }
 
 // probes is how often in a window an exhausted key is asked for again by all
@@ -291,12 +309,16 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 	}
 }
 
+// slack is how much later than the fetch timeout a fetch may end before those who wait
+// for it are answered without it: a store should obey its context.
+const slack = 20 * time.Millisecond
+
 // overdue answers those in line if the fetch in flight should have ended, and returns
 // when to look again.
 func (k *keyState) overdue() time.Duration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.inFlightLocked() {
+	if !k.busy.inFlight() {
 		return k.l.fetchTimeout
 	}
 	now := k.l.clock.Now()
@@ -310,37 +332,36 @@ func (k *keyState) overdue() time.Duration {
 // leave takes w out of the line for a caller whose context is over. What it had been
 // given meanwhile goes to the next, or back to the stock.
 func (k *keyState) leave(w *waiter) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.l.clock.Now()
-	switch paid := w.Outcome.lease; {
-	case !w.Done():
-		k.busy.line.Remove(w)
-	case paid == nil:
-		k.forgiveLocked(w.Outcome.Result) // if it was admitted without the store
-		return
-	case k.retired || paid != k.lease.Load():
-		k.moveLocked(k.account.Expire(w.N))
-		return
-	default:
-		paid.Publish(w.N, 0)
-	}
-	k.advanceLocked(now, 0)
+	k.event(func(int64) int64 {
+		switch paid := w.Outcome.lease; {
+		case !w.Done():
+			k.busy.line.Remove(w)
+		case paid == nil:
+			k.local.forgive(&k.account, w.Outcome.Result) // if it was admitted without the store
+			return unchanged
+		case k.retired || paid != k.lease.Load():
+			k.l.count.move(k.account.Expire(w.N))
+			return unchanged
+		default:
+			paid.Publish(w.N, 0)
+		}
+		return 0
+	})
 }
 
 // serveLocked goes along the line. fresh says that what the store has left was read
 // just now; otherwise that is known only while the key is denied.
 func (k *keyState) serveLocked(now int64, fresh bool) {
-	line := k.lineLocked()
-	if line == nil || line.Empty() {
+	line := k.busy.callers()
+	if line.Empty() {
 		return
 	}
 	if k.shard.Open() {
 		k.failLocked(line.Last(), now, k.shard.away())
 	}
 	w := k.lease.Load()
-	var hand int64
 	left := int64(math.MaxInt64)
+	var hand int64
 	if w.Alive(now) {
 		k.busy.reserved += w.Reserve()
 		hand = k.busy.reserved
@@ -356,13 +377,12 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 		left := c.Deadline - w.Late()
 		return c.Deadline == 0 || left >= 0 && windows <= left/int64(k.limit().Window)
 	}, func(c *waiter, v waiters.Verdict) {
-		k.verdictLocked(line, c, w, v, now)
+		line.Tell(c, k.verdictLocked(c, w, v, now))
 	})
 }
 
-// verdictLocked tells a caller in line how its wait ends.
-func (k *keyState) verdictLocked(line *waiters.Line[outcome], c *waiter, w *lease.Lease, v waiters.Verdict, now int64) {
-	var o outcome
+// verdictLocked is what a caller in line is told whose wait is over.
+func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, now int64) (o outcome) {
 	switch v {
 	case waiters.Grant:
 		k.busy.reserved -= c.N
@@ -380,7 +400,7 @@ func (k *keyState) verdictLocked(line *waiters.Line[outcome], c *waiter, w *leas
 	case waiters.Miss:
 		o.err = ErrDeadline
 	}
-	line.Tell(c, o)
+	return o
 }
 
 // denyLocked caches the denial: the store is not asked for what it does not have until
@@ -412,66 +432,15 @@ const few = 4
 // until they are served wait on, unless the policy admits them or an operator must
 // act.
 func (k *keyState) failLocked(last uint64, now int64, err error) {
-	line := k.lineLocked()
-	if line == nil {
-		return
-	}
+	line := k.busy.callers()
 	line.Each(func(c *waiter) {
+		var o outcome
+		var decided bool
 		if c.Seq() > last {
 			return
 		}
-		var o outcome
-		var decided bool
 		if decided, o.err = k.policyLocked(&o.Result, c.N, c.Stays, now, err); decided {
 			line.Tell(c, o)
 		}
 	})
 }
-
-// usageLocked gives the key a usage of its own.
-func (k *keyState) usageLocked() *usage {
-	if k.use == nil {
-		k.use = &usage{Demand: *demand.New(k.account.InUse(0), k.since), spread: spread(k.limit().Window)}
-		if w := k.lease.Load(); w != nil && k.since != 0 { // it was read once, then
-			k.use.Opened(k.limit().Window, 0, 0)
-			k.use.Forecast(k.limit(), k.readingLocked(w, k.since), 0)
-		}
-	}
-	return k.use
-}
-
-// spread is how long after a reset this process waits before it comes.
-func spread(window time.Duration) int64 {
-	return int64(chance.Part(min(window/spreadPart, spreadMax)))
-}
-
-// observeLocked brings the estimate of demand up to date.
-func (k *keyState) observeLocked(now int64) {
-	if k.use != nil {
-		k.use.Observe(k.limit().Window, now, k.spentLocked(), int64(k.largest.Swap(0)))
-	}
-}
-
-func (k *keyState) busyLocked() *busy {
-	if k.busy == nil {
-		k.busy = new(busy)
-	}
-	return k.busy
-}
-
-func (k *keyState) lineLocked() *waiters.Line[outcome] {
-	if k.busy == nil {
-		return nil
-	}
-	return &k.busy.line
-}
-
-// reservedLocked is what those in line may be served from.
-func (k *keyState) reservedLocked() int64 {
-	if k.busy == nil {
-		return 0
-	}
-	return k.busy.reserved
-}
-
-func (k *keyState) inFlightLocked() bool { return k.busy != nil && k.busy.inFlight }

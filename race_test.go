@@ -163,7 +163,8 @@ func TestHotPathRaces(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		t.Run(name, func(t *testing.T) {
 			const limit = 500
-			l := open(t, memstore.New(), reservoir.Limit{Tokens: limit, Window: 20 * time.Millisecond}, opt, reservoir.WithIdle(time.Millisecond))
+			l := open(t, memstore.New(), reservoir.Limit{Tokens: limit, Window: 20 * time.Millisecond}, opt,
+				reservoir.WithIdle(time.Millisecond), reservoir.WithFetchTimeout(time.Minute)) // the machine may be busy
 			g := &ledger{spent: map[int64]int64{}}
 			k := l.Key("k")
 			crowd(8, func(i int) {

@@ -145,6 +145,14 @@ func (a *Account) Leave(held int64, carried bool) (m Moved) {
 	return m
 }
 
+// HandOver returns the account, for who makes its last statements. What is left here is
+// what was spent.
+func (a *Account) HandOver() Account {
+	out := *a
+	*a = Account{balance: a.Spent(0)}
+	return out
+}
+
 // Expire notes that n tokens cannot be spent any more, the window being over.
 func (a *Account) Expire(n int64) Moved {
 	a.balance -= n
