@@ -200,6 +200,6 @@ func spread(window time.Duration) int64 {
 // observeLocked brings the estimate of demand up to date.
 func (k *keyState) observeLocked(now int64) {
 	if k.use != nil {
-		k.use.Observe(k.limit().Window, now, k.spentLocked(), int64(k.largest.Swap(0)))
+		k.use.Observe(k.limit().Window, now, k.spentLocked(), k.largest.take())
 	}
 }

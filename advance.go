@@ -46,7 +46,8 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 	}
 	why, at := next.Step(facts)
 	if why != next.None && k.l.calls.Begin() {
-		f = k.startLocked(why, wanted, facts.Surplus, now)
+		f = &fetch{k: k, cause: why, ordered: now}
+		f.prepareLocked(wanted, facts.Surplus)
 	}
 	k.publishLocked()
 	if at != next.Never && !k.retired {
@@ -106,7 +107,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	f.Ending = k.futile > 0 && !f.Alive
 	f.Debt = f.Alive && k.account.Unpaid() > 0
 	f.Unconfirmed = k.farewell || f.Alive && k.account.Unconfirmed() > 0
-	f.Low = k.low && k.aheadLocked(w)
+	f.Low = k.low && w.Remaining() > 0
 	if u == nil || k.leaving || k.l.direct {
 		return f
 	}
@@ -120,11 +121,6 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 		f.Refresh = at
 	}
 	return f
-}
-
-// aheadLocked reports whether batches are ordered before the stock is gone.
-func (k *keyState) aheadLocked(w *lease.Lease) bool {
-	return k.l.ahead() && !k.small && w.Remaining() > 0
 }
 
 // lookLocked looks, now and then, for tokens that are worth giving back, and says when
@@ -148,41 +144,51 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 	return surplus, u.look
 }
 
-// startLocked makes a statement. Some only state the account; others ask for a batch.
-func (k *keyState) startLocked(why next.Cause, wanted, surplus, now int64) *fetch {
-	if why == next.Return && surplus > 0 {
-		if _, ok := k.lease.Load().Spend(surplus); ok { // otherwise it has been used meanwhile
-			k.account.Return(surplus)
-			if !k.leaving && !k.l.direct {
-				k.l.count.giveBacks.Add(1)
-			}
-		}
-	}
+// prepareLocked writes the statement. Some only state the account; others ask for a batch.
+func (f *fetch) prepareLocked(wanted, surplus int64) {
+	k := f.k
 	k.shard = k.l.shardNow(k.shard, k.node.Key)
-	f := &fetch{k: k, cause: why, last: k.busy.callers().Last(), ordered: now, shard: k.shard, own: k.local.opened(k.lease.Load())}
-	if asks(why) { // from the second fetch on the demand is watched
-		if k.since == 0 {
-			k.since = max(now, 1)
-		} else {
-			k.usageLocked()
-			k.observeLocked(now)
-		}
-	}
-	f.req = k.statementLocked()
-	if asks(why) && !f.own {
-		k.sizeLocked(f, wanted, now)
-	}
-	switch why {
+	w := k.lease.Load()
+	f.last, f.shard, f.own = k.busy.callers().Last(), k.shard, k.local.opened(w)
+	switch f.cause {
+	case next.Return:
+		f.returnLocked(w, surplus)
 	case next.Probe:
 		k.l.count.probes.Add(1)
 	case next.Prefetch:
 		k.l.count.prefetches.Add(1)
 	}
+	if asks(f.cause) { // from the second fetch on the demand is watched
+		if k.since == 0 {
+			k.since = max(f.ordered, 1)
+		} else {
+			k.usageLocked()
+			k.observeLocked(f.ordered)
+		}
+	}
+	f.req = k.statementLocked()
+	if asks(f.cause) && !f.own {
+		f.sizeLocked(wanted)
+	}
 	if k.busy == nil {
 		k.busy = new(busy)
 	}
 	k.busy.fetch = f
-	return f
+}
+
+// returnLocked takes what goes back out of the stock, unless it has been used meanwhile.
+func (f *fetch) returnLocked(w *lease.Lease, surplus int64) {
+	k := f.k
+	if surplus == 0 {
+		return
+	}
+	if _, ok := w.Spend(surplus); !ok {
+		return
+	}
+	k.account.Return(surplus)
+	if !k.leaving && !k.l.direct {
+		k.l.count.giveBacks.Add(1)
+	}
 }
 
 // statementLocked is the account as it stands, asking for nothing.
@@ -198,9 +204,10 @@ func (k *keyState) statementLocked() backend.SyncRequest {
 	return q
 }
 
-// sizeLocked writes into f how much to ask for. What the first in line lacks the store
-// is to grant as a whole or not at all.
-func (k *keyState) sizeLocked(f *fetch, wanted, now int64) {
+// sizeLocked writes into the statement how much to ask for. What the first in line lacks
+// the store is to grant as a whole or not at all.
+func (f *fetch) sizeLocked(wanted int64) {
+	k, now := f.k, f.ordered
 	s, line := k.situationLocked(now), k.busy.callers()
 	var hand, reserved int64
 	if s.lease.Alive(now) {
@@ -233,7 +240,9 @@ func (f *fetch) run() {
 	var reply backend.SyncReply
 	err := guard.ErrGoexit // unless the store returns
 	defer func() {
-		f.complete(c, reply, err)
+		if then := f.complete(c, reply, err); then != nil {
+			go then.run()
+		}
 		if c.made {
 			c.report()
 		}
@@ -248,12 +257,12 @@ func (f *fetch) run() {
 	reply, err = c.sync(ctx, true, f.req)
 }
 
-// complete takes in the end of f and serves the line. A key that was leaving may be
-// forgotten then.
-func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) {
+// complete takes in the end of f and serves the line. It returns the fetch to make then.
+// A key that was leaving may be forgotten.
+func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then *fetch) {
 	k := f.k
 	var leaving bool
-	k.event(func(now int64) int64 {
+	then = k.update(func(now int64) int64 {
 		k.busy.fetch = nil
 		switch {
 		case err != nil:
@@ -274,6 +283,7 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) {
 	if leaving {
 		k.l.retire(k)
 	}
+	return then
 }
 
 // failLocked takes in that f has failed. A caller gives up when its own fetch, or the
@@ -385,8 +395,7 @@ func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, now int64) {
 		k.use.demand().Exhausted(0)
 	}
 	reorder := int64(-1)
-	if k.aheadLocked(w) && k.deniedUntil == 0 {
-		s := k.situationLocked(now)
+	if s := k.situationLocked(now); s.ahead() && !k.small && k.deniedUntil == 0 && w.Remaining() > 0 {
 		reorder = s.reorder()
 	}
 	w.SetReorder(reorder)
@@ -399,7 +408,7 @@ func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.L
 	k.small, k.short, k.low, k.deniedUntil, k.clients = false, false, false, 0, k.counted
 	if u := k.use; u != nil {
 		length := k.limit().Window
-		u.Observe(length, now, spent, int64(k.largest.Swap(0)))
+		u.Observe(length, now, spent, k.largest.take())
 		u.Opened(length, spent, k.denied.Load())
 		u.spread = spread(length)
 		u.look = 0

@@ -272,8 +272,15 @@ func (c *client) clientOf(epoch uint32) string {
 	return c.id + "." + strconv.FormatUint(uint64(epoch), 36)
 }
 
-// takeFor makes a call for n tokens of k, all or none, and leaves the stock alone. It is
-// for WithDirect.
+// direct is a call for one request for tokens of a key. It leaves the stock alone.
+type direct struct {
+	k     *keyState
+	req   backend.TakeRequest
+	reply backend.TakeReply
+	sent  int64
+}
+
+// takeFor makes a call for n tokens of k, all or none. It is for WithDirect.
 func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, err error) {
 	for range 2 {
 		if err = l.relimit(k); err != nil {
@@ -284,63 +291,42 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, 
 			return r, ErrExceedsLimit
 		}
 		var again bool
-		q := backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit, Tokens: n}
-		reply, sent, err := l.take(ctx, l.shardOf(q.Key), q)
-		if r, again, err = k.taken(ctx, q, reply, sent, err); !again {
+		d := direct{k: k, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit, Tokens: n}}
+		d.reply, d.sent, err = l.take(ctx, l.shardOf(d.req.Key), d.req)
+		if r, again, err = d.complete(ctx, err); !again {
 			return r, err
 		}
 	}
 	return r, ErrConflict
 }
 
-// taken takes in the end of a direct call. again says that the open window has another
+// complete takes in the end of the call. again says that the open window has another
 // length, with which the call may be made once more.
-func (k *keyState) taken(ctx context.Context, q backend.TakeRequest, t backend.TakeReply, sent int64, err error) (r Result, again bool, _ error) {
-	k.event(func(now int64) int64 {
+func (d *direct) complete(ctx context.Context, err error) (r Result, again bool, _ error) {
+	d.k.event(func(now int64) int64 {
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return unchanged
 		case err != nil:
-			_, err = k.policyLocked(&r, q.Tokens, false, now, err)
+			_, err = d.k.policyLocked(&r, d.req.Tokens, false, now, err)
 			return 0
-		case t.Length != 0:
+		case d.reply.Length != 0:
 			again = true
-			k.adoptLocked(t.State, sent, now)
+			d.k.adoptLocked(d.reply.State, d.sent, now)
 			return unchanged
 		}
-		k.overhearLocked(t.State, sent, now)
-		r = taken(t, q)
-		k.bookDirectLocked(&r, t, q, now)
+		d.overhearLocked(now)
+		r = taken(d.reply, d.req)
+		d.bookLocked(&r, now)
 		return 0
 	})
 	return r, again, err
 }
 
-// bookDirectLocked notes what a direct call has charged, or that it was refused.
-func (k *keyState) bookDirectLocked(r *Result, t backend.TakeReply, q backend.TakeRequest, now int64) {
-	w := k.lease.Load()
-	current := w != nil && w.Window == t.Window
-	if current {
-		r.Remaining = min(r.Remaining+w.Stock(), r.Limit)
-	}
-	switch {
-	case t.Allowed && current:
-		k.l.count.move(k.account.Direct(q.Tokens))
-		r.key, r.epoch, k.deniedUntil = k.node.Hash, k.name.epoch, 0
-	case t.Allowed: // the key is forgotten, or in another window
-		k.l.count.taken.Add(q.Tokens)
-		k.l.count.spent.Add(q.Tokens)
-	default:
-		k.denied.Add(1)
-		if current && now >= k.deniedUntil && q.Limit.Tokens >= k.limit().Tokens { // which may have been raised since
-			k.denyLocked(w, now)
-		}
-	}
-}
-
-// overhearLocked takes in a reading that came with a direct call. It says nothing of
-// the account, so it never ends a window whose tokens may be spent.
-func (k *keyState) overhearLocked(s backend.State, sent, now int64) {
+// overhearLocked takes in the reading that came with the call. It says nothing of the
+// account, so it never ends a window whose tokens may be spent.
+func (d *direct) overhearLocked(now int64) {
+	k, s := d.k, d.reply.State
 	w := k.lease.Load()
 	if k.retired || s.Window == 0 || w.Alive(now) && w.Window != s.Window || w != nil && s.Window < w.Window {
 		return
@@ -348,7 +334,30 @@ func (k *keyState) overhearLocked(s backend.State, sent, now int64) {
 	if w == nil || w.Window != s.Window {
 		w = k.switchLocked(s.Window, now)
 	}
-	w.Read(s, sent, now)
+	w.Read(s, d.sent, now)
+}
+
+// bookLocked notes what the call has charged, or that it was refused.
+func (d *direct) bookLocked(r *Result, now int64) {
+	k, n := d.k, d.req.Tokens
+	w := k.lease.Load()
+	current := w != nil && w.Window == d.reply.Window
+	if current {
+		r.Remaining = min(r.Remaining+w.Stock(), r.Limit)
+	}
+	switch {
+	case r.Allowed && current:
+		k.l.count.move(k.account.Direct(n))
+		r.key, r.epoch, k.deniedUntil = k.node.Hash, k.name.epoch, 0
+	case r.Allowed: // the key is forgotten, or in another window
+		k.l.count.taken.Add(n)
+		k.l.count.spent.Add(n)
+	default:
+		k.denied.Add(1)
+		if current && now >= k.deniedUntil && d.req.Limit.Tokens >= k.limit().Tokens { // which may have been raised since
+			k.denyLocked(w, now)
+		}
+	}
 }
 
 // taken is the result of a direct call.

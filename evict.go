@@ -52,32 +52,6 @@ func (l *Limiter) refundOf(r Result) *backend.RefundRequest {
 	return &backend.RefundRequest{Client: l.clientOf(r.epoch), Window: r.window(), Total: r.charged}
 }
 
-// sweep looks at the key once in an idle time. A key that was not used since the last
-// sweep leaves: it gives back what it holds, and is forgotten when the store has heard
-// of that or the window has ended. How a key stands tells whether it was used, so that
-// the hot path need not note the time. A key that came after accounts were last renamed
-// stays: the next state of it would speak in its name.
-func (k *keyState) sweep() (leaving bool) {
-	k.event(func(now int64) int64 {
-		w := k.lease.Load()
-		mark := uint64(k.denied.Load())*0x9e3779b97f4a7c15 + uint64(k.spentLocked())*0xbf58476d1ce4e5b9
-		if w != nil {
-			mark += uint64(w.Window) * 0x94d049bb133111eb
-		}
-		same := mark == k.mark
-		k.mark = mark
-		// What FailLocal has admitted is its share of the window; what any policy has, is to be charged.
-		needed := k.local.in(w) && w.Alive(now) && k.local.admitted > 0 && (k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
-		if !same || k.retired || k.busy != nil || k.name == k.l.account.Load() || needed {
-			return unchanged
-		}
-		k.leaving, k.low, k.farewell = true, false, k.owesLocked(now)
-		leaving = true
-		return 0
-	})
-	return leaving
-}
-
 // owesLocked reports whether the store must hear that the key leaves: because of what
 // it holds or may have been granted, or because others share the key and probe as often
 // as so many should.
@@ -87,12 +61,7 @@ func (k *keyState) owesLocked(now int64) bool {
 		recently := k.use != nil && now-k.use.failed < 2*int64(k.limit().Window+time.Second)
 		return k.unheard && (closed || recently)
 	}
-	return k.holdsLocked() || k.unheard || k.clients > 1 || closed && k.account.Granted()
-}
-
-// holdsLocked reports whether tokens are held, or the store has not confirmed all figures.
-func (k *keyState) holdsLocked() bool {
-	return k.heldLocked() > 0 || k.account.Unpaid() > 0 || k.account.Unconfirmed() > 0
+	return k.heldLocked() > 0 || k.account.Outstanding() || k.unheard || k.clients > 1 || closed && k.account.Granted()
 }
 
 // retire ends a leaving key, unless it is still needed. Its counts move all at once, as
@@ -104,10 +73,10 @@ func (l *Limiter) retire(k *keyState) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := l.clock.Now()
-	if !k.leaving || k.busy != nil || k.farewell && k.owesLocked(now) || k.lease.Load().Alive(now) && k.holdsLocked() {
-		return
+	holds := k.lease.Load().Alive(now) && (k.heldLocked() > 0 || k.account.Outstanding())
+	if k.leaving && k.busy == nil && !holds && !(k.farewell && k.owesLocked(now)) {
+		k.retireLocked()
 	}
-	k.retireLocked()
 }
 
 // retireLocked ends the key: what it still holds has expired, and its counts become the
@@ -215,6 +184,7 @@ func soonerThan(ctx context.Context, d time.Duration) bool {
 // sweeper evicts idle keys by a timer that is armed only while keys are held: an
 // idle limiter runs no goroutine and holds none.
 type sweeper struct {
+	l     *Limiter
 	armed atomic.Bool // a sweep is to come or under way; set under mu
 	mu    sync.Mutex
 	over  bool
@@ -222,8 +192,7 @@ type sweeper struct {
 }
 
 // arm starts the timer unless it runs.
-func (l *Limiter) arm() {
-	s := &l.sweeper
+func (s *sweeper) arm() {
 	if s.armed.Load() {
 		return
 	}
@@ -234,29 +203,56 @@ func (l *Limiter) arm() {
 	}
 	s.armed.Store(true)
 	if s.timer == nil {
-		s.timer = time.AfterFunc(l.idle, l.sweep)
+		s.timer = time.AfterFunc(s.l.idle, s.sweep)
 	} else {
-		s.timer.Reset(l.idle)
+		s.timer.Reset(s.l.idle)
 	}
 }
 
 // sweep looks for keys that were not used since the last sweep.
-func (l *Limiter) sweep() {
+func (s *sweeper) sweep() {
+	l := s.l
 	if !l.calls.Begin() {
 		return
 	}
 	defer l.calls.End()
 	l.rename()
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
-		if n.State.sweep() {
+		if s.visit(&n.State) {
 			l.retire(&n.State)
 		}
 		return !l.closed.Load()
 	})
-	l.sweeper.armed.Store(false) // one at a time, though it may take longer than keys may be idle
+	s.armed.Store(false) // one at a time, though it may take longer than keys may be idle
 	if l.keys.Len() > 0 {
-		l.arm()
+		s.arm()
 	}
+}
+
+// visit looks at a key once in an idle time. A key that was not used since the last
+// sweep leaves: it gives back what it holds, and is forgotten when the store has heard
+// of that or the window has ended. How a key stands tells whether it was used, so that
+// the hot path need not note the time. A key that came after accounts were last renamed
+// stays: the next state of it would speak in its name.
+func (s *sweeper) visit(k *keyState) (leaving bool) {
+	k.event(func(now int64) int64 {
+		w := k.lease.Load()
+		mark := uint64(k.denied.Load())*0x9e3779b97f4a7c15 + uint64(k.spentLocked())*0xbf58476d1ce4e5b9
+		if w != nil {
+			mark += uint64(w.Window) * 0x94d049bb133111eb
+		}
+		same := mark == k.mark
+		k.mark = mark
+		// What FailLocal has admitted is its share of the window; what any policy has, is to be charged.
+		needed := k.local.in(w) && w.Alive(now) && k.local.admitted > 0 && (k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
+		if !same || k.retired || k.busy != nil || k.name == k.l.account.Load() || needed {
+			return unchanged
+		}
+		k.leaving, k.low, k.farewell = true, false, k.owesLocked(now)
+		leaving = true
+		return 0
+	})
+	return leaving
 }
 
 // stop ends sweeping for good.

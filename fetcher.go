@@ -32,8 +32,8 @@ type keyState struct {
 	// What the hot path reads comes first: one cache line.
 	lease  atomic.Pointer[lease.Lease]
 	l      *Limiter
-	bound  atomic.Pointer[Limit] // it may change
-	denied atomic.Int64          // requests refused
+	bound               // the limit, which may change
+	denied atomic.Int64 // requests refused
 	node   *keytable.Node[keyState]
 
 	name  *accountName // not shared with an earlier state of the key
@@ -45,20 +45,20 @@ type keyState struct {
 	use     *usage // nil until the second fetch
 	local   *local // nil unless the store has been away
 
-	deniedUntil int64         // until when the store is known to have too little for somebody; 0 = ask
-	since       int64         // time of the first fetch; 0 = none yet
-	mark        uint64        // fingerprint at the last sweep
-	largest     atomic.Uint32 // request since the last observation of demand
-	clients     uint16        // that share the key: the more of this window's and the last one's
-	counted     uint16        // as the store said last
-	futile      uint8         // fetches in a row that served nobody
-	small       bool          // the limit is too small for batches: no more is granted than is needed
-	short       bool          // the limit will run out before the window ends
-	low         bool          // the stock has fallen to the re-order point, and no batch came since
-	unheard     bool          // a fetch has failed since the last that was answered: a grant may wait in the store
-	leaving     bool          // the key is idle, and is forgotten when the store has heard what it gives back
-	farewell    bool          // the store must hear that it leaves
-	retired     bool          // forgotten or closed: look the key up again
+	deniedUntil int64  // until when the store is known to have too little for somebody; 0 = ask
+	since       int64  // time of the first fetch; 0 = none yet
+	mark        uint64 // fingerprint at the last sweep
+	largest     most   // of the requests since the last observation of demand
+	clients     uint16 // that share the key: the more of this window's and the last one's
+	counted     uint16 // as the store said last
+	futile      uint8  // fetches in a row that served nobody
+	small       bool   // the limit is too small for batches: no more is granted than is needed
+	short       bool   // the limit will run out before the window ends
+	low         bool   // the stock has fallen to the re-order point, and no batch came since
+	unheard     bool   // a fetch has failed since the last that was answered: a grant may wait in the store
+	leaving     bool   // the key is idle, and is forgotten when the store has heard what it gives back
+	farewell    bool   // the store must hear that it leaves
+	retired     bool   // forgotten or closed: look the key up again
 }
 
 // busy is callers in line and the fetch in flight. A nil *busy has neither.
@@ -96,6 +96,22 @@ type outcome struct {
 
 type waiter = waiters.Waiter[outcome]
 
+// bound is a limit that may change.
+type bound struct{ atomic.Pointer[Limit] }
+
+func (b *bound) limit() Limit { return *b.Load() }
+
+// most is the largest of the requests since it was last asked.
+type most struct{ atomic.Uint32 }
+
+func (m *most) note(n int64) {
+	if size := uint32(min(n, math.MaxUint32)); size > m.Load() {
+		m.Store(size)
+	}
+}
+
+func (m *most) take() int64 { return int64(m.Swap(0)) }
+
 func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	k := &n.State
 	k.l, k.node, k.name, k.shard = l, n, l.account.Load(), l.shardOf(l.storeKey(n.Key))
@@ -106,26 +122,26 @@ func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	}
 }
 
-func (k *keyState) limit() Limit { return *k.bound.Load() }
-
 // unchanged is what the change of an event returns if nothing has: then nothing is decided.
 const unchanged = -1
 
-// event changes the key and carries out what is to be done next. change returns how many
-// tokens a refused caller wanted whose denial is over: a probe asks for them.
+// event changes the key and starts what is to be done next.
 func (k *keyState) event(change func(now int64) (wanted int64)) {
-	var f *fetch
-	func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		now := k.l.clock.Now() // not before the lock: who is served must be in time now
-		if wanted := change(now); wanted != unchanged {
-			f = k.advanceLocked(now, wanted)
-		}
-	}()
-	if f != nil {
+	if f := k.update(change); f != nil {
 		go f.run()
 	}
+}
+
+// update is the part of an event that is under the lock. change returns how many tokens
+// a refused caller wanted whose denial is over: a probe asks for them.
+func (k *keyState) update(change func(now int64) (wanted int64)) *fetch {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.l.clock.Now() // not before the lock: who is served must be in time now
+	if wanted := change(now); wanted != unchanged {
+		return k.advanceLocked(now, wanted)
+	}
+	return nil
 }
 
 // try decides from memory, without a lock, if that is possible.
@@ -139,54 +155,27 @@ func (k *keyState) try(r *Result, n int64) bool {
 		return false
 	}
 	if left, ok := w.Spend(n); ok {
-		k.admit(r, w, n, left, Local) // before a reply changes what remains
+		r.admit(k, w, n, left, Local) // before a reply changes what remains
 		if n > 1 {
-			k.large(n)
+			k.largest.note(n)
 		}
-		if w.Low(left) {
-			k.restock(w)
+		if w.Low(left) { // of all that see the stock at the re-order point one orders a batch
+			k.event(func(int64) int64 {
+				if k.lease.Load() != w || k.retired {
+					return unchanged
+				}
+				k.low, k.leaving = true, false
+				return 0
+			})
 		}
 		return true
 	}
 	if n <= k.bound.Load().Tokens && w.Denies(n, now) {
 		k.denied.Add(1)
-		k.refuse(r, w, now, Denied)
+		r.refuse(k, w, now, Denied)
 		return true
 	}
 	return false
-}
-
-// admit fills in r for n tokens that were spent and left that stock. A Result is nine
-// words: on the hot path it is written where the caller will read it.
-func (k *keyState) admit(r *Result, w *lease.Lease, n, stock int64, from Source) {
-	limit := k.bound.Load().Tokens
-	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
-	r.Reset, r.key, r.charged = w.Window.Time(), k.node.Hash, n
-}
-
-func (k *keyState) refuse(r *Result, w *lease.Lease, now int64, from Source) {
-	limit := k.bound.Load().Tokens
-	r.Source, r.Limit, r.Remaining = from, limit, min(w.Available(), limit)
-	r.Reset, r.RetryAfter = w.Window.Time(), w.RetryAfter(now)
-}
-
-// large notes the size of a request, to size batches by.
-func (k *keyState) large(n int64) {
-	if size := uint32(min(n, math.MaxUint32)); size > k.largest.Load() {
-		k.largest.Store(size)
-	}
-}
-
-// restock orders a batch ahead of need. Of all callers that see the stock at the
-// re-order point one does it.
-func (k *keyState) restock(w *lease.Lease) {
-	k.event(func(int64) int64 {
-		if k.lease.Load() != w || k.retired {
-			return unchanged
-		}
-		k.low, k.leaving = true, false
-		return 0
-	})
 }
 
 // acquire decides with the lock, and with the store where need be. again means that
@@ -261,8 +250,8 @@ func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (w
 	}
 	if line := k.busy.callers(); line.Active() == 0 && (!stay || line.Parked() == 0) {
 		if left, ok := w.Spend(n); ok {
-			k.admit(r, w, n, left, Local)
-			if k.large(n); w.Low(left) {
+			r.admit(k, w, n, left, Local)
+			if k.largest.note(n); w.Low(left) {
 				k.low = true
 				return 0, true
 			}
@@ -278,7 +267,7 @@ func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (w
 		wanted = n
 	}
 	k.denied.Add(1)
-	k.refuse(r, w, now, Denied)
+	r.refuse(k, w, now, Denied)
 	return wanted, true
 }
 
@@ -304,7 +293,18 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 			k.leave(w)
 			return Result{}, ctx.Err()
 		case <-overdue:
-			w.Timer.Reset(k.overdue())
+			k.event(func(now int64) int64 {
+				again := k.l.fetchTimeout
+				if k.busy.inFlight() {
+					if left := time.Duration(k.busy.fetch.ordered-now) + k.l.fetchTimeout + slack; left > 0 {
+						again = left
+					} else {
+						k.failLocked(k.busy.line.Last(), now, &StoreError{Op: "sync", Class: backend.Unknown, Err: errNoAnswer})
+					}
+				}
+				w.Timer.Reset(again)
+				return unchanged
+			})
 		}
 	}
 }
@@ -312,22 +312,6 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 // slack is how much later than the fetch timeout a fetch may end before those who wait
 // for it are answered without it: a store should obey its context.
 const slack = 20 * time.Millisecond
-
-// overdue answers those in line if the fetch in flight should have ended, and returns
-// when to look again.
-func (k *keyState) overdue() time.Duration {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.busy.inFlight() {
-		return k.l.fetchTimeout
-	}
-	now := k.l.clock.Now()
-	if left := time.Duration(k.busy.fetch.ordered-now) + k.l.fetchTimeout + slack; left > 0 {
-		return left
-	}
-	k.failLocked(k.busy.line.Last(), now, &StoreError{Op: "sync", Class: backend.Unknown, Err: errNoAnswer})
-	return k.l.fetchTimeout
-}
 
 // leave takes w out of the line for a caller whose context is over. What it had been
 // given meanwhile goes to the next, or back to the stock.
@@ -386,15 +370,15 @@ func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, n
 	switch v {
 	case waiters.Grant:
 		k.busy.reserved -= c.N
-		k.large(c.N)
-		k.admit(&o.Result, w, c.N, k.busy.reserved, Fetched)
+		k.largest.note(c.N)
+		o.Result.admit(k, w, c.N, k.busy.reserved, Fetched)
 		o.lease, k.futile = w, 0
 	case waiters.Refuse:
 		if k.deniedUntil == 0 {
 			k.denyLocked(w, now)
 		}
 		k.denied.Add(1)
-		k.refuse(&o.Result, w, now, Fetched)
+		o.Result.refuse(k, w, now, Fetched)
 		o.Remaining = min(o.Remaining+k.busy.reserved, o.Limit)
 		k.futile = 0
 	case waiters.Miss:

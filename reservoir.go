@@ -96,6 +96,7 @@ func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 	l.keys.Init(int64(l.maxKeys))
 	l.rename()
 	l.clock.Init()
+	l.sweeper.l = l
 	return l, nil
 }
 
@@ -183,7 +184,7 @@ func (l *Limiter) state(key string) (*keyState, error) {
 		return nil, err
 	}
 	n := l.keys.GetOrMake(key, func(n *keytable.Node[keyState]) { l.initKey(n, limit) })
-	l.arm()
+	l.sweeper.arm()
 	if n == nil {
 		return nil, nil
 	}
@@ -221,7 +222,7 @@ func (l *Limiter) recheck(k *keyState, n int64) error {
 
 // relimit makes the limit what WithLimits now says, before the store is told. A
 // caller in line who wants more than that is told so. While a window is open its length
-// stays. No lock is held for the call of the user's function.
+// stays. No lock is held for the call of the user's function. An event must follow.
 func (l *Limiter) relimit(k *keyState) error {
 	if l.limits == nil {
 		return nil
@@ -230,7 +231,7 @@ func (l *Limiter) relimit(k *keyState) error {
 	if err != nil {
 		return err
 	}
-	k.event(func(now int64) int64 {
+	k.update(func(now int64) int64 {
 		w, was := k.lease.Load(), k.limit()
 		if !w.Over(now) {
 			limit.Window = was.Window
@@ -248,7 +249,7 @@ func (l *Limiter) relimit(k *keyState) error {
 				line.Tell(c, outcome{err: ErrExceedsLimit})
 			}
 		})
-		return 0
+		return unchanged
 	})
 	return nil
 }

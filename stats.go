@@ -57,7 +57,7 @@ func (l *Limiter) Stats() Stats {
 	c := &l.count
 	s := Stats{Denied: c.denied.Load(), Spent: c.spent.Load()}
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
-		n.State.addTo(&s)
+		s.add(&n.State)
 		return true
 	})
 	s.Taken, s.Refunded, s.Returned, s.Expired = c.taken.Load(), c.refunded.Load(), c.returned.Load(), c.expired.Load()
@@ -67,10 +67,10 @@ func (l *Limiter) Stats() Stats {
 	return s
 }
 
-// addTo adds the key to s. What it has spent is derived, not counted: the hot path
+// add adds the key to s. What it has spent is derived, not counted: the hot path
 // writes nothing but the stock. It is summed key by key, each under its lock, and not
 // taken from totals that move on meanwhile.
-func (k *keyState) addTo(s *Stats) {
+func (s *Stats) add(k *keyState) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.retired {

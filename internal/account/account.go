@@ -200,6 +200,9 @@ func (a *Account) Unconfirmed() int64 {
 	return a.open.unconfirmed
 }
 
+// Outstanding reports whether the store has not confirmed all figures.
+func (a *Account) Outstanding() bool { return a.Unpaid() > 0 || a.Unconfirmed() > 0 }
+
 // Direct notes that a direct call has charged n tokens, which are spent.
 func (a *Account) Direct(n int64) Moved {
 	a.more().direct += n
