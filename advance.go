@@ -37,7 +37,7 @@ func asks(why next.Cause) bool {
 // advanceLocked ends every event; see keyState.event. It returns the fetch to start.
 func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 	k.serveLocked(now, false)
-	if k.busy.callers().Active() == 0 {
+	if k.busy.callers().Active() == 0 { // otherwise a newcomer could take what the line is about to be fetched for
 		k.publishLocked()
 	}
 	facts := k.factsLocked(now, wanted)
@@ -59,14 +59,16 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 	return f
 }
 
-// publishLocked lets the hot path have what the line does not need.
+// publishLocked lets the hot path have what the line does not need. While a fetch is in
+// flight for callers in line their tokens stay reserved, and nobody is refused without
+// the lock: what the fetch brings may be enough.
 func (k *keyState) publishLocked() {
 	w := k.lease.Load()
 	if w == nil || k.busy.inFlight() && k.busy.line.Active() > 0 {
 		return
 	}
 	denied := k.deniedUntil
-	if denied != 0 && k.l.limits != nil {
+	if denied != 0 && k.l.limits != nil { // callers come by the lock now and then, to ask whether the limit was raised
 		denied = min(denied, k.use.recheck)
 	}
 	var n int64
@@ -104,6 +106,8 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 		return f
 	}
 	f.Over = w.Late()
+	// A fetch has just found the old window again, though it is over by our clock: the
+	// store's runs behind, or a millisecond is still to go. To ask at once would be a loop.
 	f.Ending = k.futile > 0 && !f.Alive
 	f.Debt = f.Alive && k.account.Unpaid() > 0
 	f.Unconfirmed = k.farewell || f.Alive && k.account.Unconfirmed() > 0
@@ -135,7 +139,9 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 		return 0, 0
 	}
 	if spent := k.spentLocked(); now >= u.look {
-		if u.look != 0 && 30*w.Stock() > spent-u.lookSpent { // or it goes long before the next look
+		// The first look only notes where it stands. What goes long before the next one,
+		// at the pace since the last, is no surplus.
+		if u.look != 0 && 30*w.Stock() > spent-u.lookSpent {
 			k.observeLocked(now)
 			surplus = s.surplus()
 		}
@@ -145,6 +151,8 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 }
 
 // prepareLocked writes the statement. Some only state the account; others ask for a batch.
+// What is known of the demand is brought up to date first, from the second fetch on: most
+// keys are fetched for once, and one observation says nothing.
 func (f *fetch) prepareLocked(wanted, surplus int64) {
 	k := f.k
 	k.shard = k.l.shardNow(k.shard, k.node.Key)
@@ -158,7 +166,7 @@ func (f *fetch) prepareLocked(wanted, surplus int64) {
 	case next.Prefetch:
 		k.l.count.prefetches.Add(1)
 	}
-	if asks(f.cause) { // from the second fetch on the demand is watched
+	if asks(f.cause) {
 		if k.since == 0 {
 			k.since = max(f.ordered, 1)
 		} else {
@@ -191,7 +199,9 @@ func (f *fetch) returnLocked(w *lease.Lease, surplus int64) {
 	}
 }
 
-// statementLocked is the account as it stands, asking for nothing.
+// statementLocked is the account as it stands, asking for nothing. A window that the
+// process has opened by itself is not stated: the store may have another, and would take
+// this one's figures for grants that it has forgotten.
 func (k *keyState) statementLocked() backend.SyncRequest {
 	limit := k.limit()
 	q := backend.SyncRequest{
@@ -216,7 +226,7 @@ func (f *fetch) sizeLocked(wanted int64) {
 	if line.Active() > 0 {
 		reserved = hand
 	}
-	least := wanted
+	least := wanted // a probe for a refused caller is worth a grant only if it serves one
 	if first := line.First(); first != nil {
 		least = max(first.N-reserved, 0)
 	}
@@ -247,12 +257,13 @@ func (f *fetch) run() {
 			c.report()
 		}
 	}()
+	// A user's function: it may block or panic, and must see no lock.
 	if failed := guard.Do(func() error { return l.relimit(f.k) }); failed != nil {
 		err = failed
 		return
 	}
 	comply(&f.req, f.k.limit())
-	ctx := deadline.After(l.fetchTimeout)
+	ctx := deadline.After(l.fetchTimeout) // no caller's: it may leave, the fetch goes on for the others
 	defer ctx.Release()
 	reply, err = c.sync(ctx, true, f.req)
 }
@@ -319,7 +330,10 @@ func (f *fetch) stuckLocked(now int64) {
 	k.failLocked(f.last, now, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
 }
 
-// applyLocked takes in what the store answered to f.
+// applyLocked takes in what the store answered to f. There are four answers: the open
+// window has another length, and nothing has changed; which window is open, for a
+// process that had opened one by itself; a window that the key has left meanwhile; or,
+// nearly always, the account as the store has it, and a grant.
 func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	k := f.k
 	k.l.count.recovered.Add(r.Recovered)
@@ -357,7 +371,9 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	f.forecastLocked(r, w, now)
 }
 
-// bookLocked brings the account up to date, and enters the window that it is of then.
+// bookLocked brings the account up to date, and enters the window that it is of then. What
+// was held in the window before has expired, unless the store has carried it over. Debt
+// that the store has charged is no burst of demand: it was used over the whole outage.
 func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *lease.Lease {
 	k := f.k
 	k.counted = uint16(min(r.Clients, math.MaxUint16))
@@ -388,7 +404,7 @@ func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, now int64) {
 	k.short = demand.Short(limit, r.State)
 	k.use.demand().Forecast(limit, r.State, r.Lasted)
 	k.small = r.Remaining > 0 && (r.Learning || f.req.Want > f.req.Need && r.Grant <= f.req.Need)
-	k.deniedUntil = 0
+	k.deniedUntil = 0                                           // what was known before is older than this reading
 	if r.Remaining == 0 && f.req.Limit.Tokens >= limit.Tokens { // which may have been raised since
 		k.denyLocked(w, now)
 	} else {
@@ -399,6 +415,8 @@ func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, now int64) {
 		reorder = s.reorder()
 	}
 	w.SetReorder(reorder)
+	// The batch may be smaller than what goes while the next is on its way. The hot path
+	// tells only of a stock that falls to the re-order point, not of one that is below it.
 	k.low = asks(f.cause) && reorder > 0 && k.use.demand().Regular(limit.Window) && k.heldLocked()-k.busy.line.Tokens() <= reorder
 }
 

@@ -19,7 +19,8 @@ import (
 // This file is the one frame of every store call: how long it may take, what its end
 // says of the shard, what is counted, and what the hooks are told. No lock is held.
 
-// client is the store as a limiter calls it, shard by shard.
+// client is the store as a limiter calls it, shard by shard. Nothing else calls the store.
+// Fields without a lock are written once, by New, and only read after, or have their own.
 type client struct {
 	config
 	store   backend.Store

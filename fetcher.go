@@ -213,7 +213,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 		if err != nil {
 			return unchanged
 		}
-		k.leaving = false
+		k.leaving = false // somebody has come
 		k.shard = k.l.shardNow(k.shard, k.node.Key)
 		var wanted int64
 		if wanted, decided = k.fromMemoryLocked(r, n, stay, now); decided {
@@ -241,7 +241,8 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 	return w, err, decided
 }
 
-// fromMemoryLocked is try under the lock. A refusal whose denial is over also has a
+// fromMemoryLocked is try under the lock. It serves nobody before those in line: an Allow
+// waits behind callers whom a fetch may serve, a Wait behind all. A refusal whose denial is over also has a
 // probe sent, which nobody waits for.
 func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (wanted int64, decided bool) {
 	w := k.lease.Load()
@@ -333,8 +334,10 @@ func (k *keyState) leave(w *waiter) {
 	})
 }
 
-// serveLocked goes along the line. fresh says that what the store has left was read
-// just now; otherwise that is known only while the key is denied.
+// serveLocked goes along the line. What callers can still be given is what is at hand and
+// what the store has left. fresh says that the latter was read just now; otherwise it is
+// known only while the key is denied, and whoever cannot be served at once waits for a
+// fetch. It is the only place that decides who is served.
 func (k *keyState) serveLocked(now int64, fresh bool) {
 	line := k.busy.callers()
 	if line.Empty() {
