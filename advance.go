@@ -376,7 +376,6 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 // that the store has charged is no burst of demand: it was used over the whole outage.
 func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *lease.Lease {
 	k := f.k
-	k.counted = uint16(min(r.Clients, math.MaxUint16))
 	var held int64
 	spent := k.spentLocked()
 	moved := w == nil && r.Window != 0 || w != nil && w.Window != r.Window
@@ -392,6 +391,7 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 		}
 	}
 	k.use.demand().Skip(m.Taken - r.Grant)
+	k.counted = uint16(min(r.Clients, math.MaxUint16)) // not before: in a new window the last one's count stays
 	return w
 }
 
