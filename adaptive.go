@@ -140,7 +140,6 @@ type usage struct {
 
 	look      int64 // when to look for a surplus; 0 = not yet
 	lookSpent int64 // tokens spent in all at the last look
-	surplus   int64 // as it was found then, until the next event
 
 	failed   int64 // when a fetch failed last
 	rejected bool  // that fetch was rejected

@@ -45,9 +45,12 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 		facts.Surplus, facts.Look = k.lookLocked(now)
 	}
 	why, at := next.Step(facts)
-	if why != next.None && k.l.calls.Begin() {
-		f = &fetch{k: k, cause: why, ordered: now}
-		f.prepareLocked(wanted, facts.Surplus)
+	if why != next.None {
+		k.shard = k.l.shardNow(k.shard, k.node.Key)
+		if k.l.calls.Begin() {
+			f = &fetch{k: k, cause: why, ordered: now, shard: k.shard}
+			f.prepareLocked(wanted, facts.Surplus)
+		}
 	}
 	k.publishLocked()
 	if at != next.Never && !k.retired {
@@ -155,9 +158,8 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 // keys are fetched for once, and one observation says nothing.
 func (f *fetch) prepareLocked(wanted, surplus int64) {
 	k := f.k
-	k.shard = k.l.shardNow(k.shard, k.node.Key)
 	w := k.lease.Load()
-	f.last, f.shard, f.own = k.busy.callers().Last(), k.shard, k.local.opened(w)
+	f.last, f.own = k.busy.callers().Last(), k.local.opened(w)
 	switch f.cause {
 	case next.Return:
 		f.returnLocked(w, surplus)
@@ -257,15 +259,28 @@ func (f *fetch) run() {
 			c.report()
 		}
 	}()
-	// A user's function: it may block or panic, and must see no lock.
-	if failed := guard.Do(func() error { return l.relimit(f.k) }); failed != nil {
+	if failed := guard.Do(f.relimit); failed != nil { // it may block or panic
 		err = failed
 		return
 	}
-	comply(&f.req, f.k.limit())
 	ctx := deadline.After(l.fetchTimeout) // no caller's: it may leave, the fetch goes on for the others
 	defer ctx.Release()
 	reply, err = c.sync(ctx, true, f.req)
+}
+
+// relimit is Limiter.relimit before a fetch: the statement was made under the limit that
+// was known. There is nothing to start, since f is in flight.
+func (f *fetch) relimit() error {
+	k := f.k
+	if k.l.limits == nil {
+		return nil
+	}
+	limit, err := k.l.limitOf(k.node.Key)
+	if err == nil {
+		k.update(func(now int64) int64 { return k.relimitLocked(limit, now) })
+		comply(&f.req, k.limit())
+	}
+	return err
 }
 
 // complete takes in the end of f and serves the line. It returns the fetch to make then.
@@ -277,7 +292,7 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 		k.busy.fetch = nil
 		switch {
 		case err != nil:
-			f.failLocked(now, err)
+			f.failedLocked(now, err)
 		case k.retired:
 			k.l.count.move(account.Moved{Taken: reply.Grant, Expired: reply.Grant})
 		default:
@@ -292,15 +307,15 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 		return 0
 	})
 	if leaving {
-		k.l.retire(k)
+		k.l.retireIfDone(k)
 	}
 	return then
 }
 
-// failLocked takes in that f has failed. A caller gives up when its own fetch, or the
+// failedLocked takes in that f has failed. A caller gives up when its own fetch, or the
 // one before it, has timed out: those who came while f was in flight have waited long
 // enough if it took all its time. Others have a fetch of their own.
-func (f *fetch) failLocked(now int64, err error) {
+func (f *fetch) failedLocked(now int64, err error) {
 	k, last := f.k, f.last
 	k.unheard = true // also of a call that was turned away: an attempt before may have arrived
 	if now-f.ordered >= int64(k.l.fetchTimeout) {
@@ -309,7 +324,7 @@ func (f *fetch) failLocked(now int64, err error) {
 	u := k.usageLocked()
 	u.backOff(now)
 	u.failed, u.rejected = now, !outage(err)
-	k.failLocked(last, now, err)
+	k.answerLocked(last, now, err)
 }
 
 // stuckLocked counts fetches that served none of those for whom they were made: grants
@@ -327,7 +342,7 @@ func (f *fetch) stuckLocked(now int64) {
 	}
 	k.futile = 0
 	k.usageLocked().backOff(now)
-	k.failLocked(f.last, now, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
+	k.answerLocked(f.last, now, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
 }
 
 // applyLocked takes in what the store answered to f. There are four answers: the open
@@ -442,6 +457,6 @@ func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.L
 // switchLocked is enterLocked where the store has said nothing of the account.
 func (k *keyState) switchLocked(window backend.Window, now int64) *lease.Lease {
 	spent := k.spentLocked()
-	k.l.count.move(k.account.Leave(k.drainLocked(), false))
+	k.l.count.move(k.account.Leave(k.drainLocked()))
 	return k.enterLocked(window, spent, now)
 }

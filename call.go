@@ -17,19 +17,20 @@ import (
 )
 
 // This file is the one frame of every store call: how long it may take, what its end
-// says of the shard, what is counted, and what the hooks are told. No lock is held.
+// says of the shard, what is counted, and what the hooks are told. No lock is held. At
+// its end are the calls for one request: those of WithDirect, and of keys past WithMaxKeys.
 
 // client is the store as a limiter calls it, shard by shard. Nothing else calls the store.
 // Fields without a lock are written once, by New, and only read after, or have their own.
 type client struct {
 	config
-	store   backend.Store
-	clock   monotime.Clock
-	keys    keytable.Table[keyState]
-	shards  sync.Map     // name → *shard
-	leaving atomic.Int64 // time from which to look for shards that all keys have left; 0 = there are none
-	calls   inflight.Counter
-	count   counts
+	store  backend.Store
+	clock  monotime.Clock
+	keys   keytable.Table[keyState]
+	shards sync.Map     // name → *shard
+	due    atomic.Int64 // when to look for shards that all keys have left; 0 = there are none
+	calls  inflight.Counter
+	count  counts
 
 	id     string
 	undone atomic.Uint32   // names of single refunds
@@ -37,8 +38,8 @@ type client struct {
 	end    context.CancelFunc
 }
 
-// storeCall is one call to the store. A call belongs to nobody: it runs in a goroutine
-// of its own under the fetch timeout, whatever becomes of who asked for it.
+// storeCall is one call to the store. It belongs to nobody: a fetch or a direct call
+// runs in a goroutine of its own under the fetch timeout, whatever becomes of who asked.
 type storeCall struct {
 	StoreCall
 	c     *client
@@ -60,8 +61,15 @@ func (c *client) newCall(s *shard, key string, limit Limit, what StoreCall) *sto
 // so that callers need to know no other; a panic becomes an error too, for who waits.
 // own says that ctx is the limiter's, whose end is the shard's failure; the end of a
 // caller's says nothing of the shard.
-func (s *storeCall) do(ctx context.Context, own bool, f func(context.Context) error) error {
-	err := guard.Do(func() error { return f(ctx) })
+func (s *storeCall) do(ctx context.Context, own bool, f func(context.Context) error) (err error) {
+	err = guard.ErrGoexit // unless the store returns
+	defer func() { err = s.record(err, !own && over(ctx)) }()
+	err = guard.Do(func() error { return f(ctx) })
+	return err
+}
+
+// record notes the end of the call. left says that its caller's time was over.
+func (s *storeCall) record(err error, left bool) error {
 	s.Duration, s.end, s.made = time.Since(s.begin), s.c.clock.Now(), true
 	s.c.count.calls.Add(1)
 	var failure *StoreError
@@ -69,14 +77,14 @@ func (s *storeCall) do(ctx context.Context, own bool, f func(context.Context) er
 		err = &StoreError{Op: s.Op, Class: backend.Unknown, Err: err}
 	}
 	outcome := outcomeOf(err)
-	if !own && over(ctx) {
+	if left {
 		outcome = breaker.Neutral
 	}
 	if outcome == breaker.Failed {
 		s.shard.remember(s.key, s.limit)
 	}
 	if s.Op != "check" && s.shard.Record(s.sent, s.end, outcome, err) { // a replica may have answered a Check
-		s.c.armProbe(s.shard)
+		s.c.armReopen(s.shard)
 	}
 	s.Err = err
 	return err
@@ -147,18 +155,23 @@ func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit
 	end := make(chan error, 1)
 	go func() {
 		defer c.calls.End()
+		err := guard.ErrGoexit // unless the store returns
+		defer func() {
+			mu.Lock()
+			done = true
+			gone := left
+			mu.Unlock()
+			if gone {
+				abandoned(err)
+			}
+			end <- err
+			if call.made {
+				call.report()
+			}
+		}()
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.fetchTimeout)
-		err := call.do(bounded, true, func(ctx context.Context) error { return f(ctx, call) })
-		cancel()
-		mu.Lock()
-		done = true
-		gone := left
-		mu.Unlock()
-		if gone {
-			abandoned(err)
-		}
-		end <- err
-		call.report()
+		defer cancel()
+		err = call.do(bounded, true, func(ctx context.Context) error { return f(ctx, call) })
 	}()
 	select {
 	case err := <-end:
@@ -266,7 +279,10 @@ func (c *client) failed(ctx context.Context, err error) error {
 }
 
 // once is a client's name that is used for one refund and never again.
-func (c *client) once() string { return c.clientOf(1<<31 | c.undone.Add(1)&(1<<31-1)) }
+func (c *client) once() string { return c.clientOf(c.onceEpoch()) }
+
+// onceEpoch is the epoch of such a name. No account has it.
+func (c *client) onceEpoch() uint32 { return 1<<31 | c.undone.Add(1)&(1<<31-1) }
 
 // clientOf is how the account of an epoch calls itself to the store.
 func (c *client) clientOf(epoch uint32) string {
@@ -307,14 +323,14 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 	d.k.event(func(now int64) int64 {
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return unchanged
+			return undecided
 		case err != nil:
 			_, err = d.k.policyLocked(&r, d.req.Tokens, false, now, err)
 			return 0
 		case d.reply.Length != 0:
 			again = true
 			d.k.adoptLocked(d.reply.State, d.sent, now)
-			return unchanged
+			return undecided
 		}
 		d.overhearLocked(now)
 		r = taken(d.reply, d.req)
@@ -393,7 +409,7 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 	if r.Allowed {
 		l.count.taken.Add(n)
 		l.count.spent.Add(n)
-		r.key, r.epoch = l.keys.HashOf(key), 1<<31|l.undone.Add(1)&(1<<31-1)
+		r.key, r.epoch = l.keys.HashOf(key), l.onceEpoch()
 	} else {
 		l.count.denied.Add(1)
 	}

@@ -41,7 +41,7 @@ func (k *keyState) refund(r Result) (back int64, q *backend.RefundRequest) {
 			w.Publish(n, 0)
 			return 0
 		}
-		return unchanged
+		return undecided
 	})
 	return back, q
 }
@@ -64,10 +64,10 @@ func (k *keyState) owesLocked(now int64) bool {
 	return k.heldLocked() > 0 || k.account.Outstanding() || k.unheard || k.clients > 1 || closed && k.account.Granted()
 }
 
-// retire ends a leaving key, unless it is still needed. Its counts move all at once, as
+// retireIfDone ends a leaving key, unless it is still needed. Its counts move all at once, as
 // Stats sees it: what it has spent would seem to go back, and be a restart to a metrics
 // system.
-func (l *Limiter) retire(k *keyState) {
+func (l *Limiter) retireIfDone(k *keyState) {
 	l.counting.Lock()
 	defer l.counting.Unlock()
 	k.mu.Lock()
@@ -88,7 +88,7 @@ func (k *keyState) retireLocked() {
 	if k.use != nil {
 		k.use.timer.Stop()
 	}
-	k.l.count.move(k.account.Leave(k.drainLocked(), false))
+	k.l.count.move(k.account.Leave(k.drainLocked()))
 	k.lease.Store(nil)
 	k.l.count.spent.Add(k.account.Balance())
 	k.l.count.denied.Add(k.denied.Load())
@@ -101,7 +101,7 @@ type final struct {
 	account account.Account
 	req     backend.SyncRequest
 	shard   *shard
-	until   int64 // the window's end
+	until   int64 // the window is over by then
 }
 
 // closeKey retires k. It returns the account that is to be handed back, if there is one.
@@ -121,7 +121,7 @@ func (l *Limiter) closeKey(k *keyState) (f *final) {
 		if k.local != nil { // there is no time to ask which window is open
 			k.local.own = false
 		}
-		f = &final{req: k.statementLocked(), shard: l.shardNow(k.shard, k.node.Key), until: now + int64(k.limit().Window)}
+		f = &final{req: k.statementLocked(), shard: k.shard, until: now + int64(k.limit().Window)}
 		f.account = k.account.HandOver()
 	}
 	k.retireLocked()
@@ -139,6 +139,7 @@ const (
 // tokens whose grant had been lost. What it cannot hand back stays charged until the
 // window ends.
 func (l *Limiter) sayGoodbye(ctx context.Context, f *final) error {
+	defer func() { l.count.move(f.account.Leave(0)) }() // nothing, where all was handed back
 	for try := 1; ; try++ {
 		reply, err := l.lastCall(ctx, f)
 		if err == nil {
@@ -152,11 +153,13 @@ func (l *Limiter) sayGoodbye(ctx context.Context, f *final) error {
 			}
 			continue
 		}
-		again := ctx.Err() == nil && try < attempts && !f.shard.Open() && l.clock.Now() <= f.until && !errors.Is(err, ErrConflict)
+		again := ctx.Err() == nil && try < attempts && !f.shard.Open() && l.clock.Now() <= f.until
+		if conflict := errors.Is(err, ErrConflict); conflict { // another's window is open: ours is over
+			again, err = false, nil
+		}
 		if again && pause(ctx, lastPause/2+chance.Part(lastPause/2), nil) == nil {
 			continue
 		}
-		l.count.move(f.account.Leave(0, false))
 		return err
 	}
 }
@@ -219,7 +222,7 @@ func (s *sweeper) sweep() {
 	l.rename()
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
 		if s.visit(&n.State) {
-			l.retire(&n.State)
+			l.retireIfDone(&n.State)
 		}
 		return !l.closed.Load()
 	})
@@ -246,7 +249,7 @@ func (s *sweeper) visit(k *keyState) (leaving bool) {
 		// What FailLocal has admitted is its share of the window; what any policy has, is to be charged.
 		needed := k.local.in(w) && w.Alive(now) && k.local.admitted > 0 && (k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
 		if !same || k.retired || k.busy != nil || k.name == k.l.account.Load() || needed {
-			return unchanged
+			return undecided
 		}
 		k.leaving, k.low, k.farewell = true, false, k.owesLocked(now)
 		leaving = true
@@ -315,7 +318,7 @@ func (l *Limiter) close(ctx context.Context) error {
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	l.stopProbes(ctx)
+	l.stopReopening(ctx)
 	return errors.Join(err, l.handBack(ctx))
 }
 
@@ -331,10 +334,10 @@ func (l *Limiter) handBack(ctx context.Context) error {
 		}
 		slots <- struct{}{}
 		wg.Go(func() {
+			defer func() { <-slots }() // also if the store ends the goroutine
 			if err := l.sayGoodbye(ctx, f); err != nil {
 				failure.CompareAndSwap(nil, &err)
 			}
-			<-slots
 		})
 		return true
 	})

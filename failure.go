@@ -191,7 +191,8 @@ type shard struct {
 // shardOf is the shard that a store key is on. A store that has shards, whose failures
 // are not each other's, has a method Shard which names them without I/O.
 func (c *client) shardOf(key string) *shard {
-	name := placement.Shard(c.store, key)
+	var name string // also if the store panics: it is asked under the key's lock, where nobody could be told
+	guard.Log(func() { name = placement.Shard(c.store, key) })
 	if s, ok := c.shards.Load(name); ok {
 		return s.(*shard)
 	}
@@ -225,56 +226,56 @@ func (s *shard) checkFailed(now int64) {
 	s.checked = now + int64(longestPause)
 }
 
-// armProbe sets the timer of the shard's next probe: an outage that ends is noticed
+// armReopen sets the timer for the next such question: an outage that ends is noticed
 // without traffic.
-func (c *client) armProbe(s *shard) {
+func (c *client) armReopen(s *shard) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	after := time.Duration(max(s.NextProbe()-c.clock.Now(), 0)) + time.Microsecond
 	if s.timer == nil {
-		s.timer = time.AfterFunc(after, func() { guard.Log(func() { c.probe(s) }) })
+		s.timer = time.AfterFunc(after, func() { guard.Log(func() { c.reopen(s) }) })
 	} else {
 		s.timer.Reset(after)
 	}
 }
 
-// probe asks whether a shard answers again, by a statement that asks for nothing, for
+// reopen asks whether a shard answers again, by a statement that asks for nothing, for
 // a key that is on it. It has time to connect: nobody waits for it. When no key is on
 // the shard any more, nobody would ask: it is forgotten.
-func (c *client) probe(s *shard) {
+func (c *client) reopen(s *shard) {
 	if !c.calls.Begin() {
 		return
 	}
 	defer c.calls.End()
 	if !s.Due(c.clock.Now()) {
 		if s.Watched() {
-			c.armProbe(s)
+			c.armReopen(s)
 		}
 		return
 	}
 	key, limit, ok := c.keyOn(s)
 	if !ok {
-		s.Reset(c.clock.Now())
-		c.shards.CompareAndDelete(s.name, s)
-		c.reportShard(s)
+		c.forgetShard(s)
 		return
 	}
 	ctx, cancel := context.WithTimeout(c.life, max(c.fetchTimeout, connectTime))
 	defer cancel()
+	defer func() { // whatever the store does
+		if s.Watched() {
+			c.armReopen(s)
+		}
+	}()
 	c.ask(ctx, s, key, limit)
-	if s.Watched() {
-		c.armProbe(s)
-	}
 }
 
 // ask makes a statement for a key that asks for nothing.
 func (c *client) ask(ctx context.Context, s *shard, key string, limit Limit) {
 	call := c.newCall(s, key, limit, StoreCall{Op: "sync", Cause: string(next.Reopen)})
+	defer call.report()
 	_, err := call.sync(ctx, true, backend.SyncRequest{Key: key, Client: c.id + ".probe", Limit: limit, Strand: -1})
 	if outcomeOf(err) == breaker.Neutral { // it says nothing of the shard: ask for another key
 		s.avoid(key)
 	}
-	call.report()
 }
 
 // connectTime is how long a probe may take: dial, TLS, handshake and the first load of
@@ -318,19 +319,23 @@ func (s *shard) avoid(key string) {
 
 // forgetShards forgets, a while after keys have left a shard, those that no key is on.
 func (c *client) forgetShards() {
-	t := c.leaving.Load()
-	if t == 0 || c.clock.Now() < t || !c.leaving.CompareAndSwap(t, 0) {
+	t := c.due.Load()
+	if t == 0 || c.clock.Now() < t || !c.due.CompareAndSwap(t, 0) {
 		return
 	}
 	c.shards.Range(func(_, value any) bool {
 		s := value.(*shard)
 		if _, _, ok := c.keyOn(s); !ok && s.Open() {
-			s.Reset(c.clock.Now())
-			c.shards.CompareAndDelete(s.name, s)
-			c.reportShard(s)
+			c.forgetShard(s)
 		}
 		return true
 	})
+}
+
+func (c *client) forgetShard(s *shard) {
+	s.Reset(c.clock.Now())
+	c.shards.CompareAndDelete(s.name, s)
+	c.reportShard(s)
 }
 
 // reportShard tells the hook what has changed.
@@ -350,14 +355,14 @@ func (c *client) reportShard(s *shard) {
 func (c *client) shardNow(was *shard, key string) *shard {
 	s := c.shardOf(c.storeKey(key))
 	if s != was && was.Open() {
-		c.leaving.Store(c.clock.Now() + int64(longestPause))
+		c.due.Store(c.clock.Now() + int64(longestPause))
 	}
 	return s
 }
 
-// stopProbes ends the timers of shards that are away, and asks each of them for the last
+// stopReopening ends the timers of shards that are away, and asks each of them for the last
 // time, at once, so that Close need not find out with each key.
-func (c *client) stopProbes(ctx context.Context) {
+func (c *client) stopReopening(ctx context.Context) {
 	var wg sync.WaitGroup
 	c.shards.Range(func(_, value any) bool {
 		s := value.(*shard)

@@ -20,7 +20,8 @@ import (
 // store, the callers in line and the fetch for them.
 //
 // The hot path (try) reads the lease and spends from it without the lock. Everything
-// else is an event: a caller, a reply, a timer, a refund, the end of the key. An event
+// else is an event (a caller, a reply, a timer, a refund), but for the end of the key and
+// Stats, after which nothing is to be decided. An event
 // changes the parts by their methods, under mu, in methods called …Locked. It ends with
 // advanceLocked, which serves the line and makes the one decision of package next. What
 // is then to be done starts when the lock is free: mu is never held during I/O, a
@@ -122,8 +123,9 @@ func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	}
 }
 
-// unchanged is what the change of an event returns if nothing has: then nothing is decided.
-const unchanged = -1
+// undecided is what the change of an event returns where there is nothing to decide:
+// nothing has changed, or nothing that a fetch or the line depends on.
+const undecided = -1
 
 // event changes the key and starts what is to be done next.
 func (k *keyState) event(change func(now int64) (wanted int64)) {
@@ -138,7 +140,7 @@ func (k *keyState) update(change func(now int64) (wanted int64)) *fetch {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := k.l.clock.Now() // not before the lock: who is served must be in time now
-	if wanted := change(now); wanted != unchanged {
+	if wanted := change(now); wanted != undecided {
 		return k.advanceLocked(now, wanted)
 	}
 	return nil
@@ -162,7 +164,7 @@ func (k *keyState) try(r *Result, n int64) bool {
 		if w.Low(left) { // of all that see the stock at the re-order point one orders a batch
 			k.event(func(int64) int64 {
 				if k.lease.Load() != w || k.retired {
-					return unchanged
+					return undecided
 				}
 				k.low, k.leaving = true, false
 				return 0
@@ -211,7 +213,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 			err = errRetired
 		}
 		if err != nil {
-			return unchanged
+			return undecided
 		}
 		k.leaving = false // somebody has come
 		k.shard = k.l.shardNow(k.shard, k.node.Key)
@@ -221,12 +223,12 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 		}
 		if k.shard.Open() {
 			if decided, err = k.policyLocked(r, n, stay, now, k.shard.away()); decided {
-				return unchanged
+				return undecided
 			}
 		}
 		k.l.count.waited.Add(1)
 		if k.l.direct && !stay && k.account.Unpaid() == 0 { // debt is stated first, for the window that it is of
-			return unchanged
+			return undecided
 		}
 		w = k.l.waiters.Get(n, stay)
 		if d, ok := ctx.Deadline(); ok && stay {
@@ -247,7 +249,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (wanted int64, decided bool) {
 	w := k.lease.Load()
 	if !w.Alive(now) {
-		return unchanged, false
+		return undecided, false
 	}
 	if line := k.busy.callers(); line.Active() == 0 && (!stay || line.Parked() == 0) {
 		if left, ok := w.Spend(n); ok {
@@ -256,13 +258,13 @@ func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (w
 				k.low = true
 				return 0, true
 			}
-			return unchanged, true
+			return undecided, true
 		}
 	}
 	if stay || k.deniedUntil == 0 || n <= w.Available()+k.busy.held() {
-		return unchanged, false
+		return undecided, false
 	}
-	wanted = unchanged
+	wanted = undecided
 	if now >= k.deniedUntil && !k.busy.inFlight() && !k.shard.Open() {
 		k.deniedUntil = now + int64(k.limit().Window)/probes
 		wanted = n
@@ -300,11 +302,11 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 					if left := time.Duration(k.busy.fetch.ordered-now) + k.l.fetchTimeout + slack; left > 0 {
 						again = left
 					} else {
-						k.failLocked(k.busy.line.Last(), now, &StoreError{Op: "sync", Class: backend.Unknown, Err: errNoAnswer})
+						k.answerLocked(k.busy.line.Last(), now, &StoreError{Op: "sync", Class: backend.Unknown, Err: errNoAnswer})
 					}
 				}
 				w.Timer.Reset(again)
-				return unchanged
+				return undecided
 			})
 		}
 	}
@@ -323,10 +325,10 @@ func (k *keyState) leave(w *waiter) {
 			k.busy.line.Remove(w)
 		case paid == nil:
 			k.local.forgive(&k.account, w.Outcome.Result) // if it was admitted without the store
-			return unchanged
+			return undecided
 		case k.retired || paid != k.lease.Load():
 			k.l.count.move(k.account.Expire(w.N))
-			return unchanged
+			return undecided
 		default:
 			paid.Publish(w.N, 0)
 		}
@@ -344,7 +346,7 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 		return
 	}
 	if k.shard.Open() {
-		k.failLocked(line.Last(), now, k.shard.away())
+		k.answerLocked(line.Last(), now, k.shard.away())
 	}
 	w := k.lease.Load()
 	left := int64(math.MaxInt64)
@@ -415,10 +417,10 @@ func (k *keyState) denyLocked(w *lease.Lease, now int64) {
 // are refused.
 const few = 4
 
-// failLocked answers those in line up to last by the failure policy. Those who stay
+// answerLocked answers those in line up to last by the failure policy. Those who stay
 // until they are served wait on, unless the policy admits them or an operator must
 // act.
-func (k *keyState) failLocked(last uint64, now int64, err error) {
+func (k *keyState) answerLocked(last uint64, now int64, err error) {
 	line := k.busy.callers()
 	line.Each(func(c *waiter) {
 		var o outcome

@@ -212,7 +212,7 @@ func (l *Limiter) recheck(k *keyState, n int64) error {
 		if k.deniedUntil != 0 && now >= k.use.recheck {
 			k.use.recheck, must = now+int64(limit.Window)/probes, true
 		}
-		return unchanged
+		return undecided
 	})
 	if !must {
 		return nil
@@ -220,38 +220,40 @@ func (l *Limiter) recheck(k *keyState, n int64) error {
 	return l.relimit(k)
 }
 
-// relimit makes the limit what WithLimits now says, before the store is told. A
-// caller in line who wants more than that is told so. While a window is open its length
-// stays. No lock is held for the call of the user's function. An event must follow.
+// relimit makes the limit what WithLimits now says, before the store is told. No lock is
+// held for the call of the user's function.
 func (l *Limiter) relimit(k *keyState) error {
 	if l.limits == nil {
 		return nil
 	}
 	limit, err := l.limitOf(k.node.Key)
-	if err != nil {
-		return err
+	if err == nil {
+		k.event(func(now int64) int64 { return k.relimitLocked(limit, now) })
 	}
-	k.update(func(now int64) int64 {
-		w, was := k.lease.Load(), k.limit()
-		if !w.Over(now) {
-			limit.Window = was.Window
+	return err
+}
+
+// relimitLocked makes limit the key's. A caller in line who wants more than that is told
+// so. While a window is open its length stays.
+func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
+	w, was := k.lease.Load(), k.limit()
+	if !w.Over(now) {
+		limit.Window = was.Window
+	}
+	if limit == was {
+		return undecided
+	}
+	if w != nil && limit.Tokens > was.Tokens { // there may be more than is known
+		k.deniedUntil = 0
+	}
+	k.bound.Store(&limit)
+	line := k.busy.callers()
+	line.Each(func(c *waiter) {
+		if c.N > limit.Tokens {
+			line.Tell(c, outcome{err: ErrExceedsLimit})
 		}
-		if limit == was {
-			return unchanged
-		}
-		if w != nil && limit.Tokens > was.Tokens { // there may be more than is known
-			k.deniedUntil = 0
-		}
-		k.bound.Store(&limit)
-		line := k.busy.callers()
-		line.Each(func(c *waiter) {
-			if c.N > limit.Tokens {
-				line.Tell(c, outcome{err: ErrExceedsLimit})
-			}
-		})
-		return unchanged
 	})
-	return nil
+	return 0
 }
 
 // comply makes q, which was written under an older limit, speak of l.
@@ -266,10 +268,14 @@ func comply(q *backend.SyncRequest, l Limit) {
 func (k *keyState) adoptLocked(s backend.State, sent, now int64) {
 	limit := Limit{Tokens: k.limit().Tokens, Window: s.Length}
 	k.bound.Store(&limit)
-	if w := k.lease.Load(); w == nil || w.Window != s.Window {
-		k.switchLocked(s.Window, now)
+	if k.retired {
+		return
 	}
-	k.lease.Load().Read(s, sent, now)
+	w := k.lease.Load()
+	if w == nil || w.Window != s.Window {
+		w = k.switchLocked(s.Window, now)
+	}
+	w.Read(s, sent, now)
 }
 
 // crowded serves a key that there is no room for, call by call.
@@ -351,7 +357,7 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 			if w := k.lease.Load(); w.Alive(now) && w.Window == s.Window {
 				r.Remaining = min(r.Remaining+k.heldLocked(), r.Limit)
 			}
-			return unchanged
+			return undecided
 		})
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {

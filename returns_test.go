@@ -417,3 +417,21 @@ func TestPeersOutlastTheReset(t *testing.T) {
 		require.Equal(t, []int64{0, 5, 5, 5}, p.said)
 	})
 }
+
+// A store that ends each goroutine in which it is called holds up no Close, whatever the
+// number of keys, and their tokens are counted.
+func TestCloseWhileTheStoreExits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(50)))
+		for i := range 40 {
+			allow(t, l, fmt.Sprint(i), 1)
+		}
+		net.always(exits)
+		_ = l.Close(bg)
+		s := l.Stats()
+		require.Positive(t, net.happened(exits))
+		require.Positive(t, s.Expired)
+		require.Equal(t, s.Taken, s.Spent+s.Returned+s.Expired)
+	})
+}
