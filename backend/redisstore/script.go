@@ -21,6 +21,7 @@ type script struct {
 	index   int           // among the four
 	keys    int           // that it takes
 	fields  int           // integers in a full reply
+	brief   int           // integers in the brief form that a reply may have; 0 = it has none
 	dated   bool          // takes an instant after which it does nothing
 	writes  int           // line of its first write; 0 = it writes nothing
 	repeats backend.Class // up to which class of failure it may be sent again
@@ -43,11 +44,17 @@ func newScript(index int, op, source, suffix string, keys, fields int, idempoten
 		bySHA: "evalsha" + suffix, bySrc: "eval" + suffix,
 		index: index, keys: keys, fields: fields, dated: suffix == "", writes: firstWrite(source), repeats: backend.Unavailable,
 	}
+	if op == "sync" {
+		s.brief = 6
+	}
 	if idempotent {
 		s.repeats = backend.Unknown
 	}
 	return s
 }
+
+// replies reports whether a reply of the script can have n integers.
+func (s *script) replies(n int) bool { return n == s.fields || n == s.brief && n > 0 }
 
 // mayRepeat reports whether the script may be sent again after a failure of class c.
 func (s *script) mayRepeat(c backend.Class) bool {
