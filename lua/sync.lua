@@ -33,14 +33,17 @@
 --      -1 now           Unix us; empty = the server's clock
 -- Reply { flags (1 late, 2 carried, 4 learning), now us, window ms (0 = none open), remaining,
 --         length of the open window ms if it is another one (then nothing was done), else 0,
---         grant, and unless it is all that there is to say, recovered, granted, returned, debt, clients, reasserted,
---         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total }
+--         grant, recovered, granted, returned, debt, clients, reasserted,
+--         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total };
+--         it ends with the grant if that opened the window for a client that knew of none: then granted and
+--         total are the same, clients 1, and all else 0
 --
 -- Invariant: charged >= the sum over clients of granted - returned + debt, plus unattributed, and charged <= limit
 -- after any new grant. Totals make it idempotent: told twice, or late, it charges nobody twice.
 
 -- A first contact with a key should cost little more than take does. So it skips what it has no use for, + 0 makes a
--- number of a text, %d a text of a number, and a comparison stands for min or max where every call passes.
+-- number of a text, %d a text of a number (half as dear as %.0f), and a comparison stands for min or max where
+-- every call passes.
 
 local floor, max, min, format = math.floor, math.max, math.min, string.format
 local guided = 1.25                                    -- a grant is what remains, times the share, divided by this
@@ -60,10 +63,9 @@ end
 local late = ARGV[args - 1] + 0
 if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
 
-local slack                                            -- clocks of two servers may differ by this
+local slack = min(length / 10, 1000)                   -- clocks of two servers may differ by this
 local peers, pace, till, leaving, window, runs = 0, 0, 0, false, 0, false
 if args > 9 then
-  slack = min(length / 10, 1000)
   peers, pace, till, leaving, window = ARGV[8] + 0, ARGV[9] + 0, ARGV[10] + 0, ARGV[11] == '1', ARGV[12] + 0
   runs = window * 1000 >= now and window <= math.ceil(now / 1000) + length + slack
 end
@@ -82,7 +84,6 @@ end
 if fresh then                                          -- never opened, over, or half of it lost
   used = 0
 else
-  slack = min(length / 10, 1000)
   opened = redis.call('PEXPIRETIME', KEYS[2]) - stop - 1000
   local differ = min(opened / 10, 1000)
   if opened <= 0 or opened > 31622401000 then          -- another program opened it: the length is unknown

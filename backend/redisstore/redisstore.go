@@ -188,7 +188,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if err != nil {
 		return out, err
 	}
-	if len(v) == syncScript.brief { // the grant is all there is
+	if len(v) == firstContact {
 		return backend.SyncReply{State: state(v), Grant: v[5], Granted: v[5], Total: v[5], Clients: 1}, nil
 	}
 	if v[4] != 0 { // a window of another length: nothing was done
@@ -218,7 +218,7 @@ func (s *Store) sync(ctx context.Context, r backend.SyncRequest) *call {
 		leaving = 1
 	}
 	c.numbers(r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand)
-	if r.Peers|r.Pace|int64(r.End)|leaving|int64(r.Window) != 0 { // more than a first contact has to say
+	if r.Peers|r.Pace|int64(r.End)|leaving|int64(r.Window) != 0 { // a first contact has none of these
 		c.numbers(r.Peers, r.Pace, int64(r.End), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
 	}
 	return c
