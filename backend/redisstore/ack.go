@@ -141,7 +141,7 @@ func (a ack) missed(reached int64, err error) error {
 func (c *call) hands() bool {
 	v := c.cmd.Val()
 	switch {
-	case len(v) != c.script.fields:
+	case !c.script.replies(len(v)):
 		return false
 	case c.script.index == syncScript.index:
 		return v[5] > 0

@@ -177,7 +177,7 @@ func (c *call) judge() (now int64) {
 	case c.err != nil:
 		c.err = explain(c.err)
 		return 0
-	case len(c.reply) != c.script.fields:
+	case !c.script.replies(len(c.reply)):
 		c.err = fmt.Errorf("a reply of %d integers, want %d", len(c.reply), c.script.fields)
 		return 0
 	}

@@ -188,6 +188,9 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if err != nil {
 		return out, err
 	}
+	if len(v) == firstContact {
+		return backend.SyncReply{State: state(v), Grant: v[5], Granted: v[5], Total: v[5], Clients: 1}, nil
+	}
 	if v[4] != 0 { // a window of another length: nothing was done
 		return backend.SyncReply{State: state(v), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1}, nil
 	}
@@ -214,9 +217,9 @@ func (s *Store) sync(ctx context.Context, r backend.SyncRequest) *call {
 	if r.Leaving {
 		leaving = 1
 	}
-	c.numbers(r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand, r.Peers, r.Pace, int64(r.End), leaving)
-	if r.Window != 0 { // of no window the script needs to know nothing
-		c.numbers(int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
+	c.numbers(r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand)
+	if r.Peers|r.Pace|int64(r.End)|leaving|int64(r.Window) != 0 { // a first contact has none of these
+		c.numbers(r.Peers, r.Pace, int64(r.End), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
 	}
 	return c
 }

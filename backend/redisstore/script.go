@@ -26,11 +26,13 @@ type script struct {
 	repeats backend.Class // up to which class of failure it may be sent again
 }
 
+const syncIndex = 0
+
 // Whether a script may be repeated after a failure is decided here alone. Sync and
 // refund are idempotent and check changes nothing; take is not, and goes again only
 // when it surely did not run.
 var (
-	syncScript   = newScript(0, "sync", lua.Sync, "", 3, 14, true)
+	syncScript   = newScript(syncIndex, "sync", lua.Sync, "", 3, 14, true)
 	takeScript   = newScript(1, "take", lua.Take, "", 2, 5, false)
 	checkScript  = newScript(2, "check", lua.Check, "_ro", 2, 5, true)
 	refundScript = newScript(3, "refund", lua.Refund, "", 3, 3, true)
@@ -47,6 +49,15 @@ func newScript(index int, op, source, suffix string, keys, fields int, idempoten
 		s.repeats = backend.Unknown
 	}
 	return s
+}
+
+// firstContact is the number of integers in sync's reply to a client that opened a
+// window and knew of none: the last is its grant.
+const firstContact = 6
+
+// replies reports whether a reply of the script may have n integers.
+func (s *script) replies(n int) bool {
+	return n == s.fields || n == firstContact && s.index == syncIndex
 }
 
 // mayRepeat reports whether the script may be sent again after a failure of class c.
