@@ -196,9 +196,7 @@ func spread(window time.Duration) int64 {
 	return int64(chance.Part(min(window/spreadPart, spreadMax)))
 }
 
-// observeLocked brings the estimate of demand up to date.
-func (k *keyState) observeLocked(now int64) {
-	if k.use != nil {
-		k.use.Observe(k.limit().Window, now, k.spentLocked(), k.largest.take())
-	}
+// observe brings the estimate of the demand for k up to date, under its lock.
+func (u *usage) observe(k *keyState, now int64) {
+	u.Observe(k.limit().Window, now, k.spentLocked(), k.largest.take())
 }

@@ -37,8 +37,12 @@ func asks(why next.Cause) bool {
 // advanceLocked ends every event; see keyState.event. It returns the fetch to start.
 func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 	k.serveLocked(now, false)
+	w, denied := k.lease.Load(), k.deniedUntil
+	if denied != 0 && k.l.limits != nil { // callers come by the lock now and then, to ask whether the limit was raised
+		denied = min(denied, k.use.recheck)
+	}
 	if k.busy.callers().Active() == 0 { // otherwise a newcomer could take what the line is about to be fetched for
-		k.publishLocked()
+		k.busy.publish(w, denied)
 	}
 	facts := k.factsLocked(now, wanted)
 	if k.use != nil {
@@ -52,7 +56,7 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 			f.prepareLocked(wanted, facts.Surplus)
 		}
 	}
-	k.publishLocked()
+	k.busy.publish(w, denied)
 	if at != next.Never && !k.retired {
 		k.usageLocked().arm(now, at)
 	}
@@ -60,25 +64,6 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 		k.busy = nil
 	}
 	return f
-}
-
-// publishLocked lets the hot path have what the line does not need. While a fetch is in
-// flight for callers in line their tokens stay reserved, and nobody is refused without
-// the lock: what the fetch brings may be enough.
-func (k *keyState) publishLocked() {
-	w := k.lease.Load()
-	if w == nil || k.busy.inFlight() && k.busy.line.Active() > 0 {
-		return
-	}
-	denied := k.deniedUntil
-	if denied != 0 && k.l.limits != nil { // callers come by the lock now and then, to ask whether the limit was raised
-		denied = min(denied, k.use.recheck)
-	}
-	var n int64
-	if k.busy != nil {
-		n, k.busy.reserved = k.busy.reserved, 0
-	}
-	w.Publish(n, denied)
 }
 
 // What a key looks ahead by, as parts of the window.
@@ -145,7 +130,7 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 		// The first look only notes where it stands. What goes long before the next one,
 		// at the pace since the last, is no surplus.
 		if u.look != 0 && 30*w.Stock() > spent-u.lookSpent {
-			k.observeLocked(now)
+			u.observe(k, now)
 			surplus = s.surplus()
 		}
 		u.look, u.lookSpent = now+int64(s.limit.Window)/lookPart, spent
@@ -173,7 +158,7 @@ func (f *fetch) prepareLocked(wanted, surplus int64) {
 			k.since = max(f.ordered, 1)
 		} else {
 			k.usageLocked()
-			k.observeLocked(f.ordered)
+			k.use.observe(k, f.ordered)
 		}
 	}
 	f.req = k.statementLocked()

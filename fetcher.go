@@ -88,6 +88,20 @@ func (b *busy) held() int64 {
 
 func (b *busy) inFlight() bool { return b != nil && b.fetch != nil }
 
+// publish lets the hot path have what the line does not need, and refuse until denied.
+// While a fetch is in flight for callers in line their tokens stay reserved, and nobody
+// is refused without the lock: what the fetch brings may be enough.
+func (b *busy) publish(w *lease.Lease, denied int64) {
+	if w == nil || b.inFlight() && b.line.Active() > 0 {
+		return
+	}
+	n := b.held()
+	if n > 0 {
+		b.reserved = 0
+	}
+	w.Publish(n, denied)
+}
+
 // outcome is what a caller in line is told.
 type outcome struct {
 	Result
@@ -398,7 +412,7 @@ func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, n
 func (k *keyState) denyLocked(w *lease.Lease, now int64) {
 	u, doubt := k.usageLocked(), 1.0
 	if !u.IsExhausted() {
-		k.observeLocked(now)
+		u.observe(k, now)
 		u.Exhausted(now)
 		if k.clients > few {
 			doubt = 2 // more are still to come: the store counts who has asked
