@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // load is what the flags of "reservoir load" say.
@@ -135,8 +136,7 @@ func (c *load) sizing() (reservoir.Option, error) {
 	case "direct":
 		return reservoir.WithDirect(), nil
 	case "ladder":
-		least := min(10, c.limit.Tokens)
-		return reservoir.WithBatch(reservoir.Ladder(least, max(c.limit.Tokens/10, least))), nil
+		return reservoir.WithBatch(sim.LadderOf(c.limit.Tokens)), nil
 	}
 	n, err := strconv.ParseInt(c.batch, 10, 64)
 	if err != nil || n < 1 {

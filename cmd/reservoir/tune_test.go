@@ -16,7 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-reservoir/reservoir/cmd/reservoir/tune"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -43,7 +43,7 @@ func requireTuned(t *testing.T, r tuneReport) {
 		require.Equal(t, o.Requests, o.Admitted+o.Refused+o.Errors, o.Policy)
 		require.Zero(t, o.Over, o.Policy)
 		require.InDelta(t, float64(o.StoreCalls)/float64(o.Requests), o.CallsPerRequest, 1e-9)
-		if o.Kind == tune.Direct {
+		if o.Kind == sim.Direct {
 			require.LessOrEqual(t, o.Requests-o.Remembered, o.StoreCalls)
 			require.LessOrEqual(t, o.StoreCalls, o.Requests, "a refusal from memory may send a probe")
 		}
@@ -183,12 +183,12 @@ func requireXML(t *testing.T, data []byte) map[string]int {
 }
 
 func TestTuneChartOfExtremes(t *testing.T) {
-	for _, o := range []tune.Outcome{
+	for _, o := range []sim.Outcome{
 		{Policy: "<none>"},
-		{Policy: "all & more", Kind: tune.Fixed, Stranded: 1, StrandedWindows: 1, MeanBatch: 1 << 52, StoreCalls: 1 << 52,
-			Timeline: []tune.Bucket{{}, {Requests: 1, Calls: 5}, {Calls: 3}, {Requests: 5}}},
+		{Policy: "all & more", Kind: sim.Fixed, Stranded: 1, StrandedWindows: 1, MeanBatch: 1 << 52, StoreCalls: 1 << 52,
+			Timeline: []sim.Bucket{{}, {Requests: 1, Calls: 5}, {Calls: 3}, {Requests: 5}}},
 	} {
-		r := &tuneReport{Policies: []tune.Outcome{o}, heading: `"<&>"`, Recommendation: advice{"<none>", "a < b"}, Notes: []string{"<"}}
+		r := &tuneReport{Policies: []sim.Outcome{o}, heading: `"<&>"`, Recommendation: advice{"<none>", "a < b"}, Notes: []string{"<"}}
 		r.Traffic.Seconds = 1e-9
 		requireXML(t, r.chart())
 		requireXML(t, r.page(r.chart()))

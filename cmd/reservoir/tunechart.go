@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/go-reservoir/reservoir/cmd/reservoir/tune"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // The chart of a replay: store calls and stranding against batch size, and the
@@ -33,10 +33,10 @@ func (r *tuneReport) chart() []byte {
 	sizes := r.sizes()
 	calls := panel{c, at(0), "Store calls against batch size", "tokens that a call brought, on average", sizes, r.callScale()}
 	calls.frame()
-	calls.points(r.Policies, colours, func(o tune.Outcome) (float64, bool) { return float64(o.StoreCalls), true })
+	calls.points(r.Policies, colours, func(o sim.Outcome) (float64, bool) { return float64(o.StoreCalls), true })
 	strands := panel{c, at(1), "Share of the limit stranded at the first refusal, against batch size", calls.below, sizes, r.strandScale()}
 	strands.frame()
-	strands.points(r.Policies, colours, func(o tune.Outcome) (float64, bool) { return o.Stranded, o.StrandedWindows > 0 })
+	strands.points(r.Policies, colours, func(o sim.Outcome) (float64, bool) { return o.Stranded, o.StrandedWindows > 0 })
 	time := panel{c, at(2), "Store calls as a share of requests, over time", "seconds of the traffic",
 		linear(0, r.Traffic.Seconds, func(v float64) string { return fmt.Sprintf("%.3g", v) }), shares()}
 	time.frame()
@@ -48,7 +48,7 @@ func (r *tuneReport) chart() []byte {
 
 // colours are one for each policy: the same for a kind, of which only Fixed has many.
 func (r *tuneReport) colours() []string {
-	kinds := map[tune.Kind]string{tune.Direct: "#777777", tune.Ladder: "#cc79a7", tune.Adaptive: "#0072b2"}
+	kinds := map[sim.Kind]string{sim.Direct: "#777777", sim.Ladder: "#cc79a7", sim.Adaptive: "#0072b2"}
 	sizes := []string{"#e69f00", "#d55e00", "#009e73", "#8c6d1f", "#56b4e9", "#994f00"}
 	var list []string
 	for i, o := range r.Policies {
@@ -76,7 +76,7 @@ func (r *tuneReport) legend(c *canvas, colours []string) {
 
 // size is where a policy stands on the axis of batch sizes. A direct call is a
 // batch of one.
-func size(o tune.Outcome) float64 { return max(o.MeanBatch, 1) }
+func size(o sim.Outcome) float64 { return max(o.MeanBatch, 1) }
 
 func (r *tuneReport) sizes() scale {
 	most := 10.0
@@ -172,7 +172,7 @@ func (p panel) frame() {
 
 // points draws a policy each. Those of one size, in the order of their sizes, are
 // joined, so that the eye has a curve to compare the others with.
-func (p panel) points(all []tune.Outcome, colours []string, of func(tune.Outcome) (float64, bool)) {
+func (p panel) points(all []sim.Outcome, colours []string, of func(sim.Outcome) (float64, bool)) {
 	var curve []point
 	for i, o := range all {
 		v, ok := of(o)
@@ -180,7 +180,7 @@ func (p panel) points(all []tune.Outcome, colours []string, of func(tune.Outcome
 			continue
 		}
 		at := point{p.x(size(o)), p.y(v)}
-		if o.Kind == tune.Fixed {
+		if o.Kind == sim.Fixed {
 			curve = append(curve, at)
 		}
 		p.circle(at, 4, colours[i])
@@ -191,7 +191,7 @@ func (p panel) points(all []tune.Outcome, colours []string, of func(tune.Outcome
 
 // course draws a policy's share of calls over time. A part of the time without
 // requests breaks it.
-func (p panel) course(parts []tune.Bucket, seconds float64, colour string) {
+func (p panel) course(parts []sim.Bucket, seconds float64, colour string) {
 	var curve []point
 	for i, b := range parts {
 		if b.Requests == 0 {

@@ -8,21 +8,21 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/go-reservoir/reservoir/cmd/reservoir/tune"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // tuneReport is what "reservoir tune" found.
 type tuneReport struct {
-	Traffic        trafficReport  `json:"traffic"`
-	Limit          int64          `json:"limit"`
-	WindowMS       float64        `json:"window_ms"`
-	DelayMS        float64        `json:"delay_ms"` // added to each call
-	Store          string         `json:"store"`
-	Virtual        bool           `json:"virtual_clock"`
-	Speed          float64        `json:"speed"`
-	Policies       []tune.Outcome `json:"policies"`
-	Recommendation advice         `json:"recommendation"`
-	Notes          []string       `json:"notes"`
+	Traffic        trafficReport `json:"traffic"`
+	Limit          int64         `json:"limit"`
+	WindowMS       float64       `json:"window_ms"`
+	DelayMS        float64       `json:"delay_ms"` // added to each call
+	Store          string        `json:"store"`
+	Virtual        bool          `json:"virtual_clock"`
+	Speed          float64       `json:"speed"`
+	Policies       []sim.Outcome `json:"policies"`
+	Recommendation advice        `json:"recommendation"`
+	Notes          []string      `json:"notes"`
 
 	heading string
 }
@@ -36,12 +36,12 @@ type trafficReport struct {
 	Recorded  bool    `json:"recorded"`
 }
 
-func (c *tuning) newReport(t tune.Traffic, all []tune.Outcome, store string) *tuneReport {
+func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tuneReport {
 	s := c.setting
 	r := &tuneReport{
 		Traffic: trafficReport{len(t.Requests), len(t.Keys), t.Processes, t.Length.Seconds(), c.shape.Seed, c.trace != ""},
 		Limit:   s.Limit.Tokens, WindowMS: millis(s.Limit.Window), DelayMS: millis(s.Delay),
-		Store: store, Virtual: s.Virtual, Speed: s.Speed, Policies: all, Recommendation: advise(all), Notes: []string{},
+		Store: store, Virtual: s.Virtual != nil, Speed: s.Speed, Policies: all, Recommendation: advise(all), Notes: []string{},
 	}
 	r.heading = fmt.Sprintf("%s requests in %v for %s and %s, limit %s, on %s",
 		commas(int64(len(t.Requests))), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
@@ -66,7 +66,7 @@ func count(n int, one, many string) string {
 const latePart = 50
 
 // judge notes what makes the figures less than they seem.
-func (r *tuneReport) judge(t tune.Traffic, s tune.Setting) {
+func (r *tuneReport) judge(t sim.Traffic, s sim.Setting) {
 	for _, o := range r.Policies {
 		if late := time.Duration(o.Late); late > s.Limit.Window/latePart {
 			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its figures say more of that than of the policy. Use a lower -rate or -speed.", o.Policy, short(late))
@@ -103,32 +103,32 @@ func (r *tuneReport) json(w io.Writer) error {
 // tuneColumns is the table, in text and in HTML.
 var tuneColumns = []struct {
 	name, about string
-	of          func(o tune.Outcome) string
+	of          func(o sim.Outcome) string
 }{
-	{"policy", "", func(o tune.Outcome) string { return o.Policy }},
-	{"requests", "", func(o tune.Outcome) string { return commas(o.Requests) }},
-	{"admitted", "", func(o tune.Outcome) string { return commas(o.Admitted) }},
-	{"refused", "", func(o tune.Outcome) string { return commas(o.Refused) }},
-	{"needless", "requests refused though the limit had tokens that were never spent", func(o tune.Outcome) string { return commas(o.Needless) }},
-	{"over", "tokens over the limit", func(o tune.Outcome) string { return commas(o.Over) }},
-	{"calls", "to the store", func(o tune.Outcome) string { return commas(o.StoreCalls) }},
-	{"a request", "calls per request", func(o tune.Outcome) string { return percent(o.CallsPerRequest) }},
+	{"policy", "", func(o sim.Outcome) string { return o.Policy }},
+	{"requests", "", func(o sim.Outcome) string { return commas(o.Requests) }},
+	{"admitted", "", func(o sim.Outcome) string { return commas(o.Admitted) }},
+	{"refused", "", func(o sim.Outcome) string { return commas(o.Refused) }},
+	{"needless", "requests refused though the limit had tokens that were never spent", func(o sim.Outcome) string { return commas(o.Needless) }},
+	{"over", "tokens over the limit", func(o sim.Outcome) string { return commas(o.Over) }},
+	{"calls", "to the store", func(o sim.Outcome) string { return commas(o.StoreCalls) }},
+	{"a request", "calls per request", func(o sim.Outcome) string { return percent(o.CallsPerRequest) }},
 	{"stranded", "share of the limit that lay in processes when another was refused first", stranded},
-	{"waited", "share of requests that waited for the store", func(o tune.Outcome) string { return percent(o.WaitedShare) }},
-	{"p50", "of the time an answer took", func(o tune.Outcome) string { return short(time.Duration(o.P50)) }},
-	{"p99", "", func(o tune.Outcome) string { return short(time.Duration(o.P99)) }},
+	{"waited", "share of requests that waited for the store", func(o sim.Outcome) string { return percent(o.WaitedShare) }},
+	{"p50", "of the time an answer took", func(o sim.Outcome) string { return short(time.Duration(o.P50)) }},
+	{"p99", "", func(o sim.Outcome) string { return short(time.Duration(o.P99)) }},
 	{"server", "calls of scripts by Redis' own count, other clients' and the last give-backs included", server},
 }
 
 // stranded is a dash where nobody was refused.
-func stranded(o tune.Outcome) string {
+func stranded(o sim.Outcome) string {
 	if o.StrandedWindows == 0 {
 		return "–"
 	}
 	return percent(o.Stranded)
 }
 
-func server(o tune.Outcome) string {
+func server(o sim.Outcome) string {
 	if o.ServerCalls == nil {
 		return "–"
 	}

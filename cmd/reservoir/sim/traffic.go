@@ -1,19 +1,18 @@
-// Package tune replays one traffic against one policy of fetching tokens after
-// the other, and counts what each of them costs.
+// Package sim replays traffic against real limiters, and counts what that costs.
 //
 // A [Traffic] is a list of requests, made from a description by [Shape] or read
 // from a record by [ReadTrace]. A [Replay] makes them, each at its time, on one
-// real Limiter for each process, and an [Outcome] says what came of it.
+// real Limiter for each process, and an [Outcome] says what came of it. The command
+// "reservoir tune" and the fleet model of the module bench use it.
 //
 // # The clock
 //
-// On the embedded store a replay runs on a virtual clock, which moves on when
+// On the embedded store a replay can run on a virtual clock, which moves on when
 // everything waits: an hour of traffic takes as long as its decisions, and a busy
-// machine disturbs nothing. It is that of testing/synctest, as in the fleet model
-// of this repository, so the limiters are those that users run. On a Redis, which
+// machine disturbs nothing. The caller brings it: see [Setting]. On a Redis, which
 // keeps its own time, and where it is asked for, a replay takes the traffic's
-// time, or a part of it where the scale is changed: see [Setting].
-package tune
+// time, or a part of it where the scale is changed.
+package sim
 
 import (
 	"math/rand/v2"
