@@ -9,6 +9,8 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 const demoAbout = `Shows the main idea with nothing to install: a few keys with limits are called for
@@ -115,7 +117,7 @@ func (t *trial) most(i int) int64 {
 func (t *trial) judge() error {
 	for i, k := range demoKeys {
 		if most := t.most(i); most > k.limit {
-			return fmt.Errorf("%s was admitted %s of %s in a window", k.name, commas(most), commas(k.limit))
+			return fmt.Errorf("%s was admitted %s of %s in a window", k.name, table.Commas(most), table.Commas(k.limit))
 		}
 	}
 	return nil
@@ -128,14 +130,14 @@ func summary(w io.Writer, a, b *trial) error {
 		fmt.Fprintf(&out, "%-34s %16s %16s\n", name, value(a), value(b))
 	}
 	row("", func(t *trial) string { return t.title })
-	row("requests", func(t *trial) string { return commas(t.sum.requests) })
-	row("admitted", func(t *trial) string { return commas(t.sum.allowed) })
-	row("refused", func(t *trial) string { return commas(t.sum.denied) })
-	row("store calls", func(t *trial) string { return commas(t.stats.StoreCalls) })
-	row("store calls, share of requests", func(t *trial) string { return percent(ratio(t.stats.StoreCalls, t.sum.requests)) })
+	row("requests", func(t *trial) string { return table.Commas(t.sum.requests) })
+	row("admitted", func(t *trial) string { return table.Commas(t.sum.allowed) })
+	row("refused", func(t *trial) string { return table.Commas(t.sum.denied) })
+	row("store calls", func(t *trial) string { return table.Commas(t.stats.StoreCalls) })
+	row("store calls, share of requests", func(t *trial) string { return percent(sim.Ratio(t.stats.StoreCalls, t.sum.requests)) })
 	out.WriteByte('\n')
 	for i, k := range demoKeys {
-		row(fmt.Sprintf("%-10s most in a window of %s", k.name, commas(k.limit)), func(t *trial) string { return commas(t.most(i)) })
+		row(fmt.Sprintf("%-10s most in a window of %s", k.name, table.Commas(k.limit)), func(t *trial) string { return table.Commas(t.most(i)) })
 	}
 	out.WriteString("\nTokens are charged in the store by the batch, before any is spent, and spent from\n" +
 		"memory: so nearly no request waits for the store, and no window goes over its limit.\n")

@@ -9,6 +9,8 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 // watch shows a run of the demo until the function it returns is called: a view
@@ -35,7 +37,7 @@ func watch(w io.Writer, title string, l *reservoir.Limiter, store *memstore.Stor
 // counts is a run so far in a line.
 func counts(title string, t time.Duration, s reservoir.Stats) string {
 	return fmt.Sprintf("%s, %.1f s: %s requests, %s admitted, %s refused, %s store calls", title, t.Seconds(),
-		commas(s.Spent+s.Denied), commas(s.Spent), commas(s.Denied), commas(s.StoreCalls))
+		table.Commas(s.Spent+s.Denied), table.Commas(s.Spent), table.Commas(s.Denied), table.Commas(s.StoreCalls))
 }
 
 // view is a run so far: each key's window as the store holds it, and the counts.
@@ -48,11 +50,11 @@ func view(title string, t time.Duration, l *reservoir.Limiter, store *memstore.S
 		if err != nil {
 			continue // not by a live context and a name
 		}
-		fmt.Fprintf(&b, "%-10s %s %8s of %7s %9d ms\n", k.name, bar(ratio(c.Used, k.limit), width),
-			commas(c.Used), commas(k.limit), c.Left.Milliseconds())
+		fmt.Fprintf(&b, "%-10s %s %8s of %7s %9d ms\n", k.name, bar(sim.Ratio(c.Used, k.limit), width),
+			table.Commas(c.Used), table.Commas(k.limit), c.Left.Milliseconds())
 	}
 	s := l.Stats()
 	fmt.Fprintf(&b, "\n%s, %.1f s: %s requests\n%s admitted, %s refused, %s store calls\n\n", title, t.Seconds(),
-		commas(s.Spent+s.Denied), commas(s.Spent), commas(s.Denied), commas(s.StoreCalls))
+		table.Commas(s.Spent+s.Denied), table.Commas(s.Spent), table.Commas(s.Denied), table.Commas(s.StoreCalls))
 	return b.String()
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 const inspectAbout = `Shows what a store holds for a key: what is used of its open window, when that
@@ -143,10 +144,10 @@ func (i *inspection) text(w io.Writer, left time.Duration) error {
 	if !i.Open {
 		b.WriteString("window     none is open: nothing has been charged since the last one ended\n")
 	} else {
-		fmt.Fprintf(&b, "used       %s\n", commas(i.Used))
+		fmt.Fprintf(&b, "used       %s\n", table.Commas(i.Used))
 	}
 	if i.Limit != nil {
-		fmt.Fprintf(&b, "remaining  %s of %s\n", commas(*i.Remaining), commas(*i.Limit))
+		fmt.Fprintf(&b, "remaining  %s of %s\n", table.Commas(*i.Remaining), table.Commas(*i.Limit))
 	}
 	if i.Open {
 		fmt.Fprintf(&b, "reset      %s, in %v\n", i.Reset, left.Truncate(time.Millisecond))
@@ -168,6 +169,6 @@ func (i *inspection) table(w io.Writer) {
 	}
 	fmt.Fprintf(w, "\n%-*s  %15s  %15s\n", width, "client", "granted", "given back")
 	for _, a := range i.Clients {
-		fmt.Fprintf(w, "%-*s  %15s  %15s\n", width, quoted(a.Client), commas(a.Granted), commas(a.Returned))
+		fmt.Fprintf(w, "%-*s  %15s  %15s\n", width, quoted(a.Client), table.Commas(a.Granted), table.Commas(a.Returned))
 	}
 }

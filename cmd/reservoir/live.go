@@ -11,6 +11,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 // columns is how wide a live view may be.
@@ -78,7 +79,7 @@ func progress(w io.Writer, l *reservoir.Limiter) (stop func()) {
 	end := every(time.Second, func() {
 		st := l.Stats()
 		s.draw(fmt.Sprintf("%.0f s: %s tokens, %s denied, %s errors, %s store calls\n", time.Since(start).Seconds(),
-			commas(st.Spent), commas(st.Denied), commas(st.Failed), commas(st.StoreCalls)))
+			table.Commas(st.Spent), table.Commas(st.Denied), table.Commas(st.Failed), table.Commas(st.StoreCalls)))
 	})
 	return func() {
 		end()

@@ -13,6 +13,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 // load is what the flags of "reservoir load" say.
@@ -96,9 +97,9 @@ const (
 func (c *load) validate(keys int) error {
 	switch {
 	case keys < 1 || keys > maxKeys:
-		return usagef("bad value for flag -keys: want 1 to %s", commas(maxKeys))
+		return usagef("bad value for flag -keys: want 1 to %s", table.Commas(maxKeys))
 	case c.workers < 1 || c.workers > maxWorkers:
-		return usagef("bad value for flag -workers: want 1 to %s", commas(maxWorkers))
+		return usagef("bad value for flag -workers: want 1 to %s", table.Commas(maxWorkers))
 	case c.zipf != 0 && !(c.zipf > 1 && c.zipf <= 100):
 		return usagef("bad value for flag -zipf: want 0, or above 1")
 	case c.rate != 0 && !(c.rate >= minRate && !math.IsInf(c.rate, 0)):
@@ -112,7 +113,7 @@ func (c *load) validate(keys int) error {
 	case c.tokens < 1:
 		return usagef("bad value for flag -n: want 1 or more")
 	case c.limit.Validate() == nil && c.tokens > c.limit.Tokens:
-		return usagef("bad value for flag -n: no call for more than the limit of %s tokens could be allowed", commas(c.limit.Tokens))
+		return usagef("bad value for flag -n: no call for more than the limit of %s tokens could be allowed", table.Commas(c.limit.Tokens))
 	}
 	return nil
 }

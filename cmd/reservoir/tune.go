@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 const tuneAbout = `Replays one traffic under one batch policy after the other and tells what each
@@ -157,19 +158,19 @@ func (c *tuning) validate() error {
 	case !(s.Rate >= minRate && s.Rate <= 1e9):
 		return usagef("bad value for flag -rate: want %v to 1e9 requests a second", minRate)
 	case s.Keys < 1 || s.Keys > maxTuneKeys:
-		return usagef("bad value for flag -keys: want 1 to %s", commas(maxTuneKeys))
+		return usagef("bad value for flag -keys: want 1 to %s", table.Commas(maxTuneKeys))
 	case s.Zipf != 0 && !(s.Zipf > 1 && s.Zipf <= 100):
 		return usagef("bad value for flag -zipf: want 0, or above 1")
 	case s.Processes < 1 || s.Processes > maxProcesses:
-		return usagef("bad value for flag -processes: want 1 to %s", commas(maxProcesses))
+		return usagef("bad value for flag -processes: want 1 to %s", table.Commas(maxProcesses))
 	case s.Length <= 0:
 		return usagef("bad value for flag -duration: want more than 0")
 	case s.Expected() > 0.9*sim.MaxRequests: // by chance it may be some more
-		return usagef("-rate for -duration is more than %s requests", commas(0.9*sim.MaxRequests))
+		return usagef("-rate for -duration is more than %s requests", table.Commas(0.9*sim.MaxRequests))
 	case c.setting.Delay < 0 || c.setting.Delay > maxDelay:
 		return usagef("bad value for flag -delay: want 0 to %v", maxDelay)
 	case !(speed >= 1 && speed <= maxSpeed) || math.IsInf(speed, 0):
-		return usagef("bad value for flag -speed: want 1 to %s", commas(maxSpeed))
+		return usagef("bad value for flag -speed: want 1 to %s", table.Commas(maxSpeed))
 	case c.report != "" && extension(c.report) == "":
 		return usagef("bad value for flag -report: want a name that ends in .html or .svg")
 	case errors.Is(scaled, sim.ErrSpeed):
@@ -323,5 +324,5 @@ func (c *tuning) one(ctx context.Context, t sim.Traffic, p sim.Policy, s *stage,
 
 // limitText is a limit in words.
 func limitText(l reservoir.Limit) string {
-	return fmt.Sprintf("%s per %v", commas(l.Tokens), l.Window)
+	return fmt.Sprintf("%s per %v", table.Commas(l.Tokens), l.Window)
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 // advice is a policy and why it is the one to choose.
@@ -75,8 +76,8 @@ func prefer(adaptive, best sim.Outcome, refusals bool) string {
 
 // cost is what a policy does, in words.
 func cost(o sim.Outcome) string {
-	s := fmt.Sprintf("It makes %s store calls for %s requests (%s); %s of the requests wait for the store", commas(o.StoreCalls),
-		commas(o.Requests), percent(o.CallsPerRequest), percent(o.WaitedShare))
+	s := fmt.Sprintf("It makes %s store calls for %s requests (%s); %s of the requests wait for the store", table.Commas(o.StoreCalls),
+		table.Commas(o.Requests), percent(o.CallsPerRequest), percent(o.WaitedShare))
 	if o.StrandedWindows > 0 {
 		s += fmt.Sprintf("; when the first is refused, %s of the limit lies unspent in processes", percent(o.Stranded))
 	}
@@ -100,13 +101,13 @@ func faults(o sim.Outcome) (f []string) {
 		f = append(f, "goes over the limit")
 	}
 	if float64(o.Needless) > mostNeedless*float64(o.Admitted) {
-		f = append(f, fmt.Sprintf("refuses %s requests that the limit had tokens for", commas(o.Needless)))
+		f = append(f, fmt.Sprintf("refuses %s requests that the limit had tokens for", table.Commas(o.Needless)))
 	}
 	if o.Stranded > mostStranded && !o.Cold || o.Stranded > mostCold {
 		f = append(f, fmt.Sprintf("strands %s of the limit", percent(o.Stranded)))
 	}
 	if float64(o.Errors) > mostErrors*float64(o.Requests) {
-		f = append(f, fmt.Sprintf("fails %s requests", commas(o.Errors)))
+		f = append(f, fmt.Sprintf("fails %s requests", table.Commas(o.Errors)))
 	}
 	return f
 }

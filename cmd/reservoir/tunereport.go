@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 // tuneReport is what "reservoir tune" found.
@@ -44,7 +44,7 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tune
 		Store: store, Virtual: s.Virtual != nil, Speed: s.Speed, Policies: all, Recommendation: advise(all), Notes: []string{},
 	}
 	r.heading = fmt.Sprintf("%s requests in %v for %s and %s, limit %s, on %s",
-		commas(int64(len(t.Requests))), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
+		table.Commas(int64(len(t.Requests))), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
 		count(t.Processes, "process", "processes"), limitText(s.Limit), store)
 	if s.Speed != 1 {
 		r.heading += fmt.Sprintf(", at %v times its speed", s.Speed)
@@ -59,7 +59,7 @@ func count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
 	}
-	return commas(int64(n)) + " " + many
+	return table.Commas(int64(n)) + " " + many
 }
 
 // latePart of a window is how late requests may be before it is worth a note.
@@ -88,7 +88,7 @@ func (r *tuneReport) note(format string, args ...any) {
 func (r *tuneReport) verdict() error {
 	for _, o := range r.Policies {
 		if o.Over > 0 {
-			return fmt.Errorf("%s admitted %s over the limit", o.Policy, commas(o.Over))
+			return fmt.Errorf("%s admitted %s over the limit", o.Policy, table.Commas(o.Over))
 		}
 	}
 	return nil
@@ -106,12 +106,12 @@ var tuneColumns = []struct {
 	of          func(o sim.Outcome) string
 }{
 	{"policy", "", func(o sim.Outcome) string { return o.Policy }},
-	{"requests", "", func(o sim.Outcome) string { return commas(o.Requests) }},
-	{"admitted", "", func(o sim.Outcome) string { return commas(o.Admitted) }},
-	{"refused", "", func(o sim.Outcome) string { return commas(o.Refused) }},
-	{"needless", "requests refused though the limit had tokens that were never spent", func(o sim.Outcome) string { return commas(o.Needless) }},
-	{"over", "tokens over the limit", func(o sim.Outcome) string { return commas(o.Over) }},
-	{"calls", "to the store", func(o sim.Outcome) string { return commas(o.StoreCalls) }},
+	{"requests", "", func(o sim.Outcome) string { return table.Commas(o.Requests) }},
+	{"admitted", "", func(o sim.Outcome) string { return table.Commas(o.Admitted) }},
+	{"refused", "", func(o sim.Outcome) string { return table.Commas(o.Refused) }},
+	{"needless", "requests refused though the limit had tokens that were never spent", func(o sim.Outcome) string { return table.Commas(o.Needless) }},
+	{"over", "tokens over the limit", func(o sim.Outcome) string { return table.Commas(o.Over) }},
+	{"calls", "to the store", func(o sim.Outcome) string { return table.Commas(o.StoreCalls) }},
 	{"a request", "calls per request", func(o sim.Outcome) string { return percent(o.CallsPerRequest) }},
 	{"stranded", "share of the limit that lay in processes when another was refused first", stranded},
 	{"waited", "share of requests that waited for the store", func(o sim.Outcome) string { return percent(o.WaitedShare) }},
@@ -132,7 +132,7 @@ func server(o sim.Outcome) string {
 	if o.ServerCalls == nil {
 		return "–"
 	}
-	return commas(*o.ServerCalls)
+	return table.Commas(*o.ServerCalls)
 }
 
 // columns leaves out the server's counts where there are none.
@@ -161,12 +161,7 @@ func (r *tuneReport) cells() [][]string {
 func (r *tuneReport) text(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString(r.heading + "\n\n")
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	for _, row := range r.cells() {
-		fmt.Fprintf(t, "%s\t\n", strings.Join(row, "\t"))
-	}
-	_ = t.Flush() // to a builder
-	b.WriteByte('\n')
+	b.WriteString(table.Text(r.cells(), true) + "\n")
 	for _, c := range tuneColumns[:r.columns()] {
 		if c.about != "" {
 			fmt.Fprintf(&b, "%9s: %s\n", c.name, c.about)

@@ -16,7 +16,7 @@ type book struct {
 	limit  int64
 	length time.Duration // of the traffic
 	index  map[string]int32
-	each   func(Window) // told of every window that is closed; nil = nobody asks
+	each   func(Window) // is told each window that is over and callers heard of; nil = nobody asks
 
 	mu      sync.Mutex
 	keys    []pages
@@ -121,7 +121,7 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	}
 	if r.Allowed {
 		b.sum.Admitted++
-		p.admit(r)
+		p.admit(r, q.At+late+took)
 		return
 	}
 	b.sum.Refused++
@@ -129,7 +129,7 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 		b.sum.Remembered++
 	}
 	if p.Refused++; p.Refused == 1 {
-		p.Stranded = max(p.held, 0)
+		p.Stranded, p.short = max(p.held, 0), q.At+late+took
 	}
 }
 
@@ -153,14 +153,20 @@ func (b *book) over(n int, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k := &b.keys[0]
+	b.sum.Sent = b.calls
 	return k.told > n || k.told == n && now.After(k.end)
 }
 
-// admit counts a token that was spent. A direct call charges and spends at once.
-func (p *Window) admit(r reservoir.Result) {
+// admit counts a token that was spent. A direct call charges and spends at once. Of
+// callers that one reply serves and refuses, at one instant, any may be heard first.
+func (p *Window) admit(r reservoir.Result, at time.Duration) {
 	p.Spent++
-	if r.Source != reservoir.Direct {
-		p.held--
+	if r.Source == reservoir.Direct {
+		return
+	}
+	p.held--
+	if p.Refused > 0 && p.short == at && p.Stranded > 0 {
+		p.Stranded--
 	}
 }
 
@@ -192,7 +198,7 @@ func (b *book) close(k *pages, p Window) {
 	if p.ID == 0 {
 		return
 	}
-	if b.each != nil {
+	if b.each != nil && p.Requests > 0 {
 		b.each(p)
 	}
 	b.sum.Over += max(p.Spent-b.limit, 0)

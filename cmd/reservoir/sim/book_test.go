@@ -17,12 +17,13 @@ import (
 type clerk struct {
 	*book
 	process *way
+	now     *time.Duration // each answers is an instant of its own
 }
 
 const parts = 50
 
 func newClerk() clerk {
-	return clerk{newBook(Traffic{Keys: []string{"k"}, Length: time.Second}, 10, parts), &way{known: map[string]account{}}}
+	return clerk{newBook(Traffic{Keys: []string{"k"}, Length: time.Second}, 10, parts), &way{known: map[string]account{}}, new(time.Duration)}
 }
 
 // charge changes by n what the one process holds, as a reply says.
@@ -36,9 +37,10 @@ func (c clerk) charge(w backend.Window, n int64) {
 }
 
 func (c clerk) answers(n int, w backend.Window, allowed bool, from reservoir.Source) {
+	*c.now++
 	for range n {
 		r := reservoir.Result{Allowed: allowed, Reset: w.Time(), Source: from}
-		c.answer(Request{}, r, nil, time.Microsecond, 0)
+		c.answer(Request{At: *c.now}, r, nil, time.Microsecond, 0)
 	}
 }
 
@@ -92,6 +94,17 @@ func TestBookOfOneWindowTellsItsStranding(t *testing.T) {
 	require.InDelta(t, 0.2, o.Stranded, 1e-9)
 	require.True(t, o.Cold)
 	require.EqualValues(t, 1, o.Needless)
+}
+
+// One reply serves two callers and refuses a third, who is heard first.
+func TestBookOfOneInstant(t *testing.T) {
+	c := newClerk()
+	c.charge(1000, 3)
+	c.answers(1, 1000, false, reservoir.Fetched)
+	*c.now--
+	c.answers(2, 1000, true, reservoir.Fetched)
+	c.answers(1, 1000, true, reservoir.Local)
+	require.InDelta(t, 0.1, c.end().Stranded, 1e-9, "the third token lay around")
 }
 
 func TestBookKeepsLateAnswersOfTheFirstWindow(t *testing.T) {
@@ -151,7 +164,7 @@ func TestBookEndsAfterSomeWindows(t *testing.T) {
 	c.end()
 	require.Equal(t, []Window{
 		{ID: 1000, Requests: 4, Spent: 4, held: -4},
-		{ID: 2000, Calls: 1, Requests: 1, Waited: 1, Refused: 1, Stranded: 5, held: 5},
+		{ID: 2000, Calls: 1, Requests: 1, Waited: 1, Refused: 1, Stranded: 5, held: 5, short: 2 + time.Microsecond},
 	}, closed)
 }
 

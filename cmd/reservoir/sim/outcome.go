@@ -1,6 +1,10 @@
 package sim
 
-import "github.com/go-reservoir/reservoir/backend"
+import (
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
 
 // Outcome is what a policy made of a traffic. Requests == Admitted + Refused +
 // Errors. Times are in nanoseconds, shares are of 1.
@@ -20,6 +24,7 @@ type Outcome struct {
 	Over     int64 `json:"over_the_limit"` // tokens, over all windows; 0, or the library is broken
 
 	StoreCalls      int64   `json:"store_calls"` // until the last answer; those of Close not counted
+	Sent            int64   `json:"-"`           // of them and those under way, when Setting.Windows had ended
 	CallsPerRequest float64 `json:"store_calls_per_request"`
 	ServerCalls     *int64  `json:"server_calls"` // by the server's own count, other clients' included; nil if not known
 	MeanBatch       float64 `json:"mean_batch"`   // tokens, of the calls that brought any; 0 = none did
@@ -58,5 +63,6 @@ type Window struct {
 	Refused  int64
 	Stranded int64 // tokens held and unspent in all processes, at the first refusal
 
-	held int64 // charged by batches and not spent
+	held  int64         // charged by batches and not spent
+	short time.Duration // when the first refusal was answered
 }

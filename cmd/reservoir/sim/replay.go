@@ -39,7 +39,7 @@ type Setting struct {
 	// For fleets whose every event has an instant of its own; zero = not needed.
 	Travel  func(process int, now time.Duration, back bool) time.Duration // half of a call that is under way now
 	Windows int                                                           // end when so many of the first key's have ended
-	Each    func(Window)                                                  // is told each window that is over
+	Each    func(Window)                                                  // is told each window that is over, if callers heard of it
 	Parts   int                                                           // of the Timeline; 0 = 50
 }
 
