@@ -22,7 +22,6 @@ const (
 	demoWindow  = 500 * time.Millisecond
 	demoRate    = 250_000 // calls per second over all keys
 	demoWorkers = 8
-	demoPeriod  = 100 * time.Millisecond // of the live view
 )
 
 var demoKeys = []struct {
@@ -90,18 +89,35 @@ func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 
 // try runs the traffic against a store of its own, in sight.
 func try(ctx context.Context, w io.Writer, requests int64, title string, opts ...reservoir.Option) (*trial, error) {
-	store := memstore.New()
-	l, err := reservoir.New(store, demoLimit(demoKeys[0].name), append(opts, reservoir.WithLimits(demoLimit))...)
+	l, err := reservoir.New(memstore.New(), demoLimit(demoKeys[0].name), append(opts, reservoir.WithLimits(demoLimit))...)
 	if err != nil {
 		return nil, err
 	}
-	done := watch(w, title, l, store)
+	done := watch(w, title, l, requests)
 	sum := demoTraffic(requests).run(ctx, l)
 	done()
 	if err := l.Close(context.Background()); err != nil {
 		return nil, err
 	}
 	return &trial{title, sum, l.Stats()}, sum.verdict(nil)
+}
+
+// watch shows a run of the demo until the function it returns is called: a bar on a
+// terminal, a line now and then elsewhere.
+func watch(w io.Writer, title string, l *reservoir.Limiter, requests int64) (stop func()) {
+	start := time.Now()
+	if drawable(w) {
+		bar := newProgress(w, false, requests)
+		done := bar.limiter(title, l)
+		return func() { done(); bar.end() }
+	}
+	show := func() {
+		s := l.Stats()
+		fmt.Fprintf(w, "%s, %.1f s: %s requests, %s admitted, %s refused, %s store calls\n", title, time.Since(start).Seconds(),
+			table.Commas(s.Spent+s.Denied), table.Commas(s.Spent), table.Commas(s.Denied), table.Commas(s.StoreCalls))
+	}
+	end := every(5*progressPeriod, show)
+	return func() { end(); show() }
 }
 
 // most is the most tokens that were spent in one window of key i.

@@ -70,7 +70,7 @@ func runInspect(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err != nil {
 		return err
 	}
-	key, err := storeKey(*name, f.Arg(0))
+	key, err := storeKey(*name, f.parsed.Arg(0))
 	switch {
 	case err != nil:
 		return err
@@ -83,7 +83,7 @@ func runInspect(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err != nil {
 		return err
 	}
-	i := newInspection(*name, f.Arg(0), c, *limit)
+	i := newInspection(*name, f.parsed.Arg(0), c, *limit)
 	if asJSON {
 		e := json.NewEncoder(stdout)
 		e.SetIndent("", "  ")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -187,9 +188,11 @@ func runLoad(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		ctx, cancel = context.WithTimeout(ctx, c.duration)
 		defer cancel()
 	}
-	done := progress(stderr, l)
+	bar := newProgress(stderr, !drawable(stderr), cmp.Or(c.requests, -1))
+	done := bar.limiter("calls", l)
 	sum := c.run(ctx, l)
 	done()
+	bar.end()
 	closeCtx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	closeErr := l.Close(closeCtx)

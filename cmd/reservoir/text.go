@@ -36,9 +36,3 @@ func quoted(s string) string {
 	}
 	return s
 }
-
-// bar draws a share of one as a bar of width cells.
-func bar(share float64, width int) string {
-	full := int(math.Round(min(max(share, 0), 1) * float64(width)))
-	return strings.Repeat("█", full) + strings.Repeat("░", width-full)
-}

@@ -20,8 +20,6 @@ func TestText(t *testing.T) {
 	} {
 		require.Equal(t, want, short(d))
 	}
-	require.Equal(t, "██░░", bar(0.5, 4))
-	require.Equal(t, "████", bar(7, 4))
 	require.Equal(t, "plain:é", quoted("plain:é"))
 	require.Equal(t, `"\x1b[2J"`, quoted("\x1b[2J"))
 	require.Equal(t, `"a b"`, quoted("a b"))

@@ -280,7 +280,7 @@ func (c *tuning) print(w io.Writer, r *tuneReport) error {
 // complete, if anything is.
 func (c *tuning) replay(ctx context.Context, t sim.Traffic, s *stage, stderr io.Writer) ([]sim.Outcome, error) {
 	var all []sim.Outcome
-	bar := newProgress(stderr, c.quiet || !drawable(stderr), len(t.Requests)*len(c.policies))
+	bar := newProgress(stderr, c.quiet || !drawable(stderr), int64(len(t.Requests)*len(c.policies)))
 	defer bar.end()
 	for i, p := range c.policies {
 		o, err := c.one(ctx, t, p, s, bar, i*len(t.Requests))
@@ -298,7 +298,7 @@ func (c *tuning) replay(ctx context.Context, t sim.Traffic, s *stage, stderr io.
 }
 
 // one replays the traffic under one policy, on a store that holds nothing.
-func (c *tuning) one(ctx context.Context, t sim.Traffic, p sim.Policy, s *stage, bar *progressBar, before int) (sim.Outcome, error) {
+func (c *tuning) one(ctx context.Context, t sim.Traffic, p sim.Policy, s *stage, bar *progress, before int) (sim.Outcome, error) {
 	store, err := s.empty()
 	if err != nil {
 		return sim.Outcome{}, err
@@ -311,7 +311,7 @@ func (c *tuning) one(ctx context.Context, t sim.Traffic, p sim.Policy, s *stage,
 	if err != nil {
 		return sim.Outcome{}, err
 	}
-	done := bar.follow(p.Name, func() int { return before + int(r.Made()) })
+	done := bar.follow(func() (int64, string) { return int64(before) + r.Made(), fmt.Sprintf("%-12s", p.Name) })
 	defer done()
 	from, known := store.scriptCalls(ctx)
 	o, err := r.Run(ctx)
