@@ -149,14 +149,13 @@ func drawTime(all map[string]results, seed uint64) []byte {
 	s := onTime
 	page := chart.Page{
 		Title: "How many requests reach the store, over time",
-		Note: fmt.Sprintf("%d processes share %s tokens/%s and want %v × as many; the limit lasts two thirds of a window, and what comes then is refused. "+
-			"What is 0 lies on the lowest line; make fleet, seed %d; %s; network 1 ms there and back",
-			s.processes, table.Commas(s.limit.Tokens), span(s.limit.Window), s.demand, seed, s.kind.name),
+		Note: fmt.Sprintf("%d processes share %s tokens/%s and want %v × as many, by %s: what comes after two thirds of a window is refused. make fleet, seed %d",
+			s.processes, table.Commas(s.limit.Tokens), span(s.limit.Window), s.demand, s.kind.name, seed),
 		Legend: legend(shownIn(all)),
 		Rows:   [][]*plot.Plot{nil}, Width: 500, Height: 270,
 	}
 	for _, m := range courses {
-		p := chart.New(m.title, "minutes since the start")
+		p := chart.New(m.title, "minutes since the start; what is 0 lies on the lowest line")
 		up := scale(p)
 		chart.Linear(&p.X, 0, float64(s.windows)*s.limit.Window.Minutes(), s.windows, func(v float64) string { return fmt.Sprint(math.Round(v)) })
 		chart.Grid(p, true, true)

@@ -44,6 +44,7 @@ func newProgress(w io.Writer, hidden bool, total int64) *progress {
 		progressbar.OptionShowCount(),
 		progressbar.OptionSetPredictTime(false),
 		progressbar.OptionClearOnFinish(),
+		progressbar.OptionSetSpinnerChangeInterval(0), // no goroutine of its own
 	)}
 }
 
