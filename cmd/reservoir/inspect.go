@@ -7,7 +7,6 @@ import (
 	"io"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
@@ -163,12 +162,9 @@ func (i *inspection) table(w io.Writer) {
 		fmt.Fprintln(w, "clients    none: all was charged by direct calls")
 		return
 	}
-	width := len("client")
+	rows := [][]string{{"client", "granted", "given back"}}
 	for _, a := range i.Clients {
-		width = max(width, utf8.RuneCountInString(quoted(a.Client)))
+		rows = append(rows, []string{quoted(a.Client), table.Commas(a.Granted), table.Commas(a.Returned)})
 	}
-	fmt.Fprintf(w, "\n%-*s  %15s  %15s\n", width, "client", "granted", "given back")
-	for _, a := range i.Clients {
-		fmt.Fprintf(w, "%-*s  %15s  %15s\n", width, quoted(a.Client), table.Commas(a.Granted), table.Commas(a.Returned))
-	}
+	fmt.Fprint(w, "\n"+table.Text(rows, false))
 }

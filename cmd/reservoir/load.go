@@ -78,7 +78,10 @@ func parseLoad(args []string, stdout io.Writer) (*load, error) {
 	if c.seed == 0 {
 		c.seed = rand.Uint64()
 	}
-	c.stores, c.prefix, c.keys = *stores, *prefix, keyNames(*keys, *key, f.given("key"))
+	c.stores, c.prefix, c.keys = *stores, *prefix, []string{*key}
+	if !f.given("key") {
+		c.keys = sim.Keys(*keys)
+	}
 	if len(c.stores) == 0 {
 		c.stores = []string{"memory"}
 	}
@@ -117,17 +120,6 @@ func (c *load) validate(keys int) error {
 		return usagef("bad value for flag -n: no call for more than the limit of %s tokens could be allowed", table.Commas(c.limit.Tokens))
 	}
 	return nil
-}
-
-func keyNames(n int, key string, named bool) []string {
-	if named {
-		return []string{key}
-	}
-	names := make([]string, n)
-	for i := range names {
-		names[i] = "key-" + strconv.Itoa(i)
-	}
-	return names
 }
 
 // sizing is the option that -batch says.
