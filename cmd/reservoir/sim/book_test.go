@@ -161,6 +161,7 @@ func TestBookEndsAfterSomeWindows(t *testing.T) {
 	c.answers(1, 2000, false, reservoir.Fetched)
 	require.True(t, c.over(1, time.UnixMilli(1000)))
 	c.answers(1, 1000, true, reservoir.Local)
+	c.charge(3000, 5)
 	c.end()
 	require.Equal(t, []Window{
 		{ID: 1000, Requests: 4, Spent: 4, held: -4},

@@ -158,3 +158,47 @@ func TestReplayOfADay(t *testing.T) {
 	require.Positive(t, o.Refused)
 	require.Greater(t, o.StrandedWindows, int64(3*20))
 }
+
+// A caller that waits for something else than its context holds up those behind it.
+func TestReplayThatIsHeldUpIsAnError(t *testing.T) {
+	limit := reservoir.PerHour(10)
+	slow := Policy{Option: reservoir.WithLimits(func(string) reservoir.Limit {
+		time.Sleep(time.Second)
+		return limit
+	})}
+	traffic := Shape{Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic()
+	r, err := NewReplay(traffic, slow, Setting{Limit: limit, Speed: 1, Virtual: onVirtualTime(t)}, nil)
+	require.NoError(t, err)
+	_, err = r.Run(t.Context())
+	require.ErrorContains(t, err, "held up")
+}
+
+// A replay can end with some windows, and each call can take its own time.
+func TestReplayOfWindows(t *testing.T) {
+	var windows []Window
+	var ways [2]int
+	_, r := small(t, "direct", Setting{
+		Limit: reservoir.Limit{Tokens: 100, Window: 20 * time.Millisecond}, Speed: 1, Virtual: onVirtualTime(t), Windows: 3, Parts: 7,
+		Each: func(w Window) { windows = append(windows, w) },
+		Travel: func(process int, now time.Duration, back bool) time.Duration {
+			require.Less(t, process, 3)
+			if ways[0]++; back {
+				ways[1]++
+			}
+			return time.Millisecond
+		},
+	})
+	o, err := r.Run(t.Context())
+	require.NoError(t, err)
+	require.Len(t, o.Timeline, 7)
+	require.Equal(t, 2*ways[1], ways[0])
+	require.EqualValues(t, 2*time.Millisecond, time.Duration(o.P99).Round(100*time.Microsecond))
+	require.Less(t, o.Requests, int64(len(r.Requests)), "it ended early")
+	require.GreaterOrEqual(t, len(windows), 3)
+	var requests int64
+	for _, w := range windows {
+		require.LessOrEqual(t, w.Spent, int64(100))
+		requests += w.Requests
+	}
+	require.Equal(t, o.Requests, requests)
+}
