@@ -84,6 +84,7 @@ func TestFlagErrorsRepeatNoValue(t *testing.T) {
 		"-trace hidden --=x":          "reservoir: no such flag\n",
 		"-trace":                      "reservoir: flag -trace needs a value\n",
 		"-policies= -seed":            "reservoir: flag -seed needs a value\n",
+		"-q -seed":                    "reservoir: flag -seed needs a value\n",
 		"-seed x --bogus=hidden":      "reservoir: bad value for flag -seed: parse error\n",
 		"--bogus=hidden -seed":        "reservoir: no such flag: -bogus\n",
 		"-keys=a for flag -" + canary: "reservoir: bad value for flag -keys: parse error\n",
