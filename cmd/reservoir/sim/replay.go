@@ -37,7 +37,7 @@ type Setting struct {
 	Seed    uint64
 
 	// For fleets whose every event has an instant of its own; zero = not needed.
-	Travel  func(process int, now time.Duration, back bool) time.Duration // half of a call that is under way now
+	Travel  func(process int, now time.Duration, back bool) time.Duration // half of a call that is under way now; safe for concurrent use
 	Windows int                                                           // end when so many of the first key's have ended
 	Each    func(Window)                                                  // is told each window that is over, if callers heard of it
 	Parts   int                                                           // of the Timeline; 0 = 50
