@@ -91,6 +91,7 @@ func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) 
 func (s scenario) traffic(seed uint64) sim.Traffic {
 	length := time.Duration(s.windows) * s.limit.Window
 	t := sim.Traffic{Keys: []string{"shared"}, Processes: s.processes, Length: length}
+	t.Requests = make([]sim.Request, 0, int(1.3*s.demand*float64(s.limit.Tokens))*s.windows)
 	shape := s.kind.shape(s.processes, random(seed, shapeStream))
 	for i := range s.processes {
 		a := arrivals{
