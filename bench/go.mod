@@ -2,11 +2,9 @@ module github.com/go-reservoir/reservoir/bench
 
 go 1.26.0
 
-replace github.com/go-reservoir/reservoir => ../
-
 require (
 	github.com/go-redis/redis_rate/v10 v10.0.1
-	github.com/go-reservoir/reservoir v0.0.0
+	github.com/go-reservoir/reservoir v0.1.0
 	github.com/gomodule/redigo v1.9.3
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/redis/rueidis v1.0.79
@@ -35,7 +33,7 @@ require (
 require (
 	github.com/benbjohnson/clock v1.3.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
-	github.com/go-reservoir/reservoir/cmd/reservoir v0.0.0
+	github.com/go-reservoir/reservoir/cmd/reservoir v0.1.0
 	github.com/hashicorp/golang-lru v0.5.4 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	go.uber.org/atomic v1.12.0 // indirect
@@ -43,5 +41,3 @@ require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 )
-
-replace github.com/go-reservoir/reservoir/cmd/reservoir => ../cmd/reservoir
