@@ -13,22 +13,18 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
-	"github.com/go-reservoir/reservoir/lua"
 )
 
 // startRedis stands for a server that you have; it starts one for an example.
 func startRedis() (addr string, stop func()) { return redistest.StartExample() }
 
-// newClient returns a client that leaves it to the store what may be repeated.
-func newClient(addr string) *redis.Client {
-	return redis.NewClient(&redis.Options{
-		Addr:                  addr,
-		MaxRetries:            -1,
-		DialerRetries:         1,
-		DialTimeout:           time.Second, // 200 ms in a service
-		ReadTimeout:           time.Second,
-		ContextTimeoutEnabled: true,
-	})
+// newClient returns a client as Options describes it, but for the patience: a
+// machine that runs examples may be slow.
+func newClient(addr string) redis.UniversalClient {
+	o, err := redisstore.Options("redis://" + addr)
+	must(err)
+	o.DialTimeout, o.ReadTimeout = time.Second, time.Second
+	return redis.NewUniversalClient(o)
 }
 
 // must is for what only fails when an example is set up wrongly.
@@ -100,18 +96,6 @@ func ExampleWithReplicaAck() {
 	_, err := allow(store, reservoir.WithDirect())
 	fmt.Println(errors.Is(err, redisstore.ErrNotReplicated))
 	// Output: true
-}
-
-// A server where EVAL is not allowed: an operator loads the scripts ahead.
-func ExampleWithFunctions() {
-	addr, stop := startRedis()
-	defer stop()
-	client := newClient(addr)
-	defer client.Close()
-	must(client.FunctionLoad(context.Background(), lua.Library()).Err()) // or by "reservoir functions"
-	r, err := allow(redisstore.New(client, redisstore.WithFunctions()))
-	fmt.Println(r.Allowed, err)
-	// Output: true <nil>
 }
 
 // A server that evicts keys when its memory is full forgets windows that run.

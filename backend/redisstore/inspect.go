@@ -27,13 +27,20 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	if err := s.Err(); err != nil {
 		return none, err
 	}
-	tag := tagged(s.prefix, key)
+	client, keys := s.client, keysOf(s.prefix, key)
+	if s.cluster != nil { // whose own pipelines run hooks in goroutines of theirs
+		node, err := s.cluster.MasterForKey(ctx, keys[0])
+		if err != nil {
+			return none, wrap("inspect", unsent{err})
+		}
+		client = node
+	}
 	var used, exp *redis.StringCmd
 	var own *redis.MapStringStringCmd
 	var at *redis.TimeCmd
-	_, err := s.client.TxPipelined(ctx, func(p redis.Pipeliner) error {
-		used, exp = p.Get(ctx, tag), p.Get(ctx, tag+expSuffix)
-		own, at = p.HGetAll(ctx, tag+ownSuffix), p.Time(ctx)
+	_, err := client.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		used, exp = p.Get(ctx, keys[0]), p.Get(ctx, keys[1])
+		own, at = p.HGetAll(ctx, keys[2]), p.Time(ctx)
 		return nil
 	})
 	if err != nil && err != redis.Nil {

@@ -59,8 +59,9 @@ package redisstore
 
 import (
 	"context"
-	"math/rand/v2"
+	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode"
@@ -77,19 +78,23 @@ import (
 // after the first (WithWarnings), and does not close the client.
 type Store struct {
 	client   redis.UniversalClient   // the one that writes
-	primary  *route                  // to it
 	replicas []redis.UniversalClient // for Check
-	readers  []*route                // to them, each with the primary as a second
-	nextRead atomic.Uint32
 	prefix   string
-	clock    serverClock
-	err      error // a fault of the set-up
+	ack      ack
+	acked    bool          // ack was asked for, if with values that make no sense
+	warn     func(Warning) // nil = nobody is told
+	err      error         // a fault of the set-up
 
-	functions bool // the scripts are called as functions
-	ack       ack
-	acked     bool          // ack was asked for, if with values that make no sense
-	warn      func(Warning) // nil = nobody is told
-	looked    atomic.Bool   // for what to warn of
+	route
+	readers  []*group // to replicas
+	nextRead atomic.Uint32
+	clock    serverClock
+	warned   atomic.Bool
+
+	owned   []redis.UniversalClient // to close
+	closing sync.RWMutex
+	closed  bool           // guarded by closing
+	pending sync.WaitGroup // calls, and their undoing. From 0 it grows under closing
 }
 
 var (
@@ -125,12 +130,11 @@ func New(client redis.UniversalClient, opts ...Option) *Store {
 	if s.err = s.validate(); s.err != nil {
 		return s
 	}
-	s.primary = newRoute(client, &s.clock)
-	s.primary.require(s.ack)
+	s.whole = s.newGroup(client)
+	s.whole.ack = s.ack
+	s.cluster, _ = client.(*redis.ClusterClient)
 	for _, replica := range s.replicas {
-		r := newReadRoute(replica, &s.clock)
-		r.second = s.primary
-		s.readers = append(s.readers, r)
+		s.readers = append(s.readers, s.newGroup(replica))
 	}
 	return s
 }
@@ -169,6 +173,36 @@ func (s *Store) Err() error {
 	return &backend.Error{Op: "open", Class: backend.Rejected, Err: s.err}
 }
 
+// Close waits for the calls that are under way, also for those whose callers have
+// left, and for the return of what those were charged: as long as the client's
+// timeouts at most. Later calls are rejected. It closes the client if Open made it.
+func (s *Store) Close() error {
+	s.closing.Lock()
+	s.closed = true
+	s.closing.Unlock()
+	s.pending.Wait()
+	var err error
+	for _, client := range s.owned {
+		err = errors.Join(err, client.Close())
+	}
+	s.owned = nil
+	return err
+}
+
+// begin counts a call, unless the store is closed or cannot be used at all.
+func (s *Store) begin() error {
+	if s.err != nil {
+		return s.err
+	}
+	s.closing.RLock()
+	defer s.closing.RUnlock()
+	if s.closed {
+		return errClosed
+	}
+	s.pending.Add(1)
+	return nil
+}
+
 // Flags of a script's reply.
 const (
 	flagLate     = 1
@@ -184,7 +218,15 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	v, err := s.run(s.sync(ctx, r), s.primary)
+	leaving := 0
+	if r.Leaving {
+		leaving = 1
+	}
+	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand, r.Peers, r.Pace, int64(r.End), leaving}
+	if r.Window != 0 { // of no window the script needs to know nothing
+		args = append(args, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
+	}
+	v, err := s.do(ctx, syncScript, r.Key, nil, args...)
 	if err != nil {
 		return out, err
 	}
@@ -207,20 +249,6 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	}, nil
 }
 
-func (s *Store) sync(ctx context.Context, r backend.SyncRequest) *call {
-	c := newCall(ctx, s.form(syncScript), s.prefix, r.Key)
-	c.text(r.Client)
-	leaving := int64(0)
-	if r.Leaving {
-		leaving = 1
-	}
-	c.numbers(r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand, r.Peers, r.Pace, int64(r.End), leaving)
-	if r.Window != 0 { // of no window the script needs to know nothing
-		c.numbers(int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
-	}
-	return c
-}
-
 // Take implements backend.Store with one EVALSHA. When ctx ends before the reply
 // comes, the tokens are given back as soon as it does; when it never comes they
 // stay charged until the window ends.
@@ -229,10 +257,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	c := newCall(ctx, s.form(takeScript), s.prefix, r.Key)
-	c.numbers(r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End))
-	c.undo = &undo{s, r.Key, r.Tokens}
-	v, err := s.run(c, s.primary)
+	v, err := s.do(ctx, takeScript, r.Key, s.undoOf(r), r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End))
 	if err != nil {
 		return out, err
 	}
@@ -247,13 +272,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	if err := l.Validate(); err != nil {
 		return backend.State{}, err
 	}
-	to := s.primary
-	if n := uint32(len(s.readers)); n > 0 {
-		to = s.readers[s.nextRead.Add(1)%n]
-	}
-	c := newCall(ctx, s.form(checkScript), s.prefix, key)
-	c.numbers(l.Tokens, l.Window.Milliseconds())
-	v, err := s.run(c, to)
+	v, err := s.do(ctx, checkScript, key, nil, l.Tokens, l.Window.Milliseconds())
 	if err != nil {
 		return backend.State{}, err
 	}
@@ -266,10 +285,7 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 	if err := r.Validate(); err != nil {
 		return 0, err
 	}
-	c := newCall(ctx, s.form(refundScript), s.prefix, r.Key)
-	c.text(r.Client)
-	c.numbers(r.Total, int64(r.Window))
-	v, err := s.run(c, s.primary)
+	v, err := s.do(ctx, refundScript, r.Key, nil, r.Client, r.Total, int64(r.Window))
 	if err != nil {
 		return 0, err
 	}
@@ -278,28 +294,13 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 
 // Shard names the part of the store that the key is on, so that a limiter can hold
 // the parts apart whose failures are not each other's: in a Redis Cluster the
-// address of the master that served the key's slot when last heard of. It is "" for
-// a single server, and in a cluster until the first call has been served. It does
-// no I/O.
-//
-// A limiter asks before each call, so that the keys of a master that has failed are
-// its replica's as soon as that is known to serve them, and not held up by what was
-// known of the other.
+// address of the slot's master, as far as known. It is "" for a single server, and in
+// a cluster until the first call has been served. It does no I/O.
 func (s *Store) Shard(key string) string {
-	if s.err != nil {
-		return ""
+	if node := s.node(context.Background(), keysOf(s.prefix, key)[0]); node != nil {
+		return node.Options().Addr
 	}
-	tag := tagged(s.prefix, key)
-	node := s.primary.node(context.Background(), tag)
-	if node == nil {
-		return ""
-	}
-	if g, ok := s.primary.nodes.Load(node); ok { // its heir may serve by now
-		if heir, ok := g.(*group).current(tag).client.(*redis.Client); ok {
-			node = heir
-		}
-	}
-	return node.Options().Addr
+	return ""
 }
 
 // state reads the fields that the replies of sync, take and check begin with.
@@ -309,19 +310,5 @@ func state(v []int64) backend.State {
 		Left:      max(time.Duration(v[2]*1000-v[1])*time.Microsecond, 0),
 		Remaining: v[3],
 		Length:    time.Duration(v[4]) * time.Millisecond,
-	}
-}
-
-func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
-
-// sleep waits for d and reports whether ctx was still alive then.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
