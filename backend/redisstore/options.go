@@ -131,8 +131,10 @@ func open(urls []string, opts []Option) (*Store, error) {
 		return nil, errNoClient
 	}
 	s := New(clients[0], append(opts[:len(opts):len(opts)], WithReplicas(clients[1:]...))...)
-	s.owned = clients
-	return s, s.Err()
+	if s.owned = clients; s.err != nil {
+		return nil, errors.Join(s.Err(), s.Close())
+	}
+	return s, nil
 }
 
 // Shards is a store over several servers. Make it with OpenShards.

@@ -101,3 +101,23 @@ func TestHookPanics(t *testing.T) {
 		})
 	}
 }
+
+// TestHookPanicsOnCluster: neither the look for what to warn of nor Inspect runs a
+// hook where nobody could catch its panic. It would end this process.
+func TestHookPanicsOnCluster(t *testing.T) {
+	hook := new(bug)
+	cluster := redistest.StartCluster(t, 3, 0)
+	client := cluster.Client(documentedCluster)
+	client.OnNewNode(func(node *redis.Client) { node.AddHook(hook) })
+	warned := make(chan redisstore.Warning, 1)
+	s := redisstore.New(client, redisstore.WithWarnings(func(w redisstore.Warning) { warned <- w }))
+	require.Eventually(t, func() bool { return takeWithin(s, "k", 10*time.Second) == nil }, 10*time.Second, time.Millisecond)
+	hook.set(func() { panic("a hook's bug") })
+	for range 3 {
+		require.PanicsWithValue(t, "a hook's bug", func() { _ = takeWithin(s, "k", 10*time.Second) })
+	}
+	require.PanicsWithValue(t, "a hook's bug", func() { _, _ = s.Inspect(t.Context(), "k") })
+	hook.set(nil)
+	require.NoError(t, takeWithin(s, "k", 10*time.Second))
+	require.NoError(t, s.Close())
+}

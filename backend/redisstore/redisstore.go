@@ -1,60 +1,38 @@
-// Package redisstore is the store in Redis 7.0 or later (and what speaks its
-// protocol): a single server, Sentinel, or Cluster, through a client of go-redis.
+// Package redisstore is the store in Redis 7.0 or later: a single server, Sentinel, or
+// Cluster, by a client of go-redis. Open makes both by a URL, Options the client's
+// options. OpenShards spreads keys over several servers.
 //
 // A limit on key k is three Redis keys, which share a slot: {k} counts the tokens
 // charged in the window, {k}:exp is the window's stored end, {k}:own is the ledger
 // of what each client was granted. The first and the last expire a second after the
 // window, the end a window's length later still: so a call with another length is
-// told the open one's. The scripts that change them are in package
-// lua. The first two are those of GitHub's rate limiter, so a program that runs
-// its scripts on the same keys shares the same limit.
+// told the open one's. The scripts that change them are in package lua. The first two
+// are those of GitHub's rate limiter, so a program that runs its scripts on the same
+// keys shares the same limit.
 //
 // # The client
 //
-// Any redis.UniversalClient serves but redis.Ring, which moves keys between
-// servers. The store bounds every call by its context even where go-redis does
-// not, but it cannot give a connection back before go-redis does, so give the
-// client short timeouts of its own and leave repeating to the store. A connection
-// that is being made outlives the call that needed it, for up to two seconds, and
-// later calls find it: DialTimeout may be longer than a caller waits, and should be
-// three round trips or more.
+// Any redis.UniversalClient serves but redis.Ring, which moves keys between servers.
+// Give it the options of Options, above all short timeouts: the store bounds every
+// call by its context even where go-redis does not, but cannot give a connection back
+// before go-redis does. A connection that is being made outlives the call that needed
+// it, for up to two seconds: DialTimeout may be longer than a caller waits, and should
+// be three round trips or more.
 //
-//	redis.NewClient(&redis.Options{
-//		Addr: addr, MaxRetries: -1, DialerRetries: 1,
-//		DialTimeout: 500 * time.Millisecond, ReadTimeout: 200 * time.Millisecond,
-//		ContextTimeoutEnabled: true,
-//	})
-//
-// # Pipelines
-//
-// A call that finds fewer than four pipelines under way to its server leaves at
-// once and alone; the others wait for one to come back and share the next. In a
-// Redis Cluster each master has pipelines of its own, made on the node's client:
-// hooks see them if they are set by ClusterClient.OnNewNode, as those of redisotel
-// are, and not if they are set on the cluster's client.
-//
-// Each call has its outcome, its deadline and its repetitions to itself. One whose
-// context ends while it waits was surely not sent (backend.Unavailable).
+// Calls to one server that are pending at the same time share pipelines. Those of a
+// Redis Cluster are made on the node's client: hooks see them if they are set by
+// ClusterClient.OnNewNode, as those of redisotel are.
 //
 // # Failures
 //
-// A call that surely was not carried out is repeated within its context, with
-// growing pauses, and so is a sync whose outcome is unknown. To a server that fails
-// no more than one call in ten is a repetition, beside a few at first.
+// A call that surely was not carried out is repeated within its context, with growing
+// pauses, and so is a sync whose outcome is unknown. To a server that fails no more
+// than one call in ten is a repetition, beside a few at first.
 //
-// When a node of a Redis Cluster is silent its replica is asked whether it serves
-// the slot by now, so that calls go to it as soon as it was elected, some seconds
-// before go-redis would find out. Not so where a program names the nodes itself
-// (ClusterOptions.ClusterSlots, redis.NewFailoverClusterClient): a replica that is
-// not in cluster mode would say yes. Between the failure and the election a cluster
-// answers CLUSTERDOWN for every key, unless cluster-require-full-coverage is "no":
-// set it. While a slot moves, Redis answers TRYAGAIN for keys whose parts are on
-// both sides, and for new ones: move slots in small steps (MIGRATE with few keys
-// takes well under a millisecond) and no caller sees it.
-//
-// A context that cannot be cancelled, whose Done is nil, saves a goroutine and the
-// switches to it and back: with ContextTimeoutEnabled, if it has a deadline, and
-// with any client, if it has none.
+// Between the failure of a master and the election of another a cluster answers
+// CLUSTERDOWN for every key, unless cluster-require-full-coverage is "no": set it.
+// While a slot moves, Redis answers TRYAGAIN for keys whose parts are on both sides,
+// and for new ones: move slots in small steps and no caller sees it.
 package redisstore
 
 import (
@@ -72,10 +50,9 @@ import (
 )
 
 // Store implements backend.Store and backend.Inspector. Make it with New. It is safe
-// for concurrent use; several limiters may share it. It holds no connection
-// of its own (for a while it does: WithReplicaAck), runs no goroutine between calls
-// but for a connection or a reply that is still to come and for a look at the server
-// after the first (WithWarnings), and does not close the client.
+// for concurrent use; several limiters may share it. It runs no goroutine between calls
+// but for a reply that is still to come and for a look at the server after the first
+// (WithWarnings).
 type Store struct {
 	client   redis.UniversalClient   // the one that writes
 	replicas []redis.UniversalClient // for Check
@@ -131,7 +108,6 @@ func New(client redis.UniversalClient, opts ...Option) *Store {
 		return s
 	}
 	s.whole = s.newGroup(client)
-	s.whole.ack = s.ack
 	s.cluster, _ = client.(*redis.ClusterClient)
 	for _, replica := range s.replicas {
 		s.readers = append(s.readers, s.newGroup(replica))
@@ -141,28 +117,21 @@ func New(client redis.UniversalClient, opts ...Option) *Store {
 
 func (s *Store) validate() error {
 	for _, c := range append([]redis.UniversalClient{s.client}, s.replicas...) {
-		switch c := c.(type) {
-		case nil:
+		switch c {
+		case nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil):
 			return errNoClient
-		case *redis.Ring:
+		}
+		if _, ok := c.(*redis.Ring); ok {
 			return errRing
-		case *redis.Client:
-			if c == nil {
-				return errNoClient
-			}
-		case *redis.ClusterClient:
-			if c == nil {
-				return errNoClient
-			}
 		}
 	}
 	if strings.ContainsFunc(s.prefix, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) || r == '{' || r == '}' }) {
 		return errPrefix
 	}
-	if s.acked {
-		return s.ack.validate(s.client)
+	if !s.acked {
+		return nil
 	}
-	return nil
+	return s.ack.validate(s.client)
 }
 
 // Err returns the fault of the set-up, if any, before a call meets it.
@@ -178,15 +147,15 @@ func (s *Store) Err() error {
 // timeouts at most. Later calls are rejected. It closes the client if Open made it.
 func (s *Store) Close() error {
 	s.closing.Lock()
-	s.closed = true
+	owned := s.owned
+	s.closed, s.owned = true, nil
 	s.closing.Unlock()
 	s.pending.Wait()
-	var err error
-	for _, client := range s.owned {
-		err = errors.Join(err, client.Close())
+	var errs []error
+	for _, client := range owned {
+		errs = append(errs, client.Close())
 	}
-	s.owned = nil
-	return err
+	return errors.Join(errs...)
 }
 
 // begin counts a call, unless the store is closed or cannot be used at all.
