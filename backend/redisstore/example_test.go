@@ -43,6 +43,45 @@ func allow(store *redisstore.Store, opts ...reservoir.Option) (reservoir.Result,
 	return limiter.Allow(context.Background(), "user:42")
 }
 
+// A store by a URL. Close it after the limiter.
+func ExampleOpen() {
+	addr, stop := startRedis()
+	defer stop()
+	store, err := redisstore.Open("redis://"+addr, redisstore.WithPrefix("api:"))
+	must(err)
+	defer store.Close()
+	r, err := allow(store)
+	fmt.Println(r.Allowed, err)
+	_, err = redisstore.Open("redis://:secret%@host")
+	fmt.Println(err)
+	// Output:
+	// true <nil>
+	// reservoir: redis URL: want user:password@host:port, with %XX for what is no letter or digit in user and password
+}
+
+// What is to be different is changed before the client is made.
+func ExampleOptions() {
+	o, err := redisstore.Options("rediss-cluster://limiter:secret@10.0.0.1,10.0.0.2")
+	must(err)
+	o.PoolSize = 50
+	client := redis.NewUniversalClient(o)
+	defer client.Close()
+	fmt.Println(redisstore.New(client).Err(), o.Addrs, o.ReadTimeout)
+	// Output: <nil> [10.0.0.1:6379 10.0.0.2:6379] 200ms
+}
+
+// GitHub's layout: keys are spread over primaries, each with replicas for Check.
+func ExampleOpenShards() {
+	store, err := redisstore.OpenShards(map[string][]string{
+		"a": {"redis://10.0.0.1", "redis://10.0.0.2"}, // the primary, then its replicas
+		"b": {"redis://10.0.1.1", "redis://10.0.1.2"},
+	})
+	must(err)
+	defer store.Close()
+	fmt.Println(store.Shard("user:42"), store.Shard("user:43"))
+	// Output: a b
+}
+
 // What a limit is in Redis.
 func ExampleNew() {
 	addr, stop := startRedis()
