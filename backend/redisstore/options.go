@@ -95,7 +95,7 @@ func hosts(o *redis.UniversalOptions, authority, port string) error {
 	at := strings.LastIndexByte(authority, '@') + 1
 	for host := range strings.SplitSeq(authority[at:], ",") {
 		u, err := url.Parse("redis://" + authority[:at] + host)
-		if err != nil || u.Hostname() == "" || u.Host != host {
+		if err != nil || u.Hostname() == "" || u.Host != host || strings.Count(authority[:at], "@") > 1 || host[0] != '[' && strings.Count(host, ":") > 1 {
 			return errHost
 		}
 		n, err := strconv.ParseUint(cmp.Or(u.Port(), port), 10, 16)

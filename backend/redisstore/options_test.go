@@ -59,7 +59,7 @@ func TestOptionsAreDiscreet(t *testing.T) {
 	for _, url := range []string{
 		"", "canary", "://canary", "http://canary", "redis-canary://h", "rediss", "redisscanary://h", "redis:canary@h",
 		"redis://", "redis://canary@h", "redis://canary:@h", "redis://u:can%ary@h", "redis://u:can/ary@h", "redis://u:can#ary@h",
-		"redis://u:can?ary@h", "redis://u:can ary@h", "redis://u:canary@", "redis://u:canary@h:0", "redis://u:canary@h:65536", "redis://u:canary@h:x",
+		"redis://u:can?ary@h", "redis://u:can ary@h", "redis://u:canary@", "redis://u:canary@h:0", "redis://u:canary@h:65536", "redis://u:canary@h:x", "redis://u:canary@::1", "redis-cluster://u:canary@a,u:canary@b",
 		"redis://u:canary@h/canary", "redis://u:canary@h/-1", "redis://u:canary@h/99999", "redis://u:canary@a,b", "redis://u:1#canary@h", "redis://u:1?canary@h",
 		"redis://u:12/34canary@h", "redis-cluster://u:canary@h/1", "redis-cluster://u:canary@a,,b", "redis-sentinel://u:canary@h", "redis-sentinel://u:canary@h//1", "redis-sentinel://u:canary@h/m/canary",
 	} {
