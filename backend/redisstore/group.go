@@ -120,7 +120,15 @@ func (g *group) fly(batch []*call) {
 	}()
 	for len(batch) > 0 {
 		own := batch[0].own
-		g.serve(batch)
+		g.send(batch, false)
+		// A script is sent to a server that does not know it, and never ahead: a restart
+		// or a failover would lose it.
+		if batch = g.settle(batch); len(batch) > 0 {
+			g.send(batch, true)
+			for _, c := range g.settle(batch) {
+				c.settle()
+			}
+		}
 		if batch = g.next(); own && len(batch) > 0 {
 			go g.fly(batch)
 			batch = nil
@@ -128,28 +136,22 @@ func (g *group) fly(batch []*call) {
 	}
 }
 
-// serve brings the calls to their outcomes. A script is sent to a server that does
-// not know it, and never ahead: a restart or a failover would lose it.
-func (g *group) serve(batch []*call) {
-	g.send(batch, false)
-	var missing []*call
-	for _, c := range batch {
-		if redis.HasErrorPrefix(c.err, "NOSCRIPT") {
+// settle tells the callers, but for the calls that go on: to another server or, and
+// these it returns, to this one, for it does not know their script.
+func (g *group) settle(calls []*call) (missing []*call) {
+	for _, c := range calls {
+		switch {
+		case redis.HasErrorPrefix(c.err, "NOSCRIPT"):
 			c.unwritten()
 			missing = append(missing, c)
-		}
-	}
-	if len(missing) > 0 {
-		g.send(missing, true)
-	}
-	for _, c := range batch {
-		if g.elsewhere != nil && isElsewhere(c.err) {
+		case g.elsewhere != nil && isElsewhere(c.err):
 			c.unwritten()
 			g.elsewhere.submit(c)
-		} else {
+		default:
 			c.settle()
 		}
 	}
+	return missing
 }
 
 // send sends the calls and judges their outcomes. The first that needs a script brings

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -239,6 +240,39 @@ func TestCloseWaits(t *testing.T) {
 	require.NoError(t, x.client.Ping(t.Context()).Err(), "the client is not the store's")
 }
 
+// TestLoadPanics: a hook that panics while a script is loaded is seen by those who
+// need the script, and by nobody else of their pipeline.
+func TestLoadPanics(t *testing.T) {
+	const n = 10
+	x := newCrowd(t)
+	x.jam(t.Context(), x.allowed)
+	x.queue(t.Context(), "k", n, x.allowed)
+	for i := range n {
+		x.wg.Go(func() {
+			assert.PanicsWithValue(t, "at EVAL", func() { _, _ = x.Check(t.Context(), fmt.Sprint("c", i), limit10) })
+		})
+	}
+	x.await(func() bool { w, _ := queued(x.whole); return w == 2*n })
+	require.NoError(t, x.server.Client().ScriptFlush(t.Context()).Err())
+	require.NoError(t, x.server.Client().ScriptLoad(t.Context(), takeScript.source).Err())
+	x.client.AddHook(panics{})
+	x.proxy.Hold(false)
+	x.wg.Wait()
+	x.settled()
+}
+
+// panics is a hook with a bug.
+type panics struct{ sees }
+
+func (panics) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if strings.HasPrefix(cmds[0].Name(), "eval_ro") {
+			panic("at EVAL")
+		}
+		return next(ctx, cmds)
+	}
+}
+
 // TestNumbersReadAsNumbers: in the hooks and traces of go-redis.
 func TestNumbersReadAsNumbers(t *testing.T) {
 	x := newCrowd(t)
@@ -263,6 +297,9 @@ type sees struct {
 func (sees) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (h sees) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	if h.seen == nil {
+		return next
+	}
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
 		*h.seen = append(*h.seen, cmd.String())

@@ -116,7 +116,8 @@ func together(t *testing.T, s *Store, n int) (failures []error) {
 		s.pending.Add(1)
 		batch = append(batch, s.newCall(t.Context(), takeScript, "k", nil))
 	}
-	s.whole.serve(batch)
+	s.whole.send(batch, false)
+	s.whole.settle(batch)
 	for _, c := range batch {
 		failures = append(failures, c.err)
 	}
