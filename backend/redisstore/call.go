@@ -26,7 +26,7 @@ import (
 // script is one Lua script and how to call it.
 type script struct {
 	op, source, sha string
-	bySHA, bySource string // EVALSHA and EVAL, or the forms that replicas take
+	readOnly        string // what ends the names of EVALSHA and EVAL for replicas, or nothing
 	keys, fields    int    // keys that it takes, integers in its reply
 	idempotent      bool   // it may be sent again when its outcome is unknown
 }
@@ -41,7 +41,7 @@ var (
 
 func newScript(op, source, suffix string, keys, fields int, idempotent bool) *script {
 	sum := sha1.Sum([]byte(source))
-	return &script{op, source, hex.EncodeToString(sum[:]), "evalsha" + suffix, "eval" + suffix, keys, fields, idempotent}
+	return &script{op, source, hex.EncodeToString(sum[:]), suffix, keys, fields, idempotent}
 }
 
 // command is a command that go-redis sends once. By default it sends EVALSHA again,
@@ -124,9 +124,9 @@ func (c *call) stamp(whole bool, now reading) {
 	if c.clock == "" {
 		c.after = now.limit(c.ctx)
 	}
-	c.args[0], c.args[1] = c.script.bySHA, c.script.sha
+	c.args[0], c.args[1] = "evalsha"+c.script.readOnly, c.script.sha
 	if whole {
-		c.args[0], c.args[1] = c.script.bySource, c.script.source
+		c.args[0], c.args[1] = "eval"+c.script.readOnly, c.script.source
 	}
 	c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.args...)}
 }
