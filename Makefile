@@ -42,7 +42,7 @@ cc:
 .PHONY: test
 test: redis memcached cc ## Run all tests of all modules, with the race detector.
 	go test -race -shuffle=on -timeout=$(TIMEOUT) $(PACKAGES)
-	go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' -seeds=20000 .
+	cd proof && go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' ./seeds -seeds=20000
 
 .PHONY: bench
 bench: redis ## Measure side by side with peers: tables, charts in bench/results. SIZE=full or quick.
@@ -57,7 +57,7 @@ torture: redis cc ## Break servers, networks and processes at random, for T=10m,
 	cd torture && go test -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T) -seed=$(SEED)
 	cd cmd/reservoir && go test -race -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=1m
 	go test -count=1 -v -run='^TestCardinalityAttack$$' . -cardinality=5000000
-	go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000 .
+	cd proof && go test -count=1 -timeout=0 -run='^TestSeeds$$' ./seeds -seeds=1000000
 
 .PHONY: mutants
 mutants: ## Change the pure parts in one place at a time: a test must fail. M=account for one part.

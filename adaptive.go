@@ -5,8 +5,10 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/lease"
+	"github.com/go-reservoir/reservoir/internal/next"
 )
 
 // Sizing decides how many tokens a key fetches at a time: Fixed(n), Ladder(min,
@@ -48,100 +50,153 @@ func (s Sizing) validate() error {
 	return nil
 }
 
-// readingLocked is what was known of w at that time, while it was read once only.
-func (k *keyState) readingLocked(w *lease.Lease, at int64) backend.State {
-	return backend.State{Window: w.Window, Left: time.Duration(w.Late() - at), Remaining: w.Remaining()}
+// situation is how a key stands when a batch, a re-order point or a surplus is to be sized.
+type situation struct {
+	*config
+	limit  Limit
+	demand *demand.Demand // nil for a key that was fetched for once at most
+	lease  *lease.Lease
+	now    int64
+	peers  int64         // processes that share the key, this one too
+	short  bool          // the limit will run out before the window ends
+	lead   time.Duration // from ordering a batch to having it
 }
 
-// sizeLocked writes into f how much to ask for. What the first in line lacks the store
-// is to grant as a whole or not at all.
-func (k *keyState) sizeLocked(f *fetch, w *lease.Lease, wanted, now int64) {
-	limit := k.limit()
-	line := &k.busy.line
-	var hand int64
-	if w.Alive(now) {
-		hand = k.heldLocked()
+func (k *keyState) situationLocked(now int64) situation {
+	return situation{
+		config: &k.l.config, limit: k.limit(), demand: k.use.demand(), lease: k.lease.Load(), now: now,
+		peers: int64(max(k.clients, 1)), short: k.short, lead: k.shard.Lead(),
 	}
-	reserved := hand
-	if line.Active() == 0 {
-		reserved = 0
-	}
-	need := min(max(line.Tokens()-reserved, 0)+wanted, limit.Tokens)
-	least := wanted
-	if first := line.First(); first != nil {
-		least = max(first.N-reserved, 0)
-	}
-	reorder := k.reorderLocked()
-	f.req.Need, f.req.Least = need, min(least, need)
-	f.req.Want, f.reason = need, "direct"
-	if !k.l.direct {
-		f.req.Want, f.reason = k.batchLocked(w, hand-reserved, now)
-		f.req.Want = max(f.req.Want, need)
-	}
-	f.req.Strand = -1
-	if k.l.guided() {
-		f.req.Strand = k.demand().Idle(k.l.sizing.policy, k.l.stranding, limit.Tokens, int64(max(k.clients, 1)), reorder)
-	}
-	k.demand().Asked(f.req.Want, k.spentLocked())
-}
-
-// demand is nil for a key that was fetched for once at most.
-func (k *keyState) demand() *demand.Demand {
-	if k.use == nil {
-		return nil
-	}
-	return &k.use.Demand
-}
-
-// batchLocked asks the policy for a batch.
-func (k *keyState) batchLocked(w *lease.Lease, stock, now int64) (int64, string) {
-	left := k.limit().Window
-	if w.Alive(now) {
-		left = time.Duration(w.Deadline() - now)
-	}
-	return k.demand().Batch(k.l.sizing.policy, demand.Situation{
-		Limit: k.limit(), Open: w.Alive(now), Left: left, Lasts: k.lastsLocked(w, now), Spent: k.spentLocked(),
-		Stock: stock, Waiting: k.busy.line.Tokens(),
-	})
 }
 
 // sparePart of the limit may be held by all clients together for the next large
 // request, while the limit is not going to run out.
 const sparePart = 20
 
-func (k *keyState) reorderLocked() int64 {
-	if !k.l.ahead() {
+// reorder is the stock at which to order the next batch.
+func (s *situation) reorder() int64 {
+	if !s.ahead() {
 		return 0
 	}
-	limit := k.limit()
-	idle := k.idleShare()
-	if !k.short { // what is held lacks to nobody
-		idle = max(idle, limit.Tokens/sparePart/int64(max(k.clients, 1)))
+	idle := s.idle()
+	if !s.short { // what is held lacks to nobody
+		idle = max(idle, s.limit.Tokens/sparePart/s.peers)
 	}
-	return k.demand().Reorder(limit, k.shard.Lead(), idle)
+	return s.demand.Reorder(s.limit, s.lead, idle)
 }
 
-// idleShare is this process' part of the tokens that may lie idle.
-func (k *keyState) idleShare() int64 {
-	return int64(k.l.stranding*float64(k.limit().Tokens)) / int64(max(k.clients, 1))
+// idle is this process' part of the tokens that may lie idle.
+func (s *situation) idle() int64 { return int64(s.stranding*float64(s.limit.Tokens)) / s.peers }
+
+// strand is how many tokens may lie idle in all processes; -1 leaves that to the client.
+func (s *situation) strand() int64 {
+	if !s.guided() {
+		return -1
+	}
+	return s.demand.Idle(s.sizing.policy, s.stranding, s.limit.Tokens, s.peers, s.reorder())
 }
 
-// surplusLocked is what will not be used and others may want.
-func (k *keyState) surplusLocked(w *lease.Lease, now int64) int64 {
-	k.observeLocked(now)
-	left := time.Duration(w.Deadline() - now)
-	return k.use.Surplus(k.limit().Window, left, k.lastsLocked(w, now), w.Stock(), k.idleShare())
+// batch asks the policy for the size of a batch and the reason in a word.
+func (s *situation) batch(spent, stock, waiting int64) (int64, string) {
+	left, open := s.left()
+	return s.demand.Batch(s.sizing.policy, demand.Situation{
+		Limit: s.limit, Open: open, Left: left, Lasts: s.lasts(), Spent: spent, Stock: stock, Waiting: waiting,
+	})
 }
 
-// lastsLocked is how long the limit will last from now on.
-func (k *keyState) lastsLocked(w *lease.Lease, now int64) time.Duration {
-	var d *demand.Demand
+// surplus is what will not be used and others may want.
+func (s *situation) surplus() int64 {
+	left, _ := s.left()
+	return s.demand.Surplus(s.limit.Window, left, s.lasts(), s.lease.Stock(), s.idle())
+}
+
+// left is the time in which tokens of the window may be spent; the whole of the next one
+// if none is open.
+func (s *situation) left() (left time.Duration, open bool) {
+	if !s.lease.Alive(s.now) {
+		return s.limit.Window, false
+	}
+	return time.Duration(s.lease.Deadline() - s.now), true
+}
+
+// lasts is how long the limit will last from now on.
+func (s *situation) lasts() time.Duration {
+	if !s.lease.Alive(s.now) {
+		return s.demand.Lasts(s.limit.Window, 0, false)
+	}
+	return s.demand.Lasts(s.limit.Window, s.limit.Window-time.Duration(s.lease.Late()-s.now), true)
+}
+
+// usage is what is known of a key in use.
+type usage struct {
+	demand.Demand
+	timer   *time.Timer
+	due     int64         // when it fires
+	replied int64         // when the store answered last
+	spread  int64         // after the reset, for processes not to come at once
+	backoff int64         // after a failed fetch, no other before this
+	pause   time.Duration // of the last back-off; it doubles
+	recheck int64         // when a refused key asks WithLimits again
+
+	look      int64 // when to look for a surplus; 0 = not yet
+	lookSpent int64 // tokens spent in all at the last look
+
+	failed   int64 // when a fetch failed last
+	rejected bool  // that fetch was rejected
+}
+
+// demand is nil for a key that was fetched for once at most.
+func (u *usage) demand() *demand.Demand {
+	if u == nil {
+		return nil
+	}
+	return &u.Demand
+}
+
+// arm sets the key's timer for at, unless it fires before that anyway.
+func (u *usage) arm(now, at int64) {
+	if u.due > now && u.due <= at {
+		return
+	}
+	u.due = at
+	u.timer.Reset(time.Duration(at - now))
+}
+
+// The pause after a failed fetch, before one that no caller needs at once. It doubles.
+const (
+	firstPause   = 2 * time.Millisecond
+	longestPause = time.Second
+)
+
+func (u *usage) backOff(now int64) {
+	u.pause = min(max(2*u.pause, firstPause), longestPause)
+	u.backoff = now + int64(u.pause/2+chance.Part(u.pause/2))
+}
+
+// usageLocked gives the key a usage of its own.
+func (k *keyState) usageLocked() *usage {
 	if k.use != nil {
-		d = &k.use.Demand
+		return k.use
 	}
-	window := k.limit().Window
-	if !w.Alive(now) {
-		return d.Lasts(window, 0, false)
+	limit := k.limit()
+	k.use = &usage{Demand: *demand.New(k.account.InUse(0), k.since), spread: spread(limit.Window)}
+	k.use.timer = time.AfterFunc(next.Never, func() {
+		k.event(func(int64) int64 { k.use.due = 0; return 0 })
+	})
+	k.use.timer.Stop()                                 // until it is armed
+	if w := k.lease.Load(); w != nil && k.since != 0 { // it was read once, then
+		k.use.Opened(limit.Window, 0, 0)
+		k.use.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.Late() - k.since), Remaining: w.Remaining()}, 0)
 	}
-	return d.Lasts(window, window-time.Duration(w.Late()-now), true)
+	return k.use
+}
+
+// spread is how long after a reset this process waits before it comes.
+func spread(window time.Duration) int64 {
+	return int64(chance.Part(min(window/spreadPart, spreadMax)))
+}
+
+// observe brings the estimate of the demand for k up to date, under its lock.
+func (u *usage) observe(k *keyState, now int64) {
+	u.Observe(k.limit().Window, now, k.spentLocked(), k.largest.take())
 }

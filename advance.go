@@ -1,13 +1,11 @@
 package reservoir
 
 import (
-	"context"
 	"math"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/account"
-	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/guard"
@@ -15,11 +13,13 @@ import (
 	"github.com/go-reservoir/reservoir/internal/next"
 )
 
-// This file is what a key does of itself: after every event it serves the line, asks
+// This file is what a key does of itself. After every event it serves the line, asks
 // package next what to do, and starts that fetch or sets the timer for the next look.
+// The reply to a fetch is an event too.
 
-// fetch is a statement on its way to the store.
+// fetch is a statement to the store, from its order to the reply.
 type fetch struct {
+	k       *keyState
 	req     backend.SyncRequest
 	cause   next.Cause
 	reason  string // for the size of the batch
@@ -34,110 +34,36 @@ func asks(why next.Cause) bool {
 	return why == next.Waiters || why == next.Probe || why == next.Reset || why == next.Prefetch
 }
 
-// advanceLocked ends every event. wanted is how many tokens a refused caller wanted
-// whose denial is over: a probe asks for them.
-func (k *keyState) advanceLocked(now, wanted int64) {
+// advanceLocked ends every event; see keyState.event. It returns the fetch to start.
+func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 	k.serveLocked(now, false)
-	k.stepLocked(now, wanted)
-}
-
-// stepLocked does what is to be done next, once the line is served.
-func (k *keyState) stepLocked(now, wanted int64) {
-	if line := k.lineLocked(); line == nil || line.Active() == 0 {
-		k.publishLocked()
-	}
-	facts := k.factsLocked(now, wanted)
-	why, at := next.Step(facts)
-	if why != next.None {
-		k.startLocked(why, wanted, facts.Surplus, now)
-	}
-	k.publishLocked()
-	k.timerLocked(now, at)
-	if k.busy != nil && !k.busy.inFlight && k.busy.line.Empty() {
-		k.busy = nil
-	}
-}
-
-// publishLocked lets the hot path have what the line does not need.
-func (k *keyState) publishLocked() {
-	w := k.lease.Load()
-	if w == nil || k.inFlightLocked() && k.busy.line.Active() > 0 {
-		return
-	}
-	denied := k.deniedUntil
-	if denied != 0 && k.l.limits != nil {
+	w, denied := k.lease.Load(), k.deniedUntil
+	if denied != 0 && k.l.limits != nil { // callers come by the lock now and then, to ask whether the limit was raised
 		denied = min(denied, k.use.recheck)
 	}
-	var n int64
-	if k.busy != nil {
-		n, k.busy.reserved = k.busy.reserved, 0
+	if k.busy.callers().Active() == 0 { // otherwise a newcomer could take what the line is about to be fetched for
+		k.busy.publish(w, denied)
 	}
-	w.Publish(n, denied)
-}
-
-// slack is how much later than the fetch timeout a fetch may end before those who wait
-// for it are answered without it: a store should obey its context.
-const slack = 20 * time.Millisecond
-
-// factsLocked is the key as it stands. It changes nothing but the time of the next look
-// for a surplus.
-func (k *keyState) factsLocked(now, wanted int64) next.Facts {
-	w := k.lease.Load()
-	f := next.Facts{
-		Now: now, Retired: k.retired || k.l.closed.Load(), Open: k.shard.Open(),
-		Denied: k.deniedUntil, Probe: wanted > 0, Alive: w.Alive(now),
-	}
-	if f.Open {
-		f.Ask = max(k.shard.NextProbe(), now) + int64(slack)
-	}
-	if b := k.busy; b != nil {
-		f.InFlight = b.inFlight
-		f.Active, f.Passing, f.Parked = b.line.Active(), b.line.Passing(), b.line.Parked()
-	}
+	facts := k.factsLocked(now, wanted)
 	if k.use != nil {
-		f.Backoff, f.Rejected, f.Spread = k.use.backoff, k.use.rejected, k.use.spread
+		facts.Surplus, facts.Look = k.lookLocked(now)
 	}
-	f.Unconfirmed = k.farewell
-	if w == nil {
-		return f
+	why, at := next.Step(facts)
+	if why != next.None {
+		k.shard = k.l.shardNow(k.shard, k.node.Key)
+		if k.l.calls.Begin() {
+			f = &fetch{k: k, cause: why, ordered: now, shard: k.shard}
+			f.prepareLocked(wanted, facts.Surplus)
+		}
 	}
-	f.Over = w.Late()
-	f.Ending = k.futile > 0 && !f.Alive
-	f.Debt = f.Alive && k.account.Unpaid() > 0
-	f.Unconfirmed = k.farewell || f.Alive && k.account.Unconfirmed() > 0
-	f.Low = k.low && k.aheadLocked(w)
-	if k.use != nil {
-		k.aheadFactsLocked(&f, w, now)
+	k.busy.publish(w, denied)
+	if at != next.Never && !k.retired {
+		k.usageLocked().arm(now, at)
+	}
+	if k.busy != nil && k.busy.fetch == nil && k.busy.line.Empty() {
+		k.busy = nil
 	}
 	return f
-}
-
-// aheadFactsLocked adds what a key in use looks ahead by.
-func (k *keyState) aheadFactsLocked(f *next.Facts, w *lease.Lease, now int64) {
-	u, window := k.use, k.limit().Window
-	if k.leaving || k.l.direct {
-		f.Surplus = w.Stock()
-		return
-	}
-	f.Regular = k.l.ahead() && u.Regular(window)
-	f.Used = u.UsedIn(k.spentLocked(), k.denied.Load())
-	if f.Regular {
-		// The two bounds of the window's end lie apart. Callers in between would wait;
-		// where some are likely, look once more when the end is near.
-		at := w.Late() - int64(window)/refreshPart
-		if gap := time.Duration(w.Late() - w.Deadline()); u.replied < at && u.Within(gap) > worthOne {
-			f.Refresh = at
-		}
-	}
-	if k.l.guided() && k.short && f.Alive && k.heldLocked() > 2*k.idleShare() {
-		if spent := k.spentLocked(); now >= u.look {
-			if u.look != 0 && 30*w.Stock() > spent-u.lookSpent { // or it goes long before the next look
-				f.Surplus = k.surplusLocked(w, now)
-			}
-			u.look, u.lookSpent = now+int64(window)/lookPart, spent
-		}
-		f.Look = u.look
-	}
 }
 
 // What a key looks ahead by, as parts of the window.
@@ -149,156 +75,248 @@ const (
 	worthOne    = 0.1 // callers that would wait, for a refresh to be worth a call
 )
 
-// aheadLocked reports whether batches are ordered before the stock is gone.
-func (k *keyState) aheadLocked(w *lease.Lease) bool {
-	return k.l.ahead() && !k.small && w.Remaining() > 0
+// factsLocked is the key as it stands, but for its surplus. It changes nothing.
+func (k *keyState) factsLocked(now, wanted int64) next.Facts {
+	w, line := k.lease.Load(), k.busy.callers()
+	f := next.Facts{
+		Now: now, Retired: k.retired || k.l.closed.Load(), Open: k.shard.Open(), InFlight: k.busy.inFlight(),
+		Active: line.Active(), Passing: line.Passing(), Parked: line.Parked(),
+		Denied: k.deniedUntil, Probe: wanted > 0, Alive: w.Alive(now), Unconfirmed: k.farewell,
+	}
+	if f.Open {
+		f.Ask = max(k.shard.NextProbe(), now) + int64(slack)
+	}
+	u := k.use
+	if u != nil {
+		f.Backoff, f.Rejected, f.Spread = u.backoff, u.rejected, u.spread
+	}
+	if w == nil {
+		return f
+	}
+	f.Over = w.Late()
+	// A fetch has just found the old window again, though it is over by our clock: the
+	// store's runs behind, or a millisecond is still to go. To ask at once would be a loop.
+	f.Ending = k.futile > 0 && !f.Alive
+	f.Debt = f.Alive && k.account.Unpaid() > 0
+	f.Unconfirmed = k.farewell || f.Alive && k.account.Unconfirmed() > 0
+	f.Low = k.low && w.Remaining() > 0
+	if u == nil || k.leaving || k.l.direct {
+		return f
+	}
+	window := k.limit().Window
+	f.Regular = k.l.ahead() && u.Regular(window)
+	f.Used = u.UsedIn(k.spentLocked(), k.denied.Load())
+	// The two bounds of the window's end lie apart. Callers in between would wait; where
+	// some are likely, look once more when the end is near.
+	at, gap := w.Late()-int64(window)/refreshPart, time.Duration(w.Late()-w.Deadline())
+	if f.Regular && u.replied < at && u.Within(gap) > worthOne {
+		f.Refresh = at
+	}
+	return f
 }
 
-// startLocked makes a statement and sends it. Some only state the account; others ask
-// for a batch.
-func (k *keyState) startLocked(why next.Cause, wanted, surplus, now int64) {
-	w := k.lease.Load()
-	if !k.l.calls.Begin() {
-		return
+// lookLocked looks, now and then, for tokens that are worth giving back, and says when
+// to look again; 0 = no need. A key that leaves, or has direct calls, keeps none.
+func (k *keyState) lookLocked(now int64) (surplus, at int64) {
+	w, u := k.lease.Load(), k.use
+	if k.leaving || k.l.direct {
+		return w.Stock(), 0
 	}
-	if why == next.Return && surplus > 0 {
-		if _, ok := w.Spend(surplus); ok { // otherwise it has been used meanwhile
-			k.account.Return(surplus)
-			if !k.leaving && !k.l.direct {
-				k.l.count.giveBacks.Add(1)
-			}
+	s := k.situationLocked(now)
+	if !s.guided() || !s.short || !w.Alive(now) || k.heldLocked() <= 2*s.idle() {
+		return 0, 0
+	}
+	if spent := k.spentLocked(); now >= u.look {
+		// The first look only notes where it stands. What goes long before the next one,
+		// at the pace since the last, is no surplus.
+		if u.look != 0 && 30*w.Stock() > spent-u.lookSpent {
+			u.observe(k, now)
+			surplus = s.surplus()
 		}
+		u.look, u.lookSpent = now+int64(s.limit.Window)/lookPart, spent
 	}
-	k.findShardLocked()
-	k.prepareLocked(why, now)
-	b := k.busyLocked()
-	b.inFlight = true
-	b.fetch = fetch{req: k.statementLocked(), cause: why, last: b.line.Last(), ordered: now, shard: k.shard, own: k.ownLocked()}
-	if asks(why) && !b.fetch.own {
-		k.sizeLocked(&b.fetch, w, wanted, now)
-	}
-	switch why {
+	return surplus, u.look
+}
+
+// prepareLocked writes the statement. Some only state the account; others ask for a batch.
+// What is known of the demand is brought up to date first, from the second fetch on: most
+// keys are fetched for once, and one observation says nothing.
+func (f *fetch) prepareLocked(wanted, surplus int64) {
+	k := f.k
+	w := k.lease.Load()
+	f.last, f.own = k.busy.callers().Last(), k.local.opened(w)
+	switch f.cause {
+	case next.Return:
+		f.returnLocked(w, surplus)
 	case next.Probe:
 		k.l.count.probes.Add(1)
 	case next.Prefetch:
 		k.l.count.prefetches.Add(1)
 	}
-	go k.run(&b.fetch)
+	if asks(f.cause) {
+		if k.since == 0 {
+			k.since = max(f.ordered, 1)
+		} else {
+			k.usageLocked()
+			k.use.observe(k, f.ordered)
+		}
+	}
+	f.req = k.statementLocked()
+	if asks(f.cause) && !f.own {
+		f.sizeLocked(wanted)
+	}
+	if k.busy == nil {
+		k.busy = new(busy)
+	}
+	k.busy.fetch = f
 }
 
-// prepareLocked brings what is known of the demand up to date, from the second fetch on.
-func (k *keyState) prepareLocked(why next.Cause, now int64) {
-	if !asks(why) {
+// returnLocked takes what goes back out of the stock, unless it has been used meanwhile.
+func (f *fetch) returnLocked(w *lease.Lease, surplus int64) {
+	k := f.k
+	if surplus == 0 {
 		return
 	}
-	if k.since == 0 {
-		k.since = max(now, 1)
+	if _, ok := w.Spend(surplus); !ok {
 		return
 	}
-	k.usageLocked()
-	k.observeLocked(now)
+	k.account.Return(surplus)
+	if !k.leaving && !k.l.direct {
+		k.l.count.giveBacks.Add(1)
+	}
 }
 
-// statementLocked is the account as it stands, asking for nothing.
+// statementLocked is the account as it stands, asking for nothing. A window that the
+// process has opened by itself is not stated: the store may have another, and would take
+// this one's figures for grants that it has forgotten.
 func (k *keyState) statementLocked() backend.SyncRequest {
 	limit := k.limit()
 	q := backend.SyncRequest{
 		Key: k.l.storeKey(k.node.Key), Client: k.name.client, Limit: limit, Strand: -1,
-		Peers: int64(k.clients), Pace: k.demand().PerWindow(limit), Leaving: k.leaving,
+		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(limit), Leaving: k.leaving,
 	}
-	if w := k.lease.Load(); w != nil && !k.ownLocked() {
+	if w := k.lease.Load(); w != nil && !k.local.opened(w) {
 		k.account.State(&q, w.Window)
 	}
 	return q
 }
 
-// run carries out f. It is the only part of a fetch that is not under the lock.
-func (k *keyState) run(f *fetch) {
-	l := k.l
+// sizeLocked writes into the statement how much to ask for. What the first in line lacks
+// the store is to grant as a whole or not at all.
+func (f *fetch) sizeLocked(wanted int64) {
+	k, now := f.k, f.ordered
+	s, line := k.situationLocked(now), k.busy.callers()
+	var hand, reserved int64
+	if s.lease.Alive(now) {
+		hand = k.heldLocked()
+	}
+	if line.Active() > 0 {
+		reserved = hand
+	}
+	least := wanted // a probe for a refused caller is worth a grant only if it serves one
+	if first := line.First(); first != nil {
+		least = max(first.N-reserved, 0)
+	}
+	q := &f.req
+	q.Need = min(max(line.Tokens()-reserved, 0)+wanted, s.limit.Tokens)
+	q.Least = min(least, q.Need)
+	q.Want, f.reason = q.Need, "direct"
+	if !s.direct {
+		q.Want, f.reason = s.batch(k.spentLocked(), hand-reserved, line.Tokens())
+		q.Want = max(q.Want, q.Need)
+	}
+	q.Strand = s.strand()
+	s.demand.Asked(q.Want, k.spentLocked())
+}
+
+// run makes the statement. It is the only part of a fetch that is not under the lock.
+func (f *fetch) run() {
+	l := f.k.l
 	defer l.calls.End()
 	c := l.newCall(f.shard, f.req.Key, f.req.Limit, StoreCall{Op: "sync", Cause: string(f.cause), Reason: f.reason})
 	var reply backend.SyncReply
 	err := guard.ErrGoexit // unless the store returns
 	defer func() {
-		if k.complete(f, reply, err, c) {
-			l.retire(k)
+		if then := f.complete(c, reply, err); then != nil {
+			go then.run()
 		}
 		if c.made {
 			c.report()
 		}
 	}()
-	if err = guard.Do(k.relimit); err != nil {
+	if failed := guard.Do(f.relimit); failed != nil { // it may block or panic
+		err = failed
 		return
 	}
-	comply(&f.req, k.limit())
-	c.Want = f.req.Want
-	ctx := deadline.After(l.fetchTimeout)
+	ctx := deadline.After(l.fetchTimeout) // no caller's: it may leave, the fetch goes on for the others
 	defer ctx.Release()
-	err = c.do(ctx, true, func(ctx context.Context) (err error) {
-		l.count.syncs.Add(1)
-		reply, err = l.store.Sync(ctx, f.req)
-		c.Granted = reply.Grant
-		return l.conflict(reply.State, err)
-	})
-	if reply.Length != 0 {
-		c.Err = ErrConflict // told, also where the limit may have changed
-	}
+	reply, err = c.sync(ctx, true, f.req)
 }
 
-// complete takes in the end of f and serves the line. gone says that the key was leaving
-// and may be forgotten.
-func (k *keyState) complete(f *fetch, reply backend.SyncReply, err error, c *storeCall) (gone bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.l.clock.Now() // not before the lock: who is served must be in time now
-	k.busy.inFlight = false
-	switch {
-	case err != nil:
-		k.failedLocked(f, now, err)
-	case k.retired:
-		k.moveLocked(account.Moved{Taken: reply.Grant, Expired: reply.Grant})
-	default:
-		f.shard.Trip(time.Duration(c.end - f.ordered))
-		k.applyLocked(f, reply, c.sent, now)
-		if !f.own {
-			k.serveLocked(now, k.limit().Tokens <= f.req.Limit.Tokens)
-			k.stuckLocked(f, now)
-		}
+// relimit is Limiter.relimit before a fetch: the statement was made under the limit that
+// was known. There is nothing to start, since f is in flight.
+func (f *fetch) relimit() error {
+	k := f.k
+	if k.l.limits == nil {
+		return nil
 	}
-	k.stepLocked(now, 0)
-	return k.goneLocked(now)
+	limit, err := k.l.limitOf(k.node.Key)
+	if err == nil {
+		k.update(func(now int64) int64 { return k.relimitLocked(limit, now) })
+		comply(&f.req, k.limit())
+	}
+	return err
+}
+
+// complete takes in the end of f and serves the line. It returns the fetch to make then.
+// A key that was leaving may be forgotten.
+func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then *fetch) {
+	k := f.k
+	var leaving bool
+	then = k.update(func(now int64) int64 {
+		k.busy.fetch = nil
+		switch {
+		case err != nil:
+			f.failedLocked(now, err)
+		case k.retired:
+			k.l.count.move(account.Moved{Taken: reply.Grant, Expired: reply.Grant})
+		default:
+			f.shard.Trip(time.Duration(c.end - f.ordered))
+			f.applyLocked(reply, c.sent, now)
+			if !f.own {
+				k.serveLocked(now, k.limit().Tokens <= f.req.Limit.Tokens)
+				f.stuckLocked(now)
+			}
+		}
+		leaving = k.leaving
+		return 0
+	})
+	if leaving {
+		k.l.retireIfDone(k)
+	}
+	return then
 }
 
 // failedLocked takes in that f has failed. A caller gives up when its own fetch, or the
 // one before it, has timed out: those who came while f was in flight have waited long
 // enough if it took all its time. Others have a fetch of their own.
-func (k *keyState) failedLocked(f *fetch, now int64, err error) {
+func (f *fetch) failedLocked(now int64, err error) {
+	k, last := f.k, f.last
 	k.unheard = true // also of a call that was turned away: an attempt before may have arrived
-	last := f.last
 	if now-f.ordered >= int64(k.l.fetchTimeout) {
 		last = k.busy.line.Last()
 	}
-	k.backOffLocked(now)
-	k.use.failed, k.use.rejected = now, !outage(err)
-	k.failLocked(last, now, err)
-}
-
-// The pause after a failed fetch, before one that no caller needs at once. It doubles.
-const (
-	firstPause   = 2 * time.Millisecond
-	longestPause = time.Second
-)
-
-func (k *keyState) backOffLocked(now int64) {
 	u := k.usageLocked()
-	u.pause = min(max(2*u.pause, firstPause), longestPause)
-	u.backoff = now + int64(u.pause/2+chance.Part(u.pause/2))
+	u.backOff(now)
+	u.failed, u.rejected = now, !outage(err)
+	k.answerLocked(last, now, err)
 }
 
 // stuckLocked counts fetches that served none of those for whom they were made: grants
 // that were dead on arrival, their window being over. The next fetch opens a new one; if
 // that happens again and again the network is slower than the window.
-func (k *keyState) stuckLocked(f *fetch, now int64) {
+func (f *fetch) stuckLocked(now int64) {
+	k := f.k
 	first := k.busy.line.First()
 	if first == nil || first.Seq() > f.last {
 		k.futile = 0
@@ -308,12 +326,16 @@ func (k *keyState) stuckLocked(f *fetch, now int64) {
 		return
 	}
 	k.futile = 0
-	k.backOffLocked(now)
-	k.failLocked(f.last, now, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
+	k.usageLocked().backOff(now)
+	k.answerLocked(f.last, now, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
 }
 
-// applyLocked takes in what the store answered to f.
-func (k *keyState) applyLocked(f *fetch, r backend.SyncReply, sent, now int64) {
+// applyLocked takes in what the store answered to f. There are four answers: the open
+// window has another length, and nothing has changed; which window is open, for a
+// process that had opened one by itself; a window that the key has left meanwhile; or,
+// nearly always, the account as the store has it, and a grant.
+func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
+	k := f.k
 	k.l.count.recovered.Add(r.Recovered)
 	k.l.count.reasserted.Add(r.Reasserted)
 	if f.req.Leaving {
@@ -330,7 +352,7 @@ func (k *keyState) applyLocked(f *fetch, r backend.SyncReply, sent, now int64) {
 		return
 	}
 	w := k.lease.Load()
-	if f.own && k.ownLocked() {
+	if f.own && k.local.opened(w) {
 		if k.local.own = false; r.Window == 0 { // the store will adopt this one
 			return
 		}
@@ -340,7 +362,20 @@ func (k *keyState) applyLocked(f *fetch, r backend.SyncReply, sent, now int64) {
 		k.usageLocked().failed = now
 		return
 	}
-	k.counted = uint16(min(r.Clients, math.MaxUint16))
+	if w = f.bookLocked(w, r, now); w == nil { // nothing is charged, and so no window is open
+		return
+	}
+	k.clients = max(k.counted, k.clients)
+	w.Read(r.State, sent, now)
+	k.busy.reserved += w.Reserve() + r.Grant
+	f.forecastLocked(r, w, now)
+}
+
+// bookLocked brings the account up to date, and enters the window that it is of then. What
+// was held in the window before has expired, unless the store has carried it over. Debt
+// that the store has charged is no burst of demand: it was used over the whole outage.
+func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *lease.Lease {
+	k := f.k
 	var held int64
 	spent := k.spentLocked()
 	moved := w == nil && r.Window != 0 || w != nil && w.Window != r.Window
@@ -348,55 +383,41 @@ func (k *keyState) applyLocked(f *fetch, r backend.SyncReply, sent, now int64) {
 		held = k.drainLocked()
 	}
 	m := k.account.Apply(f.req, r, held)
-	k.moveLocked(m)
+	k.l.count.move(m)
 	if moved {
-		if w = k.enterLocked(r.Window, spent, now); w == nil {
-			return
-		}
-		if r.Carried {
+		w = k.enterLocked(r.Window, spent, now)
+		if w != nil && r.Carried {
 			k.busy.reserved += held
 		}
 	}
-	k.demand().Skip(m.Taken - r.Grant)
-	if w == nil { // nothing is charged, and so no window is open
-		return
-	}
-	k.clients = max(k.counted, k.clients)
-	w.Read(r.State, sent, now)
-	k.busy.reserved += w.Reserve() + r.Grant
-	k.forecastLocked(f, r, w, now)
+	k.use.demand().Skip(m.Taken - r.Grant)
+	k.counted = uint16(min(r.Clients, math.MaxUint16)) // not before: in a new window the last one's count stays
+	return w
 }
 
 // forecastLocked takes from a reply what it says of the rest of the window.
-func (k *keyState) forecastLocked(f *fetch, r backend.SyncReply, w *lease.Lease, now int64) {
-	limit := k.limit()
+func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, now int64) {
+	k, limit := f.k, f.k.limit()
 	if r.Lasted > 0 {
 		k.usageLocked()
 	}
 	k.short = demand.Short(limit, r.State)
-	if k.use != nil {
-		k.use.Forecast(limit, r.State, r.Lasted)
-	}
+	k.use.demand().Forecast(limit, r.State, r.Lasted)
 	k.small = r.Remaining > 0 && (r.Learning || f.req.Want > f.req.Need && r.Grant <= f.req.Need)
-	k.deniedUntil = 0
+	k.deniedUntil = 0                                           // what was known before is older than this reading
 	if r.Remaining == 0 && f.req.Limit.Tokens >= limit.Tokens { // which may have been raised since
 		k.denyLocked(w, now)
-	} else if k.demand().IsExhausted() {
-		k.use.Exhausted(0)
+	} else {
+		k.use.demand().Exhausted(0)
 	}
 	reorder := int64(-1)
-	if k.aheadLocked(w) && k.deniedUntil == 0 {
-		reorder = k.reorderLocked()
+	if s := k.situationLocked(now); s.ahead() && !k.small && k.deniedUntil == 0 && w.Remaining() > 0 {
+		reorder = s.reorder()
 	}
 	w.SetReorder(reorder)
-	k.low = asks(f.cause) && reorder > 0 && k.demand().Regular(limit.Window) && k.heldLocked()-k.lineTokensLocked() <= reorder
-}
-
-func (k *keyState) lineTokensLocked() int64 {
-	if k.busy == nil {
-		return 0
-	}
-	return k.busy.line.Tokens()
+	// The batch may be smaller than what goes while the next is on its way. The hot path
+	// tells only of a stock that falls to the re-order point, not of one that is below it.
+	k.low = asks(f.cause) && reorder > 0 && k.use.demand().Regular(limit.Window) && k.heldLocked()-k.busy.line.Tokens() <= reorder
 }
 
 // enterLocked makes window the current one; the account has left the one before, where
@@ -405,7 +426,7 @@ func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.L
 	k.small, k.short, k.low, k.deniedUntil, k.clients = false, false, false, 0, k.counted
 	if u := k.use; u != nil {
 		length := k.limit().Window
-		u.Observe(length, now, spent, int64(k.largest.Swap(0)))
+		u.Observe(length, now, spent, k.largest.take())
 		u.Opened(length, spent, k.denied.Load())
 		u.spread = spread(length)
 		u.look = 0
@@ -421,32 +442,6 @@ func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.L
 // switchLocked is enterLocked where the store has said nothing of the account.
 func (k *keyState) switchLocked(window backend.Window, now int64) *lease.Lease {
 	spent := k.spentLocked()
-	k.moveLocked(k.account.Leave(k.drainLocked(), false))
+	k.l.count.move(k.account.Leave(k.drainLocked()))
 	return k.enterLocked(window, spent, now)
-}
-
-// timerLocked sets the key's timer for at, unless it fires before that anyway.
-func (k *keyState) timerLocked(now, at int64) {
-	if at == next.Never || k.retired {
-		return
-	}
-	u := k.usageLocked()
-	if u.due > now && u.due <= at {
-		return
-	}
-	u.due = at
-	if u.timer == nil {
-		u.timer = time.AfterFunc(time.Duration(at-now), k.tick)
-	} else {
-		u.timer.Reset(time.Duration(at - now))
-	}
-}
-
-// tick looks again.
-func (k *keyState) tick() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.l.clock.Now()
-	k.use.due = 0
-	k.advanceLocked(now, 0)
 }

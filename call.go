@@ -3,22 +3,46 @@ package reservoir
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/guard"
+	"github.com/go-reservoir/reservoir/internal/inflight"
+	"github.com/go-reservoir/reservoir/internal/keytable"
+	"github.com/go-reservoir/reservoir/internal/monotime"
 )
 
 // This file is the one frame of every store call: how long it may take, what its end
-// says of the shard, what is counted, and what the hooks are told. No lock is held.
+// says of the shard, what is counted, and what the hooks are told. No lock is held. At
+// its end are the calls for one request: those of WithDirect, and of keys past WithMaxKeys.
 
-// storeCall is one call to the store. A call belongs to nobody: it runs in a goroutine
-// of its own under the fetch timeout, whatever becomes of who asked for it.
+// client is the store as a limiter calls it, shard by shard. Nothing else calls the store.
+// Fields without a lock are written once, by New, and only read after, or have their own.
+type client struct {
+	config
+	store  backend.Store
+	clock  monotime.Clock
+	keys   keytable.Table[keyState]
+	shards sync.Map     // name → *shard
+	due    atomic.Int64 // when to look for shards that all keys have left; 0 = there are none
+	calls  inflight.Counter
+	count  counts
+
+	id     string
+	undone atomic.Uint32   // names of single refunds
+	life   context.Context // the limiter's; probes end with it
+	end    context.CancelFunc
+}
+
+// storeCall is one call to the store. It belongs to nobody: a fetch or a direct call
+// runs in a goroutine of its own under the fetch timeout, whatever becomes of who asked.
 type storeCall struct {
 	StoreCall
-	l     *Limiter
+	c     *client
 	shard *shard
 	key   string
 	limit Limit
@@ -29,41 +53,63 @@ type storeCall struct {
 }
 
 // newCall returns a call that is sent now.
-func (l *Limiter) newCall(s *shard, key string, limit Limit, c StoreCall) *storeCall {
-	return &storeCall{StoreCall: c, l: l, shard: s, key: key, limit: limit, begin: time.Now(), sent: l.clock.Now()}
+func (c *client) newCall(s *shard, key string, limit Limit, what StoreCall) *storeCall {
+	return &storeCall{StoreCall: what, c: c, shard: s, key: key, limit: limit, begin: time.Now(), sent: c.clock.Now()}
 }
 
 // do runs f and records how it ended. Whatever a store returns becomes a *StoreError,
 // so that callers need to know no other; a panic becomes an error too, for who waits.
 // own says that ctx is the limiter's, whose end is the shard's failure; the end of a
 // caller's says nothing of the shard.
-func (c *storeCall) do(ctx context.Context, own bool, f func(context.Context) error) error {
-	err := guard.Do(func() error { return f(ctx) })
-	c.Duration, c.end, c.made = time.Since(c.begin), c.l.clock.Now(), true
-	c.l.count.calls.Add(1)
+func (s *storeCall) do(ctx context.Context, own bool, f func(context.Context) error) (err error) {
+	err = guard.ErrGoexit // unless the store returns
+	defer func() { err = s.record(err, !own && over(ctx)) }()
+	err = guard.Do(func() error { return f(ctx) })
+	return err
+}
+
+// record notes the end of the call. left says that its caller's time was over.
+func (s *storeCall) record(err error, left bool) error {
+	s.Duration, s.end, s.made = time.Since(s.begin), s.c.clock.Now(), true
+	s.c.count.calls.Add(1)
 	var failure *StoreError
 	if err != nil && !errors.Is(err, ErrConflict) && !guard.IsPanic(err) && !errors.As(err, &failure) {
-		err = &StoreError{Op: c.Op, Class: backend.Unknown, Err: err}
+		err = &StoreError{Op: s.Op, Class: backend.Unknown, Err: err}
 	}
 	outcome := outcomeOf(err)
-	if !own && over(ctx) {
+	if left {
 		outcome = breaker.Neutral
 	}
 	if outcome == breaker.Failed {
-		c.shard.remember(c.key, c.limit)
+		s.shard.remember(s.key, s.limit)
 	}
-	if c.Op != "check" && c.shard.Record(c.sent, c.end, outcome, err) { // a replica may have answered a Check
-		c.l.armProbe(c.shard)
+	if s.Op != "check" && s.shard.Record(s.sent, s.end, outcome, err) { // a replica may have answered a Check
+		s.c.armReopen(s.shard)
 	}
-	c.Err = err
+	s.Err = err
 	return err
+}
+
+// sync makes the statement q.
+func (s *storeCall) sync(ctx context.Context, own bool, q backend.SyncRequest) (reply backend.SyncReply, err error) {
+	s.Want = q.Want
+	err = s.do(ctx, own, func(ctx context.Context) (err error) {
+		s.c.count.syncs.Add(1)
+		reply, err = s.c.store.Sync(ctx, q)
+		s.Granted = reply.Grant
+		return s.c.conflict(reply.State, err)
+	})
+	if reply.Length != 0 {
+		s.Err = ErrConflict // told, also where the limit may have changed
+	}
+	return reply, err
 }
 
 // outcomeOf says what the end of a call tells of the shard.
 func outcomeOf(err error) breaker.Outcome {
 	var failure *StoreError
 	switch {
-	case err == nil:
+	case err == nil, errors.Is(err, ErrConflict):
 		return breaker.Answered
 	case !errors.As(err, &failure) || failure.KeyOnly:
 		return breaker.Neutral
@@ -85,42 +131,47 @@ func over(ctx context.Context) bool {
 
 // report tells the hooks. It comes last, so that a slow hook delays nobody who
 // waits. A panic of a hook has no caller to go to: it is logged.
-func (c *storeCall) report() {
-	hooks := &c.l.hooks
+func (s *storeCall) report() {
+	hooks := &s.c.hooks
 	if hooks.StoreCall != nil {
-		guard.Log(func() { hooks.StoreCall(c.StoreCall) })
+		guard.Log(func() { hooks.StoreCall(s.StoreCall) })
 	}
-	c.l.reportShard(c.shard)
-	if c.Err == nil {
-		c.l.forgetShards()
+	s.c.reportShard(s.shard)
+	if s.Err == nil {
+		s.c.forgetShards()
 	}
 }
 
 // detached makes a call for one caller and returns its error, or that of ctx. The
 // call goes on when ctx ends first, for as long as the fetch timeout lasts, and then
 // abandoned is called with its end.
-func (l *Limiter) detached(ctx context.Context, s *shard, key string, limit Limit, c StoreCall, f func(context.Context, *storeCall) error, abandoned func(err error)) error {
-	if !l.calls.Begin() {
+func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit, what StoreCall, f func(context.Context, *storeCall) error, abandoned func(err error)) error {
+	if !c.calls.Begin() {
 		return ErrClosed
 	}
-	call := l.newCall(s, key, limit, c)
+	call := c.newCall(s, key, limit, what)
 	var mu sync.Mutex
 	var left, done bool
 	end := make(chan error, 1)
 	go func() {
-		defer l.calls.End()
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.fetchTimeout)
-		err := call.do(bounded, true, func(ctx context.Context) error { return f(ctx, call) })
-		cancel()
-		mu.Lock()
-		done = true
-		gone := left
-		mu.Unlock()
-		if gone {
-			abandoned(err)
-		}
-		end <- err
-		call.report()
+		defer c.calls.End()
+		err := guard.ErrGoexit // unless the store returns
+		defer func() {
+			mu.Lock()
+			done = true
+			gone := left
+			mu.Unlock()
+			if gone {
+				abandoned(err)
+			}
+			end <- err
+			if call.made {
+				call.report()
+			}
+		}()
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.fetchTimeout)
+		defer cancel()
+		err = call.do(bounded, true, func(ctx context.Context) error { return f(ctx, call) })
 	}()
 	select {
 	case err := <-end:
@@ -138,104 +189,118 @@ func (l *Limiter) detached(ctx context.Context, s *shard, key string, limit Limi
 
 // take makes a direct call for n tokens. Those that come when the caller has left go
 // back.
-func (l *Limiter) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ backend.TakeReply, sent int64, _ error) {
+func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ backend.TakeReply, sent int64, _ error) {
 	var reply backend.TakeReply // the call's own: it may end when the caller has left
 	var begun int64
-	err := l.detached(ctx, s, r.Key, r.Limit, StoreCall{Op: "take", Want: r.Tokens}, func(ctx context.Context, c *storeCall) (err error) {
-		begun = c.sent
-		if reply, err = l.store.Take(ctx, r); err == nil && reply.Allowed {
-			c.Granted = r.Tokens
+	err := c.detached(ctx, s, r.Key, r.Limit, StoreCall{Op: "take", Want: r.Tokens}, func(ctx context.Context, call *storeCall) (err error) {
+		begun = call.sent
+		if reply, err = c.store.Take(ctx, r); err == nil && reply.Allowed {
+			call.Granted = r.Tokens
 		}
-		return l.conflict(reply.State, err)
+		return c.conflict(reply.State, err)
 	}, func(err error) {
 		if err == nil && reply.Allowed {
-			l.undo(s, backend.RefundRequest{Key: r.Key, Client: l.once(), Window: reply.Window, Total: r.Tokens})
+			c.undo(s, backend.RefundRequest{Key: r.Key, Client: c.once(), Window: reply.Window, Total: r.Tokens})
 		} else {
-			l.lost(err, r.Tokens)
+			c.lost(err, r.Tokens)
 		}
 	})
 	switch {
 	case err == nil:
 		return reply, begun, nil
 	case ctx.Err() == nil:
-		l.lost(err, r.Tokens)
+		c.lost(err, r.Tokens)
 	}
 	return backend.TakeReply{}, 0, err
 }
 
 // conflict is ErrConflict if the open window has another length than the limit, which
 // cannot change.
-func (l *Limiter) conflict(s backend.State, err error) error {
-	if err == nil && s.Length != 0 && l.limits == nil {
+func (c *client) conflict(s backend.State, err error) error {
+	if err == nil && s.Length != 0 && c.limits == nil {
 		return ErrConflict
 	}
 	return err
 }
 
 // lost counts the tokens of a direct call that may have been charged for nothing.
-func (l *Limiter) lost(err error, n int64) {
+func (c *client) lost(err error, n int64) {
 	var failure *StoreError
 	if errors.As(err, &failure) && failure.Class == backend.Unknown {
-		l.count.unknown.Add(n)
+		c.count.unknown.Add(n)
 	}
 }
 
 // undo gives back what a direct call has charged for a caller that has left.
-func (l *Limiter) undo(s *shard, r backend.RefundRequest) {
-	l.count.taken.Add(r.Total)
-	if back, err := l.refund(context.Background(), s, r); err == nil && back > 0 {
-		l.count.returned.Add(r.Total)
+func (c *client) undo(s *shard, r backend.RefundRequest) {
+	c.count.taken.Add(r.Total)
+	if back, err := c.refund(context.Background(), s, r); err == nil && back > 0 {
+		c.count.returned.Add(r.Total)
 		return
 	}
-	l.count.expired.Add(r.Total) // with its window
+	c.count.expired.Add(r.Total) // with its window
 }
 
-func (l *Limiter) refund(ctx context.Context, s *shard, r backend.RefundRequest) (int64, error) {
+func (c *client) refund(ctx context.Context, s *shard, r backend.RefundRequest) (int64, error) {
 	var total int64
-	err := l.detached(ctx, s, r.Key, l.limit, StoreCall{Op: "refund", Want: r.Total}, func(ctx context.Context, c *storeCall) (err error) {
-		total, err = l.store.Refund(ctx, r)
-		c.Granted = total
+	err := c.detached(ctx, s, r.Key, c.limit, StoreCall{Op: "refund", Want: r.Total}, func(ctx context.Context, call *storeCall) (err error) {
+		total, err = c.store.Refund(ctx, r)
+		call.Granted = total
 		return err
 	}, func(error) {})
 	if err != nil {
-		return 0, l.failed(ctx, err)
+		return 0, c.failed(ctx, err)
 	}
 	return total, nil
 }
 
-func (l *Limiter) check(ctx context.Context, s *shard, key string, limit Limit) (backend.State, error) {
-	if !s.mayCheck(l.clock.Now()) {
-		return backend.State{}, l.failed(ctx, s.away())
+func (c *client) check(ctx context.Context, s *shard, key string, limit Limit) (backend.State, error) {
+	if !s.mayCheck(c.clock.Now()) {
+		return backend.State{}, c.failed(ctx, s.away())
 	}
 	var state backend.State
-	err := l.detached(ctx, s, key, limit, StoreCall{Op: "check"}, func(ctx context.Context, _ *storeCall) (err error) {
-		state, err = l.store.Check(ctx, key, limit)
-		return l.conflict(state, err)
+	err := c.detached(ctx, s, key, limit, StoreCall{Op: "check"}, func(ctx context.Context, _ *storeCall) (err error) {
+		state, err = c.store.Check(ctx, key, limit)
+		return c.conflict(state, err)
 	}, func(error) {})
 	if err != nil {
-		s.checkFailed(l.clock.Now())
-		return backend.State{}, l.failed(ctx, err)
+		s.checkFailed(c.clock.Now())
+		return backend.State{}, c.failed(ctx, err)
 	}
 	return state, nil
 }
 
 // failed counts a request that ends in a *StoreError.
-func (l *Limiter) failed(ctx context.Context, err error) error {
+func (c *client) failed(ctx context.Context, err error) error {
 	if ctx.Err() == nil {
-		l.count.failed.Add(1)
+		c.count.failed.Add(1)
 	}
 	return err
 }
 
 // once is a client's name that is used for one refund and never again.
-func (l *Limiter) once() string { return l.clientOf(1<<31 | l.undone.Add(1)&(1<<31-1)) }
+func (c *client) once() string { return c.clientOf(c.onceEpoch()) }
 
-// direct makes a call for n tokens, all or none, and leaves the stock alone. It is for
-// WithDirect.
-func (k *keyState) direct(ctx context.Context, n int64) (r Result, err error) {
-	l := k.l
+// onceEpoch is the epoch of such a name. No account has it.
+func (c *client) onceEpoch() uint32 { return 1<<31 | c.undone.Add(1)&(1<<31-1) }
+
+// clientOf is how the account of an epoch calls itself to the store.
+func (c *client) clientOf(epoch uint32) string {
+	return c.id + "." + strconv.FormatUint(uint64(epoch), 36)
+}
+
+// direct is a call for one request for tokens of a key. It leaves the stock alone.
+type direct struct {
+	k     *keyState
+	req   backend.TakeRequest
+	reply backend.TakeReply
+	sent  int64
+}
+
+// takeFor makes a call for n tokens of k, all or none. It is for WithDirect.
+func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, err error) {
 	for range 2 {
-		if err = k.relimit(); err != nil {
+		if err = l.relimit(k); err != nil {
 			return r, err
 		}
 		limit := k.limit()
@@ -243,58 +308,42 @@ func (k *keyState) direct(ctx context.Context, n int64) (r Result, err error) {
 			return r, ErrExceedsLimit
 		}
 		var again bool
-		q := backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit, Tokens: n}
-		reply, sent, err := l.take(ctx, l.shardOf(q.Key), q)
-		if r, again, err = k.taken(ctx, q, reply, sent, err); !again {
+		d := direct{k: k, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit, Tokens: n}}
+		d.reply, d.sent, err = l.take(ctx, l.shardOf(d.req.Key), d.req)
+		if r, again, err = d.complete(ctx, err); !again {
 			return r, err
 		}
 	}
 	return r, ErrConflict
 }
 
-// taken takes in the end of a direct call. again says that the open window has another
+// complete takes in the end of the call. again says that the open window has another
 // length, with which the call may be made once more.
-func (k *keyState) taken(ctx context.Context, q backend.TakeRequest, t backend.TakeReply, sent int64, err error) (r Result, again bool, _ error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.l.clock.Now()
-	if err != nil {
-		if ctx.Err() == nil {
-			_, err = k.policyLocked(&r, q.Tokens, false, now, err)
-			k.stepLocked(now, 0)
-		}
-		return r, false, err
-	}
-	if t.Length != 0 {
-		k.adoptLocked(t.State, sent, now)
-		return r, true, nil
-	}
-	k.overhearLocked(t.State, sent, now)
-	r = taken(t, q)
-	if w := k.lease.Load(); w != nil && w.Window == t.Window {
-		r.Remaining = min(r.Remaining+w.Stock(), r.Limit)
+func (d *direct) complete(ctx context.Context, err error) (r Result, again bool, _ error) {
+	d.k.event(func(now int64) int64 {
 		switch {
-		case t.Allowed && !k.retired:
-			k.moveLocked(k.account.Direct(q.Tokens))
-			r.key, r.epoch, k.deniedUntil = k.node.Hash, k.name.epoch, 0
-		case t.Allowed:
-		case now >= k.deniedUntil && q.Limit.Tokens >= k.limit().Tokens: // which may have been raised since
-			k.denyLocked(w, now)
+		case err != nil && ctx.Err() != nil:
+			return undecided
+		case err != nil:
+			_, err = d.k.policyLocked(&r, d.req.Tokens, false, now, err)
+			return 0
+		case d.reply.Length != 0:
+			again = true
+			d.k.adoptLocked(d.reply.State, d.sent, now)
+			return undecided
 		}
-	} else if t.Allowed {
-		k.l.count.taken.Add(q.Tokens)
-		k.l.count.spent.Add(q.Tokens)
-	}
-	if !t.Allowed {
-		k.denied.Add(1)
-	}
-	k.stepLocked(now, 0)
-	return r, false, nil
+		d.overhearLocked(now)
+		r = taken(d.reply, d.req)
+		d.bookLocked(&r, now)
+		return 0
+	})
+	return r, again, err
 }
 
-// overhearLocked takes in a reading that came with a direct call. It says nothing of
-// the account, so it never ends a window whose tokens may be spent.
-func (k *keyState) overhearLocked(s backend.State, sent, now int64) {
+// overhearLocked takes in the reading that came with the call. It says nothing of the
+// account, so it never ends a window whose tokens may be spent.
+func (d *direct) overhearLocked(now int64) {
+	k, s := d.k, d.reply.State
 	w := k.lease.Load()
 	if k.retired || s.Window == 0 || w.Alive(now) && w.Window != s.Window || w != nil && s.Window < w.Window {
 		return
@@ -302,7 +351,30 @@ func (k *keyState) overhearLocked(s backend.State, sent, now int64) {
 	if w == nil || w.Window != s.Window {
 		w = k.switchLocked(s.Window, now)
 	}
-	w.Read(s, sent, now)
+	w.Read(s, d.sent, now)
+}
+
+// bookLocked notes what the call has charged, or that it was refused.
+func (d *direct) bookLocked(r *Result, now int64) {
+	k, n := d.k, d.req.Tokens
+	w := k.lease.Load()
+	current := w != nil && w.Window == d.reply.Window
+	if current {
+		r.Remaining = min(r.Remaining+w.Stock(), r.Limit)
+	}
+	switch {
+	case r.Allowed && current:
+		k.l.count.move(k.account.Direct(n))
+		r.key, r.epoch, k.deniedUntil = k.node.Hash, k.name.epoch, 0
+	case r.Allowed: // the key is forgotten, or in another window
+		k.l.count.taken.Add(n)
+		k.l.count.spent.Add(n)
+	default:
+		k.denied.Add(1)
+		if current && now >= k.deniedUntil && d.req.Limit.Tokens >= k.limit().Tokens { // which may have been raised since
+			k.denyLocked(w, now)
+		}
+	}
 }
 
 // taken is the result of a direct call.
@@ -337,7 +409,7 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 	if r.Allowed {
 		l.count.taken.Add(n)
 		l.count.spent.Add(n)
-		r.key, r.epoch = l.keys.HashOf(key), 1<<31|l.undone.Add(1)&(1<<31-1)
+		r.key, r.epoch = l.keys.HashOf(key), l.onceEpoch()
 	} else {
 		l.count.denied.Add(1)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/keytable"
 	"github.com/go-reservoir/reservoir/internal/next"
@@ -20,29 +21,29 @@ import (
 // requests have used, so that a Result which is refunded again and again makes no
 // tokens out of nothing.
 func (k *keyState) refund(r Result) (back int64, q *backend.RefundRequest) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	w, now := k.lease.Load(), k.l.clock.Now()
-	current := !k.retired && w != nil && w.Window == r.window()
-	switch {
-	case r.Source == Fallback:
-		k.forgiveLocked(r)
-	case r.Source == Direct && current && r.epoch == k.name.epoch:
-		back, total := k.account.RefundDirect(r.charged)
-		if back > 0 {
-			return back, &backend.RefundRequest{Client: k.name.client, Window: r.window(), Total: total}
-		}
-	case r.Source == Direct:
-		return r.charged, k.l.refundOf(r)
-	case current && w.Alive(now):
-		if n := min(r.charged, k.account.InUse(k.heldLocked())); n > 0 {
+	k.event(func(now int64) int64 {
+		w := k.lease.Load()
+		current := w != nil && w.Window == r.window()
+		switch {
+		case r.Source == Fallback:
+			k.local.forgive(&k.account, r)
+		case r.Source == Direct && current && r.epoch == k.name.epoch:
+			var total int64
+			if back, total = k.account.RefundDirect(r.charged); back > 0 {
+				q = &backend.RefundRequest{Client: k.name.client, Window: r.window(), Total: total}
+			}
+		case r.Source == Direct:
+			back, q = r.charged, k.l.refundOf(r)
+		case current && w.Alive(now):
+			n := min(r.charged, k.account.InUse(k.heldLocked()))
 			k.account.Refund(n)
 			k.l.count.refunded.Add(n)
 			w.Publish(n, 0)
-			k.advanceLocked(now, 0)
+			return 0
 		}
-	}
-	return 0, nil
+		return undecided
+	})
+	return back, q
 }
 
 // refundOf is the refund of a direct call whose key is not in memory any more. Its
@@ -51,84 +52,43 @@ func (l *Limiter) refundOf(r Result) *backend.RefundRequest {
 	return &backend.RefundRequest{Client: l.clientOf(r.epoch), Window: r.window(), Total: r.charged}
 }
 
-// reopen notes that the store has n tokens more than at the last reading, which others
-// may wait for.
-func (k *keyState) reopen(id backend.Window, n int64) {
+// owesLocked reports whether the store must hear that the key leaves: because of what
+// it holds or may have been granted, or because others share the key and probe as often
+// as so many should.
+func (k *keyState) owesLocked(now int64) bool {
+	w, closed := k.lease.Load(), k.l.closed.Load()
+	if !w.Alive(now) { // the store may have opened a window since, and granted
+		recently := k.use != nil && now-k.use.failed < 2*int64(k.limit().Window+time.Second)
+		return k.unheard && (closed || recently)
+	}
+	return k.heldLocked() > 0 || k.account.Outstanding() || k.unheard || k.clients > 1 || closed && k.account.Granted()
+}
+
+// retireIfDone ends a leaving key, unless it is still needed. Its counts move all at once, as
+// Stats sees it: what it has spent would seem to go back, and be a restart to a metrics
+// system.
+func (l *Limiter) retireIfDone(k *keyState) {
+	l.counting.Lock()
+	defer l.counting.Unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if w := k.lease.Load(); w != nil && w.Window == id {
-		w.Reopen(n)
-		k.advanceLocked(k.l.clock.Now(), 0)
+	now := l.clock.Now()
+	holds := k.lease.Load().Alive(now) && (k.heldLocked() > 0 || k.account.Outstanding())
+	if k.leaving && k.busy == nil && !holds && !(k.farewell && k.owesLocked(now)) {
+		k.retireLocked()
 	}
-}
-
-// stockIn is the stock that can be spent in a window.
-func (k *keyState) stockIn(id backend.Window) int64 {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if w := k.lease.Load(); w.Alive(k.l.clock.Now()) && w.Window == id {
-		return k.heldLocked()
-	}
-	return 0
-}
-
-// sweep looks at the key once in an idle time. A key that was not used since the last
-// sweep leaves: it gives back what it holds, and is forgotten when the store has heard
-// of that or the window has ended. How a key stands tells whether it was used, so that
-// the hot path need not note the time. A key that came after accounts were last renamed
-// stays: the next state of it would speak in its name.
-func (k *keyState) sweep() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.l.clock.Now()
-	mark := uint64(k.denied.Load())*0x9e3779b97f4a7c15 + uint64(k.account.Spent(k.heldLocked()))*0xbf58476d1ce4e5b9
-	if w := k.lease.Load(); w != nil {
-		mark += uint64(w.Window) * 0x94d049bb133111eb
-	}
-	same := mark == k.mark
-	k.mark = mark
-	if !same || k.retired || k.busy != nil || k.name == k.l.account.Load() || k.remembersLocked(now) {
-		return
-	}
-	k.leaving, k.low, k.farewell = true, false, k.owesFarewellLocked(now)
-	k.advanceLocked(now, 0)
-	if k.goneLocked(now) {
-		k.retireLocked(now)
-	}
-}
-
-// owesFarewellLocked reports whether the store must hear that the key leaves: because
-// of what it holds or may have been granted, or because others share the key and probe
-// as often as so many should.
-func (k *keyState) owesFarewellLocked(now int64) bool {
-	w := k.lease.Load()
-	if k.unheard && !w.Alive(now) { // the store may have opened a window since, and granted
-		return k.l.closed.Load() || k.use != nil && now-k.use.failed < 2*int64(k.limit().Window+time.Second)
-	}
-	return w.Alive(now) && (k.heldLocked() > 0 || k.unheard || k.account.Unpaid() > 0 || k.account.Unconfirmed() > 0 || k.clients > 1 || k.l.closed.Load() && k.account.Granted())
-}
-
-// goneLocked reports whether nothing is left that a leaving key is needed for.
-func (k *keyState) goneLocked(now int64) bool {
-	if !k.leaving || k.busy != nil {
-		return false
-	}
-	if k.farewell && k.owesFarewellLocked(now) {
-		return false
-	}
-	return !k.lease.Load().Alive(now) || k.heldLocked() == 0 && k.account.Unconfirmed() == 0 && k.account.Unpaid() == 0
 }
 
 // retireLocked ends the key: what it still holds has expired, and its counts become the
 // limiter's.
-func (k *keyState) retireLocked(now int64) {
+func (k *keyState) retireLocked() {
 	if k.retired {
 		return
 	}
-	if k.use != nil && k.use.timer != nil {
+	if k.use != nil {
 		k.use.timer.Stop()
 	}
-	k.moveLocked(k.account.Leave(k.drainLocked(), false))
+	k.l.count.move(k.account.Leave(k.drainLocked()))
 	k.lease.Store(nil)
 	k.l.count.spent.Add(k.account.Balance())
 	k.l.count.denied.Add(k.denied.Load())
@@ -136,53 +96,35 @@ func (k *keyState) retireLocked(now int64) {
 	k.l.keys.Delete(k.node)
 }
 
-// retire ends a leaving key. Its counts move all at once, as Stats sees it: what it has
-// spent would seem to go back, and be a restart to a metrics system.
-func (l *Limiter) retire(k *keyState) {
+// final is a key's account at Close, all of it returned, until the store has confirmed that.
+type final struct {
+	account account.Account
+	req     backend.SyncRequest
+	shard   *shard
+	until   int64 // the window is over by then
+}
+
+// closeKey retires k. It returns the account that is to be handed back, if there is one.
+func (l *Limiter) closeKey(k *keyState) (f *final) {
 	l.counting.Lock()
 	defer l.counting.Unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if now := l.clock.Now(); k.goneLocked(now) {
-		k.retireLocked(now)
-	}
-}
-
-// final is the last statement of a key at Close, and what it returns.
-type final struct {
-	shard    *shard
-	req      backend.SyncRequest
-	returned int64
-	owed     int64
-	until    int64 // the window's end
-}
-
-// closeKey retires the key. It returns the statement that hands the stock back, if there
-// is one to make.
-func (k *keyState) closeKey() *final {
-	k.l.counting.Lock()
-	defer k.l.counting.Unlock()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.l.clock.Now()
-	if k.retired {
-		return nil
-	}
-	var f *final
-	if w := k.lease.Load(); k.owesFarewellLocked(now) {
+	now := l.clock.Now()
+	if w := k.lease.Load(); !k.retired && k.owesLocked(now) {
 		k.leaving = true
 		if w.Alive(now) {
 			k.account.Return(k.drainLocked())
+		} else {
+			l.count.move(k.account.Expire(k.drainLocked()))
 		}
-		k.findShardLocked()
-		if k.ownLocked() { // there is no time to ask
+		if k.local != nil { // there is no time to ask which window is open
 			k.local.own = false
 		}
-		f = &final{shard: k.shard, req: k.statementLocked(), returned: k.account.Unconfirmed(), owed: k.account.Unpaid(), until: now + int64(k.limit().Window)}
-		k.moveLocked(k.account.Expire(k.drainLocked()))
-		k.account.Leave(0, true) // sayGoodbye counts what becomes of it
+		f = &final{req: k.statementLocked(), shard: k.shard, until: now + int64(k.limit().Window)}
+		f.account = k.account.HandOver()
 	}
-	k.retireLocked(now)
+	k.retireLocked()
 	return f
 }
 
@@ -197,32 +139,28 @@ const (
 // tokens whose grant had been lost. What it cannot hand back stays charged until the
 // window ends.
 func (l *Limiter) sayGoodbye(ctx context.Context, f *final) error {
+	defer func() { l.count.move(f.account.Leave(0)) }() // nothing, where all was handed back
 	for try := 1; ; try++ {
 		reply, err := l.lastCall(ctx, f)
-		switch {
-		case err != nil && (ctx.Err() != nil || try == attempts || f.shard.Open() || l.clock.Now() > f.until):
-			l.count.expired.Add(f.returned)
-			return err
-		case err != nil:
-			if pause(ctx, lastPause/2+chance.Part(lastPause/2), nil) != nil {
-				l.count.expired.Add(f.returned)
-				return err
+		if err == nil {
+			spent := f.account.Spent(0)
+			l.count.move(f.account.Apply(f.req, reply, 0))
+			f.account.Return(reply.Grant)
+			l.count.spent.Add(f.account.Spent(0) - spent)
+			f.account.State(&f.req, reply.Window)
+			if f.account.Unconfirmed() == 0 {
+				return nil
 			}
 			continue
 		}
-		if reply.Window == f.req.Window || reply.Carried {
-			l.count.returned.Add(f.returned)
-			l.count.taken.Add(f.owed)
-			l.count.spent.Add(f.owed)
-		} else { // the window is over: debt of it is charged to no later one
-			l.count.expired.Add(f.returned)
+		again := ctx.Err() == nil && try < attempts && !f.shard.Open() && l.clock.Now() <= f.until
+		if conflict := errors.Is(err, ErrConflict); conflict { // another's window is open: ours is over
+			again, err = false, nil
 		}
-		l.count.taken.Add(reply.Grant)
-		if f.owed, f.returned = 0, reply.Grant; f.returned == 0 {
-			return nil
+		if again && pause(ctx, lastPause/2+chance.Part(lastPause/2), nil) == nil {
+			continue
 		}
-		f.req.Window, f.req.Granted, f.req.Returned, f.req.Debt = reply.Window, reply.Granted, reply.Returned+f.returned, reply.Debt
-		f.req.Total, f.req.Used = 0, 0
+		return err
 	}
 }
 
@@ -236,15 +174,8 @@ func (l *Limiter) lastCall(ctx context.Context, f *final) (reply backend.SyncRep
 	bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
 	defer cancel()
 	c := l.newCall(f.shard, f.req.Key, f.req.Limit, StoreCall{Op: "sync", Cause: string(next.Return)})
-	own := !soonerThan(ctx, l.fetchTimeout)
-	err = c.do(bounded, own, func(ctx context.Context) (err error) {
-		l.count.syncs.Add(1)
-		reply, err = l.store.Sync(ctx, f.req)
-		c.Granted = reply.Grant
-		return err
-	})
-	c.report()
-	return reply, err
+	defer c.report()
+	return c.sync(bounded, !soonerThan(ctx, l.fetchTimeout), f.req)
 }
 
 // soonerThan reports whether ctx ends before d has passed.
@@ -256,6 +187,7 @@ func soonerThan(ctx context.Context, d time.Duration) bool {
 // sweeper evicts idle keys by a timer that is armed only while keys are held: an
 // idle limiter runs no goroutine and holds none.
 type sweeper struct {
+	l     *Limiter
 	armed atomic.Bool // a sweep is to come or under way; set under mu
 	mu    sync.Mutex
 	over  bool
@@ -263,8 +195,7 @@ type sweeper struct {
 }
 
 // arm starts the timer unless it runs.
-func (l *Limiter) arm() {
-	s := &l.sweeper
+func (s *sweeper) arm() {
 	if s.armed.Load() {
 		return
 	}
@@ -275,29 +206,56 @@ func (l *Limiter) arm() {
 	}
 	s.armed.Store(true)
 	if s.timer == nil {
-		s.timer = time.AfterFunc(l.idle, l.sweep)
+		s.timer = time.AfterFunc(s.l.idle, s.sweep)
 	} else {
-		s.timer.Reset(l.idle)
+		s.timer.Reset(s.l.idle)
 	}
 }
 
 // sweep looks for keys that were not used since the last sweep.
-func (l *Limiter) sweep() {
+func (s *sweeper) sweep() {
+	l := s.l
 	if !l.calls.Begin() {
 		return
 	}
 	defer l.calls.End()
 	l.rename()
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
-		l.counting.Lock()
-		defer l.counting.Unlock()
-		n.State.sweep()
+		if s.visit(&n.State) {
+			l.retireIfDone(&n.State)
+		}
 		return !l.closed.Load()
 	})
-	l.sweeper.armed.Store(false) // one at a time, though it may take longer than keys may be idle
+	s.armed.Store(false) // one at a time, though it may take longer than keys may be idle
 	if l.keys.Len() > 0 {
-		l.arm()
+		s.arm()
 	}
+}
+
+// visit looks at a key once in an idle time. A key that was not used since the last
+// sweep leaves: it gives back what it holds, and is forgotten when the store has heard
+// of that or the window has ended. How a key stands tells whether it was used, so that
+// the hot path need not note the time. A key that came after accounts were last renamed
+// stays: the next state of it would speak in its name.
+func (s *sweeper) visit(k *keyState) (leaving bool) {
+	k.event(func(now int64) int64 {
+		w := k.lease.Load()
+		mark := uint64(k.denied.Load())*0x9e3779b97f4a7c15 + uint64(k.spentLocked())*0xbf58476d1ce4e5b9
+		if w != nil {
+			mark += uint64(w.Window) * 0x94d049bb133111eb
+		}
+		same := mark == k.mark
+		k.mark = mark
+		// What FailLocal has admitted is its share of the window; what any policy has, is to be charged.
+		needed := k.local.in(w) && w.Alive(now) && k.local.admitted > 0 && (k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
+		if !same || k.retired || k.busy != nil || k.name == k.l.account.Load() || needed {
+			return undecided
+		}
+		k.leaving, k.low, k.farewell = true, false, k.owesLocked(now)
+		leaving = true
+		return 0
+	})
+	return leaving
 }
 
 // stop ends sweeping for good.
@@ -308,16 +266,6 @@ func (s *sweeper) stop() {
 	if s.timer != nil {
 		s.timer.Stop()
 	}
-}
-
-// shut makes the key refuse new callers and sends away those that wait.
-func (k *keyState) shut() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if line := k.lineLocked(); line != nil {
-		line.Each(func(c *waiter) { line.Tell(c, outcome{err: ErrClosed}) })
-	}
-	k.publishLocked()
 }
 
 // givers is how many keys are handed back at a time.
@@ -355,14 +303,22 @@ func (l *Limiter) Close(ctx context.Context) error {
 func (l *Limiter) close(ctx context.Context) error {
 	l.end()
 	l.sweeper.stop()
-	l.keys.All(func(n *keytable.Node[keyState]) bool { n.State.shut(); return true })
+	l.keys.All(func(n *keytable.Node[keyState]) bool { // who waits is sent away, who comes is refused
+		k := &n.State
+		k.event(func(int64) int64 {
+			line := k.busy.callers()
+			line.Each(func(c *waiter) { line.Tell(c, outcome{err: ErrClosed}) })
+			return 0
+		})
+		return true
+	})
 	var err error
 	select {
 	case <-l.calls.Close():
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	l.stopProbes(ctx)
+	l.stopReopening(ctx)
 	return errors.Join(err, l.handBack(ctx))
 }
 
@@ -372,16 +328,16 @@ func (l *Limiter) handBack(ctx context.Context) error {
 	var failure atomic.Pointer[error]
 	slots := make(chan struct{}, givers)
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
-		f := n.State.closeKey()
+		f := l.closeKey(&n.State)
 		if f == nil {
 			return true
 		}
 		slots <- struct{}{}
 		wg.Go(func() {
+			defer func() { <-slots }() // also if the store ends the goroutine
 			if err := l.sayGoodbye(ctx, f); err != nil {
 				failure.CompareAndSwap(nil, &err)
 			}
-			<-slots
 		})
 		return true
 	})

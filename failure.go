@@ -9,9 +9,11 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/keytable"
+	"github.com/go-reservoir/reservoir/internal/lease"
 	"github.com/go-reservoir/reservoir/internal/next"
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
@@ -82,11 +84,27 @@ func (f Failure) budget(limit int64) int64 {
 	return 0
 }
 
-// local is what one key has admitted in a window without the store.
+// local is what one key has admitted in a window without the store. A nil *local is of
+// a key that has not.
 type local struct {
 	window   backend.Window
 	own      bool // the process has opened the window itself, and does not know what the store has
 	admitted int64
+}
+
+// in reports whether w is the window in which requests were admitted.
+func (o *local) in(w *lease.Lease) bool { return o != nil && w != nil && o.window == w.Window }
+
+// opened reports whether the process has opened w by itself, and the store is to be
+// asked first which window is open there.
+func (o *local) opened(w *lease.Lease) bool { return o.in(w) && o.own }
+
+// forgive takes back what a request was admitted for without the store, as far as the
+// store was not told of it.
+func (o *local) forgive(a *account.Account, r Result) {
+	if o != nil && r.Source == Fallback && o.window == r.window() {
+		o.admitted -= a.Forgive(min(r.charged, o.admitted))
+	}
 }
 
 // policyLocked answers a request that the store could not be asked about because of
@@ -98,24 +116,24 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		return true, err
 	}
 	policy, limit := k.l.failure, k.limit()
-	if policy.mode == failClosed {
+	var f *local
+	var left int64
+	if policy.mode != failClosed {
+		f = k.localLocked(now)
+		left = policy.budget(limit.Tokens) - f.admitted
+	}
+	if n > left && (stay || f == nil) {
 		if stay && failure.Class != backend.Rejected {
 			return false, nil
 		}
 		k.l.count.failed.Add(1)
 		return true, err
 	}
-	f, w, budget := k.localLocked(now), k.lease.Load(), policy.budget(limit.Tokens)
-	if n > budget-f.admitted && stay {
-		if failure.Class != backend.Rejected {
-			return false, nil
-		}
-		k.l.count.failed.Add(1)
-		return true, err
-	}
+	w := k.lease.Load()
 	k.l.count.fallbacks.Add(1)
 	r.Limit, r.Reset, r.Source = limit.Tokens, w.Window.Time(), Fallback
-	if r.Allowed = n <= budget-f.admitted; r.Allowed {
+	if r.Allowed = n <= left; r.Allowed {
+		left -= n
 		f.admitted = min(f.admitted+n, backend.MaxTokens) // FailOpen has no end
 		k.account.Declare(n)
 		r.key, r.charged = k.node.Hash, n
@@ -123,7 +141,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		k.denied.Add(1)
 		r.RetryAfter = w.RetryAfter(now)
 	}
-	r.Remaining = max(min(budget, limit.Tokens)-f.admitted, 0)
+	r.Remaining = max(min(left, limit.Tokens-f.admitted), 0)
 	return true, nil
 }
 
@@ -149,33 +167,10 @@ func (k *keyState) localLocked(now int64) *local {
 		w = k.switchLocked(s.Window, now)
 		w.Read(s, now, now)
 	}
-	if k.local == nil || k.local.window != w.Window {
+	if !k.local.in(w) {
 		k.local = &local{window: w.Window, own: own}
 	}
 	return k.local
-}
-
-// ownLocked reports whether the window is one that the process has opened by itself, and
-// the store is to be asked first which one is open there.
-func (k *keyState) ownLocked() bool {
-	w := k.lease.Load()
-	return k.local != nil && k.local.own && w != nil && k.local.window == w.Window
-}
-
-// remembersLocked reports whether what was admitted without the store is still needed:
-// as what the process has used of its share, or to be charged when the store is back.
-func (k *keyState) remembersLocked(now int64) bool {
-	w := k.lease.Load()
-	return k.local != nil && w.Alive(now) && k.local.window == w.Window && k.local.admitted > 0 &&
-		(k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
-}
-
-// forgiveLocked takes back what a request was admitted for without the store, as far
-// as the store was not told of it.
-func (k *keyState) forgiveLocked(r Result) {
-	if k.local != nil && r.Source == Fallback && k.local.window == r.window() {
-		k.local.admitted -= k.account.Forgive(min(r.charged, k.local.admitted))
-	}
 }
 
 // shard is what is known of one shard of the store, or of the whole store where it
@@ -195,12 +190,13 @@ type shard struct {
 
 // shardOf is the shard that a store key is on. A store that has shards, whose failures
 // are not each other's, has a method Shard which names them without I/O.
-func (l *Limiter) shardOf(key string) *shard {
-	name := placement.Shard(l.store, key)
-	if s, ok := l.shards.Load(name); ok {
+func (c *client) shardOf(key string) *shard {
+	var name string // also if the store panics: it is asked under the key's lock, where nobody could be told
+	guard.Log(func() { name = placement.Shard(c.store, key) })
+	if s, ok := c.shards.Load(name); ok {
 		return s.(*shard)
 	}
-	s, _ := l.shards.LoadOrStore(name, &shard{name: name})
+	s, _ := c.shards.LoadOrStore(name, &shard{name: name})
 	return s.(*shard)
 }
 
@@ -230,60 +226,56 @@ func (s *shard) checkFailed(now int64) {
 	s.checked = now + int64(longestPause)
 }
 
-// armProbe sets the timer of the shard's next probe: an outage that ends is noticed
+// armReopen sets the timer for the next such question: an outage that ends is noticed
 // without traffic.
-func (l *Limiter) armProbe(s *shard) {
+func (c *client) armReopen(s *shard) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	after := time.Duration(max(s.NextProbe()-l.clock.Now(), 0)) + time.Microsecond
+	after := time.Duration(max(s.NextProbe()-c.clock.Now(), 0)) + time.Microsecond
 	if s.timer == nil {
-		s.timer = time.AfterFunc(after, func() { guard.Log(func() { l.probe(s) }) })
+		s.timer = time.AfterFunc(after, func() { guard.Log(func() { c.reopen(s) }) })
 	} else {
 		s.timer.Reset(after)
 	}
 }
 
-// probe asks whether a shard answers again, by a statement that asks for nothing, for
+// reopen asks whether a shard answers again, by a statement that asks for nothing, for
 // a key that is on it. It has time to connect: nobody waits for it. When no key is on
 // the shard any more, nobody would ask: it is forgotten.
-func (l *Limiter) probe(s *shard) {
-	if !l.calls.Begin() {
+func (c *client) reopen(s *shard) {
+	if !c.calls.Begin() {
 		return
 	}
-	defer l.calls.End()
-	if !s.Due(l.clock.Now()) {
+	defer c.calls.End()
+	if !s.Due(c.clock.Now()) {
 		if s.Watched() {
-			l.armProbe(s)
+			c.armReopen(s)
 		}
 		return
 	}
-	key, limit, ok := l.keyOn(s)
+	key, limit, ok := c.keyOn(s)
 	if !ok {
-		s.Reset(l.clock.Now())
-		l.shards.CompareAndDelete(s.name, s)
-		l.reportShard(s)
+		c.forgetShard(s)
 		return
 	}
-	ctx, cancel := context.WithTimeout(l.life, max(l.fetchTimeout, connectTime))
+	ctx, cancel := context.WithTimeout(c.life, max(c.fetchTimeout, connectTime))
 	defer cancel()
-	l.ask(ctx, s, key, limit)
-	if s.Watched() {
-		l.armProbe(s)
-	}
+	defer func() { // whatever the store does
+		if s.Watched() {
+			c.armReopen(s)
+		}
+	}()
+	c.ask(ctx, s, key, limit)
 }
 
 // ask makes a statement for a key that asks for nothing.
-func (l *Limiter) ask(ctx context.Context, s *shard, key string, limit Limit) {
-	c := l.newCall(s, key, limit, StoreCall{Op: "sync", Cause: string(next.Reopen)})
-	err := c.do(ctx, true, func(ctx context.Context) error {
-		l.count.syncs.Add(1)
-		_, err := l.store.Sync(ctx, backend.SyncRequest{Key: key, Client: l.id + ".probe", Limit: limit, Strand: -1})
-		return err
-	})
+func (c *client) ask(ctx context.Context, s *shard, key string, limit Limit) {
+	call := c.newCall(s, key, limit, StoreCall{Op: "sync", Cause: string(next.Reopen)})
+	defer call.report()
+	_, err := call.sync(ctx, true, backend.SyncRequest{Key: key, Client: c.id + ".probe", Limit: limit, Strand: -1})
 	if outcomeOf(err) == breaker.Neutral { // it says nothing of the shard: ask for another key
 		s.avoid(key)
 	}
-	c.report()
 }
 
 // connectTime is how long a probe may take: dial, TLS, handshake and the first load of
@@ -292,16 +284,16 @@ const connectTime = 2 * time.Second
 
 // keyOn returns a key of the shard: that of the call which failed last, if it is still
 // there, or any, but the one to avoid only where there is no other.
-func (l *Limiter) keyOn(s *shard) (key string, limit Limit, ok bool) {
+func (c *client) keyOn(s *shard) (key string, limit Limit, ok bool) {
 	s.mu.Lock()
 	key, limit = s.key, s.limit
 	avoid := s.avoided
 	s.mu.Unlock()
-	if key != "" && l.shardOf(key) == s {
+	if key != "" && c.shardOf(key) == s {
 		return key, limit, true
 	}
-	l.keys.All(func(n *keytable.Node[keyState]) bool {
-		if other := l.storeKey(n.Key); l.shardOf(other) == s {
+	c.keys.All(func(n *keytable.Node[keyState]) bool {
+		if other := c.storeKey(n.Key); c.shardOf(other) == s {
 			key, limit, ok = other, n.State.limit(), true
 		}
 		return !ok || key == avoid
@@ -326,59 +318,60 @@ func (s *shard) avoid(key string) {
 }
 
 // forgetShards forgets, a while after keys have left a shard, those that no key is on.
-func (l *Limiter) forgetShards() {
-	t := l.leaving.Load()
-	if t == 0 || l.clock.Now() < t || !l.leaving.CompareAndSwap(t, 0) {
+func (c *client) forgetShards() {
+	t := c.due.Load()
+	if t == 0 || c.clock.Now() < t || !c.due.CompareAndSwap(t, 0) {
 		return
 	}
-	l.shards.Range(func(_, value any) bool {
+	c.shards.Range(func(_, value any) bool {
 		s := value.(*shard)
-		if _, _, ok := l.keyOn(s); !ok && s.Open() {
-			s.Reset(l.clock.Now())
-			l.shards.CompareAndDelete(s.name, s)
-			l.reportShard(s)
+		if _, _, ok := c.keyOn(s); !ok && s.Open() {
+			c.forgetShard(s)
 		}
 		return true
 	})
 }
 
+func (c *client) forgetShard(s *shard) {
+	s.Reset(c.clock.Now())
+	c.shards.CompareAndDelete(s.name, s)
+	c.reportShard(s)
+}
+
 // reportShard tells the hook what has changed.
-func (l *Limiter) reportShard(s *shard) {
-	s.Report(func(c breaker.Change) {
-		if l.hooks.ShardState != nil {
+func (c *client) reportShard(s *shard) {
+	s.Report(func(now breaker.Change) {
+		if c.hooks.ShardState != nil {
 			guard.Log(func() {
-				l.hooks.ShardState(ShardState{Shard: s.name, Away: c.Open, Rejecting: c.Rejecting, Err: c.Err})
+				c.hooks.ShardState(ShardState{Shard: s.name, Away: now.Open, Rejecting: now.Rejecting, Err: now.Err})
 			})
 		}
 	})
 }
 
-// findShardLocked looks again for the shard of a key before the store is asked. A
-// cluster knows none until its first answer, its slots move, and so do keys in a
-// roll-out.
-func (k *keyState) findShardLocked() {
-	s := k.l.shardOf(k.l.storeKey(k.node.Key))
-	if s == k.shard {
-		return
+// shardNow looks again for the shard of a key before the store is asked; was is the one
+// that it was on. A cluster knows none until its first answer, its slots move, and so do
+// keys in a roll-out.
+func (c *client) shardNow(was *shard, key string) *shard {
+	s := c.shardOf(c.storeKey(key))
+	if s != was && was.Open() {
+		c.due.Store(c.clock.Now() + int64(longestPause))
 	}
-	if k.shard.Open() {
-		k.l.leaving.Store(k.l.clock.Now() + int64(longestPause))
-	}
-	k.shard = s
+	return s
 }
 
-// stopProbes ends the timers of shards that are away, and asks each of them for the last
+// stopReopening ends the timers of shards that are away, and asks each of them for the last
 // time, at once, so that Close need not find out with each key.
-func (l *Limiter) stopProbes(ctx context.Context) {
+func (c *client) stopReopening(ctx context.Context) {
 	var wg sync.WaitGroup
-	l.shards.Range(func(_, value any) bool {
+	c.shards.Range(func(_, value any) bool {
 		s := value.(*shard)
 		s.stop()
-		if key, limit, ok := l.keyOn(s); ok && s.Open() && ctx.Err() == nil {
+		if key, limit, ok := c.keyOn(s); ok && s.Open() && ctx.Err() == nil {
 			wg.Go(func() {
-				bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
+				bounded, cancel := context.WithTimeout(ctx, c.fetchTimeout)
 				defer cancel()
-				l.ask(bounded, s, key, limit)
+				c.ask(bounded, s, key, limit)
 			})
 		}
 		return true

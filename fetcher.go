@@ -10,7 +10,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/chance"
-	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/keytable"
 	"github.com/go-reservoir/reservoir/internal/lease"
@@ -21,19 +20,21 @@ import (
 // store, the callers in line and the fetch for them.
 //
 // The hot path (try) reads the lease and spends from it without the lock. Everything
-// else happens under mu, in methods called …Locked; mu is never held during I/O, a
-// callback or a wait. Every event (a caller, a reply, a timer, a refund, the end of
-// the key) changes the parts by their methods and ends with advanceLocked, which
-// serves the line and does what package next says.
+// else is an event (a caller, a reply, a timer, a refund), but for the end of the key and
+// Stats, after which nothing is to be decided. An event
+// changes the parts by their methods, under mu, in methods called …Locked. It ends with
+// advanceLocked, which serves the line and makes the one decision of package next. What
+// is then to be done starts when the lock is free: mu is never held during I/O, a
+// callback or a wait.
 //
 // There may be a million keys, most of them seen once: what only some need is apart
-// and nil until then (busy, use).
+// and nil until then (busy, use, local).
 type keyState struct {
 	// What the hot path reads comes first: one cache line.
 	lease  atomic.Pointer[lease.Lease]
 	l      *Limiter
-	bound  atomic.Pointer[Limit] // it may change
-	denied atomic.Int64          // requests refused
+	bound               // the limit, which may change
+	denied atomic.Int64 // requests refused
 	node   *keytable.Node[keyState]
 
 	name  *accountName // not shared with an earlier state of the key
@@ -45,28 +46,60 @@ type keyState struct {
 	use     *usage // nil until the second fetch
 	local   *local // nil unless the store has been away
 
-	deniedUntil int64         // until when the store is known to have too little for somebody; 0 = ask
-	since       int64         // time of the first fetch; 0 = none yet
-	mark        uint64        // fingerprint at the last sweep
-	largest     atomic.Uint32 // request since the last observation of demand
-	clients     uint16        // that share the key: the more of this window's and the last one's
-	counted     uint16        // as the store said last
-	futile      uint8         // fetches in a row that served nobody
-	small       bool          // the limit is too small for batches: no more is granted than is needed
-	short       bool          // the limit will run out before the window ends
-	low         bool          // the stock has fallen to the re-order point, and no batch came since
-	unheard     bool          // a fetch has failed since the last that was answered: a grant may wait in the store
-	leaving     bool          // the key is idle, and is forgotten when the store has heard what it gives back
-	farewell    bool          // the store must hear that it leaves
-	retired     bool          // forgotten or closed: look the key up again
+	deniedUntil int64  // until when the store is known to have too little for somebody; 0 = ask
+	since       int64  // time of the first fetch; 0 = none yet
+	mark        uint64 // fingerprint at the last sweep
+	largest     most   // of the requests since the last observation of demand
+	clients     uint16 // that share the key: the more of this window's and the last one's
+	counted     uint16 // as the store said last
+	futile      uint8  // fetches in a row that served nobody
+	small       bool   // the limit is too small for batches: no more is granted than is needed
+	short       bool   // the limit will run out before the window ends
+	low         bool   // the stock has fallen to the re-order point, and no batch came since
+	unheard     bool   // a fetch has failed since the last that was answered: a grant may wait in the store
+	leaving     bool   // the key is idle, and is forgotten when the store has heard what it gives back
+	farewell    bool   // the store must hear that it leaves
+	retired     bool   // forgotten or closed: look the key up again
 }
 
-// busy is callers in line and the fetch in flight.
+// busy is callers in line and the fetch in flight. A nil *busy has neither.
 type busy struct {
 	line     waiters.Line[outcome]
-	reserved int64 // tokens of the lease, for the line
-	fetch    fetch // there is one at a time
-	inFlight bool
+	reserved int64  // tokens of the lease, for the line
+	fetch    *fetch // there is one at a time; nil = none
+}
+
+// nobody is the line where nobody is. It is never written.
+var nobody waiters.Line[outcome]
+
+func (b *busy) callers() *waiters.Line[outcome] {
+	if b == nil {
+		return &nobody
+	}
+	return &b.line
+}
+
+func (b *busy) held() int64 {
+	if b == nil {
+		return 0
+	}
+	return b.reserved
+}
+
+func (b *busy) inFlight() bool { return b != nil && b.fetch != nil }
+
+// publish lets the hot path have what the line does not need, and refuse until denied.
+// While a fetch is in flight for callers in line their tokens stay reserved, and nobody
+// is refused without the lock: what the fetch brings may be enough.
+func (b *busy) publish(w *lease.Lease, denied int64) {
+	if w == nil || b.inFlight() && b.line.Active() > 0 {
+		return
+	}
+	n := b.held()
+	if n > 0 {
+		b.reserved = 0
+	}
+	w.Publish(n, denied)
 }
 
 // outcome is what a caller in line is told.
@@ -78,23 +111,21 @@ type outcome struct {
 
 type waiter = waiters.Waiter[outcome]
 
-// usage is what is known of a key in use.
-type usage struct {
-	demand.Demand
-	timer   *time.Timer
-	due     int64         // when it fires
-	replied int64         // when the store answered last
-	look    int64         // when to look for a surplus; 0 = not yet
-	spread  int64         // after the reset, for processes not to come at once
-	backoff int64         // after a failed fetch, no other before this
-	pause   time.Duration // of the last back-off; it doubles
-	recheck int64         // when a refused key asks WithLimits again
+// bound is a limit that may change.
+type bound struct{ atomic.Pointer[Limit] }
 
-	lookSpent int64 // tokens spent in all at the last look
+func (b *bound) limit() Limit { return *b.Load() }
 
-	failed   int64 // when a fetch failed last
-	rejected bool  // that fetch was rejected
+// most is the largest of the requests since it was last asked.
+type most struct{ atomic.Uint32 }
+
+func (m *most) note(n int64) {
+	if size := uint32(min(n, math.MaxUint32)); size > m.Load() {
+		m.Store(size)
+	}
 }
+
+func (m *most) take() int64 { return int64(m.Swap(0)) }
 
 func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	k := &n.State
@@ -106,7 +137,28 @@ func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	}
 }
 
-func (k *keyState) limit() Limit { return *k.bound.Load() }
+// undecided is what the change of an event returns where there is nothing to decide:
+// nothing has changed, or nothing that a fetch or the line depends on.
+const undecided = -1
+
+// event changes the key and starts what is to be done next.
+func (k *keyState) event(change func(now int64) (wanted int64)) {
+	if f := k.update(change); f != nil {
+		go f.run()
+	}
+}
+
+// update is the part of an event that is under the lock. change returns how many tokens
+// a refused caller wanted whose denial is over: a probe asks for them.
+func (k *keyState) update(change func(now int64) (wanted int64)) *fetch {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.l.clock.Now() // not before the lock: who is served must be in time now
+	if wanted := change(now); wanted != undecided {
+		return k.advanceLocked(now, wanted)
+	}
+	return nil
+}
 
 // try decides from memory, without a lock, if that is possible.
 func (k *keyState) try(r *Result, n int64) bool {
@@ -119,62 +171,34 @@ func (k *keyState) try(r *Result, n int64) bool {
 		return false
 	}
 	if left, ok := w.Spend(n); ok {
-		k.admit(r, w, n, left, Local) // before a reply changes what remains
+		r.admit(k, w, n, left, Local) // before a reply changes what remains
 		if n > 1 {
-			k.large(n)
+			k.largest.note(n)
 		}
-		if w.Low(left) {
-			k.restock(w)
+		if w.Low(left) { // of all that see the stock at the re-order point one orders a batch
+			k.event(func(int64) int64 {
+				if k.lease.Load() != w || k.retired {
+					return undecided
+				}
+				k.low, k.leaving = true, false
+				return 0
+			})
 		}
 		return true
 	}
 	if n <= k.bound.Load().Tokens && w.Denies(n, now) {
 		k.denied.Add(1)
-		k.refuse(r, w, now, Denied)
+		r.refuse(k, w, now, Denied)
 		return true
 	}
 	return false
 }
 
-// admit fills in r for n tokens that were spent and left that stock. A Result is nine
-// words: on the hot path it is written where the caller will read it.
-func (k *keyState) admit(r *Result, w *lease.Lease, n, stock int64, from Source) {
-	limit := k.bound.Load().Tokens
-	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
-	r.Reset, r.key, r.charged = w.Window.Time(), k.node.Hash, n
-}
-
-func (k *keyState) refuse(r *Result, w *lease.Lease, now int64, from Source) {
-	limit := k.bound.Load().Tokens
-	r.Source, r.Limit, r.Remaining = from, limit, min(w.Available(), limit)
-	r.Reset, r.RetryAfter = w.Window.Time(), w.RetryAfter(now)
-}
-
-// large notes the size of a request, to size batches by.
-func (k *keyState) large(n int64) {
-	if size := uint32(min(n, math.MaxUint32)); size > k.largest.Load() {
-		k.largest.Store(size)
-	}
-}
-
-// restock orders a batch ahead of need. Of all callers that see the stock at the
-// re-order point one does it.
-func (k *keyState) restock(w *lease.Lease) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.lease.Load() == w && !k.retired {
-		k.low, k.leaving = true, false
-		k.advanceLocked(k.l.clock.Now(), 0)
-	}
-}
-
 // acquire decides with the lock, and with the store where need be. again means that
 // the state is retired.
 func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, err error, again bool) {
-	if k.mustRecheck(n) {
-		if err = k.relimit(); err != nil {
-			return r, err, false
-		}
+	if err = k.l.recheck(k, n); err != nil {
+		return r, err, false
 	}
 	w, err, decided := k.decide(ctx, &r, n, stay)
 	switch {
@@ -183,7 +207,7 @@ func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, e
 	case decided || err != nil:
 		return r, err, false
 	case w == nil:
-		r, err = k.direct(ctx, n)
+		r, err = k.l.takeFor(ctx, k, n)
 		return r, err, false
 	}
 	r, err = k.await(ctx, w)
@@ -193,75 +217,75 @@ func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, e
 // decide answers the caller from memory or by the failure policy, or puts it in line.
 // Neither means that it makes a call of its own.
 func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w *waiter, err error, decided bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.l.clock.Now()
-	if err := k.refusesLocked(n); err != nil {
-		return nil, err, false
-	}
-	k.leaving = false
-	k.findShardLocked()
-	if k.fromMemoryLocked(r, n, stay, now) {
-		return nil, nil, true
-	}
-	if k.shard.Open() {
-		if decided, err = k.policyLocked(r, n, stay, now, k.shard.away()); decided {
-			return nil, err, true
+	k.event(func(now int64) int64 {
+		switch {
+		case k.l.closed.Load():
+			err = ErrClosed
+		case n > k.limit().Tokens:
+			err = ErrExceedsLimit
+		case k.retired:
+			err = errRetired
 		}
-	}
-	k.l.count.waited.Add(1)
-	if k.l.direct && !stay && k.account.Unpaid() == 0 { // debt is stated first, for the window that it is of
-		return nil, nil, false
-	}
-	w = k.l.waiters.Get(n, stay)
-	if d, ok := ctx.Deadline(); ok && stay {
-		w.Deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
-	}
-	k.busyLocked().line.Push(w)
-	k.advanceLocked(now, 0)
-	return w, nil, false
+		if err != nil {
+			return undecided
+		}
+		k.leaving = false // somebody has come
+		k.shard = k.l.shardNow(k.shard, k.node.Key)
+		var wanted int64
+		if wanted, decided = k.fromMemoryLocked(r, n, stay, now); decided {
+			return wanted
+		}
+		if k.shard.Open() {
+			if decided, err = k.policyLocked(r, n, stay, now, k.shard.away()); decided {
+				return undecided
+			}
+		}
+		k.l.count.waited.Add(1)
+		if k.l.direct && !stay && k.account.Unpaid() == 0 { // debt is stated first, for the window that it is of
+			return undecided
+		}
+		w = k.l.waiters.Get(n, stay)
+		if d, ok := ctx.Deadline(); ok && stay {
+			w.Deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
+		}
+		if k.busy == nil {
+			k.busy = new(busy)
+		}
+		k.busy.line.Push(w)
+		return 0
+	})
+	return w, err, decided
 }
 
-// refusesLocked says why the key serves no request for n, if it does not.
-func (k *keyState) refusesLocked(n int64) error {
-	switch {
-	case k.l.closed.Load():
-		return ErrClosed
-	case n > k.limit().Tokens:
-		return ErrExceedsLimit
-	case k.retired:
-		return errRetired
-	}
-	return nil
-}
-
-// fromMemoryLocked is try under the lock. A refusal whose denial is over also sends a
-// probe, which nobody waits for.
-func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) bool {
+// fromMemoryLocked is try under the lock. It serves nobody before those in line: an Allow
+// waits behind callers whom a fetch may serve, a Wait behind all. A refusal whose denial is over also has a
+// probe sent, which nobody waits for.
+func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (wanted int64, decided bool) {
 	w := k.lease.Load()
 	if !w.Alive(now) {
-		return false
+		return undecided, false
 	}
-	if line := k.lineLocked(); line == nil || line.Active() == 0 && (!stay || line.Parked() == 0) {
+	if line := k.busy.callers(); line.Active() == 0 && (!stay || line.Parked() == 0) {
 		if left, ok := w.Spend(n); ok {
-			k.admit(r, w, n, left, Local)
-			if k.large(n); w.Low(left) {
+			r.admit(k, w, n, left, Local)
+			if k.largest.note(n); w.Low(left) {
 				k.low = true
-				k.advanceLocked(now, 0)
+				return 0, true
 			}
-			return true
+			return undecided, true
 		}
 	}
-	if stay || k.deniedUntil == 0 || n <= w.Available()+k.reservedLocked() {
-		return false
+	if stay || k.deniedUntil == 0 || n <= w.Available()+k.busy.held() {
+		return undecided, false
 	}
-	if now >= k.deniedUntil && !k.inFlightLocked() && !k.shard.Open() {
+	wanted = undecided
+	if now >= k.deniedUntil && !k.busy.inFlight() && !k.shard.Open() {
 		k.deniedUntil = now + int64(k.limit().Window)/probes
-		k.advanceLocked(now, n)
+		wanted = n
 	}
 	k.denied.Add(1)
-	k.refuse(r, w, now, Denied)
-	return true
+	r.refuse(k, w, now, Denied)
+	return wanted, true
 }
 
 // probes is how often in a window an exhausted key is asked for again by all
@@ -286,61 +310,61 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 			k.leave(w)
 			return Result{}, ctx.Err()
 		case <-overdue:
-			w.Timer.Reset(k.overdue())
+			k.event(func(now int64) int64 {
+				again := k.l.fetchTimeout
+				if k.busy.inFlight() {
+					if left := time.Duration(k.busy.fetch.ordered-now) + k.l.fetchTimeout + slack; left > 0 {
+						again = left
+					} else {
+						k.answerLocked(k.busy.line.Last(), now, &StoreError{Op: "sync", Class: backend.Unknown, Err: errNoAnswer})
+					}
+				}
+				w.Timer.Reset(again)
+				return undecided
+			})
 		}
 	}
 }
 
-// overdue answers those in line if the fetch in flight should have ended, and returns
-// when to look again.
-func (k *keyState) overdue() time.Duration {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.inFlightLocked() {
-		return k.l.fetchTimeout
-	}
-	now := k.l.clock.Now()
-	if left := time.Duration(k.busy.fetch.ordered-now) + k.l.fetchTimeout + slack; left > 0 {
-		return left
-	}
-	k.failLocked(k.busy.line.Last(), now, &StoreError{Op: "sync", Class: backend.Unknown, Err: errNoAnswer})
-	return k.l.fetchTimeout
-}
+// slack is how much later than the fetch timeout a fetch may end before those who wait
+// for it are answered without it: a store should obey its context.
+const slack = 20 * time.Millisecond
 
 // leave takes w out of the line for a caller whose context is over. What it had been
 // given meanwhile goes to the next, or back to the stock.
 func (k *keyState) leave(w *waiter) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.l.clock.Now()
-	switch paid := w.Outcome.lease; {
-	case !w.Done():
-		k.busy.line.Remove(w)
-	case paid == nil:
-		k.forgiveLocked(w.Outcome.Result) // if it was admitted without the store
-		return
-	case k.retired || paid != k.lease.Load():
-		k.moveLocked(k.account.Expire(w.N))
-		return
-	default:
-		paid.Publish(w.N, 0)
-	}
-	k.advanceLocked(now, 0)
+	k.event(func(int64) int64 {
+		switch paid := w.Outcome.lease; {
+		case !w.Done():
+			k.busy.line.Remove(w)
+		case paid == nil:
+			k.local.forgive(&k.account, w.Outcome.Result) // if it was admitted without the store
+			return undecided
+		case k.retired || paid != k.lease.Load():
+			k.l.count.move(k.account.Expire(w.N))
+			return undecided
+		default:
+			paid.Publish(w.N, 0)
+		}
+		return 0
+	})
 }
 
-// serveLocked goes along the line. fresh says that what the store has left was read
-// just now; otherwise that is known only while the key is denied.
+// serveLocked goes along the line. What callers can still be given is what is at hand and
+// what the store has left. fresh says that the latter was read just now; otherwise it is
+// known only while the key is denied, and whoever cannot be served at once waits for a
+// fetch. It is the only place that decides who is served.
 func (k *keyState) serveLocked(now int64, fresh bool) {
-	line := k.lineLocked()
-	if line == nil || line.Empty() {
+	line := k.busy.callers()
+	if line.Empty() {
 		return
 	}
 	if k.shard.Open() {
-		k.failLocked(line.Last(), now, k.shard.away())
+		k.answerLocked(line.Last(), now, k.shard.away())
 	}
 	w := k.lease.Load()
-	var hand int64
 	left := int64(math.MaxInt64)
+	var hand int64
 	if w.Alive(now) {
 		k.busy.reserved += w.Reserve()
 		hand = k.busy.reserved
@@ -356,31 +380,30 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 		left := c.Deadline - w.Late()
 		return c.Deadline == 0 || left >= 0 && windows <= left/int64(k.limit().Window)
 	}, func(c *waiter, v waiters.Verdict) {
-		k.verdictLocked(line, c, w, v, now)
+		line.Tell(c, k.verdictLocked(c, w, v, now))
 	})
 }
 
-// verdictLocked tells a caller in line how its wait ends.
-func (k *keyState) verdictLocked(line *waiters.Line[outcome], c *waiter, w *lease.Lease, v waiters.Verdict, now int64) {
-	var o outcome
+// verdictLocked is what a caller in line is told whose wait is over.
+func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, now int64) (o outcome) {
 	switch v {
 	case waiters.Grant:
 		k.busy.reserved -= c.N
-		k.large(c.N)
-		k.admit(&o.Result, w, c.N, k.busy.reserved, Fetched)
+		k.largest.note(c.N)
+		o.Result.admit(k, w, c.N, k.busy.reserved, Fetched)
 		o.lease, k.futile = w, 0
 	case waiters.Refuse:
 		if k.deniedUntil == 0 {
 			k.denyLocked(w, now)
 		}
 		k.denied.Add(1)
-		k.refuse(&o.Result, w, now, Fetched)
+		o.Result.refuse(k, w, now, Fetched)
 		o.Remaining = min(o.Remaining+k.busy.reserved, o.Limit)
 		k.futile = 0
 	case waiters.Miss:
 		o.err = ErrDeadline
 	}
-	line.Tell(c, o)
+	return o
 }
 
 // denyLocked caches the denial: the store is not asked for what it does not have until
@@ -389,7 +412,7 @@ func (k *keyState) verdictLocked(line *waiters.Line[outcome], c *waiter, w *leas
 func (k *keyState) denyLocked(w *lease.Lease, now int64) {
 	u, doubt := k.usageLocked(), 1.0
 	if !u.IsExhausted() {
-		k.observeLocked(now)
+		u.observe(k, now)
 		u.Exhausted(now)
 		if k.clients > few {
 			doubt = 2 // more are still to come: the store counts who has asked
@@ -408,70 +431,19 @@ func (k *keyState) denyLocked(w *lease.Lease, now int64) {
 // are refused.
 const few = 4
 
-// failLocked answers those in line up to last by the failure policy. Those who stay
+// answerLocked answers those in line up to last by the failure policy. Those who stay
 // until they are served wait on, unless the policy admits them or an operator must
 // act.
-func (k *keyState) failLocked(last uint64, now int64, err error) {
-	line := k.lineLocked()
-	if line == nil {
-		return
-	}
+func (k *keyState) answerLocked(last uint64, now int64, err error) {
+	line := k.busy.callers()
 	line.Each(func(c *waiter) {
+		var o outcome
+		var decided bool
 		if c.Seq() > last {
 			return
 		}
-		var o outcome
-		var decided bool
 		if decided, o.err = k.policyLocked(&o.Result, c.N, c.Stays, now, err); decided {
 			line.Tell(c, o)
 		}
 	})
 }
-
-// usageLocked gives the key a usage of its own.
-func (k *keyState) usageLocked() *usage {
-	if k.use == nil {
-		k.use = &usage{Demand: *demand.New(k.account.InUse(0), k.since), spread: spread(k.limit().Window)}
-		if w := k.lease.Load(); w != nil && k.since != 0 { // it was read once, then
-			k.use.Opened(k.limit().Window, 0, 0)
-			k.use.Forecast(k.limit(), k.readingLocked(w, k.since), 0)
-		}
-	}
-	return k.use
-}
-
-// spread is how long after a reset this process waits before it comes.
-func spread(window time.Duration) int64 {
-	return int64(chance.Part(min(window/spreadPart, spreadMax)))
-}
-
-// observeLocked brings the estimate of demand up to date.
-func (k *keyState) observeLocked(now int64) {
-	if k.use != nil {
-		k.use.Observe(k.limit().Window, now, k.spentLocked(), int64(k.largest.Swap(0)))
-	}
-}
-
-func (k *keyState) busyLocked() *busy {
-	if k.busy == nil {
-		k.busy = new(busy)
-	}
-	return k.busy
-}
-
-func (k *keyState) lineLocked() *waiters.Line[outcome] {
-	if k.busy == nil {
-		return nil
-	}
-	return &k.busy.line
-}
-
-// reservedLocked is what those in line may be served from.
-func (k *keyState) reservedLocked() int64 {
-	if k.busy == nil {
-		return 0
-	}
-	return k.busy.reserved
-}
-
-func (k *keyState) inFlightLocked() bool { return k.busy != nil && k.busy.inFlight }

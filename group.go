@@ -104,7 +104,7 @@ func (l *Limiter) refuses(r *Result, key string, n int64) bool {
 		return false
 	}
 	k.denied.Add(1)
-	k.refuse(r, w, now, Denied)
+	r.refuse(k, w, now, Denied)
 	return true
 }
 

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -376,18 +375,6 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A key may lie in a buffer that the caller uses again: the limiter has its own.
-func TestKeyIsTheCallersBuffer(t *testing.T) {
-	buffer := []byte("user-1")
-	key := unsafe.String(&buffer[0], len(buffer))
-	l := open(t, memstore.New(), reservoir.PerHour(100), reservoir.WithBatch(reservoir.Fixed(10)))
-	require.Equal(t, reservoir.Fetched, allow(t, l, key, 1).Source)
-	buffer[5] = '2'
-	require.Equal(t, reservoir.Fetched, allow(t, l, key, 1).Source)
-	assert.Equal(t, reservoir.Local, allow(t, l, "user-1", 1).Source)
-	assert.Equal(t, reservoir.Local, allow(t, l, "user-2", 1).Source)
-}
-
 // A key that loses its limit while its shard is away does not keep it there.
 func TestProbeOfAKeyWithoutLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -416,5 +403,32 @@ func TestSuccessesKeepTheCircuitClosed(t *testing.T) {
 			_, _ = l.Allow(bg, fmt.Sprint(i))
 		}
 		assert.Empty(t, heard.told())
+	})
+}
+
+// A request that no limit known so far can serve makes a change known. Those in line, and
+// those who are refused, hear of it at once.
+func TestChangedLimitWakes(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		limit := changingLimit(10)
+		l := open(t, far(time.Millisecond), reservoir.PerMinute(10), opt, limit.option())
+		require.True(t, allow(t, l, "k", 6).Allowed)
+		first, second := make(chan error, 1), make(chan error, 1)
+		go func() { first <- l.WaitN(bg, "k", 9) }()
+		time.Sleep(10 * time.Millisecond)
+		go func() { second <- l.WaitN(bg, "k", 8) }()
+		time.Sleep(10 * time.Millisecond)
+		require.False(t, allow(t, l, "k", 5).Allowed)
+		begin := time.Now()
+		limit.Store(20)
+		_, err := l.AllowN(bg, "k", 50)
+		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+		require.NoError(t, <-first, "14 are left")
+		require.Less(t, time.Since(begin), 100*time.Millisecond)
+		limit.Store(7)
+		_, err = l.AllowN(bg, "k", 50)
+		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+		require.ErrorIs(t, <-second, reservoir.ErrExceedsLimit)
+		require.Less(t, time.Since(begin), 200*time.Millisecond)
 	})
 }

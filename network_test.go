@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -57,6 +58,7 @@ const (
 	repeated       // the request arrives twice; the reply is the second one's
 	answered       // the store answers with an error and does nothing else
 	panicked       // the store panics instead of sending
+	exited         // the store ends its goroutine instead of sending
 )
 
 var errCut = errors.New("connection cut")
@@ -70,6 +72,7 @@ var (
 	arriveLate  = fault{kind: late}
 	repeat      = fault{kind: repeated}
 	panics      = fault{kind: panicked}
+	exits       = fault{kind: exited}
 	refuse      = answer(backend.Unavailable, "LOADING", false)
 	reject      = answer(backend.Rejected, "WRONGPASS", false)
 )
@@ -179,8 +182,11 @@ func (n *network) inner() backend.Store {
 func send[T any](ctx context.Context, n *network, c call, run func(context.Context, backend.Store) (T, error)) (reply T, err error) {
 	f, delay := n.begin(c)
 	unknown := func(cause error) error { return &backend.Error{Op: c.op, Class: backend.Unknown, Err: cause} }
-	if f.kind == panicked {
+	switch f.kind {
+	case panicked:
 		panic("the store panics")
+	case exited:
+		runtime.Goexit()
 	}
 	if f.kind == hung || f.kind == late {
 		<-ctx.Done()

@@ -16,6 +16,7 @@ import (
 type Option func(*config)
 
 type config struct {
+	limit        Limit // New's
 	name         string
 	prefix       string // of the store's keys: the name and a separator
 	sizing       Sizing
@@ -31,6 +32,7 @@ type config struct {
 
 func defaults(limit Limit) config {
 	return config{
+		limit:        limit,
 		sizing:       Adaptive(1, 0),
 		stranding:    0.01,
 		fetchTimeout: 100 * time.Millisecond,
@@ -186,6 +188,26 @@ func (c *config) guided() bool { return !c.direct && c.sizing.policy.Guided() }
 
 // ahead reports whether keys order batches before they are needed.
 func (c *config) ahead() bool { return !c.direct && c.sizing.policy.Ahead() }
+
+// validateKey refuses a key that the store would refuse.
+func (c *config) validateKey(key string) error {
+	if c.prefix != "" && key != "" {
+		key = c.storeKey(key)
+	}
+	return backend.ValidateKey(key)
+}
+
+// storeKey is how the store calls the key: with the limit's name before it. Between them
+// stands a unit separator, of which a key has pairs only; so no two names, and no name
+// and none, ever share a key, whatever users call themselves.
+func (c *config) storeKey(key string) string {
+	if strings.Contains(key, separator) {
+		key = strings.ReplaceAll(key, separator, separator+separator)
+	}
+	return c.prefix + key
+}
+
+const separator = "\x1f"
 
 // validate names the first option whose value makes no sense.
 func (c *config) validate() error {

@@ -23,7 +23,7 @@ import (
 type ledger struct {
 	mu    sync.Mutex
 	spent map[int64]int64
-	over  int // refusals, so that a test knows that the limit was reached
+	over  int // refusals
 }
 
 func (g *ledger) note(r reservoir.Result, n int64) {
@@ -36,29 +36,35 @@ func (g *ledger) note(r reservoir.Result, n int64) {
 	}
 }
 
-func (g *ledger) within(t *testing.T, limit int64) {
-	t.Helper()
+func (g *ledger) windows() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for end, n := range g.spent {
+	return len(g.spent)
+}
+
+func (g *ledger) within(t *testing.T, limit int64) {
+	t.Helper()
+	assert.GreaterOrEqual(t, g.windows(), 3, "windows rolled over")
+	for end, n := range g.spent { // nobody writes any more
 		assert.LessOrEqual(t, n, limit, "window %d", end)
 	}
-	assert.GreaterOrEqual(t, len(g.spent), 3, "windows rolled over")
-	assert.Positive(t, g.over, "the limit was reached")
 }
 
 // Several processes, windows that roll over, a network that loses, delays and repeats,
 // callers that give up, wait, and refund: no window is overspent, and every token that
 // the store has charged is accounted for by somebody.
 func TestChaos(t *testing.T) {
-	for seed := range uint64(30) {
-		for name, opt := range everyPolicy() {
-			inBubble(t, fmt.Sprintf("%s/seed=%d", name, seed), func(t *testing.T) { chaos(t, seed, opt) })
+	for name, opt := range everyPolicy() {
+		var refused int
+		for seed := range uint64(30) {
+			inBubble(t, fmt.Sprintf("%s/seed=%d", name, seed), func(t *testing.T) { refused += chaos(t, seed, opt) })
 		}
+		assert.Positive(t, refused, "the limit was reached")
 	}
 }
 
-func chaos(t *testing.T, seed uint64, opt reservoir.Option) {
+// chaos returns how many requests were refused.
+func chaos(t *testing.T, seed uint64, opt reservoir.Option) int {
 	const limit = 300
 	faults := []fault{fine, fine, fine, fine, fine, fine, loseRequest, loseReply, hang, arriveLate, refuse, repeat}
 	store, rnd := memstore.New(), rand.New(rand.NewPCG(seed, 1))
@@ -93,6 +99,7 @@ func chaos(t *testing.T, seed uint64, opt reservoir.Option) {
 			assert.Positive(t, nets[0].happened(f)+nets[1].happened(f)+nets[2].happened(f), "fault %d happened", f.kind)
 		}
 	}
+	return g.over
 }
 
 // client is one goroutine's traffic for three and a half windows.
@@ -163,11 +170,12 @@ func TestHotPathRaces(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		t.Run(name, func(t *testing.T) {
 			const limit = 500
-			l := open(t, memstore.New(), reservoir.Limit{Tokens: limit, Window: 20 * time.Millisecond}, opt, reservoir.WithIdle(time.Millisecond))
+			l := open(t, memstore.New(), reservoir.Limit{Tokens: limit, Window: 20 * time.Millisecond}, opt,
+				reservoir.WithIdle(time.Millisecond), reservoir.WithFetchTimeout(time.Minute)) // the machine may be busy
 			g := &ledger{spent: map[int64]int64{}}
 			k := l.Key("k")
 			crowd(8, func(i int) {
-				for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); {
+				for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end) || g.windows() < 3; {
 					var r reservoir.Result
 					var err error
 					if i%2 == 0 {
@@ -182,6 +190,7 @@ func TestHotPathRaces(t *testing.T) {
 				}
 			})
 			require.NoError(t, l.Close(context.Background()))
+			assert.Positive(t, g.over, "the limit was reached")
 			g.within(t, limit)
 		})
 	}
@@ -235,7 +244,8 @@ func TestProbesOfManyRefusedProcesses(t *testing.T) {
 		for name, opt := range map[string]reservoir.Option{"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "fixed": reservoir.WithBatch(reservoir.Fixed(1))} {
 			inBubble(t, fmt.Sprintf("%s/processes=%d/limit=%d", name, c.processes, c.limit), func(t *testing.T) {
 				all := fleet(t, c.processes, far(rtt/2), reservoir.PerMinute(int64(c.limit)), opt)
-				for window, most := range []int64{160, 80, 80} { // who came first knew of few others
+				const most = 60 // about 20, and more where who came first knew of few others
+				for window := range 3 {
 					before := stats(all...)
 					for range 55 {
 						time.Sleep(time.Second)
@@ -245,8 +255,8 @@ func TestProbesOfManyRefusedProcesses(t *testing.T) {
 					}
 					now := stats(all...)
 					require.Positive(t, now.Denied)
-					assert.LessOrEqual(t, now.Probes-before.Probes, most, "in window %d", window)
-					assert.LessOrEqual(t, now.StoreCalls-before.StoreCalls, int64(2*c.processes+c.limit)+most, "in window %d", window)
+					assert.LessOrEqual(t, now.Probes-before.Probes, int64(most), "in window %d", window)
+					assert.LessOrEqual(t, now.StoreCalls-before.StoreCalls, int64(2*c.processes+c.limit+most), "in window %d", window)
 					time.Sleep(time.Minute - 55*time.Second + time.Millisecond)
 				}
 			})

@@ -35,17 +35,13 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
-	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/keytable"
-	"github.com/go-reservoir/reservoir/internal/monotime"
 	"github.com/go-reservoir/reservoir/internal/waiters"
 )
 
@@ -54,30 +50,18 @@ import (
 // stock of the store's, so Close it to hand that back. One Limiter per process
 // and limit is enough; two share nothing but the store.
 type Limiter struct {
-	config
-	store   backend.Store
-	limit   Limit
-	clock   monotime.Clock
-	keys    keytable.Table[keyState]
+	client
 	waiters waiters.Pool[outcome]
-	shards  sync.Map     // name → *shard
-	leaving atomic.Int64 // time from which to look for shards that all keys have left; 0 = there are none
-	calls   inflight.Counter
 
-	id      string
 	account atomic.Pointer[accountName] // of new keys
 	epoch   atomic.Uint32               // of the last one; grows with evictions
-	undone  atomic.Uint32               // names of single refunds
 	sweeper sweeper
 
 	closed    atomic.Bool
-	life      context.Context // ends with it
-	end       context.CancelFunc
 	closeDone chan struct{} // closed when Close has ended
 	closeErr  error         // written before that, and only read after
 
 	counting sync.Mutex // by Stats, while no key's counts may become the limiter's
-	count    counts
 }
 
 // accountName is how keys that were made between two sweeps call themselves to the
@@ -91,7 +75,7 @@ type accountName struct {
 // goroutine. It fails on a limit out of range, an option that makes no sense,
 // or a store that is set up wrongly.
 func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
-	l := &Limiter{config: defaults(limit), store: store, limit: limit, id: rand.Text()[:12]}
+	l := &Limiter{client: client{config: defaults(limit), store: store, id: rand.Text()[:12]}}
 	l.closeDone = make(chan struct{})
 	l.life, l.end = context.WithCancel(context.Background())
 	for _, o := range opts {
@@ -112,6 +96,7 @@ func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 	l.keys.Init(int64(l.maxKeys))
 	l.rename()
 	l.clock.Init()
+	l.sweeper.l = l
 	return l, nil
 }
 
@@ -186,26 +171,6 @@ func (l *Limiter) acquire(ctx context.Context, key string, n int64, stay bool) (
 	}
 }
 
-// validateKey refuses a key that the store would refuse.
-func (l *Limiter) validateKey(key string) error {
-	if l.prefix != "" && key != "" {
-		key = l.storeKey(key)
-	}
-	return backend.ValidateKey(key)
-}
-
-// storeKey is how the store calls the key: with the limit's name before it. Between them
-// stands a unit separator, of which a key has pairs only; so no two names, and no name
-// and none, ever share a key, whatever users call themselves.
-func (l *Limiter) storeKey(key string) string {
-	if strings.Contains(key, separator) {
-		key = strings.ReplaceAll(key, separator, separator+separator)
-	}
-	return l.prefix + key
-}
-
-const separator = "\x1f"
-
 // state returns the key's state, or nil if there is no room for one.
 func (l *Limiter) state(key string) (*keyState, error) {
 	if n := l.keys.Get(key); n != nil {
@@ -219,7 +184,7 @@ func (l *Limiter) state(key string) (*keyState, error) {
 		return nil, err
 	}
 	n := l.keys.GetOrMake(key, func(n *keytable.Node[keyState]) { l.initKey(n, limit) })
-	l.arm()
+	l.sweeper.arm()
 	if n == nil {
 		return nil, nil
 	}
@@ -235,59 +200,60 @@ func (l *Limiter) limitOf(key string) (Limit, error) {
 	return limit, limit.Validate()
 }
 
-// mustRecheck reports whether the limit may have changed in a way that matters to a
+// recheck asks for the limit again if it may have changed in a way that matters to a
 // request for n: it is larger than the limit, or refused by a denial that is old.
-func (k *keyState) mustRecheck(n int64) bool {
-	if k.l.limits == nil {
-		return false
-	}
-	if n > k.limit().Tokens {
-		return true
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.l.clock.Now()
-	if k.deniedUntil == 0 || now < k.use.recheck {
-		return false
-	}
-	k.use.recheck = now + int64(k.limit().Window)/probes
-	return true
-}
-
-// relimit makes the limit what WithLimits now says, before the store is told. A
-// caller in line who wants more than that is told so. While a window is open its length
-// stays. No lock is held for the call of the user's function.
-func (k *keyState) relimit() error {
-	if k.l.limits == nil {
+func (l *Limiter) recheck(k *keyState, n int64) error {
+	if l.limits == nil {
 		return nil
 	}
-	limit, err := k.l.limitOf(k.node.Key)
-	if err != nil {
-		return err
+	limit := k.limit()
+	must := n > limit.Tokens
+	k.event(func(now int64) int64 {
+		if k.deniedUntil != 0 && now >= k.use.recheck {
+			k.use.recheck, must = now+int64(limit.Window)/probes, true
+		}
+		return undecided
+	})
+	if !must {
+		return nil
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now, was := k.l.clock.Now(), k.limit()
-	w := k.lease.Load()
+	return l.relimit(k)
+}
+
+// relimit makes the limit what WithLimits now says, before the store is told. No lock is
+// held for the call of the user's function.
+func (l *Limiter) relimit(k *keyState) error {
+	if l.limits == nil {
+		return nil
+	}
+	limit, err := l.limitOf(k.node.Key)
+	if err == nil {
+		k.event(func(now int64) int64 { return k.relimitLocked(limit, now) })
+	}
+	return err
+}
+
+// relimitLocked makes limit the key's. A caller in line who wants more than that is told
+// so. While a window is open its length stays.
+func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
+	w, was := k.lease.Load(), k.limit()
 	if !w.Over(now) {
 		limit.Window = was.Window
 	}
 	if limit == was {
-		return nil
+		return undecided
 	}
 	if w != nil && limit.Tokens > was.Tokens { // there may be more than is known
 		k.deniedUntil = 0
 	}
 	k.bound.Store(&limit)
-	if line := k.lineLocked(); line != nil {
-		line.Each(func(c *waiter) {
-			if c.N > limit.Tokens {
-				line.Tell(c, outcome{err: ErrExceedsLimit})
-			}
-		})
-	}
-	k.advanceLocked(now, 0)
-	return nil
+	line := k.busy.callers()
+	line.Each(func(c *waiter) {
+		if c.N > limit.Tokens {
+			line.Tell(c, outcome{err: ErrExceedsLimit})
+		}
+	})
+	return 0
 }
 
 // comply makes q, which was written under an older limit, speak of l.
@@ -302,10 +268,14 @@ func comply(q *backend.SyncRequest, l Limit) {
 func (k *keyState) adoptLocked(s backend.State, sent, now int64) {
 	limit := Limit{Tokens: k.limit().Tokens, Window: s.Length}
 	k.bound.Store(&limit)
-	if w := k.lease.Load(); w == nil || w.Window != s.Window {
-		k.switchLocked(s.Window, now)
+	if k.retired {
+		return
 	}
-	k.lease.Load().Read(s, sent, now)
+	w := k.lease.Load()
+	if w == nil || w.Window != s.Window {
+		w = k.switchLocked(s.Window, now)
+	}
+	w.Read(s, sent, now)
 }
 
 // crowded serves a key that there is no room for, call by call.
@@ -382,7 +352,13 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 	}
 	r := Result{Limit: limit.Tokens, Remaining: s.Remaining, Reset: s.Window.Time(), Source: Direct}
 	if n := l.keys.Find(key); n != nil {
-		r.Remaining = min(r.Remaining+n.State.stockIn(s.Window), r.Limit)
+		k := &n.State
+		k.event(func(now int64) int64 {
+			if w := k.lease.Load(); w.Alive(now) && w.Window == s.Window {
+				r.Remaining = min(r.Remaining+k.heldLocked(), r.Limit)
+			}
+			return undecided
+		})
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
 		r.RetryAfter = max(s.Left, 1)
@@ -423,7 +399,13 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 		l.count.refunded.Add(back)
 		l.count.returned.Add(back)
 		if n != nil {
-			n.State.reopen(q.Window, back)
+			k := &n.State
+			k.event(func(int64) int64 { // others may wait for what the store has now
+				if w := k.lease.Load(); w != nil && w.Window == q.Window {
+					w.Reopen(back)
+				}
+				return 0
+			})
 		}
 	}
 	return err
@@ -434,9 +416,4 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 func (l *Limiter) rename() {
 	epoch := l.epoch.Add(1)
 	l.account.Store(&accountName{client: l.clientOf(epoch), epoch: epoch})
-}
-
-// clientOf is how the account of an epoch calls itself to the store.
-func (l *Limiter) clientOf(epoch uint32) string {
-	return l.id + "." + strconv.FormatUint(uint64(epoch), 36)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -415,4 +416,16 @@ func TestSlowHook(t *testing.T) {
 		}
 		assert.InDelta(t, calls[false], calls[true], float64(calls[false])/10, "a re-order point too high orders more often")
 	})
+}
+
+// A key may lie in a buffer that the caller uses again: the limiter has its own.
+func TestKeyIsTheCallersBuffer(t *testing.T) {
+	buffer := []byte("user-1")
+	key := unsafe.String(&buffer[0], len(buffer))
+	l := open(t, memstore.New(), reservoir.PerHour(100), reservoir.WithBatch(reservoir.Fixed(10)))
+	require.Equal(t, reservoir.Fetched, allow(t, l, key, 1).Source)
+	buffer[5] = '2'
+	require.Equal(t, reservoir.Fetched, allow(t, l, key, 1).Source)
+	assert.Equal(t, reservoir.Local, allow(t, l, "user-1", 1).Source)
+	assert.Equal(t, reservoir.Local, allow(t, l, "user-2", 1).Source)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/lease"
 )
 
 // Result is the answer to one request. All of its fields come from the same
@@ -40,6 +41,21 @@ type Result struct {
 
 	key     uint64 // its hash, 0 if nothing was charged
 	charged int64  // tokens; of the window that ends at Reset
+}
+
+// admit fills in r for n tokens of k that were spent and left that stock. A Result is
+// nine words: on the hot path it is written where the caller will read it.
+func (r *Result) admit(k *keyState, w *lease.Lease, n, stock int64, from Source) {
+	limit := k.limit().Tokens
+	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
+	r.Reset, r.key, r.charged = w.Window.Time(), k.node.Hash, n
+}
+
+// refuse fills in r for a request that w cannot serve.
+func (r *Result) refuse(k *keyState, w *lease.Lease, now int64, from Source) {
+	limit := k.limit().Tokens
+	r.Source, r.Limit, r.Remaining = from, limit, min(w.Available(), limit)
+	r.Reset, r.RetryAfter = w.Window.Time(), w.RetryAfter(now)
 }
 
 // window is the window that r was charged to.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
@@ -385,4 +386,52 @@ func TestCloseUnderLoad(t *testing.T) {
 			}
 		})
 	}
+}
+
+// peers notes how many clients each statement says share the key.
+type peers struct {
+	backend.Store
+	said []int64
+}
+
+func (p *peers) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	p.said = append(p.said, r.Peers)
+	return p.Store.Sync(ctx, r)
+}
+
+// At the reset the store has heard of nobody yet. How many share the key is known of the
+// window before, until more come: it decides what each may leave idle.
+func TestPeersOutlastTheReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := memstore.New()
+		p := &peers{Store: shared}
+		l := open(t, p, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(1)))
+		for _, other := range fleet(t, 4, shared, reservoir.PerMinute(1000)) {
+			allow(t, other, "k", 1)
+		}
+		allow(t, l, "k", 1)
+		time.Sleep(61 * time.Second)
+		for range 3 {
+			allow(t, l, "k", 1)
+		}
+		require.Equal(t, []int64{0, 5, 5, 5}, p.said)
+	})
+}
+
+// A store that ends each goroutine in which it is called holds up no Close, whatever the
+// number of keys, and their tokens are counted.
+func TestCloseWhileTheStoreExits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(50)))
+		for i := range 40 {
+			allow(t, l, fmt.Sprint(i), 1)
+		}
+		net.always(exits)
+		_ = l.Close(bg)
+		s := l.Stats()
+		require.Positive(t, net.happened(exits))
+		require.Positive(t, s.Expired)
+		require.Equal(t, s.Taken, s.Spent+s.Returned+s.Expired)
+	})
 }

@@ -57,7 +57,7 @@ func (l *Limiter) Stats() Stats {
 	c := &l.count
 	s := Stats{Denied: c.denied.Load(), Spent: c.spent.Load()}
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
-		n.State.addTo(&s)
+		s.add(&n.State)
 		return true
 	})
 	s.Taken, s.Refunded, s.Returned, s.Expired = c.taken.Load(), c.refunded.Load(), c.returned.Load(), c.expired.Load()
@@ -67,10 +67,10 @@ func (l *Limiter) Stats() Stats {
 	return s
 }
 
-// addTo adds the key to s. What it has spent is derived, not counted: the hot path
+// add adds the key to s. What it has spent is derived, not counted: the hot path
 // writes nothing but the stock. It is summed key by key, each under its lock, and not
 // taken from totals that move on meanwhile.
-func (k *keyState) addTo(s *Stats) {
+func (s *Stats) add(k *keyState) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.retired {
@@ -78,7 +78,7 @@ func (k *keyState) addTo(s *Stats) {
 	}
 	w := k.lease.Load()
 	if now := k.l.clock.Now(); w != nil && w.Over(now) { // what has expired stays so
-		k.moveLocked(k.account.Expire(k.drainLocked()))
+		k.l.count.move(k.account.Expire(k.drainLocked()))
 	} else if w.Alive(now) {
 		s.Owed += k.account.Unpaid()
 	}
@@ -93,11 +93,11 @@ func (k *keyState) addTo(s *Stats) {
 }
 
 // heldLocked is what the key holds, whether it may still be spent or not.
-func (k *keyState) heldLocked() int64 { return k.lease.Load().Stock() + k.reservedLocked() }
+func (k *keyState) heldLocked() int64 { return k.lease.Load().Stock() + k.busy.held() }
 
 // drainLocked takes out all that the key holds.
 func (k *keyState) drainLocked() int64 {
-	n := k.lease.Load().Drain() + k.reservedLocked()
+	n := k.lease.Load().Drain() + k.busy.held()
 	if k.busy != nil {
 		k.busy.reserved = 0
 	}
@@ -107,9 +107,8 @@ func (k *keyState) drainLocked() int64 {
 // spentLocked is how many tokens requests have used so far.
 func (k *keyState) spentLocked() int64 { return k.account.Spent(k.heldLocked()) }
 
-// moveLocked adds to the limiter's counts what has moved.
-func (k *keyState) moveLocked(m account.Moved) {
-	c := &k.l.count
+// move adds what has moved.
+func (c *counts) move(m account.Moved) {
 	c.taken.Add(m.Taken)
 	c.returned.Add(m.Returned)
 	c.expired.Add(m.Expired)

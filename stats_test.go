@@ -397,9 +397,17 @@ func survives(f func() error) (err error) {
 }
 
 // A panic in a hook, in the function of WithLimits or in the store leaves the key, the
-// shard and the limiter usable, and does not end the process.
+// shard and the limiter usable, and does not end the process. Nor does a store that ends
+// the goroutine in which it was called, as a failed test does.
 func TestPanics(t *testing.T) {
-	for _, where := range []string{"StoreCall", "ShardState", "limits", "sync", "take", "check", "refund"} {
+	t.Run("panics", func(t *testing.T) {
+		testPanics(t, panics, "StoreCall", "ShardState", "Shard", "limits", "sync", "take", "check", "refund")
+	})
+	t.Run("exits", func(t *testing.T) { testPanics(t, exits, "sync", "take", "check", "refund") })
+}
+
+func testPanics(t *testing.T, f fault, wheres ...string) {
+	for _, where := range wheres {
 		inBubbles(t, where, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 			var on atomic.Bool
 			mayPanic := func(here string) {
@@ -408,7 +416,7 @@ func TestPanics(t *testing.T) {
 				}
 			}
 			net := far(time.Millisecond)
-			l := open(t, net, reservoir.PerMinute(1000), opt,
+			l := open(t, sharded{net, func() string { mayPanic("Shard"); return "" }}, reservoir.PerMinute(1000), opt,
 				reservoir.WithHooks(reservoir.Hooks{
 					StoreCall:  func(reservoir.StoreCall) { mayPanic("StoreCall") },
 					ShardState: func(reservoir.ShardState) { mayPanic("ShardState") },
@@ -419,7 +427,7 @@ func TestPanics(t *testing.T) {
 			net.set(func(c call) fault {
 				switch where {
 				case c.op:
-					return panics
+					return f
 				case "ShardState":
 					return loseRequest
 				}

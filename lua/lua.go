@@ -7,7 +7,8 @@
 // stored end, and a TTL one second past the end that only cleans up. That of the end is
 // a window's length longer, which tells the length to who comes with another one. Each file's
 // header states its keys, its arguments with their units, its reply and the
-// invariant it keeps. All need Redis 7.0 or later (PEXPIRETIME).
+// invariant it keeps. All need Redis 7.0 or later (PEXPIRETIME), and Sync one that was
+// built for 64 bits.
 package lua
 
 import _ "embed"

@@ -17,12 +17,12 @@
 --       5 need          tokens of want that callers wait for
 --       6 least         tokens that the first of them needs: with less, nothing new is granted
 --       7 strand        tokens of the limit that may lie idle in all clients; negative = grant want as it is
+--    then, unless all of these are 0:
 --       8 peers         clients that shared the key when last heard of; 0 = it does not know
 --       9 pace          tokens that the client would use in a whole window at its pace of late
 --      10 end           of a window that opens now, by a calendar, Unix ms; 0 = a length from now
 --      11 leaving       1 = the client does not count until it asks again, else 0
---    then, unless the client knows no window:
---      12 window        that the client speaks of, Unix ms
+--      12 window        that the client speaks of, Unix ms; 0 = it knows none
 --      13 granted       to it in that window, as far as it has heard, tokens
 --      14 returned      by it in that window, tokens
 --      15 debt          tokens that it used in that window without a grant
@@ -34,66 +34,55 @@
 -- Reply { flags (1 late, 2 carried, 4 learning), now us, window ms (0 = none open), remaining,
 --         length of the open window ms if it is another one (then nothing was done), else 0,
 --         grant, recovered, granted, returned, debt, clients, reasserted,
---         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total }
+--         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total };
+--         it ends with the grant if that opened the window for a client that knew of none: then granted and
+--         total are the same, clients 1, and all else 0
 --
 -- Invariant: charged >= the sum over clients of granted - returned + debt, plus unattributed, and charged <= limit
 -- after any new grant. Totals make it idempotent: told twice, or late, it charges nobody twice.
 
-local floor, max, min = math.floor, math.max, math.min
-local guided = 1.25                                    -- a grant is what remains, times the share, divided by this
+-- A first contact with a key should cost little more than take does. So it skips what it has no use for, + 0 makes a
+-- number of a text, %d a text of a number (half as dear as %.0f), and a comparison stands for min or max where
+-- every call passes.
 
-local function fail(what) return redis.error_reply('BADSTATE ' .. what) end
+local floor, max, min, format = math.floor, math.max, math.min, string.format
+local guided = 1.25                                    -- a grant is what remains, times the share, divided by this
 local most = 9007199254740991                          -- the largest exact integer of a double
-local function int(s)
-  local n = tonumber(s)
-  if n and n == floor(n) and math.abs(n) <= most then return n end
-end
-local function part(s) return (s == nil or s == '') and 0 or int(s) end
+if format('%d', 4294967296) ~= '4294967296' then return redis.error_reply('BADSTATE the server has no integers of 64 bits') end
 
 local args = #ARGV
-local client, limit, length = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local want, leaving = tonumber(ARGV[4]), ARGV[11] == '1'
-local now = tonumber(ARGV[args])
-if not now then
+local client, limit, length, want, need, least, strand = unpack(ARGV)
+limit, length, want, strand = limit + 0, length + 0, want + 0, strand + 0
+local now = ARGV[args]
+if now ~= '' then
+  now = now + 0
+else
   local t = redis.call('TIME')
   now = t[1] * 1000000 + t[2]
 end
-local late = tonumber(ARGV[args - 1])
+local late = ARGV[args - 1] + 0
 if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
 
--- The client's window, and what it says of it.
-local last, slack = math.ceil(now / 1000) + length, min(length / 10, 1000)  -- clocks of two servers may differ by slack
-local window, G, B, D, runs = 0, 0, 0, 0, false
-if args > 13 then
-  window, G, B, D = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
-  runs = window * 1000 >= now and window <= last + slack
-end
-
--- Where a window of that length ends that opens now. One of whole seconds ends at a whole second.
-local function opening(length, till)
-  if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next, or one after it
-    return till + (floor((now - till * 1000) / (length * 1000)) + 1) * length
-  elseif till > 0 and till <= last + slack then
-    return till
-  elseif length % 1000 == 0 then
-    return floor(now / 1000000) * 1000 + length
-  end
-  return math.ceil(now / 1000) + length
+local slack = min(length / 10, 1000)                   -- clocks of two servers may differ by this
+local peers, pace, till, leaving, window, runs = 0, 0, 0, false, 0, false
+if args > 9 then
+  peers, pace, till, leaving, window = ARGV[8] + 0, ARGV[9] + 0, ARGV[10] + 0, ARGV[11] == '1', ARGV[12] + 0
+  runs = window * 1000 >= now and window <= math.ceil(now / 1000) + length + slack
 end
 
 -- Read and judge everything before the first write: a script is not rolled back.
 local stop, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
 local fresh, moved, opened = true, false, length
 if stop and used then
-  stop, used = tonumber(stop), int(used)
-  if not stop or not (stop >= 0 and stop < 9007199254740) then return fail('the end of the window is not a time') end
-  if not used then return fail('the count is not an integer') end
+  stop, used = tonumber(stop), tonumber(used)
+  if not stop or not (stop >= 0 and stop < 9007199254740) then return redis.error_reply('BADSTATE the end of the window is not a time') end
+  if not used or used ~= floor(used) or math.abs(used) > most then return redis.error_reply('BADSTATE the count is not an integer') end
   used = max(used, 0)
   stop = floor(stop * 1000 + 0.5)
   fresh = stop * 1000 < now
 end
 if fresh then                                          -- never opened, over, or half of it lost
-  stop, used = runs and window or opening(length, tonumber(ARGV[10])), 0
+  used = 0
 else
   opened = redis.call('PEXPIRETIME', KEYS[2]) - stop - 1000
   local differ = min(opened / 10, 1000)
@@ -102,8 +91,21 @@ else
   elseif math.abs(opened - length) <= slack then       -- a slot that moved has brought its time to live
     opened, differ = length, slack
   end
-  if stop > math.ceil(now / 1000) + opened + differ then  -- our clock stepped back: starve no longer than a window
-    stop, moved = opening(opened, opened == length and tonumber(ARGV[10]) or 0), true
+  moved = stop > math.ceil(now / 1000) + opened + differ  -- our clock stepped back: starve no longer than a window
+end
+
+if fresh and runs then
+  stop = window
+elseif fresh or moved then                             -- where a window ends that opens now
+  if opened ~= length then till = 0 end                -- of another calendar
+  if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next, or one after it
+    stop = till + (floor((now - till * 1000) / (length * 1000)) + 1) * length
+  elseif till > 0 and till <= math.ceil(now / 1000) + opened + slack then
+    stop = till
+  elseif opened % 1000 == 0 then                       -- one of whole seconds ends at a whole second
+    stop = floor(now / 1000000) * 1000 + opened
+  else
+    stop = math.ceil(now / 1000) + opened
   end
 end
 if opened ~= length then
@@ -116,6 +118,11 @@ local own, ours = { }, false
 local present, g, b, d, r = 0, 0, 0, 0, 0
 local clients, total, learn, unattributed, exhausted = 0, 0, 0, used, 0
 if not fresh then
+  local function int(s)
+    local n = tonumber(s)
+    if n and n == floor(n) and math.abs(n) <= most then return n end
+  end
+  local function part(s) return (s == nil or s == '') and 0 or int(s) end
   own = redis.call('HMGET', KEYS[3], 'w', client)
   local w, n, t, l, u, e = string.match(own[1] or '0', '^(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$')
   ours = not moved and tonumber(w) == stop
@@ -127,15 +134,15 @@ if not fresh then
     end
   end
   if not (w and clients and total and learn and unattributed and exhausted and g and b and d and r) then
-    return fail('the ledger holds something else than numbers')
+    return redis.error_reply('BADSTATE the ledger holds something else than numbers')
   end
+  clients = max(clients - present, 0)                  -- that others are
 end
-clients = max(clients - present, 0)               -- that others are
 
 -- The account. A window that still runs elsewhere is carried over with what is left of it, debt as a grant.
 local charged, carried, reasserted, recovered, loss = used, false, 0, g - b, false
 if window > 0 then
-  local heard, known, claims = tonumber(ARGV[16]), tonumber(ARGV[17]), unattributed
+  local G, B, D, heard, known, claims = ARGV[13] + 0, ARGV[14] + 0, ARGV[15] + 0, ARGV[16] + 0, ARGV[17] + 0, unattributed
   if window ~= stop then                               -- what it holds there was not charged here
     claims = 0
     local held = runs and G - B + D or 0
@@ -161,81 +168,90 @@ if window > 0 then
   total = max(min(total + back, most), heard)
 end
 
-local now_ms = floor(now / 1000)
-local learning = now_ms < learn
+local learning = learn > 0 and floor(now / 1000) < learn
 -- A window that the client knows and we do not is one that we lost, also if it holds none of it:
 -- who was refused in a full window is often the first to speak to a server that lost its data.
 local adopted = fresh and runs
 if (loss or adopted) and not learning then             -- let the other holders speak first
-  learn, learning = now_ms + floor(length / 20), true
+  learn, learning = floor(now / 1000) + floor(length / 20), true
 end
 
 -- The grant: guided self-scheduling over what remains. It is sized as if what the client has
 -- not heard of were not granted yet, so that a repeated statement gets the same answer.
-local rest = max(limit - charged, 0)
+local rest = limit - charged
+if rest < 0 then rest = 0 end
 if not leaving then clients = clients + 1 end
 local take = 0
-if want > 0 and rest + recovered >= tonumber(ARGV[6]) then
-  local need, strand = tonumber(ARGV[5]), tonumber(ARGV[7])
-  local n0 = max(floor(limit / 1000), 1)
-  local peers = max(clients, tonumber(ARGV[8]), 1)  -- at the reset they are still to come
-  local idle = strand >= 0 and floor(strand / peers) or n0
+if want > 0 and rest + recovered - least >= 0 then
+  local n0 = floor(limit / 1000)
+  if peers < clients then peers = clients end          -- at the reset they are still to come
+  if peers < 1 then peers = 1 end
+  local idle = strand >= 0 and floor(strand / peers) or max(n0, 1)
   local target = want
   if learning then                                     -- enough for each, so that a crowd need not come back
     target = max(need, min(want, idle))
   elseif strand >= 0 then
-    local out = max(charged - recovered, 0)
-    local free = max(limit - out, 0)
+    local out = charged - recovered
+    if out < 0 then out = 0 end
+    local free = limit - out                           -- below 0 there is no rest to grant
     local left = free / limit
-    local prior = max(n0 * left * left, idle, 1)  -- what a client that has nothing yet counts for
-    local passed = max(length - (stop * 1000 - now) / 1000, 0) / length
-    local part = max(g - b - recovered, tonumber(ARGV[9]) * passed)  -- had, or would have had at its pace
+    local prior = max(n0 * left * left, idle, 1)       -- what a client that has nothing yet counts for
+    local part = g - b - recovered                     -- had, or would have had at its pace
+    if pace > 0 then part = max(part, pace * (max(length - (stop * 1000 - now) / 1000, 0) / length)) end
     local share = min((part + prior) / (out + prior * peers), 1)
-    local cap = max(floor(free * share / guided), idle)
-    target = min(max(want, idle), max(cap, need))
+    target = min(max(want, idle), max(floor(free * share / guided), idle, need))
   end
-  take = min(max(target - recovered, 0), rest, most - g)
-  charged, g, rest, total = charged + take, g + take, rest - take, min(total + take, most)
+  take = min(target - recovered, rest, most - g)
+  if take < 0 then take = 0 end
+  charged, g, rest, total = charged + take, g + take, rest - take, total + take
+  if total > most then total = most end
 end
 
 if fresh and not adopted and charged == 0 and g == 0 then  -- a window opens at its first charge
   return { 0, now, 0, limit, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0 }
 end
 
--- What the ledger keeps. Who is unknown to it, has no figures and wants nothing is not written.
-local keep = own[2] and ours or g > 0 or d > 0 or want > 0 and not leaving
+-- What the ledger keeps. Who is unknown to it, has no figures and wants nothing is not written. A client that opens
+-- a window, and knew of none, has nothing but its grant.
+local first = fresh and args == 9 and rest > 0
+local keep = first or own[2] and ours or g > 0 or d > 0 or want > 0 and not leaving
 local account, head
-if keep then
-  if exhausted == 0 and rest == 0 then exhausted = now_ms end
-  account = r > 0 and string.format('%.0f %.0f %.0f %.0f', g, b, d, r) or d > 0 and string.format('%.0f %.0f %.0f', g, b, d)
-    or b > 0 and string.format('%.0f %.0f', g, b) or string.format('%.0f', g)
+if first then
+  account = format('%d', take)
+  head = format('%d 1 ', stop) .. account
+elseif keep then
+  if exhausted == 0 and rest == 0 then exhausted = floor(now / 1000) end
+  account = r > 0 and format('%d %d %d %d', g, b, d, r) or d > 0 and format('%d %d %d', g, b, d)
+    or b > 0 and format('%d %d', g, b) or format('%d', g)
   if leaving then account = '~' .. account end
 end
-if keep or learning then
+if not first and (keep or learning) then
   local there = keep and clients or leaving and clients or clients - 1
   head = (learn > 0 or unattributed > 0 or exhausted > 0)
-    and string.format('%.0f %.0f %.0f %.0f %.0f %.0f', stop, there, total, learn, unattributed, exhausted)
-    or string.format('%.0f %.0f %.0f', stop, there, total)
+    and format('%d %d %d %d %d %d', stop, there, total, learn, unattributed, exhausted)
+    or format('%d %d %d', stop, there, total)
 end
 
 -- An error on the line of the first write means that nothing was written, so the first of each case stands on that line.
 -- A new window voids what ledger there is: if there was one, w was in it.
 local added
-if fresh then added = redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head) elseif charged ~= used then redis.call('SET', KEYS[1], charged, 'KEEPTTL') end
+if fresh then added = redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head) elseif charged ~= used then redis.call('SET', KEYS[1], format('%d', charged), 'KEEPTTL') end
+local gone = (fresh or not ours) and format('%d', stop + 1000)
 if fresh or moved then
-  redis.call('SET', KEYS[2], stop % 1000 == 0 and stop / 1000 or string.format('%.3f', stop / 1000), 'PXAT', stop + 1000 + length)
-  redis.call('SET', KEYS[1], charged, 'PXAT', stop + 1000)
+  redis.call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', format('%d', stop + 1000 + length))
+  redis.call('SET', KEYS[1], first and account or format('%d', charged), 'PXAT', gone)
 end
 if head and not ours then
   if not fresh or added < 2 then
     redis.call('DEL', KEYS[3])
     redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head)
   end
-  redis.call('PEXPIREAT', KEYS[3], stop + 1000)
+  redis.call('PEXPIREAT', KEYS[3], gone)
 elseif head and (head ~= own[1] or account and account ~= own[2] or recovered > 0) then  -- a WAIT need not speak of a grant that this does not write
   redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head)
 end
 
+if first then return { 0, now, stop, rest, 0, take } end
 return { (carried and 2 or 0) + (learning and 4 or 0), now, stop, rest, 0,
   take + recovered, recovered, g, b, d, clients, reasserted,
   exhausted > 0 and max(exhausted - stop + length, 1) or 0, total }

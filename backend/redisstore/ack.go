@@ -81,7 +81,7 @@ func (a ack) send(ctx context.Context, client redis.UniversalClient, calls []*ca
 		return
 	}
 	for _, c := range calls {
-		if v := c.cmd.Val(); len(v) == c.script.fields && (c.script == syncScript && v[5] > 0 || c.script == takeScript && v[0]&flagAllowed != 0) {
+		if v := c.cmd.Val(); c.script.replies(len(v)) && (c.script == syncScript && v[5] > 0 || c.script == takeScript && v[0]&flagAllowed != 0) {
 			c.cmd.SetErr(fmt.Errorf("%w: %d of %d, %v", ErrNotReplicated, reached, a.replicas, err)) // of err only the text: the script has run
 		}
 	}

@@ -44,6 +44,15 @@ func newScript(op, source, suffix string, keys, fields int, idempotent bool) *sc
 	return &script{op, source, hex.EncodeToString(sum[:]), suffix, keys, fields, idempotent}
 }
 
+// firstContact is the number of integers in sync's reply to a client that opened a
+// window and knew of none: the last is its grant.
+const firstContact = 6
+
+// replies reports whether a reply of the script may have n integers.
+func (sc *script) replies(n int) bool {
+	return n == sc.fields || n == firstContact && sc.op == "sync"
+}
+
 // command is a command that go-redis sends once. By default it sends EVALSHA again,
 // three times, when a reply is lost. A pipeline that holds one is not sent again either.
 type command struct{ *redis.IntSliceCmd }
@@ -150,7 +159,7 @@ func (c *call) judge() (now int64) {
 			c.err = unsent{c.err}
 		}
 		return 0
-	case len(c.reply) != c.script.fields:
+	case !c.script.replies(len(c.reply)):
 		c.err = fmt.Errorf("a reply of %d integers, want %d", len(c.reply), c.script.fields)
 		return 0
 	case slices.Min(c.reply) < 0 || slices.Max(c.reply) > backend.MaxTokens:

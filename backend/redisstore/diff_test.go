@@ -83,6 +83,7 @@ func TestDifferential(t *testing.T) {
 		"allowed", "refused", "grant", "recovered", "reasserted", "carried", "learning", "returned",
 		"refund", "no refund", "open", "closed", "exhausted", "back", "three clients",
 		"lasted", "had come back", "conflict", "debt", "leaving", "too little", "calendar", "claimed", "ledger lost",
+		"first contact", "first contact takes all", "first contact for nothing",
 	} {
 		require.Positive(t, p.seen[what], "%s: %v", what, p.seen)
 	}
@@ -162,14 +163,19 @@ func (p *pair) sync(ctx context.Context, key string) {
 		Debt: p.tokens(one(p, 0, 0, limit.Tokens/4, backend.MaxTokens)), End: p.end(), Leaving: p.rnd.IntN(6) == 0,
 	}
 	r.Least = p.tokens(one(p, 0, r.Need))
+	if p.rnd.IntN(5) == 0 { // of a client that knows nothing of the key
+		r.Window, r.Peers, r.Pace, r.End, r.Leaving = 0, 0, 0, 0, false
+	}
 	got, err := p.b.Sync(ctx, r)
 	require.NoError(p.t, err)
 	c, now := p.a.at(ctx, key)
+	first := !c.Open(now) && r.Window == 0 && r.Peers|r.Pace|int64(r.End) == 0 && !r.Leaving
 	require.Equal(p.t, c.Sync(r, now), got, "at %v: %+v", p.now, r)
 	p.ends = append(p.ends, got.Window)
 	p.note(map[string]bool{
 		"grant": got.Grant > got.Recovered, "conflict": got.Length > 0, "debt": got.Debt > 0, "leaving": r.Leaving && got.Clients == 1,
 		"too little": r.Least > 1 && got.Grant == 0 && got.Remaining > 0, "claimed": got.Reasserted > 0 && !got.Learning, "recovered": got.Recovered > 0, "reasserted": got.Reasserted > 0,
+		"first contact": first && got.Grant > 0, "first contact takes all": first && got.Lasted > 0, "first contact for nothing": first && got.Grant == 0,
 		"carried": got.Carried, "learning": got.Learning, "returned": got.Returned > 0,
 		"exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
 		"learnt of others": got.Learning && got.Reasserted == 0 && got.Total > 0, "lasted": got.Lasted > 0, "had come back": got.Lasted > 0 && got.Remaining > 0,

@@ -187,17 +187,20 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	leaving := 0
+	leaving := int64(0)
 	if r.Leaving {
 		leaving = 1
 	}
-	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand, r.Peers, r.Pace, int64(r.End), leaving}
-	if r.Window != 0 { // of no window the script needs to know nothing
-		args = append(args, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
+	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand}
+	if r.Peers|r.Pace|int64(r.End)|leaving|int64(r.Window) != 0 { // a first contact has none of these
+		args = append(args, r.Peers, r.Pace, int64(r.End), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
 	}
 	v, err := s.do(ctx, syncScript, r.Key, nil, args...)
 	if err != nil {
 		return out, err
+	}
+	if len(v) == firstContact {
+		return backend.SyncReply{State: state(v), Grant: v[5], Granted: v[5], Total: v[5], Clients: 1}, nil
 	}
 	if v[4] != 0 { // a window of another length: nothing was done
 		return backend.SyncReply{State: state(v), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1}, nil

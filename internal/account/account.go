@@ -131,18 +131,21 @@ func (a *Account) confirm(late int64) (n int64) {
 	return n
 }
 
-// Leave ends the account of a window. What was held expires with it, unless it was
-// carried into the next; so does what was returned and not confirmed. Debt that the
-// store has not heard of by then is forgotten: it must not empty a later window.
-func (a *Account) Leave(held int64, carried bool) (m Moved) {
-	if carried {
-		m.Returned = a.confirm(0) // the store has not charged it again
-	} else {
-		m.Expired = held + a.Unconfirmed()
-		a.balance -= m.Expired
-	}
-	a.granted, a.returned, a.total, a.used, a.open = 0, 0, 0, 0, nil
+// Leave ends the account of a window. What was held expires with it, and so does what was
+// returned and not confirmed. Debt that the store has not heard of by then is forgotten:
+// it must not empty a later window.
+func (a *Account) Leave(held int64) (m Moved) {
+	m.Expired = held + a.Unconfirmed()
+	*a = Account{balance: a.balance - m.Expired}
 	return m
+}
+
+// HandOver returns the account, for who makes its last statements. What is left here is
+// what was spent.
+func (a *Account) HandOver() Account {
+	out := *a
+	*a = Account{balance: a.Spent(0)}
+	return out
 }
 
 // Expire notes that n tokens cannot be spent any more, the window being over.
@@ -191,6 +194,9 @@ func (a *Account) Unconfirmed() int64 {
 	}
 	return a.open.unconfirmed
 }
+
+// Outstanding reports whether the store has not confirmed all figures.
+func (a *Account) Outstanding() bool { return a.Unpaid() > 0 || a.Unconfirmed() > 0 }
 
 // Direct notes that a direct call has charged n tokens, which are spent.
 func (a *Account) Direct(n int64) Moved {

@@ -183,7 +183,7 @@ func (p *process) giveBack(n int64) {
 
 // enter makes another window the process' own, about which the store has said nothing.
 func (p *process) enter(window backend.Window) {
-	p.move(p.Leave(p.held, false))
+	p.move(p.Leave(p.held))
 	p.last, p.left = backend.SyncRequest{}, p.window
 	p.window, p.held, p.unconfirmed, p.inUse, p.here, p.debt, p.confirmed = window, 0, 0, 0, 0, 0, 0
 }

@@ -163,7 +163,11 @@ func (d *Demand) UsedIn(spent, denied int64) bool {
 }
 
 // Exhausted notes since when the store has no more; 0 says that it has.
-func (d *Demand) Exhausted(at int64) { d.exhausted = at }
+func (d *Demand) Exhausted(at int64) {
+	if d != nil {
+		d.exhausted = at
+	}
+}
 
 // IsExhausted reports whether the store has no more.
 func (d *Demand) IsExhausted() bool { return d != nil && d.exhausted != 0 }
@@ -177,6 +181,9 @@ func Short(l backend.Limit, s backend.State) bool {
 // Forecast takes from a reading how long the limit lasts. lasted is what the store
 // says: it knows when the limit was used up, 0 = it is not.
 func (d *Demand) Forecast(l backend.Limit, s backend.State, lasted time.Duration) {
+	if d == nil {
+		return
+	}
 	if lasted > 0 {
 		d.lasts = lasted
 	}

@@ -1,4 +1,4 @@
-package reservoir_test
+package seeds
 
 import (
 	"context"
@@ -87,7 +87,7 @@ func bubble(t *testing.T, from, to uint64, seen tally) {
 	for seed := from; seed < to; seed++ {
 		time.Sleep(time.Until(start.Add(time.Duration(seed%perBubble) * apart)))
 		if text := attempt(seed, store, seen, nil); text != "" {
-			t.Errorf("seed %d: %s\nto replay: go test -run='^TestSeeds$' -v -seed=%d .", seed, text, seed)
+			t.Errorf("seed %d: %s\nto replay, in proof: go test -run='^TestSeeds$' ./seeds -v -seed=%d", seed, text, seed)
 			return
 		}
 	}

@@ -1,0 +1,9 @@
+package seeds
+
+import (
+	"testing"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
