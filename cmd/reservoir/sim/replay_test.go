@@ -1,8 +1,10 @@
-package tune
+package sim
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -10,6 +12,11 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 )
+
+// onVirtualTime is a clock for a Setting.
+func onVirtualTime(t *testing.T) func(f func()) {
+	return func(f func()) { synctest.Test(t, func(*testing.T) { f() }) }
+}
 
 // small is a replay of a few windows with one and a half times the demand.
 func small(t *testing.T, name string, s Setting) (Traffic, *Replay) {
@@ -22,6 +29,8 @@ func small(t *testing.T, name string, s Setting) (Traffic, *Replay) {
 	require.NoError(t, err)
 	return traffic, r
 }
+
+var adaptive = Policy{Name: "adaptive", Kind: Adaptive, Option: reservoir.WithBatch(reservoir.Adaptive(1, 0))}
 
 // requireSums checks what holds of every outcome.
 func requireSums(t *testing.T, traffic Traffic, o Outcome) {
@@ -43,8 +52,8 @@ func requireSums(t *testing.T, traffic Traffic, o Outcome) {
 
 func TestReplay(t *testing.T) {
 	limit := reservoir.Limit{Tokens: 500, Window: 100 * time.Millisecond}
-	for _, virtual := range []bool{true, false} {
-		testReplay(t, Setting{Limit: limit, Delay: 100 * time.Microsecond, Speed: 1, Virtual: virtual})
+	for _, clock := range []func(func()){onVirtualTime(t), nil} {
+		testReplay(t, Setting{Limit: limit, Delay: 100 * time.Microsecond, Speed: 1, Virtual: clock})
 	}
 }
 
@@ -58,10 +67,10 @@ func testReplay(t *testing.T, s Setting) {
 		require.NoError(t, err, name)
 		requireSums(t, traffic, o)
 		require.EqualValues(t, len(traffic.Requests), r.Made())
-		if s.Virtual {
+		if s.Virtual != nil {
 			require.Zero(t, o.Errors)
 		}
-		if s.Virtual && name == "direct" {
+		if s.Virtual != nil && name == "direct" {
 			require.InEpsilon(t, s.Delay, o.P99, 0.01, "a call takes its delay and no more")
 		}
 		calls[name] = o.StoreCalls
@@ -114,8 +123,8 @@ func TestSpeedLeavesAWindow(t *testing.T) {
 func TestReplayEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for _, virtual := range []bool{true, false} {
-		_, r := small(t, "adaptive", Setting{Limit: reservoir.PerHour(10), Speed: 1, Virtual: virtual})
+	for _, clock := range []func(func()){onVirtualTime(t), nil} {
+		_, r := small(t, "adaptive", Setting{Limit: reservoir.PerHour(10), Speed: 1, Virtual: clock})
 		_, err := r.Run(ctx)
 		require.ErrorIs(t, err, context.Canceled)
 		require.Zero(t, r.Made())
@@ -124,7 +133,7 @@ func TestReplayEndsWithItsContext(t *testing.T) {
 
 func TestReplayThatOnlyFailsIsAnError(t *testing.T) {
 	r, err := NewReplay(Shape{Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic(),
-		Policy{Kind: Adaptive}, Setting{Limit: reservoir.PerHour(10), Speed: 1, Virtual: true}, &scripted{})
+		adaptive, Setting{Limit: reservoir.PerHour(10), Speed: 1, Virtual: onVirtualTime(t)}, &scripted{})
 	require.NoError(t, err)
 	o, err := r.Run(t.Context())
 	require.ErrorContains(t, err, "every request failed, the first with: ")
@@ -142,11 +151,57 @@ func TestTurnIsPassedOnce(t *testing.T) {
 // A day of traffic with hourly limits, of which nobody could wait for the end.
 func TestReplayOfADay(t *testing.T) {
 	traffic := Shape{Rate: 0.2, Keys: 3, Processes: 4, Length: 24 * time.Hour, Seed: 1}.Traffic()
-	r, err := NewReplay(traffic, Policy{Kind: Adaptive}, Setting{Limit: reservoir.PerHour(150), Delay: time.Millisecond, Speed: 1, Virtual: true}, nil)
+	r, err := NewReplay(traffic, adaptive, Setting{Limit: reservoir.PerHour(150), Delay: time.Millisecond, Speed: 1, Virtual: onVirtualTime(t)}, nil)
 	require.NoError(t, err)
 	o, err := r.Run(t.Context())
 	require.NoError(t, err)
 	requireSums(t, traffic, o)
 	require.Positive(t, o.Refused)
 	require.Greater(t, o.StrandedWindows, int64(3*20))
+}
+
+// A caller that waits for something else than its context holds up those behind it.
+func TestReplayThatIsHeldUpIsAnError(t *testing.T) {
+	limit := reservoir.PerHour(10)
+	slow := Policy{Option: reservoir.WithLimits(func(string) reservoir.Limit {
+		time.Sleep(time.Second)
+		return limit
+	})}
+	traffic := Shape{Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic()
+	r, err := NewReplay(traffic, slow, Setting{Limit: limit, Speed: 1, Virtual: onVirtualTime(t)}, nil)
+	require.NoError(t, err)
+	_, err = r.Run(t.Context())
+	require.ErrorContains(t, err, "held up")
+}
+
+// A replay can end with some windows, and each call can take its own time.
+func TestReplayOfWindows(t *testing.T) {
+	var windows []Window
+	var there, back atomic.Int64
+	_, r := small(t, "direct", Setting{
+		Limit: reservoir.Limit{Tokens: 100, Window: 20 * time.Millisecond}, Speed: 1, Virtual: onVirtualTime(t), Windows: 3, Parts: 7,
+		Each: func(w Window) { windows = append(windows, w) },
+		Travel: func(_ int, _ time.Duration, returning bool) time.Duration {
+			if returning {
+				back.Add(1)
+			} else {
+				there.Add(1)
+			}
+			return time.Millisecond
+		},
+	})
+	o, err := r.Run(t.Context())
+	require.NoError(t, err)
+	require.Len(t, o.Timeline, 7)
+	require.Positive(t, there.Load())
+	require.Equal(t, there.Load(), back.Load())
+	require.EqualValues(t, 2*time.Millisecond, time.Duration(o.P99).Round(100*time.Microsecond))
+	require.Less(t, o.Requests, int64(len(r.Requests)), "it ended early")
+	require.GreaterOrEqual(t, len(windows), 3)
+	var requests int64
+	for _, w := range windows {
+		require.LessOrEqual(t, w.Spent, int64(100))
+		requests += w.Requests
+	}
+	require.Equal(t, o.Requests, requests)
 }

@@ -1,9 +1,11 @@
-package tune
+package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,11 +28,19 @@ type Setting struct {
 	Delay time.Duration   // there and back, added to each call; as it is, not divided
 	Speed float64         // 1 = the traffic's own
 
-	// Virtual is to run on a virtual clock, for the embedded store only. Answers
-	// from memory take no time there, calls take the Delay, and the Speed is 1. The
-	// limiters' own randomness follows the Seed: one such replay at a time.
-	Virtual bool
+	// Virtual runs f on a virtual clock, for the embedded store only; nil = the real
+	// one. The clock stands still while anything runs and leaps to the next timer when
+	// everything waits. Answers from memory take no time there, calls take the Delay,
+	// which is less than a fetch timeout, and the Speed is 1. The limiters' own
+	// randomness follows the Seed, and one thread runs: one such replay at a time.
+	Virtual func(f func())
 	Seed    uint64
+
+	// For fleets whose every event has an instant of its own; zero = not needed.
+	Travel  func(process int, now time.Duration, back bool) time.Duration // half of a call that is under way now; safe for concurrent use
+	Windows int                                                           // end when so many of the first key's have ended
+	Each    func(Window)                                                  // is told each window that is over, if callers heard of it
+	Parts   int                                                           // of the Timeline; 0 = 50
 }
 
 // Scaled is the limit that is replayed: its window is divided by the speed. It is
@@ -60,14 +70,14 @@ type Replay struct {
 	policy   Policy
 	scaled   reservoir.Limit
 	store    backend.Store
-	network  *Delayed
 	limiters []*reservoir.Limiter
 	book     *book
 
-	begin  time.Time
-	next   int          // of the requests; belongs to who leads
-	made   atomic.Int64 // the same, for others to see
-	active sync.WaitGroup
+	begin   time.Time
+	next    int          // of the requests; belongs to who leads
+	made    atomic.Int64 // the same, for others to see
+	active  sync.WaitGroup
+	closing atomic.Bool
 }
 
 // NewReplay sets up a replay on store, which should hold nothing of the traffic's
@@ -77,7 +87,10 @@ func NewReplay(t Traffic, p Policy, s Setting, store backend.Store) (*Replay, er
 	if err != nil {
 		return nil, err
 	}
-	return &Replay{Traffic: t, Setting: s, policy: p, scaled: limit, store: store, book: newBook(t, limit.Tokens)}, nil
+	s.Parts = cmp.Or(s.Parts, 50)
+	r := &Replay{Traffic: t, Setting: s, policy: p, scaled: limit, store: store, book: newBook(t, limit.Tokens, s.Parts)}
+	r.book.each = s.Each
+	return r, nil
 }
 
 // connect makes a limiter for each process, and its way to the store.
@@ -85,20 +98,35 @@ func (r *Replay) connect() error {
 	if r.store == nil {
 		r.store = memstore.New()
 	}
-	r.network = WithDelay(r.store, time.Duration(float64(r.Delay)/r.Speed))
-	if r.Virtual {
-		r.network.wait = sleep
-	}
-	for range r.Processes {
-		way := &recorder{store: r.network, shards: r.store, book: r.book, since: r.since, accounts: make(map[string]account)}
-		l, err := reservoir.New(way, r.scaled, r.policy.options(r.scaled.Tokens),
-			reservoir.WithMaxKeys(max(1<<20, len(r.Keys))))
+	for i := range r.Processes {
+		l, err := reservoir.New(r.way(i), r.scaled, r.policy.Option, reservoir.WithMaxKeys(max(1<<20, len(r.Keys))))
 		if err != nil {
 			return err
 		}
 		r.limiters = append(r.limiters, l)
 	}
 	return nil
+}
+
+// way is that of one process. Nobody waits for what is handed back at the end.
+func (r *Replay) way(process int) *way {
+	return &way{store: r.store, book: r.book, known: make(map[string]account), travel: func(ctx context.Context, back bool) error {
+		now, d := r.since(), time.Duration(float64(r.Delay)/r.Speed)/2
+		if !back {
+			r.book.call(now)
+		}
+		switch {
+		case r.closing.Load():
+			d = 0
+		case r.Travel != nil:
+			d = r.Travel(process, now, back)
+		}
+		if r.Virtual == nil {
+			return pause(ctx, d)
+		}
+		time.Sleep(d) // within the fetch timeout
+		return ctx.Err()
+	}}
 }
 
 // Made is how many requests have been made so far. It may be called at any time.
@@ -113,12 +141,13 @@ func (r *Replay) since() time.Duration {
 // that ends first. It is also an error if the counts of the limiters and of their
 // callers disagree, for then none of them can be trusted.
 func (r *Replay) Run(ctx context.Context) (o Outcome, err error) {
-	if r.Virtual {
-		defer chance.Seed(r.Seed)() // or the same traffic would not have the same outcome
-		virtually(func() { o, err = r.run(ctx) })
-		return o, err
+	if r.Virtual == nil {
+		return r.run(ctx)
 	}
-	return r.run(ctx)
+	defer chance.Seed(r.Seed)() // or the same traffic would not have the same outcome
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	r.Virtual(func() { o, err = r.run(ctx) })
+	return o, err
 }
 
 func (r *Replay) run(ctx context.Context) (Outcome, error) {
@@ -134,8 +163,7 @@ func (r *Replay) run(ctx context.Context) (Outcome, error) {
 	}
 	o := r.book.end()
 	o.Policy, o.Kind = r.policy.Name, r.policy.Kind
-	o.StoreCalls = stats.StoreCalls
-	o.CallsPerRequest, o.WaitedShare = ratio(o.StoreCalls, o.Requests), ratio(o.Waited, o.Requests)
+	o.StoreCalls, o.CallsPerRequest = stats.StoreCalls, Ratio(stats.StoreCalls, o.Requests)
 	switch {
 	case o.Errors > 0 && o.Errors == o.Requests:
 		return o, fmt.Errorf("every request failed, the first with: %w", r.book.failure)
@@ -143,6 +171,8 @@ func (r *Replay) run(ctx context.Context) (Outcome, error) {
 		return o, err
 	case stats.Spent != o.Admitted:
 		return o, fmt.Errorf("the limiters spent %d tokens, their callers had %d", stats.Spent, o.Admitted)
+	case r.Virtual != nil && r.book.late.Max() > 0:
+		return o, errors.New("a request was held up: one before it waited and did not look at its context")
 	}
 	return o, nil
 }
@@ -159,7 +189,7 @@ func (r *Replay) close() (reservoir.Stats, error) {
 	for _, l := range r.limiters {
 		sum.StoreCalls += l.Stats().StoreCalls
 	}
-	r.network.Set(0) // nobody waits for what is handed back now
+	r.closing.Store(true)
 	var errs []error
 	for _, l := range r.limiters {
 		errs = append(errs, l.Close(ctx))
@@ -181,6 +211,9 @@ func (r *Replay) lead(ctx context.Context) {
 		if r.until(ctx, r.begin.Add(time.Duration(float64(q.At)/r.Speed))) != nil {
 			return
 		}
+		if r.Windows > 0 && r.book.over(r.Windows, time.Now()) {
+			return
+		}
 		r.next++
 		r.made.Store(int64(r.next))
 		t := &turn{Context: context.Background()}
@@ -195,7 +228,7 @@ func (r *Replay) lead(ctx context.Context) {
 // until waits for an instant. On the virtual clock it cannot wait for ctx, which is
 // from outside; nor does it need to, for no time passes there.
 func (r *Replay) until(ctx context.Context, at time.Time) error {
-	if r.Virtual {
+	if r.Virtual != nil {
 		time.Sleep(time.Until(at))
 		return ctx.Err()
 	}

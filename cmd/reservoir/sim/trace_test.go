@@ -1,4 +1,4 @@
-package tune
+package sim
 
 import (
 	"encoding/csv"

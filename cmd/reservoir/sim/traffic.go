@@ -1,19 +1,18 @@
-// Package tune replays one traffic against one policy of fetching tokens after
-// the other, and counts what each of them costs.
+// Package sim replays traffic against real limiters, and counts what that costs.
 //
 // A [Traffic] is a list of requests, made from a description by [Shape] or read
 // from a record by [ReadTrace]. A [Replay] makes them, each at its time, on one
-// real Limiter for each process, and an [Outcome] says what came of it.
+// real Limiter for each process, and an [Outcome] says what came of it. The command
+// "reservoir tune" and the fleet model of the module bench use it.
 //
 // # The clock
 //
-// On the embedded store a replay runs on a virtual clock, which moves on when
+// On the embedded store a replay can run on a virtual clock, which moves on when
 // everything waits: an hour of traffic takes as long as its decisions, and a busy
-// machine disturbs nothing. It is that of testing/synctest, as in the fleet model
-// of this repository, so the limiters are those that users run. On a Redis, which
+// machine disturbs nothing. The caller brings it: see [Setting]. On a Redis, which
 // keeps its own time, and where it is asked for, a replay takes the traffic's
-// time, or a part of it where the scale is changed: see [Setting].
-package tune
+// time, or a part of it where the scale is changed.
+package sim
 
 import (
 	"math/rand/v2"
@@ -61,8 +60,8 @@ func (s Shape) Expected() float64 { return s.Rate * s.Length.Seconds() }
 // Traffic makes the requests.
 func (s Shape) Traffic() Traffic {
 	r := rand.New(rand.NewPCG(s.Seed, 1))
-	t := Traffic{Keys: names(s.Keys), Processes: s.Processes, Length: s.Length}
-	pick := s.picker(r)
+	t := Traffic{Keys: Keys(s.Keys), Processes: s.Processes, Length: s.Length}
+	pick := Picker(r, s.Keys, s.Zipf)
 	loud := s.loudness()
 	for busy := 0.0; len(t.Requests) < MaxRequests; {
 		busy += r.ExpFloat64() / (s.Rate * loud) * float64(time.Second)
@@ -70,7 +69,7 @@ func (s Shape) Traffic() Traffic {
 		if at >= s.Length {
 			break
 		}
-		t.Requests = append(t.Requests, Request{at, pick(), r.Int32N(int32(s.Processes))})
+		t.Requests = append(t.Requests, Request{at, int32(pick()), r.Int32N(int32(s.Processes))})
 	}
 	return t
 }
@@ -95,15 +94,18 @@ func (s Shape) stretch(busy float64) time.Duration {
 	return at/s.On*(s.On+s.Off) + at%s.On
 }
 
-func (s Shape) picker(r *rand.Rand) func() int32 {
-	if s.Zipf == 0 || s.Keys == 1 {
-		return func() int32 { return r.Int32N(int32(s.Keys)) }
+// Picker picks one of n keys at random: evenly if zipf is 0, otherwise the first more
+// often, by that exponent.
+func Picker(r *rand.Rand, n int, zipf float64) func() int {
+	if zipf == 0 || n == 1 {
+		return func() int { return r.IntN(n) }
 	}
-	z := rand.NewZipf(r, s.Zipf, 1, uint64(s.Keys-1))
-	return func() int32 { return int32(z.Uint64()) }
+	z := rand.NewZipf(r, zipf, 1, uint64(n-1))
+	return func() int { return int(z.Uint64()) }
 }
 
-func names(n int) []string {
+// Keys are n names.
+func Keys(n int) []string {
 	keys := make([]string, n)
 	for i := range keys {
 		keys[i] = "key-" + strconv.Itoa(i)

@@ -1,4 +1,4 @@
-package tune
+package sim
 
 import (
 	"slices"
@@ -64,6 +64,6 @@ func TestPolicies(t *testing.T) {
 		require.ErrorIs(t, err, ErrPolicy, bad)
 	}
 	for _, p := range list {
-		require.NotNil(t, p.options(1000))
+		require.NotNil(t, p.Option)
 	}
 }

@@ -1,4 +1,4 @@
-package tune
+package sim
 
 import (
 	"errors"
@@ -10,9 +10,9 @@ import (
 
 // Policy is a way to fetch tokens.
 type Policy struct {
-	Name string
-	Kind Kind
-	Size int64 // of a Fixed batch
+	Name   string
+	Kind   Kind
+	Option reservoir.Option
 }
 
 // Kind is a family of policies.
@@ -32,46 +32,40 @@ var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, 
 // Policies are those of the names, in their order, for a limit of tokens. The
 // name fixed stands for a thousandth, a hundredth and a tenth of the limit, and a
 // number for a Fixed of that size. What comes twice is left out.
-func Policies(names []string, tokens int64) ([]Policy, error) {
-	var list []Policy
-	add := func(p Policy) {
-		if !slices.Contains(list, p) {
-			list = append(list, p)
+func Policies(names []string, tokens int64) (list []Policy, err error) {
+	add := func(name string, kind Kind, o reservoir.Option) {
+		if !slices.ContainsFunc(list, func(p Policy) bool { return p.Name == name }) {
+			list = append(list, Policy{name, kind, o})
 		}
+	}
+	fixed := func(n int64) {
+		add("fixed "+strconv.FormatInt(n, 10), Fixed, reservoir.WithBatch(reservoir.Fixed(n)))
 	}
 	for _, name := range names {
 		switch kind := Kind(name); kind {
-		case Direct, Ladder, Adaptive:
-			add(Policy{Name: name, Kind: kind})
+		case Direct:
+			add(name, kind, reservoir.WithDirect())
+		case Ladder:
+			add(name, kind, reservoir.WithBatch(LadderOf(tokens)))
+		case Adaptive:
+			add(name, kind, reservoir.WithBatch(reservoir.Adaptive(1, 0)))
 		case Fixed:
 			for _, part := range []int64{1000, 100, 10} {
-				add(fixed(max(tokens/part, 1)))
+				fixed(max(tokens/part, 1))
 			}
 		default:
 			n, err := strconv.ParseInt(name, 10, 64)
 			if err != nil || n < 1 {
 				return nil, ErrPolicy
 			}
-			add(fixed(n))
+			fixed(n)
 		}
 	}
 	return list, nil
 }
 
-func fixed(n int64) Policy {
-	return Policy{Name: "fixed " + strconv.FormatInt(n, 10), Kind: Fixed, Size: n}
-}
-
-// options sets up a Limiter. Ladder has the bounds that "reservoir load" gives it.
-func (p Policy) options(tokens int64) reservoir.Option {
-	switch p.Kind {
-	case Direct:
-		return reservoir.WithDirect()
-	case Fixed:
-		return reservoir.WithBatch(reservoir.Fixed(p.Size))
-	case Ladder:
-		least := min(10, tokens)
-		return reservoir.WithBatch(reservoir.Ladder(least, max(tokens/10, least)))
-	}
-	return reservoir.WithBatch(reservoir.Adaptive(1, 0))
+// LadderOf is Rockset's rule from 10 tokens to a tenth of the limit.
+func LadderOf(tokens int64) reservoir.Sizing {
+	least := min(10, tokens)
+	return reservoir.Ladder(least, max(tokens/10, least))
 }

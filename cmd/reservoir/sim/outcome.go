@@ -1,4 +1,10 @@
-package tune
+package sim
+
+import (
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
 
 // Outcome is what a policy made of a traffic. Requests == Admitted + Refused +
 // Errors. Times are in nanoseconds, shares are of 1.
@@ -18,6 +24,7 @@ type Outcome struct {
 	Over     int64 `json:"over_the_limit"` // tokens, over all windows; 0, or the library is broken
 
 	StoreCalls      int64   `json:"store_calls"` // until the last answer; those of Close not counted
+	Sent            int64   `json:"-"`           // of them and those under way, when Setting.Windows had ended
 	CallsPerRequest float64 `json:"store_calls_per_request"`
 	ServerCalls     *int64  `json:"server_calls"` // by the server's own count, other clients' included; nil if not known
 	MeanBatch       float64 `json:"mean_batch"`   // tokens, of the calls that brought any; 0 = none did
@@ -38,8 +45,24 @@ type Outcome struct {
 	Timeline []Bucket `json:"timeline"` // parts of the traffic's time, of equal lengths
 }
 
-// Bucket is a part of the traffic's time.
+// Bucket is a part of the traffic's time. A request counts to the part in which it was
+// made, a call to that in which it was sent.
 type Bucket struct {
 	Requests int64 `json:"requests"`
 	Calls    int64 `json:"store_calls"`
+	Waited   int64 `json:"-"` // requests on the network
+}
+
+// Window is what happened in one window of a key.
+type Window struct {
+	ID       backend.Window
+	Calls    int64 // by all processes until a caller first heard of the window
+	Requests int64
+	Waited   int64 // of them, on the network
+	Spent    int64
+	Refused  int64
+	Stranded int64 // tokens held and unspent in all processes, at the first refusal
+
+	held  int64         // charged by batches and not spent
+	short time.Duration // when the first refusal was answered
 }

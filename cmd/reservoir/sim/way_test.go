@@ -1,4 +1,4 @@
-package tune
+package sim
 
 import (
 	"context"
@@ -15,11 +15,16 @@ import (
 
 // A network keeps the contract of what is behind it.
 func TestDelayedStore(t *testing.T) {
-	backendtest.Run(t, func(*testing.T) backend.Store { return WithDelay(memstore.New(), 2*time.Microsecond) })
+	backendtest.Run(t, func(*testing.T) backend.Store { return delayed(memstore.New(), 2*time.Microsecond) })
+}
+
+// delayed is the way to a store of a process with no more than that way.
+func delayed(s backend.Store, d time.Duration) *way {
+	return (&Replay{store: s, book: newBook(Traffic{Keys: []string{"k"}, Length: 1}, 1, 1), Setting: Setting{Delay: d, Speed: 1}}).way(0)
 }
 
 func TestDelayTakesItsTime(t *testing.T) {
-	s := WithDelay(memstore.New(), 4*time.Millisecond)
+	s := delayed(memstore.New(), 4*time.Millisecond)
 	begin := time.Now()
 	_, err := s.Check(t.Context(), "k", limit)
 	require.NoError(t, err)
@@ -43,7 +48,7 @@ func TestDelayGivesUpWithItsContext(t *testing.T) {
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		mem := memstore.New()
-		_, err := WithDelay(row.store(cancel, mem), 20*time.Microsecond).Take(ctx, take)
+		_, err := delayed(row.store(cancel, mem), 20*time.Microsecond).Take(ctx, take)
 		failure, ok := errors.AsType[*backend.Error](err)
 		require.True(t, ok, row.name)
 		require.Equal(t, row.class, failure.Class, row.name)
