@@ -122,8 +122,9 @@ func (f *flagSet) storeFlags() (stores *values, prefix *string) {
 	stores = new(values)
 	f.Var(stores, "store", "`where` limits are counted: memory, redis://[user:password@]host[:port][/db],\n"+
 		"rediss://… (TLS; SSL_CERT_FILE may name the authority) or\n"+
-		"redis-cluster://[user:password@]host:port,host:port…; repeated, the stores are\n"+
-		"shards, which keys are spread over")
+		"redis-cluster://[user:password@]host:port,host:port…, or\n"+
+		"redis-sentinel://[user:password@]host:port,host:port…/master; repeated, the\n"+
+		"stores are shards, which keys are spread over")
 	prefix = f.String("prefix", "", "`text` before every Redis key")
 	return stores, prefix
 }

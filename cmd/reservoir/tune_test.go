@@ -260,7 +260,7 @@ func TestTuneUsageErrors(t *testing.T) {
 		"tune -report " + canary + ".png":                 "-report",
 		"tune -trace=":                                    "-trace",
 		"tune -trace x -rate 3":                           "want -trace or -rate",
-		"tune -redis memory":                              "want memory, redis://",
+		"tune -redis memory":                              "want redis://",
 		"tune -redis redis://:" + canary + "@@h":          "-redis",
 		"tune -redis redis://h -redis redis://h:6379":     "twice",
 		"tune -redis redis://h -delay 1ms":                "want -redis or -delay",

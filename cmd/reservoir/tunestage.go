@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
 )
 
 // stage is where a traffic is replayed: for each policy a store that holds nothing.
@@ -30,18 +31,15 @@ const tuneConns = 256
 func (c *tuning) stage() (*stage, error) {
 	s := &stage{where: c.redis, prefix: "reservoir-tune:" + rand.Text()[:12] + ":"}
 	if len(c.redis) == 0 {
-		s.where, s.name = []string{"memory"}, fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
+		s.where, s.name = []string{memory}, fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
 	}
 	names := make([]string, len(c.redis))
 	for i, where := range c.redis {
-		a, err := parseAddress(where)
-		if err == nil && a.kind == memory {
-			err = errScheme
-		}
+		o, err := redisstore.Options(where)
 		if err != nil {
 			return nil, usagef("bad value for flag -redis: %s", oneLine(err))
 		}
-		names[i] = a.name()
+		names[i] = nameOf(o)
 	}
 	if len(names) > 0 {
 		s.name = "Redis at " + strings.Join(names, " and ")

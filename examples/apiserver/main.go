@@ -22,8 +22,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
@@ -124,13 +122,9 @@ func open(url string) (backend.Store, func() error, error) {
 	if url == "" {
 		return memstore.New(), func() error { return nil }, nil
 	}
-	o, err := redis.ParseURL(url)
+	store, err := redisstore.Open(url, redisstore.WithPrefix("apiserver:"))
 	if err != nil {
 		return nil, nil, err
 	}
-	o.MaxRetries, o.DialerRetries = -1, 1 // the store decides what may be repeated
-	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 200*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond
-	o.ContextTimeoutEnabled = true
-	client := redis.NewClient(o)
-	return redisstore.New(client, redisstore.WithPrefix("apiserver:")), client.Close, nil
+	return store, store.Close, nil
 }

@@ -6,7 +6,7 @@ import (
 	"io"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/sharding"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
 )
 
 // users are two for each shard.
@@ -16,7 +16,7 @@ var users = []string{"user:anna", "user:emma", "user:hugo", "user:max", "user:be
 type demo struct {
 	out     io.Writer
 	limiter *reservoir.Limiter
-	store   *sharding.Store
+	store   *redisstore.Shards
 	servers map[string]*pair
 }
 

@@ -15,13 +15,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/sharding"
 )
 
 func main() {
@@ -53,47 +50,27 @@ func run(ctx context.Context, out io.Writer) (err error) {
 		defer p.stop()
 		servers[name] = p
 	}
-	store, closeClients, err := open(servers)
+	store, err := open(servers)
 	if err != nil {
 		return err
 	}
-	defer closeClients()
+	defer store.Close()
 	return show(ctx, out, store, servers)
 }
 
 // open returns one store over all shards. A shard is its name: a key stays
 // where it is when the address behind the name changes.
-func open(servers map[string]*pair) (store *sharding.Store, closeAll func(), err error) {
-	var clients []*redis.Client
-	shards := map[string]backend.Store{}
+func open(servers map[string]*pair) (*redisstore.Shards, error) {
+	shards := map[string][]string{}
 	for name, s := range servers {
-		primary, replica := newClient(s.primary.addr), newClient(s.replica.addr)
-		clients = append(clients, primary, replica)
-		shards[name] = redisstore.New(primary, redisstore.WithReplicas(replica))
+		shards[name] = []string{"redis://" + s.primary.addr, "redis://" + s.replica.addr}
 	}
-	store, err = sharding.New(shards)
-	return store, func() {
-		for _, c := range clients {
-			_ = c.Close()
-		}
-	}, err
-}
-
-func newClient(addr string) *redis.Client {
-	return redis.NewClient(&redis.Options{
-		Addr:                  addr,
-		MaxRetries:            -1, // the store decides what may be repeated
-		DialerRetries:         1,
-		DialTimeout:           200 * time.Millisecond,
-		ReadTimeout:           200 * time.Millisecond,
-		WriteTimeout:          200 * time.Millisecond,
-		ContextTimeoutEnabled: true,
-	})
+	return redisstore.OpenShards(shards)
 }
 
 const perHour = 100
 
-func show(ctx context.Context, out io.Writer, store *sharding.Store, servers map[string]*pair) error {
+func show(ctx context.Context, out io.Writer, store *redisstore.Shards, servers map[string]*pair) error {
 	changes := make(chan reservoir.ShardState, 8)
 	limiter, err := reservoir.New(store, reservoir.PerHour(perHour),
 		reservoir.WithFailure(reservoir.FailLocal(0.1)), // while a shard is away: a tenth of the limit per process

@@ -98,7 +98,7 @@ func (s *server) start(ctx context.Context) error {
 		_ = cmd.Wait()
 		close(exited)
 	}(s.cmd, s.exited)
-	client := newClient(s.addr)
+	client := redis.NewClient(&redis.Options{Addr: s.addr})
 	defer client.Close()
 	for {
 		// Whoever else listens there has another directory.

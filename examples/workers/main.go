@@ -17,8 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
@@ -104,13 +102,9 @@ func open(url string) (backend.Store, func() error, error) {
 	if url == "" {
 		return memstore.New(), func() error { return nil }, nil
 	}
-	o, err := redis.ParseURL(url)
+	store, err := redisstore.Open(url, redisstore.WithPrefix("workers:"))
 	if err != nil {
 		return nil, nil, err
 	}
-	o.MaxRetries, o.DialerRetries = -1, 1 // the store decides what may be repeated
-	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 200*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond
-	o.ContextTimeoutEnabled = true
-	client := redis.NewClient(o)
-	return redisstore.New(client, redisstore.WithPrefix("workers:")), client.Close, nil
+	return store, store.Close, nil
 }

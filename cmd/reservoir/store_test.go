@@ -5,41 +5,20 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-)
 
-func TestParseAddress(t *testing.T) {
-	for s, want := range map[string]address{
-		"memory":                              {kind: memory},
-		"redis://h":                           {kind: single, hosts: []string{"h:6379"}},
-		"redis://h/":                          {kind: single, hosts: []string{"h:6379"}},
-		"redis://10.0.0.1:7000/3":             {kind: single, hosts: []string{"10.0.0.1:7000"}, db: 3},
-		"redis://[::1]":                       {kind: single, hosts: []string{"[::1]:6379"}},
-		"redis://[fe80::1%25]:1":              {},
-		"redis://:p@h":                        {kind: single, hosts: []string{"h:6379"}, password: "p"},
-		"redis://u:p@h:1":                     {kind: single, hosts: []string{"h:1"}, user: "u", password: "p"},
-		"rediss://u:p%2F%40%25:?#x@red-is.h/": {kind: secure, hosts: []string{"red-is.h:6379"}, user: "u", password: "p/@%:?#x"},
-		"redis-cluster://u:p@a:1,b,[::1]:2":   {kind: cluster, hosts: []string{"a:1", "b:6379", "[::1]:2"}, user: "u", password: "p"},
-	} {
-		a, err := parseAddress(s)
-		if want.kind == memory && s != "memory" {
-			require.Error(t, err, s)
-			continue
-		}
-		require.NoError(t, err, s)
-		require.Equal(t, want, a, s)
-	}
-}
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+)
 
 func TestStoresAreNamedWithoutCredentials(t *testing.T) {
 	for s, want := range map[string]string{
-		"redis://u:p@h":               "h:6379",
-		"rediss://u:p@h:1/2":          "h:1/2",
-		"redis-cluster://u:p@a:1,b:2": "a:1,b:2",
-		"memory":                      "memory",
+		"redis://u:p@h":                "h:6379",
+		"rediss://u:p@h:1/2":           "h:1/2",
+		"redis-cluster://u:p@a:1,b:2":  "a:1,b:2",
+		"redis-sentinel://u:p@a,b/m/3": "a:26379,b:26379/m/3",
 	} {
-		a, err := parseAddress(s)
+		o, err := redisstore.Options(s)
 		require.NoError(t, err, s)
-		require.Equal(t, want, a.name(), s)
+		require.Equal(t, want, nameOf(o), s)
 	}
 }
 
@@ -75,11 +54,11 @@ func FuzzAddress(f *testing.F) {
 	f.Add("rediss://", ":", "/")
 	f.Add("redis-cluster://", "u@", ",")
 	f.Fuzz(func(t *testing.T, scheme, before, after string) {
-		a, err := parseAddress(scheme + before + canary + after + "@host:1")
+		o, err := redisstore.Options(scheme + before + canary + after + "@host:1")
 		if err != nil {
 			require.NotContains(t, err.Error(), canary)
 			return
 		}
-		require.Equal(t, "host:1", a.name())
+		require.Equal(t, "host:1", nameOf(o))
 	})
 }
