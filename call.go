@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/breaker"
+	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/keytable"
@@ -175,8 +176,8 @@ func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit
 				call.report()
 			}
 		}()
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.fetchTimeout)
-		defer cancel()
+		bounded := deadline.After(ctx, c.fetchTimeout)
+		defer bounded.Release()
 		err = call.do(bounded, true, func(ctx context.Context) error { return f(ctx, call) })
 	}()
 	select {

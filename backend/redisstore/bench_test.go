@@ -42,7 +42,7 @@ func BenchmarkFreshKeys(b *testing.B) {
 		}},
 		{"alone", func(ctx context.Context, key string) error {
 			at, _ := ctx.Deadline()
-			timed := deadline.After(time.Until(at)) // as a limiter's
+			timed := deadline.After(context.Background(), time.Until(at)) // as a limiter's
 			defer timed.Release()
 			_, err := s.Take(timed, backend.TakeRequest{Key: key, Limit: limit, Tokens: 1})
 			return err
