@@ -1,6 +1,8 @@
 package reservoir_test
 
 import (
+	"context"
+	"fmt"
 	"reflect"
 	"slices"
 	"testing"
@@ -9,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
 // Every field of Stats is a figure, once, also one that is yet to come.
@@ -35,4 +38,21 @@ func TestFiguresHaveNames(t *testing.T) {
 		assert.Contains(t, []string{"token", "call", "request", "key"}, f.Unit, f.Name)
 		assert.Regexp(t, `^[A-Z].*\.$`, f.Help, f.Name)
 	}
+}
+
+// An exporter for a monitoring system of one's own.
+func ExampleFigures() {
+	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000))
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(context.Background())
+	limiter.AllowN(context.Background(), "user:42", 7)
+	stats := limiter.Stats()
+	for _, f := range reservoir.Figures() {
+		if f.Name == "tokens.spent" {
+			fmt.Println(f.Name, f.Value(&stats), f.Gauge)
+		}
+	}
+	// Output: tokens.spent 7 false
 }
