@@ -10,7 +10,7 @@
 //
 // Implementations: memstore (in process), redisstore (Redis, Sentinel, Cluster),
 // memcachestore (memcached), and decorators such as the sharding package. They all pass the suite in
-// backendtest.
+// backendtest, to which a store from elsewhere can be held as well.
 package backend
 
 import (
@@ -68,7 +68,8 @@ func (w Window) Time() time.Time {
 //
 // A window belongs to limits of one length. Where a request comes with another
 // one, Length is that of the open window and the call has changed nothing: it
-// neither charges nor grants, and never moves the window's end.
+// neither charges nor grants, and never moves the window's end. The reply to a
+// statement then repeats its totals, for one client.
 type State struct {
 	Window    Window        // the open window; 0 if none is open
 	Left      time.Duration // until Window ends, by the store's clock, at the moment of reading

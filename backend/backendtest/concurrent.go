@@ -21,8 +21,7 @@ func testConcurrentTake(t *testing.T, s backend.Store) {
 	var allowed atomic.Int64
 	b.race(func(int) {
 		for range calls {
-			r, err := s.Take(b.at(0), backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: 1})
-			switch {
+			switch r, err := s.Take(b.at(0), b.takeRequest(1)); {
 			case err != nil:
 				t.Error(err)
 			case r.Allowed:
@@ -31,7 +30,7 @@ func testConcurrentTake(t *testing.T, s backend.Store) {
 		}
 	})
 	equal(t, "allowed", allowed.Load(), b.limit.Tokens)
-	b.left(0, 0)
+	b.play("0s check -> remaining=0 window=60s")
 }
 
 // race runs f(0) to f(callers-1) at once and waits for all.
@@ -61,14 +60,13 @@ func testConcurrentSync(t *testing.T, s backend.Store) {
 		held.Add(b.syncAll(fmt.Sprint("client", i)))
 	})
 	equal(t, "held by all", held.Load(), b.limit.Tokens)
-	b.left(0, 0)
+	b.play("0s check -> remaining=0 window=60s")
 }
 
 // takeAll takes 7 tokens at a time, then single ones, until none are left.
 func (b *bench) takeAll() (held int64) {
 	for n := int64(7); n > 0; {
-		r, err := b.store.Take(b.at(0), backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: n})
-		switch {
+		switch r, err := b.store.Take(b.at(0), b.takeRequest(n)); {
 		case err != nil:
 			b.t.Error(err)
 			return held
@@ -83,24 +81,22 @@ func (b *bench) takeAll() (held int64) {
 
 // syncAll orders until nothing remains. A duplicate of each statement races with it.
 func (b *bench) syncAll(client string) int64 {
-	x := say{client: client, want: 100, need: 1, strand: 50}
+	x := backend.SyncRequest{Key: b.key, Limit: b.limit, Client: client, Want: 100, Need: 1, Strand: 50}
 	for {
 		var twin sync.WaitGroup
-		twin.Go(func() { _, _ = b.store.Sync(b.at(0), b.request(x)) })
-		r, err := b.store.Sync(b.at(0), b.request(x))
+		twin.Go(func() { _, _ = b.store.Sync(b.at(0), x) })
+		r, err := b.store.Sync(b.at(0), x)
 		twin.Wait()
 		if err != nil {
 			b.t.Error(err)
-			return x.g
+			return x.Granted
 		}
-		x.window, x.g = far, r.Granted
-		if r.Remaining > 0 {
-			continue
+		x.Window, x.Granted = r.Window, r.Granted
+		if x.Want == 0 {
+			return r.Granted
 		}
-		r, err = b.store.Sync(b.at(0), b.request(say{client: client, window: far, g: x.g}))
-		if err != nil {
-			b.t.Error(err)
+		if r.Remaining == 0 { // once more, for what only the duplicate was told
+			x.Want, x.Need = 0, 0
 		}
-		return r.Granted // with what only the duplicate was told
 	}
 }

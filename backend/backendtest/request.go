@@ -3,6 +3,7 @@ package backendtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -13,7 +14,9 @@ import (
 // testFaults: faulty requests are refused by type and charge nothing.
 func testFaults(t *testing.T, s backend.Store) {
 	b := newBench(t, s, limit10)
-	good := b.request(say{client: "x", window: far, g: 3, b: 1, want: 2, need: 1})
+	good := backend.SyncRequest{
+		Key: b.key, Limit: b.limit, Client: "x", Window: b.end(far), Granted: 3, Returned: 1, Want: 2, Need: 1,
+	}
 	syncs := []struct {
 		what   string
 		change func(r *backend.SyncRequest)
@@ -57,11 +60,11 @@ func testFaults(t *testing.T, s backend.Store) {
 		refused(t, "sync: "+row.what, err, row.want)
 	}
 	testFaultyCalls(t, b)
-	b.left(0, 10)
+	b.play("0s check -> remaining=10")
 }
 
 // refused expects err to wrap want and to be no failure of the store.
-func refused(t *testing.T, what string, err, want error) {
+func refused(t testing.TB, what string, err, want error) {
 	t.Helper()
 	var failure *backend.Error
 	if !errors.Is(err, want) || errors.As(err, &failure) {
@@ -121,16 +124,17 @@ func testHostileKeys(t *testing.T, s backend.Store) {
 	// Each gets a count of its own, then all are read.
 	for i, key := range list {
 		b.key = key
-		equal(t, "first of its key: "+key, b.take(0, int64(i%9+1)).Remaining, int64(9-i%9))
-		got := b.sync(0, say{client: "x", want: 1, need: 1, strand: -1})
+		rest := int64(9 - i%9)
+		equal(t, "first of its key: "+key, must(s.Take(b.at(0), b.takeRequest(10-rest)))(t).Remaining, rest)
+		got := b.sync(0, backend.SyncRequest{Client: "x", Want: 1, Need: 1, Strand: -1})
 		equal(t, "grant", got.Grant, 1)
 		equal(t, "clients", got.Clients, 1)
 	}
 	for i, key := range list {
 		b.key = key
-		b.left(0, int64(8-i%9))
-		equal(t, "refund", b.refund(0, b.end(far), 1), 1)
-		b.left(0, int64(9-i%9))
+		b.play(fmt.Sprintf("0s check -> remaining=%d window=60s", 8-i%9))
+		b.play("0s refund r of=60s total=1 -> known=1")
+		b.play(fmt.Sprintf("0s check -> remaining=%d window=60s", 9-i%9))
 	}
 }
 
@@ -145,26 +149,26 @@ func testHostileClients(t *testing.T, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: 1000, Window: far})
 	list := []string{"a", "W", "l", "w ", " w", "dry", "~", "~1", "w\x00", "\x00", "\n", "{}", "}", "%s", "1", "1 2", "\xff", strings.Repeat("x", 64)}
 	for i, client := range list {
-		got := b.sync(0, say{client: client, want: int64(i + 1), strand: -1})
+		got := b.sync(0, backend.SyncRequest{Client: client, Want: int64(i + 1), Strand: -1})
 		equal(t, "granted", got.Granted, int64(i+1))
 		equal(t, "clients", got.Clients, int64(i+1))
 	}
 	for i, client := range list {
-		equal(t, "recovered", b.sync(0, say{client: client}).Recovered, int64(i+1))
+		equal(t, "recovered", b.sync(0, backend.SyncRequest{Client: client}).Recovered, int64(i+1))
 	}
 }
 
 // testContextOver: a call whose context is over before it begins does nothing.
 func testContextOver(t *testing.T, s backend.Store) {
 	b := newBench(t, s, limit10)
-	b.take(0, 5)
+	b.play("0s take 5")
 	cancelled, cancel := context.WithCancel(b.at(0))
 	cancel()
 	late, cancelLate := context.WithDeadline(b.at(0), time.Now().Add(-time.Second))
 	defer cancelLate()
 	for ctx, want := range map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded} {
-		_, sync := s.Sync(ctx, b.request(say{client: "x", want: 1, need: 1}))
-		_, take := s.Take(ctx, backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: 1})
+		_, sync := s.Sync(ctx, backend.SyncRequest{Key: b.key, Limit: b.limit, Client: "x", Want: 1, Need: 1})
+		_, take := s.Take(ctx, b.takeRequest(1))
 		_, check := s.Check(ctx, b.key, b.limit)
 		_, refund := s.Refund(ctx, backend.RefundRequest{Key: b.key, Window: b.end(far), Client: "r", Total: 1})
 		for op, err := range map[string]error{"sync": sync, "take": take, "check": check, "refund": refund} {
@@ -174,51 +178,5 @@ func testContextOver(t *testing.T, s backend.Store) {
 			}
 		}
 	}
-	b.left(0, 5)
-}
-
-// testInspect: a store that lets operators look shows what the calls made.
-func testInspect(t *testing.T, s backend.Store) {
-	inspector, ok := s.(backend.Inspector)
-	if !ok {
-		return // it is no part of the contract
-	}
-	b := newBench(t, s, limit10)
-	look := func(at time.Duration) backend.Contents {
-		t.Helper()
-		got, err := inspector.Inspect(b.at(at), b.key)
-		b.must(err)
-		return got
-	}
-	_, err := inspector.Inspect(b.at(0), "")
-	refused(t, "inspect", err, backend.ErrKey)
-	empty := look(0)
-	equal(t, "used", empty.Used, 0)
-	equal(t, "window", empty.Window, 0)
-	b.take(0, 2)
-	b.sync(0, say{client: "y", want: 3, strand: -1})
-	b.sync(0, say{client: "x", want: 4, strand: -1})
-	b.sync(0, say{client: "x", window: far, g: 4, b: 1})
-	got := look(time.Second)
-	equal(t, "used", got.Used, 8)
-	equal(t, "window", got.Window, b.end(far))
-	equal(t, "left", got.Left, 59*time.Second)
-	equal(t, "clients", len(got.Clients), 2)
-	equal(t, "by name", got.Clients[0], backend.Account{Client: "x", Granted: 4, Returned: 1})
-	equal(t, "by name", got.Clients[1], backend.Account{Client: "y", Granted: 3})
-	equal(t, "open up to its end", look(far).Used, 8)
-	over := look(far + time.Microsecond)
-	equal(t, "over", over.Used, 0)
-	equal(t, "over", over.Window, 0)
-	equal(t, "over", len(over.Clients), 0)
-	b.take(2*far, 1)
-	equal(t, "another window's ledger is void", len(look(2*far).Clients), 0)
-
-	full := b.elsewhere() // what the ledger notes of itself is no client
-	full.sync(0, say{client: "x", want: 10, strand: -1})
-	full.sync(0, say{client: "y", window: far, g: 1})
-	got, err = inspector.Inspect(full.at(0), full.key)
-	b.must(err)
-	equal(t, "used", got.Used, 11)
-	equal(t, "clients", len(got.Clients), 2)
+	b.play("0s check -> remaining=5 window=60s")
 }

@@ -81,12 +81,13 @@ func TestSabotage(t *testing.T) {
 	for name, row := range map[string]struct {
 		bug   saboteur
 		lossy bool // only losses show it
+		law   bool // without losses it breaks a law, whatever the counter says
 	}{
 		"a lost grant is not handed over again": {bug: replies(func(r *backend.SyncReply) { r.Grant, r.Recovered = r.Grant-r.Recovered, 0 })},
-		"a grant that is not charged":           {bug: replies(func(r *backend.SyncReply) { r.Grant, r.Granted = r.Grant+1, r.Granted+1 })},
-		"a grant that is lost":                  {bug: replies(func(r *backend.SyncReply) { r.Grant = max(r.Grant-1, r.Recovered) })},
-		"an end that wobbles":                   {bug: replies(func(r *backend.SyncReply) { twice++; r.Window += backend.Window(twice % 2) })},
-		"a stale remainder":                     {bug: replies(func(r *backend.SyncReply) { r.Remaining += r.Grant })},
+		"a grant that is not charged":           {law: true, bug: replies(func(r *backend.SyncReply) { r.Grant, r.Granted = r.Grant+1, r.Granted+1 })},
+		"a grant that is lost":                  {law: true, bug: replies(func(r *backend.SyncReply) { r.Grant = max(r.Grant-1, r.Recovered) })},
+		"an end that wobbles":                   {law: true, bug: replies(func(r *backend.SyncReply) { twice++; r.Window += backend.Window(twice % 2) })},
+		"a stale remainder":                     {law: true, bug: replies(func(r *backend.SyncReply) { r.Remaining += r.Grant })},
 		"another ledger entry each time":        {bug: requests(func(r *backend.SyncRequest) { twice++; r.Client += fmt.Sprint(twice) })},
 		"a give-back that is not heard":         {bug: requests(func(r *backend.SyncRequest) { r.Returned = 0 })},
 		"greed":                                 {bug: requests(func(r *backend.SyncRequest) { r.Want, r.Strand = r.Limit.Tokens, -1 })},
@@ -97,14 +98,14 @@ func TestSabotage(t *testing.T) {
 			}
 			return s.Sync(ctx, r)
 		}}},
-		"a retry that charges again": {bug: saboteur{sync: func(s backend.Store, ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+		"a retry that charges again": {law: true, bug: saboteur{sync: func(s backend.Store, ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 			if r.Want > 0 {
 				_, _ = s.Take(ctx, backend.TakeRequest{Key: r.Key, Limit: r.Limit, Tokens: 1})
 			}
 			return s.Sync(ctx, r)
 		}}},
 		"everybody is let in":     {bug: saboteur{take: func(r *backend.TakeReply) { r.Allowed = true }}},
-		"nobody is let in":        {bug: saboteur{take: func(r *backend.TakeReply) { r.Allowed = false }}},
+		"nobody is let in":        {law: true, bug: saboteur{take: func(r *backend.TakeReply) { r.Allowed = false }}},
 		"a refund counts twice":   {bug: saboteur{refund: func(n *int64) { *n *= 2 }}},
 		"a refund of one too few": {bug: saboteur{refund: func(n *int64) { *n = max(*n-1, 1) }}},
 		"nothing is re-asserted":  {lossy: true, bug: requests(func(r *backend.SyncRequest) { r.Window = 0 })},
@@ -117,17 +118,29 @@ func TestSabotage(t *testing.T) {
 				if row.lossy && !lossy {
 					continue
 				}
-				r := &recorder{TB: t}
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					walkAll(r, row.bug, lossy)
-				}()
-				<-done
-				if r.failure == "" || strings.HasPrefix(r.failure, "the walks never saw") {
-					t.Fatalf("nobody noticed (losses: %v): %s", lossy, r.failure)
+				failure := failureOf(t, func(t testing.TB) { walkAll(t, row.bug, lossy) })
+				if failure == "" || strings.HasPrefix(failure, "the walks never saw") {
+					t.Fatalf("nobody noticed (losses: %v): %s", lossy, failure)
+				}
+			}
+			if row.law {
+				failure := failureOf(t, func(t testing.TB) { walkAll(t, newAuditor(t, row.bug, false), false) })
+				if !strings.HasPrefix(failure, "law: ") {
+					t.Fatalf("the auditor did not notice: %s", failure)
 				}
 			}
 		})
 	}
+}
+
+// failureOf runs f, which may fail, and returns how.
+func failureOf(t *testing.T, f func(t testing.TB)) string {
+	r := &recorder{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f(r)
+	}()
+	<-done
+	return r.failure
 }

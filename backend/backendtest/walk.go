@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/counter"
 )
 
 // How many random walks a test makes, and of how many steps.
@@ -20,18 +21,13 @@ const (
 // repeated.
 const seedVariable = "RESERVOIR_SEED"
 
-func testWalk(t *testing.T, s backend.Store)         { walkAll(t, s, false) }
-func testWalkWithLoss(t *testing.T, s backend.Store) { walkAll(t, s, true) }
-
-// walkAll makes random walks and makes sure that they went everywhere.
+// walkAll makes random walks, in which the store may lose its data if lossy, and makes
+// sure that they went everywhere.
 func walkAll(t testing.TB, s backend.Store, lossy bool) {
 	t.Helper()
 	seed := rand.Uint64()
 	if text := os.Getenv(seedVariable); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
+		seed = must(strconv.ParseUint(text, 10, 64))(t)
 	}
 	t.Logf("to repeat: %s=%d", seedVariable, seed)
 	seen := make(map[string]int)
@@ -55,17 +51,19 @@ func walkAll(t testing.TB, s backend.Store, lossy bool) {
 }
 
 // walk is a random mix of everything that clients, networks and time do to one
-// key, against the counter, and against the sum of all replies, also those that a client lost.
+// key, against a counter that is told the same.
 type walk struct {
 	*bench
 	rnd     *rand.Rand
-	lossy   bool // the store may lose its data
+	lossy   bool
 	now     time.Duration
+	counter counter.Counter
+	window  backend.Window // the last one that a reply spoke of
 	clients []*holder
 	sent    []letter // statements that may turn up again
-	taken   []taken
-	given   int64 // refunds to the window, in all
-	model   model
+	taken   []taken  // by direct calls, to be refunded
+	direct  int64    // charged to the window by Take
+	given   int64    // refunded to it
 	losses  int
 	seen    map[string]int
 }
@@ -103,7 +101,6 @@ func newWalk(t testing.TB, s backend.Store, rnd *rand.Rand, lossy bool, seen map
 		bench: newBench(t, s, backend.Limit{Tokens: tokens, Window: far}),
 		rnd:   rnd, lossy: lossy, seen: seen,
 	}
-	w.model.reset()
 	for i := range 2 + rnd.IntN(4) {
 		w.clients = append(w.clients, &holder{name: string(rune('a' + i))})
 	}
@@ -114,8 +111,7 @@ func (w *walk) run() {
 	w.t.Helper()
 	for range steps {
 		w.step()
-		w.model.check(w, w.check(w.now))
-		w.bound()
+		w.check()
 	}
 	w.settle()
 }
@@ -167,14 +163,51 @@ func (w *walk) statement(c *holder) backend.SyncRequest {
 	return r
 }
 
-// tell makes a statement and compares the reply with the model.
+// us is the store's clock, as a counter takes it.
+func (w *walk) us() int64 { return w.base.Add(w.now).UnixMicro() }
+
+// open reports whether the window still runs.
+func (w *walk) open() bool {
+	return w.window != 0 && !w.window.Time().Before(w.base.Add(w.now))
+}
+
+func (w *walk) check() backend.State {
+	w.t.Helper()
+	got := must(w.store.Check(w.at(w.now), w.key, w.limit))(w.t)
+	equal(w.t, "check", got, w.counter.Check(w.limit, w.us()))
+	return got
+}
+
+// tell makes a statement.
 func (w *walk) tell(r backend.SyncRequest) backend.SyncReply {
 	w.t.Helper()
 	r.Key = w.key // the store may have lost its data since
-	reply, err := w.store.Sync(w.at(w.now), r)
-	w.must(err)
-	w.model.sync(w, r, reply)
-	return reply
+	got := must(w.store.Sync(w.at(w.now), r))(w.t)
+	equal(w.t, "sync", got, w.counter.Sync(r, w.us()))
+	for what, was := range map[string]bool{
+		"recovered": got.Recovered > 0, "exhausted": got.Remaining == 0, "reasserted": got.Reasserted > 0,
+		"carried": got.Carried, "learning": got.Learning, "debt": got.Debt > 0, "leaving": r.Leaving,
+		"adopted": w.lossy && r.Window != 0 && got.Window == r.Window && w.window == 0,
+	} {
+		if was {
+			w.seen[what]++
+		}
+	}
+	if got.Window != 0 {
+		w.enter(got.Window)
+	}
+	return got
+}
+
+// enter notes that a reply spoke of the window, which may be a new one.
+func (w *walk) enter(window backend.Window) {
+	if window == w.window {
+		return
+	}
+	if w.window != 0 {
+		w.seen["roll"]++
+	}
+	w.window, w.direct, w.given = window, 0, 0
 }
 
 func (w *walk) heard(c *holder) {
@@ -235,18 +268,21 @@ func (w *walk) hear(c *holder, r backend.SyncReply) {
 
 func (w *walk) takeSome() {
 	w.t.Helper()
-	n := 1 + w.some(w.limit.Tokens-1)
-	r := w.take(w.now, n)
-	w.model.take(w, backend.TakeRequest{Key: w.key, Limit: w.limit, Tokens: n}, r)
-	switch {
-	case !r.Allowed:
+	r := w.takeRequest(1 + w.some(w.limit.Tokens-1))
+	got := must(w.store.Take(w.at(w.now), r))(w.t)
+	equal(w.t, "take", got, w.counter.Take(r, w.us()))
+	w.enter(got.Window)
+	if !got.Allowed {
 		w.seen["refused take"]++
-	case w.rnd.IntN(4) == 0:
-		w.seen["unheard take"]++ // charged, and nobody will refund it
-	default:
-		w.seen["take"]++
-		w.taken = append(w.taken, taken{r.Window, n})
+		return
 	}
+	w.direct += r.Tokens
+	if w.rnd.IntN(4) == 0 {
+		w.seen["unheard take"]++ // charged, and nobody will refund it
+		return
+	}
+	w.seen["take"]++
+	w.taken = append(w.taken, taken{got.Window, r.Tokens})
 }
 
 // refundSome gives a direct call's charge back. The statement may be repeated.
@@ -258,14 +294,18 @@ func (w *walk) refundSome() {
 	i := w.rnd.IntN(len(w.taken))
 	t := w.taken[i]
 	w.taken = append(w.taken[:i], w.taken[i+1:]...)
-	if w.model.window == t.window && w.model.open(w) {
+	open := w.window == t.window && w.open()
+	if open {
 		w.given += t.tokens
-		w.model.direct -= t.tokens
+		w.seen["refund"]++
+	} else {
+		w.seen["late refund"]++
 	}
-	total := max(w.given, t.tokens)
+	r := backend.RefundRequest{Key: w.key, Client: "r", Window: t.window, Total: max(w.given, t.tokens)}
 	for range 1 + w.rnd.IntN(2) {
-		r := backend.RefundRequest{Key: w.key, Client: "r", Window: t.window, Total: total}
-		w.model.refund(w, r, w.refund(w.now, t.window, total))
+		known := must(w.store.Refund(w.at(w.now), r))(w.t)
+		equal(w.t, "refund", known, w.counter.Refund(r, w.us()))
+		equal(w.t, "refund to an open window", known > 0, open)
 	}
 }
 
@@ -281,28 +321,9 @@ func (w *walk) spend(c *holder) {
 // lose empties the store.
 func (w *walk) lose() {
 	w.seen["loss"]++
-	w.key = newKey()
-	w.taken, w.given = nil, 0
+	w.key, w.counter, w.window = newKey(), counter.Counter{}, 0
+	w.taken, w.direct, w.given = nil, 0, 0
 	w.losses++
-	w.model.reset()
-}
-
-// bound is the law: clients and direct callers together never hold more than
-// the limit of the window that is open, while the store keeps its data.
-func (w *walk) bound() {
-	w.t.Helper()
-	if w.lossy {
-		return
-	}
-	held := w.model.direct
-	for _, c := range w.clients {
-		if c.window == w.model.window {
-			held += c.g - c.b
-		}
-	}
-	if held > w.limit.Tokens {
-		w.t.Fatalf("%d tokens are held of %d", held, w.limit.Tokens)
-	}
 }
 
 // settle makes every client heard and counts everything: what the store holds
@@ -319,17 +340,17 @@ func (w *walk) settle() {
 			}))
 		}
 	}
-	held := w.model.direct
+	if !w.open() {
+		return
+	}
+	held := w.direct - w.given
 	for _, c := range w.clients {
 		held += c.g - c.b + c.debt
 	}
-	if !w.model.open(w) {
-		return
-	}
-	rest := w.check(w.now).Remaining
+	rest := w.check().Remaining
 	if !w.lossy {
 		equal(w.t, "remaining", rest, max(w.limit.Tokens-held, 0))
-	} else if most := w.limit.Tokens - held + w.model.taken; rest > max(most, 0) {
+	} else if most := w.limit.Tokens - held + w.direct; rest > max(most, 0) {
 		w.t.Fatalf("%d tokens remain, though %d of %d are held", rest, held, w.limit.Tokens)
 	}
 }

@@ -116,10 +116,10 @@ type Telemetry struct {
 	away      metric.Int64Gauge
 	outages   metric.Int64Counter
 	rejecting metric.Int64Gauge
-	figures   []*figure
+	figures   []figure
 	stop      metric.Registration
 
-	mu     sync.Mutex // one collection at a time: figures remember the last
+	mu     sync.Mutex
 	source Source
 }
 
@@ -151,9 +151,6 @@ func (t *Telemetry) Watch(s Source) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.source = s
-	for _, f := range t.figures {
-		f.last = 0 // another limiter counts from zero
-	}
 }
 
 // Close ends the observation of Stats. The hooks go on as long as the limiter does.

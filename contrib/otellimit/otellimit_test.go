@@ -5,7 +5,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"reflect"
 	"regexp"
 	"strings"
 	"sync"
@@ -120,42 +119,6 @@ func TestMetrics(t *testing.T) {
 		attribute.String("op", "sync"), attribute.String("cause", "wait"), attribute.String("outcome", "ok"))
 	r.Watch(nil)
 	assert.NotContains(t, r.collect(t), "reservoir.tokens.spent")
-}
-
-// Every field of Stats is a metric, also one that is yet to come; those that only
-// grow are monotonic.
-func TestEveryFigureIsExported(t *testing.T) {
-	var s fixed
-	fields := reflect.ValueOf(&s).Elem()
-	for i := range fields.NumField() {
-		fields.Field(i).SetInt(int64(1000 + i))
-	}
-	r := newRig(t)
-	r.Watch(&s)
-	seen := map[int64]string{}
-	mayFall := map[string]bool{"reservoir.keys": true, "reservoir.tokens.held": true, "reservoir.tokens.stranded": true, "reservoir.tokens.owed": true}
-	for name, m := range r.collect(t) {
-		seen[sum(t, m)] = name
-		assert.Equal(t, !mayFall[name], m.Data.(metricdata.Sum[int64]).IsMonotonic, name)
-		assert.NotEmpty(t, m.Description, name)
-	}
-	for i := range fields.NumField() {
-		assert.Contains(t, seen, int64(1000+i), fields.Type().Field(i).Name)
-	}
-	assert.Len(t, seen, fields.NumField())
-}
-
-func TestCountersNeverGoDown(t *testing.T) {
-	r := newRig(t)
-	s := &fixed{Spent: 100, Held: 10}
-	r.Watch(s)
-	r.collect(t)
-	*s = fixed{Spent: 98, Held: 9}
-	all := r.collect(t)
-	assert.EqualValues(t, 100, sum(t, all["reservoir.tokens.spent"]))
-	assert.EqualValues(t, 9, sum(t, all["reservoir.tokens.held"]))
-	r.Watch(&fixed{Spent: 1})
-	assert.EqualValues(t, 1, sum(t, r.collect(t)["reservoir.tokens.spent"]))
 }
 
 //go:embed otellimit.go

@@ -86,9 +86,9 @@ type Collector struct {
 	away      *prometheus.GaugeVec
 	outages   *prometheus.CounterVec
 	rejecting *prometheus.GaugeVec
-	figures   []*figure
+	figures   []figure
 
-	mu     sync.Mutex // one scrape at a time: figures remember the last
+	mu     sync.Mutex
 	source Source
 }
 
@@ -138,9 +138,6 @@ func (c *Collector) Watch(s Source) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.source = s
-	for _, f := range c.figures {
-		f.last = 0 // another limiter counts from zero, which is a restart indeed
-	}
 }
 
 // Shards makes the series of shards exist before anything happens to them, so

@@ -1,17 +1,15 @@
-// Apiserver is an API with limits like GitHub's: 5,000 requests an hour for a
-// user, 60 for an address without one, 304 Not Modified for nothing. It shows how
-// a server is set up around a limiter, and how both stop: first no more
-// requests, then the stock goes back to the store.
-//
-//	go run ./examples/apiserver
-//	go run ./examples/apiserver -redis redis://localhost:6379
+// Apiserver is an API with limits like GitHub's: 5,000 requests an hour for a user, 60
+// for an address without one, 304 Not Modified for nothing. README.md says more.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"hash/crc32"
+	"html"
 	"io"
 	"net"
 	"net/http"
@@ -26,105 +24,119 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/httplimit"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if err != nil && !errors.Is(err, flag.ErrHelp) {
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "apiserver:", err)
 		os.Exit(1)
 	}
 }
 
-// patience is how long requests under way may take to end once the server stops.
-const patience = 10 * time.Second
-
-// options are what the flags say.
-type options struct {
-	addr, redis string
-	direct      bool
-	trusted     []netip.Prefix
-}
-
-func parse(args []string, out io.Writer) (options, error) {
-	var o options
-	f := flag.NewFlagSet("apiserver", flag.ContinueOnError)
-	f.SetOutput(out)
-	f.StringVar(&o.addr, "addr", "localhost:8080", "where to listen")
-	f.StringVar(&o.redis, "redis", "", "URL of a Redis server that counts for all processes; none: count in this process")
-	f.BoolVar(&o.direct, "direct", false, "a store call for each request: Remaining is exact")
-	f.Func("trust", "proxies whose X-Forwarded-For is believed, as in 10.0.0.0/8,::1/128", func(s string) error {
-		for p := range strings.SplitSeq(s, ",") {
-			prefix, err := netip.ParsePrefix(p)
-			if err != nil {
-				return err
-			}
-			o.trusted = append(o.trusted, prefix)
-		}
-		return nil
-	})
-	return o, f.Parse(args)
-}
-
 // run serves until ctx ends. The order at the end matters: requests that are
 // refunded need the limiter, and the limiter needs the store.
 func run(ctx context.Context, args []string, out io.Writer) error {
-	o, err := parse(args, out)
+	f := flag.NewFlagSet("apiserver", flag.ContinueOnError)
+	addr := f.String("addr", "localhost:8080", "where to listen")
+	url := f.String("redis", "", "URL of a Redis server that counts for all processes; none: count in this process")
+	var trusted []netip.Prefix
+	f.Func("trust", "proxies whose X-Forwarded-For is believed, as in 10.0.0.0/8; may be repeated", func(s string) error {
+		proxies, err := netip.ParsePrefix(s)
+		trusted = append(trusted, proxies)
+		return err
+	})
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	var store backend.Store = memstore.New()
+	if *url != "" {
+		shared, err := redisstore.Open(*url, redisstore.WithPrefix("apiserver:"))
+		if err != nil {
+			return fmt.Errorf("-redis: %w", err)
+		}
+		defer shared.Close()
+		store = shared
+	}
+	limiter, err := reservoir.New(store, reservoir.PerHour(60),
+		reservoir.WithLimits(func(key string) reservoir.Limit {
+			if strings.HasPrefix(key, "user:") {
+				return reservoir.PerHour(5000)
+			}
+			return reservoir.PerHour(60)
+		}),
+		reservoir.WithFailure(reservoir.FailLocal(0.1))) // while the store is away: a tenth of each limit per process
 	if err != nil {
 		return err
 	}
-	store, closeStore, err := open(o.redis)
-	if err != nil {
-		return err
-	}
-	limiter, err := newLimiter(store, o.direct)
-	if err != nil {
-		return errors.Join(err, closeStore())
-	}
-	err = serve(ctx, o, limiter, out)
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	err = serve(ctx, *addr, newAPI(limiter, trusted), out)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	return errors.Join(err, limiter.Close(last), closeStore())
+	return errors.Join(err, limiter.Close(last))
 }
 
 // serve returns when all requests have ended.
-func serve(ctx context.Context, o options, limiter *reservoir.Limiter, out io.Writer) error {
-	listener, err := net.Listen("tcp", o.addr)
+func serve(ctx context.Context, addr string, api http.Handler, out io.Writer) error {
+	listener, err := net.Listen("tcp", addr)
 	if err != nil {
 		return err
-	}
-	server := &http.Server{
-		Handler:           newAPI(limiter, o.trusted),
-		ReadHeaderTimeout: 5 * time.Second,
-		IdleTimeout:       time.Minute,
 	}
 	fmt.Fprintf(out, "listening on http://%s\n", listener.Addr())
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
-	select {
-	case err := <-ended: // it could not go on
+	server, stopped := &http.Server{Handler: api, ReadHeaderTimeout: 5 * time.Second}, make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		fmt.Fprintln(out, "stopping")
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		stopped <- server.Shutdown(last)
+	})
+	if err := server.Serve(listener); stop() { // it could not go on
 		return err
-	case <-ctx.Done():
 	}
-	fmt.Fprintln(out, "stopping")
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
-	defer cancel()
-	err = server.Shutdown(last)
-	<-ended // http.ErrServerClosed
-	return err
+	return <-stopped
 }
 
-// open returns the store, and what to close after it.
-func open(url string) (backend.Store, func() error, error) {
-	if url == "" {
-		return memstore.New(), func() error { return nil }, nil
-	}
-	store, err := redisstore.Open(url, redisstore.WithPrefix("apiserver:"))
-	if err != nil {
-		return nil, nil, err
-	}
-	return store, store.Close, nil
+// newAPI is what is limited, and what is not.
+func newAPI(limiter *reservoir.Limiter, trusted []netip.Prefix) http.Handler {
+	key := httplimit.First(httplimit.ByUser(user), httplimit.ByAddress(trusted...))
+	limit := httplimit.New(limiter, httplimit.WithKey(key), httplimit.WithPolicy(httplimit.Policy{Name: "core", Window: time.Hour}))
+	limited, mux := http.NewServeMux(), http.NewServeMux()
+	limited.HandleFunc("GET /users/{name}", func(w http.ResponseWriter, r *http.Request) {
+		etag := fmt.Sprintf(`"%x"`, crc32.ChecksumIEEE([]byte(r.PathValue("name"))))
+		w.Header().Set("ETag", etag)
+		switch {
+		case r.Header.Get("Authorization") != "" && user(r) == "": // behind the limit: guesses are charged to the address
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "Bad credentials", http.StatusUnauthorized)
+		case r.Header.Get("If-None-Match") == etag:
+			w.WriteHeader(http.StatusNotModified) // which is not charged
+		default:
+			write(w, map[string]any{"login": r.PathValue("name")})
+		}
+	})
+	limited.HandleFunc("POST /markdown", func(w http.ResponseWriter, r *http.Request) {
+		text, _ := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<16))
+		fmt.Fprintf(w, "<p>%s</p>\n", html.EscapeString(string(text)))
+	})
+	mux.Handle("/", limit(limited))
+	mux.HandleFunc("GET /rate_limit", func(w http.ResponseWriter, r *http.Request) { // how the client stands; charges nothing
+		result, err := limiter.Check(r.Context(), key(r))
+		if err != nil {
+			httplimit.Unavailable(w, r, err, nil)
+			return
+		}
+		write(w, map[string]any{"limit": result.Limit, "used": result.Limit - result.Remaining, "remaining": result.Remaining})
+	})
+	return mux
+}
+
+func write(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v) // the client may have left
+}
+
+// user is the owner of a good token, or "". A real server asks a database that has hashes of them.
+func user(r *http.Request) string {
+	return map[string]string{"Bearer s3cret": "octocat", "Bearer open-sesame": "alibaba"}[r.Header.Get("Authorization")]
 }

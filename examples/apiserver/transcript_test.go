@@ -2,7 +2,6 @@ package main
 
 import (
 	"flag"
-	"io"
 	"os"
 	"os/exec"
 	"regexp"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/internal/transcript"
 )
 
@@ -47,10 +47,10 @@ func TestReadmeFlags(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
 	starts := regexp.MustCompile(`(?m)^go run ./examples/apiserver ([^#\n]*)#`).FindAllSubmatch(readme, -1)
-	require.Len(t, starts, 4)
+	require.Len(t, starts, 3)
+	server := redistest.Start(t)
 	for _, args := range starts {
-		_, err := parse(strings.Fields(string(args[1])), io.Discard)
-		require.NoError(t, err, string(args[1]))
+		start(t, strings.Fields(strings.ReplaceAll(string(args[1]), "localhost:6379", server.Addr()))...)
 	}
 }
 

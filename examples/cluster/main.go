@@ -1,8 +1,5 @@
 // Cluster limits requests by a Redis Cluster while one of its masters dies and its
-// replica takes over. It starts the cluster, loads it before, meanwhile and
-// after, and tells what callers saw.
-//
-//	go run ./examples/cluster
+// replica takes over, and tells what callers saw. README.md says more.
 package main
 
 import (
@@ -12,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -20,6 +18,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/examples/internal/servers"
 )
 
 func main() {
@@ -42,38 +41,23 @@ func run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	nodes, stop, err := startCluster(ctx, dir)
+	cluster, err := servers.StartCluster(ctx, dir)
 	if err != nil {
 		return err
 	}
-	defer stop()
-	client := newClient(nodes)
-	defer client.Close()
-	return show(ctx, out, client, nodes)
-}
-
-// newClient needs some of the nodes; it asks these for the others.
-func newClient(nodes []*server) *redis.ClusterClient {
-	var addrs []string
-	for _, n := range nodes {
-		addrs = append(addrs, n.addr)
-	}
-	return redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs:                 addrs,
-		MaxRetries:            -1, // the store decides what may be repeated
+	defer cluster.Stop()
+	client := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs:                 cluster.Masters, // some of the nodes; it asks these for the others
+		MaxRetries:            -1,              // the store decides what may be repeated
 		DialerRetries:         1,
 		DialTimeout:           200 * time.Millisecond,
 		ReadTimeout:           200 * time.Millisecond,
 		WriteTimeout:          200 * time.Millisecond,
 		ContextTimeoutEnabled: true,
 	})
-}
-
-const perHour = 100
-
-func show(ctx context.Context, out io.Writer, client *redis.ClusterClient, nodes []*server) error {
+	defer client.Close()
 	store := redisstore.New(client)
-	limiter, err := reservoir.New(store, reservoir.PerHour(perHour),
+	limiter, err := reservoir.New(store, reservoir.PerHour(100),
 		reservoir.WithFailure(reservoir.FailLocal(0.1)), // while a master is away: a tenth of the limit per process
 		reservoir.WithFetchTimeout(500*time.Millisecond),
 		reservoir.WithBatch(reservoir.Fixed(1))) // no stock, so that the figures are the same in each run
@@ -81,21 +65,34 @@ func show(ctx context.Context, out io.Writer, client *redis.ClusterClient, nodes
 		return err
 	}
 	defer limiter.Close(context.WithoutCancel(ctx))
-	d := &demo{out: out, limiter: limiter, store: store, nodes: nodes}
-
 	// Connections first: no request is to wait for them, and be left to the policy.
 	if err := client.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error { return c.Ping(ctx).Err() }); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "Three masters, a replica each. 60 requests for each of %d users, who have %d an hour:\n", len(users), perHour)
-	if err := d.ask(ctx, 60); err != nil {
+	return show(ctx, out, limiter, store, cluster)
+}
+
+func show(ctx context.Context, out io.Writer, limiter *reservoir.Limiter, store *redisstore.Store, cluster *servers.Cluster) error {
+	ask := func(what string) error {
+		fmt.Fprintf(out, "%s\n  user        master   admitted by the store  by the failure policy\n", what)
+		for _, user := range []string{"user:anna", "user:emma", "user:hugo", "user:max", "user:ben", "user:felix"} {
+			admitted, err := requests(ctx, limiter, user)
+			if err != nil {
+				return err
+			}
+			master := "replica" // that was, and is a master now
+			if i := slices.Index(cluster.Masters, store.Shard(user)); i >= 0 {
+				master = fmt.Sprint(i + 1)
+			}
+			fmt.Fprintf(out, "  %-10s  %-7s  %21d  %21d\n", user, master, admitted[false], admitted[true])
+		}
+		return nil
+	}
+	if err := ask("Three masters, a replica each. 60 requests for each of 6 users, who have 100 an hour:"); err != nil {
 		return err
 	}
-	if err := d.stopMasterOf(ctx, client, "user:anna"); err != nil {
-		return err
-	}
-	fmt.Fprintln(out, "\nThe master of user:anna is stopped. 60 more at once, before its replica has taken over:")
-	if err := d.ask(ctx, 60); err != nil {
+	cluster.Kill(store.Shard("user:anna"))
+	if err := ask("\nThe master of user:anna is stopped. 60 more at once, before its replica has taken over:"); err != nil {
 		return err
 	}
 	answered, err := find(ctx, limiter)
@@ -103,33 +100,40 @@ func show(ctx context.Context, out io.Writer, client *redis.ClusterClient, nodes
 		return err
 	}
 	fmt.Fprintf(out, "\nUntil a replica took over, user:emma, of another master, was looked at again and again. Answered: %s.\n", answered)
-	fmt.Fprintln(out, "\nThe replica has taken over, and the limiter has found it. 60 more:")
-	if err := d.ask(ctx, 60); err != nil {
-		return err
-	}
-	fmt.Fprintln(out, "\nWhat is left:")
-	return d.check(ctx)
+	return ask("\nThe replica has taken over, and the limiter has found it. 60 more:")
 }
 
-// find asks for a key of the master that is away until a replica answers. The limiter
-// probes it by itself. These requests ask for the whole limit, so that none is admitted
-// and the next table has it all. It tells how often a key of another master was answered
-// meanwhile.
+// requests makes 60 and returns how many were admitted: by the failure policy?
+func requests(ctx context.Context, limiter *reservoir.Limiter, user string) (map[bool]int, error) {
+	admitted := map[bool]int{}
+	for range 60 {
+		r, err := limiter.Allow(ctx, user)
+		if err != nil {
+			return nil, err
+		}
+		if r.Allowed {
+			admitted[r.Source == reservoir.Fallback]++
+		}
+	}
+	return admitted, nil
+}
+
+// find asks for a key of the master that is away until a replica answers: the limiter
+// probes it by itself. The request is for the whole limit, so that it is never admitted.
+// It tells whether a key of another master was answered meanwhile.
 func find(ctx context.Context, limiter *reservoir.Limiter) (string, error) {
-	for looks, answers := 0, 0; ; {
-		r, err := limiter.AllowN(ctx, "user:anna", perHour)
+	for looks, failed := 1.0, 0.0; ; looks++ {
+		r, err := limiter.AllowN(ctx, "user:anna", 100)
 		switch {
 		case err != nil:
 			return "", err
-		case r.Source == reservoir.Fallback:
-		case answers*20 < looks*19:
-			return fmt.Sprintf("%d of %d", answers, looks), nil
-		default: // a moment in which a machine is busy is not what this is about
+		case r.Source != reservoir.Fallback && failed > looks/20: // less is a moment in which a machine is busy
+			return fmt.Sprintf("all but %v of %v", failed, looks), nil
+		case r.Source != reservoir.Fallback:
 			return "yes", nil
 		}
-		looks++
-		if _, err := limiter.Check(ctx, "user:emma"); err == nil {
-			answers++
+		if _, err := limiter.Check(ctx, "user:emma"); err != nil {
+			failed++
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):

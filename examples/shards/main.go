@@ -1,8 +1,5 @@
-// Shards counts limits on three Redis servers that know nothing of each other, each
-// with a replica that answers what needs no decision. It starts the servers,
-// stops one under load, and starts it again.
-//
-//	go run ./examples/shards
+// Shards counts limits on three Redis servers that know nothing of each other, each with
+// a replica that answers what needs no decision. README.md says more.
 package main
 
 import (
@@ -12,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -19,6 +17,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/examples/internal/servers"
 )
 
 func main() {
@@ -34,45 +33,30 @@ func main() {
 	}
 }
 
-// run starts servers, and shows.
+// run starts servers, and shows. A shard is its name: a key stays where it is when the
+// address behind the name changes.
 func run(ctx context.Context, out io.Writer) (err error) {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	servers := map[string]*pair{}
+	pairs, shards := map[string]*servers.Pair{}, map[string][]string{}
 	for _, name := range []string{"a", "b", "c"} {
-		p, err := startPair(ctx, dir, name)
+		p, err := servers.StartPair(ctx, filepath.Join(dir, name))
 		if err != nil {
 			return err
 		}
-		defer p.stop()
-		servers[name] = p
+		defer p.Stop()
+		pairs[name], shards[name] = p, []string{"redis://" + p.Primary.Addr, "redis://" + p.Replica.Addr}
 	}
-	store, err := open(servers)
+	store, err := redisstore.OpenShards(shards)
 	if err != nil {
 		return err
 	}
 	defer store.Close()
-	return show(ctx, out, store, servers)
-}
-
-// open returns one store over all shards. A shard is its name: a key stays
-// where it is when the address behind the name changes.
-func open(servers map[string]*pair) (*redisstore.Shards, error) {
-	shards := map[string][]string{}
-	for name, s := range servers {
-		shards[name] = []string{"redis://" + s.primary.addr, "redis://" + s.replica.addr}
-	}
-	return redisstore.OpenShards(shards)
-}
-
-const perHour = 100
-
-func show(ctx context.Context, out io.Writer, store *redisstore.Shards, servers map[string]*pair) error {
 	changes := make(chan reservoir.ShardState, 8)
-	limiter, err := reservoir.New(store, reservoir.PerHour(perHour),
+	limiter, err := reservoir.New(store, reservoir.PerHour(100),
 		reservoir.WithFailure(reservoir.FailLocal(0.1)), // while a shard is away: a tenth of the limit per process
 		reservoir.WithFetchTimeout(time.Second),
 		reservoir.WithBatch(reservoir.Fixed(1)), // no stock, so that the figures are the same in each run
@@ -81,53 +65,63 @@ func show(ctx context.Context, out io.Writer, store *redisstore.Shards, servers 
 		return err
 	}
 	defer limiter.Close(context.WithoutCancel(ctx))
-	d := &demo{out: out, limiter: limiter, store: store, servers: servers}
-
-	fmt.Fprintf(out, "60 requests for each of six users, who have %d an hour:\n", perHour)
-	if err := d.ask(ctx, 60); err != nil {
+	d := demo{out, limiter, store, pairs}
+	if err := d.ask(ctx, "60 requests for each of six users, who have 100 an hour:"); err != nil {
 		return err
 	}
-	servers["b"].primary.stop()
-	fmt.Fprintln(out, "\nThe primary of b is stopped. 60 more:")
-	if err := d.ask(ctx, 60); err != nil {
+	pairs["b"].Primary.Stop()
+	if err := d.ask(ctx, "\nThe primary of b is stopped. 60 more:"); err != nil {
 		return err
 	}
-	news, err := await(ctx, changes)
-	if err != nil {
+	fmt.Fprintf(out, "\nThe limiter was told: %s.\n", await(ctx, changes))
+	if err := pairs["b"].Primary.Start(ctx); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nThe limiter was told that %s. Checks are answered by the replicas, that of b too:\n", tell(news))
-	if err := d.check(ctx); err != nil {
-		return err
-	}
-	if err := servers["b"].primary.start(ctx); err != nil {
-		return err
-	}
-	if news, err = await(ctx, changes); err != nil {
-		return err
-	}
-	fmt.Fprintf(out, "\nThe primary of b is started, with nothing in memory, and the limiter was told that %s. 60 more:\n", tell(news))
-	if err := d.ask(ctx, 60); err != nil {
-		return err
-	}
-	fmt.Fprintln(out, "\nWhat the primaries hold:")
-	return d.inspect(ctx)
+	return d.ask(ctx, "The primary of b is started, with nothing in memory, and the limiter was told: "+await(ctx, changes)+". 60 more:")
 }
 
 // await returns the next news of a shard. The limiter notices by itself, without
 // requests, that a shard is back.
-func await(ctx context.Context, news <-chan reservoir.ShardState) (reservoir.ShardState, error) {
+func await(ctx context.Context, news <-chan reservoir.ShardState) string {
 	select {
 	case s := <-news:
-		return s, nil
+		return s.Shard + map[bool]string{true: " is away", false: " is back"}[s.Away]
 	case <-ctx.Done():
-		return reservoir.ShardState{}, ctx.Err()
+		return ctx.Err().Error()
 	}
 }
 
-func tell(s reservoir.ShardState) string {
-	if s.Away {
-		return s.Shard + " is away"
+type demo struct {
+	out     io.Writer
+	limiter *reservoir.Limiter
+	store   *redisstore.Shards
+	pairs   map[string]*servers.Pair
+}
+
+// ask makes 60 requests for each user, two of each shard, and prints who admitted how
+// many, and what is left: a replica says that.
+func (d demo) ask(ctx context.Context, what string) error {
+	fmt.Fprintf(d.out, "%s\n  user        shard  admitted by the store  by the failure policy  left\n", what)
+	for _, user := range []string{"user:anna", "user:emma", "user:hugo", "user:max", "user:ben", "user:felix"} {
+		admitted := map[bool]int{} // by the policy?
+		for range 60 {
+			r, err := d.limiter.Allow(ctx, user)
+			if err != nil {
+				return err
+			}
+			if r.Allowed {
+				admitted[r.Source == reservoir.Fallback]++
+			}
+		}
+		shard := d.store.Shard(user) // without asking anybody
+		if err := d.pairs[shard].Settle(ctx); err != nil {
+			return err
+		}
+		r, err := d.limiter.Check(ctx, user)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(d.out, "  %-10s  %-5s  %21d  %21d  %4d\n", user, shard, admitted[false], admitted[true], r.Remaining)
 	}
-	return s.Shard + " is back"
+	return nil
 }

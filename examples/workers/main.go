@@ -1,19 +1,18 @@
-// Workers sends requests to somebody else's API, from several workers in any
-// number of processes, and stays within its limit: each request waits for its
-// token, so that none has to be refused.
-//
-//	seq 1000 | go run ./examples/workers -api http://localhost:9000/items/
-//	seq 1000 | go run ./examples/workers -api http://localhost:9000/items/ -redis redis://localhost:6379 -processes 2
+// Workers sends requests to somebody else's API, from several workers in any number of
+// processes, and stays within its limit: each waits for its token. README.md says more.
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
@@ -21,90 +20,126 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/httplimit"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	err := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
-	stop()
-	if err != nil && !errors.Is(err, flag.ErrHelp) {
+	if err := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "workers:", err)
 		os.Exit(1)
 	}
 }
 
-// options are what the flags say.
-type options struct {
-	api, redis         string
-	limit              reservoir.Limit // theirs
-	workers, processes int64
-	patience           time.Duration
-}
-
-func parse(args []string, out io.Writer) (options, error) {
-	var o options
-	f := flag.NewFlagSet("workers", flag.ContinueOnError)
-	f.SetOutput(out)
-	f.StringVar(&o.api, "api", "http://localhost:9000/", "what each line of the input is appended to")
-	f.StringVar(&o.redis, "redis", "", "URL of a Redis server that counts for all processes; none: count in this process")
-	f.Int64Var(&o.limit.Tokens, "limit", 5000, "requests that the API allows per window")
-	f.DurationVar(&o.limit.Window, "window", time.Hour, "the window")
-	f.Int64Var(&o.workers, "workers", 8, "requests under way at a time")
-	f.Int64Var(&o.processes, "processes", 1, "how many processes like this one there are at most")
-	f.DurationVar(&o.patience, "patience", 10*time.Second, "how long work under way may take to end after a signal")
-	return o, f.Parse(args)
-}
-
-// within returns a limit for us that keeps theirs however they count: by windows
-// that begin when they like, or over the last hour at any moment. A stretch of
-// their window's length meets at most parts+1 of our windows; with the tokens of
-// these, only what was under way when it began can arrive in it.
-func within(theirs reservoir.Limit, underWay int64) reservoir.Limit {
-	const parts = 10
-	return reservoir.Limit{
-		Tokens: (theirs.Tokens - underWay) / (parts + 1),
-		Window: (theirs.Window/parts + time.Millisecond - 1).Truncate(time.Millisecond),
-	}
-}
-
-// run works until there is no more to do or ctx ends. The order at the end
-// matters: work under way may still wait for tokens, and the limiter hands back
-// through the store what nobody waited for.
+// run works until there is no more to do or ctx ends, and stops in the order that README.md tells.
 func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) error {
-	o, err := parse(args, log)
-	if err != nil {
+	f := flag.NewFlagSet("workers", flag.ContinueOnError)
+	api := f.String("api", "http://localhost:9000/", "what each line of the input is appended to")
+	url := f.String("redis", "", "URL of a Redis server that counts for all processes; none: count in this process")
+	tokens := f.Int64("limit", 5000, "requests that the API allows per window")
+	window := f.Duration("window", time.Hour, "the window")
+	workers := f.Int64("workers", 8, "requests under way at a time")
+	processes := f.Int64("processes", 1, "how many processes like this one there are at most")
+	patience := f.Duration("patience", 10*time.Second, "how long work under way may take to end after a signal")
+	if err := f.Parse(args); err != nil {
 		return err
 	}
-	store, closeStore, err := open(o.redis)
-	if err != nil {
-		return err
+	var store backend.Store = memstore.New()
+	if *url != "" {
+		shared, err := redisstore.Open(*url, redisstore.WithPrefix("workers:"))
+		if err != nil {
+			return fmt.Errorf("-redis: %w", err)
+		}
+		defer shared.Close()
+		store = shared
 	}
-	limiter, err := reservoir.New(store, within(o.limit, o.workers*o.processes),
+	limiter, err := reservoir.New(store, within(*tokens-*workers**processes, *window),
 		reservoir.WithFetchTimeout(5*time.Second)) // a job can wait for a slow store, too
 	if err != nil {
-		return errors.Join(err, closeStore())
+		return err
 	}
-	defer context.AfterFunc(ctx, func() { fmt.Fprintln(log, "stopping") })()
-	pool := newPool(o, limiter, out)
-	jobs, ended := intake(ctx, in)
-	err = pool.work(ctx, jobs) // returns when no worker works
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.patience)
+	base := http.DefaultTransport.(*http.Transport).Clone()
+	base.MaxIdleConnsPerHost, base.ResponseHeaderTimeout = int(*workers), 10*time.Second // a Client's Timeout would count the wait for tokens
+	client := &http.Client{Transport: &httplimit.Transport{
+		Key:     func(*http.Request) string { return "api" }, // the account whose limit it is
+		Limiter: limiter, Base: base, MaxPause: time.Minute,  // should they say 429 all the same, because others use the account
+	}}
+	last, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	err = errors.Join(err, unread(ended), limiter.Close(last), closeStore())
+	defer context.AfterFunc(ctx, func() {
+		fmt.Fprintln(log, "stopping")
+		time.AfterFunc(*patience, cancel)
+	})()
+	err = work(ctx, in, out, *workers, func(job string) error {
+		r, err := http.NewRequestWithContext(last, http.MethodGet, *api+job, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(r) // which waits for a token first
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if _, err = io.Copy(io.Discard, resp.Body); err == nil && resp.StatusCode != http.StatusOK { // the work would be here
+			err = errors.New(resp.Status)
+		}
+		return err
+	})
+	closing, done := context.WithTimeout(context.WithoutCancel(ctx), *patience)
+	defer done()
+	err = errors.Join(err, limiter.Close(closing))
 	s := limiter.Stats()
 	fmt.Fprintf(log, "%d requests, %d store calls, %d tokens handed back\n", s.Spent, s.StoreCalls, s.Returned)
 	return err
 }
 
-// open returns the store, and what to close after it.
-func open(url string) (backend.Store, func() error, error) {
-	if url == "" {
-		return memstore.New(), func() error { return nil }, nil
+// within returns a limit for us that keeps theirs however they count: README.md says why.
+func within(tokens int64, window time.Duration) reservoir.Limit {
+	return reservoir.Limit{Tokens: tokens / 11, Window: (window/10 + time.Millisecond - 1).Truncate(time.Millisecond)}
+}
+
+// work does a job for each line until there are none or ctx ends, and reports how each has ended.
+func work(ctx context.Context, in io.Reader, out io.Writer, workers int64, do func(job string) error) error {
+	jobs, fails := make(chan string), 0
+	ctx, end := context.WithCancelCause(ctx)
+	go func() {
+		lines := bufio.NewScanner(in)
+		for lines.Scan() {
+			select {
+			case jobs <- lines.Text(): // when a worker is free for it
+			case <-ctx.Done():
+			}
+		}
+		end(lines.Err())
+	}()
+	var all sync.WaitGroup
+	var mu sync.Mutex // guards out and fails
+	for range workers {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				select {
+				case <-ctx.Done():
+				case job := <-jobs:
+					err := do(job)
+					mu.Lock()
+					if err == nil {
+						fmt.Fprintln(out, "done", job)
+					} else {
+						fmt.Fprintln(out, "failed", job, err)
+						fails++
+					}
+					mu.Unlock()
+				}
+			}
+		})
 	}
-	store, err := redisstore.Open(url, redisstore.WithPrefix("workers:"))
-	if err != nil {
-		return nil, nil, err
+	all.Wait()
+	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("the rest of the jobs not read: %w", err)
 	}
-	return store, store.Close, nil
+	if fails > 0 {
+		return fmt.Errorf("%d jobs not done", fails)
+	}
+	return nil
 }

@@ -230,6 +230,11 @@ func TestFailures(t *testing.T) {
 	for _, args := range [][]string{{"-redis", "nonsense"}, {"-limit", "18"}, {"-window", "0"}, {"-no"}} {
 		require.Error(t, run(t.Context(), args, strings.NewReader(""), io.Discard, io.Discard), args)
 	}
+	for _, url := range []string{"redis://me:s3cret@localhost:port", "rediss://me:s3cret@%zz", "me:s3cret@localhost"} {
+		err := run(t.Context(), []string{"-redis", url}, strings.NewReader(""), io.Discard, io.Discard)
+		require.ErrorContains(t, err, "-redis")
+		require.NotContains(t, err.Error(), "s3cret")
+	}
 }
 
 // Input that cannot be read to its end is an error: later jobs were not seen.
@@ -255,8 +260,7 @@ func TestReadmeFlags(t *testing.T) {
 	starts := regexp.MustCompile(`(?m)^go run ./examples/workers ([^#\n]*)#`).FindAllSubmatch(readme, -1)
 	require.Len(t, starts, 3)
 	for _, args := range starts[1:] { // the first asks for help
-		_, err := parse(strings.Fields(string(args[1])), io.Discard)
-		require.NoError(t, err, string(args[1]))
+		require.NoError(t, run(t.Context(), strings.Fields(string(args[1])), strings.NewReader(""), io.Discard, io.Discard), string(args[1]))
 	}
 }
 

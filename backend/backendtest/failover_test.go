@@ -7,9 +7,10 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
-// The failovers that testFailover makes, the clients of each, and the most
+// The failovers that TestFailover makes, the clients of each, and the most
 // operations that a replica has missed.
 const (
 	failovers    = 50
@@ -17,14 +18,15 @@ const (
 	lagMax       = 20
 )
 
-// testFailover promotes, fifty times, a replica that missed the last operations,
+// TestFailover promotes, fifty times, a replica that missed the last operations,
 // and lets the clients go on until nothing remains. They are admitted more than
 // the limit by what the replica does not know of, unless they tell it: once with
 // statements that do (as they always are), once without, side by side.
 //
 // Such a replica is another key that was told the same at the same instants, but
 // for the last operations.
-func testFailover(t *testing.T, s backend.Store) {
+func TestFailover(t *testing.T) {
+	s := memstore.New()
 	var unknown, without, with int64
 	for seed := range uint64(failovers) {
 		f := newFailover(t, s, seed)
@@ -60,13 +62,13 @@ type failover struct {
 	*bench
 	rnd     *rand.Rand
 	now     time.Duration
-	clients []say
+	clients []backend.SyncRequest
 	told    []told
 }
 
 // told is an operation: what was said when, and what was charged for it.
 type told struct {
-	say
+	backend.SyncRequest
 	at      time.Duration
 	charged int64
 }
@@ -74,7 +76,7 @@ type told struct {
 func newFailover(t *testing.T, s backend.Store, seed uint64) *failover {
 	f := &failover{bench: newBench(t, s, failoverLimit), rnd: rand.New(rand.NewPCG(seed, 0))}
 	for i := range failoverSize {
-		f.clients = append(f.clients, say{client: fmt.Sprint("c", i)})
+		f.clients = append(f.clients, backend.SyncRequest{Client: fmt.Sprint("c", i)})
 	}
 	return f
 }
@@ -87,11 +89,11 @@ func (f *failover) fill() {
 	for remaining := f.limit.Tokens; remaining > rest || len(f.told) <= lagMax; {
 		f.now += f.step()
 		c := &f.clients[f.rnd.IntN(failoverSize)]
-		if out := c.g - c.b; out > 0 && f.rnd.IntN(6) == 0 {
-			c.b += f.rnd.Int64N(out/4 + 1)
+		if out := c.Granted - c.Returned; out > 0 && f.rnd.IntN(6) == 0 {
+			c.Returned += f.rnd.Int64N(out/4 + 1)
 		}
 		x := f.wish(*c, f.rnd)
-		r := f.ask(f.now, x)
+		r := f.sync(f.now, x)
 		f.told = append(f.told, told{x, f.now, r.Grant - r.Recovered})
 		if f.rnd.IntN(10) > 0 {
 			f.hear(c, r)
@@ -103,31 +105,35 @@ func (f *failover) fill() {
 // step is the time between two operations: some 600 would fit into the window.
 func (f *failover) step() time.Duration { return time.Duration(f.rnd.IntN(200)) * time.Millisecond }
 
-// wish is what c says, now with a wish for up to a tenth of the limit.
-func (f *failover) wish(c say, rnd *rand.Rand) say {
-	c.want = 1 + rnd.Int64N(f.limit.Tokens/10)
-	c.need, c.strand, c.peers = min(c.want, 20), f.limit.Tokens/100, failoverSize
+// wish is what c backend.SyncRequests, now with a wish for up to a tenth of the limit.
+func (f *failover) wish(c backend.SyncRequest, rnd *rand.Rand) backend.SyncRequest {
+	c.Want = 1 + rnd.Int64N(f.limit.Tokens/10)
+	c.Need, c.Strand, c.Peers = min(c.Want, 20), f.limit.Tokens/100, failoverSize
 	return c
 }
 
-func (f *failover) hear(c *say, r backend.SyncReply) {
+func (f *failover) hear(c *backend.SyncRequest, r backend.SyncReply) {
 	f.t.Helper()
-	equal(f.t, "it is one window", r.Window, f.end(f.told[0].at.Truncate(time.Second)+far))
-	c.window, c.g, c.b = f.told[0].at.Truncate(time.Second)+far, r.Granted, r.Returned
-	c.total, c.used = r.Total, f.limit.Tokens-r.Remaining
+	window := f.end(f.told[0].at.Truncate(time.Second) + far)
+	equal(f.t, "it is one window", r.Window, window)
+	c.Window, c.Granted, c.Returned = window, r.Granted, r.Returned
+	c.Total, c.Used = r.Total, f.limit.Tokens-r.Remaining
 }
 
 // replica is a store that missed the last operations.
 func (f *failover) replica(lag int) *bench {
 	f.t.Helper()
-	b := f.elsewhere()
+	b := newBench(f.t, f.store, f.limit)
+	b.base = f.base
 	for _, op := range f.told[:len(f.told)-lag] {
-		b.sync(op.at, op.say)
+		b.sync(op.at, op.SyncRequest)
 	}
 	return b
 }
 
-func (b *bench) used(at time.Duration) int64 { return b.limit.Tokens - b.check(at).Remaining }
+func (b *bench) used(at time.Duration) int64 {
+	return b.limit.Tokens - must(b.store.Check(b.at(at), b.key, b.limit))(b.t).Remaining
+}
 
 // granted is what the primary charged in the last operations.
 func (f *failover) granted(lag int) (n int64) {
@@ -139,13 +145,13 @@ func (f *failover) granted(lag int) (n int64) {
 
 // goOn lets clients order from the replica until nothing remains, and returns
 // what they hold then. Some speak often, and some late.
-func (f *failover) goOn(replica *bench, clients []say, seed uint64) int64 {
+func (f *failover) goOn(replica *bench, clients []backend.SyncRequest, seed uint64) int64 {
 	f.t.Helper()
-	clients = append([]say(nil), clients...)
+	clients = append([]backend.SyncRequest(nil), clients...)
 	rnd := rand.New(rand.NewPCG(seed, 1))
-	order := func(c *say) int64 {
+	order := func(c *backend.SyncRequest) int64 {
 		f.now += time.Duration(rnd.IntN(100)) * time.Millisecond
-		r := replica.ask(f.now, f.wish(*c, rnd))
+		r := replica.sync(f.now, f.wish(*c, rnd))
 		f.hear(c, r)
 		return r.Grant
 	}
@@ -166,16 +172,16 @@ func (f *failover) goOn(replica *bench, clients []say, seed uint64) int64 {
 // strangers are clients of whom nobody knows anything. They speak in names of
 // their own: in the old ones, the ledger would hand over once more what they had
 // been granted.
-func strangers(clients []say) (list []say) {
+func strangers(clients []backend.SyncRequest) (list []backend.SyncRequest) {
 	for _, c := range clients {
-		list = append(list, say{client: c.client + "'"})
+		list = append(list, backend.SyncRequest{Client: c.Client + "'"})
 	}
 	return list
 }
 
-func held(clients []say) (n int64) {
+func held(clients []backend.SyncRequest) (n int64) {
 	for _, c := range clients {
-		n += c.g - c.b
+		n += c.Granted - c.Returned
 	}
 	return n
 }

@@ -1,0 +1,218 @@
+package backendtest
+
+import (
+	"embed"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// The scripts are calls and their replies, which are compared in full:
+//
+//	== Take 10/60s
+//	0s take 3 -> allowed remaining=7 window=60s; 1s check -> remaining=7 window=60s # why
+//
+// A section is a test and begins with its name and limit. A line is one call or
+// several, each with the store's time; all instants count from the same base, also the
+// ends of windows, of= (that a statement is about) and end= (by a calendar). What is
+// not named in a call or a reply is zero. "limit" changes the limit. An empty line
+// goes on with another key, and so does every line of a section that says each.
+//
+//go:embed scripts
+var scripts embed.FS
+
+func runScripts(t *testing.T, newStore func(t *testing.T) backend.Store) {
+	t.Helper()
+	for _, name := range []string{"window", "grant", "account", "loss"} {
+		text := must(scripts.ReadFile("scripts/" + name + ".txt"))(t)
+		for _, section := range strings.Split("\n"+string(text), "\n== ")[1:] {
+			name, _, _ := strings.Cut(section, " ")
+			t.Run(name, func(t *testing.T) { runSection(t, newStore(t), section) })
+		}
+	}
+}
+
+func runSection(t *testing.T, s backend.Store, section string) {
+	head, body, _ := strings.Cut(section, "\n")
+	words := strings.Fields(head)
+	b := newBench(t, s, parseLimit(t, words[1]))
+	for line := range strings.Lines(body) {
+		line = strings.TrimSpace(line)
+		limit, changes := strings.CutPrefix(line, "limit ")
+		switch {
+		case line == "":
+			b.key, b.limit = newKey(), parseLimit(t, words[1])
+		case changes:
+			b.limit = parseLimit(t, limit)
+		case line[0] != '#':
+			b.play(line)
+			if len(words) > 2 { // each
+				b.key = newKey()
+			}
+		}
+	}
+}
+
+// play makes the calls of a line and compares those replies that it names.
+func (b *bench) play(line string) {
+	b.t.Helper()
+	steps, _, _ := strings.Cut(line, " # ")
+	for step := range strings.SplitSeq(steps, "; ") {
+		call, want, known := strings.Cut(step, " -> ")
+		if got := b.call(call); known && got != strings.TrimSpace(want) {
+			b.t.Fatalf("%s\n: the reply to %q is %q", line, call, got)
+		}
+	}
+}
+
+// call makes a call and returns its reply in words.
+func (b *bench) call(text string) string {
+	b.t.Helper()
+	words := strings.Fields(text)
+	at, op := parseDuration(b.t, words[0]), words[1]
+	switch ctx := b.at(at); op {
+	case "take":
+		a := b.parse(words[3:])
+		r := b.takeRequest(parseNumber(b.t, words[2]))
+		r.End = backend.Window(a["end"])
+		reply := must(b.store.Take(ctx, r))(b.t)
+		if reply.Allowed {
+			return "allowed " + b.state(at, reply.State)
+		}
+		return "denied " + b.state(at, reply.State)
+	case "check":
+		return b.state(at, must(b.store.Check(ctx, b.key, b.limit))(b.t))
+	case "refund":
+		a := b.parse(words[3:])
+		r := backend.RefundRequest{Key: b.key, Client: words[2], Window: backend.Window(a["of"]), Total: a["total"]}
+		return fmt.Sprint("known=", must(b.store.Refund(ctx, r))(b.t))
+	case "sync":
+		return b.account(at, b.sync(at, statement(words[2], b.parse(words[3:]))))
+	case "inspect":
+		return b.inspect(at)
+	}
+	b.t.Fatalf("no such call: %s", text)
+	return ""
+}
+
+// arguments are the names of those that calls may have.
+const arguments = " of granted returned debt want need least strand peers pace total used leaving end "
+
+// parse returns arguments by name; instants as windows.
+func (b *bench) parse(words []string) map[string]int64 {
+	b.t.Helper()
+	a := map[string]int64{}
+	for _, word := range words {
+		name, value, _ := strings.Cut(word, "=")
+		switch {
+		case !strings.Contains(arguments, " "+name+" "):
+			b.t.Fatalf("no such argument: %s", word)
+		case name == "leaving":
+			a[name] = 1
+		case name == "of" || name == "end":
+			a[name] = int64(b.end(parseDuration(b.t, value)))
+		default:
+			a[name] = parseNumber(b.t, value)
+		}
+	}
+	return a
+}
+
+func statement(client string, a map[string]int64) backend.SyncRequest {
+	return backend.SyncRequest{
+		Client: client, Window: backend.Window(a["of"]), Granted: a["granted"], Returned: a["returned"], Debt: a["debt"],
+		Want: a["want"], Need: a["need"], Least: a["least"], Strand: a["strand"], Peers: a["peers"], Pace: a["pace"],
+		Total: a["total"], Used: a["used"], Leaving: a["leaving"] > 0, End: backend.Window(a["end"]),
+	}
+}
+
+// account is a reply in words.
+func (b *bench) account(at time.Duration, r backend.SyncReply) string {
+	var all []string
+	say := func(name string, n int64) {
+		if n != 0 {
+			all = append(all, fmt.Sprintf("%s=%d", name, n))
+		}
+	}
+	say("grant", r.Grant)
+	say("recovered", r.Recovered)
+	say("reasserted", r.Reasserted)
+	say("granted", r.Granted)
+	say("returned", r.Returned)
+	say("debt", r.Debt)
+	all = append(all, b.state(at, r.State))
+	say("clients", r.Clients)
+	if r.Lasted != 0 {
+		all = append(all, "lasted="+seconds(r.Lasted))
+	}
+	say("total", r.Total)
+	if r.Carried {
+		all = append(all, "carried")
+	}
+	if r.Learning {
+		all = append(all, "learning")
+	}
+	return strings.Join(all, " ")
+}
+
+// state is a reading in words. What is left of a window must agree with its end.
+func (b *bench) state(at time.Duration, s backend.State) string {
+	text := fmt.Sprint("remaining=", s.Remaining) + b.window(at, s.Window, s.Left)
+	if s.Length != 0 {
+		text += " length=" + seconds(s.Length)
+	}
+	return text
+}
+
+func (b *bench) window(at time.Duration, w backend.Window, left time.Duration) (text string) {
+	until := -at // of no window nothing is left
+	if w != 0 {
+		until = w.Time().Sub(b.base)
+		text = " window=" + seconds(until)
+	}
+	if left != until-at && !(w == 0 && left == 0) {
+		text += " left=" + seconds(left)
+	}
+	return text
+}
+
+// inspect is what an operator sees, if the store offers that: it is no part of the contract.
+func (b *bench) inspect(at time.Duration) string {
+	inspector, ok := b.store.(backend.Inspector)
+	if !ok {
+		b.t.Skip("the store is no backend.Inspector")
+	}
+	_, err := inspector.Inspect(b.at(at), "")
+	refused(b.t, "inspect", err, backend.ErrKey)
+	got := must(inspector.Inspect(b.at(at), b.key))(b.t)
+	text := fmt.Sprint("used=", got.Used) + b.window(at, got.Window, got.Left)
+	for _, c := range got.Clients {
+		text += fmt.Sprintf(" %s=%d-%d", c.Client, c.Granted, c.Returned)
+	}
+	return text
+}
+
+func parseLimit(t testing.TB, text string) backend.Limit {
+	t.Helper()
+	tokens, window, _ := strings.Cut(text, "/")
+	return backend.Limit{Tokens: parseNumber(t, tokens), Window: parseDuration(t, window)}
+}
+
+func parseNumber(t testing.TB, text string) int64 {
+	t.Helper()
+	return must(strconv.ParseInt(text, 10, 64))(t)
+}
+
+func parseDuration(t testing.TB, text string) time.Duration {
+	t.Helper()
+	return must(time.ParseDuration(text))(t)
+}
+
+// seconds is d as the scripts write it.
+func seconds(d time.Duration) string {
+	return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + "s"
+}

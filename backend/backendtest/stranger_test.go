@@ -1,0 +1,106 @@
+package backendtest_test
+
+import (
+	"context"
+	"encoding/hex"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/backendtest"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/lua"
+)
+
+// A store that knows of nothing internal passes: here a simple client of the scripts.
+func TestStranger(t *testing.T) {
+	s := stranger{redistest.Start(t).Client(), backendtest.Now}
+	backendtest.Run(t, func(*testing.T) backend.Store { return s })
+}
+
+// stranger is a store such as somebody else would write it, with a client of theirs.
+type stranger struct {
+	client *redis.Client
+	now    func(ctx context.Context) time.Time
+}
+
+func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.SyncReply, err error) {
+	if err := r.Validate(); err != nil {
+		return reply, err
+	}
+	leaving := 0
+	if r.Leaving {
+		leaving = 1
+	}
+	n, err := s.eval(ctx, "sync", lua.Sync, r.Key, r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand,
+		r.Peers, r.Pace, int64(r.End), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, 0, s.now(ctx).UnixMicro())
+	if err != nil {
+		return reply, err
+	}
+	if n[4] != 0 { // the open window has another length
+		return backend.SyncReply{State: state(n), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1}, nil
+	}
+	if len(n) == 6 { // a first contact
+		n = append(n, 0, n[5], 0, 0, 1, 0, 0, n[5])
+	}
+	return backend.SyncReply{
+		State: state(n), Carried: n[0]&2 != 0, Learning: n[0]&4 != 0, Grant: n[5], Recovered: n[6], Granted: n[7], Returned: n[8], Debt: n[9],
+		Clients: n[10], Reasserted: n[11], Lasted: time.Duration(n[12]) * time.Millisecond, Total: n[13],
+	}, nil
+}
+
+func (s stranger) Take(ctx context.Context, r backend.TakeRequest) (reply backend.TakeReply, err error) {
+	if err := r.Validate(); err != nil {
+		return reply, err
+	}
+	n, err := s.eval(ctx, "take", lua.Take, r.Key, r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), 0, s.now(ctx).UnixMicro())
+	if err != nil {
+		return reply, err
+	}
+	return backend.TakeReply{State: state(n), Allowed: n[0]&8 != 0}, nil
+}
+
+func (s stranger) Check(ctx context.Context, key string, l backend.Limit) (reply backend.State, err error) {
+	if err := (backend.TakeRequest{Key: key, Limit: l, Tokens: 1}).Validate(); err != nil {
+		return reply, err
+	}
+	n, err := s.eval(ctx, "check", lua.Check, key, l.Tokens, l.Window.Milliseconds(), s.now(ctx).UnixMicro())
+	if err != nil {
+		return reply, err
+	}
+	return state(n), nil
+}
+
+func (s stranger) Refund(ctx context.Context, r backend.RefundRequest) (total int64, err error) {
+	if err := r.Validate(); err != nil {
+		return 0, err
+	}
+	n, err := s.eval(ctx, "refund", lua.Refund, r.Key, r.Client, r.Total, int64(r.Window), 0, s.now(ctx).UnixMicro())
+	if err != nil {
+		return 0, err
+	}
+	return n[2], nil
+}
+
+func (s stranger) eval(ctx context.Context, op, script, key string, args ...any) ([]int64, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, &backend.Error{Op: op, Class: backend.Unavailable, Err: err}
+	}
+	k := "{" + hex.EncodeToString([]byte(key)) + "}"
+	n, err := s.client.Eval(ctx, script, []string{k, k + ":exp", k + ":own"}, args...).Int64Slice()
+	if err != nil {
+		return nil, &backend.Error{Op: op, Err: err}
+	}
+	return n, nil
+}
+
+// state is a reading, with which every script's reply begins.
+func state(n []int64) (s backend.State) {
+	s = backend.State{Window: backend.Window(n[2]), Remaining: n[3], Length: time.Duration(n[4]) * time.Millisecond}
+	if s.Window != 0 {
+		s.Left = s.Window.Time().Sub(time.UnixMicro(n[1]))
+	}
+	return s
+}
