@@ -2,7 +2,6 @@
 
 # One pattern for the packages of all modules that go.work joins.
 PACKAGES := github.com/go-reservoir/reservoir/...
-MODULES   = $(shell go list -m -f '{{.Dir}}')
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
@@ -64,11 +63,14 @@ mutants: ## Change the pure parts in one place at a time: a test must fail. M=ac
 	cd mutants && go run . -only='$(M)'
 
 .PHONY: lint
-lint: ## Check format, go.mod files, go vet and staticcheck.
+lint: ## Check format, go vet and staticcheck.
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted"; exit 1; }
-	@for m in $(MODULES); do (cd $$m && go mod tidy -diff) || exit 1; done
 	go vet -tags=fleet $(PACKAGES)
 	go run $(STATICCHECK) -tags=fleet $(PACKAGES)
+
+.PHONY: release-check
+release-check: ## Play a release of all modules: is each tidy, can a stranger require and install them?
+	cd .ci/release && GOWORK=off go vet . && GOWORK=off go run .
 
 .PHONY: cover
 cover: redis memcached ## Measure how much of the code the tests run; the profile is cover.out.
@@ -85,5 +87,5 @@ fuzz: redis memcached ## Run every fuzz test for FUZZTIME, 30s each.
 
 .PHONY: tidy
 tidy: ## Tidy every module's go.mod and format the code.
-	@for m in $(MODULES); do (cd $$m && go mod tidy) || exit 1; done
+	cd .ci/release && GOWORK=off go run . -fix
 	gofmt -w .

@@ -1,6 +1,7 @@
 package reservoir
 
 import (
+	"context"
 	"math"
 	"time"
 
@@ -248,7 +249,7 @@ func (f *fetch) run() {
 		err = failed
 		return
 	}
-	ctx := deadline.After(l.fetchTimeout) // no caller's: it may leave, the fetch goes on for the others
+	ctx := deadline.After(context.Background(), l.fetchTimeout) // no caller's: it may leave, the fetch goes on for the others
 	defer ctx.Release()
 	reply, err = c.sync(ctx, true, f.req)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/breaker"
+	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/keytable"
@@ -25,6 +26,7 @@ import (
 type client struct {
 	config
 	store  backend.Store
+	parts  interface{ Shard(key string) string } // the store, if its parts fail by themselves; or nil
 	clock  monotime.Clock
 	keys   keytable.Table[keyState]
 	shards sync.Map     // name → *shard
@@ -74,7 +76,8 @@ func (s *storeCall) record(err error, left bool) error {
 	s.c.count.calls.Add(1)
 	var failure *StoreError
 	if err != nil && !errors.Is(err, ErrConflict) && !guard.IsPanic(err) && !errors.As(err, &failure) {
-		err = &StoreError{Op: s.Op, Class: backend.Unknown, Err: err}
+		failure = &StoreError{Op: s.Op, Class: backend.Unknown, Err: err}
+		err = failure
 	}
 	outcome := outcomeOf(err)
 	if left {
@@ -83,7 +86,11 @@ func (s *storeCall) record(err error, left bool) error {
 	if outcome == breaker.Failed {
 		s.shard.remember(s.key, s.limit)
 	}
-	if s.Op != "check" && s.shard.Record(s.sent, s.end, outcome, err) { // a replica may have answered a Check
+	cause := err
+	if failure != nil { // the cause that callers are told, without what a store has wrapped it in
+		cause = failure
+	}
+	if s.Op != "check" && s.shard.Record(s.sent, s.end, outcome, cause) { // a replica may have answered a Check
 		s.c.armReopen(s.shard)
 	}
 	s.Err = err
@@ -169,8 +176,8 @@ func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit
 				call.report()
 			}
 		}()
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.fetchTimeout)
-		defer cancel()
+		bounded := deadline.After(ctx, c.fetchTimeout)
+		defer bounded.Release()
 		err = call.do(bounded, true, func(ctx context.Context) error { return f(ctx, call) })
 	}()
 	select {

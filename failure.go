@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -15,7 +16,6 @@ import (
 	"github.com/go-reservoir/reservoir/internal/keytable"
 	"github.com/go-reservoir/reservoir/internal/lease"
 	"github.com/go-reservoir/reservoir/internal/next"
-	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // Failure is what callers without stock get while the store is away: FailClosed,
@@ -111,8 +111,8 @@ func (o *local) forgive(a *account.Account, r Result) {
 // err, by the failure policy. An error that is not the store's has no policy. It
 // decides nothing for those who stay and are not admitted, unless an operator must act.
 func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err error) (decided bool, _ error) {
-	var failure *StoreError
-	if !errors.As(err, &failure) {
+	failure, ok := errors.AsType[*StoreError](err)
+	if !ok {
 		return true, err
 	}
 	policy, limit := k.l.failure, k.limit()
@@ -177,7 +177,8 @@ func (k *keyState) localLocked(now int64) *local {
 // has none.
 type shard struct {
 	breaker.Breaker
-	name string
+	name   string
+	outage atomic.Pointer[outageError]
 
 	mu    sync.Mutex
 	timer *time.Timer // of the next probe, while the circuit is open
@@ -191,8 +192,10 @@ type shard struct {
 // shardOf is the shard that a store key is on. A store that has shards, whose failures
 // are not each other's, has a method Shard which names them without I/O.
 func (c *client) shardOf(key string) *shard {
-	var name string // also if the store panics: it is asked under the key's lock, where nobody could be told
-	guard.Log(func() { name = placement.Shard(c.store, key) })
+	var name string
+	if c.parts != nil { // it may panic, and is asked under the key's lock, where nobody could be told
+		guard.Log(func() { name = c.parts.Shard(key) })
+	}
 	if s, ok := c.shards.Load(name); ok {
 		return s.(*shard)
 	}
@@ -200,15 +203,22 @@ func (c *client) shardOf(key string) *shard {
 	return s.(*shard)
 }
 
+// outageError is what callers are told while a shard is away, made once.
+type outageError struct{ cause, told error }
+
 // away is the error of who is not served because the circuit is open. It carries the
 // class and the cause that opened it.
 func (s *shard) away() error {
-	cause := s.Cause()
-	var failure *StoreError
-	if !errors.As(cause, &failure) { // closed again meanwhile
-		return &StoreError{Op: "sync", Class: backend.Unavailable, Err: errOpen}
+	cause := s.Cause() // a *StoreError, as record gave it; nil if it has closed again
+	if last := s.outage.Load(); last != nil && last.cause == cause {
+		return last.told
 	}
-	return &StoreError{Op: failure.Op, Class: failure.Class, Err: fmt.Errorf("%w: %w", errOpen, failure.Err)}
+	e := &StoreError{Op: "sync", Class: backend.Unavailable, Err: errOpen}
+	if failure, ok := cause.(*StoreError); ok {
+		e = &StoreError{Op: failure.Op, Class: failure.Class, Err: fmt.Errorf("%w: %w", errOpen, failure.Err)}
+	}
+	s.outage.Store(&outageError{cause, e})
+	return e
 }
 
 // mayCheck reports whether a Check is worth its time: a replica may answer it while the

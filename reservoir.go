@@ -76,6 +76,7 @@ type accountName struct {
 // or a store that is set up wrongly.
 func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 	l := &Limiter{client: client{config: defaults(limit), store: store, id: rand.Text()[:12]}}
+	l.parts, _ = store.(interface{ Shard(key string) string })
 	l.closeDone = make(chan struct{})
 	l.life, l.end = context.WithCancel(context.Background())
 	for _, o := range opts {

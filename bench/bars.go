@@ -3,7 +3,8 @@ package bench
 import (
 	"fmt"
 	"math"
-	"strings"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 // results is all that a run measured.
@@ -97,8 +98,7 @@ func allocations(r results) (most float64) {
 
 // verdict is the second table: each bar, and whether it was reached.
 func verdict(r results) string {
-	var s strings.Builder
-	fmt.Fprintf(&s, "\n%-58s %10s %10s\n", "figure (median of the ratios within a round)", "measured", "bar")
+	rows := [][]string{{"figure (median of the ratios within a round)", "measured", "bar"}}
 	for _, b := range bars() {
 		v := b.value(r)
 		sign, mark := "≤", "ok"
@@ -111,9 +111,9 @@ func verdict(r results) string {
 		case !b.ok(v):
 			mark = "missed"
 		}
-		fmt.Fprintf(&s, "%-58s %10s %10s  %s\n", b.figure, digits(v)+b.unit, sign+" "+digits(b.bound)+b.unit, mark)
+		rows = append(rows, []string{b.figure, digits(v) + b.unit, sign + " " + digits(b.bound) + b.unit, mark})
 	}
-	return s.String()
+	return "\n" + table.Text(rows, false)
 }
 
 // digits is v in about three of them.

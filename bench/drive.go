@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
 // driver runs scenarios. All kinds of a scenario take turns, slice by slice, so
@@ -38,7 +40,7 @@ type line struct {
 type sample struct {
 	asked, good int64
 	elapsed     time.Duration
-	latency     histogram
+	latency     *hdrhistogram.Histogram
 	commands    int64 // that Redis executed for it
 	mallocs     uint64
 	err         error // one of those that requests met
@@ -153,11 +155,12 @@ func (d *driver) measure(workers []*worker, c *contestant) sample {
 }
 
 // total adds up what the workers did.
-func total(workers []*worker) (s sample) {
+func total(workers []*worker) sample {
+	s := sample{latency: newHistogram()}
 	for _, w := range workers {
 		s.asked += w.asked
 		s.good += w.good
-		s.latency.merge(&w.latency)
+		s.latency.Merge(w.latency)
 		if w.err != nil {
 			s.err = w.err
 		}

@@ -1,9 +1,12 @@
 package bench
 
 import (
+	"iter"
 	"math"
 	"slices"
 	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
 // figure is one number of a sample.
@@ -24,7 +27,7 @@ func commands(s *sample) float64 { return float64(s.commands) / float64(s.good) 
 
 // quantile is that of the latency, in seconds.
 func quantile(q float64) figure {
-	return func(s *sample) float64 { return s.latency.quantile(q).Seconds() }
+	return func(s *sample) float64 { return quantileOf(s.latency, q).Seconds() }
 }
 
 // median is the one of a figure over all rounds.
@@ -47,10 +50,10 @@ func (l *line) ratio(o *line, f figure) float64 {
 }
 
 // latency is that of all rounds together: what is rare needs many samples.
-func (l *line) latency() *histogram {
-	h := new(histogram)
+func (l *line) latency() *hdrhistogram.Histogram {
+	h := newHistogram()
 	for i := range l.samples {
-		h.merge(&l.samples[i].latency)
+		h.Merge(l.samples[i].latency)
 	}
 	return h
 }
@@ -67,6 +70,20 @@ func median(all []float64) float64 {
 
 // lines are the results.
 type lines []line
+
+// byScenario are the lines of each scenario.
+func (ls lines) byScenario() iter.Seq[lines] {
+	return func(yield func(lines) bool) {
+		for from, i := 0, 1; i <= len(ls); i++ {
+			if i == len(ls) || ls[i].scenario.name != ls[from].scenario.name {
+				if !yield(ls[from:i]) {
+					return
+				}
+				from = i
+			}
+		}
+	}
+}
 
 // of returns the line of a kind in a scenario, or nil if it was not run.
 func (ls lines) of(scenario string, k kind) *line {

@@ -60,29 +60,15 @@ func live() int64 {
 }
 
 // granting is a store that keeps nothing, so that a limiter over it is weighed
-// alone, as over a Redis. It grants what is needed.
-type granting struct{ ends time.Time }
-
-func (g granting) state(l backend.Limit) backend.State {
-	return backend.State{Window: backend.Window(g.ends.UnixMilli()), Left: time.Until(g.ends), Remaining: l.Tokens - 1}
+// alone, as over a Redis. It grants what is needed; other calls are not made.
+type granting struct {
+	backend.Store
+	ends time.Time
 }
 
 func (g granting) Sync(_ context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	return backend.SyncReply{
-		State: g.state(r.Limit), Grant: r.Need, Granted: r.Granted + r.Need, Returned: r.Returned, Clients: 1,
-	}, nil
-}
-
-func (g granting) Take(_ context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	return backend.TakeReply{State: g.state(r.Limit), Allowed: true}, nil
-}
-
-func (g granting) Check(_ context.Context, _ string, l backend.Limit) (backend.State, error) {
-	return g.state(l), nil
-}
-
-func (g granting) Refund(_ context.Context, r backend.RefundRequest) (int64, error) {
-	return r.Total, nil
+	state := backend.State{Window: backend.Window(g.ends.UnixMilli()), Left: time.Until(g.ends), Remaining: r.Limit.Tokens - 1}
+	return backend.SyncReply{State: state, Grant: r.Need, Granted: r.Granted + r.Need, Returned: r.Returned, Clients: 1}, nil
 }
 
 func openGranting(r *rig) (peer, error) {

@@ -81,6 +81,6 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 	if p.waited != nil {
 		b.ReportMetric(float64(p.waited()-waited)/float64(b.N), "waited/op")
 	}
-	b.ReportMetric(float64(sum.latency.quantile(0.50)), "p50-ns")
-	b.ReportMetric(float64(sum.latency.quantile(0.99)), "p99-ns")
+	b.ReportMetric(float64(quantileOf(sum.latency, 0.50)), "p50-ns")
+	b.ReportMetric(float64(quantileOf(sum.latency, 0.99)), "p99-ns")
 }

@@ -77,7 +77,7 @@ func weighed(t *testing.T, n int) (all []memoryLine) {
 // report prints the tables and writes the files. The usual size goes through all
 // of it too, and keeps nothing.
 func report(t *testing.T, r results, d *driver) {
-	dir, text := *dirFlag, table(r, d)+verdict(r)
+	dir, text := *dirFlag, tables(r, d)+verdict(r)
 	if dir == "" {
 		dir = t.TempDir()
 	}
@@ -89,7 +89,7 @@ func report(t *testing.T, r results, d *driver) {
 	}
 	write("peers.txt", []byte(text))
 	write("peers.csv", sheet(r))
-	for _, c := range charts() {
+	for _, c := range drawings() {
 		if drawing, ok := c.render(r.lines); ok {
 			write(c.file, drawing)
 		}

@@ -85,7 +85,7 @@ var (
 
 // worker returns the scenario's worker number i in the given slice.
 func (s scenario) worker(ctx context.Context, i, slice int) *worker {
-	w := &worker{ctx: ctx, first: rand.Int()}
+	w := &worker{ctx: ctx, first: rand.Int(), latency: newHistogram()}
 	if s.once() {
 		w.keys.once = fmt.Appendf(nil, "%s:%d:%d:", s.name, slice, i)
 	} else {

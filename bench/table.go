@@ -5,10 +5,10 @@ import (
 	"encoding/csv"
 	"fmt"
 	"runtime"
-	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 const notes = `
@@ -20,29 +20,30 @@ wrong     refusals at a limit that is not reached, and errors
 [name]    a stand-in of our own for what could not be had, by its published behaviour
 `
 
-// table is the results, a block for each scenario.
-func table(r results, d *driver) string {
+// tables are the results, one for each scenario.
+func tables(r results, d *driver) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s, %d cores, GOMAXPROCS %d\n", runtime.Version(), runtime.NumCPU(), runtime.GOMAXPROCS(0))
 	fmt.Fprintf(&s, notes, d.rounds, d.slice, clockCost())
-	for i := range r.lines {
-		l := &r.lines[i]
-		if i == 0 || r.lines[i-1].scenario.name != l.scenario.name {
-			fmt.Fprintf(&s, "\n%s (%s)\n  %-30s %9s %9s %9s %9s %9s %8s %7s\n",
-				l.scenario.title, l.scenario.name, "", "ops/s", "p50", "p99", "p99.9", "commands", "allocs", "wrong")
+	for group := range r.lines.byScenario() {
+		rows := [][]string{{"", "ops/s", "p50", "p99", "p99.9", "commands", "allocs", "wrong"}}
+		for i := range group {
+			rows = append(rows, cells(&group[i]))
 		}
-		fmt.Fprintf(&s, "  %s\n", row(l))
+		fmt.Fprintf(&s, "\n%s (%s)\n%s", group[0].scenario.title, group[0].scenario.name, table.Text(rows, false))
 	}
 	if len(r.memory) > 0 {
-		fmt.Fprintf(&s, "\nIdle keys of 20 bytes, used once (memory)\n  %-30s %9s %9s\n", "", "B/key", "one GC")
-	}
-	for _, m := range r.memory {
-		fmt.Fprintf(&s, "  %s %9.0f %9s\n", padded(m.kind.name, 30), m.bytes, short(m.gc))
+		rows := [][]string{{"", "B/key", "one GC"}}
+		for _, m := range r.memory {
+			rows = append(rows, []string{m.kind.name, fmt.Sprintf("%.0f", m.bytes), short(m.gc)})
+		}
+		fmt.Fprintf(&s, "\nIdle keys of 20 bytes, used once (memory)\n%s", table.Text(rows, false))
 	}
 	return s.String()
 }
 
-func row(l *line) string {
+// cells is a row.
+func cells(l *line) []string {
 	h := l.latency()
 	perAdmitted, perRequest, wrongs := "–", "–", ""
 	if l.kind.sends != nil {
@@ -54,13 +55,8 @@ func row(l *line) string {
 	if v := l.median(wrong); v > 0 {
 		wrongs = digits(100*v) + " %"
 	}
-	return strings.TrimRight(fmt.Sprintf("%s %9s %9s %9s %9s %9s %8s %7s", padded(l.kind.name, 30), count(l.median(throughput)),
-		short(h.quantile(0.50)), short(h.quantile(0.99)), short(h.quantile(0.999)), perAdmitted, perRequest, wrongs), " ")
-}
-
-// padded counts letters, not bytes.
-func padded(s string, n int) string {
-	return s + strings.Repeat(" ", max(n-utf8.RuneCountInString(s), 0))
+	return []string{l.kind.name, count(l.median(throughput)), short(quantileOf(h, 0.50)), short(quantileOf(h, 0.99)), short(quantileOf(h, 0.999)),
+		perAdmitted, perRequest, wrongs}
 }
 
 // count is v in three digits, thousands or millions.
@@ -108,24 +104,16 @@ func sheet(r results) []byte {
 		l := &r.lines[i]
 		for round := range l.samples {
 			s := &l.samples[round]
-			_ = w.Write(append([]string{l.scenario.name, l.kind.name},
-				numbers(int64(l.scenario.goroutines), int64(round), s.asked, s.good, s.elapsed.Seconds(),
-					s.latency.quantile(0.50).Nanoseconds(), s.latency.quantile(0.99).Nanoseconds(), s.latency.quantile(0.999).Nanoseconds(),
-					s.commands, int64(s.mallocs))...))
+			cells := []string{l.scenario.name, l.kind.name}
+			for _, v := range []any{
+				l.scenario.goroutines, round, s.asked, s.good, fmt.Sprintf("%.6g", s.elapsed.Seconds()), int64(quantileOf(s.latency, 0.50)),
+				int64(quantileOf(s.latency, 0.99)), int64(quantileOf(s.latency, 0.999)), s.commands, s.mallocs,
+			} {
+				cells = append(cells, fmt.Sprint(v))
+			}
+			_ = w.Write(cells)
 		}
 	}
 	w.Flush()
 	return buf.Bytes()
-}
-
-func numbers(all ...any) (text []string) {
-	for _, v := range all {
-		switch v := v.(type) {
-		case int64:
-			text = append(text, strconv.FormatInt(v, 10))
-		case float64:
-			text = append(text, strconv.FormatFloat(v, 'g', 6, 64))
-		}
-	}
-	return text
 }

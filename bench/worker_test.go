@@ -18,13 +18,6 @@ func counting(asked *int64) peer {
 	}}
 }
 
-func samples(h *histogram) (n int) {
-	for _, c := range h {
-		n += int(c)
-	}
-	return n
-}
-
 func TestWorkerTimes(t *testing.T) {
 	for _, row := range []struct {
 		n, every, first int
@@ -40,12 +33,12 @@ func TestWorkerTimes(t *testing.T) {
 		{n: 0, every: 1, timed: 0},
 	} {
 		var asked int64
-		w := &worker{first: row.first}
+		w := &worker{first: row.first, latency: newHistogram()}
 		w.times(row.n, counting(&asked), row.every)
 		require.Equal(t, int64(row.n), asked, row)
 		require.Equal(t, asked, w.asked, row)
 		require.Equal(t, (asked+1)/2, w.good, row)
-		require.Equal(t, row.timed, samples(&w.latency), row)
+		require.EqualValues(t, row.timed, w.latency.TotalCount(), row)
 	}
 }
 
@@ -56,13 +49,13 @@ func TestWorkerUntilMakesOne(t *testing.T) {
 	stop.Store(true)
 	for _, first := range []int{0, 3} {
 		var asked int64
-		w := &worker{first: first}
+		w := &worker{first: first, latency: newHistogram()}
 		w.until(&stop, counting(&asked), 10)
 		require.Positive(t, w.asked)
 		require.Equal(t, asked, w.asked)
 		w.reset()
 		require.Zero(t, w.asked+w.good)
-		require.Zero(t, samples(&w.latency))
+		require.Zero(t, w.latency.TotalCount())
 	}
 }
 

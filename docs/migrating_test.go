@@ -60,6 +60,12 @@ func Example_fromRedisRateLimits() {
 	// Output: 600 <nil>
 }
 
+func Example_openStore() {
+	store, err := redisstore.Open("redis://:password@localhost:6379", redisstore.WithPrefix("api:"))
+	fmt.Println(store.Close(), err)
+	// Output: <nil> <nil>
+}
+
 func Example_fromRueidislimiter() {
 	ctx, store := context.Background(), memstore.New()
 	limiter, err := reservoir.New(store, reservoir.PerMinute(60))

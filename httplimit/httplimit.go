@@ -83,11 +83,13 @@ func (m *middleware) answer(w *response, next http.Handler) {
 		m.refused(w.ResponseWriter, w.request, w.result)
 		return
 	}
+	defer func() { // also after a panic: the client was told
+		if w.refunded {
+			m.giveBack(w)
+		}
+	}()
 	next.ServeHTTP(w, w.request)
 	w.settle(http.StatusOK) // of a handler that has written nothing
-	if w.refunded {
-		m.giveBack(w)
-	}
 }
 
 // giveBack refunds a request whose client may have left already. An error

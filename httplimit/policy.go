@@ -125,6 +125,20 @@ func (v *fields) change(h http.Header, f *format, r *reservoir.Result) {
 	}
 }
 
+// own drops what was added to our values since, as a reverse proxy does with those of the
+// server behind it: a client would read two limits as one. A handler that has set others
+// has the last word. The IETF's fields are lists, where both stay.
+func (v *fields) own(h http.Header, f *format) {
+	for _, one := range [...]struct{ name, ours string }{
+		{headerLimit, v.limit[0]}, {headerRemaining, v.remaining[0]}, {headerUsed, v.used[0]},
+		{headerReset, v.reset[0]}, {headerResource, f.name},
+	} {
+		if all := h[one.name]; len(all) > 1 && all[0] == one.ours {
+			h[one.name] = all[:1]
+		}
+	}
+}
+
 // list returns all with one at its end. What all lies in belongs to somebody else.
 func list(all, one []string) []string {
 	if len(all) == 0 {
@@ -135,12 +149,13 @@ func list(all, one []string) []string {
 
 // make fills in the values. Limit and Remaining are pieces of the IETF's fields.
 func (v *fields) make(f *format, r *reservoir.Result) {
-	remaining := min(max(r.Remaining, 0), r.Limit)
+	all := min(r.Limit, mostInteger)
+	remaining := min(max(r.Remaining, 0), all)
 	wait := f.wait(r)
 
 	b := append(v.buf[:0], f.quota...)
 	limit := len(b)
-	b = strconv.AppendInt(b, r.Limit, 10)
+	b = strconv.AppendInt(b, all, 10)
 	window := len(b)
 	b = append(b, f.window...)
 	service := len(b)
@@ -152,7 +167,7 @@ func (v *fields) make(f *format, r *reservoir.Result) {
 	retry := len(b)
 	b = strconv.AppendInt(b, wait, 10)
 	used := len(b)
-	b = strconv.AppendInt(b, r.Limit-remaining, 10)
+	b = strconv.AppendInt(b, all-remaining, 10)
 	reset := len(b)
 	b = strconv.AppendInt(b, unix(r.Reset), 10)
 
@@ -162,18 +177,21 @@ func (v *fields) make(f *format, r *reservoir.Result) {
 	v.used[0], v.reset[0] = s[used:reset], s[reset:]
 }
 
+// mostInteger is the largest Integer of RFC 9651: of 15 digits. Larger figures are cut, in
+// all headers, so that they agree.
+const mostInteger = 999_999_999_999_999
+
 // frozen is b as a string, without a copy, as strings.Builder does it: nobody
 // writes to b any more. fields are never used twice for that reason.
 func frozen(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// wait is the seconds until the reset, rounded up. A refusal knows by a clock
-// that nobody sets; else it is by the clocks of store and machine, and no more than
-// the window if they differ.
+// wait is the seconds until the reset, rounded up, and no more than the window. A refusal
+// knows by a clock that nobody sets; else it is by the clocks of store and machine.
 func (f *format) wait(r *reservoir.Result) int64 {
-	if !r.Allowed {
-		return max(seconds(r.RetryAfter), 1)
-	}
 	s := max(seconds(time.Until(r.Reset)), 0)
+	if !r.Allowed {
+		s = max(seconds(r.RetryAfter), 1)
+	}
 	if f.seconds > 0 {
 		s = min(s, f.seconds)
 	}

@@ -42,6 +42,10 @@ func TestSetHeaders(t *testing.T) {
 			[8]string{"1", "0", "1", "946684891", "default", `"default";q=1;w=60`, `"default";r=0;t=60`, ""},
 		},
 		{
+			"a refusal of a store whose clock is behind ours", httplimit.Policy{Window: time.Minute}, reservoir.Result{Limit: 1, RetryAfter: in},
+			[8]string{"1", "0", "1", "946684891", "default", `"default";q=1;w=60`, `"default";r=0;t=60`, "60"},
+		},
+		{
 			"a window that is not of whole seconds", httplimit.Policy{Window: 1500 * time.Millisecond}, reservoir.Result{Allowed: true, Limit: 1},
 			[8]string{"1", "0", "1", "946684891", "default", `"default";q=1`, `"default";r=0;t=2`, ""},
 		},
@@ -53,9 +57,9 @@ func TestSetHeaders(t *testing.T) {
 			"a name to be quoted, too long for the buffer", httplimit.Policy{Name: `a "per user" limit\month, of 2^53-1 requests`},
 			reservoir.Result{Allowed: true, Limit: 1<<53 - 1, Remaining: 1<<53 - 2},
 			[8]string{
-				"9007199254740991", "9007199254740990", "1", "946684891", `a "per user" limit\month, of 2^53-1 requests`,
-				`"a \"per user\" limit\\month, of 2^53-1 requests";q=9007199254740991`,
-				`"a \"per user\" limit\\month, of 2^53-1 requests";r=9007199254740990;t=91`, "",
+				"999999999999999", "999999999999999", "0", "946684891", `a "per user" limit\month, of 2^53-1 requests`,
+				`"a \"per user\" limit\\month, of 2^53-1 requests";q=999999999999999`,
+				`"a \"per user\" limit\\month, of 2^53-1 requests";r=999999999999999;t=91`, "",
 			},
 		},
 	} {

@@ -50,6 +50,7 @@ func (w *response) settle(status int) {
 		return
 	}
 	w.settled = true
+	w.fields.own(w.Header(), &w.m.format)
 	if w.m.refund == nil || !w.m.refund(w.request, status, w.Header()) {
 		return
 	}

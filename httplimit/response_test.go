@@ -8,7 +8,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/http/httptrace"
+	"net/http/httputil"
 	"net/textproto"
+	"net/url"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -205,14 +207,38 @@ func TestRefundToWhoHasLeft(t *testing.T) {
 	assert.Zero(t, spent(l))
 }
 
+// A handler that panics is charged, unless the client was told otherwise before.
 func TestPanicIsCharged(t *testing.T) {
-	l := open(t, reservoir.PerHour(10))
-	h := httplimit.New(l, byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(http.StatusNotModified)
-		panic(http.ErrAbortHandler)
-	}))
-	assert.Panics(t, func() { get(h, "X-Tenant", "acme") })
-	assert.EqualValues(t, 1, spent(l))
+	for status, cost := range map[int]int64{http.StatusOK: 1, http.StatusNotModified: 0, 0: 1} {
+		l := open(t, reservoir.PerHour(10))
+		h := httplimit.New(l, byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if status != 0 {
+				w.WriteHeader(status)
+			}
+			panic(http.ErrAbortHandler)
+		}))
+		assert.Panics(t, func() { get(h, "X-Tenant", "acme") })
+		assert.Equal(t, cost, spent(l), "status %d", status)
+	}
+}
+
+// A server behind a reverse proxy has limits of its own. Its clients are told ours, and both
+// in the fields that are lists.
+func TestBehindAReverseProxy(t *testing.T) {
+	upstream := limited(t, open(t, reservoir.PerHour(3)), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+	upstream.Start()
+	target, err := url.Parse(upstream.URL)
+	require.NoError(t, err)
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	proxy.Transport = upstream.Client().Transport
+	front := limited(t, open(t, reservoir.PerHour(10)), proxy.ServeHTTP, httplimit.WithPolicy(httplimit.Policy{Name: "front"}))
+	front.Start()
+	resp, _ := ask(t, front, t.Context())
+	for name, want := range map[string]string{"Limit": "10", "Remaining": "9", "Used": "1", "Resource": "front"} {
+		assert.Equal(t, []string{want}, resp.Header.Values("X-RateLimit-"+name), name)
+	}
+	assert.Len(t, resp.Header.Values("X-RateLimit-Reset"), 1)
+	assert.Len(t, resp.Header.Values("RateLimit"), 2)
 }
 
 // A handler may change our headers; they are its own then.

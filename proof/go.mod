@@ -2,11 +2,9 @@ module github.com/go-reservoir/reservoir/proof
 
 go 1.26.0
 
-replace github.com/go-reservoir/reservoir => ../
-
 require (
 	github.com/anishathalye/porcupine v1.3.1
-	github.com/go-reservoir/reservoir v0.0.0
+	github.com/go-reservoir/reservoir v0.1.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/stretchr/testify v1.12.1
 	pgregory.net/rapid v1.3.0

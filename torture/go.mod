@@ -3,7 +3,7 @@ module github.com/go-reservoir/reservoir/torture
 go 1.26.0
 
 require (
-	github.com/go-reservoir/reservoir v0.0.0
+	github.com/go-reservoir/reservoir v0.1.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/stretchr/testify v1.12.1
 )
@@ -15,5 +15,3 @@ require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 )
-
-replace github.com/go-reservoir/reservoir => ../

@@ -67,8 +67,9 @@ var (
 )
 
 // Store implements backend.Store and backend.Inspector. It holds no connection of
-// its own, runs no goroutine between calls, and does not close the client. A call
-// costs one round trip to read and one to write, and as many again for each
+// its own and runs no goroutine between calls. The client stays usable; when one of its
+// connections breaks, its idle ones are closed (Client.Close), for they have most
+// likely died with it. A call costs one round trip to read and one to write, and as many again for each
 // conflict with another writer.
 type Store struct {
 	client *memcache.Client

@@ -142,20 +142,6 @@ func TestAccess(t *testing.T) {
 	require.Equal(t, backend.Rejected, class(t, all(t.Context(), other, "k")), "nothing but the prefix")
 }
 
-func TestAccessByFunctions(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	admin := server.Client()
-	loadLibrary(t, server)
-	line := rules(t, "functions")
-	minimal(t, line, server.SetUser, func(u user) error {
-		require.NoError(t, admin.FlushAll(t.Context()).Err())
-		return all(t.Context(), limiterOf(t, server, u, redisstore.WithFunctions()), "k")
-	})
-	backendtest.Run(t, always(plain{limiterOf(t, server, newUser(line), redisstore.WithFunctions())}))
-	require.Error(t, all(t.Context(), limiterOf(t, server, newUser(line)), "k"), "scripts are not allowed")
-}
-
 func TestAccessOfDashboard(t *testing.T) {
 	server := redistest.Start(t)
 	admin := server.Client()

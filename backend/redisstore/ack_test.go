@@ -2,13 +2,16 @@ package redisstore_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
@@ -169,6 +172,58 @@ func TestAckOnCluster(t *testing.T) {
 		require.ErrorIs(t, err, redisstore.ErrNotReplicated, "each master has one replica")
 		require.Regexp(t, "[01] of 2", err.Error())
 	}
+}
+
+// TestAckWhileSlotsMove: keys of a slot that moves may be told to try again, they alone;
+// nothing is charged that its caller was not told of, and afterwards WAIT goes to the new master.
+func TestAckWhileSlotsMove(t *testing.T) {
+	const callers, each = 4, 60
+	cluster := redistest.StartCluster(t, 3, 1)
+	from, to := cluster.Nodes[0], cluster.Nodes[1]
+	s := redisstore.New(cluster.Client(), redisstore.WithReplicaAck(1, 10*time.Second))
+	keys := keysIn(cluster, cluster.SlotsOf(from), "k", callers)
+	var moving []int
+	for _, key := range keys {
+		moving = append(moving, cluster.SlotOf(key))
+		take(t, s, key+"0", 1)
+	}
+	var allowed atomic.Int64
+	call := func(key string) error {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		r, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: millions, Tokens: 1})
+		if err == nil && r.Allowed {
+			allowed.Add(1)
+		}
+		return err
+	}
+	var wg sync.WaitGroup
+	for _, key := range keys {
+		require.NoError(t, call(key))
+		wg.Go(func() {
+			for range each {
+				if err := call(key); err != nil {
+					failure, ok := errors.AsType[*backend.Error](err)
+					assert.True(t, ok && failure.Class == backend.Unavailable && failure.KeyOnly, "%v", err)
+				}
+			}
+		})
+	}
+	cluster.Reshard(from, to, moving)
+	wg.Wait()
+	for _, key := range keys {
+		require.Eventually(t, func() bool { return call(key) == nil }, 10*time.Second, time.Millisecond)
+	}
+	to.ResetStats()
+	var used int64
+	for _, key := range keys {
+		require.NoError(t, call(key))
+		n, err := to.Client().Get(t.Context(), "{"+key+"}").Int64()
+		require.NoError(t, err)
+		used += n
+	}
+	require.EqualValues(t, callers, to.Calls("wait"))
+	require.Equal(t, allowed.Load(), used)
 }
 
 // TestFailoverWithAck: the primary dies while its replica lags. Programs that

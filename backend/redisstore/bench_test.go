@@ -14,13 +14,14 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 // BenchmarkFreshKeys makes each call on a key of its own, so that nothing but
 // shared pipelines can help. The yardstick, op=bare, is GitHub's script by a plain
 // EVALSHA of go-redis. Calls carry a deadline, as a limiter's do; that of op=alone,
-// a take, cannot be cancelled.
+// a take, ends by time alone.
 func BenchmarkFreshKeys(b *testing.B) {
 	limit := backend.Limit{Tokens: 1000, Window: time.Minute}
 	server := redistest.Start(b)
@@ -41,7 +42,9 @@ func BenchmarkFreshKeys(b *testing.B) {
 		}},
 		{"alone", func(ctx context.Context, key string) error {
 			at, _ := ctx.Deadline()
-			_, err := s.Take(uncancellable{context.Background(), at}, backend.TakeRequest{Key: key, Limit: limit, Tokens: 1})
+			timed := deadline.After(context.Background(), time.Until(at)) // as a limiter's
+			defer timed.Release()
+			_, err := s.Take(timed, backend.TakeRequest{Key: key, Limit: limit, Tokens: 1})
 			return err
 		}},
 		{"sync", func(ctx context.Context, key string) error {
@@ -59,14 +62,6 @@ func BenchmarkFreshKeys(b *testing.B) {
 		}
 	}
 }
-
-// uncancellable is a context that ends by its deadline alone.
-type uncancellable struct {
-	context.Context
-	at time.Time
-}
-
-func (u uncancellable) Deadline() (time.Time, bool) { return u.at, true }
 
 // calls makes b.N calls from so many goroutines and reports the median latency.
 func calls(b *testing.B, goroutines int, call func(context.Context, string) error) {

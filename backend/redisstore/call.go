@@ -3,9 +3,14 @@ package redisstore
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha1"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
 	"net"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,313 +20,312 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
+	"github.com/go-reservoir/reservoir/lua"
 )
 
-// command is a command that go-redis sends once. By default it sends EVALSHA
-// again, three times, when a reply is lost; retries are decided here, by what
-// may be repeated. A pipeline that holds one is not sent again either.
+// script is one Lua script and how to call it.
+type script struct {
+	op, source, sha string
+	readOnly        string // what ends the names of EVALSHA and EVAL for replicas, or nothing
+	keys, fields    int    // keys that it takes, integers in its reply
+	idempotent      bool   // it may be sent again when its outcome is unknown
+}
+
+// Sync and refund are idempotent and check changes nothing; take is not.
+var (
+	syncScript   = newScript("sync", lua.Sync, "", 3, 14, true)
+	takeScript   = newScript("take", lua.Take, "", 2, 5, false)
+	checkScript  = newScript("check", lua.Check, "_ro", 2, 5, true)
+	refundScript = newScript("refund", lua.Refund, "", 3, 3, true)
+)
+
+func newScript(op, source, suffix string, keys, fields int, idempotent bool) *script {
+	sum := sha1.Sum([]byte(source))
+	return &script{op, source, hex.EncodeToString(sum[:]), suffix, keys, fields, idempotent}
+}
+
+// firstContact is the number of integers in sync's reply to a client that opened a
+// window and knew of none: the last is its grant.
+const firstContact = 6
+
+// replies reports whether a reply of the script may have n integers.
+func (sc *script) replies(n int) bool {
+	return n == sc.fields || n == firstContact && sc.op == "sync"
+}
+
+// command is a command that go-redis sends once. By default it sends EVALSHA again,
+// three times, when a reply is lost. A pipeline that holds one is not sent again either.
 type command struct{ *redis.IntSliceCmd }
 
 // NoRetry is read by go-redis on Client, ClusterClient and in pipelines.
 func (command) NoRetry() bool { return true }
 
-// call is a request on its way: the arguments, its place in a group, the answer.
-// All attempts at the request use the same one, each with a new command.
-//
-// The caller owns it while it makes it and once it has heard of an answer; in
-// between, and for good when the caller leaves, the group does.
+// call is one attempt at a request. Its caller reads the outcome once told of it;
+// until then, and for good when the caller leaves, it belongs to its pipeline.
 type call struct {
-	script *script
-	ctx    context.Context // the caller's
-	ends   bool            // the context has a deadline or can be cancelled
-	inline bool            // it may keep the caller's own goroutine until it is answered
-	undo   *undo           // of a charge that comes when the caller has left; nil = nothing to do
-	tag    string          // the first key, by which a cluster finds its node
+	script  *script
+	ctx     context.Context
+	tag     string // the first key, by which a cluster finds its node
+	args    []any
+	clock   string               // a test's, Unix us; empty = the server's
+	after   int64                // the server's time, Unix us, after which it does nothing; 0 = whenever
+	undo    func(backend.Window) // of a take that is charged when its caller has left
+	pending *sync.WaitGroup      // the store's
+	again   bool                 // it is not the first attempt
+	own     bool                 // it is made by its caller's own goroutine
 
-	attempt int // at the call, from 0; the caller's alone, written while no group has the call
-
-	// args holds pointers into nums, to be written without boxing each number.
-	args  [maxArgs]any
-	nargs int
-	nums  [maxNums]int64
-	nnums int
-	test  bool   // a test's clock is in args
-	after *int64 // the latest instant at which it may run, in nums; nil = it takes none
-
-	state  atomic.Int32 // waiting, answered or left
-	done   chan struct{}
-	cmd    command
-	loads  uint32 // of the script, as counted when cmd left
-	reply  []int64
-	err    error
-	panic  any                    // of a hook of go-redis, which the caller is to see
-	flight atomic.Pointer[flight] // the last that it boarded
-
-	queued     bool // with next and prev guarded by the mutex of its group
-	next, prev *call
+	state atomic.Int32
+	done  chan struct{}
+	cmd   command
+	reply []int64
+	err   error
+	panic any // of a hook of go-redis, which the caller is to see
 }
 
+// States of a call. It is written when go-redis begins to put it on the wire: an
+// error before that is surely no lost reply. A caller who leaves before that may be
+// sure as well, because a call that is written later does nothing.
 const (
-	maxArgs = 3 + 3 + 19 // sync: command, script, number of keys; keys; arguments
-	maxNums = 17
-)
-
-// Who is first decides what becomes of an answer: the flight that brings it, or
-// the caller whose context has ended.
-const (
-	waiting = iota
-	answered
+	waiting int32 = iota
+	written
 	left
+	answered
 )
 
-// errUnsent is the outcome of a call whose caller left while it was still queued.
-var errUnsent = errors.New("the call was not sent")
-
-// dones are channels of calls that were answered, empty again.
-var dones = sync.Pool{New: func() any { return make(chan struct{}, 1) }}
-
-// newCall makes a call with its keys; text and numbers add the arguments.
-func newCall(ctx context.Context, sc *script, prefix, key string) *call {
-	keys := keysOf(prefix, key)
-	c := &call{script: sc, ctx: ctx, tag: keys[0], nargs: 3}
-	c.args[2] = sc.keys
+func (s *Store) newCall(ctx context.Context, sc *script, key string, args []any) *call {
+	keys := keysOf(s.prefix, key)
+	c := &call{script: sc, ctx: ctx, tag: keys[0], pending: &s.pending, done: make(chan struct{}, 1)}
+	c.args = append(make([]any, 0, 3+len(keys)+len(args)+2), nil, nil, sc.keys)
 	for _, k := range keys[:sc.keys] {
-		c.text(k)
+		c.args = append(c.args, k)
+	}
+	if now, test := storeclock.From(ctx); test {
+		c.clock = strconv.FormatInt(now.UnixMicro(), 10)
+	}
+	if c.args = append(append(c.args, args...), instant{c}); sc != checkScript {
+		c.args = append(c.args, c.clock)
 	}
 	return c
 }
 
-func (c *call) text(s string) {
-	c.args[c.nargs] = s
-	c.nargs++
+// instant is the argument that says until when a script may run, of a check that of
+// its clock. go-redis asks for its bytes when it writes the command.
+type instant struct{ c *call }
+
+// MarshalBinary implements encoding.BinaryMarshaler.
+func (i instant) MarshalBinary() ([]byte, error) {
+	if !i.c.state.CompareAndSwap(waiting, written) && i.c.state.Load() == left && i.c.script != checkScript {
+		return []byte("1"), nil // long ago
+	}
+	return []byte(i.String()), nil
 }
 
-func (c *call) numbers(list ...int64) {
-	for _, n := range list {
-		c.nums[c.nnums] = n
-		c.args[c.nargs] = &c.nums[c.nnums]
-		c.nnums, c.nargs = c.nnums+1, c.nargs+1
+// String is for hooks that print commands.
+func (i instant) String() string {
+	if i.c.script == checkScript {
+		return i.c.clock
 	}
+	return strconv.FormatInt(i.c.after, 10)
 }
 
-// finish adds what every script ends with: the instant after which it must not
-// run, for a flight to fill in, and a test's clock instead of the server's.
-func (c *call) finish() {
-	if c.script.dated {
-		c.after = &c.nums[c.nnums]
-		c.numbers(0)
+// stamp makes the command that is sent next: by the script's hash, or by its text.
+func (c *call) stamp(whole bool, now reading) {
+	if c.clock == "" {
+		c.after = now.limit(c.ctx)
 	}
-	now, test := storeclock.From(c.ctx)
-	if c.test = test; test {
-		c.text(fmt.Sprint(now.UnixMicro()))
-	} else {
-		c.text("")
-	}
-}
-
-// bound looks at how the call's context can end. One that nobody can cancel and
-// that go-redis will not outlast needs no second goroutine to watch it, which
-// costs a lone call more than all else on the client's side. The function that
-// is returned frees what was needed for that.
-func (c *call) bound(prompt bool) context.CancelFunc {
-	c.ends = true
-	if _, ok := c.ctx.(*deadline.Context); ok { // it has a Done, but only time ends it
-		c.inline = prompt
-		return func() {}
-	}
-	if c.ctx.Done() != nil {
-		return func() {}
-	}
-	deadline, ok := c.ctx.Deadline()
-	c.ends, c.inline = ok, !ok || prompt
-	if !ok {
-		return func() {}
-	}
-	ctx, cancel := context.WithDeadline(c.ctx, deadline)
-	c.ctx = ctx
-	return cancel
-}
-
-// ready makes the call fit for a new attempt.
-func (c *call) ready() {
-	c.reply, c.err, c.panic = nil, nil, nil
-	c.flight.Store(nil)
-	c.state.Store(waiting)
-	c.done = dones.Get().(chan struct{})
-}
-
-// stamp makes the command that is sent next: by the script's hash, or by its
-// text. The end of a context is no instant of a test's clock. For a caller that has
-// left it does nothing but make the server know the script.
-func (c *call) stamp(r reading, whole bool) {
-	switch {
-	case c.after == nil:
-	case c.state.Load() == left:
-		*c.after = longAgo
-	case !c.test:
-		*c.after = r.limit(c.ctx)
-	}
+	c.args[0], c.args[1] = "evalsha"+c.script.readOnly, c.script.sha
 	if whole {
-		c.args[0], c.args[1] = c.script.bySrc, c.script.source
-	} else {
-		c.args[0], c.args[1] = c.script.bySHA, c.script.sha
+		c.args[0], c.args[1] = "eval"+c.script.readOnly, c.script.source
 	}
-	c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.args[:c.nargs]...)}
+	c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.args...)}
 }
 
-// judge reads the command's outcome, which has the form of a reply or is an
-// error. It returns the server's time, Unix us, if the reply tells it, else 0.
+var (
+	errInsane  = errors.New("a reply with a number out of range")
+	errCrashed = errors.New("a hook of the client ended the call")
+)
+
+// judge reads the command's outcome and returns the server's time, Unix us, if it tells that.
 func (c *call) judge() (now int64) {
 	c.reply, c.err = c.cmd.Result()
 	switch {
 	case c.err != nil:
-		c.err = explain(c.err)
+		c.err = discreet(c.err)
+		network, ok := errors.AsType[net.Error](c.err)
+		if at, ends := c.ctx.Deadline(); ok && network.Timeout() && ends && !time.Now().Before(at) {
+			c.err = context.DeadlineExceeded // a socket is a moment earlier and has other words
+		}
+		if c.state.Load() == waiting {
+			c.err = unsent{c.err}
+		}
 		return 0
 	case !c.script.replies(len(c.reply)):
 		c.err = fmt.Errorf("a reply of %d integers, want %d", len(c.reply), c.script.fields)
 		return 0
-	}
-	if !sane(c.reply) {
+	case slices.Min(c.reply) < 0 || slices.Max(c.reply) > backend.MaxTokens:
 		c.err = errInsane
 		return 0
-	}
-	if c.reply[0]&flagLate != 0 {
+	case c.reply[0]&flagLate != 0:
 		c.err = errLate
 	}
-	if c.test {
+	if c.clock != "" {
 		return 0
 	}
 	return c.reply[1]
 }
 
-var errInsane = errors.New("a reply with a number out of range")
+// unwritten notes that the server has surely not carried the call out.
+func (c *call) unwritten() { c.state.CompareAndSwap(written, waiting) }
 
-// sane reports whether the numbers can be those of a script: it counts in doubles
-// and writes nothing below zero.
-func sane(reply []int64) bool {
-	for _, n := range reply {
-		if n < 0 || n > backend.MaxTokens {
-			return false
-		}
+// dropped settles the call if its caller has left, and reports whether it has.
+func (c *call) dropped() bool {
+	if c.state.Load() != left {
+		return false
 	}
+	c.err = context.Canceled
+	c.settle()
 	return true
 }
 
-// settle tells the caller that the answer is there. If the caller has left, a
-// charge that came too late is undone, and nobody waits for that.
+// settle tells the caller of the outcome, once. What a caller was charged who has left
+// is given back.
 func (c *call) settle() {
-	if c.state.CompareAndSwap(waiting, answered) {
-		c.done <- struct{}{} // never blocks: there is room for one
+	switch c.state.Swap(answered) {
+	case answered:
 		return
+	case left:
+		if c.err == nil && c.undo != nil && c.reply[0]&flagAllowed != 0 {
+			c.undo(backend.Window(c.reply[2]))
+		}
+	default:
+		c.done <- struct{}{} // never blocks: there is room for one
 	}
-	if c.err == nil && c.undo != nil && c.reply[0]&flagAllowed != 0 {
-		w := backend.Window(c.reply[2])
-		quietly(func() { c.undo.refund(w) })
-	}
+	c.pending.Done()
 }
 
-// await sends the call through g and returns with its answer or when its context
+// await sends the call through g and returns with its outcome or when its context
 // ends, whichever is first: go-redis does not interrupt a read for a context.
 func (c *call) await(g *group) ([]int64, error) {
-	c.ready()
+	c.pending.Add(1)
 	g.submit(c)
-	select {
-	case <-c.done: // it was inline; to ask for Done may cost a timer
-	default:
+	if c.state.Load() != answered { // by this goroutine: to ask for Done may cost a timer
 		select {
 		case <-c.done:
 		case <-c.ctx.Done():
-			if c.state.CompareAndSwap(waiting, left) {
-				return nil, g.leave(c)
+			switch {
+			case c.state.CompareAndSwap(waiting, left):
+				return nil, unsent{c.ctx.Err()}
+			case c.state.CompareAndSwap(written, left):
+				return nil, c.ctx.Err()
 			}
-			<-c.done // the answer came first after all
 		}
 	}
-	dones.Put(c.done)
 	if c.panic != nil {
 		panic(c.panic)
 	}
-	if c.err != nil {
-		return nil, c.timely()
+	return c.reply, c.err
+}
+
+// timed reports whether time alone ends the call's context, so that its caller need
+// not wait for anything but the reply.
+func (c *call) timed() bool {
+	_, ok := c.ctx.(*deadline.Context)
+	return ok
+}
+
+// Attempts at one call, the first included, and the pause before the second; it
+// doubles and is jittered. All of them share the caller's deadline and the budget of
+// their server. A lost reply is a matter of a connection, so if the third is lost too
+// there is more to it; a server that turns calls away may serve in a moment.
+const (
+	attemptsUnknown     = 3
+	attemptsUnavailable = 9
+	pause               = 2 * time.Millisecond
+)
+
+// run makes the call until it has an answer, may not be repeated, or its context
+// ends. It is the one place that repeats anything.
+func (s *Store) run(ctx context.Context, sc *script, key string, undo func(backend.Window), args ...any) ([]int64, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, &backend.Error{Op: sc.op, Class: backend.Unavailable, Err: err}
 	}
-	return c.reply, nil
-}
-
-// timely is the call's error as its caller should see it. A socket that has the
-// context's deadline reports it a moment before the context's own timer does.
-func (c *call) timely() error {
-	at, ok := c.ctx.Deadline()
-	network, timeout := errors.AsType[net.Error](c.err)
-	switch {
-	case !timeout || !network.Timeout() || !ok || time.Now().Before(at):
-		return c.err
-	case isDial(c.err):
-		return unsent{context.DeadlineExceeded}
-	}
-	return context.DeadlineExceeded
-}
-
-// undo gives back what a Take was charged.
-type undo struct {
-	store  *Store
-	key    string
-	tokens int64
-}
-
-func (u *undo) refund(w backend.Window) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_, _ = u.store.Refund(ctx, backend.RefundRequest{Key: u.key, Window: w, Client: "undo:" + rand.Text(), Total: u.tokens})
-}
-
-// longAgo is an instant, Unix us, that every server's clock has passed.
-const longAgo = 1
-
-// latest is the deadline of the most patient caller, and whether there is one.
-func latest(calls []*call) (last time.Time, ok bool) {
-	for _, c := range calls {
-		deadline, ok := c.ctx.Deadline()
-		if !ok {
-			return time.Time{}, false
+	for attempt := 0; ; attempt++ {
+		c := s.newCall(ctx, sc, key, args)
+		c.undo, c.again = undo, attempt > 0
+		g := s.group(ctx, c.tag)
+		reply, err := c.await(g)
+		if err == nil {
+			s.served(g)
+			return reply, nil
 		}
-		if deadline.After(last) {
-			last = deadline
+		f := faultOf(err)
+		s.cure(f)
+		if !sc.mayRepeat(f, attempt) || !(attempt == 0 && f.free || g.afford()) || !rest(ctx, pause<<attempt) {
+			return nil, &backend.Error{Op: sc.op, Class: f.class, Err: err, KeyOnly: f.keyOnly}
 		}
 	}
-	return last, true
 }
 
-// connectTime is what a flight has at least, however soon its callers leave: for a
-// distant server's dial, TLS, handshake and first load of a script.
-const connectTime = 2 * time.Second
-
-// detached is the context of a flight. It has the values of a lone caller's, lasts
-// as long as the most patient caller's and at least connectTime, and cannot be
-// cancelled: go-redis closes a connection, finished or not, whose context ends,
-// and the next caller would have to begin again.
-type detached struct {
-	context.Context
-	until time.Time
+// mayRepeat reports whether a call may be made again after such a failure.
+func (sc *script) mayRepeat(f fault, attempt int) bool {
+	switch f.class {
+	case backend.Unavailable:
+		return attempt+1 < attemptsUnavailable
+	case backend.Unknown:
+		return sc.idempotent && !f.final && attempt+1 < attemptsUnknown
+	}
+	return false
 }
 
-// detach returns the context of a flight with these calls.
-func detach(calls []*call) context.Context {
-	values := context.Background()
-	if len(calls) == 1 {
-		values = calls[0].ctx
+// do makes a call, unless the store is closed or cannot be used at all. A check is
+// made on a replica first, if there are any, in half of the time that its caller has:
+// a replica that hangs leaves time for the primary.
+func (s *Store) do(ctx context.Context, sc *script, key string, undo func(backend.Window), args ...any) ([]int64, error) {
+	if err := s.begin(); err != nil {
+		return nil, &backend.Error{Op: sc.op, Class: backend.Rejected, Err: err}
 	}
-	last, ok := latest(calls)
-	if !ok {
-		return context.WithoutCancel(values)
+	defer s.pending.Done()
+	if at, ok := ctx.Deadline(); ok && ctx.Done() == nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, at)
+		defer cancel()
 	}
-	if least := time.Now().Add(connectTime); last.Before(least) {
-		last = least
+	if n := uint32(len(s.readers)); n > 0 && sc == checkScript {
+		half := time.Second
+		if deadline, ok := ctx.Deadline(); ok {
+			half = time.Until(deadline) / 2
+		}
+		ctx, cancel := context.WithTimeout(ctx, half)
+		defer cancel()
+		if reply, err := s.newCall(ctx, sc, key, args).await(s.readers[s.nextRead.Add(1)%n]); err == nil {
+			return reply, nil
+		}
 	}
-	return &detached{values, last}
+	return s.run(ctx, sc, key, undo, args...)
 }
 
-func (d *detached) Deadline() (time.Time, bool) { return d.until, true }
+// undoOf gives back what a take was charged whose caller has left.
+func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
+	return func(w backend.Window) {
+		s.pending.Add(1)
+		go func() {
+			defer s.pending.Done()
+			defer func() { _ = recover() }() // of a hook of go-redis, which callers meet too
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_, _ = s.run(ctx, refundScript, r.Key, nil, "undo:"+rand.Text(), r.Tokens, int64(w))
+		}()
+	}
+}
 
-func (*detached) Done() <-chan struct{} { return nil }
-
-func (*detached) Err() error { return nil }
+// rest waits for about d and reports whether ctx was still alive then.
+func rest(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d/2 + mathrand.N(d))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -6,21 +6,20 @@ import (
 	"time"
 )
 
-// serverClock estimates the server's clock from its replies, so that a command
-// can carry the latest instant at which it still makes sense. A call that sat
-// out an outage in a socket or a proxy then does nothing when it is delivered.
+// serverClock estimates the server's clock from its replies, so that a command can
+// carry the latest instant at which it still makes sense. A call that sat out an
+// outage in a socket or a proxy then does nothing when it is delivered.
 //
 // A reply read at local time r that was written at server time s shows that the
-// server is ahead of us by at least s-r. The largest such bound of the last
-// minute is off by no more than the fastest reply was slow; it errs early, which
-// margin makes up for. With the nodes of a cluster it follows the one whose
-// clock is furthest ahead: later than need be for the others, never too early.
+// server is ahead of us by at least s-r. The largest such bound of the last minute is
+// off by no more than the fastest reply was slow; it errs early, which margin makes up
+// for. With a cluster it follows the node whose clock is furthest ahead: later than
+// need be for the others, never too early.
 type serverClock struct {
 	mu       sync.Mutex
-	base     time.Time
+	base     time.Time     // zero = nothing was heard yet
 	cur, old time.Duration // lower bounds of server time (Unix) minus local time since base
 	turned   time.Duration // local time at which cur became old
-	known    bool
 }
 
 const (
@@ -32,14 +31,15 @@ const (
 func (c *serverClock) heard(now int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.known {
+	first := c.base.IsZero()
+	if first {
 		c.base = time.Now()
 	}
 	at := time.Since(c.base)
 	bound := time.Duration(now)*time.Microsecond - at
 	switch {
-	case !c.known:
-		c.known, c.cur, c.old, c.turned = true, bound, bound, at
+	case first:
+		c.cur, c.old = bound, bound
 	case at-c.turned > turn:
 		c.old, c.cur, c.turned = c.cur, bound, at
 	default:
@@ -47,29 +47,24 @@ func (c *serverClock) heard(now int64) {
 	}
 }
 
-// limit returns the server time, Unix us, after which a call made under ctx
-// must not run any more, or 0 where that is not known.
-func (c *serverClock) limit(ctx context.Context) int64 {
-	return c.read().limit(ctx)
-}
-
 // reading is what a serverClock knew at one instant. A pipeline takes one for all
 // of its calls.
 type reading struct {
 	base  time.Time
 	ahead time.Duration // of the server, to local time since base
-	known bool
 }
 
 func (c *serverClock) read() reading {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return reading{c.base, max(c.cur, c.old), c.known}
+	return reading{c.base, max(c.cur, c.old)}
 }
 
+// limit returns the server time, Unix us, after which a call made under ctx must not
+// run any more, or 0 where that is not known.
 func (r reading) limit(ctx context.Context) int64 {
 	deadline, ok := ctx.Deadline()
-	if !ok || !r.known {
+	if !ok || r.base.IsZero() {
 		return 0
 	}
 	return (r.ahead + deadline.Sub(r.base) + margin).Microseconds()

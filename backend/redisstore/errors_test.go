@@ -19,72 +19,81 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// texts are what servers say, or do, instead of a reply, by the row of faults that
-// it belongs to.
-var texts = map[string][]string{
-	"LOADING":         {"-LOADING Redis is loading the dataset in memory"},
-	"MASTERDOWN":      {"-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'."},
-	"CLUSTERDOWN":     {"-CLUSTERDOWN The cluster is down"},
-	"slot not served": {"-CLUSTERDOWN Hash slot not served"},
-	"TRYAGAIN":        {"-TRYAGAIN Multiple keys request during rehashing of slot"},
-	"NOREPLICAS":      {"-NOREPLICAS Not enough good replicas to write."},
-	"max clients":     {"-ERR max number of clients reached"},
-	"BUSY":            {"-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."},
-	"MOVED":           {"-MOVED 12182 127.0.0.1:7002"}, // to a client that does not follow
-	"ASK":             {"-ASK 12182 127.0.0.1:7002"},
-	"READONLY":        {"-READONLY You can't write against a read only replica."},
-	"OOM":             {"-OOM command not allowed when used memory > 'maxmemory'."},
-	"MISCONF":         {"-MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk."},
-	"NOPERM":          {"-NOPERM User u has no permissions to run the 'evalsha' command"},
-	"NOAUTH":          {"-NOAUTH Authentication required.", "-ERR Protocol error: unauthenticated multibulk length"},
-	"WRONGPASS":       {"-WRONGPASS invalid username-password pair or user is disabled."},
-	"CROSSSLOT":       {"-CROSSSLOT Keys in request don't hash to the same slot"},
-	"WRONGTYPE":       {"-WRONGTYPE Operation against a key holding the wrong kind of value"},
-	"BADSTATE":        {"-BADSTATE the count is not an integer"},
-	"no reply":        {"$-1"},
-	"connection":      {hangUp, reset, silent, "*12\r\n:1\r\n:2\r\n" + hangUp},
-	"other reply":     {"-ERR unknown command 'evalsha'", "-ERR value is not an integer"},
-	"malformed":       {"*2\r\n:1\r\n:2", ":7", "+OK", "*1\r\n$3\r\nabc", "?what"},
+// rows are what servers say, or do, instead of a reply.
+type row struct {
+	text    string
+	class   backend.Class
+	keyOnly bool
 }
 
-// TestFaults: for every row of the table, each script meets that answer once, and
-// is said again or not. go-redis' options are its default.
+var rows = []row{
+	{"-LOADING Redis is loading the dataset in memory", backend.Unavailable, false},
+	{"-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", backend.Unavailable, false},
+	{"-CLUSTERDOWN The cluster is down", backend.Unavailable, false},
+	{"-CLUSTERDOWN Hash slot not served", backend.Unavailable, true},
+	{"-TRYAGAIN Multiple keys request during rehashing of slot", backend.Unavailable, true},
+	{"-NOREPLICAS Not enough good replicas to write.", backend.Unavailable, false},
+	{"-ERR max number of clients reached", backend.Unavailable, false},
+	{"-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", backend.Unavailable, false},
+	{"-MOVED 12182 127.0.0.1:7002", backend.Unavailable, true}, // to a client that does not follow
+	{"-ASK 12182 127.0.0.1:7002", backend.Unavailable, true},
+	{"-READONLY You can't write against a read only replica.", backend.Unavailable, false},
+	{"-OOM command not allowed when used memory > 'maxmemory'.", backend.Rejected, false},
+	{"-MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.", backend.Rejected, false},
+	{"-NOPERM User u has no permissions to run the 'evalsha' command", backend.Rejected, false},
+	{"-NOAUTH Authentication required.", backend.Rejected, false},
+	{"-ERR Protocol error: unauthenticated multibulk length", backend.Rejected, false},
+	{"-WRONGPASS invalid username-password pair or user is disabled.", backend.Rejected, false},
+	{"-CROSSSLOT Keys in request don't hash to the same slot", backend.Rejected, true},
+	{"-WRONGTYPE Operation against a key holding the wrong kind of value", backend.Rejected, true},
+	{"-BADSTATE the count is not an integer", backend.Rejected, true},
+	{"-ERR unknown command 'evalsha'", backend.Rejected, false},
+	{"-OOMPH is another word", backend.Rejected, false},
+	{"$-1", backend.Unknown, false},
+	{hangUp, backend.Unknown, false},
+	{reset, backend.Unknown, false},
+	{silent, backend.Unknown, false},
+	{"*12\r\n:1\r\n:2\r\n" + hangUp, backend.Unknown, false},
+	{"*2\r\n:1\r\n:2", backend.Unknown, false},
+	{":7", backend.Unknown, false},
+	{"+OK", backend.Unknown, false},
+	{"*1\r\n$3\r\nabc", backend.Unknown, false},
+	{"?what", backend.Unknown, false},
+}
+
+// TestFaults: each script meets each answer once, and is said again or not. go-redis'
+// options are its default.
 func TestFaults(t *testing.T) {
-	for name := range scenes {
-		require.True(t, slices.ContainsFunc(faults, func(f fault) bool { return f.name == name }), "no row %q", name)
+	for _, f := range faults {
+		if f.says != "" && f.says != "NOSCRIPT" {
+			require.True(t, slices.ContainsFunc(rows, func(r row) bool { return begins(r.text, "-"+f.says) }), "no row for %q", f.says)
+		}
 	}
-	for _, row := range append(faults, faultOf(errors.New("?"))) {
-		if scenes[row.name] != nil {
-			t.Run(row.name, func(t *testing.T) { requireRow(t, row, scenes[row.name](t)) })
-			continue
-		}
-		require.NotEmpty(t, texts[row.name], "no test of %q", row.name)
-		for _, text := range texts[row.name] {
-			t.Run(row.name+"/"+text[:min(len(text), 12)], func(t *testing.T) {
-				for _, sc := range scripts {
-					testFault(t, row, sc, text)
-				}
-			})
-		}
+	for _, r := range rows {
+		t.Run(r.text[:min(len(r.text), 12)], func(t *testing.T) {
+			for _, sc := range scripts {
+				testFault(t, r, sc)
+			}
+		})
+	}
+	for name, r := range scenes {
+		t.Run(name, func(t *testing.T) { requireRow(t, r.class, false, r.play(t)) })
 	}
 }
 
-// requireRow requires that err is a fault of the row.
-func requireRow(t *testing.T, row fault, err error) {
+// requireRow requires that err is such a fault.
+func requireRow(t *testing.T, class backend.Class, keyOnly bool, err error) {
 	t.Helper()
 	failure, ok := errors.AsType[*backend.Error](err)
 	require.True(t, ok, "%v", err)
-	require.Equal(t, row.class, failure.Class, "%v", err)
-	require.Equal(t, row.name, faultOf(failure.Err).name, "%v", err)
-	require.Equal(t, slices.Contains(ofKeys, row.name), failure.KeyOnly, "%v", err)
+	require.Equal(t, class, failure.Class, "%v", err)
+	require.Equal(t, keyOnly, failure.KeyOnly, "%v", err)
 }
 
-// ofKeys are the rows that say nothing of a server's other keys.
-var ofKeys = []string{"slot not served", "TRYAGAIN", "MOVED", "ASK", "CROSSSLOT", "WRONGTYPE", "BADSTATE"}
-
 // testFault lets the script be answered once with the text and then be served.
-func testFault(t *testing.T, row fault, sc *script, text string) {
+func testFault(t *testing.T, row row, sc *script) {
 	t.Helper()
+	text := row.text
 	server := newScripted(t, func(n int, sc *script) string {
 		if n > 0 {
 			return served(sc)
@@ -109,7 +118,7 @@ func testFault(t *testing.T, row fault, sc *script, text string) {
 		require.Equal(t, 2, server.called(), "%s", sc.op)
 		return
 	}
-	requireRow(t, row, err)
+	requireRow(t, row.class, row.keyOnly, err)
 	require.Equal(t, 1, server.called(), "%s is never said again", sc.op)
 }
 
@@ -128,17 +137,22 @@ func one(ctx context.Context, s *Store, sc *script) (err error) {
 	return err
 }
 
-// scenes are the rows that are no server's answer.
-var scenes = map[string]func(*testing.T) error{
-	"left unsent": func(t *testing.T) error { return unsentBy(t, context.Canceled) },
-	"unsent":      func(t *testing.T) error { return unsentBy(t, context.DeadlineExceeded) },
-	"late": func(t *testing.T) error {
+// scene is a failure that is no server's answer.
+type scene struct {
+	class backend.Class
+	play  func(*testing.T) error
+}
+
+var scenes = map[string]scene{
+	"left unsent": {backend.Unavailable, func(t *testing.T) error { return unsentBy(t, context.Canceled) }},
+	"unsent":      {backend.Unavailable, func(t *testing.T) error { return unsentBy(t, context.DeadlineExceeded) }},
+	"late": {backend.Unavailable, func(t *testing.T) error {
 		server := newScripted(t, func(n int, sc *script) string {
 			return strings.Replace(served(sc), ":0", ":1", 1)
 		})
 		return one(t.Context(), New(server.client(t)), takeScript)
-	},
-	"pool timeout": func(t *testing.T) error {
+	}},
+	"pool timeout": {backend.Unavailable, func(t *testing.T) error {
 		server := newScripted(t, func(int, *script) string { return silent })
 		s := New(server.client(t, func(o *redis.Options) { o.PoolSize, o.PoolTimeout = 1, time.Millisecond }))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -146,47 +160,47 @@ var scenes = map[string]func(*testing.T) error{
 		go func() { _ = one(ctx, s, takeScript) }()
 		require.Eventually(t, func() bool { return server.called() == 1 }, soon, time.Millisecond)
 		return one(t.Context(), s, takeScript)
-	},
-	"not replicated": func(t *testing.T) error {
+	}},
+	"not replicated": {backend.Unknown, func(t *testing.T) error {
 		server := redistest.Start(t) // without a replica
 		return one(t.Context(), New(server.Client(), WithReplicaAck(1, time.Millisecond)), syncScript)
-	},
-	"handshake": func(t *testing.T) error {
+	}},
+	"handshake": {backend.Rejected, func(t *testing.T) error {
 		server := httptest.NewTLSServer(nil)
 		t.Cleanup(server.Close)
 		server.Config.ErrorLog = nil
 		s := New(redis.NewClient(&redis.Options{Addr: server.Listener.Addr().String(), DialerRetries: 1, TLSConfig: &tls.Config{ServerName: "example.com"}}))
 		t.Cleanup(func() { _ = s.client.Close() })
 		return one(t.Context(), s, takeScript)
-	},
-	"dial": func(t *testing.T) error {
+	}},
+	"dial": {backend.Unavailable, func(t *testing.T) error {
 		server := redistest.Start(t)
 		server.Kill()
 		return one(t.Context(), New(server.Client(func(o *redis.Options) { o.DialerRetries = 1 })), takeScript)
-	},
-	"no nodes": func(t *testing.T) error {
+	}},
+	"no nodes": {backend.Unavailable, func(t *testing.T) error {
 		c := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { return nil, nil }})
 		t.Cleanup(func() { _ = c.Close() })
 		return one(t.Context(), New(c), takeScript)
-	},
-	"no sentinels": func(t *testing.T) error {
+	}},
+	"no sentinels": {backend.Unavailable, func(t *testing.T) error {
 		sentinel := newScripted(t, func(int, *script) string { return silent }) // it answers OK where an address should be
 		c := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{sentinel.addr}, DialerRetries: 1})
 		t.Cleanup(func() { _ = c.Close() })
 		return one(t.Context(), New(c), takeScript)
-	},
-	"closed": func(t *testing.T) error {
+	}},
+	"closed": {backend.Rejected, func(t *testing.T) error {
 		c := newScripted(t, nil).client(t)
 		require.NoError(t, c.Close())
 		return one(t.Context(), New(c), takeScript)
-	},
-	"NOSCRIPT": func(t *testing.T) error {
+	}},
+	"NOSCRIPT": {backend.Unavailable, func(t *testing.T) error {
 		server := newScripted(t, func(int, *script) string { return "-NOSCRIPT No matching script. Please use EVAL.\r\n" })
 		err := one(t.Context(), New(server.client(t)), takeScript)
-		require.Equal(t, 2*min(attemptsUnavailable, 1+reserve), server.called(), "each time by its hash and by its text")
+		require.Equal(t, 2*(1+initial), server.called(), "each time by its hash and by its text")
 		return err
-	},
-	"cancelled": func(t *testing.T) error {
+	}},
+	"cancelled": {backend.Unknown, func(t *testing.T) error {
 		server := newScripted(t, func(int, *script) string { return silent })
 		ctx, cancel := context.WithCancel(t.Context())
 		failed := make(chan error)
@@ -194,13 +208,13 @@ var scenes = map[string]func(*testing.T) error{
 		require.Eventually(t, func() bool { return server.called() == 1 }, soon, time.Millisecond)
 		cancel()
 		return <-failed
-	},
-	"deadline": func(t *testing.T) error {
+	}},
+	"deadline": {backend.Unknown, func(t *testing.T) error {
 		server := newScripted(t, func(int, *script) string { return silent })
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		return one(ctx, New(server.client(t)), syncScript)
-	},
+	}},
 }
 
 // unsentBy is the failure of a call whose context ends so while it is queued.
@@ -246,14 +260,15 @@ func TestUnsentButRefused(t *testing.T) {
 	t.Cleanup(secure.Close)
 	for _, row := range []struct {
 		name   string
+		class  backend.Class
 		o      redis.ClusterOptions
 		closed bool
 	}{
-		{name: "WRONGPASS", o: redis.ClusterOptions{Username: "poor", Password: "wrong"}},
-		{name: "NOPERM", o: redis.ClusterOptions{Username: "poor", Password: "pw"}},
-		{name: "handshake", o: redis.ClusterOptions{Addrs: []string{secure.Listener.Addr().String()}, DialerRetries: 1, TLSConfig: &tls.Config{ServerName: "example.com"}}},
-		{name: "closed", closed: true},
-		{name: "unsent", o: redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, DialerRetries: 1}}, // nobody is there
+		{name: "WRONGPASS", class: backend.Rejected, o: redis.ClusterOptions{Username: "poor", Password: "wrong"}},
+		{name: "NOPERM", class: backend.Rejected, o: redis.ClusterOptions{Username: "poor", Password: "pw"}},
+		{name: "handshake", class: backend.Rejected, o: redis.ClusterOptions{Addrs: []string{secure.Listener.Addr().String()}, DialerRetries: 1, TLSConfig: &tls.Config{ServerName: "example.com"}}},
+		{name: "closed", class: backend.Rejected, closed: true},
+		{name: "unsent", class: backend.Unavailable, o: redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, DialerRetries: 1}}, // nobody is there
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			if row.o.Addrs == nil {
@@ -265,9 +280,7 @@ func TestUnsentButRefused(t *testing.T) {
 				require.NoError(t, c.Close())
 			}
 			err := one(t.Context(), New(c, WithReplicaAck(1, time.Second)), takeScript)
-			require.ErrorIs(t, err, errUnsent)
-			i := slices.IndexFunc(faults, func(f fault) bool { return f.name == row.name })
-			requireRow(t, faults[i], err)
+			requireRow(t, row.class, false, err)
 		})
 	}
 }

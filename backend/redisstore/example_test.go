@@ -13,22 +13,18 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
-	"github.com/go-reservoir/reservoir/lua"
 )
 
 // startRedis stands for a server that you have; it starts one for an example.
 func startRedis() (addr string, stop func()) { return redistest.StartExample() }
 
-// newClient returns a client that leaves it to the store what may be repeated.
-func newClient(addr string) *redis.Client {
-	return redis.NewClient(&redis.Options{
-		Addr:                  addr,
-		MaxRetries:            -1,
-		DialerRetries:         1,
-		DialTimeout:           time.Second, // 200 ms in a service
-		ReadTimeout:           time.Second,
-		ContextTimeoutEnabled: true,
-	})
+// newClient returns a client as Options describes it, but for the patience: a
+// machine that runs examples may be slow.
+func newClient(addr string) redis.UniversalClient {
+	o, err := redisstore.Options("redis://" + addr)
+	must(err)
+	o.DialTimeout, o.ReadTimeout = time.Second, time.Second
+	return redis.NewUniversalClient(o)
 }
 
 // must is for what only fails when an example is set up wrongly.
@@ -45,6 +41,45 @@ func allow(store *redisstore.Store, opts ...reservoir.Option) (reservoir.Result,
 	must(err)
 	defer limiter.Close(context.Background())
 	return limiter.Allow(context.Background(), "user:42")
+}
+
+// A store by a URL. Close it after the limiter.
+func ExampleOpen() {
+	addr, stop := startRedis()
+	defer stop()
+	store, err := redisstore.Open("redis://"+addr, redisstore.WithPrefix("api:"))
+	must(err)
+	defer store.Close()
+	r, err := allow(store)
+	fmt.Println(r.Allowed, err)
+	_, err = redisstore.Open("redis://:secret%@host")
+	fmt.Println(err)
+	// Output:
+	// true <nil>
+	// reservoir: redis URL: want user:password@host:port, with %XX for what is no letter or digit in user and password
+}
+
+// What is to be different is changed before the client is made.
+func ExampleOptions() {
+	o, err := redisstore.Options("rediss-cluster://limiter:secret@10.0.0.1,10.0.0.2")
+	must(err)
+	o.PoolSize = 50
+	client := redis.NewUniversalClient(o)
+	defer client.Close()
+	fmt.Println(redisstore.New(client).Err(), o.Addrs, o.ReadTimeout)
+	// Output: <nil> [10.0.0.1:6379 10.0.0.2:6379] 200ms
+}
+
+// GitHub's layout: keys are spread over primaries, each with replicas for Check.
+func ExampleOpenShards() {
+	store, err := redisstore.OpenShards(map[string][]string{
+		"a": {"redis://10.0.0.1", "redis://10.0.0.2"}, // the primary, then its replicas
+		"b": {"redis://10.0.1.1", "redis://10.0.1.2"},
+	})
+	must(err)
+	defer store.Close()
+	fmt.Println(store.Shard("user:42"), store.Shard("user:43"))
+	// Output: a b
 }
 
 // What a limit is in Redis.
@@ -100,18 +135,6 @@ func ExampleWithReplicaAck() {
 	_, err := allow(store, reservoir.WithDirect())
 	fmt.Println(errors.Is(err, redisstore.ErrNotReplicated))
 	// Output: true
-}
-
-// A server where EVAL is not allowed: an operator loads the scripts ahead.
-func ExampleWithFunctions() {
-	addr, stop := startRedis()
-	defer stop()
-	client := newClient(addr)
-	defer client.Close()
-	must(client.FunctionLoad(context.Background(), lua.Library()).Err()) // or by "reservoir functions"
-	r, err := allow(redisstore.New(client, redisstore.WithFunctions()))
-	fmt.Println(r.Allowed, err)
-	// Output: true <nil>
 }
 
 // A server that evicts keys when its memory is full forgets windows that run.

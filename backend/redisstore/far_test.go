@@ -31,6 +31,11 @@ func documented(o *redis.Options) {
 	o.DialTimeout, o.ReadTimeout = 500*time.Millisecond, 200*time.Millisecond
 }
 
+func documentedCluster(o *redis.ClusterOptions) {
+	o.MaxRetries, o.DialerRetries, o.ContextTimeoutEnabled = -1, 1, true
+	o.DialTimeout, o.ReadTimeout = 500*time.Millisecond, 200*time.Millisecond
+}
+
 // unhurried is for calls that a busy machine must not fail.
 func unhurried(o *redis.Options) {
 	documented(o)

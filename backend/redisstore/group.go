@@ -1,6 +1,8 @@
 package redisstore
 
 import (
+	"context"
+	"errors"
 	"math"
 	"slices"
 	"sync"
@@ -10,297 +12,254 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A group is the calls to one server, which share pipelines. Invariants:
+// A group is the calls to one server, which share pipelines (a group commit):
 //
-//   - a call that finds fewer than lanes flights under way leaves at once and by
+//   - a call that finds fewer than lanes pipelines under way leaves at once and by
 //     itself: nobody waits for company;
-//   - to a distant server those who wait leave after a small part of a trip, with
-//     more flights under way: a trip more would be too late for them;
-//   - who comes while all lanes are taken rides with all others who did so, in
-//     the order in which they came, on the next flight;
-//   - a flight that a caller has given up on does not hold a lane any more: a
-//     connection that hangs until go-redis' read timeout delays no later call
-//     for longer than the patience of one caller;
-//   - a flight goes on when its callers have left, so that its connection is made
-//     and its script is known for those who come later;
-//   - a group without calls has no goroutine.
-//
-// The obvious design, one flight at a time, serves as many calls a second. But then
-// the second of two callers waits for the first one's reply, and a flight that
-// hangs keeps everybody.
+//   - who comes while all are under way leaves with all others who did so, on the
+//     first that comes back, or on one more if none does for a while: a connection
+//     that hangs, or a distant server, keeps nobody for long;
+//   - a pipeline goes on when its callers have left, so that its connection is made
+//     and its scripts are known for those who come later.
 type group struct {
-	client redis.UniversalClient
-	clock  *serverClock
-	lanes  int
-	ack    ack // for what its calls hand out
-	// elsewhere takes the calls that this server does not serve any more. It
-	// follows redirections, and nil means that there are none.
-	elsewhere *group
+	client    redis.UniversalClient
+	clock     *serverClock
+	ack       ack
+	elsewhere *group // takes what this server does not serve any more; it follows redirections
+	lanes     int
+	punctual  bool        // go-redis ends a call by its context's deadline
+	looked    atomic.Bool // at what to warn of
 
-	teaching chan struct{}    // holds an element while a flight tells the server a script
-	patience time.Duration    // with such a flight
-	loads    [4]atomic.Uint32 // times that a script was told, by its index
-	vain     atomic.Int32     // repetitions that got no reply either, since a call last did
-
-	mu          sync.Mutex // guards what follows; nothing else is locked under it
-	flying      int        // flights that hold a lane
-	first, last *call      // the queue
-	waiting     int
-	calls       int64 // that have come, repetitions not counted
-	budget      budget
-	trip        time.Duration // what an answered flight took of late, or 0
-	answers     bool          // the last flight was answered
-	pacing      bool          // a flight beyond lanes is to leave soon
-
-	succession // of a cluster's node
+	mu      sync.Mutex // guards what follows; nothing else is locked under it
+	queue   []*call
+	flying  int           // pipelines under way
+	hurry   bool          // one more is to leave soon
+	trip    time.Duration // the least that one took of late; 0 = the last was not answered
+	retries float64       // that may still be made: see afford
 }
 
-// lanes is how many pipelines may be under way to one server. From one to eight
-// there was no difference in throughput; so few keep pipelines long under load,
-// and several let calls leave at once and survive a connection that hangs.
-const lanes = 4
+const (
+	lanes    = 4                     // pipelines to one server: few are long, several survive one that hangs
+	maxLanes = 20                    // with those that left because none came back
+	alone    = math.MaxInt           // every call leaves by itself
+	longest  = 256                   // calls of one pipeline, so that the first need not wait for thousands
+	tooLong  = 20 * time.Millisecond // for a call to wait; a server that takes longer is distant
+)
 
-// fleet is the most calls of one pipeline, so that the first of them does not
-// wait for thousands of others.
-const fleet = 256
-
-func newGroup(client redis.UniversalClient, clock *serverClock, lanes int) *group {
-	return &group{client: client, clock: clock, lanes: lanes, patience: teachTime, teaching: make(chan struct{}, 1), budget: newBudget(time.Now())}
-}
-
-// alone is lanes without a bound: every call leaves by itself, maybe to a server
-// of its own.
-const alone = math.MaxInt
-
-// submit sends c now or queues it. It returns at once, but with the answer if c
-// is inline and leaves now.
+// submit sends c now, or queues it. A caller who cannot leave makes the call itself, if
+// the server is near: two switches of goroutines take as long as the network.
 func (g *group) submit(c *call) {
-	f := g.enter(c)
-	switch {
-	case f == nil:
-	case f.own:
-		g.escort(f)
-	default:
-		go f.fly()
-	}
-}
-
-// launch is submit from a flight, which has others to answer.
-func (g *group) launch(c *call) {
-	if f := g.enter(c); f != nil {
-		f.own = false
-		go f.fly()
-	}
-}
-
-// enter returns a flight with c on board if there is a lane for it, or queues c.
-func (g *group) enter(c *call) *flight {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if c.attempt == 0 {
-		g.calls++
+	if !c.again {
+		g.retries = min(g.retries+earned, reserve)
 	}
 	if g.flying >= g.lanes {
-		g.push(c)
-		g.pace()
-		return nil
+		if len(g.queue) == cap(g.queue) { // make room: who has left needs none
+			g.queue = slices.DeleteFunc(g.queue, (*call).dropped)
+		}
+		g.queue = append(g.queue, c)
+		g.hasten()
+		g.mu.Unlock()
+		return
 	}
 	g.flying++
-	f := &flight{group: g, lane: true, own: c.inline && (!c.ends || g.near())}
-	f.board(c)
-	return f
+	c.own = g.punctual && 0 < g.trip && g.trip < tooLong && c.timed()
+	g.mu.Unlock()
+	if c.own {
+		g.fly([]*call{c})
+	} else {
+		go g.fly([]*call{c})
+	}
 }
 
-// escort flies f for its one caller, who goes on with the answer; others that
-// have come meanwhile get a goroutine. A hook of go-redis may panic, and the
-// caller may survive that: the lane is freed in any case.
-func (g *group) escort(f *flight) {
-	back := false
+// hasten lets those who wait leave before a pipeline comes back. The caller holds g.mu.
+func (g *group) hasten() {
+	if len(g.queue) == 0 || g.flying >= maxLanes || g.hurry {
+		return
+	}
+	g.hurry = true
+	wait := tooLong
+	if g.trip > tooLong {
+		wait /= 4
+	}
+	time.AfterFunc(wait, func() {
+		g.mu.Lock()
+		g.hurry = false
+		g.flying++
+		g.mu.Unlock()
+		g.fly(g.next())
+	})
+}
+
+// next fills a pipeline with those who wait. If there are none it is not under way any more.
+func (g *group) next() []*call {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := min(len(g.queue), longest)
+	batch := slices.DeleteFunc(slices.Clone(g.queue[:n]), (*call).dropped)
+	g.queue = slices.Delete(g.queue, 0, n)
+	if len(batch) == 0 {
+		g.flying--
+	}
+	g.hasten()
+	return batch
+}
+
+// fly serves the calls, and who waits when it comes back. The callers see a panic of
+// a hook of go-redis.
+func (g *group) fly(batch []*call) {
 	defer func() {
-		if !back {
-			g.overdue(f)
+		if len(batch) > 0 { // a panic, or the goroutine's end
+			panicked := recover()
+			for _, c := range batch {
+				c.panic, c.err = panicked, errCrashed
+				c.settle()
+			}
+			go g.fly(g.next())
 		}
 	}()
-	f.leg()
-	f.own, back = false, true
-	if g.again(f) {
-		go f.fly()
-	}
-}
-
-// teach waits until no other flight tells the server a script, so that one does
-// it for all, and returns what to call when that is done. It waits no longer than
-// a load should take: a connection that hangs must not keep the others.
-func (g *group) teach() (done func()) {
-	if g.lanes == alone {
-		return func() {}
-	}
-	t := time.NewTimer(g.patience)
-	defer t.Stop()
-	select {
-	case g.teaching <- struct{}{}:
-		return func() { <-g.teaching }
-	case <-t.C:
-		return func() {}
-	}
-}
-
-// teachTime is far more than a load takes, and less than callers wait.
-const teachTime = 50 * time.Millisecond
-
-// taught reports whether the script that the server did not know when c was sent
-// has been told to it since.
-func (g *group) taught(c *call) bool {
-	return g.lanes != alone && g.loads[c.script.index].Load() != c.loads
-}
-
-// leave takes the call out whose caller has gone, and returns why it has no
-// answer: one that is still queued was surely not sent.
-func (g *group) leave(c *call) error {
-	g.mu.Lock()
-	if c.queued {
-		g.remove(c)
-		g.mu.Unlock()
-		return unsent{c.ctx.Err()}
-	}
-	g.mu.Unlock()
-	if f := c.flight.Load(); f != nil {
-		f.group.overdue(f)
-		return c.ctx.Err()
-	}
-	return unsent{c.ctx.Err()}
-}
-
-// overdue gives the flight's lane to those who wait.
-func (g *group) overdue(f *flight) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !f.lane {
-		return
-	}
-	f.lane = false
-	relief := &flight{group: g, lane: true}
-	if g.fill(relief) {
-		go relief.fly()
-		return
-	}
-	g.flying--
-}
-
-// nearby is a flight's time to a server that is near: a new connection there costs
-// a few of these, which is still less than callers wait.
-const nearby = 20 * time.Millisecond
-
-// near reports whether the server answers soon. A caller's own goroutine does no
-// more than the caller's own time allows, and so flies to such servers alone. The
-// caller holds g.mu.
-func (g *group) near() bool { return g.answers && g.trip < nearby }
-
-// measure notes how long the flight took, less what the few take that open a
-// connection. The caller holds g.mu.
-func (g *group) measure(f *flight) {
-	g.answers = f.answered
-	switch {
-	case !f.answered:
-	case f.took < g.trip || g.trip == 0:
-		g.trip = f.took
-	default:
-		g.trip += (f.took - g.trip) / 8
-	}
-}
-
-// farLanes is how many pipelines may be under way to a distant server. Who had to
-// wait there for one of a few to come back would be too late.
-const farLanes = 20
-
-// pace lets those who wait leave a part of a trip from now, beyond lanes, if the
-// server is distant. The caller holds g.mu.
-func (g *group) pace() {
-	if g.trip > nearby && g.flying < farLanes && !g.pacing {
-		g.pacing = true
-		time.AfterFunc(g.trip/(farLanes-lanes), g.relieve)
-	}
-}
-
-// relieve flies those who wait, and others until it finds none.
-func (g *group) relieve() {
-	g.mu.Lock()
-	f := &flight{group: g, lane: true}
-	g.pacing = false
-	full := g.fill(f)
-	if full {
-		g.flying++
-	}
-	if g.first != nil {
-		g.pace()
-	}
-	g.mu.Unlock()
-	if full {
-		f.fly()
-	}
-}
-
-// again fills a flight that has come back with those who wait, and reports
-// whether it is to leave. If not, its lane is free.
-func (g *group) again(f *flight) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.measure(f)
-	if !f.lane {
-		return false // it has been given away
-	}
-	if g.fill(f) {
-		return true
-	}
-	f.lane = false
-	g.flying--
-	return false
-}
-
-// fill moves calls from the queue to f. The caller holds g.mu.
-func (g *group) fill(f *flight) bool {
-	f.calls = slices.Grow(f.calls[:0], min(g.waiting, fleet))
-	for g.first != nil && len(f.calls) < fleet {
-		c := g.first
-		g.remove(c)
-		if c.state.Load() == waiting {
-			f.board(c)
+	for len(batch) > 0 {
+		own := batch[0].own
+		g.send(batch, false)
+		// A script is sent to a server that does not know it, and never ahead: a restart
+		// or a failover would lose it.
+		if batch = g.settle(batch); len(batch) > 0 {
+			g.send(batch, true)
+			for _, c := range g.settle(batch) {
+				c.settle()
+			}
+		}
+		if batch = g.next(); own && len(batch) > 0 {
+			go g.fly(batch)
+			batch = nil
 		}
 	}
-	return len(f.calls) > 0
 }
 
-// idle reports whether no call is on its way.
-func (g *group) idle() bool {
+// settle tells the callers, but for the calls that go on: to another server or, and
+// these it returns, to this one, for it does not know their script.
+func (g *group) settle(calls []*call) (missing []*call) {
+	for _, c := range calls {
+		switch {
+		case redis.HasErrorPrefix(c.err, "NOSCRIPT"):
+			c.unwritten()
+			missing = append(missing, c)
+		case g.elsewhere != nil && isElsewhere(c.err):
+			c.unwritten()
+			g.elsewhere.submit(c)
+		default:
+			c.settle()
+		}
+	}
+	return missing
+}
+
+// send sends the calls and judges their outcomes. The first that needs a script brings
+// its text, if the server lacks them; the others are behind it.
+func (g *group) send(calls []*call, scripts bool) {
+	began, now, told := time.Now(), g.clock.read(), map[*script]bool{}
+	cmds := make([]redis.Cmder, len(calls))
+	for i, c := range calls {
+		c.stamp(scripts && !told[c.script], now)
+		cmds[i], told[c.script] = c.cmd, true
+	}
+	ctx, cancel := detach(calls)
+	defer cancel()
+	switch {
+	case g.ack.concerns(calls):
+		g.ack.send(ctx, g.client, calls, cmds)
+	case len(calls) == 1:
+		_ = g.client.Process(ctx, cmds[0])
+	default:
+		pipeline(ctx, g.client, calls, cmds...)
+	}
+	at := int64(0)
+	for _, c := range calls {
+		at = max(at, c.judge())
+	}
+	g.measure(at, time.Since(began))
+}
+
+// measure notes what the server's clock said, 0 for nothing, and how long that took.
+func (g *group) measure(at int64, took time.Duration) {
+	if at != 0 {
+		g.clock.heard(at)
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.flying == 0 && g.first == nil
+	switch {
+	case at == 0:
+		g.trip = 0
+	case g.trip == 0 || took < g.trip:
+		g.trip = took
+	default:
+		g.trip += (took - g.trip) / 8
+	}
 }
 
-// push appends c to the queue. The caller holds g.mu.
-func (g *group) push(c *call) {
-	c.queued, c.prev, c.next = true, g.last, nil
-	if g.last == nil {
-		g.first = c
-	} else {
-		g.last.next = c
+// pipeline sends the commands, of which the first are the calls'. go-redis leaves them
+// without an error or a reply when a server refuses the connection, for its password
+// say: it takes that for the reply to one of them.
+func pipeline(ctx context.Context, client redis.UniversalClient, calls []*call, cmds ...redis.Cmder) {
+	pipe := client.Pipeline()
+	_ = pipe.BatchProcess(ctx, cmds...)
+	_, err := pipe.Exec(ctx)
+	for _, c := range calls {
+		if err != nil && c.cmd.Err() == nil && c.cmd.Val() == nil {
+			c.cmd.SetErr(err)
+		}
 	}
-	g.last = c
-	g.waiting++
 }
 
-// remove takes c out of the queue. The caller holds g.mu.
-func (g *group) remove(c *call) {
-	if c.prev == nil {
-		g.first = c.next
-	} else {
-		c.prev.next = c.next
+// isElsewhere reports whether the server surely did not execute a command, for
+// the slot or the server itself has moved.
+func isElsewhere(err error) bool {
+	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") || errors.Is(err, redis.ErrClosed)
+}
+
+// connectTime is what a pipeline has at least, however soon its callers leave: for a
+// distant server's dial, TLS, handshake and first load of a script.
+const connectTime = 2 * time.Second
+
+// detach returns the context of a pipeline. It has the values of a lone caller's and
+// outlasts all of them: go-redis closes a connection, finished or not, whose context
+// ends, and the next caller would have to begin again.
+func detach(calls []*call) (context.Context, context.CancelFunc) {
+	if calls[0].own {
+		return calls[0].ctx, func() {}
 	}
-	if c.next == nil {
-		g.last = c.prev
-	} else {
-		c.next.prev = c.prev
+	ctx, last := context.Background(), time.Now().Add(connectTime)
+	if len(calls) == 1 {
+		ctx = context.WithoutCancel(calls[0].ctx)
 	}
-	c.queued, c.prev, c.next = false, nil, nil
-	g.waiting--
+	for _, c := range calls {
+		at, ok := c.ctx.Deadline()
+		if !ok {
+			return ctx, func() {}
+		}
+		if after := at.Add(connectTime / 20); after.After(last) {
+			last = after
+		}
+	}
+	return context.WithDeadline(ctx, last)
+}
+
+// The retry budget of finagle (RetryBudget) and of "Site Reliability Engineering",
+// chapter 21: each call earns a tenth of a repetition, so that who repeats does not
+// keep a server down that has trouble enough. What one pipeline's calls earn is kept.
+const (
+	earned  = 0.1
+	reserve = earned * longest
+	initial = 3
+)
+
+// afford spends one repetition, if there is one.
+func (g *group) afford() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.retries < 1 {
+		return false
+	}
+	g.retries--
+	return true
 }

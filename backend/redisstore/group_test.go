@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,12 +39,13 @@ func newCrowd(t *testing.T) *crowd {
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr())
 	client := server.Client(func(o *redis.Options) { o.Addr, o.MinIdleConns = proxy.Addr(), 2*lanes })
-	x := &crowd{Store: New(client), t: t, server: server, proxy: proxy, client: client}
+	x := &crowd{Store: New(client, WithWarnings(nil)), t: t, server: server, proxy: proxy, client: client}
 	for _, sc := range []*script{syncScript, takeScript, checkScript, refundScript} {
 		require.NoError(t, client.ScriptLoad(t.Context(), sc.source).Err())
 	}
 	x.await(func() bool { return client.PoolStats().IdleConns >= 2*lanes })
 	x.settled()
+	x.whole.hurry = true // no more pipelines than lanes
 	server.ResetStats()
 	return x
 }
@@ -51,19 +55,17 @@ func (x *crowd) await(f func() bool) {
 	require.Eventually(x.t, f, soon, time.Millisecond)
 }
 
-func (x *crowd) group() *group { return x.primary.whole }
-
 // queued returns how many calls wait, and how many lanes are taken.
 func queued(g *group) (waiting, flying int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.waiting, g.flying
+	return len(g.queue), g.flying
 }
 
 // settled waits until no flight is under way.
 func (x *crowd) settled() {
 	x.t.Helper()
-	x.await(func() bool { w, f := queued(x.group()); return w == 0 && f == 0 })
+	x.await(func() bool { w, f := queued(x.whole); return w == 0 && f == 0 })
 }
 
 // take makes n calls on keys name0, name1 … and hands each outcome to check.
@@ -88,10 +90,10 @@ func (x *crowd) jam(ctx context.Context, check func(backend.TakeReply, error)) {
 // queue makes n calls that find all lanes taken.
 func (x *crowd) queue(ctx context.Context, name string, n int, check func(backend.TakeReply, error)) {
 	x.t.Helper()
-	before, flying := queued(x.group())
+	before, flying := queued(x.whole)
 	require.Equal(x.t, lanes, flying)
 	x.take(ctx, name, n, check)
-	x.await(func() bool { w, _ := queued(x.group()); return w == before+n })
+	x.await(func() bool { w, _ := queued(x.whole); return w == before+n })
 }
 
 func (x *crowd) used(key string) string {
@@ -131,20 +133,182 @@ func TestSharedPipeline(t *testing.T) {
 	x.settled()
 }
 
-// TestFleet: no pipeline is longer than a fleet.
-func TestFleet(t *testing.T) {
+// TestLongest: no pipeline is longer, so that the first of its calls is served soon.
+func TestLongest(t *testing.T) {
 	x := newCrowd(t)
 	x.jam(t.Context(), x.allowed)
-	x.queue(t.Context(), "k", 2*fleet+1, x.allowed)
-	x.group().mu.Lock()
-	f := &flight{group: x.group()}
-	require.True(t, x.group().fill(f))
-	x.group().mu.Unlock()
-	require.Len(t, f.calls, fleet)
-	x.wg.Go(f.leg)
+	x.queue(t.Context(), "k", 2*longest+1, x.allowed)
+	x.whole.mu.Lock()
+	x.whole.flying++
+	x.whole.mu.Unlock()
+	batch := x.whole.next()
+	require.Len(t, batch, longest)
+	x.wg.Go(func() { x.whole.fly(batch) })
 	x.proxy.Hold(false)
 	x.wg.Wait()
-	require.EqualValues(t, 2*fleet+1+lanes, x.server.Calls("evalsha"))
+	require.EqualValues(t, 2*longest+1+lanes, x.server.Calls("evalsha"))
+}
+
+// TestHungPipelines: connections that hang, as go-redis lets them for seconds, keep
+// nobody else's calls.
+func TestHungPipelines(t *testing.T) {
+	server := redistest.Start(t)
+	require.NoError(t, server.Client().ScriptLoad(t.Context(), takeScript.source).Err())
+	proxy := redistest.NewProxy(t, server.Addr())
+	proxy.Hold(true)
+	var away atomic.Bool
+	away.Store(true)
+	dial := redistest.Dialer(proxy)
+	s := New(server.Client(func(o *redis.Options) {
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if away.Load() {
+				return dial(ctx, network, addr)
+			}
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		}
+	}), WithWarnings(nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	for range lanes {
+		wg.Go(func() { assert.Error(t, one(ctx, s, takeScript)) })
+	}
+	require.Eventually(t, func() bool { return proxy.Held() >= lanes }, soon, time.Millisecond)
+	away.Store(false)
+	for range lanes {
+		require.NoError(t, one(t.Context(), s, takeScript))
+	}
+	require.EqualValues(t, lanes, server.Calls("evalsha"), "the others hang")
+	cancel()
+	wg.Wait()
+	proxy.Hold(false)
+	require.NoError(t, s.Close())
+	require.EqualValues(t, 2*lanes, server.Calls("evalsha"), "what comes late does nothing")
+}
+
+// TestScriptStorm: one EVAL for a pipeline, however many of its calls find the script missing.
+func TestScriptStorm(t *testing.T) {
+	const n = 200
+	x := newCrowd(t)
+	x.jam(t.Context(), x.allowed)
+	x.queue(t.Context(), "k", n, x.allowed)
+	require.NoError(t, x.server.Client().ScriptFlush(t.Context()).Err())
+	x.proxy.Hold(false)
+	x.wg.Wait()
+	require.Positive(t, x.server.Calls("eval"))
+	require.LessOrEqual(t, x.server.Calls("eval"), int64(2*lanes))
+	for i := range n {
+		require.Equal(t, "1", x.used(fmt.Sprint("k", i)))
+	}
+}
+
+// TestWrittenLater: a take whose caller left before it was on the wire does nothing
+// when it comes there, and need not be given back.
+func TestWrittenLater(t *testing.T) {
+	server := redistest.Start(t)
+	require.NoError(t, server.Client().ScriptLoad(t.Context(), takeScript.source).Err())
+	proxy := redistest.NewProxy(t, server.Addr())
+	proxy.Hold(true) // the greeting, with which a connection begins
+	s := New(server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() }), WithWarnings(nil))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3})
+	failure, ok := errors.AsType[*backend.Error](err)
+	require.True(t, ok)
+	require.Equal(t, backend.Unavailable, failure.Class, "it was surely not sent: %v", err)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Positive(t, proxy.Held())
+	require.Zero(t, server.Calls("evalsha"))
+	server.ResetStats()
+	proxy.Hold(false)
+	require.NoError(t, s.Close())
+	require.EqualValues(t, 1, server.Calls("evalsha"), "it came, and nothing to undo it")
+	require.Empty(t, server.Client().Keys(t.Context(), "*").Val())
+}
+
+// TestCloseWaits: for what a take was charged whose caller has left to be given back.
+func TestCloseWaits(t *testing.T) {
+	x := newCrowd(t)
+	x.proxy.Delay(200 * time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := x.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3})
+	x.unknown(backend.TakeReply{}, err)
+	require.NoError(t, x.Close())
+	require.EqualValues(t, 2, x.server.Calls("evalsha"))
+	require.Equal(t, "0", x.used("k"))
+	require.NoError(t, x.client.Ping(t.Context()).Err(), "the client is not the store's")
+}
+
+// TestLoadPanics: a hook that panics while a script is loaded is seen by those who
+// need the script, and by nobody else of their pipeline.
+func TestLoadPanics(t *testing.T) {
+	const n = 10
+	x := newCrowd(t)
+	x.jam(t.Context(), x.allowed)
+	x.queue(t.Context(), "k", n, x.allowed)
+	for i := range n {
+		x.wg.Go(func() {
+			assert.PanicsWithValue(t, "at EVAL", func() { _, _ = x.Check(t.Context(), fmt.Sprint("c", i), limit10) })
+		})
+	}
+	x.await(func() bool { w, _ := queued(x.whole); return w == 2*n })
+	require.NoError(t, x.server.Client().ScriptFlush(t.Context()).Err())
+	require.NoError(t, x.server.Client().ScriptLoad(t.Context(), takeScript.source).Err())
+	x.client.AddHook(panics{})
+	x.proxy.Hold(false)
+	x.wg.Wait()
+	x.settled()
+}
+
+// panics is a hook with a bug.
+type panics struct{ sees }
+
+func (panics) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if strings.HasPrefix(cmds[0].Name(), "eval_ro") {
+			panic("at EVAL")
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// TestNumbersReadAsNumbers: in the hooks and traces of go-redis.
+func TestNumbersReadAsNumbers(t *testing.T) {
+	x := newCrowd(t)
+	var seen []string
+	x.client.AddHook(sees{seen: &seen})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err := x.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3})
+	require.NoError(t, err)
+	_, err = x.Check(ctx, "k", limit10)
+	require.NoError(t, err)
+	require.Regexp(t, `^evalsha [0-9a-f]{40} 2 \{k} \{k}:exp 3 10 60000 0 \d+ `, seen[0])
+	require.Regexp(t, `^evalsha_ro [0-9a-f]{40} 2 \{k} \{k}:exp 10 60000 `, seen[1])
+}
+
+// sees notes what the commands of a client read like.
+type sees struct {
+	redis.Hook
+	seen *[]string
+}
+
+func (sees) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h sees) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	if h.seen == nil {
+		return next
+	}
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		*h.seen = append(*h.seen, cmd.String())
+		return err
+	}
+}
+
+func (sees) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 // TestPipelineLosesReply: no take of a pipeline is executed a second time, under
@@ -173,9 +337,9 @@ func TestPipelineLosesReply(t *testing.T) {
 
 // TestPipelineIsLost: a sync in a pipeline is said again, on its own account.
 func TestPipelineIsLost(t *testing.T) {
-	const n = 50
+	const n = longest / 20
 	x := newCrowd(t)
-	x.group().budget.have = n // as on a server with as many calls in a second as pipelines of 50 take
+	x.whole.retries = reserve // as after a busy time
 	x.jam(t.Context(), x.allowed)
 	for i := range n {
 		x.wg.Go(func() {
@@ -184,7 +348,7 @@ func TestPipelineIsLost(t *testing.T) {
 			assert.EqualValues(t, 4, r.Grant)
 		})
 	}
-	x.await(func() bool { w, _ := queued(x.group()); return w == n })
+	x.await(func() bool { w, _ := queued(x.whole); return w == n })
 	x.proxy.DropRequests("{lost7}", 1)
 	x.proxy.Hold(false)
 	x.wg.Wait()
@@ -243,202 +407,4 @@ func TestPipelineComesLate(t *testing.T) {
 	}
 	require.Positive(t, x.proxy.Delayed())
 	x.wg.Wait()
-}
-
-// TestHungLanes: connections that hang, as go-redis lets them for seconds, keep
-// their lanes only as long as somebody waits for them.
-func TestHungLanes(t *testing.T) {
-	x := newCrowd(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	x.jam(ctx, x.unknown)
-	patient, leave := context.WithCancel(t.Context())
-	x.queue(patient, "k", 3, x.unknown)
-	held := x.proxy.Held()
-	cancel() // the first give up, and those behind them get their lanes
-	x.await(func() bool { w, _ := queued(x.group()); return w == 0 && x.proxy.Held() > held })
-	leave()
-	x.wg.Wait()
-	_, flying := queued(x.group())
-	require.Zero(t, flying, "all were given up")
-	x.proxy.Hold(false)
-	x.await(func() bool { return x.server.Calls("evalsha") == 2*(lanes+3) }) // all given back
-	x.settled()
-}
-
-// TestScriptStorm: one EVAL, however many calls find the script missing.
-func TestScriptStorm(t *testing.T) {
-	const n = 200
-	x := newCrowd(t)
-	x.group().patience = soon // of a busy machine
-	x.jam(t.Context(), x.allowed)
-	x.queue(t.Context(), "k", n, x.allowed)
-	require.NoError(t, x.server.Client().ScriptFlush(t.Context()).Err())
-	x.proxy.Hold(false)
-	x.wg.Wait()
-	require.EqualValues(t, 1, x.server.Calls("eval"))
-
-	// A pipeline in which no script is known: one EVAL for each, first of its kind.
-	require.NoError(t, x.server.Client().ScriptFlush(t.Context()).Err())
-	x.server.ResetStats()
-	f := &flight{group: x.group()}
-	var list []*call
-	for i := range n {
-		c := newCall(t.Context(), takeScript, "", fmt.Sprint("p", i))
-		c.numbers(1, 10, 60000, 0)
-		if i%2 == 1 {
-			c = newCall(t.Context(), checkScript, "", fmt.Sprint("p", i))
-			c.numbers(10, 60000)
-		}
-		c.finish()
-		c.ready()
-		list = append(list, c)
-		f.board(c)
-	}
-	f.leg()
-	for _, c := range list {
-		<-c.done
-		require.NoError(t, c.err)
-	}
-	require.EqualValues(t, 1, x.server.Calls("eval"))
-	require.EqualValues(t, 1, x.server.Calls("eval_ro"))
-	require.EqualValues(t, n/2+n/2-1, x.server.Calls("evalsha"), "once in vain, then all but the first")
-	for i := 0; i < n; i += 2 {
-		require.Equal(t, "1", x.used(fmt.Sprint("p", i)))
-	}
-}
-
-// TestOwnInstant: each call of a pipeline carries the end of its own caller's
-// patience, by what is known of the server's clock when it leaves.
-func TestOwnInstant(t *testing.T) {
-	x := newCrowd(t)
-	x.clock.heard(time.Now().UnixMicro())
-	f := &flight{group: x.group()}
-	now := time.Now()
-	for i := range 3 {
-		ctx, cancel := context.WithDeadline(t.Context(), now.Add(time.Duration(i+1)*time.Minute))
-		defer cancel()
-		c := newCall(ctx, takeScript, "", fmt.Sprint("k", i))
-		c.numbers(1, 10, 60000, 0)
-		c.finish()
-		c.ready()
-		require.Zero(t, *c.after, "not before it leaves")
-		f.board(c)
-	}
-	f.leg()
-	for i, c := range f.calls {
-		want := now.Add(time.Duration(i+1)*time.Minute + margin)
-		require.WithinDuration(t, want, time.UnixMicro(*c.after), time.Second)
-		require.NoError(t, c.err)
-	}
-}
-
-// endless is a context that ends by its deadline alone.
-type endless struct {
-	context.Context
-	at time.Time
-}
-
-func (e endless) Deadline() (time.Time, bool) { return e.at, true }
-
-// TestUncancellable: a call that keeps its caller's goroutine ends with its
-// deadline all the same, whoever does not answer.
-func TestUncancellable(t *testing.T) {
-	for _, punctual := range []bool{true, false} {
-		t.Run(fmt.Sprint("punctual=", punctual), func(t *testing.T) {
-			server := redistest.Start(t)
-			proxy := redistest.NewProxy(t, server.Addr())
-			client := server.Client(func(o *redis.Options) { o.Addr, o.ContextTimeoutEnabled = proxy.Addr(), punctual })
-			s := New(client)
-			try := func(patience time.Duration) error {
-				ctx := endless{context.Background(), time.Now().Add(patience)}
-				_, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
-				return err
-			}
-			bounded := func() {
-				proxy.Hold(true)
-				defer proxy.Hold(false)
-				before, began := proxy.Held(), time.Now()
-				err := try(50 * time.Millisecond)
-				require.Error(t, err)
-				require.Less(t, time.Since(began), time.Second)
-				require.Greater(t, proxy.Held(), before)
-			}
-			bounded() // in the dial
-			require.NoError(t, try(soon))
-			bounded() // in the read
-			require.Eventually(t, func() bool { return try(soon) == nil }, soon, time.Millisecond)
-			require.ErrorIs(t, errors.Unwrap(try(-time.Second)), context.DeadlineExceeded)
-		})
-	}
-}
-
-// TestFlightsFindScriptMissing: of flights that were told so at the same time,
-// one tells the script.
-func TestFlightsFindScriptMissing(t *testing.T) {
-	x := newCrowd(t)
-	x.group().patience = soon
-	require.NoError(t, x.server.Client().ScriptFlush(t.Context()).Err())
-	x.group().teaching <- struct{}{} // until all have been told
-	x.take(t.Context(), "k", lanes, x.allowed)
-	x.await(func() bool { return x.server.Calls("evalsha") == lanes })
-	<-x.group().teaching
-	x.wg.Wait()
-	require.EqualValues(t, 1, x.server.Calls("eval"))
-	require.EqualValues(t, 2*lanes-1, x.server.Calls("evalsha"))
-}
-
-// TestTeacherHangs: a load that hangs does not keep other flights from their own.
-func TestTeacherHangs(t *testing.T) {
-	x := newCrowd(t)
-	require.NoError(t, x.server.Client().ScriptFlush(t.Context()).Err())
-	x.group().teaching <- struct{}{} // somebody is at it, for ever
-	x.take(t.Context(), "k", 1, x.allowed)
-	x.wg.Wait()
-	require.EqualValues(t, 1, x.server.Calls("eval"))
-}
-
-// TestPanicFreesLane: a hook that panics in a caller's own goroutine takes no
-// lane with it.
-func TestPanicFreesLane(t *testing.T) {
-	x := newCrowd(t)
-	x.client.AddHook(panics{on: "evalsha"})
-	for range lanes + 1 {
-		require.Panics(t, func() {
-			_, _ = x.Take(context.Background(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
-		})
-		_, flying := queued(x.group())
-		require.Zero(t, flying)
-	}
-}
-
-// TestPanicEndsLoad: nor does it keep others from telling the server a script.
-func TestPanicEndsLoad(t *testing.T) {
-	x := newCrowd(t)
-	require.NoError(t, x.client.ScriptFlush(t.Context()).Err())
-	x.client.AddHook(panics{on: "eval"})
-	require.Panics(t, func() {
-		_, _ = x.Take(context.Background(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
-	})
-	require.Empty(t, x.group().teaching)
-}
-
-// panics is a hook with a bug.
-type panics struct {
-	redis.Hook
-	on string // the command's name
-}
-
-func (panics) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (p panics) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() == p.on {
-			panic("a hook")
-		}
-		return next(ctx, cmd)
-	}
-}
-
-func (panics) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }

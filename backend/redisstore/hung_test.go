@@ -131,7 +131,8 @@ func (w *watched) call(wg *sync.WaitGroup, stop chan struct{}, keys []string, do
 
 // TestHungMaster stops the process of a master under load, through a store and
 // through limiters: its keys are served again soon after the election, and nobody
-// else notices. Each has a client of its own, with go-redis' default options.
+// else notices. Each has a client of its own, with the documented options: by those
+// go-redis learns of the new master soon.
 func TestHungMaster(t *testing.T) {
 	c := newSickCluster(t)
 	ill, fine := c.keys(true, 4), c.keys(false, 8)
@@ -139,7 +140,7 @@ func TestHungMaster(t *testing.T) {
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	for _, door := range []string{"store", "batches", "direct"} {
-		store := redisstore.New(c.Client())
+		store := redisstore.New(c.Client(documentedCluster))
 		first := callThrough(t, store, door, time.Second)
 		require.Eventually(t, func() bool { return first("first") == nil }, 10*time.Second, time.Millisecond)
 		sick[door], well[door] = newWatched(), newWatched()

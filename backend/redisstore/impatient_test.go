@@ -46,7 +46,7 @@ func TestImpatientCallers(t *testing.T) {
 			return ctx, cancel
 		},
 		"deadline": func(d time.Duration) (context.Context, func()) {
-			ctx := deadline.After(d)
+			ctx := deadline.After(context.Background(), d)
 			return ctx, ctx.Release
 		},
 		"timed": func(d time.Duration) (context.Context, func()) {

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -27,13 +26,20 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	if err := s.Err(); err != nil {
 		return none, err
 	}
-	tag := tagged(s.prefix, key)
+	client, keys := s.client, keysOf(s.prefix, key)
+	if s.cluster != nil { // whose own pipelines run hooks in goroutines of theirs
+		node, err := s.cluster.MasterForKey(ctx, keys[0])
+		if err != nil {
+			return none, wrap("inspect", unsent{err})
+		}
+		client = node
+	}
 	var used, exp *redis.StringCmd
 	var own *redis.MapStringStringCmd
 	var at *redis.TimeCmd
-	_, err := s.client.TxPipelined(ctx, func(p redis.Pipeliner) error {
-		used, exp = p.Get(ctx, tag), p.Get(ctx, tag+expSuffix)
-		own, at = p.HGetAll(ctx, tag+ownSuffix), p.Time(ctx)
+	_, err := client.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		used, exp = p.Get(ctx, keys[0]), p.Get(ctx, keys[1])
+		own, at = p.HGetAll(ctx, keys[2]), p.Time(ctx)
 		return nil
 	})
 	if err != nil && err != redis.Nil {
@@ -64,27 +70,21 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 }
 
 // field is the text of a client's field in {k}:own; see sync.lua.
-var field = regexp.MustCompile(`^~?(\d+)(?: (\d+))?(?: \d+){0,2}$`)
+var field = regexp.MustCompile(`^~?(\d{1,18})(?: (\d{1,18}))?(?: \d+){0,2}$`)
 
 // ledger reads the clients' fields of {k}:own; one of another window is void.
-func ledger(own map[string]string, w backend.Window) ([]backend.Account, error) {
+func ledger(own map[string]string, w backend.Window) (list []backend.Account, err error) {
 	if of, _, _ := strings.Cut(own["w"], " "); of != strconv.FormatInt(int64(w), 10) {
 		return nil, nil
 	}
-	var list []backend.Account
+	delete(own, "w")
 	for name, text := range own {
-		if name == "w" {
-			continue
-		}
 		m := field.FindStringSubmatch(text)
 		if m == nil {
 			return nil, badState("ledger")
 		}
-		granted, err := strconv.ParseInt(m[1], 10, 64)
-		returned, err2 := strconv.ParseInt(cmp.Or(m[2], "0"), 10, 64)
-		if err != nil || err2 != nil {
-			return nil, badState("ledger")
-		}
+		granted, _ := strconv.ParseInt(m[1], 10, 64)
+		returned, _ := strconv.ParseInt(m[2], 10, 64) // none is 0
 		list = append(list, backend.Account{Client: name, Granted: granted, Returned: returned})
 	}
 	slices.SortFunc(list, func(a, b backend.Account) int { return strings.Compare(a.Client, b.Client) })

@@ -11,16 +11,10 @@ const (
 	ownSuffix = ":own"
 )
 
-// tagged returns prefix{key}, whose braces are the only ones: a limit's keys lie
-// in one slot of a Redis Cluster, no key leaves its tag or shares another's, and
-// the suffixes of one can never be the text of another.
-func tagged(prefix, key string) string {
-	keys := keysOf(prefix, key)
-	return keys[0]
-}
-
-// keysOf returns the three keys of a limit, the count's, the end's and the
-// ledger's. They share one piece of memory: every call makes them.
+// keysOf returns the three keys of a limit: the count's, prefix{key}, the end's and
+// the ledger's. Its braces are the only ones: a limit's keys lie in one slot of a
+// Redis Cluster, no key leaves its tag or shares another's, and the suffixes of one
+// can never be the text of another. They share one piece of memory: every call makes them.
 func keysOf(prefix, key string) [3]string {
 	var b strings.Builder
 	b.Grow(2 * (len(prefix) + len(key) + 2 + len(expSuffix)))

@@ -11,6 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// tagged is the first of a limit's keys.
+func tagged(prefix, key string) string { return keysOf(prefix, key)[0] }
+
 func TestTagged(t *testing.T) {
 	for key, want := range map[string]string{
 		"user123":      "{user123}",

@@ -42,7 +42,7 @@ func newNodes(t *testing.T) *nodes {
 	x.Store = New(client)
 	_, err := x.Take(t.Context(), backend.TakeRequest{Key: "first", Limit: limit10, Tokens: 1})
 	require.NoError(t, err)
-	require.True(t, x.primary.known.Load(), "the slots are known now")
+	require.True(t, x.known.Load(), "the slots are known now")
 	x.await(func() bool { return client.PoolStats().IdleConns >= 3*2*lanes })
 	x.cluster.ResetStats()
 	return x
@@ -81,8 +81,9 @@ func (x *nodes) allowed(r backend.TakeReply, err error) {
 // jam makes the node hang under a call in each lane and queues one for each key.
 func (x *nodes) jam(node *redistest.Server, keys []string, check func(backend.TakeReply, error)) {
 	x.t.Helper()
-	g, proxy := x.primary.group(x.t.Context(), "{"+keys[0]+"}"), x.proxies[node]
-	require.NotSame(x.t, x.primary.whole, g)
+	g, proxy := x.Store.group(x.t.Context(), "{"+keys[0]+"}"), x.proxies[node]
+	require.NotSame(x.t, x.whole, g)
+	g.hurry = true // no more pipelines than lanes
 	proxy.Hold(true)
 	before := proxy.Held()
 	x.take(x.t.Context(), x.keys(node, "jam", lanes), x.allowed)
@@ -137,7 +138,7 @@ func (x *nodes) slot(key string, to *redistest.Server) (ask, moved func()) {
 		// A command of several keys is served there once all have come.
 		host, port, err := net.SplitHostPort(to.Addr())
 		require.NoError(t, err)
-		require.NoError(t, from.Client().Do(t.Context(), "migrate", host, port, "", 0, 5000, "keys", key, key+expSuffix).Err())
+		require.NoError(t, from.Client().Do(t.Context(), "migrate", host, port, "", 0, 5000, "keys", key, key+":exp").Err())
 	}
 	moved = func() {
 		set(to, "node", to)
@@ -206,24 +207,11 @@ func TestSlotMovesAndReplyIsLost(t *testing.T) {
 	require.Equal(t, fmt.Sprint(n), to.Client().Get(t.Context(), "{"+key+"}").Val())
 }
 
-// TestStormOnCluster: one EVAL for each master.
-func TestStormOnCluster(t *testing.T) {
-	x := newNodes(t)
-	node := x.cluster.Nodes[0]
-	keys := x.keys(node, "k", 50)
-	x.primary.group(t.Context(), "{"+keys[0]+"}").patience = soon // of a busy machine
-	x.jam(node, keys, x.allowed)
-	require.NoError(t, node.Client().ScriptFlush(t.Context()).Err())
-	x.proxies[node].Hold(false)
-	x.wg.Wait()
-	require.EqualValues(t, 1, node.Calls("eval"))
-}
-
 // TestGoneNode: a node's client that go-redis has closed is no end of the calls.
 func TestGoneNode(t *testing.T) {
 	x := newNodes(t)
 	key := x.keys(x.cluster.Nodes[0], "k", 1)[0]
-	g := x.primary.group(t.Context(), "{"+key+"}")
+	g := x.Store.group(t.Context(), "{"+key+"}")
 	closed := redis.NewClient(&redis.Options{Addr: x.cluster.Nodes[0].Addr()})
 	require.NoError(t, closed.Close())
 	g.client = closed
@@ -231,21 +219,54 @@ func TestGoneNode(t *testing.T) {
 	x.wg.Wait()
 }
 
-// TestGroupsOfNodesThatWent: groups of clients that go-redis has replaced do not
-// stay, and the busy ones do.
-func TestGroupsOfNodesThatWent(t *testing.T) {
-	r := &route{clock: new(serverClock)}
-	busy := newGroup(nil, r.clock, lanes)
-	busy.flying = 1
-	for range manyNodes {
-		r.nodes.Store(new(redis.Client), newGroup(nil, r.clock, lanes))
+// TestSlotIsOnBothSides: while a slot moves with one key of a limit here and one
+// there, Redis serves neither node's clients. The call waits for the rest.
+func TestSlotIsOnBothSides(t *testing.T) {
+	x := newNodes(t)
+	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
+	key := x.keys(from, "k", 1)[0]
+	tag := "{" + key + "}"
+	x.take(t.Context(), []string{key}, x.allowed)
+	x.wg.Wait()
+	rest := x.halfway(tag, to)
+	before := x.spent(key)
+	x.take(t.Context(), []string{key}, x.allowed)
+	x.await(func() bool { return x.spent(key) > before })
+	require.Zero(t, to.Calls("evalsha"))
+	rest()
+	x.wg.Wait()
+	require.EqualValues(t, 1, to.Calls("evalsha"))
+	require.Equal(t, "2", to.Client().Get(t.Context(), tag).Val())
+}
+
+// halfway begins to move the key's slot: its count has gone, its end has not. It
+// returns what moves the rest.
+func (x *nodes) halfway(tag string, to *redistest.Server) func() {
+	x.t.Helper()
+	from := x.cluster.NodeOf(tag)
+	host, port, err := net.SplitHostPort(to.Addr())
+	require.NoError(x.t, err)
+	do := func(s *redistest.Server, args ...any) string {
+		text, err := s.Client().Do(x.t.Context(), args...).Text()
+		require.NoError(x.t, err)
+		return text
 	}
-	client := new(redis.Client)
-	r.nodes.Store(client, busy)
-	r.sweep()
-	n := 0
-	r.nodes.Range(func(any, any) bool { n++; return true })
-	require.Equal(t, 1, n)
-	_, ok := r.nodes.Load(client)
-	require.True(t, ok)
+	slot := x.cluster.SlotOf(tag)
+	target := do(to, "cluster", "myid")
+	do(to, "cluster", "setslot", slot, "importing", do(from, "cluster", "myid"))
+	do(from, "cluster", "setslot", slot, "migrating", target)
+	do(from, "migrate", host, port, tag, 0, 5000)
+	return func() {
+		do(from, "migrate", host, port, tag+":exp", 0, 5000)
+		do(to, "cluster", "setslot", slot, "node", target)
+		do(from, "cluster", "setslot", slot, "node", target)
+	}
+}
+
+// spent returns how many repetitions the key's node could still make.
+func (x *nodes) spent(key string) float64 {
+	g := x.Store.group(x.t.Context(), "{"+key+"}")
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return -g.retries
 }

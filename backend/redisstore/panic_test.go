@@ -101,3 +101,42 @@ func TestHookPanics(t *testing.T) {
 		})
 	}
 }
+
+// TestHookPanicsOnCluster: the look for what to warn of runs no hook where nobody
+// could catch its panic. It would end this process.
+func TestHookPanicsOnCluster(t *testing.T) {
+	hook := new(bug)
+	client := redistest.StartCluster(t, 3, 0).Client(documentedCluster)
+	asked := make(chan struct{}, 10)
+	client.OnNewNode(func(node *redis.Client) { node.AddHook(atInfo{hook, asked}) })
+	s := redisstore.New(client)
+	for range 2 { // by the cluster's client, then by the node's
+		require.Eventually(t, func() bool { return takeWithin(s, "k", 10*time.Second) == nil }, 10*time.Second, time.Millisecond)
+	}
+	<-asked
+	require.NoError(t, takeWithin(s, "k", 10*time.Second))
+	hook.set(func() { panic("a hook's bug") })
+	for range 3 {
+		require.PanicsWithValue(t, "a hook's bug", func() { _ = takeWithin(s, "k", 10*time.Second) })
+	}
+	require.PanicsWithValue(t, "a hook's bug", func() { _, _ = s.Inspect(t.Context(), "k") })
+	hook.set(nil)
+	require.NoError(t, takeWithin(s, "k", 10*time.Second))
+}
+
+// atInfo is a hook that always panics at INFO.
+type atInfo struct {
+	*bug
+	asked chan struct{}
+}
+
+func (h atInfo) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	next = h.bug.ProcessHook(next)
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "info" {
+			h.asked <- struct{}{}
+			panic("at INFO")
+		}
+		return next(ctx, cmd)
+	}
+}

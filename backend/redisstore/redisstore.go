@@ -1,66 +1,45 @@
-// Package redisstore is the store in Redis 7.0 or later (and what speaks its
-// protocol): a single server, Sentinel, or Cluster, through a client of go-redis.
+// Package redisstore is the store in Redis 7.0 or later: a single server, Sentinel, or
+// Cluster, by a client of go-redis. Open makes both by a URL, Options the client's
+// options. OpenShards spreads keys over several servers.
 //
 // A limit on key k is three Redis keys, which share a slot: {k} counts the tokens
 // charged in the window, {k}:exp is the window's stored end, {k}:own is the ledger
 // of what each client was granted. The first and the last expire a second after the
 // window, the end a window's length later still: so a call with another length is
-// told the open one's. The scripts that change them are in package
-// lua. The first two are those of GitHub's rate limiter, so a program that runs
-// its scripts on the same keys shares the same limit.
+// told the open one's. The scripts that change them are in package lua. The first two
+// are those of GitHub's rate limiter, so a program that runs its scripts on the same
+// keys shares the same limit.
 //
 // # The client
 //
-// Any redis.UniversalClient serves but redis.Ring, which moves keys between
-// servers. The store bounds every call by its context even where go-redis does
-// not, but it cannot give a connection back before go-redis does, so give the
-// client short timeouts of its own and leave repeating to the store. A connection
-// that is being made outlives the call that needed it, for up to two seconds, and
-// later calls find it: DialTimeout may be longer than a caller waits, and should be
-// three round trips or more.
+// Any redis.UniversalClient serves but redis.Ring, which moves keys between servers.
+// Give it the options of Options, above all short timeouts: the store bounds every
+// call by its context even where go-redis does not, but cannot give a connection back
+// before go-redis does. A connection that is being made outlives the call that needed
+// it, for up to two seconds: DialTimeout may be longer than a caller waits, and should
+// be three round trips or more.
 //
-//	redis.NewClient(&redis.Options{
-//		Addr: addr, MaxRetries: -1, DialerRetries: 1,
-//		DialTimeout: 500 * time.Millisecond, ReadTimeout: 200 * time.Millisecond,
-//		ContextTimeoutEnabled: true,
-//	})
-//
-// # Pipelines
-//
-// A call that finds fewer than four pipelines under way to its server leaves at
-// once and alone; the others wait for one to come back and share the next. In a
-// Redis Cluster each master has pipelines of its own, made on the node's client:
-// hooks see them if they are set by ClusterClient.OnNewNode, as those of redisotel
-// are, and not if they are set on the cluster's client.
-//
-// Each call has its outcome, its deadline and its repetitions to itself. One whose
-// context ends while it waits was surely not sent (backend.Unavailable).
+// Calls to one server that are pending at the same time share pipelines. Those of a
+// Redis Cluster are made on the node's client: hooks see them if they are set by
+// ClusterClient.OnNewNode, as those of redisotel are.
 //
 // # Failures
 //
-// A call that surely was not carried out is repeated within its context, with
-// growing pauses, and so is a sync whose outcome is unknown. To a server that fails
-// no more than one call in ten is a repetition, beside a few at first.
+// A call that surely was not carried out is repeated within its context, with growing
+// pauses, and so is a sync whose outcome is unknown. To a server that fails no more
+// than one call in ten is a repetition, beside a few at first.
 //
-// When a node of a Redis Cluster is silent its replica is asked whether it serves
-// the slot by now, so that calls go to it as soon as it was elected, some seconds
-// before go-redis would find out. Not so where a program names the nodes itself
-// (ClusterOptions.ClusterSlots, redis.NewFailoverClusterClient): a replica that is
-// not in cluster mode would say yes. Between the failure and the election a cluster
-// answers CLUSTERDOWN for every key, unless cluster-require-full-coverage is "no":
-// set it. While a slot moves, Redis answers TRYAGAIN for keys whose parts are on
-// both sides, and for new ones: move slots in small steps (MIGRATE with few keys
-// takes well under a millisecond) and no caller sees it.
-//
-// A context that cannot be cancelled, whose Done is nil, saves a goroutine and the
-// switches to it and back: with ContextTimeoutEnabled, if it has a deadline, and
-// with any client, if it has none.
+// Between the failure of a master and the election of another a cluster answers
+// CLUSTERDOWN for every key, unless cluster-require-full-coverage is "no": set it.
+// While a slot moves, Redis answers TRYAGAIN for keys whose parts are on both sides,
+// and for new ones: move slots in small steps and no caller sees it.
 package redisstore
 
 import (
 	"context"
-	"math/rand/v2"
+	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode"
@@ -71,25 +50,28 @@ import (
 )
 
 // Store implements backend.Store and backend.Inspector. Make it with New. It is safe
-// for concurrent use; several limiters may share it. It holds no connection
-// of its own (for a while it does: WithReplicaAck), runs no goroutine between calls
-// but for a connection or a reply that is still to come and for a look at the server
-// after the first (WithWarnings), and does not close the client.
+// for concurrent use; several limiters may share it. It runs no goroutine between calls
+// but for a reply that is still to come and for a look at the server after the first
+// (WithWarnings).
 type Store struct {
 	client   redis.UniversalClient   // the one that writes
-	primary  *route                  // to it
 	replicas []redis.UniversalClient // for Check
-	readers  []*route                // to them, each with the primary as a second
-	nextRead atomic.Uint32
 	prefix   string
-	clock    serverClock
-	err      error // a fault of the set-up
+	ack      ack
+	acked    bool          // ack was asked for, if with values that make no sense
+	warn     func(Warning) // nil = nobody is told
+	err      error         // a fault of the set-up
 
-	functions bool // the scripts are called as functions
-	ack       ack
-	acked     bool          // ack was asked for, if with values that make no sense
-	warn      func(Warning) // nil = nobody is told
-	looked    atomic.Bool   // for what to warn of
+	route
+	readers  []*group // to replicas
+	nextRead atomic.Uint32
+	clock    serverClock
+	warned   atomic.Bool
+
+	owned   []redis.UniversalClient // to close
+	closing sync.RWMutex
+	closed  bool           // guarded by closing
+	pending sync.WaitGroup // calls, and their undoing. From 0 it grows under closing
 }
 
 var (
@@ -125,40 +107,31 @@ func New(client redis.UniversalClient, opts ...Option) *Store {
 	if s.err = s.validate(); s.err != nil {
 		return s
 	}
-	s.primary = newRoute(client, &s.clock)
-	s.primary.require(s.ack)
+	s.whole = s.newGroup(client)
+	s.cluster, _ = client.(*redis.ClusterClient)
 	for _, replica := range s.replicas {
-		r := newReadRoute(replica, &s.clock)
-		r.second = s.primary
-		s.readers = append(s.readers, r)
+		s.readers = append(s.readers, s.newGroup(replica))
 	}
 	return s
 }
 
 func (s *Store) validate() error {
 	for _, c := range append([]redis.UniversalClient{s.client}, s.replicas...) {
-		switch c := c.(type) {
-		case nil:
+		switch c {
+		case nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil):
 			return errNoClient
-		case *redis.Ring:
+		}
+		if _, ok := c.(*redis.Ring); ok {
 			return errRing
-		case *redis.Client:
-			if c == nil {
-				return errNoClient
-			}
-		case *redis.ClusterClient:
-			if c == nil {
-				return errNoClient
-			}
 		}
 	}
 	if strings.ContainsFunc(s.prefix, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) || r == '{' || r == '}' }) {
 		return errPrefix
 	}
-	if s.acked {
-		return s.ack.validate(s.client)
+	if !s.acked {
+		return nil
 	}
-	return nil
+	return s.ack.validate(s.client)
 }
 
 // Err returns the fault of the set-up, if any, before a call meets it.
@@ -167,6 +140,36 @@ func (s *Store) Err() error {
 		return nil
 	}
 	return &backend.Error{Op: "open", Class: backend.Rejected, Err: s.err}
+}
+
+// Close waits for the calls that are under way, also for those whose callers have
+// left, and for the return of what those were charged: as long as the client's
+// timeouts at most. Later calls are rejected. It closes the client if Open made it.
+func (s *Store) Close() error {
+	s.closing.Lock()
+	owned := s.owned
+	s.closed, s.owned = true, nil
+	s.closing.Unlock()
+	s.pending.Wait()
+	var errs []error
+	for _, client := range owned {
+		errs = append(errs, client.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// begin counts a call, unless the store is closed or cannot be used at all.
+func (s *Store) begin() error {
+	if s.err != nil {
+		return s.err
+	}
+	s.closing.RLock()
+	defer s.closing.RUnlock()
+	if s.closed {
+		return errClosed
+	}
+	s.pending.Add(1)
+	return nil
 }
 
 // Flags of a script's reply.
@@ -184,7 +187,15 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	v, err := s.run(s.sync(ctx, r), s.primary)
+	leaving := int64(0)
+	if r.Leaving {
+		leaving = 1
+	}
+	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand}
+	if r.Peers|r.Pace|int64(r.End)|leaving|int64(r.Window) != 0 { // a first contact has none of these
+		args = append(args, r.Peers, r.Pace, int64(r.End), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
+	}
+	v, err := s.do(ctx, syncScript, r.Key, nil, args...)
 	if err != nil {
 		return out, err
 	}
@@ -210,20 +221,6 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	}, nil
 }
 
-func (s *Store) sync(ctx context.Context, r backend.SyncRequest) *call {
-	c := newCall(ctx, s.form(syncScript), s.prefix, r.Key)
-	c.text(r.Client)
-	leaving := int64(0)
-	if r.Leaving {
-		leaving = 1
-	}
-	c.numbers(r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand)
-	if r.Peers|r.Pace|int64(r.End)|leaving|int64(r.Window) != 0 { // a first contact has none of these
-		c.numbers(r.Peers, r.Pace, int64(r.End), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
-	}
-	return c
-}
-
 // Take implements backend.Store with one EVALSHA. When ctx ends before the reply
 // comes, the tokens are given back as soon as it does; when it never comes they
 // stay charged until the window ends.
@@ -232,10 +229,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	c := newCall(ctx, s.form(takeScript), s.prefix, r.Key)
-	c.numbers(r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End))
-	c.undo = &undo{s, r.Key, r.Tokens}
-	v, err := s.run(c, s.primary)
+	v, err := s.do(ctx, takeScript, r.Key, s.undoOf(r), r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End))
 	if err != nil {
 		return out, err
 	}
@@ -250,13 +244,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	if err := l.Validate(); err != nil {
 		return backend.State{}, err
 	}
-	to := s.primary
-	if n := uint32(len(s.readers)); n > 0 {
-		to = s.readers[s.nextRead.Add(1)%n]
-	}
-	c := newCall(ctx, s.form(checkScript), s.prefix, key)
-	c.numbers(l.Tokens, l.Window.Milliseconds())
-	v, err := s.run(c, to)
+	v, err := s.do(ctx, checkScript, key, nil, l.Tokens, l.Window.Milliseconds())
 	if err != nil {
 		return backend.State{}, err
 	}
@@ -269,10 +257,7 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 	if err := r.Validate(); err != nil {
 		return 0, err
 	}
-	c := newCall(ctx, s.form(refundScript), s.prefix, r.Key)
-	c.text(r.Client)
-	c.numbers(r.Total, int64(r.Window))
-	v, err := s.run(c, s.primary)
+	v, err := s.do(ctx, refundScript, r.Key, nil, r.Client, r.Total, int64(r.Window))
 	if err != nil {
 		return 0, err
 	}
@@ -281,28 +266,13 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 
 // Shard names the part of the store that the key is on, so that a limiter can hold
 // the parts apart whose failures are not each other's: in a Redis Cluster the
-// address of the master that served the key's slot when last heard of. It is "" for
-// a single server, and in a cluster until the first call has been served. It does
-// no I/O.
-//
-// A limiter asks before each call, so that the keys of a master that has failed are
-// its replica's as soon as that is known to serve them, and not held up by what was
-// known of the other.
+// address of the slot's master, as far as known. It is "" for a single server, and in
+// a cluster until the first call has been served. It does no I/O.
 func (s *Store) Shard(key string) string {
-	if s.err != nil {
-		return ""
+	if node := s.node(context.Background(), keysOf(s.prefix, key)[0]); node != nil {
+		return node.Options().Addr
 	}
-	tag := tagged(s.prefix, key)
-	node := s.primary.node(context.Background(), tag)
-	if node == nil {
-		return ""
-	}
-	if g, ok := s.primary.nodes.Load(node); ok { // its heir may serve by now
-		if heir, ok := g.(*group).current(tag).client.(*redis.Client); ok {
-			node = heir
-		}
-	}
-	return node.Options().Addr
+	return ""
 }
 
 // state reads the fields that the replies of sync, take and check begin with.
@@ -312,19 +282,5 @@ func state(v []int64) backend.State {
 		Left:      max(time.Duration(v[2]*1000-v[1])*time.Microsecond, 0),
 		Remaining: v[3],
 		Length:    time.Duration(v[4]) * time.Millisecond,
-	}
-}
-
-func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
-
-// sleep waits for d and reports whether ctx was still alive then.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

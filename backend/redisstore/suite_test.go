@@ -130,6 +130,21 @@ func TestCheckOnReplicaThatRefuses(t *testing.T) {
 	require.Equal(t, backend.Rejected, class(t, err))
 }
 
+// TestCheckOnReplicaThatHangs: it takes half of the caller's time, and the primary answers.
+func TestCheckOnReplicaThatHangs(t *testing.T) {
+	r := redistest.StartReplicated(t, 1)
+	s := redisstore.New(r.Primary.Client(), redisstore.WithReplicas(r.Replicas[0].Client()))
+	take(t, s, "k", 4)
+	r.Replicas[0].Pause()
+	defer r.Replicas[0].Resume()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	state, err := s.Check(ctx, "k", limit10)
+	require.NoError(t, err)
+	require.EqualValues(t, 6, state.Remaining)
+	require.Positive(t, r.Primary.Calls("evalsha_ro", "eval_ro"))
+}
+
 func TestCheckOnClusterReplicas(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)

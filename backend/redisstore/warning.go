@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -44,31 +43,16 @@ func logWarning(w Warning) {
 // lookTime bounds the look at a server's memory policy.
 const lookTime = 2 * time.Second
 
-// met notes that a call has succeeded. At the first one the server is looked at,
-// off the caller's path.
-func (s *Store) met() {
-	if s.warn != nil && !s.looked.Load() && s.looked.CompareAndSwap(false, true) {
-		quietly(s.look)
-	}
-}
-
-func (s *Store) look() {
+// look asks one server how it is set up. A hook of go-redis may panic here: callers
+// meet the same one.
+func (s *Store) look(server redis.Cmdable) {
+	defer func() { _ = recover() }()
 	ctx, cancel := context.WithTimeout(context.Background(), lookTime)
 	defer cancel()
-	var once sync.Once
-	at := func(ctx context.Context, server redis.Cmdable) error {
-		if text, err := server.Info(ctx, "memory").Result(); err == nil {
-			if w, evicts := evicting(text); evicts {
-				once.Do(func() { s.warn(w) })
-			}
-		}
-		return nil
+	text, err := server.Info(ctx, "memory").Result()
+	if w, evicts := evicting(text); err == nil && evicts && s.warned.CompareAndSwap(false, true) {
+		s.warn(w)
 	}
-	if cluster, ok := s.client.(*redis.ClusterClient); ok {
-		_ = cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return at(ctx, node) })
-		return
-	}
-	_ = at(ctx, s.client)
 }
 
 // evicting reads INFO memory and reports whether the server may evict keys.

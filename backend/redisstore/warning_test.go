@@ -134,7 +134,9 @@ func TestWarnsOfEvictionInCluster(t *testing.T) {
 	}
 	w := make(warned, 10)
 	s := redisstore.New(cluster.Client(), w.take())
-	take(t, s, "foo", 1)
+	for i := range 50 {
+		take(t, s, fmt.Sprint("first", i), 1)
+	}
 	require.Equal(t, "volatile-ttl", w.one(t).Policy)
 	for i := range 50 {
 		take(t, s, fmt.Sprint(i), 1)

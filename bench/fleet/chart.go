@@ -4,6 +4,14 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 // group is rows that belong together: a block of the table, a column of the chart.
@@ -34,128 +42,80 @@ var measures = []measure{
 		func(b bar) float64 { return b.waited }},
 }
 
-// The layout, in pixels.
-const (
-	panelWidth  = 620
-	panelHeight = 190
-	marginLeft  = 64
-	marginTop   = 84 // heading and legend
-	gapX        = 36
-	gapY        = 92 // a panel's title and the names below the one above
-	marginEnd   = 66
-)
-
-// The scale, in powers of ten: from 0.001 % to 200 %.
-const (
-	lowest  = -5
-	highest = 0.31
-)
-
 var colours = map[string]string{"direct": "#9aa0a6", "fixed": "#e69f00", "ladder": "#cc79a7", adaptive: "#0072b2"}
 
-// chart draws the results: a column of panels for each group, a line of them for
-// each measure, a cluster of bars for each row and a bar for each rule.
-func chart(groups []group, all map[string]results, seed uint64) []byte {
-	shown := shownIn(all)
-	width := marginLeft + len(groups)*(panelWidth+gapX)
-	height := marginTop + len(measures)*(panelHeight+gapY) + marginEnd - gapY
-	c := newCanvas(width, height)
-	c.text(16, 26, "start", "#111", 17, "Many processes, one limit: what each rule costs")
-	legend(c, shown)
-	source := fmt.Sprintf("make fleet, seed %d; network 1 ms there and back", seed)
-	c.text(float64(width-gapX), 26, "end", "#666", 11, source)
-	for x, g := range groups {
-		for y, m := range measures {
-			p := panel{canvas: c, x: marginLeft + float64(x*(panelWidth+gapX)), y: marginTop + float64(y*(panelHeight+gapY))}
-			p.draw(m, g, shown, all, x == 0)
-		}
-	}
-	return c.end()
-}
+const barColour = "#dd0000"
 
-// shownIn is the rules that were simulated.
+// shownIn is the rules that were simulated, and legend is what they are.
 func shownIn(all map[string]results) []rule {
 	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return all[r.name] == nil })
 }
 
-func legend(c *canvas, shown []rule) {
-	x := 16.0
+func legend(shown []rule) (entries []chart.Entry) {
 	for _, r := range shown {
-		c.rect(x, 40, 11, 11, colours[r.name])
-		c.text(x+16, 50, "start", "#333", 12, r.name+": "+r.what)
-		x += 40 + 5.9*float64(len(r.name+r.what))
+		entries = append(entries, chart.Entry{Colour: colours[r.name], Text: r.name + ": " + r.what})
 	}
-	c.line(x, 46, x+14, 46, "#d00", 2)
-	c.text(x+20, 50, "start", "#333", 12, "the bar for adaptive")
+	return entries
+}
+
+// scale is that of shares, from 0.001 % to 200 %; what is 0 lies on the ground.
+func scale(p *plot.Plot) chart.Log {
+	return chart.Logarithmic(&p.Y, 1e-5, 2, func(v float64) string { return fmt.Sprintf("%.4g %%", 100*v) })
+}
+
+// draw draws the results: a column of panels for each group, a line of them for
+// each measure, a cluster of bars for each row and a bar for each rule.
+func draw(groups []group, all map[string]results, seed uint64) []byte {
+	page := chart.Page{
+		Title:  "Many processes, one limit: what each rule costs",
+		Note:   fmt.Sprintf("make fleet, seed %d; network 1 ms there and back", seed),
+		Legend: append(legend(shownIn(all)), chart.Entry{Colour: barColour, Text: "the bar for adaptive"}),
+		Width:  680, Height: 280,
+	}
+	for _, m := range measures {
+		var row []*plot.Plot
+		for _, g := range groups {
+			row = append(row, m.panel(g, all))
+		}
+		page.Rows = append(page.Rows, row)
+	}
+	return page.SVG()
 }
 
 // panel is one measure of one group.
-type panel struct {
-	*canvas
-	x, y float64
-}
-
-func (p panel) draw(m measure, g group, shown []rule, all map[string]results, named bool) {
-	p.text(p.x, p.y-10, "start", "#111", 13, m.title+", by "+g.axis)
-	p.axis(panelWidth, named)
-	slot := panelWidth / float64(len(g.rows))
-	bars := slot * 0.84
+func (m measure) panel(g group, all map[string]results) *plot.Plot {
+	p := chart.New(m.title+", by "+g.axis, "")
+	up := scale(p)
+	var names []string
+	for _, r := range g.rows {
+		names = append(names, strings.Join(wrapped(r.name, 12), "\n"))
+	}
+	chart.Named(&p.X, names)
+	chart.Grid(p, false, true)
+	shown := shownIn(all)
+	const cluster, gap = 0.84, 0.01
+	width := cluster / float64(len(shown))
 	for i, r := range g.rows {
-		left := p.x + slot*float64(i) + (slot-bars)/2
 		for j, rule := range shown {
-			width := bars / float64(len(shown))
+			x := float64(i) + (1-cluster)/2 + width*float64(j)
 			v, ok := m.of(r.scenario, all[rule.name][r.scenario])
-			x := left + width*float64(j)
-			most := 0.0
-			if rule.name == adaptive {
-				most = m.bar(r.bar)
+			label, top := percent(v), up.At(v)
+			if !ok {
+				label, top = "–", p.Y.Min
 			}
-			p.bar(x, width, v, ok, most, colours[rule.name])
-		}
-		for k, part := range wrapped(r.name, 12) {
-			p.text(left+bars/2, p.y+panelHeight+16+13*float64(k), "middle", "#333", 11, part)
-		}
-	}
-}
-
-// axis draws the grid, a line for each power of ten.
-func (p panel) axis(width float64, named bool) {
-	for e := lowest; float64(e) <= highest; e++ {
-		y := p.level(math.Pow10(e))
-		p.line(p.x, y, p.x+width, y, "#ddd", 1)
-		if named {
-			p.text(p.x-8, y+4, "end", "#666", 11, fmt.Sprintf("%.4g %%", math.Pow10(e+2)))
+			if top > p.Y.Min {
+				chart.Box(p, x, p.Y.Min, x+width-gap, top, colours[rule.name])
+			}
+			if most := m.bar(r.bar); rule.name == adaptive && most > 0 {
+				chart.Line(p, plotter.XYs{{X: x - gap, Y: up.At(most)}, {X: x + width, Y: up.At(most)}}, barColour, 2)
+				if top < up.At(most) && up.At(most)-top < 0.4 { // the number has no room between
+					top = up.At(most)
+				}
+			}
+			chart.Label(p, x+width/2, top, label, true)
 		}
 	}
-	p.line(p.x, p.y+panelHeight, p.x+width, p.y+panelHeight, "#888", 1)
-}
-
-// bar draws v with its number, and what it should not be above. What is 0 has no
-// place on the scale, and what has no meaning no bar.
-func (p panel) bar(x, width, v float64, ok bool, most float64, colour string) {
-	const gap = 1.5
-	bottom := p.y + panelHeight
-	top, label := bottom, percent(v)
-	if !ok {
-		label = "–"
-	} else if v > 0 {
-		top = p.level(v)
-		p.rect(x, top, width-gap, bottom-top, colour)
-	}
-	if most > 0 {
-		y := p.level(most)
-		p.line(x-2, y, x+width+2, y, "#d00", 2)
-		if y < top && top-y < 12 { // the number has no room between
-			top = y
-		}
-	}
-	p.text(x+(width-gap)/2, top-3, "middle", "#444", 8, label)
-}
-
-// level is the height of v on the scale.
-func (p panel) level(v float64) float64 {
-	part := (math.Log10(v) - lowest) / (highest - lowest)
-	return p.y + panelHeight*(1-min(max(part, 0), 1))
+	return p
 }
 
 // percent is v in two digits.
@@ -169,4 +129,59 @@ func percent(v float64) string {
 		return fmt.Sprintf("%.2g", v)
 	}
 	return fmt.Sprintf("%.0f", v)
+}
+
+// onTime is the fleet that drawTime shows.
+var onTime = hundred(zipf, 1.5)
+
+// courses are its panels.
+var courses = []struct {
+	title string
+	of    func(sim.Bucket) int64
+}{
+	{"Store calls, as a share of the requests", func(b sim.Bucket) int64 { return b.Calls }},
+	{"Requests that wait for the store", func(b sim.Bucket) int64 { return b.Waited }},
+}
+
+// drawTime draws what one fleet does over time under each rule: a panel for store
+// calls, one for requests that wait for them.
+func drawTime(all map[string]results, seed uint64) []byte {
+	s := onTime
+	page := chart.Page{
+		Title: "How many requests reach the store, over time",
+		Note: fmt.Sprintf("%d processes share %s tokens/%s and want %v × as many, by %s: what comes after two thirds of a window is refused. make fleet, seed %d",
+			s.processes, table.Commas(s.limit.Tokens), span(s.limit.Window), s.demand, s.kind.name, seed),
+		Legend: legend(shownIn(all)),
+		Rows:   [][]*plot.Plot{nil}, Width: 500, Height: 270,
+	}
+	for _, m := range courses {
+		p := chart.New(m.title, "minutes since the start; what is 0 lies on the lowest line")
+		up := scale(p)
+		chart.Linear(&p.X, 0, float64(s.windows)*s.limit.Window.Minutes(), s.windows, func(v float64) string { return fmt.Sprint(math.Round(v)) })
+		chart.Grid(p, true, true)
+		for _, r := range shownIn(all) {
+			var steps plotter.XYs
+			for i, b := range all[r.name][s].course {
+				y := up.At(sim.Ratio(m.of(b), b.Requests))
+				for _, edge := range []int{i, i + 1} {
+					steps = append(steps, plotter.XY{X: p.X.Max * float64(edge) / float64(s.windows*stepsPerWindow), Y: y})
+				}
+			}
+			chart.Line(p, steps, colours[r.name], 1.6)
+		}
+		page.Rows[0] = append(page.Rows[0], p)
+	}
+	return page.SVG()
+}
+
+// wrapped breaks s between words into lines of at most so many letters.
+func wrapped(s string, most int) (lines []string) {
+	for _, word := range strings.Fields(s) {
+		if n := len(lines); n > 0 && len([]rune(lines[n-1]+" "+word)) <= most {
+			lines[n-1] += " " + word
+		} else {
+			lines = append(lines, word)
+		}
+	}
+	return lines
 }

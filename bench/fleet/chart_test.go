@@ -1,13 +1,12 @@
 package fleet
 
 import (
-	"bytes"
-	"encoding/xml"
-	"io"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 var example = group{part: "bars", axis: "size & shape", rows: []row{
@@ -15,59 +14,29 @@ var example = group{part: "bars", axis: "size & shape", rows: []row{
 	{"below", small(equal, 0.5), bar{refusesNone: true}},
 }}
 
-func TestChartIsXML(t *testing.T) {
-	all := map[string]results{
-		"direct": {small(equal, 1.5): {means: means{calls: 1.2, waited: 1}}},
-		adaptive: {small(equal, 1.5): {means: means{calls: 0.015, stranded: 0.02, waited: 1e-9}}},
-	}
-	in := xml.NewDecoder(bytes.NewReader(chart([]group{example}, all, 1)))
-	bars := map[string]int{}
-	for {
-		token, err := in.Token()
-		if err == io.EOF {
-			break
-		}
-		require.NoError(t, err)
-		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "rect" {
-			for _, a := range e.Attr {
-				require.NotContains(t, a.Value, "N") // NaN, Inf
-				if a.Name.Local == "fill" {
-					bars[a.Value]++
-				}
-			}
-		}
-	}
-	require.Equal(t, 1+2, bars[colours["direct"]], "the legend, and what is not 0")
-	require.Equal(t, 1+3, bars[colours[adaptive]])
-	require.Zero(t, bars[colours["ladder"]])
+// marks counts the shapes of a drawing in a rule's colour: "fill" or "stroke".
+func marks(drawing []byte, how, rule string) int {
+	return strings.Count(string(drawing), how+":"+strings.ToUpper(colours[rule]))
 }
 
-func TestTimeChartIsXML(t *testing.T) {
-	o := outcome{course: []moment{{calls: 1, waited: 0.5}, {calls: 0.01}}}
-	all := map[string]results{"fixed": {onTime: o}, adaptive: {onTime: o}}
-	in := xml.NewDecoder(bytes.NewReader(timeChart(all, 1)))
-	curves := map[string]int{}
-	for {
-		token, err := in.Token()
-		if err == io.EOF {
-			break
-		}
-		require.NoError(t, err)
-		e, ok := token.(xml.StartElement)
-		if !ok || e.Name.Local != "polyline" {
-			continue
-		}
-		for _, a := range e.Attr {
-			require.NotContains(t, a.Value, "N") // NaN, Inf
-			switch a.Name.Local {
-			case "stroke":
-				curves[a.Value]++
-			case "points":
-				require.Len(t, strings.Fields(a.Value), 2*len(o.course))
-			}
-		}
+func TestChart(t *testing.T) {
+	drawing := draw([]group{example}, map[string]results{
+		"direct": {small(equal, 1.5): {means: means{calls: 1.2, waited: 1}}},
+		adaptive: {small(equal, 1.5): {means: means{calls: 0.015, stranded: 0.02, waited: 1e-9}}},
+	}, 1)
+	require.Equal(t, 1+2, marks(drawing, "fill", "direct"), "the legend, and what is not 0")
+	require.Equal(t, 1+2, marks(drawing, "fill", adaptive), "1e-9 lies on the ground")
+	require.Zero(t, marks(drawing, "fill", "ladder"))
+	require.NotContains(t, string(drawing), "NaN")
+}
+
+func TestTimeChart(t *testing.T) {
+	o := outcome{course: []sim.Bucket{{Requests: 2, Calls: 2, Waited: 1}, {Requests: 100, Calls: 1}}}
+	drawing := drawTime(map[string]results{"fixed": {onTime: o}, adaptive: {onTime: o}}, 1)
+	for _, rule := range []string{"fixed", adaptive} {
+		require.Equal(t, 2, marks(drawing, "stroke", rule), "a curve in each panel")
 	}
-	require.Equal(t, map[string]int{colours["fixed"]: 2, colours[adaptive]: 2}, curves, "a curve in each panel")
+	require.NotContains(t, string(drawing), "NaN")
 }
 
 func TestTableMarksTheBars(t *testing.T) {
@@ -78,14 +47,14 @@ func TestTableMarksTheBars(t *testing.T) {
 	}
 	require.Equal(t,
 		"1.90 % (3.00 %) ≤ 2 % ✓\t1.10 % (2.00 %) ≤ 1 % ✗\t0.100 % (1.00 %) ≤ 0.1 % ✓\t98.00 % ≥ 99 % ✗\t0\t33.33 %",
-		cells(example.rows[0].scenario, o, example.rows[0].bar))
+		strings.Join(figures(example.rows[0].scenario, o, example.rows[0].bar), "\t"))
 	require.Equal(t,
 		"1.90 % (3.00 %)\t–\t0.100 % (1.00 %)\t–\t0\t33.33 % none ✗",
-		cells(example.rows[1].scenario, o, example.rows[1].bar))
+		strings.Join(figures(example.rows[1].scenario, o, example.rows[1].bar), "\t"))
 
 	res := results{example.rows[0].scenario: o, example.rows[1].scenario: o}
-	require.NotContains(t, table(rules[0], "", example.rows, res), "✗", "the bars are for adaptive")
-	require.Contains(t, table(rules[3], "", example.rows, res), "12,000/min")
+	require.NotContains(t, tableOf(rules[0], "", example.rows, res), "✗", "the bars are for adaptive")
+	require.Contains(t, tableOf(rules[3], "", example.rows, res), "12,000/min")
 }
 
 func TestWrapped(t *testing.T) {

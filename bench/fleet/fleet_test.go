@@ -48,14 +48,14 @@ func TestFleet(t *testing.T) {
 		all[r.name] = results{}
 		for _, g := range groups {
 			fill(t, all[r.name], g.rows, r)
-			say(table(r, g.title, g.rows, all[r.name]))
+			say(tableOf(r, g.title, g.rows, all[r.name]))
 		}
 	}
 	if *dir != "" {
 		require.NoError(t, os.MkdirAll(*dir, 0o777))
 		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet.txt"), []byte(text.String()), 0o666))
-		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet.svg"), chart(groups, all, *seed), 0o666))
-		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet-time.svg"), timeChart(all, *seed), 0o666))
+		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet.svg"), draw(groups, all, *seed), 0o666))
+		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet-time.svg"), drawTime(all, *seed), 0o666))
 	}
 }
 

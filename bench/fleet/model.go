@@ -1,15 +1,15 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
-	"sync/atomic"
+	"slices"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // scenario is a fleet, its limit and the demand for it. It names a simulation:
@@ -25,28 +25,22 @@ type scenario struct {
 // rule is a way to fetch tokens.
 type rule struct {
 	name, what string
-	options    func(l reservoir.Limit) []reservoir.Option
+	option     func(l reservoir.Limit) reservoir.Option
 }
 
 var rules = []rule{
-	{"direct", "a store call for each request", func(reservoir.Limit) []reservoir.Option {
-		return []reservoir.Option{reservoir.WithDirect()}
+	{"direct", "a store call for each request", func(reservoir.Limit) reservoir.Option { return reservoir.WithDirect() }},
+	{"fixed", "batches of L/1000, as Rockset set it", func(l reservoir.Limit) reservoir.Option {
+		return reservoir.WithBatch(reservoir.Fixed(max(l.Tokens/1000, 1)))
 	}},
-	{"fixed", "batches of L/1000, as Rockset set it", func(l reservoir.Limit) []reservoir.Option {
-		return batches(reservoir.Fixed(max(l.Tokens/1000, 1)))
+	{"ladder", "Rockset's ladder, from 1 to L/100", func(l reservoir.Limit) reservoir.Option {
+		return reservoir.WithBatch(reservoir.Ladder(1, max(l.Tokens/100, 1)))
 	}},
-	{"ladder", "Rockset's ladder, from 1 to L/100", func(l reservoir.Limit) []reservoir.Option {
-		return batches(reservoir.Ladder(1, max(l.Tokens/100, 1)))
-	}},
-	{adaptive, "the default", func(reservoir.Limit) []reservoir.Option { return nil }},
+	{adaptive, "the default", func(reservoir.Limit) reservoir.Option { return reservoir.WithBatch(reservoir.Adaptive(1, 0)) }},
 }
 
 // adaptive is the rule that the bars are for.
 const adaptive = "adaptive"
-
-func batches(s reservoir.Sizing) []reservoir.Option {
-	return []reservoir.Option{reservoir.WithBatch(s)}
-}
 
 // The streams of random numbers of one seed. The rule has no part in them, so
 // that all rules meet the same demand.
@@ -55,70 +49,126 @@ const (
 	arrivalStream
 )
 
-// run simulates one fleet. It is for the inside of a synctest bubble, see
-// simulate. An error means that the model itself is unsound.
-func run(s scenario, r rule, seed uint64) (outcome, error) {
-	var calls atomic.Int64
-	store := memstore.New()
+func random(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
+
+// stepsPerWindow are drawn, so that the chart shows a window's beginning and its end.
+const stepsPerWindow = 20
+
+// oneWay is half of a call: all of them take as long, but for what the lane adds.
+const oneWay = 500 * time.Microsecond
+
+// run simulates one fleet on a virtual clock. An error means that the model itself is
+// unsound.
+func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) {
+	var windows []sim.Window
+	replay, err := sim.NewReplay(s.traffic(seed), sim.Policy{Option: r.option(s.limit)}, sim.Setting{
+		Limit: s.limit, Delay: 2 * oneWay, Speed: 1, Virtual: clock, Seed: seed, Windows: s.windows, Parts: s.windows * stepsPerWindow,
+		Travel: func(process int, now time.Duration, back bool) time.Duration {
+			to := reach
+			if back {
+				to = reply
+			}
+			return lane(process).next(now+oneWay, to) - now
+		},
+		Each: func(w sim.Window) { windows = append(windows, w) },
+	}, nil)
+	if err != nil {
+		return outcome{}, err
+	}
+	total, err := replay.Run(context.Background())
+	switch {
+	case err != nil:
+		return outcome{}, err
+	case total.Errors > 0:
+		return outcome{}, errors.New("a request failed")
+	case len(windows) < s.windows:
+		return outcome{}, errors.New("the traffic ended before the windows did")
+	}
+	return s.outcome(windows, total), nil
+}
+
+// traffic is some more than the windows take: the next one opens when it is asked for.
+func (s scenario) traffic(seed uint64) sim.Traffic {
+	length := time.Duration(s.windows) * s.limit.Window
+	t := sim.Traffic{Keys: []string{"shared"}, Processes: s.processes, Length: length}
+	t.Requests = make([]sim.Request, 0, int(1.3*s.demand*float64(s.limit.Tokens))*s.windows)
 	shape := s.kind.shape(s.processes, random(seed, shapeStream))
-	d := &driver{begin: time.Now(), procs: make([]process, s.processes)}
-	for i := range d.procs {
-		net := &network{store: store, calls: &calls, begin: d.begin, lane: lane(i)}
-		l, err := reservoir.New(net, s.limit, r.options(s.limit)...)
-		if err != nil {
-			return outcome{}, err
-		}
-		d.procs[i] = process{limiter: l, lane: lane(i), arrivals: arrivals{
+	for i := range s.processes {
+		a := arrivals{
 			shape: shape, i: i, n: s.processes,
 			demand: s.demand * float64(s.limit.Tokens) / s.limit.Window.Seconds(),
 			rand:   random(seed, arrivalStream+uint64(i)),
-		}}
+		}
+		made := time.Duration(0)
+		for at := a.after(0); at < length+length/8+s.limit.Window/8; at = a.after(at) {
+			made = lane(i).next(max(at, made+1), request)
+			t.Requests = append(t.Requests, sim.Request{At: made, Process: int32(i)})
+		}
 	}
-	d.tally = &tally{limit: s.limit, windows: s.windows, calls: calls.Load, held: d.held,
-		course: course{began: d.begin, step: s.limit.Window / stepsPerWindow}}
-	d.run()
-	if err := d.close(); err != nil {
-		return outcome{}, err
-	}
-	return d.tally.outcome(), nil
+	slices.SortFunc(t.Requests, func(a, b sim.Request) int { return cmp.Compare(a.At, b.At) })
+	return t
 }
 
-func random(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
-
-// held is what lies in all limiters. Grants on their way are not in it.
-func (d *driver) held() (sum int64) {
-	for i := range d.procs {
-		sum += d.procs[i].limiter.Stats().Held
-	}
-	return sum
+// outcome is a row of the table: the windows in steady state, and the first, when
+// nothing is known yet of anybody's demand.
+type outcome struct {
+	means
+	cold     means
+	admitted float64 // share of the limit, in the worst window
+	over     int64   // tokens above the limit, in the worst window
+	refused  int64
+	requests int64
+	course   []sim.Bucket
 }
 
-// close closes the limiters and checks that the run was sound: no request failed
-// or was late, and each limiter's own counts balance and come to what its
-// callers were told.
-func (d *driver) close() error {
-	var spent, told int64
-	for i := range d.procs {
-		l := d.procs[i].limiter
-		if err := l.Close(context.Background()); err != nil {
-			return err
+// means are of some windows together. Shares are of 1.
+type means struct {
+	calls    float64 // per admitted request
+	stranded float64 // of the limit, at a window's first refusal: on average
+	waited   float64 // of all requests
+}
+
+// outcome sums up the windows; where there is one more, callers were told of it before
+// the end.
+func (s scenario) outcome(windows []sim.Window, total sim.Outcome) outcome {
+	o := outcome{admitted: 1, course: total.Timeline}
+	for _, w := range windows[:s.windows] {
+		o.refused += w.Refused
+		o.requests += w.Requests
+		o.over = max(o.over, w.Spent-s.limit.Tokens)
+		o.admitted = min(o.admitted, float64(w.Spent)/float64(s.limit.Tokens))
+	}
+	end := total.Sent
+	if len(windows) > s.windows {
+		end = min(end, windows[s.windows].Calls)
+	}
+	first := end
+	if len(windows) > 1 {
+		first = windows[1].Calls
+	}
+	o.cold = s.means(windows[:1], first)
+	o.means = o.cold
+	if s.windows > 1 {
+		o.means = s.means(windows[1:s.windows], end-first)
+	}
+	return o
+}
+
+// means are those of windows in which so many calls were made.
+func (s scenario) means(windows []sim.Window, calls int64) means {
+	var spent, requests, waited, stranded, short int64
+	for _, w := range windows {
+		spent += w.Spent
+		requests += w.Requests
+		waited += w.Waited
+		if w.Refused > 0 {
+			short++
+			stranded += w.Stranded
 		}
-		s := l.Stats()
-		if s.Taken+s.Refunded != s.Spent+s.Returned+s.Expired+s.Held {
-			return fmt.Errorf("tokens do not balance: %+v", s)
-		}
-		spent += s.Spent
 	}
-	for _, w := range d.tally.seen {
-		told += w.spent
+	return means{
+		calls:    sim.Ratio(calls, spent),
+		stranded: sim.Ratio(stranded, short*s.limit.Tokens),
+		waited:   sim.Ratio(waited, requests),
 	}
-	switch {
-	case d.tally.failed != nil:
-		return d.tally.failed
-	case d.tally.late > 0:
-		return errors.New("a request was held up: one before it waited and did not look at its context")
-	case told != spent:
-		return fmt.Errorf("the limiters spent %d tokens, their callers had %d", spent, told)
-	}
-	return nil
 }

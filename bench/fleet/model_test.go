@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // small is a fleet of one process in five of the table's.
@@ -58,40 +59,23 @@ func TestSameSeedSameOutcome(t *testing.T) {
 	}
 }
 
-// A window that refuses: 3 tokens lie in limiters, one too many is admitted.
-func TestTally(t *testing.T) {
-	var calls, held int64
-	a := time.UnixMilli(1_000)
-	b := time.UnixMilli(2_000)
-	count := &tally{
-		limit: reservoir.PerSecond(10), windows: 2,
-		calls: func() int64 { return calls }, held: func() int64 { return held },
-		course: course{began: a.Add(-time.Second), step: time.Second},
-	}
-	at := a.Add(-time.Second)
-	told := func(n int, r reservoir.Result) {
-		for range n {
-			require.True(t, count.begin(at, at))
-			count.end(at, r, nil)
-		}
-	}
-	calls, held = 2, 3
-	told(8, reservoir.Result{Allowed: true, Reset: a})
-	told(1, reservoir.Result{Reset: a, Source: reservoir.Fetched})
-	held = 5
-	told(1, reservoir.Result{Reset: a, Source: reservoir.Denied})
-	calls, at = 4, a
-	told(8, reservoir.Result{Allowed: true, Reset: b})
-	told(1, reservoir.Result{Allowed: true, Reset: a}) // late, of the window before
-	told(3, reservoir.Result{Allowed: true, Reset: b})
-	calls = 6
-	require.False(t, count.begin(b, b.Add(1)))
-	require.Equal(t, outcome{
+// Two windows and the beginning of a third: the first is cold, and one too many is
+// admitted in the second.
+func TestOutcome(t *testing.T) {
+	s := scenario{limit: reservoir.PerSecond(10), windows: 2}
+	first := sim.Window{Requests: 11, Waited: 1, Spent: 9, Refused: 2, Stranded: 3}
+	second := sim.Window{Calls: 4, Requests: 11, Spent: 11}
+	want := outcome{
 		means:    means{calls: 2.0 / 11},
 		cold:     means{calls: 4.0 / 9, stranded: 0.3, waited: 1.0 / 11},
 		admitted: 0.9, over: 1, refused: 2, requests: 22,
-		course: []moment{{calls: 2.0 / 10, waited: 1.0 / 10}, {calls: 2.0 / 12}},
-	}, count.outcome())
+	}
+	require.Equal(t, want, s.outcome([]sim.Window{first, second}, sim.Outcome{Sent: 6}))
+	require.Equal(t, want, s.outcome([]sim.Window{first, second, {Calls: 6}}, sim.Outcome{Sent: 7}))
+	s.windows = 1
+	one := s.outcome([]sim.Window{first, second}, sim.Outcome{Sent: 7})
+	require.Equal(t, want.cold, one.means)
+	require.Equal(t, one.cold, one.means)
 }
 
 func TestArrivalsFollowTheirShape(t *testing.T) {
@@ -124,20 +108,5 @@ func TestSharesAddUp(t *testing.T) {
 			}
 			require.InDelta(t, 1, sum, 1e-9, k.name)
 		}
-	}
-}
-
-func TestAgendaIsInOrder(t *testing.T) {
-	r := random(1, 0)
-	var h agenda
-	for i := range 50 {
-		h = append(h, arrival{time.Duration(r.Int64N(20)), i})
-	}
-	h.order()
-	last := arrival{-1, 0}
-	for range 1_000 {
-		require.True(t, last.before(h[0]))
-		last = h[0]
-		h.replace(last.at + 1 + time.Duration(r.Int64N(20)))
 	}
 }

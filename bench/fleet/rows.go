@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 // row is a line of the table and, of the rule adaptive, what is expected of it.
@@ -60,7 +61,7 @@ func sizes() (rows []row) {
 		for _, n := range []int{10, 100, 1000} {
 			limit := reservoir.Limit{Tokens: span.tokens * int64(n), Window: span.window}
 			rows = append(rows, row{
-				name:     thousands(int64(n)) + " × " + span.name,
+				name:     table.Commas(int64(n)) + " × " + span.name,
 				scenario: scenario{zipf, n, limit, 1.5, span.windows},
 			})
 		}

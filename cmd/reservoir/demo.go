@@ -9,6 +9,8 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 const demoAbout = `Shows the main idea with nothing to install: a few keys with limits are called for
@@ -20,7 +22,6 @@ const (
 	demoWindow  = 500 * time.Millisecond
 	demoRate    = 250_000 // calls per second over all keys
 	demoWorkers = 8
-	demoPeriod  = 100 * time.Millisecond // of the live view
 )
 
 var demoKeys = []struct {
@@ -88,18 +89,35 @@ func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 
 // try runs the traffic against a store of its own, in sight.
 func try(ctx context.Context, w io.Writer, requests int64, title string, opts ...reservoir.Option) (*trial, error) {
-	store := memstore.New()
-	l, err := reservoir.New(store, demoLimit(demoKeys[0].name), append(opts, reservoir.WithLimits(demoLimit))...)
+	l, err := reservoir.New(memstore.New(), demoLimit(demoKeys[0].name), append(opts, reservoir.WithLimits(demoLimit))...)
 	if err != nil {
 		return nil, err
 	}
-	done := watch(w, title, l, store)
+	done := watch(w, title, l, requests)
 	sum := demoTraffic(requests).run(ctx, l)
 	done()
 	if err := l.Close(context.Background()); err != nil {
 		return nil, err
 	}
 	return &trial{title, sum, l.Stats()}, sum.verdict(nil)
+}
+
+// watch shows a run of the demo until the function it returns is called: a bar on a
+// terminal, a line now and then elsewhere.
+func watch(w io.Writer, title string, l *reservoir.Limiter, requests int64) (stop func()) {
+	start := time.Now()
+	if drawable(w) {
+		bar := newProgress(w, false, requests)
+		done := bar.limiter(title, l)
+		return func() { done(); bar.end() }
+	}
+	show := func() {
+		s := l.Stats()
+		fmt.Fprintf(w, "%s, %.1f s: %s requests, %s admitted, %s refused, %s store calls\n", title, time.Since(start).Seconds(),
+			table.Commas(s.Spent+s.Denied), table.Commas(s.Spent), table.Commas(s.Denied), table.Commas(s.StoreCalls))
+	}
+	end := every(5*progressPeriod, show)
+	return func() { end(); show() }
 }
 
 // most is the most tokens that were spent in one window of key i.
@@ -115,7 +133,7 @@ func (t *trial) most(i int) int64 {
 func (t *trial) judge() error {
 	for i, k := range demoKeys {
 		if most := t.most(i); most > k.limit {
-			return fmt.Errorf("%s was admitted %s of %s in a window", k.name, commas(most), commas(k.limit))
+			return fmt.Errorf("%s was admitted %s of %s in a window", k.name, table.Commas(most), table.Commas(k.limit))
 		}
 	}
 	return nil
@@ -128,14 +146,14 @@ func summary(w io.Writer, a, b *trial) error {
 		fmt.Fprintf(&out, "%-34s %16s %16s\n", name, value(a), value(b))
 	}
 	row("", func(t *trial) string { return t.title })
-	row("requests", func(t *trial) string { return commas(t.sum.requests) })
-	row("admitted", func(t *trial) string { return commas(t.sum.allowed) })
-	row("refused", func(t *trial) string { return commas(t.sum.denied) })
-	row("store calls", func(t *trial) string { return commas(t.stats.StoreCalls) })
-	row("store calls, share of requests", func(t *trial) string { return percent(ratio(t.stats.StoreCalls, t.sum.requests)) })
+	row("requests", func(t *trial) string { return table.Commas(t.sum.requests) })
+	row("admitted", func(t *trial) string { return table.Commas(t.sum.allowed) })
+	row("refused", func(t *trial) string { return table.Commas(t.sum.denied) })
+	row("store calls", func(t *trial) string { return table.Commas(t.stats.StoreCalls) })
+	row("store calls, share of requests", func(t *trial) string { return percent(sim.Ratio(t.stats.StoreCalls, t.sum.requests)) })
 	out.WriteByte('\n')
 	for i, k := range demoKeys {
-		row(fmt.Sprintf("%-10s most in a window of %s", k.name, commas(k.limit)), func(t *trial) string { return commas(t.most(i)) })
+		row(fmt.Sprintf("%-10s most in a window of %s", k.name, table.Commas(k.limit)), func(t *trial) string { return table.Commas(t.most(i)) })
 	}
 	out.WriteString("\nTokens are charged in the store by the batch, before any is spent, and spent from\n" +
 		"memory: so nearly no request waits for the store, and no window goes over its limit.\n")

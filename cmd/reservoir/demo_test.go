@@ -2,13 +2,9 @@ package main
 
 import (
 	"context"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
 func TestDemo(t *testing.T) {
@@ -36,18 +32,4 @@ func TestDemoJudgesItself(t *testing.T) {
 	sum := newTally(len(demoKeys))
 	sum.windows[3] = []windowSum{{1, 2000}, {2, 2001}}
 	require.ErrorContains(t, (&trial{sum: sum}).judge(), "log in was admitted 2,001 of 2,000")
-}
-
-func TestDemoViewFitsATerminal(t *testing.T) {
-	store := memstore.New()
-	l, err := reservoir.New(store, demoLimit("search"), reservoir.WithLimits(demoLimit))
-	require.NoError(t, err)
-	sum := demoTraffic(10_000).run(t.Context(), l)
-	require.EqualValues(t, 10_000, sum.requests)
-	text := view("without batches", 3_600_000_000_000, l, store)
-	require.NoError(t, l.Close(t.Context()))
-	for line := range strings.Lines(text) {
-		require.Less(t, len([]rune(line)), columns, line)
-	}
-	require.Contains(t, text, "████")
 }

@@ -71,7 +71,7 @@ func TestUsageErrors(t *testing.T) {
 	}
 }
 
-// What is typed may hold the words by which package flag's errors are told apart.
+// What is typed may hold the words of package flag's errors, or stand where a flag should.
 func TestFlagErrorsRepeatNoValue(t *testing.T) {
 	for arg, want := range map[string]string{
 		"-q=a for flag -" + canary:    "reservoir: bad value for flag -q: parse error\n",
@@ -79,9 +79,21 @@ func TestFlagErrorsRepeatNoValue(t *testing.T) {
 		"-keys=a for -" + canary:      "reservoir: bad value for flag -keys: parse error\n",
 		"-x for flag -" + canary:      "reservoir: no such flag\n",
 		"---x for flag -" + canary:    "reservoir: no such flag\n",
+		"-trace hidden ---x":          "reservoir: no such flag\n",
+		"-trace hidden -=x":           "reservoir: no such flag\n",
+		"-trace hidden --=x":          "reservoir: no such flag\n",
+		"-trace":                      "reservoir: flag -trace needs a value\n",
+		"-policies= -seed":            "reservoir: flag -seed needs a value\n",
+		"-q -seed":                    "reservoir: flag -seed needs a value\n",
+		"-seed x --bogus=hidden":      "reservoir: bad value for flag -seed: parse error\n",
+		"--bogus=hidden -seed":        "reservoir: no such flag: -bogus\n",
 		"-keys=a for flag -" + canary: "reservoir: bad value for flag -keys: parse error\n",
 	} {
-		o := invoke(t.Context(), "tune", arg)
+		args := []string{"tune", arg}
+		if !strings.Contains(arg, "for") {
+			args = append(args[:1], strings.Fields(arg)...)
+		}
+		o := invoke(t.Context(), args...)
 		require.Equal(t, exitUsage, o.status, arg)
 		require.Equal(t, want, o.stderr, arg)
 	}

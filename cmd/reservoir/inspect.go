@@ -7,11 +7,11 @@ import (
 	"io"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 const inspectAbout = `Shows what a store holds for a key: what is used of its open window, when that
@@ -69,7 +69,7 @@ func runInspect(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err != nil {
 		return err
 	}
-	key, err := storeKey(*name, f.Arg(0))
+	key, err := storeKey(*name, f.parsed.Arg(0))
 	switch {
 	case err != nil:
 		return err
@@ -82,7 +82,7 @@ func runInspect(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err != nil {
 		return err
 	}
-	i := newInspection(*name, f.Arg(0), c, *limit)
+	i := newInspection(*name, f.parsed.Arg(0), c, *limit)
 	if asJSON {
 		e := json.NewEncoder(stdout)
 		e.SetIndent("", "  ")
@@ -143,10 +143,10 @@ func (i *inspection) text(w io.Writer, left time.Duration) error {
 	if !i.Open {
 		b.WriteString("window     none is open: nothing has been charged since the last one ended\n")
 	} else {
-		fmt.Fprintf(&b, "used       %s\n", commas(i.Used))
+		fmt.Fprintf(&b, "used       %s\n", table.Commas(i.Used))
 	}
 	if i.Limit != nil {
-		fmt.Fprintf(&b, "remaining  %s of %s\n", commas(*i.Remaining), commas(*i.Limit))
+		fmt.Fprintf(&b, "remaining  %s of %s\n", table.Commas(*i.Remaining), table.Commas(*i.Limit))
 	}
 	if i.Open {
 		fmt.Fprintf(&b, "reset      %s, in %v\n", i.Reset, left.Truncate(time.Millisecond))
@@ -162,12 +162,9 @@ func (i *inspection) table(w io.Writer) {
 		fmt.Fprintln(w, "clients    none: all was charged by direct calls")
 		return
 	}
-	width := len("client")
+	rows := [][]string{{"client", "granted", "given back"}}
 	for _, a := range i.Clients {
-		width = max(width, utf8.RuneCountInString(quoted(a.Client)))
+		rows = append(rows, []string{quoted(a.Client), table.Commas(a.Granted), table.Commas(a.Returned)})
 	}
-	fmt.Fprintf(w, "\n%-*s  %15s  %15s\n", width, "client", "granted", "given back")
-	for _, a := range i.Clients {
-		fmt.Fprintf(w, "%-*s  %15s  %15s\n", width, quoted(a.Client), commas(a.Granted), commas(a.Returned))
-	}
+	fmt.Fprint(w, "\n"+table.Text(rows, false))
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 // load is what the flags of "reservoir load" say.
@@ -75,7 +78,10 @@ func parseLoad(args []string, stdout io.Writer) (*load, error) {
 	if c.seed == 0 {
 		c.seed = rand.Uint64()
 	}
-	c.stores, c.prefix, c.keys = *stores, *prefix, keyNames(*keys, *key, f.given("key"))
+	c.stores, c.prefix, c.keys = *stores, *prefix, []string{*key}
+	if !f.given("key") {
+		c.keys = sim.Keys(*keys)
+	}
 	if len(c.stores) == 0 {
 		c.stores = []string{"memory"}
 	}
@@ -95,9 +101,9 @@ const (
 func (c *load) validate(keys int) error {
 	switch {
 	case keys < 1 || keys > maxKeys:
-		return usagef("bad value for flag -keys: want 1 to %s", commas(maxKeys))
+		return usagef("bad value for flag -keys: want 1 to %s", table.Commas(maxKeys))
 	case c.workers < 1 || c.workers > maxWorkers:
-		return usagef("bad value for flag -workers: want 1 to %s", commas(maxWorkers))
+		return usagef("bad value for flag -workers: want 1 to %s", table.Commas(maxWorkers))
 	case c.zipf != 0 && !(c.zipf > 1 && c.zipf <= 100):
 		return usagef("bad value for flag -zipf: want 0, or above 1")
 	case c.rate != 0 && !(c.rate >= minRate && !math.IsInf(c.rate, 0)):
@@ -111,20 +117,9 @@ func (c *load) validate(keys int) error {
 	case c.tokens < 1:
 		return usagef("bad value for flag -n: want 1 or more")
 	case c.limit.Validate() == nil && c.tokens > c.limit.Tokens:
-		return usagef("bad value for flag -n: no call for more than the limit of %s tokens could be allowed", commas(c.limit.Tokens))
+		return usagef("bad value for flag -n: no call for more than the limit of %s tokens could be allowed", table.Commas(c.limit.Tokens))
 	}
 	return nil
-}
-
-func keyNames(n int, key string, named bool) []string {
-	if named {
-		return []string{key}
-	}
-	names := make([]string, n)
-	for i := range names {
-		names[i] = "key-" + strconv.Itoa(i)
-	}
-	return names
 }
 
 // sizing is the option that -batch says.
@@ -135,8 +130,7 @@ func (c *load) sizing() (reservoir.Option, error) {
 	case "direct":
 		return reservoir.WithDirect(), nil
 	case "ladder":
-		least := min(10, c.limit.Tokens)
-		return reservoir.WithBatch(reservoir.Ladder(least, max(c.limit.Tokens/10, least))), nil
+		return reservoir.WithBatch(sim.LadderOf(c.limit.Tokens)), nil
 	}
 	n, err := strconv.ParseInt(c.batch, 10, 64)
 	if err != nil || n < 1 {
@@ -186,9 +180,11 @@ func runLoad(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		ctx, cancel = context.WithTimeout(ctx, c.duration)
 		defer cancel()
 	}
-	done := progress(stderr, l)
+	bar := newProgress(stderr, !drawable(stderr), cmp.Or(c.requests, -1))
+	done := bar.limiter("calls", l)
 	sum := c.run(ctx, l)
 	done()
+	bar.end()
 	closeCtx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	closeErr := l.Close(closeCtx)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -192,14 +191,4 @@ func TestWeightedPicksByWeight(t *testing.T) {
 	for i, k := range demoKeys {
 		require.InDelta(t, k.weight*1000, counts[i], 1000, k.name)
 	}
-}
-
-func TestScreenIsRedrawnInPlace(t *testing.T) {
-	var out bytes.Buffer
-	s := &screen{w: &out}
-	s.draw("a\nb\n")
-	s.draw("c\n")
-	s.draw("")
-	require.Equal(t, "\x1b[Ja\nb\n\x1b[2A\x1b[Jc\n\x1b[1A\x1b[J", out.String())
-	require.False(t, drawable(&out))
 }

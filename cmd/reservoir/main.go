@@ -5,7 +5,6 @@
 //	reservoir load      drives a limiter against a store and reports what happened
 //	reservoir inspect   what a store holds for a key
 //	reservoir tune      which batch policy suits a traffic, and why
-//	reservoir functions the scripts as a library, for servers that allow functions only
 //	reservoir version   which build this is
 //
 // "reservoir help" and "reservoir <command> -h" tell the flags. The exit status
@@ -51,7 +50,6 @@ var commands = []command{
 	{"load", "drive a limiter against a store and report", runLoad},
 	{"inspect", "show what a store holds for a key", runInspect},
 	{"tune", "replay a traffic under each batch policy and recommend one", runTune},
-	{"functions", "print the library for servers that allow functions only", runFunctions},
 	{"version", "print the version of this build", runVersion},
 }
 

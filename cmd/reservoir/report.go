@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 // report is what a load did. The counts of tokens are the limiter's, taken after
@@ -59,7 +61,7 @@ type window struct {
 func newReport(t *traffic, sum *tally, s reservoir.Stats) *report {
 	r := &report{
 		Requests: sum.requests, Allowed: sum.allowed, Denied: sum.denied, Errors: sum.errors,
-		Waited: sum.waited, StoreCalls: s.StoreCalls, StoreCallsPerRequest: ratio(s.StoreCalls, sum.requests),
+		Waited: sum.waited, StoreCalls: s.StoreCalls, StoreCallsPerRequest: sim.Ratio(s.StoreCalls, sum.requests),
 		TokensTaken: s.Taken, TokensSpent: s.Spent, TokensReturned: s.Returned, TokensExpired: s.Expired,
 		TokensRefunded: s.Refunded, TokensHeld: s.Held, TokensLate: sum.late, TokensUnknown: s.Unknown,
 		Seconds: sum.elapsed.Seconds(), Seed: t.seed,
@@ -105,9 +107,9 @@ func (r *report) text(w io.Writer, limit reservoir.Limit) error {
 		fmt.Fprintf(&b, "%-12s %s\n", name, strings.TrimRight(fmt.Sprintf(format, args...), " "))
 	}
 	count := func(name string, n int64, note string) {
-		line(name, "%15s   %8s   %s", commas(n), percent(ratio(n, r.Requests)), note)
+		line(name, "%15s   %8s   %s", table.Commas(n), percent(sim.Ratio(n, r.Requests)), note)
 	}
-	line("requests", "%15s   %s a second for %s", commas(r.Requests), commas(int64(float64(r.Requests)/max(r.Seconds, 1e-9))),
+	line("requests", "%15s   %s a second for %s", table.Commas(r.Requests), table.Commas(int64(float64(r.Requests)/max(r.Seconds, 1e-9))),
 		short(time.Duration(r.Seconds*float64(time.Second))))
 	count("allowed", r.Allowed, "")
 	count("denied", r.Denied, "")
@@ -117,13 +119,13 @@ func (r *report) text(w io.Writer, limit reservoir.Limit) error {
 	l := r.Latency
 	line("latency", "p50 %v, p99 %v, p99.9 %v, max %v", short(time.Duration(l.P50)), short(time.Duration(l.P99)),
 		short(time.Duration(l.P999)), short(time.Duration(l.Max)))
-	line("tokens", "%s taken + %s refunded = %s spent + %s returned + %s expired + %s held", commas(r.TokensTaken),
-		commas(r.TokensRefunded), commas(r.TokensSpent), commas(r.TokensReturned), commas(r.TokensExpired), commas(r.TokensHeld))
+	line("tokens", "%s taken + %s refunded = %s spent + %s returned + %s expired + %s held", table.Commas(r.TokensTaken),
+		table.Commas(r.TokensRefunded), table.Commas(r.TokensSpent), table.Commas(r.TokensReturned), table.Commas(r.TokensExpired), table.Commas(r.TokensHeld))
 	if r.TokensLate > 0 {
-		line("late", "%s tokens, by this machine's clock", commas(r.TokensLate))
+		line("late", "%s tokens, by this machine's clock", table.Commas(r.TokensLate))
 	}
 	if len(r.Windows) > 0 {
-		line("windows", "%s%s; the most spent here in one: %s of %s", commas(int64(len(r.Windows))), r.partial(), commas(r.fullest()), commas(limit.Tokens))
+		line("windows", "%s%s; the most spent here in one: %s of %s", table.Commas(int64(len(r.Windows))), r.partial(), table.Commas(r.fullest()), table.Commas(limit.Tokens))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

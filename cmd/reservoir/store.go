@@ -2,14 +2,11 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
-	"net"
-	"strconv"
-	"time"
+	"fmt"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
@@ -24,10 +21,6 @@ func init() { redis.SetLogger(silence{}) }
 type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}
-
-// netTimeout bounds each dial, read and write. It is above the limiter's own
-// timeout for a call, which is what callers meet.
-const netTimeout = 200 * time.Millisecond
 
 var errTwice = errors.New("the same store twice")
 
@@ -62,60 +55,48 @@ func open(flag string, where []string, prefix string, conns int) (*opened, error
 func (o *opened) all(where []string, prefix string, conns int) (map[string]backend.Store, error) {
 	shards := make(map[string]backend.Store, len(where))
 	for i, s := range where {
-		a, err := parseAddress(s)
+		store, name, err := o.one(s, i, prefix, conns)
 		if err != nil {
 			return nil, err
-		}
-		name := a.name()
-		if a.kind == memory {
-			name += " " + strconv.Itoa(i+1) // each is a store of its own
 		}
 		if _, twice := shards[name]; twice {
 			return nil, errTwice
 		}
-		shards[name] = o.one(a, prefix, conns)
+		shards[name] = store
 	}
 	return shards, nil
 }
 
-// one opens the store at one address.
-func (o *opened) one(a address, prefix string, conns int) backend.Store {
-	if a.kind == memory {
+// one opens the i-th store, and returns its name among shards, the same for every
+// process that is given the same address.
+func (o *opened) one(where string, i int, prefix string, conns int) (backend.Store, string, error) {
+	if where == memory {
 		o.private = true
-		return memstore.New()
+		return memstore.New(), fmt.Sprint(memory, " ", i+1), nil // each is a store of its own
 	}
-	client := a.client(conns)
+	options, err := redisstore.Options(where)
+	if err != nil {
+		return nil, "", fmt.Errorf("%w, or memory", err)
+	}
+	options.PoolSize = conns
+	client := redis.NewUniversalClient(options)
 	o.clients = append(o.clients, client)
-	return redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithWarnings(nil)) // standard error is for errors
+	return redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithWarnings(nil)), nameOf(options), nil // standard error is for errors
 }
 
-// client is set up to fail soon and to leave repeating to the store.
-func (a address) client(conns int) redis.UniversalClient {
-	quiet := &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	if a.kind == cluster {
-		return redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: a.hosts, Username: a.user, Password: a.password,
-			MaxRetries: -1, DialerRetries: 1,
-			DialTimeout: netTimeout, ReadTimeout: netTimeout, WriteTimeout: netTimeout,
-			ContextTimeoutEnabled: true, PoolSize: conns, MaintNotificationsConfig: quiet,
-		})
-	}
-	return redis.NewClient(&redis.Options{
-		Addr: a.hosts[0], DB: a.db, Username: a.user, Password: a.password,
-		MaxRetries: -1, DialerRetries: 1,
-		DialTimeout: netTimeout, ReadTimeout: netTimeout, WriteTimeout: netTimeout,
-		ContextTimeoutEnabled: true, PoolSize: conns, MaintNotificationsConfig: quiet,
-		TLSConfig: a.tls(),
-	})
-}
+// memory is the address of a store of the process' own.
+const memory = "memory"
 
-// tls verifies the server's name against the system's authorities, always.
-func (a address) tls() *tls.Config {
-	if a.kind != secure {
-		return nil
+// nameOf identifies a store to people and among shards, without credentials.
+func nameOf(o *redis.UniversalOptions) string {
+	name := strings.Join(o.Addrs, ",")
+	if o.MasterName != "" {
+		name += "/" + o.MasterName
 	}
-	host, _, _ := net.SplitHostPort(a.hosts[0])
-	return &tls.Config{MinVersion: tls.VersionTLS12, ServerName: host}
+	if o.DB != 0 {
+		name += fmt.Sprint("/", o.DB)
+	}
+	return name
 }
 
 // Close closes the connections.

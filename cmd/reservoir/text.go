@@ -9,27 +9,6 @@ import (
 	"unicode/utf8"
 )
 
-// commas writes n with thousands separators.
-func commas(n int64) string {
-	s := strconv.FormatInt(n, 10)
-	sign := ""
-	if n < 0 {
-		sign, s = "-", s[1:]
-	}
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return sign + s
-}
-
-// ratio is a/b, or 0 where there is no b.
-func ratio(a, b int64) float64 {
-	if b == 0 {
-		return 0
-	}
-	return float64(a) / float64(b)
-}
-
 // percent writes a share with as many decimals as it takes to tell it from none.
 func percent(share float64) string {
 	p := 100 * share
@@ -56,10 +35,4 @@ func quoted(s string) string {
 		return strconv.Quote(s)
 	}
 	return s
-}
-
-// bar draws a share of one as a bar of width cells.
-func bar(share float64, width int) string {
-	full := int(math.Round(min(max(share, 0), 1) * float64(width)))
-	return strings.Repeat("█", full) + strings.Repeat("░", width-full)
 }

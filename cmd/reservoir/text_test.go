@@ -10,11 +10,6 @@ import (
 )
 
 func TestText(t *testing.T) {
-	for n, want := range map[int64]string{
-		0: "0", 999: "999", 1000: "1,000", -1000: "-1,000", -999: "-999", 1234567: "1,234,567", -1 << 63: "-9,223,372,036,854,775,808",
-	} {
-		require.Equal(t, want, commas(n))
-	}
 	for share, want := range map[float64]string{
 		0: "0.0 %", 1: "100.0 %", 0.5964: "59.6 %", 0.01: "1.0 %", 0.00051: "0.051 %", 0.0000072: "0.00072 %",
 	} {
@@ -25,15 +20,12 @@ func TestText(t *testing.T) {
 	} {
 		require.Equal(t, want, short(d))
 	}
-	require.Equal(t, "██░░", bar(0.5, 4))
-	require.Equal(t, "████", bar(7, 4))
 	require.Equal(t, "plain:é", quoted("plain:é"))
 	require.Equal(t, `"\x1b[2J"`, quoted("\x1b[2J"))
 	require.Equal(t, `"a b"`, quoted("a b"))
 	require.Equal(t, `"\x9b2J"`, quoted("\x9b2J"), "CSI in one byte")
 	require.Equal(t, `"\u009b2J"`, quoted("\u009b2J"))
 	require.Equal(t, "a ?[2J ?2J ?c é", oneLine(errors.New("reservoir: a\n\x1b[2J \x9b2J\t\u009bc é")))
-	require.Equal(t, 0.0, ratio(1, 0))
 }
 
 func TestVersionLine(t *testing.T) {

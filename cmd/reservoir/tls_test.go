@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -47,15 +48,13 @@ func TestTLSToRedis(t *testing.T) {
 
 // TestTLSIsAlwaysVerified: there is no address, flag or default that leaves it out.
 func TestTLSIsAlwaysVerified(t *testing.T) {
-	a, err := parseAddress("rediss://u:p@host:1/2")
+	o, err := redisstore.Options("rediss://u:p@host:1/2")
 	require.NoError(t, err)
-	config := a.tls()
-	require.False(t, config.InsecureSkipVerify)
-	require.Nil(t, config.VerifyConnection)
-	require.Equal(t, "host", config.ServerName)
-	require.GreaterOrEqual(t, config.MinVersion, uint16(tls.VersionTLS12))
+	require.False(t, o.TLSConfig.InsecureSkipVerify)
+	require.Nil(t, o.TLSConfig.VerifyConnection)
+	require.GreaterOrEqual(t, o.TLSConfig.MinVersion, uint16(tls.VersionTLS12))
 	for _, query := range []string{"?skip_verify=true", "/0?skip_verify=true", "?tls=false"} {
-		_, err := parseAddress("rediss://u:p@host:1" + query)
+		_, err := redisstore.Options("rediss://u:p@host:1" + query)
 		require.Error(t, err, query)
 	}
 	for _, c := range commands {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -53,8 +54,8 @@ func TestTorture(t *testing.T) {
 		used[i] = sums[window{Key: "shared", Reset: reset}]
 	}
 	t.Logf("%d requests, %d allowed, %d store calls (%.2f %% of the allowed), %.2f %% waited; of %d whole windows the least used %.2f %%, all %.2f %%",
-		requests, allowed, calls, 100*ratio(calls, allowed), 100*ratio(waited, requests), len(whole),
-		100*ratio(slices.Min(used), limit), 100*ratio(sum(used), limit*int64(len(used))))
+		requests, allowed, calls, 100*sim.Ratio(calls, allowed), 100*sim.Ratio(waited, requests), len(whole),
+		100*sim.Ratio(slices.Min(used), limit), 100*sim.Ratio(sum(used), limit*int64(len(used))))
 	require.GreaterOrEqual(t, slices.Min(used), int64(limit*98/100), "nothing lies idle: %v", used)
 	require.Less(t, calls, allowed/10)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // traffic is a load: who calls, for what, and how often.
@@ -117,12 +118,8 @@ func (t *traffic) picker(r *rand.Rand) func() int {
 		return func() int { return 0 }
 	case t.weights != nil:
 		return weighted(r, t.weights)
-	case t.zipf != 0:
-		z := rand.NewZipf(r, t.zipf, 1, uint64(len(t.keys)-1))
-		return func() int { return int(z.Uint64()) }
-	default:
-		return func() int { return r.IntN(len(t.keys)) }
 	}
+	return sim.Picker(r, len(t.keys), t.zipf)
 }
 
 func weighted(r *rand.Rand, weights []int) func() int {

@@ -12,7 +12,8 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/cmd/reservoir/tune"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 const tuneAbout = `Replays one traffic under one batch policy after the other and tells what each
@@ -37,10 +38,10 @@ too high. Waits are told in the traffic's time, but for those on a Redis.`
 
 // tuning is what the flags of "reservoir tune" say.
 type tuning struct {
-	shape    tune.Shape
+	shape    sim.Shape
 	trace    string
-	setting  tune.Setting
-	policies []tune.Policy
+	setting  sim.Setting
+	policies []sim.Policy
 	redis    []string
 	report   string
 	quiet    bool
@@ -95,7 +96,7 @@ func parseTune(args []string, stdout io.Writer) (*tuning, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	if c.policies, err = tune.Policies(strings.Split(*policies, ","), c.setting.Limit.Tokens); err != nil {
+	if c.policies, err = sim.Policies(strings.Split(*policies, ","), c.setting.Limit.Tokens); err != nil {
 		return nil, usagef("bad value for flag -policies: %s", oneLine(err))
 	}
 	if c.shape.Seed == 0 {
@@ -131,8 +132,10 @@ func (c *tuning) keepTime(clock string) error {
 	case clock == "virtual" && len(c.redis) > 0:
 		return usagef("a Redis keeps real time: want -redis or -clock virtual, not both")
 	}
-	c.setting.Virtual = clock != "real" && len(c.redis) == 0
-	if c.setting.Virtual && c.setting.Speed != 1 {
+	if clock == "real" || len(c.redis) > 0 {
+		return nil
+	}
+	if c.setting.Virtual = virtually; c.setting.Speed != 1 {
 		return usagef("-speed is for -clock real: virtual time needs none")
 	}
 	return nil
@@ -155,22 +158,22 @@ func (c *tuning) validate() error {
 	case !(s.Rate >= minRate && s.Rate <= 1e9):
 		return usagef("bad value for flag -rate: want %v to 1e9 requests a second", minRate)
 	case s.Keys < 1 || s.Keys > maxTuneKeys:
-		return usagef("bad value for flag -keys: want 1 to %s", commas(maxTuneKeys))
+		return usagef("bad value for flag -keys: want 1 to %s", table.Commas(maxTuneKeys))
 	case s.Zipf != 0 && !(s.Zipf > 1 && s.Zipf <= 100):
 		return usagef("bad value for flag -zipf: want 0, or above 1")
 	case s.Processes < 1 || s.Processes > maxProcesses:
-		return usagef("bad value for flag -processes: want 1 to %s", commas(maxProcesses))
+		return usagef("bad value for flag -processes: want 1 to %s", table.Commas(maxProcesses))
 	case s.Length <= 0:
 		return usagef("bad value for flag -duration: want more than 0")
-	case s.Expected() > 0.9*tune.MaxRequests: // by chance it may be some more
-		return usagef("-rate for -duration is more than %s requests", commas(0.9*tune.MaxRequests))
+	case s.Expected() > 0.9*sim.MaxRequests: // by chance it may be some more
+		return usagef("-rate for -duration is more than %s requests", table.Commas(0.9*sim.MaxRequests))
 	case c.setting.Delay < 0 || c.setting.Delay > maxDelay:
 		return usagef("bad value for flag -delay: want 0 to %v", maxDelay)
 	case !(speed >= 1 && speed <= maxSpeed) || math.IsInf(speed, 0):
-		return usagef("bad value for flag -speed: want 1 to %s", commas(maxSpeed))
+		return usagef("bad value for flag -speed: want 1 to %s", table.Commas(maxSpeed))
 	case c.report != "" && extension(c.report) == "":
 		return usagef("bad value for flag -report: want a name that ends in .html or .svg")
-	case errors.Is(scaled, tune.ErrSpeed):
+	case errors.Is(scaled, sim.ErrSpeed):
 		return usagef("bad value for flag -speed: %s", oneLine(scaled))
 	case scaled != nil:
 		return usagef("%s", oneLine(scaled))
@@ -193,7 +196,7 @@ func parseBurst(s string) (on, off time.Duration, err error) {
 }
 
 // traffic makes or reads the requests.
-func (c *tuning) traffic() (tune.Traffic, error) {
+func (c *tuning) traffic() (sim.Traffic, error) {
 	if c.trace == "" {
 		t := c.shape.Traffic()
 		if len(t.Requests) == 0 {
@@ -203,10 +206,10 @@ func (c *tuning) traffic() (tune.Traffic, error) {
 	}
 	in, err := openTrace(c.trace)
 	if err != nil {
-		return tune.Traffic{}, err
+		return sim.Traffic{}, err
 	}
 	defer in.Close()
-	t, err := tune.ReadTrace(in, c.shape.Processes, c.shape.Seed)
+	t, err := sim.ReadTrace(in, c.shape.Processes, c.shape.Seed)
 	if err != nil {
 		return t, traceError(err)
 	}
@@ -275,9 +278,9 @@ func (c *tuning) print(w io.Writer, r *tuneReport) error {
 
 // replay makes the requests under each policy. When ctx ends it returns what is
 // complete, if anything is.
-func (c *tuning) replay(ctx context.Context, t tune.Traffic, s *stage, stderr io.Writer) ([]tune.Outcome, error) {
-	var all []tune.Outcome
-	bar := newProgress(stderr, c.quiet || !drawable(stderr), len(t.Requests)*len(c.policies))
+func (c *tuning) replay(ctx context.Context, t sim.Traffic, s *stage, stderr io.Writer) ([]sim.Outcome, error) {
+	var all []sim.Outcome
+	bar := newProgress(stderr, c.quiet || !drawable(stderr), int64(len(t.Requests)*len(c.policies)))
 	defer bar.end()
 	for i, p := range c.policies {
 		o, err := c.one(ctx, t, p, s, bar, i*len(t.Requests))
@@ -295,20 +298,20 @@ func (c *tuning) replay(ctx context.Context, t tune.Traffic, s *stage, stderr io
 }
 
 // one replays the traffic under one policy, on a store that holds nothing.
-func (c *tuning) one(ctx context.Context, t tune.Traffic, p tune.Policy, s *stage, bar *progressBar, before int) (tune.Outcome, error) {
+func (c *tuning) one(ctx context.Context, t sim.Traffic, p sim.Policy, s *stage, bar *progress, before int) (sim.Outcome, error) {
 	store, err := s.empty()
 	if err != nil {
-		return tune.Outcome{}, err
+		return sim.Outcome{}, err
 	}
 	defer store.Close()
 	if len(c.redis) == 0 {
 		store.Store = nil // the replay has its own, by its own clock
 	}
-	r, err := tune.NewReplay(t, p, c.setting, store.Store)
+	r, err := sim.NewReplay(t, p, c.setting, store.Store)
 	if err != nil {
-		return tune.Outcome{}, err
+		return sim.Outcome{}, err
 	}
-	done := bar.follow(p.Name, func() int { return before + int(r.Made()) })
+	done := bar.follow(func() (int64, string) { return int64(before) + r.Made(), fmt.Sprintf("%-12s", p.Name) })
 	defer done()
 	from, known := store.scriptCalls(ctx)
 	o, err := r.Run(ctx)
@@ -321,5 +324,5 @@ func (c *tuning) one(ctx context.Context, t tune.Traffic, p tune.Policy, s *stag
 
 // limitText is a limit in words.
 func limitText(l reservoir.Limit) string {
-	return fmt.Sprintf("%s per %v", commas(l.Tokens), l.Window)
+	return fmt.Sprintf("%s per %v", table.Commas(l.Tokens), l.Window)
 }

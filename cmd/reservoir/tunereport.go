@@ -5,24 +5,24 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
-	"github.com/go-reservoir/reservoir/cmd/reservoir/tune"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 // tuneReport is what "reservoir tune" found.
 type tuneReport struct {
-	Traffic        trafficReport  `json:"traffic"`
-	Limit          int64          `json:"limit"`
-	WindowMS       float64        `json:"window_ms"`
-	DelayMS        float64        `json:"delay_ms"` // added to each call
-	Store          string         `json:"store"`
-	Virtual        bool           `json:"virtual_clock"`
-	Speed          float64        `json:"speed"`
-	Policies       []tune.Outcome `json:"policies"`
-	Recommendation advice         `json:"recommendation"`
-	Notes          []string       `json:"notes"`
+	Traffic        trafficReport `json:"traffic"`
+	Limit          int64         `json:"limit"`
+	WindowMS       float64       `json:"window_ms"`
+	DelayMS        float64       `json:"delay_ms"` // added to each call
+	Store          string        `json:"store"`
+	Virtual        bool          `json:"virtual_clock"`
+	Speed          float64       `json:"speed"`
+	Policies       []sim.Outcome `json:"policies"`
+	Recommendation advice        `json:"recommendation"`
+	Notes          []string      `json:"notes"`
 
 	heading string
 }
@@ -36,15 +36,15 @@ type trafficReport struct {
 	Recorded  bool    `json:"recorded"`
 }
 
-func (c *tuning) newReport(t tune.Traffic, all []tune.Outcome, store string) *tuneReport {
+func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tuneReport {
 	s := c.setting
 	r := &tuneReport{
 		Traffic: trafficReport{len(t.Requests), len(t.Keys), t.Processes, t.Length.Seconds(), c.shape.Seed, c.trace != ""},
 		Limit:   s.Limit.Tokens, WindowMS: millis(s.Limit.Window), DelayMS: millis(s.Delay),
-		Store: store, Virtual: s.Virtual, Speed: s.Speed, Policies: all, Recommendation: advise(all), Notes: []string{},
+		Store: store, Virtual: s.Virtual != nil, Speed: s.Speed, Policies: all, Recommendation: advise(all), Notes: []string{},
 	}
 	r.heading = fmt.Sprintf("%s requests in %v for %s and %s, limit %s, on %s",
-		commas(int64(len(t.Requests))), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
+		table.Commas(int64(len(t.Requests))), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
 		count(t.Processes, "process", "processes"), limitText(s.Limit), store)
 	if s.Speed != 1 {
 		r.heading += fmt.Sprintf(", at %v times its speed", s.Speed)
@@ -59,14 +59,14 @@ func count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
 	}
-	return commas(int64(n)) + " " + many
+	return table.Commas(int64(n)) + " " + many
 }
 
 // latePart of a window is how late requests may be before it is worth a note.
 const latePart = 50
 
 // judge notes what makes the figures less than they seem.
-func (r *tuneReport) judge(t tune.Traffic, s tune.Setting) {
+func (r *tuneReport) judge(t sim.Traffic, s sim.Setting) {
 	for _, o := range r.Policies {
 		if late := time.Duration(o.Late); late > s.Limit.Window/latePart {
 			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its figures say more of that than of the policy. Use a lower -rate or -speed.", o.Policy, short(late))
@@ -88,7 +88,7 @@ func (r *tuneReport) note(format string, args ...any) {
 func (r *tuneReport) verdict() error {
 	for _, o := range r.Policies {
 		if o.Over > 0 {
-			return fmt.Errorf("%s admitted %s over the limit", o.Policy, commas(o.Over))
+			return fmt.Errorf("%s admitted %s over the limit", o.Policy, table.Commas(o.Over))
 		}
 	}
 	return nil
@@ -103,36 +103,36 @@ func (r *tuneReport) json(w io.Writer) error {
 // tuneColumns is the table, in text and in HTML.
 var tuneColumns = []struct {
 	name, about string
-	of          func(o tune.Outcome) string
+	of          func(o sim.Outcome) string
 }{
-	{"policy", "", func(o tune.Outcome) string { return o.Policy }},
-	{"requests", "", func(o tune.Outcome) string { return commas(o.Requests) }},
-	{"admitted", "", func(o tune.Outcome) string { return commas(o.Admitted) }},
-	{"refused", "", func(o tune.Outcome) string { return commas(o.Refused) }},
-	{"needless", "requests refused though the limit had tokens that were never spent", func(o tune.Outcome) string { return commas(o.Needless) }},
-	{"over", "tokens over the limit", func(o tune.Outcome) string { return commas(o.Over) }},
-	{"calls", "to the store", func(o tune.Outcome) string { return commas(o.StoreCalls) }},
-	{"a request", "calls per request", func(o tune.Outcome) string { return percent(o.CallsPerRequest) }},
+	{"policy", "", func(o sim.Outcome) string { return o.Policy }},
+	{"requests", "", func(o sim.Outcome) string { return table.Commas(o.Requests) }},
+	{"admitted", "", func(o sim.Outcome) string { return table.Commas(o.Admitted) }},
+	{"refused", "", func(o sim.Outcome) string { return table.Commas(o.Refused) }},
+	{"needless", "requests refused though the limit had tokens that were never spent", func(o sim.Outcome) string { return table.Commas(o.Needless) }},
+	{"over", "tokens over the limit", func(o sim.Outcome) string { return table.Commas(o.Over) }},
+	{"calls", "to the store", func(o sim.Outcome) string { return table.Commas(o.StoreCalls) }},
+	{"a request", "calls per request", func(o sim.Outcome) string { return percent(o.CallsPerRequest) }},
 	{"stranded", "share of the limit that lay in processes when another was refused first", stranded},
-	{"waited", "share of requests that waited for the store", func(o tune.Outcome) string { return percent(o.WaitedShare) }},
-	{"p50", "of the time an answer took", func(o tune.Outcome) string { return short(time.Duration(o.P50)) }},
-	{"p99", "", func(o tune.Outcome) string { return short(time.Duration(o.P99)) }},
+	{"waited", "share of requests that waited for the store", func(o sim.Outcome) string { return percent(o.WaitedShare) }},
+	{"p50", "of the time an answer took", func(o sim.Outcome) string { return short(time.Duration(o.P50)) }},
+	{"p99", "", func(o sim.Outcome) string { return short(time.Duration(o.P99)) }},
 	{"server", "calls of scripts by Redis' own count, other clients' and the last give-backs included", server},
 }
 
 // stranded is a dash where nobody was refused.
-func stranded(o tune.Outcome) string {
+func stranded(o sim.Outcome) string {
 	if o.StrandedWindows == 0 {
 		return "–"
 	}
 	return percent(o.Stranded)
 }
 
-func server(o tune.Outcome) string {
+func server(o sim.Outcome) string {
 	if o.ServerCalls == nil {
 		return "–"
 	}
-	return commas(*o.ServerCalls)
+	return table.Commas(*o.ServerCalls)
 }
 
 // columns leaves out the server's counts where there are none.
@@ -161,12 +161,7 @@ func (r *tuneReport) cells() [][]string {
 func (r *tuneReport) text(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString(r.heading + "\n\n")
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	for _, row := range r.cells() {
-		fmt.Fprintf(t, "%s\t\n", strings.Join(row, "\t"))
-	}
-	_ = t.Flush() // to a builder
-	b.WriteByte('\n')
+	b.WriteString(table.Text(r.cells(), true) + "\n")
 	for _, c := range tuneColumns[:r.columns()] {
 		if c.about != "" {
 			fmt.Fprintf(&b, "%9s: %s\n", c.name, c.about)

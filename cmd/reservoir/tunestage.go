@@ -4,16 +4,14 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/schollz/progressbar/v3"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
 )
 
 // stage is where a traffic is replayed: for each policy a store that holds nothing.
@@ -33,18 +31,15 @@ const tuneConns = 256
 func (c *tuning) stage() (*stage, error) {
 	s := &stage{where: c.redis, prefix: "reservoir-tune:" + rand.Text()[:12] + ":"}
 	if len(c.redis) == 0 {
-		s.where, s.name = []string{"memory"}, fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
+		s.where, s.name = []string{memory}, fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
 	}
 	names := make([]string, len(c.redis))
 	for i, where := range c.redis {
-		a, err := parseAddress(where)
-		if err == nil && a.kind == memory {
-			err = errScheme
-		}
+		o, err := redisstore.Options(where)
 		if err != nil {
 			return nil, usagef("bad value for flag -redis: %s", oneLine(err))
 		}
-		names[i] = a.name()
+		names[i] = nameOf(o)
 	}
 	if len(names) > 0 {
 		s.name = "Redis at " + strings.Join(names, " and ")
@@ -109,41 +104,4 @@ func scriptCallsIn(commandstats string) (sum int64) {
 		}
 	}
 	return sum
-}
-
-// progressBar shows how far a replay is, on a terminal, and nothing elsewhere.
-type progressBar struct {
-	bar *progressbar.ProgressBar // nil = nothing to see
-}
-
-const progressPeriod = 100 * time.Millisecond
-
-// newProgress returns a bar that is not shown where hidden.
-func newProgress(w io.Writer, hidden bool, total int) *progressBar {
-	if hidden {
-		return new(progressBar)
-	}
-	return &progressBar{progressbar.NewOptions(total,
-		progressbar.OptionSetWriter(w),
-		progressbar.OptionSetWidth(30),
-		progressbar.OptionShowCount(),
-		progressbar.OptionSetPredictTime(true),
-		progressbar.OptionClearOnFinish(),
-	)}
-}
-
-// follow shows made until the function it returns is called.
-func (p *progressBar) follow(name string, made func() int) (stop func()) {
-	if p.bar == nil {
-		return func() {}
-	}
-	p.bar.Describe(fmt.Sprintf("%-12s", name))
-	return every(progressPeriod, func() { _ = p.bar.Set(made()) }) // what is live may be lost
-}
-
-func (p *progressBar) end() {
-	if p.bar != nil {
-		_ = p.bar.Finish()
-		_ = p.bar.Clear() // an early end too
-	}
 }

@@ -3,9 +3,9 @@ module github.com/go-reservoir/reservoir/contrib/grafana
 go 1.26.0
 
 require (
-	github.com/go-reservoir/reservoir v0.0.0
-	github.com/go-reservoir/reservoir/contrib/otellimit v0.0.0
-	github.com/go-reservoir/reservoir/contrib/promlimit v0.0.0
+	github.com/go-reservoir/reservoir v0.1.0
+	github.com/go-reservoir/reservoir/contrib/otellimit v0.1.0
+	github.com/go-reservoir/reservoir/contrib/promlimit v0.1.0
 	github.com/prometheus/client_golang v1.24.1
 	github.com/prometheus/client_model v0.6.3
 	github.com/prometheus/common v0.72.1
@@ -39,9 +39,3 @@ require (
 	golang.org/x/text v0.43.0 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
 )
-
-replace github.com/go-reservoir/reservoir => ../..
-
-replace github.com/go-reservoir/reservoir/contrib/otellimit => ../otellimit
-
-replace github.com/go-reservoir/reservoir/contrib/promlimit => ../promlimit

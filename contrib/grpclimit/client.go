@@ -60,7 +60,7 @@ func (c *Client) mustBeSet() {
 }
 
 func (c *Client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	if _, err := c.wait(ctx, Call{Method: method, Request: req, Target: cc.Target()}); err != nil {
+	if _, _, err := c.wait(ctx, Call{Method: method, Request: req, Target: cc.Target()}); err != nil {
 		return err
 	}
 	return invoke(ctx, method, req, reply, cc, opts...)
@@ -68,11 +68,11 @@ func (c *Client) unary(ctx context.Context, method string, req, reply any, cc *g
 
 func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	call := Call{Method: method, Stream: true, Target: cc.Target()}
-	key, err := c.wait(ctx, call)
+	key, limited, err := c.wait(ctx, call)
 	if err != nil {
 		return nil, err
 	}
-	if key == "" || c.SendCost == nil {
+	if !limited || c.SendCost == nil {
 		return open(ctx, desc, cc, method, opts...)
 	}
 	ctx, end := context.WithCancel(ctx)
@@ -85,15 +85,15 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 	return &clientStream{ClientStream: stream, client: c, call: call, key: key, ctx: ctx, end: end}, nil
 }
 
-// wait returns once the call may be sent. Its key is "" if the call is skipped.
-func (c *Client) wait(ctx context.Context, call Call) (key string, err error) {
+// wait returns once the call may be sent. limited is false if the call is skipped.
+func (c *Client) wait(ctx context.Context, call Call) (key string, limited bool, err error) {
 	if c.Skip != nil && c.Skip(ctx, call) {
-		return "", nil
+		return "", false, nil
 	}
 	if key, err = c.Key(ctx, call); err != nil {
-		return "", err
+		return "", false, err
 	}
-	return key, c.pay(ctx, key, costOf(ctx, c.Cost, call))
+	return key, true, c.pay(ctx, key, costOf(ctx, c.Cost, call))
 }
 
 func (c *Client) pay(ctx context.Context, key string, n int64) error {

@@ -3,7 +3,7 @@ module github.com/go-reservoir/reservoir/contrib/grpclimit
 go 1.26.0
 
 require (
-	github.com/go-reservoir/reservoir v0.0.0
+	github.com/go-reservoir/reservoir v0.1.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20261019180522-ce908d29299b
@@ -17,5 +17,3 @@ require (
 	golang.org/x/sys v0.48.0 // indirect
 	golang.org/x/text v0.42.0 // indirect
 )
-
-replace github.com/go-reservoir/reservoir => ../..

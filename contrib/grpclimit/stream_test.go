@@ -181,6 +181,16 @@ func TestClientStreamWaits(t *testing.T) {
 	})
 }
 
+// A stream that costs nothing by itself, and has no key, is limited all the same.
+func TestClientStreamWithoutKey(t *testing.T) {
+	none := func(context.Context, grpclimit.Call) (string, error) { return "", nil }
+	limits := grpclimit.Client{Limiter: limiter(t, 2), Key: none, Cost: costs(0), SendCost: each}
+	_, client := serve(t, grpclimit.Server{Limiter: limiter(t, 1000), Key: one}, dial(limits)...)
+	stream, err := client.FullDuplexCall(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, codes.InvalidArgument, status.Code(stream.Send(message)))
+}
+
 func TestClientSkipsAndFails(t *testing.T) {
 	l := limiter(t, 3)
 	limits := grpclimit.Client{Limiter: l, Key: one, SendCost: each, Skip: grpclimit.Methods("/grpc.testing.TestService/FullDuplexCall"), Cost: costs(9)}

@@ -3,7 +3,7 @@ module github.com/go-reservoir/reservoir/contrib/promlimit
 go 1.26.0
 
 require (
-	github.com/go-reservoir/reservoir v0.0.0
+	github.com/go-reservoir/reservoir v0.1.0
 	github.com/prometheus/client_golang v1.24.1
 	github.com/prometheus/client_model v0.6.2
 	github.com/prometheus/common v0.70.1
@@ -21,5 +21,3 @@ require (
 	golang.org/x/sys v0.48.0 // indirect
 	google.golang.org/protobuf v1.36.11 // indirect
 )
-
-replace github.com/go-reservoir/reservoir => ../..

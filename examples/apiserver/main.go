@@ -20,8 +20,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
@@ -55,15 +53,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	var store backend.Store = memstore.New()
 	if *url != "" {
-		o, err := redis.ParseURL(*url)
-		if err != nil { // which may show the password
-			return errors.New("-redis is no URL such as redis://user:password@localhost:6379/0")
+		s, err := redisstore.Open(*url, redisstore.WithPrefix("apiserver:"))
+		if err != nil {
+			return err
 		}
-		o.MaxRetries, o.DialerRetries, o.ContextTimeoutEnabled = -1, 1, true // the store decides what may be repeated
-		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 200*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond
-		client := redis.NewClient(o)
-		defer client.Close()
-		store = redisstore.New(client, redisstore.WithPrefix("apiserver:"))
+		defer s.Close()
+		store = s
 	}
 	limiter, err := reservoir.New(store, reservoir.PerHour(60),
 		reservoir.WithLimits(func(key string) reservoir.Limit {

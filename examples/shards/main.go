@@ -13,14 +13,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/examples/internal/servers"
-	"github.com/go-reservoir/reservoir/sharding"
 )
 
 func main() {
@@ -44,22 +41,20 @@ func run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	pairs, shards := map[string]*servers.Pair{}, map[string]backend.Store{}
+	pairs, urls := map[string]*servers.Pair{}, map[string][]string{}
 	for _, name := range []string{"a", "b", "c"} {
 		p, err := servers.StartPair(ctx, filepath.Join(dir, name))
 		if err != nil {
 			return err
 		}
 		defer p.Stop()
-		primary, replica := newClient(p.Primary.Addr), newClient(p.Replica.Addr)
-		defer primary.Close()
-		defer replica.Close()
-		pairs[name], shards[name] = p, redisstore.New(primary, redisstore.WithReplicas(replica))
+		pairs[name], urls[name] = p, []string{"redis://" + p.Primary.Addr, "redis://" + p.Replica.Addr}
 	}
-	store, err := sharding.New(shards)
+	store, err := redisstore.OpenShards(urls)
 	if err != nil {
 		return err
 	}
+	defer store.Close()
 	changes := make(chan reservoir.ShardState, 8)
 	limiter, err := reservoir.New(store, reservoir.PerHour(100),
 		reservoir.WithFailure(reservoir.FailLocal(0.1)), // while a shard is away: a tenth of the limit per process
@@ -85,18 +80,6 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	return d.ask(ctx, "The primary of b is started, with nothing in memory, and the limiter was told: "+await(ctx, changes)+". 60 more:")
 }
 
-func newClient(addr string) *redis.Client {
-	return redis.NewClient(&redis.Options{
-		Addr:                  addr,
-		MaxRetries:            -1, // the store decides what may be repeated
-		DialerRetries:         1,
-		DialTimeout:           200 * time.Millisecond,
-		ReadTimeout:           200 * time.Millisecond,
-		WriteTimeout:          200 * time.Millisecond,
-		ContextTimeoutEnabled: true,
-	})
-}
-
 // await returns the next news of a shard. The limiter notices by itself, without
 // requests, that a shard is back.
 func await(ctx context.Context, news <-chan reservoir.ShardState) string {
@@ -111,7 +94,7 @@ func await(ctx context.Context, news <-chan reservoir.ShardState) string {
 type demo struct {
 	out     io.Writer
 	limiter *reservoir.Limiter
-	store   *sharding.Store
+	store   *redisstore.Shards
 	pairs   map[string]*servers.Pair
 }
 

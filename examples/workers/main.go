@@ -16,8 +16,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
@@ -49,15 +47,12 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) e
 	}
 	var store backend.Store = memstore.New()
 	if *url != "" {
-		o, err := redis.ParseURL(*url)
-		if err != nil { // which may show the password
-			return errors.New("-redis is no URL such as redis://user:password@localhost:6379/0")
+		s, err := redisstore.Open(*url, redisstore.WithPrefix("workers:"))
+		if err != nil {
+			return err
 		}
-		o.MaxRetries, o.DialerRetries, o.ContextTimeoutEnabled = -1, 1, true // the store decides what may be repeated
-		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 200*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond
-		client := redis.NewClient(o)
-		defer client.Close()
-		store = redisstore.New(client, redisstore.WithPrefix("workers:"))
+		defer s.Close()
+		store = s
 	}
 	limiter, err := reservoir.New(store, within(*tokens-*workers**processes, *window),
 		reservoir.WithFetchTimeout(5*time.Second)) // a job can wait for a slow store, too
@@ -91,6 +86,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) e
 		}
 		return err
 	})
+	base.CloseIdleConnections()
 	closing, done := context.WithTimeout(context.WithoutCancel(ctx), *patience)
 	defer done()
 	err = errors.Join(err, limiter.Close(closing))

@@ -1,4 +1,4 @@
-// Package deadline is a context that has a deadline and nothing else.
+// Package deadline is a context that ends by time alone.
 //
 // context.WithTimeout starts a timer and makes a channel at once. Most store calls
 // are over long before their deadline and nobody ever waits for it: of a key's
@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// Context ends at an instant, or when it is released. It has no parent and no
-// values, and costs one allocation until somebody asks for Done. A store that
-// sees one may as well obey Deadline alone.
+// Context ends at an instant, or when it is released. It costs one allocation until
+// somebody asks for Done. A store that sees one may as well obey Deadline alone.
 type Context struct {
-	at time.Time
+	at     time.Time
+	values context.Context
 
 	mu    sync.Mutex
 	done  chan struct{} // made on demand, with its timer
@@ -25,14 +25,17 @@ type Context struct {
 
 var _ context.Context = (*Context)(nil)
 
-// After returns a context that ends d from now. Release it when the work is done.
-func After(d time.Duration) *Context { return &Context{at: time.Now().Add(d)} }
+// After returns a context that ends d from now, with the values of another, whose end
+// it does not share. Release it when the work is done.
+func After(values context.Context, d time.Duration) *Context {
+	return &Context{at: time.Now().Add(d), values: values}
+}
 
 // Deadline implements context.Context.
 func (c *Context) Deadline() (time.Time, bool) { return c.at, true }
 
-// Value implements context.Context; there are none.
-func (c *Context) Value(any) any { return nil }
+// Value implements context.Context.
+func (c *Context) Value(key any) any { return c.values.Value(key) }
 
 // Done implements context.Context. Its first call starts a timer.
 func (c *Context) Done() <-chan struct{} {

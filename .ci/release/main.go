@@ -1,0 +1,270 @@
+// Command release plays a release of all modules of this repository, before there is one:
+// each is packed as the module proxy would pack its tag, into a proxy of files; a fresh
+// module then requires all that can be imported, and the commands are installed.
+//
+//	cd .ci/release && GOWORK=off go run .
+//
+// With -fix it writes go.mod and go.sum as they should be.
+//
+// It finds what go.work hides from those who develop here: a replace directive, a
+// requirement that is missing, a file that is not part of its module.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/mod/modfile"
+	"golang.org/x/mod/module"
+	"golang.org/x/mod/zip"
+)
+
+// version is the one that the modules require each other at: they are released in
+// lockstep, because some share the root's internal packages.
+const version = "v0.1.0"
+
+const own = "github.com/go-reservoir/reservoir"
+
+// mod is one module of the repository.
+type mod struct{ Path, Dir string }
+
+var fix = flag.Bool("fix", false, "write go.mod and go.sum of each module as they should be, and no more")
+
+func main() {
+	flag.Parse()
+	log.SetFlags(0)
+	log.SetPrefix("release: ")
+	tmp, err := os.MkdirTemp("", "release")
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = play(tmp)
+	remove(tmp)
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// remove deletes a directory with a module cache in it, which is read-only.
+func remove(dir string) {
+	_ = run(dir, nil, "chmod", "-R", "u+w", dir)
+	_ = os.RemoveAll(dir)
+}
+
+func play(tmp string) error {
+	mods, err := modules()
+	if err != nil {
+		return err
+	}
+	proxy := filepath.Join(tmp, "proxy")
+	for _, m := range mods {
+		if err := publish(proxy, m); err != nil {
+			return fmt.Errorf("%s: %w", m.Path, err)
+		}
+	}
+	cache, err := exec.Command("go", "env", "GOMODCACHE", "GOPROXY").Output()
+	if err != nil {
+		return err
+	}
+	known, network, _ := strings.Cut(strings.TrimSpace(string(cache)), "\n")
+	env := append(os.Environ(), "GOWORK=off", "GOFLAGS=-modcacherw", "GONOSUMDB="+own+",*", "GOTOOLCHAIN=local",
+		"GOMODCACHE="+filepath.Join(tmp, "cache"), "GOBIN="+filepath.Join(tmp, "bin"),
+		"GOPROXY=file://"+proxy+",file://"+known+"/cache/download,"+network)
+	for _, m := range mods {
+		if err := tidy(tmp, env, m); err != nil {
+			return fmt.Errorf("%s: %w", m.Path, err)
+		}
+	}
+	if *fix {
+		return nil
+	}
+	return consume(tmp, env, mods)
+}
+
+// modules lists those that go.work joins.
+func modules() (list []mod, err error) {
+	cmd := exec.Command("go", "list", "-m", "-json=Path,Dir")
+	cmd.Dir, cmd.Env = filepath.Join("..", ".."), append(os.Environ(), "GOWORK=")
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list -m: %w", err)
+	}
+	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
+		var m mod
+		if err := d.Decode(&m); err != nil {
+			return nil, err
+		}
+		list = append(list, m)
+	}
+	return list, nil
+}
+
+// publish puts m into a proxy of files; see https://go.dev/ref/mod#goproxy-protocol.
+func publish(proxy string, m mod) error {
+	text, err := os.ReadFile(filepath.Join(m.Dir, "go.mod"))
+	if err != nil {
+		return err
+	}
+	if err := check(text); err != nil {
+		return err
+	}
+	dir := filepath.Join(proxy, filepath.FromSlash(m.Path), "@v")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for name, content := range map[string]string{
+		"list": version + "\n", version + ".mod": string(text),
+		version + ".info": fmt.Sprintf(`{"Version":%q,"Time":"2020-01-01T00:00:00Z"}`, version),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	f, err := os.Create(filepath.Join(dir, version+".zip"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return zip.CreateFromDir(f, module.Version{Path: m.Path, Version: version}, m.Dir)
+}
+
+// check refuses what only works in this repository.
+func check(gomod []byte) error {
+	f, err := modfile.Parse("go.mod", gomod, nil)
+	if err != nil {
+		return err
+	}
+	if len(f.Replace) > 0 {
+		return fmt.Errorf("go.mod replaces %s, which nobody else's build would", f.Replace[0].Old.Path)
+	}
+	for _, r := range f.Require {
+		if strings.HasPrefix(r.Mod.Path, own) && r.Mod.Version != version {
+			return fmt.Errorf("go.mod requires %s, and %s is to be released", r.Mod, version)
+		}
+	}
+	return nil
+}
+
+// tidy checks that go.mod says what the packages of m, as published, import. go.sum may
+// lack what is not released yet.
+func tidy(tmp string, env []string, m mod) error {
+	dir := filepath.Join(tmp, "tidy", filepath.Base(m.Dir))
+	z := filepath.Join(tmp, "proxy", filepath.FromSlash(m.Path), "@v", version+".zip")
+	if err := zip.Unzip(dir, module.Version{Path: m.Path, Version: version}, z); err != nil {
+		return err
+	}
+	if err := run(dir, env, "go", "mod", "tidy"); err != nil {
+		return err
+	}
+	for _, name := range []string{"go.mod", "go.sum"} {
+		was, err := os.ReadFile(filepath.Join(m.Dir, name))
+		if err != nil {
+			return err
+		}
+		is, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		switch same := others(was) == others(is); {
+		case same:
+		case *fix:
+			if err := os.WriteFile(filepath.Join(m.Dir, name), []byte(others(is)), 0o644); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("%s is not tidy; it should be\n%s", name, others(is))
+		}
+	}
+	return nil
+}
+
+// others is go.sum without the lines about our own modules; go.mod has none like them.
+func others(text []byte) string {
+	var b strings.Builder
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, own) {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// consume requires and builds all libraries in a fresh module, and installs the commands.
+func consume(tmp string, env []string, mods []mod) error {
+	dir := filepath.Join(tmp, "consumer")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := run(dir, env, "go", "mod", "init", "example.com/consumer"); err != nil {
+		return err
+	}
+	main := "package main\n\n"
+	for _, m := range mods {
+		libraries, commands, err := packages(m)
+		if err != nil {
+			return err
+		}
+		if len(libraries) > 0 {
+			if err := run(dir, env, "go", "get", m.Path+"@"+version); err != nil {
+				return err
+			}
+		}
+		for _, p := range libraries {
+			main += fmt.Sprintf("import _ %q\n", p)
+		}
+		for _, p := range commands {
+			if err := run(dir, env, "go", "install", "-trimpath", p+"@"+version); err != nil {
+				return err
+			}
+			log.Printf("%s@%s installs", p, version)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(main+"\nfunc main() {}\n"), 0o644); err != nil {
+		return err
+	}
+	if err := run(dir, env, "go", "mod", "tidy"); err != nil {
+		return err
+	}
+	if err := run(dir, env, "go", "build", "-trimpath", "-o", os.DevNull, "."); err != nil {
+		return err
+	}
+	log.Printf("%d modules can be required at %s", len(mods), version)
+	return nil
+}
+
+// packages lists what a stranger can import of m, and what can be installed.
+func packages(m mod) (libraries, commands []string, err error) {
+	cmd := exec.Command("go", "list", "-f", "{{.Name}} {{.ImportPath}} {{len .GoFiles}}", "./...")
+	cmd.Dir, cmd.Env = m.Dir, append(os.Environ(), "GOWORK=")
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, nil, fmt.Errorf("go list %s: %w", m.Path, err)
+	}
+	for line := range strings.Lines(string(out)) {
+		f := strings.Fields(line)
+		switch path := f[1]; {
+		case f[2] == "0" || strings.Contains(path+"/", "/internal/"):
+		case f[0] != "main":
+			libraries = append(libraries, path)
+		case strings.HasPrefix(path, own+"/cmd/"):
+			commands = append(commands, path)
+		}
+	}
+	return libraries, commands, nil
+}
+
+func run(dir string, env []string, name string, args ...string) error {
+	cmd := exec.Command(name, args...)
+	cmd.Dir, cmd.Env = dir, env
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return nil
+}

@@ -1,0 +1,170 @@
+package redisstore
+
+import (
+	"cmp"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/sharding"
+)
+
+// Faults of a URL. They are fixed texts: every part of a URL that cannot be understood
+// may be part of a password.
+var (
+	errScheme = errors.New("want redis://, redis-cluster:// or redis-sentinel://, or rediss… for TLS")
+	errHost   = errors.New("want user:password@host:port, with %XX for what is no letter or digit in user and password")
+	errHosts  = errors.New("only a cluster and sentinels have several hosts")
+	errUser   = errors.New("a user without a password (a password without a user is written :password@host)")
+	errDB     = errors.New("want nothing or /number, the database, after the host (a / in the password is written %2F)")
+	errMaster = errors.New("sentinels want /name of the master after the hosts")
+)
+
+// Options returns the options of a client that suits a store: it fails soon, obeys
+// contexts, and leaves repeating to the store. Change what must be different and make
+// the client with redis.NewUniversalClient. The URL says where servers are:
+//
+//	redis://user:password@host:6379/0
+//	redis-cluster://user:password@host1:6379,host2:6379
+//	redis-sentinel://user:password@host1:26379,host2:26379/master/0
+//
+// With rediss, rediss-cluster and rediss-sentinel connections are encrypted, TLS 1.2
+// or later, and the servers' names verified. User, password, port and database may be
+// left out. Sentinels with a login of their own take SentinelUsername and
+// SentinelPassword. No error repeats a part of the URL.
+func Options(rawURL string) (*redis.UniversalOptions, error) {
+	const quick = 200 * time.Millisecond
+	o := &redis.UniversalOptions{
+		MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true,
+		DialTimeout: 500 * time.Millisecond, ReadTimeout: quick, WriteTimeout: quick,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+	if err := parse(o, rawURL); err != nil {
+		return nil, fmt.Errorf("reservoir: redis URL: %w", err)
+	}
+	return o, nil
+}
+
+func parse(o *redis.UniversalOptions, rawURL string) error {
+	scheme, rest, _ := strings.Cut(rawURL, "://")
+	authority, path, _ := strings.Cut(rest, "/")
+	base, kind, _ := strings.Cut(scheme, "-")
+	port := "6379"
+	switch {
+	case base == "rediss":
+		o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+	case base != "redis":
+		return errScheme
+	}
+	switch kind {
+	case "":
+		if strings.Contains(authority, ",") {
+			return errHosts
+		}
+	case "cluster":
+		o.IsClusterMode = true
+	case "sentinel":
+		if o.MasterName, path, _ = strings.Cut(path, "/"); o.MasterName == "" {
+			return errMaster
+		}
+		port = "26379"
+	default:
+		return errScheme
+	}
+	if err := hosts(o, authority, port); err != nil || path == "" {
+		return err
+	}
+	db, err := strconv.ParseUint(path, 10, 16)
+	if o.DB = int(db); err != nil || o.IsClusterMode {
+		return errDB
+	}
+	return nil
+}
+
+// hosts reads user:password@host:port,host:port.
+func hosts(o *redis.UniversalOptions, authority, port string) error {
+	at := strings.LastIndexByte(authority, '@') + 1
+	for host := range strings.SplitSeq(authority[at:], ",") {
+		u, err := url.Parse("redis://" + authority[:at] + host)
+		if err != nil || u.Hostname() == "" || u.Host != host || strings.Count(authority[:at], "@") > 1 || host[0] != '[' && strings.Count(host, ":") > 1 {
+			return errHost
+		}
+		n, err := strconv.ParseUint(cmp.Or(u.Port(), port), 10, 16)
+		if err != nil || n == 0 {
+			return errHost
+		}
+		o.Addrs = append(o.Addrs, net.JoinHostPort(u.Hostname(), fmt.Sprint(n)))
+		o.Username = u.User.Username()
+		o.Password, _ = u.User.Password()
+	}
+	if at > 0 && o.Password == "" { // the client would not log in at all
+		return errUser
+	}
+	return nil
+}
+
+// Open returns a store at the URL, with the client that Options describes, which Close
+// closes too. It does no I/O.
+func Open(rawURL string, opts ...Option) (*Store, error) { return open([]string{rawURL}, opts) }
+
+// open returns a store on a primary and its replicas.
+func open(urls []string, opts []Option) (*Store, error) {
+	var clients []redis.UniversalClient
+	for i, u := range urls {
+		o, err := Options(u)
+		if err != nil {
+			return nil, err
+		}
+		o.ReadOnly = i > 0 && o.IsClusterMode
+		clients = append(clients, redis.NewUniversalClient(o))
+	}
+	if len(clients) == 0 {
+		return nil, errNoClient
+	}
+	s := New(clients[0], append(opts[:len(opts):len(opts)], WithReplicas(clients[1:]...))...)
+	if s.owned = clients; s.err != nil {
+		return nil, errors.Join(s.Err(), s.Close())
+	}
+	return s, nil
+}
+
+// Shards is a store over several servers. Make it with OpenShards.
+type Shards struct {
+	*sharding.Store
+	stores []*Store
+}
+
+// OpenShards returns a store over shards, each the URLs of a primary and then of its
+// replicas, by name: the name decides which keys are the shard's (package sharding).
+// Primaries decide requests, replicas, if there are any, answer Check. It does no I/O.
+func OpenShards(shards map[string][]string, opts ...Option) (*Shards, error) {
+	all, stores := new(Shards), make(map[string]backend.Store, len(shards))
+	for name, urls := range shards {
+		s, err := open(urls, opts)
+		if err != nil {
+			return nil, fmt.Errorf("shard %q: %w", name, err)
+		}
+		stores[name], all.stores = s, append(all.stores, s)
+	}
+	var err error
+	all.Store, err = sharding.New(stores)
+	return all, err
+}
+
+// Close closes all shards, as Store.Close does.
+func (s *Shards) Close() error {
+	var errs []error
+	for _, store := range s.stores {
+		errs = append(errs, store.Close())
+	}
+	return errors.Join(errs...)
+}

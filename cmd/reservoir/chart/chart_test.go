@@ -1,0 +1,78 @@
+package chart
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+)
+
+func TestPageIsXML(t *testing.T) {
+	p := New(`"<&>"`, "below")
+	up := Logarithmic(&p.Y, 1e-3, 1, func(v float64) string { return fmt.Sprint(v) })
+	Linear(&p.X, 0, 1, 2, func(v float64) string { return fmt.Sprint("<", v) })
+	Grid(p, true, false)
+	Box(p, 0, up.from, 0.5, up.At(0.1), "#123")
+	Line(p, plotter.XYs{{X: 0, Y: up.At(0)}, {X: 1, Y: up.At(5)}}, "#d00", 1)
+	Line(p, nil, "#d00", 1)
+	Dot(p, 1, up.At(1), 3, "#0072b2")
+	Label(p, 1, up.At(1), "a & b", true)
+	named := New("", "")
+	Named(&named.Y, []string{"one", "two"})
+	page := Page{Title: "<title>", Note: "<note>", Rows: [][]*plot.Plot{{p, nil}, {named, p}}, Width: 300, Height: 200}
+	for i := range 20 {
+		page.Legend = append(page.Legend, Entry{"#fff", fmt.Sprint("policy & ", i)})
+	}
+	drawing := page.SVG()
+	require.True(t, bytes.HasPrefix(drawing, []byte("<svg ")))
+	in, elements := xml.NewDecoder(bytes.NewReader(drawing)), map[string]int{}
+	for {
+		token, err := in.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		if e, ok := token.(xml.StartElement); ok {
+			elements[e.Name.Local]++
+		}
+	}
+	require.Equal(t, 1, elements["svg"])
+	require.Greater(t, elements["path"], 20)
+	require.NotContains(t, string(drawing), "NaN")
+	require.NotContains(t, string(drawing), "Inf")
+	require.Equal(t, drawing, page.SVG(), "the same page, the same text")
+}
+
+func TestLegendIsBroken(t *testing.T) {
+	var p Page
+	require.Empty(t, p.lines(300))
+	for range 7 {
+		p.Legend = append(p.Legend, Entry{Text: "some words"})
+	}
+	var n int
+	for _, l := range p.lines(300) {
+		n += len(l)
+		var x float64
+		for _, e := range l {
+			x += float64(e.width())
+		}
+		require.LessOrEqual(t, x, 300.0)
+	}
+	require.Equal(t, 7, n)
+}
+
+func TestLogKeepsToItsEnds(t *testing.T) {
+	p := New("", "")
+	l := Logarithmic(&p.X, 0.1, 1000, func(v float64) string { return fmt.Sprint(v) })
+	require.Len(t, p.X.Tick.Marker.Ticks(0, 0), 5)
+	for v, want := range map[float64]float64{0: -1, -1: -1, 0.01: -1, 1: 0, 100: 2, 1e9: 3, math.Inf(1): 3} {
+		require.InDelta(t, want, l.At(v), 1e-9)
+	}
+}

@@ -1,0 +1,195 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+)
+
+// clerk makes entries in the book of a traffic of one key with a limit of 10.
+type clerk struct {
+	*book
+	process *way
+	now     *time.Duration // each answers is an instant of its own
+}
+
+const parts = 50
+
+func newClerk() clerk {
+	return clerk{newBook(Traffic{Keys: []string{"k"}, Length: time.Second}, 10, parts), &way{known: map[string]account{}}, new(time.Duration)}
+}
+
+// charge changes by n what the one process holds, as a reply says.
+func (c clerk) charge(w backend.Window, n int64) {
+	q := backend.SyncRequest{Key: "k", Client: "x"}
+	var net int64
+	if a := c.process.known["k"]; a.window == w {
+		net = a.net
+	}
+	c.hear(c.process, q, backend.SyncReply{State: backend.State{Window: w}, Grant: max(n, 0), Granted: net + n})
+}
+
+func (c clerk) answers(n int, w backend.Window, allowed bool, from reservoir.Source) {
+	*c.now++
+	for range n {
+		r := reservoir.Result{Allowed: allowed, Reset: w.Time(), Source: from}
+		c.answer(Request{At: *c.now}, r, nil, time.Microsecond, 0)
+	}
+}
+
+func TestBook(t *testing.T) {
+	c := newClerk()
+	c.charge(1000, 6) // the first window, cold: 4 of 6 are used and 2 lie around
+	c.answers(4, 1000, true, reservoir.Local)
+	c.answers(4, 1000, true, reservoir.Direct)
+	c.answers(1, 1000, false, reservoir.Direct)
+	c.answers(4, 1000, false, reservoir.Denied)
+
+	c.charge(2000, 10) // the second: 1 lies around when the first is refused, and is used then
+	c.answers(9, 2000, true, reservoir.Fetched)
+	c.answers(3, 2000, false, reservoir.Denied)
+	c.answers(1, 2000, true, reservoir.Local)
+
+	c.charge(3000, 10) // the third: 3 are given back, nobody is refused, and one is over
+	c.charge(3000, -3)
+	c.answers(11, 3000, true, reservoir.Local)
+	c.answers(1, 2000, true, reservoir.Local) // a late one makes the second 11
+	c.answers(1, 1000, true, reservoir.Local) // and this comes too late to matter
+
+	c.answer(Request{}, reservoir.Result{}, errors.New("away"), time.Microsecond, 0)
+	c.call(0)
+	c.call(time.Hour)
+
+	o := c.end()
+	require.EqualValues(t, 40, o.Requests)
+	require.EqualValues(t, 31, o.Admitted)
+	require.EqualValues(t, 8, o.Refused)
+	require.EqualValues(t, 1, o.Errors)
+	require.EqualValues(t, 7, o.Remembered)
+	require.EqualValues(t, 4+1+9, o.Waited)
+	require.EqualValues(t, 2, o.Needless, "the first window had 2 left and refused 5")
+	require.EqualValues(t, 2, o.Over, "one in the second, one in the third")
+	require.EqualValues(t, 1, o.StrandedWindows, "the cold one is left out")
+	require.InDelta(t, 0.1, o.Stranded, 1e-9)
+	require.False(t, o.Cold)
+	require.InDelta(t, 26.0/3, o.MeanBatch, 1e-9)
+	require.EqualValues(t, 1, o.Timeline[0].Calls)
+	require.EqualValues(t, 1, o.Timeline[parts-1].Calls)
+	require.EqualValues(t, 40, o.Timeline[0].Requests)
+}
+
+func TestBookOfOneWindowTellsItsStranding(t *testing.T) {
+	c := newClerk()
+	c.charge(1000, 10)
+	c.answers(8, 1000, true, reservoir.Local)
+	c.answers(1, 1000, false, reservoir.Denied)
+	o := c.end()
+	require.InDelta(t, 0.2, o.Stranded, 1e-9)
+	require.True(t, o.Cold)
+	require.EqualValues(t, 1, o.Needless)
+}
+
+// One reply serves two callers and refuses a third, who is heard first.
+func TestBookOfOneInstant(t *testing.T) {
+	c := newClerk()
+	c.charge(1000, 3)
+	c.answers(1, 1000, false, reservoir.Fetched)
+	*c.now--
+	c.answers(2, 1000, true, reservoir.Fetched)
+	c.answers(1, 1000, true, reservoir.Local)
+	require.InDelta(t, 0.1, c.end().Stranded, 1e-9, "the third token lay around")
+}
+
+func TestBookKeepsLateAnswersOfTheFirstWindow(t *testing.T) {
+	c := newClerk()
+	c.answers(1, 2000, true, reservoir.Local)
+	c.answers(11, 1000, true, reservoir.Local)
+	c.answers(1, 0, false, reservoir.Denied) // of no window
+	require.EqualValues(t, 1, c.end().Over)
+	require.Equal(t, Outcome{}.Stranded, c.end().Stranded, "nothing is counted twice")
+}
+
+// The way of a process tells the changes of its accounts.
+func TestWayTellsWhatItsProcessHolds(t *testing.T) {
+	c := newClerk()
+	store := &scripted{replies: []backend.SyncReply{
+		{State: backend.State{Window: 1000}, Grant: 5, Granted: 5},
+		{State: backend.State{Window: 1000}, Grant: 3, Granted: 8, Returned: 1},
+		{State: backend.State{Window: 2000}, Grant: 4, Granted: 4},
+		{State: backend.State{Window: 2000}, Grant: 2, Granted: 2}, // of a new account
+	}}
+	r := &Replay{book: c.book, store: store, Setting: Setting{Speed: 1}}
+	w := r.way(0)
+	for i, want := range []int64{5, 7, 4, 6} {
+		client := "x"
+		if i == 3 {
+			client = "y"
+		}
+		_, err := w.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: client})
+		require.NoError(t, err)
+		require.Equal(t, want, c.keys[0].last[0].held)
+	}
+	_, err := w.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "y"})
+	require.Error(t, err)
+	_, _ = w.Check(t.Context(), "k", limit)
+	_, _ = w.Refund(t.Context(), backend.RefundRequest{})
+	require.EqualValues(t, 7, c.calls, "failed ones too")
+	require.Equal(t, "k's", w.Shard("k"))
+	w.store = memstore.New()
+	require.Empty(t, w.Shard("k"))
+}
+
+// A window is over when it has ended and a caller was told of it; one that a process
+// has heard of, and no caller, does not count.
+func TestBookEndsAfterSomeWindows(t *testing.T) {
+	c := newClerk()
+	var closed []Window
+	c.each = func(w Window) { closed = append(closed, w) }
+	c.answers(3, 1000, true, reservoir.Local)
+	c.call(0)
+	c.charge(2000, 5)
+	require.False(t, c.over(1, time.UnixMilli(1000)))
+	require.True(t, c.over(1, time.UnixMilli(1001)))
+	require.False(t, c.over(2, time.UnixMilli(5000)))
+	c.answers(1, 2000, false, reservoir.Fetched)
+	require.True(t, c.over(1, time.UnixMilli(1000)))
+	c.answers(1, 1000, true, reservoir.Local)
+	c.charge(3000, 5)
+	c.end()
+	require.Equal(t, []Window{
+		{ID: 1000, Requests: 4, Spent: 4, held: -4},
+		{ID: 2000, Calls: 1, Requests: 1, Waited: 1, Refused: 1, Stranded: 5, held: 5, short: 2 + time.Microsecond},
+	}, closed)
+}
+
+type ctx = context.Context
+
+// scripted is a store with given replies.
+type scripted struct {
+	backend.Store
+	replies []backend.SyncReply
+}
+
+func (s *scripted) Sync(_ ctx, _ backend.SyncRequest) (backend.SyncReply, error) {
+	if len(s.replies) == 0 {
+		return backend.SyncReply{}, errBroken
+	}
+	reply := s.replies[0]
+	s.replies = s.replies[1:]
+	return reply, nil
+}
+
+func (s *scripted) Check(ctx, string, backend.Limit) (backend.State, error) {
+	return backend.State{}, nil
+}
+
+func (s *scripted) Refund(ctx, backend.RefundRequest) (int64, error) { return 0, nil }
+
+func (s *scripted) Shard(key string) string { return key + "'s" }

@@ -1,0 +1,268 @@
+package sim
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/chance"
+)
+
+// Setting is what a traffic is replayed on.
+//
+// Speed divides the gaps between requests, the window and the delay. What it
+// cannot divide stays as long as it is and so weighs Speed times as much: the
+// processor's work, how exactly timers fire (about 1 ms), the limiter's margin for
+// that, its fetch timeout, and a real network. Latencies that consist of the
+// delay are told in the traffic's time.
+type Setting struct {
+	Limit reservoir.Limit // as it is, not divided
+	Delay time.Duration   // there and back, added to each call; as it is, not divided
+	Speed float64         // 1 = the traffic's own
+
+	// Virtual runs f on a virtual clock, for the embedded store only; nil = the real
+	// one. The clock stands still while anything runs and leaps to the next timer when
+	// everything waits. Answers from memory take no time there, calls take the Delay,
+	// which is less than a fetch timeout, and the Speed is 1. The limiters' own
+	// randomness follows the Seed, and one thread runs: one such replay at a time.
+	Virtual func(f func())
+	Seed    uint64
+
+	// For fleets whose every event has an instant of its own; zero = not needed.
+	Travel  func(process int, now time.Duration, back bool) time.Duration // half of a call that is under way now; safe for concurrent use
+	Windows int                                                           // end when so many of the first key's have ended
+	Each    func(Window)                                                  // is told each window that is over, if callers heard of it
+	Parts   int                                                           // of the Timeline; 0 = 50
+}
+
+// Scaled is the limit that is replayed: its window is divided by the speed. It is
+// for a Speed of 1 the limit, and an error if the window comes out too short to
+// be kept.
+func (s Setting) Scaled() (reservoir.Limit, error) {
+	l := s.Limit
+	if err := l.Validate(); err != nil || s.Speed == 1 {
+		return l, err
+	}
+	l.Window = time.Duration(float64(l.Window) / s.Speed).Round(time.Millisecond)
+	if l.Window < minScaled {
+		return l, ErrSpeed
+	}
+	return l, nil
+}
+
+const minScaled = 50 * time.Millisecond
+
+// ErrSpeed is the fault of a speed that leaves too little of a window.
+var ErrSpeed = fmt.Errorf("a window must last %v or more after it is divided", minScaled)
+
+// Replay makes the requests of a traffic under one policy, once.
+type Replay struct {
+	Traffic
+	Setting
+	policy   Policy
+	scaled   reservoir.Limit
+	store    backend.Store
+	limiters []*reservoir.Limiter
+	book     *book
+
+	begin   time.Time
+	next    int          // of the requests; belongs to who leads
+	made    atomic.Int64 // the same, for others to see
+	active  sync.WaitGroup
+	closing atomic.Bool
+}
+
+// NewReplay sets up a replay on store, which should hold nothing of the traffic's
+// keys, or on an embedded store of its own if that is nil. It does no I/O.
+func NewReplay(t Traffic, p Policy, s Setting, store backend.Store) (*Replay, error) {
+	limit, err := s.Scaled()
+	if err != nil {
+		return nil, err
+	}
+	s.Parts = cmp.Or(s.Parts, 50)
+	r := &Replay{Traffic: t, Setting: s, policy: p, scaled: limit, store: store, book: newBook(t, limit.Tokens, s.Parts)}
+	r.book.each = s.Each
+	return r, nil
+}
+
+// connect makes a limiter for each process, and its way to the store.
+func (r *Replay) connect() error {
+	if r.store == nil {
+		r.store = memstore.New()
+	}
+	for i := range r.Processes {
+		l, err := reservoir.New(r.way(i), r.scaled, r.policy.Option, reservoir.WithMaxKeys(max(1<<20, len(r.Keys))))
+		if err != nil {
+			return err
+		}
+		r.limiters = append(r.limiters, l)
+	}
+	return nil
+}
+
+// way is that of one process. Nobody waits for what is handed back at the end.
+func (r *Replay) way(process int) *way {
+	return &way{store: r.store, book: r.book, known: make(map[string]account), travel: func(ctx context.Context, back bool) error {
+		now, d := r.since(), time.Duration(float64(r.Delay)/r.Speed)/2
+		if !back {
+			r.book.call(now)
+		}
+		switch {
+		case r.closing.Load():
+			d = 0
+		case r.Travel != nil:
+			d = r.Travel(process, now, back)
+		}
+		if r.Virtual == nil {
+			return pause(ctx, d)
+		}
+		time.Sleep(d) // within the fetch timeout
+		return ctx.Err()
+	}}
+}
+
+// Made is how many requests have been made so far. It may be called at any time.
+func (r *Replay) Made() int64 { return r.made.Load() }
+
+// since is the traffic's time now.
+func (r *Replay) since() time.Duration {
+	return r.at(time.Now())
+}
+
+// Run makes the requests and returns what came of them, or the error of ctx if
+// that ends first. It is also an error if the counts of the limiters and of their
+// callers disagree, for then none of them can be trusted.
+func (r *Replay) Run(ctx context.Context) (o Outcome, err error) {
+	if r.Virtual == nil {
+		return r.run(ctx)
+	}
+	defer chance.Seed(r.Seed)() // or the same traffic would not have the same outcome
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	r.Virtual(func() { o, err = r.run(ctx) })
+	return o, err
+}
+
+func (r *Replay) run(ctx context.Context) (Outcome, error) {
+	if err := r.connect(); err != nil {
+		return Outcome{}, err
+	}
+	r.begin = time.Now()
+	r.active.Go(func() { r.lead(ctx) })
+	r.active.Wait()
+	stats, err := r.close()
+	if e := ctx.Err(); e != nil {
+		return Outcome{}, e
+	}
+	o := r.book.end()
+	o.Policy, o.Kind = r.policy.Name, r.policy.Kind
+	o.StoreCalls, o.CallsPerRequest = stats.StoreCalls, Ratio(stats.StoreCalls, o.Requests)
+	switch {
+	case o.Errors > 0 && o.Errors == o.Requests:
+		return o, fmt.Errorf("every request failed, the first with: %w", r.book.failure)
+	case err != nil:
+		return o, err
+	case stats.Spent != o.Admitted:
+		return o, fmt.Errorf("the limiters spent %d tokens, their callers had %d", stats.Spent, o.Admitted)
+	case r.Virtual != nil && r.book.late.Max() > 0:
+		return o, errors.New("a request was held up: one before it waited and did not look at its context")
+	}
+	return o, nil
+}
+
+// closeTimeout bounds the handing back of stock, over all processes.
+const closeTimeout = 30 * time.Second
+
+// close closes the limiters and sums up what they counted. Store calls are those
+// before.
+func (r *Replay) close() (reservoir.Stats, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	var sum reservoir.Stats
+	for _, l := range r.limiters {
+		sum.StoreCalls += l.Stats().StoreCalls
+	}
+	r.closing.Store(true)
+	var errs []error
+	for _, l := range r.limiters {
+		errs = append(errs, l.Close(ctx))
+		s := l.Stats()
+		sum.Spent += s.Spent
+		if s.Taken+s.Refunded != s.Spent+s.Returned+s.Expired+s.Held {
+			errs = append(errs, fmt.Errorf("a limiter's tokens do not balance: %+v", s))
+		}
+	}
+	return sum, errors.Join(errs...)
+}
+
+// lead makes requests, each at its time, until there are none, ctx ends or one of
+// them has to wait: somebody else leads then. Nearly all requests are decided in
+// memory, so one goroutine makes most of them, in order and with no hand-over.
+func (r *Replay) lead(ctx context.Context) {
+	for r.next < len(r.Requests) {
+		q := r.Requests[r.next]
+		if r.until(ctx, r.begin.Add(time.Duration(float64(q.At)/r.Speed))) != nil {
+			return
+		}
+		if r.Windows > 0 && r.book.over(r.Windows, time.Now()) {
+			return
+		}
+		r.next++
+		r.made.Store(int64(r.next))
+		t := &turn{Context: context.Background()}
+		t.pass = func() { r.active.Go(func() { r.lead(ctx) }) }
+		r.request(t, q)
+		if t.passed.Swap(true) {
+			return
+		}
+	}
+}
+
+// until waits for an instant. On the virtual clock it cannot wait for ctx, which is
+// from outside; nor does it need to, for no time passes there.
+func (r *Replay) until(ctx context.Context, at time.Time) error {
+	if r.Virtual != nil {
+		time.Sleep(time.Until(at))
+		return ctx.Err()
+	}
+	return pause(ctx, time.Until(at))
+}
+
+// turn is the context of one request, and the lead while that does not wait. Who
+// is about to wait for a context looks at its Done, which hands the lead on. The
+// context itself never ends: the fetch timeout bounds a request.
+type turn struct {
+	context.Context
+	pass   func()
+	passed atomic.Bool // or the request is over
+}
+
+// Done hands the lead on, once.
+func (t *turn) Done() <-chan struct{} {
+	if !t.passed.Swap(true) {
+		t.pass()
+	}
+	return nil
+}
+
+func (r *Replay) request(ctx context.Context, q Request) {
+	begin := time.Now()
+	result, err := r.limiters[q.Process].Allow(ctx, r.Keys[q.Key])
+	took, late := time.Since(begin), r.at(begin)-q.At
+	if r.Delay > 0 && (err != nil || result.Source.OnNetwork()) {
+		took = time.Duration(float64(took) * r.Speed)
+	}
+	r.book.answer(q, result, err, took, late)
+}
+
+// at is the traffic's time at an instant.
+func (r *Replay) at(at time.Time) time.Duration {
+	return time.Duration(float64(at.Sub(r.begin)) * r.Speed)
+}

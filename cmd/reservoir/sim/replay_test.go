@@ -1,0 +1,207 @@
+package sim
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+)
+
+// onVirtualTime is a clock for a Setting.
+func onVirtualTime(t *testing.T) func(f func()) {
+	return func(f func()) { synctest.Test(t, func(*testing.T) { f() }) }
+}
+
+// small is a replay of a few windows with one and a half times the demand.
+func small(t *testing.T, name string, s Setting) (Traffic, *Replay) {
+	t.Helper()
+	length := time.Duration(s.Speed * float64(200*time.Millisecond))
+	traffic := Shape{Rate: 15 * 1000 / s.Speed, Keys: 2, Processes: 3, Length: length, Seed: 1}.Traffic()
+	p, err := Policies([]string{name}, s.Limit.Tokens)
+	require.NoError(t, err)
+	r, err := NewReplay(traffic, p[0], s, nil)
+	require.NoError(t, err)
+	return traffic, r
+}
+
+var adaptive = Policy{Name: "adaptive", Kind: Adaptive, Option: reservoir.WithBatch(reservoir.Adaptive(1, 0))}
+
+// requireSums checks what holds of every outcome.
+func requireSums(t *testing.T, traffic Traffic, o Outcome) {
+	t.Helper()
+	require.EqualValues(t, len(traffic.Requests), o.Requests)
+	require.Equal(t, o.Requests, o.Admitted+o.Refused+o.Errors)
+	require.LessOrEqual(t, o.Remembered, o.Refused)
+	require.LessOrEqual(t, o.Needless, o.Refused)
+	require.LessOrEqual(t, o.P50, o.P99)
+	require.Zero(t, o.Over)
+	var requests, calls int64
+	for _, b := range o.Timeline {
+		requests += b.Requests
+		calls += b.Calls
+	}
+	require.Equal(t, o.Requests, requests)
+	require.GreaterOrEqual(t, calls, o.StoreCalls, "the last give-backs are not counted")
+}
+
+func TestReplay(t *testing.T) {
+	limit := reservoir.Limit{Tokens: 500, Window: 100 * time.Millisecond}
+	for _, clock := range []func(func()){onVirtualTime(t), nil} {
+		testReplay(t, Setting{Limit: limit, Delay: 100 * time.Microsecond, Speed: 1, Virtual: clock})
+	}
+}
+
+func testReplay(t *testing.T, s Setting) {
+	t.Helper()
+	calls := map[string]int64{}
+	for _, name := range []string{"direct", "5", "ladder", "adaptive"} {
+		traffic, r := small(t, name, s)
+		require.Zero(t, r.Made())
+		o, err := r.Run(t.Context())
+		require.NoError(t, err, name)
+		requireSums(t, traffic, o)
+		require.EqualValues(t, len(traffic.Requests), r.Made())
+		if s.Virtual != nil {
+			require.Zero(t, o.Errors)
+		}
+		if s.Virtual != nil && name == "direct" {
+			require.InEpsilon(t, s.Delay, o.P99, 0.01, "a call takes its delay and no more")
+		}
+		calls[name] = o.StoreCalls
+		if name == "direct" {
+			require.LessOrEqual(t, o.Requests-o.Remembered, o.StoreCalls, "one for each that is not refused from memory")
+			require.LessOrEqual(t, o.StoreCalls, o.Requests, "a refusal from memory may send a probe")
+			require.LessOrEqual(t, float64(o.MeanBatch), 1.0, "of probes")
+		}
+	}
+	require.Less(t, calls["adaptive"], calls["direct"])
+	require.Less(t, calls["5"], calls["direct"])
+}
+
+func TestReplayAtSpeed(t *testing.T) {
+	s := Setting{Limit: reservoir.Limit{Tokens: 500, Window: time.Second}, Delay: time.Millisecond, Speed: 10}
+	traffic, r := small(t, "adaptive", s)
+	require.Greater(t, traffic.Requests[len(traffic.Requests)-1].At, time.Second)
+	o, err := r.Run(t.Context())
+	require.NoError(t, err)
+	requireSums(t, traffic, o)
+}
+
+func TestSpeedLeavesAWindow(t *testing.T) {
+	minute := reservoir.PerMinute(10)
+	for _, row := range []struct {
+		limit reservoir.Limit
+		speed float64
+		want  time.Duration // 0 = too fast
+	}{
+		{minute, 1, time.Minute},
+		{minute, 7, 8571 * time.Millisecond},
+		{minute, 1200, 50 * time.Millisecond},
+		{minute, 1300, 0},
+		{reservoir.Limit{Tokens: 1, Window: time.Millisecond}, 1, time.Millisecond},
+	} {
+		l, err := Setting{Limit: row.limit, Speed: row.speed}.Scaled()
+		if row.want == 0 {
+			require.ErrorIs(t, err, ErrSpeed)
+			_, err = NewReplay(Traffic{}, Policy{}, Setting{Limit: row.limit, Speed: row.speed}, memstore.New())
+			require.ErrorIs(t, err, ErrSpeed)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, reservoir.Limit{Tokens: row.limit.Tokens, Window: row.want}, l)
+	}
+	_, err := Setting{Speed: 2}.Scaled()
+	require.ErrorIs(t, err, reservoir.ErrLimit)
+}
+
+func TestReplayEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, clock := range []func(func()){onVirtualTime(t), nil} {
+		_, r := small(t, "adaptive", Setting{Limit: reservoir.PerHour(10), Speed: 1, Virtual: clock})
+		_, err := r.Run(ctx)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Zero(t, r.Made())
+	}
+}
+
+func TestReplayThatOnlyFailsIsAnError(t *testing.T) {
+	r, err := NewReplay(Shape{Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic(),
+		adaptive, Setting{Limit: reservoir.PerHour(10), Speed: 1, Virtual: onVirtualTime(t)}, &scripted{})
+	require.NoError(t, err)
+	o, err := r.Run(t.Context())
+	require.ErrorContains(t, err, "every request failed, the first with: ")
+	require.Equal(t, o.Requests, o.Errors)
+}
+
+func TestTurnIsPassedOnce(t *testing.T) {
+	n := 0
+	turn := &turn{Context: t.Context(), pass: func() { n++ }}
+	require.Nil(t, turn.Done())
+	require.Nil(t, turn.Done())
+	require.Equal(t, 1, n)
+}
+
+// A day of traffic with hourly limits, of which nobody could wait for the end.
+func TestReplayOfADay(t *testing.T) {
+	traffic := Shape{Rate: 0.2, Keys: 3, Processes: 4, Length: 24 * time.Hour, Seed: 1}.Traffic()
+	r, err := NewReplay(traffic, adaptive, Setting{Limit: reservoir.PerHour(150), Delay: time.Millisecond, Speed: 1, Virtual: onVirtualTime(t)}, nil)
+	require.NoError(t, err)
+	o, err := r.Run(t.Context())
+	require.NoError(t, err)
+	requireSums(t, traffic, o)
+	require.Positive(t, o.Refused)
+	require.Greater(t, o.StrandedWindows, int64(3*20))
+}
+
+// A caller that waits for something else than its context holds up those behind it.
+func TestReplayThatIsHeldUpIsAnError(t *testing.T) {
+	limit := reservoir.PerHour(10)
+	slow := Policy{Option: reservoir.WithLimits(func(string) reservoir.Limit {
+		time.Sleep(time.Second)
+		return limit
+	})}
+	traffic := Shape{Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic()
+	r, err := NewReplay(traffic, slow, Setting{Limit: limit, Speed: 1, Virtual: onVirtualTime(t)}, nil)
+	require.NoError(t, err)
+	_, err = r.Run(t.Context())
+	require.ErrorContains(t, err, "held up")
+}
+
+// A replay can end with some windows, and each call can take its own time.
+func TestReplayOfWindows(t *testing.T) {
+	var windows []Window
+	var there, back atomic.Int64
+	_, r := small(t, "direct", Setting{
+		Limit: reservoir.Limit{Tokens: 100, Window: 20 * time.Millisecond}, Speed: 1, Virtual: onVirtualTime(t), Windows: 3, Parts: 7,
+		Each: func(w Window) { windows = append(windows, w) },
+		Travel: func(_ int, _ time.Duration, returning bool) time.Duration {
+			if returning {
+				back.Add(1)
+			} else {
+				there.Add(1)
+			}
+			return time.Millisecond
+		},
+	})
+	o, err := r.Run(t.Context())
+	require.NoError(t, err)
+	require.Len(t, o.Timeline, 7)
+	require.Positive(t, there.Load())
+	require.Equal(t, there.Load(), back.Load())
+	require.EqualValues(t, 2*time.Millisecond, time.Duration(o.P99).Round(100*time.Microsecond))
+	require.Less(t, o.Requests, int64(len(r.Requests)), "it ended early")
+	require.GreaterOrEqual(t, len(windows), 3)
+	var requests int64
+	for _, w := range windows {
+		require.LessOrEqual(t, w.Spent, int64(100))
+		requests += w.Requests
+	}
+	require.Equal(t, o.Requests, requests)
+}

@@ -1,0 +1,138 @@
+package sim
+
+import (
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestReadTrace(t *testing.T) {
+	const ms = time.Millisecond
+	for _, row := range []struct {
+		name, text string
+		at         []time.Duration
+		keys       string // of the requests, in order
+	}{
+		{"plain", "100.5,a\n101,b\n102.25,a\n", []time.Duration{0, 500 * ms, 1750 * ms}, "aba"},
+		{"a header", "time,key\n1,a\n", []time.Duration{0}, "a"},
+		{"RFC 3339, of two zones", "2023-11-14T22:13:20.25Z,a\n2023-11-14T23:13:20.5+01:00,b\n", []time.Duration{0, 250 * ms}, "ab"},
+		{"both forms", "1700000000,a\n2023-11-14T22:13:21Z,b\n", []time.Duration{0, time.Second}, "ab"},
+		{"nanoseconds", "1700000000.000000001,a\n1700000000.0000000029,b\n", []time.Duration{0, 1}, "ab"},
+		{"not in order", "3,c\n1,a\n2,b\n1,d\n", []time.Duration{0, 0, time.Second, 2 * time.Second}, "adbc"},
+		{"more columns, some of them", "1,a,GET,200\n2,b\n3,c,\n", []time.Duration{0, time.Second, 2 * time.Second}, "abc"},
+		{"comments, empty lines, CRLF, blanks", "# a record\r\n\r\n 1 ,a\r\n#2,b\r\n3,c", []time.Duration{0, 2 * time.Second}, "ac"},
+		{"a byte order mark", "\ufeff1,a\n", []time.Duration{0}, "a"},
+		{"quotes", "\"1\",\"a\"\n", []time.Duration{0}, "a"},
+	} {
+		got, err := ReadTrace(strings.NewReader(row.text), 3, 1)
+		require.NoError(t, err, row.name)
+		var at []time.Duration
+		var keys string
+		for _, q := range got.Requests {
+			at, keys = append(at, q.At), keys+got.Keys[q.Key]
+			require.Less(t, q.Process, int32(3))
+		}
+		require.Equal(t, row.at, at, row.name)
+		require.Equal(t, row.keys, keys, row.name)
+		require.Greater(t, got.Length, at[len(at)-1], row.name)
+		require.Equal(t, 3, got.Processes)
+	}
+}
+
+func TestReadTraceNamesTheLine(t *testing.T) {
+	for _, row := range []struct {
+		name, text string
+		line       int // 0 = of the whole
+		err        error
+	}{
+		{"one column", "1,a\n2\n", 2, ErrColumns},
+		{"a second header", "time,key\ntime,key\n", 2, ErrTime},
+		{"no time", "1,a\n\n,b\n", 3, ErrTime},
+		{"not a number", "1x,a\n", 1, ErrTime},
+		{"negative", "-1,a\n", 1, ErrTime},
+		{"NaN", "1,a\nNaN,a\n", 2, ErrTime},
+		{"exponent", "1e9,a\n", 1, ErrTime},
+		{"no fraction", "1.,a\n", 1, ErrTime},
+		{"no whole", ".5,a\n", 1, ErrTime},
+		{"not RFC 3339", "1,a\n2023-11-14T22:13:20,a\n", 2, ErrTime},
+		{"before 1970", "1969-11-14T22:13:20Z,a\n", 1, ErrTime},
+		{"milliseconds", "1700000000123,a\n", 1, ErrMillis},
+		{"huge", "99999999999999999999999,a\n", 1, ErrMillis},
+		{"no key", "1,a\n2,\n", 2, ErrKey},
+		{"a long key", "1," + strings.Repeat("k", 4097) + "\n", 1, ErrKey},
+		{"an open quote", "1,a\n2,\"b\n3,c\n", 3, ErrCSV},
+		{"a stray quote", "1,a\"b\n", 1, ErrCSV},
+		{"after a quoted line break", "1,\"a\nb\"\nx,c\n", 3, ErrTime},
+		{"nothing", "", 0, ErrEmpty},
+		{"a header only", "time,key\n", 0, ErrEmpty},
+		{"two years", "0,a\n63072000,b\n", 0, ErrSpan},
+	} {
+		_, err := ReadTrace(strings.NewReader(row.text), 1, 1)
+		require.ErrorIs(t, err, row.err, row.name)
+		at, of := errors.AsType[*LineError](err)
+		require.Equal(t, row.line > 0, of, row.name)
+		if of {
+			require.Equal(t, row.line, at.Line, row.name)
+			require.Equal(t, fmt.Sprintf("line %d: %v", row.line, row.err), err.Error())
+		}
+	}
+	_, err := ReadTrace(broken{}, 1, 1)
+	require.ErrorIs(t, err, errBroken)
+}
+
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, errBroken }
+
+var errBroken = errors.New("broken")
+
+// What is read holds together, and reads the same when it is written out.
+func FuzzReadTrace(f *testing.F) {
+	for _, s := range []string{"1,a\n", "time,key\n1.5,a\n0,\"b\"\"c\"\n", "2023-11-14T22:13:20.25Z,a\n#\n\n3,\"x\ny\",z", "\ufeff1,a", "1", "9,\r\n", "\"", "253402300799.999999999,a"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		a, err := ReadTrace(strings.NewReader(text), 2, 1)
+		if err != nil {
+			of, ok := errors.AsType[*LineError](err)
+			require.True(t, errors.Is(err, ErrEmpty) || errors.Is(err, ErrSpan) || ok, err)
+			require.True(t, !ok || of.Line >= 1 && of.Line <= 1+strings.Count(text, "\n"))
+			return
+		}
+		require.True(t, slices.IsSortedFunc(a.Requests, func(a, b Request) int { return int(a.At - b.At) }))
+		require.Zero(t, a.Requests[0].At)
+		require.Greater(t, a.Length, a.Requests[len(a.Requests)-1].At)
+		b, err := ReadTrace(strings.NewReader(written(t, a)), 2, 1)
+		require.NoError(t, err)
+		require.Len(t, b.Requests, len(a.Requests))
+		for i, q := range b.Requests {
+			require.Equal(t, a.Requests[i].At, q.At)
+			if key := a.Keys[a.Requests[i].Key]; !strings.Contains(key, "\r") { // of which CSV loses some
+				require.Equal(t, key, b.Keys[q.Key])
+			}
+		}
+	})
+}
+
+func written(t *testing.T, a Traffic) string {
+	var b strings.Builder
+	w := csv.NewWriter(&b)
+	for _, q := range a.Requests {
+		require.NoError(t, w.Write([]string{fmt.Sprintf("%d.%09d", q.At/time.Second, q.At%time.Second), a.Keys[q.Key]}))
+	}
+	w.Flush()
+	return b.String()
+}
+
+func TestReadTraceStopsAtTheBound(t *testing.T) {
+	r := newTrace(1, 1)
+	r.most = 2
+	require.NoError(t, r.read(strings.NewReader("time,key\n1,a\n2,b\n")))
+	require.ErrorIs(t, r.read(strings.NewReader("3,c\n")), ErrMany)
+}

@@ -1,0 +1,69 @@
+package sim
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestShapeMakesItsTraffic(t *testing.T) {
+	s := Shape{Rate: 10_000, Keys: 5, Processes: 4, Length: 2 * time.Second, Seed: 1}
+	a := s.Traffic()
+	require.Equal(t, a, s.Traffic(), "the same seed, the same traffic")
+	require.InDelta(t, s.Expected(), len(a.Requests), 600)
+	require.Equal(t, []string{"key-0", "key-1", "key-2", "key-3", "key-4"}, a.Keys)
+	require.True(t, slices.IsSortedFunc(a.Requests, func(a, b Request) int { return int(a.At - b.At) }))
+	processes, keys := make([]int, 4), make([]int, 5)
+	for _, q := range a.Requests {
+		require.Less(t, q.At, s.Length)
+		processes[q.Process]++
+		keys[q.Key]++
+	}
+	for _, n := range processes {
+		require.InDelta(t, 5000, n, 400)
+	}
+	for _, n := range keys {
+		require.InDelta(t, 4000, n, 400)
+	}
+	s.Seed = 2
+	require.NotEqual(t, a, s.Traffic())
+}
+
+func TestShapeZipf(t *testing.T) {
+	s := Shape{Rate: 10_000, Keys: 100, Zipf: 1.3, Processes: 1, Length: time.Second, Seed: 1}
+	keys := make([]int, 100)
+	for _, q := range s.Traffic().Requests {
+		keys[q.Key]++
+	}
+	require.Greater(t, keys[0], 2*keys[3])
+	s.Keys = 1
+	require.NotEmpty(t, s.Traffic().Requests)
+}
+
+func TestShapeBursts(t *testing.T) {
+	s := Shape{Rate: 1000, Keys: 1, Processes: 1, Length: 10 * time.Second, Seed: 1, On: time.Second, Off: 4 * time.Second}
+	a := s.Traffic()
+	require.InDelta(t, s.Expected(), len(a.Requests), 600, "the rate is the average")
+	for _, q := range a.Requests {
+		require.Less(t, q.At%(5*time.Second), time.Second)
+	}
+}
+
+func TestPolicies(t *testing.T) {
+	list, err := Policies([]string{"direct", "fixed", "7", "10", "ladder", "adaptive", "direct"}, 1000)
+	require.NoError(t, err)
+	var got []string
+	for _, p := range list {
+		got = append(got, p.Name)
+	}
+	require.Equal(t, []string{"direct", "fixed 1", "fixed 10", "fixed 100", "fixed 7", "ladder", "adaptive"}, got)
+	for _, bad := range []string{"", "0", "-1", "1.5", "Direct", "fixed 7", " direct"} {
+		_, err := Policies([]string{bad}, 1000)
+		require.ErrorIs(t, err, ErrPolicy, bad)
+	}
+	for _, p := range list {
+		require.NotNil(t, p.Option)
+	}
+}
