@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -46,15 +47,11 @@ func run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer cluster.Stop()
-	client := redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs:                 cluster.Masters, // some of the nodes; it asks these for the others
-		MaxRetries:            -1,              // the store decides what may be repeated
-		DialerRetries:         1,
-		DialTimeout:           200 * time.Millisecond,
-		ReadTimeout:           200 * time.Millisecond,
-		WriteTimeout:          200 * time.Millisecond,
-		ContextTimeoutEnabled: true,
-	})
+	options, err := redisstore.Options("redis-cluster://" + strings.Join(cluster.Masters, ",")) // some of the nodes, which know the others
+	if err != nil {
+		return err
+	}
+	client := redis.NewUniversalClient(options).(*redis.ClusterClient)
 	defer client.Close()
 	store := redisstore.New(client)
 	limiter, err := reservoir.New(store, reservoir.PerHour(100),

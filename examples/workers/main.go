@@ -86,6 +86,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) e
 		}
 		return err
 	})
+	base.CloseIdleConnections()
 	closing, done := context.WithTimeout(context.WithoutCancel(ctx), *patience)
 	defer done()
 	err = errors.Join(err, limiter.Close(closing))
