@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/mod/modfile"
@@ -31,6 +32,9 @@ import (
 const version = "v0.1.0"
 
 const own = "github.com/go-reservoir/reservoir"
+
+// stays are modules that nobody needs but who works here: they are not tagged.
+var stays = []string{own + "/bench", own + "/proof", own + "/torture"}
 
 // mod is one module of the repository.
 type mod struct{ Path, Dir string }
@@ -206,6 +210,7 @@ func consume(tmp string, env []string, mods []mod) error {
 		return err
 	}
 	main := "package main\n\n"
+	mods = slices.DeleteFunc(mods, func(m mod) bool { return slices.Contains(stays, m.Path) })
 	for _, m := range mods {
 		libraries, commands, err := packages(m)
 		if err != nil {
