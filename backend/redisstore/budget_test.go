@@ -35,7 +35,7 @@ func TestRetriesAreBudgeted(t *testing.T) {
 			extra := server.called() - calls
 			t.Logf("%d calls, %d commands more", calls, extra)
 			require.LessOrEqual(t, extra, calls/10+initial)
-			require.GreaterOrEqual(t, extra, initial, "it does repeat")
+			require.GreaterOrEqual(t, extra, inVain, "it does repeat")
 		})
 	}
 }
@@ -57,7 +57,7 @@ func TestLateIsFree(t *testing.T) {
 	require.Equal(t, 10*initial, server.called())
 }
 
-// TestBudgetIsBounded: a busy time saves up no more than for a pipeline, and what is
+// TestBudgetIsBounded: a quiet time saves up no more than a few repetitions, and what is
 // saved at one server is not spent at another.
 func TestBudgetIsBounded(t *testing.T) {
 	server := newScripted(t, func(_ int, sc *script) string { return served(sc) })
@@ -72,6 +72,6 @@ func TestBudgetIsBounded(t *testing.T) {
 	for range 2 * longest {
 		require.NoError(t, one(t.Context(), s, checkScript))
 	}
-	require.Equal(t, longest/10, spend(s.whole))
+	require.Equal(t, initial, spend(s.whole))
 	require.Equal(t, initial, spend(other))
 }

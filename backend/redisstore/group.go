@@ -27,8 +27,9 @@ type group struct {
 	ack       ack
 	elsewhere *group // takes what this server does not serve any more; it follows redirections
 	lanes     int
-	punctual  bool        // go-redis ends a call by its context's deadline
-	looked    atomic.Bool // at what to warn of
+	punctual  bool         // go-redis ends a call by its context's deadline
+	looked    atomic.Bool  // at what to warn of
+	vain      atomic.Int32 // repetitions since the last answer that had none: see afford
 
 	mu      sync.Mutex // guards what follows; nothing else is locked under it
 	queue   []*call
@@ -36,6 +37,9 @@ type group struct {
 	hurry   bool          // one more is to leave soon
 	trip    time.Duration // the least that one took of late; 0 = the last was not answered
 	retries float64       // that may still be made: see afford
+	kept    float64       // of these, at most: what the calls of a second earn
+	calls   int           // since second began
+	second  time.Time
 }
 
 const (
@@ -51,7 +55,7 @@ const (
 func (g *group) submit(c *call) {
 	g.mu.Lock()
 	if !c.again {
-		g.retries = min(g.retries+earned, reserve)
+		g.earn(time.Now())
 	}
 	if g.flying >= g.lanes {
 		if len(g.queue) == cap(g.queue) { // make room: who has left needs none
@@ -184,6 +188,7 @@ func (g *group) send(calls []*call, scripts bool) {
 func (g *group) measure(at int64, took time.Duration) {
 	if at != 0 {
 		g.clock.heard(at)
+		g.vain.Store(0)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -246,18 +251,34 @@ func detach(calls []*call) (context.Context, context.CancelFunc) {
 
 // The retry budget of finagle (RetryBudget) and of "Site Reliability Engineering",
 // chapter 21: each call earns a tenth of a repetition, so that who repeats does not
-// keep a server down that has trouble enough. What one pipeline's calls earn is kept.
+// keep a server down that has trouble enough. What the calls of a second earn is kept,
+// so that a busy server may lose a pipeline and hear it again; a quiet time saves
+// nothing up for an outage.
 const (
 	earned  = 0.1
-	reserve = earned * longest
 	initial = 3
 )
+
+// earn pays for a call. The caller holds g.mu.
+func (g *group) earn(now time.Time) {
+	if passed := now.Sub(g.second); passed >= time.Second {
+		g.kept = earned * float64(g.calls) / passed.Seconds()
+		g.calls, g.second = 0, now
+	}
+	g.calls++
+	g.retries = min(g.retries+earned, max(g.kept, initial))
+}
+
+// inVain is how many repetitions without a reply, and no call between them that had
+// one, tell a server that does not answer from a connection that broke: from then on
+// nothing is repeated there until it has answered something.
+const inVain = 2
 
 // afford spends one repetition, if there is one.
 func (g *group) afford() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.retries < 1 {
+	if g.retries < 1 || g.vain.Load() >= inVain {
 		return false
 	}
 	g.retries--

@@ -339,8 +339,10 @@ func TestPipelineLosesReply(t *testing.T) {
 func TestPipelineIsLost(t *testing.T) {
 	const n = longest / 20
 	x := newCrowd(t)
-	x.whole.retries = reserve // as after a busy time
 	x.jam(t.Context(), x.allowed)
+	x.whole.mu.Lock()
+	x.whole.kept, x.whole.retries, x.whole.second = n, n, time.Now() // as in a busy time
+	x.whole.mu.Unlock()
 	for i := range n {
 		x.wg.Go(func() {
 			r, err := x.Sync(t.Context(), backend.SyncRequest{Key: fmt.Sprint("lost", i), Client: "a", Limit: limit10, Want: 4, Strand: -1})
