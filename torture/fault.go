@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"syscall"
 	"time"
 
@@ -13,30 +14,24 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// This file is the faults of the network and of single servers.
+const (
+	aLot         = 1 << 30          // more chunks than any fault sees
+	patience     = 20 * time.Second // a fault may take to show its effect on a busy machine
+	electLimit   = 15 * time.Second // for a node timeout of 2 s
+	windowsLimit = 30 * time.Second // until a window ends
+	syncLimit    = 20 * time.Second
+)
 
-// aLot is more chunks than any fault sees.
-const aLot = 1 << 30
-
-// proxy is the one before the server of a part.
-func (x *run) proxy(part int) *redistest.Proxy {
-	switch {
-	case x.stage.cluster != nil:
-		return x.stage.nodeProxy(x.stage.owner(part))
-	case x.stage.pair != nil:
-		return x.stage.proxies[0]
+// network is a fault that a proxy makes for a while. It counts what it did.
+func network(count func(*redistest.Proxy) int64, arm func(*run, *redistest.Proxy)) func(*run, *event) {
+	return func(x *run, e *event) {
+		p := x.stage.peer(e.Part).proxy
+		before := count(p)
+		arm(x, p)
+		time.Sleep(x.span())
+		e.Active = seen(before, func() int64 { return count(p) })
+		p.Heal()
 	}
-	return x.stage.proxies[part]
-}
-
-// patience is how long a fault may take to show its effect on a busy machine.
-const patience = 20 * time.Second
-
-// while lets time pass, and takes a counter's growth meanwhile as evidence.
-func (x *run) while(e *event, count func() int64) {
-	before := count()
-	time.Sleep(x.span())
-	e.Active += seen(before, count)
 }
 
 // seen is by how much a counter has grown, as soon as it has.
@@ -56,54 +51,28 @@ func (x *run) repeat(e *event, act func() int64) {
 	}
 }
 
-func (x *run) loseReplies(e *event) {
-	p, n := x.proxy(e.Part), 3+x.rng.IntN(10)
-	p.SwallowReply("evalsha", n)
-	x.while(e, p.Swallowed)
-	p.SwallowReply("", 0)
-}
+func loseReplies(x *run, p *redistest.Proxy) { p.SwallowReply("evalsha", 3+x.rng.IntN(10)) }
 
-func (x *run) loseRequests(e *event) {
-	p, n := x.proxy(e.Part), 3+x.rng.IntN(10)
-	p.DropRequests("evalsha", n)
-	x.while(e, p.Dropped)
-	p.DropRequests("", 0)
-}
+func loseRequests(x *run, p *redistest.Proxy) { p.DropRequests("evalsha", 3+x.rng.IntN(10)) }
+
+func delayBeyondTimeout(x *run, p *redistest.Proxy) { p.Delay(x.sc.Timeout + x.sc.Timeout/2) }
+
+func delay(x *run, p *redistest.Proxy) { p.Delay(time.Duration(2+x.rng.IntN(18)) * time.Millisecond) }
+
+func hold(_ *run, p *redistest.Proxy) { p.Hold(true) }
 
 // failAll is where repetitions would show: calls fail at once, and time is left.
 func (x *run) failAll(e *event) {
-	p := x.proxy(e.Part)
-	calls := x.fleet.sumPart(e.Part, callsOf)
-	p.DropRequests("evalsha", aLot)
-	x.while(e, p.Dropped)
-	p.DropRequests("", 0)
-	e.Calls, e.Commands = x.fleet.sumPart(e.Part, callsOf)-calls, e.Active
+	calls := func() int64 { return x.fleet.sum(faultsOf, e.Part) } // each that is made meanwhile
+	before := calls()
+	network((*redistest.Proxy).Dropped, func(_ *run, p *redistest.Proxy) { p.DropRequests("evalsha", aLot) })(x, e)
+	time.Sleep(20 * time.Millisecond) // the last have failed, and their processes have told
+	e.Calls, e.Commands = calls()-before, e.Active
 	e.Spare = repeatsInVain * int64(len(x.fleet.workers))
 }
 
-func (x *run) delayBeyondTimeout(e *event) {
-	p := x.proxy(e.Part)
-	p.Delay(x.sc.Timeout + x.sc.Timeout/2)
-	x.while(e, p.Delayed)
-	p.Delay(0)
-}
-
-func (x *run) delay(e *event) {
-	p := x.proxy(e.Part)
-	p.Delay(time.Duration(2+x.rng.IntN(18)) * time.Millisecond)
-	x.while(e, p.Delayed)
-	p.Delay(0)
-}
-
-func (x *run) hold(e *event) {
-	p := x.proxy(e.Part)
-	p.Hold(true)
-	x.while(e, p.Held)
-	p.Hold(false)
-}
-
 func (x *run) reset(e *event) {
-	p := x.proxy(e.Part)
+	p := x.stage.peer(e.Part).proxy
 	x.repeat(e, func() int64 {
 		before := p.CutConns()
 		p.Cut()
@@ -112,7 +81,7 @@ func (x *run) reset(e *event) {
 }
 
 func (x *run) refuse(e *event) {
-	p := x.proxy(e.Part)
+	p := x.stage.peer(e.Part).proxy
 	p.Refuse(true)
 	p.Cut()
 	x.repeat(e, func() int64 {
@@ -125,14 +94,14 @@ func (x *run) refuse(e *event) {
 		}
 		return 0
 	})
-	p.Refuse(false)
+	p.Heal()
 }
 
 // stopServer is evident by the calls that fail.
 func (x *run) stopServer(e *event) {
-	server := x.stage.servers[e.Part]
+	server := x.stage.peer(e.Part)
 	server.Pause()
-	failed := func() int64 { return x.fleet.sumPart(e.Part, faultsOf) }
+	failed := func() int64 { return x.fleet.sum(faultsOf, e.Part) }
 	before := failed()
 	time.Sleep(x.sc.Hang)
 	e.Active = seen(before, failed)
@@ -142,27 +111,28 @@ func (x *run) stopServer(e *event) {
 // killServer has a server come back with what it has written down. Nobody
 // reaches it until that has been looked at.
 func (x *run) killServer(e *event) {
-	p, server := x.proxy(e.Part), x.stage.servers[e.Part]
-	p.Hold(true)
+	server := x.stage.peer(e.Part)
+	server.proxy.Hold(true)
 	server.Kill()
 	time.Sleep(x.span())
-	plainly(server.Restart)
-	keys, err := x.stage.direct(server).DBSize(context.Background()).Result()
-	require.NoError(x.t, err)
-	if (keys == 0) == (e.Kind == restartedEmpty) {
+	server.Restart()
+	if (x.keys(server) == 0) == (e.Kind == restartedEmpty) {
 		e.Active = 1
 	}
-	p.Cut()
-	p.Hold(false)
+	server.proxy.Cut()
+	server.proxy.Heal()
+}
+
+func (x *run) keys(at *peer) int64 {
+	n, err := at.admin.DBSize(context.Background()).Result()
+	require.NoError(x.t, err)
+	return n
 }
 
 func (x *run) flush(e *event) {
-	client := x.stage.direct(x.stage.servers[e.Part])
-	ctx := context.Background()
-	keys, err := client.DBSize(ctx).Result()
-	require.NoError(x.t, err)
-	require.NoError(x.t, client.FlushAll(ctx).Err())
-	e.Active = keys
+	server := x.stage.peer(e.Part)
+	e.Active = x.keys(server)
+	require.NoError(x.t, server.admin.FlushAll(context.Background()).Err())
 	e.End = time.Now()
 	x.recover(e)
 	time.Sleep(x.span())
@@ -170,44 +140,42 @@ func (x *run) flush(e *event) {
 
 // flushScripts is evident by the scripts that are told again.
 func (x *run) flushScripts(e *event) {
-	server := x.stage.servers[e.Part]
-	if x.stage.cluster != nil {
-		server = x.stage.cluster.Nodes[x.stage.owner(e.Part)]
-	}
-	client := x.stage.direct(server)
+	server := x.stage.peer(e.Part)
 	told := func() int64 { return server.Calls("eval") }
 	for range 3 {
 		before := told()
-		require.NoError(x.t, client.ScriptFlush(context.Background()).Err())
+		require.NoError(x.t, server.admin.ScriptFlush(context.Background()).Err())
 		e.Active += seen(before, told)
 		time.Sleep(x.span() / 3)
 	}
 }
 
+// anyWorker is a process that makes requests.
+func (x *run) anyWorker() *worker {
+	list := x.fleet.alive()
+	return list[x.rng.IntN(len(list))]
+}
+
 // stopProcess is evident by the window that ends meanwhile.
 func (x *run) stopProcess(e *event) {
-	list := x.fleet.alive()
-	w := list[x.rng.IntN(len(list))]
-	before, err := x.stage.contents(tight, e.Part)
-	require.NoError(x.t, err)
-	w.stop(x.t, true)
-	beat := w.journal.Beat.Load()
-	await(x.t, healLimit, "the window ends", func() bool {
-		now, err := x.stage.contents(tight, e.Part)
-		return err == nil && now.Window > before.Window
-	})
+	window := func() int64 { return int64(x.stage.contents(x.stage.peer(e.Part), tight, e.Part).Window) }
+	w, before := x.anyWorker(), window()
+	w.Pause()
+	still := time.Now()
+	await(x.t, windowsLimit, "the window ends", func() bool { return window() > before })
 	time.Sleep(time.Duration(x.rng.Int64N(int64(x.span()))))
-	if before.Window > 0 && w.journal.Beat.Load() == beat {
+	if before > 0 && x.fleet.lastOf(w).Before(still) {
 		e.Active = 1
 	}
-	w.stop(x.t, false)
+	w.Resume()
 }
 
 // killProcess replaces the process by another.
 func (x *run) killProcess(e *event) {
-	list := x.fleet.alive()
-	w := list[x.rng.IntN(len(list))]
-	if w.journal.State.Load() == running {
+	w := x.anyWorker()
+	select {
+	case <-w.Exited():
+	default:
 		e.Active = 1
 	}
 	x.fleet.kill(w)
@@ -215,24 +183,22 @@ func (x *run) killProcess(e *event) {
 	x.fleet.start()
 }
 
-func (x *run) stepForward(e *event) { x.step(e, 1) }
-
-func (x *run) stepBack(e *event) { x.step(e, -1) }
-
 // step sets the server's clock by up to two and a half windows. It is evident by
 // the server's own word.
-func (x *run) step(e *event, direction time.Duration) {
-	client := x.stage.direct(x.stage.servers[0])
-	step := shortWindow/5 + time.Duration(x.rng.Int64N(int64(shortWindow*23/10)))
-	before := x.ahead(client)
-	x.offset += direction * step
-	x.stage.clock.set(x.offset)
-	if moved := direction * (x.ahead(client) - before); moved > step/2 && moved < step*2 {
-		e.Active = 1
+func step(direction time.Duration) func(*run, *event) {
+	return func(x *run, e *event) {
+		client := x.stage.peer(0).admin
+		step := shortWindow/5 + time.Duration(x.rng.Int64N(int64(shortWindow*23/10)))
+		before := x.ahead(client)
+		x.offset += direction * step
+		x.stage.setClock(x.offset)
+		if moved := direction * (x.ahead(client) - before); moved > step/2 && moved < step*2 {
+			e.Active = 1
+		}
+		e.End = time.Now()
+		x.recover(e)
+		e.Starved = max(e.Recovery, x.starved(ample, 3*shortWindow))
 	}
-	e.End = time.Now()
-	x.recover(e)
-	e.Starved = max(e.Recovery, x.starved(ample, 3*shortWindow))
 }
 
 // ahead is by how much the server's clock differs from ours.
@@ -245,13 +211,10 @@ func (x *run) ahead(client *redis.Client) time.Duration {
 // starved watches a role for a while and tells for how long at most nobody was
 // admitted.
 func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
-	spent := func() (n int64) {
-		for part := range x.stage.target.parts() {
-			for _, w := range x.fleet.workers {
-				n += w.journal.Lines[lineOf(r, part)].Spent.Load()
-			}
-		}
-		return n
+	spent := func() int64 {
+		x.fleet.mu.Lock()
+		defer x.fleet.mu.Unlock()
+		return x.fleet.out.Lines[lineID{r, 0}].Spent
 	}
 	last, since := spent(), time.Now()
 	for end := since.Add(during); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -261,4 +224,94 @@ func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
 		longest = max(longest, time.Since(since))
 	}
 	return longest
+}
+
+// failOver promotes a replica that has everything.
+func (x *run) failOver(e *event) { x.promote(e, 0) }
+
+// failOverLagging promotes one that has not heard the last of it.
+func (x *run) failOverLagging(e *event) { x.promote(e, x.span()) }
+
+// promote holds all traffic for as long as it takes to see what the replica does
+// not have. What was under way then is lost, as the primary is.
+func (x *run) promote(e *event, lag time.Duration) {
+	s, servers, front := x.stage, x.stage.pair, x.stage.peer(0).proxy
+	if lag > 0 {
+		s.link.Hold(true)
+		time.Sleep(lag)
+		await(x.t, syncLimit, "the replica lags", func() bool { return s.unreplicated(ledger) > 0 })
+	}
+	front.Hold(true)
+	time.Sleep(20 * time.Millisecond) // what has passed is carried out
+	if lag == 0 {
+		servers.AwaitSync()
+	}
+	for r := range role(roles) {
+		e.Lost[r] = s.unreplicated(r)
+	}
+	servers.Primary.Kill()
+	s.link.Cut()
+	servers.Promote(0)
+	front.Lead(servers.Replicas[0].Addr())
+	front.Heal()
+	e.End = time.Now()
+	if lag == 0 || e.Lost[ledger] > 0 {
+		e.Active = 1
+	}
+	x.recover(e)
+	servers.Primary, servers.Replicas[0] = servers.Replicas[0], servers.Primary
+	servers.Replicas[0].Restart()
+	s.link = servers.Link(0)
+	servers.AwaitSync()
+	time.Sleep(x.span()) // two failovers in one window would be told apart by nobody
+}
+
+// hangMaster stops a cluster's master until its replica has taken over.
+func (x *run) hangMaster(e *event) {
+	old := x.stage.peer(e.Part)
+	old.Pause()
+	x.takeOver(e, old)
+	old.Resume()
+	x.stage.cluster.AwaitWhole()
+}
+
+// killMaster is the same for one that comes back empty, as a replica.
+func (x *run) killMaster(e *event) {
+	old := x.stage.peer(e.Part)
+	old.Kill()
+	x.takeOver(e, old)
+	old.Restart()
+	x.stage.cluster.AwaitWhole()
+}
+
+func (x *run) takeOver(e *event, old *peer) {
+	await(x.t, electLimit, "a replica is elected", func() bool {
+		p := x.stage.peer(e.Part)
+		return p != nil && p != old
+	})
+	e.End, e.Active = time.Now(), 1
+	x.recover(e)
+}
+
+// reshard moves slots to another master and back, those of our keys first.
+func (x *run) reshard(e *event) {
+	c, parts := x.stage.cluster, x.stage.target.parts()
+	from, to := x.stage.peer(e.Part).Server, x.stage.peer((e.Part+1)%parts).Server
+	owned, ours := c.SlotsOf(from), make(map[int]bool)
+	for r := range role(roles) {
+		ours[c.SlotOf(tag(x.stage.target.Keys[r][e.Part]))] = true
+	}
+	slices.SortStableFunc(owned, func(a, b int) int {
+		switch {
+		case ours[a] == ours[b]:
+			return 0
+		case ours[a]:
+			return -1
+		}
+		return 1
+	})
+	require.GreaterOrEqual(x.t, len(owned), x.sc.Slots)
+	c.Reshard(from, to, owned[:x.sc.Slots])
+	c.Reshard(to, from, owned[:x.sc.Slots])
+	e.Active = 2 * int64(x.sc.Slots)
 }

@@ -3,6 +3,8 @@ package torture
 import (
 	"slices"
 	"time"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 // kind is a kind of fault, or none.
@@ -66,11 +68,11 @@ var proxied = []topology{durable, pair, clustered, sharded}
 func faults() [kinds]fault {
 	return [kinds]fault{
 		calm:              {name: "none"},
-		lostReply:         {"lost replies", nothing, proxied, (*run).loseReplies},
-		lostRequest:       {"lost requests", nothing, proxied, (*run).loseRequests},
-		lateReply:         {"replies later than the timeout", nothing, proxied, (*run).delayBeyondTimeout},
-		slowNetwork:       {"latency of 2 to 20 ms", nothing, proxied, (*run).delay},
-		blackHole:         {"network black hole, late delivery", nothing, proxied, (*run).hold},
+		lostReply:         {"lost replies", nothing, proxied, network((*redistest.Proxy).Swallowed, loseReplies)},
+		lostRequest:       {"lost requests", nothing, proxied, network((*redistest.Proxy).Dropped, loseRequests)},
+		lateReply:         {"replies later than the timeout", nothing, proxied, network((*redistest.Proxy).Delayed, delayBeyondTimeout)},
+		slowNetwork:       {"latency of 2 to 20 ms", nothing, proxied, network((*redistest.Proxy).Delayed, delay)},
+		blackHole:         {"network black hole, late delivery", nothing, proxied, network((*redistest.Proxy).Held, hold)},
 		connectionReset:   {"connections reset", nothing, proxied, (*run).reset},
 		connectionRefused: {"connections refused", nothing, proxied, (*run).refuse},
 		shardFails:        {"every call fails", nothing, []topology{durable, sharded}, (*run).failAll},
@@ -86,8 +88,8 @@ func faults() [kinds]fault {
 		masterHung:        {"cluster master SIGSTOP, election", tail, []topology{clustered}, (*run).hangMaster},
 		masterKilled:      {"cluster master SIGKILL, election", tail, []topology{clustered}, (*run).killMaster},
 		resharded:         {"slots resharded and back", nothing, []topology{clustered}, (*run).reshard},
-		clockForward:      {"server's clock forward", timeline, []topology{clocked}, (*run).stepForward},
-		clockBack:         {"server's clock back", timeline, []topology{clocked}, (*run).stepBack},
+		clockForward:      {"server's clock forward", timeline, []topology{clocked}, step(1)},
+		clockBack:         {"server's clock back", timeline, []topology{clocked}, step(-1)},
 	}
 }
 
