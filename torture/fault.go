@@ -10,8 +10,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-
-	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 const (
@@ -23,7 +21,7 @@ const (
 )
 
 // network is a fault that a proxy makes for a while. It counts what it did.
-func network(count func(*redistest.Proxy) int64, arm func(*run, *redistest.Proxy)) func(*run, *event) {
+func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event) {
 	return func(x *run, e *event) {
 		p := x.stage.peer(e.Part).proxy
 		before := count(p)
@@ -43,40 +41,31 @@ func seen(before int64, count func() int64) int64 {
 }
 
 // repeat acts for a while, and until that had an effect.
-func (x *run) repeat(e *event, act func() int64) {
+func (x *run) repeat(e *event, act func() (effect bool)) {
 	least := time.Now().Add(x.span())
 	for most := least.Add(patience); time.Now().Before(least) || e.Active == 0 && time.Now().Before(most); {
-		e.Active += act()
+		if act() {
+			e.Active++
+		}
 		time.Sleep(20 * time.Millisecond)
 	}
 }
-
-func loseReplies(x *run, p *redistest.Proxy) { p.SwallowReply("evalsha", 3+x.rng.IntN(10)) }
-
-func loseRequests(x *run, p *redistest.Proxy) { p.DropRequests("evalsha", 3+x.rng.IntN(10)) }
-
-func delayBeyondTimeout(x *run, p *redistest.Proxy) { p.Delay(x.sc.Timeout + x.sc.Timeout/2) }
-
-func delay(x *run, p *redistest.Proxy) { p.Delay(time.Duration(2+x.rng.IntN(18)) * time.Millisecond) }
-
-func hold(_ *run, p *redistest.Proxy) { p.Hold(true) }
 
 // failAll is where repetitions would show: calls fail at once, and time is left.
 func (x *run) failAll(e *event) {
 	calls := func() int64 { return x.fleet.sum(faultsOf, e.Part) } // each that is made meanwhile
 	before := calls()
-	network((*redistest.Proxy).Dropped, func(_ *run, p *redistest.Proxy) { p.DropRequests("evalsha", aLot) })(x, e)
+	network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", aLot) })(x, e)
 	time.Sleep(20 * time.Millisecond) // the last have failed, and their processes have told
 	e.Calls, e.Commands = calls()-before, e.Active
-	e.Spare = repeatsInVain * int64(len(x.fleet.workers))
 }
 
 func (x *run) reset(e *event) {
 	p := x.stage.peer(e.Part).proxy
-	x.repeat(e, func() int64 {
+	x.repeat(e, func() bool {
 		before := p.CutConns()
 		p.Cut()
-		return p.CutConns() - before
+		return p.CutConns() > before
 	})
 }
 
@@ -84,15 +73,12 @@ func (x *run) refuse(e *event) {
 	p := x.stage.peer(e.Part).proxy
 	p.Refuse(true)
 	p.Cut()
-	x.repeat(e, func() int64 {
+	x.repeat(e, func() bool {
 		conn, err := net.Dial("tcp", p.Addr())
 		if err == nil {
 			_ = conn.Close()
 		}
-		if errors.Is(err, syscall.ECONNREFUSED) {
-			return 1
-		}
-		return 0
+		return errors.Is(err, syscall.ECONNREFUSED)
 	})
 	p.Heal()
 }
@@ -174,7 +160,7 @@ func (x *run) stopProcess(e *event) {
 func (x *run) killProcess(e *event) {
 	w := x.anyWorker()
 	select {
-	case <-w.Exited():
+	case <-w.read:
 	default:
 		e.Active = 1
 	}
@@ -226,92 +212,76 @@ func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
 	return longest
 }
 
-// failOver promotes a replica that has everything.
-func (x *run) failOver(e *event) { x.promote(e, 0) }
-
-// failOverLagging promotes one that has not heard the last of it.
-func (x *run) failOverLagging(e *event) { x.promote(e, x.span()) }
-
-// promote holds all traffic for as long as it takes to see what the replica does
-// not have. What was under way then is lost, as the primary is.
-func (x *run) promote(e *event, lag time.Duration) {
-	s, servers, front := x.stage, x.stage.pair, x.stage.peer(0).proxy
-	if lag > 0 {
-		s.link.Hold(true)
-		time.Sleep(lag)
-		await(x.t, syncLimit, "the replica lags", func() bool { return s.unreplicated(ledger) > 0 })
-	}
-	front.Hold(true)
-	time.Sleep(20 * time.Millisecond) // what has passed is carried out
-	if lag == 0 {
+// promote makes the replica the primary. Before, it holds all traffic for as long as it
+// takes to see what the replica does not have, which is nothing unless it lags. What was
+// under way then is lost, as the primary is.
+func promote(lags bool) func(*run, *event) {
+	return func(x *run, e *event) {
+		s, servers, front := x.stage, x.stage.pair, x.stage.peers[0].proxy
+		if lags {
+			s.link.Hold(true)
+			time.Sleep(x.span())
+			await(x.t, syncLimit, "the replica lags", func() bool { return s.unreplicated(ledger) > 0 })
+		}
+		front.Hold(true)
+		time.Sleep(20 * time.Millisecond) // what has passed is carried out
+		if !lags {
+			servers.AwaitSync()
+		}
+		for r := range role(roles) {
+			e.Lost[r] = s.unreplicated(r)
+		}
+		servers.Primary.Kill()
+		s.link.Cut()
+		servers.Promote(0)
+		front.Lead(servers.Replicas[0].Addr())
+		front.Heal()
+		e.End = time.Now()
+		if !lags || e.Lost[ledger] > 0 {
+			e.Active = 1
+		}
+		x.recover(e)
+		slices.Reverse(s.peers)
+		servers.Primary, servers.Replicas[0] = s.peers[0].Server, s.peers[1].Server
+		servers.Replicas[0].Restart()
+		s.link = servers.Link(0)
 		servers.AwaitSync()
+		time.Sleep(x.span()) // two failovers in one window would be told apart by nobody
 	}
-	for r := range role(roles) {
-		e.Lost[r] = s.unreplicated(r)
-	}
-	servers.Primary.Kill()
-	s.link.Cut()
-	servers.Promote(0)
-	front.Lead(servers.Replicas[0].Addr())
-	front.Heal()
-	e.End = time.Now()
-	if lag == 0 || e.Lost[ledger] > 0 {
-		e.Active = 1
-	}
-	x.recover(e)
-	servers.Primary, servers.Replicas[0] = servers.Replicas[0], servers.Primary
-	servers.Replicas[0].Restart()
-	s.link = servers.Link(0)
-	servers.AwaitSync()
-	time.Sleep(x.span()) // two failovers in one window would be told apart by nobody
 }
 
-// hangMaster stops a cluster's master until its replica has taken over.
-func (x *run) hangMaster(e *event) {
-	old := x.stage.peer(e.Part)
-	old.Pause()
-	x.takeOver(e, old)
-	old.Resume()
-	x.stage.cluster.AwaitWhole()
-}
-
-// killMaster is the same for one that comes back empty, as a replica.
-func (x *run) killMaster(e *event) {
-	old := x.stage.peer(e.Part)
-	old.Kill()
-	x.takeOver(e, old)
-	old.Restart()
-	x.stage.cluster.AwaitWhole()
-}
-
-func (x *run) takeOver(e *event, old *peer) {
-	await(x.t, electLimit, "a replica is elected", func() bool {
-		p := x.stage.peer(e.Part)
-		return p != nil && p != old
-	})
-	e.End, e.Active = time.Now(), 1
-	x.recover(e)
+// takeOver takes a cluster's master away until a replica is elected.
+func takeOver(away, back func(*peer)) func(*run, *event) {
+	return func(x *run, e *event) {
+		old := x.stage.peer(e.Part)
+		away(old)
+		await(x.t, electLimit, "a replica is elected", func() bool {
+			p := x.stage.peer(e.Part)
+			return p != nil && p != old
+		})
+		e.End, e.Active = time.Now(), 1
+		x.recover(e)
+		back(old)
+		x.stage.cluster.AwaitWhole()
+	}
 }
 
 // reshard moves slots to another master and back, those of our keys first.
 func (x *run) reshard(e *event) {
 	c, parts := x.stage.cluster, x.stage.target.parts()
 	from, to := x.stage.peer(e.Part).Server, x.stage.peer((e.Part+1)%parts).Server
-	owned, ours := c.SlotsOf(from), make(map[int]bool)
+	var list []int
 	for r := range role(roles) {
-		ours[c.SlotOf(tag(x.stage.target.Keys[r][e.Part]))] = true
+		list = append(list, c.SlotOf(tag(x.stage.target.Keys[r][e.Part])))
 	}
-	slices.SortStableFunc(owned, func(a, b int) int {
-		switch {
-		case ours[a] == ours[b]:
-			return 0
-		case ours[a]:
-			return -1
-		}
-		return 1
-	})
-	require.GreaterOrEqual(x.t, len(owned), x.sc.Slots)
-	c.Reshard(from, to, owned[:x.sc.Slots])
-	c.Reshard(to, from, owned[:x.sc.Slots])
-	e.Active = 2 * int64(x.sc.Slots)
+	list = append(list, c.SlotsOf(from)...)
+	seen := make(map[int]bool)
+	list = slices.DeleteFunc(list, func(slot int) bool {
+		again := seen[slot]
+		seen[slot] = true
+		return again
+	})[:x.sc.Slots]
+	c.Reshard(from, to, list)
+	c.Reshard(to, from, list)
+	e.Active = 2 * int64(len(list))
 }

@@ -2,12 +2,10 @@ package torture
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -23,6 +21,9 @@ const (
 	endTimeout   = 30 * time.Second
 )
 
+// enough is how many failures it takes to see what is wrong.
+const enough = 50
+
 // fleet is the processes of a scenario, those that were killed included.
 type fleet struct {
 	t       testing.TB
@@ -32,7 +33,7 @@ type fleet struct {
 	mu     sync.Mutex // guards what follows, and what it says of workers
 	out    *outcome
 	phases []phase
-	failed []*record // requests, since the last fault began
+	failed []*record // requests, the first since the last fault began
 }
 
 // phase is a fault that is on, or none.
@@ -109,7 +110,7 @@ func (f *fleet) note(w *worker, r *record) {
 	}
 	if r.What == asked {
 		w.last = r.At
-		if r.Err != "" {
+		if r.Err != "" && len(f.failed) < enough {
 			f.failed = append(f.failed, r)
 		}
 	}
@@ -178,28 +179,15 @@ func (f *fleet) sum(read func(*sums) int64, parts ...int) (n int64) {
 	return n
 }
 
-func faultsOf(s *sums) int64 { return s.Faults }
-func failedOf(s *sums) int64 { return s.Failed }
-
-// enough is how many failures it takes to see what is wrong.
-const enough = 20
-
-// elsewhere tells of the first requests that have failed on other parts of the store
-// than the one that a fault befell, and by how much the machine has been late, which
-// may explain it.
-func (f *fleet) elsewhere(e *event) string {
+// failures is what has failed since the last fault began.
+func (f *fleet) failures() []*record {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var b strings.Builder
-	list := slices.DeleteFunc(f.failed, func(r *record) bool { return r.Key.Part == e.Part })
-	for _, r := range list[:min(len(list), enough)] {
-		fmt.Fprintf(&b, "%v on: %v limit on part %d, after %v: %s\n", r.At.Sub(e.Begin).Round(time.Millisecond), r.Key.Role, r.Key.Part, r.Took, r.Err)
-	}
-	if h := f.out.Latency[waited{e.Kind, wakeUp}]; h != nil {
-		fmt.Fprintf(&b, "timers have been late by up to %v", time.Duration(h.Max()))
-	}
-	return b.String()
+	return slices.Clone(f.failed)
 }
+
+func faultsOf(s *sums) int64 { return s.Faults }
+func failedOf(s *sums) int64 { return s.Failed }
 
 // await polls until ok, and fails the test after the limit.
 func await(t testing.TB, limit time.Duration, what string, ok func() bool) {

@@ -81,18 +81,18 @@ func (p *promise) measured(format string, args ...any) {
 func (v *verdict) active(list []*outcome) {
 	p := v.promise("faults that took effect", "all")
 	var all, seen int
-	for o, e := range events(list) {
+	for _, e := range events(list...) {
 		if all++; e.Active > 0 {
 			seen++
 			continue
 		}
-		p.broken("%v: %v never took effect", o.Scenario.Topology, e.Kind)
+		p.broken("%v: %v never took effect", e.Scenario.Topology, e.Kind)
 	}
-	for at, s := range lines(list) {
-		if s.Allowed == 0 || at.Role == tight && s.Denied == 0 {
+	for _, at := range lines(list...) {
+		if at.Allowed == 0 || at.Role == tight && at.Denied == 0 {
 			p.broken("%v: it was never used up", at)
 		}
-		if at.Role.windowed() && len(s.Windows) < 2 {
+		if at.Role.windowed() && len(at.Windows) < 2 {
 			p.broken("%v: no window rolled over", at)
 		}
 	}
@@ -110,9 +110,9 @@ func (v *verdict) overAdmission(list []*outcome, strict bool) {
 		sum       = make(map[*promise]int64)
 		brimful   int // groups that were used up and no more
 	)
-	for at, s := range lines(list) {
+	for _, at := range lines(list...) {
 		limit := at.demand().limit
-		for _, g := range s.groups(limit.Window) {
+		for _, g := range at.groups(limit.Window) {
 			if g.spent == limit.Tokens {
 				brimful++
 			}
@@ -124,7 +124,7 @@ func (v *verdict) overAdmission(list []*outcome, strict bool) {
 				p, allowed = elections, c.elections*limit.Tokens
 			case c.lost > 0:
 				p, allowed = failovers, c.lost
-			case at.loses(timeline): // judged over the whole run: the windows' times and ours are not the same
+			case at.losses(timeline) > 0: // judged over the whole run: the windows' times and ours are not the same
 				continue
 			}
 			over := max(g.spent-limit.Tokens, 0)
@@ -134,7 +134,7 @@ func (v *verdict) overAdmission(list []*outcome, strict bool) {
 		}
 	}
 	var lost int64 // of short windows; the limits of long ones are out of reach
-	for _, e := range events(list) {
+	for _, e := range events(list...) {
 		lost += e.Lost[tight] + e.Lost[ample]
 	}
 	none.measured("%d (%d windows used up to the last token)", sum[none], brimful)
@@ -142,10 +142,15 @@ func (v *verdict) overAdmission(list []*outcome, strict bool) {
 	if strict && percent(sum[failovers], lost) > failoverBar {
 		failovers.broken("%d tokens of %d", sum[failovers], lost)
 	}
-	elections.measured("%d in %d elections", sum[elections], count(list, func(o *outcome, e *event) bool {
-		return o.Scenario.Topology == clustered && e.Kind.fault().loses == tail
-	}))
-	losses.measured("%d in %d losses", sum[losses], count(list, func(_ *outcome, e *event) bool { return e.Kind.fault().loses == all }))
+	var elected, emptied int64
+	for _, o := range list {
+		emptied += o.losses(all)
+		if o.Scenario.Topology == clustered {
+			elected += o.losses(tail)
+		}
+	}
+	elections.measured("%d in %d elections", sum[elections], elected)
+	losses.measured("%d in %d losses", sum[losses], emptied)
 }
 
 // causes is what may have given a group of windows more than the limit.
@@ -177,25 +182,25 @@ func (v *verdict) lost(list []*outcome) {
 	p := v.promise("tokens lost, no process killed", "0")
 	k := v.promise("tokens lost with a process that is killed", "≤ its stock")
 	over := v.promise("tokens spent that were never charged", "0")
-	list = slices.DeleteFunc(slices.Clone(list), func(o *outcome) bool { return o.loses(tail) || o.loses(all) || o.loses(timeline) })
+	list = slices.DeleteFunc(slices.Clone(list), func(o *outcome) bool { return o.losses(tail)+o.losses(all)+o.losses(timeline) > 0 })
 	var lost, killed, more, recovered, unknown, alone int64
-	for at, s := range lines(list) {
-		recovered += s.Recovered
-		unknown += s.Unknown
-		alone += s.Fallback
-		idle := s.Charged - (s.Spent - s.Refunded)
+	for _, at := range lines(list...) {
+		recovered += at.Recovered
+		unknown += at.Unknown
+		alone += at.Fallback
+		idle := at.Charged - (at.Spent - at.Refunded)
 		switch {
 		case at.Role.windowed():
-		case idle < 0 && at.Role.fallsBack() && s.Killed > 0: // it took along what it had admitted without the store
+		case idle < 0 && at.Role.fallsBack() && at.Killed > 0: // it took along what it had admitted without the store
 		case idle < 0:
 			more -= idle
 			over.broken("%v: %d tokens", at, -idle)
-		case s.Killed > 0:
+		case at.Killed > 0:
 			killed += idle
-			if most := s.KilledHeld + int64(s.Killed)*at.demand().beyond() + s.Unknown; idle > most {
+			if most := at.KilledHeld + int64(at.Killed)*at.demand().beyond() + at.Unknown; idle > most {
 				k.broken("%v: %d tokens, where %d may be", at, idle, most)
 			}
-		case idle > s.Unknown:
+		case idle > at.Unknown:
 			lost += idle
 			p.broken("%v: %d tokens", at, idle)
 		}
@@ -210,13 +215,13 @@ func (v *verdict) lost(list []*outcome) {
 func (v *verdict) alone(list []*outcome) {
 	p := v.promise("FailLocal: admitted by a process alone, at most", "its share")
 	var most float64
-	for at, s := range lines(list) {
+	for _, at := range lines(list...) {
 		if at.Role != local {
 			continue
 		}
 		share := at.demand().alone()
-		if most = max(most, percent(s.Alone, share)); s.Alone > share {
-			p.broken("%v: %d tokens, where %d may be", at, s.Alone, share)
+		if most = max(most, percent(at.Alone, share)); at.Alone > share {
+			p.broken("%v: %d tokens, where %d may be", at, at.Alone, share)
 		}
 	}
 	p.measured("%.1f %% of it", most)
@@ -226,12 +231,12 @@ func (v *verdict) alone(list []*outcome) {
 func (v *verdict) accounts(list []*outcome) {
 	p := v.promise("Stats balance and agree with the journals", "0 tokens apart")
 	var apart int64
-	for at, s := range lines(list) {
-		if apart += s.Imbalance + s.Misjudged; s.Imbalance+s.Misjudged > 0 {
-			p.broken("%v: out of balance by %d, apart by %d", at, s.Imbalance, s.Misjudged)
+	for _, at := range lines(list...) {
+		if apart += at.Imbalance + at.Misjudged; at.Imbalance+at.Misjudged > 0 {
+			p.broken("%v: out of balance by %d, apart by %d", at, at.Imbalance, at.Misjudged)
 		}
-		if s.Unclean > 0 {
-			p.broken("%v: %d processes could not hand back", at, s.Unclean)
+		if at.Unclean > 0 {
+			p.broken("%v: %d processes could not hand back", at, at.Unclean)
 		}
 	}
 	p.measured("%d", apart)

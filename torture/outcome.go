@@ -2,7 +2,6 @@ package torture
 
 import (
 	"fmt"
-	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -154,61 +153,62 @@ func (s *sums) end(l *line, killed bool) {
 
 func abs(n int64) int64 { return max(n, -n) }
 
-// place is a key in a scenario.
+// place is a key in a scenario, and what was done with it.
 type place struct {
 	*outcome
 	lineID
+	*sums
 }
 
 func (p place) String() string {
 	return fmt.Sprintf("%v: %v limit on part %d", p.Scenario.Topology, p.Role, p.Part)
 }
 
-func (p place) demand() demand { return demandOf(p.Role, int64(p.Parts), p.Scenario.Pace) }
+func (p place) demand() demand { return demandOf(p.Role, int64(p.outcome.Parts), p.Scenario.Pace) }
 
 // lines is all that processes did in the scenarios, by key.
-func lines(list []*outcome) iter.Seq2[place, *sums] {
-	return func(yield func(place, *sums) bool) {
-		for _, o := range list {
-			for id, s := range o.Lines {
-				if !yield(place{o, id}, s) {
-					return
-				}
-			}
+func lines(list ...*outcome) (all []place) {
+	for _, o := range list {
+		for id, s := range o.Lines {
+			all = append(all, place{o, id, s})
 		}
 	}
+	return all
 }
 
-// events is the faults of the scenarios.
-func events(list []*outcome) iter.Seq2[*outcome, *event] {
-	return func(yield func(*outcome, *event) bool) {
-		for _, o := range list {
-			for i := range o.Events {
-				if !yield(o, &o.Events[i]) {
-					return
-				}
-			}
+// fate is a fault in a scenario.
+type fate struct {
+	*outcome
+	*event
+}
+
+func events(list ...*outcome) (all []fate) {
+	for _, o := range list {
+		for i := range o.Events {
+			all = append(all, fate{o, &o.Events[i]})
 		}
 	}
+	return all
 }
 
-// count is how many faults are such.
-func count(list []*outcome, such func(*outcome, *event) bool) (n int64) {
-	for o, e := range events(list) {
-		if such(o, e) {
+// losses is how often a fault took as much from the store.
+func (o *outcome) losses(what loss) (n int64) {
+	for _, e := range o.Events {
+		if e.Kind.fault().loses == what {
 			n++
 		}
 	}
 	return n
 }
 
-func (o *outcome) had(k kind) int64 {
-	return count([]*outcome{o}, func(_ *outcome, e *event) bool { return e.Kind == k })
-}
-
-// loses reports whether a fault took as much from the store.
-func (o *outcome) loses(what loss) bool {
-	return slices.ContainsFunc(o.Events, func(e event) bool { return e.Kind.fault().loses == what })
+// had is how often there was a fault of the kind.
+func (o *outcome) had(k kind) (n int64) {
+	for _, e := range o.Events {
+		if e.Kind == k {
+			n++
+		}
+	}
+	return n
 }
 
 // group is windows that overlap, which happens only when the store lost one or

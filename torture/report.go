@@ -37,14 +37,14 @@ func report(list []*outcome, v *verdict) string {
 func totals(w *tabwriter.Writer, list []*outcome) {
 	var all sums
 	tokens := make(map[*outcome]int64)
-	for at, s := range lines(list) {
-		all.Requests += s.Requests
-		all.Allowed += s.Allowed
-		all.Denied += s.Denied
-		all.Failed += s.Failed
-		all.Spent += s.Spent
-		all.Calls += s.Calls
-		tokens[at.outcome] += s.Spent
+	for _, at := range lines(list...) {
+		all.Requests += at.Requests
+		all.Allowed += at.Allowed
+		all.Denied += at.Denied
+		all.Failed += at.Failed
+		all.Spent += at.Spent
+		all.Calls += at.Calls
+		tokens[at.outcome] += at.Spent
 	}
 	fmt.Fprintf(w, "\n%d requests: %d admitted, %d refused, %d failed; %d tokens, %d store calls\n\n",
 		all.Requests, all.Allowed, all.Denied, all.Failed, all.Spent, all.Calls)
@@ -60,7 +60,7 @@ func survived(w *tabwriter.Writer, list []*outcome) {
 	for k := calm; k < kinds; k++ {
 		var times, active, failed int64
 		var slowest time.Duration
-		for _, e := range events(list) {
+		for _, e := range events(list...) {
 			if e.Kind == k {
 				times++
 				active += e.Active
@@ -82,16 +82,16 @@ func survived(w *tabwriter.Writer, list []*outcome) {
 // limit; for calm, those without any fault. Where a server's clock was set, nobody
 // can tell when a window was.
 func overDuring(list []*outcome, k kind) (over int64) {
-	for at, s := range lines(list) {
+	for _, at := range lines(list...) {
 		limit := at.demand().limit
-		for _, g := range s.groups(limit.Window) {
+		for _, g := range at.groups(limit.Window) {
 			quiet, on := true, false
 			for i := range at.Events {
 				if e := &at.Events[i]; g.during(e) {
 					quiet, on = false, on || e.Kind == k
 				}
 			}
-			if !at.loses(timeline) && (on || quiet && k == calm) {
+			if at.losses(timeline) == 0 && (on || quiet && k == calm) {
 				over += max(g.spent-limit.Tokens, 0)
 			}
 		}

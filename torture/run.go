@@ -78,8 +78,10 @@ func (x *run) inject(k kind) {
 	x.fleet.out.Events = append(x.fleet.out.Events, e)
 	x.t.Logf("%-36s part %d, active %d times, %d requests failed, recovered within %v of its end",
 		k, e.Part, e.Active, e.Failed, e.Recovery.Round(time.Millisecond))
-	if e.Elsewhere > 0 && x.sc.Topology == sharded {
-		x.t.Log(x.fleet.elsewhere(&e))
+	if e.Elsewhere > 0 && x.sc.Topology == sharded { // as it should not be: why?
+		for _, r := range x.fleet.failures() {
+			x.t.Logf("%v limit on part %d, %v on, after %v: %s", r.Key.Role, r.Key.Part, r.At.Sub(e.Begin), r.Took, r.Err)
+		}
 	}
 }
 
@@ -96,7 +98,6 @@ func (x *run) recover(e *event) {
 		}
 	}
 	e.Recovery = max(time.Since(e.End), 1)
-	e.Took = time.Since(e.Begin)
 }
 
 // quiet is for how long no request has failed where a breaker is not open any

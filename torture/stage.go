@@ -41,7 +41,7 @@ func (t topology) String() string {
 type stage struct {
 	t       testing.TB
 	target  target
-	peers   []*peer // by part; of a cluster, all nodes
+	peers   []*peer // by part; of a cluster, all nodes; of a pair, first the primary
 	cluster *redistest.Cluster
 	pair    *redistest.Replicated // who is the primary changes at each failover
 	link    *redistest.Proxy      // by which the replica follows
@@ -130,23 +130,13 @@ func (s *stage) findKeys(kind topology, partOf func(key string) int) {
 // tag is what a key's slot is found by.
 func tag(key string) string { return "{" + key + "}" }
 
-// peer is the server of a part, as it now is.
+// peer is the server of a part as it now is, of a cluster nil while there is none.
 func (s *stage) peer(part int) *peer {
-	switch {
-	case s.cluster != nil:
-		return s.of(s.cluster.NodeOf(tag(s.target.Keys[tight][part])))
-	case s.pair != nil:
-		return s.of(s.pair.Primary)
+	if s.cluster == nil {
+		return s.peers[part]
 	}
-	return s.peers[part]
-}
-
-// of is nil for no server.
-func (s *stage) of(server *redistest.Server) *peer {
-	for _, p := range s.peers {
-		if p.Server == server {
-			return p
-		}
+	if i := slices.Index(s.cluster.Nodes, s.cluster.NodeOf(tag(s.target.Keys[tight][part]))); i >= 0 {
+		return s.peers[i]
 	}
 	return nil
 }
@@ -164,7 +154,7 @@ func (s *stage) contents(at *peer, r role, part int) backend.Contents {
 // does not know of either, is none the fewer: others were granted it.
 func (s *stage) unreplicated(r role) int64 {
 	s.t.Helper()
-	there, here := s.contents(s.peer(0), r, 0), s.contents(s.of(s.pair.Replicas[0]), r, 0)
+	there, here := s.contents(s.peers[0], r, 0), s.contents(s.peers[1], r, 0)
 	if there.Window != here.Window {
 		return granted(there)
 	}

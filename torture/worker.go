@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"cmp"
 	"context"
 	"encoding/gob"
 	"encoding/json"
@@ -199,41 +200,27 @@ func (s *stream) close() {
 // open connects to the store, which takes no I/O.
 func (t *target) open() (backend.Store, error) {
 	redis.SetLogger(silence{}) // faults are what this is about
-	if t.Cluster {
-		return redisstore.New(t.cluster()), nil
-	}
-	if len(t.Addrs) == 1 {
-		return redisstore.New(t.single(t.Addrs[0])), nil
-	}
 	shards := make(map[string]backend.Store)
 	for i, addr := range t.Addrs {
-		shards[shardName(i)] = redisstore.New(t.single(addr))
+		shards[shardName(i)] = redisstore.New(t.client(addr))
+	}
+	if t.Cluster || len(shards) == 1 {
+		return shards[shardName(0)], nil
 	}
 	return sharding.New(shards)
 }
 
 func shardName(i int) string { return fmt.Sprint("shard-", i) }
 
-// single is a client as redisstore's documentation asks for.
-func (t *target) single(addr string) *redis.Client {
-	return redis.NewClient(&redis.Options{
-		Addr: addr, MaxRetries: -1, DialerRetries: 1,
-		DialTimeout: 2 * t.Timeout, ReadTimeout: 2 * t.Timeout, WriteTimeout: 2 * t.Timeout,
-		ContextTimeoutEnabled: true, PoolSize: 16, MaintNotificationsConfig: noNotifications(),
-	})
-}
-
-// cluster is the same, by the proxies: a cluster's nodes tell their own addresses.
-func (t *target) cluster() *redis.ClusterClient {
-	return redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: t.Addrs, MaxRetries: -1, DialerRetries: 1,
+// client is as redisstore's documentation asks for. That of a cluster, whose nodes tell
+// their own addresses, goes by the proxies.
+func (t *target) client(addr string) redis.UniversalClient {
+	return redis.NewUniversalClient(&redis.UniversalOptions{
+		Addrs: []string{addr}, IsClusterMode: t.Cluster, MaxRetries: -1, DialerRetries: 1,
 		DialTimeout: 2 * t.Timeout, ReadTimeout: 2 * t.Timeout, WriteTimeout: 2 * t.Timeout,
 		ContextTimeoutEnabled: true, PoolSize: 16, MaintNotificationsConfig: noNotifications(),
 		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if via, ok := t.Via[addr]; ok {
-				addr = via
-			}
-			return (&net.Dialer{Timeout: 2 * t.Timeout}).DialContext(ctx, network, addr)
+			return (&net.Dialer{Timeout: 2 * t.Timeout}).DialContext(ctx, network, cmp.Or(t.Via[addr], addr))
 		},
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 )
@@ -26,16 +25,13 @@ const (
 var errPortTaken = errors.New("the port was taken by another process")
 
 // Daemon is a server of any kind on a free port of this machine. It keeps its port
-// over [Daemon.Kill] and [Daemon.Restart], and ends with the test or this process.
+// over [Process.Kill] and [Daemon.Restart], and ends with the test or this process.
 type Daemon struct {
-	t     testing.TB
+	*Process
 	port  int
 	cmd   *exec.Cmd // what is run; never started itself
 	log   string    // path
 	ready func(addr string, pid int) bool
-
-	mu   sync.Mutex // guards the process and its changes of state
-	proc *Process
 }
 
 // StartDaemon starts the server that build describes, which is asked once for each
@@ -45,7 +41,7 @@ func StartDaemon(t testing.TB, build func(port int) *exec.Cmd, ready func(addr s
 	t.Helper()
 	err := errPortTaken
 	for n := 0; n < startAttempts && errors.Is(err, errPortTaken); n++ {
-		d := &Daemon{t: t, port: reservePort(t), ready: ready, log: filepath.Join(t.TempDir(), "log")}
+		d := &Daemon{Process: &Process{t: t}, port: reservePort(t), ready: ready, log: filepath.Join(t.TempDir(), "log")}
 		d.cmd = build(d.port)
 		t.Cleanup(d.Kill) // before that of TempDir, which removes the files
 		if err = d.run(); err == nil {
@@ -59,29 +55,6 @@ func StartDaemon(t testing.TB, build func(port int) *exec.Cmd, ready func(addr s
 // Addr returns the host and port at which the server listens.
 func (d *Daemon) Addr() string { return loopback(d.port) }
 
-// Pause is [Process.Pause].
-func (d *Daemon) Pause() {
-	d.t.Helper()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.proc.Pause()
-}
-
-// Resume is [Process.Resume].
-func (d *Daemon) Resume() {
-	d.t.Helper()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.proc.Resume()
-}
-
-// Kill is [Process.Kill]. A server that is down already stays down.
-func (d *Daemon) Kill() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.proc.Kill()
-}
-
 // Restart starts the process again, with the same port and arguments, and
 // returns when it answers. One that still runs is killed first. A Redis server
 // comes back with what its directory holds: without persistence nothing but, in
@@ -94,13 +67,6 @@ func (d *Daemon) Restart() {
 	}
 }
 
-// up reports whether the process runs and is not paused.
-func (d *Daemon) up() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.proc.running() && !d.proc.paused.Load()
-}
-
 // run starts the process and waits until it answers.
 func (d *Daemon) run() error {
 	d.mu.Lock()
@@ -111,7 +77,7 @@ func (d *Daemon) run() error {
 	}
 	defer log.Close() // the process has its own descriptor
 	cmd := &exec.Cmd{Path: d.cmd.Path, Args: d.cmd.Args, Env: d.cmd.Env, Err: d.cmd.Err, Stdout: log, Stderr: log}
-	if d.proc, err = Spawn(d.t, cmd); err != nil {
+	if err := d.start(cmd); err != nil {
 		return err
 	}
 	deadline := time.After(startLimit)
@@ -119,13 +85,13 @@ func (d *Daemon) run() error {
 	defer tick.Stop()
 	for {
 		select {
-		case <-d.proc.exited:
+		case <-d.exited:
 			return d.failure("it ended")
 		case <-deadline:
 			return d.failure(fmt.Sprint("no answer within ", startLimit))
 		case <-tick.C:
 			// A process that has ended does not answer: someone else may.
-			if d.proc.running() && d.ready(d.Addr(), d.proc.Pid) {
+			if d.running() && d.ready(d.Addr(), d.handle.Pid) {
 				return nil
 			}
 		}

@@ -31,7 +31,7 @@ type link struct {
 	proxy          *Proxy
 	client, server *net.TCPConn
 	done           chan struct{} // closed with both connections
-	once           sync.Once
+	close          func()        // ends the link at once, however often it is called
 
 	// mu is held while a chunk is judged and written to the server, so that
 	// the end of a swallowing link's requests comes after that chunk.
@@ -41,7 +41,13 @@ type link struct {
 }
 
 func newLink(p *Proxy, client, server *net.TCPConn) *link {
-	return &link{proxy: p, client: client, server: server, done: make(chan struct{})}
+	l := &link{proxy: p, client: client, server: server, done: make(chan struct{})}
+	l.close = sync.OnceFunc(func() {
+		close(l.done)
+		_ = client.Close()
+		_ = server.Close()
+	})
+	return l
 }
 
 // run forwards until the link ends.
@@ -52,15 +58,6 @@ func (l *link) run() {
 	})
 	wg.Go(func() { l.pump(l.server, l.reply, l.answer, l.endReplies) })
 	wg.Wait()
-}
-
-// close ends the link at once. It may be called more than once.
-func (l *link) close() {
-	l.once.Do(func() {
-		close(l.done)
-		_ = l.client.Close()
-		_ = l.server.Close()
-	})
 }
 
 // pump passes on what comes from one end, each chunk when it is due, then the end.

@@ -19,7 +19,7 @@ import (
 const pingLimit = 200 * time.Millisecond
 
 // Server is one redis-server process on a loopback port. It keeps its port and
-// its directory over [Daemon.Kill] and [Daemon.Restart].
+// its directory over [Process.Kill] and [Daemon.Restart].
 type Server struct {
 	*Daemon
 	admin *redis.Client
