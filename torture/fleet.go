@@ -53,10 +53,9 @@ type worker struct {
 	last  time.Time        // when its last request began; as well
 }
 
-func startFleet(t testing.TB, sc scenario, at target) *fleet {
+func startFleet(t testing.TB, at target) *fleet {
 	t.Helper()
-	at.Pace, at.Fleet, at.Seed, at.Skew, at.Timeout = sc.Pace, sc.Fleet, sc.Seed, sc.Skew, sc.Timeout
-	f := &fleet{t: t, target: at, out: newOutcome(sc, at.parts())}
+	f := &fleet{t: t, target: at, out: newOutcome(at.scenario, at.parts())}
 	for range at.Fleet {
 		f.start()
 	}

@@ -105,18 +105,13 @@ func (d demand) beyond() int64 {
 	return d.limit.Tokens/100 + 300*d.tokens
 }
 
-// target is where processes find the store, and their part of the load. It is
-// passed on in their environment.
+// target is the scenario, and where processes find its store. It is passed on in their
+// environment.
 type target struct {
-	Addrs   []string          // of the server; of the shards; of the cluster's nodes
-	Cluster bool              // Addrs are nodes of a cluster
-	Via     map[string]string // a cluster's node → the proxy before it
-	Keys    [roles][]string   // by part; which names lie on which is the topology's business
-	Pace    float64           // share of the full rate of requests
-	Fleet   int               // processes
-	Timeout time.Duration     // of a fetch; the network's is twice that
-	Seed    uint64
-	Skew    int64 // tokens by which each grant is falsified; see skewed
+	scenario
+	Addrs []string          // of the server; of the shards; of the cluster's nodes
+	Via   map[string]string // a cluster's node → the proxy before it
+	Keys  [roles][]string   // by part; which names lie on which is the topology's business
 }
 
 func (t *target) parts() int { return len(t.Keys[0]) }

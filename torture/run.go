@@ -41,8 +41,8 @@ const (
 // Run makes the scenario happen and returns what became of it.
 func (sc scenario) Run(t testing.TB) *outcome {
 	t.Helper()
-	x := &run{t: t, sc: sc, rng: rand.New(rand.NewPCG(sc.Seed, 1)), stage: newStage(t, sc.Topology)}
-	x.fleet = startFleet(t, sc, x.stage.target)
+	x := &run{t: t, sc: sc, rng: rand.New(rand.NewPCG(sc.Seed, 1)), stage: newStage(t, sc)}
+	x.fleet = startFleet(t, x.stage.target)
 	begin := time.Now()
 	time.Sleep(2 * shortWindow) // of calm, to compare with
 	for _, k := range sc.Faults {
@@ -50,8 +50,14 @@ func (sc scenario) Run(t testing.TB) *outcome {
 		time.Sleep(settle)
 	}
 	x.fleet.finish()
-	x.fleet.out.Elapsed = time.Since(begin)
-	return x.outcome()
+	o := x.fleet.out
+	o.Elapsed = time.Since(begin)
+	for _, at := range lines(o) {
+		if !at.Role.windowed() {
+			at.Charged = x.stage.contents(x.stage.peer(at.Part), at.Role, at.Part).Used
+		}
+	}
+	return o
 }
 
 // span is how long a fault lasts.
@@ -121,15 +127,4 @@ func (x *run) unwell(since time.Time) string {
 		}
 	}
 	return ""
-}
-
-// outcome is what the processes told, and what the store holds when all is handed back.
-func (x *run) outcome() *outcome {
-	x.t.Helper()
-	for id, s := range x.fleet.out.Lines {
-		if !id.Role.windowed() {
-			s.Charged = x.stage.contents(x.stage.peer(id.Part), id.Role, id.Part).Used
-		}
-	}
-	return x.fleet.out
 }

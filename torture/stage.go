@@ -60,11 +60,11 @@ type peer struct {
 // too would guard against the machine's failure, which is not among the faults.
 var aof = []string{"--appendonly", "yes", "--appendfsync", "no"}
 
-func newStage(t testing.TB, kind topology) *stage {
+func newStage(t testing.TB, sc scenario) *stage {
 	t.Helper()
-	s := &stage{t: t}
-	partOf := func(string) int { return 0 }
-	switch kind {
+	s := &stage{t: t, target: target{scenario: sc}}
+	partOf, parts := func(string) int { return 0 }, 1
+	switch sc.Topology {
 	case durable:
 		s.add(redistest.Start(t, aof...))
 	case volatile:
@@ -79,24 +79,28 @@ func newStage(t testing.TB, kind topology) *stage {
 		s.target.Addrs = s.target.Addrs[:1]
 	case clustered:
 		s.cluster = redistest.StartCluster(t, 3, 1)
-		s.target.Cluster, s.target.Via = true, make(map[string]string)
+		s.target.Via = make(map[string]string)
 		for _, node := range s.cluster.Nodes {
 			s.target.Via[node.Addr()] = s.add(node).proxy.Addr()
 		}
 		s.target.Addrs = s.cluster.Addrs()
-		partOf = func(key string) int { return slices.Index(s.cluster.Nodes, s.cluster.NodeOf(tag(key))) }
+		parts, partOf = 3, func(key string) int { return slices.Index(s.cluster.Nodes, s.cluster.NodeOf(tag(key))) }
 	case sharded:
 		shards := make(map[string]backend.Store)
-		for i := range 3 {
-			shards[shardName(i)] = s.add(redistest.Start(t, aof...)).store
+		for _, name := range shardNames {
+			shards[name] = s.add(redistest.Start(t, aof...)).store
 		}
 		store, err := sharding.New(shards)
 		require.NoError(t, err)
-		partOf = func(key string) int {
-			return slices.IndexFunc([]int{0, 1, 2}, func(i int) bool { return store.Shard(key) == shardName(i) })
+		parts, partOf = 3, func(key string) int { return slices.Index(shardNames, store.Shard(key)) }
+	}
+	for r := range role(roles) { // names are tried until there is one on each part
+		for i := 0; len(s.target.Keys[r]) < parts; i++ {
+			if key := fmt.Sprint(r, "-", i); partOf(key) == len(s.target.Keys[r]) {
+				s.target.Keys[r] = append(s.target.Keys[r], key)
+			}
 		}
 	}
-	s.findKeys(kind, partOf)
 	return s
 }
 
@@ -110,21 +114,6 @@ func (s *stage) add(server *redistest.Server) *peer {
 	s.peers = append(s.peers, p)
 	s.target.Addrs = append(s.target.Addrs, p.proxy.Addr())
 	return p
-}
-
-// findKeys tries names until each role has a key on each part.
-func (s *stage) findKeys(kind topology, partOf func(key string) int) {
-	parts := 1
-	if kind == clustered || kind == sharded {
-		parts = 3
-	}
-	for r := range role(roles) {
-		for i := 0; len(s.target.Keys[r]) < parts; i++ {
-			if key := fmt.Sprint(r, "-", i); partOf(key) == len(s.target.Keys[r]) {
-				s.target.Keys[r] = append(s.target.Keys[r], key)
-			}
-		}
-	}
 }
 
 // tag is what a key's slot is found by.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/gob"
 	"encoding/json"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -200,23 +199,23 @@ func (s *stream) close() {
 // open connects to the store, which takes no I/O.
 func (t *target) open() (backend.Store, error) {
 	redis.SetLogger(silence{}) // faults are what this is about
-	shards := make(map[string]backend.Store)
-	for i, addr := range t.Addrs {
-		shards[shardName(i)] = redisstore.New(t.client(addr))
+	if t.Topology != sharded {
+		return redisstore.New(t.client(t.Addrs...)), nil
 	}
-	if t.Cluster || len(shards) == 1 {
-		return shards[shardName(0)], nil
+	shards := make(map[string]backend.Store)
+	for i, name := range shardNames {
+		shards[name] = redisstore.New(t.client(t.Addrs[i]))
 	}
 	return sharding.New(shards)
 }
 
-func shardName(i int) string { return fmt.Sprint("shard-", i) }
+var shardNames = []string{"shard-0", "shard-1", "shard-2"}
 
 // client is as redisstore's documentation asks for. That of a cluster, whose nodes tell
 // their own addresses, goes by the proxies.
-func (t *target) client(addr string) redis.UniversalClient {
+func (t *target) client(addrs ...string) redis.UniversalClient {
 	return redis.NewUniversalClient(&redis.UniversalOptions{
-		Addrs: []string{addr}, IsClusterMode: t.Cluster, MaxRetries: -1, DialerRetries: 1,
+		Addrs: addrs, IsClusterMode: t.Topology == clustered, MaxRetries: -1, DialerRetries: 1,
 		DialTimeout: 2 * t.Timeout, ReadTimeout: 2 * t.Timeout, WriteTimeout: 2 * t.Timeout,
 		ContextTimeoutEnabled: true, PoolSize: 16, MaintNotificationsConfig: noNotifications(),
 		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
