@@ -56,7 +56,8 @@ func (x *run) failAll(e *event) {
 	calls := func() int64 { return x.fleet.sum(faultsOf, e.Part) } // each that is made meanwhile
 	before := calls()
 	network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", aLot) })(x, e)
-	time.Sleep(20 * time.Millisecond) // the last have failed, and their processes have told
+	e.End = time.Now()
+	x.recover(e) // by then the processes have told of all calls that failed
 	e.Calls, e.Commands = calls()-before, e.Active
 }
 
@@ -145,12 +146,13 @@ func (x *run) anyWorker() *worker {
 // stopProcess is evident by the window that ends meanwhile.
 func (x *run) stopProcess(e *event) {
 	window := func() int64 { return int64(x.stage.contents(x.stage.peer(e.Part), tight, e.Part).Window) }
+	await(x.t, windowsLimit, "a window is open", func() bool { return window() > 0 })
 	w, before := x.anyWorker(), window()
 	w.Pause()
 	still := time.Now()
 	await(x.t, windowsLimit, "the window ends", func() bool { return window() > before })
 	time.Sleep(time.Duration(x.rng.Int64N(int64(x.span()))))
-	if before > 0 && x.fleet.lastOf(w).Before(still) {
+	if x.fleet.lastOf(w).Before(still) {
 		e.Active = 1
 	}
 	w.Resume()
@@ -270,17 +272,13 @@ func takeOver(away, back func(*peer)) func(*run, *event) {
 func (x *run) reshard(e *event) {
 	c, parts := x.stage.cluster, x.stage.target.parts()
 	from, to := x.stage.peer(e.Part).Server, x.stage.peer((e.Part+1)%parts).Server
-	var list []int
+	var ours []int
 	for r := range role(roles) {
-		list = append(list, c.SlotOf(tag(x.stage.target.Keys[r][e.Part])))
+		ours = append(ours, c.SlotOf(tag(x.stage.target.Keys[r][e.Part])))
 	}
-	list = append(list, c.SlotsOf(from)...)
-	seen := make(map[int]bool)
-	list = slices.DeleteFunc(list, func(slot int) bool {
-		again := seen[slot]
-		seen[slot] = true
-		return again
-	})[:x.sc.Slots]
+	slices.Sort(ours)
+	rest := slices.DeleteFunc(c.SlotsOf(from), func(slot int) bool { return slices.Contains(ours, slot) })
+	list := append(slices.Compact(ours), rest...)[:x.sc.Slots]
 	c.Reshard(from, to, list)
 	c.Reshard(to, from, list)
 	e.Active = 2 * int64(len(list))
