@@ -51,14 +51,18 @@ func (x *run) repeat(e *event, act func() (effect bool)) {
 	}
 }
 
-// failAll is where repetitions would show: calls fail at once, and time is left.
+// failAll is where repetitions would show: calls fail at once, and time is left. When
+// all is well again, processes have told of every call that began before its end.
 func (x *run) failAll(e *event) {
-	calls := func() int64 { return x.fleet.sum(faultsOf, e.Part) } // each that is made meanwhile
-	before := calls()
 	network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", aLot) })(x, e)
 	e.End = time.Now()
-	x.recover(e) // by then the processes have told of all calls that failed
-	e.Calls, e.Commands = calls()-before, e.Active
+	x.recover(e)
+	e.Commands = e.Active
+	for _, r := range x.fleet.since(called) {
+		if r.Key.Part == e.Part && r.At.Before(e.End) && r.At.Add(r.Took).After(e.Begin) {
+			e.Calls++
+		}
+	}
 }
 
 func (x *run) reset(e *event) {

@@ -21,9 +21,6 @@ const (
 	endTimeout   = 30 * time.Second
 )
 
-// enough is how many failures it takes to see what is wrong.
-const enough = 50
-
 // fleet is the processes of a scenario, those that were killed included.
 type fleet struct {
 	t       testing.TB
@@ -33,7 +30,7 @@ type fleet struct {
 	mu     sync.Mutex // guards what follows, and what it says of workers
 	out    *outcome
 	phases []phase
-	failed []*record // requests, the first since the last fault began
+	recent []*record // since the last fault began: calls, and requests that failed
 }
 
 // phase is a fault that is on, or none.
@@ -109,9 +106,9 @@ func (f *fleet) note(w *worker, r *record) {
 	}
 	if r.What == asked {
 		w.last = r.At
-		if r.Err != "" && len(f.failed) < enough {
-			f.failed = append(f.failed, r)
-		}
+	}
+	if r.What == called || r.What == asked && r.Err != "" {
+		f.recent = append(f.recent, r)
 	}
 	f.out.add(w.lines[r.Key], r, during)
 }
@@ -128,7 +125,7 @@ func (f *fleet) enter(k kind) {
 	defer f.mu.Unlock()
 	f.phases = append(f.phases, phase{k, time.Now()})
 	if k != calm {
-		f.failed = nil
+		f.recent = nil
 	}
 }
 
@@ -178,11 +175,11 @@ func (f *fleet) sum(read func(*sums) int64, parts ...int) (n int64) {
 	return n
 }
 
-// failures is what has failed since the last fault began.
-func (f *fleet) failures() []*record {
+// since lists the calls, or the requests that failed, since the last fault began.
+func (f *fleet) since(such what) []*record {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.Clone(f.failed)
+	return slices.DeleteFunc(slices.Clone(f.recent), func(r *record) bool { return r.What != such })
 }
 
 func faultsOf(s *sums) int64 { return s.Faults }

@@ -120,7 +120,7 @@ func TestJudgeFindsSabotage(t *testing.T) {
 			o.line(ample).Imbalance = 1
 		}, "Stats balance and agree with the journals"},
 		"a Close that failed": {durable, lostReply, func(o *outcome) {
-			o.line(ample).Unclean = 1
+			o.line(ample).Unclean = []string{"away"}
 		}, "Stats balance and agree with the journals"},
 		"a late token": {durable, processStopped, func(o *outcome) {
 			o.line(tight).Late = 1

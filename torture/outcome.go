@@ -54,7 +54,7 @@ type sums struct {
 	Imbalance, Misjudged int64 // tokens
 	Unknown              int64 // tokens of calls that must not be repeated
 	Recovered            int64
-	Unclean              int // processes that could not hand back
+	Unclean              []string // why processes could not hand back
 	Killed               int
 	KilledHeld           int64 // what processes that were killed said they held
 }
@@ -86,13 +86,16 @@ func (o *outcome) add(l *line, r *record, during kind) {
 		if l.Held = r.N; r.Err != "" {
 			s.Faults++
 		} else {
-			l.LastOK = r.At
+			l.LastOK = r.At.Add(r.Took)
 		}
 	case changed:
 		l.Away = r.Away
 	case closed:
-		l.Closed = r.Err == ""
+		l.Closed = true
 		s.settle(l, r.Stats)
+		if r.Err != "" {
+			s.Unclean = append(s.Unclean, r.Err)
+		}
 	}
 }
 
@@ -147,7 +150,7 @@ func (s *sums) end(l *line, killed bool) {
 		s.Killed++
 		s.KilledHeld += l.Held
 	case !l.Closed:
-		s.Unclean++
+		s.Unclean = append(s.Unclean, "it ended before")
 	}
 }
 

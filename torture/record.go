@@ -15,8 +15,8 @@ import (
 type record struct {
 	Key    lineID
 	What   what
-	At     time.Time        // when it happened; of a request, when it began
-	Took   time.Duration    // of a request
+	At     time.Time        // when it happened; of a request or a call, when it began
+	Took   time.Duration    // of a request or a call
 	Woke   time.Duration    // how late the machine woke the caller whose timer was due, if it slept
 	N      int64            // tokens; of a call, held in memory when it had ended
 	Result reservoir.Result // of a request

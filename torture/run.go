@@ -85,7 +85,8 @@ func (x *run) inject(k kind) {
 	x.t.Logf("%-36s part %d, active %d times, %d requests failed, recovered within %v of its end",
 		k, e.Part, e.Active, e.Failed, e.Recovery.Round(time.Millisecond))
 	if e.Elsewhere > 0 && x.sc.Topology == sharded { // as it should not be: why?
-		for _, r := range x.fleet.failures() {
+		list := x.fleet.since(asked)
+		for _, r := range list[:min(len(list), enough)] {
 			x.t.Logf("%v limit on part %d, %v on, after %v: %s", r.Key.Role, r.Key.Part, r.At.Sub(e.Begin), r.Took, r.Err)
 		}
 	}
@@ -105,6 +106,9 @@ func (x *run) recover(e *event) {
 	}
 	e.Recovery = max(time.Since(e.End), 1)
 }
+
+// enough is how many failures it takes to see what is wrong.
+const enough = 50
 
 // quiet is for how long no request has failed where a breaker is not open any
 // more: there are many in that time.

@@ -131,7 +131,7 @@ func (s *stream) note(r record, err error) {
 }
 
 func (s *stream) called(c reservoir.StoreCall) {
-	s.note(record{What: called, At: time.Now(), N: s.limiter.Stats().Held}, c.Err)
+	s.note(record{What: called, At: time.Now().Add(-c.Duration), Took: c.Duration, N: s.limiter.Stats().Held}, c.Err)
 }
 
 func (s *stream) changed(c reservoir.ShardState) {
