@@ -3,10 +3,10 @@
 //
 // A run is a list of scenarios, made from a seed. A scenario is a topology and
 // the faults that befall it, one after the other, under load. Every process
-// writes down what each of its requests was told in a journal, a file that it
-// maps into memory, so that a process which is killed leaves an exact account
-// too. The judge is a pure function from journals and faults to findings; it
-// knows nothing of Redis, and is itself tested with journals that are wrong.
+// tells the runner what each of its requests was told, by a journal that is a
+// pipe, so that a process which is killed leaves an exact account too. The judge is
+// a pure function from journals and faults to findings; it knows nothing of Redis,
+// and is itself tested with journals that are wrong.
 //
 // There are six kinds of limit, each for what it can show:
 //

@@ -4,39 +4,32 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-
-	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// This file is the faults of the network and of single servers.
+const (
+	aLot         = 1 << 30          // more chunks than any fault sees
+	patience     = 20 * time.Second // a fault may take to show its effect on a busy machine
+	electLimit   = 15 * time.Second // for a node timeout of 2 s
+	windowsLimit = 30 * time.Second // until a window ends
+	syncLimit    = 20 * time.Second
+)
 
-// aLot is more chunks than any fault sees.
-const aLot = 1 << 30
-
-// proxy is the one before the server of a part.
-func (x *run) proxy(part int) *redistest.Proxy {
-	switch {
-	case x.stage.cluster != nil:
-		return x.stage.nodeProxy(x.stage.owner(part))
-	case x.stage.pair != nil:
-		return x.stage.proxies[0]
+// network is a fault that a proxy makes for a while. It counts what it did.
+func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event) {
+	return func(x *run, e *event) {
+		p := x.stage.peer(e.Part).proxy
+		before := count(p)
+		arm(x, p)
+		time.Sleep(x.span())
+		e.Active = seen(before, func() int64 { return count(p) })
+		p.Heal()
 	}
-	return x.stage.proxies[part]
-}
-
-// patience is how long a fault may take to show its effect on a busy machine.
-const patience = 20 * time.Second
-
-// while lets time pass, and takes a counter's growth meanwhile as evidence.
-func (x *run) while(e *event, count func() int64) {
-	before := count()
-	time.Sleep(x.span())
-	e.Active += seen(before, count)
 }
 
 // seen is by how much a counter has grown, as soon as it has.
@@ -48,91 +41,58 @@ func seen(before int64, count func() int64) int64 {
 }
 
 // repeat acts for a while, and until that had an effect.
-func (x *run) repeat(e *event, act func() int64) {
+func (x *run) repeat(e *event, act func() (effect bool)) {
 	least := time.Now().Add(x.span())
 	for most := least.Add(patience); time.Now().Before(least) || e.Active == 0 && time.Now().Before(most); {
-		e.Active += act()
+		if act() {
+			e.Active++
+		}
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-func (x *run) loseReplies(e *event) {
-	p, n := x.proxy(e.Part), 3+x.rng.IntN(10)
-	p.SwallowReply("evalsha", n)
-	x.while(e, p.Swallowed)
-	p.SwallowReply("", 0)
-}
-
-func (x *run) loseRequests(e *event) {
-	p, n := x.proxy(e.Part), 3+x.rng.IntN(10)
-	p.DropRequests("evalsha", n)
-	x.while(e, p.Dropped)
-	p.DropRequests("", 0)
-}
-
-// failAll is where repetitions would show: calls fail at once, and time is left.
+// failAll is where repetitions would show: calls fail at once, and time is left. When
+// all is well again, processes have told of every call that began before its end.
 func (x *run) failAll(e *event) {
-	p := x.proxy(e.Part)
-	calls := x.fleet.sumPart(e.Part, callsOf)
-	p.DropRequests("evalsha", aLot)
-	x.while(e, p.Dropped)
-	p.DropRequests("", 0)
-	e.Calls, e.Commands = x.fleet.sumPart(e.Part, callsOf)-calls, e.Active
-	e.Spare = repeatsInVain * int64(len(x.fleet.workers))
-}
-
-func (x *run) delayBeyondTimeout(e *event) {
-	p := x.proxy(e.Part)
-	p.Delay(x.sc.Timeout + x.sc.Timeout/2)
-	x.while(e, p.Delayed)
-	p.Delay(0)
-}
-
-func (x *run) delay(e *event) {
-	p := x.proxy(e.Part)
-	p.Delay(time.Duration(2+x.rng.IntN(18)) * time.Millisecond)
-	x.while(e, p.Delayed)
-	p.Delay(0)
-}
-
-func (x *run) hold(e *event) {
-	p := x.proxy(e.Part)
-	p.Hold(true)
-	x.while(e, p.Held)
-	p.Hold(false)
+	network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", aLot) })(x, e)
+	e.End = time.Now()
+	x.recover(e)
+	e.Commands = e.Active
+	for _, r := range x.fleet.since(called) {
+		if r.Key.Part == e.Part && r.At.Before(e.End) && r.At.Add(r.Took).After(e.Begin) {
+			e.Calls++
+		}
+	}
 }
 
 func (x *run) reset(e *event) {
-	p := x.proxy(e.Part)
-	x.repeat(e, func() int64 {
+	p := x.stage.peer(e.Part).proxy
+	x.repeat(e, func() bool {
 		before := p.CutConns()
 		p.Cut()
-		return p.CutConns() - before
+		return p.CutConns() > before
 	})
 }
 
 func (x *run) refuse(e *event) {
-	p := x.proxy(e.Part)
+	p := x.stage.peer(e.Part).proxy
 	p.Refuse(true)
 	p.Cut()
-	x.repeat(e, func() int64 {
+	x.repeat(e, func() bool {
 		conn, err := net.Dial("tcp", p.Addr())
 		if err == nil {
 			_ = conn.Close()
 		}
-		if errors.Is(err, syscall.ECONNREFUSED) {
-			return 1
-		}
-		return 0
+		return errors.Is(err, syscall.ECONNREFUSED)
 	})
-	p.Refuse(false)
+	p.Heal()
 }
 
 // stopServer is evident by the calls that fail.
 func (x *run) stopServer(e *event) {
-	server := x.stage.servers[e.Part]
+	server := x.stage.peer(e.Part)
 	server.Pause()
-	failed := func() int64 { return x.fleet.sumPart(e.Part, faultsOf) }
+	failed := func() int64 { return x.fleet.sum(faultsOf, e.Part) }
 	before := failed()
 	time.Sleep(x.sc.Hang)
 	e.Active = seen(before, failed)
@@ -142,27 +102,28 @@ func (x *run) stopServer(e *event) {
 // killServer has a server come back with what it has written down. Nobody
 // reaches it until that has been looked at.
 func (x *run) killServer(e *event) {
-	p, server := x.proxy(e.Part), x.stage.servers[e.Part]
-	p.Hold(true)
+	server := x.stage.peer(e.Part)
+	server.proxy.Hold(true)
 	server.Kill()
 	time.Sleep(x.span())
-	plainly(server.Restart)
-	keys, err := x.stage.direct(server).DBSize(context.Background()).Result()
-	require.NoError(x.t, err)
-	if (keys == 0) == (e.Kind == restartedEmpty) {
+	server.Restart()
+	if (x.keys(server) == 0) == (e.Kind == restartedEmpty) {
 		e.Active = 1
 	}
-	p.Cut()
-	p.Hold(false)
+	server.proxy.Cut()
+	server.proxy.Heal()
+}
+
+func (x *run) keys(at *peer) int64 {
+	n, err := at.admin.DBSize(context.Background()).Result()
+	require.NoError(x.t, err)
+	return n
 }
 
 func (x *run) flush(e *event) {
-	client := x.stage.direct(x.stage.servers[e.Part])
-	ctx := context.Background()
-	keys, err := client.DBSize(ctx).Result()
-	require.NoError(x.t, err)
-	require.NoError(x.t, client.FlushAll(ctx).Err())
-	e.Active = keys
+	server := x.stage.peer(e.Part)
+	e.Active = x.keys(server)
+	require.NoError(x.t, server.admin.FlushAll(context.Background()).Err())
 	e.End = time.Now()
 	x.recover(e)
 	time.Sleep(x.span())
@@ -170,44 +131,43 @@ func (x *run) flush(e *event) {
 
 // flushScripts is evident by the scripts that are told again.
 func (x *run) flushScripts(e *event) {
-	server := x.stage.servers[e.Part]
-	if x.stage.cluster != nil {
-		server = x.stage.cluster.Nodes[x.stage.owner(e.Part)]
-	}
-	client := x.stage.direct(server)
+	server := x.stage.peer(e.Part)
 	told := func() int64 { return server.Calls("eval") }
 	for range 3 {
 		before := told()
-		require.NoError(x.t, client.ScriptFlush(context.Background()).Err())
+		require.NoError(x.t, server.admin.ScriptFlush(context.Background()).Err())
 		e.Active += seen(before, told)
 		time.Sleep(x.span() / 3)
 	}
 }
 
+// anyWorker is a process that makes requests.
+func (x *run) anyWorker() *worker {
+	list := x.fleet.alive()
+	return list[x.rng.IntN(len(list))]
+}
+
 // stopProcess is evident by the window that ends meanwhile.
 func (x *run) stopProcess(e *event) {
-	list := x.fleet.alive()
-	w := list[x.rng.IntN(len(list))]
-	before, err := x.stage.contents(tight, e.Part)
-	require.NoError(x.t, err)
-	w.stop(x.t, true)
-	beat := w.journal.Beat.Load()
-	await(x.t, healLimit, "the window ends", func() bool {
-		now, err := x.stage.contents(tight, e.Part)
-		return err == nil && now.Window > before.Window
-	})
+	window := func() int64 { return int64(x.stage.contents(x.stage.peer(e.Part), tight, e.Part).Window) }
+	await(x.t, windowsLimit, "a window is open", func() bool { return window() > 0 })
+	w, before := x.anyWorker(), window()
+	w.Pause()
+	still := time.Now()
+	await(x.t, windowsLimit, "the window ends", func() bool { return window() > before })
 	time.Sleep(time.Duration(x.rng.Int64N(int64(x.span()))))
-	if before.Window > 0 && w.journal.Beat.Load() == beat {
+	if x.fleet.lastOf(w).Before(still) {
 		e.Active = 1
 	}
-	w.stop(x.t, false)
+	w.Resume()
 }
 
 // killProcess replaces the process by another.
 func (x *run) killProcess(e *event) {
-	list := x.fleet.alive()
-	w := list[x.rng.IntN(len(list))]
-	if w.journal.State.Load() == running {
+	w := x.anyWorker()
+	select {
+	case <-w.read:
+	default:
 		e.Active = 1
 	}
 	x.fleet.kill(w)
@@ -215,24 +175,22 @@ func (x *run) killProcess(e *event) {
 	x.fleet.start()
 }
 
-func (x *run) stepForward(e *event) { x.step(e, 1) }
-
-func (x *run) stepBack(e *event) { x.step(e, -1) }
-
 // step sets the server's clock by up to two and a half windows. It is evident by
 // the server's own word.
-func (x *run) step(e *event, direction time.Duration) {
-	client := x.stage.direct(x.stage.servers[0])
-	step := shortWindow/5 + time.Duration(x.rng.Int64N(int64(shortWindow*23/10)))
-	before := x.ahead(client)
-	x.offset += direction * step
-	x.stage.clock.set(x.offset)
-	if moved := direction * (x.ahead(client) - before); moved > step/2 && moved < step*2 {
-		e.Active = 1
+func step(direction time.Duration) func(*run, *event) {
+	return func(x *run, e *event) {
+		client := x.stage.peer(0).admin
+		step := shortWindow/5 + time.Duration(x.rng.Int64N(int64(shortWindow*23/10)))
+		before := x.ahead(client)
+		x.offset += direction * step
+		x.stage.setClock(x.offset)
+		if moved := direction * (x.ahead(client) - before); moved > step/2 && moved < step*2 {
+			e.Active = 1
+		}
+		e.End = time.Now()
+		x.recover(e)
+		e.Starved = max(e.Recovery, x.starved(ample, 3*shortWindow))
 	}
-	e.End = time.Now()
-	x.recover(e)
-	e.Starved = max(e.Recovery, x.starved(ample, 3*shortWindow))
 }
 
 // ahead is by how much the server's clock differs from ours.
@@ -245,13 +203,10 @@ func (x *run) ahead(client *redis.Client) time.Duration {
 // starved watches a role for a while and tells for how long at most nobody was
 // admitted.
 func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
-	spent := func() (n int64) {
-		for part := range x.stage.target.parts() {
-			for _, w := range x.fleet.workers {
-				n += w.journal.Lines[lineOf(r, part)].Spent.Load()
-			}
-		}
-		return n
+	spent := func() int64 {
+		x.fleet.mu.Lock()
+		defer x.fleet.mu.Unlock()
+		return x.fleet.out.Lines[lineID{r, 0}].Spent
 	}
 	last, since := spent(), time.Now()
 	for end := since.Add(during); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -261,4 +216,74 @@ func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
 		longest = max(longest, time.Since(since))
 	}
 	return longest
+}
+
+// promote makes the replica the primary. Before, it holds all traffic for as long as it
+// takes to see what the replica does not have, which is nothing unless it lags. What was
+// under way then is lost, as the primary is.
+func promote(lags bool) func(*run, *event) {
+	return func(x *run, e *event) {
+		s, servers, front := x.stage, x.stage.pair, x.stage.peers[0].proxy
+		if lags {
+			s.link.Hold(true)
+			time.Sleep(x.span())
+			await(x.t, syncLimit, "the replica lags", func() bool { return s.unreplicated(ledger) > 0 })
+		}
+		front.Hold(true)
+		time.Sleep(20 * time.Millisecond) // what has passed is carried out
+		if !lags {
+			servers.AwaitSync()
+		}
+		for r := range role(roles) {
+			e.Lost[r] = s.unreplicated(r)
+		}
+		servers.Primary.Kill()
+		s.link.Cut()
+		servers.Promote(0)
+		front.Lead(servers.Replicas[0].Addr())
+		front.Heal()
+		e.End = time.Now()
+		if !lags || e.Lost[ledger] > 0 {
+			e.Active = 1
+		}
+		x.recover(e)
+		slices.Reverse(s.peers)
+		servers.Primary, servers.Replicas[0] = s.peers[0].Server, s.peers[1].Server
+		servers.Replicas[0].Restart()
+		s.link = servers.Link(0)
+		servers.AwaitSync()
+		time.Sleep(x.span()) // two failovers in one window would be told apart by nobody
+	}
+}
+
+// takeOver takes a cluster's master away until a replica is elected.
+func takeOver(away, back func(*peer)) func(*run, *event) {
+	return func(x *run, e *event) {
+		old := x.stage.peer(e.Part)
+		away(old)
+		await(x.t, electLimit, "a replica is elected", func() bool {
+			p := x.stage.peer(e.Part)
+			return p != nil && p != old
+		})
+		e.End, e.Active = time.Now(), 1
+		x.recover(e)
+		back(old)
+		x.stage.cluster.AwaitWhole()
+	}
+}
+
+// reshard moves slots to another master and back, those of our keys first.
+func (x *run) reshard(e *event) {
+	c, parts := x.stage.cluster, x.stage.target.parts()
+	from, to := x.stage.peer(e.Part).Server, x.stage.peer((e.Part+1)%parts).Server
+	var ours []int
+	for r := range role(roles) {
+		ours = append(ours, c.SlotOf(tag(x.stage.target.Keys[r][e.Part])))
+	}
+	slices.Sort(ours)
+	rest := slices.DeleteFunc(c.SlotsOf(from), func(slot int) bool { return slices.Contains(ours, slot) })
+	list := append(slices.Compact(ours), rest...)[:x.sc.Slots]
+	c.Reshard(from, to, list)
+	c.Reshard(to, from, list)
+	e.Active = 2 * int64(len(list))
 }

@@ -2,18 +2,17 @@ package torture
 
 import (
 	"encoding/json"
-	"fmt"
+	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"runtime"
 	"slices"
-	"strings"
-	"syscall"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 // startTimeout and endTimeout bound what a process may take on a busy machine.
@@ -26,24 +25,34 @@ const (
 type fleet struct {
 	t       testing.TB
 	target  target
-	dir     string
 	workers []*worker
-	phase   kind
+
+	mu     sync.Mutex // guards what follows, and what it says of workers
+	out    *outcome
+	phases []phase
+	recent []*record // since the last fault began: calls, and requests that failed
+}
+
+// phase is a fault that is on, or none.
+type phase struct {
+	kind  kind
+	since time.Time
 }
 
 // worker is one process: this binary, executed again.
 type worker struct {
-	path    string // of the journal
-	journal *Journal
-	process *os.Process
-	exited  chan struct{} // closed when it has been reaped
-	killed  bool
+	*redistest.Process
+	input  io.Closer     // whose end asks it to hand back
+	read   chan struct{} // closed when it has ended and all that it told is read
+	killed bool
+
+	lines map[lineID]*line // guarded by the fleet's mutex
+	last  time.Time        // when its last request began; as well
 }
 
 func startFleet(t testing.TB, at target) *fleet {
 	t.Helper()
-	f := &fleet{t: t, target: at, dir: t.TempDir()}
-	t.Cleanup(f.end)
+	f := &fleet{t: t, target: at, out: newOutcome(at.scenario, at.parts())}
 	for range at.Fleet {
 		f.start()
 	}
@@ -54,46 +63,70 @@ func startFleet(t testing.TB, at target) *fleet {
 func (f *fleet) start() {
 	f.t.Helper()
 	at := f.target
-	at.Journal = filepath.Join(f.dir, fmt.Sprint("journal-", len(f.workers)))
 	at.Seed += uint64(len(f.workers))
-	j, err := openJournal(at.Journal)
-	require.NoError(f.t, err)
-	j.Phase.Store(int64(f.phase))
-	w := &worker{path: at.Journal, journal: j, exited: make(chan struct{})}
-	f.workers = append(f.workers, w)
-	require.NoError(f.t, w.spawn(at))
-	await(f.t, startTimeout, "the process makes requests", func() bool { return j.Beat.Load() > 0 })
-}
-
-// spawn starts the process, which the kernel ends with the thread that forked
-// it: so that thread stays.
-func (w *worker) spawn(at target) error {
 	text, err := json.Marshal(at)
-	if err != nil {
-		return err
+	require.NoError(f.t, err)
+	out, write, err := os.Pipe()
+	require.NoError(f.t, err)
+	defer write.Close() // the process has its own
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workerEnv+"="+string(text), "GOMAXPROCS=2")
+	cmd.Stdout, cmd.Stderr = write, os.Stderr
+	w := &worker{read: make(chan struct{}), lines: make(map[lineID]*line)}
+	for id := range f.out.Lines {
+		w.lines[id] = new(line)
 	}
-	started := make(chan error)
+	w.input, err = cmd.StdinPipe()
+	require.NoError(f.t, err)
+	w.Process, err = redistest.Spawn(f.t, cmd)
+	require.NoError(f.t, err)
+	f.t.Cleanup(func() {
+		w.Kill()
+		<-w.read
+	})
 	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		defer close(w.exited)
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(withoutClock(os.Environ()), workerEnv+"="+string(text), "GOMAXPROCS=2")
-		cmd.Stderr = os.Stderr
-		cmd.SysProcAttr = dieWithParent()
-		err := cmd.Start()
-		w.process = cmd.Process
-		started <- err
-		if err == nil {
-			_ = cmd.Wait() // the journal says how it went
-		}
+		defer close(w.read)
+		defer out.Close()
+		read(out, func(r *record) { f.note(w, r) })
 	}()
-	return <-started
+	f.workers = append(f.workers, w)
+	await(f.t, startTimeout, "the process makes requests", func() bool { return !f.lastOf(w).IsZero() })
 }
 
-// withoutClock takes the shifted clock of servers out of an environment.
-func withoutClock(env []string) []string {
-	return slices.DeleteFunc(slices.Clone(env), func(s string) bool { return strings.HasPrefix(s, preload+"=") })
+// note adds what a process has told. It was the fault that was on when it began.
+func (f *fleet) note(w *worker, r *record) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	during := calm
+	for _, p := range slices.Backward(f.phases) {
+		if !r.At.Before(p.since) {
+			during = p.kind
+			break
+		}
+	}
+	if r.What == asked {
+		w.last = r.At
+	}
+	if r.What == called || r.What == asked && r.Err != "" {
+		f.recent = append(f.recent, r)
+	}
+	f.out.add(w.lines[r.Key], r, during)
+}
+
+// lastOf is when the process last began a request, as far as it has told.
+func (f *fleet) lastOf(w *worker) time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return w.last
+}
+
+func (f *fleet) enter(k kind) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.phases = append(f.phases, phase{k, time.Now()})
+	if k != calm {
+		f.recent = nil
+	}
 }
 
 // alive lists the processes that make requests.
@@ -101,81 +134,56 @@ func (f *fleet) alive() []*worker {
 	return slices.DeleteFunc(slices.Clone(f.workers), func(w *worker) bool { return w.killed })
 }
 
-func (f *fleet) enter(k kind) {
-	f.phase = k
-	for _, w := range f.workers {
-		w.journal.Phase.Store(int64(k))
-	}
-}
-
 // kill ends a process by SIGKILL, with what it holds.
 func (f *fleet) kill(w *worker) {
 	w.killed = true
-	_ = w.process.Kill()
-	<-w.exited
+	w.Kill()
+	<-w.read
 }
 
-// stop makes the process stand still, or go on.
-func (w *worker) stop(t testing.TB, on bool) {
-	t.Helper()
-	if !on {
-		require.NoError(t, w.process.Signal(syscall.SIGCONT))
-		return
-	}
-	require.NoError(t, w.process.Signal(syscall.SIGSTOP))
-	await(t, startTimeout, "the process stands still", func() bool { return stopped(w.process.Pid) })
-}
-
-// finish asks all processes to hand back and waits until they have ended.
+// finish asks all processes to hand back, waits until they have ended, and adds what
+// they leave.
 func (f *fleet) finish() {
 	f.t.Helper()
-	for _, w := range f.workers {
-		w.journal.Finish.Store(1)
+	for _, w := range f.alive() {
+		_ = w.input.Close()
 	}
 	for _, w := range f.alive() {
 		select {
-		case <-w.exited:
+		case <-w.read:
 		case <-time.After(endTimeout):
 			f.t.Errorf("a process did not end within %v of being asked", endTimeout)
 			f.kill(w)
 		}
 	}
-}
-
-// end leaves nothing behind, however the test went.
-func (f *fleet) end() {
 	for _, w := range f.workers {
-		if w.process != nil {
-			_ = w.process.Kill() // fails if it has ended
-			<-w.exited
+		for id, l := range w.lines {
+			f.out.Lines[id].end(l, w.killed)
 		}
-		_ = w.journal.close()
 	}
 }
 
-// sum adds up what f reads in every line of the live processes.
-func (f *fleet) sum(read func(*line) int64) (n int64) {
-	for _, w := range f.workers {
-		for i := range w.journal.Lines {
-			n += read(&w.journal.Lines[i])
+// sum adds up what is read of every key on the parts, by default all.
+func (f *fleet) sum(read func(*sums) int64, parts ...int) (n int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, s := range f.out.Lines {
+		if len(parts) == 0 || slices.Contains(parts, id.Part) {
+			n += read(s)
 		}
 	}
 	return n
 }
 
-// sumPart is the same for one part of the store.
-func (f *fleet) sumPart(part int, read func(*line) int64) (n int64) {
-	for _, w := range f.workers {
-		for r := range role(roles) {
-			n += read(&w.journal.Lines[lineOf(r, part)])
-		}
-	}
-	return n
+// since lists the calls, or the requests that failed, since the last fault began.
+func (f *fleet) since(such what) []*record {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(f.recent), func(r *record) bool { return r.What != such })
 }
 
-func callsOf(l *line) int64  { return l.Calls.Load() }
-func faultsOf(l *line) int64 { return l.Faults.Load() }
-func failedOf(l *line) int64 { return l.Failed.Load() }
+func faultsOf(s *sums) int64 { return s.Faults }
+func failedOf(s *sums) int64 { return s.Failed }
 
 // await polls until ok, and fails the test after the limit.
 func await(t testing.TB, limit time.Duration, what string, ok func() bool) {

@@ -1,8 +1,8 @@
 package torture
 
 import (
-	"errors"
-	"path/filepath"
+	"bytes"
+	"encoding/gob"
 	"testing"
 	"time"
 
@@ -24,7 +24,7 @@ func at(windows float64) time.Time {
 func harmless(where topology, k kind) *outcome {
 	o := &outcome{
 		Scenario: scenario{Topology: where, Pace: 1, Timeout: fetchTimeout}, Parts: 1, Elapsed: 10 * shortWindow,
-		Lines:  make(map[lineID]*sums),
+		Lines: make(map[lineID]*sums), Latency: make(latencies),
 		Events: []event{{Kind: k, Begin: at(4.2), End: at(4.4), Active: 1, Recovery: shortWindow / 10}},
 	}
 	for r := range role(roles) {
@@ -50,20 +50,11 @@ func during(r role, o *outcome) (end int64, limit int64) {
 	return at(5).UnixMilli(), demandOf(r, 1, 1).limit.Tokens
 }
 
-func broken(v *verdict) (names []string) {
-	for _, p := range v.list {
-		if !p.Kept {
-			names = append(names, p.Name)
-		}
-	}
-	return names
-}
-
 func TestJudgeFindsNothingWhereNothingIs(t *testing.T) {
 	for k, f := range faults() {
 		for _, where := range f.on {
 			v := judge([]*outcome{harmless(where, kind(k))}, true)
-			assert.Empty(t, broken(v), "%v on %v", kind(k), where)
+			assert.Empty(t, v.broken(), "%v on %v", kind(k), where)
 		}
 	}
 }
@@ -129,7 +120,7 @@ func TestJudgeFindsSabotage(t *testing.T) {
 			o.line(ample).Imbalance = 1
 		}, "Stats balance and agree with the journals"},
 		"a Close that failed": {durable, lostReply, func(o *outcome) {
-			o.line(ample).Unclean = 1
+			o.line(ample).Unclean = []string{"away"}
 		}, "Stats balance and agree with the journals"},
 		"a late token": {durable, processStopped, func(o *outcome) {
 			o.line(tight).Late = 1
@@ -168,14 +159,14 @@ func TestJudgeFindsSabotage(t *testing.T) {
 			o.Events[0].Elsewhere = 1
 		}, "errors on shards that are well"},
 		"callers with stock who wait": {durable, serverStopped, func(o *outcome) {
-			o.Latency[stock][calm][fromStock].fill(time.Microsecond)
-			o.Latency[stock][serverStopped][fromStock].fill(time.Second)
+			o.fill(calm, fromStock, time.Microsecond)
+			o.fill(serverStopped, fromStock, time.Second)
 		}, "server hung: p99.9 of callers with stock"},
 		"callers without who wait for long": {durable, serverStopped, func(o *outcome) {
-			o.Latency[ample][serverStopped][byPolicy].fill(time.Second)
+			o.fill(serverStopped, byPolicy, time.Second)
 		}, "server hung: callers without stock, p99"},
 		"a breaker that is asked for long": {durable, serverStopped, func(o *outcome) {
-			o.Latency[ample][serverStopped][byBreaker].fill(time.Millisecond)
+			o.fill(serverStopped, byBreaker, time.Millisecond)
 		}, "server hung: the same once the breaker is open, median"},
 		"commands that are repeated": {durable, shardFails, func(o *outcome) {
 			o.Events[0].Calls, o.Events[0].Commands = 100, 111
@@ -183,13 +174,14 @@ func TestJudgeFindsSabotage(t *testing.T) {
 	} {
 		o := harmless(c.where, c.kind)
 		c.change(o)
-		require.Equal(t, []string{c.promise}, broken(judge([]*outcome{o}, true)), name)
+		require.Equal(t, []string{c.promise}, judge([]*outcome{o}, true).broken(), name)
 	}
 }
 
-func (s *spread) fill(d time.Duration) {
-	s.add(bucket(d), 1000)
-	s.most = max(s.most, d)
+func (o *outcome) fill(k kind, a answer, d time.Duration) {
+	for range 1000 {
+		o.Latency.add(k, a, d)
+	}
 }
 
 // TestJudgeAllowsWhatWasPromised is the other side of each bound.
@@ -198,66 +190,72 @@ func TestJudgeAllowsWhatWasPromised(t *testing.T) {
 	end, limit := during(tight, o)
 	o.Events[0].Lost[tight] = 1000
 	o.line(tight).Windows[end] = limit + 20
-	require.Empty(t, broken(judge([]*outcome{o}, true)))
+	require.Empty(t, judge([]*outcome{o}, true).broken())
 
 	o = harmless(volatile, restartedEmpty)
 	o.line(tight).Windows[at(5.5).UnixMilli()] = 0 // the store opened another, too soon
 	o.line(tight).Windows[end] = limit
 	delete(o.line(tight).Windows, at(6).UnixMilli())
-	require.Empty(t, broken(judge([]*outcome{o}, true)))
+	require.Empty(t, judge([]*outcome{o}, true).broken())
 
 	o = harmless(durable, shardFails)
 	o.Events[0].Calls, o.Events[0].Commands = extraLeast-1, 2*extraLeast // too few to tell
-	require.Empty(t, broken(judge([]*outcome{o}, true)))
+	require.Empty(t, judge([]*outcome{o}, true).broken())
 
 	o = harmless(volatile, processKilled)
 	o.line(open).Killed = 1
 	o.line(open).Charged-- // admitted without the store, which was never told
-	require.Empty(t, broken(judge([]*outcome{o}, true)))
+	require.Empty(t, judge([]*outcome{o}, true).broken())
 
 	o = harmless(clustered, resharded)
 	o.Events[0].Failed = 10
-	o.Latency[tight][resharded][wakeUp].fill(fetchTimeout) // by the machine
-	require.Empty(t, broken(judge([]*outcome{o}, true)))
+	o.fill(resharded, wakeUp, fetchTimeout) // by the machine
+	require.Empty(t, judge([]*outcome{o}, true).broken())
 
 	o = harmless(durable, lostReply)
 	o.line(ledger).Charged++
 	o.line(ledger).Unknown = 1 // of a call that must not be repeated
-	require.Empty(t, broken(judge([]*outcome{o}, true)))
+	require.Empty(t, judge([]*outcome{o}, true).broken())
 }
 
-// TestJournalTellsWhatHappened writes a journal as a process does, and reads it
-// as the runner does, by another mapping of the file.
+// TestJournalTellsWhatHappened writes a journal as a process does, which is killed
+// while it writes, and reads it as the runner does.
 func TestJournalTellsWhatHappened(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
-	write, err := openJournal(path)
-	require.NoError(t, err)
-	defer write.close()
-	read, err := openJournal(path)
-	require.NoError(t, err)
-	defer read.close()
+	var pipe bytes.Buffer
+	j := &journal{out: gob.NewEncoder(&pipe)}
+	key, end := lineID{local, 2}, epoch.Add(shortWindow)
+	tell := func(n int64, r reservoir.Result, err string, begin time.Time, took time.Duration) {
+		r.Reset = end
+		j.note(record{Key: key, N: n, Result: r, Err: err, At: begin, Took: took})
+	}
+	admitted := reservoir.Result{Allowed: true, Source: reservoir.Local}
+	j.note(record{Key: key, What: called, At: at(0.5), N: 9})
+	j.note(record{Key: key, What: called, At: at(0.6), N: 8, Err: "away"})
+	tell(7, admitted, "", epoch, time.Microsecond)
+	tell(3, admitted, "", epoch, time.Microsecond)
+	tell(5, admitted, "", end.Add(-time.Millisecond), time.Second)     // stopped in between
+	tell(2, admitted, "", end.Add(time.Millisecond), time.Microsecond) // late
+	tell(1, reservoir.Result{}, "", epoch, time.Microsecond)           // refused
+	tell(1, reservoir.Result{}, "away", epoch, 100*time.Millisecond)   // no decision
+	tell(6, reservoir.Result{Allowed: true, Source: reservoir.Fallback}, "", epoch, 0)
+	j.note(record{Key: key, What: refunded, N: 3})
+	j.note(record{Key: key, What: changed, Away: true})
+	whole := pipe.Len()
+	tell(4, admitted, "", epoch, 0)
+	pipe.Truncate((whole + pipe.Len()) / 2)
 
-	l := &write.Lines[lineOf(tight, 0)]
-	end := epoch.Add(shortWindow)
-	admitted := reservoir.Result{Allowed: true, Reset: end, Source: reservoir.Local}
-	l.Held.Store(9)
-	write.answered(l, 7, admitted, nil, epoch, time.Microsecond)
-	write.answered(l, 3, admitted, nil, epoch, time.Microsecond)
-	write.answered(l, 5, admitted, nil, end.Add(-time.Millisecond), time.Second)              // stopped in between
-	write.answered(l, 2, admitted, nil, end.Add(time.Millisecond), time.Microsecond)          // late
-	write.answered(l, 1, reservoir.Result{Reset: end}, nil, epoch, time.Microsecond)          // refused
-	write.answered(l, 1, reservoir.Result{}, errors.New("away"), epoch, 100*time.Millisecond) // no decision
-	write.answered(l, 4, reservoir.Result{Allowed: true, Reset: end.Add(shortWindow)}, nil, end, 0)
-	write.answered(l, 6, reservoir.Result{Allowed: true, Reset: end, Source: reservoir.Fallback}, nil, epoch, 0)
-
-	s := sums{Windows: make(map[int64]int64)}
-	s.add(&read.Lines[lineOf(tight, 0)], &worker{journal: read, killed: true})
-	require.Equal(t, map[int64]int64{end.UnixMilli(): 23, end.Add(shortWindow).UnixMilli(): 4}, s.Windows)
-	require.Equal(t, sums{
-		Requests: 8, Allowed: 5, Denied: 1, Failed: 1, Fallback: 1, Spent: 27, Alone: 6, Late: 2, Overrun: 1,
-		Windows: s.Windows, Killed: 1, KilledSpent: 27, KilledHeld: 9,
+	o, l := newOutcome(scenario{}, 3), new(line)
+	read(&pipe, func(r *record) { o.add(l, r, calm) })
+	s := o.Lines[key]
+	s.end(l, true)
+	require.Equal(t, &sums{
+		Requests: 7, Allowed: 4, Denied: 1, Failed: 1, Fallback: 1, Spent: 23, Refunded: 3, Alone: 6, Late: 2, Overrun: 1,
+		Calls: 2, Faults: 1, Windows: map[int64]int64{end.UnixMilli(): 23}, Killed: 1, KilledHeld: 8,
 	}, s)
-	require.Equal(t, int64(8), read.Beat.Load())
+	require.True(t, l.Away)
+	require.True(t, l.LastOK.Equal(at(0.5)))
+	require.True(t, l.LastBad.Equal(epoch.Add(100*time.Millisecond)))
+	require.Equal(t, map[string]int64{"away": 1}, o.Errors[calm])
 }
 
 // TestOverAdmissionInAJournalIsFlagged goes the whole way from requests to the
@@ -266,38 +264,21 @@ func TestOverAdmissionInAJournalIsFlagged(t *testing.T) {
 	for excess := range int64(2) {
 		o := harmless(durable, lostReply)
 		s := &sums{Windows: make(map[int64]int64), Denied: 1}
-		for range 2 {
-			j, err := openJournal(filepath.Join(t.TempDir(), "journal"))
-			require.NoError(t, err)
-			defer j.close()
-			j.State.Store(closed)
-			n := tightLimit/2 + excess
-			l := &j.Lines[lineOf(tight, 0)]
-			j.answered(l, n, reservoir.Result{Allowed: true, Reset: at(1)}, nil, epoch, 0)
-			j.answered(l, 1, reservoir.Result{Allowed: true, Reset: at(2)}, nil, at(1), 0)
-			l.Stats.Taken.Store(n + 1)
-			l.Stats.Spent.Store(n + 1)
-			s.add(l, &worker{journal: j})
-		}
 		o.Lines[lineID{tight, 0}] = s
+		for range 2 {
+			l, n := new(line), tightLimit/2+excess
+			o.add(l, &record{N: n, At: epoch, Result: reservoir.Result{Allowed: true, Reset: at(1)}}, calm)
+			o.add(l, &record{N: 1, At: at(1), Result: reservoir.Result{Allowed: true, Reset: at(2)}}, calm)
+			o.add(l, &record{What: closed, Stats: &reservoir.Stats{Taken: n + 1, Spent: n + 1}}, calm)
+			s.end(l, false)
+		}
 		v := judge([]*outcome{o}, true)
 		if excess == 0 {
-			require.Empty(t, broken(v))
+			require.Empty(t, v.broken())
 			continue
 		}
-		require.Equal(t, []string{"over-admission without data loss"}, broken(v))
+		require.Equal(t, []string{"over-admission without data loss"}, v.broken())
 		require.Contains(t, report([]*outcome{o}, v), "BROKEN: over-admission without data loss: durable server: tight limit on part 0")
-	}
-}
-
-func TestBucketsAreInOrderAndNarrow(t *testing.T) {
-	last := -1
-	for d := time.Duration(0); d < 1<<62; d += d/40 + 1 {
-		i := bucket(d)
-		require.GreaterOrEqual(t, i, last)
-		require.LessOrEqual(t, d, upper(i))
-		require.LessOrEqual(t, float64(upper(i)), 1.07*float64(d)+1)
-		last = i
 	}
 }
 

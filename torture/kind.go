@@ -1,8 +1,9 @@
 package torture
 
 import (
-	"slices"
 	"time"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 // kind is a kind of fault, or none.
@@ -58,6 +59,8 @@ func (k kind) String() string { return k.fault().name }
 
 func (k kind) fault() fault { return faults()[k] }
 
+type proxy = redistest.Proxy
+
 // proxied is where a proxy makes faults, and every part has a server that can be
 // asked for anything.
 var proxied = []topology{durable, pair, clustered, sharded}
@@ -66,11 +69,11 @@ var proxied = []topology{durable, pair, clustered, sharded}
 func faults() [kinds]fault {
 	return [kinds]fault{
 		calm:              {name: "none"},
-		lostReply:         {"lost replies", nothing, proxied, (*run).loseReplies},
-		lostRequest:       {"lost requests", nothing, proxied, (*run).loseRequests},
-		lateReply:         {"replies later than the timeout", nothing, proxied, (*run).delayBeyondTimeout},
-		slowNetwork:       {"latency of 2 to 20 ms", nothing, proxied, (*run).delay},
-		blackHole:         {"network black hole, late delivery", nothing, proxied, (*run).hold},
+		lostReply:         {"lost replies", nothing, proxied, network((*proxy).Swallowed, func(x *run, p *proxy) { p.SwallowReply("evalsha", 3+x.rng.IntN(10)) })},
+		lostRequest:       {"lost requests", nothing, proxied, network((*proxy).Dropped, func(x *run, p *proxy) { p.DropRequests("evalsha", 3+x.rng.IntN(10)) })},
+		lateReply:         {"replies later than the timeout", nothing, proxied, network((*proxy).Delayed, func(x *run, p *proxy) { p.Delay(x.sc.Timeout + x.sc.Timeout/2) })},
+		slowNetwork:       {"latency of 2 to 20 ms", nothing, proxied, network((*proxy).Delayed, func(x *run, p *proxy) { p.Delay(time.Duration(2+x.rng.IntN(18)) * time.Millisecond) })},
+		blackHole:         {"network black hole, late delivery", nothing, proxied, network((*proxy).Held, func(_ *run, p *proxy) { p.Hold(true) })},
 		connectionReset:   {"connections reset", nothing, proxied, (*run).reset},
 		connectionRefused: {"connections refused", nothing, proxied, (*run).refuse},
 		shardFails:        {"every call fails", nothing, []topology{durable, sharded}, (*run).failAll},
@@ -81,26 +84,14 @@ func faults() [kinds]fault {
 		scriptsFlushed:    {"SCRIPT FLUSH", nothing, []topology{durable, clustered, sharded}, (*run).flushScripts},
 		processStopped:    {"process SIGSTOP over a window's end", nothing, []topology{durable, clustered, sharded}, (*run).stopProcess},
 		processKilled:     {"process SIGKILL", nothing, []topology{volatile, sharded}, (*run).killProcess},
-		failedOver:        {"failover", tail, []topology{pair}, (*run).failOver},
-		failedOverLagging: {"failover to a replica that lags", tail, []topology{pair}, (*run).failOverLagging},
-		masterHung:        {"cluster master SIGSTOP, election", tail, []topology{clustered}, (*run).hangMaster},
-		masterKilled:      {"cluster master SIGKILL, election", tail, []topology{clustered}, (*run).killMaster},
+		failedOver:        {"failover", tail, []topology{pair}, promote(false)},
+		failedOverLagging: {"failover to a replica that lags", tail, []topology{pair}, promote(true)},
+		masterHung:        {"cluster master SIGSTOP, election", tail, []topology{clustered}, takeOver((*peer).Pause, (*peer).Resume)},
+		masterKilled:      {"cluster master SIGKILL, election", tail, []topology{clustered}, takeOver((*peer).Kill, (*peer).Restart)},
 		resharded:         {"slots resharded and back", nothing, []topology{clustered}, (*run).reshard},
-		clockForward:      {"server's clock forward", timeline, []topology{clocked}, (*run).stepForward},
-		clockBack:         {"server's clock back", timeline, []topology{clocked}, (*run).stepBack},
+		clockForward:      {"server's clock forward", timeline, []topology{clocked}, step(1)},
+		clockBack:         {"server's clock back", timeline, []topology{clocked}, step(-1)},
 	}
-}
-
-// kindsOn lists the faults of a topology; cheapest leaves out those that a
-// cheaper one has.
-func kindsOn(where topology, cheapest bool) []kind {
-	var list []kind
-	for k, f := range faults() {
-		if slices.Contains(f.on, where) && (!cheapest || f.on[0] == where) {
-			list = append(list, kind(k))
-		}
-	}
-	return list
 }
 
 // event is one fault that happened.
@@ -109,15 +100,11 @@ type event struct {
 	Part       int       // of the store that it befell
 	Begin, End time.Time // End: when it was over, or a replica was elected
 
-	Active   int64         // how often it was seen to take effect
-	Recovery time.Duration // from End until every process had been answered on every part
-
-	Failed    int64 // requests that ended in an error, on any part
-	Elsewhere int64 // of these, on parts that the fault did not befall
-
+	Active          int64         // how often it was seen to take effect
+	Recovery        time.Duration // from End until every process had been answered on every part
+	Failed          int64         // requests that ended in an error, on any part
+	Elsewhere       int64         // of these, on parts that the fault did not befall
 	Calls, Commands int64         // made to the store, and seen on the way to it; where counted
-	Spare           int64         // commands that all processes may repeat beside a tenth of the calls
 	Lost            [roles]int64  // tokens that the store forgot, where that is known
 	Starved         time.Duration // longest time without a token for anybody; where watched
-	Took            time.Duration // from the fault's beginning to its recovery
 }

@@ -1,9 +1,12 @@
 package torture
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/go-reservoir/reservoir"
 )
 
 // outcome is all that the judge looks at.
@@ -13,24 +16,21 @@ type outcome struct {
 	Parts    int
 	Elapsed  time.Duration
 	Lines    map[lineID]*sums
-	Latency  [roles][kinds][answers]spread
+	Latency  latencies
 	Errors   [kinds]map[string]int64 // requests, by what they ended in
 }
 
-// complain counts a process' complaints.
-func (o *outcome) complain(list []complaint) {
-	for _, m := range list {
-		if o.Errors[m.During] == nil {
-			o.Errors[m.During] = make(map[string]int64)
-		}
-		o.Errors[m.During][m.Text]++
+func newOutcome(sc scenario, parts int) *outcome {
+	o := &outcome{Scenario: sc, Parts: parts, Lines: make(map[lineID]*sums), Latency: make(latencies)}
+	for k := range o.Errors {
+		o.Errors[k] = make(map[string]int64)
 	}
-}
-
-// lineID names a key.
-type lineID struct {
-	Role role
-	Part int
+	for r := range role(roles) {
+		for part := range parts {
+			o.Lines[lineID{r, part}] = &sums{Windows: make(map[int64]int64)}
+		}
+	}
+	return o
 }
 
 // sums is what all processes together did with a key.
@@ -41,9 +41,11 @@ type sums struct {
 	Spent, Refunded int64
 	Alone           int64           // spent by one process without the store, at most
 	Windows         map[int64]int64 // end, Unix ms → tokens
-	Calls, Faults   int64
-	Late            int64 // tokens
-	Overrun         int64 // requests
+	Calls, Faults   int64           // to the store; those that failed
+
+	// Late is the tokens of requests that were made after the window was over;
+	// Overrun counts requests from stock whose answer came long after it.
+	Late, Overrun int64
 
 	Charged int64 // tokens in the store when all was handed back; of long windows
 
@@ -52,54 +54,165 @@ type sums struct {
 	Imbalance, Misjudged int64 // tokens
 	Unknown              int64 // tokens of calls that must not be repeated
 	Recovered            int64
-	Reasserted           int64
-	Unclean              int // processes that could not hand back
+	Unclean              []string // why processes could not hand back
 	Killed               int
-	KilledSpent          int64
 	KilledHeld           int64 // what processes that were killed said they held
 }
 
-// add adds one process' line.
-func (s *sums) add(l *line, w *worker) {
-	s.Requests += l.Requests.Load()
-	s.Allowed += l.Allowed.Load()
-	s.Denied += l.Denied.Load()
-	s.Failed += l.Failed.Load()
-	s.Fallback += l.Fallback.Load()
-	s.Spent += l.Spent.Load()
-	s.Alone = max(s.Alone, l.Alone.Load())
-	s.Refunded += l.Refunded.Load()
-	s.Calls += l.Calls.Load()
-	s.Faults += l.Faults.Load()
-	s.Late += l.Late.Load()
-	s.Overrun += l.Overrun.Load()
-	unseen := l.Spent.Load()
-	for i := range l.Windows {
-		if reset := l.Windows[i].Reset.Load(); reset != 0 {
-			n := l.Windows[i].Spent.Load()
-			s.Windows[reset] += n
-			unseen -= n
+// line is what one process did with a key.
+type line struct {
+	LastOK, LastBad        time.Time // when a call last succeeded, and a request failed
+	Away                   bool      // the breaker is open
+	Held                   int64     // in memory when the last call had ended
+	Spent, Refunded, Alone int64
+	Closed                 bool
+}
+
+// lateness is how much later than its window's end an answer from stock may come
+// on a busy machine without having waited for anything but a processor.
+const lateness = 50 * time.Millisecond
+
+// add adds a record of the process that the line is of, made while a fault was on.
+func (o *outcome) add(l *line, r *record, during kind) {
+	s := o.Lines[r.Key]
+	switch r.What {
+	case asked:
+		o.request(s, l, r, during)
+	case refunded:
+		s.Refunded += r.N
+		l.Refunded += r.N
+	case called:
+		s.Calls++
+		if l.Held = r.N; r.Err != "" {
+			s.Faults++
+		} else {
+			l.LastOK = r.At.Add(r.Took)
+		}
+	case changed:
+		l.Away = r.Away
+	case closed:
+		l.Closed = true
+		s.settle(l, r.Stats)
+		if r.Err != "" {
+			s.Unclean = append(s.Unclean, r.Err)
 		}
 	}
-	if w.killed {
-		s.Killed++
-		s.KilledSpent += l.Spent.Load()
-		s.KilledHeld += l.Held.Load()
+}
+
+// request adds what one request was told.
+func (o *outcome) request(s *sums, l *line, r *record, during kind) {
+	if a := r.answer(); a != fromStock || r.Key.Role == stock {
+		o.Latency.add(during, a, r.Took)
+	}
+	if r.Woke > 0 {
+		o.Latency.add(during, wakeUp, r.Woke)
+	}
+	s.Requests++
+	end, reset := r.At.Add(r.Took), r.Result.Reset
+	switch {
+	case r.Err != "":
+		s.Failed++
+		l.LastBad = end
+		o.Errors[during][r.Err]++
 		return
+	case !r.Result.Allowed:
+		s.Denied++
+		return
+	case r.Result.Source == reservoir.Fallback:
+		s.Fallback++
+		l.Alone += r.N
+		s.Alone = max(s.Alone, l.Alone)
+	default:
+		s.Allowed++
+		if r.At.UnixMilli() > reset.UnixMilli() {
+			s.Late += r.N
+		} else if r.Result.Source == reservoir.Local && end.After(reset.Add(lateness)) {
+			s.Overrun++
+		}
 	}
-	if w.journal.State.Load() != closed {
-		s.Unclean++
+	s.Spent += r.N
+	l.Spent += r.N
+	s.Windows[reset.UnixMilli()] += r.N
+}
+
+// settle holds what a limiter told of itself against the process' journal.
+func (s *sums) settle(l *line, t *reservoir.Stats) {
+	s.Imbalance += abs(t.Taken + t.Refunded - t.Spent - t.Returned - t.Expired - t.Held)
+	s.Misjudged += abs(t.Spent-l.Spent) + abs(t.Refunded-l.Refunded)
+	s.Unknown += t.Unknown
+	s.Recovered += t.Recovered
+}
+
+// end adds what a process that has ended leaves behind.
+func (s *sums) end(l *line, killed bool) {
+	switch {
+	case killed:
+		s.Killed++
+		s.KilledHeld += l.Held
+	case !l.Closed:
+		s.Unclean = append(s.Unclean, "it ended before")
 	}
-	s.Misjudged += abs(unseen) // a journal that was too short
-	t := &l.Stats
-	s.Imbalance += abs(t.Taken.Load() + t.Refunded.Load() - t.Spent.Load() - t.Returned.Load() - t.Expired.Load() - t.Held.Load())
-	s.Misjudged += abs(t.Spent.Load()-l.Spent.Load()) + abs(t.Refunded.Load()-l.Refunded.Load())
-	s.Unknown += t.Unknown.Load()
-	s.Recovered += t.Recovered.Load()
-	s.Reasserted += t.Reasserted.Load()
 }
 
 func abs(n int64) int64 { return max(n, -n) }
+
+// place is a key in a scenario, and what was done with it.
+type place struct {
+	*outcome
+	lineID
+	*sums
+}
+
+func (p place) String() string {
+	return fmt.Sprintf("%v: %v limit on part %d", p.Scenario.Topology, p.Role, p.Part)
+}
+
+func (p place) demand() demand { return demandOf(p.Role, int64(p.outcome.Parts), p.Scenario.Pace) }
+
+// lines is all that processes did in the scenarios, by key.
+func lines(list ...*outcome) (all []place) {
+	for _, o := range list {
+		for id, s := range o.Lines {
+			all = append(all, place{o, id, s})
+		}
+	}
+	return all
+}
+
+// fate is a fault in a scenario.
+type fate struct {
+	*outcome
+	*event
+}
+
+func events(list ...*outcome) (all []fate) {
+	for _, o := range list {
+		for i := range o.Events {
+			all = append(all, fate{o, &o.Events[i]})
+		}
+	}
+	return all
+}
+
+// losses is how often a fault took as much from the store.
+func (o *outcome) losses(what loss) (n int64) {
+	for _, e := range o.Events {
+		if e.Kind.fault().loses == what {
+			n++
+		}
+	}
+	return n
+}
+
+// had is how often there was a fault of the kind.
+func (o *outcome) had(k kind) (n int64) {
+	for _, e := range o.Events {
+		if e.Kind == k {
+			n++
+		}
+	}
+	return n
+}
 
 // group is windows that overlap, which happens only when the store lost one or
 // its clock was set: a window opens when the one before is over. They count as
@@ -110,8 +223,7 @@ type group struct {
 }
 
 // groups puts a line's windows together, in order of their ends.
-func (s *sums) groups(length time.Duration) []group {
-	var list []group
+func (s *sums) groups(length time.Duration) (list []group) {
 	for _, reset := range slices.Sorted(maps.Keys(s.Windows)) {
 		begin := reset - length.Milliseconds()
 		if n := len(list); n > 0 && begin < list[n-1].to {

@@ -18,14 +18,19 @@ type course struct {
 	faults []kind
 }
 
-// courses splits the faults of each topology by what they take from the store.
-func courses(cheapest bool) []course {
-	var list []course
+// courses splits the faults of each topology by what they take from the store;
+// cheapest leaves out those that a cheaper one has.
+func courses(cheapest bool) (list []course) {
 	for where := range topology(topologies) {
 		for loses := range loss(losses) {
-			faults := slices.DeleteFunc(kindsOn(where, cheapest), func(k kind) bool { return k.fault().loses != loses })
-			if len(faults) > 0 {
-				list = append(list, course{where, faults})
+			c := course{on: where}
+			for k, f := range faults() {
+				if f.loses == loses && slices.Contains(f.on, where) && (!cheapest || f.on[0] == where) {
+					c.faults = append(c.faults, kind(k))
+				}
+			}
+			if c.faults != nil {
+				list = append(list, c)
 			}
 		}
 	}

@@ -19,7 +19,7 @@ func report(list []*outcome, v *verdict) string {
 	fmt.Fprintln(w, "\npromise\tmeasured\tbar\t")
 	for _, p := range v.list {
 		verdict := ""
-		if !p.Kept {
+		if p.Why != nil {
 			verdict = "BROKEN"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", p.Name, p.Measured, p.Bar, verdict)
@@ -35,26 +35,22 @@ func report(list []*outcome, v *verdict) string {
 }
 
 func totals(w *tabwriter.Writer, list []*outcome) {
-	var requests, allowed, denied, failed, tokens, calls int64
-	for _, o := range list {
-		for _, s := range o.Lines {
-			requests += s.Requests
-			allowed += s.Allowed
-			denied += s.Denied
-			failed += s.Failed
-			tokens += s.Spent
-			calls += s.Calls
-		}
+	var all sums
+	tokens := make(map[*outcome]int64)
+	for _, at := range lines(list...) {
+		all.Requests += at.Requests
+		all.Allowed += at.Allowed
+		all.Denied += at.Denied
+		all.Failed += at.Failed
+		all.Spent += at.Spent
+		all.Calls += at.Calls
+		tokens[at.outcome] += at.Spent
 	}
 	fmt.Fprintf(w, "\n%d requests: %d admitted, %d refused, %d failed; %d tokens, %d store calls\n\n",
-		requests, allowed, denied, failed, tokens, calls)
+		all.Requests, all.Allowed, all.Denied, all.Failed, all.Spent, all.Calls)
 	fmt.Fprintln(w, "topology\tfor\tprocesses\tfaults\ttokens\t")
 	for _, o := range list {
-		var tokens int64
-		for _, s := range o.Lines {
-			tokens += s.Spent
-		}
-		fmt.Fprintf(w, "%v\t%v\t%d\t%d\t%d\t\n", o.Scenario.Topology, o.Elapsed.Round(time.Second), o.Scenario.Fleet, len(o.Events), tokens)
+		fmt.Fprintf(w, "%v\t%v\t%d\t%d\t%d\t\n", o.Scenario.Topology, o.Elapsed.Round(time.Second), o.Scenario.Fleet, len(o.Events), tokens[o])
 	}
 }
 
@@ -64,19 +60,19 @@ func survived(w *tabwriter.Writer, list []*outcome) {
 	for k := calm; k < kinds; k++ {
 		var times, active, failed int64
 		var slowest time.Duration
-		for _, o := range list {
-			for _, e := range kindsIn(o, k) {
+		for _, e := range events(list...) {
+			if e.Kind == k {
 				times++
 				active += e.Active
 				failed += e.Failed
 				slowest = max(slowest, e.Recovery)
 			}
 		}
+		over := fmt.Sprint(overDuring(list, k))
+		if k.fault().loses == timeline {
+			over = "" // windows cannot be told apart by their times
+		}
 		if times > 0 || k == calm {
-			over := fmt.Sprint(overDuring(list, k))
-			if k.fault().loses == timeline {
-				over = "" // windows cannot be told apart by their times
-			}
 			fmt.Fprintf(w, "%v\t%d\t%d\t%d\t%v\t%s\t\n", k, times, active, failed, slowest.Round(time.Millisecond), over)
 		}
 	}
@@ -86,32 +82,21 @@ func survived(w *tabwriter.Writer, list []*outcome) {
 // limit; for calm, those without any fault. Where a server's clock was set, nobody
 // can tell when a window was.
 func overDuring(list []*outcome, k kind) (over int64) {
-	for _, o := range list {
-		if o.times() {
-			continue
-		}
-		for id, s := range o.Lines {
-			d := demandOf(id.Role, int64(o.Parts), o.Scenario.Pace)
-			for _, g := range s.groups(d.limit.Window) {
-				if o.with(g, k) {
-					over += max(g.spent-d.limit.Tokens, 0)
+	for _, at := range lines(list...) {
+		limit := at.demand().limit
+		for _, g := range at.groups(limit.Window) {
+			quiet, on := true, false
+			for i := range at.Events {
+				if e := &at.Events[i]; g.during(e) {
+					quiet, on = false, on || e.Kind == k
 				}
+			}
+			if at.losses(timeline) == 0 && (on || quiet && k == calm) {
+				over += max(g.spent-limit.Tokens, 0)
 			}
 		}
 	}
 	return over
-}
-
-func (o *outcome) with(g group, k kind) bool {
-	quiet := true
-	for i := range o.Events {
-		if e := &o.Events[i]; g.during(e) {
-			if quiet = false; e.Kind == k {
-				return true
-			}
-		}
-	}
-	return quiet && k == calm
 }
 
 // grievances lists the errors that requests ended in, the most frequent of each

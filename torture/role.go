@@ -1,7 +1,6 @@
 package torture
 
 import (
-	"strconv"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
@@ -20,9 +19,9 @@ const (
 	roles = iota
 )
 
-var roleNames = [roles]string{"tight", "ample", "ledger", "stock", "open", "local"}
-
-func (r role) String() string { return roleNames[r] }
+func (r role) String() string {
+	return [...]string{"tight", "ample", "ledger", "stock", "open", "local"}[r]
+}
 
 // windowed reports whether the role's windows roll over while it runs.
 func (r role) windowed() bool { return r == tight || r == ample }
@@ -78,22 +77,19 @@ func demandOf(r role, parts int64, pace float64) demand {
 // each is the mean number of tokens of a request.
 func (d demand) each() int64 { return max(d.tokens/d.requests, 1) }
 
-func (d demand) sizing() reservoir.Sizing {
-	if d.batch > 0 {
-		return reservoir.Fixed(d.batch)
-	}
-	return reservoir.Adaptive(1, 0)
-}
-
 // options are those of the role's limiters, beside what all have.
-func (r role) options() []reservoir.Option {
+func (r role) options(d demand) []reservoir.Option {
+	list := []reservoir.Option{reservoir.WithBatch(reservoir.Adaptive(1, 0))}
+	if d.batch > 0 {
+		list[0] = reservoir.WithBatch(reservoir.Fixed(d.batch))
+	}
 	switch r {
 	case open:
-		return []reservoir.Option{reservoir.WithFailure(reservoir.FailOpen)}
+		list = append(list, reservoir.WithFailure(reservoir.FailOpen))
 	case local:
-		return []reservoir.Option{reservoir.WithFailure(reservoir.FailLocal(localShare))}
+		list = append(list, reservoir.WithFailure(reservoir.FailLocal(localShare)))
 	}
-	return nil
+	return list
 }
 
 // alone is what one process may admit without the store, by FailLocal.
@@ -109,37 +105,13 @@ func (d demand) beyond() int64 {
 	return d.limit.Tokens/100 + 300*d.tokens
 }
 
-// keyOf names a role's key on a part of the store. Which names lie on which part
-// is the topology's business: it tells a suffix for each.
-func keyOf(r role, suffix string) string { return r.String() + suffix }
-
-// lineOf numbers the lines of a journal.
-func lineOf(r role, part int) int { return int(r)*(maxLines/roles) + part }
-
-// target is where processes find the store, and their part of the load. It is
-// passed on in their environment.
+// target is the scenario, and where processes find its store. It is passed on in their
+// environment.
 type target struct {
-	Addrs    []string          // of the server; of the shards; of the cluster's nodes
-	Cluster  bool              // Addrs are nodes of a cluster
-	Via      map[string]string // a cluster's node → the proxy before it
-	Suffixes [roles][]string   // of keys, by role and part
-	Pace     float64           // share of the full rate of requests
-	Fleet    int               // processes
-	Timeout  time.Duration     // of a fetch; the network's is twice that
-	Seed     uint64
-	Skew     int64  // tokens by which each grant is falsified; see skewed
-	Journal  string // path
+	scenario
+	Addrs []string          // of the server; of the shards; of the cluster's nodes
+	Via   map[string]string // a cluster's node → the proxy before it
+	Keys  [roles][]string   // by part; which names lie on which is the topology's business
 }
 
-func (t *target) parts() int { return len(t.Suffixes[0]) }
-
-// even gives every role the same suffixes.
-func even(suffixes ...string) (all [roles][]string) {
-	for r := range all {
-		all[r] = suffixes
-	}
-	return all
-}
-
-// suffix numbers candidates for key names.
-func suffix(i int) string { return "-" + strconv.Itoa(i) }
+func (t *target) parts() int { return len(t.Keys[0]) }

@@ -31,7 +31,6 @@ type run struct {
 	fleet  *fleet
 	sc     scenario
 	offset time.Duration // of the server's clock
-	events []event
 }
 
 const (
@@ -42,12 +41,8 @@ const (
 // Run makes the scenario happen and returns what became of it.
 func (sc scenario) Run(t testing.TB) *outcome {
 	t.Helper()
-	x := &run{
-		t: t, sc: sc, rng: rand.New(rand.NewPCG(sc.Seed, 1)), stage: newStage(t, sc.Topology),
-	}
-	at := x.stage.target
-	at.Pace, at.Fleet, at.Seed, at.Skew, at.Timeout = sc.Pace, sc.Fleet, sc.Seed, sc.Skew, sc.Timeout
-	x.fleet = startFleet(t, at)
+	x := &run{t: t, sc: sc, rng: rand.New(rand.NewPCG(sc.Seed, 1)), stage: newStage(t, sc)}
+	x.fleet = startFleet(t, x.stage.target)
 	begin := time.Now()
 	time.Sleep(2 * shortWindow) // of calm, to compare with
 	for _, k := range sc.Faults {
@@ -55,7 +50,14 @@ func (sc scenario) Run(t testing.TB) *outcome {
 		time.Sleep(settle)
 	}
 	x.fleet.finish()
-	return x.outcome(begin)
+	o := x.fleet.out
+	o.Elapsed = time.Since(begin)
+	for _, at := range lines(o) {
+		if !at.Role.windowed() {
+			at.Charged = x.stage.contents(x.stage.peer(at.Part), at.Role, at.Part).Used
+		}
+	}
+	return o
 }
 
 // span is how long a fault lasts.
@@ -67,7 +69,7 @@ func (x *run) span() time.Duration {
 func (x *run) inject(k kind) {
 	x.t.Helper()
 	e := event{Kind: k, Part: x.rng.IntN(x.stage.target.parts()), Begin: time.Now()}
-	failed, there := x.fleet.sum(failedOf), x.fleet.sumPart(e.Part, failedOf)
+	failed, there := x.fleet.sum(failedOf), x.fleet.sum(failedOf, e.Part)
 	x.fleet.enter(k)
 	k.fault().do(x, &e)
 	if e.Recovery == 0 { // else the fault was a longer affair
@@ -78,12 +80,15 @@ func (x *run) inject(k kind) {
 	}
 	x.fleet.enter(calm)
 	e.Failed = x.fleet.sum(failedOf) - failed
-	e.Elsewhere = e.Failed - (x.fleet.sumPart(e.Part, failedOf) - there)
-	x.events = append(x.events, e)
+	e.Elsewhere = e.Failed - (x.fleet.sum(failedOf, e.Part) - there)
+	x.fleet.out.Events = append(x.fleet.out.Events, e)
 	x.t.Logf("%-36s part %d, active %d times, %d requests failed, recovered within %v of its end",
 		k, e.Part, e.Active, e.Failed, e.Recovery.Round(time.Millisecond))
-	if e.Elsewhere > 0 && x.sc.Topology == sharded {
-		x.t.Log(x.fleet.complaintsElsewhere(e.Part, e.Begin))
+	if e.Elsewhere > 0 && x.sc.Topology == sharded { // as it should not be: why?
+		list := x.fleet.since(asked)
+		for _, r := range list[:min(len(list), enough)] {
+			x.t.Logf("%v limit on part %d, %v on, after %v: %s", r.Key.Role, r.Key.Part, r.At.Sub(e.Begin), r.Took, r.Err)
+		}
 	}
 }
 
@@ -100,8 +105,10 @@ func (x *run) recover(e *event) {
 		}
 	}
 	e.Recovery = max(time.Since(e.End), 1)
-	e.Took = time.Since(e.Begin)
 }
+
+// enough is how many failures it takes to see what is wrong.
+const enough = 50
 
 // quiet is for how long no request has failed where a breaker is not open any
 // more: there are many in that time.
@@ -111,54 +118,17 @@ const quiet = 100 * time.Millisecond
 // part since the fault's end, and no requests fail any more. The ledger's calls
 // are frequent enough to tell; who lives on stock may not ask for long.
 func (x *run) unwell(since time.Time) string {
+	x.fleet.mu.Lock()
+	defer x.fleet.mu.Unlock()
 	for i, w := range x.fleet.alive() {
-		for part := range x.stage.target.parts() {
-			if at := time.Unix(0, w.journal.Lines[lineOf(ledger, part)].LastOK.Load()); at.Before(since) {
-				return fmt.Sprintf("process %d, part %d: the last good call was %v before the end", i, part, since.Sub(at))
+		for id, l := range w.lines {
+			if id.Role == ledger && l.LastOK.Before(since) {
+				return fmt.Sprintf("process %d, part %d: the last good call was %v before the end", i, id.Part, since.Sub(l.LastOK))
 			}
-			for r := range role(stock) {
-				l := &w.journal.Lines[lineOf(r, part)]
-				if ago := time.Since(time.Unix(0, l.LastBad.Load())); l.Away.Load() == 1 && ago < quiet {
-					return fmt.Sprintf("process %d, part %d: requests for %v failed %v ago, the breaker being open", i, part, r, ago)
-				}
+			if ago := time.Since(l.LastBad); id.Role < stock && l.Away && ago < quiet {
+				return fmt.Sprintf("process %d, part %d: requests for %v failed %v ago, the breaker being open", i, id.Part, id.Role, ago)
 			}
 		}
 	}
 	return ""
-}
-
-// outcome reads the journals, and what the store holds when all is handed back.
-func (x *run) outcome(begin time.Time) *outcome {
-	x.t.Helper()
-	o := &outcome{
-		Scenario: x.sc, Events: x.events, Parts: x.stage.target.parts(), Elapsed: time.Since(begin),
-		Lines: make(map[lineID]*sums),
-	}
-	for _, w := range x.fleet.workers {
-		list, err := readComplaints(w.path + complaintsSuffix)
-		require.NoError(x.t, err)
-		o.complain(list)
-	}
-	for r := range role(roles) {
-		for part := range o.Parts {
-			s := &sums{Windows: make(map[int64]int64)}
-			for _, w := range x.fleet.workers {
-				s.add(&w.journal.Lines[lineOf(r, part)], w)
-			}
-			if !r.windowed() {
-				held, err := x.stage.contents(r, part)
-				require.NoError(x.t, err)
-				s.Charged = held.Used
-			}
-			o.Lines[lineID{r, part}] = s
-		}
-		for k := range kind(kinds) {
-			for a := range answer(answers) {
-				for _, w := range x.fleet.workers {
-					o.Latency[r][k][a].merge(&w.journal.Latency[r][k][a])
-				}
-			}
-		}
-	}
-	return o
 }

@@ -58,12 +58,13 @@ func TestTorture(t *testing.T) {
 	v := judge(list, *long > 0)
 	t.Logf("seed %d\n%s", *seed, report(list, v))
 	require.False(t, t.Failed(), "a scenario could not be ended")
-	require.True(t, v.kept(), "a promise is broken")
+	require.Empty(t, v.broken(), "a promise is broken")
 }
 
 // TestSabotageIsFound has a store grant more than it charges, or a token less,
 // each time: real processes, no fault but this. What is too much is a fiftieth of
-// the limit, for on a busy machine a window may end before its last tokens are asked for.
+// the limit, for on a busy machine a window may end before its last tokens are asked for;
+// where every one did, nothing can be told.
 func TestSabotageIsFound(t *testing.T) {
 	t.Parallel()
 	for skew, promise := range map[int64]string{
@@ -72,14 +73,32 @@ func TestSabotageIsFound(t *testing.T) {
 	} {
 		t.Run(promise, func(t *testing.T) {
 			t.Parallel()
-			o := scenario{Topology: durable, Seed: *seed, Fleet: 2, Pace: 0.2, Timeout: patientTimeout, Skew: skew}.Run(t)
-			found := broken(judge([]*outcome{o}, false))
-			require.Contains(t, found, promise)
+			sc := scenario{Topology: durable, Seed: *seed, Fleet: 2, Pace: 0.2, Timeout: patientTimeout, Skew: skew}
+			o := sc.Run(t)
+			require.Contains(t, judge([]*outcome{o}, false).broken(), promise)
 			if skew > 0 {
-				require.Contains(t, found, "over-admission without data loss")
+				for range 10 {
+					if o.usedUp() {
+						break
+					}
+					o = sc.Run(t)
+				}
+				require.Contains(t, judge([]*outcome{o}, false).broken(), "over-admission without data loss")
 			}
 		})
 	}
+}
+
+// usedUp reports whether the tokens of a short window were all asked for.
+func (o *outcome) usedUp() bool {
+	for _, at := range lines(o) {
+		for _, spent := range at.Windows {
+			if spent >= at.demand().limit.Tokens {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // together runs the scenarios side by side: most of their time is waiting.

@@ -1,13 +1,16 @@
 package torture
 
 import (
+	"cmp"
 	"context"
+	"encoding/gob"
 	"encoding/json"
-	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -31,8 +34,8 @@ const (
 	closeTimeout = 10 * time.Second
 )
 
-// RunWorker is the whole life of a worker process. It reports false in a process
-// that is none.
+// RunWorker is the whole life of a worker process: it drives all keys until its input
+// ends, and hands back. It reports false in a process that is none.
 func RunWorker() (bool, error) {
 	text, ok := os.LookupEnv(workerEnv)
 	if !ok {
@@ -42,118 +45,127 @@ func RunWorker() (bool, error) {
 	if err := json.Unmarshal([]byte(text), &t); err != nil {
 		return true, err
 	}
-	j, err := openJournal(t.Journal)
+	store, err := t.open()
 	if err != nil {
 		return true, err
 	}
-	store, closeStore, err := t.open()
-	if err != nil {
-		return true, err
-	}
-	defer closeStore()
+	finish := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		close(finish)
+	}()
 	if t.Skew != 0 {
 		store = skewed{store, t.Skew}
 	}
-	return true, work(&t, j, store)
+	return true, t.work(store, &journal{out: gob.NewEncoder(os.Stdout)}, finish)
 }
 
-// work drives all keys until the runner asks to finish, and hands back.
-func work(t *target, j *Journal, store backend.Store) error {
+func (t *target) work(store backend.Store, j *journal, finish <-chan struct{}) error {
 	var streams []*stream
-	seen, err := openComplaints(t.Journal + complaintsSuffix)
-	if err != nil {
-		return err
-	}
+	var wg sync.WaitGroup
 	for r := range role(roles) {
-		for part, suffix := range t.Suffixes[r] {
-			s, err := newStream(t, j, store, r, part, keyOf(r, suffix))
+		for part := range t.parts() {
+			s, err := newStream(t, j, store, lineID{r, part})
 			if err != nil {
 				return err
 			}
-			s.seen = seen
 			streams = append(streams, s)
 		}
 	}
-	var wg sync.WaitGroup
 	for i, s := range streams {
 		for c := range callers {
-			wg.Go(func() { s.run(rand.New(rand.NewPCG(t.Seed, uint64(i*callers+c)))) })
+			wg.Go(func() { s.run(rand.New(rand.NewPCG(t.Seed, uint64(i*callers+c))), finish) })
 		}
 	}
-	j.State.Store(running)
 	wg.Wait()
-	state := int64(closed)
 	for _, s := range streams {
-		if s.close() != nil {
-			state = closedBad
-		}
+		s.close()
 	}
-	j.State.Store(state)
-	return seen.close()
+	return nil
+}
+
+// skewed is a store that grants more than it charges, or less: what no store may
+// do. Processes that use it are to be found out.
+type skewed struct {
+	backend.Store
+	by int64 // tokens per grant
+}
+
+func (s skewed) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	reply, err := s.Store.Sync(ctx, r)
+	if reply.Grant > 1 {
+		reply.Grant += s.by
+	}
+	return reply, err
 }
 
 // stream is the requests for one key. Each key has a limiter of its own, so that
-// its Stats can be held against its line.
+// its Stats can be held against its records.
 type stream struct {
-	role    role
-	part    int // of the store
+	id      lineID
 	key     string
 	demand  demand
 	every   time.Duration // between the requests of one caller
-	journal *Journal
-	line    *line
+	journal *journal
 	limiter *reservoir.Limiter
-	seen    *complaints
+	away    atomic.Bool // the breaker is open, as hooks tell
 }
 
-func newStream(t *target, j *Journal, store backend.Store, r role, part int, key string) (*stream, error) {
-	d := demandOf(r, int64(t.parts()), t.Pace)
+func newStream(t *target, j *journal, store backend.Store, id lineID) (*stream, error) {
+	d := demandOf(id.Role, int64(t.parts()), t.Pace)
 	s := &stream{
-		role: r, part: part, key: key, demand: d, journal: j, line: &j.Lines[lineOf(r, part)],
+		id: id, key: t.Keys[id.Role][id.Part], demand: d, journal: j,
 		every: time.Second * time.Duration(callers*t.Fleet) / time.Duration(d.requests),
 	}
 	var err error
-	s.limiter, err = reservoir.New(store, d.limit, append(r.options(), reservoir.WithBatch(d.sizing()), reservoir.WithFetchTimeout(t.Timeout),
+	s.limiter, err = reservoir.New(store, d.limit, append(id.Role.options(d), reservoir.WithFetchTimeout(t.Timeout),
 		reservoir.WithHooks(reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}))...)
 	return s, err
 }
 
-func (s *stream) called(c reservoir.StoreCall) {
-	s.line.Calls.Add(1)
-	s.line.Held.Store(s.limiter.Stats().Held)
-	if c.Err != nil {
-		s.line.Faults.Add(1)
-		return
+func (s *stream) note(r record, err error) {
+	if r.Key = s.id; err != nil {
+		r.Err = err.Error()
 	}
-	s.line.LastOK.Store(time.Now().UnixNano())
+	s.journal.note(r)
+}
+
+func (s *stream) called(c reservoir.StoreCall) {
+	s.note(record{What: called, At: time.Now().Add(-c.Duration), Took: c.Duration, N: s.limiter.Stats().Held}, c.Err)
 }
 
 func (s *stream) changed(c reservoir.ShardState) {
-	s.line.Away.Store(0)
-	if c.Away {
-		s.line.Away.Store(1)
-	}
+	s.away.Store(c.Away)
+	s.note(record{What: changed, Away: c.Away}, nil)
 }
 
 // run makes one caller's requests by a schedule, so that slow answers do not
 // make the load lighter.
-func (s *stream) run(rng *rand.Rand) {
+func (s *stream) run(rng *rand.Rand, finish <-chan struct{}) {
 	next := time.Now().Add(rand.N(s.every))
-	for s.journal.Finish.Load() == 0 {
+	for {
+		select {
+		case <-finish:
+			return
+		default:
+		}
+		var woke time.Duration
 		if early := time.Until(next); early > 0 {
 			time.Sleep(early)
-			s.journal.Latency[s.role][s.journal.Phase.Load()][wakeUp].add(time.Since(next))
+			woke = time.Since(next)
 		}
 		if next = next.Add(s.every); time.Since(next) > arrears {
 			next = time.Now()
 		}
-		n := 1 + rng.Int64N(2*s.demand.each())
-		r := s.request(min(n, s.demand.limit.Tokens))
+		n := min(1+rng.Int64N(2*s.demand.each()), s.demand.limit.Tokens)
+		r := s.request(n, woke)
 		switch {
-		case s.role == tight && !r.Allowed:
+		case s.id.Role == tight && !r.Allowed:
 			s.drain(n, r)
-		case (s.role == ledger || s.role.fallsBack()) && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
-			s.refund(n, r)
+		case (s.id.Role == ledger || s.id.Role.fallsBack()) && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
+			if s.limiter.Refund(context.Background(), s.key, r) == nil {
+				s.note(record{What: refunded, N: n}, nil)
+			}
 		}
 	}
 }
@@ -165,92 +177,55 @@ func (s *stream) drain(n int64, r reservoir.Result) {
 		if n = min(n, r.Remaining); n < 1 || r.Allowed {
 			return
 		}
-		r = s.request(n)
+		r = s.request(n, 0)
 	}
 }
 
-func (s *stream) request(n int64) reservoir.Result {
-	phase, away := s.journal.Phase.Load(), s.line.Away.Load() == 1
-	begin := time.Now()
+func (s *stream) request(n int64, woke time.Duration) reservoir.Result {
+	away, begin := s.away.Load(), time.Now()
 	r, err := s.limiter.AllowN(context.Background(), s.key, n)
-	took := time.Since(begin)
-	s.journal.Latency[s.role][phase][answerOf(r, err, away)].add(took)
-	s.journal.answered(s.line, n, r, err, begin, took)
-	if err != nil {
-		s.seen.note(complaint{begin.Add(took), took, kind(phase), s.role, s.part, err.Error()})
-	}
+	s.note(record{What: asked, At: begin, Took: time.Since(begin), Woke: woke, N: n, Result: r, Away: away}, err)
 	return r
 }
 
-func (s *stream) refund(n int64, r reservoir.Result) {
-	if s.limiter.Refund(context.Background(), s.key, r) == nil {
-		s.line.Refunded.Add(n)
-	}
-}
-
-func (s *stream) close() error {
+func (s *stream) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	err := s.limiter.Close(ctx)
-	s.line.Stats.store(s.limiter.Stats())
-	return err
+	stats := s.limiter.Stats()
+	s.note(record{What: closed, Stats: &stats}, err)
 }
 
 // open connects to the store, which takes no I/O.
-func (t *target) open() (backend.Store, func(), error) {
+func (t *target) open() (backend.Store, error) {
 	redis.SetLogger(silence{}) // faults are what this is about
-	var clients []redis.UniversalClient
-	closeAll := func() {
-		for _, c := range clients {
-			_ = c.Close()
-		}
-	}
-	if t.Cluster {
-		clients = append(clients, t.cluster())
-		return redisstore.New(clients[0]), closeAll, nil
+	if t.Topology != sharded {
+		return redisstore.New(t.client(t.Addrs...)), nil
 	}
 	shards := make(map[string]backend.Store)
-	for i, addr := range t.Addrs {
-		clients = append(clients, t.single(addr))
-		shards[shardName(i)] = redisstore.New(clients[i])
+	for i, name := range shardNames {
+		shards[name] = redisstore.New(t.client(t.Addrs[i]))
 	}
-	if len(shards) == 1 {
-		return shards[shardName(0)], closeAll, nil
-	}
-	store, err := sharding.New(shards)
-	return store, closeAll, err
+	return sharding.New(shards)
 }
 
-func shardName(i int) string { return fmt.Sprint("shard-", i) }
+var shardNames = []string{"shard-0", "shard-1", "shard-2"}
 
-// single is a client as redisstore's documentation asks for.
-func (t *target) single(addr string) *redis.Client {
-	return redis.NewClient(&redis.Options{
-		Addr: addr, MaxRetries: -1, DialerRetries: 1,
+// client is as redisstore's documentation asks for. That of a cluster, whose nodes tell
+// their own addresses, goes by the proxies.
+func (t *target) client(addrs ...string) redis.UniversalClient {
+	return redis.NewUniversalClient(&redis.UniversalOptions{
+		Addrs: addrs, IsClusterMode: t.Topology == clustered, MaxRetries: -1, DialerRetries: 1,
 		DialTimeout: 2 * t.Timeout, ReadTimeout: 2 * t.Timeout, WriteTimeout: 2 * t.Timeout,
 		ContextTimeoutEnabled: true, PoolSize: 16, MaintNotificationsConfig: noNotifications(),
-	})
-}
-
-func (t *target) cluster() *redis.ClusterClient {
-	return redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: t.Addrs, Dialer: t.dial, MaxRetries: -1, DialerRetries: 1,
-		DialTimeout: 2 * t.Timeout, ReadTimeout: 2 * t.Timeout, WriteTimeout: 2 * t.Timeout,
-		ContextTimeoutEnabled: true, PoolSize: 16, MaintNotificationsConfig: noNotifications(),
+		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return (&net.Dialer{Timeout: 2 * t.Timeout}).DialContext(ctx, network, cmp.Or(t.Via[addr], addr))
+		},
 	})
 }
 
 func noNotifications() *maintnotifications.Config {
 	return &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-}
-
-// dial goes by the proxies, for a cluster's nodes tell their own addresses.
-func (t *target) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	if via, ok := t.Via[addr]; ok {
-		addr = via
-	}
-	dialer := net.Dialer{Timeout: 2 * t.Timeout}
-	return dialer.DialContext(ctx, network, addr)
 }
 
 type silence struct{}

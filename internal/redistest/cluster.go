@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -26,8 +27,9 @@ const (
 // Cluster is a Redis Cluster. The order of its nodes is that of their start,
 // the masters first; [Cluster.NodeOf] knows who is a master later.
 type Cluster struct {
-	Nodes []*Server
-	t     testing.TB
+	Nodes   []*Server
+	t       testing.TB
+	masters int
 }
 
 // StartCluster runs a cluster whose slots are spread evenly over the masters and
@@ -37,25 +39,27 @@ type Cluster struct {
 // three.
 func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t}
+	c := &Cluster{t: t, masters: masters}
 	var busPorts []int
 	for range masters * (1 + replicasPerMaster) {
 		node, busPort := startNode(t)
 		c.Nodes = append(c.Nodes, node)
 		busPorts = append(busPorts, busPort)
 	}
-	c.assignSlots(masters)
-	c.meet(busPorts)
-	c.replicate(masters)
-	for _, node := range c.Nodes {
-		poll(t, clusterLimit, "form a cluster at "+node.Addr(), func() error {
-			return c.check(node, masters)
-		})
+	// Nodes that begin with the same epoch must first settle who raises it.
+	for i, node := range c.Nodes {
+		node.do("cluster", "set-config-epoch", i+1)
+		if i < masters {
+			node.do("cluster", "addslotsrange", slots*i/masters, slots*(i+1)/masters-1)
+		}
 	}
+	c.meet(busPorts)
+	for i, node := range c.Nodes[masters:] {
+		node.do("cluster", "replicate", c.Nodes[i%masters].id())
+	}
+	c.AwaitWhole()
 	for _, master := range c.Nodes[:masters] {
-		poll(t, clusterLimit, "replicate "+master.Addr(), func() error {
-			return master.checkReplicas(replicasPerMaster)
-		})
+		poll(t, clusterLimit, "replicate "+master.Addr(), func() error { return master.checkReplicas(replicasPerMaster) })
 	}
 	return c
 }
@@ -74,18 +78,6 @@ func startNode(t testing.TB) (node *Server, busPort int) {
 	return node, busPort
 }
 
-// assignSlots gives each master its share, and each node its own epoch: nodes
-// that begin with the same one must first settle who raises it.
-func (c *Cluster) assignSlots(masters int) {
-	c.t.Helper()
-	for i, node := range c.Nodes {
-		node.do("cluster", "set-config-epoch", i+1)
-		if i < masters {
-			node.do("cluster", "addslotsrange", slots*i/masters, slots*(i+1)/masters-1)
-		}
-	}
-}
-
 // meet introduces every node to every other one. Gossip would do that after a
 // single round, but takes seconds.
 func (c *Cluster) meet(busPorts []int) {
@@ -98,54 +90,39 @@ func (c *Cluster) meet(busPorts []int) {
 	}
 	for _, node := range c.Nodes {
 		poll(c.t, clusterLimit, "introduce "+node.Addr(), func() error {
-			return c.checkKnown(node)
+			known := node.clusterNodes()
+			if strings.Count(known, "\n") != len(c.Nodes) || strings.Contains(known, "handshake") {
+				return errors.New("it knows\n" + known)
+			}
+			return nil
 		})
 	}
 }
 
-// replicate makes replicas of all nodes but the masters.
-func (c *Cluster) replicate(masters int) {
+// AwaitWhole returns when every node sees a cluster that serves all slots, of as
+// many masters and replicas as there were at the start, none of which has failed.
+func (c *Cluster) AwaitWhole() {
 	c.t.Helper()
-	for i, node := range c.Nodes[masters:] {
-		node.do("cluster", "replicate", c.Nodes[i%masters].id())
+	for _, node := range c.Nodes {
+		poll(c.t, clusterLimit, "make a cluster whole at "+node.Addr(), func() error { return c.check(node) })
 	}
 }
 
-// checkKnown returns an error unless the node has met all others.
-func (c *Cluster) checkKnown(node *Server) error {
+func (c *Cluster) check(node *Server) error {
 	c.t.Helper()
-	known := node.clusterNodes()
-	for _, peer := range known {
-		if peer.is("handshake") {
-			return errors.New("a handshake is under way")
-		}
+	known, info := node.clusterNodes(), fields(node.do("cluster", "info").Val().(string))
+	if info["cluster_state"] != "ok" || info["cluster_slots_assigned"] != strconv.Itoa(slots) ||
+		strings.Count(known, "slave") != len(c.Nodes)-c.masters || strings.Contains(known, "fail") {
+		return fmt.Errorf("%v\n%s", info, known)
 	}
-	if len(known) != len(c.Nodes) {
-		return fmt.Errorf("knows %d of %d nodes", len(known), len(c.Nodes))
-	}
-	return nil
-}
-
-// check returns an error unless the node sees the cluster as it shall be.
-func (c *Cluster) check(node *Server, masters int) error {
-	c.t.Helper()
-	var served, replicas int
-	for _, peer := range node.clusterNodes() {
-		served += peer.slotCount()
-		if peer.is("slave") {
-			replicas++
-		}
-	}
-	state := node.clusterInfo()["cluster_state"]
-	if state != "ok" || served != slots || replicas != len(c.Nodes)-masters {
-		return fmt.Errorf("state %q, %d slots served, %d replicas", state, served, replicas)
+	if link, ok := node.info("replication")["master_link_status"]; ok && link != "up" {
+		return errors.New("its link to its master is " + link)
 	}
 	return nil
 }
 
 // Addrs returns the addresses of all nodes.
-func (c *Cluster) Addrs() []string {
-	var addrs []string
+func (c *Cluster) Addrs() (addrs []string) {
 	for _, node := range c.Nodes {
 		addrs = append(addrs, node.Addr())
 	}
@@ -167,9 +144,8 @@ func (c *Cluster) Client(opts ...func(*redis.ClusterOptions)) *redis.ClusterClie
 
 // Calls returns the sum of [Server.Calls] over the nodes that are up. What a
 // node counted is gone when it is killed.
-func (c *Cluster) Calls(command ...string) int64 {
+func (c *Cluster) Calls(command ...string) (sum int64) {
 	c.t.Helper()
-	var sum int64
 	for _, node := range c.up() {
 		sum += node.Calls(command...)
 	}
@@ -184,30 +160,8 @@ func (c *Cluster) ResetStats() {
 	}
 }
 
-// NodeOf returns the master that owns the key's slot. It asks the nodes that are
-// up what they own, so it is nil from the time at which the owner goes down
-// until a replica has taken over.
-func (c *Cluster) NodeOf(key string) *Server {
-	c.t.Helper()
-	var owner *Server
-	var newest uint64
-	for _, node := range c.up() {
-		slot, err := node.do("cluster", "keyslot", key).Int()
-		if err != nil {
-			c.t.Fatalf("redistest: cluster keyslot: %v", err)
-		}
-		// A master that was replaced while it was away claims its slots
-		// until it hears of it; the newer claim is right.
-		if epoch, ok := node.claims(slot); ok && epoch >= newest {
-			owner, newest = node, epoch
-		}
-	}
-	return owner
-}
-
 // up returns the nodes that can be asked.
-func (c *Cluster) up() []*Server {
-	var nodes []*Server
+func (c *Cluster) up() (nodes []*Server) {
 	for _, node := range c.Nodes {
 		if node.up() {
 			nodes = append(nodes, node)

@@ -1,32 +1,49 @@
 package redistest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 )
 
-// Daemon is a server of another kind than Redis, such as memcached, on a free port
-// of this machine. It ends with the test, or with this process.
+const (
+	// startLimit is how long a server may take until it answers. It takes
+	// some 10 ms; the rest is for a machine that is busy.
+	startLimit = 20 * time.Second
+
+	// startAttempts is how many ports are tried before giving up.
+	startAttempts = 10
+)
+
+// errPortTaken says that another process took the port in the moment between
+// our look at it and the server's start.
+var errPortTaken = errors.New("the port was taken by another process")
+
+// Daemon is a server of any kind on a free port of this machine. It keeps its port
+// over [Process.Kill] and [Daemon.Restart], and ends with the test or this process.
 type Daemon struct {
-	t     testing.TB
+	*Process
 	port  int
-	build func(port int) *exec.Cmd
+	cmd   *exec.Cmd // what is run; never started itself
+	log   string    // path
 	ready func(addr string, pid int) bool
-	proc  *process
 }
 
-// StartDaemon starts the server that build describes and waits until ready, asked
-// again and again, says that the process of that id answers at addr: another one
-// may have taken the port.
+// StartDaemon starts the server that build describes, which is asked once for each
+// port that is tried, and waits until ready says that the process of that id answers
+// at addr: another one may have taken the port.
 func StartDaemon(t testing.TB, build func(port int) *exec.Cmd, ready func(addr string, pid int) bool) *Daemon {
 	t.Helper()
-	var err error
-	for range startAttempts {
-		d := &Daemon{t: t, port: reservePort(t), build: build, ready: ready}
-		t.Cleanup(d.Kill)
+	err := errPortTaken
+	for n := 0; n < startAttempts && errors.Is(err, errPortTaken); n++ {
+		d := &Daemon{Process: &Process{t: t}, port: reservePort(t), ready: ready, log: filepath.Join(t.TempDir(), "log")}
+		d.cmd = build(d.port)
+		t.Cleanup(d.Kill) // before that of TempDir, which removes the files
 		if err = d.run(); err == nil {
 			return d
 		}
@@ -38,20 +55,29 @@ func StartDaemon(t testing.TB, build func(port int) *exec.Cmd, ready func(addr s
 // Addr returns the host and port at which the server listens.
 func (d *Daemon) Addr() string { return loopback(d.port) }
 
-// Kill ends the process at once, if it runs.
-func (d *Daemon) Kill() { d.proc.kill() }
-
-// Restart ends the process at once and starts another on the same port.
+// Restart starts the process again, with the same port and arguments, and
+// returns when it answers. One that still runs is killed first. A Redis server
+// comes back with what its directory holds: without persistence nothing but, in
+// a cluster, the node's identity, slots and peers.
 func (d *Daemon) Restart() {
 	d.t.Helper()
 	d.Kill()
 	if err := d.run(); err != nil {
-		d.t.Fatalf("redistest: restart: %v", err)
+		d.t.Fatalf("redistest: restart %s: %v", d.Addr(), err)
 	}
 }
 
-func (d *Daemon) run() (err error) {
-	if d.proc, err = spawn(d.build(d.port)); err != nil {
+// run starts the process and waits until it answers.
+func (d *Daemon) run() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	log, err := os.Create(d.log)
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the process has its own descriptor
+	cmd := &exec.Cmd{Path: d.cmd.Path, Args: d.cmd.Args, Env: d.cmd.Env, Err: d.cmd.Err, Stdout: log, Stderr: log}
+	if err := d.start(cmd); err != nil {
 		return err
 	}
 	deadline := time.After(startLimit)
@@ -59,14 +85,24 @@ func (d *Daemon) run() (err error) {
 	defer tick.Stop()
 	for {
 		select {
-		case <-d.proc.exited:
-			return errors.New("the server ended before it answered")
+		case <-d.exited:
+			return d.failure("it ended")
 		case <-deadline:
-			return fmt.Errorf("no answer within %v", startLimit)
+			return d.failure(fmt.Sprint("no answer within ", startLimit))
 		case <-tick.C:
-			if d.proc.running() && d.ready(d.Addr(), d.proc.handle.Pid) {
+			// A process that has ended does not answer: someone else may.
+			if d.running() && d.ready(d.Addr(), d.handle.Pid) {
 				return nil
 			}
 		}
 	}
+}
+
+// failure tells why the process does not answer, with what it wrote.
+func (d *Daemon) failure(why string) error {
+	log, err := os.ReadFile(d.log)
+	if bytes.Contains(log, []byte("Address already in use")) {
+		return errPortTaken
+	}
+	return errors.Join(fmt.Errorf("%s: %s; its log:\n%s", d.cmd.Path, why, log), err)
 }

@@ -11,10 +11,11 @@
 // test binary is killed (on Linux). A test never works with a server that it did
 // not start.
 //
-// [Server.Pause], [Server.Kill] and [Server.Restart] are the faults of a
+// [Process.Pause], [Process.Kill] and [Daemon.Restart] are the faults of a
 // process.
 //
-// [StartDaemon] starts a server of another kind, such as memcached, in the same way.
+// [StartDaemon] starts a server of another kind, such as memcached, in the same way,
+// and [Spawn] any process.
 //
 // [StartTLS] adds a port that speaks TLS, with an authority of its own, and
 // [Server.SetUser] a user with the rights of an ACL line.

@@ -2,14 +2,20 @@ package redistest
 
 import (
 	"bytes"
+	"context"
 	"net"
 	"sync"
 	"time"
 )
 
-// queued is how many chunks a direction may have on the way. When there are
-// more, the sender has to wait.
-const queued = 4096
+const (
+	// queued is how many chunks a direction may have on the way. When there are
+	// more, the sender has to wait.
+	queued = 4096
+
+	// repeatLimit bounds one repetition.
+	repeatLimit = 5 * time.Second
+)
 
 // chunk is a piece of a stream on its way.
 type chunk struct {
@@ -17,10 +23,7 @@ type chunk struct {
 	due  time.Time // not to be written earlier
 }
 
-// link is one connection through a proxy. Each direction has a goroutine that
-// reads chunks and one that writes them, with a queue between, so that a chunk
-// that is delayed or held does not keep later ones from being read: a delay adds
-// up to no more than itself, and what a client sent before it gave up is kept.
+// link is one connection through a proxy.
 //
 // The server's end ends the link. A client that goes away does not: what it sent
 // is delivered, as a real network would.
@@ -28,54 +31,73 @@ type link struct {
 	proxy          *Proxy
 	client, server *net.TCPConn
 	done           chan struct{} // closed with both connections
-	once           sync.Once
+	close          func()        // ends the link at once, however often it is called
 
 	// mu is held while a chunk is judged and written to the server, so that
 	// the end of a swallowing link's requests comes after that chunk.
 	mu         sync.Mutex
 	swallowing bool // replies are discarded from now on
+	swallowed  bool // one was
 }
 
 func newLink(p *Proxy, client, server *net.TCPConn) *link {
-	return &link{proxy: p, client: client, server: server, done: make(chan struct{})}
+	l := &link{proxy: p, client: client, server: server, done: make(chan struct{})}
+	l.close = sync.OnceFunc(func() {
+		close(l.done)
+		_ = client.Close()
+		_ = server.Close()
+	})
+	return l
 }
 
 // run forwards until the link ends.
 func (l *link) run() {
-	requests, replies := make(chan chunk, queued), make(chan chunk, queued)
 	var wg sync.WaitGroup
-	wg.Go(func() { l.readRequests(requests) })
-	wg.Go(func() { l.writeRequests(requests) })
-	wg.Go(func() { l.readReplies(replies) })
-	wg.Go(func() { l.writeReplies(replies) })
+	wg.Go(func() {
+		l.pump(l.client, func() (time.Time, bool) { return time.Time{}, true }, l.request, l.endRequests)
+	})
+	wg.Go(func() { l.pump(l.server, l.reply, l.answer, l.endReplies) })
 	wg.Wait()
 }
 
-// close ends the link at once. It may be called more than once.
-func (l *link) close() {
-	l.once.Do(func() {
-		close(l.done)
-		_ = l.client.Close()
-		_ = l.server.Close()
-	})
-}
-
-func (l *link) readRequests(queue chan<- chunk) {
-	defer close(queue)
-	l.read(l.client, func(data []byte) {
-		l.push(queue, chunk{data: data})
-	})
-}
-
-// writeRequests delivers what the client sent, then its end.
-func (l *link) writeRequests(queue <-chan chunk) {
+// pump passes on what comes from one end, each chunk when it is due, then the end.
+// It reads in one goroutine and writes in another, with a queue between, so that a
+// chunk that is delayed or held does not keep later ones from being read: a delay
+// adds up to no more than itself, and what a client sent before it gave up is kept.
+func (l *link) pump(from *net.TCPConn, due func() (at time.Time, ok bool), deliver func([]byte), end func()) {
+	queue := make(chan chunk, queued)
+	var wg sync.WaitGroup
+	wg.Go(func() { l.read(from, due, queue) })
 	for c := range queue {
 		if !l.await(c.due) {
+			break
+		}
+		deliver(c.data)
+	}
+	l.await(time.Time{}) // a link that is held does not show its end
+	end()
+	wg.Wait()
+}
+
+// read puts on its way what due does not discard.
+func (l *link) read(from *net.TCPConn, due func() (at time.Time, ok bool), queue chan<- chunk) {
+	defer close(queue)
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			l.proxy.arrived(n)
+			if at, ok := due(); ok {
+				select {
+				case queue <- chunk{bytes.Clone(buf[:n]), at}:
+				case <-l.done:
+				}
+			}
+		}
+		if err != nil {
 			return
 		}
-		l.request(c.data)
 	}
-	l.endRequests()
 }
 
 // request brings one chunk to the server, or makes the fault that waits for it.
@@ -91,11 +113,28 @@ func (l *link) request(data []byte) {
 		case swallow:
 			l.swallowing = true // before the server can reply
 		case twice:
-			l.proxy.sendOnce(data)
+			l.sendOnce(data)
 		}
 	}
-	// An error means that the server is gone, which readReplies sees too.
+	// An error means that the server is gone, which the other direction sees too.
 	_, _ = l.server.Write(data)
+}
+
+// sendOnce brings the chunk to the server, over a connection of its own, and
+// returns when the server has said something to that.
+func (l *link) sendOnce(data []byte) {
+	ctx, cancel := context.WithTimeout(l.proxy.t.Context(), repeatLimit)
+	defer cancel()
+	server, err := new(net.Dialer).DialContext(ctx, "tcp", l.server.RemoteAddr().String())
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	_ = server.SetDeadline(time.Now().Add(repeatLimit))
+	_, _ = server.Write(data) // what fails has no reply
+	if _, err := server.Read(make([]byte, 1)); err == nil {
+		l.proxy.repeated.Add(1)
+	}
 }
 
 // endRequests tells the server that no more will come.
@@ -105,68 +144,32 @@ func (l *link) endRequests() {
 	_ = l.server.CloseWrite()
 }
 
-func (l *link) readReplies(queue chan<- chunk) {
-	defer close(queue)
-	swallowed := false
-	l.read(l.server, func(data []byte) {
-		switch {
-		case !l.discards():
-			l.push(queue, chunk{data, time.Now().Add(l.proxy.latency())})
-		case !swallowed:
-			swallowed = true
-			// This may be the reply to an earlier request. A server
-			// closes when it has executed all that came before our
-			// end, so reading until then makes sure of execution.
-			l.endRequests()
-		}
-	})
-	if swallowed {
-		l.proxy.swallowed.Add(1)
-	}
-}
-
-// discards reports whether replies are to be lost from now on.
-func (l *link) discards() bool {
+// reply tells when a chunk from the server may pass, if it may.
+func (l *link) reply() (at time.Time, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.swallowing
+	if !l.swallowing {
+		return time.Now().Add(l.proxy.latency()), true
+	}
+	// This may be the reply to an earlier request. A server closes when it has
+	// executed all that came before our end, so reading until then makes sure of
+	// execution.
+	l.swallowed = true
+	_ = l.server.CloseWrite()
+	return at, false
 }
 
-// writeReplies delivers what the server sent, then its end.
-func (l *link) writeReplies(queue <-chan chunk) {
-	defer l.close()
-	for c := range queue {
-		if !l.await(c.due) {
-			return
-		}
-		// A client that is gone does not end the link: requests that
-		// it sent before may still be on the way.
-		_, _ = l.client.Write(c.data)
-	}
-	l.await(time.Time{}) // a held link does not show the server's end
-}
+// answer brings a chunk to the client. One that is gone does not end the link:
+// requests that it sent before may still be on the way.
+func (l *link) answer(data []byte) { _, _ = l.client.Write(data) }
 
-// read calls take with each chunk that conn delivers, until its end.
-func (l *link) read(conn *net.TCPConn, take func(data []byte)) {
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := conn.Read(buf)
-		if n > 0 {
-			l.proxy.noteArrival(n)
-			take(bytes.Clone(buf[:n]))
-		}
-		if err != nil {
-			return
-		}
+func (l *link) endReplies() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.swallowed {
+		l.proxy.swallowed.Add(1)
 	}
-}
-
-// push puts the chunk on its way, unless the link has ended.
-func (l *link) push(queue chan<- chunk, c chunk) {
-	select {
-	case queue <- c:
-	case <-l.done:
-	}
+	l.close()
 }
 
 // await returns when a chunk that is due at that time may pass, or false when

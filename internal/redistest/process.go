@@ -1,59 +1,119 @@
 package redistest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
 )
 
-// process is one running child.
-type process struct {
-	handle *os.Process   // written before spawn returns, then only read
+// stopLimit is how long a process may take to obey a stop signal.
+const stopLimit = 5 * time.Second
+
+// Process is a child of this process, which ends no later than this one does. Who
+// calls [Spawn] kills it.
+type Process struct {
+	t testing.TB
+
+	mu     sync.Mutex // guards what follows, and changes of state
+	handle *os.Process
 	exited chan struct{} // closed when the child has been reaped
+	paused bool
 }
 
-// spawn starts cmd, which is to end no later than this process does.
+// Spawn starts the command.
+func Spawn(t testing.TB, cmd *exec.Cmd) (*Process, error) {
+	p := &Process{t: t}
+	return p, p.start(cmd)
+}
+
+// start starts the command as the process, which does not run. The caller holds p.mu
+// or is the only one.
 //
 // The kernel sends a child its parent-death signal when the thread that forked
 // it ends, not the process (prctl(2), PR_SET_PDEATHSIG), and the Go runtime is
 // free to end threads. So one goroutine keeps its thread, idle in Wait, for as
 // long as the child lives.
-func spawn(cmd *exec.Cmd) (*process, error) {
-	p := &process{exited: make(chan struct{})}
-	started := make(chan error)
+func (p *Process) start(cmd *exec.Cmd) error {
+	started, exited := make(chan error), make(chan struct{})
 	cmd.SysProcAttr = dieWithParent()
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		defer close(p.exited)
+		defer close(exited)
 		err := cmd.Start()
-		p.handle = cmd.Process
 		started <- err
 		if err == nil {
 			_ = cmd.Wait() // the exit status of a killed child says nothing
 		}
 	}()
-	return p, <-started
+	err := <-started
+	p.handle, p.exited, p.paused = cmd.Process, exited, false
+	return err
 }
 
-// running reports whether the child has not ended. It is false for nil.
-func (p *process) running() bool {
-	if p == nil {
-		return false
+// Pause stops the process by SIGSTOP and returns when it stands still. Connections
+// of a server stay open, new ones are accepted by the kernel, and nobody answers.
+func (p *Process) Pause() {
+	p.t.Helper()
+	pid := p.signal(syscall.SIGSTOP, true)
+	poll(p.t, stopLimit, "pause", func() error {
+		if !stopped(pid) {
+			return fmt.Errorf("process %d still runs", pid)
+		}
+		return nil
+	})
+}
+
+// Resume lets a paused process go on. A server then executes what was sent to it
+// meanwhile, also by clients that have left.
+func (p *Process) Resume() {
+	p.t.Helper()
+	p.signal(syscall.SIGCONT, false)
+}
+
+// Kill ends the process by SIGKILL, if it runs, and returns when it is gone. One
+// that is paused needs no SIGCONT first.
+func (p *Process) Kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.running() {
+		_ = p.handle.Kill() // fails only when the child has just ended
+		<-p.exited
 	}
+}
+
+func (p *Process) signal(sig os.Signal, pauses bool) (pid int) {
+	p.t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.running() {
+		p.t.Fatalf("redistest: %v for a process which is down", sig)
+	}
+	if err := p.handle.Signal(sig); err != nil {
+		p.t.Fatalf("redistest: %v: %v", sig, err)
+	}
+	p.paused = pauses
+	return p.handle.Pid
+}
+
+// up reports whether the process runs and is not paused.
+func (p *Process) up() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.running() && !p.paused
+}
+
+// running reports whether the child has not ended. The caller holds p.mu.
+func (p *Process) running() bool {
 	select {
 	case <-p.exited:
 		return false
 	default:
-		return true
-	}
-}
-
-// kill ends the child and waits until it is gone. A stopped child needs no
-// SIGCONT first: SIGKILL ends it as it is.
-func (p *process) kill() {
-	if p.running() {
-		_ = p.handle.Kill() // fails only when the child has just ended
-		<-p.exited
+		return p.exited != nil
 	}
 }

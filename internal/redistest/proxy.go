@@ -21,20 +21,22 @@ import (
 // EVALSHA too, and in a key of that name. An empty text is found in every chunk,
 // also in the first one of a connection, by which a client introduces itself.
 //
+// A fault waits for the next n such chunks. A second call replaces the first, and
+// n = 0 ends it. Of several faults that wait for a chunk, it gets the first of
+// DropRequests, SwallowReply and RepeatRequests.
+//
 // All methods may be called at any time, by any goroutine.
 type Proxy struct {
-	t      testing.TB
-	target string
-	addr   string
-	wg     sync.WaitGroup // of all goroutines
+	t    testing.TB
+	addr string
+	wg   sync.WaitGroup // of all goroutines
 
 	mu       sync.Mutex // guards what follows, up to the counters
+	target   string
 	listener net.Listener
 	links    map[*link]struct{}
 	closed   bool
-	swallow  rule
-	drop     rule
-	repeat   rule
+	rules    [pass]rule
 	delay    time.Duration
 	holding  bool
 	gate     chan struct{} // closed while traffic may pass
@@ -42,19 +44,20 @@ type Proxy struct {
 	swallowed, dropped, repeated, delayed, held, heldBytes, cut atomic.Int64
 }
 
+// fate is what happens to a request chunk.
+type fate int
+
+const (
+	lose    fate = iota // the request is lost
+	swallow             // the reply is lost
+	twice               // the request comes twice
+	pass
+)
+
 // rule is a fault that waits for the next n chunks with a text.
 type rule struct {
 	text []byte // in lower case
 	n    int
-}
-
-// take reports whether the fault is due for the chunk, in lower case.
-func (r *rule) take(chunk []byte) bool {
-	if r.n <= 0 || !bytes.Contains(chunk, r.text) {
-		return false
-	}
-	r.n--
-	return true
 }
 
 // NewProxy starts a proxy in front of the target, a host and port. The target
@@ -63,13 +66,7 @@ func (r *rule) take(chunk []byte) bool {
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	listener := listen(t)
-	p := &Proxy{
-		t:      t,
-		target: target,
-		addr:   listener.Addr().String(),
-		links:  make(map[*link]struct{}),
-		gate:   make(chan struct{}),
-	}
+	p := &Proxy{t: t, target: target, addr: listener.Addr().String(), links: make(map[*link]struct{}), gate: make(chan struct{})}
 	close(p.gate)
 	p.admit(listener)
 	t.Cleanup(p.close)
@@ -88,7 +85,7 @@ func NewProxy(t testing.TB, target string) *Proxy {
 func Dialer(proxies ...*Proxy) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	via := make(map[string]string)
 	for _, p := range proxies {
-		via[p.target] = p.addr
+		via[p.goal()] = p.addr
 	}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if proxy, ok := via[addr]; ok {
@@ -101,63 +98,58 @@ func Dialer(proxies ...*Proxy) func(ctx context.Context, network, addr string) (
 // Addr returns the host and port at which the proxy listens.
 func (p *Proxy) Addr() string { return p.addr }
 
+// Lead cuts all connections and leads new ones to another target: what an operator
+// does to a service's address when a primary has failed.
+func (p *Proxy) Lead(target string) {
+	p.mu.Lock()
+	p.target = target
+	p.mu.Unlock()
+	p.Cut()
+}
+
 // SwallowReply loses the reply to each of the next n request chunks that contain
 // substr. The server executes the chunk; then the connection closes, without a
-// byte of the reply. A second call replaces the first, and n = 0 ends it.
-func (p *Proxy) SwallowReply(substr string, n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.swallow = rule{[]byte(strings.ToLower(substr)), n}
-}
+// byte of the reply.
+func (p *Proxy) SwallowReply(substr string, n int) { p.arm(swallow, substr, n) }
 
 // Swallowed returns how many replies [Proxy.SwallowReply] has lost. The server
 // has executed those requests, and their clients know no earlier than this count.
 func (p *Proxy) Swallowed() int64 { return p.swallowed.Load() }
 
 // DropRequests loses each of the next n request chunks that contain substr: the
-// server does not see it, and the connection closes. A second call replaces the
-// first, and n = 0 ends it. A chunk that both faults wait for is dropped.
-func (p *Proxy) DropRequests(substr string, n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.drop = rule{[]byte(strings.ToLower(substr)), n}
-}
+// server does not see it, and the connection closes.
+func (p *Proxy) DropRequests(substr string, n int) { p.arm(lose, substr, n) }
 
 // Dropped returns how many chunks [Proxy.DropRequests] has lost.
 func (p *Proxy) Dropped() int64 { return p.dropped.Load() }
 
 // RepeatRequests brings each of the next n request chunks that contain substr to
 // the server twice: once more over a connection of its own, whose reply nobody
-// reads, and then as it was sent. A second call replaces the first, and n = 0 ends
-// it.
-func (p *Proxy) RepeatRequests(substr string, n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.repeat = rule{[]byte(strings.ToLower(substr)), n}
-}
+// reads, and then as it was sent.
+func (p *Proxy) RepeatRequests(substr string, n int) { p.arm(twice, substr, n) }
 
 // Repeated returns how many chunks [Proxy.RepeatRequests] has repeated.
 func (p *Proxy) Repeated() int64 { return p.repeated.Load() }
 
-// sendOnce brings the chunk to the server, over a connection of its own, and
-// returns when the server has said something to that.
-func (p *Proxy) sendOnce(data []byte) {
-	server, err := new(net.Dialer).DialContext(p.t.Context(), "tcp", p.target)
-	if err != nil {
-		return
-	}
-	defer server.Close()
-	_ = server.SetDeadline(time.Now().Add(repeatLimit))
-	if _, err := server.Write(data); err != nil {
-		return
-	}
-	if _, err := server.Read(make([]byte, 1)); err == nil {
-		p.repeated.Add(1)
-	}
+func (p *Proxy) arm(f fate, substr string, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rules[f] = rule{[]byte(strings.ToLower(substr)), n}
 }
 
-// repeatLimit bounds one repetition.
-const repeatLimit = 5 * time.Second
+// judge decides the fate of a request chunk and uses up the fault.
+func (p *Proxy) judge(data []byte) fate {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	data = bytes.ToLower(data)
+	for f := range pass {
+		if r := &p.rules[f]; r.n > 0 && bytes.Contains(data, r.text) {
+			r.n--
+			return f
+		}
+	}
+	return pass
+}
 
 // Delay makes every chunk of a reply arrive d later; 0 ends it. It is latency,
 // not a limit of throughput: replies that follow each other closely arrive as
@@ -171,6 +163,16 @@ func (p *Proxy) Delay(d time.Duration) {
 // Delayed returns how many chunks [Proxy.Delay] has put off.
 func (p *Proxy) Delayed() int64 { return p.delayed.Load() }
 
+// latency returns the current delay of replies and counts its use.
+func (p *Proxy) latency() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.delay > 0 {
+		p.delayed.Add(1)
+	}
+	return p.delay
+}
+
 // Hold makes the proxy a black hole, or ends it. While it holds, connections
 // open, and nothing passes in either direction, not even their end. Afterwards
 // everything passes that was sent meanwhile: requests of clients that gave up
@@ -181,8 +183,7 @@ func (p *Proxy) Hold(on bool) {
 	if on == p.holding {
 		return
 	}
-	p.holding = on
-	if on {
+	if p.holding = on; on {
 		p.gate = make(chan struct{})
 	} else {
 		close(p.gate)
@@ -196,6 +197,23 @@ func (p *Proxy) Held() int64 { return p.held.Load() }
 // HeldBytes returns how many bytes those chunks were: when it is all that a client
 // has sent, nothing of it is in the client's system any more, and lost with it.
 func (p *Proxy) HeldBytes() int64 { return p.heldBytes.Load() }
+
+// arrived counts a chunk of n bytes that arrives while the proxy holds.
+func (p *Proxy) arrived(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.holding {
+		p.held.Add(1)
+		p.heldBytes.Add(int64(n))
+	}
+}
+
+// passage returns a channel that is closed when traffic may pass.
+func (p *Proxy) passage() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.gate
+}
 
 // Cut closes all current connections. What was on the way in them is lost.
 func (p *Proxy) Cut() {
@@ -233,52 +251,65 @@ func (p *Proxy) Refuse(on bool) {
 	p.admit(listener)
 }
 
-// admit accepts connections from now on.
-func (p *Proxy) admit(listener net.Listener) {
-	p.listener = listener
-	p.wg.Go(func() { p.accept(listener) })
+// Heal ends all faults.
+func (p *Proxy) Heal() {
+	p.t.Helper()
+	p.mu.Lock()
+	p.rules, p.delay = [pass]rule{}, 0
+	p.mu.Unlock()
+	p.Hold(false)
+	p.Refuse(false)
 }
 
-// accept serves connections until the listener closes.
-func (p *Proxy) accept(listener net.Listener) {
-	for {
-		conn, err := listener.Accept()
-		if err != nil {
-			return
+// admit accepts connections from now on, until the listener closes.
+func (p *Proxy) admit(listener net.Listener) {
+	p.listener = listener
+	p.wg.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			p.wg.Go(func() { p.serve(conn.(*net.TCPConn)) })
 		}
-		p.wg.Go(func() { p.serve(conn.(*net.TCPConn)) })
-	}
+	})
 }
 
 // serve forwards one connection until it ends.
 func (p *Proxy) serve(client *net.TCPConn) {
 	defer client.Close()
-	server, err := new(net.Dialer).DialContext(p.t.Context(), "tcp", p.target)
+	target := p.goal()
+	server, err := new(net.Dialer).DialContext(p.t.Context(), "tcp", target)
 	if err != nil {
 		return
 	}
 	l := newLink(p, client, server.(*net.TCPConn))
 	defer l.close()
-	if p.add(l) {
-		defer p.remove(l)
+	if p.add(l, target) {
 		l.run()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.links, l)
 	}
 }
 
-// add makes the link known to Cut. It is false once the proxy is closed.
-func (p *Proxy) add(l *link) bool {
+// goal is where connections are led.
+func (p *Proxy) goal() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.closed {
-		p.links[l] = struct{}{}
-	}
-	return !p.closed
+	return p.target
 }
 
-func (p *Proxy) remove(l *link) {
+// add makes the link known to Cut. It is false once the proxy is closed or leads
+// elsewhere.
+func (p *Proxy) add(l *link, target string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.links, l)
+	if p.closed || p.target != target {
+		return false
+	}
+	p.links[l] = struct{}{}
+	return true
 }
 
 // close ends the proxy and waits for its goroutines.
@@ -286,63 +317,7 @@ func (p *Proxy) close() {
 	p.Refuse(true)
 	p.mu.Lock()
 	p.closed = true
-	for l := range p.links {
-		l.close()
-	}
 	p.mu.Unlock()
+	p.Cut()
 	p.wg.Wait()
-}
-
-// fate is what happens to a request chunk.
-type fate int
-
-const (
-	pass    fate = iota
-	lose         // the request is lost
-	swallow      // the reply is lost
-	twice        // the request comes twice
-)
-
-// judge decides the fate of a request chunk and uses up the fault.
-func (p *Proxy) judge(data []byte) fate {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	lower := bytes.ToLower(data)
-	switch {
-	case p.drop.take(lower):
-		return lose
-	case p.swallow.take(lower):
-		return swallow
-	case p.repeat.take(lower):
-		return twice
-	default:
-		return pass
-	}
-}
-
-// passage returns a channel that is closed when traffic may pass.
-func (p *Proxy) passage() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.gate
-}
-
-// noteArrival counts a chunk of n bytes that arrives while the proxy holds.
-func (p *Proxy) noteArrival(n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.holding {
-		p.held.Add(1)
-		p.heldBytes.Add(int64(n))
-	}
-}
-
-// latency returns the current delay of replies and counts its use.
-func (p *Proxy) latency() time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.delay > 0 {
-		p.delayed.Add(1)
-	}
-	return p.delay
 }

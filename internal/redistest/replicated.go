@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -13,7 +14,7 @@ import (
 const syncLimit = 20 * time.Second
 
 // Replicated is a primary and its replicas. The fields keep naming what
-// [StartReplicated] set up, whatever is promoted later.
+// [StartReplicated] set up, whatever is promoted later, unless the test sets them.
 type Replicated struct {
 	Primary  *Server
 	Replicas []*Server
@@ -31,11 +32,15 @@ func StartReplicated(t testing.TB, replicas int) *Replicated {
 		r.Replicas = append(r.Replicas, Start(t, "--replicaof", host, port))
 		// One after the other: a replica that asks while another one is
 		// being served would wait for the primary's next round, a second.
-		poll(t, syncLimit, "replicate", func() error {
-			return r.Primary.checkReplicas(len(r.Replicas))
-		})
+		r.AwaitSync()
 	}
 	return r
+}
+
+// AwaitSync returns when what the primary has been told has reached its replicas.
+func (r *Replicated) AwaitSync() {
+	r.t.Helper()
+	poll(r.t, syncLimit, "replicate", func() error { return r.Primary.checkReplicas(len(r.Replicas)) })
 }
 
 // Promote makes replica i a primary of its own. The old primary and the other
@@ -93,9 +98,8 @@ func (s *Server) checkReplicas(n int) error {
 // checkLink returns an error unless the replica is in sync with its primary.
 func (s *Server) checkLink() error {
 	s.t.Helper()
-	info := s.info("replication")
-	if info["role"] != "slave" || info["master_link_status"] != "up" {
-		return fmt.Errorf("role %q, link %q", info["role"], info["master_link_status"])
+	if info := s.info("replication"); info["role"] != "slave" || info["master_link_status"] != "up" {
+		return errors.New("it is no replica in sync")
 	}
 	return nil
 }

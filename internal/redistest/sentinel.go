@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,7 @@ import (
 // other. They announce themselves every two seconds.
 const sentinelLimit = 30 * time.Second
 
-// sentinelConfig takes the port, the master's name, host and port, and the
+// sentinelConfig takes the port, the directory, the master's name and port, and the
 // quorum. The times are short, for tests that wait for a failover, and long
 // enough for a busy machine not to cause one.
 const sentinelConfig = `
@@ -23,7 +24,7 @@ bind 127.0.0.1
 port %d
 dir %q
 protected-mode no
-sentinel monitor %[3]s %[4]s %[5]s %[6]d
+sentinel monitor %[3]s 127.0.0.1 %[4]d %[5]d
 sentinel down-after-milliseconds %[3]s 1000
 sentinel failover-timeout %[3]s 3000
 `
@@ -60,8 +61,7 @@ func StartSentinel(t testing.TB, r *Replicated, sentinels int) *Sentinel {
 func (s *Sentinel) args(dir string, port, quorum int) []string {
 	s.t.Helper()
 	path := filepath.Join(dir, "sentinel.conf")
-	host, masterPort := splitAddr(s.watched.Primary.Addr())
-	config := fmt.Sprintf(sentinelConfig, port, dir, s.MasterName, host, masterPort, quorum)
+	config := fmt.Sprintf(sentinelConfig, port, dir, s.MasterName, s.watched.Primary.port, quorum)
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
 		s.t.Fatalf("redistest: %v", err)
 	}
@@ -82,34 +82,21 @@ func (s *Sentinel) check(one *Server) error {
 }
 
 // Primary returns the server that the Sentinels name as the primary: another
-// one once they have failed over.
+// one once they have failed over. It asks the first Sentinel that is up.
 func (s *Sentinel) Primary() *Server {
 	s.t.Helper()
-	addr := s.primaryAddr()
-	for _, server := range append([]*Server{s.watched.Primary}, s.watched.Replicas...) {
-		if server.Addr() == addr {
+	up := slices.IndexFunc(s.Sentinels, func(one *Server) bool { return one.up() })
+	if up < 0 {
+		s.t.Fatal("redistest: no Sentinel is up")
+	}
+	addr, _ := s.Sentinels[up].do("sentinel", "get-master-addr-by-name", s.MasterName).StringSlice()
+	for _, server := range slices.Concat([]*Server{s.watched.Primary}, s.watched.Replicas) {
+		if strings.Join(addr, ":") == server.Addr() {
 			return server
 		}
 	}
 	s.t.Fatalf("redistest: the Sentinels name %q, which is not ours", addr)
 	return nil
-}
-
-// primaryAddr asks the first Sentinel that is up.
-func (s *Sentinel) primaryAddr() string {
-	s.t.Helper()
-	for _, one := range s.Sentinels {
-		if !one.up() {
-			continue
-		}
-		addr, err := one.do("sentinel", "get-master-addr-by-name", s.MasterName).StringSlice()
-		if err != nil || len(addr) != 2 {
-			s.t.Fatalf("redistest: %s: primary %q: %v", one.Addr(), addr, err)
-		}
-		return addr[0] + ":" + addr[1]
-	}
-	s.t.Fatal("redistest: no Sentinel is up")
-	return ""
 }
 
 // FailoverClient returns a client that asks the Sentinels for the primary and

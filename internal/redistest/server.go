@@ -2,11 +2,12 @@ package redistest
 
 import (
 	"context"
-	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -14,21 +15,14 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// stopLimit is how long a process may take to obey a stop signal.
-const stopLimit = 5 * time.Second
+// pingLimit is how long one PING may take. There will be others.
+const pingLimit = 200 * time.Millisecond
 
 // Server is one redis-server process on a loopback port. It keeps its port and
-// its directory over [Server.Kill] and [Server.Restart].
+// its directory over [Process.Kill] and [Daemon.Restart].
 type Server struct {
-	t     testing.TB
-	port  int
-	dir   string   // ends with the test
-	args  []string // of the process, the same at each restart
+	*Daemon
 	admin *redis.Client
-
-	mu     sync.Mutex // guards the process and its changes of state
-	proc   *process
-	paused bool
 }
 
 // Start runs a redis-server without persistence and returns when it answers.
@@ -40,9 +34,34 @@ type Server struct {
 // Server use it: a test of access rules adds a user, by ACL SETUSER.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
+	return StartEnv(t, nil, args...)
+}
+
+// StartEnv is [Start] with variables, each "name=value", in the server's environment.
+func StartEnv(t testing.TB, env []string, args ...string) *Server {
+	t.Helper()
 	return launch(t, func(dir string, port int) []string {
 		return append(serverArgs(dir, port), args...)
-	})
+	}, env...)
+}
+
+// launch starts a server on a free port, with the arguments that build returns
+// for it.
+func launch(t testing.TB, build func(dir string, port int) []string, env ...string) *Server {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Fatalf("redistest: redis-server is not installed: run `make redis` or `apt-get install redis-server`")
+	}
+	s := new(Server)
+	s.Daemon = StartDaemon(t, func(port int) *exec.Cmd {
+		cmd := exec.Command("redis-server", build(t.TempDir(), port)...)
+		cmd.Env = append(os.Environ(), env...)
+		admin := newAdmin(loopback(port))
+		t.Cleanup(func() { _ = admin.Close() })
+		s.admin = admin
+		return cmd
+	}, func(addr string, pid int) bool { return ping(addr) && s.is(pid) })
+	return s
 }
 
 // serverArgs are the arguments of every server but a Sentinel. A replica that
@@ -60,18 +79,33 @@ func serverArgs(dir string, port int) []string {
 // nothing that a test did not cause: no retries, no greetings.
 func newAdmin(addr string) *redis.Client {
 	return redis.NewClient(&redis.Options{
-		Addr:            addr,
-		Protocol:        2,
-		MaxRetries:      -1,
-		DisableIdentity: true,
-		MaintNotificationsConfig: &maintnotifications.Config{
-			Mode: maintnotifications.ModeDisabled,
-		},
+		Addr: addr, Protocol: 2, MaxRetries: -1, DisableIdentity: true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 }
 
-// Addr returns the host and port at which the server listens.
-func (s *Server) Addr() string { return loopback(s.port) }
+// ping reports whether a server at addr is ready for commands. It dials anew
+// each time: a pool of connections would punish the refusals of a server that
+// is just starting by pauses.
+func ping(addr string) bool {
+	conn, err := net.DialTimeout("tcp", addr, pingLimit)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(pingLimit))
+	reply := make([]byte, len("+PONG"))
+	_, _ = io.WriteString(conn, "PING\r\n") // what fails has no reply
+	_, err = io.ReadFull(conn, reply)
+	return err == nil && string(reply) == "+PONG"
+}
+
+// is reports whether the server that answers at our address is that process,
+// and not one that took the port first.
+func (s *Server) is(pid int) bool {
+	text, err := s.admin.Info(context.Background(), "server").Result()
+	return err == nil && fields(text)["process_id"] == strconv.Itoa(pid)
+}
 
 // Client returns a client of the server that is closed when the test ends. The
 // options are those of go-redis by default; opts may change them.
@@ -89,94 +123,22 @@ func (s *Server) Client(opts ...func(*redis.Options)) *redis.Client {
 // it started or since [Server.ResetStats]. It counts as INFO commandstats does:
 // with calls that failed, with those that a script made, and on a replica with
 // those that its primary replicated.
-func (s *Server) Calls(command ...string) int64 {
+func (s *Server) Calls(command ...string) (sum int64) {
 	s.t.Helper()
 	stats := s.info("commandstats")
-	var sum int64
 	for _, name := range command {
-		sum += callsOf(stats["cmdstat_"+strings.ToLower(name)])
+		// "calls=3,usec=12,…"; there is no line for what was not called
+		calls, _, _ := strings.Cut(stats["cmdstat_"+strings.ToLower(name)], ",")
+		n, _ := strconv.ParseInt(strings.TrimPrefix(calls, "calls="), 10, 64)
+		sum += n
 	}
 	return sum
-}
-
-// callsOf reads "calls=3,usec=12,…". It is 0 for a command that was not called,
-// which has no line.
-func callsOf(stat string) int64 {
-	calls, _, _ := strings.Cut(strings.TrimPrefix(stat, "calls="), ",")
-	n, _ := strconv.ParseInt(calls, 10, 64)
-	return n
 }
 
 // ResetStats sets the counters that [Server.Calls] reads to 0.
 func (s *Server) ResetStats() {
 	s.t.Helper()
 	s.do("config", "resetstat")
-}
-
-// Pause stops the process by SIGSTOP and returns when it stands still. Its
-// connections stay open, new ones are accepted by the kernel, and nobody
-// answers.
-func (s *Server) Pause() {
-	s.t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.signal(syscall.SIGSTOP)
-	s.paused = true
-	poll(s.t, stopLimit, "pause "+s.Addr(), func() error {
-		if !stopped(s.proc.handle.Pid) {
-			return fmt.Errorf("process %d still runs", s.proc.handle.Pid)
-		}
-		return nil
-	})
-}
-
-// Resume lets a paused process go on. It then executes what was sent to it
-// meanwhile, also by clients that have left.
-func (s *Server) Resume() {
-	s.t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.signal(syscall.SIGCONT)
-	s.paused = false
-}
-
-// Kill ends the process by SIGKILL and returns when it is gone. A server that
-// is down already stays down.
-func (s *Server) Kill() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.proc.kill()
-	s.paused = false
-}
-
-// Restart starts the process again, with the same port and arguments, and
-// returns when it answers. One that still runs is killed first. The server
-// comes back with what its directory holds: without persistence nothing but, in
-// a cluster, the node's identity, slots and peers.
-func (s *Server) Restart() {
-	s.t.Helper()
-	s.Kill()
-	if err := s.run(); err != nil {
-		s.t.Fatalf("redistest: restart %s: %v", s.Addr(), err)
-	}
-}
-
-// signal sends sig to the process. The caller holds s.mu.
-func (s *Server) signal(sig syscall.Signal) {
-	s.t.Helper()
-	if !s.proc.running() {
-		s.t.Fatalf("redistest: %v for %s, which is down", sig, s.Addr())
-	}
-	if err := s.proc.handle.Signal(sig); err != nil {
-		s.t.Fatalf("redistest: %v for %s: %v", sig, s.Addr(), err)
-	}
-}
-
-// up reports whether the process runs and is not paused.
-func (s *Server) up() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.proc.running() && !s.paused
 }
 
 // do runs one administrative command, which must succeed.
@@ -192,11 +154,7 @@ func (s *Server) do(args ...any) *redis.Cmd {
 // info returns the fields of one section of INFO.
 func (s *Server) info(section string) map[string]string {
 	s.t.Helper()
-	text, err := s.do("info", section).Text()
-	if err != nil {
-		s.t.Fatalf("redistest: %s: info %s: %v", s.Addr(), section, err)
-	}
-	return fields(text)
+	return fields(s.do("info", section).Val().(string))
 }
 
 // fields parses the lines "name:value" of INFO and CLUSTER INFO.

@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
 	"net"
@@ -20,11 +19,11 @@ import (
 )
 
 // TLS is a server that speaks TLS 1.2 or later on a second port, with a
-// certificate of an authority that only the test knows. The methods of Server
-// use the first port, which is plain.
+// certificate that is its own authority, and that only the test knows. The methods
+// of Server use the first port, which is plain.
 type TLS struct {
 	*Server
-	CAFile string // the authority's certificate, PEM
+	CAFile string // the certificate, PEM
 	pool   *x509.CertPool
 	port   int
 }
@@ -33,22 +32,16 @@ type TLS struct {
 // an IP address, and which asks its clients for none.
 func StartTLS(t testing.TB, names ...string) *TLS {
 	t.Helper()
-	ca, caKey := issue(t, authority(), nil, nil)
-	leaf, leafKey := issue(t, bearer(names), ca, caKey)
+	cert, key := certify(t, names)
 	s := &TLS{pool: x509.NewCertPool()}
-	s.pool.AddCert(ca)
+	s.pool.AppendCertsFromPEM(cert)
 	s.Server = launch(t, func(dir string, port int) []string {
-		s.port, s.CAFile = reservePort(t), filepath.Join(dir, "ca.pem")
-		cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-		write(t, s.CAFile, "CERTIFICATE", ca.Raw)
-		write(t, cert, "CERTIFICATE", leaf.Raw)
-		der, err := x509.MarshalPKCS8PrivateKey(leafKey)
-		if err != nil {
-			t.Fatalf("redistest: %v", err)
-		}
-		write(t, key, "PRIVATE KEY", der)
+		s.port, s.CAFile = reservePort(t), filepath.Join(dir, "cert.pem")
+		keyFile := filepath.Join(dir, "key.pem")
+		check(t, os.WriteFile(s.CAFile, cert, 0o600))
+		check(t, os.WriteFile(keyFile, key, 0o600))
 		return append(serverArgs(dir, port), "--tls-port", strconv.Itoa(s.port), "--tls-ca-cert-file", s.CAFile,
-			"--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no", "--tls-protocols", "TLSv1.2 TLSv1.3")
+			"--tls-cert-file", s.CAFile, "--tls-key-file", keyFile, "--tls-auth-clients", "no", "--tls-protocols", "TLSv1.2 TLSv1.3")
 	})
 	return s
 }
@@ -67,52 +60,33 @@ func (s *TLS) Client(opts ...func(*redis.Options)) *redis.Client {
 	return s.Server.Client(append([]func(*redis.Options){at}, opts...)...)
 }
 
-func authority() *x509.Certificate {
-	return &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "redistest"}, NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-}
-
-func bearer(names []string) *x509.Certificate {
-	c := &x509.Certificate{
-		SerialNumber: big.NewInt(2), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+// certify makes a certificate for the names, signed by itself, and its key, in PEM.
+func certify(t testing.TB, names []string) (cert, key []byte) {
+	t.Helper()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	for _, name := range names {
 		if ip := net.ParseIP(name); ip != nil {
-			c.IPAddresses = append(c.IPAddresses, ip)
+			template.IPAddresses = append(template.IPAddresses, ip)
 		} else {
-			c.DNSNames = append(c.DNSNames, name)
+			template.DNSNames = append(template.DNSNames, name)
 		}
 	}
-	return c
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	check(t, err)
+	cert, err = x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	check(t, err)
+	key, err = x509.MarshalPKCS8PrivateKey(private)
+	check(t, err)
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})
 }
 
-// issue makes a certificate, signed by the parent or by itself.
-func issue(t testing.TB, template, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
+// check ends the test at an error.
+func check(t testing.TB, err error) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
-	if parent == nil {
-		parent, parentKey = template, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), parentKey)
-	if err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
-	return cert, key
-}
-
-func write(t testing.TB, file, kind string, der []byte) {
-	t.Helper()
-	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
 		t.Fatalf("redistest: %v", err)
 	}
 }
