@@ -382,6 +382,9 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 	moved := w == nil && r.Window != 0 || w != nil && w.Window != r.Window
 	if moved {
 		held = k.drainLocked()
+		if r.Carried && k.local.in(w) { // its debt is charged there, so it is of that window's share
+			k.local.window = r.Window
+		}
 	}
 	m := k.account.Apply(f.req, r, held)
 	k.l.count.move(m)
