@@ -236,7 +236,9 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 			return wanted
 		}
 		if k.shard.Open() {
-			if decided, err = k.policyLocked(r, n, stay, now, k.shard.away()); decided {
+			if decided, err = k.policyLocked(r, n, stay, now, k.shard.away()); decided && r.Allowed && !k.use.armed(now) {
+				return 0 // to look again, without traffic too: the debt is to be charged
+			} else if decided {
 				return undecided
 			}
 		}

@@ -435,3 +435,41 @@ func TestCloseWhileTheStoreExits(t *testing.T) {
 		require.Equal(t, s.Taken, s.Spent+s.Returned+s.Expired)
 	})
 }
+
+// What FailLocal has admitted in a window that the process opened by itself stays of its
+// share, also where another process opens one in the store before that is charged.
+func TestShareOfACarriedWindow(t *testing.T) {
+	for turn := range 5 {
+		inBubble(t, fmt.Sprint("turn=", turn), func(t *testing.T) {
+			store := memstore.New()
+			net := overNetwork(store, 10*time.Millisecond)
+			l := open(t, net, reservoir.PerHour(100), reservoir.WithFailure(reservoir.FailLocal(0.1)))
+			other := open(t, store, reservoir.PerHour(100))
+			alone := func() (n int64) {
+				breakdown(t, l, net, loseRequest)
+				for range 20 {
+					if r, err := l.Allow(bg, "k"); err == nil && r.Allowed && r.Source == reservoir.Fallback {
+						n++
+					}
+				}
+				return n
+			}
+			require.EqualValues(t, 10, alone())
+			time.Sleep(5 * time.Second) // another window would end at another second
+			var calls int
+			net.set(func(c call) fault {
+				if c.key == "k" && calls == turn { // it takes 10 ms yet to arrive
+					go func() { _, _ = other.Allow(bg, "k") }()
+				}
+				if c.key == "k" {
+					calls++
+				}
+				return fine
+			})
+			time.Sleep(2 * toClose)
+			require.Positive(t, calls, "the debt was charged without traffic")
+			require.Zero(t, l.Stats().Owed)
+			require.Zero(t, alone(), "of the same share")
+		})
+	}
+}
