@@ -346,7 +346,8 @@ func TestLostData(t *testing.T) {
 		if large.Allowed {
 			admitted += 100
 		}
-		unknown := all[1].Stats().Held // to all[0], which speaks first
+		time.Sleep(10 * time.Millisecond) // nothing is in flight
+		unknown := all[1].Stats().Held    // to all[0], which speaks first
 		net.loseData()
 		for _, l := range []*reservoir.Limiter{all[0], all[2], all[1], all[2]} {
 			admitted += drain(t, l, "k", 1)

@@ -115,7 +115,7 @@ func (f *failover) run() {
 		before = f.admitted.Load()
 		f.spend(func(int64) bool { return true })
 	}
-	require.Equal(f.t, f.limit(), f.used(f.servers.Replicas[0]), "and nothing remains")
+	require.LessOrEqual(f.t, f.limit(), f.used(f.servers.Replicas[0]), "nothing remains; what was re-asserted late may be above")
 }
 
 // charged is what the limiters were granted, as far as they heard.
