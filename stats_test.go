@@ -337,17 +337,23 @@ func TestLostData(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := far(time.Millisecond)
 		all := fleet(t, 3, net, reservoir.PerMinute(1000), opt)
-		admitted := int64(0)
+		var admitted, syncs, heard int64 // heard: what all[1] had been granted when all[0] was last answered
+		use := func(l *reservoir.Limiter, n int64) reservoir.Result {
+			r := allow(t, l, "k", n)
+			if r.Allowed {
+				admitted += n
+			}
+			time.Sleep(10 * time.Millisecond) // nothing is in flight
+			if now := all[0].Stats().Syncs; now > syncs {
+				syncs, heard = now, all[1].Stats().Taken
+			}
+			return r
+		}
 		for i := range 200 {
-			require.True(t, allow(t, all[i%2], "k", 2).Allowed)
-			admitted += 2
+			require.True(t, use(all[i%2], 2).Allowed)
 		}
-		large := allow(t, all[0], "k", 100)
-		if large.Allowed {
-			admitted += 100
-		}
-		time.Sleep(10 * time.Millisecond) // nothing is in flight
-		unknown := all[1].Stats().Held    // to all[0], which speaks first
+		large := use(all[0], 100)
+		unknown := all[1].Stats().Taken - heard // to all[0], which speaks first
 		net.loseData()
 		for _, l := range []*reservoir.Limiter{all[0], all[2], all[1], all[2]} {
 			admitted += drain(t, l, "k", 1)
