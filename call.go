@@ -376,6 +376,7 @@ func (d *direct) bookLocked(r *Result, now int64) {
 	case r.Allowed: // the key is forgotten, or in another window
 		k.l.count.taken.Add(n)
 		k.l.count.spent.Add(n)
+		r.key, r.epoch = k.node.Hash, k.l.onceEpoch()
 	default:
 		k.denied.Add(1)
 		if current && now >= k.deniedUntil && d.req.Limit.Tokens >= k.limit().Tokens { // which may have been raised since
