@@ -103,6 +103,7 @@ func within(tokens int64, window time.Duration) reservoir.Limit {
 // work does a job for each line until there are none or ctx ends, and reports how each has ended.
 func work(ctx context.Context, in io.Reader, out io.Writer, workers int64, do func(job string) error) error {
 	jobs, fails := make(chan string), 0
+	signal := ctx // it ends before whoever is told of it
 	ctx, end := context.WithCancelCause(ctx)
 	go func() {
 		lines := bufio.NewScanner(in)
@@ -118,7 +119,7 @@ func work(ctx context.Context, in io.Reader, out io.Writer, workers int64, do fu
 	var mu sync.Mutex // guards out and fails
 	for range workers {
 		all.Go(func() {
-			for ctx.Err() == nil {
+			for signal.Err() == nil && ctx.Err() == nil {
 				select {
 				case <-ctx.Done():
 				case job := <-jobs:
