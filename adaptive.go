@@ -88,7 +88,8 @@ func (s *situation) reorder() int64 {
 // idle is this process' part of the tokens that may lie idle.
 func (s *situation) idle() int64 { return int64(s.stranding*float64(s.limit.Tokens)) / s.peers }
 
-// strand is how many tokens may lie idle in all processes; -1 leaves that to the client.
+// strand is how many tokens may lie idle in all processes; -1 asks the store to grant what
+// is wanted, as it is.
 func (s *situation) strand() int64 {
 	if !s.guided() {
 		return -1

@@ -76,7 +76,7 @@ const (
 	worthOne    = 0.1 // callers that would wait, for a refresh to be worth a call
 )
 
-// factsLocked is the key as it stands, but for its surplus. It changes nothing.
+// factsLocked returns all facts of the key except its surplus. It changes nothing.
 func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	w, line := k.lease.Load(), k.busy.callers()
 	f := next.Facts{
@@ -120,11 +120,14 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 // to look again; 0 = no need. A key that leaves, or has direct calls, keeps none.
 func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 	w, u := k.lease.Load(), k.use
-	if k.leaving || k.l.direct {
+	switch {
+	case k.leaving || k.l.direct:
 		return w.Stock(), 0
+	case !k.l.guided() || !k.short || !w.Alive(now): // mostly: an event is to cost little
+		return 0, 0
 	}
 	s := k.situationLocked(now)
-	if !s.guided() || !s.short || !w.Alive(now) || k.heldLocked() <= 2*s.idle() {
+	if k.heldLocked() <= 2*s.idle() {
 		return 0, 0
 	}
 	if spent := k.spentLocked(); now >= u.look {
@@ -408,7 +411,7 @@ func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, now int64) {
 	k.short = demand.Short(limit, r.State)
 	k.use.demand().Forecast(limit, r.State, r.Lasted)
 	k.small = r.Remaining > 0 && (r.Learning || f.req.Want > f.req.Need && r.Grant <= f.req.Need)
-	k.deniedUntil = 0                                           // what was known before is older than this reading
+	k.deniedUntil = 0                                           // the reading is newer
 	if r.Remaining == 0 && f.req.Limit.Tokens >= limit.Tokens { // which may have been raised since
 		k.denyLocked(w, now)
 	} else {

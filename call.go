@@ -374,15 +374,21 @@ func (d *direct) bookLocked(r *Result, now int64) {
 		k.l.count.move(k.account.Direct(n))
 		r.key, r.epoch, k.deniedUntil = k.node.Hash, k.name.epoch, 0
 	case r.Allowed: // the key is forgotten, or in another window
-		k.l.count.taken.Add(n)
-		k.l.count.spent.Add(n)
-		r.key, r.epoch = k.node.Hash, k.l.onceEpoch()
+		k.l.bookAlone(r, k.node.Hash)
 	default:
 		k.denied.Add(1)
 		if current && now >= k.deniedUntil && d.req.Limit.Tokens >= k.limit().Tokens { // which may have been raised since
 			k.denyLocked(w, now)
 		}
 	}
+}
+
+// bookAlone notes what a direct call has charged that no key's account has. It is refunded
+// under a name of its own.
+func (c *client) bookAlone(r *Result, hash uint64) {
+	c.count.taken.Add(r.charged)
+	c.count.spent.Add(r.charged)
+	r.key, r.epoch = hash, c.onceEpoch()
 }
 
 // taken is the result of a direct call.
@@ -415,9 +421,7 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 	}
 	r := taken(t, q)
 	if r.Allowed {
-		l.count.taken.Add(n)
-		l.count.spent.Add(n)
-		r.key, r.epoch = l.keys.HashOf(key), l.onceEpoch()
+		l.bookAlone(&r, l.keys.HashOf(key))
 	} else {
 		l.count.denied.Add(1)
 	}

@@ -187,8 +187,8 @@ func (c *call) dropped() bool {
 	return true
 }
 
-// settle tells the caller of the outcome, once. What a caller was charged who has left
-// is given back.
+// settle tells the caller the outcome, once. If the caller has left, its charge is given
+// back.
 func (c *call) settle() {
 	switch c.state.Swap(answered) {
 	case answered:
