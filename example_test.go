@@ -76,10 +76,12 @@ func ExampleLimiter_Wait() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(1))
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	fmt.Println(limiter.Wait(ctx, "job"))
-	fmt.Println(limiter.Wait(ctx, "job")) // at once: the next token is an hour away
+	r, err := limiter.Wait(ctx, "job")
+	fmt.Println(r.Allowed, err)
+	_, err = limiter.Wait(ctx, "job")
+	fmt.Println(err) // at once: the next token is an hour away
 	// Output:
-	// <nil>
+	// true <nil>
 	// reservoir: no tokens before the context deadline exceeded
 }
 
@@ -102,12 +104,13 @@ func ExampleLimiter_AllowN() {
 func ExampleLimiter_WaitN() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.Limit{Tokens: 10, Window: 50 * time.Millisecond})
 	for range 3 { // through as many resets as it takes
-		fmt.Println(limiter.WaitN(context.Background(), "upstream", 6))
+		r, err := limiter.WaitN(context.Background(), "upstream", 6)
+		fmt.Println(r.Allowed, err)
 	}
 	// Output:
-	// <nil>
-	// <nil>
-	// <nil>
+	// true <nil>
+	// true <nil>
+	// true <nil>
 }
 
 // Check charges nothing.

@@ -45,13 +45,10 @@ func (k *Key) allow(r *Result, ctx context.Context, n int64) error {
 }
 
 // Wait is Limiter.Wait with k's key.
-func (k *Key) Wait(ctx context.Context) error { return k.WaitN(ctx, 1) }
+func (k *Key) Wait(ctx context.Context) (Result, error) { return k.WaitN(ctx, 1) }
 
 // WaitN is Limiter.WaitN with k's key.
-func (k *Key) WaitN(ctx context.Context, n int64) error {
-	_, err := k.acquire(ctx, n, true)
-	return err
-}
+func (k *Key) WaitN(ctx context.Context, n int64) (Result, error) { return k.acquire(ctx, n, true) }
 
 // acquire goes the long way and keeps the state that it found.
 func (k *Key) acquire(ctx context.Context, n int64, wait bool) (Result, error) {

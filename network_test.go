@@ -340,7 +340,8 @@ func crowd(n int, f func(i int)) {
 
 // waitFor is Limiter.WaitN.
 func waitFor(ctx context.Context, l *reservoir.Limiter, key string, n int64) error {
-	return l.WaitN(ctx, key, n)
+	_, err := l.WaitN(ctx, key, n)
+	return err
 }
 
 // batches are the policies that hold stock, and everyPolicy adds the ones that hold

@@ -131,18 +131,18 @@ func (l *Limiter) allow(r *Result, ctx context.Context, key string, n int64) err
 }
 
 // Wait is WaitN for one token.
-func (l *Limiter) Wait(ctx context.Context, key string) error {
+func (l *Limiter) Wait(ctx context.Context, key string) (Result, error) {
 	return l.WaitN(ctx, key, 1)
 }
 
 // WaitN blocks until n tokens of key are charged, through as many resets, and as long
-// an outage, as it takes. Callers of one key are served first come first served. When
+// an outage, as it takes, and returns what was charged. Callers of one key are served first come first served. When
 // ctx has a deadline that cannot be met it returns ErrDeadline at once; when ctx ends
 // first, its error, and nothing is charged. Other errors are those of AllowN; a
 // *StoreError only if the store rejects the call, which an operator must mend.
-func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
-	_, _, err := l.acquire(ctx, key, n, true)
-	return err
+func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Result, error) {
+	r, _, err := l.acquire(ctx, key, n, true)
+	return r, err
 }
 
 // acquire finds the key's state and decides there. The state is returned for handles to

@@ -3,7 +3,6 @@ package docs_test
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -92,7 +91,7 @@ func Example_fromTimeRate() {
 	defer limiter.Close(ctx)
 	api := limiter.Key("api") // the one limit that a rate.Limiter is
 
-	if err := api.Wait(ctx); err != nil {
+	if _, err := api.Wait(ctx); err != nil {
 		panic(err)
 	}
 	r, err := api.Allow(ctx)
@@ -107,7 +106,8 @@ func TestNeverToBeAdmitted(t *testing.T) {
 	defer l.Close(context.Background())
 	_, err = l.AllowN(context.Background(), "k", 61)
 	require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
-	require.True(t, errors.Is(l.WaitN(context.Background(), "k", 61), reservoir.ErrExceedsLimit))
+	_, err = l.WaitN(context.Background(), "k", 61)
+	require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
 }
 
 // script is a client of Redis in some other language: it knows EVAL and nothing of

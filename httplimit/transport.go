@@ -76,7 +76,8 @@ func (t *Transport) CloseIdleConnections() {
 
 // wait pauses before the tokens are taken, so that those of a window that ends
 // meanwhile are not wasted. If a pause came while it was in line, its tokens may
-// be of such a window, like those of everybody before it: it begins again.
+// be of such a window, like those of everybody before it: they go back, and it
+// begins again.
 func (t *Transport) wait(r *http.Request, key string) error {
 	n := int64(1)
 	if t.Cost != nil {
@@ -86,9 +87,11 @@ func (t *Transport) wait(r *http.Request, key string) error {
 		if err := t.pause(r.Context(), key); err != nil || n == 0 {
 			return err
 		}
-		if err := t.Limiter.WaitN(r.Context(), key, n); err != nil || t.left(key) <= 0 {
+		paid, err := t.Limiter.WaitN(r.Context(), key, n)
+		if err != nil || t.left(key) <= 0 {
 			return err
 		}
+		_ = t.Limiter.Refund(r.Context(), key, paid) // what cannot go back expires with its window
 	}
 }
 

@@ -109,7 +109,8 @@ func (e *ears) use(s *redisstore.Store) {
 		r, err := l.Allow(ctx, canaryKey)
 		e.hear(r, err)
 	}
-	e.hear(l.Wait(ctx, canaryKey))
+	_, err = l.Wait(ctx, canaryKey)
+	e.hear(err)
 	_, err = l.Check(ctx, canaryKey)
 	e.hear(err, l.Refund(ctx, canaryKey, reservoir.Result{}))
 	_, err = l.AllowN(ctx, canaryKey, 101)

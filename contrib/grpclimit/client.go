@@ -100,7 +100,7 @@ func (c *Client) pay(ctx context.Context, key string, n int64) error {
 	if n <= 0 {
 		return nil
 	}
-	if err := c.Limiter.WaitN(ctx, key, n); err != nil {
+	if _, err := c.Limiter.WaitN(ctx, key, n); err != nil {
 		return failure(err)
 	}
 	return nil

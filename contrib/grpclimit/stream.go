@@ -68,7 +68,7 @@ func (s *serverStream) charge(cost func(Call, any) int64, message any) error {
 func (s *serverStream) pay(n int64) error {
 	ctx, limiter := s.Context(), s.server.Limiter
 	if s.server.WaitMessages {
-		if err := limiter.WaitN(ctx, s.key, n); err != nil {
+		if _, err := limiter.WaitN(ctx, s.key, n); err != nil {
 			return failure(err)
 		}
 		return nil

@@ -287,7 +287,7 @@ func (s *sim) launch(c *simCaller, ctx context.Context) {
 func (c *simCaller) do(ctx context.Context) {
 	switch c.what {
 	case "wait":
-		c.err = c.p.WaitN(ctx, c.key, c.n)
+		_, c.err = c.p.WaitN(ctx, c.key, c.n)
 	case "handle":
 		c.r, c.err = c.p.Key(c.key).AllowN(ctx, c.n)
 	case "check":
