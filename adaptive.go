@@ -138,6 +138,7 @@ type usage struct {
 	backoff int64         // after a failed fetch, no other before this
 	pause   time.Duration // of the last back-off; it doubles
 	recheck int64         // when a refused key asks WithLimits again
+	charge  int64         // when the store is to hear of debt at the latest
 
 	look      int64 // when to look for a surplus; 0 = not yet
 	lookSpent int64 // tokens spent in all at the last look

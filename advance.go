@@ -46,7 +46,7 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 		k.busy.publish(w, denied)
 	}
 	facts := k.factsLocked(now, wanted)
-	if k.use != nil {
+	if k.use != nil || k.leaving {
 		facts.Surplus, facts.Look = k.lookLocked(now)
 	}
 	why, at := next.Step(facts)
@@ -98,7 +98,12 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	// A fetch has just found the old window again, though it is over by our clock: the
 	// store's runs behind, or a millisecond is still to go. To ask at once would be a loop.
 	f.Ending = k.futile > 0 && !f.Alive
-	f.Debt = f.Alive && k.account.Unpaid() > 0
+	if f.Alive && k.account.Unpaid() > 0 {
+		f.Charge = 1 // at once
+		if u != nil {
+			f.Charge = max(u.charge, 1)
+		}
+	}
 	f.Unconfirmed = k.farewell || f.Alive && k.account.Unconfirmed() > 0
 	f.Low = k.low && w.Remaining() > 0
 	if u == nil || k.leaving || k.l.direct {
@@ -397,7 +402,9 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 			k.busy.reserved += held
 		}
 	}
-	k.use.demand().Skip(m.Taken - r.Grant)
+	if k.local != nil {
+		k.use.demand().Skip(m.Taken - r.Grant)
+	}
 	k.counted = uint16(min(r.Clients, math.MaxUint16)) // not before: in a new window the last one's count stays
 	return w
 }

@@ -48,6 +48,24 @@ func BenchmarkAllow(b *testing.B) {
 	})
 }
 
+// BenchmarkSettle is Allow by handle and what is settled after it: half of the charge, and
+// half as much again.
+func BenchmarkSettle(b *testing.B) {
+	for _, used := range []int64{0, 5, 10, 15} {
+		b.Run(fmt.Sprintf("used=%d", used), func(b *testing.B) {
+			l := openIn(b, memstore.New(), reservoir.PerHour(1<<50), reservoir.WithBatch(reservoir.Fixed(1<<40)))
+			key := l.Key("hot")
+			measure(b, l, 1, true, func(ctx context.Context, _ int) (reservoir.Result, error) {
+				r, err := key.AllowN(ctx, 10)
+				if err == nil && used > 0 {
+					err = key.Settle(ctx, r, used)
+				}
+				return r, err
+			})
+		})
+	}
+}
+
 // BenchmarkManyKeys is keys that are all in use, at random.
 func BenchmarkManyKeys(b *testing.B) {
 	for _, n := range []int{100, 10_000, 1_000_000} {

@@ -11,35 +11,73 @@ import (
 	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/keytable"
+	"github.com/go-reservoir/reservoir/internal/lease"
 	"github.com/go-reservoir/reservoir/internal/next"
 )
 
-// This file is what goes back: refunds, the stock of idle keys, and all at Close.
+// This file is what changes after the fact: charges that are settled or refunded, the stock
+// of idle keys that goes back, and all at Close.
 
-// refund puts what r was charged back into the stock, if it came from there, and
-// returns what the store is to be told, if anything is. No more goes back than
-// requests have used, so that a Result which is refunded again and again makes no
-// tokens out of nothing.
-func (k *keyState) refund(r Result) (back int64, q *backend.RefundRequest) {
+// refundPart takes back n of the tokens that r was charged; k is nil if the key is not in
+// memory.
+func (l *Limiter) refundPart(ctx context.Context, k *keyState, key string, r *Result, n int64) error {
+	if r.Source == Direct && ctx.Err() != nil { // before it passes for refunded
+		return ctx.Err()
+	}
+	back, q := n, (*backend.RefundRequest)(nil)
+	if k != nil {
+		back, q = k.refund(r, n)
+	} else if r.Source == Direct {
+		q = l.refundOf(r, n)
+	}
+	if q == nil {
+		return nil
+	}
+	q.Key = l.storeKey(key)
+	total, err := l.refund(ctx, l.shardOf(q.Key), *q)
+	if err == nil && total >= q.Total {
+		l.count.refunded.Add(back)
+		l.count.returned.Add(back)
+		if k != nil {
+			k.event(func(int64) int64 { // others may wait for what the store has now
+				if w := k.lease.Load(); w != nil && w.Window == q.Window {
+					w.Reopen(back)
+				}
+				return 0
+			})
+		}
+	}
+	return err
+}
+
+// refund puts n of the tokens that r was charged back into the stock, if they came from
+// there, and returns what the store is to be told, if anything is. They pay for debt
+// first. No more goes back than requests have used, so that a Result which is refunded
+// again and again makes no tokens out of nothing.
+func (k *keyState) refund(r *Result, n int64) (back int64, q *backend.RefundRequest) {
 	k.event(func(now int64) int64 {
 		w := k.lease.Load()
 		current := w != nil && w.Window == r.window()
 		switch {
 		case r.Source == Fallback:
-			k.local.forgive(&k.account, r)
+			k.local.forgive(&k.account, r, n)
 		case r.Source == Direct && current && r.epoch == k.name.epoch:
 			var total int64
-			if back, total = k.account.RefundDirect(r.charged); back > 0 {
+			if back, total = k.account.RefundDirect(n); back > 0 {
 				q = &backend.RefundRequest{Client: k.name.client, Window: r.window(), Total: total}
 			}
 		case r.Source == Direct:
-			back, q = r.charged, k.l.refundOf(r)
+			back, q = n, k.l.refundOf(r, n)
 		case current && w.Alive(now):
-			n := min(r.charged, k.account.InUse(k.heldLocked()))
-			k.account.Refund(n)
-			k.l.count.refunded.Add(n)
-			w.Publish(n, 0)
-			return 0
+			back = min(n, k.account.InUse(k.heldLocked()))
+			back -= k.account.Forgive(back)
+			k.account.Refund(back)
+			k.l.count.refunded.Add(back)
+			denying := w.Denying()
+			w.Publish(back, 0)
+			if k.busy != nil || denying {
+				return 0
+			}
 		}
 		return undecided
 	})
@@ -48,8 +86,91 @@ func (k *keyState) refund(r Result) (back int64, q *backend.RefundRequest) {
 
 // refundOf is the refund of a direct call whose key is not in memory any more. Its
 // name is that of the forgotten account, so that it counts once.
-func (l *Limiter) refundOf(r Result) *backend.RefundRequest {
-	return &backend.RefundRequest{Client: l.clientOf(r.epoch), Window: r.window(), Total: r.charged}
+func (l *Limiter) refundOf(r *Result, n int64) *backend.RefundRequest {
+	return &backend.RefundRequest{Client: l.clientOf(r.epoch), Window: r.window(), Total: n}
+}
+
+// chargePart of the window is for how long the store need not hear of what was settled.
+const chargePart = 20
+
+// overrun charges n tokens that the request of r has used above its charge.
+func (l *Limiter) overrun(ctx context.Context, k *keyState, key string, r *Result, n int64) error {
+	for {
+		if k == nil {
+			var err error
+			if k, err = l.state(key); err != nil {
+				return err
+			} else if k == nil {
+				return l.owe(ctx, key, r, n)
+			}
+		}
+		if k.overrun(r, n) {
+			return nil
+		}
+		k = nil // it was forgotten meanwhile
+	}
+}
+
+// overrun is false if the key was forgotten.
+func (k *keyState) overrun(r *Result, n int64) (noted bool) {
+	if w := k.lease.Load(); w.Alive(k.l.clock.Now()) && w.Window == r.window() {
+		if left, ok := w.Spend(n); ok {
+			k.spent(w, left)
+			return true
+		}
+	}
+	k.event(func(now int64) int64 {
+		if noted = !k.retired; !noted {
+			return undecided
+		}
+		w := k.lease.Load()
+		if left := time.Until(r.Reset); w == nil && left > 0 { // the key was forgotten: this is what is known of its window
+			w = k.switchLocked(r.window(), now)
+			w.Read(backend.State{Left: left}, now, now)
+		}
+		if !w.Alive(now) || w.Window != r.window() && !k.l.lateOverruns {
+			return undecided
+		}
+		paid, left := w.SpendUpTo(n)
+		k.low = w.Low(left) || k.low
+		if paid < n {
+			k.declareLocked(n-paid, w, now)
+		}
+		return 0
+	})
+	return noted
+}
+
+// declareLocked adds n tokens to the debt of w, which the store is to hear of in time.
+func (k *keyState) declareLocked(n int64, w *lease.Lease, now int64) {
+	if k.account.Unpaid() == 0 {
+		inTime := w.Deadline() - 2*int64(k.shard.Lead())
+		k.usageLocked().charge = min(now+int64(k.limit().Window)/chargePart, inTime)
+	}
+	k.account.Declare(n)
+}
+
+// owe is overrun for a key that there is no room to remember: by a call of its own.
+func (l *Limiter) owe(ctx context.Context, key string, r *Result, n int64) error {
+	limit, err := l.limitOf(key)
+	if err != nil {
+		return err
+	}
+	var reply backend.SyncReply
+	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.once(), Limit: limit, Window: r.window(), Debt: n, Strand: -1, Leaving: true}
+	err = l.detached(ctx, l.shardOf(q.Key), q.Key, limit, StoreCall{Op: "sync", Cause: string(next.Charge)}, func(ctx context.Context, _ *storeCall) (err error) {
+		l.count.syncs.Add(1)
+		reply, err = l.store.Sync(ctx, q)
+		return err
+	}, func(error) {})
+	if err != nil {
+		return l.failed(ctx, err)
+	}
+	if reply.Window == q.Window {
+		l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
+		l.count.spent.Add(reply.Debt)
+	}
+	return nil
 }
 
 // owesLocked reports whether the store must hear that the key leaves: because of what

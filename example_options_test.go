@@ -195,3 +195,10 @@ func ExampleWithStranding() {
 	fmt.Println(admitted)
 	// Output: 1000
 }
+
+// Streams that may outlast the window in which they began.
+func ExampleWithLateOverruns() {
+	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(100_000), reservoir.WithLateOverruns())
+	fmt.Println(limiter != nil, err)
+	// Output: true <nil>
+}

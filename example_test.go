@@ -244,3 +244,61 @@ func ExampleJoinHooks() {
 	// sync wait
 	// 1
 }
+
+// A request whose cost is known when it is over: it is charged an estimate before, and what
+// it has really used after. Neither needs a store call of its own.
+func ExampleLimiter_Settle() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(10_000))
+	ctx := context.Background()
+	r, _ := limiter.AllowN(ctx, "user:42", 4000) // as many as it may use
+	fmt.Println(r.Remaining)
+	used := int64(1234) // it has run, and says so
+	if err := limiter.Settle(ctx, "user:42", r, used); err != nil {
+		panic(err)
+	}
+	r, _ = limiter.Check(ctx, "user:42")
+	fmt.Println(r.Remaining)
+	// Output:
+	// 6000
+	// 8766
+}
+
+// Several limits that are counted in different units.
+func ExampleGroup_AllowEach() {
+	ctx, store := context.Background(), memstore.New()
+	requests, _ := reservoir.New(store, reservoir.PerMinute(60), reservoir.WithName("requests"))
+	tokens, _ := reservoir.New(store, reservoir.PerMinute(10_000), reservoir.WithName("tokens"))
+	group := reservoir.NewGroup(requests, tokens)
+
+	r, err := group.AllowEach(ctx, []int64{1, 8000}, "user:42", "user:42")
+	fmt.Println(r.Allowed, err)
+	r2, _ := group.AllowEach(ctx, []int64{1, 8000}, "user:42", "user:42")
+	fmt.Println(r2.Allowed, r2.Limiter)
+
+	err = group.Settle(ctx, r, []int64{1, 700}, "user:42", "user:42")
+	fmt.Println(err)
+	_, err = group.WaitEach(ctx, []int64{1, 8000}, "user:42", "user:42")
+	fmt.Println(err)
+	// Output:
+	// true <nil>
+	// false 1
+	// <nil>
+	// <nil>
+}
+
+// An exporter for a monitoring system of one's own.
+func ExampleFigures() {
+	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000))
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(context.Background())
+	limiter.AllowN(context.Background(), "user:42", 7)
+	stats := limiter.Stats()
+	for _, f := range reservoir.Figures() {
+		if f.Name == "tokens.spent" {
+			fmt.Println(f.Name, f.Value(&stats), f.Gauge)
+		}
+	}
+	// Output: tokens.spent 7 false
+}

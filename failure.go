@@ -99,11 +99,11 @@ func (o *local) in(w *lease.Lease) bool { return o != nil && w != nil && o.windo
 // asked first which window is open there.
 func (o *local) opened(w *lease.Lease) bool { return o.in(w) && o.own }
 
-// forgive takes back what a request was admitted for without the store, as far as the
+// forgive takes back n of what a request was admitted for without the store, as far as the
 // store was not told of it.
-func (o *local) forgive(a *account.Account, r Result) {
+func (o *local) forgive(a *account.Account, r *Result, n int64) {
 	if o != nil && r.Source == Fallback && o.window == r.window() {
-		o.admitted -= a.Forgive(min(r.charged, o.admitted))
+		o.admitted -= a.Forgive(min(n, o.admitted))
 	}
 }
 
@@ -136,6 +136,9 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		left -= n
 		f.admitted = min(f.admitted+n, backend.MaxTokens) // FailOpen has no end
 		k.account.Declare(n)
+		if k.use != nil {
+			k.use.charge = 0 // at once
+		}
 		r.key, r.charged = k.node.Hash, n
 	} else {
 		k.denied.Add(1)

@@ -175,15 +175,7 @@ func (k *keyState) try(r *Result, n int64) bool {
 		if n > 1 {
 			k.largest.note(n)
 		}
-		if w.Low(left) { // of all that see the stock at the re-order point one orders a batch
-			k.event(func(int64) int64 {
-				if k.lease.Load() != w || k.retired {
-					return undecided
-				}
-				k.low, k.leaving = true, false
-				return 0
-			})
-		}
+		k.spent(w, left)
 		return true
 	}
 	if n <= k.bound.Load().Tokens && w.Denies(n, now) {
@@ -192,6 +184,21 @@ func (k *keyState) try(r *Result, n int64) bool {
 		return true
 	}
 	return false
+}
+
+// spent orders a batch if left, the stock of w after something was spent, is at the re-order
+// point: of all that see it there one does.
+func (k *keyState) spent(w *lease.Lease, left int64) {
+	if !w.Low(left) {
+		return
+	}
+	k.event(func(int64) int64 {
+		if k.lease.Load() != w || k.retired {
+			return undecided
+		}
+		k.low, k.leaving = true, false
+		return 0
+	})
 }
 
 // acquire decides with the lock, and with the store where need be. again means that
@@ -340,7 +347,7 @@ func (k *keyState) leave(w *waiter) {
 		case !w.Done():
 			k.busy.line.Remove(w)
 		case paid == nil:
-			k.local.forgive(&k.account, w.Outcome.Result) // if it was admitted without the store
+			k.local.forgive(&k.account, &w.Outcome.Result, w.N) // if it was admitted without the store
 			return undecided
 		case k.retired || paid != k.lease.Load():
 			k.l.count.move(k.account.Expire(w.N))

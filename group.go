@@ -29,7 +29,7 @@ type GroupResult struct {
 	// Limiter is the index of the limiter that Result is of.
 	Limiter int
 
-	few  [4]Result // of all limits, when allowed, for Refund
+	few  [4]Result // of all limits, when allowed, for Settle
 	many []Result  // the same where there are more
 }
 
@@ -55,33 +55,101 @@ func (g *Group) Allow(ctx context.Context, keys ...string) (GroupResult, error) 
 // allocation; where several must ask the store they do so at once, so that a
 // caller waits for one round trip. Errors are those of Limiter.AllowN, and
 // ErrOption when keys do not match the limiters; after an error too none is charged.
-func (g *Group) AllowN(ctx context.Context, n int64, keys ...string) (r GroupResult, err error) {
+func (g *Group) AllowN(ctx context.Context, n int64, keys ...string) (GroupResult, error) {
+	return g.allow(ctx, costs{all: n}, keys)
+}
+
+// AllowEach is AllowN with a cost for each limit, in tokens: one request, 4,000 tokens of
+// a model, 12,000 millionths of a dollar. There are as many costs as limiters.
+func (g *Group) AllowEach(ctx context.Context, cost []int64, keys ...string) (GroupResult, error) {
+	if len(cost) != len(g.limiters) {
+		return GroupResult{}, g.mismatch(len(cost), "costs")
+	}
+	return g.allow(ctx, costs{each: cost}, keys)
+}
+
+// Wait is WaitEach for one token of every limit.
+func (g *Group) Wait(ctx context.Context, keys ...string) (GroupResult, error) {
+	return g.wait(ctx, costs{all: 1}, keys)
+}
+
+// WaitEach is AllowEach that blocks until all limits have charged their costs, as
+// Limiter.WaitN does. While one of them makes it wait, no other is charged. It is in line
+// with that one only, so of several limits that run out, requests for one of them may come
+// first.
+func (g *Group) WaitEach(ctx context.Context, cost []int64, keys ...string) (GroupResult, error) {
+	if len(cost) != len(g.limiters) {
+		return GroupResult{}, g.mismatch(len(cost), "costs")
+	}
+	return g.wait(ctx, costs{each: cost}, keys)
+}
+
+// costs is what a request costs each limit.
+type costs struct {
+	all  int64   // of them
+	each []int64 // or one by one
+}
+
+func (c costs) of(i int) int64 {
+	if c.each == nil {
+		return c.all
+	}
+	return c.each[i]
+}
+
+func (g *Group) mismatch(n int, what string) error {
+	return fmt.Errorf("%w: %d %s for a group of %d limiters", ErrOption, n, what, len(g.limiters))
+}
+
+func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupResult, err error) {
 	if len(keys) != len(g.limiters) || len(keys) == 0 {
-		return r, fmt.Errorf("%w: %d keys for a group of %d limiters", ErrOption, len(keys), len(g.limiters))
+		return r, g.mismatch(len(keys), "keys")
 	}
 	if err := ctx.Err(); err != nil {
 		return r, err
 	}
 	for i, l := range g.limiters {
-		if l.refuses(&r.Result, keys[i], n) {
+		if l.refuses(&r.Result, keys[i], cost.of(i)) {
 			r.Limiter = i
 			return r, nil
 		}
 	}
 	results := r.results(len(keys))
 	for i, l := range g.limiters {
+		n := cost.of(i)
 		if node := l.keys.Get(keys[i]); node == nil || n < 1 || !node.State.try(&results[i], n) {
-			return g.ask(ctx, n, r, keys)
+			return g.ask(ctx, cost, r, keys)
 		}
 		if !results[i].Allowed {
 			return g.undo(ctx, i, r, keys), nil
 		}
 	}
-	return r.settle(results), nil
+	return r.tightest(results), nil
 }
 
-// settle makes the answer of a group that allowed.
-func (r GroupResult) settle(results []Result) GroupResult {
+// wait is in line with one limit at a time, the one that refused last, and charges the
+// others when that has charged.
+func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResult, error) {
+	r, err := g.allow(ctx, cost, keys)
+	for err == nil && !r.Allowed || err != nil && outage(err) {
+		i := r.Limiter
+		paid, waited := g.limiters[i].WaitN(ctx, keys[i], cost.of(i))
+		if waited != nil {
+			return GroupResult{}, waited
+		}
+		r, err = g.ask(ctx, cost, GroupResult{}.with(i, paid, len(keys)), keys)
+	}
+	return r, err
+}
+
+// with notes the result of limit i, of n.
+func (r GroupResult) with(i int, paid Result, n int) GroupResult {
+	r.results(n)[i] = paid
+	return r
+}
+
+// tightest makes the answer of a group that allowed.
+func (r GroupResult) tightest(results []Result) GroupResult {
 	least := 2.0
 	for i := range results {
 		if part := float64(results[i].Remaining) / float64(results[i].Limit); part < least {
@@ -110,12 +178,12 @@ func (l *Limiter) refuses(r *Result, key string, n int64) bool {
 
 // ask goes the long way for the limits that have not answered from memory yet, all
 // at the same time.
-func (g *Group) ask(ctx context.Context, n int64, r GroupResult, keys []string) (GroupResult, error) {
+func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []string) (GroupResult, error) {
 	results, errs := r.results(len(keys)), make([]error, len(keys))
 	var wg sync.WaitGroup
 	for i, l := range g.limiters {
 		if !results[i].Allowed {
-			key := keys[i]
+			key, n := keys[i], cost.of(i)
 			wg.Go(func() { results[i], _, errs[i] = l.acquire(ctx, key, n, false) })
 		}
 	}
@@ -123,7 +191,7 @@ func (g *Group) ask(ctx context.Context, n int64, r GroupResult, keys []string) 
 	for i := range results {
 		if errs[i] != nil {
 			g.undo(ctx, i, r, keys)
-			return GroupResult{}, errs[i]
+			return GroupResult{Limiter: i}, errs[i]
 		}
 	}
 	for i := range results {
@@ -131,7 +199,7 @@ func (g *Group) ask(ctx context.Context, n int64, r GroupResult, keys []string) 
 			return g.undo(ctx, i, r, keys), nil
 		}
 	}
-	return r.settle(results), nil
+	return r.tightest(results), nil
 }
 
 // undo takes back what the others have charged when limit i has refused or failed.
@@ -150,12 +218,21 @@ func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) G
 // Refund takes back what r was charged to every limit of the group; see
 // Limiter.Refund. The keys are those of the request.
 func (g *Group) Refund(ctx context.Context, r GroupResult, keys ...string) error {
+	return g.Settle(ctx, r, make([]int64, len(g.limiters)), keys...)
+}
+
+// Settle makes the charge of r what its request has used of each limit; see
+// Limiter.Settle. The keys are those of the request.
+func (g *Group) Settle(ctx context.Context, r GroupResult, used []int64, keys ...string) error {
 	if len(keys) != len(g.limiters) {
-		return fmt.Errorf("%w: %d keys for a group of %d limiters", ErrOption, len(keys), len(g.limiters))
+		return g.mismatch(len(keys), "keys")
+	}
+	if len(used) != len(g.limiters) {
+		return g.mismatch(len(used), "costs")
 	}
 	var errs []error
 	for i, l := range g.limiters {
-		errs = append(errs, l.Refund(ctx, keys[i], r.results(len(keys))[i]))
+		errs = append(errs, l.Settle(ctx, keys[i], r.results(len(keys))[i], used[i]))
 	}
 	return errors.Join(errs...)
 }

@@ -50,6 +50,20 @@ func (k *Key) Wait(ctx context.Context) (Result, error) { return k.WaitN(ctx, 1)
 // WaitN is Limiter.WaitN with k's key.
 func (k *Key) WaitN(ctx context.Context, n int64) (Result, error) { return k.acquire(ctx, n, true) }
 
+// Check is Limiter.Check with k's key.
+func (k *Key) Check(ctx context.Context) (Result, error) { return k.l.Check(ctx, k.key) }
+
+// Refund is Limiter.Refund with k's key.
+func (k *Key) Refund(ctx context.Context, r Result) error { return k.l.Refund(ctx, k.key, r) }
+
+// Settle is Limiter.Settle with k's key.
+func (k *Key) Settle(ctx context.Context, r Result, used int64) error {
+	if s := k.held.Load(); s != nil {
+		return k.l.settle(ctx, k.key, s, &r, used)
+	}
+	return k.l.Settle(ctx, k.key, r, used)
+}
+
 // acquire goes the long way and keeps the state that it found.
 func (k *Key) acquire(ctx context.Context, n int64, wait bool) (Result, error) {
 	r, s, err := k.l.acquire(ctx, k.key, n, wait)

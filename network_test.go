@@ -396,6 +396,7 @@ func stats(all ...*reservoir.Limiter) (sum reservoir.Stats) {
 		sum.Probes += s.Probes
 		sum.Denied += s.Denied
 		sum.Held += s.Held
+		sum.Overdrawn += s.Overdrawn
 	}
 	return sum
 }

@@ -28,6 +28,7 @@ type config struct {
 	maxKeys      int
 	idle         time.Duration
 	hooks        Hooks
+	lateOverruns bool
 }
 
 func defaults(limit Limit) config {
@@ -99,6 +100,11 @@ func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
 // of the store, which keeps an account of some 60 bytes for each time that a
 // process has forgotten a key and come back to it in one window.
 func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
+
+// WithLateOverruns makes Settle count what a request has used above its charge against the
+// window that is open then, if its own is over. By default it is forgotten, because it
+// is not of that window; count it where requests last as long as windows do.
+func WithLateOverruns() Option { return func(c *config) { c.lateOverruns = true } }
 
 // WithHooks sets functions that are told what the limiter does, for metrics and
 // logs. They are called with no lock held, from a goroutine of the call that they are

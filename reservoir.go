@@ -367,49 +367,53 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 	return r, nil
 }
 
-// Refund takes back what r was charged, so that others can have it: for a
-// request that turned out to cost nothing. It does nothing if r was refused or
-// its window is over; a key that r is not of is ErrResult. Tokens from stock go back
-// into stock, without a call; those of a direct call go back to the store. After an
-// error it may not have heard of them: the next refund of the key tells it again.
+// Refund takes back what r was charged, so that others can have it: for a request that
+// turned out to cost nothing. It is Settle with nothing used.
 func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
+	return l.Settle(ctx, key, r, 0)
+}
+
+// Settle makes the charge of r what its request has really used, in tokens, when that
+// is known: what was charged above it goes back, and what was used above the charge is
+// charged now, from stock, and as debt where the stock has too little. It is never
+// refused, does not wait, and makes no store call of its own: debt goes along with the
+// next statement, within a twentieth of the window. So the limit can be exceeded, by no
+// more than was used above the charges; Stats.Overdrawn says by how much it was.
+//
+// Nothing happens if r was refused. If its window is over, what was not used has
+// expired, and what was used above the charge counts only by WithLateOverruns. What is
+// settled twice counts twice, but no more goes back than requests have used. A key that r
+// is not of is ErrResult.
+//
+// A direct call, and a key that there is no room for, have no stock: what goes back is a
+// store call then, bounded by ctx. After an error the store may not have heard of it: the
+// next refund of the key tells it again.
+func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) error {
 	if err := l.validateKey(key); err != nil {
 		return err
 	}
+	var k *keyState
+	if n := l.keys.Find(key); n != nil {
+		k = &n.State
+	}
+	return l.settle(ctx, key, k, &r, used)
+}
+
+// settle is Settle for the state of key, or nil.
+func (l *Limiter) settle(ctx context.Context, key string, k *keyState, r *Result, used int64) error {
 	switch {
+	case used < 0 || used > backend.MaxTokens:
+		return fmt.Errorf("%w: %d used", ErrTokens, used)
 	case r.charged == 0:
 		return nil
-	case r.key != l.keys.HashOf(key):
+	case k != nil && r.key != k.node.Hash, k == nil && r.key != l.keys.HashOf(key):
 		return ErrResult
-	case r.Source == Direct && ctx.Err() != nil: // before it passes for refunded
-		return ctx.Err()
+	case used > r.charged:
+		return l.overrun(ctx, k, key, r, used-r.charged)
+	case used < r.charged:
+		return l.refundPart(ctx, k, key, r, r.charged-used)
 	}
-	n := l.keys.Find(key)
-	back, q := r.charged, (*backend.RefundRequest)(nil)
-	if n != nil {
-		back, q = n.State.refund(r)
-	} else if r.Source == Direct {
-		q = l.refundOf(r)
-	}
-	if q == nil {
-		return nil
-	}
-	q.Key = l.storeKey(key)
-	total, err := l.refund(ctx, l.shardOf(q.Key), *q)
-	if err == nil && total >= q.Total {
-		l.count.refunded.Add(back)
-		l.count.returned.Add(back)
-		if n != nil {
-			k := &n.State
-			k.event(func(int64) int64 { // others may wait for what the store has now
-				if w := k.lease.Load(); w != nil && w.Window == q.Window {
-					w.Reopen(back)
-				}
-				return 0
-			})
-		}
-	}
-	return err
+	return nil
 }
 
 // rename changes the account of new keys. Evicted keys forget theirs, so a later state

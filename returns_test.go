@@ -178,6 +178,22 @@ func TestGroup(t *testing.T) {
 	assert.LessOrEqual(t, net.count(""), calls+6)
 }
 
+// A key that was used for once gives back what it holds when it is idle, by one call, and
+// is forgotten.
+func TestEvictionOfAKeyThatWasFetchedForOnce(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, n := range []int64{1, 5, 64, 99} {
+			net := far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithIdle(time.Second))
+			allow(t, l, "k", n)
+			time.Sleep(time.Minute)
+			require.Zero(t, l.Stats().Keys, n)
+			require.Equal(t, n, used(t, net, "k"))
+			require.LessOrEqual(t, net.count(""), 3, n)
+		}
+	})
+}
+
 // What an evicted key held is handed back until that is heard, or its window ends.
 func TestEvictionHandsBackOverABadNetwork(t *testing.T) {
 	for name, opt := range batches() {

@@ -15,11 +15,16 @@ type Stats struct {
 	Keys int // held in memory now
 
 	Taken    int64 // tokens that the store charged to this process
-	Refunded int64 // tokens that Refund took back from requests
+	Refunded int64 // tokens that Settle and Refund took back from requests
 	Spent    int64 // tokens that admitted requests used, refunded ones included
 	Returned int64 // tokens given back to the store
 	Expired  int64 // tokens whose window ended before they were used
 	Held     int64 // tokens in memory now: to be spent, or on their way back
+
+	// Overdrawn is tokens that were used above the limit: settled above what their
+	// request was charged, or admitted by the failure policy. It is what may exceed the
+	// limit, and counts too what the store was not told of before the window ended.
+	Overdrawn int64
 
 	StoreCalls int64 // calls to the store, of any kind
 	Syncs      int64 // of these, statements of account: fetches and give-backs
@@ -33,7 +38,7 @@ type Stats struct {
 	Stranded   int64 // the part of Held whose key is exhausted in the store
 
 	Fallbacks int64 // requests that the failure policy admitted or refused, the store being away
-	Owed      int64 // tokens that it admitted and that the store is still to charge
+	Owed      int64 // tokens that it admitted, or that were settled, and that the store is still to charge
 
 	Recovered  int64 // tokens whose grant was lost on the way and handed over again
 	Reasserted int64 // tokens that the store had forgotten and has charged again
@@ -63,10 +68,11 @@ func Figures() []Figure {
 		gauge("keys", "key", "Keys held in memory.", func(s *Stats) int64 { return int64(s.Keys) }),
 
 		counter("tokens.taken", "token", "Tokens that the store charged to this process.", func(s *Stats) int64 { return s.Taken }),
-		counter("tokens.refunded", "token", "Tokens that Refund took back from requests.", func(s *Stats) int64 { return s.Refunded }),
+		counter("tokens.refunded", "token", "Tokens that Settle and Refund took back from requests.", func(s *Stats) int64 { return s.Refunded }),
 		counter("tokens.spent", "token", "Tokens that admitted requests used, refunded ones included.", func(s *Stats) int64 { return s.Spent }),
 		counter("tokens.returned", "token", "Tokens given back to the store.", func(s *Stats) int64 { return s.Returned }),
 		counter("tokens.expired", "token", "Tokens whose window ended before they were used.", func(s *Stats) int64 { return s.Expired }),
+		counter("tokens.overdrawn", "token", "Tokens that were used above the limit: settled above the charge, or admitted without the store.", func(s *Stats) int64 { return s.Overdrawn }),
 		gauge("tokens.held", "token", "Tokens in memory, to be spent.", func(s *Stats) int64 { return s.Held }),
 
 		counter("store.calls", "call", "Calls to the store, of any kind.", func(s *Stats) int64 { return s.StoreCalls }),
@@ -81,7 +87,7 @@ func Figures() []Figure {
 		gauge("tokens.stranded", "token", "Tokens held whose key is exhausted in the store.", func(s *Stats) int64 { return s.Stranded }),
 
 		counter("requests.fallback", "request", "Requests that the failure policy admitted or refused, the store being away.", func(s *Stats) int64 { return s.Fallbacks }),
-		gauge("tokens.owed", "token", "Tokens that the failure policy admitted and that the store is still to charge.", func(s *Stats) int64 { return s.Owed }),
+		gauge("tokens.owed", "token", "Tokens that were used without the store, and that it is still to charge.", func(s *Stats) int64 { return s.Owed }),
 
 		counter("tokens.recovered", "token", "Tokens whose grant was lost on the way and handed over again.", func(s *Stats) int64 { return s.Recovered }),
 		counter("tokens.reasserted", "token", "Tokens that the store had forgotten and has charged again.", func(s *Stats) int64 { return s.Reasserted }),
@@ -92,7 +98,7 @@ func Figures() []Figure {
 // counts are of the slow path, and of keys that are gone; what the hot path counts is
 // in its key.
 type counts struct {
-	taken, refunded, returned, expired                                                                     atomic.Int64 // tokens
+	taken, refunded, returned, expired, overdrawn                                                          atomic.Int64 // tokens
 	spent, denied                                                                                          atomic.Int64 // by keys that are gone
 	calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks atomic.Int64
 }
@@ -112,6 +118,7 @@ func (l *Limiter) Stats() Stats {
 	s.Taken, s.Refunded, s.Returned, s.Expired = c.taken.Load(), c.refunded.Load(), c.returned.Load(), c.expired.Load()
 	s.StoreCalls, s.Syncs, s.Waited, s.Failed = c.calls.Load(), c.syncs.Load(), c.waited.Load(), c.failed.Load()
 	s.Prefetches, s.Probes, s.GiveBacks, s.Fallbacks = c.prefetches.Load(), c.probes.Load(), c.giveBacks.Load(), c.fallbacks.Load()
+	s.Overdrawn = c.overdrawn.Load()
 	s.Recovered, s.Reasserted, s.Unknown = c.recovered.Load(), c.reasserted.Load(), c.unknown.Load()
 	return s
 }
@@ -161,4 +168,5 @@ func (c *counts) move(m account.Moved) {
 	c.taken.Add(m.Taken)
 	c.returned.Add(m.Returned)
 	c.expired.Add(m.Expired)
+	c.overdrawn.Add(m.Overdrawn)
 }

@@ -43,8 +43,9 @@ type open struct {
 	refunded    int64 // of direct calls in the window, cumulative
 }
 
-// Moved is the tokens that an event has moved, for the limiter's counts.
-type Moved struct{ Taken, Returned, Expired int64 }
+// Moved is the tokens that an event has moved, for the limiter's counts. Overdrawn is
+// debt that was above the limit, or that nobody was told of in time.
+type Moved struct{ Taken, Returned, Expired, Overdrawn int64 }
 
 func (a *Account) more() *open {
 	if a.open == nil {
@@ -80,9 +81,11 @@ func (a *Account) Apply(q backend.SyncRequest, r backend.SyncReply, held int64) 
 	known := r.Window == q.Window || r.Carried // the store has taken in the statement
 	if known {
 		m.Taken, m.Returned = a.charge(q, r), a.confirm(returned)
+		m.Overdrawn = min(m.Taken, r.Over)
 	}
 	if r.Window != q.Window {
 		if !known {
+			m.Overdrawn = a.Unpaid()
 			debt, returned = 0, 0
 			m.Expired = held + a.Unconfirmed()
 			a.balance -= m.Expired
@@ -135,7 +138,7 @@ func (a *Account) confirm(late int64) (n int64) {
 // returned and not confirmed. Debt that the store has not heard of by then is forgotten:
 // it must not empty a later window.
 func (a *Account) Leave(held int64) (m Moved) {
-	m.Expired = held + a.Unconfirmed()
+	m.Expired, m.Overdrawn = held+a.Unconfirmed(), a.Unpaid()
 	*a = Account{balance: a.balance - m.Expired}
 	return m
 }

@@ -99,8 +99,8 @@ func TestApplyOtherWindow(t *testing.T) {
 	}{
 		// 10 granted, 4 returned and 2 more after the statement; 1 held, 3 spent;
 		// a debt of 3 and 5 more after the statement; then a grant of 7.
-		{"over", false, 0, Moved{Taken: 7, Expired: 1 + 6}, 0, 0, 3, 0, 7},
-		{"over, with debt of before", false, 9, Moved{Taken: 7, Expired: 1 + 6}, 0, 0, 3, 0, 7},
+		{"over", false, 0, Moved{Taken: 7, Expired: 1 + 6, Overdrawn: 8}, 0, 0, 3, 0, 7},
+		{"over, with debt of before", false, 9, Moved{Taken: 7, Expired: 1 + 6, Overdrawn: 8}, 0, 0, 3, 0, 7},
 		{"carried", true, 0, Moved{Taken: 7 + 3, Returned: 4}, 2, 5, 6, 6, 16},
 		{"carried to debt of before", true, 9, Moved{Taken: 7 + 3, Returned: 4}, 2, 5, 6, 6, 16},
 	} {
@@ -182,7 +182,7 @@ func TestLeave(t *testing.T) {
 	a := granted(t)
 	a.Return(4)
 	a.Declare(3)
-	assert.Equal(t, Moved{Expired: 2 + 4}, a.Leave(2))
+	assert.Equal(t, Moved{Expired: 2 + 4, Overdrawn: 3}, a.Leave(2), "the debt was used, and nobody heard of it")
 	assert.Equal(t, Account{balance: 4}, *a)
 	assert.EqualValues(t, 4, a.Balance())
 
@@ -197,4 +197,17 @@ func TestLeave(t *testing.T) {
 	assert.False(t, a.Granted())
 	assert.Zero(t, a.InUse(1), "refunded into a window that is over")
 	assert.True(t, granted(t).Granted())
+}
+
+// TestOutstanding: what was returned, and debt, until the store has confirmed it.
+func TestOutstanding(t *testing.T) {
+	a := granted(t)
+	assert.False(t, a.Outstanding())
+	a.Return(1)
+	assert.True(t, a.Outstanding())
+	b := granted(t)
+	b.Declare(1)
+	assert.True(t, b.Outstanding())
+	b.Forgive(1)
+	assert.False(t, b.Outstanding())
 }

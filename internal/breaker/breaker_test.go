@@ -246,3 +246,19 @@ func TestLead(t *testing.T) {
 	b.Trip(1 * time.Millisecond) // 5 + (8-5)/4, 9 - 8/8
 	assert.Equal(t, (8+4*5+3+1)*time.Millisecond, b.Lead())
 }
+
+// TestRejectionsAreWatched: from the first one on a probe is to find out, when the shard
+// has been calm for a while, whether it serves again.
+func TestRejectionsAreWatched(t *testing.T) {
+	b := new(Breaker)
+	assert.False(t, b.Watched())
+	assert.True(t, b.Record(1, 5, Rejected, errPassword))
+	assert.True(t, b.Watched())
+	assert.False(t, b.Record(2, 6, Rejected, errPassword), "it is watched already")
+	assert.Equal(t, 6+int64(calm), b.NextProbe())
+	assert.False(t, b.Due(5+int64(calm)))
+	assert.True(t, b.Due(6+int64(calm)))
+	b.Record(6+int64(calm), 6+int64(calm), Answered, nil)
+	assert.False(t, b.Watched())
+	assert.True(t, opened(t, 0).Watched())
+}

@@ -225,4 +225,11 @@ func TestSkip(t *testing.T) {
 		t.Errorf("a re-order point of %d at 10 tokens a second", r)
 	}
 	(*Demand)(nil).Skip(1)
+
+	d.Asked(100, 50_100)
+	d.Skip(1000)
+	size, why := d.Batch(Policy{Kind: Ladder, Min: 10, Max: 1000}, Situation{Limit: limit, Spent: 51_100})
+	if size != 50 || why != "wasted" {
+		t.Errorf("a batch of %d, %s, though nothing of the last one was used", size, why)
+	}
 }

@@ -89,6 +89,17 @@ func (l *Lease) Spend(n int64) (left int64, ok bool) {
 	return 0, false
 }
 
+// SpendUpTo takes n tokens from the stock, or all if there are fewer.
+func (l *Lease) SpendUpTo(n int64) (spent, left int64) {
+	for {
+		s := l.stock.Load()
+		spent = min(s, n)
+		if l.stock.CompareAndSwap(s, s-spent) {
+			return spent, s - spent
+		}
+	}
+}
+
 // Low reports whether left is at the re-order point. Of all that ask, one is told so.
 func (l *Lease) Low(left int64) bool {
 	return left <= l.reorder.Load() && l.reorder.Swap(none) != none

@@ -47,8 +47,8 @@ type Facts struct {
 	Probe   bool  // a caller was refused after Denied
 
 	// The account.
-	Debt        bool // the store has not confirmed all debt of the window
-	Unconfirmed bool // nor all that was returned to it
+	Charge      int64 // when the store is to hear of debt at the latest; 0 = it has confirmed all
+	Unconfirmed bool  // it has not confirmed all that was returned to it
 
 	// The window. Over is when it is surely over; 0 = none is known.
 	Alive   bool  // its tokens may be spent
@@ -67,13 +67,13 @@ type Facts struct {
 // Step says what the key should do now, or when to look again: at Never, or when
 // something happens.
 //
-//	callers wait > debt > returns > probe > window over and used > end near > surplus > re-order point
+//	callers wait > debt that is due > returns > probe > window over and used > end near > surplus > re-order point
 func Step(f Facts) (Cause, int64) {
 	switch {
 	case f.Retired, f.InFlight:
 		return None, Never
 	case f.Open:
-		if f.Active > 0 || f.Parked > 0 || f.Debt || f.Unconfirmed {
+		if f.Active > 0 || f.Parked > 0 || f.Charge != 0 || f.Unconfirmed {
 			return None, f.Ask
 		}
 		return None, Never
@@ -116,12 +116,16 @@ const resolution = int64(1e6)
 
 // forAccount: what the store must hear of, while its window is open.
 func forAccount(f Facts) (Cause, int64) {
+	due := f.Charge != 0 && f.Now >= f.Charge
 	switch {
-	case !f.Debt && !f.Unconfirmed && !f.Probe:
+	case !due && !f.Unconfirmed && !f.Probe:
+		if f.Charge != 0 {
+			return None, f.Charge
+		}
 		return None, Never
 	case f.Now < f.Backoff:
 		return None, f.Backoff
-	case f.Debt:
+	case due:
 		return Charge, Never
 	case f.Unconfirmed:
 		return Return, Never

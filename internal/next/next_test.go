@@ -30,7 +30,7 @@ func TestStep(t *testing.T) {
 		{"away", func(f *Facts) { f.Open, f.Ask, f.Low = true, 150, true }, None, Never},
 		{"away, and a caller waits", func(f *Facts) { f.Open, f.Ask, f.Active = true, 150, 1 }, None, 150},
 		{"away, and a caller stays", func(f *Facts) { f.Open, f.Ask, f.Parked = true, 150, 1 }, None, 150},
-		{"away, with debt", func(f *Facts) { f.Open, f.Ask, f.Debt = true, 150, true }, None, 150},
+		{"away, with debt", func(f *Facts) { f.Open, f.Ask, f.Charge = true, 150, 1 }, None, 150},
 		{"away, with returns", func(f *Facts) { f.Open, f.Ask, f.Unconfirmed = true, 150, true }, None, 150},
 
 		{"a caller waits", func(f *Facts) { f.Active, f.Passing = 1, 1 }, Waiters, Never},
@@ -45,8 +45,10 @@ func TestStep(t *testing.T) {
 		{"that is due now", func(f *Facts) { f.Parked, f.Denied = 1, 100 }, None, 101},
 		{"one is parked, after a failure", func(f *Facts) { f.Parked, f.Denied, f.Backoff = 1, 150, 160 }, None, 160},
 
-		{"debt", func(f *Facts) { f.Debt, f.Backoff = true, 100 }, Charge, Never},
-		{"debt, after a failure", func(f *Facts) { f.Debt, f.Backoff = true, 101 }, None, 101},
+		{"debt", func(f *Facts) { f.Charge, f.Backoff = 1, 100 }, Charge, Never},
+		{"debt that is not due", func(f *Facts) { f.Charge = 101 }, None, 101},
+		{"debt that has become due", func(f *Facts) { f.Charge = 100 }, Charge, Never},
+		{"debt, after a failure", func(f *Facts) { f.Charge, f.Backoff = 1, 101 }, None, 101},
 		{"returns", func(f *Facts) { f.Unconfirmed = true }, Return, Never},
 		{"returns, after a failure", func(f *Facts) { f.Unconfirmed, f.Backoff = true, 101 }, None, 101},
 		{"a probe is due", func(f *Facts) { f.Probe = true }, Probe, Never},
@@ -101,7 +103,7 @@ func TestEarliest(t *testing.T) {
 		assert.Equal(t, want, at)
 	}
 	f := base()
-	f.Debt, f.Backoff, f.Over, f.Parked, f.Denied = true, 120, 0, 1, 110
+	f.Charge, f.Backoff, f.Over, f.Parked, f.Denied = 1, 120, 0, 1, 110
 	_, at := Step(f)
 	assert.EqualValues(t, 120, at, "the account's")
 }
@@ -113,7 +115,7 @@ func TestPriority(t *testing.T) {
 		facts func(f *Facts)
 	}{
 		{Waiters, func(f *Facts) { f.Active, f.Passing = 1, 1 }},
-		{Charge, func(f *Facts) { f.Debt = true }},
+		{Charge, func(f *Facts) { f.Charge = 1 }},
 		{Return, func(f *Facts) { f.Unconfirmed = true }},
 		{Probe, func(f *Facts) { f.Probe = true }},
 		{Reset, func(f *Facts) { f.Now = 210 }}, // excludes those below
