@@ -97,7 +97,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	f.Over = w.Late()
 	// A fetch has just found the old window again, though it is over by our clock: the
 	// store's runs behind, or a millisecond is still to go. To ask at once would be a loop.
-	f.Ending = k.futile > 0 && !f.Alive
+	f.Ending = k.busy != nil && k.busy.futile > 0 && !f.Alive
 	if f.Alive && k.account.Unpaid() > 0 {
 		f.Charge = 1 // at once
 		if u != nil {
@@ -170,7 +170,7 @@ func (f *fetch) prepareLocked(wanted, surplus int64) {
 			k.use.observe(k, f.ordered)
 		}
 	}
-	f.req = k.statementLocked()
+	f.req = k.statementLocked(f.ordered)
 	if asks(f.cause) && !f.own {
 		f.sizeLocked(wanted)
 	}
@@ -198,10 +198,10 @@ func (f *fetch) returnLocked(w *lease.Lease, surplus int64) {
 // statementLocked is the account as it stands, asking for nothing. A window that the
 // process has opened by itself is not stated: the store may have another, and would take
 // this one's figures for grants that it has forgotten.
-func (k *keyState) statementLocked() backend.SyncRequest {
+func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 	limit := k.limit()
 	q := backend.SyncRequest{
-		Key: k.l.storeKey(k.node.Key), Client: k.name.client, Limit: limit, Strand: -1,
+		Key: k.l.storeKey(k.node.Key), Client: k.name.client, Limit: limit.Plain(), End: k.endLocked(now), Strand: -1,
 		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(limit), Leaving: k.leaving,
 	}
 	if w := k.lease.Load(); w != nil && !k.local.opened(w) {
@@ -266,13 +266,16 @@ func (f *fetch) run() {
 // was known. There is nothing to start, since f is in flight.
 func (f *fetch) relimit() error {
 	k := f.k
-	if k.l.limits == nil {
+	if !k.l.varies() {
 		return nil
 	}
 	limit, err := k.l.limitOf(k.node.Key)
 	if err == nil {
-		k.update(func(now int64) int64 { return k.relimitLocked(limit, now) })
-		comply(&f.req, k.limit())
+		k.update(func(now int64) int64 {
+			wanted := k.relimitLocked(limit, now)
+			comply(&f.req, k.limit(), k.endLocked(now))
+			return wanted
+		})
 	}
 	return err
 }
@@ -328,13 +331,13 @@ func (f *fetch) stuckLocked(now int64) {
 	k := f.k
 	first := k.busy.line.First()
 	if first == nil || first.Seq() > f.last {
-		k.futile = 0
+		k.busy.futile = 0
 		return
 	}
-	if k.futile++; k.futile < 3 {
+	if k.busy.futile++; k.busy.futile < 3 {
 		return
 	}
-	k.futile = 0
+	k.busy.futile = 0
 	k.usageLocked().backOff(now)
 	k.answerLocked(f.last, now, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
 }

@@ -224,7 +224,7 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 // conflict is ErrConflict if the open window has another length than the limit, which
 // cannot change.
 func (c *client) conflict(s backend.State, err error) error {
-	if err == nil && s.Length != 0 && c.limits == nil {
+	if err == nil && s.Length != 0 && !c.mayBe(s.Length) {
 		return ErrConflict
 	}
 	return err
@@ -250,7 +250,7 @@ func (c *client) undo(s *shard, r backend.RefundRequest) {
 
 func (c *client) refund(ctx context.Context, s *shard, r backend.RefundRequest) (int64, error) {
 	var total int64
-	err := c.detached(ctx, s, r.Key, c.limit, StoreCall{Op: "refund", Want: r.Total}, func(ctx context.Context, call *storeCall) (err error) {
+	err := c.detached(ctx, s, r.Key, c.anyLimit(), StoreCall{Op: "refund", Want: r.Total}, func(ctx context.Context, call *storeCall) (err error) {
 		total, err = c.store.Refund(ctx, r)
 		call.Granted = total
 		return err
@@ -312,10 +312,11 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, 
 		}
 		limit := k.limit()
 		if n > limit.Tokens {
-			return r, ErrExceedsLimit
+			return tooMuch(limit, time.Now())
 		}
 		var again bool
-		d := direct{k: k, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit, Tokens: n}}
+		d := direct{k: k, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit.Plain(), Tokens: n}}
+		k.update(func(now int64) int64 { d.req.End = k.endLocked(now); return undecided })
 		d.reply, d.sent, err = l.take(ctx, l.shardOf(d.req.Key), d.req)
 		if r, again, err = d.complete(ctx, err); !again {
 			return r, err
@@ -340,7 +341,7 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 			return undecided
 		}
 		d.overhearLocked(now)
-		r = taken(d.reply, d.req)
+		r = taken(d.reply, d.req, d.k.limit())
 		d.bookLocked(&r, now)
 		return 0
 	})
@@ -392,19 +393,22 @@ func (c *client) bookAlone(r *Result, hash uint64) {
 }
 
 // taken is the result of a direct call.
-func taken(t backend.TakeReply, q backend.TakeRequest) Result {
+func taken(t backend.TakeReply, q backend.TakeRequest, limit Limit) Result {
 	r := Result{Allowed: t.Allowed, Source: Direct, Limit: q.Limit.Tokens, Remaining: t.Remaining, Reset: t.Window.Time()}
 	if t.Allowed {
 		r.charged = q.Tokens
 	} else {
-		r.RetryAfter = max(t.Left, 1)
+		r.Shadowed, r.RetryAfter = limit.Shadow, max(t.Left, 1)
 	}
 	return r
 }
 
 // stateless serves a request for a key that there is no room to remember.
 func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int64) (Result, error) {
-	q := backend.TakeRequest{Key: l.storeKey(key), Limit: limit, Tokens: n}
+	q := backend.TakeRequest{Key: l.storeKey(key), Limit: limit.Plain(), Tokens: n}
+	if limit.Calendar.Period != 0 {
+		q.End = backend.Window(limit.Ends(time.Now()).UnixMilli())
+	}
 	s := l.shardOf(q.Key)
 	if s.Open() {
 		return l.withoutStore(limit, s.away())
@@ -417,9 +421,10 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 	case err != nil:
 		return l.withoutStore(limit, err)
 	case t.Length != 0:
-		return l.stateless(ctx, key, Limit{Tokens: limit.Tokens, Window: t.Length}, n)
+		limit.Window = t.Length
+		return l.stateless(ctx, key, limit, n)
 	}
-	r := taken(t, q)
+	r := taken(t, q, limit)
 	if r.Allowed {
 		l.bookAlone(&r, l.keys.HashOf(key))
 	} else {

@@ -157,8 +157,11 @@ func (l *Limiter) owe(ctx context.Context, key string, r *Result, n int64) error
 		return err
 	}
 	var reply backend.SyncReply
-	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.once(), Limit: limit, Window: r.window(), Debt: n, Strand: -1, Leaving: true}
-	err = l.detached(ctx, l.shardOf(q.Key), q.Key, limit, StoreCall{Op: "sync", Cause: string(next.Charge)}, func(ctx context.Context, _ *storeCall) (err error) {
+	if planOf(limit) != counted {
+		return nil
+	}
+	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.once(), Limit: limit.Plain(), Window: r.window(), Debt: n, Strand: -1, Leaving: true}
+	err = l.detached(ctx, l.shardOf(q.Key), q.Key, q.Limit, StoreCall{Op: "sync", Cause: string(next.Charge)}, func(ctx context.Context, _ *storeCall) (err error) {
 		l.count.syncs.Add(1)
 		reply, err = l.store.Sync(ctx, q)
 		return err
@@ -242,7 +245,7 @@ func (l *Limiter) closeKey(k *keyState) (f *final) {
 		if k.local != nil { // there is no time to ask which window is open
 			k.local.own = false
 		}
-		f = &final{req: k.statementLocked(), shard: k.shard, until: now + int64(k.limit().Window)}
+		f = &final{req: k.statementLocked(now), shard: k.shard, until: now + int64(k.limit().Window)}
 		f.account = k.account.HandOver()
 	}
 	k.retireLocked()

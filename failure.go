@@ -142,7 +142,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		r.key, r.charged = k.node.Hash, n
 	} else {
 		k.denied.Add(1)
-		r.RetryAfter = w.RetryAfter(now)
+		r.Shadowed, r.RetryAfter = limit.Shadow, w.RetryAfter(now)
 	}
 	r.Remaining = max(min(left, limit.Tokens-f.admitted), 0)
 	return true, nil
@@ -160,12 +160,8 @@ func (k *keyState) localLocked(now int64) *local {
 			k.l.rename()
 			k.name = k.l.account.Load()
 		}
-		length := k.limit().Window
-		end := time.Now().Add(length)
-		if length%time.Second == 0 {
-			end = end.Truncate(time.Second) // as the store does
-		}
-		s := backend.State{Window: backend.Window(end.UnixMilli()), Remaining: k.limit().Tokens}
+		limit := k.limit()
+		s := backend.State{Window: backend.Window(limit.Ends(k.wallLocked(now)).UnixMilli()), Remaining: limit.Tokens}
 		s.Left = time.Until(s.Window.Time())
 		w = k.switchLocked(s.Window, now)
 		w.Read(s, now, now)
@@ -307,7 +303,7 @@ func (c *client) keyOn(s *shard) (key string, limit Limit, ok bool) {
 	}
 	c.keys.All(func(n *keytable.Node[keyState]) bool {
 		if other := c.storeKey(n.Key); c.shardOf(other) == s {
-			key, limit, ok = other, n.State.limit(), true
+			key, limit, ok = other, n.State.limit().Plain(), true
 		}
 		return !ok || key == avoid
 	})
@@ -407,5 +403,5 @@ func (l *Limiter) withoutStore(limit Limit, err error) (Result, error) {
 		return Result{}, err
 	}
 	l.count.fallbacks.Add(1)
-	return Result{Allowed: true, Limit: limit.Tokens, Reset: time.Now().Add(limit.Window), Source: Fallback}, nil
+	return Result{Allowed: true, Limit: limit.Tokens, Reset: limit.Ends(time.Now()), Source: Fallback}, nil
 }

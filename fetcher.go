@@ -52,11 +52,11 @@ type keyState struct {
 	largest     most   // of the requests since the last observation of demand
 	clients     uint16 // that share the key: the more of this window's and the last one's
 	counted     uint16 // as the store said last
-	futile      uint8  // fetches in a row that served nobody
 	small       bool   // the limit is too small for batches: no more is granted than is needed
 	short       bool   // the limit will run out before the window ends
 	low         bool   // the stock has fallen to the re-order point, and no batch came since
 	unheard     bool   // a fetch has failed since the last that was answered: a grant may wait in the store
+	plan        plan   // what the limit says that nobody need count; the bound is then an older one
 	leaving     bool   // the key is idle, and is forgotten when the store has heard what it gives back
 	farewell    bool   // the store must hear that it leaves
 	retired     bool   // forgotten or closed: look the key up again
@@ -67,6 +67,7 @@ type busy struct {
 	line     waiters.Line[outcome]
 	reserved int64  // tokens of the lease, for the line
 	fetch    *fetch // there is one at a time; nil = none
+	futile   int    // fetches in a row that served nobody
 }
 
 // nobody is the line where nobody is. It is never written.
@@ -131,7 +132,7 @@ func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	k := &n.State
 	k.l, k.node, k.name, k.shard = l, n, l.account.Load(), l.shardOf(l.storeKey(n.Key))
 	k.bound.Store(&l.limit)
-	if limit != l.limit {
+	if limit != l.limit { // or the window's length is another, of a calendar's
 		own := limit // on the heap only then
 		k.bound.Store(&own)
 	}
@@ -207,10 +208,13 @@ func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, e
 	if err = k.l.recheck(k, n); err != nil {
 		return r, err, false
 	}
+	stay = stay && !k.limit().Shadow // nobody waits for what is only tried
 	w, err, decided := k.decide(ctx, &r, n, stay)
 	switch {
 	case err == errRetired:
 		return r, nil, true
+	case err == errPlanned:
+		return k.l.crowded(ctx, k.node.Key, n, stay)
 	case decided || err != nil:
 		return r, err, false
 	case w == nil:
@@ -218,22 +222,25 @@ func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, e
 		return r, err, false
 	}
 	r, err = k.await(ctx, w)
-	return r, err, false
+	return r, err, err == errRetired
 }
 
 // decide answers the caller from memory or by the failure policy, or puts it in line.
 // Neither means that it makes a call of its own.
 func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w *waiter, err error, decided bool) {
 	k.event(func(now int64) int64 {
-		switch {
+		switch limit := k.limit(); {
 		case k.l.closed.Load():
 			err = ErrClosed
-		case n > k.limit().Tokens:
-			err = ErrExceedsLimit
 		case k.retired:
 			err = errRetired
+		case k.plan != counted:
+			err = errPlanned
+		case n > limit.Tokens:
+			*r, err = tooMuch(limit, time.Now())
+			decided = true
 		}
-		if err != nil {
+		if err != nil || decided {
 			return undecided
 		}
 		k.leaving = false // somebody has come
@@ -400,7 +407,7 @@ func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, n
 		k.busy.reserved -= c.N
 		k.largest.note(c.N)
 		o.Result.admit(k, w, c.N, k.busy.reserved, Fetched)
-		o.lease, k.futile = w, 0
+		o.lease, k.busy.futile = w, 0
 	case waiters.Refuse:
 		if k.deniedUntil == 0 {
 			k.denyLocked(w, now)
@@ -408,7 +415,7 @@ func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, n
 		k.denied.Add(1)
 		o.Result.refuse(k, w, now, Fetched)
 		o.Remaining = min(o.Remaining+k.busy.reserved, o.Limit)
-		k.futile = 0
+		k.busy.futile = 0
 	case waiters.Miss:
 		o.err = ErrDeadline
 	}

@@ -120,6 +120,9 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 		if node := l.keys.Get(keys[i]); node == nil || n < 1 || !node.State.try(&results[i], n) {
 			return g.ask(ctx, cost, r, keys)
 		}
+		if results[i].Shadowed {
+			l.pass(&results[i])
+		}
 		if !results[i].Allowed {
 			return g.undo(ctx, i, r, keys), nil
 		}
@@ -168,7 +171,7 @@ func (l *Limiter) refuses(r *Result, key string, n int64) bool {
 	}
 	k := &node.State
 	w, now := k.lease.Load(), l.clock.Now()
-	if !w.Alive(now) || w.Stock() >= n || n > k.limit().Tokens || !w.Denies(n, now) {
+	if k.bound.Load().Shadow || !w.Alive(now) || w.Stock() >= n || n > k.bound.Load().Tokens || !w.Denies(n, now) {
 		return false
 	}
 	k.denied.Add(1)

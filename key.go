@@ -37,6 +37,9 @@ func (k *Key) allow(r *Result, ctx context.Context, n int64) error {
 		return err
 	}
 	if s := k.held.Load(); s != nil && n > 0 && s.try(r, n) {
+		if r.Shadowed {
+			k.l.pass(r)
+		}
 		return nil
 	}
 	slow, err := k.acquire(ctx, n, false)

@@ -381,7 +381,7 @@ func TestProbeOfAKeyWithoutLimit(t *testing.T) {
 		net, limit := overNetwork(memstore.New(), time.Millisecond), changingLimit(100)
 		l := open(t, net, reservoir.PerMinute(100), limit.option())
 		breakdown(t, l, net, loseRequest)
-		limit.Store(0)
+		limit.Store(-1)
 		net.set(nil)
 		time.Sleep(time.Second)
 		_, _ = l.Allow(bg, "one more")

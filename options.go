@@ -29,6 +29,7 @@ type config struct {
 	idle         time.Duration
 	hooks        Hooks
 	lateOverruns bool
+	shadow       bool
 }
 
 func defaults(limit Limit) config {
@@ -64,7 +65,8 @@ func WithDirect() Option { return func(c *config) { c.direct = true } }
 // called with no lock held, when a key is first seen, before each of its
 // fetches, and for a request larger than the limit that is known; it must be quick
 // and safe for concurrent use. A limit out of range is the error of that key's
-// calls.
+// calls. A limit of no tokens, Limit{} for example, blocks the key, and Unlimited lets it
+// pass; for such keys it is called for each request.
 //
 // A limit may change at any time, in the middle of a window too. Its tokens count from
 // the key's next fetch, in all processes together, as the store then knows it; a window
@@ -100,6 +102,12 @@ func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
 // of the store, which keeps an account of some 60 bytes for each time that a
 // process has forgotten a key and come back to it in one window.
 func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
+
+// WithShadow lets refusals pass, to see what a limit would do before it does it: such a
+// Result is Allowed and Shadowed, nothing was charged for it, nobody waits, and Stats
+// counts it. What is admitted is charged as always. Errors stay errors: WithFailure(FailOpen)
+// lets requests pass in an outage too. Limit.Shadow does it for one key, by WithLimits.
+func WithShadow() Option { return func(c *config) { c.shadow = true } }
 
 // WithLateOverruns makes Settle count what a request has used above its charge against the
 // window that is open then, if its own is over. By default it is forgotten, because it
@@ -215,8 +223,32 @@ func (c *config) storeKey(key string) string {
 
 const separator = "\x1f"
 
+// varies reports whether a key's limit, or the length of its window, may change.
+func (c *config) varies() bool { return c.limits != nil || c.limit.Calendar.Period != 0 }
+
+// mayBe reports whether a window may be of that length, though it is not that of its limit.
+func (c *config) mayBe(length time.Duration) bool {
+	off := length - c.limit.Window // of a calendar: a month is up to three days shorter
+	return c.limits != nil || c.limit.Calendar.Period != 0 && max(off, -off) < c.limit.Window/8
+}
+
+// anyLimit is a limit for calls that need none, to probe with if they fail.
+func (c *config) anyLimit() Limit {
+	if planOf(c.limit) != counted {
+		return PerMinute(1)
+	}
+	return c.limit.Plain()
+}
+
 // validate names the first option whose value makes no sense.
 func (c *config) validate() error {
+	if planOf(c.limit) == blocked && c.limits == nil {
+		return fmt.Errorf("%w: 0 tokens, which block every key, without WithLimits", ErrLimit)
+	}
+	if err := validateLimit(c.limit); err != nil {
+		return err
+	}
+	c.limit.Shadow = c.limit.Shadow || c.shadow
 	if c.name != "" {
 		c.prefix = c.name + separator
 	}

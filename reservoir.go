@@ -88,9 +88,6 @@ func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 	if s, ok := store.(interface{ Err() error }); ok && s.Err() != nil {
 		return nil, s.Err()
 	}
-	if err := limit.Validate(); err != nil {
-		return nil, err
-	}
 	if err := l.validate(); err != nil {
 		return nil, err
 	}
@@ -123,11 +120,20 @@ func (l *Limiter) allow(r *Result, ctx context.Context, key string, n int64) err
 		return err
 	}
 	if node := l.keys.Get(key); node != nil && n > 0 && node.State.try(r, n) {
+		if r.Shadowed {
+			l.pass(r)
+		}
 		return nil
 	}
 	slow, _, err := l.acquire(ctx, key, n, false)
 	*r = slow
 	return err
+}
+
+// pass lets a refused request pass, as WithShadow says.
+func (c *client) pass(r *Result) {
+	r.Allowed, r.RetryAfter = true, 0
+	c.count.shadowed.Add(1)
 }
 
 // Wait is WaitN for one token.
@@ -162,17 +168,24 @@ func (l *Limiter) acquire(ctx context.Context, key string, n int64, stay bool) (
 		if err != nil {
 			return Result{}, nil, err
 		}
+		var r Result
+		again := false
 		if k == nil {
-			r, err := l.crowded(ctx, key, n, stay)
-			return r, nil, err
+			r, err, again = l.crowded(ctx, key, n, stay)
+		} else {
+			r, err, again = k.acquire(ctx, n, stay)
 		}
-		if r, err, again := k.acquire(ctx, n, stay); !again {
-			return r, k, err
+		if again {
+			continue
 		}
+		if r.Shadowed && err == nil {
+			l.pass(&r)
+		}
+		return r, k, err
 	}
 }
 
-// state returns the key's state, or nil if there is no room for one.
+// state returns the key's state, or nil if there is no room for one, or no need.
 func (l *Limiter) state(key string) (*keyState, error) {
 	if n := l.keys.Get(key); n != nil {
 		return &n.State, nil
@@ -181,7 +194,7 @@ func (l *Limiter) state(key string) (*keyState, error) {
 		return nil, ErrClosed
 	}
 	limit, err := l.limitOf(key)
-	if err != nil {
+	if err != nil || planOf(limit) != counted {
 		return nil, err
 	}
 	n := l.keys.GetOrMake(key, func(n *keytable.Node[keyState]) { l.initKey(n, limit) })
@@ -192,13 +205,36 @@ func (l *Limiter) state(key string) (*keyState, error) {
 	return &n.State, nil
 }
 
-// limitOf is what WithLimits says of the key.
+// limitOf is what WithLimits says of the key, for the window that is open now.
 func (l *Limiter) limitOf(key string) (Limit, error) {
-	if l.limits == nil {
-		return l.limit, nil
+	limit := l.limit
+	if l.limits != nil {
+		limit = l.limits(key)
+		limit.Shadow = limit.Shadow || l.shadow
 	}
-	limit := l.limits(key)
-	return limit, limit.Validate()
+	if err := validateLimit(limit); err != nil {
+		return limit, err
+	}
+	return limit.At(time.Now()), nil
+}
+
+// wallLocked is the time on the wall, but not in a window that is over: the store's clock
+// may be ahead of ours.
+func (k *keyState) wallLocked(now int64) time.Time {
+	t := time.Now()
+	if w := k.lease.Load(); w != nil && w.Over(now) && t.Before(w.Window.Time()) {
+		return w.Window.Time()
+	}
+	return t
+}
+
+// endLocked is where a window ends that opens now, for a limit by the calendar.
+func (k *keyState) endLocked(now int64) backend.Window {
+	limit := k.limit()
+	if limit.Calendar.Period == 0 {
+		return 0
+	}
+	return backend.Window(limit.Ends(k.wallLocked(now)).UnixMilli())
 }
 
 // recheck asks for the limit again if it may have changed in a way that matters to a
@@ -210,6 +246,7 @@ func (l *Limiter) recheck(k *keyState, n int64) error {
 	limit := k.limit()
 	must := n > limit.Tokens
 	k.event(func(now int64) int64 {
+		must = must || k.plan != counted
 		if k.deniedUntil != 0 && now >= k.use.recheck {
 			k.use.recheck, must = now+int64(limit.Window)/probes, true
 		}
@@ -224,7 +261,7 @@ func (l *Limiter) recheck(k *keyState, n int64) error {
 // relimit makes the limit what WithLimits now says, before the store is told. No lock is
 // held for the call of the user's function.
 func (l *Limiter) relimit(k *keyState) error {
-	if l.limits == nil {
+	if !l.varies() {
 		return nil
 	}
 	limit, err := l.limitOf(k.node.Key)
@@ -235,10 +272,20 @@ func (l *Limiter) relimit(k *keyState) error {
 }
 
 // relimitLocked makes limit the key's. A caller in line who wants more than that is told
-// so. While a window is open its length stays.
+// so. While a window is open its length stays. A special limit is noted beside the one that
+// the account is stated under; what is at hand goes back, and callers in line look again.
 func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	w, was := k.lease.Load(), k.limit()
-	if !w.Over(now) {
+	line := k.busy.callers()
+	if k.plan = planOf(limit); k.plan != counted {
+		if w.Alive(now) {
+			k.account.Return(k.drainLocked())
+		}
+		k.deniedUntil = 0
+		line.Each(func(c *waiter) { line.Tell(c, outcome{err: errRetired}) })
+		return 0
+	}
+	if limit = limit.At(k.wallLocked(now)); !w.Over(now) {
 		limit.Window = was.Window
 	}
 	if limit == was {
@@ -248,7 +295,6 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 		k.deniedUntil = 0
 	}
 	k.bound.Store(&limit)
-	line := k.busy.callers()
 	line.Each(func(c *waiter) {
 		if c.N > limit.Tokens {
 			line.Tell(c, outcome{err: ErrExceedsLimit})
@@ -258,8 +304,8 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 }
 
 // comply makes q, which was written under an older limit, speak of l.
-func comply(q *backend.SyncRequest, l Limit) {
-	q.Limit = l
+func comply(q *backend.SyncRequest, l Limit, end backend.Window) {
+	q.Limit, q.End = l.Plain(), end
 	q.Want, q.Need, q.Least, q.Pace = min(q.Want, l.Tokens), min(q.Need, l.Tokens), min(q.Least, l.Tokens), min(q.Pace, l.Tokens)
 }
 
@@ -267,7 +313,8 @@ func comply(q *backend.SyncRequest, l Limit) {
 // the key before it changed, by WithLimits in another process. It lasts until the
 // window ends.
 func (k *keyState) adoptLocked(s backend.State, sent, now int64) {
-	limit := Limit{Tokens: k.limit().Tokens, Window: s.Length}
+	limit := k.limit()
+	limit.Window = s.Length
 	k.bound.Store(&limit)
 	if k.retired {
 		return
@@ -279,30 +326,74 @@ func (k *keyState) adoptLocked(s backend.State, sent, now int64) {
 	w.Read(s, sent, now)
 }
 
-// crowded serves a key that there is no room for, call by call.
-func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (Result, error) {
+// byPlan answers for a limit that is special, if it is one. The reset that a blocked
+// request is told is the next multiple of the window, so that it does not move.
+func (l *Limiter) byPlan(limit Limit) (r Result, decided bool) {
+	switch planOf(limit) {
+	case passing:
+		return Result{Allowed: true, Limit: limit.Tokens, Remaining: limit.Tokens}, true
+	case blocked:
+		if limit.Window == 0 {
+			limit.Window = l.limit.Window
+		}
+		now := time.Now()
+		r = Result{Source: Denied, Shadowed: limit.Shadow, Reset: now.Truncate(limit.Window).Add(limit.Window)}
+		if limit.Calendar.Period != 0 {
+			r.Reset = limit.Ends(now)
+		}
+		r.RetryAfter = r.Reset.Sub(now)
+		l.count.denied.Add(1)
+		return r, true
+	}
+	return r, false
+}
+
+// crowded serves a key that there is no room for, call by call, and one whose limit is
+// special. again says that there may be room now.
+func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (r Result, err error, again bool) {
 	wait := firstPause
 	for {
 		limit, err := l.limitOf(key)
 		if err != nil {
-			return Result{}, err
+			return Result{}, err, false
 		}
-		if n > limit.Tokens {
-			return Result{}, ErrExceedsLimit
+		r, special := l.byPlan(limit)
+		if !special {
+			if l.keys.Get(key) != nil {
+				return Result{}, nil, true
+			}
+			if n > limit.Tokens {
+				r, err := tooMuch(limit, time.Now())
+				return r, err, false
+			}
+			r, err = l.stateless(ctx, key, limit, n)
 		}
-		r, err := l.stateless(ctx, key, limit, n)
 		switch {
-		case !stay || err == nil && r.Allowed || err != nil && !outage(err):
-			return r, err
+		case !stay || err == nil && (r.Allowed || r.Shadowed) || err != nil && !outage(err):
+			return r, err, false
+		case special:
+			wait = min(r.RetryAfter, longestPause) // it may be raised
 		case err == nil:
 			wait = r.RetryAfter + chance.Part(limit.Window/100)
 		default:
 			wait = min(2*wait, longestPause)
 		}
 		if err := pause(ctx, wait, l.life.Done()); err != nil {
-			return r, err
+			return r, err, false
+		}
+		if special {
+			return Result{}, nil, true
 		}
 	}
+}
+
+// tooMuch is the end of a request for more tokens than the limit has. No waiting would
+// help, so it is an error, and in shadow it passes.
+func tooMuch(limit Limit, now time.Time) (Result, error) {
+	if limit.Shadow {
+		return Result{Shadowed: true, Source: Denied, Limit: limit.Tokens, Reset: limit.Ends(now)}, nil
+	}
+	return Result{}, ErrExceedsLimit
 }
 
 // outage reports whether err is a store's that may be over soon.
@@ -346,8 +437,12 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	if planOf(limit) != counted {
+		r, _ := l.byPlan(limit)
+		return r, nil
+	}
 	id := l.storeKey(key)
-	s, err := l.check(ctx, l.shardOf(id), id, limit)
+	s, err := l.check(ctx, l.shardOf(id), id, limit.Plain())
 	if err != nil {
 		return Result{}, err
 	}

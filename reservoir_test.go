@@ -25,7 +25,7 @@ func TestBadRequestsNeverReachTheStore(t *testing.T) {
 	net := far(0)
 	l := open(t, net, reservoir.PerMinute(10), reservoir.WithLimits(func(key string) reservoir.Limit {
 		if key == "bad limit" {
-			return reservoir.Limit{}
+			return reservoir.PerMinute(-1)
 		}
 		return reservoir.PerMinute(10)
 	}))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -20,9 +21,13 @@ type Result struct {
 	// Source says how the decision was made, and so what it cost.
 	Source Source
 
+	// Shadowed says that the limit would have refused the request, which passes because of
+	// WithShadow. Nothing was charged.
+	Shadowed bool
+
 	epoch uint32 // of the account that a direct call is noted in
 
-	// Limit is the number of tokens per window.
+	// Limit is the number of tokens per window; math.MaxInt64 where there is none.
 	Limit int64
 
 	// Remaining is what this process could still be given in the window, at most
@@ -46,17 +51,21 @@ type Result struct {
 // admit fills in r for n tokens of k that were spent and left that stock. A Result is
 // nine words: on the hot path it is written where the caller will read it.
 func (r *Result) admit(k *keyState, w *lease.Lease, n, stock int64, from Source) {
-	limit := k.limit().Tokens
+	limit := k.bound.Load().Tokens
 	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
 	r.Reset, r.key, r.charged = w.Window.Time(), k.node.Hash, n
 }
 
 // refuse fills in r for a request that w cannot serve.
 func (r *Result) refuse(k *keyState, w *lease.Lease, now int64, from Source) {
-	limit := k.limit().Tokens
-	r.Source, r.Limit, r.Remaining = from, limit, min(w.Available(), limit)
+	bound := k.bound.Load()
+	r.Source, r.Shadowed = from, bound.Shadow
+	r.Limit, r.Remaining = bound.Tokens, min(w.Available(), bound.Tokens)
 	r.Reset, r.RetryAfter = w.Window.Time(), w.RetryAfter(now)
 }
+
+// Unlimited reports that no limit applied, so that there are no numbers to tell.
+func (r Result) Unlimited() bool { return r.Limit == Unlimited.Tokens }
 
 // window is the window that r was charged to.
 func (r Result) window() backend.Window { return backend.Window(r.Reset.UnixMilli()) }
@@ -90,13 +99,19 @@ func (s Source) String() string {
 func (s Source) OnNetwork() bool { return s == Fetched || s == Direct }
 
 // Limit is a number of tokens per fixed window: Tokens from 1 to 2^53-1, Window
-// in whole milliseconds from 1 ms to 366 days. The zero Limit is not valid: New
-// returns ErrLimit for what is out of range, as do calls where WithLimits says it.
+// in whole milliseconds from 1 ms to 366 days. New returns ErrLimit for what is out of
+// range, as do calls where WithLimits says it. Two limits are special: one of no Tokens
+// blocks, and Unlimited passes, both without a store call.
 //
-// A window opens at the first charge of its key and ends exactly Window later.
-// By the nature of fixed windows up to twice Tokens may pass in an interval of
-// one window's length that straddles a reset.
+// A window opens at the first charge of its key and ends exactly Window later, or, of a
+// limit by the calendar, at the end of the day, week or month. By the nature of fixed
+// windows up to twice Tokens may pass in an interval of one window's length that
+// straddles a reset.
 type Limit = backend.Limit
+
+// Unlimited admits every request, without a store call. Results and Stats count nothing
+// of it.
+var Unlimited = Limit{Tokens: math.MaxInt64}
 
 // PerSecond is a limit of tokens in each second.
 func PerSecond(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.Second} }
@@ -106,6 +121,58 @@ func PerMinute(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.M
 
 // PerHour is a limit of tokens in each hour.
 func PerHour(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.Hour} }
+
+// PerDay is a limit of tokens in each day of a time zone, from midnight to midnight: 23 or
+// 25 hours where clocks are set. A nil zone is UTC.
+func PerDay(tokens int64, zone *time.Location) Limit {
+	return perPeriod(tokens, 24*time.Hour, backend.Day, zone)
+}
+
+// PerWeek is a limit of tokens in each week of a time zone, from Monday's midnight on. A
+// nil zone is UTC.
+func PerWeek(tokens int64, zone *time.Location) Limit {
+	return perPeriod(tokens, 7*24*time.Hour, backend.Week, zone)
+}
+
+// PerMonth is a limit of tokens in each month of a time zone, from the midnight of the
+// first on. A nil zone is UTC.
+func PerMonth(tokens int64, zone *time.Location) Limit {
+	return perPeriod(tokens, 31*24*time.Hour, backend.Month, zone)
+}
+
+func perPeriod(tokens int64, about time.Duration, p backend.Period, zone *time.Location) Limit {
+	return Limit{Tokens: tokens, Window: about, Calendar: backend.Calendar{Period: p, Zone: zone}}
+}
+
+// plan is what a limit says that no store need be asked about.
+type plan uint8
+
+const (
+	counted plan = iota // it is to be counted
+	blocked             // nothing passes
+	passing             // everything does
+)
+
+func planOf(l Limit) plan {
+	switch l.Tokens {
+	case 0:
+		return blocked
+	case Unlimited.Tokens:
+		return passing
+	}
+	return counted
+}
+
+// validateLimit accepts special limits too.
+func validateLimit(l Limit) error {
+	if planOf(l) != counted {
+		l.Tokens = 1
+		if l.Window == 0 {
+			l.Window = time.Second
+		}
+	}
+	return l.Validate()
+}
 
 // Errors of a call. An error means that no decision was made; a refusal is a
 // Result. None of them repeats a key.
@@ -148,6 +215,9 @@ type StoreError = backend.Error
 
 // errRetired says that a key's state was forgotten meanwhile: look the key up again.
 var errRetired = errors.New("reservoir: retired")
+
+// errPlanned says that a key's limit is one that nobody need count.
+var errPlanned = errors.New("reservoir: a special limit")
 
 // errOpen is the cause of a StoreError while the circuit is open, with that of the
 // failure which opened it.

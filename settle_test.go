@@ -317,3 +317,146 @@ func TestGroupWaits(t *testing.T) {
 
 // take is the error of a call.
 func take[T any](_ T, err error) error { return err }
+
+// A limit of nothing blocks, and Unlimited passes, without a store call, whatever the key
+// was before; and back.
+func TestPlans(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net, limit := far(time.Millisecond), reservoir.PerMinute(10)
+		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit }))
+		g := reservoir.NewGroup(l, l)
+		for _, key := range []string{"new", "used"} {
+			if limit = reservoir.PerMinute(10); key == "used" {
+				drain(t, l, key, 3)
+				waiting := make(chan error)
+				go func() { waiting <- waitFor(bg, l, key, 9) }()
+				synctest.Wait()
+				time.AfterFunc(time.Second, func() { limit = reservoir.Unlimited })
+				require.NoError(t, <-waiting)
+			}
+			limit = reservoir.Unlimited
+			time.Sleep(5 * time.Second)
+			allow(t, l, key, 1)
+			time.Sleep(time.Second)
+			calls := net.count("")
+			for _, n := range []int64{1, 1000, 1 << 50} {
+				r := allow(t, l, key, n)
+				assert.True(t, r.Allowed && r.Unlimited())
+				require.NoError(t, l.Settle(bg, key, r, 5))
+				require.NoError(t, waitFor(bg, l, key, n))
+			}
+			r, err := g.Allow(bg, key, key)
+			assert.True(t, err == nil && r.Allowed && r.Unlimited())
+			limit = reservoir.Limit{Window: time.Hour}
+			for range 10 {
+				r := allow(t, l, key, 1)
+				assert.True(t, !r.Allowed && !r.Unlimited() && r.RetryAfter > 0 && r.Remaining == 0, "%s: %+v", key, r)
+				assert.Equal(t, r.RetryAfter, time.Until(r.Reset))
+				if key == "new" {
+					assert.Equal(t, time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC), r.Reset.UTC())
+				}
+			}
+			c, err := l.Check(bg, key)
+			assert.True(t, err == nil && !c.Allowed)
+			short, cancel := context.WithTimeout(bg, time.Second/2)
+			assert.ErrorIs(t, waitFor(short, l, key, 1), context.DeadlineExceeded)
+			cancel()
+			assert.Equal(t, calls, net.count(""), key)
+			limit = reservoir.PerMinute(20)
+			require.NoError(t, waitFor(bg, l, key, 11))
+		}
+		balance(t, l)
+	})
+	_, err := reservoir.New(far(0), reservoir.PerMinute(0))
+	assert.ErrorIs(t, err, reservoir.ErrLimit, "nobody wants that")
+	_, err = reservoir.New(far(0), reservoir.Limit{})
+	assert.ErrorIs(t, err, reservoir.ErrLimit)
+	_, err = reservoir.New(far(0), reservoir.Unlimited)
+	assert.NoError(t, err)
+}
+
+// In shadow what a limit refuses passes, and says so. Nobody waits, and what passes is not
+// charged.
+func TestShadow(t *testing.T) {
+	for _, perKey := range []bool{false, true} {
+		inBubbles(t, fmt.Sprint("key=", perKey), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			opts, net := []reservoir.Option{opt, reservoir.WithShadow()}, far(time.Millisecond)
+			if perKey {
+				opts[1] = reservoir.WithLimits(func(string) reservoir.Limit {
+					return reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true}
+				})
+			}
+			l := open(t, net, reservoir.PerMinute(10), opts...)
+			strict := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithName("strict"))
+			g, key := reservoir.NewGroup(l, strict), l.Key("k")
+			var shadowed int64
+			for range 20 {
+				for _, ask := range []func() (reservoir.Result, error){
+					func() (reservoir.Result, error) { return l.Allow(bg, "k") },
+					func() (reservoir.Result, error) { return key.Allow(bg) },
+					func() (reservoir.Result, error) { return l.Wait(bg, "k") },
+					func() (reservoir.Result, error) { return l.AllowN(bg, "k", 11) },
+					func() (reservoir.Result, error) { r, err := g.Allow(bg, "k", "k"); return r.Result, err },
+				} {
+					r, err := ask()
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+					require.Zero(t, r.RetryAfter)
+					if r.Shadowed {
+						shadowed++
+						require.NoError(t, l.Settle(bg, "k", r, 3))
+					}
+				}
+			}
+			s := l.Stats()
+			assert.EqualValues(t, 10, s.Spent-s.Refunded)
+			assert.EqualValues(t, 20, strict.Stats().Spent-strict.Stats().Refunded, "another limit of the group is charged")
+			assert.GreaterOrEqual(t, s.Shadowed, shadowed)
+			assert.Greater(t, shadowed, int64(60))
+			assert.Less(t, time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)), 10*time.Second, "nobody waited")
+		})
+	}
+}
+
+// Windows by the calendar end at its midnights, for all processes, whatever came before;
+// probes, refusals and outages know the real length.
+func TestCalendarWindows(t *testing.T) {
+	zone, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		limit reservoir.Limit
+		begin time.Time
+		ends  []time.Time
+	}{
+		"day":   {reservoir.PerDay(50, zone), at(zone, 3, 24, 13), []time.Time{at(zone, 3, 25, 0), at(zone, 3, 26, 0), at(zone, 3, 27, 0), at(zone, 3, 28, 0)}},
+		"week":  {reservoir.PerWeek(50, nil), at(time.UTC, 2, 23, 1), []time.Time{at(time.UTC, 2, 28, 0), at(time.UTC, 3, 6, 0), at(time.UTC, 3, 13, 0)}},
+		"month": {reservoir.PerMonth(50, zone), at(zone, 1, 30, 7), []time.Time{at(zone, 2, 1, 0), at(zone, 3, 1, 0), at(zone, 4, 1, 0), at(zone, 5, 1, 0)}},
+	} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			time.Sleep(time.Until(c.begin))
+			net := far(time.Millisecond)
+			all := fleet(t, 3, net, c.limit, opt)
+			for i, end := range c.ends {
+				for k := range 30 {
+					r := allow(t, all[(i+k)%3], "k", 3)
+					require.True(t, end.Equal(r.Reset), "%v, want %v", r.Reset, end)
+				}
+				r := allow(t, all[i%3], "other "+what, 1)
+				require.True(t, end.Equal(r.Reset))
+				require.LessOrEqual(t, used(t, net, "k"), int64(50))
+				require.GreaterOrEqual(t, used(t, net, "k"), int64(48))
+				if r = allow(t, all[0], "k", 50); !r.Allowed {
+					require.Equal(t, time.Until(end).Round(time.Minute), r.RetryAfter.Round(time.Minute))
+				}
+				time.Sleep(time.Until(end.Add(time.Duration(i) * time.Second)))
+			}
+			for _, l := range all {
+				balance(t, l)
+			}
+		})
+	}
+}
+
+func at(zone *time.Location, month time.Month, day, hour int) time.Time {
+	return time.Date(2000, month, day, hour, 0, 0, 0, zone)
+}

@@ -31,6 +31,7 @@ type Stats struct {
 	Waited     int64 // requests that waited on the network
 	Denied     int64 // requests refused
 	Failed     int64 // requests that ended in a StoreError
+	Shadowed   int64 // of Denied, those that passed because of WithShadow
 
 	Prefetches int64 // fetches ahead of need
 	Probes     int64 // looks whether an exhausted key has tokens again
@@ -79,6 +80,7 @@ func Figures() []Figure {
 		counter("store.syncs", "call", "Calls to the store that were statements of account: fetches and give-backs.", func(s *Stats) int64 { return s.Syncs }),
 		counter("requests.waited", "request", "Requests that waited on the network.", func(s *Stats) int64 { return s.Waited }),
 		counter("requests.denied", "request", "Requests refused.", func(s *Stats) int64 { return s.Denied }),
+		counter("requests.shadowed", "request", "Requests that a limit would have refused and that passed in shadow.", func(s *Stats) int64 { return s.Shadowed }),
 		counter("requests.failed", "request", "Requests that ended in a store error.", func(s *Stats) int64 { return s.Failed }),
 
 		counter("prefetches", "call", "Fetches ahead of need.", func(s *Stats) int64 { return s.Prefetches }),
@@ -98,9 +100,9 @@ func Figures() []Figure {
 // counts are of the slow path, and of keys that are gone; what the hot path counts is
 // in its key.
 type counts struct {
-	taken, refunded, returned, expired, overdrawn                                                          atomic.Int64 // tokens
-	spent, denied                                                                                          atomic.Int64 // by keys that are gone
-	calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks atomic.Int64
+	taken, refunded, returned, expired, overdrawn                                                                    atomic.Int64 // tokens
+	spent, denied                                                                                                    atomic.Int64 // by keys that are gone
+	calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks, shadowed atomic.Int64
 }
 
 // Stats returns the counts now. None of them, except Keys, Held, Stranded and Owed, ever
@@ -118,7 +120,7 @@ func (l *Limiter) Stats() Stats {
 	s.Taken, s.Refunded, s.Returned, s.Expired = c.taken.Load(), c.refunded.Load(), c.returned.Load(), c.expired.Load()
 	s.StoreCalls, s.Syncs, s.Waited, s.Failed = c.calls.Load(), c.syncs.Load(), c.waited.Load(), c.failed.Load()
 	s.Prefetches, s.Probes, s.GiveBacks, s.Fallbacks = c.prefetches.Load(), c.probes.Load(), c.giveBacks.Load(), c.fallbacks.Load()
-	s.Overdrawn = c.overdrawn.Load()
+	s.Overdrawn, s.Shadowed = c.overdrawn.Load(), c.shadowed.Load()
 	s.Recovered, s.Reasserted, s.Unknown = c.recovered.Load(), c.reasserted.Load(), c.unknown.Load()
 	return s
 }

@@ -22,11 +22,20 @@ var (
 	ErrTokens = errors.New("reservoir: bad number of tokens")
 )
 
-// Limit is a number of tokens per fixed window. The zero Limit is not valid.
+// Limit is a number of tokens per fixed window. The zero Limit is not valid in a request.
 type Limit struct {
 	Tokens int64         // 1 to MaxTokens
 	Window time.Duration // whole milliseconds, MinWindow to MaxWindow
+
+	// What follows is the limiter's. It is zero in requests: stores know of no calendar but
+	// the end that a request names.
+
+	Calendar Calendar // its periods are the windows; Window is how long one is, about
+	Shadow   bool     // refusals pass, and are marked
 }
+
+// Plain is the limit as requests have it.
+func (l Limit) Plain() Limit { return Limit{Tokens: l.Tokens, Window: l.Window} }
 
 // Validate returns nil, or an error that wraps ErrLimit and names the fault.
 func (l Limit) Validate() error {
@@ -38,7 +47,7 @@ func (l Limit) Validate() error {
 	case l.Window%time.Millisecond != 0:
 		return fmt.Errorf("%w: a window of %v, want whole milliseconds", ErrLimit, l.Window)
 	}
-	return nil
+	return l.Calendar.validate()
 }
 
 // ValidateKey returns nil, or an error that wraps ErrKey. Any bytes make a key;

@@ -1,0 +1,51 @@
+package backend
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// Every instant is in one period, the periods follow each other, and they end at midnight
+// where the zone has one: some have none on the day when clocks are set.
+func TestPeriodsOfTheCalendar(t *testing.T) {
+	for _, name := range []string{"", "Europe/Berlin", "America/Sao_Paulo", "Asia/Beirut", "Pacific/Apia", "Australia/Lord_Howe"} {
+		zone, err := time.LoadLocation(name)
+		require.NoError(t, err)
+		for p, days := range map[Period][2]float64{Day: {22, 26}, Week: {6 * 24, 7*24 + 1}, Month: {27 * 24, 31*24 + 1}} {
+			c := Calendar{Period: p, Zone: zone}
+			at := time.Date(2009, 1, 1, 0, 0, 0, 0, zone)
+			odd := 0
+			for at.Year() < 2013 {
+				begin, end := c.Around(at)
+				require.False(t, begin.After(at))
+				require.True(t, end.After(at))
+				for _, other := range []time.Time{begin, end.Add(-1), begin.Add(end.Sub(begin) / 2)} {
+					b, e := c.Around(other)
+					require.True(t, b.Equal(begin) && e.Equal(end), "%s %v: %v and %v", name, at, begin, b)
+				}
+				if h := end.Sub(begin).Hours(); h < days[0] || h > days[1] {
+					odd++
+				}
+				if end.Hour() != 0 {
+					require.LessOrEqual(t, end.Hour(), 23)
+				}
+				at = end
+			}
+			assert.LessOrEqual(t, odd, 1, "%s: Samoa left out a day", name)
+		}
+	}
+	monday := time.Date(2026, 11, 23, 0, 0, 0, 0, time.UTC)
+	begin, end := Calendar{Period: Week}.Around(monday.Add(-1))
+	assert.Equal(t, []time.Time{monday.AddDate(0, 0, -7), monday}, []time.Time{begin, end})
+	limit := Limit{Tokens: 7, Window: 24 * time.Hour, Calendar: Calendar{Period: Month}}
+	assert.Equal(t, 30*24*time.Hour, limit.At(monday).Window)
+	assert.Equal(t, Limit{Tokens: 7, Window: 24 * time.Hour}, limit.Plain())
+	assert.NoError(t, limit.Validate())
+	limit.Calendar.Period++
+	assert.ErrorIs(t, limit.Validate(), ErrLimit)
+	assert.Equal(t, monday.Add(time.Minute), Limit{Window: time.Minute}.Ends(monday.Add(999*time.Millisecond)))
+	assert.Equal(t, monday.Add(1099*time.Millisecond), Limit{Window: 100 * time.Millisecond}.Ends(monday.Add(999*time.Millisecond)))
+}
