@@ -48,6 +48,19 @@ type Store interface {
 	// window has closed, and never takes the count below zero. It returns the total
 	// that the store now knows of as given back by the client; 0 if the window has closed.
 	Refund(ctx context.Context, r RefundRequest) (total int64, err error)
+
+	// Reset replaces the key's open window by a fresh one, of which nothing is charged.
+	// From then on the old window is void, whatever clients say of it: nothing held or
+	// owed in it is charged to the new window, and it is no sign of lost data. Tokens that
+	// clients hold in memory may be spent until their next statement. The new window ends
+	// where one that opens now would end or, if that is where the old one ends, a
+	// millisecond before: an end is a window's name, and names differ. Between these two
+	// ends the old window is not void.
+	//
+	// If no window is open, Reset changes nothing and State.Window is 0. It is never sent
+	// twice; an Error of class Unknown means that the window may be a fresh one. A store
+	// that loses its data may forget that the old window is void.
+	Reset(ctx context.Context, r ResetRequest) (State, error)
 }
 
 // Window is the end of a window in Unix milliseconds, as the store wrote it
@@ -164,4 +177,12 @@ type RefundRequest struct {
 	Client string // whose direct charges go back; names a ledger entry
 	Window Window
 	Total  int64 // tokens that Client has given back to Window by Refund in all, this call included
+}
+
+// ResetRequest asks for a fresh window. If the open window has another length than
+// Limit's, nothing changes; see State.
+type ResetRequest struct {
+	Key   string
+	Limit Limit
+	End   Window // where the new window ends, by a calendar; see SyncRequest
 }

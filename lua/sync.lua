@@ -3,8 +3,9 @@
 -- KEYS  1 {k}      tokens charged in this window, integer
 --       2 {k}:exp  the end of the window, Unix seconds; also its id. It expires a length later than the others,
 --                  which tells the length of the window
---       3 {k}:own  hash: w = "window clients total" or "window clients total learn unattributed exhausted", and one field
---                  per client: "granted", "granted returned", "granted returned debt" or "granted returned debt refunded",
+--       3 {k}:own  hash: w = "window clients total" or "window clients total learn unattributed exhausted", the last with
+--                  a 1 after it if a reset opened the window: what is said of any other one is void. And one field per
+--                  client: "granted", "granted returned", "granted returned debt" or "granted returned debt refunded",
 --                  cumulative, with a ~ before it if the client has left.
 --                  window: the one it belongs to, Unix ms; clients: that have not left; total: tokens granted to all
 --                  clients and returned by them, and their debt, never less; learn: learning until, Unix ms; unattributed:
@@ -116,7 +117,7 @@ end
 -- callers were charged, or the ledger was lost and its clients will state what they hold.
 local own, ours = { }, false
 local present, g, b, d, r = 0, 0, 0, 0, 0
-local clients, total, learn, unattributed, exhausted = 0, 0, 0, used, 0
+local clients, total, learn, unattributed, exhausted, reset = 0, 0, 0, used, 0, ''
 if not fresh then
   local function int(s)
     local n = tonumber(s)
@@ -124,10 +125,10 @@ if not fresh then
   end
   local function part(s) return (s == nil or s == '') and 0 or int(s) end
   own = redis.call('HMGET', KEYS[3], 'w', client)
-  local w, n, t, l, u, e = string.match(own[1] or '0', '^(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$')
+  local w, n, t, l, u, e, again = string.match(own[1] or '0', '^(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)( ?1?)$')
   ours = not moved and tonumber(w) == stop
   if ours then
-    clients, total, learn, unattributed, exhausted = part(n), part(t), part(l), part(u), part(e)
+    clients, total, learn, unattributed, exhausted, reset = part(n), part(t), part(l), part(u), part(e), again
     if own[2] then
       local away, x, y, z, v = string.match(own[2], '^(~?)(%d+) ?(%d*) ?(%d*) ?(%d*)$')
       g, b, d, r, present = int(x), part(y), part(z), part(v), away == '' and 1 or 0
@@ -139,13 +140,14 @@ if not fresh then
   clients = max(clients - present, 0)                  -- that others are
 end
 
--- The account. A window that still runs elsewhere is carried over with what is left of it, debt as a grant.
+-- The account. A window that still runs elsewhere is carried over with what is left of it, debt as a grant; unless it
+-- is void, for a reset opened ours.
 local charged, carried, reasserted, recovered, loss = used, false, 0, g - b, false
 if window > 0 then
   local G, B, D, heard, known, claims = ARGV[13] + 0, ARGV[14] + 0, ARGV[15] + 0, ARGV[16] + 0, ARGV[17] + 0, unattributed
   if window ~= stop then                               -- what it holds there was not charged here
     claims = 0
-    local held = runs and G - B + D or 0
+    local held = runs and reset == '' and G - B + D or 0
     carried = held > 0
     G, B, D, heard = min(held + b, most), b, d, 0
   end
@@ -227,8 +229,8 @@ elseif keep then
 end
 if not first and (keep or learning) then
   local there = keep and clients or leaving and clients or clients - 1
-  head = (learn > 0 or unattributed > 0 or exhausted > 0)
-    and format('%d %d %d %d %d %d', stop, there, total, learn, unattributed, exhausted)
+  head = (learn > 0 or unattributed > 0 or exhausted > 0 or reset ~= '')
+    and format('%d %d %d %d %d %d', stop, there, total, learn, unattributed, exhausted) .. reset
     or format('%d %d %d', stop, there, total)
 end
 

@@ -31,6 +31,7 @@ type books struct {
 	direct int64 // charged by Take
 	given  int64 // and given back by Refund
 	ledger map[string]backend.SyncReply
+	closed map[backend.Window]bool // by a reset
 }
 
 func newAuditor(t testing.TB, s backend.Store, lossy bool) auditor {
@@ -85,13 +86,28 @@ func (a auditor) Check(ctx context.Context, key string, l backend.Limit) (backen
 	return got, err
 }
 
+func (a auditor) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	got, err := a.Store.Reset(ctx, r)
+	if err != nil || got.Window == 0 {
+		return got, err
+	}
+	b := a.keys[r.Key]
+	a.must(b != nil && !over(ctx, b.window), "a reset opens no window where none was open", got)
+	b.closed[b.window] = true
+	a.must(!b.closed[got.Window], "a fresh window has a name of its own", got)
+	b = &books{window: got.Window, ledger: map[string]backend.SyncReply{}, closed: b.closed}
+	a.keys[r.Key] = b
+	a.balance(ctx, b, r.Limit, got)
+	return got, nil
+}
+
 // enter returns the books of a window that a reply spoke of, which may be a new one.
 func (a auditor) enter(ctx context.Context, key string, window backend.Window) *books {
 	a.t.Helper()
 	b := a.keys[key]
 	if b == nil || b.window != window {
 		a.must(b == nil || over(ctx, b.window), "one window at a time", window)
-		b = &books{window: window, ledger: map[string]backend.SyncReply{}}
+		b = &books{window: window, ledger: map[string]backend.SyncReply{}, closed: map[backend.Window]bool{}}
 		a.keys[key] = b
 	}
 	a.must(!over(ctx, window), "no window goes on after its end", window)

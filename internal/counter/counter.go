@@ -31,6 +31,7 @@ type ledger struct {
 	learn        int64 // until then, Unix ms, grants are small
 	unattributed int64 // charged, and whoever can show a grant that the ledger lacks may claim it
 	exhausted    int64 // when the limit was first used up, Unix ms; 0 = it is not
+	reset        bool  // the window was opened by Reset: what is said of any other one is void
 }
 
 // account is a client's ledger entry, cumulative in the window.
@@ -155,6 +156,25 @@ func (c *Counter) Refund(r backend.RefundRequest, now int64) int64 {
 	acc.refunded = r.Total
 	c.own[r.Client] = acc
 	return r.Total
+}
+
+// Reset changes nothing if no window is open. The end of the new one is its name: no
+// window of the key was called so before, not even one that an earlier Reset closed.
+func (c *Counter) Reset(r backend.ResetRequest, now int64) backend.State {
+	if !c.Open(now) || c.conflicts(r.Limit) {
+		return c.Check(r.Limit, now)
+	}
+	length := r.Limit.Window.Milliseconds()
+	stop := opening(now, length, r.End)
+	if max(stop-c.stop, c.stop-stop) < max(slack(length), 1) {
+		stop = min(stop, c.stop-1)
+	}
+	if stop*1000 < now { // in the last millisecond: the calendar's next
+		stop += length
+	}
+	*c = Counter{stop: stop, length: length, ledger: ledger{reset: true}}
+	c.open()
+	return c.state(now, r.Limit)
 }
 
 // Contents changes nothing.
