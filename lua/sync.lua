@@ -35,7 +35,8 @@
 -- Reply { flags (1 late, 2 carried, 4 learning), now us, window ms (0 = none open), remaining,
 --         length of the open window ms if it is another one (then nothing was done), else 0,
 --         grant, recovered, granted, returned, debt, clients, reasserted,
---         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total };
+--         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total,
+--         tokens charged above the limit };
 --         it ends with the grant if that opened the window for a client that knew of none: then granted and
 --         total are the same, clients 1, and all else 0
 --
@@ -62,7 +63,7 @@ else
   now = t[1] * 1000000 + t[2]
 end
 local late = ARGV[args - 1] + 0
-if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
+if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
 
 local slack = min(length / 10, 1000)                   -- clocks of two servers may differ by this
 local peers, pace, till, leaving, window, runs = 0, 0, 0, false, 0, false
@@ -110,7 +111,7 @@ elseif fresh or moved then                             -- where a window ends th
   end
 end
 if opened ~= length then
-  return { 0, now, stop, max(limit - used, 0), opened, 0, 0, 0, 0, 0, 1, 0, 0, 0 }
+  return { 0, now, stop, max(limit - used, 0), opened, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }
 end
 
 -- The ledger. Where there is none for this window, all that is charged is unattributed: direct
@@ -210,7 +211,7 @@ if want > 0 and rest + recovered - least >= 0 then
 end
 
 if fresh and not adopted and charged == 0 and g == 0 then  -- a window opens at its first charge
-  return { 0, now, 0, limit, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0 }
+  return { 0, now, 0, limit, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }
 end
 
 -- What the ledger keeps. Who is unknown to it, has no figures and wants nothing is not written. A client that opens
@@ -256,4 +257,4 @@ end
 if first then return { 0, now, stop, rest, 0, take } end
 return { (carried and 2 or 0) + (learning and 4 or 0), now, stop, rest, 0,
   take + recovered, recovered, g, b, d, clients, reasserted,
-  exhausted > 0 and max(exhausted - stop + length, 1) or 0, total }
+  exhausted > 0 and max(exhausted - stop + length, 1) or 0, total, max(charged - limit, 0) }

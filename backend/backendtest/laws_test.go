@@ -54,6 +54,8 @@ func (a auditor) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncR
 	a.must(a.lossy || got.Reasserted == 0 && !got.Carried && !got.Learning, "no sign of a loss, of which there was none", got)
 	a.must(got.Grant == got.Recovered || got.Remaining+got.Grant >= r.Least, "all that is needed at least, or nothing", got)
 	b.ledger[r.Client] = got
+	a.must(got.Over == 0 || got.Remaining == 0, "nothing remains of a limit that is exceeded", got)
+	a.must(a.lossy || got.Over == max(b.out()+b.debt()-r.Limit.Tokens, 0), "what is charged above the limit", got)
 	a.balance(ctx, b, r.Limit, got.State)
 	return got, nil
 }
@@ -121,13 +123,25 @@ func (a auditor) balance(ctx context.Context, b *books, l backend.Limit, got bac
 	if a.lossy {
 		return
 	}
-	out, debt := b.direct-b.given, int64(0)
-	for _, c := range b.ledger {
-		out, debt = out+c.Granted-c.Returned, debt+c.Debt
-	}
-	a.must(out <= l.Tokens, "never over", out)
-	a.must(got.Remaining == max(l.Tokens-out-debt, 0), "what is not handed out remains", got)
+	a.must(b.out() <= l.Tokens, "never over", b.out())
+	a.must(got.Remaining == max(l.Tokens-b.out()-b.debt(), 0), "what is not handed out remains", got)
 	a.must(got.Window == b.window && got.Left == b.window.Time().Sub(Now(ctx)), "an end does not move", got)
+}
+
+// out is what was handed out and did not come back.
+func (b *books) out() int64 {
+	out := b.direct - b.given
+	for _, c := range b.ledger {
+		out += c.Granted - c.Returned
+	}
+	return out
+}
+
+func (b *books) debt() (debt int64) {
+	for _, c := range b.ledger {
+		debt += c.Debt
+	}
+	return debt
 }
 
 func (a auditor) must(holds bool, law string, got any) {

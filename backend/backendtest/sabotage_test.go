@@ -97,6 +97,7 @@ func TestSabotage(t *testing.T) {
 		"a grant that is lost":                  {law: true, bug: replies(func(r *backend.SyncReply) { r.Grant = max(r.Grant-1, r.Recovered) })},
 		"an end that wobbles":                   {law: true, bug: replies(func(r *backend.SyncReply) { twice++; r.Window += backend.Window(twice % 2) })},
 		"a stale remainder":                     {law: true, bug: replies(func(r *backend.SyncReply) { r.Remaining += r.Grant })},
+		"an overdraft that is not told":         {law: true, bug: replies(func(r *backend.SyncReply) { r.Over = 0 })},
 		"another ledger entry each time":        {bug: requests(func(r *backend.SyncRequest) { twice++; r.Client += fmt.Sprint(twice) })},
 		"a give-back that is not heard":         {bug: requests(func(r *backend.SyncRequest) { r.Returned = 0 })},
 		"greed":                                 {bug: requests(func(r *backend.SyncRequest) { r.Want, r.Strand = r.Limit.Tokens, -1 })},

@@ -147,6 +147,7 @@ func (b *bench) account(at time.Duration, r backend.SyncReply) string {
 	say("granted", r.Granted)
 	say("returned", r.Returned)
 	say("debt", r.Debt)
+	say("over", r.Over)
 	all = append(all, b.state(at, r.State))
 	say("clients", r.Clients)
 	if r.Lasted != 0 {

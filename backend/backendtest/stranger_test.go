@@ -43,11 +43,11 @@ func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backen
 		return backend.SyncReply{State: state(n), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1}, nil
 	}
 	if len(n) == 6 { // a first contact
-		n = append(n, 0, n[5], 0, 0, 1, 0, 0, n[5])
+		n = append(n, 0, n[5], 0, 0, 1, 0, 0, n[5], 0)
 	}
 	return backend.SyncReply{
 		State: state(n), Carried: n[0]&2 != 0, Learning: n[0]&4 != 0, Grant: n[5], Recovered: n[6], Granted: n[7], Returned: n[8], Debt: n[9],
-		Clients: n[10], Reasserted: n[11], Lasted: time.Duration(n[12]) * time.Millisecond, Total: n[13],
+		Clients: n[10], Reasserted: n[11], Lasted: time.Duration(n[12]) * time.Millisecond, Total: n[13], Over: n[14],
 	}, nil
 }
 

@@ -36,7 +36,7 @@ func walkAll(t testing.TB, s backend.Store, lossy bool) {
 	}
 	places := []string{
 		"heard", "unheard", "repeated", "late", "recovered", "give-back", "take", "refused take", "unheard take",
-		"refund", "roll", "exhausted", "spent", "debt", "leaving", "reset", "void",
+		"refund", "roll", "exhausted", "spent", "debt", "leaving", "over", "reset", "void",
 	}
 	if !lossy {
 		places = append(places, "late refund")
@@ -197,7 +197,7 @@ func (w *walk) tell(r backend.SyncRequest) backend.SyncReply {
 	for what, was := range map[string]bool{
 		"void":      r.Granted > r.Returned && r.Window <= w.void && r.Window != w.window && w.open() && w.runs(r.Window),
 		"recovered": got.Recovered > 0, "exhausted": got.Remaining == 0, "reasserted": got.Reasserted > 0,
-		"carried": got.Carried, "learning": got.Learning, "debt": got.Debt > 0, "leaving": r.Leaving,
+		"carried": got.Carried, "learning": got.Learning, "debt": got.Debt > 0, "over": got.Over > 0, "leaving": r.Leaving,
 		"adopted": w.lossy && r.Window != 0 && got.Window == r.Window && w.window == 0,
 	} {
 		if was {

@@ -33,7 +33,7 @@ type script struct {
 
 // Sync and refund are idempotent and check changes nothing; take and reset are not.
 var (
-	syncScript   = newScript("sync", lua.Sync, "", 3, 14, true)
+	syncScript   = newScript("sync", lua.Sync, "", 3, 15, true)
 	takeScript   = newScript("take", lua.Take, "", 2, 5, false)
 	checkScript  = newScript("check", lua.Check, "_ro", 2, 5, true)
 	refundScript = newScript("refund", lua.Refund, "", 3, 3, true)

@@ -218,6 +218,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 		Carried:    v[0]&flagCarried != 0,
 		Total:      v[13],
 		Learning:   v[0]&flagLearning != 0,
+		Over:       v[14],
 	}, nil
 }
 
