@@ -111,7 +111,9 @@ type SyncRequest struct {
 	Least int64 // how many the first of these needs at once; at most Need. A store that has less grants nothing new
 
 	// End is where a window that this statement opens ends, for limits by the
-	// calendar; 0 is one length from now. It is at most a length away.
+	// calendar; 0 is one length from now. It is at most a length away. Where the client's
+	// clock is behind or ahead, so that End is over or further away by the store's clock,
+	// the window ends some lengths later or earlier: at the end that is due.
 	End Window
 
 	// Leaving says that the client will not ask again soon: it does not count in

@@ -41,10 +41,12 @@ end
 
 -- Where a window ends that opens now: see take.
 local stop, last = till, math.ceil(now / 1000) + length
-if till > 0 and till * 1000 <= now then
-  stop = till + (math.floor((now - till * 1000) / (length * 1000)) + 1) * length
-elseif till == 0 or till > last + slack then
+if till == 0 then
   stop = length % 1000 == 0 and math.floor(now / 1000000) * 1000 + length or last
+elseif till * 1000 <= now then
+  stop = till + (math.floor((now - till * 1000) / (length * 1000)) + 1) * length
+else
+  stop = till - math.max(math.ceil((till - last - slack) / length), 0) * length
 end
 if math.abs(stop - before) < math.max(slack, 1) then stop = math.min(stop, before - 1) end
 if stop * 1000 < now then stop = stop + length end     -- in the last millisecond: the calendar's next

@@ -102,8 +102,8 @@ elseif fresh or moved then                             -- where a window ends th
   if opened ~= length then till = 0 end                -- of another calendar
   if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next, or one after it
     stop = till + (floor((now - till * 1000) / (length * 1000)) + 1) * length
-  elseif till > 0 and till <= math.ceil(now / 1000) + opened + slack then
-    stop = till
+  elseif till > 0 then                                 -- or later than can be: one before it
+    stop = till - max(math.ceil((till - math.ceil(now / 1000) - length - slack) / length), 0) * length
   elseif opened % 1000 == 0 then                       -- one of whole seconds ends at a whole second
     stop = floor(now / 1000000) * 1000 + opened
   else

@@ -84,7 +84,7 @@ func TestDifferential(t *testing.T) {
 		"allowed", "refused", "grant", "recovered", "reasserted", "carried", "learning", "returned",
 		"refund", "no refund", "open", "closed", "exhausted", "back", "three clients",
 		"lasted", "had come back", "conflict", "debt", "leaving", "too little", "calendar", "claimed", "ledger lost",
-		"first contact", "first contact takes all", "first contact for nothing", "reset", "reset by a millisecond", "over", "nothing to reset", "void",
+		"first contact", "first contact takes all", "first contact for nothing", "reset", "reset by a millisecond", "too late", "over", "nothing to reset", "void",
 	} {
 		require.Positive(t, p.seen[what], "%s: %v", what, p.seen)
 	}
@@ -121,7 +121,7 @@ func (p *pair) end() backend.Window {
 	}
 	near := backend.Window(p.base.Add(p.now).UnixMilli())
 	p.seen["calendar"]++
-	return one(p, near+30_000, near-30_000, near-3_000_000, near, near+61_000, near+62_500, near/1000*1000+40_000, 1, backend.MaxTokens)
+	return one(p, near+30_000, near-30_000, near-3_000_000, near, near+61_000, near+62_500, near+10_000_123, near/1000*1000+40_000, 1, backend.MaxTokens)
 }
 
 func (p *pair) step() {
@@ -181,7 +181,7 @@ func (p *pair) sync(ctx context.Context, key string) {
 		"first contact": first && got.Grant > 0, "first contact takes all": first && got.Lasted > 0, "first contact for nothing": first && got.Grant == 0,
 		"void":    p.voids[r.Window] && r.Granted > r.Returned && got.Window != 0 && got.Window != r.Window && r.Window.Time().After(time.UnixMicro(now)) && !got.Carried,
 		"carried": got.Carried, "learning": got.Learning, "returned": got.Returned > 0,
-		"over": got.Over > 0, "exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
+		"over": got.Over > 0, "too late": got.Window != 0 && int64(r.End) > now/1000+limit.Window.Milliseconds()+1000, "exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
 		"learnt of others": got.Learning && got.Reasserted == 0 && got.Total > 0, "lasted": got.Lasted > 0, "had come back": got.Lasted > 0 && got.Remaining > 0,
 	})
 }

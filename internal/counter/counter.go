@@ -49,16 +49,18 @@ func slack(length int64) int64 { return min(length/10, 1000) }
 // latest is when a window of that length ends at the latest, Unix ms.
 func latest(now, length int64) int64 { return (now+999)/1000 + length }
 
-// opening is where a window ends that opens at now: at end, by the client's
-// calendar, if that is plausible; else a length from now. A window of whole seconds
-// ends at a whole second, rounded down as GitHub's integer clock does.
+// opening is where a window ends that opens at now: at end, by the client's calendar,
+// or a length from now. A client's clock may be off: of an end that is over, or later than
+// can be, the calendar has one that is not, some lengths away. A window of whole seconds
+// without a calendar ends at a whole second, rounded down as GitHub's integer clock does.
 func opening(now, length int64, end backend.Window) int64 {
 	stop := int64(end)
 	switch {
 	case stop > 0 && stop*1000 <= now: // over by this clock: the calendar's next, or one after it
 		return stop + ((now-stop*1000)/(length*1000)+1)*length
-	case stop > 0 && stop <= latest(now, length)+slack(length):
-		return stop
+	case stop > 0:
+		ahead := max(stop-latest(now, length)-slack(length), 0)
+		return stop - (ahead+length-1)/length*length
 	case length%1000 == 0:
 		return now/1_000_000*1000 + length
 	default:
