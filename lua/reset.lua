@@ -48,7 +48,7 @@ elseif till * 1000 <= now then
 else
   stop = till - math.max(math.ceil((till - last - slack) / length), 0) * length
 end
-if math.abs(stop - before) < math.max(slack, 1) then stop = math.min(stop, before - 1) end
+if math.abs(stop - before) < math.max(math.floor(slack), 1) then stop = math.min(stop, before - 1) end
 if stop * 1000 < now then stop = stop + length end     -- in the last millisecond: the calendar's next
 
 local gone = string.format('%.0f', stop + 1000)

@@ -144,14 +144,13 @@ var errResets = errors.New("the stores have opened different windows")
 // the end of the other's. One that cannot have it, for one of its windows had that name
 // before, takes an end below, which the other one can have.
 func (s *Store) resetBoth(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	defer s.aligned.forget(r.Key)
 	var got [2]backend.State
 	for i := range 5 {
-		s.aligned.forget(r.Key)
 		if _, conflict, err := s.align(ctx, "reset", r.Key, r.Limit); err != nil || conflict.Length != 0 {
 			return conflict, err
 		}
 		state, err := s.resetOne(ctx, r, i)
+		s.aligned.forget(r.Key)
 		if err != nil || state.Length != 0 {
 			return state, err
 		}

@@ -104,6 +104,22 @@ func TestResetOutOfStep(t *testing.T) {
 	}
 }
 
+// A store has lost the window that this process takes for open in both.
+func TestResetAfterLoss(t *testing.T) {
+	for _, inOld := range []bool{false, true} {
+		atDesk(t, func(t *testing.T, d *desk) {
+			d.settle()
+			d.take(d.both, limit1000, 999)
+			if inOld {
+				d.old.Store = memstore.New()
+			} else {
+				d.new.Store = memstore.New()
+			}
+			d.fresh(d.reset(0))
+		})
+	}
+}
+
 // A reset fails between the stores, on the way there or back. The store that still has
 // the old window binds, until the reset is made again.
 func TestResetThatFailsHalfWay(t *testing.T) {
