@@ -140,8 +140,9 @@ func (s *Store) refundBoth(ctx context.Context, r backend.RefundRequest) (int64,
 var errResets = errors.New("the stores have opened different windows")
 
 // resetBoth opens the same fresh window in both stores. Each chooses an end, and the one
-// that has chosen the later one is reset once more, to the other's: a store can have any
-// end that is sooner than that of the window it has open.
+// that has chosen the later one is reset once more, to the other's. Where the clocks
+// differ by more than an end may be late, that may be the name of its old window, which
+// is not void then.
 func (s *Store) resetBoth(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
 	defer s.aligned.forget(r.Key)
 	for range 3 {
