@@ -10,7 +10,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// This file takes from both stores, and gives back to both.
+// This file takes from both stores, gives back to both, and resets both.
 
 // takeBoth charges both stores, or none.
 func (s *Store) takeBoth(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
@@ -134,4 +134,43 @@ func (s *Store) refundBoth(ctx context.Context, r backend.RefundRequest) (int64,
 		return 0, half("refund", "new", err)
 	}
 	return min(a, b), nil
+}
+
+// errResets says that windows went on opening and ending meanwhile.
+var errResets = errors.New("the stores have opened different windows")
+
+// resetBoth opens the same fresh window in both stores. Each chooses an end, and the one
+// that has chosen the later one is reset once more, to the other's. Where the clocks
+// differ by more than an end may be late, that may be the name of its old window, which
+// is not void then.
+func (s *Store) resetBoth(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	defer s.aligned.forget(r.Key)
+	for range 3 {
+		if _, conflict, err := s.align(ctx, "reset", r.Key, r.Limit); err != nil || conflict.Length != 0 {
+			return conflict, err
+		}
+		a, err := s.old.Reset(ctx, r)
+		if err != nil || a.Length != 0 {
+			return a, named("reset", "old", err)
+		}
+		b, err := s.new.Reset(ctx, r)
+		if err != nil || b.Length != 0 {
+			return b, half("reset", "new", err)
+		}
+		to := r
+		switch to.End = min(a.Window, b.Window); {
+		case to.End == 0: // one of them has none open: align
+		case a.Window > b.Window:
+			a, err = s.old.Reset(ctx, to)
+			err = half("reset", "old", err)
+		case b.Window > a.Window:
+			b, err = s.new.Reset(ctx, to)
+			err = half("reset", "new", err)
+		}
+		if err != nil || a.Window == b.Window {
+			return less(a, b), err
+		}
+		s.aligned.forget(r.Key)
+	}
+	return backend.State{}, &backend.Error{Op: "reset", Class: backend.Unknown, Err: errResets}
 }
