@@ -399,6 +399,7 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 	}
 	m := k.account.Apply(f.req, r, held)
 	k.l.count.move(m)
+	k.l.unasked.add(k, m.Taken-r.Grant)
 	if moved {
 		w = k.enterLocked(r.Window, spent, now)
 		if w != nil && r.Carried {

@@ -34,6 +34,8 @@ type client struct {
 	calls  inflight.Counter
 	count  counts
 
+	unasked unasked
+
 	id     string
 	undone atomic.Uint32   // names of single refunds
 	life   context.Context // the limiter's; probes end with it
@@ -277,6 +279,21 @@ func (c *client) check(ctx context.Context, s *shard, key string, limit Limit) (
 	return state, nil
 }
 
+// reset opens a fresh window. It is never repeated.
+func (c *client) reset(ctx context.Context, s *shard, r backend.ResetRequest) (state backend.State, sent int64, err error) {
+	var reply backend.State // the call's own: it may end when the caller has left
+	var begun int64
+	err = c.detached(ctx, s, r.Key, r.Limit, StoreCall{Op: "reset"}, func(ctx context.Context, call *storeCall) (err error) {
+		begun = call.sent
+		reply, err = c.store.Reset(ctx, r)
+		return c.conflict(reply, err)
+	}, func(error) {})
+	if err != nil {
+		return backend.State{}, 0, c.failed(ctx, err)
+	}
+	return reply, begun, nil
+}
+
 // failed counts a request that ends in a *StoreError.
 func (c *client) failed(ctx context.Context, err error) error {
 	if ctx.Err() == nil {
@@ -373,6 +390,7 @@ func (d *direct) bookLocked(r *Result, now int64) {
 	switch {
 	case r.Allowed && current:
 		k.l.count.move(k.account.Direct(n))
+		k.l.unasked.add(k, n-1)
 		r.key, r.epoch, k.deniedUntil = k.node.Hash, k.name.epoch, 0
 	case r.Allowed: // the key is forgotten, or in another window
 		k.l.bookAlone(r, k.node.Hash)
@@ -389,6 +407,7 @@ func (d *direct) bookLocked(r *Result, now int64) {
 func (c *client) bookAlone(r *Result, hash uint64) {
 	c.count.taken.Add(r.charged)
 	c.count.spent.Add(r.charged)
+	c.unasked[0].Add(r.charged - 1)
 	r.key, r.epoch = hash, c.onceEpoch()
 }
 
@@ -405,10 +424,7 @@ func taken(t backend.TakeReply, q backend.TakeRequest, limit Limit) Result {
 
 // stateless serves a request for a key that there is no room to remember.
 func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int64) (Result, error) {
-	q := backend.TakeRequest{Key: l.storeKey(key), Limit: limit.Plain(), Tokens: n}
-	if limit.Calendar.Period != 0 {
-		q.End = backend.Window(limit.Ends(time.Now()).UnixMilli())
-	}
+	q := backend.TakeRequest{Key: l.storeKey(key), Limit: limit.Plain(), Tokens: n, End: calendarEnd(limit, time.Now())}
 	s := l.shardOf(q.Key)
 	if s.Open() {
 		return l.withoutStore(limit, s.away())

@@ -115,6 +115,7 @@ func (l *Limiter) overrun(ctx context.Context, k *keyState, key string, r *Resul
 func (k *keyState) overrun(r *Result, n int64) (noted bool) {
 	if w := k.lease.Load(); w.Alive(k.l.clock.Now()) && w.Window == r.window() {
 		if left, ok := w.Spend(n); ok {
+			k.l.unasked.add(k, n)
 			k.spent(w, left)
 			return true
 		}
@@ -132,6 +133,7 @@ func (k *keyState) overrun(r *Result, n int64) (noted bool) {
 			return undecided
 		}
 		paid, left := w.SpendUpTo(n)
+		k.l.unasked.add(k, paid)
 		k.low = w.Low(left) || k.low
 		if paid < n {
 			k.declareLocked(n-paid, w, now)
@@ -172,8 +174,54 @@ func (l *Limiter) owe(ctx context.Context, key string, r *Result, n int64) error
 	if reply.Window == q.Window {
 		l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
 		l.count.spent.Add(reply.Debt)
+		l.unasked[0].Add(reply.Debt)
 	}
 	return nil
+}
+
+// Reset gives key a fresh window, for a user who was limited by mistake: its limit may be
+// used once more, from now on. It costs a store call. This process serves from the new
+// window at once, others when they next ask the store: those that refuse within a probe's
+// time, a twentieth of the window, and those that hold stock when that is used up. So what
+// other processes hold of the old window comes on top of the limit; it is what may lie
+// idle, see WithStranding. Where no window is open nothing happens. After an error of class
+// Unknown it may have happened.
+func (l *Limiter) Reset(ctx context.Context, key string) error {
+	switch err := l.validateKey(key); {
+	case err != nil:
+		return err
+	case l.closed.Load():
+		return ErrClosed
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	limit, err := l.limitOf(key)
+	if err != nil || planOf(limit) != counted {
+		return err
+	}
+	q := backend.ResetRequest{Key: l.storeKey(key), Limit: limit.Plain(), End: calendarEnd(limit, time.Now())}
+	for range 2 {
+		s, sent, err := l.reset(ctx, l.shardOf(q.Key), q)
+		if err != nil {
+			return err
+		}
+		if s.Length != 0 { // the limit has changed: its windows are of that length after this one
+			q.Limit.Window = s.Length
+			continue
+		}
+		if n := l.keys.Find(key); n != nil && s.Window != 0 {
+			k := &n.State
+			k.event(func(now int64) int64 {
+				if k.retired {
+					return undecided
+				}
+				k.switchLocked(s.Window, now).Read(s, sent, now)
+				return 0
+			})
+		}
+		return nil
+	}
+	return ErrConflict
 }
 
 // owesLocked reports whether the store must hear that the key leaves: because of what
@@ -268,7 +316,9 @@ func (l *Limiter) sayGoodbye(ctx context.Context, f *final) error {
 		reply, err := l.lastCall(ctx, f)
 		if err == nil {
 			spent := f.account.Spent(0)
-			l.count.move(f.account.Apply(f.req, reply, 0))
+			m := f.account.Apply(f.req, reply, 0)
+			l.count.move(m)
+			l.unasked[0].Add(m.Taken - reply.Grant)
 			f.account.Return(reply.Grant)
 			l.count.spent.Add(f.account.Spent(0) - spent)
 			f.account.State(&f.req, reply.Window)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
@@ -201,4 +202,59 @@ func ExampleWithLateOverruns() {
 	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(100_000), reservoir.WithLateOverruns())
 	fmt.Println(limiter != nil, err)
 	// Output: true <nil>
+}
+
+// To see what a limit would do before it does it.
+func ExampleWithShadow() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(2), reservoir.WithShadow())
+	for range 3 {
+		r, err := limiter.Allow(context.Background(), "user:42")
+		fmt.Println(r.Allowed, r.Shadowed, err)
+	}
+	// Output:
+	// true false <nil>
+	// true false <nil>
+	// true true <nil>
+}
+
+// Plans that are reloaded while the service runs: a table from a file or database, which
+// a goroutine of the service replaces now and then.
+func ExampleUnlimited() {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		panic(err)
+	}
+	plans := map[string]reservoir.Limit{
+		"free":       reservoir.PerDay(2, berlin),
+		"team":       reservoir.PerWeek(50_000, berlin),
+		"business":   reservoir.PerMonth(1_000_000, berlin),
+		"enterprise": reservoir.Unlimited,
+	}
+	var planOf atomic.Pointer[map[string]string] // user → plan
+	planOf.Store(&map[string]string{"user:1": "free", "user:2": "enterprise"})
+
+	limiter, err := reservoir.New(memstore.New(), plans["free"], reservoir.WithLimits(func(key string) reservoir.Limit {
+		return plans[(*planOf.Load())[key]] // an unknown user has the zero Limit, which blocks
+	}))
+	if err != nil {
+		panic(err)
+	}
+	ask := func(key string) {
+		r, err := limiter.AllowN(context.Background(), key, 2)
+		fmt.Println(key, r.Allowed, err)
+	}
+	ask("user:1")
+	ask("user:1")
+	ask("user:2")
+	ask("user:3")
+	planOf.Store(&map[string]string{"user:1": "team", "user:3": "business"})
+	ask("user:2")
+	ask("user:3")
+	// Output:
+	// user:1 true <nil>
+	// user:1 false <nil>
+	// user:2 true <nil>
+	// user:3 false <nil>
+	// user:2 false <nil>
+	// user:3 true <nil>
 }

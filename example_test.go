@@ -286,6 +286,26 @@ func ExampleGroup_AllowEach() {
 	// <nil>
 }
 
+// A user who was limited by mistake, and how the keys of this process stand.
+func ExampleLimiter_Reset() {
+	ctx := context.Background()
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(100), reservoir.WithBatch(reservoir.Fixed(1)))
+	_, _ = limiter.AllowN(ctx, "user:42", 100)
+	r, _ := limiter.Allow(ctx, "user:42")
+	fmt.Println(r.Allowed)
+	for key, s := range limiter.Keys() {
+		fmt.Println(key, s.Spent, s.Denied, s.Exhausted)
+	}
+	fmt.Println(limiter.Reset(ctx, "user:42"))
+	r, _ = limiter.Allow(ctx, "user:42")
+	fmt.Println(r.Allowed, r.Remaining)
+	// Output:
+	// false
+	// user:42 100 1 true
+	// <nil>
+	// true 99
+}
+
 // An exporter for a monitoring system of one's own.
 func ExampleFigures() {
 	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000))

@@ -133,6 +133,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 	k.l.count.fallbacks.Add(1)
 	r.Limit, r.Reset, r.Source = limit.Tokens, w.Window.Time(), Fallback
 	if r.Allowed = n <= left; r.Allowed {
+		k.l.count.admittedAway.Add(1)
 		left -= n
 		f.admitted = min(f.admitted+n, backend.MaxTokens) // FailOpen has no end
 		k.account.Declare(n)
@@ -403,5 +404,6 @@ func (l *Limiter) withoutStore(limit Limit, err error) (Result, error) {
 		return Result{}, err
 	}
 	l.count.fallbacks.Add(1)
+	l.count.admittedAway.Add(1)
 	return Result{Allowed: true, Limit: limit.Tokens, Reset: limit.Ends(time.Now()), Source: Fallback}, nil
 }

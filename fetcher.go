@@ -350,6 +350,9 @@ const slack = 20 * time.Millisecond
 // given meanwhile goes to the next, or back to the stock.
 func (k *keyState) leave(w *waiter) {
 	k.event(func(int64) int64 {
+		if w.Outcome.lease != nil {
+			k.l.unasked.add(k, 1-w.N)
+		}
 		switch paid := w.Outcome.lease; {
 		case !w.Done():
 			k.busy.line.Remove(w)

@@ -56,6 +56,9 @@ func (k *Key) WaitN(ctx context.Context, n int64) (Result, error) { return k.acq
 // Check is Limiter.Check with k's key.
 func (k *Key) Check(ctx context.Context) (Result, error) { return k.l.Check(ctx, k.key) }
 
+// Reset is Limiter.Reset with k's key.
+func (k *Key) Reset(ctx context.Context) error { return k.l.Reset(ctx, k.key) }
+
 // Refund is Limiter.Refund with k's key.
 func (k *Key) Refund(ctx context.Context, r Result) error { return k.l.Refund(ctx, k.key, r) }
 

@@ -172,7 +172,7 @@ type ShardState struct {
 
 // StoreCall is one finished call to the store. It names no key.
 type StoreCall struct {
-	Op       string        // "sync", "take", "check" or "refund"
+	Op       string        // "sync", "take", "check", "refund" or "reset"
 	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, refresh, reopen or charge
 	Reason   string        // why a batch had the size it had; "" for other calls
 	Duration time.Duration // from sending to the reply

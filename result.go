@@ -54,6 +54,9 @@ func (r *Result) admit(k *keyState, w *lease.Lease, n, stock int64, from Source)
 	limit := k.bound.Load().Tokens
 	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
 	r.Reset, r.key, r.charged = w.Window.Time(), k.node.Hash, n
+	if n > 1 {
+		k.l.unasked.add(k, n-1)
+	}
 }
 
 // refuse fills in r for a request that w cannot serve.
@@ -229,3 +232,159 @@ var errNoAnswer = errors.New("no answer within the fetch timeout")
 
 // errTooSlow is the cause when grants keep arriving after their window's end.
 var errTooSlow = errors.New("replies take longer than the window")
+
+// limitOf is what WithLimits says of the key, for the window that is open now.
+func (l *Limiter) limitOf(key string) (Limit, error) {
+	limit := l.limit
+	if l.limits != nil {
+		limit = l.limits(key)
+		limit.Shadow = limit.Shadow || l.shadow
+	}
+	if err := validateLimit(limit); err != nil {
+		return limit, err
+	}
+	return limit.At(time.Now()), nil
+}
+
+// wallLocked is the time on the wall, but not in a window that is over: the store's clock
+// may be ahead of ours.
+func (k *keyState) wallLocked(now int64) time.Time {
+	t := time.Now()
+	if w := k.lease.Load(); w != nil && w.Over(now) && t.Before(w.Window.Time()) {
+		return w.Window.Time()
+	}
+	return t
+}
+
+// endLocked is where a window ends that opens now, for a limit by the calendar.
+func (k *keyState) endLocked(now int64) backend.Window {
+	return calendarEnd(k.limit(), k.wallLocked(now))
+}
+
+// calendarEnd is where a window ends that opens at t, 0 for a limit without a calendar.
+func calendarEnd(limit Limit, t time.Time) backend.Window {
+	if limit.Calendar.Period == 0 {
+		return 0
+	}
+	return backend.Window(limit.Ends(t).UnixMilli())
+}
+
+// recheck asks for the limit again if it may have changed in a way that matters to a
+// request for n: it is larger than the limit, or refused by a denial that is old.
+func (l *Limiter) recheck(k *keyState, n int64) error {
+	if l.limits == nil {
+		return nil
+	}
+	limit := k.limit()
+	must := n > limit.Tokens
+	k.event(func(now int64) int64 {
+		must = must || k.plan != counted
+		if k.deniedUntil != 0 && now >= k.use.recheck {
+			k.use.recheck, must = now+int64(limit.Window)/probes, true
+		}
+		return undecided
+	})
+	if !must {
+		return nil
+	}
+	return l.relimit(k)
+}
+
+// relimit makes the limit what WithLimits now says, before the store is told. No lock is
+// held for the call of the user's function.
+func (l *Limiter) relimit(k *keyState) error {
+	if !l.varies() {
+		return nil
+	}
+	limit, err := l.limitOf(k.node.Key)
+	if err == nil {
+		k.event(func(now int64) int64 { return k.relimitLocked(limit, now) })
+	}
+	return err
+}
+
+// relimitLocked makes limit the key's. A caller in line who wants more than that is told
+// so. While a window is open its length stays. A special limit is noted beside the one that
+// the account is stated under; what is at hand goes back, and callers in line look again.
+func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
+	w, was := k.lease.Load(), k.limit()
+	line := k.busy.callers()
+	if k.plan = planOf(limit); k.plan != counted {
+		if w.Alive(now) {
+			k.account.Return(k.drainLocked())
+		}
+		k.deniedUntil = 0
+		line.Each(func(c *waiter) { line.Tell(c, outcome{err: errRetired}) })
+		return 0
+	}
+	if limit = limit.At(k.wallLocked(now)); !w.Over(now) {
+		limit.Window = was.Window
+	}
+	if limit == was {
+		return undecided
+	}
+	if w != nil && limit.Tokens > was.Tokens { // there may be more than is known
+		k.deniedUntil = 0
+	}
+	k.bound.Store(&limit)
+	line.Each(func(c *waiter) {
+		if c.N > limit.Tokens {
+			line.Tell(c, outcome{err: ErrExceedsLimit})
+		}
+	})
+	return 0
+}
+
+// comply makes q, which was written under an older limit, speak of l.
+func comply(q *backend.SyncRequest, l Limit, end backend.Window) {
+	q.Limit, q.End = l.Plain(), end
+	q.Want, q.Need, q.Least, q.Pace = min(q.Want, l.Tokens), min(q.Need, l.Tokens), min(q.Least, l.Tokens), min(q.Pace, l.Tokens)
+}
+
+// adoptLocked takes over the length of a window that another limit has opened: that of
+// the key before it changed, by WithLimits in another process. It lasts until the
+// window ends.
+func (k *keyState) adoptLocked(s backend.State, sent, now int64) {
+	limit := k.limit()
+	limit.Window = s.Length
+	k.bound.Store(&limit)
+	if k.retired {
+		return
+	}
+	w := k.lease.Load()
+	if w == nil || w.Window != s.Window {
+		w = k.switchLocked(s.Window, now)
+	}
+	w.Read(s, sent, now)
+}
+
+// byPlan answers for a limit that is special, if it is one. The reset that a blocked
+// request is told is the next multiple of the window, so that it does not move.
+func (l *Limiter) byPlan(limit Limit) (r Result, decided bool) {
+	switch planOf(limit) {
+	case passing:
+		return Result{Allowed: true, Limit: limit.Tokens, Remaining: limit.Tokens}, true
+	case blocked:
+		if limit.Window == 0 {
+			limit.Window = l.limit.Window
+		}
+		now := time.Now()
+		r = Result{Source: Denied, Shadowed: limit.Shadow, Reset: now.Truncate(limit.Window).Add(limit.Window)}
+		if limit.Calendar.Period != 0 {
+			r.Reset = limit.Ends(now)
+		}
+		r.RetryAfter = r.Reset.Sub(now)
+		l.count.denied.Add(1)
+		return r, true
+	}
+	return r, false
+}
+
+// tooMuch is the end of a request for more tokens than the limit has. No waiting would
+// help, so it is an error, and in shadow it passes.
+func tooMuch(limit Limit, now time.Time) (Result, error) {
+	if limit.Shadow {
+		return Result{Shadowed: true, Source: Denied, Limit: limit.Tokens, Reset: limit.Ends(now)}, nil
+	}
+	return Result{}, ErrExceedsLimit
+}

@@ -418,6 +418,69 @@ func TestShadow(t *testing.T) {
 	}
 }
 
+// A key that was reset has its whole limit once more, in all processes within a probe's
+// time, and never more of the new window than that. Only stock comes on top.
+func TestReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for what, limit := range map[string]reservoir.Limit{"hour": reservoir.PerHour(600), "minute": reservoir.PerMinute(600), "day": reservoir.PerDay(600, nil)} {
+			net := far(time.Millisecond)
+			all := fleet(t, 3, net, limit, opt)
+			require.NoError(t, all[0].Reset(bg, what), "nothing is open")
+			exhaustKey(t, all, what)
+			before := allow(t, all[1], what, 1)
+			require.False(t, before.Allowed)
+			waiting := make(chan error, 1)
+			go func() { waiting <- waitFor(bg, all[0], what, 5) }()
+			synctest.Wait()
+			held := stats(all...).Held
+			require.NoError(t, all[0].Key(what).Reset(bg))
+			require.NoError(t, <-waiting)
+			require.Less(t, time.Until(before.Reset), before.RetryAfter, "at once, not at the reset")
+			fresh := map[time.Time]int64{}
+			fresh[allow(t, all[0], what, 1).Reset] = 6
+			for end := time.Now().Add(min(limit.Window, time.Hour) / 2); time.Now().Before(end); time.Sleep(min(limit.Window, time.Hour) / 1000) {
+				for _, l := range all {
+					for range 5 {
+						if r := allow(t, l, what, 1); r.Allowed && !r.Reset.Equal(before.Reset) {
+							fresh[r.Reset]++
+						} else if r.Allowed {
+							held--
+						}
+					}
+				}
+			}
+			require.Len(t, fresh, 1)
+			require.GreaterOrEqual(t, held, int64(0), "of the old window only what was held")
+			for end, n := range fresh {
+				require.NotEqual(t, before.Reset, end)
+				require.LessOrEqual(t, n, limit.Tokens)
+				require.Greater(t, n+stats(all...).Held, limit.Tokens*9/10)
+			}
+			for _, l := range all {
+				balance(t, l)
+				require.NoError(t, l.Close(bg))
+				require.ErrorIs(t, l.Reset(bg, what), reservoir.ErrClosed)
+			}
+		}
+	})
+	l := open(t, far(0), reservoir.PerHour(5))
+	assert.ErrorIs(t, l.Reset(bg, ""), reservoir.ErrKey)
+}
+
+// exhaustKey spends the whole limit of key, in turns.
+func exhaustKey(t *testing.T, all []*reservoir.Limiter, key string) {
+	for _, n := range []int64{50, 1} {
+		for refused := 0; refused < len(all); {
+			refused = 0
+			for _, l := range all {
+				if !allow(t, l, key, n).Allowed {
+					refused++
+				}
+			}
+		}
+	}
+}
+
 // Windows by the calendar end at its midnights, for all processes, whatever came before;
 // probes, refusals and outages know the real length.
 func TestCalendarWindows(t *testing.T) {

@@ -1,7 +1,9 @@
 package reservoir
 
 import (
+	"iter"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/keytable"
@@ -29,6 +31,7 @@ type Stats struct {
 	StoreCalls int64 // calls to the store, of any kind
 	Syncs      int64 // of these, statements of account: fetches and give-backs
 	Waited     int64 // requests that waited on the network
+	Admitted   int64 // requests admitted, by whatever means; those of Unlimited not counted
 	Denied     int64 // requests refused
 	Failed     int64 // requests that ended in a StoreError
 	Shadowed   int64 // of Denied, those that passed because of WithShadow
@@ -79,6 +82,7 @@ func Figures() []Figure {
 		counter("store.calls", "call", "Calls to the store, of any kind.", func(s *Stats) int64 { return s.StoreCalls }),
 		counter("store.syncs", "call", "Calls to the store that were statements of account: fetches and give-backs.", func(s *Stats) int64 { return s.Syncs }),
 		counter("requests.waited", "request", "Requests that waited on the network.", func(s *Stats) int64 { return s.Waited }),
+		counter("requests.admitted", "request", "Requests admitted.", func(s *Stats) int64 { return s.Admitted }),
 		counter("requests.denied", "request", "Requests refused.", func(s *Stats) int64 { return s.Denied }),
 		counter("requests.shadowed", "request", "Requests that a limit would have refused and that passed in shadow.", func(s *Stats) int64 { return s.Shadowed }),
 		counter("requests.failed", "request", "Requests that ended in a store error.", func(s *Stats) int64 { return s.Failed }),
@@ -101,8 +105,32 @@ func Figures() []Figure {
 // in its key.
 type counts struct {
 	taken, refunded, returned, expired, overdrawn                                                                    atomic.Int64 // tokens
+	admittedAway                                                                                                     atomic.Int64 // requests, by the failure policy
+	admitted                                                                                                         int64        // as Stats said last, under Limiter.counting
 	spent, denied                                                                                                    atomic.Int64 // by keys that are gone
 	calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks, shadowed atomic.Int64
+}
+
+// unasked is tokens that were spent by no request of their own: all but the first token of
+// each request, and what was settled above a charge. The rest of what was spent is the
+// number of requests, which the hot path does not count. It is many counters, so that
+// processors that admit requests of different keys do not share one.
+type unasked [16]struct {
+	atomic.Int64
+	_ [56]byte // of the cache line
+}
+
+func (u *unasked) add(k *keyState, n int64) {
+	if n != 0 {
+		u[k.node.Hash%uint64(len(u))].Add(n)
+	}
+}
+
+func (u *unasked) sum() (n int64) {
+	for i := range u {
+		n += u[i].Load()
+	}
+	return n
 }
 
 // Stats returns the counts now. None of them, except Keys, Held, Stranded and Owed, ever
@@ -120,6 +148,8 @@ func (l *Limiter) Stats() Stats {
 	s.Taken, s.Refunded, s.Returned, s.Expired = c.taken.Load(), c.refunded.Load(), c.returned.Load(), c.expired.Load()
 	s.StoreCalls, s.Syncs, s.Waited, s.Failed = c.calls.Load(), c.syncs.Load(), c.waited.Load(), c.failed.Load()
 	s.Prefetches, s.Probes, s.GiveBacks, s.Fallbacks = c.prefetches.Load(), c.probes.Load(), c.giveBacks.Load(), c.fallbacks.Load()
+	c.admitted = max(c.admitted, s.Spent-l.unasked.sum()+c.admittedAway.Load()) // they were not read at the same time
+	s.Admitted = c.admitted
 	s.Overdrawn, s.Shadowed = c.overdrawn.Load(), c.shadowed.Load()
 	s.Recovered, s.Reasserted, s.Unknown = c.recovered.Load(), c.reasserted.Load(), c.unknown.Load()
 	return s
@@ -164,6 +194,36 @@ func (k *keyState) drainLocked() int64 {
 
 // spentLocked is how many tokens requests have used so far.
 func (k *keyState) spentLocked() int64 { return k.account.Spent(k.heldLocked()) }
+
+// KeyStats is how a key stands in this process. Counts are since it came to memory.
+type KeyStats struct {
+	Limit     Limit
+	Spent     int64     // tokens that requests used
+	Denied    int64     // requests refused
+	Held      int64     // tokens in memory now
+	Exhausted bool      // requests are refused from memory
+	Reset     time.Time // the end of the window that is open; zero if none is
+}
+
+// Keys iterates over the keys that are held in memory, in no order. A key that comes or goes
+// meanwhile may be missing. It takes each key's lock for a moment, and no other.
+func (l *Limiter) Keys() iter.Seq2[string, KeyStats] {
+	return func(yield func(string, KeyStats) bool) {
+		l.keys.All(func(n *keytable.Node[keyState]) bool { return yield(n.Key, n.State.stats()) })
+	}
+}
+
+func (k *keyState) stats() (s KeyStats) {
+	k.event(func(now int64) int64 {
+		w := k.lease.Load()
+		s = KeyStats{Limit: k.limit(), Spent: k.spentLocked(), Denied: k.denied.Load(), Exhausted: w.Alive(now) && w.Denying()}
+		if w.Alive(now) {
+			s.Held, s.Reset = k.heldLocked(), w.Window.Time()
+		}
+		return undecided
+	})
+	return s
+}
 
 // move adds what has moved.
 func (c *counts) move(m account.Moved) {

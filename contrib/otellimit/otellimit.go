@@ -16,19 +16,22 @@
 // From Stats, read once for each collection:
 //
 //	reservoir.tokens.taken         counter, {token}   that the store charged to this process
-//	reservoir.tokens.refunded      counter, {token}   that Refund took back from requests
+//	reservoir.tokens.refunded      counter, {token}   that Settle and Refund took back from requests
 //	reservoir.tokens.spent         counter, {token}   that admitted requests used
 //	reservoir.tokens.returned      counter, {token}   given back to the store
 //	reservoir.tokens.expired       counter, {token}   whose window ended before they were used
+//	reservoir.tokens.overdrawn     counter, {token}   used above the limit: settled, or admitted without the store
 //	reservoir.tokens.recovered     counter, {token}   whose grant was lost and handed over again
 //	reservoir.tokens.reasserted    counter, {token}   that the store forgot and charged again
 //	reservoir.tokens.unknown       counter, {token}   of failed direct calls, perhaps charged for nothing
 //	reservoir.tokens.held          up-down, {token}   in memory, to be spent
 //	reservoir.tokens.stranded      up-down, {token}   the part of those whose key is exhausted
-//	reservoir.tokens.owed          up-down, {token}   admitted without the store, not charged yet
+//	reservoir.tokens.owed          up-down, {token}   used without the store, not charged yet
 //	reservoir.keys                 up-down, {key}     held in memory
 //	reservoir.requests.waited      counter, {request} that waited on the network
+//	reservoir.requests.admitted    counter, {request} admitted
 //	reservoir.requests.denied      counter, {request} refused
+//	reservoir.requests.shadowed    counter, {request} of these, those that passed in shadow
 //	reservoir.requests.failed      counter, {request} that ended in a StoreError
 //	reservoir.requests.fallback    counter, {request} that the failure policy decided
 //	reservoir.store.calls          counter, {call}    to the store, of any kind
@@ -44,7 +47,7 @@
 //	reservoir.shard.outages        counter, {outage}  times that it has opened, by shard
 //	reservoir.shard.rejecting      gauge              1 while the shard rejects every call, by shard
 //
-// The attribute op is sync, take, check or refund; cause is that of a sync, as in
+// The attribute op is sync, take, check, refund or reset; cause is that of a sync, as in
 // reservoir.StoreCall, and "" otherwise; outcome is ok, unavailable, rejected or
 // unknown; shard is "" where the store has no shards. No attribute ever holds a
 // key. A shard that rejects every call answers, and an operator must act: a password, a

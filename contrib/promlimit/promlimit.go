@@ -14,19 +14,22 @@
 // From Stats, one series each, with the constant labels and no others:
 //
 //	reservoir_tokens_taken_total        that the store charged to this process
-//	reservoir_tokens_refunded_total     that Refund took back from requests
+//	reservoir_tokens_refunded_total     that Settle and Refund took back from requests
 //	reservoir_tokens_spent_total        that admitted requests used
 //	reservoir_tokens_returned_total     given back to the store
 //	reservoir_tokens_expired_total      whose window ended before they were used
+//	reservoir_tokens_overdrawn_total    used above the limit: settled, or admitted without the store
 //	reservoir_tokens_recovered_total    whose grant was lost and handed over again
 //	reservoir_tokens_reasserted_total   that the store forgot and charged again
 //	reservoir_tokens_unknown_total      of failed direct calls, perhaps charged for nothing
 //	reservoir_tokens_held               gauge: in memory, to be spent
 //	reservoir_tokens_stranded           gauge: the part of those whose key is exhausted
-//	reservoir_tokens_owed               gauge: admitted without the store, not charged yet
+//	reservoir_tokens_owed               gauge: used without the store, not charged yet
 //	reservoir_keys                      gauge: held in memory
 //	reservoir_requests_waited_total     requests that waited on the network
+//	reservoir_requests_admitted_total   requests admitted
 //	reservoir_requests_denied_total     requests refused
+//	reservoir_requests_shadowed_total   of these, those that passed in shadow
 //	reservoir_requests_failed_total     requests that ended in a StoreError
 //	reservoir_requests_fallback_total   requests that the failure policy decided
 //	reservoir_store_calls_total         calls to the store, of any kind
@@ -42,16 +45,12 @@
 //	reservoir_shard_outages_total{shard}                        times that it has opened
 //	reservoir_shard_rejecting{shard}                            gauge: 1 while it rejects every call
 //
-// op is sync, take, check or refund; cause is that of a sync, as in
+// op is sync, take, check, refund or reset; cause is that of a sync, as in
 // reservoir.StoreCall, and "" otherwise; outcome is ok, unavailable, rejected or
-// unknown. That makes 44 series of the histogram at most, whatever the keys: no
+// unknown. That makes 48 series of the histogram at most, whatever the keys: no
 // label ever holds a key. shard is "" where the store has no shards. A shard that
 // rejects every call answers, and an operator must act: a password, a right or memory is
 // missing. Alert on it, above all under FailOpen, where no request fails.
-//
-// There is no count of requests, since the hot path counts none: it would cost as
-// much as the request. The rate of reservoir_tokens_spent_total is the rate of
-// admitted requests where each costs a token.
 //
 // # Several limiters
 //
