@@ -186,7 +186,12 @@ func (c *crowd) send(q request, rnd *rand.Rand) reply {
 		r = reply{unknown: true}
 	}
 	end := time.Since(c.start).Nanoseconds()
-	for range c.sent.of(q) - before - 1 { // the store has said it again, and heard only the last answer
+	again := c.sent.of(q) - before - 1
+	if q.op == "refund" && again > 0 { // it counts once, but which of the answers it was is not known
+		r, again = reply{unknown: true}, 0
+		c.note("said again")
+	}
+	for range again { // the store has said it again, and heard only the last answer
 		c.write(q, reply{unknown: true}, call, never)
 		c.note("said again")
 	}
@@ -300,7 +305,7 @@ func visited(t *testing.T, seen map[string]int, places []string) {
 }
 
 // TestOrderOverTheWire: the same with faults on the connection, where the store
-// says a statement again by itself, and never a take or a refund.
+// says a statement or a refund again by itself, and never a take.
 func TestOrderOverTheWire(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr())
