@@ -201,9 +201,10 @@ func (f *fetch) returnLocked(w *lease.Lease, surplus int64) {
 func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 	limit := k.limit()
 	q := backend.SyncRequest{
-		Key: k.l.storeKey(k.node.Key), Client: k.name.client, Limit: limit.Plain(), End: k.endLocked(now), Strand: -1,
+		Key: k.l.storeKey(k.node.Key), Client: k.name.client, Limit: limit.Plain(), Strand: -1,
 		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(limit), Leaving: k.leaving,
 	}
+	q.End, q.Next = k.endsLocked(now)
 	if w := k.lease.Load(); w != nil && !k.local.opened(w) {
 		k.account.State(&q, w.Window)
 	}
@@ -273,7 +274,8 @@ func (f *fetch) relimit() error {
 	if err == nil {
 		k.update(func(now int64) int64 {
 			wanted := k.relimitLocked(limit, now)
-			comply(&f.req, k.limit(), k.endLocked(now))
+			end, next := k.endsLocked(now)
+			comply(&f.req, k.limit(), end, next)
 			return wanted
 		})
 	}

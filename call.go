@@ -333,7 +333,7 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, 
 		}
 		var again bool
 		d := direct{k: k, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit.Plain(), Tokens: n}}
-		k.update(func(now int64) int64 { d.req.End = k.endLocked(now); return undecided })
+		k.update(func(now int64) int64 { d.req.End, d.req.Next = k.endsLocked(now); return undecided })
 		d.reply, d.sent, err = l.take(ctx, l.shardOf(d.req.Key), d.req)
 		if r, again, err = d.complete(ctx, err); !again {
 			return r, err
@@ -424,7 +424,8 @@ func taken(t backend.TakeReply, q backend.TakeRequest, limit Limit) Result {
 
 // stateless serves a request for a key that there is no room to remember.
 func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int64) (Result, error) {
-	q := backend.TakeRequest{Key: l.storeKey(key), Limit: limit.Plain(), Tokens: n, End: calendarEnd(limit, time.Now())}
+	q := backend.TakeRequest{Key: l.storeKey(key), Limit: limit.Plain(), Tokens: n}
+	q.End, q.Next = calendarEnds(limit, time.Now())
 	s := l.shardOf(q.Key)
 	if s.Open() {
 		return l.withoutStore(limit, s.away())

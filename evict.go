@@ -199,7 +199,8 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	if err != nil || planOf(limit) != counted {
 		return err
 	}
-	q := backend.ResetRequest{Key: l.storeKey(key), Limit: limit.Plain(), End: calendarEnd(limit, time.Now())}
+	q := backend.ResetRequest{Key: l.storeKey(key), Limit: limit.Plain()}
+	q.End, _ = calendarEnds(limit, time.Now())
 	for range 2 {
 		s, sent, err := l.reset(ctx, l.shardOf(q.Key), q)
 		if err != nil {

@@ -256,17 +256,18 @@ func (k *keyState) wallLocked(now int64) time.Time {
 	return t
 }
 
-// endLocked is where a window ends that opens now, for a limit by the calendar.
-func (k *keyState) endLocked(now int64) backend.Window {
-	return calendarEnd(k.limit(), k.wallLocked(now))
+// endsLocked is where a window ends that opens now, and the next one, for a limit by the
+// calendar.
+func (k *keyState) endsLocked(now int64) (end, next backend.Window) {
+	return calendarEnds(k.limit(), k.wallLocked(now))
 }
 
-// calendarEnd is where a window ends that opens at t, 0 for a limit without a calendar.
-func calendarEnd(limit Limit, t time.Time) backend.Window {
+func calendarEnds(limit Limit, t time.Time) (end, next backend.Window) {
 	if limit.Calendar.Period == 0 {
-		return 0
+		return 0, 0
 	}
-	return backend.Window(limit.Ends(t).UnixMilli())
+	first := limit.Ends(t)
+	return backend.Window(first.UnixMilli()), backend.Window(limit.Ends(first).UnixMilli())
 }
 
 // recheck asks for the limit again if it may have changed in a way that matters to a
@@ -336,8 +337,8 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 }
 
 // comply makes q, which was written under an older limit, speak of l.
-func comply(q *backend.SyncRequest, l Limit, end backend.Window) {
-	q.Limit, q.End = l.Plain(), end
+func comply(q *backend.SyncRequest, l Limit, end, next backend.Window) {
+	q.Limit, q.End, q.Next = l.Plain(), end, next
 	q.Want, q.Need, q.Least, q.Pace = min(q.Want, l.Tokens), min(q.Need, l.Tokens), min(q.Least, l.Tokens), min(q.Pace, l.Tokens)
 }
 

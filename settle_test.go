@@ -520,6 +520,34 @@ func TestCalendarWindows(t *testing.T) {
 	}
 }
 
+// A call that is on its way over midnight opens the window that is due there, of whatever
+// length, and so does one by a clock that is behind the store's or ahead of it.
+func TestCalendarAtMidnight(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for month := time.February; month < 12; month++ {
+			midnight, next := at(time.UTC, month, 1, 0), at(time.UTC, month+1, 1, 0)
+			net := far(40 * time.Millisecond)
+			l := open(t, net, reservoir.PerMonth(50, nil), opt)
+			time.Sleep(time.Until(midnight.Add(-time.Hour)))
+			require.True(t, midnight.Equal(allow(t, l, "old", 10).Reset))
+			time.Sleep(time.Until(midnight.Add(-20 * time.Millisecond)))
+			for _, key := range []string{"old", "new"} {
+				go func() {
+					r, err := l.AllowN(bg, key, 30)
+					assert.NoError(t, err)
+					assert.True(t, midnight.Equal(r.Reset) || next.Equal(r.Reset), "%s: %v", key, r.Reset)
+				}()
+			}
+			time.Sleep(time.Second)
+			for _, key := range []string{"old", "new"} {
+				r := allow(t, l, key, 1)
+				require.True(t, next.Equal(r.Reset), "%s %s: %v", month, key, r.Reset)
+			}
+			require.NoError(t, l.Close(bg))
+		}
+	})
+}
+
 func at(zone *time.Location, month time.Month, day, hour int) time.Time {
 	return time.Date(2000, month, day, hour, 0, 0, 0, zone)
 }

@@ -114,7 +114,9 @@ type SyncRequest struct {
 	// calendar; 0 is one length from now. It is at most a length away. Where the client's
 	// clock is behind or ahead, so that End is over or further away by the store's clock,
 	// the window ends some lengths later or earlier: at the end that is due.
-	End Window
+	// Next is where the one after it ends: where End is over when the call arrives, and the
+	// periods have not the same length, the reply says so by State.Length.
+	End, Next Window
 
 	// Leaving says that the client will not ask again soon: it does not count in
 	// Clients until it does.
@@ -163,7 +165,8 @@ type SyncReply struct {
 type TakeRequest struct {
 	Key    string
 	Limit  Limit
-	End    Window // where a window that this call opens ends; see SyncRequest
+	End    Window // where a window that this call opens ends, and Next the one after it; see SyncRequest
+	Next   Window
 	Tokens int64
 }
 

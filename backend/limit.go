@@ -83,7 +83,7 @@ func (r SyncRequest) Validate() error {
 	case r.Total < 0 || r.Total > MaxTokens || r.Used < 0 || r.Used > MaxTokens:
 		return fmt.Errorf("%w: total %d, used %d", ErrTokens, r.Total, r.Used)
 	}
-	return validateEnd(r.End)
+	return validateEnd(r.End, r.Next)
 }
 
 // Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
@@ -94,7 +94,7 @@ func (r TakeRequest) Validate() error {
 	if r.Tokens < 1 || r.Tokens > r.Limit.Tokens {
 		return fmt.Errorf("%w: %d, want 1 to the limit of %d", ErrTokens, r.Tokens, r.Limit.Tokens)
 	}
-	return validateEnd(r.End)
+	return validateEnd(r.End, r.Next)
 }
 
 // Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
@@ -102,7 +102,7 @@ func (r ResetRequest) Validate() error {
 	if err := validate(r.Key, r.Limit); err != nil {
 		return err
 	}
-	return validateEnd(r.End)
+	return validateEnd(r.End, 0)
 }
 
 // Validate returns nil, or an error that wraps ErrKey or ErrTokens.
@@ -131,9 +131,9 @@ func validateClient(name string) error {
 }
 
 // validateEnd returns nil, or an error that wraps ErrTokens.
-func validateEnd(end Window) error {
-	if end < 0 || int64(end) > MaxTokens {
-		return fmt.Errorf("%w: a window that ends at %d", ErrTokens, end)
+func validateEnd(end, next Window) error {
+	if end < 0 || int64(end) > MaxTokens || next != 0 && next <= end || int64(next) > MaxTokens {
+		return fmt.Errorf("%w: a window that ends at %d, and the next at %d", ErrTokens, end, next)
 	}
 	return nil
 }

@@ -22,13 +22,14 @@
 --       8 peers         clients that shared the key when last heard of; 0 = it does not know
 --       9 pace          tokens that the client would use in a whole window at its pace of late
 --      10 end           of a window that opens now, by a calendar, Unix ms; 0 = a length from now
---      11 leaving       1 = the client does not count until it asks again, else 0
---      12 window        that the client speaks of, Unix ms; 0 = it knows none
---      13 granted       to it in that window, as far as it has heard, tokens
---      14 returned      by it in that window, tokens
---      15 debt          tokens that it used in that window without a grant
---      16 total         of the window, as the client has last heard; 0 = it has not
---      17 used          tokens that were charged then
+--      11 next          end, of the window after that one; 0 = a length later
+--      12 leaving       1 = the client does not count until it asks again, else 0
+--      13 window        that the client speaks of, Unix ms; 0 = it knows none
+--      14 granted       to it in that window, as far as it has heard, tokens
+--      15 returned      by it in that window, tokens
+--      16 debt          tokens that it used in that window without a grant
+--      17 total         of the window, as the client has last heard; 0 = it has not
+--      18 used          tokens that were charged then
 --    then:
 --      -2 not after     Unix us; later than this do nothing; 0 = whenever
 --      -1 now           Unix us; empty = the server's clock
@@ -66,9 +67,9 @@ local late = ARGV[args - 1] + 0
 if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
 
 local slack = min(length / 10, 1000)                   -- clocks of two servers may differ by this
-local peers, pace, till, leaving, window, runs = 0, 0, 0, false, 0, false
+local peers, pace, till, after, leaving, window, runs = 0, 0, 0, 0, false, 0, false
 if args > 9 then
-  peers, pace, till, leaving, window = ARGV[8] + 0, ARGV[9] + 0, ARGV[10] + 0, ARGV[11] == '1', ARGV[12] + 0
+  peers, pace, till, after, leaving, window = ARGV[8] + 0, ARGV[9] + 0, ARGV[10] + 0, ARGV[11] + 0, ARGV[12] == '1', ARGV[13] + 0
   runs = window * 1000 >= now and window <= math.ceil(now / 1000) + length + slack
 end
 
@@ -98,6 +99,8 @@ end
 
 if fresh and runs then
   stop = window
+elseif fresh and till * 1000 <= now and after * 1000 > now and math.abs(after - till - length) > slack then
+  stop, opened = after, after - till                   -- a period of another length: the client is told, and comes again
 elseif fresh or moved then                             -- where a window ends that opens now
   if opened ~= length then till = 0 end                -- of another calendar
   if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next, or one after it
@@ -145,7 +148,7 @@ end
 -- is void, for a reset opened ours.
 local charged, carried, reasserted, recovered, loss = used, false, 0, g - b, false
 if window > 0 then
-  local G, B, D, heard, known, claims = ARGV[13] + 0, ARGV[14] + 0, ARGV[15] + 0, ARGV[16] + 0, ARGV[17] + 0, unattributed
+  local G, B, D, heard, known, claims = ARGV[14] + 0, ARGV[15] + 0, ARGV[16] + 0, ARGV[17] + 0, ARGV[18] + 0, unattributed
   if window ~= stop then                               -- what it holds there was not charged here
     claims = 0
     local held = runs and reset == '' and G - B + D or 0

@@ -6,8 +6,9 @@
 --       2 limit      tokens per window
 --       3 length     of a window, ms
 --       4 end        of a window that opens now, by a calendar, Unix ms; 0 = a length from now
---       5 not after  Unix us; later than this do nothing; 0 = whenever
---       6 now        Unix us; empty = the server's clock
+--       5 next       end, of the window after that one; 0 = a length later
+--       6 not after  Unix us; later than this do nothing; 0 = whenever
+--       7 now        Unix us; empty = the server's clock
 -- Reply { flags (1 late, 8 allowed), now us, window ms, remaining,
 --         length of the open window ms if it is another one (then nothing was done), else 0 }
 --
@@ -17,12 +18,12 @@
 local function fail(what) return redis.error_reply('BADSTATE ' .. what) end
 
 local n, limit, length = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local now = tonumber(ARGV[6])
+local now = tonumber(ARGV[7])
 if not now then
   local t = redis.call('TIME')
   now = t[1] * 1000000 + t[2]
 end
-local late = tonumber(ARGV[5])
+local late = tonumber(ARGV[6])
 if late > 0 and now > late then return { 1, now, 0, 0, 0 } end
 
 -- Where a window of that length ends that opens now. One of whole seconds ends at a whole second.
@@ -47,8 +48,11 @@ if stop and used then
   stop, used = math.floor(stop * 1000 + 0.5), math.max(used, 0)
   fresh = stop * 1000 < now
 end
-if fresh then                                          -- never opened, over, or half of it lost
-  stop, used = opening(length, tonumber(ARGV[4])), 0
+local till, after = tonumber(ARGV[4]), tonumber(ARGV[5])
+if fresh and till * 1000 <= now and after * 1000 > now and math.abs(after - till - length) > math.min(length / 10, 1000) then
+  return { 0, now, after, limit, after - till }        -- a period of another length: the client is told, and comes again
+elseif fresh then                                      -- never opened, over, or half of it lost
+  stop, used = opening(length, till), 0
 else
   opened = redis.call('PEXPIRETIME', KEYS[2]) - stop - 1000
   local slack = math.min(opened / 10, 1000)
@@ -58,7 +62,7 @@ else
     opened, slack = length, math.min(length / 10, 1000)
   end
   if stop > math.ceil(now / 1000) + opened + slack then  -- our clock stepped back: starve no longer than a window
-    stop, moved = opening(opened, opened == length and tonumber(ARGV[4]) or 0), true
+    stop, moved = opening(opened, opened == length and till or 0), true
   end
 end
 

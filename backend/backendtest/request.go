@@ -39,6 +39,7 @@ func testFaults(t *testing.T, s backend.Store) {
 		{"owes less than nothing", func(r *backend.SyncRequest) { r.Debt = -1 }, backend.ErrTokens},
 		{"owes too much", func(r *backend.SyncRequest) { r.Debt = backend.MaxTokens + 1 }, backend.ErrTokens},
 		{"a calendar before time began", func(r *backend.SyncRequest) { r.End = -1 }, backend.ErrTokens},
+		{"a calendar that goes back", func(r *backend.SyncRequest) { r.End, r.Next = 5, 5 }, backend.ErrTokens},
 		{"a calendar too late", func(r *backend.SyncRequest) { r.End = backend.MaxTokens + 1 }, backend.ErrTokens},
 		{"wants less than nothing", func(r *backend.SyncRequest) { r.Want, r.Need = -1, -1 }, backend.ErrTokens},
 		{"wants too much", func(r *backend.SyncRequest) { r.Want = backend.MaxTokens + 1 }, backend.ErrTokens},

@@ -78,7 +78,7 @@ func (b *bench) call(text string) string {
 	case "take":
 		a := b.parse(words[3:])
 		r := b.takeRequest(parseNumber(b.t, words[2]))
-		r.End = backend.Window(a["end"])
+		r.End, r.Next = backend.Window(a["end"]), backend.Window(a["next"])
 		reply := must(b.store.Take(ctx, r))(b.t)
 		if reply.Allowed {
 			return "allowed " + b.state(at, reply.State)
@@ -103,7 +103,7 @@ func (b *bench) call(text string) string {
 }
 
 // arguments are the names of those that calls may have.
-const arguments = " of granted returned debt want need least strand peers pace total used leaving end "
+const arguments = " of granted returned debt want need least strand peers pace total used leaving end next "
 
 // parse returns arguments by name; instants as windows.
 func (b *bench) parse(words []string) map[string]int64 {
@@ -116,7 +116,7 @@ func (b *bench) parse(words []string) map[string]int64 {
 			b.t.Fatalf("no such argument: %s", word)
 		case name == "leaving":
 			a[name] = 1
-		case name == "of" || name == "end":
+		case name == "of" || name == "end" || name == "next":
 			a[name] = int64(b.end(parseDuration(b.t, value)))
 		default:
 			a[name] = parseNumber(b.t, value)
@@ -129,7 +129,7 @@ func statement(client string, a map[string]int64) backend.SyncRequest {
 	return backend.SyncRequest{
 		Client: client, Window: backend.Window(a["of"]), Granted: a["granted"], Returned: a["returned"], Debt: a["debt"],
 		Want: a["want"], Need: a["need"], Least: a["least"], Strand: a["strand"], Peers: a["peers"], Pace: a["pace"],
-		Total: a["total"], Used: a["used"], Leaving: a["leaving"] > 0, End: backend.Window(a["end"]),
+		Total: a["total"], Used: a["used"], Leaving: a["leaving"] > 0, End: backend.Window(a["end"]), Next: backend.Window(a["next"]),
 	}
 }
 

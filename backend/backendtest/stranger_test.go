@@ -35,7 +35,7 @@ func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backen
 		leaving = 1
 	}
 	n, err := s.eval(ctx, "sync", lua.Sync, r.Key, r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand,
-		r.Peers, r.Pace, int64(r.End), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, 0, s.now(ctx).UnixMicro())
+		r.Peers, r.Pace, int64(r.End), int64(r.Next), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, 0, s.now(ctx).UnixMicro())
 	if err != nil {
 		return reply, err
 	}
@@ -55,7 +55,7 @@ func (s stranger) Take(ctx context.Context, r backend.TakeRequest) (reply backen
 	if err := r.Validate(); err != nil {
 		return reply, err
 	}
-	n, err := s.eval(ctx, "take", lua.Take, r.Key, r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), 0, s.now(ctx).UnixMicro())
+	n, err := s.eval(ctx, "take", lua.Take, r.Key, r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), 0, s.now(ctx).UnixMicro())
 	if err != nil {
 		return reply, err
 	}

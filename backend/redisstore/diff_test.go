@@ -84,7 +84,7 @@ func TestDifferential(t *testing.T) {
 		"allowed", "refused", "grant", "recovered", "reasserted", "carried", "learning", "returned",
 		"refund", "no refund", "open", "closed", "exhausted", "back", "three clients",
 		"lasted", "had come back", "conflict", "debt", "leaving", "too little", "calendar", "claimed", "ledger lost",
-		"first contact", "first contact takes all", "first contact for nothing", "reset", "reset by a millisecond", "too late", "over", "nothing to reset", "void",
+		"first contact", "first contact takes all", "first contact for nothing", "reset", "reset by a millisecond", "too late", "another period", "over", "nothing to reset", "void",
 	} {
 		require.Positive(t, p.seen[what], "%s: %v", what, p.seen)
 	}
@@ -122,6 +122,14 @@ func (p *pair) end() backend.Window {
 	near := backend.Window(p.base.Add(p.now).UnixMilli())
 	p.seen["calendar"]++
 	return one(p, near+30_000, near-30_000, near-3_000_000, near, near+61_000, near+62_500, near+10_000_123, near/1000*1000+40_000, 1, backend.MaxTokens)
+}
+
+// next is where the period after one ends, which may have another length.
+func (p *pair) next(end backend.Window) backend.Window {
+	if end == 0 || end == backend.MaxTokens {
+		return 0
+	}
+	return one(p, 0, end+1, end+45_000, end+60_000, end+60_500, end+90_000)
 }
 
 func (p *pair) step() {
@@ -165,14 +173,14 @@ func (p *pair) sync(ctx context.Context, key string) {
 		Total: one(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)), Used: p.tokens(one(p, 0, limit.Tokens, backend.MaxTokens)),
 		Debt: p.tokens(one(p, 0, 0, limit.Tokens/4, backend.MaxTokens)), End: p.end(), Leaving: p.rnd.IntN(6) == 0,
 	}
-	r.Least = p.tokens(one(p, 0, r.Need))
+	r.Least, r.Next = p.tokens(one(p, 0, r.Need)), p.next(r.End)
 	if p.rnd.IntN(5) == 0 { // of a client that knows nothing of the key
-		r.Window, r.Peers, r.Pace, r.End, r.Leaving = 0, 0, 0, 0, false
+		r.Window, r.Peers, r.Pace, r.End, r.Next, r.Leaving = 0, 0, 0, 0, 0, false
 	}
 	got, err := p.b.Sync(ctx, r)
 	require.NoError(p.t, err)
 	c, now := p.a.at(ctx, key)
-	first := !c.Open(now) && r.Window == 0 && r.Peers|r.Pace|int64(r.End) == 0 && !r.Leaving
+	first := !c.Open(now) && r.Window == 0 && r.Peers|r.Pace|int64(r.End|r.Next) == 0 && !r.Leaving
 	require.Equal(p.t, c.Sync(r, now), got, "at %v: %+v", p.now, r)
 	p.ends = append(p.ends, got.Window)
 	p.note(map[string]bool{
@@ -181,7 +189,8 @@ func (p *pair) sync(ctx context.Context, key string) {
 		"first contact": first && got.Grant > 0, "first contact takes all": first && got.Lasted > 0, "first contact for nothing": first && got.Grant == 0,
 		"void":    p.voids[r.Window] && r.Granted > r.Returned && got.Window != 0 && got.Window != r.Window && r.Window.Time().After(time.UnixMicro(now)) && !got.Carried,
 		"carried": got.Carried, "learning": got.Learning, "returned": got.Returned > 0,
-		"over": got.Over > 0, "too late": got.Window != 0 && int64(r.End) > now/1000+limit.Window.Milliseconds()+1000, "exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
+		"another period": got.Length > 0 && got.Window == r.Next,
+		"over":           got.Over > 0, "too late": got.Window != 0 && int64(r.End) > now/1000+limit.Window.Milliseconds()+1000, "exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
 		"learnt of others": got.Learning && got.Reasserted == 0 && got.Total > 0, "lasted": got.Lasted > 0, "had come back": got.Lasted > 0 && got.Remaining > 0,
 	})
 }
@@ -189,6 +198,7 @@ func (p *pair) sync(ctx context.Context, key string) {
 func (p *pair) take(ctx context.Context, key string) {
 	limit := p.limit()
 	r := backend.TakeRequest{Key: key, Limit: limit, Tokens: max(p.tokens(limit.Tokens), 1), End: p.end()}
+	r.Next = p.next(r.End)
 	got, err := p.b.Take(ctx, r)
 	require.NoError(p.t, err)
 	c, now := p.a.at(ctx, key)

@@ -82,7 +82,7 @@ func TestTakeIsExecutedOnce(t *testing.T) {
 				}
 				var takes, incrs []redis.Cmder
 				for range together {
-					c := s.newCall(ctx, takeScript, "k", []any{1, 10, 60000, 0})
+					c := s.newCall(ctx, takeScript, "k", []any{1, 10, 60000, 0, 0})
 					c.stamp(false, reading{})
 					takes = append(takes, c.cmd)
 					incrs = append(incrs, redis.NewIntCmd(ctx, "incr", "{k}:control"))

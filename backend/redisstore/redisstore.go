@@ -192,8 +192,8 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 		leaving = 1
 	}
 	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand}
-	if r.Peers|r.Pace|int64(r.End)|leaving|int64(r.Window) != 0 { // a first contact has none of these
-		args = append(args, r.Peers, r.Pace, int64(r.End), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
+	if r.Peers|r.Pace|int64(r.End|r.Next)|leaving|int64(r.Window) != 0 { // a first contact has none of these
+		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
 	}
 	v, err := s.do(ctx, syncScript, r.Key, nil, args...)
 	if err != nil {
@@ -230,7 +230,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	v, err := s.do(ctx, takeScript, r.Key, s.undoOf(r), r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End))
+	v, err := s.do(ctx, takeScript, r.Key, s.undoOf(r), r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next))
 	if err != nil {
 		return out, err
 	}

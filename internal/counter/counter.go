@@ -77,8 +77,12 @@ func (c *Counter) Open(now int64) bool { return c.stop != 0 && c.stop*1000 >= no
 // enter moves c into the window that is open at now. If none is, one opens. One
 // that ends impossibly late is brought back, since the clock has stepped back:
 // nobody starves for longer than a window.
-func (c *Counter) enter(now int64, l backend.Limit, end backend.Window) {
+func (c *Counter) enter(now int64, l backend.Limit, end, next backend.Window) {
 	length, opened := l.Window.Milliseconds(), c.length
+	if between := int64(next - end); !c.Open(now) && int64(end)*1000 <= now && int64(next)*1000 > now && max(between-length, length-between) > slack(length) {
+		*c = Counter{stop: int64(next), length: between} // which conflicts: the caller is told, and comes again
+		return
+	}
 	if !c.conflicts(l) {
 		opened = length
 	}
@@ -122,7 +126,7 @@ func (c *Counter) state(now int64, l backend.Limit) backend.State {
 // request is valid. It charges all of r.Tokens, or nothing and changes nothing.
 func (c *Counter) Take(r backend.TakeRequest, now int64) backend.TakeReply {
 	next := *c
-	next.enter(now, r.Limit, r.End)
+	next.enter(now, r.Limit, r.End, r.Next)
 	if next.conflicts(r.Limit) || next.used+r.Tokens > r.Limit.Tokens {
 		return backend.TakeReply{State: next.state(now, r.Limit)}
 	}

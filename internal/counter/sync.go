@@ -56,7 +56,11 @@ func (s *statement) enter(c *Counter) {
 	window, length := int64(s.Window), s.Limit.Window.Milliseconds()
 	s.fresh = !c.Open(s.now)
 	s.runs = window*1000 >= s.now && window <= latest(s.now, length)+slack(length)
-	s.c.enter(s.now, s.Limit, s.End)
+	next := s.Next
+	if s.runs {
+		next = 0
+	}
+	s.c.enter(s.now, s.Limit, s.End, next)
 	if s.fresh && s.runs {
 		s.c.stop = window
 	}
