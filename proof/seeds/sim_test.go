@@ -75,6 +75,7 @@ type simCaller struct {
 	key     string
 	n       int64
 	charged int64 // of a refund: what it is to take back
+	used    int64 // what it is settled to
 	cancel  context.CancelFunc
 	from    time.Time
 	at      time.Time // when it returned
@@ -296,7 +297,7 @@ func (c *simCaller) do(ctx context.Context) {
 		c.err = c.p.Close(context.Background())
 	case "refund":
 		before := c.p.Stats().Refunded
-		c.err = c.p.Refund(context.Background(), c.key, c.r)
+		c.err = c.p.Settle(context.Background(), c.key, c.r, c.used)
 		c.n = min(c.p.Stats().Refunded-before, c.n)
 	default:
 		c.r, c.err = c.p.AllowN(ctx, c.key, c.n)
@@ -382,7 +383,7 @@ func (s *sim) cancel() {
 	}
 }
 
-// refund gives back what a caller was admitted for.
+// refund gives back what a caller was admitted for, or a part of it. Or it has used more.
 func (s *sim) refund() {
 	if len(s.won) == 0 {
 		return
@@ -390,11 +391,22 @@ func (s *sim) refund() {
 	i := s.rnd.IntN(len(s.won))
 	c := s.won[i]
 	s.won = append(s.won[:i], s.won[i+1:]...)
-	s.log("refund %d to %d", c.n, c.p.who)
-	if c.r.Source != reservoir.Fallback { // from now on others may spend them
-		s.spent[c.slot()] -= c.n
+	back, used := c.n, int64(0)
+	switch {
+	case s.oneIn(3): // what may be charged above the limit is of the kind that was admitted without the store
+		back, used = 0, c.n+1+s.rnd.Int64N(c.p.limit.Tokens)
+		c.p.alone += used - c.n
+		s.seen["overrun"]++
+	case c.n > 1 && s.oneIn(2):
+		back = 1 + s.rnd.Int64N(c.n-1)
+		used = c.n - back
+		s.seen["refunded in part"]++
 	}
-	s.launch(&simCaller{what: "refund", p: c.p, key: c.key, r: c.r, n: c.n, charged: c.n}, context.Background())
+	s.log("settle %d of %d, %d used", c.n, c.p.who, used)
+	if c.r.Source != reservoir.Fallback { // from now on others may spend them
+		s.spent[c.slot()] -= back
+	}
+	s.launch(&simCaller{what: "refund", p: c.p, key: c.key, r: c.r, n: back, charged: back, used: used}, context.Background())
 }
 
 // forget makes the store lose its data.
