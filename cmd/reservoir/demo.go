@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
@@ -78,10 +77,11 @@ func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if ctx.Err() != nil {
-		fmt.Fprint(stdout, "stopped early\n\n")
+	text := summary(widthOf(stdout), batches, direct)
+	if missing := 2*requests - batches.sum.requests - direct.sum.requests; ctx.Err() != nil {
+		text = fmt.Sprintf("stopped early: %s of %s requests were not made\n\n", table.Commas(missing), table.Commas(2*requests)) + text
 	}
-	if err := summary(stdout, batches, direct); err != nil {
+	if err := write(stdout, text); err != nil {
 		return err
 	}
 	return batches.judge()
@@ -93,7 +93,7 @@ func try(ctx context.Context, w io.Writer, requests int64, title string, opts ..
 	if err != nil {
 		return nil, err
 	}
-	done := watch(w, title, l, requests)
+	done := show(w, title, l, requests)
 	sum := demoTraffic(requests).run(ctx, l)
 	done()
 	if err := l.Close(context.Background()); err != nil {
@@ -102,22 +102,22 @@ func try(ctx context.Context, w io.Writer, requests int64, title string, opts ..
 	return &trial{title, sum, l.Stats()}, sum.verdict(nil)
 }
 
-// watch shows a run of the demo until the function it returns is called: a bar on a
+// show shows a run of the demo until the function it returns is called: a bar on a
 // terminal, a line now and then elsewhere.
-func watch(w io.Writer, title string, l *reservoir.Limiter, requests int64) (stop func()) {
+func show(w io.Writer, title string, l *reservoir.Limiter, requests int64) (stop func()) {
 	start := time.Now()
 	if drawable(w) {
 		bar := newProgress(w, false, requests)
 		done := bar.limiter(title, l)
 		return func() { done(); bar.end() }
 	}
-	show := func() {
+	line := func() {
 		s := l.Stats()
-		fmt.Fprintf(w, "%s, %.1f s: %s requests, %s admitted, %s refused, %s store calls\n", title, time.Since(start).Seconds(),
-			table.Commas(s.Spent+s.Denied), table.Commas(s.Spent), table.Commas(s.Denied), table.Commas(s.StoreCalls))
+		_ = write(w, fmt.Sprintf("%s, %.1f s: %s requests, %s admitted, %s refused, %s store calls\n", title, time.Since(start).Seconds(),
+			table.Commas(s.Spent+s.Denied), table.Commas(s.Spent), table.Commas(s.Denied), table.Commas(s.StoreCalls)))
 	}
-	end := every(5*progressPeriod, show)
-	return func() { end(); show() }
+	end := every(5*progressPeriod, line)
+	return func() { end(); line() }
 }
 
 // most is the most tokens that were spent in one window of key i.
@@ -140,10 +140,10 @@ func (t *trial) judge() error {
 }
 
 // summary sets the two runs side by side.
-func summary(w io.Writer, a, b *trial) error {
-	var out strings.Builder
+func summary(width int, a, b *trial) string {
+	var rows [][]string
 	row := func(name string, value func(*trial) string) {
-		fmt.Fprintf(&out, "%-34s %16s %16s\n", name, value(a), value(b))
+		rows = append(rows, []string{name, value(a), value(b)})
 	}
 	row("", func(t *trial) string { return t.title })
 	row("requests", func(t *trial) string { return table.Commas(t.sum.requests) })
@@ -151,12 +151,9 @@ func summary(w io.Writer, a, b *trial) error {
 	row("refused", func(t *trial) string { return table.Commas(t.sum.denied) })
 	row("store calls", func(t *trial) string { return table.Commas(t.stats.StoreCalls) })
 	row("store calls, share of requests", func(t *trial) string { return percent(sim.Ratio(t.stats.StoreCalls, t.sum.requests)) })
-	out.WriteByte('\n')
 	for i, k := range demoKeys {
-		row(fmt.Sprintf("%-10s most in a window of %s", k.name, table.Commas(k.limit)), func(t *trial) string { return table.Commas(t.most(i)) })
+		row(fmt.Sprintf("%s, most in a window of %s", k.name, table.Commas(k.limit)), func(t *trial) string { return table.Commas(t.most(i)) })
 	}
-	out.WriteString("\nTokens are charged in the store by the batch, before any is spent, and spent from\n" +
-		"memory: so nearly no request waits for the store, and no window goes over its limit.\n")
-	_, err := io.WriteString(w, out.String())
-	return err
+	return table.Within(width, rows, false) + "\nTokens are charged in the store by the batch, before any is spent, and spent from\n" +
+		"memory: so nearly no request waits for the store, and no window goes over its limit.\n"
 }

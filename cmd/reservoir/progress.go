@@ -14,18 +14,14 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// columns is how wide text for a terminal may be.
-const columns = 80
-
 // drawable reports whether w is a terminal that a bar can be redrawn on: a line that
 // wraps could not be.
-func drawable(w io.Writer) bool {
+func drawable(w io.Writer) bool { return isTerminal(w) && widthOf(w) >= 80 }
+
+// isTerminal reports whether w is a terminal that obeys commands.
+func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
-	if !ok || os.Getenv("TERM") == "dumb" || !term.IsTerminal(int(f.Fd())) {
-		return false
-	}
-	width, _, err := term.GetSize(int(f.Fd()))
-	return err != nil || width == 0 || width >= columns // some do not know
+	return ok && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))
 }
 
 // progress shows on a terminal how far something is, and nothing elsewhere.

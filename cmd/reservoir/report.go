@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -35,6 +33,7 @@ type report struct {
 	Seconds              float64 `json:"seconds"`
 	Seed                 uint64  `json:"seed"`
 	FirstError           string  `json:"first_error,omitempty"`
+	NotRun               string  `json:"not_run,omitempty"` // what was left out when it was interrupted
 
 	Latency latency  `json:"latency_ns"`
 	Windows []window `json:"windows"` // of the first windowKeys keys
@@ -95,13 +94,7 @@ func windowsOf(keys []string, sums [][]windowSum) []window {
 	return list
 }
 
-func (r *report) json(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(r)
-}
-
-func (r *report) text(w io.Writer, limit reservoir.Limit) error {
+func (r *report) text(limit reservoir.Limit) string {
 	var b strings.Builder
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "%-12s %s\n", name, strings.TrimRight(fmt.Sprintf(format, args...), " "))
@@ -127,8 +120,10 @@ func (r *report) text(w io.Writer, limit reservoir.Limit) error {
 	if len(r.Windows) > 0 {
 		line("windows", "%s%s; the most spent here in one: %s of %s", table.Commas(int64(len(r.Windows))), r.partial(), table.Commas(r.fullest()), table.Commas(limit.Tokens))
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	if r.NotRun != "" {
+		line("stopped", "early: %s", r.NotRun)
+	}
+	return b.String()
 }
 
 // partial says of which keys the windows are, where that is not all.

@@ -42,15 +42,8 @@ func (c *tuning) createReport() (*reportFile, error) {
 	return f, nil
 }
 
-// reportError is err without the name of the file, which may be anything.
 func reportError(err error) error {
-	if p, ok := errors.AsType[*os.PathError](err); ok {
-		err = p.Err
-	}
-	if p, ok := errors.AsType[*os.LinkError](err); ok {
-		err = p.Err
-	}
-	return errors.New("the report cannot be written: " + err.Error())
+	return errors.New("the report cannot be written: " + nameless(err))
 }
 
 // write fills the file and puts it in its place.

@@ -125,7 +125,7 @@ func TestWayTellsWhatItsProcessHolds(t *testing.T) {
 		{State: backend.State{Window: 2000}, Grant: 4, Granted: 4},
 		{State: backend.State{Window: 2000}, Grant: 2, Granted: 2}, // of a new account
 	}}
-	r := &Replay{book: c.book, store: store, Setting: Setting{Speed: 1}}
+	r := &Replay{book: c.book, store: store, Setting: Setting{}}
 	w := r.way(0)
 	for i, want := range []int64{5, 7, 4, 6} {
 		client := "x"

@@ -2,8 +2,10 @@ package sim
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/go-reservoir/reservoir"
 )
@@ -20,14 +22,16 @@ type Kind string
 
 // The kinds of policies that there are.
 const (
-	Direct   Kind = "direct"   // a store call for each request
-	Fixed    Kind = "fixed"    // batches of one size
-	Ladder   Kind = "ladder"   // Rockset's rule, between bounds
-	Adaptive Kind = "adaptive" // the default of the library
+	Direct    Kind = "direct"    // a store call for each request
+	Fixed     Kind = "fixed"     // batches of one size
+	Ladder    Kind = "ladder"    // Rockset's rule, between bounds
+	Adaptive  Kind = "adaptive"  // the default of the library
+	Bounded   Kind = "bounded"   // the same between bounds
+	Stranding Kind = "stranding" // the same with another WithStranding
 )
 
 // ErrPolicy is the fault of a name of a policy.
-var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, adaptive")
+var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, adaptive, adaptive:min-max, stranding:share")
 
 // Policies are those of the names, in their order, for a limit of tokens. The
 // name fixed stands for a thousandth, a hundredth and a tenth of the limit, and a
@@ -54,14 +58,40 @@ func Policies(names []string, tokens int64) (list []Policy, err error) {
 				fixed(max(tokens/part, 1))
 			}
 		default:
-			n, err := strconv.ParseInt(name, 10, 64)
-			if err != nil || n < 1 {
-				return nil, ErrPolicy
+			p, err := parsePolicy(name)
+			if err != nil {
+				return nil, err
 			}
-			fixed(n)
+			add(p.Name, p.Kind, p.Option)
 		}
 	}
 	return list, nil
+}
+
+// parsePolicy reads one with figures: 50, adaptive:1-100 (0 is no bound), stranding:0.05.
+func parsePolicy(name string) (p Policy, err error) {
+	kind, figures, _ := strings.Cut(name, ":")
+	low, high, bounds := strings.Cut(figures, "-")
+	switch {
+	case Kind(kind) == Adaptive && bounds:
+		least, err := strconv.ParseInt(low, 10, 64)
+		most, err2 := strconv.ParseInt(high, 10, 64)
+		if err != nil || err2 != nil || least < 1 || most != 0 && most < least {
+			return p, ErrPolicy
+		}
+		return Policy{fmt.Sprintf("adaptive %d-%d", least, most), Bounded, reservoir.WithBatch(reservoir.Adaptive(least, most))}, nil
+	case Kind(kind) == Stranding:
+		share, err := strconv.ParseFloat(figures, 64)
+		if !(share >= 0 && share <= 1) || err != nil {
+			return p, ErrPolicy
+		}
+		return Policy{fmt.Sprint("stranding ", share), Stranding, reservoir.WithStranding(share)}, nil
+	}
+	n, err := strconv.ParseInt(name, 10, 64)
+	if err != nil || n < 1 {
+		return p, ErrPolicy
+	}
+	return Policy{fmt.Sprint("fixed ", n), Fixed, reservoir.WithBatch(reservoir.Fixed(n))}, nil
 }
 
 // LadderOf is Rockset's rule from 10 tokens to a tenth of the limit.
