@@ -35,6 +35,13 @@ func invoke(ctx context.Context, args ...string) outcome {
 	return outcome{status, stdout.String(), stderr.String()}
 }
 
+// requireFine is for a command that did as asked.
+func (o outcome) requireFine(t *testing.T) {
+	t.Helper()
+	require.Equal(t, exitOK, o.status, o.stderr)
+	require.Empty(t, o.stderr)
+}
+
 // report reads the JSON of a load that ran as asked.
 func (o outcome) report(t *testing.T) report {
 	t.Helper()

@@ -144,14 +144,14 @@ const lookTimeout = 5 * time.Second
 
 // reach reads a key from each part, and returns the error of the first if none serves.
 // So it is known what does not work before anything is begun.
-func (o *opened) reach(ctx context.Context, key string, l reservoir.Limit) error {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+func (o *opened) reach(whole context.Context, key string, l reservoir.Limit) error {
+	ctx, cancel := context.WithTimeout(whole, lookTimeout)
 	defer cancel()
 	var first error
 	for _, p := range o.parts {
 		_, err := p.store.Check(ctx, key, l)
-		if err == nil {
-			return nil
+		if err == nil || whole.Err() != nil {
+			return nil // what comes next sees that it is to stop
 		}
 		if first == nil {
 			first = p.explain(err)
@@ -171,9 +171,9 @@ func (p part) explain(err error) error {
 		speaks, why = inPlain, "it speaks no TLS: want redis instead of rediss"
 	}
 	if slices.ContainsFunc(p.addrs, func(addr string) bool { return speaks(addr) }) {
-		return fmt.Errorf("%s: %s: %w", p.name, why, err)
+		return fmt.Errorf("%s: %s (%s)", p.name, why, oneLine(err))
 	}
-	return fmt.Errorf("%s: %w", p.name, err)
+	return fmt.Errorf("%s: %s", p.name, oneLine(err))
 }
 
 // explained is explain where it is not known which part failed.
