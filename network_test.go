@@ -259,6 +259,12 @@ func (n *network) Refund(ctx context.Context, r backend.RefundRequest) (int64, e
 	})
 }
 
+func (n *network) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	return send(ctx, n, call{op: "reset", key: r.Key}, func(ctx context.Context, s backend.Store) (backend.State, error) {
+		return s.Reset(ctx, r)
+	})
+}
+
 // Inspect is not delayed and not counted.
 func (n *network) Inspect(ctx context.Context, key string) (backend.Contents, error) {
 	return n.inner().(backend.Inspector).Inspect(ctx, key)

@@ -48,6 +48,19 @@ type Store interface {
 	// window has closed, and never takes the count below zero. It returns the total
 	// that the store now knows of as given back by the client; 0 if the window has closed.
 	Refund(ctx context.Context, r RefundRequest) (total int64, err error)
+
+	// Reset replaces the key's open window by a fresh one, of which nothing is charged.
+	// From then on the old window is void, whatever clients say of it: nothing held or
+	// owed in it is charged to the new window, and it is no sign of lost data. Tokens that
+	// clients hold in memory may be spent until their next statement. The new window ends
+	// where one that opens now would end or, if that is where the old one ends, a
+	// millisecond before: an end is a window's name, and names differ. Between these two
+	// ends the old window is not void.
+	//
+	// If no window is open, Reset changes nothing and State.Window is 0. It is never sent
+	// twice; an Error of class Unknown means that the window may be a fresh one. A store
+	// that loses its data may forget that the old window is void.
+	Reset(ctx context.Context, r ResetRequest) (State, error)
 }
 
 // Window is the end of a window in Unix milliseconds, as the store wrote it
@@ -98,7 +111,9 @@ type SyncRequest struct {
 	Least int64 // how many the first of these needs at once; at most Need. A store that has less grants nothing new
 
 	// End is where a window that this statement opens ends, for limits by the
-	// calendar; 0 is one length from now. It is at most a length away.
+	// calendar; 0 is one length from now. It is at most a length away. Where the client's
+	// clock is behind or ahead, so that End is over or further away by the store's clock,
+	// the window ends some lengths later or earlier: at the end that is due.
 	End Window
 
 	// Leaving says that the client will not ask again soon: it does not count in
@@ -135,6 +150,7 @@ type SyncReply struct {
 	Granted    int64         // the client's total in Window, Grant included
 	Returned   int64         // the client's total given back in Window
 	Debt       int64         // the client's total used without a grant in Window
+	Over       int64         // tokens that are charged to all above the limit; 0 if Remaining is not
 	Clients    int64         // clients that share the key in Window and have not left, this one included
 	Reasserted int64         // tokens of this statement that the store had forgotten and has charged again
 	Lasted     time.Duration // from Window's beginning until the limit was first used up; 0 if it is not
@@ -164,4 +180,12 @@ type RefundRequest struct {
 	Client string // whose direct charges go back; names a ledger entry
 	Window Window
 	Total  int64 // tokens that Client has given back to Window by Refund in all, this call included
+}
+
+// ResetRequest asks for a fresh window. If the open window has another length than
+// Limit's, nothing changes; see State.
+type ResetRequest struct {
+	Key   string
+	Limit Limit
+	End   Window // where the new window ends, by a calendar; see SyncRequest
 }

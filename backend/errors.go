@@ -7,7 +7,7 @@ type Class uint8
 
 const (
 	// Unknown: the call may have been carried out. Sync and Refund may be repeated;
-	// Take may not.
+	// Take and Reset may not.
 	Unknown Class = iota
 	// Unavailable: surely not carried out; the store may answer soon.
 	Unavailable
@@ -31,7 +31,7 @@ func (c Class) String() string {
 // Error is the failure of one call to a store: no decision was made. Its text
 // holds no key, password or URL.
 type Error struct {
-	Op    string // "sync", "take", "check" or "refund"
+	Op    string // "sync", "take", "check", "refund" or "reset"
 	Class Class
 	Err   error // what the transport or the server said
 

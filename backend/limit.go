@@ -69,14 +69,12 @@ func (r SyncRequest) Validate() error {
 		return fmt.Errorf("%w: debt %d", ErrTokens, r.Debt)
 	case r.Least < 0 || r.Need < r.Least || r.Want < r.Need || r.Want > MaxTokens:
 		return fmt.Errorf("%w: want %d, need %d, least %d", ErrTokens, r.Want, r.Need, r.Least)
-	case r.End < 0 || int64(r.End) > MaxTokens:
-		return fmt.Errorf("%w: a window that ends at %d", ErrTokens, r.End)
 	case r.Window < 0 || int64(r.Window) > MaxTokens || r.Strand > MaxTokens || r.Peers < 0 || r.Peers > MaxTokens || r.Pace < 0 || r.Pace > MaxTokens:
 		return fmt.Errorf("%w: window %d, strand %d, peers %d, pace %d", ErrTokens, r.Window, r.Strand, r.Peers, r.Pace)
 	case r.Total < 0 || r.Total > MaxTokens || r.Used < 0 || r.Used > MaxTokens:
 		return fmt.Errorf("%w: total %d, used %d", ErrTokens, r.Total, r.Used)
 	}
-	return nil
+	return validateEnd(r.End)
 }
 
 // Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
@@ -84,13 +82,18 @@ func (r TakeRequest) Validate() error {
 	if err := validate(r.Key, r.Limit); err != nil {
 		return err
 	}
-	switch {
-	case r.Tokens < 1 || r.Tokens > r.Limit.Tokens:
+	if r.Tokens < 1 || r.Tokens > r.Limit.Tokens {
 		return fmt.Errorf("%w: %d, want 1 to the limit of %d", ErrTokens, r.Tokens, r.Limit.Tokens)
-	case r.End < 0 || int64(r.End) > MaxTokens:
-		return fmt.Errorf("%w: a window that ends at %d", ErrTokens, r.End)
 	}
-	return nil
+	return validateEnd(r.End)
+}
+
+// Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
+func (r ResetRequest) Validate() error {
+	if err := validate(r.Key, r.Limit); err != nil {
+		return err
+	}
+	return validateEnd(r.End)
 }
 
 // Validate returns nil, or an error that wraps ErrKey or ErrTokens.
@@ -114,6 +117,14 @@ func validateClient(name string) error {
 		return fmt.Errorf("%w: a client's name has 1 to 64 bytes", ErrKey)
 	case name == "w":
 		return fmt.Errorf("%w: the client's name %q is the ledger's own", ErrKey, name)
+	}
+	return nil
+}
+
+// validateEnd returns nil, or an error that wraps ErrTokens.
+func validateEnd(end Window) error {
+	if end < 0 || int64(end) > MaxTokens {
+		return fmt.Errorf("%w: a window that ends at %d", ErrTokens, end)
 	}
 	return nil
 }

@@ -23,4 +23,6 @@ var (
 	Check string
 	//go:embed refund.lua
 	Refund string
+	//go:embed reset.lua
+	Reset string
 )

@@ -39,12 +39,12 @@ used = math.max(used, 0)
 if math.floor(stop * 1000 + 0.5) ~= window or window * 1000 < now then return { 0, now, 0 } end
 
 local own = redis.call('HMGET', KEYS[3], 'w', client)
-local w, clients, total, learn, unattributed, exhausted = string.match(own[1] or '0', '^(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$')
+local w, clients, total, learn, unattributed, exhausted, reset = string.match(own[1] or '0', '^(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)( ?1?)$')
 local ours = tonumber(w) == window
 local away, g, b, d, r = '~', 0, 0, 0, 0               -- who is new here has not come to stay
 clients, total, learn, unattributed, exhausted = part(clients), part(total), part(learn), part(unattributed), part(exhausted)
 if not ours then
-  clients, total, learn, unattributed, exhausted = 0, 0, 0, used, 0  -- see sync
+  clients, total, learn, unattributed, exhausted, reset = 0, 0, 0, used, 0, ''  -- see sync
 elseif own[2] then
   away, g, b, d, r = string.match(own[2], '^(~?)(%d+) ?(%d*) ?(%d*) ?(%d*)$')
   g, b, d, r = int(g), part(b), part(d), part(r)
@@ -57,7 +57,7 @@ if given <= r then return { 0, now, r } end
 local back = math.min(given - r, used)
 unattributed = math.max(unattributed - back, 0)        -- which of them was given back is not known
 if not ours then redis.call('DEL', KEYS[3]) end
-redis.call('HSET', KEYS[3], 'w', string.format('%.0f %.0f %.0f %.0f %.0f %.0f', window, clients, total, learn, unattributed, exhausted),
+redis.call('HSET', KEYS[3], 'w', string.format('%.0f %.0f %.0f %.0f %.0f %.0f', window, clients, total, learn, unattributed, exhausted) .. reset,
   client, string.format('%s%.0f %.0f %.0f %.0f', away, g, b, d, given))
 if not ours then redis.call('PEXPIREAT', KEYS[3], window + 1000) end
 if back > 0 then redis.call('SET', KEYS[1], used - back, 'KEEPTTL') end

@@ -3,8 +3,9 @@
 -- KEYS  1 {k}      tokens charged in this window, integer
 --       2 {k}:exp  the end of the window, Unix seconds; also its id. It expires a length later than the others,
 --                  which tells the length of the window
---       3 {k}:own  hash: w = "window clients total" or "window clients total learn unattributed exhausted", and one field
---                  per client: "granted", "granted returned", "granted returned debt" or "granted returned debt refunded",
+--       3 {k}:own  hash: w = "window clients total" or "window clients total learn unattributed exhausted", the last with
+--                  a 1 after it if a reset opened the window: what is said of any other one is void. And one field per
+--                  client: "granted", "granted returned", "granted returned debt" or "granted returned debt refunded",
 --                  cumulative, with a ~ before it if the client has left.
 --                  window: the one it belongs to, Unix ms; clients: that have not left; total: tokens granted to all
 --                  clients and returned by them, and their debt, never less; learn: learning until, Unix ms; unattributed:
@@ -34,7 +35,8 @@
 -- Reply { flags (1 late, 2 carried, 4 learning), now us, window ms (0 = none open), remaining,
 --         length of the open window ms if it is another one (then nothing was done), else 0,
 --         grant, recovered, granted, returned, debt, clients, reasserted,
---         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total };
+--         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total,
+--         tokens charged above the limit };
 --         it ends with the grant if that opened the window for a client that knew of none: then granted and
 --         total are the same, clients 1, and all else 0
 --
@@ -61,7 +63,7 @@ else
   now = t[1] * 1000000 + t[2]
 end
 local late = ARGV[args - 1] + 0
-if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
+if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
 
 local slack = min(length / 10, 1000)                   -- clocks of two servers may differ by this
 local peers, pace, till, leaving, window, runs = 0, 0, 0, false, 0, false
@@ -100,8 +102,8 @@ elseif fresh or moved then                             -- where a window ends th
   if opened ~= length then till = 0 end                -- of another calendar
   if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next, or one after it
     stop = till + (floor((now - till * 1000) / (length * 1000)) + 1) * length
-  elseif till > 0 and till <= math.ceil(now / 1000) + opened + slack then
-    stop = till
+  elseif till > 0 then                                 -- or later than can be: one before it
+    stop = till - max(math.ceil((till - math.ceil(now / 1000) - length - slack) / length), 0) * length
   elseif opened % 1000 == 0 then                       -- one of whole seconds ends at a whole second
     stop = floor(now / 1000000) * 1000 + opened
   else
@@ -109,14 +111,14 @@ elseif fresh or moved then                             -- where a window ends th
   end
 end
 if opened ~= length then
-  return { 0, now, stop, max(limit - used, 0), opened, 0, 0, 0, 0, 0, 1, 0, 0, 0 }
+  return { 0, now, stop, max(limit - used, 0), opened, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }
 end
 
 -- The ledger. Where there is none for this window, all that is charged is unattributed: direct
 -- callers were charged, or the ledger was lost and its clients will state what they hold.
 local own, ours = { }, false
 local present, g, b, d, r = 0, 0, 0, 0, 0
-local clients, total, learn, unattributed, exhausted = 0, 0, 0, used, 0
+local clients, total, learn, unattributed, exhausted, reset = 0, 0, 0, used, 0, ''
 if not fresh then
   local function int(s)
     local n = tonumber(s)
@@ -124,10 +126,10 @@ if not fresh then
   end
   local function part(s) return (s == nil or s == '') and 0 or int(s) end
   own = redis.call('HMGET', KEYS[3], 'w', client)
-  local w, n, t, l, u, e = string.match(own[1] or '0', '^(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$')
+  local w, n, t, l, u, e, again = string.match(own[1] or '0', '^(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)( ?1?)$')
   ours = not moved and tonumber(w) == stop
   if ours then
-    clients, total, learn, unattributed, exhausted = part(n), part(t), part(l), part(u), part(e)
+    clients, total, learn, unattributed, exhausted, reset = part(n), part(t), part(l), part(u), part(e), again
     if own[2] then
       local away, x, y, z, v = string.match(own[2], '^(~?)(%d+) ?(%d*) ?(%d*) ?(%d*)$')
       g, b, d, r, present = int(x), part(y), part(z), part(v), away == '' and 1 or 0
@@ -139,13 +141,14 @@ if not fresh then
   clients = max(clients - present, 0)                  -- that others are
 end
 
--- The account. A window that still runs elsewhere is carried over with what is left of it, debt as a grant.
+-- The account. A window that still runs elsewhere is carried over with what is left of it, debt as a grant; unless it
+-- is void, for a reset opened ours.
 local charged, carried, reasserted, recovered, loss = used, false, 0, g - b, false
 if window > 0 then
   local G, B, D, heard, known, claims = ARGV[13] + 0, ARGV[14] + 0, ARGV[15] + 0, ARGV[16] + 0, ARGV[17] + 0, unattributed
   if window ~= stop then                               -- what it holds there was not charged here
     claims = 0
-    local held = runs and G - B + D or 0
+    local held = runs and reset == '' and G - B + D or 0
     carried = held > 0
     G, B, D, heard = min(held + b, most), b, d, 0
   end
@@ -208,7 +211,7 @@ if want > 0 and rest + recovered - least >= 0 then
 end
 
 if fresh and not adopted and charged == 0 and g == 0 then  -- a window opens at its first charge
-  return { 0, now, 0, limit, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0 }
+  return { 0, now, 0, limit, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }
 end
 
 -- What the ledger keeps. Who is unknown to it, has no figures and wants nothing is not written. A client that opens
@@ -227,8 +230,8 @@ elseif keep then
 end
 if not first and (keep or learning) then
   local there = keep and clients or leaving and clients or clients - 1
-  head = (learn > 0 or unattributed > 0 or exhausted > 0)
-    and format('%d %d %d %d %d %d', stop, there, total, learn, unattributed, exhausted)
+  head = (learn > 0 or unattributed > 0 or exhausted > 0 or reset ~= '')
+    and format('%d %d %d %d %d %d', stop, there, total, learn, unattributed, exhausted) .. reset
     or format('%d %d %d', stop, there, total)
 end
 
@@ -254,4 +257,4 @@ end
 if first then return { 0, now, stop, rest, 0, take } end
 return { (carried and 2 or 0) + (learning and 4 or 0), now, stop, rest, 0,
   take + recovered, recovered, g, b, d, clients, reasserted,
-  exhausted > 0 and max(exhausted - stop + length, 1) or 0, total }
+  exhausted > 0 and max(exhausted - stop + length, 1) or 0, total, max(charged - limit, 0) }

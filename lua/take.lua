@@ -30,8 +30,8 @@ local function opening(length, till)
   local last = math.ceil(now / 1000) + length
   if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next, or one after it
     return till + (math.floor((now - till * 1000) / (length * 1000)) + 1) * length
-  elseif till > 0 and till <= last + math.min(length / 10, 1000) then
-    return till
+  elseif till > 0 then                                 -- or later than can be: one before it
+    return till - math.max(math.ceil((till - last - math.min(length / 10, 1000)) / length), 0) * length
   elseif length % 1000 == 0 then
     return math.floor(now / 1000000) * 1000 + length
   end

@@ -74,6 +74,10 @@ func (e *elsewhere) Refund(_ context.Context, r backend.RefundRequest) (int64, e
 	return over(e, func(ctx context.Context) (int64, error) { return e.store.Refund(ctx, r) })
 }
 
+func (e *elsewhere) Reset(_ context.Context, r backend.ResetRequest) (backend.State, error) {
+	return over(e, func(ctx context.Context) (backend.State, error) { return e.store.Reset(ctx, r) })
+}
+
 // Shard names the shards of a store that has some.
 func (e *elsewhere) Shard(key string) string {
 	if s, ok := e.store.(interface{ Shard(string) string }); ok {

@@ -157,6 +157,13 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 	return back, at.named(err)
 }
 
+// Reset implements backend.Store.
+func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	at := s.find(r.Key)
+	state, err := at.store.Reset(ctx, r)
+	return state, at.named(err)
+}
+
 // Inspect implements backend.Inspector. It is an error if the key's shard does not.
 func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
 	at := s.find(key)

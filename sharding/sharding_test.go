@@ -162,6 +162,9 @@ func (b broken) Check(context.Context, string, backend.Limit) (backend.State, er
 	return backend.State{}, b.err
 }
 func (b broken) Refund(context.Context, backend.RefundRequest) (int64, error) { return 0, b.err }
+func (b broken) Reset(context.Context, backend.ResetRequest) (backend.State, error) {
+	return backend.State{}, b.err
+}
 
 // calls makes one call of each kind and returns the errors by operation.
 func calls(ctx context.Context, s *sharding.Store, key string) map[string]error {
@@ -169,8 +172,9 @@ func calls(ctx context.Context, s *sharding.Store, key string) map[string]error 
 	_, take := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
 	_, check := s.Check(ctx, key, limit10)
 	_, refund := s.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Client: "r", Total: 1})
+	_, reset := s.Reset(ctx, backend.ResetRequest{Key: key, Limit: limit10})
 	_, inspect := s.Inspect(ctx, key)
-	return map[string]error{"sync": sync, "take": take, "check": check, "refund": refund, "inspect": inspect}
+	return map[string]error{"sync": sync, "take": take, "check": check, "refund": refund, "reset": reset, "inspect": inspect}
 }
 
 func TestFailure(t *testing.T) {

@@ -31,6 +31,7 @@ type books struct {
 	direct int64 // charged by Take
 	given  int64 // and given back by Refund
 	ledger map[string]backend.SyncReply
+	closed map[backend.Window]bool // by a reset
 }
 
 func newAuditor(t testing.TB, s backend.Store, lossy bool) auditor {
@@ -53,6 +54,8 @@ func (a auditor) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncR
 	a.must(a.lossy || got.Reasserted == 0 && !got.Carried && !got.Learning, "no sign of a loss, of which there was none", got)
 	a.must(got.Grant == got.Recovered || got.Remaining+got.Grant >= r.Least, "all that is needed at least, or nothing", got)
 	b.ledger[r.Client] = got
+	a.must(got.Over == 0 || got.Remaining == 0, "nothing remains of a limit that is exceeded", got)
+	a.must(a.lossy || got.Over == max(b.out()+b.debt()-r.Limit.Tokens, 0), "what is charged above the limit", got)
 	a.balance(ctx, b, r.Limit, got.State)
 	return got, nil
 }
@@ -85,13 +88,28 @@ func (a auditor) Check(ctx context.Context, key string, l backend.Limit) (backen
 	return got, err
 }
 
+func (a auditor) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	got, err := a.Store.Reset(ctx, r)
+	if err != nil || got.Window == 0 {
+		return got, err
+	}
+	b := a.keys[r.Key]
+	a.must(b != nil && !over(ctx, b.window), "a reset opens no window where none was open", got)
+	b.closed[b.window] = true
+	a.must(!b.closed[got.Window], "a fresh window has a name of its own", got)
+	b = &books{window: got.Window, ledger: map[string]backend.SyncReply{}, closed: b.closed}
+	a.keys[r.Key] = b
+	a.balance(ctx, b, r.Limit, got)
+	return got, nil
+}
+
 // enter returns the books of a window that a reply spoke of, which may be a new one.
 func (a auditor) enter(ctx context.Context, key string, window backend.Window) *books {
 	a.t.Helper()
 	b := a.keys[key]
 	if b == nil || b.window != window {
 		a.must(b == nil || over(ctx, b.window), "one window at a time", window)
-		b = &books{window: window, ledger: map[string]backend.SyncReply{}}
+		b = &books{window: window, ledger: map[string]backend.SyncReply{}, closed: map[backend.Window]bool{}}
 		a.keys[key] = b
 	}
 	a.must(!over(ctx, window), "no window goes on after its end", window)
@@ -105,13 +123,25 @@ func (a auditor) balance(ctx context.Context, b *books, l backend.Limit, got bac
 	if a.lossy {
 		return
 	}
-	out, debt := b.direct-b.given, int64(0)
-	for _, c := range b.ledger {
-		out, debt = out+c.Granted-c.Returned, debt+c.Debt
-	}
-	a.must(out <= l.Tokens, "never over", out)
-	a.must(got.Remaining == max(l.Tokens-out-debt, 0), "what is not handed out remains", got)
+	a.must(b.out() <= l.Tokens, "never over", b.out())
+	a.must(got.Remaining == max(l.Tokens-b.out()-b.debt(), 0), "what is not handed out remains", got)
 	a.must(got.Window == b.window && got.Left == b.window.Time().Sub(Now(ctx)), "an end does not move", got)
+}
+
+// out is what was handed out and did not come back.
+func (b *books) out() int64 {
+	out := b.direct - b.given
+	for _, c := range b.ledger {
+		out += c.Granted - c.Returned
+	}
+	return out
+}
+
+func (b *books) debt() (debt int64) {
+	for _, c := range b.ledger {
+		debt += c.Debt
+	}
+	return debt
 }
 
 func (a auditor) must(holds bool, law string, got any) {

@@ -39,6 +39,7 @@ func testFaults(t *testing.T, s backend.Store) {
 		{"owes less than nothing", func(r *backend.SyncRequest) { r.Debt = -1 }, backend.ErrTokens},
 		{"owes too much", func(r *backend.SyncRequest) { r.Debt = backend.MaxTokens + 1 }, backend.ErrTokens},
 		{"a calendar before time began", func(r *backend.SyncRequest) { r.End = -1 }, backend.ErrTokens},
+		{"a calendar too late", func(r *backend.SyncRequest) { r.End = backend.MaxTokens + 1 }, backend.ErrTokens},
 		{"wants less than nothing", func(r *backend.SyncRequest) { r.Want, r.Need = -1, -1 }, backend.ErrTokens},
 		{"wants too much", func(r *backend.SyncRequest) { r.Want = backend.MaxTokens + 1 }, backend.ErrTokens},
 		{"strands too much", func(r *backend.SyncRequest) { r.Strand = backend.MaxTokens + 1 }, backend.ErrTokens},
@@ -85,6 +86,8 @@ func testFaultyCalls(t *testing.T, b *bench) {
 		refused(t, "check", err, backend.ErrKey)
 		_, err = b.store.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Client: "r", Total: 1})
 		refused(t, "refund", err, backend.ErrKey)
+		_, err = b.store.Reset(ctx, backend.ResetRequest{Key: key, Limit: limit10})
+		refused(t, "reset", err, backend.ErrKey)
 	}
 	for _, l := range []backend.Limit{
 		{}, {Tokens: 1}, {Window: time.Second}, {Tokens: -1, Window: time.Second}, {Tokens: 1, Window: -time.Second},
@@ -95,6 +98,14 @@ func testFaultyCalls(t *testing.T, b *bench) {
 		refused(t, "take", err, backend.ErrLimit)
 		_, err = b.store.Check(ctx, b.key, l)
 		refused(t, "check", err, backend.ErrLimit)
+		_, err = b.store.Reset(ctx, backend.ResetRequest{Key: b.key, Limit: l})
+		refused(t, "reset", err, backend.ErrLimit)
+	}
+	for _, end := range []backend.Window{-1, backend.MaxTokens + 1} {
+		_, err := b.store.Take(ctx, backend.TakeRequest{Key: b.key, Limit: limit10, Tokens: 1, End: end})
+		refused(t, "take", err, backend.ErrTokens)
+		_, err = b.store.Reset(ctx, backend.ResetRequest{Key: b.key, Limit: limit10, End: end})
+		refused(t, "reset", err, backend.ErrTokens)
 	}
 	for _, client := range []string{"", "w", strings.Repeat("c", 65)} {
 		_, err := b.store.Refund(ctx, backend.RefundRequest{Key: b.key, Client: client, Window: 1, Total: 1})
@@ -171,7 +182,8 @@ func testContextOver(t *testing.T, s backend.Store) {
 		_, take := s.Take(ctx, b.takeRequest(1))
 		_, check := s.Check(ctx, b.key, b.limit)
 		_, refund := s.Refund(ctx, backend.RefundRequest{Key: b.key, Window: b.end(far), Client: "r", Total: 1})
-		for op, err := range map[string]error{"sync": sync, "take": take, "check": check, "refund": refund} {
+		_, reset := s.Reset(ctx, backend.ResetRequest{Key: b.key, Limit: b.limit})
+		for op, err := range map[string]error{"sync": sync, "take": take, "check": check, "refund": refund, "reset": reset} {
 			var failure *backend.Error
 			if !errors.Is(err, want) || !errors.As(err, &failure) || failure.Op != op || failure.Class != backend.Unavailable {
 				t.Errorf("%s: error %v, want an *Error that wraps %v and says that nothing was done", op, err, want)

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
@@ -34,6 +35,7 @@ type saboteur struct {
 	sync   func(s backend.Store, ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error)
 	take   func(r *backend.TakeReply)
 	refund func(n *int64)
+	reset  func(s backend.Store, ctx context.Context, r backend.ResetRequest) (backend.State, error)
 }
 
 func (s saboteur) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
@@ -56,6 +58,13 @@ func (s saboteur) Refund(ctx context.Context, r backend.RefundRequest) (int64, e
 		s.refund(&r.Total)
 	}
 	return s.Store.Refund(ctx, r)
+}
+
+func (s saboteur) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	if s.reset != nil {
+		return s.reset(s.Store, ctx, r)
+	}
+	return s.Store.Reset(ctx, r)
 }
 
 // replies makes a bug of a change to replies.
@@ -88,6 +97,7 @@ func TestSabotage(t *testing.T) {
 		"a grant that is lost":                  {law: true, bug: replies(func(r *backend.SyncReply) { r.Grant = max(r.Grant-1, r.Recovered) })},
 		"an end that wobbles":                   {law: true, bug: replies(func(r *backend.SyncReply) { twice++; r.Window += backend.Window(twice % 2) })},
 		"a stale remainder":                     {law: true, bug: replies(func(r *backend.SyncReply) { r.Remaining += r.Grant })},
+		"an overdraft that is not told":         {law: true, bug: replies(func(r *backend.SyncReply) { r.Over = 0 })},
 		"another ledger entry each time":        {bug: requests(func(r *backend.SyncRequest) { twice++; r.Client += fmt.Sprint(twice) })},
 		"a give-back that is not heard":         {bug: requests(func(r *backend.SyncRequest) { r.Returned = 0 })},
 		"greed":                                 {bug: requests(func(r *backend.SyncRequest) { r.Want, r.Strand = r.Limit.Tokens, -1 })},
@@ -108,9 +118,31 @@ func TestSabotage(t *testing.T) {
 		"nobody is let in":        {law: true, bug: saboteur{take: func(r *backend.TakeReply) { r.Allowed = false }}},
 		"a refund counts twice":   {bug: saboteur{refund: func(n *int64) { *n *= 2 }}},
 		"a refund of one too few": {bug: saboteur{refund: func(n *int64) { *n = max(*n-1, 1) }}},
-		"nothing is re-asserted":  {lossy: true, bug: requests(func(r *backend.SyncRequest) { r.Window = 0 })},
-		"no learning time":        {lossy: true, bug: replies(func(r *backend.SyncReply) { r.Learning = false })},
-		"no sign of a carry":      {lossy: true, bug: replies(func(r *backend.SyncReply) { r.Carried = false })},
+		"a reset that is not made": {bug: saboteur{reset: func(s backend.Store, ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+			state, err := s.Check(ctx, r.Key, r.Limit)
+			if state.Window > 0 {
+				state.Window, state.Left, state.Remaining = state.Window-1, state.Left-time.Millisecond, r.Limit.Tokens
+			}
+			return state, err
+		}}},
+		"a reset under the old name": {law: true, bug: saboteur{reset: func(s backend.Store, ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+			old, _ := s.Check(ctx, r.Key, r.Limit)
+			state, err := s.Reset(ctx, r)
+			state.Window = old.Window
+			return state, err
+		}}},
+		"what was held before a reset is carried over": {law: true, bug: saboteur{sync: func(s backend.Store, ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+			reply, err := s.Sync(ctx, r)
+			if r.Window == 0 || reply.Window == 0 || reply.Window == r.Window || over(ctx, r.Window) || reply.Carried {
+				return reply, err
+			}
+			r.Window, r.Granted, r.Returned, r.Debt, r.Total = reply.Window, reply.Granted+r.Granted-r.Returned, reply.Returned, reply.Debt, 0
+			r.Granted = min(r.Granted, backend.MaxTokens)
+			return s.Sync(ctx, r)
+		}}},
+		"nothing is re-asserted": {lossy: true, bug: requests(func(r *backend.SyncRequest) { r.Window = 0 })},
+		"no learning time":       {lossy: true, bug: replies(func(r *backend.SyncReply) { r.Learning = false })},
+		"no sign of a carry":     {lossy: true, bug: replies(func(r *backend.SyncReply) { r.Carried = false })},
 	} {
 		t.Run(name, func(t *testing.T) {
 			row.bug.Store = memstore.New()

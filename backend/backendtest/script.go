@@ -27,7 +27,7 @@ var scripts embed.FS
 
 func runScripts(t *testing.T, newStore func(t *testing.T) backend.Store) {
 	t.Helper()
-	for _, name := range []string{"window", "grant", "account", "loss"} {
+	for _, name := range []string{"window", "grant", "account", "loss", "reset"} {
 		text := must(scripts.ReadFile("scripts/" + name + ".txt"))(t)
 		for _, section := range strings.Split("\n"+string(text), "\n== ")[1:] {
 			name, _, _ := strings.Cut(section, " ")
@@ -90,6 +90,9 @@ func (b *bench) call(text string) string {
 		a := b.parse(words[3:])
 		r := backend.RefundRequest{Key: b.key, Client: words[2], Window: backend.Window(a["of"]), Total: a["total"]}
 		return fmt.Sprint("known=", must(b.store.Refund(ctx, r))(b.t))
+	case "reset":
+		r := backend.ResetRequest{Key: b.key, Limit: b.limit, End: backend.Window(b.parse(words[2:])["end"])}
+		return b.state(at, must(b.store.Reset(ctx, r))(b.t))
 	case "sync":
 		return b.account(at, b.sync(at, statement(words[2], b.parse(words[3:]))))
 	case "inspect":
@@ -144,6 +147,7 @@ func (b *bench) account(at time.Duration, r backend.SyncReply) string {
 	say("granted", r.Granted)
 	say("returned", r.Returned)
 	say("debt", r.Debt)
+	say("over", r.Over)
 	all = append(all, b.state(at, r.State))
 	say("clients", r.Clients)
 	if r.Lasted != 0 {

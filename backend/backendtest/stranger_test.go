@@ -43,11 +43,11 @@ func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backen
 		return backend.SyncReply{State: state(n), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1}, nil
 	}
 	if len(n) == 6 { // a first contact
-		n = append(n, 0, n[5], 0, 0, 1, 0, 0, n[5])
+		n = append(n, 0, n[5], 0, 0, 1, 0, 0, n[5], 0)
 	}
 	return backend.SyncReply{
 		State: state(n), Carried: n[0]&2 != 0, Learning: n[0]&4 != 0, Grant: n[5], Recovered: n[6], Granted: n[7], Returned: n[8], Debt: n[9],
-		Clients: n[10], Reasserted: n[11], Lasted: time.Duration(n[12]) * time.Millisecond, Total: n[13],
+		Clients: n[10], Reasserted: n[11], Lasted: time.Duration(n[12]) * time.Millisecond, Total: n[13], Over: n[14],
 	}, nil
 }
 
@@ -84,6 +84,17 @@ func (s stranger) Refund(ctx context.Context, r backend.RefundRequest) (total in
 	return n[2], nil
 }
 
+func (s stranger) Reset(ctx context.Context, r backend.ResetRequest) (reply backend.State, err error) {
+	if err := r.Validate(); err != nil {
+		return reply, err
+	}
+	n, err := s.eval(ctx, "reset", lua.Reset, r.Key, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), 0, s.now(ctx).UnixMicro())
+	if err != nil {
+		return reply, err
+	}
+	return state(n), nil
+}
+
 func (s stranger) eval(ctx context.Context, op, script, key string, args ...any) ([]int64, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &backend.Error{Op: op, Class: backend.Unavailable, Err: err}
@@ -96,7 +107,7 @@ func (s stranger) eval(ctx context.Context, op, script, key string, args ...any)
 	return n, nil
 }
 
-// state is a reading, with which every script's reply begins.
+// state is a reading, with which the reply of every script but refund begins.
 func state(n []int64) (s backend.State) {
 	s = backend.State{Window: backend.Window(n[2]), Remaining: n[3], Length: time.Duration(n[4]) * time.Millisecond}
 	if s.Window != 0 {

@@ -36,7 +36,7 @@ func walkAll(t testing.TB, s backend.Store, lossy bool) {
 	}
 	places := []string{
 		"heard", "unheard", "repeated", "late", "recovered", "give-back", "take", "refused take", "unheard take",
-		"refund", "roll", "exhausted", "spent", "debt", "leaving",
+		"refund", "roll", "exhausted", "spent", "debt", "leaving", "over", "reset", "void",
 	}
 	if !lossy {
 		places = append(places, "late refund")
@@ -59,6 +59,7 @@ type walk struct {
 	now     time.Duration
 	counter counter.Counter
 	window  backend.Window // the last one that a reply spoke of
+	void    backend.Window // the one with the latest end that a reset has closed
 	clients []*holder
 	sent    []letter // statements that may turn up again
 	taken   []taken  // by direct calls, to be refunded
@@ -135,8 +136,14 @@ func (w *walk) step() {
 		w.refundSome()
 	case p < 82:
 		w.spend(c)
+	case p < 85:
+		w.reset()
 	case p < 97 || !w.lossy:
 		w.now += w.pause()
+		// From its new end to the old one a window that was reset is not void.
+		for w.runs(w.void) && !w.open() {
+			w.now += time.Millisecond
+		}
 	default:
 		w.lose()
 	}
@@ -167,8 +174,11 @@ func (w *walk) statement(c *holder) backend.SyncRequest {
 func (w *walk) us() int64 { return w.base.Add(w.now).UnixMicro() }
 
 // open reports whether the window still runs.
-func (w *walk) open() bool {
-	return w.window != 0 && !w.window.Time().Before(w.base.Add(w.now))
+func (w *walk) open() bool { return w.runs(w.window) }
+
+// runs reports whether a window is not over.
+func (w *walk) runs(window backend.Window) bool {
+	return window != 0 && !window.Time().Before(w.base.Add(w.now))
 }
 
 func (w *walk) check() backend.State {
@@ -185,8 +195,9 @@ func (w *walk) tell(r backend.SyncRequest) backend.SyncReply {
 	got := must(w.store.Sync(w.at(w.now), r))(w.t)
 	equal(w.t, "sync", got, w.counter.Sync(r, w.us()))
 	for what, was := range map[string]bool{
+		"void":      r.Granted > r.Returned && r.Window <= w.void && r.Window != w.window && w.open() && w.runs(r.Window),
 		"recovered": got.Recovered > 0, "exhausted": got.Remaining == 0, "reasserted": got.Reasserted > 0,
-		"carried": got.Carried, "learning": got.Learning, "debt": got.Debt > 0, "leaving": r.Leaving,
+		"carried": got.Carried, "learning": got.Learning, "debt": got.Debt > 0, "over": got.Over > 0, "leaving": r.Leaving,
 		"adopted": w.lossy && r.Window != 0 && got.Window == r.Window && w.window == 0,
 	} {
 		if was {
@@ -309,6 +320,24 @@ func (w *walk) refundSome() {
 	}
 }
 
+// reset gives the key a fresh window. Nobody tells the clients.
+func (w *walk) reset() {
+	w.t.Helper()
+	r := backend.ResetRequest{Key: w.key, Limit: w.limit}
+	got := must(w.store.Reset(w.at(w.now), r))(w.t)
+	equal(w.t, "reset", got, w.counter.Reset(r, w.us()))
+	equal(w.t, "remaining after a reset", got.Remaining, w.limit.Tokens)
+	if got.Window == 0 {
+		return
+	}
+	if got.Window == w.window {
+		w.t.Fatal("the window has the name of the one that it replaces")
+	}
+	w.seen["reset"]++
+	w.void = max(w.void, w.window)
+	w.window, w.direct, w.given = got.Window, 0, 0
+}
+
 // spend uses up a part of c's stock, which is dead after its window.
 func (w *walk) spend(c *holder) {
 	if c.window >= w.end(w.now) {
@@ -321,7 +350,7 @@ func (w *walk) spend(c *holder) {
 // lose empties the store.
 func (w *walk) lose() {
 	w.seen["loss"]++
-	w.key, w.counter, w.window = newKey(), counter.Counter{}, 0
+	w.key, w.counter, w.window, w.void = newKey(), counter.Counter{}, 0, 0
 	w.taken, w.direct, w.given = nil, 0, 0
 	w.losses++
 }

@@ -169,6 +169,17 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 	})
 }
 
+// Reset implements backend.Store. Like a Take, it is not made again once it may have been
+// carried out.
+func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	if err := r.Validate(); err != nil {
+		return backend.State{}, err
+	}
+	return run(ctx, &call[backend.State]{store: s, op: "reset", key: s.name(r.Key),
+		step: func(c *counter.Counter, now int64) backend.State { return c.Reset(r, now) },
+	})
+}
+
 // Inspect implements backend.Inspector with one read.
 func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
 	if err := backend.ValidateKey(key); err != nil {

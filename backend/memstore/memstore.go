@@ -90,6 +90,15 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (back int64
 	return back, err
 }
 
+// Reset implements backend.Store.
+func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (state backend.State, err error) {
+	if err := r.Validate(); err != nil {
+		return state, err
+	}
+	err = s.with(ctx, "reset", r.Key, func(c *counter.Counter, now int64) { state = c.Reset(r, now) })
+	return state, err
+}
+
 // with runs f on the key's counter, under its shard's lock, unless ctx is over.
 func (s *Store) with(ctx context.Context, op, key string, f func(c *counter.Counter, now int64)) error {
 	if err := ctx.Err(); err != nil {

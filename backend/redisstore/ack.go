@@ -19,13 +19,14 @@ var ErrNotReplicated = errors.New("charged, but not known to be on enough replic
 // when the server died, forgets nothing that was spent. By default a failover may
 // forget the last moments, and as many tokens may be admitted once more.
 //
-// Sync and Take then cost a WAIT in the same pipeline, and some more of the network's
+// Sync, Take and Reset then cost a WAIT in the same pipeline, and some more of the network's
 // round trips. Callers do not see that where their key is restocked ahead of need.
 //
 // When fewer have it after timeout the call
 // fails: backend.Unknown, for the server has charged it, with an error that wraps
 // ErrNotReplicated. What a Sync was granted then is handed over by a later statement,
-// once that is replicated; what a Take was charged is lost until the window ends. A
+// once that is replicated; what a Take was charged is lost until the window ends; the
+// window of a Reset stays, unless a failover forgets it. A
 // fleet without its replicas has no new tokens: n should be one less than there are
 // replicas, or one of two. While a slot of a cluster moves, its keys may be
 // backend.Unavailable, with KeyOnly.
@@ -56,9 +57,28 @@ func (a ack) validate(client redis.UniversalClient) error {
 	return errAckClient
 }
 
-// concerns reports whether one of the calls may hand out tokens.
+// concerns reports whether one of the calls may hand out tokens, or open a window that has them.
 func (a ack) concerns(calls []*call) bool {
-	return a.replicas > 0 && slices.ContainsFunc(calls, func(c *call) bool { return c.script == syncScript || c.script == takeScript })
+	return a.replicas > 0 && slices.ContainsFunc(calls, func(c *call) bool { return slices.Contains(ackScripts, c.script) })
+}
+
+var ackScripts = []*script{syncScript, takeScript, resetScript}
+
+// handsOut reports whether what the call has done must be on replicas.
+func (c *call) handsOut() bool {
+	v := c.cmd.Val()
+	if !c.script.replies(len(v)) {
+		return false
+	}
+	switch c.script {
+	case syncScript:
+		return v[5] > 0
+	case takeScript:
+		return v[0]&flagAllowed != 0
+	case resetScript:
+		return v[2] != 0 && v[4] == 0
+	}
+	return false
 }
 
 // send is a pipeline of the calls and WAIT, which speaks of what its connection has
@@ -81,7 +101,7 @@ func (a ack) send(ctx context.Context, client redis.UniversalClient, calls []*ca
 		return
 	}
 	for _, c := range calls {
-		if v := c.cmd.Val(); c.script.replies(len(v)) && (c.script == syncScript && v[5] > 0 || c.script == takeScript && v[0]&flagAllowed != 0) {
+		if c.handsOut() {
 			c.cmd.SetErr(fmt.Errorf("%w: %d of %d, %v", ErrNotReplicated, reached, a.replicas, err)) // of err only the text: the script has run
 		}
 	}

@@ -31,12 +31,13 @@ type script struct {
 	idempotent      bool   // it may be sent again when its outcome is unknown
 }
 
-// Sync and refund are idempotent and check changes nothing; take is not.
+// Sync and refund are idempotent and check changes nothing; take and reset are not.
 var (
-	syncScript   = newScript("sync", lua.Sync, "", 3, 14, true)
+	syncScript   = newScript("sync", lua.Sync, "", 3, 15, true)
 	takeScript   = newScript("take", lua.Take, "", 2, 5, false)
 	checkScript  = newScript("check", lua.Check, "_ro", 2, 5, true)
 	refundScript = newScript("refund", lua.Refund, "", 3, 3, true)
+	resetScript  = newScript("reset", lua.Reset, "", 3, 5, false)
 )
 
 func newScript(op, source, suffix string, keys, fields int, idempotent bool) *script {

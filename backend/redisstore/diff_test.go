@@ -53,7 +53,8 @@ type pair struct {
 	now    time.Duration
 	length time.Duration // of most windows
 	prefix string
-	ends   []backend.Window // that they named of late
+	ends   []backend.Window        // that they named of late
+	voids  map[backend.Window]bool // that were reset
 	seen   map[string]int
 }
 
@@ -70,7 +71,7 @@ func TestDifferential(t *testing.T) {
 	client := redistest.Start(t).Client()
 	p := &pair{
 		t: t, rnd: rand.New(rand.NewPCG(seed, 0)), a: model{}, b: redisstore.New(client), client: client,
-		base: time.Now().Add(time.Hour).Truncate(time.Millisecond), seen: make(map[string]int),
+		base: time.Now().Add(time.Hour).Truncate(time.Millisecond), voids: make(map[backend.Window]bool), seen: make(map[string]int),
 	}
 	for round := range 20 {
 		p.prefix, p.now, p.ends = fmt.Sprintf("%d:", round), 0, nil
@@ -83,7 +84,7 @@ func TestDifferential(t *testing.T) {
 		"allowed", "refused", "grant", "recovered", "reasserted", "carried", "learning", "returned",
 		"refund", "no refund", "open", "closed", "exhausted", "back", "three clients",
 		"lasted", "had come back", "conflict", "debt", "leaving", "too little", "calendar", "claimed", "ledger lost",
-		"first contact", "first contact takes all", "first contact for nothing",
+		"first contact", "first contact takes all", "first contact for nothing", "reset", "reset by a millisecond", "too late", "over", "nothing to reset", "void",
 	} {
 		require.Positive(t, p.seen[what], "%s: %v", what, p.seen)
 	}
@@ -120,7 +121,7 @@ func (p *pair) end() backend.Window {
 	}
 	near := backend.Window(p.base.Add(p.now).UnixMilli())
 	p.seen["calendar"]++
-	return one(p, near+30_000, near-30_000, near-3_000_000, near, near+61_000, near+62_500, near/1000*1000+40_000, 1, backend.MaxTokens)
+	return one(p, near+30_000, near-30_000, near-3_000_000, near, near+61_000, near+62_500, near+10_000_123, near/1000*1000+40_000, 1, backend.MaxTokens)
 }
 
 func (p *pair) step() {
@@ -142,6 +143,8 @@ func (p *pair) step() {
 		p.take(ctx, key)
 	case q < 17:
 		p.refund(ctx, key)
+	case q < 18 && p.rnd.IntN(3) == 0:
+		p.reset(ctx, key)
 	case q < 18 && p.rnd.IntN(4) == 0:
 		require.NoError(p.t, p.client.Del(ctx, "{"+key+"}:own").Err())
 		p.a.loseLedger(p.t, key)
@@ -176,8 +179,9 @@ func (p *pair) sync(ctx context.Context, key string) {
 		"grant": got.Grant > got.Recovered, "conflict": got.Length > 0, "debt": got.Debt > 0, "leaving": r.Leaving && got.Clients == 1,
 		"too little": r.Least > 1 && got.Grant == 0 && got.Remaining > 0, "claimed": got.Reasserted > 0 && !got.Learning, "recovered": got.Recovered > 0, "reasserted": got.Reasserted > 0,
 		"first contact": first && got.Grant > 0, "first contact takes all": first && got.Lasted > 0, "first contact for nothing": first && got.Grant == 0,
+		"void":    p.voids[r.Window] && r.Granted > r.Returned && got.Window != 0 && got.Window != r.Window && r.Window.Time().After(time.UnixMicro(now)) && !got.Carried,
 		"carried": got.Carried, "learning": got.Learning, "returned": got.Returned > 0,
-		"exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
+		"over": got.Over > 0, "too late": got.Window != 0 && int64(r.End) > now/1000+limit.Window.Milliseconds()+1000, "exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
 		"learnt of others": got.Learning && got.Reasserted == 0 && got.Total > 0, "lasted": got.Lasted > 0, "had come back": got.Lasted > 0 && got.Remaining > 0,
 	})
 }
@@ -200,6 +204,20 @@ func (p *pair) refund(ctx context.Context, key string) {
 	c, now := p.a.at(ctx, key)
 	require.Equal(p.t, c.Refund(r, now), got, "at %v: %+v", p.now, r)
 	p.note(map[string]bool{"refund": got > 0, "no refund": got == 0})
+}
+
+func (p *pair) reset(ctx context.Context, key string) {
+	r := backend.ResetRequest{Key: key, Limit: p.limit(), End: p.end()}
+	got, err := p.b.Reset(ctx, r)
+	require.NoError(p.t, err)
+	c, now := p.a.at(ctx, key)
+	before := c.Contents(now).Window
+	require.Equal(p.t, c.Reset(r, now), got, "at %v: %+v", p.now, r)
+	p.ends = append(p.ends, before, got.Window)
+	p.voids[before] = p.voids[before] || got.Length == 0
+	p.note(map[string]bool{
+		"nothing to reset": got.Window == 0, "reset": got.Window != 0 && got.Length == 0, "reset by a millisecond": got.Window == before-1,
+	})
 }
 
 // look compares a check and all that the stores hold.

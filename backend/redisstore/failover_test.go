@@ -212,6 +212,10 @@ func (m *moving) Refund(ctx context.Context, r backend.RefundRequest) (int64, er
 	return m.current().Refund(ctx, r)
 }
 
+func (m *moving) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	return m.current().Reset(ctx, r)
+}
+
 // forget makes r, in a silent store that has moved, the statement of a client of
 // another name, which was granted nothing before: in its old name the ledger
 // would hand over once more what the client had been granted.

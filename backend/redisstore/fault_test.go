@@ -196,7 +196,7 @@ func TestLateTake(t *testing.T) {
 // delivered.
 func TestNotAfter(t *testing.T) {
 	const timeout = 50 * time.Millisecond
-	for _, op := range []string{"sync", "take", "refund"} {
+	for _, op := range []string{"sync", "take", "refund", "reset"} {
 		t.Run(op, func(t *testing.T) {
 			f := newFaulty(t)
 			window := take(t, f.Store, "k", 3).Window
@@ -228,6 +228,8 @@ func (f *faulty) one(ctx context.Context, op string, window backend.Window) (err
 		_, err = f.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 2})
 	case "refund":
 		_, err = f.Refund(ctx, backend.RefundRequest{Key: "k", Window: window, Client: "r", Total: 2})
+	case "reset":
+		_, err = f.Reset(ctx, backend.ResetRequest{Key: "k", Limit: limit10})
 	}
 	return err
 }

@@ -40,7 +40,7 @@ func newCrowd(t *testing.T) *crowd {
 	proxy := redistest.NewProxy(t, server.Addr())
 	client := server.Client(func(o *redis.Options) { o.Addr, o.MinIdleConns = proxy.Addr(), 2*lanes })
 	x := &crowd{Store: New(client, WithWarnings(nil)), t: t, server: server, proxy: proxy, client: client}
-	for _, sc := range []*script{syncScript, takeScript, checkScript, refundScript} {
+	for _, sc := range scripts {
 		require.NoError(t, client.ScriptLoad(t.Context(), sc.source).Err())
 	}
 	x.await(func() bool { return client.PoolStats().IdleConns >= 2*lanes })

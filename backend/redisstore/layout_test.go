@@ -285,6 +285,10 @@ func callsOf(s backend.Store, key string) []call {
 			_, err := s.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Client: "r", Total: 1})
 			return err
 		}},
+		{"reset", func(ctx context.Context) error {
+			_, err := s.Reset(ctx, backend.ResetRequest{Key: key, Limit: limit10})
+			return err
+		}},
 	}
 }
 
@@ -331,12 +335,12 @@ func TestScriptFlush(t *testing.T) {
 		for op, err := range allCalls(t.Context(), s, fmt.Sprint("k", round)) {
 			require.NoError(t, err, op)
 		}
-		require.EqualValues(t, 3, server.Calls("eval"))
+		require.EqualValues(t, 4, server.Calls("eval"))
 		require.EqualValues(t, 1, server.Calls("eval_ro"))
 		for op, err := range allCalls(t.Context(), s, fmt.Sprint("j", round)) {
 			require.NoError(t, err, op)
 		}
-		require.EqualValues(t, 4, server.Calls("eval", "eval_ro"), "by their hashes now")
+		require.EqualValues(t, 5, server.Calls("eval", "eval_ro"), "by their hashes now")
 		require.NoError(t, client.ScriptFlush(t.Context()).Err())
 	}
 }

@@ -32,7 +32,7 @@ func newNodes(t *testing.T) *nodes {
 	for _, node := range x.cluster.Nodes {
 		p := redistest.NewProxy(t, node.Addr())
 		x.proxies[node], all = p, append(all, p)
-		for _, sc := range []*script{syncScript, takeScript, checkScript, refundScript} {
+		for _, sc := range scripts {
 			require.NoError(t, node.Client().ScriptLoad(t.Context(), sc.source).Err())
 		}
 	}

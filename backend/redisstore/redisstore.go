@@ -218,6 +218,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 		Carried:    v[0]&flagCarried != 0,
 		Total:      v[13],
 		Learning:   v[0]&flagLearning != 0,
+		Over:       v[14],
 	}, nil
 }
 
@@ -264,6 +265,18 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 	return v[2], nil
 }
 
+// Reset implements backend.Store with one EVALSHA, to the primary.
+func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	if err := r.Validate(); err != nil {
+		return backend.State{}, err
+	}
+	v, err := s.do(ctx, resetScript, r.Key, nil, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End))
+	if err != nil {
+		return backend.State{}, err
+	}
+	return state(v), nil
+}
+
 // Shard names the part of the store that the key is on, so that a limiter can hold
 // the parts apart whose failures are not each other's: in a Redis Cluster the
 // address of the slot's master, as far as known. It is "" for a single server, and in
@@ -275,7 +288,7 @@ func (s *Store) Shard(key string) string {
 	return ""
 }
 
-// state reads the fields that the replies of sync, take and check begin with.
+// state reads the fields that the replies of all scripts but refund begin with.
 func state(v []int64) backend.State {
 	return backend.State{
 		Window:    backend.Window(v[2]),

@@ -137,6 +137,7 @@ func joint(r backend.SyncRequest, a, b backend.SyncReply) backend.SyncReply {
 	if b.Window != 0 {
 		out.Left = min(a.Left, b.Left)
 	}
+	out.Over = max(a.Over, b.Over)
 	out.Clients = max(a.Clients, b.Clients)
 	out.Lasted = cmp.Or(a.Lasted, b.Lasted)
 	out.Learning = a.Learning || b.Learning

@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -10,7 +11,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// This file takes from both stores, and gives back to both.
+// This file takes from both stores, gives back to both, and resets both.
 
 // takeBoth charges both stores, or none.
 func (s *Store) takeBoth(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
@@ -134,4 +135,44 @@ func (s *Store) refundBoth(ctx context.Context, r backend.RefundRequest) (int64,
 		return 0, half("refund", "new", err)
 	}
 	return min(a, b), nil
+}
+
+// errResets says that windows went on opening and ending meanwhile.
+var errResets = errors.New("the stores have opened different windows")
+
+// resetBoth opens the same fresh window in both stores: one after the other is reset to
+// the end of the other's. One that cannot have it, for one of its windows had that name
+// before, takes an end below, which the other one can have.
+func (s *Store) resetBoth(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	defer s.aligned.forget(r.Key)
+	var got [2]backend.State
+	for i := range 5 {
+		s.aligned.forget(r.Key)
+		if _, conflict, err := s.align(ctx, "reset", r.Key, r.Limit); err != nil || conflict.Length != 0 {
+			return conflict, err
+		}
+		state, err := s.resetOne(ctx, r, i)
+		if err != nil || state.Length != 0 {
+			return state, err
+		}
+		got[i%2] = state
+		if i > 0 && got[0].Window == got[1].Window {
+			return less(got[0], got[1]), nil
+		}
+		r.End = cmp.Or(state.Window, r.End)
+	}
+	return backend.State{}, &backend.Error{Op: "reset", Class: backend.Unknown, Err: errResets}
+}
+
+// resetOne resets the old store in the first attempt, then the new one, and so on.
+func (s *Store) resetOne(ctx context.Context, r backend.ResetRequest, attempt int) (backend.State, error) {
+	store, name, wrap := s.old, "old", half
+	if attempt%2 == 1 {
+		store, name = s.new, "new"
+	}
+	if attempt == 0 {
+		wrap = named
+	}
+	state, err := store.Reset(ctx, r)
+	return state, wrap("reset", name, err)
 }

@@ -129,4 +129,10 @@
 // is unknown. For a key in both stores the result is the total that both know of. A
 // refund does not say how long its window is, so while a key leaves a store, that
 // store may keep the tokens charged.
+//
+// # Resets
+//
+// A key in both stores gets a fresh window with the same end in both. If that is an
+// error, one of the stores may still have the old window, which binds; so call Reset
+// again.
 package rollout

@@ -23,7 +23,8 @@ func calls(ctx context.Context, s backend.Store) map[string]error {
 	_, check := s.Check(ctx, "k", limit10)
 	window := backend.Window(time.Now().Add(time.Minute).UnixMilli())
 	_, refund := s.Refund(ctx, backend.RefundRequest{Key: "k", Window: window, Client: "r", Total: 1})
-	return map[string]error{"sync": sync, "take": take, "check": check, "refund": refund}
+	_, reset := s.Reset(ctx, backend.ResetRequest{Key: "k", Limit: limit10})
+	return map[string]error{"sync": sync, "take": take, "check": check, "refund": refund, "reset": reset}
 }
 
 // A store that is away is an error for all that is in it, and never a limit of
@@ -119,6 +120,10 @@ func (moving) Take(context.Context, backend.TakeRequest) (backend.TakeReply, err
 
 func (moving) Refund(context.Context, backend.RefundRequest) (int64, error) {
 	return 0, moves("refund")
+}
+
+func (moving) Reset(context.Context, backend.ResetRequest) (backend.State, error) {
+	return backend.State{}, moves("reset")
 }
 
 // An error that says nothing of other keys is passed on as such, from either store.

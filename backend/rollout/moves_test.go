@@ -65,6 +65,10 @@ func (f *far) Refund(ctx context.Context, r backend.RefundRequest) (int64, error
 	return over(f, ctx, "refund", func(ctx context.Context) (int64, error) { return f.Store.Refund(ctx, r) })
 }
 
+func (f *far) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	return over(f, ctx, "reset", func(ctx context.Context) (backend.State, error) { return f.Store.Reset(ctx, r) })
+}
+
 // process is a limiter with a roll-out of its own over the shared stores.
 type process struct {
 	*reservoir.Limiter

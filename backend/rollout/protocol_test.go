@@ -99,6 +99,9 @@ func TestDebtIsChargedOnceInEachStore(t *testing.T) {
 		d.account.Debt = 1500
 		r := d.ask(5, 5, 0)
 		require.EqualValues(t, 1500, r.Debt)
+		require.EqualValues(t, 501, r.Over)
+		d.take(d.new, backend.Limit{Tokens: 2000, Window: time.Minute}, 300)
+		require.EqualValues(t, 801, d.ask(0, 0, 0).Over, "of the store that has charged more")
 		require.Zero(t, r.Grant)
 		require.Zero(t, r.Remaining)
 	})

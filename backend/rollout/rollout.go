@@ -155,6 +155,19 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 	return s.refundBoth(ctx, r)
 }
 
+// Reset implements backend.Store. A key in both stores gets the same fresh window in
+// both, or an error: then the window of either may be a fresh one, and the other one
+// binds until Reset is called again.
+func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	if store := s.only(r.Key, s.lasts(r.Limit)); store != nil {
+		return store.Reset(ctx, r)
+	}
+	if err := r.Validate(); err != nil {
+		return backend.State{}, err
+	}
+	return s.resetBoth(ctx, r)
+}
+
 // Inspect implements backend.Inspector. A key in both stores is looked up in the
 // old one, or, while it leaves one, in the other one. It is an error if that store
 // is no Inspector.

@@ -31,6 +31,7 @@ type ledger struct {
 	learn        int64 // until then, Unix ms, grants are small
 	unattributed int64 // charged, and whoever can show a grant that the ledger lacks may claim it
 	exhausted    int64 // when the limit was first used up, Unix ms; 0 = it is not
+	reset        bool  // the window was opened by Reset: what is said of any other one is void
 }
 
 // account is a client's ledger entry, cumulative in the window.
@@ -48,16 +49,18 @@ func slack(length int64) int64 { return min(length/10, 1000) }
 // latest is when a window of that length ends at the latest, Unix ms.
 func latest(now, length int64) int64 { return (now+999)/1000 + length }
 
-// opening is where a window ends that opens at now: at end, by the client's
-// calendar, if that is plausible; else a length from now. A window of whole seconds
-// ends at a whole second, rounded down as GitHub's integer clock does.
+// opening is where a window ends that opens at now: at end, by the client's calendar,
+// or a length from now. A client's clock may be off: of an end that is over, or later than
+// can be, the calendar has one that is not, some lengths away. A window of whole seconds
+// without a calendar ends at a whole second, rounded down as GitHub's integer clock does.
 func opening(now, length int64, end backend.Window) int64 {
 	stop := int64(end)
 	switch {
 	case stop > 0 && stop*1000 <= now: // over by this clock: the calendar's next, or one after it
 		return stop + ((now-stop*1000)/(length*1000)+1)*length
-	case stop > 0 && stop <= latest(now, length)+slack(length):
-		return stop
+	case stop > 0:
+		ahead := max(stop-latest(now, length)-slack(length), 0)
+		return stop - (ahead+length-1)/length*length
 	case length%1000 == 0:
 		return now/1_000_000*1000 + length
 	default:
@@ -155,6 +158,25 @@ func (c *Counter) Refund(r backend.RefundRequest, now int64) int64 {
 	acc.refunded = r.Total
 	c.own[r.Client] = acc
 	return r.Total
+}
+
+// Reset changes nothing if no window is open. The end of the new one is its name: no
+// window of the key was called so before, not even one that an earlier Reset closed.
+func (c *Counter) Reset(r backend.ResetRequest, now int64) backend.State {
+	if !c.Open(now) || c.conflicts(r.Limit) {
+		return c.Check(r.Limit, now)
+	}
+	length := r.Limit.Window.Milliseconds()
+	stop := opening(now, length, r.End)
+	if max(stop-c.stop, c.stop-stop) < max(slack(length), 1) {
+		stop = min(stop, c.stop-1)
+	}
+	if stop*1000 < now { // in the last millisecond: the calendar's next
+		stop += length
+	}
+	*c = Counter{stop: stop, length: length, ledger: ledger{reset: true}}
+	c.open()
+	return c.state(now, r.Limit)
 }
 
 // Contents changes nothing.

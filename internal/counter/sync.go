@@ -44,7 +44,7 @@ func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
 	}
 	s.keep()
 	*c = s.c
-	s.out.Lasted = s.c.lasted(r.Limit)
+	s.out.Lasted, s.out.Over = s.c.lasted(r.Limit), max(s.c.used-r.Limit.Tokens, 0)
 	s.out.State = s.c.state(now, r.Limit)
 	s.out.Granted, s.out.Returned, s.out.Debt, s.out.Total = s.acc.granted, s.acc.returned, s.acc.debt, s.c.total
 	return s.out
@@ -66,14 +66,15 @@ func (s *statement) enter(c *Counter) {
 }
 
 // book enters what the statement says into the account. Of a window that still
-// runs elsewhere, what is left of it is carried over, debt as a grant.
+// runs elsewhere, what is left of it is carried over, debt as a grant; unless
+// that window is void because a Reset opened this one.
 func (s *statement) book() {
 	c, acc := &s.c, &s.acc
 	granted, returned, debt, claims := s.Granted, s.Returned, s.Debt, c.unattributed
 	if int64(s.Window) != c.stop {
 		claims = 0 // what it holds there was not charged here
 		var held int64
-		if s.runs {
+		if s.runs && !c.reset {
 			held = granted - returned + debt
 		}
 		s.out.Carried = held > 0

@@ -14,14 +14,16 @@ import (
 // The text of a counter, for stores that keep it as one value. Its first line has
 // the format's name and version, the window's end, its length and the tokens charged.
 // If there is a ledger, the line goes on with what is known of all clients: the total,
-// until when it learns, what is unattributed, and when the limit was exhausted. Then
-// there is a line for each client: granted, returned, debt, refunded, 1 if it is
-// present, name.
+// until when it learns, what is unattributed, when the limit was exhausted, and a 1 if
+// the window was opened by a reset. Then there is a line for each client: granted,
+// returned, debt, refunded, 1 if it is present, name.
 //
 //	reservoir/2 1764000060000 60000 1250 1300 0 0 0
 //	1000 0 0 0 1 "b"
 //	300 50 0 0 0 "a"
 const format = "reservoir/2"
+
+const resetMark = " 1"
 
 var errText = errors.New("the value is not a counter of this version")
 
@@ -31,6 +33,9 @@ func (c *Counter) AppendText(b []byte) ([]byte, error) {
 	b = fmt.Appendf(b, "%s %d %d %d", format, c.stop, c.length, c.used)
 	if c.own != nil {
 		b = fmt.Appendf(b, " %d %d %d %d", c.total, c.learn, c.unattributed, c.exhausted)
+	}
+	if c.reset {
+		b = append(b, resetMark...)
 	}
 	b = append(b, '\n')
 	for _, name := range slices.Sorted(maps.Keys(c.own)) {
@@ -56,6 +61,10 @@ func (c *Counter) UnmarshalText(text []byte) error {
 	*c = Counter{}
 	to := []*int64{&c.stop, &c.length, &c.used, &c.total, &c.learn, &c.unattributed, &c.exhausted}
 	fields := strings.Split(numbers, " ")
+	if len(fields) == len(to)+1 {
+		numbers, c.reset = strings.CutSuffix(numbers, resetMark)
+		fields = strings.Split(numbers, " ")
+	}
 	if !whole || name != format || len(fields) != 3 && len(fields) != len(to) {
 		return errText
 	}

@@ -47,4 +47,14 @@ func (p *Port) Refund(ctx context.Context, r backend.RefundRequest) (int64, erro
 	})
 }
 
+// Reset implements backend.Store.
+func (p *Port) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	return carry(ctx, p, "reset", r.Key, func(ctx context.Context, key string) (*backend.State, error) {
+		r := r
+		r.Key = key
+		reply, err := p.store.Reset(ctx, r)
+		return &reply, err
+	})
+}
+
 var _ backend.Store = (*Port)(nil)

@@ -64,5 +64,10 @@ func (w *way) Refund(ctx context.Context, q backend.RefundRequest) (int64, error
 	return call(ctx, w, "refund", w.store.Refund, q)
 }
 
+// Reset implements backend.Store.
+func (w *way) Reset(ctx context.Context, q backend.ResetRequest) (backend.State, error) {
+	return call(ctx, w, "reset", w.store.Reset, q)
+}
+
 // Shard names the shard of a key, for limiters estimate their lead time by shard.
 func (w *way) Shard(key string) string { return placement.Shard(w.store, key) }

@@ -1,0 +1,60 @@
+-- reset: open a fresh window in place of the open one, if there is one.
+--
+-- KEYS  1 {k}      tokens charged in this window, integer
+--       2 {k}:exp  the end of the window, Unix seconds; also its id. It expires a length later than the others
+--       3 {k}:own  the ledger: see sync
+-- ARGV  1 limit      tokens per window
+--       2 length     of a window, ms
+--       3 end        of a window that opens now, by a calendar, Unix ms; 0 = a length from now
+--       4 not after  Unix us; later than this do nothing; 0 = whenever
+--       5 now        Unix us; empty = the server's clock
+-- Reply { flags (1 late), now us, window ms (0 = none open), remaining,
+--         length of the open window ms if it is another one (then nothing was done), else 0 }
+--
+-- Invariant: no window of the key was called like the fresh one before. Its ledger is empty and says that what is said of
+-- any other window is void, so nothing of the old one is charged to it.
+-- Not idempotent: a second time it opens one more.
+
+local function fail(what) return redis.error_reply('BADSTATE ' .. what) end
+
+local limit, length, till = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local now = tonumber(ARGV[5])
+if not now then
+  local t = redis.call('TIME')
+  now = t[1] * 1000000 + t[2]
+end
+local late = tonumber(ARGV[4])
+if late > 0 and now > late then return { 1, now, 0, 0, 0 } end
+
+local before, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
+if not (before and used) then return { 0, now, 0, limit, 0 } end
+before, used = tonumber(before), tonumber(used)
+if not before or not (before >= 0 and before < 9007199254740) then return fail('the end of the window is not a time') end
+if not used or used ~= math.floor(used) or math.abs(used) > 9007199254740991 then return fail('the count is not an integer') end
+before, used = math.floor(before * 1000 + 0.5), math.max(used, 0)
+if before * 1000 < now then return { 0, now, 0, limit, 0 } end
+local slack = math.min(length / 10, 1000)
+local opened = redis.call('PEXPIRETIME', KEYS[2]) - before - 1000
+if opened > 0 and opened <= 31622401000 and math.abs(opened - length) > slack then
+  return { 0, now, before, math.max(limit - used, 0), opened }
+end
+
+-- Where a window ends that opens now: see take.
+local stop, last = till, math.ceil(now / 1000) + length
+if till == 0 then
+  stop = length % 1000 == 0 and math.floor(now / 1000000) * 1000 + length or last
+elseif till * 1000 <= now then
+  stop = till + (math.floor((now - till * 1000) / (length * 1000)) + 1) * length
+else
+  stop = till - math.max(math.ceil((till - last - slack) / length), 0) * length
+end
+if math.abs(stop - before) < math.max(slack, 1) then stop = math.min(stop, before - 1) end
+if stop * 1000 < now then stop = stop + length end     -- in the last millisecond: the calendar's next
+
+local gone = string.format('%.0f', stop + 1000)
+redis.call('SET', KEYS[2], stop % 1000 == 0 and stop / 1000 or string.format('%.3f', stop / 1000), 'PXAT', stop + 1000 + length)
+redis.call('SET', KEYS[1], 0, 'PXAT', gone)
+redis.call('DEL', KEYS[3])
+redis.call('HSET', KEYS[3], 'w', string.format('%.0f 0 0 0 0 0 1', stop))
+redis.call('PEXPIREAT', KEYS[3], gone)
+return { 0, now, stop, limit, 0 }
