@@ -13,7 +13,7 @@ const canary = "Canary7"
 
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"":                                 "want a command: demo, load, inspect, watch, tune, version or help",
+		"":                                 "want a command: demo, load, inspect, watch, reset, tune, version or help",
 		"lod":                              "no such command: lod: want demo, load, inspect",
 		"redis://u:" + canary + "@h load":  "no such command: want demo",
 		"version now":                      "want 0 arguments",

@@ -195,6 +195,9 @@ func (i *inspection) text(width int) string {
 
 // shares lists the clients. Their names are data, and so are quoted where need be.
 func (i *inspection) shares(width int) string {
+	if i.Charged == 0 {
+		return ""
+	}
 	if len(i.Clients) == 0 {
 		return "clients    none: all was charged by direct calls\n"
 	}

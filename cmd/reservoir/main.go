@@ -5,6 +5,7 @@
 //	reservoir load      drives a limiter against a store and reports what happened
 //	reservoir inspect   what a store holds for a key, or which keys have the most charged
 //	reservoir watch     the same for one key, live
+//	reservoir reset     gives a key a fresh window
 //	reservoir tune      which batch policy suits a traffic, and why
 //	reservoir version   which build this is
 //
@@ -52,6 +53,7 @@ var commands = []command{
 	{"load", "drive a limiter against a store and report", runLoad},
 	{"inspect", "show what a store holds for a key, or its fullest keys", runInspect},
 	{"watch", "show what a store holds for a key, live", runWatch},
+	{"reset", "give a key a fresh window", runReset},
 	{"tune", "replay a traffic under each batch policy and recommend one", runTune},
 	{"version", "print the version of this build", runVersion},
 }
