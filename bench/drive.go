@@ -49,8 +49,7 @@ type sample struct {
 // contestant is a kind in a scenario that is under way.
 type contestant struct {
 	line
-	peer peer
-	open bool
+	peer peer // closed = the zero one
 }
 
 // run runs s and returns a line for each of its kinds.
@@ -97,9 +96,11 @@ func (d *driver) rig(s scenario) (*rig, error) {
 }
 
 // turn adds a sample to c.
-func (d *driver) turn(ctx context.Context, r *rig, c *contestant) error {
-	if err := c.set(r); err != nil {
-		return err
+func (d *driver) turn(ctx context.Context, r *rig, c *contestant) (err error) {
+	if c.peer.close == nil {
+		if c.peer, err = c.kind.set(r); err != nil {
+			return fmt.Errorf("%s: %w", c.kind.name, err)
+		}
 	}
 	workers := make([]*worker, c.scenario.goroutines)
 	for i := range workers {
@@ -114,26 +115,15 @@ func (d *driver) turn(ctx context.Context, r *rig, c *contestant) error {
 	return nil
 }
 
-// set makes c ready, if it is not.
-func (c *contestant) set(r *rig) (err error) {
-	if c.open {
-		return nil
-	}
-	if c.peer, err = c.kind.set(r); err != nil {
-		return fmt.Errorf("%s: %w", c.kind.name, err)
-	}
-	c.open = true
-	return nil
-}
-
+// shut closes the peer, if it is open.
 func (c *contestant) shut() error {
-	if !c.open {
+	if c.peer.close == nil {
 		return nil
 	}
-	c.open = false
 	if err := c.peer.close(); err != nil {
 		return fmt.Errorf("%s: close: %w", c.kind.name, err)
 	}
+	c.peer = peer{}
 	return nil
 }
 

@@ -38,27 +38,13 @@ func (b *bare) take() bool {
 
 func openBareHandle(*rig) (peer, error) {
 	b := newBare()
-	return peer{loop: func(_ *worker, n int) (good int64) {
-		for range n {
-			if b.take() {
-				good++
-			}
-		}
-		return good
-	}}, nil
+	return peer{loop: looping(func(w *worker) bool { return b.take() })}, nil
 }
 
 // openBareMap adds the look-up of the key.
 func openBareMap(*rig) (peer, error) {
 	m := perKey[bare]{make: func(string) *bare { return newBare() }}
-	return peer{loop: func(w *worker, n int) (good int64) {
-		for range n {
-			if m.get(w.keys.cycle()).take() {
-				good++
-			}
-		}
-		return good
-	}}, nil
+	return peer{loop: looping(func(w *worker) bool { return m.get(w.keys.cycle()).take() })}, nil
 }
 
 // perKey are limiters of one key each, for those that leave the map to their

@@ -37,91 +37,63 @@ func inProcess(name string, open func(*rig) (peer, error)) kind {
 	return kind{name: name, every: 1021, open: open}
 }
 
-func openKey(r *rig) (peer, error) {
+func openKey(r *rig) (peer, error) { return overMemory(r, byHandle) }
+
+func openAllow(r *rig) (peer, error) { return overMemory(r, byKey) }
+
+func overMemory(r *rig, by func(l *reservoir.Limiter, want bool) peer) (peer, error) {
 	l, err := openLimiter(memstore.New(), r.limit)
 	if err != nil {
 		return peer{}, err
 	}
-	return byHandle(l, true), nil
+	return by(l, true), nil
 }
 
 // byHandle uses one key; want is the answer that is looked for.
 func byHandle(l *reservoir.Limiter, want bool) peer {
 	key := l.Key("hot")
-	return peer{loop: func(w *worker, n int) (good int64) {
-		for range n {
-			if r, err := key.Allow(w.ctx); err == nil && r.Allowed == want {
-				good++
-			}
-		}
-		return good
-	}, close: closing(l), waited: waiting(l)}
-}
-
-func openAllow(r *rig) (peer, error) {
-	l, err := openLimiter(memstore.New(), r.limit)
-	if err != nil {
-		return peer{}, err
-	}
-	return byKey(l, true), nil
+	return ourPeer(l, func(w *worker) bool {
+		r, err := key.Allow(w.ctx)
+		return err == nil && r.Allowed == want
+	})
 }
 
 func byKey(l *reservoir.Limiter, want bool) peer {
-	return peer{loop: func(w *worker, n int) (good int64) {
-		for range n {
-			if r, err := l.Allow(w.ctx, w.keys.cycle()); err == nil && r.Allowed == want {
-				good++
-			}
-		}
-		return good
-	}, close: closing(l), waited: waiting(l)}
+	return ourPeer(l, func(w *worker) bool {
+		r, err := l.Allow(w.ctx, w.keys.cycle())
+		return err == nil && r.Allowed == want
+	})
 }
 
-func closing(l *reservoir.Limiter) func() error {
-	return func() error { return l.Close(context.Background()) }
+func ourPeer(l *reservoir.Limiter, ok func(*worker) bool) peer {
+	return peer{
+		loop:   looping(ok),
+		close:  func() error { return l.Close(context.Background()) },
+		waited: func() int64 { return l.Stats().Waited },
+	}
 }
 
-func waiting(l *reservoir.Limiter) func() int64 {
-	return func() int64 { return l.Stats().Waited }
-}
+func openRefusal(*rig) (peer, error) { return spent(byKey) }
 
-// spent returns a limiter whose key hot is known to be used up, for a day.
-func spent() (*reservoir.Limiter, error) {
+func openKeyRefusal(*rig) (peer, error) { return spent(byHandle) }
+
+// spent has a limiter whose key hot is known to be used up, for a day.
+func spent(by func(l *reservoir.Limiter, want bool) peer) (peer, error) {
 	l, err := openLimiter(memstore.New(), reservoir.Limit{Tokens: 1, Window: 24 * time.Hour})
 	for range 2 { // the first may take the only token
 		if err == nil {
 			_, err = l.Allow(context.Background(), "hot")
 		}
 	}
-	return l, err
-}
-
-func openRefusal(*rig) (peer, error) {
-	l, err := spent()
 	if err != nil {
 		return peer{}, err
 	}
-	return byKey(l, false), nil
-}
-
-func openKeyRefusal(*rig) (peer, error) {
-	l, err := spent()
-	if err != nil {
-		return peer{}, err
-	}
-	return byHandle(l, false), nil
+	return by(l, false), nil
 }
 
 func openXTime(r *rig) (peer, error) {
 	l := rate.NewLimiter(rate.Limit(r.perSecond()), int(r.limit.Tokens))
-	return peer{loop: func(_ *worker, n int) (good int64) {
-		for range n {
-			if l.Allow() {
-				good++
-			}
-		}
-		return good
-	}}, nil
+	return peer{loop: looping(func(w *worker) bool { return l.Allow() })}, nil
 }
 
 // openXTimes is what one writes who limits by key within a process.
@@ -129,25 +101,16 @@ func openXTimes(r *rig) (peer, error) {
 	m := perKey[rate.Limiter]{make: func(string) *rate.Limiter {
 		return rate.NewLimiter(rate.Limit(r.perSecond()), int(r.limit.Tokens))
 	}}
-	return peer{loop: func(w *worker, n int) (good int64) {
-		for range n {
-			if m.get(w.keys.cycle()).Allow() {
-				good++
-			}
-		}
-		return good
-	}}, nil
+	return peer{loop: looping(func(w *worker) bool { return m.get(w.keys.cycle()).Allow() })}, nil
 }
 
 // openUber never refuses, it sleeps: at a rate of one in a nanosecond, never.
 func openUber(*rig) (peer, error) {
 	l := uber.New(int(time.Second))
-	return peer{loop: func(_ *worker, n int) int64 {
-		for range n {
-			l.Take()
-		}
-		return int64(n)
-	}}, nil
+	return peer{loop: looping(func(*worker) bool {
+		l.Take()
+		return true
+	})}, nil
 }
 
 // openGoLimiter has tokens for a day: at more than some tens of thousands in a
@@ -158,28 +121,20 @@ func openGoLimiter(*rig) (peer, error) {
 	if err != nil {
 		return peer{}, err
 	}
-	return peer{loop: func(w *worker, n int) (good int64) {
-		for range n {
-			if _, _, _, ok, err := s.Take(w.ctx, w.keys.cycle()); err == nil && ok {
-				good++
-			}
-		}
-		return good
-	}, close: func() error { return s.Close(context.Background()) }}, nil
+	return peer{loop: looping(func(w *worker) bool {
+		_, _, _, ok, err := s.Take(w.ctx, w.keys.cycle())
+		return err == nil && ok
+	}), close: func() error { return s.Close(context.Background()) }}, nil
 }
 
 // openUluleMem does without the store's cleaner, a goroutine that nothing ends.
 func openUluleMem(r *rig) (peer, error) {
 	s := ululemem.NewStoreWithOptions(limiter.StoreOptions{Prefix: limiter.DefaultPrefix})
 	l := limiter.New(s, limiter.Rate{Period: r.limit.Window, Limit: r.limit.Tokens})
-	return peer{loop: func(w *worker, n int) (good int64) {
-		for range n {
-			if c, err := l.Get(w.ctx, w.keys.cycle()); err == nil && !c.Reached {
-				good++
-			}
-		}
-		return good
-	}}, nil
+	return peer{loop: looping(func(w *worker) bool {
+		c, err := l.Get(w.ctx, w.keys.cycle())
+		return err == nil && !c.Reached
+	})}, nil
 }
 
 func openThrottledMem(r *rig) (peer, error) {

@@ -31,14 +31,12 @@ func openRedis(prefix string, opts ...reservoir.Option) func(*rig) (peer, error)
 		if err != nil {
 			return peer{}, err
 		}
-		return peer{
-			allow: func(ctx context.Context, key string) (bool, error) {
-				res, err := l.Allow(ctx, key)
-				return res.Allowed, err
-			},
-			close:  closing(l),
-			waited: waiting(l),
-		}, nil
+		p := ourPeer(l, nil)
+		p.loop, p.allow = nil, func(ctx context.Context, key string) (bool, error) {
+			res, err := l.Allow(ctx, key)
+			return res.Allowed, err
+		}
+		return p, nil
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
@@ -26,12 +27,12 @@ const (
 var demoKeys = []struct {
 	name   string
 	limit  int64 // tokens per window
-	weight int   // of 100 calls
+	weight int   // of 10 calls
 }{
-	{"home page", 40_000, 50},
-	{"search", 20_000, 30},
-	{"checkout", 15_000, 10},
-	{"log in", 2_000, 10},
+	{"home page", 40_000, 5},
+	{"search", 20_000, 3},
+	{"checkout", 15_000, 1},
+	{"log in", 2_000, 1},
 }
 
 func demoLimit(key string) reservoir.Limit {
@@ -46,8 +47,8 @@ func demoLimit(key string) reservoir.Limit {
 // demoTraffic makes the same calls each time it is run.
 func demoTraffic(requests int64) *traffic {
 	t := &traffic{workers: demoWorkers, tokens: 1, rate: demoRate, requests: requests, seed: 1}
-	for _, k := range demoKeys {
-		t.keys, t.weights = append(t.keys, k.name), append(t.weights, k.weight)
+	for i, k := range demoKeys {
+		t.keys, t.slots = append(t.keys, k.name), append(t.slots, slices.Repeat([]int{i}, k.weight)...)
 	}
 	return t
 }

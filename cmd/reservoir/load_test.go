@@ -189,6 +189,6 @@ func TestWeightedPicksByWeight(t *testing.T) {
 		counts[w.pick()]++
 	}
 	for i, k := range demoKeys {
-		require.InDelta(t, k.weight*1000, counts[i], 1000, k.name)
+		require.InDelta(t, k.weight*10_000, counts[i], 1000, k.name)
 	}
 }

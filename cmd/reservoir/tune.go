@@ -199,11 +199,11 @@ func runTune(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err != nil {
 		return err
 	}
-	chart, err := c.createReport()
+	discard, err := c.createReport()
 	if err != nil {
 		return err
 	}
-	defer chart.discard()
+	defer discard()
 	if err := stage.probe.reach(ctx, "ping", c.setting.Limit); err != nil {
 		return err
 	}
@@ -219,7 +219,7 @@ func runTune(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		}
 		r.note("Stopped early: not replayed: %s.", strings.Join(rest, ", "))
 	}
-	return errors.Join(emit(stdout, c.json, r, r.text), chart.write(r), r.verdict())
+	return errors.Join(emit(stdout, c.json, r, r.text), c.writeReport(r), r.verdict())
 }
 
 // replay makes the requests under each policy. When ctx ends it returns what is

@@ -94,7 +94,7 @@ func (r *tuneReport) verdict() error {
 
 // tuneColumns is the table, in text and in HTML.
 var tuneColumns = []struct {
-	name, about string
+	Name, About string
 	of          func(o sim.Outcome) string
 }{
 	{"policy", "", func(o sim.Outcome) string { return o.Policy }},
@@ -142,7 +142,7 @@ func (r *tuneReport) cells() [][]string {
 	shown := tuneColumns[:r.columns()]
 	rows := make([][]string, 1+len(r.Policies))
 	for _, c := range shown {
-		rows[0] = append(rows[0], c.name)
+		rows[0] = append(rows[0], c.Name)
 		for i, o := range r.Policies {
 			rows[i+1] = append(rows[i+1], c.of(o))
 		}
@@ -154,8 +154,8 @@ func (r *tuneReport) text(width int) string {
 	var b strings.Builder
 	b.WriteString(r.heading + "\n\n" + table.Within(width, r.cells(), true) + "\n")
 	for _, c := range tuneColumns[:r.columns()] {
-		if c.about != "" {
-			fmt.Fprintf(&b, "%9s: %s\n", c.name, c.about)
+		if c.About != "" {
+			fmt.Fprintf(&b, "%9s: %s\n", c.Name, c.About)
 		}
 	}
 	fmt.Fprintf(&b, "\nRecommended: %s\n%s", r.Recommendation.Policy, prose(r.Recommendation.Reason, width))
