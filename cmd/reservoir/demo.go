@@ -106,12 +106,10 @@ func try(ctx context.Context, w io.Writer, requests int64, title string, opts ..
 // show shows a run of the demo until the function it returns is called: a bar on a
 // terminal, a line now and then elsewhere.
 func show(w io.Writer, title string, l *reservoir.Limiter, requests int64) (stop func()) {
-	start := time.Now()
-	if drawable(w) {
-		bar := newProgress(w, false, requests)
-		done := bar.limiter(title, l)
-		return func() { done(); bar.end() }
+	if isTerminal(w) {
+		return followLimiter(w, requests, title, l)
 	}
+	start := time.Now()
 	line := func() {
 		s := l.Stats()
 		_ = write(w, fmt.Sprintf("%s, %.1f s: %s requests, %s admitted, %s refused, %s store calls\n", title, time.Since(start).Seconds(),

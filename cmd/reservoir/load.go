@@ -8,7 +8,6 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
-	"strconv"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
@@ -95,19 +94,15 @@ func (c *load) validate() error {
 
 // sizing is the option that -batch says.
 func (c *load) sizing() (reservoir.Option, error) {
-	switch c.batch {
-	case "auto":
-		return reservoir.WithBatch(reservoir.Adaptive(1, 0)), nil
-	case "direct":
-		return reservoir.WithDirect(), nil
-	case "ladder":
-		return reservoir.WithBatch(sim.LadderOf(c.limit.Tokens)), nil
+	name := c.batch
+	if name == "auto" {
+		name = string(sim.Adaptive)
 	}
-	n, err := strconv.ParseInt(c.batch, 10, 64)
-	if err != nil || n < 1 {
+	list, err := sim.Policies([]string{name}, c.limit.Tokens)
+	if err != nil || len(list) != 1 {
 		return nil, usagef("bad value for flag -batch: want auto, direct, ladder or a number of tokens")
 	}
-	return reservoir.WithBatch(reservoir.Fixed(n)), nil
+	return list[0].Option, nil
 }
 
 // limiter opens the store and a limiter on it. Neither does any I/O, so what goes
@@ -156,11 +151,9 @@ func runLoad(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		ctx, cancel = context.WithTimeout(ctx, c.duration)
 		defer cancel()
 	}
-	bar := newProgress(stderr, !drawable(stderr), cmp.Or(c.requests, -1))
-	done := bar.limiter("calls", l)
+	done := followLimiter(stderr, c.requests, "load", l)
 	sum := c.run(ctx, l)
 	done()
-	bar.end()
 	closeCtx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	closeErr := l.Close(closeCtx)

@@ -226,10 +226,15 @@ func runTune(ctx context.Context, args []string, stdout, stderr io.Writer) error
 // complete, if anything is.
 func (c *tuning) replay(ctx context.Context, t sim.Traffic, s *stage, stderr io.Writer) ([]sim.Outcome, error) {
 	var all []sim.Outcome
-	bar := newProgress(stderr, c.quiet || !drawable(stderr), int64(len(t.Requests)*len(c.policies)))
-	defer bar.end()
+	if c.quiet {
+		stderr = io.Discard
+	}
 	for i, p := range c.policies {
-		o, err := c.one(ctx, t, p, s, bar, i*len(t.Requests))
+		o, err := c.one(ctx, t, p, s, func(r *sim.Replay) func() {
+			return follow(stderr, int64(len(t.Requests)*len(c.policies)), func() (int64, string) {
+				return int64(i*len(t.Requests)) + r.Made(), p.Name
+			})
+		})
 		switch {
 		case ctx.Err() != nil && len(all) > 0:
 			return all, nil
@@ -243,8 +248,8 @@ func (c *tuning) replay(ctx context.Context, t sim.Traffic, s *stage, stderr io.
 	return all, nil
 }
 
-// one replays the traffic under one policy, on a store that holds nothing.
-func (c *tuning) one(ctx context.Context, t sim.Traffic, p sim.Policy, s *stage, bar *progress, before int) (sim.Outcome, error) {
+// one replays the traffic under one policy, on a store that holds nothing, in sight.
+func (c *tuning) one(ctx context.Context, t sim.Traffic, p sim.Policy, s *stage, show func(*sim.Replay) (stop func())) (sim.Outcome, error) {
 	store, err := s.empty()
 	if err != nil {
 		return sim.Outcome{}, err
@@ -254,8 +259,7 @@ func (c *tuning) one(ctx context.Context, t sim.Traffic, p sim.Policy, s *stage,
 		store.Store = nil // the replay has its own, by its own clock
 	}
 	r := sim.NewReplay(t, p, c.setting, store.Store)
-	done := bar.follow(func() (int64, string) { return int64(before) + r.Made(), fmt.Sprintf("%-12s", p.Name) })
-	defer done()
+	defer show(r)()
 	from, known := store.scriptCalls(ctx)
 	o, err := r.Run(ctx)
 	if to, ok := store.scriptCalls(ctx); known && ok && err == nil {
