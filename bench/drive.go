@@ -57,16 +57,13 @@ func (d *driver) run(ctx context.Context, s scenario) (ls lines, err error) {
 	if s.procs > 0 {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
 	}
-	r, err := d.rig(s)
-	if err != nil {
-		return nil, err
-	}
+	r := d.rig(s)
 	defer func() { err = errors.Join(err, r.close(), d.flush()) }()
-	all := make([]*contestant, len(s.kinds))
-	for i, k := range s.kinds {
+	var all []*contestant
+	for _, k := range s.kinds {
 		c := &contestant{line: line{scenario: s, kind: k}}
 		defer func() { err = errors.Join(err, c.shut()) }()
-		all[i] = c
+		all = append(all, c)
 	}
 	d.say(fmt.Sprintf("%s: %d rounds of %d …\n", s.title, d.rounds, len(all)))
 	for round := range d.rounds {
@@ -85,10 +82,10 @@ func (d *driver) run(ctx context.Context, s scenario) (ls lines, err error) {
 
 // rig is what the kinds of s are set up with; within the process that is no more
 // than the limit.
-func (d *driver) rig(s scenario) (*rig, error) {
+func (d *driver) rig(s scenario) *rig {
 	switch {
 	case !s.redis():
-		return &rig{limit: s.limit}, nil
+		return &rig{limit: s.limit}
 	case s.delay > 0:
 		return newRig(d.far, s.limit)
 	}
@@ -96,11 +93,9 @@ func (d *driver) rig(s scenario) (*rig, error) {
 }
 
 // turn adds a sample to c.
-func (d *driver) turn(ctx context.Context, r *rig, c *contestant) (err error) {
+func (d *driver) turn(ctx context.Context, r *rig, c *contestant) error {
 	if c.peer.close == nil {
-		if c.peer, err = c.kind.set(r); err != nil {
-			return fmt.Errorf("%s: %w", c.kind.name, err)
-		}
+		c.peer = c.kind.set(r)
 	}
 	workers := make([]*worker, c.scenario.goroutines)
 	for i := range workers {

@@ -50,11 +50,9 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 	if s.procs > 0 {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
 	}
-	r, err := d.rig(s)
-	require.NoError(b, err)
+	r := d.rig(s)
 	defer func() { require.NoError(b, r.close()) }()
-	p, err := k.set(r)
-	require.NoError(b, err)
+	p := k.set(r)
 	defer func() { require.NoError(b, p.close()) }()
 
 	workers := make([]*worker, s.goroutines)
