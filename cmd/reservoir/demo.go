@@ -35,13 +35,13 @@ var demoKeys = []struct {
 	{"log in", 2_000, 1},
 }
 
-func demoLimit(key string) reservoir.Limit {
+func demoLimit(key string) (l reservoir.Limit) {
 	for _, k := range demoKeys {
 		if k.name == key {
-			return reservoir.Limit{Tokens: k.limit, Window: demoWindow}
+			l = reservoir.Limit{Tokens: k.limit, Window: demoWindow}
 		}
 	}
-	return reservoir.Limit{}
+	return l
 }
 
 // demoTraffic makes the same calls each time it is run.
@@ -66,8 +66,8 @@ func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err := f.parse(args, 0, stdout); err != nil {
 		return err
 	}
-	if *duration < 10*time.Millisecond || *duration > time.Hour {
-		return usagef("bad value for flag -duration: want 10ms to 1h")
+	if err := kept(rule{*duration >= 10*time.Millisecond && *duration <= time.Hour, "duration", "10ms to 1h"}); err != nil {
+		return err
 	}
 	requests := int64(duration.Seconds() / 2 * demoRate)
 	batches, err := try(ctx, stdout, requests, "with batches")
@@ -120,8 +120,7 @@ func show(w io.Writer, title string, l *reservoir.Limiter, requests int64) (stop
 }
 
 // most is the most tokens that were spent in one window of key i.
-func (t *trial) most(i int) int64 {
-	var most int64
+func (t *trial) most(i int) (most int64) {
 	for _, s := range t.sum.windows[i] {
 		most = max(most, s.spent)
 	}
@@ -144,14 +143,17 @@ func summary(width int, a, b *trial) string {
 	row := func(name string, value func(*trial) string) {
 		rows = append(rows, []string{name, value(a), value(b)})
 	}
+	count := func(name string, n func(*trial) int64) {
+		row(name, func(t *trial) string { return table.Commas(n(t)) })
+	}
 	row("", func(t *trial) string { return t.title })
-	row("requests", func(t *trial) string { return table.Commas(t.sum.requests) })
-	row("admitted", func(t *trial) string { return table.Commas(t.sum.allowed) })
-	row("refused", func(t *trial) string { return table.Commas(t.sum.denied) })
-	row("store calls", func(t *trial) string { return table.Commas(t.stats.StoreCalls) })
+	count("requests", func(t *trial) int64 { return t.sum.requests })
+	count("admitted", func(t *trial) int64 { return t.sum.allowed })
+	count("refused", func(t *trial) int64 { return t.sum.denied })
+	count("store calls", func(t *trial) int64 { return t.stats.StoreCalls })
 	row("store calls, share of requests", func(t *trial) string { return percent(sim.Ratio(t.stats.StoreCalls, t.sum.requests)) })
 	for i, k := range demoKeys {
-		row(fmt.Sprintf("%s, most in a window of %s", k.name, table.Commas(k.limit)), func(t *trial) string { return table.Commas(t.most(i)) })
+		count(fmt.Sprintf("%s, most in a window of %s", k.name, table.Commas(k.limit)), func(t *trial) int64 { return t.most(i) })
 	}
 	return table.Within(width, rows, false) + "\nTokens are charged in the store by the batch, before any is spent, and spent from\n" +
 		"memory: so nearly no request waits for the store, and no window goes over its limit.\n"

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -43,10 +44,10 @@ type report struct {
 
 // latency is of the calls themselves, not of the schedule they kept.
 type latency struct {
-	P50  int64 `json:"p50"`
-	P99  int64 `json:"p99"`
-	P999 int64 `json:"p999"`
-	Max  int64 `json:"max"`
+	P50  time.Duration `json:"p50"`
+	P99  time.Duration `json:"p99"`
+	P999 time.Duration `json:"p999"`
+	Max  time.Duration `json:"max"`
 }
 
 // window is what this process spent in one window of one key.
@@ -75,10 +76,10 @@ func newReport(t *traffic, sum *tally, s reservoir.Stats) *report {
 
 // latencyOf rounds as the histogram does, but never to more than the slowest call.
 func latencyOf(sum *tally) latency {
-	at := func(percent float64) int64 {
-		return min(sum.latency.ValueAtQuantile(percent), int64(sum.slowest))
+	at := func(percent float64) time.Duration {
+		return min(time.Duration(sum.latency.ValueAtQuantile(percent)), sum.slowest)
 	}
-	return latency{P50: at(50), P99: at(99), P999: at(99.9), Max: int64(sum.slowest)}
+	return latency{P50: at(50), P99: at(99), P999: at(99.9), Max: sum.slowest}
 }
 
 // windowsOf lists the sums by key, then by reset. It is never nil, so that JSON
@@ -110,35 +111,22 @@ func (r *report) text(limit reservoir.Limit) string {
 	count("waited", r.Waited, "on the network")
 	count("store calls", r.StoreCalls, "")
 	l := r.Latency
-	line("latency", "p50 %v, p99 %v, p99.9 %v, max %v", short(time.Duration(l.P50)), short(time.Duration(l.P99)),
-		short(time.Duration(l.P999)), short(time.Duration(l.Max)))
+	line("latency", "p50 %v, p99 %v, p99.9 %v, max %v", short(l.P50), short(l.P99), short(l.P999), short(l.Max))
 	line("tokens", "%s taken + %s refunded = %s spent + %s returned + %s expired + %s held", table.Commas(r.TokensTaken),
 		table.Commas(r.TokensRefunded), table.Commas(r.TokensSpent), table.Commas(r.TokensReturned), table.Commas(r.TokensExpired), table.Commas(r.TokensHeld))
 	if r.TokensLate > 0 {
 		line("late", "%s tokens, by this machine's clock", table.Commas(r.TokensLate))
 	}
-	if len(r.Windows) > 0 {
-		line("windows", "%s%s; the most spent here in one: %s of %s", table.Commas(int64(len(r.Windows))), r.partial(), table.Commas(r.fullest()), table.Commas(limit.Tokens))
+	if n := len(r.Windows); n > 0 {
+		of := ""
+		if r.keys > windowKeys {
+			of = fmt.Sprintf(" of the first %d keys", windowKeys)
+		}
+		fullest := slices.MaxFunc(r.Windows, func(a, b window) int { return cmp.Compare(a.Spent, b.Spent) })
+		line("windows", "%s%s; the most spent here in one: %s of %s", table.Commas(int64(n)), of, table.Commas(fullest.Spent), table.Commas(limit.Tokens))
 	}
 	if r.NotRun != "" {
 		line("stopped", "early: %s", r.NotRun)
 	}
 	return b.String()
-}
-
-// partial says of which keys the windows are, where that is not all.
-func (r *report) partial() string {
-	if r.keys <= windowKeys {
-		return ""
-	}
-	return fmt.Sprintf(" of the first %d keys", windowKeys)
-}
-
-// fullest is the most tokens that were spent in one window.
-func (r *report) fullest() int64 {
-	var most int64
-	for _, w := range r.Windows {
-		most = max(most, w.Spent)
-	}
-	return most
 }
