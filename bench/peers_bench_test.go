@@ -82,3 +82,14 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 	b.ReportMetric(float64(quantileOf(sum.latency, 0.50)), "p50-ns")
 	b.ReportMetric(float64(quantileOf(sum.latency, 0.99)), "p99-ns")
 }
+
+// times makes n requests, and times as many of them.
+func (w *worker) times(n int, p peer, every int) {
+	for skip := w.first % every; n > 0; skip = every - 1 {
+		w.untimed(p, min(skip, n))
+		if n -= skip; n > 0 {
+			w.timed(p)
+			n--
+		}
+	}
+}

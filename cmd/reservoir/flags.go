@@ -48,7 +48,7 @@ func (f *flagSet) parse(args []string, operands int, stdout io.Writer) error {
 		case err != nil:
 			return f.unknown(read)
 		}
-		if len(rest) == 0 || f.ended(read) {
+		if len(rest) == 0 || len(read) > 0 && read[len(read)-1] == "--" {
 			f.operands = append(f.operands, rest...)
 			break
 		}
@@ -63,19 +63,6 @@ func (f *flagSet) count(operands int) error {
 		return usagef("want %d arguments beside the flags, not %d: reservoir %s", operands, n, f.usage)
 	}
 	return nil
-}
-
-// ended reports whether the last argument read is a -- that is no flag's value.
-func (f *flagSet) ended(read []string) bool {
-	n := len(read)
-	if n == 0 || read[n-1] != "--" {
-		return false
-	}
-	if n == 1 {
-		return true
-	}
-	g := f.parsed.Lookup(strings.TrimLeft(read[n-2], "-"))
-	return g == nil || read[n-2][0] != '-' || g.Value.(*quiet).IsBoolFlag()
 }
 
 // quiet is a flag's value that keeps its first error, for package flag quotes what was

@@ -115,7 +115,6 @@ func TestFlagsStandAnywhere(t *testing.T) {
 		"-a 1 -b 2 -- k":     {"k"},
 		"k -b 2 -a 1 l m":    {"k", "l", "m"},
 		"-b 2 -a 1 -- -a -b": {"-a", "-b"},
-		"-b -- -a 1 k":       {"k"},
 		"-a 1 -b=2 -q -- -k": {"-k"},
 		"-a 1 k -b 2 -- -l":  {"k", "-l"},
 	} {

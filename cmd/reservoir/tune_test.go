@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/xml"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -77,6 +78,21 @@ func TestTuneJSON(t *testing.T) {
 	again := tuned(t, invoke(t.Context(), strings.Fields(tiny+"-seed 7 -keys 2 -policies 50 -burst 10ms/10ms -zipf 1.5 -format json")...))
 	requireTuned(t, again)
 	require.Len(t, again.Policies, 1)
+}
+
+// Requests for several tokens are admitted as whole ones, and fewer of them.
+func TestTuneOfSeveralTokens(t *testing.T) {
+	for _, n := range []int64{1, 7, 500} {
+		r := tuned(t, invoke(t.Context(), append(strings.Fields(tiny+"-seed 1 -keys 2 -format json -n"), fmt.Sprint(n))...))
+		requireTuned(t, r)
+		require.Equal(t, n, r.Tokens)
+		for _, o := range r.Policies {
+			require.LessOrEqual(t, o.Admitted, 2*3*(500/n), "two keys, three windows: %s", o.Policy)
+			require.Positive(t, o.Admitted, o.Policy)
+		}
+	}
+	o := invoke(t.Context(), strings.Fields(tiny+"-n 7 -policies direct")...)
+	require.Regexp(t, `^[0-9,]+ requests for 7 tokens in 220ms`, o.stdout)
 }
 
 func TestTuneRepeatsItselfBySeed(t *testing.T) {
