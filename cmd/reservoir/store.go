@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -260,4 +261,18 @@ func (o *opened) Close() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// scriptCallsIn sums up the lines of scripts, as "cmdstat_evalsha:calls=3,usec=…".
+func scriptCallsIn(commandstats string) (sum int64) {
+	for line := range strings.Lines(commandstats) {
+		name, stat, _ := strings.Cut(line, ":calls=")
+		switch name {
+		case "cmdstat_evalsha", "cmdstat_eval", "cmdstat_evalsha_ro", "cmdstat_eval_ro":
+			calls, _, _ := strings.Cut(stat, ",")
+			n, _ := strconv.ParseInt(calls, 10, 64)
+			sum += n
+		}
+	}
+	return sum
 }

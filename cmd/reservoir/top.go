@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -25,12 +26,12 @@ const (
 
 // candidates are the keys of which the most was charged when they were seen.
 type candidates struct {
-	mu    sync.Mutex
-	top   int
-	best  []candidate // the fullest first
-	seen  int64       // names, about
-	there int64       // keys that the servers hold
-	cut   bool        // a server has more names than are looked at
+	top         int
+	seen, there atomic.Int64 // names that were looked at, about, and keys that there are
+	cut         atomic.Bool  // a server has more names than are looked at
+
+	mu   sync.Mutex
+	best []candidate // the fullest first
 }
 
 type candidate struct {
@@ -78,9 +79,7 @@ func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix stri
 	if err != nil {
 		return err
 	}
-	c.mu.Lock()
-	c.there += there
-	c.mu.Unlock()
+	c.there.Add(there)
 	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 	var cursor uint64
 	for names := 0; names < mostNames; names += someNames {
@@ -88,9 +87,7 @@ func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix stri
 		if keys, cursor, err = server.Scan(ctx, cursor, literal.Replace(prefix)+"{*}", someNames).Result(); err != nil {
 			return err
 		}
-		c.mu.Lock()
-		c.seen += someNames
-		c.mu.Unlock()
+		c.seen.Add(someNames)
 		if err := c.read(ctx, server, keys, prefix); err != nil || cursor == 0 {
 			return err
 		}
@@ -100,9 +97,7 @@ func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix stri
 			return ctx.Err()
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.cut = true
+	c.cut.Store(true)
 	return nil
 }
 
@@ -133,14 +128,14 @@ func (c *candidates) read(ctx context.Context, server *redis.Client, keys []stri
 
 // note says what was not looked at.
 func (c *candidates) note(stopped bool) string {
-	if !stopped && !c.cut {
+	if !stopped && !c.cut.Load() {
 		return ""
 	}
 	why := "There are too many"
 	if stopped {
 		why = "Stopped early"
 	}
-	return fmt.Sprintf("\n%s: only some %s of %s keys of Redis were looked at.\n", why, table.Commas(min(c.seen, c.there)), table.Commas(c.there))
+	return fmt.Sprintf("\n%s: only some %s of %s keys of Redis were looked at.\n", why, table.Commas(min(c.seen.Load(), c.there.Load())), table.Commas(c.there.Load()))
 }
 
 // topTable is a row for each key. The limit is the programs', not the store's.

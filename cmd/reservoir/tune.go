@@ -3,11 +3,13 @@ package main
 import (
 	"cmp"
 	"context"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -41,6 +43,7 @@ type tuning struct {
 	policies []sim.Policy
 	where    []string // the stores; none = the embedded one
 	prefix   string
+	opened   int // stores so far
 	report   string
 	quiet    bool
 	json     bool
@@ -190,11 +193,16 @@ func runTune(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err != nil {
 		return err
 	}
-	stage, err := c.stage()
+	c.prefix += "reservoir-tune:" + crand.Text()[:12] + ":"
+	probe, err := c.empty()
 	if err != nil {
 		return err
 	}
-	defer stage.probe.Close()
+	defer probe.Close()
+	name, err := c.storeName(probe)
+	if err != nil {
+		return err
+	}
 	t, err := c.traffic()
 	if err != nil {
 		return err
@@ -204,14 +212,14 @@ func runTune(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	defer discard()
-	if err := stage.probe.reach(ctx, "ping", c.setting.Limit); err != nil {
+	if err := probe.reach(ctx, "ping", c.setting.Limit); err != nil {
 		return err
 	}
-	all, err := c.replay(ctx, t, stage, stderr)
+	all, err := c.replay(ctx, t, stderr)
 	if err != nil {
 		return err
 	}
-	r := c.newReport(t, all, stage.name)
+	r := c.newReport(t, all, name)
 	if len(all) < len(c.policies) {
 		var rest []string
 		for _, p := range c.policies[len(all):] {
@@ -222,15 +230,44 @@ func runTune(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	return errors.Join(emit(stdout, c.json, r, r.text), c.writeReport(r), r.verdict())
 }
 
+// tuneConns is how many calls to a Redis may be under way at a time: of direct
+// calls those of one round trip, with room for a slow one.
+const tuneConns = 256
+
+// empty opens a store that holds nothing: its keys have a prefix of their own. It does no I/O.
+func (c *tuning) empty() (*opened, error) {
+	c.opened++
+	where := c.where
+	if len(where) == 0 {
+		where = []string{memory}
+	}
+	return open(where, c.prefix+strconv.Itoa(c.opened)+":", tuneConns)
+}
+
+// storeName says where the traffic is replayed.
+func (c *tuning) storeName(o *opened) (string, error) {
+	switch {
+	case len(c.where) == 0:
+		return fmt.Sprintf("the embedded store, %v away", c.setting.Delay), nil
+	case o.private():
+		return "", usagef("bad value for flag -store: memory is no shard beside others here")
+	}
+	var names []string
+	for _, p := range o.parts {
+		names = append(names, p.name)
+	}
+	return "Redis at " + strings.Join(names, " and "), nil
+}
+
 // replay makes the requests under each policy. When ctx ends it returns what is
 // complete, if anything is.
-func (c *tuning) replay(ctx context.Context, t sim.Traffic, s *stage, stderr io.Writer) ([]sim.Outcome, error) {
+func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) ([]sim.Outcome, error) {
 	var all []sim.Outcome
 	if c.quiet {
 		stderr = io.Discard
 	}
 	for i, p := range c.policies {
-		o, err := c.one(ctx, t, p, s, func(r *sim.Replay) func() {
+		o, err := c.one(ctx, t, p, func(r *sim.Replay) func() {
 			return follow(stderr, int64(len(t.Requests)*len(c.policies)), func() (int64, string) {
 				return int64(i*len(t.Requests)) + r.Made(), p.Name
 			})
@@ -249,8 +286,8 @@ func (c *tuning) replay(ctx context.Context, t sim.Traffic, s *stage, stderr io.
 }
 
 // one replays the traffic under one policy, on a store that holds nothing, in sight.
-func (c *tuning) one(ctx context.Context, t sim.Traffic, p sim.Policy, s *stage, show func(*sim.Replay) (stop func())) (sim.Outcome, error) {
-	store, err := s.empty()
+func (c *tuning) one(ctx context.Context, t sim.Traffic, p sim.Policy, show func(*sim.Replay) (stop func())) (sim.Outcome, error) {
+	store, err := c.empty()
 	if err != nil {
 		return sim.Outcome{}, err
 	}
