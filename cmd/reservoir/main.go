@@ -17,6 +17,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -125,7 +126,7 @@ func usagef(format string, args ...any) error {
 
 // runVersion prints what the build recorded of itself.
 func runVersion(_ context.Context, args []string, stdout, _ io.Writer) error {
-	f := newFlags("version", "Prints the version of this build, its revision and its Go.")
+	f := newFlags("version", "Prints the version of this build, with its revision, and its Go.")
 	if err := f.parse(args, 0, stdout); err != nil {
 		return err
 	}
@@ -133,21 +134,6 @@ func runVersion(_ context.Context, args []string, stdout, _ io.Writer) error {
 	if !ok {
 		return errors.New("this binary was built without version information")
 	}
-	return write(stdout, versionLine(info)+"\n")
-}
-
-func versionLine(info *debug.BuildInfo) string {
-	version, revision, changed := info.Main.Version, "", ""
-	if version == "" {
-		version = "(devel)"
-	}
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = " " + s.Value[:min(len(s.Value), 12)]
-		case s.Key == "vcs.modified" && s.Value == "true":
-			changed = " with changes"
-		}
-	}
-	return "reservoir " + version + revision + changed + " " + info.GoVersion
+	// The version of a build from a work tree names its revision, and says if there are changes.
+	return write(stdout, fmt.Sprintln("reservoir", cmp.Or(info.Main.Version, "(devel)"), info.GoVersion))
 }

@@ -68,6 +68,7 @@ func TestHelpAndVersion(t *testing.T) {
 	for _, c := range commands {
 		require.Contains(t, invoke(t.Context(), "help").stdout, c.name)
 	}
+	require.Regexp(t, `^reservoir \S+ go1\.\S+\n$`, invoke(t.Context(), "-version").stdout)
 }
 
 func TestReportThatCannotBeWrittenIsAFailure(t *testing.T) {
