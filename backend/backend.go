@@ -150,7 +150,7 @@ type SyncReply struct {
 	Granted    int64         // the client's total in Window, Grant included
 	Returned   int64         // the client's total given back in Window
 	Debt       int64         // the client's total used without a grant in Window
-	Over       int64         // tokens that are charged to all above the limit; 0 if Remaining is not
+	Over       int64         // tokens charged above the limit, by debt
 	Clients    int64         // clients that share the key in Window and have not left, this one included
 	Reasserted int64         // tokens of this statement that the store had forgotten and has charged again
 	Lasted     time.Duration // from Window's beginning until the limit was first used up; 0 if it is not

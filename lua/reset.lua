@@ -11,8 +11,9 @@
 -- Reply { flags (1 late), now us, window ms (0 = none open), remaining,
 --         length of the open window ms if it is another one (then nothing was done), else 0 }
 --
--- Invariant: no window of the key was called like the fresh one before. Its ledger is empty and says that what is said of
--- any other window is void, so nothing of the old one is charged to it.
+-- Invariant: the fresh window has another name than the old one. Its ledger is empty and says that what is said of any
+-- other window is void, so nothing of the old one is charged to it. Ends that lie close together go down by milliseconds,
+-- so names differ from those that earlier resets have closed, unless ends go back by more than the slack.
 -- Not idempotent: a second time it opens one more.
 
 local function fail(what) return redis.error_reply('BADSTATE ' .. what) end
@@ -48,7 +49,7 @@ elseif till * 1000 <= now then
 else
   stop = till - math.max(math.ceil((till - last - slack) / length), 0) * length
 end
-if math.abs(stop - before) < math.max(slack, 1) then stop = math.min(stop, before - 1) end
+if math.abs(stop - before) < math.max(math.floor(slack), 1) then stop = math.min(stop, before - 1) end
 if stop * 1000 < now then stop = stop + length end     -- in the last millisecond: the calendar's next
 
 local gone = string.format('%.0f', stop + 1000)

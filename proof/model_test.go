@@ -197,7 +197,7 @@ func (s state) grants(q request, out backend.SyncReply, was state, adopted bool)
 		} else if out.Learning {
 			next.ledger = true
 		}
-		said.State = next.reading(q.now, q.limit)
+		said.State, said.Over = next.reading(q.now, q.limit), max(next.used-q.limit.Tokens, 0)
 		said.Grant, said.Granted, said.Returned = n+out.Recovered, mine.granted, mine.returned
 		list = append(list, outcome{next, reply{sync: said}})
 	}

@@ -50,6 +50,7 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 		{"ContextOver", testContextOver},
 		{"ConcurrentTake", testConcurrentTake},
 		{"ConcurrentSync", testConcurrentSync},
+		{"ConcurrentReset", testConcurrentReset},
 		{"Walk", func(t *testing.T, s backend.Store) { walkAll(t, s, false) }},
 		{"WalkWithLoss", func(t *testing.T, s backend.Store) { walkAll(t, s, true) }},
 	}

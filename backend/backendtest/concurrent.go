@@ -63,6 +63,39 @@ func testConcurrentSync(t *testing.T, s backend.Store) {
 	b.play("0s check -> remaining=0 window=60s")
 }
 
+// testConcurrentReset: each window that a reset opens while many take has the limit, and
+// no more.
+func testConcurrentReset(t *testing.T, s backend.Store) {
+	b := newBench(t, s, backend.Limit{Tokens: callers * calls / 8, Window: far})
+	var mu sync.Mutex
+	allowed := map[backend.Window]int64{}
+	b.race(func(i int) {
+		for n := range calls {
+			if i == 0 && n%5 == 4 {
+				if _, err := s.Reset(b.at(0), backend.ResetRequest{Key: b.key, Limit: b.limit}); err != nil {
+					t.Error(err)
+				}
+			}
+			switch r, err := s.Take(b.at(0), b.takeRequest(1)); {
+			case err != nil:
+				t.Error(err)
+			case r.Allowed:
+				mu.Lock()
+				allowed[r.Window]++
+				mu.Unlock()
+			}
+		}
+	})
+	equal(t, "windows", len(allowed), 1+calls/5)
+	for _, n := range allowed {
+		if n > b.limit.Tokens {
+			t.Errorf("%d tokens of %d in one window", n, b.limit.Tokens)
+		}
+	}
+	last := must(s.Check(b.at(0), b.key, b.limit))(t)
+	equal(t, "remaining", last.Remaining, b.limit.Tokens-allowed[last.Window])
+}
+
 // takeAll takes 7 tokens at a time, then single ones, until none are left.
 func (b *bench) takeAll() (held int64) {
 	for n := int64(7); n > 0; {

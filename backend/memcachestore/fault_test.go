@@ -91,6 +91,15 @@ func TestLostReply(t *testing.T) {
 	require.True(t, take(t, s, "k", 1).Allowed)
 	require.EqualValues(t, 5, proxy.Swallowed())
 	require.EqualValues(t, 3, remaining(t, s, "k"))
+
+	proxy.SwallowReply("cas ", 1)
+	_, err = s.Reset(t.Context(), backend.ResetRequest{Key: "k", Limit: limit10})
+	failed(t, err, backend.Unknown)
+	require.EqualValues(t, 6, proxy.Swallowed())
+	require.EqualValues(t, 10, remaining(t, s, "k"), "never sent twice")
+	late, err := s.Sync(t.Context(), order(4, r.Window))
+	require.NoError(t, err)
+	require.EqualValues(t, 2, late.Granted, "and what was held before is void")
 }
 
 // TestLostAndAway: the reply to a sync's write is lost, and then the server is away.

@@ -101,6 +101,12 @@ func TestUnknownLength(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, state.Length)
 	}
+	// An operator may reset it. The fresh one is of the operator's length.
+	fresh, err := s.Reset(t.Context(), resetK)
+	require.NoError(t, err)
+	require.EqualValues(t, 10, fresh.Remaining)
+	require.LessOrEqual(t, fresh.Left, time.Minute)
+	whole(t, client, fresh.Window)
 	// Only what lies further ahead than any window can be is brought back.
 	require.NoError(t, client.Set(t.Context(), "{k}:exp", now.Unix()+400*24*3600, time.Hour).Err())
 	r, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})

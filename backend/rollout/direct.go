@@ -1,7 +1,6 @@
 package rollout
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -140,39 +139,38 @@ func (s *Store) refundBoth(ctx context.Context, r backend.RefundRequest) (int64,
 // errResets says that windows went on opening and ending meanwhile.
 var errResets = errors.New("the stores have opened different windows")
 
-// resetBoth opens the same fresh window in both stores: one after the other is reset to
-// the end of the other's. One that cannot have it, for one of its windows had that name
-// before, takes an end below, which the other one can have.
+// resetBoth opens the same fresh window in both stores. Each chooses an end, and the one
+// that has chosen the later one is reset once more, to the other's. Where the clocks
+// differ by more than an end may be late, that may be the name of its old window, which
+// is not void then.
 func (s *Store) resetBoth(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
 	defer s.aligned.forget(r.Key)
-	var got [2]backend.State
-	for i := range 5 {
-		s.aligned.forget(r.Key)
+	for range 3 {
 		if _, conflict, err := s.align(ctx, "reset", r.Key, r.Limit); err != nil || conflict.Length != 0 {
 			return conflict, err
 		}
-		state, err := s.resetOne(ctx, r, i)
-		if err != nil || state.Length != 0 {
-			return state, err
+		a, err := s.old.Reset(ctx, r)
+		if err != nil || a.Length != 0 {
+			return a, named("reset", "old", err)
 		}
-		got[i%2] = state
-		if i > 0 && got[0].Window == got[1].Window {
-			return less(got[0], got[1]), nil
+		b, err := s.new.Reset(ctx, r)
+		if err != nil || b.Length != 0 {
+			return b, half("reset", "new", err)
 		}
-		r.End = cmp.Or(state.Window, r.End)
+		to := r
+		switch to.End = min(a.Window, b.Window); {
+		case to.End == 0: // one of them has none open: align
+		case a.Window > b.Window:
+			a, err = s.old.Reset(ctx, to)
+			err = half("reset", "old", err)
+		case b.Window > a.Window:
+			b, err = s.new.Reset(ctx, to)
+			err = half("reset", "new", err)
+		}
+		if err != nil || a.Window == b.Window {
+			return less(a, b), err
+		}
+		s.aligned.forget(r.Key)
 	}
 	return backend.State{}, &backend.Error{Op: "reset", Class: backend.Unknown, Err: errResets}
-}
-
-// resetOne resets the old store in the first attempt, then the new one, and so on.
-func (s *Store) resetOne(ctx context.Context, r backend.ResetRequest, attempt int) (backend.State, error) {
-	store, name, wrap := s.old, "old", half
-	if attempt%2 == 1 {
-		store, name = s.new, "new"
-	}
-	if attempt == 0 {
-		wrap = named
-	}
-	state, err := store.Reset(ctx, r)
-	return state, wrap("reset", name, err)
 }

@@ -75,6 +75,20 @@ func TestResetInBoth(t *testing.T) {
 	}
 }
 
+// The stores' clocks differ, by as much as an end may be late.
+func TestResetWithSkewedClocks(t *testing.T) {
+	for _, ahead := range []time.Duration{-time.Second, -5 * time.Millisecond, 5 * time.Millisecond, time.Second} {
+		atDesk(t, func(_ *testing.T, d *desk) {
+			d.new.ahead = ahead
+			d.settle()
+			d.take(d.both, limit1000, 999)
+			d.fresh(d.reset(0))
+			time.Sleep(20 * time.Second)
+			d.fresh(d.reset(0))
+		})
+	}
+}
+
 func TestResetOfNothing(t *testing.T) {
 	atDesk(t, func(t *testing.T, d *desk) {
 		require.Equal(t, backend.State{Remaining: 1000}, d.reset(0))
@@ -104,9 +118,26 @@ func TestResetOutOfStep(t *testing.T) {
 	}
 }
 
-// A reset fails between the stores, on the way there or back. The store that still has
-// the old window binds, until the reset is made again.
+// A store has lost the window that this process takes for open in both.
+func TestResetAfterLoss(t *testing.T) {
+	for _, inOld := range []bool{false, true} {
+		atDesk(t, func(t *testing.T, d *desk) {
+			d.settle()
+			d.take(d.both, limit1000, 999)
+			if inOld {
+				d.old.Store = memstore.New()
+			} else {
+				d.new.Store = memstore.New()
+			}
+			d.fresh(d.reset(0))
+		})
+	}
+}
+
+// A reset fails in one store, on the way there or back. The store that still has the old
+// window binds, until the reset is made again.
 func TestResetThatFailsHalfWay(t *testing.T) {
+	refused := func() error { return &backend.Error{Op: "?", Class: backend.Unavailable, Err: context.Canceled} }
 	for _, back := range []bool{false, true} {
 		for _, inOld := range []bool{false, true} {
 			atDesk(t, func(t *testing.T, d *desk) {
@@ -118,14 +149,17 @@ func TestResetThatFailsHalfWay(t *testing.T) {
 					h.Store = d.old
 					d.both = open(t, h, d.new, 0, 100)
 				}
-				if h.before = lost; back {
-					h.before, h.after = nil, lost
+				want := backend.Unknown
+				if back {
+					h.after = lost
+				} else if h.before = refused; inOld {
+					want = backend.Unavailable
 				}
 				_, err := d.both.Reset(t.Context(), backend.ResetRequest{Key: "k", Limit: limit1000})
 				var failure *backend.Error
 				require.ErrorAs(t, err, &failure)
 				require.Equal(t, "reset", failure.Op)
-				require.Equal(t, backend.Unknown, failure.Class)
+				require.Equal(t, want, failure.Class)
 				if !back || inOld { // one of them at least has not heard of it
 					require.Zero(t, d.ask(10, 10, 10).Grant)
 				}

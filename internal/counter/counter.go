@@ -160,8 +160,10 @@ func (c *Counter) Refund(r backend.RefundRequest, now int64) int64 {
 	return r.Total
 }
 
-// Reset changes nothing if no window is open. The end of the new one is its name: no
-// window of the key was called so before, not even one that an earlier Reset closed.
+// Reset changes nothing if no window is open. The end of the new one is its name, which
+// differs from the old one's. So does it from those that earlier Resets have closed, as
+// long as ends do not go back by more than the slack: that is why ends that lie close
+// together go down by milliseconds.
 func (c *Counter) Reset(r backend.ResetRequest, now int64) backend.State {
 	if !c.Open(now) || c.conflicts(r.Limit) {
 		return c.Check(r.Limit, now)

@@ -44,7 +44,8 @@ func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
 	}
 	s.keep()
 	*c = s.c
-	s.out.Lasted, s.out.Over = s.c.lasted(r.Limit), max(s.c.used-r.Limit.Tokens, 0)
+	s.out.Lasted = s.c.lasted(r.Limit)
+	s.out.Over = max(s.c.used-r.Limit.Tokens, 0)
 	s.out.State = s.c.state(now, r.Limit)
 	s.out.Granted, s.out.Returned, s.out.Debt, s.out.Total = s.acc.granted, s.acc.returned, s.acc.debt, s.c.total
 	return s.out

@@ -20,7 +20,7 @@ func text(t testing.TB, c *Counter) string {
 func TestText(t *testing.T) {
 	most := int64(backend.MaxTokens)
 	c := &Counter{stop: 1_764_000_060_000, length: 60_000, used: most, ledger: ledger{
-		total: 5, learn: 3, unattributed: 6, exhausted: 4, present: 2,
+		total: 5, learn: 3, unattributed: 6, exhausted: 4, present: 2, reset: true,
 		own: map[string]account{
 			"b": {granted: 1000, present: true}, "a": {300, 50, 20, 7, true}, " \n\"\x00\xff%\u2028": {most, most, most, most, false}, "": {},
 		},
@@ -31,7 +31,7 @@ func TestText(t *testing.T) {
 
 	delete(c.own, "")
 	delete(c.own, " \n\"\x00\xff%\u2028")
-	require.Equal(t, "reservoir/2 1764000060000 60000 9007199254740991 5 3 6 4\n300 50 20 7 1 \"a\"\n1000 0 0 0 1 \"b\"\n", text(t, c))
+	require.Equal(t, "reservoir/2 1764000060000 60000 9007199254740991 5 3 6 4 1\n300 50 20 7 1 \"a\"\n1000 0 0 0 1 \"b\"\n", text(t, c))
 
 	// A window without a ledger is another thing than one whose ledger is empty.
 	for _, c := range []*Counter{{stop: 1, length: 1, used: 7}, {stop: 1, length: 1, used: 7, ledger: ledger{own: map[string]account{}}}} {
@@ -49,7 +49,7 @@ func TestForeignText(t *testing.T) {
 		"reservoir/2 0 60000 5\n", "reservoir/2 -1 60000 5\n", "reservoir/2 9007199254741 60000 5\n",
 		"reservoir/2 1764000060000 0 5\n", "reservoir/2 1764000060000 31622400001 5\n", "reservoir/2 1764000060000 -60000 5\n",
 		"reservoir/2 1764000060000 60000 -5\n", "reservoir/2 1764000060000 60000 9007199254740992\n",
-		"reservoir/2 1764000060000 60000 5 5 0 0\n", "reservoir/2 1764000060000 60000 5 5 0 0 0 0\n", "reservoir/2 1764000060000  60000 5\n",
+		"reservoir/2 1764000060000 60000 5 5 0 0\n", "reservoir/2 1764000060000 60000 5 5 0 0 0 0\n", "reservoir/2 1764000060000 60000 5 1\n", "reservoir/2 1764000060000 60000 5 5 0 0 0 1 1\n", "reservoir/2 1764000060000  60000 5\n",
 		"reservoir/2 1764000060000 60000 5 x 0 0 0\n", "reservoir/2 1764000060000 60000 5 5 0 1e3 0\n", "reservoir/2 1764000060000 60000 5 5 0 0 -1\n",
 		"reservoir/2 1764000060000 60000 5\n5 1 0 0 1 \"a\"\n", // an account without a ledger
 		head + "5 1 0 0 1 \"a\"", head + "5 1 0 0 1 a\n", head + "5 6 0 0 1 \"a\"\n", head + "5 1 0 0 2 \"a\"\n", head + "5 1 0 0\n", head + "\n",
@@ -65,6 +65,7 @@ func FuzzText(f *testing.F) {
 	f.Add("reservoir/2 1764000060000 60000 5 5 0 0 0\n5 1 2 3 1 \"a\"\n")
 	f.Add("reservoir/2 1764000060000 31622400000 5 7 1764000000001 2 1764000000001\n")
 	f.Add("reservoir/2 1764000060000 31622400000 5\n")
+	f.Add("reservoir/2 1764000060000 31622400000 0 0 0 0 0 1\n")
 	f.Fuzz(func(t *testing.T, s string) {
 		var c, again Counter
 		if c.UnmarshalText([]byte(s)) != nil {
