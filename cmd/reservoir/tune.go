@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
@@ -304,9 +303,4 @@ func (c *tuning) one(ctx context.Context, t sim.Traffic, p sim.Policy, show func
 		o.ServerCalls = &calls
 	}
 	return o, err
-}
-
-// limitText is a limit in words.
-func limitText(l reservoir.Limit) string {
-	return fmt.Sprintf("%s per %v", table.Commas(l.Tokens), l.Window)
 }

@@ -46,7 +46,7 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tune
 		what = fmt.Sprintf("requests for %s tokens", table.Commas(c.tokens))
 	}
 	r.heading = fmt.Sprintf("%s %s in %v for %s and %s, limit %s, on %s", table.Commas(int64(len(t.Requests))), what, t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
-		count(t.Processes, "process", "processes"), limitText(s.Limit), store)
+		count(t.Processes, "process", "processes"), fmt.Sprintf("%s per %v", table.Commas(s.Limit.Tokens), s.Limit.Window), store)
 	r.judge(t, s)
 	return r
 }

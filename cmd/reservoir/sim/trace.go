@@ -15,7 +15,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Faults of a record of traffic. They come in a *LineError where they have a line.
+// Faults of a record of traffic. The errors of a line name it.
 var (
 	ErrColumns = errors.New("want two columns, a time and a key")
 	ErrTime    = errors.New("want a time in Unix seconds, as 1700000000.25, or in RFC 3339, as 2023-11-14T22:13:20.25Z")
@@ -27,18 +27,9 @@ var (
 	ErrSpan    = errors.New("more than 366 days from the first request to the last")
 )
 
-// LineError is what is wrong with a line of a record. Its text does not repeat
-// the line, whose keys may be somebody's.
-type LineError struct {
-	Line int // from 1
-	Err  error
-}
-
-// Error names the line and its fault.
-func (e *LineError) Error() string { return fmt.Sprintf("line %d: %v", e.Line, e.Err) }
-
-// Unwrap returns the fault.
-func (e *LineError) Unwrap() error { return e.Err }
+// atLine says which line of a record is at fault, from 1. The text does not repeat the line,
+// whose keys may be somebody's.
+func atLine(line int, err error) error { return fmt.Errorf("line %d: %w", line, err) }
 
 const maxSpan = 366 * 24 * time.Hour
 
@@ -86,7 +77,7 @@ func (t *trace) read(in io.Reader) error {
 		}
 		if err := t.add(fields); err != nil {
 			line, _ := c.FieldPos(0)
-			return &LineError{line, err}
+			return atLine(line, err)
 		}
 	}
 }
@@ -103,7 +94,7 @@ func withoutMark(in io.Reader) io.Reader {
 // fault is an error of the CSV reader, or of what it reads from.
 func fault(err error) error {
 	if p, ok := errors.AsType[*csv.ParseError](err); ok {
-		return &LineError{p.Line, ErrCSV}
+		return atLine(p.Line, ErrCSV)
 	}
 	return err
 }
