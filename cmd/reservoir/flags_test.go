@@ -59,11 +59,12 @@ func TestUsageErrors(t *testing.T) {
 		"inspect -store memory k":                                          "memory store holds nothing",
 		"inspect -store memory -store redis://h k":                         "memory store holds nothing",
 		"inspect -store redis://h -store redis://h k":                      "bad value for flag -store: the same store twice",
-		"watch k":                           "-store",
-		"watch -store memory k":             "memory store holds nothing",
-		"inspect -store redis://h -top 0":   "bad value for flag -top: want 1",
-		"inspect -store redis://h -top 3 k": "want 0 arguments",
-		"tune -q=" + canary:                 "bad value for flag -q",
+		"watch k":                                               "-store",
+		"watch -store memory k":                                 "memory store holds nothing",
+		"inspect -store redis://h -top 0":                       "bad value for flag -top: want 1",
+		"inspect -store redis://h -top 3 -name n":               "want it or -name, not both",
+		"inspect -store redis://h -top 3 k":                     "want 0 arguments",
+		"tune -q=" + canary:                                     "bad value for flag -q",
 		"inspect -store redis://h " + strings.Repeat("k", 5000): "bad key",
 	} {
 		o := invoke(t.Context(), strings.Fields(args)...)

@@ -75,6 +75,9 @@ func (l *look) parse(f *flagSet, args []string, stdout io.Writer) (err error) {
 		rule{l.limit > 0 || !f.given("limit"), "limit", "1 or more"}, rule{l.top > 0 || operands == 1, "top", "1 or more"})); err != nil {
 		return err
 	}
+	if operands == 0 && f.given("name") {
+		return usagef("-top shows the keys of all limits: want it or -name, not both")
+	}
 	if l.json = *asJSON; operands == 1 {
 		l.key = f.operands[0]
 		if l.full, err = storeKey(l.name, l.key); err != nil {

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -18,6 +16,12 @@ import (
 
 // onTerminal runs the command on a terminal of so many columns and returns what that shows.
 func onTerminal(t *testing.T, columns uint16, args ...string) string {
+	t.Helper()
+	return onTerminalUntil(t, columns, "", args...)
+}
+
+// onTerminalUntil interrupts the command when the terminal has shown a text.
+func onTerminalUntil(t *testing.T, columns uint16, until string, args ...string) string {
 	t.Helper()
 	path, err := binary()
 	require.NoError(t, err)
@@ -35,10 +39,32 @@ func onTerminal(t *testing.T, columns uint16, args ...string) string {
 	cmd.Stdout, cmd.Stderr = theirs, theirs
 	require.NoError(t, cmd.Start())
 	require.NoError(t, theirs.Close())
-	var shown bytes.Buffer
-	_, _ = io.Copy(&shown, ours) // ends by an error when nobody has the other side any more
+	shown, some := "", make([]byte, 4096)
+	for {
+		n, err := ours.Read(some)
+		if err != nil { // nobody has the other side any more
+			break
+		}
+		if shown += string(some[:n]); until != "" && strings.Contains(shown, until) {
+			require.NoError(t, cmd.Process.Signal(os.Interrupt))
+			until = ""
+		}
+	}
+	require.Empty(t, until, shown)
 	_ = cmd.Wait()
-	return strings.ReplaceAll(shown.String(), "\r\n", "\n")
+	return strings.ReplaceAll(shown, "\r\n", "\n")
+}
+
+// A terminal shows a key in place, and an interrupt is no failure.
+func TestWatchOnATerminal(t *testing.T) {
+	server := redistest.Start(t)
+	invoke(t.Context(), "load", "-store", "redis://"+server.Addr(), "-window", "1h", "-requests", "1000").requireFine(t)
+	shown := onTerminalUntil(t, 40, "given back", "watch", "-limit", "10000", "-store", "redis://"+server.Addr(), "key-0")
+	require.True(t, strings.HasPrefix(shown, "\x1b[H\x1b[2Jkey        key-0\ncharged    1,000, spent or held by a\n  process\nremaining  9,000 of 10,000\nreset"), "%q", shown)
+	require.NotContains(t, shown, "reservoir:")
+	for text := range strings.Lines(strings.TrimPrefix(shown, "\x1b[H\x1b[2J")) {
+		require.LessOrEqual(t, utf8.RuneCountInString(text), 41, shown)
+	}
 }
 
 // Nothing is wider than a narrow terminal, and nothing is lost for that.

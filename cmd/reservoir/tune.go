@@ -19,8 +19,9 @@ import (
 
 const tuneAbout = `Replays one traffic under one batch policy after the other and tells what each
 costs: store calls, requests that wait, tokens that lie in one process while
-another is refused. It recommends the default, Adaptive, unless that wastes too
-much of the limit or another makes less than half its store calls, and says why.
+another is refused. It recommends the default, Adaptive, and says why: unless that
+strands more than 5 % of the limit, refuses more than 1 % needlessly or saves less
+than a fifth of direct calls, or another policy makes less than half its store calls.
 
 The traffic is described by -rate, -keys, -zipf, -burst and -duration, or read
 from a -trace: CSV with a time (Unix seconds, with a fraction if need be, or

@@ -46,19 +46,21 @@ func Within(width int, rows [][]string, right bool) string {
 }
 
 // Fit breaks the lines of text that are longer than width letters, between words where
-// that is possible. What goes on stands below the beginning of the line, or further in.
+// that is possible. What goes on stands further in than the beginning of the line.
 func Fit(text string, width int) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
-		if utf8.RuneCountInString(line) <= width {
+		letters := []rune(line)
+		if len(letters) <= width {
 			continue
 		}
-		indent := line[:len(line)-len(strings.TrimLeft(line, " \t"))]
-		if len(indent) > width/2 {
-			indent = ""
+		first := string(letters[:width])
+		if at := strings.LastIndexByte(string(letters[:width+1]), ' '); strings.TrimSpace(first[:max(at, 0)]) != "" {
+			first = first[:at]
 		}
-		broken := Wrap(line, width-len(indent)-2)
-		lines[i] = indent + strings.ReplaceAll(broken, "\n", "\n"+indent+"  ")
+		indent := strings.Repeat(" ", min(len(line)-len(strings.TrimLeft(line, " "))+2, width/2))
+		rest := Wrap(line[len(first):], width-len(indent))
+		lines[i] = strings.TrimRight(first, " ") + "\n" + indent + strings.ReplaceAll(rest, "\n", "\n"+indent)
 	}
 	return strings.Join(lines, "\n")
 }

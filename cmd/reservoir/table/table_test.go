@@ -25,7 +25,8 @@ func TestWrap(t *testing.T) {
 
 func TestFit(t *testing.T) {
 	require.Equal(t, "short   text\n", Fit("short   text\n", 12))
-	require.Equal(t, "a\n  -flag\n    with\n      a\n      word\n\nb", Fit("a\n  -flag\n    with a word\n\nb", 10))
+	require.Equal(t, "a\n  -flag\n    with a\n     word\n\nb", Fit("a\n  -flag\n    with a word\n\nb", 10))
+	require.Equal(t, "key     a\n  b", Fit("key     a b", 10), "columns stay where there is room")
 	for width := range 40 {
 		for line := range strings.Lines(Fit("     words of some lengths, indented\nand longones\n", max(width, 5))) {
 			require.LessOrEqual(t, len(strings.TrimSuffix(line, "\n")), max(width, 5))
