@@ -121,8 +121,10 @@ func show(w io.Writer, title string, l *reservoir.Limiter, requests int64) (stop
 
 // most is the most tokens that were spent in one window of key i.
 func (t *trial) most(i int) (most int64) {
-	for _, s := range t.sum.windows[i] {
-		most = max(most, s.spent)
+	for w, n := range t.sum.windows {
+		if w.key == i {
+			most = max(most, n)
+		}
 	}
 	return most
 }

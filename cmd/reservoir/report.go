@@ -84,14 +84,12 @@ func latencyOf(sum *tally) latency {
 
 // windowsOf lists the sums by key, then by reset. It is never nil, so that JSON
 // has an empty list and no null.
-func windowsOf(keys []string, sums [][]windowSum) []window {
+func windowsOf(keys []string, spent map[windowOf]int64) []window {
 	list := []window{}
-	for key, windows := range sums {
-		for _, s := range windows {
-			list = append(list, window{keys[key], s.reset, s.spent})
-		}
+	for w, n := range spent {
+		list = append(list, window{keys[w.key], w.reset, n})
 	}
-	slices.SortStableFunc(list, func(a, b window) int { return strings.Compare(a.Key, b.Key) })
+	slices.SortFunc(list, func(a, b window) int { return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.Reset, b.Reset)) })
 	return list
 }
 

@@ -61,7 +61,7 @@ type worker struct {
 }
 
 func (t *traffic) worker(i int, start time.Time, tickets *atomic.Int64) *worker {
-	w := &worker{traffic: t, sum: newTally(len(t.keys)), start: start, tickets: tickets}
+	w := &worker{traffic: t, sum: newTally(), start: start, tickets: tickets}
 	w.pick = t.picker(rand.New(rand.NewPCG(t.seed, uint64(i))))
 	w.quota = t.requests / int64(t.workers)
 	if int64(i) < t.requests%int64(t.workers) {
