@@ -167,14 +167,13 @@ func (p part) explain(err error) error {
 	if _, answered := errors.AsType[redis.Error](err); answered || p.client == nil {
 		return err
 	}
-	speaks, why := overTLS, "it speaks TLS: want rediss instead of redis"
-	if p.tls {
-		speaks, why = inPlain, "it speaks no TLS: want redis instead of rediss"
+	why := ""
+	if p.tls && slices.ContainsFunc(p.addrs, answersPlain) {
+		why = "it speaks no TLS: want redis instead of rediss: "
+	} else if !p.tls && slices.ContainsFunc(p.addrs, answersTLS) {
+		why = "it speaks TLS: want rediss instead of redis: "
 	}
-	if slices.ContainsFunc(p.addrs, func(addr string) bool { return speaks(addr) }) {
-		return fmt.Errorf("%s: %s (%s)", p.name, why, oneLine(err))
-	}
-	return fmt.Errorf("%s: %s", p.name, oneLine(err))
+	return fmt.Errorf("%s: %s%s", p.name, why, oneLine(err))
 }
 
 // explained is explain where it is not known which part failed.
@@ -185,41 +184,36 @@ func (o *opened) explained(err error) error {
 	return err
 }
 
-// dial connects to a server of which nothing is known, and to which no secret is told.
-func dial(addr string) (net.Conn, error) {
+// answers asks a server of which nothing is known, and to which no secret is told.
+func answers(addr string, ask func(net.Conn) bool) bool {
 	const patience = time.Second
 	conn, err := net.DialTimeout("tcp", addr, patience)
-	if err == nil {
-		err = conn.SetDeadline(time.Now().Add(patience))
-	}
-	return conn, err
-}
-
-// overTLS reports whether a server at addr shakes hands, be it with a certificate that
-// nobody vouches for.
-func overTLS(addr string) bool {
-	conn, err := dial(addr)
 	if err != nil {
 		return false
 	}
 	defer conn.Close()
-	host, _, _ := net.SplitHostPort(addr) // which Options has made
-	err = tls.Client(conn, &tls.Config{ServerName: host}).Handshake()
-	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
-	return err == nil || untrusted
+	return conn.SetDeadline(time.Now().Add(patience)) == nil && ask(conn)
 }
 
-// inPlain reports whether a Redis at addr answers a PING, be it by an error.
-func inPlain(addr string) bool {
-	conn, err := dial(addr)
-	if err != nil {
-		return false
-	}
-	defer conn.Close()
-	answer := make([]byte, 1)
-	_, _ = conn.Write([]byte("PING\r\n")) // or nothing can be read
-	_, err = conn.Read(answer)
-	return err == nil && (answer[0] == '+' || answer[0] == '-')
+// answersTLS reports whether a server shakes hands, be it with a certificate that nobody
+// vouches for.
+func answersTLS(addr string) bool {
+	return answers(addr, func(conn net.Conn) bool {
+		host, _, _ := net.SplitHostPort(addr) // which Options has made
+		err := tls.Client(conn, &tls.Config{ServerName: host}).Handshake()
+		_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
+		return err == nil || untrusted
+	})
+}
+
+// answersPlain reports whether a Redis answers a PING, be it by an error.
+func answersPlain(addr string) bool {
+	return answers(addr, func(conn net.Conn) bool {
+		answer := make([]byte, 1)
+		_, _ = conn.Write([]byte("PING\r\n")) // or nothing can be read
+		_, err := conn.Read(answer)
+		return err == nil && (answer[0] == '+' || answer[0] == '-')
+	})
 }
 
 // eachServer calls f for every server that keys lie on, for those of a cluster at once.
