@@ -5,9 +5,13 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -39,13 +43,19 @@ func TestReset(t *testing.T) {
 	require.EqualValues(t, 7, chargedOf(t, invoke(t.Context(), append([]string{"inspect", "-format", "json", "-name", "n"}, args...)...)), "that of another limit")
 
 	charge(t, server, "", "k", 9_999) // which the old window would not have had
+	client := server.Client()
+	due := backend.Window(time.Now().Add(30 * time.Minute).Truncate(time.Second).UnixMilli())
+	_, err := redisstore.New(client, redisstore.WithPrefix("p*:")).Take(t.Context(),
+		backend.TakeRequest{Key: "monthly", Limit: reservoir.PerHour(10), End: due, Tokens: 10})
+	require.NoError(t, err)
+	args[len(args)-1] = "monthly"
+	require.EqualValues(t, due, look().ResetMS)
 	o = invoke(t.Context(), append([]string{"reset", "-calendar", "-format", "json"}, args...)...)
 	o.requireFine(t)
 	next := inspection{}
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &next))
 	require.Zero(t, next.Charged)
-	require.InDelta(t, now.ResetMS, next.ResetMS, 1, "it ends when the one before would have")
-	require.NotEqual(t, now.ResetMS, next.ResetMS)
+	require.EqualValues(t, due-1, next.ResetMS, "it ends when the one before would have")
 
 	server.Kill()
 	o = invoke(t.Context(), append([]string{"reset"}, args...)...)

@@ -149,6 +149,8 @@ func TestWatch(t *testing.T) {
 	require.Regexp(t, `^\d\d:\d\d:\d\d no window is open\n$`, line())
 	charge(t, server, "n", "key 1", 600)
 	require.Regexp(t, `^\S+ charged 600 of 10,000, [A-Z0-9]+\.1 100\.0 %, reset 20\S+\n$`, line())
+	looks := server.Calls("hgetall")
+	eventually(t, "looks that find no change, and say nothing", func() bool { return server.Calls("hgetall") >= looks+2 })
 	charge(t, server, "n", "key 1", 400, reservoir.WithDirect())
 	require.Regexp(t, `^\S+ charged 1,000 of 10,000, [A-Z0-9]+\.1 60\.0 %, direct calls 40\.0 %, reset 20\S+\n$`, line())
 	server.Kill()
