@@ -99,8 +99,7 @@ func drawThroughput(p panel, l *line, y float64) {
 }
 
 func drawCost(p panel, l *line, y float64) {
-	v := l.median(cost)
-	p.bar(l, y, v, short(roundNanos(v)))
+	p.bar(l, y, l.median(cost), short(roundNanos(l.median(cost))))
 }
 
 func drawLatency(p panel, l *line, y float64) {

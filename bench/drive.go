@@ -49,8 +49,7 @@ type sample struct {
 // contestant is a kind in a scenario that is under way.
 type contestant struct {
 	line
-	peer peer
-	open bool
+	peer peer // closed = the zero one
 }
 
 // run runs s and returns a line for each of its kinds.
@@ -58,16 +57,13 @@ func (d *driver) run(ctx context.Context, s scenario) (ls lines, err error) {
 	if s.procs > 0 {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
 	}
-	r, err := d.rig(s)
-	if err != nil {
-		return nil, err
-	}
+	r := d.rig(s)
 	defer func() { err = errors.Join(err, r.close(), d.flush()) }()
-	all := make([]*contestant, len(s.kinds))
-	for i, k := range s.kinds {
+	var all []*contestant
+	for _, k := range s.kinds {
 		c := &contestant{line: line{scenario: s, kind: k}}
 		defer func() { err = errors.Join(err, c.shut()) }()
-		all[i] = c
+		all = append(all, c)
 	}
 	d.say(fmt.Sprintf("%s: %d rounds of %d …\n", s.title, d.rounds, len(all)))
 	for round := range d.rounds {
@@ -86,10 +82,10 @@ func (d *driver) run(ctx context.Context, s scenario) (ls lines, err error) {
 
 // rig is what the kinds of s are set up with; within the process that is no more
 // than the limit.
-func (d *driver) rig(s scenario) (*rig, error) {
+func (d *driver) rig(s scenario) *rig {
 	switch {
 	case !s.redis():
-		return &rig{limit: s.limit}, nil
+		return &rig{limit: s.limit}
 	case s.delay > 0:
 		return newRig(d.far, s.limit)
 	}
@@ -98,8 +94,8 @@ func (d *driver) rig(s scenario) (*rig, error) {
 
 // turn adds a sample to c.
 func (d *driver) turn(ctx context.Context, r *rig, c *contestant) error {
-	if err := c.set(r); err != nil {
-		return err
+	if c.peer.close == nil {
+		c.peer = c.kind.set(r)
 	}
 	workers := make([]*worker, c.scenario.goroutines)
 	for i := range workers {
@@ -114,26 +110,15 @@ func (d *driver) turn(ctx context.Context, r *rig, c *contestant) error {
 	return nil
 }
 
-// set makes c ready, if it is not.
-func (c *contestant) set(r *rig) (err error) {
-	if c.open {
-		return nil
-	}
-	if c.peer, err = c.kind.set(r); err != nil {
-		return fmt.Errorf("%s: %w", c.kind.name, err)
-	}
-	c.open = true
-	return nil
-}
-
+// shut closes the peer, if it is open.
 func (c *contestant) shut() error {
-	if !c.open {
+	if c.peer.close == nil {
 		return nil
 	}
-	c.open = false
 	if err := c.peer.close(); err != nil {
 		return fmt.Errorf("%s: close: %w", c.kind.name, err)
 	}
+	c.peer = peer{}
 	return nil
 }
 

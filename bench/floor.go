@@ -36,29 +36,15 @@ func (b *bare) take() bool {
 	}
 }
 
-func openBareHandle(*rig) (peer, error) {
+func openBareHandle(*rig) peer {
 	b := newBare()
-	return peer{loop: func(_ *worker, n int) (good int64) {
-		for range n {
-			if b.take() {
-				good++
-			}
-		}
-		return good
-	}}, nil
+	return peer{loop: looping(func(w *worker) bool { return b.take() })}
 }
 
 // openBareMap adds the look-up of the key.
-func openBareMap(*rig) (peer, error) {
+func openBareMap(*rig) peer {
 	m := perKey[bare]{make: func(string) *bare { return newBare() }}
-	return peer{loop: func(w *worker, n int) (good int64) {
-		for range n {
-			if m.get(w.keys.cycle()).take() {
-				good++
-			}
-		}
-		return good
-	}}, nil
+	return peer{loop: looping(func(w *worker) bool { return m.get(w.keys.cycle()).take() })}
 }
 
 // perKey are limiters of one key each, for those that leave the map to their

@@ -23,10 +23,7 @@ var idleKinds = []kind{{name: "reservoir", open: openGranting}, xTimes, goLimite
 
 // weigh uses n keys of 20 bytes once each and measures what is left of them.
 func weigh(ctx context.Context, k kind, n int) (m memoryLine, err error) {
-	p, err := k.set(&rig{limit: coldLimit})
-	if err != nil {
-		return m, err
-	}
+	p := k.set(&rig{limit: coldLimit})
 	before := live()
 	if good := p.loop(idleKeys(ctx, n), n); good != int64(n) {
 		err = fmt.Errorf("%s: %d keys of %d admitted", k.name, good, n)
@@ -71,12 +68,9 @@ func (g granting) Sync(_ context.Context, r backend.SyncRequest) (backend.SyncRe
 	return backend.SyncReply{State: state, Grant: r.Need, Granted: r.Granted + r.Need, Returned: r.Returned, Clients: 1}, nil
 }
 
-func openGranting(r *rig) (peer, error) {
-	l, err := openLimiter(granting{ends: time.Now().Add(r.limit.Window).Truncate(time.Millisecond)}, r.limit)
-	if err != nil {
-		return peer{}, err
-	}
-	return byKey(l, true), nil
+func openGranting(r *rig) peer {
+	ends := time.Now().Add(r.limit.Window).Truncate(time.Millisecond)
+	return byKey(openLimiter(granting{ends: ends}, r.limit), true)
 }
 
 // bytesOf returns the weight of a kind's key, or NaN if it was not weighed.

@@ -19,7 +19,7 @@ type kind struct {
 	sends []string // the commands that it sends, as INFO commandstats calls them
 	calls bool     // it sends at least one for every request
 	lossy bool     // it refuses or fails at a limit that is not reached
-	open  func(*rig) (peer, error)
+	open  func(*rig) peer
 }
 
 // peer is a kind, set up, with either allow or loop.
@@ -31,9 +31,20 @@ type peer struct {
 }
 
 // loop makes n requests and returns how many were answered as they should be.
-// What takes nanoseconds has a loop of its own: a call through allow would add
-// some of its own to it.
 type loop func(w *worker, n int) (good int64)
+
+// looping is the loop of what takes nanoseconds. It adds a call of about one, the same
+// to all; the way through allow would add several.
+func looping(ok func(w *worker) bool) loop {
+	return func(w *worker, n int) (good int64) {
+		for range n {
+			if ok(w) {
+				good++
+			}
+		}
+		return good
+	}
+}
 
 // through is the loop of what has none.
 func (p peer) through(w *worker, n int) (good int64) {
@@ -50,18 +61,23 @@ func (p peer) through(w *worker, n int) (good int64) {
 }
 
 // set opens k and completes what it left out.
-func (k kind) set(r *rig) (peer, error) {
-	p, err := k.open(r)
-	if err != nil {
-		return p, err
-	}
+func (k kind) set(r *rig) peer {
+	p := k.open(r)
 	if p.loop == nil {
 		p.loop = p.through
 	}
 	if p.close == nil {
 		p.close = func() error { return nil }
 	}
-	return p, nil
+	return p
+}
+
+// must is for what only a mistake in this package can make fail.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }
 
 // rig is what peers are set up with. Those that use the same client library
@@ -78,20 +94,16 @@ type rig struct {
 const conns = 64
 
 // newRig connects to the Redis at addr, with the libraries' defaults.
-func newRig(addr string, limit reservoir.Limit) (*rig, error) {
-	shared, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, DisableCache: true})
-	if err != nil {
-		return nil, err
-	}
+func newRig(addr string, limit reservoir.Limit) *rig {
 	return &rig{
 		limit:   limit,
 		goRedis: goredis.NewClient(&goredis.Options{Addr: addr, PoolSize: conns}),
-		rueidis: shared,
+		rueidis: must(rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, DisableCache: true})),
 		redigo: &redis.Pool{
 			MaxActive: conns, MaxIdle: conns, Wait: true,
 			Dial: func() (redis.Conn, error) { return redis.Dial("tcp", addr) },
 		},
-	}, nil
+	}
 }
 
 func (r *rig) close() error {

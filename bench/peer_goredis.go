@@ -31,54 +31,47 @@ var (
 	evalsha = kind{name: "bare EVALSHA, go-redis", every: 1, sends: scripts, calls: true, open: openEvalsha}
 )
 
-func openRedisRate(r *rig) (peer, error) {
+func openRedisRate(r *rig) peer {
 	l := redis_rate.NewLimiter(r.goRedis)
 	limit := redis_rate.Limit{Rate: int(r.limit.Tokens), Burst: int(r.limit.Tokens), Period: r.limit.Window}
 	return peer{allow: func(ctx context.Context, key string) (bool, error) {
 		res, err := l.Allow(ctx, key, limit)
 		return err == nil && res.Allowed > 0, err
-	}}, nil
+	}}
 }
 
-func openUlule(r *rig) (peer, error) {
-	store, err := ululestore.NewStore(r.goRedis)
-	if err != nil {
-		return peer{}, err
-	}
+func openUlule(r *rig) peer {
+	store := must(ululestore.NewStore(r.goRedis))
 	l := limiter.New(store, limiter.Rate{Period: r.limit.Window, Limit: r.limit.Tokens})
 	return peer{allow: func(ctx context.Context, key string) (bool, error) {
 		res, err := l.Get(ctx, key)
 		return err == nil && !res.Reached, err
-	}}, nil
+	}}
 }
 
-func openThrottled(r *rig) (peer, error) {
-	store, err := throttledstore.NewCtx(r.goRedis, "throttled:")
-	if err != nil {
-		return peer{}, err
-	}
-	return throttle(r, store)
+func openThrottled(r *rig) peer {
+	return throttle(r, must(throttledstore.NewCtx(r.goRedis, "throttled:")))
 }
 
 // throttle is throttled over any of its stores.
-func throttle(r *rig, store throttled.GCRAStoreCtx) (peer, error) {
+func throttle(r *rig, store throttled.GCRAStoreCtx) peer {
 	n := int(r.limit.Tokens)
 	quota := throttled.RateQuota{MaxRate: throttled.PerDuration(n, r.limit.Window), MaxBurst: n}
-	l, err := throttled.NewGCRARateLimiterCtx(store, quota)
+	l := must(throttled.NewGCRARateLimiterCtx(store, quota))
 	return peer{allow: func(ctx context.Context, key string) (bool, error) {
 		limited, _, err := l.RateLimitCtx(ctx, key, 1)
 		return err == nil && !limited, err
-	}}, err
+	}}
 }
 
-func openEvalsha(r *rig) (peer, error) {
+func openEvalsha(r *rig) peer {
 	script := redis.NewScript(lua.Take)
 	tokens, window := r.limit.Tokens, r.limit.Window.Milliseconds()
 	return peer{allow: func(ctx context.Context, key string) (bool, error) {
 		tag := "evalsha:{" + key + "}"
 		reply, err := script.Run(ctx, r.goRedis, []string{tag, tag + ":exp"}, 1, tokens, window, 0, 0, "").Int64Slice()
 		return err == nil && reply[0] == takeAllowed, err
-	}}, nil
+	}}
 }
 
 const takeAllowed = 8 // lua.Take's first number

@@ -18,10 +18,10 @@ import (
 // Kinds that are served from memory. The library's own are over the embedded
 // store, windows and restocking included.
 var (
-	ourKey     = inProcess("reservoir, Key.Allow", openKey)
-	ourAllow   = inProcess("reservoir, Allow", openAllow)
-	ourRefusal = inProcess("reservoir, Allow, refused", openRefusal)
-	ourNo      = inProcess("reservoir, Key.Allow, refused", openKeyRefusal)
+	ourKey     = inProcess("reservoir, Key.Allow", func(r *rig) peer { return byHandle(openLimiter(memstore.New(), r.limit), true) })
+	ourAllow   = inProcess("reservoir, Allow", func(r *rig) peer { return byKey(openLimiter(memstore.New(), r.limit), true) })
+	ourRefusal = inProcess("reservoir, Allow, refused", func(*rig) peer { return byKey(spent(), false) })
+	ourNo      = inProcess("reservoir, Key.Allow, refused", func(*rig) peer { return byHandle(spent(), false) })
 	bareHandle = inProcess("floor: clock, CAS", openBareHandle)
 	bareMap    = inProcess("floor: sync.Map, clock, CAS", openBareMap)
 	xTime      = inProcess("x/time/rate", openXTime)
@@ -33,159 +33,84 @@ var (
 )
 
 // inProcess is timed even more rarely than what is in memory mostly.
-func inProcess(name string, open func(*rig) (peer, error)) kind {
+func inProcess(name string, open func(*rig) peer) kind {
 	return kind{name: name, every: 1021, open: open}
-}
-
-func openKey(r *rig) (peer, error) {
-	l, err := openLimiter(memstore.New(), r.limit)
-	if err != nil {
-		return peer{}, err
-	}
-	return byHandle(l, true), nil
 }
 
 // byHandle uses one key; want is the answer that is looked for.
 func byHandle(l *reservoir.Limiter, want bool) peer {
 	key := l.Key("hot")
-	return peer{loop: func(w *worker, n int) (good int64) {
-		for range n {
-			if r, err := key.Allow(w.ctx); err == nil && r.Allowed == want {
-				good++
-			}
-		}
-		return good
-	}, close: closing(l), waited: waiting(l)}
-}
-
-func openAllow(r *rig) (peer, error) {
-	l, err := openLimiter(memstore.New(), r.limit)
-	if err != nil {
-		return peer{}, err
-	}
-	return byKey(l, true), nil
+	return ourPeer(l, func(w *worker) bool {
+		r, err := key.Allow(w.ctx)
+		return err == nil && r.Allowed == want
+	})
 }
 
 func byKey(l *reservoir.Limiter, want bool) peer {
-	return peer{loop: func(w *worker, n int) (good int64) {
-		for range n {
-			if r, err := l.Allow(w.ctx, w.keys.cycle()); err == nil && r.Allowed == want {
-				good++
-			}
-		}
-		return good
-	}, close: closing(l), waited: waiting(l)}
+	return ourPeer(l, func(w *worker) bool {
+		r, err := l.Allow(w.ctx, w.keys.cycle())
+		return err == nil && r.Allowed == want
+	})
 }
 
-func closing(l *reservoir.Limiter) func() error {
-	return func() error { return l.Close(context.Background()) }
-}
-
-func waiting(l *reservoir.Limiter) func() int64 {
-	return func() int64 { return l.Stats().Waited }
+func ourPeer(l *reservoir.Limiter, ok func(*worker) bool) peer {
+	return peer{
+		loop:   looping(ok),
+		close:  func() error { return l.Close(context.Background()) },
+		waited: func() int64 { return l.Stats().Waited },
+	}
 }
 
 // spent returns a limiter whose key hot is known to be used up, for a day.
-func spent() (*reservoir.Limiter, error) {
-	l, err := openLimiter(memstore.New(), reservoir.Limit{Tokens: 1, Window: 24 * time.Hour})
+func spent() *reservoir.Limiter {
+	l := openLimiter(memstore.New(), reservoir.Limit{Tokens: 1, Window: 24 * time.Hour})
 	for range 2 { // the first may take the only token
-		if err == nil {
-			_, err = l.Allow(context.Background(), "hot")
-		}
+		must(l.Allow(context.Background(), "hot"))
 	}
-	return l, err
+	return l
 }
 
-func openRefusal(*rig) (peer, error) {
-	l, err := spent()
-	if err != nil {
-		return peer{}, err
-	}
-	return byKey(l, false), nil
-}
-
-func openKeyRefusal(*rig) (peer, error) {
-	l, err := spent()
-	if err != nil {
-		return peer{}, err
-	}
-	return byHandle(l, false), nil
-}
-
-func openXTime(r *rig) (peer, error) {
+func openXTime(r *rig) peer {
 	l := rate.NewLimiter(rate.Limit(r.perSecond()), int(r.limit.Tokens))
-	return peer{loop: func(_ *worker, n int) (good int64) {
-		for range n {
-			if l.Allow() {
-				good++
-			}
-		}
-		return good
-	}}, nil
+	return peer{loop: looping(func(w *worker) bool { return l.Allow() })}
 }
 
 // openXTimes is what one writes who limits by key within a process.
-func openXTimes(r *rig) (peer, error) {
+func openXTimes(r *rig) peer {
 	m := perKey[rate.Limiter]{make: func(string) *rate.Limiter {
 		return rate.NewLimiter(rate.Limit(r.perSecond()), int(r.limit.Tokens))
 	}}
-	return peer{loop: func(w *worker, n int) (good int64) {
-		for range n {
-			if m.get(w.keys.cycle()).Allow() {
-				good++
-			}
-		}
-		return good
-	}}, nil
+	return peer{loop: looping(func(w *worker) bool { return m.get(w.keys.cycle()).Allow() })}
 }
 
 // openUber never refuses, it sleeps: at a rate of one in a nanosecond, never.
-func openUber(*rig) (peer, error) {
+func openUber(*rig) peer {
 	l := uber.New(int(time.Second))
-	return peer{loop: func(_ *worker, n int) int64 {
-		for range n {
-			l.Take()
-		}
-		return int64(n)
-	}}, nil
+	return peer{loop: looping(func(*worker) bool {
+		l.Take()
+		return true
+	})}
 }
 
 // openGoLimiter has tokens for a day: at more than some tens of thousands in a
 // second go-limiter 0.7.1 hands out the first window's and then next to none, for
 // it refills by nanoseconds per token where it means tokens.
-func openGoLimiter(*rig) (peer, error) {
-	s, err := memorystore.New(&memorystore.Config{Tokens: 1 << 50, Interval: 24 * time.Hour})
-	if err != nil {
-		return peer{}, err
-	}
-	return peer{loop: func(w *worker, n int) (good int64) {
-		for range n {
-			if _, _, _, ok, err := s.Take(w.ctx, w.keys.cycle()); err == nil && ok {
-				good++
-			}
-		}
-		return good
-	}, close: func() error { return s.Close(context.Background()) }}, nil
+func openGoLimiter(*rig) peer {
+	s := must(memorystore.New(&memorystore.Config{Tokens: 1 << 50, Interval: 24 * time.Hour}))
+	return peer{loop: looping(func(w *worker) bool {
+		_, _, _, ok, err := s.Take(w.ctx, w.keys.cycle())
+		return err == nil && ok
+	}), close: func() error { return s.Close(context.Background()) }}
 }
 
 // openUluleMem does without the store's cleaner, a goroutine that nothing ends.
-func openUluleMem(r *rig) (peer, error) {
+func openUluleMem(r *rig) peer {
 	s := ululemem.NewStoreWithOptions(limiter.StoreOptions{Prefix: limiter.DefaultPrefix})
 	l := limiter.New(s, limiter.Rate{Period: r.limit.Window, Limit: r.limit.Tokens})
-	return peer{loop: func(w *worker, n int) (good int64) {
-		for range n {
-			if c, err := l.Get(w.ctx, w.keys.cycle()); err == nil && !c.Reached {
-				good++
-			}
-		}
-		return good
-	}}, nil
+	return peer{loop: looping(func(w *worker) bool {
+		c, err := l.Get(w.ctx, w.keys.cycle())
+		return err == nil && !c.Reached
+	})}
 }
 
-func openThrottledMem(r *rig) (peer, error) {
-	s, err := throttledmem.NewCtx(0)
-	if err != nil {
-		return peer{}, err
-	}
-	return throttle(r, s)
-}
+func openThrottledMem(r *rig) peer { return throttle(r, must(throttledmem.NewCtx(0))) }

@@ -25,31 +25,26 @@ var (
 // step with batches.
 const inMemory = 251
 
-func openRedis(prefix string, opts ...reservoir.Option) func(*rig) (peer, error) {
-	return func(r *rig) (peer, error) {
-		l, err := openLimiter(redisstore.New(r.goRedis, redisstore.WithPrefix(prefix)), r.limit, opts...)
-		if err != nil {
-			return peer{}, err
+func openRedis(prefix string, opts ...reservoir.Option) func(*rig) peer {
+	return func(r *rig) peer {
+		l := openLimiter(redisstore.New(r.goRedis, redisstore.WithPrefix(prefix)), r.limit, opts...)
+		p := ourPeer(l, nil)
+		p.loop, p.allow = nil, func(ctx context.Context, key string) (bool, error) {
+			res, err := l.Allow(ctx, key)
+			return res.Allowed, err
 		}
-		return peer{
-			allow: func(ctx context.Context, key string) (bool, error) {
-				res, err := l.Allow(ctx, key)
-				return res.Allowed, err
-			},
-			close:  closing(l),
-			waited: waiting(l),
-		}, nil
+		return p
 	}
 }
 
 // openLimiter makes a limiter for any number of keys. A busy machine may hold up
 // a call: a measurement is better slow than broken.
-func openLimiter(s backend.Store, limit reservoir.Limit, opts ...reservoir.Option) (*reservoir.Limiter, error) {
+func openLimiter(s backend.Store, limit reservoir.Limit, opts ...reservoir.Option) *reservoir.Limiter {
 	opts = append(opts, reservoir.WithFetchTimeout(5*time.Second), reservoir.WithMaxKeys(math.MaxInt32))
-	return reservoir.New(s, limit, opts...)
+	return must(reservoir.New(s, limit, opts...))
 }
 
-func openRockset(r *rig) (peer, error) {
+func openRockset(r *rig) peer {
 	l := NewRockset(redisstore.New(r.goRedis, redisstore.WithPrefix("rockset:")), r.limit, 1000)
-	return peer{allow: func(ctx context.Context, key string) (bool, error) { return l.AllowN(ctx, key, 1) }}, nil
+	return peer{allow: func(ctx context.Context, key string) (bool, error) { return l.AllowN(ctx, key, 1) }}
 }

@@ -19,7 +19,7 @@ var (
 	rueidisLimiter = kind{name: "[rueidislimiter]", every: 1, sends: scripts, calls: true, open: openRueidisLimiter}
 )
 
-func openRueidis(r *rig) (peer, error) {
+func openRueidis(r *rig) peer {
 	script := rueidis.NewLuaScript(lua.Take)
 	tokens, window := strconv.FormatInt(r.limit.Tokens, 10), strconv.FormatInt(r.limit.Window.Milliseconds(), 10)
 	args := []string{"1", tokens, window, "0", "0", ""}
@@ -27,14 +27,14 @@ func openRueidis(r *rig) (peer, error) {
 		tag := "rueidis:{" + key + "}"
 		reply, err := script.Exec(ctx, r.rueidis, []string{tag, tag + ":exp"}, args).AsIntSlice()
 		return err == nil && reply[0] == takeAllowed, err
-	}}, nil
+	}}
 }
 
 // openRueidisLimiter stands in for redis/rueidis/rueidislimiter: a fixed window
 // of two keys, the count and its end, which the application's clock sets. One
 // script charges first and reports the new count, so that what is refused is
 // charged too.
-func openRueidisLimiter(r *rig) (peer, error) {
+func openRueidisLimiter(r *rig) peer {
 	script := rueidis.NewLuaScript(`
 local ends = tonumber(redis.call('GET', KEYS[2]))
 if not ends or ends < tonumber(ARGV[3]) then
@@ -51,5 +51,5 @@ return { redis.call('INCRBY', KEYS[1], ARGV[1]), tonumber(ends) }`)
 			"1", strconv.FormatInt(now.Add(window).UnixMilli(), 10), strconv.FormatInt(now.UnixMilli(), 10),
 		}).AsIntSlice()
 		return err == nil && reply[0] <= limit, err
-	}}, nil
+	}}
 }

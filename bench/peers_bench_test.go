@@ -50,11 +50,9 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 	if s.procs > 0 {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
 	}
-	r, err := d.rig(s)
-	require.NoError(b, err)
+	r := d.rig(s)
 	defer func() { require.NoError(b, r.close()) }()
-	p, err := k.set(r)
-	require.NoError(b, err)
+	p := k.set(r)
 	defer func() { require.NoError(b, p.close()) }()
 
 	workers := make([]*worker, s.goroutines)
@@ -83,4 +81,15 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 	}
 	b.ReportMetric(float64(quantileOf(sum.latency, 0.50)), "p50-ns")
 	b.ReportMetric(float64(quantileOf(sum.latency, 0.99)), "p99-ns")
+}
+
+// times makes n requests, and times as many of them.
+func (w *worker) times(n int, p peer, every int) {
+	for skip := w.first % every; n > 0; skip = every - 1 {
+		w.untimed(p, min(skip, n))
+		if n -= skip; n > 0 {
+			w.timed(p)
+			n--
+		}
+	}
 }

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"io"
 	"math"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -108,4 +110,37 @@ func xmlText(s string) string {
 	var buf bytes.Buffer
 	_ = xml.EscapeText(&buf, []byte(s))
 	return buf.String()
+}
+
+// The bars of keys that are asked for once: to what they compare, and the least or most.
+func TestBarsOfKeysUsedOnce(t *testing.T) {
+	at := func(scenario string, k kind, calls int64) line {
+		s := sample{good: calls, elapsed: time.Second, latency: newHistogram()}
+		note(s.latency, time.Second/time.Duration(calls))
+		return line{scenario: scenarioNamed(scenario), kind: k, samples: []sample{s}}
+	}
+	for _, row := range []struct {
+		batch, direct, alone int64 // per second, where bare EVALSHA makes 1,000
+		want                 string
+	}{
+		{1000, 1400, 900, "ok ok ok"},
+		{990, 1390, 800, "missed missed missed"},
+	} {
+		text := verdict(results{lines: lines{
+			at("once-512", cold, row.batch), at("once-512", direct, row.direct), at("once-512", evalsha, 1000), at("once-512", rueidisBare, 1),
+			at("once-1", cold, row.alone), at("once-1", evalsha, 1000),
+		}})
+		var marks []string
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "once-") {
+				marks = append(marks, strings.Fields(line)[len(strings.Fields(line))-1])
+			}
+		}
+		require.Equal(t, row.want, strings.Join(marks, " "), text)
+	}
+}
+
+func scenarioNamed(name string) scenario {
+	list := scenarios()
+	return list[slices.IndexFunc(list, func(s scenario) bool { return s.name == name })]
 }

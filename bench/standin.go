@@ -27,7 +27,7 @@ var (
 // sethvargo/go-limiter: a script over a hash, by the application's clock, over a
 // pool of redigo's. Its own pool keeps no idle connection, and so dials for each
 // request; this one is as its NewWithPool allows.
-func openGoRedisStore(r *rig) (peer, error) {
+func openGoRedisStore(r *rig) peer {
 	script := redis.NewScript(1, `
 local key, now, most, interval = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local f = redis.call('HMGET', key, 's', 't', 'k')
@@ -56,7 +56,7 @@ return { tokens, start + (tick + 1) * interval, ok and 1 or 0 }`)
 		reply, err := redis.Int64s(script.DoContext(ctx, conn,
 			"go-redisstore:"+key, time.Now().UnixNano(), r.limit.Tokens, int64(r.limit.Window)))
 		return err == nil && reply[2] == 1, err
-	}}, nil
+	}}
 }
 
 // fixedWindow stands in for mennanov/limiters' FixedWindow on Redis: a counter
@@ -114,9 +114,9 @@ func (f *fixedWindow) increment(ctx context.Context, r *rig, left time.Duration)
 	}
 }
 
-func openMennanov(r *rig) (peer, error) {
+func openMennanov(r *rig) peer {
 	m := perKey[fixedWindow]{make: func(key string) *fixedWindow { return &fixedWindow{key: key} }}
-	return peer{allow: func(ctx context.Context, key string) (bool, error) { return m.get(key).allow(ctx, r) }}, nil
+	return peer{allow: func(ctx context.Context, key string) (bool, error) { return m.get(key).allow(ctx, r) }}
 }
 
 // counter stands in for vearne/ratelimit's counter: a batch at a time into a local
@@ -173,10 +173,10 @@ redis.call('INCRBY', key, n)
 redis.call('PEXPIRE', key, math.ceil(ARGV[1] / 1000) + 1000)
 return n`)
 
-func openVearne(r *rig) (peer, error) {
+func openVearne(r *rig) peer {
 	flood := 2 * int(r.perSecond()) // less than one in a second is none at all, as there
 	m := perKey[counter]{make: func(key string) *counter {
 		return &counter{key: key, flood: rate.NewLimiter(rate.Limit(flood), flood)}
 	}}
-	return peer{allow: func(ctx context.Context, key string) (bool, error) { return m.get(key).allow(ctx, r) }}, nil
+	return peer{allow: func(ctx context.Context, key string) (bool, error) { return m.get(key).allow(ctx, r) }}
 }

@@ -36,17 +36,6 @@ func (w *worker) until(stop *atomic.Bool, p peer, every int) {
 	}
 }
 
-// times makes n requests, and times as many of them.
-func (w *worker) times(n int, p peer, every int) {
-	for skip := w.first % every; n > 0; skip = every - 1 {
-		w.untimed(p, min(skip, n))
-		if n -= skip; n > 0 {
-			w.timed(p)
-			n--
-		}
-	}
-}
-
 func (w *worker) timed(p peer) {
 	begin := time.Now()
 	w.good += p.loop(w, 1)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -88,7 +87,7 @@ func (m measure) panel(g group, all map[string]results) *plot.Plot {
 	up := scale(p)
 	var names []string
 	for _, r := range g.rows {
-		names = append(names, strings.Join(wrapped(r.name, 12), "\n"))
+		names = append(names, table.Wrap(r.name, 12))
 	}
 	chart.Named(&p.X, names)
 	chart.Grid(p, false, true)
@@ -172,16 +171,4 @@ func drawTime(all map[string]results, seed uint64) []byte {
 		page.Rows[0] = append(page.Rows[0], p)
 	}
 	return page.SVG()
-}
-
-// wrapped breaks s between words into lines of at most so many letters.
-func wrapped(s string, most int) (lines []string) {
-	for _, word := range strings.Fields(s) {
-		if n := len(lines); n > 0 && len([]rune(lines[n-1]+" "+word)) <= most {
-			lines[n-1] += " " + word
-		} else {
-			lines = append(lines, word)
-		}
-	}
-	return lines
 }

@@ -56,9 +56,3 @@ func TestTableMarksTheBars(t *testing.T) {
 	require.NotContains(t, tableOf(rules[0], "", example.rows, res), "✗", "the bars are for adaptive")
 	require.Contains(t, tableOf(rules[3], "", example.rows, res), "12,000/min")
 }
-
-func TestWrapped(t *testing.T) {
-	require.Equal(t, []string{"1,000 × 60 s"}, wrapped("1,000 × 60 s", 12))
-	require.Equal(t, []string{"one hot", "process"}, wrapped("one hot process", 12))
-	require.Empty(t, wrapped("", 12))
-}

@@ -61,8 +61,8 @@ const oneWay = 500 * time.Microsecond
 // unsound.
 func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) {
 	var windows []sim.Window
-	replay, err := sim.NewReplay(s.traffic(seed), sim.Policy{Option: r.option(s.limit)}, sim.Setting{
-		Limit: s.limit, Delay: 2 * oneWay, Speed: 1, Virtual: clock, Seed: seed, Windows: s.windows, Parts: s.windows * stepsPerWindow,
+	replay := sim.NewReplay(s.traffic(seed), sim.Policy{Option: r.option(s.limit)}, sim.Setting{
+		Limit: s.limit, Delay: 2 * oneWay, Virtual: clock, Seed: seed, Windows: s.windows, Parts: s.windows * stepsPerWindow,
 		Travel: func(process int, now time.Duration, back bool) time.Duration {
 			to := reach
 			if back {
@@ -72,9 +72,6 @@ func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) 
 		},
 		Each: func(w sim.Window) { windows = append(windows, w) },
 	}, nil)
-	if err != nil {
-		return outcome{}, err
-	}
 	total, err := replay.Run(context.Background())
 	switch {
 	case err != nil:

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
@@ -27,28 +27,28 @@ const (
 var demoKeys = []struct {
 	name   string
 	limit  int64 // tokens per window
-	weight int   // of 100 calls
+	weight int   // of 10 calls
 }{
-	{"home page", 40_000, 50},
-	{"search", 20_000, 30},
-	{"checkout", 15_000, 10},
-	{"log in", 2_000, 10},
+	{"home page", 40_000, 5},
+	{"search", 20_000, 3},
+	{"checkout", 15_000, 1},
+	{"log in", 2_000, 1},
 }
 
-func demoLimit(key string) reservoir.Limit {
+func demoLimit(key string) (l reservoir.Limit) {
 	for _, k := range demoKeys {
 		if k.name == key {
-			return reservoir.Limit{Tokens: k.limit, Window: demoWindow}
+			l = reservoir.Limit{Tokens: k.limit, Window: demoWindow}
 		}
 	}
-	return reservoir.Limit{}
+	return l
 }
 
 // demoTraffic makes the same calls each time it is run.
 func demoTraffic(requests int64) *traffic {
 	t := &traffic{workers: demoWorkers, tokens: 1, rate: demoRate, requests: requests, seed: 1}
-	for _, k := range demoKeys {
-		t.keys, t.weights = append(t.keys, k.name), append(t.weights, k.weight)
+	for i, k := range demoKeys {
+		t.keys, t.slots = append(t.keys, k.name), append(t.slots, slices.Repeat([]int{i}, k.weight)...)
 	}
 	return t
 }
@@ -66,8 +66,8 @@ func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err := f.parse(args, 0, stdout); err != nil {
 		return err
 	}
-	if *duration < 10*time.Millisecond || *duration > time.Hour {
-		return usagef("bad value for flag -duration: want 10ms to 1h")
+	if err := kept(rule{*duration >= 10*time.Millisecond && *duration <= time.Hour, "duration", "10ms to 1h"}); err != nil {
+		return err
 	}
 	requests := int64(duration.Seconds() / 2 * demoRate)
 	batches, err := try(ctx, stdout, requests, "with batches")
@@ -78,10 +78,11 @@ func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if ctx.Err() != nil {
-		fmt.Fprint(stdout, "stopped early\n\n")
+	text := summary(widthOf(stdout), batches, direct)
+	if missing := 2*requests - batches.sum.requests - direct.sum.requests; ctx.Err() != nil {
+		text = fmt.Sprintf("stopped early: %s of %s requests were not made\n\n", table.Commas(missing), table.Commas(2*requests)) + text
 	}
-	if err := summary(stdout, batches, direct); err != nil {
+	if err := write(stdout, text); err != nil {
 		return err
 	}
 	return batches.judge()
@@ -93,7 +94,7 @@ func try(ctx context.Context, w io.Writer, requests int64, title string, opts ..
 	if err != nil {
 		return nil, err
 	}
-	done := watch(w, title, l, requests)
+	done := show(w, title, l, requests)
 	sum := demoTraffic(requests).run(ctx, l)
 	done()
 	if err := l.Close(context.Background()); err != nil {
@@ -102,29 +103,28 @@ func try(ctx context.Context, w io.Writer, requests int64, title string, opts ..
 	return &trial{title, sum, l.Stats()}, sum.verdict(nil)
 }
 
-// watch shows a run of the demo until the function it returns is called: a bar on a
+// show shows a run of the demo until the function it returns is called: a bar on a
 // terminal, a line now and then elsewhere.
-func watch(w io.Writer, title string, l *reservoir.Limiter, requests int64) (stop func()) {
+func show(w io.Writer, title string, l *reservoir.Limiter, requests int64) (stop func()) {
+	if isTerminal(w) {
+		return followLimiter(w, requests, title, l)
+	}
 	start := time.Now()
-	if drawable(w) {
-		bar := newProgress(w, false, requests)
-		done := bar.limiter(title, l)
-		return func() { done(); bar.end() }
-	}
-	show := func() {
+	line := func() {
 		s := l.Stats()
-		fmt.Fprintf(w, "%s, %.1f s: %s requests, %s admitted, %s refused, %s store calls\n", title, time.Since(start).Seconds(),
-			table.Commas(s.Spent+s.Denied), table.Commas(s.Spent), table.Commas(s.Denied), table.Commas(s.StoreCalls))
+		_ = write(w, fmt.Sprintf("%s, %.1f s: %s requests, %s admitted, %s refused, %s store calls\n", title, time.Since(start).Seconds(),
+			table.Commas(s.Spent+s.Denied), table.Commas(s.Spent), table.Commas(s.Denied), table.Commas(s.StoreCalls)))
 	}
-	end := every(5*progressPeriod, show)
-	return func() { end(); show() }
+	end := every(5*progressPeriod, line)
+	return func() { end(); line() }
 }
 
 // most is the most tokens that were spent in one window of key i.
-func (t *trial) most(i int) int64 {
-	var most int64
-	for _, s := range t.sum.windows[i] {
-		most = max(most, s.spent)
+func (t *trial) most(i int) (most int64) {
+	for w, n := range t.sum.windows {
+		if w.key == i {
+			most = max(most, n)
+		}
 	}
 	return most
 }
@@ -140,23 +140,23 @@ func (t *trial) judge() error {
 }
 
 // summary sets the two runs side by side.
-func summary(w io.Writer, a, b *trial) error {
-	var out strings.Builder
+func summary(width int, a, b *trial) string {
+	var rows [][]string
 	row := func(name string, value func(*trial) string) {
-		fmt.Fprintf(&out, "%-34s %16s %16s\n", name, value(a), value(b))
+		rows = append(rows, []string{name, value(a), value(b)})
+	}
+	count := func(name string, n func(*trial) int64) {
+		row(name, func(t *trial) string { return table.Commas(n(t)) })
 	}
 	row("", func(t *trial) string { return t.title })
-	row("requests", func(t *trial) string { return table.Commas(t.sum.requests) })
-	row("admitted", func(t *trial) string { return table.Commas(t.sum.allowed) })
-	row("refused", func(t *trial) string { return table.Commas(t.sum.denied) })
-	row("store calls", func(t *trial) string { return table.Commas(t.stats.StoreCalls) })
+	count("requests", func(t *trial) int64 { return t.sum.requests })
+	count("admitted", func(t *trial) int64 { return t.sum.allowed })
+	count("refused", func(t *trial) int64 { return t.sum.denied })
+	count("store calls", func(t *trial) int64 { return t.stats.StoreCalls })
 	row("store calls, share of requests", func(t *trial) string { return percent(sim.Ratio(t.stats.StoreCalls, t.sum.requests)) })
-	out.WriteByte('\n')
 	for i, k := range demoKeys {
-		row(fmt.Sprintf("%-10s most in a window of %s", k.name, table.Commas(k.limit)), func(t *trial) string { return table.Commas(t.most(i)) })
+		count(fmt.Sprintf("%s, most in a window of %s", k.name, table.Commas(k.limit)), func(t *trial) int64 { return t.most(i) })
 	}
-	out.WriteString("\nTokens are charged in the store by the batch, before any is spent, and spent from\n" +
-		"memory: so nearly no request waits for the store, and no window goes over its limit.\n")
-	_, err := io.WriteString(w, out.String())
-	return err
+	return table.Within(width, rows, false) + "\nTokens are charged in the store by the batch, before any is spent, and spent from\n" +
+		"memory: so nearly no request waits for the store, and no window goes over its limit.\n"
 }

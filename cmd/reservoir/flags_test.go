@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"strings"
 	"testing"
 
@@ -12,9 +13,9 @@ const canary = "Canary7"
 
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"":                                 "want a command",
-		"lod":                              "no such command",
-		"redis://u:" + canary + "@h load":  "no such command",
+		"":                                 "want a command: demo, load, inspect, watch, reset, tune, version or help",
+		"lod":                              "no such command: lod: want demo, load, inspect",
+		"redis://u:" + canary + "@h load":  "no such command: want demo",
 		"version now":                      "want 0 arguments",
 		"demo -duration 1ms":               "-duration",
 		"demo " + canary:                   "want 0 arguments",
@@ -58,9 +59,13 @@ func TestUsageErrors(t *testing.T) {
 		"inspect -store memory k":                                          "memory store holds nothing",
 		"inspect -store memory -store redis://h k":                         "memory store holds nothing",
 		"inspect -store redis://h -store redis://h k":                      "bad value for flag -store: the same store twice",
-		"tune -redis redis://h -redis redis://h:6379":                      "bad value for flag -redis: the same store twice",
-		"tune -q=" + canary:                                                "bad value for flag -q",
-		"inspect -store redis://h " + strings.Repeat("k", 5000):            "bad key",
+		"watch k":                                               "-store",
+		"watch -store memory k":                                 "memory store holds nothing",
+		"inspect -store redis://h -top 0":                       "bad value for flag -top: want 1",
+		"inspect -store redis://h -top 3 -name n":               "want it or -name, not both",
+		"inspect -store redis://h -top 3 k":                     "want 0 arguments",
+		"tune -q=" + canary:                                     "bad value for flag -q",
+		"inspect -store redis://h " + strings.Repeat("k", 5000): "bad key",
 	} {
 		o := invoke(t.Context(), strings.Fields(args)...)
 		require.Equal(t, exitUsage, o.status, args)
@@ -74,9 +79,9 @@ func TestUsageErrors(t *testing.T) {
 // What is typed may hold the words of package flag's errors, or stand where a flag should.
 func TestFlagErrorsRepeatNoValue(t *testing.T) {
 	for arg, want := range map[string]string{
-		"-q=a for flag -" + canary:    "reservoir: bad value for flag -q: parse error\n",
-		"-q=a for -" + canary:         "reservoir: bad value for flag -q: parse error\n",
-		"-keys=a for -" + canary:      "reservoir: bad value for flag -keys: parse error\n",
+		"-q=a for flag -" + canary:    "reservoir: bad value for flag -q: want true or false\n",
+		"-q=a for -" + canary:         "reservoir: bad value for flag -q: want true or false\n",
+		"-keys=a for -" + canary:      "reservoir: bad value for flag -keys: want a whole number\n",
 		"-x for flag -" + canary:      "reservoir: no such flag\n",
 		"---x for flag -" + canary:    "reservoir: no such flag\n",
 		"-trace hidden ---x":          "reservoir: no such flag\n",
@@ -85,9 +90,13 @@ func TestFlagErrorsRepeatNoValue(t *testing.T) {
 		"-trace":                      "reservoir: flag -trace needs a value\n",
 		"-policies= -seed":            "reservoir: flag -seed needs a value\n",
 		"-q -seed":                    "reservoir: flag -seed needs a value\n",
-		"-seed x --bogus=hidden":      "reservoir: bad value for flag -seed: parse error\n",
+		"-seed x --bogus=hidden":      "reservoir: bad value for flag -seed: want a whole number\n",
 		"--bogus=hidden -seed":        "reservoir: no such flag: -bogus\n",
-		"-keys=a for flag -" + canary: "reservoir: bad value for flag -keys: parse error\n",
+		"-keys=a for flag -" + canary: "reservoir: bad value for flag -keys: want a whole number\n",
+		"-duration 5":                 "reservoir: bad value for flag -duration: want a unit, as 5s\n",
+		"-duration five":              "reservoir: bad value for flag -duration: want a duration, as 5s or 1m30s\n",
+		"-rate 5/s":                   "reservoir: bad value for flag -rate: want a number\n",
+		"-burst 1s":                   "reservoir: bad value for flag -burst: want two durations, as 1s/4s\n",
 	} {
 		args := []string{"tune", arg}
 		if !strings.Contains(arg, "for") {
@@ -96,5 +105,27 @@ func TestFlagErrorsRepeatNoValue(t *testing.T) {
 		o := invoke(t.Context(), args...)
 		require.Equal(t, exitUsage, o.status, arg)
 		require.Equal(t, want, o.stderr, arg)
+	}
+}
+
+// Flags stand before and after operands, and after a -- there are none.
+func TestFlagsStandAnywhere(t *testing.T) {
+	for args, want := range map[string][]string{
+		"-a 1 k -b 2":        {"k"},
+		"k -a 1 -b 2":        {"k"},
+		"-a 1 -b 2 -- k":     {"k"},
+		"k -b 2 -a 1 l m":    {"k", "l", "m"},
+		"-b 2 -a 1 -- -a -b": {"-a", "-b"},
+		"-a 1 -b=2 -q -- -k": {"-k"},
+		"-a 1 k -b 2 -- -l":  {"k", "-l"},
+	} {
+		f := newFlags("test", "")
+		a, b := f.Int("a", 0, ""), f.String("b", "", "")
+		f.Bool("q", false, "")
+		require.NoError(t, f.parse(strings.Fields(args), len(want), io.Discard), args)
+		require.Equal(t, want, f.operands, args)
+		require.Equal(t, 1, *a, args)
+		require.NotEmpty(t, *b, args)
+		require.True(t, f.given("a") && f.given("b"), args)
 	}
 }

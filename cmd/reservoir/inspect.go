@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,84 +12,89 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-const inspectAbout = `Shows what a store holds for a key: what is used of its open window, when that
-ends, and what each client was granted and gave back. It changes nothing.`
+const inspectAbout = `Shows what a store holds for a key: what is charged in its open window, that is
+spent or held by a process, when that ends, and each client's share: what it was
+granted and has not given back. It changes nothing.
+
+With -top it shows the keys that have the most charged, instead of one. It reads
+up to 100,000 names of keys of each Redis by SCAN, with pauses, and never by KEYS.`
 
 // inspection is what a store holds for a key.
 type inspection struct {
 	Name      string    `json:"name,omitempty"` // of the limit
 	Key       string    `json:"key"`
 	Open      bool      `json:"open"` // whether a window is
-	Used      int64     `json:"used"`
+	Charged   int64     `json:"charged"`
 	Limit     *int64    `json:"limit,omitempty"`     // the limit is the programs', not the store's:
 	Remaining *int64    `json:"remaining,omitempty"` // only told if -limit is given
 	Reset     string    `json:"reset,omitempty"`
 	ResetMS   int64     `json:"reset_unix_ms,omitempty"`
 	LeftMS    float64   `json:"left_ms"`
 	Clients   []account `json:"clients"`
+	Direct    int64     `json:"no_clients"` // of Charged: by direct calls, programs without a ledger, and as debt
 }
 
 type account struct {
-	Client   string `json:"client"`
-	Granted  int64  `json:"granted"`
-	Returned int64  `json:"returned"`
+	Client   string  `json:"client"`
+	Granted  int64   `json:"granted"`
+	Returned int64   `json:"returned"`
+	Share    float64 `json:"share"` // of Charged
 }
 
 // timeFormat is RFC 3339 with the milliseconds that a window's end has.
 const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
-func newInspection(name, key string, c backend.Contents, limit int64) *inspection {
-	i := &inspection{Name: name, Key: key, Open: c.Window != 0, Used: c.Used, Clients: []account{}}
-	if limit > 0 {
-		rest := max(limit-c.Used, 0)
-		i.Limit, i.Remaining = &limit, &rest
-	}
-	if i.Open {
-		i.Reset, i.ResetMS = c.Window.Time().Format(timeFormat), int64(c.Window)
-		i.LeftMS = float64(c.Left.Microseconds()) / 1000
-	}
-	for _, a := range c.Clients {
-		i.Clients = append(i.Clients, account{a.Client, a.Granted, a.Returned})
-	}
-	return i
+// look is where an operator looks, and for what.
+type look struct {
+	store     *opened
+	name, key string
+	full      string // how the store calls the key
+	limit     int64  // 0 = not told
+	json      bool
+	top       int // so many keys instead of one; 0 = one
 }
 
-func runInspect(ctx context.Context, args []string, stdout, _ io.Writer) error {
-	f := newFlags("inspect -store URL [flags] KEY", inspectAbout)
+// parse reads the flags and opens the store.
+func (l *look) parse(f *flagSet, args []string, stdout io.Writer) (err error) {
 	stores, prefix := f.storeFlags()
-	name := f.String("name", "", "`name` of the limit, if the programs give it one by WithName")
-	limit := f.Int64("limit", 0, "`tokens` per window, of which to tell the rest")
-	format := f.formatFlag()
-	if err := f.parse(args, 1, stdout); err != nil {
+	f.StringVar(&l.name, "name", "", "`name` of the limit, if the programs give it one by WithName")
+	f.Int64Var(&l.limit, "limit", 0, "`tokens` per window, of which to tell the rest")
+	asJSON := f.formatFlag()
+	if err := f.parse(args, -1, stdout); err != nil {
 		return err
 	}
-	asJSON, err := format()
-	if err != nil {
+	operands := 1
+	if f.given("top") {
+		operands = 0
+	}
+	if err := cmp.Or(f.count(operands), kept(
+		rule{l.limit > 0 || !f.given("limit"), "limit", "1 or more"}, rule{l.top > 0 || operands == 1, "top", "1 or more"})); err != nil {
 		return err
 	}
-	key, err := storeKey(*name, f.parsed.Arg(0))
-	switch {
-	case err != nil:
-		return err
-	case *limit < 0 || *limit == 0 && f.given("limit"):
-		return usagef("bad value for flag -limit: want 1 or more")
-	case len(*stores) == 0:
+	if operands == 0 && f.given("name") {
+		return usagef("-top shows the keys of all limits: want it or -name, not both")
+	}
+	if l.json = *asJSON; operands == 1 {
+		l.key = f.operands[0]
+		if l.full, err = storeKey(l.name, l.key); err != nil {
+			return err
+		}
+	}
+	if len(*stores) == 0 {
 		return usagef("want a -store to look into")
 	}
-	c, err := inspect(ctx, *stores, *prefix, key)
-	if err != nil {
+	if l.store, err = open(*stores, *prefix, 4); err != nil {
 		return err
 	}
-	i := newInspection(*name, f.parsed.Arg(0), c, *limit)
-	if asJSON {
-		e := json.NewEncoder(stdout)
-		e.SetIndent("", "  ")
-		return e.Encode(i)
+	if l.store.private() {
+		_ = l.store.Close()
+		return usagef("a memory store holds nothing across processes: there is nothing to look at")
 	}
-	return i.text(stdout, c.Left)
+	return nil
 }
 
 // storeKey is how a limiter with that name calls key in the store: see WithName, which
@@ -110,31 +116,66 @@ func storeKey(name, key string) (string, error) {
 // separator stands between a limit's name and the key. A key has pairs of it only.
 const separator = "\x1f"
 
-// inspectTimeout bounds the look, dialling included.
-const inspectTimeout = 5 * time.Second
-
-func inspect(ctx context.Context, stores []string, prefix, key string) (backend.Contents, error) {
-	store, err := open("store", stores, prefix, 1)
-	if err != nil {
-		return backend.Contents{}, err
+// limiterKey takes apart what storeKey has put together.
+func limiterKey(full string) (name, key string) {
+	if i := strings.Index(full, separator); i > 0 {
+		rest := strings.TrimLeft(full[i:], separator)
+		if pairs := len(full) - i - len(rest); pairs%2 == 1 {
+			name, full = full[:i], full[i+1:]
+		}
 	}
-	defer store.Close()
-	if store.private {
-		return backend.Contents{}, usagef("a memory store holds nothing across processes: there is nothing to inspect")
-	}
-	if s, ok := store.Store.(interface{ Err() error }); ok && s.Err() != nil {
-		return backend.Contents{}, usagef("%s", oneLine(s.Err()))
-	}
-	look, ok := store.Store.(backend.Inspector)
-	if !ok {
-		return backend.Contents{}, fmt.Errorf("this store cannot be inspected")
-	}
-	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
-	defer cancel()
-	return look.Inspect(ctx, key)
+	return name, strings.ReplaceAll(full, separator+separator, separator)
 }
 
-func (i *inspection) text(w io.Writer, left time.Duration) error {
+// at looks at a key, by the name that the store has for it.
+func (l *look) at(ctx context.Context, full string) (*inspection, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	c, err := l.store.Store.(backend.Inspector).Inspect(ctx, full) // as all that open makes
+	if err != nil {
+		return nil, l.store.explained(err)
+	}
+	i := &inspection{Open: c.Window != 0, Charged: c.Used, Clients: []account{}, Direct: c.Used}
+	i.Name, i.Key = limiterKey(full)
+	if l.limit > 0 {
+		rest := max(l.limit-c.Used, 0)
+		i.Limit, i.Remaining = &l.limit, &rest
+	}
+	if i.Open {
+		i.Reset, i.ResetMS = c.Window.Time().Format(timeFormat), int64(c.Window)
+		i.LeftMS = float64(c.Left.Microseconds()) / 1000
+	}
+	for _, a := range c.Clients {
+		held := a.Granted - a.Returned
+		i.Direct -= held
+		i.Clients = append(i.Clients, account{a.Client, a.Granted, a.Returned, sim.Ratio(held, c.Used)})
+	}
+	i.Direct = max(i.Direct, 0)
+	return i, nil
+}
+
+func runInspect(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	l, f := new(look), newFlags("inspect -store URL [flags] KEY", inspectAbout)
+	f.IntVar(&l.top, "top", 0, "show the `N` keys with the most charged, instead of a KEY")
+	if err := l.parse(f, args, stdout); err != nil {
+		return err
+	}
+	defer l.store.Close()
+	if l.top > 0 {
+		return l.fullest(ctx, stdout)
+	}
+	i, err := l.at(ctx, l.full)
+	if err != nil {
+		return err
+	}
+	return emit(stdout, l.json, i, i.text)
+}
+
+func (i *inspection) left() time.Duration {
+	return time.Duration(i.LeftMS * float64(time.Millisecond)).Truncate(time.Millisecond)
+}
+
+func (i *inspection) text(width int) string {
 	var b strings.Builder
 	if i.Name != "" {
 		fmt.Fprintf(&b, "name       %s\n", quoted(i.Name))
@@ -143,28 +184,117 @@ func (i *inspection) text(w io.Writer, left time.Duration) error {
 	if !i.Open {
 		b.WriteString("window     none is open: nothing has been charged since the last one ended\n")
 	} else {
-		fmt.Fprintf(&b, "used       %s\n", table.Commas(i.Used))
+		fmt.Fprintf(&b, "charged    %s, spent or held by a process\n", table.Commas(i.Charged))
 	}
 	if i.Limit != nil {
 		fmt.Fprintf(&b, "remaining  %s of %s\n", table.Commas(*i.Remaining), table.Commas(*i.Limit))
 	}
 	if i.Open {
-		fmt.Fprintf(&b, "reset      %s, in %v\n", i.Reset, left.Truncate(time.Millisecond))
-		i.table(&b)
+		fmt.Fprintf(&b, "reset      %s, in %v\n", i.Reset, i.left())
+		b.WriteString(i.shares(width))
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return b.String()
 }
 
-// table lists the clients. Their names are data, and so are quoted where need be.
-func (i *inspection) table(w io.Writer) {
+// shares lists the clients. Their names are data, and so are quoted where need be.
+func (i *inspection) shares(width int) string {
+	if i.Charged == 0 {
+		return ""
+	}
 	if len(i.Clients) == 0 {
-		fmt.Fprintln(w, "clients    none: all was charged by direct calls")
-		return
+		return "clients    none: all was charged by direct calls\n"
 	}
-	rows := [][]string{{"client", "granted", "given back"}}
+	rows := [][]string{{"client", "share", "granted", "given back"}}
 	for _, a := range i.Clients {
-		rows = append(rows, []string{quoted(a.Client), table.Commas(a.Granted), table.Commas(a.Returned)})
+		rows = append(rows, []string{quoted(a.Client), percent(a.Share), table.Commas(a.Granted), table.Commas(a.Returned)})
 	}
-	fmt.Fprint(w, "\n"+table.Text(rows, false))
+	if i.Direct > 0 {
+		rows = append(rows, []string{"direct calls", percent(sim.Ratio(i.Direct, i.Charged)), table.Commas(i.Direct), "–"})
+	}
+	return "\n" + table.Within(width, rows, false)
+}
+
+const watchAbout = `Shows what a store holds for a key, as inspect does, once a second until it is
+interrupted. Where the output is no terminal it prints a line for each change
+(with -format json, an object).`
+
+func runWatch(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	l, f := new(look), newFlags("watch -store URL [flags] KEY", watchAbout)
+	if err := l.parse(f, args, stdout); err != nil {
+		return err
+	}
+	defer l.store.Close()
+	show := l.changes()
+	if isTerminal(stdout) {
+		show = redraw
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for first := true; ; first = false {
+		i, err := l.at(ctx, l.full)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && first:
+			return err
+		}
+		if err := show(stdout, i, err); err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// redraw shows a look, or why there is none, in place of all that the terminal shows.
+func redraw(w io.Writer, i *inspection, err error) error {
+	text := "no answer  "
+	if err == nil {
+		text = i.text(widthOf(w))
+	} else {
+		text += oneLine(err) + "\n"
+	}
+	return write(w, "\x1b[H\x1b[2J"+text)
+}
+
+// changes writes a line for each look that is another than the one before, but for
+// the time.
+func (l *look) changes() func(io.Writer, *inspection, error) error {
+	last := ""
+	return func(w io.Writer, i *inspection, err error) error {
+		line := ""
+		if err != nil {
+			line = "no answer: " + oneLine(err)
+		} else {
+			line = i.line()
+		}
+		if line == last {
+			return nil
+		}
+		if last = line; l.json && err == nil {
+			return json.NewEncoder(w).Encode(i)
+		}
+		return write(w, time.Now().Format(time.TimeOnly)+" "+line+"\n")
+	}
+}
+
+// line is the text on one line.
+func (i *inspection) line() string {
+	if !i.Open {
+		return "no window is open"
+	}
+	s := "charged " + table.Commas(i.Charged)
+	if i.Limit != nil {
+		s += " of " + table.Commas(*i.Limit)
+	}
+	for _, a := range i.Clients {
+		s += fmt.Sprintf(", %s %s", quoted(a.Client), percent(a.Share))
+	}
+	if i.Direct > 0 {
+		s += ", direct calls " + percent(sim.Ratio(i.Direct, i.Charged))
+	}
+	return s + ", reset " + i.Reset
 }

@@ -3,17 +3,21 @@
 //
 //	reservoir demo      the main idea in some seconds, with nothing to install
 //	reservoir load      drives a limiter against a store and reports what happened
-//	reservoir inspect   what a store holds for a key
+//	reservoir inspect   what a store holds for a key, or which keys have the most charged
+//	reservoir watch     the same for one key, live
+//	reservoir reset     gives a key a fresh window
 //	reservoir tune      which batch policy suits a traffic, and why
 //	reservoir version   which build this is
 //
-// "reservoir help" and "reservoir <command> -h" tell the flags. The exit status
-// is 0 if the command ran as asked, 2 if it was asked something that makes no
+// "reservoir help" and "reservoir <command> -h" tell the flags, which may stand
+// before and after operands. On a terminal nothing is wider than that. The exit
+// status is 0 if the command ran as asked, 2 if it was asked something that makes no
 // sense, and 1 for any other failure; an error is one line on standard error,
-// which holds no password and no URL.
+// which holds no password and no URL. What is interrupted tells what it has left out.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -21,9 +25,9 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"syscall"
-	"unicode"
 )
 
 func main() {
@@ -48,7 +52,9 @@ type command struct {
 var commands = []command{
 	{"demo", "show the main idea on the embedded store", runDemo},
 	{"load", "drive a limiter against a store and report", runLoad},
-	{"inspect", "show what a store holds for a key", runInspect},
+	{"inspect", "show what a store holds for a key, or its fullest keys", runInspect},
+	{"watch", "show what a store holds for a key, live", runWatch},
+	{"reset", "give a key a fresh window", runReset},
 	{"tune", "replay a traffic under each batch policy and recommend one", runTune},
 	{"version", "print the version of this build", runVersion},
 }
@@ -56,33 +62,47 @@ var commands = []command{
 // run is main without the process: it returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	err := dispatch(ctx, args, stdout, stderr)
-	var usage *usageError
-	switch {
-	case err == nil, errors.Is(err, flag.ErrHelp):
+	if err == nil || errors.Is(err, flag.ErrHelp) {
 		return exitOK
-	case errors.As(err, &usage):
-		fmt.Fprintf(stderr, "reservoir: %s\n", oneLine(err))
-		return exitUsage
-	default:
-		fmt.Fprintf(stderr, "reservoir: %s\n", oneLine(err))
-		return exitFailure
 	}
+	_ = write(stderr, "reservoir: "+oneLine(err)+"\n") // there is nobody else to tell
+	if _, usage := errors.AsType[*usageError](err); usage {
+		return exitUsage
+	}
+	return exitFailure
 }
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(args) == 0 {
-		return usagef(`want a command: "reservoir help" lists them`)
+		return usagef("want a command: %s", commandNames())
 	}
-	switch args[0] {
+	name, rest := args[0], args[1:]
+	switch name {
 	case "help", "-h", "-help", "--help":
-		return help(stdout)
+		if len(rest) == 0 {
+			return help(stdout)
+		}
+		name, rest = rest[0], []string{"-h"}
+	case "-version", "--version":
+		name = "version"
 	}
 	for _, c := range commands {
-		if c.name == args[0] {
-			return c.run(ctx, args[1:], stdout, stderr)
+		if c.name == name {
+			return c.run(ctx, rest, stdout, stderr)
 		}
 	}
-	return usagef(`no such command: "reservoir help" lists them`)
+	if !looksLikeName(name) {
+		return usagef("no such command: want %s", commandNames())
+	}
+	return usagef("no such command: %s: want %s", name, commandNames())
+}
+
+func commandNames() string {
+	var names []string
+	for _, c := range commands {
+		names = append(names, c.name)
+	}
+	return strings.Join(names, ", ") + " or help"
 }
 
 func help(w io.Writer) error {
@@ -92,8 +112,7 @@ func help(w io.Writer) error {
 		fmt.Fprintf(&b, "  %-10s %s\n", c.name, c.summary)
 	}
 	b.WriteString("\n\"reservoir <command> -h\" tells the flags of a command.\n")
-	_, err := io.WriteString(w, b.String())
-	return err
+	return write(w, b.String())
 }
 
 // usageError is a fault of what was asked for, as opposed to what then happened.
@@ -105,17 +124,16 @@ func usagef(format string, args ...any) error {
 	return &usageError{fmt.Sprintf(format, args...)}
 }
 
-// oneLine is the text of err on one line and without the prefix that the
-// library's errors have already. What a terminal may take for a command, which a
-// server's reply may hold, is a "?".
-func oneLine(err error) string {
-	text := strings.Join(strings.Fields(strings.ToValidUTF8(err.Error(), "?")), " ")
-	return strings.TrimPrefix(strings.Map(shown, text), "reservoir: ")
-}
-
-func shown(r rune) rune {
-	if unicode.IsPrint(r) {
-		return r
+// runVersion prints what the build recorded of itself.
+func runVersion(_ context.Context, args []string, stdout, _ io.Writer) error {
+	f := newFlags("version", "Prints the version of this build, with its revision, and its Go.")
+	if err := f.parse(args, 0, stdout); err != nil {
+		return err
 	}
-	return '?'
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return errors.New("this binary was built without version information")
+	}
+	// The version of a build from a work tree names its revision, and says if there are changes.
+	return write(stdout, fmt.Sprintln("reservoir", cmp.Or(info.Main.Version, "(devel)"), info.GoVersion))
 }

@@ -35,6 +35,13 @@ func invoke(ctx context.Context, args ...string) outcome {
 	return outcome{status, stdout.String(), stderr.String()}
 }
 
+// requireFine is for a command that did as asked.
+func (o outcome) requireFine(t *testing.T) {
+	t.Helper()
+	require.Equal(t, exitOK, o.status, o.stderr)
+	require.Empty(t, o.stderr)
+}
+
 // report reads the JSON of a load that ran as asked.
 func (o outcome) report(t *testing.T) report {
 	t.Helper()
@@ -52,7 +59,7 @@ func (o outcome) requireOneLine(t *testing.T) {
 }
 
 func TestHelpAndVersion(t *testing.T) {
-	for _, args := range []string{"help", "-h", "-help", "--help", "load -h", "inspect -help", "demo -h", "version -h", "version"} {
+	for _, args := range []string{"help", "-h", "-help", "--help", "load -h", "inspect -help", "demo -h", "version -h", "version", "-version", "--version", "help load", "-h watch"} {
 		o := invoke(t.Context(), strings.Fields(args)...)
 		require.Equal(t, exitOK, o.status, args)
 		require.Empty(t, o.stderr, args)
@@ -61,6 +68,7 @@ func TestHelpAndVersion(t *testing.T) {
 	for _, c := range commands {
 		require.Contains(t, invoke(t.Context(), "help").stdout, c.name)
 	}
+	require.Regexp(t, `^reservoir \S+ go1\.\S+\n$`, invoke(t.Context(), "-version").stdout)
 }
 
 func TestReportThatCannotBeWrittenIsAFailure(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -240,15 +239,14 @@ func granted(c backend.Contents, client string) int64 {
 func TestNothingButOneLineOnStandardError(t *testing.T) {
 	server := redistest.Start(t)
 	address := "redis://user:" + canary + "@" + server.Addr()
-	refused := start(t, nil, "load", "-store", address, "-duration", "200ms").end()
+	refused := start(t, nil, "load", "-store", address, "-duration", "1h").end()
 	server.Kill()
-	dead := start(t, nil, "load", "-store", address, "-duration", "200ms").end()
+	dead := start(t, nil, "load", "-store", address, "-duration", "1h").end()
 	for _, o := range []outcome{refused, dead} {
 		require.Equal(t, exitFailure, o.status)
 		o.requireOneLine(t)
-		require.Contains(t, o.stderr, "every request failed")
-		require.NotContains(t, o.stderr+o.stdout, canary)
-		require.True(t, strings.HasPrefix(o.stdout, "requests"), "the report is printed all the same")
+		require.NotContains(t, o.stderr, canary)
+		require.Empty(t, o.stdout, "nothing was begun")
 	}
 	require.Contains(t, refused.stderr, "WRONGPASS")
 	require.Contains(t, dead.stderr, "refused")

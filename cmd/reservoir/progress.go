@@ -4,80 +4,60 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// columns is how wide text for a terminal may be.
-const columns = 80
-
-// drawable reports whether w is a terminal that a bar can be redrawn on: a line that
-// wraps could not be.
-func drawable(w io.Writer) bool {
+// isTerminal reports whether w is a terminal that obeys commands.
+func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
-	if !ok || os.Getenv("TERM") == "dumb" || !term.IsTerminal(int(f.Fd())) {
-		return false
-	}
-	width, _, err := term.GetSize(int(f.Fd()))
-	return err != nil || width == 0 || width >= columns // some do not know
-}
-
-// progress shows on a terminal how far something is, and nothing elsewhere.
-type progress struct {
-	bar *progressbar.ProgressBar // nil = nothing to see
-}
-
-// newProgress returns a bar for total steps; -1 is as many as it will be.
-func newProgress(w io.Writer, hidden bool, total int64) *progress {
-	if hidden {
-		return new(progress)
-	}
-	return &progress{progressbar.NewOptions64(total,
-		progressbar.OptionSetWriter(w),
-		progressbar.OptionSetWidth(14),
-		progressbar.OptionShowCount(),
-		progressbar.OptionSetPredictTime(false),
-		progressbar.OptionClearOnFinish(),
-		progressbar.OptionSetSpinnerChangeInterval(0), // no goroutine of its own
-	)}
+	return ok && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))
 }
 
 // progressPeriod is that of looks at what is shown.
 const progressPeriod = 100 * time.Millisecond
 
-// follow shows a state until the function it returns is called. What is live may be
-// lost; the report may not.
-func (p *progress) follow(state func() (done int64, text string)) (stop func()) {
-	if p.bar == nil {
+// follow shows on a terminal how far something is, until the function it returns is called,
+// and nothing elsewhere. A total of 0 is not known.
+func follow(w io.Writer, total int64, state func() (done int64, text string)) (stop func()) {
+	if !isTerminal(w) {
 		return func() {}
 	}
-	return every(progressPeriod, func() {
+	const clear = "\r\x1b[K"
+	end := every(progressPeriod, func() {
 		done, text := state()
-		p.bar.Describe(text)
-		_ = p.bar.Set64(done)
+		line := progressBar(done, total) + text
+		fmt.Fprint(w, clear+string([]rune(line)[:min(len([]rune(line)), widthOf(w)-1)])) // a line that wraps could not be redrawn
 	})
+	return func() { end(); fmt.Fprint(w, clear) }
 }
 
-// limiter follows the requests of a limiter by its own counts, so that the callers need
-// not share theirs.
-func (p *progress) limiter(name string, l *reservoir.Limiter) (stop func()) {
-	return p.follow(func() (int64, string) {
-		s := l.Stats()
-		return s.Spent + s.Denied + s.Failed, fmt.Sprintf("%s: %s store calls", name, table.Commas(s.StoreCalls))
-	})
-}
-
-func (p *progress) end() {
-	if p.bar != nil {
-		_ = p.bar.Finish()
-		_ = p.bar.Clear() // an early end too
+// progressBar is a share of a total as a bar, and in percent.
+func progressBar(done, total int64) string {
+	if total == 0 {
+		return ""
 	}
+	const width = 14
+	share := min(sim.Ratio(done, total), 1)
+	full := int(share * width)
+	return fmt.Sprintf("%s%s %3.0f %%  ", strings.Repeat("█", full), strings.Repeat("░", width-full), 100*share)
+}
+
+// followLimiter follows the requests of a limiter by its own counts, so that the callers
+// need not share theirs.
+func followLimiter(w io.Writer, total int64, name string, l *reservoir.Limiter) (stop func()) {
+	return follow(w, total, func() (int64, string) {
+		s := l.Stats()
+		done := s.Spent + s.Denied + s.Failed
+		return done, fmt.Sprintf("%s: %s requests, %s store calls", name, table.Commas(done), table.Commas(s.StoreCalls))
+	})
 }
 
 // every calls show each period until the function it returns is called, and not

@@ -51,7 +51,7 @@ func TestLoadOnACluster(t *testing.T) {
 	}
 	o := invoke(t.Context(), "inspect", "-store", address, "key-7")
 	require.Equal(t, exitOK, o.status, o.stderr)
-	require.Contains(t, o.stdout, "used       "+strconv.FormatInt(used(r, "key-7"), 10)+"\n")
+	require.Contains(t, o.stdout, "charged    "+strconv.FormatInt(used(r, "key-7"), 10)+", ")
 }
 
 func used(r report, key string) int64 {
@@ -78,7 +78,7 @@ func TestLoadOnShards(t *testing.T) {
 	for _, where := range [][]string{stores, turned} {
 		o := invoke(t.Context(), append(append([]string{"inspect"}, where...), "key-11")...)
 		require.Equal(t, exitOK, o.status, o.stderr)
-		require.Contains(t, o.stdout, "used       "+strconv.FormatInt(used(r, "key-11"), 10)+"\n", "in whatever order shards are named")
+		require.Contains(t, o.stdout, "charged    "+strconv.FormatInt(used(r, "key-11"), 10)+", ", "in whatever order shards are named")
 	}
 }
 
@@ -89,22 +89,22 @@ func TestInspect(t *testing.T) {
 
 	o := invoke(t.Context(), "inspect", "-store", store, "-prefix", "p:", "-limit", "5000", "key-0")
 	require.Equal(t, exitOK, o.status, o.stderr)
-	require.Contains(t, o.stdout, "used       1,234\nremaining  3,766 of 5,000\nreset      ")
+	require.Contains(t, o.stdout, "charged    1,234, spent or held by a process\nremaining  3,766 of 5,000\nreset      ")
 	require.Contains(t, o.stdout, ", in 59m")
-	require.Regexp(t, `(?m)^client +granted +given back\n[A-Z0-9]+\.1 +[0-9,]+ +[0-9,]+$`, o.stdout)
+	require.Regexp(t, `(?m)^client +share +granted +given back\n[A-Z0-9]+\.1 +100\.0 % +[0-9,]+ +[0-9,]+$`, o.stdout)
 
 	o = invoke(t.Context(), "inspect", "-store", store, "-prefix", "p:", "-limit", "5000", "-format", "json", "key-0")
 	require.Equal(t, exitOK, o.status, o.stderr)
 	var i inspection
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
 	require.True(t, i.Open)
-	require.EqualValues(t, 1234, i.Used)
+	require.EqualValues(t, 1234, i.Charged)
 	require.EqualValues(t, 3766, *i.Remaining)
 	require.Equal(t, r.Windows[0].Reset, i.ResetMS)
 	reset, err := time.Parse(time.RFC3339, i.Reset)
 	require.NoError(t, err)
 	require.Equal(t, i.ResetMS, reset.UnixMilli())
-	require.Equal(t, []account{{i.Clients[0].Client, r.TokensTaken, r.TokensReturned}}, i.Clients)
+	require.Equal(t, []account{{i.Clients[0].Client, r.TokensTaken, r.TokensReturned, 1}}, i.Clients)
 
 	for _, args := range [][]string{{"key-1"}, {"-format", "json", "key-1"}, {"key-0"}} {
 		o = invoke(t.Context(), append([]string{"inspect", "-store", store}, args...)...)
@@ -133,7 +133,7 @@ func TestInspectOfANamedLimit(t *testing.T) {
 	for name, n := range map[string]string{"": "3", "per-second": "4", "per-second\x20": "5"} {
 		o := invoke(t.Context(), "inspect", "-store", address, "-name", name, key)
 		require.Equal(t, exitOK, o.status, o.stderr)
-		require.Contains(t, o.stdout, "used       "+n+"\n")
+		require.Contains(t, o.stdout, "charged    "+n+", ")
 		require.Equal(t, name != "", strings.Contains(o.stdout, "name       "+quoted(name)+"\n"))
 		require.Contains(t, o.stdout, "key        \"user\\x1f42\"\n")
 	}

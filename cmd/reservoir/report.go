@@ -1,9 +1,8 @@
 package main
 
 import (
-	"encoding/json"
+	"cmp"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -35,6 +34,7 @@ type report struct {
 	Seconds              float64 `json:"seconds"`
 	Seed                 uint64  `json:"seed"`
 	FirstError           string  `json:"first_error,omitempty"`
+	NotRun               string  `json:"not_run,omitempty"` // what was left out when it was interrupted
 
 	Latency latency  `json:"latency_ns"`
 	Windows []window `json:"windows"` // of the first windowKeys keys
@@ -44,10 +44,10 @@ type report struct {
 
 // latency is of the calls themselves, not of the schedule they kept.
 type latency struct {
-	P50  int64 `json:"p50"`
-	P99  int64 `json:"p99"`
-	P999 int64 `json:"p999"`
-	Max  int64 `json:"max"`
+	P50  time.Duration `json:"p50"`
+	P99  time.Duration `json:"p99"`
+	P999 time.Duration `json:"p999"`
+	Max  time.Duration `json:"max"`
 }
 
 // window is what this process spent in one window of one key.
@@ -76,32 +76,24 @@ func newReport(t *traffic, sum *tally, s reservoir.Stats) *report {
 
 // latencyOf rounds as the histogram does, but never to more than the slowest call.
 func latencyOf(sum *tally) latency {
-	at := func(percent float64) int64 {
-		return min(sum.latency.ValueAtQuantile(percent), int64(sum.slowest))
+	at := func(percent float64) time.Duration {
+		return min(time.Duration(sum.latency.ValueAtQuantile(percent)), sum.slowest)
 	}
-	return latency{P50: at(50), P99: at(99), P999: at(99.9), Max: int64(sum.slowest)}
+	return latency{P50: at(50), P99: at(99), P999: at(99.9), Max: sum.slowest}
 }
 
 // windowsOf lists the sums by key, then by reset. It is never nil, so that JSON
 // has an empty list and no null.
-func windowsOf(keys []string, sums [][]windowSum) []window {
+func windowsOf(keys []string, spent map[windowOf]int64) []window {
 	list := []window{}
-	for key, windows := range sums {
-		for _, s := range windows {
-			list = append(list, window{keys[key], s.reset, s.spent})
-		}
+	for w, n := range spent {
+		list = append(list, window{keys[w.key], w.reset, n})
 	}
-	slices.SortStableFunc(list, func(a, b window) int { return strings.Compare(a.Key, b.Key) })
+	slices.SortFunc(list, func(a, b window) int { return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.Reset, b.Reset)) })
 	return list
 }
 
-func (r *report) json(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(r)
-}
-
-func (r *report) text(w io.Writer, limit reservoir.Limit) error {
+func (r *report) text(limit reservoir.Limit) string {
 	var b strings.Builder
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "%-12s %s\n", name, strings.TrimRight(fmt.Sprintf(format, args...), " "))
@@ -117,33 +109,22 @@ func (r *report) text(w io.Writer, limit reservoir.Limit) error {
 	count("waited", r.Waited, "on the network")
 	count("store calls", r.StoreCalls, "")
 	l := r.Latency
-	line("latency", "p50 %v, p99 %v, p99.9 %v, max %v", short(time.Duration(l.P50)), short(time.Duration(l.P99)),
-		short(time.Duration(l.P999)), short(time.Duration(l.Max)))
+	line("latency", "p50 %v, p99 %v, p99.9 %v, max %v", short(l.P50), short(l.P99), short(l.P999), short(l.Max))
 	line("tokens", "%s taken + %s refunded = %s spent + %s returned + %s expired + %s held", table.Commas(r.TokensTaken),
 		table.Commas(r.TokensRefunded), table.Commas(r.TokensSpent), table.Commas(r.TokensReturned), table.Commas(r.TokensExpired), table.Commas(r.TokensHeld))
 	if r.TokensLate > 0 {
 		line("late", "%s tokens, by this machine's clock", table.Commas(r.TokensLate))
 	}
-	if len(r.Windows) > 0 {
-		line("windows", "%s%s; the most spent here in one: %s of %s", table.Commas(int64(len(r.Windows))), r.partial(), table.Commas(r.fullest()), table.Commas(limit.Tokens))
+	if n := len(r.Windows); n > 0 {
+		of := ""
+		if r.keys > windowKeys {
+			of = fmt.Sprintf(" of the first %d keys", windowKeys)
+		}
+		fullest := slices.MaxFunc(r.Windows, func(a, b window) int { return cmp.Compare(a.Spent, b.Spent) })
+		line("windows", "%s%s; the most spent here in one: %s of %s", table.Commas(int64(n)), of, table.Commas(fullest.Spent), table.Commas(limit.Tokens))
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// partial says of which keys the windows are, where that is not all.
-func (r *report) partial() string {
-	if r.keys <= windowKeys {
-		return ""
+	if r.NotRun != "" {
+		line("stopped", "early: %s", r.NotRun)
 	}
-	return fmt.Sprintf(" of the first %d keys", windowKeys)
-}
-
-// fullest is the most tokens that were spent in one window.
-func (r *report) fullest() int64 {
-	var most int64
-	for _, w := range r.Windows {
-		most = max(most, w.Spent)
-	}
-	return most
+	return b.String()
 }

@@ -2,12 +2,19 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
+	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
@@ -22,70 +29,99 @@ type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}
 
-var errTwice = errors.New("the same store twice")
-
 // opened is a store and what to close after it.
 type opened struct {
 	backend.Store
-	clients []redis.UniversalClient
-	private bool // a part at least is this process' own
+	prefix string
+	parts  []part // the shards
+}
+
+// part is one of the stores.
+type part struct {
+	name   string // the same for every process that is given the same address
+	store  backend.Store
+	client redis.UniversalClient // nil = it is this process' own
+	addrs  []string
+	tls    bool
 }
 
 // open makes the store of the addresses, several being shards. It does no I/O, so
-// what goes wrong was asked for wrongly, by the flag of that name. conns is how many calls may be under way
+// what goes wrong was asked for wrongly. conns is how many calls may be under way
 // at a time.
-func open(flag string, where []string, prefix string, conns int) (*opened, error) {
-	o := new(opened)
-	shards, err := o.all(where, prefix, conns)
-	switch {
-	case err == nil && len(shards) > 1:
-		o.Store, err = sharding.New(shards)
-	case err == nil:
-		for _, o.Store = range shards { // the only one
+func open(where []string, prefix string, conns int) (*opened, error) {
+	o := &opened{prefix: prefix}
+	shards := make(map[string]backend.Store, len(where))
+	for i, s := range where {
+		p, err := newPart(s, i, prefix, conns)
+		if err == nil {
+			o.parts = append(o.parts, p)
+			if shards[p.name] != nil {
+				err = usagef("bad value for flag -store: the same store twice")
+			}
+			shards[p.name] = p.store
+		}
+		if err != nil {
+			_ = o.Close()
+			return nil, err
 		}
 	}
-	if err != nil {
+	if len(shards) == 1 {
+		o.Store = o.parts[0].store
+		return o, nil
+	}
+	var err error
+	if o.Store, err = sharding.New(shards); err != nil {
 		_ = o.Close()
-		return nil, usagef("bad value for flag -%s: %s", flag, oneLine(err))
+		return nil, usagef("bad value for flag -store: %s", oneLine(err))
 	}
 	return o, nil
 }
 
-// all opens the stores at the addresses, by their names.
-func (o *opened) all(where []string, prefix string, conns int) (map[string]backend.Store, error) {
-	shards := make(map[string]backend.Store, len(where))
-	for i, s := range where {
-		store, name, err := o.one(s, i, prefix, conns)
-		if err != nil {
-			return nil, err
-		}
-		if _, twice := shards[name]; twice {
-			return nil, errTwice
-		}
-		shards[name] = store
-	}
-	return shards, nil
-}
+// memory is the address of a store of the process' own.
+const memory = "memory"
 
-// one opens the i-th store, and returns its name among shards, the same for every
-// process that is given the same address.
-func (o *opened) one(where string, i int, prefix string, conns int) (backend.Store, string, error) {
+// newPart opens the i-th store.
+func newPart(where string, i int, prefix string, conns int) (part, error) {
 	if where == memory {
-		o.private = true
-		return memstore.New(), fmt.Sprint(memory, " ", i+1), nil // each is a store of its own
+		return part{name: fmt.Sprint(memory, " ", i+1), store: memstore.New()}, nil // each is a store of its own
 	}
 	options, err := redisstore.Options(where)
 	if err != nil {
-		return nil, "", fmt.Errorf("%w, or memory", err)
+		return part{}, usagef("bad value for flag -store: %s: %s, or memory", faultyPart(where), strings.TrimPrefix(oneLine(err), "redis URL: "))
 	}
 	options.PoolSize = conns
 	client := redis.NewUniversalClient(options)
-	o.clients = append(o.clients, client)
-	return redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithWarnings(nil)), nameOf(options), nil // standard error is for errors
+	store := redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithWarnings(nil)) // standard error is for errors
+	if err := store.Err(); err != nil {
+		return part{}, errors.Join(usagef("bad value for flag -prefix: %s", oneLine(err)), client.Close())
+	}
+	return part{nameOf(options), store, client, options.Addrs, options.TLSConfig != nil}, nil
 }
 
-// memory is the address of a store of the process' own.
-const memory = "memory"
+// faultyPart names the part of an address for which it is refused: the first without
+// which it would not be. It repeats nothing, for in a bad address a password may stand
+// in any place.
+func faultyPart(where string) string {
+	scheme, rest, _ := strings.Cut(where, "://")
+	authority, _, _ := strings.Cut(rest, "/")
+	hosts := authority[strings.LastIndexByte(authority, '@')+1:]
+	names := strings.Split(hosts, ",")
+	for i, h := range names {
+		names[i], _, _ = strings.Cut(h, ":")
+	}
+	path := ""
+	if strings.HasSuffix(scheme, "-sentinel") {
+		path = "/master"
+	}
+	for _, try := range [][2]string{
+		{"its scheme", "host"}, {"its host", strings.Join(names, ",")}, {"its port", hosts}, {"its user and password", authority},
+	} {
+		if _, err := redisstore.Options(scheme + "://" + try[1] + path); err != nil {
+			return try[0]
+		}
+	}
+	return "what follows its host"
+}
 
 // nameOf identifies a store to people and among shards, without credentials.
 func nameOf(o *redis.UniversalOptions) string {
@@ -99,11 +135,138 @@ func nameOf(o *redis.UniversalOptions) string {
 	return name
 }
 
-// Close closes the connections.
-func (o *opened) Close() error {
-	var err error
-	for _, c := range o.clients {
-		err = errors.Join(err, c.Close())
+// private reports whether a part at least is this process' own.
+func (o *opened) private() bool {
+	return slices.ContainsFunc(o.parts, func(p part) bool { return p.client == nil })
+}
+
+// lookTimeout bounds a look at a store, dialling included.
+const lookTimeout = 5 * time.Second
+
+// reach reads a key from each part, and returns the error of the first if none serves.
+// So it is known what does not work before anything is begun.
+func (o *opened) reach(whole context.Context, key string, l reservoir.Limit) error {
+	ctx, cancel := context.WithTimeout(whole, lookTimeout)
+	defer cancel()
+	var first error
+	for _, p := range o.parts {
+		_, err := p.store.Check(ctx, key, l)
+		if err == nil || whole.Err() != nil {
+			return nil // what comes next sees that it is to stop
+		}
+		if first == nil {
+			first = p.explain(err)
+		}
+	}
+	return first
+}
+
+// explain adds to an error of the part what it may come from: that one side speaks TLS
+// and the other does not, which tells itself as a connection that was closed or kept waiting.
+func (p part) explain(err error) error {
+	if _, answered := errors.AsType[redis.Error](err); answered || p.client == nil {
+		return err
+	}
+	why := ""
+	if p.tls && slices.ContainsFunc(p.addrs, answersPlain) {
+		why = "it speaks no TLS: want redis instead of rediss: "
+	} else if !p.tls && slices.ContainsFunc(p.addrs, answersTLS) {
+		why = "it speaks TLS: want rediss instead of redis: "
+	}
+	return fmt.Errorf("%s: %s%s", p.name, why, oneLine(err))
+}
+
+// explained is explain where it is not known which part failed.
+func (o *opened) explained(err error) error {
+	if err != nil && len(o.parts) == 1 {
+		return o.parts[0].explain(err)
 	}
 	return err
+}
+
+// answers asks a server of which nothing is known, and to which no secret is told.
+func answers(addr string, ask func(net.Conn) bool) bool {
+	const patience = time.Second
+	conn, err := net.DialTimeout("tcp", addr, patience)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	return conn.SetDeadline(time.Now().Add(patience)) == nil && ask(conn)
+}
+
+// answersTLS reports whether a server shakes hands, be it with a certificate that nobody
+// vouches for.
+func answersTLS(addr string) bool {
+	return answers(addr, func(conn net.Conn) bool {
+		host, _, _ := net.SplitHostPort(addr) // which Options has made
+		err := tls.Client(conn, &tls.Config{ServerName: host}).Handshake()
+		_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
+		return err == nil || untrusted
+	})
+}
+
+// answersPlain reports whether a Redis answers a PING, be it by an error.
+func answersPlain(addr string) bool {
+	return answers(addr, func(conn net.Conn) bool {
+		answer := make([]byte, 1)
+		_, _ = conn.Write([]byte("PING\r\n")) // or nothing can be read
+		_, err := conn.Read(answer)
+		return err == nil && (answer[0] == '+' || answer[0] == '-')
+	})
+}
+
+// eachServer calls f for every server that keys lie on, for those of a cluster at once.
+func (o *opened) eachServer(ctx context.Context, f func(context.Context, *redis.Client) error) error {
+	for _, p := range o.parts {
+		var err error
+		switch c := p.client.(type) {
+		case *redis.ClusterClient:
+			err = c.ForEachMaster(ctx, f)
+		case *redis.Client:
+			err = f(ctx, c)
+		}
+		if err != nil {
+			return p.explain(err)
+		}
+	}
+	return nil
+}
+
+// scriptCalls is how many calls of scripts the servers have counted, if they tell.
+func (o *opened) scriptCalls(ctx context.Context) (sum int64, ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	var calls atomic.Int64
+	err := o.eachServer(ctx, func(ctx context.Context, c *redis.Client) error {
+		text, err := c.Info(ctx, "commandstats").Result()
+		calls.Add(scriptCallsIn(text))
+		return err
+	})
+	return calls.Load(), err == nil && !o.private()
+}
+
+// Close closes the connections.
+func (o *opened) Close() error {
+	var errs []error
+	for _, p := range o.parts {
+		if p.client != nil {
+			errs = append(errs, p.client.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// scriptCallsIn sums up the lines of scripts, as "cmdstat_evalsha:calls=3,usec=…".
+func scriptCallsIn(commandstats string) (sum int64) {
+	for line := range strings.Lines(commandstats) {
+		name, stat, _ := strings.Cut(line, ":calls=")
+		switch name {
+		case "cmdstat_evalsha", "cmdstat_eval", "cmdstat_evalsha_ro", "cmdstat_eval_ro":
+			calls, _, _ := strings.Cut(stat, ",")
+			n, _ := strconv.ParseInt(calls, 10, 64)
+			sum += n
+		}
+	}
+	return sum
 }

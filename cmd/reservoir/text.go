@@ -1,13 +1,56 @@
 package main
 
 import (
+	"encoding/json"
+	"io"
 	"math"
+	"os"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/term"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
+
+// widthOf is how many letters a line of w has room for: those of a terminal, or any.
+func widthOf(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
+			return width
+		}
+	}
+	return math.MaxInt
+}
+
+// write writes a text to w, within its width.
+func write(w io.Writer, text string) error {
+	_, err := io.WriteString(w, table.Fit(text, widthOf(w)))
+	return err
+}
+
+// emit writes a result as JSON, or what text makes of it for lines of so many letters.
+func emit(w io.Writer, asJSON bool, v any, text func(width int) string) error {
+	if !asJSON {
+		return write(w, text(widthOf(w)))
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// prose breaks each paragraph into lines of at most so many letters, and no more than
+// can be read.
+func prose(s string, width int) string {
+	paragraphs := strings.Split(s, "\n\n")
+	for i, p := range paragraphs {
+		paragraphs[i] = table.Wrap(p, min(width, 80)) + "\n"
+	}
+	return strings.Join(paragraphs, "\n")
+}
 
 // percent writes a share with as many decimals as it takes to tell it from none.
 func percent(share float64) string {
@@ -35,4 +78,17 @@ func quoted(s string) string {
 		return strconv.Quote(s)
 	}
 	return s
+}
+
+// oneLine is the text of err on one line and without the prefix that the
+// library's errors have already. What a terminal may take for a command, which a
+// server's reply may hold, is a "?".
+func oneLine(err error) string {
+	text := strings.Join(strings.Fields(strings.ToValidUTF8(err.Error(), "?")), " ")
+	return strings.TrimPrefix(strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text), "reservoir: ")
 }

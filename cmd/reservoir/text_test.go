@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"runtime/debug"
 	"testing"
 	"time"
 
@@ -26,12 +25,4 @@ func TestText(t *testing.T) {
 	require.Equal(t, `"\x9b2J"`, quoted("\x9b2J"), "CSI in one byte")
 	require.Equal(t, `"\u009b2J"`, quoted("\u009b2J"))
 	require.Equal(t, "a ?[2J ?2J ?c é", oneLine(errors.New("reservoir: a\n\x1b[2J \x9b2J\t\u009bc é")))
-}
-
-func TestVersionLine(t *testing.T) {
-	info := &debug.BuildInfo{GoVersion: "go1.26.0"}
-	require.Equal(t, "reservoir (devel) go1.26.0", versionLine(info))
-	info.Main.Version = "v1.2.3"
-	info.Settings = []debug.BuildSetting{{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.modified", Value: "true"}}
-	require.Equal(t, "reservoir v1.2.3 0123456789ab with changes go1.26.0", versionLine(info))
 }

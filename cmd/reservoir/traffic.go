@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"math/rand/v2"
-	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,7 +19,7 @@ import (
 // for. So the rate is right over all workers, and over time.
 type traffic struct {
 	keys     []string
-	weights  []int         // how often each key is called for, relatively; nil = by zipf
+	slots    []int         // keys to pick from evenly; nil = by zipf
 	zipf     float64       // exponent above 1; 0 = evenly
 	workers  int           // callers at a time
 	tokens   int64         // a call asks for
@@ -62,7 +61,7 @@ type worker struct {
 }
 
 func (t *traffic) worker(i int, start time.Time, tickets *atomic.Int64) *worker {
-	w := &worker{traffic: t, sum: newTally(len(t.keys)), start: start, tickets: tickets}
+	w := &worker{traffic: t, sum: newTally(), start: start, tickets: tickets}
 	w.pick = t.picker(rand.New(rand.NewPCG(t.seed, uint64(i))))
 	w.quota = t.requests / int64(t.workers)
 	if int64(i) < t.requests%int64(t.workers) {
@@ -116,18 +115,8 @@ func (t *traffic) picker(r *rand.Rand) func() int {
 	switch {
 	case len(t.keys) == 1:
 		return func() int { return 0 }
-	case t.weights != nil:
-		return weighted(r, t.weights)
+	case t.slots != nil:
+		return func() int { return t.slots[r.IntN(len(t.slots))] }
 	}
 	return sim.Picker(r, len(t.keys), t.zipf)
-}
-
-func weighted(r *rand.Rand, weights []int) func() int {
-	sums := make([]int, len(weights))
-	sum := 0
-	for i, w := range weights {
-		sum += w
-		sums[i] = sum
-	}
-	return func() int { return sort.SearchInts(sums, r.IntN(sum)+1) }
 }

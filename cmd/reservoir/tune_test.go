@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/xml"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -62,7 +63,7 @@ func TestTuneJSON(t *testing.T) {
 		calls[o.Policy] = o.StoreCalls
 		require.Nil(t, o.ServerCalls)
 	}
-	require.Equal(t, []string{"direct", "fixed 1", "fixed 5", "fixed 50", "ladder", "adaptive"}, names)
+	require.Equal(t, []string{"direct", "fixed 1", "fixed 5", "fixed 50", "ladder", "adaptive", "adaptive 1-100", "stranding 0.02"}, names)
 	require.Less(t, calls["adaptive"], calls["direct"])
 	require.Less(t, calls["fixed 50"], calls["fixed 5"])
 	require.EqualValues(t, 7, r.Traffic.Seed)
@@ -74,9 +75,24 @@ func TestTuneJSON(t *testing.T) {
 		require.Zero(t, o.Late)
 	}
 
-	again := tuned(t, invoke(t.Context(), strings.Fields(tiny+"-clock real -seed 7 -keys 2 -policies 50 -burst 10ms/10ms -zipf 1.5 -format json")...))
+	again := tuned(t, invoke(t.Context(), strings.Fields(tiny+"-seed 7 -keys 2 -policies 50 -burst 10ms/10ms -zipf 1.5 -format json")...))
 	requireTuned(t, again)
 	require.Len(t, again.Policies, 1)
+}
+
+// Requests for several tokens are admitted as whole ones, and fewer of them.
+func TestTuneOfSeveralTokens(t *testing.T) {
+	for _, n := range []int64{1, 7, 500} {
+		r := tuned(t, invoke(t.Context(), append(strings.Fields(tiny+"-seed 1 -keys 2 -format json -n"), fmt.Sprint(n))...))
+		requireTuned(t, r)
+		require.Equal(t, n, r.Tokens)
+		for _, o := range r.Policies {
+			require.LessOrEqual(t, o.Admitted, 2*3*(500/n), "two keys, three windows: %s", o.Policy)
+			require.Positive(t, o.Admitted, o.Policy)
+		}
+	}
+	o := invoke(t.Context(), strings.Fields(tiny+"-n 7 -policies direct")...)
+	require.Regexp(t, `^[0-9,]+ requests for 7 tokens in 220ms`, o.stdout)
 }
 
 func TestTuneRepeatsItselfBySeed(t *testing.T) {
@@ -104,7 +120,7 @@ func TestTuneReadsTraces(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "trace.csv")
 	require.NoError(t, os.WriteFile(file, []byte(text.String()), 0o600))
-	args := strings.Fields("tune -clock real -speed 400 -limit 60 -window 20s -processes 2 -policies direct,adaptive -format json -trace")
+	args := strings.Fields("tune -limit 60 -window 20s -processes 2 -policies direct,adaptive -format json -trace")
 
 	r := tuned(t, invoke(t.Context(), append(args, file)...))
 	requireTuned(t, r)
@@ -210,10 +226,10 @@ func TestTuneStops(t *testing.T) {
 func TestTuneStopsEarly(t *testing.T) {
 	ctx := &fleeting{Context: t.Context()}
 	ctx.looks.Store(5000) // one a request, of which there are 3,300 a policy
-	r := tuned(t, invoke(ctx, strings.Fields(tiny+"-seed 1 -policies 5,50 -format json")...))
+	r := tuned(t, invoke(ctx, strings.Fields(tiny+"-seed 1 -policies 5,50,ladder -format json")...))
 	requireTuned(t, r)
 	require.Len(t, r.Policies, 1)
-	require.Contains(t, r.Notes, "Stopped early: 1 of 2 policies were replayed.")
+	require.Contains(t, r.Notes, "Stopped early: not replayed: fixed 50, ladder.")
 }
 
 // fleeting is a context that ends after so many looks at it.
@@ -248,23 +264,21 @@ func TestTuneUsageErrors(t *testing.T) {
 		"tune -limit 0":                                   "bad limit",
 		"tune -window 1us":                                "bad limit",
 		"tune -delay 90ms":                                "-delay",
-		"tune -clock real -speed 0.5":                     "-speed",
-		"tune -clock real -speed NaN":                     "-speed",
-		"tune -speed 2":                                   "-speed is for -clock real",
-		"tune -clock " + canary:                           "-clock",
-		"tune -clock virtual -redis redis://h":            "a Redis keeps real time",
-		"tune -clock real -speed 100":                     "bad value for flag -speed: a window must last 50ms",
+		"tune -n 0":                                       "bad value for flag -n",
+		"tune -n 11 -limit 10":                            "the limit of 10 tokens",
+		"tune -policies adaptive:0-5":                     "-policies",
+		"tune -policies stranding:2":                      "-policies",
 		"tune -policies " + canary:                        "-policies",
 		"tune -policies direct,,ladder":                   "-policies",
 		"tune -format " + canary:                          "-format",
 		"tune -report " + canary + ".png":                 "-report",
 		"tune -trace=":                                    "-trace",
 		"tune -trace x -rate 3":                           "want -trace or -rate",
-		"tune -redis memory":                              "want redis://",
-		"tune -redis redis://:" + canary + "@@h":          "-redis",
-		"tune -redis redis://h -redis redis://h:6379":     "twice",
-		"tune -redis redis://h -delay 1ms":                "want -redis or -delay",
-		"tune -redis redis://h -trace /" + canary + "/no": "no such file",
+		"tune -store memory -store redis://h":             "memory is no shard",
+		"tune -store redis://:" + canary + "@@h":          "-store: its user and password",
+		"tune -redis redis://h -store redis://h:6379":     "twice",
+		"tune -store redis://h -delay 1ms":                "want it or -store, not both",
+		"tune -store redis://h -trace /" + canary + "/no": "no such file",
 	} {
 		o := invoke(t.Context(), strings.Fields(args)...)
 		require.Equal(t, exitUsage, o.status, args)
@@ -284,7 +298,7 @@ func TestTuneOnRedis(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client()
 	require.NoError(t, client.Set(t.Context(), "theirs", "1", 0).Err())
-	args := append(strings.Fields("tune -rate 10000 -limit 300 -window 1m -duration 100ms -processes 3 -policies direct,50,adaptive -format json -redis"), "redis://"+server.Addr())
+	args := append(strings.Fields("tune -rate 10000 -limit 300 -window 1m -duration 100ms -processes 3 -policies direct,50,adaptive -format json -store"), "redis://"+server.Addr())
 	r := tuned(t, invoke(t.Context(), args...))
 	requireTuned(t, r)
 	require.Equal(t, "Redis at "+server.Addr(), r.Store)
@@ -331,37 +345,14 @@ func TestScriptCallsIn(t *testing.T) {
 
 func TestProgress(t *testing.T) {
 	var out bytes.Buffer
-	require.False(t, drawable(&out))
-	hidden := newProgress(&out, true, 10)
-	hidden.follow(func() (int64, string) { return 1, "direct" })()
-	hidden.end()
-	require.Empty(t, out.String())
-
-	for _, total := range []int64{10, -1} {
-		out.Reset()
-		bar := newProgress(&out, false, total)
-		looks := make(chan struct{})
-		stop := bar.follow(func() (int64, string) {
-			select {
-			case looks <- struct{}{}:
-			default:
-			}
-			return 3, "direct"
-		})
-		<-looks
-		<-looks // so the first one was drawn
-		stop()
-		bar.end()
-		require.Contains(t, out.String(), "direct", total)
-	}
+	follow(&out, 10, func() (int64, string) { return 1, "direct" })()
+	require.Empty(t, out.String(), "on a terminal only")
+	require.Equal(t, "███████░░░░░░░  50 %  ", progressBar(5, 10))
+	require.Equal(t, "██████████████ 100 %  ", progressBar(11, 10))
+	require.Empty(t, progressBar(5, 0))
 }
 
-func TestWrap(t *testing.T) {
-	require.Equal(t, "one two\nthree", wrap("one two three", 8))
-	require.Equal(t, "é é\né", wrap("é é é", 3))
-	require.Equal(t, "long\nx", wrap(" long x", 2))
-	require.Empty(t, wrap("", 8))
-	require.Equal(t, "it is 5.0 %\nof it", wrap("it is 5.0 % of it", 9), "a number keeps its sign")
+func TestCount(t *testing.T) {
 	require.Equal(t, "1 key", count(1, "key", "keys"))
 	require.Equal(t, time.Second, time.Duration(millis(time.Second))*time.Millisecond)
 }

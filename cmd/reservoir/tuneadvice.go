@@ -18,17 +18,16 @@ type advice struct {
 // What a policy may cost and still be recommended.
 const (
 	mostNeedless = 0.01 // requests refused with tokens left, of those admitted
-	mostStranded = 0.02 // of the limit, at the first refusal of a window
-	mostCold     = 0.06 // the same where only first windows were seen, when no demand is known
+	mostStranded = 0.05 // of the limit, at the first refusal of a window
+	mostCold     = 0.1  // the same where only first windows were seen, when no demand is known
 	mostErrors   = 0.01 // of the requests
-	leastSaving  = 0.2  // of the requests' calls, for batches to be worth it
-	nearly       = 1.25 // times as few calls is as good as the fewest
+	leastSaving  = 0.2  // of direct calls, for the default to be worth it
+	clearly      = 2    // times as few calls is clearly better
 )
 
-// advise recommends the policy with the fewest store calls among those that waste
-// little of the limit. Adaptive wins where it is nearly as good, or makes half as
-// many requests wait for at most twice the calls: it needs no size to be kept in
-// step with limits and demand. There is at least one outcome.
+// advise recommends the default, or direct calls where that wastes much of the limit or
+// saves nothing; and another policy, of those that waste little, only if it is clearly
+// better than that. There is at least one outcome.
 func advise(all []sim.Outcome) advice {
 	sound := slices.DeleteFunc(slices.Clone(all), func(o sim.Outcome) bool { return len(faults(o)) > 0 })
 	if len(sound) == 0 {
@@ -36,42 +35,30 @@ func advise(all []sim.Outcome) advice {
 		return advice{best.Policy, fmt.Sprintf("None of the policies is without fault here. This one wastes least: it %s. %s", list(faults(best)), cost(best))}
 	}
 	best := slices.MinFunc(sound, func(a, b sim.Outcome) int { return int(a.StoreCalls - b.StoreCalls) })
-	i := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Kind == sim.Direct })
-	if i >= 0 && !saves(best) {
-		return advice{sound[i].Policy, "Batches save next to nothing here: limits are too small for the number of processes, " +
-			"keys are called for too seldom, or most requests are refused from memory. Direct is exact. " + cost(sound[i])}
-	}
-	chosen, why := best, "It makes the fewest store calls of the policies that waste little of the limit."
-	if i := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Kind == sim.Adaptive }); i >= 0 {
-		if reason := prefer(sound[i], best, refusals(all)); reason != "" {
-			chosen, why = sound[i], reason
-		}
+	chosen, why := usual(sound, best)
+	unseen := !slices.ContainsFunc(all, func(o sim.Outcome) bool { return o.Refused > 0 }) && chosen.Kind == sim.Adaptive
+	switch {
+	case unseen:
+		why = "It is the default, and gives back what it does not use. Nobody was refused, so what other batches strand could not be seen here."
+	case clearly*best.StoreCalls < chosen.StoreCalls && best.Waited <= chosen.Waited:
+		chosen, why = best, fmt.Sprintf("It wastes little of the limit and makes less than half the store calls of %s.", chosen.Policy)
 	}
 	return advice{chosen.Policy, why + " " + cost(chosen) + rejected(all, chosen)}
 }
 
-func saves(o sim.Outcome) bool { return o.CallsPerRequest <= 1-leastSaving }
-
-// refusals reports whether any policy refused anything.
-func refusals(all []sim.Outcome) bool {
-	return slices.ContainsFunc(all, func(o sim.Outcome) bool { return o.Refused > 0 })
-}
-
-// prefer is why adaptive is the better choice than the policy with the fewest
-// calls, or nothing.
-func prefer(adaptive, best sim.Outcome, refusals bool) string {
-	const follows = "its batches follow demand, so that no size needs to be kept in step with limits and traffic."
-	switch calls := float64(adaptive.StoreCalls); {
-	case adaptive.Policy == best.Policy:
-		return "It makes the fewest store calls of the policies that waste little of the limit, and " + follows
-	case !refusals && saves(adaptive):
-		return "Nobody was refused, so what a large batch strands could not be seen here. Of the policies, this is the one that gives back what it does not use, and " + follows
-	case calls <= nearly*float64(best.StoreCalls):
-		return fmt.Sprintf("It makes nearly as few store calls as %s, the fewest, and %s", best.Policy, follows)
-	case calls <= 2*float64(best.StoreCalls) && 2*adaptive.Waited <= best.Waited:
-		return fmt.Sprintf("It makes up to twice the store calls of %s, but far fewer requests wait for them, and %s", best.Policy, follows)
+// usual is the policy that others are compared with, and why it is kept.
+func usual(sound []sim.Outcome, best sim.Outcome) (o sim.Outcome, why string) {
+	i := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Kind == sim.Adaptive })
+	j := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Kind == sim.Direct })
+	switch {
+	case i >= 0 && (j < 0 || float64(sound[i].StoreCalls) <= (1-leastSaving)*float64(sound[j].StoreCalls)):
+		return sound[i], "It is the default: its batches follow demand, so that no size needs to be kept in step with limits and traffic. " +
+			"No other policy that wastes little of the limit makes less than half its store calls."
+	case j >= 0:
+		return sound[j], "Batches that waste little of the limit save next to nothing here: it is too small for the number of processes, " +
+			"keys are called for too seldom, or most requests are refused from memory. Direct calls are exact."
 	}
-	return ""
+	return best, "It makes the fewest store calls of the policies that waste little of the limit."
 }
 
 // cost is what a policy does, in words.
@@ -84,12 +71,15 @@ func cost(o sim.Outcome) string {
 	return s + "."
 }
 
-// rejected tells of the policies that would have made fewer calls.
+// rejected tells of the policies that would have made fewer calls, and of the default.
 func rejected(all []sim.Outcome, chosen sim.Outcome) string {
 	var b strings.Builder
 	for _, o := range all {
-		if f := faults(o); len(f) > 0 && o.StoreCalls < chosen.StoreCalls {
+		switch f := faults(o); {
+		case len(f) > 0 && o.StoreCalls < chosen.StoreCalls:
 			fmt.Fprintf(&b, " %s makes fewer calls, but it %s.", o.Policy, list(f))
+		case len(f) > 0 && o.Kind == sim.Adaptive:
+			fmt.Fprintf(&b, " %s, the default, %s.", o.Policy, list(f))
 		}
 	}
 	return b.String()

@@ -52,48 +52,42 @@ const belowSizes = "tokens that a call brought, on average"
 
 func (r *tuneReport) callsBySize(colours []string) *plot.Plot {
 	p := chart.New("Store calls against batch size", belowSizes)
-	most := 0.0
-	for _, o := range r.Policies {
-		most = max(most, float64(o.StoreCalls))
-	}
-	up := chart.Logarithmic(&p.Y, 1, power(most), whole)
+	up := chart.Logarithmic(&p.Y, 1, power(r.most(func(o sim.Outcome) float64 { return float64(o.StoreCalls) })), whole)
 	r.points(p, colours, func(o sim.Outcome) (float64, bool) { return up.At(float64(o.StoreCalls)), true })
 	return p
 }
 
 func (r *tuneReport) strandedBySize(colours []string) *plot.Plot {
 	p := chart.New("Share of the limit stranded at the first refusal, against batch size", belowSizes)
-	most := 0.01
-	for _, o := range r.Policies {
-		most = max(most, o.Stranded)
-	}
-	chart.Linear(&p.Y, 0, most, 4, percentTick)
+	chart.Linear(&p.Y, 0, max(r.most(func(o sim.Outcome) float64 { return o.Stranded }), 0.01), 4, percentTick)
 	r.points(p, colours, func(o sim.Outcome) (float64, bool) { return o.Stranded, o.StrandedWindows > 0 })
 	return p
+}
+
+// most is the most of a figure.
+func (r *tuneReport) most(of func(sim.Outcome) float64) (most float64) {
+	for _, o := range r.Policies {
+		most = max(most, of(o))
+	}
+	return most
 }
 
 // points draws a policy each, where its batches are; a direct call is a batch of one.
 // Those of one size, in the order of their sizes, are joined, so that the eye has a
 // curve to compare the others with.
 func (r *tuneReport) points(p *plot.Plot, colours []string, of func(sim.Outcome) (float64, bool)) {
-	most := 0.0
-	for _, o := range r.Policies {
-		most = max(most, o.MeanBatch)
-	}
-	across := chart.Logarithmic(&p.X, 1, power(most), whole)
+	across := chart.Logarithmic(&p.X, 1, power(r.most(func(o sim.Outcome) float64 { return o.MeanBatch })), whole)
 	chart.Grid(p, false, true)
 	var curve plotter.XYs
 	for i, o := range r.Policies {
-		v, ok := of(o)
-		if !ok {
-			continue
+		if v, ok := of(o); ok {
+			x := across.At(o.MeanBatch)
+			if o.Kind == sim.Fixed {
+				curve = append(curve, plotter.XY{X: x, Y: v})
+			}
+			chart.Dot(p, x, v, 4, colours[i])
+			chart.Label(p, x, v, o.Policy, false)
 		}
-		x := across.At(o.MeanBatch)
-		if o.Kind == sim.Fixed {
-			curve = append(curve, plotter.XY{X: x, Y: v})
-		}
-		chart.Dot(p, x, v, 4, colours[i])
-		chart.Label(p, x, v, o.Policy, false)
 	}
 	chart.Line(p, curve, "#e6c27a", 1.5)
 }

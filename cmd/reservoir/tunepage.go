@@ -18,67 +18,46 @@ func extension(name string) string {
 	return ""
 }
 
-// reportFile is the file of a -report. It is made beside the place it is for
-// before the replay, so that what cannot be written is known before the time is
-// spent, and moved there at the end, so that an earlier report stays until then.
-type reportFile struct {
-	*os.File // nil = none is wanted, or it is over
-	name     string
-}
-
-func (c *tuning) createReport() (*reportFile, error) {
-	f := &reportFile{name: c.report}
-	if c.report == "" {
-		return f, nil
-	}
-	if i, err := os.Stat(c.report); err == nil && !i.Mode().IsRegular() {
+// createReport makes sure that the file of a -report can be written, before time is spent
+// on what shall stand there. An earlier report stays until then; discard removes a
+// new one that is still empty.
+func (c *tuning) createReport() (discard func(), err error) {
+	i, none := os.Stat(c.report)
+	switch {
+	case c.report == "":
+		return func() {}, nil
+	case none == nil && !i.Mode().IsRegular():
 		return nil, usagef("bad value for flag -report: want a file")
 	}
-	var err error
-	f.File, err = os.CreateTemp(filepath.Dir(c.report), ".reservoir-tune-*")
+	f, err := os.OpenFile(c.report, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, reportError(err)
 	}
-	return f, nil
+	return func() {
+		if i, err := f.Stat(); none != nil && err == nil && i.Size() == 0 {
+			_ = os.Remove(c.report)
+		}
+		_ = f.Close()
+	}, nil
 }
 
-// reportError is err without the name of the file, which may be anything.
 func reportError(err error) error {
-	if p, ok := errors.AsType[*os.PathError](err); ok {
-		err = p.Err
-	}
-	if p, ok := errors.AsType[*os.LinkError](err); ok {
-		err = p.Err
-	}
-	return errors.New("the report cannot be written: " + err.Error())
+	return errors.New("the report cannot be written: " + nameless(err))
 }
 
-// write fills the file and puts it in its place.
-func (f *reportFile) write(r *tuneReport) error {
-	if f.File == nil {
+// writeReport fills the file.
+func (c *tuning) writeReport(r *tuneReport) error {
+	if c.report == "" {
 		return nil
 	}
 	data := r.chart()
-	if extension(f.name) == ".html" {
+	if extension(c.report) == ".html" {
 		data = r.page(data)
 	}
-	_, err := f.Write(data)
-	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err == nil {
-		err = os.Rename(f.Name(), f.name)
-	}
-	if err != nil {
+	if err := os.WriteFile(c.report, data, 0o644); err != nil {
 		return reportError(err)
 	}
-	f.File = nil
 	return nil
-}
-
-// discard removes the file if it was not put in its place.
-func (f *reportFile) discard() {
-	if f.File != nil {
-		_ = f.Close()
-		_ = os.Remove(f.Name())
-	}
 }
 
 // page is XML as well as HTML, so that any tool can read it.
@@ -115,15 +94,10 @@ svg { max-width: 100%; height: auto }
 
 // page puts the chart under the table and the recommendation.
 func (r *tuneReport) page(chart []byte) []byte {
-	type head struct{ Name, About string }
-	var names []head
-	for _, c := range tuneColumns[:r.columns()] {
-		names = append(names, head{c.name, c.about})
-	}
 	var b bytes.Buffer
 	err := page.Execute(&b, map[string]any{
 		"Heading": r.heading, "Advice": r.Recommendation, "Notes": r.Notes,
-		"Head": names, "Rows": r.cells()[1:],
+		"Head": tuneColumns[:r.columns()], "Rows": r.cells()[1:],
 		"Chart": template.HTML(chart), // whose texts are escaped
 	})
 	if err != nil {

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -16,10 +14,10 @@ type tuneReport struct {
 	Traffic        trafficReport `json:"traffic"`
 	Limit          int64         `json:"limit"`
 	WindowMS       float64       `json:"window_ms"`
+	Tokens         int64         `json:"tokens_per_request"`
 	DelayMS        float64       `json:"delay_ms"` // added to each call
 	Store          string        `json:"store"`
 	Virtual        bool          `json:"virtual_clock"`
-	Speed          float64       `json:"speed"`
 	Policies       []sim.Outcome `json:"policies"`
 	Recommendation advice        `json:"recommendation"`
 	Notes          []string      `json:"notes"`
@@ -41,14 +39,14 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tune
 	r := &tuneReport{
 		Traffic: trafficReport{len(t.Requests), len(t.Keys), t.Processes, t.Length.Seconds(), c.shape.Seed, c.trace != ""},
 		Limit:   s.Limit.Tokens, WindowMS: millis(s.Limit.Window), DelayMS: millis(s.Delay),
-		Store: store, Virtual: s.Virtual != nil, Speed: s.Speed, Policies: all, Recommendation: advise(all), Notes: []string{},
+		Store: store, Virtual: s.Virtual != nil, Tokens: c.tokens, Policies: all, Recommendation: advise(all), Notes: []string{},
 	}
-	r.heading = fmt.Sprintf("%s requests in %v for %s and %s, limit %s, on %s",
-		table.Commas(int64(len(t.Requests))), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
-		count(t.Processes, "process", "processes"), limitText(s.Limit), store)
-	if s.Speed != 1 {
-		r.heading += fmt.Sprintf(", at %v times its speed", s.Speed)
+	what := "requests"
+	if c.tokens > 1 {
+		what = fmt.Sprintf("requests for %s tokens", table.Commas(c.tokens))
 	}
+	r.heading = fmt.Sprintf("%s %s in %v for %s and %s, limit %s, on %s", table.Commas(int64(len(t.Requests))), what, t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
+		count(t.Processes, "process", "processes"), fmt.Sprintf("%s per %v", table.Commas(s.Limit.Tokens), s.Limit.Window), store)
 	r.judge(t, s)
 	return r
 }
@@ -69,7 +67,7 @@ const latePart = 50
 func (r *tuneReport) judge(t sim.Traffic, s sim.Setting) {
 	for _, o := range r.Policies {
 		if late := time.Duration(o.Late); late > s.Limit.Window/latePart {
-			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its figures say more of that than of the policy. Use a lower -rate or -speed.", o.Policy, short(late))
+			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its figures say more of that than of the policy. Use a lower -rate.", o.Policy, short(late))
 		}
 		if o.Errors > 0 {
 			r.note("%s: %s ended in an error of the store.", o.Policy, count(int(o.Errors), "request", "requests"))
@@ -94,15 +92,9 @@ func (r *tuneReport) verdict() error {
 	return nil
 }
 
-func (r *tuneReport) json(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(r)
-}
-
 // tuneColumns is the table, in text and in HTML.
 var tuneColumns = []struct {
-	name, about string
+	Name, About string
 	of          func(o sim.Outcome) string
 }{
 	{"policy", "", func(o sim.Outcome) string { return o.Policy }},
@@ -150,7 +142,7 @@ func (r *tuneReport) cells() [][]string {
 	shown := tuneColumns[:r.columns()]
 	rows := make([][]string, 1+len(r.Policies))
 	for _, c := range shown {
-		rows[0] = append(rows[0], c.name)
+		rows[0] = append(rows[0], c.Name)
 		for i, o := range r.Policies {
 			rows[i+1] = append(rows[i+1], c.of(o))
 		}
@@ -158,40 +150,17 @@ func (r *tuneReport) cells() [][]string {
 	return rows
 }
 
-func (r *tuneReport) text(w io.Writer) error {
+func (r *tuneReport) text(width int) string {
 	var b strings.Builder
-	b.WriteString(r.heading + "\n\n")
-	b.WriteString(table.Text(r.cells(), true) + "\n")
+	b.WriteString(r.heading + "\n\n" + table.Within(width, r.cells(), true) + "\n")
 	for _, c := range tuneColumns[:r.columns()] {
-		if c.about != "" {
-			fmt.Fprintf(&b, "%9s: %s\n", c.name, c.about)
+		if c.About != "" {
+			fmt.Fprintf(&b, "%9s: %s\n", c.Name, c.About)
 		}
 	}
-	fmt.Fprintf(&b, "\nRecommended: %s\n%s\n", r.Recommendation.Policy, wrap(r.Recommendation.Reason, columns-2))
+	fmt.Fprintf(&b, "\nRecommended: %s\n%s", r.Recommendation.Policy, prose(r.Recommendation.Reason, width))
 	for _, n := range r.Notes {
-		b.WriteString("\n" + wrap(n, columns-2) + "\n")
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// wrap breaks s between words into lines of at most width letters.
-func wrap(s string, width int) string {
-	var b strings.Builder
-	n := 0
-	for i, word := range strings.Fields(s) {
-		size := len([]rune(word))
-		switch {
-		case i == 0:
-		case n+1+size > width && word[0] != '%': // which stays with its number
-			b.WriteByte('\n')
-			n = 0
-		default:
-			b.WriteByte(' ')
-			n++
-		}
-		b.WriteString(word)
-		n += size
+		b.WriteString("\n" + prose(n, width))
 	}
 	return b.String()
 }

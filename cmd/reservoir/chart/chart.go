@@ -37,25 +37,19 @@ const (
 // SVG draws the page.
 func (p Page) SVG() []byte {
 	width := vg.Length(p.Width*len(p.Rows[0]) + 2*margin)
-	legend := p.lines(width)
-	head := vg.Length(line*(len(legend)+3) + margin)
+	head := vg.Length(line*(len(p.Legend)+3) + margin)
 	height := vg.Length(p.Height*len(p.Rows)) + head
 	svg := vgsvg.New(width, height)
 	c := draw.New(svg)
 	c.FillPolygon(color.White, []vg.Point{{}, {X: width}, {X: width, Y: height}, {Y: height}})
-	y := height - line - 4
-	c.FillText(style(16, "#111", 0), vg.Point{X: margin, Y: y}, p.Title)
-	y -= line
-	c.FillText(style(11, "#666", 0), vg.Point{X: margin, Y: y}, p.Note)
-	for _, entries := range legend {
-		y -= line
-		x := vg.Length(margin)
-		for _, e := range entries {
-			c.FillPolygon(Colour(e.Colour), []vg.Point{{X: x, Y: y - 1}, {X: x + 10, Y: y - 1}, {X: x + 10, Y: y + 9}, {X: x, Y: y + 9}})
-			c.FillText(style(11, "#333", 0), vg.Point{X: x + 15, Y: y}, e.Text)
-			x += e.width()
-		}
+	c.FillText(style(16, "#111", 0), vg.Point{X: margin, Y: height - line - 4}, p.Title)
+	c.FillText(style(11, "#666", 0), vg.Point{X: margin, Y: height - 2*line - 4}, p.Note)
+	legend := plot.NewLegend()
+	legend.Left, legend.Top, legend.ThumbnailWidth, legend.Padding, legend.TextStyle = true, true, 10, 8, style(11, "#333", 0)
+	for _, e := range p.Legend {
+		legend.Add(e.Text, e)
 	}
+	legend.Draw(draw.Crop(c, margin, 0, 0, -2.5*line))
 	tiles := draw.Tiles{
 		Rows: len(p.Rows), Cols: len(p.Rows[0]), PadX: margin, PadY: 2 * margin,
 		PadTop: head, PadBottom: margin, PadLeft: margin, PadRight: margin,
@@ -68,30 +62,16 @@ func (p Page) SVG() []byte {
 		}
 	}
 	var b bytes.Buffer
-	if _, err := svg.WriteTo(&b); err != nil {
-		panic(err) // to a buffer
-	}
+	_, err := svg.WriteTo(&b) // a buffer
+	must(err)
 	_, drawing, _ := bytes.Cut(b.Bytes(), []byte("<svg ")) // which stands in an HTML page, too
 	drawing = append([]byte("<svg "), drawing...)
 	return bytes.ReplaceAll(drawing, []byte("font-family:Liberation Sans;"), []byte("font-family:Helvetica, Arial, Liberation Sans, sans-serif;"))
 }
 
-// lines breaks the legend.
-func (p Page) lines(width vg.Length) (all [][]Entry) {
-	x := width
-	for _, e := range p.Legend {
-		if x+e.width() > width-margin {
-			all, x = append(all, nil), margin
-		}
-		all[len(all)-1] = append(all[len(all)-1], e)
-		x += e.width()
-	}
-	return all
-}
-
-func (e Entry) width() vg.Length {
-	s := style(11, "#333", 0)
-	return s.Width(e.Text) + 32
+// Thumbnail implements plot.Thumbnailer.
+func (e Entry) Thumbnail(c *draw.Canvas) {
+	c.FillPolygon(Colour(e.Colour), []vg.Point{c.Min, {X: c.Max.X, Y: c.Min.Y}, c.Max, {X: c.Min.X, Y: c.Max.Y}})
 }
 
 // New returns an empty diagram.
@@ -195,7 +175,7 @@ func Label(p *plot.Plot, x, y float64, text string, above bool) {
 	p.Add(l)
 }
 
-// must is for what the plotters refuse: no points, NaN and infinity.
+// must is for what the plotters refuse: no points, NaN and infinity. A buffer refuses nothing.
 func must(err error) {
 	if err != nil {
 		panic(err)

@@ -50,24 +50,6 @@ func TestPageIsXML(t *testing.T) {
 	require.Equal(t, drawing, page.SVG(), "the same page, the same text")
 }
 
-func TestLegendIsBroken(t *testing.T) {
-	var p Page
-	require.Empty(t, p.lines(300))
-	for range 7 {
-		p.Legend = append(p.Legend, Entry{Text: "some words"})
-	}
-	var n int
-	for _, l := range p.lines(300) {
-		n += len(l)
-		var x float64
-		for _, e := range l {
-			x += float64(e.width())
-		}
-		require.LessOrEqual(t, x, 300.0)
-	}
-	require.Equal(t, 7, n)
-}
-
 func TestLogKeepsToItsEnds(t *testing.T) {
 	p := New("", "")
 	l := Logarithmic(&p.X, 0.1, 1000, func(v float64) string { return fmt.Sprint(v) })

@@ -14,6 +14,7 @@ import (
 // reached the store. It does not ask the limiters what they admitted.
 type book struct {
 	limit  int64
+	tokens int64         // a request asks for
 	length time.Duration // of the traffic
 	index  map[string]int32
 	each   func(Window) // is told each window that is over and callers heard of; nil = nobody asks
@@ -50,7 +51,7 @@ const (
 )
 
 func newBook(t Traffic, limit int64, parts int) *book {
-	b := &book{limit: limit, length: t.Length, keys: make([]pages, len(t.Keys)), index: make(map[string]int32, len(t.Keys))}
+	b := &book{limit: limit, tokens: max(t.Tokens, 1), length: t.Length, keys: make([]pages, len(t.Keys)), index: make(map[string]int32, len(t.Keys))}
 	for i, k := range t.Keys {
 		b.index[k] = int32(i)
 	}
@@ -121,7 +122,7 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	}
 	if r.Allowed {
 		b.sum.Admitted++
-		p.admit(r, q.At+late+took)
+		p.admit(r, b.tokens, q.At+late+took)
 		return
 	}
 	b.sum.Refused++
@@ -157,16 +158,16 @@ func (b *book) over(n int, now time.Time) bool {
 	return k.told > n || k.told == n && now.After(k.end)
 }
 
-// admit counts a token that was spent. A direct call charges and spends at once. Of
+// admit counts n tokens that were spent. A direct call charges and spends at once. Of
 // callers that one reply serves and refuses, at one instant, any may be heard first.
-func (p *Window) admit(r reservoir.Result, at time.Duration) {
-	p.Spent++
+func (p *Window) admit(r reservoir.Result, n int64, at time.Duration) {
+	p.Spent += n
 	if r.Source == reservoir.Direct {
 		return
 	}
-	p.held--
-	if p.Refused > 0 && p.short == at && p.Stranded > 0 {
-		p.Stranded--
+	p.held -= n
+	if p.Refused > 0 && p.short == at {
+		p.Stranded = max(p.Stranded-n, 0)
 	}
 }
 
@@ -209,7 +210,7 @@ func (b *book) close(k *pages, p Window) {
 		}
 		s.windows++
 		s.tokens += p.Stranded
-		b.sum.Needless += min(p.Refused, max(b.limit-p.Spent, 0))
+		b.sum.Needless += min(p.Refused, max(b.limit-p.Spent, 0)/b.tokens)
 	}
 	k.closed = true
 }

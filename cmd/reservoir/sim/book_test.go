@@ -96,6 +96,23 @@ func TestBookOfOneWindowTellsItsStranding(t *testing.T) {
 	require.EqualValues(t, 1, o.Needless)
 }
 
+// Requests for 4 tokens of a limit of 10: two are admitted, and the 2 that are left refuse nobody needlessly.
+func TestBookOfSeveralTokens(t *testing.T) {
+	for admitted, want := range map[int]Outcome{
+		2: {Admitted: 2, Refused: 3, Needless: 0, Stranded: 0.2},
+		1: {Admitted: 1, Refused: 3, Needless: 1, Stranded: 0.6},
+		3: {Admitted: 3, Refused: 3, Over: 2, Stranded: 0},
+	} {
+		c := newClerk()
+		c.tokens = 4
+		c.charge(1000, 10)
+		c.answers(admitted, 1000, true, reservoir.Local)
+		c.answers(3, 1000, false, reservoir.Denied)
+		o := c.end()
+		require.Equal(t, want, Outcome{Admitted: o.Admitted, Refused: o.Refused, Needless: o.Needless, Over: o.Over, Stranded: o.Stranded})
+	}
+}
+
 // One reply serves two callers and refuses a third, who is heard first.
 func TestBookOfOneInstant(t *testing.T) {
 	c := newClerk()
@@ -125,7 +142,7 @@ func TestWayTellsWhatItsProcessHolds(t *testing.T) {
 		{State: backend.State{Window: 2000}, Grant: 4, Granted: 4},
 		{State: backend.State{Window: 2000}, Grant: 2, Granted: 2}, // of a new account
 	}}
-	r := &Replay{book: c.book, store: store, Setting: Setting{Speed: 1}}
+	r := &Replay{book: c.book, store: store, Setting: Setting{}}
 	w := r.way(0)
 	for i, want := range []int64{5, 7, 4, 6} {
 		client := "x"

@@ -2,8 +2,10 @@ package sim
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/go-reservoir/reservoir"
 )
@@ -20,48 +22,73 @@ type Kind string
 
 // The kinds of policies that there are.
 const (
-	Direct   Kind = "direct"   // a store call for each request
-	Fixed    Kind = "fixed"    // batches of one size
-	Ladder   Kind = "ladder"   // Rockset's rule, between bounds
-	Adaptive Kind = "adaptive" // the default of the library
+	Direct    Kind = "direct"    // a store call for each request
+	Fixed     Kind = "fixed"     // batches of one size
+	Ladder    Kind = "ladder"    // Rockset's rule, between bounds
+	Adaptive  Kind = "adaptive"  // the default of the library
+	Bounded   Kind = "bounded"   // the same between bounds
+	Stranding Kind = "stranding" // the same with another WithStranding
 )
 
 // ErrPolicy is the fault of a name of a policy.
-var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, adaptive")
+var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, adaptive, adaptive:min-max, stranding:share")
 
 // Policies are those of the names, in their order, for a limit of tokens. The
 // name fixed stands for a thousandth, a hundredth and a tenth of the limit, and a
 // number for a Fixed of that size. What comes twice is left out.
 func Policies(names []string, tokens int64) (list []Policy, err error) {
-	add := func(name string, kind Kind, o reservoir.Option) {
-		if !slices.ContainsFunc(list, func(p Policy) bool { return p.Name == name }) {
-			list = append(list, Policy{name, kind, o})
-		}
-	}
-	fixed := func(n int64) {
-		add("fixed "+strconv.FormatInt(n, 10), Fixed, reservoir.WithBatch(reservoir.Fixed(n)))
-	}
 	for _, name := range names {
-		switch kind := Kind(name); kind {
-		case Direct:
-			add(name, kind, reservoir.WithDirect())
-		case Ladder:
-			add(name, kind, reservoir.WithBatch(LadderOf(tokens)))
-		case Adaptive:
-			add(name, kind, reservoir.WithBatch(reservoir.Adaptive(1, 0)))
-		case Fixed:
+		some := []string{name}
+		if Kind(name) == Fixed {
+			some = nil
 			for _, part := range []int64{1000, 100, 10} {
-				fixed(max(tokens/part, 1))
+				some = append(some, fmt.Sprint(max(tokens/part, 1)))
 			}
-		default:
-			n, err := strconv.ParseInt(name, 10, 64)
-			if err != nil || n < 1 {
-				return nil, ErrPolicy
+		}
+		for _, name := range some {
+			p, err := parsePolicy(name, tokens)
+			if err != nil {
+				return nil, err
 			}
-			fixed(n)
+			if !slices.ContainsFunc(list, func(o Policy) bool { return o.Name == p.Name }) {
+				list = append(list, p)
+			}
 		}
 	}
 	return list, nil
+}
+
+// parsePolicy reads one: direct, ladder, adaptive, adaptive:1-100 (0 is no bound),
+// stranding:0.05, or a size.
+func parsePolicy(name string, tokens int64) (p Policy, err error) {
+	kind, figures, some := strings.Cut(name, ":")
+	low, high, bounds := strings.Cut(figures, "-")
+	switch {
+	case Kind(name) == Direct:
+		return Policy{name, Direct, reservoir.WithDirect()}, nil
+	case Kind(name) == Ladder:
+		return Policy{name, Ladder, reservoir.WithBatch(LadderOf(tokens))}, nil
+	case Kind(name) == Adaptive:
+		return Policy{name, Adaptive, reservoir.WithBatch(reservoir.Adaptive(1, 0))}, nil
+	case Kind(kind) == Adaptive && bounds:
+		least, err := strconv.ParseInt(low, 10, 64)
+		most, err2 := strconv.ParseInt(high, 10, 64)
+		if err != nil || err2 != nil || least < 1 || most != 0 && most < least {
+			return p, ErrPolicy
+		}
+		return Policy{"adaptive " + figures, Bounded, reservoir.WithBatch(reservoir.Adaptive(least, most))}, nil
+	case Kind(kind) == Stranding && some:
+		share, err := strconv.ParseFloat(figures, 64)
+		if !(share >= 0 && share <= 1) || err != nil {
+			return p, ErrPolicy
+		}
+		return Policy{"stranding " + figures, Stranding, reservoir.WithStranding(share)}, nil
+	}
+	n, err := strconv.ParseInt(name, 10, 64)
+	if err != nil || n < 1 {
+		return p, ErrPolicy
+	}
+	return Policy{"fixed " + name, Fixed, reservoir.WithBatch(reservoir.Fixed(n))}, nil
 }
 
 // LadderOf is Rockset's rule from 10 tokens to a tenth of the limit.

@@ -17,21 +17,14 @@ import (
 )
 
 // Setting is what a traffic is replayed on.
-//
-// Speed divides the gaps between requests, the window and the delay. What it
-// cannot divide stays as long as it is and so weighs Speed times as much: the
-// processor's work, how exactly timers fire (about 1 ms), the limiter's margin for
-// that, its fetch timeout, and a real network. Latencies that consist of the
-// delay are told in the traffic's time.
 type Setting struct {
-	Limit reservoir.Limit // as it is, not divided
-	Delay time.Duration   // there and back, added to each call; as it is, not divided
-	Speed float64         // 1 = the traffic's own
+	Limit reservoir.Limit
+	Delay time.Duration // there and back, of a call on the virtual clock
 
 	// Virtual runs f on a virtual clock, for the embedded store only; nil = the real
 	// one. The clock stands still while anything runs and leaps to the next timer when
-	// everything waits. Answers from memory take no time there, calls take the Delay,
-	// which is less than a fetch timeout, and the Speed is 1. The limiters' own
+	// everything waits. Answers from memory take no time there, and calls take the Delay,
+	// which is less than a fetch timeout. The limiters' own
 	// randomness follows the Seed, and one thread runs: one such replay at a time.
 	Virtual func(f func())
 	Seed    uint64
@@ -43,32 +36,11 @@ type Setting struct {
 	Parts   int                                                           // of the Timeline; 0 = 50
 }
 
-// Scaled is the limit that is replayed: its window is divided by the speed. It is
-// for a Speed of 1 the limit, and an error if the window comes out too short to
-// be kept.
-func (s Setting) Scaled() (reservoir.Limit, error) {
-	l := s.Limit
-	if err := l.Validate(); err != nil || s.Speed == 1 {
-		return l, err
-	}
-	l.Window = time.Duration(float64(l.Window) / s.Speed).Round(time.Millisecond)
-	if l.Window < minScaled {
-		return l, ErrSpeed
-	}
-	return l, nil
-}
-
-const minScaled = 50 * time.Millisecond
-
-// ErrSpeed is the fault of a speed that leaves too little of a window.
-var ErrSpeed = fmt.Errorf("a window must last %v or more after it is divided", minScaled)
-
 // Replay makes the requests of a traffic under one policy, once.
 type Replay struct {
 	Traffic
 	Setting
 	policy   Policy
-	scaled   reservoir.Limit
 	store    backend.Store
 	limiters []*reservoir.Limiter
 	book     *book
@@ -82,15 +54,11 @@ type Replay struct {
 
 // NewReplay sets up a replay on store, which should hold nothing of the traffic's
 // keys, or on an embedded store of its own if that is nil. It does no I/O.
-func NewReplay(t Traffic, p Policy, s Setting, store backend.Store) (*Replay, error) {
-	limit, err := s.Scaled()
-	if err != nil {
-		return nil, err
-	}
-	s.Parts = cmp.Or(s.Parts, 50)
-	r := &Replay{Traffic: t, Setting: s, policy: p, scaled: limit, store: store, book: newBook(t, limit.Tokens, s.Parts)}
+func NewReplay(t Traffic, p Policy, s Setting, store backend.Store) *Replay {
+	s.Parts, t.Tokens = cmp.Or(s.Parts, 50), max(t.Tokens, 1)
+	r := &Replay{Traffic: t, Setting: s, policy: p, store: store, book: newBook(t, s.Limit.Tokens, s.Parts)}
 	r.book.each = s.Each
-	return r, nil
+	return r
 }
 
 // connect makes a limiter for each process, and its way to the store.
@@ -99,7 +67,7 @@ func (r *Replay) connect() error {
 		r.store = memstore.New()
 	}
 	for i := range r.Processes {
-		l, err := reservoir.New(r.way(i), r.scaled, r.policy.Option, reservoir.WithMaxKeys(max(1<<20, len(r.Keys))))
+		l, err := reservoir.New(r.way(i), r.Limit, r.policy.Option, reservoir.WithMaxKeys(max(1<<20, len(r.Keys))))
 		if err != nil {
 			return err
 		}
@@ -111,18 +79,17 @@ func (r *Replay) connect() error {
 // way is that of one process. Nobody waits for what is handed back at the end.
 func (r *Replay) way(process int) *way {
 	return &way{store: r.store, book: r.book, known: make(map[string]account), travel: func(ctx context.Context, back bool) error {
-		now, d := r.since(), time.Duration(float64(r.Delay)/r.Speed)/2
+		now, d := r.at(time.Now()), r.Delay/2
 		if !back {
 			r.book.call(now)
 		}
 		switch {
+		case r.Virtual == nil: // the network is a real one
+			return nil
 		case r.closing.Load():
 			d = 0
 		case r.Travel != nil:
 			d = r.Travel(process, now, back)
-		}
-		if r.Virtual == nil {
-			return pause(ctx, d)
 		}
 		time.Sleep(d) // within the fetch timeout
 		return ctx.Err()
@@ -131,11 +98,6 @@ func (r *Replay) way(process int) *way {
 
 // Made is how many requests have been made so far. It may be called at any time.
 func (r *Replay) Made() int64 { return r.made.Load() }
-
-// since is the traffic's time now.
-func (r *Replay) since() time.Duration {
-	return r.at(time.Now())
-}
 
 // Run makes the requests and returns what came of them, or the error of ctx if
 // that ends first. It is also an error if the counts of the limiters and of their
@@ -169,8 +131,8 @@ func (r *Replay) run(ctx context.Context) (Outcome, error) {
 		return o, fmt.Errorf("every request failed, the first with: %w", r.book.failure)
 	case err != nil:
 		return o, err
-	case stats.Spent != o.Admitted:
-		return o, fmt.Errorf("the limiters spent %d tokens, their callers had %d", stats.Spent, o.Admitted)
+	case stats.Spent != o.Admitted*r.Tokens:
+		return o, fmt.Errorf("the limiters spent %d tokens, their callers had %d", stats.Spent, o.Admitted*r.Tokens)
 	case r.Virtual != nil && r.book.late.Max() > 0:
 		return o, errors.New("a request was held up: one before it waited and did not look at its context")
 	}
@@ -208,7 +170,7 @@ func (r *Replay) close() (reservoir.Stats, error) {
 func (r *Replay) lead(ctx context.Context) {
 	for r.next < len(r.Requests) {
 		q := r.Requests[r.next]
-		if r.until(ctx, r.begin.Add(time.Duration(float64(q.At)/r.Speed))) != nil {
+		if r.until(ctx, r.begin.Add(q.At)) != nil {
 			return
 		}
 		if r.Windows > 0 && r.book.over(r.Windows, time.Now()) {
@@ -230,9 +192,13 @@ func (r *Replay) lead(ctx context.Context) {
 func (r *Replay) until(ctx context.Context, at time.Time) error {
 	if r.Virtual != nil {
 		time.Sleep(time.Until(at))
-		return ctx.Err()
+	} else if d := time.Until(at); d > 0 {
+		select {
+		case <-time.After(d):
+		case <-ctx.Done():
+		}
 	}
-	return pause(ctx, time.Until(at))
+	return ctx.Err()
 }
 
 // turn is the context of one request, and the lead while that does not wait. Who
@@ -254,15 +220,9 @@ func (t *turn) Done() <-chan struct{} {
 
 func (r *Replay) request(ctx context.Context, q Request) {
 	begin := time.Now()
-	result, err := r.limiters[q.Process].Allow(ctx, r.Keys[q.Key])
-	took, late := time.Since(begin), r.at(begin)-q.At
-	if r.Delay > 0 && (err != nil || result.Source.OnNetwork()) {
-		took = time.Duration(float64(took) * r.Speed)
-	}
-	r.book.answer(q, result, err, took, late)
+	result, err := r.limiters[q.Process].AllowN(ctx, r.Keys[q.Key], r.Tokens)
+	r.book.answer(q, result, err, time.Since(begin), r.at(begin)-q.At)
 }
 
 // at is the traffic's time at an instant.
-func (r *Replay) at(at time.Time) time.Duration {
-	return time.Duration(float64(at.Sub(r.begin)) * r.Speed)
-}
+func (r *Replay) at(at time.Time) time.Duration { return at.Sub(r.begin) }

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
 // onVirtualTime is a clock for a Setting.
@@ -21,13 +20,10 @@ func onVirtualTime(t *testing.T) func(f func()) {
 // small is a replay of a few windows with one and a half times the demand.
 func small(t *testing.T, name string, s Setting) (Traffic, *Replay) {
 	t.Helper()
-	length := time.Duration(s.Speed * float64(200*time.Millisecond))
-	traffic := Shape{Rate: 15 * 1000 / s.Speed, Keys: 2, Processes: 3, Length: length, Seed: 1}.Traffic()
+	traffic := Shape{Rate: 15 * 1000, Keys: 2, Processes: 3, Length: 200 * time.Millisecond, Seed: 1}.Traffic()
 	p, err := Policies([]string{name}, s.Limit.Tokens)
 	require.NoError(t, err)
-	r, err := NewReplay(traffic, p[0], s, nil)
-	require.NoError(t, err)
-	return traffic, r
+	return traffic, NewReplay(traffic, p[0], s, nil)
 }
 
 var adaptive = Policy{Name: "adaptive", Kind: Adaptive, Option: reservoir.WithBatch(reservoir.Adaptive(1, 0))}
@@ -53,7 +49,7 @@ func requireSums(t *testing.T, traffic Traffic, o Outcome) {
 func TestReplay(t *testing.T) {
 	limit := reservoir.Limit{Tokens: 500, Window: 100 * time.Millisecond}
 	for _, clock := range []func(func()){onVirtualTime(t), nil} {
-		testReplay(t, Setting{Limit: limit, Delay: 100 * time.Microsecond, Speed: 1, Virtual: clock})
+		testReplay(t, Setting{Limit: limit, Delay: 100 * time.Microsecond, Virtual: clock})
 	}
 }
 
@@ -84,47 +80,11 @@ func testReplay(t *testing.T, s Setting) {
 	require.Less(t, calls["5"], calls["direct"])
 }
 
-func TestReplayAtSpeed(t *testing.T) {
-	s := Setting{Limit: reservoir.Limit{Tokens: 500, Window: time.Second}, Delay: time.Millisecond, Speed: 10}
-	traffic, r := small(t, "adaptive", s)
-	require.Greater(t, traffic.Requests[len(traffic.Requests)-1].At, time.Second)
-	o, err := r.Run(t.Context())
-	require.NoError(t, err)
-	requireSums(t, traffic, o)
-}
-
-func TestSpeedLeavesAWindow(t *testing.T) {
-	minute := reservoir.PerMinute(10)
-	for _, row := range []struct {
-		limit reservoir.Limit
-		speed float64
-		want  time.Duration // 0 = too fast
-	}{
-		{minute, 1, time.Minute},
-		{minute, 7, 8571 * time.Millisecond},
-		{minute, 1200, 50 * time.Millisecond},
-		{minute, 1300, 0},
-		{reservoir.Limit{Tokens: 1, Window: time.Millisecond}, 1, time.Millisecond},
-	} {
-		l, err := Setting{Limit: row.limit, Speed: row.speed}.Scaled()
-		if row.want == 0 {
-			require.ErrorIs(t, err, ErrSpeed)
-			_, err = NewReplay(Traffic{}, Policy{}, Setting{Limit: row.limit, Speed: row.speed}, memstore.New())
-			require.ErrorIs(t, err, ErrSpeed)
-			continue
-		}
-		require.NoError(t, err)
-		require.Equal(t, reservoir.Limit{Tokens: row.limit.Tokens, Window: row.want}, l)
-	}
-	_, err := Setting{Speed: 2}.Scaled()
-	require.ErrorIs(t, err, reservoir.ErrLimit)
-}
-
 func TestReplayEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, clock := range []func(func()){onVirtualTime(t), nil} {
-		_, r := small(t, "adaptive", Setting{Limit: reservoir.PerHour(10), Speed: 1, Virtual: clock})
+		_, r := small(t, "adaptive", Setting{Limit: reservoir.PerHour(10), Virtual: clock})
 		_, err := r.Run(ctx)
 		require.ErrorIs(t, err, context.Canceled)
 		require.Zero(t, r.Made())
@@ -132,9 +92,8 @@ func TestReplayEndsWithItsContext(t *testing.T) {
 }
 
 func TestReplayThatOnlyFailsIsAnError(t *testing.T) {
-	r, err := NewReplay(Shape{Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic(),
-		adaptive, Setting{Limit: reservoir.PerHour(10), Speed: 1, Virtual: onVirtualTime(t)}, &scripted{})
-	require.NoError(t, err)
+	r := NewReplay(Shape{Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic(),
+		adaptive, Setting{Limit: reservoir.PerHour(10), Virtual: onVirtualTime(t)}, &scripted{})
 	o, err := r.Run(t.Context())
 	require.ErrorContains(t, err, "every request failed, the first with: ")
 	require.Equal(t, o.Requests, o.Errors)
@@ -151,8 +110,7 @@ func TestTurnIsPassedOnce(t *testing.T) {
 // A day of traffic with hourly limits, of which nobody could wait for the end.
 func TestReplayOfADay(t *testing.T) {
 	traffic := Shape{Rate: 0.2, Keys: 3, Processes: 4, Length: 24 * time.Hour, Seed: 1}.Traffic()
-	r, err := NewReplay(traffic, adaptive, Setting{Limit: reservoir.PerHour(150), Delay: time.Millisecond, Speed: 1, Virtual: onVirtualTime(t)}, nil)
-	require.NoError(t, err)
+	r := NewReplay(traffic, adaptive, Setting{Limit: reservoir.PerHour(150), Delay: time.Millisecond, Virtual: onVirtualTime(t)}, nil)
 	o, err := r.Run(t.Context())
 	require.NoError(t, err)
 	requireSums(t, traffic, o)
@@ -168,9 +126,8 @@ func TestReplayThatIsHeldUpIsAnError(t *testing.T) {
 		return limit
 	})}
 	traffic := Shape{Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic()
-	r, err := NewReplay(traffic, slow, Setting{Limit: limit, Speed: 1, Virtual: onVirtualTime(t)}, nil)
-	require.NoError(t, err)
-	_, err = r.Run(t.Context())
+	r := NewReplay(traffic, slow, Setting{Limit: limit, Virtual: onVirtualTime(t)}, nil)
+	_, err := r.Run(t.Context())
 	require.ErrorContains(t, err, "held up")
 }
 
@@ -179,7 +136,7 @@ func TestReplayOfWindows(t *testing.T) {
 	var windows []Window
 	var there, back atomic.Int64
 	_, r := small(t, "direct", Setting{
-		Limit: reservoir.Limit{Tokens: 100, Window: 20 * time.Millisecond}, Speed: 1, Virtual: onVirtualTime(t), Windows: 3, Parts: 7,
+		Limit: reservoir.Limit{Tokens: 100, Window: 20 * time.Millisecond}, Virtual: onVirtualTime(t), Windows: 3, Parts: 7,
 		Each: func(w Window) { windows = append(windows, w) },
 		Travel: func(_ int, _ time.Duration, returning bool) time.Duration {
 			if returning {

@@ -2,24 +2,24 @@ package sim
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Faults of a record of traffic. They come in a *LineError where they have a line.
+// Faults of a record of traffic. The errors of a line name it.
 var (
 	ErrColumns = errors.New("want two columns, a time and a key")
 	ErrTime    = errors.New("want a time in Unix seconds, as 1700000000.25, or in RFC 3339, as 2023-11-14T22:13:20.25Z")
-	ErrMillis  = errors.New("a time after the year 9999: want Unix seconds, not milliseconds")
+	ErrMillis  = errors.New("a time after the year 2262: want Unix seconds, not milliseconds")
 	ErrKey     = errors.New("want a key of 1 to 4,096 bytes")
 	ErrCSV     = errors.New("not CSV: a quote that is not closed, not doubled or not at a field's ends")
 	ErrEmpty   = errors.New("no requests")
@@ -27,18 +27,9 @@ var (
 	ErrSpan    = errors.New("more than 366 days from the first request to the last")
 )
 
-// LineError is what is wrong with a line of a record. Its text does not repeat
-// the line, whose keys may be somebody's.
-type LineError struct {
-	Line int // from 1
-	Err  error
-}
-
-// Error names the line and its fault.
-func (e *LineError) Error() string { return fmt.Sprintf("line %d: %v", e.Line, e.Err) }
-
-// Unwrap returns the fault.
-func (e *LineError) Unwrap() error { return e.Err }
+// atLine says which line of a record is at fault, from 1. The text does not repeat the line,
+// whose keys may be somebody's.
+func atLine(line int, err error) error { return fmt.Errorf("line %d: %w", line, err) }
 
 const maxSpan = 366 * 24 * time.Hour
 
@@ -56,25 +47,17 @@ func ReadTrace(in io.Reader, processes int, seed uint64) (Traffic, error) {
 	return t.traffic()
 }
 
-// trace is a record while it is read.
+// trace is a record while it is read. The times of its requests are since 1970.
 type trace struct {
-	most      int // requests
-	rand      *rand.Rand
-	processes int32
-	stamps    []stamped
-	keys      []string
-	index     map[string]int32 // of keys
+	Traffic
+	most  int // requests
+	rand  *rand.Rand
+	index map[string]int32 // of keys
 }
 
 func newTrace(processes int, seed uint64) *trace {
 	r := rand.New(rand.NewPCG(seed, 2))
-	return &trace{most: MaxRequests, rand: r, processes: int32(processes), index: make(map[string]int32)}
-}
-
-// stamped is a request at a wall time.
-type stamped struct {
-	sec int64
-	Request
+	return &trace{Traffic: Traffic{Processes: processes}, most: MaxRequests, rand: r, index: make(map[string]int32)}
 }
 
 func (t *trace) read(in io.Reader) error {
@@ -89,12 +72,12 @@ func (t *trace) read(in io.Reader) error {
 			return fault(err)
 		case first && header(fields):
 			continue
-		case len(t.stamps) == t.most:
+		case len(t.Requests) == t.most:
 			return ErrMany
 		}
 		if err := t.add(fields); err != nil {
 			line, _ := c.FieldPos(0)
-			return &LineError{line, err}
+			return atLine(line, err)
 		}
 	}
 }
@@ -111,7 +94,7 @@ func withoutMark(in io.Reader) io.Reader {
 // fault is an error of the CSV reader, or of what it reads from.
 func fault(err error) error {
 	if p, ok := errors.AsType[*csv.ParseError](err); ok {
-		return &LineError{p.Line, ErrCSV}
+		return atLine(p.Line, ErrCSV)
 	}
 	return err
 }
@@ -125,7 +108,7 @@ func (t *trace) add(fields []string) error {
 	if len(fields) < 2 {
 		return ErrColumns
 	}
-	sec, nsec, err := instant(strings.TrimSpace(fields[0]))
+	at, err := instant(strings.TrimSpace(fields[0]))
 	if err != nil {
 		return err
 	}
@@ -134,63 +117,56 @@ func (t *trace) add(fields []string) error {
 	}
 	key, ok := t.index[fields[1]]
 	if !ok {
-		key = int32(len(t.keys))
+		key = int32(len(t.Keys))
 		name := strings.Clone(fields[1]) // or it would hold the whole line
-		t.keys = append(t.keys, name)
+		t.Keys = append(t.Keys, name)
 		t.index[name] = key
 	}
-	at := Request{At: time.Duration(nsec), Key: key, Process: t.rand.Int32N(t.processes)}
-	t.stamps = append(t.stamps, stamped{sec, at})
+	t.Requests = append(t.Requests, Request{At: at, Key: key, Process: t.rand.Int32N(int32(t.Processes))})
 	return nil
 }
 
-// instant reads a time of either form as Unix seconds and the ns after them.
-func instant(s string) (sec, nsec int64, err error) {
-	if strings.ContainsRune(s, 'T') || strings.ContainsRune(s, 't') {
+// instant reads a time of either form, as the time since 1970. It goes through no float,
+// which has no room for ns.
+func instant(s string) (time.Duration, error) {
+	if strings.ContainsAny(s, "Tt") {
 		at, err := time.Parse(time.RFC3339, s)
-		if err != nil || at.Unix() < 0 {
-			return 0, 0, ErrTime
+		switch {
+		case err != nil || at.Unix() < 0:
+			return 0, ErrTime
+		case at.Year() >= 2262:
+			return 0, ErrMillis
 		}
-		return at.Unix(), int64(at.Nanosecond()), nil
+		return time.Duration(at.UnixNano()), nil
 	}
 	whole, part, fraction := strings.Cut(s, ".")
 	if !numeric(whole) || fraction && !numeric(part) {
-		return 0, 0, ErrTime
+		return 0, ErrTime
 	}
-	sec, err = strconv.ParseInt(whole, 10, 64)
-	const year10000 = 253_402_300_800
-	if err != nil || sec >= year10000 {
-		return 0, 0, ErrMillis
+	at, err := time.ParseDuration(s + "s")
+	if err != nil {
+		return 0, ErrMillis
 	}
-	part = (part + "000000000")[:9] // not by a float, which has no room for ns
-	nsec, _ = strconv.ParseInt(part, 10, 64)
-	return sec, nsec, nil
+	return at, nil
 }
 
-func numeric(s string) bool {
-	return s != "" && !strings.ContainsFunc(s, func(r rune) bool { return r < '0' || r > '9' })
-}
+func numeric(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
 // traffic puts the requests in order and counts their times from the first.
 func (t *trace) traffic() (Traffic, error) {
-	if len(t.stamps) == 0 {
+	n := len(t.Requests)
+	if n == 0 {
 		return Traffic{}, ErrEmpty
 	}
-	slices.SortStableFunc(t.stamps, func(a, b stamped) int {
-		if a.sec != b.sec {
-			return int(a.sec - b.sec)
-		}
-		return int(a.At - b.At)
-	})
-	first, last := t.stamps[0], t.stamps[len(t.stamps)-1]
-	if last.sec-first.sec > int64(maxSpan/time.Second) {
+	slices.SortStableFunc(t.Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
+	first := t.Requests[0].At
+	for i := range t.Requests {
+		t.Requests[i].At -= first
+	}
+	last := t.Requests[n-1].At
+	if last > maxSpan {
 		return Traffic{}, ErrSpan
 	}
-	all := Traffic{Requests: make([]Request, len(t.stamps)), Keys: t.keys, Processes: int(t.processes)}
-	for i, s := range t.stamps {
-		all.Requests[i] = s.Request
-		all.Requests[i].At += time.Duration(s.sec-first.sec)*time.Second - first.At
-	}
-	all.Length = all.Requests[len(all.Requests)-1].At + 1
-	return all, nil
+	t.Length = last + 1
+	return t.Traffic, nil
 }

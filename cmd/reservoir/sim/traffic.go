@@ -10,8 +10,7 @@
 // On the embedded store a replay can run on a virtual clock, which moves on when
 // everything waits: an hour of traffic takes as long as its decisions, and a busy
 // machine disturbs nothing. The caller brings it: see [Setting]. On a Redis, which
-// keeps its own time, and where it is asked for, a replay takes the traffic's
-// time, or a part of it where the scale is changed.
+// keeps its own time, a replay takes the traffic's time.
 package sim
 
 import (
@@ -24,9 +23,10 @@ import (
 // each policy.
 const MaxRequests = 10_000_000
 
-// Traffic is requests for one token each, in order of their times.
+// Traffic is requests, in order of their times.
 type Traffic struct {
 	Requests  []Request
+	Tokens    int64 // that each asks for; 0 = 1
 	Keys      []string
 	Processes int
 	Length    time.Duration // at least the last request's time

@@ -2,8 +2,6 @@ package sim
 
 import (
 	"context"
-	"runtime"
-	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/placement"
@@ -73,25 +71,3 @@ func (w *way) Reset(ctx context.Context, q backend.ResetRequest) (backend.State,
 
 // Shard names the shard of a key, for limiters estimate their lead time by shard.
 func (w *way) Shard(key string) string { return placement.Shard(w.store, key) }
-
-// coarse is how late a timer may fire on a machine that does nothing else: Go
-// waits for network and timers together, by the millisecond.
-const coarse = 1500 * time.Microsecond
-
-// pause waits for d, to some microseconds, or until ctx ends. Its last part is
-// spent yielding, for a timer would make 1 ms there and back more than 2 ms.
-func pause(ctx context.Context, d time.Duration) error {
-	end := time.Now().Add(d)
-	if d > coarse {
-		t := time.NewTimer(d - coarse)
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-		}
-	}
-	for ctx.Err() == nil && time.Now().Before(end) {
-		runtime.Gosched()
-	}
-	return ctx.Err()
-}

@@ -20,7 +20,7 @@ func TestDelayedStore(t *testing.T) {
 
 // delayed is the way to a store of a process with no more than that way.
 func delayed(s backend.Store, d time.Duration) *way {
-	return (&Replay{store: s, book: newBook(Traffic{Keys: []string{"k"}, Length: 1}, 1, 1), Setting: Setting{Delay: d, Speed: 1}}).way(0)
+	return (&Replay{store: s, book: newBook(Traffic{Keys: []string{"k"}, Length: 1}, 1, 1), Setting: Setting{Delay: d, Virtual: func(f func()) { f() }}}).way(0)
 }
 
 func TestDelayTakesItsTime(t *testing.T) {
@@ -69,12 +69,4 @@ func (h hangUp) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 	reply, err := h.Store.Take(ctx, r)
 	h.leave()
 	return reply, err
-}
-
-func TestPauseEndsWithItsContext(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, pause(ctx, time.Hour), context.Canceled)
-	require.ErrorIs(t, pause(ctx, time.Microsecond), context.Canceled)
-	require.ErrorIs(t, pause(ctx, -1), context.Canceled)
 }

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// A key's window is a fresh one, whatever its length, and others' are as they were.
+func TestReset(t *testing.T) {
+	server := redistest.Start(t)
+	args := []string{"-store", "redis://" + server.Addr(), "-prefix", "p*:", "k"}
+	look := func() (i inspection) {
+		o := invoke(t.Context(), append([]string{"inspect", "-format", "json"}, args...)...)
+		o.requireFine(t)
+		require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
+		return i
+	}
+	o := invoke(t.Context(), append([]string{"reset"}, args...)...)
+	o.requireFine(t)
+	require.Contains(t, o.stdout, "none is open")
+
+	charge(t, server, "", "k", 600) // of an hour's limit, while reset begins with another's
+	charge(t, server, "n", "k", 7)
+	was := look()
+	require.EqualValues(t, 600, was.Charged)
+	o = invoke(t.Context(), append([]string{"reset", "-limit", "10000"}, args...)...)
+	o.requireFine(t)
+	require.Contains(t, o.stdout, "A fresh window is open. In the old one 600 were charged.\n\nkey        k\ncharged    0, spent or held by a process\nremaining  10,000 of 10,000\nreset      ")
+	now := look()
+	require.True(t, now.Open)
+	require.Zero(t, now.Charged)
+	require.NotEqual(t, was.ResetMS, now.ResetMS)
+	require.EqualValues(t, 7, chargedOf(t, invoke(t.Context(), append([]string{"inspect", "-format", "json", "-name", "n"}, args...)...)), "that of another limit")
+
+	charge(t, server, "", "k", 9_999) // which the old window would not have had
+	client := server.Client()
+	due := backend.Window(time.Now().Add(30 * time.Minute).Truncate(time.Second).UnixMilli())
+	_, err := redisstore.New(client, redisstore.WithPrefix("p*:")).Take(t.Context(),
+		backend.TakeRequest{Key: "monthly", Limit: reservoir.PerHour(10), End: due, Tokens: 10})
+	require.NoError(t, err)
+	args[len(args)-1] = "monthly"
+	require.EqualValues(t, due, look().ResetMS)
+	o = invoke(t.Context(), append([]string{"reset", "-calendar", "-format", "json"}, args...)...)
+	o.requireFine(t)
+	next := inspection{}
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &next))
+	require.Zero(t, next.Charged)
+	require.EqualValues(t, due-1, next.ResetMS, "it ends when the one before would have")
+
+	server.Kill()
+	o = invoke(t.Context(), append([]string{"reset"}, args...)...)
+	require.Equal(t, exitFailure, o.status)
+	o.requireOneLine(t)
+}
+
+// What a running process holds of the old window counts in no other.
+func TestResetUnderLoad(t *testing.T) {
+	server := redistest.Start(t)
+	store := "redis://" + server.Addr()
+	ended := make(chan outcome)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	go func() {
+		ended <- invoke(ctx, append(strings.Fields("load -key k -limit 20000 -window 10s -rate 20000 -duration 1h -n 2 -format json -store"), store)...)
+	}()
+	eventually(t, "the limit is used up", func() bool { return contents(t, server, "k").Used == 20_000 })
+	o := invoke(t.Context(), "reset", "k", "-store", store)
+	o.requireFine(t)
+	eventually(t, "a probe finds the fresh window", func() bool { return contents(t, server, "k").Used > 0 })
+	stop()
+	r := (<-ended).report(t)
+	requireBalance(t, r)
+	sums := spent(r)
+	require.Len(t, sums, 2)
+	requireWithin(t, 20_000, sums)
+	require.Greater(t, r.Allowed, int64(10_000), "after the reset there was more")
+}
+
+func chargedOf(t *testing.T, o outcome) int64 {
+	t.Helper()
+	o.requireFine(t)
+	var i inspection
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
+	return i.Charged
+}

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
+)
+
+// Bounds of -top. A server is asked for some names, then left alone for longer than
+// that takes.
+const (
+	mostNames = 100_000 // of keys that are looked at in a server, the limits' and others
+	someNames = 500     // in one SCAN
+	scanPause = 5 * time.Millisecond
+)
+
+// candidates are the keys of which the most was charged when they were seen.
+type candidates struct {
+	top         int
+	seen, there atomic.Int64 // names that were looked at, about, and keys that there are
+	cut         atomic.Bool  // a server has more names than are looked at
+
+	mu   sync.Mutex
+	best []candidate // the fullest first
+}
+
+type candidate struct {
+	key     string
+	charged int64
+}
+
+// add keeps the fullest.
+func (c *candidates) add(key string, charged int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(c.best, charged, func(o candidate, n int64) int { return int(n - o.charged) })
+	if i < c.top && !slices.ContainsFunc(c.best, func(o candidate) bool { return o.key == key }) { // SCAN may tell a name twice
+		c.best = slices.Insert(c.best, i, candidate{key, charged})
+		c.best = c.best[:min(len(c.best), c.top)]
+	}
+}
+
+// fullest looks for the keys with the most charged, and then at each of them.
+func (l *look) fullest(ctx context.Context, stdout io.Writer) error {
+	c := &candidates{top: l.top}
+	err := l.store.eachServer(ctx, func(ctx context.Context, server *redis.Client) error {
+		return c.scan(ctx, server, l.store.prefix)
+	})
+	if err != nil && ctx.Err() == nil {
+		return err
+	}
+	list := []*inspection{}
+	for _, k := range c.best {
+		i, err := l.at(context.WithoutCancel(ctx), k.key)
+		if err != nil {
+			return err
+		}
+		if i.Open { // still
+			list = append(list, i)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b *inspection) int { return int(b.Charged - a.Charged) })
+	return emit(stdout, l.json, list, func(width int) string { return topTable(width, list) + c.note(ctx.Err() != nil) })
+}
+
+// scan looks at a server's keys. A limit has three, of which the count has the name alone.
+func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix string) error {
+	there, err := server.DBSize(ctx).Result()
+	if err != nil {
+		return err
+	}
+	c.there.Add(there)
+	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
+	var cursor uint64
+	for names := 0; names < mostNames; names += someNames {
+		var keys []string
+		if keys, cursor, err = server.Scan(ctx, cursor, literal.Replace(prefix)+"{*}", someNames).Result(); err != nil {
+			return err
+		}
+		c.seen.Add(someNames)
+		if err := c.read(ctx, server, keys, prefix); err != nil || cursor == 0 {
+			return err
+		}
+		select {
+		case <-time.After(scanPause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	c.cut.Store(true)
+	return nil
+}
+
+// read reads the counts. A key that has no end beside it, or is no number, is not ours.
+func (c *candidates) read(ctx context.Context, server *redis.Client, keys []string, prefix string) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	counts, ends := make([]*redis.StringCmd, len(keys)), make([]*redis.IntCmd, len(keys))
+	_, err := server.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, k := range keys {
+			counts[i], ends[i] = p.Get(ctx, k), p.Exists(ctx, k+":exp")
+		}
+		return nil
+	})
+	for i, k := range keys {
+		n, bad := counts[i].Int64()
+		name, foreign := url.PathUnescape(strings.TrimSuffix(strings.TrimPrefix(k, prefix+"{"), "}"))
+		if bad == nil && foreign == nil && ends[i].Val() == 1 {
+			c.add(name, n)
+		}
+		if _, answered := counts[i].Err().(redis.Error); answered {
+			err = nil // one key's, as of another type
+		}
+	}
+	return err
+}
+
+// note says what was not looked at.
+func (c *candidates) note(stopped bool) string {
+	if !stopped && !c.cut.Load() {
+		return ""
+	}
+	why := "There are too many"
+	if stopped {
+		why = "Stopped early"
+	}
+	return fmt.Sprintf("\n%s: only some %s of %s keys of Redis were looked at.\n", why, table.Commas(min(c.seen.Load(), c.there.Load())), table.Commas(c.there.Load()))
+}
+
+// topTable is a row for each key. The limit is the programs', not the store's.
+func topTable(width int, list []*inspection) string {
+	if len(list) == 0 {
+		return "No key has an open window.\n"
+	}
+	rows := [][]string{{"key", "charged", "limit", "clients", "reset"}}
+	for _, i := range list {
+		name, limit := quoted(i.Key), "unknown"
+		if i.Name != "" {
+			name = quoted(i.Name) + " " + name
+		}
+		if i.Limit != nil {
+			limit = table.Commas(*i.Limit)
+		}
+		rows = append(rows, []string{name, table.Commas(i.Charged), limit, fmt.Sprint(len(i.Clients)), fmt.Sprintf("%s, in %v", i.Reset, i.left())})
+	}
+	return table.Within(width, rows, false)
+}
