@@ -1,6 +1,7 @@
 package docs_test
 
 import (
+	"fmt"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -83,7 +84,7 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 	switch b.lang {
 	case "go":
 		if strings.HasPrefix(b.text, "package ") {
-			program(t, b.text)
+			s.program(t, b.text)
 		} else {
 			requireTested(t, b.text, tested)
 		}
@@ -96,6 +97,12 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 		}
 	case "console":
 		s.transcript(t, b.text)
+	case "peers", "fleet": // lines of the results of bench
+		text, err := os.ReadFile("bench/results/" + b.lang + ".txt")
+		require.NoError(t, err)
+		for line := range strings.Lines(b.text) {
+			require.Contains(t, string(text), line)
+		}
 	case "text": // a map of the house: its files are there
 		for _, file := range regexp.MustCompile(`\b[a-z]+\.go\b`).FindAllString(b.text, -1) {
 			require.FileExists(t, file)
@@ -105,23 +112,77 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 	}
 }
 
-// program compiles and runs a whole program, and returns what it printed.
-func program(t *testing.T, text string) string {
+// program builds a whole program that counts in the stage's server.
+func (s *stage) program(t *testing.T, text string) (executable string) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "main.go")
-	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-	out, err := exec.Command("go", "run", file).CombinedOutput()
+	dir := t.TempDir()
+	file, to := filepath.Join(dir, "main.go"), filepath.Join(dir, "hello")
+	require.NoError(t, os.WriteFile(file, []byte(strings.ReplaceAll(text, "localhost:6379", s.server.Addr())), 0o600))
+	out, err := exec.Command("go", "build", "-o", to, file).CombinedOutput()
 	require.NoError(t, err, string(out))
-	return string(out)
+	return to
 }
 
-// The program in the README is short, and admits.
-func TestReadmeProgram(t *testing.T) {
+// Three processes of the first guide admit the limit together, for few calls.
+func TestGettingStarted(t *testing.T) {
+	const page = "docs/getting-started.md"
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	s := newStage(t)
+	var admitted, refused, failed, calls int
+	for _, b := range blocks(page, string(text)) {
+		if b.lang == "go" {
+			s.dir = filepath.Dir(s.program(t, b.text))
+		}
+		for _, c := range commandLines(b.text) {
+			if !threeProcesses.MatchString(c) {
+				continue
+			}
+			for line := range strings.Lines(s.shell(t, s.dir, c)) {
+				var a, r, f, n int
+				_, err := fmt.Sscanf(line, "admitted %d refused %d failed %d Redis calls %d", &a, &r, &f, &n)
+				require.NoError(t, err, line)
+				admitted, refused, failed, calls = admitted+a, refused+r, failed+f, calls+n
+			}
+		}
+	}
+	t.Logf("admitted %d, refused %d, failed %d, calls %d", admitted, refused, failed, calls)
+	require.Equal(t, 3000, admitted+refused+failed)
+	require.LessOrEqual(t, admitted, 2000)
+	require.Greater(t, admitted, 1800) // each may hold a little when another is refused
+	require.Less(t, calls, 200)
+}
+
+// A reader has a minute.
+func TestReadmeIsShort(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	first := blocks("README.md", string(text))[0]
-	require.LessOrEqual(t, strings.Count(first.text, "\n"), 25)
-	require.Equal(t, "true 59999 <nil>\n", program(t, first.text))
+	require.LessOrEqual(t, strings.Count(string(text), "\n"), 110)
+}
+
+var (
+	figure     = regexp.MustCompile(`(?:([\d.]+)–)?([\d.]+) (%|×|M|k|ns|µs|ms|s|B)(?:[^\pL]|$)`)
+	measuredBy = regexp.MustCompile("(?m)^\\||`make (bench|fleet)`")
+)
+
+// What tables and sentences say was measured is in the results of bench, to the digit.
+func TestFiguresWereMeasured(t *testing.T) {
+	results := files(t, "peers.txt")["bench/results/peers.txt"] + files(t, "fleet.txt")["bench/results/fleet.txt"]
+	require.NotEmpty(t, results)
+	all := documents(t)
+	for _, file := range []string{"README.md", "docs/performance.md", "docs/articles.md"} {
+		for _, part := range strings.Split(fenced.ReplaceAllString(all[file], ""), "\n\n") {
+			if !measuredBy.MatchString(part) {
+				continue
+			}
+			for _, m := range figure.FindAllStringSubmatch(part, -1) {
+				for _, value := range m[1:3] {
+					said := value + " " + m[3]
+					require.True(t, value == "" || regexp.MustCompile(`(^|[^\d.])`+regexp.QuoteMeta(said)).MatchString(results), "%s: nothing measured %s", file, said)
+				}
+			}
+		}
+	}
 }
 
 // requireTested finds a fragment in the code of tests, which compiles and is run.

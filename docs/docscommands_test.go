@@ -51,6 +51,8 @@ func (s *stage) build(t *testing.T, dir string) string {
 	return program
 }
 
+var threeProcesses = regexp.MustCompile(`^for i in 1 2 3; do \./hello & done; wait$`)
+
 // checks are what is done with a command, by how it begins. Those that are not
 // run say why.
 var checks = []struct {
@@ -67,10 +69,17 @@ var checks = []struct {
 	// It is downloaded.
 	{regexp.MustCompile(`^go run golang\.org/x/perf/cmd/benchstat@latest `), func(*testing.T, *stage, string) {}},
 	{regexp.MustCompile(`^go get ` + regexp.QuoteMeta(module)), func(t *testing.T, _ *stage, c string) {
-		require.DirExists(t, "."+strings.TrimPrefix(c, "go get "+module))
+		require.DirExists(t, "."+strings.TrimSuffix(strings.TrimPrefix(c, "go get "+module), "@main"))
 	}},
-	// It runs until somebody stops it.
-	{regexp.MustCompile(`^memcached `), func(*testing.T, *stage, string) {}},
+	{regexp.MustCompile(`^go mod edit -replace=` + regexp.QuoteMeta(module)), func(t *testing.T, _ *stage, c string) {
+		_, to, _ := strings.Cut(c, "=./reservoir")
+		require.DirExists(t, "."+to)
+	}},
+	{regexp.MustCompile(`^git clone https://` + regexp.QuoteMeta(module) + `$|^mkdir hello && cd hello$|^go mod (init|tidy)|^go build$`), func(*testing.T, *stage, string) {}},
+	// TestGettingStarted runs it.
+	{threeProcesses, func(*testing.T, *stage, string) {}},
+	// They run until somebody stops them.
+	{regexp.MustCompile(`^(memcached|redis-server) `), func(*testing.T, *stage, string) {}},
 	{regexp.MustCompile(`^redis-cli `), func(t *testing.T, s *stage, c string) { s.shell(t, s.dir, c) }},
 	{regexp.MustCompile(`^go run \./(cmd/reservoir|examples/workers) `), func(t *testing.T, s *stage, c string) { s.run(t, c) }},
 }
