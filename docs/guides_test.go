@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"time"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
@@ -61,4 +62,51 @@ func Example_readmeHTTP() {
 	// Output:
 	// 200
 	// 429
+}
+
+// check is for what only fails when an example is set up wrongly.
+func check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// A request reserves what it may use, and settles what it has used.
+func Example_llmBudget() {
+	ctx, store := context.Background(), memstore.New()
+	requests, err := reservoir.New(store, reservoir.PerMinute(60), reservoir.WithName("requests"))
+	check(err)
+	tokens, err := reservoir.New(store, reservoir.PerMinute(100_000), reservoir.WithName("tokens"))
+	check(err)
+	spend, err := reservoir.New(store, reservoir.PerDay(20_000_000, time.UTC), reservoir.WithName("spend")) // millionths of a dollar
+	check(err)
+	budget := reservoir.NewGroup(requests, tokens, spend) // once
+
+	const price = 15 // millionths of a dollar for a token
+	tooMany := func(r reservoir.GroupResult) error { return fmt.Errorf("refused by limit %d", r.Limiter) }
+	complete := func(key string, promptTokens, maxTokens int64, stream func(context.Context) int64) error {
+		estimate := promptTokens + maxTokens
+		r, err := budget.AllowEach(ctx, []int64{1, estimate, estimate * price}, key, key, key)
+		if err != nil {
+			return err // no decision: Redis is away, or the estimate is more than a limit
+		}
+		if !r.Allowed {
+			return tooMany(r) // r.Limiter says which limit refused, r.RetryAfter when to come back
+		}
+		used := stream(ctx) // what the model reports at the end, also if the client has left
+		return budget.Settle(ctx, r, []int64{1, used, used * price}, key, key, key)
+	}
+	less, more := func(context.Context) int64 { return 1_500 }, func(context.Context) int64 { return 70_000 }
+	fmt.Println(complete("key-1", 1_000, 59_000, less)) // 58,500 go back
+	fmt.Println(complete("key-1", 1_000, 59_000, more)) // 10,000 more are charged
+	fmt.Println(complete("key-1", 1_000, 59_000, less))
+	fmt.Println(complete("key-1", 1_000, 100_000, less))
+	r, err := tokens.Check(ctx, "key-1")
+	fmt.Println(r.Remaining, err)
+	// Output:
+	// <nil>
+	// <nil>
+	// refused by limit 1
+	// reservoir: more tokens than the limit
+	// 28500 <nil>
 }
