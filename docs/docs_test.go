@@ -103,6 +103,14 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 		for line := range strings.Lines(b.text) {
 			require.Contains(t, string(text), line)
 		}
+	case "promql": // names of metrics that promlimit's documentation has
+		text, err := os.ReadFile("contrib/promlimit/promlimit.go")
+		require.NoError(t, err)
+		names := regexp.MustCompile(`reservoir_\w+`).FindAllString(b.text, -1)
+		require.NotEmpty(t, names)
+		for _, name := range names {
+			require.Contains(t, string(text), "\t"+name)
+		}
 	case "text": // a map of the house: its files are there
 		for _, file := range regexp.MustCompile(`\b[a-z]+\.go\b`).FindAllString(b.text, -1) {
 			require.FileExists(t, file)
