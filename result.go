@@ -349,7 +349,7 @@ func (k *keyState) adoptLocked(s backend.State, sent, now int64) {
 	limit := k.limit()
 	limit.Window = s.Length
 	k.bound.Store(&limit)
-	if k.retired {
+	if k.retired || s.Window == 0 { // or none is open: the next one will be of that length
 		return
 	}
 	w := k.lease.Load()
@@ -375,7 +375,6 @@ func (l *Limiter) byPlan(limit Limit) (r Result, decided bool) {
 			r.Reset = limit.Ends(now)
 		}
 		r.RetryAfter = r.Reset.Sub(now)
-		l.count.denied.Add(1)
 		return r, true
 	}
 	return r, false
