@@ -1,6 +1,7 @@
 package reservoir
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -366,9 +367,7 @@ func (l *Limiter) byPlan(limit Limit) (r Result, decided bool) {
 	case passing:
 		return Result{Allowed: true, Limit: limit.Tokens, Remaining: limit.Tokens}, true
 	case blocked:
-		if limit.Window == 0 {
-			limit.Window = l.limit.Window
-		}
+		limit.Window = cmp.Or(limit.Window, l.limit.Window, time.Minute)
 		now := time.Now()
 		r = Result{Source: Denied, Shadowed: limit.Shadow, Reset: now.Truncate(limit.Window).Add(limit.Window)}
 		if limit.Calendar.Period != 0 {
