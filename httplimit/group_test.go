@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -20,40 +21,46 @@ import (
 
 var modes = map[string][]reservoir.Option{"batched": nil, "direct": {reservoir.WithDirect()}}
 
+// door makes a middleware.
+type door func(...httplimit.Option) func(http.Handler) http.Handler
+
 // eachDoor runs test with a middleware of one limiter, and of groups in which it is among
 // others that are ample. of makes figures for all limits of the one that counts.
-func eachDoor(t *testing.T, limit reservoir.Limit, opts []reservoir.Option,
-	test func(t *testing.T, l *reservoir.Limiter, door func(...httplimit.Option) func(http.Handler) http.Handler, of func(int64) []int64)) {
+func eachDoor(t *testing.T, limit reservoir.Limit, opts []reservoir.Option, test func(t *testing.T, l *reservoir.Limiter, limit door, of func(int64) []int64)) {
+	in := func(n int, more []reservoir.Option) func(*testing.T) {
+		return func(t *testing.T) {
+			opts := append(more, opts...)
+			l := open(t, limit, opts...)
+			if n == 0 {
+				test(t, l, func(o ...httplimit.Option) func(http.Handler) http.Handler {
+					return httplimit.New(l, append(o, byTenant)...)
+				}, func(used int64) []int64 { return []int64{used} })
+				return
+			}
+			var all []*reservoir.Limiter
+			var keys []httplimit.KeyFunc
+			for range n {
+				all = append(all, open(t, reservoir.PerHour(1_000_000), more...))
+				keys = append(keys, httplimit.ByHeader("X-Tenant"))
+			}
+			all[n/2] = l
+			test(t, l, func(o ...httplimit.Option) func(http.Handler) http.Handler {
+				return httplimit.NewGroup(reservoir.NewGroup(all...), append(o, httplimit.WithKey(keys...))...)
+			}, func(used int64) []int64 {
+				figures := make([]int64, n)
+				figures[n/2] = used
+				return figures
+			})
+			synctest.Wait()
+			for i, other := range all {
+				s := other.Stats()
+				assert.Equal(t, s.Taken+s.Refunded, s.Spent+s.Returned+s.Expired+s.Held, i)
+			}
+		}
+	}
 	for mode, more := range modes {
 		for n := range 6 {
-			t.Run(mode+"/"+strconv.Itoa(n), func(t *testing.T) {
-				opts := append(more, opts...)
-				l := open(t, limit, opts...)
-				if n == 0 {
-					test(t, l, func(o ...httplimit.Option) func(http.Handler) http.Handler {
-						return httplimit.New(l, append(o, byTenant)...)
-					}, func(used int64) []int64 { return []int64{used} })
-					return
-				}
-				var all []*reservoir.Limiter
-				var keys []httplimit.KeyFunc
-				for range n {
-					all = append(all, open(t, reservoir.PerHour(1_000_000), more...))
-					keys = append(keys, httplimit.ByHeader("X-Tenant"))
-				}
-				all[n/2] = l
-				test(t, l, func(o ...httplimit.Option) func(http.Handler) http.Handler {
-					return httplimit.NewGroup(reservoir.NewGroup(all...), append(o, httplimit.WithKey(keys...))...)
-				}, func(used int64) []int64 {
-					figures := make([]int64, n)
-					figures[n/2] = used
-					return figures
-				})
-				for i, other := range all {
-					s := other.Stats()
-					assert.Equal(t, s.Taken+s.Refunded, s.Spent+s.Returned+s.Expired+s.Held, i)
-				}
-			})
+			t.Run(mode+"/"+strconv.Itoa(n), func(t *testing.T) { synctest.Test(t, in(n, more)) })
 		}
 	}
 }
@@ -120,6 +127,7 @@ func TestCostsOfAGroup(t *testing.T) {
 	assert.Equal(t, 200, door(costs(0)).StatusCode)
 	assert.Equal(t, 200, door(costs(0), costs(0)).StatusCode)
 	assert.Equal(t, 500, door(costs(0), costs(1)).StatusCode)
+	assert.Equal(t, 500, door(costs(1), costs(0)).StatusCode)
 	assert.Equal(t, 400, door(costs(1), costs(11)).StatusCode)
 	assert.Zero(t, spent(a)+spent(b))
 	asked := 0
@@ -175,8 +183,8 @@ func TestSettle(t *testing.T) {
 		"and a panic":               {steps{2}, 200, steps{8, -100}, 98, 8},
 	} {
 		t.Run(name, func(t *testing.T) {
-			eachDoor(t, reservoir.PerHour(100), nil, func(t *testing.T, l *reservoir.Limiter, door func(...httplimit.Option) func(http.Handler) http.Handler, of func(int64) []int64) {
-				h := door(httplimit.WithCost(costs(5)))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			eachDoor(t, reservoir.PerHour(100), nil, func(t *testing.T, l *reservoir.Limiter, limit door, of func(int64) []int64) {
+				h := limit(httplimit.WithCost(costs(5)))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					for _, n := range c.before {
 						assert.NoError(t, httplimit.Settle(wrapper{w}, of(n)...))
 						r, _ := httplimit.ResultOf(w)
@@ -201,6 +209,7 @@ func TestSettle(t *testing.T) {
 				require.Equal(t, c.status, resp.StatusCode)
 				require.Equal(t, c.told, number(t, resp, "X-RateLimit-Remaining"))
 				require.Equal(t, 100-c.told, number(t, resp, "X-RateLimit-Used"))
+				synctest.Wait() // what was used above the stock is on its way
 				require.Equal(t, c.used, spent(l))
 			})
 		})
@@ -223,8 +232,8 @@ func TestSettleOfNestedLimits(t *testing.T) {
 }
 
 func TestSettleOfNonsense(t *testing.T) {
-	eachDoor(t, reservoir.PerHour(100), nil, func(t *testing.T, l *reservoir.Limiter, door func(...httplimit.Option) func(http.Handler) http.Handler, of func(int64) []int64) {
-		get(door()(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	eachDoor(t, reservoir.PerHour(100), nil, func(t *testing.T, l *reservoir.Limiter, limit door, of func(int64) []int64) {
+		get(limit()(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			assert.ErrorIs(t, httplimit.Settle(w), reservoir.ErrOption)
 			assert.ErrorIs(t, httplimit.Settle(w, append(of(1), 1)...), reservoir.ErrOption)
 			assert.ErrorIs(t, httplimit.Settle(w, of(-1)...), reservoir.ErrTokens)
@@ -285,14 +294,14 @@ func TestBlocked(t *testing.T) {
 		}
 		return reservoir.PerHour(1)
 	})}
-	eachDoor(t, reservoir.PerHour(1), limits, func(t *testing.T, _ *reservoir.Limiter, door func(...httplimit.Option) func(http.Handler) http.Handler, _ func(int64) []int64) {
+	eachDoor(t, reservoir.PerHour(1), limits, func(t *testing.T, _ *reservoir.Limiter, limit door, _ func(int64) []int64) {
 		for range 2 {
-			resp := get(door()(answers(200)), "X-Tenant", "bad")
+			resp := get(limit()(answers(200)), "X-Tenant", "bad")
 			assert.Equal(t, 429, resp.StatusCode)
 			assert.Positive(t, number(t, resp, "Retry-After"))
 			assert.Zero(t, number(t, resp, "X-RateLimit-Limit"))
 		}
-		forbidden := door(httplimit.WithBlockedStatus(http.StatusForbidden))(answers(200))
+		forbidden := limit(httplimit.WithBlockedStatus(http.StatusForbidden))(answers(200))
 		for range 2 {
 			resp := get(forbidden, "X-Tenant", "bad")
 			body, _ := io.ReadAll(resp.Body)
@@ -302,7 +311,7 @@ func TestBlocked(t *testing.T) {
 		}
 		assert.Equal(t, 200, get(forbidden, "X-Tenant", "good").StatusCode)
 		assert.Equal(t, 429, get(forbidden, "X-Tenant", "good").StatusCode, "who has used up a limit")
-		own := door(httplimit.WithBlockedStatus(402), httplimit.WithRefused(func(w http.ResponseWriter, _ *http.Request, r reservoir.Result) {
+		own := limit(httplimit.WithBlockedStatus(402), httplimit.WithRefused(func(w http.ResponseWriter, _ *http.Request, r reservoir.Result) {
 			assert.Zero(t, r.Limit)
 			assert.Empty(t, w.Header().Get("Retry-After"))
 			w.WriteHeader(http.StatusTeapot)
@@ -314,9 +323,9 @@ func TestBlocked(t *testing.T) {
 // In shadow the handler runs, and no header says that it should not have. What was not
 // charged is not given back.
 func TestShadowed(t *testing.T) {
-	eachDoor(t, reservoir.PerHour(4), []reservoir.Option{reservoir.WithShadow()}, func(t *testing.T, l *reservoir.Limiter, door func(...httplimit.Option) func(http.Handler) http.Handler, of func(int64) []int64) {
+	eachDoor(t, reservoir.PerHour(4), []reservoir.Option{reservoir.WithShadow()}, func(t *testing.T, l *reservoir.Limiter, limit door, of func(int64) []int64) {
 		shadowed, status := 0, 200
-		h := door(httplimit.WithCost(costs(2)))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		h := limit(httplimit.WithCost(costs(2)))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			r, _ := httplimit.ResultOf(w)
 			if r.Shadowed {
 				shadowed++

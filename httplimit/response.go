@@ -65,8 +65,8 @@ func ResultOf(w http.ResponseWriter) (r reservoir.Result, ok bool) {
 // each limit. What was used above the charge is charged too and never refused: see
 // reservoir.Limiter.Settle. Headers that are not sent yet tell it. The limiter
 // hears of it when the handler has returned; of several calls the last counts, and a
-// response that is refunded has used nothing, whatever was settled. Of nested limits it is
-// the innermost.
+// response that is refunded has used nothing, whatever was settled. What goes back is a
+// store call with reservoir.WithDirect, as a refund is. Of nested limits it is the innermost.
 //
 // It does nothing if the request was not limited. Figures that are negative, or too large,
 // are reservoir.ErrTokens, and more or fewer than there are limits reservoir.ErrOption. Like
