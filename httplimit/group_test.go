@@ -1,6 +1,7 @@
 package httplimit_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/httplimit"
 )
 
@@ -216,6 +218,43 @@ func TestSettle(t *testing.T) {
 	}
 }
 
+// What one process settles another has, or owes.
+func TestSettleAmongProcesses(t *testing.T) {
+	for mode, opts := range modes {
+		t.Run(mode, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memstore.New()
+				var all []*reservoir.Limiter
+				var served []http.Handler
+				used := int64(0)
+				for range 3 {
+					l, err := reservoir.New(store, reservoir.PerMinute(1000), opts...)
+					require.NoError(t, err)
+					defer func() { require.NoError(t, l.Close(context.Background())) }()
+					all = append(all, l)
+					served = append(served, httplimit.New(l, byTenant, httplimit.WithCost(costs(20)))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+						assert.NoError(t, httplimit.Settle(w, used))
+					})))
+				}
+				left := func() int64 {
+					time.Sleep(4 * time.Second) // by then the store has heard of a debt
+					r, err := all[2].Check(t.Context(), "header:X-Tenant:acme")
+					require.NoError(t, err)
+					return r.Remaining
+				}
+				for i, step := range []struct{ used, most int64 }{{5, 995}, {0, 995}, {60, 935}, {10, 925}} {
+					used = step.used
+					require.Equal(t, 200, get(served[i%3], "X-Tenant", "acme").StatusCode)
+					held := all[0].Stats().Held + all[1].Stats().Held // which all[2] does not know of
+					require.LessOrEqual(t, left(), step.most, i)
+					require.GreaterOrEqual(t, left()+held, step.most, i)
+				}
+				require.EqualValues(t, 75, spent(all[0])+spent(all[1])+spent(all[2]))
+			})
+		})
+	}
+}
+
 // Outer limits keep their own figures, also when an inner one settles twice.
 func TestSettleOfNestedLimits(t *testing.T) {
 	outer, inner := open(t, reservoir.PerHour(100)), open(t, reservoir.PerHour(50))
@@ -378,5 +417,13 @@ func TestAllocationsOfAGroup(t *testing.T) {
 		without := count(http.HandlerFunc(bare))
 		with := count(httplimit.NewGroup(reservoir.NewGroup(all...), httplimit.WithKey(keys...))(http.HandlerFunc(bare)))
 		require.LessOrEqual(t, with-without, 2.0, n)
+		if n > 1 {
+			continue
+		}
+		settled := count(httplimit.New(all[0], httplimit.WithKey(keys...))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = httplimit.Settle(w, 3)
+			bare(w, r)
+		})))
+		require.LessOrEqual(t, settled-without, 3.0, "as a refund: the headers that change, and a context")
 	}
 }

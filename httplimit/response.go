@@ -68,7 +68,8 @@ func ResultOf(w http.ResponseWriter) (r reservoir.Result, ok bool) {
 // response that is refunded has used nothing, whatever was settled. What goes back is a
 // store call with reservoir.WithDirect, as a refund is. Of nested limits it is the innermost.
 //
-// It does nothing if the request was not limited. Figures that are negative, or too large,
+// It does nothing if the request was not limited, or if what wraps w has no Unwrap method,
+// as http.TimeoutHandler's has not; ResultOf tells. Figures that are negative, or too large,
 // are reservoir.ErrTokens, and more or fewer than there are limits reservoir.ErrOption. Like
 // w it must not be used by several goroutines at the same time, or after the handler.
 func Settle(w http.ResponseWriter, used ...int64) error {
