@@ -41,9 +41,9 @@ func WithKey(k ...KeyFunc) Option {
 }
 
 // WithCost sets how many tokens a request costs; 1 by default. Of a Group it is the cost at
-// every limit, or there is one for each. One that costs 0 (at all limits)
-// is served without the limiter or its headers. One that costs more than the
-// limit can never be served; it gets 400 from Unavailable.
+// every limit, or there is one for each; a limit where it is 0 is not asked. A request that
+// costs 0 everywhere is served without the limiter or its headers. One that costs more
+// than the limit can never be served; it gets 400 from Unavailable.
 func WithCost(cost ...func(*http.Request) int64) Option {
 	cost = slices.Clone(cost)
 	return func(c *config) { c.costs = cost }

@@ -34,8 +34,8 @@ type Client struct {
 	// one. A call that costs nothing (or less) does not wait.
 	Cost CostFunc
 
-	// Costs, one for each limit of a Group, are instead of Cost. A call costs all of
-	// them something, or none.
+	// Costs, one for each limit of a Group, are instead of Cost. A limit that a call costs
+	// nothing is not asked.
 	Costs []CostFunc
 
 	// Skip lets a call pass without a look at the limit: see Methods.

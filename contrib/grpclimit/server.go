@@ -31,8 +31,8 @@ type Server struct {
 	// one. A call that costs nothing (or less) is admitted without a look at the limit.
 	Cost CostFunc
 
-	// Costs, one for each limit of a Group, are instead of Cost. A call costs all of
-	// them something, or none.
+	// Costs, one for each limit of a Group, are instead of Cost. A limit that a call costs
+	// nothing is not asked.
 	Costs []CostFunc
 
 	// Skip admits a call without a look at the limit, before Key is called: see
