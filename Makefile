@@ -60,7 +60,7 @@ torture: redis cc ## Break servers, networks and processes at random, for T=10m,
 
 .PHONY: mutants
 mutants: ## Change the pure parts in one place at a time: a test must fail. M=account for one part.
-	cd mutants && go run . -only='$(M)'
+	cd proof/mutants && go run . -only='$(M)'
 
 .PHONY: lint
 lint: ## Check format, go vet and staticcheck.

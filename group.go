@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/go-reservoir/reservoir/internal/guard"
 )
 
 // Group is several limits that a request must pass together, such as one per
@@ -60,7 +62,8 @@ func (g *Group) AllowN(ctx context.Context, n int64, keys ...string) (GroupResul
 }
 
 // AllowEach is AllowN with a cost for each limit, in tokens: one request, 4,000 tokens of
-// a model, 12,000 millionths of a dollar. There are as many costs as limiters.
+// a model, 12,000 millionths of a dollar. There are as many costs as limiters; a limiter
+// whose cost is 0 is not asked.
 func (g *Group) AllowEach(ctx context.Context, cost []int64, keys ...string) (GroupResult, error) {
 	if len(cost) != len(g.limiters) {
 		return GroupResult{}, g.mismatch(len(cost), "costs")
@@ -117,6 +120,10 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 	results := r.results(len(keys))
 	for i, l := range g.limiters {
 		n := cost.of(i)
+		if n == 0 && cost.each != nil {
+			results[i].Allowed = true
+			continue
+		}
 		if node := l.keys.Get(keys[i]); node == nil || n < 1 || !node.State.try(&results[i], n) {
 			return g.ask(ctx, cost, r, keys)
 		}
@@ -154,7 +161,7 @@ func (r GroupResult) with(i int, paid Result, n int) GroupResult {
 // tightest makes the answer of a group that allowed.
 func (r GroupResult) tightest(results []Result) GroupResult {
 	least := 2.0
-	for i := range results {
+	for i := range results { // that of a limit which was not asked is no number
 		if part := float64(results[i].Remaining) / float64(results[i].Limit); part < least {
 			least, r.Limiter = part, i
 		}
@@ -185,16 +192,23 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 	results, errs := r.results(len(keys)), make([]error, len(keys))
 	var wg sync.WaitGroup
 	for i, l := range g.limiters {
-		if !results[i].Allowed {
-			key, n := keys[i], cost.of(i)
-			wg.Go(func() { results[i], _, errs[i] = l.acquire(ctx, key, n, false) })
+		if n := cost.of(i); n == 0 && cost.each != nil {
+			results[i].Allowed = true
+		} else if !results[i].Allowed {
+			key := keys[i]
+			wg.Go(func() {
+				errs[i] = guard.Do(func() (err error) { // WithLimits' function may panic: that is for the caller
+					results[i], _, err = l.acquire(ctx, key, n, false)
+					return err
+				})
+			})
 		}
 	}
 	wg.Wait()
 	for i := range results {
 		if errs[i] != nil {
 			g.undo(ctx, i, r, keys)
-			return GroupResult{Limiter: i}, errs[i]
+			return GroupResult{Limiter: i}, guard.Raise(errs[i])
 		}
 	}
 	for i := range results {

@@ -227,6 +227,9 @@ func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (
 		}
 		switch {
 		case !stay || err == nil && (r.Allowed || r.Shadowed) || err != nil && !outage(err):
+			if special && !r.Allowed {
+				l.count.denied.Add(1)
+			}
 			return r, err, false
 		case special:
 			wait = min(r.RetryAfter, longestPause) // it may be raised

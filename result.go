@@ -1,6 +1,7 @@
 package reservoir
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -349,7 +350,7 @@ func (k *keyState) adoptLocked(s backend.State, sent, now int64) {
 	limit := k.limit()
 	limit.Window = s.Length
 	k.bound.Store(&limit)
-	if k.retired {
+	if k.retired || s.Window == 0 { // or none is open: the next one will be of that length
 		return
 	}
 	w := k.lease.Load()
@@ -366,16 +367,13 @@ func (l *Limiter) byPlan(limit Limit) (r Result, decided bool) {
 	case passing:
 		return Result{Allowed: true, Limit: limit.Tokens, Remaining: limit.Tokens}, true
 	case blocked:
-		if limit.Window == 0 {
-			limit.Window = l.limit.Window
-		}
+		limit.Window = cmp.Or(limit.Window, l.limit.Window, time.Minute)
 		now := time.Now()
 		r = Result{Source: Denied, Shadowed: limit.Shadow, Reset: now.Truncate(limit.Window).Add(limit.Window)}
 		if limit.Calendar.Period != 0 {
 			r.Reset = limit.Ends(now)
 		}
 		r.RetryAfter = r.Reset.Sub(now)
-		l.count.denied.Add(1)
 		return r, true
 	}
 	return r, false

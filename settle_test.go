@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -267,7 +268,14 @@ func TestGroupWithACostPerLimit(t *testing.T) {
 			assert.ErrorIs(t, err, reservoir.ErrOption)
 			assert.ErrorIs(t, g.Settle(bg, reservoir.GroupResult{}, bad, "r", "t"), reservoir.ErrOption)
 		}
-		_, err := g.AllowEach(bg, []int64{1, 0}, "r", "t")
+		was := tokens.Stats().Spent
+		free, err := g.AllowEach(bg, []int64{1, 0}, "r", "t")
+		assert.True(t, err == nil && free.Allowed && free.Limiter == 0 && free.Limit == 100)
+		free, err = g.WaitEach(bg, []int64{1, 0}, "r", "t")
+		assert.True(t, err == nil && free.Allowed && free.Limiter == 0)
+		require.NoError(t, g.Settle(bg, free, []int64{0, 0}, "r", "t"))
+		assert.Equal(t, was, tokens.Stats().Spent, "what costs nothing is not asked")
+		_, err = g.AllowEach(bg, []int64{1, -1}, "r", "t")
 		assert.ErrorIs(t, err, reservoir.ErrTokens)
 		_, err = g.AllowEach(bg, []int64{101, 1}, "r", "t")
 		assert.ErrorIs(t, err, reservoir.ErrExceedsLimit)
@@ -322,19 +330,21 @@ func take[T any](_ T, err error) error { return err }
 // was before; and back.
 func TestPlans(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net, limit := far(time.Millisecond), reservoir.PerMinute(10)
-		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit }))
+		net := far(time.Millisecond)
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(10))
+		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
 		g := reservoir.NewGroup(l, l)
 		for _, key := range []string{"new", "used"} {
-			if limit = reservoir.PerMinute(10); key == "used" {
+			if limit.Store(reservoir.PerMinute(10)); key == "used" {
 				drain(t, l, key, 3)
 				waiting := make(chan error)
 				go func() { waiting <- waitFor(bg, l, key, 9) }()
 				synctest.Wait()
-				time.AfterFunc(time.Second, func() { limit = reservoir.Unlimited })
+				time.AfterFunc(time.Second, func() { limit.Store(reservoir.Unlimited) })
 				require.NoError(t, <-waiting)
 			}
-			limit = reservoir.Unlimited
+			limit.Store(reservoir.Unlimited)
 			time.Sleep(5 * time.Second)
 			allow(t, l, key, 1)
 			time.Sleep(time.Second)
@@ -347,7 +357,7 @@ func TestPlans(t *testing.T) {
 			}
 			r, err := g.Allow(bg, key, key)
 			assert.True(t, err == nil && r.Allowed && r.Unlimited())
-			limit = reservoir.Limit{Window: time.Hour}
+			limit.Store(reservoir.Limit{Window: time.Hour})
 			for range 10 {
 				r := allow(t, l, key, 1)
 				assert.True(t, !r.Allowed && !r.Unlimited() && r.RetryAfter > 0 && r.Remaining == 0, "%s: %+v", key, r)
@@ -362,11 +372,20 @@ func TestPlans(t *testing.T) {
 			assert.ErrorIs(t, waitFor(short, l, key, 1), context.DeadlineExceeded)
 			cancel()
 			assert.Equal(t, calls, net.count(""), key)
-			limit = reservoir.PerMinute(20)
+			limit.Store(reservoir.PerMinute(20))
 			require.NoError(t, waitFor(bg, l, key, 11))
 		}
 		balance(t, l)
 	})
+	odd := open(t, far(0), reservoir.Unlimited, reservoir.WithLimits(func(key string) reservoir.Limit {
+		if key == "panic" {
+			panic("a bad plan")
+		}
+		return reservoir.Limit{}
+	}))
+	r := allow(t, odd, "k", 1)
+	assert.True(t, !r.Allowed && r.RetryAfter > 0 && r.RetryAfter <= time.Minute)
+	assert.Panics(t, func() { _, _ = reservoir.NewGroup(odd, odd).Allow(bg, "panic", "panic") })
 	_, err := reservoir.New(far(0), reservoir.PerMinute(0))
 	assert.ErrorIs(t, err, reservoir.ErrLimit, "nobody wants that")
 	_, err = reservoir.New(far(0), reservoir.Limit{})

@@ -82,7 +82,8 @@ func (w Window) Time() time.Time {
 // A window belongs to limits of one length. Where a request comes with another
 // one, Length is that of the open window and the call has changed nothing: it
 // neither charges nor grants, and never moves the window's end. The reply to a
-// statement then repeats its totals, for one client.
+// statement then repeats its totals, for one client. Window is 0 if none is open and the
+// calendar's next period has that length.
 type State struct {
 	Window    Window        // the open window; 0 if none is open
 	Left      time.Duration // until Window ends, by the store's clock, at the moment of reading

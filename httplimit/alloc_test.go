@@ -88,6 +88,8 @@ func BenchmarkOverhead(b *testing.B) {
 		h := httplimit.New(plenty(b), httplimit.WithKey(kinds()[kind]))(http.HandlerFunc(bare))
 		run(kind, h, typical(kind))
 	}
+	two := httplimit.WithKey(kinds()["ready"], kinds()["ready"])
+	run("group", httplimit.NewGroup(reservoir.NewGroup(plenty(b), plenty(b)), two)(http.HandlerFunc(bare)), typical(""))
 	refused := httplimit.New(open(b, reservoir.PerHour(1)), httplimit.WithKey(kinds()["ready"]))(http.HandlerFunc(bare))
 	get(refused)
 	run("refused", refused, typical(""))

@@ -1,5 +1,5 @@
-// Package httplimit puts a reservoir.Limiter in front of an http.Handler, and
-// behind an http.Client. It needs nothing but the standard library.
+// Package httplimit puts a reservoir.Limiter or Group in front of an http.Handler, and a
+// Limiter behind an http.Client. It needs nothing but the standard library.
 //
 //	limit := httplimit.New(limiter,
 //		httplimit.WithKey(httplimit.First(httplimit.ByUser(user), httplimit.ByAddress())),
@@ -7,7 +7,8 @@
 //	http.ListenAndServe(addr, limit(mux))
 //
 // What New returns has the form that net/http, chi and gorilla/mux call a
-// middleware. Limits per key are the limiter's business: reservoir.WithLimits.
+// middleware. Limits per key are the limiter's business: reservoir.WithLimits. NewGroup
+// makes one of several limits that a request must pass together.
 //
 // # Who is limited
 //
@@ -49,9 +50,14 @@
 // by more than one between responses, or up. It is 0 when a request for one token
 // is refused, and the limit itself is exact either way.
 //
+// Of a Group they are the numbers of the limit that refused or, of those that allowed, of
+// the one with the smallest part remaining. Who is unlimited gets none of these headers. A
+// request that passes because of reservoir.WithShadow has no Retry-After.
+//
 // A refusal is 429 Too Many Requests with a problem document (RFC 9457), as
 // application/problem+json or application/json, or a line of plain text, as the
-// request's Accept would have it.
+// request's Accept would have it. WithBlockedStatus has another status for those whose limit
+// is no tokens at all.
 //
 // # Charge first, refund later
 //
@@ -60,6 +66,9 @@
 // so that clients who ask politely whether there is news may ask as often as they
 // like. WithRefund takes any other rule. The response of a refunded request
 // counts it as not charged. A handler that panics is charged.
+//
+// A handler that learns from its work what a request costs says so by Settle: WithCost is
+// then what it is taken to cost ahead.
 //
 // # What wraps the ResponseWriter
 //
@@ -76,10 +85,15 @@
 //
 // # Several limits in a row
 //
-// Middlewares nest: RateLimit and RateLimit-Policy list each policy, the X-RateLimit
+// NewGroup charges several limits or none. Middlewares also nest, where their options
+// differ: RateLimit and RateLimit-Policy list each policy, the X-RateLimit
 // headers are those of the innermost that decided. What the inner one refuses,
 // the outer one has charged; WithRefund(Status(304, 429)) on the outer one
 // gives that back.
+//
+// # What operators see
+//
+// Debug is a page of the limiters' figures, and of the keys that are denied most.
 //
 // # Calls to others
 //

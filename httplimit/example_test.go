@@ -77,6 +77,27 @@ func ExampleNew() {
 	// 200 4999 of 5000
 }
 
+// A request must pass the limit of its user and that of the user's organisation.
+func ExampleNewGroup() {
+	users, _ := reservoir.New(memstore.New(), reservoir.PerMinute(5), reservoir.WithName("user"))
+	orgs, _ := reservoir.New(memstore.New(), reservoir.PerHour(6), reservoir.WithName("org"))
+	h := httplimit.NewGroup(reservoir.NewGroup(users, orgs),
+		httplimit.WithKey(httplimit.ByToken("Authorization"), httplimit.ByHeader("X-Org")),
+		httplimit.WithPolicy(httplimit.Policy{Name: "user", Window: time.Minute}, httplimit.Policy{Name: "org", Window: time.Hour}),
+	)(mux)
+	for _, token := range []string{"alice", "alice", "alice", "bob", "bob", "bob", "bob"} {
+		visit(h, "203.0.113.9:4711", "Authorization: "+token, "X-Org: acme")
+	}
+	// Output:
+	// 200 4 of 5
+	// 200 3 of 5
+	// 200 2 of 5
+	// 200 2 of 6
+	// 200 1 of 6
+	// 200 0 of 6
+	// 429 0 of 6
+}
+
 // The client writes an address of its choice into the header; the proxy adds the
 // true one.
 func ExampleByAddress() {
@@ -216,6 +237,23 @@ func ExampleWithRefused() {
 	// 429 0 of 1
 }
 
+// A client that may not come at all is told so.
+func ExampleWithBlockedStatus() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(100),
+		reservoir.WithLimits(func(key string) reservoir.Limit {
+			if key == "addr:203.0.113.66" {
+				return reservoir.Limit{}
+			}
+			return reservoir.PerHour(100)
+		}))
+	h := httplimit.New(limiter, httplimit.WithBlockedStatus(http.StatusForbidden))(mux)
+	visit(h, "203.0.113.9:4711")
+	visit(h, "203.0.113.66:4711")
+	// Output:
+	// 200 99 of 100
+	// 403 0 of 0
+}
+
 // Serve without limit rather than not at all.
 func ExampleWithErrorHandler() {
 	limiter, _ := reservoir.New(away{}, reservoir.PerHour(100))
@@ -291,6 +329,43 @@ func ExampleResultOf() {
 	// 200 1 of 2
 	// that was the last one
 	// 200 0 of 2
+}
+
+// A request pays 500 tokens of a language model ahead, and what it has used afterwards.
+func ExampleSettle() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(10_000))
+	h := httplimit.New(limiter, httplimit.WithCost(func(*http.Request) int64 { return 500 }))(
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			answer, used := "forty-two", int64(42)
+			if err := httplimit.Settle(w, used); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			fmt.Fprintln(w, answer)
+		}))
+	visit(h, "203.0.113.9:4711")
+	// Output: 200 9958 of 10000
+}
+
+// What an operator looks at when somebody asks why they are refused.
+func ExampleDebug() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(2))
+	for range 5 {
+		_, _ = limiter.Allow(context.Background(), "user:alice")
+	}
+	private := http.NewServeMux() // on a port that only operators reach
+	private.Handle("/debug/limits", httplimit.Debug(map[string]*reservoir.Limiter{"core": limiter}))
+
+	w := httptest.NewRecorder()
+	private.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/debug/limits", nil))
+	for line := range strings.Lines(w.Body.String()) {
+		if strings.HasPrefix(line, "requests.denied") || strings.HasSuffix(line, "\"user:alice\"\n") {
+			fmt.Println(strings.Fields(line)[:2])
+		}
+	}
+	// Output:
+	// [requests.denied 3]
+	// [3 2]
 }
 
 // A client that stays within 5,000 an hour, and who waits longer than a minute

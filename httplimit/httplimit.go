@@ -2,6 +2,8 @@ package httplimit
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/http"
 
 	"github.com/go-reservoir/reservoir"
@@ -18,16 +20,35 @@ func New(limiter *reservoir.Limiter, opts ...Option) func(http.Handler) http.Han
 	if limiter == nil {
 		panic("httplimit: no limiter")
 	}
+	return build(single{limiter}, opts)
+}
+
+// NewGroup is New for several limits that a request must pass together: it is charged to
+// all of them or to none. WithKey must give a key for each limiter, in the group's order.
+// A client is told the numbers of the limit that refused or, of those that allowed, of the
+// tightest. A request costs one allocation more than by New, for up to four limits.
+func NewGroup(g *reservoir.Group, opts ...Option) func(http.Handler) http.Handler {
+	if g == nil {
+		panic("httplimit: no group")
+	}
+	return build(group{g}, opts)
+}
+
+func build(l limits, opts []Option) func(http.Handler) http.Handler {
 	c := defaults()
 	for _, o := range opts {
 		o(&c)
 	}
-	if c.key == nil || c.keyless == nil || c.failed == nil {
-		panic("httplimit: an option of nil that has to be asked")
+	if err := c.validate(); err != nil {
+		panic(err)
 	}
-	m := &middleware{config: c, limiter: limiter, format: c.policy.compile()}
-	if m.refused == nil {
-		m.refused = refusal(m.format.name)
+	if err := l.fits(len(c.keys)); err != nil {
+		panic(err)
+	}
+	m := &middleware{config: c, limits: l}
+	for _, p := range c.policies {
+		f := p.compile()
+		m.told = append(m.told, told{f, refusal(f.name)})
 	}
 	return func(next http.Handler) http.Handler { return &handler{m, next} }
 }
@@ -35,8 +56,14 @@ func New(limiter *reservoir.Limiter, opts ...Option) func(http.Handler) http.Han
 // middleware is what all handlers of one New share. It is not written after it.
 type middleware struct {
 	config
-	limiter *reservoir.Limiter
-	format  format
+	limits limits
+	told   []told
+}
+
+// told is what the clients of a limit are told.
+type told struct {
+	format
+	refusal body
 }
 
 type handler struct {
@@ -45,55 +72,102 @@ type handler struct {
 }
 
 // ServeHTTP charges the request and serves it, or answers why not.
-func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	n := h.tokens(r)
-	if n == 0 {
-		h.next.ServeHTTP(w, r)
+func (h *handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	if h.skip != nil && h.skip(r) {
+		h.next.ServeHTTP(rw, r)
 		return
 	}
-	key := h.key(r)
-	if key == "" {
-		h.keyless.ServeHTTP(w, r)
+	w := &response{ResponseWriter: rw, m: h.middleware, request: r}
+	h.limits.room(w, len(h.keys))
+	if !h.price(w) {
+		h.next.ServeHTTP(rw, r)
 		return
 	}
-	result, err := h.limiter.AllowN(r.Context(), key, n)
-	if err != nil {
-		h.failed(w, r, err, h.next)
+	if !h.name(w) {
+		h.keyless.ServeHTTP(rw, r)
 		return
 	}
-	h.answer(&response{ResponseWriter: w, m: h.middleware, request: r, key: key, cost: n, result: result}, h.next)
+	if err := h.limits.ask(w); err != nil {
+		h.failed(rw, r, err, h.next)
+		return
+	}
+	h.answer(w, h.next)
 }
 
-// tokens is what a request costs; 0 if it is not limited.
-func (m *middleware) tokens(r *http.Request) int64 {
-	switch {
-	case m.skip != nil && m.skip(r):
-		return 0
-	case m.cost != nil:
-		return m.cost(r)
-	default:
-		return 1
+// price notes what a request costs, and reports whether that is anything.
+func (m *middleware) price(w *response) (some bool) {
+	n := int64(1)
+	for i := range w.costs {
+		if i < len(m.costs) {
+			n = m.costs[i](w.request)
+		}
+		w.costs[i] = n
+		some = some || n != 0
 	}
+	return some
+}
+
+// name notes whom a request is charged to, and reports whether that is known.
+func (m *middleware) name(w *response) bool {
+	for i, key := range m.keys {
+		if w.keys[i] = key(w.request); w.keys[i] == "" {
+			return false
+		}
+	}
+	return true
 }
 
 // answer serves a request that was decided.
 func (m *middleware) answer(w *response, next http.Handler) {
-	w.fields.set(w.Header(), &m.format, &w.result)
+	w.told = &m.told[min(w.limit, len(m.told)-1)]
+	w.free = w.result.Remaining + w.costs[w.limit]
+	w.fields.set(w.Header(), &w.told.format, &w.result)
 	if !w.result.Allowed {
-		m.refused(w.ResponseWriter, w.request, w.result)
+		m.refuse(w)
 		return
 	}
 	defer func() { // also after a panic: the client was told
-		if w.refunded {
-			m.giveBack(w)
+		if w.changed {
+			m.settle(w)
 		}
 	}()
 	next.ServeHTTP(w, w.request)
-	w.settle(http.StatusOK) // of a handler that has written nothing
+	w.finish(http.StatusOK) // of a handler that has written nothing
 }
 
-// giveBack refunds a request whose client may have left already. An error
-// means that the tokens stay charged, which is not worth another request's time.
-func (m *middleware) giveBack(w *response) {
-	_ = m.limiter.Refund(context.WithoutCancel(w.request.Context()), w.key, w.result)
+func (m *middleware) refuse(w *response) {
+	b := &w.told.refusal
+	if w.result.Limit == 0 && m.blocked.status != 0 {
+		b = &m.blocked
+		delete(w.Header(), headerRetry) // no waiting would help
+	}
+	if m.refused != nil {
+		m.refused(w.ResponseWriter, w.request, w.result)
+		return
+	}
+	b.write(w.ResponseWriter, w.request)
+}
+
+// settle makes the charge what the response says. Its client may have left already. An
+// error means that the tokens stay charged, which is not worth another request's time.
+func (m *middleware) settle(w *response) {
+	_ = m.limits.settle(context.WithoutCancel(w.request.Context()), w)
+}
+
+// validate returns the first fault of the options.
+func (c *config) validate() error {
+	if c.keyless == nil || c.failed == nil {
+		return errors.New("httplimit: an option of nil that has to be asked")
+	}
+	for _, k := range c.keys {
+		if k == nil {
+			return errors.New("httplimit: a key of nil")
+		}
+	}
+	for _, n := range [...]int{len(c.costs), len(c.policies)} {
+		if n > 1 && n != len(c.keys) {
+			return fmt.Errorf("httplimit: %d costs or policies for %d limits", n, len(c.keys))
+		}
+	}
+	return nil
 }

@@ -28,10 +28,11 @@ func open(t testing.TB, limit reservoir.Limit, opts ...reservoir.Option) *reserv
 	return l
 }
 
-// spent is what requests have used and not been refunded.
+// spent is what requests have used and not been refunded, whether the store has heard or
+// not.
 func spent(l *reservoir.Limiter) int64 {
 	s := l.Stats()
-	return s.Spent - s.Refunded
+	return s.Spent - s.Refunded + s.Owed
 }
 
 // get sends a request to h, with the headers given in pairs.

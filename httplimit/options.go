@@ -1,6 +1,7 @@
 package httplimit
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 
@@ -11,40 +12,54 @@ import (
 type Option func(*config)
 
 type config struct {
-	key     KeyFunc
-	cost    func(*http.Request) int64
-	skip    func(*http.Request) bool
-	policy  Policy
-	refund  RefundFunc
-	keyless http.Handler
-	refused func(http.ResponseWriter, *http.Request, reservoir.Result)
-	failed  ErrorHandler
+	keys     []KeyFunc // one for each limit
+	costs    []func(*http.Request) int64
+	skip     func(*http.Request) bool
+	policies []Policy // at least one
+	refund   RefundFunc
+	keyless  http.Handler
+	refused  func(http.ResponseWriter, *http.Request, reservoir.Result)
+	blocked  body // none if its status is 0
+	failed   ErrorHandler
 }
 
 func defaults() config {
 	return config{
-		key:     ByAddress(),
-		refund:  Status(http.StatusNotModified),
-		keyless: http.HandlerFunc(nobody),
-		failed:  Unavailable,
+		keys:     []KeyFunc{ByAddress()},
+		policies: make([]Policy, 1),
+		refund:   Status(http.StatusNotModified),
+		keyless:  http.HandlerFunc(nobody),
+		failed:   Unavailable,
 	}
 }
 
-// WithKey sets whom a request is charged to; ByAddress() by default.
-func WithKey(k KeyFunc) Option { return func(c *config) { c.key = k } }
+// WithKey sets whom a request is charged to; ByAddress() by default. Of a Group there is
+// one for each limit; a request that lacks one of them has no key.
+func WithKey(k ...KeyFunc) Option {
+	k = slices.Clone(k)
+	return func(c *config) { c.keys = k }
+}
 
-// WithCost sets how many tokens a request costs; 1 by default. One that costs 0
-// is served without the limiter or its headers. One that costs more than the
-// limit can never be served; it gets 400 from Unavailable.
-func WithCost(cost func(*http.Request) int64) Option { return func(c *config) { c.cost = cost } }
+// WithCost sets how many tokens a request costs; 1 by default. Of a Group it is the cost at
+// every limit, or there is one for each; a limit where it is 0 is not asked. A request that
+// costs 0 everywhere is served without the limiter or its headers. One that costs more
+// than the limit can never be served; it gets 400 from Unavailable.
+func WithCost(cost ...func(*http.Request) int64) Option {
+	cost = slices.Clone(cost)
+	return func(c *config) { c.costs = cost }
+}
 
 // WithSkip exempts the requests for which skip is true, such as health checks.
 // By default there are none.
 func WithSkip(skip func(*http.Request) bool) Option { return func(c *config) { c.skip = skip } }
 
 // WithPolicy sets how the limit is called in headers, and the length of its
-// window; by default "default", and not told.
-func WithPolicy(p Policy) Option { return func(c *config) { c.policy = p } }
+// window; by default "default", and not told. Of a Group it is that of every limit, or
+// there is one for each.
+func WithPolicy(p ...Policy) Option {
+	p = append(slices.Clone(p), make([]Policy, max(1-len(p), 0))...)
+	return func(c *config) { c.policies = p }
+}
 
 // RefundFunc reports whether a response gives its request's tokens back. It is
 // asked once, when the final status is known and before headers are sent, or
@@ -70,6 +85,18 @@ func WithKeyless(h http.Handler) Option { return func(c *config) { c.keyless = h
 // 429 with a problem document. All headers, Retry-After too, are set before.
 func WithRefused(f func(http.ResponseWriter, *http.Request, reservoir.Result)) Option {
 	return func(c *config) { c.refused = f }
+}
+
+// WithBlockedStatus sets the status for those whose limit has no tokens at all
+// (reservoir.Limit{}), such as 403, which then has no Retry-After; by default they are
+// refused with 429 as others are. WithRefused decides by itself: Result.Limit is 0. It
+// panics unless the status is that of an error, 400 to 599.
+func WithBlockedStatus(status int) Option {
+	if status < 400 || status > 599 {
+		panic(fmt.Sprintf("httplimit: a refusal with status %d", status))
+	}
+	b := problem{blank, http.StatusText(status), status, "The limit is no requests at all.", nil}.body()
+	return func(c *config) { c.blocked = b }
 }
 
 // ErrorHandler answers a request that the limiter made no decision about; next is

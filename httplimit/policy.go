@@ -38,7 +38,7 @@ type Policy struct {
 
 // SetHeaders sets what the middleware would have set on a response that r
 // decided, Retry-After included if r is a refusal, for handlers that ask the
-// limiter by themselves.
+// limiter by themselves. It sets none if r is unlimited.
 func (p Policy) SetHeaders(h http.Header, r reservoir.Result) {
 	f := p.compile()
 	new(fields).set(h, &f, &r)
@@ -98,8 +98,11 @@ type fields struct {
 }
 
 // set makes the values and puts them into h. Fields of outer limits stay in the
-// lists of the IETF's fields.
+// lists of the IETF's fields. Of what is unlimited there is nothing to tell.
 func (v *fields) set(h http.Header, f *format, r *reservoir.Result) {
+	if r.Unlimited() {
+		return
+	}
 	v.make(f, r)
 	h[headerLimit] = v.limit[:]
 	h[headerRemaining] = v.remaining[:]
@@ -123,6 +126,7 @@ func (v *fields) change(h http.Header, f *format, r *reservoir.Result) {
 	if all := h[headerLimits]; v.place < len(all) && all[v.place] == v.limits[0] { // an inner limit may have copied it
 		all[v.place] = n.limits[0]
 	}
+	v.limits = n.limits
 }
 
 // own drops what was added to our values since, as a reverse proxy does with those of the

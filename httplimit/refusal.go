@@ -44,13 +44,12 @@ func (p problem) body() body {
 	return body{p.Status, string(j) + "\n", plain + "\n"}
 }
 
-// refusal writes the 429 of a policy. The headers say when to come back.
-func refusal(policy string) func(http.ResponseWriter, *http.Request, reservoir.Result) {
-	b := problem{
+// refusal is the 429 of a policy. The headers say when to come back.
+func refusal(policy string) body {
+	return problem{
 		quotaExceeded, "Quota exceeded", http.StatusTooManyRequests,
 		"Retry-After says in how many seconds there will be more.", []string{policy},
 	}.body()
-	return func(w http.ResponseWriter, r *http.Request, _ reservoir.Result) { b.write(w, r) }
 }
 
 var (

@@ -2,11 +2,13 @@ package httplimit
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 // response is the ResponseWriter of a limited request. It learns the status
@@ -19,62 +21,125 @@ type response struct {
 	http.ResponseWriter
 	m        *middleware
 	request  *http.Request
-	key      string
-	cost     int64
+	keys     []string // one for each limit
+	costs    []int64  // the same; what was used once that is known
+	key      [1]string
+	cost     [1]int64
+	several  *several         // nil of a Limiter
 	result   reservoir.Result // as the headers have it
-	settled  bool             // the final status is known
+	limit    int              // the index of the one that result is of
+	told     *told
+	free     int64 // what would remain if nothing were used
+	finished bool  // the final status is known
+	changed  bool  // what was used is not what was charged
 	refunded bool
 	fields   fields
+}
+
+// responseOf finds ours through writers that have an Unwrap method; nil if there is none.
+func responseOf(w http.ResponseWriter) *response {
+	for {
+		switch t := w.(type) {
+		case *response:
+			return t
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = t.Unwrap()
+		default:
+			return nil
+		}
+	}
 }
 
 // ResultOf returns the decision about the request that w answers, as its headers
 // tell it. It finds it through writers that have an Unwrap method; ok is false if
 // the request was not limited.
 func ResultOf(w http.ResponseWriter) (r reservoir.Result, ok bool) {
-	for {
-		switch t := w.(type) {
-		case *response:
-			return t.result, true
-		case interface{ Unwrap() http.ResponseWriter }:
-			w = t.Unwrap()
-		default:
-			return reservoir.Result{}, false
-		}
+	if t := responseOf(w); t != nil {
+		return t.result, true
 	}
+	return r, false
 }
 
-// settle takes note of the status, if it is the first final one, and corrects
-// the headers of a request that is refunded.
-func (w *response) settle(status int) {
-	if w.settled || status < 200 && status != http.StatusSwitchingProtocols {
+// Settle makes the charge of the request that w answers what it has really used, in
+// tokens, for handlers that learn it from their work; of a Group there is one figure for
+// each limit. What was used above the charge is charged too and never refused: see
+// reservoir.Limiter.Settle. Headers that are not sent yet tell it. The limiter
+// hears of it when the handler has returned; of several calls the last counts, and a
+// response that is refunded has used nothing, whatever was settled. What goes back is a
+// store call with reservoir.WithDirect, as a refund is. Of nested limits it is the innermost.
+//
+// It does nothing if the request was not limited, or if what wraps w has no Unwrap method,
+// as http.TimeoutHandler's has not; ResultOf tells. Figures that are negative, or too large,
+// are reservoir.ErrTokens, and more or fewer than there are limits reservoir.ErrOption. Like
+// w it must not be used by several goroutines at the same time, or after the handler.
+func Settle(w http.ResponseWriter, used ...int64) error {
+	t := responseOf(w)
+	if t == nil {
+		return nil
+	}
+	if len(used) != len(t.costs) {
+		return fmt.Errorf("%w: %d figures for %d limits", reservoir.ErrOption, len(used), len(t.costs))
+	}
+	for _, n := range used {
+		if n < 0 || n > backend.MaxTokens {
+			return fmt.Errorf("%w: %d used", reservoir.ErrTokens, n)
+		}
+	}
+	if t.refunded {
+		return nil
+	}
+	copy(t.costs, used)
+	t.changed = true
+	if !t.finished {
+		t.correct()
+	}
+	return nil
+}
+
+// correct makes the headers tell what was used. Of what charges nothing they stay as they
+// are.
+func (w *response) correct() {
+	if w.result.Unlimited() || w.result.Shadowed {
 		return
 	}
-	w.settled = true
-	w.fields.own(w.Header(), &w.m.format)
+	w.result.Remaining = min(max(w.free-w.costs[w.limit], 0), w.result.Limit)
+	w.fields.change(w.Header(), &w.told.format, &w.result)
+}
+
+// finish takes note of the status, if it is the first final one, and of the refund that it
+// may earn.
+func (w *response) finish(status int) {
+	if w.finished || status < 200 && status != http.StatusSwitchingProtocols {
+		return
+	}
+	w.finished = true
+	if !w.result.Unlimited() {
+		w.fields.own(w.Header(), &w.told.format)
+	}
 	if w.m.refund == nil || !w.m.refund(w.request, status, w.Header()) {
 		return
 	}
-	w.refunded = true
-	w.result.Remaining = min(w.result.Remaining+w.cost, w.result.Limit)
-	w.fields.change(w.Header(), &w.m.format, &w.result)
+	clear(w.costs)
+	w.refunded, w.changed = true, true
+	w.correct()
 }
 
 // Unwrap is for http.ResponseController.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *response) WriteHeader(status int) {
-	w.settle(status)
+	w.finish(status)
 	w.ResponseWriter.WriteHeader(status)
 }
 
 func (w *response) Write(p []byte) (int, error) {
-	w.settle(http.StatusOK)
+	w.finish(http.StatusOK)
 	return w.ResponseWriter.Write(p)
 }
 
 // WriteString keeps io.WriteString from copying the string.
 func (w *response) WriteString(s string) (int, error) {
-	w.settle(http.StatusOK)
+	w.finish(http.StatusOK)
 	return io.WriteString(w.ResponseWriter, s)
 }
 
@@ -82,7 +147,7 @@ func (w *response) WriteString(s string) (int, error) {
 // Write, as in net/http: if src has nothing, nothing is sent, and the handler may
 // still answer with another status.
 func (w *response) ReadFrom(src io.Reader) (n int64, err error) {
-	if !w.settled {
+	if !w.finished {
 		const first = 512
 		n, err = io.Copy(struct{ io.Writer }{w}, io.LimitReader(src, first)) // hides this method
 		if err != nil || n < first {
@@ -100,7 +165,7 @@ func (w *response) Flush() { _ = w.FlushError() }
 // no status is sent.
 func (w *response) FlushError() error {
 	if flushes(w.ResponseWriter) {
-		w.settle(http.StatusOK)
+		w.finish(http.StatusOK)
 	}
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
@@ -127,7 +192,7 @@ func flushes(w http.ResponseWriter) bool {
 func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err == nil {
-		w.settle(http.StatusSwitchingProtocols)
+		w.finish(http.StatusSwitchingProtocols)
 	}
 	return conn, rw, err
 }

@@ -100,7 +100,7 @@ end
 if fresh and runs then
   stop = window
 elseif fresh and till * 1000 <= now and after * 1000 > now and math.abs(after - till - length) > slack then
-  stop, opened = after, after - till                   -- a period of another length: the client is told, and comes again
+  stop, opened = 0, after - till                       -- a period of another length: the client is told, and comes again
 elseif fresh or moved then                             -- where a window ends that opens now
   if opened ~= length then till = 0 end                -- of another calendar
   if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next, or one after it

@@ -50,7 +50,7 @@ if stop and used then
 end
 local till, after = tonumber(ARGV[4]), tonumber(ARGV[5])
 if fresh and till * 1000 <= now and after * 1000 > now and math.abs(after - till - length) > math.min(length / 10, 1000) then
-  return { 0, now, after, limit, after - till }        -- a period of another length: the client is told, and comes again
+  return { 0, now, 0, limit, after - till }            -- a period of another length: the client is told, and comes again
 elseif fresh then                                      -- never opened, over, or half of it lost
   stop, used = opening(length, till), 0
 else

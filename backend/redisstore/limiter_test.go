@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -163,6 +164,56 @@ func TestFarRedis(t *testing.T) {
 			}
 			assert.Equal(t, 50, admitted)
 			assert.Positive(t, proxy.Delayed())
+		})
+	}
+}
+
+// Four processes admit and settle at the same time, above and below what was charged. What
+// Redis has charged in the end is what was used, to the token; what of it is above the limit
+// is overdrawn, and what came back when that was charged already.
+func TestSettleIsExact(t *testing.T) {
+	server, ctx := redistest.Start(t), context.Background()
+	store := redisstore.New(server.Client())
+	for name, opt := range map[string]reservoir.Option{
+		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "fixed=64": reservoir.WithBatch(reservoir.Fixed(64)),
+		"ladder": reservoir.WithBatch(reservoir.Ladder(1, 100)), "direct": reservoir.WithDirect(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			const limit = 50_000
+			var all [4]*reservoir.Limiter
+			for i := range all {
+				all[i] = limiterOn(t, server.Client(), reservoir.PerHour(limit), opt, patient)
+			}
+			var used, charged atomic.Int64
+			var wg sync.WaitGroup
+			for i := range 16 {
+				key, rnd := all[i%4].Key(name), rand.New(rand.NewPCG(uint64(i), 2))
+				wg.Go(func() {
+					for range 1000 {
+						n := 1 + rnd.Int64N(10)
+						r, err := key.AllowN(ctx, n)
+						if !assert.NoError(t, err) || !r.Allowed {
+							continue
+						}
+						really := max(n+rnd.Int64N(12)-4, 0)
+						charged.Add(n)
+						used.Add(really)
+						assert.NoError(t, key.Settle(ctx, r, really))
+					}
+				})
+			}
+			wg.Wait()
+			var overdrawn int64
+			for _, l := range all {
+				require.NoError(t, l.Close(ctx))
+				overdrawn += l.Stats().Overdrawn
+			}
+			c, err := store.Inspect(ctx, name)
+			require.NoError(t, err)
+			assert.Equal(t, used.Load(), c.Used)
+			assert.GreaterOrEqual(t, overdrawn, used.Load()-limit)
+			assert.LessOrEqual(t, overdrawn, used.Load()-limit+100, "what came back afterwards")
+			assert.LessOrEqual(t, charged.Load(), int64(limit))
 		})
 	}
 }

@@ -11,8 +11,8 @@ import (
 
 // Client makes outgoing calls wait until they may be sent: for a limit that
 // somebody else's server sets, and that all processes which call it keep to
-// together. Set Limiter; all else may stay zero. Change nothing once an
-// interceptor was made of it.
+// together. Set Limiter, or Group and Keys; all else may stay zero. Change nothing once
+// an interceptor was made of it.
 //
 // A call that could not be sent before its deadline fails at once with
 // DEADLINE_EXCEEDED. One that gRPC itself retries is charged once.
@@ -20,47 +20,58 @@ type Client struct {
 	// Limiter decides. The interceptors do not close it.
 	Limiter *reservoir.Limiter
 
+	// Group decides instead of Limiter, by Keys and Costs: a call waits for all of its
+	// limits.
+	Group *reservoir.Group
+
 	// Key names what a call counts for; by default ByTarget.
 	Key KeyFunc
 
-	// Cost is how many tokens a call costs; by default one. A call that costs
-	// nothing (or less) does not wait.
-	Cost func(ctx context.Context, c Call) int64
+	// Keys are the same for a Group: one for each limit, in its order.
+	Keys []KeyFunc
+
+	// Cost is how many tokens a call costs, at every limit of a Group; by default
+	// one. A call that costs nothing (or less) does not wait.
+	Cost CostFunc
+
+	// Costs, one for each limit of a Group, are instead of Cost. A limit that a call costs
+	// nothing is not asked.
+	Costs []CostFunc
 
 	// Skip lets a call pass without a look at the limit: see Methods.
 	Skip func(ctx context.Context, c Call) bool
 
 	// SendCost is how many tokens each message that a stream sends costs, on top
-	// of Cost for the stream; by default none. SendMsg waits for them; if it
-	// fails, the stream has ended.
+	// of Cost for the stream, at every limit of a Group; by default none. SendMsg
+	// waits for them; if it fails, the stream has ended.
 	SendCost func(c Call, message any) int64
+
+	limits limits // made of the above
 }
 
 // Unary returns the interceptor of unary calls, for
-// grpc.WithChainUnaryInterceptor. It panics if Limiter is nil.
+// grpc.WithChainUnaryInterceptor. It panics if it is not set what decides, and by what key.
 func (c Client) Unary() grpc.UnaryClientInterceptor {
-	c.mustBeSet()
+	c.complete()
 	return c.unary
 }
 
 // Stream returns the interceptor of streams, for grpc.WithChainStreamInterceptor.
-// It panics if Limiter is nil.
+// It panics as Unary does.
 func (c Client) Stream() grpc.StreamClientInterceptor {
-	c.mustBeSet()
+	c.complete()
 	return c.stream
 }
 
-func (c *Client) mustBeSet() {
-	if c.Limiter == nil {
-		panic("grpclimit: a Client needs a Limiter")
-	}
-	if c.Key == nil {
+func (c *Client) complete() {
+	if c.Key == nil && c.Group == nil {
 		c.Key = ByTarget
 	}
+	c.limits = choose(c.Limiter, c.Group, c.Key, c.Keys, c.Cost, c.Costs)
 }
 
 func (c *Client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	if _, _, err := c.wait(ctx, Call{Method: method, Request: req, Target: cc.Target()}); err != nil {
+	if _, err := c.wait(ctx, Call{Method: method, Request: req, Target: cc.Target()}); err != nil {
 		return err
 	}
 	return invoke(ctx, method, req, reply, cc, opts...)
@@ -68,11 +79,11 @@ func (c *Client) unary(ctx context.Context, method string, req, reply any, cc *g
 
 func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	call := Call{Method: method, Stream: true, Target: cc.Target()}
-	key, limited, err := c.wait(ctx, call)
+	names, err := c.wait(ctx, call)
 	if err != nil {
 		return nil, err
 	}
-	if !limited || c.SendCost == nil {
+	if names == nil || c.SendCost == nil {
 		return open(ctx, desc, cc, method, opts...)
 	}
 	ctx, end := context.WithCancel(ctx)
@@ -82,28 +93,21 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 		end()
 		return nil, err
 	}
-	return &clientStream{ClientStream: stream, client: c, call: call, key: key, ctx: ctx, end: end}, nil
+	return &clientStream{ClientStream: stream, client: c, call: call, names: names, ctx: ctx, end: end}, nil
 }
 
-// wait returns once the call may be sent. limited is false if the call is skipped.
-func (c *Client) wait(ctx context.Context, call Call) (key string, limited bool, err error) {
+// wait returns once the call may be sent, with whom it counts for: nil if it is skipped.
+func (c *Client) wait(ctx context.Context, call Call) (names []string, err error) {
 	if c.Skip != nil && c.Skip(ctx, call) {
-		return "", false, nil
+		return nil, nil
 	}
-	if key, err = c.Key(ctx, call); err != nil {
-		return "", false, err
+	if names, err = c.limits.name(ctx, call); err != nil {
+		return nil, err
 	}
-	return key, true, c.pay(ctx, key, costOf(ctx, c.Cost, call))
-}
-
-func (c *Client) pay(ctx context.Context, key string, n int64) error {
-	if n <= 0 {
-		return nil
+	if prices := c.limits.price(ctx, call); prices != nil {
+		err = c.limits.wait(ctx, names, prices)
 	}
-	if _, err := c.Limiter.WaitN(ctx, key, n); err != nil {
-		return failure(err)
-	}
-	return nil
+	return names, err
 }
 
 // clientStream makes a stream's messages wait.
@@ -111,7 +115,7 @@ type clientStream struct {
 	grpc.ClientStream
 	client *Client
 	call   Call
-	key    string
+	names  []string
 	ctx    context.Context // the stream's life; its own Context() would end gRPC's retries
 	end    context.CancelFunc
 }
@@ -119,9 +123,12 @@ type clientStream struct {
 // SendMsg ends the stream when it fails, as every SendMsg does: of a method that
 // sends one message only, nobody has the stream then.
 func (s *clientStream) SendMsg(message any) error {
-	if err := s.client.pay(s.ctx, s.key, s.client.SendCost(s.call, message)); err != nil {
-		s.end()
-		return err
+	limits := &s.client.limits
+	if n := s.client.SendCost(s.call, message); n > 0 {
+		if err := limits.wait(s.ctx, s.names, limits.each(n)); err != nil {
+			s.end()
+			return err
+		}
 	}
 	return s.ClientStream.SendMsg(message)
 }

@@ -1,4 +1,4 @@
-// Package grpclimit limits gRPC calls by a reservoir.Limiter.
+// Package grpclimit limits gRPC calls by a reservoir.Limiter, or by a reservoir.Group.
 //
 // # Servers
 //
@@ -21,7 +21,9 @@
 // They are in the header of a call that is admitted, and in the trailer of one
 // that is refused. A refusal has the status RESOURCE_EXHAUSTED with a
 // google.rpc.RetryInfo, and is an answer of trailers only, so that the retry
-// policies of gRPC clients can act on it; Server.Pushback tells them when.
+// policies of gRPC clients can act on it; Server.Pushback tells them when. Of a Group
+// they are the numbers of the limit that refused or, of those that admitted, of the one
+// with the smallest part remaining. A call without limit has none of them.
 //
 // How a call ends that is not admitted:
 //
@@ -31,6 +33,7 @@
 //	DEADLINE_EXCEEDED,
 //	CANCELLED            its own context ended while it asked the store
 //	INTERNAL             the limiter is set up wrongly
+//	Server.Blocked       its limit is no tokens at all, if that is set
 //
 // and with the status that the KeyFunc returns if that fails. What went wrong
 // with the store is not told to clients; the limiter's hooks hear it.
@@ -40,8 +43,9 @@
 //
 //	Refund: grpclimit.Codes(codes.Internal, codes.Unavailable)
 //
-// Several limits are several interceptors in the chain, each with a Metadata
-// prefix of its own. The first that refuses ends the call, and what earlier ones
+// Several limits that a call must pass together are a Group, which charges all of them
+// or none. Where they differ in more than keys and costs they are several interceptors in
+// the chain, each with a Metadata prefix of its own. The first that refuses ends the call, and what earlier ones
 // have charged stays charged unless their Refund says otherwise for
 // RESOURCE_EXHAUSTED.
 //

@@ -56,6 +56,41 @@ func ExampleServer() {
 	// ResourceExhausted []
 }
 
+// Each user may make 100 calls a minute, in which all of an organisation's users may ask for
+// 10,000 rows.
+func ExampleServer_group() {
+	calls, err := reservoir.New(memstore.New(), reservoir.PerMinute(100), reservoir.WithName("calls"))
+	if err != nil {
+		panic(err)
+	}
+	rows, err := reservoir.New(memstore.New(), reservoir.PerMinute(10_000), reservoir.WithName("rows"))
+	if err != nil {
+		panic(err)
+	}
+	limits := grpclimit.Server{
+		Group: reservoir.NewGroup(calls, rows),
+		Keys:  []grpclimit.KeyFunc{grpclimit.ByMetadata("user"), grpclimit.ByMetadata("org")},
+		Costs: []grpclimit.CostFunc{
+			func(context.Context, grpclimit.Call) int64 { return 1 },
+			func(_ context.Context, c grpclimit.Call) int64 { return int64(c.Request.(int)) },
+		},
+		Blocked: codes.PermissionDenied,
+	}
+	call := limits.Unary() // for grpc.ChainUnaryInterceptor
+	ctx := metadata.NewIncomingContext(context.Background(), metadata.Pairs("user", "alice", "org", "acme"))
+	for _, wanted := range []int{9000, 1001, 1000} {
+		_, err := call(ctx, wanted, &grpc.UnaryServerInfo{FullMethod: "/library.Books/List"}, func(context.Context, any) (any, error) { return nil, nil })
+		fmt.Println(status.Code(err))
+	}
+	s := calls.Stats()
+	fmt.Println(s.Spent-s.Refunded, "calls,", rows.Stats().Spent, "rows")
+	// Output:
+	// OK
+	// ResourceExhausted
+	// OK
+	// 2 calls, 10000 rows
+}
+
 // A client that keeps to somebody else's limit, together with all processes that
 // share the store.
 func ExampleClient() {

@@ -11,18 +11,29 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// Server limits the calls that a gRPC server gets. Set Limiter and Key; all else
-// may stay zero. Change nothing once an interceptor was made of it.
+// Server limits the calls that a gRPC server gets. Set Limiter and Key, or Group and
+// Keys; all else may stay zero. Change nothing once an interceptor was made of it.
 type Server struct {
 	// Limiter decides. The interceptors do not close it.
 	Limiter *reservoir.Limiter
 
+	// Group decides instead of Limiter, by Keys and Costs: a call is charged to all of
+	// its limits or to none.
+	Group *reservoir.Group
+
 	// Key names who a call counts for.
 	Key KeyFunc
 
-	// Cost is how many tokens a call costs; by default one. A call that costs
-	// nothing (or less) is admitted without a look at the limit.
-	Cost func(ctx context.Context, c Call) int64
+	// Keys are the same for a Group: one for each limit, in its order.
+	Keys []KeyFunc
+
+	// Cost is how many tokens a call costs, at every limit of a Group; by default
+	// one. A call that costs nothing (or less) is admitted without a look at the limit.
+	Cost CostFunc
+
+	// Costs, one for each limit of a Group, are instead of Cost. A limit that a call costs
+	// nothing is not asked.
+	Costs []CostFunc
 
 	// Skip admits a call without a look at the limit, before Key is called: see
 	// Methods. By default no call is skipped.
@@ -34,8 +45,8 @@ type Server struct {
 	Refund func(code codes.Code) bool
 
 	// RecvCost is how many tokens a message of a stream costs that the client
-	// has sent, the one request of a server-streaming call included; by default
-	// none. It is called for every message, so it should be quick.
+	// has sent, the one request of a server-streaming call included, at every limit
+	// of a Group; by default none. It is called for every message, so it should be quick.
 	RecvCost func(c Call, message any) int64
 
 	// SendCost is the same for messages of a stream to the client.
@@ -54,38 +65,43 @@ type Server struct {
 	// RESOURCE_EXHAUSTED when to retry: after RetryAfter if that is at most
 	// Pushback, and never if it is more. By default they go by their policy.
 	Pushback time.Duration
+
+	// Blocked, if it is not OK, is the status of calls whose limit has no tokens at all
+	// (reservoir.Limit{}), such as codes.PermissionDenied. It says nothing of a retry.
+	// By default they are refused as others are.
+	Blocked codes.Code
+
+	limits limits // made of the above
 }
 
 // DefaultMetadata is the default of Server.Metadata.
 const DefaultMetadata = "x-ratelimit"
 
 // Unary returns the interceptor of unary calls, for grpc.ChainUnaryInterceptor.
-// It panics if Limiter or Key is nil.
+// It panics if it is not set what decides, and by what key.
 func (s Server) Unary() grpc.UnaryServerInterceptor {
-	s.mustBeSet()
+	s.complete()
 	return s.unary
 }
 
 // Stream returns the interceptor of streams, for grpc.ChainStreamInterceptor. It
-// panics if Limiter or Key is nil.
+// panics as Unary does.
 func (s Server) Stream() grpc.StreamServerInterceptor {
-	s.mustBeSet()
+	s.complete()
 	return s.stream
 }
 
-func (s *Server) mustBeSet() {
-	if s.Limiter == nil || s.Key == nil {
-		panic("grpclimit: a Server needs a Limiter and a Key")
-	}
+func (s *Server) complete() {
+	s.limits = choose(s.Limiter, s.Group, s.Key, s.Keys, s.Cost, s.Costs)
 	if s.Metadata == "" {
 		s.Metadata = DefaultMetadata
 	}
 }
 
-// paid is what a call was charged; nothing if key is "".
+// paid is what a call was charged, and to whom.
 type paid struct {
-	key    string
-	result reservoir.Result
+	names  []string
+	result reservoir.GroupResult
 }
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -118,7 +134,7 @@ func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 		return err
 	}
 	if s.RecvCost != nil || s.SendCost != nil {
-		stream = &serverStream{ServerStream: stream, server: s, call: c, key: p.key}
+		stream = &serverStream{ServerStream: stream, server: s, call: c, names: p.names}
 	}
 	err = handler(srv, stream)
 	s.settle(ctx, p, err)
@@ -136,33 +152,26 @@ type answer struct {
 
 // admit charges a call, or returns the status that it ends with.
 func (s *Server) admit(ctx context.Context, c Call, a answer) (paid, error) {
-	key, err := s.Key(ctx, c)
+	names, err := s.limits.name(ctx, c)
 	if err != nil {
 		return paid{}, err
 	}
-	n := costOf(ctx, s.Cost, c)
-	if n <= 0 {
-		return paid{key: key}, nil
+	prices := s.limits.price(ctx, c)
+	if prices == nil {
+		return paid{names: names}, nil
 	}
-	r, err := s.Limiter.AllowN(ctx, key, n)
+	r, err := s.limits.allow(ctx, names, prices)
 	if err != nil {
 		return paid{}, failure(err)
 	}
 	if !r.Allowed {
-		a.trailer(s.describe(r))
-		return paid{}, refusal(r)
+		a.trailer(s.describe(r.Result))
+		return paid{}, s.refusal(r.Result)
 	}
-	if md := s.describe(r); len(md) > 0 {
+	if md := s.describe(r.Result); len(md) > 0 {
 		a.header(md)
 	}
-	return paid{key: key, result: r}, nil
-}
-
-func costOf(ctx context.Context, cost func(context.Context, Call) int64, c Call) int64 {
-	if cost == nil {
-		return 1
-	}
-	return cost(ctx, c)
+	return paid{names, r}, nil
 }
 
 // settle gives back what a call has cost if it ended so. The caller may be gone,
@@ -170,6 +179,6 @@ func costOf(ctx context.Context, cost func(context.Context, Call) int64, c Call)
 // window ends; the limiter's hooks hear of it.
 func (s *Server) settle(ctx context.Context, p paid, err error) {
 	if s.Refund != nil && s.Refund(codeOf(err)) {
-		_ = s.Limiter.Refund(context.WithoutCancel(ctx), p.key, p.result)
+		_ = s.limits.refund(context.WithoutCancel(ctx), p.names, p.result)
 	}
 }

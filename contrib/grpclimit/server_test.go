@@ -111,7 +111,7 @@ func TestNoDecision(t *testing.T) {
 		"no key":            {grpclimit.Server{Limiter: limiter(t, 1), Key: none}, codes.InvalidArgument},
 		"key refused":       {grpclimit.Server{Limiter: limiter(t, 1), Key: bad}, codes.PermissionDenied},
 		"costs too much":    {grpclimit.Server{Limiter: limiter(t, 1), Key: one, Cost: costs(2)}, codes.InvalidArgument},
-		"limit is nonsense": {grpclimit.Server{Limiter: limiter(t, 1, reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{} })), Key: one}, codes.Internal},
+		"limit is nonsense": {grpclimit.Server{Limiter: limiter(t, 1, reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{Tokens: -1} })), Key: one}, codes.Internal},
 	} {
 		t.Run(name, func(t *testing.T) {
 			impl, client := serve(t, test.limits)

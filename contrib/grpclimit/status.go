@@ -18,16 +18,16 @@ import (
 // pushback is what gRPC's retry policies heed (gRFC A6).
 const pushback = "grpc-retry-pushback-ms"
 
-// describe returns r as metadata. A refusal, which goes into the trailer, may
+// describe returns r as metadata, of which there is none if r is unlimited. A refusal, which goes into the trailer, may
 // also say when to retry.
 func (s *Server) describe(r reservoir.Result) metadata.MD {
 	md := metadata.MD{}
-	if s.Metadata != "-" {
+	if s.Metadata != "-" && !r.Unlimited() {
 		md.Set(s.Metadata+"-limit", strconv.FormatInt(r.Limit, 10))
 		md.Set(s.Metadata+"-remaining", strconv.FormatInt(r.Remaining, 10))
 		md.Set(s.Metadata+"-reset", strconv.FormatInt(seconds(r.Reset), 10))
 	}
-	if !r.Allowed && s.Pushback > 0 {
+	if !r.Allowed && s.Pushback > 0 && !s.blocks(r) {
 		md.Set(pushback, retryIn(r.RetryAfter, s.Pushback))
 	}
 	return md
@@ -44,8 +44,16 @@ func retryIn(after, longest time.Duration) string {
 	return strconv.FormatInt(int64((after+time.Millisecond-1)/time.Millisecond), 10)
 }
 
+// blocks reports whether r is a refusal for good, and clients are to know that.
+func (s *Server) blocks(r reservoir.Result) bool {
+	return s.Blocked != codes.OK && !r.Allowed && r.Limit == 0
+}
+
 // refusal is the status of a call that finds no tokens.
-func refusal(r reservoir.Result) error {
+func (s *Server) refusal(r reservoir.Result) error {
+	if s.blocks(r) {
+		return status.Error(s.Blocked, "blocked by the rate limit")
+	}
 	st := status.New(codes.ResourceExhausted, "rate limit exceeded")
 	detailed, err := st.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(r.RetryAfter)})
 	if err != nil {

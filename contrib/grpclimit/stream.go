@@ -12,7 +12,7 @@ type serverStream struct {
 	grpc.ServerStream
 	server *Server
 	call   Call
-	key    string
+	names  []string
 
 	mu   sync.Mutex // not held while a message is charged or on its way
 	over error      // a message was refused: the stream is at its end
@@ -66,20 +66,17 @@ func (s *serverStream) charge(cost func(Call, any) int64, message any) error {
 }
 
 func (s *serverStream) pay(n int64) error {
-	ctx, limiter := s.Context(), s.server.Limiter
+	ctx, limits := s.Context(), &s.server.limits
 	if s.server.WaitMessages {
-		if _, err := limiter.WaitN(ctx, s.key, n); err != nil {
-			return failure(err)
-		}
-		return nil
+		return limits.wait(ctx, s.names, limits.each(n))
 	}
-	r, err := limiter.AllowN(ctx, s.key, n)
+	r, err := limits.allow(ctx, s.names, limits.each(n))
 	if err != nil {
 		return failure(err)
 	}
 	if !r.Allowed {
-		s.SetTrailer(s.server.describe(r))
-		return refusal(r)
+		s.SetTrailer(s.server.describe(r.Result))
+		return s.server.refusal(r.Result)
 	}
 	return nil
 }

@@ -211,3 +211,15 @@ func TestOutstanding(t *testing.T) {
 	b.Forgive(1)
 	assert.False(t, b.Outstanding())
 }
+
+// TestOverdrawn: of debt that is charged, what was above the limit then, and no grant.
+func TestOverdrawn(t *testing.T) {
+	for _, row := range []struct{ over, want int64 }{{0, 0}, {2, 2}, {5, 5}, {9, 5}} {
+		a, q := granted(t), backend.SyncRequest{}
+		a.Declare(5)
+		a.State(&q, 1)
+		reply := backend.SyncReply{State: backend.State{Window: 1}, Granted: q.Granted, Returned: q.Returned, Debt: 5, Over: row.over}
+		assert.Equal(t, Moved{Taken: 5, Overdrawn: row.want}, a.Apply(q, reply, 0))
+		assert.Zero(t, a.Apply(q, reply, 0).Overdrawn, "it is charged once")
+	}
+}

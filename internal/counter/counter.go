@@ -80,7 +80,7 @@ func (c *Counter) Open(now int64) bool { return c.stop != 0 && c.stop*1000 >= no
 func (c *Counter) enter(now int64, l backend.Limit, end, next backend.Window) {
 	length, opened := l.Window.Milliseconds(), c.length
 	if between := int64(next - end); !c.Open(now) && int64(end)*1000 <= now && int64(next)*1000 > now && max(between-length, length-between) > slack(length) {
-		*c = Counter{stop: int64(next), length: between} // which conflicts: the caller is told, and comes again
+		*c = Counter{length: between} // which conflicts: the client is told, and comes again
 		return
 	}
 	if !c.conflicts(l) {
@@ -111,10 +111,9 @@ func (c *Counter) conflicts(l backend.Limit) bool {
 }
 
 func (c *Counter) state(now int64, l backend.Limit) backend.State {
-	s := backend.State{
-		Window:    backend.Window(c.stop),
-		Left:      c.Left(now),
-		Remaining: max(l.Tokens-c.used, 0),
+	s := backend.State{Window: backend.Window(c.stop), Remaining: max(l.Tokens-c.used, 0)}
+	if c.stop != 0 {
+		s.Left = c.Left(now)
 	}
 	if c.conflicts(l) {
 		s.Length = time.Duration(c.length) * time.Millisecond

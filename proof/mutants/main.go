@@ -54,7 +54,7 @@ func main() {
 // run reports how many of the part's mutants survive without an explanation, or are
 // explained and do not survive.
 func run(part string, workers int, explained string) (bad int, err error) {
-	dir, err := filepath.Abs(filepath.Join("..", "internal", part))
+	dir, err := filepath.Abs(filepath.Join("..", "..", "internal", part))
 	if err != nil {
 		return 0, err
 	}

@@ -1,0 +1,110 @@
+package grpclimit
+
+import (
+	"context"
+	"errors"
+
+	"github.com/go-reservoir/reservoir"
+)
+
+// CostFunc is how many tokens a call costs; nothing, if it is less than one.
+type CostFunc func(ctx context.Context, c Call) int64
+
+// limits is what decides about calls, a Limiter or a Group, and by what.
+type limits struct {
+	limiter *reservoir.Limiter // nil if it is a group
+	group   *reservoir.Group
+	keys    []KeyFunc
+	costs   []CostFunc // one for each limit, or one for all, or none: that is one token
+}
+
+// choose panics if it is not clear what decides by what: that is a fault of the program.
+func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFunc, cost CostFunc, costs []CostFunc) limits {
+	single := l != nil && g == nil && key != nil && keys == nil && costs == nil
+	several := l == nil && g != nil && key == nil && (cost == nil || costs == nil)
+	if !single && !several {
+		panic("grpclimit: either a Limiter with its Key is needed, or a Group with its Keys, and Cost or Costs")
+	}
+	if single {
+		keys = []KeyFunc{key}
+	}
+	if cost != nil {
+		costs = []CostFunc{cost}
+	}
+	if several && (!fits(g, len(keys)) || len(costs) > 1 && len(costs) != len(keys)) {
+		panic("grpclimit: a Group needs a key for each of its limits, and a cost for each or one for all")
+	}
+	return limits{l, g, keys, costs}
+}
+
+// fits asks with a context that is over: a group compares the keys first, and does
+// nothing then.
+func fits(g *reservoir.Group, keys int) bool {
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := g.AllowN(over, 1, make([]string, keys)...)
+	return !errors.Is(err, reservoir.ErrOption)
+}
+
+// name returns whom a call counts for, at each limit.
+func (l *limits) name(ctx context.Context, c Call) ([]string, error) {
+	names := make([]string, len(l.keys))
+	for i, key := range l.keys {
+		var err error
+		if names[i], err = key(ctx, c); err != nil {
+			return nil, err
+		}
+	}
+	return names, nil
+}
+
+// price returns what a call costs at each limit; nil if that is nothing.
+func (l *limits) price(ctx context.Context, c Call) []int64 {
+	n, some, prices := int64(1), false, make([]int64, len(l.keys))
+	for i := range prices {
+		if i < len(l.costs) {
+			n = l.costs[i](ctx, c)
+		}
+		prices[i], some = n, some || n > 0
+	}
+	if !some {
+		return nil
+	}
+	return prices
+}
+
+// each is a price of n tokens at each limit.
+func (l *limits) each(n int64) []int64 {
+	prices := make([]int64, len(l.keys))
+	for i := range prices {
+		prices[i] = n
+	}
+	return prices
+}
+
+func (l *limits) allow(ctx context.Context, names []string, prices []int64) (r reservoir.GroupResult, err error) {
+	if l.group != nil {
+		return l.group.AllowEach(ctx, prices, names...)
+	}
+	r.Result, err = l.limiter.AllowN(ctx, names[0], prices[0])
+	return r, err
+}
+
+func (l *limits) wait(ctx context.Context, names []string, prices []int64) (err error) {
+	if l.group != nil {
+		_, err = l.group.WaitEach(ctx, prices, names...)
+	} else {
+		_, err = l.limiter.WaitN(ctx, names[0], prices[0])
+	}
+	if err != nil {
+		return failure(err)
+	}
+	return nil
+}
+
+func (l *limits) refund(ctx context.Context, names []string, r reservoir.GroupResult) error {
+	if l.group != nil {
+		return l.group.Refund(ctx, r, names...)
+	}
+	return l.limiter.Refund(ctx, names[0], r.Result)
+}

@@ -1,0 +1,124 @@
+package httplimit
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"github.com/go-reservoir/reservoir"
+)
+
+// Debug returns a page about this process' limiters, by name, for operators: the Stats of
+// each, as reservoir.Figures names them, and how its 100 most denied keys stand. It is text
+// or, for those who accept application/json rather, JSON, and answers GET and HEAD only.
+//
+// It shows keys, which may be names and addresses of users: mount it where nobody but
+// operators comes, as you would net/http/pprof. A request visits every key in memory,
+// under each key's lock, and needs memory for 100. It makes no store call. It panics
+// if a limiter is nil.
+func Debug(limiters map[string]*reservoir.Limiter) http.Handler {
+	limiters = maps.Clone(limiters)
+	for name, l := range limiters {
+		if l == nil {
+			panic("httplimit: no limiter " + strconv.Quote(name))
+		}
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Cache-Control", "no-store")
+		h.Set("X-Content-Type-Options", "nosniff") // keys are what clients sent
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			h.Set("Allow", "GET, HEAD")
+			http.Error(w, "Method Not Allowed", http.StatusMethodNotAllowed)
+			return
+		}
+		pages := []page{}
+		for _, name := range slices.Sorted(maps.Keys(limiters)) {
+			pages = append(pages, pageOf(name, limiters[name]))
+		}
+		if preferred(r.Header["Accept"]) == plainJSON {
+			h.Set("Content-Type", plainJSON)
+			_ = json.NewEncoder(w).Encode(pages) // the client may have left
+			return
+		}
+		h.Set("Content-Type", plainText)
+		for _, p := range pages {
+			p.write(w)
+		}
+	})
+}
+
+// page is what an operator sees of one limiter.
+type page struct {
+	Name  string           `json:"name"`
+	Stats map[string]int64 `json:"stats"` // by the names of reservoir.Figures
+	Keys  []standing       `json:"keys"`
+}
+
+// standing is how a key stands.
+type standing struct {
+	Key       string    `json:"key"`
+	Denied    int64     `json:"denied"`
+	Spent     int64     `json:"spent"`
+	Held      int64     `json:"held"`
+	Limit     int64     `json:"limit"`
+	Seconds   float64   `json:"window_seconds"`
+	Exhausted bool      `json:"exhausted"`
+	Reset     time.Time `json:"reset,omitzero"` // the window's end, if one is open
+}
+
+func pageOf(name string, l *reservoir.Limiter) page {
+	p, s := page{Name: name, Stats: map[string]int64{}, Keys: mostDenied(l)}, l.Stats()
+	for _, f := range reservoir.Figures() {
+		p.Stats[f.Name] = f.Value(&s)
+	}
+	return p
+}
+
+// mostDenied keeps the list sorted, and never longer than it may be.
+func mostDenied(l *reservoir.Limiter) []standing {
+	const most = 100
+	all := make([]standing, 0, most+1)
+	for key, s := range l.Keys() {
+		k := standing{key, s.Denied, s.Spent, s.Held, s.Limit.Tokens, s.Limit.Window.Seconds(), s.Exhausted, s.Reset}
+		i, _ := slices.BinarySearchFunc(all, k, standing.compare)
+		if i < most {
+			all = slices.Insert(all, i, k)
+			all = all[:min(len(all), most)]
+		}
+	}
+	return all
+}
+
+// compare puts who is denied most first, and then who has spent most.
+func (k standing) compare(other standing) int {
+	return cmp.Or(cmp.Compare(other.Denied, k.Denied), cmp.Compare(other.Spent, k.Spent), cmp.Compare(k.Key, other.Key))
+}
+
+func (p page) write(w io.Writer) {
+	fmt.Fprintf(w, "%q\n\n", p.Name)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range reservoir.Figures() {
+		fmt.Fprintf(t, "%s\t%d\n", f.Name, p.Stats[f.Name])
+	}
+	fmt.Fprint(t, "\ndenied\tspent\theld\tlimit\twindow\tends\tkey\n")
+	for _, k := range p.Keys {
+		fmt.Fprintf(t, "%d\t%d\t%d\t%d\t%gs\t%s\t%q\n", k.Denied, k.Spent, k.Held, k.Limit, k.Seconds, k.ends(), k.Key)
+	}
+	fmt.Fprintln(t)
+	_ = t.Flush() // the client may have left
+}
+
+func (k standing) ends() string {
+	if k.Reset.IsZero() {
+		return "-"
+	}
+	return k.Reset.UTC().Format(time.RFC3339)
+}

@@ -1,0 +1,429 @@
+package httplimit_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/httplimit"
+)
+
+var modes = map[string][]reservoir.Option{"batched": nil, "direct": {reservoir.WithDirect()}}
+
+// door makes a middleware.
+type door func(...httplimit.Option) func(http.Handler) http.Handler
+
+// eachDoor runs test with a middleware of one limiter, and of groups in which it is among
+// others that are ample. of makes figures for all limits of the one that counts.
+func eachDoor(t *testing.T, limit reservoir.Limit, opts []reservoir.Option, test func(t *testing.T, l *reservoir.Limiter, limit door, of func(int64) []int64)) {
+	in := func(n int, more []reservoir.Option) func(*testing.T) {
+		return func(t *testing.T) {
+			opts := append(more, opts...)
+			l := open(t, limit, opts...)
+			if n == 0 {
+				test(t, l, func(o ...httplimit.Option) func(http.Handler) http.Handler {
+					return httplimit.New(l, append(o, byTenant)...)
+				}, func(used int64) []int64 { return []int64{used} })
+				return
+			}
+			var all []*reservoir.Limiter
+			var keys []httplimit.KeyFunc
+			for range n {
+				all = append(all, open(t, reservoir.PerHour(1_000_000), more...))
+				keys = append(keys, httplimit.ByHeader("X-Tenant"))
+			}
+			all[n/2] = l
+			test(t, l, func(o ...httplimit.Option) func(http.Handler) http.Handler {
+				return httplimit.NewGroup(reservoir.NewGroup(all...), append(o, httplimit.WithKey(keys...))...)
+			}, func(used int64) []int64 {
+				figures := make([]int64, n)
+				figures[n/2] = used
+				return figures
+			})
+			synctest.Wait()
+			for i, other := range all {
+				s := other.Stats()
+				assert.Equal(t, s.Taken+s.Refunded, s.Spent+s.Returned+s.Expired+s.Held, i)
+			}
+		}
+	}
+	for mode, more := range modes {
+		for n := range 6 {
+			t.Run(mode+"/"+strconv.Itoa(n), func(t *testing.T) { synctest.Test(t, in(n, more)) })
+		}
+	}
+}
+
+func costs(n int64) func(*http.Request) int64 { return func(*http.Request) int64 { return n } }
+
+// All limits of a group are charged, each its cost, or none; the client is told of the one
+// that refused, or of the tightest.
+func TestGroup(t *testing.T) {
+	for mode, opts := range modes {
+		t.Run(mode, func(t *testing.T) {
+			users, orgs := open(t, reservoir.PerHour(100), opts...), open(t, reservoir.PerHour(6), opts...)
+			status := http.StatusOK
+			h := httplimit.NewGroup(reservoir.NewGroup(users, orgs),
+				httplimit.WithKey(httplimit.ByHeader("X-User"), httplimit.ByHeader("X-Org")),
+				httplimit.WithCost(costs(30), costs(2)),
+				httplimit.WithPolicy(httplimit.Policy{Name: "user", Window: time.Hour}, httplimit.Policy{Name: "org"}),
+			)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+			for i, step := range []struct {
+				user, org   string
+				status      int
+				policy      string
+				left        string
+				users, orgs int64 // charged in all
+			}{
+				{"a", "x", 200, `"org";q=6`, "4", 30, 2},
+				{"a", "x", 304, `"org";q=6`, "4", 30, 2},
+				{"a", "y", 200, `"user";q=100;w=3600`, "40", 60, 4},
+				{"b", "x", 200, `"org";q=6`, "2", 90, 6},
+				{"b", "x", 200, `"org";q=6`, "0", 120, 8},
+				{"b", "x", 429, `"org";q=6`, "0", 120, 8},
+				{"a", "y", 200, `"user";q=100;w=3600`, "10", 150, 10},
+				{"a", "y", 429, `"user";q=100;w=3600`, "10", 150, 10},
+				{"c", "", 400, "", "", 150, 10},
+			} {
+				status = step.status
+				headers := []string{"X-User", step.user, "X-Org", step.org}
+				resp := get(h, headers...)
+				require.Equal(t, step.status, resp.StatusCode, i)
+				require.Equal(t, step.policy, resp.Header.Get("RateLimit-Policy"), i)
+				require.Equal(t, step.left, resp.Header.Get("X-RateLimit-Remaining"), i)
+				require.Equal(t, step.users, spent(users), i)
+				require.Equal(t, step.orgs, spent(orgs), i)
+				if step.status == http.StatusTooManyRequests {
+					var problem struct{ Violated []string }
+					body, _ := io.ReadAll(resp.Body)
+					body = []byte(strings.Replace(string(body), "violated-policies", "violated", 1))
+					require.NoError(t, json.Unmarshal(body, &problem))
+					require.Equal(t, []string{resp.Header.Get("X-RateLimit-Resource")}, problem.Violated)
+				}
+			}
+		})
+	}
+}
+
+// A cost of nothing at all limits is no matter of theirs; one that some have not is a fault.
+// A cost for all limits is asked once.
+func TestCostsOfAGroup(t *testing.T) {
+	a, b := open(t, reservoir.PerHour(10)), open(t, reservoir.PerHour(10))
+	tenant := httplimit.ByHeader("X-Tenant")
+	door := func(costs ...func(*http.Request) int64) *http.Response {
+		return get(httplimit.NewGroup(reservoir.NewGroup(a, b), httplimit.WithKey(tenant, tenant), httplimit.WithCost(costs...))(answers(200)), "X-Tenant", "acme")
+	}
+	assert.Equal(t, 200, door(costs(0)).StatusCode)
+	assert.Equal(t, 200, door(costs(0), costs(0)).StatusCode)
+	assert.Equal(t, 400, door(costs(1), costs(11)).StatusCode)
+	assert.Zero(t, spent(a)+spent(b))
+	assert.Equal(t, 200, door(costs(0), costs(1)).StatusCode)
+	assert.Equal(t, 200, door(costs(1), costs(0)).StatusCode)
+	asked := 0
+	assert.Equal(t, 200, door(func(*http.Request) int64 { asked++; return 4 }).StatusCode)
+	assert.Equal(t, []int64{1, 5, 5}, []int64{int64(asked), spent(a), spent(b)})
+	assert.Equal(t, "9", get(httplimit.NewGroup(reservoir.NewGroup(b), byTenant, httplimit.WithPolicy())(answers(200)), "X-Tenant", "other").Header.Get("X-RateLimit-Remaining"))
+}
+
+func TestFaultsOfAGroup(t *testing.T) {
+	l := open(t, reservoir.PerHour(1))
+	k, p := httplimit.ByHeader("X-Tenant"), httplimit.Policy{}
+	assert.Panics(t, func() { httplimit.NewGroup(nil) })
+	for name, opts := range map[string][]httplimit.Option{
+		"the default key": nil, "no key": {httplimit.WithKey()}, "one key": {httplimit.WithKey(k)}, "three keys": {httplimit.WithKey(k, k, k)},
+		"a key of nil":   {httplimit.WithKey(k, nil)},
+		"three costs":    {httplimit.WithKey(k, k), httplimit.WithCost(costs(1), costs(1), costs(1))},
+		"three policies": {httplimit.WithKey(k, k), httplimit.WithPolicy(p, p, p)},
+	} {
+		assert.Panics(t, func() { httplimit.NewGroup(reservoir.NewGroup(l, l), opts...) }, name)
+	}
+	assert.NotPanics(t, func() {
+		httplimit.NewGroup(reservoir.NewGroup(l, l), httplimit.WithKey(k, k), httplimit.WithCost(costs(1), costs(1)), httplimit.WithPolicy(p))
+	})
+	assert.Panics(t, func() { httplimit.New(l, httplimit.WithKey(k, k)) })
+	assert.Panics(t, func() { httplimit.New(l, httplimit.WithPolicy(p, p)) })
+	for _, status := range []int{0, 200, 399, 600} {
+		assert.Panics(t, func() { httplimit.WithBlockedStatus(status) })
+	}
+}
+
+// What was really used is what is charged and told, by whichever way the handler answers.
+func TestSettle(t *testing.T) {
+	type steps = []int64
+	for name, c := range map[string]struct {
+		before steps // settled, one after the other, before the status is sent
+		status int
+		after  steps // and after it
+		told   int64
+		used   int64
+	}{
+		"less":                      {steps{2}, 200, nil, 98, 2},
+		"nothing":                   {steps{0}, 200, nil, 100, 0},
+		"as much":                   {steps{5}, 200, nil, 95, 5},
+		"more":                      {steps{60}, 200, nil, 40, 60},
+		"more than the limit":       {steps{250}, 200, nil, 0, 250},
+		"the last counts":           {steps{250, 0, 70, 7}, 200, nil, 93, 7},
+		"too late to be told":       {nil, 200, steps{30, 20}, 95, 20},
+		"again when it is too late": {steps{3}, 200, steps{4}, 97, 4},
+		"a refund":                  {nil, 304, nil, 100, 0},
+		"and a refund":              {steps{2}, 304, nil, 100, 0},
+		"more, and a refund":        {steps{250}, 304, nil, 100, 0},
+		"after a refund":            {nil, 304, steps{9}, 100, 0},
+		"and a panic":               {steps{2}, 200, steps{8, -100}, 98, 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachDoor(t, reservoir.PerHour(100), nil, func(t *testing.T, l *reservoir.Limiter, limit door, of func(int64) []int64) {
+				h := limit(httplimit.WithCost(costs(5)))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					for _, n := range c.before {
+						assert.NoError(t, httplimit.Settle(wrapper{w}, of(n)...))
+						r, _ := httplimit.ResultOf(w)
+						assert.Equal(t, max(100-n, 0), r.Remaining)
+					}
+					w.WriteHeader(c.status)
+					for _, n := range c.after {
+						if n < 0 {
+							panic(http.ErrAbortHandler)
+						}
+						assert.NoError(t, httplimit.Settle(w, of(n)...))
+						r, _ := httplimit.ResultOf(w)
+						assert.Equal(t, c.told, r.Remaining, "as the headers have it")
+					}
+				}))
+				w := httptest.NewRecorder()
+				func() {
+					defer func() { _ = recover() }()
+					h.ServeHTTP(w, request("", "X-Tenant", "acme"))
+				}()
+				resp := w.Result()
+				require.Equal(t, c.status, resp.StatusCode)
+				require.Equal(t, c.told, number(t, resp, "X-RateLimit-Remaining"))
+				require.Equal(t, 100-c.told, number(t, resp, "X-RateLimit-Used"))
+				synctest.Wait() // what was used above the stock is on its way
+				require.Equal(t, c.used, spent(l))
+			})
+		})
+	}
+}
+
+// What one process settles another has, or owes.
+func TestSettleAmongProcesses(t *testing.T) {
+	for mode, opts := range modes {
+		t.Run(mode, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memstore.New()
+				var all []*reservoir.Limiter
+				var served []http.Handler
+				used := int64(0)
+				for range 3 {
+					l, err := reservoir.New(store, reservoir.PerMinute(1000), opts...)
+					require.NoError(t, err)
+					defer func() { require.NoError(t, l.Close(context.Background())) }()
+					all = append(all, l)
+					served = append(served, httplimit.New(l, byTenant, httplimit.WithCost(costs(20)))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+						assert.NoError(t, httplimit.Settle(w, used))
+					})))
+				}
+				left := func() int64 {
+					time.Sleep(4 * time.Second) // by then the store has heard of a debt
+					r, err := all[2].Check(t.Context(), "header:X-Tenant:acme")
+					require.NoError(t, err)
+					return r.Remaining
+				}
+				for i, step := range []struct{ used, most int64 }{{5, 995}, {0, 995}, {60, 935}, {10, 925}} {
+					used = step.used
+					require.Equal(t, 200, get(served[i%3], "X-Tenant", "acme").StatusCode)
+					held := all[0].Stats().Held + all[1].Stats().Held // which all[2] does not know of
+					require.LessOrEqual(t, left(), step.most, i)
+					require.GreaterOrEqual(t, left()+held, step.most, i)
+				}
+				require.EqualValues(t, 75, spent(all[0])+spent(all[1])+spent(all[2]))
+			})
+		})
+	}
+}
+
+// Outer limits keep their own figures, also when an inner one settles twice.
+func TestSettleOfNestedLimits(t *testing.T) {
+	outer, inner := open(t, reservoir.PerHour(100)), open(t, reservoir.PerHour(50))
+	h := httplimit.New(outer, byTenant, httplimit.WithPolicy(httplimit.Policy{Name: "o"}))(httplimit.New(inner, byTenant, httplimit.WithPolicy(httplimit.Policy{Name: "i"}))(
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			for _, n := range []int64{3, 20, 7} {
+				assert.NoError(t, httplimit.Settle(w, n))
+			}
+		})))
+	resp := get(h, "X-Tenant", "acme")
+	assert.Regexp(t, `^"o";r=99;`, resp.Header["Ratelimit"][0])
+	assert.Regexp(t, `^"i";r=43;`, resp.Header["Ratelimit"][1])
+	assert.Equal(t, []int64{1, 7}, []int64{spent(outer), spent(inner)})
+}
+
+func TestSettleOfNonsense(t *testing.T) {
+	eachDoor(t, reservoir.PerHour(100), nil, func(t *testing.T, l *reservoir.Limiter, limit door, of func(int64) []int64) {
+		get(limit()(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			assert.ErrorIs(t, httplimit.Settle(w), reservoir.ErrOption)
+			assert.ErrorIs(t, httplimit.Settle(w, append(of(1), 1)...), reservoir.ErrOption)
+			assert.ErrorIs(t, httplimit.Settle(w, of(-1)...), reservoir.ErrTokens)
+			assert.ErrorIs(t, httplimit.Settle(w, of(1<<60)...), reservoir.ErrTokens)
+		})), "X-Tenant", "acme")
+		assert.EqualValues(t, 1, spent(l))
+	})
+	assert.NoError(t, httplimit.Settle(wrapper{httptest.NewRecorder()}, 5), "it was not limited")
+}
+
+// limitHeaders are those that h has of a limit.
+func limitHeaders(h http.Header) (names []string) {
+	for name := range h {
+		if strings.Contains(name, "atelimit") || name == "Retry-After" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Where nothing is limited there is nothing to tell, and nothing to settle.
+func TestUnlimited(t *testing.T) {
+	for mode, more := range modes {
+		opts := append(more, reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Unlimited }))
+		a, b := open(t, reservoir.PerHour(1), opts...), open(t, reservoir.PerHour(1), opts...)
+		tenant := httplimit.ByHeader("X-Tenant")
+		for name, door := range map[string]func(http.Handler) http.Handler{
+			"limiter": httplimit.New(a, byTenant),
+			"group":   httplimit.NewGroup(reservoir.NewGroup(a, b), httplimit.WithKey(tenant, tenant)),
+		} {
+			for _, status := range []int{200, 304} {
+				resp := get(door(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					before, _ := httplimit.ResultOf(w)
+					assert.True(t, before.Allowed && before.Unlimited())
+					assert.True(t, httplimit.Settle(w, 5) == nil || httplimit.Settle(w, 5, 5) == nil)
+					after, _ := httplimit.ResultOf(w)
+					assert.Equal(t, before, after)
+					w.Header().Add("X-Ratelimit-Resource", "default")
+					w.Header().Add("X-Ratelimit-Resource", "a handler's own")
+					w.WriteHeader(status)
+				})), "X-Tenant", "acme")
+				assert.Equal(t, status, resp.StatusCode)
+				assert.Equal(t, []string{"X-Ratelimit-Resource"}, limitHeaders(resp.Header), "%s, %s", mode, name)
+				assert.Len(t, resp.Header["X-Ratelimit-Resource"], 2)
+			}
+		}
+	}
+	h := http.Header{}
+	httplimit.Policy{}.SetHeaders(h, reservoir.Result{Allowed: true, Limit: reservoir.Unlimited.Tokens, Remaining: reservoir.Unlimited.Tokens})
+	assert.Empty(t, h)
+}
+
+// Who has no tokens at all is refused as others are, or by a status that says it for good.
+func TestBlocked(t *testing.T) {
+	limits := []reservoir.Option{reservoir.WithLimits(func(key string) reservoir.Limit {
+		if strings.HasSuffix(key, "bad") {
+			return reservoir.Limit{}
+		}
+		return reservoir.PerHour(1)
+	})}
+	eachDoor(t, reservoir.PerHour(1), limits, func(t *testing.T, _ *reservoir.Limiter, limit door, _ func(int64) []int64) {
+		for range 2 {
+			resp := get(limit()(answers(200)), "X-Tenant", "bad")
+			assert.Equal(t, 429, resp.StatusCode)
+			assert.Positive(t, number(t, resp, "Retry-After"))
+			assert.Zero(t, number(t, resp, "X-RateLimit-Limit"))
+		}
+		forbidden := limit(httplimit.WithBlockedStatus(http.StatusForbidden))(answers(200))
+		for range 2 {
+			resp := get(forbidden, "X-Tenant", "bad")
+			body, _ := io.ReadAll(resp.Body)
+			assert.Equal(t, 403, resp.StatusCode)
+			assert.Empty(t, resp.Header.Get("Retry-After"))
+			assert.JSONEq(t, `{"type":"about:blank","title":"Forbidden","status":403,"detail":"The limit is no requests at all."}`, string(body))
+		}
+		assert.Equal(t, 200, get(forbidden, "X-Tenant", "good").StatusCode)
+		assert.Equal(t, 429, get(forbidden, "X-Tenant", "good").StatusCode, "who has used up a limit")
+		own := limit(httplimit.WithBlockedStatus(402), httplimit.WithRefused(func(w http.ResponseWriter, _ *http.Request, r reservoir.Result) {
+			assert.Zero(t, r.Limit)
+			assert.Empty(t, w.Header().Get("Retry-After"))
+			w.WriteHeader(http.StatusTeapot)
+		}))(answers(200))
+		assert.Equal(t, http.StatusTeapot, get(own, "X-Tenant", "bad").StatusCode)
+	})
+}
+
+// In shadow the handler runs, and no header says that it should not have. What was not
+// charged is not given back.
+func TestShadowed(t *testing.T) {
+	eachDoor(t, reservoir.PerHour(4), []reservoir.Option{reservoir.WithShadow()}, func(t *testing.T, l *reservoir.Limiter, limit door, of func(int64) []int64) {
+		shadowed, status := 0, 200
+		h := limit(httplimit.WithCost(costs(2)))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			r, _ := httplimit.ResultOf(w)
+			if r.Shadowed {
+				shadowed++
+				assert.NoError(t, httplimit.Settle(w, of(0)...))
+			}
+			w.WriteHeader(status)
+		}))
+		for i := range 6 {
+			if i == 4 {
+				status = 304
+			}
+			resp := get(h, "X-Tenant", "acme")
+			require.Equal(t, status, resp.StatusCode)
+			require.Equal(t, max(2-2*int64(i), 0), number(t, resp, "X-RateLimit-Remaining"), i)
+			require.Empty(t, resp.Header.Get("Retry-After"))
+		}
+		assert.Equal(t, 4, shadowed)
+		assert.EqualValues(t, 4, spent(l))
+	})
+}
+
+func TestGroupOfAStoreThatIsAway(t *testing.T) {
+	l, err := reservoir.New(away{}, reservoir.PerHour(10))
+	require.NoError(t, err)
+	defer l.Close(t.Context()) // whose error is the store's
+	ok := open(t, reservoir.PerHour(10))
+	tenant := httplimit.ByHeader("X-Tenant")
+	var got error
+	h := httplimit.NewGroup(reservoir.NewGroup(ok, l), httplimit.WithKey(tenant, tenant), httplimit.WithErrorHandler(
+		func(w http.ResponseWriter, r *http.Request, err error, next http.Handler) {
+			got = err
+			httplimit.Unavailable(w, r, err, next)
+		}))(answers(200))
+	assert.Equal(t, 503, get(h, "X-Tenant", "acme").StatusCode)
+	_, is := errors.AsType[*reservoir.StoreError](got)
+	assert.True(t, is)
+	assert.Zero(t, spent(ok), "none is charged")
+}
+
+func TestAllocationsOfAGroup(t *testing.T) {
+	for n := 1; n <= 4; n++ {
+		var all []*reservoir.Limiter
+		var keys []httplimit.KeyFunc
+		for range n {
+			all, keys = append(all, plenty(t)), append(keys, kinds()["ready"])
+		}
+		count := func(h http.Handler) float64 {
+			return testing.AllocsPerRun(200, func() { h.ServeHTTP(&discard{http.Header{}}, typical("")) })
+		}
+		without := count(http.HandlerFunc(bare))
+		with := count(httplimit.NewGroup(reservoir.NewGroup(all...), httplimit.WithKey(keys...))(http.HandlerFunc(bare)))
+		require.LessOrEqual(t, with-without, 2.0, n)
+		if n > 1 {
+			continue
+		}
+		settled := count(httplimit.New(all[0], httplimit.WithKey(keys...))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = httplimit.Settle(w, 3)
+			bare(w, r)
+		})))
+		require.LessOrEqual(t, settled-without, 3.0, "as a refund: the headers that change, and a context")
+	}
+}

@@ -1,0 +1,81 @@
+package httplimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-reservoir/reservoir"
+)
+
+// limits is what decides about requests: a Limiter, or a Group. The middleware knows
+// nothing else of them.
+type limits interface {
+	// fits is an error unless n is the number of limits.
+	fits(n int) error
+	// room gives w a key and a cost for each of n limits.
+	room(w *response, n int)
+	// ask decides, by w's keys and costs.
+	ask(w *response) error
+	// settle makes the charge what w's costs say now.
+	settle(ctx context.Context, w *response) error
+}
+
+type single struct{ *reservoir.Limiter }
+
+func (single) fits(n int) error {
+	if n != 1 {
+		return fmt.Errorf("httplimit: %d keys for one limiter", n)
+	}
+	return nil
+}
+
+func (single) room(w *response, _ int) { w.keys, w.costs = w.key[:], w.cost[:] }
+
+func (l single) ask(w *response) (err error) {
+	w.result, err = l.AllowN(w.request.Context(), w.keys[0], w.costs[0])
+	return err
+}
+
+func (l single) settle(ctx context.Context, w *response) error {
+	return l.Settle(ctx, w.keys[0], w.result, w.costs[0])
+}
+
+type group struct{ *reservoir.Group }
+
+// fits asks with a context that is over: a group compares the keys first, and does
+// nothing then.
+func (g group) fits(n int) error {
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := g.AllowN(over, 1, make([]string, n)...); errors.Is(err, reservoir.ErrOption) {
+		return err
+	}
+	return nil
+}
+
+// several is what a response of a Group has beside that of a Limiter: one allocation, for
+// up to four limits.
+type several struct {
+	reservoir.GroupResult
+	keys  [4]string
+	costs [4]int64
+}
+
+func (group) room(w *response, n int) {
+	w.several = new(several)
+	w.keys, w.costs = w.several.keys[:min(n, 4)], w.several.costs[:min(n, 4)]
+	if n > 4 {
+		w.keys, w.costs = make([]string, n), make([]int64, n)
+	}
+}
+
+func (g group) ask(w *response) error {
+	r, err := g.AllowEach(w.request.Context(), w.costs, w.keys...)
+	w.several.GroupResult, w.result, w.limit = r, r.Result, r.Limiter
+	return err
+}
+
+func (g group) settle(ctx context.Context, w *response) error {
+	return g.Settle(ctx, w.several.GroupResult, w.costs, w.keys...)
+}
