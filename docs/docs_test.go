@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -36,6 +37,11 @@ var elsewhere = []struct{ file, lang, test string }{
 	{"examples/shards/README.md", "sh", "examples/shards/TestReadme"},
 	{"examples/cluster/README.md", "console", "examples/cluster/TestReadme"},
 	{"examples/cluster/README.md", "sh", "examples/cluster/TestReadme"},
+}
+
+// quoted is how the names of files end whose lines a block of that kind repeats.
+var quoted = map[string]string{
+	"peers": "bench/results/peers.txt", "fleet": "bench/results/fleet.txt", "lua": ".lua", "fixture": ".txt",
 }
 
 // block is a piece of a document between fences.
@@ -97,11 +103,10 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 		}
 	case "console":
 		s.transcript(t, b.text)
-	case "peers", "fleet": // lines of the results of bench
-		text, err := os.ReadFile("bench/results/" + b.lang + ".txt")
-		require.NoError(t, err)
+	case "peers", "fleet", "lua", "fixture": // lines of results of bench, of scripts, and of calls to test them with
+		text := strings.Join(slices.Collect(maps.Values(files(t, quoted[b.lang]))), "\n")
 		for line := range strings.Lines(b.text) {
-			require.Contains(t, string(text), line)
+			require.Contains(t, text, line)
 		}
 	case "promql": // names of metrics that promlimit's documentation has
 		text, err := os.ReadFile("contrib/promlimit/promlimit.go")
@@ -111,6 +116,7 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 		for _, name := range names {
 			require.Contains(t, string(text), "\t"+name)
 		}
+	case "mermaid": // a picture
 	case "text": // a map of the house: its files are there
 		for _, file := range regexp.MustCompile(`\b[a-z]+\.go\b`).FindAllString(b.text, -1) {
 			require.FileExists(t, file)

@@ -6,7 +6,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
@@ -109,4 +113,21 @@ func Example_llmBudget() {
 	// refused by limit 1
 	// reservoir: more tokens than the limit
 	// 28500 <nil>
+}
+
+// A service's test that does not wait for windows.
+func TestWithoutWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(1))
+		require.NoError(t, err)
+		defer limiter.Close(t.Context()) // ends its goroutines, as a bubble wants it
+
+		r, err := limiter.Wait(t.Context(), "job")
+		require.NoError(t, err)
+		begin := time.Now()
+		r, err = limiter.Wait(t.Context(), "job") // the next token is an hour away
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.InDelta(t, time.Hour, time.Since(begin), float64(time.Second))
+	})
 }
