@@ -70,11 +70,12 @@ func (k *keyState) refund(r *Result, n int64) (back int64, q *backend.RefundRequ
 			back, q = n, k.l.refundOf(r, n)
 		case current && w.Alive(now):
 			back = min(n, k.account.InUse(k.heldLocked()))
-			back -= k.account.Forgive(back)
+			paid := k.account.Forgive(back)
 			k.account.Refund(back)
 			k.l.count.refunded.Add(back)
+			k.l.unasked.add(k, paid) // spent again
 			denying := w.Denying()
-			w.Publish(back, 0)
+			w.Publish(back-paid, 0)
 			if k.busy != nil || denying {
 				return 0
 			}

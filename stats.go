@@ -24,8 +24,9 @@ type Stats struct {
 	Held     int64 // tokens in memory now: to be spent, or on their way back
 
 	// Overdrawn is tokens that were used above the limit: settled above what their
-	// request was charged, or admitted by the failure policy. It is what may exceed the
-	// limit, and counts too what the store was not told of before the window ended.
+	// request was charged, or admitted by the failure policy. By no more than this may the
+	// limit be exceeded. It stays when tokens come back afterwards, and counts too what the
+	// store was not told of before the window ended.
 	Overdrawn int64
 
 	StoreCalls int64 // calls to the store, of any kind

@@ -163,8 +163,9 @@ func (s *stream) run(rng *rand.Rand, finish <-chan struct{}) {
 		case s.id.Role == tight && !r.Allowed:
 			s.drain(n, r)
 		case (s.id.Role == ledger || s.id.Role.fallsBack()) && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
-			if s.limiter.Refund(context.Background(), s.key, r) == nil {
-				s.note(record{What: refunded, N: n}, nil)
+			used := rng.Int64N(n)
+			if s.limiter.Settle(context.Background(), s.key, r, used) == nil {
+				s.note(record{What: refunded, N: n - used}, nil)
 			}
 		}
 	}

@@ -170,7 +170,7 @@ func TestFarRedis(t *testing.T) {
 
 // Four processes admit and settle at the same time, above and below what was charged. What
 // Redis has charged in the end is what was used, to the token; what of it is above the limit
-// is overdrawn, and what came back when that was charged already.
+// is overdrawn, and so is what was settled when others held the rest.
 func TestSettleIsExact(t *testing.T) {
 	server, ctx := redistest.Start(t), context.Background()
 	store := redisstore.New(server.Client())
@@ -212,7 +212,7 @@ func TestSettleIsExact(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, used.Load(), c.Used)
 			assert.GreaterOrEqual(t, overdrawn, used.Load()-limit)
-			assert.LessOrEqual(t, overdrawn, used.Load()-limit+100, "what came back afterwards")
+			assert.Less(t, overdrawn, used.Load()/20)
 			assert.LessOrEqual(t, charged.Load(), int64(limit))
 		})
 	}
