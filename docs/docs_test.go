@@ -114,7 +114,7 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 		names := regexp.MustCompile(`reservoir_\w+`).FindAllString(b.text, -1)
 		require.NotEmpty(t, names)
 		for _, name := range names {
-			require.Contains(t, string(text), "\t"+name)
+			require.Regexp(t, "\t"+name+`\b`, string(text))
 		}
 	case "mermaid": // a picture
 	case "text": // a map of the house: its files are there
