@@ -98,7 +98,7 @@ func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *
 	w.Header()["Content-Type"] = resp.Header["Content-Type"]
 	w.WriteHeader(resp.StatusCode)
 	if resp.StatusCode == http.StatusOK && q.stream {
-		err = (&stream{q, c, w}).copy(r.Context(), resp.Body)
+		err = q.copy(r.Context(), w, resp.Body, c)
 	} else if answer, failed := io.ReadAll(resp.Body); failed == nil {
 		c.report(parse(answer))
 		_, err = w.Write(answer)

@@ -10,12 +10,14 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
@@ -29,14 +31,14 @@ type gated struct {
 	url string
 }
 
-func gate(t *testing.T, model string, change func(limits *[3]int64, reserve *int64)) gated {
+func gate(t *testing.T, model string, change func(limits *[3]int64, reserve *int64), opts ...reservoir.Option) gated {
 	t.Helper()
 	limits, reserve := [3]int64{1_000_000, 1_000_000, 1_000_000_000}, int64(mostOutput)
 	change(&limits, &reserve)
 	store, err := redisstore.Open("redis://" + redistest.Start(t).Addr())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = store.Close() })
-	b, err := newBudget(store, reservoir.PerHour(limits[0]), reservoir.PerHour(limits[1]), reservoir.PerDay(limits[2], nil), reservoir.WithFetchTimeout(5*time.Second))
+	b, err := newBudget(store, reservoir.PerHour(limits[0]), reservoir.PerHour(limits[1]), reservoir.PerDay(limits[2], nil), append(opts, reservoir.WithFetchTimeout(5*time.Second))...)
 	require.NoError(t, err)
 	g := &gateway{budget: b, policies: policies(time.Hour), reserve: reserve, model: model, client: http.Client{Transport: &http.Transport{}}}
 	server := httptest.NewServer(g.handler())
@@ -81,7 +83,7 @@ func TestStream(t *testing.T) {
 					_, direct := ask(t, model+path, body)
 					if path == paths[0] && !asks {
 						require.NotContains(t, text, "usage", "a client that has not asked")
-						direct, _, _ = strings.Cut(direct, `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"large","choices":[],`)
+						direct, _, _ = strings.Cut(direct, `data: {"id":"c1","object":"chat.completion.chunk","created":1700000000,"model":"song","choices":[],`)
 						direct += "data: [DONE]\n\n"
 					}
 					require.Equal(t, direct, text)
@@ -120,10 +122,12 @@ func TestStoppedAtTheLimit(t *testing.T) {
 				require.GreaterOrEqual(t, words, 20)
 				require.Less(t, words, 50)
 				if i == 0 {
-					require.Regexp(t, `"content":"la "},"finish_reason":null}\]}\n\ndata: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"large","choices":\[{"index":0,"delta":{},"finish_reason":"length"}\]}\n\ndata: \[DONE\]\n\n$`, text)
+					require.Regexp(t, `"content":"la "}}\]}\n\ndata: {"id":"c1","object":"chat.completion.chunk","created":1700000000,"model":"song","choices":\[{"index":0,"delta":{},"finish_reason":"length"}\]}\n\ndata: \[DONE\]\n\n$`, text)
 				} else {
 					require.Regexp(t, fmt.Sprintf(`"la "}}\n\nevent: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\nevent: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"max_tokens","stop_sequence":null},"usage":{"output_tokens":%d}}\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n$`, words+1), text)
 				}
+				over := g.used()[1+limit] - cost(tokensIn(len(completion(100))), 20)[1+limit]
+				require.LessOrEqual(t, over, cost(0, 1)[1+limit])
 				for line := range strings.Lines(text) {
 					if data, ok := strings.CutPrefix(line, "data: {"); ok {
 						require.True(t, json.Valid([]byte("{"+data)), line)
@@ -140,7 +144,8 @@ func TestCutShort(t *testing.T) {
 	const words = 30
 	for path, in := range map[string]int64{paths[0]: tokensIn(len(completion(50))), paths[1]: sung} {
 		for _, reserve := range []int64{10, 1000} {
-			for _, breaks := range []bool{false, true} {
+			for i := range 4 {
+				breaks, opts := i%2 == 0, []reservoir.Option{reservoir.WithDirect()}[i/2:]
 				said, left := make(chan struct{}), make(chan struct{})
 				model := serveModel(t, standIn{words: 50, before: func(i int64) {
 					switch {
@@ -151,7 +156,7 @@ func TestCutShort(t *testing.T) {
 						<-left
 					}
 				}})
-				g := gate(t, model, func(_ *[3]int64, r *int64) { *r = reserve })
+				g := gate(t, model, func(_ *[3]int64, r *int64) { *r = reserve }, opts...)
 				ctx, leave := context.WithCancel(t.Context())
 				r, err := http.NewRequestWithContext(ctx, http.MethodPost, g.url+path, strings.NewReader(completion(50)))
 				require.NoError(t, err)
@@ -175,6 +180,57 @@ func TestCutShort(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What is counted of each kind of event. A chunk of many letters may be one token, so that
+// guesses never count more than a completion may have.
+func TestCounting(t *testing.T) {
+	for text, want := range map[string]int64{
+		`{"choices":[{"delta":{"content":"12345678"}}]}`:                                                            2,
+		`{"choices":[{"delta":{"content":null,"tool_calls":[{"function":{"name":"f","arguments":"123456789"}}]}}]}`: 3,
+		`{"choices":[{"delta":{"refusal":"1"}}]}`:                                                                   1,
+		`{"choices":[{"delta":{},"finish_reason":"stop"}],"usage":null}`:                                            0,
+		`{"type":"content_block_delta","delta":{"type":"thinking_delta","thinking":"1234"}}`:                        1,
+		`{"type":"content_block_delta","delta":{"type":"input_json_delta","partial_json":"{\"12345"}}`:              2,
+		`{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":9}}`:                   0,
+		`{"type":"ping"}`: 0, ` [DONE]`: 0, ``: 0,
+	} {
+		require.Equal(t, want, parse([]byte(text)).tokens(), text)
+	}
+	b, err := newBudget(memstore.New(), reservoir.PerHour(1), reservoir.PerHour(110), reservoir.PerDay(1_000_000, nil))
+	require.NoError(t, err)
+	c, err := b.reserve(t.Context(), "acme", price{1, 1}, 10, 100)
+	require.NoError(t, err)
+	text := strings.Repeat("event: content_block_delta\r\ndata:{\"delta\":{\"text\":\"a long word\"}}\r\n\r\n: still there\n\n", 100)
+	w := httptest.NewRecorder()
+	require.NoError(t, request{dialect: anthropic, most: 100}.copy(t.Context(), w, strings.NewReader(text), c))
+	require.Equal(t, strings.ReplaceAll(text, "\r", ""), w.Body.String())
+	require.EqualValues(t, 100, c.out)
+	require.NoError(t, b.close(t.Context()))
+}
+
+// A stream may begin in one minute and end in the next, which is charged what it uses
+// above its reservation then.
+func TestIntoTheNextMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		b, err := newBudget(store, reservoir.PerMinute(100), reservoir.PerMinute(1000), reservoir.PerDay(1_000_000, nil))
+		require.NoError(t, err)
+		c, err := b.reserve(t.Context(), "acme", price{1, 1}, 20, 100)
+		require.NoError(t, err)
+		require.True(t, c.add(t.Context(), 100))
+		time.Sleep(time.Minute + time.Second)
+		require.True(t, c.add(t.Context(), 200))
+		c.report(event{Usage: usage{Output: 330}})
+		require.NoError(t, c.settle(t.Context()))
+		require.NoError(t, b.limiters[1].Close(t.Context()))
+		again, err := reservoir.New(store, reservoir.PerMinute(1000), reservoir.WithName("tokens"))
+		require.NoError(t, err)
+		r, err := again.Check(t.Context(), "acme")
+		require.NoError(t, err)
+		require.EqualValues(t, 1000-200-30, r.Remaining)
+		require.NoError(t, b.close(t.Context()))
+	})
 }
 
 // Who is refused is told the numbers of the limit that refused, in headers and in words.
@@ -231,6 +287,7 @@ func TestBadRequests(t *testing.T) {
 			{body(`"max_tokens":1e400`), http.StatusBadRequest, "max_tokens"},
 			{body(`"max_tokens":"many"`), http.StatusBadRequest, "max_tokens"},
 			{body(`"max_tokens":5,"max_tokens":-5`), http.StatusBadRequest, "max_tokens"},
+			{body(`"max_tokens":5,"` + string(openAI) + `":"many","n":0`), http.StatusBadRequest, ""},
 			{body(`"n":5`), http.StatusBadRequest, "n is"},
 			{body(`"stream_options":5`), http.StatusBadRequest, "stream_options"},
 			{body(`"model":"free"`), http.StatusBadRequest, "model"},

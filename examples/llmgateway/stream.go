@@ -33,14 +33,18 @@ type request struct {
 // nothing else in it than we do.
 func (d dialect) read(body []byte) (q request, err error) {
 	q = request{dialect: d, most: mostOutput, usage: d == anthropic}
-	fields, options, n := map[string]json.RawMessage{}, map[string]any{}, 1
+	fields, options, n := map[string]json.RawMessage{}, struct {
+		Usage bool `json:"include_usage"`
+	}{}, 1
 	if json.Unmarshal(body, &fields) != nil || fields == nil {
 		return q, errors.New("the body is not a JSON object")
 	}
-	for name, to := range map[string]any{"model": &q.model, "stream": &q.stream, "stream_options": &options, "n": &n,
-		"max_tokens": &q.most, string(d): &q.most} {
-		if text, ok := fields[name]; ok && json.Unmarshal(text, to) != nil {
-			return q, fmt.Errorf("%s is of another type", name)
+	for _, f := range []struct {
+		name string
+		to   any
+	}{{"model", &q.model}, {"stream", &q.stream}, {"stream_options", &options}, {"n", &n}, {"max_tokens", &q.most}, {string(d), &q.most}} {
+		if text, ok := fields[f.name]; ok && json.Unmarshal(text, f.to) != nil {
+			return q, fmt.Errorf("%s is of another type", f.name)
 		}
 	}
 	switch _, known := prices[q.model]; {
@@ -54,7 +58,7 @@ func (d dialect) read(body []byte) (q request, err error) {
 	delete(fields, "max_tokens")
 	fields[string(d)], _ = json.Marshal(q.most)
 	if d == openAI && q.stream { // it tells usage only to who asks
-		q.usage = options["include_usage"] == true
+		q.usage = options.Usage
 		fields["stream_options"] = json.RawMessage(`{"include_usage":true}`)
 	}
 	q.body, err = json.Marshal(fields)
@@ -122,15 +126,8 @@ func (c *charge) report(e event) {
 	}
 }
 
-// stream is the answer to a request, from the model server to the client.
-type stream struct {
-	request
-	charge *charge
-	to     http.ResponseWriter
-}
-
-// copy passes events on while they are paid for. An event ends with an empty line.
-func (s *stream) copy(ctx context.Context, from io.Reader) error {
+// copy passes events on to the client while they are paid for. An event ends with an empty line.
+func (q request) copy(ctx context.Context, to http.ResponseWriter, from io.Reader, c *charge) error {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, mostInput)
 	var all, data []byte
@@ -143,40 +140,42 @@ func (s *stream) copy(ctx context.Context, from io.Reader) error {
 			continue
 		}
 		e := parse(data)
-		paid := s.charge.add(ctx, max(0, min(e.tokens(), s.most-s.charge.out))) // there cannot be more
-		s.charge.report(e)
+		paid := c.add(ctx, max(0, min(e.tokens(), q.most-c.out))) // there cannot be more
+		c.report(e)
 		switch {
 		case !paid:
-			all = s.end(e)
-		case !s.usage && len(e.Choices) == 0 && e.Usage.Completion > 0:
+			all = q.end(e, c)
+		case !q.usage && len(e.Choices) == 0 && e.Usage.Completion > 0:
 			all = nil // this client did not ask for it, and may not understand it
 		}
-		if _, err := s.to.Write(all); err != nil || !paid {
+		if _, err := to.Write(all); err != nil || !paid {
 			return err
 		}
-		_ = http.NewResponseController(s.to).Flush()
+		_ = http.NewResponseController(to).Flush()
 		all, data = all[:0], data[:0]
 	}
 	return lines.Err()
 }
 
-// end is how a stream ends that is stopped at the limit, instead of e: as one that has had
-// max_tokens.
-func (s *stream) end(e event) []byte {
-	var b bytes.Buffer
-	if s.dialect == anthropic {
-		fmt.Fprintf(&b, "event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":%d}\n\n", e.Index)
-		fmt.Fprintf(&b, "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"max_tokens\",\"stop_sequence\":null},\"usage\":{\"output_tokens\":%d}}\n\n", s.charge.out)
-		fmt.Fprint(&b, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n")
-		return b.Bytes()
+// end is how a stream ends that is stopped at the limit, before e: as one that had max_tokens.
+func (q request) end(e event, c *charge) []byte {
+	if q.dialect == anthropic {
+		return fmt.Appendf(nil, `event: content_block_stop
+data: {"type":"content_block_stop","index":%d}
+
+event: message_delta
+data: {"type":"message_delta","delta":{"stop_reason":"max_tokens","stop_sequence":null},"usage":{"output_tokens":%d}}
+
+event: message_stop
+data: {"type":"message_stop"}
+
+`, e.Index, c.out)
 	}
-	chunk := func(choices, usage string) {
-		fmt.Fprintf(&b, "data: {\"id\":%q,\"object\":%q,\"created\":%d,\"model\":%q,\"choices\":[%s]%s}\n\n", e.ID, e.Object, e.Created, e.Model, choices, usage)
+	const chunk = "data: {\"id\":%q,\"object\":%q,\"created\":%d,\"model\":%q,\"choices\":[%s]%s}\n\n"
+	b := fmt.Appendf(nil, chunk, e.ID, e.Object, e.Created, e.Model, `{"index":0,"delta":{},"finish_reason":"length"}`, "")
+	if q.usage {
+		u := fmt.Sprintf(`,"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, c.in, c.out, c.in+c.out)
+		b = fmt.Appendf(b, chunk, e.ID, e.Object, e.Created, e.Model, "", u)
 	}
-	chunk(`{"index":0,"delta":{},"finish_reason":"length"}`, "")
-	if in, out := s.charge.in, s.charge.out; s.usage {
-		chunk("", fmt.Sprintf(`,"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, in, out, in+out))
-	}
-	fmt.Fprint(&b, "data: [DONE]\n\n")
-	return b.Bytes()
+	return append(b, "data: [DONE]\n\n"...)
 }
