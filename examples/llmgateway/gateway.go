@@ -84,13 +84,13 @@ func (g *gateway) complete(w http.ResponseWriter, r *http.Request, d dialect) {
 
 // forward has the model answer. What it says of usage, and what is counted, is noted in c.
 func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *charge) {
-	up, _ := http.NewRequestWithContext(r.Context(), http.MethodPost, g.model+r.URL.Path, bytes.NewReader(q.body))    // both are good
+	up, _ := http.NewRequestWithContext(r.Context(), http.MethodPost, g.model+r.URL.Path, bytes.NewReader(q.body))    // run has looked at the URL
 	up.Header = http.Header{"Content-Type": {"application/json"}, "Anthropic-Version": r.Header["Anthropic-Version"]} // and our own key
 	resp, err := g.client.Do(up)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		c.in = 0 // an error costs nothing
-	}
 	if err != nil {
+		if r.Context().Err() == nil { // otherwise the client has left, and the model may have read the input
+			c.in = 0
+		}
 		fail(w, http.StatusBadGateway, "api_error", "the model server does not answer")
 		return
 	}
@@ -99,11 +99,14 @@ func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *
 	w.WriteHeader(resp.StatusCode)
 	if resp.StatusCode == http.StatusOK && q.stream {
 		err = q.copy(r.Context(), w, resp.Body, c)
-	} else if answer, failed := io.ReadAll(resp.Body); failed == nil {
-		c.report(parse(answer))
-		_, err = w.Write(answer)
 	} else {
-		err = failed
+		if resp.StatusCode != http.StatusOK {
+			c.in = 0 // an error costs nothing
+		}
+		var answer []byte
+		answer, err = io.ReadAll(resp.Body)
+		c.report(parse(answer))
+		_, _ = w.Write(answer)
 	}
 	if err != nil {
 		panic(http.ErrAbortHandler) // the client must see that this is not all

@@ -157,6 +157,7 @@ func TestCutShort(t *testing.T) {
 					}
 				}})
 				g := gate(t, model, func(_ *[3]int64, r *int64) { *r = reserve }, opts...)
+				t.Cleanup(func() { close(left) }) // before the servers are closed
 				ctx, leave := context.WithCancel(t.Context())
 				r, err := http.NewRequestWithContext(ctx, http.MethodPost, g.url+path, strings.NewReader(completion(50)))
 				require.NoError(t, err)
@@ -176,7 +177,6 @@ func TestCutShort(t *testing.T) {
 				leave()
 				_ = resp.Body.Close()
 				require.Eventually(t, func() bool { return g.used() == cost(in, words) }, 20*time.Second, time.Millisecond)
-				close(left)
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/signal"
 	"syscall"
@@ -64,6 +65,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		defer server.Close()
 		*model = "http://" + l.Addr().String()
 	}
+	if u, err := url.Parse(*model); err != nil || u.Host == "" || *reserve < 0 {
+		return errors.New("-model or -reserve: a URL with a host, and at least 0")
+	}
 	b, err := newBudget(store, reservoir.Limit{Tokens: *requests, Window: *window},
 		reservoir.Limit{Tokens: *tokens, Window: *window}, reservoir.PerDay(*dollars, nil))
 	if err != nil {
@@ -83,7 +87,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return err
 }
 
-// serve returns when all streams have ended, or have been cut.
+// serve returns when all streams have ended, which may take half a minute.
 func serve(ctx context.Context, addr string, h http.Handler, out io.Writer) error {
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {

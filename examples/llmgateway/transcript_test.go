@@ -62,7 +62,10 @@ func TestReadmeFlags(t *testing.T) {
 }
 
 func TestFaultsOfTheCommandLine(t *testing.T) {
-	for _, args := range [][]string{{"-redis", "nonsense"}, {"-addr", "nonsense"}, {"-tokens", "0"}, {"-window", "-1s"}, {"-no"}} {
+	for _, args := range [][]string{{"-redis", "nonsense"}, {"-addr", "nonsense"}, {"-tokens", "0"}, {"-model", "nonsense"}, {"-model", "http://%zz"}, {"-reserve", "-1"}, {"-window", "-1s"}, {"-no"}} {
 		require.Error(t, run(t.Context(), args, io.Discard), args)
 	}
+	err := run(t.Context(), []string{"-redis", "redis://me:s3cret@localhost:port"}, io.Discard)
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), "s3cret")
 }
