@@ -14,7 +14,6 @@ import (
 type budget struct {
 	limiters [3]*reservoir.Limiter
 	all      *reservoir.Group // requests, tokens and dollars
-	running  *reservoir.Group // without requests: what a stream uses above its reservation
 }
 
 // policies are what clients are told about the limits, in the order of the limiters.
@@ -37,8 +36,7 @@ func newBudget(store backend.Store, requests, tokens, dollars reservoir.Limit, o
 		}
 		b.limiters[i] = l
 	}
-	l := b.limiters
-	b.all, b.running = reservoir.NewGroup(l[0], l[1], l[2]), reservoir.NewGroup(l[1], l[2])
+	b.all = reservoir.NewGroup(b.limiters[:]...)
 	return b, nil
 }
 
@@ -82,7 +80,7 @@ func (c *charge) add(ctx context.Context, n int64) bool {
 	if due <= 0 {
 		return true
 	}
-	r, err := c.b.running.AllowEach(ctx, []int64{due, c.price.of(0, due)}, c.key, c.key)
+	r, err := c.b.all.AllowEach(ctx, []int64{0, due, c.price.of(0, due)}, c.key, c.key, c.key)
 	if err == nil && r.Allowed {
 		c.extra += due
 	}
