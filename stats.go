@@ -18,7 +18,7 @@ type Stats struct {
 
 	Taken    int64 // tokens that the store charged to this process
 	Refunded int64 // tokens that Settle and Refund took back from requests
-	Spent    int64 // tokens that admitted requests used, refunded ones included
+	Spent    int64 // tokens that admitted requests used, refunded ones included, and Owed not yet
 	Returned int64 // tokens given back to the store
 	Expired  int64 // tokens whose window ended before they were used
 	Held     int64 // tokens in memory now: to be spent, or on their way back

@@ -32,6 +32,8 @@ var elsewhere = []struct{ file, lang, test string }{
 	{"SECURITY.md", "acl more", "backend/redisstore/TestFurtherAccess"},
 	{"examples/apiserver/README.md", "sh", "examples/apiserver/TestReadmeFlags"},
 	{"examples/apiserver/README.md", "console", "examples/apiserver/TestTranscript"},
+	{"examples/llmgateway/README.md", "sh", "examples/llmgateway/TestReadmeFlags"},
+	{"examples/llmgateway/README.md", "console", "examples/llmgateway/TestTranscript"},
 	{"examples/workers/README.md", "console", "examples/workers/TestReadme"},
 	{"examples/shards/README.md", "console", "examples/shards/TestReadme"},
 	{"examples/shards/README.md", "sh", "examples/shards/TestReadme"},

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/httplimit"
+)
+
+// budget is what an API key may use: requests and tokens per window, dollars per day.
+type budget struct {
+	limiters [3]*reservoir.Limiter
+	all      *reservoir.Group // requests, tokens and dollars
+}
+
+// policies are what clients are told about the limits, in the order of the limiters.
+func policies(window time.Duration) [3]httplimit.Policy {
+	return [3]httplimit.Policy{{Name: "requests", Window: window}, {Name: "tokens", Window: window}, {Name: "dollars", Window: 24 * time.Hour}}
+}
+
+// newBudget counts in store: dollars in millionths.
+func newBudget(store backend.Store, requests, tokens, dollars reservoir.Limit, opts ...reservoir.Option) (*budget, error) {
+	b := &budget{}
+	for i, limit := range []reservoir.Limit{requests, tokens, dollars} {
+		opts := append([]reservoir.Option{
+			reservoir.WithName(policies(0)[i].Name),         // they count the same keys
+			reservoir.WithFailure(reservoir.FailLocal(0.1)), // while the store is away: a tenth of each limit per process
+			reservoir.WithLateOverruns(),                    // a stream may end in the minute after the one it began in
+		}, opts...)
+		l, err := reservoir.New(store, limit, opts...)
+		if err != nil {
+			return nil, err
+		}
+		b.limiters[i] = l
+	}
+	b.all = reservoir.NewGroup(b.limiters[:]...)
+	return b, nil
+}
+
+// close hands back what this process holds. No stream may be under way.
+func (b *budget) close(ctx context.Context) error {
+	var errs []error
+	for _, l := range b.limiters {
+		errs = append(errs, l.Close(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// price is in millionths of a dollar per token, which is in dollars per million tokens.
+type price struct{ in, out int64 }
+
+func (p price) of(in, out int64) int64 { return in*p.in + out*p.out }
+
+// charge is what one completion was charged, and has used so far, in tokens.
+type charge struct {
+	b        *budget
+	key      string
+	price    price
+	result   reservoir.GroupResult
+	in, out  int64 // used, as far as we can count
+	reserved int64 // for out
+	extra    int64 // charged for out since, because the reservation was used up
+}
+
+// reserve charges a completion with an estimate. Whether it may begin is in its result.
+func (b *budget) reserve(ctx context.Context, key string, p price, in, out int64) (*charge, error) {
+	r, err := b.all.AllowEach(ctx, []int64{1, in + out, p.of(in, out)}, key, key, key)
+	return &charge{b: b, key: key, price: p, result: r, in: in, reserved: out}, err
+}
+
+// add counts n more tokens of output and reports whether they are paid for. What the
+// reservation does not cover is charged now, from memory as a rule: per chunk. While the
+// store is away a stream goes on, and what it uses is settled at its end.
+func (c *charge) add(ctx context.Context, n int64) bool {
+	c.out += n
+	due := c.out - c.reserved - c.extra
+	if due <= 0 {
+		return true
+	}
+	r, err := c.b.all.AllowEach(ctx, []int64{0, due, c.price.of(0, due)}, c.key, c.key, c.key)
+	if err == nil && r.Allowed {
+		c.extra += due
+	}
+	return err != nil || r.Allowed
+}
+
+// settle makes the charge what was used. It does not depend on the client, who may have
+// left. All of the difference is settled on the reservation; nothing above it need be kept.
+func (c *charge) settle(ctx context.Context) error {
+	tokens, dollars := c.in+c.out-c.extra, c.price.of(c.in, c.out-c.extra)
+	return c.b.all.Settle(context.WithoutCancel(ctx), c.result, []int64{1, max(tokens, 0), max(dollars, 0)}, c.key, c.key, c.key)
+}

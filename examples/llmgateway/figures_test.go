@@ -1,0 +1,333 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// accounting is a way to limit completions. It is driven without HTTP here, so that all
+// ways have the same streams.
+type accounting interface {
+	begin(ctx context.Context, process int, in, out int64) completing // nil if refused
+	held() int64                                                      // tokens that are charged and that no stream has
+	close(t *testing.T)
+}
+
+type completing interface {
+	add(ctx context.Context, n int64) bool
+	settle(ctx context.Context) error
+}
+
+const (
+	processes = 4
+	chunks    = 50
+	input     = 20
+)
+
+var millionths = price{3, 15}
+
+// ours is budgets, one of each process.
+type ours struct {
+	all    []*budget
+	hidden int64 // tokens that each completion uses, and that are known at its end
+}
+
+func open(t *testing.T, server *redistest.Server, tokens reservoir.Limit, opts ...reservoir.Option) *ours {
+	t.Helper()
+	o := &ours{}
+	for range processes {
+		store, err := redisstore.Open("redis://" + server.Addr())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = store.Close() })
+		b, err := newBudget(store, reservoir.PerHour(1_000_000), tokens, reservoir.PerDay(1_000_000_000_000, nil),
+			append(opts, reservoir.WithFetchTimeout(5*time.Second))...)
+		require.NoError(t, err)
+		o.all = append(o.all, b)
+	}
+	t.Cleanup(func() { o.close(t) })
+	return o
+}
+
+func (o *ours) close(t *testing.T) {
+	for _, b := range o.all {
+		require.NoError(t, b.close(context.Background()))
+	}
+}
+
+func (o *ours) begin(ctx context.Context, process int, in, out int64) completing {
+	c, err := o.all[process].reserve(ctx, "acme", millionths, in, out)
+	if err != nil || !c.result.Allowed {
+		return nil
+	}
+	return hiding{c, o.hidden}
+}
+
+type hiding struct {
+	*charge
+	tokens int64
+}
+
+func (h hiding) settle(ctx context.Context) error {
+	h.report(event{Usage: usage{Completion: h.out + h.tokens}})
+	return h.charge.settle(ctx)
+}
+
+// tokens are the sums of the processes'.
+func (o *ours) tokens() (s reservoir.Stats) {
+	for _, b := range o.all {
+		one := b.limiters[1].Stats()
+		s.Spent, s.Refunded, s.Held, s.Returned = s.Spent+one.Spent, s.Refunded+one.Refunded, s.Held+one.Held, s.Returned+one.Returned
+		s.Owed, s.Overdrawn = s.Owed+one.Owed, s.Overdrawn+one.Overdrawn
+	}
+	return s
+}
+
+func (o *ours) held() int64 { return o.tokens().Held }
+
+// scripted counts by a script per request at its begin and another at its end, as one
+// does by hand: of requests, tokens and dollars at once.
+type scripted struct {
+	clients []*redis.Client
+	tokens  int64
+	reserve bool // at the begin; otherwise it is only looked whether there is any left
+}
+
+var (
+	begins = redis.NewScript(`
+for i = 1, 3 do
+	local used = tonumber(redis.call('get', KEYS[i]) or 0)
+	if used + ARGV[i] > tonumber(ARGV[3 + i]) or used >= tonumber(ARGV[3 + i]) then return 0 end
+end
+for i = 1, 3 do redis.call('incrby', KEYS[i], ARGV[i]) end
+return 1`)
+	ends = redis.NewScript(`
+for i = 1, 3 do redis.call('incrby', KEYS[i], ARGV[i]) end
+return 1`)
+)
+
+var scriptedKeys = []string{"{acme}requests", "{acme}tokens", "{acme}dollars"}
+
+func (s *scripted) begin(ctx context.Context, process int, in, out int64) completing {
+	c := &scriptedOne{s: s, client: s.clients[process], in: in}
+	if s.reserve {
+		c.paid = in + out
+		c.dollars, c.requests = millionths.of(in, out), 1
+	}
+	ok, err := begins.Run(ctx, c.client, scriptedKeys, c.requests, c.paid, c.dollars, 1_000_000, s.tokens, 1_000_000_000_000).Bool()
+	if err != nil || !ok {
+		return nil
+	}
+	return c
+}
+
+func (s *scripted) held() int64 { return 0 }
+
+func (s *scripted) close(*testing.T) {}
+
+type scriptedOne struct {
+	s                       *scripted
+	client                  *redis.Client
+	in, out                 int64
+	requests, paid, dollars int64
+}
+
+func (c *scriptedOne) add(_ context.Context, n int64) bool {
+	c.out += n
+	return true
+}
+
+func (c *scriptedOne) settle(ctx context.Context) error {
+	return ends.Run(ctx, c.client, scriptedKeys, 1-c.requests, c.in+c.out-c.paid, millionths.of(c.in, c.out)-c.dollars).Err()
+}
+
+// crowd is streams at a time, all of which have begun before one goes on. It returns how
+// many were not refused and what they have used.
+func crowd(t *testing.T, a accounting, streams int, reserve int64, size func(i int) int64) (served, used int64) {
+	t.Helper()
+	begun := make([]completing, streams)
+	each := func(f func(i int)) {
+		var wg sync.WaitGroup
+		for i := range begun {
+			wg.Go(func() { f(i) })
+		}
+		wg.Wait()
+	}
+	each(func(i int) { begun[i] = a.begin(t.Context(), i%processes, input, reserve) })
+	var sum, n atomic.Int64
+	each(func(i int) {
+		if begun[i] == nil {
+			return
+		}
+		n.Add(1)
+		out := int64(0)
+		for paid := true; paid && out < chunks*size(i); out += size(i) {
+			paid = begun[i].add(t.Context(), size(i)) // what is not paid for was used all the same, and is the last
+		}
+		sum.Add(input + out)
+	})
+	each(func(i int) {
+		if begun[i] != nil {
+			if err := begun[i].settle(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return n.Load(), sum.Load()
+}
+
+// sizes of chunks: the median completion has 100 tokens, the largest 400.
+func sizes(i int) int64 { return []int64{1, 1, 2, 2, 2, 3, 4, 8}[(i/processes)%8] }
+
+const (
+	atMost   = 400
+	atMedian = 100
+)
+
+// exhaust has crowds come until all of one are refused.
+func exhaust(t *testing.T, a accounting, reserve int64, size func(i int) int64) (asked, served, used int64) {
+	t.Helper()
+	for {
+		n, more := crowd(t, a, 200, reserve, size)
+		asked, served, used = asked+200, served+n, used+more
+		if n == 0 {
+			return asked, served, used
+		}
+	}
+}
+
+var everyBatch = map[string]reservoir.Option{
+	"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "fixed": reservoir.WithBatch(reservoir.Fixed(1000)), "direct": reservoir.WithDirect(),
+}
+
+// With estimates at the most that a completion may use no token is used above the limit.
+// With others no more than is told, and with either the processes leave little unused.
+func TestNeverOver(t *testing.T) {
+	for name, opt := range everyBatch {
+		for _, limit := range []reservoir.Limit{reservoir.PerHour(90_000), reservoir.PerMinute(60_000)} {
+			for _, reserve := range []int64{atMost, atMedian} {
+				t.Run(fmt.Sprint(name, "/", limit.Tokens, "/", reserve), func(t *testing.T) {
+					o := open(t, redistest.Start(t), limit, opt)
+					if reserve == atMedian {
+						o.hidden = 30
+					}
+					_, served, used := exhaust(t, o, reserve, sizes)
+					used += served * o.hidden
+					s := o.tokens()
+					require.Equal(t, used, s.Spent-s.Refunded+s.Owed)
+					if reserve == atMost {
+						require.LessOrEqual(t, used, limit.Tokens)
+						require.Zero(t, s.Overdrawn)
+					}
+					require.LessOrEqual(t, used-limit.Tokens, s.Overdrawn+s.Owed)
+					require.Less(t, s.Held, processes*(input+reserve), "each has less than a request needs")
+					require.Greater(t, served, limit.Tokens/200)
+				})
+			}
+		}
+	}
+}
+
+// When the store has heard of all, what was used above the limit is overdrawn, to the token
+// where nothing comes back to the store, because every completion uses more than was reserved
+// and more than is seen; and where something does, at least as much is overdrawn.
+func TestOverdrawn(t *testing.T) {
+	for name, opt := range everyBatch {
+		for _, back := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, "/back=", back), func(t *testing.T) {
+				t.Parallel()
+				const limit = 60_000
+				o, reserve := open(t, redistest.Start(t), reservoir.PerMinute(limit), opt), int64(atMedian)
+				if back {
+					reserve = atMost
+				}
+				o.hidden = 200 // the first crowd alone is above the limit by that
+				_, served, used := exhaust(t, o, reserve, func(i int) int64 { return 2 + sizes(i) })
+				used += served * o.hidden
+				require.Eventually(t, func() bool { return o.tokens().Owed == 0 }, 30*time.Second, 10*time.Millisecond, "it is told within 3 s")
+				s := o.tokens()
+				require.Equal(t, used, s.Spent-s.Refunded)
+				require.LessOrEqual(t, used+s.Held-limit, s.Overdrawn)
+				if !back { // but for what a process has held for a moment
+					require.Greater(t, used, int64(limit))
+					require.LessOrEqual(t, s.Overdrawn, used+s.Held+s.Returned-limit)
+				}
+			})
+		}
+	}
+}
+
+var update = flag.Bool("update", false, "write what is measured and printed into README.md")
+
+const head = `| | store calls per request, far from the limit | at the limit | tokens above it, estimates at the most | at the median | reserved and never used |
+|---|---|---|---|---|---|
+`
+
+// TestFigures measures ours and what is done by hand, and prints the table of README.md.
+func TestFigures(t *testing.T) {
+	const far, tight = 1_000_000_000, 200_000
+	table, ways := head, []string{"check, then count", "reserve and commit in Redis", "this gateway"}
+	for _, way := range ways {
+		start := func(tokens int64) (accounting, *redistest.Server) {
+			server := redistest.Start(t)
+			if way == ways[2] {
+				return open(t, server, reservoir.PerHour(tokens)), server
+			}
+			s := &scripted{tokens: tokens, reserve: way == ways[1]}
+			for range processes {
+				s.clients = append(s.clients, server.Client())
+			}
+			return s, server
+		}
+		a, server := start(far)
+		for range 20 {
+			served, _ := crowd(t, a, 200, atMost, sizes)
+			require.EqualValues(t, 200, served)
+		}
+		a.close(t)
+		steady := float64(calls(server)) / (20 * 200)
+
+		var asked, over, held [2]int64
+		var made int64
+		for i, reserve := range []int64{atMost, atMedian} {
+			a, server := start(tight)
+			var used int64
+			asked[i], _, used = exhaust(t, a, reserve, sizes)
+			over[i], held[i] = max(used-tight, 0), a.held()
+			a.close(t)
+			made += calls(server)
+		}
+		denied := float64(made) / float64(asked[0]+asked[1])
+		percent := func(n int64) string { return fmt.Sprintf("%.1f %%", 100*float64(n)/tight) }
+		table += fmt.Sprintf("| %s | %.3f | %.3f | %s | %s | %s |\n", way, steady, denied, percent(over[0]), percent(over[1]), percent(max(held[0], held[1])))
+		if way == ways[2] {
+			require.LessOrEqual(t, steady, 0.05)
+			require.LessOrEqual(t, denied, 0.05)
+			require.Zero(t, over[0])
+			require.LessOrEqual(t, max(held[0], held[1]), int64(tight/100))
+		} else {
+			require.GreaterOrEqual(t, steady, 2.0)
+		}
+	}
+	t.Log("\n" + table)
+	if *update {
+		readme, err := os.ReadFile("README.md")
+		require.NoError(t, err)
+		old := regexp.MustCompile(regexp.QuoteMeta(head) + `(\|.*\n)*`)
+		require.Regexp(t, old, string(readme))
+		require.NoError(t, os.WriteFile("README.md", old.ReplaceAllLiteral(readme, []byte(table)), 0o644))
+	}
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+
+	"github.com/go-reservoir/reservoir/httplimit"
+)
+
+// prices are those of the models that may be called.
+var prices = map[string]price{"small": {1, 5}, "large": {3, 15}}
+
+const (
+	mostInput  = 1 << 20 // bytes
+	mostOutput = 4096    // tokens; also of a request that does not say
+)
+
+// gateway limits completions and has a model server make them.
+type gateway struct {
+	budget   *budget
+	policies [3]httplimit.Policy
+	reserve  int64  // tokens of output, at most, for a stream
+	model    string // the server's URL
+	client   http.Client
+}
+
+func (g *gateway) handler() http.Handler {
+	mux := http.NewServeMux()
+	for path, d := range map[string]dialect{"/v1/chat/completions": openAI, "/v1/messages": anthropic} {
+		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { g.complete(w, r, d) })
+	}
+	return mux
+}
+
+// account is whose API key the request has, or "". The account is limited, and the key goes
+// nowhere: not to the store, a log or the model. A real gateway has a database of hashes of keys.
+func account(r *http.Request) string {
+	key, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !bearer {
+		key = r.Header.Get("X-Api-Key")
+	}
+	return map[string]string{"sk-acme": "acme", "sk-zenith": "zenith"}[key]
+}
+
+// complete charges an estimate, has the model answer, and settles what was used.
+func (g *gateway) complete(w http.ResponseWriter, r *http.Request, d dialect) {
+	key := account(r)
+	if key == "" {
+		fail(w, http.StatusUnauthorized, "authentication_error", "no API key that is known")
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, mostInput))
+	if _, huge := errors.AsType[*http.MaxBytesError](err); huge {
+		fail(w, http.StatusRequestEntityTooLarge, "request_too_large", err.Error())
+		return
+	}
+	q, err := d.read(body)
+	if err != nil {
+		fail(w, http.StatusBadRequest, "invalid_request_error", err.Error())
+		return
+	}
+	out := q.most
+	if q.stream { // nothing else can be stopped when it needs more
+		out = min(out, g.reserve)
+	}
+	c, err := g.budget.reserve(r.Context(), key, prices[q.model], tokensIn(len(body)), out)
+	if err != nil {
+		httplimit.Unavailable(w, r, err, nil) // or more than the whole limit, which is the client's fault
+		return
+	}
+	limit := g.policies[c.result.Limiter] // the tightest, or the one that refused
+	limit.SetHeaders(w.Header(), c.result.Result)
+	if !c.result.Allowed {
+		fail(w, http.StatusTooManyRequests, "rate_limit_error", "out of "+limit.Name+": Retry-After says in how many seconds there will be more")
+		return
+	}
+	defer func() { _ = c.settle(r.Context()) }() // also if the client leaves or the stream breaks
+	g.forward(w, r, q, c)
+}
+
+// forward has the model answer. What it says of usage, and what is counted, is noted in c.
+func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *charge) {
+	up, _ := http.NewRequestWithContext(r.Context(), http.MethodPost, g.model+r.URL.Path, bytes.NewReader(q.body))    // run has looked at the URL
+	up.Header = http.Header{"Content-Type": {"application/json"}, "Anthropic-Version": r.Header["Anthropic-Version"]} // and our own key
+	resp, err := g.client.Do(up)
+	if err != nil {
+		if r.Context().Err() == nil { // otherwise the client has left, and the model may have read the input
+			c.in = 0
+		}
+		fail(w, http.StatusBadGateway, "api_error", "the model server does not answer")
+		return
+	}
+	defer resp.Body.Close() // which stops it, if it has more to say
+	w.Header()["Content-Type"] = resp.Header["Content-Type"]
+	w.WriteHeader(resp.StatusCode)
+	if resp.StatusCode == http.StatusOK && q.stream {
+		err = q.copy(r.Context(), w, resp.Body, c)
+	} else {
+		if resp.StatusCode != http.StatusOK {
+			c.in = 0 // an error costs nothing
+		}
+		var answer []byte
+		answer, err = io.ReadAll(resp.Body)
+		c.report(parse(answer))
+		_, _ = w.Write(answer)
+	}
+	if err != nil {
+		panic(http.ErrAbortHandler) // the client must see that this is not all
+	}
+}
+
+// fail answers in a form that clients of both APIs understand.
+func fail(w http.ResponseWriter, status int, kind, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]any{"type": "error", "error": map[string]string{"type": kind, "message": message}})
+}

@@ -1,0 +1,327 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// sung is what the input of completion is taken for by the model server.
+var sung = tokensIn(len(`[{"role":"user","content":"sing"}]`))
+
+// gated is a gateway in this process. Its limits are far away, but for what is changed.
+type gated struct {
+	*gateway
+	url string
+}
+
+func gate(t *testing.T, model string, change func(limits *[3]int64, reserve *int64), opts ...reservoir.Option) gated {
+	t.Helper()
+	limits, reserve := [3]int64{1_000_000, 1_000_000, 1_000_000_000}, int64(mostOutput)
+	change(&limits, &reserve)
+	store, err := redisstore.Open("redis://" + redistest.Start(t).Addr())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = store.Close() })
+	b, err := newBudget(store, reservoir.PerHour(limits[0]), reservoir.PerHour(limits[1]), reservoir.PerDay(limits[2], nil), append(opts, reservoir.WithFetchTimeout(5*time.Second))...)
+	require.NoError(t, err)
+	g := &gateway{budget: b, policies: policies(time.Hour), reserve: reserve, model: model, client: http.Client{Transport: &http.Transport{}}}
+	server := httptest.NewServer(g.handler())
+	t.Cleanup(func() {
+		server.Close() // when all is settled
+		g.client.CloseIdleConnections()
+		require.NoError(t, b.close(context.Background()))
+	})
+	return gated{g, server.URL}
+}
+
+// used is what each limit counts as used, debt too.
+func (g gated) used() (n [3]int64) {
+	for i, l := range g.budget.limiters {
+		s := l.Stats()
+		n[i] = s.Spent - s.Refunded + s.Owed
+	}
+	return n
+}
+
+// cost is what a completion by the large model uses of each limit.
+func cost(in, out int64) [3]int64 { return [3]int64{1, in + out, prices["large"].of(in, out)} }
+
+func within(*[3]int64, *int64) {}
+
+// A stream comes through as the model server says it, and is settled by what that reports:
+// less than was reserved, and more than was seen.
+func TestStream(t *testing.T) {
+	model := serveModel(t, standIn{words: 50, hidden: 7})
+	for _, path := range paths {
+		for _, reserve := range []int64{5, mostOutput} {
+			g := gate(t, model, func(_ *[3]int64, r *int64) { *r = reserve })
+			for _, most := range []int{1, 20, 50, 51, 4096} {
+				for _, asks := range []bool{false, true} {
+					body, was := completion(most), g.used()
+					if asks {
+						body = strings.Replace(body, `"model"`, `"stream_options":{"include_usage":true},"model"`, 1)
+					}
+					resp, text := ask(t, g.url+path, body)
+					require.Equal(t, http.StatusOK, resp.StatusCode)
+					require.Equal(t, "text/event-stream", resp.Header.Get("Content-Type"))
+					_, direct := ask(t, model+path, body)
+					if path == paths[0] && !asks {
+						require.NotContains(t, text, "usage", "a client that has not asked")
+						direct, _, _ = strings.Cut(direct, `data: {"id":"c1","object":"chat.completion.chunk","created":1700000000,"model":"song","choices":[],`)
+						direct += "data: [DONE]\n\n"
+					}
+					require.Equal(t, direct, text)
+					is, want := g.used(), cost(sung, int64(min(most, 50)+7))
+					require.Equal(t, want, [3]int64{is[0] - was[0], is[1] - was[1], is[2] - was[2]})
+				}
+			}
+		}
+	}
+}
+
+// Not every client streams.
+func TestWhole(t *testing.T) {
+	for _, path := range paths {
+		g := gate(t, serveModel(t, standIn{words: 50}), func(_ *[3]int64, r *int64) { *r = 1 })
+		resp, text := ask(t, g.url+path, strings.Replace(completion(100), "true", "false", 1))
+		require.Equal(t, http.StatusOK, resp.StatusCode)
+		require.Contains(t, text, "usage")
+		require.Equal(t, cost(sung, 50), g.used())
+	}
+}
+
+// A stream that the limit stops ends as one that had max_tokens, in the form of its API.
+// At most the chunk that was refused is above the limit.
+func TestStoppedAtTheLimit(t *testing.T) {
+	for i, path := range paths {
+		for limit, by := range []string{"tokens", "dollars"} {
+			t.Run(by+path, func(t *testing.T) {
+				g := gate(t, serveModel(t, standIn{words: 50}), func(limits *[3]int64, r *int64) {
+					*r = 5
+					limits[1+limit] = cost(tokensIn(len(completion(100))), 20)[1+limit]
+				})
+				resp, text := ask(t, g.url+path, completion(100))
+				require.Equal(t, http.StatusOK, resp.StatusCode)
+				words := strings.Count(text, "la ")
+				require.GreaterOrEqual(t, words, 20)
+				require.Less(t, words, 50)
+				if i == 0 {
+					require.Regexp(t, `"content":"la "}}\]}\n\ndata: {"id":"c1","object":"chat.completion.chunk","created":1700000000,"model":"song","choices":\[{"index":0,"delta":{},"finish_reason":"length"}\]}\n\ndata: \[DONE\]\n\n$`, text)
+				} else {
+					require.Regexp(t, fmt.Sprintf(`"la "}}\n\nevent: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\nevent: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"max_tokens","stop_sequence":null},"usage":{"output_tokens":%d}}\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n$`, words+1), text)
+				}
+				over := g.used()[1+limit] - cost(tokensIn(len(completion(100))), 20)[1+limit]
+				require.LessOrEqual(t, over, cost(0, 1)[1+limit])
+				for line := range strings.Lines(text) {
+					if data, ok := strings.CutPrefix(line, "data: {"); ok {
+						require.True(t, json.Valid([]byte("{"+data)), line)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A client that leaves, and a stream that breaks, are settled by what was counted. Input is
+// what the model server says, which OpenAI's does at the end only.
+func TestCutShort(t *testing.T) {
+	const words = 30
+	for path, in := range map[string]int64{paths[0]: tokensIn(len(completion(50))), paths[1]: sung} {
+		for _, reserve := range []int64{10, 1000} {
+			for i := range 4 {
+				breaks, opts := i%2 == 0, []reservoir.Option{reservoir.WithDirect()}[i/2:]
+				said, left := make(chan struct{}), make(chan struct{})
+				model := serveModel(t, standIn{words: 50, before: func(i int64) {
+					switch {
+					case i == words && breaks:
+						panic(http.ErrAbortHandler)
+					case i == words:
+						close(said)
+						<-left
+					}
+				}})
+				g := gate(t, model, func(_ *[3]int64, r *int64) { *r = reserve }, opts...)
+				t.Cleanup(func() { close(left) }) // before the servers are closed
+				ctx, leave := context.WithCancel(t.Context())
+				r, err := http.NewRequestWithContext(ctx, http.MethodPost, g.url+path, strings.NewReader(completion(50)))
+				require.NoError(t, err)
+				r.Header.Set("X-Api-Key", "sk-acme")
+				resp, err := client(t).Do(r)
+				require.NoError(t, err)
+				lines, heard := bufio.NewScanner(resp.Body), 0
+				for (breaks || heard < words) && lines.Scan() {
+					heard += strings.Count(lines.Text(), "la ")
+				}
+				require.Equal(t, words, heard)
+				if breaks {
+					require.ErrorIs(t, lines.Err(), io.ErrUnexpectedEOF, "the client must see that this is not all")
+				} else {
+					<-said
+				}
+				leave()
+				_ = resp.Body.Close()
+				require.Eventually(t, func() bool { return g.used() == cost(in, words) }, 20*time.Second, time.Millisecond)
+			}
+		}
+	}
+}
+
+// What is counted of each kind of event. A chunk of many letters may be one token, so that
+// guesses never count more than a completion may have.
+func TestCounting(t *testing.T) {
+	for text, want := range map[string]int64{
+		`{"choices":[{"delta":{"content":"12345678"}}]}`:                                                            2,
+		`{"choices":[{"delta":{"content":null,"tool_calls":[{"function":{"name":"f","arguments":"123456789"}}]}}]}`: 3,
+		`{"choices":[{"delta":{"refusal":"1"}}]}`:                                                                   1,
+		`{"choices":[{"delta":{},"finish_reason":"stop"}],"usage":null}`:                                            0,
+		`{"type":"content_block_delta","delta":{"type":"thinking_delta","thinking":"1234"}}`:                        1,
+		`{"type":"content_block_delta","delta":{"type":"input_json_delta","partial_json":"{\"12345"}}`:              2,
+		`{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":9}}`:                   0,
+		`{"type":"ping"}`: 0, ` [DONE]`: 0, ``: 0,
+	} {
+		require.Equal(t, want, parse([]byte(text)).tokens(), text)
+	}
+	b, err := newBudget(memstore.New(), reservoir.PerHour(1), reservoir.PerHour(110), reservoir.PerDay(1_000_000, nil))
+	require.NoError(t, err)
+	c, err := b.reserve(t.Context(), "acme", price{1, 1}, 10, 100)
+	require.NoError(t, err)
+	text := strings.Repeat("event: content_block_delta\r\ndata:{\"delta\":{\"text\":\"a long word\"}}\r\n\r\n: still there\n\n", 100)
+	w := httptest.NewRecorder()
+	require.NoError(t, request{dialect: anthropic, most: 100}.copy(t.Context(), w, strings.NewReader(text), c))
+	require.Equal(t, strings.ReplaceAll(text, "\r", ""), w.Body.String())
+	require.EqualValues(t, 100, c.out)
+	require.NoError(t, b.close(t.Context()))
+}
+
+// A stream may begin in one minute and end in the next, which is charged what it uses
+// above its reservation then.
+func TestIntoTheNextMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		b, err := newBudget(store, reservoir.PerMinute(100), reservoir.PerMinute(1000), reservoir.PerDay(1_000_000, nil))
+		require.NoError(t, err)
+		c, err := b.reserve(t.Context(), "acme", price{1, 1}, 20, 100)
+		require.NoError(t, err)
+		require.True(t, c.add(t.Context(), 100))
+		time.Sleep(time.Minute + time.Second)
+		require.True(t, c.add(t.Context(), 200))
+		c.report(event{Usage: usage{Output: 330}})
+		require.NoError(t, c.settle(t.Context()))
+		require.NoError(t, b.limiters[1].Close(t.Context()))
+		again, err := reservoir.New(store, reservoir.PerMinute(1000), reservoir.WithName("tokens"))
+		require.NoError(t, err)
+		r, err := again.Check(t.Context(), "acme")
+		require.NoError(t, err)
+		require.EqualValues(t, 1000-200-30, r.Remaining)
+		require.NoError(t, b.close(t.Context()))
+	})
+}
+
+// Who is refused is told the numbers of the limit that refused, in headers and in words.
+func TestRefused(t *testing.T) {
+	for i, name := range []string{"requests", "tokens", "dollars"} {
+		for _, path := range paths {
+			g := gate(t, serveModel(t, standIn{words: 10}), func(limits *[3]int64, _ *int64) { limits[i] = 2 * cost(tokensIn(len(completion(99))), 99)[i] })
+			var last *http.Response
+			var text string
+			for n := range 1000 {
+				if last, text = ask(t, g.url+path, completion(99)); last.StatusCode != http.StatusOK {
+					require.GreaterOrEqual(t, n, 2)
+					break
+				}
+				require.Equal(t, name, last.Header.Get("X-RateLimit-Resource"), "the tightest")
+			}
+			require.Equal(t, http.StatusTooManyRequests, last.StatusCode)
+			require.Equal(t, name, last.Header.Get("X-RateLimit-Resource"))
+			require.Equal(t, fmt.Sprint(2*cost(tokensIn(len(completion(99))), 99)[i]), last.Header.Get("X-RateLimit-Limit"))
+			require.Regexp(t, `^[1-9]\d*$`, last.Header.Get("Retry-After"))
+			var said struct {
+				Type  string
+				Error struct{ Type, Message string }
+			}
+			require.NoError(t, json.Unmarshal([]byte(text), &said))
+			require.Equal(t, "error rate_limit_error", said.Type+" "+said.Error.Type)
+			require.Contains(t, said.Error.Message, name)
+			before := g.used()
+			_, _ = ask(t, g.url+path, completion(99))
+			require.Equal(t, before, g.used(), "a refusal charges none of the limits")
+		}
+	}
+}
+
+// What makes no sense is answered with what is wrong with it, and charges nothing.
+func TestBadRequests(t *testing.T) {
+	g := gate(t, serveModel(t, standIn{words: 10}), within)
+	body := func(field string) string {
+		return `{"model":"small","stream":true,"messages":[],` + field + `}`
+	}
+	for _, path := range paths {
+		for _, row := range []struct {
+			body   string
+			status int
+			says   string
+		}{
+			{"", http.StatusBadRequest, "JSON"},
+			{"sing!", http.StatusBadRequest, "JSON"},
+			{"null", http.StatusBadRequest, "JSON"},
+			{"[]", http.StatusBadRequest, "JSON"},
+			{body(`"max_tokens":-1`), http.StatusBadRequest, "max_tokens"},
+			{body(`"max_tokens":0`), http.StatusBadRequest, "max_tokens"},
+			{body(`"max_tokens":9223372036854775807`), http.StatusBadRequest, "max_tokens"},
+			{body(`"max_tokens":1e400`), http.StatusBadRequest, "max_tokens"},
+			{body(`"max_tokens":"many"`), http.StatusBadRequest, "max_tokens"},
+			{body(`"max_tokens":5,"max_tokens":-5`), http.StatusBadRequest, "max_tokens"},
+			{body(`"max_tokens":5,"` + string(openAI) + `":"many","n":0`), http.StatusBadRequest, ""},
+			{body(`"n":5`), http.StatusBadRequest, "n is"},
+			{body(`"stream_options":5`), http.StatusBadRequest, "stream_options"},
+			{body(`"model":"free"`), http.StatusBadRequest, "model"},
+			{body(`"x":"` + strings.Repeat("la ", mostInput/3) + `"`), http.StatusRequestEntityTooLarge, "large"},
+		} {
+			resp, text := ask(t, g.url+path, row.body)
+			assert.Equal(t, row.status, resp.StatusCode, "%.80s", row.body)
+			assert.Contains(t, text, row.says, "%.80s", row.body)
+			assert.Equal(t, "application/json", resp.Header.Get("Content-Type"))
+		}
+		for _, header := range [][]string{{"Authorization", ""}, {"Authorization", "Bearer sk-guess"}, {"Authorization", "sk-acme"}, {"Authorization", "Bearer "}} {
+			resp, text := ask(t, g.url+path, completion(10), header...)
+			assert.Equal(t, http.StatusUnauthorized, resp.StatusCode, header)
+			assert.NotContains(t, text, "sk-")
+		}
+	}
+	assert.Equal(t, [3]int64{}, g.used())
+}
+
+// What the model server refuses counts as a request, and costs nothing else.
+func TestModelFails(t *testing.T) {
+	for name, model := range map[string]string{"refuses": serveModel(t, standIn{}), "away": "http://127.0.0.1:1"} {
+		for _, path := range paths {
+			g := gate(t, model, within)
+			resp, _ := ask(t, g.url+path, `{"model":"large","max_tokens":100}`) // no messages
+			if name == "away" {
+				require.Equal(t, http.StatusBadGateway, resp.StatusCode)
+			} else {
+				require.Equal(t, http.StatusBadRequest, resp.StatusCode)
+			}
+			require.Equal(t, [3]int64{1, 0, 0}, g.used())
+		}
+	}
+	g := gate(t, serveModel(t, standIn{}), func(limits *[3]int64, _ *int64) { limits[1] = 100 })
+	resp, _ := ask(t, g.url+paths[0], completion(1000))
+	require.Equal(t, http.StatusBadRequest, resp.StatusCode, "more than the whole limit")
+}

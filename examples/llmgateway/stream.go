@@ -1,0 +1,181 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+)
+
+// dialect is an API, by what it calls the most tokens that a completion may have.
+type dialect string
+
+const (
+	openAI    dialect = "max_completion_tokens" // chat completions
+	anthropic dialect = "max_tokens"            // messages
+)
+
+// request is what the gateway must know of one.
+type request struct {
+	dialect
+	model  string
+	stream bool
+	most   int64  // tokens of output
+	usage  bool   // the client wants to know of usage
+	body   []byte // for the model server
+}
+
+// read takes a request apart and puts it together again, so that the model server reads
+// nothing else in it than we do.
+func (d dialect) read(body []byte) (q request, err error) {
+	q = request{dialect: d, most: mostOutput, usage: d == anthropic}
+	fields, options, n := map[string]json.RawMessage{}, struct {
+		Usage bool `json:"include_usage"`
+	}{}, 1
+	if json.Unmarshal(body, &fields) != nil || fields == nil {
+		return q, errors.New("the body is not a JSON object")
+	}
+	for _, f := range []struct {
+		name string
+		to   any
+	}{{"model", &q.model}, {"stream", &q.stream}, {"stream_options", &options}, {"n", &n}, {"max_tokens", &q.most}, {string(d), &q.most}} {
+		if text, ok := fields[f.name]; ok && json.Unmarshal(text, f.to) != nil {
+			return q, fmt.Errorf("%s is of another type", f.name)
+		}
+	}
+	switch _, known := prices[q.model]; {
+	case !known:
+		return q, errors.New("there is no such model")
+	case q.most < 1 || q.most > mostOutput:
+		return q, fmt.Errorf("max_tokens is %d, want 1 to %d", q.most, mostOutput)
+	case n != 1:
+		return q, errors.New("n is not 1")
+	}
+	delete(fields, "max_tokens")
+	fields[string(d)], _ = json.Marshal(q.most)
+	if d == openAI && q.stream { // it tells usage only to who asks
+		q.usage = options.Usage
+		fields["stream_options"] = json.RawMessage(`{"include_usage":true}`)
+	}
+	q.body, err = json.Marshal(fields)
+	return q, err
+}
+
+// event is what matters here of what a model server says.
+type event struct {
+	ID, Object, Model string
+	Created           int64
+	Choices           []struct{ Delta delta } // OpenAI's
+	Index             int                     // Anthropic's, from here on
+	Delta             delta
+	Message           struct{ Usage usage }
+	Usage             usage // both: of all, at the end
+}
+
+// delta is a piece of output: text, thoughts or a tool's arguments.
+type delta struct {
+	Content, Refusal, Text, Thinking string
+	JSON                             string                                          `json:"partial_json"`
+	Tools                            []struct{ Function struct{ Arguments string } } `json:"tool_calls"`
+}
+
+// usage is in tokens, by either API's names.
+type usage struct {
+	Prompt     int64 `json:"prompt_tokens"`
+	Completion int64 `json:"completion_tokens"`
+	Input      int64 `json:"input_tokens"`
+	Written    int64 `json:"cache_creation_input_tokens"`
+	Cached     int64 `json:"cache_read_input_tokens"`
+	Output     int64 `json:"output_tokens"`
+}
+
+func parse(data []byte) (e event) {
+	_ = json.Unmarshal(data, &e) // what is not JSON has no tokens: [DONE]
+	return e
+}
+
+// tokensIn guesses how many tokens so many bytes are. A tokenizer knows better; the
+// difference is settled.
+func tokensIn(bytes int) int64 { return int64(bytes+3) / 4 }
+
+// tokens guesses how much output the event is.
+func (e event) tokens() (n int64) {
+	for _, c := range append(e.Choices, struct{ Delta delta }{e.Delta}) {
+		d := c.Delta
+		n += tokensIn(len(d.Content) + len(d.Refusal) + len(d.Text) + len(d.Thinking) + len(d.JSON))
+		for _, t := range d.Tools {
+			n += tokensIn(len(t.Function.Arguments))
+		}
+	}
+	return n
+}
+
+// report notes what the model server says was used, which counts more than our guesses.
+func (c *charge) report(e event) {
+	for _, u := range []usage{e.Message.Usage, e.Usage} {
+		if in := u.Prompt + u.Input + u.Written + u.Cached; in > 0 {
+			c.in = in
+		}
+	}
+	if out := e.Usage.Completion + e.Usage.Output; out > 0 {
+		c.out = out
+	}
+}
+
+// copy passes events on to the client while they are paid for. An event ends with an empty line.
+func (q request) copy(ctx context.Context, to http.ResponseWriter, from io.Reader, c *charge) error {
+	lines := bufio.NewScanner(from)
+	lines.Buffer(nil, mostInput)
+	var all, data []byte
+	for lines.Scan() {
+		all = append(append(all, lines.Bytes()...), '\n')
+		if d, ok := bytes.CutPrefix(lines.Bytes(), []byte("data:")); ok {
+			data = append(data, d...)
+		}
+		if len(lines.Bytes()) > 0 {
+			continue
+		}
+		e := parse(data)
+		paid := c.add(ctx, max(0, min(e.tokens(), q.most-c.out))) // there cannot be more
+		c.report(e)
+		switch {
+		case !paid:
+			all = q.end(e, c)
+		case !q.usage && len(e.Choices) == 0 && e.Usage.Completion > 0:
+			all = nil // this client did not ask for it, and may not understand it
+		}
+		if _, err := to.Write(all); err != nil || !paid {
+			return err
+		}
+		_ = http.NewResponseController(to).Flush()
+		all, data = all[:0], data[:0]
+	}
+	return lines.Err()
+}
+
+// end is how a stream ends that is stopped at the limit, before e: as one that had max_tokens.
+func (q request) end(e event, c *charge) []byte {
+	if q.dialect == anthropic {
+		return fmt.Appendf(nil, `event: content_block_stop
+data: {"type":"content_block_stop","index":%d}
+
+event: message_delta
+data: {"type":"message_delta","delta":{"stop_reason":"max_tokens","stop_sequence":null},"usage":{"output_tokens":%d}}
+
+event: message_stop
+data: {"type":"message_stop"}
+
+`, e.Index, c.out)
+	}
+	const chunk = "data: {\"id\":%q,\"object\":%q,\"created\":%d,\"model\":%q,\"choices\":[%s]%s}\n\n"
+	b := fmt.Appendf(nil, chunk, e.ID, e.Object, e.Created, e.Model, `{"index":0,"delta":{},"finish_reason":"length"}`, "")
+	if q.usage {
+		u := fmt.Sprintf(`,"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, c.in, c.out, c.in+c.out)
+		b = fmt.Appendf(b, chunk, e.ID, e.Object, e.Created, e.Model, "", u)
+	}
+	return append(b, "data: [DONE]\n\n"...)
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/transcript"
+)
+
+// varies is what differs from run to run.
+var varies = regexp.MustCompile(`(?m)(Date: |Reset: |;t=|Retry-After: )[^;\n]+`)
+
+// The transcript in README.md is what the commands print.
+func TestTranscript(t *testing.T) {
+	if _, err := exec.LookPath("curl"); err != nil {
+		t.Log("there is no curl: nothing to compare with")
+		return
+	}
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	p := start(t)
+	defer p.stop(t)
+	host := strings.TrimPrefix(p.url, "http://")
+	got := transcript.Rerun(readme, func(command string) string {
+		out := shell(t, strings.ReplaceAll(command, "localhost:8080", host))
+		return strings.ReplaceAll(out, host, "localhost:8080")
+	})
+	if *update {
+		require.NoError(t, os.WriteFile("README.md", got, 0o644))
+		return
+	}
+	require.Equal(t, varies.ReplaceAllString(string(readme), "$1*"), varies.ReplaceAllString(string(got), "$1*"))
+}
+
+func shell(t *testing.T, command string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", command)
+	cmd.Env = append(os.Environ(), "http_proxy=", "HTTP_PROXY=", "ALL_PROXY=", "all_proxy=")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, command)
+	return strings.ReplaceAll(string(out), "\r", "")
+}
+
+// The ways to start it that README.md names are understood.
+func TestReadmeFlags(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	starts := regexp.MustCompile(`(?m)^go run ./examples/llmgateway ([^#\n]*)#`).FindAllSubmatch(readme, -1)
+	require.Len(t, starts, 3)
+	server := redistest.Start(t)
+	for _, args := range starts {
+		start(t, strings.Fields(strings.ReplaceAll(string(args[1]), "localhost:6379", server.Addr()))...).stop(t)
+	}
+}
+
+func TestFaultsOfTheCommandLine(t *testing.T) {
+	for _, args := range [][]string{{"-redis", "nonsense"}, {"-addr", "nonsense"}, {"-tokens", "0"}, {"-model", "nonsense"}, {"-model", "http://%zz"}, {"-reserve", "-1"}, {"-window", "-1s"}, {"-no"}} {
+		require.Error(t, run(t.Context(), args, io.Discard), args)
+	}
+	err := run(t.Context(), []string{"-redis", "redis://me:s3cret@localhost:port"}, io.Discard)
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), "s3cret")
+}
