@@ -362,6 +362,52 @@ func (l *Limiter) settle(ctx context.Context, key string, k *keyState, r *Result
 	return nil
 }
 
+// Reset gives key a fresh window, for a user who was limited by mistake: its limit may be
+// used once more, from now on. It costs a store call. This process serves from the new
+// window at once, others when they next ask the store: those that refuse within a probe's
+// time, a twentieth of the window, and those that hold stock when that is used up. So what
+// other processes hold of the old window comes on top of the limit; it is what may lie
+// idle, see WithStranding. Where no window is open nothing happens. After an error of class
+// Unknown it may have happened.
+func (l *Limiter) Reset(ctx context.Context, key string) error {
+	switch err := l.validateKey(key); {
+	case err != nil:
+		return err
+	case l.closed.Load():
+		return ErrClosed
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	limit, err := l.limitOf(key)
+	if err != nil || planOf(limit) != counted {
+		return err
+	}
+	q := backend.ResetRequest{Key: l.storeKey(key), Limit: limit.Plain()}
+	q.End, _ = calendarEnds(limit, time.Now())
+	for range 2 {
+		s, sent, err := l.reset(ctx, l.shardOf(q.Key), q)
+		if err != nil {
+			return err
+		}
+		if s.Length != 0 { // the limit has changed: its windows are of that length after this one
+			q.Limit.Window = s.Length
+			continue
+		}
+		if n := l.keys.Find(key); n != nil && s.Window != 0 {
+			k := &n.State
+			k.event(func(now int64) int64 {
+				if k.retired {
+					return undecided
+				}
+				k.switchLocked(s.Window, now).Read(s, sent, now)
+				return 0
+			})
+		}
+		return nil
+	}
+	return ErrConflict
+}
+
 // rename changes the account of new keys. Evicted keys forget theirs, so a later state
 // of the same key must not speak in its name.
 func (l *Limiter) rename() {
