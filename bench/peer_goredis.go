@@ -69,7 +69,7 @@ func openEvalsha(r *rig) peer {
 	tokens, window := r.limit.Tokens, r.limit.Window.Milliseconds()
 	return peer{allow: func(ctx context.Context, key string) (bool, error) {
 		tag := "evalsha:{" + key + "}"
-		reply, err := script.Run(ctx, r.goRedis, []string{tag, tag + ":exp"}, 1, tokens, window, 0, 0, "").Int64Slice()
+		reply, err := script.Run(ctx, r.goRedis, []string{tag, tag + ":exp"}, 1, tokens, window, 0, 0, 0, "").Int64Slice()
 		return err == nil && reply[0] == takeAllowed, err
 	}}
 }

@@ -22,7 +22,7 @@ var (
 func openRueidis(r *rig) peer {
 	script := rueidis.NewLuaScript(lua.Take)
 	tokens, window := strconv.FormatInt(r.limit.Tokens, 10), strconv.FormatInt(r.limit.Window.Milliseconds(), 10)
-	args := []string{"1", tokens, window, "0", "0", ""}
+	args := []string{"1", tokens, window, "0", "0", "0", ""}
 	return peer{allow: func(ctx context.Context, key string) (bool, error) {
 		tag := "rueidis:{" + key + "}"
 		reply, err := script.Exec(ctx, r.rueidis, []string{tag, tag + ":exp"}, args).AsIntSlice()
