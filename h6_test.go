@@ -1,0 +1,244 @@
+package reservoir_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// slowReset is a store whose reply to a Reset takes its time.
+type slowReset struct {
+	backend.Store
+	late time.Duration
+}
+
+func (s slowReset) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	reply, err := s.Store.Reset(ctx, r)
+	time.Sleep(s.late)
+	return reply, err
+}
+
+// A reply to Reset that comes after others of the new window changes nothing: what was
+// granted there is not granted again.
+func TestLateReplyToReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		l := open(t, slowReset{far(0), 20 * time.Millisecond}, reservoir.PerHour(100), opt)
+		old := allow(t, l, "k", 1).Reset
+		drain(t, l, "k", 1)
+		time.Sleep(time.Minute)
+		fresh := map[time.Time]int64{}
+		go func() { assert.NoError(t, l.Reset(bg, "k")) }()
+		for range 4000 {
+			time.Sleep(time.Millisecond)
+			if r := allow(t, l, "k", 1); r.Allowed && !r.Reset.Equal(old) {
+				fresh[r.Reset]++
+			}
+		}
+		for w, n := range fresh {
+			assert.LessOrEqual(t, n, int64(100), "%v", w)
+		}
+		balance(t, l)
+	})
+}
+
+func TestH6LateReplyToResetUnexhausted(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		l := open(t, slowReset{far(0), 20 * time.Millisecond}, reservoir.PerHour(1000), opt)
+		old := allow(t, l, "k", 1).Reset
+		time.Sleep(time.Minute)
+		fresh := map[time.Time]int64{}
+		go func() { assert.NoError(t, l.Reset(bg, "k")) }()
+		for range 8000 {
+			time.Sleep(time.Millisecond / 8)
+			if r := allow(t, l, "k", 1); r.Allowed && !r.Reset.Equal(old) {
+				fresh[r.Reset]++
+			}
+		}
+		for w, n := range fresh {
+			assert.LessOrEqual(t, n, int64(1000), "%v", w)
+		}
+		balance(t, l)
+	})
+}
+
+// Once a key is blocked nothing passes, also what is settled below its charge.
+func TestBlockedStaysBlocked(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(1000))
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		r := allow(t, l, "k", 50)
+		time.Sleep(5 * time.Second)
+		limit.Store(reservoir.Limit{Window: time.Minute})
+		drain(t, l, "k", 1)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		require.NoError(t, l.Settle(bg, "k", r, 10))
+		for i := range 100 {
+			require.False(t, allow(t, l, "k", 1).Allowed, i)
+			time.Sleep(10 * time.Millisecond)
+		}
+		balance(t, l)
+	})
+}
+
+// Once a key is unlimited nothing is refused, whatever a fetch brings that was on its way.
+func TestUnlimitedStaysUnlimited(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, to := range []reservoir.Limit{reservoir.Unlimited, {Window: time.Minute}} {
+			var limit atomic.Value
+			limit.Store(reservoir.PerMinute(100))
+			net := far(20 * time.Millisecond)
+			l := open(t, net, reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+			drain(t, l, "k", 1)
+			limit.Store(to)
+			want := to.Tokens != 0
+			changed := false
+			for i := range 30_000 {
+				ok := allow(t, l, "k", 1).Allowed
+				if changed = changed || ok == want && i > 0 && want; changed {
+					require.Equal(t, want, ok, "call %d", i)
+				}
+				time.Sleep(time.Millisecond)
+			}
+			require.NoError(t, l.Close(bg))
+		}
+	})
+}
+
+// A process that has nothing cached of a window that another's Reset has opened learns
+// of it: a refusal is free there too.
+func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, limit := range []reservoir.Limit{reservoir.PerDay(100, nil), reservoir.PerHour(100), reservoir.PerMinute(100)} {
+			net := far(time.Millisecond)
+			all := fleet(t, 2, net, limit, opt)
+			for _, l := range all {
+				allow(t, l, "k", 1)
+			}
+			time.Sleep(100 * time.Millisecond)
+			require.NoError(t, all[0].Reset(bg, "k"))
+			drain(t, all[0], "k", 1)
+			drain(t, all[1], "k", 1)
+			synctest.Wait()
+			calls := net.count("")
+			for range 1000 {
+				require.False(t, allow(t, all[1], "k", 1).Allowed)
+			}
+			assert.LessOrEqual(t, net.count("")-calls, 3, "%v", limit.Window)
+			for _, l := range all {
+				balance(t, l)
+				require.NoError(t, l.Close(bg))
+			}
+		}
+	})
+}
+
+// Shadowed is of Denied.
+func TestShadowedIsOfDenied(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, more := range []reservoir.Option{patient, reservoir.WithMaxKeys(0)} {
+			l := open(t, far(0), reservoir.PerMinute(10), opt, reservoir.WithShadow(), more)
+			for range 20 {
+				require.True(t, allow(t, l, "k", 11).Shadowed)
+				allow(t, l, "k", 1)
+				require.NoError(t, waitFor(bg, l, "k", 11))
+			}
+			s := l.Stats()
+			assert.LessOrEqual(t, s.Shadowed, s.Denied)
+			assert.EqualValues(t, 10, s.Admitted)
+		}
+	})
+}
+
+// What was used above the charge is charged too where the limit has another window by now,
+// for a key that there is no room for.
+func TestOverrunWithoutRoom(t *testing.T) {
+	for what, to := range map[string]reservoir.Limit{"minute": reservoir.PerMinute(100), "hour": reservoir.PerHour(50), "day": reservoir.PerDay(100, nil)} {
+		inBubble(t, what, func(t *testing.T) {
+			var limit atomic.Value
+			limit.Store(reservoir.PerHour(100))
+			net := far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(1), reservoir.WithMaxKeys(0), reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+			r := allow(t, l, "k", 20)
+			limit.Store(to)
+			require.NoError(t, l.Settle(bg, "k", r, 50))
+			assert.EqualValues(t, 50, used(t, net, "k"))
+			balance(t, l)
+		})
+	}
+	inBubble(t, "late", func(t *testing.T) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerDay(100, nil), reservoir.WithMaxKeys(0))
+		r := allow(t, l, "k", 20)
+		time.Sleep(25 * time.Hour)
+		require.NoError(t, l.Settle(bg, "k", r, 50))
+		require.Equal(t, 10*time.Hour, time.Until(allow(t, l, "k", 20).Reset).Round(time.Hour)-13*time.Hour)
+		balance(t, l)
+	})
+}
+
+func TestKeysReentrant(t *testing.T) {
+	l := open(t, far(0), reservoir.PerMinute(10))
+	for i := range 200 {
+		allow(t, l, fmt.Sprint(i), 1)
+	}
+	done := make(chan bool)
+	go func() {
+		n := 0
+		for key := range l.Keys() {
+			if n++; n > 1000 {
+				break
+			}
+			_, _ = l.Allow(bg, key)
+			_, _ = l.Allow(bg, fmt.Sprint("new", n))
+			_ = l.Reset(bg, key)
+			l.Stats()
+			for range l.Keys() {
+				break
+			}
+		}
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("deadlock")
+	}
+}
+
+// A Group is bounded by its caller's context.
+func TestGroupIsBounded(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"))
+		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"))
+		g := reservoir.NewGroup(a, b)
+		net.set(func(c call) fault {
+			if c.op == "refund" || c.key[0] == 'b' {
+				return hang
+			}
+			return fine
+		})
+		ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
+		defer cancel()
+		begin := time.Now()
+		_, err := g.Allow(ctx, "k", "k")
+		require.Error(t, err)
+		assert.LessOrEqual(t, time.Since(begin), 15*time.Millisecond)
+	})
+}
+
+var _ = rand.N[int]
+var _ sync.Mutex
