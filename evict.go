@@ -201,6 +201,10 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	}
 	q := backend.ResetRequest{Key: l.storeKey(key), Limit: limit.Plain()}
 	q.End, _ = calendarEnds(limit, time.Now())
+	var was *lease.Lease
+	if n := l.keys.Find(key); n != nil {
+		was = n.State.lease.Load()
+	}
 	for range 2 {
 		s, sent, err := l.reset(ctx, l.shardOf(q.Key), q)
 		if err != nil {
@@ -213,7 +217,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 		if n := l.keys.Find(key); n != nil && s.Window != 0 {
 			k := &n.State
 			k.event(func(now int64) int64 {
-				if k.retired {
+				if k.retired || k.lease.Load() != was { // another reply was faster, and may have been spent from
 					return undecided
 				}
 				k.switchLocked(s.Window, now).Read(s, sent, now)

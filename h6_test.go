@@ -14,44 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
 )
 
 // slowReset is a store whose reply to a Reset takes its time.
-type slowReset struct {
-	backend.Store
-	late time.Duration
-}
-
-func (s slowReset) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	reply, err := s.Store.Reset(ctx, r)
-	time.Sleep(s.late)
-	return reply, err
-}
-
 // A reply to Reset that comes after others of the new window changes nothing: what was
 // granted there is not granted again.
-func TestLateReplyToReset(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		l := open(t, slowReset{far(0), 20 * time.Millisecond}, reservoir.PerHour(100), opt)
-		old := allow(t, l, "k", 1).Reset
-		drain(t, l, "k", 1)
-		time.Sleep(time.Minute)
-		fresh := map[time.Time]int64{}
-		go func() { assert.NoError(t, l.Reset(bg, "k")) }()
-		for range 4000 {
-			time.Sleep(time.Millisecond)
-			if r := allow(t, l, "k", 1); r.Allowed && !r.Reset.Equal(old) {
-				fresh[r.Reset]++
-			}
-		}
-		for w, n := range fresh {
-			assert.LessOrEqual(t, n, int64(100), "%v", w)
-		}
-		balance(t, l)
-	})
-}
-
 func TestH6LateReplyToResetUnexhausted(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		l := open(t, slowReset{far(0), 20 * time.Millisecond}, reservoir.PerHour(1000), opt)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 // What is settled below the charge goes back into stock, and what is settled above it
@@ -569,4 +570,36 @@ func TestCalendarAtMidnight(t *testing.T) {
 
 func at(zone *time.Location, month time.Month, day, hour int) time.Time {
 	return time.Date(2000, month, day, hour, 0, 0, 0, zone)
+}
+
+type slowReset struct {
+	backend.Store
+	late time.Duration
+}
+
+func (s slowReset) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	reply, err := s.Store.Reset(ctx, r)
+	time.Sleep(s.late)
+	return reply, err
+}
+
+func TestLateReplyToReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		l := open(t, slowReset{far(0), 20 * time.Millisecond}, reservoir.PerHour(100), opt)
+		old := allow(t, l, "k", 1).Reset
+		drain(t, l, "k", 1)
+		time.Sleep(time.Minute)
+		fresh := map[time.Time]int64{}
+		go func() { assert.NoError(t, l.Reset(bg, "k")) }()
+		for range 4000 {
+			time.Sleep(time.Millisecond)
+			if r := allow(t, l, "k", 1); r.Allowed && !r.Reset.Equal(old) {
+				fresh[r.Reset]++
+			}
+		}
+		for w, n := range fresh {
+			assert.LessOrEqual(t, n, int64(100), "%v", w)
+		}
+		balance(t, l)
+	})
 }
