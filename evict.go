@@ -73,9 +73,9 @@ func (k *keyState) refund(r *Result, n int64) (back int64, q *backend.RefundRequ
 			back -= k.account.Forgive(back)
 			k.account.Refund(back)
 			k.l.count.refunded.Add(back)
-			denying := w.Denying()
+			decide := k.busy != nil || w.Denying() || k.plan != counted
 			w.Publish(back, 0)
-			if k.busy != nil || denying {
+			if decide {
 				return 0
 			}
 		}

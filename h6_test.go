@@ -40,50 +40,8 @@ func TestH6LateReplyToResetUnexhausted(t *testing.T) {
 }
 
 // Once a key is blocked nothing passes, also what is settled below its charge.
-func TestBlockedStaysBlocked(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		var limit atomic.Value
-		limit.Store(reservoir.PerMinute(1000))
-		net := far(time.Millisecond)
-		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
-		r := allow(t, l, "k", 50)
-		time.Sleep(5 * time.Second)
-		limit.Store(reservoir.Limit{Window: time.Minute})
-		drain(t, l, "k", 1)
-		require.False(t, allow(t, l, "k", 1).Allowed)
-		require.NoError(t, l.Settle(bg, "k", r, 10))
-		for i := range 100 {
-			require.False(t, allow(t, l, "k", 1).Allowed, i)
-			time.Sleep(10 * time.Millisecond)
-		}
-		balance(t, l)
-	})
-}
-
-// Once a key is unlimited nothing is refused, whatever a fetch brings that was on its way.
-func TestUnlimitedStaysUnlimited(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		for _, to := range []reservoir.Limit{reservoir.Unlimited, {Window: time.Minute}} {
-			var limit atomic.Value
-			limit.Store(reservoir.PerMinute(100))
-			net := far(20 * time.Millisecond)
-			l := open(t, net, reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
-			drain(t, l, "k", 1)
-			limit.Store(to)
-			want := to.Tokens != 0
-			changed := false
-			for i := range 30_000 {
-				ok := allow(t, l, "k", 1).Allowed
-				if changed = changed || ok == want && i > 0 && want; changed {
-					require.Equal(t, want, ok, "call %d", i)
-				}
-				time.Sleep(time.Millisecond)
-			}
-			require.NoError(t, l.Close(bg))
-		}
-	})
-}
-
+// Once a key is seen to be unlimited nothing is refused, whatever a fetch brings that was
+// on its way.
 // A process that has nothing cached of a window that another's Reset has opened learns
 // of it: a refusal is free there too.
 func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {

@@ -603,3 +603,43 @@ func TestLateReplyToReset(t *testing.T) {
 		balance(t, l)
 	})
 }
+
+func TestBlockedStaysBlocked(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(1000))
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		r := allow(t, l, "k", 50)
+		time.Sleep(5 * time.Second)
+		limit.Store(reservoir.Limit{Window: time.Minute})
+		drain(t, l, "k", 1)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		require.NoError(t, l.Settle(bg, "k", r, 10))
+		for i := range 100 {
+			require.False(t, allow(t, l, "k", 1).Allowed, i)
+			time.Sleep(10 * time.Millisecond)
+		}
+		balance(t, l)
+	})
+}
+
+func TestUnlimitedStaysUnlimited(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(100))
+		l := open(t, far(20*time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		drain(t, l, "k", 1)
+		limit.Store(reservoir.Unlimited)
+		var passed int
+		for range 10_000 {
+			if allow(t, l, "k", 1).Allowed {
+				passed++
+			} else {
+				require.Zero(t, passed)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		require.NotZero(t, passed)
+	})
+}
