@@ -44,32 +44,6 @@ func TestH6LateReplyToResetUnexhausted(t *testing.T) {
 // on its way.
 // A process that has nothing cached of a window that another's Reset has opened learns
 // of it: a refusal is free there too.
-func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		for _, limit := range []reservoir.Limit{reservoir.PerDay(100, nil), reservoir.PerHour(100), reservoir.PerMinute(100)} {
-			net := far(time.Millisecond)
-			all := fleet(t, 2, net, limit, opt)
-			for _, l := range all {
-				allow(t, l, "k", 1)
-			}
-			time.Sleep(100 * time.Millisecond)
-			require.NoError(t, all[0].Reset(bg, "k"))
-			drain(t, all[0], "k", 1)
-			drain(t, all[1], "k", 1)
-			synctest.Wait()
-			calls := net.count("")
-			for range 1000 {
-				require.False(t, allow(t, all[1], "k", 1).Allowed)
-			}
-			assert.LessOrEqual(t, net.count("")-calls, 3, "%v", limit.Window)
-			for _, l := range all {
-				balance(t, l)
-				require.NoError(t, l.Close(bg))
-			}
-		}
-	})
-}
-
 // Shadowed is of Denied.
 func TestShadowedIsOfDenied(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
@@ -166,4 +140,10 @@ func TestGroupIsBounded(t *testing.T) {
 }
 
 var _ = rand.N[int]
-var _ sync.Mutex
+var (
+	_ sync.Mutex
+	_ = synctest.Wait
+	_ = assert.Equal
+	_ = require.Equal
+	_ atomic.Int64
+)

@@ -643,3 +643,29 @@ func TestUnlimitedStaysUnlimited(t *testing.T) {
 		require.NotZero(t, passed)
 	})
 }
+
+func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, limit := range []reservoir.Limit{reservoir.PerDay(100, nil), reservoir.PerHour(100), reservoir.PerMinute(100)} {
+			net := far(time.Millisecond)
+			all := fleet(t, 2, net, limit, opt)
+			for _, l := range all {
+				allow(t, l, "k", 1)
+			}
+			time.Sleep(100 * time.Millisecond)
+			require.NoError(t, all[0].Reset(bg, "k"))
+			drain(t, all[0], "k", 1)
+			drain(t, all[1], "k", 1)
+			synctest.Wait()
+			calls := net.count("")
+			for range 1000 {
+				require.False(t, allow(t, all[1], "k", 1).Allowed)
+			}
+			assert.LessOrEqual(t, net.count("")-calls, 3, "%v", limit.Window)
+			for _, l := range all {
+				balance(t, l)
+				require.NoError(t, l.Close(bg))
+			}
+		}
+	})
+}
