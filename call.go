@@ -329,7 +329,7 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, 
 		}
 		limit := k.limit()
 		if n > limit.Tokens {
-			return tooMuch(limit, time.Now())
+			return l.tooMuch(limit)
 		}
 		var again bool
 		d := direct{k: k, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit.Plain(), Tokens: n}}

@@ -237,7 +237,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 		case k.plan != counted:
 			err = errPlanned
 		case n > limit.Tokens:
-			*r, err = tooMuch(limit, time.Now())
+			*r, err = k.l.tooMuch(limit)
 			decided = true
 		}
 		if err != nil || decided {

@@ -45,22 +45,6 @@ func TestH6LateReplyToResetUnexhausted(t *testing.T) {
 // A process that has nothing cached of a window that another's Reset has opened learns
 // of it: a refusal is free there too.
 // Shadowed is of Denied.
-func TestShadowedIsOfDenied(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		for _, more := range []reservoir.Option{patient, reservoir.WithMaxKeys(0)} {
-			l := open(t, far(0), reservoir.PerMinute(10), opt, reservoir.WithShadow(), more)
-			for range 20 {
-				require.True(t, allow(t, l, "k", 11).Shadowed)
-				allow(t, l, "k", 1)
-				require.NoError(t, waitFor(bg, l, "k", 11))
-			}
-			s := l.Stats()
-			assert.LessOrEqual(t, s.Shadowed, s.Denied)
-			assert.EqualValues(t, 10, s.Admitted)
-		}
-	})
-}
-
 // What was used above the charge is charged too where the limit has another window by now,
 // for a key that there is no room for.
 func TestOverrunWithoutRoom(t *testing.T) {

@@ -220,7 +220,7 @@ func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (
 				return Result{}, nil, true
 			}
 			if n > limit.Tokens {
-				r, err := tooMuch(limit, time.Now())
+				r, err := l.tooMuch(limit)
 				return r, err, false
 			}
 			r, err = l.stateless(ctx, key, limit, n)

@@ -386,9 +386,10 @@ func (l *Limiter) byPlan(limit Limit) (r Result, decided bool) {
 
 // tooMuch is the end of a request for more tokens than the limit has. No waiting would
 // help, so it is an error, and in shadow it passes.
-func tooMuch(limit Limit, now time.Time) (Result, error) {
+func (c *client) tooMuch(limit Limit) (Result, error) {
 	if limit.Shadow {
-		return Result{Shadowed: true, Source: Denied, Limit: limit.Tokens, Reset: limit.Ends(now)}, nil
+		c.count.denied.Add(1)
+		return Result{Shadowed: true, Source: Denied, Limit: limit.Tokens, Reset: limit.Ends(time.Now())}, nil
 	}
 	return Result{}, ErrExceedsLimit
 }

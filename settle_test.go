@@ -669,3 +669,19 @@ func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
 		}
 	})
 }
+
+func TestShadowedIsOfDenied(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, more := range []reservoir.Option{patient, reservoir.WithMaxKeys(0)} {
+			l := open(t, far(0), reservoir.PerMinute(10), opt, reservoir.WithShadow(), more)
+			for range 20 {
+				require.True(t, allow(t, l, "k", 11).Shadowed)
+				allow(t, l, "k", 1)
+				require.NoError(t, waitFor(bg, l, "k", 11))
+			}
+			s := l.Stats()
+			assert.LessOrEqual(t, s.Shadowed, s.Denied)
+			assert.EqualValues(t, 10, s.Admitted)
+		}
+	})
+}
