@@ -47,31 +47,6 @@ func TestH6LateReplyToResetUnexhausted(t *testing.T) {
 // Shadowed is of Denied.
 // What was used above the charge is charged too where the limit has another window by now,
 // for a key that there is no room for.
-func TestOverrunWithoutRoom(t *testing.T) {
-	for what, to := range map[string]reservoir.Limit{"minute": reservoir.PerMinute(100), "hour": reservoir.PerHour(50), "day": reservoir.PerDay(100, nil)} {
-		inBubble(t, what, func(t *testing.T) {
-			var limit atomic.Value
-			limit.Store(reservoir.PerHour(100))
-			net := far(time.Millisecond)
-			l := open(t, net, reservoir.PerHour(1), reservoir.WithMaxKeys(0), reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
-			r := allow(t, l, "k", 20)
-			limit.Store(to)
-			require.NoError(t, l.Settle(bg, "k", r, 50))
-			assert.EqualValues(t, 50, used(t, net, "k"))
-			balance(t, l)
-		})
-	}
-	inBubble(t, "late", func(t *testing.T) {
-		net := far(time.Millisecond)
-		l := open(t, net, reservoir.PerDay(100, nil), reservoir.WithMaxKeys(0))
-		r := allow(t, l, "k", 20)
-		time.Sleep(25 * time.Hour)
-		require.NoError(t, l.Settle(bg, "k", r, 50))
-		require.Equal(t, 10*time.Hour, time.Until(allow(t, l, "k", 20).Reset).Round(time.Hour)-13*time.Hour)
-		balance(t, l)
-	})
-}
-
 func TestKeysReentrant(t *testing.T) {
 	l := open(t, far(0), reservoir.PerMinute(10))
 	for i := range 200 {

@@ -685,3 +685,20 @@ func TestShadowedIsOfDenied(t *testing.T) {
 		}
 	})
 }
+
+func TestOverrunWithoutRoom(t *testing.T) {
+	for what, to := range map[string]reservoir.Limit{"minute": reservoir.PerMinute(100), "hour": reservoir.PerHour(50), "day": reservoir.PerDay(100, nil)} {
+		inBubble(t, what, func(t *testing.T) {
+			var limit atomic.Value
+			limit.Store(reservoir.PerHour(100))
+			net := far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(1), reservoir.WithMaxKeys(0), reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+			r := allow(t, l, "k", 20)
+			limit.Store(to)
+			require.NoError(t, l.Settle(bg, "k", r, 50))
+			assert.EqualValues(t, 50, used(t, net, "k"))
+			assert.EqualValues(t, 50, l.Stats().Taken)
+			balance(t, l)
+		})
+	}
+}
