@@ -702,3 +702,24 @@ func TestOverrunWithoutRoom(t *testing.T) {
 		})
 	}
 }
+
+func TestGroupIsBounded(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"))
+		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"))
+		g := reservoir.NewGroup(a, b)
+		net.set(func(c call) fault {
+			if c.op == "refund" || c.key[0] == 'b' {
+				return hang
+			}
+			return fine
+		})
+		ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
+		defer cancel()
+		begin := time.Now()
+		_, err := g.Allow(ctx, "k", "k")
+		require.Error(t, err)
+		assert.LessOrEqual(t, time.Since(begin), 15*time.Millisecond)
+	})
+}
