@@ -723,3 +723,29 @@ func TestGroupIsBounded(t *testing.T) {
 		assert.LessOrEqual(t, time.Since(begin), 15*time.Millisecond)
 	})
 }
+
+// Who waits is never refused, also while a limit is tried in shadow at first, and then is
+// in earnest or blocks.
+func TestWaitWhenShadowEnds(t *testing.T) {
+	for what, to := range map[string]reservoir.Limit{"limit": reservoir.PerMinute(10), "blocked": {Window: time.Minute}} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			var limit atomic.Value
+			limit.Store(reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true})
+			l := open(t, far(time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+			require.True(t, allow(t, l, "k", 10).Allowed)
+			require.True(t, allow(t, l, "k", 10).Shadowed)
+			limit.Store(to)
+			for range 100 {
+				ctx, cancel := context.WithTimeout(bg, time.Second)
+				r, err := l.WaitN(ctx, "k", 10)
+				cancel()
+				require.True(t, err != nil || r.Allowed, "%+v", r)
+				if err == nil && !r.Shadowed {
+					return
+				}
+				time.Sleep(time.Second)
+			}
+			require.Zero(t, to.Tokens, "it is served in the end")
+		})
+	}
+}
