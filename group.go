@@ -141,7 +141,14 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 // others when that has charged.
 func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResult, error) {
 	r, err := g.allow(ctx, cost, keys)
-	for err == nil && !r.Allowed || err != nil && outage(err) {
+	again := firstPause
+	for round := 0; err == nil && !r.Allowed || err != nil && outage(err); round++ {
+		if round > len(keys) { // in an outage FailOpen may let pass at once who waits, and still refuse who does not
+			if err := pause(ctx, again, nil); err != nil {
+				return GroupResult{}, err
+			}
+			again = min(2*again, longestPause)
+		}
 		i := r.Limiter
 		paid, waited := g.limiters[i].WaitN(ctx, keys[i], cost.of(i))
 		if waited != nil {

@@ -749,3 +749,43 @@ func TestWaitWhenShadowEnds(t *testing.T) {
 		})
 	}
 }
+
+// countdown is a context that ends when it was asked too often.
+type countdown struct {
+	context.Context
+	left *atomic.Int64
+}
+
+func (c countdown) Err() error {
+	if c.left.Add(-1) < 0 {
+		return context.Canceled
+	}
+	return c.Context.Err()
+}
+
+// A Wait for limits that are known to be used up, which FailOpen lets pass each by itself,
+// does not spin.
+func TestGroupDoesNotSpin(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"), reservoir.WithFailure(reservoir.FailOpen))
+		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"), reservoir.WithFailure(reservoir.FailOpen))
+		for _, l := range []*reservoir.Limiter{a, b} {
+			drain(t, l, "k", 1)
+		}
+		net.always(refuse)
+		for _, l := range []*reservoir.Limiter{a, b} {
+			for i := range toOpen {
+				allow(t, l, fmt.Sprint(i), 1)
+			}
+		}
+		ctx, cancel := context.WithTimeout(bg, 5*time.Minute)
+		defer cancel()
+		var asked atomic.Int64
+		asked.Store(10_000)
+		_, err := reservoir.NewGroup(a, b).Wait(countdown{ctx, &asked}, "k", "k")
+		require.NoError(t, err)
+		assert.Positive(t, asked.Load())
+		assert.Positive(t, net.happened(refuse))
+	})
+}
