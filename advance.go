@@ -37,6 +37,9 @@ func asks(why next.Cause) bool {
 
 // advanceLocked ends every event; see keyState.event. It returns the fetch to start.
 func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
+	if k.plan != counted {
+		k.idleLocked(now)
+	}
 	k.serveLocked(now, false)
 	w, denied := k.lease.Load(), k.deniedUntil
 	if denied != 0 && k.l.limits != nil { // callers come by the lock now and then, to ask whether the limit was raised

@@ -329,7 +329,7 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, 
 		}
 		limit := k.limit()
 		if n > limit.Tokens {
-			return tooMuch(limit, time.Now())
+			return l.tooMuch(limit)
 		}
 		var again bool
 		d := direct{k: k, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit.Plain(), Tokens: n}}
@@ -359,8 +359,7 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 		}
 		d.overhearLocked(now)
 		r = taken(d.reply, d.req, d.k.limit())
-		d.bookLocked(&r, now)
-		return 0
+		return d.bookLocked(&r, now)
 	})
 	return r, again, err
 }
@@ -379,8 +378,9 @@ func (d *direct) overhearLocked(now int64) {
 	w.Read(s, d.sent, now)
 }
 
-// bookLocked notes what the call has charged, or that it was refused.
-func (d *direct) bookLocked(r *Result, now int64) {
+// bookLocked notes what the call has charged, or that it was refused. The refusal of a window
+// that a Reset elsewhere has opened is news: a probe is to learn of it, and to end the old one.
+func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	k, n := d.k, d.req.Tokens
 	w := k.lease.Load()
 	current := w != nil && w.Window == d.reply.Window
@@ -398,8 +398,11 @@ func (d *direct) bookLocked(r *Result, now int64) {
 		k.denied.Add(1)
 		if current && now >= k.deniedUntil && d.req.Limit.Tokens >= k.limit().Tokens { // which may have been raised since
 			k.denyLocked(w, now)
+		} else if !current && w.Alive(now) {
+			return n
 		}
 	}
+	return 0
 }
 
 // bookAlone notes what a direct call has charged that no key's account has. It is refunded

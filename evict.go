@@ -74,9 +74,9 @@ func (k *keyState) refund(r *Result, n int64) (back int64, q *backend.RefundRequ
 			k.account.Refund(back)
 			k.l.count.refunded.Add(back)
 			k.l.unasked.add(k, paid) // spent again
-			denying := w.Denying()
+			decide := k.busy != nil || w.Denying() || k.plan != counted
 			w.Publish(back-paid, 0)
-			if k.busy != nil || denying {
+			if decide {
 				return 0
 			}
 		}
@@ -164,15 +164,21 @@ func (l *Limiter) owe(ctx context.Context, key string, r *Result, n int64) error
 		return nil
 	}
 	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.once(), Limit: limit.Plain(), Window: r.window(), Debt: n, Strand: -1, Leaving: true}
-	err = l.detached(ctx, l.shardOf(q.Key), q.Key, q.Limit, StoreCall{Op: "sync", Cause: string(next.Charge)}, func(ctx context.Context, _ *storeCall) (err error) {
-		l.count.syncs.Add(1)
-		reply, err = l.store.Sync(ctx, q)
-		return err
-	}, func(error) {})
-	if err != nil {
-		return l.failed(ctx, err)
+	for range 2 {
+		err = l.detached(ctx, l.shardOf(q.Key), q.Key, q.Limit, StoreCall{Op: "sync", Cause: string(next.Charge)}, func(ctx context.Context, _ *storeCall) (err error) {
+			l.count.syncs.Add(1)
+			reply, err = l.store.Sync(ctx, q)
+			return l.conflict(reply.State, err)
+		}, func(error) {})
+		if err != nil {
+			return l.failed(ctx, err)
+		}
+		if reply.Length == 0 {
+			break
+		}
+		q.Limit.Window = reply.Length // the limit has changed since, but its window has not
 	}
-	if reply.Window == q.Window {
+	if reply.Length == 0 && reply.Window == q.Window {
 		l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
 		l.count.spent.Add(reply.Debt)
 		l.unasked[0].Add(reply.Debt)

@@ -208,21 +208,22 @@ func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, e
 	if err = k.l.recheck(k, n); err != nil {
 		return r, err, false
 	}
-	stay = stay && !k.limit().Shadow // nobody waits for what is only tried
-	w, err, decided := k.decide(ctx, &r, n, stay)
+	w, err, decided := k.decide(ctx, &r, n, stay && !k.limit().Shadow) // nobody waits for what is only tried
 	switch {
 	case err == errRetired:
 		return r, nil, true
 	case err == errPlanned:
 		return k.l.crowded(ctx, k.node.Key, n, stay)
-	case decided || err != nil:
+	case err != nil:
 		return r, err, false
+	case decided:
 	case w == nil:
 		r, err = k.l.takeFor(ctx, k, n)
-		return r, err, false
+	default:
+		r, err = k.await(ctx, w)
 	}
-	r, err = k.await(ctx, w)
-	return r, err, err == errRetired
+	tried := stay && err == nil && !r.Allowed && !r.Shadowed // and now it is in earnest
+	return r, err, err == errRetired || tried
 }
 
 // decide answers the caller from memory or by the failure policy, or puts it in line.
@@ -237,7 +238,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 		case k.plan != counted:
 			err = errPlanned
 		case n > limit.Tokens:
-			*r, err = tooMuch(limit, time.Now())
+			*r, err = k.l.tooMuch(limit)
 			decided = true
 		}
 		if err != nil || decided {

@@ -141,7 +141,14 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 // others when that has charged.
 func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResult, error) {
 	r, err := g.allow(ctx, cost, keys)
-	for err == nil && !r.Allowed || err != nil && outage(err) {
+	again := firstPause
+	for round := 0; err == nil && !r.Allowed || err != nil && outage(err); round++ {
+		if round > len(keys) { // in an outage FailOpen may let pass at once who waits, and still refuse who does not
+			if err := pause(ctx, again, nil); err != nil {
+				return GroupResult{}, err
+			}
+			again = min(2*again, longestPause)
+		}
 		i := r.Limiter
 		paid, waited := g.limiters[i].WaitN(ctx, keys[i], cost.of(i))
 		if waited != nil {
@@ -220,13 +227,33 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 }
 
 // undo takes back what the others have charged when limit i has refused or failed.
-// It is not hurried by the end of ctx: that would leave tokens charged.
+// The end of ctx does not end it, which would leave tokens charged: it goes on without the
+// caller.
 func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) GroupResult {
-	ctx = context.WithoutCancel(ctx)
 	results := r.results(len(keys))
+	var calls sync.WaitGroup
+	var direct bool
 	for j, l := range g.limiters {
-		if j != i && results[j].Allowed {
-			_ = l.Refund(ctx, keys[j], results[j]) // a failure is counted in its Stats
+		switch key, paid := keys[j], results[j]; {
+		case j == i || !paid.Allowed:
+		case paid.Source == Direct:
+			direct = true
+			calls.Go(func() {
+				guard.Log(func() { _ = l.Refund(context.WithoutCancel(ctx), key, paid) }) // a failure is counted in its Stats
+			})
+		default:
+			_ = l.Refund(ctx, key, paid)
+		}
+	}
+	if direct {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			calls.Wait()
+		}()
+		select {
+		case <-done:
+		case <-ctx.Done():
 		}
 	}
 	return GroupResult{Result: results[i], Limiter: i}

@@ -42,6 +42,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/keytable"
+	"github.com/go-reservoir/reservoir/internal/lease"
 	"github.com/go-reservoir/reservoir/internal/waiters"
 )
 
@@ -220,7 +221,7 @@ func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (
 				return Result{}, nil, true
 			}
 			if n > limit.Tokens {
-				r, err := tooMuch(limit, time.Now())
+				r, err := l.tooMuch(limit)
 				return r, err, false
 			}
 			r, err = l.stateless(ctx, key, limit, n)
@@ -384,6 +385,10 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	}
 	q := backend.ResetRequest{Key: l.storeKey(key), Limit: limit.Plain()}
 	q.End, _ = calendarEnds(limit, time.Now())
+	var was *lease.Lease
+	if n := l.keys.Find(key); n != nil {
+		was = n.State.lease.Load()
+	}
 	for range 2 {
 		s, sent, err := l.reset(ctx, l.shardOf(q.Key), q)
 		if err != nil {
@@ -396,7 +401,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 		if n := l.keys.Find(key); n != nil && s.Window != 0 {
 			k := &n.State
 			k.event(func(now int64) int64 {
-				if k.retired {
+				if k.retired || k.lease.Load() != was { // another reply was faster, and may have been spent from
 					return undecided
 				}
 				k.switchLocked(s.Window, now).Read(s, sent, now)

@@ -307,15 +307,11 @@ func (l *Limiter) relimit(k *keyState) error {
 
 // relimitLocked makes limit the key's. A caller in line who wants more than that is told
 // so. While a window is open its length stays. A special limit is noted beside the one that
-// the account is stated under; what is at hand goes back, and callers in line look again.
+// the account is stated under; callers in line look again.
 func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	w, was := k.lease.Load(), k.limit()
 	line := k.busy.callers()
 	if k.plan = planOf(limit); k.plan != counted {
-		if w.Alive(now) {
-			k.account.Return(k.drainLocked())
-		}
-		k.deniedUntil = 0
 		line.Each(func(c *waiter) { line.Tell(c, outcome{err: errRetired}) })
 		return 0
 	}
@@ -335,6 +331,15 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 		}
 	})
 	return 0
+}
+
+// idleLocked ends the events of a key whose limit is special: what is at hand, or has just
+// come, goes back, and nobody is served or refused from it.
+func (k *keyState) idleLocked(now int64) {
+	k.deniedUntil = 0
+	if k.lease.Load().Alive(now) && k.heldLocked() > 0 {
+		k.account.Return(k.drainLocked())
+	}
 }
 
 // comply makes q, which was written under an older limit, speak of l.
@@ -381,9 +386,10 @@ func (l *Limiter) byPlan(limit Limit) (r Result, decided bool) {
 
 // tooMuch is the end of a request for more tokens than the limit has. No waiting would
 // help, so it is an error, and in shadow it passes.
-func tooMuch(limit Limit, now time.Time) (Result, error) {
+func (c *client) tooMuch(limit Limit) (Result, error) {
 	if limit.Shadow {
-		return Result{Shadowed: true, Source: Denied, Limit: limit.Tokens, Reset: limit.Ends(now)}, nil
+		c.count.denied.Add(1)
+		return Result{Shadowed: true, Source: Denied, Limit: limit.Tokens, Reset: limit.Ends(time.Now())}, nil
 	}
 	return Result{}, ErrExceedsLimit
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 // What is settled below the charge goes back into stock, and what is settled above it
@@ -569,4 +570,222 @@ func TestCalendarAtMidnight(t *testing.T) {
 
 func at(zone *time.Location, month time.Month, day, hour int) time.Time {
 	return time.Date(2000, month, day, hour, 0, 0, 0, zone)
+}
+
+type slowReset struct {
+	backend.Store
+	late time.Duration
+}
+
+func (s slowReset) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	reply, err := s.Store.Reset(ctx, r)
+	time.Sleep(s.late)
+	return reply, err
+}
+
+func TestLateReplyToReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		l := open(t, slowReset{far(0), 20 * time.Millisecond}, reservoir.PerHour(100), opt)
+		old := allow(t, l, "k", 1).Reset
+		drain(t, l, "k", 1)
+		time.Sleep(time.Minute)
+		fresh := map[time.Time]int64{}
+		go func() { assert.NoError(t, l.Reset(bg, "k")) }()
+		for range 4000 {
+			time.Sleep(time.Millisecond)
+			if r := allow(t, l, "k", 1); r.Allowed && !r.Reset.Equal(old) {
+				fresh[r.Reset]++
+			}
+		}
+		for w, n := range fresh {
+			assert.LessOrEqual(t, n, int64(100), "%v", w)
+		}
+		balance(t, l)
+	})
+}
+
+func TestBlockedStaysBlocked(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(1000))
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		r := allow(t, l, "k", 50)
+		time.Sleep(5 * time.Second)
+		limit.Store(reservoir.Limit{Window: time.Minute})
+		drain(t, l, "k", 1)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		require.NoError(t, l.Settle(bg, "k", r, 10))
+		for i := range 100 {
+			require.False(t, allow(t, l, "k", 1).Allowed, i)
+			time.Sleep(10 * time.Millisecond)
+		}
+		balance(t, l)
+	})
+}
+
+func TestUnlimitedStaysUnlimited(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(100))
+		l := open(t, far(20*time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		drain(t, l, "k", 1)
+		limit.Store(reservoir.Unlimited)
+		var passed int
+		for range 10_000 {
+			if allow(t, l, "k", 1).Allowed {
+				passed++
+			} else {
+				require.Zero(t, passed)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		require.NotZero(t, passed)
+	})
+}
+
+func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, limit := range []reservoir.Limit{reservoir.PerDay(100, nil), reservoir.PerHour(100), reservoir.PerMinute(100)} {
+			net := far(time.Millisecond)
+			all := fleet(t, 2, net, limit, opt)
+			for _, l := range all {
+				allow(t, l, "k", 1)
+			}
+			time.Sleep(100 * time.Millisecond)
+			require.NoError(t, all[0].Reset(bg, "k"))
+			drain(t, all[0], "k", 1)
+			drain(t, all[1], "k", 1)
+			synctest.Wait()
+			calls := net.count("")
+			for range 1000 {
+				require.False(t, allow(t, all[1], "k", 1).Allowed)
+			}
+			assert.LessOrEqual(t, net.count("")-calls, 3, "%v", limit.Window)
+			for _, l := range all {
+				balance(t, l)
+				require.NoError(t, l.Close(bg))
+			}
+		}
+	})
+}
+
+func TestShadowedIsOfDenied(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, more := range []reservoir.Option{patient, reservoir.WithMaxKeys(0)} {
+			l := open(t, far(0), reservoir.PerMinute(10), opt, reservoir.WithShadow(), more)
+			for range 20 {
+				require.True(t, allow(t, l, "k", 11).Shadowed)
+				allow(t, l, "k", 1)
+				require.NoError(t, waitFor(bg, l, "k", 11))
+			}
+			s := l.Stats()
+			assert.LessOrEqual(t, s.Shadowed, s.Denied)
+			assert.EqualValues(t, 10, s.Admitted)
+		}
+	})
+}
+
+func TestOverrunWithoutRoom(t *testing.T) {
+	for what, to := range map[string]reservoir.Limit{"minute": reservoir.PerMinute(100), "hour": reservoir.PerHour(50), "day": reservoir.PerDay(100, nil)} {
+		inBubble(t, what, func(t *testing.T) {
+			var limit atomic.Value
+			limit.Store(reservoir.PerHour(100))
+			net := far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(1), reservoir.WithMaxKeys(0), reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+			r := allow(t, l, "k", 20)
+			limit.Store(to)
+			require.NoError(t, l.Settle(bg, "k", r, 50))
+			assert.EqualValues(t, 50, used(t, net, "k"))
+			assert.EqualValues(t, 50, l.Stats().Taken)
+			balance(t, l)
+		})
+	}
+}
+
+func TestGroupIsBounded(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"))
+		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"))
+		g := reservoir.NewGroup(a, b)
+		net.set(func(c call) fault {
+			if c.op == "refund" || c.key[0] == 'b' {
+				return hang
+			}
+			return fine
+		})
+		ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
+		defer cancel()
+		begin := time.Now()
+		_, err := g.Allow(ctx, "k", "k")
+		require.Error(t, err)
+		assert.LessOrEqual(t, time.Since(begin), 15*time.Millisecond)
+	})
+}
+
+// Who waits is never refused, also while a limit is tried in shadow at first, and then is
+// in earnest or blocks.
+func TestWaitWhenShadowEnds(t *testing.T) {
+	for what, to := range map[string]reservoir.Limit{"limit": reservoir.PerMinute(10), "blocked": {Window: time.Minute}} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			var limit atomic.Value
+			limit.Store(reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true})
+			l := open(t, far(time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+			require.True(t, allow(t, l, "k", 10).Allowed)
+			require.True(t, allow(t, l, "k", 10).Shadowed)
+			limit.Store(to)
+			for range 100 {
+				ctx, cancel := context.WithTimeout(bg, time.Second)
+				r, err := l.WaitN(ctx, "k", 10)
+				cancel()
+				require.True(t, err != nil || r.Allowed, "%+v", r)
+				if err == nil && !r.Shadowed {
+					return
+				}
+				time.Sleep(time.Second)
+			}
+			require.Zero(t, to.Tokens, "it is served in the end")
+		})
+	}
+}
+
+// countdown is a context that ends when it was asked too often.
+type countdown struct {
+	context.Context
+	left *atomic.Int64
+}
+
+func (c countdown) Err() error {
+	if c.left.Add(-1) < 0 {
+		return context.Canceled
+	}
+	return c.Context.Err()
+}
+
+// A Wait for limits that are known to be used up, which FailOpen lets pass each by itself,
+// does not spin.
+func TestGroupDoesNotSpin(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"), reservoir.WithFailure(reservoir.FailOpen))
+		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"), reservoir.WithFailure(reservoir.FailOpen))
+		for _, l := range []*reservoir.Limiter{a, b} {
+			drain(t, l, "k", 1)
+		}
+		net.always(refuse)
+		for _, l := range []*reservoir.Limiter{a, b} {
+			for i := range toOpen {
+				allow(t, l, fmt.Sprint(i), 1)
+			}
+		}
+		ctx, cancel := context.WithTimeout(bg, 5*time.Minute)
+		defer cancel()
+		var asked atomic.Int64
+		asked.Store(10_000)
+		_, err := reservoir.NewGroup(a, b).Wait(countdown{ctx, &asked}, "k", "k")
+		require.NoError(t, err)
+		assert.Positive(t, asked.Load())
+		assert.Positive(t, net.happened(refuse))
+	})
 }
