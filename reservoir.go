@@ -227,7 +227,7 @@ func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (
 			r, err = l.stateless(ctx, key, limit, n)
 		}
 		switch {
-		case !stay || err == nil && (r.Allowed || r.Shadowed) || err != nil && !outage(err):
+		case !stay || limit.Shadow || err == nil && r.Allowed || err != nil && !outage(err):
 			if special && !r.Allowed {
 				l.count.denied.Add(1)
 			}

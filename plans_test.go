@@ -1,0 +1,388 @@
+package reservoir_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+func TestPlans(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(10))
+		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		g := reservoir.NewGroup(l, l)
+		for _, key := range []string{"new", "used"} {
+			if limit.Store(reservoir.PerMinute(10)); key == "used" {
+				drain(t, l, key, 3)
+				waiting := make(chan error)
+				go func() { waiting <- waitFor(bg, l, key, 9) }()
+				synctest.Wait()
+				time.AfterFunc(time.Second, func() { limit.Store(reservoir.Unlimited) })
+				require.NoError(t, <-waiting)
+			}
+			limit.Store(reservoir.Unlimited)
+			time.Sleep(5 * time.Second)
+			allow(t, l, key, 1)
+			time.Sleep(time.Second)
+			calls := net.count("")
+			for _, n := range []int64{1, 1000, 1 << 50} {
+				r := allow(t, l, key, n)
+				assert.True(t, r.Allowed && r.Unlimited())
+				require.NoError(t, l.Settle(bg, key, r, 5))
+				require.NoError(t, waitFor(bg, l, key, n))
+			}
+			r, err := g.Allow(bg, key, key)
+			assert.True(t, err == nil && r.Allowed && r.Unlimited())
+			limit.Store(reservoir.Limit{Window: time.Hour})
+			for range 10 {
+				r := allow(t, l, key, 1)
+				assert.True(t, !r.Allowed && !r.Unlimited() && r.RetryAfter > 0 && r.Remaining == 0, "%s: %+v", key, r)
+				assert.Equal(t, r.RetryAfter, time.Until(r.Reset))
+				if key == "new" {
+					assert.Equal(t, time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC), r.Reset.UTC())
+				}
+			}
+			c, err := l.Check(bg, key)
+			assert.True(t, err == nil && !c.Allowed)
+			short, cancel := context.WithTimeout(bg, time.Second/2)
+			assert.ErrorIs(t, waitFor(short, l, key, 1), context.DeadlineExceeded)
+			cancel()
+			assert.Equal(t, calls, net.count(""), key)
+			limit.Store(reservoir.PerMinute(20))
+			require.NoError(t, waitFor(bg, l, key, 11))
+		}
+		balance(t, l)
+	})
+	odd := open(t, far(0), reservoir.Unlimited, reservoir.WithLimits(func(key string) reservoir.Limit {
+		if key == "panic" {
+			panic("a bad plan")
+		}
+		return reservoir.Limit{}
+	}))
+	r := allow(t, odd, "k", 1)
+	assert.True(t, !r.Allowed && r.RetryAfter > 0 && r.RetryAfter <= time.Minute)
+	assert.Panics(t, func() { _, _ = reservoir.NewGroup(odd, odd).Allow(bg, "panic", "panic") })
+	_, err := reservoir.New(far(0), reservoir.PerMinute(0))
+	assert.ErrorIs(t, err, reservoir.ErrLimit, "nobody wants that")
+	_, err = reservoir.New(far(0), reservoir.Limit{})
+	assert.ErrorIs(t, err, reservoir.ErrLimit)
+	_, err = reservoir.New(far(0), reservoir.Unlimited)
+	assert.NoError(t, err)
+}
+
+func TestShadow(t *testing.T) {
+	for _, perKey := range []bool{false, true} {
+		inBubbles(t, fmt.Sprint("key=", perKey), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			opts, net := []reservoir.Option{opt, reservoir.WithShadow()}, far(time.Millisecond)
+			if perKey {
+				opts[1] = reservoir.WithLimits(func(string) reservoir.Limit {
+					return reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true}
+				})
+			}
+			l := open(t, net, reservoir.PerMinute(10), opts...)
+			strict := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithName("strict"))
+			g, key := reservoir.NewGroup(l, strict), l.Key("k")
+			var shadowed int64
+			for range 20 {
+				for _, ask := range []func() (reservoir.Result, error){
+					func() (reservoir.Result, error) { return l.Allow(bg, "k") },
+					func() (reservoir.Result, error) { return key.Allow(bg) },
+					func() (reservoir.Result, error) { return l.Wait(bg, "k") },
+					func() (reservoir.Result, error) { return l.AllowN(bg, "k", 11) },
+					func() (reservoir.Result, error) { r, err := g.Allow(bg, "k", "k"); return r.Result, err },
+				} {
+					r, err := ask()
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+					require.Zero(t, r.RetryAfter)
+					if r.Shadowed {
+						shadowed++
+						require.NoError(t, l.Settle(bg, "k", r, 3))
+					}
+				}
+			}
+			s := l.Stats()
+			assert.EqualValues(t, 10, s.Spent-s.Refunded)
+			assert.EqualValues(t, 20, strict.Stats().Spent-strict.Stats().Refunded, "another limit of the group is charged")
+			assert.GreaterOrEqual(t, s.Shadowed, shadowed)
+			assert.Greater(t, shadowed, int64(60))
+			assert.Less(t, time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)), 10*time.Second, "nobody waited")
+		})
+	}
+}
+
+func TestReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for what, limit := range map[string]reservoir.Limit{"hour": reservoir.PerHour(600), "minute": reservoir.PerMinute(600), "day": reservoir.PerDay(600, nil)} {
+			net := far(time.Millisecond)
+			all := fleet(t, 3, net, limit, opt)
+			require.NoError(t, all[0].Reset(bg, what), "nothing is open")
+			exhaustKey(t, all, what)
+			before := allow(t, all[1], what, 1)
+			require.False(t, before.Allowed)
+			waiting := make(chan error, 1)
+			go func() { waiting <- waitFor(bg, all[0], what, 5) }()
+			synctest.Wait()
+			held := stats(all...).Held
+			require.NoError(t, all[0].Key(what).Reset(bg))
+			require.NoError(t, <-waiting)
+			require.Less(t, time.Until(before.Reset), before.RetryAfter, "at once, not at the reset")
+			fresh := map[time.Time]int64{}
+			fresh[allow(t, all[0], what, 1).Reset] = 6
+			for end := time.Now().Add(min(limit.Window, time.Hour) / 2); time.Now().Before(end); time.Sleep(min(limit.Window, time.Hour) / 1000) {
+				for _, l := range all {
+					for range 5 {
+						if r := allow(t, l, what, 1); r.Allowed && !r.Reset.Equal(before.Reset) {
+							fresh[r.Reset]++
+						} else if r.Allowed {
+							held--
+						}
+					}
+				}
+			}
+			require.Len(t, fresh, 1)
+			require.GreaterOrEqual(t, held, int64(0), "of the old window only what was held")
+			for end, n := range fresh {
+				require.NotEqual(t, before.Reset, end)
+				require.LessOrEqual(t, n, limit.Tokens)
+				require.Greater(t, n+stats(all...).Held, limit.Tokens*9/10)
+			}
+			for _, l := range all {
+				balance(t, l)
+				require.NoError(t, l.Close(bg))
+				require.ErrorIs(t, l.Reset(bg, what), reservoir.ErrClosed)
+			}
+		}
+	})
+	l := open(t, far(0), reservoir.PerHour(5))
+	assert.ErrorIs(t, l.Reset(bg, ""), reservoir.ErrKey)
+}
+
+func exhaustKey(t *testing.T, all []*reservoir.Limiter, key string) {
+	for _, n := range []int64{50, 1} {
+		for refused := 0; refused < len(all); {
+			refused = 0
+			for _, l := range all {
+				if !allow(t, l, key, n).Allowed {
+					refused++
+				}
+			}
+		}
+	}
+}
+
+func TestCalendarWindows(t *testing.T) {
+	zone, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		limit reservoir.Limit
+		begin time.Time
+		ends  []time.Time
+	}{
+		"day":   {reservoir.PerDay(50, zone), at(zone, 3, 24, 13), []time.Time{at(zone, 3, 25, 0), at(zone, 3, 26, 0), at(zone, 3, 27, 0), at(zone, 3, 28, 0)}},
+		"week":  {reservoir.PerWeek(50, nil), at(time.UTC, 2, 23, 1), []time.Time{at(time.UTC, 2, 28, 0), at(time.UTC, 3, 6, 0), at(time.UTC, 3, 13, 0)}},
+		"month": {reservoir.PerMonth(50, zone), at(zone, 1, 30, 7), []time.Time{at(zone, 2, 1, 0), at(zone, 3, 1, 0), at(zone, 4, 1, 0), at(zone, 5, 1, 0)}},
+	} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			time.Sleep(time.Until(c.begin))
+			net := far(time.Millisecond)
+			all := fleet(t, 3, net, c.limit, opt)
+			for i, end := range c.ends {
+				for k := range 30 {
+					r := allow(t, all[(i+k)%3], "k", 3)
+					require.True(t, end.Equal(r.Reset), "%v, want %v", r.Reset, end)
+				}
+				r := allow(t, all[i%3], "other "+what, 1)
+				require.True(t, end.Equal(r.Reset))
+				require.LessOrEqual(t, used(t, net, "k"), int64(50))
+				require.GreaterOrEqual(t, used(t, net, "k"), int64(48))
+				if r = allow(t, all[0], "k", 50); !r.Allowed {
+					require.Equal(t, time.Until(end).Round(time.Minute), r.RetryAfter.Round(time.Minute))
+				}
+				time.Sleep(time.Until(end.Add(time.Duration(i) * time.Second)))
+			}
+			for _, l := range all {
+				balance(t, l)
+			}
+		})
+	}
+}
+
+func TestCalendarAtMidnight(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for month := time.February; month < 12; month++ {
+			midnight, next := at(time.UTC, month, 1, 0), at(time.UTC, month+1, 1, 0)
+			net := far(40 * time.Millisecond)
+			l := open(t, net, reservoir.PerMonth(50, nil), opt)
+			time.Sleep(time.Until(midnight.Add(-time.Hour)))
+			require.True(t, midnight.Equal(allow(t, l, "old", 10).Reset))
+			time.Sleep(time.Until(midnight.Add(-20 * time.Millisecond)))
+			for _, key := range []string{"old", "new"} {
+				go func() {
+					r, err := l.AllowN(bg, key, 30)
+					assert.NoError(t, err)
+					assert.True(t, midnight.Equal(r.Reset) || next.Equal(r.Reset), "%s: %v", key, r.Reset)
+				}()
+			}
+			time.Sleep(time.Second)
+			for _, key := range []string{"old", "new"} {
+				r := allow(t, l, key, 1)
+				require.True(t, next.Equal(r.Reset), "%s %s: %v", month, key, r.Reset)
+			}
+			require.NoError(t, l.Close(bg))
+		}
+	})
+}
+
+func at(zone *time.Location, month time.Month, day, hour int) time.Time {
+	return time.Date(2000, month, day, hour, 0, 0, 0, zone)
+}
+
+type slowReset struct {
+	backend.Store
+	late time.Duration
+}
+
+func TestLateReplyToReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		l := open(t, slowReset{far(0), 20 * time.Millisecond}, reservoir.PerHour(100), opt)
+		old := allow(t, l, "k", 1).Reset
+		drain(t, l, "k", 1)
+		time.Sleep(time.Minute)
+		fresh := map[time.Time]int64{}
+		go func() { assert.NoError(t, l.Reset(bg, "k")) }()
+		for range 4000 {
+			time.Sleep(time.Millisecond)
+			if r := allow(t, l, "k", 1); r.Allowed && !r.Reset.Equal(old) {
+				fresh[r.Reset]++
+			}
+		}
+		for w, n := range fresh {
+			assert.LessOrEqual(t, n, int64(100), "%v", w)
+		}
+		balance(t, l)
+	})
+}
+
+func TestBlockedStaysBlocked(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(1000))
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		r := allow(t, l, "k", 50)
+		time.Sleep(5 * time.Second)
+		limit.Store(reservoir.Limit{Window: time.Minute})
+		drain(t, l, "k", 1)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		require.NoError(t, l.Settle(bg, "k", r, 10))
+		for i := range 100 {
+			require.False(t, allow(t, l, "k", 1).Allowed, i)
+			time.Sleep(10 * time.Millisecond)
+		}
+		balance(t, l)
+	})
+}
+
+func TestUnlimitedStaysUnlimited(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(100))
+		l := open(t, far(20*time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		drain(t, l, "k", 1)
+		limit.Store(reservoir.Unlimited)
+		var passed int
+		for range 10_000 {
+			if allow(t, l, "k", 1).Allowed {
+				passed++
+			} else {
+				require.Zero(t, passed)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		require.NotZero(t, passed)
+	})
+}
+
+func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, limit := range []reservoir.Limit{reservoir.PerDay(100, nil), reservoir.PerHour(100), reservoir.PerMinute(100)} {
+			net := far(time.Millisecond)
+			all := fleet(t, 2, net, limit, opt)
+			for _, l := range all {
+				allow(t, l, "k", 1)
+			}
+			time.Sleep(100 * time.Millisecond)
+			require.NoError(t, all[0].Reset(bg, "k"))
+			drain(t, all[0], "k", 1)
+			drain(t, all[1], "k", 1)
+			synctest.Wait()
+			calls := net.count("")
+			for range 1000 {
+				require.False(t, allow(t, all[1], "k", 1).Allowed)
+			}
+			assert.LessOrEqual(t, net.count("")-calls, 3, "%v", limit.Window)
+			for _, l := range all {
+				balance(t, l)
+				require.NoError(t, l.Close(bg))
+			}
+		}
+	})
+}
+
+func TestShadowedIsOfDenied(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, more := range []reservoir.Option{patient, reservoir.WithMaxKeys(0)} {
+			l := open(t, far(0), reservoir.PerMinute(10), opt, reservoir.WithShadow(), more)
+			for range 20 {
+				require.True(t, allow(t, l, "k", 11).Shadowed)
+				allow(t, l, "k", 1)
+				require.NoError(t, waitFor(bg, l, "k", 11))
+			}
+			s := l.Stats()
+			assert.LessOrEqual(t, s.Shadowed, s.Denied)
+			assert.EqualValues(t, 10, s.Admitted)
+		}
+	})
+}
+
+func TestWaitWhenShadowEnds(t *testing.T) {
+	for what, to := range map[string]reservoir.Limit{"limit": reservoir.PerMinute(10), "blocked": {Window: time.Minute}} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			var limit atomic.Value
+			limit.Store(reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true})
+			l := open(t, far(time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+			require.True(t, allow(t, l, "k", 10).Allowed)
+			require.True(t, allow(t, l, "k", 10).Shadowed)
+			limit.Store(to)
+			for range 100 {
+				ctx, cancel := context.WithTimeout(bg, time.Second)
+				r, err := l.WaitN(ctx, "k", 10)
+				cancel()
+				require.True(t, err != nil || r.Allowed, "%+v", r)
+				if err == nil && !r.Shadowed {
+					return
+				}
+				time.Sleep(time.Second)
+			}
+			require.Zero(t, to.Tokens, "it is served in the end")
+		})
+	}
+}
+
+// countdown is a context that ends when it was asked too often.
+type countdown struct {
+	context.Context
+	left *atomic.Int64
+}
