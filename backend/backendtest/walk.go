@@ -245,16 +245,16 @@ func (w *walk) twice(c *holder) {
 }
 
 // late delivers an old statement, whose reply nobody hears. It may be older than
-// a loss, or than its client's move to another window, but not than both: the
-// client may have moved back by then, and counts anew. A store that is given a
-// deadline does not execute what is that old.
+// a loss, or than its client's move to another window, but not than both, nor than a
+// move back: there the client counts anew. A store that is given a deadline does not
+// execute what is that old.
 func (w *walk) late() {
 	w.t.Helper()
 	if len(w.sent) == 0 {
 		return
 	}
 	l := pick(w, w.sent[max(0, len(w.sent)-8):]...)
-	if l.losses == w.losses || l.moves == l.from.moves {
+	if l.moves == l.from.moves || l.losses == w.losses && l.Window != l.from.window {
 		w.seen["late"]++
 		w.tell(l.SyncRequest)
 	}
