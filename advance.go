@@ -37,8 +37,11 @@ func asks(why next.Cause) bool {
 
 // advanceLocked ends every event; see keyState.event. It returns the fetch to start.
 func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
-	if k.plan != counted {
-		k.idleLocked(now)
+	if k.plan != counted { // what is at hand, or has just come, goes back, and nobody is served or refused from it
+		k.deniedUntil = 0
+		if k.lease.Load().Alive(now) && k.heldLocked() > 0 {
+			k.account.Return(k.drainLocked())
+		}
 	}
 	k.serveLocked(now, false)
 	w, denied := k.lease.Load(), k.deniedUntil
@@ -207,7 +210,7 @@ func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 		Key: k.l.storeKey(k.node.Key), Client: k.name.client, Limit: limit.Plain(), Strand: -1,
 		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(limit), Leaving: k.leaving,
 	}
-	q.End, q.Next = k.endsLocked(now)
+	q.End, q.Next = calendarEnds(k.limit(), wall(k.lease.Load(), now))
 	if w := k.lease.Load(); w != nil && !k.local.opened(w) {
 		k.account.State(&q, w.Window)
 	}
@@ -277,7 +280,7 @@ func (f *fetch) relimit() error {
 	if err == nil {
 		k.update(func(now int64) int64 {
 			wanted := k.relimitLocked(limit, now)
-			end, next := k.endsLocked(now)
+			end, next := calendarEnds(k.limit(), wall(k.lease.Load(), now))
 			comply(&f.req, k.limit(), end, next)
 			return wanted
 		})

@@ -162,7 +162,7 @@ func (k *keyState) localLocked(now int64) *local {
 			k.name = k.l.account.Load()
 		}
 		limit := k.limit()
-		s := backend.State{Window: backend.Window(limit.Ends(k.wallLocked(now)).UnixMilli()), Remaining: limit.Tokens}
+		s := backend.State{Window: backend.Window(limit.Ends(wall(w, now)).UnixMilli()), Remaining: limit.Tokens}
 		s.Left = time.Until(s.Window.Time())
 		w = k.switchLocked(s.Window, now)
 		w.Read(s, now, now)
@@ -398,12 +398,12 @@ func (s *shard) stop() {
 }
 
 // withoutStore is the failure policy for a key that there is no room to remember.
-func (l *Limiter) withoutStore(limit Limit, err error) (Result, error) {
-	if l.failure.mode != failOpen {
-		l.count.failed.Add(1)
+func (c *client) withoutStore(limit Limit, err error) (Result, error) {
+	if c.failure.mode != failOpen {
+		c.count.failed.Add(1)
 		return Result{}, err
 	}
-	l.count.fallbacks.Add(1)
-	l.count.admittedAway.Add(1)
+	c.count.fallbacks.Add(1)
+	c.count.admittedAway.Add(1)
 	return Result{Allowed: true, Limit: limit.Tokens, Reset: limit.Ends(time.Now()), Source: Fallback}, nil
 }

@@ -178,13 +178,13 @@ func (r GroupResult) tightest(results []Result) GroupResult {
 }
 
 // refuses reports, before anything is spent, that key is known to be exhausted.
-func (l *Limiter) refuses(r *Result, key string, n int64) bool {
-	node := l.keys.Get(key)
+func (c *client) refuses(r *Result, key string, n int64) bool {
+	node := c.keys.Get(key)
 	if node == nil {
 		return false
 	}
 	k := &node.State
-	w, now := k.lease.Load(), l.clock.Now()
+	w, now := k.lease.Load(), c.clock.Now()
 	if k.bound.Load().Shadow || !w.Alive(now) || w.Stock() >= n || n > k.bound.Load().Tokens || !w.Denies(n, now) {
 		return false
 	}

@@ -2,8 +2,15 @@ package reservoir
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync/atomic"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/account"
+	"github.com/go-reservoir/reservoir/internal/lease"
+	"github.com/go-reservoir/reservoir/internal/next"
 )
 
 // Key is a handle on one key of a Limiter: the same as its methods with that
@@ -65,7 +72,8 @@ func (k *Key) Refund(ctx context.Context, r Result) error { return k.l.Refund(ct
 // Settle is Limiter.Settle with k's key.
 func (k *Key) Settle(ctx context.Context, r Result, used int64) error {
 	if s := k.held.Load(); s != nil {
-		return k.l.settle(ctx, k.key, s, &r, used)
+		of := settlement{l: k.l, key: k.key, k: s, r: r}
+		return of.settle(ctx, used)
 	}
 	return k.l.Settle(ctx, k.key, r, used)
 }
@@ -77,4 +85,202 @@ func (k *Key) acquire(ctx context.Context, n int64, wait bool) (Result, error) {
 		k.held.Store(s)
 	}
 	return r, err
+}
+
+// settlement is a charge that is to be made what was really used.
+type settlement struct {
+	l   *Limiter
+	key string
+	k   *keyState // nil if the key is not in memory
+	r   Result    // what was charged
+}
+
+// settle does it: so many tokens were used.
+func (s *settlement) settle(ctx context.Context, used int64) error {
+	l, k, r := s.l, s.k, &s.r
+	switch {
+	case used < 0 || used > backend.MaxTokens:
+		return fmt.Errorf("%w: %d used", ErrTokens, used)
+	case r.charged == 0:
+		return nil
+	case k != nil && r.key != k.node.Hash, k == nil && r.key != l.keys.HashOf(s.key):
+		return ErrResult
+	case used > r.charged:
+		return s.more(ctx, used-r.charged)
+	case used < r.charged:
+		return s.less(ctx, r.charged-used)
+	}
+	return nil
+}
+
+// less takes back n of the tokens that were charged.
+func (s *settlement) less(ctx context.Context, n int64) error {
+	l, k, r := s.l, s.k, &s.r
+	if r.Source == Direct && ctx.Err() != nil { // before it passes for refunded
+		return ctx.Err()
+	}
+	back, q := n, (*backend.RefundRequest)(nil)
+	if k != nil {
+		back, q = s.refund(n)
+	} else if r.Source == Direct {
+		q = s.refundAlone(n)
+	}
+	if q == nil {
+		return nil
+	}
+	q.Key = l.storeKey(s.key)
+	total, err := l.refund(ctx, l.shardOf(q.Key), *q)
+	if err == nil && total >= q.Total {
+		l.count.refunded.Add(back)
+		l.count.returned.Add(back)
+		if k != nil {
+			k.event(func(int64) int64 { // others may wait for what the store has now
+				if w := k.lease.Load(); w != nil && w.Window == q.Window {
+					w.Reopen(back)
+				}
+				return 0
+			})
+		}
+	}
+	return err
+}
+
+// refund puts n of the tokens that were charged back into the stock, if they came from
+// there, and returns what the store is to be told, if anything is. They pay for debt
+// first. No more goes back than requests have used, so that a Result which is refunded
+// again and again makes no tokens out of nothing.
+func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
+	k, r := s.k, &s.r
+	k.event(func(now int64) int64 {
+		w := k.lease.Load()
+		current := w != nil && w.Window == r.window()
+		switch {
+		case r.Source == Fallback:
+			k.local.forgive(&k.account, r, n)
+		case r.Source == Direct && current && r.epoch == k.name.epoch:
+			var total int64
+			if back, total = k.account.RefundDirect(n); back > 0 {
+				q = &backend.RefundRequest{Client: k.name.client, Window: r.window(), Total: total}
+			}
+		case r.Source == Direct:
+			back, q = n, s.refundAlone(n)
+		case current && w.Alive(now):
+			back = min(n, k.account.InUse(k.heldLocked()))
+			paid := k.account.Forgive(back)
+			k.account.Refund(back)
+			k.l.count.refunded.Add(back)
+			k.l.unasked.add(k, paid) // spent again
+			decide := k.busy != nil || w.Denying() || k.plan != counted
+			w.Publish(back-paid, 0)
+			if decide {
+				return 0
+			}
+		}
+		return undecided
+	})
+	return back, q
+}
+
+// refundAlone is the refund of a direct call whose key is not in memory any more. Its
+// name is that of the forgotten account, so that it counts once.
+func (s *settlement) refundAlone(n int64) *backend.RefundRequest {
+	return &backend.RefundRequest{Client: s.l.clientOf(s.r.epoch), Window: s.r.window(), Total: n}
+}
+
+// chargePart of the window is for how long the store need not hear of what was settled.
+const chargePart = 20
+
+// more charges n tokens that the request has used above its charge.
+func (s *settlement) more(ctx context.Context, n int64) error {
+	for {
+		if s.k == nil {
+			var err error
+			if s.k, err = s.l.state(s.key); err != nil {
+				return err
+			} else if s.k == nil {
+				return s.owe(ctx, n)
+			}
+		}
+		if s.overrun(n) {
+			return nil
+		}
+		s.k = nil // it was forgotten meanwhile
+	}
+}
+
+// overrun is more for a key in memory. It is false if the key was forgotten.
+func (s *settlement) overrun(n int64) (noted bool) {
+	k, r := s.k, &s.r
+	if w := k.lease.Load(); w.Alive(k.l.clock.Now()) && w.Window == r.window() {
+		if left, ok := w.Spend(n); ok {
+			k.l.unasked.add(k, n)
+			k.spent(w, left)
+			return true
+		}
+	}
+	k.event(func(now int64) int64 {
+		if noted = !k.retired; !noted {
+			return undecided
+		}
+		w := k.lease.Load()
+		if left := time.Until(r.Reset); w == nil && left > 0 { // the key was forgotten: this is what is known of its window
+			w = k.switchLocked(r.window(), now)
+			w.Read(backend.State{Left: left}, now, now)
+		}
+		if !w.Alive(now) || w.Window != r.window() && !k.l.lateOverruns {
+			return undecided
+		}
+		paid, left := w.SpendUpTo(n)
+		k.l.unasked.add(k, paid)
+		k.low = w.Low(left) || k.low
+		if paid < n {
+			s.declareLocked(n-paid, w, now)
+		}
+		return 0
+	})
+	return noted
+}
+
+// declareLocked adds n tokens to the debt of w, which the store is to hear of in time.
+func (s *settlement) declareLocked(n int64, w *lease.Lease, now int64) {
+	k := s.k
+	if k.account.Unpaid() == 0 {
+		inTime := w.Deadline() - 2*int64(k.shard.Lead())
+		k.usageLocked().charge = min(now+int64(k.limit().Window)/chargePart, inTime)
+	}
+	k.account.Declare(n)
+}
+
+// owe is more for a key that there is no room to remember: by a call of its own.
+func (s *settlement) owe(ctx context.Context, n int64) error {
+	l, key, r := s.l, s.key, &s.r
+	limit, err := l.limitOf(key)
+	if err != nil {
+		return err
+	}
+	var reply backend.SyncReply
+	if planOf(limit) != counted {
+		return nil
+	}
+	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.once(), Limit: limit.Plain(), Window: r.window(), Debt: n, Strand: -1, Leaving: true}
+	for range 2 {
+		err = l.detached(ctx, l.shardOf(q.Key), q.Key, q.Limit, StoreCall{Op: "sync", Cause: string(next.Charge)}, func(ctx context.Context, _ *storeCall) (err error) {
+			l.count.syncs.Add(1)
+			reply, err = l.store.Sync(ctx, q)
+			return l.conflict(reply.State, err)
+		}, func(error) {})
+		if err != nil {
+			return l.failed(ctx, err)
+		}
+		if reply.Length == 0 {
+			break
+		}
+		q.Limit.Window = reply.Length // the limit has changed since, but its window has not
+	}
+	if reply.Length == 0 && reply.Window == q.Window {
+		l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
+		l.count.spent.Add(reply.Debt)
+		l.unasked[0].Add(reply.Debt)
+	}
+	return nil
 }

@@ -343,24 +343,8 @@ func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) 
 	if n := l.keys.Find(key); n != nil {
 		k = &n.State
 	}
-	return l.settle(ctx, key, k, &r, used)
-}
-
-// settle is Settle for the state of key, or nil.
-func (l *Limiter) settle(ctx context.Context, key string, k *keyState, r *Result, used int64) error {
-	switch {
-	case used < 0 || used > backend.MaxTokens:
-		return fmt.Errorf("%w: %d used", ErrTokens, used)
-	case r.charged == 0:
-		return nil
-	case k != nil && r.key != k.node.Hash, k == nil && r.key != l.keys.HashOf(key):
-		return ErrResult
-	case used > r.charged:
-		return l.overrun(ctx, k, key, r, used-r.charged)
-	case used < r.charged:
-		return l.refundPart(ctx, k, key, r, r.charged-used)
-	}
-	return nil
+	s := settlement{l: l, key: key, k: k, r: r}
+	return s.settle(ctx, used)
 }
 
 // Reset gives key a fresh window, for a user who was limited by mistake: its limit may be

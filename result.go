@@ -247,22 +247,18 @@ func (l *Limiter) limitOf(key string) (Limit, error) {
 	return limit.At(time.Now()), nil
 }
 
-// wallLocked is the time on the wall, but not in a window that is over: the store's clock
+// wall is the time on the wall, but not in the window of w if that is over: the store's clock
 // may be ahead of ours.
-func (k *keyState) wallLocked(now int64) time.Time {
+func wall(w *lease.Lease, now int64) time.Time {
 	t := time.Now()
-	if w := k.lease.Load(); w != nil && w.Over(now) && t.Before(w.Window.Time()) {
+	if w != nil && w.Over(now) && t.Before(w.Window.Time()) {
 		return w.Window.Time()
 	}
 	return t
 }
 
-// endsLocked is where a window ends that opens now, and the next one, for a limit by the
+// calendarEnds is where a window ends that opens at t, and the next one, for a limit by the
 // calendar.
-func (k *keyState) endsLocked(now int64) (end, next backend.Window) {
-	return calendarEnds(k.limit(), k.wallLocked(now))
-}
-
 func calendarEnds(limit Limit, t time.Time) (end, next backend.Window) {
 	if limit.Calendar.Period == 0 {
 		return 0, 0
@@ -315,7 +311,7 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 		line.Each(func(c *waiter) { line.Tell(c, outcome{err: errRetired}) })
 		return 0
 	}
-	if limit = limit.At(k.wallLocked(now)); !w.Over(now) {
+	if limit = limit.At(wall(w, now)); !w.Over(now) {
 		limit.Window = was.Window
 	}
 	if limit == was {
@@ -331,15 +327,6 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 		}
 	})
 	return 0
-}
-
-// idleLocked ends the events of a key whose limit is special: what is at hand, or has just
-// come, goes back, and nobody is served or refused from it.
-func (k *keyState) idleLocked(now int64) {
-	k.deniedUntil = 0
-	if k.lease.Load().Alive(now) && k.heldLocked() > 0 {
-		k.account.Return(k.drainLocked())
-	}
 }
 
 // comply makes q, which was written under an older limit, speak of l.

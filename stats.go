@@ -210,11 +210,11 @@ type KeyStats struct {
 // meanwhile may be missing. It takes each key's lock for a moment, and no other.
 func (l *Limiter) Keys() iter.Seq2[string, KeyStats] {
 	return func(yield func(string, KeyStats) bool) {
-		l.keys.All(func(n *keytable.Node[keyState]) bool { return yield(n.Key, n.State.stats()) })
+		l.keys.All(func(n *keytable.Node[keyState]) bool { return yield(n.Key, statsOf(&n.State)) })
 	}
 }
 
-func (k *keyState) stats() (s KeyStats) {
+func statsOf(k *keyState) (s KeyStats) {
 	k.event(func(now int64) int64 {
 		w := k.lease.Load()
 		s = KeyStats{Limit: k.limit(), Spent: k.spentLocked(), Denied: k.denied.Load(), Exhausted: w.Alive(now) && w.Denying()}
