@@ -54,8 +54,8 @@ type Store interface {
 	// owed in it is charged to the new window, and it is no sign of lost data. Tokens that
 	// clients hold in memory may be spent until their next statement. The new window ends
 	// where one that opens now would end or, if that is where the old one ends, a
-	// millisecond before: an end is a window's name, and names differ. Between these two
-	// ends the old window is not void.
+	// millisecond before: an end is a window's name, and names differ. The window that
+	// opens in that millisecond ends a length later.
 	//
 	// If no window is open, Reset changes nothing and State.Window is 0. It is never sent
 	// twice; an Error of class Unknown means that the window may be a fresh one. A store

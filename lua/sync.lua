@@ -75,7 +75,7 @@ end
 
 -- Read and judge everything before the first write: a script is not rolled back.
 local stop, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
-local fresh, moved, opened = true, false, length
+local fresh, moved, opened, before = true, false, length, 0
 if stop and used then
   stop, used = tonumber(stop), tonumber(used)
   if not stop or not (stop >= 0 and stop < 9007199254740) then return redis.error_reply('BADSTATE the end of the window is not a time') end
@@ -83,7 +83,9 @@ if stop and used then
   used = max(used, 0)
   stop = floor(stop * 1000 + 0.5)
   fresh = stop * 1000 < now
+  if fresh then before = stop end
 end
+if before > 0 and window > before and window - before < floor(slack) then runs = false end  -- a reset has closed it
 if fresh then                                          -- never opened, over, or half of it lost
   used = 0
 else
@@ -112,6 +114,7 @@ elseif fresh or moved then                             -- where a window ends th
   else
     stop = math.ceil(now / 1000) + opened
   end
+  if before > 0 and stop > before and stop - before < floor(slack) then stop = stop + opened end  -- named like one that was reset
 end
 if opened ~= length then
   return { 0, now, stop, max(limit - used, 0), opened, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }

@@ -52,7 +52,9 @@ local till, after = tonumber(ARGV[4]), tonumber(ARGV[5])
 if fresh and till * 1000 <= now and after * 1000 > now and math.abs(after - till - length) > math.min(length / 10, 1000) then
   return { 0, now, 0, limit, after - till }            -- a period of another length: the client is told, and comes again
 elseif fresh then                                      -- never opened, over, or half of it lost
+  local before = used and stop
   stop, used = opening(length, till), 0
+  if before and stop > before and stop - before < math.floor(math.min(length / 10, 1000)) then stop = stop + length end  -- named like one that was reset
 else
   opened = redis.call('PEXPIRETIME', KEYS[2]) - stop - 1000
   local slack = math.min(opened / 10, 1000)

@@ -88,13 +88,23 @@ func (c *Counter) enter(now int64, l backend.Limit, end, next backend.Window) {
 	}
 	switch {
 	case !c.Open(now):
-		*c = Counter{stop: opening(now, length, end), length: length}
+		stop := opening(now, length, end)
+		if c.closed(stop, length) {
+			stop += length
+		}
+		*c = Counter{stop: stop, length: length}
 	case c.stop > latest(now, opened)+slack(opened):
 		if opened != length {
 			end = 0 // of another calendar
 		}
 		*c = Counter{stop: opening(now, opened, end), length: opened, used: c.used}
 	}
+}
+
+// closed reports whether the window that would end at stop is the one that a reset has
+// closed: the fresh one ended a moment before.
+func (c *Counter) closed(stop, length int64) bool {
+	return c.stop != 0 && stop > c.stop && stop-c.stop < slack(length)
 }
 
 // Left is the time until the window's end; negative when it is over.

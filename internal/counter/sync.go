@@ -55,7 +55,7 @@ func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
 func (s *statement) enter(c *Counter) {
 	window, length := int64(s.Window), s.Limit.Window.Milliseconds()
 	s.fresh = !c.Open(s.now)
-	s.runs = window*1000 >= s.now && window <= latest(s.now, length)+slack(length)
+	s.runs = window*1000 >= s.now && window <= latest(s.now, length)+slack(length) && !(s.fresh && c.closed(window, length))
 	next := s.Next
 	if s.runs {
 		next = 0

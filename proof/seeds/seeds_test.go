@@ -138,7 +138,7 @@ func covered(t *testing.T, seen tally) {
 		"waited", "cancelled", "out of time", "hopeless", "failed", "fallback", "refunded in part", "overrun", "refunded from local", "refunded from fetched", "refunded from direct",
 		"refund unknown", "lost request", "lost reply", "cut", "refused", "repeated sync", "repeated refund", "late call", "too late", "lost data",
 		"recovered", "re-asserted", "closed under way", "told closed", "prefetch", "probe", "give back", "unknown take", "expired", "returned", "rolled",
-		"exact", "another limit", "over the limit", "two limits", "many from local", "debt", "away at the end",
+		"exact", "another limit", "over the limit", "two limits", "reset", "many from local", "debt", "away at the end",
 	} {
 		assert.Positive(t, seen[what], what)
 	}
@@ -206,8 +206,7 @@ func (s *sim) hear(c *simCaller) {
 	case c.what == "check":
 	case c.err != nil:
 		s.hearError(c)
-	case c.what == "wait":
-		s.hearWait(c)
+	case c.what == "reset":
 	case !c.r.Allowed:
 		s.seen["refused from "+c.r.Source.String()]++
 		s.must(c.r.RetryAfter > 0, "a refusal without RetryAfter: %+v", c.r)
@@ -244,24 +243,13 @@ func (s *sim) hearError(c *simCaller) {
 	}
 }
 
-// hearWait counts what a waiter got: tokens of the window that was open.
-func (s *sim) hearWait(c *simCaller) {
-	s.seen["waited"]++
-	if s.vague {
-		c.p.either += c.n
-		return
-	}
-	key := c.p.limit.inStore(c.key)
-	w := s.net.WindowAt(key, c.at)
-	s.must(w != 0, "a waiter was served at %v, and no window was open", c.at)
-	c.p.admitted += c.n
-	s.spend(c, slot{key, int64(w)}, c.n)
-}
-
 // admit counts what was admitted: never more than the limit in a window, and of stock
 // never after the window's end.
 func (s *sim) admit(c *simCaller) {
 	r := c.r
+	if c.what == "wait" {
+		s.seen["waited"]++
+	}
 	s.seen["allowed from "+r.Source.String()]++
 	if c.n > 1 && r.Source == reservoir.Local {
 		s.seen["many from local"]++
@@ -400,8 +388,8 @@ func (s *sim) recover() {
 func (s *sim) balance(p *process) reservoir.Stats {
 	x := p.Stats()
 	s.log("process %d: %+v", p.who, x)
-	s.must(x.Spent >= p.admitted && x.Spent <= p.admitted+p.alone+p.either,
-		"%d tokens spent, and callers were told %d, %d without the store, %d by either", x.Spent, p.admitted, p.alone, p.either)
+	s.must(x.Spent >= p.admitted && x.Spent <= p.admitted+p.alone,
+		"%d tokens spent, and callers were told %d, %d without the store", x.Spent, p.admitted, p.alone)
 	return x
 }
 
@@ -415,7 +403,7 @@ func (s *sim) conserved(l named, key string) {
 	}
 	spent, more := s.spent[slot{at, int64(c.Window)}], s.slack
 	for _, p := range s.all {
-		more += p.alone + p.either
+		more += p.alone
 	}
 	s.must(c.Used >= spent, "%d tokens are charged, and %d were spent", c.Used, spent)
 	if s.blurred {

@@ -28,7 +28,6 @@ type sim struct {
 	spent   map[slot]int64
 	slack   int64         // tokens that may be charged though nobody has them: of calls that nobody heard of
 	blurred bool          // more such tokens, nobody knows how many
-	vague   bool          // nobody can tell in which window, if any, a Wait's tokens were charged
 	lossy   bool          // the store may lose its data
 	now     *atomic.Int64 // tokens that WithLimits says; nil = there is none
 	seen    tally
@@ -56,7 +55,6 @@ type process struct {
 	who      int
 	admitted int64       // tokens, those without the store not counted
 	alone    int64       // tokens admitted without the store
-	either   int64       // tokens of Wait, which does not tell which of the two
 	ended    bool        // Close was called
 	away     atomic.Bool // the circuit of the store is open
 	last     reservoir.Stats
@@ -139,7 +137,6 @@ func (s *sim) drawLimit() reservoir.Limit {
 
 func (s *sim) options() []reservoir.Option {
 	failure := pickOf(s, reservoir.FailClosed, reservoir.FailClosed, reservoir.FailLocal(0.5), reservoir.FailOpen)
-	s.vague = failure != reservoir.FailClosed
 	opts := []reservoir.Option{
 		reservoir.WithBatch(pickOf(s, reservoir.Adaptive(1, 0), reservoir.Adaptive(1, 0), reservoir.Fixed(1), reservoir.Fixed(10), reservoir.Ladder(1, 50))),
 		reservoir.WithStranding(pickOf(s, 0, 0.01, 0.01, 0.3)),
@@ -147,7 +144,7 @@ func (s *sim) options() []reservoir.Option {
 		reservoir.WithIdle(apart),
 	}
 	if s.oneIn(6) {
-		opts, s.vague = append(opts, reservoir.WithDirect()), true
+		opts = append(opts, reservoir.WithDirect())
 	}
 	if s.oneIn(6) { // what is evicted while the network is bad may be lost
 		opts, s.blurred = append(opts, reservoir.WithIdle(s.limits[0].Window/4+100*time.Millisecond)), true
@@ -161,7 +158,7 @@ func (s *sim) options() []reservoir.Option {
 		}))
 	}
 	if s.oneIn(12) {
-		opts, s.vague = append(opts, reservoir.WithMaxKeys(s.rnd.IntN(2))), true
+		opts = append(opts, reservoir.WithMaxKeys(s.rnd.IntN(2)))
 	}
 	return opts
 }
@@ -221,6 +218,7 @@ func (s *sim) step() {
 		s.refund()
 	case k < 98:
 		s.relimit()
+		s.reset()
 	case k < 99:
 		s.forget()
 	default:
@@ -257,6 +255,16 @@ func (s *sim) relimit() {
 	}
 }
 
+// reset gives a key a fresh window, which is a window of its own for the laws too.
+func (s *sim) reset() {
+	if s.oneIn(2) {
+		p, key := pickOf(s, s.all...), pickOf(s, s.keys...)
+		s.seen["reset"]++
+		s.log("process %d: reset %s", p.who, key)
+		s.launch(&simCaller{p: p, key: key, what: "reset"}, context.Background())
+	}
+}
+
 // call starts a caller.
 func (s *sim) call() {
 	c := &simCaller{p: pickOf(s, s.all...), key: pickOf(s, s.keys...)}
@@ -288,11 +296,13 @@ func (s *sim) launch(c *simCaller, ctx context.Context) {
 func (c *simCaller) do(ctx context.Context) {
 	switch c.what {
 	case "wait":
-		_, c.err = c.p.WaitN(ctx, c.key, c.n)
+		c.r, c.err = c.p.WaitN(ctx, c.key, c.n)
 	case "handle":
 		c.r, c.err = c.p.Key(c.key).AllowN(ctx, c.n)
 	case "check":
 		c.r, c.err = c.p.Check(ctx, c.key)
+	case "reset":
+		c.err = c.p.Reset(context.Background(), c.key)
 	case "close":
 		c.err = c.p.Close(context.Background())
 	case "refund":
@@ -358,10 +368,10 @@ func (s *sim) lose(c *scriptednet.Call) {
 	s.net.Answer(c)
 }
 
-// twice puts a call on the network once more, unless it is a take, which no store sends
-// again.
+// twice puts a call on the network once more, unless it is a take or a reset, which no store
+// sends again.
 func (s *sim) twice(c *scriptednet.Call) {
-	if c.Op != "take" {
+	if c.Op != "take" && c.Op != "reset" {
 		s.seen["repeated "+c.Op]++
 		s.net.Copy(c, true)
 	}
