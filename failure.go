@@ -157,7 +157,7 @@ func (k *keyState) localLocked(now int64) *local {
 	w := k.lease.Load()
 	own := w.Over(now)
 	if own {
-		if k.account.Granted() && !k.unheard { // its figures are forgotten here, so nobody may speak for it again
+		if k.account.Granted() && !k.unheard && !k.busy.inFlight() { // its figures are forgotten here, so nobody may speak for it again
 			k.l.rename()
 			k.name = k.l.account.Load()
 		}
