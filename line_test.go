@@ -151,7 +151,7 @@ func TestWaiterHoardsNothing(t *testing.T) {
 				all := fleet(t, 3, net, reservoir.PerMinute(100), opt)
 				sixty := allow(t, all[0], "k", 60)
 				require.True(t, allow(t, all[0], "k", 40).Allowed)
-				exhaust(t, all)
+				exhaust(t, all, "k")
 				q := lineOf(t, all[1])
 				w := q.wait(wants)[0]
 				time.Sleep(time.Second)

@@ -451,9 +451,9 @@ func crowdOnce(l *reservoir.Limiter, callers int, n int64) (admitted, failed int
 }
 
 // exhaust uses up the limit of key through the limiters in turn.
-func exhaust(t *testing.T, all []*reservoir.Limiter) {
+func exhaust(t *testing.T, all []*reservoir.Limiter, key string) {
 	t.Helper()
 	for _, l := range all {
-		drain(t, l, "k", 1)
+		drain(t, l, key, 1)
 	}
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
+// A limit of nothing blocks, and Unlimited passes, without a store call, whatever the key
+// was before; and back.
 func TestPlans(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := far(time.Millisecond)
@@ -81,6 +83,8 @@ func TestPlans(t *testing.T) {
 	assert.NoError(t, err)
 }
 
+// In shadow what a limit refuses passes, and says so. Nobody waits, and what passes is not
+// charged.
 func TestShadow(t *testing.T) {
 	for _, perKey := range []bool{false, true} {
 		inBubbles(t, fmt.Sprint("key=", perKey), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
@@ -122,13 +126,15 @@ func TestShadow(t *testing.T) {
 	}
 }
 
+// A key that was reset has its whole limit once more, in all processes within a probe's
+// time, and never more of the new window than that. Only stock comes on top.
 func TestReset(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		for what, limit := range map[string]reservoir.Limit{"hour": reservoir.PerHour(600), "minute": reservoir.PerMinute(600), "day": reservoir.PerDay(600, nil)} {
 			net := far(time.Millisecond)
 			all := fleet(t, 3, net, limit, opt)
 			require.NoError(t, all[0].Reset(bg, what), "nothing is open")
-			exhaustKey(t, all, what)
+			exhaust(t, all, what)
 			before := allow(t, all[1], what, 1)
 			require.False(t, before.Allowed)
 			waiting := make(chan error, 1)
@@ -169,19 +175,8 @@ func TestReset(t *testing.T) {
 	assert.ErrorIs(t, l.Reset(bg, ""), reservoir.ErrKey)
 }
 
-func exhaustKey(t *testing.T, all []*reservoir.Limiter, key string) {
-	for _, n := range []int64{50, 1} {
-		for refused := 0; refused < len(all); {
-			refused = 0
-			for _, l := range all {
-				if !allow(t, l, key, n).Allowed {
-					refused++
-				}
-			}
-		}
-	}
-}
-
+// Windows by the calendar end at its midnights, for all processes, whatever came before;
+// probes, refusals and outages know the real length.
 func TestCalendarWindows(t *testing.T) {
 	zone, err := time.LoadLocation("Europe/Berlin")
 	require.NoError(t, err)
@@ -219,6 +214,8 @@ func TestCalendarWindows(t *testing.T) {
 	}
 }
 
+// A call that is on its way over midnight opens the window that is due there, of whatever
+// length, and so does one by a clock that is behind the store's or ahead of it.
 func TestCalendarAtMidnight(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		for month := time.February; month < 12; month++ {
@@ -252,6 +249,12 @@ func at(zone *time.Location, month time.Month, day, hour int) time.Time {
 type slowReset struct {
 	backend.Store
 	late time.Duration
+}
+
+func (s slowReset) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	reply, err := s.Store.Reset(ctx, r)
+	time.Sleep(s.late)
+	return reply, err
 }
 
 func TestLateReplyToReset(t *testing.T) {
@@ -357,6 +360,8 @@ func TestShadowedIsOfDenied(t *testing.T) {
 	})
 }
 
+// Who waits is never refused, also while a limit is tried in shadow at first, and then is
+// in earnest or blocks.
 func TestWaitWhenShadowEnds(t *testing.T) {
 	for what, to := range map[string]reservoir.Limit{"limit": reservoir.PerMinute(10), "blocked": {Window: time.Minute}} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
@@ -379,10 +384,4 @@ func TestWaitWhenShadowEnds(t *testing.T) {
 			require.Zero(t, to.Tokens, "it is served in the end")
 		})
 	}
-}
-
-// countdown is a context that ends when it was asked too often.
-type countdown struct {
-	context.Context
-	left *atomic.Int64
 }

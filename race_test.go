@@ -227,7 +227,7 @@ func TestProbesAfterOthersHaveLeft(t *testing.T) {
 					}
 					stay := fleet(t, 3, net, limit, opt)
 					last := allow(t, stay[0], "k", 40)
-					exhaust(t, stay)
+					exhaust(t, stay, "k")
 					require.NoError(t, stay[0].Refund(context.Background(), "k", last))
 					require.NoError(t, stay[0].Close(context.Background()))
 					before, calls, admitted := stats(stay...).Probes, net.count(""), 0

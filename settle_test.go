@@ -13,13 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
 )
 
 // What is settled below the charge goes back into stock, and what is settled above it
-
 // comes out of stock, without a call and without memory.
-
 func TestSettleFromStock(t *testing.T) {
 	net := far(0)
 	l := open(t, net, reservoir.PerHour(1_000_000), reservoir.WithBatch(reservoir.Fixed(100_000)), patient)
@@ -46,9 +43,7 @@ func TestSettleFromStock(t *testing.T) {
 }
 
 // What the stock lacks becomes debt. It waits for the next statement, at most a twentieth
-
 // of the window, and is charged even above the limit; so much is overdrawn, to the token.
-
 func TestSettleAboveTheStock(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		for _, n := range []int64{60, 100, 101, 170, 1000} {
@@ -87,7 +82,6 @@ func TestSettleAboveTheStock(t *testing.T) {
 }
 
 // The next statement carries debt, whatever it is made for, and so does Close.
-
 func TestDebtOfSettleGoesAlong(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := far(time.Millisecond)
@@ -105,7 +99,6 @@ func TestDebtOfSettleGoesAlong(t *testing.T) {
 }
 
 // What goes back pays for debt first.
-
 func TestSurplusPaysForDebt(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		net := far(0)
@@ -124,9 +117,7 @@ func TestSurplusPaysForDebt(t *testing.T) {
 }
 
 // A Result that is not of the key, or was refused, and a number that makes no sense change
-
 // nothing. What is settled twice never gives back more than was used.
-
 func TestSettleOfOtherThings(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := far(time.Millisecond)
@@ -151,9 +142,7 @@ func TestSettleOfOtherThings(t *testing.T) {
 }
 
 // After its window, a surplus has expired, and an overrun is forgotten, unless an option
-
 // counts it against the window that is open then.
-
 func TestSettleLate(t *testing.T) {
 	for _, counts := range []bool{false, true} {
 		inBubbles(t, fmt.Sprint("counts=", counts), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
@@ -185,9 +174,7 @@ func TestSettleLate(t *testing.T) {
 }
 
 // A key that was forgotten, or that there is no room for, is settled too: an overrun is
-
 // charged.
-
 func TestSettleOfAForgottenKey(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := far(time.Millisecond)
@@ -218,9 +205,7 @@ func TestSettleOfAForgottenKey(t *testing.T) {
 }
 
 // Processes admit and settle at random. The admissions never exceed the limit, and what
-
 // was used does by exactly as much as is overdrawn where nothing comes back afterwards.
-
 func TestSettleAmongProcesses(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		for seed := range uint64(5) {
@@ -255,9 +240,7 @@ func TestSettleAmongProcesses(t *testing.T) {
 }
 
 // A Group charges each limit its own cost, or none of them; what was used is settled for
-
 // each. The result is that of the tightest.
-
 func TestGroupWithACostPerLimit(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := far(time.Millisecond)
@@ -303,9 +286,7 @@ func TestGroupWithACostPerLimit(t *testing.T) {
 }
 
 // Waiting for several limits, a caller holds none of them while it waits for another.
-
 // Everybody comes to be served, within all limits, through resets and an outage.
-
 func TestGroupWaits(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := far(time.Millisecond)
@@ -343,36 +324,7 @@ func TestGroupWaits(t *testing.T) {
 }
 
 // take is the error of a call.
-
 func take[T any](_ T, err error) error { return err }
-
-// A limit of nothing blocks, and Unlimited passes, without a store call, whatever the key
-
-// was before; and back.
-
-// In shadow what a limit refuses passes, and says so. Nobody waits, and what passes is not
-
-// charged.
-
-// A key that was reset has its whole limit once more, in all processes within a probe's
-
-// time, and never more of the new window than that. Only stock comes on top.
-
-// exhaustKey spends the whole limit of key, in turns.
-
-// Windows by the calendar end at its midnights, for all processes, whatever came before;
-
-// probes, refusals and outages know the real length.
-
-// A call that is on its way over midnight opens the window that is due there, of whatever
-
-// length, and so does one by a clock that is behind the store's or ahead of it.
-
-func (s slowReset) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	reply, err := s.Store.Reset(ctx, r)
-	time.Sleep(s.late)
-	return reply, err
-}
 
 func TestOverrunWithoutRoom(t *testing.T) {
 	for what, to := range map[string]reservoir.Limit{"minute": reservoir.PerMinute(100), "hour": reservoir.PerHour(50), "day": reservoir.PerDay(100, nil)} {
@@ -412,9 +364,11 @@ func TestGroupIsBounded(t *testing.T) {
 	})
 }
 
-// Who waits is never refused, also while a limit is tried in shadow at first, and then is
-
-// in earnest or blocks.
+// countdown is a context that ends when it was asked too often.
+type countdown struct {
+	context.Context
+	left *atomic.Int64
+}
 
 func (c countdown) Err() error {
 	if c.left.Add(-1) < 0 {
@@ -424,9 +378,7 @@ func (c countdown) Err() error {
 }
 
 // A Wait for limits that are known to be used up, which FailOpen lets pass each by itself,
-
 // does not spin.
-
 func TestGroupDoesNotSpin(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := far(time.Millisecond)
