@@ -32,7 +32,7 @@ func TestTranscript(t *testing.T) {
 	p := start(t)
 	host := strings.TrimPrefix(p.url, "http://")
 	got := transcript.Rerun(readme, func(command string) string {
-		out := shell(t, strings.ReplaceAll(command, "localhost:8080", host))
+		out := transcript.Shell(t, strings.ReplaceAll(command, "localhost:8080", host))
 		return strings.ReplaceAll(out, host, "localhost:8080")
 	})
 	if *update {
@@ -52,14 +52,4 @@ func TestReadmeFlags(t *testing.T) {
 	for _, args := range starts {
 		start(t, strings.Fields(strings.ReplaceAll(string(args[1]), "localhost:6379", server.Addr()))...)
 	}
-}
-
-func shell(t *testing.T, command string) string {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", command)
-	cmd.Env = append(os.Environ(), "http_proxy=", "HTTP_PROXY=", "ALL_PROXY=", "all_proxy=")
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	require.NoError(t, err, command)
-	return strings.ReplaceAll(string(out), "\r", "")
 }

@@ -29,7 +29,7 @@ func TestTranscript(t *testing.T) {
 	defer p.stop(t)
 	host := strings.TrimPrefix(p.url, "http://")
 	got := transcript.Rerun(readme, func(command string) string {
-		out := shell(t, strings.ReplaceAll(command, "localhost:8080", host))
+		out := transcript.Shell(t, strings.ReplaceAll(command, "localhost:8080", host))
 		return strings.ReplaceAll(out, host, "localhost:8080")
 	})
 	if *update {
@@ -37,16 +37,6 @@ func TestTranscript(t *testing.T) {
 		return
 	}
 	require.Equal(t, varies.ReplaceAllString(string(readme), "$1*"), varies.ReplaceAllString(string(got), "$1*"))
-}
-
-func shell(t *testing.T, command string) string {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", command)
-	cmd.Env = append(os.Environ(), "http_proxy=", "HTTP_PROXY=", "ALL_PROXY=", "all_proxy=")
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	require.NoError(t, err, command)
-	return strings.ReplaceAll(string(out), "\r", "")
 }
 
 // The ways to start it that README.md names are understood.
