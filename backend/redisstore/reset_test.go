@@ -55,8 +55,8 @@ func TestResetLayout(t *testing.T) {
 	}
 }
 
-// TestResetReplyLost: it is not made again, for a script that runs twice would void what
-// was charged in between. Who asks again gets one more fresh window.
+// TestResetReplyLost: a reset is not repeated, because the second run would void what was
+// charged in between. A caller that asks again gets one more fresh window.
 func TestResetReplyLost(t *testing.T) {
 	t.Run("client", func(t *testing.T) { testResetReplyLost(t, newFaulty(t)) })
 	t.Run("cluster", func(t *testing.T) { testResetReplyLost(t, newFaultyCluster(t)) })
@@ -79,8 +79,8 @@ func testResetReplyLost(t *testing.T, f *faulty) {
 	require.NotContains(t, []backend.Window{window, between.Window}, state.Window)
 }
 
-// TestResetIsReplicated: with WithReplicaAck, a reset that a failover may forget is told
-// as such; one that changed nothing waits for nobody.
+// TestResetIsReplicated: with WithReplicaAck, a reset that a failover may forget is an
+// error that says so; one that changed nothing waits for no replica.
 func TestResetIsReplicated(t *testing.T) {
 	p := newReplicatedPair(t)
 	s := p.store(brief)

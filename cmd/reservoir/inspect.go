@@ -260,8 +260,8 @@ func redraw(w io.Writer, i *inspection, err error) error {
 	return write(w, "\x1b[H\x1b[2J"+text)
 }
 
-// changes writes a line for each look that is another than the one before, but for
-// the time.
+// changes writes a line for each look whose result, except the time, differs from the one
+// before.
 func (l *look) changes() func(io.Writer, *inspection, error) error {
 	last := ""
 	return func(w io.Writer, i *inspection, err error) error {

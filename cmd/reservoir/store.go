@@ -184,7 +184,7 @@ func (o *opened) explained(err error) error {
 	return err
 }
 
-// answers asks a server of which nothing is known, and to which no secret is told.
+// answers asks an unknown server whether it speaks a protocol. It sends no secret.
 func answers(addr string, ask func(net.Conn) bool) bool {
 	const patience = time.Second
 	conn, err := net.DialTimeout("tcp", addr, patience)

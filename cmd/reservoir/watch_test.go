@@ -86,7 +86,7 @@ func TestInspectTopOfAClusterAndShards(t *testing.T) {
 	}
 }
 
-// There is a bound to what is looked at, and what was not is told.
+// -top looks at a bounded number of keys, and says how many it has left out.
 func TestInspectTopIsBounded(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client()
@@ -172,7 +172,7 @@ func TestWatch(t *testing.T) {
 	o.requireOneLine(t)
 }
 
-// What one side takes for TLS and the other does not is told by its name.
+// If one side speaks TLS and the other does not, the error says which.
 func TestWrongTLSIsNamed(t *testing.T) {
 	plain, secret := redistest.Start(t), redistest.StartTLS(t, "other.test")
 	login := "u:" + canary + "@"
