@@ -210,8 +210,9 @@ func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 		Key: k.l.storeKey(k.node.Key), Client: k.name.client, Limit: limit.Plain(), Strand: -1,
 		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(limit), Leaving: k.leaving,
 	}
-	q.End, q.Next = calendarEnds(k.limit(), wall(k.lease.Load(), now))
-	if w := k.lease.Load(); w != nil && !k.local.opened(w) {
+	w := k.lease.Load()
+	q.End, q.Next = k.ends(w, now)
+	if w != nil && !k.local.opened(w) {
 		k.account.State(&q, w.Window)
 	}
 	return q
@@ -280,8 +281,8 @@ func (f *fetch) relimit() error {
 	if err == nil {
 		k.update(func(now int64) int64 {
 			wanted := k.relimitLocked(limit, now)
-			end, next := calendarEnds(k.limit(), wall(k.lease.Load(), now))
-			comply(&f.req, k.limit(), end, next)
+			f.req.End, f.req.Next = k.ends(k.lease.Load(), now)
+			comply(&f.req, k.limit())
 			return wanted
 		})
 	}

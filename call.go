@@ -333,10 +333,12 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, 
 		}
 		var again bool
 		d := direct{k: k, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit.Plain(), Tokens: n}}
-		k.update(func(now int64) int64 {
-			d.req.End, d.req.Next = calendarEnds(k.limit(), wall(k.lease.Load(), now))
-			return undecided
-		})
+		if limit.Calendar.Period != 0 {
+			k.update(func(now int64) int64 {
+				d.req.End, d.req.Next = k.ends(k.lease.Load(), now)
+				return undecided
+			})
+		}
 		d.reply, d.sent, err = l.take(ctx, l.shardOf(d.req.Key), d.req)
 		if r, again, err = d.complete(ctx, err); !again {
 			return r, err

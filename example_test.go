@@ -270,6 +270,7 @@ func ExampleGroup_AllowEach() {
 	tokens, _ := reservoir.New(store, reservoir.PerMinute(10_000), reservoir.WithName("tokens"))
 	group := reservoir.NewGroup(requests, tokens)
 
+	fmt.Println(group.Len())
 	r, err := group.AllowEach(ctx, []int64{1, 8000}, "user:42", "user:42")
 	fmt.Println(r.Allowed, err)
 	r2, _ := group.AllowEach(ctx, []int64{1, 8000}, "user:42", "user:42")
@@ -280,6 +281,7 @@ func ExampleGroup_AllowEach() {
 	_, err = group.WaitEach(ctx, []int64{1, 8000}, "user:42", "user:42")
 	fmt.Println(err)
 	// Output:
+	// 2
 	// true <nil>
 	// false 1
 	// <nil>

@@ -22,6 +22,9 @@ type Group struct {
 // It does no I/O; calls of a group of no limiters are errors.
 func NewGroup(limiters ...*Limiter) *Group { return &Group{limiters: limiters} }
 
+// Len is the number of limiters, and so of keys and costs.
+func (g *Group) Len() int { return len(g.limiters) }
+
 // GroupResult is the answer to one request of a Group.
 type GroupResult struct {
 	// Result is that of the limit that refused or, when all allowed, of the one
@@ -100,6 +103,9 @@ func (c costs) of(i int) int64 {
 	return c.each[i]
 }
 
+// free reports that limit i is not to be asked.
+func (c costs) free(i int) bool { return c.each != nil && c.each[i] == 0 }
+
 func (g *Group) mismatch(n int, what string) error {
 	return fmt.Errorf("%w: %d %s for a group of %d limiters", ErrOption, n, what, len(g.limiters))
 }
@@ -119,11 +125,11 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 	}
 	results := r.results(len(keys))
 	for i, l := range g.limiters {
-		n := cost.of(i)
-		if n == 0 && cost.each != nil {
+		if cost.free(i) {
 			results[i].Allowed = true
 			continue
 		}
+		n := cost.of(i)
 		if node := l.keys.Get(keys[i]); node == nil || n < 1 || !node.State.try(&results[i], n) {
 			return g.ask(ctx, cost, r, keys)
 		}
@@ -154,15 +160,11 @@ func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResul
 		if waited != nil {
 			return GroupResult{}, waited
 		}
-		r, err = g.ask(ctx, cost, GroupResult{}.with(i, paid, len(keys)), keys)
+		r = GroupResult{}
+		r.results(len(keys))[i] = paid
+		r, err = g.ask(ctx, cost, r, keys)
 	}
 	return r, err
-}
-
-// with notes the result of limit i, of n.
-func (r GroupResult) with(i int, paid Result, n int) GroupResult {
-	r.results(n)[i] = paid
-	return r
 }
 
 // tightest makes the answer of a group that allowed.
@@ -199,10 +201,10 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 	results, errs := r.results(len(keys)), make([]error, len(keys))
 	var wg sync.WaitGroup
 	for i, l := range g.limiters {
-		if n := cost.of(i); n == 0 && cost.each != nil {
+		if cost.free(i) {
 			results[i].Allowed = true
 		} else if !results[i].Allowed {
-			key := keys[i]
+			key, n := keys[i], cost.of(i)
 			wg.Go(func() {
 				errs[i] = guard.Do(func() (err error) { // WithLimits' function may panic: that is for the caller
 					results[i], _, err = l.acquire(ctx, key, n, false)

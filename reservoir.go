@@ -289,8 +289,7 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	if planOf(limit) != counted {
-		r, _ := l.byPlan(limit)
+	if r, special := l.byPlan(limit); special {
 		return r, nil
 	}
 	id := l.storeKey(key)

@@ -267,6 +267,11 @@ func calendarEnds(limit Limit, t time.Time) (end, next backend.Window) {
 	return backend.Window(first.UnixMilli()), backend.Window(limit.Ends(first).UnixMilli())
 }
 
+// ends is calendarEnds for a window that opens now, after w.
+func (b *bound) ends(w *lease.Lease, now int64) (end, next backend.Window) {
+	return calendarEnds(b.limit(), wall(w, now))
+}
+
 // recheck asks for the limit again if it may have changed in a way that matters to a
 // request for n: it is larger than the limit, or refused by a denial that is old.
 func (l *Limiter) recheck(k *keyState, n int64) error {
@@ -330,8 +335,8 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 }
 
 // comply makes q, which was written under an older limit, speak of l.
-func comply(q *backend.SyncRequest, l Limit, end, next backend.Window) {
-	q.Limit, q.End, q.Next = l.Plain(), end, next
+func comply(q *backend.SyncRequest, l Limit) {
+	q.Limit = l.Plain()
 	q.Want, q.Need, q.Least, q.Pace = min(q.Want, l.Tokens), min(q.Need, l.Tokens), min(q.Least, l.Tokens), min(q.Pace, l.Tokens)
 }
 

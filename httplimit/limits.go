@@ -2,7 +2,6 @@ package httplimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/go-reservoir/reservoir"
@@ -43,13 +42,9 @@ func (l single) settle(ctx context.Context, w *response) error {
 
 type group struct{ *reservoir.Group }
 
-// fits asks with a context that is over: a group compares the keys first, and does
-// nothing then.
 func (g group) fits(n int) error {
-	over, cancel := context.WithCancel(context.Background())
-	cancel()
-	if _, err := g.AllowN(over, 1, make([]string, n)...); errors.Is(err, reservoir.ErrOption) {
-		return err
+	if n == 0 || n != g.Len() {
+		return fmt.Errorf("%w: %d keys for a group of %d limiters", reservoir.ErrOption, n, g.Len())
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package grpclimit
 
 import (
 	"context"
-	"errors"
 
 	"github.com/go-reservoir/reservoir"
 )
@@ -31,19 +30,10 @@ func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFun
 	if cost != nil {
 		costs = []CostFunc{cost}
 	}
-	if several && (!fits(g, len(keys)) || len(costs) > 1 && len(costs) != len(keys)) {
+	if several && (len(keys) == 0 || len(keys) != g.Len() || len(costs) > 1 && len(costs) != len(keys)) {
 		panic("grpclimit: a Group needs a key for each of its limits, and a cost for each or one for all")
 	}
 	return limits{l, g, keys, costs}
-}
-
-// fits asks with a context that is over: a group compares the keys first, and does
-// nothing then.
-func fits(g *reservoir.Group, keys int) bool {
-	over, cancel := context.WithCancel(context.Background())
-	cancel()
-	_, err := g.AllowN(over, 1, make([]string, keys)...)
-	return !errors.Is(err, reservoir.ErrOption)
 }
 
 // name returns whom a call counts for, at each limit.

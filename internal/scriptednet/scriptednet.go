@@ -33,7 +33,6 @@ type Net struct {
 	store  *memstore.Store
 	log    func(format string, args ...any)
 	posted map[int]int
-	opened map[string][]backend.Window // of each key, as replies have told
 }
 
 // Port is where one limiter's calls come from. It is a backend.Store.
@@ -68,7 +67,7 @@ var (
 
 // New returns the network of store. It tells log what happens.
 func New(store *memstore.Store, log func(format string, args ...any)) *Net {
-	return &Net{store: store, log: log, posted: map[int]int{}, opened: map[string][]backend.Window{}}
+	return &Net{store: store, log: log, posted: map[int]int{}}
 }
 
 // Port returns the port of limiter who. Its calls return skew after their deadlines, or
@@ -83,18 +82,6 @@ func (n *Net) Inspect(key string) backend.Contents {
 		panic(err)
 	}
 	return c
-}
-
-// WindowAt is the window of key that t lies in, of those that replies have told, or 0.
-func (n *Net) WindowAt(key string, t time.Time) (w backend.Window) {
-	n.Lock()
-	defer n.Unlock()
-	for _, told := range n.opened[key] {
-		if told.Time().After(t) && (w == 0 || told < w) {
-			w = told
-		}
-	}
-	return w
 }
 
 // carry makes one call.
@@ -159,15 +146,8 @@ func (n *Net) Execute(c *Call) {
 	if n.Reply != nil && err == nil {
 		n.Reply(reply)
 	}
-	var state backend.State
-	switch r := reply.(type) {
-	case *backend.SyncReply:
-		c.Charged, state = r.Grant-r.Recovered, r.State
-	case *backend.TakeReply:
-		state = r.State
-	}
-	if w := state.Window; w != 0 && !slices.Contains(n.opened[c.Key], w) {
-		n.opened[c.Key] = append(n.opened[c.Key], w)
+	if r, ok := reply.(*backend.SyncReply); ok {
+		c.Charged = r.Grant - r.Recovered
 	}
 	n.log("execute %d: %s %s ghost=%v %+v %v", c.Who, c.Op, c.Key, c.Ghost, reply, err)
 	c.Executed = true
