@@ -29,7 +29,8 @@ func TestTranscript(t *testing.T) {
 	defer p.stop(t)
 	host := strings.TrimPrefix(p.url, "http://")
 	got := transcript.Rerun(readme, func(command string) string {
-		out := transcript.Shell(t, strings.ReplaceAll(command, "localhost:8080", host))
+		out, err := transcript.Shell(t.Context(), strings.ReplaceAll(command, "localhost:8080", host))
+		require.NoError(t, err, command)
 		return strings.ReplaceAll(out, host, "localhost:8080")
 	})
 	if *update {
