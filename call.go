@@ -302,11 +302,11 @@ func (c *client) failed(ctx context.Context, err error) error {
 	return err
 }
 
-// once is a client's name that is used for one refund and never again.
-func (c *client) once() string { return c.clientOf(c.onceEpoch()) }
+// once is a client's name that is used for one call and never again.
+func (c *client) once() string { return c.clientOf(c.number()) }
 
-// onceEpoch is the epoch of such a name. No account has it.
-func (c *client) onceEpoch() uint32 { return 1<<31 | c.undone.Add(1)&(1<<31-1) }
+// number is the epoch of such a name. No account has it.
+func (c *client) number() uint32 { return 1<<31 | c.undone.Add(1)&(1<<31-1) }
 
 // clientOf is how the account of an epoch calls itself to the store.
 func (c *client) clientOf(epoch uint32) string {
@@ -396,7 +396,8 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	case r.Allowed && current:
 		k.l.count.move(k.account.Direct(n))
 		k.l.unasked.add(k, n-1)
-		r.key, r.epoch, k.deniedUntil = k.node.Hash, k.name.epoch, 0
+		r.key, r.call, r.epoch = uint32(k.node.Hash), k.l.number(), k.name.epoch
+		k.deniedUntil = 0
 	case r.Allowed: // the key is forgotten, or in another window
 		k.l.bookAlone(r, k.node.Hash)
 	default:
@@ -416,7 +417,7 @@ func (c *client) bookAlone(r *Result, hash uint64) {
 	c.count.taken.Add(r.charged)
 	c.count.spent.Add(r.charged)
 	c.unasked[0].Add(r.charged - 1)
-	r.key, r.epoch = hash, c.onceEpoch()
+	r.key, r.call = uint32(hash), c.number()
 }
 
 // taken is the result of a direct call.

@@ -140,7 +140,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		if k.use != nil {
 			k.use.charge = 0 // at once
 		}
-		r.key, r.charged = k.node.Hash, n
+		r.key, r.charged = uint32(k.node.Hash), n
 	} else {
 		k.denied.Add(1)
 		r.Shadowed, r.RetryAfter = limit.Shadow, w.RetryAfter(now)

@@ -103,7 +103,7 @@ func (s *settlement) settle(ctx context.Context, used int64) error {
 		return fmt.Errorf("%w: %d used", ErrTokens, used)
 	case r.charged == 0:
 		return nil
-	case k != nil && r.key != k.node.Hash, k == nil && r.key != l.keys.HashOf(s.key):
+	case k != nil && r.key != uint32(k.node.Hash), k == nil && r.key != uint32(l.keys.HashOf(s.key)):
 		return ErrResult
 	case used > r.charged:
 		return s.more(ctx, used-r.charged)
@@ -181,10 +181,10 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 	return back, q
 }
 
-// refundAlone is the refund of a direct call whose key is not in memory any more. Its
-// name is that of the forgotten account, so that it counts once.
+// refundAlone is the refund of a direct call that no account in memory has noted. It has
+// a name of its own, so that it counts once.
 func (s *settlement) refundAlone(n int64) *backend.RefundRequest {
-	return &backend.RefundRequest{Client: s.l.clientOf(s.r.epoch), Window: s.r.window(), Total: n}
+	return &backend.RefundRequest{Client: s.l.clientOf(s.r.call), Window: s.r.window(), Total: n}
 }
 
 // chargePart of the window is for how long the store need not hear of what was settled.

@@ -26,7 +26,7 @@ type Result struct {
 	// WithShadow. Nothing was charged.
 	Shadowed bool
 
-	epoch uint32 // of the account that a direct call is noted in
+	epoch uint32 // of the account that a direct call is noted in, 0 if in none
 
 	// Limit is the number of tokens per window; math.MaxInt64 where there is none.
 	Limit int64
@@ -45,7 +45,8 @@ type Result struct {
 	// from the decision, and 0 when it was allowed. It is at most the window.
 	RetryAfter time.Duration
 
-	key     uint64 // its hash, 0 if nothing was charged
+	key     uint32 // the lower half of its hash
+	call    uint32 // the number of a direct call
 	charged int64  // tokens; of the window that ends at Reset
 }
 
@@ -54,7 +55,7 @@ type Result struct {
 func (r *Result) admit(k *keyState, w *lease.Lease, n, stock int64, from Source) {
 	limit := k.bound.Load().Tokens
 	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
-	r.Reset, r.key, r.charged = w.Window.Time(), k.node.Hash, n
+	r.Reset, r.key, r.charged = w.Window.Time(), uint32(k.node.Hash), n
 	if n > 1 {
 		k.l.unasked.add(k, n-1)
 	}

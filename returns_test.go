@@ -89,7 +89,7 @@ func TestRefundAfterEviction(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		store := memstore.New()
 		l := open(t, store, reservoir.PerHour(20), opt, reservoir.WithIdle(time.Second))
-		older := allow(t, l, "k", 5)
+		first, older := allow(t, l, "k", 2), allow(t, l, "k", 3)
 		for i := range 60 {
 			allow(t, l, fmt.Sprint("busy ", i), 1)
 			time.Sleep(time.Second)
@@ -99,6 +99,7 @@ func TestRefundAfterEviction(t *testing.T) {
 			require.NoError(t, l.Refund(bg, "k", newer))
 		}
 		require.NoError(t, l.Refund(bg, "k", older))
+		require.NoError(t, l.Refund(bg, "k", first))
 		require.NoError(t, l.Close(bg))
 		if back := used(t, store, "k"); name == "direct" {
 			assert.Zero(t, back)
