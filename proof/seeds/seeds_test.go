@@ -30,7 +30,7 @@ var (
 // depend on it.
 const (
 	perBubble = 200
-	apart     = 1000 * time.Hour
+	apart     = 10_000 * time.Hour
 )
 
 // TestSeeds runs the limiter, all but its store's network, under many seeds, each of
@@ -138,7 +138,7 @@ func covered(t *testing.T, seen tally) {
 		"waited", "cancelled", "out of time", "hopeless", "failed", "fallback", "refunded in part", "overrun", "refunded from local", "refunded from fetched", "refunded from direct",
 		"refund unknown", "lost request", "lost reply", "cut", "refused", "repeated sync", "repeated refund", "late call", "too late", "lost data",
 		"recovered", "re-asserted", "closed under way", "told closed", "prefetch", "probe", "give back", "unknown take", "expired", "returned", "rolled",
-		"exact", "another limit", "over the limit", "two limits", "reset", "many from local", "debt", "away at the end",
+		"exact", "another limit", "over the limit", "two limits", "reset", "calendar", "late overruns", "many from local", "debt", "away at the end",
 	} {
 		assert.Positive(t, seen[what], what)
 	}

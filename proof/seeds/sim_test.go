@@ -34,10 +34,12 @@ type sim struct {
 	say     func(format string, args ...any) // nil = quiet
 }
 
-// named is one of the limits that count the same keys. The name is that of WithName.
+// named is one of the limits that count the same keys. The name is that of WithName. What
+// takes a part of a window takes that part of span: of a day the last minute is played.
 type named struct {
 	reservoir.Limit
 	name string
+	span time.Duration
 }
 
 // inStore is what the store knows as key.
@@ -111,10 +113,10 @@ func (s *sim) oneIn(n int) bool { return s.rnd.IntN(n) == 0 }
 func newSim(seed uint64, store *memstore.Store, seen tally) *sim {
 	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), spent: map[slot]int64{}, seen: seen}
 	s.net = scriptednet.New(store, s.log)
-	s.limits = []named{{Limit: s.drawLimit()}}
+	s.limits = []named{s.drawLimit("")}
 	if s.oneIn(5) {
 		s.limits[0].name = "first"
-		s.limits = append(s.limits, named{s.drawLimit(), "second"})
+		s.limits = append(s.limits, s.drawLimit("second"))
 		s.seen["two limits"]++
 	}
 	s.lossy = s.oneIn(5)
@@ -128,12 +130,20 @@ func newSim(seed uint64, store *memstore.Store, seen tally) *sim {
 	return s
 }
 
-func (s *sim) drawLimit() reservoir.Limit {
-	return reservoir.Limit{
-		Tokens: pickOf[int64](s, 1, 3, 10, 60, 1000, 20_000),
-		Window: pickOf(s, 50*time.Millisecond, time.Second, time.Second, 5*time.Minute),
+func (s *sim) drawLimit(name string) named {
+	l := named{name: name, span: pickOf(s, 50*time.Millisecond, time.Second, time.Second, 5*time.Minute)}
+	l.Limit = reservoir.Limit{Tokens: pickOf[int64](s, 1, 3, 10, 60, 1000, 20_000), Window: l.span}
+	if s.oneIn(6) {
+		s.seen["calendar"]++
+		l.Limit = pickOf(s, reservoir.PerDay, reservoir.PerWeek)(l.Tokens, pickOf(s, time.UTC, berlin))
+		_, end := l.Calendar.Around(time.Now())
+		time.Sleep(time.Until(end) - time.Duration(s.rnd.Int64N(int64(l.span)*3)))
 	}
+	return l
 }
+
+// berlin has days of 23 and 25 hours.
+var berlin, _ = time.LoadLocation("Europe/Berlin")
 
 func (s *sim) options() []reservoir.Option {
 	failure := pickOf(s, reservoir.FailClosed, reservoir.FailClosed, reservoir.FailLocal(0.5), reservoir.FailOpen)
@@ -147,15 +157,21 @@ func (s *sim) options() []reservoir.Option {
 		opts = append(opts, reservoir.WithDirect())
 	}
 	if s.oneIn(6) { // what is evicted while the network is bad may be lost
-		opts, s.blurred = append(opts, reservoir.WithIdle(s.limits[0].Window/4+100*time.Millisecond)), true
+		opts, s.blurred = append(opts, reservoir.WithIdle(s.limits[0].span/4+100*time.Millisecond)), true
 	}
 	if len(s.limits) == 1 && s.oneIn(6) {
 		limit := s.limits[0]
 		s.now = new(atomic.Int64)
 		s.now.Store(limit.Tokens)
 		opts = append(opts, reservoir.WithLimits(func(string) reservoir.Limit {
-			return reservoir.Limit{Tokens: s.now.Load(), Window: limit.Window}
+			now := limit.Limit
+			now.Tokens = s.now.Load()
+			return now
 		}))
+	}
+	if s.oneIn(6) {
+		s.seen["late overruns"]++
+		opts = append(opts, reservoir.WithLateOverruns())
 	}
 	if s.oneIn(12) {
 		opts = append(opts, reservoir.WithMaxKeys(s.rnd.IntN(2)))
@@ -242,7 +258,7 @@ func (s *sim) burst() {
 		s.launch(&simCaller{p: p, key: key, n: min(n, p.limit.Tokens), what: "allow"}, context.Background())
 		s.settle()
 		s.onMail(s.deliver)
-		time.Sleep(time.Duration(s.rnd.Int64N(int64(p.limit.Window/50))) | 1)
+		time.Sleep(time.Duration(s.rnd.Int64N(int64(p.limit.span/50))) | 1)
 	}
 }
 
@@ -379,7 +395,7 @@ func (s *sim) twice(c *scriptednet.Call) {
 
 // pause is some of a call's time, or of a window.
 func (s *sim) pause() time.Duration {
-	window := pickOf(s, s.limits...).Window
+	window := pickOf(s, s.limits...).span
 	d := pickOf(s, time.Millisecond, 10*time.Millisecond, 110*time.Millisecond, 600*time.Millisecond,
 		window/60, window/3, window+window/100)
 	return d/2 + time.Duration(s.rnd.Int64N(int64(d))) | 1
