@@ -29,22 +29,24 @@ func (c Calendar) Around(t time.Time) (begin, end time.Time) {
 		zone = time.UTC
 	}
 	year, month, day := t.In(zone).Date()
-	step := func(i int) time.Time { return time.Date(year, month, day+i, 0, 0, 0, 0, zone) }
 	switch c.Period {
 	case Week:
 		monday := day - (int(t.In(zone).Weekday())+6)%7
-		step = func(i int) time.Time { return time.Date(year, month, monday+7*i, 0, 0, 0, 0, zone) }
+		return start(year, month, monday, zone), start(year, month, monday+7, zone)
 	case Month:
-		step = func(i int) time.Time { return time.Date(year, month+time.Month(i), 1, 0, 0, 0, 0, zone) }
+		return start(year, month, 1, zone), start(year, month+1, 1, zone)
 	}
-	i := 0
-	for step(i).After(t) { // a midnight that a zone has not is another hour
-		i--
+	return start(year, month, day, zone), start(year, month, day+1, zone)
+}
+
+// start is when a day begins. Where clocks are set at midnight that is another hour: package
+// time takes one that there is not for the last of the day before.
+func start(year int, month time.Month, day int, zone *time.Location) time.Time {
+	t := time.Date(year, month, day, 0, 0, 0, 0, zone)
+	if t.Day() != time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Day() {
+		_, t = t.ZoneBounds()
 	}
-	for !step(i + 1).After(t) {
-		i++
-	}
-	return step(i), step(i + 1)
+	return t
 }
 
 // At is the limit of the window that t is in: of a calendar's, Window is the length of
