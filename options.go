@@ -111,7 +111,8 @@ func WithShadow() Option { return func(c *config) { c.shadow = true } }
 
 // WithLateOverruns makes Settle count what a request has used above its charge against the
 // window that is open then, if its own is over. By default it is forgotten, because it
-// is not of that window; count it where requests last as long as windows do.
+// is not of that window; count it where requests last as long as windows do. Where this
+// process knows of no open window it costs two store calls, bounded by Settle's ctx.
 func WithLateOverruns() Option { return func(c *config) { c.lateOverruns = true } }
 
 // WithHooks sets functions that are told what the limiter does, for metrics and

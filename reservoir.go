@@ -331,9 +331,11 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 // settled twice counts twice, but no more goes back than requests have used. A key that r
 // is not of is ErrResult.
 //
-// A direct call, and a key that there is no room for, have no stock: what goes back is a
-// store call then, bounded by ctx. After an error the store may not have heard of it: the
-// next refund of the key tells it again.
+// A direct call, and a key that there is no room for or that was forgotten since
+// (WithIdle), have no stock: it is a store call then, bounded by ctx. After an error the
+// store may not have heard of it: the next refund of the key tells it again, and an
+// overrun counts as Overdrawn. Settle before Close: after it what goes back expires, and
+// an overrun is ErrClosed.
 func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) error {
 	if err := l.validateKey(key); err != nil {
 		return err
@@ -348,10 +350,10 @@ func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) 
 
 // Reset gives key a fresh window, for a user who was limited by mistake: its limit may be
 // used once more, from now on. It costs a store call. This process serves from the new
-// window at once, others when they next ask the store: those that refuse within a probe's
-// time, a twentieth of the window, and those that hold stock when that is used up. So what
-// other processes hold of the old window comes on top of the limit; it is what may lie
-// idle, see WithStranding. Where no window is open nothing happens. After an error of class
+// window at once, others when they next ask the store: those that hold stock when that is
+// used up, and those that refuse at their next probe. All processes together probe some
+// twenty times in a window, so with many processes that takes long. What others hold of
+// the old window comes on top of the limit; it is what may lie idle, see WithStranding. Where no window is open nothing happens. After an error of class
 // Unknown it may have happened.
 func (l *Limiter) Reset(ctx context.Context, key string) error {
 	switch err := l.validateKey(key); {
@@ -384,8 +386,13 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 		if n := l.keys.Find(key); n != nil && s.Window != 0 {
 			k := &n.State
 			k.event(func(now int64) int64 {
-				if k.retired || k.lease.Load() != was { // another reply was faster, and may have been spent from
+				w := k.lease.Load()
+				switch {
+				case k.retired || w != nil && w.Window == s.Window:
 					return undecided
+				case w != was: // another reply was faster; the store is to say which window is open
+					k.deniedUntil = 0
+					return 1
 				}
 				k.switchLocked(s.Window, now).Read(s, sent, now)
 				return 0
