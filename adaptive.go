@@ -58,6 +58,7 @@ type situation struct {
 	lease  *lease.Lease
 	now    int64
 	peers  int64         // processes that share the key, this one too
+	idle   int64         // this process' part of the tokens that may lie idle
 	short  bool          // the limit will run out before the window ends
 	lead   time.Duration // from ordering a batch to having it
 }
@@ -65,7 +66,7 @@ type situation struct {
 func (k *keyState) situationLocked(now int64) situation {
 	return situation{
 		config: &k.l.config, limit: k.limit(), demand: k.use.demand(), lease: k.lease.Load(), now: now,
-		peers: int64(max(k.clients, 1)), short: k.short, lead: k.shard.Lead(),
+		peers: int64(max(k.clients, 1)), idle: k.idle(), short: k.short, lead: k.shard.Lead(),
 	}
 }
 
@@ -78,7 +79,7 @@ func (s *situation) reorder() int64 {
 	if !s.ahead() {
 		return 0
 	}
-	idle := s.idle()
+	idle := s.idle
 	if !s.short { // what is held lacks to nobody
 		idle = max(idle, s.limit.Tokens/sparePart/s.peers)
 	}
@@ -86,7 +87,9 @@ func (s *situation) reorder() int64 {
 }
 
 // idle is this process' part of the tokens that may lie idle.
-func (s *situation) idle() int64 { return int64(s.stranding*float64(s.limit.Tokens)) / s.peers }
+func (k *keyState) idle() int64 {
+	return int64(k.l.stranding*float64(k.bound.Load().Tokens)) / int64(max(k.clients, 1))
+}
 
 // strand is how many tokens may lie idle in all processes; -1 asks the store to grant what
 // is wanted, as it is.
@@ -108,7 +111,7 @@ func (s *situation) batch(spent, stock, waiting int64) (int64, string) {
 // surplus is what will not be used and others may want.
 func (s *situation) surplus() int64 {
 	left, _ := s.left()
-	return s.demand.Surplus(s.limit.Window, left, s.lasts(), s.lease.Stock(), s.idle())
+	return s.demand.Surplus(s.limit.Window, left, s.lasts(), s.lease.Stock(), s.idle)
 }
 
 // left is the time in which tokens of the window may be spent; the whole of the next one
@@ -142,6 +145,7 @@ type usage struct {
 
 	look      int64 // when to look for a surplus; 0 = not yet
 	lookSpent int64 // tokens spent in all at the last look
+	ample     bool  // requests gave back more than may lie idle: look whether it is used
 
 	failed   int64 // when a fetch failed last
 	rejected bool  // that fetch was rejected

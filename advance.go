@@ -134,11 +134,12 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 	switch {
 	case k.leaving || k.l.direct:
 		return w.Stock(), 0
-	case !k.l.guided() || !k.short || !w.Alive(now): // mostly: an event is to cost little
+	case !u.ample && (!k.l.guided() || !k.short), !w.Alive(now): // mostly: an event is to cost little
 		return 0, 0
 	}
 	s := k.situationLocked(now)
-	if k.heldLocked() <= 2*s.idle() {
+	if k.heldLocked() <= 2*s.idle {
+		u.ample = false
 		return 0, 0
 	}
 	if spent := k.spentLocked(); now >= u.look {
@@ -456,7 +457,7 @@ func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.L
 		u.Observe(length, now, spent, k.largest.take())
 		u.Opened(length, spent, k.denied.Load())
 		u.spread = spread(length)
-		u.look = 0
+		u.look, u.ample = 0, false
 	}
 	var w *lease.Lease
 	if window != 0 {

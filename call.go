@@ -396,7 +396,7 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	case r.Allowed && current:
 		k.l.count.move(k.account.Direct(n))
 		k.l.unasked.add(k, n-1)
-		r.key, r.call, r.epoch = uint32(k.node.Hash), k.l.number(), k.name.epoch
+		r.key, r.epoch, r.call = k.node.Hash, k.name.epoch, k.l.number()
 		k.deniedUntil = 0
 	case r.Allowed: // the key is forgotten, or in another window
 		k.l.bookAlone(r, k.node.Hash)
@@ -413,11 +413,11 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 
 // bookAlone notes what a direct call has charged that no key's account has. It is refunded
 // under a name of its own.
-func (c *client) bookAlone(r *Result, hash uint64) {
+func (c *client) bookAlone(r *Result, hash uint32) {
 	c.count.taken.Add(r.charged)
 	c.count.spent.Add(r.charged)
 	c.unasked[0].Add(r.charged - 1)
-	r.key, r.call = uint32(hash), c.number()
+	r.key, r.call = hash, c.number()
 }
 
 // taken is the result of a direct call.
@@ -437,7 +437,7 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 	q.End, q.Next = calendarEnds(limit, time.Now())
 	s := l.shardOf(q.Key)
 	if s.Open() {
-		return l.withoutStore(limit, s.away())
+		return l.withoutStore(limit, n, s.away())
 	}
 	l.count.waited.Add(1)
 	t, _, err := l.take(ctx, s, q)
@@ -445,7 +445,7 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 	case err != nil && ctx.Err() != nil:
 		return Result{}, err
 	case err != nil:
-		return l.withoutStore(limit, err)
+		return l.withoutStore(limit, n, err)
 	case t.Length != 0:
 		limit.Window = t.Length
 		return l.stateless(ctx, key, limit, n)

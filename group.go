@@ -170,8 +170,12 @@ func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResul
 // tightest makes the answer of a group that allowed.
 func (r GroupResult) tightest(results []Result) GroupResult {
 	least := 2.0
-	for i := range results { // that of a limit which was not asked is no number
-		if part := float64(results[i].Remaining) / float64(results[i].Limit); part < least {
+	for i := range results {
+		part := float64(results[i].Remaining) / float64(results[i].Limit) // no number if it was not asked
+		if results[i].Shadowed {
+			part = -1
+		}
+		if part < least {
 			least, r.Limiter = part, i
 		}
 	}
@@ -268,7 +272,8 @@ func (g *Group) Refund(ctx context.Context, r GroupResult, keys ...string) error
 }
 
 // Settle makes the charge of r what its request has used of each limit; see
-// Limiter.Settle. The keys are those of the request.
+// Limiter.Settle. The keys are those of the request. A limit whose cost was 0 was not
+// asked, and is not charged now: where the cost is unknown, ask for 1.
 func (g *Group) Settle(ctx context.Context, r GroupResult, used []int64, keys ...string) error {
 	if len(keys) != len(g.limiters) {
 		return g.mismatch(len(keys), "keys")

@@ -71,7 +71,7 @@ func (k *Key) Refund(ctx context.Context, r Result) error { return k.l.Refund(ct
 
 // Settle is Limiter.Settle with k's key.
 func (k *Key) Settle(ctx context.Context, r Result, used int64) error {
-	if s := k.held.Load(); s != nil {
+	if s := k.held.Load(); s != nil && s.lease.Load() != nil { // and not forgotten since
 		of := settlement{l: k.l, key: k.key, k: s, r: r}
 		return of.settle(ctx, used)
 	}
@@ -103,7 +103,7 @@ func (s *settlement) settle(ctx context.Context, used int64) error {
 		return fmt.Errorf("%w: %d used", ErrTokens, used)
 	case r.charged == 0:
 		return nil
-	case k != nil && r.key != uint32(k.node.Hash), k == nil && r.key != uint32(l.keys.HashOf(s.key)):
+	case k != nil && r.key != k.node.Hash, k == nil && r.key != l.keys.HashOf(s.key):
 		return ErrResult
 	case used > r.charged:
 		return s.more(ctx, used-r.charged)
@@ -119,11 +119,12 @@ func (s *settlement) less(ctx context.Context, n int64) error {
 	if r.Source == Direct && ctx.Err() != nil { // before it passes for refunded
 		return ctx.Err()
 	}
-	back, q := n, (*backend.RefundRequest)(nil)
+	var back int64
+	var q *backend.RefundRequest
 	if k != nil {
 		back, q = s.refund(n)
-	} else if r.Source == Direct {
-		q = s.refundAlone(n)
+	} else {
+		back, q = s.refundAlone(n)
 	}
 	if q == nil {
 		return nil
@@ -162,8 +163,8 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 			if back, total = k.account.RefundDirect(n); back > 0 {
 				q = &backend.RefundRequest{Client: k.name.client, Window: r.window(), Total: total}
 			}
-		case r.Source == Direct:
-			back, q = n, s.refundAlone(n)
+		case r.Source == Direct || r.epoch != k.name.epoch:
+			back, q = s.refundAlone(n)
 		case current && w.Alive(now):
 			back = min(n, k.account.InUse(k.heldLocked()))
 			paid := k.account.Forgive(back)
@@ -172,6 +173,9 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 			k.l.unasked.add(k, paid) // spent again
 			decide := k.busy != nil || w.Denying() || k.plan != counted
 			w.Publish(back-paid, 0)
+			if w.Stock() > 2*k.idle() && !k.usageLocked().ample { // no batch is that large: a look is to follow
+				k.use.ample, decide = true, true
+			}
 			if decide {
 				return 0
 			}
@@ -181,10 +185,18 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 	return back, q
 }
 
-// refundAlone is the refund of a direct call that no account in memory has noted. It has
-// a name of its own, so that it counts once.
-func (s *settlement) refundAlone(n int64) *backend.RefundRequest {
-	return &backend.RefundRequest{Client: s.l.clientOf(s.r.call), Window: s.r.window(), Total: n}
+// refundAlone is the refund of what no account in memory has noted: of a direct call, or of a
+// key that was forgotten since. It has a name of its own, which is the same when a direct
+// call is refunded again.
+func (s *settlement) refundAlone(n int64) (back int64, q *backend.RefundRequest) {
+	number := s.r.call
+	switch {
+	case s.r.Source == Fallback || time.Until(s.r.Reset) <= 0 && s.r.Source != Direct:
+		return 0, nil
+	case number == 0:
+		number = s.l.number()
+	}
+	return n, &backend.RefundRequest{Client: s.l.clientOf(number), Window: s.r.window(), Total: n}
 }
 
 // chargePart of the window is for how long the store need not hear of what was settled.
@@ -201,21 +213,25 @@ func (s *settlement) more(ctx context.Context, n int64) error {
 				return s.owe(ctx, n)
 			}
 		}
-		if s.overrun(n) {
+		switch noted, elsewhere := s.overrun(n); {
+		case noted:
 			return nil
+		case elsewhere:
+			return s.owe(ctx, n)
 		}
 		s.k = nil // it was forgotten meanwhile
 	}
 }
 
-// overrun is more for a key in memory. It is false if the key was forgotten.
-func (s *settlement) overrun(n int64) (noted bool) {
+// overrun is more for a key in memory: the tokens are noted, or they are to count in a window
+// that only others know of. Neither means that the key was forgotten.
+func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
 	k, r := s.k, &s.r
 	if w := k.lease.Load(); w.Alive(k.l.clock.Now()) && w.Window == r.window() {
 		if left, ok := w.Spend(n); ok {
 			k.l.unasked.add(k, n)
 			k.spent(w, left)
-			return true
+			return true, false
 		}
 	}
 	k.event(func(now int64) int64 {
@@ -228,6 +244,8 @@ func (s *settlement) overrun(n int64) (noted bool) {
 			w.Read(backend.State{Left: left}, now, now)
 		}
 		if !w.Alive(now) || w.Window != r.window() && !k.l.lateOverruns {
+			elsewhere = k.l.lateOverruns && r.Source != Fallback
+			noted = !elsewhere
 			return undecided
 		}
 		paid, left := w.SpendUpTo(n)
@@ -238,7 +256,7 @@ func (s *settlement) overrun(n int64) (noted bool) {
 		}
 		return 0
 	})
-	return noted
+	return noted, elsewhere
 }
 
 // declareLocked adds n tokens to the debt of w, which the store is to hear of in time.
@@ -251,36 +269,51 @@ func (s *settlement) declareLocked(n int64, w *lease.Lease, now int64) {
 	k.account.Declare(n)
 }
 
-// owe is more for a key that there is no room to remember: by a call of its own.
+// owe is more for a key of which no window is in memory: by a call of its own, and one more
+// if that says which window is open now.
 func (s *settlement) owe(ctx context.Context, n int64) error {
 	l, key, r := s.l, s.key, &s.r
 	limit, err := l.limitOf(key)
 	if err != nil {
 		return err
 	}
-	var reply backend.SyncReply
 	if planOf(limit) != counted {
 		return nil
 	}
+	var reply backend.SyncReply
 	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.once(), Limit: limit.Plain(), Window: r.window(), Debt: n, Strand: -1, Leaving: true}
-	for range 2 {
+	book := func(err error) {
+		switch {
+		case err != nil: // the store may not have heard of it
+			l.count.overdrawn.Add(n)
+		case reply.Length == 0 && reply.Window == q.Window:
+			l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
+			l.count.spent.Add(reply.Debt)
+			l.unasked[0].Add(reply.Debt)
+		}
+	}
+	for range 3 {
 		err = l.detached(ctx, l.shardOf(q.Key), q.Key, q.Limit, StoreCall{Op: "sync", Cause: string(next.Charge)}, func(ctx context.Context, _ *storeCall) (err error) {
 			l.count.syncs.Add(1)
 			reply, err = l.store.Sync(ctx, q)
 			return l.conflict(reply.State, err)
-		}, func(error) {})
-		if err != nil {
-			return l.failed(ctx, err)
+		}, book)
+		if err != nil && err == ctx.Err() { // the call goes on
+			return err
 		}
-		if reply.Length == 0 {
-			break
+		switch {
+		case err != nil:
+		case reply.Length != 0: // the limit has changed since, but its window has not
+			q.Limit.Window = reply.Length
+			continue
+		case l.lateOverruns && reply.Window != q.Window && reply.Window != 0:
+			q.Window = reply.Window
+			continue
 		}
-		q.Limit.Window = reply.Length // the limit has changed since, but its window has not
+		break
 	}
-	if reply.Length == 0 && reply.Window == q.Window {
-		l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
-		l.count.spent.Add(reply.Debt)
-		l.unasked[0].Add(reply.Debt)
+	if book(err); err != nil {
+		return l.failed(ctx, err)
 	}
 	return nil
 }

@@ -175,77 +175,6 @@ func TestReset(t *testing.T) {
 	assert.ErrorIs(t, l.Reset(bg, ""), reservoir.ErrKey)
 }
 
-// Windows by the calendar end at its midnights, for all processes, whatever came before;
-// probes, refusals and outages know the real length.
-func TestCalendarWindows(t *testing.T) {
-	zone, err := time.LoadLocation("Europe/Berlin")
-	require.NoError(t, err)
-	for what, c := range map[string]struct {
-		limit reservoir.Limit
-		begin time.Time
-		ends  []time.Time
-	}{
-		"day":   {reservoir.PerDay(50, zone), at(zone, 3, 24, 13), []time.Time{at(zone, 3, 25, 0), at(zone, 3, 26, 0), at(zone, 3, 27, 0), at(zone, 3, 28, 0)}},
-		"week":  {reservoir.PerWeek(50, nil), at(time.UTC, 2, 23, 1), []time.Time{at(time.UTC, 2, 28, 0), at(time.UTC, 3, 6, 0), at(time.UTC, 3, 13, 0)}},
-		"month": {reservoir.PerMonth(50, zone), at(zone, 1, 30, 7), []time.Time{at(zone, 2, 1, 0), at(zone, 3, 1, 0), at(zone, 4, 1, 0), at(zone, 5, 1, 0)}},
-	} {
-		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			time.Sleep(time.Until(c.begin))
-			net := far(time.Millisecond)
-			all := fleet(t, 3, net, c.limit, opt)
-			for i, end := range c.ends {
-				for k := range 30 {
-					r := allow(t, all[(i+k)%3], "k", 3)
-					require.True(t, end.Equal(r.Reset), "%v, want %v", r.Reset, end)
-				}
-				r := allow(t, all[i%3], "other "+what, 1)
-				require.True(t, end.Equal(r.Reset))
-				require.LessOrEqual(t, used(t, net, "k"), int64(50))
-				require.GreaterOrEqual(t, used(t, net, "k"), int64(48))
-				if r = allow(t, all[0], "k", 50); !r.Allowed {
-					require.Equal(t, time.Until(end).Round(time.Minute), r.RetryAfter.Round(time.Minute))
-				}
-				time.Sleep(time.Until(end.Add(time.Duration(i) * time.Second)))
-			}
-			for _, l := range all {
-				balance(t, l)
-			}
-		})
-	}
-}
-
-// A call that is on its way over midnight opens the window that is due there, of whatever
-// length, and so does one by a clock that is behind the store's or ahead of it.
-func TestCalendarAtMidnight(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		for month := time.February; month < 12; month++ {
-			midnight, next := at(time.UTC, month, 1, 0), at(time.UTC, month+1, 1, 0)
-			net := far(40 * time.Millisecond)
-			l := open(t, net, reservoir.PerMonth(50, nil), opt)
-			time.Sleep(time.Until(midnight.Add(-time.Hour)))
-			require.True(t, midnight.Equal(allow(t, l, "old", 10).Reset))
-			time.Sleep(time.Until(midnight.Add(-20 * time.Millisecond)))
-			for _, key := range []string{"old", "new"} {
-				go func() {
-					r, err := l.AllowN(bg, key, 30)
-					assert.NoError(t, err)
-					assert.True(t, midnight.Equal(r.Reset) || next.Equal(r.Reset), "%s: %v", key, r.Reset)
-				}()
-			}
-			time.Sleep(time.Second)
-			for _, key := range []string{"old", "new"} {
-				r := allow(t, l, key, 1)
-				require.True(t, next.Equal(r.Reset), "%s %s: %v", month, key, r.Reset)
-			}
-			require.NoError(t, l.Close(bg))
-		}
-	})
-}
-
-func at(zone *time.Location, month time.Month, day, hour int) time.Time {
-	return time.Date(2000, month, day, hour, 0, 0, 0, zone)
-}
-
 type slowReset struct {
 	backend.Store
 	late time.Duration
@@ -384,4 +313,70 @@ func TestWaitWhenShadowEnds(t *testing.T) {
 			require.Zero(t, to.Tokens, "it is served in the end")
 		})
 	}
+}
+
+// "This process serves from the new window at once", also if a request of it is on its way.
+func TestResetWithAFetchInFlight(t *testing.T) {
+	for _, lead := range []time.Duration{time.Millisecond, 5 * time.Millisecond} {
+		inBubbles(t, lead.String(), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			net := far(2 * time.Millisecond)
+			all := fleet(t, 2, net, reservoir.PerHour(100), opt)
+			drain(t, all[1], "k", 1)
+			go func() { _, _ = all[0].Allow(bg, "k") }()
+			time.Sleep(lead)
+			require.NoError(t, all[0].Reset(bg, "k"))
+			var admitted int64
+			for range 50 {
+				if allow(t, all[0], "k", 1).Allowed {
+					admitted++
+				}
+				time.Sleep(time.Second)
+			}
+			assert.EqualValues(t, 50, admitted, "in the first minute after the reset")
+		})
+	}
+}
+
+// The same with a Wait under way, for which the reset is news.
+func TestResetFreesWaiters(t *testing.T) {
+	for _, lead := range []time.Duration{time.Millisecond, 5 * time.Millisecond} {
+		inBubbles(t, lead.String(), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			net := far(2 * time.Millisecond)
+			all := fleet(t, 2, net, reservoir.PerHour(100), opt)
+			drain(t, all[1], "k", 1)
+			done := make(chan time.Time, 1)
+			go func() { _ = waitFor(bg, all[0], "k", 1); done <- time.Now() }()
+			time.Sleep(lead)
+			begin := time.Now()
+			require.NoError(t, all[0].Reset(bg, "k"))
+			assert.Less(t, (<-done).Sub(begin), time.Minute)
+		})
+	}
+}
+
+// The tightest is told, among shadowed, blocked in shadow, unlimited and unasked ones.
+func TestGroupTightest(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		net := far(time.Millisecond)
+		blockedInShadow := open(t, net, reservoir.PerHour(10), reservoir.WithName("b"), reservoir.WithShadow(), reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{} }))
+		unlimited := open(t, net, reservoir.Unlimited, reservoir.WithName("u"))
+		counted := open(t, net, reservoir.PerHour(10), reservoir.WithName("c"))
+		r, err := reservoir.NewGroup(unlimited, counted).Allow(bg, "k", "k")
+		require.NoError(t, err)
+		assert.Equal(t, 1, r.Limiter)
+		r, err = reservoir.NewGroup(counted, unlimited).Allow(bg, "k", "k")
+		require.NoError(t, err)
+		assert.Equal(t, 0, r.Limiter)
+		r, err = reservoir.NewGroup(unlimited, blockedInShadow).Allow(bg, "k", "k")
+		require.NoError(t, err)
+		assert.True(t, r.Allowed)
+		assert.True(t, r.Shadowed, "the limit would have refused it: %+v", r)
+		r, err = reservoir.NewGroup(blockedInShadow, counted).Allow(bg, "k", "k")
+		require.NoError(t, err)
+		assert.True(t, r.Shadowed, "the limit would have refused it: %+v", r)
+		r, err = reservoir.NewGroup(counted, unlimited).AllowEach(bg, []int64{0, 1}, "k", "k")
+		require.NoError(t, err)
+		assert.Equal(t, 1, r.Limiter)
+		assert.True(t, r.Unlimited())
+	})
 }

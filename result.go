@@ -26,7 +26,7 @@ type Result struct {
 	// WithShadow. Nothing was charged.
 	Shadowed bool
 
-	epoch uint32 // of the account that a direct call is noted in, 0 if in none
+	epoch uint32 // of the account that it is noted in, 0 if in none
 
 	// Limit is the number of tokens per window; math.MaxInt64 where there is none.
 	Limit int64
@@ -45,7 +45,7 @@ type Result struct {
 	// from the decision, and 0 when it was allowed. It is at most the window.
 	RetryAfter time.Duration
 
-	key     uint32 // the lower half of its hash
+	key     uint32 // its hash
 	call    uint32 // the number of a direct call
 	charged int64  // tokens; of the window that ends at Reset
 }
@@ -55,7 +55,7 @@ type Result struct {
 func (r *Result) admit(k *keyState, w *lease.Lease, n, stock int64, from Source) {
 	limit := k.bound.Load().Tokens
 	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
-	r.Reset, r.key, r.charged = w.Window.Time(), uint32(k.node.Hash), n
+	r.Reset, r.key, r.epoch, r.charged = w.Window.Time(), k.node.Hash, k.node.Tag, n
 	if n > 1 {
 		k.l.unasked.add(k, n-1)
 	}
@@ -248,12 +248,19 @@ func (l *Limiter) limitOf(key string) (Limit, error) {
 	return limit.At(time.Now()), nil
 }
 
-// wall is the time on the wall, but not in the window of w if that is over: the store's clock
-// may be ahead of ours.
+// wall is the time on the wall, but not in the window of w if that is over, for the store's
+// clock may be ahead of ours; and in it as long as it may be open: the limit's length is
+// still that window's.
 func wall(w *lease.Lease, now int64) time.Time {
 	t := time.Now()
-	if w != nil && w.Over(now) && t.Before(w.Window.Time()) {
-		return w.Window.Time()
+	if w == nil {
+		return t
+	}
+	switch end := w.Window.Time(); {
+	case w.Over(now) && t.Before(end):
+		return end
+	case !w.Over(now) && !t.Before(end):
+		return end.Add(-time.Millisecond)
 	}
 	return t
 }

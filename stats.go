@@ -123,7 +123,7 @@ type unasked [16]struct {
 
 func (u *unasked) add(k *keyState, n int64) {
 	if n != 0 {
-		u[k.node.Hash%uint64(len(u))].Add(n)
+		u[k.node.Hash%uint32(len(u))].Add(n)
 	}
 }
 

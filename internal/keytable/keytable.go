@@ -17,7 +17,8 @@ import (
 type Node[S any] struct {
 	State S
 	Key   string
-	Hash  uint64 // of Key, by the table's seed
+	Hash  uint32 // of Key, by the table's seed
+	Tag   uint32 // the owner's, set by init
 	next  atomic.Pointer[Node[S]]
 }
 
@@ -46,7 +47,7 @@ type chain[S any] = atomic.Pointer[Node[S]]
 func (t *Table[S]) Init(max int64) { t.seed, t.max = maphash.MakeSeed(), max }
 
 // HashOf returns what the Hash of the key's node is, or would be.
-func (t *Table[S]) HashOf(key string) uint64 { return maphash.String(t.seed, key) }
+func (t *Table[S]) HashOf(key string) uint32 { return uint32(maphash.String(t.seed, key)) }
 
 // Len returns the number of keys.
 func (t *Table[S]) Len() int64 { return t.size.Load() }
@@ -54,7 +55,7 @@ func (t *Table[S]) Len() int64 { return t.size.Load() }
 // Get returns the key's node. While its shard grows it may miss one that is there:
 // a caller that gets nil must ask Find or GetOrMake.
 func (t *Table[S]) Get(key string) *Node[S] {
-	h := maphash.String(t.seed, key)
+	h := t.HashOf(key)
 	chains := t.shards[h%shards].chains.Load()
 	if chains == nil {
 		return nil
@@ -72,7 +73,7 @@ func (t *Table[S]) Find(key string) *Node[S] {
 	if n := t.Get(key); n != nil {
 		return n
 	}
-	s := &t.shards[maphash.String(t.seed, key)%shards]
+	s := &t.shards[t.HashOf(key)%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return t.Get(key)
@@ -82,7 +83,7 @@ func (t *Table[S]) Find(key string) *Node[S] {
 // if there is no room. The key is copied: its bytes may be the caller's buffer.
 // init must not use the table.
 func (t *Table[S]) GetOrMake(key string, init func(n *Node[S])) *Node[S] {
-	h := maphash.String(t.seed, key)
+	h := t.HashOf(key)
 	s := &t.shards[h%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,8 +175,8 @@ func (s *shard[S]) grow() {
 	s.chains.Store(&chains)
 }
 
-func at[S any](chains []chain[S], hash uint64) *chain[S] {
-	return &chains[hash/shards&uint64(len(chains)-1)]
+func at[S any](chains []chain[S], hash uint32) *chain[S] {
+	return &chains[hash/shards&uint32(len(chains)-1)]
 }
 
 func push[S any](c *chain[S], n *Node[S]) {

@@ -1,0 +1,236 @@
+package reservoir_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/storeclock"
+)
+
+// Windows by the calendar end at its midnights, for all processes, whatever came before;
+// probes, refusals and outages know the real length.
+func TestCalendarWindows(t *testing.T) {
+	zone, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		limit reservoir.Limit
+		begin time.Time
+		ends  []time.Time
+	}{
+		"day":   {reservoir.PerDay(50, zone), at(zone, 3, 24, 13), []time.Time{at(zone, 3, 25, 0), at(zone, 3, 26, 0), at(zone, 3, 27, 0), at(zone, 3, 28, 0)}},
+		"week":  {reservoir.PerWeek(50, nil), at(time.UTC, 2, 23, 1), []time.Time{at(time.UTC, 2, 28, 0), at(time.UTC, 3, 6, 0), at(time.UTC, 3, 13, 0)}},
+		"month": {reservoir.PerMonth(50, zone), at(zone, 1, 30, 7), []time.Time{at(zone, 2, 1, 0), at(zone, 3, 1, 0), at(zone, 4, 1, 0), at(zone, 5, 1, 0)}},
+	} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			time.Sleep(time.Until(c.begin))
+			net := far(time.Millisecond)
+			all := fleet(t, 3, net, c.limit, opt)
+			for i, end := range c.ends {
+				for k := range 30 {
+					r := allow(t, all[(i+k)%3], "k", 3)
+					require.True(t, end.Equal(r.Reset), "%v, want %v", r.Reset, end)
+				}
+				r := allow(t, all[i%3], "other "+what, 1)
+				require.True(t, end.Equal(r.Reset))
+				require.LessOrEqual(t, used(t, net, "k"), int64(50))
+				require.GreaterOrEqual(t, used(t, net, "k"), int64(48))
+				if r = allow(t, all[0], "k", 50); !r.Allowed {
+					require.Equal(t, time.Until(end).Round(time.Minute), r.RetryAfter.Round(time.Minute))
+				}
+				time.Sleep(time.Until(end.Add(time.Duration(i) * time.Second)))
+			}
+			for _, l := range all {
+				balance(t, l)
+			}
+		})
+	}
+}
+
+// A call that is on its way over midnight opens the window that is due there, of whatever
+// length, and so does one by a clock that is behind the store's or ahead of it.
+func TestCalendarAtMidnight(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for month := time.February; month < 12; month++ {
+			midnight, next := at(time.UTC, month, 1, 0), at(time.UTC, month+1, 1, 0)
+			net := far(40 * time.Millisecond)
+			l := open(t, net, reservoir.PerMonth(50, nil), opt)
+			time.Sleep(time.Until(midnight.Add(-time.Hour)))
+			require.True(t, midnight.Equal(allow(t, l, "old", 10).Reset))
+			time.Sleep(time.Until(midnight.Add(-20 * time.Millisecond)))
+			for _, key := range []string{"old", "new"} {
+				go func() {
+					r, err := l.AllowN(bg, key, 30)
+					assert.NoError(t, err)
+					assert.True(t, midnight.Equal(r.Reset) || next.Equal(r.Reset), "%s: %v", key, r.Reset)
+				}()
+			}
+			time.Sleep(time.Second)
+			for _, key := range []string{"old", "new"} {
+				r := allow(t, l, key, 1)
+				require.True(t, next.Equal(r.Reset), "%s %s: %v", month, key, r.Reset)
+			}
+			require.NoError(t, l.Close(bg))
+		}
+	})
+}
+
+func at(zone *time.Location, month time.Month, day, hour int) time.Time {
+	return time.Date(2000, month, day, hour, 0, 0, 0, zone)
+}
+
+// A user who is refused asks again now and then, and is admitted at the reset. The window that
+// opens then is the calendar's. All clocks agree.
+func TestCalendarWindowAfterAShorterOne(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		limit reservoir.Limit
+		begin time.Time
+		end   time.Time // of the window after the one that begin is in
+	}{
+		"day after the one of 23 hours":       {reservoir.PerDay(20, berlin), at(berlin, 3, 26, 1), at(berlin, 3, 28, 0)},
+		"week after the one of 167 hours":     {reservoir.PerWeek(20, berlin), at(berlin, 3, 21, 1), at(berlin, 4, 3, 0)},
+		"March":                               {reservoir.PerMonth(20, nil), at(time.UTC, 2, 2, 1), at(time.UTC, 4, 1, 0)},
+		"May":                                 {reservoir.PerMonth(20, nil), at(time.UTC, 4, 2, 1), at(time.UTC, 6, 1, 0)},
+		"March, used on the 1st of February":  {reservoir.PerMonth(20, berlin), at(berlin, 2, 1, 0), at(berlin, 4, 1, 0)},
+		"April, after a month of DST's begin": {reservoir.PerMonth(20, berlin), at(berlin, 3, 2, 1), at(berlin, 5, 1, 0)},
+	} {
+		for _, late := range []time.Duration{0, time.Millisecond, time.Second, 30 * time.Second} {
+			inBubbles(t, what+" "+late.String(), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+				time.Sleep(time.Until(c.begin))
+				net := far(time.Millisecond)
+				all := fleet(t, 2, net, c.limit, opt)
+				exhaust(t, all, "k")
+				r := allow(t, all[0], "k", 1)
+				require.False(t, r.Allowed)
+				for reset := r.Reset; time.Until(reset) > time.Hour; time.Sleep(20 * time.Minute) {
+					require.False(t, allow(t, all[0], "k", 1).Allowed)
+				}
+				time.Sleep(time.Until(r.Reset) + late)
+				period, _ := c.limit.Calendar.Around(time.Now())
+				var admitted int64
+				for time.Now().Before(c.end.Add(-2 * time.Hour)) {
+					for _, l := range all {
+						r := allow(t, l, "k", 1)
+						if r.Allowed {
+							admitted++
+						}
+						if admitted == 1 && r.Allowed {
+							assert.True(t, c.end.Equal(r.Reset), "the window ends at %v, want %v", r.Reset, c.end)
+						}
+					}
+					time.Sleep(time.Hour)
+				}
+				assert.LessOrEqual(t, admitted, int64(20), "since %v", period)
+			})
+		}
+	}
+}
+
+// The same, as short as can be: a batch of the 1st of February lasts until March.
+func TestMarchEndsWithMarch(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		time.Sleep(time.Until(at(time.UTC, 2, 1, 1)))
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerMonth(10_000, nil), reservoir.WithBatch(reservoir.Fixed(5000)))
+		for time.Now().Before(at(time.UTC, 3, 1, 0)) {
+			require.True(t, allow(t, l, "k", 1).Allowed)
+			time.Sleep(30 * time.Minute)
+		}
+		admitted := drain(t, l, "k", 1)
+		r := allow(t, l, "k", 1)
+		assert.True(t, at(time.UTC, 4, 1, 0).Equal(r.Reset), "the window ends at %v", r.Reset)
+		time.Sleep(r.RetryAfter + time.Second)
+		if time.Now().Month() == time.March {
+			admitted += drain(t, l, "k", 1)
+		}
+		assert.EqualValues(t, 10_000, admitted, "in March")
+	})
+}
+
+// skewed is a store whose clock is ahead of the processes' by so much.
+type skewed struct {
+	*memstore.Store
+	ahead time.Duration
+}
+
+func (s skewed) ctx(ctx context.Context) context.Context {
+	return storeclock.With(ctx, time.Now().Add(s.ahead))
+}
+func (s skewed) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	return s.Store.Sync(s.ctx(ctx), r)
+}
+func (s skewed) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	return s.Store.Take(s.ctx(ctx), r)
+}
+func (s skewed) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
+	return s.Store.Check(s.ctx(ctx), key, l)
+}
+func (s skewed) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
+	return s.Store.Refund(s.ctx(ctx), r)
+}
+func (s skewed) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	return s.Store.Reset(s.ctx(ctx), r)
+}
+
+// Windows by the calendar with processes whose clocks differ from the store's and from each
+// other's, over days on which clocks are set and months of all lengths: by the store's clock
+// each window is a whole period, no period admits more than the limit, and nobody is refused
+// in a period of which nothing was used.
+func TestCalendarOfSkewedClocks(t *testing.T) {
+	for _, name := range []string{"UTC", "Europe/Berlin", "America/Santiago", "Africa/Cairo"} {
+		zone, err := time.LoadLocation(name)
+		require.NoError(t, err)
+		for what, make := range map[string]func(int64, *time.Location) reservoir.Limit{"day": reservoir.PerDay, "week": reservoir.PerWeek, "month": reservoir.PerMonth} {
+			for _, ahead := range []time.Duration{-90 * time.Second, 90 * time.Second, -30 * time.Minute, 30 * time.Minute} {
+				inBubbles(t, fmt.Sprint(name, what, ahead), map[string]reservoir.Option{"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "direct": reservoir.WithDirect(), "fixed=1": reservoir.WithBatch(reservoir.Fixed(1))}, func(t *testing.T, _ string, opt reservoir.Option) {
+					limit := make(20, zone)
+					store := memstore.New()
+					all := []*reservoir.Limiter{
+						open(t, skewed{store, ahead}, limit, opt), open(t, skewed{store, ahead}, limit, opt),
+					}
+					time.Sleep(time.Until(time.Date(2000, 3, 24, 13, 0, 5, 0, time.UTC)))
+					step, steps := 10*time.Minute, 6*24*6
+					if what == "month" {
+						step, steps = 4*time.Hour, 6*80
+					}
+					admitted := map[time.Time]int{}
+					begins := map[time.Time]bool{}
+					var shown int
+					for i := range steps {
+						at := time.Now().Add(ahead) // by the store's clock
+						begin, end := limit.Calendar.Around(at)
+						r, err := all[i%2].Allow(bg, "k")
+						require.NoError(t, err)
+						if r.Allowed {
+							admitted[begin]++
+						} else if !begins[begin] && admitted[begin] == 0 {
+							if shown++; shown < 4 {
+								t.Logf("refused at %v, though none was admitted since %v; reset %v", at.In(zone), begin, r.Reset.In(zone))
+							}
+							assert.Less(t, shown, 4)
+						}
+						if !r.Reset.Equal(end) {
+							if shown++; shown < 4 {
+								t.Logf("at %v reset is %v, want %v", at.In(zone), r.Reset.In(zone), end)
+							}
+						}
+						time.Sleep(step)
+					}
+					assert.Zero(t, shown)
+					for begin, n := range admitted {
+						require.LessOrEqual(t, n, 20, "%v", begin)
+					}
+				})
+			}
+		}
+	}
+}
