@@ -14,6 +14,12 @@ SEED     := 1
 T        := 10m
 SIZE     := full
 
+# SERVER=DIR is where a redis-server is that is not the system's: of another version, say.
+SERVER ?=
+ifneq ($(SERVER),)
+export PATH := $(abspath $(SERVER)):$(PATH)
+endif
+
 .PHONY: help
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
