@@ -12,18 +12,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const (
-	aLot         = 1 << 30          // more chunks than any fault sees
-	patience     = 20 * time.Second // a fault may take to show its effect on a busy machine
-	electLimit   = 15 * time.Second // for a node timeout of 2 s
-	windowsLimit = 30 * time.Second // until a window ends
-	syncLimit    = 20 * time.Second
-)
+const aLot = 1 << 30 // more chunks than any fault sees
 
 // network is a fault that a proxy makes for a while. It counts what it did.
 func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event) {
 	return func(x *run, e *event) {
-		p := x.stage.peer(e.Part).proxy
+		p := x.peer(e.Part).proxy
 		before := count(p)
 		arm(x, p)
 		time.Sleep(x.span())
@@ -34,75 +28,51 @@ func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event
 
 // seen is by how much a counter has grown, as soon as it has.
 func seen(before int64, count func() int64) int64 {
-	for end := time.Now().Add(patience); count() == before && time.Now().Before(end); {
-		time.Sleep(2 * time.Millisecond)
-	}
+	until(patience, func() bool { return count() != before })
 	return count() - before
 }
 
-// repeat acts for a while, and until that had an effect.
-func (x *run) repeat(e *event, act func() (effect bool)) {
-	least := time.Now().Add(x.span())
-	for most := least.Add(patience); time.Now().Before(least) || e.Active == 0 && time.Now().Before(most); {
-		if act() {
-			e.Active++
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
-// failAll is where repetitions would show: calls fail at once, and time is left. When
-// all is well again, processes have told of every call that began before its end.
+// failAll is where repetitions would show: calls fail at once, and time is left.
 func (x *run) failAll(e *event) {
 	network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", aLot) })(x, e)
-	e.End = time.Now()
-	x.recover(e)
 	e.Commands = e.Active
-	for _, r := range x.fleet.since(called) {
-		if r.Key.Part == e.Part && r.At.Before(e.End) && r.At.Add(r.Took).After(e.Begin) {
-			e.Calls++
-		}
-	}
 }
 
+// reset cuts connections for a while, and until there was one.
 func (x *run) reset(e *event) {
-	p := x.stage.peer(e.Part).proxy
-	x.repeat(e, func() bool {
-		before := p.CutConns()
+	p := x.peer(e.Part).proxy
+	before, least := p.CutConns(), time.Now().Add(x.span())
+	until(patience, func() bool {
 		p.Cut()
-		return p.CutConns() > before
+		e.Active = p.CutConns() - before
+		return e.Active > 0 && time.Now().After(least)
 	})
 }
 
 func (x *run) refuse(e *event) {
-	p := x.stage.peer(e.Part).proxy
+	p := x.peer(e.Part).proxy
 	p.Refuse(true)
 	p.Cut()
-	x.repeat(e, func() bool {
-		conn, err := net.Dial("tcp", p.Addr())
-		if err == nil {
-			_ = conn.Close()
-		}
-		return errors.Is(err, syscall.ECONNREFUSED)
-	})
+	if _, err := net.Dial("tcp", p.Addr()); errors.Is(err, syscall.ECONNREFUSED) {
+		e.Active = 1
+	}
+	time.Sleep(x.span())
 	p.Heal()
 }
 
 // stopServer is evident by the calls that fail.
 func (x *run) stopServer(e *event) {
-	server := x.stage.peer(e.Part)
+	server := x.peer(e.Part)
 	server.Pause()
-	failed := func() int64 { return x.fleet.sum(faultsOf, e.Part) }
-	before := failed()
-	time.Sleep(x.sc.Hang)
-	e.Active = seen(before, failed)
+	time.Sleep(x.Hang)
+	e.Active = seen(0, func() int64 { return told(x, &e.Faults) })
 	server.Resume()
 }
 
 // killServer has a server come back with what it has written down. Nobody
 // reaches it until that has been looked at.
 func (x *run) killServer(e *event) {
-	server := x.stage.peer(e.Part)
+	server := x.peer(e.Part)
 	server.proxy.Hold(true)
 	server.Kill()
 	time.Sleep(x.span())
@@ -121,17 +91,16 @@ func (x *run) keys(at *peer) int64 {
 }
 
 func (x *run) flush(e *event) {
-	server := x.stage.peer(e.Part)
+	server := x.peer(e.Part)
 	e.Active = x.keys(server)
 	require.NoError(x.t, server.admin.FlushAll(context.Background()).Err())
-	e.End = time.Now()
 	x.recover(e)
 	time.Sleep(x.span())
 }
 
 // flushScripts is evident by the scripts that are told again.
 func (x *run) flushScripts(e *event) {
-	server := x.stage.peer(e.Part)
+	server := x.peer(e.Part)
 	told := func() int64 { return server.Calls("eval") }
 	for range 3 {
 		before := told()
@@ -143,20 +112,19 @@ func (x *run) flushScripts(e *event) {
 
 // anyWorker is a process that makes requests.
 func (x *run) anyWorker() *worker {
-	list := x.fleet.alive()
-	return list[x.rng.IntN(len(list))]
+	return x.workers[x.rng.IntN(len(x.workers))]
 }
 
 // stopProcess is evident by the window that ends meanwhile.
 func (x *run) stopProcess(e *event) {
-	window := func() int64 { return int64(x.stage.contents(x.stage.peer(e.Part), tight, e.Part).Window) }
-	await(x.t, windowsLimit, "a window is open", func() bool { return window() > 0 })
+	window := func() int64 { return int64(x.contents(x.peer(e.Part), tight, e.Part).Window) }
+	x.await("a window is open", func() bool { return window() > 0 })
 	w, before := x.anyWorker(), window()
 	w.Pause()
 	still := time.Now()
-	await(x.t, windowsLimit, "the window ends", func() bool { return window() > before })
+	x.await("the window ends", func() bool { return window() > before })
 	time.Sleep(time.Duration(x.rng.Int64N(int64(x.span()))))
-	if x.fleet.lastOf(w).Before(still) {
+	if told(x, &w.last).Before(still) {
 		e.Active = 1
 	}
 	w.Resume()
@@ -170,24 +138,24 @@ func (x *run) killProcess(e *event) {
 	default:
 		e.Active = 1
 	}
-	x.fleet.kill(w)
+	w.Kill()
+	x.end(w, true)
 	time.Sleep(x.span())
-	x.fleet.start()
+	x.start()
 }
 
 // step sets the server's clock by up to two and a half windows. It is evident by
 // the server's own word.
 func step(direction time.Duration) func(*run, *event) {
 	return func(x *run, e *event) {
-		client := x.stage.peer(0).admin
+		client := x.peer(0).admin
 		step := shortWindow/5 + time.Duration(x.rng.Int64N(int64(shortWindow*23/10)))
 		before := x.ahead(client)
 		x.offset += direction * step
-		x.stage.setClock(x.offset)
+		x.setClock(x.offset)
 		if moved := direction * (x.ahead(client) - before); moved > step/2 && moved < step*2 {
 			e.Active = 1
 		}
-		e.End = time.Now()
 		x.recover(e)
 		e.Starved = max(e.Recovery, x.starved(ample, 3*shortWindow))
 	}
@@ -203,11 +171,7 @@ func (x *run) ahead(client *redis.Client) time.Duration {
 // starved watches a role for a while and tells for how long at most nobody was
 // admitted.
 func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
-	spent := func() int64 {
-		x.fleet.mu.Lock()
-		defer x.fleet.mu.Unlock()
-		return x.fleet.out.Lines[lineID{r, 0}].Spent
-	}
+	spent := func() int64 { return told(x, &x.out.Lines[lineID{r, 0}].Spent) }
 	last, since := spent(), time.Now()
 	for end := since.Add(during); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if now := spent(); now != last {
@@ -223,11 +187,11 @@ func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
 // under way then is lost, as the primary is.
 func promote(lags bool) func(*run, *event) {
 	return func(x *run, e *event) {
-		s, servers, front := x.stage, x.stage.pair, x.stage.peers[0].proxy
+		servers, front := x.pair, x.peers[0].proxy
 		if lags {
-			s.link.Hold(true)
+			x.link.Hold(true)
 			time.Sleep(x.span())
-			await(x.t, syncLimit, "the replica lags", func() bool { return s.unreplicated(ledger) > 0 })
+			x.await("the replica lags", func() bool { return x.unreplicated(ledger) > 0 })
 		}
 		front.Hold(true)
 		time.Sleep(20 * time.Millisecond) // what has passed is carried out
@@ -235,22 +199,21 @@ func promote(lags bool) func(*run, *event) {
 			servers.AwaitSync()
 		}
 		for r := range role(roles) {
-			e.Lost[r] = s.unreplicated(r)
+			e.Lost[r] = x.unreplicated(r)
 		}
 		servers.Primary.Kill()
-		s.link.Cut()
+		x.link.Cut()
 		servers.Promote(0)
 		front.Lead(servers.Replicas[0].Addr())
 		front.Heal()
-		e.End = time.Now()
 		if !lags || e.Lost[ledger] > 0 {
 			e.Active = 1
 		}
 		x.recover(e)
-		slices.Reverse(s.peers)
-		servers.Primary, servers.Replicas[0] = s.peers[0].Server, s.peers[1].Server
+		slices.Reverse(x.peers)
+		servers.Primary, servers.Replicas[0] = x.peers[0].Server, x.peers[1].Server
 		servers.Replicas[0].Restart()
-		s.link = servers.Link(0)
+		x.link = servers.Link(0)
 		servers.AwaitSync()
 		time.Sleep(x.span()) // two failovers in one window would be told apart by nobody
 	}
@@ -259,30 +222,30 @@ func promote(lags bool) func(*run, *event) {
 // takeOver takes a cluster's master away until a replica is elected.
 func takeOver(away, back func(*peer)) func(*run, *event) {
 	return func(x *run, e *event) {
-		old := x.stage.peer(e.Part)
+		old := x.peer(e.Part)
 		away(old)
-		await(x.t, electLimit, "a replica is elected", func() bool {
-			p := x.stage.peer(e.Part)
+		x.await("a replica is elected", func() bool {
+			p := x.peer(e.Part)
 			return p != nil && p != old
 		})
-		e.End, e.Active = time.Now(), 1
+		e.Active = 1
 		x.recover(e)
 		back(old)
-		x.stage.cluster.AwaitWhole()
+		x.cluster.AwaitWhole()
 	}
 }
 
 // reshard moves slots to another master and back, those of our keys first.
 func (x *run) reshard(e *event) {
-	c, parts := x.stage.cluster, x.stage.target.parts()
-	from, to := x.stage.peer(e.Part).Server, x.stage.peer((e.Part+1)%parts).Server
+	c, parts := x.cluster, x.parts()
+	from, to := x.peer(e.Part).Server, x.peer((e.Part+1)%parts).Server
 	var ours []int
 	for r := range role(roles) {
-		ours = append(ours, c.SlotOf(tag(x.stage.target.Keys[r][e.Part])))
+		ours = append(ours, c.SlotOf(tag(x.Keys[r][e.Part])))
 	}
 	slices.Sort(ours)
 	rest := slices.DeleteFunc(c.SlotsOf(from), func(slot int) bool { return slices.Contains(ours, slot) })
-	list := append(slices.Compact(ours), rest...)[:x.sc.Slots]
+	list := append(slices.Compact(ours), rest...)[:x.Slots]
 	c.Reshard(from, to, list)
 	c.Reshard(to, from, list)
 	e.Active = 2 * int64(len(list))

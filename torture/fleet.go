@@ -6,8 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"sync"
-	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -15,182 +13,95 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// startTimeout and endTimeout bound what a process may take on a busy machine.
-const (
-	startTimeout = 20 * time.Second
-	endTimeout   = 30 * time.Second
-)
-
-// fleet is the processes of a scenario, those that were killed included.
-type fleet struct {
-	t       testing.TB
-	target  target
-	workers []*worker
-
-	mu     sync.Mutex // guards what follows, and what it says of workers
-	out    *outcome
-	phases []phase
-	recent []*record // since the last fault began: calls, and requests that failed
-}
-
-// phase is a fault that is on, or none.
-type phase struct {
-	kind  kind
-	since time.Time
-}
-
 // worker is one process: this binary, executed again.
 type worker struct {
 	*redistest.Process
-	input  io.Closer     // whose end asks it to hand back
-	read   chan struct{} // closed when it has ended and all that it told is read
-	killed bool
+	input io.Closer     // whose end asks it to hand back
+	read  chan struct{} // closed when it has ended and all that it told is read
 
-	lines map[lineID]*line // guarded by the fleet's mutex
+	lines map[lineID]*line // guarded by the run's mutex
 	last  time.Time        // when its last request began; as well
 }
 
-func startFleet(t testing.TB, at target) *fleet {
-	t.Helper()
-	f := &fleet{t: t, target: at, out: newOutcome(at.scenario, at.parts())}
-	for range at.Fleet {
-		f.start()
-	}
-	return f
-}
-
 // start adds a process and returns when it makes requests.
-func (f *fleet) start() {
-	f.t.Helper()
-	at := f.target
-	at.Seed += uint64(len(f.workers))
+func (x *run) start() {
+	x.t.Helper()
+	at := x.target
+	at.Seed = x.rng.Uint64()
 	text, err := json.Marshal(at)
-	require.NoError(f.t, err)
+	require.NoError(x.t, err)
 	out, write, err := os.Pipe()
-	require.NoError(f.t, err)
+	require.NoError(x.t, err)
 	defer write.Close() // the process has its own
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), workerEnv+"="+string(text), "GOMAXPROCS=2")
 	cmd.Stdout, cmd.Stderr = write, os.Stderr
 	w := &worker{read: make(chan struct{}), lines: make(map[lineID]*line)}
-	for id := range f.out.Lines {
+	for id := range x.out.Lines {
 		w.lines[id] = new(line)
 	}
 	w.input, err = cmd.StdinPipe()
-	require.NoError(f.t, err)
-	w.Process, err = redistest.Spawn(f.t, cmd)
-	require.NoError(f.t, err)
-	f.t.Cleanup(func() {
+	require.NoError(x.t, err)
+	w.Process, err = redistest.Spawn(x.t, cmd)
+	require.NoError(x.t, err)
+	x.t.Cleanup(func() {
 		w.Kill()
 		<-w.read
 	})
 	go func() {
 		defer close(w.read)
 		defer out.Close()
-		read(out, func(r *record) { f.note(w, r) })
+		read(out, func(r *record) { x.note(w, r) })
 	}()
-	f.workers = append(f.workers, w)
-	await(f.t, startTimeout, "the process makes requests", func() bool { return !f.lastOf(w).IsZero() })
+	x.workers = append(x.workers, w)
+	x.await("the process makes requests", func() bool { return !told(x, &w.last).IsZero() })
 }
 
-// note adds what a process has told. It was the fault that was on when it began.
-func (f *fleet) note(w *worker, r *record) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	during := calm
-	for _, p := range slices.Backward(f.phases) {
-		if !r.At.Before(p.since) {
-			during = p.kind
-			break
-		}
-	}
+// note adds what a process has told.
+func (x *run) note(w *worker, r *record) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	if r.What == asked {
 		w.last = r.At
 	}
-	if r.What == called || r.What == asked && r.Err != "" {
-		f.recent = append(f.recent, r)
-	}
-	f.out.add(w.lines[r.Key], r, during)
+	x.out.add(w.lines[r.Key], r)
 }
 
-// lastOf is when the process last began a request, as far as it has told.
-func (f *fleet) lastOf(w *worker) time.Time {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return w.last
+// locked does what nobody may tell of meanwhile.
+func (x *run) locked(do func()) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	do()
 }
 
-func (f *fleet) enter(k kind) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.phases = append(f.phases, phase{k, time.Now()})
-	if k != calm {
-		f.recent = nil
-	}
+// told is what processes have told that is kept there.
+func told[T any](x *run, at *T) (value T) {
+	x.locked(func() { value = *at })
+	return value
 }
 
-// alive lists the processes that make requests.
-func (f *fleet) alive() []*worker {
-	return slices.DeleteFunc(slices.Clone(f.workers), func(w *worker) bool { return w.killed })
-}
-
-// kill ends a process by SIGKILL, with what it holds.
-func (f *fleet) kill(w *worker) {
-	w.killed = true
-	w.Kill()
+// end waits until a process has ended and all that it told is read, and adds what it
+// leaves.
+func (x *run) end(w *worker, killed bool) {
 	<-w.read
+	for id, l := range w.lines {
+		x.out.Lines[id].end(l, killed)
+	}
+	x.workers = slices.DeleteFunc(x.workers, func(other *worker) bool { return other == w })
 }
 
-// finish asks all processes to hand back, waits until they have ended, and adds what
-// they leave.
-func (f *fleet) finish() {
-	f.t.Helper()
-	for _, w := range f.alive() {
+// finish asks all processes to hand back, and waits until they have ended.
+func (x *run) finish() {
+	x.t.Helper()
+	for _, w := range x.workers {
 		_ = w.input.Close()
 	}
-	for _, w := range f.alive() {
-		select {
-		case <-w.read:
-		case <-time.After(endTimeout):
-			f.t.Errorf("a process did not end within %v of being asked", endTimeout)
-			f.kill(w)
-		}
-	}
-	for _, w := range f.workers {
-		for id, l := range w.lines {
-			f.out.Lines[id].end(l, w.killed)
-		}
-	}
-}
-
-// sum adds up what is read of every key on the parts, by default all.
-func (f *fleet) sum(read func(*sums) int64, parts ...int) (n int64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for id, s := range f.out.Lines {
-		if len(parts) == 0 || slices.Contains(parts, id.Part) {
-			n += read(s)
-		}
-	}
-	return n
-}
-
-// since lists the calls, or the requests that failed, since the last fault began.
-func (f *fleet) since(such what) []*record {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(f.recent), func(r *record) bool { return r.What != such })
-}
-
-func faultsOf(s *sums) int64 { return s.Faults }
-func failedOf(s *sums) int64 { return s.Failed }
-
-// await polls until ok, and fails the test after the limit.
-func await(t testing.TB, limit time.Duration, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(limit); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			require.FailNow(t, "not within "+limit.String()+": "+what)
-		}
+	for _, w := range slices.Clone(x.workers) {
+		late := time.AfterFunc(patience, func() {
+			x.t.Errorf("a process did not end within %v of being asked", patience)
+			w.Kill()
+		})
+		x.end(w, false)
+		late.Stop()
 	}
 }

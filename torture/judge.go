@@ -2,54 +2,65 @@ package torture
 
 import (
 	"fmt"
-	"slices"
 	"time"
 )
 
 // promise is one line of the report: what was promised, what was measured, and
 // what broke it, if anything did.
 type promise struct {
-	Name     string
-	Measured string
-	Bar      string
-	Why      []string
+	Name, Bar string
+	Measured  string // by default the sum
+	Why       []string
+	sum, most int64
+}
+
+// hold holds a figure, of which so much may be, against the promise.
+func hold[T ~int64](p *promise, of any, got, may T) {
+	p.sum += int64(got)
+	p.most = max(p.most, int64(got))
+	if got > may {
+		p.broken("%v: %v, where %v may be", of, got, may)
+	}
+}
+
+func (p *promise) broken(format string, args ...any) {
+	p.Why = append(p.Why, fmt.Sprintf(format, args...))
+}
+
+func (p *promise) measured(format string, args ...any) {
+	p.Measured = fmt.Sprintf(format, args...)
 }
 
 // verdict is the promises, over all scenarios.
 type verdict struct {
-	list []*promise
+	all    []*outcome
+	strict bool
+	list   []*promise
 }
-
-// Bars.
-const (
-	electionBar = 5 * time.Second // until calls succeed, from the election
-	answerBar   = 10 * time.Millisecond
-	breakerBar  = 5 * time.Microsecond
-	extraBar    = 10  // percent
-	failoverBar = 2   // percent of what the replica did not have, over all failovers; of each, all of that
-	extraLeast  = 100 // calls that a percentage can be told of
-)
-
-// repeatsInVain is how many repetitions without a reply redisstore makes before it
-// takes the server for one that does not answer.
-const repeatsInVain = 2
 
 // judge holds the outcomes against the promises. It is pure. Where it is not
 // strict, bars of time are lower, for the race detector and tests beside.
-func judge(list []*outcome, strict bool) *verdict {
-	v := new(verdict)
-	v.active(list)
-	v.overAdmission(list, strict)
-	v.lost(list)
-	v.alone(list)
-	v.accounts(list, strict)
-	v.late(list)
-	v.clocks(list)
-	v.recovery(list, strict)
-	v.resharding(list, strict)
-	v.latency(list, strict)
-	v.extra(list)
+func judge(all []*outcome, strict bool) *verdict {
+	v := &verdict{all: all, strict: strict}
+	v.active()
+	v.overAdmission()
+	v.lost()
+	v.alone()
+	v.accounts()
+	v.late()
+	v.clocks()
+	v.recovery()
+	v.errors()
+	v.latency()
+	v.extra()
 	return v
+}
+
+// promise adds a line, which is kept until something breaks it.
+func (v *verdict) promise(name, bar string) *promise {
+	p := &promise{Name: name, Bar: bar}
+	v.list = append(v.list, p)
+	return p
 }
 
 // broken lists the promises that are not kept.
@@ -62,33 +73,15 @@ func (v *verdict) broken() (names []string) {
 	return names
 }
 
-// promise adds a line, which is kept until something breaks it.
-func (v *verdict) promise(name, bar string) *promise {
-	p := &promise{Name: name, Bar: bar}
-	v.list = append(v.list, p)
-	return p
-}
-
-func (p *promise) broken(format string, args ...any) {
-	p.Why = append(p.Why, fmt.Sprintf(format, args...))
-}
-
-func (p *promise) measured(format string, args ...any) {
-	p.Measured = fmt.Sprintf(format, args...)
-}
-
 // active breaks the run that proves nothing.
-func (v *verdict) active(list []*outcome) {
+func (v *verdict) active() {
 	p := v.promise("faults that took effect", "all")
-	var all, seen int
-	for _, e := range events(list...) {
-		if all++; e.Active > 0 {
-			seen++
-			continue
+	for _, e := range events(v.all...) {
+		if p.sum++; e.Active == 0 {
+			p.broken("%v never took effect", e)
 		}
-		p.broken("%v: %v never took effect", e.Scenario.Topology, e.Kind)
 	}
-	for _, at := range lines(list...) {
+	for _, at := range lines(v.all...) {
 		if at.Allowed == 0 || at.Role == tight && at.Denied == 0 {
 			p.broken("%v: it was never used up", at)
 		}
@@ -96,95 +89,62 @@ func (v *verdict) active(list []*outcome) {
 			p.broken("%v: no window rolled over", at)
 		}
 	}
-	p.measured("%d of %d", seen, all)
 }
+
+// failoverBar is how many percent may be admitted of what the replicas did not have,
+// over all failovers; of each, all of that.
+const failoverBar = 2
 
 // overAdmission holds each group of windows against one limit, and against what
 // the store has lost meanwhile.
-func (v *verdict) overAdmission(list []*outcome, strict bool) {
-	var (
-		none      = v.promise("over-admission without data loss", "0")
-		failovers = v.promise("over-admission at failover", fmt.Sprintf("≤ %d %% of what was not replicated", failoverBar))
-		elections = v.promise("over-admission at a cluster's election", "≤ one limit each")
-		losses    = v.promise("over-admission when all data is lost", "≤ one limit each time")
-		sum       = make(map[*promise]int64)
-		brimful   int // groups that were used up and no more
-	)
-	for _, at := range lines(list...) {
+func (v *verdict) overAdmission() {
+	none := v.promise("over-admission without data loss", "0")
+	with := [losses]*promise{
+		tail:    v.promise("over-admission at failover", fmt.Sprintf("≤ %d %% of what was not replicated", failoverBar)),
+		elected: v.promise("over-admission at a cluster's election", "≤ one limit each"),
+		all:     v.promise("over-admission when all data is lost", "≤ one limit each time"),
+	}
+	brimful := 0 // groups that were used up and no more
+	for _, at := range lines(v.all...) {
+		if at.Scenario.Loses == timeline { // judged over the whole run: the windows' times and ours are not the same
+			continue
+		}
 		limit := at.demand().limit
 		for _, g := range at.groups(limit.Window) {
+			p, may := none, at.lost(g)
+			if may > 0 {
+				p = with[at.Scenario.Loses]
+			}
 			if g.spent == limit.Tokens {
 				brimful++
 			}
-			p, allowed := none, int64(0)
-			switch c := at.causes(g, at.Role); {
-			case c.everything > 0:
-				p, allowed = losses, c.everything*limit.Tokens
-			case c.elections > 0:
-				p, allowed = elections, c.elections*limit.Tokens
-			case c.lost > 0:
-				p, allowed = failovers, c.lost
-			case at.losses(timeline) > 0: // judged over the whole run: the windows' times and ours are not the same
-				continue
-			}
-			over := max(g.spent-limit.Tokens, 0)
-			if sum[p] += over; over > allowed {
-				p.broken("%v, windows of %d to %d: %d over, where %d may be", at, g.from, g.to, over, allowed)
-			}
+			hold(p, fmt.Sprintf("%v, windows of %d to %d, tokens above the limit", at, g.from, g.to), max(g.spent-limit.Tokens, 0), may)
 		}
 	}
-	var lost int64 // of short windows; the limits of long ones are out of reach
-	for _, e := range events(list...) {
-		lost += e.Lost[tight] + e.Lost[ample]
-	}
-	none.measured("%d (%d windows used up to the last token)", sum[none], brimful)
-	failovers.measured("%d of %d (%.1f %%)", sum[failovers], lost, percent(sum[failovers], lost))
-	if strict && percent(sum[failovers], lost) > failoverBar {
-		failovers.broken("%d tokens of %d", sum[failovers], lost)
-	}
-	var elected, emptied int64
-	for _, o := range list {
-		emptied += o.losses(all)
-		if o.Scenario.Topology == clustered {
-			elected += o.losses(tail)
+	none.measured("%d (%d windows used up to the last token)", none.sum, brimful)
+	over, lost := with[tail], int64(0) // of short windows; the limits of long ones are out of reach
+	for _, e := range events(v.all...) {
+		if e.Scenario.Loses == tail {
+			lost += e.Lost[tight] + e.Lost[ample]
 		}
 	}
-	elections.measured("%d in %d elections", sum[elections], elected)
-	losses.measured("%d in %d losses", sum[losses], emptied)
-}
-
-// causes is what may have given a group of windows more than the limit.
-type causes struct {
-	lost       int64 // tokens that were not replicated
-	elections  int64
-	everything int64 // times that all was lost
-}
-
-func (o *outcome) causes(g group, r role) (c causes) {
-	for i := range o.Events {
-		e := &o.Events[i]
-		switch loses := e.Kind.fault().loses; {
-		case !g.hit(e):
-		case loses == all:
-			c.everything++
-		case loses == tail && o.Scenario.Topology == clustered:
-			c.elections++
-		case loses == tail:
-			c.lost += e.Lost[r]
-		}
+	over.measured("%d of %d (%.1f %%)", over.sum, lost, percent(over.sum, lost))
+	if v.strict && percent(over.sum, lost) > failoverBar {
+		over.broken("%d tokens of %d", over.sum, lost)
 	}
-	return c
 }
 
 // lost compares what the store holds at the end with what requests have used, where
 // nothing happened that takes data from it.
-func (v *verdict) lost(list []*outcome) {
-	p := v.promise("tokens lost, no process killed", "0")
-	k := v.promise("tokens lost with a process that is killed", "≤ its stock")
+func (v *verdict) lost() {
+	lost := v.promise("tokens lost, no process killed", "0")
+	killed := v.promise("tokens lost with a process that is killed", "≤ its stock")
 	over := v.promise("tokens spent that were never charged", "0")
-	list = slices.DeleteFunc(slices.Clone(list), func(o *outcome) bool { return o.losses(tail)+o.losses(all)+o.losses(timeline) > 0 })
-	var lost, killed, more, recovered, unknown, alone int64
-	for _, at := range lines(list...) {
+	var recovered, unknown, alone int64
+	for _, at := range lines(v.all...) {
+		if at.Scenario.Loses != nothing {
+			continue
+		}
 		recovered += at.Recovered
 		unknown += at.Unknown
 		alone += at.Fallback
@@ -193,58 +153,87 @@ func (v *verdict) lost(list []*outcome) {
 		case at.Role.windowed():
 		case idle < 0 && at.Role.fallsBack() && at.Killed > 0: // it took along what it had admitted without the store
 		case idle < 0:
-			more -= idle
-			over.broken("%v: %d tokens", at, -idle)
+			hold(over, at, -idle, 0)
 		case at.Killed > 0:
-			killed += idle
-			if most := at.KilledHeld + int64(at.Killed)*at.demand().beyond() + at.Unknown; idle > most {
-				k.broken("%v: %d tokens, where %d may be", at, idle, most)
-			}
-		case idle > at.Unknown:
-			lost += idle
-			p.broken("%v: %d tokens", at, idle)
+			hold(killed, at, idle, at.KilledHeld+at.Killed*at.demand().beyond()+at.Unknown)
+		default:
+			hold(lost, at, idle, at.Unknown)
 		}
 	}
-	p.measured("%d (%d handed over again; %d of direct calls unknown)", lost, recovered, unknown)
-	k.measured("%d", killed)
-	over.measured("%d (%d requests admitted without the store are charged)", more, alone)
+	lost.measured("%d (%d handed over again; %d of direct calls unknown)", lost.sum, recovered, unknown)
+	over.measured("%d (%d requests admitted without the store are charged)", over.sum, alone)
 }
 
 // alone bounds what each process has admitted by itself: FailLocal's share of one
 // window, for it outlasts the run.
-func (v *verdict) alone(list []*outcome) {
+func (v *verdict) alone() {
 	p := v.promise("FailLocal: admitted by a process alone, at most", "its share")
-	var most float64
-	for _, at := range lines(list...) {
-		if at.Role != local {
-			continue
-		}
-		share := at.demand().alone()
-		if most = max(most, percent(at.Alone, share)); at.Alone > share {
-			p.broken("%v: %d tokens, where %d may be", at, at.Alone, share)
+	for _, at := range lines(v.all...) {
+		if at.Role == local {
+			hold(p, at, at.Alone, at.demand().alone())
 		}
 	}
-	p.measured("%.1f %% of it", most)
+	p.measured("%d", p.most)
 }
 
 // accounts holds each limiter's Stats against its process' journal.
-func (v *verdict) accounts(list []*outcome, strict bool) {
+func (v *verdict) accounts() {
 	p := v.promise("Stats balance and agree with the journals", "0 tokens apart")
-	var apart int64
-	for _, at := range lines(list...) {
-		if apart += at.Imbalance + at.Misjudged; at.Imbalance+at.Misjudged > 0 {
-			p.broken("%v: out of balance by %d, apart by %d", at, at.Imbalance, at.Misjudged)
-		}
-		if len(at.Unclean) > 0 && (strict || at.excused(calm) == 0) {
+	for _, at := range lines(v.all...) {
+		hold(p, at, at.Imbalance+at.Misjudged, 0)
+		if len(at.Unclean) > 0 && (v.strict || at.excused(calm) == 0) {
 			p.broken("%v: processes could not hand back: %v", at, at.Unclean)
 		}
 	}
-	p.measured("%d", apart)
 }
 
-func percent(part, whole int64) float64 {
-	if whole == 0 {
-		return 0
+// late: a request that is made after a window's end gets nothing of it, and one
+// that was under way when its process was stopped is one for each caller. Where a
+// server's clock was set, its idea of a window's end is another.
+func (v *verdict) late() {
+	after := v.promise("tokens spent after their window", "0")
+	across := v.promise("requests under way when a process was stopped", "≤ 1 per goroutine and stop")
+	for _, o := range v.all {
+		if o.Scenario.Loses == timeline {
+			continue
+		}
+		var overrun int64
+		for _, at := range lines(o) {
+			overrun += at.Overrun
+			hold(after, at, at.Late, 0)
+		}
+		if stops := o.had(processStopped); stops > 0 {
+			hold(across, o.Scenario.Topology, overrun, stops*int64(callers*len(o.Lines)))
+		}
 	}
-	return 100 * float64(part) / float64(whole)
 }
+
+// clocks bounds what steps of the server's clock may give and take. Windows that
+// follow each other, and one more for each step, are all that may be used.
+func (v *verdict) clocks() {
+	extra := v.promise("clock steps: admitted in all", "≤ one limit more per step")
+	starved := v.promise("clock steps: longest time without a token", "≤ one window")
+	for _, at := range lines(v.all...) {
+		if at.Scenario.Loses != timeline || !at.Role.windowed() {
+			continue
+		}
+		limit := at.demand().limit
+		windows := int64(at.Elapsed/limit.Window) + 2 + int64(len(at.Events)) // begun before, and after
+		hold(extra, at, at.Spent, windows*limit.Tokens)
+		// Windows of whole seconds end at whole seconds, so a clock that was set back
+		// comes by the end of a window again that was over.
+		for end, spent := range at.Windows {
+			if may := (1 + at.had(clockBack)) * limit.Tokens; spent > may {
+				extra.broken("%v: %d tokens in the window of %d, where %d may be", at, spent, end, may)
+			}
+		}
+	}
+	for _, e := range events(v.all...) {
+		// A step counts when it is a tenth of a window; who was woken late asked late.
+		late := time.Duration(merged([]*outcome{e.outcome}, e.Kind, wakeUp).Max())
+		hold(starved, e, e.Starved, shortWindow+shortWindow/4+late)
+	}
+	starved.measured("%v", time.Duration(starved.most).Round(time.Millisecond))
+}
+
+func percent(part, whole int64) float64 { return 100 * float64(part) / float64(max(whole, 1)) }

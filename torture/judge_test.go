@@ -3,9 +3,11 @@ package torture
 import (
 	"bytes"
 	"encoding/gob"
+	"iter"
 	"testing"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -21,15 +23,20 @@ func at(windows float64) time.Time {
 
 // harmless is a scenario of ten windows in which a fault happens in the fifth,
 // and all is well.
-func harmless(where topology, k kind) *outcome {
+func harmless(where topology, f fault) *outcome {
 	o := &outcome{
-		Scenario: scenario{Topology: where, Pace: 1, Timeout: fetchTimeout}, Parts: 1, Elapsed: 10 * shortWindow,
-		Lines: make(map[lineID]*sums), Latency: make(latencies),
-		Events: []event{{Kind: k, Begin: at(4.2), End: at(4.4), Active: 1, Recovery: shortWindow / 10}},
+		Scenario: full, Parts: 1, Elapsed: 10 * shortWindow,
+		Lines: make(map[lineID]*sums), Latency: make(map[waited]*hdrhistogram.Histogram),
+		Events: []*event{{Kind: f.kind, Begin: at(4.2), End: at(4.4), Active: 1, Recovery: shortWindow / 10}},
 	}
+	o.Scenario.Topology, o.Scenario.Loses = where, f.loses
 	for r := range role(roles) {
 		s := &sums{Windows: make(map[int64]int64), Allowed: 1, Denied: 1}
-		if d := demandOf(r, 1, 1); r.windowed() {
+		d := full.demand(r, 1)
+		if o.Scenario.Loses == elected || o.Scenario.Loses == all {
+			o.Events[0].Lost[r] = d.limit.Tokens
+		}
+		if r.windowed() {
 			for i := range 10 {
 				s.Windows[at(float64(i+1)).UnixMilli()] = min(d.limit.Tokens, d.tokens)
 				s.Spent += min(d.limit.Tokens, d.tokens)
@@ -46,15 +53,15 @@ func harmless(where topology, k kind) *outcome {
 func (o *outcome) line(r role) *sums { return o.Lines[lineID{r, 0}] }
 
 // during is the window in which the fault happens.
-func during(r role, o *outcome) (end int64, limit int64) {
-	return at(5).UnixMilli(), demandOf(r, 1, 1).limit.Tokens
+func during(r role) (end int64, limit int64) {
+	return at(5).UnixMilli(), full.demand(r, 1).limit.Tokens
 }
 
 func TestJudgeFindsNothingWhereNothingIs(t *testing.T) {
-	for k, f := range faults() {
+	for _, f := range faults {
 		for _, where := range f.on {
-			v := judge([]*outcome{harmless(where, kind(k))}, true)
-			assert.Empty(t, v.broken(), "%v on %v", kind(k), where)
+			v := judge([]*outcome{harmless(where, f)}, true)
+			assert.Empty(t, v.broken(), "%v on %v", f.kind, where)
 		}
 	}
 }
@@ -109,12 +116,12 @@ func TestJudgeFindsSabotage(t *testing.T) {
 			o.line(open).Charged--
 		}, "tokens spent that were never charged"},
 		"an outage that cost more than the share": {durable, serverStopped, func(o *outcome) {
-			o.line(local).Alone = demandOf(local, 1, 1).alone() + 1
+			o.line(local).Alone = full.demand(local, 1).alone() + 1
 		}, "FailLocal: admitted by a process alone, at most"},
 		"a killed process that took too much along": {volatile, processKilled, func(o *outcome) {
 			o.line(ledger).Killed = 1
 			o.line(ledger).KilledHeld = 10
-			o.line(ledger).Charged += 10 + demandOf(ledger, 1, 1).beyond() + 1
+			o.line(ledger).Charged += 10 + full.demand(ledger, 1).beyond() + 1
 		}, "tokens lost with a process that is killed"},
 		"Stats that do not balance": {durable, lostReply, func(o *outcome) {
 			o.line(ample).Imbalance = 1
@@ -147,10 +154,10 @@ func TestJudgeFindsSabotage(t *testing.T) {
 			o.Events[0].Starved = 2 * shortWindow
 		}, "clock steps: longest time without a token"},
 		"a cluster that is forgotten": {clustered, masterKilled, func(o *outcome) {
-			o.Events[0].Recovery = electionBar + 1
+			o.Events[0].Recovery = recoveryBar + 1
 		}, "recovery after a cluster's election"},
 		"a server that is forgotten": {durable, serverStopped, func(o *outcome) {
-			o.Events[0].Recovery = electionBar + 1
+			o.Events[0].Recovery = recoveryBar + 1
 		}, "recovery after any other fault"},
 		"an error while slots move": {clustered, resharded, func(o *outcome) {
 			o.Events[0].Failed = 1
@@ -169,10 +176,10 @@ func TestJudgeFindsSabotage(t *testing.T) {
 			o.fill(serverStopped, byBreaker, time.Millisecond)
 		}, "server hung: the same once the breaker is open, median"},
 		"commands that are repeated": {durable, shardFails, func(o *outcome) {
-			o.Events[0].Calls, o.Events[0].Commands = 100, 111
+			o.Events[0].Calls, o.Events[0].Commands = 100, 111+repeatsInVain*int64(full.Fleet)
 		}, "extra commands while a shard fails"},
 	} {
-		o := harmless(c.where, c.kind)
+		o := harmless(c.where, faultOf(c.kind))
 		c.change(o)
 		require.Equal(t, []string{c.promise}, judge([]*outcome{o}, true).broken(), name)
 	}
@@ -180,39 +187,39 @@ func TestJudgeFindsSabotage(t *testing.T) {
 
 func (o *outcome) fill(k kind, a answer, d time.Duration) {
 	for range 1000 {
-		o.Latency.add(k, a, d)
+		o.wait(waited{k, a}, d)
 	}
 }
 
 // TestJudgeAllowsWhatWasPromised is the other side of each bound.
 func TestJudgeAllowsWhatWasPromised(t *testing.T) {
-	o := harmless(pair, failedOverLagging)
-	end, limit := during(tight, o)
+	o := harmless(pair, faultOf(failedOverLagging))
+	end, limit := during(tight)
 	o.Events[0].Lost[tight] = 1000
 	o.line(tight).Windows[end] = limit + 20
 	require.Empty(t, judge([]*outcome{o}, true).broken())
 
-	o = harmless(volatile, restartedEmpty)
+	o = harmless(volatile, faultOf(restartedEmpty))
 	o.line(tight).Windows[at(5.5).UnixMilli()] = 0 // the store opened another, too soon
 	o.line(tight).Windows[end] = limit
 	delete(o.line(tight).Windows, at(6).UnixMilli())
 	require.Empty(t, judge([]*outcome{o}, true).broken())
 
-	o = harmless(durable, shardFails)
+	o = harmless(durable, faultOf(shardFails))
 	o.Events[0].Calls, o.Events[0].Commands = extraLeast-1, 2*extraLeast // too few to tell
 	require.Empty(t, judge([]*outcome{o}, true).broken())
 
-	o = harmless(volatile, processKilled)
+	o = harmless(volatile, faultOf(processKilled))
 	o.line(open).Killed = 1
 	o.line(open).Charged-- // admitted without the store, which was never told
 	require.Empty(t, judge([]*outcome{o}, true).broken())
 
-	o = harmless(clustered, resharded)
+	o = harmless(clustered, faultOf(resharded))
 	o.Events[0].Failed = 10
-	o.fill(resharded, wakeUp, fetchTimeout) // by the machine
+	o.fill(resharded, wakeUp, full.Timeout) // by the machine
 	require.Empty(t, judge([]*outcome{o}, true).broken())
 
-	o = harmless(durable, lostReply)
+	o = harmless(durable, faultOf(lostReply))
 	o.line(ledger).Charged++
 	o.line(ledger).Unknown = 1 // of a call that must not be repeated
 	require.Empty(t, judge([]*outcome{o}, true).broken())
@@ -239,37 +246,35 @@ func TestJournalTellsWhatHappened(t *testing.T) {
 	tell(1, reservoir.Result{}, "away", epoch, 100*time.Millisecond)   // no decision
 	tell(6, reservoir.Result{Allowed: true, Source: reservoir.Fallback}, "", epoch, 0)
 	j.note(record{Key: key, What: refunded, N: 3})
-	j.note(record{Key: key, What: changed, Away: true})
 	whole := pipe.Len()
 	tell(4, admitted, "", epoch, 0)
 	pipe.Truncate((whole + pipe.Len()) / 2)
 
 	o, l := newOutcome(scenario{}, 3), new(line)
-	read(&pipe, func(r *record) { o.add(l, r, calm) })
+	read(&pipe, func(r *record) { o.add(l, r) })
 	s := o.Lines[key]
 	s.end(l, true)
 	require.Equal(t, &sums{
-		Requests: 7, Allowed: 4, Denied: 1, Failed: 1, Fallback: 1, Spent: 23, Refunded: 3, Alone: 6, Late: 2, Overrun: 1,
-		Calls: 2, Faults: 1, Windows: map[int64]int64{end.UnixMilli(): 23}, Killed: 1, KilledHeld: 8,
+		Allowed: 4, Denied: 1, Fallback: 1, Spent: 23, Refunded: 3, Alone: 6, Late: 2, Overrun: 1,
+		Windows: map[int64]int64{end.UnixMilli(): 23}, Killed: 1, KilledHeld: 8,
 	}, s)
-	require.True(t, l.Away)
 	require.True(t, l.LastOK.Equal(at(0.5)))
 	require.True(t, l.LastBad.Equal(epoch.Add(100*time.Millisecond)))
-	require.Equal(t, map[string]int64{"away": 1}, o.Errors[calm])
+	require.Equal(t, map[string]int64{"none: away": 1}, o.Errors)
 }
 
 // TestOverAdmissionInAJournalIsFlagged goes the whole way from requests to the
 // verdict: one token more than the limit, in two processes.
 func TestOverAdmissionInAJournalIsFlagged(t *testing.T) {
 	for excess := range int64(2) {
-		o := harmless(durable, lostReply)
+		o := harmless(durable, faultOf(lostReply))
 		s := &sums{Windows: make(map[int64]int64), Denied: 1}
 		o.Lines[lineID{tight, 0}] = s
 		for range 2 {
 			l, n := new(line), tightLimit/2+excess
-			o.add(l, &record{N: n, At: epoch, Result: reservoir.Result{Allowed: true, Reset: at(1)}}, calm)
-			o.add(l, &record{N: 1, At: at(1), Result: reservoir.Result{Allowed: true, Reset: at(2)}}, calm)
-			o.add(l, &record{What: closed, Stats: &reservoir.Stats{Taken: n + 1, Spent: n + 1}}, calm)
+			o.add(l, &record{N: n, At: epoch, Result: reservoir.Result{Allowed: true, Reset: at(1)}})
+			o.add(l, &record{N: 1, At: at(1), Result: reservoir.Result{Allowed: true, Reset: at(2)}})
+			o.add(l, &record{What: closed, Stats: &reservoir.Stats{Taken: n + 1, Spent: n + 1}})
 			s.end(l, false)
 		}
 		v := judge([]*outcome{o}, true)
@@ -278,28 +283,32 @@ func TestOverAdmissionInAJournalIsFlagged(t *testing.T) {
 			continue
 		}
 		require.Equal(t, []string{"over-admission without data loss"}, v.broken())
-		require.Contains(t, report([]*outcome{o}, v), "BROKEN: over-admission without data loss: durable server: tight limit on part 0")
+		require.Contains(t, report(v), "BROKEN: over-admission without data loss: durable server: tight limit on part 0")
 	}
 }
 
 // TestPlans: the same seed is the same run, and every kind of fault is in it.
 func TestPlans(t *testing.T) {
 	require.Equal(t, sample(7), sample(7))
-	first, second := endless(7), endless(7)
+	first, stop := iter.Pull(endless(7))
+	defer stop()
+	second, stopToo := iter.Pull(endless(7))
+	defer stopToo()
 	var long []kind
-	for range courses(false) {
-		sc := first()
-		require.Equal(t, sc, second())
+	for range scenarios(full, 7, false) {
+		sc, _ := first()
+		again, _ := second()
+		require.Equal(t, sc, again)
 		long = append(long, sc.Faults...)
 	}
 	var short []kind
 	for _, sc := range sample(7) {
 		short = append(short, sc.Faults...)
 	}
-	require.Len(t, short, kinds-1, "each kind once")
-	for k := calm + 1; k < kinds; k++ {
-		require.Contains(t, short, k)
-		require.Contains(t, long, k)
+	require.Len(t, short, len(faults), "each kind once")
+	for _, f := range faults {
+		require.Contains(t, short, f.kind)
+		require.Contains(t, long, f.kind)
 	}
 	require.NotEqual(t, sample(7), sample(8))
 }

@@ -6,24 +6,32 @@ import (
 	"slices"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
+
 	"github.com/go-reservoir/reservoir"
 )
 
 // outcome is all that the judge looks at.
 type outcome struct {
 	Scenario scenario
-	Events   []event
+	Events   []*event
 	Parts    int
 	Elapsed  time.Duration
 	Lines    map[lineID]*sums
-	Latency  latencies
-	Errors   [kinds]map[string]int64 // requests, by what they ended in
+	Latency  map[waited]*hdrhistogram.Histogram // from stock it is of the role stock alone
+	Errors   map[string]int64                   // requests, by the fault that was on and what they ended in
+}
+
+// waited is why a caller waited: the fault that was on, and how it came by its answer.
+type waited struct {
+	during kind
+	answer answer
 }
 
 func newOutcome(sc scenario, parts int) *outcome {
-	o := &outcome{Scenario: sc, Parts: parts, Lines: make(map[lineID]*sums), Latency: make(latencies)}
-	for k := range o.Errors {
-		o.Errors[k] = make(map[string]int64)
+	o := &outcome{
+		Scenario: sc, Parts: parts, Lines: make(map[lineID]*sums),
+		Latency: make(map[waited]*hdrhistogram.Histogram), Errors: make(map[string]int64),
 	}
 	for r := range role(roles) {
 		for part := range parts {
@@ -35,13 +43,12 @@ func newOutcome(sc scenario, parts int) *outcome {
 
 // sums is what all processes together did with a key.
 type sums struct {
-	Requests, Allowed, Denied, Failed int64
-	Fallback                          int64 // requests admitted without the store
+	Allowed, Denied int64 // requests
+	Fallback        int64 // requests admitted without the store
 
 	Spent, Refunded int64
 	Alone           int64           // spent by one process without the store, at most
 	Windows         map[int64]int64 // end, Unix ms → tokens
-	Calls, Faults   int64           // to the store; those that failed
 
 	// Late is the tokens of requests that were made after the window was over;
 	// Overrun counts requests from stock whose answer came long after it.
@@ -55,14 +62,13 @@ type sums struct {
 	Unknown              int64 // tokens of calls that must not be repeated
 	Recovered            int64
 	Unclean              []string // why processes could not hand back
-	Killed               int
+	Killed               int64
 	KilledHeld           int64 // what processes that were killed said they held
 }
 
 // line is what one process did with a key.
 type line struct {
 	LastOK, LastBad        time.Time // when a call last succeeded, and a request failed
-	Away                   bool      // the breaker is open
 	Held                   int64     // in memory when the last call had ended
 	Spent, Refunded, Alone int64
 	Closed                 bool
@@ -72,24 +78,38 @@ type line struct {
 // on a busy machine without having waited for anything but a processor.
 const lateness = 50 * time.Millisecond
 
-// add adds a record of the process that the line is of, made while a fault was on.
-func (o *outcome) add(l *line, r *record, during kind) {
-	s := o.Lines[r.Key]
+// during is the fault that was on at a time, or one of no kind.
+func (o *outcome) during(t time.Time) *event {
+	for _, e := range slices.Backward(o.Events) {
+		if !t.Before(e.Begin) && (e.Over.IsZero() || t.Before(e.Over)) {
+			return e
+		}
+	}
+	return &event{Kind: calm}
+}
+
+// add adds a record of the process that the line is of.
+func (o *outcome) add(l *line, r *record) {
+	s, end := o.Lines[r.Key], r.At.Add(r.Took)
+	e := o.during(end)
 	switch r.What {
 	case asked:
-		o.request(s, l, r, during)
+		o.request(s, l, r, e)
 	case refunded:
 		s.Refunded += r.N
 		l.Refunded += r.N
 	case called:
-		s.Calls++
-		if l.Held = r.N; r.Err != "" {
-			s.Faults++
-		} else {
-			l.LastOK = r.At.Add(r.Took)
+		l.Held = r.N
+		here := r.Key.Part == e.Part && (e.End.IsZero() || r.At.Before(e.End))
+		if here {
+			e.Calls++
 		}
-	case changed:
-		l.Away = r.Away
+		switch {
+		case r.Err == "":
+			l.LastOK = end
+		case here:
+			e.Faults++
+		}
 	case closed:
 		l.Closed = true
 		s.settle(l, r.Stats)
@@ -100,20 +120,21 @@ func (o *outcome) add(l *line, r *record, during kind) {
 }
 
 // request adds what one request was told.
-func (o *outcome) request(s *sums, l *line, r *record, during kind) {
+func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 	if a := r.answer(); a != fromStock || r.Key.Role == stock {
-		o.Latency.add(during, a, r.Took)
+		o.wait(waited{e.Kind, a}, r.Took)
 	}
 	if r.Woke > 0 {
-		o.Latency.add(during, wakeUp, r.Woke)
+		o.wait(waited{e.Kind, wakeUp}, r.Woke)
 	}
-	s.Requests++
 	end, reset := r.At.Add(r.Took), r.Result.Reset
 	switch {
 	case r.Err != "":
-		s.Failed++
 		l.LastBad = end
-		o.Errors[during][r.Err]++
+		o.Errors[string(e.Kind)+": "+r.Err]++
+		if e.Failed++; r.Key.Part != e.Part {
+			e.Elsewhere++
+		}
 		return
 	case !r.Result.Allowed:
 		s.Denied++
@@ -133,6 +154,20 @@ func (o *outcome) request(s *sums, l *line, r *record, during kind) {
 	s.Spent += r.N
 	l.Spent += r.N
 	s.Windows[reset.UnixMilli()] += r.N
+}
+
+func (o *outcome) wait(w waited, d time.Duration) {
+	h := o.Latency[w]
+	if h == nil {
+		h = newLatency()
+		o.Latency[w] = h
+	}
+	_ = h.RecordValue(min(max(int64(d), 0), h.HighestTrackableValue()))
+}
+
+// newLatency is exact to a hundredth, up to two minutes.
+func newLatency() *hdrhistogram.Histogram {
+	return hdrhistogram.New(1, (2 * time.Minute).Nanoseconds(), 2)
 }
 
 // settle holds what a limiter told of itself against the process' journal.
@@ -167,7 +202,7 @@ func (p place) String() string {
 	return fmt.Sprintf("%v: %v limit on part %d", p.Scenario.Topology, p.Role, p.Part)
 }
 
-func (p place) demand() demand { return demandOf(p.Role, int64(p.outcome.Parts), p.Scenario.Pace) }
+func (p place) demand() demand { return p.Scenario.demand(p.Role, p.Parts) }
 
 // lines is all that processes did in the scenarios, by key.
 func lines(list ...*outcome) (all []place) {
@@ -185,23 +220,15 @@ type fate struct {
 	*event
 }
 
+func (f fate) String() string { return fmt.Sprintf("%v: %v", f.Scenario.Topology, f.Kind) }
+
 func events(list ...*outcome) (all []fate) {
 	for _, o := range list {
-		for i := range o.Events {
-			all = append(all, fate{o, &o.Events[i]})
+		for _, e := range o.Events {
+			all = append(all, fate{o, e})
 		}
 	}
 	return all
-}
-
-// losses is how often a fault took as much from the store.
-func (o *outcome) losses(what loss) (n int64) {
-	for _, e := range o.Events {
-		if e.Kind.fault().loses == what {
-			n++
-		}
-	}
-	return n
 }
 
 // had is how often there was a fault of the kind.
@@ -236,18 +263,15 @@ func (s *sums) groups(length time.Duration) (list []group) {
 	return list
 }
 
-// hit reports whether the store lost its data in the group: what is lost of a
-// window that is over before the store is back costs nothing. The margin is for
-// the time that it takes us to see that it is back.
-func (g group) hit(e *event) bool {
+// lost is what the store forgot of a group, at most: what is lost of a window that is
+// over before the store is back costs nothing. The margin is for the time that it takes
+// us to see that it is back.
+func (p place) lost(g group) (n int64) {
 	const margin = 100 // ms
-	end := e.End.UnixMilli()
-	return g.from <= end+margin && g.to >= end-margin
-}
-
-// during reports whether the event, from its beginning until all had recovered,
-// and the group overlap.
-func (g group) during(e *event) bool {
-	end := e.End.Add(e.Recovery)
-	return e.Begin.UnixMilli() <= g.to && end.UnixMilli() >= g.from
+	for _, e := range p.Events {
+		if end := e.End.UnixMilli(); e.Part == p.Part && g.from <= end+margin && g.to >= end-margin {
+			n += e.Lost[p.Role]
+		}
+	}
+	return n
 }

@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
-
 	"github.com/go-reservoir/reservoir"
 )
 
@@ -36,8 +34,7 @@ type what int
 const (
 	asked what = iota
 	refunded
-	called  // the store
-	changed // the breaker
+	called // the store
 	closed
 )
 
@@ -90,27 +87,4 @@ func (r *record) answer() answer {
 		return refused
 	}
 	return fromStore
-}
-
-// latencies are those of all processes: by the fault that was on, and how callers
-// came by their answers. From stock they are of the role stock alone.
-type latencies map[waited]*hdrhistogram.Histogram
-
-type waited struct {
-	during kind
-	answer answer
-}
-
-// newLatency is exact to a hundredth, up to two minutes.
-func newLatency() *hdrhistogram.Histogram {
-	return hdrhistogram.New(1, (2 * time.Minute).Nanoseconds(), 2)
-}
-
-func (l latencies) add(k kind, a answer, d time.Duration) {
-	h := l[waited{k, a}]
-	if h == nil {
-		h = newLatency()
-		l[waited{k, a}] = h
-	}
-	_ = h.RecordValue(min(max(int64(d), 0), h.HighestTrackableValue()))
 }

@@ -24,7 +24,11 @@ func (r role) String() string {
 }
 
 // windowed reports whether the role's windows roll over while it runs.
-func (r role) windowed() bool { return r == tight || r == ample }
+func (r role) windowed() bool { return r < ledger }
+
+// settles reports whether the role's requests are settled: its windows outlast the run,
+// and its batches are small.
+func (r role) settles() bool { return r == ledger || r.fallsBack() }
 
 // fallsBack reports whether the role's requests are admitted without the store, and
 // charged when it is back.
@@ -54,22 +58,25 @@ type demand struct {
 	batch    int64 // 0 = by the default policy
 }
 
-// demandOf shares a role's demand among the parts of a store. pace is the share
-// of all requests that a small machine leaves room for; tokens stay the same.
-func demandOf(r role, parts int64, pace float64) demand {
-	short := reservoir.Limit{Tokens: tightLimit / parts, Window: shortWindow}
-	long := reservoir.Limit{Tokens: longLimit / parts, Window: longWindow}
-	d := demand{limit: short, requests: max(int64(1000*pace)/parts, 1)}
+// demand shares a role's demand among the parts of a store. A small machine leaves room
+// for fewer requests; tokens stay the same.
+func (sc *scenario) demand(r role, parts int) demand {
+	n := int64(parts)
+	d := demand{
+		limit:  reservoir.Limit{Tokens: tightLimit / n, Window: shortWindow},
+		tokens: tightDemand / n, requests: max(int64(1000*sc.Pace)/n, 1),
+	}
 	switch r {
-	case tight:
-		d.tokens = tightDemand / parts
 	case ample:
-		d.tokens = ampleDemand / parts
-	case ledger, open, local: // a call for every six requests
-		d.limit, d.tokens = long, longDemand/parts
+		d.tokens = ampleDemand / n
+	case ledger, open, local, stock:
+		d.limit, d.tokens = reservoir.Limit{Tokens: longLimit / n, Window: longWindow}, longDemand/n
+	}
+	switch {
+	case r == stock:
+		d.requests *= 2
+	case r.settles(): // a call for every six requests
 		d.batch = 6 * d.each()
-	case stock:
-		d.limit, d.tokens, d.requests = long, longDemand/parts, 2*d.requests
 	}
 	return d
 }
@@ -104,14 +111,3 @@ func (d demand) beyond() int64 {
 	}
 	return d.limit.Tokens/100 + 300*d.tokens
 }
-
-// target is the scenario, and where processes find its store. It is passed on in their
-// environment.
-type target struct {
-	scenario
-	Addrs []string          // of the server; of the shards; of the cluster's nodes
-	Via   map[string]string // a cluster's node → the proxy before it
-	Keys  [roles][]string   // by part; which names lie on which is the topology's business
-}
-
-func (t *target) parts() int { return len(t.Keys[0]) }

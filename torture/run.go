@@ -3,37 +3,37 @@ package torture
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-)
 
-// scenario is a topology and what befalls it. It follows from the seed.
-type scenario struct {
-	Topology topology
-	Faults   []kind
-	Seed     uint64
-	Fleet    int           // processes
-	Pace     float64       // share of the full rate of requests
-	Timeout  time.Duration // of a fetch
-	Span     time.Duration // of a fault, about
-	Hang     time.Duration // of a server that is stopped
-	Slots    int           // that are resharded
-	Skew     int64         // a deliberate bug; see skewed
-}
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
 
 // run is a scenario under way.
 type run struct {
-	t      testing.TB
-	rng    *rand.Rand
-	stage  *stage
-	fleet  *fleet
-	sc     scenario
-	offset time.Duration // of the server's clock
+	t   testing.TB
+	rng *rand.Rand
+	target
+
+	// The servers: see stage.go.
+	peers   []*peer // by part; of a cluster, all nodes; of a pair, first the primary
+	cluster *redistest.Cluster
+	pair    *redistest.Replicated // who is the primary changes at each failover
+	link    *redistest.Proxy      // by which the replica follows
+	clock   string                // path of the file that holds the offset
+	offset  time.Duration         // of the server's clock
+
+	// The processes: see fleet.go.
+	workers []*worker  // that make requests
+	mu      sync.Mutex // guards what follows, and what it says of workers
+	out     *outcome
 }
 
 const (
+	patience     = 30 * time.Second // for what comes by itself, on a busy machine
 	recoverLimit = 60 * time.Second
 	settle       = 300 * time.Millisecond // between faults
 )
@@ -41,94 +41,102 @@ const (
 // Run makes the scenario happen and returns what became of it.
 func (sc scenario) Run(t testing.TB) *outcome {
 	t.Helper()
-	x := &run{t: t, sc: sc, rng: rand.New(rand.NewPCG(sc.Seed, 1)), stage: newStage(t, sc)}
-	x.fleet = startFleet(t, x.stage.target)
+	x := &run{t: t, rng: rand.New(rand.NewPCG(sc.Seed, 1)), target: target{scenario: sc}}
+	x.setUp()
+	x.out = newOutcome(sc, x.parts())
+	for range sc.Fleet {
+		x.start()
+	}
 	begin := time.Now()
 	time.Sleep(2 * shortWindow) // of calm, to compare with
 	for _, k := range sc.Faults {
 		x.inject(k)
 		time.Sleep(settle)
 	}
-	x.fleet.finish()
-	o := x.fleet.out
-	o.Elapsed = time.Since(begin)
-	for _, at := range lines(o) {
+	x.finish()
+	x.out.Elapsed = time.Since(begin)
+	for _, at := range lines(x.out) {
 		if !at.Role.windowed() {
-			at.Charged = x.stage.contents(x.stage.peer(at.Part), at.Role, at.Part).Used
+			at.Charged = x.contents(x.peer(at.Part), at.Role, at.Part).Used
 		}
 	}
-	return o
+	return x.out
 }
 
 // span is how long a fault lasts.
 func (x *run) span() time.Duration {
-	return x.sc.Span/2 + time.Duration(x.rng.Int64N(int64(x.sc.Span)))
+	return x.Span/2 + time.Duration(x.rng.Int64N(int64(x.Span)))
 }
 
 // inject makes one fault happen and waits until all have recovered.
 func (x *run) inject(k kind) {
 	x.t.Helper()
-	e := event{Kind: k, Part: x.rng.IntN(x.stage.target.parts()), Begin: time.Now()}
-	failed, there := x.fleet.sum(failedOf), x.fleet.sum(failedOf, e.Part)
-	x.fleet.enter(k)
-	k.fault().do(x, &e)
-	if e.Recovery == 0 { // else the fault was a longer affair
-		if e.End.IsZero() {
-			e.End = time.Now()
-		}
-		x.recover(&e)
-	}
-	x.fleet.enter(calm)
-	e.Failed = x.fleet.sum(failedOf) - failed
-	e.Elsewhere = e.Failed - (x.fleet.sum(failedOf, e.Part) - there)
-	x.fleet.out.Events = append(x.fleet.out.Events, e)
-	x.t.Logf("%-36s part %d, active %d times, %d requests failed, recovered within %v of its end",
-		k, e.Part, e.Active, e.Failed, e.Recovery.Round(time.Millisecond))
-	if e.Elsewhere > 0 && x.sc.Topology == sharded { // as it should not be: why?
-		list := x.fleet.since(asked)
-		for _, r := range list[:min(len(list), enough)] {
-			x.t.Logf("%v limit on part %d, %v on, after %v: %s", r.Key.Role, r.Key.Part, r.At.Sub(e.Begin), r.Took, r.Err)
+	e := &event{Kind: k, Part: x.rng.IntN(x.parts()), Begin: time.Now()}
+	if x.Loses == elected || x.Loses == all {
+		for r := range role(roles) {
+			e.Lost[r] = x.demand(r, x.parts()).limit.Tokens
 		}
 	}
+	x.locked(func() { x.out.Events = append(x.out.Events, e) })
+	faultOf(k).do(x, e)
+	if e.End.IsZero() { // else the fault was a longer affair
+		x.recover(e)
+	}
+	x.locked(func() {
+		e.Over = time.Now()
+		x.t.Logf("%-36s part %d, active %d times, %d requests failed, recovered within %v of its end",
+			k, e.Part, e.Active, e.Failed, e.Recovery.Round(time.Millisecond))
+	})
 }
 
-// recover waits until all is as it was before the fault.
+// recover waits until all is as it was before the fault, whose end is now.
 func (x *run) recover(e *event) {
 	x.t.Helper()
-	for limit := e.End.Add(recoverLimit); ; time.Sleep(2 * time.Millisecond) {
-		why := x.unwell(e.End)
-		if why == "" {
-			break
-		}
-		if time.Now().After(limit) {
-			require.FailNow(x.t, "no recovery within "+recoverLimit.String()+" from: "+e.Kind.String(), why)
-		}
+	x.locked(func() { e.End = time.Now() })
+	why := ""
+	well := func() bool {
+		x.locked(func() { why = x.unwell(e.End) })
+		return why == ""
+	}
+	if !until(recoverLimit, well) {
+		require.FailNow(x.t, "no recovery within "+recoverLimit.String()+" from: "+string(e.Kind), why)
 	}
 	e.Recovery = max(time.Since(e.End), 1)
 }
 
-// enough is how many failures it takes to see what is wrong.
-const enough = 50
-
-// quiet is for how long no request has failed where a breaker is not open any
-// more: there are many in that time.
+// quiet is for how long no request has failed where all is well: there are many in
+// that time.
 const quiet = 100 * time.Millisecond
 
 // unwell tells who has not recovered: each process has had an answer on every
 // part since the fault's end, and no requests fail any more. The ledger's calls
-// are frequent enough to tell; who lives on stock may not ask for long.
+// are frequent enough to tell; who lives on stock may not ask for long. The caller holds x.mu.
 func (x *run) unwell(since time.Time) string {
-	x.fleet.mu.Lock()
-	defer x.fleet.mu.Unlock()
-	for i, w := range x.fleet.alive() {
+	for i, w := range x.workers {
 		for id, l := range w.lines {
 			if id.Role == ledger && l.LastOK.Before(since) {
 				return fmt.Sprintf("process %d, part %d: the last good call was %v before the end", i, id.Part, since.Sub(l.LastOK))
 			}
-			if ago := time.Since(l.LastBad); id.Role < stock && l.Away && ago < quiet {
-				return fmt.Sprintf("process %d, part %d: requests for %v failed %v ago, the breaker being open", i, id.Part, id.Role, ago)
+			if ago := time.Since(l.LastBad); ago < quiet {
+				return fmt.Sprintf("process %d, part %d: requests for %v failed %v ago", i, id.Part, id.Role, ago)
 			}
 		}
 	}
 	return ""
+}
+
+// await polls until ok, and fails the test when patience is over.
+func (x *run) await(what string, ok func() bool) {
+	x.t.Helper()
+	require.True(x.t, until(patience, ok), "not within %v: %s", patience, what)
+}
+
+// until polls until ok, for so long at most, and reports whether it was.
+func until(limit time.Duration, ok func() bool) bool {
+	for end := time.Now().Add(limit); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
 }

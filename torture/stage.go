@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -37,17 +36,6 @@ func (t topology) String() string {
 	return [...]string{"durable server", "volatile server", "server with a clock", "primary and replica", "cluster of six", "three shards"}[t]
 }
 
-// stage is the servers of a scenario.
-type stage struct {
-	t       testing.TB
-	target  target
-	peers   []*peer // by part; of a cluster, all nodes; of a pair, first the primary
-	cluster *redistest.Cluster
-	pair    *redistest.Replicated // who is the primary changes at each failover
-	link    *redistest.Proxy      // by which the replica follows
-	clock   string                // path of the file that holds the offset
-}
-
 // peer is a server, the proxy by which processes reach it, and ways past that.
 type peer struct {
 	*redistest.Server
@@ -60,59 +48,58 @@ type peer struct {
 // too would guard against the machine's failure, which is not among the faults.
 var aof = []string{"--appendonly", "yes", "--appendfsync", "no"}
 
-func newStage(t testing.TB, sc scenario) *stage {
-	t.Helper()
-	s := &stage{t: t, target: target{scenario: sc}}
+// setUp starts the servers, and says where processes find them.
+func (x *run) setUp() {
+	x.t.Helper()
 	partOf, parts := func(string) int { return 0 }, 1
-	switch sc.Topology {
+	switch x.Topology {
 	case durable:
-		s.add(redistest.Start(t, aof...))
+		x.add(redistest.Start(x.t, aof...))
 	case volatile:
-		s.add(redistest.Start(t))
+		x.add(redistest.Start(x.t))
 	case clocked:
-		s.add(redistest.StartEnv(t, s.newClock()))
+		x.add(redistest.StartEnv(x.t, x.newClock()))
 	case pair:
-		s.pair = redistest.StartReplicated(t, 1)
-		s.link = s.pair.Link(0)
-		s.add(s.pair.Primary)
-		s.add(s.pair.Replicas[0]).proxy = s.peers[0].proxy
-		s.target.Addrs = s.target.Addrs[:1]
+		x.pair = redistest.StartReplicated(x.t, 1)
+		x.link = x.pair.Link(0)
+		x.add(x.pair.Primary)
+		x.add(x.pair.Replicas[0]).proxy = x.peers[0].proxy
+		x.Addrs = x.Addrs[:1]
 	case clustered:
-		s.cluster = redistest.StartCluster(t, 3, 1)
-		s.target.Via = make(map[string]string)
-		for _, node := range s.cluster.Nodes {
-			s.target.Via[node.Addr()] = s.add(node).proxy.Addr()
+		x.cluster = redistest.StartCluster(x.t, 3, 1)
+		x.Via = make(map[string]string)
+		for _, node := range x.cluster.Nodes {
+			x.Via[node.Addr()] = x.add(node).proxy.Addr()
 		}
-		s.target.Addrs = s.cluster.Addrs()
-		parts, partOf = 3, func(key string) int { return slices.Index(s.cluster.Nodes, s.cluster.NodeOf(tag(key))) }
+		x.Addrs = x.cluster.Addrs()
+		parts, partOf = 3, func(key string) int { return slices.Index(x.cluster.Nodes, x.cluster.NodeOf(tag(key))) }
 	case sharded:
 		shards := make(map[string]backend.Store)
 		for _, name := range shardNames {
-			shards[name] = s.add(redistest.Start(t, aof...)).store
+			shards[name] = x.add(redistest.Start(x.t, aof...)).store
 		}
 		store, err := sharding.New(shards)
-		require.NoError(t, err)
+		require.NoError(x.t, err)
 		parts, partOf = 3, func(key string) int { return slices.Index(shardNames, store.Shard(key)) }
 	}
 	for r := range role(roles) { // names are tried until there is one on each part
-		for i := 0; len(s.target.Keys[r]) < parts; i++ {
-			if key := fmt.Sprint(r, "-", i); partOf(key) == len(s.target.Keys[r]) {
-				s.target.Keys[r] = append(s.target.Keys[r], key)
+		for i := 0; len(x.Keys[r]) < parts; i++ {
+			if key := fmt.Sprint(r, "-", i); partOf(key) == len(x.Keys[r]) {
+				x.Keys[r] = append(x.Keys[r], key)
 			}
 		}
 	}
-	return s
 }
 
 // add puts a proxy before a server and sends the processes there.
-func (s *stage) add(server *redistest.Server) *peer {
-	p := &peer{Server: server, proxy: redistest.NewProxy(s.t, server.Addr()), admin: server.Client(func(o *redis.Options) {
+func (x *run) add(server *redistest.Server) *peer {
+	p := &peer{Server: server, proxy: redistest.NewProxy(x.t, server.Addr()), admin: server.Client(func(o *redis.Options) {
 		o.MaintNotificationsConfig = noNotifications()
 		o.DialTimeout, o.ReadTimeout = 5*time.Second, 5*time.Second
 	})}
 	p.store = redisstore.New(p.admin)
-	s.peers = append(s.peers, p)
-	s.target.Addrs = append(s.target.Addrs, p.proxy.Addr())
+	x.peers = append(x.peers, p)
+	x.Addrs = append(x.Addrs, p.proxy.Addr())
 	return p
 }
 
@@ -120,30 +107,30 @@ func (s *stage) add(server *redistest.Server) *peer {
 func tag(key string) string { return "{" + key + "}" }
 
 // peer is the server of a part as it now is, of a cluster nil while there is none.
-func (s *stage) peer(part int) *peer {
-	if s.cluster == nil {
-		return s.peers[part]
+func (x *run) peer(part int) *peer {
+	if x.cluster == nil {
+		return x.peers[part]
 	}
-	if i := slices.Index(s.cluster.Nodes, s.cluster.NodeOf(tag(s.target.Keys[tight][part]))); i >= 0 {
-		return s.peers[i]
+	if i := slices.Index(x.cluster.Nodes, x.cluster.NodeOf(tag(x.Keys[tight][part]))); i >= 0 {
+		return x.peers[i]
 	}
 	return nil
 }
 
 // contents is what a server holds for a role's key on a part.
-func (s *stage) contents(at *peer, r role, part int) backend.Contents {
-	s.t.Helper()
-	held, err := at.store.Inspect(s.t.Context(), s.target.Keys[r][part])
-	require.NoError(s.t, err)
+func (x *run) contents(at *peer, r role, part int) backend.Contents {
+	x.t.Helper()
+	held, err := at.store.Inspect(x.t.Context(), x.Keys[r][part])
+	require.NoError(x.t, err)
 	return held
 }
 
 // unreplicated is how many tokens the primary has granted for a key that the replica
 // does not know of, while nothing moves. What was given back of late, which the replica
 // does not know of either, is none the fewer: others were granted it.
-func (s *stage) unreplicated(r role) int64 {
-	s.t.Helper()
-	there, here := s.contents(s.peers[0], r, 0), s.contents(s.peers[1], r, 0)
+func (x *run) unreplicated(r role) int64 {
+	x.t.Helper()
+	there, here := x.contents(x.peers[0], r, 0), x.contents(x.peers[1], r, 0)
 	if there.Window != here.Window {
 		return granted(there)
 	}
@@ -164,25 +151,25 @@ var clockShim []byte
 
 // newClock compiles the shim, and is the environment of a server that is to have the
 // clock.
-func (s *stage) newClock() []string {
-	s.t.Helper()
-	dir := s.t.TempDir()
+func (x *run) newClock() []string {
+	x.t.Helper()
+	dir := x.t.TempDir()
 	source, lib := filepath.Join(dir, "clockshim.c"), filepath.Join(dir, "clockshim.so")
-	require.NoError(s.t, os.WriteFile(source, clockShim, 0o600))
-	out, err := exec.CommandContext(s.t.Context(), "cc", "-O2", "-shared", "-fPIC", "-o", lib, source, "-ldl").CombinedOutput()
-	require.NoError(s.t, err, "cc: %s", out)
-	s.clock = filepath.Join(dir, "offset")
-	s.setClock(0)
-	return []string{"LD_PRELOAD=" + lib, "TORTURE_CLOCK=" + s.clock}
+	require.NoError(x.t, os.WriteFile(source, clockShim, 0o600))
+	out, err := exec.CommandContext(x.t.Context(), "cc", "-O2", "-shared", "-fPIC", "-o", lib, source, "-ldl").CombinedOutput()
+	require.NoError(x.t, err, "cc: %s", out)
+	x.clock = filepath.Join(dir, "offset")
+	x.setClock(0)
+	return []string{"LD_PRELOAD=" + lib, "TORTURE_CLOCK=" + x.clock}
 }
 
 // setClock moves the clock to so much ahead of the machine's. The write is of eight
 // bytes in place, which a server that reads them sees as one.
-func (s *stage) setClock(ahead time.Duration) {
-	s.t.Helper()
-	f, err := os.OpenFile(s.clock, os.O_WRONLY|os.O_CREATE, 0o600)
-	require.NoError(s.t, err)
+func (x *run) setClock(ahead time.Duration) {
+	x.t.Helper()
+	f, err := os.OpenFile(x.clock, os.O_WRONLY|os.O_CREATE, 0o600)
+	require.NoError(x.t, err)
 	defer f.Close()
 	_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(ahead.Microseconds())), 0)
-	require.NoError(s.t, err)
+	require.NoError(x.t, err)
 }

@@ -112,7 +112,7 @@ type stream struct {
 }
 
 func newStream(t *target, j *journal, store backend.Store, id lineID) (*stream, error) {
-	d := demandOf(id.Role, int64(t.parts()), t.Pace)
+	d := t.demand(id.Role, t.parts())
 	s := &stream{
 		id: id, key: t.Keys[id.Role][id.Part], demand: d, journal: j,
 		every: time.Second * time.Duration(callers*t.Fleet) / time.Duration(d.requests),
@@ -136,7 +136,6 @@ func (s *stream) called(c reservoir.StoreCall) {
 
 func (s *stream) changed(c reservoir.ShardState) {
 	s.away.Store(c.Away)
-	s.note(record{What: changed, Away: c.Away}, nil)
 }
 
 // run makes one caller's requests by a schedule, so that slow answers do not
@@ -162,7 +161,7 @@ func (s *stream) run(rng *rand.Rand, finish <-chan struct{}) {
 		switch {
 		case s.id.Role == tight && !r.Allowed:
 			s.drain(n, r)
-		case (s.id.Role == ledger || s.id.Role.fallsBack()) && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
+		case s.id.Role.settles() && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
 			used := rng.Int64N(n)
 			if s.limiter.Settle(context.Background(), s.key, r, used) == nil {
 				s.note(record{What: refunded, N: n - used}, nil)
@@ -211,6 +210,17 @@ func (t *target) open() (backend.Store, error) {
 }
 
 var shardNames = []string{"shard-0", "shard-1", "shard-2"}
+
+// target is the scenario, and where processes find its store. It is passed on in their
+// environment.
+type target struct {
+	scenario
+	Addrs []string          // of the server; of the shards; of the cluster's nodes
+	Via   map[string]string // a cluster's node → the proxy before it
+	Keys  [roles][]string   // by part; which names lie on which is the topology's business
+}
+
+func (t *target) parts() int { return len(t.Keys[0]) }
 
 // client is as redisstore's documentation asks for. That of a cluster, whose nodes tell
 // their own addresses, goes by the proxies.
