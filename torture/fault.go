@@ -1,14 +1,12 @@
 package torture
 
 import (
-	"context"
 	"errors"
 	"net"
 	"slices"
 	"syscall"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 )
 
@@ -77,23 +75,17 @@ func (x *run) killServer(e *event) {
 	server.Kill()
 	time.Sleep(x.span())
 	server.Restart()
-	if (x.keys(server) == 0) == (e.Kind == restartedEmpty) {
+	if (server.Do("dbsize").Val().(int64) == 0) == (e.Kind == restartedEmpty) {
 		e.Active = 1
 	}
 	server.proxy.Cut()
 	server.proxy.Heal()
 }
 
-func (x *run) keys(at *peer) int64 {
-	n, err := at.admin.DBSize(context.Background()).Result()
-	require.NoError(x.t, err)
-	return n
-}
-
 func (x *run) flush(e *event) {
 	server := x.peer(e.Part)
-	e.Active = x.keys(server)
-	require.NoError(x.t, server.admin.FlushAll(context.Background()).Err())
+	e.Active = server.Do("dbsize").Val().(int64)
+	server.Do("flushall")
 	x.recover(e)
 	time.Sleep(x.span())
 }
@@ -104,7 +96,7 @@ func (x *run) flushScripts(e *event) {
 	told := func() int64 { return server.Calls("eval") }
 	for range 3 {
 		before := told()
-		require.NoError(x.t, server.admin.ScriptFlush(context.Background()).Err())
+		server.Do("script", "flush")
 		e.Active += seen(before, told)
 		time.Sleep(x.span() / 3)
 	}
@@ -148,12 +140,11 @@ func (x *run) killProcess(e *event) {
 // the server's own word.
 func step(direction time.Duration) func(*run, *event) {
 	return func(x *run, e *event) {
-		client := x.peer(0).admin
 		step := shortWindow/5 + time.Duration(x.rng.Int64N(int64(shortWindow*23/10)))
-		before := x.ahead(client)
+		before := x.ahead()
 		x.offset += direction * step
 		x.setClock(x.offset)
-		if moved := direction * (x.ahead(client) - before); moved > step/2 && moved < step*2 {
+		if moved := direction * (x.ahead() - before); moved > step/2 && moved < step*2 {
 			e.Active = 1
 		}
 		x.recover(e)
@@ -162,8 +153,8 @@ func step(direction time.Duration) func(*run, *event) {
 }
 
 // ahead is by how much the server's clock differs from ours.
-func (x *run) ahead(client *redis.Client) time.Duration {
-	now, err := client.Time(context.Background()).Result()
+func (x *run) ahead() time.Duration {
+	now, err := x.peer(0).Client().Time(x.t.Context()).Result()
 	require.NoError(x.t, err)
 	return time.Until(now)
 }

@@ -104,7 +104,6 @@ func (v *verdict) overAdmission() {
 		elected: v.promise("over-admission at a cluster's election", "≤ one limit each"),
 		all:     v.promise("over-admission when all data is lost", "≤ one limit each time"),
 	}
-	brimful := 0 // groups that were used up and no more
 	for _, at := range lines(v.all...) {
 		if at.Scenario.Loses == timeline { // judged over the whole run: the windows' times and ours are not the same
 			continue
@@ -115,13 +114,9 @@ func (v *verdict) overAdmission() {
 			if may > 0 {
 				p = with[at.Scenario.Loses]
 			}
-			if g.spent == limit.Tokens {
-				brimful++
-			}
 			hold(p, fmt.Sprintf("%v, windows of %d to %d, tokens above the limit", at, g.from, g.to), max(g.spent-limit.Tokens, 0), may)
 		}
 	}
-	none.measured("%d (%d windows used up to the last token)", none.sum, brimful)
 	over, lost := with[tail], int64(0) // of short windows; the limits of long ones are out of reach
 	for _, e := range events(v.all...) {
 		if e.Scenario.Loses == tail {
@@ -140,15 +135,11 @@ func (v *verdict) lost() {
 	lost := v.promise("tokens lost, no process killed", "0")
 	killed := v.promise("tokens lost with a process that is killed", "≤ its stock")
 	over := v.promise("tokens spent that were never charged", "0")
-	var recovered, unknown, alone int64
 	for _, at := range lines(v.all...) {
 		if at.Scenario.Loses != nothing {
 			continue
 		}
-		recovered += at.Recovered
-		unknown += at.Unknown
-		alone += at.Fallback
-		idle := at.Charged - (at.Spent - at.Refunded)
+		idle := at.Charged - (at.Spent + at.Settled - at.Refunded)
 		switch {
 		case at.Role.windowed():
 		case idle < 0 && at.Role.fallsBack() && at.Killed > 0: // it took along what it had admitted without the store
@@ -160,8 +151,6 @@ func (v *verdict) lost() {
 			hold(lost, at, idle, at.Unknown)
 		}
 	}
-	lost.measured("%d (%d handed over again; %d of direct calls unknown)", lost.sum, recovered, unknown)
-	over.measured("%d (%d requests admitted without the store are charged)", over.sum, alone)
 }
 
 // alone bounds what each process has admitted by itself: FailLocal's share of one
@@ -180,7 +169,7 @@ func (v *verdict) alone() {
 func (v *verdict) accounts() {
 	p := v.promise("Stats balance and agree with the journals", "0 tokens apart")
 	for _, at := range lines(v.all...) {
-		hold(p, at, at.Imbalance+at.Misjudged, 0)
+		hold(p, at, at.Apart, 0)
 		if len(at.Unclean) > 0 && (v.strict || at.excused(calm) == 0) {
 			p.broken("%v: processes could not hand back: %v", at, at.Unclean)
 		}

@@ -124,7 +124,7 @@ func TestJudgeFindsSabotage(t *testing.T) {
 			o.line(ledger).Charged += 10 + full.demand(ledger, 1).beyond() + 1
 		}, "tokens lost with a process that is killed"},
 		"Stats that do not balance": {durable, lostReply, func(o *outcome) {
-			o.line(ample).Imbalance = 1
+			o.line(ample).Apart = 1
 		}, "Stats balance and agree with the journals"},
 		"a Close that failed": {durable, lostReply, func(o *outcome) {
 			o.line(ample).Unclean = []string{"away"}
@@ -245,7 +245,8 @@ func TestJournalTellsWhatHappened(t *testing.T) {
 	tell(1, reservoir.Result{}, "", epoch, time.Microsecond)           // refused
 	tell(1, reservoir.Result{}, "away", epoch, 100*time.Millisecond)   // no decision
 	tell(6, reservoir.Result{Allowed: true, Source: reservoir.Fallback}, "", epoch, 0)
-	j.note(record{Key: key, What: refunded, N: 3})
+	j.note(record{Key: key, What: settled, N: -3})
+	j.note(record{Key: key, What: settled, N: 2})
 	whole := pipe.Len()
 	tell(4, admitted, "", epoch, 0)
 	pipe.Truncate((whole + pipe.Len()) / 2)
@@ -255,7 +256,7 @@ func TestJournalTellsWhatHappened(t *testing.T) {
 	s := o.Lines[key]
 	s.end(l, true)
 	require.Equal(t, &sums{
-		Allowed: 4, Denied: 1, Fallback: 1, Spent: 23, Refunded: 3, Alone: 6, Late: 2, Overrun: 1,
+		Allowed: 4, Denied: 1, Spent: 23, Settled: 2, Refunded: 3, Alone: 6, Late: 2, Overrun: 1,
 		Windows: map[int64]int64{end.UnixMilli(): 23}, Killed: 1, KilledHeld: 8,
 	}, s)
 	require.True(t, l.LastOK.Equal(at(0.5)))

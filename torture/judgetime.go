@@ -121,9 +121,9 @@ func (v *verdict) extra() {
 	p := v.promise("extra commands while a shard fails", fmt.Sprintf("≤ %d %% and %d a process", extraBar, repeatsInVain))
 	var calls, commands, spare int64
 	for _, e := range events(v.all...) {
-		calls += e.Calls
-		commands += e.Commands
-		if e.Kind == shardFails { // what all processes may repeat beside a tenth of the calls
+		if e.Kind == shardFails { // all processes may repeat some beside a tenth of the calls
+			calls += e.Calls
+			commands += e.Commands
 			spare += repeatsInVain * int64(e.Scenario.Fleet)
 		}
 	}

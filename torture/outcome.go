@@ -43,12 +43,11 @@ func newOutcome(sc scenario, parts int) *outcome {
 
 // sums is what all processes together did with a key.
 type sums struct {
-	Allowed, Denied int64 // requests
-	Fallback        int64 // requests admitted without the store
-
-	Spent, Refunded int64
-	Alone           int64           // spent by one process without the store, at most
-	Windows         map[int64]int64 // end, Unix ms → tokens
+	Allowed, Denied   int64           // requests
+	Spent             int64           // by requests
+	Settled, Refunded int64           // used above the charges, and below
+	Alone             int64           // spent by one process without the store, at most
+	Windows           map[int64]int64 // end, Unix ms → tokens
 
 	// Late is the tokens of requests that were made after the window was over;
 	// Overrun counts requests from stock whose answer came long after it.
@@ -56,14 +55,11 @@ type sums struct {
 
 	Charged int64 // tokens in the store when all was handed back; of long windows
 
-	// By process: what its limiter told of itself, less what its journal says.
-	// A process that was killed told nothing.
-	Imbalance, Misjudged int64 // tokens
-	Unknown              int64 // tokens of calls that must not be repeated
-	Recovered            int64
-	Unclean              []string // why processes could not hand back
-	Killed               int64
-	KilledHeld           int64 // what processes that were killed said they held
+	Apart      int64    // tokens by which limiters told something else of themselves than journals do
+	Unknown    int64    // tokens of calls that must not be repeated
+	Unclean    []string // why processes could not hand back
+	Killed     int64    // processes, which told nothing of themselves
+	KilledHeld int64    // what they said they held
 }
 
 // line is what one process did with a key.
@@ -95,9 +91,8 @@ func (o *outcome) add(l *line, r *record) {
 	switch r.What {
 	case asked:
 		o.request(s, l, r, e)
-	case refunded:
-		s.Refunded += r.N
-		l.Refunded += r.N
+	case settled:
+		s.settle(l, r.N)
 	case called:
 		l.Held = r.N
 		here := r.Key.Part == e.Part && (e.End.IsZero() || r.At.Before(e.End))
@@ -112,7 +107,7 @@ func (o *outcome) add(l *line, r *record) {
 		}
 	case closed:
 		l.Closed = true
-		s.settle(l, r.Stats)
+		s.audit(l, r.Stats)
 		if r.Err != "" {
 			s.Unclean = append(s.Unclean, r.Err)
 		}
@@ -140,7 +135,6 @@ func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 		s.Denied++
 		return
 	case r.Result.Source == reservoir.Fallback:
-		s.Fallback++
 		l.Alone += r.N
 		s.Alone = max(s.Alone, l.Alone)
 	default:
@@ -170,12 +164,17 @@ func newLatency() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, (2 * time.Minute).Nanoseconds(), 2)
 }
 
-// settle holds what a limiter told of itself against the process' journal.
-func (s *sums) settle(l *line, t *reservoir.Stats) {
-	s.Imbalance += abs(t.Taken + t.Refunded - t.Spent - t.Returned - t.Expired - t.Held)
-	s.Misjudged += abs(t.Spent-l.Spent) + abs(t.Refunded-l.Refunded)
+// settle adds what was used above a charge, or given back.
+func (s *sums) settle(l *line, n int64) {
+	used, back := max(n, 0), max(-n, 0)
+	s.Settled, l.Spent = s.Settled+used, l.Spent+used
+	s.Refunded, l.Refunded = s.Refunded+back, l.Refunded+back
+}
+
+// audit holds what a limiter told of itself against the process' journal.
+func (s *sums) audit(l *line, t *reservoir.Stats) {
+	s.Apart += abs(t.Taken+t.Refunded-t.Spent-t.Returned-t.Expired-t.Held) + abs(t.Spent-l.Spent) + abs(t.Refunded-l.Refunded)
 	s.Unknown += t.Unknown
-	s.Recovered += t.Recovered
 }
 
 // end adds what a process that has ended leaves behind.

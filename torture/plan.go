@@ -32,7 +32,7 @@ var (
 // scenarios are all topologies, each with the faults that take as much from the store,
 // and seeds that count up. cheapest leaves out the faults that a cheaper one has.
 func scenarios(like scenario, seed uint64, cheapest bool) (list []scenario) {
-	for like.Topology = range topology(topologies) {
+	for _, like.Topology = range topologies {
 		for like.Loses = range loss(losses) {
 			like.Faults = nil
 			for _, f := range faults {

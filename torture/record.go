@@ -16,7 +16,7 @@ type record struct {
 	At     time.Time        // when it happened; of a request or a call, when it began
 	Took   time.Duration    // of a request or a call
 	Woke   time.Duration    // how late the machine woke the caller whose timer was due, if it slept
-	N      int64            // tokens; of a call, held in memory when it had ended
+	N      int64            // tokens; of what was settled, used above the charge; of a call, held in memory when it had ended
 	Result reservoir.Result // of a request
 	Away   bool             // the breaker is open, as hooks tell
 	Err    string           // what a request, a call or Close ended in
@@ -33,7 +33,7 @@ type what int
 
 const (
 	asked what = iota
-	refunded
+	settled
 	called // the store
 	closed
 )

@@ -3,6 +3,7 @@ package torture
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -23,8 +24,8 @@ type run struct {
 	cluster *redistest.Cluster
 	pair    *redistest.Replicated // who is the primary changes at each failover
 	link    *redistest.Proxy      // by which the replica follows
-	clock   string                // path of the file that holds the offset
-	offset  time.Duration         // of the server's clock
+	clock   *os.File              // holds the offset of the server's clock
+	offset  time.Duration
 
 	// The processes: see fleet.go.
 	workers []*worker  // that make requests

@@ -20,27 +20,23 @@ import (
 )
 
 // topology is a set-up of servers.
-type topology int
+type topology string
 
 const (
-	durable  topology = iota // a server that has all its data again after it was killed
-	volatile                 // a server that has none
-	clocked                  // a server whose clock can be set
-	pair                     // a primary and a replica that can lag
-	clustered
-	sharded    // three servers
-	topologies = iota
+	durable   topology = "durable server"  // one that has all its data again after it was killed
+	volatile  topology = "volatile server" // one that has none
+	clocked   topology = "server with a clock"
+	pair      topology = "primary and replica"
+	clustered topology = "cluster of six"
+	sharded   topology = "three shards"
 )
 
-func (t topology) String() string {
-	return [...]string{"durable server", "volatile server", "server with a clock", "primary and replica", "cluster of six", "three shards"}[t]
-}
+var topologies = []topology{durable, volatile, clocked, pair, clustered, sharded}
 
 // peer is a server, the proxy by which processes reach it, and ways past that.
 type peer struct {
 	*redistest.Server
 	proxy *redistest.Proxy
-	admin *redis.Client
 	store *redisstore.Store
 }
 
@@ -51,6 +47,7 @@ var aof = []string{"--appendonly", "yes", "--appendfsync", "no"}
 // setUp starts the servers, and says where processes find them.
 func (x *run) setUp() {
 	x.t.Helper()
+	x.Via = make(map[string]string)
 	partOf, parts := func(string) int { return 0 }, 1
 	switch x.Topology {
 	case durable:
@@ -67,11 +64,9 @@ func (x *run) setUp() {
 		x.Addrs = x.Addrs[:1]
 	case clustered:
 		x.cluster = redistest.StartCluster(x.t, 3, 1)
-		x.Via = make(map[string]string)
 		for _, node := range x.cluster.Nodes {
-			x.Via[node.Addr()] = x.add(node).proxy.Addr()
+			x.add(node)
 		}
-		x.Addrs = x.cluster.Addrs()
 		parts, partOf = 3, func(key string) int { return slices.Index(x.cluster.Nodes, x.cluster.NodeOf(tag(key))) }
 	case sharded:
 		shards := make(map[string]backend.Store)
@@ -93,13 +88,12 @@ func (x *run) setUp() {
 
 // add puts a proxy before a server and sends the processes there.
 func (x *run) add(server *redistest.Server) *peer {
-	p := &peer{Server: server, proxy: redistest.NewProxy(x.t, server.Addr()), admin: server.Client(func(o *redis.Options) {
-		o.MaintNotificationsConfig = noNotifications()
-		o.DialTimeout, o.ReadTimeout = 5*time.Second, 5*time.Second
-	})}
-	p.store = redisstore.New(p.admin)
-	x.peers = append(x.peers, p)
-	x.Addrs = append(x.Addrs, p.proxy.Addr())
+	p := &peer{
+		Server: server, proxy: redistest.NewProxy(x.t, server.Addr()),
+		store: redisstore.New(server.Client(func(o *redis.Options) { o.DialTimeout, o.ReadTimeout = 5*time.Second, 5*time.Second })),
+	}
+	x.peers, x.Addrs = append(x.peers, p), append(x.Addrs, server.Addr())
+	x.Via[server.Addr()] = p.proxy.Addr()
 	return p
 }
 
@@ -158,18 +152,18 @@ func (x *run) newClock() []string {
 	require.NoError(x.t, os.WriteFile(source, clockShim, 0o600))
 	out, err := exec.CommandContext(x.t.Context(), "cc", "-O2", "-shared", "-fPIC", "-o", lib, source, "-ldl").CombinedOutput()
 	require.NoError(x.t, err, "cc: %s", out)
-	x.clock = filepath.Join(dir, "offset")
+	offset := filepath.Join(dir, "offset")
+	x.clock, err = os.Create(offset)
+	require.NoError(x.t, err)
+	x.t.Cleanup(func() { _ = x.clock.Close() })
 	x.setClock(0)
-	return []string{"LD_PRELOAD=" + lib, "TORTURE_CLOCK=" + x.clock}
+	return []string{"LD_PRELOAD=" + lib, "TORTURE_CLOCK=" + offset}
 }
 
 // setClock moves the clock to so much ahead of the machine's. The write is of eight
 // bytes in place, which a server that reads them sees as one.
 func (x *run) setClock(ahead time.Duration) {
 	x.t.Helper()
-	f, err := os.OpenFile(x.clock, os.O_WRONLY|os.O_CREATE, 0o600)
-	require.NoError(x.t, err)
-	defer f.Close()
-	_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(ahead.Microseconds())), 0)
+	_, err := x.clock.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(ahead.Microseconds())), 0)
 	require.NoError(x.t, err)
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/internal/redistest"
@@ -21,14 +21,10 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if worker, err := RunWorker(); worker {
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "torture:", err)
-			os.Exit(1)
-		}
+	if RunWorker() {
 		return
 	}
-	redis.SetLogger(silence{})
+	logging.Disable()
 	inMemory()
 	_ = flag.Set("test.parallel", "16") // scenarios mostly wait; the flag exists
 	redistest.Main(m)
@@ -107,7 +103,7 @@ func together(t *testing.T, plan []scenario) []*outcome {
 	list := make([]*outcome, len(plan))
 	t.Run("scenarios", func(t *testing.T) {
 		for i, sc := range plan {
-			t.Run(sc.Topology.String(), func(t *testing.T) {
+			t.Run(string(sc.Topology), func(t *testing.T) {
 				t.Parallel()
 				list[i] = sc.Run(t)
 			})
@@ -123,7 +119,7 @@ func inTurn(t *testing.T, seed uint64, during time.Duration) (list []*outcome) {
 		if !time.Now().Before(end) {
 			break
 		}
-		if *only != "" && sc.Topology.String() != *only {
+		if *only != "" && string(sc.Topology) != *only {
 			continue
 		}
 		ok := t.Run(fmt.Sprintf("%v, seed %d", sc.Topology, sc.Seed), func(t *testing.T) {

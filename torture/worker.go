@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
@@ -34,54 +34,87 @@ const (
 	closeTimeout = 10 * time.Second
 )
 
+// target is the scenario, and where processes find its store. It is passed on in their
+// environment.
+type target struct {
+	scenario
+	Addrs []string          // of the server; of the shards; of the cluster's nodes
+	Via   map[string]string // the proxy before each
+	Keys  [roles][]string   // by part; which names lie on which is the topology's business
+}
+
+func (t *target) parts() int { return len(t.Keys[0]) }
+
 // RunWorker is the whole life of a worker process: it drives all keys until its input
 // ends, and hands back. It reports false in a process that is none.
-func RunWorker() (bool, error) {
+func RunWorker() bool {
 	text, ok := os.LookupEnv(workerEnv)
 	if !ok {
-		return false, nil
+		return false
 	}
 	var t target
-	if err := json.Unmarshal([]byte(text), &t); err != nil {
-		return true, err
-	}
-	store, err := t.open()
-	if err != nil {
-		return true, err
-	}
-	finish := make(chan struct{})
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		close(finish)
-	}()
+	must(0, json.Unmarshal([]byte(text), &t))
+	store := t.open()
 	if t.Skew != 0 {
 		store = skewed{store, t.Skew}
 	}
-	return true, t.work(store, &journal{out: gob.NewEncoder(os.Stdout)}, finish)
-}
-
-func (t *target) work(store backend.Store, j *journal, finish <-chan struct{}) error {
+	finish, end := context.WithCancel(context.Background())
+	go func() {
+		defer end()
+		_, _ = io.Copy(io.Discard, os.Stdin)
+	}()
+	j := &journal{out: gob.NewEncoder(os.Stdout)}
 	var streams []*stream
 	var wg sync.WaitGroup
 	for r := range role(roles) {
 		for part := range t.parts() {
-			s, err := newStream(t, j, store, lineID{r, part})
-			if err != nil {
-				return err
-			}
+			s := newStream(&t, j, store, lineID{r, part})
 			streams = append(streams, s)
-		}
-	}
-	for i, s := range streams {
-		for c := range callers {
-			wg.Go(func() { s.run(rand.New(rand.NewPCG(t.Seed, uint64(i*callers+c))), finish) })
+			for c := range callers {
+				seed := rand.NewPCG(t.Seed, uint64(callers*len(streams)+c))
+				wg.Go(func() { s.run(finish, rand.New(seed)) })
+			}
 		}
 	}
 	wg.Wait()
 	for _, s := range streams {
 		s.close()
 	}
-	return nil
+	return true
+}
+
+// must ends a process that cannot begin.
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+// open connects to the store, which takes no I/O.
+func (t *target) open() backend.Store {
+	logging.Disable() // faults are what this is about
+	if t.Topology != sharded {
+		return redisstore.New(t.client(t.Addrs...))
+	}
+	shards := make(map[string]backend.Store)
+	for i, name := range shardNames {
+		shards[name] = redisstore.New(t.client(t.Addrs[i]))
+	}
+	return must(sharding.New(shards))
+}
+
+var shardNames = []string{"shard-0", "shard-1", "shard-2"}
+
+// client goes by the proxies, also where the nodes of a cluster tell their own addresses.
+func (t *target) client(addrs ...string) redis.UniversalClient {
+	o := must(redisstore.Options("redis://" + addrs[0]))
+	o.Addrs, o.IsClusterMode, o.PoolSize = addrs, t.Topology == clustered, 16
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 2*t.Timeout, 2*t.Timeout, 2*t.Timeout
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		return (&net.Dialer{Timeout: 2 * t.Timeout}).DialContext(ctx, network, cmp.Or(t.Via[addr], addr))
+	}
+	return redis.NewUniversalClient(o)
 }
 
 // skewed is a store that grants more than it charges, or less: what no store may
@@ -111,16 +144,15 @@ type stream struct {
 	away    atomic.Bool // the breaker is open, as hooks tell
 }
 
-func newStream(t *target, j *journal, store backend.Store, id lineID) (*stream, error) {
+func newStream(t *target, j *journal, store backend.Store, id lineID) *stream {
 	d := t.demand(id.Role, t.parts())
 	s := &stream{
 		id: id, key: t.Keys[id.Role][id.Part], demand: d, journal: j,
 		every: time.Second * time.Duration(callers*t.Fleet) / time.Duration(d.requests),
 	}
-	var err error
-	s.limiter, err = reservoir.New(store, d.limit, append(id.Role.options(d), reservoir.WithFetchTimeout(t.Timeout),
-		reservoir.WithHooks(reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}))...)
-	return s, err
+	hooks := reservoir.Hooks{StoreCall: s.called, ShardState: func(c reservoir.ShardState) { s.away.Store(c.Away) }}
+	s.limiter = must(reservoir.New(store, d.limit, append(id.Role.options(d), reservoir.WithFetchTimeout(t.Timeout), reservoir.WithHooks(hooks))...))
+	return s
 }
 
 func (s *stream) note(r record, err error) {
@@ -134,20 +166,11 @@ func (s *stream) called(c reservoir.StoreCall) {
 	s.note(record{What: called, At: time.Now().Add(-c.Duration), Took: c.Duration, N: s.limiter.Stats().Held}, c.Err)
 }
 
-func (s *stream) changed(c reservoir.ShardState) {
-	s.away.Store(c.Away)
-}
-
 // run makes one caller's requests by a schedule, so that slow answers do not
 // make the load lighter.
-func (s *stream) run(rng *rand.Rand, finish <-chan struct{}) {
+func (s *stream) run(finish context.Context, rng *rand.Rand) {
 	next := time.Now().Add(rand.N(s.every))
-	for {
-		select {
-		case <-finish:
-			return
-		default:
-		}
+	for finish.Err() == nil {
 		var woke time.Duration
 		if early := time.Until(next); early > 0 {
 			time.Sleep(early)
@@ -162,10 +185,7 @@ func (s *stream) run(rng *rand.Rand, finish <-chan struct{}) {
 		case s.id.Role == tight && !r.Allowed:
 			s.drain(n, r)
 		case s.id.Role.settles() && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
-			used := rng.Int64N(n)
-			if s.limiter.Settle(context.Background(), s.key, r, used) == nil {
-				s.note(record{What: refunded, N: n - used}, nil)
-			}
+			s.settle(r, n, rng.Int64N(2*n))
 		}
 	}
 }
@@ -188,6 +208,13 @@ func (s *stream) request(n int64, woke time.Duration) reservoir.Result {
 	return r
 }
 
+// settle makes a charge of n what was used.
+func (s *stream) settle(r reservoir.Result, n, used int64) {
+	if s.limiter.Settle(context.Background(), s.key, r, used) == nil {
+		s.note(record{What: settled, N: used - n}, nil)
+	}
+}
+
 func (s *stream) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
@@ -195,50 +222,3 @@ func (s *stream) close() {
 	stats := s.limiter.Stats()
 	s.note(record{What: closed, Stats: &stats}, err)
 }
-
-// open connects to the store, which takes no I/O.
-func (t *target) open() (backend.Store, error) {
-	redis.SetLogger(silence{}) // faults are what this is about
-	if t.Topology != sharded {
-		return redisstore.New(t.client(t.Addrs...)), nil
-	}
-	shards := make(map[string]backend.Store)
-	for i, name := range shardNames {
-		shards[name] = redisstore.New(t.client(t.Addrs[i]))
-	}
-	return sharding.New(shards)
-}
-
-var shardNames = []string{"shard-0", "shard-1", "shard-2"}
-
-// target is the scenario, and where processes find its store. It is passed on in their
-// environment.
-type target struct {
-	scenario
-	Addrs []string          // of the server; of the shards; of the cluster's nodes
-	Via   map[string]string // a cluster's node → the proxy before it
-	Keys  [roles][]string   // by part; which names lie on which is the topology's business
-}
-
-func (t *target) parts() int { return len(t.Keys[0]) }
-
-// client is as redisstore's documentation asks for. That of a cluster, whose nodes tell
-// their own addresses, goes by the proxies.
-func (t *target) client(addrs ...string) redis.UniversalClient {
-	return redis.NewUniversalClient(&redis.UniversalOptions{
-		Addrs: addrs, IsClusterMode: t.Topology == clustered, MaxRetries: -1, DialerRetries: 1,
-		DialTimeout: 2 * t.Timeout, ReadTimeout: 2 * t.Timeout, WriteTimeout: 2 * t.Timeout,
-		ContextTimeoutEnabled: true, PoolSize: 16, MaintNotificationsConfig: noNotifications(),
-		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			return (&net.Dialer{Timeout: 2 * t.Timeout}).DialContext(ctx, network, cmp.Or(t.Via[addr], addr))
-		},
-	})
-}
-
-func noNotifications() *maintnotifications.Config {
-	return &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-}
-
-type silence struct{}
-
-func (silence) Printf(context.Context, string, ...any) {}

@@ -48,14 +48,14 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	}
 	// Nodes that begin with the same epoch must first settle who raises it.
 	for i, node := range c.Nodes {
-		node.do("cluster", "set-config-epoch", i+1)
+		node.Do("cluster", "set-config-epoch", i+1)
 		if i < masters {
-			node.do("cluster", "addslotsrange", slots*i/masters, slots*(i+1)/masters-1)
+			node.Do("cluster", "addslotsrange", slots*i/masters, slots*(i+1)/masters-1)
 		}
 	}
 	c.meet(busPorts)
 	for i, node := range c.Nodes[masters:] {
-		node.do("cluster", "replicate", c.Nodes[i%masters].id())
+		node.Do("cluster", "replicate", c.Nodes[i%masters].id())
 	}
 	c.AwaitWhole()
 	for _, master := range c.Nodes[:masters] {
@@ -85,7 +85,7 @@ func (c *Cluster) meet(busPorts []int) {
 	for i, node := range c.Nodes {
 		for j, other := range c.Nodes[:i] {
 			host, port := splitAddr(other.Addr())
-			node.do("cluster", "meet", host, port, busPorts[j])
+			node.Do("cluster", "meet", host, port, busPorts[j])
 		}
 	}
 	for _, node := range c.Nodes {
@@ -110,7 +110,7 @@ func (c *Cluster) AwaitWhole() {
 
 func (c *Cluster) check(node *Server) error {
 	c.t.Helper()
-	known, info := node.clusterNodes(), fields(node.do("cluster", "info").Val().(string))
+	known, info := node.clusterNodes(), fields(node.Do("cluster", "info").Val().(string))
 	if info["cluster_state"] != "ok" || info["cluster_slots_assigned"] != strconv.Itoa(slots) ||
 		strings.Count(known, "slave") != len(c.Nodes)-c.masters || strings.Contains(known, "fail") {
 		return fmt.Errorf("%v\n%s", info, known)

@@ -47,7 +47,7 @@ func (r *Replicated) AwaitSync() {
 // replicas are not told.
 func (r *Replicated) Promote(i int) {
 	r.t.Helper()
-	r.Replicas[i].do("replicaof", "no", "one")
+	r.Replicas[i].Do("replicaof", "no", "one")
 }
 
 // Link leads the replication of replica i through a proxy and returns when the
@@ -68,7 +68,7 @@ func (r *Replicated) Link(i int) *Proxy {
 	r.t.Helper()
 	proxy, replica := NewProxy(r.t, r.Primary.Addr()), r.Replicas[i]
 	host, port := splitAddr(proxy.Addr())
-	replica.do("replicaof", host, port)
+	replica.Do("replicaof", host, port)
 	poll(r.t, syncLimit, "replicate to "+replica.Addr(), replica.checkLink)
 	return proxy
 }

@@ -43,7 +43,7 @@ func (c *Cluster) SlotsOf(master *Server) []int {
 // SlotOf returns the slot of the key.
 func (c *Cluster) SlotOf(key string) int {
 	c.t.Helper()
-	return int(c.up()[0].do("cluster", "keyslot", key).Val().(int64))
+	return int(c.up()[0].Do("cluster", "keyslot", key).Val().(int64))
 }
 
 // Reshard moves the slots from the master that serves them to another, one after
@@ -56,8 +56,8 @@ func (c *Cluster) Reshard(from, to *Server, list []int) {
 	for _, slot := range list {
 		c.OpenSlot(from, to, slot)
 		from.migrate(to, slot)
-		to.do("cluster", "setslot", slot, "node", target) // first who gets it, or it would be nobody's
-		from.do("cluster", "setslot", slot, "node", target)
+		to.Do("cluster", "setslot", slot, "node", target) // first who gets it, or it would be nobody's
+		from.Do("cluster", "setslot", slot, "node", target)
 	}
 	for _, node := range c.up() {
 		poll(c.t, clusterLimit, "spread a reshard to "+node.Addr(), func() error {
@@ -76,8 +76,8 @@ func (c *Cluster) Reshard(from, to *Server, list []int) {
 // give it away, the other is to get it, and no key has moved.
 func (c *Cluster) OpenSlot(from, to *Server, slot int) {
 	c.t.Helper()
-	to.do("cluster", "setslot", slot, "importing", from.id())
-	from.do("cluster", "setslot", slot, "migrating", to.id())
+	to.Do("cluster", "setslot", slot, "importing", from.id())
+	from.Do("cluster", "setslot", slot, "migrating", to.id())
 }
 
 // migrate moves all keys of the slot.
@@ -85,18 +85,18 @@ func (s *Server) migrate(to *Server, slot int) {
 	s.t.Helper()
 	host, port := splitAddr(to.Addr())
 	for {
-		keys := s.do("cluster", "getkeysinslot", slot, migrateBatch).Val().([]any)
+		keys := s.Do("cluster", "getkeysinslot", slot, migrateBatch).Val().([]any)
 		if len(keys) == 0 {
 			return
 		}
-		s.do(append([]any{"migrate", host, port, "", 0, migrateTime, "replace", "keys"}, keys...)...)
+		s.Do(append([]any{"migrate", host, port, "", 0, migrateTime, "replace", "keys"}, keys...)...)
 	}
 }
 
 // id returns the node's name in its cluster.
 func (s *Server) id() string {
 	s.t.Helper()
-	return s.do("cluster", "myid").Val().(string)
+	return s.Do("cluster", "myid").Val().(string)
 }
 
 // clusterNodes returns what the node knows of the cluster, a line for each node:
@@ -104,7 +104,7 @@ func (s *Server) id() string {
 //	id host:port@bus flags master ping-sent pong-received epoch link-state slots…
 func (s *Server) clusterNodes() string {
 	s.t.Helper()
-	return s.do("cluster", "nodes").Val().(string)
+	return s.Do("cluster", "nodes").Val().(string)
 }
 
 // slotsOf returns which slots a node has, in order, and since which epoch, as this one

@@ -89,7 +89,7 @@ func (s *Sentinel) Primary() *Server {
 	if up < 0 {
 		s.t.Fatal("redistest: no Sentinel is up")
 	}
-	addr, _ := s.Sentinels[up].do("sentinel", "get-master-addr-by-name", s.MasterName).StringSlice()
+	addr, _ := s.Sentinels[up].Do("sentinel", "get-master-addr-by-name", s.MasterName).StringSlice()
 	for _, server := range slices.Concat([]*Server{s.watched.Primary}, s.watched.Replicas) {
 		if strings.Join(addr, ":") == server.Addr() {
 			return server

@@ -138,11 +138,11 @@ func (s *Server) Calls(command ...string) (sum int64) {
 // ResetStats sets the counters that [Server.Calls] reads to 0.
 func (s *Server) ResetStats() {
 	s.t.Helper()
-	s.do("config", "resetstat")
+	s.Do("config", "resetstat")
 }
 
-// do runs one administrative command, which must succeed.
-func (s *Server) do(args ...any) *redis.Cmd {
+// Do runs one administrative command, which must succeed.
+func (s *Server) Do(args ...any) *redis.Cmd {
 	s.t.Helper()
 	cmd := s.admin.Do(context.Background(), args...)
 	if err := cmd.Err(); err != nil {
@@ -154,7 +154,7 @@ func (s *Server) do(args ...any) *redis.Cmd {
 // info returns the fields of one section of INFO.
 func (s *Server) info(section string) map[string]string {
 	s.t.Helper()
-	return fields(s.do("info", section).Val().(string))
+	return fields(s.Do("info", section).Val().(string))
 }
 
 // fields parses the lines "name:value" of INFO and CLUSTER INFO.

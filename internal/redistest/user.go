@@ -15,12 +15,12 @@ func (s *Server) SetUser(line string) {
 	if len(words) < 2 || words[0] != "user" {
 		s.t.Fatalf("redistest: %q is no line of an ACL file", line)
 	}
-	s.do("acl", "deluser", words[1])
+	s.Do("acl", "deluser", words[1])
 	args := []any{"acl", "setuser"}
 	for _, word := range words[1:] {
 		args = append(args, word)
 	}
-	s.do(args...)
+	s.Do(args...)
 }
 
 // SetUser is [Server.SetUser] on all nodes: users are not replicated.
