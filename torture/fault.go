@@ -190,7 +190,9 @@ func promote(lags bool) func(*run, *event) {
 			servers.AwaitSync()
 		}
 		for r := range role(roles) {
-			e.Lost[r] = x.unreplicated(r)
+			if e.Lost[r] = x.unreplicated(r); r.renewed() { // and windows that were reset since
+				e.Lost[r] = x.demand(r, 1).limit.Tokens
+			}
 		}
 		servers.Primary.Kill()
 		x.link.Cut()

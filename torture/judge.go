@@ -81,13 +81,22 @@ func (v *verdict) active() {
 			p.broken("%v never took effect", e)
 		}
 	}
+	var resets, counted int64
+	days := 0
 	for _, at := range lines(v.all...) {
 		if at.Allowed == 0 || at.Role == tight && at.Denied == 0 {
 			p.broken("%v: it was never used up", at)
 		}
-		if at.Role.windowed() && len(at.Windows) < 2 {
+		if at.Role.windowed() && at.Role != daily && len(at.Windows) < 2 {
 			p.broken("%v: no window rolled over", at)
 		}
+		resets, counted = resets+at.Resets, counted+at.Counted
+		if at.Role == daily {
+			days += at.days()
+		}
+	}
+	if p.measured("%d; %d resets, %d midnights, %d tokens settled for earlier windows", p.sum, resets, days, counted); resets*counted == 0 || days == 0 {
+		p.broken("in all: %s", p.Measured)
 	}
 }
 
@@ -99,6 +108,7 @@ const failoverBar = 2
 // the store has lost meanwhile.
 func (v *verdict) overAdmission() {
 	none := v.promise("over-admission without data loss", "0")
+	renewed := v.promise("over-admission of windows that are reset", "0, or one limit each time that data is lost")
 	with := [losses]*promise{
 		tail:    v.promise("over-admission at failover", fmt.Sprintf("≤ %d %% of what was not replicated", failoverBar)),
 		elected: v.promise("over-admission at a cluster's election", "≤ one limit each"),
@@ -108,13 +118,16 @@ func (v *verdict) overAdmission() {
 		if at.Scenario.Loses == timeline { // judged over the whole run: the windows' times and ours are not the same
 			continue
 		}
-		limit := at.demand().limit
-		for _, g := range at.groups(limit.Window) {
+		for _, g := range at.groups() {
 			p, may := none, at.lost(g)
-			if may > 0 {
+			switch {
+			case at.Role.renewed():
+				p = renewed
+			case may > 0:
 				p = with[at.Scenario.Loses]
 			}
-			hold(p, fmt.Sprintf("%v, windows of %d to %d, tokens above the limit", at, g.from, g.to), max(g.spent-limit.Tokens, 0), may)
+			over := max(g.spent-at.demand().limit.Tokens, 0)
+			hold(p, fmt.Sprintf("%v, windows of %d to %d, tokens above the limit", at, g.from, g.to), over, may)
 		}
 	}
 	over, lost := with[tail], int64(0) // of short windows; the limits of long ones are out of reach
@@ -136,19 +149,22 @@ func (v *verdict) lost() {
 	killed := v.promise("tokens lost with a process that is killed", "≤ its stock")
 	over := v.promise("tokens spent that were never charged", "0")
 	for _, at := range lines(v.all...) {
-		if at.Scenario.Loses != nothing {
+		if at.Scenario.Loses != nothing || at.demand().limit.Window == shortWindow {
 			continue
 		}
-		idle := at.Charged - (at.Spent + at.Settled - at.Refunded)
+		used, may := at.Spent+at.Settled-at.Refunded, at.Unknown
+		if at.Role == daily { // the last window is there, and what is settled for an earlier one may count
+			used, may = at.Windows[at.Open], may+at.Settled
+		}
+		idle := at.Charged - used
 		switch {
-		case at.Role.windowed():
 		case idle < 0 && at.Role.fallsBack() && at.Killed > 0: // it took along what it had admitted without the store
 		case idle < 0:
 			hold(over, at, -idle, 0)
 		case at.Killed > 0:
-			hold(killed, at, idle, at.KilledHeld+at.Killed*at.demand().beyond()+at.Unknown)
+			hold(killed, at, idle, may+at.KilledHeld+at.Killed*at.demand().beyond())
 		default:
-			hold(lost, at, idle, at.Unknown)
+			hold(lost, at, max(idle-may, 0), 0)
 		}
 	}
 }
@@ -197,18 +213,28 @@ func (v *verdict) late() {
 	}
 }
 
-// clocks bounds what steps of the server's clock may give and take. Windows that
-// follow each other, and one more for each step, are all that may be used.
+// clocks bounds what steps of the server's clock may give and take, and what resets
+// may. Windows that follow each other, one more for each step and each reset, and what
+// the store has lost, are all that may be used.
 func (v *verdict) clocks() {
-	extra := v.promise("clock steps: admitted in all", "≤ one limit more per step")
+	extra := v.promise("clock steps and resets: admitted in all", "≤ one limit more for each")
 	starved := v.promise("clock steps: longest time without a token", "≤ one window")
 	for _, at := range lines(v.all...) {
-		if at.Scenario.Loses != timeline || !at.Role.windowed() {
+		if !at.Role.windowed() {
 			continue
 		}
-		limit := at.demand().limit
-		windows := int64(at.Elapsed/limit.Window) + 2 + int64(len(at.Events)) // begun before, and after
-		hold(extra, at, at.Spent, windows*limit.Tokens)
+		limit, lost := at.demand().limit, int64(0)
+		windows := int64(at.Elapsed/limit.Window) + 2 + at.Resets // begun before, and after
+		for _, e := range at.Events {
+			lost += e.Lost[at.Role]
+		}
+		if at.Scenario.Loses == timeline {
+			windows += int64(len(at.Events))
+		}
+		hold(extra, at, at.Spent, windows*limit.Tokens+lost)
+		if at.Scenario.Loses != timeline {
+			continue
+		}
 		// Windows of whole seconds end at whole seconds, so a clock that was set back
 		// comes by the end of a window again that was over.
 		for end, spent := range at.Windows {
@@ -222,6 +248,7 @@ func (v *verdict) clocks() {
 		late := time.Duration(merged([]*outcome{e.outcome}, e.Kind, wakeUp).Max())
 		hold(starved, e, e.Starved, shortWindow+shortWindow/4+late)
 	}
+	extra.measured("%d tokens at most", extra.most)
 	starved.measured("%v", time.Duration(starved.most).Round(time.Millisecond))
 }
 

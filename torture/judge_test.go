@@ -29,20 +29,25 @@ func harmless(where topology, f fault) *outcome {
 		Lines: make(map[lineID]*sums), Latency: make(map[waited]*hdrhistogram.Histogram),
 		Events: []*event{{Kind: f.kind, Begin: at(4.2), End: at(4.4), Active: 1, Recovery: shortWindow / 10}},
 	}
-	o.Scenario.Topology, o.Scenario.Loses = where, f.loses
+	o.Scenario.Topology, o.Scenario.Loses, o.Scenario.Midnight = where, f.loses, at(5).Unix()
 	for r := range role(roles) {
 		s := &sums{Windows: make(map[int64]int64), Allowed: 1, Denied: 1}
 		d := full.demand(r, 1)
 		if o.Scenario.Loses == elected || o.Scenario.Loses == all {
 			o.Events[0].Lost[r] = d.limit.Tokens
 		}
-		if r.windowed() {
+		switch {
+		case r == daily:
+			s.Open, s.Settled, s.Counted, s.Resets = at(5+24*60*60).UnixMilli(), 10, 5, 1
+			s.Spent, s.Charged = 2*d.limit.Tokens, d.limit.Tokens+5
+			s.Windows[s.Open], s.Windows[at(5).UnixMilli()] = d.limit.Tokens, d.limit.Tokens
+		case r.windowed():
 			for i := range 10 {
 				s.Windows[at(float64(i+1)).UnixMilli()] = min(d.limit.Tokens, d.tokens)
 				s.Spent += min(d.limit.Tokens, d.tokens)
 			}
-		} else {
-			s.Spent, s.Refunded, s.Charged = 5000, 1000, 4000
+		default:
+			s.Spent, s.Settled, s.Refunded, s.Charged = 5000, 500, 1000, 4500
 			s.Windows[at(3600).UnixMilli()] = s.Spent
 		}
 		o.Lines[lineID{r, 0}] = s
@@ -106,6 +111,35 @@ func TestJudgeFindsSabotage(t *testing.T) {
 		"two limits more for one restart": {volatile, restartedEmpty, func(o *outcome) {
 			o.line(tight).Windows[at(5).UnixMilli()] += tightLimit + 1
 		}, "over-admission when all data is lost"},
+		"a token too many in a window that was reset": {durable, lostReply, func(o *outcome) {
+			o.line(fresh).Windows[at(5).UnixMilli()]++
+		}, "over-admission of windows that are reset"},
+		"a token too many on a day": {durable, lostReply, func(o *outcome) {
+			o.line(daily).Windows[at(5).UnixMilli()]++
+		}, "over-admission of windows that are reset"},
+		"a window that nobody has reset": {durable, lostReply, func(o *outcome) {
+			o.line(daily).Resets = 0
+			o.line(fresh).Resets = 1
+			o.line(daily).Spent++
+		}, "clock steps and resets: admitted in all"},
+		"windows that are reset more often than they were": {durable, lostReply, func(o *outcome) {
+			o.line(fresh).Spent += 2*tightLimit + 1
+		}, "clock steps and resets: admitted in all"},
+		"a day's token that was never charged": {durable, lostReply, func(o *outcome) {
+			o.line(daily).Charged = tightLimit - 1
+		}, "tokens spent that were never charged"},
+		"a settlement for an earlier window that was charged twice": {durable, lostReply, func(o *outcome) {
+			o.line(daily).Charged = tightLimit + 11
+		}, "tokens lost, no process killed"},
+		"settlements for earlier windows that never counted": {durable, lostReply, func(o *outcome) {
+			o.line(daily).Counted = 0
+		}, "faults that took effect"},
+		"a midnight that never came": {durable, lostReply, func(o *outcome) {
+			o.Scenario.Midnight = at(5000).Unix()
+			delete(o.line(daily).Windows, at(5+24*60*60).UnixMilli())
+			o.line(daily).Windows[at(4).UnixMilli()] = 1
+			o.line(daily).Open, o.line(daily).Charged = at(4).UnixMilli(), 1
+		}, "faults that took effect"},
 		"a token charged and not to be found": {durable, lostReply, func(o *outcome) {
 			o.line(ledger).Charged++
 		}, "tokens lost, no process killed"},
@@ -143,13 +177,13 @@ func TestJudgeFindsSabotage(t *testing.T) {
 		}, "faults that took effect"},
 		"a step of the clock worth two limits": {clocked, clockForward, func(o *outcome) {
 			o.line(tight).Spent += 4 * tightLimit
-		}, "clock steps: admitted in all"},
+		}, "clock steps and resets: admitted in all"},
 		"a window of two limits, the clock being set forward": {clocked, clockForward, func(o *outcome) {
 			o.line(tight).Windows[1] = 2 * tightLimit
-		}, "clock steps: admitted in all"},
+		}, "clock steps and resets: admitted in all"},
 		"a window of three limits, the clock being set back once": {clocked, clockBack, func(o *outcome) {
 			o.line(tight).Windows[1] = 2*tightLimit + 1
-		}, "clock steps: admitted in all"},
+		}, "clock steps and resets: admitted in all"},
 		"a starved window": {clocked, clockBack, func(o *outcome) {
 			o.Events[0].Starved = 2 * shortWindow
 		}, "clock steps: longest time without a token"},

@@ -45,21 +45,22 @@ func newOutcome(sc scenario, parts int) *outcome {
 type sums struct {
 	Allowed, Denied   int64           // requests
 	Spent             int64           // by requests
-	Settled, Refunded int64           // used above the charges, and below
+	Settled, Refunded int64           // used above the charges, and below; of renewed windows above those of earlier ones
+	Counted           int64           // of what was settled for earlier windows, what counted
+	Resets            int64           // at most
 	Alone             int64           // spent by one process without the store, at most
-	Windows           map[int64]int64 // end, Unix ms → tokens
+	Windows           map[int64]int64 // end, Unix ms → tokens of requests
 
 	// Late is the tokens of requests that were made after the window was over;
 	// Overrun counts requests from stock whose answer came long after it.
 	Late, Overrun int64
 
-	Charged int64 // tokens in the store when all was handed back; of long windows
-
-	Apart      int64    // tokens by which limiters told something else of themselves than journals do
-	Unknown    int64    // tokens of calls that must not be repeated
-	Unclean    []string // why processes could not hand back
-	Killed     int64    // processes, which told nothing of themselves
-	KilledHeld int64    // what they said they held
+	Open, Charged int64    // the store's window when all was handed back, and the tokens in it
+	Apart         int64    // tokens by which limiters told something else of themselves than journals do
+	Unknown       int64    // tokens of calls that must not be repeated
+	Unclean       []string // why processes could not hand back
+	Killed        int64    // processes, which told nothing of themselves
+	KilledHeld    int64    // what they said they held
 }
 
 // line is what one process did with a key.
@@ -67,6 +68,7 @@ type line struct {
 	LastOK, LastBad        time.Time // when a call last succeeded, and a request failed
 	Held                   int64     // in memory when the last call had ended
 	Spent, Refunded, Alone int64
+	Settled                int64
 	Closed                 bool
 }
 
@@ -93,6 +95,9 @@ func (o *outcome) add(l *line, r *record) {
 		o.request(s, l, r, e)
 	case settled:
 		s.settle(l, r.N)
+	case renewed:
+		s.Resets += r.N
+		o.failed(r, e)
 	case called:
 		l.Held = r.N
 		here := r.Key.Part == e.Part && (e.End.IsZero() || r.At.Before(e.End))
@@ -107,7 +112,7 @@ func (o *outcome) add(l *line, r *record) {
 		}
 	case closed:
 		l.Closed = true
-		s.audit(l, r.Stats)
+		s.audit(r.Key.Role, l, r.Stats)
 		if r.Err != "" {
 			s.Unclean = append(s.Unclean, r.Err)
 		}
@@ -124,12 +129,8 @@ func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 	}
 	end, reset := r.At.Add(r.Took), r.Result.Reset
 	switch {
-	case r.Err != "":
+	case o.failed(r, e):
 		l.LastBad = end
-		o.Errors[string(e.Kind)+": "+r.Err]++
-		if e.Failed++; r.Key.Part != e.Part {
-			e.Elsewhere++
-		}
 		return
 	case !r.Result.Allowed:
 		s.Denied++
@@ -150,6 +151,18 @@ func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 	s.Windows[reset.UnixMilli()] += r.N
 }
 
+// failed adds what a request or a reset ended in, if that is an error.
+func (o *outcome) failed(r *record, e *event) bool {
+	if r.Err == "" {
+		return false
+	}
+	o.Errors[string(e.Kind)+": "+r.Err]++
+	if e.Failed++; r.Key.Part != e.Part {
+		e.Elsewhere++
+	}
+	return true
+}
+
 func (o *outcome) wait(w waited, d time.Duration) {
 	h := o.Latency[w]
 	if h == nil {
@@ -167,13 +180,19 @@ func newLatency() *hdrhistogram.Histogram {
 // settle adds what was used above a charge, or given back.
 func (s *sums) settle(l *line, n int64) {
 	used, back := max(n, 0), max(-n, 0)
-	s.Settled, l.Spent = s.Settled+used, l.Spent+used
+	s.Settled, l.Settled = s.Settled+used, l.Settled+used
 	s.Refunded, l.Refunded = s.Refunded+back, l.Refunded+back
 }
 
-// audit holds what a limiter told of itself against the process' journal.
-func (s *sums) audit(l *line, t *reservoir.Stats) {
-	s.Apart += abs(t.Taken+t.Refunded-t.Spent-t.Returned-t.Expired-t.Held) + abs(t.Spent-l.Spent) + abs(t.Refunded-l.Refunded)
+// audit holds what a limiter told of itself against the process' journal. What is
+// settled for an earlier window may count.
+func (s *sums) audit(r role, l *line, t *reservoir.Stats) {
+	least, most := l.Spent+l.Settled, l.Spent+l.Settled
+	if r.renewed() {
+		least = l.Spent
+		s.Counted += t.Spent - least
+	}
+	s.Apart += abs(t.Taken+t.Refunded-t.Spent-t.Returned-t.Expired-t.Held) + max(least-t.Spent, t.Spent-most, 0) + abs(t.Refunded-l.Refunded)
 	s.Unknown += t.Unknown
 }
 
@@ -242,22 +261,22 @@ func (o *outcome) had(k kind) (n int64) {
 
 // group is windows that overlap, which happens only when the store lost one or
 // its clock was set: a window opens when the one before is over. They count as
-// one, with one limit.
+// one, with one limit. Of windows that are reset each counts by itself.
 type group struct {
 	from, to int64 // Unix ms, by the store's clock
 	spent    int64
 }
 
-// groups puts a line's windows together, in order of their ends.
-func (s *sums) groups(length time.Duration) (list []group) {
-	for _, reset := range slices.Sorted(maps.Keys(s.Windows)) {
-		begin := reset - length.Milliseconds()
-		if n := len(list); n > 0 && begin < list[n-1].to {
+// groups puts the windows of a key together, in order of their ends.
+func (p place) groups() (list []group) {
+	for _, reset := range slices.Sorted(maps.Keys(p.Windows)) {
+		begin := reset - p.demand().limit.Window.Milliseconds()
+		if n := len(list); n > 0 && begin < list[n-1].to && !p.Role.renewed() {
 			list[n-1].to = reset
-			list[n-1].spent += s.Windows[reset]
+			list[n-1].spent += p.Windows[reset]
 			continue
 		}
-		list = append(list, group{begin, reset, s.Windows[reset]})
+		list = append(list, group{begin, reset, p.Windows[reset]})
 	}
 	return list
 }
@@ -273,4 +292,17 @@ func (p place) lost(g group) (n int64) {
 		}
 	}
 	return n
+}
+
+// days is how often the key was used on both sides of the midnight.
+func (p place) days() int {
+	before, after := 0, 0
+	for end := range p.Windows {
+		if end > p.Scenario.Midnight*1000 {
+			after = 1
+		} else {
+			before = 1
+		}
+	}
+	return before * after
 }

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// scenario is a topology and what befalls it. It follows from the seed.
+// scenario is a topology and what befalls it. It follows from the seed, but for when
+// midnight is.
 type scenario struct {
 	Topology topology
 	Loses    loss // of all its faults: one that takes more would hide whether another takes any
@@ -20,6 +21,7 @@ type scenario struct {
 	Hang     time.Duration // of a server that is stopped
 	Slots    int           // that are resharded
 	Skew     int64         // a deliberate bug; see skewed
+	Midnight int64         // when the calendar's first window ends, Unix seconds
 }
 
 var (

@@ -34,7 +34,8 @@ type what int
 const (
 	asked what = iota
 	settled
-	called // the store
+	renewed // its window was reset, or may have been
+	called  // the store
 	closed
 )
 

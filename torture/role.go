@@ -12,6 +12,8 @@ type role int
 const (
 	tight role = iota
 	ample
+	fresh
+	daily
 	ledger
 	stock
 	open
@@ -20,11 +22,14 @@ const (
 )
 
 func (r role) String() string {
-	return [...]string{"tight", "ample", "ledger", "stock", "open", "local"}[r]
+	return [...]string{"tight", "ample", "fresh", "daily", "ledger", "stock", "open", "local"}[r]
 }
 
 // windowed reports whether the role's windows roll over while it runs.
 func (r role) windowed() bool { return r < ledger }
+
+// renewed reports whether the role's windows are reset while they are open.
+func (r role) renewed() bool { return r == fresh || r == daily }
 
 // settles reports whether the role's requests are settled: its windows outlast the run,
 // and its batches are small.
@@ -69,12 +74,16 @@ func (sc *scenario) demand(r role, parts int) demand {
 	switch r {
 	case ample:
 		d.tokens = ampleDemand / n
+	case daily: // in a zone whose midnight comes soon
+		d.limit = reservoir.PerDay(d.limit.Tokens, time.FixedZone("near", -int(sc.Midnight%(24*60*60))))
 	case ledger, open, local, stock:
 		d.limit, d.tokens = reservoir.Limit{Tokens: longLimit / n, Window: longWindow}, longDemand/n
 	}
 	switch {
 	case r == stock:
 		d.requests *= 2
+	case r.renewed():
+		d.requests = max(d.requests/2, 1)
 	case r.settles(): // a call for every six requests
 		d.batch = 6 * d.each()
 	}
@@ -91,6 +100,8 @@ func (r role) options(d demand) []reservoir.Option {
 		list[0] = reservoir.WithBatch(reservoir.Fixed(d.batch))
 	}
 	switch r {
+	case fresh, daily:
+		list = append(list, reservoir.WithLateOverruns())
 	case open:
 		list = append(list, reservoir.WithFailure(reservoir.FailOpen))
 	case local:

@@ -36,7 +36,11 @@ type run struct {
 const (
 	patience     = 30 * time.Second // for what comes by itself, on a busy machine
 	recoverLimit = 60 * time.Second
-	settle       = 300 * time.Millisecond // between faults
+
+	// untilMidnight is for the start of processes, and a while of the first day.
+	untilMidnight = 5 * time.Second
+
+	settle = 300 * time.Millisecond // between faults
 )
 
 // Run makes the scenario happen and returns what became of it.
@@ -44,11 +48,12 @@ func (sc scenario) Run(t testing.TB) *outcome {
 	t.Helper()
 	x := &run{t: t, rng: rand.New(rand.NewPCG(sc.Seed, 1)), target: target{scenario: sc}}
 	x.setUp()
-	x.out = newOutcome(sc, x.parts())
+	x.Midnight = time.Now().Add(untilMidnight).Unix()
+	x.out = newOutcome(x.scenario, x.parts())
+	begin := time.Now()
 	for range sc.Fleet {
 		x.start()
 	}
-	begin := time.Now()
 	time.Sleep(2 * shortWindow) // of calm, to compare with
 	for _, k := range sc.Faults {
 		x.inject(k)
@@ -57,9 +62,8 @@ func (sc scenario) Run(t testing.TB) *outcome {
 	x.finish()
 	x.out.Elapsed = time.Since(begin)
 	for _, at := range lines(x.out) {
-		if !at.Role.windowed() {
-			at.Charged = x.contents(x.peer(at.Part), at.Role, at.Part).Used
-		}
+		held := x.contents(x.peer(at.Part), at.Role, at.Part)
+		at.Open, at.Charged = int64(held.Window), held.Used
 	}
 	return x.out
 }

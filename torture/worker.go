@@ -169,6 +169,7 @@ func (s *stream) called(c reservoir.StoreCall) {
 // run makes one caller's requests by a schedule, so that slow answers do not
 // make the load lighter.
 func (s *stream) run(finish context.Context, rng *rand.Rand) {
+	var before charge
 	next := time.Now().Add(rand.N(s.every))
 	for finish.Err() == nil {
 		var woke time.Duration
@@ -181,11 +182,14 @@ func (s *stream) run(finish context.Context, rng *rand.Rand) {
 		}
 		n := min(1+rng.Int64N(2*s.demand.each()), s.demand.limit.Tokens)
 		r := s.request(n, woke)
-		switch {
-		case s.id.Role == tight && !r.Allowed:
+		if !r.Allowed && (s.id.Role == tight || s.id.Role.renewed()) {
 			s.drain(n, r)
+		}
+		switch {
+		case s.id.Role.renewed():
+			before = s.renew(rng, before, charge{n, r})
 		case s.id.Role.settles() && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
-			s.settle(r, n, rng.Int64N(2*n))
+			s.settle(charge{n, r}, rng.Int64N(2*n))
 		}
 	}
 }
@@ -208,11 +212,43 @@ func (s *stream) request(n int64, woke time.Duration) reservoir.Result {
 	return r
 }
 
-// settle makes a charge of n what was used.
-func (s *stream) settle(r reservoir.Result, n, used int64) {
-	if s.limiter.Settle(context.Background(), s.key, r, used) == nil {
-		s.note(record{What: settled, N: used - n}, nil)
+// charge is what a request was charged.
+type charge struct {
+	n int64
+	reservoir.Result
+}
+
+// settle makes a charge what was used.
+func (s *stream) settle(c charge, used int64) {
+	if s.limiter.Settle(context.Background(), s.key, c.Result, used) == nil {
+		s.note(record{What: settled, N: used - c.n}, nil)
 	}
+}
+
+// resetEvery is after how many requests of one caller their key is reset, about: fewer
+// than a thousand times in a day, for then its names are used up.
+const resetEvery = 250
+
+// renew resets the key now and then. It settles what was charged to a window that is not
+// the open one any more, above the charge, and returns what is to be settled later. That
+// is told first, and so is a reset: this process may be killed before it can tell.
+func (s *stream) renew(rng *rand.Rand, before, now charge) charge {
+	if rng.IntN(resetEvery) == 0 {
+		s.note(record{What: renewed, N: 1}, nil)
+		if err := s.limiter.Reset(context.Background(), s.key); err != nil {
+			s.note(record{What: renewed}, err)
+		}
+	}
+	switch {
+	case !before.Allowed:
+		return now
+	case now.Allowed && !now.Reset.Equal(before.Reset):
+		used := before.n + now.n
+		s.note(record{What: settled, N: now.n}, nil)
+		_ = s.limiter.Settle(context.Background(), s.key, before.Result, used)
+		return now
+	}
+	return before
 }
 
 func (s *stream) close() {
