@@ -3,6 +3,7 @@ package redistest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -42,8 +43,11 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	c := &Cluster{t: t, masters: masters}
 	var busPorts []int
 	for range masters * (1 + replicasPerMaster) {
-		node, busPort := startNode(t)
-		c.Nodes = append(c.Nodes, node)
+		busPort := reservePort(t) // the default, 10000 above the other, may be in use
+		c.Nodes = append(c.Nodes, Start(t,
+			"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
+			"--cluster-port", strconv.Itoa(busPort), "--cluster-announce-ip", "127.0.0.1",
+			"--cluster-node-timeout", strconv.Itoa(nodeTimeout)))
 		busPorts = append(busPorts, busPort)
 	}
 	// Nodes that begin with the same epoch must first settle who raises it.
@@ -64,38 +68,28 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	return c
 }
 
-// startNode runs one node that knows no other. The port of the cluster bus is
-// chosen too, because the default, 10000 above the other, may be in use.
-func startNode(t testing.TB) (node *Server, busPort int) {
-	t.Helper()
-	node = launch(t, func(dir string, port int) []string {
-		busPort = reservePort(t)
-		return append(serverArgs(dir, port),
-			"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
-			"--cluster-port", strconv.Itoa(busPort), "--cluster-announce-ip", "127.0.0.1",
-			"--cluster-node-timeout", strconv.Itoa(nodeTimeout))
-	})
-	return node, busPort
-}
-
 // meet introduces every node to every other one. Gossip would do that after a
 // single round, but takes seconds.
 func (c *Cluster) meet(busPorts []int) {
 	c.t.Helper()
 	for i, node := range c.Nodes {
 		for j, other := range c.Nodes[:i] {
-			host, port := splitAddr(other.Addr())
-			node.Do("cluster", "meet", host, port, busPorts[j])
+			node.Do("cluster", "meet", host, other.port, busPorts[j])
 		}
 	}
-	for _, node := range c.Nodes {
-		poll(c.t, clusterLimit, "introduce "+node.Addr(), func() error {
-			known := node.clusterNodes()
-			if strings.Count(known, "\n") != len(c.Nodes) || strings.Contains(known, "handshake") {
-				return errors.New("it knows\n" + known)
-			}
-			return nil
-		})
+	c.await("introduce the nodes", func(node *Server) error {
+		if known := node.clusterNodes(); strings.Count(known, "\n") != len(c.Nodes) || strings.Contains(known, "handshake") {
+			return errors.New("it knows\n" + known)
+		}
+		return nil
+	})
+}
+
+// await returns when the check of every node that is up is nil.
+func (c *Cluster) await(what string, check func(*Server) error) {
+	c.t.Helper()
+	for _, node := range c.up() {
+		poll(c.t, clusterLimit, what+": "+node.Addr(), func() error { return check(node) })
 	}
 }
 
@@ -103,22 +97,29 @@ func (c *Cluster) meet(busPorts []int) {
 // many masters and replicas as there were at the start, none of which has failed.
 func (c *Cluster) AwaitWhole() {
 	c.t.Helper()
-	for _, node := range c.Nodes {
-		poll(c.t, clusterLimit, "make a cluster whole at "+node.Addr(), func() error { return c.check(node) })
-	}
+	c.await("make a cluster whole", func(node *Server) error {
+		known, info := node.clusterNodes(), fields(node.Do("cluster", "info").Val().(string))
+		if info["cluster_state"] != "ok" || info["cluster_slots_assigned"] != strconv.Itoa(slots) ||
+			strings.Count(known, "slave") != len(c.Nodes)-c.masters || strings.Contains(known, "fail") {
+			return fmt.Errorf("%v\n%s", info, known)
+		}
+		if link, ok := node.info("replication")["master_link_status"]; ok && link != "up" {
+			return errors.New("its link to its master is " + link)
+		}
+		return nil
+	})
 }
 
-func (c *Cluster) check(node *Server) error {
-	c.t.Helper()
-	known, info := node.clusterNodes(), fields(node.Do("cluster", "info").Val().(string))
-	if info["cluster_state"] != "ok" || info["cluster_slots_assigned"] != strconv.Itoa(slots) ||
-		strings.Count(known, "slave") != len(c.Nodes)-c.masters || strings.Contains(known, "fail") {
-		return fmt.Errorf("%v\n%s", info, known)
-	}
-	if link, ok := node.info("replication")["master_link_status"]; ok && link != "up" {
-		return errors.New("its link to its master is " + link)
-	}
-	return nil
+// clusterNodes returns what the node knows of the cluster, a line for each node.
+func (s *Server) clusterNodes() string {
+	s.t.Helper()
+	return s.Do("cluster", "nodes").Val().(string)
+}
+
+// id returns the node's name in its cluster.
+func (s *Server) id() string {
+	s.t.Helper()
+	return s.Do("cluster", "myid").Val().(string)
 }
 
 // Addrs returns the addresses of all nodes.
@@ -133,13 +134,7 @@ func (c *Cluster) Addrs() (addrs []string) {
 // options are those of go-redis by default; opts may change them, such as the
 // Dialer, to one that [Dialer] returns.
 func (c *Cluster) Client(opts ...func(*redis.ClusterOptions)) *redis.ClusterClient {
-	options := &redis.ClusterOptions{Addrs: c.Addrs()}
-	for _, opt := range opts {
-		opt(options)
-	}
-	client := redis.NewClusterClient(options)
-	c.t.Cleanup(func() { _ = client.Close() })
-	return client
+	return newClient(c.t, redis.NewClusterClient, &redis.ClusterOptions{Addrs: c.Addrs()}, opts)
 }
 
 // Calls returns the sum of [Server.Calls] over the nodes that are up. What a
@@ -160,12 +155,20 @@ func (c *Cluster) ResetStats() {
 	}
 }
 
-// up returns the nodes that can be asked.
-func (c *Cluster) up() (nodes []*Server) {
+// SetUser is [Server.SetUser] on all nodes: users are not replicated.
+func (c *Cluster) SetUser(line string) {
+	c.t.Helper()
 	for _, node := range c.Nodes {
-		if node.up() {
-			nodes = append(nodes, node)
-		}
+		node.SetUser(line)
 	}
-	return nodes
+}
+
+// ClusterUser is [User] for a cluster's client.
+func ClusterUser(name, password string) func(*redis.ClusterOptions) {
+	return func(o *redis.ClusterOptions) { o.Username, o.Password = name, password }
+}
+
+// up returns the nodes that can be asked.
+func (c *Cluster) up() []*Server {
+	return slices.DeleteFunc(slices.Clone(c.Nodes), func(node *Server) bool { return !node.up() })
 }

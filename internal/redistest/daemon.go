@@ -80,20 +80,14 @@ func (d *Daemon) run() error {
 	if err := d.start(cmd); err != nil {
 		return err
 	}
-	deadline := time.After(startLimit)
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-d.exited:
+	for deadline := time.Now().Add(startLimit); ; time.Sleep(pollEvery) {
+		switch {
+		case !d.running(): // whoever answers is someone else
 			return d.failure("it ended")
-		case <-deadline:
+		case d.ready(d.Addr(), d.handle.Pid) && d.running():
+			return nil
+		case time.Now().After(deadline):
 			return d.failure(fmt.Sprint("no answer within ", startLimit))
-		case <-tick.C:
-			// A process that has ended does not answer: someone else may.
-			if d.running() && d.ready(d.Addr(), d.handle.Pid) {
-				return nil
-			}
 		}
 	}
 }

@@ -12,28 +12,19 @@
 // not start.
 //
 // [Process.Pause], [Process.Kill] and [Daemon.Restart] are the faults of a
-// process.
-//
-// [StartDaemon] starts a server of another kind, such as memcached, in the same way,
-// and [Spawn] any process.
-//
-// [StartTLS] adds a port that speaks TLS, with an authority of its own, and
-// [Server.SetUser] a user with the rights of an ACL line.
+// process. [StartTLS] adds a port that speaks TLS, [Server.SetUser] a user.
+// [StartDaemon] starts a server of another kind, and [Spawn] any process.
 //
 // # Proxies
 //
-// A [Proxy] stands in front of one address and makes the faults of a network:
-// lost replies, lost requests, latency, cut connections, refused connections
-// and a black hole. Faults are armed from the test and counted when they
-// happen, so that a test can prove that it did test something:
+// A [Proxy] stands in front of one address and makes the faults of a network.
+// They are armed from the test and counted when they happen, so that a test can
+// prove that it did test something:
 //
 //	proxy := redistest.NewProxy(t, server.Addr())
 //	proxy.SwallowReply("evalsha", 1)
 //	// ... the code under test, with a client of proxy.Addr() ...
 //	require.Equal(t, int64(1), proxy.Swallowed())
-//
-// Clients that learn addresses from the servers, those of a cluster and of
-// Sentinel, are led through proxies by [Dialer].
 //
 // # Failures
 //

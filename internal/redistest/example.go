@@ -3,6 +3,7 @@ package redistest
 import (
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 )
 
@@ -34,9 +35,8 @@ func (t *exampleT) TempDir() string {
 	return dir
 }
 
-// end cleans up in the opposite order.
 func (t *exampleT) end() {
-	for i := len(t.cleanups) - 1; i >= 0; i-- {
-		t.cleanups[i]()
+	for _, f := range slices.Backward(t.cleanups) {
+		f()
 	}
 }

@@ -54,9 +54,9 @@ func newLink(p *Proxy, client, server *net.TCPConn) *link {
 func (l *link) run() {
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		l.pump(l.client, func() (time.Time, bool) { return time.Time{}, true }, l.request, l.endRequests)
+		l.pump(l.client, func() time.Duration { return 0 }, l.request, func() { _ = l.server.CloseWrite() })
 	})
-	wg.Go(func() { l.pump(l.server, l.reply, l.answer, l.endReplies) })
+	wg.Go(func() { l.pump(l.server, l.proxy.latency, l.reply, l.endReplies) })
 	wg.Wait()
 }
 
@@ -64,40 +64,33 @@ func (l *link) run() {
 // It reads in one goroutine and writes in another, with a queue between, so that a
 // chunk that is delayed or held does not keep later ones from being read: a delay
 // adds up to no more than itself, and what a client sent before it gave up is kept.
-func (l *link) pump(from *net.TCPConn, due func() (at time.Time, ok bool), deliver func([]byte), end func()) {
+func (l *link) pump(from *net.TCPConn, latency func() time.Duration, deliver func([]byte), end func()) {
 	queue := make(chan chunk, queued)
 	var wg sync.WaitGroup
-	wg.Go(func() { l.read(from, due, queue) })
-	for c := range queue {
-		if !l.await(c.due) {
-			break
+	wg.Go(func() {
+		defer close(queue)
+		for buf := make([]byte, 64<<10); ; {
+			n, err := from.Read(buf)
+			if n > 0 {
+				l.proxy.arrived(n)
+				select {
+				case queue <- chunk{bytes.Clone(buf[:n]), time.Now().Add(latency())}:
+				case <-l.done:
+				}
+			}
+			if err != nil {
+				return
+			}
 		}
-		deliver(c.data)
+	})
+	for c := range queue {
+		if l.await(c.due) {
+			deliver(c.data)
+		}
 	}
 	l.await(time.Time{}) // a link that is held does not show its end
 	end()
 	wg.Wait()
-}
-
-// read puts on its way what due does not discard.
-func (l *link) read(from *net.TCPConn, due func() (at time.Time, ok bool), queue chan<- chunk) {
-	defer close(queue)
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := from.Read(buf)
-		if n > 0 {
-			l.proxy.arrived(n)
-			if at, ok := due(); ok {
-				select {
-				case queue <- chunk{bytes.Clone(buf[:n]), at}:
-				case <-l.done:
-				}
-			}
-		}
-		if err != nil {
-			return
-		}
-	}
 }
 
 // request brings one chunk to the server, or makes the fault that waits for it.
@@ -137,35 +130,28 @@ func (l *link) sendOnce(data []byte) {
 	}
 }
 
-// endRequests tells the server that no more will come.
-func (l *link) endRequests() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_ = l.server.CloseWrite()
-}
-
-// reply tells when a chunk from the server may pass, if it may.
-func (l *link) reply() (at time.Time, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.swallowing {
-		return time.Now().Add(l.proxy.latency()), true
+// reply brings a chunk to the client. One that is gone does not end the link: requests
+// that it sent before may still be on the way.
+func (l *link) reply(data []byte) {
+	if !l.swallows() {
+		_, _ = l.client.Write(data)
 	}
-	// This may be the reply to an earlier request. A server closes when it has
-	// executed all that came before our end, so reading until then makes sure of
-	// execution.
-	l.swallowed = true
-	_ = l.server.CloseWrite()
-	return at, false
 }
 
-// answer brings a chunk to the client. One that is gone does not end the link:
-// requests that it sent before may still be on the way.
-func (l *link) answer(data []byte) { _, _ = l.client.Write(data) }
+// swallows reports whether replies are lost. This one may be that to an earlier request.
+// A server closes when it has executed all that came before our end, so reading until
+// then makes sure of execution.
+func (l *link) swallows() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.swallowing {
+		l.swallowed = true
+		_ = l.server.CloseWrite()
+	}
+	return l.swallowing
+}
 
 func (l *link) endReplies() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.swallowed {
 		l.proxy.swallowed.Add(1)
 	}
@@ -181,9 +167,11 @@ func (l *link) await(due time.Time) bool {
 		case <-l.done:
 		}
 	}
-	select {
-	case <-l.proxy.passage():
-	case <-l.done:
+	if gate := l.proxy.passage(); gate != nil {
+		select {
+		case <-gate:
+		case <-l.done:
+		}
 	}
 	select { // both may have been so, and a dead link must not use up a fault
 	case <-l.done:

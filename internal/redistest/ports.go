@@ -13,6 +13,7 @@ import (
 // thus finds its port free when it comes back, and a client that dials it
 // meanwhile cannot be given that same port and reach itself.
 const (
+	host      = "127.0.0.1"
 	firstPort = 20000
 	lastPort  = 32767
 )
@@ -49,12 +50,4 @@ func listen(t testing.TB) net.Listener {
 }
 
 // loopback returns the address of a port on this machine.
-func loopback(port int) string {
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-}
-
-// splitAddr returns the host and the port of an address that loopback made.
-func splitAddr(addr string) (host, port string) {
-	host, port, _ = net.SplitHostPort(addr)
-	return host, port
-}
+func loopback(port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }

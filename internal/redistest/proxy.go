@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"net"
 	"strings"
@@ -33,15 +34,21 @@ type Proxy struct {
 
 	mu       sync.Mutex // guards what follows, up to the counters
 	target   string
-	listener net.Listener
+	listener net.Listener // nil while connections are refused
 	links    map[*link]struct{}
 	closed   bool
 	rules    [pass]rule
 	delay    time.Duration
-	holding  bool
-	gate     chan struct{} // closed while traffic may pass
+	gate     chan struct{} // closed when traffic may pass again; nil while it may
 
 	swallowed, dropped, repeated, delayed, held, heldBytes, cut atomic.Int64
+}
+
+// locked does what nobody else may see half of.
+func (p *Proxy) locked(do func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	do()
 }
 
 // fate is what happens to a request chunk.
@@ -66,8 +73,7 @@ type rule struct {
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	listener := listen(t)
-	p := &Proxy{t: t, target: target, addr: listener.Addr().String(), links: make(map[*link]struct{}), gate: make(chan struct{})}
-	close(p.gate)
+	p := &Proxy{t: t, target: target, addr: listener.Addr().String(), links: make(map[*link]struct{})}
 	p.admit(listener)
 	t.Cleanup(p.close)
 	return p
@@ -76,22 +82,14 @@ func NewProxy(t testing.TB, target string) *Proxy {
 // Dialer returns a dial function for the options of a client that learns the
 // servers' addresses by itself, that of a cluster or of Sentinel. It dials the
 // proxy instead of the address that the proxy stands in front of, and other
-// addresses directly:
-//
-//	proxy := redistest.NewProxy(t, cluster.NodeOf("key").Addr())
-//	client := cluster.Client(func(o *redis.ClusterOptions) {
-//		o.Dialer = redistest.Dialer(proxy)
-//	})
+// addresses directly.
 func Dialer(proxies ...*Proxy) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	via := make(map[string]string)
 	for _, p := range proxies {
 		via[p.goal()] = p.addr
 	}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if proxy, ok := via[addr]; ok {
-			addr = proxy
-		}
-		return new(net.Dialer).DialContext(ctx, network, addr)
+		return new(net.Dialer).DialContext(ctx, network, cmp.Or(via[addr], addr))
 	}
 }
 
@@ -101,9 +99,7 @@ func (p *Proxy) Addr() string { return p.addr }
 // Lead cuts all connections and leads new ones to another target: what an operator
 // does to a service's address when a primary has failed.
 func (p *Proxy) Lead(target string) {
-	p.mu.Lock()
-	p.target = target
-	p.mu.Unlock()
+	p.locked(func() { p.target = target })
 	p.Cut()
 }
 
@@ -132,9 +128,7 @@ func (p *Proxy) RepeatRequests(substr string, n int) { p.arm(twice, substr, n) }
 func (p *Proxy) Repeated() int64 { return p.repeated.Load() }
 
 func (p *Proxy) arm(f fate, substr string, n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.rules[f] = rule{[]byte(strings.ToLower(substr)), n}
+	p.locked(func() { p.rules[f] = rule{[]byte(strings.ToLower(substr)), n} })
 }
 
 // judge decides the fate of a request chunk and uses up the fault.
@@ -154,11 +148,7 @@ func (p *Proxy) judge(data []byte) fate {
 // Delay makes every chunk of a reply arrive d later; 0 ends it. It is latency,
 // not a limit of throughput: replies that follow each other closely arrive as
 // closely.
-func (p *Proxy) Delay(d time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.delay = d
-}
+func (p *Proxy) Delay(d time.Duration) { p.locked(func() { p.delay = d }) }
 
 // Delayed returns how many chunks [Proxy.Delay] has put off.
 func (p *Proxy) Delayed() int64 { return p.delayed.Load() }
@@ -180,13 +170,12 @@ func (p *Proxy) latency() time.Duration {
 func (p *Proxy) Hold(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if on == p.holding {
-		return
-	}
-	if p.holding = on; on {
+	switch {
+	case on && p.gate == nil:
 		p.gate = make(chan struct{})
-	} else {
+	case !on && p.gate != nil:
 		close(p.gate)
+		p.gate = nil
 	}
 }
 
@@ -202,17 +191,16 @@ func (p *Proxy) HeldBytes() int64 { return p.heldBytes.Load() }
 func (p *Proxy) arrived(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.holding {
+	if p.gate != nil {
 		p.held.Add(1)
 		p.heldBytes.Add(int64(n))
 	}
 }
 
-// passage returns a channel that is closed when traffic may pass.
-func (p *Proxy) passage() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.gate
+// passage returns a channel that is closed when traffic may pass, or nil while it may.
+func (p *Proxy) passage() (gate <-chan struct{}) {
+	p.locked(func() { gate = p.gate })
+	return gate
 }
 
 // Cut closes all current connections. What was on the way in them is lost.
@@ -254,9 +242,7 @@ func (p *Proxy) Refuse(on bool) {
 // Heal ends all faults.
 func (p *Proxy) Heal() {
 	p.t.Helper()
-	p.mu.Lock()
-	p.rules, p.delay = [pass]rule{}, 0
-	p.mu.Unlock()
+	p.locked(func() { p.rules, p.delay = [pass]rule{}, 0 })
 	p.Hold(false)
 	p.Refuse(false)
 }
@@ -275,7 +261,8 @@ func (p *Proxy) admit(listener net.Listener) {
 	})
 }
 
-// serve forwards one connection until it ends.
+// serve forwards one connection until it ends, or none once the proxy is closed or leads
+// elsewhere.
 func (p *Proxy) serve(client *net.TCPConn) {
 	defer client.Close()
 	target := p.goal()
@@ -285,39 +272,27 @@ func (p *Proxy) serve(client *net.TCPConn) {
 	}
 	l := newLink(p, client, server.(*net.TCPConn))
 	defer l.close()
-	if p.add(l, target) {
-		l.run()
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		delete(p.links, l)
-	}
+	p.locked(func() {
+		if p.closed || p.target != target {
+			l.close()
+			return
+		}
+		p.links[l] = struct{}{}
+	})
+	l.run()
+	p.locked(func() { delete(p.links, l) })
 }
 
 // goal is where connections are led.
-func (p *Proxy) goal() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.target
-}
-
-// add makes the link known to Cut. It is false once the proxy is closed or leads
-// elsewhere.
-func (p *Proxy) add(l *link, target string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed || p.target != target {
-		return false
-	}
-	p.links[l] = struct{}{}
-	return true
+func (p *Proxy) goal() (target string) {
+	p.locked(func() { target = p.target })
+	return target
 }
 
 // close ends the proxy and waits for its goroutines.
 func (p *Proxy) close() {
 	p.Refuse(true)
-	p.mu.Lock()
-	p.closed = true
-	p.mu.Unlock()
+	p.locked(func() { p.closed = true })
 	p.Cut()
 	p.wg.Wait()
 }

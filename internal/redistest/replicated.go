@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,9 +29,8 @@ type Replicated struct {
 func StartReplicated(t testing.TB, replicas int) *Replicated {
 	t.Helper()
 	r := &Replicated{t: t, Primary: Start(t)}
-	host, port := splitAddr(r.Primary.Addr())
 	for range replicas {
-		r.Replicas = append(r.Replicas, Start(t, "--replicaof", host, port))
+		r.Replicas = append(r.Replicas, Start(t, "--replicaof", host, strconv.Itoa(r.Primary.port)))
 		// One after the other: a replica that asks while another one is
 		// being served would wait for the primary's next round, a second.
 		r.AwaitSync()
@@ -67,9 +68,13 @@ func (r *Replicated) Promote(i int) {
 func (r *Replicated) Link(i int) *Proxy {
 	r.t.Helper()
 	proxy, replica := NewProxy(r.t, r.Primary.Addr()), r.Replicas[i]
-	host, port := splitAddr(proxy.Addr())
-	replica.Do("replicaof", host, port)
-	poll(r.t, syncLimit, "replicate to "+replica.Addr(), replica.checkLink)
+	replica.Do("replicaof", host, strings.TrimPrefix(proxy.Addr(), host+":"))
+	poll(r.t, syncLimit, "replicate to "+replica.Addr(), func() error {
+		if info := replica.info("replication"); info["role"] != "slave" || info["master_link_status"] != "up" {
+			return errors.New("it is no replica in sync")
+		}
+		return nil
+	})
 	return proxy
 }
 
@@ -91,15 +96,6 @@ func (s *Server) checkReplicas(n int) error {
 	}
 	if reached, err := wait.Int(); err != nil || reached < n {
 		return fmt.Errorf("a write reached %d of %d replicas (error: %v)", reached, n, err)
-	}
-	return nil
-}
-
-// checkLink returns an error unless the replica is in sync with its primary.
-func (s *Server) checkLink() error {
-	s.t.Helper()
-	if info := s.info("replication"); info["role"] != "slave" || info["master_link_status"] != "up" {
-		return errors.New("it is no replica in sync")
 	}
 	return nil
 }

@@ -1,10 +1,9 @@
 package redistest
 
 import (
+	"context"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 )
 
 // migrateBatch is how many keys one MIGRATE moves. Both nodes stand still for it,
@@ -14,29 +13,32 @@ const (
 	migrateTime  = 5000
 )
 
-// itself is how CLUSTER NODES marks the node that is asked, if it is a master.
-const itself = "myself,master"
-
-// NodeOf returns the master that owns the key's slot. It asks the nodes that are
-// up what they own, so it is nil from the time at which the owner goes down
-// until a replica has taken over.
-func (c *Cluster) NodeOf(key string) (owner *Server) {
+// NodeOf returns the master that owns the key's slot, as most of the nodes that are up
+// say. It is nil from the time at which the owner goes down until a replica has taken
+// over, and most have heard of that. A master that was replaced while it was away claims
+// its slots until it hears of it.
+func (c *Cluster) NodeOf(key string) *Server {
 	c.t.Helper()
-	slot, newest := c.SlotOf(key), 0
-	for _, node := range c.up() {
-		// A master that was replaced while it was away claims its slots
-		// until it hears of it; the newer claim is right.
-		if list, epoch := node.slotsOf(itself); slices.Contains(list, slot) && epoch >= newest {
-			owner, newest = node, epoch
-		}
+	slot, up := c.SlotOf(key), c.up()
+	votes := make(map[string]int)
+	for _, node := range up {
+		votes[node.owners()[slot]]++
 	}
-	return owner
+	i := slices.IndexFunc(up, func(node *Server) bool { return votes[node.Addr()] > len(up)/2 })
+	if i < 0 {
+		return nil
+	}
+	return up[i]
 }
 
-// SlotsOf returns the slots that the master serves, as it says.
-func (c *Cluster) SlotsOf(master *Server) []int {
+// SlotsOf returns the slots that the master serves, as it says, in order.
+func (c *Cluster) SlotsOf(master *Server) (list []int) {
 	c.t.Helper()
-	list, _ := master.slotsOf(itself)
+	for slot, owner := range master.owners() {
+		if owner == master.Addr() {
+			list = append(list, slot)
+		}
+	}
 	return list
 }
 
@@ -59,17 +61,15 @@ func (c *Cluster) Reshard(from, to *Server, list []int) {
 		to.Do("cluster", "setslot", slot, "node", target) // first who gets it, or it would be nobody's
 		from.Do("cluster", "setslot", slot, "node", target)
 	}
-	for _, node := range c.up() {
-		poll(c.t, clusterLimit, "spread a reshard to "+node.Addr(), func() error {
-			known, _ := node.slotsOf(target)
-			for _, slot := range list {
-				if _, ok := slices.BinarySearch(known, slot); !ok {
-					return fmt.Errorf("slot %d is another's", slot)
-				}
+	c.await("spread a reshard", func(node *Server) error {
+		owners := node.owners()
+		for _, slot := range list {
+			if owners[slot] != to.Addr() {
+				return fmt.Errorf("slot %d is another's", slot)
 			}
-			return nil
-		})
-	}
+		}
+		return nil
+	})
 }
 
 // OpenSlot leaves the slot as a reshard does that was interrupted: one master is to
@@ -83,58 +83,24 @@ func (c *Cluster) OpenSlot(from, to *Server, slot int) {
 // migrate moves all keys of the slot.
 func (s *Server) migrate(to *Server, slot int) {
 	s.t.Helper()
-	host, port := splitAddr(to.Addr())
 	for {
 		keys := s.Do("cluster", "getkeysinslot", slot, migrateBatch).Val().([]any)
 		if len(keys) == 0 {
 			return
 		}
-		s.Do(append([]any{"migrate", host, port, "", 0, migrateTime, "replace", "keys"}, keys...)...)
+		s.Do(append([]any{"migrate", host, to.port, "", 0, migrateTime, "replace", "keys"}, keys...)...)
 	}
 }
 
-// id returns the node's name in its cluster.
-func (s *Server) id() string {
+// owners returns the address of each slot's master, as the node knows.
+func (s *Server) owners() (of [slots]string) {
 	s.t.Helper()
-	return s.Do("cluster", "myid").Val().(string)
-}
-
-// clusterNodes returns what the node knows of the cluster, a line for each node:
-//
-//	id host:port@bus flags master ping-sent pong-received epoch link-state slots…
-func (s *Server) clusterNodes() string {
-	s.t.Helper()
-	return s.Do("cluster", "nodes").Val().(string)
-}
-
-// slotsOf returns which slots a node has, in order, and since which epoch, as this one
-// knows. It is named by its id or by its flags.
-func (s *Server) slotsOf(who string) (list []int, epoch int) {
-	s.t.Helper()
-	for line := range strings.Lines(s.clusterNodes()) {
-		columns := strings.Fields(line)
-		if len(columns) < 8 || columns[0] != who && columns[2] != who {
-			continue
-		}
-		epoch, _ = strconv.Atoi(columns[6])
-		for _, column := range columns[8:] {
-			list = append(list, parseSlots(column)...)
+	ranges, err := s.admin.ClusterSlots(context.Background()).Result()
+	check(s.t, err)
+	for _, r := range ranges {
+		for slot := r.Start; slot <= r.End; slot++ {
+			of[slot] = r.Nodes[0].Addr
 		}
 	}
-	return list, epoch
-}
-
-// parseSlots reads "5" and "5-7". A slot that migrates has a further column, in
-// brackets, which names no slots of its own.
-func parseSlots(column string) (list []int) {
-	first, last, isRange := strings.Cut(column, "-")
-	if !isRange {
-		last = first
-	}
-	slot, errFirst := strconv.Atoi(first)
-	end, errLast := strconv.Atoi(last)
-	for ; errFirst == nil && errLast == nil && slot <= end; slot++ {
-		list = append(list, slot)
-	}
-	return list
+	return of
 }

@@ -47,38 +47,24 @@ func StartSentinel(t testing.TB, r *Replicated, sentinels int) *Sentinel {
 	s := &Sentinel{MasterName: "mymaster", t: t, watched: r}
 	for range sentinels {
 		s.Sentinels = append(s.Sentinels, launch(t, func(dir string, port int) []string {
-			return s.args(dir, port, sentinels/2+1)
+			path := filepath.Join(dir, "sentinel.conf") // a Sentinel keeps its state there
+			config := fmt.Sprintf(sentinelConfig, port, dir, s.MasterName, r.Primary.port, sentinels/2+1)
+			check(t, os.WriteFile(path, []byte(config), 0o600))
+			return []string{path, "--sentinel"}
 		}))
 	}
 	for _, one := range s.Sentinels {
-		poll(t, sentinelLimit, "watch by "+one.Addr(), func() error { return s.check(one) })
+		poll(t, sentinelLimit, "watch by "+one.Addr(), func() error {
+			// master0:name=mymaster,status=ok,address=127.0.0.1:6379,slaves=1,sentinels=1
+			got := one.info("sentinel")["master0"]
+			want := fmt.Sprintf("status=ok,address=%s,slaves=%d,sentinels=%d", r.Primary.Addr(), len(r.Replicas), sentinels)
+			if !strings.HasSuffix(got, want) {
+				return fmt.Errorf("it sees %q, not %q", got, want)
+			}
+			return nil
+		})
 	}
 	return s
-}
-
-// args writes the configuration, which a Sentinel must have as a file because
-// it keeps its state there, and returns the arguments to use it.
-func (s *Sentinel) args(dir string, port, quorum int) []string {
-	s.t.Helper()
-	path := filepath.Join(dir, "sentinel.conf")
-	config := fmt.Sprintf(sentinelConfig, port, dir, s.MasterName, s.watched.Primary.port, quorum)
-	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
-		s.t.Fatalf("redistest: %v", err)
-	}
-	return []string{path, "--sentinel"}
-}
-
-// check returns an error unless the Sentinel sees the whole set-up.
-func (s *Sentinel) check(one *Server) error {
-	s.t.Helper()
-	// master0:name=mymaster,status=ok,address=127.0.0.1:6379,slaves=1,sentinels=1
-	got := one.info("sentinel")["master0"]
-	want := fmt.Sprintf("status=ok,address=%s,slaves=%d,sentinels=%d",
-		s.watched.Primary.Addr(), len(s.watched.Replicas), len(s.Sentinels))
-	if !strings.HasSuffix(got, want) {
-		return fmt.Errorf("it sees %q, not %q", got, want)
-	}
-	return nil
 }
 
 // Primary returns the server that the Sentinels name as the primary: another
@@ -107,10 +93,5 @@ func (s *Sentinel) FailoverClient(opts ...func(*redis.FailoverOptions)) *redis.C
 	for _, one := range s.Sentinels {
 		options.SentinelAddrs = append(options.SentinelAddrs, one.Addr())
 	}
-	for _, opt := range opts {
-		opt(options)
-	}
-	client := redis.NewFailoverClient(options)
-	s.t.Cleanup(func() { _ = client.Close() })
-	return client
+	return newClient(s.t, redis.NewFailoverClient, options, opts)
 }

@@ -56,9 +56,10 @@ func launch(t testing.TB, build func(dir string, port int) []string, env ...stri
 	s.Daemon = StartDaemon(t, func(port int) *exec.Cmd {
 		cmd := exec.Command("redis-server", build(t.TempDir(), port)...)
 		cmd.Env = append(os.Environ(), env...)
-		admin := newAdmin(loopback(port))
-		t.Cleanup(func() { _ = admin.Close() })
-		s.admin = admin
+		s.admin = newClient(t, redis.NewClient, &redis.Options{ // which sends nothing that a test did not cause
+			Addr: loopback(port), Protocol: 2, MaxRetries: -1, DisableIdentity: true,
+			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		}, nil)
 		return cmd
 	}, func(addr string, pid int) bool { return ping(addr) && s.is(pid) })
 	return s
@@ -73,15 +74,6 @@ func serverArgs(dir string, port int) []string {
 		"--protected-mode", "no", "--save", "", "--appendonly", "no",
 		"--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0",
 	}
-}
-
-// newAdmin returns the client by which a Server talks to its process. It sends
-// nothing that a test did not cause: no retries, no greetings.
-func newAdmin(addr string) *redis.Client {
-	return redis.NewClient(&redis.Options{
-		Addr: addr, Protocol: 2, MaxRetries: -1, DisableIdentity: true,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	})
 }
 
 // ping reports whether a server at addr is ready for commands. It dials anew
@@ -110,12 +102,16 @@ func (s *Server) is(pid int) bool {
 // Client returns a client of the server that is closed when the test ends. The
 // options are those of go-redis by default; opts may change them.
 func (s *Server) Client(opts ...func(*redis.Options)) *redis.Client {
-	options := &redis.Options{Addr: s.Addr()}
+	return newClient(s.t, redis.NewClient, &redis.Options{Addr: s.Addr()}, opts)
+}
+
+// newClient applies opts, and closes the client when the test ends.
+func newClient[O any, C io.Closer](t testing.TB, open func(*O) C, options *O, opts []func(*O)) C {
 	for _, opt := range opts {
 		opt(options)
 	}
-	client := redis.NewClient(options)
-	s.t.Cleanup(func() { _ = client.Close() })
+	client := open(options)
+	t.Cleanup(func() { _ = client.Close() })
 	return client
 }
 
@@ -141,6 +137,24 @@ func (s *Server) ResetStats() {
 	s.Do("config", "resetstat")
 }
 
+// SetUser makes the user of a line as it stands in an ACL file, "user name rule rule…",
+// and forgets what rights the user had before. Connections that the user has are closed.
+func (s *Server) SetUser(line string) {
+	s.t.Helper()
+	words := strings.Fields(line)
+	s.Do("acl", "deluser", words[1])
+	args := []any{"acl", "setuser"}
+	for _, word := range words[1:] {
+		args = append(args, word)
+	}
+	s.Do(args...)
+}
+
+// User makes a client log in.
+func User(name, password string) func(*redis.Options) {
+	return func(o *redis.Options) { o.Username, o.Password = name, password }
+}
+
 // Do runs one administrative command, which must succeed.
 func (s *Server) Do(args ...any) *redis.Cmd {
 	s.t.Helper()
@@ -161,9 +175,8 @@ func (s *Server) info(section string) map[string]string {
 func fields(text string) map[string]string {
 	m := make(map[string]string)
 	for line := range strings.Lines(text) {
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
-			m[name] = value
-		}
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		m[name] = value
 	}
 	return m
 }

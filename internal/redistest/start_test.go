@@ -113,9 +113,3 @@ func TestPortsAreReservedForTheTest(t *testing.T) {
 	_, taken := reserved.Load(port)
 	require.False(t, taken, "free again after the test")
 }
-
-func TestParseSlots(t *testing.T) {
-	require.Equal(t, []int{5}, parseSlots("5"))
-	require.Equal(t, []int{0, 1, 2}, parseSlots("0-2"))
-	require.Empty(t, parseSlots("[93-<-292f8b365bb7edb5e285caf0b7e6ddc7265d2f4f]"))
-}

@@ -1,8 +1,7 @@
 package redistest
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
+	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -56,17 +55,13 @@ func (s *TLS) Config(name string) *tls.Config {
 
 // Client is [Server.Client] at the port that speaks TLS; opts set the TLSConfig.
 func (s *TLS) Client(opts ...func(*redis.Options)) *redis.Client {
-	at := func(o *redis.Options) { o.Addr = s.Addr() }
-	return s.Server.Client(append([]func(*redis.Options){at}, opts...)...)
+	return newClient(s.t, redis.NewClient, &redis.Options{Addr: s.Addr()}, opts)
 }
 
 // certify makes a certificate for the names, signed by itself, and its key, in PEM.
 func certify(t testing.TB, names []string) (cert, key []byte) {
 	t.Helper()
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
 	for _, name := range names {
 		if ip := net.ParseIP(name); ip != nil {
 			template.IPAddresses = append(template.IPAddresses, ip)
@@ -74,9 +69,9 @@ func certify(t testing.TB, names []string) (cert, key []byte) {
 			template.DNSNames = append(template.DNSNames, name)
 		}
 	}
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	public, private, err := ed25519.GenerateKey(nil)
 	check(t, err)
-	cert, err = x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	cert, err = x509.CreateCertificate(rand.Reader, template, template, public, private)
 	check(t, err)
 	key, err = x509.MarshalPKCS8PrivateKey(private)
 	check(t, err)
