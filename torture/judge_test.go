@@ -281,6 +281,7 @@ func TestJournalTellsWhatHappened(t *testing.T) {
 	tell(6, reservoir.Result{Allowed: true, Source: reservoir.Fallback}, "", epoch, 0)
 	j.note(record{Key: key, What: settled, N: -3})
 	j.note(record{Key: key, What: settled, N: 2})
+	j.note(record{Key: key, What: changed, Away: true})
 	whole := pipe.Len()
 	tell(4, admitted, "", epoch, 0)
 	pipe.Truncate((whole + pipe.Len()) / 2)
@@ -294,7 +295,7 @@ func TestJournalTellsWhatHappened(t *testing.T) {
 		Windows: map[int64]int64{end.UnixMilli(): 23}, Killed: 1, KilledHeld: 8,
 	}, s)
 	require.True(t, l.LastOK.Equal(at(0.5)))
-	require.True(t, l.LastBad.Equal(epoch.Add(100*time.Millisecond)))
+	require.True(t, l.Away)
 	require.Equal(t, map[string]int64{"none: away": 1}, o.Errors)
 }
 

@@ -65,7 +65,8 @@ type sums struct {
 
 // line is what one process did with a key.
 type line struct {
-	LastOK, LastBad        time.Time // when a call last succeeded, and a request failed
+	LastOK                 time.Time // when a call last succeeded
+	Away                   bool      // the breaker is open
 	Held                   int64     // in memory when the last call had ended
 	Spent, Refunded, Alone int64
 	Settled                int64
@@ -110,6 +111,8 @@ func (o *outcome) add(l *line, r *record) {
 		case here:
 			e.Faults++
 		}
+	case changed:
+		l.Away = r.Away
 	case closed:
 		l.Closed = true
 		s.audit(r.Key.Role, l, r.Stats)
@@ -130,7 +133,6 @@ func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 	end, reset := r.At.Add(r.Took), r.Result.Reset
 	switch {
 	case o.failed(r, e):
-		l.LastBad = end
 		return
 	case !r.Result.Allowed:
 		s.Denied++

@@ -36,6 +36,7 @@ const (
 	settled
 	renewed // its window was reset, or may have been
 	called  // the store
+	changed // the breaker
 	closed
 )
 

@@ -109,21 +109,17 @@ func (x *run) recover(e *event) {
 	e.Recovery = max(time.Since(e.End), 1)
 }
 
-// quiet is for how long no request has failed where all is well: there are many in
-// that time.
-const quiet = 100 * time.Millisecond
-
-// unwell tells who has not recovered: each process has had an answer on every
-// part since the fault's end, and no requests fail any more. The ledger's calls
-// are frequent enough to tell; who lives on stock may not ask for long. The caller holds x.mu.
+// unwell tells who has not recovered: each process has had an answer on every part since
+// the fault's end, and no breaker is open. The ledger's calls are frequent enough to
+// tell; who lives on stock may not ask for long. The caller holds x.mu.
 func (x *run) unwell(since time.Time) string {
 	for i, w := range x.workers {
 		for id, l := range w.lines {
 			if id.Role == ledger && l.LastOK.Before(since) {
 				return fmt.Sprintf("process %d, part %d: the last good call was %v before the end", i, id.Part, since.Sub(l.LastOK))
 			}
-			if ago := time.Since(l.LastBad); ago < quiet {
-				return fmt.Sprintf("process %d, part %d: requests for %v failed %v ago", i, id.Part, id.Role, ago)
+			if l.Away {
+				return fmt.Sprintf("process %d, part %d: the breaker of %v is open", i, id.Part, id.Role)
 			}
 		}
 	}

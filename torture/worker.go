@@ -150,7 +150,7 @@ func newStream(t *target, j *journal, store backend.Store, id lineID) *stream {
 		id: id, key: t.Keys[id.Role][id.Part], demand: d, journal: j,
 		every: time.Second * time.Duration(callers*t.Fleet) / time.Duration(d.requests),
 	}
-	hooks := reservoir.Hooks{StoreCall: s.called, ShardState: func(c reservoir.ShardState) { s.away.Store(c.Away) }}
+	hooks := reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}
 	s.limiter = must(reservoir.New(store, d.limit, append(id.Role.options(d), reservoir.WithFetchTimeout(t.Timeout), reservoir.WithHooks(hooks))...))
 	return s
 }
@@ -159,11 +159,19 @@ func (s *stream) note(r record, err error) {
 	if r.Key = s.id; err != nil {
 		r.Err = err.Error()
 	}
+	if r.At.IsZero() {
+		r.At = time.Now()
+	}
 	s.journal.note(r)
 }
 
 func (s *stream) called(c reservoir.StoreCall) {
 	s.note(record{What: called, At: time.Now().Add(-c.Duration), Took: c.Duration, N: s.limiter.Stats().Held}, c.Err)
+}
+
+func (s *stream) changed(c reservoir.ShardState) {
+	s.away.Store(c.Away)
+	s.note(record{What: changed, Away: c.Away}, nil)
 }
 
 // run makes one caller's requests by a schedule, so that slow answers do not
