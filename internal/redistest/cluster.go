@@ -43,11 +43,14 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	c := &Cluster{t: t, masters: masters}
 	var busPorts []int
 	for range masters * (1 + replicasPerMaster) {
-		busPort := reservePort(t) // the default, 10000 above the other, may be in use
-		c.Nodes = append(c.Nodes, Start(t,
-			"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
-			"--cluster-port", strconv.Itoa(busPort), "--cluster-announce-ip", "127.0.0.1",
-			"--cluster-node-timeout", strconv.Itoa(nodeTimeout)))
+		var busPort int
+		c.Nodes = append(c.Nodes, launch(t, func(dir string, port int) []string {
+			busPort = reservePort(t) // the default, 10000 above the other, may be in use
+			return append(serverArgs(dir, port),
+				"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
+				"--cluster-port", strconv.Itoa(busPort), "--cluster-announce-ip", host,
+				"--cluster-node-timeout", strconv.Itoa(nodeTimeout))
+		}))
 		busPorts = append(busPorts, busPort)
 	}
 	// Nodes that begin with the same epoch must first settle who raises it.

@@ -14,7 +14,7 @@ func TestDaemon(t *testing.T) {
 	d := StartDaemon(t, func(port int) *exec.Cmd {
 		return exec.Command("redis-server", "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--save", "")
 	}, func(addr string, pid int) bool {
-		if !ping(addr) {
+		if !answers(addr, pid) {
 			return false
 		}
 		pids = append(pids, pid)
@@ -26,8 +26,8 @@ func TestDaemon(t *testing.T) {
 	require.Equal(t, first, d.Addr())
 	require.Len(t, pids, 2)
 	require.NotEqual(t, pids[0], pids[1])
-	require.True(t, ping(first))
+	require.True(t, answers(first, pids[1]))
 	d.Kill()
-	require.False(t, ping(first))
+	require.False(t, answers(first, pids[1]))
 	d.Kill() // it is gone already
 }

@@ -2,20 +2,14 @@ package redistest
 
 import (
 	"bytes"
-	"context"
 	"net"
 	"sync"
 	"time"
 )
 
-const (
-	// queued is how many chunks a direction may have on the way. When there are
-	// more, the sender has to wait.
-	queued = 4096
-
-	// repeatLimit bounds one repetition.
-	repeatLimit = 5 * time.Second
-)
+// queued is how many chunks a direction may have on the way. When there are
+// more, the sender has to wait.
+const queued = 4096
 
 // chunk is a piece of a stream on its way.
 type chunk struct {
@@ -105,29 +99,10 @@ func (l *link) request(data []byte) {
 			return
 		case swallow:
 			l.swallowing = true // before the server can reply
-		case twice:
-			l.sendOnce(data)
 		}
 	}
 	// An error means that the server is gone, which the other direction sees too.
 	_, _ = l.server.Write(data)
-}
-
-// sendOnce brings the chunk to the server, over a connection of its own, and
-// returns when the server has said something to that.
-func (l *link) sendOnce(data []byte) {
-	ctx, cancel := context.WithTimeout(l.proxy.t.Context(), repeatLimit)
-	defer cancel()
-	server, err := new(net.Dialer).DialContext(ctx, "tcp", l.server.RemoteAddr().String())
-	if err != nil {
-		return
-	}
-	defer server.Close()
-	_ = server.SetDeadline(time.Now().Add(repeatLimit))
-	_, _ = server.Write(data) // what fails has no reply
-	if _, err := server.Read(make([]byte, 1)); err == nil {
-		l.proxy.repeated.Add(1)
-	}
 }
 
 // reply brings a chunk to the client. One that is gone does not end the link: requests

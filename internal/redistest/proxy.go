@@ -23,8 +23,7 @@ import (
 // also in the first one of a connection, by which a client introduces itself.
 //
 // A fault waits for the next n such chunks. A second call replaces the first, and
-// n = 0 ends it. Of several faults that wait for a chunk, it gets the first of
-// DropRequests, SwallowReply and RepeatRequests.
+// n = 0 ends it. DropRequests goes before SwallowReply.
 //
 // All methods may be called at any time, by any goroutine.
 type Proxy struct {
@@ -41,7 +40,7 @@ type Proxy struct {
 	delay    time.Duration
 	gate     chan struct{} // closed when traffic may pass again; nil while it may
 
-	swallowed, dropped, repeated, delayed, held, heldBytes, cut atomic.Int64
+	swallowed, dropped, delayed, held, heldBytes, cut atomic.Int64
 }
 
 // locked does what nobody else may see half of.
@@ -57,7 +56,6 @@ type fate int
 const (
 	lose    fate = iota // the request is lost
 	swallow             // the reply is lost
-	twice               // the request comes twice
 	pass
 )
 
@@ -118,14 +116,6 @@ func (p *Proxy) DropRequests(substr string, n int) { p.arm(lose, substr, n) }
 
 // Dropped returns how many chunks [Proxy.DropRequests] has lost.
 func (p *Proxy) Dropped() int64 { return p.dropped.Load() }
-
-// RepeatRequests brings each of the next n request chunks that contain substr to
-// the server twice: once more over a connection of its own, whose reply nobody
-// reads, and then as it was sent.
-func (p *Proxy) RepeatRequests(substr string, n int) { p.arm(twice, substr, n) }
-
-// Repeated returns how many chunks [Proxy.RepeatRequests] has repeated.
-func (p *Proxy) Repeated() int64 { return p.repeated.Load() }
 
 func (p *Proxy) arm(f fate, substr string, n int) {
 	p.locked(func() { p.rules[f] = rule{[]byte(strings.ToLower(substr)), n} })

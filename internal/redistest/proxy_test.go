@@ -46,7 +46,7 @@ func TestProxyForwards(t *testing.T) {
 	require.NoError(t, client.Set(ctx, "key", value, 0).Err())
 	require.Equal(t, value, client.Get(ctx, "key").Val())
 	for _, faults := range []int64{
-		proxy.Swallowed(), proxy.Dropped(), proxy.Repeated(), proxy.Delayed(), proxy.Held(), proxy.CutConns(),
+		proxy.Swallowed(), proxy.Dropped(), proxy.Delayed(), proxy.Held(), proxy.CutConns(),
 	} {
 		require.Zero(t, faults)
 	}
@@ -132,18 +132,6 @@ func TestDropRequestsGoesBeforeSwallowReply(t *testing.T) {
 	require.Zero(t, server.Calls("incr"))
 	require.Error(t, client.Incr(ctx, "key").Err())
 	require.Equal(t, int64(1), server.Calls("incr"))
-}
-
-func TestRepeatRequests(t *testing.T) {
-	server, proxy, client := setup(t)
-	proxy.RepeatRequests("INCR", 2)
-	for i := range int64(2) {
-		require.Equal(t, 2*i+2, client.Incr(ctx, "key").Val(), "the reply is the second one's")
-		require.Equal(t, i+1, proxy.Repeated())
-		require.Equal(t, 2*i+2, server.Calls("incr"))
-	}
-	require.Equal(t, int64(5), client.Incr(ctx, "key").Val())
-	require.Equal(t, int64(2), proxy.Repeated())
 }
 
 func TestDelay(t *testing.T) {

@@ -1,7 +1,9 @@
 package redistest
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -15,7 +17,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// pingLimit is how long one PING may take. There will be others.
+// pingLimit is how long one look at a server may take. There will be others.
 const pingLimit = 200 * time.Millisecond
 
 // Server is one redis-server process on a loopback port. It keeps its port and
@@ -61,7 +63,7 @@ func launch(t testing.TB, build func(dir string, port int) []string, env ...stri
 			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 		}, nil)
 		return cmd
-	}, func(addr string, pid int) bool { return ping(addr) && s.is(pid) })
+	}, answers)
 	return s
 }
 
@@ -70,33 +72,25 @@ func launch(t testing.TB, build func(dir string, port int) []string, env ...stri
 // wait five seconds for others to ask too.
 func serverArgs(dir string, port int) []string {
 	return []string{
-		"--bind", "127.0.0.1", "--port", strconv.Itoa(port), "--dir", dir,
+		"--bind", host, "--port", strconv.Itoa(port), "--dir", dir,
 		"--protected-mode", "no", "--save", "", "--appendonly", "no",
 		"--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0",
 	}
 }
 
-// ping reports whether a server at addr is ready for commands. It dials anew
-// each time: a pool of connections would punish the refusals of a server that
-// is just starting by pauses.
-func ping(addr string) bool {
+// answers reports whether the server at addr is ready for commands, and is that
+// process, not one that took the port first. It dials anew each time: a pool of
+// connections would punish the refusals of a server that is just starting by pauses.
+func answers(addr string, pid int) bool {
 	conn, err := net.DialTimeout("tcp", addr, pingLimit)
 	if err != nil {
 		return false
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(pingLimit))
-	reply := make([]byte, len("+PONG"))
-	_, _ = io.WriteString(conn, "PING\r\n") // what fails has no reply
-	_, err = io.ReadFull(conn, reply)
-	return err == nil && string(reply) == "+PONG"
-}
-
-// is reports whether the server that answers at our address is that process,
-// and not one that took the port first.
-func (s *Server) is(pid int) bool {
-	text, err := s.admin.Info(context.Background(), "server").Result()
-	return err == nil && fields(text)["process_id"] == strconv.Itoa(pid)
+	_, _ = io.WriteString(conn, "PING\r\nINFO server\r\nQUIT\r\n") // what fails has no reply
+	reply, _ := io.ReadAll(conn)
+	return bytes.HasPrefix(reply, []byte("+PONG")) && bytes.Contains(reply, fmt.Appendf(nil, "process_id:%d\r\n", pid))
 }
 
 // Client returns a client of the server that is closed when the test ends. The

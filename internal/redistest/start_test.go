@@ -99,7 +99,7 @@ func startForeign(t *testing.T, port int) {
 	proc, err := Spawn(t, exec.Command("redis-server", serverArgs(t.TempDir(), port)...))
 	require.NoError(t, err)
 	t.Cleanup(proc.Kill)
-	require.Eventually(t, func() bool { return ping(loopback(port)) },
+	require.Eventually(t, func() bool { return answers(loopback(port), proc.handle.Pid) },
 		startLimit, 5*time.Millisecond)
 }
 
