@@ -109,6 +109,7 @@ const failoverBar = 2
 func (v *verdict) overAdmission() {
 	none := v.promise("over-admission without data loss", "0")
 	renewed := v.promise("over-admission of windows that are reset", "0, or one limit each time that data is lost")
+	ends := v.promise("days that end before midnight", "≤ 1 ms each reset")
 	with := [losses]*promise{
 		tail:    v.promise("over-admission at failover", fmt.Sprintf("≤ %d %% of what was not replicated", failoverBar)),
 		elected: v.promise("over-admission at a cluster's election", "≤ one limit each"),
@@ -120,6 +121,10 @@ func (v *verdict) overAdmission() {
 		}
 		for _, g := range at.groups() {
 			p, may := none, at.lost(g)
+			if at.Role == daily {
+				const day = 24 * 60 * 60 * 1000
+				hold(ends, fmt.Sprintf("%v, milliseconds before midnight", at), ((at.Scenario.Midnight*1000-g.to)%day+day)%day, at.Resets)
+			}
 			switch {
 			case at.Role.renewed():
 				p = renewed
@@ -130,6 +135,7 @@ func (v *verdict) overAdmission() {
 			hold(p, fmt.Sprintf("%v, windows of %d to %d, tokens above the limit", at, g.from, g.to), over, may)
 		}
 	}
+	ends.measured("%d ms at most", ends.most)
 	over, lost := with[tail], int64(0) // of short windows; the limits of long ones are out of reach
 	for _, e := range events(v.all...) {
 		if e.Scenario.Loses == tail {

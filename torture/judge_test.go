@@ -135,11 +135,14 @@ func TestJudgeFindsSabotage(t *testing.T) {
 			o.line(daily).Counted = 0
 		}, "faults that took effect"},
 		"a midnight that never came": {durable, lostReply, func(o *outcome) {
-			o.Scenario.Midnight = at(5000).Unix()
+			o.Scenario.Midnight += 24 * 60 * 60
 			delete(o.line(daily).Windows, at(5+24*60*60).UnixMilli())
-			o.line(daily).Windows[at(4).UnixMilli()] = 1
-			o.line(daily).Open, o.line(daily).Charged = at(4).UnixMilli(), 1
+			o.line(daily).Windows[at(5).UnixMilli()-1] = 1
+			o.line(daily).Open, o.line(daily).Charged = at(5).UnixMilli(), tightLimit
 		}, "faults that took effect"},
+		"a day that ends too soon": {durable, lostReply, func(o *outcome) {
+			o.line(daily).Windows[at(5).UnixMilli()-2] = 1
+		}, "days that end before midnight"},
 		"a token charged and not to be found": {durable, lostReply, func(o *outcome) {
 			o.line(ledger).Charged++
 		}, "tokens lost, no process killed"},
