@@ -42,8 +42,7 @@ func (x *run) start() {
 	}
 	w.input, err = cmd.StdinPipe()
 	require.NoError(x.t, err)
-	w.Process, err = redistest.Spawn(x.t, cmd)
-	require.NoError(x.t, err)
+	w.Process = redistest.Spawn(x.t, cmd)
 	x.t.Cleanup(func() {
 		w.Kill()
 		<-w.read

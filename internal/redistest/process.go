@@ -26,9 +26,11 @@ type Process struct {
 }
 
 // Spawn starts the command.
-func Spawn(t testing.TB, cmd *exec.Cmd) (*Process, error) {
+func Spawn(t testing.TB, cmd *exec.Cmd) *Process {
+	t.Helper()
 	p := &Process{t: t}
-	return p, p.start(cmd)
+	check(t, p.start(cmd))
+	return p
 }
 
 // start starts the command as the process, which does not run. The caller holds p.mu

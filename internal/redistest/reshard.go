@@ -1,7 +1,6 @@
 package redistest
 
 import (
-	"context"
 	"fmt"
 	"slices"
 )
@@ -95,11 +94,11 @@ func (s *Server) migrate(to *Server, slot int) {
 // owners returns the address of each slot's master, as the node knows.
 func (s *Server) owners() (of [slots]string) {
 	s.t.Helper()
-	ranges, err := s.admin.ClusterSlots(context.Background()).Result()
-	check(s.t, err)
-	for _, r := range ranges {
-		for slot := r.Start; slot <= r.End; slot++ {
-			of[slot] = r.Nodes[0].Addr
+	for _, row := range s.Do("cluster", "slots").Val().([]any) {
+		r := row.([]any) // first, last, a node: the master, its replicas
+		master := r[2].([]any)
+		for slot := r[0].(int64); slot <= r[1].(int64); slot++ {
+			of[slot] = loopback(int(master[1].(int64)))
 		}
 	}
 	return of

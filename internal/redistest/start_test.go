@@ -96,8 +96,7 @@ func TestForeignServerIsNotOurs(t *testing.T) {
 
 func startForeign(t *testing.T, port int) {
 	t.Helper()
-	proc, err := Spawn(t, exec.Command("redis-server", serverArgs(t.TempDir(), port)...))
-	require.NoError(t, err)
+	proc := Spawn(t, exec.Command("redis-server", serverArgs(t.TempDir(), port)...))
 	t.Cleanup(proc.Kill)
 	require.Eventually(t, func() bool { return answers(loopback(port), proc.handle.Pid) },
 		startLimit, 5*time.Millisecond)
