@@ -147,8 +147,7 @@ func step(direction time.Duration) func(*run, *event) {
 		if moved := direction * (x.ahead() - before); moved > step/2 && moved < step*2 {
 			e.Active = 1
 		}
-		x.recover(e)
-		e.Starved = max(e.Recovery, x.starved(ample, 3*shortWindow))
+		e.Starved = x.starved(ample, 3*shortWindow)
 	}
 }
 

@@ -40,7 +40,9 @@ const (
 	// untilMidnight is for the start of processes, and a while of the first day.
 	untilMidnight = 5 * time.Second
 
-	settle = 300 * time.Millisecond // between faults
+	// settle, or a timeout, is for how long all must have been well: what was under way
+	// at a fault's end may still fail, and open a breaker.
+	settle = 300 * time.Millisecond
 )
 
 // Run makes the scenario happen and returns what became of it.
@@ -57,7 +59,6 @@ func (sc scenario) Run(t testing.TB) *outcome {
 	time.Sleep(2 * shortWindow) // of calm, to compare with
 	for _, k := range sc.Faults {
 		x.inject(k)
-		time.Sleep(settle)
 	}
 	x.finish()
 	x.out.Elapsed = time.Since(begin)
@@ -98,15 +99,20 @@ func (x *run) inject(k kind) {
 func (x *run) recover(e *event) {
 	x.t.Helper()
 	x.locked(func() { e.End = time.Now() })
-	why := ""
-	well := func() bool {
-		x.locked(func() { why = x.unwell(e.End) })
-		return why == ""
+	var why string
+	var well time.Time
+	recovered := func() bool {
+		if x.locked(func() { why = x.unwell(e.End) }); why != "" {
+			well = time.Time{}
+		} else if well.IsZero() {
+			well = time.Now()
+		}
+		return why == "" && time.Since(well) > max(settle, x.Timeout)
 	}
-	if !until(recoverLimit, well) {
+	if !until(recoverLimit, recovered) {
 		require.FailNow(x.t, "no recovery within "+recoverLimit.String()+" from: "+string(e.Kind), why)
 	}
-	e.Recovery = max(time.Since(e.End), 1)
+	e.Recovery = well.Sub(e.End)
 }
 
 // unwell tells who has not recovered: each process has had an answer on every part since
