@@ -83,9 +83,11 @@ func told[T any](x *run, at *T) (value T) {
 // leaves.
 func (x *run) end(w *worker, killed bool) {
 	<-w.read
-	for id, l := range w.lines {
-		x.out.Lines[id].end(l, killed)
-	}
+	x.locked(func() {
+		for id, l := range w.lines {
+			x.out.Lines[id].end(l, killed)
+		}
+	})
 	x.workers = slices.DeleteFunc(x.workers, func(other *worker) bool { return other == w })
 }
 
