@@ -93,11 +93,11 @@ func (x *run) flush(e *event) {
 // flushScripts is evident by the scripts that are told again.
 func (x *run) flushScripts(e *event) {
 	server := x.peer(e.Part)
-	told := func() int64 { return server.Calls("eval") }
+	evals := func() int64 { return server.Calls("eval") }
 	for range 3 {
-		before := told()
+		before := evals()
 		server.Do("script", "flush")
-		e.Active += seen(before, told)
+		e.Active += seen(before, evals)
 		time.Sleep(x.span() / 3)
 	}
 }

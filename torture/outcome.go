@@ -45,8 +45,8 @@ func newOutcome(sc scenario, parts int) *outcome {
 type sums struct {
 	Allowed, Denied   int64           // requests
 	Spent             int64           // by requests
-	Settled, Refunded int64           // used above the charges, and below; of renewed windows above those of earlier ones
-	Counted           int64           // of what was settled for earlier windows, what counted
+	Settled, Refunded int64           // used above the charges, and below
+	Counted           int64           // of what was settled for earlier windows, where windows are reset
 	Resets            int64           // at most
 	Alone             int64           // spent by one process without the store, at most
 	Windows           map[int64]int64 // end, Unix ms → tokens of requests
