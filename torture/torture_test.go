@@ -86,11 +86,11 @@ func TestSabotageIsFound(t *testing.T) {
 	}
 }
 
-// usedUp reports whether the tokens of a short window were all asked for.
+// usedUp reports whether the tokens of a short window that nobody resets were all asked for.
 func (o *outcome) usedUp() bool {
 	for _, at := range lines(o) {
 		for _, spent := range at.Windows {
-			if spent >= at.demand().limit.Tokens {
+			if !at.Role.renewed() && spent >= at.demand().limit.Tokens {
 				return true
 			}
 		}
