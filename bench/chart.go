@@ -14,29 +14,32 @@ import (
 // drawing is a page of panels, a panel for each scenario and a row in it for each
 // kind. The scales are logarithmic, for the kinds are orders of magnitude apart.
 type drawing struct {
-	file, title, note string
-	lowest, highest   float64 // of the scale
-	tick              func(v float64) string
-	of                func(scenario) bool // whether it has a panel
-	draw              func(p panel, l *line, y float64)
+	file, title     string
+	redis           bool    // whether the scenarios over Redis are shown, or the others
+	lowest, highest float64 // of the scale
+	tick            func(v float64) string
+	of              func(l *line) (values []float64, label string) // the dots, the last of which has a label
 }
 
-func drawings() []drawing {
-	return []drawing{
-		{
-			file: "peers-throughput.svg", title: "Admitted requests per second", lowest: 1e2, highest: 1e8,
-			note: "with the store commands for each of them; ", tick: perSecondTick, of: scenario.redis, draw: drawThroughput,
-		},
-		{
-			file: "peers-latency.svg", title: "Latency: half, 99 % and 99.9 % of requests took no more",
-			note: "the larger the dot, the rarer; ", lowest: 1e-8, highest: 1,
-			tick: timeTick, of: scenario.redis, draw: drawLatency,
-		},
-		{
-			file: "peers-process.svg", title: "Time per answer from memory", lowest: 1e-9, highest: 1e-5,
-			tick: timeTick, of: func(s scenario) bool { return !s.redis() }, draw: drawCost,
-		},
-	}
+var drawings = []drawing{
+	{"peers-throughput.svg", "Admitted requests per second, with the store commands for each of them", true, 1e2, 1e8, perSecondTick,
+		func(l *line) ([]float64, string) {
+			v := l.median(throughput)
+			return []float64{v}, fmt.Sprintf("%s  (%s)", count(v), digits(l.median(commands)))
+		}},
+	{"peers-latency.svg", "Latency: half, 99 % and 99.9 % of requests took no more (the larger the dot, the rarer)", true, 1e-8, 1, timeTick,
+		func(l *line) (values []float64, label string) {
+			h := l.latency()
+			for _, q := range []float64{0.50, 0.99, 0.999} {
+				values = append(values, h.Quantile(q).Seconds())
+			}
+			return values, short(h.Quantile(0.999))
+		}},
+	{"peers-process.svg", "Time per answer from memory", false, 1e-9, 1e-5, timeTick,
+		func(l *line) ([]float64, string) {
+			v := l.median(cost)
+			return []float64{v}, short(roundNanos(v))
+		}},
 }
 
 // Powers of ten need no digits after the point.
@@ -45,17 +48,11 @@ var whole = strings.NewReplacer(".00", "", ".0", "")
 func perSecondTick(v float64) string { return whole.Replace(count(v)) }
 func timeTick(v float64) string      { return whole.Replace(short(roundNanos(v))) }
 
-// panel is one scenario of a drawing.
-type panel struct {
-	*plot.Plot
-	scale chart.Log
-}
-
 // render draws d, two panels in a row; ok is false if there is nothing to draw.
-func (d drawing) render(ls lines) (svg []byte, ok bool) {
-	page := chart.Page{Title: d.title, Note: d.note + "[name] is a stand-in; make bench", Width: 640}
-	for group := range ls.byScenario() {
-		if !d.of(group[0].scenario) {
+func (d drawing) render(r results) (svg []byte, ok bool) {
+	page := chart.Page{Title: d.title, Note: "[name] is a stand-in; make bench", Width: 640}
+	for _, group := range r.byScenario() {
+		if group[0].scenario.redis() != d.redis {
 			continue
 		}
 		page.Height = max(page.Height, 70+19*len(group))
@@ -72,45 +69,27 @@ func (d drawing) render(ls lines) (svg []byte, ok bool) {
 }
 
 // panel draws the group's first line at the top.
-func (d drawing) panel(group lines) *plot.Plot {
-	p := panel{Plot: chart.New(group[0].scenario.title, "")}
-	p.scale = chart.Logarithmic(&p.X, d.lowest, d.highest, d.tick)
+func (d drawing) panel(group []*line) *plot.Plot {
+	p := chart.New(group[0].scenario.title, "")
+	scale := chart.Logarithmic(&p.X, d.lowest, d.highest, d.tick)
 	var names []string
 	for _, l := range slices.Backward(group) {
+		y := float64(len(names))
 		names = append(names, l.kind.name)
+		var dots plotter.XYs
+		values, label := d.of(l)
+		for i, v := range values {
+			text := ""
+			if i == len(values)-1 {
+				text = label
+			}
+			dots = append(dots, plotter.XY{X: scale.At(v), Y: y})
+			chart.Dot(p, dots[i].X, y, 2.5+float64(i), colour(l.kind), text, false)
+		}
+		chart.Curve(p, dots, colour(l.kind))
 	}
 	chart.Named(&p.Y, names)
-	chart.Grid(p.Plot, true, false)
-	for i := range group {
-		d.draw(p, &group[i], float64(len(group)-i)-0.5)
-	}
-	return p.Plot
-}
-
-// bar draws v from the left end of the scale.
-func (p panel) bar(l *line, y, v float64, label string) {
-	chart.Box(p.Plot, p.X.Min, y-0.3, p.scale.At(v), y+0.3, colour(l.kind))
-	chart.Label(p.Plot, p.scale.At(v), y, label, false)
-}
-
-func drawThroughput(p panel, l *line, y float64) {
-	v := l.median(throughput)
-	p.bar(l, y, v, fmt.Sprintf("%s  (%s)", count(v), digits(l.median(commands))))
-}
-
-func drawCost(p panel, l *line, y float64) {
-	p.bar(l, y, l.median(cost), short(roundNanos(l.median(cost))))
-}
-
-func drawLatency(p panel, l *line, y float64) {
-	h := l.latency()
-	var points plotter.XYs
-	for i, q := range []float64{0.50, 0.99, 0.999} {
-		points = append(points, plotter.XY{X: p.scale.At(quantileOf(h, q).Seconds()), Y: y})
-		chart.Dot(p.Plot, points[i].X, y, 2.5+float64(i), colour(l.kind))
-	}
-	chart.Line(p.Plot, points, colour(l.kind), 2)
-	chart.Label(p.Plot, points[2].X, y, short(quantileOf(h, 0.99)), false)
+	return p
 }
 
 // colour tells the library, floors and peers apart.

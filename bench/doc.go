@@ -6,19 +6,15 @@
 // very small in the ordinary tests, where it proves that everything works, and
 // in full for
 //
-//	make bench              # tables, samples and charts in bench/results
+//	make bench              # tables and a chart in bench/results
 //	make bench SIZE=quick   # a minute, to see whether a change is worth more
-//
-// or, in this directory, for a part of it:
-//
-//	go test -run='^TestPeers$' -size=full -scenarios='^hot' -peers='reservoir|Rockset'
+//	go test -run='^TestPeers$' -size=full -scenarios='^hot' -peers='reservoir|Rockset' # a part, in this directory
 //
 // BenchmarkPeers has the same scenarios for benchstat.
 //
 // The peers' own packages are used as published. What cannot be had is written
-// here from its description: [Rockset], which was published without an
-// implementation, and the stand-ins in standin.go, for what the module proxy does
-// not serve. Their names are in brackets in every table.
+// here from its description: [Rockset], which was published as an article, and
+// rueidislimiter, which the module proxy does not serve: its name is in brackets.
 //
 // Package fleet, below this one, models many processes that share a limit.
 package bench

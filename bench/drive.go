@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // driver runs scenarios. All kinds of a scenario take turns, slice by slice, so
@@ -34,50 +34,40 @@ type line struct {
 	scenario scenario
 	kind     kind
 	samples  []sample // by round
+	peer     *peer    // while the scenario is under way; nil = closed
 }
 
 // sample is what one kind did in one slice.
 type sample struct {
 	asked, good int64
 	elapsed     time.Duration
-	latency     *hdrhistogram.Histogram
+	latency     sim.Latency
 	commands    int64 // that Redis executed for it
 	mallocs     uint64
 	err         error // one of those that requests met
 }
 
-// contestant is a kind in a scenario that is under way.
-type contestant struct {
-	line
-	peer peer // closed = the zero one
-}
-
 // run runs s and returns a line for each of its kinds.
-func (d *driver) run(ctx context.Context, s scenario) (ls lines, err error) {
+func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
 	if s.procs > 0 {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
 	}
 	r := d.rig(s)
 	defer func() { err = errors.Join(err, r.close(), d.flush()) }()
-	var all []*contestant
 	for _, k := range s.kinds {
-		c := &contestant{line: line{scenario: s, kind: k}}
-		defer func() { err = errors.Join(err, c.shut()) }()
-		all = append(all, c)
+		l := &line{scenario: s, kind: k}
+		defer func() { err = errors.Join(err, l.shut()) }()
+		all = append(all, l)
 	}
 	d.say(fmt.Sprintf("%s: %d rounds of %d …\n", s.title, d.rounds, len(all)))
 	for round := range d.rounds {
 		for i := range all {
-			c := all[(i+round)%len(all)] // nobody always goes first
-			if err := d.turn(ctx, r, c); err != nil {
+			if err := d.turn(ctx, r, all[(i+round)%len(all)]); err != nil { // nobody always goes first
 				return nil, err
 			}
 		}
 	}
-	for _, c := range all {
-		ls = append(ls, c.line)
-	}
-	return ls, nil
+	return all, nil
 }
 
 // rig is what the kinds of s are set up with; within the process that is no more
@@ -92,81 +82,68 @@ func (d *driver) rig(s scenario) *rig {
 	return newRig(d.redis, s.limit)
 }
 
-// turn adds a sample to c.
-func (d *driver) turn(ctx context.Context, r *rig, c *contestant) error {
-	if c.peer.close == nil {
-		c.peer = c.kind.set(r)
+// turn adds a sample to l.
+func (d *driver) turn(ctx context.Context, r *rig, l *line) error {
+	if l.peer == nil {
+		p := l.kind.open(r)
+		l.peer = &p
 	}
-	workers := make([]*worker, c.scenario.goroutines)
-	for i := range workers {
-		workers[i] = c.scenario.worker(ctx, i, d.slices)
+	slice, warm := d.slice, d.warm
+	if !l.scenario.redis() { // in half the time a memory answers more often than a network in the whole
+		slice, warm = slice/2, warm/2
 	}
-	d.slices++
-	together(workers, d.warm*d.sliceOf(c.scenario)/d.slice, c.peer, d.everyOf(c.kind))
-	c.samples = append(c.samples, d.measure(workers, c))
-	if c.scenario.once() {
-		return errors.Join(c.shut(), d.flush())
-	}
-	return nil
-}
-
-// shut closes the peer, if it is open.
-func (c *contestant) shut() error {
-	if c.peer.close == nil {
-		return nil
-	}
-	if err := c.peer.close(); err != nil {
-		return fmt.Errorf("%s: close: %w", c.kind.name, err)
-	}
-	c.peer = peer{}
-	return nil
-}
-
-// measure runs the workers for a slice. The garbage of the one before is not its
-// burden.
-func (d *driver) measure(workers []*worker, c *contestant) sample {
+	workers := d.workers(ctx, l.scenario)
+	d.together(workers, warm, l)
 	for _, w := range workers {
 		w.reset()
 	}
-	runtime.GC()
-	commands := d.commands(c.kind)
+	runtime.GC() // the garbage of the one before is not its burden
+	commands := d.commands(l.kind)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	elapsed := together(workers, d.sliceOf(c.scenario), c.peer, d.everyOf(c.kind))
+	elapsed := d.together(workers, slice, l)
 	runtime.ReadMemStats(&after)
 	s := total(workers)
-	s.elapsed, s.mallocs, s.commands = elapsed, after.Mallocs-before.Mallocs, d.commands(c.kind)-commands
-	return s
+	s.elapsed, s.mallocs, s.commands = elapsed, after.Mallocs-before.Mallocs, d.commands(l.kind)-commands
+	l.samples = append(l.samples, s)
+	if l.scenario.once() {
+		return errors.Join(l.shut(), d.flush())
+	}
+	return nil
+}
+
+// workers share no key with those of another slice, where each is asked for once.
+func (d *driver) workers(ctx context.Context, s scenario) []*worker {
+	workers := make([]*worker, s.goroutines)
+	for i := range workers {
+		workers[i] = s.worker(ctx, i, d.slices)
+	}
+	d.slices++
+	return workers
+}
+
+// shut closes the peer, if it is open.
+func (l *line) shut() error {
+	if l.peer == nil {
+		return nil
+	}
+	p := l.peer
+	l.peer = nil
+	return p.end()
 }
 
 // total adds up what the workers did.
 func total(workers []*worker) sample {
-	s := sample{latency: newHistogram()}
+	s := sample{latency: sim.NewLatency()}
 	for _, w := range workers {
 		s.asked += w.asked
 		s.good += w.good
-		s.latency.Merge(w.latency)
+		s.latency.Merge(w.latency.Histogram)
 		if w.err != nil {
 			s.err = w.err
 		}
 	}
 	return s
-}
-
-// sliceOf is how long a slice of s is. In half the time a memory answers more
-// often than a network in the whole.
-func (d *driver) sliceOf(s scenario) time.Duration {
-	if s.redis() {
-		return d.slice
-	}
-	return d.slice / 2
-}
-
-func (d *driver) everyOf(k kind) int {
-	if d.every > 0 {
-		return min(k.every, d.every)
-	}
-	return k.every
 }
 
 func (d *driver) commands(k kind) int64 {
@@ -177,10 +154,14 @@ func (d *driver) commands(k kind) int64 {
 }
 
 // together runs all workers for about so long and returns how long it was.
-func together(workers []*worker, d time.Duration, p peer, every int) time.Duration {
+func (d *driver) together(workers []*worker, length time.Duration, l *line) time.Duration {
 	var stop atomic.Bool
-	defer time.AfterFunc(d, func() { stop.Store(true) }).Stop()
-	return inParallel(workers, func(_ int, w *worker) { w.until(&stop, p, every) })
+	defer time.AfterFunc(length, func() { stop.Store(true) }).Stop()
+	every := l.kind.every
+	if d.every > 0 {
+		every = min(every, d.every)
+	}
+	return inParallel(workers, func(_ int, w *worker) { w.until(&stop, *l.peer, every) })
 }
 
 // inParallel runs f for each worker in a goroutine of its own.

@@ -1,13 +1,18 @@
 package bench
 
 import (
-	"iter"
 	"math"
 	"slices"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
+
+// results is all that a run measured.
+type results struct {
+	lines  []*line
+	memory []memoryLine
+}
 
 // figure is one number of a sample.
 type figure func(*sample) float64
@@ -27,33 +32,29 @@ func commands(s *sample) float64 { return float64(s.commands) / float64(s.good) 
 
 // quantile is that of the latency, in seconds.
 func quantile(q float64) figure {
-	return func(s *sample) float64 { return quantileOf(s.latency, q).Seconds() }
+	return func(s *sample) float64 { return s.latency.Quantile(q).Seconds() }
 }
 
 // median is the one of a figure over all rounds.
-func (l *line) median(f figure) float64 {
-	all := make([]float64, len(l.samples))
-	for i := range l.samples {
-		all[i] = f(&l.samples[i])
-	}
-	return median(all)
-}
+func (l *line) median(f figure) float64 { return l.ratio(nil, f) }
 
 // ratio is the median over all rounds of l's figure in a round, to o's in the
 // same one.
 func (l *line) ratio(o *line, f figure) float64 {
 	all := make([]float64, len(l.samples))
 	for i := range l.samples {
-		all[i] = f(&l.samples[i]) / f(&o.samples[i])
+		if all[i] = f(&l.samples[i]); o != nil {
+			all[i] /= f(&o.samples[i])
+		}
 	}
 	return median(all)
 }
 
 // latency is that of all rounds together: what is rare needs many samples.
-func (l *line) latency() *hdrhistogram.Histogram {
-	h := newHistogram()
+func (l *line) latency() sim.Latency {
+	h := sim.NewLatency()
 	for i := range l.samples {
-		h.Merge(l.samples[i].latency)
+		h.Merge(l.samples[i].latency.Histogram)
 	}
 	return h
 }
@@ -68,31 +69,24 @@ func median(all []float64) float64 {
 	return (all[(n-1)/2] + all[n/2]) / 2
 }
 
-// lines are the results.
-type lines []line
-
-// byScenario are the lines of each scenario.
-func (ls lines) byScenario() iter.Seq[lines] {
-	return func(yield func(lines) bool) {
-		for from, i := 0, 1; i <= len(ls); i++ {
-			if i == len(ls) || ls[i].scenario.name != ls[from].scenario.name {
-				if !yield(ls[from:i]) {
-					return
-				}
-				from = i
-			}
+// byScenario are the lines of each scenario, in turn.
+func (r results) byScenario() (groups [][]*line) {
+	for i, l := range r.lines {
+		if i == 0 || l.scenario.name != r.lines[i-1].scenario.name {
+			groups = append(groups, nil)
 		}
+		groups[len(groups)-1] = append(groups[len(groups)-1], l)
 	}
+	return groups
 }
 
 // of returns the line of a kind in a scenario, or nil if it was not run.
-func (ls lines) of(scenario string, k kind) *line {
-	for i := range ls {
-		if ls[i].scenario.name == scenario && ls[i].kind.name == k.name {
-			return &ls[i]
-		}
+func (r results) of(scenario string, k kind) *line {
+	i := slices.IndexFunc(r.lines, func(l *line) bool { return l.scenario.name == scenario && l.kind.name == k.name })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return r.lines[i]
 }
 
 // roundNanos is s seconds as a duration.

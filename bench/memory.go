@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"time"
 
@@ -23,27 +22,28 @@ var idleKinds = []kind{{name: "reservoir", open: openGranting}, xTimes, goLimite
 
 // weigh uses n keys of 20 bytes once each and measures what is left of them.
 func weigh(ctx context.Context, k kind, n int) (m memoryLine, err error) {
-	p := k.set(&rig{limit: coldLimit})
+	p := k.open(&rig{limit: coldLimit})
 	before := live()
-	if good := p.loop(idleKeys(ctx, n), n); good != int64(n) {
+	if good := used(ctx, p, n); good != int64(n) {
 		err = fmt.Errorf("%s: %d keys of %d admitted", k.name, good, n)
 	}
 	after := live()
 	begin := time.Now()
 	runtime.GC()
 	m = memoryLine{kind: k, bytes: float64(after-before) / float64(n), gc: time.Since(begin)}
-	runtime.KeepAlive(p.loop)
-	return m, errors.Join(err, p.close())
+	runtime.KeepAlive(p.ok)
+	return m, errors.Join(err, p.end())
 }
 
-// idleKeys is a worker that nothing refers to after its use, so that only those
+// used asks for n keys by a worker that nothing refers to afterwards, so that only those
 // keys are counted that the limiter keeps.
-func idleKeys(ctx context.Context, n int) *worker {
+func used(ctx context.Context, p peer, n int) (good int64) {
 	w := &worker{ctx: ctx, keys: keys{list: make([]string, n)}}
 	for i := range w.keys.list {
 		w.keys.list[i] = fmt.Sprintf("%020d", i)
 	}
-	return w
+	w.make(p, n)
+	return w.good
 }
 
 // live is the bytes that are in use. What has a finalizer goes with the second
@@ -71,14 +71,4 @@ func (g granting) Sync(_ context.Context, r backend.SyncRequest) (backend.SyncRe
 func openGranting(r *rig) peer {
 	ends := time.Now().Add(r.limit.Window).Truncate(time.Millisecond)
 	return byKey(openLimiter(granting{ends: ends}, r.limit), true)
-}
-
-// bytesOf returns the weight of a kind's key, or NaN if it was not weighed.
-func bytesOf(all []memoryLine, name string) float64 {
-	for _, m := range all {
-		if m.kind.name == name {
-			return m.bytes
-		}
-	}
-	return math.NaN()
 }

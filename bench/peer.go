@@ -2,9 +2,7 @@ package bench
 
 import (
 	"context"
-	"errors"
 
-	"github.com/gomodule/redigo/redis"
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
 
@@ -12,7 +10,6 @@ import (
 )
 
 // kind is a way to limit: its name, what to expect of it, and how to set it up.
-// A name in brackets is a stand-in: see standin.go.
 type kind struct {
 	name  string
 	every int      // one in so many calls is timed
@@ -22,54 +19,29 @@ type kind struct {
 	open  func(*rig) peer
 }
 
-// peer is a kind, set up, with either allow or loop.
+// peer is a kind, set up.
 type peer struct {
-	allow  func(ctx context.Context, key string) (bool, error)
-	loop   loop
-	close  func() error // nil if there is nothing to end
-	waited func() int64 // requests that waited for the network; nil if it does not say
+	ok     func(w *worker) bool // makes a request, and reports whether it was answered as it should be
+	close  func() error         // nil if there is nothing to end
+	waited func() int64         // requests that waited for the network; nil if it does not say
 }
 
-// loop makes n requests and returns how many were answered as they should be.
-type loop func(w *worker, n int) (good int64)
-
-// looping is the loop of what takes nanoseconds. It adds a call of about one, the same
-// to all; the way through allow would add several.
-func looping(ok func(w *worker) bool) loop {
-	return func(w *worker, n int) (good int64) {
-		for range n {
-			if ok(w) {
-				good++
-			}
-		}
-		return good
-	}
-}
-
-// through is the loop of what has none.
-func (p peer) through(w *worker, n int) (good int64) {
-	for range n {
-		ok, err := p.allow(w.ctx, w.keys.next())
+// asking is a peer whose requests may fail.
+func asking(allow func(ctx context.Context, key string) (bool, error)) peer {
+	return peer{ok: func(w *worker) bool {
+		ok, err := allow(w.ctx, w.keys.next())
 		if err != nil {
 			w.err = err
 		}
-		if ok {
-			good++
-		}
-	}
-	return good
+		return ok && err == nil
+	}}
 }
 
-// set opens k and completes what it left out.
-func (k kind) set(r *rig) peer {
-	p := k.open(r)
-	if p.loop == nil {
-		p.loop = p.through
-	}
+func (p peer) end() error {
 	if p.close == nil {
-		p.close = func() error { return nil }
+		return nil
 	}
-	return p
+	return p.close()
 }
 
 // must is for what only a mistake in this package can make fail.
@@ -86,7 +58,6 @@ type rig struct {
 	limit   reservoir.Limit
 	goRedis *goredis.Client
 	rueidis rueidis.Client
-	redigo  *redis.Pool
 }
 
 // conns is how many connections a client may open that gives each to one request
@@ -99,10 +70,6 @@ func newRig(addr string, limit reservoir.Limit) *rig {
 		limit:   limit,
 		goRedis: goredis.NewClient(&goredis.Options{Addr: addr, PoolSize: conns}),
 		rueidis: must(rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, DisableCache: true})),
-		redigo: &redis.Pool{
-			MaxActive: conns, MaxIdle: conns, Wait: true,
-			Dial: func() (redis.Conn, error) { return redis.Dial("tcp", addr) },
-		},
 	}
 }
 
@@ -111,7 +78,7 @@ func (r *rig) close() error {
 		return nil
 	}
 	r.rueidis.Close()
-	return errors.Join(r.goRedis.Close(), r.redigo.Close())
+	return r.goRedis.Close()
 }
 
 // perSecond is the limit as a rate.

@@ -52,14 +52,10 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 	}
 	r := d.rig(s)
 	defer func() { require.NoError(b, r.close()) }()
-	p := k.set(r)
-	defer func() { require.NoError(b, p.close()) }()
+	p := k.open(r)
+	defer func() { require.NoError(b, p.end()) }()
 
-	workers := make([]*worker, s.goroutines)
-	for i := range workers {
-		workers[i] = s.worker(b.Context(), i, d.slices)
-	}
-	d.slices++
+	workers := d.workers(b.Context(), s)
 	inParallel(workers, func(_ int, w *worker) { w.times(1, p, 1); w.reset() }) // connects, and loads scripts
 	commands, waited := d.commands(k), int64(0)
 	if p.waited != nil {
@@ -79,14 +75,14 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 	if p.waited != nil {
 		b.ReportMetric(float64(p.waited()-waited)/float64(b.N), "waited/op")
 	}
-	b.ReportMetric(float64(quantileOf(sum.latency, 0.50)), "p50-ns")
-	b.ReportMetric(float64(quantileOf(sum.latency, 0.99)), "p99-ns")
+	b.ReportMetric(float64(sum.latency.Quantile(0.50)), "p50-ns")
+	b.ReportMetric(float64(sum.latency.Quantile(0.99)), "p99-ns")
 }
 
 // times makes n requests, and times as many of them.
 func (w *worker) times(n int, p peer, every int) {
 	for skip := w.first % every; n > 0; skip = every - 1 {
-		w.untimed(p, min(skip, n))
+		w.make(p, min(skip, max(n, 0)))
 		if n -= skip; n > 0 {
 			w.timed(p)
 			n--

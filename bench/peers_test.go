@@ -34,7 +34,7 @@ var (
 	sizeFlag  = flag.String("size", "tiny", "measure as much as `size` says: tiny, quick or full")
 	scenarioF = flag.String("scenarios", "", "run only the scenarios that match `regexp`")
 	peerFlag  = flag.String("peers", "", "run only the peers that match `regexp`")
-	dirFlag   = flag.String("results", "", "write the tables, all samples and the charts into `dir`")
+	dirFlag   = flag.String("results", "", "write the tables and the charts into `dir`")
 )
 
 // TestPeers sets all peers side by side and prints what they did. In its usual
@@ -43,7 +43,7 @@ func TestPeers(t *testing.T) {
 	size, ok := sizes[*sizeFlag]
 	require.True(t, ok, "-size=%s: want tiny, quick or full", *sizeFlag)
 	d := newDriver(t, size)
-	var all lines
+	var all []*line
 	for _, s := range chosen(t) {
 		if size.goroutines > 0 {
 			s.goroutines = min(s.goroutines, size.goroutines)
@@ -54,8 +54,8 @@ func TestPeers(t *testing.T) {
 	}
 	res := results{lines: all, memory: weighed(t, size.idleKeys)}
 	report(t, res, d)
-	for i := range all {
-		requireServed(t, &all[i])
+	for _, l := range all {
+		requireServed(t, l)
 	}
 }
 
@@ -88,9 +88,8 @@ func report(t *testing.T, r results, d *driver) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o666))
 	}
 	write("peers.txt", []byte(text))
-	write("peers.csv", sheet(r))
-	for _, c := range drawings() {
-		if drawing, ok := c.render(r.lines); ok {
+	for _, c := range drawings {
+		if drawing, ok := c.render(r); ok {
 			write(c.file, drawing)
 		}
 	}

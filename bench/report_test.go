@@ -2,7 +2,6 @@ package bench
 
 import (
 	"bytes"
-	"encoding/csv"
 	"encoding/xml"
 	"errors"
 	"io"
@@ -13,35 +12,37 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // made up results: of two rounds, in the second of which the machine was half as
 // fast.
 func madeUp() results {
 	s := scenario{name: "hot-64", title: "Two & a key", kinds: overRedis, goroutines: 64}
-	at := func(k kind, perSecond int64, calls int64) line {
-		l := line{scenario: s, kind: k}
+	at := func(k kind, perSecond int64, calls int64) *line {
+		l := &line{scenario: s, kind: k}
 		for _, slow := range []int64{1, 2} {
-			one := sample{asked: perSecond / slow, good: perSecond / slow, elapsed: time.Second, commands: perSecond * calls / slow, latency: newHistogram()}
-			note(one.latency, time.Duration(slow)*100*time.Second/time.Duration(perSecond))
+			one := sample{asked: perSecond / slow, good: perSecond / slow, elapsed: time.Second, commands: perSecond * calls / slow, latency: sim.NewLatency()}
+			one.latency.Note(time.Duration(slow) * 100 * time.Second / time.Duration(perSecond))
 			l.samples = append(l.samples, one)
 		}
 		return l
 	}
-	process := line{scenario: scenario{name: "core-1", title: "Core", kinds: oneKey}, kind: xTime, samples: []sample{
-		{asked: 10, good: 10, elapsed: time.Microsecond, mallocs: 20, latency: newHistogram()},
+	process := &line{scenario: scenario{name: "core-1", title: "Core", kinds: oneKey, procs: 1}, kind: xTime, samples: []sample{
+		{asked: 10, good: 10, elapsed: time.Microsecond, mallocs: 20, latency: sim.NewLatency()},
 	}}
 	return results{
-		lines:  lines{process, at(ours, 8_000_000, 0), at(redisRate, 40_000, 1), at(rockset, 8_000_000, 0)},
+		lines:  []*line{process, at(ours, 8_000_000, 0), at(redisRate, 40_000, 1), at(rule1000, 8_000_000, 0)},
 		memory: []memoryLine{{kind: idleKinds[0], bytes: 300}},
 	}
 }
 
 func TestRatiosAreWithinARound(t *testing.T) {
 	r := madeUp()
-	require.InDelta(t, 200, at("hot-64", ours, redisRate, throughput)(r), 1e-9)
-	require.InDelta(t, 6_000_000, r.lines.of("hot-64", ours).median(throughput), 1e-6)
-	require.True(t, math.IsNaN(at("hot-64", ours, evalsha, throughput)(r)), "not measured")
+	require.InDelta(t, 200, bar{scenario: "hot-64", a: ours, b: redisRate, of: throughput}.value(r), 1e-9)
+	require.InDelta(t, 6_000_000, r.of("hot-64", ours).median(throughput), 1e-6)
+	require.True(t, math.IsNaN(bar{scenario: "hot-64", a: ours, b: evalsha, of: throughput}.value(r)), "not measured")
 	require.InDelta(t, 2, median([]float64{3, 1, 2}), 0)
 	require.InDelta(t, 2.5, median([]float64{4, 3, 1, 2}), 0)
 }
@@ -72,19 +73,12 @@ func TestDigits(t *testing.T) {
 	require.Equal(t, "1.50 ms", short(1500*time.Microsecond))
 }
 
-func TestSheet(t *testing.T) {
-	rows, err := csv.NewReader(bytes.NewReader(sheet(madeUp()))).ReadAll()
-	require.NoError(t, err)
-	require.Len(t, rows, 1+1+3*2)
-	require.Equal(t, []string{"hot-64", "redis_rate", "64", "1", "20000", "20000", "1"}, rows[5][:7])
-}
-
 // Charts are well-formed and have a panel for each of their scenarios, and every
 // kind in it.
 func TestCharts(t *testing.T) {
 	r := madeUp()
-	for _, c := range drawings() {
-		drawing, ok := c.render(r.lines)
+	for _, c := range drawings {
+		drawing, ok := c.render(r)
 		require.True(t, ok)
 		dec := xml.NewDecoder(bytes.NewReader(drawing))
 		for {
@@ -95,13 +89,13 @@ func TestCharts(t *testing.T) {
 			require.NoError(t, err, c.file)
 		}
 		for _, l := range r.lines {
-			if c.of(l.scenario) {
+			if c.redis == l.scenario.redis() {
 				require.Contains(t, string(drawing), xmlText(l.scenario.title), c.file)
 				require.Contains(t, string(drawing), ">"+xmlText(l.kind.name)+"<", c.file)
 			}
 		}
 		require.NotContains(t, string(drawing), "NaN", c.file)
-		_, ok = c.render(nil)
+		_, ok = c.render(results{})
 		require.False(t, ok)
 	}
 }
@@ -114,10 +108,10 @@ func xmlText(s string) string {
 
 // The bars of keys that are asked for once: to what they compare, and the least or most.
 func TestBarsOfKeysUsedOnce(t *testing.T) {
-	at := func(scenario string, k kind, calls int64) line {
-		s := sample{good: calls, elapsed: time.Second, latency: newHistogram()}
-		note(s.latency, time.Second/time.Duration(calls))
-		return line{scenario: scenarioNamed(scenario), kind: k, samples: []sample{s}}
+	at := func(scenario string, k kind, calls int64) *line {
+		s := sample{good: calls, elapsed: time.Second, latency: sim.NewLatency()}
+		s.latency.Note(time.Second / time.Duration(calls))
+		return &line{scenario: scenarioNamed(scenario), kind: k, samples: []sample{s}}
 	}
 	for _, row := range []struct {
 		batch, direct, alone int64 // per second, where bare EVALSHA makes 1,000
@@ -126,7 +120,7 @@ func TestBarsOfKeysUsedOnce(t *testing.T) {
 		{1000, 1400, 900, "ok ok ok"},
 		{990, 1390, 800, "missed missed missed"},
 	} {
-		text := verdict(results{lines: lines{
+		text := verdict(results{lines: []*line{
 			at("once-512", cold, row.batch), at("once-512", direct, row.direct), at("once-512", evalsha, 1000), at("once-512", rueidisBare, 1),
 			at("once-1", cold, row.alone), at("once-1", evalsha, 1000),
 		}})

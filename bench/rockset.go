@@ -8,7 +8,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Rockset is our own version of the rule published in "How We Improved the
+// Rockset is our own version of what is published in "How We Improved the
 // Concurrency and Scalability of Our Redis Rate Limiting System" (Rockset, 2021):
 //
 //   - Each key has a mutex, a condition variable and a batch of tokens.
@@ -16,39 +16,39 @@ import (
 //     it, under the mutex.
 //   - Otherwise the first request to come fetches a whole new batch, without the
 //     mutex, and the others wait on the condition variable until it is there.
-//   - A request larger than a batch, or one that finds the new batch used up by
-//     others, goes to Redis by itself.
+//   - A request larger than a batch goes to Redis by itself. So does, by the rule of
+//     the text, one that finds the new batch used up by others. In the article's final
+//     listing those who wait have reserved their tokens of the batch under way, and one
+//     for which that is too small goes to Redis at once, without waiting.
 //   - The fetch is all or nothing; one that is refused refuses all who waited.
 //
-// It is the rule as it was meant: the expiry is checked the right way round and
-// is the stored end of the window, and a fetch that fails is over. It counts in
-// the same store as the library, so that a comparison is one of rules only.
+// It is meant as they meant it: the expiry is checked the right way round and is the
+// stored end of the window, and a fetch that fails is over.
 type Rockset struct {
-	store backend.Store
-	limit backend.Limit
-	batch int64
-	keys  sync.Map // string → *rocksetKey
+	Store   backend.Store
+	Limit   backend.Limit
+	Batch   int64
+	Listing bool     // the final listing, not the rule of the text
+	keys    sync.Map // string → *rocksetKey
 }
 
 type rocksetKey struct {
-	mu       sync.Mutex
-	fetched  *sync.Cond // a fetch is over
-	tokens   int64
-	expires  time.Time
-	fetching bool
-	success  bool // of the last fetch
+	mu      sync.Mutex
+	over    *sync.Cond // a fetch is
+	tokens  int64
+	expires time.Time
+	fetch   *rocksetFetch // under way; nil = none
 }
 
-// NewRockset returns a limiter that takes batch tokens at a time from store.
-func NewRockset(store backend.Store, limit backend.Limit, batch int64) *Rockset {
-	return &Rockset{store: store, limit: limit, batch: batch}
+type rocksetFetch struct {
+	over, success bool
+	reserved      int64
 }
 
 // AllowN asks for n tokens of key, all or none.
 func (r *Rockset) AllowN(ctx context.Context, key string, n int64) (bool, error) {
-	if n > r.batch {
-		reply, err := r.take(ctx, key, n)
-		return reply.Allowed, err
+	if n > r.Batch {
+		return r.alone(ctx, key, n)
 	}
 	k := r.key(key)
 	k.mu.Lock()
@@ -56,39 +56,53 @@ func (r *Rockset) AllowN(ctx context.Context, key string, n int64) (bool, error)
 		k.mu.Unlock()
 		return true, nil
 	}
+	f := k.fetch
+	if f != nil && r.Listing && f.reserved+n > r.Batch {
+		k.mu.Unlock()
+		return r.alone(ctx, key, n)
+	}
 	var err error
-	if k.fetching {
-		for k.fetching {
-			k.fetched.Wait()
+	if f != nil {
+		f.reserved += n
+		for !f.over {
+			k.over.Wait()
 		}
 	} else {
-		err = r.fetch(ctx, key, k)
+		f = &rocksetFetch{reserved: n}
+		err = r.run(ctx, key, k, f)
 	}
-	allowed, refused := k.success && k.spend(n), !k.success
+	allowed := f.success && (r.Listing || k.spend(n))
 	k.mu.Unlock()
-	if allowed || refused || err != nil {
+	if allowed || !f.success || err != nil {
 		return allowed, err
 	}
-	reply, err := r.take(ctx, key, n) // the others were quicker
-	return reply.Allowed, err
+	return r.alone(ctx, key, n) // the others were quicker
 }
 
-// fetch replaces the batch. It is entered and left with the lock.
-func (r *Rockset) fetch(ctx context.Context, key string, k *rocksetKey) error {
-	k.fetching = true
+// run replaces the batch. It is entered and left with the lock.
+func (r *Rockset) run(ctx context.Context, key string, k *rocksetKey, f *rocksetFetch) error {
+	k.fetch = f
 	k.mu.Unlock()
-	reply, err := r.take(ctx, key, r.batch)
+	reply, err := r.take(ctx, key, r.Batch)
 	k.mu.Lock()
-	k.fetching, k.success = false, reply.Allowed
-	if reply.Allowed {
-		k.tokens, k.expires = r.batch, time.Now().Add(reply.Left)
+	k.fetch, f.over, f.success = nil, true, reply.Allowed
+	if f.success {
+		k.tokens, k.expires = r.Batch, time.Now().Add(reply.Left)
+		if r.Listing {
+			k.tokens -= f.reserved
+		}
 	}
-	k.fetched.Broadcast()
+	k.over.Broadcast()
 	return err
 }
 
+func (r *Rockset) alone(ctx context.Context, key string, n int64) (bool, error) {
+	reply, err := r.take(ctx, key, n)
+	return reply.Allowed, err
+}
+
 func (r *Rockset) take(ctx context.Context, key string, n int64) (backend.TakeReply, error) {
-	return r.store.Take(ctx, backend.TakeRequest{Key: key, Limit: r.limit, Tokens: n})
+	return r.Store.Take(ctx, backend.TakeRequest{Key: key, Limit: r.Limit, Tokens: n})
 }
 
 func (r *Rockset) key(key string) *rocksetKey {
@@ -96,7 +110,7 @@ func (r *Rockset) key(key string) *rocksetKey {
 		return k.(*rocksetKey)
 	}
 	k := new(rocksetKey)
-	k.fetched = sync.NewCond(&k.mu)
+	k.over = sync.NewCond(&k.mu)
 	held, _ := r.keys.LoadOrStore(key, k)
 	return held.(*rocksetKey)
 }

@@ -7,18 +7,18 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // scenario is one situation, and who is put into it.
 type scenario struct {
-	name       string
-	title      string
-	kinds      []kind
-	limit      reservoir.Limit
-	list       []string // of keys; nil means that each is asked for once
-	goroutines int
-	procs      int           // GOMAXPROCS; 0 leaves it as it is
-	delay      time.Duration // added to every round trip
+	name, title string
+	kinds       []kind
+	limit       reservoir.Limit
+	list        []string // of keys; nil means that each is asked for once
+	goroutines  int
+	procs       int           // GOMAXPROCS; 0 leaves it as it is
+	delay       time.Duration // added to every round trip
 }
 
 // once reports whether every key is asked for once. Limiters are then made anew
@@ -26,14 +26,7 @@ type scenario struct {
 func (s scenario) once() bool { return s.list == nil }
 
 // redis reports whether requests may go to Redis.
-func (s scenario) redis() bool {
-	for _, k := range s.kinds {
-		if k.sends != nil {
-			return true
-		}
-	}
-	return false
-}
+func (s scenario) redis() bool { return s.procs == 0 }
 
 // The limits. But for the last they are more than any of the kinds can serve, so
 // that none refuses. The first one's window is short, so that a run meets resets;
@@ -50,46 +43,57 @@ const manyKeys = 10_000
 // farDelay is what a proxy adds to each round trip.
 const farDelay = time.Millisecond
 
-// seed is that of all keys.
-const seed = 1
-
 func scenarios() []scenario {
-	draws := zipf(manyKeys, 1.1, seed)
+	hot, evenly, draws := []string{"hot"}, shuffled(manyKeys), zipf(manyKeys, 1.1)
 	return []scenario{
-		{name: "core-1", title: "In process, one key, one core", kinds: oneKey, limit: hotLimit, list: hot(), goroutines: 1, procs: 1},
-		{name: "core-1-keys-10k", title: "In process, 10,000 keys, one core", kinds: tenThousand, limit: manyLimit,
-			list: evenly(manyKeys, seed), goroutines: 1, procs: 1},
-		{name: "core-2", title: "In process, one key, two cores, 128 goroutines", kinds: contended, limit: hotLimit, list: hot(),
-			goroutines: 2 * 64, procs: 2},
-		{name: "hot-64", title: "Redis, one key, 64 goroutines", kinds: overRedis, limit: hotLimit, list: hot(), goroutines: 64},
-		{name: "hot-512", title: "Redis, one key, 512 goroutines", kinds: overRedis, limit: hotLimit, list: hot(), goroutines: 512},
-		{name: "far-64", title: "Redis 1 ms further away, one key, 64 goroutines", kinds: overRedis, limit: hotLimit, list: hot(),
-			goroutines: 64, delay: farDelay},
-		{name: "zipf-512", title: "Redis, 10,000 keys by zipf(1.1), 512 goroutines", kinds: overRedis, limit: manyLimit, list: draws, goroutines: 512},
-		{name: "once-512", title: "Redis, every key once, 512 goroutines", kinds: coldKeys, limit: coldLimit, goroutines: 512},
-		{name: "once-1", title: "Redis, every key once, 1 goroutine", kinds: coldKeys, limit: coldLimit, goroutines: 1},
+		{"core-1", "In process, one key, one core", oneKey, hotLimit, hot, 1, 1, 0},
+		{"core-1-keys-10k", "In process, 10,000 keys, one core", tenThousand, manyLimit, evenly, 1, 1, 0},
+		{"core-2", "In process, one key, two cores, 128 goroutines", contended, hotLimit, hot, 2 * 64, 2, 0},
+		{"hot-64", "Redis, one key, 64 goroutines", overRedis, hotLimit, hot, 64, 0, 0},
+		{"hot-512", "Redis, one key, 512 goroutines", overRedis, hotLimit, hot, 512, 0, 0},
+		{"far-64", "Redis 1 ms further away, one key, 64 goroutines", overRedis, hotLimit, hot, 64, 0, farDelay},
+		{"zipf-512", "Redis, 10,000 keys by zipf(1.1), 512 goroutines", overRedis, manyLimit, draws, 512, 0, 0},
+		{"once-512", "Redis, every key once, 512 goroutines", coldKeys, coldLimit, nil, 512, 0, 0},
+		{"once-1", "Redis, every key once, 1 goroutine", coldKeys, coldLimit, nil, 1, 0, 0},
 	}
 }
 
 var (
-	oneKey = []kind{
-		ourKey, ourAllow, ourNo, ourRefusal, bareHandle, bareMap, xTime, uberTake, goLimiter, ululeMem, throttles,
-	}
+	oneKey      = []kind{ourKey, ourAllow, ourNo, ourRefusal, bareHandle, bareMap, xTime, uberTake, goLimiter, ululeMem, throttles}
 	tenThousand = []kind{ourAllow, bareMap, xTimes, goLimiter, ululeMem, throttles}
 	contended   = []kind{ourKey, ourAllow, bareHandle, bareMap, xTime, uberTake, goLimiter, ululeMem}
 	overRedis   = []kind{
-		ours, direct, rockset, redisRate, rueidisLimiter, ulule, throttledRedis, goRedisStore, mennanov, vearne, evalsha, rueidisBare,
+		ours, direct, rule1000, listing1000, rule25, listing25, redisRate, rueidisLimiter, ulule, throttledRedis, evalsha, rueidisBare,
 	}
-	coldKeys = []kind{cold, direct, redisRate, rueidisLimiter, ulule, throttledRedis, goRedisStore, mennanov, evalsha, rueidisBare}
+	coldKeys = []kind{cold, direct, redisRate, rueidisLimiter, ulule, throttledRedis, evalsha, rueidisBare}
 )
 
 // worker returns the scenario's worker number i in the given slice.
 func (s scenario) worker(ctx context.Context, i, slice int) *worker {
-	w := &worker{ctx: ctx, first: rand.Int(), latency: newHistogram()}
+	w := &worker{ctx: ctx, first: rand.Int(), latency: sim.NewLatency()}
 	if s.once() {
 		w.keys.once = fmt.Appendf(nil, "%s:%d:%d:", s.name, slice, i)
 	} else {
 		w.keys = keys{list: s.list, at: i * len(s.list) / s.goroutines}
 	}
 	return w
+}
+
+// seeded makes the same keys in each run.
+func seeded() *rand.Rand { return rand.New(rand.NewPCG(1, 1)) }
+
+// shuffled is n keys in random order.
+func shuffled(n int) []string {
+	list := sim.Keys(n)
+	seeded().Shuffle(n, func(i, j int) { list[i], list[j] = list[j], list[i] })
+	return list
+}
+
+// zipf is a sequence of draws in which key i of n has a share of 1/i^s.
+func zipf(n int, s float64) []string {
+	names, pick, list := sim.Keys(n), sim.Picker(seeded(), n, s), make([]string, 1<<18)
+	for i := range list {
+		list[i] = names[pick()]
+	}
+	return list
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/time/rate"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/internal/redistest"
@@ -21,8 +20,8 @@ func TestPeersAdmitTheLimit(t *testing.T) {
 	r := newRig(server.Addr(), reservoir.Limit{Tokens: limit, Window: 24 * time.Hour})
 	defer func() { require.NoError(t, r.close()) }()
 	for _, k := range overRedis {
-		if k.every == inMemory && k.name != ours.name {
-			continue // fixed batches are larger than the limit; they have tests of their own
+		if strings.HasSuffix(k.name, ", 1000") {
+			continue // these batches are larger than the limit; they have tests of their own
 		}
 		want := limit
 		if k.name == throttledRedis.name {
@@ -34,52 +33,14 @@ func TestPeersAdmitTheLimit(t *testing.T) {
 
 // admitted is how many of n requests, one after the other, k admits.
 func admitted(t *testing.T, r *rig, k kind, n int) (good int) {
-	p := k.set(r)
-	defer func() { require.NoError(t, p.close()) }()
-	for range n {
-		ok, err := p.allow(t.Context(), "k")
-		require.NoError(t, err, k.name)
-		if ok {
-			good++
-		}
-	}
-	return good
-}
-
-// The library that it stands in for knows no more of a limit that is used up, and
-// makes no call until the window is over.
-func TestMennanovRemembers(t *testing.T) {
-	server := redistest.Start(t)
-	r := newRig(server.Addr(), reservoir.Limit{Tokens: 1, Window: 24 * time.Hour})
-	defer func() { require.NoError(t, r.close()) }()
-	require.Equal(t, 1, admitted(t, r, mennanov, 10))
-	require.Equal(t, int64(2), server.Calls("incr"), "the token, and the refusal that is remembered")
-}
-
-// vearne's leftovers do not expire, and are spent in the next window.
-func TestVearneKeepsLeftovers(t *testing.T) {
-	server := redistest.Start(t)
-	r := newRig(server.Addr(), reservoir.Limit{Tokens: 1_000, Window: 24 * time.Hour})
-	defer func() { require.NoError(t, r.close()) }()
-	c := &counter{key: "k", flood: rate.NewLimiter(rate.Inf, 0)}
-	spend := func(n int) (good int) {
-		for range n {
-			ok, err := c.allow(t.Context(), r)
-			require.NoError(t, err)
-			if ok {
-				good++
-			}
-		}
-		return good
-	}
-	require.Equal(t, 10, spend(10))
-	require.NoError(t, r.goRedis.FlushDB(t.Context()).Err()) // as the next window finds it
-	require.Equal(t, 1_990, spend(3_000), "what was left, and the limit")
+	p, w := k.open(r), &worker{ctx: t.Context(), keys: keys{list: []string{"k"}}}
+	defer func() { require.NoError(t, p.end()) }()
+	w.make(p, n)
+	require.NoError(t, w.err, k.name)
+	return int(w.good)
 }
 
 // Who reads a table is told what is not the library itself.
 func TestStandInsAreNamed(t *testing.T) {
-	for _, k := range []kind{rueidisLimiter, goRedisStore, mennanov, vearne} {
-		require.True(t, strings.HasPrefix(k.name, "["), k.name)
-	}
+	require.True(t, strings.HasPrefix(rueidisLimiter.name, "["))
 }

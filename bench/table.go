@@ -1,8 +1,6 @@
 package bench
 
 import (
-	"bytes"
-	"encoding/csv"
 	"fmt"
 	"runtime"
 	"strings"
@@ -25,10 +23,10 @@ func tables(r results, d *driver) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s, %d cores, GOMAXPROCS %d\n", runtime.Version(), runtime.NumCPU(), runtime.GOMAXPROCS(0))
 	fmt.Fprintf(&s, notes, d.rounds, d.slice, clockCost())
-	for group := range r.lines.byScenario() {
+	for _, group := range r.byScenario() {
 		rows := [][]string{{"", "ops/s", "p50", "p99", "p99.9", "commands", "allocs", "wrong"}}
-		for i := range group {
-			rows = append(rows, cells(&group[i]))
+		for _, l := range group {
+			rows = append(rows, l.cells())
 		}
 		fmt.Fprintf(&s, "\n%s (%s)\n%s", group[0].scenario.title, group[0].scenario.name, table.Text(rows, false))
 	}
@@ -43,7 +41,7 @@ func tables(r results, d *driver) string {
 }
 
 // cells is a row.
-func cells(l *line) []string {
+func (l *line) cells() []string {
 	h := l.latency()
 	perAdmitted, perRequest, wrongs := "–", "–", ""
 	if l.kind.sends != nil {
@@ -55,8 +53,23 @@ func cells(l *line) []string {
 	if v := l.median(wrong); v > 0 {
 		wrongs = digits(100*v) + " %"
 	}
-	return []string{l.kind.name, count(l.median(throughput)), short(quantileOf(h, 0.50)), short(quantileOf(h, 0.99)), short(quantileOf(h, 0.999)),
+	return []string{l.kind.name, count(l.median(throughput)), short(h.Quantile(0.50)), short(h.Quantile(0.99)), short(h.Quantile(0.999)),
 		perAdmitted, perRequest, wrongs}
+}
+
+// digits is v in about three of them.
+func digits(v float64) string {
+	switch {
+	case v == 0:
+		return "0"
+	case v < 0.1:
+		return fmt.Sprintf("%.2g", v)
+	case v < 10:
+		return fmt.Sprintf("%.2f", v)
+	case v < 100:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.0f", v)
 }
 
 // count is v in three digits, thousands or millions.
@@ -91,29 +104,4 @@ func clockCost() time.Duration {
 		_ = time.Since(begin)
 	}
 	return time.Since(begin) / n
-}
-
-// sheet is every sample, as CSV.
-func sheet(r results) []byte {
-	var buf bytes.Buffer
-	w := csv.NewWriter(&buf)
-	_ = w.Write([]string{ // to a buffer, which never fails
-		"scenario", "limiter", "goroutines", "round", "asked", "good", "seconds", "p50_ns", "p99_ns", "p999_ns", "commands", "mallocs",
-	})
-	for i := range r.lines {
-		l := &r.lines[i]
-		for round := range l.samples {
-			s := &l.samples[round]
-			cells := []string{l.scenario.name, l.kind.name}
-			for _, v := range []any{
-				l.scenario.goroutines, round, s.asked, s.good, fmt.Sprintf("%.6g", s.elapsed.Seconds()), int64(quantileOf(s.latency, 0.50)),
-				int64(quantileOf(s.latency, 0.99)), int64(quantileOf(s.latency, 0.999)), s.commands, s.mallocs,
-			} {
-				cells = append(cells, fmt.Sprint(v))
-			}
-			_ = w.Write(cells)
-		}
-	}
-	w.Flush()
-	return buf.Bytes()
 }

@@ -5,16 +5,15 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // counting is a peer that says yes to every other request.
 func counting(asked *int64) peer {
-	return peer{loop: func(_ *worker, n int) (good int64) {
-		for range n {
-			*asked++
-			good += *asked % 2
-		}
-		return good
+	return peer{ok: func(*worker) bool {
+		*asked++
+		return *asked%2 == 1
 	}}
 }
 
@@ -33,7 +32,7 @@ func TestWorkerTimes(t *testing.T) {
 		{n: 0, every: 1, timed: 0},
 	} {
 		var asked int64
-		w := &worker{first: row.first, latency: newHistogram()}
+		w := &worker{first: row.first, latency: sim.NewLatency()}
 		w.times(row.n, counting(&asked), row.every)
 		require.Equal(t, int64(row.n), asked, row)
 		require.Equal(t, asked, w.asked, row)
@@ -49,7 +48,7 @@ func TestWorkerUntilMakesOne(t *testing.T) {
 	stop.Store(true)
 	for _, first := range []int{0, 3} {
 		var asked int64
-		w := &worker{first: first, latency: newHistogram()}
+		w := &worker{first: first, latency: sim.NewLatency()}
 		w.until(&stop, counting(&asked), 10)
 		require.Positive(t, w.asked)
 		require.Equal(t, asked, w.asked)
@@ -61,7 +60,7 @@ func TestWorkerUntilMakesOne(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	k := keys{list: []string{"a", "b", "c"}, at: 1}
-	require.Equal(t, []string{"c", "a", "b", "c"}, []string{k.next(), k.cycle(), k.next(), k.next()})
+	require.Equal(t, []string{"c", "a", "b", "c"}, []string{k.next(), k.next(), k.next(), k.next()})
 
 	once := keys{once: []byte("x:")}
 	seen := make(map[string]bool)
@@ -88,7 +87,7 @@ func TestWorkersKeysDiffer(t *testing.T) {
 
 func TestZipf(t *testing.T) {
 	counts := make(map[string]int)
-	list := zipf(1_000, 1.1, seed)
+	list := zipf(1_000, 1.1)
 	for _, key := range list {
 		counts[key]++
 	}

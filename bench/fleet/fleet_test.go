@@ -20,7 +20,7 @@ var (
 	part  = flag.String("fleet", "all", "simulate `part` of the table: bars, sizes or all")
 	among = flag.String("rules", "direct,fixed,ladder,adaptive", "simulate these `rules`")
 	seed  = flag.Uint64("seed", 1, "`seed` of all randomness")
-	dir   = flag.String("results", "", "write fleet.txt, fleet.svg and fleet-time.svg into `dir`")
+	dir   = flag.String("results", "", "write fleet.txt and fleet.svg into `dir`")
 )
 
 // TestFleet prints the table. It does not fail where a bar is missed: the marks
@@ -55,7 +55,6 @@ func TestFleet(t *testing.T) {
 		require.NoError(t, os.MkdirAll(*dir, 0o777))
 		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet.txt"), []byte(text.String()), 0o666))
 		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet.svg"), draw(groups, all, *seed), 0o666))
-		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet-time.svg"), drawTime(all, *seed), 0o666))
 	}
 }
 

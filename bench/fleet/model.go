@@ -51,18 +51,14 @@ const (
 
 func random(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
 
-// stepsPerWindow are drawn, so that the chart shows a window's beginning and its end.
-const stepsPerWindow = 20
-
 // oneWay is half of a call: all of them take as long, but for what the lane adds.
 const oneWay = 500 * time.Microsecond
 
 // run simulates one fleet on a virtual clock. An error means that the model itself is
 // unsound.
 func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) {
-	var windows []sim.Window
 	replay := sim.NewReplay(s.traffic(seed), sim.Policy{Option: r.option(s.limit)}, sim.Setting{
-		Limit: s.limit, Delay: 2 * oneWay, Virtual: clock, Seed: seed, Windows: s.windows, Parts: s.windows * stepsPerWindow,
+		Limit: s.limit, Delay: 2 * oneWay, Virtual: clock, Seed: seed, Windows: s.windows,
 		Travel: func(process int, now time.Duration, back bool) time.Duration {
 			to := reach
 			if back {
@@ -70,9 +66,9 @@ func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) 
 			}
 			return lane(process).next(now+oneWay, to) - now
 		},
-		Each: func(w sim.Window) { windows = append(windows, w) },
 	}, nil)
 	total, err := replay.Run(context.Background())
+	windows := slices.DeleteFunc(total.Windows, func(w *sim.Window) bool { return w.Requests == 0 })
 	switch {
 	case err != nil:
 		return outcome{}, err
@@ -81,21 +77,16 @@ func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) 
 	case len(windows) < s.windows:
 		return outcome{}, errors.New("the traffic ended before the windows did")
 	}
-	return s.outcome(windows, total), nil
+	return s.outcome(windows, total.Sent), nil
 }
 
 // traffic is some more than the windows take: the next one opens when it is asked for.
 func (s scenario) traffic(seed uint64) sim.Traffic {
 	length := time.Duration(s.windows) * s.limit.Window
 	t := sim.Traffic{Keys: []string{"shared"}, Processes: s.processes, Length: length}
-	t.Requests = make([]sim.Request, 0, int(1.3*s.demand*float64(s.limit.Tokens))*s.windows)
 	shape := s.kind.shape(s.processes, random(seed, shapeStream))
 	for i := range s.processes {
-		a := arrivals{
-			shape: shape, i: i, n: s.processes,
-			demand: s.demand * float64(s.limit.Tokens) / s.limit.Window.Seconds(),
-			rand:   random(seed, arrivalStream+uint64(i)),
-		}
+		a := arrivals{shape, i, s.processes, s.demand * float64(s.limit.Tokens) / s.limit.Window.Seconds(), random(seed, arrivalStream+uint64(i))}
 		made := time.Duration(0)
 		for at := a.after(0); at < length+length/8+s.limit.Window/8; at = a.after(at) {
 			made = lane(i).next(max(at, made+1), request)
@@ -115,7 +106,6 @@ type outcome struct {
 	over     int64   // tokens above the limit, in the worst window
 	refused  int64
 	requests int64
-	course   []sim.Bucket
 }
 
 // means are of some windows together. Shares are of 1.
@@ -125,17 +115,16 @@ type means struct {
 	waited   float64 // of all requests
 }
 
-// outcome sums up the windows; where there is one more, callers were told of it before
-// the end.
-func (s scenario) outcome(windows []sim.Window, total sim.Outcome) outcome {
-	o := outcome{admitted: 1, course: total.Timeline}
+// outcome sums up the windows; end is how many calls were made. Where there is one more
+// window, callers were told of it before the end.
+func (s scenario) outcome(windows []*sim.Window, end int64) outcome {
+	o := outcome{admitted: 1}
 	for _, w := range windows[:s.windows] {
 		o.refused += w.Refused
 		o.requests += w.Requests
 		o.over = max(o.over, w.Spent-s.limit.Tokens)
 		o.admitted = min(o.admitted, float64(w.Spent)/float64(s.limit.Tokens))
 	}
-	end := total.Sent
 	if len(windows) > s.windows {
 		end = min(end, windows[s.windows].Calls)
 	}
@@ -152,7 +141,7 @@ func (s scenario) outcome(windows []sim.Window, total sim.Outcome) outcome {
 }
 
 // means are those of windows in which so many calls were made.
-func (s scenario) means(windows []sim.Window, calls int64) means {
+func (s scenario) means(windows []*sim.Window, calls int64) means {
 	var spent, requests, waited, stranded, short int64
 	for _, w := range windows {
 		spent += w.Spent

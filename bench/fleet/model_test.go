@@ -63,17 +63,17 @@ func TestSameSeedSameOutcome(t *testing.T) {
 // admitted in the second.
 func TestOutcome(t *testing.T) {
 	s := scenario{limit: reservoir.PerSecond(10), windows: 2}
-	first := sim.Window{Requests: 11, Waited: 1, Spent: 9, Refused: 2, Stranded: 3}
-	second := sim.Window{Calls: 4, Requests: 11, Spent: 11}
+	first := &sim.Window{Requests: 11, Waited: 1, Spent: 9, Refused: 2, Stranded: 3}
+	second := &sim.Window{Calls: 4, Requests: 11, Spent: 11}
 	want := outcome{
 		means:    means{calls: 2.0 / 11},
 		cold:     means{calls: 4.0 / 9, stranded: 0.3, waited: 1.0 / 11},
 		admitted: 0.9, over: 1, refused: 2, requests: 22,
 	}
-	require.Equal(t, want, s.outcome([]sim.Window{first, second}, sim.Outcome{Sent: 6}))
-	require.Equal(t, want, s.outcome([]sim.Window{first, second, {Calls: 6}}, sim.Outcome{Sent: 7}))
+	require.Equal(t, want, s.outcome([]*sim.Window{first, second}, 6))
+	require.Equal(t, want, s.outcome([]*sim.Window{first, second, {Calls: 6}}, 7))
 	s.windows = 1
-	one := s.outcome([]sim.Window{first, second}, sim.Outcome{Sent: 7})
+	one := s.outcome([]*sim.Window{first, second}, 7)
 	require.Equal(t, want.cold, one.means)
 	require.Equal(t, one.cold, one.means)
 }

@@ -15,44 +15,51 @@ import (
 
 // flagSet is flag.FlagSet whose flags may stand anywhere, with errors that repeat
 // nothing of what was typed but the names of flags: a store's URL with its password
-// may stand in any place.
+// may stand in any place, and package flag's own errors quote it.
 type flagSet struct {
 	*flag.FlagSet
-	usage    string        // the line after "usage: reservoir"
-	about    string        // what help says before the flags
-	parsed   *flag.FlagSet // the same flags, as they were given
+	usage    string // the line after "usage: reservoir"
+	about    string // what help says before the flags
 	operands []string
 }
 
 func newFlags(usage, about string) *flagSet {
-	f := &flagSet{FlagSet: flag.NewFlagSet("", flag.ContinueOnError), usage: usage, about: about, parsed: flag.NewFlagSet("", flag.ContinueOnError)}
-	f.parsed.SetOutput(io.Discard)
-	f.parsed.Usage = func() {}
-	return f
+	return &flagSet{FlagSet: flag.NewFlagSet("", flag.ContinueOnError), usage: usage, about: about}
 }
 
 // parse reads args, in which so many operands must be, and writes the help
 // to stdout if that is asked for: the error is flag.ErrHelp then. All after a -- are
 // operands. With less than 0 operands the caller counts them.
 func (f *flagSet) parse(args []string, operands int, stdout io.Writer) error {
-	var bad error
-	f.VisitAll(func(g *flag.Flag) { f.parsed.Var(&quiet{g.Value, g.Name, &bad}, g.Name, "") })
-	for rest := args; ; rest = rest[1:] {
-		err := f.parsed.Parse(rest)
-		read := rest[:len(rest)-f.parsed.NArg()]
-		switch rest = f.parsed.Args(); {
-		case err == flag.ErrHelp:
+	for len(args) > 0 {
+		arg := args[0]
+		args = args[1:]
+		name, value, hasValue := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(arg, "-"), "-"), "=")
+		g := f.Lookup(name)
+		switch {
+		case arg == "--":
+			f.operands, args = append(f.operands, args...), nil
+			continue
+		case len(arg) < 2 || arg[0] != '-':
+			f.operands = append(f.operands, arg)
+			continue
+		case g == nil && (name == "h" || name == "help"):
 			return f.help(stdout)
-		case bad != nil:
-			return bad
-		case err != nil:
-			return f.unknown(read)
+		case g == nil && looksLikeName(name):
+			return usagef("no such flag: -%s", name)
+		case g == nil:
+			return usagef("no such flag")
+		case hasValue:
+		case isBool(g):
+			value = "true"
+		case len(args) == 0:
+			return usagef("flag -%s needs a value", name)
+		default:
+			value, args = args[0], args[1:]
 		}
-		if len(rest) == 0 || len(read) > 0 && read[len(read)-1] == "--" {
-			f.operands = append(f.operands, rest...)
-			break
+		if err := f.Set(name, value); err != nil {
+			return usagef("bad value for flag -%s: %s", name, want(g, value, err))
 		}
-		f.operands = append(f.operands, rest[0])
 	}
 	return f.count(operands)
 }
@@ -65,26 +72,16 @@ func (f *flagSet) count(operands int) error {
 	return nil
 }
 
-// quiet is a flag's value that keeps its first error, for package flag quotes what was
-// typed.
-type quiet struct {
-	flag.Value
-	name string
-	bad  *error
-}
-
-// Set implements flag.Value.
-func (q *quiet) Set(s string) error {
-	if err := q.Value.Set(s); err != nil && *q.bad == nil {
-		*q.bad = usagef("bad value for flag -%s: %s", q.name, q.want(s, err))
-	}
-	return nil
+// isBool reports whether a flag may stand without a value.
+func isBool(g *flag.Flag) bool {
+	b, ok := g.Value.(interface{ IsBoolFlag() bool })
+	return ok && b.IsBoolFlag()
 }
 
 // want says what a value should be. Package flag's own words are of numbers only.
-func (q *quiet) want(s string, err error) string {
+func want(g *flag.Flag, s string, err error) string {
 	var zero any
-	if g, ok := q.Value.(flag.Getter); ok {
+	if g, ok := g.Value.(flag.Getter); ok {
 		zero = g.Get()
 	}
 	switch zero.(type) {
@@ -103,32 +100,10 @@ func (q *quiet) want(s string, err error) string {
 	return oneLine(err)
 }
 
-// IsBoolFlag says that a flag may stand without a value.
-func (q *quiet) IsBoolFlag() bool {
-	b, ok := q.Value.(interface{ IsBoolFlag() bool })
-	return ok && b.IsBoolFlag()
-}
-
-// unknown says what is wrong with the last argument read, which is no flag of ours or
-// wants a value. One like ---x is not read at all.
-func (f *flagSet) unknown(read []string) error {
-	if rest := f.parsed.Arg(0); len(read) == 0 || strings.HasPrefix(rest, "---") || strings.HasPrefix(strings.TrimLeft(rest, "-"), "=") {
-		return usagef("no such flag")
-	}
-	name, _, _ := strings.Cut(strings.TrimLeft(read[len(read)-1], "-"), "=")
-	switch {
-	case f.Lookup(name) != nil:
-		return usagef("flag -%s needs a value", name)
-	case looksLikeName(name):
-		return usagef("no such flag: -%s", name)
-	}
-	return usagef("no such flag")
-}
-
 // looksLikeName reports whether s looks like the name of a command or flag and like
 // nothing else.
 func looksLikeName(s string) bool {
-	return len(s) <= 16 && !strings.ContainsFunc(s, func(r rune) bool { return r != '-' && (r < 'a' || r > 'z') })
+	return s != "" && len(s) <= 16 && s[0] != '-' && !strings.ContainsFunc(s, func(r rune) bool { return r != '-' && (r < 'a' || r > 'z') })
 }
 
 func (f *flagSet) help(w io.Writer) error {
@@ -145,7 +120,7 @@ func (f *flagSet) help(w io.Writer) error {
 // given reports whether the flag was on the command line.
 func (f *flagSet) given(name string) bool {
 	found := false
-	f.parsed.Visit(func(g *flag.Flag) { found = found || g.Name == name })
+	f.Visit(func(g *flag.Flag) { found = found || g.Name == name })
 	return found
 }
 

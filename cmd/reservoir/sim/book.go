@@ -1,10 +1,10 @@
 package sim
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 	"time"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
@@ -17,45 +17,32 @@ type book struct {
 	tokens int64         // a request asks for
 	length time.Duration // of the traffic
 	index  map[string]int32
-	each   func(Window) // is told each window that is over and callers heard of; nil = nobody asks
 
 	mu      sync.Mutex
-	keys    []pages
-	sum     Outcome // its counts only
-	calls   int64   // to the store so far
-	grants  int64   // calls that brought tokens
-	granted int64   // the tokens
-	latency *hdrhistogram.Histogram
-	late    *hdrhistogram.Histogram // how long after their times requests were made
-	failure error                   // the first
-	steady  stranding
-	cold    stranding
+	windows map[page]*Window
+	told    int       // windows of the first key that callers were told of
+	end     time.Time // of the last of them
+	sum     Outcome   // its counts only
+	calls   int64     // to the store so far
+	grants  int64     // calls that brought tokens
+	granted int64     // the tokens
+	latency Latency
+	late    Latency // how long after their times requests were made
+	failure error   // the first
 }
 
-// pages are the two last windows of a key: answers of the one before may come
-// late. What is older is closed and counted into the sums.
-type pages struct {
-	last   [2]Window // the newest first; ID 0 = none
-	closed bool      // whether any was, which then was the first
-	told   int       // windows that callers were told of
-	end    time.Time // of the last of them
+// page names a window in the book.
+type page struct {
+	key int32
+	id  backend.Window
 }
-
-// stranding adds up windows.
-type stranding struct{ windows, tokens int64 }
-
-// Bounds of the record of latencies, in ns.
-const (
-	slowest = int64(10 * time.Minute)
-	digits  = 2
-)
 
 func newBook(t Traffic, limit int64, parts int) *book {
-	b := &book{limit: limit, tokens: max(t.Tokens, 1), length: t.Length, keys: make([]pages, len(t.Keys)), index: make(map[string]int32, len(t.Keys))}
+	b := &book{limit: limit, tokens: max(t.Tokens, 1), length: t.Length, index: make(map[string]int32), windows: make(map[page]*Window)}
 	for i, k := range t.Keys {
 		b.index[k] = int32(i)
 	}
-	b.latency, b.late = hdrhistogram.New(1, slowest, digits), hdrhistogram.New(1, slowest, digits)
+	b.latency, b.late = NewLatency(), NewLatency()
 	b.sum.Timeline = make([]Bucket, parts)
 	return b
 }
@@ -75,6 +62,16 @@ func (b *book) call(at time.Duration) {
 	b.bucket(at).Calls++
 }
 
+// window finds that of a key, for none as for any other.
+func (b *book) window(key int32, id backend.Window) *Window {
+	w := b.windows[page{key, id}]
+	if w == nil {
+		w = &Window{ID: id, key: key}
+		b.windows[page{key, id}] = w
+	}
+	return w
+}
+
 // hear enters what a process now has, or no longer, by a reply that has come back to
 // it. Calls of one key and process do not overlap, so neither do their replies.
 func (b *book) hear(w *way, q backend.SyncRequest, r backend.SyncReply) {
@@ -89,9 +86,7 @@ func (b *book) hear(w *way, q backend.SyncRequest, r backend.SyncReply) {
 	if was.window != now.window || was.client != now.client {
 		was.net = 0
 	}
-	if p := b.page(b.index[q.Key], r.Window); p != nil {
-		p.held += now.net - was.net
-	}
+	b.window(b.index[q.Key], r.Window).held += now.net - was.net
 }
 
 // answer counts a request's answer and how long it took.
@@ -100,24 +95,19 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	defer b.mu.Unlock()
 	b.sum.Requests++
 	b.bucket(q.At).Requests++
-	note(b.latency, took)
-	note(b.late, late)
+	b.latency.Note(took)
+	b.late.Note(late)
 	if err != nil {
 		b.sum.Errors++
-		if b.failure == nil {
-			b.failure = err
-		}
+		b.failure = cmp.Or(b.failure, err)
 		return
 	}
-	p := b.page(q.Key, backend.Window(r.Reset.UnixMilli()))
-	if p == nil {
-		p = new(Window) // closed long ago, or none: of no account
+	p := b.window(q.Key, backend.Window(r.Reset.UnixMilli()))
+	if p.Requests++; p.Requests == 1 {
+		b.open(p)
 	}
-	b.open(q.Key, p)
-	p.Requests++
 	if r.Source.OnNetwork() {
 		b.sum.Waited++
-		b.bucket(q.At).Waited++
 		p.Waited++
 	}
 	if r.Allowed {
@@ -134,18 +124,12 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	}
 }
 
-func note(h *hdrhistogram.Histogram, d time.Duration) {
-	_ = h.RecordValue(min(max(int64(d), 0), slowest)) // within its bounds
-}
-
 // open notes that a caller is told of a window, which the process may have known longer.
-func (b *book) open(key int32, p *Window) {
-	if k := &b.keys[key]; p.ID != 0 && p.Requests == 0 {
-		p.Calls = b.calls
-		k.told++
-		if end := p.ID.Time(); end.After(k.end) {
-			k.end = end
-		}
+func (b *book) open(p *Window) {
+	p.Calls = b.calls
+	if p.key == 0 && p.ID != 0 {
+		b.told++
+		b.end = time.UnixMilli(max(b.end.UnixMilli(), int64(p.ID)))
 	}
 }
 
@@ -153,9 +137,8 @@ func (b *book) open(key int32, p *Window) {
 func (b *book) over(n int, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := &b.keys[0]
 	b.sum.Sent = b.calls
-	return k.told > n || k.told == n && now.After(k.end)
+	return b.told > n || b.told == n && now.After(b.end)
 }
 
 // admit counts n tokens that were spent. A direct call charges and spends at once. Of
@@ -171,71 +154,41 @@ func (p *Window) admit(r reservoir.Result, n int64, at time.Duration) {
 	}
 }
 
-// page finds the window of a key. It is nil for one that is closed already, which
-// two windows on takes an answer that is later than any fetch timeout, and for
-// none.
-func (b *book) page(key int32, w backend.Window) *Window {
-	k := &b.keys[key]
-	switch {
-	case w == 0:
-		return nil
-	case w > k.last[0].ID:
-		b.close(k, k.last[1])
-		k.last[1] = k.last[0]
-		k.last[0] = Window{ID: w}
-	case w < k.last[0].ID && k.last[1].ID == 0:
-		k.last[1] = Window{ID: w} // the key's first, whose answers all come late
-	}
-	for i := range k.last {
-		if k.last[i].ID == w {
-			return &k.last[i]
-		}
-	}
-	return nil
-}
-
-// close counts a window of k that is over.
-func (b *book) close(k *pages, p Window) {
-	if p.ID == 0 {
-		return
-	}
-	if b.each != nil && p.Requests > 0 {
-		b.each(p)
-	}
-	b.sum.Over += max(p.Spent-b.limit, 0)
-	if p.Refused > 0 {
-		s := &b.steady
-		if !k.closed {
-			s = &b.cold
-		}
-		s.windows++
-		s.tokens += p.Stranded
-		b.sum.Needless += min(p.Refused, max(b.limit-p.Spent, 0)/b.tokens)
-	}
-	k.closed = true
-}
-
-// end closes all windows and returns what it came to.
-func (b *book) end() Outcome {
+// outcome returns what it came to.
+func (b *book) outcome() Outcome {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i := range b.keys {
-		k := &b.keys[i]
-		b.close(k, k.last[1])
-		b.close(k, k.last[0])
-		k.last = [2]Window{}
-	}
 	o := b.sum
-	o.MeanBatch = Ratio(b.granted, b.grants)
-	strand := b.steady
-	if strand.windows == 0 {
-		strand, o.Cold = b.cold, b.cold.windows > 0
+	for _, w := range b.windows {
+		if w.ID != 0 {
+			o.Windows = append(o.Windows, w)
+		}
 	}
-	o.StrandedWindows = strand.windows
-	o.Stranded = Ratio(strand.tokens, strand.windows*b.limit)
-	o.WaitedShare = Ratio(o.Waited, o.Requests)
-	o.P50, o.P99 = b.latency.ValueAtQuantile(50), b.latency.ValueAtQuantile(99)
-	o.Late = b.late.ValueAtQuantile(99)
+	slices.SortFunc(o.Windows, func(v, w *Window) int { return cmp.Or(cmp.Compare(v.key, w.key), cmp.Compare(v.ID, w.ID)) })
+	var cold, steady []*Window // of those with a refusal
+	for i, w := range o.Windows {
+		o.Over += max(w.Spent-b.limit, 0)
+		if w.Refused == 0 {
+			continue
+		}
+		o.Needless += min(w.Refused, max(b.limit-w.Spent, 0)/b.tokens)
+		if i == 0 || o.Windows[i-1].key != w.key {
+			cold = append(cold, w)
+		} else {
+			steady = append(steady, w)
+		}
+	}
+	if len(steady) == 0 {
+		steady, o.Cold = cold, len(cold) > 0
+	}
+	stranded := int64(0)
+	for _, w := range steady {
+		stranded += w.Stranded
+	}
+	o.StrandedWindows = int64(len(steady))
+	o.Stranded = Ratio(stranded, o.StrandedWindows*b.limit)
+	o.MeanBatch, o.WaitedShare = Ratio(b.granted, b.grants), Ratio(o.Waited, o.Requests)
+	o.P50, o.P99, o.Late = int64(b.latency.Quantile(0.50)), int64(b.latency.Quantile(0.99)), int64(b.late.Quantile(0.99))
 	return o
 }
 

@@ -42,7 +42,8 @@ type Outcome struct {
 	StrandedWindows int64   `json:"stranded_windows"`
 	Cold            bool    `json:"stranded_cold"` // there were only first ones
 
-	Timeline []Bucket `json:"timeline"` // parts of the traffic's time, of equal lengths
+	Timeline []Bucket  `json:"timeline"` // parts of the traffic's time, of equal lengths
+	Windows  []*Window `json:"-"`        // by key, then by time
 }
 
 // Bucket is a part of the traffic's time. A request counts to the part in which it was
@@ -50,7 +51,6 @@ type Outcome struct {
 type Bucket struct {
 	Requests int64 `json:"requests"`
 	Calls    int64 `json:"store_calls"`
-	Waited   int64 `json:"-"` // requests on the network
 }
 
 // Window is what happened in one window of a key.
@@ -63,6 +63,7 @@ type Window struct {
 	Refused  int64
 	Stranded int64 // tokens held and unspent in all processes, at the first refusal
 
+	key   int32
 	held  int64         // charged by batches and not spent
 	short time.Duration // when the first refusal was answered
 }

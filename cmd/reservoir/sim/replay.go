@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,8 +31,6 @@ type Setting struct {
 	// For fleets whose every event has an instant of its own; zero = not needed.
 	Travel  func(process int, now time.Duration, back bool) time.Duration // half of a call that is under way now; safe for concurrent use
 	Windows int                                                           // end when so many of the first key's have ended
-	Each    func(Window)                                                  // is told each window that is over, if callers heard of it
-	Parts   int                                                           // of the Timeline; 0 = 50
 }
 
 // Replay makes the requests of a traffic under one policy, once.
@@ -55,10 +52,8 @@ type Replay struct {
 // NewReplay sets up a replay on store, which should hold nothing of the traffic's
 // keys, or on an embedded store of its own if that is nil. It does no I/O.
 func NewReplay(t Traffic, p Policy, s Setting, store backend.Store) *Replay {
-	s.Parts, t.Tokens = cmp.Or(s.Parts, 50), max(t.Tokens, 1)
-	r := &Replay{Traffic: t, Setting: s, policy: p, store: store, book: newBook(t, s.Limit.Tokens, s.Parts)}
-	r.book.each = s.Each
-	return r
+	t.Tokens = max(t.Tokens, 1)
+	return &Replay{Traffic: t, Setting: s, policy: p, store: store, book: newBook(t, s.Limit.Tokens, 50)}
 }
 
 // connect makes a limiter for each process, and its way to the store.
@@ -123,7 +118,7 @@ func (r *Replay) run(ctx context.Context) (Outcome, error) {
 	if e := ctx.Err(); e != nil {
 		return Outcome{}, e
 	}
-	o := r.book.end()
+	o := r.book.outcome()
 	o.Policy, o.Kind = r.policy.Name, r.policy.Kind
 	o.StoreCalls, o.CallsPerRequest = stats.StoreCalls, Ratio(stats.StoreCalls, o.Requests)
 	switch {

@@ -2,6 +2,8 @@ package bench
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sethvargo/go-limiter/memorystore"
@@ -29,7 +31,7 @@ var (
 	uberTake   = inProcess("uber-go/ratelimit", openUber)
 	goLimiter  = inProcess("sethvargo/go-limiter, memory", openGoLimiter)
 	ululeMem   = inProcess("ulule/limiter, memory", openUluleMem)
-	throttles  = inProcess("throttled, memory", openThrottledMem)
+	throttles  = inProcess("throttled, memory", func(r *rig) peer { return throttledOver(r, must(throttledmem.NewCtx(0))) })
 )
 
 // inProcess is timed even more rarely than what is in memory mostly.
@@ -48,17 +50,13 @@ func byHandle(l *reservoir.Limiter, want bool) peer {
 
 func byKey(l *reservoir.Limiter, want bool) peer {
 	return ourPeer(l, func(w *worker) bool {
-		r, err := l.Allow(w.ctx, w.keys.cycle())
+		r, err := l.Allow(w.ctx, w.keys.next())
 		return err == nil && r.Allowed == want
 	})
 }
 
 func ourPeer(l *reservoir.Limiter, ok func(*worker) bool) peer {
-	return peer{
-		loop:   looping(ok),
-		close:  func() error { return l.Close(context.Background()) },
-		waited: func() int64 { return l.Stats().Waited },
-	}
+	return peer{ok: ok, close: func() error { return l.Close(context.Background()) }, waited: func() int64 { return l.Stats().Waited }}
 }
 
 // spent returns a limiter whose key hot is known to be used up, for a day.
@@ -70,26 +68,80 @@ func spent() *reservoir.Limiter {
 	return l
 }
 
-func openXTime(r *rig) peer {
-	l := rate.NewLimiter(rate.Limit(r.perSecond()), int(r.limit.Tokens))
-	return peer{loop: looping(func(w *worker) bool { return l.Allow() })}
+// bare is the least that a check in memory can be: read the clock, compare, and
+// take one by compare-and-swap. It decides nothing that anybody could use, and
+// says what a figure is to be held against on the machine at hand.
+type bare struct {
+	began time.Time
+	ends  time.Duration // since then
+	stock atomic.Int64
 }
 
-// openXTimes is what one writes who limits by key within a process.
+func newBare(*rig) *bare {
+	b := &bare{began: time.Now(), ends: 24 * time.Hour}
+	b.stock.Store(1 << 60)
+	return b
+}
+
+func (b *bare) take() bool {
+	if time.Since(b.began) > b.ends {
+		return false
+	}
+	for {
+		n := b.stock.Load()
+		if n < 1 {
+			return false
+		}
+		if b.stock.CompareAndSwap(n, n-1) {
+			return true
+		}
+	}
+}
+
+func openBareHandle(*rig) peer {
+	b := newBare(nil)
+	return peer{ok: func(*worker) bool { return b.take() }}
+}
+
+// openBareMap adds the look-up of the key.
+func openBareMap(r *rig) peer {
+	get := perKey(r, newBare)
+	return peer{ok: func(w *worker) bool { return get(w.keys.next()).take() }}
+}
+
+// perKey is what one writes around a limiter of one key: a map of them.
+func perKey[T any](r *rig, make func(*rig) *T) func(key string) *T {
+	var keys sync.Map // string → *T
+	return func(key string) *T {
+		if v, ok := keys.Load(key); ok {
+			return v.(*T)
+		}
+		v, _ := keys.LoadOrStore(key, make(r))
+		return v.(*T)
+	}
+}
+
+func newRate(r *rig) *rate.Limiter {
+	return rate.NewLimiter(rate.Limit(r.perSecond()), int(r.limit.Tokens))
+}
+
+func openXTime(r *rig) peer {
+	l := newRate(r)
+	return peer{ok: func(*worker) bool { return l.Allow() }}
+}
+
 func openXTimes(r *rig) peer {
-	m := perKey[rate.Limiter]{make: func(string) *rate.Limiter {
-		return rate.NewLimiter(rate.Limit(r.perSecond()), int(r.limit.Tokens))
-	}}
-	return peer{loop: looping(func(w *worker) bool { return m.get(w.keys.cycle()).Allow() })}
+	get := perKey(r, newRate)
+	return peer{ok: func(w *worker) bool { return get(w.keys.next()).Allow() }}
 }
 
 // openUber never refuses, it sleeps: at a rate of one in a nanosecond, never.
 func openUber(*rig) peer {
 	l := uber.New(int(time.Second))
-	return peer{loop: looping(func(*worker) bool {
+	return peer{ok: func(*worker) bool {
 		l.Take()
 		return true
-	})}
+	}}
 }
 
 // openGoLimiter has tokens for a day: at more than some tens of thousands in a
@@ -97,20 +149,13 @@ func openUber(*rig) peer {
 // it refills by nanoseconds per token where it means tokens.
 func openGoLimiter(*rig) peer {
 	s := must(memorystore.New(&memorystore.Config{Tokens: 1 << 50, Interval: 24 * time.Hour}))
-	return peer{loop: looping(func(w *worker) bool {
-		_, _, _, ok, err := s.Take(w.ctx, w.keys.cycle())
+	return peer{ok: func(w *worker) bool {
+		_, _, _, ok, err := s.Take(w.ctx, w.keys.next())
 		return err == nil && ok
-	}), close: func() error { return s.Close(context.Background()) }}
+	}, close: func() error { return s.Close(context.Background()) }}
 }
 
 // openUluleMem does without the store's cleaner, a goroutine that nothing ends.
 func openUluleMem(r *rig) peer {
-	s := ululemem.NewStoreWithOptions(limiter.StoreOptions{Prefix: limiter.DefaultPrefix})
-	l := limiter.New(s, limiter.Rate{Period: r.limit.Window, Limit: r.limit.Tokens})
-	return peer{loop: looping(func(w *worker) bool {
-		c, err := l.Get(w.ctx, w.keys.cycle())
-		return err == nil && !c.Reached
-	})}
+	return ululeOver(r, ululemem.NewStoreWithOptions(limiter.StoreOptions{Prefix: limiter.DefaultPrefix}))
 }
-
-func openThrottledMem(r *rig) peer { return throttle(r, must(throttledmem.NewCtx(0))) }
