@@ -9,7 +9,6 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
-	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
@@ -19,9 +18,8 @@ with a store call each. The store is the embedded one, which stands for Redis.`
 
 // The demo's traffic. Demand is above the limit on most keys and below on one.
 const (
-	demoWindow  = 500 * time.Millisecond
-	demoRate    = 250_000 // calls per second over all keys
-	demoWorkers = 8
+	demoWindow = 500 * time.Millisecond
+	demoRate   = 250_000 // calls per second over all keys
 )
 
 var demoKeys = []struct {
@@ -44,22 +42,6 @@ func demoLimit(key string) (l reservoir.Limit) {
 	return l
 }
 
-// demoTraffic makes the same calls each time it is run.
-func demoTraffic(requests int64) *traffic {
-	t := &traffic{workers: demoWorkers, tokens: 1, rate: demoRate, requests: requests, seed: 1}
-	for i, k := range demoKeys {
-		t.keys, t.slots = append(t.keys, k.name), append(t.slots, slices.Repeat([]int{i}, k.weight)...)
-	}
-	return t
-}
-
-// trial is one run of the traffic.
-type trial struct {
-	title string
-	sum   *tally
-	stats reservoir.Stats
-}
-
 func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	f := newFlags("demo [-duration d]", demoAbout)
 	duration := f.Duration("duration", 4*time.Second, "how long, both runs together")
@@ -70,16 +52,16 @@ func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	requests := int64(duration.Seconds() / 2 * demoRate)
-	batches, err := try(ctx, stdout, requests, "with batches")
+	batches, err := demoRun(ctx, stdout, requests, "with batches")
 	if err != nil {
 		return err
 	}
-	direct, err := try(ctx, stdout, requests, "without batches", reservoir.WithDirect())
+	direct, err := demoRun(ctx, stdout, requests, "without batches", reservoir.WithDirect())
 	if err != nil {
 		return err
 	}
-	text := summary(widthOf(stdout), batches, direct)
-	if missing := 2*requests - batches.sum.requests - direct.sum.requests; ctx.Err() != nil {
+	text := demoText(widthOf(stdout), batches, direct)
+	if missing := 2*requests - batches.Requests - direct.Requests; ctx.Err() != nil {
 		text = fmt.Sprintf("stopped early: %s of %s requests were not made\n\n", table.Commas(missing), table.Commas(2*requests)) + text
 	}
 	if err := write(stdout, text); err != nil {
@@ -88,74 +70,49 @@ func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return batches.judge()
 }
 
-// try runs the traffic against a store of its own, in sight.
-func try(ctx context.Context, w io.Writer, requests int64, title string, opts ...reservoir.Option) (*trial, error) {
+// demoRun makes the same calls each time, against a store of its own.
+func demoRun(ctx context.Context, w io.Writer, requests int64, title string, opts ...reservoir.Option) (*report, error) {
+	t := &traffic{workers: 8, tokens: 1, rate: demoRate, requests: requests, seed: 1}
+	for _, k := range demoKeys {
+		t.keys = append(t.keys, slices.Repeat([]string{k.name}, k.weight)...)
+	}
 	l, err := reservoir.New(memstore.New(), demoLimit(demoKeys[0].name), append(opts, reservoir.WithLimits(demoLimit))...)
 	if err != nil {
 		return nil, err
 	}
-	done := show(w, title, l, requests)
-	sum := demoTraffic(requests).run(ctx, l)
+	done := followLimiter(w, requests, title, l)
+	r := t.run(ctx, l)
 	done()
 	if err := l.Close(context.Background()); err != nil {
 		return nil, err
 	}
-	return &trial{title, sum, l.Stats()}, sum.verdict(nil)
-}
-
-// show shows a run of the demo until the function it returns is called: a bar on a
-// terminal, a line now and then elsewhere.
-func show(w io.Writer, title string, l *reservoir.Limiter, requests int64) (stop func()) {
-	if isTerminal(w) {
-		return followLimiter(w, requests, title, l)
-	}
-	start := time.Now()
-	line := func() {
-		s := l.Stats()
-		_ = write(w, fmt.Sprintf("%s, %.1f s: %s requests, %s admitted, %s refused, %s store calls\n", title, time.Since(start).Seconds(),
-			table.Commas(s.Spent+s.Denied), table.Commas(s.Spent), table.Commas(s.Denied), table.Commas(s.StoreCalls)))
-	}
-	end := every(5*progressPeriod, line)
-	return func() { end(); line() }
-}
-
-// most is the most tokens that were spent in one window of key i.
-func (t *trial) most(i int) (most int64) {
-	for w, n := range t.sum.windows {
-		if w.key == i {
-			most = max(most, n)
-		}
-	}
-	return most
+	r.complete(l.Stats())
+	return r, r.verdict(nil)
 }
 
 // judge is an error if a limit was exceeded, which is what the demo denies.
-func (t *trial) judge() error {
-	for i, k := range demoKeys {
-		if most := t.most(i); most > k.limit {
+func (r *report) judge() error {
+	for _, k := range demoKeys {
+		if most := r.most(k.name); most > k.limit {
 			return fmt.Errorf("%s was admitted %s of %s in a window", k.name, table.Commas(most), table.Commas(k.limit))
 		}
 	}
 	return nil
 }
 
-// summary sets the two runs side by side.
-func summary(width int, a, b *trial) string {
-	var rows [][]string
-	row := func(name string, value func(*trial) string) {
-		rows = append(rows, []string{name, value(a), value(b)})
+// demoText sets the two runs side by side.
+func demoText(width int, a, b *report) string {
+	rows := [][]string{{"", "with batches", "without batches"}}
+	count := func(name string, n func(*report) int64) {
+		rows = append(rows, []string{name, table.Commas(n(a)), table.Commas(n(b))})
 	}
-	count := func(name string, n func(*trial) int64) {
-		row(name, func(t *trial) string { return table.Commas(n(t)) })
-	}
-	row("", func(t *trial) string { return t.title })
-	count("requests", func(t *trial) int64 { return t.sum.requests })
-	count("admitted", func(t *trial) int64 { return t.sum.allowed })
-	count("refused", func(t *trial) int64 { return t.sum.denied })
-	count("store calls", func(t *trial) int64 { return t.stats.StoreCalls })
-	row("store calls, share of requests", func(t *trial) string { return percent(sim.Ratio(t.stats.StoreCalls, t.sum.requests)) })
-	for i, k := range demoKeys {
-		count(fmt.Sprintf("%s, most in a window of %s", k.name, table.Commas(k.limit)), func(t *trial) int64 { return t.most(i) })
+	count("requests", func(r *report) int64 { return r.Requests })
+	count("admitted", func(r *report) int64 { return r.Allowed })
+	count("refused", func(r *report) int64 { return r.Denied })
+	count("store calls", func(r *report) int64 { return r.StoreCalls })
+	rows = append(rows, []string{"store calls, share of requests", percent(a.StoreCallsPerRequest), percent(b.StoreCallsPerRequest)})
+	for _, k := range demoKeys {
+		count(fmt.Sprintf("%s, most in a window of %s", k.name, table.Commas(k.limit)), func(r *report) int64 { return r.most(k.name) })
 	}
 	return table.Within(width, rows, false) + "\nTokens are charged in the store by the batch, before any is spent, and spent from\n" +
 		"memory: so nearly no request waits for the store, and no window goes over its limit.\n"

@@ -29,7 +29,7 @@ func TestDemoCanBeStopped(t *testing.T) {
 }
 
 func TestDemoJudgesItself(t *testing.T) {
-	sum := newTally()
-	sum.windows[windowOf{3, 1}], sum.windows[windowOf{3, 2}] = 2000, 2001
-	require.ErrorContains(t, (&trial{sum: sum}).judge(), "log in was admitted 2,001 of 2,000")
+	r := newReport()
+	r.spent[window{Key: "log in", Reset: 1}], r.spent[window{Key: "log in", Reset: 2}] = 2000, 2001
+	require.ErrorContains(t, r.judge(), "log in was admitted 2,001 of 2,000")
 }

@@ -41,7 +41,6 @@ func TestUsageErrors(t *testing.T) {
 		"load -rate Inf":                   "-rate",
 		"load -requests -1":                "-requests",
 		"load -duration 0s":                "-duration",
-		"load -think -1s":                  "-think",
 		"load -batch 0":                    "-batch",
 		"load -batch " + canary:            "-batch",
 		"load -format " + canary:           "-format",

@@ -34,19 +34,26 @@ and tells what was not made. If no store answers at the beginning nothing is don
 Latency is of each call, by two readings of the clock (50 ns) around it.
 What was spent in each window is told of the first 100 keys only.`
 
-// parseLoad reads and judges the flags.
+// Bounds on what one process is asked for, so that a slip of the finger does not
+// fill its memory.
+const (
+	maxKeys    = 10_000_000
+	maxWorkers = 10_000
+	minRate    = 0.001
+)
+
+// parseLoad reads and judges the flags. What the library checks by itself, it is left to.
 func parseLoad(args []string, stdout io.Writer) (*load, error) {
 	c := new(load)
 	f := newFlags("load [flags]", loadAbout)
 	stores, prefix := f.storeFlags()
 	d := f.demandFlags()
-	f.StringVar(&c.batch, "batch", "auto", "`how` many tokens a key fetches at a time: auto, direct (none: a call each),\n"+
-		"ladder (Rockset's rule, from 10 to a tenth of the limit), or a fixed number")
+	f.StringVar(&c.batch, "batch", string(sim.Adaptive), "`how` many tokens a key fetches at a time: a policy as of tune, as adaptive, direct\n"+
+		"(none: a call each), ladder (Rockset's rule), or a fixed number")
 	f.IntVar(&c.workers, "workers", 8, "callers at a time")
 	f.Float64Var(&c.rate, "rate", 0, "calls per second over all workers, late ones made up for; 0 = as fast as they can")
 	f.Int64Var(&c.requests, "requests", 0, "end after so many calls; 0 = only by -duration")
 	f.DurationVar(&c.duration, "duration", 10*time.Second, "end after so long; by default only where there is no -requests")
-	f.DurationVar(&c.think, "think", 0, "pause between the calls of a worker")
 	key := f.String("key", "", "one key of this `name` instead")
 	asJSON := f.formatFlag()
 	if err := f.parse(args, 0, stdout); err != nil {
@@ -55,7 +62,12 @@ func parseLoad(args []string, stdout io.Writer) (*load, error) {
 	if f.given("key") && f.given("keys") {
 		return nil, usagef("want -key or -keys, not both")
 	}
-	if err := cmp.Or(d.validate(maxKeys), c.validate()); err != nil {
+	if err := cmp.Or(d.validate(maxKeys), kept(
+		rule{c.workers >= 1 && c.workers <= maxWorkers, "workers", upTo(maxWorkers)},
+		rule{c.rate == 0 || c.rate >= minRate && !math.IsInf(c.rate, 0), "rate", fmt.Sprintf("0, or %v calls a second or more", minRate)},
+		rule{c.requests >= 0, "requests", "0 or more"},
+		rule{c.duration > 0, "duration", "more than 0"},
+	)); err != nil {
 		return nil, err
 	}
 	if c.requests > 0 && !f.given("duration") {
@@ -72,54 +84,21 @@ func parseLoad(args []string, stdout io.Writer) (*load, error) {
 	return c, nil
 }
 
-// Bounds on what one process is asked for, so that a slip of the finger does not
-// fill its memory.
-const (
-	maxKeys    = 10_000_000
-	maxWorkers = 10_000
-	minRate    = 0.001
-)
-
-// validate names the first flag whose value makes no sense. What the library
-// checks by itself, it is left to.
-func (c *load) validate() error {
-	return kept(
-		rule{c.workers >= 1 && c.workers <= maxWorkers, "workers", upTo(maxWorkers)},
-		rule{c.rate == 0 || c.rate >= minRate && !math.IsInf(c.rate, 0), "rate", fmt.Sprintf("0, or %v calls a second or more", minRate)},
-		rule{c.requests >= 0, "requests", "0 or more"},
-		rule{c.duration > 0, "duration", "more than 0"},
-		rule{c.think >= 0, "think", "0 or more"},
-	)
-}
-
-// sizing is the option that -batch says.
-func (c *load) sizing() (reservoir.Option, error) {
-	name := c.batch
-	if name == "auto" {
-		name = string(sim.Adaptive)
-	}
-	list, err := sim.Policies([]string{name}, c.limit.Tokens)
-	if err != nil || len(list) != 1 {
-		return nil, usagef("bad value for flag -batch: want auto, direct, ladder or a number of tokens")
-	}
-	return list[0].Option, nil
-}
-
 // limiter opens the store and a limiter on it. Neither does any I/O, so what goes
 // wrong here was asked for wrongly.
 func (c *load) limiter() (*reservoir.Limiter, *opened, error) {
 	if err := backend.ValidateKey(c.keys[0]); err != nil { // the others are like it
 		return nil, nil, usagef("bad value for flag -key: %s", oneLine(err))
 	}
-	sizing, err := c.sizing()
-	if err != nil {
-		return nil, nil, err
+	policies, err := sim.Policies([]string{c.batch}, c.limit.Tokens)
+	if err != nil || len(policies) != 1 {
+		return nil, nil, usagef("bad value for flag -batch: want adaptive, direct, ladder or a number of tokens")
 	}
 	store, err := open(c.stores, c.prefix, c.workers)
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := reservoir.New(store.Store, c.limit, sizing, reservoir.WithMaxKeys(max(1<<20, len(c.keys))))
+	l, err := reservoir.New(store.Store, c.limit, policies[0].Option, reservoir.WithMaxKeys(max(1<<20, len(c.keys))))
 	if err != nil {
 		_ = store.Close()
 		return nil, nil, usagef("%s", oneLine(err))
@@ -152,34 +131,23 @@ func runLoad(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		defer cancel()
 	}
 	done := followLimiter(stderr, c.requests, "load", l)
-	sum := c.run(ctx, l)
+	r := c.run(ctx, l)
 	done()
 	closeCtx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	closeErr := l.Close(closeCtx)
-	r := newReport(&c.traffic, sum, l.Stats())
+	r.complete(l.Stats())
 	if whole.Err() != nil {
-		r.NotRun = c.notRun(sum)
+		r.NotRun = c.notRun(r)
 	}
 	print := func(int) string { return r.text(c.limit) }
-	return errors.Join(emit(stdout, c.json, r, print), sum.verdict(closeErr))
+	return errors.Join(emit(stdout, c.json, r, print), r.verdict(closeErr))
 }
 
 // notRun is what an interrupted load has left out.
-func (c *load) notRun(sum *tally) string {
+func (c *load) notRun(r *report) string {
 	if c.requests > 0 {
-		return fmt.Sprintf("%s of %s calls were not made", table.Commas(c.requests-sum.requests), table.Commas(c.requests))
+		return fmt.Sprintf("%s of %s calls were not made", table.Commas(c.requests-r.Requests), table.Commas(c.requests))
 	}
-	return fmt.Sprintf("%s of %s were not run", short(max(c.duration-sum.elapsed, 0)), short(c.duration))
-}
-
-// verdict is the error of a load that did not run as asked.
-func (t *tally) verdict(closeErr error) error {
-	switch {
-	case t.requests > 0 && t.errors == t.requests:
-		return fmt.Errorf("every request failed, the first with: %s", oneLine(t.failure))
-	case closeErr != nil:
-		return fmt.Errorf("unused stock was not all handed back: %s", oneLine(closeErr))
-	}
-	return nil
+	return fmt.Sprintf("%s of %s were not run", short(max(c.duration-time.Duration(r.Seconds*float64(time.Second)), 0)), short(c.duration))
 }

@@ -85,9 +85,9 @@ func TestLoadJSON(t *testing.T) {
 
 func TestLoadHoldsLimitsOnTheEmbeddedStore(t *testing.T) {
 	for _, flags := range []string{
-		"-batch auto", "-batch direct", "-batch ladder", "-batch 7", "-batch 500",
+		"-batch adaptive", "-batch direct", "-batch ladder", "-batch 7", "-batch 500",
 		"-keys 5", "-keys 150 -zipf 1.1", "-n 3", "-n 100", "-key one", "-store memory -store memory -keys 20",
-		"-limit 1", "-rate 20000", "-think 1ms", "-workers 1", "-window 20ms",
+		"-limit 1", "-rate 20000", "-workers 1", "-window 20ms",
 	} {
 		args := "load -limit 100 -window 50ms -duration 400ms -format json " + flags
 		r := invoke(t.Context(), strings.Fields(args)...).report(t)
@@ -106,9 +106,6 @@ func TestLoadKeepsItsSchedule(t *testing.T) {
 
 	r = invoke(t.Context(), strings.Fields("load -rate 2000 -duration 300ms -workers 64 -format json")...).report(t)
 	require.LessOrEqual(t, r.Requests, int64(r.Seconds*2000)+64, "however many workers there are")
-
-	r = invoke(t.Context(), strings.Fields("load -think 20ms -requests 10 -workers 2 -format json")...).report(t)
-	require.GreaterOrEqual(t, r.Seconds, 0.08, "five calls of a worker have at least four pauses between them")
 
 	r = invoke(t.Context(), strings.Fields("load -requests 3 -workers 8 -format json")...).report(t)
 	require.EqualValues(t, 3, r.Requests)
@@ -154,40 +151,29 @@ func TestLoadTextTellsWhichKeysWindows(t *testing.T) {
 	require.NotContains(t, all.stdout, note)
 }
 
-func TestTally(t *testing.T) {
+func TestReport(t *testing.T) {
 	at := time.UnixMilli(10_000)
 	ok := func(reset int64) reservoir.Result {
 		return reservoir.Result{Allowed: true, Reset: time.UnixMilli(reset), Source: reservoir.Fetched}
 	}
-	a, b := newTally(), newTally()
-	a.record(0, 2, ok(11_000), nil, at, time.Microsecond)
-	a.record(0, 2, ok(9_999), nil, at, 2*time.Hour)
-	a.record(windowKeys, 2, ok(11_000), nil, at, 0)
-	a.record(0, 2, reservoir.Result{Source: reservoir.Denied}, nil, at, 0)
-	b.record(0, 2, reservoir.Result{}, &reservoir.StoreError{Err: errors.New("away")}, at, 0)
-	b.record(0, 2, reservoir.Result{}, reservoir.ErrClosed, at, 0)
+	a, b := newReport(), newReport()
+	a.record("k", 2, ok(11_000), nil, at, time.Microsecond)
+	a.record("k", 2, ok(9_999), nil, at, 2*time.Hour)
+	a.record("", 2, ok(11_000), nil, at, 0)
+	a.record("k", 2, reservoir.Result{Source: reservoir.Denied}, nil, at, 0)
+	b.record("k", 2, reservoir.Result{}, &reservoir.StoreError{Err: errors.New("away")}, at, 0)
+	b.record("k", 2, reservoir.Result{}, reservoir.ErrClosed, at, 0)
 	for _, reset := range []int64{12_000, 11_000, 10_500, 12_000, 10_500} {
-		b.record(0, 2, ok(reset), nil, at, 0)
+		b.record("k", 2, ok(reset), nil, at, 0)
 	}
 	a.merge(b)
-	require.Equal(t, map[windowOf]int64{{0, 9_999}: 2, {0, 10_500}: 4, {0, 11_000}: 4, {0, 12_000}: 4}, a.windows, "no more keys than windowKeys are kept")
-	require.EqualValues(t, 2, a.late)
-	require.EqualValues(t, 11, a.requests)
-	require.EqualValues(t, 2, a.errors)
-	require.EqualValues(t, 8, a.waited, "eight were fetched for; an error may have come at once")
-	require.Equal(t, 2*time.Hour, a.slowest)
-	require.ErrorContains(t, a.failure, "away")
-}
-
-func TestWeightedPicksByWeight(t *testing.T) {
-	tr := demoTraffic(20_000)
-	w := tr.worker(0, time.Now(), nil)
-	defer w.timer.Stop()
-	counts := make([]int, len(demoKeys))
-	for range 100_000 {
-		counts[w.pick()]++
-	}
-	for i, k := range demoKeys {
-		require.InDelta(t, k.weight*10_000, counts[i], 1000, k.name)
-	}
+	a.complete(reservoir.Stats{})
+	require.Equal(t, []window{{"k", 9_999, 2}, {"k", 10_500, 4}, {"k", 11_000, 4}, {"k", 12_000, 4}}, a.Windows)
+	require.EqualValues(t, 4, a.most("k"))
+	require.EqualValues(t, 2, a.TokensLate)
+	require.EqualValues(t, 11, a.Requests)
+	require.EqualValues(t, 2, a.Errors)
+	require.EqualValues(t, 8, a.Waited, "eight were fetched for; an error may have come at once")
+	require.Equal(t, 2*time.Hour, a.Latency.Max)
+	require.Contains(t, a.FirstError, "away")
 }

@@ -21,9 +21,6 @@ func isTerminal(w io.Writer) bool {
 	return ok && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))
 }
 
-// progressPeriod is that of looks at what is shown.
-const progressPeriod = 100 * time.Millisecond
-
 // follow shows on a terminal how far something is, until the function it returns is called,
 // and nothing elsewhere. A total of 0 is not known.
 func follow(w io.Writer, total int64, state func() (done int64, text string)) (stop func()) {
@@ -31,12 +28,27 @@ func follow(w io.Writer, total int64, state func() (done int64, text string)) (s
 		return func() {}
 	}
 	const clear = "\r\x1b[K"
-	end := every(progressPeriod, func() {
-		done, text := state()
-		line := progressBar(done, total) + text
-		fmt.Fprint(w, clear+string([]rune(line)[:min(len([]rune(line)), widthOf(w)-1)])) // a line that wraps could not be redrawn
+	over := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		t := time.NewTicker(100 * time.Millisecond)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+				done, text := state()
+				line := []rune(progressBar(done, total) + text)
+				fmt.Fprint(w, clear+string(line[:min(len(line), widthOf(w)-1)])) // a line that wraps could not be redrawn
+			case <-over:
+				fmt.Fprint(w, clear)
+				return
+			}
+		}
 	})
-	return func() { end(); fmt.Fprint(w, clear) }
+	return func() {
+		close(over)
+		wg.Wait()
+	}
 }
 
 // progressBar is a share of a total as a bar, and in percent.
@@ -58,27 +70,4 @@ func followLimiter(w io.Writer, total int64, name string, l *reservoir.Limiter) 
 		done := s.Spent + s.Denied + s.Failed
 		return done, fmt.Sprintf("%s: %s requests, %s store calls", name, table.Commas(done), table.Commas(s.StoreCalls))
 	})
-}
-
-// every calls show each period until the function it returns is called, and not
-// after that.
-func every(period time.Duration, show func()) (stop func()) {
-	over := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		t := time.NewTicker(period)
-		defer t.Stop()
-		for {
-			select {
-			case <-t.C:
-				show()
-			case <-over:
-				return
-			}
-		}
-	})
-	return func() {
-		close(over)
-		wg.Wait()
-	}
 }
