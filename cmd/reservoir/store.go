@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -50,29 +48,24 @@ type part struct {
 // at a time.
 func open(where []string, prefix string, conns int) (*opened, error) {
 	o := &opened{prefix: prefix}
+	var err error
 	shards := make(map[string]backend.Store, len(where))
 	for i, s := range where {
 		p, err := newPart(s, i, prefix, conns)
-		if err == nil {
-			o.parts = append(o.parts, p)
-			if shards[p.name] != nil {
-				err = usagef("bad value for flag -store: the same store twice")
-			}
-			shards[p.name] = p.store
-		}
 		if err != nil {
-			_ = o.Close()
-			return nil, err
+			return nil, errors.Join(err, o.Close())
 		}
+		o.parts = append(o.parts, p)
+		shards[p.name] = p.store
 	}
-	if len(shards) == 1 {
-		o.Store = o.parts[0].store
-		return o, nil
+	switch o.Store = o.parts[0].store; {
+	case len(shards) < len(where):
+		err = usagef("bad value for flag -store: the same store twice")
+	case len(shards) > 1:
+		o.Store, err = sharding.New(shards)
 	}
-	var err error
-	if o.Store, err = sharding.New(shards); err != nil {
-		_ = o.Close()
-		return nil, usagef("bad value for flag -store: %s", oneLine(err))
+	if err != nil {
+		return nil, errors.Join(err, o.Close())
 	}
 	return o, nil
 }
@@ -168,9 +161,10 @@ func (p part) explain(err error) error {
 		return err
 	}
 	why := ""
-	if p.tls && slices.ContainsFunc(p.addrs, answersPlain) {
+	switch {
+	case p.tls && slices.ContainsFunc(p.addrs, func(addr string) bool { return answers(addr, nil) }):
 		why = "it speaks no TLS: want redis instead of rediss: "
-	} else if !p.tls && slices.ContainsFunc(p.addrs, answersTLS) {
+	case !p.tls && slices.ContainsFunc(p.addrs, func(addr string) bool { return answers(addr, new(tls.Config)) }):
 		why = "it speaks TLS: want rediss instead of redis: "
 	}
 	return fmt.Errorf("%s: %s%s", p.name, why, oneLine(err))
@@ -184,36 +178,18 @@ func (o *opened) explained(err error) error {
 	return err
 }
 
-// answers asks an unknown server whether it speaks a protocol. It sends no secret.
-func answers(addr string, ask func(net.Conn) bool) bool {
-	const patience = time.Second
-	conn, err := net.DialTimeout("tcp", addr, patience)
-	if err != nil {
-		return false
+// answers reports whether a server speaks Redis' protocol with or without TLS, be it by
+// an error or with a certificate that nobody vouches for. It sends no secret.
+func answers(addr string, config *tls.Config) bool {
+	if host, _, err := net.SplitHostPort(addr); err == nil && config != nil {
+		config.ServerName = host
 	}
-	defer conn.Close()
-	return conn.SetDeadline(time.Now().Add(patience)) == nil && ask(conn)
-}
-
-// answersTLS reports whether a server shakes hands, be it with a certificate that nobody
-// vouches for.
-func answersTLS(addr string) bool {
-	return answers(addr, func(conn net.Conn) bool {
-		host, _, _ := net.SplitHostPort(addr) // which Options has made
-		err := tls.Client(conn, &tls.Config{ServerName: host}).Handshake()
-		_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
-		return err == nil || untrusted
-	})
-}
-
-// answersPlain reports whether a Redis answers a PING, be it by an error.
-func answersPlain(addr string) bool {
-	return answers(addr, func(conn net.Conn) bool {
-		answer := make([]byte, 1)
-		_, _ = conn.Write([]byte("PING\r\n")) // or nothing can be read
-		_, err := conn.Read(answer)
-		return err == nil && (answer[0] == '+' || answer[0] == '-')
-	})
+	client := redis.NewClient(&redis.Options{Addr: addr, TLSConfig: config, DialTimeout: time.Second, ReadTimeout: time.Second, MaxRetries: -1, DialerRetries: 1, PoolSize: 1})
+	defer client.Close()
+	err := client.Ping(context.Background()).Err()
+	_, answered := errors.AsType[redis.Error](err)
+	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
+	return err == nil || answered || untrusted
 }
 
 // eachServer calls f for every server that keys lie on, for those of a cluster at once.
@@ -233,19 +209,6 @@ func (o *opened) eachServer(ctx context.Context, f func(context.Context, *redis.
 	return nil
 }
 
-// scriptCalls is how many calls of scripts the servers have counted, if they tell.
-func (o *opened) scriptCalls(ctx context.Context) (sum int64, ok bool) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	var calls atomic.Int64
-	err := o.eachServer(ctx, func(ctx context.Context, c *redis.Client) error {
-		text, err := c.Info(ctx, "commandstats").Result()
-		calls.Add(scriptCallsIn(text))
-		return err
-	})
-	return calls.Load(), err == nil && !o.private()
-}
-
 // Close closes the connections.
 func (o *opened) Close() error {
 	var errs []error
@@ -255,18 +218,4 @@ func (o *opened) Close() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// scriptCallsIn sums up the lines of scripts, as "cmdstat_evalsha:calls=3,usec=…".
-func scriptCallsIn(commandstats string) (sum int64) {
-	for line := range strings.Lines(commandstats) {
-		name, stat, _ := strings.Cut(line, ":calls=")
-		switch name {
-		case "cmdstat_evalsha", "cmdstat_eval", "cmdstat_evalsha_ro", "cmdstat_eval_ro":
-			calls, _, _ := strings.Cut(stat, ",")
-			n, _ := strconv.ParseInt(calls, 10, 64)
-			sum += n
-		}
-	}
-	return sum
 }

@@ -11,6 +11,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
@@ -43,7 +45,6 @@ type tuning struct {
 	policies []sim.Policy
 	where    []string // the stores; none = the embedded one
 	prefix   string
-	opened   int // stores so far
 	report   string
 	quiet    bool
 	json     bool
@@ -75,8 +76,9 @@ func parseTune(args []string, stdout io.Writer) (*tuning, error) {
 	if err := f.parse(args, 0, stdout); err != nil {
 		return nil, err
 	}
-	c.json, c.where, c.prefix, c.tokens = *asJSON, *where, *prefix, d.tokens
-	c.shape.Keys, c.shape.Zipf, c.shape.Seed, c.setting.Limit = d.keys, d.zipf, cmp.Or(d.seed, rand.Uint64()), d.limit
+	c.json, c.where, c.tokens, c.setting.Limit = *asJSON, *where, d.tokens, d.limit
+	c.prefix = *prefix + "reservoir-tune:" + crand.Text()[:12] + ":"
+	c.shape.Keys, c.shape.Zipf, c.shape.Seed = d.keys, d.zipf, cmp.Or(d.seed, rand.Uint64())
 	c.setting.Seed = c.shape.Seed
 	if err := cmp.Or(c.exclusive(f), d.validate(maxTuneKeys), c.validate()); err != nil {
 		return nil, err
@@ -153,35 +155,30 @@ func parseBurst(s string) (on, off time.Duration, err error) {
 
 // traffic makes or reads the requests.
 func (c *tuning) traffic() (t sim.Traffic, err error) {
-	if t = (sim.Traffic{}); c.trace == "" {
+	switch c.trace {
+	case "":
 		if t = c.shape.Traffic(); len(t.Requests) == 0 {
-			return t, usagef("-rate and -duration come to no requests")
+			err = usagef("-rate and -duration come to no requests")
 		}
-	} else if t, err = c.readTrace(); err != nil {
-		return t, usagef("the trace cannot be read: %s", nameless(err))
+	case "-":
+		t, err = sim.ReadTrace(os.Stdin, c.shape.Processes, c.shape.Seed)
+	default:
+		var in *os.File
+		if in, err = os.Open(c.trace); err == nil {
+			t, err = sim.ReadTrace(in, c.shape.Processes, c.shape.Seed)
+			_ = in.Close() // it was only read
+		}
+	}
+	if err != nil && c.trace != "" {
+		err = usagef("the trace cannot be read: %s", nameless(err))
 	}
 	t.Tokens = c.tokens
-	return t, nil
-}
-
-func (c *tuning) readTrace() (sim.Traffic, error) {
-	in := os.Stdin
-	if c.trace != "-" {
-		var err error
-		if in, err = os.Open(c.trace); err != nil {
-			return sim.Traffic{}, err
-		}
-		defer in.Close()
-	}
-	return sim.ReadTrace(in, c.shape.Processes, c.shape.Seed)
+	return t, err
 }
 
 // nameless is the text of err without the name of a file, which may be anything.
 func nameless(err error) string {
 	if p, ok := errors.AsType[*os.PathError](err); ok {
-		err = p.Err
-	}
-	if p, ok := errors.AsType[*os.LinkError](err); ok {
 		err = p.Err
 	}
 	return oneLine(err)
@@ -193,27 +190,20 @@ func runTune(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err != nil {
 		return err
 	}
-	c.prefix += "reservoir-tune:" + crand.Text()[:12] + ":"
-	probe, err := c.empty()
-	if err != nil {
-		return err
-	}
-	defer probe.Close()
-	name, err := c.storeName(probe)
-	if err != nil {
-		return err
-	}
 	t, err := c.traffic()
 	if err != nil {
 		return err
 	}
-	discard, err := c.createReport()
+	end, err := c.openReport()
 	if err != nil {
 		return err
 	}
-	defer discard()
-	if err := probe.reach(ctx, "ping", c.setting.Limit); err != nil {
-		return err
+	defer end()
+	name := fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
+	if len(c.where) > 0 {
+		if name, err = c.reach(ctx); err != nil {
+			return err
+		}
 	}
 	all, err := c.replay(ctx, t, stderr)
 	if err != nil {
@@ -234,44 +224,31 @@ func runTune(ctx context.Context, args []string, stdout, stderr io.Writer) error
 // calls those of one round trip, with room for a slow one.
 const tuneConns = 256
 
-// empty opens a store that holds nothing: its keys have a prefix of their own. It does no I/O.
-func (c *tuning) empty() (*opened, error) {
-	c.opened++
-	where := c.where
-	if len(where) == 0 {
-		where = []string{memory}
+// reach looks whether the store serves, and says where it is.
+func (c *tuning) reach(ctx context.Context) (name string, err error) {
+	o, err := open(c.where, c.prefix, tuneConns)
+	if err != nil {
+		return "", err
 	}
-	return open(where, c.prefix+strconv.Itoa(c.opened)+":", tuneConns)
-}
-
-// storeName says where the traffic is replayed.
-func (c *tuning) storeName(o *opened) (string, error) {
-	switch {
-	case len(c.where) == 0:
-		return fmt.Sprintf("the embedded store, %v away", c.setting.Delay), nil
-	case o.private():
+	defer o.Close()
+	if o.private() {
 		return "", usagef("bad value for flag -store: memory is no shard beside others here")
 	}
 	var names []string
 	for _, p := range o.parts {
 		names = append(names, p.name)
 	}
-	return "Redis at " + strings.Join(names, " and "), nil
+	return "Redis at " + strings.Join(names, " and "), o.reach(ctx, "ping", c.setting.Limit)
 }
 
 // replay makes the requests under each policy. When ctx ends it returns what is
 // complete, if anything is.
-func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) ([]sim.Outcome, error) {
-	var all []sim.Outcome
+func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (all []sim.Outcome, err error) {
 	if c.quiet {
 		stderr = io.Discard
 	}
 	for i, p := range c.policies {
-		o, err := c.one(ctx, t, p, func(r *sim.Replay) func() {
-			return follow(stderr, int64(len(t.Requests)*len(c.policies)), func() (int64, string) {
-				return int64(i*len(t.Requests)) + r.Made(), p.Name
-			})
-		})
+		o, err := c.one(ctx, t, i, stderr)
 		switch {
 		case ctx.Err() != nil && len(all) > 0:
 			return all, nil
@@ -285,23 +262,31 @@ func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) ([
 	return all, nil
 }
 
-// one replays the traffic under one policy, on a store that holds nothing, in sight.
-func (c *tuning) one(ctx context.Context, t sim.Traffic, p sim.Policy, show func(*sim.Replay) (stop func())) (sim.Outcome, error) {
-	store, err := c.empty()
-	if err != nil {
-		return sim.Outcome{}, err
+// one replays the traffic under policy i, in sight. The store holds nothing: its keys
+// have a prefix of their own.
+func (c *tuning) one(ctx context.Context, t sim.Traffic, i int, stderr io.Writer) (sim.Outcome, error) {
+	r := sim.NewReplay(t, c.policies[i], c.setting, nil)
+	if len(c.where) > 0 {
+		store, err := open(c.where, c.prefix+strconv.Itoa(i)+":", tuneConns)
+		if err != nil {
+			return sim.Outcome{}, err
+		}
+		defer store.Close()
+		r = sim.NewReplay(t, c.policies[i], c.setting, store.Store)
 	}
-	defer store.Close()
-	if len(c.where) == 0 {
-		store.Store = nil // the replay has its own, by its own clock
-	}
-	r := sim.NewReplay(t, p, c.setting, store.Store)
-	defer show(r)()
-	from, known := store.scriptCalls(ctx)
-	o, err := r.Run(ctx)
-	if to, ok := store.scriptCalls(ctx); known && ok && err == nil {
-		calls := to - from
-		o.ServerCalls = &calls
-	}
-	return o, err
+	n := int64(len(t.Requests))
+	defer follow(stderr, n*int64(len(c.policies)), func() (int64, string) { return int64(i)*n + r.Made(), c.policies[i].Name })()
+	return r.Run(ctx)
+}
+
+// virtually runs f on a virtual clock. f must not wait for anything outside, or the
+// clock stands still for good, and all that it starts must end.
+//
+// The clock is the runtime's, which is the only one that a real Limiter can be run
+// by. Its only door is synctest.Test, which wants a T to make that of f from: the
+// linker refuses internal/synctest to everybody else. A zero T is enough; should a
+// later Go want more of it, the tests of tune tell. Package testing adds no flags
+// and runs nothing unless it is told to.
+func virtually(f func()) {
+	synctest.Test(new(testing.T), func(*testing.T) { f() })
 }

@@ -18,23 +18,19 @@ func extension(name string) string {
 	return ""
 }
 
-// createReport makes sure that the file of a -report can be written, before time is spent
-// on what shall stand there. An earlier report stays until then; discard removes a
-// new one that is still empty.
-func (c *tuning) createReport() (discard func(), err error) {
-	i, none := os.Stat(c.report)
-	switch {
-	case c.report == "":
+// openReport makes sure that the file of a -report can be written, before time is spent
+// on what shall stand there. An earlier report stays until then; a new one that is still
+// empty at the end is removed.
+func (c *tuning) openReport() (end func(), err error) {
+	if c.report == "" {
 		return func() {}, nil
-	case none == nil && !i.Mode().IsRegular():
-		return nil, usagef("bad value for flag -report: want a file")
 	}
 	f, err := os.OpenFile(c.report, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, reportError(err)
 	}
 	return func() {
-		if i, err := f.Stat(); none != nil && err == nil && i.Size() == 0 {
+		if i, err := f.Stat(); err == nil && i.Size() == 0 {
 			_ = os.Remove(c.report)
 		}
 		_ = f.Close()
@@ -70,7 +66,6 @@ var page = template.Must(template.New("page").Parse(`<!DOCTYPE html>
 body { font: 15px/1.5 Helvetica, Arial, sans-serif; max-width: 900px; margin: 2em auto; padding: 0 1em; color: #222 }
 table { border-collapse: collapse; font-size: 13px }
 td, th { padding: .3em .6em; text-align: right; border-bottom: 1px solid #ddd }
-td:first-child, th:first-child { text-align: left }
 .chosen { background: #e8f1f8 }
 svg { max-width: 100%; height: auto }
 </style>
@@ -82,12 +77,9 @@ svg { max-width: 100%; height: auto }
 <p>{{.Advice.Reason}}</p>
 {{range .Notes}}<p><b>Note.</b> {{.}}</p>
 {{end}}<table>
-<thead><tr>{{range .Head}}<th title="{{.About}}">{{.Name}}</th>{{end}}</tr></thead>
-<tbody>
 {{range .Rows}}<tr{{if eq (index . 0) $.Advice.Policy}} class="chosen"{{end}}>{{range .}}<td>{{.}}</td>{{end}}</tr>
-{{end}}</tbody>
-</table>
-<p>{{range .Head}}{{if .About}}<b>{{.Name}}</b>: {{.About}}. {{end}}{{end}}</p>
+{{end}}</table>
+<p>{{range .Columns}}{{if .About}}<b>{{.Name}}</b>: {{.About}}. {{end}}{{end}}</p>
 {{.Chart}}</body>
 </html>
 `))
@@ -96,8 +88,7 @@ svg { max-width: 100%; height: auto }
 func (r *tuneReport) page(chart []byte) []byte {
 	var b bytes.Buffer
 	err := page.Execute(&b, map[string]any{
-		"Heading": r.heading, "Advice": r.Recommendation, "Notes": r.Notes,
-		"Head": tuneColumns[:r.columns()], "Rows": r.cells()[1:],
+		"Heading": r.heading, "Advice": r.Recommendation, "Notes": r.Notes, "Columns": tuneColumns, "Rows": r.cells(),
 		"Chart": template.HTML(chart), // whose texts are escaped
 	})
 	if err != nil {

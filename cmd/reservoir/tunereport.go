@@ -109,7 +109,6 @@ var tuneColumns = []struct {
 	{"waited", "share of requests that waited for the store", func(o sim.Outcome) string { return percent(o.WaitedShare) }},
 	{"p50", "of the time an answer took", func(o sim.Outcome) string { return short(time.Duration(o.P50)) }},
 	{"p99", "", func(o sim.Outcome) string { return short(time.Duration(o.P99)) }},
-	{"server", "calls of scripts by Redis' own count, other clients' and the last give-backs included", server},
 }
 
 // stranded is a dash where nobody was refused.
@@ -120,28 +119,10 @@ func stranded(o sim.Outcome) string {
 	return percent(o.Stranded)
 }
 
-func server(o sim.Outcome) string {
-	if o.ServerCalls == nil {
-		return "–"
-	}
-	return table.Commas(*o.ServerCalls)
-}
-
-// columns leaves out the server's counts where there are none.
-func (r *tuneReport) columns() int {
-	for _, o := range r.Policies {
-		if o.ServerCalls != nil {
-			return len(tuneColumns)
-		}
-	}
-	return len(tuneColumns) - 1
-}
-
 // cells are the rows of the table, the first being the names.
 func (r *tuneReport) cells() [][]string {
-	shown := tuneColumns[:r.columns()]
 	rows := make([][]string, 1+len(r.Policies))
-	for _, c := range shown {
+	for _, c := range tuneColumns {
 		rows[0] = append(rows[0], c.Name)
 		for i, o := range r.Policies {
 			rows[i+1] = append(rows[i+1], c.of(o))
@@ -153,7 +134,7 @@ func (r *tuneReport) cells() [][]string {
 func (r *tuneReport) text(width int) string {
 	var b strings.Builder
 	b.WriteString(r.heading + "\n\n" + table.Within(width, r.cells(), true) + "\n")
-	for _, c := range tuneColumns[:r.columns()] {
+	for _, c := range tuneColumns {
 		if c.About != "" {
 			fmt.Fprintf(&b, "%9s: %s\n", c.Name, c.About)
 		}

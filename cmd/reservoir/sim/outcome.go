@@ -26,8 +26,7 @@ type Outcome struct {
 	StoreCalls      int64   `json:"store_calls"` // until the last answer; those of Close not counted
 	Sent            int64   `json:"-"`           // of them and those under way, when Setting.Windows had ended
 	CallsPerRequest float64 `json:"store_calls_per_request"`
-	ServerCalls     *int64  `json:"server_calls"` // by the server's own count, other clients' included; nil if not known
-	MeanBatch       float64 `json:"mean_batch"`   // tokens, of the calls that brought any; 0 = none did
+	MeanBatch       float64 `json:"mean_batch"` // tokens, of the calls that brought any; 0 = none did
 
 	Waited      int64   `json:"waited"` // on the network
 	WaitedShare float64 `json:"waited_share"`
