@@ -63,7 +63,7 @@ func TestUsageErrors(t *testing.T) {
 		"inspect -store redis://h -top 0":                       "bad value for flag -top: want 1",
 		"inspect -store redis://h -top 3 -name n":               "want it or -name, not both",
 		"inspect -store redis://h -top 3 k":                     "want 0 arguments",
-		"tune -q=" + canary:                                     "bad value for flag -q",
+		"reset -calendar=" + canary + " k":                      "bad value for flag -calendar",
 		"inspect -store redis://h " + strings.Repeat("k", 5000): "bad key",
 	} {
 		o := invoke(t.Context(), strings.Fields(args)...)
@@ -78,8 +78,7 @@ func TestUsageErrors(t *testing.T) {
 // What is typed may hold the words of package flag's errors, or stand where a flag should.
 func TestFlagErrorsRepeatNoValue(t *testing.T) {
 	for arg, want := range map[string]string{
-		"-q=a for flag -" + canary:    "reservoir: bad value for flag -q: want true or false\n",
-		"-q=a for -" + canary:         "reservoir: bad value for flag -q: want true or false\n",
+		"-calendar=a for -" + canary:  "reservoir: bad value for flag -calendar: want true or false\n",
 		"-keys=a for -" + canary:      "reservoir: bad value for flag -keys: want a whole number\n",
 		"-x for flag -" + canary:      "reservoir: no such flag\n",
 		"---x for flag -" + canary:    "reservoir: no such flag\n",
@@ -88,16 +87,19 @@ func TestFlagErrorsRepeatNoValue(t *testing.T) {
 		"-trace hidden --=x":          "reservoir: no such flag\n",
 		"-trace":                      "reservoir: flag -trace needs a value\n",
 		"-policies= -seed":            "reservoir: flag -seed needs a value\n",
-		"-q -seed":                    "reservoir: flag -seed needs a value\n",
+		"-calendar -name":             "reservoir: flag -name needs a value\n",
 		"-seed x --bogus=hidden":      "reservoir: bad value for flag -seed: want a whole number\n",
 		"--bogus=hidden -seed":        "reservoir: no such flag: -bogus\n",
 		"-keys=a for flag -" + canary: "reservoir: bad value for flag -keys: want a whole number\n",
 		"-duration 5":                 "reservoir: bad value for flag -duration: want a unit, as 5s\n",
 		"-duration five":              "reservoir: bad value for flag -duration: want a duration, as 5s or 1m30s\n",
 		"-rate 5/s":                   "reservoir: bad value for flag -rate: want a number\n",
-		"-burst 1s":                   "reservoir: bad value for flag -burst: want two durations, as 1s/4s\n",
+		"-format=x":                   "reservoir: bad value for flag -format: want text or json\n",
 	} {
 		args := []string{"tune", arg}
+		if strings.HasPrefix(arg, "-calendar") {
+			args[0] = "reset"
+		}
 		if !strings.Contains(arg, "for") {
 			args = append(args[:1], strings.Fields(arg)...)
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -50,49 +51,46 @@ const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
 // look is where an operator looks, and for what.
 type look struct {
-	store     *opened
-	name, key string
-	full      string // how the store calls the key
-	limit     int64  // 0 = not told
-	json      bool
-	top       int // so many keys instead of one; 0 = one
+	store *opened
+	full  string // how the store calls the key
+	limit int64  // 0 = not told
+	json  bool
+	top   int // so many keys instead of one; 0 = one
 }
 
 // parse reads the flags and opens the store.
-func (l *look) parse(f *flagSet, args []string, stdout io.Writer) (err error) {
+func (l *look) parse(f *flagSet, args []string, stdout io.Writer) error {
 	stores, prefix := f.storeFlags()
-	f.StringVar(&l.name, "name", "", "`name` of the limit, if the programs give it one by WithName")
+	name := f.String("name", "", "`name` of the limit, if the programs give it one by WithName")
 	f.Int64Var(&l.limit, "limit", 0, "`tokens` per window, of which to tell the rest")
 	asJSON := f.formatFlag()
 	if err := f.parse(args, -1, stdout); err != nil {
 		return err
 	}
+	l.json = *asJSON
 	operands := 1
 	if f.given("top") {
 		operands = 0
 	}
-	if err := cmp.Or(f.count(operands), kept(
-		rule{l.limit > 0 || !f.given("limit"), "limit", "1 or more"}, rule{l.top > 0 || operands == 1, "top", "1 or more"})); err != nil {
+	err := cmp.Or(f.count(operands), kept(
+		rule{l.limit > 0 || !f.given("limit"), "limit", "1 or more"}, rule{l.top > 0 || operands == 1, "top", "1 or more"}))
+	switch {
+	case err != nil:
 		return err
-	}
-	if operands == 0 && f.given("name") {
+	case operands == 0 && f.given("name"):
 		return usagef("-top shows the keys of all limits: want it or -name, not both")
-	}
-	if l.json = *asJSON; operands == 1 {
-		l.key = f.operands[0]
-		if l.full, err = storeKey(l.name, l.key); err != nil {
+	case len(*stores) == 0:
+		return usagef("want a -store to look into")
+	case operands == 1:
+		if l.full, err = storeKey(*name, f.operands[0]); err != nil {
 			return err
 		}
-	}
-	if len(*stores) == 0 {
-		return usagef("want a -store to look into")
 	}
 	if l.store, err = open(*stores, *prefix, 4); err != nil {
 		return err
 	}
 	if l.store.private() {
-		_ = l.store.Close()
-		return usagef("a memory store holds nothing across processes: there is nothing to look at")
+		return errors.Join(usagef("a memory store holds nothing across processes: there is nothing to look at"), l.store.Close())
 	}
 	return nil
 }
@@ -181,28 +179,22 @@ func (i *inspection) text(width int) string {
 		fmt.Fprintf(&b, "name       %s\n", quoted(i.Name))
 	}
 	fmt.Fprintf(&b, "key        %s\n", quoted(i.Key))
-	if !i.Open {
-		b.WriteString("window     none is open: nothing has been charged since the last one ended\n")
-	} else {
+	if i.Open {
 		fmt.Fprintf(&b, "charged    %s, spent or held by a process\n", table.Commas(i.Charged))
+	} else {
+		b.WriteString("window     none is open: nothing has been charged since the last one ended\n")
 	}
 	if i.Limit != nil {
 		fmt.Fprintf(&b, "remaining  %s of %s\n", table.Commas(*i.Remaining), table.Commas(*i.Limit))
 	}
 	if i.Open {
 		fmt.Fprintf(&b, "reset      %s, in %v\n", i.Reset, i.left())
-		b.WriteString(i.shares(width))
 	}
-	return b.String()
-}
-
-// shares lists the clients. Their names are data, and so are quoted where need be.
-func (i *inspection) shares(width int) string {
-	if i.Charged == 0 {
-		return ""
-	}
-	if len(i.Clients) == 0 {
-		return "clients    none: all was charged by direct calls\n"
+	switch {
+	case i.Charged == 0:
+		return b.String()
+	case len(i.Clients) == 0:
+		return b.String() + "clients    none: all was charged by direct calls\n"
 	}
 	rows := [][]string{{"client", "share", "granted", "given back"}}
 	for _, a := range i.Clients {
@@ -211,7 +203,7 @@ func (i *inspection) shares(width int) string {
 	if i.Direct > 0 {
 		rows = append(rows, []string{"direct calls", percent(sim.Ratio(i.Direct, i.Charged)), table.Commas(i.Direct), "–"})
 	}
-	return "\n" + table.Within(width, rows, false)
+	return b.String() + "\n" + table.Within(width, rows, false)
 }
 
 const watchAbout = `Shows what a store holds for a key, as inspect does, once a second until it is
@@ -224,21 +216,18 @@ func runWatch(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	defer l.store.Close()
-	show := l.changes()
-	if isTerminal(stdout) {
-		show = redraw
-	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	for first := true; ; first = false {
+	last := ""
+	for {
 		i, err := l.at(ctx, l.full)
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil && first:
+		case err != nil && last == "":
 			return err
 		}
-		if err := show(stdout, i, err); err != nil {
+		if last, err = l.show(stdout, i, err, last); err != nil {
 			return err
 		}
 		select {
@@ -249,37 +238,29 @@ func runWatch(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	}
 }
 
-// redraw shows a look, or why there is none, in place of all that the terminal shows.
-func redraw(w io.Writer, i *inspection, err error) error {
-	text := "no answer  "
-	if err == nil {
-		text = i.text(widthOf(w))
+// show shows a look, or why there is none: in place of all that a terminal shows, and
+// elsewhere as a line if its result, except the time, differs from the last line.
+func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line string, err error) {
+	if line = "no answer: "; fault != nil {
+		line += oneLine(fault)
 	} else {
-		text += oneLine(err) + "\n"
+		line = i.line()
 	}
-	return write(w, "\x1b[H\x1b[2J"+text)
+	switch {
+	case isTerminal(w) && fault == nil:
+		return line, write(w, redraw+i.text(widthOf(w)))
+	case isTerminal(w):
+		return line, write(w, redraw+line+"\n")
+	case line == last:
+		return line, nil
+	case l.json && fault == nil:
+		return line, json.NewEncoder(w).Encode(i)
+	}
+	return line, write(w, time.Now().Format(time.TimeOnly)+" "+line+"\n")
 }
 
-// changes writes a line for each look whose result, except the time, differs from the one
-// before.
-func (l *look) changes() func(io.Writer, *inspection, error) error {
-	last := ""
-	return func(w io.Writer, i *inspection, err error) error {
-		line := ""
-		if err != nil {
-			line = "no answer: " + oneLine(err)
-		} else {
-			line = i.line()
-		}
-		if line == last {
-			return nil
-		}
-		if last = line; l.json && err == nil {
-			return json.NewEncoder(w).Encode(i)
-		}
-		return write(w, time.Now().Format(time.TimeOnly)+" "+line+"\n")
-	}
-}
+// redraw clears a terminal.
+const redraw = "\x1b[H\x1b[2J"
 
 // line is the text on one line.
 func (i *inspection) line() string {

@@ -102,10 +102,10 @@ func TestNarrowTerminal(t *testing.T) {
 // What takes a while is followed on a terminal, in as many columns as that has.
 func TestProgressOnATerminal(t *testing.T) {
 	for args, want := range map[string]string{
-		"load -duration 500ms -window 1h":     "load: [0-9,]+ requests, [0-9]+ store c",
-		"load -requests 900 -rate 2000":       `[█░]{14} +[0-9]+ %  load: [0-9]+`,
-		"demo -duration 1s":                   `[█░]{14} +[0-9]+ %  with batches:`,
-		"tune -seed 1 -duration 20s -q=false": `[█░]{14} +[0-9]+ %  direct`,
+		"load -duration 500ms -window 1h": "load: [0-9,]+ requests, [0-9]+ store c",
+		"load -requests 900 -rate 2000":   `[█░]{14} +[0-9]+ %  load: [0-9]+`,
+		"demo -duration 1s":               `[█░]{14} +[0-9]+ %  with batches:`,
+		"tune -seed 1 -duration 20s":      `[█░]{14} +[0-9]+ %  direct`,
 	} {
 		shown := onTerminal(t, 42, strings.Fields(args)...)
 		require.Regexp(t, `\r\x1b\[K`+want, shown, args)

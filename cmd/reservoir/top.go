@@ -1,14 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -26,42 +27,33 @@ const (
 
 // candidates are the keys of which the most was charged when they were seen.
 type candidates struct {
-	top         int
-	seen, there atomic.Int64 // names that were looked at, about, and keys that there are
-	cut         atomic.Bool  // a server has more names than are looked at
+	top int
 
-	mu   sync.Mutex
-	best []candidate // the fullest first
+	mu          sync.Mutex
+	charged     map[string]int64
+	seen, there int64 // names that were looked at, about, and keys that there are
+	cut         bool  // a server has more names than are looked at
 }
 
-type candidate struct {
-	key     string
-	charged int64
-}
-
-// add keeps the fullest.
-func (c *candidates) add(key string, charged int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(c.best, charged, func(o candidate, n int64) int { return int(n - o.charged) })
-	if i < c.top && !slices.ContainsFunc(c.best, func(o candidate) bool { return o.key == key }) { // SCAN may tell a name twice
-		c.best = slices.Insert(c.best, i, candidate{key, charged})
-		c.best = c.best[:min(len(c.best), c.top)]
-	}
+// best are the fullest keys, the first the fullest of all.
+func (c *candidates) best() []string {
+	keys := slices.SortedFunc(maps.Keys(c.charged), func(a, b string) int { return cmp.Compare(c.charged[b], c.charged[a]) })
+	return keys[:min(len(keys), c.top)]
 }
 
 // fullest looks for the keys with the most charged, and then at each of them.
 func (l *look) fullest(ctx context.Context, stdout io.Writer) error {
-	c := &candidates{top: l.top}
+	c := &candidates{top: l.top, charged: make(map[string]int64)}
 	err := l.store.eachServer(ctx, func(ctx context.Context, server *redis.Client) error {
 		return c.scan(ctx, server, l.store.prefix)
 	})
-	if err != nil && ctx.Err() == nil {
+	stopped := ctx.Err() != nil
+	if err != nil && !stopped {
 		return err
 	}
 	list := []*inspection{}
-	for _, k := range c.best {
-		i, err := l.at(context.WithoutCancel(ctx), k.key)
+	for _, key := range c.best() {
+		i, err := l.at(context.WithoutCancel(ctx), key)
 		if err != nil {
 			return err
 		}
@@ -69,8 +61,18 @@ func (l *look) fullest(ctx context.Context, stdout io.Writer) error {
 			list = append(list, i)
 		}
 	}
-	slices.SortStableFunc(list, func(a, b *inspection) int { return int(b.Charged - a.Charged) })
-	return emit(stdout, l.json, list, func(width int) string { return topTable(width, list) + c.note(ctx.Err() != nil) })
+	slices.SortStableFunc(list, func(a, b *inspection) int { return cmp.Compare(b.Charged, a.Charged) })
+	note := ""
+	switch {
+	case stopped:
+		note = "Stopped early"
+	case c.cut:
+		note = "There are too many"
+	}
+	if note != "" {
+		note = fmt.Sprintf("\n%s: only some %s of %s keys of Redis were looked at.\n", note, table.Commas(min(c.seen, c.there)), table.Commas(c.there))
+	}
+	return emit(stdout, l.json, list, func(width int) string { return topTable(width, list) + note })
 }
 
 // scan looks at a server's keys. A limit has three, of which the count has the name alone.
@@ -79,7 +81,7 @@ func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix stri
 	if err != nil {
 		return err
 	}
-	c.there.Add(there)
+	c.count(func() { c.there += there })
 	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 	var cursor uint64
 	for names := 0; names < mostNames; names += someNames {
@@ -87,7 +89,7 @@ func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix stri
 		if keys, cursor, err = server.Scan(ctx, cursor, literal.Replace(prefix)+"{*}", someNames).Result(); err != nil {
 			return err
 		}
-		c.seen.Add(someNames)
+		c.count(func() { c.seen += someNames })
 		if err := c.read(ctx, server, keys, prefix); err != nil || cursor == 0 {
 			return err
 		}
@@ -97,8 +99,15 @@ func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix stri
 			return ctx.Err()
 		}
 	}
-	c.cut.Store(true)
+	c.count(func() { c.cut = true })
 	return nil
+}
+
+// count changes what servers that are looked at together share.
+func (c *candidates) count(change func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change()
 }
 
 // read reads the counts. A key that has no end beside it, or is no number, is not ours.
@@ -117,25 +126,13 @@ func (c *candidates) read(ctx context.Context, server *redis.Client, keys []stri
 		n, bad := counts[i].Int64()
 		name, foreign := url.PathUnescape(strings.TrimSuffix(strings.TrimPrefix(k, prefix+"{"), "}"))
 		if bad == nil && foreign == nil && ends[i].Val() == 1 {
-			c.add(name, n)
+			c.count(func() { c.charged[name] = n })
 		}
 		if _, answered := counts[i].Err().(redis.Error); answered {
 			err = nil // one key's, as of another type
 		}
 	}
 	return err
-}
-
-// note says what was not looked at.
-func (c *candidates) note(stopped bool) string {
-	if !stopped && !c.cut.Load() {
-		return ""
-	}
-	why := "There are too many"
-	if stopped {
-		why = "Stopped early"
-	}
-	return fmt.Sprintf("\n%s: only some %s of %s keys of Redis were looked at.\n", why, table.Commas(min(c.seen.Load(), c.there.Load())), table.Commas(c.there.Load()))
 }
 
 // topTable is a row for each key. The limit is the programs', not the store's.

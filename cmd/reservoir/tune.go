@@ -25,7 +25,7 @@ another is refused. It recommends the default, Adaptive, and says why: unless th
 strands more than 5 % of the limit, refuses more than 1 % needlessly or saves less
 than a fifth of direct calls, or another policy makes less than half its store calls.
 
-The traffic is described by -rate, -keys, -zipf, -burst and -duration, or read
+The traffic is described by -rate, -keys, -zipf and -duration, or read
 from a -trace: CSV with a time (Unix seconds, with a fraction if need be, or
 RFC 3339) and a key in the first two columns. Each request asks for -n tokens and
 comes to a random one of -processes, which are limiters of their own in this
@@ -46,7 +46,6 @@ type tuning struct {
 	where    []string // the stores; none = the embedded one
 	prefix   string
 	report   string
-	quiet    bool
 	json     bool
 }
 
@@ -64,11 +63,6 @@ func parseTune(args []string, stdout io.Writer) (*tuning, error) {
 	f.StringVar(&c.trace, "trace", "", "`file` of recorded traffic instead of a described one; - is standard input")
 	f.DurationVar(&c.setting.Delay, "delay", time.Millisecond, "to the embedded store and back")
 	f.StringVar(&c.report, "report", "", "draw the result into this `file`, .html or .svg")
-	f.BoolVar(&c.quiet, "q", false, "no progress bar, which only a terminal gets anyway")
-	f.Func("burst", "`on/off`, as 1s/4s: all requests come in the first second of each five", func(s string) (err error) {
-		c.shape.On, c.shape.Off, err = parseBurst(s)
-		return err
-	})
 	policies := f.String("policies", "direct,fixed,ladder,adaptive,adaptive:1-100,stranding:0.02", "`list` of: direct, fixed (a thousandth, a hundredth and a tenth of the limit),\n"+
 		"a number (a fixed batch of that size), ladder (Rockset's rule), adaptive (the default),\n"+
 		"adaptive:min-max (batches between these bounds), stranding:share (WithStranding)")
@@ -92,7 +86,7 @@ func parseTune(args []string, stdout io.Writer) (*tuning, error) {
 
 // exclusive refuses flags that would have no effect beside others, and chooses the clock.
 func (c *tuning) exclusive(f *flagSet) error {
-	for _, name := range []string{"rate", "keys", "zipf", "burst", "duration"} {
+	for _, name := range []string{"rate", "keys", "zipf", "duration"} {
 		if c.trace != "" && f.given(name) {
 			return usagef("want -trace or -%s, not both", name)
 		}
@@ -140,17 +134,6 @@ func (c *tuning) validate() error {
 		return usagef("-rate for -duration is more than %s requests", table.Commas(0.9*sim.MaxRequests))
 	}
 	return nil
-}
-
-// parseBurst reads on/off.
-func parseBurst(s string) (on, off time.Duration, err error) {
-	first, second, _ := strings.Cut(s, "/")
-	on, err = time.ParseDuration(first)
-	off, err2 := time.ParseDuration(second)
-	if err != nil || err2 != nil || on < time.Microsecond || off <= 0 || on > time.Hour || off > 100*time.Hour {
-		return 0, 0, errors.New("want two durations, as 1s/4s")
-	}
-	return on, off, nil
 }
 
 // traffic makes or reads the requests.
@@ -244,9 +227,6 @@ func (c *tuning) reach(ctx context.Context) (name string, err error) {
 // replay makes the requests under each policy. When ctx ends it returns what is
 // complete, if anything is.
 func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (all []sim.Outcome, err error) {
-	if c.quiet {
-		stderr = io.Discard
-	}
 	for i, p := range c.policies {
 		o, err := c.one(ctx, t, i, stderr)
 		switch {

@@ -74,7 +74,7 @@ func TestTuneJSON(t *testing.T) {
 		require.Zero(t, o.Late)
 	}
 
-	again := tuned(t, invoke(t.Context(), strings.Fields(tiny+"-seed 7 -keys 2 -policies 50 -burst 10ms/10ms -zipf 1.5 -format json")...))
+	again := tuned(t, invoke(t.Context(), strings.Fields(tiny+"-seed 7 -keys 2 -policies 50 -zipf 1.5 -format json")...))
 	requireTuned(t, again)
 	require.Len(t, again.Policies, 1)
 }
@@ -256,9 +256,6 @@ func TestTuneUsageErrors(t *testing.T) {
 		"tune -zipf 1":                                    "-zipf",
 		"tune -processes 0":                               "-processes",
 		"tune -duration 0s":                               "-duration",
-		"tune -burst 1s":                                  "-burst",
-		"tune -burst 1s/0s":                               "-burst",
-		"tune -burst " + canary + "/1s":                   "-burst",
 		"tune -limit 0":                                   "bad limit",
 		"tune -window 1us":                                "bad limit",
 		"tune -delay 90ms":                                "-delay",

@@ -17,18 +17,14 @@ import (
 func TestPageIsXML(t *testing.T) {
 	p := New(`"<&>"`, "below")
 	up := Logarithmic(&p.Y, 1e-3, 1, func(v float64) string { return fmt.Sprint(v) })
-	Linear(&p.X, 0, 1, 2, func(v float64) string { return fmt.Sprint("<", v) })
-	Grid(p, true, false)
-	Box(p, 0, up.from, 0.5, up.At(0.1), "#123")
-	Line(p, plotter.XYs{{X: 0, Y: up.At(0)}, {X: 1, Y: up.At(5)}}, "#d00", 1)
-	Line(p, nil, "#d00", 1)
-	Dot(p, 1, up.At(1), 3, "#0072b2")
-	Label(p, 1, up.At(1), "a & b", true)
+	Curve(p, plotter.XYs{{X: 0, Y: up.At(0)}, {X: 1, Y: up.At(5)}}, "#dd0000")
+	Curve(p, nil, "#dd0000")
+	Dot(p, 1, up.At(1), 3, "#0072b2", "a & b", true)
 	named := New("", "")
 	Named(&named.Y, []string{"one", "two"})
 	page := Page{Title: "<title>", Note: "<note>", Rows: [][]*plot.Plot{{p, nil}, {named, p}}, Width: 300, Height: 200}
 	for i := range 20 {
-		page.Legend = append(page.Legend, Entry{"#fff", fmt.Sprint("policy & ", i)})
+		page.Legend = append(page.Legend, Entry{"#ffffff", fmt.Sprint("policy & ", i)})
 	}
 	drawing := page.SVG()
 	require.True(t, bytes.HasPrefix(drawing, []byte("<svg ")))

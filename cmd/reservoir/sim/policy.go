@@ -24,7 +24,7 @@ type Kind string
 const (
 	Direct    Kind = "direct"    // a store call for each request
 	Fixed     Kind = "fixed"     // batches of one size
-	Ladder    Kind = "ladder"    // Rockset's rule, between bounds
+	Ladder    Kind = "ladder"    // Rockset's rule, from 10 tokens to a tenth of the limit
 	Adaptive  Kind = "adaptive"  // the default of the library
 	Bounded   Kind = "bounded"   // the same between bounds
 	Stranding Kind = "stranding" // the same with another WithStranding
@@ -37,62 +37,43 @@ var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, 
 // name fixed stands for a thousandth, a hundredth and a tenth of the limit, and a
 // number for a Fixed of that size. What comes twice is left out.
 func Policies(names []string, tokens int64) (list []Policy, err error) {
-	for _, name := range names {
-		some := []string{name}
-		if Kind(name) == Fixed {
-			some = nil
-			for _, part := range []int64{1000, 100, 10} {
-				some = append(some, fmt.Sprint(max(tokens/part, 1)))
-			}
+	for i := 0; i < len(names); i++ {
+		if Kind(names[i]) == Fixed {
+			parts := []string{fmt.Sprint(max(tokens/1000, 1)), fmt.Sprint(max(tokens/100, 1)), fmt.Sprint(max(tokens/10, 1))}
+			names = slices.Replace(slices.Clone(names), i, i+1, parts...)
 		}
-		for _, name := range some {
-			p, err := parsePolicy(name, tokens)
-			if err != nil {
-				return nil, err
-			}
-			if !slices.ContainsFunc(list, func(o Policy) bool { return o.Name == p.Name }) {
-				list = append(list, p)
-			}
+		p, err := parsePolicy(names[i], tokens)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(list, func(o Policy) bool { return o.Name == p.Name }) {
+			list = append(list, p)
 		}
 	}
 	return list, nil
 }
 
-// parsePolicy reads one: direct, ladder, adaptive, adaptive:1-100 (0 is no bound),
-// stranding:0.05, or a size.
+// parsePolicy reads one; 0 is no bound of adaptive:5-0.
 func parsePolicy(name string, tokens int64) (p Policy, err error) {
-	kind, figures, some := strings.Cut(name, ":")
+	kind, figures, figured := strings.Cut(name, ":")
 	low, high, bounds := strings.Cut(figures, "-")
+	least, err := strconv.ParseInt(low, 10, 64)
+	most, err2 := strconv.ParseInt(high, 10, 64)
+	share, notShare := strconv.ParseFloat(figures, 64)
+	size, notSize := strconv.ParseInt(name, 10, 64)
 	switch {
-	case Kind(name) == Direct:
+	case name == "direct":
 		return Policy{name, Direct, reservoir.WithDirect()}, nil
-	case Kind(name) == Ladder:
-		return Policy{name, Ladder, reservoir.WithBatch(LadderOf(tokens))}, nil
-	case Kind(name) == Adaptive:
+	case name == "ladder":
+		return Policy{name, Ladder, reservoir.WithBatch(reservoir.Ladder(min(10, tokens), max(tokens/10, min(10, tokens))))}, nil
+	case name == "adaptive":
 		return Policy{name, Adaptive, reservoir.WithBatch(reservoir.Adaptive(1, 0))}, nil
-	case Kind(kind) == Adaptive && bounds:
-		least, err := strconv.ParseInt(low, 10, 64)
-		most, err2 := strconv.ParseInt(high, 10, 64)
-		if err != nil || err2 != nil || least < 1 || most != 0 && most < least {
-			return p, ErrPolicy
-		}
+	case kind == "adaptive" && bounds && err == nil && err2 == nil && least >= 1 && (most == 0 || most >= least):
 		return Policy{"adaptive " + figures, Bounded, reservoir.WithBatch(reservoir.Adaptive(least, most))}, nil
-	case Kind(kind) == Stranding && some:
-		share, err := strconv.ParseFloat(figures, 64)
-		if !(share >= 0 && share <= 1) || err != nil {
-			return p, ErrPolicy
-		}
+	case kind == "stranding" && figured && notShare == nil && share >= 0 && share <= 1:
 		return Policy{"stranding " + figures, Stranding, reservoir.WithStranding(share)}, nil
+	case notSize == nil && size >= 1:
+		return Policy{"fixed " + name, Fixed, reservoir.WithBatch(reservoir.Fixed(size))}, nil
 	}
-	n, err := strconv.ParseInt(name, 10, 64)
-	if err != nil || n < 1 {
-		return p, ErrPolicy
-	}
-	return Policy{"fixed " + name, Fixed, reservoir.WithBatch(reservoir.Fixed(n))}, nil
-}
-
-// LadderOf is Rockset's rule from 10 tokens to a tenth of the limit.
-func LadderOf(tokens int64) reservoir.Sizing {
-	least := min(10, tokens)
-	return reservoir.Ladder(least, max(tokens/10, least))
+	return p, ErrPolicy
 }

@@ -27,10 +27,6 @@ var (
 	ErrSpan    = errors.New("more than 366 days from the first request to the last")
 )
 
-// atLine says which line of a record is at fault, from 1. The text does not repeat the line,
-// whose keys may be somebody's.
-func atLine(line int, err error) error { return fmt.Errorf("line %d: %w", line, err) }
-
 const maxSpan = 366 * 24 * time.Hour
 
 // ReadTrace reads recorded traffic: CSV with a time and a key in its first two
@@ -38,47 +34,44 @@ const maxSpan = 366 * 24 * time.Hour
 // #. A first line whose time begins with a letter is a header. The lines need not
 // be in order, for a record of several processes rarely is. Records do not say
 // which process a request came to, so each comes to a random one of processes,
-// which the seed decides.
+// which the seed decides. An error names the line at fault and does not repeat it,
+// for its key may be somebody's.
 func ReadTrace(in io.Reader, processes int, seed uint64) (Traffic, error) {
-	t := newTrace(processes, seed)
-	if err := t.read(in); err != nil {
-		return Traffic{}, err
-	}
-	return t.traffic()
+	return readTrace(in, processes, seed, MaxRequests)
 }
 
-// trace is a record while it is read. The times of its requests are since 1970.
-type trace struct {
-	Traffic
-	most  int // requests
-	rand  *rand.Rand
-	index map[string]int32 // of keys
-}
-
-func newTrace(processes int, seed uint64) *trace {
-	r := rand.New(rand.NewPCG(seed, 2))
-	return &trace{Traffic: Traffic{Processes: processes}, most: MaxRequests, rand: r, index: make(map[string]int32)}
-}
-
-func (t *trace) read(in io.Reader) error {
+func readTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, error) {
+	t := Traffic{Processes: processes}
+	r, index := rand.New(rand.NewPCG(seed, 2)), make(map[string]int32)
 	c := csv.NewReader(withoutMark(in))
 	c.FieldsPerRecord, c.ReuseRecord, c.Comment = -1, true, '#'
 	for first := true; ; first = false {
 		fields, err := c.Read()
+		bad, unreadable := errors.AsType[*csv.ParseError](err)
 		switch {
 		case err == io.EOF:
-			return nil
+			return t.inOrder()
+		case unreadable:
+			return Traffic{}, fmt.Errorf("line %d: %w", bad.Line, ErrCSV)
 		case err != nil:
-			return fault(err)
-		case first && header(fields):
+			return Traffic{}, err
+		case first && header(fields[0]):
 			continue
-		case len(t.Requests) == t.most:
-			return ErrMany
+		case len(t.Requests) == most:
+			return Traffic{}, ErrMany
 		}
-		if err := t.add(fields); err != nil {
+		at, err := parseLine(fields)
+		if err != nil {
 			line, _ := c.FieldPos(0)
-			return atLine(line, err)
+			return Traffic{}, fmt.Errorf("line %d: %w", line, err)
 		}
+		key, known := index[fields[1]]
+		if !known {
+			key = int32(len(t.Keys))
+			t.Keys = append(t.Keys, strings.Clone(fields[1])) // or it would hold the whole line
+			index[t.Keys[key]] = key
+		}
+		t.Requests = append(t.Requests, Request{at, key, r.Int32N(int32(processes))})
 	}
 }
 
@@ -91,69 +84,40 @@ func withoutMark(in io.Reader) io.Reader {
 	return b
 }
 
-// fault is an error of the CSV reader, or of what it reads from.
-func fault(err error) error {
-	if p, ok := errors.AsType[*csv.ParseError](err); ok {
-		return atLine(p.Line, ErrCSV)
-	}
-	return err
-}
-
-func header(fields []string) bool {
-	s := strings.TrimSpace(fields[0])
+func header(s string) bool {
+	s = strings.TrimSpace(s)
 	return s != "" && (s[0]|0x20 >= 'a' && s[0]|0x20 <= 'z')
 }
 
-func (t *trace) add(fields []string) error {
+// parseLine reads a time of either form, as the time since 1970. It goes through no float,
+// which has no room for ns.
+func parseLine(fields []string) (time.Duration, error) {
 	if len(fields) < 2 {
-		return ErrColumns
+		return 0, ErrColumns
 	}
-	at, err := instant(strings.TrimSpace(fields[0]))
-	if err != nil {
-		return err
+	s := strings.TrimSpace(fields[0])
+	whole, part, fraction := strings.Cut(s, ".")
+	at, err := time.ParseDuration(s + "s")
+	switch date, notDate := time.Parse(time.RFC3339, s); {
+	case notDate == nil && date.Unix() >= 0 && date.Year() < 2262:
+		at = time.Duration(date.UnixNano())
+	case notDate == nil && date.Unix() >= 0:
+		return 0, ErrMillis
+	case !numeric(whole) || fraction && !numeric(part):
+		return 0, ErrTime
+	case err != nil:
+		return 0, ErrMillis
 	}
 	if backend.ValidateKey(fields[1]) != nil {
-		return ErrKey
-	}
-	key, ok := t.index[fields[1]]
-	if !ok {
-		key = int32(len(t.Keys))
-		name := strings.Clone(fields[1]) // or it would hold the whole line
-		t.Keys = append(t.Keys, name)
-		t.index[name] = key
-	}
-	t.Requests = append(t.Requests, Request{At: at, Key: key, Process: t.rand.Int32N(int32(t.Processes))})
-	return nil
-}
-
-// instant reads a time of either form, as the time since 1970. It goes through no float,
-// which has no room for ns.
-func instant(s string) (time.Duration, error) {
-	if strings.ContainsAny(s, "Tt") {
-		at, err := time.Parse(time.RFC3339, s)
-		switch {
-		case err != nil || at.Unix() < 0:
-			return 0, ErrTime
-		case at.Year() >= 2262:
-			return 0, ErrMillis
-		}
-		return time.Duration(at.UnixNano()), nil
-	}
-	whole, part, fraction := strings.Cut(s, ".")
-	if !numeric(whole) || fraction && !numeric(part) {
-		return 0, ErrTime
-	}
-	at, err := time.ParseDuration(s + "s")
-	if err != nil {
-		return 0, ErrMillis
+		return 0, ErrKey
 	}
 	return at, nil
 }
 
 func numeric(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
-// traffic puts the requests in order and counts their times from the first.
-func (t *trace) traffic() (Traffic, error) {
+// inOrder sorts the requests and counts their times from the first.
+func (t Traffic) inOrder() (Traffic, error) {
 	n := len(t.Requests)
 	if n == 0 {
 		return Traffic{}, ErrEmpty
@@ -168,5 +132,5 @@ func (t *trace) traffic() (Traffic, error) {
 		return Traffic{}, ErrSpan
 	}
 	t.Length = last + 1
-	return t.Traffic, nil
+	return t, nil
 }

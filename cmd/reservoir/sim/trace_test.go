@@ -131,8 +131,8 @@ func written(t *testing.T, a Traffic) string {
 }
 
 func TestReadTraceStopsAtTheBound(t *testing.T) {
-	r := newTrace(1, 1)
-	r.most = 2
-	require.NoError(t, r.read(strings.NewReader("time,key\n1,a\n2,b\n")))
-	require.ErrorIs(t, r.read(strings.NewReader("3,c\n")), ErrMany)
+	_, err := readTrace(strings.NewReader("time,key\n1,a\n2,b\n"), 1, 1, 2)
+	require.NoError(t, err)
+	_, err = readTrace(strings.NewReader("1,a\n2,b\n3,c\n"), 1, 1, 2)
+	require.ErrorIs(t, err, ErrMany)
 }

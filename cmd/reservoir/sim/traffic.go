@@ -42,16 +42,12 @@ type Request struct {
 // Shape describes a traffic: requests come at random, independently of each
 // other, and to a random process, as behind a load balancer.
 type Shape struct {
-	Rate      float64 // requests per second on average, the silences included
+	Rate      float64 // requests per second on average
 	Keys      int
 	Zipf      float64 // exponent above 1 by which the first keys are called for more often; 0 = evenly
 	Processes int
 	Length    time.Duration
 	Seed      uint64 // equal shapes make equal traffics
-
-	// On and Off make bursts: all requests come in the first On of each On + Off.
-	// An Off of 0 is no bursts.
-	On, Off time.Duration
 }
 
 // Expected is how many requests the traffic has on average.
@@ -62,36 +58,13 @@ func (s Shape) Traffic() Traffic {
 	r := rand.New(rand.NewPCG(s.Seed, 1))
 	t := Traffic{Keys: Keys(s.Keys), Processes: s.Processes, Length: s.Length}
 	pick := Picker(r, s.Keys, s.Zipf)
-	loud := s.loudness()
-	for busy := 0.0; len(t.Requests) < MaxRequests; {
-		busy += r.ExpFloat64() / (s.Rate * loud) * float64(time.Second)
-		at := s.stretch(busy)
-		if at >= s.Length {
+	for at := 0.0; len(t.Requests) < MaxRequests; {
+		if at += r.ExpFloat64() / s.Rate * float64(time.Second); at >= float64(s.Length) {
 			break
 		}
-		t.Requests = append(t.Requests, Request{at, int32(pick()), r.Int32N(int32(s.Processes))})
+		t.Requests = append(t.Requests, Request{time.Duration(at), int32(pick()), r.Int32N(int32(s.Processes))})
 	}
 	return t
-}
-
-// loudness is by how much more comes in a burst than on average.
-func (s Shape) loudness() float64 {
-	if s.Off == 0 {
-		return 1
-	}
-	return float64(s.On+s.Off) / float64(s.On)
-}
-
-// stretch puts the silences into a time, in ns, that counts bursts only.
-func (s Shape) stretch(busy float64) time.Duration {
-	if busy >= float64(s.Length) { // nor does it fit a Duration, perhaps
-		return s.Length
-	}
-	at := time.Duration(busy)
-	if s.Off == 0 {
-		return at
-	}
-	return at/s.On*(s.On+s.Off) + at%s.On
 }
 
 // Picker picks one of n keys at random: evenly if zipf is 0, otherwise the first more

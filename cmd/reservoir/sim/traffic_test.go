@@ -42,15 +42,6 @@ func TestShapeZipf(t *testing.T) {
 	require.NotEmpty(t, s.Traffic().Requests)
 }
 
-func TestShapeBursts(t *testing.T) {
-	s := Shape{Rate: 1000, Keys: 1, Processes: 1, Length: 10 * time.Second, Seed: 1, On: time.Second, Off: 4 * time.Second}
-	a := s.Traffic()
-	require.InDelta(t, s.Expected(), len(a.Requests), 600, "the rate is the average")
-	for _, q := range a.Requests {
-		require.Less(t, q.At%(5*time.Second), time.Second)
-	}
-}
-
 func TestPolicies(t *testing.T) {
 	list, err := Policies([]string{"direct", "fixed", "7", "10", "ladder", "adaptive", "direct", "adaptive:1-50", "adaptive:5-0", "stranding:0.05", "stranding:0"}, 1000)
 	require.NoError(t, err)
