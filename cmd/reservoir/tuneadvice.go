@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -29,21 +30,35 @@ const (
 // saves nothing; and another policy, of those that waste little, only if it is clearly
 // better than that. There is at least one outcome.
 func advise(all []sim.Outcome) advice {
-	sound := slices.DeleteFunc(slices.Clone(all), func(o sim.Outcome) bool { return len(faults(o)) > 0 })
-	if len(sound) == 0 {
-		best := slices.MinFunc(all, func(a, b sim.Outcome) int { return int(waste(a) - waste(b)) })
-		return advice{best.Policy, fmt.Sprintf("None of the policies is without fault here. This one wastes least: it %s. %s", list(faults(best)), cost(best))}
+	var sound []sim.Outcome
+	refused := false
+	for _, o := range all {
+		if refused = refused || o.Refused > 0; faults(o) == "" {
+			sound = append(sound, o)
+		}
 	}
-	best := slices.MinFunc(sound, func(a, b sim.Outcome) int { return int(a.StoreCalls - b.StoreCalls) })
+	if sound == nil {
+		best := slices.MinFunc(all, func(a, b sim.Outcome) int { return cmp.Compare(waste(a), waste(b)) })
+		return advice{best.Policy, fmt.Sprintf("None of the policies is without fault here. This one wastes least: it %s. %s", faults(best), cost(best))}
+	}
+	best := slices.MinFunc(sound, func(a, b sim.Outcome) int { return cmp.Compare(a.StoreCalls, b.StoreCalls) })
 	chosen, why := usual(sound, best)
-	unseen := !slices.ContainsFunc(all, func(o sim.Outcome) bool { return o.Refused > 0 }) && chosen.Kind == sim.Adaptive
 	switch {
-	case unseen:
+	case !refused && chosen.Kind == sim.Adaptive:
 		why = "It is the default, and gives back what it does not use. Nobody was refused, so what other batches strand could not be seen here."
 	case clearly*best.StoreCalls < chosen.StoreCalls && best.Waited <= chosen.Waited:
 		chosen, why = best, fmt.Sprintf("It wastes little of the limit and makes less than half the store calls of %s.", chosen.Policy)
 	}
-	return advice{chosen.Policy, why + " " + cost(chosen) + rejected(all, chosen)}
+	why += " " + cost(chosen)
+	for _, o := range all {
+		switch f := faults(o); {
+		case f != "" && o.StoreCalls < chosen.StoreCalls:
+			why += fmt.Sprintf(" %s makes fewer calls, but it %s.", o.Policy, f)
+		case f != "" && o.Kind == sim.Adaptive:
+			why += fmt.Sprintf(" %s, the default, %s.", o.Policy, f)
+		}
+	}
+	return advice{chosen.Policy, why}
 }
 
 // usual is the policy that others are compared with, and why it is kept.
@@ -71,22 +86,9 @@ func cost(o sim.Outcome) string {
 	return s + "."
 }
 
-// rejected tells of the policies that would have made fewer calls, and of the default.
-func rejected(all []sim.Outcome, chosen sim.Outcome) string {
-	var b strings.Builder
-	for _, o := range all {
-		switch f := faults(o); {
-		case len(f) > 0 && o.StoreCalls < chosen.StoreCalls:
-			fmt.Fprintf(&b, " %s makes fewer calls, but it %s.", o.Policy, list(f))
-		case len(f) > 0 && o.Kind == sim.Adaptive:
-			fmt.Fprintf(&b, " %s, the default, %s.", o.Policy, list(f))
-		}
-	}
-	return b.String()
-}
-
 // faults are what speaks against a policy.
-func faults(o sim.Outcome) (f []string) {
+func faults(o sim.Outcome) string {
+	var f []string
 	if o.Over > 0 {
 		f = append(f, "goes over the limit")
 	}
@@ -99,12 +101,10 @@ func faults(o sim.Outcome) (f []string) {
 	if float64(o.Errors) > mostErrors*float64(o.Requests) {
 		f = append(f, fmt.Sprintf("fails %s requests", table.Commas(o.Errors)))
 	}
-	return f
+	return strings.Join(f, " and ")
 }
 
 // waste orders policies none of which is sound.
 func waste(o sim.Outcome) int64 {
 	return o.Over + o.Errors + o.Needless + int64(o.Stranded*float64(o.Admitted))
 }
-
-func list(parts []string) string { return strings.Join(parts, " and ") }

@@ -1,9 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"errors"
-	"html/template"
+	"fmt"
+	"html"
 	"os"
 	"path/filepath"
 	"strings"
@@ -56,43 +56,23 @@ func (c *tuning) writeReport(r *tuneReport) error {
 	return nil
 }
 
-// page is XML as well as HTML, so that any tool can read it.
-var page = template.Must(template.New("page").Parse(`<!DOCTYPE html>
+// page is the text of the report and the chart. It is XML as well as HTML, so that any
+// tool can read it.
+func (r *tuneReport) page(chart []byte) []byte {
+	return fmt.Appendf(nil, `<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8"/>
 <title>reservoir tune</title>
 <style>
-body { font: 15px/1.5 Helvetica, Arial, sans-serif; max-width: 900px; margin: 2em auto; padding: 0 1em; color: #222 }
-table { border-collapse: collapse; font-size: 13px }
-td, th { padding: .3em .6em; text-align: right; border-bottom: 1px solid #ddd }
-.chosen { background: #e8f1f8 }
-svg { max-width: 100%; height: auto }
+body { font: 13px/1.5 monospace; margin: 2em; color: #222 }
+pre { overflow-x: auto }
+svg { max-width: 100%%; height: auto }
 </style>
 </head>
 <body>
-<h1>Which batch policy?</h1>
-<p>{{.Heading}}</p>
-<h2>Recommended: {{.Advice.Policy}}</h2>
-<p>{{.Advice.Reason}}</p>
-{{range .Notes}}<p><b>Note.</b> {{.}}</p>
-{{end}}<table>
-{{range .Rows}}<tr{{if eq (index . 0) $.Advice.Policy}} class="chosen"{{end}}>{{range .}}<td>{{.}}</td>{{end}}</tr>
-{{end}}</table>
-<p>{{range .Columns}}{{if .About}}<b>{{.Name}}</b>: {{.About}}. {{end}}{{end}}</p>
-{{.Chart}}</body>
+<pre>%s</pre>
+%s</body>
 </html>
-`))
-
-// page puts the chart under the table and the recommendation.
-func (r *tuneReport) page(chart []byte) []byte {
-	var b bytes.Buffer
-	err := page.Execute(&b, map[string]any{
-		"Heading": r.heading, "Advice": r.Recommendation, "Notes": r.Notes, "Columns": tuneColumns, "Rows": r.cells(),
-		"Chart": template.HTML(chart), // whose texts are escaped
-	})
-	if err != nil {
-		panic(err) // to a buffer, of our own types
-	}
-	return b.Bytes()
+`, html.EscapeString(r.text(120)), chart)
 }

@@ -92,9 +92,9 @@ func (r *tuneReport) verdict() error {
 	return nil
 }
 
-// tuneColumns is the table, in text and in HTML.
+// tuneColumns is the table.
 var tuneColumns = []struct {
-	Name, About string
+	name, about string
 	of          func(o sim.Outcome) string
 }{
 	{"policy", "", func(o sim.Outcome) string { return o.Policy }},
@@ -119,29 +119,21 @@ func stranded(o sim.Outcome) string {
 	return percent(o.Stranded)
 }
 
-// cells are the rows of the table, the first being the names.
-func (r *tuneReport) cells() [][]string {
+func (r *tuneReport) text(width int) string {
 	rows := make([][]string, 1+len(r.Policies))
+	about := ""
 	for _, c := range tuneColumns {
-		rows[0] = append(rows[0], c.Name)
+		rows[0] = append(rows[0], c.name)
 		for i, o := range r.Policies {
 			rows[i+1] = append(rows[i+1], c.of(o))
 		}
-	}
-	return rows
-}
-
-func (r *tuneReport) text(width int) string {
-	var b strings.Builder
-	b.WriteString(r.heading + "\n\n" + table.Within(width, r.cells(), true) + "\n")
-	for _, c := range tuneColumns {
-		if c.About != "" {
-			fmt.Fprintf(&b, "%9s: %s\n", c.Name, c.About)
+		if c.about != "" {
+			about += fmt.Sprintf("%9s: %s\n", c.name, c.about)
 		}
 	}
-	fmt.Fprintf(&b, "\nRecommended: %s\n%s", r.Recommendation.Policy, prose(r.Recommendation.Reason, width))
-	for _, n := range r.Notes {
-		b.WriteString("\n" + prose(n, width))
+	s := r.heading + "\n\n" + table.Within(width, rows, true) + "\n" + about + "\nRecommended: " + r.Recommendation.Policy + "\n"
+	for _, paragraph := range append([]string{r.Recommendation.Reason}, r.Notes...) {
+		s += prose(paragraph, width) + "\n"
 	}
-	return b.String()
+	return strings.TrimSuffix(s, "\n")
 }
