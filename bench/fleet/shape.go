@@ -18,29 +18,29 @@ type kind struct {
 }
 
 var (
-	equal  = &kind{"equal", always(share(func(_, n int) float64 { return 1 / float64(n) }))}
-	zipf   = &kind{"zipf 1.2", func(n int, _ *rand.Rand) shape { return share(ranked(n, 1.2)) }}
-	oneHot = &kind{"one hot process", always(share(hot))}
-	moves  = &kind{"hot set moves", always(hotSet(5 * time.Second))}
-	bursts = &kind{"bursts", func(n int, r *rand.Rand) shape { return pulses(n, r) }}
+	equal  = &kind{"equal", always(func(_, n int) float64 { return 1 / float64(n) })}
+	zipf   = &kind{"zipf 1.2", ranked(1.2)}
+	oneHot = &kind{"one hot process", always(hot)}
+	moves  = &kind{"hot set moves", func(int, *rand.Rand) shape { return hotSet }}
+	bursts = &kind{"bursts", pulses}
 )
 
-func always(s shape) func(int, *rand.Rand) shape {
-	return func(int, *rand.Rand) shape { return s }
-}
-
-// share is a shape that never changes.
-func share(f func(i, n int) float64) shape {
-	return func(i, n int, _ time.Duration) (float64, time.Duration) { return f(i, n), math.MaxInt64 }
+// always is a shape that never changes.
+func always(f func(i, n int) float64) func(int, *rand.Rand) shape {
+	return func(int, *rand.Rand) shape {
+		return func(i, n int, _ time.Duration) (float64, time.Duration) { return f(i, n), math.MaxInt64 }
+	}
 }
 
 // ranked gives the process of rank r a part in proportion to r to the power -s.
-func ranked(n int, s float64) func(i, n int) float64 {
-	var sum float64
-	for i := range n {
-		sum += math.Pow(float64(i+1), -s)
+func ranked(s float64) func(int, *rand.Rand) shape {
+	return func(n int, r *rand.Rand) shape {
+		var sum float64
+		for i := range n {
+			sum += math.Pow(float64(i+1), -s)
+		}
+		return always(func(i, _ int) float64 { return math.Pow(float64(i+1), -s) / sum })(n, r)
 	}
-	return func(i, _ int) float64 { return math.Pow(float64(i+1), -s) / sum }
 }
 
 // hot gives one process 90 % and the others equal parts of the rest.
@@ -51,18 +51,16 @@ func hot(i, n int) float64 {
 	return 0.1 / float64(n-1)
 }
 
-// hotSet gives a tenth of the processes 90 %. Every step it is the next tenth, so
+// hotSet gives a tenth of the processes 90 %. Every five seconds it is the next tenth, so
 // that each process is hot for one step in ten.
-func hotSet(step time.Duration) shape {
-	return func(i, n int, t time.Duration) (float64, time.Duration) {
-		size := max(n/10, 1)
-		turn := int(t / step)
-		until := time.Duration(turn+1) * step
-		if (i+n-turn*size%n)%n < size {
-			return 0.9 / float64(size), until
-		}
-		return 0.1 / float64(n-size), until
+func hotSet(i, n int, t time.Duration) (float64, time.Duration) {
+	const step = 5 * time.Second
+	size, turn := max(n/10, 1), int(t/step)
+	until := time.Duration(turn+1) * step
+	if (i+n-turn*size%n)%n < size {
+		return 0.9 / float64(size), until
 	}
+	return 0.1 / float64(n-size), until
 }
 
 // pulses gives every process the same on average: all of it in one second of

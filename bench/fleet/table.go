@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
@@ -23,24 +24,21 @@ over       tokens admitted above the limit, in the worst window
 refused    share of the requests that are refused
 `
 
-var columns = []string{"", "processes", "limit", "demand", "windows", "calls", "stranded", "waited", "admitted", "over", "refused"}
-
 // results are the outcomes of one rule.
 type results map[scenario]outcome
 
 // tableOf is a rule's rows as text. The bars are those of the rule adaptive.
 func tableOf(r rule, title string, rows []row, res results) string {
-	cells := [][]string{columns}
+	cells := [][]string{{"", "processes", "limit", "demand", "windows", "calls", "stranded", "waited", "admitted", "over", "refused"}}
 	for _, line := range rows {
-		b := line.bar
 		if r.name != adaptive {
-			b = bar{}
+			line.bar = bar{}
 		}
 		s := line.scenario
 		cells = append(cells, append([]string{
 			line.name, table.Commas(int64(s.processes)), table.Commas(s.limit.Tokens) + "/" + span(s.limit.Window),
 			fmt.Sprintf("%v × L", s.demand), fmt.Sprint(s.windows),
-		}, figures(s, res[s], b)...))
+		}, figures(s, res[s], line.bar)...))
 	}
 	return fmt.Sprintf("\n%s: %s. %s\n", r.name, r.what, title) + table.Text(cells, false)
 }
@@ -50,36 +48,29 @@ func tableOf(r rule, title string, rows []row, res results) string {
 func figures(s scenario, o outcome, b bar) []string {
 	stranded, admitted := "–", "–"
 	if s.demand > 1 {
-		stranded = fmt.Sprintf("%.2f %% (%.2f %%)", 100*o.stranded, 100*o.cold.stranded) + most(o.stranded, b.stranded)
-		admitted = fmt.Sprintf("%.2f %%", 100*o.admitted) + least(o.admitted, b.admitted)
+		stranded = fmt.Sprintf("%.2f %% (%.2f %%)", 100*o.stranded, 100*o.cold.stranded) + judged("≤", b.stranded, o.stranded <= b.stranded)
+		admitted = fmt.Sprintf("%.2f %%", 100*o.admitted) + judged("≥", b.admitted, o.admitted >= b.admitted)
 	}
 	refused := fmt.Sprintf("%.2f %%", 100*sim.Ratio(o.refused, o.requests))
 	if b.refusesNone {
 		refused += " none " + mark(o.refused == 0)
 	}
 	return []string{
-		fmt.Sprintf("%.2f %% (%.2f %%)", 100*o.calls, 100*o.cold.calls) + most(o.calls, b.calls),
+		fmt.Sprintf("%.2f %% (%.2f %%)", 100*o.calls, 100*o.cold.calls) + judged("≤", b.calls, o.calls <= b.calls),
 		stranded,
-		fmt.Sprintf("%.3f %% (%.2f %%)", 100*o.waited, 100*o.cold.waited) + most(o.waited, b.waited),
+		fmt.Sprintf("%.3f %% (%.2f %%)", 100*o.waited, 100*o.cold.waited) + judged("≤", b.waited, o.waited <= b.waited),
 		admitted,
 		fmt.Sprint(o.over),
 		refused,
 	}
 }
 
-// most is a bar that v must not be above, and whether it is met; "" for none.
-func most(v, bar float64) string {
+// judged is a bar, and whether it is met; "" for none.
+func judged(sign string, bar float64, ok bool) string {
 	if bar == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" ≤ %.4g %% %s", 100*bar, mark(v <= bar))
-}
-
-func least(v, bar float64) string {
-	if bar == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" ≥ %.4g %% %s", 100*bar, mark(v >= bar))
+	return fmt.Sprintf(" %s %.4g %% %s", sign, 100*bar, mark(ok))
 }
 
 func mark(ok bool) string {
@@ -91,13 +82,5 @@ func mark(ok bool) string {
 
 // span is the name of a whole second, minute or hour.
 func span(d time.Duration) string {
-	switch d {
-	case time.Second:
-		return "s"
-	case time.Minute:
-		return "min"
-	case time.Hour:
-		return "h"
-	}
-	return d.String()
+	return strings.NewReplacer("1h0m0s", "h", "1m0s", "min", "1s", "s").Replace(d.String())
 }
