@@ -142,12 +142,10 @@ func (r *report) verdict(closeErr error) error {
 	return nil
 }
 
-// most is the most that was spent in one window of a key, or of any.
-func (r *report) most(key string) (most int64) {
-	for w, n := range r.spent {
-		if key == "" || w.Key == key {
-			most = max(most, n)
-		}
+// most is the most that was spent in one window of a key.
+func (r *report) most() (most int64) {
+	for _, n := range r.spent {
+		most = max(most, n)
 	}
 	return most
 }
@@ -181,7 +179,7 @@ func (r *report) text(limit reservoir.Limit) string {
 		if r.keys > windowKeys {
 			of = fmt.Sprintf(" of the first %d keys", windowKeys)
 		}
-		line("windows", "%s%s; the most spent here in one: %s of %s", table.Commas(int64(n)), of, table.Commas(r.most("")), table.Commas(limit.Tokens))
+		line("windows", "%s%s; the most spent here in one: %s of %s", table.Commas(int64(n)), of, table.Commas(r.most()), table.Commas(limit.Tokens))
 	}
 	if r.NotRun != "" {
 		line("stopped", "early: %s", r.NotRun)

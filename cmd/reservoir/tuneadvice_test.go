@@ -93,10 +93,10 @@ func cold(o sim.Outcome) sim.Outcome {
 }
 
 func TestTuneNotes(t *testing.T) {
-	c := &tuning{setting: sim.Setting{Limit: demoLimit("search")}}
+	c := &tuning{setting: sim.Setting{Limit: demoLimit}}
 	late := of(sim.Direct, 9000, 0, 0, 0)
-	late.Late, late.Errors = int64(demoWindow), 1
-	r := c.newReport(sim.Traffic{Length: demoWindow}, []sim.Outcome{late}, "here")
+	late.Late, late.Errors = int64(demoLimit.Window), 1
+	r := c.newReport(sim.Traffic{Length: demoLimit.Window}, []sim.Outcome{late}, "here")
 	require.Len(t, r.Notes, 3)
 	require.Contains(t, r.Notes[0], "direct: one request in a hundred was made 500ms or more after its time.")
 	require.Contains(t, r.Notes[1], "1 request ended in an error")

@@ -73,7 +73,7 @@ func (r *Replay) connect() error {
 
 // way is that of one process. Nobody waits for what is handed back at the end.
 func (r *Replay) way(process int) *way {
-	return &way{store: r.store, book: r.book, known: make(map[string]account), travel: func(ctx context.Context, back bool) error {
+	return &way{Store: r.store, book: r.book, known: make(map[string]account), travel: func(ctx context.Context, back bool) error {
 		now, d := r.at(time.Now()), r.Delay/2
 		if !back {
 			r.book.call(now)

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"bufio"
 	"cmp"
 	"encoding/csv"
 	"errors"
@@ -43,7 +42,7 @@ func ReadTrace(in io.Reader, processes int, seed uint64) (Traffic, error) {
 func readTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, error) {
 	t := Traffic{Processes: processes}
 	r, index := rand.New(rand.NewPCG(seed, 2)), make(map[string]int32)
-	c := csv.NewReader(withoutMark(in))
+	c := csv.NewReader(in)
 	c.FieldsPerRecord, c.ReuseRecord, c.Comment = -1, true, '#'
 	for first := true; ; first = false {
 		fields, err := c.Read()
@@ -75,17 +74,9 @@ func readTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, err
 	}
 }
 
-// withoutMark skips the byte order mark that spreadsheets write.
-func withoutMark(in io.Reader) io.Reader {
-	b := bufio.NewReader(in)
-	if mark, err := b.Peek(3); err == nil && string(mark) == "\ufeff" {
-		_, _ = b.Discard(3) // just seen
-	}
-	return b
-}
-
+// header may begin with the byte order mark that spreadsheets write.
 func header(s string) bool {
-	s = strings.TrimSpace(s)
+	s = strings.TrimSpace(strings.TrimPrefix(s, "\ufeff"))
 	return s != "" && (s[0]|0x20 >= 'a' && s[0]|0x20 <= 'z')
 }
 
@@ -95,7 +86,7 @@ func parseLine(fields []string) (time.Duration, error) {
 	if len(fields) < 2 {
 		return 0, ErrColumns
 	}
-	s := strings.TrimSpace(fields[0])
+	s := strings.TrimSpace(strings.TrimPrefix(fields[0], "\ufeff"))
 	whole, part, fraction := strings.Cut(s, ".")
 	at, err := time.ParseDuration(s + "s")
 	switch date, notDate := time.Parse(time.RFC3339, s); {

@@ -11,10 +11,10 @@ import (
 // what the process holds. The book is told of grants as the process hears of them: what
 // is still on its way is in nobody's hands.
 type way struct {
-	store  backend.Store
-	book   *book
-	travel func(ctx context.Context, back bool) error // half of a call; counts it on its way there
-	known  map[string]account                         // by key, of the window last heard of; guarded by the book
+	backend.Store // what no limiter asks for while it decides takes no time
+	book          *book
+	travel        func(ctx context.Context, back bool) error // half of a call; counts it on its way there
+	known         map[string]account                         // by key, of the window last heard of; guarded by the book
 }
 
 // account is what a process holds or has spent of a window, by the store's ledger.
@@ -41,7 +41,7 @@ func call[R, T any](ctx context.Context, w *way, op string, f func(context.Conte
 
 // Sync implements backend.Store.
 func (w *way) Sync(ctx context.Context, q backend.SyncRequest) (backend.SyncReply, error) {
-	reply, err := call(ctx, w, "sync", w.store.Sync, q)
+	reply, err := call(ctx, w, "sync", w.Store.Sync, q)
 	if err == nil {
 		w.book.hear(w, q, reply)
 	}
@@ -50,24 +50,13 @@ func (w *way) Sync(ctx context.Context, q backend.SyncRequest) (backend.SyncRepl
 
 // Take implements backend.Store.
 func (w *way) Take(ctx context.Context, q backend.TakeRequest) (backend.TakeReply, error) {
-	return call(ctx, w, "take", w.store.Take, q)
-}
-
-// Check implements backend.Store.
-func (w *way) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	check := func(ctx context.Context, key string) (backend.State, error) { return w.store.Check(ctx, key, l) }
-	return call(ctx, w, "check", check, key)
+	return call(ctx, w, "take", w.Store.Take, q)
 }
 
 // Refund implements backend.Store.
 func (w *way) Refund(ctx context.Context, q backend.RefundRequest) (int64, error) {
-	return call(ctx, w, "refund", w.store.Refund, q)
-}
-
-// Reset implements backend.Store.
-func (w *way) Reset(ctx context.Context, q backend.ResetRequest) (backend.State, error) {
-	return call(ctx, w, "reset", w.store.Reset, q)
+	return call(ctx, w, "refund", w.Store.Refund, q)
 }
 
 // Shard names the shard of a key, for limiters estimate their lead time by shard.
-func (w *way) Shard(key string) string { return placement.Shard(w.store, key) }
+func (w *way) Shard(key string) string { return placement.Shard(w.Store, key) }

@@ -26,7 +26,7 @@ func delayed(s backend.Store, d time.Duration) *way {
 func TestDelayTakesItsTime(t *testing.T) {
 	s := delayed(memstore.New(), 4*time.Millisecond)
 	begin := time.Now()
-	_, err := s.Check(t.Context(), "k", limit)
+	_, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit, Tokens: 1})
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, time.Since(begin), 4*time.Millisecond)
 }
