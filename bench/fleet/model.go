@@ -1,3 +1,30 @@
+// Package fleet is a model of many processes that share one limit.
+//
+// Every process is a real reservoir.Limiter. Package sim, which "reservoir tune" runs
+// too, makes their requests, here on the virtual clock of testing/synctest, over one
+// memstore and a network of 1 ms there and back. Requests for one token each come at random, in one of several shapes of
+// demand, and who is refused does not come again. Demand and network are
+// modelled; everything else is the library as it is.
+//
+// make fleet simulates all rows of the table under all rules. While changing the
+// library, simulate those that matter:
+//
+//	go test -tags=fleet -run=TestFleet -fleet=bars -rules=adaptive
+//
+// # What is measured
+//
+// A row is some windows from the very first, which is cold. Requests count to
+// the window that their Result names, so that the table rests on what callers
+// were told; a run whose limiters count differently fails. Stranded is what all
+// processes hold, by the store's ledger, when the first refusal of a window is handed to
+// its caller, without grants that are still on their way. Waited is the requests whose
+// Source is on the network, whether they were admitted or not.
+//
+// # The same seed, the same table
+//
+// Arrivals and library draw from generators with a seed, a run has one thread,
+// and what happens to one process shares no instant with what happens to another
+// (see lane). All rules meet the same arrivals.
 package fleet
 
 import (
@@ -157,4 +184,33 @@ func (s scenario) means(windows []*sim.Window, calls int64) means {
 		stranded: sim.Ratio(stranded, short*s.limit.Tokens),
 		waited:   sim.Ratio(waited, requests),
 	}
+}
+
+// lane is the instants at which something happens to one process: requests come,
+// calls reach the store, replies come back. No two processes share any, nor do
+// the three in one process, because what happens first at one instant is left to
+// chance by the virtual clock, and then the same seed would not give the same
+// table.
+//
+// An instant is moved to the lane's next, by less than lanePeriod.
+type lane int // the process' number, less than maxProcesses
+
+type event time.Duration
+
+const (
+	request event = iota
+	reach
+	reply
+)
+
+const (
+	laneWidth    = 4 // one for each event, rounded up
+	maxProcesses = 1000
+	lanePeriod   = laneWidth * maxProcesses // divides oneWay
+)
+
+// next returns the first instant for e that is not before t.
+func (l lane) next(t time.Duration, e event) time.Duration {
+	own := time.Duration(l)*laneWidth + time.Duration(e)
+	return t + (own-t%lanePeriod+lanePeriod)%lanePeriod
 }
