@@ -7,10 +7,8 @@ import (
 	"time"
 
 	"github.com/sethvargo/go-limiter/memorystore"
-	throttledmem "github.com/throttled/throttled/v2/store/memstore"
 	"github.com/ulule/limiter/v3"
 	ululemem "github.com/ulule/limiter/v3/drivers/store/memory"
-	uber "go.uber.org/ratelimit"
 	"golang.org/x/time/rate"
 
 	"github.com/go-reservoir/reservoir"
@@ -28,10 +26,8 @@ var (
 	bareMap    = inProcess("floor: sync.Map, clock, CAS", openBareMap)
 	xTime      = inProcess("x/time/rate", openXTime)
 	xTimes     = inProcess("sync.Map, x/time/rate", openXTimes)
-	uberTake   = inProcess("uber-go/ratelimit", openUber)
 	goLimiter  = inProcess("sethvargo/go-limiter, memory", openGoLimiter)
 	ululeMem   = inProcess("ulule/limiter, memory", openUluleMem)
-	throttles  = inProcess("throttled, memory", func(r *rig) peer { return throttledOver(r, must(throttledmem.NewCtx(0))) })
 )
 
 // inProcess is timed even more rarely than what is in memory mostly.
@@ -133,15 +129,6 @@ func openXTime(r *rig) peer {
 func openXTimes(r *rig) peer {
 	get := perKey(r, newRate)
 	return peer{ok: func(w *worker) bool { return get(w.keys.next()).Allow() }}
-}
-
-// openUber never refuses, it sleeps: at a rate of one in a nanosecond, never.
-func openUber(*rig) peer {
-	l := uber.New(int(time.Second))
-	return peer{ok: func(*worker) bool {
-		l.Take()
-		return true
-	}}
 }
 
 // openGoLimiter has tokens for a day: at more than some tens of thousands in a

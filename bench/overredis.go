@@ -111,10 +111,7 @@ func ululeOver(r *rig, store limiter.Store) peer {
 }
 
 func openThrottled(r *rig) peer {
-	return throttledOver(r, must(throttledstore.NewCtx(r.goRedis, "throttled:")))
-}
-
-func throttledOver(r *rig, store throttled.GCRAStoreCtx) peer {
+	store := must(throttledstore.NewCtx(r.goRedis, "throttled:"))
 	n := int(r.limit.Tokens)
 	quota := throttled.RateQuota{MaxRate: throttled.PerDuration(n, r.limit.Window), MaxBurst: n}
 	l := must(throttled.NewGCRARateLimiterCtx(store, quota))

@@ -34,7 +34,7 @@ var (
 	sizeFlag  = flag.String("size", "tiny", "measure as much as `size` says: tiny, quick or full")
 	scenarioF = flag.String("scenarios", "", "run only the scenarios that match `regexp`")
 	peerFlag  = flag.String("peers", "", "run only the peers that match `regexp`")
-	dirFlag   = flag.String("results", "", "write the tables and the charts into `dir`")
+	dirFlag   = flag.String("results", "", "write the tables and the chart into `dir`")
 )
 
 // TestPeers sets all peers side by side and prints what they did. In its usual
@@ -88,10 +88,8 @@ func report(t *testing.T, r results, d *driver) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o666))
 	}
 	write("peers.txt", []byte(text))
-	for _, c := range drawings {
-		if drawing, ok := c.render(r); ok {
-			write(c.file, drawing)
-		}
+	if drawing, ok := draw(r); ok {
+		write("peers.svg", drawing)
 	}
 }
 

@@ -61,9 +61,9 @@ func scenarios() []scenario {
 }
 
 var (
-	oneKey      = []kind{ourKey, ourAllow, ourNo, ourRefusal, bareHandle, bareMap, xTime, uberTake, goLimiter, ululeMem, throttles}
-	tenThousand = []kind{ourAllow, bareMap, xTimes, goLimiter, ululeMem, throttles}
-	contended   = []kind{ourKey, ourAllow, bareHandle, bareMap, xTime, uberTake, goLimiter, ululeMem}
+	oneKey      = []kind{ourKey, ourAllow, ourNo, ourRefusal, bareHandle, bareMap, xTime, goLimiter, ululeMem}
+	tenThousand = []kind{ourAllow, bareMap, xTimes, goLimiter, ululeMem}
+	contended   = []kind{ourKey, ourAllow, bareHandle, bareMap, xTime, goLimiter, ululeMem}
 	overRedis   = []kind{
 		ours, direct, rule1000, listing1000, rule25, listing25, redisRate, rueidisLimiter, ulule, throttledRedis, evalsha, rueidisBare,
 	}
