@@ -79,9 +79,6 @@ func parseLoad(args []string, stdout io.Writer) (*load, error) {
 	if !f.given("key") {
 		c.keys = sim.Keys(d.keys)
 	}
-	if len(c.stores) == 0 {
-		c.stores = []string{memory}
-	}
 	return c, nil
 }
 
@@ -101,8 +98,7 @@ func (c *load) limiter() (*reservoir.Limiter, *opened, error) {
 	}
 	l, err := reservoir.New(store.Store, c.limit, policies[0].Option, reservoir.WithMaxKeys(max(1<<20, len(c.keys))))
 	if err != nil {
-		_ = store.Close()
-		return nil, nil, usagef("%s", oneLine(err))
+		return nil, nil, errors.Join(usagef("%s", oneLine(err)), store.Close())
 	}
 	return l, store, nil
 }

@@ -1,15 +1,7 @@
 // Command reservoir shows, drives and inspects rate limits of the reservoir
 // library.
 //
-//	reservoir demo      the main idea in some seconds, with nothing to install
-//	reservoir load      drives a limiter against a store and reports what happened
-//	reservoir inspect   what a store holds for a key, or which keys have the most charged
-//	reservoir watch     the same for one key, live
-//	reservoir reset     gives a key a fresh window
-//	reservoir tune      which batch policy suits a traffic, and why
-//	reservoir version   which build this is
-//
-// "reservoir help" and "reservoir <command> -h" tell the flags, which may stand
+// "reservoir help" names the commands and "reservoir <command> -h" its flags, which may stand
 // before and after operands. On a terminal nothing is wider than that. The exit
 // status is 0 if the command ran as asked, 2 if it was asked something that makes no
 // sense, and 1 for any other failure; an error is one line on standard error,
@@ -106,13 +98,11 @@ func commandNames() string {
 }
 
 func help(w io.Writer) error {
-	var b strings.Builder
-	b.WriteString("reservoir: rate limits that are exact over many processes, nearly without store calls\n\nusage: reservoir <command> [flags]\n\n")
+	text := "reservoir: rate limits that are exact over many processes, nearly without store calls\n\nusage: reservoir <command> [flags]\n\n"
 	for _, c := range commands {
-		fmt.Fprintf(&b, "  %-10s %s\n", c.name, c.summary)
+		text += fmt.Sprintf("  %-10s %s\n", c.name, c.summary)
 	}
-	b.WriteString("\n\"reservoir <command> -h\" tells the flags of a command.\n")
-	return write(w, b.String())
+	return write(w, text+"\n\"reservoir <command> -h\" tells the flags of a command.\n")
 }
 
 // usageError is a fault of what was asked for, as opposed to what then happened.
@@ -132,7 +122,7 @@ func runVersion(_ context.Context, args []string, stdout, _ io.Writer) error {
 	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return errors.New("this binary was built without version information")
+		info = new(debug.BuildInfo) // of another build tool
 	}
 	// The version of a build from a work tree names its revision, and says if there are changes.
 	return write(stdout, fmt.Sprintln("reservoir", cmp.Or(info.Main.Version, "(devel)"), info.GoVersion))

@@ -153,7 +153,7 @@ func (r *report) most() (most int64) {
 func (r *report) text(limit reservoir.Limit) string {
 	var b strings.Builder
 	line := func(name, format string, args ...any) {
-		fmt.Fprintf(&b, "%-12s %s\n", name, strings.TrimRight(fmt.Sprintf(format, args...), " "))
+		b.WriteString(strings.TrimRight(fmt.Sprintf("%-12s "+format, append([]any{name}, args...)...), " ") + "\n")
 	}
 	line("requests", "%15s   %s a second for %s", table.Commas(r.Requests), table.Commas(int64(float64(r.Requests)/max(r.Seconds, 1e-9))),
 		short(time.Duration(r.Seconds*float64(time.Second))))

@@ -43,13 +43,15 @@ type part struct {
 	tls    bool
 }
 
-// open makes the store of the addresses, several being shards. It does no I/O, so
+// open makes the store of the addresses, memory if there is none, several being shards. It does no I/O, so
 // what goes wrong was asked for wrongly. conns is how many calls may be under way
 // at a time.
 func open(where []string, prefix string, conns int) (*opened, error) {
-	o := &opened{prefix: prefix}
+	if len(where) == 0 {
+		where = []string{memory}
+	}
+	o, shards := &opened{prefix: prefix}, make(map[string]backend.Store)
 	var err error
-	shards := make(map[string]backend.Store, len(where))
 	for i, s := range where {
 		p, err := newPart(s, i, prefix, conns)
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -123,7 +124,7 @@ func (c *tuning) validate() error {
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
 		rule{s.Length > 0, "duration", "more than 0"},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
-		rule{c.report == "" || extension(c.report) != "", "report", "a name that ends in .html or .svg"},
+		rule{c.report == "" || slices.Contains([]string{".html", ".svg"}, extension(c.report)), "report", "a name that ends in .html or .svg"},
 	); err != nil {
 		return err
 	}
@@ -177,11 +178,6 @@ func runTune(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err != nil {
 		return err
 	}
-	end, err := c.openReport()
-	if err != nil {
-		return err
-	}
-	defer end()
 	name := fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
 	if len(c.where) > 0 {
 		if name, err = c.reach(ctx); err != nil {

@@ -114,18 +114,15 @@ var tuneColumns = []struct {
 	{"over", "tokens over the limit", func(o sim.Outcome) string { return table.Commas(o.Over) }},
 	{"calls", "to the store", func(o sim.Outcome) string { return table.Commas(o.StoreCalls) }},
 	{"a request", "calls per request", func(o sim.Outcome) string { return percent(o.CallsPerRequest) }},
-	{"stranded", "share of the limit that lay in processes when another was refused first", stranded},
+	{"stranded", "share of the limit that lay in processes when another was refused first", func(o sim.Outcome) string {
+		if o.StrandedWindows == 0 {
+			return "–" // nobody was
+		}
+		return percent(o.Stranded)
+	}},
 	{"waited", "share of requests that waited for the store", func(o sim.Outcome) string { return percent(o.WaitedShare) }},
 	{"p50", "of the time an answer took", func(o sim.Outcome) string { return short(time.Duration(o.P50)) }},
 	{"p99", "", func(o sim.Outcome) string { return short(time.Duration(o.P99)) }},
-}
-
-// stranded is a dash where nobody was refused.
-func stranded(o sim.Outcome) string {
-	if o.StrandedWindows == 0 {
-		return "–"
-	}
-	return percent(o.Stranded)
 }
 
 func (r *tuneReport) text(width int) string {
@@ -147,39 +144,10 @@ func (r *tuneReport) text(width int) string {
 	return strings.TrimSuffix(s, "\n")
 }
 
-// extension is what kind of file a report's name stands for, or nothing.
-func extension(name string) string {
-	switch e := strings.ToLower(filepath.Ext(name)); e {
-	case ".html", ".svg":
-		return e
-	}
-	return ""
-}
+// extension is what kind of file a report's name stands for.
+func extension(name string) string { return strings.ToLower(filepath.Ext(name)) }
 
-// openReport makes sure that the file of a -report can be written, before time is spent
-// on what shall stand there. An earlier report stays until then; a new one that is still
-// empty at the end is removed.
-func (c *tuning) openReport() (end func(), err error) {
-	if c.report == "" {
-		return func() {}, nil
-	}
-	f, err := os.OpenFile(c.report, os.O_WRONLY|os.O_CREATE, 0o644)
-	if err != nil {
-		return nil, reportError(err)
-	}
-	return func() {
-		if i, err := f.Stat(); err == nil && i.Size() == 0 {
-			_ = os.Remove(c.report)
-		}
-		_ = f.Close()
-	}, nil
-}
-
-func reportError(err error) error {
-	return errors.New("the report cannot be written: " + nameless(err))
-}
-
-// writeReport fills the file.
+// writeReport fills the file of -report.
 func (c *tuning) writeReport(r *tuneReport) error {
 	if c.report == "" {
 		return nil
@@ -189,7 +157,7 @@ func (c *tuning) writeReport(r *tuneReport) error {
 		data = r.page(data)
 	}
 	if err := os.WriteFile(c.report, data, 0o644); err != nil {
-		return reportError(err)
+		return errors.New("the report cannot be written: " + nameless(err))
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
-	"unicode/utf8"
 )
 
 // Text puts cells into columns. Without right, they begin below one another. No line
@@ -50,17 +49,8 @@ func Within(width int, rows [][]string, right bool) string {
 func Fit(text string, width int) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
-		letters := []rune(line)
-		if len(letters) <= width {
-			continue
-		}
-		first := string(letters[:width])
-		if at := strings.LastIndexByte(string(letters[:width+1]), ' '); strings.TrimSpace(first[:max(at, 0)]) != "" {
-			first = first[:at]
-		}
-		indent := strings.Repeat(" ", min(len(line)-len(strings.TrimLeft(line, " "))+2, width/2))
-		rest := Wrap(line[len(first):], width-len(indent))
-		lines[i] = strings.TrimRight(first, " ") + "\n" + indent + strings.ReplaceAll(rest, "\n", "\n"+indent)
+		blanks := len(line) - len(strings.TrimLeft(line, " "))
+		lines[i] = fold(line, strings.Repeat(" ", min(blanks+2, width/2)), width)
 	}
 	return strings.Join(lines, "\n")
 }
@@ -68,28 +58,23 @@ func Fit(text string, width int) string {
 // Wrap breaks s between words into lines of at most width letters, and words that are
 // longer.
 func Wrap(s string, width int) string {
-	var b strings.Builder
-	n := 0
-	for i, word := range strings.Fields(s) {
-		size := utf8.RuneCountInString(word)
-		switch {
-		case i == 0:
-		case n+1+size > width && word[0] != '%': // which stays with its number
-			b.WriteByte('\n')
-			n = 0
-		default:
-			b.WriteByte(' ')
-			n++
-		}
-		for n+size > max(width, 1) && n == 0 {
-			cut := string([]rune(word)[:max(width, 1)])
-			b.WriteString(cut + "\n")
-			word, size = word[len(cut):], size-max(width, 1)
-		}
-		b.WriteString(word)
-		n += size
+	return fold(strings.Join(strings.Fields(s), " "), "", max(width, 1))
+}
+
+// fold breaks a line. A % stays with its number.
+func fold(line, indent string, width int) string {
+	letters := []rune(line)
+	if len(letters) <= width {
+		return line
 	}
-	return b.String()
+	at, blanks := width, len(line)-len(strings.TrimLeft(line, " "))
+	for i, letter := range letters[:width+1] {
+		if letter == ' ' && i > blanks && (i+1 == len(letters) || letters[i+1] != '%') {
+			at = i
+		}
+	}
+	first, rest := string(letters[:at]), strings.TrimLeft(string(letters[at:]), " ")
+	return strings.TrimRight(first, " ") + "\n" + fold(indent+rest, indent, width)
 }
 
 // Commas writes n with thousands separators.
