@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
@@ -28,7 +29,7 @@ func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err := kept(rule{*duration >= 10*time.Millisecond && *duration <= time.Hour, "duration", "10ms to 1h"}); err != nil {
 		return err
 	}
-	t := &traffic{keys: []string{"home page"}, workers: 8, tokens: 1, rate: demoRate, requests: int64(duration.Seconds() / 2 * demoRate)}
+	t := &traffic{sim.Shape{Rate: demoRate, Tokens: 1}, []string{"home page"}, 8, int64(duration.Seconds() / 2 * demoRate)}
 	missing := 2 * t.requests
 	for _, run := range []struct {
 		title  string

@@ -1,15 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"io"
-	"slices"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
@@ -142,59 +144,50 @@ func kept(rules ...rule) error {
 
 func upTo(n int64) string { return "1 to " + table.Commas(n) }
 
-// formatFlag adds -format.
-func (f *flagSet) formatFlag() (json *bool) {
-	json = new(bool)
-	f.Func("format", "`form` of the report on standard output: text (the default) or json", func(s string) error {
-		if *json = s == "json"; !*json && s != "text" {
-			return errors.New("want text or json")
-		}
-		return nil
-	})
-	return json
+// common is what most commands are told: where, and in which form.
+type common struct {
+	stores []string
+	prefix string
+	json   bool
 }
 
-// storeFlags adds -store and -prefix.
-func (f *flagSet) storeFlags() (stores *[]string, prefix *string) {
-	stores = new([]string)
+func (f *flagSet) commonFlags(c *common) {
 	f.Func("store", "`where` limits are counted: memory, redis://[user:password@]host[:port][/db],\n"+
 		"redis-cluster://[user:password@]host:port,host:port… or\n"+
 		"redis-sentinel://[user:password@]host:port,host:port…/master, with rediss for TLS\n"+
 		"(SSL_CERT_FILE may name the authority); repeated, the stores are shards, which\n"+
 		"keys are spread over", func(s string) error {
-		*stores = append(slices.Clip(*stores), s)
+		c.stores = append(c.stores, s)
 		return nil
 	})
-	prefix = f.String("prefix", "", "`text` before every Redis key")
-	return stores, prefix
+	f.StringVar(&c.prefix, "prefix", "", "`text` before every Redis key")
+	f.Func("format", "`form` of the report on standard output: text (the default) or json", func(s string) error {
+		if c.json = s == "json"; !c.json && s != "text" {
+			return errors.New("want text or json")
+		}
+		return nil
+	})
 }
 
-// demand is the flags that load and tune share: what is asked for, and the limit.
-type demand struct {
-	limit  reservoir.Limit
-	keys   int
-	zipf   float64
-	tokens int64
-	seed   uint64
+// demandFlags are those that load and tune share: what is asked for, and the limit.
+func (f *flagSet) demandFlags(s *sim.Shape, l *reservoir.Limit) {
+	f.Int64Var(&l.Tokens, "limit", 10_000, "tokens per window and key")
+	f.DurationVar(&l.Window, "window", time.Second, "length of a window")
+	f.IntVar(&s.Keys, "keys", 1, "how many keys: key-0, key-1, …")
+	f.Float64Var(&s.Zipf, "zipf", 0, "`exponent`, above 1, by which the first keys are called for more often; 0 = evenly")
+	f.Int64Var(&s.Tokens, "n", 1, "tokens a request asks for")
+	f.Uint64Var(&s.Seed, "seed", 0, "of all randomness; 0 = another each time, which the JSON report tells")
 }
 
-func (f *flagSet) demandFlags() *demand {
-	d := new(demand)
-	f.Int64Var(&d.limit.Tokens, "limit", 10_000, "tokens per window and key")
-	f.DurationVar(&d.limit.Window, "window", time.Second, "length of a window")
-	f.IntVar(&d.keys, "keys", 1, "how many keys: key-0, key-1, …")
-	f.Float64Var(&d.zipf, "zipf", 0, "`exponent`, above 1, by which the first keys are called for more often; 0 = evenly")
-	f.Int64Var(&d.tokens, "n", 1, "tokens a request asks for")
-	f.Uint64Var(&d.seed, "seed", 0, "of all randomness; 0 = another each time, which the JSON report tells")
-	return d
-}
-
-// validate leaves to the library what that checks by itself.
-func (d *demand) validate(maxKeys int) error {
+// demand judges them, and leaves to the library what that checks by itself. No seed
+// becomes one at random.
+func demand(s *sim.Shape, l reservoir.Limit, maxKeys int) error {
+	s.Seed = cmp.Or(s.Seed, rand.Uint64())
 	return kept(
-		rule{d.keys >= 1 && d.keys <= maxKeys, "keys", upTo(int64(maxKeys))},
-		rule{d.zipf == 0 || d.zipf > 1 && d.zipf <= 100, "zipf", "0, or above 1"},
-		rule{d.tokens >= 1 && (d.limit.Validate() != nil || d.tokens <= d.limit.Tokens), "n",
-			"1 to the limit of " + table.Commas(d.limit.Tokens) + " tokens, for more could never be allowed"},
+		rule{s.Keys >= 1 && s.Keys <= maxKeys, "keys", upTo(int64(maxKeys))},
+		rule{s.Zipf == 0 || s.Zipf > 1 && s.Zipf <= 100, "zipf", "0, or above 1"},
+		rule{s.Tokens >= 1 && (l.Validate() != nil || s.Tokens <= l.Tokens), "n",
+			"1 to the limit of " + table.Commas(l.Tokens) + " tokens, for more could never be allowed"},
+		rule{s.Length > 0, "duration", "more than 0"},
 	)
 }

@@ -51,23 +51,21 @@ const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
 // look is where an operator looks, and for what.
 type look struct {
+	common
 	store *opened
 	full  string // how the store calls the key
 	limit int64  // 0 = not told
-	json  bool
-	top   int // so many keys instead of one; 0 = one
+	top   int    // so many keys instead of one; 0 = one
 }
 
 // parse reads the flags and opens the store.
 func (l *look) parse(f *flagSet, args []string, stdout io.Writer) error {
-	stores, prefix := f.storeFlags()
+	f.commonFlags(&l.common)
 	name := f.String("name", "", "`name` of the limit, if the programs give it one by WithName")
 	f.Int64Var(&l.limit, "limit", 0, "`tokens` per window, of which to tell the rest")
-	asJSON := f.formatFlag()
 	if err := f.parse(args, -1, stdout); err != nil {
 		return err
 	}
-	l.json = *asJSON
 	operands := 1
 	if f.given("top") {
 		operands = 0
@@ -79,14 +77,14 @@ func (l *look) parse(f *flagSet, args []string, stdout io.Writer) error {
 		return err
 	case operands == 0 && f.given("name"):
 		return usagef("-top shows the keys of all limits: want it or -name, not both")
-	case len(*stores) == 0:
+	case len(l.stores) == 0:
 		return usagef("want a -store to look into")
 	case operands == 1:
 		if l.full, err = storeKey(*name, f.operands[0]); err != nil {
 			return err
 		}
 	}
-	if l.store, err = open(*stores, *prefix, 4); err != nil {
+	if l.store, err = open(l.stores, l.prefix, 4); err != nil {
 		return err
 	}
 	if l.store.private() {

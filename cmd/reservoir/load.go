@@ -19,13 +19,10 @@ import (
 
 // load is what the flags of "reservoir load" say.
 type load struct {
+	common
 	traffic
-	stores   []string
-	prefix   string
-	limit    reservoir.Limit
-	batch    string
-	duration time.Duration // 0 = until the requests are made
-	json     bool
+	limit reservoir.Limit
+	batch string
 }
 
 const loadAbout = `Drives a limiter against a store and reports, on standard output, what it did
@@ -47,37 +44,34 @@ const (
 func parseLoad(args []string, stdout io.Writer) (*load, error) {
 	c := new(load)
 	f := newFlags("load [flags]", loadAbout)
-	stores, prefix := f.storeFlags()
-	d := f.demandFlags()
+	f.commonFlags(&c.common)
+	f.demandFlags(&c.Shape, &c.limit)
 	f.StringVar(&c.batch, "batch", string(sim.Adaptive), "`how` many tokens a key fetches at a time: a policy as of tune, as adaptive, direct\n"+
 		"(none: a call each), ladder (Rockset's rule), or a fixed number")
 	f.IntVar(&c.workers, "workers", 8, "callers at a time")
-	f.Float64Var(&c.rate, "rate", 0, "calls per second over all workers, late ones made up for; 0 = as fast as they can")
+	f.Float64Var(&c.Rate, "rate", 0, "calls per second over all workers, late ones made up for; 0 = as fast as they can")
 	f.Int64Var(&c.requests, "requests", 0, "end after so many calls; 0 = only by -duration")
-	f.DurationVar(&c.duration, "duration", 10*time.Second, "end after so long; by default only where there is no -requests")
+	f.DurationVar(&c.Length, "duration", 10*time.Second, "end after so long; by default only where there is no -requests")
 	key := f.String("key", "", "one key of this `name` instead")
-	asJSON := f.formatFlag()
 	if err := f.parse(args, 0, stdout); err != nil {
 		return nil, err
 	}
 	if f.given("key") && f.given("keys") {
 		return nil, usagef("want -key or -keys, not both")
 	}
-	if err := cmp.Or(d.validate(maxKeys), kept(
+	if err := cmp.Or(demand(&c.Shape, c.limit, maxKeys), kept(
 		rule{c.workers >= 1 && c.workers <= maxWorkers, "workers", upTo(maxWorkers)},
-		rule{c.rate == 0 || c.rate >= minRate && !math.IsInf(c.rate, 0), "rate", fmt.Sprintf("0, or %v calls a second or more", minRate)},
+		rule{c.Rate == 0 || c.Rate >= minRate && !math.IsInf(c.Rate, 0), "rate", fmt.Sprintf("0, or %v calls a second or more", minRate)},
 		rule{c.requests >= 0, "requests", "0 or more"},
-		rule{c.duration > 0, "duration", "more than 0"},
 	)); err != nil {
 		return nil, err
 	}
 	if c.requests > 0 && !f.given("duration") {
-		c.duration = 0
+		c.Length = 0
 	}
-	c.limit, c.zipf, c.tokens, c.seed = d.limit, d.zipf, d.tokens, cmp.Or(d.seed, rand.Uint64())
-	c.stores, c.prefix, c.json, c.keys = *stores, *prefix, *asJSON, []string{*key}
+	c.keys = []string{*key}
 	if !f.given("key") {
-		c.keys = sim.Keys(d.keys)
+		c.keys = sim.Keys(c.Keys)
 	}
 	return c, nil
 }
@@ -122,9 +116,9 @@ func runLoad(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	whole := ctx
-	if c.duration > 0 {
+	if c.Length > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.duration)
+		ctx, cancel = context.WithTimeout(ctx, c.Length)
 		defer cancel()
 	}
 	done := followLimiter(stderr, c.requests, "load", l)
@@ -146,7 +140,7 @@ func (c *load) notRun(r *report) string {
 	if c.requests > 0 {
 		return fmt.Sprintf("%s of %s calls were not made", table.Commas(c.requests-r.Requests), table.Commas(c.requests))
 	}
-	return fmt.Sprintf("%s of %s were not run", short(max(c.duration-time.Duration(r.Seconds*float64(time.Second)), 0)), short(c.duration))
+	return fmt.Sprintf("%s of %s were not run", short(max(c.Length-time.Duration(r.Seconds*float64(time.Second)), 0)), short(c.Length))
 }
 
 // traffic is a load: who calls, for what, and how often.
@@ -155,13 +149,10 @@ func (c *load) notRun(r *report) string {
 // if it is paced, call n is due n/rate after the start, and calls that are late (the
 // process was stopped, the worker waited) are made up for. So the rate is right over time.
 type traffic struct {
-	keys     []string
-	zipf     float64 // exponent above 1; 0 = evenly
-	workers  int     // callers at a time
-	tokens   int64   // a call asks for
-	rate     float64 // calls per second over all workers; 0 = as fast as they can
-	requests int64   // calls in all; 0 = until the context ends
-	seed     uint64
+	sim.Shape // a Rate of 0 = as fast as they can; a Length of 0 = until the requests are made
+	keys      []string
+	workers   int   // callers at a time
+	requests  int64 // calls in all; 0 = until the context ends
 }
 
 // run makes the calls until there are enough of them or ctx ends. A call under
@@ -178,18 +169,18 @@ func (t *traffic) run(ctx context.Context, l *reservoir.Limiter) *report {
 	for _, other := range all[1:] {
 		all[0].merge(other)
 	}
-	all[0].Seconds, all[0].Seed, all[0].keys = time.Since(start).Seconds(), t.seed, len(t.keys)
+	all[0].Seconds, all[0].Seed, all[0].keys = time.Since(start).Seconds(), t.Seed, len(t.keys)
 	return all[0]
 }
 
 // work makes one call at a time.
 func (t *traffic) work(ctx context.Context, l *reservoir.Limiter, i int, start time.Time, r *report) {
-	pick := sim.Picker(rand.New(rand.NewPCG(t.seed, uint64(i))), len(t.keys), t.zipf)
+	pick := sim.Picker(rand.New(rand.NewPCG(t.Seed, uint64(i))), len(t.keys), t.Zipf)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for n := int64(i); t.requests == 0 || n < t.requests; n += int64(t.workers) {
-		if t.rate > 0 {
-			timer.Reset(time.Until(start.Add(time.Duration(float64(n) / t.rate * float64(time.Second)))))
+		if t.Rate > 0 {
+			timer.Reset(time.Until(start.Add(time.Duration(float64(n) / t.Rate * float64(time.Second)))))
 			select {
 			case <-timer.C:
 			case <-ctx.Done():
@@ -200,11 +191,11 @@ func (t *traffic) work(ctx context.Context, l *reservoir.Limiter, i int, start t
 		}
 		key := pick()
 		begin := time.Now()
-		result, err := l.AllowN(context.Background(), t.keys[key], t.tokens)
+		result, err := l.AllowN(context.Background(), t.keys[key], t.Tokens)
 		kept := t.keys[key]
 		if key >= windowKeys {
 			kept = ""
 		}
-		r.record(kept, t.tokens, result, err, begin, time.Since(begin))
+		r.record(kept, t.Tokens, result, err, begin, time.Since(begin))
 	}
 }

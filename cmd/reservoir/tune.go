@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
@@ -39,15 +38,12 @@ On a Redis a replay takes the traffic's time for each policy.`
 
 // tuning is what the flags of "reservoir tune" say.
 type tuning struct {
+	common   // no stores = the embedded one
 	shape    sim.Shape
 	trace    string
-	tokens   int64 // of a request
 	setting  sim.Setting
 	policies []sim.Policy
-	where    []string // the stores; none = the embedded one
-	prefix   string
 	report   string
-	json     bool
 }
 
 // parseTune reads and judges the flags. The default demand is half as much again as the
@@ -55,8 +51,8 @@ type tuning struct {
 func parseTune(args []string, stdout io.Writer) (*tuning, error) {
 	c := new(tuning)
 	f := newFlags("tune [flags]", tuneAbout)
-	d := f.demandFlags()
-	where, prefix := f.storeFlags()
+	f.demandFlags(&c.shape, &c.setting.Limit)
+	f.commonFlags(&c.common)
 	f.Var(f.Lookup("store").Value, "redis", "the same as -`store`")
 	f.Float64Var(&c.shape.Rate, "rate", 15_000, "requests per second on average, over all keys and processes")
 	f.IntVar(&c.shape.Processes, "processes", 8, "processes that share the limit")
@@ -67,17 +63,14 @@ func parseTune(args []string, stdout io.Writer) (*tuning, error) {
 	policies := f.String("policies", "direct,fixed,ladder,adaptive,adaptive:1-100,stranding:0.02", "`list` of: direct, fixed (a thousandth, a hundredth and a tenth of the limit),\n"+
 		"a number (a fixed batch of that size), ladder (Rockset's rule), adaptive (the default),\n"+
 		"adaptive:min-max (batches between these bounds), stranding:share (WithStranding)")
-	asJSON := f.formatFlag()
 	if err := f.parse(args, 0, stdout); err != nil {
 		return nil, err
 	}
-	c.json, c.where, c.tokens, c.setting.Limit = *asJSON, *where, d.tokens, d.limit
-	c.prefix = *prefix + "reservoir-tune:" + crand.Text()[:12] + ":"
-	c.shape.Keys, c.shape.Zipf, c.shape.Seed = d.keys, d.zipf, cmp.Or(d.seed, rand.Uint64())
-	c.setting.Seed = c.shape.Seed
-	if err := cmp.Or(c.exclusive(f), d.validate(maxTuneKeys), c.validate()); err != nil {
+	c.prefix += "reservoir-tune:" + crand.Text()[:12] + ":"
+	if err := cmp.Or(c.exclusive(f), demand(&c.shape, c.setting.Limit, maxTuneKeys), c.validate()); err != nil {
 		return nil, err
 	}
+	c.setting.Seed = c.shape.Seed
 	var err error
 	if c.policies, err = sim.Policies(strings.Split(*policies, ","), c.setting.Limit.Tokens); err != nil {
 		return nil, usagef("bad value for flag -policies: %s", oneLine(err))
@@ -92,13 +85,13 @@ func (c *tuning) exclusive(f *flagSet) error {
 			return usagef("want -trace or -%s, not both", name)
 		}
 	}
-	if len(c.where) == 1 && c.where[0] == memory {
-		c.where = nil
+	if len(c.stores) == 1 && c.stores[0] == memory {
+		c.stores = nil
 	}
 	switch {
 	case c.trace == "" && f.given("trace"):
 		return usagef("bad value for flag -trace: want a file, or -")
-	case len(c.where) == 0:
+	case len(c.stores) == 0:
 		c.setting.Virtual = virtually
 	case f.given("delay"):
 		return usagef("-delay is to the embedded store: want it or -store, not both")
@@ -122,7 +115,6 @@ func (c *tuning) validate() error {
 	if err := kept(
 		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
-		rule{s.Length > 0, "duration", "more than 0"},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
 		rule{c.report == "" || slices.Contains([]string{".html", ".svg"}, extension(c.report)), "report", "a name that ends in .html or .svg"},
 	); err != nil {
@@ -156,7 +148,7 @@ func (c *tuning) traffic() (t sim.Traffic, err error) {
 	if err != nil && c.trace != "" {
 		err = usagef("the trace cannot be read: %s", nameless(err))
 	}
-	t.Tokens = c.tokens
+	t.Tokens = c.shape.Tokens
 	return t, err
 }
 
@@ -179,7 +171,7 @@ func runTune(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	name := fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
-	if len(c.where) > 0 {
+	if len(c.stores) > 0 {
 		if name, err = c.reach(ctx); err != nil {
 			return err
 		}
@@ -205,7 +197,7 @@ const tuneConns = 256
 
 // reach looks whether the store serves, and says where it is.
 func (c *tuning) reach(ctx context.Context) (name string, err error) {
-	o, err := open(c.where, c.prefix, tuneConns)
+	o, err := open(c.stores, c.prefix, tuneConns)
 	if err != nil {
 		return "", err
 	}
@@ -242,8 +234,8 @@ func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (a
 // have a prefix of their own.
 func (c *tuning) one(ctx context.Context, t sim.Traffic, i int, stderr io.Writer) (sim.Outcome, error) {
 	r := sim.NewReplay(t, c.policies[i], c.setting, nil)
-	if len(c.where) > 0 {
-		store, err := open(c.where, c.prefix+strconv.Itoa(i)+":", tuneConns)
+	if len(c.stores) > 0 {
+		store, err := open(c.stores, c.prefix+strconv.Itoa(i)+":", tuneConns)
 		if err != nil {
 			return sim.Outcome{}, err
 		}

@@ -48,11 +48,11 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tune
 	r := &tuneReport{
 		Traffic: trafficReport{len(t.Requests), len(t.Keys), t.Processes, t.Length.Seconds(), c.shape.Seed, c.trace != ""},
 		Limit:   s.Limit.Tokens, WindowMS: millis(s.Limit.Window), DelayMS: millis(s.Delay),
-		Store: store, Virtual: s.Virtual != nil, Tokens: c.tokens, Policies: all, Recommendation: advise(all), Notes: []string{},
+		Store: store, Virtual: s.Virtual != nil, Tokens: c.shape.Tokens, Policies: all, Recommendation: advise(all), Notes: []string{},
 	}
 	what := "requests"
-	if c.tokens > 1 {
-		what = fmt.Sprintf("requests for %s tokens", table.Commas(c.tokens))
+	if c.shape.Tokens > 1 {
+		what = fmt.Sprintf("requests for %s tokens", table.Commas(c.shape.Tokens))
 	}
 	r.heading = fmt.Sprintf("%s %s in %v for %s and %s, limit %s, on %s", table.Commas(int64(len(t.Requests))), what, t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
 		count(t.Processes, "process", "processes"), fmt.Sprintf("%s per %v", table.Commas(s.Limit.Tokens), s.Limit.Window), store)

@@ -49,6 +49,7 @@ type Request struct {
 // other, and to a random process, as behind a load balancer.
 type Shape struct {
 	Rate      float64 // requests per second on average
+	Tokens    int64   // that each asks for
 	Keys      int
 	Zipf      float64 // exponent above 1 by which the first keys are called for more often; 0 = evenly
 	Processes int
@@ -62,7 +63,7 @@ func (s Shape) Expected() float64 { return s.Rate * s.Length.Seconds() }
 // Traffic makes the requests.
 func (s Shape) Traffic() Traffic {
 	r := rand.New(rand.NewPCG(s.Seed, 1))
-	t := Traffic{Keys: Keys(s.Keys), Processes: s.Processes, Length: s.Length}
+	t := Traffic{Keys: Keys(s.Keys), Tokens: s.Tokens, Processes: s.Processes, Length: s.Length}
 	pick := Picker(r, s.Keys, s.Zipf)
 	for at := 0.0; len(t.Requests) < MaxRequests; {
 		if at += r.ExpFloat64() / s.Rate * float64(time.Second); at >= float64(s.Length) {
