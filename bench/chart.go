@@ -38,7 +38,8 @@ func draw(r results) (svg []byte, ok bool) {
 // panel draws the group's first line at the top.
 func panel(group []*line) *plot.Plot {
 	p := chart.New(group[0].scenario.title, "")
-	scale := chart.Logarithmic(&p.X, 1e-8, 1, func(v float64) string { return strings.Replace(short(roundNanos(v)), ".00", "", 1) })
+	tick := strings.NewReplacer(".00 ", " ", ".0 ", " ")
+	scale := chart.Logarithmic(&p.X, 1e-8, 1, func(v float64) string { return tick.Replace(short(roundNanos(v))) })
 	var names []string
 	for _, l := range slices.Backward(group) {
 		y, hue := float64(len(names)), colour(l.kind)

@@ -217,7 +217,7 @@ func (r *tuneReport) bySize(title string, least, most float64, name func(float64
 	}
 	across, up := chart.Logarithmic(&p.X, 1, widest, whole), chart.Logarithmic(&p.Y, least, max(most, least), name)
 	for i, o := range r.Policies {
-		chart.Dot(p, across.At(o.MeanBatch), up.At(of(o)), 4, colourOf(i), o.Policy, false)
+		chart.Dot(p, across.At(o.MeanBatch), up.At(of(o)), 5, colourOf(i), "", false)
 	}
 	return p
 }

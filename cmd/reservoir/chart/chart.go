@@ -44,12 +44,11 @@ func (p Page) SVG() []byte {
 	c.FillPolygon(color.White, []vg.Point{{}, {X: width}, {X: width, Y: height}, {Y: height}})
 	c.FillText(style(16, 0), vg.Point{X: margin, Y: height - line - 4}, p.Title)
 	c.FillText(style(11, 0), vg.Point{X: margin, Y: height - 2*line - 4}, p.Note)
-	legend := plot.NewLegend()
-	legend.Left, legend.Top, legend.ThumbnailWidth, legend.Padding, legend.TextStyle = true, true, 10, 8, style(11, 0)
-	for _, e := range p.Legend {
-		legend.Add(e.Text, e)
+	for i, e := range p.Legend {
+		at := vg.Point{X: margin, Y: height - vg.Length(line*(i+3)) - 4}
+		c.FillPolygon(colour(e.Colour), []vg.Point{at, {X: at.X + 10, Y: at.Y}, {X: at.X + 10, Y: at.Y + 10}, {X: at.X, Y: at.Y + 10}})
+		c.FillText(style(11, 0), vg.Point{X: margin + 16, Y: at.Y}, e.Text)
 	}
-	legend.Draw(draw.Crop(c, margin, 0, 0, -2.5*line))
 	tiles := draw.Tiles{
 		Rows: len(p.Rows), Cols: len(p.Rows[0]), PadX: margin, PadY: 2 * margin,
 		PadTop: head, PadBottom: margin, PadLeft: margin, PadRight: margin,
@@ -67,11 +66,6 @@ func (p Page) SVG() []byte {
 	_, drawing, _ := bytes.Cut(b.Bytes(), []byte("<svg ")) // which stands in an HTML page, too
 	drawing = append([]byte("<svg "), drawing...)
 	return bytes.ReplaceAll(drawing, []byte("font-family:Liberation Sans;"), []byte("font-family:Helvetica, Arial, Liberation Sans, sans-serif;"))
-}
-
-// Thumbnail implements plot.Thumbnailer.
-func (e Entry) Thumbnail(c *draw.Canvas) {
-	c.FillPolygon(colour(e.Colour), []vg.Point{c.Min, {X: c.Max.X, Y: c.Min.Y}, c.Max, {X: c.Min.X, Y: c.Max.Y}})
 }
 
 // New returns an empty diagram, with a line at each mark of its axes.
