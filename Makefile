@@ -50,11 +50,11 @@ test: redis memcached cc ## Run all tests of all modules, with the race detector
 	cd proof && go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' ./seeds -seeds=20000
 
 .PHONY: bench
-bench: redis ## Measure side by side with peers: tables, charts in bench/results. SIZE=full or quick.
+bench: redis ## Measure side by side with peers: tables, a chart in bench/results. SIZE=full or quick.
 	cd bench && go test -count=1 -timeout=30m -run='^TestPeers$$' -size=$(SIZE) -results=results
 
 .PHONY: fleet
-fleet: ## Simulate fleets of processes: a table and charts in bench/results. SEED=1.
+fleet: ## Simulate fleets of processes: a table and a chart in bench/results. SEED=1.
 	cd bench/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
 
 .PHONY: torture

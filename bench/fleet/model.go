@@ -2,9 +2,9 @@
 //
 // Every process is a real reservoir.Limiter. Package sim, which "reservoir tune" runs
 // too, makes their requests, here on the virtual clock of testing/synctest, over one
-// memstore and a network of 1 ms there and back. Requests for one token each come at random, in one of several shapes of
-// demand, and who is refused does not come again. Demand and network are
-// modelled; everything else is the library as it is.
+// memstore and a network of 1 ms there and back. Requests for one token each come at
+// random, in one of several shapes of demand, and who is refused does not come again.
+// Demand and network are modelled; everything else is the library as it is.
 //
 // make fleet simulates all rows of the table under all rules. While changing the
 // library, simulate those that matter:

@@ -180,7 +180,8 @@ func (t *traffic) work(ctx context.Context, l *reservoir.Limiter, i int, start t
 	defer timer.Stop()
 	for n := int64(i); t.requests == 0 || n < t.requests; n += int64(t.workers) {
 		if t.Rate > 0 {
-			timer.Reset(time.Until(start.Add(time.Duration(float64(n) / t.Rate * float64(time.Second)))))
+			due := start.Add(time.Duration(float64(n) / t.Rate * float64(time.Second)))
+			timer.Reset(max(time.Until(due), 0))
 			select {
 			case <-timer.C:
 			case <-ctx.Done():
@@ -189,13 +190,13 @@ func (t *traffic) work(ctx context.Context, l *reservoir.Limiter, i int, start t
 		if ctx.Err() != nil {
 			return
 		}
-		key := pick()
+		i := pick()
+		key := t.keys[i]
 		begin := time.Now()
-		result, err := l.AllowN(context.Background(), t.keys[key], t.Tokens)
-		kept := t.keys[key]
-		if key >= windowKeys {
-			kept = ""
+		result, err := l.AllowN(context.Background(), key, t.Tokens)
+		if i >= windowKeys {
+			key = "" // its windows are not kept
 		}
-		r.record(kept, t.Tokens, result, err, begin, time.Since(begin))
+		r.record(key, t.Tokens, result, err, begin, time.Since(begin))
 	}
 }
