@@ -36,7 +36,7 @@ func draw(groups []group, all map[string]results, seed uint64) []byte {
 	shown := slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return all[r.name] == nil })
 	page := chart.Page{
 		Title: "Many processes, one limit: what each rule costs",
-		Note:  fmt.Sprintf("make fleet, seed %d; network 1 ms there and back; in percent, what is 0 lies on the lowest line", seed),
+		Note:  fmt.Sprintf("make fleet, seed %d; network 1 ms there and back; in percent, what is 0 is not drawn", seed),
 		Width: 680, Height: 280,
 	}
 	for _, r := range shown {
@@ -51,8 +51,9 @@ func draw(groups []group, all map[string]results, seed uint64) []byte {
 			for i, row := range g.rows {
 				names = append(names, table.Wrap(row.name, 12))
 				for j, r := range shown {
-					v := m.of(all[r.name][row.scenario])
-					chart.Dot(p, float64(i)+0.2*(float64(j)-1.5), up.At(v), 3, colours[r.name], fmt.Sprintf("%.2g", 100*v), true)
+					if v := m.of(all[r.name][row.scenario]); v > 0 {
+						chart.Dot(p, float64(i)+0.22*(float64(j)-1.5), up.At(v), 3, colours[r.name], percent(v), true)
+					}
 				}
 			}
 			chart.Named(&p.X, names)
@@ -61,4 +62,15 @@ func draw(groups []group, all map[string]results, seed uint64) []byte {
 		page.Rows = append(page.Rows, line)
 	}
 	return page.SVG()
+}
+
+// percent is v in two digits, or one of few.
+func percent(v float64) string {
+	switch v *= 100; {
+	case v < 0.1:
+		return fmt.Sprintf("%.1g", v)
+	case v < 10:
+		return fmt.Sprintf("%.2g", v)
+	}
+	return fmt.Sprintf("%.0f", v)
 }
