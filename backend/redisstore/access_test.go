@@ -73,7 +73,7 @@ func (u user) without(i int) string {
 }
 
 // forbidden is what servers say: to a client, and from inside a script.
-var forbidden = regexp.MustCompile(`NOPERM|WRONGPASS|The user executing the script can't`)
+var forbidden = regexp.MustCompile(`NOPERM|WRONGPASS|The user executing the script can't|ACL failure in script`)
 
 // minimal checks that exercise succeeds with all rules and that each, left out,
 // makes it fail for want of a right.

@@ -163,8 +163,8 @@ func TestNoCanary(t *testing.T) {
 		{"nothing is wrong but the policy", nothing, []func(*redis.Options){fast("good", canaryPassword)}, nil, "noeviction"},
 		{"a wrong password", nothing, []func(*redis.Options){fast("good", canaryPassword+"x")}, nil, "WRONGPASS"},
 		{"no right to commands", nothing, []func(*redis.Options){fast("poor", canaryPassword)}, nil, "NOPERM"},
-		{"no right to the key", nothing, []func(*redis.Options){fast("blind", canaryPassword)}, nil, "keys"},
-		{"no right inside the script", nothing, []func(*redis.Options){fast("half", canaryPassword)}, nil, "can't run"},
+		{"no right to the key", nothing, []func(*redis.Options){fast("blind", canaryPassword)}, nil, "key"},
+		{"no right inside the script", nothing, []func(*redis.Options){fast("half", canaryPassword)}, nil, " run"},
 		{"no replica", nothing, []func(*redis.Options){fast("good", canaryPassword)}, []redisstore.Option{redisstore.WithReplicaAck(1, 5*time.Millisecond)}, "0 of 1"},
 		{"garbage in the key", func() {
 			tag := "{Canary-token:eyJhbGciOi%7D%0A%7Bx}"

@@ -92,5 +92,5 @@ func ledger(own map[string]string, w backend.Window) (list []backend.Account, er
 }
 
 func badState(what string) error {
-	return &backend.Error{Op: "inspect", Class: backend.Rejected, Err: fmt.Errorf("the stored %s is not a number", what)}
+	return &backend.Error{Op: "inspect", Class: backend.Rejected, KeyOnly: true, Err: fmt.Errorf("the stored %s is not a number", what)}
 }

@@ -125,11 +125,16 @@ func limiterKey(full string) (name, key string) {
 
 // at looks at a key, by the name that the store has for it.
 func (l *look) at(ctx context.Context, full string) (*inspection, error) {
+	i, err := l.inspect(ctx, full)
+	return i, l.store.explained(err)
+}
+
+func (l *look) inspect(ctx context.Context, full string) (*inspection, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	c, err := l.store.Store.(backend.Inspector).Inspect(ctx, full) // as all that open makes
 	if err != nil {
-		return nil, l.store.explained(err)
+		return nil, err
 	}
 	i := &inspection{Open: c.Window != 0, Charged: c.Used, Clients: []account{}, Direct: c.Used}
 	i.Name, i.Key = limiterKey(full)

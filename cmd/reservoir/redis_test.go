@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
@@ -306,4 +307,37 @@ func relay(in net.Conn, target string) {
 	wg.Go(func() { pipe(in, out) })
 	wg.Go(func() { pipe(out, in) })
 	wg.Wait()
+}
+
+// A key that holds something else, or that no limiter could have made, does not hide the
+// others.
+func TestTopBesideOtherKeys(t *testing.T) {
+	for what, commands := range map[string][][]any{
+		"a ledger of another type": {{"SET", "{bad}", 999}, {"SET", "{bad}:exp", 4000000000}, {"SET", "{bad}:own", "x"}},
+		"an end that is no time":   {{"SET", "{bad}", 999}, {"SET", "{bad}:exp", "soon"}},
+		"an empty name":            {{"SET", "{}", 999}, {"SET", "{}:exp", 4000000000}},
+		"a long name":              {{"SET", "{" + strings.Repeat("x", 5000) + "}", 999}, {"SET", "{" + strings.Repeat("x", 5000) + "}:exp", 4000000000}},
+		"no hash tag's end":        {{"SET", "{a}b}", 999}, {"SET", "{a}b}:exp", 4000000000}},
+		"a negative count":         {{"SET", "{bad}", -5}, {"SET", "{bad}:exp", 4000000000}},
+		"an end of a list":         {{"SET", "{bad}", 999}, {"RPUSH", "{bad}:exp", 1}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			server := redistest.Start(t)
+			client := server.Client()
+			for _, c := range commands {
+				require.NoError(t, client.Do(t.Context(), c...).Err())
+			}
+			charge(t, server, "", "user:42", 600)
+			o := invoke(t.Context(), "inspect", "-top", "5", "-store", "redis://"+server.Addr(), "-prefix", "p*:")
+			o.requireFine(t)
+			o = invoke(t.Context(), "inspect", "-top", "5", "-store", "redis://"+server.Addr())
+			assert.Zero(t, o.status, "%s", o.stderr)
+			for _, c := range commands {
+				c[1] = "p*:" + c[1].(string)
+				require.NoError(t, client.Do(t.Context(), c...).Err())
+			}
+			o = invoke(t.Context(), "inspect", "-top", "5", "-store", "redis://"+server.Addr(), "-prefix", "p*:")
+			assert.Contains(t, o.stdout, "user:42", "%s", o.stderr)
+		})
+	}
 }

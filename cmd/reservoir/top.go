@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
@@ -25,25 +27,37 @@ const (
 	scanPause = 5 * time.Millisecond
 )
 
-// candidates are the keys of which the most was charged when they were seen.
+// candidates are the keys that were seen.
 type candidates struct {
-	top int
-
 	mu          sync.Mutex
 	charged     map[string]int64
 	seen, there int64 // names that were looked at, about, and keys that there are
 	cut         bool  // a server has more names than are looked at
 }
 
-// best are the fullest keys, the first the fullest of all.
-func (c *candidates) best() []string {
+// best looks at the fullest keys, the fullest first. Others use Redis too: of what is no
+// limit's it passes over as many.
+func (c *candidates) best(ctx context.Context, l *look) ([]*inspection, error) {
 	keys := slices.SortedFunc(maps.Keys(c.charged), func(a, b string) int { return cmp.Compare(c.charged[b], c.charged[a]) })
-	return keys[:min(len(keys), c.top)]
+	list := []*inspection{}
+	for _, key := range keys[:min(len(keys), 2*l.top)] {
+		i, err := l.inspect(ctx, key)
+		var failed *backend.Error
+		switch {
+		case err == nil && i.Open && len(list) < l.top: // still
+			list = append(list, i)
+		case err == nil, errors.Is(err, backend.ErrKey), errors.As(err, &failed) && failed.KeyOnly:
+		default:
+			return nil, l.store.explained(err)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b *inspection) int { return cmp.Compare(b.Charged, a.Charged) })
+	return list, nil
 }
 
 // fullest looks for the keys with the most charged, and then at each of them.
 func (l *look) fullest(ctx context.Context, stdout io.Writer) error {
-	c := &candidates{top: l.top, charged: make(map[string]int64)}
+	c := &candidates{charged: make(map[string]int64)}
 	err := l.store.eachServer(ctx, func(ctx context.Context, server *redis.Client) error {
 		return c.scan(ctx, server, l.store.prefix)
 	})
@@ -51,17 +65,10 @@ func (l *look) fullest(ctx context.Context, stdout io.Writer) error {
 	if err != nil && !stopped {
 		return err
 	}
-	list := []*inspection{}
-	for _, key := range c.best() {
-		i, err := l.at(context.WithoutCancel(ctx), key)
-		if err != nil {
-			return err
-		}
-		if i.Open { // still
-			list = append(list, i)
-		}
+	list, err := c.best(context.WithoutCancel(ctx), l)
+	if err != nil {
+		return err
 	}
-	slices.SortStableFunc(list, func(a, b *inspection) int { return cmp.Compare(b.Charged, a.Charged) })
 	note := ""
 	switch {
 	case stopped:
