@@ -437,24 +437,27 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 	q.End, q.Next = calendarEnds(limit, time.Now())
 	s := l.shardOf(q.Key)
 	if s.Open() {
-		return l.withoutStore(limit, n, s.away())
+		return l.withoutStore(key, limit, n, s.away())
 	}
 	l.count.waited.Add(1)
-	t, _, err := l.take(ctx, s, q)
-	switch {
-	case err != nil && ctx.Err() != nil:
-		return Result{}, err
-	case err != nil:
-		return l.withoutStore(limit, n, err)
-	case t.Length != 0:
-		limit.Window = t.Length
-		return l.stateless(ctx, key, limit, n)
+	for range 2 {
+		t, _, err := l.take(ctx, s, q)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return Result{}, err
+		case err != nil:
+			return l.withoutStore(key, limit, n, err)
+		case t.Length != 0: // the limit has changed since, but its window has not
+			q.Limit.Window = t.Length
+			continue
+		}
+		r := taken(t, q, limit)
+		if r.Allowed {
+			l.bookAlone(&r, l.keys.HashOf(key))
+		} else {
+			l.count.denied.Add(1)
+		}
+		return r, nil
 	}
-	r := taken(t, q, limit)
-	if r.Allowed {
-		l.bookAlone(&r, l.keys.HashOf(key))
-	} else {
-		l.count.denied.Add(1)
-	}
-	return r, nil
+	return Result{}, ErrConflict
 }

@@ -140,7 +140,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		if k.use != nil {
 			k.use.charge = 0 // at once
 		}
-		r.key, r.charged = k.node.Hash, n
+		r.key, r.epoch, r.charged = k.node.Hash, k.name.epoch, n
 	} else {
 		k.denied.Add(1)
 		r.Shadowed, r.RetryAfter = limit.Shadow, w.RetryAfter(now)
@@ -398,7 +398,7 @@ func (s *shard) stop() {
 }
 
 // withoutStore is the failure policy for a key that there is no room to remember.
-func (c *client) withoutStore(limit Limit, n int64, err error) (Result, error) {
+func (c *client) withoutStore(key string, limit Limit, n int64, err error) (Result, error) {
 	if c.failure.mode != failOpen {
 		c.count.failed.Add(1)
 		return Result{}, err
@@ -406,5 +406,5 @@ func (c *client) withoutStore(limit Limit, n int64, err error) (Result, error) {
 	c.count.fallbacks.Add(1)
 	c.count.admittedAway.Add(1)
 	c.count.overdrawn.Add(n) // there is nowhere to note it as debt
-	return Result{Allowed: true, Limit: limit.Tokens, Reset: limit.Ends(time.Now()), Source: Fallback}, nil
+	return Result{Allowed: true, Limit: limit.Tokens, Reset: limit.Ends(time.Now()), Source: Fallback, key: c.keys.HashOf(key), charged: n}, nil
 }

@@ -349,24 +349,26 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 const slack = 20 * time.Millisecond
 
 // leave takes w out of the line for a caller whose context is over. What it had been
-// given meanwhile goes to the next, or back to the stock.
+// given meanwhile is refunded: it goes to the next, or back to the stock.
 func (k *keyState) leave(w *waiter) {
 	k.event(func(int64) int64 {
-		if w.Outcome.lease != nil {
-			k.l.unasked.add(k, 1-w.N)
-		}
-		switch paid := w.Outcome.lease; {
+		paid := w.Outcome.lease
+		switch {
 		case !w.Done():
 			k.busy.line.Remove(w)
+			return 0
 		case paid == nil:
 			k.local.forgive(&k.account, &w.Outcome.Result, w.N) // if it was admitted without the store
 			return undecided
-		case k.retired || paid != k.lease.Load():
+		}
+		k.l.unasked.add(k, 1)
+		k.l.count.refunded.Add(w.N)
+		k.account.Refund(w.N)
+		if k.retired || paid != k.lease.Load() {
 			k.l.count.move(k.account.Expire(w.N))
 			return undecided
-		default:
-			paid.Publish(w.N, 0)
 		}
+		paid.Publish(w.N, 0)
 		return 0
 	})
 }

@@ -131,19 +131,23 @@ func (s *settlement) less(ctx context.Context, n int64) error {
 	}
 	q.Key = l.storeKey(s.key)
 	total, err := l.refund(ctx, l.shardOf(q.Key), *q)
-	if err == nil && total >= q.Total {
-		l.count.refunded.Add(back)
-		l.count.returned.Add(back)
-		if k != nil {
-			k.event(func(int64) int64 { // others may wait for what the store has now
-				if w := k.lease.Load(); w != nil && w.Window == q.Window {
-					w.Reopen(back)
-				}
-				return 0
-			})
-		}
+	if err != nil || total < q.Total {
+		return err
 	}
-	return err
+	if k != nil {
+		k.event(func(int64) int64 { // others may wait for what the store has now
+			if w := k.lease.Load(); w != nil && w.Window == q.Window {
+				w.Reopen(back)
+				if q.Client == k.name.client { // it may have missed the one before
+					back = k.account.ConfirmDirect(total)
+				}
+			}
+			return 0
+		})
+	}
+	l.count.refunded.Add(back)
+	l.count.returned.Add(back)
+	return nil
 }
 
 // refund puts n of the tokens that were charged back into the stock, if they came from
@@ -163,7 +167,7 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 			if back, total = k.account.RefundDirect(n); back > 0 {
 				q = &backend.RefundRequest{Client: k.name.client, Window: r.window(), Total: total}
 			}
-		case r.Source == Direct || r.epoch != k.name.epoch:
+		case r.Source == Direct || r.epoch != k.name.epoch || k.retired:
 			back, q = s.refundAlone(n)
 		case current && w.Alive(now):
 			back = min(n, k.account.InUse(k.heldLocked()))
@@ -186,17 +190,19 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 }
 
 // refundAlone is the refund of what no account in memory has noted: of a direct call, or of a
-// key that was forgotten since. It has a name of its own, which is the same when a direct
-// call is refunded again.
+// key that was forgotten since. It has a name of its own, so that the store gives it back
+// once: the number of the direct call, or the figures that one account has seldom told twice.
 func (s *settlement) refundAlone(n int64) (back int64, q *backend.RefundRequest) {
-	number := s.r.call
+	r, name := &s.r, ""
 	switch {
-	case s.r.Source == Fallback || time.Until(s.r.Reset) <= 0 && s.r.Source != Direct:
+	case r.Source == Direct:
+		name = s.l.clientOf(r.call)
+	case r.Source == Fallback || time.Until(r.Reset) <= 0:
 		return 0, nil
-	case number == 0:
-		number = s.l.number()
+	default:
+		name = fmt.Sprintf("%s.%x.%x", s.l.clientOf(r.epoch), r.Remaining, r.charged)
 	}
-	return n, &backend.RefundRequest{Client: s.l.clientOf(number), Window: s.r.window(), Total: n}
+	return n, &backend.RefundRequest{Client: name, Window: r.window(), Total: n}
 }
 
 // chargePart of the window is for how long the store need not hear of what was settled.
@@ -204,6 +210,10 @@ const chargePart = 20
 
 // more charges n tokens that the request has used above its charge.
 func (s *settlement) more(ctx context.Context, n int64) error {
+	if s.r.Source == Fallback && s.r.epoch == 0 { // there was nowhere to note it
+		s.l.count.overdrawn.Add(n)
+		return nil
+	}
 	for {
 		if s.k == nil {
 			var err error
@@ -290,6 +300,8 @@ func (s *settlement) owe(ctx context.Context, n int64) error {
 			l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
 			l.count.spent.Add(reply.Debt)
 			l.unasked[0].Add(reply.Debt)
+		case l.lateOverruns && reply.Window != 0: // another window is open, and nobody is left to tell it
+			l.count.overdrawn.Add(n)
 		}
 	}
 	for range 3 {

@@ -2,9 +2,6 @@ package reservoir_test
 
 import (
 	"context"
-	"fmt"
-	"math/rand/v2"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
@@ -195,94 +193,130 @@ func TestFailOpenWithoutRoomIsCounted(t *testing.T) {
 	})
 }
 
-// Requests of all kinds that settle, leave and are reset, under limits that change and in
-// outages: the counts balance, never go back, and tell of every request.
-func TestEverythingAtOnce(t *testing.T) {
-	for seed := range uint64(12) {
-		inBubbles(t, fmt.Sprint(seed), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			rnd := rand.New(rand.NewPCG(seed, 7))
-			net := far(time.Millisecond)
-			var tokens atomic.Int64
-			tokens.Store(200)
-			limits := reservoir.WithLimits(func(string) reservoir.Limit {
-				switch n := tokens.Load(); n {
-				case -1:
-					return reservoir.Unlimited
-				case 0:
-					return reservoir.Limit{}
-				default:
-					return reservoir.PerMinute(n)
-				}
-			})
-			opts := []reservoir.Option{opt, limits, reservoir.WithIdle(20 * time.Second)}
-			if seed%2 == 1 {
-				opts = append(opts, reservoir.WithFailure(reservoir.FailOpen))
-			}
-			if seed%3 == 1 {
-				opts = append(opts, reservoir.WithLateOverruns())
-			}
-			if seed%4 == 3 {
-				opts = append(opts, reservoir.WithMaxKeys(2))
-			}
-			all := fleet(t, 3, net, reservoir.PerMinute(200), opts...)
-			var admitted [3]atomic.Int64
-			var last [3]reservoir.Stats
-			keys := []string{"a", "b", "c"}
-			for step := range 1500 {
-				i := rnd.IntN(3)
-				l, key, n, more := all[i], keys[rnd.IntN(3)], 1+rnd.Int64N(30), rnd.Int64N(60)
-				switch rnd.IntN(40) {
-				case 0:
-					tokens.Store([]int64{0, -1, 50, 200, 1000}[rnd.IntN(5)])
-				case 1:
-					net.always([]fault{fine, loseRequest, loseReply, refuse, repeat, arriveLate}[rnd.IntN(6)])
-				case 2, 3:
-					net.set(nil)
-				case 4:
-					_ = l.Reset(bg, key)
-				}
-				patience := time.Duration(rnd.IntN(5000)) * time.Millisecond
-				stay := rnd.IntN(5) == 0
-				hold := time.Duration(rnd.IntN(20000)) * time.Millisecond
-				go func() {
-					ctx, cancel := context.WithTimeout(bg, patience+time.Microsecond)
-					defer cancel()
-					var r reservoir.Result
-					var err error
-					if stay {
-						r, err = l.WaitN(ctx, key, n)
-					} else {
-						r, err = l.AllowN(ctx, key, n)
-					}
-					if err != nil || !r.Allowed {
-						return
-					}
-					if !r.Unlimited() {
-						admitted[i].Add(1)
-					}
-					time.Sleep(hold)
-					_ = l.Settle(bg, key, r, more)
-				}()
-				time.Sleep(time.Duration(rnd.IntN(300)) * time.Millisecond)
-				if step%50 == 0 {
-					for j, l := range all {
-						s := l.Stats()
-						requireGrowth(t, last[j], s)
-						last[j] = s
-					}
-				}
-			}
-			net.set(nil)
-			time.Sleep(5 * time.Minute)
-			synctest.Wait()
-			for j, l := range all {
-				balance(t, l)
-				s := l.Stats()
-				assert.Equal(t, admitted[j].Load(), s.Admitted, "%+v", s)
-				require.NoError(t, l.Close(bg))
-				balance(t, l)
-				assert.Equal(t, admitted[j].Load(), l.Stats().Admitted)
-			}
+// What is refunded twice goes back once, also if its key was forgotten.
+func TestRefundedTwiceAfterEviction(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		store := memstore.New()
+		a := open(t, store, reservoir.PerHour(100), reservoir.WithIdle(time.Second))
+		b := open(t, store, reservoir.PerHour(100))
+		r := allow(t, a, "k", 10)
+		require.True(t, r.Allowed)
+		time.Sleep(time.Minute)
+		require.Zero(t, a.Stats().Keys)
+		require.True(t, allow(t, b, "k", 90).Allowed, "the whole limit is used")
+		for range 5 {
+			require.NoError(t, a.Refund(bg, "k", r))
+		}
+		total := int64(90) + drain(t, b, "k", 1) + drain(t, a, "k", 1)
+		assert.LessOrEqual(t, total, int64(100), "tokens that are used at the same time")
+	})
+}
+
+// refusing is a store whose refunds fail so many times.
+type refusing struct {
+	backend.Store
+	fail int
+	hear bool // it carries them out all the same
+}
+
+func (s *refusing) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
+	if s.fail--; s.fail >= 0 {
+		if s.hear {
+			_, _ = s.Store.Refund(ctx, r)
+		}
+		return 0, &backend.Error{Op: "refund", Class: backend.Unknown, Err: context.DeadlineExceeded}
+	}
+	return s.Store.Refund(ctx, r)
+}
+
+// The refund after one that failed tells the store of both, and Stats counts both.
+func TestRefundAfterAnErrorIsCounted(t *testing.T) {
+	for what, hear := range map[string]bool{"request lost": false, "reply lost": true} {
+		inBubble(t, what, func(t *testing.T) {
+			store := memstore.New()
+			l := open(t, &refusing{store, 1, hear}, reservoir.PerHour(100), reservoir.WithDirect())
+			a, b := allow(t, l, "k", 10), allow(t, l, "k", 20)
+			require.Error(t, l.Refund(bg, "k", a))
+			require.NoError(t, l.Refund(bg, "k", b))
+			require.Zero(t, used(t, store, "k"))
+			s := l.Stats()
+			assert.EqualValues(t, 30, s.Returned)
+			assert.EqualValues(t, 30, s.Refunded)
 		})
 	}
+}
+
+// A Wait for a key without room is served when the limit is to be had again, and told that
+// its deadline cannot be met only if it ends before the window.
+func TestWaitWithoutRoom(t *testing.T) {
+	inBubble(t, "reset", func(t *testing.T) {
+		l := open(t, memstore.New(), reservoir.PerDay(1, nil), reservoir.WithMaxKeys(0))
+		require.True(t, allow(t, l, "k", 1).Allowed)
+		begin, served := time.Now(), make(chan time.Duration, 1)
+		go func() {
+			_, err := l.Wait(bg, "k")
+			assert.NoError(t, err)
+			served <- time.Since(begin)
+		}()
+		synctest.Wait()
+		require.NoError(t, l.Reset(bg, "k"))
+		assert.Less(t, <-served, 12*time.Hour, "it asks some 20 times in a window")
+	})
+	inBubble(t, "deadline", func(t *testing.T) {
+		l := open(t, memstore.New(), reservoir.PerDay(1, nil), reservoir.WithMaxKeys(0))
+		missed := 0
+		for range 20 {
+			r := allow(t, l, "k", 1)
+			require.True(t, r.Allowed)
+			ctx, cancel := context.WithDeadline(bg, r.Reset.Add(time.Minute))
+			if _, err := l.Wait(ctx, "k"); err != nil {
+				missed++
+				assert.ErrorIs(t, err, reservoir.ErrDeadline)
+			}
+			cancel()
+			time.Sleep(48 * time.Hour)
+		}
+		assert.Zero(t, missed, "of 20 that had a minute left after the reset were told that their deadline cannot be met")
+	})
+}
+
+// What was used above the charge of a request that FailOpen has admitted counts too.
+func TestOverrunOfAFallbackWithoutRoom(t *testing.T) {
+	for what, opts := range map[string][]reservoir.Option{"room": nil, "no room": {reservoir.WithMaxKeys(0)}} {
+		inBubble(t, what, func(t *testing.T) {
+			l := open(t, gone{}, reservoir.PerMinute(100), append(opts, reservoir.WithFailure(reservoir.FailOpen))...)
+			r := allow(t, l, "k", 1)
+			require.True(t, r.Allowed)
+			require.Equal(t, reservoir.Fallback, r.Source)
+			require.NoError(t, l.Settle(bg, "k", r, 1000))
+			time.Sleep(5 * time.Minute)
+			_ = allow(t, l, "k", 1)
+			assert.GreaterOrEqual(t, l.Stats().Overdrawn, int64(1000))
+		})
+	}
+}
+
+// A late overrun counts as above the limit if its caller leaves during the call that only
+// learns which window is open.
+func TestLateOverrunOfACallerWhoLeaves(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		net := far(10 * time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(100), reservoir.WithMaxKeys(0), reservoir.WithLateOverruns())
+		r := allow(t, l, "k", 1)
+		time.Sleep(2 * time.Minute)
+		require.True(t, allow(t, l, "k", 1).Allowed, "another window is open")
+		ctx, cancel := context.WithTimeout(bg, 5*time.Millisecond)
+		defer cancel()
+		require.Error(t, l.Settle(ctx, "k", r, 51))
+		time.Sleep(10 * time.Second)
+		charged := used(t, net, "k") - 1
+		assert.EqualValues(t, 50, charged+l.Stats().Overdrawn, "either charged (%d) or overdrawn", charged)
+	})
+}
+
+// gone is a store that cannot be reached.
+type gone struct{ silent }
+
+func (gone) Take(context.Context, backend.TakeRequest) (backend.TakeReply, error) {
+	return backend.TakeReply{}, &backend.Error{Op: "take", Class: backend.Unavailable, Err: context.DeadlineExceeded}
 }

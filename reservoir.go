@@ -143,8 +143,9 @@ func (l *Limiter) Wait(ctx context.Context, key string) (Result, error) {
 }
 
 // WaitN blocks until n tokens of key are charged, through as many resets, and as long
-// an outage, as it takes, and returns what was charged. Callers of one key are served first come first served. When
-// ctx has a deadline that cannot be met it returns ErrDeadline at once; when ctx ends
+// an outage, as it takes, and returns what was charged. Callers of one key are served first
+// come first served; those of a key that there is no room for (WithMaxKeys) ask again some
+// 20 times in a window, in no order. When ctx has a deadline that cannot be met it returns ErrDeadline at once; when ctx ends
 // first, its error, and nothing is charged. Other errors are those of AllowN; a
 // *StoreError only if the store rejects the call, which an operator must mend.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Result, error) {
@@ -235,7 +236,10 @@ func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (
 		case special:
 			wait = min(r.RetryAfter, longestPause) // it may be raised
 		case err == nil:
-			wait = r.RetryAfter + chance.Part(limit.Window/100)
+			if t, ok := ctx.Deadline(); ok && time.Until(t) < r.RetryAfter {
+				return r, ErrDeadline, false
+			}
+			wait = min(r.RetryAfter+chance.Part(spreadMax), chance.Interval(max(limit.Window/probes, longestPause))) // something may come back
 		default:
 			wait = min(2*wait, longestPause)
 		}
@@ -334,8 +338,8 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 // A direct call, and a key that there is no room for or that was forgotten since
 // (WithIdle), have no stock: it is a store call then, bounded by ctx. After an error the
 // store may not have heard of it: the next refund of the key tells it again, and an
-// overrun counts as Overdrawn. Settle before Close: after it what goes back expires, and
-// an overrun is ErrClosed.
+// overrun counts as Overdrawn. Settle before Close: after it there is ErrClosed, and
+// what would go back expires.
 func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) error {
 	if err := l.validateKey(key); err != nil {
 		return err

@@ -17,7 +17,7 @@ type Stats struct {
 	Keys int // held in memory now
 
 	Taken    int64 // tokens that the store charged to this process
-	Refunded int64 // tokens that Settle and Refund took back from requests
+	Refunded int64 // tokens that Settle and Refund took back from requests, or callers left behind who gave up
 	Spent    int64 // tokens that admitted requests used, refunded ones included, and Owed not yet
 	Returned int64 // tokens given back to the store
 	Expired  int64 // tokens whose window ended before they were used

@@ -41,6 +41,7 @@ type open struct {
 	unconfirmed int64 // the part of returned that it has not confirmed
 	direct      int64 // charged by direct calls in the window, less what was refunded
 	refunded    int64 // of direct calls in the window, cumulative
+	heard       int64 // the part of refunded that the store has confirmed
 }
 
 // Moved is the tokens that an event has moved, for the limiter's counts. Overdrawn is
@@ -222,6 +223,17 @@ func (a *Account) RefundDirect(n int64) (back, total int64) {
 	return back, a.open.refunded
 }
 
+// ConfirmDirect notes that the store has heard of such a total and returns how many of
+// these tokens it had not heard of before.
+func (a *Account) ConfirmDirect(total int64) int64 {
+	if a.open == nil {
+		return 0
+	}
+	n := max(min(total, a.open.refunded)-a.open.heard, 0)
+	a.open.heard += n
+	return n
+}
+
 // Refund notes that n spent tokens are held again. It is the caller who knows that
 // no more is refunded than was spent.
 func (a *Account) Refund(n int64) { a.balance += n }
@@ -257,6 +269,6 @@ func (a *Account) check() {
 	if o := a.open; o != nil {
 		invariant.That(0 <= o.paid && o.paid <= o.stated && o.stated <= o.debt, "paid %d, stated %d of a debt of %d", o.paid, o.stated, o.debt)
 		invariant.That(0 <= o.unconfirmed && o.unconfirmed <= a.returned, "unconfirmed %d of %d returned", o.unconfirmed, a.returned)
-		invariant.That(0 <= o.direct && 0 <= o.refunded, "direct %d, refunded %d", o.direct, o.refunded)
+		invariant.That(0 <= o.direct && 0 <= o.heard && o.heard <= o.refunded, "direct %d, refunded %d, %d heard of", o.direct, o.refunded, o.heard)
 	}
 }

@@ -273,6 +273,7 @@ func (s *sim) hearRefund(c *simCaller) {
 		s.seen["refund unknown"]++
 	default:
 		s.spend(c, c.slot(), c.charged-c.n)
+		c.p.back += c.n
 		if c.n > 0 {
 			s.seen["refunded from "+c.r.Source.String()]++
 		}
@@ -384,12 +385,13 @@ func (s *sim) recover() {
 	}
 }
 
-// balance: what the limiter counts as spent is what callers were told.
+// balance: what the limiter counts as spent and not refunded is what callers were told.
 func (s *sim) balance(p *process) reservoir.Stats {
 	x := p.Stats()
 	s.log("process %d: %+v", p.who, x)
-	s.must(x.Spent >= p.admitted && x.Spent <= p.admitted+p.alone,
-		"%d tokens spent, and callers were told %d, %d without the store", x.Spent, p.admitted, p.alone)
+	net := x.Spent - x.Refunded
+	s.must(net >= p.admitted-p.asked && net <= p.admitted+p.alone-p.back,
+		"%d tokens spent, and callers were told %d, %d without the store; %d to %d went back", net, p.admitted, p.alone, p.back, p.asked)
 	return x
 }
 

@@ -57,6 +57,8 @@ type process struct {
 	who      int
 	admitted int64       // tokens, those without the store not counted
 	alone    int64       // tokens admitted without the store
+	asked    int64       // tokens that refunds were to give back
+	back     int64       // of these, what surely went back
 	ended    bool        // Close was called
 	away     atomic.Bool // the circuit of the store is open
 	last     reservoir.Stats
@@ -431,6 +433,7 @@ func (s *sim) refund() {
 	s.log("settle %d of %d, %d used", c.n, c.p.who, used)
 	if c.r.Source != reservoir.Fallback { // from now on others may spend them
 		s.spent[c.slot()] -= back
+		c.p.asked += back
 	}
 	s.launch(&simCaller{what: "refund", p: c.p, key: c.key, r: c.r, n: back, charged: back, used: used}, context.Background())
 }
