@@ -74,6 +74,14 @@ lint: ## Check format, go vet and staticcheck.
 	go vet -tags=fleet $(PACKAGES)
 	go run $(STATICCHECK) -tags=fleet $(PACKAGES)
 
+SHIPPED = $$(go list $(PACKAGES) | grep -vE '/(docs|bench|proof|torture|internal/redistest)(/|$$)')
+
+.PHONY: cross
+cross: ## Compile what ships for ARM, 32 bits, Windows and macOS.
+	for target in linux/arm64 linux/386 windows/amd64 darwin/arm64; do \
+		GOOS=$${target%/*} GOARCH=$${target#*/} go build $(SHIPPED) || exit 1; \
+	done
+
 .PHONY: release-check
 release-check: ## Play a release of all modules: is each tidy, can a stranger require and install them?
 	cd .ci/release && GOWORK=off go vet . && GOWORK=off go run .
