@@ -244,6 +244,7 @@ func TestCircuitIsOfAShard(t *testing.T) {
 			_, err := l.Allow(bg, fmt.Sprint("sick:", i))
 			assert.Error(t, err)
 		}
+		synctest.Wait() // the hook comes after the answers
 		require.True(t, heard.away("sick"))
 		assert.True(t, allow(t, l, "well:1", 1).Allowed)
 		assert.False(t, heard.away("well"))
