@@ -120,6 +120,7 @@ func (v *fields) set(h http.Header, f *format, r *reservoir.Result) {
 // change makes other values of values that were set. Where the handler has put
 // its own in the header's place, those stay.
 func (v *fields) change(h http.Header, f *format, r *reservoir.Result) {
+	v.own(h, f) // as long as it can be seen what is ours
 	n := new(fields)
 	n.make(f, r)
 	v.remaining, v.used = n.remaining, n.used
@@ -133,12 +134,15 @@ func (v *fields) change(h http.Header, f *format, r *reservoir.Result) {
 // server behind it: a client would read two limits as one. A handler that has set others
 // has the last word. The IETF's fields are lists, where both stay.
 func (v *fields) own(h http.Header, f *format) {
-	for _, one := range [...]struct{ name, ours string }{
-		{headerLimit, v.limit[0]}, {headerRemaining, v.remaining[0]}, {headerUsed, v.used[0]},
-		{headerReset, v.reset[0]}, {headerResource, f.name},
+	for _, one := range [...]struct {
+		name string
+		ours []string
+	}{
+		{headerLimit, v.limit[:]}, {headerRemaining, v.remaining[:]}, {headerUsed, v.used[:]},
+		{headerReset, v.reset[:]}, {headerResource, f.resource[:1:1]},
 	} {
-		if all := h[one.name]; len(all) > 1 && all[0] == one.ours {
-			h[one.name] = all[:1]
+		if all := h[one.name]; len(all) > 1 && all[0] == one.ours[0] {
+			h[one.name] = one.ours // all is a copy, which change would not reach
 		}
 	}
 }

@@ -8,9 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/http/httptrace"
-	"net/http/httputil"
 	"net/textproto"
-	"net/url"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -220,25 +218,6 @@ func TestPanicIsCharged(t *testing.T) {
 		assert.Panics(t, func() { get(h, "X-Tenant", "acme") })
 		assert.Equal(t, cost, spent(l), "status %d", status)
 	}
-}
-
-// A server behind a reverse proxy has limits of its own. Its clients are told ours, and both
-// in the fields that are lists.
-func TestBehindAReverseProxy(t *testing.T) {
-	upstream := limited(t, open(t, reservoir.PerHour(3)), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
-	upstream.Start()
-	target, err := url.Parse(upstream.URL)
-	require.NoError(t, err)
-	proxy := httputil.NewSingleHostReverseProxy(target)
-	proxy.Transport = upstream.Client().Transport
-	front := limited(t, open(t, reservoir.PerHour(10)), proxy.ServeHTTP, httplimit.WithPolicy(httplimit.Policy{Name: "front"}))
-	front.Start()
-	resp, _ := ask(t, front, t.Context())
-	for name, want := range map[string]string{"Limit": "10", "Remaining": "9", "Used": "1", "Resource": "front"} {
-		assert.Equal(t, []string{want}, resp.Header.Values("X-RateLimit-"+name), name)
-	}
-	assert.Len(t, resp.Header.Values("X-RateLimit-Reset"), 1)
-	assert.Len(t, resp.Header.Values("RateLimit"), 2)
 }
 
 // A handler may change our headers; they are its own then.
