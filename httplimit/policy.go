@@ -104,6 +104,14 @@ func (v *fields) set(h http.Header, f *format, r *reservoir.Result) {
 		return
 	}
 	v.make(f, r)
+	v.put(h, f)
+	if !r.Allowed {
+		h[headerRetry] = v.retry[:]
+	}
+}
+
+// put puts the values into h, but for Retry-After.
+func (v *fields) put(h http.Header, f *format) {
 	h[headerLimit] = v.limit[:]
 	h[headerRemaining] = v.remaining[:]
 	h[headerUsed] = v.used[:]
@@ -112,9 +120,12 @@ func (v *fields) set(h http.Header, f *format, r *reservoir.Result) {
 	h[headerPolicies] = list(h[headerPolicies], v.policies[:])
 	v.place = len(h[headerLimits])
 	h[headerLimits] = list(h[headerLimits], v.limits[:])
-	if !r.Allowed {
-		h[headerRetry] = v.retry[:]
-	}
+}
+
+// listed reports whether h has ours in the list of limits.
+func (v *fields) listed(h http.Header) bool {
+	all := h[headerLimits]
+	return v.place < len(all) && all[v.place] == v.limits[0]
 }
 
 // change makes other values of values that were set. Where the handler has put
@@ -124,8 +135,8 @@ func (v *fields) change(h http.Header, f *format, r *reservoir.Result) {
 	n := new(fields)
 	n.make(f, r)
 	v.remaining, v.used = n.remaining, n.used
-	if all := h[headerLimits]; v.place < len(all) && all[v.place] == v.limits[0] { // an inner limit may have copied it
-		all[v.place] = n.limits[0]
+	if v.listed(h) { // an inner limit may have copied it
+		h[headerLimits][v.place] = n.limits[0]
 	}
 	v.limits = n.limits
 }

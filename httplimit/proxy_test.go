@@ -3,8 +3,11 @@ package httplimit_test
 import (
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"net/http/httputil"
+	"net/textproto"
 	"net/url"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -14,15 +17,20 @@ import (
 	"github.com/go-reservoir/reservoir/httplimit"
 )
 
-// proxied serves what is behind a reverse proxy, with a limit in front of that.
-func proxied(t *testing.T, l *reservoir.Limiter, behind *httptest.Server) *httptest.Server {
+// proxied serves what is behind a reverse proxy, with limits in front of that: the first is
+// the inner one.
+func proxied(t *testing.T, behind *httptest.Server, inner *reservoir.Limiter, outer ...*reservoir.Limiter) *httptest.Server {
 	t.Helper()
 	target, err := url.Parse(behind.URL)
 	require.NoError(t, err)
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	proxy.Transport = behind.Client().Transport
-	front := limited(t, l, proxy.ServeHTTP, httplimit.WithPolicy(httplimit.Policy{Name: "front"}))
-	front.Start()
+	h := httplimit.New(inner, byTenant, httplimit.WithPolicy(httplimit.Policy{Name: "front"}))(proxy)
+	for _, l := range outer {
+		h = httplimit.New(l, byTenant)(h)
+	}
+	front := httptest.NewServer(h)
+	t.Cleanup(front.Close)
 	return front
 }
 
@@ -31,7 +39,7 @@ func proxied(t *testing.T, l *reservoir.Limiter, behind *httptest.Server) *httpt
 func TestBehindAReverseProxy(t *testing.T) {
 	upstream := limited(t, open(t, reservoir.PerHour(3)), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	upstream.Start()
-	resp, _ := ask(t, proxied(t, open(t, reservoir.PerHour(10)), upstream), t.Context())
+	resp, _ := ask(t, proxied(t, upstream, open(t, reservoir.PerHour(10))), t.Context())
 	for name, want := range map[string]string{"Limit": "10", "Remaining": "9", "Used": "1", "Resource": "front"} {
 		assert.Equal(t, []string{want}, resp.Header.Values("X-RateLimit-"+name), name)
 	}
@@ -64,6 +72,41 @@ func TestChangeOfHeadersThatWereAddedTo(t *testing.T) {
 			for _, name := range []string{"Limit", "Used", "Reset", "Resource"} {
 				assert.Len(t, resp.Header.Values("X-RateLimit-"+name), 1, name)
 			}
+		}
+	}
+}
+
+// The proxy of the standard library clears all headers after Early Hints. Those of each limit
+// are there again, in their order, for the hints and for the response.
+func TestEarlyHintsBehindAReverseProxy(t *testing.T) {
+	for status, left := range map[int]string{http.StatusOK: "9", http.StatusNotModified: "10"} {
+		upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusEarlyHints)
+			w.WriteHeader(http.StatusEarlyHints)
+			w.Header().Set("X-RateLimit-Limit", "77")
+			w.Header().Set("RateLimit", "theirs")
+			w.WriteHeader(status)
+		}))
+		t.Cleanup(upstream.Close)
+		front := proxied(t, upstream, open(t, reservoir.PerHour(10)), open(t, reservoir.PerHour(10)))
+		var hints []string
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
+			hints = append(hints, h["Ratelimit-Policy"]...)
+			return nil
+		}})
+		resp, _ := ask(t, front, ctx)
+		assert.Equal(t, status, resp.StatusCode)
+		for name, want := range map[string]string{"Limit": "10", "Remaining": left, "Resource": "front"} {
+			assert.Equal(t, []string{want}, resp.Header.Values("X-RateLimit-"+name), name)
+		}
+		policies := []string{`"default";q=10`, `"front";q=10`}
+		assert.Equal(t, policies, resp.Header.Values("RateLimit-Policy"))
+		assert.Equal(t, slices.Concat(policies, policies), hints)
+		fields := resp.Header.Values("RateLimit")
+		if assert.Len(t, fields, 3) {
+			assert.Contains(t, fields[0], `"default";r=`+left)
+			assert.Contains(t, fields[1], `"front";r=`+left)
+			assert.Equal(t, "theirs", fields[2])
 		}
 	}
 }

@@ -33,6 +33,7 @@ type response struct {
 	finished bool  // the final status is known
 	changed  bool  // what was used is not what was charged
 	refunded bool
+	hinted   bool // an informational response had our headers, which may be cleared now
 	fields   fields
 }
 
@@ -127,8 +128,22 @@ func (w *response) finish(status int) {
 // Unwrap is for http.ResponseController.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
+// Header has our headers again if all were cleared after an informational response, as
+// httputil.ReverseProxy does.
+func (w *response) Header() http.Header {
+	h := w.ResponseWriter.Header()
+	if w.hinted {
+		w.hinted = false
+		if !w.fields.listed(h) {
+			w.fields.put(h, &w.told.format)
+		}
+	}
+	return h
+}
+
 func (w *response) WriteHeader(status int) {
 	w.finish(status)
+	w.hinted = !w.finished && w.fields.listed(w.Header())
 	w.ResponseWriter.WriteHeader(status)
 }
 

@@ -235,6 +235,38 @@ func TestHandlerHasTheLastWord(t *testing.T) {
 	assert.Equal(t, "0", resp.Header.Get("X-RateLimit-Used"))
 }
 
+// The same between informational responses and the final one.
+func TestHandlerHasTheLastWordAfterHints(t *testing.T) {
+	for name, change := range map[string]func(w http.ResponseWriter){
+		"before": func(w http.ResponseWriter) {
+			w.Header().Del("RateLimit")
+			w.WriteHeader(http.StatusEarlyHints)
+		},
+		"after": func(w http.ResponseWriter) {
+			w.WriteHeader(http.StatusEarlyHints)
+			w.Header().Del("RateLimit")
+		},
+	} {
+		h := httplimit.New(open(t, reservoir.PerHour(10)), byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			change(w)
+			w.WriteHeader(http.StatusOK)
+		}))
+		w := hinted{httptest.NewRecorder()}
+		h.ServeHTTP(w, request("", "X-Tenant", "acme"))
+		assert.Empty(t, w.Result().Header.Values("RateLimit"), name)
+		assert.Equal(t, "9", w.Result().Header.Get("X-RateLimit-Remaining"), name)
+	}
+}
+
+// hinted is a recorder that knows informational responses.
+type hinted struct{ *httptest.ResponseRecorder }
+
+func (h hinted) WriteHeader(status int) {
+	if status >= 200 {
+		h.ResponseRecorder.WriteHeader(status)
+	}
+}
+
 func TestInformationalResponses(t *testing.T) {
 	l := open(t, reservoir.PerHour(10))
 	s := limited(t, l, func(w http.ResponseWriter, _ *http.Request) {
