@@ -39,9 +39,9 @@
 //
 // Reset is the stored end of the window in Unix seconds, the same number in each
 // response of a window from whichever process; t is the seconds until then by
-// this machine's clock. Both are rounded up. Whoever is refused is told the same and
-// Retry-After, in seconds, rounded up: who obeys it never comes early. All of it
-// is made from the one Result that decided.
+// this machine's clock, or Policy.Window if that is less. Both are rounded up. Whoever is refused is told the same and
+// Retry-After, in seconds, rounded up: who obeys it never comes early. There t is the
+// same. All of it is made from the one Result that decided.
 //
 // Remaining is exact where the limiter has WithDirect, as of that decision. With
 // batches it is what this process could still hand out: what the store had left

@@ -32,7 +32,7 @@ type Policy struct {
 
 	// Window is the length of the limit's window, the w of RateLimit-Policy. The
 	// field counts whole seconds, so w is left out for any other length, as it is
-	// for 0. Leave it at 0 if keys have windows of different lengths.
+	// for 0. Leave it at 0 if keys have windows of different lengths, or a calendar's.
 	Window time.Duration
 }
 
@@ -204,13 +204,14 @@ const mostInteger = 999_999_999_999_999
 // writes to b any more. fields are never used twice for that reason.
 func frozen(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// wait is the seconds until the reset, rounded up, and no more than the window. A refusal
-// knows by a clock that nobody sets; else it is by the clocks of store and machine.
+// wait is the seconds until the reset, rounded up. A refusal knows it by a clock that nobody
+// sets. Otherwise the clocks of store and machine may disagree, so it is no more than the
+// window.
 func (f *format) wait(r *reservoir.Result) int64 {
-	s := max(seconds(time.Until(r.Reset)), 0)
 	if !r.Allowed {
-		s = max(seconds(r.RetryAfter), 1)
+		return max(seconds(r.RetryAfter), 1)
 	}
+	s := max(seconds(time.Until(r.Reset)), 0)
 	if f.seconds > 0 {
 		s = min(s, f.seconds)
 	}

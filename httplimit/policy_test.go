@@ -42,8 +42,8 @@ func TestSetHeaders(t *testing.T) {
 			[8]string{"1", "0", "1", "946684891", "default", `"default";q=1;w=60`, `"default";r=0;t=60`, ""},
 		},
 		{
-			"a refusal of a store whose clock is behind ours", httplimit.Policy{Window: time.Minute}, reservoir.Result{Limit: 1, RetryAfter: in},
-			[8]string{"1", "0", "1", "946684891", "default", `"default";q=1;w=60`, `"default";r=0;t=60`, "60"},
+			"a refusal in a window that is longer than most", httplimit.Policy{Window: time.Minute}, reservoir.Result{Limit: 1, RetryAfter: in},
+			[8]string{"1", "0", "1", "946684891", "default", `"default";q=1;w=60`, `"default";r=0;t=91`, "91"},
 		},
 		{
 			"a window that is not of whole seconds", httplimit.Policy{Window: 1500 * time.Millisecond}, reservoir.Result{Allowed: true, Limit: 1},
