@@ -129,6 +129,8 @@ func TestCostsOfAGroup(t *testing.T) {
 	assert.Equal(t, 200, door(costs(0)).StatusCode)
 	assert.Equal(t, 200, door(costs(0), costs(0)).StatusCode)
 	assert.Equal(t, 400, door(costs(1), costs(11)).StatusCode)
+	assert.Equal(t, 500, door(costs(-1), costs(1)).StatusCode)
+	assert.Equal(t, 500, door(costs(0), costs(-1)).StatusCode)
 	assert.Zero(t, spent(a)+spent(b))
 	assert.Equal(t, 200, door(costs(0), costs(1)).StatusCode)
 	assert.Equal(t, 200, door(costs(1), costs(0)).StatusCode)
@@ -145,6 +147,7 @@ func TestFaultsOfAGroup(t *testing.T) {
 	for name, opts := range map[string][]httplimit.Option{
 		"the default key": nil, "no key": {httplimit.WithKey()}, "one key": {httplimit.WithKey(k)}, "three keys": {httplimit.WithKey(k, k, k)},
 		"a key of nil":   {httplimit.WithKey(k, nil)},
+		"a cost of nil":  {httplimit.WithKey(k, k), httplimit.WithCost(costs(1), nil)},
 		"three costs":    {httplimit.WithKey(k, k), httplimit.WithCost(costs(1), costs(1), costs(1))},
 		"three policies": {httplimit.WithKey(k, k), httplimit.WithPolicy(p, p, p)},
 	} {

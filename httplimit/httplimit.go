@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 
 	"github.com/go-reservoir/reservoir"
 )
@@ -156,13 +157,10 @@ func (m *middleware) settle(w *response) {
 
 // validate returns the first fault of the options.
 func (c *config) validate() error {
-	if c.keyless == nil || c.failed == nil {
+	if c.keyless == nil || c.failed == nil ||
+		slices.ContainsFunc(c.keys, func(k KeyFunc) bool { return k == nil }) ||
+		slices.ContainsFunc(c.costs, func(cost func(*http.Request) int64) bool { return cost == nil }) {
 		return errors.New("httplimit: an option of nil that has to be asked")
-	}
-	for _, k := range c.keys {
-		if k == nil {
-			return errors.New("httplimit: a key of nil")
-		}
 	}
 	for _, n := range [...]int{len(c.costs), len(c.policies)} {
 		if n > 1 && n != len(c.keys) {

@@ -289,9 +289,14 @@ func TestProblemDocument(t *testing.T) {
 
 func TestFaultsOfTheProgram(t *testing.T) {
 	assert.Panics(t, func() { httplimit.New(nil) })
-	for _, o := range []httplimit.Option{httplimit.WithKey(nil), httplimit.WithKeyless(nil), httplimit.WithErrorHandler(nil)} {
+	for _, o := range []httplimit.Option{
+		httplimit.WithKey(nil), httplimit.WithCost(nil), httplimit.WithKeyless(nil), httplimit.WithErrorHandler(nil),
+	} {
 		assert.Panics(t, func() { httplimit.New(open(t, reservoir.PerHour(1)), o) })
 	}
+	none := httplimit.New(open(t, reservoir.PerHour(1)), byTenant, httplimit.WithSkip(nil), httplimit.WithRefused(nil), httplimit.WithRefund(nil))
+	assert.Equal(t, http.StatusOK, get(none(answers(http.StatusOK)), "X-Tenant", "acme").StatusCode)
+	assert.Equal(t, http.StatusTooManyRequests, get(none(answers(http.StatusOK)), "X-Tenant", "acme").StatusCode)
 	assert.Panics(t, func() {
 		httplimit.New(open(t, reservoir.PerHour(1)), httplimit.WithPolicy(httplimit.Policy{Name: "\n"}))
 	})
