@@ -2,6 +2,7 @@ package grpclimit
 
 import (
 	"context"
+	"slices"
 
 	"github.com/go-reservoir/reservoir"
 )
@@ -33,6 +34,9 @@ func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFun
 	if several && (len(keys) == 0 || len(keys) != g.Len() || len(costs) > 1 && len(costs) != len(keys)) {
 		panic("grpclimit: a Group needs a key for each of its limits, and a cost for each or one for all")
 	}
+	if slices.ContainsFunc(keys, func(k KeyFunc) bool { return k == nil }) || slices.ContainsFunc(costs, func(c CostFunc) bool { return c == nil }) {
+		panic("grpclimit: a key or a cost of nil")
+	}
 	return limits{l, g, keys, costs}
 }
 
@@ -53,7 +57,7 @@ func (l *limits) price(ctx context.Context, c Call) []int64 {
 	n, some, prices := int64(1), false, make([]int64, len(l.keys))
 	for i := range prices {
 		if i < len(l.costs) {
-			n = l.costs[i](ctx, c)
+			n = max(l.costs[i](ctx, c), 0)
 		}
 		prices[i], some = n, some || n > 0
 	}
