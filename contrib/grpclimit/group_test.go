@@ -40,38 +40,41 @@ var modes = map[string][]reservoir.Option{"batches": nil, "direct": {reservoir.W
 func TestGroup(t *testing.T) {
 	for mode, opts := range modes {
 		t.Run(mode, func(t *testing.T) {
-			calls, tokens := limiter(t, 5, opts...), limiter(t, 1000, opts...)
-			impl, client := serve(t, grpclimit.Server{
-				Group: reservoir.NewGroup(calls, tokens), Keys: []grpclimit.KeyFunc{constant("a"), grpclimit.ByMethod},
-				Costs: []grpclimit.CostFunc{func(ctx context.Context, c grpclimit.Call) int64 { return min(size(ctx, c), 1) }, size},
-			})
-			const method = "/grpc.testing.TestService/UnaryCall"
-			for i, step := range []struct {
-				size          int32
-				want          codes.Code
-				limit, left   int64
-				calls, tokens int64 // that remain
-			}{
-				{100, codes.OK, 5, 4, 4, 900},
-				{700, codes.OK, 1000, 200, 3, 200},
-				{201, codes.ResourceExhausted, 1000, 200, 3, 200},
-				{0, codes.OK, 0, 0, 3, 200}, // for nothing
-				{1001, codes.InvalidArgument, 0, 0, 3, 200},
-				{1, codes.OK, 1000, 199, 2, 199},
-				{1, codes.OK, 1000, 198, 1, 198},
-				{1, codes.OK, 5, 0, 0, 197},
-				{1, codes.ResourceExhausted, 5, 0, 0, 197},
-			} {
-				var header, trailer metadata.MD
-				_, err := client.UnaryCall(t.Context(), &testgrpc.SimpleRequest{ResponseSize: step.size}, grpc.Header(&header), grpc.Trailer(&trailer))
-				require.Equal(t, step.want, status.Code(err), i)
-				if step.limit > 0 {
-					told := first(t, metadata.Join(header, trailer), "x-ratelimit")
-					require.Equal(t, []int64{step.limit, step.left}, []int64{told["limit"], told["remaining"]}, i)
+			synctest.Test(t, func(t *testing.T) {
+				calls, tokens := limiter(t, 5, opts...), limiter(t, 1000, opts...)
+				impl, client := serve(t, grpclimit.Server{
+					Group: reservoir.NewGroup(calls, tokens), Keys: []grpclimit.KeyFunc{constant("a"), grpclimit.ByMethod},
+					Costs: []grpclimit.CostFunc{func(ctx context.Context, c grpclimit.Call) int64 { return min(size(ctx, c), 1) }, size},
+				})
+				const method = "/grpc.testing.TestService/UnaryCall"
+				for i, step := range []struct {
+					size          int32
+					want          codes.Code
+					limit, left   int64
+					calls, tokens int64 // that remain
+				}{
+					{100, codes.OK, 5, 4, 4, 900},
+					{700, codes.OK, 1000, 200, 3, 200},
+					{201, codes.ResourceExhausted, 1000, 200, 3, 200},
+					{0, codes.OK, 0, 0, 3, 200}, // for nothing
+					{1001, codes.InvalidArgument, 0, 0, 3, 200},
+					{1, codes.OK, 1000, 199, 2, 199},
+					{1, codes.OK, 1000, 198, 1, 198},
+					{1, codes.OK, 5, 0, 0, 197},
+					{1, codes.ResourceExhausted, 5, 0, 0, 197},
+				} {
+					var header, trailer metadata.MD
+					_, err := client.UnaryCall(t.Context(), &testgrpc.SimpleRequest{ResponseSize: step.size}, grpc.Header(&header), grpc.Trailer(&trailer))
+					require.Equal(t, step.want, status.Code(err), i)
+					if step.limit > 0 {
+						told := first(t, metadata.Join(header, trailer), "x-ratelimit")
+						require.Equal(t, []int64{step.limit, step.left}, []int64{told["limit"], told["remaining"]}, i)
+					}
+					synctest.Wait() // a batch on its way may count twice, or not at all
+					require.Equal(t, []int64{step.calls, step.tokens}, []int64{remaining(t, calls, "a"), remaining(t, tokens, method)}, i)
 				}
-				require.Equal(t, []int64{step.calls, step.tokens}, []int64{remaining(t, calls, "a"), remaining(t, tokens, method)}, i)
-			}
-			assert.EqualValues(t, 6, impl.calls.Load())
+				assert.EqualValues(t, 6, impl.calls.Load())
+			})
 		})
 	}
 }
@@ -93,7 +96,7 @@ func TestGroupRefunds(t *testing.T) {
 						impl.fail = func() error { return fail }
 						_, err := client.EmptyCall(t.Context(), empty)
 						require.Equal(t, status.Code(fail), status.Code(err))
-						synctest.Wait() // a batch on its way does not count as remaining
+						synctest.Wait() // a batch on its way may count twice, or not at all
 						for _, l := range all {
 							require.EqualValues(t, 7, remaining(t, l, "one"))
 						}
