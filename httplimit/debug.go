@@ -9,8 +9,10 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/go-reservoir/reservoir"
 )
@@ -18,6 +20,8 @@ import (
 // Debug returns a page about this process' limiters, by name, for operators: the Stats of
 // each, as reservoir.Figures names them, and how its 100 most denied keys stand. It is text
 // or, for those who accept application/json rather, JSON, and answers GET and HEAD only.
+// Text quotes keys as Go does. JSON does that only with those that are not UTF-8, or begin
+// with a quote.
 //
 // It shows keys, which may be names and addresses of users: mount it where nobody but
 // operators comes, as you would net/http/pprof. A request visits every key in memory,
@@ -64,7 +68,7 @@ type page struct {
 
 // standing is how a key stands.
 type standing struct {
-	Key       string    `json:"key"`
+	Key       keyText   `json:"key"`
 	Denied    int64     `json:"denied"`
 	Spent     int64     `json:"spent"`
 	Held      int64     `json:"held"`
@@ -72,6 +76,18 @@ type standing struct {
 	Seconds   float64   `json:"window_seconds"`
 	Exhausted bool      `json:"exhausted"`
 	Reset     time.Time `json:"reset,omitzero"` // the window's end, if one is open
+}
+
+// keyText is a key, as JSON has it.
+type keyText string
+
+// MarshalText quotes what is not UTF-8, which JSON cannot hold, and what begins as if it were
+// quoted: two keys never look the same.
+func (k keyText) MarshalText() ([]byte, error) {
+	if utf8.ValidString(string(k)) && !strings.HasPrefix(string(k), `"`) {
+		return []byte(k), nil
+	}
+	return strconv.AppendQuote(nil, string(k)), nil
 }
 
 func pageOf(name string, l *reservoir.Limiter) page {
@@ -87,7 +103,7 @@ func mostDenied(l *reservoir.Limiter) []standing {
 	const most = 100
 	all := make([]standing, 0, most+1)
 	for key, s := range l.Keys() {
-		k := standing{key, s.Denied, s.Spent, s.Held, s.Limit.Tokens, s.Limit.Window.Seconds(), s.Exhausted, s.Reset}
+		k := standing{keyText(key), s.Denied, s.Spent, s.Held, s.Limit.Tokens, s.Limit.Window.Seconds(), s.Exhausted, s.Reset}
 		i, _ := slices.BinarySearchFunc(all, k, standing.compare)
 		if i < most {
 			all = slices.Insert(all, i, k)

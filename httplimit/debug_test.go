@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -117,6 +119,23 @@ func TestDebugText(t *testing.T) {
 		require.NoError(t, err)
 		assert.Regexp(t, `(?m)^4 +3 +0 +3 +1.5s +- +"a`, string(body))
 	})
+}
+
+// Keys are apart in JSON too, where bytes that are not UTF-8 have no form.
+func TestDebugOfBytes(t *testing.T) {
+	l := open(t, reservoir.PerHour(5))
+	want := map[string]string{
+		"a\xff": `"a\xff"`, "a\xfe": `"a\xfe"`, "a\ufffd": "a\ufffd", `"a\xff"`: `"\"a\\xff\""`, `a"<é`: `a"<é`,
+	}
+	for key := range want {
+		_, err := l.Allow(t.Context(), key)
+		require.NoError(t, err)
+	}
+	var got []string
+	for _, k := range inspect(t, httplimit.Debug(map[string]*reservoir.Limiter{"": l}))[0].Keys {
+		got = append(got, k.Key)
+	}
+	assert.ElementsMatch(t, slices.Collect(maps.Values(want)), got)
 }
 
 func TestDebugIsOnlyRead(t *testing.T) {
