@@ -3,50 +3,43 @@ package main
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/httplimit"
 )
+
+// names are those of the limits: they count the same keys.
+var names = [3]string{"requests", "tokens", "dollars"}
 
 // budget is what an API key may use: requests and tokens per window, dollars per day.
 type budget struct {
+	limits   [3]reservoir.Limit
 	limiters [3]*reservoir.Limiter
-	all      *reservoir.Group // requests, tokens and dollars
-}
-
-// policies are what clients are told about the limits, in the order of the limiters.
-func policies(window time.Duration) [3]httplimit.Policy {
-	return [3]httplimit.Policy{{Name: "requests", Window: window}, {Name: "tokens", Window: window}, {Name: "dollars", Window: 24 * time.Hour}}
+	all      *reservoir.Group
 }
 
 // newBudget counts in store: dollars in millionths.
-func newBudget(store backend.Store, requests, tokens, dollars reservoir.Limit, opts ...reservoir.Option) (*budget, error) {
-	b := &budget{}
-	for i, limit := range []reservoir.Limit{requests, tokens, dollars} {
-		opts := append([]reservoir.Option{
-			reservoir.WithName(policies(0)[i].Name),         // they count the same keys
-			reservoir.WithFailure(reservoir.FailLocal(0.1)), // while the store is away: a tenth of each limit per process
-			reservoir.WithLateOverruns(),                    // a stream may end in the minute after the one it began in
-		}, opts...)
-		l, err := reservoir.New(store, limit, opts...)
-		if err != nil {
+func newBudget(store backend.Store, requests, tokens, dollars reservoir.Limit, opts ...reservoir.Option) (b *budget, err error) {
+	b = &budget{limits: [3]reservoir.Limit{requests, tokens, dollars}}
+	opts = append([]reservoir.Option{
+		reservoir.WithFailure(reservoir.FailLocal(0.1)), // while the store is away: a tenth of each limit per process
+		reservoir.WithLateOverruns(),                    // a stream may end in the minute after the one it began in
+	}, opts...)
+	for i, limit := range b.limits {
+		if b.limiters[i], err = reservoir.New(store, limit, append(opts, reservoir.WithName(names[i]))...); err != nil {
 			return nil, err
 		}
-		b.limiters[i] = l
 	}
 	b.all = reservoir.NewGroup(b.limiters[:]...)
 	return b, nil
 }
 
 // close hands back what this process holds. No stream may be under way.
-func (b *budget) close(ctx context.Context) error {
-	var errs []error
+func (b *budget) close(ctx context.Context) (err error) {
 	for _, l := range b.limiters {
-		errs = append(errs, l.Close(ctx))
+		err = errors.Join(err, l.Close(ctx))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // price is in millionths of a dollar per token, which is in dollars per million tokens.
@@ -81,7 +74,7 @@ func (c *charge) add(ctx context.Context, n int64) bool {
 		return true
 	}
 	r, err := c.b.all.AllowEach(ctx, []int64{0, due, c.price.of(0, due)}, c.key, c.key, c.key)
-	if err == nil && r.Allowed {
+	if r.Allowed {
 		c.extra += due
 	}
 	return err != nil || r.Allowed

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -21,16 +20,14 @@ const (
 
 // gateway limits completions and has a model server make them.
 type gateway struct {
-	budget   *budget
-	policies [3]httplimit.Policy
-	reserve  int64  // tokens of output, at most, for a stream
-	model    string // the server's URL
-	client   http.Client
+	budget  *budget
+	reserve int64  // tokens of output, at most, for a stream
+	model   string // the server's URL
 }
 
 func (g *gateway) handler() http.Handler {
 	mux := http.NewServeMux()
-	for path, d := range map[string]dialect{"/v1/chat/completions": openAI, "/v1/messages": anthropic} {
+	for path, d := range dialects {
 		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { g.complete(w, r, d) })
 	}
 	return mux
@@ -54,7 +51,7 @@ func (g *gateway) complete(w http.ResponseWriter, r *http.Request, d dialect) {
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, mostInput))
-	if _, huge := errors.AsType[*http.MaxBytesError](err); huge {
+	if err != nil { // or the client has left, and reads no answer
 		fail(w, http.StatusRequestEntityTooLarge, "request_too_large", err.Error())
 		return
 	}
@@ -72,10 +69,10 @@ func (g *gateway) complete(w http.ResponseWriter, r *http.Request, d dialect) {
 		httplimit.Unavailable(w, r, err, nil) // or more than the whole limit, which is the client's fault
 		return
 	}
-	limit := g.policies[c.result.Limiter] // the tightest, or the one that refused
-	limit.SetHeaders(w.Header(), c.result.Result)
+	i := c.result.Limiter // the tightest, or the one that refused
+	httplimit.Policy{Name: names[i], Window: g.budget.limits[i].Window}.SetHeaders(w.Header(), c.result.Result)
 	if !c.result.Allowed {
-		fail(w, http.StatusTooManyRequests, "rate_limit_error", "out of "+limit.Name+": Retry-After says in how many seconds there will be more")
+		fail(w, http.StatusTooManyRequests, "rate_limit_error", "out of "+names[i]+": Retry-After says in how many seconds there will be more")
 		return
 	}
 	defer func() { _ = c.settle(r.Context()) }() // also if the client leaves or the stream breaks
@@ -86,7 +83,7 @@ func (g *gateway) complete(w http.ResponseWriter, r *http.Request, d dialect) {
 func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *charge) {
 	up, _ := http.NewRequestWithContext(r.Context(), http.MethodPost, g.model+r.URL.Path, bytes.NewReader(q.body))    // run has looked at the URL
 	up.Header = http.Header{"Content-Type": {"application/json"}, "Anthropic-Version": r.Header["Anthropic-Version"]} // and our own key
-	resp, err := g.client.Do(up)
+	resp, err := http.DefaultClient.Do(up)
 	if err != nil {
 		if r.Context().Err() == nil { // otherwise the client has left, and the model may have read the input
 			c.in = 0
@@ -97,18 +94,10 @@ func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *
 	defer resp.Body.Close() // which stops it, if it has more to say
 	w.Header()["Content-Type"] = resp.Header["Content-Type"]
 	w.WriteHeader(resp.StatusCode)
-	if resp.StatusCode == http.StatusOK && q.stream {
-		err = q.copy(r.Context(), w, resp.Body, c)
-	} else {
-		if resp.StatusCode != http.StatusOK {
-			c.in = 0 // an error costs nothing
-		}
-		var answer []byte
-		answer, err = io.ReadAll(resp.Body)
-		c.report(parse(answer))
-		_, _ = w.Write(answer)
+	if resp.StatusCode != http.StatusOK {
+		c.in = 0 // an error costs nothing
 	}
-	if err != nil {
+	if q.copy(r.Context(), w, resp.Body, c) != nil {
 		panic(http.ErrAbortHandler) // the client must see that this is not all
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/signal"
@@ -42,7 +43,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	requests := f.Int64("requests", 60, "requests per window and API key")
 	tokens := f.Int64("tokens", 20_000, "tokens per window and API key, input and output")
 	dollars := f.Int64("dollars", 1_000_000, "millionths of a dollar per day and API key")
-	reserve := f.Int64("reserve", mostOutput, "output tokens to reserve for a stream, if it may have as many; more is charged as it streams")
+	reserve := f.Uint("reserve", mostOutput, "output tokens to reserve for a stream, if it may have as many; more is charged as it streams")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -56,33 +57,26 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		store = shared
 	}
 	if *model == "" {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return err
-		}
-		server := &http.Server{Handler: standIn{words: 50, before: func(int64) { time.Sleep(20 * time.Millisecond) }}}
-		go server.Serve(l)
+		server := httptest.NewServer(standIn{words: 50, before: func(int64) { time.Sleep(20 * time.Millisecond) }})
 		defer server.Close()
-		*model = "http://" + l.Addr().String()
+		*model = server.URL
 	}
-	if u, err := url.Parse(*model); err != nil || u.Host == "" || *reserve < 0 {
-		return errors.New("-model or -reserve: a URL with a host, and at least 0")
+	if u, err := url.Parse(*model); err != nil || u.Host == "" {
+		return errors.New("-model: a URL with a host")
 	}
 	b, err := newBudget(store, reservoir.Limit{Tokens: *requests, Window: *window},
 		reservoir.Limit{Tokens: *tokens, Window: *window}, reservoir.PerDay(*dollars, nil))
 	if err != nil {
 		return err
 	}
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	defer transport.CloseIdleConnections()
-	g := &gateway{b, policies(*window), *reserve, *model, http.Client{Transport: transport}}
+	g := &gateway{b, int64(min(*reserve, mostOutput)), *model}
 	err = serve(ctx, *addr, g.handler(), out)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	err = errors.Join(err, b.close(last))
 	for i, l := range b.limiters {
 		s := l.Stats()
-		fmt.Fprintf(out, "%s: %d used, %d overdrawn, %d store calls\n", g.policies[i].Name, s.Spent-s.Refunded, s.Overdrawn, s.StoreCalls)
+		fmt.Fprintf(out, "%s: %d used, %d overdrawn, %d store calls\n", names[i], s.Spent-s.Refunded, s.Overdrawn, s.StoreCalls)
 	}
 	return err
 }
@@ -94,15 +88,15 @@ func serve(ctx context.Context, addr string, h http.Handler, out io.Writer) erro
 		return err
 	}
 	fmt.Fprintf(out, "listening on http://%s\n", listener.Addr())
-	server, stopped := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}, make(chan error, 1)
-	stop := context.AfterFunc(ctx, func() {
-		fmt.Fprintln(out, "stopping")
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
-		defer cancel()
-		stopped <- server.Shutdown(last)
-	})
-	if err := server.Serve(listener); stop() { // it could not go on
+	server, failed := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}, make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err := <-failed: // it could not go on
 		return err
+	case <-ctx.Done():
 	}
-	return <-stopped
+	fmt.Fprintln(out, "stopping")
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	return server.Shutdown(last)
 }

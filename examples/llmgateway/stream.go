@@ -2,13 +2,13 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 )
 
 // dialect is an API, by what it calls the most tokens that a completion may have.
@@ -18,6 +18,8 @@ const (
 	openAI    dialect = "max_completion_tokens" // chat completions
 	anthropic dialect = "max_tokens"            // messages
 )
+
+var dialects = map[string]dialect{"/v1/chat/completions": openAI, "/v1/messages": anthropic}
 
 // request is what the gateway must know of one.
 type request struct {
@@ -32,10 +34,11 @@ type request struct {
 // read takes a request apart and puts it together again, so that the model server reads
 // nothing else in it than we do.
 func (d dialect) read(body []byte) (q request, err error) {
-	q = request{dialect: d, most: mostOutput, usage: d == anthropic}
-	fields, options, n := map[string]json.RawMessage{}, struct {
+	q = request{dialect: d, most: mostOutput, usage: true}
+	fields, n := map[string]json.RawMessage{}, 1
+	options := struct {
 		Usage bool `json:"include_usage"`
-	}{}, 1
+	}{}
 	if json.Unmarshal(body, &fields) != nil || fields == nil {
 		return q, errors.New("the body is not a JSON object")
 	}
@@ -84,17 +87,13 @@ type delta struct {
 }
 
 // usage is in tokens, by either API's names.
-type usage struct {
-	Prompt     int64 `json:"prompt_tokens"`
-	Completion int64 `json:"completion_tokens"`
-	Input      int64 `json:"input_tokens"`
-	Written    int64 `json:"cache_creation_input_tokens"`
-	Cached     int64 `json:"cache_read_input_tokens"`
-	Output     int64 `json:"output_tokens"`
-}
+type usage map[string]int64
 
-func parse(data []byte) (e event) {
-	_ = json.Unmarshal(data, &e) // what is not JSON has no tokens: [DONE]
+// field is what lines of a stream begin with, and whole lines that are no data.
+var field = regexp.MustCompile(`(?m)^(data:|(event|id|retry)?:.*)`)
+
+func parse(text []byte) (e event) {
+	_ = json.Unmarshal(field.ReplaceAll(text, nil), &e) // what is not JSON has no tokens: [DONE]
 	return e
 }
 
@@ -117,65 +116,73 @@ func (e event) tokens() (n int64) {
 // report notes what the model server says was used, which counts more than our guesses.
 func (c *charge) report(e event) {
 	for _, u := range []usage{e.Message.Usage, e.Usage} {
-		if in := u.Prompt + u.Input + u.Written + u.Cached; in > 0 {
+		if in := u["prompt_tokens"] + u["input_tokens"] + u["cache_creation_input_tokens"] + u["cache_read_input_tokens"]; in > 0 {
 			c.in = in
 		}
 	}
-	if out := e.Usage.Completion + e.Usage.Output; out > 0 {
+	if out := e.Usage["completion_tokens"] + e.Usage["output_tokens"]; out > 0 {
 		c.out = out
 	}
 }
 
-// copy passes events on to the client while they are paid for. An event ends with an empty line.
+var emptyLine = regexp.MustCompile(`\n\r?\n`)
+
+// split finds the first event of a stream, or the whole of another answer.
+func (q request) split(text []byte, all bool) (int, []byte, error) {
+	if end := emptyLine.FindIndex(text); end != nil && q.stream {
+		return end[1], text[:end[1]], nil
+	}
+	if all && len(text) > 0 {
+		return len(text), text, nil
+	}
+	return 0, nil, nil
+}
+
+// copy passes events on to the client while they are paid for.
 func (q request) copy(ctx context.Context, to http.ResponseWriter, from io.Reader, c *charge) error {
-	lines := bufio.NewScanner(from)
-	lines.Buffer(nil, mostInput)
-	var all, data []byte
-	for lines.Scan() {
-		all = append(append(all, lines.Bytes()...), '\n')
-		if d, ok := bytes.CutPrefix(lines.Bytes(), []byte("data:")); ok {
-			data = append(data, d...)
-		}
-		if len(lines.Bytes()) > 0 {
-			continue
-		}
-		e := parse(data)
+	events := bufio.NewScanner(from)
+	events.Buffer(nil, mostInput)
+	events.Split(q.split)
+	for events.Scan() {
+		text, e := events.Bytes(), parse(events.Bytes())
 		paid := c.add(ctx, max(0, min(e.tokens(), q.most-c.out))) // there cannot be more
 		c.report(e)
 		switch {
-		case !paid:
-			all = q.end(e, c)
-		case !q.usage && len(e.Choices) == 0 && e.Usage.Completion > 0:
-			all = nil // this client did not ask for it, and may not understand it
+		case !paid: // it ends as one that had max_tokens, before e
+			text = q.last(e, map[dialect]string{openAI: "length", anthropic: "max_tokens"}[q.dialect], c.in, c.out)
+		case !q.usage && len(e.Choices) == 0 && e.Usage != nil:
+			text = nil // this client did not ask for it, and may not understand it
 		}
-		if _, err := to.Write(all); err != nil || !paid {
+		if _, err := to.Write(text); err != nil || !paid {
 			return err
 		}
 		_ = http.NewResponseController(to).Flush()
-		all, data = all[:0], data[:0]
 	}
-	return lines.Err()
+	return events.Err()
 }
 
-// end is how a stream ends that is stopped at the limit, before e: as one that had max_tokens.
-func (q request) end(e event, c *charge) []byte {
+// last is how a stream ends for that reason.
+func (q request) last(e event, reason string, in, out int64) []byte {
 	if q.dialect == anthropic {
 		return fmt.Appendf(nil, `event: content_block_stop
 data: {"type":"content_block_stop","index":%d}
 
 event: message_delta
-data: {"type":"message_delta","delta":{"stop_reason":"max_tokens","stop_sequence":null},"usage":{"output_tokens":%d}}
+data: {"type":"message_delta","delta":{"stop_reason":%q,"stop_sequence":null},"usage":{"output_tokens":%d}}
 
 event: message_stop
 data: {"type":"message_stop"}
 
-`, e.Index, c.out)
+`, e.Index, reason, out)
 	}
-	const chunk = "data: {\"id\":%q,\"object\":%q,\"created\":%d,\"model\":%q,\"choices\":[%s]%s}\n\n"
-	b := fmt.Appendf(nil, chunk, e.ID, e.Object, e.Created, e.Model, `{"index":0,"delta":{},"finish_reason":"length"}`, "")
+	text := e.chunk(fmt.Sprintf(`{"index":0,"delta":{},"finish_reason":%q}`, reason), "")
 	if q.usage {
-		u := fmt.Sprintf(`,"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, c.in, c.out, c.in+c.out)
-		b = fmt.Appendf(b, chunk, e.ID, e.Object, e.Created, e.Model, "", u)
+		text += e.chunk("", fmt.Sprintf(`,"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, in, out, in+out))
 	}
-	return append(b, "data: [DONE]\n\n"...)
+	return []byte(text + "data: [DONE]\n\n")
+}
+
+// chunk is an event of OpenAI's with the same head as e.
+func (e event) chunk(choices, rest string) string {
+	return fmt.Sprintf("data: {\"id\":%q,\"object\":%q,\"created\":%d,\"model\":%q,\"choices\":[%s]%s}\n\n", e.ID, e.Object, e.Created, e.Model, choices, rest)
 }
