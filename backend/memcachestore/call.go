@@ -9,7 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -34,53 +34,66 @@ const (
 
 // call is one operation on one key.
 type call[T any] struct {
-	store   *Store
-	op, key string                                // memcached's key
-	step    func(c *counter.Counter, now int64) T // pure: it may be made again
-	repeat  bool                                  // also when it may have been carried out
-	undo    func(ctx context.Context, reply T)    // when nobody waits for the reply any more; nil = nothing to undo
+	store  *Store
+	op     string
+	key    string                                // memcached's
+	step   func(c *counter.Counter, now int64) T // pure: it may be made again
+	repeat bool                                  // also when it may have been carried out
+	undo   func(ctx context.Context, reply T)    // when nobody waits for the reply any more; nil = nothing to undo
 
-	// mu is held for a moment, by the caller who leaves and the goroutine that works
-	// for it, so that they agree on what was sent and on who deals with the reply.
-	mu   sync.Mutex
-	sent bool // a write was sent that may have been carried out
-	left bool // the caller has left: write nothing more
-	done bool // there is a reply, and the caller gets it
+	// progress is what the caller who leaves and the goroutine that works for it agree on:
+	// what was sent, and who deals with the reply.
+	progress atomic.Int32
 }
 
-// run makes the call and returns when it is done or ctx ends, whichever is first.
-func run[T any](ctx context.Context, c *call[T]) (reply T, err error) {
-	if c.store.err != nil {
+const (
+	unsent   int32 = iota // nothing was sent that may have been carried out
+	sent                  // a write that may have been
+	answered              // there is a reply, and the caller gets it
+	left                  // the caller has left: nothing more is written
+)
+
+// enter notes progress of the goroutine, unless the caller has left.
+func (c *call[T]) enter(next int32) bool {
+	now := c.progress.Load()
+	return now != left && c.progress.CompareAndSwap(now, next)
+}
+
+// run makes the call of a request that is not faulty, and returns when it is done or ctx
+// ends, whichever is first.
+func run[T any](ctx context.Context, faulty error, c *call[T]) (reply T, err error) {
+	switch {
+	case faulty != nil:
+		return reply, faulty
+	case c.store.err != nil:
 		return reply, c.fail(backend.Rejected, c.store.err)
-	}
-	if err := ctx.Err(); err != nil {
-		return reply, c.fail(backend.Unavailable, err)
-	}
-	if ctx.Done() == nil { // nobody can leave
+	case ctx.Err() != nil:
+		return reply, c.fail(backend.Unavailable, ctx.Err())
+	case ctx.Done() == nil: // nobody can leave
 		return c.try(ctx)
 	}
-	type outcome struct {
-		reply T
-		err   error
-	}
-	back := make(chan outcome, 1)
+	back := make(chan struct{})
 	go func() {
-		reply, err := c.try(ctx)
-		if !c.finish() && err == nil && c.undo != nil {
-			c.undo(context.WithoutCancel(ctx), reply)
+		defer close(back)
+		answer, why := c.try(ctx)
+		if c.enter(answered) {
+			reply, err = answer, why
+		} else if why == nil && c.undo != nil {
+			c.undo(context.WithoutCancel(ctx), answer)
 		}
-		back <- outcome{reply, err}
 	}()
 	select {
+	case <-back:
 	case <-ctx.Done():
-		if class, done := c.leave(); !done {
-			return reply, c.fail(class, ctx.Err())
+		switch c.progress.Swap(left) {
+		case unsent:
+			return reply, c.fail(backend.Unavailable, ctx.Err())
+		case sent:
+			return reply, c.fail(backend.Unknown, ctx.Err())
 		}
-	case o := <-back:
-		return o.reply, o.err
+		<-back
 	}
-	o := <-back
-	return o.reply, o.err
+	return reply, err
 }
 
 func (c *call[T]) fail(class backend.Class, err error) *backend.Error {
@@ -97,7 +110,9 @@ func (c *call[T]) try(ctx context.Context) (reply T, err error) {
 			return reply, nil
 		}
 		unsure = unsure || why.Class == backend.Unknown
-		c.settle(unsure)
+		if !unsure {
+			c.enter(unsent)
+		}
 		if broken(why.Err) {
 			_ = c.store.client.Close() // the idle ones, which have died with it
 			cuts++
@@ -148,7 +163,7 @@ func (c *call[T]) attempt(ctx context.Context) (reply T, why *backend.Error) {
 		return reply, nil
 	case len(item.Value) > max(maxValue, len(before)):
 		return reply, c.fail(backend.Rejected, ErrLedgerFull)
-	case !c.send():
+	case !c.enter(sent):
 		return reply, c.fail(backend.Unavailable, ctx.Err())
 	}
 	item.Flags, item.Expiration = leftAt(k.Left(now)), expiration(k.Left(now), c.store.now())
@@ -163,7 +178,7 @@ func judge(err error) (backend.Class, error) {
 	switch {
 	case errors.Is(err, memcache.ErrCASConflict), errors.Is(err, memcache.ErrNotStored), errors.Is(err, memcache.ErrCacheMiss):
 		return backend.Unavailable, ErrContended
-	case unsent(err):
+	case notSent(err):
 		return backend.Unavailable, err
 	case refused(err):
 		return backend.Rejected, err
@@ -172,8 +187,8 @@ func judge(err error) (backend.Class, error) {
 	}
 }
 
-// unsent reports whether there was no connection to write to.
-func unsent(err error) bool {
+// notSent reports whether there was no connection to write to.
+func notSent(err error) bool {
 	if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" {
 		return true
 	}
@@ -207,39 +222,4 @@ func pause(ctx context.Context, i int, took time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
-}
-
-// send notes that a write is about to be sent, unless the caller has left.
-func (c *call[T]) send() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.sent = c.sent || !c.left
-	return !c.left
-}
-
-// settle notes whether anything that was sent may have been carried out.
-func (c *call[T]) settle(unsure bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.sent = unsure
-}
-
-// leave notes that the caller has left, and says what it has to assume, or that the
-// call is done after all.
-func (c *call[T]) leave() (class backend.Class, done bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.left = true
-	if !c.sent {
-		class = backend.Unavailable
-	}
-	return class, c.done
-}
-
-// finish notes that there is a reply, and reports whether the caller waits for it.
-func (c *call[T]) finish() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.done = !c.left
-	return c.done
 }

@@ -38,6 +38,7 @@
 package memcachestore
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -120,10 +121,7 @@ func (s *Store) Err() error {
 // write it starts over, within ctx: the ledger shows whether it was carried out. When
 // the reply does not come in the client's Timeout the error is backend.Unknown.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	if err := r.Validate(); err != nil {
-		return backend.SyncReply{}, err
-	}
-	return run(ctx, &call[backend.SyncReply]{store: s, op: "sync", key: s.name(r.Key), repeat: true,
+	return run(ctx, r.Validate(), &call[backend.SyncReply]{store: s, op: "sync", key: s.name(r.Key), repeat: true,
 		step: func(c *counter.Counter, now int64) backend.SyncReply { return c.Sync(r, now) },
 	})
 }
@@ -132,10 +130,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 // are given back as soon as it does; when it never comes they may stay charged until
 // the window ends.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	if err := r.Validate(); err != nil {
-		return backend.TakeReply{}, err
-	}
-	return run(ctx, &call[backend.TakeReply]{store: s, op: "take", key: s.name(r.Key),
+	return run(ctx, r.Validate(), &call[backend.TakeReply]{store: s, op: "take", key: s.name(r.Key),
 		step: func(c *counter.Counter, now int64) backend.TakeReply { return c.Take(r, now) },
 		undo: func(ctx context.Context, reply backend.TakeReply) {
 			if reply.Allowed {
@@ -147,13 +142,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 
 // Check implements backend.Store with one read.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	if err := backend.ValidateKey(key); err != nil {
-		return backend.State{}, err
-	}
-	if err := l.Validate(); err != nil {
-		return backend.State{}, err
-	}
-	return run(ctx, &call[backend.State]{store: s, op: "check", key: s.name(key),
+	return run(ctx, cmp.Or(backend.ValidateKey(key), l.Validate()), &call[backend.State]{store: s, op: "check", key: s.name(key),
 		step: func(c *counter.Counter, now int64) backend.State { return c.Check(l, now) },
 	})
 }
@@ -161,10 +150,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 // Refund implements backend.Store. Like a Sync, it starts over when the connection
 // breaks before the reply to its write.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
-	if err := r.Validate(); err != nil {
-		return 0, err
-	}
-	return run(ctx, &call[int64]{store: s, op: "refund", key: s.name(r.Key), repeat: true,
+	return run(ctx, r.Validate(), &call[int64]{store: s, op: "refund", key: s.name(r.Key), repeat: true,
 		step: func(c *counter.Counter, now int64) int64 { return c.Refund(r, now) },
 	})
 }
@@ -172,20 +158,14 @@ func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, err
 // Reset implements backend.Store. Like a Take, it is not made again once it may have been
 // carried out.
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	if err := r.Validate(); err != nil {
-		return backend.State{}, err
-	}
-	return run(ctx, &call[backend.State]{store: s, op: "reset", key: s.name(r.Key),
+	return run(ctx, r.Validate(), &call[backend.State]{store: s, op: "reset", key: s.name(r.Key),
 		step: func(c *counter.Counter, now int64) backend.State { return c.Reset(r, now) },
 	})
 }
 
 // Inspect implements backend.Inspector with one read.
 func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
-	if err := backend.ValidateKey(key); err != nil {
-		return backend.Contents{}, err
-	}
-	return run(ctx, &call[backend.Contents]{store: s, op: "inspect", key: s.name(key),
+	return run(ctx, backend.ValidateKey(key), &call[backend.Contents]{store: s, op: "inspect", key: s.name(key),
 		step: func(c *counter.Counter, now int64) backend.Contents { return c.Contents(now) },
 	})
 }
