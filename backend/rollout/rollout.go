@@ -108,26 +108,26 @@ func (s *Store) Shard(key string) string {
 
 var unplussed = strings.NewReplacer("%", "%25", "+", "%2B")
 
-// Sync implements backend.Store.
-func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	if store := s.only(r.Key, s.lasts(r.Limit)); store != nil {
-		return store.Sync(ctx, r)
+// route makes a call of one store, or of both if that is nil.
+func route[R interface{ Validate() error }, A any](ctx context.Context, one backend.Store, r R,
+	alone func(backend.Store, context.Context, R) (A, error), both func(context.Context, R) (A, error)) (none A, err error) {
+	if one != nil {
+		return alone(one, ctx, r)
 	}
 	if err := r.Validate(); err != nil {
-		return backend.SyncReply{}, err
+		return none, err
 	}
-	return s.syncBoth(ctx, r)
+	return both(ctx, r)
+}
+
+// Sync implements backend.Store.
+func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	return route(ctx, s.only(r.Key, s.lasts(r.Limit)), r, backend.Store.Sync, s.syncBoth)
 }
 
 // Take implements backend.Store.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	if store := s.only(r.Key, s.lasts(r.Limit)); store != nil {
-		return store.Take(ctx, r)
-	}
-	if err := r.Validate(); err != nil {
-		return backend.TakeReply{}, err
-	}
-	return s.takeBoth(ctx, r)
+	return route(ctx, s.only(r.Key, s.lasts(r.Limit)), r, backend.Store.Take, s.takeBoth)
 }
 
 // Check implements backend.Store. For a key in both stores it returns the state of the
@@ -146,26 +146,14 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 // store that it leaves keeps the tokens charged.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	left := max(time.Until(r.Window.Time()), 0)
-	if store := s.only(r.Key, left+slack(left)); store != nil {
-		return store.Refund(ctx, r)
-	}
-	if err := r.Validate(); err != nil {
-		return 0, err
-	}
-	return s.refundBoth(ctx, r)
+	return route(ctx, s.only(r.Key, left+slack(left)), r, backend.Store.Refund, s.refundBoth)
 }
 
 // Reset implements backend.Store. A key in both stores gets the same fresh window in
 // both, or an error: then the window of either may be a fresh one, and the other one
 // binds until Reset is called again.
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	if store := s.only(r.Key, s.lasts(r.Limit)); store != nil {
-		return store.Reset(ctx, r)
-	}
-	if err := r.Validate(); err != nil {
-		return backend.State{}, err
-	}
-	return s.resetBoth(ctx, r)
+	return route(ctx, s.only(r.Key, s.lasts(r.Limit)), r, backend.Store.Reset, s.resetBoth)
 }
 
 // Inspect implements backend.Inspector. A key in both stores is looked up in the
