@@ -44,7 +44,10 @@ func (s *Store) align(ctx context.Context, op, key string, l backend.Limit) (w *
 		if a.Length != 0 || b.Length != 0 {
 			return nil, less(a, b), nil
 		}
-		left := sooner(a, b)
+		left := min(a.Left, b.Left) // until the first of the open windows ends
+		if a.Window == 0 || b.Window == 0 {
+			left = max(a.Left, b.Left)
+		}
 		if a.Window == b.Window || left > patience {
 			return s.aligned.put(key, l.Window, a.Window, began.Add(left-left/1000)), backend.State{}, nil
 		}
@@ -75,18 +78,6 @@ func (s *Store) states(ctx context.Context, op, key string, l backend.Limit) (a,
 func adopt(ctx context.Context, store backend.Store, key string, l backend.Limit, w backend.Window) (backend.State, error) {
 	reply, err := store.Sync(ctx, backend.SyncRequest{Key: key, Client: client, Limit: l, Window: w, Strand: -1})
 	return reply.State, err
-}
-
-// sooner is when the first of the open windows ends.
-func sooner(a, b backend.State) time.Duration {
-	switch {
-	case a.Window == 0:
-		return b.Left
-	case b.Window == 0:
-		return a.Left
-	default:
-		return min(a.Left, b.Left)
-	}
 }
 
 // wait returns a millisecond after so much time, when a window with so much left is over.
