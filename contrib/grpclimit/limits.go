@@ -54,27 +54,21 @@ func (l *limits) name(ctx context.Context, c Call) ([]string, error) {
 
 // price returns what a call costs at each limit; nil if that is nothing.
 func (l *limits) price(ctx context.Context, c Call) []int64 {
-	n, some, prices := int64(1), false, make([]int64, len(l.keys))
+	n, prices := int64(1), make([]int64, len(l.keys))
 	for i := range prices {
 		if i < len(l.costs) {
 			n = max(l.costs[i](ctx, c), 0)
 		}
-		prices[i], some = n, some || n > 0
+		prices[i] = n
 	}
-	if !some {
+	if slices.Max(prices) <= 0 {
 		return nil
 	}
 	return prices
 }
 
 // each is a price of n tokens at each limit.
-func (l *limits) each(n int64) []int64 {
-	prices := make([]int64, len(l.keys))
-	for i := range prices {
-		prices[i] = n
-	}
-	return prices
-}
+func (l *limits) each(n int64) []int64 { return slices.Repeat([]int64{n}, len(l.keys)) }
 
 func (l *limits) allow(ctx context.Context, names []string, prices []int64) (r reservoir.GroupResult, err error) {
 	if l.group != nil {

@@ -6,7 +6,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 
 	"github.com/go-reservoir/reservoir"
 )
@@ -98,87 +97,63 @@ func (s *Server) complete() {
 	}
 }
 
-// paid is what a call was charged, and to whom.
-type paid struct {
-	names  []string
-	result reservoir.GroupResult
-}
-
-func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	c := Call{Method: info.FullMethod, Request: req}
-	if s.skips(ctx, c) {
-		return handler(ctx, req)
-	}
-	p, err := s.admit(ctx, c, answer{
-		header:  func(md metadata.MD) { _ = grpc.SetHeader(ctx, md) },
-		trailer: func(md metadata.MD) { _ = grpc.SetTrailer(ctx, md) },
+func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (reply any, err error) {
+	err = s.limit(ctx, Call{Method: info.FullMethod, Request: req}, func([]string) (err error) {
+		reply, err = handler(ctx, req)
+		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	reply, err := handler(ctx, req)
-	s.settle(ctx, p, err)
 	return reply, err
 }
 
 func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	ctx, c := stream.Context(), Call{Method: info.FullMethod, Stream: true}
-	if s.skips(ctx, c) {
+	c := Call{Method: info.FullMethod, Stream: true}
+	return s.limit(stream.Context(), c, func(names []string) error {
+		if names != nil && (s.RecvCost != nil || s.SendCost != nil) {
+			stream = &serverStream{ServerStream: stream, server: s, call: c, names: names}
+		}
 		return handler(srv, stream)
-	}
-	p, err := s.admit(ctx, c, answer{
-		header:  func(md metadata.MD) { _ = stream.SetHeader(md) },
-		trailer: stream.SetTrailer,
 	})
+}
+
+// limit charges a call and runs it, with whom it counts for: nil if it is skipped. Then it
+// gives back what the call has cost if it ended so. The caller may be gone, but its tokens
+// are not. If the store cannot be told they are lost until the window ends; the limiter's
+// hooks hear of it.
+func (s *Server) limit(ctx context.Context, c Call, run func(names []string) error) error {
+	if s.Skip != nil && s.Skip(ctx, c) {
+		return run(nil)
+	}
+	names, err := s.limits.name(ctx, c)
 	if err != nil {
 		return err
 	}
-	if s.RecvCost != nil || s.SendCost != nil {
-		stream = &serverStream{ServerStream: stream, server: s, call: c, names: p.names}
+	var paid reservoir.GroupResult
+	if prices := s.limits.price(ctx, c); prices != nil {
+		if paid, err = s.charge(ctx, names, prices); err != nil {
+			return err
+		}
+		if md := s.describe(paid.Result); len(md) > 0 {
+			_ = grpc.SetHeader(ctx, md)
+		}
 	}
-	err = handler(srv, stream)
-	s.settle(ctx, p, err)
+	err = run(names)
+	if s.Refund != nil && s.Refund(codeOf(err)) {
+		_ = s.limits.refund(context.WithoutCancel(ctx), names, paid)
+	}
 	return err
 }
 
-func (s *Server) skips(ctx context.Context, c Call) bool { return s.Skip != nil && s.Skip(ctx, c) }
-
-// answer is where metadata goes: of an admitted call into the header, and of a
-// refused one into the trailer. A header would make a client take the call for
-// begun, which gRPC's retry policies then leave alone.
-type answer struct {
-	header, trailer func(metadata.MD)
-}
-
-// admit charges a call, or returns the status that it ends with.
-func (s *Server) admit(ctx context.Context, c Call, a answer) (paid, error) {
-	names, err := s.limits.name(ctx, c)
-	if err != nil {
-		return paid{}, err
-	}
-	prices := s.limits.price(ctx, c)
-	if prices == nil {
-		return paid{names: names}, nil
-	}
+// charge returns the status of what is not admitted. The metadata of a refusal go into the
+// trailer: a header would make a client take the call for begun, which gRPC's retry
+// policies then leave alone.
+func (s *Server) charge(ctx context.Context, names []string, prices []int64) (reservoir.GroupResult, error) {
 	r, err := s.limits.allow(ctx, names, prices)
 	if err != nil {
-		return paid{}, failure(err)
+		return r, failure(err)
 	}
 	if !r.Allowed {
-		a.trailer(s.describe(r.Result))
-		return paid{}, s.refusal(r.Result)
+		_ = grpc.SetTrailer(ctx, s.describe(r.Result))
+		return r, s.refusal(r.Result)
 	}
-	if md := s.describe(r.Result); len(md) > 0 {
-		a.header(md)
-	}
-	return paid{names, r}, nil
-}
-
-// settle gives back what a call has cost if it ended so. The caller may be gone,
-// but its tokens are not. If the store cannot be told they are lost until the
-// window ends; the limiter's hooks hear of it.
-func (s *Server) settle(ctx context.Context, p paid, err error) {
-	if s.Refund != nil && s.Refund(codeOf(err)) {
-		_ = s.limits.refund(context.WithoutCancel(ctx), p.names, p.result)
-	}
+	return r, nil
 }

@@ -1,7 +1,7 @@
 package grpclimit
 
 import (
-	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 )
@@ -13,15 +13,13 @@ type serverStream struct {
 	server *Server
 	call   Call
 	names  []string
-
-	mu   sync.Mutex // not held while a message is charged or on its way
-	over error      // a message was refused: the stream is at its end
+	over   atomic.Pointer[error] // a message was refused: the stream is at its end
 }
 
 // RecvMsg charges a message that has come. One that finds no tokens is dropped.
 func (s *serverStream) RecvMsg(message any) error {
-	if err := s.ended(); err != nil {
-		return err
+	if over := s.over.Load(); over != nil {
+		return *over
 	}
 	if err := s.ServerStream.RecvMsg(message); err != nil {
 		return err
@@ -31,8 +29,8 @@ func (s *serverStream) RecvMsg(message any) error {
 
 // SendMsg charges a message before it leaves.
 func (s *serverStream) SendMsg(message any) error {
-	if err := s.ended(); err != nil {
-		return err
+	if over := s.over.Load(); over != nil {
+		return *over
 	}
 	if err := s.charge(s.server.SendCost, message); err != nil {
 		return err
@@ -40,43 +38,24 @@ func (s *serverStream) SendMsg(message any) error {
 	return s.ServerStream.SendMsg(message)
 }
 
-func (s *serverStream) ended() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.over
-}
-
 // charge ends the stream if the message cannot be paid for. A handler that goes
 // on all the same gets the same error again, not another chance.
-func (s *serverStream) charge(cost func(Call, any) int64, message any) error {
+func (s *serverStream) charge(cost func(Call, any) int64, message any) (err error) {
 	if cost == nil {
 		return nil
 	}
-	n := cost(s.call, message)
-	if n <= 0 {
+	n, limits := cost(s.call, message), &s.server.limits
+	switch {
+	case n <= 0:
 		return nil
+	case s.server.WaitMessages:
+		err = limits.wait(s.Context(), s.names, limits.each(n))
+	default:
+		_, err = s.server.charge(s.Context(), s.names, limits.each(n))
 	}
-	err := s.pay(n)
 	if err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.over = err
+		over := err
+		s.over.Store(&over)
 	}
 	return err
-}
-
-func (s *serverStream) pay(n int64) error {
-	ctx, limits := s.Context(), &s.server.limits
-	if s.server.WaitMessages {
-		return limits.wait(ctx, s.names, limits.each(n))
-	}
-	r, err := limits.allow(ctx, s.names, limits.each(n))
-	if err != nil {
-		return failure(err)
-	}
-	if !r.Allowed {
-		s.SetTrailer(s.server.describe(r.Result))
-		return s.server.refusal(r.Result)
-	}
-	return nil
 }
