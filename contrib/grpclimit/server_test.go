@@ -220,7 +220,7 @@ func TestRefundAfterTheCallerIsGone(t *testing.T) {
 }
 
 func TestTwoLimitsInAChain(t *testing.T) {
-	user, all := limiter(t, 10), limiter(t, 1)
+	user, all := limiter(t, 10, reservoir.WithDirect()), limiter(t, 1) // no prefetch has tokens on their way
 	outer := grpclimit.Server{Limiter: user, Key: one, Metadata: "x-user-limit", Refund: grpclimit.Codes(codes.ResourceExhausted)}
 	inner := grpclimit.Server{Limiter: all, Key: grpclimit.ByMethod}
 	_, client := serveWith(t, []grpc.ServerOption{grpc.ChainUnaryInterceptor(outer.Unary(), inner.Unary())})

@@ -85,6 +85,7 @@ type Collector struct {
 	away      *prometheus.GaugeVec
 	outages   *prometheus.CounterVec
 	rejecting *prometheus.GaugeVec
+	hooked    []prometheus.Collector // all of these
 	figures   []figure
 
 	mu     sync.Mutex
@@ -98,30 +99,27 @@ var buckets = []float64{.00005, .0001, .00025, .0005, .001, .0025, .005, .01, .0
 // New returns a Collector whose metrics all carry labels, such as limiter="api".
 // Nil is none, which serves a registry that has one limiter only.
 func New(labels prometheus.Labels) *Collector {
-	return &Collector{
+	opts := func(name, help string) prometheus.Opts {
+		return prometheus.Opts{Name: "reservoir_" + name, Help: help, ConstLabels: labels}
+	}
+	gauge := func(name, help string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts(opts(name, help)), []string{"shard"})
+	}
+	c := &Collector{
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:        "reservoir_store_call_duration_seconds",
 			Help:        "Time from sending a call to the store to its reply.",
 			ConstLabels: labels,
 			Buckets:     buckets,
 		}, []string{"op", "cause", "outcome"}),
-		away: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name:        "reservoir_shard_away",
-			Help:        "1 while the shard's breaker is open and callers without stock get the failure policy's answer.",
-			ConstLabels: labels,
-		}, []string{"shard"}),
-		outages: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name:        "reservoir_shard_outages_total",
-			Help:        "Times that the shard's breaker has opened.",
-			ConstLabels: labels,
-		}, []string{"shard"}),
-		rejecting: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name:        "reservoir_shard_rejecting",
-			Help:        "1 while the shard answers and rejects every call, until an operator acts.",
-			ConstLabels: labels,
-		}, []string{"shard"}),
-		figures: newFigures(labels),
+		away: gauge("shard_away", "1 while the shard's breaker is open and callers without stock get the failure policy's answer."),
+		outages: prometheus.NewCounterVec(prometheus.CounterOpts(
+			opts("shard_outages_total", "Times that the shard's breaker has opened.")), []string{"shard"}),
+		rejecting: gauge("shard_rejecting", "1 while the shard answers and rejects every call, until an operator acts."),
+		figures:   newFigures(labels),
 	}
+	c.hooked = []prometheus.Collector{c.calls, c.away, c.outages, c.rejecting}
+	return c
 }
 
 // Hooks returns what feeds the duration of store calls and the state of shards,
@@ -157,18 +155,16 @@ func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, f := range c.figures {
 		to <- f.desc
 	}
-	c.calls.Describe(to)
-	c.away.Describe(to)
-	c.outages.Describe(to)
-	c.rejecting.Describe(to)
+	for _, v := range c.hooked {
+		v.Describe(to)
+	}
 }
 
 // Collect sends all metrics.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
-	c.calls.Collect(to)
-	c.away.Collect(to)
-	c.outages.Collect(to)
-	c.rejecting.Collect(to)
+	for _, v := range c.hooked {
+		v.Collect(to)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.source == nil {
