@@ -6,6 +6,7 @@
 package scriptednet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -85,9 +86,12 @@ func (n *Net) Inspect(key string) backend.Contents {
 }
 
 // carry makes one call.
-func carry[T any](ctx context.Context, p *Port, op, key string, run func(ctx context.Context, key string) (*T, error)) (reply T, err error) {
+func carry[T any](ctx context.Context, p *Port, op, key string, run func(ctx context.Context, key string) (T, error)) (reply T, err error) {
 	c := &Call{Who: p.who, Op: op, Key: key, heard: make(chan struct{}, 1)}
-	c.run = func(key string) (any, error) { return run(context.Background(), key) }
+	c.run = func(key string) (any, error) {
+		reply, err := run(context.Background(), key)
+		return &reply, err
+	}
 	c.Until, _ = ctx.Deadline()
 	if !p.post(c) {
 		p.await(ctx, c)
@@ -193,15 +197,7 @@ func (n *Net) Pick(i int) *Call {
 		return nil
 	}
 	slices.SortStableFunc(n.Mail, func(a, b *Call) int {
-		switch {
-		case a.Who != b.Who:
-			return a.Who - b.Who
-		case a.Key != b.Key:
-			return strings.Compare(a.Key, b.Key)
-		case a.Op != b.Op:
-			return strings.Compare(a.Op, b.Op)
-		}
-		return a.number - b.number
+		return cmp.Or(a.Who-b.Who, strings.Compare(a.Key, b.Key), strings.Compare(a.Op, b.Op), a.number-b.number)
 	})
 	return n.Mail[i%len(n.Mail)]
 }
