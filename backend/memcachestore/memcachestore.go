@@ -8,25 +8,12 @@
 // none), again from the start if somebody else has written meanwhile. A refusal, or
 // a statement that changes nothing, writes nothing.
 //
-// # Whose clock
+// memcached tells no time, so the clocks of the processes count, and a key runs by the one
+// that is furthest ahead, up to a minute. One that is ahead by more may void limits of
+// short windows. Run NTP.
 //
-// memcached tells no time, so a window is opened and closed by the clocks of the
-// processes. The first writer stores its end and all others adopt it. Each write says
-// also when it was made, and nobody takes a key's time for earlier than that: a key
-// runs by the clock that is furthest ahead. When that process falls silent, one window
-// lasts longer by as much as it was ahead.
-//
-// This holds up to a minute. A clock that is further ahead is not believed, and its
-// process ends windows as much early; where they are shorter than that it opens one at
-// each call, and the limit is void. Run NTP.
-//
-// # The client
-//
-// A client of gomemcache knows no contexts. The store returns when a call's context
-// ends, and leaves a goroutine behind that waits for the exchange under way: for up to
-// twice the client's Timeout, which bounds dialling and the exchange each by itself. A
-// Take that was carried out all the same is given back then, in up to 64 attempts of a
-// read and a write each; otherwise nothing is written any more. Allow as many idle
+// A client of gomemcache knows no contexts. The store returns when a call's context ends,
+// and leaves a goroutine behind that waits for the exchange under way. Allow as many idle
 // connections as there are calls at a time:
 //
 //	client := memcache.New("10.0.0.7:11211")

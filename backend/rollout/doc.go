@@ -122,17 +122,4 @@
 // when the call's context has ended. If all tries are lost, the tokens stay charged
 // until the window ends or the process' next undo of the key. In the ledger of the old
 // store all undos of a process in one window have one entry, mostly.
-//
-// # Refunds
-//
-// A refund goes to the stores in which the key is. It may be repeated when its outcome
-// is unknown. For a key in both stores the result is the total that both know of. A
-// refund does not say how long its window is, so while a key leaves a store, that
-// store may keep the tokens charged.
-//
-// # Resets
-//
-// A key in both stores gets a fresh window with the same end in both. If that is an
-// error, one of the stores may still have the old window, which binds; so call Reset
-// again.
 package rollout

@@ -15,9 +15,7 @@ import (
 
 // Store implements backend.Store over an old and a new store, and
 // backend.Inspector where they do. It is safe for concurrent use, and does not
-// close its stores. It runs a goroutine only to undo what one of the stores has charged
-// for a direct call, until a second after the call's context has ended at the latest.
-// See the package's documentation.
+// close its stores. See the package's documentation.
 type Store struct {
 	old, new backend.Store
 	setting  sync.Mutex // held while span is replaced
@@ -141,7 +139,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 }
 
 // Refund implements backend.Store. For a key in both stores it returns the total that
-// both know of. The request does not say how long its window is, only how much of it is
+// both know of, and may be repeated when its outcome is unknown. The request does not say how long its window is, only how much of it is
 // left. For that long a key that leaves a store counts as being in both; later, the
 // store that it leaves keeps the tokens charged.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
