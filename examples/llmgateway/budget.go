@@ -74,7 +74,7 @@ func (c *charge) add(ctx context.Context, n int64) bool {
 		return true
 	}
 	r, err := c.b.all.AllowEach(ctx, []int64{0, due, c.price.of(0, due)}, c.key, c.key, c.key)
-	if r.Allowed {
+	if err == nil && r.Allowed {
 		c.extra += due
 	}
 	return err != nil || r.Allowed
