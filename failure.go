@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/keytable"
@@ -99,12 +98,24 @@ func (o *local) in(w *lease.Lease) bool { return o != nil && w != nil && o.windo
 // asked first which window is open there.
 func (o *local) opened(w *lease.Lease) bool { return o.in(w) && o.own }
 
-// forgive takes back n of what a request was admitted for without the store, as far as the
-// store was not told of it.
-func (o *local) forgive(a *account.Account, r *Result, n int64) {
-	if o != nil && r.Source == Fallback && o.window == r.window() {
-		o.admitted -= a.Forgive(min(n, o.admitted))
+// forgiveLocked takes back n of what r was admitted for without the store: what the store was
+// not told of is no debt any more. What it has charged since goes back to it, for it may be
+// above the limit. wanted is for the event.
+func (k *keyState) forgiveLocked(r *Result, n, now int64) (wanted int64) {
+	o, w := k.local, k.lease.Load()
+	if o == nil || r.Source != Fallback || o.window != r.window() {
+		return undecided
 	}
+	n = min(n, o.admitted)
+	forgiven, repaid := k.account.Forgive(n), int64(0)
+	if o.in(w) && w.Alive(now) {
+		repaid = k.account.Repay(n - forgiven)
+	}
+	if o.admitted -= forgiven + repaid; repaid == 0 {
+		return undecided
+	}
+	k.l.count.refunded.Add(repaid)
+	return 0
 }
 
 // policyLocked answers a request that the store could not be asked about because of

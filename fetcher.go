@@ -351,15 +351,14 @@ const slack = 20 * time.Millisecond
 // leave takes w out of the line for a caller whose context is over. What it had been
 // given meanwhile is refunded: it goes to the next, or back to the stock.
 func (k *keyState) leave(w *waiter) {
-	k.event(func(int64) int64 {
+	k.event(func(now int64) int64 {
 		paid := w.Outcome.lease
 		switch {
 		case !w.Done():
 			k.busy.line.Remove(w)
 			return 0
 		case paid == nil:
-			k.local.forgive(&k.account, &w.Outcome.Result, w.N) // if it was admitted without the store
-			return undecided
+			return k.forgiveLocked(&w.Outcome.Result, w.N, now) // if it was admitted without the store
 		}
 		k.l.unasked.add(k, 1)
 		k.l.count.refunded.Add(w.N)

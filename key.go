@@ -161,7 +161,7 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 		current := w != nil && w.Window == r.window()
 		switch {
 		case r.Source == Fallback:
-			k.local.forgive(&k.account, r, n)
+			return k.forgiveLocked(r, n, now)
 		case r.Source == Direct && current && r.epoch == k.name.epoch:
 			var total int64
 			if back, total = k.account.RefundDirect(n); back > 0 {
@@ -177,7 +177,7 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 			k.l.unasked.add(k, paid) // spent again
 			decide := k.busy != nil || w.Denying() || k.plan != counted
 			w.Publish(back-paid, 0)
-			if w.Stock() > 2*k.idle() && !k.usageLocked().ample { // no batch is that large: a look is to follow
+			if w.Stock() > 2*k.idle() && !k.usageLocked().ample { // a look is to follow whether it is used
 				k.use.ample, decide = true, true
 			}
 			if decide {

@@ -320,3 +320,23 @@ type gone struct{ silent }
 func (gone) Take(context.Context, backend.TakeRequest) (backend.TakeReply, error) {
 	return backend.TakeReply{}, &backend.Error{Op: "take", Class: backend.Unavailable, Err: context.DeadlineExceeded}
 }
+
+// What FailOpen admitted and the store has charged since goes back too, if it was not used.
+func TestSettleOfAFallbackAfterItsCharge(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(reservoir.FailOpen))
+		require.True(t, allow(t, l, "k", 5).Allowed)
+		breakdown(t, l, net, refuse)
+		r := allow(t, l, "k", 95)
+		require.Equal(t, reservoir.Fallback, r.Source)
+		net.set(nil)
+		time.Sleep(5 * time.Minute)
+		require.EqualValues(t, 100, used(t, net, "k")-l.Stats().Held)
+		require.NoError(t, l.Settle(bg, "k", r, 20))
+		require.NoError(t, l.Refund(bg, "k", r), "which is too much by 20")
+		time.Sleep(5 * time.Minute)
+		assert.EqualValues(t, 5, used(t, net, "k")-l.Stats().Held)
+		balance(t, l)
+	})
+}

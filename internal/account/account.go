@@ -7,8 +7,8 @@
 //
 // Every token is in one place. Invariants, asserted in tests and all but the first under -race:
 //
-//	0 <= returned <= granted
-//	0 <= paid <= stated <= debt
+//	0 <= returned <= granted + repaid
+//	0 <= repaid <= paid <= stated <= debt
 //	0 <= unconfirmed <= returned
 //	balance == taken + refunded - returned and confirmed - expired, over the account's life
 package account
@@ -38,6 +38,7 @@ type open struct {
 	debt        int64 // used without a grant in the window, cumulative
 	stated      int64 // the part of debt that a statement has told the store of
 	paid        int64 // the part of debt that the store has confirmed
+	repaid      int64 // the part of paid that requests gave back
 	unconfirmed int64 // the part of returned that it has not confirmed
 	direct      int64 // charged by direct calls in the window, less what was refunded
 	refunded    int64 // of direct calls in the window, cumulative
@@ -183,6 +184,20 @@ func (a *Account) Forgive(n int64) int64 {
 	return n
 }
 
+// Repay returns up to n tokens of debt that the store has charged, and that were not used in
+// the end. It says how many.
+func (a *Account) Repay(n int64) int64 {
+	if a.open == nil {
+		return 0
+	}
+	if n = min(n, a.open.paid-a.open.repaid); n > 0 {
+		a.open.repaid += n
+		a.Refund(n)
+		a.Return(n)
+	}
+	return n
+}
+
 // Unpaid is the debt that the store has not confirmed.
 func (a *Account) Unpaid() int64 {
 	if a.open == nil {
@@ -243,8 +258,14 @@ func (a *Account) Refund(n int64) { a.balance += n }
 func (a *Account) Spent(held int64) int64 { return a.balance - held - a.Unconfirmed() }
 
 // InUse is the part of what was granted in the window that is spent, given what is
-// held.
-func (a *Account) InUse(held int64) int64 { return max(a.granted-a.returned-held, 0) }
+// held. What was repaid was not.
+func (a *Account) InUse(held int64) int64 {
+	in := a.granted
+	if a.open != nil {
+		in += a.open.repaid
+	}
+	return max(in-a.returned-held, 0)
+}
 
 // Balance is what the account has in all: held, spent or not confirmed.
 func (a *Account) Balance() int64 { return a.balance }
@@ -264,10 +285,10 @@ func (a *Account) check() {
 	if !invariant.Enabled {
 		return
 	}
-	// That returned <= granted holds too, with a store that grants what it says.
+	// That returned <= granted + repaid holds too, with a store that grants what it says.
 	invariant.That(0 <= a.returned && 0 <= a.granted && a.granted <= math.MaxInt64/2, "returned %d of %d granted", a.returned, a.granted)
 	if o := a.open; o != nil {
-		invariant.That(0 <= o.paid && o.paid <= o.stated && o.stated <= o.debt, "paid %d, stated %d of a debt of %d", o.paid, o.stated, o.debt)
+		invariant.That(0 <= o.repaid && o.repaid <= o.paid && o.paid <= o.stated && o.stated <= o.debt, "repaid %d, paid %d, stated %d of a debt of %d", o.repaid, o.paid, o.stated, o.debt)
 		invariant.That(0 <= o.unconfirmed && o.unconfirmed <= a.returned, "unconfirmed %d of %d returned", o.unconfirmed, a.returned)
 		invariant.That(0 <= o.direct && 0 <= o.heard && o.heard <= o.refunded, "direct %d, refunded %d, %d heard of", o.direct, o.refunded, o.heard)
 	}

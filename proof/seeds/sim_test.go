@@ -431,9 +431,9 @@ func (s *sim) refund() {
 		s.seen["refunded in part"]++
 	}
 	s.log("settle %d of %d, %d used", c.n, c.p.who, used)
+	c.p.asked += back
 	if c.r.Source != reservoir.Fallback { // from now on others may spend them
 		s.spent[c.slot()] -= back
-		c.p.asked += back
 	}
 	s.launch(&simCaller{what: "refund", p: c.p, key: c.key, r: c.r, n: back, charged: back, used: used}, context.Background())
 }
