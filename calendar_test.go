@@ -234,3 +234,35 @@ func TestCalendarOfSkewedClocks(t *testing.T) {
 		}
 	}
 }
+
+// A reset leaves a millisecond between its window's end and the month's. Whoever asks in that
+// opens the window of the next month, which ends with it and has the limit once.
+func TestMonthAfterAReset(t *testing.T) {
+	for what, begin := range map[string]time.Time{
+		"February": at(time.UTC, 2, 1, 0), "March": at(time.UTC, 3, 1, 0), "May": at(time.UTC, 5, 1, 0), "August": at(time.UTC, 8, 1, 0),
+	} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := far(0)
+			all := fleet(t, 2, net, reservoir.PerMonth(100, nil), opt)
+			time.Sleep(time.Until(begin.AddDate(0, 0, -3)))
+			require.True(t, allow(t, all[0], "k", 100).Allowed)
+			require.NoError(t, all[0].Reset(bg, "k"))
+			require.True(t, allow(t, all[0], "k", 100).Allowed)
+			time.Sleep(time.Until(begin.Add(-500 * time.Microsecond)))
+			end := begin.AddDate(0, 1, 0)
+			admitted := 0
+			for ; time.Now().Before(end.Add(-time.Second)); time.Sleep(7 * time.Hour) {
+				for _, l := range all {
+					r := allow(t, l, "k", 40)
+					assert.True(t, end.Equal(r.Reset), "at %v the window ends at %v", time.Now(), r.Reset)
+					if r.Allowed {
+						admitted += 40
+					}
+				}
+			}
+			assert.Equal(t, 80, admitted, "in one month")
+			time.Sleep(time.Until(end.Add(time.Hour)))
+			assert.True(t, allow(t, all[1], "k", 100).Allowed, "in the month after it")
+		})
+	}
+}

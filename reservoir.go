@@ -373,7 +373,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 		return err
 	}
 	q := backend.ResetRequest{Key: l.storeKey(key), Limit: limit.Plain()}
-	q.End, _ = calendarEnds(limit, time.Now())
+	q.End, q.Next = calendarEnds(limit, time.Now())
 	var was *lease.Lease
 	if n := l.keys.Find(key); n != nil {
 		was = n.State.lease.Load()

@@ -55,7 +55,7 @@ type Store interface {
 	// clients hold in memory may be spent until their next statement. The new window ends
 	// where one that opens now would end or, if that is where the old one ends, a
 	// millisecond before: an end is a window's name, and names differ. The window that
-	// opens in that millisecond ends a length later.
+	// opens in that millisecond ends a length later: by a calendar, with the next period.
 	//
 	// If no window is open, Reset changes nothing and State.Window is 0. It is never sent
 	// twice; an Error of class Unknown means that the window may be a fresh one. A store
@@ -191,5 +191,6 @@ type RefundRequest struct {
 type ResetRequest struct {
 	Key   string
 	Limit Limit
-	End   Window // where the new window ends, by a calendar; see SyncRequest
+	End   Window // where the new window ends, by a calendar, and Next the one after it; see SyncRequest
+	Next  Window
 }

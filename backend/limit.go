@@ -102,7 +102,7 @@ func (r ResetRequest) Validate() error {
 	if err := validate(r.Key, r.Limit); err != nil {
 		return err
 	}
-	return validateEnd(r.End, 0)
+	return validateEnd(r.End, r.Next)
 }
 
 // Validate returns nil, or an error that wraps ErrKey or ErrTokens.
@@ -132,7 +132,7 @@ func validateClient(name string) error {
 
 // validateEnd returns nil, or an error that wraps ErrTokens.
 func validateEnd(end, next Window) error {
-	if end < 0 || int64(end) > MaxTokens || next != 0 && next <= end || int64(next) > MaxTokens {
+	if end < 0 || int64(end) > MaxTokens || next != 0 && (next <= end || int64(next-end) > MaxWindow.Milliseconds()) {
 		return fmt.Errorf("%w: a window that ends at %d, and the next at %d", ErrTokens, end, next)
 	}
 	return nil

@@ -6,8 +6,9 @@
 -- ARGV  1 limit      tokens per window
 --       2 length     of a window, ms
 --       3 end        of a window that opens now, by a calendar, Unix ms; 0 = a length from now
---       4 not after  Unix us; later than this do nothing; 0 = whenever
---       5 now        Unix us; empty = the server's clock
+--       4 next       end, of the window after that one; 0 = a length later
+--       5 not after  Unix us; later than this do nothing; 0 = whenever
+--       6 now        Unix us; empty = the server's clock
 -- Reply { flags (1 late), now us, window ms (0 = none open), remaining,
 --         length of the open window ms if it is another one (then nothing was done), else 0 }
 --
@@ -18,13 +19,13 @@
 
 local function fail(what) return redis.error_reply('BADSTATE ' .. what) end
 
-local limit, length, till = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local now = tonumber(ARGV[5])
+local limit, length, till, after = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local now = tonumber(ARGV[6])
 if not now then
   local t = redis.call('TIME')
   now = t[1] * 1000000 + t[2]
 end
-local late = tonumber(ARGV[4])
+local late = tonumber(ARGV[5])
 if late > 0 and now > late then return { 1, now, 0, 0, 0 } end
 
 local before, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
@@ -50,7 +51,10 @@ else
   stop = till - math.max(math.ceil((till - last - slack) / length), 0) * length
 end
 if math.abs(stop - before) < math.max(math.floor(slack), 1) then stop = math.min(stop, before - 1) end
-if stop * 1000 < now then stop = stop + length end     -- in the last millisecond: the calendar's next
+if stop * 1000 < now then                              -- in the last millisecond: the calendar's next
+  if after > till then length = after - till end
+  stop = stop + length
+end
 
 local gone = string.format('%.0f', stop + 1000)
 redis.call('SET', KEYS[2], stop % 1000 == 0 and stop / 1000 or string.format('%.3f', stop / 1000), 'PXAT', stop + 1000 + length)

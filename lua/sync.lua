@@ -114,7 +114,10 @@ elseif fresh or moved then                             -- where a window ends th
   else
     stop = math.ceil(now / 1000) + opened
   end
-  if before > 0 and stop > before and stop - before < floor(slack) then stop = stop + opened end  -- named like one that was reset
+  if before > 0 and stop > before and stop - before < floor(slack) then  -- named like one that was reset: the next one
+    if after > till then length, opened = after - till, after - till end
+    stop = stop + length
+  end
 end
 if opened ~= length then
   return { 0, now, stop, max(limit - used, 0), opened, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }

@@ -54,7 +54,10 @@ if fresh and till * 1000 <= now and after * 1000 > now and math.abs(after - till
 elseif fresh then                                      -- never opened, over, or half of it lost
   local before = used and stop
   stop, used = opening(length, till), 0
-  if before and stop > before and stop - before < math.floor(math.min(length / 10, 1000)) then stop = stop + length end  -- named like one that was reset
+  if before and stop > before and stop - before < math.floor(math.min(length / 10, 1000)) then  -- named like one that was reset: the next one
+    if after > till then length, opened = after - till, after - till end
+    stop = stop + length
+  end
 else
   opened = redis.call('PEXPIRETIME', KEYS[2]) - stop - 1000
   local slack = math.min(opened / 10, 1000)

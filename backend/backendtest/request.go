@@ -102,10 +102,11 @@ func testFaultyCalls(t *testing.T, b *bench) {
 		_, err = b.store.Reset(ctx, backend.ResetRequest{Key: b.key, Limit: l})
 		refused(t, "reset", err, backend.ErrLimit)
 	}
-	for _, end := range []backend.Window{-1, backend.MaxTokens + 1} {
-		_, err := b.store.Take(ctx, backend.TakeRequest{Key: b.key, Limit: limit10, Tokens: 1, End: end})
+	year := backend.Window(backend.MaxWindow.Milliseconds())
+	for end, next := range map[backend.Window]backend.Window{-1: 0, backend.MaxTokens + 1: 0, 2: 2, 3: 2, 4: 5 + year} {
+		_, err := b.store.Take(ctx, backend.TakeRequest{Key: b.key, Limit: limit10, Tokens: 1, End: end, Next: next})
 		refused(t, "take", err, backend.ErrTokens)
-		_, err = b.store.Reset(ctx, backend.ResetRequest{Key: b.key, Limit: limit10, End: end})
+		_, err = b.store.Reset(ctx, backend.ResetRequest{Key: b.key, Limit: limit10, End: end, Next: next})
 		refused(t, "reset", err, backend.ErrTokens)
 	}
 	for _, client := range []string{"", "w", strings.Repeat("c", 65)} {

@@ -91,7 +91,8 @@ func (b *bench) call(text string) string {
 		r := backend.RefundRequest{Key: b.key, Client: words[2], Window: backend.Window(a["of"]), Total: a["total"]}
 		return fmt.Sprint("known=", must(b.store.Refund(ctx, r))(b.t))
 	case "reset":
-		r := backend.ResetRequest{Key: b.key, Limit: b.limit, End: backend.Window(b.parse(words[2:])["end"])}
+		a := b.parse(words[2:])
+		r := backend.ResetRequest{Key: b.key, Limit: b.limit, End: backend.Window(a["end"]), Next: backend.Window(a["next"])}
 		return b.state(at, must(b.store.Reset(ctx, r))(b.t))
 	case "sync":
 		return b.account(at, b.sync(at, statement(words[2], b.parse(words[3:]))))

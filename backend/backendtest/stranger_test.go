@@ -88,7 +88,7 @@ func (s stranger) Reset(ctx context.Context, r backend.ResetRequest) (reply back
 	if err := r.Validate(); err != nil {
 		return reply, err
 	}
-	n, err := s.eval(ctx, "reset", lua.Reset, r.Key, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), 0, s.now(ctx).UnixMicro())
+	n, err := s.eval(ctx, "reset", lua.Reset, r.Key, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), 0, s.now(ctx).UnixMicro())
 	if err != nil {
 		return reply, err
 	}

@@ -54,6 +54,7 @@ type pair struct {
 	length time.Duration // of most windows
 	prefix string
 	ends   []backend.Window        // that they named of late
+	till   backend.Window          // the end of the calendar's day, while that matters
 	voids  map[backend.Window]bool // that were reset
 	seen   map[string]int
 }
@@ -84,7 +85,7 @@ func TestDifferential(t *testing.T) {
 		"allowed", "refused", "grant", "recovered", "reasserted", "carried", "learning", "returned",
 		"refund", "no refund", "open", "closed", "exhausted", "back", "three clients",
 		"lasted", "had come back", "conflict", "debt", "leaving", "too little", "calendar", "claimed", "ledger lost",
-		"first contact", "first contact takes all", "first contact for nothing", "reset", "reset by a millisecond", "too late", "another period", "over", "nothing to reset", "void",
+		"first contact", "first contact takes all", "first contact for nothing", "reset", "reset by a millisecond", "too late", "another period", "next by take", "next by sync", "next by reset", "over", "nothing to reset", "void",
 	} {
 		require.Positive(t, p.seen[what], "%s: %v", what, p.seen)
 	}
@@ -116,11 +117,14 @@ func (p *pair) window() backend.Window {
 
 // end is that of a calendar, or none.
 func (p *pair) end() backend.Window {
-	if p.rnd.IntN(3) > 0 {
+	switch {
+	case p.till != 0:
+		return p.till
+	case p.rnd.IntN(3) > 0:
 		return 0
 	}
-	near := backend.Window(p.base.Add(p.now).UnixMilli())
 	p.seen["calendar"]++
+	near := backend.Window(p.base.Add(p.now).UnixMilli())
 	return one(p, near+30_000, near-30_000, near-3_000_000, near, near+61_000, near+62_500, near+10_000_123, near/1000*1000+40_000, 1, backend.MaxTokens)
 }
 
@@ -142,9 +146,10 @@ func (p *pair) step() {
 		p.now -= one(p, time.Microsecond, time.Second, 10*time.Second)
 		p.seen["back"]++
 	}
-	ctx := storeclock.With(p.t.Context(), p.base.Add(p.now))
-	key := p.prefix + one(p, "k", "k", "k", "j")
+	ctx, key := p.ctx(), p.prefix+one(p, "k", "k", "k", "j")
 	switch q := p.rnd.IntN(20); {
+	case q == 0 && p.rnd.IntN(4) == 0:
+		p.lastMillisecond()
 	case q < 11:
 		p.sync(ctx, key)
 	case q < 15:
@@ -160,6 +165,24 @@ func (p *pair) step() {
 	default:
 		p.look(ctx, key)
 	}
+}
+
+func (p *pair) ctx() context.Context {
+	return storeclock.With(p.t.Context(), p.base.Add(p.now))
+}
+
+// lastMillisecond is what happens to a key that was reset when its day is nearly over.
+func (p *pair) lastMillisecond() {
+	p.till = backend.Window(p.base.Add(p.now).UnixMilli()) + 20_000
+	key := fmt.Sprint(p.prefix, p.till, p.rnd.Uint32())
+	p.take(p.ctx(), key)
+	if p.rnd.IntN(3) > 0 {
+		p.reset(p.ctx(), key)
+	}
+	p.now = p.till.Time().Sub(p.base) - 500*time.Microsecond
+	one(p, p.sync, p.take, p.reset)(p.ctx(), key)
+	p.look(p.ctx(), key)
+	p.till = 0
 }
 
 func (p *pair) sync(ctx context.Context, key string) {
@@ -180,7 +203,8 @@ func (p *pair) sync(ctx context.Context, key string) {
 	got, err := p.b.Sync(ctx, r)
 	require.NoError(p.t, err)
 	c, now := p.a.at(ctx, key)
-	first := !c.Open(now) && r.Window == 0 && r.Peers|r.Pace|int64(r.End|r.Next) == 0 && !r.Leaving
+	fresh := !c.Open(now)
+	first := fresh && r.Window == 0 && r.Peers|r.Pace|int64(r.End|r.Next) == 0 && !r.Leaving
 	require.Equal(p.t, c.Sync(r, now), got, "at %v: %+v", p.now, r)
 	p.ends = append(p.ends, got.Window)
 	p.note(map[string]bool{
@@ -189,8 +213,8 @@ func (p *pair) sync(ctx context.Context, key string) {
 		"first contact": first && got.Grant > 0, "first contact takes all": first && got.Lasted > 0, "first contact for nothing": first && got.Grant == 0,
 		"void":    p.voids[r.Window] && r.Granted > r.Returned && got.Window != 0 && got.Window != r.Window && r.Window.Time().After(time.UnixMicro(now)) && !got.Carried,
 		"carried": got.Carried, "learning": got.Learning, "returned": got.Returned > 0,
-		"another period": got.Length > 0 && got.Window == 0,
-		"over":           got.Over > 0, "too late": got.Window != 0 && int64(r.End) > now/1000+limit.Window.Milliseconds()+1000, "exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
+		"next by sync": got.Grant > 0 && fresh && got.Window == r.Next, "another period": got.Length > 0 && got.Window == 0,
+		"over": got.Over > 0, "too late": got.Window != 0 && int64(r.End) > now/1000+limit.Window.Milliseconds()+1000, "exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
 		"learnt of others": got.Learning && got.Reasserted == 0 && got.Total > 0, "lasted": got.Lasted > 0, "had come back": got.Lasted > 0 && got.Remaining > 0,
 	})
 }
@@ -202,9 +226,10 @@ func (p *pair) take(ctx context.Context, key string) {
 	got, err := p.b.Take(ctx, r)
 	require.NoError(p.t, err)
 	c, now := p.a.at(ctx, key)
+	opened := !c.Open(now)
 	require.Equal(p.t, c.Take(r, now), got, "at %v: %+v", p.now, r)
 	p.ends = append(p.ends, got.Window)
-	p.note(map[string]bool{"allowed": got.Allowed, "refused": !got.Allowed})
+	p.note(map[string]bool{"allowed": got.Allowed, "refused": !got.Allowed, "next by take": opened && got.Allowed && got.Window == r.Next})
 }
 
 func (p *pair) refund(ctx context.Context, key string) {
@@ -218,6 +243,7 @@ func (p *pair) refund(ctx context.Context, key string) {
 
 func (p *pair) reset(ctx context.Context, key string) {
 	r := backend.ResetRequest{Key: key, Limit: p.limit(), End: p.end()}
+	r.Next = p.next(r.End)
 	got, err := p.b.Reset(ctx, r)
 	require.NoError(p.t, err)
 	c, now := p.a.at(ctx, key)
@@ -227,6 +253,7 @@ func (p *pair) reset(ctx context.Context, key string) {
 	p.voids[before] = p.voids[before] || got.Length == 0
 	p.note(map[string]bool{
 		"nothing to reset": got.Window == 0, "reset": got.Window != 0 && got.Length == 0, "reset by a millisecond": got.Window == before-1,
+		"next by reset": r.Next != 0 && got.Window == before-1+r.Next-r.End,
 	})
 }
 

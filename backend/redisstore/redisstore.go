@@ -270,7 +270,7 @@ func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.Stat
 	if err := r.Validate(); err != nil {
 		return backend.State{}, err
 	}
-	v, err := s.do(ctx, resetScript, r.Key, nil, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End))
+	v, err := s.do(ctx, resetScript, r.Key, nil, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next))
 	if err != nil {
 		return backend.State{}, err
 	}

@@ -158,7 +158,10 @@ func (s *Store) resetBoth(ctx context.Context, r backend.ResetRequest) (backend.
 			return b, half("reset", "new", err)
 		}
 		to := r
-		switch to.End = min(a.Window, b.Window); {
+		if to.End = min(a.Window, b.Window); to.Next <= to.End {
+			to.Next = 0
+		}
+		switch {
 		case to.End == 0: // one of them has none open: align
 		case a.Window > b.Window:
 			a, err = s.old.Reset(ctx, to)

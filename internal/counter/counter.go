@@ -76,20 +76,22 @@ func (c *Counter) Open(now int64) bool { return c.stop != 0 && c.stop*1000 >= no
 
 // enter moves c into the window that is open at now. If none is, one opens. One
 // that ends impossibly late is brought back, since the clock has stepped back:
-// nobody starves for longer than a window.
-func (c *Counter) enter(now int64, l backend.Limit, end, next backend.Window) {
+// nobody starves for longer than a window. In the millisecond that a reset left of a
+// period the next one opens, and l gets its length.
+func (c *Counter) enter(now int64, l *backend.Limit, end, next backend.Window) {
 	length, opened := l.Window.Milliseconds(), c.length
 	if between := int64(next - end); !c.Open(now) && int64(end)*1000 <= now && int64(next)*1000 > now && max(between-length, length-between) > slack(length) {
 		*c = Counter{length: between} // which conflicts: the client is told, and comes again
 		return
 	}
-	if !c.conflicts(l) {
+	if !c.conflicts(*l) {
 		opened = length
 	}
 	switch {
 	case !c.Open(now):
 		stop := opening(now, length, end)
 		if c.closed(stop, length) {
+			length = after(l, end, next)
 			stop += length
 		}
 		*c = Counter{stop: stop, length: length}
@@ -105,6 +107,15 @@ func (c *Counter) enter(now int64, l backend.Limit, end, next backend.Window) {
 // closed: the fresh one ended a moment before.
 func (c *Counter) closed(stop, length int64) bool {
 	return c.stop != 0 && stop > c.stop && stop-c.stop < slack(length)
+}
+
+// after makes l the limit of the period after the one that ends at end, and returns its
+// length in ms. Without a calendar that is l's.
+func after(l *backend.Limit, end, next backend.Window) int64 {
+	if next > end {
+		l.Window = time.Duration(next-end) * time.Millisecond
+	}
+	return l.Window.Milliseconds()
 }
 
 // Left is the time until the window's end; negative when it is over.
@@ -135,7 +146,7 @@ func (c *Counter) state(now int64, l backend.Limit) backend.State {
 // request is valid. It charges all of r.Tokens, or nothing and changes nothing.
 func (c *Counter) Take(r backend.TakeRequest, now int64) backend.TakeReply {
 	next := *c
-	next.enter(now, r.Limit, r.End, r.Next)
+	next.enter(now, &r.Limit, r.End, r.Next)
 	if next.conflicts(r.Limit) || next.used+r.Tokens > r.Limit.Tokens {
 		return backend.TakeReply{State: next.state(now, r.Limit)}
 	}
@@ -187,6 +198,7 @@ func (c *Counter) Reset(r backend.ResetRequest, now int64) backend.State {
 		stop = min(stop, c.stop-1)
 	}
 	if stop*1000 < now { // in the last millisecond: the calendar's next
+		length = after(&r.Limit, r.End, r.Next)
 		stop += length
 	}
 	*c = Counter{stop: stop, length: length, ledger: ledger{reset: true}}

@@ -29,9 +29,9 @@ type statement struct {
 func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
 	s := statement{SyncRequest: r, now: now, c: *c}
 	s.enter(c)
-	if s.c.conflicts(r.Limit) {
+	if s.c.conflicts(s.Limit) {
 		return backend.SyncReply{
-			State: s.c.state(now, r.Limit), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1,
+			State: s.c.state(now, s.Limit), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1,
 		}
 	}
 	s.book()
@@ -40,13 +40,13 @@ func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
 	s.count()
 	s.grant()
 	if s.fresh && !s.runs && s.c.used == 0 && s.acc.granted == 0 { // a window opens at its first charge
-		return backend.SyncReply{State: backend.State{Remaining: r.Limit.Tokens}, Clients: 1}
+		return backend.SyncReply{State: backend.State{Remaining: s.Limit.Tokens}, Clients: 1}
 	}
 	s.keep()
 	*c = s.c
-	s.out.Lasted = s.c.lasted(r.Limit)
-	s.out.Over = max(s.c.used-r.Limit.Tokens, 0)
-	s.out.State = s.c.state(now, r.Limit)
+	s.out.Lasted = s.c.lasted(s.Limit)
+	s.out.Over = max(s.c.used-s.Limit.Tokens, 0)
+	s.out.State = s.c.state(now, s.Limit)
 	s.out.Granted, s.out.Returned, s.out.Debt, s.out.Total = s.acc.granted, s.acc.returned, s.acc.debt, s.c.total
 	return s.out
 }
@@ -60,7 +60,7 @@ func (s *statement) enter(c *Counter) {
 	if s.runs {
 		next = 0
 	}
-	s.c.enter(s.now, s.Limit, s.End, next)
+	s.c.enter(s.now, &s.Limit, s.End, next)
 	if s.fresh && s.runs {
 		s.c.stop = window
 	}
