@@ -56,9 +56,13 @@ if given <= r then return { 0, now, r } end
 
 local back = math.min(given - r, used)
 unattributed = math.max(unattributed - back, 0)        -- which of them was given back is not known
-if not ours then redis.call('DEL', KEYS[3]) end
 redis.call('HSET', KEYS[3], 'w', string.format('%.0f %.0f %.0f %.0f %.0f %.0f', window, clients, total, learn, unattributed, exhausted) .. reset,
   client, string.format('%s%.0f %.0f %.0f %.0f', away, g, b, d, given))
-if not ours then redis.call('PEXPIREAT', KEYS[3], window + 1000) end
+if not ours then
+  for _, name in ipairs(own[1] and redis.call('HKEYS', KEYS[3]) or { }) do
+    if name ~= 'w' and name ~= client then redis.call('HDEL', KEYS[3], name) end
+  end
+  redis.call('PEXPIREAT', KEYS[3], window + 1000)
+end
 if back > 0 then redis.call('SET', KEYS[1], used - back, 'KEEPTTL') end
 return { 0, now, given }

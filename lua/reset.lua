@@ -56,10 +56,14 @@ if stop * 1000 < now then                              -- in the last millisecon
   stop = stop + length
 end
 
-local gone = string.format('%.0f', stop + 1000)
-redis.call('SET', KEYS[2], stop % 1000 == 0 and stop / 1000 or string.format('%.3f', stop / 1000), 'PXAT', stop + 1000 + length)
-redis.call('SET', KEYS[1], 0, 'PXAT', gone)
-redis.call('DEL', KEYS[3])
+-- What the user may have no right to comes first: if a command is refused, the old window is open as it was, and its
+-- ledger counts as lost. The ledger is not deleted, because a slot that moves takes no new key.
+local gone, old = string.format('%.0f', stop + 1000), redis.call('HKEYS', KEYS[3])
 redis.call('HSET', KEYS[3], 'w', string.format('%.0f 0 0 0 0 0 1', stop))
 redis.call('PEXPIREAT', KEYS[3], gone)
+for i = 1, #old do
+  if old[i] ~= 'w' then redis.call('HDEL', KEYS[3], old[i]) end
+end
+redis.call('SET', KEYS[2], stop % 1000 == 0 and stop / 1000 or string.format('%.3f', stop / 1000), 'PXAT', stop + 1000 + length)
+redis.call('SET', KEYS[1], 0, 'PXAT', gone)
 return { 0, now, stop, limit, 0 }

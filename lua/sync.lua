@@ -245,22 +245,28 @@ if not first and (keep or learning) then
 end
 
 -- An error on the line of the first write means that nothing was written, so the first of each case stands on that line.
--- A new window voids what ledger there is: if there was one, w was in it.
+-- A charge comes before its account, and a give-back after it: where a right is missing to one of them, less is admitted.
+-- A new window opens last. It voids what ledger there is: if there was one, w was in it. That is not deleted, because a
+-- slot that moves takes no new key.
 local added
-if fresh then added = redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head) elseif charged ~= used then redis.call('SET', KEYS[1], format('%d', charged), 'KEEPTTL') end
+if fresh then added = redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head) elseif charged > used then redis.call('SET', KEYS[1], format('%d', charged), 'KEEPTTL') end
 local gone = (fresh or not ours) and format('%d', stop + 1000)
-if fresh or moved then
-  redis.call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', format('%d', stop + 1000 + length))
-  redis.call('SET', KEYS[1], first and account or format('%d', charged), 'PXAT', gone)
-end
 if head and not ours then
-  if not fresh or added < 2 then
-    redis.call('DEL', KEYS[3])
-    redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head)
+  if not fresh then redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head) end
+  if own[1] or fresh and added < 2 then
+    for _, name in ipairs(redis.call('HKEYS', KEYS[3])) do
+      if name ~= 'w' and not (keep and name == client) then redis.call('HDEL', KEYS[3], name) end
+    end
   end
   redis.call('PEXPIREAT', KEYS[3], gone)
 elseif head and (head ~= own[1] or account and account ~= own[2] or recovered > 0) then  -- a WAIT need not speak of a grant that this does not write
   redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head)
+end
+if fresh or moved then
+  redis.call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', format('%d', stop + 1000 + length))
+  redis.call('SET', KEYS[1], first and account or format('%d', charged), 'PXAT', gone)
+elseif charged < used then
+  redis.call('SET', KEYS[1], format('%d', charged), 'KEEPTTL')
 end
 
 if first then return { 0, now, stop, rest, 0, take } end

@@ -112,7 +112,10 @@ func all(ctx context.Context, s backend.Store, key string) error {
 			return err
 		}
 	}
-	_, err = s.Refund(ctx, backend.RefundRequest{Key: key, Window: taken.Window, Client: "r", Total: 1})
+	if _, err = s.Refund(ctx, backend.RefundRequest{Key: key, Window: taken.Window, Client: "r", Total: 1}); err != nil {
+		return err
+	}
+	_, err = s.Reset(ctx, backend.ResetRequest{Key: key, Limit: limit10})
 	return err
 }
 
@@ -222,6 +225,36 @@ func arrive(t *testing.T, server *redistest.Server, key, value string) {
 		return p.Set(t.Context(), key, value, time.Minute).Err()
 	})
 	require.NoError(t, err)
+}
+
+// TestHalfAccess: what a script lacks a right to in its middle never admits more. A reset that
+// was refused has opened no window, and what is given back in vain is not given back twice.
+func TestHalfAccess(t *testing.T) {
+	server := redistest.Start(t)
+	s := redisstore.New(server.Client())
+	for _, missing := range []string{"set", "hset", "hkeys", "hdel", "pexpireat"} {
+		server.SetUser("user poor on >" + aclPassword + " ~* +@all -" + missing)
+		poor := redisstore.New(server.Client(redistest.User("poor", aclPassword)), redisstore.WithWarnings(nil))
+		account := backend.SyncRequest{Key: missing, Client: "a", Limit: limit10, Want: 10, Need: 10, Strand: -1}
+		held, err := s.Sync(t.Context(), account)
+		require.NoError(t, err)
+		require.EqualValues(t, 10, held.Grant)
+		account.Window, account.Granted, account.Want, account.Need = held.Window, 10, 0, 0
+		_, err = poor.Reset(t.Context(), backend.ResetRequest{Key: missing, Limit: limit10})
+		require.Equal(t, backend.Rejected, class(t, err), missing)
+		reply, err := s.Sync(t.Context(), account)
+		require.NoError(t, err)
+		require.Equal(t, held.Window, reply.Window, missing)
+		require.Zero(t, reply.Remaining, missing)
+		account.Returned = 4
+		for range 3 {
+			_, _ = poor.Sync(t.Context(), account)
+		}
+		reply, err = s.Sync(t.Context(), account)
+		require.NoError(t, err)
+		require.LessOrEqual(t, reply.Remaining, int64(4), missing)
+		require.EqualValues(t, 4, reply.Returned, missing)
+	}
 }
 
 // TestFurtherAccess: what more each feature needs, and that it needs it.

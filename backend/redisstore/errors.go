@@ -59,9 +59,13 @@ var faults = []fault{
 	{class: backend.Unavailable, says: "BUSY"},
 	{class: backend.Unavailable, says: "NOSCRIPT"},
 
+	// In the middle of a script a key has expired, and the slot is on its way.
+	{class: backend.Unknown, says: "ERR Script attempted to access a non local key", keyOnly: true},
+
 	// Surely not applied, and an operator's. The scripts read and check all before
-	// they write, and a full server says so first. What a right is missing to in the
-	// middle of a sync is lost until the window ends: less is admitted, never more.
+	// they write, a full server says so first, and a window opens last. What a right is
+	// missing to in the middle of a sync is lost until the window ends, and where one is
+	// missing to a reset, the ledger is: less is admitted, never more.
 	{class: backend.Rejected, says: "OOM"},
 	{class: backend.Rejected, says: "MISCONF"},
 	{class: backend.Rejected, says: "NOPERM"},

@@ -38,6 +38,7 @@ var rows = []row{
 	{"-MOVED 12182 127.0.0.1:7002", backend.Unavailable, true}, // to a client that does not follow
 	{"-ASK 12182 127.0.0.1:7002", backend.Unavailable, true},
 	{"-READONLY You can't write against a read only replica.", backend.Unavailable, false},
+	{"-ERR Script attempted to access a non local key in a cluster node script: abc, on @user_script:58.", backend.Unknown, true},
 	{"-OOM command not allowed when used memory > 'maxmemory'.", backend.Rejected, false},
 	{"-MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.", backend.Rejected, false},
 	{"-NOPERM User u has no permissions to run the 'evalsha' command", backend.Rejected, false},

@@ -15,6 +15,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
 // TestOpenSlot: a reshard was interrupted and one slot is open. Its new keys are not
@@ -72,4 +73,51 @@ func TestOpenSlot(t *testing.T) {
 	}
 	wg.Wait()
 	require.Positive(t, told.Load())
+}
+
+// TestWholeLedgerInAnOpenSlot: the slot is on its way and its keys are all still here. No key
+// can be made there, and no script needs one: none deletes what it writes next. The clock is
+// ahead, so that no key expires.
+func TestWholeLedgerInAnOpenSlot(t *testing.T) {
+	c := redistest.StartCluster(t, 2, 0)
+	s := redisstore.New(c.Client(), redisstore.WithWarnings(nil))
+	base := time.Now().Add(time.Hour).Truncate(time.Second)
+	at := func(d time.Duration) context.Context { return storeclock.With(t.Context(), base.Add(d)) }
+	sync := func(key, client string, d time.Duration) error {
+		r, err := s.Sync(at(d), backend.SyncRequest{Key: key, Client: client, Limit: limit10, Want: 2, Need: 2, Strand: -1})
+		assert.True(t, err != nil || r.Grant == 2, "%s %s: %v", key, client, r)
+		return err
+	}
+	for key, row := range map[string]struct {
+		call func(key string) error
+		left []string // in the ledger
+	}{
+		"reset": {func(key string) error {
+			_, err := s.Reset(at(time.Second), backend.ResetRequest{Key: key, Limit: limit10})
+			return err
+		}, []string{"w"}},
+		"next":     {func(key string) error { return sync(key, "b", 60100*time.Millisecond) }, []string{"b", "w"}},
+		"newcomer": {func(key string) error { return sync(key, "c", 60100*time.Millisecond) }, []string{"c", "w"}},
+		"back":     {func(key string) error { return sync(key, "a", -10*time.Minute) }, []string{"a", "w"}},
+		"refund": {func(key string) error {
+			taken, err := s.Take(at(60100*time.Millisecond), backend.TakeRequest{Key: key, Limit: limit10, Tokens: 3})
+			if err != nil {
+				return err
+			}
+			_, err = s.Refund(at(61*time.Second), backend.RefundRequest{Key: key, Client: "r", Window: taken.Window, Total: 1})
+			return err
+		}, []string{"r", "w"}},
+	} {
+		require.NoError(t, sync(key, "a", 0))
+		require.NoError(t, sync(key, "b", 0))
+		from, to := c.NodeOf(key), c.Nodes[0]
+		if from == to {
+			to = c.Nodes[1]
+		}
+		c.OpenSlot(from, to, c.SlotOf(key))
+		assert.NoError(t, row.call(key), key)
+		ledger, err := from.Client().HKeys(t.Context(), "{"+key+"}:own").Result()
+		require.NoError(t, err)
+		assert.ElementsMatch(t, row.left, ledger, key)
+	}
 }
