@@ -79,6 +79,7 @@ type holder struct {
 	granted int64
 	back    int64
 	spent   int64
+	debt    int64 // used without a grant
 }
 
 func (h *holder) name() string { return string(rune('a' + h.who)) }
@@ -88,7 +89,7 @@ func (h *holder) stock() int64 { return h.granted - h.back - h.spent }
 // statement is what h would say.
 func (h *holder) statement(key string, l backend.Limit, want, need, strand int64) backend.SyncRequest {
 	return backend.SyncRequest{
-		Key: key, Client: h.name(), Limit: l, Window: h.window, Granted: h.granted, Returned: h.back,
+		Key: key, Client: h.name(), Limit: l, Window: h.window, Granted: h.granted, Returned: h.back, Debt: h.debt,
 		Want: want, Need: need, Strand: strand,
 	}
 }
@@ -101,7 +102,7 @@ func (h *holder) hear(r backend.SyncReply) {
 	if r.Window != h.window && r.Carried { // what was spent stays spent, in the new window's terms
 		h.spent = min(h.spent, r.Granted-r.Returned)
 	}
-	h.window, h.granted, h.back = r.Window, r.Granted, r.Returned
+	h.window, h.granted, h.back, h.debt = r.Window, r.Granted, r.Returned, r.Debt
 }
 
 // bugs are stores with a deliberate one each, for the tests of the tests.

@@ -27,6 +27,7 @@ type machine struct {
 	letters []request
 	tickets []request
 	lossy   bool
+	overrun int64 // tokens, of all clients
 	seen    map[string]int
 }
 
@@ -47,6 +48,7 @@ func (m *machine) actions() map[string]func(*rapid.T) {
 		"lost reply":  func(t *rapid.T) { m.sync(t, "lost reply") },
 		"spend":       m.spend,
 		"give back":   m.giveBack,
+		"overrun":     m.overruns,
 		"take":        m.take,
 		"check":       func(t *rapid.T) { m.must(t, request{op: "check"}) },
 		"refund":      m.refund,
@@ -156,6 +158,15 @@ func (m *machine) giveBack(t *rapid.T) {
 	}
 }
 
+// overruns settles above the charge, which the next statement says.
+func (m *machine) overruns(t *rapid.T) {
+	if h := &m.people[rapid.IntRange(0, people-1).Draw(t, "client")]; h.window != 0 {
+		n := rapid.Int64Range(1, 5).Draw(t, "overrun")
+		h.debt, m.overrun = h.debt+n, m.overrun+n
+		m.seen["overrun"]++
+	}
+}
+
 func (m *machine) take(t *rapid.T) {
 	q := request{op: "take", tokens: rapid.Int64Range(1, m.limit.Tokens).Draw(t, "tokens")}
 	r := m.must(t, q)
@@ -199,19 +210,20 @@ func (m *machine) forget(*rapid.T) {
 	m.seen["lost data"]++
 }
 
-// bound: while the store keeps its data nobody holds more than the limit.
+// bound: while the store keeps its data nobody holds more than the limit, and no more is
+// charged but for what was used above the charges.
 func (m *machine) bound(t *rapid.T) {
 	if m.lossy {
 		return
 	}
 	held := map[backend.Window]int64{}
 	for _, h := range m.people {
-		if held[h.window] += h.granted - h.back; h.window != 0 && held[h.window] > m.limit.Tokens {
+		if held[h.window] += h.granted - h.back; h.window != 0 && held[h.window] > m.limit.Tokens+m.overrun {
 			t.Fatalf("%d tokens are held of %d", held[h.window], m.limit.Tokens)
 		}
 	}
 	for _, s := range m.states {
-		if s.used > m.limit.Tokens {
+		if s.used > m.limit.Tokens+m.overrun {
 			t.Fatalf("%d tokens are charged of %d", s.used, m.limit.Tokens)
 		}
 	}
@@ -219,7 +231,7 @@ func (m *machine) bound(t *rapid.T) {
 
 var everywhere = []string{
 	"several may be", "lost reply", "told twice", "rolled", "recovered", "exhausted", "give-back", "refused take",
-	"refunded", "late refund", "late",
+	"refunded", "late refund", "late", "overrun",
 }
 
 // TestMachine: every reply of the scripts is right, whatever came before it.

@@ -12,8 +12,8 @@ const people = 4
 
 // account is a client's ledger entry.
 type account struct {
-	granted, returned int64
-	known             bool // it has one
+	granted, returned, debt int64
+	known                   bool // it has one
 }
 
 // state is what the rules of the store make of one key, and comparable. It is
@@ -148,15 +148,15 @@ func (s state) afterSync(q request) []outcome {
 		s.unattributed = s.used
 	}
 	claims := s.unattributed
-	granted, returned := r.Granted, r.Returned
+	granted, returned, debt := r.Granted, r.Returned, r.Debt
 	if int64(r.Window) != s.stop { // what it holds in another window that runs is carried over
 		held := int64(0)
 		if runs {
-			held = granted - returned
+			held = granted - returned + debt
 		}
 		claims = 0
 		out.Carried = held > 0
-		granted, returned = held+mine.returned, mine.returned
+		granted, returned, debt = held+mine.returned, mine.returned, mine.debt
 	}
 	claimed := int64(0)
 	if granted > mine.granted {
@@ -167,6 +167,9 @@ func (s state) afterSync(q request) []outcome {
 	}
 	if returned > mine.returned {
 		s.used, mine.returned = max(s.used-returned+mine.returned, 0), returned
+	}
+	if debt > mine.debt { // above the limit too
+		s.used, mine.debt = s.used+debt-mine.debt, debt
 	}
 	out.Recovered = mine.granted - granted
 	out.Learning = q.now/1000 < s.learn
@@ -192,13 +195,13 @@ func (s state) grants(q request, out backend.SyncReply, was state, adopted bool)
 			list = append(list, outcome{was, reply{sync: backend.SyncReply{State: backend.State{Remaining: q.limit.Tokens}, Clients: 1}}})
 			continue
 		}
-		if mine.granted > 0 || q.sync.Want > 0 || mine.known {
+		if mine.granted > 0 || mine.debt > 0 || q.sync.Want > 0 || mine.known {
 			mine.known, next.ledger = true, true
 		} else if out.Learning {
 			next.ledger = true
 		}
 		said.State, said.Over = next.reading(q.now, q.limit), max(next.used-q.limit.Tokens, 0)
-		said.Grant, said.Granted, said.Returned = n+out.Recovered, mine.granted, mine.returned
+		said.Grant, said.Granted, said.Returned, said.Debt = n+out.Recovered, mine.granted, mine.returned, mine.debt
 		list = append(list, outcome{next, reply{sync: said}})
 	}
 	return list
