@@ -63,6 +63,8 @@ func (t target) do(q request) (reply, error) {
 		r.state, r.allowed = got.State, got.Allowed
 	case "check":
 		r.state, err = t.Check(ctx, q.key, q.limit)
+	case "reset":
+		r.state, err = t.Reset(ctx, backend.ResetRequest{Key: q.key, Limit: q.limit})
 	case "refund":
 		r.back, err = t.Refund(ctx, backend.RefundRequest{Key: q.key, Window: q.window, Client: fmt.Sprint("refund", refunds.Add(1)), Total: q.tokens})
 	default:
@@ -111,6 +113,17 @@ var bugs = map[string]func(s backend.Store) backend.Store{
 		return saboteur{Store: s, sync: func(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 			r.Returned = 0
 			return s.Sync(ctx, r)
+		}}
+	},
+	"debt is forgotten": func(s backend.Store) backend.Store {
+		return saboteur{Store: s, sync: func(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+			r.Debt = 0
+			return s.Sync(ctx, r)
+		}}
+	},
+	"a reset leaves what was charged": func(s backend.Store) backend.Store {
+		return saboteur{Store: s, reset: func(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+			return s.Check(ctx, r.Key, r.Limit)
 		}}
 	},
 	"a repetition charges again": func(s backend.Store) backend.Store {
@@ -178,6 +191,7 @@ type saboteur struct {
 	take   func(context.Context, backend.TakeRequest) (backend.TakeReply, error)
 	check  func(context.Context, string, backend.Limit) (backend.State, error)
 	refund func(context.Context, backend.RefundRequest) (int64, error)
+	reset  func(context.Context, backend.ResetRequest) (backend.State, error)
 }
 
 func (s saboteur) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
@@ -206,4 +220,11 @@ func (s saboteur) Refund(ctx context.Context, r backend.RefundRequest) (int64, e
 		return s.refund(ctx, r)
 	}
 	return s.Store.Refund(ctx, r)
+}
+
+func (s saboteur) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	if s.reset != nil {
+		return s.reset(ctx, r)
+	}
+	return s.Store.Reset(ctx, r)
 }

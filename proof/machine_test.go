@@ -27,7 +27,7 @@ type machine struct {
 	letters []request
 	tickets []request
 	lossy   bool
-	overrun int64 // tokens, of all clients
+	over    int64 // tokens that may be above the limit: overruns, and what resets allow
 	seen    map[string]int
 }
 
@@ -51,6 +51,7 @@ func (m *machine) actions() map[string]func(*rapid.T) {
 		"overrun":     m.overruns,
 		"take":        m.take,
 		"check":       func(t *rapid.T) { m.must(t, request{op: "check"}) },
+		"reset":       m.reset,
 		"refund":      m.refund,
 		"old letter":  m.letter,
 		"time passes": m.pass,
@@ -158,11 +159,18 @@ func (m *machine) giveBack(t *rapid.T) {
 	}
 }
 
+func (m *machine) reset(t *rapid.T) {
+	if rapid.IntRange(0, 3).Draw(t, "patience") == 0 && m.must(t, request{op: "reset"}).state.Window != 0 {
+		m.seen["reset"]++
+		m.over += m.limit.Tokens // what is held of the old window
+	}
+}
+
 // overruns settles above the charge, which the next statement says.
 func (m *machine) overruns(t *rapid.T) {
 	if h := &m.people[rapid.IntRange(0, people-1).Draw(t, "client")]; h.window != 0 {
 		n := rapid.Int64Range(1, 5).Draw(t, "overrun")
-		h.debt, m.overrun = h.debt+n, m.overrun+n
+		h.debt, m.over = h.debt+n, m.over+n
 		m.seen["overrun"]++
 	}
 }
@@ -211,19 +219,19 @@ func (m *machine) forget(*rapid.T) {
 }
 
 // bound: while the store keeps its data nobody holds more than the limit, and no more is
-// charged but for what was used above the charges.
+// charged but for overruns and resets.
 func (m *machine) bound(t *rapid.T) {
 	if m.lossy {
 		return
 	}
 	held := map[backend.Window]int64{}
 	for _, h := range m.people {
-		if held[h.window] += h.granted - h.back; h.window != 0 && held[h.window] > m.limit.Tokens+m.overrun {
+		if held[h.window] += h.granted - h.back; h.window != 0 && held[h.window] > m.limit.Tokens+m.over {
 			t.Fatalf("%d tokens are held of %d", held[h.window], m.limit.Tokens)
 		}
 	}
 	for _, s := range m.states {
-		if s.used > m.limit.Tokens+m.overrun {
+		if s.used > m.limit.Tokens+m.over {
 			t.Fatalf("%d tokens are charged of %d", s.used, m.limit.Tokens)
 		}
 	}
@@ -231,7 +239,7 @@ func (m *machine) bound(t *rapid.T) {
 
 var everywhere = []string{
 	"several may be", "lost reply", "told twice", "rolled", "recovered", "exhausted", "give-back", "refused take",
-	"refunded", "late refund", "late", "overrun",
+	"refunded", "late refund", "late", "overrun", "reset",
 }
 
 // TestMachine: every reply of the scripts is right, whatever came before it.

@@ -27,12 +27,13 @@ type state struct {
 	own   [people]account
 
 	ledger       bool  // there is one for this window
+	fresh        bool  // a reset opened it: what is said of any other window is void
 	unattributed int64 // charged, and whoever can show a grant that is not in the ledger may claim it
 }
 
 // request is one operation on one key.
 type request struct {
-	op     string // sync, take, check, refund, or lose
+	op     string // sync, take, check, refund, reset, or lose
 	key    string
 	who    int   // the client of a sync
 	now    int64 // by the store's clock, Unix us
@@ -82,6 +83,16 @@ func opening(now int64, l backend.Limit) int64 {
 	return ends(now, l)
 }
 
+// following is opening after the window of s, which has ended a moment ago: if a reset had named
+// it, the next is not named like the one that was reset.
+func (s state) following(now int64, l backend.Limit) int64 {
+	stop := opening(now, l)
+	if d := stop - s.stop; s.stop != 0 && d > 0 && d < 1000 {
+		stop += l.Window.Milliseconds()
+	}
+	return stop
+}
+
 func (s state) reading(now int64, l backend.Limit) backend.State {
 	return backend.State{
 		Window: backend.Window(s.stop), Remaining: max(l.Tokens-s.used, 0),
@@ -110,14 +121,28 @@ func (s state) after(q request) []outcome {
 		s.used -= back
 		s.unattributed = max(s.unattributed-back, 0)
 		return []outcome{{s, reply{back: q.tokens}}}
+	case "reset":
+		return s.afterReset(q)
 	default: // all data is lost
 		return []outcome{{state{}, reply{}}}
 	}
 }
 
+// afterReset is a window of another name in place of the open one, of which nothing is charged.
+func (s state) afterReset(q request) []outcome {
+	if !s.open(q.now) {
+		return []outcome{{s, reply{state: backend.State{Remaining: q.limit.Tokens}}}}
+	}
+	next := state{stop: opening(q.now, q.limit), ledger: true, fresh: true}
+	if d := next.stop - s.stop; max(d, -d) < 1000 { // names that are close go down
+		next.stop = min(next.stop, s.stop-1)
+	}
+	return []outcome{{next, reply{state: next.reading(q.now, q.limit)}}}
+}
+
 func (s state) afterTake(q request) []outcome {
 	was := s
-	s = s.enter(q.now, opening(q.now, q.limit), q.limit)
+	s = s.enter(q.now, s.following(q.now, q.limit), q.limit)
 	if s.used+q.tokens > q.limit.Tokens { // a refusal writes nothing
 		return []outcome{{was, reply{state: s.reading(q.now, q.limit)}}}
 	}
@@ -137,7 +162,10 @@ func (s state) begin() state {
 func (s state) afterSync(q request) []outcome {
 	r, was := q.sync, s
 	runs := int64(r.Window)*1000 >= q.now && int64(r.Window) <= ends(q.now, q.limit)+min(q.limit.Window.Milliseconds()/10, 1000)
-	stop := opening(q.now, q.limit)
+	if d := int64(r.Window) - s.stop; s.stop != 0 && !s.open(q.now) && d > 0 && d < 1000 { // it was reset
+		runs = false
+	}
+	stop := s.following(q.now, q.limit)
 	if runs {
 		stop = int64(r.Window)
 	}
@@ -151,7 +179,7 @@ func (s state) afterSync(q request) []outcome {
 	granted, returned, debt := r.Granted, r.Returned, r.Debt
 	if int64(r.Window) != s.stop { // what it holds in another window that runs is carried over
 		held := int64(0)
-		if runs {
+		if runs && !s.fresh {
 			held = granted - returned + debt
 		}
 		claims = 0
