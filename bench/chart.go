@@ -10,24 +10,20 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 )
 
-// draw draws a panel for each scenario over Redis, two in a row, and a line in it for
-// each kind. The scale is logarithmic, for the kinds are orders of magnitude apart. ok
+// draw draws a panel for each scenario over Redis, and a line in it for each kind. They
+// stand one below the other, to be read on a phone. The scale is logarithmic, for the kinds are orders of magnitude apart. ok
 // is false if there is nothing to draw.
 func draw(r results) (svg []byte, ok bool) {
 	page := chart.Page{
-		Title: "Latency: half, 99 % and 99.9 % of requests took no more, and admitted requests per second",
-		Note:  "the larger the dot, the rarer; [name] is a stand-in; make bench", Width: 640,
+		Title: "Latency, and admitted requests per second",
+		Note:  "dots: half, 99 % and 99.9 % of requests took no more; [name] is a stand-in; make bench", Width: 520,
 	}
 	for _, group := range r.byScenario() {
 		if !group[0].scenario.redis() {
 			continue
 		}
 		page.Height = max(page.Height, 70+19*len(group))
-		if n := len(page.Rows); n > 0 && page.Rows[n-1][1] == nil {
-			page.Rows[n-1][1] = panel(group)
-		} else {
-			page.Rows = append(page.Rows, []*plot.Plot{panel(group), nil})
-		}
+		page.Rows = append(page.Rows, []*plot.Plot{panel(group)})
 	}
 	if len(page.Rows) == 0 {
 		return nil, false

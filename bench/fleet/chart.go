@@ -30,26 +30,25 @@ var measures = []struct {
 
 var colours = map[string]string{"direct": "#5f6368", "fixed": "#e69f00", "ladder": "#cc79a7", adaptive: "#0072b2"}
 
-// draw draws the results: a column of panels for each group, a line of them for
-// each measure, and in it a dot for each row and rule.
+// draw draws the results: a panel for each measure and group, one below the other, to be
+// read on a phone, and in it a dot for each row and rule.
 func draw(groups []group, all map[string]results, seed uint64) []byte {
 	shown := slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return all[r.name] == nil })
 	page := chart.Page{
 		Title: "Many processes, one limit: what each rule costs",
 		Note:  fmt.Sprintf("make fleet, seed %d; network 1 ms there and back; in percent, what is 0 is not drawn", seed),
-		Width: 680, Height: 280,
+		Width: 620, Height: 260,
 	}
 	for _, r := range shown {
 		page.Legend = append(page.Legend, chart.Entry{Colour: colours[r.name], Text: r.name + ": " + r.what})
 	}
 	for _, m := range measures {
-		var line []*plot.Plot
 		for _, g := range groups {
 			p := chart.New(m.title+", by "+g.axis, "")
 			up := chart.Logarithmic(&p.Y, 1e-5, 1, func(v float64) string { return fmt.Sprintf("%.4g %%", 100*v) })
 			var names []string
 			for i, row := range g.rows {
-				names = append(names, table.Wrap(row.name, 12))
+				names = append(names, table.Wrap(row.name, 9))
 				for j, r := range shown {
 					if v := m.of(all[r.name][row.scenario]); v > 0 {
 						chart.Dot(p, float64(i)+0.22*(float64(j)-1.5), up.At(v), 3, colours[r.name], percent(v), true)
@@ -57,9 +56,8 @@ func draw(groups []group, all map[string]results, seed uint64) []byte {
 				}
 			}
 			chart.Named(&p.X, names)
-			line = append(line, p)
+			page.Rows = append(page.Rows, []*plot.Plot{p})
 		}
-		page.Rows = append(page.Rows, line)
 	}
 	return page.SVG()
 }
