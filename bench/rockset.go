@@ -65,7 +65,9 @@ func (r *Rockset) AllowN(ctx context.Context, key string, n int64) (bool, error)
 	if f != nil {
 		f.reserved += n
 		for !f.over {
-			k.over.Wait()
+			if k.over.Wait(); k.fetch != nil && !r.Listing {
+				f = k.fetch // who waits without a place waits for this one too
+			}
 		}
 	} else {
 		f = &rocksetFetch{reserved: n}
