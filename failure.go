@@ -151,7 +151,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		if k.use != nil {
 			k.use.charge = 0 // at once
 		}
-		r.key, r.epoch, r.charged = k.node.Hash, k.name.epoch, n
+		r.key, r.epoch, r.charged = k.node.Hash, k.node.Tag, n
 	} else {
 		k.denied.Add(1)
 		r.Shadowed, r.RetryAfter = limit.Shadow, w.RetryAfter(now)

@@ -131,7 +131,7 @@ func (m *most) take() int64 { return int64(m.Swap(0)) }
 func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	k := &n.State
 	k.l, k.node, k.name, k.shard = l, n, l.account.Load(), l.shardOf(l.storeKey(n.Key))
-	n.Tag = k.name.epoch
+	n.Tag = k.name.epoch // and stays so when an outage changes the name: it tells this state of the key from others
 	k.bound.Store(&l.limit)
 	if limit != l.limit { // or the window's length is another, of a calendar's
 		own := limit // on the heap only then

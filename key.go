@@ -167,7 +167,7 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 			if back, total = k.account.RefundDirect(n); back > 0 {
 				q = &backend.RefundRequest{Client: k.name.client, Window: r.window(), Total: total}
 			}
-		case r.Source == Direct || r.epoch != k.name.epoch || k.retired:
+		case r.Source == Direct || r.epoch != k.node.Tag || k.retired:
 			back, q = s.refundAlone(n)
 		case current && w.Alive(now):
 			back = min(n, k.account.InUse(k.heldLocked()))

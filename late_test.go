@@ -340,3 +340,26 @@ func TestSettleOfAFallbackAfterItsCharge(t *testing.T) {
 		balance(t, l)
 	})
 }
+
+// A key that had a window of the process' own in an outage settles in memory afterwards.
+func TestSettleAfterAWindowOfItsOwn(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithFailure(reservoir.FailOpen))
+		require.True(t, allow(t, l, "k", 5).Allowed)
+		breakdown(t, l, net, refuse)
+		time.Sleep(2 * time.Minute)
+		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 5).Source)
+		net.set(nil)
+		time.Sleep(2 * time.Minute)
+		r := allow(t, l, "k", 100)
+		require.True(t, r.Allowed)
+		calls := net.count("refund")
+		require.NoError(t, l.Settle(bg, "k", r, 20))
+		if name != "direct" {
+			assert.Equal(t, calls, net.count("refund"), "from %v", r.Source)
+		}
+		assert.EqualValues(t, 80, l.Stats().Refunded)
+		balance(t, l)
+	})
+}

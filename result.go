@@ -26,7 +26,7 @@ type Result struct {
 	// WithShadow. Nothing was charged.
 	Shadowed bool
 
-	epoch uint32 // of the account that it is noted in, 0 if in none
+	epoch uint32 // of a direct call the account, of others the key's Tag; 0 = neither has it
 
 	// Limit is the number of tokens per window; math.MaxInt64 where there is none.
 	Limit int64
