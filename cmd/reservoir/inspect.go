@@ -147,7 +147,7 @@ func (l *look) inspect(ctx context.Context, full string) (*inspection, error) {
 		i.LeftMS = float64(c.Left.Microseconds()) / 1000
 	}
 	for _, a := range c.Clients {
-		held := a.Granted - a.Returned
+		held := max(a.Granted-a.Returned, 0) // what is returned may be debt
 		i.Direct -= held
 		i.Clients = append(i.Clients, account{a.Client, a.Granted, a.Returned, sim.Ratio(held, c.Used)})
 	}

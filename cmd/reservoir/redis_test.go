@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
@@ -340,4 +341,26 @@ func TestTopBesideOtherKeys(t *testing.T) {
 			assert.Contains(t, o.stdout, "user:42", "%s", o.stderr)
 		})
 	}
+}
+
+// A client that has returned debt holds no less than nothing.
+func TestInspectAfterDebtIsReturned(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client()
+	defer client.Close()
+	store := redisstore.New(client)
+	q := backend.SyncRequest{Key: "k", Client: "c", Limit: reservoir.PerHour(100), Want: 5, Need: 5, Strand: -1}
+	for _, said := range [][2]int64{{0, 0}, {95, 0}, {95, 95}} { // debt, returned
+		q.Debt, q.Returned = said[0], said[1]
+		r, err := store.Sync(t.Context(), q)
+		require.NoError(t, err)
+		q.Window, q.Granted, q.Want, q.Need = r.Window, r.Granted, 0, 0
+	}
+	var i inspection
+	o := invoke(t.Context(), "inspect", "-format", "json", "-store", "redis://"+server.Addr(), "k")
+	o.requireFine(t)
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
+	assert.EqualValues(t, 5, i.Charged)
+	assert.EqualValues(t, 5, i.Direct)
+	assert.Zero(t, i.Clients[0].Share)
 }
