@@ -86,7 +86,7 @@ func at(zone *time.Location, month time.Month, day, hour int) time.Time {
 	return time.Date(2000, month, day, hour, 0, 0, 0, zone)
 }
 
-// A user who is refused asks again now and then, and is admitted at the reset. The window that
+// A refused user asks again now and then and is admitted at the reset. The window that
 // opens then is the calendar's. All clocks agree.
 func TestCalendarWindowAfterAShorterOne(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")

@@ -145,9 +145,10 @@ func (l *Limiter) Wait(ctx context.Context, key string) (Result, error) {
 // WaitN blocks until n tokens of key are charged, through as many resets, and as long
 // an outage, as it takes, and returns what was charged. Callers of one key are served first
 // come first served; those of a key that there is no room for (WithMaxKeys) ask again some
-// 20 times in a window, in no order. When ctx has a deadline that cannot be met it returns ErrDeadline at once; when ctx ends
-// first, its error, and nothing is charged. Other errors are those of AllowN; a
-// *StoreError only if the store rejects the call, which an operator must mend.
+// 20 times in a window, in no order. When ctx has a deadline that cannot be met it returns
+// ErrDeadline at once; when ctx ends first, its error, and nothing is charged. Other errors
+// are those of AllowN; a *StoreError only if the store rejects the call, which an operator
+// must mend.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Result, error) {
 	r, _, err := l.acquire(ctx, key, n, true)
 	return r, err
@@ -357,8 +358,9 @@ func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) 
 // window at once, others when they next ask the store: those that hold stock when that is
 // used up, and those that refuse at their next probe. All processes together probe some
 // twenty times in a window, so with many processes that takes long. What others hold of
-// the old window comes on top of the limit; it is what may lie idle, see WithStranding. Where no window is open nothing happens. After an error of class
-// Unknown it may have happened.
+// the old window comes on top of the limit; it is what may lie idle, see WithStranding.
+// Where no window is open nothing happens. After an error of class Unknown it may have
+// happened.
 func (l *Limiter) Reset(ctx context.Context, key string) error {
 	switch err := l.validateKey(key); {
 	case err != nil:

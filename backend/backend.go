@@ -104,7 +104,7 @@ type SyncRequest struct {
 
 	Window   Window // what Granted and Returned refer to; 0 if the client knows no window
 	Granted  int64
-	Returned int64
+	Returned int64 // at most Granted + Debt
 	Debt     int64 // used without a grant, in an outage for example; charged even above the limit
 
 	Want  int64 // tokens it would like; 0 only states the account

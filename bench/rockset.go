@@ -66,7 +66,7 @@ func (r *Rockset) AllowN(ctx context.Context, key string, n int64) (bool, error)
 		f.reserved += n
 		for !f.over {
 			if k.over.Wait(); k.fetch != nil && !r.Listing {
-				f = k.fetch // who waits without a place waits for this one too
+				f = k.fetch // by the rule nobody has a place: the next batch is waited for as well
 			}
 		}
 	} else {

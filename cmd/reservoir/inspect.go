@@ -316,8 +316,8 @@ func runReset(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	})
 }
 
-// reset opens a fresh window, if one is open, and looks at it. A window belongs to limits of
-// one length, which the store tells who asks with another.
+// reset opens a fresh window, if one is open, and looks at it. A window has one
+// length, which the store names to a caller whose limit has another.
 func (l *look) reset(ctx context.Context, end backend.Window) (now *inspection, done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()

@@ -43,9 +43,9 @@ type part struct {
 	tls    bool
 }
 
-// open makes the store of the addresses, memory if there is none, several being shards. It does no I/O, so
-// what goes wrong was asked for wrongly. conns is how many calls may be under way
-// at a time.
+// open makes the store of the addresses, memory if there is none, several being shards.
+// It does no I/O, so what goes wrong was asked for wrongly. conns is how many calls may be
+// under way at a time.
 func open(where []string, prefix string, conns int) (*opened, error) {
 	if len(where) == 0 {
 		where = []string{memory}

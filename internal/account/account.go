@@ -258,7 +258,7 @@ func (a *Account) Refund(n int64) { a.balance += n }
 func (a *Account) Spent(held int64) int64 { return a.balance - held - a.Unconfirmed() }
 
 // InUse is the part of what was granted in the window that is spent, given what is
-// held. What was repaid was not.
+// held. Repaid tokens are among those returned, and were not granted.
 func (a *Account) InUse(held int64) int64 {
 	in := a.granted
 	if a.open != nil {
