@@ -99,7 +99,7 @@ func ExampleWithFailure() {
 		admitted := 0
 		for range 50 {
 			var r reservoir.Result
-			if r, err = limiter.Allow(context.Background(), "user:42"); r.Allowed {
+			if r, err = limiter.Allow(context.Background(), "user:42"); r.Allowed && r.Source == reservoir.Fallback {
 				admitted++
 			}
 		}

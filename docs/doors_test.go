@@ -14,21 +14,26 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whoever looks a function up in the documentation finds how it is used: each
-// exported function and method appears in an Example of its package.
+// The documentation of each exported function, method, constant and variable shows how it
+// is used: it appears in an Example of its package. Types appear there by their functions.
 func TestDoorsHaveExamples(t *testing.T) {
 	contrib, err := filepath.Glob("contrib/*/go.mod")
 	require.NoError(t, err)
-	dirs := []string{".", "httplimit", "sharding", "backend/memstore", "backend/redisstore", "sloglimit"}
+	dirs := []string{".", "backend", "backend/memcachestore", "backend/memstore", "backend/redisstore", "backend/rollout", "httplimit", "sharding", "sloglimit"}
 	for _, mod := range contrib {
 		dirs = append(dirs, filepath.Dir(mod))
 	}
 	for _, dir := range dirs {
 		doors, shown := map[string]bool{}, map[string]bool{}
-		for _, f := range parseDir(t, dir) {
+		for name, f := range parseDir(t, dir) {
+			test := strings.HasSuffix(name, "_test.go")
 			for _, d := range f.Decls {
 				fn, ok := d.(*ast.FuncDecl)
 				switch {
+				case !ok && !test:
+					for _, name := range values(d) {
+						doors[name] = true
+					}
 				case !ok:
 				case strings.HasPrefix(fn.Name.Name, "Example"):
 					ast.Inspect(fn, func(n ast.Node) bool {
@@ -37,7 +42,7 @@ func TestDoorsHaveExamples(t *testing.T) {
 						}
 						return true
 					})
-				case isDoor(f, fn):
+				case !test && isDoor(fn):
 					doors[fn.Name.Name] = true
 				}
 			}
@@ -48,29 +53,43 @@ func TestDoorsHaveExamples(t *testing.T) {
 	}
 }
 
-// parseDir parses the Go files of a directory, those of tests too.
-func parseDir(t *testing.T, dir string) (all []*ast.File) {
+// parseDir parses the Go files of a directory, by name, those of tests too.
+func parseDir(t *testing.T, dir string) map[string]*ast.File {
 	t.Helper()
+	all := map[string]*ast.File{}
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	for _, e := range entries {
 		if strings.HasSuffix(e.Name(), ".go") {
 			f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(dir, e.Name()), nil, parser.ParseComments)
 			require.NoError(t, err)
-			all = append(all, f)
+			all[e.Name()] = f
 		}
 	}
 	return all
 }
 
+// values returns the exported constants and variables of a declaration.
+func values(d ast.Decl) (names []string) {
+	for _, spec := range d.(*ast.GenDecl).Specs {
+		if v, ok := spec.(*ast.ValueSpec); ok {
+			for _, name := range v.Names {
+				if name.IsExported() {
+					names = append(names, name.Name)
+				}
+			}
+		}
+	}
+	return names
+}
+
 // forOthers are methods that make a type a Stringer, a Collector, a RoundTripper.
 var forOthers = []string{"String", "Collect", "Describe", "RoundTrip", "CloseIdleConnections"}
 
-// isDoor reports whether users call the function by its name: it is exported, no
-// test, and no method that is there for an interface.
-func isDoor(f *ast.File, fn *ast.FuncDecl) bool {
-	if !fn.Name.IsExported() || strings.HasSuffix(f.Name.Name, "_test") || strings.HasPrefix(fn.Name.Name, "Test") ||
-		strings.HasPrefix(fn.Name.Name, "Fuzz") || strings.HasPrefix(fn.Name.Name, "Benchmark") {
+// isDoor reports whether users call the function by its name: it is exported, and no
+// method that is there for an interface.
+func isDoor(fn *ast.FuncDecl) bool {
+	if !fn.Name.IsExported() {
 		return false
 	}
 	if fn.Recv == nil {

@@ -29,3 +29,16 @@ func Example() {
 	r, err := limiter.Allow(ctx, "user:42")
 	fmt.Println(r.Allowed, r.Remaining, err)
 }
+
+// A faulty store is found when it is made, and each failure can be told from the others.
+func ExampleNew() {
+	store := memcachestore.New(memcache.New("10.0.0.7:11211"), memcachestore.WithPrefix("api:"))
+	fmt.Println(store.Err(), memcachestore.New(nil).Err() != nil)
+	for _, cause := range []error{memcachestore.ErrContended, memcachestore.ErrLedgerFull} {
+		fmt.Println(cause)
+	}
+	// Output:
+	// <nil> true
+	// memcached: too many writers of one key
+	// memcached: too many clients of one key
+}

@@ -48,7 +48,7 @@ func ExampleServer() {
 	for range 3 {
 		var header metadata.MD
 		_, err := client.Check(context.Background(), &grpc_health_v1.HealthCheckRequest{}, grpc.Header(&header))
-		fmt.Println(status.Code(err), header.Get("x-ratelimit-remaining"))
+		fmt.Println(status.Code(err), header.Get(grpclimit.DefaultMetadata+"-remaining"))
 	}
 	// Output:
 	// OK [1]
