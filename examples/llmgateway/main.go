@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/signal"
@@ -57,9 +56,14 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		store = shared
 	}
 	if *model == "" {
-		server := httptest.NewServer(standIn{words: 50, before: func(int64) { time.Sleep(20 * time.Millisecond) }})
+		listener, err := net.Listen("tcp", "localhost:0")
+		if err != nil {
+			return err
+		}
+		server := &http.Server{Handler: standIn{words: 50, before: func(int64) { time.Sleep(20 * time.Millisecond) }}}
+		go func() { _ = server.Serve(listener) }()
 		defer server.Close()
-		*model = server.URL
+		*model = "http://" + listener.Addr().String()
 	}
 	if u, err := url.Parse(*model); err != nil || u.Host == "" {
 		return errors.New("-model: a URL with a host")
