@@ -100,8 +100,7 @@ func show(ctx context.Context, out io.Writer, limiter *reservoir.Limiter, store 
 	return ask("\nThe replica has taken over, and the limiter has found it. 60 more:")
 }
 
-// requests makes 60 requests and counts the admitted ones: under true by the failure
-// policy.
+// requests counts the admitted ones of 60 requests: under true by the failure policy.
 func requests(ctx context.Context, limiter *reservoir.Limiter, user string) (map[bool]int, error) {
 	admitted := map[bool]int{}
 	for range 60 {

@@ -47,7 +47,7 @@ type price struct{ in, out int64 }
 
 func (p price) of(in, out int64) int64 { return in*p.in + out*p.out }
 
-// charge is what one completion was charged, and has used so far, in tokens.
+// charge has the tokens that one completion was charged, and those that it has used so far.
 type charge struct {
 	b        *budget
 	key      string

@@ -86,7 +86,7 @@ type delta struct {
 	Tools                            []struct{ Function struct{ Arguments string } } `json:"tool_calls"`
 }
 
-// usage is in tokens, by either API's names.
+// usage maps the names of either API to tokens.
 type usage map[string]int64
 
 // field matches the beginning of a stream's data lines, and other lines as a whole.

@@ -26,7 +26,6 @@ type Cluster struct {
 }
 
 // StartCluster starts a [Cluster] in dir, and returns when it can serve and fail over.
-// After an error none of its servers run.
 func StartCluster(ctx context.Context, dir string) (c *Cluster, err error) {
 	c = &Cluster{}
 	defer func() {
@@ -98,8 +97,7 @@ func (s *Server) join(ctx context.Context) error {
 // watches them.
 type Pair struct{ Primary, Replica *Server }
 
-// StartPair starts a [Pair] in dir, and returns when the replica has all data. After an
-// error no server runs.
+// StartPair starts a [Pair] in dir, and returns when the replica has all data.
 func StartPair(ctx context.Context, dir string) (*Pair, error) {
 	primary, err := start(ctx, filepath.Join(dir, "primary"), "--repl-diskless-sync-delay", "0")
 	if err != nil {
