@@ -5,16 +5,15 @@ PACKAGES := github.com/go-reservoir/reservoir/...
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-# Per test binary. The slowest, redisstore, takes three minutes on two cores; a hang
-# should be told apart from a slow machine, with the goroutines' stacks, before CI
-# gives up.
+# TIMEOUT is for one test binary. The slowest, of redisstore, takes three minutes on two
+# cores. A hang should end with the goroutines' stacks before CI's own timeout.
 TIMEOUT  := 10m
 FUZZTIME := 30s
 SEED     := 1
 T        := 10m
 SIZE     := full
 
-# SERVER=DIR is where a redis-server is that is not the system's: of another version, say.
+# SERVER=DIR is the directory of another redis-server, of another version for example.
 SERVER ?=
 ifneq ($(SERVER),)
 export PATH := $(abspath $(SERVER)):$(PATH)
@@ -41,9 +40,9 @@ memcached: ## Install memcached, likewise.
 cc:
 	@.ci/need cc gcc libc6-dev
 
-# The dependency check is one of the root module's tests: docs/deps_test.go. The
-# seeds of TestSeeds run twice: some under the race detector, and all without it,
-# which is ten times as fast, and they are one goroutine's work after another's.
+# The dependency check is a test of the root module, docs/deps_test.go. TestSeeds runs
+# some seeds under the race detector, and all seeds without it, because that is ten times
+# as fast and its goroutines run one at a time.
 .PHONY: test
 test: redis memcached cc ## Run all tests of all modules, with the race detector.
 	go test -race -shuffle=on -timeout=$(TIMEOUT) $(PACKAGES)
@@ -58,7 +57,7 @@ fleet: ## Simulate fleets of processes: a table and a chart in bench/results. SE
 	cd bench/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
 
 .PHONY: torture
-torture: redis cc ## Break servers, networks and processes at random, for T=10m, and judge; then what else takes long.
+torture: redis cc ## Break servers, networks and processes at random, for T=10m, and judge; then run the other long tests.
 	cd torture && go test -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T) -seed=$(SEED)
 	cd cmd/reservoir && go test -race -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=1m
 	go test -count=1 -v -run='^TestCardinalityAttack$$' . -cardinality=5000000

@@ -13,7 +13,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
-// How large the first batch of a key is, and why.
+// Each sizing chooses the first batch of a key in its own way.
 func ExampleWithBatch() {
 	fetched := make(chan string, 8)
 	for _, sizing := range []reservoir.Sizing{
@@ -36,7 +36,7 @@ func ExampleWithBatch() {
 	// first 100
 }
 
-// Ten an hour among many processes: each token matters.
+// If a limit is small, each token matters. WithDirect makes a call for each request.
 func ExampleWithDirect() {
 	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(2), reservoir.WithDirect())
 	if err != nil {
@@ -54,7 +54,7 @@ func ExampleWithDirect() {
 	// false 0 denied false
 }
 
-// Some keys have limits of their own, which may change at any time.
+// Some keys have their own limits, which may change at any time.
 func ExampleWithLimits() {
 	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(5_000),
 		reservoir.WithLimits(func(key string) reservoir.Limit {
@@ -83,7 +83,7 @@ func (awayStore) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, 
 	return backend.SyncReply{}, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errors.New("connection refused")}
 }
 
-// What callers get who have no stock when the store is away.
+// Callers without stock get these answers while the store is away.
 func ExampleWithFailure() {
 	for _, failure := range []reservoir.Failure{
 		reservoir.FailClosed,     // by default: no decision
@@ -111,7 +111,7 @@ func ExampleWithFailure() {
 	// 10 <nil>
 }
 
-// An error of a call says whether the store may have carried it out.
+// The outcome of a failed call says whether the store may have carried it out.
 func ExampleStoreCall_Outcome() {
 	outcomes := make(chan string, 1)
 	limiter, err := reservoir.New(awayStore{memstore.New()}, reservoir.PerHour(100),
@@ -129,7 +129,7 @@ func ExampleStoreCall_Outcome() {
 	// true
 }
 
-// Two limits of one store that count the same keys: each has windows of its own.
+// Two limits of one store count the same keys. Each limit has its own windows.
 func ExampleWithName() {
 	store, ctx := memstore.New(), context.Background()
 	minute, err := reservoir.New(store, reservoir.PerMinute(2), reservoir.WithName("per-minute"))
@@ -151,11 +151,11 @@ func ExampleWithName() {
 	// false 2
 }
 
-// A bound on memory: keys past it are served by a store call for each request.
+// WithMaxKeys bounds memory. Each request for a key beyond the bound makes a store call.
 func ExampleWithMaxKeys() {
 	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(5_000),
 		reservoir.WithMaxKeys(2),
-		reservoir.WithIdle(time.Minute)) // a key that is not used for so long makes room
+		reservoir.WithIdle(time.Minute)) // frees the memory of a key that is idle for so long
 	if err != nil {
 		panic(err)
 	}
@@ -172,8 +172,8 @@ func ExampleWithMaxKeys() {
 	// 2 keys held
 }
 
-// Two processes on one limit. Nothing may lie unspent in one of them while the
-// other is refused, at the price of more calls near the limit's end.
+// Two processes share a limit. No token may lie unspent in one process while the other is
+// refused, at the price of more calls near the limit's end.
 func ExampleWithStranding() {
 	store, ctx := memstore.New(), context.Background()
 	var processes []*reservoir.Limiter
@@ -197,14 +197,14 @@ func ExampleWithStranding() {
 	// Output: 1000
 }
 
-// Streams that may outlast the window in which they began.
+// Streams may outlast the window in which they began.
 func ExampleWithLateOverruns() {
 	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(100_000), reservoir.WithLateOverruns())
 	fmt.Println(limiter != nil, err)
 	// Output: true <nil>
 }
 
-// To see what a limit would do before it does it.
+// WithShadow shows what a limit would refuse before you enforce it.
 func ExampleWithShadow() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(2), reservoir.WithShadow())
 	for range 3 {
@@ -217,8 +217,8 @@ func ExampleWithShadow() {
 	// true true <nil>
 }
 
-// Plans that are reloaded while the service runs: a table from a file or database, which
-// a goroutine of the service replaces now and then.
+// Plans come from a table in a file or database. A goroutine of the service reloads the
+// table while the service runs.
 func ExampleUnlimited() {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	if err != nil {

@@ -85,7 +85,7 @@ func ExampleLimiter_Wait() {
 	// reservoir: no tokens before the context deadline exceeded
 }
 
-// A request that costs more than one token gets all or none.
+// A request for several tokens gets all of them or none.
 func ExampleLimiter_AllowN() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(100))
 	ctx := context.Background()
@@ -100,10 +100,10 @@ func ExampleLimiter_AllowN() {
 	// false reservoir: more tokens than the limit
 }
 
-// A worker that waits for as many tokens as its work costs.
+// A worker waits for as many tokens as its work costs.
 func ExampleLimiter_WaitN() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.Limit{Tokens: 10, Window: 50 * time.Millisecond})
-	for range 3 { // through as many resets as it takes
+	for range 3 { // as many resets as it takes
 		r, err := limiter.WaitN(context.Background(), "upstream", 6)
 		fmt.Println(r.Allowed, err)
 	}
@@ -126,7 +126,7 @@ func ExampleLimiter_Check() {
 	// true 10 <nil>
 }
 
-// What a process holds is charged; when it stops, others can have it.
+// The tokens that a process holds are charged. Close returns them to the other processes.
 func ExampleLimiter_Close() {
 	store, ctx := memstore.New(), context.Background() // or redisstore.New(client)
 	one, _ := reservoir.New(store, reservoir.PerHour(1000), reservoir.WithBatch(reservoir.Fixed(100)))
@@ -190,7 +190,7 @@ func ExampleWithHooks() {
 	// Output: sync fixed 50 50 <nil>
 }
 
-// A request passes several limits together, or none of them is charged.
+// A Group charges a request to all its limits or to none.
 func ExampleGroup() {
 	store := memstore.New()
 	users, _ := reservoir.New(store, reservoir.PerMinute(2))
@@ -213,7 +213,7 @@ func ExampleGroup() {
 	// false by the limit of the user
 }
 
-// A request of a group that cost nothing goes back to every limit.
+// Refund returns the charge of a group's request to every limit.
 func ExampleGroup_Refund() {
 	store, ctx := memstore.New(), context.Background()
 	users, _ := reservoir.New(store, reservoir.PerMinute(2))
@@ -245,8 +245,8 @@ func ExampleJoinHooks() {
 	// 1
 }
 
-// A request whose cost is known when it is over: it is charged an estimate before, and what
-// it has really used after. Neither needs a store call of its own.
+// The cost of a request may be known only at its end. It is first charged an estimate, and
+// then its real use. Neither needs a store call of its own.
 func ExampleLimiter_Settle() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(10_000))
 	ctx := context.Background()
@@ -263,7 +263,7 @@ func ExampleLimiter_Settle() {
 	// 8766
 }
 
-// Several limits that are counted in different units.
+// The limits of a Group may have different units.
 func ExampleGroup_AllowEach() {
 	ctx, store := context.Background(), memstore.New()
 	requests, _ := reservoir.New(store, reservoir.PerMinute(60), reservoir.WithName("requests"))
@@ -288,7 +288,7 @@ func ExampleGroup_AllowEach() {
 	// <nil>
 }
 
-// A user who was limited by mistake, and how the keys of this process stand.
+// Reset helps a user who was limited by mistake. Keys shows the keys of this process.
 func ExampleLimiter_Reset() {
 	ctx := context.Background()
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(100), reservoir.WithBatch(reservoir.Fixed(1)))
@@ -308,7 +308,7 @@ func ExampleLimiter_Reset() {
 	// true 99
 }
 
-// An exporter for a monitoring system of one's own.
+// Figures helps to export Stats to any monitoring system.
 func ExampleFigures() {
 	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000))
 	if err != nil {

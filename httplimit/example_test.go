@@ -15,7 +15,7 @@ import (
 	"github.com/go-reservoir/reservoir/httplimit"
 )
 
-// These stand for what a service has already.
+// These stand for parts that a service has already.
 var (
 	mux    = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") })
 	userOf = func(r *http.Request) string { return r.PathValue("user") } // set by authentication
@@ -77,7 +77,7 @@ func ExampleNew() {
 	// 200 4999 of 5000
 }
 
-// A request must pass the limit of its user and that of the user's organisation.
+// A request must pass the limits of its user and of the user's organisation.
 func ExampleNewGroup() {
 	users, _ := reservoir.New(memstore.New(), reservoir.PerMinute(5), reservoir.WithName("user"))
 	orgs, _ := reservoir.New(memstore.New(), reservoir.PerHour(6), reservoir.WithName("org"))
@@ -98,8 +98,7 @@ func ExampleNewGroup() {
 	// 429 0 of 6
 }
 
-// The client writes an address of its choice into the header; the proxy adds the
-// true one.
+// The client writes any address into the header; the proxy adds the real one.
 func ExampleByAddress() {
 	key := httplimit.ByAddress(netip.MustParsePrefix("10.0.0.0/8"))
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -108,7 +107,7 @@ func ExampleByAddress() {
 	r.Header.Set("X-Forwarded-For", "192.0.2.66, 203.0.113.9")
 	fmt.Println(key(r))
 
-	r.RemoteAddr = "203.0.113.9:4711" // a client that found the way past it
+	r.RemoteAddr = "203.0.113.9:4711" // a client that goes around the proxy
 	fmt.Println(key(r))
 
 	r.RemoteAddr = "[2001:db8:0:1:2::3]:4711"
@@ -151,7 +150,7 @@ func ExampleByUser() {
 	// Output: user:alice
 }
 
-// Users by name, everybody else by address.
+// Users are limited by name, and everybody else by address.
 func ExampleFirst() {
 	key := httplimit.First(httplimit.ByUser(userOf), httplimit.ByAddress())
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -188,7 +187,7 @@ func ExampleWithSkip() {
 	// Output: 200 0
 }
 
-// Whatever a cache answered costs nothing.
+// Responses from a cache cost nothing.
 func ExampleWithRefund() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(100))
 	h := httplimit.New(limiter, httplimit.WithRefund(func(_ *http.Request, _ int, header http.Header) bool {
@@ -237,7 +236,7 @@ func ExampleWithRefused() {
 	// 429 0 of 1
 }
 
-// A client that may not come at all is told so.
+// A blocked client gets a status of its own.
 func ExampleWithBlockedStatus() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(100),
 		reservoir.WithLimits(func(key string) reservoir.Limit {
@@ -254,7 +253,7 @@ func ExampleWithBlockedStatus() {
 	// 403 0 of 0
 }
 
-// Serve without limit rather than not at all.
+// This service goes on without limits while the store is away.
 func ExampleWithErrorHandler() {
 	limiter, _ := reservoir.New(away{}, reservoir.PerHour(100))
 	h := httplimit.New(limiter, httplimit.WithErrorHandler(httplimit.Pass))(mux)
@@ -262,7 +261,7 @@ func ExampleWithErrorHandler() {
 	// Output: 200
 }
 
-// An ErrorHandler that has one case of its own and leaves the rest to the default.
+// This ErrorHandler handles one error itself and leaves the rest to the default.
 func ExampleUnavailable() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(10))
 	h := httplimit.New(limiter,
@@ -291,7 +290,7 @@ func ExamplePass() {
 	// 200
 }
 
-// A handler that asks the limiter by itself, in the middle of its work.
+// This handler calls the limiter itself, in the middle of its work.
 func ExamplePolicy_SetHeaders() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(100))
 	policy := httplimit.Policy{Name: "export", Window: time.Hour}
@@ -315,7 +314,7 @@ func ExamplePolicy_SetHeaders() {
 	// 40 used
 }
 
-// A handler that has less to say to who has little left.
+// This handler tells a client that it has used its last token.
 func ExampleResultOf() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(2))
 	h := httplimit.New(limiter)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -331,7 +330,7 @@ func ExampleResultOf() {
 	// 200 0 of 2
 }
 
-// A request pays 500 tokens of a language model ahead, and what it has used afterwards.
+// A request is first charged 500 tokens of a language model, and then its real use.
 func ExampleSettle() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(10_000))
 	h := httplimit.New(limiter, httplimit.WithCost(func(*http.Request) int64 { return 500 }))(
@@ -347,7 +346,7 @@ func ExampleSettle() {
 	// Output: 200 9958 of 10000
 }
 
-// What an operator looks at when somebody asks why they are refused.
+// An operator can see here why a user is refused.
 func ExampleDebug() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(2))
 	for range 5 {
@@ -368,8 +367,7 @@ func ExampleDebug() {
 	// [3 2]
 }
 
-// A client that stays within 5,000 an hour, and who waits longer than a minute
-// gives up.
+// This client stays within 5,000 requests an hour. A request fails after a minute's wait.
 func ExampleTransport() {
 	api := httptest.NewServer(mux)
 	defer api.Close()

@@ -1,5 +1,5 @@
-// Package proof holds tests that need tools which the library itself does not:
-// rapid's state machines and porcupine's search for a linear order, both against
-// the scripts on a real redis-server, and one trace replayed through every policy,
-// number of processes and kind of store. There is nothing in it to import.
+// Package proof has tests that need tools which the library does not need. Rapid's state
+// machines and porcupine's search for a linear order test the scripts on a real
+// redis-server. Another test replays one trace through every policy, number of processes
+// and kind of store. The package exports nothing.
 package proof

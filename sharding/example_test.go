@@ -34,8 +34,8 @@ func ExampleNew() {
 	// true
 }
 
-// The names of the shards decide where a key lives. A fourth shard takes a quarter
-// of the keys, and none moves between the first three.
+// The names of the shards decide where a key is stored. A fourth shard takes a quarter of
+// the keys, and no key moves between the first three.
 func ExampleStore_Shard() {
 	names := []string{"a", "b", "c", "d"}
 	open := func(n int) *sharding.Store {

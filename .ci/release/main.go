@@ -1,13 +1,13 @@
-// Command release plays a release of all modules of this repository, before there is one:
-// each is packed as the module proxy would pack its tag, into a proxy of files; a fresh
-// module then requires all that can be imported, and the commands are installed.
+// Command release plays a release of all modules of this repository. It packs each module
+// as the module proxy would pack its tag, into a proxy of files. A fresh module then
+// requires all packages that can be imported, and the commands are installed.
 //
 //	cd .ci/release && GOWORK=off go run .
 //
 // With -fix it writes go.mod and go.sum as they should be.
 //
-// It finds what go.work hides from those who develop here: a replace directive, a
-// requirement that is missing, a file that is not part of its module.
+// It finds faults that go.work hides here: a replace directive, a missing requirement, a
+// file that is not part of its module.
 package main
 
 import (
@@ -27,13 +27,13 @@ import (
 	"golang.org/x/mod/zip"
 )
 
-// version is the one that the modules require each other at: they are released in
+// version is the version at which the modules require each other. They are released in
 // lockstep, because some share the root's internal packages.
 const version = "v0.1.0"
 
 const own = "github.com/go-reservoir/reservoir"
 
-// stays are modules that nobody needs but who works here: they are not tagged.
+// stays are the modules that are not tagged, because only contributors need them.
 var stays = []string{own + "/bench", own + "/proof", own + "/torture"}
 
 // mod is one module of the repository.
@@ -56,7 +56,7 @@ func main() {
 	}
 }
 
-// remove deletes a directory with a module cache in it, which is read-only.
+// remove deletes a directory that contains a module cache, which is read-only.
 func remove(dir string) {
 	_ = run(dir, nil, "chmod", "-R", "u+w", dir)
 	_ = os.RemoveAll(dir)
@@ -92,7 +92,7 @@ func play(tmp string) error {
 	return consume(tmp, env, mods)
 }
 
-// modules lists those that go.work joins.
+// modules lists the modules that go.work joins.
 func modules() (list []mod, err error) {
 	cmd := exec.Command("go", "list", "-m", "-json=Path,Dir")
 	cmd.Dir, cmd.Env = filepath.Join("..", ".."), append(os.Environ(), "GOWORK=")
@@ -139,25 +139,25 @@ func publish(proxy string, m mod) error {
 	return zip.CreateFromDir(f, module.Version{Path: m.Path, Version: version}, m.Dir)
 }
 
-// check refuses what only works in this repository.
+// check refuses a go.mod that works only in this repository.
 func check(gomod []byte) error {
 	f, err := modfile.Parse("go.mod", gomod, nil)
 	if err != nil {
 		return err
 	}
 	if len(f.Replace) > 0 {
-		return fmt.Errorf("go.mod replaces %s, which nobody else's build would", f.Replace[0].Old.Path)
+		return fmt.Errorf("go.mod replaces %s, but builds elsewhere ignore that", f.Replace[0].Old.Path)
 	}
 	for _, r := range f.Require {
 		if strings.HasPrefix(r.Mod.Path, own) && r.Mod.Version != version {
-			return fmt.Errorf("go.mod requires %s, and %s is to be released", r.Mod, version)
+			return fmt.Errorf("go.mod requires %s, but the release will be %s", r.Mod, version)
 		}
 	}
 	return nil
 }
 
-// tidy checks that go.mod says what the packages of m, as published, import. go.sum may
-// lack what is not released yet.
+// tidy checks that go.mod and go.sum fit the imports of m as published. go.sum may lack
+// modules that are not released yet.
 func tidy(tmp string, env []string, m mod) error {
 	dir := filepath.Join(tmp, "tidy", filepath.Base(m.Dir))
 	z := filepath.Join(tmp, "proxy", filepath.FromSlash(m.Path), "@v", version+".zip")
@@ -189,7 +189,7 @@ func tidy(tmp string, env []string, m mod) error {
 	return nil
 }
 
-// others is go.sum without the lines about our own modules; go.mod has none like them.
+// others returns go.sum without the lines about our own modules. go.mod has no such lines.
 func others(text []byte) string {
 	var b strings.Builder
 	for line := range strings.Lines(string(text)) {
@@ -244,7 +244,7 @@ func consume(tmp string, env []string, mods []mod) error {
 	return nil
 }
 
-// packages lists what a stranger can import of m, and what can be installed.
+// packages lists the packages of m that users can import, and its commands.
 func packages(m mod) (libraries, commands []string, err error) {
 	cmd := exec.Command("go", "list", "-f", "{{.Name}} {{.ImportPath}} {{len .GoFiles}}", "./...")
 	cmd.Dir, cmd.Env = m.Dir, append(os.Environ(), "GOWORK=")

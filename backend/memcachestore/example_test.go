@@ -12,7 +12,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memcachestore"
 )
 
-// TestReadme runs it against a memcached of its own.
+// TestReadme runs this example against its own memcached.
 func Example() {
 	client := memcache.New(os.Getenv("MEMCACHED")) // such as 10.0.0.7:11211
 	client.Timeout = 200 * time.Millisecond

@@ -8,7 +8,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
-// A limit within one process, and a look at what the store holds.
+// The limit holds within one process, and Inspect shows what the store holds.
 func ExampleNew() {
 	store, ctx := memstore.New(), context.Background()
 	limiter, err := reservoir.New(store, reservoir.PerHour(100))
@@ -18,7 +18,7 @@ func ExampleNew() {
 	for range 3 {
 		limiter.Allow(ctx, "user:42")
 	}
-	limiter.Close(ctx) // hands back what it did not use
+	limiter.Close(ctx) // returns unused tokens
 	contents, err := store.Inspect(ctx, "user:42")
 	fmt.Println(contents.Used, err)
 	// Output: 3 <nil>

@@ -15,11 +15,11 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// startRedis stands for a server that you have; it starts one for an example.
+// startRedis starts a server for an example, in place of one that you have.
 func startRedis() (addr string, stop func()) { return redistest.StartExample() }
 
-// newClient returns a client as Options describes it, but for the patience: a
-// machine that runs examples may be slow.
+// newClient returns a client with the settings of Options, except for longer timeouts,
+// because a machine that runs examples may be slow.
 func newClient(addr string) redis.UniversalClient {
 	o, err := redisstore.Options("redis://" + addr)
 	must(err)
@@ -27,15 +27,15 @@ func newClient(addr string) redis.UniversalClient {
 	return redis.NewUniversalClient(o)
 }
 
-// must is for what only fails when an example is set up wrongly.
+// must panics on an error that only a wrong set-up of an example causes.
 func must(err error) {
 	if err != nil {
 		panic(err)
 	}
 }
 
-// allow asks a limiter over store for a token. Its fetch timeout is long, for the
-// machines that run examples.
+// allow asks a limiter over store for a token. Its fetch timeout is long, because a machine
+// that runs examples may be slow.
 func allow(store *redisstore.Store, opts ...reservoir.Option) (reservoir.Result, error) {
 	limiter, err := reservoir.New(store, reservoir.PerHour(100), append(opts, reservoir.WithFetchTimeout(5*time.Second))...)
 	must(err)
@@ -43,7 +43,7 @@ func allow(store *redisstore.Store, opts ...reservoir.Option) (reservoir.Result,
 	return limiter.Allow(context.Background(), "user:42")
 }
 
-// A store by a URL. Close it after the limiter.
+// Open makes a store from a URL. Close it after the limiter.
 func ExampleOpen() {
 	addr, stop := startRedis()
 	defer stop()
@@ -59,7 +59,7 @@ func ExampleOpen() {
 	// reservoir: redis URL: want user:password@host:port, with %XX for what is no letter or digit in user and password
 }
 
-// What is to be different is changed before the client is made.
+// Change the options before you make the client.
 func ExampleOptions() {
 	o, err := redisstore.Options("rediss-cluster://limiter:secret@10.0.0.1,10.0.0.2")
 	must(err)
@@ -70,7 +70,7 @@ func ExampleOptions() {
 	// Output: <nil> [10.0.0.1:6379 10.0.0.2:6379] 200ms
 }
 
-// GitHub's layout: keys are spread over primaries, each with replicas for Check.
+// This is GitHub's layout: keys are spread over primaries, each with replicas for Check.
 func ExampleOpenShards() {
 	store, err := redisstore.OpenShards(map[string][]string{
 		"a": {"redis://10.0.0.1", "redis://10.0.0.2"}, // the primary, then its replicas
@@ -82,7 +82,7 @@ func ExampleOpenShards() {
 	// Output: a b
 }
 
-// What a limit is in Redis.
+// A limited key has three keys in Redis.
 func ExampleNew() {
 	addr, stop := startRedis()
 	defer stop()
@@ -103,11 +103,11 @@ func ExampleNew() {
 	// 1 charged
 }
 
-// Check is answered by replicas; requests are decided by the primary.
+// Replicas answer Check; the primary decides requests.
 func ExampleWithReplicas() {
 	primary, stopPrimary := startRedis()
 	defer stopPrimary()
-	replica, stopReplica := startRedis() // of the primary, in a service; this one has heard nothing yet
+	replica, stopReplica := startRedis() // in a service a replica of the primary; this one is empty
 	defer stopReplica()
 	one, two := newClient(primary), newClient(replica)
 	defer one.Close()
@@ -125,7 +125,7 @@ func ExampleWithReplicas() {
 	// 100 <nil>
 }
 
-// A server without a replica grants nothing that a failover could forget.
+// Without a replica the server grants nothing, because a failover could forget it.
 func ExampleWithReplicaAck() {
 	addr, stop := startRedis()
 	defer stop()
@@ -137,7 +137,7 @@ func ExampleWithReplicaAck() {
 	// Output: true
 }
 
-// A server that evicts keys when its memory is full forgets windows that run.
+// A server that evicts keys when its memory is full forgets open windows.
 func ExampleWithWarnings() {
 	addr, stop := startRedis()
 	defer stop()
@@ -154,7 +154,7 @@ func ExampleWithWarnings() {
 	// Output: allkeys-lru 104857600 true
 }
 
-// Faults of the set-up show before the first call. reservoir.New reports them, too.
+// Err reports faults of the set-up before the first call. reservoir.New reports them too.
 func ExampleStore_Err() {
 	client := newClient("localhost:6379")
 	defer client.Close()
@@ -167,8 +167,8 @@ func ExampleStore_Err() {
 	// <nil>
 }
 
-// In a cluster a key's part is its master, once a call has been served. A single
-// server has no parts.
+// In a cluster a key's shard is its master, once a call has been served. A single server
+// has no shards.
 func ExampleStore_Shard() {
 	client := newClient("localhost:6379")
 	defer client.Close()

@@ -9,8 +9,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/rollout"
 )
 
-// A key moves to the new store in the middle of its window, and what was used of
-// its limit moves along.
+// A key moves to the new store in the middle of its window, together with its used tokens.
 func Example() {
 	ctx := context.Background()
 	store, err := rollout.New(memstore.New(), memstore.New(), 0, 0) // or two redisstores
@@ -31,7 +30,7 @@ func Example() {
 	allow()
 	_ = store.SetPercent(0, 100) // when the flag says so
 	allow()
-	_ = store.SetPercent(100, 100) // when all processes have that: new, once the hour is over
+	_ = store.SetPercent(100, 100) // when all processes have the first change; the old store is left after the hour
 	allow()
 	allow()
 	allow()
@@ -44,7 +43,7 @@ func Example() {
 	// both false 0 <nil>
 }
 
-// The range often comes as a text, from a feature flag or a file.
+// The range often comes as text, from a feature flag or a file.
 func ExampleStore_SetPercent() {
 	store, err := rollout.New(memstore.New(), memstore.New(), 0, 0)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/go-reservoir/reservoir/contrib/grpclimit"
 )
 
-// A server that limits each client in each method.
+// This server limits each client in each method.
 func ExampleServer() {
 	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(2)) // or redisstore.New(client)
 	if err != nil {
@@ -56,8 +56,8 @@ func ExampleServer() {
 	// ResourceExhausted []
 }
 
-// Each user may make 100 calls a minute, in which all of an organisation's users may ask for
-// 10,000 rows.
+// Each user may make 100 calls a minute, and all users of an organisation together may ask
+// for 10,000 rows a minute.
 func ExampleServer_group() {
 	calls, err := reservoir.New(memstore.New(), reservoir.PerMinute(100), reservoir.WithName("calls"))
 	if err != nil {
@@ -91,8 +91,8 @@ func ExampleServer_group() {
 	// 2 calls, 10000 rows
 }
 
-// A client that keeps to somebody else's limit, together with all processes that
-// share the store.
+// This client keeps to somebody else's limit, together with all processes that share the
+// store.
 func ExampleClient() {
 	limiter, err := reservoir.New(memstore.New(), reservoir.PerSecond(100)) // or redisstore.New(client)
 	if err != nil {
@@ -110,7 +110,7 @@ func ExampleClient() {
 	// Output: dns:///api.example.com
 }
 
-// Who a call counts for.
+// A KeyFunc says which user, organisation, method or target a call counts for.
 func ExampleKeyFunc() {
 	type userKey struct{}
 	user := func(ctx context.Context) (string, bool) {

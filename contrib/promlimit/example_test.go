@@ -40,7 +40,7 @@ func Example() {
 	// Output: reservoir_tokens_spent_total api 5
 }
 
-// Metrics and a log of the same limiter.
+// JoinHooks gives one limiter both metrics and a log.
 func ExampleCollector_Hooks() {
 	metrics := promlimit.New(prometheus.Labels{"limiter": "api"})
 	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000),

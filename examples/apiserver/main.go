@@ -1,5 +1,5 @@
-// Apiserver is an API with limits like GitHub's: 5,000 requests an hour for a user, 60
-// for an address without one, 304 Not Modified for nothing. README.md says more.
+// Apiserver is an API with limits like GitHub's: 5,000 requests an hour for a user, and 60
+// for an address without a user. 304 Not Modified costs nothing. See README.md.
 package main
 
 import (
@@ -36,8 +36,8 @@ func main() {
 	}
 }
 
-// run serves until ctx ends. The order at the end matters: requests that are
-// refunded need the limiter, and the limiter needs the store.
+// run serves until ctx ends. The order at the end matters, because refunds need the
+// limiter, and the limiter needs the store.
 func run(ctx context.Context, args []string, out io.Writer) error {
 	f := flag.NewFlagSet("apiserver", flag.ContinueOnError)
 	addr := f.String("addr", "localhost:8080", "where to listen")
@@ -91,13 +91,13 @@ func serve(ctx context.Context, addr string, api http.Handler, out io.Writer) er
 		defer cancel()
 		stopped <- server.Shutdown(last)
 	})
-	if err := server.Serve(listener); stop() { // it could not go on
+	if err := server.Serve(listener); stop() { // the server cannot go on
 		return err
 	}
 	return <-stopped
 }
 
-// newAPI is what is limited, and what is not.
+// newAPI returns the handler. All but /rate_limit is limited.
 func newAPI(limiter *reservoir.Limiter, trusted []netip.Prefix) http.Handler {
 	key := httplimit.First(httplimit.ByUser(user), httplimit.ByAddress(trusted...))
 	limit := httplimit.New(limiter, httplimit.WithKey(key), httplimit.WithPolicy(httplimit.Policy{Name: "core", Window: time.Hour}))
@@ -106,11 +106,11 @@ func newAPI(limiter *reservoir.Limiter, trusted []netip.Prefix) http.Handler {
 		etag := fmt.Sprintf(`"%x"`, crc32.ChecksumIEEE([]byte(r.PathValue("name"))))
 		w.Header().Set("ETag", etag)
 		switch {
-		case r.Header.Get("Authorization") != "" && user(r) == "": // behind the limit: guesses are charged to the address
+		case r.Header.Get("Authorization") != "" && user(r) == "": // limited, so that guesses are charged to the address
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, "Bad credentials", http.StatusUnauthorized)
 		case r.Header.Get("If-None-Match") == etag:
-			w.WriteHeader(http.StatusNotModified) // which is not charged
+			w.WriteHeader(http.StatusNotModified) // a 304 is not charged
 		default:
 			write(w, map[string]any{"login": r.PathValue("name")})
 		}
@@ -120,7 +120,7 @@ func newAPI(limiter *reservoir.Limiter, trusted []netip.Prefix) http.Handler {
 		fmt.Fprintf(w, "<p>%s</p>\n", html.EscapeString(string(text)))
 	})
 	mux.Handle("/", limit(limited))
-	mux.HandleFunc("GET /rate_limit", func(w http.ResponseWriter, r *http.Request) { // how the client stands; charges nothing
+	mux.HandleFunc("GET /rate_limit", func(w http.ResponseWriter, r *http.Request) { // charges nothing
 		result, err := limiter.Check(r.Context(), key(r))
 		if err != nil {
 			httplimit.Unavailable(w, r, err, nil)
@@ -136,7 +136,7 @@ func write(w http.ResponseWriter, v any) {
 	_ = json.NewEncoder(w).Encode(v) // the client may have left
 }
 
-// user is the owner of a good token, or "". A real server asks a database that has hashes of them.
+// user returns the owner of a valid token, or "". A real server stores hashes of tokens.
 func user(r *http.Request) string {
 	return map[string]string{"Bearer s3cret": "octocat", "Bearer open-sesame": "alibaba"}[r.Header.Get("Authorization")]
 }

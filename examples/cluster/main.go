@@ -1,5 +1,5 @@
-// Cluster limits requests by a Redis Cluster while one of its masters dies and its
-// replica takes over, and tells what callers saw. README.md says more.
+// Cluster limits requests by a Redis Cluster while one of its masters dies and its replica
+// takes over, and prints what callers see. See README.md.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	logging.Disable() // go-redis would report each attempt to reach the master that is stopped
+	logging.Disable() // go-redis would log each attempt to reach the stopped master
 	err := run(ctx, os.Stdout)
 	cancel()
 	stop()
@@ -35,7 +35,7 @@ func main() {
 	}
 }
 
-// run starts a cluster, and shows.
+// run starts a cluster and calls show.
 func run(ctx context.Context, out io.Writer) (err error) {
 	dir, err := os.MkdirTemp("", "cluster")
 	if err != nil {
@@ -47,7 +47,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer cluster.Stop()
-	options, err := redisstore.Options("redis-cluster://" + strings.Join(cluster.Masters, ",")) // some of the nodes, which know the others
+	options, err := redisstore.Options("redis-cluster://" + strings.Join(cluster.Masters, ",")) // some nodes; they know the others
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer limiter.Close(context.WithoutCancel(ctx))
-	// Connections first: no request is to wait for them, and be left to the policy.
+	// Connect first, so that no request waits for a connection and is left to the policy.
 	if err := client.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error { return c.Ping(ctx).Err() }); err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func show(ctx context.Context, out io.Writer, limiter *reservoir.Limiter, store 
 			if err != nil {
 				return err
 			}
-			master := "replica" // that was, and is a master now
+			master := "replica" // it is a master now
 			if i := slices.Index(cluster.Masters, store.Shard(user)); i >= 0 {
 				master = fmt.Sprint(i + 1)
 			}
@@ -100,7 +100,7 @@ func show(ctx context.Context, out io.Writer, limiter *reservoir.Limiter, store 
 	return ask("\nThe replica has taken over, and the limiter has found it. 60 more:")
 }
 
-// requests makes 60 and returns how many were admitted: by the failure policy?
+// requests counts the admitted ones of 60 requests: under true by the failure policy.
 func requests(ctx context.Context, limiter *reservoir.Limiter, user string) (map[bool]int, error) {
 	admitted := map[bool]int{}
 	for range 60 {
@@ -115,16 +115,16 @@ func requests(ctx context.Context, limiter *reservoir.Limiter, user string) (map
 	return admitted, nil
 }
 
-// find asks for a key of the master that is away until a replica answers: the limiter
-// probes it by itself. The request is for the whole limit, so that it is never admitted.
-// It tells whether a key of another master was answered meanwhile.
+// find requests a key of the stopped master until its replica answers; the limiter's own
+// probes find the replica. Each request is for the whole limit, so that it is never
+// admitted. find returns whether another master's key was answered during this time.
 func find(ctx context.Context, limiter *reservoir.Limiter) (string, error) {
 	for looks, failed := 1.0, 0.0; ; looks++ {
 		r, err := limiter.AllowN(ctx, "user:anna", 100)
 		switch {
 		case err != nil:
 			return "", err
-		case r.Source != reservoir.Fallback && failed > looks/20: // less is a moment in which a machine is busy
+		case r.Source != reservoir.Fallback && failed > looks/20: // a few failures only mean a busy machine
 			return fmt.Sprintf("all but %v of %v", failed, looks), nil
 		case r.Source != reservoir.Fallback:
 			return "yes", nil

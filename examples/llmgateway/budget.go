@@ -8,7 +8,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// names are those of the limits: they count the same keys.
+// names are the limits' names, which they need because they count the same keys.
 var names = [3]string{"requests", "tokens", "dollars"}
 
 // budget is what an API key may use: requests and tokens per window, dollars per day.
@@ -18,7 +18,7 @@ type budget struct {
 	all      *reservoir.Group
 }
 
-// newBudget counts in store: dollars in millionths.
+// newBudget returns a budget that counts in store. Dollars are in millionths.
 func newBudget(store backend.Store, requests, tokens, dollars reservoir.Limit, opts ...reservoir.Option) (b *budget, err error) {
 	b = &budget{limits: [3]reservoir.Limit{requests, tokens, dollars}}
 	opts = append([]reservoir.Option{
@@ -34,7 +34,7 @@ func newBudget(store backend.Store, requests, tokens, dollars reservoir.Limit, o
 	return b, nil
 }
 
-// close hands back what this process holds. No stream may be under way.
+// close returns this process' tokens to the store. No stream may be running.
 func (b *budget) close(ctx context.Context) (err error) {
 	for _, l := range b.limiters {
 		err = errors.Join(err, l.Close(ctx))
@@ -42,12 +42,12 @@ func (b *budget) close(ctx context.Context) (err error) {
 	return err
 }
 
-// price is in millionths of a dollar per token, which is in dollars per million tokens.
+// price is in millionths of a dollar per token, or dollars per million tokens.
 type price struct{ in, out int64 }
 
 func (p price) of(in, out int64) int64 { return in*p.in + out*p.out }
 
-// charge is what one completion was charged, and has used so far, in tokens.
+// charge has the tokens that one completion was charged, and those that it has used so far.
 type charge struct {
 	b        *budget
 	key      string
@@ -58,15 +58,15 @@ type charge struct {
 	extra    int64 // charged for out since, because the reservation was used up
 }
 
-// reserve charges a completion with an estimate. Whether it may begin is in its result.
+// reserve charges an estimate for a completion. The result says whether it may begin.
 func (b *budget) reserve(ctx context.Context, key string, p price, in, out int64) (*charge, error) {
 	r, err := b.all.AllowEach(ctx, []int64{1, in + out, p.of(in, out)}, key, key, key)
 	return &charge{b: b, key: key, price: p, result: r, in: in, reserved: out}, err
 }
 
-// add counts n more tokens of output and reports whether they are paid for. What the
-// reservation does not cover is charged now, from memory as a rule: per chunk. While the
-// store is away a stream goes on, and what it uses is settled at its end.
+// add counts n more tokens of output and reports whether they are paid for. Tokens beyond
+// the reservation are charged now, usually from memory. While the store is away a stream
+// goes on, and its use is settled at its end.
 func (c *charge) add(ctx context.Context, n int64) bool {
 	c.out += n
 	due := c.out - c.reserved - c.extra
@@ -80,8 +80,8 @@ func (c *charge) add(ctx context.Context, n int64) bool {
 	return err != nil || r.Allowed
 }
 
-// settle makes the charge what was used. It does not depend on the client, who may have
-// left. All of the difference is settled on the reservation; nothing above it need be kept.
+// settle corrects the charge to the use, even if the client has left. It settles the whole
+// difference on the reservation, so add need not keep its results.
 func (c *charge) settle(ctx context.Context) error {
 	tokens, dollars := c.in+c.out-c.extra, c.price.of(c.in, c.out-c.extra)
 	return c.b.all.Settle(context.WithoutCancel(ctx), c.result, []int64{1, max(tokens, 0), max(dollars, 0)}, c.key, c.key, c.key)

@@ -10,15 +10,15 @@ import (
 	"github.com/go-reservoir/reservoir/httplimit"
 )
 
-// prices are those of the models that may be called.
+// prices has the models that may be called.
 var prices = map[string]price{"small": {1, 5}, "large": {3, 15}}
 
 const (
 	mostInput  = 1 << 20 // bytes
-	mostOutput = 4096    // tokens; also of a request that does not say
+	mostOutput = 4096    // tokens; also the default
 )
 
-// gateway limits completions and has a model server make them.
+// gateway limits completions and forwards them to a model server.
 type gateway struct {
 	budget  *budget
 	reserve int64  // tokens of output, at most, for a stream
@@ -33,8 +33,8 @@ func (g *gateway) handler() http.Handler {
 	return mux
 }
 
-// account is whose API key the request has, or "". The account is limited, and the key goes
-// nowhere: not to the store, a log or the model. A real gateway has a database of hashes of keys.
+// account returns the owner of the request's API key, or "". The account is limited; the
+// key goes to no store, log or model. A real gateway stores hashes of keys.
 func account(r *http.Request) string {
 	key, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !bearer {
@@ -43,7 +43,7 @@ func account(r *http.Request) string {
 	return map[string]string{"sk-acme": "acme", "sk-zenith": "zenith"}[key]
 }
 
-// complete charges an estimate, has the model answer, and settles what was used.
+// complete charges an estimate, forwards the request, and settles the real use.
 func (g *gateway) complete(w http.ResponseWriter, r *http.Request, d dialect) {
 	key := account(r)
 	if key == "" {
@@ -61,12 +61,12 @@ func (g *gateway) complete(w http.ResponseWriter, r *http.Request, d dialect) {
 		return
 	}
 	out := q.most
-	if q.stream { // nothing else can be stopped when it needs more
+	if q.stream { // only a stream can be stopped when it needs more
 		out = min(out, g.reserve)
 	}
 	c, err := g.budget.reserve(r.Context(), key, prices[q.model], tokensIn(len(body)), out)
 	if err != nil {
-		httplimit.Unavailable(w, r, err, nil) // or more than the whole limit, which is the client's fault
+		httplimit.Unavailable(w, r, err, nil) // also if the estimate is more than the limit, which is the client's fault
 		return
 	}
 	i := c.result.Limiter // the tightest, or the one that refused
@@ -79,10 +79,10 @@ func (g *gateway) complete(w http.ResponseWriter, r *http.Request, d dialect) {
 	g.forward(w, r, q, c)
 }
 
-// forward has the model answer. What it says of usage, and what is counted, is noted in c.
+// forward sends the request to the model server and records its use in c.
 func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *charge) {
-	up, _ := http.NewRequestWithContext(r.Context(), http.MethodPost, g.model+r.URL.Path, bytes.NewReader(q.body))    // run has looked at the URL
-	up.Header = http.Header{"Content-Type": {"application/json"}, "Anthropic-Version": r.Header["Anthropic-Version"]} // and our own key
+	up, _ := http.NewRequestWithContext(r.Context(), http.MethodPost, g.model+r.URL.Path, bytes.NewReader(q.body))    // run has checked the URL
+	up.Header = http.Header{"Content-Type": {"application/json"}, "Anthropic-Version": r.Header["Anthropic-Version"]} // and a key of our own
 	resp, err := http.DefaultClient.Do(up)
 	if err != nil {
 		if r.Context().Err() == nil { // otherwise the client has left, and the model may have read the input
@@ -91,7 +91,7 @@ func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *
 		fail(w, http.StatusBadGateway, "api_error", "the model server does not answer")
 		return
 	}
-	defer resp.Body.Close() // which stops it, if it has more to say
+	defer resp.Body.Close() // stops the model server if it has more to send
 	w.Header()["Content-Type"] = resp.Header["Content-Type"]
 	w.WriteHeader(resp.StatusCode)
 	if resp.StatusCode != http.StatusOK {

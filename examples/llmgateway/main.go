@@ -1,5 +1,5 @@
 // Llmgateway stands before a model server and limits what each API key may use: requests
-// and tokens per minute, and dollars per day. README.md says more.
+// and tokens per minute, and dollars per day. See README.md.
 package main
 
 import (
@@ -31,8 +31,8 @@ func main() {
 	}
 }
 
-// run serves until ctx ends. The order at the end matters: streams under way are settled,
-// which needs the limiters, and those need the store.
+// run serves until ctx ends. The order at the end matters, because settling running streams
+// needs the limiters, and the limiters need the store.
 func run(ctx context.Context, args []string, out io.Writer) error {
 	f := flag.NewFlagSet("llmgateway", flag.ContinueOnError)
 	addr := f.String("addr", "localhost:8080", "where to listen")
@@ -95,7 +95,7 @@ func serve(ctx context.Context, addr string, h http.Handler, out io.Writer) erro
 	server, failed := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}, make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
 	select {
-	case err := <-failed: // it could not go on
+	case err := <-failed: // the server cannot go on
 		return err
 	case <-ctx.Done():
 	}

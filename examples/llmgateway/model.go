@@ -6,10 +6,10 @@ import (
 	"net/http"
 )
 
-// standIn is in the place of a model server: it sings, a token per chunk.
+// standIn replaces a model server. It sings one token per chunk.
 type standIn struct {
 	words  int64         // at most
-	hidden int64         // tokens of thoughts, which it uses and does not say
+	hidden int64         // tokens of thoughts, which count as used but are not streamed
 	before func(i int64) // is called before each word and at the end
 }
 
@@ -50,7 +50,7 @@ data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text
 	_, _ = w.Write(request{dialect: api, usage: true}.last(head, reason, in, out))
 }
 
-// opening is how a stream of Anthropic's does.
+// opening is the beginning of a stream of Anthropic's.
 const opening = `event: message_start
 data: {"type":"message_start","message":{"id":"m1","type":"message","role":"assistant","usage":{"input_tokens":%d,"output_tokens":1}}}
 

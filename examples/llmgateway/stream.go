@@ -11,7 +11,7 @@ import (
 	"regexp"
 )
 
-// dialect is an API, by what it calls the most tokens that a completion may have.
+// dialect is an API, named by its field for the most tokens of a completion.
 type dialect string
 
 const (
@@ -21,18 +21,18 @@ const (
 
 var dialects = map[string]dialect{"/v1/chat/completions": openAI, "/v1/messages": anthropic}
 
-// request is what the gateway must know of one.
+// request is the part of a request that the gateway uses.
 type request struct {
 	dialect
 	model  string
 	stream bool
 	most   int64  // tokens of output
-	usage  bool   // the client wants to know of usage
+	usage  bool   // the client asks for usage
 	body   []byte // for the model server
 }
 
-// read takes a request apart and puts it together again, so that the model server reads
-// nothing else in it than we do.
+// read parses a request and writes it anew, so that the model server reads the same in it
+// as we do.
 func (d dialect) read(body []byte) (q request, err error) {
 	q = request{dialect: d, most: mostOutput, usage: true}
 	fields, n := map[string]json.RawMessage{}, 1
@@ -60,7 +60,7 @@ func (d dialect) read(body []byte) (q request, err error) {
 	}
 	delete(fields, "max_tokens")
 	fields[string(d)], _ = json.Marshal(q.most)
-	if d == openAI && q.stream { // it tells usage only to who asks
+	if d == openAI && q.stream { // the model server reports usage only on request
 		q.usage = options.Usage
 		fields["stream_options"] = json.RawMessage(`{"include_usage":true}`)
 	}
@@ -68,7 +68,7 @@ func (d dialect) read(body []byte) (q request, err error) {
 	return q, err
 }
 
-// event is what matters here of what a model server says.
+// event has the fields of a model server's event that matter here.
 type event struct {
 	ID, Object, Model string
 	Created           int64
@@ -76,7 +76,7 @@ type event struct {
 	Index             int                     // Anthropic's, from here on
 	Delta             delta
 	Message           struct{ Usage usage }
-	Usage             usage // both: of all, at the end
+	Usage             usage // of both: the total, at the end
 }
 
 // delta is a piece of output: text, thoughts or a tool's arguments.
@@ -86,22 +86,22 @@ type delta struct {
 	Tools                            []struct{ Function struct{ Arguments string } } `json:"tool_calls"`
 }
 
-// usage is in tokens, by either API's names.
+// usage maps the names of either API to tokens.
 type usage map[string]int64
 
-// field is what lines of a stream begin with, and whole lines that are no data.
+// field matches the beginning of a stream's data lines, and other lines as a whole.
 var field = regexp.MustCompile(`(?m)^(data:|(event|id|retry)?:.*)`)
 
 func parse(text []byte) (e event) {
-	_ = json.Unmarshal(field.ReplaceAll(text, nil), &e) // what is not JSON has no tokens: [DONE]
+	_ = json.Unmarshal(field.ReplaceAll(text, nil), &e) // text other than JSON has no tokens: [DONE]
 	return e
 }
 
-// tokensIn guesses how many tokens so many bytes are. A tokenizer knows better; the
+// tokensIn estimates how many tokens so many bytes are. A tokenizer is more exact; the
 // difference is settled.
 func tokensIn(bytes int) int64 { return int64(bytes+3) / 4 }
 
-// tokens guesses how much output the event is.
+// tokens estimates how many tokens of output the event has.
 func (e event) tokens() (n int64) {
 	for _, c := range append(e.Choices, struct{ Delta delta }{e.Delta}) {
 		d := c.Delta
@@ -113,7 +113,7 @@ func (e event) tokens() (n int64) {
 	return n
 }
 
-// report notes what the model server says was used, which counts more than our guesses.
+// report records the use that the model server reports, which replaces our estimates.
 func (c *charge) report(e event) {
 	for _, u := range []usage{e.Message.Usage, e.Usage} {
 		if in := u["prompt_tokens"] + u["input_tokens"] + u["cache_creation_input_tokens"] + u["cache_read_input_tokens"]; in > 0 {
@@ -127,7 +127,7 @@ func (c *charge) report(e event) {
 
 var emptyLine = regexp.MustCompile(`\n\r?\n`)
 
-// split finds the first event of a stream, or the whole of another answer.
+// split finds the first event of a stream, or all of an answer that is no stream.
 func (q request) split(text []byte, all bool) (int, []byte, error) {
 	if end := emptyLine.FindIndex(text); end != nil && q.stream {
 		return end[1], text[:end[1]], nil
@@ -145,10 +145,10 @@ func (q request) copy(ctx context.Context, to http.ResponseWriter, from io.Reade
 	events.Split(q.split)
 	for events.Scan() {
 		text, e := events.Bytes(), parse(events.Bytes())
-		paid := c.add(ctx, max(0, min(e.tokens(), q.most-c.out))) // there cannot be more
+		paid := c.add(ctx, max(0, min(e.tokens(), q.most-c.out))) // a completion cannot have more
 		c.report(e)
 		switch {
-		case !paid: // it ends as one that had max_tokens, before e
+		case !paid: // end before e, as if max_tokens were reached
 			text = q.last(e, map[dialect]string{openAI: "length", anthropic: "max_tokens"}[q.dialect], c.in, c.out)
 		case !q.usage && len(e.Choices) == 0 && e.Usage != nil:
 			text = nil // this client did not ask for it, and may not understand it
@@ -161,7 +161,7 @@ func (q request) copy(ctx context.Context, to http.ResponseWriter, from io.Reade
 	return events.Err()
 }
 
-// last is how a stream ends for that reason.
+// last returns the end of a stream that ends for that reason, in place of e.
 func (q request) last(e event, reason string, in, out int64) []byte {
 	if q.dialect == anthropic {
 		return fmt.Appendf(nil, `event: content_block_stop
@@ -182,7 +182,7 @@ data: {"type":"message_stop"}
 	return []byte(text + "data: [DONE]\n\n")
 }
 
-// chunk is an event of OpenAI's with the same head as e.
+// chunk returns an event of OpenAI's with the same head as e.
 func (e event) chunk(choices, rest string) string {
 	return fmt.Sprintf("data: {\"id\":%q,\"object\":%q,\"created\":%d,\"model\":%q,\"choices\":[%s]%s}\n\n", e.ID, e.Object, e.Created, e.Model, choices, rest)
 }

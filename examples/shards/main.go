@@ -1,5 +1,5 @@
-// Shards counts limits on three Redis servers that know nothing of each other, each with
-// a replica that answers what needs no decision. README.md says more.
+// Shards counts limits on three Redis servers that do not know each other, each with a
+// replica that answers reads. See README.md.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	logging.Disable() // go-redis would report each attempt to reach the shard that is stopped
+	logging.Disable() // go-redis would log each attempt to reach the stopped shard
 	err := run(ctx, os.Stdout)
 	cancel()
 	stop()
@@ -33,8 +33,8 @@ func main() {
 	}
 }
 
-// run starts servers, and shows. A shard is its name: a key stays where it is when the
-// address behind the name changes.
+// run starts the servers and makes requests. A key belongs to a shard's name, so it stays
+// there when the address behind the name changes.
 func run(ctx context.Context, out io.Writer) (err error) {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -80,8 +80,8 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	return d.ask(ctx, "The primary of b is started, with nothing in memory, and the limiter was told: "+await(ctx, changes)+". 60 more:")
 }
 
-// await returns the next news of a shard. The limiter notices by itself, without
-// requests, that a shard is back.
+// await returns the next change of a shard's state. The limiter notices without requests
+// that a shard is back.
 func await(ctx context.Context, news <-chan reservoir.ShardState) string {
 	select {
 	case s := <-news:
@@ -98,12 +98,12 @@ type demo struct {
 	pairs   map[string]*servers.Pair
 }
 
-// ask makes 60 requests for each user, two of each shard, and prints who admitted how
-// many, and what is left: a replica says that.
+// ask makes 60 requests for each of six users, two per shard. It prints how many the store
+// and the policy admitted, and how many a replica says are left.
 func (d demo) ask(ctx context.Context, what string) error {
 	fmt.Fprintf(d.out, "%s\n  user        shard  admitted by the store  by the failure policy  left\n", what)
 	for _, user := range []string{"user:anna", "user:emma", "user:hugo", "user:max", "user:ben", "user:felix"} {
-		admitted := map[bool]int{} // by the policy?
+		admitted := map[bool]int{} // under true by the policy
 		for range 60 {
 			r, err := d.limiter.Allow(ctx, user)
 			if err != nil {
@@ -113,7 +113,7 @@ func (d demo) ask(ctx context.Context, what string) error {
 				admitted[r.Source == reservoir.Fallback]++
 			}
 		}
-		shard := d.store.Shard(user) // without asking anybody
+		shard := d.store.Shard(user) // without a call
 		if err := d.pairs[shard].Settle(ctx); err != nil {
 			return err
 		}

@@ -1,5 +1,5 @@
-// Workers sends requests to somebody else's API, from several workers in any number of
-// processes, and stays within its limit: each waits for its token. README.md says more.
+// Workers sends requests to somebody else's API from several workers and processes, and
+// stays within its limit, because each request waits for its token. See README.md.
 package main
 
 import (
@@ -32,7 +32,7 @@ func main() {
 	}
 }
 
-// run works until there is no more to do or ctx ends, and stops in the order that README.md tells.
+// run works until no job is left or ctx ends, and stops in README.md's order.
 func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) error {
 	f := flag.NewFlagSet("workers", flag.ContinueOnError)
 	api := f.String("api", "http://localhost:9000/", "what each line of the input is appended to")
@@ -55,15 +55,15 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) e
 		store = shared
 	}
 	limiter, err := reservoir.New(store, within(*tokens-*workers**processes, *window),
-		reservoir.WithFetchTimeout(5*time.Second)) // a job can wait for a slow store, too
+		reservoir.WithFetchTimeout(5*time.Second)) // a job can wait for a slow store
 	if err != nil {
 		return err
 	}
 	base := http.DefaultTransport.(*http.Transport).Clone()
-	base.MaxIdleConnsPerHost, base.ResponseHeaderTimeout = int(*workers), 10*time.Second // a Client's Timeout would count the wait for tokens
+	base.MaxIdleConnsPerHost, base.ResponseHeaderTimeout = int(*workers), 10*time.Second // a Client's Timeout would include the wait for tokens
 	client := &http.Client{Transport: &httplimit.Transport{
 		Key:     func(*http.Request) string { return "api" }, // the account whose limit it is
-		Limiter: limiter, Base: base, MaxPause: time.Minute,  // should they say 429 all the same, because others use the account
+		Limiter: limiter, Base: base, MaxPause: time.Minute,  // for 429s, if others use the account too
 	}}
 	last, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -76,7 +76,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) e
 		if err != nil {
 			return err
 		}
-		resp, err := client.Do(r) // which waits for a token first
+		resp, err := client.Do(r) // waits for a token first
 		if err != nil {
 			return err
 		}
@@ -95,21 +95,21 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) e
 	return err
 }
 
-// within returns a limit for us that keeps theirs however they count: README.md says why.
+// within returns our limit, which keeps the API's however the API counts. See README.md.
 func within(tokens int64, window time.Duration) reservoir.Limit {
 	return reservoir.Limit{Tokens: tokens / 11, Window: (window/10 + time.Millisecond - 1).Truncate(time.Millisecond)}
 }
 
-// work does a job for each line until there are none or ctx ends, and reports how each has ended.
+// work does a job for each line, until ctx ends, and reports how each job ended.
 func work(ctx context.Context, in io.Reader, out io.Writer, workers int64, do func(job string) error) error {
 	jobs, fails := make(chan string), 0
-	signal := ctx // it ends before whoever is told of it
+	signal := ctx // it ends before its children
 	ctx, end := context.WithCancelCause(ctx)
 	go func() {
 		lines := bufio.NewScanner(in)
 		for lines.Scan() {
 			select {
-			case jobs <- lines.Text(): // when a worker is free for it
+			case jobs <- lines.Text(): // when a worker is free
 			case <-ctx.Done():
 			}
 		}
@@ -138,7 +138,7 @@ func work(ctx context.Context, in io.Reader, out io.Writer, workers int64, do fu
 	}
 	all.Wait()
 	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) {
-		return fmt.Errorf("the rest of the jobs not read: %w", err)
+		return fmt.Errorf("cannot read all jobs: %w", err)
 	}
 	if fails > 0 {
 		return fmt.Errorf("%d jobs not done", fails)

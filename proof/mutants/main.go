@@ -1,12 +1,12 @@
-// Mutants changes the pure parts of the library in one place at a time, and expects
-// that the tests of the part fail. What survives is compared with survivors.txt.
+// Mutants changes the pure parts of the library in one place at a time, and expects the
+// tests of the part to fail. It compares the survivors with survivors.txt.
 //
-// A place is a condition (negated), a comparison (its boundary moved), an operator or
-// min and max (exchanged), a statement or an assignment (dropped), or a returned value
-// (zero). The tree is not touched: the compiler gets the changed file as an overlay.
+// It negates conditions, moves the boundaries of comparisons, exchanges operators and min
+// and max, drops statements and assignments, and returns zero values. The tree stays
+// unchanged, because the compiler gets the changed file as an overlay.
 //
-// It is our own because gremlins v0.6.0, the kept one of the public tools, drops no
-// statements, returns no zeros and knows no list of explained survivors.
+// We wrote it because gremlins v0.6.0, the maintained one of the public tools, drops no
+// statements, returns no zeros and has no list of explained survivors.
 package main
 
 import (
@@ -82,8 +82,8 @@ func run(part string, workers int, explained string) (bad int, err error) {
 	return report(part, mutants, explained), nil
 }
 
-// report compares the survivors with the list: a line names a mutant, and indented
-// lines below it say why it is harmless.
+// report compares the survivors with the explained ones. A line names a mutant, and the
+// indented lines below it say why it is harmless.
 func report(part string, mutants []mutant, explained string) (bad int) {
 	alive, counts := map[string]bool{}, [3]int{}
 	for _, m := range mutants {
@@ -111,7 +111,7 @@ func report(part string, mutants []mutant, explained string) (bad int) {
 	return bad
 }
 
-// test runs the tests of the package with m in it.
+// test runs the tests of the package in dir, with m in it unless m is nil.
 func test(dir string, m *mutant) (out string, ok bool) {
 	args := []string{"test", "-count=1", "-timeout=20s", "-failfast", "-vet=off"}
 	if m != nil {
@@ -133,9 +133,9 @@ func test(dir string, m *mutant) (out string, ok bool) {
 	return string(b), err == nil
 }
 
-// mutant is the file with one place changed.
+// mutant is a file with one place changed.
 type mutant struct {
-	name     string // file, function and change: no line, which moves
+	name     string // file, function and change; no line number, because lines move
 	path     string
 	line     int
 	source   []byte
@@ -161,7 +161,7 @@ func load(dir string) (all []mutant, err error) {
 		for _, d := range tree.Decls {
 			if f, ok := d.(*ast.FuncDecl); ok && f.Body != nil {
 				v := visitor{file: fset.File(f.Pos()), path: path, source: source, f: f}
-				if !strings.Contains(v.text(f.Body), "invariant.") { // on under -race only
+				if !strings.Contains(v.text(f.Body), "invariant.") { // active only under -race
 					ast.Inspect(f.Body, v.visit)
 				}
 				all = append(all, v.mutants...)
@@ -222,7 +222,7 @@ func (v *visitor) visit(n ast.Node) bool {
 			v.change(n, map[string]string{"min": "max", "max": "min"}[name]+strings.TrimPrefix(v.text(n), name))
 		}
 	case *ast.ExprStmt, *ast.IncDecStmt, *ast.SendStmt:
-		if !strings.HasSuffix(v.text(n), ".check()") { // on under -race only
+		if !strings.HasSuffix(v.text(n), ".check()") { // active only under -race
 			v.change(n, "")
 		}
 	case *ast.AssignStmt:
@@ -233,14 +233,14 @@ func (v *visitor) visit(n ast.Node) bool {
 	return true
 }
 
-// negate negates a condition; of == and != the exchange does that.
+// negate negates a condition, except == and !=, which visit exchanges.
 func (v *visitor) negate(cond ast.Expr) {
 	if b, ok := cond.(*ast.BinaryExpr); cond != nil && !(ok && (b.Op == token.EQL || b.Op == token.NEQ)) {
 		v.change(cond, "!("+v.text(cond)+")")
 	}
 }
 
-// drop keeps what is assigned, so that it is still used.
+// drop removes an assignment, but still uses the assigned values.
 func (v *visitor) drop(n *ast.AssignStmt) {
 	if n.Tok == token.DEFINE {
 		return

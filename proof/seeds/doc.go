@@ -1,5 +1,5 @@
-// Package seeds runs whole limiters under many seeds. What happens next is drawn by one
-// goroutine, on a virtual clock and a network that loses, repeats and reorders, so that
-// each run is the same again and the laws can be checked after every step. It has tests
-// only.
+// Package seeds runs whole limiters under many seeds. One goroutine draws what happens
+// next, on a virtual clock and a network that loses, repeats and reorders. So a seed always
+// gives the same run, and the laws can be checked after every step. The package has only
+// tests.
 package seeds

@@ -1,5 +1,5 @@
-// Package servers starts redis-servers on loopback for the examples, which a service
-// has running elsewhere: there is nothing to copy here.
+// Package servers starts redis-servers on loopback for the examples. A service has its
+// servers elsewhere and needs nothing from here.
 package servers
 
 import (
@@ -19,13 +19,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Cluster is three masters and a replica of each.
+// Cluster is three masters with a replica each.
 type Cluster struct {
 	Masters []string // addresses
 	nodes   []*Server
 }
 
-// StartCluster starts one in dir and returns when it can serve, and fail over.
+// StartCluster starts a [Cluster] in dir, and returns when it can serve and fail over.
 func StartCluster(ctx context.Context, dir string) (c *Cluster, err error) {
 	c = &Cluster{}
 	defer func() {
@@ -65,17 +65,17 @@ func (c *Cluster) Kill(addr string) {
 	}
 }
 
-// Stop ends all nodes.
+// Stop kills all nodes.
 func (c *Cluster) Stop() {
 	for _, n := range c.nodes {
 		n.Stop()
 	}
 }
 
-// linked is what a master says that has a replica in sync, and a replica that is.
+// linked matches the state of a master that has a replica in sync, and of such a replica.
 var linked = regexp.MustCompile(`state=online|master_link_status:up`)
 
-// join waits until the node knows that the cluster can serve, and can fail over.
+// join waits until the node reports that the cluster can serve and fail over.
 func (s *Server) join(ctx context.Context) error {
 	client := redis.NewClient(&redis.Options{Addr: s.Addr})
 	defer client.Close()
@@ -93,11 +93,11 @@ func (s *Server) join(ctx context.Context) error {
 	}
 }
 
-// Pair is the servers of a shard. In production they run on two machines, and
-// Sentinel watches them.
+// Pair is the two servers of a shard. In production they run on two machines, and Sentinel
+// watches them.
 type Pair struct{ Primary, Replica *Server }
 
-// StartPair starts one in dir and returns when the replica has all.
+// StartPair starts a [Pair] in dir, and returns when the replica has all data.
 func StartPair(ctx context.Context, dir string) (*Pair, error) {
 	primary, err := start(ctx, filepath.Join(dir, "primary"), "--repl-diskless-sync-delay", "0")
 	if err != nil {
@@ -117,13 +117,14 @@ func StartPair(ctx context.Context, dir string) (*Pair, error) {
 	return p, nil
 }
 
-// Stop ends both.
+// Stop kills both servers.
 func (p *Pair) Stop() {
 	p.Replica.Stop()
 	p.Primary.Stop()
 }
 
-// Settle returns when the replica has all that the primary has, if that is up.
+// Settle returns when the replica has all data of the primary, or at once if the primary is
+// stopped. It fails if that takes ten seconds.
 func (p *Pair) Settle(ctx context.Context) error {
 	select {
 	case <-p.Primary.exited:
@@ -153,8 +154,8 @@ type Server struct {
 	exited chan struct{}
 }
 
-// start starts one on a port that is free: another program may take the port first,
-// so it tries a few.
+// start starts a server on a free port. It tries up to ten ports, because another program
+// may use one.
 func start(ctx context.Context, dir string, args ...string) (s *Server, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -168,7 +169,7 @@ func start(ctx context.Context, dir string, args ...string) (s *Server, err erro
 	return nil, err
 }
 
-// Start starts the server, which may have been stopped, and returns when it is ready for commands.
+// Start starts the server, also after Stop, and returns when it is ready for commands.
 func (s *Server) Start(ctx context.Context) error {
 	_, port, _ := net.SplitHostPort(s.Addr)
 	s.cmd = exec.Command("redis-server", append([]string{"--bind", "127.0.0.1", "--port", port, "--dir", s.dir, "--save", ""}, s.args...)...)
@@ -183,7 +184,7 @@ func (s *Server) Start(ctx context.Context) error {
 	client := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1})
 	defer client.Close()
 	for {
-		// Whoever else listens there has another directory.
+		// Another server on this port has another directory.
 		if dir, err := client.ConfigGet(ctx, "dir").Result(); err == nil && dir["dir"] == s.dir {
 			return nil
 		}
@@ -200,6 +201,6 @@ func (s *Server) Start(ctx context.Context) error {
 
 // Stop kills the server, as a crash would.
 func (s *Server) Stop() {
-	_ = s.cmd.Process.Kill() // or it has ended
+	_ = s.cmd.Process.Kill() // it may have ended already
 	<-s.exited
 }
