@@ -49,7 +49,7 @@ type Client struct {
 }
 
 // Unary returns the interceptor of unary calls, for grpc.WithChainUnaryInterceptor. It
-// panics unless c has a Limiter, or a Group with Keys for all its limits.
+// panics unless c has either a Limiter, or a Group with Keys for all its limits.
 func (c Client) Unary() grpc.UnaryClientInterceptor {
 	c.complete()
 	return c.unary
