@@ -79,7 +79,7 @@ func (w Window) Time() time.Time {
 // State is one reading of a key. The decision, Remaining and Window of a reply always
 // come from the same reading.
 //
-// A window has one length. If a request has another, Length is the open window's and
+// A window has one length. If a request has another length, Length is the open window's and
 // the call has changed nothing: it neither charged nor granted, and did not move the
 // window's end. The reply to a statement then repeats the statement's totals and counts
 // one client. If no window is open but the calendar's next period has another length,

@@ -47,8 +47,8 @@ func (c *serverClock) heard(now int64) {
 	}
 }
 
-// reading is the estimate of a serverClock at one instant. A pipeline takes one for all
-// of its calls.
+// reading is the estimate of a serverClock at one instant. A pipeline uses one reading
+// for all of its calls.
 type reading struct {
 	base  time.Time
 	ahead time.Duration // server time (Unix) minus local time since base

@@ -249,8 +249,8 @@ func detach(calls []*call) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, last)
 }
 
-// The retry budget is that of finagle (RetryBudget) and of "Site Reliability
-// Engineering", chapter 21. Each call earns a tenth of a repetition, so that repetitions
+// The retry budget follows finagle (RetryBudget) and "Site Reliability Engineering",
+// chapter 21. Each call earns a tenth of a repetition, so that repetitions
 // do not keep a failing server down. The budget holds what the calls of one second earn:
 // enough to repeat a lost pipeline to a busy server, but no savings for an outage.
 const (

@@ -9,8 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// route chooses the group of a call. A single server is one group. A cluster has one for
-// every master: a pipeline waits for its slowest reply, so a node that hangs must not
+// route chooses the group of a call. A single server is one group. A cluster has a group
+// for every master: a pipeline waits for its slowest reply, so a node that hangs must not
 // share pipelines with other nodes. A call that its node no longer serves goes alone to
 // the cluster's client, which follows MOVED and ASK.
 type route struct {

@@ -55,7 +55,7 @@ var errNoStore = errors.New("reservoir: rollout: no store")
 // percent on in the old one, and keys between in both. If low equals high, every key has
 // one store.
 //
-// A key is put into both at once. It leaves its former store only after a window's
+// A key goes into both stores at once. It leaves its former store only after a window's
 // length, so that an open window ends in the store in which it began. Setting the present
 // range again does nothing.
 //

@@ -53,7 +53,7 @@ func (p *span) now(place float64, long time.Duration) side {
 	return inBoth // it was in the other store, or its store is unknown
 }
 
-// only returns the one store of a key whose windows may run for long, or nil for both.
+// only returns the one store of a key whose windows run for up to long, or nil for both.
 func (s *Store) only(key string, long time.Duration) backend.Store {
 	switch s.span.Load().now(place(key), long) {
 	case inOld:
