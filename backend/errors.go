@@ -11,8 +11,8 @@ const (
 	Unknown Class = iota
 	// Unavailable: surely not carried out; the store may answer soon.
 	Unavailable
-	// Rejected: surely not carried out, and no repetition will be until somebody
-	// changes the store, its rights or its contents.
+	// Rejected: surely not carried out. Repetitions fail too, until somebody changes
+	// the store, its rights or its contents.
 	Rejected
 )
 

@@ -44,7 +44,7 @@ func (p problem) body() body {
 	return body{p.Status, string(j) + "\n", plain + "\n"}
 }
 
-// refusal returns the 429 of a policy. The headers have the time to come back.
+// refusal returns the 429 of a policy. Its headers say when to retry.
 func refusal(policy string) body {
 	return problem{
 		quotaExceeded, "Quota exceeded", http.StatusTooManyRequests,
@@ -155,8 +155,8 @@ func preferred(accept []string) string {
 	}
 }
 
-// weight is the quality of a form, from the most specific range that matches it. Of equally
-// specific ranges the highest quality counts.
+// weight is the quality of a form, from the most specific range that matches it. Among
+// equally specific ranges the highest quality counts.
 type weight struct {
 	q        float64
 	specific int

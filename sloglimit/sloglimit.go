@@ -63,7 +63,7 @@ type log struct {
 	conflict time.Time          // when a conflict was last logged
 }
 
-// trouble is the way in which a shard fails to serve, and the time since when.
+// trouble is the status of a shard that does not serve, and the time when that began.
 type trouble struct {
 	status status
 	since  time.Time
@@ -124,7 +124,7 @@ func statusOf(s reservoir.ShardState) status {
 	return serving
 }
 
-// change records the present status of a shard, and returns the one before.
+// change records the present status of a shard, and returns its last one.
 func (l *log) change(shard string, now status) (was trouble) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

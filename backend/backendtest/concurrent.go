@@ -15,7 +15,7 @@ const (
 	calls   = 25
 )
 
-// testConcurrentTake: of many concurrent takes exactly the limit is allowed.
+// testConcurrentTake: many concurrent takes are allowed exactly the limit.
 func testConcurrentTake(t *testing.T, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: callers * calls / 2, Window: far})
 	var allowed atomic.Int64

@@ -209,7 +209,7 @@ func broken(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// pause waits after attempt i, which took so long, and reports whether to make another
+// pause waits after attempt i, whose time was took, and reports whether to make another
 // one. The mean pause doubles with each attempt. Of n writers only one succeeds in the
 // time of an attempt, so the best distance between attempts is n times as long.
 func pause(ctx context.Context, i int, took time.Duration) bool {

@@ -2,7 +2,7 @@
 //
 // It is for programs that need no shared limit, for tests, and for trying the library
 // without a server. It follows the same rules as the Redis scripts and passes the same
-// suite. The process takes the data with it when it ends.
+// suite. The data is lost when the process ends.
 package memstore
 
 import (

@@ -97,7 +97,7 @@
 // must allow for twice the time. The first calls of a process in a window of a key make
 // two or three more, to find the window and have it adopted. For a twentieth of a window's
 // length after a store has adopted it, the store grants what callers wait for, or L/1000
-// if that is more, as after a loss of data. So there are more calls in that time. A Store
+// if that is more, as after a loss of data. So the store gets more calls in that time. A Store
 // takes 8 KB. It remembers the windows of up to 1024 keys in both stores; each takes 96
 // bytes and the key's length.
 //
