@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Calendar ends windows at the midnights of a time zone: each day, week or month. The
-// zero Calendar is none.
+// Calendar ends windows at midnight in a time zone: every day, week or month. The zero
+// value means no calendar.
 type Calendar struct {
 	Period Period
 	Zone   *time.Location // nil is UTC
@@ -21,8 +21,8 @@ const (
 	Month                   // from the first of a month
 )
 
-// Around returns the period that t is in: its begin, which is in it, and its end, which
-// is not. A day in which clocks are set has 23 or 25 hours.
+// Around returns the period that contains t: its first instant, and the first instant
+// after it. A day on which clocks change is shorter or longer than 24 hours.
 func (c Calendar) Around(t time.Time) (begin, end time.Time) {
 	zone := c.Zone
 	if zone == nil {
@@ -39,8 +39,8 @@ func (c Calendar) Around(t time.Time) (begin, end time.Time) {
 	return start(year, month, day, zone), start(year, month, day+1, zone)
 }
 
-// start is when a day begins. Where clocks are set at midnight that is another hour: package
-// time takes one that there is not for the last of the day before.
+// start returns the first instant of a day. Where clocks skip midnight, [time.Date]
+// returns an instant of the day before, and start returns the change of the clocks.
 func start(year int, month time.Month, day int, zone *time.Location) time.Time {
 	t := time.Date(year, month, day, 0, 0, 0, 0, zone)
 	if t.Day() != time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Day() {
@@ -49,8 +49,8 @@ func start(year int, month time.Month, day int, zone *time.Location) time.Time {
 	return t
 }
 
-// At is the limit of the window that t is in: of a calendar's, Window is the length of
-// that period.
+// At returns the limit with the length of the window at t: with a calendar, Window is the
+// length of the period that contains t.
 func (l Limit) At(t time.Time) Limit {
 	if l.Calendar.Period != 0 {
 		begin, end := l.Calendar.Around(t)
@@ -59,7 +59,8 @@ func (l Limit) At(t time.Time) Limit {
 	return l
 }
 
-// Ends is when a window ends that opens at t: one of whole seconds at a whole second.
+// Ends returns the end of a window that opens at t. If its length is in whole seconds, so
+// is its end.
 func (l Limit) Ends(t time.Time) time.Time {
 	switch {
 	case l.Calendar.Period != 0:

@@ -2,7 +2,7 @@ package backend
 
 import "fmt"
 
-// Class says what a failed call may have done, and so what may be done next.
+// Class says whether a failed call may have been carried out, so whether to repeat it.
 type Class uint8
 
 const (
@@ -11,8 +11,8 @@ const (
 	Unknown Class = iota
 	// Unavailable: surely not carried out; the store may answer soon.
 	Unavailable
-	// Rejected: surely not carried out, and will not be until somebody changes
-	// the store, its rights or its contents. Do not repeat.
+	// Rejected: surely not carried out. Repetitions fail too, until somebody changes
+	// the store, its rights or its contents.
 	Rejected
 )
 
@@ -28,16 +28,16 @@ func (c Class) String() string {
 	}
 }
 
-// Error is the failure of one call to a store: no decision was made. Its text
+// Error is the failure of one call to a store, which made no decision. Its text
 // holds no key, password or URL.
 type Error struct {
 	Op    string // "sync", "take", "check", "refund" or "reset"
 	Class Class
-	Err   error // what the transport or the server said
+	Err   error // from the transport or the server
 
-	// KeyOnly says that the answer is about this key, or its slot, and says
-	// nothing of others on the same shard: a value of another type, a slot that
-	// moves. It never opens a shard's circuit breaker.
+	// KeyOnly says that the failure concerns only this key or its slot, such as a value
+	// of another type or a slot that moves, and not the other keys of the shard. Such
+	// an error never opens a shard's circuit breaker.
 	KeyOnly bool
 }
 

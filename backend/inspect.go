@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// Inspector is what a store may offer to operators besides Store: a look at all
-// that it holds for one key. It is no part of any decision and may cost more
-// than a Check.
+// Inspector is an optional interface of a store, for operators: Inspect returns all
+// that the store holds for one key. No decision depends on it. It may cost more than a
+// Check.
 type Inspector interface {
 	Inspect(ctx context.Context, key string) (Contents, error)
 }
 
-// Contents is what a store holds for a key; the zero Contents is a key without
-// an open window.
+// Contents is what a store holds for a key. The zero value is a key without an open
+// window.
 type Contents struct {
 	Window  Window
 	Left    time.Duration

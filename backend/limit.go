@@ -7,15 +7,15 @@ import (
 )
 
 // Bounds of a valid request. Lua numbers are doubles, so integers are exact only
-// below 2^53; the other bounds keep deadlines and memory sane.
+// below 2^53; the other bounds keep deadlines and memory use reasonable.
 const (
 	MaxTokens = 1<<53 - 1            // per window
 	MinWindow = time.Millisecond     // the resolution of a stored end
 	MaxWindow = 366 * 24 * time.Hour // a leap year
-	MaxKeyLen = 4096                 // bytes; hash what is longer
+	MaxKeyLen = 4096                 // bytes; hash longer keys
 )
 
-// Faults of a request, found before anything is sent.
+// Faults of a request. A store returns them before it sends anything.
 var (
 	ErrKey    = errors.New("reservoir: bad key")
 	ErrLimit  = errors.New("reservoir: bad limit")
@@ -27,14 +27,14 @@ type Limit struct {
 	Tokens int64         // 1 to MaxTokens
 	Window time.Duration // whole milliseconds, MinWindow to MaxWindow
 
-	// What follows is the limiter's. It is zero in requests: stores know of no calendar but
-	// the end that a request names.
+	// Only the limiter uses the fields that follow. In requests they are zero, because a
+	// store knows only the ends of the calendar's periods, from the request.
 
-	Calendar Calendar // its periods are the windows; Window is how long one is, about
-	Shadow   bool     // refusals pass, and are marked
+	Calendar Calendar // its periods are the windows, and Window is about the length of one
+	Shadow   bool     // requests above the limit pass, and their results say so
 }
 
-// Plain is the limit as requests have it.
+// Plain returns the limit as requests carry it, with Tokens and Window only.
 func (l Limit) Plain() Limit { return Limit{Tokens: l.Tokens, Window: l.Window} }
 
 // Validate returns nil, or an error that wraps ErrLimit and names the fault.
@@ -50,9 +50,9 @@ func (l Limit) Validate() error {
 	return l.Calendar.validate()
 }
 
-// ValidateKey returns nil, or an error that wraps ErrKey. Any bytes make a key;
-// only the empty one, nearly always an unset variable, and those over MaxKeyLen
-// are refused. The error does not repeat the key.
+// ValidateKey returns nil, or an error that wraps ErrKey. A key may hold any bytes. It
+// may not be empty, because an empty key is nearly always an unset variable, or longer
+// than MaxKeyLen. The error does not repeat the key.
 func ValidateKey(key string) error {
 	switch {
 	case key == "":

@@ -6,35 +6,33 @@ import (
 	"strings"
 )
 
-// ByAddress is the client's address, as "addr:192.0.2.1", or the first 64 bits of
-// it for IPv6, as "addr:2001:db8:0:1::/64": whoever has one such address has them
-// all.
+// ByAddress returns the client's address, as "addr:192.0.2.1", or its first 64 bits for
+// IPv6, as "addr:2001:db8:0:1::/64", because one client usually has all such addresses.
 //
-// It is the peer of the connection, unless that is one of the trusted proxies.
-// Then X-Forwarded-For is read from the right, where the nearest proxy has
-// written, up to the first address that is not a trusted proxy: what a client
-// writes into the header itself stands further left, and counts for nothing. The
-// proxies must append to the header, as they do by default. Name only proxies of
-// yours: a prefix that clients are in lets them choose their address. Middleware
-// that overwrites RemoteAddr, such as chi's RealIP, has believed the header
-// already: leave it out.
+// The address is the connection's peer, unless that is one of the trusted proxies. If it
+// is, ByAddress reads X-Forwarded-For from the right, where the nearest proxy has written,
+// up to the first address that is no trusted proxy. A value that the client itself wrote
+// stands further left and is ignored. The proxies must append to the header, as they do by
+// default. Name only your own proxies: a prefix that includes clients lets them choose
+// their address. Do not use middleware that overwrites RemoteAddr, such as chi's RealIP,
+// because it has already trusted the header.
 //
-// A peer on a Unix socket has no address. It is a trusted proxy if there are any,
-// and its requests have no key otherwise.
+// A peer on a Unix socket has no address. If there are trusted proxies, it counts as one
+// of them; otherwise its requests have no key.
 func ByAddress(trusted ...netip.Prefix) KeyFunc {
 	trusted = unmapped(trusted)
 	return func(r *http.Request) string { return addrKey(client(r, trusted, forwardedFor)) }
 }
 
-// ByForwarded is ByAddress for proxies that write Forwarded (RFC 7239). There is
-// no function that reads both headers: a proxy that writes one of them hands on
-// the other as the client wrote it.
+// ByForwarded is like [ByAddress], for proxies that write Forwarded (RFC 7239). No function
+// reads both headers, because a proxy that writes one of them passes on the other as the
+// client wrote it.
 func ByForwarded(trusted ...netip.Prefix) KeyFunc {
 	trusted = unmapped(trusted)
 	return func(r *http.Request) string { return addrKey(client(r, trusted, forwarded)) }
 }
 
-// unmapped makes prefixes of IPv4 addresses out of those written as IPv6.
+// unmapped converts prefixes of IPv4 addresses that are written as IPv6.
 func unmapped(prefixes []netip.Prefix) []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(prefixes))
 	for _, p := range prefixes {
@@ -46,7 +44,7 @@ func unmapped(prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// addrKey is the key of an address; "" of none.
+// addrKey returns the key of an address, or "" if it is not valid.
 func addrKey(a netip.Addr) string {
 	b := append(make([]byte, 0, 64), "addr:"...)
 	switch {
@@ -60,8 +58,8 @@ func addrKey(a netip.Addr) string {
 	}
 }
 
-// source is where proxies note whom they had a request from: a header, and what
-// one element of its list says.
+// source is where proxies record the peer of a request: a header, and a function that
+// reads the peer from one element of its list.
 type source struct {
 	header string
 	node   func(element string) string
@@ -72,10 +70,9 @@ var (
 	forwarded    = source{"Forwarded", forParameter}
 )
 
-// client returns the nearest address that is no trusted proxy, or the furthest
-// proxy if there is none. What a proxy has noted that is no address, as "unknown",
-// ends the search: the request came through that proxy, and that is all that is
-// known.
+// client returns the nearest address that is no trusted proxy, or the furthest proxy if
+// all are trusted. An element that is no address, such as "unknown", ends the search, and
+// client returns the proxy that wrote it.
 func client(r *http.Request, trusted []netip.Prefix, from source) netip.Addr {
 	a := node(r.RemoteAddr)
 	if !a.IsValid() && !local(r.RemoteAddr) || !trusts(trusted, a) {
@@ -102,7 +99,7 @@ func client(r *http.Request, trusted []netip.Prefix, from source) netip.Addr {
 	return a
 }
 
-// local reports whether a peer is on a Unix socket, as net/http writes that.
+// local reports whether a peer is on a Unix socket, by the text of RemoteAddr.
 func local(remote string) bool { return remote == "" || remote[0] == '@' || remote[0] == '/' }
 
 func trusts(trusted []netip.Prefix, a netip.Addr) bool {
@@ -117,9 +114,9 @@ func trusts(trusted []netip.Prefix, a netip.Addr) bool {
 	return false
 }
 
-// node parses an address with or without port and brackets, and makes one of all
-// ways to write it. A zone says nothing of a client. It looks before it parses:
-// a failure allocates.
+// node parses an address with or without port and brackets, into one form for all ways to
+// write it, without a zone. It checks the form before it parses, because a failed parse
+// allocates.
 func node(s string) netip.Addr {
 	var a netip.Addr
 	if strings.Contains(s, "]:") || strings.Count(s, ":") == 1 {
@@ -131,9 +128,9 @@ func node(s string) netip.Addr {
 	return a.Unmap().WithZone("")
 }
 
-// cutLast cuts the last element off a list. It reads from the right, as the right
-// end is what a trusted proxy wrote: a quotation mark that a client has
-// left open further left does not reach it.
+// cutLast cuts the last element off a list. It reads from the right, because a trusted
+// proxy wrote the right end. So a quotation mark that a client has left open further left
+// has no effect there.
 func cutLast(s string) (rest, element string, more bool) {
 	if i := lastOutside(s, ','); i >= 0 {
 		return s[:i], strings.Trim(s[i+1:], " \t"), true
@@ -141,7 +138,7 @@ func cutLast(s string) (rest, element string, more bool) {
 	return "", strings.Trim(s, " \t"), false
 }
 
-// lastOutside is the index of the last sep that is not in a quoted string, or -1.
+// lastOutside returns the index of the last sep outside quoted strings, or -1.
 func lastOutside(s string, sep byte) int {
 	quoted := false
 	for i := len(s) - 1; i >= 0; i-- {
@@ -155,13 +152,13 @@ func lastOutside(s string, sep byte) int {
 	return -1
 }
 
-// escaped reports whether what follows s is escaped by a backslash.
+// escaped reports whether a backslash at the end of s escapes the next character.
 func escaped(s string) bool {
 	n := len(s) - len(strings.TrimRight(s, `\`))
 	return n%2 == 1
 }
 
-// forParameter is the value of for in an element of Forwarded; "" if there is not
+// forParameter returns the value of for in an element of Forwarded, or "" unless there is
 // exactly one.
 func forParameter(element string) string {
 	found := ""

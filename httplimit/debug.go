@@ -17,16 +17,16 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// Debug returns a page about this process' limiters, by name, for operators: the Stats of
-// each, as reservoir.Figures names them, and how its 100 most denied keys stand. It is text
-// or, for those who accept application/json rather, JSON, and answers GET and HEAD only.
-// Text quotes keys as Go does. JSON does that only with those that are not UTF-8, or begin
-// with a quote.
+// Debug returns a page about this process' limiters, by name, for operators. It shows the
+// Stats of each limiter, with the names of [reservoir.Figures], and the state of its 100
+// most denied keys. The page is text or, if the request prefers application/json, JSON. It
+// answers only GET and HEAD. Text quotes keys as Go does. JSON quotes only keys that are
+// not UTF-8, or that begin with a quote.
 //
-// It shows keys, which may be names and addresses of users: mount it where nobody but
-// operators comes, as you would net/http/pprof. A request visits every key in memory,
-// under each key's lock, and needs memory for 100. It makes no store call. It panics
-// if a limiter is nil.
+// The page shows keys, which may be names and addresses of users: mount it where only
+// operators have access, like net/http/pprof. A request visits every key in memory, under
+// each key's lock, and needs memory for 100 keys. It makes no store call. Debug panics if a
+// limiter is nil.
 func Debug(limiters map[string]*reservoir.Limiter) http.Handler {
 	limiters = maps.Clone(limiters)
 	for name, l := range limiters {
@@ -37,7 +37,7 @@ func Debug(limiters map[string]*reservoir.Limiter) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Cache-Control", "no-store")
-		h.Set("X-Content-Type-Options", "nosniff") // keys are what clients sent
+		h.Set("X-Content-Type-Options", "nosniff") // clients may have chosen the keys
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			h.Set("Allow", "GET, HEAD")
 			http.Error(w, "Method Not Allowed", http.StatusMethodNotAllowed)
@@ -59,14 +59,14 @@ func Debug(limiters map[string]*reservoir.Limiter) http.Handler {
 	})
 }
 
-// page is what an operator sees of one limiter.
+// page is an operator's view of one limiter.
 type page struct {
 	Name  string           `json:"name"`
 	Stats map[string]int64 `json:"stats"` // by the names of reservoir.Figures
 	Keys  []standing       `json:"keys"`
 }
 
-// standing is how a key stands.
+// standing is the state of a key.
 type standing struct {
 	Key       keyText   `json:"key"`
 	Denied    int64     `json:"denied"`
@@ -78,11 +78,11 @@ type standing struct {
 	Reset     time.Time `json:"reset,omitzero"` // the window's end, if one is open
 }
 
-// keyText is a key, as JSON has it.
+// keyText is a key in JSON.
 type keyText string
 
-// MarshalText quotes what is not UTF-8, which JSON cannot hold, and what begins as if it were
-// quoted: two keys never look the same.
+// MarshalText quotes keys that are not UTF-8, which JSON cannot hold, and keys that begin
+// with a quote, so that two keys never look the same.
 func (k keyText) MarshalText() ([]byte, error) {
 	if utf8.ValidString(string(k)) && !strings.HasPrefix(string(k), `"`) {
 		return []byte(k), nil
@@ -98,7 +98,7 @@ func pageOf(name string, l *reservoir.Limiter) page {
 	return p
 }
 
-// mostDenied keeps the list sorted, and never longer than it may be.
+// mostDenied returns the most denied keys, in order. It never holds more than it returns, plus one.
 func mostDenied(l *reservoir.Limiter) []standing {
 	const most = 100
 	all := make([]standing, 0, most+1)
@@ -113,7 +113,7 @@ func mostDenied(l *reservoir.Limiter) []standing {
 	return all
 }
 
-// compare puts who is denied most first, and then who has spent most.
+// compare orders keys by denied requests, then by spent tokens, the highest first.
 func (k standing) compare(other standing) int {
 	return cmp.Or(cmp.Compare(other.Denied, k.Denied), cmp.Compare(other.Spent, k.Spent), cmp.Compare(k.Key, other.Key))
 }

@@ -349,7 +349,7 @@ func TestBlocked(t *testing.T) {
 			body, _ := io.ReadAll(resp.Body)
 			assert.Equal(t, 403, resp.StatusCode)
 			assert.Empty(t, resp.Header.Get("Retry-After"))
-			assert.JSONEq(t, `{"type":"about:blank","title":"Forbidden","status":403,"detail":"The limit is no requests at all."}`, string(body))
+			assert.JSONEq(t, `{"type":"about:blank","title":"Forbidden","status":403,"detail":"The limit allows no requests."}`, string(body))
 		}
 		assert.Equal(t, 200, get(forbidden, "X-Tenant", "good").StatusCode)
 		assert.Equal(t, 429, get(forbidden, "X-Tenant", "good").StatusCode, "who has used up a limit")

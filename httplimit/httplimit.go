@@ -11,12 +11,11 @@ import (
 )
 
 // New returns a middleware that asks limiter before each request. It panics if
-// limiter is nil or an option makes no sense: both are faults of the program.
+// limiter is nil or an option is invalid, because both are faults of the program.
 //
-// The middleware costs a request two allocations at most, the second being its
-// key where that has to be put together. Closing the limiter is the caller's job,
-// after http.Server.Shutdown has returned: then no request is under way that
-// would be refunded.
+// The middleware costs a request at most two allocations. The second one is for a key
+// that has to be put together. The caller closes the limiter, after http.Server.Shutdown
+// has returned, when no request can still be refunded.
 func New(limiter *reservoir.Limiter, opts ...Option) func(http.Handler) http.Handler {
 	if limiter == nil {
 		panic("httplimit: no limiter")
@@ -24,10 +23,11 @@ func New(limiter *reservoir.Limiter, opts ...Option) func(http.Handler) http.Han
 	return build(single{limiter}, opts)
 }
 
-// NewGroup is New for several limits that a request must pass together: it is charged to
-// all of them or to none. WithKey must give a key for each limiter, in the group's order.
-// A client is told the numbers of the limit that refused or, of those that allowed, of the
-// tightest. A request costs one allocation more than by New, for up to four limits.
+// NewGroup is like New, for several limits that a request must pass together: it is charged
+// to all of them or to none. WithKey must give a key for each limiter, in the group's order.
+// The headers have the numbers of the limit that refused or, if all allowed, of the limit
+// with the smallest part remaining. A request costs one more allocation than with New, for
+// up to four limits. NewGroup panics like New.
 func NewGroup(g *reservoir.Group, opts ...Option) func(http.Handler) http.Handler {
 	if g == nil {
 		panic("httplimit: no group")
@@ -54,14 +54,14 @@ func build(l limits, opts []Option) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler { return &handler{m, next} }
 }
 
-// middleware is what all handlers of one New share. It is not written after it.
+// middleware is shared by all handlers of one New, which does not change it afterwards.
 type middleware struct {
 	config
 	limits limits
 	told   []told
 }
 
-// told is what the clients of a limit are told.
+// told has the constant parts of the answers about a limit.
 type told struct {
 	format
 	refusal body
@@ -72,7 +72,7 @@ type handler struct {
 	next http.Handler
 }
 
-// ServeHTTP charges the request and serves it, or answers why not.
+// ServeHTTP charges the request and serves it, or answers with the reason why not.
 func (h *handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	if h.skip != nil && h.skip(r) {
 		h.next.ServeHTTP(rw, r)
@@ -95,7 +95,7 @@ func (h *handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	h.answer(w, h.next)
 }
 
-// price notes what a request costs, and reports whether that is anything.
+// price sets the costs of a request, and reports whether any is not zero.
 func (m *middleware) price(w *response) (some bool) {
 	n := int64(1)
 	for i := range w.costs {
@@ -108,7 +108,7 @@ func (m *middleware) price(w *response) (some bool) {
 	return some
 }
 
-// name notes whom a request is charged to, and reports whether that is known.
+// name sets the keys of a request, and reports whether it has all of them.
 func (m *middleware) name(w *response) bool {
 	for i, key := range m.keys {
 		if w.keys[i] = key(w.request); w.keys[i] == "" {
@@ -118,7 +118,7 @@ func (m *middleware) name(w *response) bool {
 	return true
 }
 
-// answer serves a request that was decided.
+// answer serves or refuses a request that was decided.
 func (m *middleware) answer(w *response, next http.Handler) {
 	w.told = &m.told[min(w.limit, len(m.told)-1)]
 	w.free = w.result.Remaining + w.costs[w.limit]
@@ -127,13 +127,13 @@ func (m *middleware) answer(w *response, next http.Handler) {
 		m.refuse(w)
 		return
 	}
-	defer func() { // also after a panic: the client was told
+	defer func() { // also after a panic, because the headers may have been sent
 		if w.changed {
 			m.settle(w)
 		}
 	}()
 	next.ServeHTTP(w, w.request)
-	w.finish(http.StatusOK) // of a handler that has written nothing
+	w.finish(http.StatusOK) // in case the handler has written nothing
 }
 
 func (m *middleware) refuse(w *response) {
@@ -149,8 +149,8 @@ func (m *middleware) refuse(w *response) {
 	b.write(w.ResponseWriter, w.request)
 }
 
-// settle makes the charge what the response says. Its client may have left already. An
-// error means that the tokens stay charged, which is not worth another request's time.
+// settle makes the charge equal to w's costs, even if the client has left. After an error
+// the tokens stay charged, because a retry would delay another request.
 func (m *middleware) settle(w *response) {
 	_ = m.limits.settle(context.WithoutCancel(w.request.Context()), w)
 }
@@ -160,7 +160,7 @@ func (c *config) validate() error {
 	if c.keyless == nil || c.failed == nil ||
 		slices.ContainsFunc(c.keys, func(k KeyFunc) bool { return k == nil }) ||
 		slices.ContainsFunc(c.costs, func(cost func(*http.Request) int64) bool { return cost == nil }) {
-		return errors.New("httplimit: an option of nil that has to be asked")
+		return errors.New("httplimit: a key, a cost or a handler is nil")
 	}
 	for _, n := range [...]int{len(c.costs), len(c.policies)} {
 		if n > 1 && n != len(c.keys) {

@@ -7,24 +7,24 @@ import (
 )
 
 // KeyFunc returns the key of the limiter that a request is charged to, or "" if
-// it has none. It must be quick and safe for concurrent use. What it makes of text
-// that clients choose must not be equal to a key of another kind: begin it with
-// a word of its own.
+// it has none. It must be quick and safe for concurrent use. If clients can choose a part
+// of the key, begin the key with a word of its own, so that it never equals a key of
+// another kind.
 type KeyFunc func(*http.Request) string
 
-// ByHeader is the value of a header, as "header:X-Tenant:acme". Use it for
-// headers that a client cannot choose freely, as those a gateway sets: with a new
-// value comes a new limit. A header that is there twice is none.
+// ByHeader returns the value of a header, as "header:X-Tenant:acme". Use it for headers
+// that a client cannot choose freely, such as a gateway's, because each value has a limit
+// of its own. If the header occurs twice, the request has no key.
 func ByHeader(name string) KeyFunc {
 	name = http.CanonicalHeaderKey(name)
 	prefix := "header:" + name + ":"
 	return func(r *http.Request) string { return with(prefix, only(r.Header[name])) }
 }
 
-// ByToken is a header that proves who the client is, such as Authorization or
-// an API key, as "token:" and a hash of it, so that no secret gets into the
-// store. It does not know good tokens from bad ones: put it behind what does, or
-// use ByUser, or each guess has a limit of its own.
+// ByToken returns "token:" and a hash of a header that proves the client's identity, such
+// as Authorization or an API key. The hash keeps secrets out of the store. ByToken does not
+// verify tokens, so put it behind a handler that does, or use [ByUser]; otherwise each
+// guessed token has a limit of its own.
 func ByToken(name string) KeyFunc {
 	name = http.CanonicalHeaderKey(name)
 	return func(r *http.Request) string {
@@ -40,13 +40,13 @@ func ByToken(name string) KeyFunc {
 	}
 }
 
-// ByUser is the user that a request was authenticated as, "" for nobody, as
-// "user:alice". The function finds that in the request's context, say.
+// ByUser returns the user of a request, as "user:alice". The function user returns the
+// user that the request was authenticated as, for example from its context, or "".
 func ByUser(user func(*http.Request) string) KeyFunc {
 	return func(r *http.Request) string { return with("user:", user(r)) }
 }
 
-// First is the first key of several that a request has.
+// First returns the first key of several that a request has.
 func First(keys ...KeyFunc) KeyFunc {
 	return func(r *http.Request) string {
 		for _, k := range keys {
@@ -65,8 +65,8 @@ func with(prefix, s string) string {
 	return prefix + s
 }
 
-// only is the value of a header that was sent once. Of two, one may be the
-// client's and one the gateway's, and nobody can tell which.
+// only returns the value of a header that was sent once. If it was sent twice, one value
+// may be the client's and the other the gateway's, and they look the same.
 func only(values []string) string {
 	if len(values) != 1 {
 		return ""

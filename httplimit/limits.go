@@ -7,16 +7,16 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// limits is what decides about requests: a Limiter, or a Group. The middleware knows
-// nothing else of them.
+// limits decides requests: a Limiter or a Group. The middleware uses them only through
+// this interface.
 type limits interface {
-	// fits is an error unless n is the number of limits.
+	// fits returns an error unless n is the number of limits.
 	fits(n int) error
 	// room gives w a key and a cost for each of n limits.
 	room(w *response, n int)
 	// ask decides, by w's keys and costs.
 	ask(w *response) error
-	// settle makes the charge what w's costs say now.
+	// settle makes the charge equal to w's present costs.
 	settle(ctx context.Context, w *response) error
 }
 
@@ -49,8 +49,8 @@ func (g group) fits(n int) error {
 	return nil
 }
 
-// several is what a response of a Group has beside that of a Limiter: one allocation, for
-// up to four limits.
+// several has the fields that only a Group's response needs, in one allocation for up to
+// four limits.
 type several struct {
 	reservoir.GroupResult
 	keys  [4]string

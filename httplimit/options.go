@@ -33,76 +33,76 @@ func defaults() config {
 	}
 }
 
-// WithKey sets whom a request is charged to; ByAddress() by default. Of a Group there is
-// one for each limit; a request that lacks one of them has no key.
+// WithKey sets the key that a request is charged to; ByAddress() by default. A Group needs
+// one KeyFunc for each limit; if one of them returns "", the request has no key.
 func WithKey(k ...KeyFunc) Option {
 	k = slices.Clone(k)
 	return func(c *config) { c.keys = k }
 }
 
-// WithCost sets how many tokens a request costs; 1 by default. Of a Group it is the cost at
-// every limit, or there is one for each; a limit where it is 0 is not asked. A request that
-// costs 0 everywhere is served without the limiter or its headers. One that costs more
-// than the limit can never be served; it gets 400 from Unavailable.
+// WithCost sets how many tokens a request costs; 1 by default. For a Group, give one cost
+// for all limits, or one for each; a limit where the cost is 0 is not asked. If all costs
+// are 0, the request is served without the limiter or its headers. A request that costs
+// more than the limit can never be served; [Unavailable] answers it with 400.
 func WithCost(cost ...func(*http.Request) int64) Option {
 	cost = slices.Clone(cost)
 	return func(c *config) { c.costs = cost }
 }
 
-// WithSkip exempts the requests for which skip is true, such as health checks.
-// By default there are none.
+// WithSkip exempts the requests for which skip returns true, such as health checks.
+// By default no request is exempt.
 func WithSkip(skip func(*http.Request) bool) Option { return func(c *config) { c.skip = skip } }
 
-// WithPolicy sets how the limit is called in headers, and the length of its
-// window; by default "default", and not told. Of a Group it is that of every limit, or
-// there is one for each.
+// WithPolicy sets the limit's name and window for the headers; by default the name is
+// "default" and the window is left out. For a Group, give one Policy for all limits, or one
+// for each.
 func WithPolicy(p ...Policy) Option {
 	p = append(slices.Clone(p), make([]Policy, max(1-len(p), 0))...)
 	return func(c *config) { c.policies = p }
 }
 
-// RefundFunc reports whether a response gives its request's tokens back. It is
-// asked once, when the final status is known and before headers are sent, or
-// after the handler if that has written nothing; status is never 1xx but for 101.
+// RefundFunc reports whether a response gives its request's tokens back. It is called
+// once: when the final status is known and before headers are sent, or after the handler
+// if that has written nothing. The status is never 1xx, except for 101.
 type RefundFunc func(r *http.Request, status int, header http.Header) bool
 
-// Status refunds responses of these statuses. With none it refunds nothing.
+// Status returns a RefundFunc that refunds responses with these statuses, or none.
 func Status(codes ...int) RefundFunc {
 	codes = slices.Clone(codes)
 	return func(_ *http.Request, status int, _ http.Header) bool { return slices.Contains(codes, status) }
 }
 
 // WithRefund sets which responses are refunded; Status(http.StatusNotModified) by
-// default. With reservoir.WithDirect each refund is a store call, which the end
-// of the response waits for.
+// default. With reservoir.WithDirect each refund is a store call, for which the response
+// waits at its end.
 func WithRefund(f RefundFunc) Option { return func(c *config) { c.refund = f } }
 
-// WithKeyless sets what serves requests that have no key. By default that is a
+// WithKeyless sets the handler of requests that have no key. The default answers with
 // 400: see the package comment.
 func WithKeyless(h http.Handler) Option { return func(c *config) { c.keyless = h } }
 
-// WithRefused sets what is written to a request that was refused, in place of a
-// 429 with a problem document. All headers, Retry-After too, are set before.
+// WithRefused sets the function that answers refused requests, in place of a 429 with a
+// problem document. All headers, including Retry-After, are already set.
 func WithRefused(f func(http.ResponseWriter, *http.Request, reservoir.Result)) Option {
 	return func(c *config) { c.refused = f }
 }
 
-// WithBlockedStatus sets the status for those whose limit has no tokens at all
-// (reservoir.Limit{}), such as 403, which then has no Retry-After; by default they are
-// refused with 429 as others are. WithRefused decides by itself: Result.Limit is 0. It
-// panics unless the status is that of an error, 400 to 599.
+// WithBlockedStatus sets the status for requests whose limit has no tokens at all
+// (reservoir.Limit{}), such as 403, and leaves out their Retry-After. By default they get a
+// 429 like other refusals. It does not affect [WithRefused], which can check for a
+// Result.Limit of 0. It panics unless status is an error's, 400 to 599.
 func WithBlockedStatus(status int) Option {
 	if status < 400 || status > 599 {
-		panic(fmt.Sprintf("httplimit: a refusal with status %d", status))
+		panic(fmt.Sprintf("httplimit: status %d is no error", status))
 	}
-	b := problem{blank, http.StatusText(status), status, "The limit is no requests at all.", nil}.body()
+	b := problem{blank, http.StatusText(status), status, "The limit allows no requests.", nil}.body()
 	return func(c *config) { c.blocked = b }
 }
 
-// ErrorHandler answers a request that the limiter made no decision about; next is
-// what would have served it.
+// ErrorHandler answers a request if the limiter returned err instead of a decision. Without
+// the limiter, next would have served the request.
 type ErrorHandler func(w http.ResponseWriter, r *http.Request, err error, next http.Handler)
 
-// WithErrorHandler sets what happens to requests without a decision: Unavailable
-// by default.
+// WithErrorHandler sets the handler of requests without a decision; [Unavailable] by
+// default.
 func WithErrorHandler(h ErrorHandler) Option { return func(c *config) { c.failed = h } }

@@ -10,8 +10,8 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// The headers' names as http.Header has them: written straight into the map,
-// which is half the time of Header.Set.
+// The headers' names in the form of http.Header, so that they can be written directly into
+// the map. That takes half the time of Header.Set.
 const (
 	headerLimit     = "X-Ratelimit-Limit"
 	headerRemaining = "X-Ratelimit-Remaining"
@@ -23,39 +23,39 @@ const (
 	headerRetry     = "Retry-After"
 )
 
-// Policy is what clients are told about a limit beside its numbers. The zero
-// Policy is that of New without WithPolicy.
+// Policy describes a limit to clients, in addition to its numbers. New uses the zero
+// Policy unless WithPolicy sets another.
 type Policy struct {
-	// Name is in X-RateLimit-Resource, RateLimit and RateLimit-Policy: printable
-	// ASCII, "default" if it is empty.
+	// Name is in X-RateLimit-Resource, RateLimit and RateLimit-Policy. It is printable
+	// ASCII; an empty Name means "default".
 	Name string
 
-	// Window is the length of the limit's window, the w of RateLimit-Policy. The
-	// field counts whole seconds, so w is left out for any other length, as it is
-	// for 0. Leave it at 0 if keys have windows of different lengths, or a calendar's.
+	// Window is the length of the limit's window, the w of RateLimit-Policy. The field
+	// counts whole seconds, so w is left out for 0 and for lengths that are no whole
+	// seconds. Leave it at 0 if the windows of keys differ in length or follow a calendar.
 	Window time.Duration
 }
 
-// SetHeaders sets what the middleware would have set on a response that r
-// decided, Retry-After included if r is a refusal, for handlers that ask the
-// limiter by themselves. It sets none if r is unlimited.
+// SetHeaders sets the headers that the middleware would have set for the result r,
+// including Retry-After if r is a refusal. It is for handlers that ask the limiter
+// themselves. If r is unlimited it sets none. It panics if Name is not printable ASCII.
 func (p Policy) SetHeaders(h http.Header, r reservoir.Result) {
 	f := p.compile()
 	new(fields).set(h, &f, &r)
 }
 
-// format is a Policy with the constant parts of its headers made.
+// format is a Policy with the constant parts of its headers.
 type format struct {
 	name     string // as it is
 	quota    string // "name";q=
-	window   string // ;w=60, or nothing
+	window   string // ;w=60, or ""
 	service  string // "name";r=
 	resource []string
-	seconds  int64 // the window, rounded up; 0 = not known
+	seconds  int64 // the window, rounded up; 0 = unknown
 }
 
-// compile panics if the name cannot be in a structured field: it is part of the
-// program, like a pattern of a ServeMux.
+// compile panics if the name cannot be in a structured field, because the name is part of
+// the program, like a pattern of a ServeMux.
 func (p Policy) compile() format {
 	if p.Name == "" {
 		p.Name = "default"
@@ -87,18 +87,17 @@ func quote(s string) string {
 	return string(append(b, '"'))
 }
 
-// fields are the header values of one response. They live in one block, which
-// the header map points into: one allocation for all, or none where fields are
-// part of something that is allocated anyway.
+// fields has the header values of one response. The header map points into it, so all
+// values cost one allocation, or none if fields is part of a larger value.
 type fields struct {
 	limit, remaining, used, reset, retry [1]string
 	policies, limits                     [1]string
-	place                                int       // of limits in the header's list
-	buf                                  [128]byte // holds all of them for names up to 15 bytes; longer ones cost an allocation
+	place                                int       // index of limits in the header's list
+	buf                                  [128]byte // long enough for names up to 15 bytes; longer names cost an allocation
 }
 
-// set makes the values and puts them into h. Fields of outer limits stay in the
-// lists of the IETF's fields. Of what is unlimited there is nothing to tell.
+// set makes the values and puts them into h. It adds to the lists of the IETF's fields, so
+// that those of outer limits stay. For an unlimited result it does nothing.
 func (v *fields) set(h http.Header, f *format, r *reservoir.Result) {
 	if r.Unlimited() {
 		return
@@ -110,7 +109,7 @@ func (v *fields) set(h http.Header, f *format, r *reservoir.Result) {
 	}
 }
 
-// put puts the values into h, but for Retry-After.
+// put puts the values into h, except for Retry-After.
 func (v *fields) put(h http.Header, f *format) {
 	h[headerLimit] = v.limit[:]
 	h[headerRemaining] = v.remaining[:]
@@ -122,16 +121,16 @@ func (v *fields) put(h http.Header, f *format) {
 	h[headerLimits] = list(h[headerLimits], v.limits[:])
 }
 
-// listed reports whether h has ours in the list of limits.
+// listed reports whether the list of limits in h still has v's.
 func (v *fields) listed(h http.Header) bool {
 	all := h[headerLimits]
 	return v.place < len(all) && all[v.place] == v.limits[0]
 }
 
-// change makes other values of values that were set. Where the handler has put
-// its own in the header's place, those stay.
+// change replaces the values that were set. If the handler has replaced a header itself,
+// its values stay.
 func (v *fields) change(h http.Header, f *format, r *reservoir.Result) {
-	v.own(h, f) // as long as it can be seen what is ours
+	v.own(h, f) // before the values change, while it can recognise them
 	n := new(fields)
 	n.make(f, r)
 	v.remaining, v.used = n.remaining, n.used
@@ -141,9 +140,9 @@ func (v *fields) change(h http.Header, f *format, r *reservoir.Result) {
 	v.limits = n.limits
 }
 
-// own drops what was added to our values since, as a reverse proxy does with those of the
-// server behind it: a client would read two limits as one. A handler that has set others
-// has the last word. The IETF's fields are lists, where both stay.
+// own drops values that were added to ours later, for example by a reverse proxy that copies
+// the headers of the server behind it, because a client would read two limits as one. If a
+// handler has set other values, those stay. The IETF's fields are lists and keep both.
 func (v *fields) own(h http.Header, f *format) {
 	for _, one := range [...]struct {
 		name string
@@ -153,12 +152,12 @@ func (v *fields) own(h http.Header, f *format) {
 		{headerReset, v.reset[:]}, {headerResource, f.resource[:1:1]},
 	} {
 		if all := h[one.name]; len(all) > 1 && all[0] == one.ours[0] {
-			h[one.name] = one.ours // all is a copy, which change would not reach
+			h[one.name] = one.ours // instead of all, a copy that change would not update
 		}
 	}
 }
 
-// list returns all with one at its end. What all lies in belongs to somebody else.
+// list returns all with one at its end. It copies all, which the header's owner may change.
 func list(all, one []string) []string {
 	if len(all) == 0 {
 		return one
@@ -166,7 +165,7 @@ func list(all, one []string) []string {
 	return slices.Concat(all, one)
 }
 
-// make fills in the values. Limit and Remaining are pieces of the IETF's fields.
+// make fills in the values. Limit and Remaining are substrings of the IETF's fields.
 func (v *fields) make(f *format, r *reservoir.Result) {
 	all := min(r.Limit, mostInteger)
 	remaining := min(max(r.Remaining, 0), all)
@@ -196,17 +195,17 @@ func (v *fields) make(f *format, r *reservoir.Result) {
 	v.used[0], v.reset[0] = s[used:reset], s[reset:]
 }
 
-// mostInteger is the largest Integer of RFC 9651: of 15 digits. Larger figures are cut, in
-// all headers, so that they agree.
+// mostInteger is the largest Integer of RFC 9651, with 15 digits. Larger numbers are capped
+// in all headers, so that the headers agree.
 const mostInteger = 999_999_999_999_999
 
-// frozen is b as a string, without a copy, as strings.Builder does it: nobody
-// writes to b any more. fields are never used twice for that reason.
+// frozen returns b as a string without a copy, like strings.Builder. Nothing may write to b
+// afterwards, so fields are never reused.
 func frozen(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// wait is the seconds until the reset, rounded up. A refusal knows it by a clock that nobody
-// sets. Otherwise the clocks of store and machine may disagree, so it is no more than the
-// window.
+// wait returns the seconds until the reset, rounded up. A refusal has a RetryAfter from the
+// monotonic clock. For other results the clocks of store and machine may disagree, so wait
+// returns no more than the window.
 func (f *format) wait(r *reservoir.Result) int64 {
 	if !r.Allowed {
 		return max(seconds(r.RetryAfter), 1)
@@ -218,7 +217,7 @@ func (f *format) wait(r *reservoir.Result) int64 {
 	return s
 }
 
-// seconds rounds up.
+// seconds returns d in seconds, rounded up.
 func seconds(d time.Duration) int64 {
 	s := int64(d / time.Second)
 	if d%time.Second > 0 {
@@ -227,7 +226,7 @@ func seconds(d time.Duration) int64 {
 	return s
 }
 
-// unix is t in seconds, rounded up; 0 if there is none.
+// unix returns t in Unix seconds, rounded up, or 0 for the zero time.
 func unix(t time.Time) int64 {
 	if t.IsZero() {
 		return 0

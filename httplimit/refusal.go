@@ -12,15 +12,15 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// The problem types of draft-ietf-httpapi-ratelimit-headers, and that of RFC
-// 9457 for problems that the status says all about.
+// The problem types of draft-ietf-httpapi-ratelimit-headers, and RFC 9457's type for
+// problems that need no more than their status.
 const (
 	quotaExceeded   = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 	reducedCapacity = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 	blank           = "about:blank"
 )
 
-// problem is a response that says what went wrong: a document of RFC 9457.
+// problem is an error response: a problem document of RFC 9457.
 type problem struct {
 	Type     string   `json:"type"`
 	Title    string   `json:"title"`
@@ -29,7 +29,7 @@ type problem struct {
 	Violated []string `json:"violated-policies,omitempty"`
 }
 
-// body is a problem as it is sent; made once.
+// body is a problem in the forms that are sent, made once.
 type body struct {
 	status      int
 	json, plain string
@@ -44,7 +44,7 @@ func (p problem) body() body {
 	return body{p.Status, string(j) + "\n", plain + "\n"}
 }
 
-// refusal is the 429 of a policy. The headers say when to come back.
+// refusal returns the 429 of a policy. Its headers say when to retry.
 func refusal(policy string) body {
 	return problem{
 		quotaExceeded, "Quota exceeded", http.StatusTooManyRequests,
@@ -53,8 +53,8 @@ func refusal(policy string) body {
 }
 
 var (
-	noKey       = problem{blank, "Bad Request", http.StatusBadRequest, "Nothing in the request says whom to charge it to.", nil}.body()
-	badKey      = problem{blank, "Bad Request", http.StatusBadRequest, "What says whom to charge the request to is too long.", nil}.body()
+	noKey       = problem{blank, "Bad Request", http.StatusBadRequest, "The request has no key to charge it to.", nil}.body()
+	badKey      = problem{blank, "Bad Request", http.StatusBadRequest, "The key to charge the request to is too long.", nil}.body()
 	tooDear     = problem{blank, "Bad Request", http.StatusBadRequest, "The request costs more than the whole limit.", nil}.body()
 	unavailable = problem{reducedCapacity, "Temporarily reduced capacity", http.StatusServiceUnavailable, "Limits cannot be checked at the moment.", nil}.body()
 	broken      = problem{blank, "Internal Server Error", http.StatusInternalServerError, "", nil}.body()
@@ -63,10 +63,10 @@ var (
 // nobody answers requests without a key.
 func nobody(w http.ResponseWriter, r *http.Request) { noKey.write(w, r) }
 
-// Unavailable is the ErrorHandler by default. The client gets 503 and Retry-After: 1
-// when the store is away, the limiter closed or the request's context over; 400
-// when its key is too long or its cost more than the limit, and 500
-// when a limit or a cost makes no sense.
+// Unavailable is the default ErrorHandler. The client gets 503 and Retry-After: 1 if the
+// store is away, the limiter is closed or the request's context has ended; 400 if the
+// key is too long or the cost is more than the limit; and 500 if a limit or a cost is
+// invalid.
 func Unavailable(w http.ResponseWriter, r *http.Request, err error, _ http.Handler) {
 	b := broken
 	switch {
@@ -81,9 +81,9 @@ func Unavailable(w http.ResponseWriter, r *http.Request, err error, _ http.Handl
 	b.write(w, r)
 }
 
-// Pass is an ErrorHandler that serves requests without limit while the store is
-// away, and is Unavailable otherwise. reservoir.WithFailure(reservoir.FailOpen)
-// serves them too, and charges them when the store is back.
+// Pass is an ErrorHandler that serves requests without a limit while the store is away. For
+// other errors it is the same as Unavailable. reservoir.WithFailure(reservoir.FailOpen) also
+// serves requests, and charges them when the store is back.
 func Pass(w http.ResponseWriter, r *http.Request, err error, next http.Handler) {
 	if store := (*reservoir.StoreError)(nil); errors.As(err, &store) {
 		next.ServeHTTP(w, r)
@@ -92,14 +92,14 @@ func Pass(w http.ResponseWriter, r *http.Request, err error, next http.Handler) 
 	Unavailable(w, r, err, next)
 }
 
-// passing reports whether the same request may do better a second later.
+// passing reports whether the same request may succeed a second later.
 func passing(err error) bool {
 	var store *reservoir.StoreError
 	return errors.As(err, &store) || errors.Is(err, reservoir.ErrClosed) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// write sends b in the form that the request's Accept would rather have.
+// write sends b in the form that the request's Accept header prefers.
 func (b body) write(w http.ResponseWriter, r *http.Request) {
 	kind, text := preferred(r.Header["Accept"]), b.json
 	if kind == plainText {
@@ -116,9 +116,9 @@ const (
 	plainText   = "text/plain; charset=utf-8"
 )
 
-// preferred picks the form with the highest quality, on a tie one that is named
-// rather than meant by a star, and then the first of problem, JSON, text. Who
-// would rather read HTML is a person, and gets text. Who accepts none of them
+// preferred returns the form with the highest quality. On a tie, a form that is named wins
+// over one that only a star matches, and then the order is problem, JSON, text. A client
+// that prefers HTML is a browser, so it gets text. A client that accepts none of the forms
 // gets a problem, which HTTP allows.
 func preferred(accept []string) string {
 	var problem, plain, text weight
@@ -155,8 +155,8 @@ func preferred(accept []string) string {
 	}
 }
 
-// weight is how much a form is wanted, by the most specific range that names it;
-// of equally specific ones the higher.
+// weight is the quality of a form, from the most specific range that matches it. Among
+// equally specific ranges the highest quality counts.
 type weight struct {
 	q        float64
 	specific int
@@ -172,7 +172,7 @@ func (w weight) beats(v weight) bool {
 	return w.q > v.q || w.q == v.q && w.q > 0 && w.specific > v.specific
 }
 
-// quality is the q among the parameters of a media range.
+// quality returns the q among the parameters of a media range; 1 if there is none.
 func quality(params string) float64 {
 	for p := range strings.SplitSeq(params, ";") {
 		name, value, _ := strings.Cut(strings.TrimSpace(p), "=")

@@ -11,33 +11,32 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// response is the ResponseWriter of a limited request. It learns the status
-// before that is sent, to know whether the request is refunded, and passes on
-// everything else.
+// response is the ResponseWriter of a limited request. It sees the status before that is
+// sent, to decide on a refund, and passes on everything else.
 //
-// It is not pooled: a handler that kept it too long would write into somebody
-// else's response.
+// It is not pooled, because a handler that kept it too long would write into another
+// request's response.
 type response struct {
 	http.ResponseWriter
 	m        *middleware
 	request  *http.Request
 	keys     []string // one for each limit
-	costs    []int64  // the same; what was used once that is known
+	costs    []int64  // one for each limit: what is charged, and later what was used
 	key      [1]string
 	cost     [1]int64
-	several  *several         // nil of a Limiter
-	result   reservoir.Result // as the headers have it
-	limit    int              // the index of the one that result is of
+	several  *several         // nil for a Limiter
+	result   reservoir.Result // the decision, as in the headers
+	limit    int              // index of the limit that result is of
 	told     *told
-	free     int64 // what would remain if nothing were used
+	free     int64 // what would remain if the request used nothing
 	finished bool  // the final status is known
 	changed  bool  // what was used is not what was charged
 	refunded bool
-	hinted   bool // an informational response had our headers, which may be cleared now
+	hinted   bool // an informational response had our headers, which the handler may have cleared
 	fields   fields
 }
 
-// responseOf finds ours through writers that have an Unwrap method; nil if there is none.
+// responseOf finds the response inside writers with an Unwrap method, or returns nil.
 func responseOf(w http.ResponseWriter) *response {
 	for {
 		switch t := w.(type) {
@@ -51,9 +50,9 @@ func responseOf(w http.ResponseWriter) *response {
 	}
 }
 
-// ResultOf returns the decision about the request that w answers, as its headers
-// tell it. It finds it through writers that have an Unwrap method; ok is false if
-// the request was not limited.
+// ResultOf returns the decision about the request that w answers, with the same numbers as
+// its headers. If w wraps other writers, they need an Unwrap method. If the request was not
+// limited, ok is false.
 func ResultOf(w http.ResponseWriter) (r reservoir.Result, ok bool) {
 	if t := responseOf(w); t != nil {
 		return t.result, true
@@ -61,18 +60,19 @@ func ResultOf(w http.ResponseWriter) (r reservoir.Result, ok bool) {
 	return r, false
 }
 
-// Settle makes the charge of the request that w answers what it has really used, in
-// tokens, for handlers that learn it from their work; of a Group there is one figure for
-// each limit. What was used above the charge is charged too and never refused: see
-// reservoir.Limiter.Settle. Headers that are not sent yet tell it. The limiter
-// hears of it when the handler has returned; of several calls the last counts, and a
-// response that is refunded has used nothing, whatever was settled. What goes back is a
-// store call with reservoir.WithDirect, as a refund is. Of nested limits it is the innermost.
+// Settle charges the request that w answers for the tokens that it has really used, for
+// handlers that learn this from their work. A Group needs one number for each limit. Use
+// above the charge is charged too and never refused: see [reservoir.Limiter.Settle]. If
+// headers are not sent yet, they change accordingly. The limiter settles when the handler
+// has returned. The last of several calls counts, and a response that is refunded has used
+// nothing, whatever was settled. With reservoir.WithDirect, tokens that go back cost a store
+// call, as a refund does. With nested limits, Settle affects the innermost.
 //
-// It does nothing if the request was not limited, or if what wraps w has no Unwrap method,
-// as http.TimeoutHandler's has not; ResultOf tells. Figures that are negative, or too large,
-// are reservoir.ErrTokens, and more or fewer than there are limits reservoir.ErrOption. Like
-// w it must not be used by several goroutines at the same time, or after the handler.
+// Settle does nothing if the request was not limited, or if a wrapper of w has no Unwrap
+// method, such as http.TimeoutHandler's; ResultOf then returns false. It returns an error
+// that wraps reservoir.ErrTokens if a number is negative or too large, and ErrOption if the
+// count of numbers is not that of the limits. Like w it must not be used by several
+// goroutines at the same time, or after the handler.
 func Settle(w http.ResponseWriter, used ...int64) error {
 	t := responseOf(w)
 	if t == nil {
@@ -97,8 +97,8 @@ func Settle(w http.ResponseWriter, used ...int64) error {
 	return nil
 }
 
-// correct makes the headers tell what was used. Of what charges nothing they stay as they
-// are.
+// correct updates the headers to what was used. It leaves them alone if the request is not
+// charged.
 func (w *response) correct() {
 	if w.result.Unlimited() || w.result.Shadowed {
 		return
@@ -107,8 +107,7 @@ func (w *response) correct() {
 	w.fields.change(w.Header(), &w.told.format, &w.result)
 }
 
-// finish takes note of the status, if it is the first final one, and of the refund that it
-// may earn.
+// finish handles the status, if it is the first final one, and decides on a refund.
 func (w *response) finish(status int) {
 	if w.finished || status < 200 && status != http.StatusSwitchingProtocols {
 		return
@@ -125,11 +124,11 @@ func (w *response) finish(status int) {
 	w.correct()
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the wrapped writer, for http.ResponseController.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// Header has our headers again if all were cleared after an informational response, as
-// httputil.ReverseProxy does.
+// Header returns the header. If all headers were cleared after an informational response,
+// as httputil.ReverseProxy does, it puts ours in again.
 func (w *response) Header() http.Header {
 	h := w.ResponseWriter.Header()
 	if w.hinted {
@@ -152,14 +151,14 @@ func (w *response) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// WriteString keeps io.WriteString from copying the string.
+// WriteString implements io.StringWriter, so that io.WriteString does not copy the string.
 func (w *response) WriteString(s string) (int, error) {
 	w.finish(http.StatusOK)
 	return io.WriteString(w.ResponseWriter, s)
 }
 
-// ReadFrom keeps io.Copy able to use sendfile. What src begins with goes through
-// Write, as in net/http: if src has nothing, nothing is sent, and the handler may
+// ReadFrom implements io.ReaderFrom, so that io.Copy can use sendfile. The beginning of src
+// goes through Write, as in net/http: if src is empty, nothing is sent, and the handler may
 // still answer with another status.
 func (w *response) ReadFrom(src io.Reader) (n int64, err error) {
 	if !w.finished {
@@ -173,11 +172,11 @@ func (w *response) ReadFrom(src io.Reader) (n int64, err error) {
 	return n + rest, err
 }
 
-// Flush is there for handlers that look for an http.Flusher.
+// Flush implements http.Flusher, for handlers that look for it.
 func (w *response) Flush() { _ = w.FlushError() }
 
-// FlushError is what http.ResponseController calls. Where nothing can be flushed,
-// no status is sent.
+// FlushError flushes, for http.ResponseController. If the wrapped writer cannot flush, it
+// sends no status.
 func (w *response) FlushError() error {
 	if flushes(w.ResponseWriter) {
 		w.finish(http.StatusOK)
@@ -185,8 +184,8 @@ func (w *response) FlushError() error {
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
 
-// flushes reports whether an http.ResponseController can flush w. Responses of
-// ours always have the method, and know no more than what they wrap.
+// flushes reports whether an http.ResponseController can flush w. A response always has the
+// method, so the writer that it wraps decides.
 func flushes(w http.ResponseWriter) bool {
 	for {
 		switch t := w.(type) {
@@ -202,8 +201,8 @@ func flushes(w http.ResponseWriter) bool {
 	}
 }
 
-// Hijack is there for handlers that look for an http.Hijacker. A connection that
-// was taken over counts as 101, whatever is then sent on it.
+// Hijack implements http.Hijacker, for handlers that look for it. A hijacked connection
+// counts as status 101, whatever the handler sends on it.
 func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err == nil {

@@ -13,45 +13,44 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// Transport is an http.RoundTripper that keeps outgoing requests within somebody
-// else's limit: each waits, in line with others of its key, until the limiter
-// allows it, through as many resets as it takes. With a store that several
-// processes share they keep the limit together.
+// Transport is an http.RoundTripper that keeps outgoing requests within the limit of
+// another server. Each request waits, in line with others of its key, until the limiter
+// allows it, through as many resets as it takes. Processes that share a store keep the
+// limit together.
 //
-// The request's context bounds the wait. If its deadline comes before the
-// tokens, the error is reservoir.ErrDeadline, at once. http.Client.Timeout
-// includes the wait. Redirects are requests of their own. A request whose
-// context ends after its tokens came stays charged. Tokens that come to one in
-// line during a pause (see MaxPause) are lost, and it waits for others: at the
-// end of the pause those of many windows would be spent at once.
+// The request's context bounds the wait. If its deadline comes before the tokens, RoundTrip
+// returns reservoir.ErrDeadline at once. http.Client.Timeout includes the wait. Redirects
+// are requests of their own. If a request's context ends after its tokens came, it stays
+// charged. If tokens come during a pause (see MaxPause), the request loses them and waits
+// for others; otherwise the tokens of many windows would be spent at once after the pause.
 //
-// A Transport is safe for concurrent use if its fields are not changed any more.
+// A Transport is safe for concurrent use if its fields no longer change.
 type Transport struct {
 	// Limiter is asked before each request. It must be set.
 	Limiter *reservoir.Limiter
 
-	// Key names the limit of a request; by default "host:" and the host, with
-	// the port unless it is the scheme's own. No key is an error.
+	// Key names the limit of a request; by default it is "host:" and the host, with the
+	// port unless it is the scheme's default. A request without a key fails.
 	Key KeyFunc
 
-	// Cost is how many tokens a request needs; by default 1. One that costs 0
-	// waits for no tokens, but for pauses (see MaxPause) as all do.
+	// Cost is how many tokens a request needs; by default 1. A request that costs 0 needs
+	// no tokens, but still waits for pauses (see MaxPause).
 	Cost func(*http.Request) int64
 
 	// Base sends the requests; http.DefaultTransport by default.
 	Base http.RoundTripper
 
-	// MaxPause is how long at most a key is left alone when a 429 or 503
-	// with Retry-After says so. By default, 0, that header is left to the
-	// caller. The response is handed on either way: nothing is sent twice. Who
-	// is in line when the pause begins may be served in another order after it.
+	// MaxPause is the longest time for which the requests of a key pause after a 429 or
+	// 503 with Retry-After. By default it is 0, and the caller deals with the header.
+	// The caller gets the response in both cases, because nothing is sent twice. A pause
+	// may change the order of requests that are already in line.
 	MaxPause time.Duration
 
 	mu     sync.Mutex
-	pauses map[string]time.Time // key → until when; the past ones go when one is added
+	pauses map[string]time.Time // key → end of its pause; past ones are deleted when one is added
 }
 
-// RoundTrip waits, then sends r.
+// RoundTrip waits, then sends r. It does not retry.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	key := t.key(r)
 	if err := t.wait(r, key); err != nil {
@@ -67,17 +66,17 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// CloseIdleConnections is what http.Client.CloseIdleConnections calls.
+// CloseIdleConnections closes those of Base, for http.Client.CloseIdleConnections.
 func (t *Transport) CloseIdleConnections() {
 	if c, ok := t.base().(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
 	}
 }
 
-// wait pauses before the tokens are taken, so that those of a window that ends
-// meanwhile are not wasted. If a pause came while it was in line, its tokens may
-// be of such a window, like those of everybody before it: they go back, and it
-// begins again.
+// wait pauses before it takes tokens, because tokens of a window that ends during the pause
+// would be wasted. If a pause began while it was in line, its tokens may be from a window
+// long before the end of the pause, like those of other requests in line. It gives them
+// back and starts over.
 func (t *Transport) wait(r *http.Request, key string) error {
 	n := int64(1)
 	if t.Cost != nil {
@@ -91,7 +90,7 @@ func (t *Transport) wait(r *http.Request, key string) error {
 		if err != nil || t.left(key) <= 0 {
 			return err
 		}
-		_ = t.Limiter.Refund(r.Context(), key, paid) // what cannot go back expires with its window
+		_ = t.Limiter.Refund(r.Context(), key, paid) // if this fails, the tokens expire with their window
 	}
 }
 
@@ -125,7 +124,7 @@ func (t *Transport) left(key string) time.Duration {
 	return time.Until(until)
 }
 
-// heed notes the pause that a response asks for. The later of two counts.
+// heed records the pause that a response asks for. The later of two ends counts.
 func (t *Transport) heed(key string, resp *http.Response) {
 	if resp.StatusCode != http.StatusTooManyRequests && resp.StatusCode != http.StatusServiceUnavailable {
 		return
@@ -147,12 +146,12 @@ func (t *Transport) heed(key string, resp *http.Response) {
 	}
 }
 
-// retryAfter reads the header's two forms, seconds and a date; 0 if it is
-// neither. More seconds than a Duration holds are as many as it does.
+// retryAfter reads the header's two forms, seconds and a date. It returns 0 for other text,
+// and the longest Duration of whole seconds for more seconds than that.
 func retryAfter(s string, now time.Time) time.Duration {
 	const most = uint64(math.MaxInt64 / time.Second)
 	n, err := strconv.ParseUint(s, 10, 64)
-	if err == nil || errors.Is(err, strconv.ErrRange) { // n is the largest then
+	if err == nil || errors.Is(err, strconv.ErrRange) { // out of range, n is the largest uint64
 		return time.Duration(min(n, most)) * time.Second
 	}
 	if date, err := http.ParseTime(s); err == nil {

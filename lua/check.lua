@@ -1,5 +1,5 @@
--- check: read a key, charge nothing, write nothing. Runs on a replica too, which
--- may hold windows that are over: whether one is open is a matter of its end.
+-- check: read a key, charge nothing, write nothing. Runs on a replica too. A replica may
+-- still hold windows that are over, so the stored end decides whether one is open.
 --
 -- KEYS  1 {k}      tokens charged in this window, integer
 --       2 {k}:exp  the end of the window, Unix seconds; also its id. It expires a length later than the others

@@ -1,19 +1,20 @@
-// Package lua holds the scripts that run inside Redis. They are the store: what
-// they write and in which order is the only truth about a window, and programs
-// in other languages may run them as they are.
+// Package lua has the scripts that run inside Redis. The scripts are the store: they alone
+// define what is written for a window and in which order, and programs in other languages
+// may run them as they are.
 //
-// Layout and rule of the window are those of "How we scaled the GitHub API with
-// a sharded, replicated rate limiter in Redis" (GitHub, 2021): a count, its
-// stored end, and a TTL one second past the end that only cleans up. That of the end is
-// a window's length longer, which tells the length to who comes with another one. Each file's
-// header states its keys, its arguments with their units, its reply and the
-// invariant it keeps. All need Redis 7.0 or later (PEXPIRETIME), and Sync one that was
-// built for 64 bits.
+// The layout and the rule of the window are those of "How we scaled the GitHub API with a
+// sharded, replicated rate limiter in Redis" (GitHub, 2021): a count and the window's
+// stored end. The count's TTL lasts a second past the end and only cleans up. The end's TTL
+// is a window's length longer, and so shows the length to a call with another one. The
+// header of each file states its keys, its arguments with their units, its reply, and its
+// invariant. All scripts need Redis 7.0 or later (PEXPIRETIME). Sync needs a server built
+// for 64 bits.
 package lua
 
 import _ "embed"
 
-// The scripts, complete and self-contained.
+// The scripts, complete and self-contained. Each is the method of backend.Store that has
+// its name.
 var (
 	//go:embed sync.lua
 	Sync string

@@ -11,7 +11,7 @@
 -- Reply { flags (1 late), now us, total that is known now (0 = the window is not open) }
 --
 -- Invariant: charged never falls below zero, and no other window is touched.
--- A total makes it idempotent: repeated, or late, it gives nothing back twice.
+-- The total makes it idempotent: a repeated or late refund gives nothing back twice.
 
 local function fail(what) return redis.error_reply('BADSTATE ' .. what) end
 local most = 9007199254740991                          -- the largest exact integer of a double
@@ -41,7 +41,7 @@ if math.floor(stop * 1000 + 0.5) ~= window or window * 1000 < now then return { 
 local own = redis.call('HMGET', KEYS[3], 'w', client)
 local w, clients, total, learn, unattributed, exhausted, reset = string.match(own[1] or '0', '^(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)( ?1?)$')
 local ours = tonumber(w) == window
-local away, g, b, d, r = '~', 0, 0, 0, 0               -- who is new here has not come to stay
+local away, g, b, d, r = '~', 0, 0, 0, 0               -- a client without a field has left, until it syncs
 clients, total, learn, unattributed, exhausted = part(clients), part(total), part(learn), part(unattributed), part(exhausted)
 if not ours then
   clients, total, learn, unattributed, exhausted, reset = 0, 0, 0, used, 0, ''  -- see sync
@@ -55,7 +55,7 @@ end
 if given <= r then return { 0, now, r } end
 
 local back = math.min(given - r, used)
-unattributed = math.max(unattributed - back, 0)        -- which of them was given back is not known
+unattributed = math.max(unattributed - back, 0)        -- any of these may have been given back
 redis.call('HSET', KEYS[3], 'w', string.format('%.0f %.0f %.0f %.0f %.0f %.0f', window, clients, total, learn, unattributed, exhausted) .. reset,
   client, string.format('%s%.0f %.0f %.0f %.0f', away, g, b, d, given))
 if not ours then

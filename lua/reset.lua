@@ -12,10 +12,11 @@
 -- Reply { flags (1 late), now us, window ms (0 = none open), remaining,
 --         length of the open window ms if it is another one (then nothing was done), else 0 }
 --
--- Invariant: the fresh window has another name than the old one. Its ledger is empty and says that what is said of any
--- other window is void, so nothing of the old one is charged to it. Ends that lie close together go down by milliseconds,
--- so names differ from those that earlier resets have closed, unless ends go back by more than the slack.
--- Not idempotent: a second time it opens one more.
+-- Invariant: the fresh window has another name than the old one. Its ledger is empty and marks all other windows as
+-- void, so nothing of the old one is charged to it. If both ends are close together, the new one is at least
+-- a millisecond earlier, so names differ from those that earlier resets have closed, unless ends go back by more than
+-- the slack.
+-- Not idempotent: a second call opens another window.
 
 local function fail(what) return redis.error_reply('BADSTATE ' .. what) end
 
@@ -41,7 +42,7 @@ if opened > 0 and opened <= 31622401000 and math.abs(opened - length) > slack th
   return { 0, now, before, math.max(limit - used, 0), opened }
 end
 
--- Where a window ends that opens now: see take.
+-- The end of a window that opens now: see take.
 local stop, last = till, math.ceil(now / 1000) + length
 if till == 0 then
   stop = length % 1000 == 0 and math.floor(now / 1000000) * 1000 + length or last
@@ -51,12 +52,12 @@ else
   stop = till - math.max(math.ceil((till - last - slack) / length), 0) * length
 end
 if math.abs(stop - before) < math.max(math.floor(slack), 1) then stop = math.min(stop, before - 1) end
-if stop * 1000 < now then                              -- in the last millisecond: the calendar's next
+if stop * 1000 < now then                              -- in the last millisecond: the calendar's next end
   if after > till then length = after - till end
   stop = stop + length
 end
 
--- What the user may have no right to comes first: if a command is refused, the old window is open as it was, and its
+-- Commands that the user may have no right to come first: if one is refused, the old window stays open, and its
 -- ledger counts as lost. The ledger is not deleted, because a slot that moves takes no new key.
 local gone, old = string.format('%.0f', stop + 1000), redis.call('HKEYS', KEYS[3])
 redis.call('HSET', KEYS[3], 'w', string.format('%.0f 0 0 0 0 0 1', stop))

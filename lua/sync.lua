@@ -1,15 +1,15 @@
--- sync: one client's statement of account with one key, and what it is granted.
+-- sync: take one client's statement of account with one key, and grant it tokens.
 --
 -- KEYS  1 {k}      tokens charged in this window, integer
 --       2 {k}:exp  the end of the window, Unix seconds; also its id. It expires a length later than the others,
---                  which tells the length of the window
+--                  so that it shows the length of the window
 --       3 {k}:own  hash: w = "window clients total" or "window clients total learn unattributed exhausted", the last with
---                  a 1 after it if a reset opened the window: what is said of any other one is void. And one field per
+--                  a 1 after it if a reset opened the window: any other window is void. And one field per
 --                  client: "granted", "granted returned", "granted returned debt" or "granted returned debt refunded",
 --                  cumulative, with a ~ before it if the client has left.
---                  window: the one it belongs to, Unix ms; clients: that have not left; total: tokens granted to all
+--                  window: its end, Unix ms; clients: those that have not left; total: tokens granted to all
 --                  clients and returned by them, and their debt, never less; learn: learning until, Unix ms; unattributed:
---                  tokens charged that whoever can show a grant which is not in the ledger may claim;
+--                  tokens charged that a client may claim whose grant is not in the ledger;
 --                  exhausted: when the limit was first used up, Unix ms
 -- ARGV  1 client        name of its field
 --       2 limit         tokens per window
@@ -19,17 +19,17 @@
 --       6 least         tokens that the first of them needs: with less, nothing new is granted
 --       7 strand        tokens of the limit that may lie idle in all clients; negative = grant want as it is
 --    then, unless all of these are 0:
---       8 peers         clients that shared the key when last heard of; 0 = it does not know
---       9 pace          tokens that the client would use in a whole window at its pace of late
+--       8 peers         clients in the last reply; 0 = unknown
+--       9 pace          tokens that the client would use in a whole window at its present rate
 --      10 end           of a window that opens now, by a calendar, Unix ms; 0 = a length from now
 --      11 next          end, of the window after that one; 0 = a length later
 --      12 leaving       1 = the client does not count until it asks again, else 0
---      13 window        that the client speaks of, Unix ms; 0 = it knows none
---      14 granted       to it in that window, as far as it has heard, tokens
+--      13 window        of the client's account, Unix ms; 0 = it has none
+--      14 granted       to it in that window by the replies that it got, tokens
 --      15 returned      by it in that window, tokens
 --      16 debt          tokens that it used in that window without a grant
---      17 total         of the window, as the client has last heard; 0 = it has not
---      18 used          tokens that were charged then
+--      17 total         of the window in the last reply; 0 = unknown
+--      18 used          tokens charged at that time
 --    then:
 --      -2 not after     Unix us; later than this do nothing; 0 = whenever
 --      -1 now           Unix us; empty = the server's clock
@@ -38,15 +38,15 @@
 --         grant, recovered, granted, returned, debt, clients, reasserted,
 --         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total,
 --         tokens charged above the limit };
---         it ends with the grant if that opened the window for a client that knew of none: then granted and
---         total are the same, clients 1, and all else 0
+--         it ends with the grant if that opened the window for a client that named none: granted and total
+--         are then the same number, clients is 1, and all else 0
 --
 -- Invariant: charged >= the sum over clients of granted - returned + debt, plus unattributed, and charged <= limit
--- after any new grant. Totals make it idempotent: told twice, or late, it charges nobody twice.
+-- after any new grant. Totals make it idempotent: a repeated or late statement charges nothing twice.
 
--- A first contact with a key should cost little more than take does. So it skips what it has no use for, + 0 makes a
--- number of a text, %d a text of a number (half as dear as %.0f), and a comparison stands for min or max where
--- every call passes.
+-- A first contact with a key should cost little more than take. So it skips what it does not use, converts text to
+-- numbers by + 0 and numbers to text by %d (at half the cost of %.0f), and compares instead of calling min or max on
+-- the path of every call.
 
 local floor, max, min, format = math.floor, math.max, math.min, string.format
 local guided = 1.25                                    -- a grant is what remains, times the share, divided by this
@@ -93,7 +93,7 @@ else
   local differ = min(opened / 10, 1000)
   if opened <= 0 or opened > 31622401000 then          -- another program opened it: the length is unknown
     opened, differ = length, 31622400000 - length
-  elseif math.abs(opened - length) <= slack then       -- a slot that moved has brought its time to live
+  elseif math.abs(opened - length) <= slack then       -- the move of a slot has changed the time to live
     opened, differ = length, slack
   end
   moved = stop > math.ceil(now / 1000) + opened + differ  -- our clock stepped back: starve no longer than a window
@@ -102,19 +102,19 @@ end
 if fresh and runs then
   stop = window
 elseif fresh and till * 1000 <= now and after * 1000 > now and math.abs(after - till - length) > slack then
-  stop, opened = 0, after - till                       -- a period of another length: the client is told, and comes again
-elseif fresh or moved then                             -- where a window ends that opens now
+  stop, opened = 0, after - till                       -- a period of another length: the client retries with it
+elseif fresh or moved then                             -- the end of a window that opens now
   if opened ~= length then till = 0 end                -- of another calendar
-  if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next, or one after it
+  if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next end, or a later one
     stop = till + (floor((now - till * 1000) / (length * 1000)) + 1) * length
-  elseif till > 0 then                                 -- or later than can be: one before it
+  elseif till > 0 then                                 -- or later than possible: an earlier end
     stop = till - max(math.ceil((till - math.ceil(now / 1000) - length - slack) / length), 0) * length
-  elseif opened % 1000 == 0 then                       -- one of whole seconds ends at a whole second
+  elseif opened % 1000 == 0 then                       -- a length of whole seconds ends at a whole second
     stop = floor(now / 1000000) * 1000 + opened
   else
     stop = math.ceil(now / 1000) + opened
   end
-  if before > 0 and stop > before and stop - before < floor(slack) then  -- named like one that was reset: the next one
+  if before > 0 and stop > before and stop - before < floor(slack) then  -- the name of a window that was reset: use the next end
     if after > till then length, opened = after - till, after - till end
     stop = stop + length
   end
@@ -123,8 +123,8 @@ if opened ~= length then
   return { 0, now, stop, max(limit - used, 0), opened, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }
 end
 
--- The ledger. Where there is none for this window, all that is charged is unattributed: direct
--- callers were charged, or the ledger was lost and its clients will state what they hold.
+-- The ledger. If this window has none, all charged tokens are unattributed: either direct callers
+-- were charged, or the ledger was lost and its clients will state what they hold.
 local own, ours = { }, false
 local present, g, b, d, r = 0, 0, 0, 0, 0
 local clients, total, learn, unattributed, exhausted, reset = 0, 0, 0, used, 0, ''
@@ -147,15 +147,15 @@ if not fresh then
   if not (w and clients and total and learn and unattributed and exhausted and g and b and d and r) then
     return redis.error_reply('BADSTATE the ledger holds something else than numbers')
   end
-  clients = max(clients - present, 0)                  -- that others are
+  clients = max(clients - present, 0)                  -- without this one
 end
 
--- The account. A window that still runs elsewhere is carried over with what is left of it, debt as a grant; unless it
--- is void, for a reset opened ours.
+-- The account. What the client holds of a window that still runs elsewhere is carried over, debt as a grant, unless
+-- that window is void because a reset opened ours.
 local charged, carried, reasserted, recovered, loss = used, false, 0, g - b, false
 if window > 0 then
   local G, B, D, heard, known, claims = ARGV[14] + 0, ARGV[15] + 0, ARGV[16] + 0, ARGV[17] + 0, ARGV[18] + 0, unattributed
-  if window ~= stop then                               -- what it holds there was not charged here
+  if window ~= stop then                               -- tokens held there were not charged here
     claims = 0
     local held = runs and reset == '' and G - B + D or 0
     carried = held > 0
@@ -169,9 +169,9 @@ if window > 0 then
   charged = min(charged + owed, most)
   unattributed, total = unattributed - claimed, min(total + (out - claimed) + owed, most)
   g, b, d = g + reasserted, b + back, d + owed
-  recovered = g - G                                    -- granted before, the reply was lost
+  recovered = g - G                                    -- granted before; the reply was lost
   loss = reasserted > 0 and claimed == 0
-  if heard > total then                                -- grants to others, or what it gave back and others may have been granted since
+  if heard > total then                                -- lost: grants to others, or tokens that it gave back and others may have got since
     loss = true
     if known > charged then
       unattributed, charged = min(unattributed + (known - charged), known), known
@@ -181,22 +181,22 @@ if window > 0 then
 end
 
 local learning = learn > 0 and floor(now / 1000) < learn
--- A window that the client knows and we do not is one that we lost, also if it holds none of it:
--- who was refused in a full window is often the first to speak to a server that lost its data.
+-- If the client knows a window and we do not, we have lost it, even if the client holds no tokens of it:
+-- a client refused in a full window is often the first to call a server that lost its data.
 local adopted = fresh and runs
 if (loss or adopted) and not learning then             -- let the other holders speak first
   learn, learning = floor(now / 1000) + floor(length / 20), true
 end
 
--- The grant: guided self-scheduling over what remains. It is sized as if what the client has
--- not heard of were not granted yet, so that a repeated statement gets the same answer.
+-- The grant: guided self-scheduling over what remains. It is sized as if grants whose replies were
+-- lost were not made yet, so that a repeated statement gets the same answer.
 local rest = limit - charged
 if rest < 0 then rest = 0 end
 if not leaving then clients = clients + 1 end
 local take = 0
 if want > 0 and rest + recovered - least >= 0 then
   local n0 = floor(limit / 1000)
-  if peers < clients then peers = clients end          -- at the reset they are still to come
+  if peers < clients then peers = clients end          -- after a reset most have not called yet
   if peers < 1 then peers = 1 end
   local idle = strand >= 0 and floor(strand / peers) or max(n0, 1)
   local target = want
@@ -205,10 +205,10 @@ if want > 0 and rest + recovered - least >= 0 then
   elseif strand >= 0 then
     local out = charged - recovered
     if out < 0 then out = 0 end
-    local free = limit - out                           -- below 0 there is no rest to grant
+    local free = limit - out                           -- if below 0, no rest is left to grant
     local left = free / limit
-    local prior = max(n0 * left * left, idle, 1)       -- what a client that has nothing yet counts for
-    local part = max(g - b - recovered, 0)             -- had, or would have had at its pace
+    local prior = max(n0 * left * left, idle, 1)       -- the share of a client that has nothing yet
+    local part = max(g - b - recovered, 0)             -- what it had, or would have had at its pace
     if pace > 0 then part = max(part, pace * (max(length - (stop * 1000 - now) / 1000, 0) / length)) end
     local share = min((part + prior) / (out + prior * peers), 1)
     target = min(max(want, idle), max(floor(free * share / guided), idle, need))
@@ -223,8 +223,8 @@ if fresh and not adopted and charged == 0 and g == 0 then  -- a window opens at 
   return { 0, now, 0, limit, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }
 end
 
--- What the ledger keeps. Who is unknown to it, has no figures and wants nothing is not written. A client that opens
--- a window, and knew of none, has nothing but its grant.
+-- The ledger's new fields. A client without a field, without figures and without a want is not written. A client that
+-- opens a window and named none has only its grant.
 local first = fresh and args == 9 and rest > 0
 local keep = first or own[2] and ours or g > 0 or d > 0 or want > 0 and not leaving
 local account, head
@@ -244,10 +244,10 @@ if not first and (keep or learning) then
     or format('%d %d %d', stop, there, total)
 end
 
--- An error on the line of the first write means that nothing was written, so the first of each case stands on that line.
--- A charge comes before its account, and a give-back after it: where a right is missing to one of them, less is admitted.
--- A new window opens last. It voids what ledger there is: if there was one, w was in it. That is not deleted, because a
--- slot that moves takes no new key.
+-- An error on the line of the first write means that nothing was written, so the first write of each case is on that
+-- line. A charge comes before its account, and a give-back after it: if the user lacks a right to one, less is admitted.
+-- A new window opens last. It voids any ledger of an old one, whose fields always include w. The ledger is not deleted,
+-- because a slot that moves takes no new key.
 local added
 if fresh then added = redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head) elseif charged > used then redis.call('SET', KEYS[1], format('%d', charged), 'KEEPTTL') end
 local gone = (fresh or not ours) and format('%d', stop + 1000)
@@ -259,7 +259,7 @@ if head and not ours then
     end
   end
   redis.call('PEXPIREAT', KEYS[3], gone)
-elseif head and (head ~= own[1] or account and account ~= own[2] or recovered > 0) then  -- a WAIT need not speak of a grant that this does not write
+elseif head and (head ~= own[1] or account and account ~= own[2] or recovered > 0) then  -- also for a recovered grant, so that a WAIT covers it
   redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head)
 end
 if fresh or moved then

@@ -26,12 +26,12 @@ end
 local late = tonumber(ARGV[6])
 if late > 0 and now > late then return { 1, now, 0, 0, 0 } end
 
--- Where a window of that length ends that opens now. One of whole seconds ends at a whole second.
+-- The end of a window of that length that opens now. If the length is in whole seconds, so is the end.
 local function opening(length, till)
   local last = math.ceil(now / 1000) + length
-  if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next, or one after it
+  if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next end, or a later one
     return till + (math.floor((now - till * 1000) / (length * 1000)) + 1) * length
-  elseif till > 0 then                                 -- or later than can be: one before it
+  elseif till > 0 then                                 -- or later than possible: an earlier end
     return till - math.max(math.ceil((till - last - math.min(length / 10, 1000)) / length), 0) * length
   elseif length % 1000 == 0 then
     return math.floor(now / 1000000) * 1000 + length
@@ -50,11 +50,11 @@ if stop and used then
 end
 local till, after = tonumber(ARGV[4]), tonumber(ARGV[5])
 if fresh and till * 1000 <= now and after * 1000 > now and math.abs(after - till - length) > math.min(length / 10, 1000) then
-  return { 0, now, 0, limit, after - till }            -- a period of another length: the client is told, and comes again
+  return { 0, now, 0, limit, after - till }            -- a period of another length: the client retries with it
 elseif fresh then                                      -- never opened, over, or half of it lost
   local before = used and stop
   stop, used = opening(length, till), 0
-  if before and stop > before and stop - before < math.floor(math.min(length / 10, 1000)) then  -- named like one that was reset: the next one
+  if before and stop > before and stop - before < math.floor(math.min(length / 10, 1000)) then  -- the name of a window that was reset: use the next end
     if after > till then length, opened = after - till, after - till end
     stop = stop + length
   end
@@ -63,7 +63,7 @@ else
   local slack = math.min(opened / 10, 1000)
   if opened <= 0 or opened > 31622401000 then          -- another program opened it: the length is unknown
     opened, slack = length, 31622400000 - length
-  elseif math.abs(opened - length) <= math.min(length / 10, 1000) then  -- a slot that moved has brought its time to live
+  elseif math.abs(opened - length) <= math.min(length / 10, 1000) then  -- the move of a slot has changed the time to live
     opened, slack = length, math.min(length / 10, 1000)
   end
   if stop > math.ceil(now / 1000) + opened + slack then  -- our clock stepped back: starve no longer than a window

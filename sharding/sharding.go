@@ -1,15 +1,15 @@
-// Package sharding spreads keys over several stores, each of which counts the
-// limits of its part of the keys.
+// Package sharding spreads keys over several stores. Each store counts the limits of
+// its own keys.
 //
-// The shard of a key is found by rendezvous hashing (Thaler and Ravishankar,
-// "Using name-based mappings to increase hit rates", 1998): every shard's name
-// is hashed together with the key, and the highest value wins. The names alone
-// decide, so every process finds the same shard, in whatever order it lists
-// them and wherever the stores behind the names lie. When a shard is added, only
-// the keys that it wins move, about one in N; when one is removed, only its own.
+// Rendezvous hashing chooses a key's shard (Thaler and Ravishankar, "Using name-based
+// mappings to increase hit rates", 1998): every shard's name is hashed together with the
+// key, and the highest value wins. Only the names matter, so every process chooses the
+// same shard, in whatever order it lists the shards and whichever servers they use. If a
+// shard is added, only the keys that it wins move, about one in N. If a shard is removed,
+// only its own keys move.
 //
-// A shard that cannot be reached is an error for its keys. It never moves them to
-// another shard, where each would find a full limit.
+// If a shard cannot be reached, calls for its keys fail. Its keys never move to another
+// shard, where each would get a second full limit.
 package sharding
 
 import (
@@ -24,26 +24,25 @@ import (
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
-// Faults of the arguments of New, and of an Inspect that cannot be had.
+// Faults of the arguments of New, and of an Inspect that the shard's store lacks.
 var (
 	errNoShards    = errors.New("reservoir: sharding: no shards")
 	errNoName      = errors.New("reservoir: sharding: a shard without a name")
 	errNoInspector = errors.New("the shard's store is no backend.Inspector")
 )
 
-// Store implements backend.Store and backend.Inspector over its shards. Make it
-// with New. It is safe for concurrent use, and does not close its shards. It adds
-// to each call the choice of a shard: a pass over the key and one multiplication
-// or two per shard, O(N), without allocation. That is some 50 ns for 16 shards;
-// for a thousand shards it would be microseconds.
+// Store implements [backend.Store] and [backend.Inspector] over its shards. Make it with
+// [New]. It is safe for concurrent use, and does not close its shards. Each call costs a
+// hash of the key and one or two multiplications per shard, without allocation: some
+// 50 ns for 16 shards, but microseconds for a thousand.
 type Store struct {
 	shards []shard // by name, never changed
 }
 
 type shard struct {
 	name  string
-	parts string // what the names of its parts begin with: see partsOf
-	seed  uint64 // of the name
+	parts string // the beginning of the names of its parts: see partsOf
+	seed  uint64 // hash of the name
 	store backend.Store
 }
 
@@ -52,12 +51,11 @@ var (
 	_ backend.Inspector = (*Store)(nil)
 )
 
-// New returns a store over the shards, by their names. The names decide where
-// keys lie: to rename a shard moves its keys. To give a shard another server,
-// keep its name.
+// New returns a store over the shards, by their names. The names decide where keys
+// lie, so renaming a shard moves its keys. To give a shard another server, keep its name.
 //
-// New does no I/O. It refuses an empty map, an empty name, a nil store, and a
-// store whose method Err, if it has one, reports a faulty set-up.
+// New does no I/O. It refuses an empty map, an empty name, a nil store, and a store whose
+// method Err, if it has one, returns an error.
 func New(shards map[string]backend.Store) (*Store, error) {
 	if len(shards) == 0 {
 		return nil, errNoShards
@@ -77,13 +75,13 @@ func New(shards map[string]backend.Store) (*Store, error) {
 
 var escape = strings.NewReplacer("%", "%25", "/", "%2F")
 
-// partsOf is what the names of the parts of a shard begin with. No two shards have
-// the same, for the first slash is where it ends, and none of the names begins with
-// it: a limiter takes places of the same name for one place.
+// partsOf returns the beginning of the names of a shard's parts, which ends at its first
+// slash. It differs for each shard, and no shard's name begins with it, because a limiter
+// treats parts of the same name as one.
 func partsOf(name string, names []string) string {
 	own := escape.Replace(name)
 	for slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, own+"/") }) {
-		own += "%" // which nothing that is escaped ends in
+		own += "%" // no escaped name ends in it
 	}
 	return own + "/"
 }
@@ -103,11 +101,11 @@ func validate(name string, store backend.Store) error {
 	return nil
 }
 
-// Shard returns the name of the shard that holds the key. If the shard's store has
-// parts whose failures are not each other's, as a Redis Cluster has its masters, and
-// names the key's, it is "shard/part". No two places have the same name: before a
-// part, "/" and "%" in the shard's own name are "%2F" and "%25"; and if the name of
-// another shard begins with "shard/", it is "shard%/part".
+// Shard returns the name of the key's shard. If the shard's store has parts that fail
+// separately, such as the masters of a Redis Cluster, and names the key's part, Shard
+// returns "shard/part". So that no two parts share a name, "/" and "%" in the shard's name
+// become "%2F" and "%25" before a part. If another shard's name begins with "shard/", it
+// is "shard%/part". Shard does no I/O if the stores' own Shard does none.
 func (s *Store) Shard(key string) string {
 	at := s.find(key)
 	if part := placement.Shard(at.store, key); part != "" {
@@ -116,8 +114,8 @@ func (s *Store) Shard(key string) string {
 	return at.name
 }
 
-// find returns the shard with the highest value for the key; of two with the
-// same, the first by name.
+// find returns the shard with the highest value for the key. If two values are equal, the
+// first shard by name wins.
 func (s *Store) find(key string) *shard {
 	k := placement.Hash(key)
 	best, most := 0, uint64(0)
@@ -129,42 +127,42 @@ func (s *Store) find(key string) *shard {
 	return &s.shards[best]
 }
 
-// Sync implements backend.Store.
+// Sync implements backend.Store by the key's shard.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	at := s.find(r.Key)
 	reply, err := at.store.Sync(ctx, r)
 	return reply, at.named(err)
 }
 
-// Take implements backend.Store.
+// Take implements backend.Store by the key's shard.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
 	at := s.find(r.Key)
 	reply, err := at.store.Take(ctx, r)
 	return reply, at.named(err)
 }
 
-// Check implements backend.Store.
+// Check implements backend.Store by the key's shard.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
 	at := s.find(key)
 	state, err := at.store.Check(ctx, key, l)
 	return state, at.named(err)
 }
 
-// Refund implements backend.Store.
+// Refund implements backend.Store by the key's shard.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	at := s.find(r.Key)
 	back, err := at.store.Refund(ctx, r)
 	return back, at.named(err)
 }
 
-// Reset implements backend.Store.
+// Reset implements backend.Store by the key's shard.
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
 	at := s.find(r.Key)
 	state, err := at.store.Reset(ctx, r)
 	return state, at.named(err)
 }
 
-// Inspect implements backend.Inspector. It is an error if the key's shard does not.
+// Inspect implements backend.Inspector. It returns an error if the key's shard is none.
 func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
 	at := s.find(key)
 	inspector, ok := at.store.(backend.Inspector)
@@ -175,8 +173,8 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	return contents, at.named(err)
 }
 
-// named adds the shard's name to the failure of a store. Other errors are about
-// the request, whichever the shard.
+// named adds the shard's name to the failure of a store. Other errors concern the request
+// and do not depend on the shard.
 func (s *shard) named(err error) error {
 	if err == nil {
 		return nil
@@ -186,7 +184,7 @@ func (s *shard) named(err error) error {
 		return err
 	}
 	cause := err
-	if err == error(failure) { // say its operation and class once
+	if err == error(failure) { // not to repeat its operation and class
 		cause = failure.Err
 	}
 	return &backend.Error{Op: failure.Op, Class: failure.Class, KeyOnly: failure.KeyOnly, Err: fmt.Errorf("shard %q: %w", s.name, cause)}

@@ -1,9 +1,9 @@
-// Package sloglimit logs what happens to a limiter's store, through log/slog.
+// Package sloglimit logs the failures and recoveries of a limiter's store, with log/slog.
 //
 //	limiter, err := reservoir.New(store, limit,
 //		reservoir.WithHooks(sloglimit.Hooks(slog.Default())))
 //
-// What is logged:
+// It logs these messages:
 //
 //	level  message                              attributes
 //	WARN   reservoir: store away                shard, class, error
@@ -13,26 +13,26 @@
 //	WARN   reservoir: two limits on one key     op, cause, duration, error
 //	DEBUG  reservoir: store call failed         op, cause, duration, class, error
 //
-// "Away" means that the breaker of a shard has opened: callers without stock now
+// "Away" means that the circuit breaker of a shard has opened: callers without stock now
 // get the failure policy's answer at once. "Rejects every call" means that the shard
-// answers and refuses to serve until an operator acts, because a password, a right or
-// memory is missing. It is logged under every failure policy, under FailOpen too, where
-// no request fails. The attribute shard is missing where the store has no shards; cause
-// is there for the op "sync" only; after is how long the shard was away, or rejected
+// answers but refuses to serve until an operator acts, because a password, a right or
+// memory is missing. It is logged under every failure policy, even under FailOpen, where
+// no request fails. The attribute shard is absent if the store has no shards, and cause
+// is present only for the op "sync". After is how long the shard was away, or rejected
 // calls.
 //
 // "Two limits on one key" means [reservoir.ErrConflict]: a limit has met the open window
 // of another limit. It is logged at most once a minute.
 //
 // No line is written per request: "away" takes five failures in a row, and "back" a
-// probe that succeeds. While a shard is away it is probed ten times a second at most.
-// Failed calls, at Debug, are as many as fail: before the breaker opens, and for as long
-// as the store answers with errors.
+// successful probe. A shard that is away is probed at most ten times a second. At Debug,
+// each failed call writes a line: until the breaker opens, and for as long as the store
+// answers with errors.
 //
-// No line holds a key. The text of an error is the transport's or the server's. It may
-// name an address, and holds no password or URL; see [backend.Error].
+// No line holds a key. The text of an error comes from the transport or the server. It
+// may name an address, and holds no password or URL; see [backend.Error].
 //
-// To log and count at the same time, join several Hooks by [reservoir.JoinHooks].
+// To log and count at the same time, join several Hooks with [reservoir.JoinHooks].
 package sloglimit
 
 import (
@@ -46,10 +46,10 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// Hooks returns hooks that log to logger. If logger is nil, they log to what
-// [slog.Default] returns when a line is written. One Hooks serves one Limiter. To tell
-// several limiters apart, give each a logger of its own, logger.With("limiter", "api").
-// The hooks are safe for concurrent use.
+// Hooks returns hooks that log to logger or, if logger is nil, to the [slog.Default] at
+// the time of writing. Use the hooks for one Limiter only. To distinguish several
+// limiters, give each a logger of its own, logger.With("limiter", "api"). The hooks are
+// safe for concurrent use.
 func Hooks(logger *slog.Logger) reservoir.Hooks {
 	l := &log{logger: logger, shards: map[string]trouble{}}
 	return reservoir.Hooks{StoreCall: l.call, ShardState: l.state}
@@ -59,11 +59,11 @@ type log struct {
 	logger *slog.Logger
 
 	mu       sync.Mutex         // not held while a line is written
-	shards   map[string]trouble // those that do not serve
+	shards   map[string]trouble // the shards that do not serve
 	conflict time.Time          // when a conflict was last logged
 }
 
-// trouble is how a shard fails to serve, and since when.
+// trouble is the status of a shard that does not serve, and the time when that began.
 type trouble struct {
 	status status
 	since  time.Time
@@ -72,13 +72,13 @@ type trouble struct {
 type status uint8
 
 const (
-	unknown status = iota // not heard of yet, or it serves
+	unknown status = iota // not reported yet, or serving
 	serving
 	away
 	rejecting
 )
 
-// every is how often a conflict, which each call for the key repeats, is logged.
+// every is the least time between two logged conflicts. Each call for the key repeats one.
 const every = time.Minute
 
 // state logs that a shard has stopped serving, or serves again.
@@ -101,7 +101,7 @@ func (l *log) state(s reservoir.ShardState) {
 	}
 }
 
-// over logs the end of what was. A shard that is away says nothing of rejecting.
+// over logs the end of was. While a shard is away, its state does not say if it rejects.
 func (l *log) over(was trouble, now status, attrs []slog.Attr) {
 	if was.status != unknown {
 		attrs = append(attrs, slog.Duration("after", time.Since(was.since)))
@@ -124,7 +124,7 @@ func statusOf(s reservoir.ShardState) status {
 	return serving
 }
 
-// change remembers how a shard serves now, and returns what was known of it.
+// change records the present status of a shard, and returns its last one.
 func (l *log) change(shard string, now status) (was trouble) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -139,7 +139,7 @@ func (l *log) change(shard string, now status) (was trouble) {
 	return was
 }
 
-// call logs a store call that failed. It costs nothing if nobody wants to know.
+// call logs a failed store call. It makes no attributes if the logger drops the line.
 func (l *log) call(c reservoir.StoreCall) {
 	level, message := slog.LevelDebug, "reservoir: store call failed"
 	if c.Err == nil {
@@ -159,7 +159,7 @@ func (l *log) call(c reservoir.StoreCall) {
 	l.write(level, message, append(attrs, failure(c.Err)...))
 }
 
-// mayRepeat reports whether a conflict was not logged of late, and notes that it is now.
+// mayRepeat reports whether the last logged conflict is old enough, and records a new one.
 func (l *log) mayRepeat() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -170,7 +170,7 @@ func (l *log) mayRepeat() bool {
 	return true
 }
 
-// failure describes err by its class and its cause; op is said elsewhere.
+// failure describes err by its class and its cause, without op, which call logs.
 func failure(err error) []slog.Attr {
 	var f *reservoir.StoreError
 	switch {

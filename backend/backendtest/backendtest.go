@@ -1,26 +1,25 @@
-// Package backendtest is the one conformance suite for implementations of
-// backend.Store, of this module and of others: scripts of calls with their exact
-// replies, which a reader can check by eye; random walks whose every reply is
-// compared with the module's own counter; faulty and hostile requests; and calls at
-// the same time.
+// Package backendtest is the conformance suite for implementations of [backend.Store], in
+// this module and others. It has scripts of calls with their exact replies, which a reader
+// can check by eye; random walks that compare every reply with the module's own counter;
+// faulty and hostile requests; and concurrent calls.
 //
 //	func TestStore(t *testing.T) {
 //		s := mystore.New(client, mystore.WithClock(backendtest.Now))
 //		backendtest.Run(t, func(*testing.T) backend.Store { return s })
 //	}
 //
-// No test waits. Each call carries the instant at which it is made, and [Now] reads it:
-// that is all that a store has to take from this package, in its test only, be it as its
-// clock or as an argument of what it runs on a server. (The stores of this module read
-// the same instant without it, so that a decorator passes it on.) The instants lie near
-// the real one, in windows of a minute or more, for a store may let a server delete by
-// the server's clock what is over by the test's.
+// No test waits. Each call's context carries the time of the call, and [Now] reads it. A
+// store needs nothing else from this package, and only in its test: it uses Now as its
+// clock, or passes the time to what it runs on a server. (The stores of this module read
+// the same time without Now, so that a decorator passes it on.) The times are near the
+// real time, in windows of a minute or more, because a server may delete, by its own
+// clock, a window that is over by the test's clock.
 //
-// The package is exported because a store outside this module must grant the same
-// numbers as those inside, to the token, or a fleet in which both serve a key is unfair;
-// and package lua, with its scripts, makes such a store no more than a client.
-// What is true of any store that passes, such as that no failover is over the limit by
-// more than the replica has missed, is tested once, in the tests of this package.
+// The package is exported because a store outside this module must grant exactly the same
+// numbers as the stores inside. Otherwise a fleet in which both serve a key is unfair.
+// With the scripts in package lua, such a store is no more than a client. The tests of
+// this package test once what holds for any store that passes, such as that a failover
+// exceeds the limit by no more than the replica has missed.
 package backendtest
 
 import (
@@ -35,8 +34,8 @@ import (
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
-// Run runs the suite. newStore is called once per test and may return the same
-// store each time: every test has keys of its own.
+// Run runs the suite. It calls newStore once per test. newStore may return the same store
+// each time, because every test has keys of its own.
 func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 	t.Helper()
 	runScripts(t, newStore)
@@ -59,8 +58,8 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 	}
 }
 
-// Now returns what a store under test must take for the time of a call: the instant that
-// the suite gave it, or the machine's for a context that has none.
+// Now returns the time that a store under test must use for a call: the time that the
+// suite has put into ctx or, if there is none, the machine's.
 func Now(ctx context.Context) time.Time {
 	if now, ok := storeclock.From(ctx); ok {
 		return now
@@ -92,8 +91,8 @@ var (
 	keys    atomic.Int64
 )
 
-// newKey returns a key that no other test, of this process or another one, uses.
-// For a client that goes on with its statements, it is a store that has lost everything.
+// newKey returns a key that no other test uses, in this process or another. To a client
+// that goes on with its statements, the key looks like a store that has lost all its data.
 func newKey() string { return fmt.Sprintf("suite:%s:%d", process, keys.Add(1)) }
 
 // end returns the window that ends d after the base.
@@ -117,7 +116,7 @@ func (b *bench) sync(d time.Duration, r backend.SyncRequest) backend.SyncReply {
 	return must(b.store.Sync(b.at(d), r))(b.t)
 }
 
-// must returns what a call returned, and fails the test if that is an error.
+// must returns the result of a call, and fails the test if the call returned an error.
 func must[T any](got T, err error) func(testing.TB) T {
 	return func(t testing.TB) T {
 		t.Helper()

@@ -9,13 +9,13 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Goroutines and calls of each in the tests of concurrency.
+// Number of goroutines, and of calls by each, in the concurrent tests.
 const (
 	callers = 16
 	calls   = 25
 )
 
-// testConcurrentTake: of many at once exactly the limit is allowed.
+// testConcurrentTake: many concurrent takes are allowed exactly the limit.
 func testConcurrentTake(t *testing.T, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: callers * calls / 2, Window: far})
 	var allowed atomic.Int64
@@ -47,8 +47,8 @@ func (b *bench) race(f func(i int)) {
 	wg.Wait()
 }
 
-// testConcurrentSync: clients and direct callers order until nothing remains;
-// together they hold exactly the limit. Each statement is told twice at once.
+// testConcurrentSync: clients and direct callers ask until nothing remains. Together
+// they hold exactly the limit. Each statement is made twice at once.
 func testConcurrentSync(t *testing.T, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: 5000, Window: far})
 	var held atomic.Int64
@@ -63,8 +63,8 @@ func testConcurrentSync(t *testing.T, s backend.Store) {
 	b.play("0s check -> remaining=0 window=60s")
 }
 
-// testConcurrentReset: each window that a reset opens while many take has the limit, and
-// no more.
+// testConcurrentReset: in each window that a reset opens while many take, no more than
+// the limit is allowed.
 func testConcurrentReset(t *testing.T, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: callers * calls / 8, Window: far})
 	var mu sync.Mutex
@@ -112,7 +112,7 @@ func (b *bench) takeAll() (held int64) {
 	return held
 }
 
-// syncAll orders until nothing remains. A duplicate of each statement races with it.
+// syncAll asks until nothing remains. A duplicate of each statement races with it.
 func (b *bench) syncAll(client string) int64 {
 	x := backend.SyncRequest{Key: b.key, Limit: b.limit, Client: client, Want: 100, Need: 1, Strand: 50}
 	for {
@@ -128,7 +128,7 @@ func (b *bench) syncAll(client string) int64 {
 		if x.Want == 0 {
 			return r.Granted
 		}
-		if r.Remaining == 0 { // once more, for what only the duplicate was told
+		if r.Remaining == 0 { // once more, for grants that only the duplicate's reply reported
 			x.Want, x.Need = 0, 0
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// testFaults: faulty requests are refused by type and charge nothing.
+// testFaults: faulty requests are refused with the right error and charge nothing.
 func testFaults(t *testing.T, s backend.Store) {
 	b := newBench(t, s, limit10)
 	good := backend.SyncRequest{
@@ -65,7 +65,7 @@ func testFaults(t *testing.T, s backend.Store) {
 	b.play("0s check -> remaining=10")
 }
 
-// refused expects err to wrap want and to be no failure of the store.
+// refused checks that err wraps want and is no failure of the store.
 func refused(t testing.TB, what string, err, want error) {
 	t.Helper()
 	var failure *backend.Error
@@ -122,7 +122,7 @@ func testFaultyCalls(t *testing.T, b *bench) {
 	}
 }
 
-// testHostileKeys: whatever bytes a key has, it has a window of its own.
+// testHostileKeys: a key of any bytes has a window of its own.
 func testHostileKeys(t *testing.T, s backend.Store) {
 	b := newBench(t, s, limit10)
 	k := b.key
@@ -134,7 +134,7 @@ func testHostileKeys(t *testing.T, s backend.Store) {
 		k + "\xff", k + "\xfe", k + "\xc3", k + "\xc3\x28", k + "\ufffd", k + "\xed\xa0\x80", k + "ü", k + "u\u0308", k + "日本",
 		strings.ToUpper(k), strings.Repeat("}", 100) + k, pad(k, "x"), pad(k, "{"), pad(k, "\x00"), pad(k, "\xff"),
 	}
-	// Each gets a count of its own, then all are read.
+	// Each key gets a count of its own, then all are read.
 	for i, key := range list {
 		b.key = key
 		rest := int64(9 - i%9)
@@ -151,13 +151,12 @@ func testHostileKeys(t *testing.T, s backend.Store) {
 	}
 }
 
-// pad returns a key of the greatest length.
+// pad returns a key of the maximum length.
 func pad(key, with string) string {
 	return key + strings.Repeat(with, backend.MaxKeyLen-len(key))
 }
 
-// testHostileClients: whatever bytes a client's name has, it has an account of
-// its own.
+// testHostileClients: a client with a name of any bytes has an account of its own.
 func testHostileClients(t *testing.T, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: 1000, Window: far})
 	list := []string{"a", "W", "l", "w ", " w", "dry", "~", "~1", "w\x00", "\x00", "\n", "{}", "}", "%s", "1", "1 2", "\xff", strings.Repeat("x", 64)}
@@ -171,7 +170,7 @@ func testHostileClients(t *testing.T, s backend.Store) {
 	}
 }
 
-// testContextOver: a call whose context is over before it begins does nothing.
+// testContextOver: a call whose context has already ended does nothing.
 func testContextOver(t *testing.T, s backend.Store) {
 	b := newBench(t, s, limit10)
 	b.play("0s take 5")

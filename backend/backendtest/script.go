@@ -16,11 +16,11 @@ import (
 //	== Take 10/60s
 //	0s take 3 -> allowed remaining=7 window=60s; 1s check -> remaining=7 window=60s # why
 //
-// A section is a test and begins with its name and limit. A line is one call or
-// several, each with the store's time; all instants count from the same base, also the
-// ends of windows, of= (that a statement is about) and end= (by a calendar). What is
-// not named in a call or a reply is zero. "limit" changes the limit. An empty line
-// goes on with another key, and so does every line of a section that says each.
+// A section is a test and begins with its name and limit. A line is one call or several,
+// each with the store's time. All times count from the same base, including the ends of
+// windows, of= (the window of a statement) and end= (by a calendar). Values that a call or
+// a reply does not name are zero. "limit" changes the limit. An empty line starts a new
+// key, and so does every line of a section that says each.
 //
 //go:embed scripts
 var scripts embed.FS
@@ -57,7 +57,7 @@ func runSection(t *testing.T, s backend.Store, section string) {
 	}
 }
 
-// play makes the calls of a line and compares those replies that it names.
+// play makes the calls of a line, and compares the replies that the line gives.
 func (b *bench) play(line string) {
 	b.t.Helper()
 	steps, _, _ := strings.Cut(line, " # ")
@@ -103,10 +103,10 @@ func (b *bench) call(text string) string {
 	return ""
 }
 
-// arguments are the names of those that calls may have.
+// arguments are the names that a call's arguments may have.
 const arguments = " of granted returned debt want need least strand peers pace total used leaving end next "
 
-// parse returns arguments by name; instants as windows.
+// parse returns arguments by name, and converts times to windows.
 func (b *bench) parse(words []string) map[string]int64 {
 	b.t.Helper()
 	a := map[string]int64{}
@@ -134,7 +134,7 @@ func statement(client string, a map[string]int64) backend.SyncRequest {
 	}
 }
 
-// account is a reply in words.
+// account returns a reply in words.
 func (b *bench) account(at time.Duration, r backend.SyncReply) string {
 	var all []string
 	say := func(name string, n int64) {
@@ -164,7 +164,7 @@ func (b *bench) account(at time.Duration, r backend.SyncReply) string {
 	return strings.Join(all, " ")
 }
 
-// state is a reading in words. What is left of a window must agree with its end.
+// state returns a reading in words. If Left disagrees with the window's end, it adds Left.
 func (b *bench) state(at time.Duration, s backend.State) string {
 	text := fmt.Sprint("remaining=", s.Remaining) + b.window(at, s.Window, s.Left)
 	if s.Length != 0 {
@@ -174,7 +174,7 @@ func (b *bench) state(at time.Duration, s backend.State) string {
 }
 
 func (b *bench) window(at time.Duration, w backend.Window, left time.Duration) (text string) {
-	until := -at // of no window nothing is left
+	until := -at // without a window, nothing is left
 	if w != 0 {
 		until = w.Time().Sub(b.base)
 		text = " window=" + seconds(until)
@@ -185,7 +185,7 @@ func (b *bench) window(at time.Duration, w backend.Window, left time.Duration) (
 	return text
 }
 
-// inspect is what an operator sees, if the store offers that: it is no part of the contract.
+// inspect returns an operator's view in words, if the store is an Inspector.
 func (b *bench) inspect(at time.Duration) string {
 	inspector, ok := b.store.(backend.Inspector)
 	if !ok {
@@ -217,7 +217,7 @@ func parseDuration(t testing.TB, text string) time.Duration {
 	return must(time.ParseDuration(text))(t)
 }
 
-// seconds is d as the scripts write it.
+// seconds returns d as the scripts write it.
 func seconds(d time.Duration) string {
 	return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + "s"
 }

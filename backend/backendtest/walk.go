@@ -11,18 +11,17 @@ import (
 	"github.com/go-reservoir/reservoir/internal/counter"
 )
 
-// How many random walks a test makes, and of how many steps.
+// Number of random walks in a test, and of steps in a walk.
 const (
 	walks = 8
 	steps = 300
 )
 
-// seedVariable is the environment variable by which a walk that failed is
-// repeated.
+// seedVariable is the environment variable that repeats a failed walk.
 const seedVariable = "RESERVOIR_SEED"
 
-// walkAll makes random walks, in which the store may lose its data if lossy, and makes
-// sure that they went everywhere.
+// walkAll makes random walks, and checks that they reached every place. If lossy, the
+// store may lose its data.
 func walkAll(t testing.TB, s backend.Store, lossy bool) {
 	t.Helper()
 	seed := rand.Uint64()
@@ -50,36 +49,36 @@ func walkAll(t testing.TB, s backend.Store, lossy bool) {
 	}
 }
 
-// walk is a random mix of everything that clients, networks and time do to one
-// key, against a counter that is told the same.
+// walk is a random mix of all that clients, networks and time do to one key. Its counter
+// gets the same calls as the store.
 type walk struct {
 	*bench
 	rnd     *rand.Rand
 	lossy   bool
 	now     time.Duration
 	counter counter.Counter
-	window  backend.Window // the last one that a reply spoke of
-	void    backend.Window // the one with the latest end that a reset has closed
+	window  backend.Window // of the last reply that had one
+	void    backend.Window // of the windows that a reset has closed, the one with the latest end
 	clients []*holder
-	sent    []letter // statements that may turn up again
-	taken   []taken  // by direct calls, to be refunded
+	sent    []letter // statements that may arrive again
+	taken   []taken  // charges of direct calls, to be refunded
 	direct  int64    // charged to the window by Take
 	given   int64    // refunded to it
 	losses  int
 	seen    map[string]int
 }
 
-// taken is what a direct call was charged.
+// taken is the charge of a direct call.
 type taken struct {
 	window backend.Window
 	tokens int64
 }
 
-// letter is a statement on its way.
+// letter is a statement in transit.
 type letter struct {
 	backend.SyncRequest
 	from          *holder
-	moves, losses int // of the client and of the store, when it was sent
+	moves, losses int // the client's and the walk's, when it was sent
 }
 
 // holder is a client as it sees itself.
@@ -89,7 +88,7 @@ type holder struct {
 	g, b   int64
 	debt   int64
 	spent  int64 // of g-b
-	total  int64 // as last heard, of window
+	total  int64 // in the last reply about window
 	used   int64
 	moves  int // from one window to another
 }
@@ -140,7 +139,7 @@ func (w *walk) step() {
 		w.reset()
 	case p < 97 || !w.lossy:
 		w.now += w.pause()
-		// From its new end to the old one a window that was reset is not void.
+		// A window that was reset is not void between its new end and its old one.
 		for w.runs(w.void) && !w.open() {
 			w.now += time.Millisecond
 		}
@@ -149,7 +148,7 @@ func (w *walk) step() {
 	}
 }
 
-// statement is what c would say now, with wishes of all sizes.
+// statement returns c's next statement, with a random want.
 func (w *walk) statement(c *holder) backend.SyncRequest {
 	if w.rnd.IntN(4) == 0 && c.stock() > 0 {
 		c.b += w.some(c.stock())
@@ -170,10 +169,10 @@ func (w *walk) statement(c *holder) backend.SyncRequest {
 	return r
 }
 
-// us is the store's clock, as a counter takes it.
+// us returns the store's time in the form that a counter takes.
 func (w *walk) us() int64 { return w.base.Add(w.now).UnixMicro() }
 
-// open reports whether the window still runs.
+// open reports whether the last window is not over.
 func (w *walk) open() bool { return w.runs(w.window) }
 
 // runs reports whether a window is not over.
@@ -210,7 +209,7 @@ func (w *walk) tell(r backend.SyncRequest) backend.SyncReply {
 	return got
 }
 
-// enter notes that a reply spoke of the window, which may be a new one.
+// enter records a reply's window, which may be a new one.
 func (w *walk) enter(window backend.Window) {
 	if window == w.window {
 		return
@@ -227,7 +226,7 @@ func (w *walk) heard(c *holder) {
 	w.hear(c, w.tell(w.statement(c)))
 }
 
-// twice tells a statement two times; c hears one of the replies.
+// twice makes a statement two times; c gets one of the replies.
 func (w *walk) twice(c *holder) {
 	w.t.Helper()
 	w.seen["repeated"]++
@@ -244,10 +243,10 @@ func (w *walk) twice(c *holder) {
 	w.hear(c, pick(w, first, second))
 }
 
-// late delivers an old statement, whose reply nobody hears. It may be older than
-// a loss, or than its client's move to another window, but not than both, nor than a
-// move back: there the client counts anew. A store that is given a deadline does not
-// execute what is that old.
+// late delivers an old statement, whose reply is lost. It may be older than a loss of
+// data, or older than its client's move to another window, but not older than both, nor
+// than a move back, because the client begins a new account there. A store that is given a
+// deadline does not execute so old a statement.
 func (w *walk) late() {
 	w.t.Helper()
 	if len(w.sent) == 0 {
@@ -260,12 +259,12 @@ func (w *walk) late() {
 	}
 }
 
-// hear is what a client does with a reply to its last statement.
+// hear makes c take in the reply to its last statement.
 func (w *walk) hear(c *holder, r backend.SyncReply) {
 	w.t.Helper()
 	held := c.g - c.b
 	if r.Window != c.window && !r.Carried {
-		held, c.spent = 0, 0 // what it held went with its window
+		held, c.spent = 0, 0 // the tokens that it held went with their window
 	} else if r.Window != c.window {
 		held, c.spent = held+c.debt, c.spent+c.debt // debt is carried as a grant that is spent
 	}
@@ -289,14 +288,14 @@ func (w *walk) takeSome() {
 	}
 	w.direct += r.Tokens
 	if w.rnd.IntN(4) == 0 {
-		w.seen["unheard take"]++ // charged, and nobody will refund it
+		w.seen["unheard take"]++ // charged, and never refunded
 		return
 	}
 	w.seen["take"]++
 	w.taken = append(w.taken, taken{got.Window, r.Tokens})
 }
 
-// refundSome gives a direct call's charge back. The statement may be repeated.
+// refundSome gives a direct call's charge back. It may repeat the request.
 func (w *walk) refundSome() {
 	w.t.Helper()
 	if len(w.taken) == 0 {
@@ -320,7 +319,7 @@ func (w *walk) refundSome() {
 	}
 }
 
-// reset gives the key a fresh window. Nobody tells the clients.
+// reset gives the key a fresh window, which the clients do not learn from it.
 func (w *walk) reset() {
 	w.t.Helper()
 	r := backend.ResetRequest{Key: w.key, Limit: w.limit}
@@ -338,7 +337,7 @@ func (w *walk) reset() {
 	w.window, w.direct, w.given = got.Window, 0, 0
 }
 
-// spend uses up a part of c's stock, which is dead after its window.
+// spend uses up a part of c's stock, unless its window is over.
 func (w *walk) spend(c *holder) {
 	if c.window >= w.end(w.now) {
 		n := w.some(c.stock())
@@ -355,11 +354,11 @@ func (w *walk) lose() {
 	w.losses++
 }
 
-// settle makes every client heard and counts everything: what the store holds
-// charged is what they hold and owe, to the token. After losses it may be more: what a
-// client knew to be charged, and of which the store has forgotten whose it is. And it
-// may be less by what direct callers were charged before the holders spoke, which these
-// then take for their own.
+// settle acknowledges every client's statement and counts everything: the store has
+// charged exactly what the clients hold and owe. After losses it may have charged more:
+// tokens that a client reported as charged, and whose owners the store has forgotten. It
+// may also have charged less, by the charges of direct callers before the holders spoke,
+// which the holders then claim as their own.
 func (w *walk) settle() {
 	w.t.Helper()
 	for range 2 { // the first may open or adopt a window
@@ -384,10 +383,10 @@ func (w *walk) settle() {
 	}
 }
 
-// pick returns one of a list.
+// pick returns a random element of list.
 func pick[T any](w *walk, list ...T) T { return list[w.rnd.IntN(len(list))] }
 
-// some is a random number from 0 to n, often small.
+// some returns a random number from 0 to n, often a small one.
 func (w *walk) some(n int64) int64 {
 	if n <= 0 {
 		return 0
@@ -395,7 +394,7 @@ func (w *walk) some(n int64) int64 {
 	return w.rnd.Int64N(pick(w, min(n, 3), n) + 1)
 }
 
-// pause is a random time, mostly within a window.
+// pause returns a random time, mostly within a window.
 func (w *walk) pause() time.Duration {
 	return pick(w, 0, time.Microsecond, 999*time.Microsecond, time.Second, 7*time.Second, far/3, far+time.Second)
 }

@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	// attempts is how often a call reads and writes before it gives up. 64 callers
-	// that write one key without pause need about ten.
+	// attempts is how often a call reads and writes before it gives up. If 64 callers
+	// write one key without pause, each call needs about ten.
 	attempts = 64
 
-	// The longest mean pause after a conflict: in attempts' time, and at all.
+	// The longest mean pause after a conflict: as a multiple of an attempt's time, and in all.
 	maxSpread = 16
 	maxPause  = 50 * time.Millisecond
 
-	// maxCuts is how many connections may break under a call that goes on.
+	// maxCuts is the number of broken connections after which a call still goes on.
 	maxCuts = 2
 )
 
@@ -38,29 +38,29 @@ type call[T any] struct {
 	op     string
 	key    string                                // memcached's
 	step   func(c *counter.Counter, now int64) T // pure: it may be made again
-	repeat bool                                  // also when it may have been carried out
-	undo   func(ctx context.Context, reply T)    // when nobody waits for the reply any more; nil = nothing to undo
+	repeat bool                                  // even if it may have been carried out
+	undo   func(ctx context.Context, reply T)    // if the caller has left before the reply; nil = nothing to undo
 
-	// progress is what the caller who leaves and the goroutine that works for it agree on:
-	// what was sent, and who deals with the reply.
+	// progress is shared by the caller and the goroutine that works for it: what was
+	// sent, and which of them deals with the reply.
 	progress atomic.Int32
 }
 
 const (
 	unsent   int32 = iota // nothing was sent that may have been carried out
-	sent                  // a write that may have been
-	answered              // there is a reply, and the caller gets it
+	sent                  // a write was sent that may have been carried out
+	answered              // the reply has come, and the caller gets it
 	left                  // the caller has left: nothing more is written
 )
 
-// enter notes progress of the goroutine, unless the caller has left.
+// enter sets the goroutine's progress, and reports false if the caller has left.
 func (c *call[T]) enter(next int32) bool {
 	now := c.progress.Load()
 	return now != left && c.progress.CompareAndSwap(now, next)
 }
 
-// run makes the call of a request that is not faulty, and returns when it is done or ctx
-// ends, whichever is first.
+// run makes the call, unless the request is faulty. It returns when the call is done or
+// ctx ends.
 func run[T any](ctx context.Context, faulty error, c *call[T]) (reply T, err error) {
 	switch {
 	case faulty != nil:
@@ -69,7 +69,7 @@ func run[T any](ctx context.Context, faulty error, c *call[T]) (reply T, err err
 		return reply, c.fail(backend.Rejected, c.store.err)
 	case ctx.Err() != nil:
 		return reply, c.fail(backend.Unavailable, ctx.Err())
-	case ctx.Done() == nil: // nobody can leave
+	case ctx.Done() == nil: // the caller cannot leave
 		return c.try(ctx)
 	}
 	back := make(chan struct{})
@@ -100,7 +100,7 @@ func (c *call[T]) fail(class backend.Class, err error) *backend.Error {
 	return &backend.Error{Op: c.op, Class: class, Err: err}
 }
 
-// try makes attempts until one succeeds or none will.
+// try makes attempts until one succeeds or another would be useless.
 func (c *call[T]) try(ctx context.Context) (reply T, err error) {
 	var why *backend.Error
 	unsure, cuts := false, 0 // an earlier attempt may have been carried out; connections that broke
@@ -114,7 +114,7 @@ func (c *call[T]) try(ctx context.Context) (reply T, err error) {
 			c.enter(unsent)
 		}
 		if broken(why.Err) {
-			_ = c.store.client.Close() // the idle ones, which have died with it
+			_ = c.store.client.Close() // the idle connections, which are most likely broken too
 			cuts++
 		}
 		if unsure && !c.repeat || cuts > maxCuts || !broken(why.Err) && !errors.Is(why.Err, ErrContended) {
@@ -128,12 +128,12 @@ func (c *call[T]) try(ctx context.Context) (reply T, err error) {
 	if unsure {
 		why.Class = backend.Unknown
 	}
-	var none T // not what an attempt that failed would have said
+	var none T // not the reply of an attempt that failed
 	return none, why
 }
 
-// attempt reads the item, makes the step, and writes what has changed, unless
-// somebody else was quicker.
+// attempt reads the item, makes the step, and writes the changed item, unless another
+// call has written it in between.
 func (c *call[T]) attempt(ctx context.Context) (reply T, why *backend.Error) {
 	client := c.store.client
 	old, err := client.Get(c.key)
@@ -173,7 +173,7 @@ func (c *call[T]) attempt(ctx context.Context) (reply T, why *backend.Error) {
 	return reply, nil
 }
 
-// judge says what a write's error means, and what to call it.
+// judge returns the class of a write's error, and the error to report.
 func judge(err error) (backend.Class, error) {
 	switch {
 	case errors.Is(err, memcache.ErrCASConflict), errors.Is(err, memcache.ErrNotStored), errors.Is(err, memcache.ErrCacheMiss):
@@ -196,22 +196,22 @@ func notSent(err error) bool {
 	return late || errors.Is(err, memcache.ErrNoServers)
 }
 
-// refused reports whether the server has answered SERVER_ERROR, as when there is no
-// memory, CLIENT_ERROR or ERROR. gomemcache has the reply only in its text.
+// refused reports whether the server has answered SERVER_ERROR (for example if it is out
+// of memory), CLIENT_ERROR or ERROR. gomemcache returns the reply only as text.
 func refused(err error) bool {
 	_, reply, ok := strings.Cut(err.Error(), "unexpected response line from ")
 	return ok && strings.Contains(reply, "ERROR")
 }
 
-// broken reports whether the connection has ended. A pool is full of such ones when
-// the server was restarted, and a new one may be whole.
+// broken reports whether the connection has ended. After a restart of the server all
+// pooled connections are broken, but a new one may work.
 func broken(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// pause waits after attempt i, which took so long, and reports whether to make
-// another one. Its mean doubles from attempt to attempt: of n writers one succeeds
-// in the time of an attempt, so that they had best be n attempts apart.
+// pause waits after attempt i, whose time was took, and reports whether to make another
+// one. The mean pause doubles with each attempt. Of n writers only one succeeds in the
+// time of an attempt, so the best distance between attempts is n times as long.
 func pause(ctx context.Context, i int, took time.Duration) bool {
 	mean := min(took*time.Duration(min(1<<min(i, 30), maxSpread)), maxPause)
 	t := time.NewTimer(rand.N(2*mean + 1))

@@ -1,9 +1,8 @@
-// Package memstore is the embedded store: exact, in memory, for one process.
+// Package memstore is an exact store in memory, for one process.
 //
-// It is the default for programs that need no shared limit, for tests, and for
-// trying the library without a server. It keeps the rules of the Redis scripts
-// to the letter and passes the same suite; what it holds is gone with the
-// process.
+// It is for programs that need no shared limit, for tests, and for trying the library
+// without a server. It follows the same rules as the Redis scripts and passes the same
+// suite. The data is lost when the process ends.
 package memstore
 
 import (
@@ -19,14 +18,14 @@ import (
 
 const shards = 64 // more than the cores that contend; a power of two
 
-// Store implements backend.Store and backend.Inspector. Make it with New. It is
-// safe for concurrent use; several limiters may share it. A call costs a hash, a lock that is shared by
-// 1/64 of the keys, and well under a microsecond. Memory: about 200 bytes a key
-// with an open window; closed ones are dropped as new keys come.
+// Store implements [backend.Store] and [backend.Inspector]. Make it with [New]. It is
+// safe for concurrent use, and several limiters may share it. A call costs a hash, a lock
+// that 1/64 of the keys share, and well under a microsecond. A key with an open window
+// takes about 200 bytes; closed windows are dropped as new keys come.
 //
-// Its clock is the wall clock as it was at New, and runs with the monotonic one. If
-// the machine is suspended or its clock is set after that, what Reset tells is off
-// by as much; windows and RetryAfter are not.
+// The clock of a Store starts as the wall clock at New and follows the monotonic clock.
+// If the machine is suspended or its clock is set later, Reset times are off by as much,
+// but the lengths of windows and RetryAfter are not.
 type Store struct {
 	start time.Time
 	seed  maphash.Seed
@@ -36,7 +35,7 @@ type Store struct {
 type shard struct {
 	mu    sync.Mutex
 	keys  map[string]*counter.Counter
-	sweep int // size of keys at which closed windows are dropped next
+	sweep int // number of keys at which closed windows are next dropped
 }
 
 var _ backend.Store = (*Store)(nil)
@@ -120,18 +119,18 @@ func (s *Store) with(ctx context.Context, op, key string, f func(c *counter.Coun
 }
 
 // now is the store's clock in Unix microseconds. It follows the monotonic clock,
-// so that a step of the wall clock neither lengthens a window nor ends it.
+// so that a step of the wall clock neither lengthens nor ends a window.
 func (s *Store) now(ctx context.Context) int64 {
 	if t, ok := storeclock.From(ctx); ok {
 		return t.UnixMicro()
 	}
-	return (s.start.Add(time.Since(s.start)).UnixNano() + 999) / 1000 // so that no window is said to last longer than it does
+	return (s.start.Add(time.Since(s.start)).UnixNano() + 999) / 1000 // rounded up, so that Left is never too long
 }
 
 const minSweep = 256
 
-// put keeps c and, each time the map has doubled, drops the windows that are
-// over: constant work per new key, and no goroutine.
+// put keeps c. Each time the map has doubled, it drops the windows that are over, which
+// is constant work for each new key and needs no goroutine.
 func (sh *shard) put(key string, c *counter.Counter, now int64) {
 	if _, held := sh.keys[key]; held {
 		return

@@ -10,37 +10,36 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrNotReplicated is wrapped by the failure of a call that was carried out, but
-// whose charge too few replicas had in time: see WithReplicaAck.
+// ErrNotReplicated means that a call was carried out, but too few replicas had its
+// charge in time. See [WithReplicaAck].
 var ErrNotReplicated = errors.New("charged, but not known to be on enough replicas")
 
-// WithReplicaAck makes tokens usable only once n replicas of the server that
-// charged them have the charge: a failover to one of those, however far it lagged
-// when the server died, forgets nothing that was spent. By default a failover may
-// forget the last moments, and as many tokens may be admitted once more.
+// WithReplicaAck makes tokens usable only after n replicas have acknowledged their
+// charge. A failover to one of these replicas loses no token that was spent. Without
+// WithReplicaAck a failover may lose the most recent charges, so that as many tokens may
+// be admitted again.
 //
-// Sync, Take and Reset then cost a WAIT in the same pipeline, and some more of the network's
-// round trips. Callers do not see that where their key is restocked ahead of need.
+// Sync, Take and Reset each need a WAIT in the same pipeline, and more round trips of the
+// network. Callers do not notice that while their key is restocked ahead of need.
 //
-// When fewer have it after timeout the call
-// fails: backend.Unknown, for the server has charged it, with an error that wraps
-// ErrNotReplicated. What a Sync was granted then is handed over by a later statement,
-// once that is replicated; what a Take was charged is lost until the window ends; the
-// window of a Reset stays, unless a failover forgets it. A
-// fleet without its replicas has no new tokens: n should be one less than there are
-// replicas, or one of two. While a slot of a cluster moves, its keys may be
-// backend.Unavailable, with KeyOnly.
+// If fewer replicas have acknowledged after timeout, the call fails with an error that
+// wraps [ErrNotReplicated], of class backend.Unknown because the server has charged it. A
+// later statement hands over the tokens of such a Sync, once they are replicated. The
+// tokens of such a Take are lost until the window ends. The window of such a Reset stays,
+// unless a failover loses it. While too few replicas are up, nobody gets new tokens, so n
+// should be one less than the number of replicas, as in 1 of 2. While a slot of a cluster
+// moves, calls for its keys may be backend.Unavailable, with KeyOnly.
 //
 // n is at least 1 and timeout at least a millisecond. Choose a timeout above the
 // replicas' usual delay and below the limiter's fetch timeout and the client's
-// ReadTimeout. The client is a *redis.Client, Sentinel's included, or a
-// *redis.ClusterClient; the user needs the right to WAIT.
+// ReadTimeout. The client must be a *redis.Client (Sentinel's is one) or a
+// *redis.ClusterClient; its user needs the right to WAIT.
 func WithReplicaAck(n int, timeout time.Duration) Option {
 	return func(s *Store) { s.ack, s.acked = ack{n, timeout}, true }
 }
 
-// ack is how many replicas must have a charge, and how long that may take. The
-// zero ack asks for none.
+// ack is the number of replicas that must have a charge, and how long to wait for them.
+// The zero ack waits for none.
 type ack struct {
 	replicas int
 	timeout  time.Duration
@@ -64,7 +63,7 @@ func (a ack) concerns(calls []*call) bool {
 
 var ackScripts = []*script{syncScript, takeScript, resetScript}
 
-// handsOut reports whether what the call has done must be on replicas.
+// handsOut reports whether replicas must have the effect of the call.
 func (c *call) handsOut() bool {
 	v := c.cmd.Val()
 	if !c.script.replies(len(v)) {
@@ -81,10 +80,10 @@ func (c *call) handsOut() bool {
 	return false
 }
 
-// send is a pipeline of the calls and WAIT, which speaks of what its connection has
-// written. A statement that only hands over an earlier grant writes its account anew
-// (sync.lua), so that there is something to speak of. A cluster's client would send
-// WAIT to any node: its calls, one each, go by their node's.
+// send sends the calls and a WAIT in one pipeline, because WAIT covers the writes of its
+// own connection. A statement that only hands over an earlier grant writes its account
+// again (sync.lua), so that WAIT covers the grant. A cluster's client would send WAIT to
+// any node, so its calls, which come one at a time, go to their node's client.
 func (a ack) send(ctx context.Context, client redis.UniversalClient, calls []*call, cmds []redis.Cmder) {
 	if cluster, ok := client.(*redis.ClusterClient); ok {
 		node, err := cluster.MasterForKey(ctx, calls[0].tag)
@@ -102,7 +101,7 @@ func (a ack) send(ctx context.Context, client redis.UniversalClient, calls []*ca
 	}
 	for _, c := range calls {
 		if c.handsOut() {
-			c.cmd.SetErr(fmt.Errorf("%w: %d of %d, %v", ErrNotReplicated, reached, a.replicas, err)) // of err only the text: the script has run
+			c.cmd.SetErr(fmt.Errorf("%w: %d of %d, %v", ErrNotReplicated, reached, a.replicas, err)) // does not wrap err: the script has run
 		}
 	}
 }

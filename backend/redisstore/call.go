@@ -26,12 +26,12 @@ import (
 // script is one Lua script and how to call it.
 type script struct {
 	op, source, sha string
-	readOnly        string // what ends the names of EVALSHA and EVAL for replicas, or nothing
-	keys, fields    int    // keys that it takes, integers in its reply
-	idempotent      bool   // it may be sent again when its outcome is unknown
+	readOnly        string // the suffix of EVALSHA and EVAL for replicas, or ""
+	keys, fields    int    // number of its keys, and of integers in its reply
+	idempotent      bool   // it may be sent again if its outcome is unknown
 }
 
-// Sync and refund are idempotent and check changes nothing; take and reset are not.
+// Sync and refund are idempotent and check writes nothing; take and reset may run once.
 var (
 	syncScript   = newScript("sync", lua.Sync, "", 3, 15, true)
 	takeScript   = newScript("take", lua.Take, "", 2, 5, false)
@@ -45,8 +45,8 @@ func newScript(op, source, suffix string, keys, fields int, idempotent bool) *sc
 	return &script{op, source, hex.EncodeToString(sum[:]), suffix, keys, fields, idempotent}
 }
 
-// firstContact is the number of integers in sync's reply to a client that opened a
-// window and knew of none: the last is its grant.
+// firstContact is the number of integers in sync's reply to a client that named no
+// window and opened one. The last of them is its grant.
 const firstContact = 6
 
 // replies reports whether a reply of the script may have n integers.
@@ -54,38 +54,37 @@ func (sc *script) replies(n int) bool {
 	return n == sc.fields || n == firstContact && sc.op == "sync"
 }
 
-// command is a command that go-redis sends once. By default it sends EVALSHA again,
-// three times, when a reply is lost. A pipeline that holds one is not sent again either.
+// command is a command that go-redis sends only once, alone or in a pipeline. By
+// default go-redis repeats EVALSHA three times if its reply is lost.
 type command struct{ *redis.IntSliceCmd }
 
-// NoRetry is read by go-redis on Client, ClusterClient and in pipelines.
+// NoRetry makes Client, ClusterClient and pipelines of go-redis send the command once.
 func (command) NoRetry() bool { return true }
 
-// call is one attempt at a request. Its caller reads the outcome once told of it;
-// until then, and for good when the caller leaves, it belongs to its pipeline.
+// call is one attempt at a request. Its pipeline owns it until settle reports the outcome
+// to the caller, and to the end if the caller leaves.
 type call struct {
 	script  *script
 	ctx     context.Context
 	tag     string // the first key, by which a cluster finds its node
 	args    []any
-	clock   string               // a test's, Unix us; empty = the server's
-	after   int64                // the server's time, Unix us, after which it does nothing; 0 = whenever
-	undo    func(backend.Window) // of a take that is charged when its caller has left
+	clock   string               // time set by a test, Unix us; empty = the server's clock
+	after   int64                // server time, Unix us, after which the script does nothing; 0 = no bound
+	undo    func(backend.Window) // gives back a take whose caller has left
 	pending *sync.WaitGroup      // the store's
 	again   bool                 // it is not the first attempt
-	own     bool                 // it is made by its caller's own goroutine
-
-	state atomic.Int32
-	done  chan struct{}
-	cmd   command
-	reply []int64
-	err   error
-	panic any // of a hook of go-redis, which the caller is to see
+	own     bool                 // the caller's own goroutine makes it
+	state   atomic.Int32
+	done    chan struct{}
+	cmd     command
+	reply   []int64
+	err     error
+	panic   any // of a go-redis hook; raised again in the caller
 }
 
-// States of a call. It is written when go-redis begins to put it on the wire: an
-// error before that is surely no lost reply. A caller who leaves before that may be
-// sure as well, because a call that is written later does nothing.
+// States of a call. It becomes written when go-redis begins to encode it. If it fails
+// before that, or its caller leaves, the server surely does not carry it out: a call that
+// is encoded after its caller has left does nothing.
 const (
 	waiting int32 = iota
 	written
@@ -109,8 +108,8 @@ func (s *Store) newCall(ctx context.Context, sc *script, key string, args []any)
 	return c
 }
 
-// instant is the argument that says until when a script may run, of a check that of
-// its clock. go-redis asks for its bytes when it writes the command.
+// instant is the script argument "not after"; for check, which has none, it is "now".
+// go-redis calls MarshalBinary when it writes the command.
 type instant struct{ c *call }
 
 // MarshalBinary implements encoding.BinaryMarshaler.
@@ -129,7 +128,7 @@ func (i instant) String() string {
 	return strconv.FormatInt(i.c.after, 10)
 }
 
-// stamp makes the command that is sent next: by the script's hash, or by its text.
+// stamp makes the next command, with the script's hash or, if whole, with its text.
 func (c *call) stamp(whole bool, now reading) {
 	if c.clock == "" {
 		c.after = now.limit(c.ctx)
@@ -146,7 +145,7 @@ var (
 	errCrashed = errors.New("a hook of the client ended the call")
 )
 
-// judge reads the command's outcome and returns the server's time, Unix us, if it tells that.
+// judge reads the command's outcome. It returns the server's time, Unix us, or 0.
 func (c *call) judge() (now int64) {
 	c.reply, c.err = c.cmd.Result()
 	switch {
@@ -154,7 +153,7 @@ func (c *call) judge() (now int64) {
 		c.err = discreet(c.err)
 		network, ok := errors.AsType[net.Error](c.err)
 		if at, ends := c.ctx.Deadline(); ok && network.Timeout() && ends && !time.Now().Before(at) {
-			c.err = context.DeadlineExceeded // a socket is a moment earlier and has other words
+			c.err = context.DeadlineExceeded // the socket's timeout comes a moment earlier, as another error
 		}
 		if c.state.Load() == waiting {
 			c.err = unsent{c.err}
@@ -175,7 +174,7 @@ func (c *call) judge() (now int64) {
 	return c.reply[1]
 }
 
-// unwritten notes that the server has surely not carried the call out.
+// unwritten records that the server has surely not carried the call out.
 func (c *call) unwritten() { c.state.CompareAndSwap(written, waiting) }
 
 // dropped settles the call if its caller has left, and reports whether it has.
@@ -188,8 +187,8 @@ func (c *call) dropped() bool {
 	return true
 }
 
-// settle tells the caller the outcome, once. If the caller has left, its charge is given
-// back.
+// settle reports the outcome to the caller, once. If the caller has left, it gives the
+// charge back.
 func (c *call) settle() {
 	switch c.state.Swap(answered) {
 	case answered:
@@ -204,12 +203,12 @@ func (c *call) settle() {
 	c.pending.Done()
 }
 
-// await sends the call through g and returns with its outcome or when its context
-// ends, whichever is first: go-redis does not interrupt a read for a context.
+// await sends the call through g and returns when it has the outcome or the context
+// ends. go-redis does not interrupt a read when a context ends.
 func (c *call) await(g *group) ([]int64, error) {
 	c.pending.Add(1)
 	g.submit(c)
-	if c.state.Load() != answered { // by this goroutine: to ask for Done may cost a timer
+	if c.state.Load() != answered { // unless this goroutine made the call, because ctx.Done may start a timer
 		select {
 		case <-c.done:
 		case <-c.ctx.Done():
@@ -227,25 +226,25 @@ func (c *call) await(g *group) ([]int64, error) {
 	return c.reply, c.err
 }
 
-// timed reports whether time alone ends the call's context, so that its caller need
-// not wait for anything but the reply.
+// timed reports whether only its deadline can end the call's context, so that its
+// caller need not wait for anything but the reply.
 func (c *call) timed() bool {
 	_, ok := c.ctx.(*deadline.Context)
 	return ok
 }
 
-// Attempts at one call, the first included, and the pause before the second; it
-// doubles and is jittered. All of them share the caller's deadline and the budget of
-// their server. A lost reply is a matter of a connection, so if the third is lost too
-// there is more to it; a server that turns calls away may serve in a moment.
+// Attempts at one call, including the first, and the pause before the second, which is
+// jittered and doubles each time. All attempts share the caller's deadline and the
+// server's retry budget. One broken connection may lose a reply, but three lost replies
+// mean more; a server that turns calls away may serve again in a moment.
 const (
 	attemptsUnknown     = 3
 	attemptsUnavailable = 9
 	pause               = 2 * time.Millisecond
 )
 
-// run makes the call until it has an answer, may not be repeated, or its context
-// ends. It is the one place that repeats anything.
+// run makes the call until it has an answer, may not be repeated, or its context ends.
+// Nothing else repeats a call.
 func (s *Store) run(ctx context.Context, sc *script, key string, undo func(backend.Window), args ...any) ([]int64, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &backend.Error{Op: sc.op, Class: backend.Unavailable, Err: err}
@@ -270,7 +269,7 @@ func (s *Store) run(ctx context.Context, sc *script, key string, undo func(backe
 	}
 }
 
-// mayRepeat reports whether a call may be made again after such a failure.
+// mayRepeat reports whether a call may be repeated after failure f.
 func (sc *script) mayRepeat(f fault, attempt int) bool {
 	switch f.class {
 	case backend.Unavailable:
@@ -281,9 +280,9 @@ func (sc *script) mayRepeat(f fault, attempt int) bool {
 	return false
 }
 
-// do makes a call, unless the store is closed or cannot be used at all. A check is
-// made on a replica first, if there are any, in half of the time that its caller has:
-// a replica that hangs leaves time for the primary.
+// do makes a call, unless the store is closed or faulty. If the store has replicas, it
+// sends a check to one of them first, for at most half of the caller's time: a replica
+// that hangs leaves time for the primary.
 func (s *Store) do(ctx context.Context, sc *script, key string, undo func(backend.Window), args ...any) ([]int64, error) {
 	if err := s.begin(); err != nil {
 		return nil, &backend.Error{Op: sc.op, Class: backend.Rejected, Err: err}
@@ -308,13 +307,13 @@ func (s *Store) do(ctx context.Context, sc *script, key string, undo func(backen
 	return s.run(ctx, sc, key, undo, args...)
 }
 
-// undoOf gives back what a take was charged whose caller has left.
+// undoOf returns a function that gives back the charge of a take whose caller has left.
 func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
 	return func(w backend.Window) {
 		s.pending.Add(1)
 		go func() {
 			defer s.pending.Done()
-			defer func() { _ = recover() }() // of a hook of go-redis, which callers meet too
+			defer func() { _ = recover() }() // from a go-redis hook, whose panics callers see too
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
 			_, _ = s.run(ctx, refundScript, r.Key, nil, "undo:"+rand.Text(), r.Tokens, int64(w))
@@ -322,7 +321,7 @@ func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
 	}
 }
 
-// rest waits for about d and reports whether ctx was still alive then.
+// rest waits for about d and reports whether ctx is still alive.
 func rest(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d/2 + mathrand.N(d))
 	defer t.Stop()

@@ -7,17 +7,17 @@ import (
 )
 
 // serverClock estimates the server's clock from its replies, so that a command can
-// carry the latest instant at which it still makes sense. A call that sat out an
-// outage in a socket or a proxy then does nothing when it is delivered.
+// carry the latest instant at which it still makes sense. A call that an outage has held
+// up in a socket or a proxy does nothing if it is delivered after that instant.
 //
-// A reply read at local time r that was written at server time s shows that the
-// server is ahead of us by at least s-r. The largest such bound of the last minute is
-// off by no more than the fastest reply was slow; it errs early, which margin makes up
-// for. With a cluster it follows the node whose clock is furthest ahead: later than
-// need be for the others, never too early.
+// A reply read at local time r that was written at server time s shows that the server
+// is ahead of us by at least s-r. The largest such bound of the last minute is too early
+// by no more than the latency of the fastest reply, and margin makes up for that. In a
+// cluster it follows the node whose clock is furthest ahead: for the others it is later
+// than necessary, never too early.
 type serverClock struct {
 	mu       sync.Mutex
-	base     time.Time     // zero = nothing was heard yet
+	base     time.Time     // zero = no reply yet
 	cur, old time.Duration // lower bounds of server time (Unix) minus local time since base
 	turned   time.Duration // local time at which cur became old
 }
@@ -27,7 +27,7 @@ const (
 	margin = 20 * time.Millisecond
 )
 
-// heard notes that the server said now (Unix us) in a reply that was just read.
+// heard records the server's time now (Unix us) from a reply that was just read.
 func (c *serverClock) heard(now int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -47,11 +47,11 @@ func (c *serverClock) heard(now int64) {
 	}
 }
 
-// reading is what a serverClock knew at one instant. A pipeline takes one for all
-// of its calls.
+// reading is the estimate of a serverClock at one instant. A pipeline uses one reading
+// for all of its calls.
 type reading struct {
 	base  time.Time
-	ahead time.Duration // of the server, to local time since base
+	ahead time.Duration // server time (Unix) minus local time since base
 }
 
 func (c *serverClock) read() reading {
@@ -60,8 +60,8 @@ func (c *serverClock) read() reading {
 	return reading{c.base, max(c.cur, c.old)}
 }
 
-// limit returns the server time, Unix us, after which a call made under ctx must not
-// run any more, or 0 where that is not known.
+// limit returns the server time, Unix us, after which a call made under ctx must no
+// longer run, or 0 if that is unknown.
 func (r reading) limit(ctx context.Context) int64 {
 	deadline, ok := ctx.Deadline()
 	if !ok || r.base.IsZero() {

@@ -13,7 +13,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Faults of the store's own set-up; New notes them, Err and every call return them.
+// Faults of the set-up. New records them; Err and every call return them.
 var (
 	errNoClient  = errors.New("no redis client")
 	errRing      = errors.New("redis.Ring moves keys to other shards when one is away, which gives them a second limit: use one store per shard and the sharding package")
@@ -23,28 +23,28 @@ var (
 	errPrefix    = errors.New("a prefix has no braces, blanks or control characters")
 )
 
-// errLate is the answer of a script that was delivered after its time: it did nothing.
+// errLate means that a script arrived after its deadline and did nothing.
 var errLate = errors.New("the server got the command too late")
 
-// fault is a way in which commands fail, and what that means.
+// fault is a kind of failure and what it means.
 type fault struct {
-	class   backend.Class // what the command may have done
-	says    string        // how the server's text begins, in whole words; or
-	is      func(error) bool
-	keyOnly bool // it is about the key or its slot: other keys of the server are served
-	reload  bool // another node of a cluster may serve
-	free    bool // the first repetition is not of the budget
-	final   bool // it is not said again, whatever the class
+	class   backend.Class    // what the command may have done
+	says    string           // the first words of the server's text
+	is      func(error) bool // or a test of the error
+	keyOnly bool             // it concerns the key or its slot: the server serves other keys
+	reload  bool             // another node of a cluster may serve
+	free    bool             // the first repetition does not use the budget
+	final   bool             // it is never repeated, whatever the class
 }
 
-// faults is the table of errors: the first row that fits says what a failure means.
-// Whether to repeat is decided by the class and the script (mayRepeat).
+// faults is the table of errors; the first row that matches applies. The class and the
+// script decide whether to repeat (mayRepeat).
 var faults = []fault{
-	// Carried out, but not to be relied upon.
+	// Carried out, but a failover may lose it.
 	{class: backend.Unknown, is: isAny(ErrNotReplicated), final: true},
 
-	// Surely not applied: the script came too late, or the server will serve soon.
-	// MOVED, ASK and NOSCRIPT are acted upon before they come here.
+	// Surely not applied: the script came too late, or the server will serve soon. The
+	// group has already acted on MOVED, ASK and NOSCRIPT where it could.
 	{class: backend.Unavailable, is: isAny(errLate), free: true},
 	{class: backend.Unavailable, says: "LOADING", reload: true},
 	{class: backend.Unavailable, says: "MASTERDOWN", reload: true},
@@ -59,13 +59,13 @@ var faults = []fault{
 	{class: backend.Unavailable, says: "BUSY"},
 	{class: backend.Unavailable, says: "NOSCRIPT"},
 
-	// In the middle of a script a key has expired, and the slot is on its way.
+	// A key has expired in the middle of a script, while its slot is moving.
 	{class: backend.Unknown, says: "ERR Script attempted to access a non local key", keyOnly: true},
 
-	// Surely not applied, and an operator's. The scripts read and check all before
-	// they write, a full server says so first, and a window opens last. What a right is
-	// missing to in the middle of a sync is lost until the window ends, and where one is
-	// missing to a reset, the ledger is: less is admitted, never more.
+	// Surely not applied, and an operator must act. The scripts read and check all before
+	// they write, a full server refuses before that, and a window opens last. If the user
+	// lacks the right to a command, a sync may stop after some writes and lose its tokens
+	// until the window ends, and a reset may lose the ledger. Both admit less, never more.
 	{class: backend.Rejected, says: "OOM"},
 	{class: backend.Rejected, says: "MISCONF"},
 	{class: backend.Rejected, says: "NOPERM"},
@@ -73,18 +73,19 @@ var faults = []fault{
 	{class: backend.Rejected, says: "WRONGPASS"},
 	{class: backend.Rejected, says: "CROSSSLOT", keyOnly: true},
 	{class: backend.Rejected, says: "WRONGTYPE", keyOnly: true},
-	{class: backend.Rejected, says: "BADSTATE", keyOnly: true}, // ours: a stored value is not what it should be
-	{class: backend.Rejected, is: isReply},                     // whatever else a server says, it has refused by that
+	{class: backend.Rejected, says: "BADSTATE", keyOnly: true}, // from our scripts: a stored value has the wrong form
+	{class: backend.Rejected, is: isReply},                     // any other error reply is a refusal
 	{class: backend.Rejected, is: isAny(redis.ErrClosed)},
 	{class: backend.Rejected, is: isHandshake},
 
-	// The caller has left: that says nothing of the server.
+	// The caller has left, which says nothing about the server.
 	{class: backend.Unknown, is: isAny(context.Canceled)},
-	// No answer, or none that makes sense.
+	// No answer, or an invalid one.
 	{class: backend.Unknown, is: func(error) bool { return true }, reload: true},
 }
 
-// faultOf returns the first row that fits. Of what was never written the outcome is known.
+// faultOf returns the first row that matches. A call that was never written surely was
+// not carried out.
 func faultOf(err error) fault {
 	said := ""
 	if server, ok := errors.AsType[redis.Error](err); ok {
@@ -98,7 +99,7 @@ func faultOf(err error) fault {
 	return f
 }
 
-// unsent is why a call was never written.
+// unsent is the error of a call that was never written.
 type unsent struct{ error }
 
 func (u unsent) Unwrap() error { return u.error }
@@ -113,15 +114,15 @@ func isAny(target error) func(error) bool {
 	return func(err error) bool { return errors.Is(err, target) }
 }
 
-// isReply leaves out redis.Nil, which is no answer of a script.
+// isReply reports whether err is an error reply. redis.Nil is no reply of a script.
 func isReply(err error) bool {
 	_, ok := errors.AsType[redis.Error](err)
 	return ok && !errors.Is(err, redis.Nil)
 }
 
-// isHandshake reports whether a connection was refused for its certificates, its
-// version of TLS or for speaking none: somebody must act. An alert that comes when a
-// call was written may be the end of a connection that has served it.
+// isHandshake reports whether a connection failed because of certificates, the version
+// of TLS or plain text in place of TLS, so that somebody must act. An alert after the call
+// was written does not count, because the server may have served the call before that.
 func isHandshake(err error) bool {
 	var untrusted *tls.CertificateVerificationError
 	var plain tls.RecordHeaderError
@@ -136,9 +137,9 @@ func wrap(op string, err error) error {
 	return &backend.Error{Op: op, Class: f.class, Err: discreet(err), KeyOnly: f.keyOnly}
 }
 
-// discreet returns err without the arguments that Redis repeats of a command it does
-// not know: keys name users, and what a new connection says holds a password. All
-// that a server said goes through here before anybody else sees it.
+// discreet returns err without the arguments that Redis repeats if it does not know a
+// command. Keys name users, and the handshake of a new connection holds a password. All
+// errors of a server go through discreet before anything else sees them.
 func discreet(err error) error {
 	text, _, repeats := strings.Cut(err.Error(), ", with args beginning with:")
 	if !repeats {
@@ -147,8 +148,8 @@ func discreet(err error) error {
 	return &abridged{text, func(target error) bool { return errors.Is(err, target) }}
 }
 
-// abridged is a server's answer of which a part is left out. It is still what the
-// answer was, but nobody can unwrap it and print the rest.
+// abridged is a server's error without a part of its text. errors.Is finds the same
+// errors in it, but nothing can unwrap it and print the rest.
 type abridged struct {
 	text string
 	is   func(error) bool

@@ -12,53 +12,53 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A group is the calls to one server, which share pipelines (a group commit):
+// A group sends the calls to one server in shared pipelines (a group commit):
 //
-//   - a call that finds fewer than lanes pipelines under way leaves at once and by
-//     itself: nobody waits for company;
-//   - who comes while all are under way leaves with all others who did so, on the
-//     first that comes back, or on one more if none does for a while: a connection
-//     that hangs, or a distant server, keeps nobody for long;
-//   - a pipeline goes on when its callers have left, so that its connection is made
-//     and its scripts are known for those who come later.
+//   - A call that finds fewer than lanes pipelines in flight is sent at once, alone.
+//   - Other calls are queued. The first pipeline that returns takes them all, or one more
+//     pipeline does if none returns for a while. So neither a connection that hangs nor
+//     a distant server delays them for long.
+//   - A pipeline goes on after its callers have left, so that later callers find the
+//     connection made and the scripts loaded.
 type group struct {
 	client    redis.UniversalClient
 	clock     *serverClock
 	ack       ack
-	elsewhere *group // takes what this server does not serve any more; it follows redirections
+	elsewhere *group // takes the calls that this server no longer serves; it follows redirections
 	lanes     int
-	punctual  bool         // go-redis ends a call by its context's deadline
-	looked    atomic.Bool  // at what to warn of
-	vain      atomic.Int32 // repetitions since the last answer that had none: see afford
+	punctual  bool         // go-redis ends a call at its context's deadline
+	looked    atomic.Bool  // the server's memory policy was asked for
+	vain      atomic.Int32 // unanswered repetitions since the last reply: see afford
 
-	mu      sync.Mutex // guards what follows; nothing else is locked under it
+	mu      sync.Mutex // guards the fields below; no other lock is taken under it
 	queue   []*call
-	flying  int           // pipelines under way
-	hurry   bool          // one more is to leave soon
-	trip    time.Duration // the least that one took of late; 0 = the last was not answered
-	retries float64       // that may still be made: see afford
-	kept    float64       // of these, at most: what the calls of a second earn
+	flying  int           // pipelines in flight
+	hurry   bool          // a timer will start one more
+	trip    time.Duration // recent least time of a pipeline; 0 = the last had no reply
+	retries float64       // repetitions that may still be made: see afford
+	kept    float64       // the most that retries may be: what the calls of a second earn
 	calls   int           // since second began
 	second  time.Time
 }
 
 const (
-	lanes    = 4                     // pipelines to one server: few are long, several survive one that hangs
-	maxLanes = 20                    // with those that left because none came back
-	alone    = math.MaxInt           // every call leaves by itself
-	longest  = 256                   // calls of one pipeline, so that the first need not wait for thousands
-	tooLong  = 20 * time.Millisecond // for a call to wait; a server that takes longer is distant
+	lanes    = 4                     // pipelines to one server: few, so they are long, but several, in case one hangs
+	maxLanes = 20                    // including those that left because none returned
+	alone    = math.MaxInt           // lanes of a group in which each call is sent alone
+	longest  = 256                   // calls of one pipeline, so that the first does not wait for thousands
+	tooLong  = 20 * time.Millisecond // for a call to wait; a server with longer round trips is distant
 )
 
-// submit sends c now, or queues it. A caller who cannot leave makes the call itself, if
-// the server is near: two switches of goroutines take as long as the network.
+// submit sends c now, or queues it. If only a deadline can end the caller's wait and the
+// server is near, the caller's goroutine makes the call: two goroutine switches take as
+// long as the network.
 func (g *group) submit(c *call) {
 	g.mu.Lock()
 	if !c.again {
 		g.earn(time.Now())
 	}
 	if g.flying >= g.lanes {
-		if len(g.queue) == cap(g.queue) { // make room: who has left needs none
+		if len(g.queue) == cap(g.queue) { // make room by dropping calls whose callers have left
 			g.queue = slices.DeleteFunc(g.queue, (*call).dropped)
 		}
 		g.queue = append(g.queue, c)
@@ -76,7 +76,7 @@ func (g *group) submit(c *call) {
 	}
 }
 
-// hasten lets those who wait leave before a pipeline comes back. The caller holds g.mu.
+// hasten sends queued calls after a while if no pipeline returns. The caller holds g.mu.
 func (g *group) hasten() {
 	if len(g.queue) == 0 || g.flying >= maxLanes || g.hurry {
 		return
@@ -95,7 +95,7 @@ func (g *group) hasten() {
 	})
 }
 
-// next fills a pipeline with those who wait. If there are none it is not under way any more.
+// next returns the queued calls for a pipeline to send. If there are none, the pipeline ends.
 func (g *group) next() []*call {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -109,11 +109,11 @@ func (g *group) next() []*call {
 	return batch
 }
 
-// fly serves the calls, and who waits when it comes back. The callers see a panic of
-// a hook of go-redis.
+// fly sends the calls, then those queued meanwhile, until the queue is empty. A panic of
+// a go-redis hook is raised in the callers.
 func (g *group) fly(batch []*call) {
 	defer func() {
-		if len(batch) > 0 { // a panic, or the goroutine's end
+		if len(batch) > 0 { // a panic, or runtime.Goexit
 			panicked := recover()
 			for _, c := range batch {
 				c.panic, c.err = panicked, errCrashed
@@ -125,8 +125,8 @@ func (g *group) fly(batch []*call) {
 	for len(batch) > 0 {
 		own := batch[0].own
 		g.send(batch, false)
-		// A script is sent to a server that does not know it, and never ahead: a restart
-		// or a failover would lose it.
+		// A script's text is sent only to a server that lacks it. Loading it in advance
+		// would not be enough, because a restart or a failover loses it.
 		if batch = g.settle(batch); len(batch) > 0 {
 			g.send(batch, true)
 			for _, c := range g.settle(batch) {
@@ -140,8 +140,8 @@ func (g *group) fly(batch []*call) {
 	}
 }
 
-// settle tells the callers, but for the calls that go on: to another server or, and
-// these it returns, to this one, for it does not know their script.
+// settle reports the outcomes to the callers. Calls that the server no longer serves go
+// to another group instead. Calls whose script the server lacks are returned.
 func (g *group) settle(calls []*call) (missing []*call) {
 	for _, c := range calls {
 		switch {
@@ -158,8 +158,8 @@ func (g *group) settle(calls []*call) (missing []*call) {
 	return missing
 }
 
-// send sends the calls and judges their outcomes. The first that needs a script brings
-// its text, if the server lacks them; the others are behind it.
+// send sends the calls and judges their outcomes. With scripts, the first call of each
+// script carries its text and the later ones find it loaded.
 func (g *group) send(calls []*call, scripts bool) {
 	began, now, told := time.Now(), g.clock.read(), map[*script]bool{}
 	cmds := make([]redis.Cmder, len(calls))
@@ -184,7 +184,7 @@ func (g *group) send(calls []*call, scripts bool) {
 	g.measure(at, time.Since(began))
 }
 
-// measure notes what the server's clock said, 0 for nothing, and how long that took.
+// measure records the server's time, or 0 for no reply, and how long the pipeline took.
 func (g *group) measure(at int64, took time.Duration) {
 	if at != 0 {
 		g.clock.heard(at)
@@ -202,9 +202,9 @@ func (g *group) measure(at int64, took time.Duration) {
 	}
 }
 
-// pipeline sends the commands, of which the first are the calls'. go-redis leaves them
-// without an error or a reply when a server refuses the connection, for its password
-// say: it takes that for the reply to one of them.
+// pipeline sends the commands; the first ones belong to the calls. If a server refuses
+// the connection, because of its password for example, go-redis takes that for the reply
+// to one command and leaves the others without an error, which pipeline then sets.
 func pipeline(ctx context.Context, client redis.UniversalClient, calls []*call, cmds ...redis.Cmder) {
 	pipe := client.Pipeline()
 	_ = pipe.BatchProcess(ctx, cmds...)
@@ -216,19 +216,19 @@ func pipeline(ctx context.Context, client redis.UniversalClient, calls []*call, 
 	}
 }
 
-// isElsewhere reports whether the server surely did not execute a command, for
-// the slot or the server itself has moved.
+// isElsewhere reports whether the server surely did not execute a command, because the
+// slot or the server itself has moved.
 func isElsewhere(err error) bool {
 	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") || errors.Is(err, redis.ErrClosed)
 }
 
-// connectTime is what a pipeline has at least, however soon its callers leave: for a
-// distant server's dial, TLS, handshake and first load of a script.
+// connectTime is the least time of a pipeline, even if its callers leave sooner: a
+// distant server needs it for dial, TLS, handshake and the first load of a script.
 const connectTime = 2 * time.Second
 
-// detach returns the context of a pipeline. It has the values of a lone caller's and
-// outlasts all of them: go-redis closes a connection, finished or not, whose context
-// ends, and the next caller would have to begin again.
+// detach returns the context of a pipeline. It has the values of a lone caller's context
+// and outlasts those of all callers. When a context ends, go-redis closes the connection,
+// finished or not, and the next caller would have to start over.
 func detach(calls []*call) (context.Context, context.CancelFunc) {
 	if calls[0].own {
 		return calls[0].ctx, func() {}
@@ -249,17 +249,16 @@ func detach(calls []*call) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, last)
 }
 
-// The retry budget of finagle (RetryBudget) and of "Site Reliability Engineering",
-// chapter 21: each call earns a tenth of a repetition, so that who repeats does not
-// keep a server down that has trouble enough. What the calls of a second earn is kept,
-// so that a busy server may lose a pipeline and hear it again; a quiet time saves
-// nothing up for an outage.
+// The retry budget follows finagle (RetryBudget) and "Site Reliability Engineering",
+// chapter 21. Each call earns a tenth of a repetition, so that repetitions
+// do not keep a failing server down. The budget holds what the calls of one second earn:
+// enough to repeat a lost pipeline to a busy server, but no savings for an outage.
 const (
 	earned  = 0.1
 	initial = 3
 )
 
-// earn pays for a call. The caller holds g.mu.
+// earn adds a call's share to the budget. The caller holds g.mu.
 func (g *group) earn(now time.Time) {
 	if passed := now.Sub(g.second); passed >= time.Second {
 		g.kept = earned * float64(g.calls) / passed.Seconds()
@@ -269,12 +268,12 @@ func (g *group) earn(now time.Time) {
 	g.retries = min(g.retries+earned, max(g.kept, initial))
 }
 
-// inVain is how many repetitions without a reply, and no call between them that had
-// one, tell a server that does not answer from a connection that broke: from then on
-// nothing is repeated there until it has answered something.
+// inVain is the number of unanswered repetitions in a row that show that the server, and
+// not one connection, has failed. No call is repeated there until the server has
+// answered one.
 const inVain = 2
 
-// afford spends one repetition, if there is one.
+// afford spends one repetition, if the budget has one, and reports whether it had.
 func (g *group) afford() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

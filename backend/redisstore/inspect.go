@@ -16,8 +16,8 @@ import (
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
-// Inspect implements backend.Inspector with one transaction of four reads. It is
-// for operators, and needs rights that the limiter does not (MULTI, HGETALL).
+// Inspect implements backend.Inspector with one transaction of four reads. It is for
+// operators, and needs rights that the limiter does not need (MULTI, HGETALL).
 func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
 	var none backend.Contents
 	if err := backend.ValidateKey(key); err != nil {
@@ -27,7 +27,7 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 		return none, err
 	}
 	client, keys := s.client, keysOf(s.prefix, key)
-	if s.cluster != nil { // whose own pipelines run hooks in goroutines of theirs
+	if s.cluster != nil { // a cluster's client runs the hooks of pipelines in goroutines of its own
 		node, err := s.cluster.MasterForKey(ctx, keys[0])
 		if err != nil {
 			return none, wrap("inspect", unsent{err})
@@ -72,7 +72,7 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 // field is the text of a client's field in {k}:own; see sync.lua.
 var field = regexp.MustCompile(`^~?(\d{1,18})(?: (\d{1,18}))?(?: \d+){0,2}$`)
 
-// ledger reads the clients' fields of {k}:own; one of another window is void.
+// ledger reads the clients' fields of {k}:own, or none if they are of another window.
 func ledger(own map[string]string, w backend.Window) (list []backend.Account, err error) {
 	if of, _, _ := strings.Cut(own["w"], " "); of != strconv.FormatInt(int64(w), 10) {
 		return nil, nil
@@ -84,7 +84,7 @@ func ledger(own map[string]string, w backend.Window) (list []backend.Account, er
 			return nil, badState("ledger")
 		}
 		granted, _ := strconv.ParseInt(m[1], 10, 64)
-		returned, _ := strconv.ParseInt(m[2], 10, 64) // none is 0
+		returned, _ := strconv.ParseInt(m[2], 10, 64) // if absent, 0
 		list = append(list, backend.Account{Client: name, Granted: granted, Returned: returned})
 	}
 	slices.SortFunc(list, func(a, b backend.Account) int { return strings.Compare(a.Client, b.Client) })

@@ -12,9 +12,9 @@ const (
 )
 
 // keysOf returns the three keys of a limit: the count's, prefix{key}, the end's and
-// the ledger's. Its braces are the only ones: a limit's keys lie in one slot of a
-// Redis Cluster, no key leaves its tag or shares another's, and the suffixes of one
-// can never be the text of another. They share one piece of memory: every call makes them.
+// the ledger's. Neither prefix nor the escaped key has braces, so the three lie in one
+// slot of a Redis Cluster, and no two limits have a Redis key in common. The three
+// strings share one allocation, because every call makes them.
 func keysOf(prefix, key string) [3]string {
 	var b strings.Builder
 	b.Grow(2 * (len(prefix) + len(key) + 2 + len(expSuffix)))
@@ -22,7 +22,7 @@ func keysOf(prefix, key string) [3]string {
 	b.WriteByte('{')
 	escape(&b, key)
 	b.WriteByte('}')
-	tag := b.String() // of the bytes so far, which do not change any more
+	tag := b.String() // the builder only appends, so these bytes stay
 	b.WriteString(expSuffix)
 	b.WriteString(tag)
 	b.WriteString(ownSuffix)
@@ -30,9 +30,9 @@ func keysOf(prefix, key string) [3]string {
 	return [3]string{all[:len(tag)], all[:end], all[end:]}
 }
 
-// escape writes key with every byte that could break a tag, a line or a text
-// protocol as %XX, and the percent sign itself, so that it stays one to one.
-// Ordinary keys are their own escapes, which other programs can write as well.
+// escape writes key with %XX for each byte that could break a hash tag, a line or a text
+// protocol. It also escapes the percent sign, so that different keys stay different.
+// Ordinary keys stay as they are, so that other programs can write them easily.
 func escape(b *strings.Builder, key string) {
 	const hex = "0123456789ABCDEF"
 	for i := 0; i < len(key); {

@@ -18,29 +18,29 @@ import (
 	"github.com/go-reservoir/reservoir/sharding"
 )
 
-// Faults of a URL. They are fixed texts: every part of a URL that cannot be understood
-// may be part of a password.
+// Faults of a URL. Their texts repeat no part of it, because any part that does not
+// parse may belong to a password.
 var (
 	errScheme = errors.New("want redis://, redis-cluster:// or redis-sentinel://, or rediss… for TLS")
-	errHost   = errors.New("want user:password@host:port, with %XX for what is no letter or digit in user and password")
+	errHost   = errors.New("want user:password@host:port, with %XX for all but letters and digits in user and password")
 	errHosts  = errors.New("only a cluster and sentinels have several hosts")
 	errUser   = errors.New("a user without a password (a password without a user is written :password@host)")
 	errDB     = errors.New("want nothing or /number, the database, after the host (a / in the password is written %2F)")
 	errMaster = errors.New("sentinels want /name of the master after the hosts")
 )
 
-// Options returns the options of a client that suits a store: it fails soon, obeys
-// contexts, and leaves repeating to the store. Change what must be different and make
-// the client with redis.NewUniversalClient. The URL says where servers are:
+// Options returns options for a client that suits a store: it fails quickly, obeys
+// contexts, and leaves repetition to the store. Change them as needed and make the
+// client with [redis.NewUniversalClient]. A URL has one of these forms:
 //
 //	redis://user:password@host:6379/0
 //	redis-cluster://user:password@host1:6379,host2:6379
 //	redis-sentinel://user:password@host1:26379,host2:26379/master/0
 //
-// With rediss, rediss-cluster and rediss-sentinel connections are encrypted, TLS 1.2
-// or later, and the servers' names verified. User, password, port and database may be
-// left out. Sentinels with a login of their own take SentinelUsername and
-// SentinelPassword. No error repeats a part of the URL.
+// With rediss, rediss-cluster and rediss-sentinel, the client uses TLS 1.2 or later and
+// verifies the servers' names. User, password, port and database are optional. If the
+// Sentinels have a login of their own, set SentinelUsername and SentinelPassword. No
+// error repeats a part of the URL.
 func Options(rawURL string) (*redis.UniversalOptions, error) {
 	const quick = 200 * time.Millisecond
 	o := &redis.UniversalOptions{
@@ -112,8 +112,8 @@ func hosts(o *redis.UniversalOptions, authority, port string) error {
 	return nil
 }
 
-// Open returns a store at the URL, with the client that Options describes, which Close
-// closes too. It does no I/O.
+// Open returns a store for the URL, with a client made from [Options]. Close closes
+// the client too. Open does no I/O.
 func Open(rawURL string, opts ...Option) (*Store, error) { return open([]string{rawURL}, opts) }
 
 // open returns a store on a primary and its replicas.
@@ -143,9 +143,10 @@ type Shards struct {
 	stores []*Store
 }
 
-// OpenShards returns a store over shards, each the URLs of a primary and then of its
-// replicas, by name: the name decides which keys are the shard's (package sharding).
-// Primaries decide requests, replicas, if there are any, answer Check. It does no I/O.
+// OpenShards returns a store over shards. The map has, for each shard's name, the URLs
+// of a primary and then of its replicas, if any. The name decides which keys belong to
+// the shard (package sharding). Primaries decide requests, and replicas answer Check.
+// OpenShards does no I/O.
 func OpenShards(shards map[string][]string, opts ...Option) (*Shards, error) {
 	all, stores := new(Shards), make(map[string]backend.Store, len(shards))
 	for name, urls := range shards {
@@ -160,7 +161,7 @@ func OpenShards(shards map[string][]string, opts ...Option) (*Shards, error) {
 	return all, err
 }
 
-// Close closes all shards, as Store.Close does.
+// Close closes all shards, as [Store.Close] does.
 func (s *Shards) Close() error {
 	var errs []error
 	for _, store := range s.stores {

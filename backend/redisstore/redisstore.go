@@ -1,38 +1,36 @@
-// Package redisstore is the store in Redis 7.0 or later: a single server, Sentinel, or
-// Cluster, by a client of go-redis. Open makes both by a URL, Options the client's
-// options. OpenShards spreads keys over several servers.
+// Package redisstore stores limits in Redis 7.0 or later: one server, Sentinel or
+// Cluster, through a client of go-redis. [Open] makes the client and the store from a
+// URL, [Options] only the client's options. [OpenShards] spreads keys over servers.
 //
-// A limit on key k is three Redis keys, which share a slot: {k} counts the tokens
-// charged in the window, {k}:exp is the window's stored end, {k}:own is the ledger
-// of what each client was granted. The first and the last expire a second after the
-// window, the end a window's length later still: so a call with another length is
-// told the open one's. The scripts that change them are in package lua. The first two
-// are those of GitHub's rate limiter, so a program that runs its scripts on the same
-// keys shares the same limit.
+// A limit on key k is three Redis keys in one slot: {k} counts the tokens charged in
+// the window, {k}:exp holds the window's end, and {k}:own is the ledger of the tokens
+// granted to each client. {k} and {k}:own expire a second after the window. {k}:exp
+// expires a window's length later still, so that it shows how long the window is. The
+// scripts that change these keys are in package lua. The first two keys have the layout
+// of GitHub's rate limiter, so a program that runs GitHub's scripts shares the limit.
 //
 // # The client
 //
-// Any redis.UniversalClient serves but redis.Ring, which moves keys between servers.
-// Give it the options of Options, above all short timeouts: the store bounds every
-// call by its context even where go-redis does not, but cannot give a connection back
-// before go-redis does. A connection that is being made outlives the call that needed
-// it, for up to two seconds: DialTimeout may be longer than a caller waits, and should
-// be three round trips or more.
+// [New] takes any redis.UniversalClient except redis.Ring, which moves keys between
+// servers. Use the settings of Options, above all the short timeouts: the store returns
+// when a call's context ends, but go-redis may keep the connection until its own timeout.
+// The store lets a dial go on for up to two seconds after the call that needed it, so
+// DialTimeout may be longer than a caller waits. It should be at least three round trips.
 //
-// Calls to one server that are pending at the same time share pipelines. Those of a
-// Redis Cluster are made on the node's client: hooks see them if they are set by
-// ClusterClient.OnNewNode, as those of redisotel are.
+// Calls to one server that are pending at the same time share pipelines. In a Redis
+// Cluster the store makes calls on the client of each node. Hooks see these calls if
+// they are set by ClusterClient.OnNewNode, as redisotel's are.
 //
 // # Failures
 //
-// A call that surely was not carried out is repeated within its context, with growing
-// pauses, and so is a sync whose outcome is unknown. To a server that fails no more
-// than one call in ten is a repetition, beside a few at first.
+// The store repeats a call that surely was not carried out, and a Sync, Check or Refund
+// whose outcome is unknown, with growing pauses and until the call's context ends. A
+// failing server gets at most one repetition for ten calls, after the first few.
 //
-// Between the failure of a master and the election of another a cluster answers
-// CLUSTERDOWN for every key, unless cluster-require-full-coverage is "no": set it.
-// While a slot moves, Redis answers TRYAGAIN for keys whose parts are on both sides,
-// and for new ones: move slots in small steps and no caller sees it.
+// Set cluster-require-full-coverage to "no". Otherwise a cluster answers CLUSTERDOWN for
+// every key from the failure of a master until the election of another. While a slot
+// moves, Redis answers TRYAGAIN for new keys and for limits whose keys are on both
+// nodes. Move slots in small steps, so that no caller sees it.
 package redisstore
 
 import (
@@ -49,17 +47,17 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Store implements backend.Store and backend.Inspector. Make it with New. It is safe
-// for concurrent use; several limiters may share it. It runs no goroutine between calls
-// but for a reply that is still to come and for a look at the server after the first
-// (WithWarnings).
+// Store implements [backend.Store] and [backend.Inspector]. Make it with [New] or
+// [Open]. It is safe for concurrent use, and several limiters may share it. Between calls
+// it runs no goroutine, except to await late replies and, after the first call, to read
+// the server's memory policy ([WithWarnings]).
 type Store struct {
 	client   redis.UniversalClient   // the one that writes
 	replicas []redis.UniversalClient // for Check
 	prefix   string
 	ack      ack
-	acked    bool          // ack was asked for, if with values that make no sense
-	warn     func(Warning) // nil = nobody is told
+	acked    bool          // WithReplicaAck was given, with valid values or not
+	warn     func(Warning) // nil = no warnings
 	err      error         // a fault of the set-up
 
 	route
@@ -68,10 +66,10 @@ type Store struct {
 	clock    serverClock
 	warned   atomic.Bool
 
-	owned   []redis.UniversalClient // to close
+	owned   []redis.UniversalClient // closed by Close
 	closing sync.RWMutex
 	closed  bool           // guarded by closing
-	pending sync.WaitGroup // calls, and their undoing. From 0 it grows under closing
+	pending sync.WaitGroup // calls, and refunds of abandoned calls. From 0 it grows under closing
 }
 
 var (
@@ -83,22 +81,22 @@ var (
 type Option func(*Store)
 
 // WithPrefix puts prefix before every Redis key: prefix{k}, prefix{k}:exp,
-// prefix{k}:own. The default is none. It may hold no braces, blanks or control
+// prefix{k}:own. The default is no prefix. A prefix has no braces, blanks or control
 // characters. Stores with different prefixes share nothing.
 func WithPrefix(prefix string) Option {
 	return func(s *Store) { s.prefix = prefix }
 }
 
-// WithReplicas sends Check to these clients in turn, and to the primary when one
-// fails or refuses; by default the primary answers. Replicas lag: a Check may miss what was
-// charged a moment ago. For a Redis Cluster pass a second ClusterClient whose
-// ReadOnly option is set. Decisions never come from a replica.
+// WithReplicas sends Check to these clients in rotation, and to the primary if one
+// fails. By default the primary answers. Replicas lag, so a Check may miss recent
+// charges. For a Redis Cluster pass a second ClusterClient whose ReadOnly option is set.
+// Decisions never come from a replica.
 func WithReplicas(replicas ...redis.UniversalClient) Option {
 	return func(s *Store) { s.replicas = append(s.replicas, replicas...) }
 }
 
-// New returns a store over client. It does no I/O. A redis.Ring, a nil client or
-// a bad prefix is a fault that Err, reservoir.New and every call report.
+// New returns a store over client. It does no I/O. A nil client, a redis.Ring, or an
+// option with a bad value is a fault, which Err, reservoir.New and every call return.
 func New(client redis.UniversalClient, opts ...Option) *Store {
 	s := &Store{client: client, warn: logWarning}
 	for _, o := range opts {
@@ -134,7 +132,7 @@ func (s *Store) validate() error {
 	return s.ack.validate(s.client)
 }
 
-// Err returns the fault of the set-up, if any, before a call meets it.
+// Err returns the fault of the client or the options given to New, or nil.
 func (s *Store) Err() error {
 	if s.err == nil {
 		return nil
@@ -142,9 +140,9 @@ func (s *Store) Err() error {
 	return &backend.Error{Op: "open", Class: backend.Rejected, Err: s.err}
 }
 
-// Close waits for the calls that are under way, also for those whose callers have
-// left, and for the return of what those were charged: as long as the client's
-// timeouts at most. Later calls are rejected. It closes the client if Open made it.
+// Close waits for pending calls, also for those whose callers have left, and for the
+// refunds of what these were charged. It waits no longer than the client's timeouts.
+// Later calls are rejected. It closes the client if Open made it.
 func (s *Store) Close() error {
 	s.closing.Lock()
 	owned := s.owned
@@ -158,7 +156,7 @@ func (s *Store) Close() error {
 	return errors.Join(errs...)
 }
 
-// begin counts a call, unless the store is closed or cannot be used at all.
+// begin counts a call, or returns the reason why the store cannot make it.
 func (s *Store) begin() error {
 	if s.err != nil {
 		return s.err
@@ -180,8 +178,8 @@ const (
 	flagAllowed  = 8
 )
 
-// Sync implements backend.Store with one EVALSHA. It is repeated, within ctx,
-// when it fails or its reply is lost.
+// Sync implements backend.Store with one EVALSHA. Until ctx ends, it is repeated if it
+// fails or its reply is lost.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	var out backend.SyncReply
 	if err := r.Validate(); err != nil {
@@ -222,9 +220,9 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	}, nil
 }
 
-// Take implements backend.Store with one EVALSHA. When ctx ends before the reply
-// comes, the tokens are given back as soon as it does; when it never comes they
-// stay charged until the window ends.
+// Take implements backend.Store with one EVALSHA. If ctx ends before the reply comes,
+// the store gives the tokens back as soon as it comes. If it never comes, they stay
+// charged until the window ends.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
 	var out backend.TakeReply
 	if err := r.Validate(); err != nil {
@@ -252,7 +250,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	return state(v), nil
 }
 
-// Refund implements backend.Store with one EVALSHA. It is repeated, within ctx, when
+// Refund implements backend.Store with one EVALSHA. Until ctx ends, it is repeated if
 // it fails or its reply is lost.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	if err := r.Validate(); err != nil {
@@ -277,10 +275,10 @@ func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.Stat
 	return state(v), nil
 }
 
-// Shard names the part of the store that the key is on, so that a limiter can hold
-// the parts apart whose failures are not each other's: in a Redis Cluster the
-// address of the slot's master, as far as known. It is "" for a single server, and in
-// a cluster until the first call has been served. It does no I/O.
+// Shard names the server of the key, so that a limiter can judge the failures of each
+// server separately. In a Redis Cluster it is the address of the slot's master in the
+// client's slot table. It is "" for a single server, and in a cluster until the first
+// call has succeeded. It does no I/O.
 func (s *Store) Shard(key string) string {
 	if node := s.node(context.Background(), keysOf(s.prefix, key)[0]); node != nil {
 		return node.Options().Addr
@@ -288,7 +286,7 @@ func (s *Store) Shard(key string) string {
 	return ""
 }
 
-// state reads the fields that the replies of all scripts but refund begin with.
+// state reads the first fields of a reply. All scripts except refund have them.
 func state(v []int64) backend.State {
 	return backend.State{
 		Window:    backend.Window(v[2]),

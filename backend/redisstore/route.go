@@ -9,29 +9,29 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// route leads calls to groups. A single server is one group. A cluster has one for
-// every master, for a pipeline waits for the slowest of its replies: a node that hangs
-// must not keep those of other nodes. What a node does not serve any more goes to the
-// cluster's client by itself, which follows MOVED and ASK.
+// route chooses the group of a call. A single server is one group. A cluster has a group
+// for every master: a pipeline waits for its slowest reply, so a node that hangs must not
+// share pipelines with other nodes. A call that its node no longer serves goes alone to
+// the cluster's client, which follows MOVED and ASK.
 type route struct {
 	whole    *group
-	cluster  *redis.ClusterClient // whose nodes have groups of their own; nil = none
-	known    atomic.Bool          // it has learned where the slots are
+	cluster  *redis.ClusterClient // its nodes have groups of their own; nil = no cluster
+	known    atomic.Bool          // a call has succeeded, so the cluster's client has a slot table
 	nodes    sync.Map             // *redis.Client -> *group
-	made     atomic.Int32         // groups
+	made     atomic.Int32         // number of groups made
 	reloaded atomic.Int64         // Unix ns
 }
 
-// manyNodes is how many groups are kept. A cluster whose nodes change their addresses
-// has new ones for ever; who is forgotten and needed is made again.
+// manyNodes bounds the number of groups, because nodes of a cluster may change their
+// addresses for ever. A group that is still needed is made again.
 const manyNodes = 1024
 
-// betweenReloads is the least time between two looks for where a cluster's slots are.
+// betweenReloads is the least time between two reloads of a cluster's slot table.
 const betweenReloads = 100 * time.Millisecond
 
-// newGroup is the group of a client. Those that are not go-redis' own get no pipelines:
-// nothing is known of how they repeat commands. A client that reads from a cluster's
-// replicas chooses one for each command, so none can share a pipeline.
+// newGroup returns a group for client. Only a *redis.Client gets pipelines. Clients
+// that are not go-redis' own may repeat commands in unknown ways, and a client that reads
+// from a cluster's replicas chooses a node for each command.
 func (s *Store) newGroup(client redis.UniversalClient) *group {
 	g := &group{client: client, clock: &s.clock, ack: s.ack, lanes: alone, retries: initial}
 	if node, ok := client.(*redis.Client); ok {
@@ -40,8 +40,8 @@ func (s *Store) newGroup(client redis.UniversalClient) *group {
 	return g
 }
 
-// group returns the one that the key belongs to. It does no I/O: until the cluster's
-// client has served a call, and so knows its slots, each goes by itself.
+// group returns the group of the key, without I/O. Until the cluster's client has served
+// a call, and so has a slot table, each call goes alone to that client.
 func (s *Store) group(ctx context.Context, tag string) *group {
 	node := s.node(ctx, tag)
 	if node == nil {
@@ -61,7 +61,7 @@ func (s *Store) group(ctx context.Context, tag string) *group {
 	return kept.(*group)
 }
 
-// node is the master of the key's slot as far as that is known, or nil.
+// node returns the master of the key's slot, or nil if it is unknown.
 func (s *Store) node(ctx context.Context, tag string) *redis.Client {
 	if s.cluster == nil || !s.known.Load() {
 		return nil
@@ -70,7 +70,7 @@ func (s *Store) node(ctx context.Context, tag string) *redis.Client {
 	return node
 }
 
-// served notes that a call through g has succeeded.
+// served records that a call through g has succeeded.
 func (s *Store) served(g *group) {
 	s.known.Store(true)
 	if (s.cluster == nil || g != s.whole) && s.warn != nil && g.looked.CompareAndSwap(false, true) {
@@ -78,9 +78,9 @@ func (s *Store) served(g *group) {
 	}
 }
 
-// cure asks go-redis for the cluster's slots anew after a failure that may mean that
-// another node has taken over. By itself it does so after MOVED, and every 60 s: a
-// node that hangs says nothing, and 58 s passed until its replica was found.
+// cure asks go-redis to reload the cluster's slot table after a failure that may mean
+// that another node has taken over. go-redis itself reloads only after MOVED and every
+// 60 s, so it took 58 s to find the replica of a node that hung.
 func (s *Store) cure(f fault) {
 	last, now := s.reloaded.Load(), time.Now().UnixNano()
 	if s.cluster != nil && f.reload && now-last >= int64(betweenReloads) && s.reloaded.CompareAndSwap(last, now) {

@@ -11,27 +11,27 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Warning is a server that may throw live windows away: it evicts keys when its
-// memory is full. A key whose window is gone gets another full limit. It names no
-// server, user or key.
+// Warning reports that a server may evict open windows when its memory is full. A key
+// whose window is evicted gets a second full limit. The Warning names no server, user
+// or key.
 type Warning struct {
 	Policy    string // maxmemory-policy, such as "allkeys-lru"
 	MaxMemory int64  // bytes
 }
 
-// String says what is wrong and what would be right.
+// String names the problem and the setting to use instead.
 func (w Warning) String() string {
 	return fmt.Sprintf("redis may evict live windows, which gives their keys a second limit: maxmemory is %d bytes with maxmemory-policy %s; use noeviction",
 		w.MaxMemory, w.Policy)
 }
 
-// WithWarnings sets who is told that the server may throw away live windows: at
-// most once per store, from a goroutine of its own that starts after the first
-// call that succeeded and ends within a few seconds. The default is slog.Warn.
-// With nil nobody is, and the server is not asked.
+// WithWarnings sets the function to call if the server may evict open windows. A store
+// calls it at most once, from a goroutine that starts after the first successful call and
+// ends within a few seconds. The default logs with slog.Warn. With nil the store does
+// not ask the server.
 //
-// It is asked by INFO memory, on every master of a cluster. Where the user has no
-// right to INFO there is no warning and no error.
+// The store asks by INFO memory, on every master of a cluster. If the user has no right
+// to INFO, it reports no warning and no error.
 func WithWarnings(warn func(Warning)) Option {
 	return func(s *Store) { s.warn = warn }
 }
@@ -43,8 +43,8 @@ func logWarning(w Warning) {
 // lookTime bounds the look at a server's memory policy.
 const lookTime = 2 * time.Second
 
-// look asks one server how it is set up. A hook of go-redis may panic here: callers
-// meet the same one.
+// look asks one server for its memory policy. It drops the panic of a go-redis hook,
+// because callers see the same one.
 func (s *Store) look(server redis.Cmdable) {
 	defer func() { _ = recover() }()
 	ctx, cancel := context.WithTimeout(context.Background(), lookTime)

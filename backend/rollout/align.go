@@ -10,18 +10,18 @@ import (
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
-// client is the name in which windows are opened. It is charged nothing.
+// client is the client name under which adopt opens windows. It is charged nothing.
 const client = "rollout"
 
-// patience is how long to wait for a window that only one of the stores says is
-// over. Clocks that differ by more cost tokens and calls, but never a limit.
+// patience is how long to wait for a window that is over in only one of the stores. If
+// the clocks differ by more, that costs tokens and calls, but the limit holds.
 const patience = 25 * time.Millisecond
 
 // align makes both stores count the key in the same window: if only one has a window
 // open, the other adopts it. It returns the old store's window, with an id of 0 if
-// none is open. Where the stores differ in spite of it, the window that ends first is
-// what binds. If one has a window of another length open, align adopts nothing and
-// returns that store's state.
+// none is open. If the stores still differ, the window that ends first limits the key.
+// If one has a window of another length open, align adopts nothing and returns that
+// store's state.
 func (s *Store) align(ctx context.Context, op, key string, l backend.Limit) (w *window, conflict backend.State, err error) {
 	if w := s.aligned.get(key, l.Window); w != nil {
 		return w, backend.State{}, nil
@@ -57,7 +57,7 @@ func (s *Store) align(ctx context.Context, op, key string, l backend.Limit) (w *
 	}
 }
 
-// realign has the next call align the key again if a store has reported a window of
+// realign makes the next call align the key again, if a store has reported a window of
 // another length.
 func (s *Store) realign(key string, reported backend.State) {
 	if reported.Length != 0 {
@@ -74,13 +74,13 @@ func (s *Store) states(ctx context.Context, op, key string, l backend.Limit) (a,
 	return a, b, named(op, "new", err)
 }
 
-// adopt has a store open a window that runs elsewhere, if it has none open.
+// adopt makes a store open a window that is open elsewhere, if it has none open.
 func adopt(ctx context.Context, store backend.Store, key string, l backend.Limit, w backend.Window) (backend.State, error) {
 	reply, err := store.Sync(ctx, backend.SyncRequest{Key: key, Client: client, Limit: l, Window: w, Strand: -1})
 	return reply.State, err
 }
 
-// wait returns a millisecond after so much time, when a window with so much left is over.
+// wait returns a millisecond after left, when a window with so much time left is over.
 func wait(ctx context.Context, op string, left time.Duration) error {
 	timer := time.NewTimer(left + time.Millisecond)
 	defer timer.Stop()
@@ -92,20 +92,20 @@ func wait(ctx context.Context, op string, left time.Duration) error {
 	}
 }
 
-// cache remembers for which keys both stores have a window open. It is small and
-// forgets what it has no room for; then the stores are asked once more.
+// cache remembers the windows that both stores have open. It is small: if it has dropped
+// a window to make room, align asks the stores again.
 type cache [1024]atomic.Pointer[window]
 
-// window is one that both stores have open, for limits of one length.
+// window is a window that both stores have open, for limits of one length.
 type window struct {
 	key    string
 	length time.Duration
 	id     backend.Window // the old store's
 	until  time.Time
-	undos  undos // in the old store's
+	undos  undos // of takes from the old store
 }
 
-// undone is the account for undoing takes that the old store has charged to a window.
+// undone returns the account for undoing a take that the old store has charged to a window.
 func (w *window) undone(charged backend.Window) *undos {
 	if charged == w.id {
 		return &w.undos
@@ -118,8 +118,8 @@ func (c *cache) slot(key string) *atomic.Pointer[window] {
 	return &c[(hash^hash>>32)%uint64(len(c))]
 }
 
-// get returns nil if the cache does not know the key's window, or knows it for
-// limits of another length.
+// get returns nil if the cache has no window of the key, or one for limits of another
+// length.
 func (c *cache) get(key string, length time.Duration) *window {
 	if w := c.slot(key).Load(); w != nil && w.key == key && w.length == length && time.Now().Before(w.until) {
 		return w
@@ -127,7 +127,7 @@ func (c *cache) get(key string, length time.Duration) *window {
 	return nil
 }
 
-// put returns the window, which the cache keeps if it has an id.
+// put returns a window, and caches it if it has an id.
 func (c *cache) put(key string, length time.Duration, id backend.Window, until time.Time) *window {
 	w := &window{key: strings.Clone(key), length: length, id: id, until: until}
 	if id != 0 {

@@ -9,16 +9,15 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// This file makes statements of account to both stores; direct.go has the other
-// calls. The invariant of both: a token is handed out only when each store has
-// charged it to the window that it has open, and is valid only until the first of
-// these windows ends. So each store alone bounds what its callers spend, whatever
-// the other one does.
+// This file makes statements of account to both stores; direct.go has the other calls.
+// The invariant of both files is that a token is handed out only when each store has
+// charged it to its open window, and is valid only until the first of these windows
+// ends. So each store alone keeps the limit for its callers, whatever the other one does.
 
 // syncBoth makes the statement r to both stores. The old store comes first, and the
-// client's account is that of the old store's window; the new store is asked for what
-// the old one has granted. Tokens that only one store has granted look to that store
-// like a grant whose reply was lost, so the client's next statement gets them again.
+// client's account refers to its window. The new store is then asked for the tokens that
+// the old one has granted. To a store, a grant that only it has made looks like a lost
+// reply, so it hands the tokens over again with the client's next statement.
 func (s *Store) syncBoth(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	for {
 		_, conflict, err := s.align(ctx, "sync", r.Key, r.Limit)
@@ -50,15 +49,15 @@ func (s *Store) syncBoth(ctx context.Context, r backend.SyncRequest) (backend.Sy
 	}
 }
 
-// refused is the reply to a statement whose key has a window of another length in
-// one of the stores: nothing is granted, and the account is as the client stated it.
+// refused returns the reply to a statement if one of the stores has a window of another
+// length: it grants nothing, and repeats the account that the client stated.
 func refused(r backend.SyncRequest, conflict backend.State) backend.SyncReply {
 	return backend.SyncReply{State: conflict, Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1}
 }
 
-// match asks the new store for what the old one has granted in a, and declares the
-// same debt. Where a grants less than r.Least, callers cannot use it, so the new
-// store is asked for nothing.
+// match asks the new store for the tokens that the old one has granted in a, and declares
+// the same debt. If a grants less than r.Least, callers cannot use it, so match asks for
+// nothing.
 func (s *Store) match(ctx context.Context, r backend.SyncRequest, a backend.SyncReply) (backend.SyncReply, error) {
 	q := r
 	q.Window, q.Granted, q.Returned, q.Debt = a.Window, acknowledged(r, a), a.Returned, a.Debt
@@ -67,13 +66,13 @@ func (s *Store) match(ctx context.Context, r backend.SyncRequest, a backend.Sync
 		q.Want = 0
 	}
 	q.Need, q.Least = min(r.Need, q.Want), min(r.Least, q.Want)
-	q.Total, q.Used = 0, 0 // the old store's; the new one has heard of fewer clients, but has lost nothing
+	q.Total, q.Used = 0, 0 // of the old store; the new one has seen fewer clients, but has lost nothing
 	b, err := s.new.Sync(ctx, q)
 	if err != nil || b.Window == r.Window || b.Recovered == 0 || usable(r, b) >= q.Want || b.Remaining == 0 {
 		return b, err
 	}
-	// What the new store recovered may have been spent, and it counted that towards
-	// the wants. Ask for as much more.
+	// The tokens that the new store recovered may have been spent, but it counted them
+	// towards Want and Need. Ask for as many more.
 	charged := usable(r, b)
 	q.Want, q.Need = q.Want+b.Recovered, q.Need+b.Recovered
 	if q.Least > 0 {
@@ -84,14 +83,14 @@ func (s *Store) match(ctx context.Context, r backend.SyncRequest, a backend.Sync
 	return b, err
 }
 
-// usable is the part of a grant that may be handed out. Recovered tokens are known
-// to be unspent only if the client stated its account in the store's window: an
-// account in another window may leave out what was spent in this one.
+// usable returns the part of a grant that may be handed out. Recovered tokens are surely
+// unspent only if the client stated its account in the store's window, because an account
+// in another window may leave out tokens that were spent in this one.
 func usable(r backend.SyncRequest, x backend.SyncReply) int64 {
 	return x.Grant - x.Recovered + recovered(r, x)
 }
 
-// recovered is the part of x.Recovered that may be handed out.
+// recovered returns the part of x.Recovered that may be handed out.
 func recovered(r backend.SyncRequest, x backend.SyncReply) int64 {
 	if x.Window == r.Window {
 		return x.Recovered
@@ -99,9 +98,9 @@ func recovered(r backend.SyncRequest, x backend.SyncReply) int64 {
 	return 0
 }
 
-// acknowledged is how much of the client's total in x's window the client knows of,
-// x.Grant not included. A client that comes from another window is taken to know
-// everything that the store had granted it before.
+// acknowledged returns how much of its total in x's window the client has received,
+// without x.Grant. It assumes that a client that comes from another window has received
+// every earlier grant of this store.
 func acknowledged(r backend.SyncRequest, x backend.SyncReply) int64 {
 	if x.Window == r.Window {
 		return max(r.Granted, x.Returned)
@@ -109,10 +108,10 @@ func acknowledged(r backend.SyncRequest, x backend.SyncReply) int64 {
 	return x.Granted - usable(r, x)
 }
 
-// dropped reports whether the old store counts what the client holds and the new
-// one does not, because the client's window is over by the new store's clock and not
-// by the old one's. Nothing that is held may be spent then. Debt is not held: it has
-// been spent, in a window that the new store has closed.
+// dropped reports whether the old store counts the tokens that the client holds and the
+// new one does not, because only by the new store's clock the client's window is over. If
+// so, the client may spend none of them. Debt makes no difference: it has been spent, in a
+// window that the new store has closed.
 func dropped(r backend.SyncRequest, a, b backend.SyncReply) bool {
 	kept := a.Window == r.Window || a.Carried
 	return kept && r.Granted > r.Returned && b.Window != a.Window && !b.Carried
@@ -144,9 +143,9 @@ func joint(r backend.SyncRequest, a, b backend.SyncReply) backend.SyncReply {
 	return out
 }
 
-// less is the reading that binds. A window of another length comes first, because no
-// call changes anything then. Otherwise it is the reading with less left, of an open
-// window if there is one. Two readings of one window end when the sooner one does.
+// less returns the reading that limits the caller. A window of another length comes first,
+// because with it no call changes anything. Otherwise it is the reading with fewer tokens
+// left, of an open window if a store has one. For one window it takes the smaller values.
 func less(a, b backend.State) backend.State {
 	switch {
 	case a.Length != 0:
@@ -162,8 +161,8 @@ func less(a, b backend.State) backend.State {
 	}
 }
 
-// named adds the name of the store that failed to an error, and op, the operation
-// that the store was called for. Other errors are faults of the request.
+// named adds to a store's error the name of the store, and op, the operation that the
+// store was called for. Other errors are faults of the request, and stay as they are.
 func named(op, store string, err error) error {
 	failure, ok := errors.AsType[*backend.Error](err)
 	if !ok {
@@ -172,7 +171,8 @@ func named(op, store string, err error) error {
 	return &backend.Error{Op: op, Class: failure.Class, Err: fmt.Errorf("%s store: %w", store, failure.Err), KeyOnly: failure.KeyOnly}
 }
 
-// half is named for a call that the other store has carried out.
+// half is named for a call that the other store has carried out, so that the outcome of
+// the whole call is unknown.
 func half(op, store string, err error) error {
 	err = named(op, store, err)
 	if failure, ok := errors.AsType[*backend.Error](err); ok {

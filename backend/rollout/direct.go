@@ -34,12 +34,12 @@ func (s *Store) takeBoth(ctx context.Context, r backend.TakeRequest) (backend.Ta
 			}
 			return b, named("take", "new", err)
 		}
-		left := min(a.Left-time.Since(began), b.Left) // the new store may have been called after the old one's window
+		left := min(a.Left-time.Since(began), b.Left) // the old store's window may have ended before the new store was called
 		if a.Window == b.Window || left > patience {
 			a.State = less(a.State, b.State)
 			return a, nil
 		}
-		untake(ctx, s.old, undone, r, a) // one store is in the next window: no window would have all of its tokens
+		untake(ctx, s.old, undone, r, a) // one store is in the next window, so no window has both charges
 		untake(ctx, s.new, new(undos), r, b)
 		s.aligned.forget(r.Key)
 		if err := wait(ctx, "take", left); err != nil {
@@ -59,11 +59,10 @@ func (s *Store) follow(ctx context.Context, r backend.TakeRequest, opened, known
 	return s.new.Take(ctx, r)
 }
 
-// undos is the account of what one process undoes in one window of one store, under
-// a client's name that nobody else has. The total is cumulative, so an undo that was
-// lost is made up for by the next one. One account serves many undos, because each
-// name is an entry of the store's ledger until the window ends. The zero value is an
-// account under a fresh name.
+// undos is the account of the takes that one process undoes in one window of one store,
+// under a client's name of its own. Its total is cumulative, so the next undo makes up for
+// a lost one. One account serves many undos, because each name is an entry of the store's
+// ledger until the window ends. The zero value is an account under a fresh name.
 type undos struct {
 	mu     sync.Mutex
 	client string
@@ -80,13 +79,13 @@ func (u *undos) add(tokens int64) (client string, total int64) {
 	return u.client, u.total
 }
 
-// grace is how long an undo may go on when its caller has left.
+// grace is how long an undo may go on after its caller has left.
 const grace = time.Second
 
 // untake undoes a take whose request is not admitted: it gives back what the store
 // has charged, and reports whether it did. If not, the tokens may be lost until the
-// window ends. The caller's context is often over by then, since one of the stores has
-// used it up. So untake returns when ctx ends, and the undo goes on for the grace.
+// window ends. Often the caller's context has already ended, because one of the stores was
+// slow. So untake returns when ctx ends, and the undo goes on for grace.
 func untake(ctx context.Context, store backend.Store, undone *undos, r backend.TakeRequest, charged backend.TakeReply) bool {
 	refund := backend.RefundRequest{Key: r.Key, Window: charged.Window}
 	refund.Client, refund.Total = undone.add(r.Tokens)
@@ -105,7 +104,7 @@ func untake(ctx context.Context, store backend.Store, undone *undos, r backend.T
 	}
 }
 
-// giveBack refunds r, which is idempotent, so it tries three times.
+// giveBack makes up to three attempts, because r is idempotent, and reports success.
 func giveBack(ctx context.Context, store backend.Store, r backend.RefundRequest) bool {
 	for tries := 1; ; tries++ {
 		total, err := store.Refund(ctx, r)
@@ -122,8 +121,8 @@ func giveBack(ctx context.Context, store backend.Store, r backend.RefundRequest)
 	}
 }
 
-// refundBoth gives back to both stores, and returns the total that both know of.
-// Where a store has another window open, the tokens stay charged there.
+// refundBoth gives back to both stores, and returns the smaller of their totals. If a
+// store has another window open, the tokens stay charged there.
 func (s *Store) refundBoth(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	a, err := s.old.Refund(ctx, r)
 	if err != nil {
@@ -136,13 +135,13 @@ func (s *Store) refundBoth(ctx context.Context, r backend.RefundRequest) (int64,
 	return min(a, b), nil
 }
 
-// errResets says that windows went on opening and ending meanwhile.
+// errResets means that windows opened or ended during each attempt.
 var errResets = errors.New("the stores have opened different windows")
 
-// resetBoth opens the same fresh window in both stores. Each chooses an end, and the one
-// that has chosen the later one is reset once more, to the other's. Where the clocks
-// differ by more than an end may be late, that may be the name of its old window, which
-// is not void then.
+// resetBoth opens the same fresh window in both stores. Each store chooses an end, and
+// the store with the later end is reset again, to the earlier one. If the clocks differ by
+// more than an end may be late, that end may be the name of the store's old window, which
+// then is not void.
 func (s *Store) resetBoth(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
 	defer s.aligned.forget(r.Key)
 	for range 3 {
@@ -162,7 +161,7 @@ func (s *Store) resetBoth(ctx context.Context, r backend.ResetRequest) (backend.
 			to.Next = 0
 		}
 		switch {
-		case to.End == 0: // one of them has none open: align
+		case to.End == 0: // a store has no window open: align again
 		case a.Window > b.Window:
 			a, err = s.old.Reset(ctx, to)
 			err = half("reset", "old", err)

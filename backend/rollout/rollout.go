@@ -13,14 +13,14 @@ import (
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
-// Store implements backend.Store over an old and a new store, and
-// backend.Inspector where they do. It is safe for concurrent use, and does not
-// close its stores. See the package's documentation.
+// Store implements [backend.Store] over an old and a new store, and [backend.Inspector]
+// if they do. Make it with [New]. It is safe for concurrent use, and does not close its
+// stores. The package documentation describes it.
 type Store struct {
 	old, new backend.Store
 	setting  sync.Mutex // held while span is replaced
 	span     atomic.Pointer[span]
-	longest  atomic.Int64 // a time.Duration: that the windows asked for may run; -1 before the first
+	longest  atomic.Int64 // a time.Duration: the longest that any requested window may run; -1 before the first
 	aligned  cache
 }
 
@@ -29,12 +29,12 @@ var (
 	_ backend.Inspector = (*Store)(nil)
 )
 
-// New returns a store that counts the keys below low percent in new, those from
-// high percent on in old, and those between in both: what SetPercent sets. The
-// first range is taken to have been in force for ever.
+// New returns a store that counts keys below low percent in new, keys from high percent
+// on in old, and keys between in both, as [Store.SetPercent] does. It assumes that this
+// range was always in force.
 //
-// New does no I/O. It refuses a range that SetPercent refuses, a nil store, and
-// a store whose method Err, if it has one, reports a faulty set-up.
+// New does no I/O. It refuses a range that SetPercent refuses, a nil store, and a store
+// whose method Err, if it has one, returns an error.
 func New(old, new backend.Store, low, high float64) (*Store, error) {
 	for _, store := range []backend.Store{old, new} {
 		if store == nil {
@@ -51,15 +51,15 @@ func New(old, new backend.Store, low, high float64) (*Store, error) {
 
 var errNoStore = errors.New("reservoir: rollout: no store")
 
-// SetPercent counts the keys below low percent in the new store, those from high
-// percent on in the old one, and those between in both. With low equal to high
-// every key has one store.
+// SetPercent makes s count keys below low percent in the new store, keys from high
+// percent on in the old one, and keys between in both. If low equals high, every key has
+// one store.
 //
-// A key is put into both at once. It leaves the store in which it was before
-// only when a window's length has passed, so that windows which run end where
-// they have begun. To set the range that is in force does nothing.
+// A key goes into both stores at once. It leaves its former store only after a window's
+// length, so that an open window ends in the store in which it began. Setting the present
+// range again does nothing.
 //
-// It is an error if not 0 <= low <= high <= 100; nothing changes then.
+// If not 0 <= low <= high <= 100, it returns an error and changes nothing.
 func (s *Store) SetPercent(low, high float64) error {
 	if !(0 <= low && low <= high && high <= 100) { // false for NaN, too
 		return fmt.Errorf("reservoir: rollout: keys from %v to %v percent, want 0 <= low <= high <= 100", low, high)
@@ -79,17 +79,16 @@ func (s *Store) Percent() (low, high float64) {
 	return now.low, now.high
 }
 
-// Shard names the store of the key, "old", "new" or "both", for limiters that keep
-// the failures of shards apart. If the store names a shard of its own for the key,
-// it is "old/shard". Of a key in both it is "both/shard+shard", first the old
-// store's and then the new one's, empty for the one that names none. In the old one's
-// a "+" is "%2B" and a "%" is "%25", so that no two places share a name.
+// Shard names the store of the key, "old", "new" or "both", so that a limiter can judge
+// their failures separately. If the store names a shard of its own for the key, Shard
+// returns "old/shard" or "new/shard". For a key in both it returns "both/shard+shard",
+// the old store's name first; a store without shards has an empty name there. In the old
+// store's name "+" becomes "%2B" and "%" becomes "%25", so that no two places share one.
 //
-// Shard does not know the key's window. A key that leaves a store is in both until
-// the longest has passed that this Store has been asked for: keys with shorter ones
-// have left it by then, and share the name for a while.
+// Shard is not given the key's window. So a key that leaves a store is in "both" until the
+// longest window requested of s has passed, even if its own window is shorter.
 //
-// A name that has a "/" costs an allocation, besides those of the stores' own.
+// A name that has a "/" costs an allocation, besides the allocations of the stores.
 func (s *Store) Shard(key string) string {
 	switch s.side(key) {
 	case inOld:
@@ -106,7 +105,7 @@ func (s *Store) Shard(key string) string {
 
 var unplussed = strings.NewReplacer("%", "%25", "+", "%2B")
 
-// route makes a call of one store, or of both if that is nil.
+// route calls one, or both if one is nil.
 func route[R interface{ Validate() error }, A any](ctx context.Context, one backend.Store, r R,
 	alone func(backend.Store, context.Context, R) (A, error), both func(context.Context, R) (A, error)) (none A, err error) {
 	if one != nil {
@@ -129,7 +128,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 }
 
 // Check implements backend.Store. For a key in both stores it returns the state of the
-// store that has less left, or of one whose window has another length.
+// store that has fewer tokens left, or of one whose window has another length.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
 	if store := s.only(key, s.lasts(l)); store != nil {
 		return store.Check(ctx, key, l)
@@ -138,25 +137,25 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	return less(a, b), err
 }
 
-// Refund implements backend.Store. For a key in both stores it returns the total that
-// both know of, and may be repeated when its outcome is unknown. The request does not say how long its window is, only how much of it is
-// left. For that long a key that leaves a store counts as being in both; later, the
-// store that it leaves keeps the tokens charged.
+// Refund implements backend.Store. For a key in both stores it returns the smaller of
+// their totals, and may be repeated if its outcome is unknown. A request has no length of
+// its window, only the end. So for as long as the window has left, a key that leaves a
+// store counts as in both; after that, its tokens stay charged in the store that it leaves.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	left := max(time.Until(r.Window.Time()), 0)
 	return route(ctx, s.only(r.Key, left+slack(left)), r, backend.Store.Refund, s.refundBoth)
 }
 
 // Reset implements backend.Store. A key in both stores gets the same fresh window in
-// both, or an error: then the window of either may be a fresh one, and the other one
-// binds until Reset is called again.
+// both, or an error. After an error, one store may have a fresh window while the other
+// store's old window limits the key until Reset is called again.
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
 	return route(ctx, s.only(r.Key, s.lasts(r.Limit)), r, backend.Store.Reset, s.resetBoth)
 }
 
-// Inspect implements backend.Inspector. A key in both stores is looked up in the
-// old one, or, while it leaves one, in the other one. It is an error if that store
-// is no Inspector.
+// Inspect implements backend.Inspector. For a key in both stores it asks the old one
+// or, while the key leaves a store, the other one. It returns an error if that store is
+// no Inspector.
 func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
 	store := s.old
 	if s.span.Load().of(place(key)) == inNew {

@@ -16,14 +16,14 @@ const (
 	inNew
 )
 
-// span is a range that SetPercent has set, and those before it.
+// span is a range set by SetPercent, linked to the ranges before it.
 type span struct {
 	low, high float64
 	since     time.Time
 	before    *span
 }
 
-// of is the side of a key at a place under this range alone.
+// of returns the side of a key at a place under this range alone.
 func (p *span) of(place float64) side {
 	switch {
 	case place < p.low:
@@ -35,11 +35,11 @@ func (p *span) of(place float64) side {
 	}
 }
 
-// now is the side of a key at a place while those windows may run that were open
-// when the range changed, which is for so long. A key may be left to one store if
-// that one has counted it all this time: since the key was first to be there alone,
-// and not in the other store after that. That it once was to be in a store proves
-// nothing: it may have been called back before it had left the other one.
+// now returns the side of a key at a place, if its windows run for up to long. A key is
+// left to one store only if no window of the other store can be open: it was assigned to
+// that store alone longer than long ago, and never to the other store since. An earlier
+// assignment proves nothing, because the key may have been called back before it had
+// left the other store.
 func (p *span) now(place float64, long time.Duration) side {
 	side := p.of(place)
 	if side == inBoth {
@@ -50,10 +50,10 @@ func (p *span) now(place float64, long time.Duration) side {
 			return side
 		}
 	}
-	return inBoth // it was in the other store, or nobody knows in which one
+	return inBoth // it was in the other store, or its store is unknown
 }
 
-// only is the one store of a key whose windows may run for so long, or nil for both.
+// only returns the one store of a key whose windows run for up to long, or nil for both.
 func (s *Store) only(key string, long time.Duration) backend.Store {
 	switch s.span.Load().now(place(key), long) {
 	case inOld:
@@ -65,15 +65,15 @@ func (s *Store) only(key string, long time.Duration) backend.Store {
 	}
 }
 
-// side is where a key is whose windows may run as long as any.
+// side returns where a key is counted if its windows are the longest.
 func (s *Store) side(key string) side {
 	return s.span.Load().now(place(key), time.Duration(s.longest.Load()))
 }
 
-// lasts is how long a stored window may run, and remembers the longest.
+// lasts returns how long a stored window of l may run, and records the longest.
 func (s *Store) lasts(l backend.Limit) time.Duration {
 	long := l.Window + slack(l.Window)
-	for l.Window <= backend.MaxWindow { // others are refused
+	for l.Window <= backend.MaxWindow { // the stores refuse longer ones
 		if was := s.longest.Load(); int64(long) <= was || s.longest.CompareAndSwap(was, int64(long)) {
 			break
 		}
@@ -81,12 +81,12 @@ func (s *Store) lasts(l backend.Limit) time.Duration {
 	return long
 }
 
-// slack is what a stored window may be longer than its limit says, by the rules of
-// the scripts, and a second for clocks that differ.
+// slack returns how much longer than its limit's length a stored window may run, by the
+// rules of the scripts, plus a second for clocks that differ.
 func slack(window time.Duration) time.Duration { return min(window/10, time.Second) + time.Second }
 
-// place is where a key stands between 0 and 100 percent, in every process and for
-// ever: FNV-1a, 64 bit, and the finaliser of SplitMix64. It must never change: see
+// place returns a key's place between 0 and 100 percent, the same in every process:
+// 64-bit FNV-1a, and the finaliser of SplitMix64. It must never change: see
 // TestPlaces.
 func place(key string) float64 {
 	return float64(placement.Mix(placement.Hash(key))>>11) / (1 << 53) * 100

@@ -1,18 +1,19 @@
-// Package grafana is a Grafana dashboard of what limiters do: reservoir.json,
-// which Grafana imports as it is (Dashboards, New, Import).
+// Package grafana has a Grafana dashboard for limiters in the file reservoir.json, which
+// Grafana imports as it is (Dashboards, New, Import).
 //
-// It asks a Prometheus data source for the metrics of contrib/promlimit, or for
-// those of contrib/otellimit that came there by OpenTelemetry's Prometheus
-// exporter: names and labels are the same. Limiters are told apart by the constant
-// label limiter, and processes by job and instance, which Prometheus adds; without
-// a label limiter all are shown as one.
+// The dashboard reads the metrics of contrib/promlimit from a Prometheus data source, or
+// those of contrib/otellimit that OpenTelemetry's Prometheus exporter has put there: the
+// names and labels are the same. The constant label limiter distinguishes limiters; without
+// it, all are shown as one. Prometheus adds the labels job and instance, which distinguish
+// processes.
 //
-// Programs that provision Grafana find the file in Dashboard.
+// Programs that provision Grafana use [Dashboard].
 package grafana
 
 import _ "embed"
 
-// Dashboard is reservoir.json: what Grafana's API takes as "dashboard".
+// Dashboard is the content of reservoir.json, which Grafana's API takes as "dashboard". Do
+// not change it.
 //
 //go:embed reservoir.json
 var Dashboard []byte

@@ -9,13 +9,12 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// Client makes outgoing calls wait until they may be sent: for a limit that
-// somebody else's server sets, and that all processes which call it keep to
-// together. Set Limiter, or Group and Keys; all else may stay zero. Change nothing once
-// an interceptor was made of it.
+// Client makes outgoing calls wait until they may be sent, so that all processes together
+// keep to a limit that another server sets. Set Limiter, or Group and Keys; all other
+// fields may stay zero. Do not change a Client after Unary or Stream.
 //
-// A call that could not be sent before its deadline fails at once with
-// DEADLINE_EXCEEDED. One that gRPC itself retries is charged once.
+// A call that cannot be sent before its deadline fails at once with DEADLINE_EXCEEDED. A
+// call that gRPC itself retries is charged once.
 type Client struct {
 	// Limiter decides. The interceptors do not close it.
 	Limiter *reservoir.Limiter
@@ -24,21 +23,21 @@ type Client struct {
 	// limits.
 	Group *reservoir.Group
 
-	// Key names what a call counts for; by default ByTarget.
+	// Key names the subject that a call is charged to; by default ByTarget.
 	Key KeyFunc
 
-	// Keys are the same for a Group: one for each limit, in its order.
+	// Keys has a Key for each limit of Group, in its order.
 	Keys []KeyFunc
 
 	// Cost is how many tokens a call costs, at every limit of a Group; by default
-	// one. A call that costs nothing (or less) does not wait.
+	// one. A call that costs less than one does not wait.
 	Cost CostFunc
 
-	// Costs, one for each limit of a Group, are instead of Cost. A limit that a call costs
-	// nothing is not asked.
+	// Costs replaces Cost for a Group, with one function for each limit. A limit that
+	// costs the call less than one token is not checked.
 	Costs []CostFunc
 
-	// Skip lets a call pass without a look at the limit: see Methods.
+	// Skip lets a call pass without a check: see Methods.
 	Skip func(ctx context.Context, c Call) bool
 
 	// SendCost is how many tokens each message that a stream sends costs, on top
@@ -49,15 +48,15 @@ type Client struct {
 	limits limits // made of the above
 }
 
-// Unary returns the interceptor of unary calls, for
-// grpc.WithChainUnaryInterceptor. It panics if it is not set what decides, and by what key.
+// Unary returns the interceptor of unary calls, for grpc.WithChainUnaryInterceptor. It
+// panics unless c has either a Limiter, or a Group with Keys for all its limits.
 func (c Client) Unary() grpc.UnaryClientInterceptor {
 	c.complete()
 	return c.unary
 }
 
 // Stream returns the interceptor of streams, for grpc.WithChainStreamInterceptor.
-// It panics as Unary does.
+// It panics like Unary.
 func (c Client) Stream() grpc.StreamClientInterceptor {
 	c.complete()
 	return c.stream
@@ -87,7 +86,7 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 		return open(ctx, desc, cc, method, opts...)
 	}
 	ctx, end := context.WithCancel(ctx)
-	opts = append(slices.Clip(opts), grpc.OnFinish(func(error) { end() })) // they may be another call's too
+	opts = append(slices.Clip(opts), grpc.OnFinish(func(error) { end() })) // clipped, because another call may share opts
 	stream, err := open(ctx, desc, cc, method, opts...)
 	if err != nil {
 		end()
@@ -96,7 +95,8 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 	return &clientStream{ClientStream: stream, client: c, call: call, names: names, ctx: ctx, end: end}, nil
 }
 
-// wait returns once the call may be sent, with whom it counts for: nil if it is skipped.
+// wait returns once the call may be sent, with the names that it is charged to, or nil if
+// it is skipped.
 func (c *Client) wait(ctx context.Context, call Call) (names []string, err error) {
 	if c.Skip != nil && c.Skip(ctx, call) {
 		return nil, nil
@@ -116,12 +116,12 @@ type clientStream struct {
 	client *Client
 	call   Call
 	names  []string
-	ctx    context.Context // the stream's life; its own Context() would end gRPC's retries
+	ctx    context.Context // ends with the stream; the stream's own Context() would end gRPC's retries
 	end    context.CancelFunc
 }
 
-// SendMsg ends the stream when it fails, as every SendMsg does: of a method that
-// sends one message only, nobody has the stream then.
+// SendMsg ends the stream if it fails, as every SendMsg does: if the method sends only one
+// message, the caller has no stream to end.
 func (s *clientStream) SendMsg(message any) error {
 	limits := &s.client.limits
 	if n := s.client.SendCost(s.call, message); n > 0 {

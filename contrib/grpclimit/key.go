@@ -11,17 +11,17 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Call is one call, as key and cost functions see it.
+// Call is one call, as seen by key and cost functions.
 type Call struct {
-	Method  string // in full: "/package.Service/Method"
-	Stream  bool   // or else unary
+	Method  string // full name: "/package.Service/Method"
+	Stream  bool   // false for a unary call
 	Request any    // of a unary call; nil for a stream
 	Target  string // of a client's connection, as it was dialled; "" in a server
 }
 
-// KeyFunc names who or what a call counts for. Its error ends the call, so it
-// should be a status. Calls of one key share one limit: a key that the client can
-// choose freely limits nobody.
+// KeyFunc names the subject that a call is charged to. Its error ends the call, so it
+// should be a status. Calls with the same key share one limit. If clients can choose the
+// key freely, it limits none of them. A KeyFunc must be safe for concurrent use.
 type KeyFunc func(ctx context.Context, c Call) (string, error)
 
 // ByMethod gives each method a limit of its own, for all clients together.
@@ -30,10 +30,10 @@ func ByMethod(_ context.Context, c Call) (string, error) { return c.Method, nil 
 // ByTarget gives each target of a client's connections a limit of its own.
 func ByTarget(_ context.Context, c Call) (string, error) { return c.Target, nil }
 
-// ByPeer gives each address that connects a limit of its own, for all its ports:
-// an IPv4 address, or the /64 network of an IPv6 address, of which one customer
-// usually has all. The address is the connection's, which no header can forge;
-// behind a proxy it is the proxy's.
+// ByPeer gives each peer address a limit of its own, for all its ports: an IPv4 address,
+// or the /64 network of an IPv6 address, because one customer usually has all of that. The
+// address is the connection's, which no header can forge. Behind a proxy it is the
+// proxy's address.
 func ByPeer(ctx context.Context, _ Call) (string, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil {
@@ -54,10 +54,10 @@ func network(address string) string {
 	return netip.PrefixFrom(ip, 64).Masked().String()
 }
 
-// ByMetadata gives each value of an incoming metadata key a limit of its own; of
-// several values, the first counts. A call without is UNAUTHENTICATED. The value
-// must have been verified by an interceptor before this one, or clients choose a
-// new one for each call.
+// ByMetadata gives each value of an incoming metadata key a limit of its own. If the key
+// has several values, the first one counts. A call without a value ends with
+// UNAUTHENTICATED. An earlier interceptor must have verified the value, because clients
+// could otherwise choose a new one for each call.
 func ByMetadata(key string) KeyFunc {
 	return func(ctx context.Context, _ Call) (string, error) {
 		if v := metadata.ValueFromIncomingContext(ctx, key); len(v) > 0 && v[0] != "" {
@@ -67,9 +67,9 @@ func ByMetadata(key string) KeyFunc {
 	}
 }
 
-// ByContext gives each name that from finds in the context a limit of its own:
-// the user whom an interceptor before this one has authenticated, say. A call
-// without is UNAUTHENTICATED.
+// ByContext gives each name that from finds in the context a limit of its own, such as the
+// user that an earlier interceptor has authenticated. A call without a name ends with
+// UNAUTHENTICATED.
 func ByContext(from func(ctx context.Context) (name string, ok bool)) KeyFunc {
 	return func(ctx context.Context, _ Call) (string, error) {
 		if name, ok := from(ctx); ok && name != "" {
@@ -79,7 +79,7 @@ func ByContext(from func(ctx context.Context) (name string, ok bool)) KeyFunc {
 	}
 }
 
-// escape keeps the parts of a joined key apart whatever they hold.
+// escape keeps different lists of keys different when Join joins them.
 var escape = strings.NewReplacer(`\`, `\\`, `|`, `\|`)
 
 // Join gives each combination of keys a limit of its own, such as each client in
@@ -98,8 +98,8 @@ func Join(keys ...KeyFunc) KeyFunc {
 	}
 }
 
-// Methods returns a Skip for these methods, each in full or, ending in a slash,
-// a whole service: "/grpc.health.v1.Health/".
+// Methods returns a Skip for these methods. Each name is a full method or, if it ends in a
+// slash, a whole service: "/grpc.health.v1.Health/".
 func Methods(names ...string) func(context.Context, Call) bool {
 	set := map[string]bool{}
 	for _, name := range names {

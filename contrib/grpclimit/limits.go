@@ -7,18 +7,19 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// CostFunc is how many tokens a call costs; nothing, if it is less than one.
+// CostFunc returns how many tokens a call costs. A result below one means no cost. A
+// CostFunc must be safe for concurrent use.
 type CostFunc func(ctx context.Context, c Call) int64
 
-// limits is what decides about calls, a Limiter or a Group, and by what.
+// limits decides calls, by a Limiter or a Group with its keys and costs.
 type limits struct {
-	limiter *reservoir.Limiter // nil if it is a group
+	limiter *reservoir.Limiter // nil if a group decides
 	group   *reservoir.Group
 	keys    []KeyFunc
-	costs   []CostFunc // one for each limit, or one for all, or none: that is one token
+	costs   []CostFunc // one for each limit, or one for all, or none for a cost of one token
 }
 
-// choose panics if it is not clear what decides by what: that is a fault of the program.
+// choose panics if the fields do not fit together, because that is a fault of the program.
 func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFunc, cost CostFunc, costs []CostFunc) limits {
 	single := l != nil && g == nil && key != nil && keys == nil && costs == nil
 	several := l == nil && g != nil && key == nil && (cost == nil || costs == nil)
@@ -40,7 +41,7 @@ func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFun
 	return limits{l, g, keys, costs}
 }
 
-// name returns whom a call counts for, at each limit.
+// name returns the name that a call is charged to at each limit.
 func (l *limits) name(ctx context.Context, c Call) ([]string, error) {
 	names := make([]string, len(l.keys))
 	for i, key := range l.keys {
@@ -52,7 +53,7 @@ func (l *limits) name(ctx context.Context, c Call) ([]string, error) {
 	return names, nil
 }
 
-// price returns what a call costs at each limit; nil if that is nothing.
+// price returns the cost of a call at each limit, or nil if all costs are zero.
 func (l *limits) price(ctx context.Context, c Call) []int64 {
 	n, prices := int64(1), make([]int64, len(l.keys))
 	for i := range prices {
@@ -67,7 +68,7 @@ func (l *limits) price(ctx context.Context, c Call) []int64 {
 	return prices
 }
 
-// each is a price of n tokens at each limit.
+// each returns a price of n tokens at each limit.
 func (l *limits) each(n int64) []int64 { return slices.Repeat([]int64{n}, len(l.keys)) }
 
 func (l *limits) allow(ctx context.Context, names []string, prices []int64) (r reservoir.GroupResult, err error) {

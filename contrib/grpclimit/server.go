@@ -10,8 +10,8 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// Server limits the calls that a gRPC server gets. Set Limiter and Key, or Group and
-// Keys; all else may stay zero. Change nothing once an interceptor was made of it.
+// Server limits the calls that a gRPC server receives. Set Limiter and Key, or Group and
+// Keys; all other fields may stay zero. Do not change a Server after Unary or Stream.
 type Server struct {
 	// Limiter decides. The interceptors do not close it.
 	Limiter *reservoir.Limiter
@@ -20,54 +20,55 @@ type Server struct {
 	// its limits or to none.
 	Group *reservoir.Group
 
-	// Key names who a call counts for.
+	// Key names the client or other subject that a call is charged to.
 	Key KeyFunc
 
-	// Keys are the same for a Group: one for each limit, in its order.
+	// Keys has a Key for each limit of Group, in its order.
 	Keys []KeyFunc
 
 	// Cost is how many tokens a call costs, at every limit of a Group; by default
-	// one. A call that costs nothing (or less) is admitted without a look at the limit.
+	// one. A call that costs less than one is admitted without a check.
 	Cost CostFunc
 
-	// Costs, one for each limit of a Group, are instead of Cost. A limit that a call costs
-	// nothing is not asked.
+	// Costs replaces Cost for a Group, with one function for each limit. A limit that
+	// costs the call less than one token is not checked.
 	Costs []CostFunc
 
-	// Skip admits a call without a look at the limit, before Key is called: see
-	// Methods. By default no call is skipped.
+	// Skip admits a call without a check, before Key is called: see Methods. By default
+	// no call is skipped.
 	Skip func(ctx context.Context, c Call) bool
 
-	// Refund says by the status that a call ends with whether its Cost goes
-	// back: see Codes. It is not asked about refused calls, and what messages
-	// have cost stays charged. By default nothing goes back.
+	// Refund reports whether the Cost of a call with this final status goes back: see
+	// Codes. It is not called for refused calls, and the cost of messages never goes
+	// back. By default nothing goes back.
 	Refund func(code codes.Code) bool
 
-	// RecvCost is how many tokens a message of a stream costs that the client
-	// has sent, the one request of a server-streaming call included, at every limit
-	// of a Group; by default none. It is called for every message, so it should be quick.
+	// RecvCost is how many tokens a message that the client sends on a stream costs, at
+	// every limit of a Group, including the one request of a server-streaming call; by
+	// default none. It is called for every message, so it should be quick.
 	RecvCost func(c Call, message any) int64
 
 	// SendCost is the same for messages of a stream to the client.
 	SendCost func(c Call, message any) int64
 
-	// WaitMessages makes messages wait for their tokens. By default a message
-	// that finds none ends the stream with RESOURCE_EXHAUSTED. Waiting in Recv
-	// slows the client down, by gRPC's flow control.
+	// WaitMessages makes messages wait for their tokens. By default a message without
+	// tokens ends the stream with RESOURCE_EXHAUSTED. Waiting in Recv slows the client
+	// down, by gRPC's flow control.
 	WaitMessages bool
 
-	// Metadata is the prefix of the metadata keys, by default DefaultMetadata,
+	// Metadata is the lower-case prefix of the metadata keys, by default DefaultMetadata.
+	// Limiters in a chain need different prefixes. With "-" no metadata is sent.
 	// in lower case. Limiters in a chain need different ones. "-" sends none.
 	Metadata string
 
 	// Pushback, if more than 0, tells clients that have a gRPC retry policy for
 	// RESOURCE_EXHAUSTED when to retry: after RetryAfter if that is at most
-	// Pushback, and never if it is more. By default they go by their policy.
+	// Pushback, and never if it is more. By default they follow their own policy.
 	Pushback time.Duration
 
 	// Blocked, if it is not OK, is the status of calls whose limit has no tokens at all
-	// (reservoir.Limit{}), such as codes.PermissionDenied. It says nothing of a retry.
-	// By default they are refused as others are.
+	// (reservoir.Limit{}), such as codes.PermissionDenied. It comes without RetryInfo.
+	// By default such calls are refused like others.
 	Blocked codes.Code
 
 	limits limits // made of the above
@@ -77,14 +78,14 @@ type Server struct {
 const DefaultMetadata = "x-ratelimit"
 
 // Unary returns the interceptor of unary calls, for grpc.ChainUnaryInterceptor.
-// It panics if it is not set what decides, and by what key.
+// It panics unless s has a Limiter and a Key, or a Group with Keys for all its limits.
 func (s Server) Unary() grpc.UnaryServerInterceptor {
 	s.complete()
 	return s.unary
 }
 
 // Stream returns the interceptor of streams, for grpc.ChainStreamInterceptor. It
-// panics as Unary does.
+// panics like Unary.
 func (s Server) Stream() grpc.StreamServerInterceptor {
 	s.complete()
 	return s.stream
@@ -115,10 +116,10 @@ func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 	})
 }
 
-// limit charges a call and runs it, with whom it counts for: nil if it is skipped. Then it
-// gives back what the call has cost if it ended so. The caller may be gone, but its tokens
-// are not. If the store cannot be told they are lost until the window ends; the limiter's
-// hooks hear of it.
+// limit charges a call and runs it with the names that it is charged to, or nil if it is
+// skipped. Afterwards it gives the cost back if Refund says so, even if the caller has
+// left. If that fails, the tokens are lost until the window ends, and the limiter's hooks
+// see the error.
 func (s *Server) limit(ctx context.Context, c Call, run func(names []string) error) error {
 	if s.Skip != nil && s.Skip(ctx, c) {
 		return run(nil)
@@ -143,9 +144,9 @@ func (s *Server) limit(ctx context.Context, c Call, run func(names []string) err
 	return err
 }
 
-// charge returns the status of what is not admitted. The metadata of a refusal go into the
-// trailer: a header would make a client take the call for begun, which gRPC's retry
-// policies then leave alone.
+// charge returns an error status if the call is not admitted. The metadata of a refusal
+// goes into the trailer. A header would show the call as begun, and the retry policies of
+// gRPC do not retry such calls.
 func (s *Server) charge(ctx context.Context, names []string, prices []int64) (reservoir.GroupResult, error) {
 	r, err := s.limits.allow(ctx, names, prices)
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// pushback is what gRPC's retry policies heed (gRFC A6).
+// pushback is the metadata key that gRPC's retry policies obey (gRFC A6).
 const pushback = "grpc-retry-pushback-ms"
 
-// describe returns r as metadata, of which there is none if r is unlimited. A refusal, which goes into the trailer, may
-// also say when to retry.
+// describe returns r as metadata, or none if r is unlimited. For a refusal, whose metadata
+// goes into the trailer, it may add when to retry.
 func (s *Server) describe(r reservoir.Result) metadata.MD {
 	md := metadata.MD{}
 	if s.Metadata != "-" && !r.Unlimited() {
@@ -33,10 +33,10 @@ func (s *Server) describe(r reservoir.Result) metadata.MD {
 	return md
 }
 
-// seconds is t in Unix time, rounded up: who comes back then is not early.
+// seconds returns t in Unix time, rounded up, so that a client does not come back early.
 func seconds(t time.Time) int64 { return (t.UnixMilli() + 999) / 1000 }
 
-// retryIn is after in milliseconds, rounded up, or "-1" for never.
+// retryIn returns after in milliseconds, rounded up, or "-1" for never.
 func retryIn(after, longest time.Duration) string {
 	if after > longest {
 		return "-1"
@@ -44,12 +44,12 @@ func retryIn(after, longest time.Duration) string {
 	return strconv.FormatInt(int64((after+time.Millisecond-1)/time.Millisecond), 10)
 }
 
-// blocks reports whether r is a refusal for good, and clients are to know that.
+// blocks reports whether r refuses for good and Blocked sets a status for that.
 func (s *Server) blocks(r reservoir.Result) bool {
 	return s.Blocked != codes.OK && !r.Allowed && r.Limit == 0
 }
 
-// refusal is the status of a call that finds no tokens.
+// refusal returns the status of a call that finds no tokens.
 func (s *Server) refusal(r reservoir.Result) error {
 	if s.blocks(r) {
 		return status.Error(s.Blocked, "blocked by the rate limit")
@@ -62,12 +62,12 @@ func (s *Server) refusal(r reservoir.Result) error {
 	return detailed.Err()
 }
 
-// failure is the status of a call about which no decision was made. It says
-// nothing of the store, which is not the client's business.
+// failure returns the status of a call about which no decision was made. It does not
+// show clients the errors of the store.
 func failure(err error) error {
 	var store *reservoir.StoreError
 	switch {
-	case errors.As(err, &store), errors.Is(err, reservoir.ErrClosed): // first: it may wrap the end of a context that is not the caller's
+	case errors.As(err, &store), errors.Is(err, reservoir.ErrClosed): // first, because it may wrap the end of another context
 		return status.Error(codes.Unavailable, "rate limiter unavailable")
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
@@ -79,7 +79,7 @@ func failure(err error) error {
 	return status.Error(codes.Internal, "rate limiter misconfigured")
 }
 
-// codeOf is the status code that gRPC sends for what a handler has returned.
+// codeOf returns the status code that gRPC sends for a handler's error.
 func codeOf(err error) codes.Code {
 	if st, ok := status.FromError(err); ok {
 		return st.Code()
@@ -87,8 +87,8 @@ func codeOf(err error) codes.Code {
 	return status.FromContextError(err).Code()
 }
 
-// Codes returns a Server.Refund that gives back what calls with one of these
-// status codes have cost.
+// Codes returns a Server.Refund that gives back the cost of calls that end with one of
+// these status codes.
 func Codes(of ...codes.Code) func(codes.Code) bool {
 	set := map[codes.Code]bool{}
 	for _, c := range of {

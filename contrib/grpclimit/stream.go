@@ -13,10 +13,10 @@ type serverStream struct {
 	server *Server
 	call   Call
 	names  []string
-	over   atomic.Pointer[error] // a message was refused: the stream is at its end
+	over   atomic.Pointer[error] // the refusal of a message, which ends the stream
 }
 
-// RecvMsg charges a message that has come. One that finds no tokens is dropped.
+// RecvMsg charges a message that has arrived. If there are no tokens, it drops the message.
 func (s *serverStream) RecvMsg(message any) error {
 	if over := s.over.Load(); over != nil {
 		return *over
@@ -27,7 +27,7 @@ func (s *serverStream) RecvMsg(message any) error {
 	return s.charge(s.server.RecvCost, message)
 }
 
-// SendMsg charges a message before it leaves.
+// SendMsg charges a message before it is sent.
 func (s *serverStream) SendMsg(message any) error {
 	if over := s.over.Load(); over != nil {
 		return *over
@@ -38,8 +38,8 @@ func (s *serverStream) SendMsg(message any) error {
 	return s.ServerStream.SendMsg(message)
 }
 
-// charge ends the stream if the message cannot be paid for. A handler that goes
-// on all the same gets the same error again, not another chance.
+// charge ends the stream if the message finds no tokens. If the handler goes on, it gets
+// the same error again without another attempt.
 func (s *serverStream) charge(cost func(Call, any) int64, message any) (err error) {
 	if cost == nil {
 		return nil

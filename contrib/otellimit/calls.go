@@ -14,11 +14,11 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// buckets are in seconds: from an embedded store's to a reply that comes after
-// the default fetch timeout of 0.1 s.
+// buckets are in seconds: from the latency of an in-memory store to a reply after the
+// default fetch timeout of 0.1 s.
 var buckets = []float64{.00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1}
 
-// instruments makes those that the hooks feed.
+// instruments makes the instruments that the hooks record to.
 func (t *Telemetry) instruments(meter metric.Meter) error {
 	var errs [4]error
 	t.calls, errs[0] = meter.Float64Histogram("reservoir.store.call.duration", metric.WithUnit("s"),
@@ -33,7 +33,7 @@ func (t *Telemetry) instruments(meter metric.Meter) error {
 	return errors.Join(errs[:]...)
 }
 
-// call is told of a store call that has ended: it had no context of a caller.
+// call records a store call that has ended. The call had no context of a caller.
 func (t *Telemetry) call(c reservoir.StoreCall) {
 	end := time.Now()
 	ctx := context.Background()
@@ -47,8 +47,8 @@ func (t *Telemetry) call(c reservoir.StoreCall) {
 	span.End(trace.WithTimestamp(end))
 }
 
-// describe is what a span says of c. They are given at the start, so that a
-// sampler sees them.
+// describe returns the attributes of c's span. The span has them from its start, so that
+// a sampler sees them.
 func describe(c reservoir.StoreCall) []attribute.KeyValue {
 	attrs := []attribute.KeyValue{
 		attribute.String("reservoir.op", c.Op),
@@ -83,7 +83,7 @@ func oneIf(b bool) int64 {
 	return 0
 }
 
-// with is attrs and those that everything has.
+// with adds attrs to the attributes of all metrics.
 func (t *Telemetry) with(attrs ...attribute.KeyValue) metric.MeasurementOption {
 	return metric.WithAttributes(slices.Concat(t.attrs, attrs)...)
 }

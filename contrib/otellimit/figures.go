@@ -15,8 +15,8 @@ type figure struct {
 	value      func(s *reservoir.Stats) int64
 }
 
-// observables makes an instrument of each figure, and has them observed together
-// so that they are of one reading of Stats.
+// observables makes an instrument for each figure. One callback observes them all, so that
+// they come from one reading of Stats.
 func (t *Telemetry) observables(meter metric.Meter) (err error) {
 	var all []metric.Observable
 	var errs []error
@@ -35,7 +35,7 @@ func (t *Telemetry) observables(meter metric.Meter) (err error) {
 
 func newInstrument(meter metric.Meter, f reservoir.Figure) (metric.Int64Observable, error) {
 	name, unit, help := "reservoir."+f.Name, metric.WithUnit("{"+f.Unit+"}"), metric.WithDescription(f.Help)
-	if f.Gauge { // not a gauge of OpenTelemetry's, since over processes these add up
+	if f.Gauge { // an UpDownCounter, because the values of several processes add up
 		return meter.Int64ObservableUpDownCounter(name, unit, help)
 	}
 	return meter.Int64ObservableCounter(name, unit, help)

@@ -1,4 +1,4 @@
-// Package otellimit exports what a reservoir.Limiter does to OpenTelemetry: its
+// Package otellimit exports the figures of a [reservoir.Limiter] to OpenTelemetry: its
 // Stats as metrics, and a span for each call to the store.
 //
 //	telemetry, err := otellimit.New(otellimit.WithAttributes(attribute.String("limiter", "api")))
@@ -8,64 +8,63 @@
 //	telemetry.Watch(limiter)
 //	defer telemetry.Close()
 //
-// The providers are the global ones unless WithMeterProvider or
-// WithTracerProvider names others.
+// It uses the global providers, unless WithMeterProvider or WithTracerProvider sets others.
 //
 // # Metrics
 //
 // From Stats, read once for each collection:
 //
-//	reservoir.tokens.taken         counter, {token}   that the store charged to this process
-//	reservoir.tokens.refunded      counter, {token}   that Settle and Refund took back from requests
-//	reservoir.tokens.spent         counter, {token}   that admitted requests used
-//	reservoir.tokens.returned      counter, {token}   given back to the store
-//	reservoir.tokens.expired       counter, {token}   whose window ended before they were used
-//	reservoir.tokens.overdrawn     counter, {token}   used above the limit: settled, or admitted without the store
-//	reservoir.tokens.recovered     counter, {token}   whose grant was lost and handed over again
-//	reservoir.tokens.reasserted    counter, {token}   that the store forgot and charged again
-//	reservoir.tokens.unknown       counter, {token}   of failed direct calls, perhaps charged for nothing
-//	reservoir.tokens.held          up-down, {token}   in memory, to be spent
-//	reservoir.tokens.stranded      up-down, {token}   the part of those whose key is exhausted
-//	reservoir.tokens.owed          up-down, {token}   used without the store, not charged yet
-//	reservoir.keys                 up-down, {key}     held in memory
-//	reservoir.requests.waited      counter, {request} that waited on the network
-//	reservoir.requests.admitted    counter, {request} admitted
-//	reservoir.requests.denied      counter, {request} refused
-//	reservoir.requests.shadowed    counter, {request} of these, those that passed in shadow
-//	reservoir.requests.failed      counter, {request} that ended in a StoreError
-//	reservoir.requests.fallback    counter, {request} that the failure policy decided
-//	reservoir.store.calls          counter, {call}    to the store, of any kind
-//	reservoir.store.syncs          counter, {call}    of these, statements of account
-//	reservoir.prefetches           counter, {call}    ahead of need
-//	reservoir.probes               counter, {call}    looks whether an exhausted key has tokens again
-//	reservoir.give_backs           counter, {call}    returns of an idle excess
+//	reservoir.tokens.taken         counter, {token}   tokens that the store charged to this process
+//	reservoir.tokens.refunded      counter, {token}   tokens that Settle and Refund took back from requests
+//	reservoir.tokens.spent         counter, {token}   tokens that admitted requests used
+//	reservoir.tokens.returned      counter, {token}   tokens given back to the store
+//	reservoir.tokens.expired       counter, {token}   tokens whose window ended before they were used
+//	reservoir.tokens.overdrawn     counter, {token}   tokens used above the limit: settled, or admitted without the store
+//	reservoir.tokens.recovered     counter, {token}   tokens whose grant was lost and handed over again
+//	reservoir.tokens.reasserted    counter, {token}   tokens that the store lost and charged again
+//	reservoir.tokens.unknown       counter, {token}   tokens of failed direct calls, perhaps charged for nothing
+//	reservoir.tokens.held          up-down, {token}   tokens in memory, to be spent
+//	reservoir.tokens.stranded      up-down, {token}   the held tokens whose key is exhausted
+//	reservoir.tokens.owed          up-down, {token}   tokens used without the store, not charged yet
+//	reservoir.keys                 up-down, {key}     keys held in memory
+//	reservoir.requests.waited      counter, {request} requests that waited on the network
+//	reservoir.requests.admitted    counter, {request} requests admitted
+//	reservoir.requests.denied      counter, {request} requests refused
+//	reservoir.requests.shadowed    counter, {request} refused requests that passed in shadow
+//	reservoir.requests.failed      counter, {request} requests that ended in a StoreError
+//	reservoir.requests.fallback    counter, {request} requests that the failure policy decided
+//	reservoir.store.calls          counter, {call}    calls to the store, of any kind
+//	reservoir.store.syncs          counter, {call}    calls to the store that were statements of account
+//	reservoir.prefetches           counter, {call}    fetches ahead of need
+//	reservoir.probes               counter, {call}    checks whether an exhausted key has tokens again
+//	reservoir.give_backs           counter, {call}    returns of idle surplus
 //
 // From the hooks:
 //
 //	reservoir.store.call.duration  histogram, s       by op, cause and outcome
 //	reservoir.shard.away           gauge              1 while the shard's breaker is open, by shard
-//	reservoir.shard.outages        counter, {outage}  times that it has opened, by shard
+//	reservoir.shard.outages        counter, {outage}  times that its breaker has opened, by shard
 //	reservoir.shard.rejecting      gauge              1 while the shard rejects every call, by shard
 //
-// The attribute op is sync, take, check, refund or reset; cause is that of a sync, as in
-// reservoir.StoreCall, and "" otherwise; outcome is ok, unavailable, rejected or
-// unknown; shard is "" where the store has no shards. No attribute ever holds a
-// key. A shard that rejects every call answers, and an operator must act: a password, a
-// right or memory is missing. Through OpenTelemetry's Prometheus exporter names and labels come out as
-// those of package promlimit, so that the same dashboard serves both.
+// The attribute op is sync, take, check, refund or reset. The attribute cause is a sync's,
+// as in [reservoir.StoreCall], and "" for other calls. The attribute outcome is ok,
+// unavailable, rejected or unknown. The attribute shard is "" if the store has no shards.
+// No attribute holds a key. A shard that rejects every call answers, but an operator must
+// act, because a password, a right or memory is missing. OpenTelemetry's Prometheus
+// exporter gives the metrics the names and labels of package promlimit, so both can use
+// the same dashboard.
 //
 // # Spans
 //
-// A span is made of each call to the store after it has ended, with its true
-// start: "reservoir sync", of kind client, with the attributes reservoir.op,
-// .cause, .reason (why a batch had its size), .want, .granted, and error.type of
-// a failed call, which is the class of the error. Decisions made in memory, which
-// are nearly all, have none.
+// Each call to the store gets a span after it has ended, with its true start: "reservoir
+// sync", of kind client. Its attributes are reservoir.op, .cause, .reason (why a batch had
+// its size), .want, .granted and, for a failed call, error.type, which is the class of the
+// error. Decisions made in memory, which are nearly all, get no span.
 //
-// Spans have no parent: a fetch serves all callers that wait for it, and most
-// fetches are ahead of any caller. So they are sampled by themselves, as root
-// spans; one a store call may be more than you want to keep. WithTracerProvider of
-// noop.NewTracerProvider() turns them off.
+// Spans have no parent, because a fetch serves all callers that wait for it, and most
+// fetches are made before any caller needs them. So a sampler sees them as root spans. One
+// span for each store call may be more than you want to keep. To turn spans off, pass
+// noop.NewTracerProvider() to WithTracerProvider.
 package otellimit
 
 import (
@@ -80,7 +79,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// scope names the instrumentation, as OpenTelemetry wants it: the import path.
+// scope names the instrumentation. OpenTelemetry asks for the import path.
 const scope = "github.com/go-reservoir/reservoir/contrib/otellimit"
 
 // Option changes a default of New.
@@ -92,26 +91,25 @@ type config struct {
 	attrs   []attribute.KeyValue
 }
 
-// WithMeterProvider sets where metrics go; by default to the global provider.
+// WithMeterProvider sets the provider of metrics. The default is the global provider.
 func WithMeterProvider(p metric.MeterProvider) Option { return func(c *config) { c.meters = p } }
 
-// WithTracerProvider sets where spans go; by default to the global provider.
+// WithTracerProvider sets the provider of spans. The default is the global provider.
 func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
 
-// WithAttributes adds attributes to every metric and span, such as the limiter's
-// name, by which several limiters of a process are told apart. By default there
-// are none.
+// WithAttributes adds attributes to every metric and span, such as a name that
+// distinguishes several limiters of one process. By default there are none.
 func WithAttributes(attrs ...attribute.KeyValue) Option {
 	return func(c *config) { c.attrs = append(c.attrs, attrs...) }
 }
 
-// Source is what has Stats: a *reservoir.Limiter.
+// Source is a *[reservoir.Limiter], or anything else with Stats.
 type Source interface {
 	Stats() reservoir.Stats
 }
 
-// Telemetry is the metrics and spans of one limiter. It is safe for concurrent
-// use. Make it with New, and Close it.
+// Telemetry makes the metrics and spans of one limiter. It is safe for concurrent use.
+// Make it with [New], and Close it.
 type Telemetry struct {
 	attrs     []attribute.KeyValue
 	tracer    trace.Tracer
@@ -126,7 +124,7 @@ type Telemetry struct {
 	source Source
 }
 
-// New makes the instruments. Its error is the provider's.
+// New makes the instruments. It returns the errors of the meter provider.
 func New(opts ...Option) (*Telemetry, error) {
 	c := config{meters: otel.GetMeterProvider(), tracers: otel.GetTracerProvider()}
 	for _, o := range opts {
@@ -141,22 +139,22 @@ func New(opts ...Option) (*Telemetry, error) {
 	return t, nil
 }
 
-// Hooks returns what feeds spans, the duration of store calls and the state of
-// shards, for reservoir.WithHooks. reservoir.JoinHooks adds others to it.
+// Hooks returns hooks that record spans, the duration of store calls and the state of
+// shards, for [reservoir.WithHooks]. To use other hooks as well, see [reservoir.JoinHooks].
 func (t *Telemetry) Hooks() reservoir.Hooks {
 	return reservoir.Hooks{StoreCall: t.call, ShardState: t.state}
 }
 
-// Watch sets whose Stats are observed from now on. Until then, and after
-// Watch(nil), there are no such metrics. Stats of a closed Limiter may still be
-// read.
+// Watch sets the source of the Stats to observe from now on. Before the first Watch, and
+// after Watch(nil), the metrics from Stats are absent. The Stats of a closed Limiter may
+// still be observed.
 func (t *Telemetry) Watch(s Source) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.source = s
 }
 
-// Close ends the observation of Stats. The hooks go on as long as the limiter does.
+// Close stops the observation of Stats. The hooks still record the limiter's calls.
 func (t *Telemetry) Close() error {
 	if t.stop == nil {
 		return nil
