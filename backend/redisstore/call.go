@@ -151,8 +151,7 @@ func (c *call) judge() (now int64) {
 	switch {
 	case c.err != nil:
 		c.err = discreet(c.err)
-		network, ok := errors.AsType[net.Error](c.err)
-		if at, ends := c.ctx.Deadline(); ok && network.Timeout() && ends && !time.Now().Before(at) {
+		if network, ok := errors.AsType[net.Error](c.err); ok && network.Timeout() && c.overdue() {
 			c.err = context.DeadlineExceeded // the socket's timeout comes a moment earlier, as another error
 		}
 		if c.state.Load() == waiting {
@@ -167,11 +166,20 @@ func (c *call) judge() (now int64) {
 		return 0
 	case c.reply[0]&flagLate != 0:
 		c.err = errLate
+		if c.overdue() {
+			c.err = errOverdue
+		}
 	}
 	if c.clock != "" {
 		return 0
 	}
 	return c.reply[1]
+}
+
+// overdue reports whether the caller's own time is over.
+func (c *call) overdue() bool {
+	at, ends := c.ctx.Deadline()
+	return ends && !time.Now().Before(at)
 }
 
 // unwritten records that the server has surely not carried the call out.

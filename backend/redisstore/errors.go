@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -25,6 +26,9 @@ var (
 
 // errLate means that a script arrived after its deadline and did nothing.
 var errLate = errors.New("the server got the command too late")
+
+// errOverdue is errLate where the caller's own time is over: its context's error.
+var errOverdue = fmt.Errorf("%w: %w", context.DeadlineExceeded, errLate)
 
 // fault is a kind of failure and what it means.
 type fault struct {

@@ -40,6 +40,7 @@ func TestClassify(t *testing.T) {
 		{redis.Nil, backend.Unknown, backend.Unavailable, true}, // no reply of a script
 		{redis.ErrClosed, backend.Rejected, backend.Rejected, false},
 		{errLate, backend.Unavailable, backend.Unavailable, false},
+		{errOverdue, backend.Unavailable, backend.Unavailable, false},
 		{ErrNotReplicated, backend.Unknown, backend.Unknown, false},
 	} {
 		require.Equal(t, row.class, faultOf(row.err).class, "%v", row.err)
@@ -47,6 +48,20 @@ func TestClassify(t *testing.T) {
 		if row.err != ErrNotReplicated {
 			require.Equal(t, row.unsent, faultOf(unsent{row.err}).class, "%v", row.err)
 		}
+	}
+}
+
+// TestLateForItsCaller: a caller whose time is over gets its context's error, also where
+// the server's reply says so first.
+func TestLateForItsCaller(t *testing.T) {
+	for left, overdue := range map[time.Duration]bool{-time.Millisecond: true, time.Hour: false} {
+		ctx, cancel := context.WithTimeout(t.Context(), left)
+		defer cancel()
+		c := &call{script: takeScript, ctx: ctx, cmd: command{redis.NewIntSliceCmd(ctx)}}
+		c.cmd.SetVal([]int64{flagLate, 1, 0, 0, 0})
+		require.EqualValues(t, 1, c.judge())
+		require.Equal(t, overdue, errors.Is(c.err, context.DeadlineExceeded))
+		require.ErrorIs(t, c.err, errLate)
 	}
 }
 

@@ -122,6 +122,9 @@ func open(urls []string, opts []Option) (*Store, error) {
 	for i, u := range urls {
 		o, err := Options(u)
 		if err != nil {
+			for _, client := range clients {
+				_ = client.Close()
+			}
 			return nil, err
 		}
 		o.ReadOnly = i > 0 && o.IsClusterMode
@@ -152,13 +155,15 @@ func OpenShards(shards map[string][]string, opts ...Option) (*Shards, error) {
 	for name, urls := range shards {
 		s, err := open(urls, opts)
 		if err != nil {
-			return nil, fmt.Errorf("shard %q: %w", name, err)
+			return nil, errors.Join(fmt.Errorf("shard %q: %w", name, err), all.Close())
 		}
 		stores[name], all.stores = s, append(all.stores, s)
 	}
 	var err error
-	all.Store, err = sharding.New(stores)
-	return all, err
+	if all.Store, err = sharding.New(stores); err != nil {
+		return nil, errors.Join(err, all.Close())
+	}
+	return all, nil
 }
 
 // Close closes all shards, as [Store.Close] does.
