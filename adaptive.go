@@ -69,7 +69,7 @@ func (k *keyState) situationLocked(now int64) situation {
 	}
 }
 
-// sparePart divides the limit: so much all clients together may hold for the next large
+// sparePart divides the limit. All clients together may hold that much for the next large
 // request, while the limit is not going to run out.
 const sparePart = 20
 

@@ -143,8 +143,8 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 		return 0, 0
 	}
 	if spent := k.spentLocked(); now >= u.look {
-		// The first look only records the figures. A stock that, at the rate since the last
-		// look, will be used long before the next one is no surplus.
+		// The first look only records the figures. A stock is no surplus if the rate since
+		// the last look uses it up long before the next one.
 		if u.look != 0 && 30*w.Stock() > spent-u.lookSpent {
 			u.observe(k, now)
 			surplus = s.surplus()

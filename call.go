@@ -30,7 +30,7 @@ type client struct {
 	clock  monotime.Clock
 	keys   keytable.Table[keyState]
 	shards sync.Map     // name → *shard
-	due    atomic.Int64 // when to look for shards that all keys have left; 0 = there are none
+	due    atomic.Int64 // when to look for shards that all keys have left; 0 = no need
 	calls  inflight.Counter
 	count  counts
 
@@ -61,7 +61,7 @@ func (c *client) newCall(s *shard, key string, limit Limit, what StoreCall) *sto
 	return &storeCall{StoreCall: what, c: c, shard: s, key: key, limit: limit, begin: time.Now(), sent: c.clock.Now()}
 }
 
-// do runs f and records how it ended. Other errors of a store become a *StoreError, so
+// do runs f and records how it ended. It makes a *StoreError of every error of a store, so
 // that callers need to handle no other; a panic becomes an error too, for the caller that
 // waits. own says that ctx is the limiter's, whose end is the shard's failure; the end of
 // a caller's context says nothing of the shard.
@@ -128,8 +128,8 @@ func outcomeOf(err error) breaker.Outcome {
 	return breaker.Failed
 }
 
-// over reports whether ctx has ended, or is about to: a socket's deadline fires a
-// moment before the timer of the context that it was taken from.
+// over reports whether ctx has ended, or ends within a millisecond, because a socket's
+// deadline fires a moment before the timer of the context that it was taken from.
 func over(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return true

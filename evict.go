@@ -83,7 +83,7 @@ func (l *Limiter) closeKey(k *keyState) (f *final) {
 		} else {
 			l.count.move(k.account.Expire(k.drainLocked()))
 		}
-		if k.local != nil { // there is no time to ask which window is open
+		if k.local != nil { // Close has no time to ask which window is open
 			k.local.own = false
 		}
 		f = &final{req: k.statementLocked(now), shard: k.shard, until: now + int64(k.limit().Window)}

@@ -83,8 +83,8 @@ func (f Failure) budget(limit int64) int64 {
 	return 0
 }
 
-// local is what one key has admitted in a window without the store. A nil *local stands
-// for nothing.
+// local is what one key has admitted in a window without the store. A nil *local has
+// admitted nothing.
 type local struct {
 	window   backend.Window
 	own      bool // the process has opened the window itself; the store may have another one
@@ -119,7 +119,7 @@ func (k *keyState) forgiveLocked(r *Result, n, now int64) (wanted int64) {
 }
 
 // policyLocked answers, by the failure policy, a request for which the store call failed
-// with err. If err is not the store's, it is the answer. Callers that stay and are not
+// with err. If err is no *StoreError, it is the answer. Callers that stay and are not
 // admitted get no answer, unless an operator must act.
 func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err error) (decided bool, _ error) {
 	failure, ok := errors.AsType[*StoreError](err)

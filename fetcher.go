@@ -26,8 +26,8 @@ import (
 // makes the one decision of package next. A fetch starts after mu is unlocked, because mu
 // is never held during I/O, a callback or a wait.
 //
-// There may be a million keys, most of them seen once, so fields that only some keys need
-// (busy, use, local) are pointers, nil until then.
+// A limiter may have a million keys, most of them seen once, so fields that only some keys
+// need (busy, use, local) are pointers, nil until then.
 type keyState struct {
 	// What the hot path reads comes first: one cache line.
 	lease  atomic.Pointer[lease.Lease]
@@ -133,7 +133,7 @@ func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	n.Tag = k.name.epoch // an outage may change the name, but not the Tag, which identifies this state of the key
 	k.bound.Store(&l.limit)
 	if limit != l.limit { // or a calendar's window has another length
-		own := limit // on the heap only then
+		own := limit // on the heap only if it differs
 		k.bound.Store(&own)
 	}
 }

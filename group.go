@@ -18,8 +18,8 @@ type Group struct {
 }
 
 // NewGroup returns a group of limiters. It does no I/O. Put the limiter that refuses most
-// first, because limiters decide in order in memory, and call the store at the same time.
-// Requests to a group of no limiters return [ErrOption].
+// first, because limiters decide in this order in memory; they call the store at the same
+// time. Requests to a group of no limiters return [ErrOption].
 func NewGroup(limiters ...*Limiter) *Group { return &Group{limiters: limiters} }
 
 // Len is the number of limiters, and so of keys and costs.
@@ -31,7 +31,7 @@ type GroupResult struct {
 	// with the smallest part remaining. It is the one to report to the client.
 	Result
 
-	// Limiter is the index of the limiter that Result is of.
+	// Limiter is the index of the limiter whose answer Result is.
 	Limiter int
 
 	few  [4]Result // of all limits, when allowed, for Settle

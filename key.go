@@ -206,7 +206,7 @@ func (s *settlement) refundAlone(n int64) (back int64, q *backend.RefundRequest)
 	return n, &backend.RefundRequest{Client: name, Window: r.window(), Total: n}
 }
 
-// chargePart divides the window: for so long settled debt may wait for a statement.
+// chargePart divides the window. Settled debt may wait that long for a statement.
 const chargePart = 20
 
 // more charges n tokens that the request has used above its charge.

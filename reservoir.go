@@ -108,7 +108,7 @@ func (l *Limiter) Allow(ctx context.Context, key string) (r Result, err error) {
 }
 
 // AllowN asks for n tokens of key, all or none. Usually it decides in memory; without
-// stock the caller waits for a fetch that it shares with others, see [WithFetchTimeout].
+// stock the caller waits for a fetch that it shares with others (see [WithFetchTimeout]).
 // A refusal is a [Result] and charges nothing. An error means that no decision was made:
 // [ErrKey], [ErrTokens], [ErrLimit], [ErrExceedsLimit], [ErrConflict], [ErrClosed], a
 // [*StoreError], or the error of ctx.
@@ -339,11 +339,11 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 // settled twice, it counts twice, but no more goes back than requests have used. Settle
 // returns [ErrResult] if r is not of key, and [ErrTokens] if used is negative.
 //
-// Direct results have no stock, and neither do keys past [WithMaxKeys] or forgotten after
-// [WithIdle]. For them Settle may make a store call, bounded by ctx. If it fails, the
-// store may not have received the figures: the next refund of the key repeats them, and an
-// overrun counts as Overdrawn. Call Settle before Close: after Close it returns
-// [ErrClosed], and unused tokens expire.
+// Direct calls have no stock, and neither do keys past [WithMaxKeys] and keys that were
+// forgotten after [WithIdle]. For them Settle may make a store call, bounded by ctx. If
+// the call fails, the store may not have received the figures: the next refund of the key
+// repeats them, and an overrun counts as Overdrawn. Call Settle before Close, because
+// afterwards it returns [ErrClosed], and unused tokens expire.
 func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) error {
 	if err := l.validateKey(key); err != nil {
 		return err
@@ -360,8 +360,8 @@ func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) 
 // may be used again from now on. It costs a store call. This process serves from the new
 // window at once. Other processes learn of it when they next ask the store: when their
 // stock is used up or, if they refuse, at their next probe. All processes together probe
-// some 20 times a window, so with many processes that takes long. Tokens that others hold
-// of the old window come on top of the limit; [WithStranding] says how many may lie idle.
+// some 20 times a window, so with many processes that takes long. Tokens of the old window
+// that others hold come on top of the limit; [WithStranding] says how many may lie idle.
 // If no window is open, Reset does nothing. After an error of class Unknown the window may
 // be a fresh one.
 func (l *Limiter) Reset(ctx context.Context, key string) error {

@@ -32,7 +32,7 @@ type Result struct {
 
 	// Remaining is how many tokens this process could still get in the window, at most
 	// Limit: what the store had left at the last reading, and the stock. Other processes
-	// spend from what the store has left too. It is exact for [Direct] results.
+	// spend from what the store has left too. Remaining is exact for [Direct] results.
 	Remaining int64
 
 	// Reset is the stored end of the window, to the millisecond, which is the same
@@ -49,8 +49,8 @@ type Result struct {
 	charged int64  // tokens, to the window that ends at Reset
 }
 
-// admit fills in r for n tokens of k, after which that stock is left. A Result is nine
-// words, so the hot path writes it where the caller will read it.
+// admit fills in r for n tokens of k that were spent; stock is what is left. A Result has
+// nine words, so the hot path writes it where the caller will read it.
 func (r *Result) admit(k *keyState, w *lease.Lease, n, stock int64, from Source) {
 	limit := k.bound.Load().Tokens
 	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
@@ -301,7 +301,7 @@ func (l *Limiter) recheck(k *keyState, n int64) error {
 	return l.relimit(k)
 }
 
-// relimit takes over the limit of now, from WithLimits or the calendar. It holds no lock
+// relimit applies the present limit, from WithLimits or the calendar. It holds no lock
 // while it calls the user's function.
 func (l *Limiter) relimit(k *keyState) error {
 	if !l.varies() {
@@ -316,7 +316,7 @@ func (l *Limiter) relimit(k *keyState) error {
 
 // relimitLocked makes limit the key's limit. A caller in line that wants more gets
 // ErrExceedsLimit. An open window keeps its length. A special limit is kept in plan, beside
-// the one under which the account is stated, and callers in line start over.
+// the limit under which the account is stated, and callers in line start over.
 func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	w, was := k.lease.Load(), k.limit()
 	line := k.busy.callers()

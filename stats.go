@@ -114,7 +114,7 @@ type counts struct {
 
 // unasked counts spent tokens that are not the first of their request: the other tokens of
 // each request, and tokens settled above a charge. Spent less unasked is the number of
-// requests, which the hot path does not count. There are many counters, so that processors
+// requests, which the hot path does not count. It has many counters, so that processors
 // that admit requests of different keys do not share one.
 type unasked [16]struct {
 	atomic.Int64

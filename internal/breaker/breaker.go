@@ -156,7 +156,7 @@ func (b *Breaker) set(open, rejecting bool, err error, now int64) {
 	b.changes = append(b.changes, Change{Open: open, Rejecting: rejecting, Err: err})
 }
 
-// Reset closes the breaker of a shard that no key is on any more.
+// Reset closes the breaker of a shard that has no keys any more.
 func (b *Breaker) Reset(now int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package deadline provides a context whose timer starts only when somebody waits for it.
+// Package deadline provides a context whose timer starts only when Done is called.
 //
 // context.WithTimeout starts a timer and makes a channel at once. Most store calls are
 // over long before their deadline, and nobody waits for it. Timer and channel were a

@@ -39,10 +39,10 @@ type pace struct {
 
 // The constants of the estimates. A Part divides the window or the limit.
 const (
-	coldPart    = 3               // of the window: the longest that a batch should last while nothing is known
-	coldLeast   = 20              // the part of the window that is the shortest
-	horizonPart = 60              // of the window: how long a batch should last if the limit outlasts its forecast
-	horizonMax  = 5 * time.Minute // the longest that a batch should last in any window
+	coldPart    = 3               // of the window: the longest time for a batch while nothing is known
+	coldLeast   = 20              // of the window: the shortest time for such a batch
+	horizonPart = 60              // of the window: the time for a batch if the limit outlasts its forecast
+	horizonMax  = 5 * time.Minute // the longest time for a batch in any window
 	memoryPart  = 6               // of the window: the shortest memory of the mean rate
 	memoryMost  = 5               // windows: the longest memory of the mean rate
 	memoryCount = 100             // requests that the mean rate should span

@@ -12,7 +12,7 @@ import (
 // ErrGoexit is the error of a call in which the store called runtime.Goexit.
 var ErrGoexit = errors.New("the store called runtime.Goexit")
 
-// panicError is a panic on its way.
+// panicError is a panic as an error.
 type panicError struct {
 	value any
 	stack []byte

@@ -1,5 +1,5 @@
 // Package inflight counts calls in flight, so that a Close can wait for their end. A
-// sync.WaitGroup does not suit, because calls may begin while somebody waits.
+// sync.WaitGroup does not suit, because calls may begin while a Close waits.
 package inflight
 
 import "sync"

@@ -21,7 +21,7 @@ import (
 type Lease struct {
 	Window backend.Window // never changes
 
-	// Three estimates of the window's end. They differ because the store read its clock
+	// These three estimates of the window's end differ because the store read its clock
 	// at an unknown instant between sending and reply. Stock is spent only before
 	// deadline, the earliest. Results report reset. After late the window is surely over,
 	// and a request opens the next one.
@@ -49,8 +49,8 @@ func New(w backend.Window) *Lease {
 }
 
 // Read applies a reading of the store that was requested at sent and came at now. The
-// closest bounds of all readings count, but late never falls below deadline: the store
-// counts in microseconds, and its clock may be set. Owner.
+// closest bounds of all readings count. Late never falls below deadline, although the
+// store counts in microseconds and its clock may be set. Owner.
 func (l *Lease) Read(s backend.State, sent, now int64) {
 	left := int64(s.Left)
 	deadline := max(l.deadline.Load(), sent+left-left/drift)

@@ -50,7 +50,7 @@ type Facts struct {
 	Charge      int64 // when to state debt at the latest; 0 = the store has confirmed all
 	Unconfirmed bool  // the store has not confirmed all returned tokens
 
-	// The window. Over is when it is surely over; 0 = none is known.
+	// The window. Over is when it is surely over; 0 = no window is known.
 	Alive   bool  // its tokens may be spent
 	Over    int64 // when a request opens the next window
 	Spread  int64 // delay after Over, so that processes do not all call at once
@@ -64,8 +64,8 @@ type Facts struct {
 	Look    int64 // when to look for a surplus again; 0 = no need
 }
 
-// Step returns why the key should call the store now; or None, and when to look again if
-// nothing happens before.
+// Step returns why the key should call the store now. If it returns None, it also returns
+// when to look again, unless an event comes before.
 //
 //	callers wait > debt that is due > returns > probe > window over and used > end near > surplus > re-order point
 func Step(f Facts) (Cause, int64) {
@@ -110,8 +110,8 @@ func forCallers(f Facts) (Cause, int64) {
 	return None, at
 }
 
-// resolution is that of the store's window ends: a window that is over here may be open
-// there for so much longer.
+// resolution is the unit of the store's window ends. A window that is over here may be
+// open there for that much longer.
 const resolution = int64(1e6)
 
 // forAccount decides on debt, returned tokens and probes, while their window is open.

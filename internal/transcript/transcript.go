@@ -24,7 +24,7 @@ func Rerun(document []byte, run func(command string) string) []byte {
 	})
 }
 
-// commands are the lines after "$ ", with those that continue them.
+// commands are the lines after "$ ", with their continuation lines.
 func commands(block string) (all []string) {
 	lines := strings.Split(block, "\n")
 	for i := 0; i < len(lines); i++ {

@@ -159,7 +159,7 @@ const (
 // stays, parked. A parked waiter holds no token, so waiters behind it that do not stay
 // are served, but no waiter that stays passes another that stays.
 func (l *Line[R]) Serve(hand, left int64, reachable func(w *Waiter[R], ahead int64) bool, verdict func(*Waiter[R], Verdict)) int64 {
-	var ahead int64 // tokens of those who stay for the reset
+	var ahead int64 // tokens of parked waiters
 	for w := l.head; w != nil; {
 		next := w.next
 		switch blocked := w.Stays && ahead > 0; {
@@ -190,7 +190,7 @@ func sum(a, b int64) int64 {
 	return b
 }
 
-// unparkFrom makes w and all behind it active: they wait for the next fetch.
+// unparkFrom makes w and all behind it active, so that they wait for the next fetch.
 func (l *Line[R]) unparkFrom(w *Waiter[R]) {
 	for ; w != nil; w = w.next {
 		l.park(w, false)
