@@ -101,8 +101,8 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 		return f
 	}
 	f.Over = w.Late()
-	// A fetch has just found the old window again, though it is over by our clock: the
-	// store's clock is behind, or a millisecond is left. Asking at once would be a loop.
+	// A fetch has just found the old window again, though it is over by our clock, because
+	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	f.Ending = k.busy != nil && k.busy.futile > 0 && !f.Alive
 	if f.Alive && k.account.Unpaid() > 0 {
 		f.Charge = 1 // at once
@@ -203,8 +203,8 @@ func (f *fetch) returnLocked(w *lease.Lease, surplus int64) {
 }
 
 // statementLocked states the account and asks for nothing. It leaves out a window that the
-// process has opened by itself, because the store may have another one and would take the
-// figures for grants that it has forgotten.
+// process has opened without the store, because the store may have another one and would
+// take the figures for grants that it has forgotten.
 func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 	limit := k.limit()
 	q := backend.SyncRequest{
@@ -271,8 +271,8 @@ func (f *fetch) run() {
 	reply, err = c.sync(ctx, true, f.req)
 }
 
-// relimit is Limiter.relimit before f is sent, whose statement was written under the old
-// limit. It starts nothing, because f is in flight.
+// relimit is Limiter.relimit for f, whose statement was written under the old limit. It
+// starts nothing, because f is in flight.
 func (f *fetch) relimit() error {
 	k := f.k
 	if !k.l.varies() {
@@ -354,8 +354,8 @@ func (f *fetch) stuckLocked(now int64) {
 
 // applyLocked applies the reply to f. The reply is one of four: the open window has another
 // length, and nothing has changed; the open window's name, for a process that has opened a
-// window by itself; figures of a window that the key has left meanwhile; or, nearly
-// always, the account as the store has it, and a grant.
+// window without the store; figures of a window that the key has left meanwhile; or,
+// nearly always, the account as the store has it, and a grant.
 func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	k := f.k
 	k.l.count.recovered.Add(r.Recovered)

@@ -383,7 +383,7 @@ func (d *direct) overhearLocked(now int64) {
 }
 
 // bookLocked records what the call has charged, or its refusal. If the refusal is of a
-// window that a Reset elsewhere has opened, a probe must find that window and end the old.
+// window that a Reset elsewhere has opened, a probe must end the old window here.
 func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	k, n := d.k, d.req.Tokens
 	w := k.lease.Load()

@@ -43,8 +43,8 @@ var (
 	FailOpen = Failure{mode: failOpen}
 )
 
-// FailLocal lets each process by itself admit at most share of the limit, 0 to 1, per
-// window: with 0.05, 20 processes together admit one limit, on top of what was charged
+// FailLocal lets each process admit at most share of the limit, 0 to 1, per window without
+// the store: with 0.05, 20 processes together admit one limit, on top of what was charged
 // before the outage. A share of less than one token admits nobody. The key must stay in
 // memory until its window ends, even if the store is back before, so keys past
 // [WithMaxKeys] get [FailClosed].
@@ -72,7 +72,7 @@ func (f Failure) validate() error {
 	return nil
 }
 
-// budget is how many tokens of a limit a process may admit by itself in a window.
+// budget is how many tokens of a limit a process may admit without the store in a window.
 func (f Failure) budget(limit int64) int64 {
 	switch f.mode {
 	case failOpen:
@@ -94,8 +94,8 @@ type local struct {
 // in reports whether w is the window in which requests were admitted.
 func (o *local) in(w *lease.Lease) bool { return o != nil && w != nil && o.window == w.Window }
 
-// opened reports whether the process has opened w by itself, and must first ask the store
-// which window is open there.
+// opened reports whether the process has opened w without the store, and must first ask the
+// store which window is open there.
 func (o *local) opened(w *lease.Lease) bool { return o.in(w) && o.own }
 
 // forgiveLocked takes back n of the tokens that r was admitted for without the store. Debt
@@ -161,7 +161,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 }
 
 // localLocked returns what was admitted without the store in the window at now. If the
-// last window is surely over, the process opens one by itself, which the store adopts when
+// last window is surely over, the process opens one of its own, which the store adopts when
 // it is back, if it has no other open. So tokens are charged to the window in which they
 // were admitted, and to no later one.
 func (k *keyState) localLocked(now int64) *local {

@@ -29,7 +29,7 @@ import (
 // A limiter may have a million keys, most of them seen once, so fields that only some keys
 // need (busy, use, local) are pointers, nil until then.
 type keyState struct {
-	// What the hot path reads comes first: one cache line.
+	// The fields that the hot path reads come first, in one cache line.
 	lease  atomic.Pointer[lease.Lease]
 	l      *Limiter
 	bound               // the limit, which may change

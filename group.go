@@ -64,8 +64,8 @@ func (g *Group) AllowN(ctx context.Context, n int64, keys ...string) (GroupResul
 	return g.allow(ctx, costs{all: n}, keys)
 }
 
-// AllowEach is [Group.AllowN] with a cost for each limit, in tokens: one request, 4,000
-// tokens of a model, 12,000 millionths of a dollar. cost[i] is for limiter i; a limiter
+// AllowEach is [Group.AllowN] with a cost for each limit, in tokens, such as 1 request, 4,000
+// tokens of a model and 12,000 millionths of a dollar. cost[i] is for limiter i; a limiter
 // whose cost is 0 is not asked.
 func (g *Group) AllowEach(ctx context.Context, cost []int64, keys ...string) (GroupResult, error) {
 	if len(cost) != len(g.limiters) {

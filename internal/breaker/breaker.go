@@ -130,7 +130,7 @@ func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch bool) {
 }
 
 // answered records that the shard answers, and reports whether this is the first
-// rejection. For calm after a rejection, served calls do not end the rejecting state.
+// rejection. Served calls do not end the rejecting state until calm has passed.
 func (b *Breaker) answered(now int64, rejects bool, err error) (first bool) {
 	b.probing, b.failures, b.pause, b.cause = false, 0, 0, nil
 	switch {

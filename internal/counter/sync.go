@@ -51,7 +51,7 @@ func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
 	return s.out
 }
 
-// enter finds the window. A store that has none adopts the client's.
+// enter finds the window. A store without a window adopts the client's.
 func (s *statement) enter(c *Counter) {
 	window, length := int64(s.Window), s.Limit.Window.Milliseconds()
 	s.fresh = !c.Open(s.now)

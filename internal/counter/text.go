@@ -28,7 +28,7 @@ const resetMark = " 1"
 var errText = errors.New("the value is not a counter of this version")
 
 // AppendText implements encoding.TextAppender. It never fails. Equal counters have
-// equal texts: an unchanged text is an unchanged counter.
+// equal texts, so an unchanged text is an unchanged counter.
 func (c *Counter) AppendText(b []byte) ([]byte, error) {
 	b = fmt.Appendf(b, "%s %d %d %d", format, c.stop, c.length, c.used)
 	if c.own != nil {

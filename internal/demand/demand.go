@@ -12,7 +12,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Demand estimates how a key is used, from its second fetch on. A nil *Demand is that of
+// Demand estimates how a key is used, from its second fetch on. A nil *Demand stands for
 // a key with one fetch at most. A Demand is not safe for concurrent use.
 type Demand struct {
 	pace

@@ -35,7 +35,7 @@ type Lease struct {
 	denied    atomic.Int64 // until when more than stock and remaining is denied; not positive = ask the store
 }
 
-// none is a re-order point that no stock falls to.
+// none is a re-order point to which no stock falls.
 const none = -1
 
 // drift bounds how much two clocks differ in speed: 1/drift, 500 parts in a million.

@@ -15,7 +15,7 @@ import (
 // Clock counts nanoseconds since Init: monotonic time plus the time for which the machine
 // was suspended. Call Init before use; then the Clock is safe for concurrent use.
 //
-// The wall clock is read once in lookEvery, so that Now usually costs one reading of
+// The wall clock is read once per lookEvery, so that Now usually costs one reading of
 // the monotonic clock and two loads.
 type Clock struct {
 	base    time.Time
@@ -51,10 +51,10 @@ func (c *Clock) Now() int64 {
 }
 
 // look compares the two clocks. Between looks the wall clock may gain 1/1000 by
-// slewing; what it gains beyond that and jump counts as slept. A jump, in either
-// direction, is believed only when a second reading confirms it: a goroutine may have
-// been held up between the two halves of the first. If two goroutines see the same jump,
-// because one was held up, only one counts it.
+// slewing; a gain above that and jump counts as slept. A jump, in either
+// direction, is believed only when a second reading confirms it, because a goroutine may
+// have been held up between the two halves of the first. If two goroutines see the same
+// jump, because one was held up, only one counts it.
 func (c *Clock) look(t int64) {
 	due := c.next.Load()
 	if t < due || !c.next.CompareAndSwap(due, t+lookEvery) {

@@ -70,9 +70,9 @@ func New(store *memstore.Store, log func(format string, args ...any)) *Net {
 	return &Net{store: store, log: log, posted: map[int]int{}}
 }
 
-// Port returns the port of limiter who. Its calls time out skew after their deadlines, or
-// before if skew is negative. A caller's own time-out may fall on the deadline, and skew
-// gives the two an order.
+// Port returns the port of limiter who. Its calls time out later than their deadlines by
+// skew, or earlier if skew is negative. A caller's own time-out may fall on the deadline,
+// and skew gives the two an order.
 func (n *Net) Port(who int, skew time.Duration) *Port { return &Port{n, who, skew} }
 
 // Inspect returns what the store has of key.
