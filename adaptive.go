@@ -11,15 +11,15 @@ import (
 	"github.com/go-reservoir/reservoir/internal/next"
 )
 
-// Sizing decides how many tokens a key fetches at a time: Fixed(n), Ladder(min,
-// max) or Adaptive(min, max). The zero Sizing is an error of New. Whatever the
-// policy, a batch is ordered before the stock is gone, so that nobody waits for it.
+// Sizing decides how many tokens a key fetches at a time: [Fixed], [Ladder] or
+// [Adaptive]. New returns [ErrOption] for the zero Sizing. Every Sizing orders a batch
+// before the stock is gone, so that nobody waits for it.
 type Sizing struct{ policy demand.Policy }
 
-// Fixed fetches n tokens at a time, at least 1, and more only where so many callers
-// wait. It is right where demand is known and even, and n more than is used during one
-// fetch: up to n tokens in each process may lie idle when the limit has run out.
-// Fixed(1) holds nothing, so each request waits for a call.
+// Fixed fetches n tokens at a time, at least 1, and more only if callers wait for more. It
+// suits a known and even demand, with an n above what is used during one fetch. Up to n
+// tokens in each process may lie idle when the limit has run out. Fixed(1) holds nothing,
+// so each request waits for a call.
 func Fixed(n int64) Sizing { return Sizing{demand.Policy{Kind: demand.Fixed, Min: n, Max: n}} }
 
 // Ladder climbs from min towards max: half as much again when a batch was used
@@ -30,10 +30,9 @@ func Ladder(min, max int64) Sizing {
 	return Sizing{demand.Policy{Kind: demand.Ladder, Min: min, Max: max}}
 }
 
-// Adaptive, the default, fetches what the key's demand will use for as long as
-// the limit is expected to last, before the stock runs out, and lets the store
-// taper that as the limit runs out. min, at least 1, and max, at least min, bound
-// one batch in tokens; a max of 0 is no bound.
+// Adaptive, the default, fetches what the key is expected to use while the limit lasts,
+// and lets the store taper batches as the limit runs out. min, at least 1, and max, at
+// least min, bound one batch in tokens; a max of 0 is no bound.
 func Adaptive(min, max int64) Sizing {
 	return Sizing{demand.Policy{Kind: demand.Adaptive, Min: min, Max: max}}
 }
@@ -50,14 +49,14 @@ func (s Sizing) validate() error {
 	return nil
 }
 
-// situation is how a key stands when a batch, a re-order point or a surplus is to be sized.
+// situation is the state of a key when a batch, a re-order point or a surplus is sized.
 type situation struct {
 	*config
 	limit  Limit
-	demand *demand.Demand // nil for a key that was fetched for once at most
+	demand *demand.Demand // nil for a key with one fetch at most
 	lease  *lease.Lease
 	now    int64
-	peers  int64         // processes that share the key, this one too
+	peers  int64         // processes that share the key, including this one
 	idle   int64         // this process' part of the tokens that may lie idle
 	short  bool          // the limit will run out before the window ends
 	lead   time.Duration // from ordering a batch to having it
@@ -70,7 +69,7 @@ func (k *keyState) situationLocked(now int64) situation {
 	}
 }
 
-// sparePart of the limit may be held by all clients together for the next large
+// sparePart divides the limit. All clients together may hold that much for the next large
 // request, while the limit is not going to run out.
 const sparePart = 20
 
@@ -80,7 +79,7 @@ func (s *situation) reorder() int64 {
 		return 0
 	}
 	idle := s.idle
-	if !s.short { // what is held lacks to nobody
+	if !s.short { // nobody lacks what is held
 		idle = max(idle, s.limit.Tokens/sparePart/s.peers)
 	}
 	return s.demand.Reorder(s.limit, s.lead, idle)
@@ -91,8 +90,8 @@ func (k *keyState) idle() int64 {
 	return int64(k.l.stranding*float64(k.bound.Load().Tokens)) / int64(max(k.clients, 1))
 }
 
-// strand is how many tokens may lie idle in all processes; -1 asks the store to grant what
-// is wanted, as it is.
+// strand is how many tokens may lie idle in all processes; -1 asks the store to grant
+// exactly what is wanted.
 func (s *situation) strand() int64 {
 	if !s.guided() {
 		return -1
@@ -100,7 +99,7 @@ func (s *situation) strand() int64 {
 	return s.demand.Idle(s.sizing.policy, s.stranding, s.limit.Tokens, s.peers, s.reorder())
 }
 
-// batch asks the policy for the size of a batch and the reason in a word.
+// batch asks the policy for the size of a batch and the reason in a word or two.
 func (s *situation) batch(spent, stock, waiting int64) (int64, string) {
 	left, open := s.left()
 	return s.demand.Batch(s.sizing.policy, demand.Situation{
@@ -108,14 +107,14 @@ func (s *situation) batch(spent, stock, waiting int64) (int64, string) {
 	})
 }
 
-// surplus is what will not be used and others may want.
+// surplus is how many tokens of the stock will not be used, and others may want.
 func (s *situation) surplus() int64 {
 	left, _ := s.left()
 	return s.demand.Surplus(s.limit.Window, left, s.lasts(), s.lease.Stock(), s.idle)
 }
 
-// left is the time in which tokens of the window may be spent; the whole of the next one
-// if none is open.
+// left is how long tokens of the window may still be spent, or the length of the next
+// window if none is open.
 func (s *situation) left() (left time.Duration, open bool) {
 	if !s.lease.Alive(s.now) {
 		return s.limit.Window, false
@@ -131,27 +130,27 @@ func (s *situation) lasts() time.Duration {
 	return s.demand.Lasts(s.limit.Window, s.limit.Window-time.Duration(s.lease.Late()-s.now), true)
 }
 
-// usage is what is known of a key in use.
+// usage is the part of a key's state that only a key in use needs.
 type usage struct {
 	demand.Demand
 	timer   *time.Timer
-	due     int64         // when it fires
+	due     int64         // when timer fires
 	replied int64         // when the store answered last
-	spread  int64         // after the reset, for processes not to come at once
-	backoff int64         // after a failed fetch, no other before this
+	spread  int64         // delay after the reset, so that processes do not all call at once
+	backoff int64         // after a failed fetch, the earliest time of the next
 	pause   time.Duration // of the last back-off; it doubles
 	recheck int64         // when a refused key asks WithLimits again
-	charge  int64         // when the store is to hear of debt at the latest
+	charge  int64         // when to state debt at the latest
 
 	look      int64 // when to look for a surplus; 0 = not yet
 	lookSpent int64 // tokens spent in all at the last look
 	ample     bool  // requests gave back more than may lie idle: look whether it is used
 
 	failed   int64 // when a fetch failed last
-	rejected bool  // that fetch was rejected
+	rejected bool  // the last fetch was rejected
 }
 
-// demand is nil for a key that was fetched for once at most.
+// demand returns the estimate, nil for a key with one fetch at most.
 func (u *usage) demand() *demand.Demand {
 	if u == nil {
 		return nil
@@ -171,7 +170,7 @@ func (u *usage) arm(now, at int64) {
 	u.timer.Reset(time.Duration(at - now))
 }
 
-// The pause after a failed fetch, before one that no caller needs at once. It doubles.
+// The pause after a failed fetch, before a fetch that no caller needs at once. It doubles.
 const (
 	firstPause   = 2 * time.Millisecond
 	longestPause = time.Second
@@ -182,7 +181,7 @@ func (u *usage) backOff(now int64) {
 	u.backoff = now + int64(u.pause/2+chance.Part(u.pause/2))
 }
 
-// usageLocked gives the key a usage of its own.
+// usageLocked returns the key's usage, making one if there is none.
 func (k *keyState) usageLocked() *usage {
 	if k.use != nil {
 		return k.use
@@ -193,14 +192,14 @@ func (k *keyState) usageLocked() *usage {
 		k.event(func(int64) int64 { k.use.due = 0; return 0 })
 	})
 	k.use.timer.Stop()                                 // until it is armed
-	if w := k.lease.Load(); w != nil && k.since != 0 { // it was read once, then
+	if w := k.lease.Load(); w != nil && k.since != 0 { // it was read once, at k.since
 		k.use.Opened(limit.Window, 0, 0)
 		k.use.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.Late() - k.since), Remaining: w.Remaining()}, 0)
 	}
 	return k.use
 }
 
-// spread is how long after a reset this process waits before it comes.
+// spread is how long after a reset this process waits before it calls the store.
 func spread(window time.Duration) int64 {
 	return int64(chance.Part(min(window/spreadPart, spreadMax)))
 }

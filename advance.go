@@ -14,8 +14,8 @@ import (
 	"github.com/go-reservoir/reservoir/internal/next"
 )
 
-// This file is what a key does of itself. After every event it serves the line, asks
-// package next what to do, and starts that fetch or sets the timer for the next look.
+// This file has what a key does without a caller. After every event it serves the line,
+// asks package next what to do, and starts that fetch or sets the timer for the next look.
 // The reply to a fetch is an event too.
 
 // fetch is a statement to the store, from its order to the reply.
@@ -25,7 +25,7 @@ type fetch struct {
 	cause   next.Cause
 	reason  string // for the size of the batch
 	last    uint64 // sequence number of the last caller that it was sized for
-	ordered int64  // time, before its goroutine had to find a processor
+	ordered int64  // time of the order, before its goroutine was scheduled
 	shard   *shard
 	own     bool // it only asks which window is open
 }
@@ -37,7 +37,7 @@ func asks(why next.Cause) bool {
 
 // advanceLocked ends every event; see keyState.event. It returns the fetch to start.
 func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
-	if k.plan != counted { // what is at hand, or has just come, goes back, and nobody is served or refused from it
+	if k.plan != counted { // tokens at hand go back, and nobody is served or refused from them
 		k.deniedUntil = 0
 		if k.lease.Load().Alive(now) && k.heldLocked() > 0 {
 			k.account.Return(k.drainLocked())
@@ -45,10 +45,10 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 	}
 	k.serveLocked(now, false)
 	w, denied := k.lease.Load(), k.deniedUntil
-	if denied != 0 && k.l.limits != nil { // callers come by the lock now and then, to ask whether the limit was raised
+	if denied != 0 && k.l.limits != nil { // now and then callers take the lock, to ask whether the limit was raised
 		denied = min(denied, k.use.recheck)
 	}
-	if k.busy.callers().Active() == 0 { // otherwise a newcomer could take what the line is about to be fetched for
+	if k.busy.callers().Active() == 0 { // otherwise a newcomer could take what the line waits for
 		k.busy.publish(w, denied)
 	}
 	facts := k.factsLocked(now, wanted)
@@ -73,13 +73,13 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 	return f
 }
 
-// What a key looks ahead by, as parts of the window.
+// How far a key looks ahead. A Part divides the window.
 const (
 	lookPart    = 60  // between looks for a surplus
-	refreshPart = 50  // before the end, to learn the end better
+	refreshPart = 50  // before the end, to read the end once more
 	spreadPart  = 200 // over which processes spread their calls at the reset
 	spreadMax   = 5 * time.Millisecond
-	worthOne    = 0.1 // callers that would wait, for a refresh to be worth a call
+	worthOne    = 0.1 // expected waiting callers above which a refresh is worth a call
 )
 
 // factsLocked returns all facts of the key except its surplus. It changes nothing.
@@ -101,8 +101,8 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 		return f
 	}
 	f.Over = w.Late()
-	// A fetch has just found the old window again, though it is over by our clock: the
-	// store's runs behind, or a millisecond is still to go. To ask at once would be a loop.
+	// A fetch has just found the old window again, though it is over by our clock, because
+	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	f.Ending = k.busy != nil && k.busy.futile > 0 && !f.Alive
 	if f.Alive && k.account.Unpaid() > 0 {
 		f.Charge = 1 // at once
@@ -118,8 +118,8 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	window := k.limit().Window
 	f.Regular = k.l.ahead() && u.Regular(window)
 	f.Used = u.UsedIn(k.spentLocked(), k.denied.Load())
-	// The two bounds of the window's end lie apart. Callers in between would wait; where
-	// some are likely, look once more when the end is near.
+	// Callers that come between the two bounds of the window's end would wait. If some are
+	// likely, read the end once more when it is near.
 	at, gap := w.Late()-int64(window)/refreshPart, time.Duration(w.Late()-w.Deadline())
 	if f.Regular && u.replied < at && u.Within(gap) > worthOne {
 		f.Refresh = at
@@ -127,14 +127,14 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	return f
 }
 
-// lookLocked looks, now and then, for tokens that are worth giving back, and says when
-// to look again; 0 = no need. A key that leaves, or has direct calls, keeps none.
+// lookLocked looks, now and then, for tokens that are worth giving back. at is when to look
+// again; 0 = no need. A key that leaves, or makes direct calls, keeps no tokens.
 func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 	w, u := k.lease.Load(), k.use
 	switch {
 	case k.leaving || k.l.direct:
 		return w.Stock(), 0
-	case !u.ample && (!k.l.guided() || !k.short), !w.Alive(now): // mostly: an event is to cost little
+	case !u.ample && (!k.l.guided() || !k.short), !w.Alive(now): // the usual case, which must be cheap
 		return 0, 0
 	}
 	s := k.situationLocked(now)
@@ -143,8 +143,8 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 		return 0, 0
 	}
 	if spent := k.spentLocked(); now >= u.look {
-		// The first look only notes where it stands. What goes long before the next one,
-		// at the pace since the last, is no surplus.
+		// The first look only records the figures. A stock is no surplus if the rate since
+		// the last look uses it up long before the next one.
 		if u.look != 0 && 30*w.Stock() > spent-u.lookSpent {
 			u.observe(k, now)
 			surplus = s.surplus()
@@ -154,9 +154,9 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 	return surplus, u.look
 }
 
-// prepareLocked writes the statement. Some only state the account; others ask for a batch.
-// What is known of the demand is brought up to date first, from the second fetch on: most
-// keys are fetched for once, and one observation says nothing.
+// prepareLocked writes the statement, which may ask for a batch. From the second fetch on
+// it first brings the demand estimate up to date. Most keys are fetched for once, and one
+// observation says nothing.
 func (f *fetch) prepareLocked(wanted, surplus int64) {
 	k := f.k
 	w := k.lease.Load()
@@ -187,7 +187,7 @@ func (f *fetch) prepareLocked(wanted, surplus int64) {
 	k.busy.fetch = f
 }
 
-// returnLocked takes what goes back out of the stock, unless it has been used meanwhile.
+// returnLocked takes the surplus out of the stock, unless it has been used meanwhile.
 func (f *fetch) returnLocked(w *lease.Lease, surplus int64) {
 	k := f.k
 	if surplus == 0 {
@@ -202,9 +202,9 @@ func (f *fetch) returnLocked(w *lease.Lease, surplus int64) {
 	}
 }
 
-// statementLocked is the account as it stands, asking for nothing. A window that the
-// process has opened by itself is not stated: the store may have another, and would take
-// this one's figures for grants that it has forgotten.
+// statementLocked states the account and asks for nothing. It leaves out a window that the
+// process has opened without the store, because the store may have another one and would
+// take the figures for grants that it has forgotten.
 func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 	limit := k.limit()
 	q := backend.SyncRequest{
@@ -219,8 +219,8 @@ func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 	return q
 }
 
-// sizeLocked writes into the statement how much to ask for. What the first in line lacks
-// the store is to grant as a whole or not at all.
+// sizeLocked writes into the statement how much to ask for. The store must grant all that
+// the first caller in line lacks, or nothing.
 func (f *fetch) sizeLocked(wanted int64) {
 	k, now := f.k, f.ordered
 	s, line := k.situationLocked(now), k.busy.callers()
@@ -231,7 +231,7 @@ func (f *fetch) sizeLocked(wanted int64) {
 	if line.Active() > 0 {
 		reserved = hand
 	}
-	least := wanted // a probe for a refused caller is worth a grant only if it serves one
+	least := wanted // a grant to a probe is useful only if it serves the refused request
 	if first := line.First(); first != nil {
 		least = max(first.N-reserved, 0)
 	}
@@ -247,7 +247,7 @@ func (f *fetch) sizeLocked(wanted int64) {
 	s.demand.Asked(q.Want, k.spentLocked())
 }
 
-// run makes the statement. It is the only part of a fetch that is not under the lock.
+// run sends the statement. It is the only part of a fetch that is not under the lock.
 func (f *fetch) run() {
 	l := f.k.l
 	defer l.calls.End()
@@ -266,13 +266,13 @@ func (f *fetch) run() {
 		err = failed
 		return
 	}
-	ctx := deadline.After(context.Background(), l.fetchTimeout) // no caller's: it may leave, the fetch goes on for the others
+	ctx := deadline.After(context.Background(), l.fetchTimeout) // not a caller's context: that caller may leave, and the others still need the fetch
 	defer ctx.Release()
 	reply, err = c.sync(ctx, true, f.req)
 }
 
-// relimit is Limiter.relimit before a fetch: the statement was made under the limit that
-// was known. There is nothing to start, since f is in flight.
+// relimit is Limiter.relimit for f, whose statement was written under the old limit. It
+// starts nothing, because f is in flight.
 func (f *fetch) relimit() error {
 	k := f.k
 	if !k.l.varies() {
@@ -290,8 +290,8 @@ func (f *fetch) relimit() error {
 	return err
 }
 
-// complete takes in the end of f and serves the line. It returns the fetch to make then.
-// A key that was leaving may be forgotten.
+// complete applies the end of f and serves the line. It returns the next fetch, if one is
+// due. A leaving key may be retired.
 func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then *fetch) {
 	k := f.k
 	var leaving bool
@@ -319,12 +319,12 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 	return then
 }
 
-// failedLocked takes in that f has failed. A caller gives up when its own fetch, or the
-// one before it, has timed out: those who came while f was in flight have waited long
-// enough if it took all its time. Others have a fetch of their own.
+// failedLocked answers callers after f has failed. If f has timed out, it also answers the
+// callers that came while f was in flight, because they have waited long enough. Otherwise
+// they get a fetch of their own.
 func (f *fetch) failedLocked(now int64, err error) {
 	k, last := f.k, f.last
-	k.unheard = true // also of a call that was turned away: an attempt before may have arrived
+	k.unheard = true // even if the call was turned away: an earlier attempt may have arrived
 	if now-f.ordered >= int64(k.l.fetchTimeout) {
 		last = k.busy.line.Last()
 	}
@@ -334,9 +334,9 @@ func (f *fetch) failedLocked(now int64, err error) {
 	k.answerLocked(last, now, err)
 }
 
-// stuckLocked counts fetches that served none of those for whom they were made: grants
-// that were dead on arrival, their window being over. The next fetch opens a new one; if
-// that happens again and again the network is slower than the window.
+// stuckLocked counts fetches in a row that served none of their callers, because the grants
+// came after the end of their window. The next fetch opens a new window. If that happens
+// three times, the network is slower than the window.
 func (f *fetch) stuckLocked(now int64) {
 	k := f.k
 	first := k.busy.line.First()
@@ -352,9 +352,9 @@ func (f *fetch) stuckLocked(now int64) {
 	k.answerLocked(f.last, now, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
 }
 
-// applyLocked takes in what the store answered to f. There are four answers: the open
-// window has another length, and nothing has changed; which window is open, for a
-// process that had opened one by itself; a window that the key has left meanwhile; or,
+// applyLocked applies the reply to f. The reply is one of four: the open window has another
+// length, and nothing has changed; the open window's name, for a process that has opened a
+// window without the store; figures of a window that the key has left meanwhile; or,
 // nearly always, the account as the store has it, and a grant.
 func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	k := f.k
@@ -363,7 +363,7 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	if f.req.Leaving {
 		k.unheard = false
 	}
-	if f.req.Leaving || !k.leaving { // somebody has come meanwhile
+	if f.req.Leaving || !k.leaving { // unless the key began to leave after f
 		k.farewell = false
 	}
 	if k.use != nil {
@@ -375,11 +375,11 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	}
 	w := k.lease.Load()
 	if f.own && k.local.opened(w) {
-		if k.local.own = false; r.Window == 0 { // the store will adopt this one
+		if k.local.own = false; r.Window == 0 { // the store will adopt our window
 			return
 		}
-		k.local.window, r.Carried = r.Window, true // debt goes along
-	} else if w != nil && w.Window != f.req.Window { // left meanwhile: the next statement hears of the grant again
+		k.local.window, r.Carried = r.Window, true // the debt goes along
+	} else if w != nil && w.Window != f.req.Window { // left meanwhile: the store will hand the grant over again
 		k.unheard = true
 		k.usageLocked().failed = now
 		return
@@ -393,9 +393,9 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	f.forecastLocked(r, w, now)
 }
 
-// bookLocked brings the account up to date, and enters the window that it is of then. What
-// was held in the window before has expired, unless the store has carried it over. Debt
-// that the store has charged is no burst of demand: it was used over the whole outage.
+// bookLocked applies the reply to the account, and enters the reply's window. Tokens held
+// in the window before have expired, unless the store has carried them over. Debt that the
+// store has charged is no burst of demand, because it was used over the whole outage.
 func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *lease.Lease {
 	k := f.k
 	var held int64
@@ -403,7 +403,7 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 	moved := w == nil && r.Window != 0 || w != nil && w.Window != r.Window
 	if moved {
 		held = k.drainLocked()
-		if r.Carried && k.local.in(w) { // its debt is charged there, so it is of that window's share
+		if r.Carried && k.local.in(w) { // its debt is charged there, so it counts in that window's share
 			k.local.window = r.Window
 		}
 	}
@@ -419,11 +419,11 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 	if k.local != nil {
 		k.use.demand().Skip(m.Taken - r.Grant)
 	}
-	k.counted = uint16(min(r.Clients, math.MaxUint16)) // not before: in a new window the last one's count stays
+	k.counted = uint16(min(r.Clients, math.MaxUint16)) // not before enterLocked, which keeps the last window's count
 	return w
 }
 
-// forecastLocked takes from a reply what it says of the rest of the window.
+// forecastLocked derives from a reply what to expect of the rest of the window.
 func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, now int64) {
 	k, limit := f.k, f.k.limit()
 	if r.Lasted > 0 {
@@ -432,8 +432,8 @@ func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, now int64) {
 	k.short = demand.Short(limit, r.State)
 	k.use.demand().Forecast(limit, r.State, r.Lasted)
 	k.small = r.Remaining > 0 && (r.Learning || f.req.Want > f.req.Need && r.Grant <= f.req.Need)
-	k.deniedUntil = 0                                           // the reading is newer
-	if r.Remaining == 0 && f.req.Limit.Tokens >= limit.Tokens { // which may have been raised since
+	k.deniedUntil = 0                                           // the reading is newer than the denial
+	if r.Remaining == 0 && f.req.Limit.Tokens >= limit.Tokens { // the limit was not raised since
 		k.denyLocked(w, now)
 	} else {
 		k.use.demand().Exhausted(0)
@@ -443,13 +443,13 @@ func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, now int64) {
 		reorder = s.reorder()
 	}
 	w.SetReorder(reorder)
-	// The batch may be smaller than what goes while the next is on its way. The hot path
-	// tells only of a stock that falls to the re-order point, not of one that is below it.
+	// The batch may be smaller than what is used during the next fetch. The hot path
+	// reports only a stock that falls to the re-order point, not one that is below it.
 	k.low = asks(f.cause) && reorder > 0 && k.use.demand().Regular(limit.Window) && k.heldLocked()-k.busy.line.Tokens() <= reorder
 }
 
-// enterLocked makes window the current one; the account has left the one before, where
-// so many tokens were spent by then. 0 is no window.
+// enterLocked makes window the current one; 0 is no window. The account has left the one
+// before, and spent is how many tokens requests had used by then.
 func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.Lease {
 	k.small, k.short, k.low, k.deniedUntil, k.clients = false, false, false, 0, k.counted
 	if u := k.use; u != nil {
@@ -467,7 +467,7 @@ func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.L
 	return w
 }
 
-// switchLocked is enterLocked where the store has said nothing of the account.
+// switchLocked is enterLocked if no reply has said anything of the account.
 func (k *keyState) switchLocked(window backend.Window, now int64) *lease.Lease {
 	spent := k.spentLocked()
 	k.l.count.move(k.account.Leave(k.drainLocked()))

@@ -17,33 +17,33 @@ import (
 	"github.com/go-reservoir/reservoir/internal/monotime"
 )
 
-// This file is the one frame of every store call: how long it may take, what its end
-// says of the shard, what is counted, and what the hooks are told. No lock is held. At
-// its end are the calls for one request: those of WithDirect, and of keys past WithMaxKeys.
+// This file has the one frame of every store call: how long it may take, what its end says
+// of the shard, what is counted, and what the hooks get. No lock is held during a call.
+// The calls for one request, of WithDirect and of keys past WithMaxKeys, come last.
 
 // client is the store as a limiter calls it, shard by shard. Nothing else calls the store.
-// Fields without a lock are written once, by New, and only read after, or have their own.
+// Its fields are written only by New, or are safe for concurrent use.
 type client struct {
 	config
 	store  backend.Store
-	parts  interface{ Shard(key string) string } // the store, if its parts fail by themselves; or nil
+	parts  interface{ Shard(key string) string } // the store, if its parts fail independently; or nil
 	clock  monotime.Clock
 	keys   keytable.Table[keyState]
 	shards sync.Map     // name → *shard
-	due    atomic.Int64 // when to look for shards that all keys have left; 0 = there are none
+	due    atomic.Int64 // when to look for shards that all keys have left; 0 = no need
 	calls  inflight.Counter
 	count  counts
 
 	unasked unasked
 
 	id     string
-	undone atomic.Uint32   // names of single refunds
+	undone atomic.Uint32   // counts client names that are used for one call
 	life   context.Context // the limiter's; probes end with it
 	end    context.CancelFunc
 }
 
-// storeCall is one call to the store. It belongs to nobody: a fetch or a direct call
-// runs in a goroutine of its own under the fetch timeout, whatever becomes of who asked.
+// storeCall is one call to the store. It belongs to no caller: a fetch or a direct call
+// runs in a goroutine of its own under the fetch timeout, even if its callers leave.
 type storeCall struct {
 	StoreCall
 	c     *client
@@ -53,7 +53,7 @@ type storeCall struct {
 	begin time.Time
 	sent  int64
 	end   int64
-	made  bool // it was: there is something to report
+	made  bool // the call was made, so there is something to report
 }
 
 // newCall returns a call that is sent now.
@@ -61,10 +61,10 @@ func (c *client) newCall(s *shard, key string, limit Limit, what StoreCall) *sto
 	return &storeCall{StoreCall: what, c: c, shard: s, key: key, limit: limit, begin: time.Now(), sent: c.clock.Now()}
 }
 
-// do runs f and records how it ended. Whatever a store returns becomes a *StoreError,
-// so that callers need to know no other; a panic becomes an error too, for who waits.
-// own says that ctx is the limiter's, whose end is the shard's failure; the end of a
-// caller's says nothing of the shard.
+// do runs f and records how it ended. It makes a *StoreError of every error of a store, so
+// that callers need to handle no other; a panic becomes an error too, for the caller that
+// waits. own says that ctx is the limiter's, whose end is the shard's failure; the end of
+// a caller's context says nothing of the shard.
 func (s *storeCall) do(ctx context.Context, own bool, f func(context.Context) error) (err error) {
 	err = guard.ErrGoexit // unless the store returns
 	defer func() { err = s.record(err, !own && over(ctx)) }()
@@ -72,7 +72,7 @@ func (s *storeCall) do(ctx context.Context, own bool, f func(context.Context) er
 	return err
 }
 
-// record notes the end of the call. left says that its caller's time was over.
+// record records the end of the call. left says that the caller's context was over.
 func (s *storeCall) record(err error, left bool) error {
 	s.Duration, s.end, s.made = time.Since(s.begin), s.c.clock.Now(), true
 	s.c.count.calls.Add(1)
@@ -89,7 +89,7 @@ func (s *storeCall) record(err error, left bool) error {
 		s.shard.remember(s.key, s.limit)
 	}
 	cause := err
-	if failure != nil { // the cause that callers are told, without what a store has wrapped it in
+	if failure != nil { // the cause that callers get, without what a store has wrapped it in
 		cause = failure
 	}
 	if s.Op != "check" && s.shard.Record(s.sent, s.end, outcome, cause) { // a replica may have answered a Check
@@ -109,12 +109,12 @@ func (s *storeCall) sync(ctx context.Context, own bool, q backend.SyncRequest) (
 		return s.c.conflict(reply.State, err)
 	})
 	if reply.Length != 0 {
-		s.Err = ErrConflict // told, also where the limit may have changed
+		s.Err = ErrConflict // reported even if the limit may have changed
 	}
 	return reply, err
 }
 
-// outcomeOf says what the end of a call tells of the shard.
+// outcomeOf is what the error of a call says of the shard.
 func outcomeOf(err error) breaker.Outcome {
 	var failure *StoreError
 	switch {
@@ -128,8 +128,8 @@ func outcomeOf(err error) breaker.Outcome {
 	return breaker.Failed
 }
 
-// over reports whether ctx has ended, or is about to: a socket's deadline fires a
-// moment before the timer of the context that it was taken from.
+// over reports whether ctx has ended, or ends within a millisecond, because a socket's
+// deadline fires a moment before the timer of the context that it was taken from.
 func over(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return true
@@ -138,8 +138,8 @@ func over(ctx context.Context) bool {
 	return ok && time.Until(d) < time.Millisecond
 }
 
-// report tells the hooks. It comes last, so that a slow hook delays nobody who
-// waits. A panic of a hook has no caller to go to: it is logged.
+// report calls the hooks. It comes last, so that a slow hook delays no caller. No caller
+// could get a hook's panic, so it is logged.
 func (s *storeCall) report() {
 	hooks := &s.c.hooks
 	if hooks.StoreCall != nil {
@@ -151,9 +151,9 @@ func (s *storeCall) report() {
 	}
 }
 
-// detached makes a call for one caller and returns its error, or that of ctx. The
-// call goes on when ctx ends first, for as long as the fetch timeout lasts, and then
-// abandoned is called with its end.
+// detached makes a call for one caller and returns the call's error, or that of ctx. If
+// ctx ends first, the call goes on until the fetch timeout, and then abandoned gets its
+// error.
 func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit, what StoreCall, f func(context.Context, *storeCall) error, abandoned func(err error)) error {
 	if !c.calls.Begin() {
 		return ErrClosed
@@ -196,10 +196,9 @@ func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit
 	return ctx.Err()
 }
 
-// take makes a direct call for n tokens. Those that come when the caller has left go
-// back.
+// take makes a direct call for tokens. Tokens that come after the caller has left go back.
 func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ backend.TakeReply, sent int64, _ error) {
-	var reply backend.TakeReply // the call's own: it may end when the caller has left
+	var reply backend.TakeReply // not the caller's: the call may end after the caller has left
 	var begun int64
 	err := c.detached(ctx, s, r.Key, r.Limit, StoreCall{Op: "take", Want: r.Tokens}, func(ctx context.Context, call *storeCall) (err error) {
 		begun = call.sent
@@ -223,8 +222,8 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 	return backend.TakeReply{}, 0, err
 }
 
-// conflict is ErrConflict if the open window has another length than the limit, which
-// cannot change.
+// conflict returns err, or ErrConflict if the open window has a length that the limit
+// never has.
 func (c *client) conflict(s backend.State, err error) error {
 	if err == nil && s.Length != 0 && !c.mayBe(s.Length) {
 		return ErrConflict
@@ -247,7 +246,7 @@ func (c *client) undo(s *shard, r backend.RefundRequest) {
 		c.count.returned.Add(r.Total)
 		return
 	}
-	c.count.expired.Add(r.Total) // with its window
+	c.count.expired.Add(r.Total) // they expire with their window
 }
 
 func (c *client) refund(ctx context.Context, s *shard, r backend.RefundRequest) (int64, error) {
@@ -281,7 +280,7 @@ func (c *client) check(ctx context.Context, s *shard, key string, limit Limit) (
 
 // reset opens a fresh window. It is never repeated.
 func (c *client) reset(ctx context.Context, s *shard, r backend.ResetRequest) (state backend.State, sent int64, err error) {
-	var reply backend.State // the call's own: it may end when the caller has left
+	var reply backend.State // not the caller's: the call may end after the caller has left
 	var begun int64
 	err = c.detached(ctx, s, r.Key, r.Limit, StoreCall{Op: "reset"}, func(ctx context.Context, call *storeCall) (err error) {
 		begun = call.sent
@@ -302,18 +301,18 @@ func (c *client) failed(ctx context.Context, err error) error {
 	return err
 }
 
-// once is a client's name that is used for one call and never again.
+// once returns a client name that is used for one call and never again.
 func (c *client) once() string { return c.clientOf(c.number()) }
 
-// number is the epoch of such a name. No account has it.
+// number returns the epoch of such a name, which no account has.
 func (c *client) number() uint32 { return 1<<31 | c.undone.Add(1)&(1<<31-1) }
 
-// clientOf is how the account of an epoch calls itself to the store.
+// clientOf is the client name of an epoch in the store.
 func (c *client) clientOf(epoch uint32) string {
 	return c.id + "." + strconv.FormatUint(uint64(epoch), 36)
 }
 
-// direct is a call for one request for tokens of a key. It leaves the stock alone.
+// direct is a store call for one request. It leaves the stock alone.
 type direct struct {
 	k     *keyState
 	req   backend.TakeRequest
@@ -347,8 +346,8 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, 
 	return r, ErrConflict
 }
 
-// complete takes in the end of the call. again says that the open window has another
-// length, with which the call may be made once more.
+// complete applies the end of the call. again says that the open window has another
+// length, and that the call may be made once more with that length.
 func (d *direct) complete(ctx context.Context, err error) (r Result, again bool, _ error) {
 	d.k.event(func(now int64) int64 {
 		switch {
@@ -369,7 +368,7 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 	return r, again, err
 }
 
-// overhearLocked takes in the reading that came with the call. It says nothing of the
+// overhearLocked applies the reading that came with the call. A reading says nothing of the
 // account, so it never ends a window whose tokens may be spent.
 func (d *direct) overhearLocked(now int64) {
 	k, s := d.k, d.reply.State
@@ -383,8 +382,8 @@ func (d *direct) overhearLocked(now int64) {
 	w.Read(s, d.sent, now)
 }
 
-// bookLocked notes what the call has charged, or that it was refused. The refusal of a window
-// that a Reset elsewhere has opened is news: a probe is to learn of it, and to end the old one.
+// bookLocked records what the call has charged, or its refusal. If the refusal is of a
+// window that a Reset elsewhere has opened, a probe must end the old window here.
 func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	k, n := d.k, d.req.Tokens
 	w := k.lease.Load()
@@ -402,7 +401,7 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 		k.l.bookAlone(r, k.node.Hash)
 	default:
 		k.denied.Add(1)
-		if current && now >= k.deniedUntil && d.req.Limit.Tokens >= k.limit().Tokens { // which may have been raised since
+		if current && now >= k.deniedUntil && d.req.Limit.Tokens >= k.limit().Tokens { // the limit was not raised since
 			k.denyLocked(w, now)
 		} else if !current && w.Alive(now) {
 			return n
@@ -411,8 +410,8 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	return 0
 }
 
-// bookAlone notes what a direct call has charged that no key's account has. It is refunded
-// under a name of its own.
+// bookAlone records what a direct call has charged outside any key's account. A refund of
+// it has a client name of its own.
 func (c *client) bookAlone(r *Result, hash uint32) {
 	c.count.taken.Add(r.charged)
 	c.count.spent.Add(r.charged)
@@ -431,7 +430,7 @@ func taken(t backend.TakeReply, q backend.TakeRequest, limit Limit) Result {
 	return r
 }
 
-// stateless serves a request for a key that there is no room to remember.
+// stateless serves a request for a key that has no room in memory.
 func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int64) (Result, error) {
 	q := backend.TakeRequest{Key: l.storeKey(key), Limit: limit.Plain(), Tokens: n}
 	q.End, q.Next = calendarEnds(limit, time.Now())
@@ -447,7 +446,7 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 			return Result{}, err
 		case err != nil:
 			return l.withoutStore(key, limit, n, err)
-		case t.Length != 0: // the limit has changed since, but its window has not
+		case t.Length != 0: // the limit has changed since, but the open window has not
 			q.Limit.Window = t.Length
 			continue
 		}

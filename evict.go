@@ -14,11 +14,11 @@ import (
 	"github.com/go-reservoir/reservoir/internal/next"
 )
 
-// This file is what goes back: the stock of idle keys, and all at Close.
+// This file hands tokens back: the stock of idle keys, and all stock at Close.
 
-// owesLocked reports whether the store must hear that the key leaves: because of what
-// it holds or may have been granted, or because others share the key and probe as often
-// as so many should.
+// owesLocked reports whether a statement must say that the key leaves: because of tokens
+// that it holds or may have been granted, or because others share the key and space their
+// probes by the number of clients.
 func (k *keyState) owesLocked(now int64) bool {
 	w, closed := k.lease.Load(), k.l.closed.Load()
 	if !w.Alive(now) { // the store may have opened a window since, and granted
@@ -28,9 +28,9 @@ func (k *keyState) owesLocked(now int64) bool {
 	return k.heldLocked() > 0 || k.account.Outstanding() || k.unheard || k.clients > 1 || closed && k.account.Granted()
 }
 
-// retireIfDone ends a leaving key, unless it is still needed. Its counts move all at once, as
-// Stats sees it: what it has spent would seem to go back, and be a restart to a metrics
-// system.
+// retireIfDone ends a leaving key, unless it is still needed. Stats must see all of its
+// counts move at once. Otherwise a count would seem to go back, which a metrics system
+// takes for a restart.
 func (l *Limiter) retireIfDone(k *keyState) {
 	l.counting.Lock()
 	defer l.counting.Unlock()
@@ -43,8 +43,8 @@ func (l *Limiter) retireIfDone(k *keyState) {
 	}
 }
 
-// retireLocked ends the key: what it still holds has expired, and its counts become the
-// limiter's.
+// retireLocked ends the key. Tokens that it still holds have expired, and its counts become
+// the limiter's.
 func (k *keyState) retireLocked() {
 	if k.retired {
 		return
@@ -60,7 +60,8 @@ func (k *keyState) retireLocked() {
 	k.l.keys.Delete(k.node)
 }
 
-// final is a key's account at Close, all of it returned, until the store has confirmed that.
+// final is a key's account at Close: all tokens are returned, but the store has not
+// confirmed it.
 type final struct {
 	account account.Account
 	req     backend.SyncRequest
@@ -68,7 +69,7 @@ type final struct {
 	until   int64 // the window is over by then
 }
 
-// closeKey retires k. It returns the account that is to be handed back, if there is one.
+// closeKey retires k. It returns the account to hand back, or nil if there is none.
 func (l *Limiter) closeKey(k *keyState) (f *final) {
 	l.counting.Lock()
 	defer l.counting.Unlock()
@@ -82,7 +83,7 @@ func (l *Limiter) closeKey(k *keyState) (f *final) {
 		} else {
 			l.count.move(k.account.Expire(k.drainLocked()))
 		}
-		if k.local != nil { // there is no time to ask which window is open
+		if k.local != nil { // Close has no time to ask which window is open
 			k.local.own = false
 		}
 		f = &final{req: k.statementLocked(now), shard: k.shard, until: now + int64(k.limit().Window)}
@@ -92,18 +93,17 @@ func (l *Limiter) closeKey(k *keyState) (f *final) {
 	return f
 }
 
-// attempts is how often a last statement is made, at most. It can be repeated without
-// harm.
+// attempts is how often, at most, a last statement is made. Repeating it does no harm.
 const (
 	attempts  = 5
 	lastPause = 20 * time.Millisecond // between them, or half of it
 )
 
-// sayGoodbye makes a key's last statement, and again as long as the store answers with
-// tokens whose grant had been lost. What it cannot hand back stays charged until the
-// window ends.
+// sayGoodbye makes a key's last statement, and repeats it while the store hands over tokens
+// whose grant had been lost. Tokens that it cannot hand back stay charged until the window
+// ends.
 func (l *Limiter) sayGoodbye(ctx context.Context, f *final) error {
-	defer func() { l.count.move(f.account.Leave(0)) }() // nothing, where all was handed back
+	defer func() { l.count.move(f.account.Leave(0)) }() // nothing moves if all was handed back
 	for try := 1; ; try++ {
 		reply, err := l.lastCall(ctx, f)
 		if err == nil {
@@ -120,7 +120,7 @@ func (l *Limiter) sayGoodbye(ctx context.Context, f *final) error {
 			continue
 		}
 		again := ctx.Err() == nil && try < attempts && !f.shard.Open() && l.clock.Now() <= f.until
-		if conflict := errors.Is(err, ErrConflict); conflict { // another's window is open: ours is over
+		if conflict := errors.Is(err, ErrConflict); conflict { // a window of another limit is open, so ours is over
 			again, err = false, nil
 		}
 		if again && pause(ctx, lastPause/2+chance.Part(lastPause/2), nil) == nil {
@@ -150,11 +150,11 @@ func soonerThan(ctx context.Context, d time.Duration) bool {
 	return ok && time.Until(t) < d
 }
 
-// sweeper evicts idle keys by a timer that is armed only while keys are held: an
-// idle limiter runs no goroutine and holds none.
+// sweeper evicts idle keys by a timer that is armed only while keys are held, so a limiter
+// without keys runs nothing.
 type sweeper struct {
 	l     *Limiter
-	armed atomic.Bool // a sweep is to come or under way; set under mu
+	armed atomic.Bool // a sweep is due or under way; set under mu
 	mu    sync.Mutex
 	over  bool
 	timer *time.Timer
@@ -192,17 +192,17 @@ func (s *sweeper) sweep() {
 		}
 		return !l.closed.Load()
 	})
-	s.armed.Store(false) // one at a time, though it may take longer than keys may be idle
+	s.armed.Store(false) // not before the end: a sweep may take longer than the idle time
 	if l.keys.Len() > 0 {
 		s.arm()
 	}
 }
 
-// visit looks at a key once in an idle time. A key that was not used since the last
-// sweep leaves: it gives back what it holds, and is forgotten when the store has heard
-// of that or the window has ended. How a key stands tells whether it was used, so that
-// the hot path need not note the time. A key that came after accounts were last renamed
-// stays: the next state of it would speak in its name.
+// visit looks at a key once per idle time. A key that was not used since the last sweep
+// leaves: it gives back what it holds, and is forgotten when the store has confirmed that
+// or the window has ended. A fingerprint of the key's counts shows whether it was used, so
+// that the hot path need not record the time. A key that is newer than the last rename
+// stays, because its next state would have the same account name.
 func (s *sweeper) visit(k *keyState) (leaving bool) {
 	k.event(func(now int64) int64 {
 		w := k.lease.Load()
@@ -212,7 +212,7 @@ func (s *sweeper) visit(k *keyState) (leaving bool) {
 		}
 		same := mark == k.mark
 		k.mark = mark
-		// What FailLocal has admitted is its share of the window; what any policy has, is to be charged.
+		// Tokens that FailLocal has admitted count against its share; debt of any policy must be charged.
 		needed := k.local.in(w) && w.Alive(now) && k.local.admitted > 0 && (k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
 		if !same || k.retired || k.busy != nil || k.name == k.l.account.Load() || needed {
 			return undecided
@@ -237,19 +237,18 @@ func (s *sweeper) stop() {
 // givers is how many keys are handed back at a time.
 const givers = 32
 
-// Close ends the limiter: callers that wait get ErrClosed, fetches in flight are
-// awaited, and all stock is handed back to the store, each for as long as ctx
-// lasts. It returns the first failure; tokens that could not be handed back stay
-// charged until their windows end. A shard that is away is not waited for. Close does
-// not close the store. A later call waits for the first one to end, for as long as its
-// own context lasts, and returns the same.
+// Close ends the limiter. Callers that wait get [ErrClosed]. While ctx lasts, Close waits
+// for fetches in flight and hands all stock back to the store. It returns the first
+// failure; tokens that could not be handed back stay charged until their windows end.
+// Close does not wait for a shard that is away, and does not close the store. A later call
+// waits for the first one to end, while its own context lasts, and returns the same error.
 func (l *Limiter) Close(ctx context.Context) error {
 	if l.closed.CompareAndSwap(false, true) {
 		go func() {
 			l.closeErr = l.close(ctx)
 			close(l.closeDone)
 		}()
-		if ctx.Err() != nil { // then it calls no store
+		if ctx.Err() != nil { // close then calls no store
 			<-l.closeDone
 		}
 	}
@@ -269,7 +268,7 @@ func (l *Limiter) Close(ctx context.Context) error {
 func (l *Limiter) close(ctx context.Context) error {
 	l.end()
 	l.sweeper.stop()
-	l.keys.All(func(n *keytable.Node[keyState]) bool { // who waits is sent away, who comes is refused
+	l.keys.All(func(n *keytable.Node[keyState]) bool { // waiting callers get ErrClosed, as new ones do from now on
 		k := &n.State
 		k.event(func(int64) int64 {
 			line := k.busy.callers()

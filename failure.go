@@ -17,9 +17,9 @@ import (
 	"github.com/go-reservoir/reservoir/internal/next"
 )
 
-// Failure is what callers without stock get while the store is away: FailClosed,
-// FailOpen or FailLocal(share). Callers with stock never notice: their tokens are
-// charged already. The zero Failure is no policy and an error of New.
+// Failure is what callers without stock get while the store is away: [FailClosed],
+// [FailOpen] or [FailLocal]. Callers with stock notice nothing, because their tokens are
+// charged already. The zero Failure is no policy; [New] returns [ErrOption] for it.
 type Failure struct {
 	mode  mode
 	share float64
@@ -35,31 +35,31 @@ const (
 )
 
 var (
-	// FailClosed, the default, is an error: no decision was made.
+	// FailClosed, the default, returns a [*StoreError]: no decision was made.
 	FailClosed = Failure{mode: failClosed}
 
-	// FailOpen admits every request: an outage of the store is an outage of
-	// the limit, and of nothing else.
+	// FailOpen admits every request, so callers without stock have no limit during
+	// an outage of the store.
 	FailOpen = Failure{mode: failOpen}
 )
 
-// FailLocal lets each process admit at most share of the limit, 0 to 1, per window
-// by itself: 0.05 in twenty processes is one limit together, on top of what was
-// charged before the store went away. A share of less than a token admits nobody.
-// It needs memory of the key until the window ends, also when the store is back: past
-// WithMaxKeys it is FailClosed.
+// FailLocal lets each process admit at most share of the limit, 0 to 1, per window without
+// the store: with 0.05, 20 processes together admit one limit, on top of what was charged
+// before the outage. A share of less than one token admits nobody. The key must stay in
+// memory until its window ends, even if the store is back before, so keys past
+// [WithMaxKeys] get [FailClosed].
 //
-// What FailLocal and FailOpen admit is charged when the store is back, if the
-// window in which it happened still runs; see Stats.Owed.
+// When the store is back, it charges what FailLocal and FailOpen have admitted, if the
+// window in which that happened is still open; see [Stats].Owed.
 func FailLocal(share float64) Failure { return Failure{mode: failLocal, share: share} }
 
-// WithFailure sets what callers without stock get while the store is away:
-// FailOpen, FailLocal(share) or, by default, FailClosed. A Wait that the policy does
-// not admit lasts until the store is back or its context ends, unless the store
-// rejects the call and an operator must act: then it gets the *StoreError at once. A
-// few calls in a row that fail open a circuit breaker, per shard where the store has
-// shards: from then on callers get the policy's answer at once, and a timer probes the
-// shard by calls that charge nothing.
+// WithFailure sets what callers without stock get while the store is away: [FailOpen],
+// [FailLocal] or, by default, [FailClosed]. A Wait that the policy does not admit lasts
+// until the store is back or its context ends; but if the store rejects the call, which an
+// operator must mend, the Wait returns the [*StoreError] at once. After a few failed calls
+// in a row a circuit breaker opens, one per shard if the store has shards. While it is
+// open, callers get the policy's answer at once, and a timer probes the shard by calls
+// that charge nothing.
 func WithFailure(f Failure) Option { return func(c *config) { c.failure = f } }
 
 func (f Failure) validate() error {
@@ -72,7 +72,7 @@ func (f Failure) validate() error {
 	return nil
 }
 
-// budget is how many tokens of a limit a process may admit by itself in a window.
+// budget is how many tokens of a limit a process may admit without the store in a window.
 func (f Failure) budget(limit int64) int64 {
 	switch f.mode {
 	case failOpen:
@@ -83,24 +83,24 @@ func (f Failure) budget(limit int64) int64 {
 	return 0
 }
 
-// local is what one key has admitted in a window without the store. A nil *local is of
-// a key that has not.
+// local is what one key has admitted in a window without the store. A nil *local has
+// admitted nothing.
 type local struct {
 	window   backend.Window
-	own      bool // the process has opened the window itself, and does not know what the store has
+	own      bool // the process has opened the window itself; the store may have another one
 	admitted int64
 }
 
 // in reports whether w is the window in which requests were admitted.
 func (o *local) in(w *lease.Lease) bool { return o != nil && w != nil && o.window == w.Window }
 
-// opened reports whether the process has opened w by itself, and the store is to be
-// asked first which window is open there.
+// opened reports whether the process has opened w without the store, and must first ask the
+// store which window is open there.
 func (o *local) opened(w *lease.Lease) bool { return o.in(w) && o.own }
 
-// forgiveLocked takes back n of what r was admitted for without the store: what the store was
-// not told of is no debt any more. What it has charged since goes back to it, for it may be
-// above the limit. wanted is for the event.
+// forgiveLocked takes back n of the tokens that r was admitted for without the store. Debt
+// that no statement has carried is cancelled. Tokens that the store has charged since go
+// back to the store, because they may be above the limit. wanted is for the event.
 func (k *keyState) forgiveLocked(r *Result, n, now int64) (wanted int64) {
 	o, w := k.local, k.lease.Load()
 	if o == nil || r.Source != Fallback || o.window != r.window() {
@@ -118,9 +118,9 @@ func (k *keyState) forgiveLocked(r *Result, n, now int64) (wanted int64) {
 	return 0
 }
 
-// policyLocked answers a request that the store could not be asked about because of
-// err, by the failure policy. An error that is not the store's has no policy. It
-// decides nothing for those who stay and are not admitted, unless an operator must act.
+// policyLocked answers, by the failure policy, a request for which the store call failed
+// with err. If err is no *StoreError, it is the answer. Callers that stay and are not
+// admitted get no answer, unless an operator must act.
 func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err error) (decided bool, _ error) {
 	failure, ok := errors.AsType[*StoreError](err)
 	if !ok {
@@ -146,7 +146,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 	if r.Allowed = n <= left; r.Allowed {
 		k.l.count.admittedAway.Add(1)
 		left -= n
-		f.admitted = min(f.admitted+n, backend.MaxTokens) // FailOpen has no end
+		f.admitted = min(f.admitted+n, backend.MaxTokens) // FailOpen has no bound
 		k.account.Declare(n)
 		if k.use != nil {
 			k.use.charge = 0 // at once
@@ -160,15 +160,15 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 	return true, nil
 }
 
-// localLocked returns what was admitted without the store in the window at now. Where
-// none may be open any more the process opens one by itself. The store adopts that when
-// it is back, if no other is open then: so what was admitted is charged to the window
-// in which that happened, and to no later one.
+// localLocked returns what was admitted without the store in the window at now. If the
+// last window is surely over, the process opens one of its own, which the store adopts when
+// it is back, if it has no other open. So tokens are charged to the window in which they
+// were admitted, and to no later one.
 func (k *keyState) localLocked(now int64) *local {
 	w := k.lease.Load()
 	own := w.Over(now)
 	if own {
-		if k.account.Granted() && !k.unheard && !k.busy.inFlight() { // its figures are forgotten here, so nobody may speak for it again
+		if k.account.Granted() && !k.unheard && !k.busy.inFlight() { // its figures are dropped here, so no statement may use its name again
 			k.l.rename()
 			k.name = k.l.account.Load()
 		}
@@ -184,8 +184,7 @@ func (k *keyState) localLocked(now int64) *local {
 	return k.local
 }
 
-// shard is what is known of one shard of the store, or of the whole store where it
-// has none.
+// shard is the state of one shard of the store, or of the whole store if it has no shards.
 type shard struct {
 	breaker.Breaker
 	name   string
@@ -197,14 +196,14 @@ type shard struct {
 	limit Limit
 
 	avoided string // a key whose answers say nothing of the shard
-	checked int64  // until when no Check is made, one having failed while the circuit was open
+	checked int64  // until when no Check is made while the circuit is open, because one has failed
 }
 
-// shardOf is the shard that a store key is on. A store that has shards, whose failures
-// are not each other's, has a method Shard which names them without I/O.
+// shardOf returns the shard that a store key is on. A store whose shards fail
+// independently has a method Shard, which names them without I/O.
 func (c *client) shardOf(key string) *shard {
 	var name string
-	if c.parts != nil { // it may panic, and is asked under the key's lock, where nobody could be told
+	if c.parts != nil { // it may panic, and under the key's lock no caller could get the panic
 		guard.Log(func() { name = c.parts.Shard(key) })
 	}
 	if s, ok := c.shards.Load(name); ok {
@@ -214,13 +213,13 @@ func (c *client) shardOf(key string) *shard {
 	return s.(*shard)
 }
 
-// outageError is what callers are told while a shard is away, made once.
+// outageError is the error that callers get while a shard is away, made once.
 type outageError struct{ cause, told error }
 
-// away is the error of who is not served because the circuit is open. It carries the
-// class and the cause that opened it.
+// away returns the error of callers that are not served because the circuit is open. It
+// has the class and the cause of the failure that opened it.
 func (s *shard) away() error {
-	cause := s.Cause() // a *StoreError, as record gave it; nil if it has closed again
+	cause := s.Cause() // a *StoreError, as record gave it; nil if the circuit has closed again
 	if last := s.outage.Load(); last != nil && last.cause == cause {
 		return last.told
 	}
@@ -232,8 +231,8 @@ func (s *shard) away() error {
 	return e
 }
 
-// mayCheck reports whether a Check is worth its time: a replica may answer it while the
-// primary is away.
+// mayCheck reports whether to try a Check, which a replica may answer while the primary is
+// away.
 func (s *shard) mayCheck(now int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -247,8 +246,8 @@ func (s *shard) checkFailed(now int64) {
 	s.checked = now + int64(longestPause)
 }
 
-// armReopen sets the timer for the next such question: an outage that ends is noticed
-// without traffic.
+// armReopen sets the timer for the next probe of a shard, so that the end of an outage is
+// noticed without traffic.
 func (c *client) armReopen(s *shard) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,9 +259,9 @@ func (c *client) armReopen(s *shard) {
 	}
 }
 
-// reopen asks whether a shard answers again, by a statement that asks for nothing, for
-// a key that is on it. It has time to connect: nobody waits for it. When no key is on
-// the shard any more, nobody would ask: it is forgotten.
+// reopen probes whether a shard answers again, by a statement for one of its keys that asks
+// for nothing. The probe has time to connect, because nobody waits for it. A shard without
+// keys is forgotten.
 func (c *client) reopen(s *shard) {
 	if !c.calls.Begin() {
 		return
@@ -289,12 +288,12 @@ func (c *client) reopen(s *shard) {
 	c.ask(ctx, s, key, limit)
 }
 
-// ask makes a statement for a key that asks for nothing.
+// ask makes a statement for key that asks for no tokens.
 func (c *client) ask(ctx context.Context, s *shard, key string, limit Limit) {
 	call := c.newCall(s, key, limit, StoreCall{Op: "sync", Cause: string(next.Reopen)})
 	defer call.report()
 	_, err := call.sync(ctx, true, backend.SyncRequest{Key: key, Client: c.id + ".probe", Limit: limit, Strand: -1})
-	if outcomeOf(err) == breaker.Neutral { // it says nothing of the shard: ask for another key
+	if outcomeOf(err) == breaker.Neutral { // it says nothing of the shard: next time probe with another key
 		s.avoid(key)
 	}
 }
@@ -303,8 +302,8 @@ func (c *client) ask(ctx context.Context, s *shard, key string, limit Limit) {
 // a script, on a far server.
 const connectTime = 2 * time.Second
 
-// keyOn returns a key of the shard: that of the call which failed last, if it is still
-// there, or any, but the one to avoid only where there is no other.
+// keyOn returns a key of the shard: the key of the last failed call if it is still there,
+// or any other. It returns the key to avoid only if the shard has no other.
 func (c *client) keyOn(s *shard) (key string, limit Limit, ok bool) {
 	s.mu.Lock()
 	key, limit = s.key, s.limit
@@ -322,7 +321,7 @@ func (c *client) keyOn(s *shard) (key string, limit Limit, ok bool) {
 	return key, limit, ok
 }
 
-// remember keeps the key of a call that has failed, for a probe.
+// remember keeps the key of a failed call, for a probe.
 func (s *shard) remember(key string, limit Limit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -331,14 +330,15 @@ func (s *shard) remember(key string, limit Limit) {
 	}
 }
 
-// avoid notes that the answer to a probe for the key said nothing of the shard.
+// avoid records that the answer to a probe for key said nothing of the shard.
 func (s *shard) avoid(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.key, s.avoided = "", key
 }
 
-// forgetShards forgets, a while after keys have left a shard, those that no key is on.
+// forgetShards forgets shards that are away and have no keys, a while after keys have left
+// a shard.
 func (c *client) forgetShards() {
 	t := c.due.Load()
 	if t == 0 || c.clock.Now() < t || !c.due.CompareAndSwap(t, 0) {
@@ -359,7 +359,7 @@ func (c *client) forgetShard(s *shard) {
 	c.reportShard(s)
 }
 
-// reportShard tells the hook what has changed.
+// reportShard calls the hook for each change of the shard.
 func (c *client) reportShard(s *shard) {
 	s.Report(func(now breaker.Change) {
 		if c.hooks.ShardState != nil {
@@ -370,9 +370,9 @@ func (c *client) reportShard(s *shard) {
 	})
 }
 
-// shardNow looks again for the shard of a key before the store is asked; was is the one
-// that it was on. A cluster knows none until its first answer, its slots move, and so do
-// keys in a roll-out.
+// shardNow looks the shard of a key up again before a store call; was is the shard at the
+// last call. A cluster has no shards until its first answer, its slots move, and so do keys
+// in a roll-out.
 func (c *client) shardNow(was *shard, key string) *shard {
 	s := c.shardOf(c.storeKey(key))
 	if s != was && was.Open() {
@@ -381,8 +381,8 @@ func (c *client) shardNow(was *shard, key string) *shard {
 	return s
 }
 
-// stopReopening ends the timers of shards that are away, and asks each of them for the last
-// time, at once, so that Close need not find out with each key.
+// stopReopening stops the timers of all shards, and probes each shard that is away for the
+// last time, so that Close need not try it with each key.
 func (c *client) stopReopening(ctx context.Context) {
 	var wg sync.WaitGroup
 	c.shards.Range(func(_, value any) bool {
@@ -408,7 +408,7 @@ func (s *shard) stop() {
 	}
 }
 
-// withoutStore is the failure policy for a key that there is no room to remember.
+// withoutStore is the failure policy for a key that has no room in memory.
 func (c *client) withoutStore(key string, limit Limit, n int64, err error) (Result, error) {
 	if c.failure.mode != failOpen {
 		c.count.failed.Add(1)
@@ -416,6 +416,6 @@ func (c *client) withoutStore(key string, limit Limit, n int64, err error) (Resu
 	}
 	c.count.fallbacks.Add(1)
 	c.count.admittedAway.Add(1)
-	c.count.overdrawn.Add(n) // there is nowhere to note it as debt
+	c.count.overdrawn.Add(n) // no account can record it as debt
 	return Result{Allowed: true, Limit: limit.Tokens, Reset: limit.Ends(time.Now()), Source: Fallback, key: c.keys.HashOf(key), charged: n}, nil
 }

@@ -20,17 +20,16 @@ import (
 // store, the callers in line and the fetch for them.
 //
 // The hot path (try) reads the lease and spends from it without the lock. Everything
-// else is an event (a caller, a reply, a timer, a refund), but for the end of the key and
-// Stats, after which nothing is to be decided. An event
-// changes the parts by their methods, under mu, in methods called …Locked. It ends with
-// advanceLocked, which serves the line and makes the one decision of package next. What
-// is then to be done starts when the lock is free: mu is never held during I/O, a
-// callback or a wait.
+// else is an event (a caller, a reply, a timer, a refund), except the end of the key and
+// Stats, which leave nothing to decide. An event changes the parts by their methods, under
+// mu, in methods called …Locked. It ends with advanceLocked, which serves the line and
+// makes the one decision of package next. A fetch starts after mu is unlocked, because mu
+// is never held during I/O, a callback or a wait.
 //
-// There may be a million keys, most of them seen once: what only some need is apart
-// and nil until then (busy, use, local).
+// A limiter may have a million keys, most of them seen once, so fields that only some keys
+// need (busy, use, local) are pointers, nil until then.
 type keyState struct {
-	// What the hot path reads comes first: one cache line.
+	// The fields that the hot path reads come first, in one cache line.
 	lease  atomic.Pointer[lease.Lease]
 	l      *Limiter
 	bound               // the limit, which may change
@@ -46,23 +45,23 @@ type keyState struct {
 	use     *usage // nil until the second fetch
 	local   *local // nil unless the store has been away
 
-	deniedUntil int64  // until when the store is known to have too little for somebody; 0 = ask
+	deniedUntil int64  // until when the store surely has too little for some caller; 0 = ask the store
 	since       int64  // time of the first fetch; 0 = none yet
 	mark        uint64 // fingerprint at the last sweep
-	largest     most   // of the requests since the last observation of demand
-	clients     uint16 // that share the key: the more of this window's and the last one's
-	counted     uint16 // as the store said last
-	small       bool   // the limit is too small for batches: no more is granted than is needed
+	largest     most   // the largest request since the last observation of demand
+	clients     uint16 // that share the key: the larger count of this window and the last
+	counted     uint16 // the count in the store's last reply
+	small       bool   // the limit is too small for batches: the store grants only what is needed
 	short       bool   // the limit will run out before the window ends
 	low         bool   // the stock has fallen to the re-order point, and no batch came since
-	unheard     bool   // a fetch has failed since the last that was answered: a grant may wait in the store
-	plan        plan   // what the limit says that nobody need count; the bound is then an older one
-	leaving     bool   // the key is idle, and is forgotten when the store has heard what it gives back
-	farewell    bool   // the store must hear that it leaves
+	unheard     bool   // a fetch has failed since the last answered one: a grant may wait in the store
+	plan        plan   // whether the limit is special; if so, bound is an older limit
+	leaving     bool   // the key is idle, and is forgotten when the store has confirmed its returns
+	farewell    bool   // a statement must say that the key leaves
 	retired     bool   // forgotten or closed: look the key up again
 }
 
-// busy is callers in line and the fetch in flight. A nil *busy has neither.
+// busy has the callers in line and the fetch in flight. A nil *busy has neither.
 type busy struct {
 	line     waiters.Line[outcome]
 	reserved int64  // tokens of the lease, for the line
@@ -70,7 +69,7 @@ type busy struct {
 	futile   int    // fetches in a row that served nobody
 }
 
-// nobody is the line where nobody is. It is never written.
+// nobody is the empty line of a nil *busy. It is never written.
 var nobody waiters.Line[outcome]
 
 func (b *busy) callers() *waiters.Line[outcome] {
@@ -89,9 +88,9 @@ func (b *busy) held() int64 {
 
 func (b *busy) inFlight() bool { return b != nil && b.fetch != nil }
 
-// publish lets the hot path have what the line does not need, and refuse until denied.
-// While a fetch is in flight for callers in line their tokens stay reserved, and nobody
-// is refused without the lock: what the fetch brings may be enough.
+// publish gives the hot path the tokens that the line does not need, and lets it refuse
+// until denied. While a fetch is in flight for callers in line, tokens stay reserved and
+// nobody is refused without the lock, because the fetch may bring enough.
 func (b *busy) publish(w *lease.Lease, denied int64) {
 	if w == nil || b.inFlight() && b.line.Active() > 0 {
 		return
@@ -103,11 +102,11 @@ func (b *busy) publish(w *lease.Lease, denied int64) {
 	w.Publish(n, denied)
 }
 
-// outcome is what a caller in line is told.
+// outcome is the answer to a caller in line.
 type outcome struct {
 	Result
 	err   error
-	lease *lease.Lease // that paid, when allowed
+	lease *lease.Lease // the lease that paid, if allowed
 }
 
 type waiter = waiters.Waiter[outcome]
@@ -117,7 +116,7 @@ type bound struct{ atomic.Pointer[Limit] }
 
 func (b *bound) limit() Limit { return *b.Load() }
 
-// most is the largest of the requests since it was last asked.
+// most is the size of the largest request since the last take.
 type most struct{ atomic.Uint32 }
 
 func (m *most) note(n int64) {
@@ -131,31 +130,31 @@ func (m *most) take() int64 { return int64(m.Swap(0)) }
 func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	k := &n.State
 	k.l, k.node, k.name, k.shard = l, n, l.account.Load(), l.shardOf(l.storeKey(n.Key))
-	n.Tag = k.name.epoch // and stays so when an outage changes the name: it tells this state of the key from others
+	n.Tag = k.name.epoch // an outage may change the name, but not the Tag, which identifies this state of the key
 	k.bound.Store(&l.limit)
-	if limit != l.limit { // or the window's length is another, of a calendar's
-		own := limit // on the heap only then
+	if limit != l.limit { // or a calendar's window has another length
+		own := limit // on the heap only if it differs
 		k.bound.Store(&own)
 	}
 }
 
-// undecided is what the change of an event returns where there is nothing to decide:
-// nothing has changed, or nothing that a fetch or the line depends on.
+// undecided is what an event's change returns if it has changed nothing that a fetch or
+// the line depends on.
 const undecided = -1
 
-// event changes the key and starts what is to be done next.
+// event changes the key, and starts the fetch that is due after that.
 func (k *keyState) event(change func(now int64) (wanted int64)) {
 	if f := k.update(change); f != nil {
 		go f.run()
 	}
 }
 
-// update is the part of an event that is under the lock. change returns how many tokens
-// a refused caller wanted whose denial is over: a probe asks for them.
+// update is the part of an event under the lock. change returns how many tokens a probe
+// must ask for, because a caller was refused though its denial is over.
 func (k *keyState) update(change func(now int64) (wanted int64)) *fetch {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	now := k.l.clock.Now() // not before the lock: who is served must be in time now
+	now := k.l.clock.Now() // read under the lock, because served callers must be in time now
 	if wanted := change(now); wanted != undecided {
 		return k.advanceLocked(now, wanted)
 	}
@@ -188,8 +187,8 @@ func (k *keyState) try(r *Result, n int64) bool {
 	return false
 }
 
-// spent orders a batch if left, the stock of w after something was spent, is at the re-order
-// point: of all that see it there one does.
+// spent orders a batch if left, the stock of w after a spend, is at the re-order point.
+// Only one of the callers that find it there orders.
 func (k *keyState) spent(w *lease.Lease, left int64) {
 	if !w.Low(left) {
 		return
@@ -203,13 +202,13 @@ func (k *keyState) spent(w *lease.Lease, left int64) {
 	})
 }
 
-// acquire decides with the lock, and with the store where need be. again means that
-// the state is retired.
+// acquire decides under the lock, and asks the store if needed. again means that the
+// request must start over, mostly because the state is retired.
 func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, err error, again bool) {
 	if err = k.l.recheck(k, n); err != nil {
 		return r, err, false
 	}
-	w, err, decided := k.decide(ctx, &r, n, stay && !k.limit().Shadow) // nobody waits for what is only tried
+	w, err, decided := k.decide(ctx, &r, n, stay && !k.limit().Shadow) // nobody waits for a limit in shadow
 	switch {
 	case err == errRetired:
 		return r, nil, true
@@ -223,12 +222,12 @@ func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, e
 	default:
 		r, err = k.await(ctx, w)
 	}
-	tried := stay && err == nil && !r.Allowed && !r.Shadowed // and now it is in earnest
+	tried := stay && err == nil && !r.Allowed && !r.Shadowed // the limit has just left shadow
 	return r, err, err == errRetired || tried
 }
 
-// decide answers the caller from memory or by the failure policy, or puts it in line.
-// Neither means that it makes a call of its own.
+// decide answers the caller from memory or by the failure policy, or puts it in line as w.
+// If it does neither, the caller makes a direct call.
 func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w *waiter, err error, decided bool) {
 	k.event(func(now int64) int64 {
 		switch limit := k.limit(); {
@@ -245,7 +244,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 		if err != nil || decided {
 			return undecided
 		}
-		k.leaving = false // somebody has come
+		k.leaving = false // a caller has come
 		k.shard = k.l.shardNow(k.shard, k.node.Key)
 		var wanted int64
 		if wanted, decided = k.fromMemoryLocked(r, n, stay, now); decided {
@@ -253,13 +252,13 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 		}
 		if k.shard.Open() {
 			if decided, err = k.policyLocked(r, n, stay, now, k.shard.away()); decided && r.Allowed && !k.use.armed(now) {
-				return 0 // to look again, without traffic too: the debt is to be charged
+				return 0 // to look again even without traffic, because the debt must be charged
 			} else if decided {
 				return undecided
 			}
 		}
 		k.l.count.waited.Add(1)
-		if k.l.direct && !stay && k.account.Unpaid() == 0 { // debt is stated first, for the window that it is of
+		if k.l.direct && !stay && k.account.Unpaid() == 0 { // debt is stated first, while its window is open
 			return undecided
 		}
 		w = k.l.waiters.Get(n, stay)
@@ -275,9 +274,9 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 	return w, err, decided
 }
 
-// fromMemoryLocked is try under the lock. It serves nobody before those in line: an Allow
-// waits behind callers whom a fetch may serve, a Wait behind all. A refusal whose denial is over also has a
-// probe sent, which nobody waits for.
+// fromMemoryLocked is try under the lock. It serves nobody before the callers in line: an
+// Allow waits behind the active ones, a Wait behind all. If a refusal's denial is over, it
+// also asks for a probe, which nobody waits for.
 func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (wanted int64, decided bool) {
 	w := k.lease.Load()
 	if !w.Alive(now) {
@@ -306,13 +305,12 @@ func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (w
 	return wanted, true
 }
 
-// probes is how often in a window an exhausted key is asked for again by all
-// processes together.
+// probes is how often in a window all processes together ask again for an exhausted key.
 const probes = 20
 
-// await waits for the outcome of w, for as long as its own context lasts. The fetch that
-// w waits for ends by its own timeout, and so does the one before; a timer is only for a
-// store that does not return.
+// await waits for the outcome of w until ctx ends. The fetch that w waits for ends by its
+// own timeout, and so does the fetch before; the timer is only for a store that does not
+// return.
 func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 	defer k.l.waiters.Put(w)
 	var overdue <-chan time.Time
@@ -344,12 +342,12 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 	}
 }
 
-// slack is how much later than the fetch timeout a fetch may end before those who wait
-// for it are answered without it: a store should obey its context.
+// slack is how much later than the fetch timeout a fetch may end before its waiters are
+// answered without it. A store should obey its context.
 const slack = 20 * time.Millisecond
 
-// leave takes w out of the line for a caller whose context is over. What it had been
-// given meanwhile is refunded: it goes to the next, or back to the stock.
+// leave takes w out of the line for a caller whose context has ended. Tokens that w got
+// meanwhile are refunded: they go to the next waiter, or back to the stock.
 func (k *keyState) leave(w *waiter) {
 	k.event(func(now int64) int64 {
 		paid := w.Outcome.lease
@@ -372,10 +370,10 @@ func (k *keyState) leave(w *waiter) {
 	})
 }
 
-// serveLocked goes along the line. What callers can still be given is what is at hand and
-// what the store has left. fresh says that the latter was read just now; otherwise it is
-// known only while the key is denied, and whoever cannot be served at once waits for a
-// fetch. It is the only place that decides who is served.
+// serveLocked serves the line; nothing else decides which callers in line are served. They
+// can get the tokens at hand and those that the store has left. fresh says that the
+// store's rest was read just now. Otherwise it is known only while the key is denied, and
+// a caller that cannot be served at once waits for a fetch.
 func (k *keyState) serveLocked(now int64, fresh bool) {
 	line := k.busy.callers()
 	if line.Empty() {
@@ -406,7 +404,7 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 	})
 }
 
-// verdictLocked is what a caller in line is told whose wait is over.
+// verdictLocked makes the outcome of a caller in line whose wait is over.
 func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, now int64) (o outcome) {
 	switch v {
 	case waiters.Grant:
@@ -428,33 +426,33 @@ func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, n
 	return o
 }
 
-// denyLocked caches the denial: the store is not asked for what it does not have until
-// it is this process' turn to probe, or the window ends. Each process takes its turn at
-// random, with a mean of so many times the common interval as there are processes.
+// denyLocked caches the denial until it is this process' turn to probe, or the window
+// ends. Turns are random: the mean between two of them is the common interval times the
+// number of processes.
 func (k *keyState) denyLocked(w *lease.Lease, now int64) {
 	u, doubt := k.usageLocked(), 1.0
 	if !u.IsExhausted() {
 		u.observe(k, now)
 		u.Exhausted(now)
 		if k.clients > few {
-			doubt = 2 // more are still to come: the store counts who has asked
+			doubt = 2 // more processes will come: the store counts only those that have asked
 		}
 	}
 	window := k.limit().Window
 	turn := chance.Interval(window/probes).Seconds() * float64(max(k.clients, 1)) * doubt
 	k.deniedUntil = w.Late()
-	if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // it may be thousands of years
+	if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
 		k.deniedUntil = now + int64(turn*float64(time.Second))
 	}
 	u.recheck = now + int64(window)/probes
 }
 
-// few processes are told apart from many, of which most are still to ask when the first
-// are refused.
+// few is the number of processes above which most are still to ask when the first are
+// refused.
 const few = 4
 
-// answerLocked answers those in line up to last by the failure policy. Those who stay
-// until they are served wait on, unless the policy admits them or an operator must
+// answerLocked answers the callers in line up to last by the failure policy. Callers that
+// stay until they are served wait on, unless the policy admits them or an operator must
 // act.
 func (k *keyState) answerLocked(last uint64, now int64, err error) {
 	line := k.busy.callers()

@@ -9,33 +9,33 @@ import (
 	"github.com/go-reservoir/reservoir/internal/guard"
 )
 
-// Group is several limits that a request must pass together, such as one per
-// user, one per organisation and one for all: it is charged to all of them or to
-// none. Make it with NewGroup. It is safe for concurrent use, and needs no closing;
-// its limiters do.
+// Group is several limits that a request must pass together, such as one per user, one
+// per organisation and one for all. A request is charged to all of them or to none. Make
+// a Group with [NewGroup]; requests to the zero Group return [ErrOption]. It is safe for
+// concurrent use. It needs no closing, but its limiters do.
 type Group struct {
 	limiters []*Limiter
 }
 
-// NewGroup returns the group of limiters. Put the one that refuses most first: on
-// the way to the store they are asked at the same time, but in memory in order.
-// It does no I/O; calls of a group of no limiters are errors.
+// NewGroup returns a group of limiters. It does no I/O. Put the limiter that refuses most
+// first, because limiters decide in this order in memory; they call the store at the same
+// time. Requests to a group of no limiters return [ErrOption].
 func NewGroup(limiters ...*Limiter) *Group { return &Group{limiters: limiters} }
 
 // Len is the number of limiters, and so of keys and costs.
 func (g *Group) Len() int { return len(g.limiters) }
 
-// GroupResult is the answer to one request of a Group.
+// GroupResult is the answer to one request of a [Group].
 type GroupResult struct {
-	// Result is that of the limit that refused or, when all allowed, of the one
-	// with the smallest part of its limit remaining: what to tell the client.
+	// Result is the answer of the limit that refused or, if all allowed, of the limit
+	// with the smallest part remaining. It is the one to report to the client.
 	Result
 
-	// Limiter is the index of the limiter that Result is of.
+	// Limiter is the index of the limiter whose answer Result is.
 	Limiter int
 
 	few  [4]Result // of all limits, when allowed, for Settle
-	many []Result  // the same where there are more
+	many []Result  // the same for more limits than few has room for
 }
 
 func (r *GroupResult) results(n int) []Result {
@@ -48,24 +48,24 @@ func (r *GroupResult) results(n int) []Result {
 	return r.many
 }
 
-// Allow is AllowN for one token.
+// Allow is [Group.AllowN] for one token.
 func (g *Group) Allow(ctx context.Context, keys ...string) (GroupResult, error) {
 	return g.AllowN(ctx, 1, keys...)
 }
 
-// AllowN asks for n tokens from every limiter of the group, for its key of keys.
-// If one of them refuses, none is charged: a refusal that is known in memory is
-// found before anything is spent, and what others have spent meanwhile goes back
-// as by Refund. With stock at hand for all it costs no store call and no
-// allocation; where several must ask the store they do so at once, so that a
-// caller waits for one round trip. Errors are those of Limiter.AllowN, and
-// ErrOption when keys do not match the limiters; after an error too none is charged.
+// AllowN asks every limiter of the group for n tokens of its key: keys[i] is for limiter i.
+// If one limiter refuses, none is charged: a refusal from memory is found before anything
+// is spent, and tokens that others have charged go back as by [Group.Refund]. If all have
+// stock, AllowN makes no store call and, for up to four limiters, no allocation. If
+// several must ask the store, they do so at once, so the caller waits for one round trip.
+// Errors are those of [Limiter.AllowN], and [ErrOption] if keys do not match the limiters.
+// After an error none is charged either.
 func (g *Group) AllowN(ctx context.Context, n int64, keys ...string) (GroupResult, error) {
 	return g.allow(ctx, costs{all: n}, keys)
 }
 
-// AllowEach is AllowN with a cost for each limit, in tokens: one request, 4,000 tokens of
-// a model, 12,000 millionths of a dollar. There are as many costs as limiters; a limiter
+// AllowEach is [Group.AllowN] with a cost for each limit, in tokens, such as 1 request, 4,000
+// tokens of a model and 12,000 millionths of a dollar. cost[i] is for limiter i; a limiter
 // whose cost is 0 is not asked.
 func (g *Group) AllowEach(ctx context.Context, cost []int64, keys ...string) (GroupResult, error) {
 	if len(cost) != len(g.limiters) {
@@ -74,14 +74,14 @@ func (g *Group) AllowEach(ctx context.Context, cost []int64, keys ...string) (Gr
 	return g.allow(ctx, costs{each: cost}, keys)
 }
 
-// Wait is WaitEach for one token of every limit.
+// Wait is [Group.WaitEach] for one token of every limit.
 func (g *Group) Wait(ctx context.Context, keys ...string) (GroupResult, error) {
 	return g.wait(ctx, costs{all: 1}, keys)
 }
 
-// WaitEach is AllowEach that blocks until all limits have charged their costs, as
-// Limiter.WaitN does. While one of them makes it wait, no other is charged. It is in line
-// with that one only, so of several limits that run out, requests for one of them may come
+// WaitEach is [Group.AllowEach], but blocks until all limits have charged their costs, as
+// [Limiter.WaitN] does. While it waits for one limit, no other is charged. It is in line
+// for that limit only, so if several limits run out, requests for one of them may come
 // first.
 func (g *Group) WaitEach(ctx context.Context, cost []int64, keys ...string) (GroupResult, error) {
 	if len(cost) != len(g.limiters) {
@@ -92,8 +92,8 @@ func (g *Group) WaitEach(ctx context.Context, cost []int64, keys ...string) (Gro
 
 // costs is what a request costs each limit.
 type costs struct {
-	all  int64   // of them
-	each []int64 // or one by one
+	all  int64   // the cost for every limit, if each is nil
+	each []int64 // the cost for each limit
 }
 
 func (c costs) of(i int) int64 {
@@ -103,7 +103,7 @@ func (c costs) of(i int) int64 {
 	return c.each[i]
 }
 
-// free reports that limit i is not to be asked.
+// free reports whether limit i costs nothing, and so is not asked.
 func (c costs) free(i int) bool { return c.each != nil && c.each[i] == 0 }
 
 func (g *Group) mismatch(n int, what string) error {
@@ -143,13 +143,13 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 	return r.tightest(results), nil
 }
 
-// wait is in line with one limit at a time, the one that refused last, and charges the
-// others when that has charged.
+// wait is in line for one limit at a time, the one that refused last, and asks the others
+// when that limit has charged.
 func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResult, error) {
 	r, err := g.allow(ctx, cost, keys)
 	again := firstPause
 	for round := 0; err == nil && !r.Allowed || err != nil && outage(err); round++ {
-		if round > len(keys) { // in an outage FailOpen may let pass at once who waits, and still refuse who does not
+		if round > len(keys) { // in an outage FailOpen may admit a Wait at once, and still refuse an Allow
 			if err := pause(ctx, again, nil); err != nil {
 				return GroupResult{}, err
 			}
@@ -171,7 +171,7 @@ func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResul
 func (r GroupResult) tightest(results []Result) GroupResult {
 	least := 2.0
 	for i := range results {
-		part := float64(results[i].Remaining) / float64(results[i].Limit) // no number if it was not asked
+		part := float64(results[i].Remaining) / float64(results[i].Limit) // NaN if the limit was not asked
 		if results[i].Shadowed {
 			part = -1
 		}
@@ -183,7 +183,7 @@ func (r GroupResult) tightest(results []Result) GroupResult {
 	return r
 }
 
-// refuses reports, before anything is spent, that key is known to be exhausted.
+// refuses reports, before anything is spent, whether memory shows that key is exhausted.
 func (c *client) refuses(r *Result, key string, n int64) bool {
 	node := c.keys.Get(key)
 	if node == nil {
@@ -199,8 +199,7 @@ func (c *client) refuses(r *Result, key string, n int64) bool {
 	return true
 }
 
-// ask goes the long way for the limits that have not answered from memory yet, all
-// at the same time.
+// ask asks the limits that have not answered from memory yet, all at the same time.
 func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []string) (GroupResult, error) {
 	results, errs := r.results(len(keys)), make([]error, len(keys))
 	var wg sync.WaitGroup
@@ -210,7 +209,7 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 		} else if !results[i].Allowed {
 			key, n := keys[i], cost.of(i)
 			wg.Go(func() {
-				errs[i] = guard.Do(func() (err error) { // WithLimits' function may panic: that is for the caller
+				errs[i] = guard.Do(func() (err error) { // a panic of WithLimits' function goes to the caller
 					results[i], _, err = l.acquire(ctx, key, n, false)
 					return err
 				})
@@ -232,9 +231,8 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 	return r.tightest(results), nil
 }
 
-// undo takes back what the others have charged when limit i has refused or failed.
-// The end of ctx does not end it, which would leave tokens charged: it goes on without the
-// caller.
+// undo takes back what the others have charged, after limit i has refused or failed. It
+// goes on without the caller when ctx ends, because tokens would stay charged otherwise.
 func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) GroupResult {
 	results := r.results(len(keys))
 	var calls sync.WaitGroup
@@ -266,14 +264,15 @@ func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) G
 }
 
 // Refund takes back what r was charged to every limit of the group; see
-// Limiter.Refund. The keys are those of the request.
+// [Limiter.Refund]. The keys must be those of the request.
 func (g *Group) Refund(ctx context.Context, r GroupResult, keys ...string) error {
 	return g.Settle(ctx, r, make([]int64, len(g.limiters)), keys...)
 }
 
-// Settle makes the charge of r what its request has used of each limit; see
-// Limiter.Settle. The keys are those of the request. A limit whose cost was 0 was not
-// asked, and is not charged now: where the cost is unknown, ask for 1.
+// Settle corrects the charge of r to what its request has used of each limit; see
+// [Limiter.Settle]. The keys must be those of the request. A limit whose cost was 0 was
+// not asked, and is not charged now; if the cost is unknown, ask for 1. Settle tries all
+// limits and joins their errors.
 func (g *Group) Settle(ctx context.Context, r GroupResult, used []int64, keys ...string) error {
 	if len(keys) != len(g.limiters) {
 		return g.mismatch(len(keys), "keys")

@@ -13,27 +13,27 @@ import (
 	"github.com/go-reservoir/reservoir/internal/next"
 )
 
-// Key is a handle on one key of a Limiter: the same as its methods with that
-// key, less the look-up. It is meant for hot keys that are known ahead, such as
-// a global limit. Make it with Limiter.Key, once. It is safe for concurrent use and
-// needs no closing.
+// Key is a handle on one key of a [Limiter]. Its methods are the Limiter's with that key,
+// without the look-up. It is meant for hot keys that are known ahead, such as a global
+// limit. Make it once, with [Limiter.Key]; the zero Key is not usable. It is safe for
+// concurrent use and needs no closing.
 type Key struct {
 	l    *Limiter
 	key  string
 	held atomic.Pointer[keyState]
 }
 
-// Key returns a handle on key, without I/O. A bad key is the error of the handle's
-// calls.
+// Key returns a handle on key. It does no I/O. If key is invalid, calls of the handle
+// return [ErrKey].
 func (l *Limiter) Key(key string) *Key { return &Key{l: l, key: strings.Clone(key)} }
 
-// Allow is Limiter.Allow with k's key.
+// Allow is [Limiter.Allow] with k's key.
 func (k *Key) Allow(ctx context.Context) (r Result, err error) {
 	err = k.allow(&r, ctx, 1)
 	return r, err
 }
 
-// AllowN is Limiter.AllowN with k's key.
+// AllowN is [Limiter.AllowN] with k's key.
 func (k *Key) AllowN(ctx context.Context, n int64) (r Result, err error) {
 	err = k.allow(&r, ctx, n)
 	return r, err
@@ -54,31 +54,31 @@ func (k *Key) allow(r *Result, ctx context.Context, n int64) error {
 	return err
 }
 
-// Wait is Limiter.Wait with k's key.
+// Wait is [Limiter.Wait] with k's key.
 func (k *Key) Wait(ctx context.Context) (Result, error) { return k.WaitN(ctx, 1) }
 
-// WaitN is Limiter.WaitN with k's key.
+// WaitN is [Limiter.WaitN] with k's key.
 func (k *Key) WaitN(ctx context.Context, n int64) (Result, error) { return k.acquire(ctx, n, true) }
 
-// Check is Limiter.Check with k's key.
+// Check is [Limiter.Check] with k's key.
 func (k *Key) Check(ctx context.Context) (Result, error) { return k.l.Check(ctx, k.key) }
 
-// Reset is Limiter.Reset with k's key.
+// Reset is [Limiter.Reset] with k's key.
 func (k *Key) Reset(ctx context.Context) error { return k.l.Reset(ctx, k.key) }
 
-// Refund is Limiter.Refund with k's key.
+// Refund is [Limiter.Refund] with k's key.
 func (k *Key) Refund(ctx context.Context, r Result) error { return k.l.Refund(ctx, k.key, r) }
 
-// Settle is Limiter.Settle with k's key.
+// Settle is [Limiter.Settle] with k's key.
 func (k *Key) Settle(ctx context.Context, r Result, used int64) error {
-	if s := k.held.Load(); s != nil && s.lease.Load() != nil { // and not forgotten since
+	if s := k.held.Load(); s != nil && s.lease.Load() != nil { // the state was not retired since
 		of := settlement{l: k.l, key: k.key, k: s, r: r}
 		return of.settle(ctx, used)
 	}
 	return k.l.Settle(ctx, k.key, r, used)
 }
 
-// acquire goes the long way and keeps the state that it found.
+// acquire is Limiter.acquire, and keeps the state that it found.
 func (k *Key) acquire(ctx context.Context, n int64, wait bool) (Result, error) {
 	r, s, err := k.l.acquire(ctx, k.key, n, wait)
 	if s != nil && k.held.Load() != s {
@@ -87,7 +87,7 @@ func (k *Key) acquire(ctx context.Context, n int64, wait bool) (Result, error) {
 	return r, err
 }
 
-// settlement is a charge that is to be made what was really used.
+// settlement corrects a charge to what was really used.
 type settlement struct {
 	l   *Limiter
 	key string
@@ -95,7 +95,7 @@ type settlement struct {
 	r   Result    // what was charged
 }
 
-// settle does it: so many tokens were used.
+// settle corrects the charge to used tokens.
 func (s *settlement) settle(ctx context.Context, used int64) error {
 	l, k, r := s.l, s.k, &s.r
 	switch {
@@ -116,7 +116,7 @@ func (s *settlement) settle(ctx context.Context, used int64) error {
 // less takes back n of the tokens that were charged.
 func (s *settlement) less(ctx context.Context, n int64) error {
 	l, k, r := s.l, s.k, &s.r
-	if r.Source == Direct && ctx.Err() != nil { // before it passes for refunded
+	if r.Source == Direct && ctx.Err() != nil { // before the account records the refund
 		return ctx.Err()
 	}
 	var back int64
@@ -135,10 +135,10 @@ func (s *settlement) less(ctx context.Context, n int64) error {
 		return err
 	}
 	if k != nil {
-		k.event(func(int64) int64 { // others may wait for what the store has now
+		k.event(func(int64) int64 { // callers may wait for the tokens that the store has now
 			if w := k.lease.Load(); w != nil && w.Window == q.Window {
 				w.Reopen(back)
-				if q.Client == k.name.client { // it may have missed the one before
+				if q.Client == k.name.client { // the store may have missed an earlier refund
 					back = k.account.ConfirmDirect(total)
 				}
 			}
@@ -150,10 +150,10 @@ func (s *settlement) less(ctx context.Context, n int64) error {
 	return nil
 }
 
-// refund puts n of the tokens that were charged back into the stock, if they came from
-// there, and returns what the store is to be told, if anything is. They pay for debt
-// first. No more goes back than requests have used, so that a Result which is refunded
-// again and again makes no tokens out of nothing.
+// refund puts n of the charged tokens back into the stock if they came from there, after
+// they have paid for debt; q is the store call to make, if one is needed. No more goes
+// back than requests have used, so that a Result that is refunded again and again creates
+// no tokens.
 func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 	k, r := s.k, &s.r
 	k.event(func(now int64) int64 {
@@ -177,7 +177,7 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 			k.l.unasked.add(k, paid) // spent again
 			decide := k.busy != nil || w.Denying() || k.plan != counted
 			w.Publish(back-paid, 0)
-			if w.Stock() > 2*k.idle() && !k.usageLocked().ample { // a look is to follow whether it is used
+			if w.Stock() > 2*k.idle() && !k.usageLocked().ample { // a look must find out whether it is used
 				k.use.ample, decide = true, true
 			}
 			if decide {
@@ -189,9 +189,10 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 	return back, q
 }
 
-// refundAlone is the refund of what no account in memory has noted: of a direct call, or of a
-// key that was forgotten since. It has a name of its own, so that the store gives it back
-// once: the number of the direct call, or the figures that one account has seldom told twice.
+// refundAlone makes the refund of tokens that no account in memory has recorded: of a
+// direct call, or of a key that was forgotten since. It has a client name of its own, so
+// that the store gives the tokens back once. The name has the number of the direct call, or
+// figures that one account seldom repeats.
 func (s *settlement) refundAlone(n int64) (back int64, q *backend.RefundRequest) {
 	r, name := &s.r, ""
 	switch {
@@ -205,12 +206,12 @@ func (s *settlement) refundAlone(n int64) (back int64, q *backend.RefundRequest)
 	return n, &backend.RefundRequest{Client: name, Window: r.window(), Total: n}
 }
 
-// chargePart of the window is for how long the store need not hear of what was settled.
+// chargePart divides the window. Settled debt may wait that long for a statement.
 const chargePart = 20
 
 // more charges n tokens that the request has used above its charge.
 func (s *settlement) more(ctx context.Context, n int64) error {
-	if s.r.Source == Fallback && s.r.epoch == 0 { // there was nowhere to note it
+	if s.r.Source == Fallback && s.r.epoch == 0 { // no account could record it
 		s.l.count.overdrawn.Add(n)
 		return nil
 	}
@@ -233,8 +234,9 @@ func (s *settlement) more(ctx context.Context, n int64) error {
 	}
 }
 
-// overrun is more for a key in memory: the tokens are noted, or they are to count in a window
-// that only others know of. Neither means that the key was forgotten.
+// overrun is more for a key in memory. noted says that the tokens are recorded; elsewhere,
+// that they must count in a window that is not in memory. If both are false, the key was
+// forgotten.
 func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
 	k, r := s.k, &s.r
 	if w := k.lease.Load(); w.Alive(k.l.clock.Now()) && w.Window == r.window() {
@@ -249,7 +251,7 @@ func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
 			return undecided
 		}
 		w := k.lease.Load()
-		if left := time.Until(r.Reset); w == nil && left > 0 { // the key was forgotten: this is what is known of its window
+		if left := time.Until(r.Reset); w == nil && left > 0 { // the key was forgotten, but r has its window
 			w = k.switchLocked(r.window(), now)
 			w.Read(backend.State{Left: left}, now, now)
 		}
@@ -269,7 +271,7 @@ func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
 	return noted, elsewhere
 }
 
-// declareLocked adds n tokens to the debt of w, which the store is to hear of in time.
+// declareLocked adds n tokens to the debt of w, and sets the time to state it.
 func (s *settlement) declareLocked(n int64, w *lease.Lease, now int64) {
 	k := s.k
 	if k.account.Unpaid() == 0 {
@@ -279,8 +281,8 @@ func (s *settlement) declareLocked(n int64, w *lease.Lease, now int64) {
 	k.account.Declare(n)
 }
 
-// owe is more for a key of which no window is in memory: by a call of its own, and one more
-// if that says which window is open now.
+// owe is more for a key without a window in memory. It makes a call of its own, and one
+// more if the reply names another open window.
 func (s *settlement) owe(ctx context.Context, n int64) error {
 	l, key, r := s.l, s.key, &s.r
 	limit, err := l.limitOf(key)
@@ -294,13 +296,13 @@ func (s *settlement) owe(ctx context.Context, n int64) error {
 	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.once(), Limit: limit.Plain(), Window: r.window(), Debt: n, Strand: -1, Leaving: true}
 	book := func(err error) {
 		switch {
-		case err != nil: // the store may not have heard of it
+		case err != nil: // the store may not have received it
 			l.count.overdrawn.Add(n)
 		case reply.Length == 0 && reply.Window == q.Window:
 			l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
 			l.count.spent.Add(reply.Debt)
 			l.unasked[0].Add(reply.Debt)
-		case l.lateOverruns && reply.Window != 0: // another window is open, and nobody is left to tell it
+		case l.lateOverruns && reply.Window != 0: // another window is open, and no call is left to charge it there
 			l.count.overdrawn.Add(n)
 		}
 	}
@@ -315,7 +317,7 @@ func (s *settlement) owe(ctx context.Context, n int64) error {
 		}
 		switch {
 		case err != nil:
-		case reply.Length != 0: // the limit has changed since, but its window has not
+		case reply.Length != 0: // the limit has changed since, but the open window has not
 			q.Limit.Window = reply.Length
 			continue
 		case l.lateOverruns && reply.Window != q.Window && reply.Window != 0:

@@ -11,8 +11,8 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Option changes a default of New. Of several that set the same the last counts;
-// one that makes no sense is an error of New that wraps ErrOption.
+// Option changes a default of [New]. If several options set the same value, the last one
+// counts. If a value makes no sense, New returns an error that wraps [ErrOption].
 type Option func(*config)
 
 type config struct {
@@ -44,97 +44,97 @@ func defaults(limit Limit) config {
 	}
 }
 
-// WithBatch sets how many tokens a key fetches at a time: Fixed(n),
-// Ladder(min, max) or, by default, Adaptive(1, 0). Larger batches mean fewer
-// store calls, and more tokens that lie in one process while another is refused.
+// WithBatch sets how many tokens a key fetches at a time: [Fixed], [Ladder] or, by
+// default, Adaptive(1, 0); see [Adaptive]. Larger batches mean fewer store calls, and
+// more tokens that lie in one process while another is refused.
 func WithBatch(s Sizing) Option { return func(c *config) { c.sizing = s } }
 
 // WithName names the limit: the name stands before the key in the store. Limits of one
-// store that count the same keys need names, such as "per-second" and "per-hour", for
-// each to have windows of its own; otherwise their calls are ErrConflict. All processes
-// must use the same name. The default is none, which leaves the store's keys as GitHub's
-// scripts have them. A name has up to 64 bytes and no control characters.
+// store that count the same keys need names, such as "per-second" and "per-hour", so that
+// each has windows of its own; otherwise their calls return [ErrConflict]. All processes
+// must use the same name. By default there is no name, and the store's keys are as
+// GitHub's scripts have them. A name has up to 64 bytes and no control characters.
 func WithName(name string) Option { return func(c *config) { c.name = name } }
 
-// WithDirect makes every request a store call of its own: exact and fair among
-// processes to the token, at the price of a round trip each. By default requests
-// are served from batches. Refusals are cached all the same.
+// WithDirect makes a store call for every request. Limits are then exact and fair among
+// processes to the token, but each request costs a round trip. By default requests are
+// served from batches. Refusals are cached in both cases.
 func WithDirect() Option { return func(c *config) { c.direct = true } }
 
-// WithLimits gives keys limits of their own; by default all have New's. It is
-// called with no lock held, when a key is first seen, before each of its
-// fetches, and for a request larger than the limit that is known; it must be quick
-// and safe for concurrent use. A limit out of range is the error of that key's
-// calls. A limit of no tokens, Limit{} for example, blocks the key, and Unlimited lets it
-// pass; for such keys it is called for each request.
+// WithLimits gives keys limits of their own; by default all keys have the limit of New.
+// limits is called with no lock held: when a key is first seen, before each of its
+// fetches, and for a request larger than its last limit. It must be quick and safe for
+// concurrent use. If it returns a limit out of range, calls for that key return
+// [ErrLimit]. A limit of 0 tokens, such as Limit{}, blocks the key, and [Unlimited] lets
+// it pass; for such keys limits is called for each request.
 //
-// A limit may change at any time, in the middle of a window too. Its tokens count from
-// the key's next fetch, in all processes together, as the store then knows it; a window
-// that is open keeps its length until it ends. A key that is refused asks 20 times a
-// window, while requests come, whether its limit was raised. What was charged before a
+// A limit may change at any time, even in the middle of a window. The new number of tokens
+// counts from the key's next fetch, for all processes together; an open window keeps its
+// length until it ends. For a refused key, limits is called again up to 20 times a window,
+// while requests come, in case the limit was raised. Tokens that were charged before a
 // limit was lowered may still be spent.
 func WithLimits(limits func(key string) Limit) Option {
 	return func(c *config) { c.limits = limits }
 }
 
 // WithStranding sets the share of the limit, 0 to 1, that may lie unspent in all
-// processes together when the limit has run out: 0.01 by default. More means
-// fewer store calls near the end of the limit; 0 means direct calls there. It
-// guides Adaptive only. Anything else than 0 to 1 makes no sense.
+// processes together when the limit has run out: 0.01 by default. A larger share means
+// fewer store calls near the end of the limit; 0 means direct calls there. It applies to
+// [Adaptive] only.
 func WithStranding(share float64) Option { return func(c *config) { c.stranding = share } }
 
-// WithFetchTimeout bounds how long one call to the store may take: 100 ms by default; it
+// WithFetchTimeout bounds how long one call to the store may take: 100 ms by default; d
 // must be more than 0. A caller without stock waits for its own fetch and at most for the
-// rest of the one before. Longer rides out slow replies; shorter answers sooner, by
-// an error, when the store is away. Callers with stock never wait.
+// rest of the one before. A longer timeout tolerates slow replies; a shorter one gives
+// callers an error sooner when the store is away. Callers with stock never wait.
 func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetchTimeout = d } }
 
-// WithMaxKeys bounds the keys held in memory: 1,048,576 by default, at some
-// hundreds of bytes each. Past the bound a new key is served directly, a store
-// call for each request, until others have been idle; a held key is never
-// forgotten for it. 0 holds none: every request is a store call.
+// WithMaxKeys bounds the number of keys held in memory: 1,048,576 by default, at some
+// hundreds of bytes each. Past the bound, each request for a new key is a store call until
+// idle keys are evicted; no key is evicted earlier to make room. If n is 0, every request
+// is a store call.
 func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
 
-// WithIdle sets after how long without use a key's memory is freed and its stock
-// handed back, up to twice that in practice; it must be more than 0. The default
-// is a twentieth of New's window, but at least 5 minutes and at most an hour.
-// Shorter saves memory; longer saves a store call for keys that return, and memory
-// of the store, which keeps an account of some 60 bytes for each time that a
-// process has forgotten a key and come back to it in one window.
+// WithIdle sets after how long without use a key's memory is freed and its stock handed
+// back; in practice it may take twice as long. d must be more than 0. The default is a
+// 20th of the window of New's limit, but at least 5 minutes and at most an hour. A shorter
+// time saves memory. A longer time saves a store call for keys that are used again, and
+// memory of the store, which keeps an account of some 60 bytes for each time that a
+// process has forgotten a key and used it again in one window.
 func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
 
-// WithShadow lets refusals pass, to see what a limit would do before it does it: such a
-// Result is Allowed and Shadowed, nothing was charged for it, nobody waits, and Stats
-// counts it. What is admitted is charged as always. Errors stay errors: WithFailure(FailOpen)
-// lets requests pass in an outage too. Limit.Shadow does it for one key, by WithLimits.
+// WithShadow lets refused requests pass, so that a limit can be tried out. Their [Result]
+// is Allowed and Shadowed, nothing is charged for them, nobody waits, and [Stats] counts
+// them. Admitted requests are charged as always. Errors stay errors; use [FailOpen] to let
+// requests pass in an outage too. [WithLimits] can set Limit.Shadow for single keys.
 func WithShadow() Option { return func(c *config) { c.shadow = true } }
 
-// WithLateOverruns makes Settle count what a request has used above its charge against the
-// window that is open then, if its own is over. By default it is forgotten, because it
-// is not of that window; count it where requests last as long as windows do. Where this
-// process knows of no open window it costs two store calls, bounded by Settle's ctx.
+// WithLateOverruns makes [Limiter.Settle] charge tokens used above a charge to the window
+// that is open now, if the request's own window is over. By default such tokens are
+// dropped, because they are not of that window; charge them if requests last as long as
+// windows do. If this process has no open window in memory, that costs two store calls,
+// bounded by Settle's ctx.
 func WithLateOverruns() Option { return func(c *config) { c.lateOverruns = true } }
 
-// WithHooks sets functions that are told what the limiter does, for metrics and
-// logs. They are called with no lock held, from a goroutine of the call that they are
-// told of, after those who waited for it were answered: a slow hook delays nobody. The
-// panic of a hook is logged. A hook must not call Close, which waits for it. The default
-// is none. Of several
-// WithHooks the last counts; JoinHooks makes one of several.
+// WithHooks sets functions that report what the limiter does, for metrics and logs. They
+// are called with no lock held, from a goroutine of the call that they report, after its
+// callers were answered, so a slow hook delays nobody. A panic of a hook is logged. A hook
+// must not call Close, which waits for the hook. By default there are no hooks. If
+// WithHooks is used several times, the last one counts; [JoinHooks] joins several Hooks.
 func WithHooks(h Hooks) Option { return func(c *config) { c.hooks = h } }
 
-// Hooks are called as things happen, by several goroutines at the same time; nil
-// ones are skipped, so the zero Hooks is none.
+// Hooks has the functions of [WithHooks]. Several goroutines may call them at the same
+// time. Nil functions are skipped, so the zero Hooks does nothing.
 type Hooks struct {
-	// StoreCall is told of every call to the store after it has ended.
+	// StoreCall reports every call to the store after it has ended.
 	StoreCall func(StoreCall)
 
-	// ShardState is told when a shard's breaker opens and when it closes.
+	// ShardState reports that a shard goes away, rejects calls, or serves again.
 	ShardState func(ShardState)
 }
 
-// JoinHooks returns Hooks that call those of all, in their order: a metrics
-// package's and a log's, say. What none of them has stays nil and costs nothing.
+// JoinHooks returns Hooks that call those of all in order, such as a metrics package's and
+// a log's. A function that none of them has stays nil and costs nothing.
 func JoinHooks(all ...Hooks) Hooks {
 	var calls []func(StoreCall)
 	var states []func(ShardState)
@@ -167,7 +167,7 @@ func inTurn[T any](all []func(T)) func(T) {
 type ShardState struct {
 	Shard     string // its name, as its store has it; "" where the store has no shards
 	Away      bool   // callers without stock now get the failure policy's answer at once
-	Rejecting bool   // it answers and refuses to serve: a password, a right or memory is missing
+	Rejecting bool   // the shard answers but refuses to serve: a password, a right or memory is missing
 	Err       error  // why, a *StoreError; nil when all is well again, or all keys have left
 }
 
@@ -175,11 +175,11 @@ type ShardState struct {
 type StoreCall struct {
 	Op       string        // "sync", "take", "check", "refund" or "reset"
 	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, refresh, reopen or charge
-	Reason   string        // why a batch had the size it had; "" for other calls
+	Reason   string        // why a batch has its size; "" for other calls
 	Duration time.Duration // from sending to the reply
 	Want     int64         // tokens asked for
 	Granted  int64         // tokens got (given back, for a refund)
-	Err      error         // nil, or a *StoreError
+	Err      error         // nil, a *StoreError, ErrConflict, or a panic of the store
 }
 
 // Outcome is Err in a word, for metrics: ok, unavailable, rejected or unknown.
@@ -212,9 +212,9 @@ func (c *config) validateKey(key string) error {
 	return backend.ValidateKey(key)
 }
 
-// storeKey is how the store calls the key: with the limit's name before it. Between them
-// stands a unit separator, of which a key has pairs only; so no two names, and no name
-// and none, ever share a key, whatever users call themselves.
+// storeKey is the key in the store: the limit's name, a unit separator, and the key with
+// its unit separators doubled. So limits of different names, or without one, never share a
+// key, whatever users call themselves.
 func (c *config) storeKey(key string) string {
 	if strings.Contains(key, separator) {
 		key = strings.ReplaceAll(key, separator, separator+separator)
@@ -227,13 +227,13 @@ const separator = "\x1f"
 // varies reports whether a key's limit, or the length of its window, may change.
 func (c *config) varies() bool { return c.limits != nil || c.limit.Calendar.Period != 0 }
 
-// mayBe reports whether a window may be of that length, though it is not that of its limit.
+// mayBe reports whether a window may have that length, though its limit has another.
 func (c *config) mayBe(length time.Duration) bool {
-	off := length - c.limit.Window // of a calendar: a month is up to three days shorter
+	off := length - c.limit.Window // by the calendar, a month is up to three days shorter
 	return c.limits != nil || c.limit.Calendar.Period != 0 && max(off, -off) < c.limit.Window/8
 }
 
-// anyLimit is a limit for calls that need none, to probe with if they fail.
+// anyLimit is a limit for calls that need none; if they fail, a probe uses it.
 func (c *config) anyLimit() Limit {
 	if planOf(c.limit) != counted {
 		return PerMinute(1)
@@ -244,7 +244,7 @@ func (c *config) anyLimit() Limit {
 // validate names the first option whose value makes no sense.
 func (c *config) validate() error {
 	if planOf(c.limit) == blocked && c.limits == nil {
-		return fmt.Errorf("%w: 0 tokens, which block every key, without WithLimits", ErrLimit)
+		return fmt.Errorf("%w: 0 tokens block every key, want WithLimits too", ErrLimit)
 	}
 	if err := validateLimit(c.limit); err != nil {
 		return err

@@ -1,9 +1,10 @@
-// Package reservoir makes rate limiting by Redis cheap without making it wrong.
+// Package reservoir limits the rate of requests to several processes that share their
+// limits in Redis, with few Redis calls.
 //
-// Each process holds a batch of tokens per key that the store has already
-// charged to it, and spends them from memory. Most requests never touch the
-// network, and yet all processes together never exceed the limit: tokens are
-// reserved before anything is admitted. What a process does not use goes back.
+// Each process holds a batch of tokens per key that the store has already charged to it,
+// and spends them from memory. Most requests never touch the network, and yet all
+// processes together never exceed the limit, because tokens are reserved before anything
+// is admitted. A process returns tokens that it does not use.
 //
 //	limiter, err := reservoir.New(store, reservoir.PerMinute(60_000))
 //	...
@@ -20,14 +21,15 @@
 //
 // Over all processes, the tokens spent in a window of the store never exceed the
 // limit while the store keeps its data, whatever calls are lost, late, repeated
-// or reordered. A token that was charged is spent, handed back, or expires with
-// its window, and Stats counts it as one of these. A caller with stock at hand
-// does no I/O and takes no lock, except the one in each batch that orders the
-// next. Refusals make no store call until the reset, except for an occasional probe. A
+// or reordered. The exceptions are [Limiter.Settle] above the charge, and [FailOpen] and
+// [FailLocal] in an outage. A charged token is spent, handed back, or expires with
+// its window, and [Stats] counts it as one of these. A caller with stock at hand does no
+// I/O and takes no lock, except one caller per batch, which orders the next batch.
+// Refusals make no store call until the reset, except for an occasional probe. A
 // crowd on one key shares one call, and a caller is bounded by its own context.
 //
-// The window is fixed: up to twice the limit may pass in an interval of a
-// window's length that straddles a reset. See Limit.
+// The window is fixed, so up to twice the limit may pass in an interval of a
+// window's length that straddles a reset. See [Limit].
 package reservoir
 
 import (
@@ -46,35 +48,35 @@ import (
 	"github.com/go-reservoir/reservoir/internal/waiters"
 )
 
-// Limiter limits any number of keys. Make it with New; the zero Limiter is of no
-// use. It is safe for concurrent use. It holds
-// stock of the store's, so Close it to hand that back. One Limiter per process
-// and limit is enough; two share nothing but the store.
+// Limiter limits any number of keys. Make it with [New]; the zero Limiter is not usable.
+// It is safe for concurrent use. It holds tokens that the store has charged, so call
+// [Limiter.Close] to hand them back. One Limiter per process and limit is enough; two
+// share nothing but the store.
 type Limiter struct {
 	client
 	waiters waiters.Pool[outcome]
 
 	account atomic.Pointer[accountName] // of new keys
-	epoch   atomic.Uint32               // of the last one; grows with evictions
+	epoch   atomic.Uint32               // of the last account name; grows with each sweep
 	sweeper sweeper
 
 	closed    atomic.Bool
 	closeDone chan struct{} // closed when Close has ended
-	closeErr  error         // written before that, and only read after
+	closeErr  error         // written before closeDone is closed, and only read after
 
-	counting sync.Mutex // by Stats, while no key's counts may become the limiter's
+	counting sync.Mutex // held by Stats, and while a key's counts become the limiter's
 }
 
-// accountName is how keys that were made between two sweeps call themselves to the
-// store.
+// accountName is the client name in the store of all keys that were made between two
+// sweeps.
 type accountName struct {
 	client string
 	epoch  uint32 // counts the names of a limiter, from 1
 }
 
-// New returns a Limiter that counts in store. It does no I/O and starts no
-// goroutine. It fails on a limit out of range, an option that makes no sense,
-// or a store that is set up wrongly.
+// New returns a Limiter that counts in store. It does no I/O and starts no goroutine. Its
+// errors wrap [ErrLimit] for a limit out of range, and [ErrOption] for a nil store or an
+// option that makes no sense; a store that is set up wrongly has an error of its own.
 func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 	l := &Limiter{client: client{config: defaults(limit), store: store, id: rand.Text()[:12]}}
 	l.parts, _ = store.(interface{ Shard(key string) string })
@@ -99,23 +101,23 @@ func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 	return l, nil
 }
 
-// Allow is AllowN for one token.
+// Allow is [Limiter.AllowN] for one token.
 func (l *Limiter) Allow(ctx context.Context, key string) (r Result, err error) {
 	err = l.allow(&r, ctx, key, 1)
 	return r, err
 }
 
-// AllowN asks for n tokens of key, all or none. Usually it is decided in memory;
-// without stock the caller shares a fetch with others, for at most the fetch
-// timeout. A refusal is a Result and charges nothing; an error means that no
-// decision was made: ErrKey, ErrTokens, ErrLimit, ErrExceedsLimit, ErrClosed, a
-// *StoreError, or that of ctx.
+// AllowN asks for n tokens of key, all or none. Usually it decides in memory; without
+// stock the caller waits for a fetch that it shares with others (see [WithFetchTimeout]).
+// A refusal is a [Result] and charges nothing. An error means that no decision was made:
+// [ErrKey], [ErrTokens], [ErrLimit], [ErrExceedsLimit], [ErrConflict], [ErrClosed], a
+// [*StoreError], or the error of ctx.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (r Result, err error) {
 	err = l.allow(&r, ctx, key, n)
 	return r, err
 }
 
-// allow writes its Result to where the caller has room for it; see keyState.admit.
+// allow writes its Result into the caller's variable; see Result.admit.
 func (l *Limiter) allow(r *Result, ctx context.Context, key string, n int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -131,31 +133,31 @@ func (l *Limiter) allow(r *Result, ctx context.Context, key string, n int64) err
 	return err
 }
 
-// pass lets a refused request pass, as WithShadow says.
+// pass lets a refused request pass, for WithShadow.
 func (c *client) pass(r *Result) {
 	r.Allowed, r.RetryAfter = true, 0
 	c.count.shadowed.Add(1)
 }
 
-// Wait is WaitN for one token.
+// Wait is [Limiter.WaitN] for one token.
 func (l *Limiter) Wait(ctx context.Context, key string) (Result, error) {
 	return l.WaitN(ctx, key, 1)
 }
 
-// WaitN blocks until n tokens of key are charged, through as many resets, and as long
-// an outage, as it takes, and returns what was charged. Callers of one key are served first
-// come first served; those of a key that there is no room for (WithMaxKeys) ask again some
-// 20 times in a window, in no order. When ctx has a deadline that cannot be met it returns
-// ErrDeadline at once; when ctx ends first, its error, and nothing is charged. Other errors
-// are those of AllowN; a *StoreError only if the store rejects the call, which an operator
-// must mend.
+// WaitN blocks until n tokens of key are charged, however many resets or however long an
+// outage that takes. Callers of one key are served in the order in which they come;
+// callers of a key past [WithMaxKeys] ask again some 20 times a window, in no order. If
+// the deadline of ctx cannot be met, WaitN returns [ErrDeadline] at once. If ctx ends
+// first, it returns the error of ctx, and nothing is charged. Other errors are those of
+// [Limiter.AllowN], but a [*StoreError] only if the store rejects the call, which an
+// operator must mend.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Result, error) {
 	r, _, err := l.acquire(ctx, key, n, true)
 	return r, err
 }
 
-// acquire finds the key's state and decides there. The state is returned for handles to
-// keep; it is nil for a key that there is no room for.
+// acquire finds the key's state and decides there. It returns the state for handles to
+// keep; the state is nil if there is no room for it.
 func (l *Limiter) acquire(ctx context.Context, key string, n int64, stay bool) (Result, *keyState, error) {
 	if err := ctx.Err(); err != nil {
 		return Result{}, nil, err
@@ -188,7 +190,7 @@ func (l *Limiter) acquire(ctx context.Context, key string, n int64, stay bool) (
 	}
 }
 
-// state returns the key's state, or nil if there is no room for one, or no need.
+// state returns the key's state, or nil if there is no room for it or the limit is special.
 func (l *Limiter) state(key string) (*keyState, error) {
 	if n := l.keys.Get(key); n != nil {
 		return &n.State, nil
@@ -208,8 +210,8 @@ func (l *Limiter) state(key string) (*keyState, error) {
 	return &n.State, nil
 }
 
-// crowded serves a key that there is no room for, call by call, and one whose limit is
-// special. again says that there may be room now.
+// crowded serves a key without a state: call by call if there is no room for one, and
+// without a call if its limit is special. again means that the caller must start over.
 func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (r Result, err error, again bool) {
 	wait := firstPause
 	for {
@@ -235,12 +237,12 @@ func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (
 			}
 			return r, err, false
 		case special:
-			wait = min(r.RetryAfter, longestPause) // it may be raised
+			wait = min(r.RetryAfter, longestPause) // the limit may be raised
 		case err == nil:
 			if t, ok := ctx.Deadline(); ok && time.Until(t) < r.RetryAfter {
 				return r, ErrDeadline, false
 			}
-			wait = min(r.RetryAfter+chance.Part(spreadMax), chance.Interval(max(limit.Window/probes, longestPause))) // something may come back
+			wait = min(r.RetryAfter+chance.Part(spreadMax), chance.Interval(max(limit.Window/probes, longestPause))) // tokens may come back
 		default:
 			wait = min(2*wait, longestPause)
 		}
@@ -253,14 +255,14 @@ func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (
 	}
 }
 
-// outage reports whether err is a store's that may be over soon.
+// outage reports whether err is a failure of the store that may be over soon.
 func outage(err error) bool {
 	failure, ok := errors.AsType[*StoreError](err)
 	return ok && failure.Class != backend.Rejected
 }
 
-// pause sleeps for d, or until closed is; it returns at once if ctx does not last
-// that long.
+// pause sleeps for d, or until closed is closed. It returns ErrDeadline at once if the
+// deadline of ctx comes before that.
 func pause(ctx context.Context, d time.Duration, closed <-chan struct{}) error {
 	if t, ok := ctx.Deadline(); ok && time.Until(t) < d {
 		return ErrDeadline
@@ -277,9 +279,10 @@ func pause(ctx context.Context, d time.Duration, closed <-chan struct{}) error {
 	}
 }
 
-// Check asks the store how key stands, and charges nothing. Allowed says whether
-// one token could be had. It costs a store call, perhaps to a replica, whose
-// answer may lag; Source is Direct. While the store is away it is an error at once.
+// Check asks the store how many tokens key has left, and charges nothing. Allowed says
+// whether one token is available. Check costs a store call, perhaps to a replica, whose
+// answer may lag; Source is [Direct]. While the store is away, Check tries about once a
+// second and otherwise returns a [*StoreError] at once.
 func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 	if l.closed.Load() {
 		return Result{}, ErrClosed
@@ -318,29 +321,29 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 	return r, nil
 }
 
-// Refund takes back what r was charged, so that others can have it: for a request that
-// turned out to cost nothing. It is Settle with nothing used.
+// Refund takes back what r was charged, so that others can use it, after a request has
+// turned out to cost nothing. It is [Limiter.Settle] with 0 tokens used.
 func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 	return l.Settle(ctx, key, r, 0)
 }
 
-// Settle makes the charge of r what its request has really used, in tokens, when that
-// is known: what was charged above it goes back, and what was used above the charge is
-// charged now, from stock, and as debt where the stock has too little. It is never
-// refused, does not wait, and makes no store call of its own: debt goes along with the
-// next statement, within a twentieth of the window. So the limit can be exceeded, by no
-// more than was used above the charges; Stats.Overdrawn says by how much it was.
+// Settle corrects the charge of r to used, the tokens that its request has really used.
+// Tokens charged above used go back. Tokens used above the charge are charged now: from
+// stock, and as debt if the stock has too little. Settle is never refused, does not wait,
+// and makes no store call of its own, because debt goes along with the next statement,
+// within a 20th of the window. So the limit can be exceeded, by no more than was used
+// above the charges; [Stats].Overdrawn counts by how much it was.
 //
-// Nothing happens if r was refused. If its window is over, what was not used has
-// expired, and what was used above the charge counts only by WithLateOverruns. What is
-// settled twice counts twice, but no more goes back than requests have used. A key that r
-// is not of is ErrResult.
+// If r was refused, Settle does nothing. If the window of r is over, unused tokens have
+// expired, and tokens used above the charge count only with [WithLateOverruns]. If r is
+// settled twice, it counts twice, but no more goes back than requests have used. Settle
+// returns [ErrResult] if r is not of key, and [ErrTokens] if used is negative.
 //
-// A direct call, and a key that there is no room for or that was forgotten since
-// (WithIdle), have no stock: it is a store call then, bounded by ctx. After an error the
-// store may not have heard of it: the next refund of the key tells it again, and an
-// overrun counts as Overdrawn. Settle before Close: after it there is ErrClosed, and
-// what would go back expires.
+// Direct calls have no stock, and neither do keys past [WithMaxKeys] and keys that were
+// forgotten after [WithIdle]. For them Settle may make a store call, bounded by ctx. If
+// the call fails, the store may not have received the figures: the next refund of the key
+// repeats them, and an overrun counts as Overdrawn. Call Settle before Close, because
+// afterwards it returns [ErrClosed], and unused tokens expire.
 func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) error {
 	if err := l.validateKey(key); err != nil {
 		return err
@@ -353,14 +356,14 @@ func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) 
 	return s.settle(ctx, used)
 }
 
-// Reset gives key a fresh window, for a user who was limited by mistake: its limit may be
-// used once more, from now on. It costs a store call. This process serves from the new
-// window at once, others when they next ask the store: those that hold stock when that is
-// used up, and those that refuse at their next probe. All processes together probe some
-// twenty times in a window, so with many processes that takes long. What others hold of
-// the old window comes on top of the limit; it is what may lie idle, see WithStranding.
-// Where no window is open nothing happens. After an error of class Unknown it may have
-// happened.
+// Reset gives key a fresh window, for a user who was limited by mistake: the whole limit
+// may be used again from now on. It costs a store call. This process serves from the new
+// window at once. Other processes learn of it when they next ask the store: when their
+// stock is used up or, if they refuse, at their next probe. All processes together probe
+// some 20 times a window, so with many processes that takes long. Tokens of the old window
+// that others hold come on top of the limit; [WithStranding] says how many may lie idle.
+// If no window is open, Reset does nothing. After an error of class Unknown the window may
+// be a fresh one.
 func (l *Limiter) Reset(ctx context.Context, key string) error {
 	switch err := l.validateKey(key); {
 	case err != nil:
@@ -385,7 +388,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 		if err != nil {
 			return err
 		}
-		if s.Length != 0 { // the limit has changed: its windows are of that length after this one
+		if s.Length != 0 { // the limit has changed, but the open window keeps its length
 			q.Limit.Window = s.Length
 			continue
 		}
@@ -396,7 +399,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 				switch {
 				case k.retired || w != nil && w.Window == s.Window:
 					return undecided
-				case w != was: // another reply was faster; the store is to say which window is open
+				case w != was: // another reply was faster: ask the store which window is open
 					k.deniedUntil = 0
 					return 1
 				}
@@ -409,8 +412,8 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	return ErrConflict
 }
 
-// rename changes the account of new keys. Evicted keys forget theirs, so a later state
-// of the same key must not speak in its name.
+// rename changes the account name of new keys. An evicted key drops its account, so a
+// later state of the same key must not make statements in that name.
 func (l *Limiter) rename() {
 	epoch := l.epoch.Add(1)
 	l.account.Store(&accountName{client: l.clientOf(epoch), epoch: epoch})

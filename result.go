@@ -12,9 +12,8 @@ import (
 	"github.com/go-reservoir/reservoir/internal/lease"
 )
 
-// Result is the answer to one request. All of its fields come from the same
-// reading of the same window. What comes with an error is no answer, and should
-// not be looked at.
+// Result is the answer to one request. All of its fields come from the same reading of
+// the same window. A Result that comes with an error means nothing.
 type Result struct {
 	// Allowed says that the tokens were charged, and the request may go on.
 	Allowed bool
@@ -23,22 +22,22 @@ type Result struct {
 	Source Source
 
 	// Shadowed says that the limit would have refused the request, which passes because of
-	// WithShadow. Nothing was charged.
+	// [WithShadow]. Nothing was charged.
 	Shadowed bool
 
-	epoch uint32 // of a direct call the account, of others the key's Tag; 0 = neither has it
+	epoch uint32 // of a direct call the account's, of others the key's Tag; 0 = no key in memory
 
-	// Limit is the number of tokens per window; math.MaxInt64 where there is none.
+	// Limit is the number of tokens per window; math.MaxInt64 if no limit applies.
 	Limit int64
 
-	// Remaining is what this process could still be given in the window, at most
-	// Limit: what the store had left at the last reading, and the stock at hand. Other
-	// processes spend from it too. It is exact for Direct results.
+	// Remaining is how many tokens this process could still get in the window, at most
+	// Limit: what the store had left at the last reading, and the stock. Other processes
+	// spend from what the store has left too. Remaining is exact for [Direct] results.
 	Remaining int64
 
-	// Reset is the stored end of the window, to the millisecond: the same
-	// instant for every process that reports it. It is zero where Check found no
-	// open window, and this process' own guess where a Fallback knows of none.
+	// Reset is the stored end of the window, to the millisecond, which is the same
+	// instant in every process. It is zero if Check found no open window. It is this
+	// process' own guess if a [Fallback] has no window of the store.
 	Reset time.Time
 
 	// RetryAfter is the time until Reset when the request was refused, counted
@@ -47,11 +46,11 @@ type Result struct {
 
 	key     uint32 // its hash
 	call    uint32 // the number of a direct call
-	charged int64  // tokens; of the window that ends at Reset
+	charged int64  // tokens, to the window that ends at Reset
 }
 
-// admit fills in r for n tokens of k that were spent and left that stock. A Result is
-// nine words: on the hot path it is written where the caller will read it.
+// admit fills in r for n tokens of k that were spent; stock is what is left. A Result has
+// nine words, so the hot path writes it where the caller will read it.
 func (r *Result) admit(k *keyState, w *lease.Lease, n, stock int64, from Source) {
 	limit := k.bound.Load().Tokens
 	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
@@ -69,7 +68,7 @@ func (r *Result) refuse(k *keyState, w *lease.Lease, now int64, from Source) {
 	r.Reset, r.RetryAfter = w.Window.Time(), w.RetryAfter(now)
 }
 
-// Unlimited reports that no limit applied, so that there are no numbers to tell.
+// Unlimited reports whether no limit applied, so that Limit and Remaining are no figures.
 func (r Result) Unlimited() bool { return r.Limit == Unlimited.Tokens }
 
 // window is the window that r was charged to.
@@ -85,9 +84,9 @@ const (
 	Fetched
 	// Direct: by a call to the store for this request alone.
 	Direct
-	// Denied: refused from memory, the window being known to be exhausted.
+	// Denied: refused from memory, because the window is exhausted or the key is blocked.
 	Denied
-	// Fallback: by the failure policy, the store being away.
+	// Fallback: by the failure policy, because the store is away.
 	Fallback
 )
 
@@ -103,19 +102,19 @@ func (s Source) String() string {
 // OnNetwork reports whether the caller waited for the store.
 func (s Source) OnNetwork() bool { return s == Fetched || s == Direct }
 
-// Limit is a number of tokens per fixed window: Tokens from 1 to 2^53-1, Window
-// in whole milliseconds from 1 ms to 366 days. New returns ErrLimit for what is out of
-// range, as do calls where WithLimits says it. Two limits are special: one of no Tokens
-// blocks, and Unlimited passes, both without a store call.
+// Limit is a number of tokens per fixed window: Tokens from 1 to 2^53-1, Window in whole
+// milliseconds from 1 ms to 366 days. For a limit out of range [New] returns [ErrLimit],
+// and so do calls if [WithLimits] returns it. Two limits are special and need no store
+// call: 0 Tokens blocks every request, and [Unlimited] admits every request.
 //
-// A window opens at the first charge of its key and ends exactly Window later, or, of a
-// limit by the calendar, at the end of the day, week or month. By the nature of fixed
-// windows up to twice Tokens may pass in an interval of one window's length that
-// straddles a reset.
+// A window opens at the first charge of its key. It ends Window later, at a whole second
+// if Window is whole seconds; a limit by the calendar ends it with the day, week or month.
+// By the nature of fixed windows, up to twice Tokens may pass in an interval of one
+// window's length that straddles a reset.
 type Limit = backend.Limit
 
-// Unlimited admits every request, without a store call. Results and Stats count nothing
-// of it.
+// Unlimited admits every request, without a store call. [Stats] does not count such
+// requests.
 var Unlimited = Limit{Tokens: math.MaxInt64}
 
 // PerSecond is a limit of tokens in each second.
@@ -127,20 +126,20 @@ func PerMinute(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.M
 // PerHour is a limit of tokens in each hour.
 func PerHour(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.Hour} }
 
-// PerDay is a limit of tokens in each day of a time zone, from midnight to midnight: 23 or
-// 25 hours where clocks are set. A nil zone is UTC.
+// PerDay is a limit of tokens in each day of a time zone, from midnight to midnight. A day
+// on which clocks change has 23 or 25 hours. A nil zone is UTC.
 func PerDay(tokens int64, zone *time.Location) Limit {
 	return perPeriod(tokens, 24*time.Hour, backend.Day, zone)
 }
 
-// PerWeek is a limit of tokens in each week of a time zone, from Monday's midnight on. A
-// nil zone is UTC.
+// PerWeek is a limit of tokens in each week of a time zone, which begins at midnight on
+// Monday. A nil zone is UTC.
 func PerWeek(tokens int64, zone *time.Location) Limit {
 	return perPeriod(tokens, 7*24*time.Hour, backend.Week, zone)
 }
 
-// PerMonth is a limit of tokens in each month of a time zone, from the midnight of the
-// first on. A nil zone is UTC.
+// PerMonth is a limit of tokens in each month of a time zone, which begins at midnight on
+// the first. A nil zone is UTC.
 func PerMonth(tokens int64, zone *time.Location) Limit {
 	return perPeriod(tokens, 31*24*time.Hour, backend.Month, zone)
 }
@@ -149,13 +148,13 @@ func perPeriod(tokens int64, about time.Duration, p backend.Period, zone *time.L
 	return Limit{Tokens: tokens, Window: about, Calendar: backend.Calendar{Period: p, Zone: zone}}
 }
 
-// plan is what a limit says that no store need be asked about.
+// plan says whether a limit needs the store or is special.
 type plan uint8
 
 const (
-	counted plan = iota // it is to be counted
-	blocked             // nothing passes
-	passing             // everything does
+	counted plan = iota // the store counts
+	blocked             // no request passes
+	passing             // every request passes
 )
 
 func planOf(l Limit) plan {
@@ -179,14 +178,14 @@ func validateLimit(l Limit) error {
 	return l.Validate()
 }
 
-// Errors of a call. An error means that no decision was made; a refusal is a
-// Result. None of them repeats a key.
+// Errors of a call. An error means that no decision was made; a refusal is a [Result]. No
+// error text contains a key.
 var (
 	// ErrClosed: the Limiter was closed.
 	ErrClosed = errors.New("reservoir: limiter closed")
 
-	// ErrExceedsLimit: more tokens than the limit has were asked for at once.
-	// No waiting would help, so there is no RetryAfter.
+	// ErrExceedsLimit: the request asks for more tokens than the limit has. Waiting would
+	// not help, so there is no RetryAfter.
 	ErrExceedsLimit = errors.New("reservoir: more tokens than the limit")
 
 	// ErrDeadline: a Wait could not be served before its context's deadline.
@@ -200,42 +199,43 @@ var (
 	// ErrLimit: a Limit is out of range.
 	ErrLimit = backend.ErrLimit
 
-	// ErrTokens: the number of tokens is less than one.
+	// ErrTokens: the number of tokens is less than one or, in Settle, negative.
 	ErrTokens = backend.ErrTokens
 
-	// ErrConflict: the key's open window belongs to a limit of another length. Two
-	// limits count on one key: give each a name, by WithName.
+	// ErrConflict: the key's open window belongs to a limit of another length, because two
+	// limits count on one key. Give each a name with [WithName].
 	ErrConflict = errors.New("reservoir: two limits with windows of different lengths share a key: give them names with WithName")
 
-	// ErrResult: a Result was refunded under a key, or at a Limiter, that is not its own.
+	// ErrResult: a Result was settled or refunded for another key, or at another Limiter,
+	// than its own.
 	ErrResult = errors.New("reservoir: a result of another key")
 
 	// ErrOption: an option of New has a value that makes no sense.
 	ErrOption = errors.New("reservoir: bad option")
 )
 
-// StoreError is the failure of a call to the store; Class says whether it may
-// have been carried out. Use errors.As to find it.
+// StoreError is the failure of a call to the store; Class says whether the call may have
+// been carried out. Use errors.As to find it.
 type StoreError = backend.Error
 
 // errRetired says that a key's state was forgotten meanwhile: look the key up again.
 var errRetired = errors.New("reservoir: retired")
 
-// errPlanned says that a key's limit is one that nobody need count.
+// errPlanned says that a key's limit is special, so that nobody need count.
 var errPlanned = errors.New("reservoir: a special limit")
 
-// errOpen is the cause of a StoreError while the circuit is open, with that of the
-// failure which opened it.
+// errOpen is the cause of a StoreError while the circuit is open, together with the cause
+// of the failure that opened it.
 var errOpen = errors.New("the circuit is open")
 
 // errNoAnswer is the cause of a StoreError when a fetch has taken longer than
-// WithFetchTimeout allows, and its store does not return.
+// WithFetchTimeout allows, and the store has not returned.
 var errNoAnswer = errors.New("no answer within the fetch timeout")
 
 // errTooSlow is the cause when grants keep arriving after their window's end.
 var errTooSlow = errors.New("replies take longer than the window")
 
-// limitOf is what WithLimits says of the key, for the window that is open now.
+// limitOf returns the key's limit for the window that is open now.
 func (l *Limiter) limitOf(key string) (Limit, error) {
 	limit := l.limit
 	if l.limits != nil {
@@ -248,9 +248,9 @@ func (l *Limiter) limitOf(key string) (Limit, error) {
 	return limit.At(time.Now()), nil
 }
 
-// wall is the time on the wall, but not in the window of w if that is over, for the store's
-// clock may be ahead of ours; and in it as long as it may be open: the limit's length is
-// still that window's.
+// wall is the wall-clock time, with two exceptions. If the window of w is surely over, wall
+// is not in it, because the store's clock may be ahead of ours. As long as the window may
+// be open, wall is in it, because the limit still has its length.
 func wall(w *lease.Lease, now int64) time.Time {
 	t := time.Now()
 	if w == nil {
@@ -265,8 +265,8 @@ func wall(w *lease.Lease, now int64) time.Time {
 	return t
 }
 
-// calendarEnds is where a window ends that opens at t, and the next one, for a limit by the
-// calendar.
+// calendarEnds returns the ends of the window that opens at t and of the next one, if the
+// limit is by the calendar.
 func calendarEnds(limit Limit, t time.Time) (end, next backend.Window) {
 	if limit.Calendar.Period == 0 {
 		return 0, 0
@@ -280,8 +280,8 @@ func (b *bound) ends(w *lease.Lease, now int64) (end, next backend.Window) {
 	return calendarEnds(b.limit(), wall(w, now))
 }
 
-// recheck asks for the limit again if it may have changed in a way that matters to a
-// request for n: it is larger than the limit, or refused by a denial that is old.
+// recheck calls WithLimits' function again if another limit may matter to a request for n:
+// n is larger than the limit, the limit is special, or the denial of the key is old.
 func (l *Limiter) recheck(k *keyState, n int64) error {
 	if l.limits == nil {
 		return nil
@@ -301,8 +301,8 @@ func (l *Limiter) recheck(k *keyState, n int64) error {
 	return l.relimit(k)
 }
 
-// relimit makes the limit what WithLimits now says, before the store is told. No lock is
-// held for the call of the user's function.
+// relimit applies the present limit, from WithLimits or the calendar. It holds no lock
+// while it calls the user's function.
 func (l *Limiter) relimit(k *keyState) error {
 	if !l.varies() {
 		return nil
@@ -314,9 +314,9 @@ func (l *Limiter) relimit(k *keyState) error {
 	return err
 }
 
-// relimitLocked makes limit the key's. A caller in line who wants more than that is told
-// so. While a window is open its length stays. A special limit is noted beside the one that
-// the account is stated under; callers in line look again.
+// relimitLocked makes limit the key's limit. A caller in line that wants more gets
+// ErrExceedsLimit. An open window keeps its length. A special limit is kept in plan, beside
+// the limit under which the account is stated, and callers in line start over.
 func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	w, was := k.lease.Load(), k.limit()
 	line := k.busy.callers()
@@ -330,7 +330,7 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	if limit == was {
 		return undecided
 	}
-	if w != nil && limit.Tokens > was.Tokens { // there may be more than is known
+	if w != nil && limit.Tokens > was.Tokens { // the store may have more now
 		k.deniedUntil = 0
 	}
 	k.bound.Store(&limit)
@@ -342,20 +342,19 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	return 0
 }
 
-// comply makes q, which was written under an older limit, speak of l.
+// comply adapts q, which was written under an older limit, to l.
 func comply(q *backend.SyncRequest, l Limit) {
 	q.Limit = l.Plain()
 	q.Want, q.Need, q.Least, q.Pace = min(q.Want, l.Tokens), min(q.Need, l.Tokens), min(q.Least, l.Tokens), min(q.Pace, l.Tokens)
 }
 
-// adoptLocked takes over the length of a window that another limit has opened: that of
-// the key before it changed, by WithLimits in another process. It lasts until the
-// window ends.
+// adoptLocked takes over the length of the open window until it ends. The window belongs
+// to the limit before WithLimits changed it, perhaps in another process.
 func (k *keyState) adoptLocked(s backend.State, sent, now int64) {
 	limit := k.limit()
 	limit.Window = s.Length
 	k.bound.Store(&limit)
-	if k.retired || s.Window == 0 { // or none is open: the next one will be of that length
+	if k.retired || s.Window == 0 { // if no window is open, the next one has that length
 		return
 	}
 	w := k.lease.Load()
@@ -365,8 +364,8 @@ func (k *keyState) adoptLocked(s backend.State, sent, now int64) {
 	w.Read(s, sent, now)
 }
 
-// byPlan answers for a limit that is special, if it is one. The reset that a blocked
-// request is told is the next multiple of the window, so that it does not move.
+// byPlan answers a request if the limit is special. The Reset of a blocked request is the
+// next multiple of the window, so that it does not move.
 func (l *Limiter) byPlan(limit Limit) (r Result, decided bool) {
 	switch planOf(limit) {
 	case passing:
@@ -384,8 +383,8 @@ func (l *Limiter) byPlan(limit Limit) (r Result, decided bool) {
 	return r, false
 }
 
-// tooMuch is the end of a request for more tokens than the limit has. No waiting would
-// help, so it is an error, and in shadow it passes.
+// tooMuch answers a request for more tokens than the limit has. Waiting would not help, so
+// it is an error; in shadow the request passes.
 func (c *client) tooMuch(limit Limit) (Result, error) {
 	if limit.Shadow {
 		c.count.denied.Add(1)

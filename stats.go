@@ -9,7 +9,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/keytable"
 )
 
-// Stats is what a Limiter has done since New, over all keys. Counts of tokens
+// Stats is what a [Limiter] has done since [New], over all keys. Counts of tokens
 // balance whenever no call is under way:
 //
 //	Taken + Refunded == Spent + Returned + Expired + Held
@@ -17,41 +17,41 @@ type Stats struct {
 	Keys int // held in memory now
 
 	Taken    int64 // tokens that the store charged to this process
-	Refunded int64 // tokens that Settle and Refund took back from requests, or callers left behind who gave up
-	Spent    int64 // tokens that admitted requests used, refunded ones included, and Owed not yet
+	Refunded int64 // tokens taken back from requests, by Settle or Refund or because callers gave up
+	Spent    int64 // tokens that admitted requests used, including refunded tokens, excluding Owed
 	Returned int64 // tokens given back to the store
 	Expired  int64 // tokens whose window ended before they were used
 	Held     int64 // tokens in memory now: to be spent, or on their way back
 
-	// Overdrawn is tokens that were used above the limit: settled above what their
-	// request was charged, or admitted by the failure policy. By no more than this may the
-	// limit be exceeded. It stays when tokens come back afterwards, and counts too what the
-	// store was not told of before the window ended.
+	// Overdrawn is how many tokens were used above the limit: settled above a charge, or
+	// admitted by the failure policy. The limit is exceeded by no more than this. It does
+	// not go down when tokens come back afterwards, and it includes tokens that were not
+	// stated to the store before the window ended.
 	Overdrawn int64
 
 	StoreCalls int64 // calls to the store, of any kind
-	Syncs      int64 // of these, statements of account: fetches and give-backs
+	Syncs      int64 // the store calls that are statements of account: fetches and give-backs
 	Waited     int64 // requests that waited on the network
-	Admitted   int64 // requests admitted, by whatever means; those of Unlimited not counted
+	Admitted   int64 // requests admitted by any means, except those of Unlimited
 	Denied     int64 // requests refused
 	Failed     int64 // requests that ended in a StoreError
-	Shadowed   int64 // of Denied, those that passed because of WithShadow
+	Shadowed   int64 // the denied requests that passed because of WithShadow
 
 	Prefetches int64 // fetches ahead of need
-	Probes     int64 // looks whether an exhausted key has tokens again
-	GiveBacks  int64 // returns of an idle excess; those of Close and eviction not counted
+	Probes     int64 // fetches that look whether an exhausted key has tokens again
+	GiveBacks  int64 // returns of a surplus, except those of Close and eviction
 	Stranded   int64 // the part of Held whose key is exhausted in the store
 
-	Fallbacks int64 // requests that the failure policy admitted or refused, the store being away
-	Owed      int64 // tokens that it admitted, or that were settled, and that the store is still to charge
+	Fallbacks int64 // requests that the failure policy admitted or refused because the store was away
+	Owed      int64 // tokens admitted by the failure policy or settled, which the store must still charge
 
 	Recovered  int64 // tokens whose grant was lost on the way and handed over again
 	Reasserted int64 // tokens that the store had forgotten and has charged again
 	Unknown    int64 // tokens of direct calls that failed and may have been charged for nothing
 }
 
-// Figure is a field of [Stats] as a metric, for those who export Stats to a monitoring
-// system: package promlimit and package otellimit make theirs from it.
+// Figure is a field of [Stats] as a metric, for export to a monitoring system. Packages
+// promlimit and otellimit make their metrics from it.
 type Figure struct {
 	Name  string // lower-case words joined by dots, such as "tokens.spent"
 	Unit  string // what Value counts: "token", "call", "request" or "key"
@@ -60,8 +60,8 @@ type Figure struct {
 	Value func(s *Stats) int64
 }
 
-// Figures returns every field of [Stats] once. A program that does not call it does not
-// contain it.
+// Figures returns every field of [Stats] once. The linker leaves it out of a program that
+// does not call it.
 func Figures() []Figure {
 	counter := func(name, unit, help string, value func(s *Stats) int64) Figure {
 		return Figure{Name: name, Unit: unit, Help: help, Value: value}
@@ -89,12 +89,12 @@ func Figures() []Figure {
 		counter("requests.failed", "request", "Requests that ended in a store error.", func(s *Stats) int64 { return s.Failed }),
 
 		counter("prefetches", "call", "Fetches ahead of need.", func(s *Stats) int64 { return s.Prefetches }),
-		counter("probes", "call", "Looks whether an exhausted key has tokens again.", func(s *Stats) int64 { return s.Probes }),
-		counter("give_backs", "call", "Returns of an idle excess to the store.", func(s *Stats) int64 { return s.GiveBacks }),
+		counter("probes", "call", "Fetches that look whether an exhausted key has tokens again.", func(s *Stats) int64 { return s.Probes }),
+		counter("give_backs", "call", "Returns of a surplus to the store.", func(s *Stats) int64 { return s.GiveBacks }),
 		gauge("tokens.stranded", "token", "Tokens held whose key is exhausted in the store.", func(s *Stats) int64 { return s.Stranded }),
 
-		counter("requests.fallback", "request", "Requests that the failure policy admitted or refused, the store being away.", func(s *Stats) int64 { return s.Fallbacks }),
-		gauge("tokens.owed", "token", "Tokens that were used without the store, and that it is still to charge.", func(s *Stats) int64 { return s.Owed }),
+		counter("requests.fallback", "request", "Requests that the failure policy admitted or refused because the store was away.", func(s *Stats) int64 { return s.Fallbacks }),
+		gauge("tokens.owed", "token", "Tokens that were used without the store, which it must still charge.", func(s *Stats) int64 { return s.Owed }),
 
 		counter("tokens.recovered", "token", "Tokens whose grant was lost on the way and handed over again.", func(s *Stats) int64 { return s.Recovered }),
 		counter("tokens.reasserted", "token", "Tokens that the store had forgotten and has charged again.", func(s *Stats) int64 { return s.Reasserted }),
@@ -102,20 +102,20 @@ func Figures() []Figure {
 	}
 }
 
-// counts are of the slow path, and of keys that are gone; what the hot path counts is
+// counts has the counts of the slow path, and of keys that are gone. The hot path counts
 // in its key.
 type counts struct {
 	taken, refunded, returned, expired, overdrawn                                                                    atomic.Int64 // tokens
 	admittedAway                                                                                                     atomic.Int64 // requests, by the failure policy
-	admitted                                                                                                         int64        // as Stats said last, under Limiter.counting
+	admitted                                                                                                         int64        // the last that Stats returned, under Limiter.counting
 	spent, denied                                                                                                    atomic.Int64 // by keys that are gone
 	calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks, shadowed atomic.Int64
 }
 
-// unasked is tokens that were spent by no request of their own: all but the first token of
-// each request, and what was settled above a charge. The rest of what was spent is the
-// number of requests, which the hot path does not count. It is many counters, so that
-// processors that admit requests of different keys do not share one.
+// unasked counts spent tokens that are not the first of their request: the other tokens of
+// each request, and tokens settled above a charge. Spent less unasked is the number of
+// requests, which the hot path does not count. It has many counters, so that processors
+// that admit requests of different keys do not share one.
 type unasked [16]struct {
 	atomic.Int64
 	_ [56]byte // of the cache line
@@ -134,9 +134,9 @@ func (u *unasked) sum() (n int64) {
 	return n
 }
 
-// Stats returns the counts now. None of them, except Keys, Held, Stranded and Owed, ever
-// goes back. It visits every key, under each key's lock: call it as often as metrics are
-// scraped, not per request.
+// Stats returns the present counts. Only Keys, Held, Stranded and Owed ever go down. Stats
+// visits every key, under each key's lock, so call it as often as metrics are scraped, not
+// for each request.
 func (l *Limiter) Stats() Stats {
 	l.counting.Lock()
 	defer l.counting.Unlock()
@@ -149,16 +149,16 @@ func (l *Limiter) Stats() Stats {
 	s.Taken, s.Refunded, s.Returned, s.Expired = c.taken.Load(), c.refunded.Load(), c.returned.Load(), c.expired.Load()
 	s.StoreCalls, s.Syncs, s.Waited, s.Failed = c.calls.Load(), c.syncs.Load(), c.waited.Load(), c.failed.Load()
 	s.Prefetches, s.Probes, s.GiveBacks, s.Fallbacks = c.prefetches.Load(), c.probes.Load(), c.giveBacks.Load(), c.fallbacks.Load()
-	c.admitted = max(c.admitted, s.Spent-l.unasked.sum()+c.admittedAway.Load()) // they were not read at the same time
+	c.admitted = max(c.admitted, s.Spent-l.unasked.sum()+c.admittedAway.Load()) // the counters are not read at the same time
 	s.Admitted = c.admitted
 	s.Overdrawn, s.Shadowed = c.overdrawn.Load(), c.shadowed.Load()
 	s.Recovered, s.Reasserted, s.Unknown = c.recovered.Load(), c.reasserted.Load(), c.unknown.Load()
 	return s
 }
 
-// add adds the key to s. What it has spent is derived, not counted: the hot path
-// writes nothing but the stock. It is summed key by key, each under its lock, and not
-// taken from totals that move on meanwhile.
+// add adds the key to s. Its spent tokens are derived, not counted, because the hot path
+// writes nothing but the stock. They are summed key by key, each under its lock, because
+// totals would move on meanwhile.
 func (s *Stats) add(k *keyState) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -166,7 +166,7 @@ func (s *Stats) add(k *keyState) {
 		return // the limiter counts it
 	}
 	w := k.lease.Load()
-	if now := k.l.clock.Now(); w != nil && w.Over(now) { // what has expired stays so
+	if now := k.l.clock.Now(); w != nil && w.Over(now) { // the tokens stay expired
 		k.l.count.move(k.account.Expire(k.drainLocked()))
 	} else if w.Alive(now) {
 		s.Owed += k.account.Unpaid()
@@ -196,7 +196,8 @@ func (k *keyState) drainLocked() int64 {
 // spentLocked is how many tokens requests have used so far.
 func (k *keyState) spentLocked() int64 { return k.account.Spent(k.heldLocked()) }
 
-// KeyStats is how a key stands in this process. Counts are since it came to memory.
+// KeyStats is the state of a key in this process. Its counts begin when the key comes into
+// memory.
 type KeyStats struct {
 	Limit     Limit
 	Spent     int64     // tokens that requests used
@@ -206,8 +207,8 @@ type KeyStats struct {
 	Reset     time.Time // the end of the window that is open; zero if none is
 }
 
-// Keys iterates over the keys that are held in memory, in no order. A key that comes or goes
-// meanwhile may be missing. It takes each key's lock for a moment, and no other.
+// Keys iterates over the keys that are held in memory, in no order. A key that comes or
+// goes meanwhile may be missing. Keys takes each key's lock for a moment.
 func (l *Limiter) Keys() iter.Seq2[string, KeyStats] {
 	return func(yield func(string, KeyStats) bool) {
 		l.keys.All(func(n *keytable.Node[keyState]) bool { return yield(n.Key, statsOf(&n.State)) })
@@ -226,7 +227,7 @@ func statsOf(k *keyState) (s KeyStats) {
 	return s
 }
 
-// move adds what has moved.
+// move adds the tokens of m.
 func (c *counts) move(m account.Moved) {
 	c.taken.Add(m.Taken)
 	c.returned.Add(m.Returned)

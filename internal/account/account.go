@@ -1,11 +1,11 @@
-// Package account is what the store has charged to one process for one key, as far
-// as the process knows, and the statements that it makes about it.
+// Package account keeps one process' account of one key: the tokens that the store has
+// charged to it, by the store's replies, and the statements that it makes to the store.
 //
-// A statement says cumulative figures: granted, returned, debt. So it can be lost,
+// A statement carries cumulative figures (granted, returned, debt), so it can be lost,
 // repeated, delayed or overtaken, and the store charges nothing twice. The package
 // is pure: no lock, clock or I/O; replies come in, figures go out.
 //
-// Every token is in one place. Invariants, asserted in tests and all but the first under -race:
+// Every token is in one place. Tests assert all invariants, builds with -race the second and third:
 //
 //	0 <= returned <= granted + repaid
 //	0 <= repaid <= paid <= stated <= debt
@@ -20,33 +20,33 @@ import (
 	"github.com/go-reservoir/reservoir/internal/invariant"
 )
 
-// Account is one process' account for one key. The zero Account knows no window. It
-// is not safe for concurrent use: the owner's lock guards it.
+// Account is one process' account for one key. The zero Account has no window. It is
+// not safe for concurrent use; the owner's lock guards it.
 //
-// Of a million keys most are used once: what only some need is apart, in open.
+// Most of a million keys are used once, so the fields that few keys need are in open.
 type Account struct {
 	granted  int64 // in the window, cumulative
 	returned int64 // in the window, cumulative
-	total    int64 // of the window and all clients, as the store said last; 0 = unknown
-	used     int64 // tokens that were charged then
-	balance  int64 // tokens that came, less those that went back or expired: held or spent
+	total    int64 // the Total of the last reply; 0 = unknown
+	used     int64 // tokens charged to all clients at that reply
+	balance  int64 // tokens held, spent or unconfirmed
 	open     *open // nil = nothing is outstanding
 }
 
-// open is what the store has not confirmed, and what was charged by direct calls.
+// open holds what the store has not confirmed, and what direct calls have charged.
 type open struct {
 	debt        int64 // used without a grant in the window, cumulative
-	stated      int64 // the part of debt that a statement has told the store of
+	stated      int64 // the part of debt that a statement has carried
 	paid        int64 // the part of debt that the store has confirmed
 	repaid      int64 // the part of paid that requests gave back
-	unconfirmed int64 // the part of returned that it has not confirmed
-	direct      int64 // charged by direct calls in the window, less what was refunded
-	refunded    int64 // of direct calls in the window, cumulative
+	unconfirmed int64 // the part of returned that the store has not confirmed
+	direct      int64 // charged by direct calls in the window, less refunded
+	refunded    int64 // refunds of direct calls in the window, cumulative
 	heard       int64 // the part of refunded that the store has confirmed
 }
 
-// Moved is the tokens that an event has moved, for the limiter's counts. Overdrawn is
-// debt that was above the limit, or that nobody was told of in time.
+// Moved is how many tokens an event has moved, for the limiter's counts. Overdrawn is
+// debt that was charged above the limit, or that did not reach the store in time.
 type Moved struct{ Taken, Returned, Expired, Overdrawn int64 }
 
 func (a *Account) more() *open {
@@ -56,9 +56,9 @@ func (a *Account) more() *open {
 	return a.open
 }
 
-// State writes the account into a statement about the window w. A process that
-// knows what all clients had been charged says so too: a store that has lost data
-// learns of it from any one client.
+// State writes the account into q, a statement about the window w. The statement also
+// repeats the last total of all clients, so that a store that has lost data learns of
+// the loss from any one client.
 func (a *Account) State(q *backend.SyncRequest, w backend.Window) {
 	q.Window, q.Granted, q.Returned = w, a.granted, a.returned
 	if q.Total = a.total; a.total > 0 {
@@ -70,17 +70,16 @@ func (a *Account) State(q *backend.SyncRequest, w backend.Window) {
 	}
 }
 
-// Apply applies the reply to the statement q, the last that was made; a reply to one
-// about a window that the account has left since is as good as lost. When the reply
-// is about another window than q, held is what the process held in q's window: the
-// rest of it expires unless the store has carried it over. The grant is part of the
-// balance afterwards.
+// Apply applies the reply r to q, the last statement. The caller must drop a reply about
+// a window that the account has left, as if it were lost. held is what the process holds
+// in q's window. If r is about another window, held expires unless the store has carried
+// it over. Afterwards the balance includes the grant.
 func (a *Account) Apply(q backend.SyncRequest, r backend.SyncReply, held int64) (m Moved) {
-	var debt, returned int64 // what was declared and returned after the statement was made
+	var debt, returned int64 // declared and returned after the statement was made
 	if a.open != nil {
 		debt, returned = a.open.debt-q.Debt, a.returned-q.Returned
 	}
-	known := r.Window == q.Window || r.Carried // the store has taken in the statement
+	known := r.Window == q.Window || r.Carried // the store has applied the statement
 	if known {
 		m.Taken, m.Returned = a.charge(q, r), a.confirm(returned)
 		m.Overdrawn = min(m.Taken, r.Over)
@@ -106,9 +105,9 @@ func (a *Account) Apply(q backend.SyncRequest, r backend.SyncReply, held int64) 
 	return m
 }
 
-// charge notes that the store has charged the debt of the statement, of which it may
-// have confirmed a part before. It returns the rest. What the store knows of and the
-// statement does not say is of an earlier stay in the window, and was counted then.
+// charge records that the store has charged the statement's debt, and returns the part
+// that no earlier reply has confirmed. Debt that only the store has was declared, and
+// counted, during an earlier stay in the window.
 func (a *Account) charge(q backend.SyncRequest, r backend.SyncReply) (n int64) {
 	if a.open == nil && r.Debt == 0 {
 		return 0
@@ -125,8 +124,8 @@ func (a *Account) charge(q backend.SyncRequest, r backend.SyncReply) (n int64) {
 	return n
 }
 
-// confirm notes that the store has heard of all that was returned, except the last
-// late tokens.
+// confirm records that the store has confirmed all returned tokens except the last late
+// ones. It returns how many of them are newly confirmed.
 func (a *Account) confirm(late int64) (n int64) {
 	if a.open != nil {
 		n = a.open.unconfirmed - late
@@ -136,45 +135,45 @@ func (a *Account) confirm(late int64) (n int64) {
 	return n
 }
 
-// Leave ends the account of a window. What was held expires with it, and so does what was
-// returned and not confirmed. Debt that the store has not heard of by then is forgotten:
-// it must not empty a later window.
+// Leave ends the account of a window. Tokens that are held expire with the window, and so
+// do returned tokens that the store has not confirmed. Unconfirmed debt is dropped,
+// because it must not be charged to a later window.
 func (a *Account) Leave(held int64) (m Moved) {
 	m.Expired, m.Overdrawn = held+a.Unconfirmed(), a.Unpaid()
 	*a = Account{balance: a.balance - m.Expired}
 	return m
 }
 
-// HandOver returns the account, for who makes its last statements. What is left here is
-// what was spent.
+// HandOver returns the account to the code that makes its last statements. Only the
+// spent tokens stay in a.
 func (a *Account) HandOver() Account {
 	out := *a
 	*a = Account{balance: a.Spent(0)}
 	return out
 }
 
-// Expire notes that n tokens cannot be spent any more, the window being over.
+// Expire records that n tokens have expired with their window.
 func (a *Account) Expire(n int64) Moved {
 	a.balance -= n
 	return Moved{Expired: n}
 }
 
 // Return takes n unspent tokens out of the account. They count as held until the
-// store has confirmed a statement that says so.
+// store has confirmed a statement that returns them.
 func (a *Account) Return(n int64) {
 	a.returned += n
 	a.more().unconfirmed += n
 	a.check()
 }
 
-// Declare adds tokens that were used without a grant.
+// Declare adds n tokens of debt, which were used without a grant.
 func (a *Account) Declare(n int64) {
 	o := a.more()
 	o.debt = min(o.debt+n, backend.MaxTokens)
 }
 
-// Forgive takes back up to n tokens of debt that no statement has told the store of:
-// of the others it would take a smaller total for an old one. It returns how many.
+// Forgive cancels up to n tokens of debt that no statement has carried, and returns how
+// many. Stated debt must not shrink: the store would take the smaller total for an old one.
 func (a *Account) Forgive(n int64) int64 {
 	if a.open == nil {
 		return 0
@@ -184,8 +183,8 @@ func (a *Account) Forgive(n int64) int64 {
 	return n
 }
 
-// Repay returns up to n tokens of debt that the store has charged, and that were not used in
-// the end. It says how many.
+// Repay returns to the store up to n tokens of charged debt that were not used in the
+// end. It reports how many.
 func (a *Account) Repay(n int64) int64 {
 	if a.open == nil {
 		return 0
@@ -206,7 +205,7 @@ func (a *Account) Unpaid() int64 {
 	return a.open.debt - a.open.paid
 }
 
-// Unconfirmed is the part of what was returned that the store has not confirmed.
+// Unconfirmed is how many returned tokens the store has not confirmed.
 func (a *Account) Unconfirmed() int64 {
 	if a.open == nil {
 		return 0
@@ -214,18 +213,18 @@ func (a *Account) Unconfirmed() int64 {
 	return a.open.unconfirmed
 }
 
-// Outstanding reports whether the store has not confirmed all figures.
+// Outstanding reports whether debt or returned tokens await the store's confirmation.
 func (a *Account) Outstanding() bool { return a.Unpaid() > 0 || a.Unconfirmed() > 0 }
 
-// Direct notes that a direct call has charged n tokens, which are spent.
+// Direct records that a direct call has charged n tokens, which are spent.
 func (a *Account) Direct(n int64) Moved {
 	a.more().direct += n
 	a.balance += n
 	return Moved{Taken: n}
 }
 
-// RefundDirect takes up to n tokens of direct calls back and returns the total that
-// the store is to be told, 0 if nothing is left to refund.
+// RefundDirect takes back up to n tokens of direct calls. It returns how many, and the
+// total for the refund call; both are 0 if nothing is left to refund.
 func (a *Account) RefundDirect(n int64) (back, total int64) {
 	if a.open == nil {
 		return 0, 0
@@ -238,8 +237,8 @@ func (a *Account) RefundDirect(n int64) (back, total int64) {
 	return back, a.open.refunded
 }
 
-// ConfirmDirect notes that the store has heard of such a total and returns how many of
-// these tokens it had not heard of before.
+// ConfirmDirect records that the store has confirmed a total of RefundDirect, and returns
+// how many of its tokens are newly confirmed.
 func (a *Account) ConfirmDirect(total int64) int64 {
 	if a.open == nil {
 		return 0
@@ -249,16 +248,16 @@ func (a *Account) ConfirmDirect(total int64) int64 {
 	return n
 }
 
-// Refund notes that n spent tokens are held again. It is the caller who knows that
-// no more is refunded than was spent.
+// Refund records that n spent tokens are held again. The caller must not refund more
+// than was spent.
 func (a *Account) Refund(n int64) { a.balance += n }
 
-// Spent is how many tokens requests have used, over the account's life: what came
-// and is nowhere else. held is what the process holds.
+// Spent is how many tokens requests have used over the account's life: the balance less
+// the tokens that are held or unconfirmed. held is what the process holds.
 func (a *Account) Spent(held int64) int64 { return a.balance - held - a.Unconfirmed() }
 
-// InUse is the part of what was granted in the window that is spent, given what is
-// held. Repaid tokens are among those returned, and were not granted.
+// InUse is how many tokens granted in the window are spent, if the process holds held.
+// It adds repaid tokens because they count as returned but were never granted.
 func (a *Account) InUse(held int64) int64 {
 	in := a.granted
 	if a.open != nil {
@@ -267,13 +266,13 @@ func (a *Account) InUse(held int64) int64 {
 	return max(in-a.returned-held, 0)
 }
 
-// Balance is what the account has in all: held, spent or not confirmed.
+// Balance is the sum of the tokens held, spent and unconfirmed.
 func (a *Account) Balance() int64 { return a.balance }
 
 // Granted reports whether the store has granted anything in the window.
 func (a *Account) Granted() bool { return a.granted > 0 }
 
-// tidy drops what nothing is left of.
+// tidy drops open if all of it is zero.
 func (a *Account) tidy() {
 	if a.open != nil && *a.open == (open{}) {
 		a.open = nil
@@ -285,11 +284,11 @@ func (a *Account) check() {
 	if !invariant.Enabled {
 		return
 	}
-	// That returned <= granted + repaid holds too, with a store that grants what it says.
+	// returned <= granted + repaid is not asserted, because a faulty store can break it.
 	invariant.That(0 <= a.returned && 0 <= a.granted && a.granted <= math.MaxInt64/2, "returned %d of %d granted", a.returned, a.granted)
 	if o := a.open; o != nil {
 		invariant.That(0 <= o.repaid && o.repaid <= o.paid && o.paid <= o.stated && o.stated <= o.debt, "repaid %d, paid %d, stated %d of a debt of %d", o.repaid, o.paid, o.stated, o.debt)
 		invariant.That(0 <= o.unconfirmed && o.unconfirmed <= a.returned, "unconfirmed %d of %d returned", o.unconfirmed, a.returned)
-		invariant.That(0 <= o.direct && 0 <= o.heard && o.heard <= o.refunded, "direct %d, refunded %d, %d heard of", o.direct, o.refunded, o.heard)
+		invariant.That(0 <= o.direct && 0 <= o.heard && o.heard <= o.refunded, "direct %d, refunded %d, %d confirmed", o.direct, o.refunded, o.heard)
 	}
 }

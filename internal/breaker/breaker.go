@@ -2,9 +2,8 @@
 // answer: a circuit breaker (Nygard, "Release It!", 2007), with an estimate of how
 // long the shard takes to answer.
 //
-// It is our own because the libraries we know let a real request through to probe:
-// that request would wait, and charge. Here a probe asks for nothing and nobody waits
-// for it.
+// The libraries that we know probe with a real request, which would wait and charge.
+// Here a probe asks for nothing and nobody waits for it.
 package breaker
 
 import (
@@ -15,7 +14,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/chance"
 )
 
-// Breaker is the state of one shard. The zero Breaker is closed: the shard is asked.
+// Breaker is the state of one shard. The zero Breaker is closed: calls go to the shard.
 // It is safe for concurrent use. Times are nanoseconds of the owner's clock.
 type Breaker struct {
 	open atomic.Bool
@@ -29,12 +28,12 @@ type Breaker struct {
 	cause     error // why it is open
 	rejecting bool
 	rejected  int64    // when the last call was rejected
-	changes   []Change // that are to be reported, in order
-	reporting bool     // somebody does
+	changes   []Change // not reported yet, in order
+	reporting bool     // a Report is under way
 	trip      lead
 }
 
-// Change is one that the hook is told.
+// Change is a change of state, as the hook receives it.
 type Change struct {
 	Open      bool
 	Rejecting bool
@@ -47,7 +46,7 @@ type Outcome uint8
 const (
 	// Answered: the shard serves.
 	Answered Outcome = iota
-	// Failed: silence, or the shard turned the call away for now.
+	// Failed: no answer, or the shard turned the call away for now.
 	Failed
 	// Rejected: the shard answers, and refuses to serve until an operator acts.
 	Rejected
@@ -58,31 +57,30 @@ const (
 
 const (
 	failuresToOpen = 5
-	shortestPause  = 100 * time.Millisecond // before the first probe, or half of it at least; it doubles
+	shortestPause  = 100 * time.Millisecond // before the first probe, at least half of it; it doubles
 	longestPause   = time.Second
-	calm           = time.Second // without a rejection, after which calls that are answered end that state
+	calm           = time.Second // after so long without a rejection, a served call ends the rejecting state
 )
 
 // Open reports whether calls are withheld.
 func (b *Breaker) Open() bool { return b.open.Load() }
 
-// Cause is why the breaker is open, nil if it is not.
+// Cause is the error that keeps the breaker open; nil if it is closed.
 func (b *Breaker) Cause() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.cause
 }
 
-// Watched reports whether a probe is to find out when the shard serves again: calls are
-// withheld, or it rejects them.
+// Watched reports whether the shard needs probes, because calls are withheld or rejected.
 func (b *Breaker) Watched() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.open.Load() || b.rejecting
 }
 
-// Due reports whether it is time for a probe, and gives it to the caller, who must
-// make a call and report its outcome.
+// Due reports whether it is time for a probe. If so, the caller must make a call and
+// Record its outcome.
 func (b *Breaker) Due(now int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -100,10 +98,10 @@ func (b *Breaker) NextProbe() int64 {
 	return b.until
 }
 
-// Record takes in the outcome of a call that was sent at sent. Many calls are in
-// flight when the breaker opens: that one which was sent before the last change fails,
-// or says nothing, is no news, and delays no probe. It reports whether the shard is to
-// be watched from now on.
+// Record records the outcome of a call that was sent at sent. Many calls are in flight
+// when the breaker opens, so a failed or neutral call that was sent before the last
+// change is no news, and delays no probe. Record reports whether the shard needs probes
+// from now on.
 func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -111,7 +109,7 @@ func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch bool) {
 	case Answered, Rejected:
 		return b.answered(now, o == Rejected, err)
 	case Neutral:
-		if b.probing && sent >= b.changed { // try again, for another key perhaps
+		if b.probing && sent >= b.changed { // probe again, perhaps with another key
 			b.probing, b.until = false, now+int64(shortestPause)
 		}
 		return false
@@ -131,8 +129,8 @@ func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch bool) {
 	return watch
 }
 
-// answered notes that the shard answers. For a while after a call was rejected, others
-// that are served do not end that state. It reports whether this is the first rejection.
+// answered records that the shard answers, and reports whether this is the first
+// rejection. Served calls do not end the rejecting state until calm has passed.
 func (b *Breaker) answered(now int64, rejects bool, err error) (first bool) {
 	b.probing, b.failures, b.pause, b.cause = false, 0, 0, nil
 	switch {
@@ -146,7 +144,7 @@ func (b *Breaker) answered(now int64, rejects bool, err error) (first bool) {
 	return first
 }
 
-// set changes the state of the shard: it is well, away or rejects calls.
+// set changes the state of the shard to well, away or rejecting.
 func (b *Breaker) set(open, rejecting bool, err error, now int64) {
 	if b.open.Load() == open && b.rejecting == rejecting {
 		return
@@ -158,7 +156,7 @@ func (b *Breaker) set(open, rejecting bool, err error, now int64) {
 	b.changes = append(b.changes, Change{Open: open, Rejecting: rejecting, Err: err})
 }
 
-// Reset closes the breaker of a shard that no key is on any more.
+// Reset closes the breaker of a shard that has no keys any more.
 func (b *Breaker) Reset(now int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -166,9 +164,9 @@ func (b *Breaker) Reset(now int64) {
 	b.set(false, false, nil, now)
 }
 
-// Report tells the hook of the changes, one after the other and with no lock held:
-// who comes while another reports leaves it to that one. A hook that panics is told
-// the next change all the same.
+// Report calls the hook for each pending change, in order and with no lock held. If
+// another Report is under way, that one reports these changes too. After a panic of the
+// hook the next Report goes on with the next change.
 func (b *Breaker) Report(hook func(Change)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -199,7 +197,7 @@ type lead struct{ mean, dev time.Duration }
 // slop is added to the lead time for the scheduling of goroutines.
 const slop = time.Millisecond
 
-// Trip takes in how long a fetch took.
+// Trip records how long a fetch took.
 func (b *Breaker) Trip(d time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -212,7 +210,7 @@ func (b *Breaker) Trip(d time.Duration) {
 	t.mean += (d - t.mean) / 8
 }
 
-// Lead is the time from ordering a batch to having it, with four deviations.
+// Lead is the mean time from ordering a batch to having it, plus four deviations and slop.
 func (b *Breaker) Lead() time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package chance is the library's randomness for spreading things in time. It
-// can be given a seed, so that a simulation of a whole fleet replays.
+// Package chance draws the random times over which the library spreads its calls.
+// With a seed, a simulation of a whole fleet replays.
 package chance
 
 import (
@@ -11,10 +11,9 @@ import (
 // seeded is nil for the runtime's generator.
 var seeded atomic.Pointer[uint64]
 
-// Seed makes every draw depend on seed and its instant alone, until restore is
-// called. It is for tests on a virtual clock: of timers that are due at one
-// instant that runs any first, so that draws in sequence would not replay. Draws
-// at one instant are equal.
+// Seed makes every draw depend only on seed and the instant of the draw, until restore
+// is called. Draws at one instant are equal. Seed is for tests on a virtual clock: timers
+// that are due at one instant run in any order, so a sequence of draws would not replay.
 func Seed(seed uint64) (restore func()) {
 	seeded.Store(&seed)
 	return func() { seeded.Store(nil) }
@@ -25,9 +24,8 @@ func Part(d time.Duration) time.Duration {
 	return time.Duration(generator().Int64N(int64(max(d, 1))))
 }
 
-// Interval returns the time to the next of events that come at random, every
-// mean on average: exponentially distributed, so that any number of processes
-// which do this with n times the mean make one such event every mean together.
+// Interval returns an exponentially distributed time with that mean. If n processes each
+// wait for intervals of n times the mean, together they make one event every mean.
 func Interval(mean time.Duration) time.Duration {
 	return time.Duration(generator().ExpFloat64() * float64(mean))
 }

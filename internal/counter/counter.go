@@ -1,8 +1,7 @@
-// Package counter is the rules of one key, for stores that have them in Go: what
-// the scripts in package lua keep in three Redis keys, as one value. Its methods
-// are pure steps: state, request and now (Unix us) in, reply out. They follow
-// lua/*.lua line by line; a differential test in redisstore gives both the same
-// requests.
+// Package counter has the rules of one key in Go. A Counter keeps as one value what the
+// scripts in package lua keep in three Redis keys. Its methods are pure steps: state,
+// request and now (Unix us) come in, a reply goes out. They follow lua/*.lua line by line;
+// a differential test in redisstore gives both the same requests.
 package counter
 
 import (
@@ -13,9 +12,9 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Counter is one key: its window, and the ledger of who was granted what in it.
-// The zero Counter is a key that was never charged. A copy is not independent: the
-// ledger is shared. Not safe for concurrent use; a reply refers to nothing in it.
+// Counter is one key: its window, and the ledger of the clients' accounts in it. The
+// zero Counter is a key that was never charged. A copy shares the ledger. A Counter is
+// not safe for concurrent use; its replies do not refer to it.
 type Counter struct {
 	stop   int64 // the end of the window, Unix ms; 0 = never opened
 	length int64 // of the limit that opened it, ms
@@ -23,15 +22,15 @@ type Counter struct {
 	ledger
 }
 
-// ledger is empty, and own is nil, until a client speaks in the window.
+// ledger is empty, and own is nil, until a statement, a refund or a reset needs it.
 type ledger struct {
 	own          map[string]account
 	present      int64 // clients that have not left
 	total        int64 // granted to all clients and returned by them, and their debt; it never shrinks
-	learn        int64 // until then, Unix ms, grants are small
-	unattributed int64 // charged, and whoever can show a grant that the ledger lacks may claim it
-	exhausted    int64 // when the limit was first used up, Unix ms; 0 = it is not
-	reset        bool  // the window was opened by Reset: what is said of any other one is void
+	learn        int64 // the end of the learning time, Unix ms: until then grants are small
+	unattributed int64 // charged to no account; a client whose grant the ledger lacks may claim it
+	exhausted    int64 // when the limit was first used up, Unix ms; 0 = not yet
+	reset        bool  // Reset opened the window: statements about any other window are void
 }
 
 // account is a client's ledger entry, cumulative in the window.
@@ -42,21 +41,21 @@ type account struct {
 	present           bool  // it has not left
 }
 
-// slack is how much later than expected a window may end before that counts as a
-// sign that the clock stepped back: the clocks of two servers differ.
+// slack is how much later than expected a window may end, because the clocks of two
+// servers differ. A later end is a sign that the clock has stepped back.
 func slack(length int64) int64 { return min(length/10, 1000) }
 
 // latest is when a window of that length ends at the latest, Unix ms.
 func latest(now, length int64) int64 { return (now+999)/1000 + length }
 
-// opening is where a window ends that opens at now: at end, by the client's calendar,
-// or a length from now. A client's clock may be off: of an end that is over, or later than
-// can be, the calendar has one that is not, some lengths away. A window of whole seconds
-// without a calendar ends at a whole second, rounded down as GitHub's integer clock does.
+// opening is the end, in Unix ms, of a window that opens at now: end, by the client's
+// calendar, or a length from now. The client's clock may be off, so an end that is over or
+// impossibly late moves by whole lengths. Without a calendar, a window of whole seconds
+// ends at a whole second, rounded down as GitHub's integer clock does.
 func opening(now, length int64, end backend.Window) int64 {
 	stop := int64(end)
 	switch {
-	case stop > 0 && stop*1000 <= now: // over by this clock: the calendar's next, or one after it
+	case stop > 0 && stop*1000 <= now: // over by this clock: take the calendar's next end, or a later one
 		return stop + ((now-stop*1000)/(length*1000)+1)*length
 	case stop > 0:
 		ahead := max(stop-latest(now, length)-slack(length), 0)
@@ -74,14 +73,14 @@ func (c *Counter) Opened() bool { return c.stop != 0 }
 // Open reports whether c has a window that is not over.
 func (c *Counter) Open(now int64) bool { return c.stop != 0 && c.stop*1000 >= now }
 
-// enter moves c into the window that is open at now. If none is, one opens. One
-// that ends impossibly late is brought back, since the clock has stepped back:
-// nobody starves for longer than a window. In the millisecond that a reset left of a
-// period the next one opens, and l gets its length.
+// enter moves c into the window that is open at now, or opens one. If the window ends
+// impossibly late, the clock has stepped back: its end is brought back, so that nobody
+// starves for longer than a window. A window that opens in the last millisecond of a
+// period, after a reset, is the next period's, and l gets that period's length.
 func (c *Counter) enter(now int64, l *backend.Limit, end, next backend.Window) {
 	length, opened := l.Window.Milliseconds(), c.length
 	if between := int64(next - end); !c.Open(now) && int64(end)*1000 <= now && int64(next)*1000 > now && max(between-length, length-between) > slack(length) {
-		*c = Counter{length: between} // which conflicts: the client is told, and comes again
+		*c = Counter{length: between} // it conflicts, so the client learns the length and calls again
 		return
 	}
 	if !c.conflicts(*l) {
@@ -97,20 +96,20 @@ func (c *Counter) enter(now int64, l *backend.Limit, end, next backend.Window) {
 		*c = Counter{stop: stop, length: length}
 	case c.stop > latest(now, opened)+slack(opened):
 		if opened != length {
-			end = 0 // of another calendar
+			end = 0 // it is another calendar's
 		}
 		*c = Counter{stop: opening(now, opened, end), length: opened, used: c.used}
 	}
 }
 
-// closed reports whether the window that would end at stop is the one that a reset has
-// closed: the fresh one ended a moment before.
+// closed reports whether a reset has closed the window that would end at stop: the fresh
+// window ended a moment before stop.
 func (c *Counter) closed(stop, length int64) bool {
 	return c.stop != 0 && stop > c.stop && stop-c.stop < slack(length)
 }
 
-// after makes l the limit of the period after the one that ends at end, and returns its
-// length in ms. Without a calendar that is l's.
+// after makes l the limit of the period that follows end, and returns the period's length
+// in ms. Without a calendar it returns l's length.
 func after(l *backend.Limit, end, next backend.Window) int64 {
 	if next > end {
 		l.Window = time.Duration(next-end) * time.Millisecond
@@ -123,9 +122,9 @@ func (c *Counter) Left(now int64) time.Duration {
 	return time.Duration(c.stop*1000-now) * time.Microsecond
 }
 
-// conflicts reports whether the window belongs to a limit of another length. Redis
-// keeps the length as a time to live, which is not exact any more once a slot has moved:
-// lengths that differ by no more than clocks may differ are the same.
+// conflicts reports whether the window belongs to a limit of another length. Redis keeps
+// the length as a time to live, which is inexact after a slot has moved, so lengths count
+// as equal if they differ by no more than slack.
 func (c *Counter) conflicts(l backend.Limit) bool {
 	length := l.Window.Milliseconds()
 	return max(c.length-length, length-c.length) > slack(length)
@@ -142,8 +141,8 @@ func (c *Counter) state(now int64, l backend.Limit) backend.State {
 	return s
 }
 
-// Take is the step of backend.Store.Take, and so are the following of theirs. The
-// request is valid. It charges all of r.Tokens, or nothing and changes nothing.
+// Take is the step of backend.Store.Take; the methods below are steps too. The request
+// must be valid. Take charges all of r.Tokens, or changes nothing.
 func (c *Counter) Take(r backend.TakeRequest, now int64) backend.TakeReply {
 	next := *c
 	next.enter(now, &r.Limit, r.End, r.Next)
@@ -172,22 +171,22 @@ func (c *Counter) Refund(r backend.RefundRequest, now int64) int64 {
 	if r.Total <= acc.refunded {
 		return acc.refunded
 	}
-	if c.own == nil { // nobody but direct callers was charged, or the ledger was lost
+	if c.own == nil { // only direct calls were charged, or the ledger was lost
 		c.unattributed = c.used
 		c.open()
 	}
 	back := min(r.Total-acc.refunded, c.used)
 	c.used -= back
-	c.unattributed = max(c.unattributed-back, 0) // which of them was given back is not known
+	c.unattributed = max(c.unattributed-back, 0) // which of them were given back is unknown
 	acc.refunded = r.Total
 	c.own[r.Client] = acc
 	return r.Total
 }
 
-// Reset changes nothing if no window is open. The end of the new one is its name, which
-// differs from the old one's. So does it from those that earlier Resets have closed, as
-// long as ends do not go back by more than the slack: that is why ends that lie close
-// together go down by milliseconds.
+// Reset changes nothing if no window is open. The new window's end is its name, so it must
+// differ from the ends of the old window and of those that earlier Resets have closed.
+// For that reason ends that lie close together go down by milliseconds. Names differ as
+// long as ends do not go back by more than the slack.
 func (c *Counter) Reset(r backend.ResetRequest, now int64) backend.State {
 	if !c.Open(now) || c.conflicts(r.Limit) {
 		return c.Check(r.Limit, now)
@@ -197,7 +196,7 @@ func (c *Counter) Reset(r backend.ResetRequest, now int64) backend.State {
 	if max(stop-c.stop, c.stop-stop) < max(slack(length), 1) {
 		stop = min(stop, c.stop-1)
 	}
-	if stop*1000 < now { // in the last millisecond: the calendar's next
+	if stop*1000 < now { // in the last millisecond: the next period's
 		length = after(&r.Limit, r.End, r.Next)
 		stop += length
 	}

@@ -6,8 +6,8 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// guided divides a grant: what remains, times the client's share, by this. It is
-// written here and in lua/sync.lua; the differential test notices if they differ.
+// guided is the divisor of a grant: a client gets its share of what remains, divided by
+// guided. lua/sync.lua repeats the number; the differential test notices a difference.
 const guided = 1.25
 
 // statement is a SyncRequest on its way through the steps of Sync. They work on a
@@ -21,7 +21,7 @@ type statement struct {
 	fresh bool  // the window opens now
 	runs  bool  // the client's window is not over
 	loss  bool  // a sign that the store has lost data
-	back  int64 // what it says that is given back, and was not known
+	back  int64 // tokens that it newly gives back
 	out   backend.SyncReply
 }
 
@@ -51,7 +51,7 @@ func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
 	return s.out
 }
 
-// enter finds the window. A store that has none adopts the client's.
+// enter finds the window. A store without a window adopts the client's.
 func (s *statement) enter(c *Counter) {
 	window, length := int64(s.Window), s.Limit.Window.Milliseconds()
 	s.fresh = !c.Open(s.now)
@@ -70,9 +70,9 @@ func (s *statement) enter(c *Counter) {
 	}
 }
 
-// book enters what the statement says into the account. Of a window that still
-// runs elsewhere, what is left of it is carried over, debt as a grant; unless
-// that window is void because a Reset opened this one.
+// book enters the statement's figures into the account. If they are of another window
+// that still runs, what the client holds there is carried over, its debt as a grant,
+// unless that window is void because a Reset opened this one.
 func (s *statement) book() {
 	c, acc := &s.c, &s.acc
 	granted, returned, debt, claims := s.Granted, s.Returned, s.Debt, c.unattributed
@@ -104,9 +104,9 @@ func (s *statement) book() {
 	s.back = back
 }
 
-// reconcile compares the total with the one that the client has heard of. A smaller
-// one means that the store has lost grants to others, or give-backs that may have been
-// granted to others since. They are charged, to nobody in particular.
+// reconcile compares the store's total with the last one that the client has received. A
+// smaller total means that the store has lost grants to others, or returns that may have
+// been granted to others since. Those tokens are charged as unattributed.
 func (s *statement) reconcile() {
 	c := &s.c
 	if s.Total > c.total {
@@ -119,7 +119,8 @@ func (s *statement) reconcile() {
 	c.total = max(min(c.total+s.back, backend.MaxTokens), s.Total)
 }
 
-// learn begins a learning time at a sign of loss, so that other holders speak first.
+// learn begins a learning time at a sign of loss, so that other holders can state their
+// accounts first.
 func (s *statement) learn() {
 	ms := s.now / 1000
 	s.out.Learning = ms < s.c.learn
@@ -139,8 +140,7 @@ func (s *statement) count() {
 	}
 }
 
-// grant charges what the client gets. With less than it needs at least, it gets
-// nothing new.
+// grant charges what the client gets. If less than Least is left, it gets nothing new.
 func (s *statement) grant() {
 	c, acc := &s.c, &s.acc
 	rest := max(s.Limit.Tokens-c.used, 0)
@@ -154,8 +154,8 @@ func (s *statement) grant() {
 	s.out.Grant = take + s.out.Recovered
 }
 
-// keep writes the account, unless there is nothing to remember: a client that is
-// unknown, has no figures and wants nothing.
+// keep writes the account, except for an unknown client that has no figures, and wants
+// nothing or leaves.
 func (s *statement) keep() {
 	c, acc := &s.c, &s.acc
 	if !s.known && acc.granted == 0 && acc.debt == 0 && (s.Want == 0 || s.Leaving) {
@@ -182,24 +182,23 @@ func (l *ledger) open() {
 	}
 }
 
-// target is how many tokens the client should get for its wants: guided
-// self-scheduling (Polychronopoulos and Kuck, 1987) over what remains, weighted
-// by the client's part of what is out, and never below its part of what may be
-// stranded. It is sized as if what the client has not heard of were not granted
-// yet, so that a repeated statement gets the same answer.
+// target is how many tokens the client should get: guided self-scheduling
+// (Polychronopoulos and Kuck, 1987) over what remains, weighted by the client's share of
+// what is charged, and at least its share of what may lie idle. Recovered tokens count as
+// not granted yet, so that a repeated statement gets the same answer.
 func (s *statement) target() int64 {
 	if s.Want == 0 {
 		return 0
 	}
 	tokens := s.Limit.Tokens
 	n0 := max(tokens/1000, 1)
-	peers := max(s.out.Clients, s.Peers, 1) // at the reset they are still to come
+	peers := max(s.out.Clients, s.Peers, 1) // after a reset the others are still to come
 	floor := n0
 	if s.Strand >= 0 {
 		floor = s.Strand / peers
 	}
 	switch {
-	case s.out.Learning: // enough for each, so that a crowd need not come back
+	case s.out.Learning: // enough for each client, so that a crowd need not call again
 		return max(s.Need, min(s.Want, floor))
 	case s.Strand < 0:
 		return s.Want
@@ -207,7 +206,7 @@ func (s *statement) target() int64 {
 	out := max(s.c.used-s.out.Recovered, 0)
 	free := float64(max(tokens-out, 0))
 	left := free / float64(tokens)
-	prior := max(float64(n0)*left*left, float64(floor), 1) // what a client that has nothing yet counts for
+	prior := max(float64(n0)*left*left, float64(floor), 1) // the weight of a client that has nothing yet
 	part := max(float64(s.acc.granted-s.acc.returned-s.out.Recovered), float64(s.Pace)*s.c.passed(s.Limit, s.now))
 	all := float64(out) + float64(prior*float64(peers)) // rounded as Lua does: no fused multiply-add
 	share := min((part+prior)/all, 1)
@@ -221,7 +220,7 @@ func (c *Counter) passed(l backend.Limit, now int64) float64 {
 	return max(length-float64(c.stop*1000-now)/1000, 0) / length
 }
 
-// lasted is how long the limit was enough, from the window's beginning.
+// lasted is the time from the window's beginning until the limit was used up; 0 = not yet.
 func (c *Counter) lasted(l backend.Limit) time.Duration {
 	if c.exhausted == 0 {
 		return 0

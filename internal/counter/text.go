@@ -13,10 +13,10 @@ import (
 
 // The text of a counter, for stores that keep it as one value. Its first line has
 // the format's name and version, the window's end, its length and the tokens charged.
-// If there is a ledger, the line goes on with what is known of all clients: the total,
-// until when it learns, what is unattributed, when the limit was exhausted, and a 1 if
-// the window was opened by a reset. Then there is a line for each client: granted,
-// returned, debt, refunded, 1 if it is present, name.
+// If the counter has a ledger, the line goes on with the total, the end of the learning
+// time, the unattributed tokens, when the limit was exhausted, and a 1 if a reset opened
+// the window. Then each client has a line: granted, returned, debt, refunded, 1 if it is
+// present, name.
 //
 //	reservoir/2 1764000060000 60000 1250 1300 0 0 0
 //	1000 0 0 0 1 "b"
@@ -28,7 +28,7 @@ const resetMark = " 1"
 var errText = errors.New("the value is not a counter of this version")
 
 // AppendText implements encoding.TextAppender. It never fails. Equal counters have
-// equal texts: an unchanged text is an unchanged counter.
+// equal texts, so an unchanged text is an unchanged counter.
 func (c *Counter) AppendText(b []byte) ([]byte, error) {
 	b = fmt.Appendf(b, "%s %d %d %d", format, c.stop, c.length, c.used)
 	if c.own != nil {
@@ -53,8 +53,8 @@ func (c *Counter) AppendText(b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// UnmarshalText implements encoding.TextUnmarshaler. Whatever it accepts is a
-// counter that the steps can go on from. After an error c is not to be used.
+// UnmarshalText implements encoding.TextUnmarshaler. The steps can go on from every
+// counter that it accepts. After an error c must not be used.
 func (c *Counter) UnmarshalText(text []byte) error {
 	head, rest, whole := strings.Cut(string(text), "\n")
 	name, numbers, _ := strings.Cut(head, " ")
@@ -74,7 +74,7 @@ func (c *Counter) UnmarshalText(text []byte) error {
 			return errText
 		}
 	}
-	// The end and the length are multiplied by 1000, and 0 is no window.
+	// Steps multiply the end and the length by 1000; 0 is no window.
 	if c.stop == 0 || c.stop > backend.MaxTokens/1000 || c.length == 0 || c.length > backend.MaxWindow.Milliseconds() {
 		return errText
 	}

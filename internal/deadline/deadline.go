@@ -1,8 +1,8 @@
-// Package deadline is a context that ends by time alone.
+// Package deadline provides a context whose timer starts only when Done is called.
 //
-// context.WithTimeout starts a timer and makes a channel at once. Most store calls
-// are over long before their deadline and nobody ever waits for it: of a key's
-// first request those were a sixth.
+// context.WithTimeout starts a timer and makes a channel at once. Most store calls are
+// over long before their deadline, and nobody waits for it. Timer and channel were a
+// sixth of the cost of a key's first request.
 package deadline
 
 import (
@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Context ends at an instant, or when it is released. It costs one allocation until
-// somebody asks for Done. A store that sees one may as well obey Deadline alone.
+// Context ends at an instant, or when it is released. It costs one allocation until Done
+// is called; a store may obey Deadline alone. It is safe for concurrent use.
 type Context struct {
 	at     time.Time
 	values context.Context
@@ -25,8 +25,8 @@ type Context struct {
 
 var _ context.Context = (*Context)(nil)
 
-// After returns a context that ends d from now, with the values of another, whose end
-// it does not share. Release it when the work is done.
+// After returns a context that ends d from now. It has the values of the given context,
+// but does not end with it. Call Release when the work is done.
 func After(values context.Context, d time.Duration) *Context {
 	return &Context{at: time.Now().Add(d), values: values}
 }
@@ -59,7 +59,7 @@ func (c *Context) Err() error {
 	return c.look()
 }
 
-// look notes the end if nobody waits for it: otherwise the timer does.
+// look returns the error, which it sets at the end unless a timer does.
 func (c *Context) look() error {
 	if c.err == nil && c.timer == nil && !time.Now().Before(c.at) {
 		c.err = context.DeadlineExceeded

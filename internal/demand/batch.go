@@ -13,36 +13,36 @@ type Policy struct {
 	Min, Max int64 // tokens of one batch; a Max of 0 is no bound
 }
 
-// Kind is how a Policy decides.
+// Kind is how a [Policy] decides.
 type Kind uint8
 
 // The kinds of policies.
 const (
-	Adaptive Kind = iota
-	Fixed
-	Ladder
+	Adaptive Kind = iota // by demand
+	Fixed                // Min tokens, or as many as callers wait for
+	Ladder               // more when a batch was used up, fewer when most of one was wasted
 )
 
 // Guided reports whether the store tapers the grants as the limit runs out.
 func (p Policy) Guided() bool { return p.Kind == Adaptive }
 
 // Ahead reports whether batches are ordered before the stock is gone: always, except
-// where a batch is one token and so nothing is to be held.
+// where a batch is one token, because then nothing may be held.
 func (p Policy) Ahead() bool { return p.Kind != Fixed || p.Min > 1 }
 
-// Situation is how a key stands when a batch is to be sized.
+// Situation is the state of a key when a batch is sized.
 type Situation struct {
 	Limit   backend.Limit
-	Open    bool          // a window is
-	Left    time.Duration // of the window; the whole of it where none is open
-	Lasts   time.Duration // the limit, from now, as far as is known
+	Open    bool          // a window is open
+	Left    time.Duration // until the window ends; its whole length if none is open
+	Lasts   time.Duration // how long the limit will last from now, as far as is known
 	Spent   int64         // tokens used in all
 	Stock   int64         // unspent now
 	Waiting int64         // tokens that callers wait for now
 }
 
-// Batch returns how many tokens to ask for (those that callers wait for are part of
-// it) and the reason in a word.
+// Batch returns how many tokens to ask for, including those that callers wait for, and
+// the reason in a word or two.
 func (d *Demand) Batch(p Policy, s Situation) (int64, string) {
 	var size int64
 	var reason string
@@ -61,7 +61,7 @@ func (d *Demand) Batch(p Policy, s Situation) (int64, string) {
 	return min(size, s.Limit.Tokens), reason
 }
 
-// Asked notes the batch that was asked for, and what was spent by then.
+// Asked records the batch that was asked for, and the tokens spent by then.
 func (d *Demand) Asked(batch, spent int64) {
 	if d != nil {
 		d.batch, d.batchSpent = batch, spent
@@ -96,7 +96,7 @@ func (d *Demand) follow(s Situation) (int64, string) {
 	return int64(math.Ceil(goes)) - s.Stock + s.Waiting, "demand"
 }
 
-// most is the largest batch that the tokens seen to go since the last one justify.
+// most is the largest batch that the tokens seen since the last one justify.
 func (d *Demand) most(seen, limit int64) float64 {
 	tokens := float64(max(seen, 1))
 	if tokens < trustAfter*d.size {
@@ -105,19 +105,18 @@ func (d *Demand) most(seen, limit int64) float64 {
 	return trust * tokens
 }
 
-// Idle is how many tokens may lie idle in all clients together, by which the store
-// guides its grants: the share of the limit that is allowed, less what is at hand
-// when a batch is ordered.
+// Idle is how many tokens may lie idle in all clients together: the allowed share of the
+// limit, less what the clients hold when they order a batch. It guides the store's grants.
 func (d *Demand) Idle(p Policy, share float64, limit, clients, reorder int64) int64 {
 	idle := int64(share * float64(limit))
 	early := clients * reorder
 	switch idle -= min(early, idle/2); {
-	case d == nil: // how many peers there are is still to be heard
+	case d == nil: // the number of peers is still unknown
 		idle = min(idle, max(limit/firstPart, 1))
 	case idle > 0: // a batch that is gone before the next one comes leaves nothing idle
 		idle = max(idle, min(early, limit))
 	}
-	if p.Max > 0 && p.Max <= idle/clients { // a part of it is granted whatever was asked for
+	if p.Max > 0 && p.Max <= idle/clients { // the store grants each client its part of idle, whatever it asks for
 		idle = p.Max * clients
 	}
 	return idle

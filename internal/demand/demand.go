@@ -1,5 +1,5 @@
 // Package demand estimates how fast a key is used, and from that when to order the
-// next batch, how large it should be, and what of a stock is surplus.
+// next batch, how large it should be, and how much of a stock is surplus.
 //
 // It is pure: times and counts come in, sizes go out. Times are nanoseconds of the
 // caller's clock.
@@ -12,59 +12,59 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Demand is what is known of how a key is used, from its second fetch on. A nil
-// *Demand is that of a key which was fetched for once at most.
+// Demand estimates how a key is used, from its second fetch on. A nil *Demand stands for
+// a key with one fetch at most. A Demand is not safe for concurrent use.
 type Demand struct {
 	pace
-	batch      int64         // the last one asked for
+	batch      int64         // size of the last batch that was asked for
 	batchSpent int64         // tokens spent in all when it was asked for
-	observed   int64         // time up to which pace knows
+	observed   int64         // time of the last observation
 	spent      int64         // tokens spent in all at that time
-	exhausted  int64         // time since which the store has no more; 0 = it has
+	exhausted  int64         // since when the store has no more tokens; 0 = it has some
 	lasts      time.Duration // from the window's beginning until the limit runs out, as far as known
-	guessed    time.Duration // the same, by the pace of all clients since the window began
-	lasted     time.Duration // the same of the window before; 0 = unknown
+	guessed    time.Duration // the same, by the rate of all clients since the window began
+	lasted     time.Duration // the same for the window before; 0 = unknown
 	opened     int64         // tokens spent in all when the window began
-	denied     int64         // requests refused in all when it began
+	denied     int64         // requests refused in all when the window began
 }
 
-// pace is the estimate of the rate at which tokens go.
+// pace is the estimate of the rate at which tokens are used.
 type pace struct {
 	rate   float64 // tokens per second, exponentially weighted mean
-	seen   float64 // seconds that the mean is taken from
+	seen   float64 // seconds over which the mean is taken
 	recent float64 // the same mean with a shorter memory
-	peak   float64 // the fastest of late, slowly forgotten
+	peak   float64 // the fastest recent rate, which decays slowly
 	size   float64 // of large requests, in tokens: mean of the largest between observations
 }
 
-// The constants of the estimates.
+// The constants of the estimates. A Part divides the window or the limit.
 const (
-	coldPart    = 3               // of the window is the most that a batch should last while nothing is known,
-	coldLeast   = 20              // and this the least
-	horizonPart = 60              // of the window is what a batch should last when the limit lasts longer than forecast
-	horizonMax  = 5 * time.Minute // is the most that a batch should last, however long the window
-	memoryPart  = 6               // of the window is the least memory of the mean rate,
-	memoryMost  = 5               // windows are the most,
-	memoryCount = 100             // and requests it should span
-	recentPart  = 60              // of the window is the least memory of the recent rate; memoryPart is the most
-	recentCount = 20              // requests it should span
+	coldPart    = 3               // of the window: the longest time for a batch while nothing is known
+	coldLeast   = 20              // of the window: the shortest time for such a batch
+	horizonPart = 60              // of the window: the time for a batch if the limit outlasts its forecast
+	horizonMax  = 5 * time.Minute // the longest time for a batch in any window
+	memoryPart  = 6               // of the window: the shortest memory of the mean rate
+	memoryMost  = 5               // windows: the longest memory of the mean rate
+	memoryCount = 100             // requests that the mean rate should span
+	recentPart  = 60              // of the window: the shortest memory of the recent rate; memoryPart is the longest
+	recentCount = 20              // requests that the recent rate should span
 	doubt       = 1.5             // deviations by which the recent rate may be too low by chance
-	firstPart   = 1000            // of the limit is the most that newcomers may leave idle
-	trust       = 100             // times the tokens that were seen to go is the largest batch,
-	trustAfter  = 10              // once so many requests were seen; before, twice the tokens, or
-	trustPart   = 100             // this part of the limit
-	sizeWeight  = 4               // observations: memory of the size of large requests
+	firstPart   = 1000            // of the limit: the most that newcomers may leave idle
+	trust       = 100             // the largest batch, in multiples of the tokens seen, after trustAfter requests
+	trustAfter  = 10              // before so many requests a batch is at most twice the tokens seen, or trustPart
+	trustPart   = 100             // of the limit
+	sizeWeight  = 4               // observations: the memory of the size of large requests
 )
 
-// New returns the demand of a key that was fetched for once, at since, and granted so
-// many tokens then.
+// New returns the demand of a key whose only fetch was at since, and granted that many
+// tokens.
 func New(granted, since int64) *Demand {
 	return &Demand{batch: max(granted, 1), observed: since, pace: pace{size: 1}}
 }
 
-// Observe brings the estimate up to date: spent is how many tokens requests have used
-// in all, largest the largest request since the last observation. Nothing can be
-// learnt from the time in which requests were refused.
+// Observe brings the estimate up to date at now: spent is how many tokens requests have
+// used in all, largest the largest request since the last observation. The time in which
+// requests were refused says nothing of demand, so it is left out.
 func (d *Demand) Observe(window time.Duration, now, spent, largest int64) {
 	until := now
 	if d.exhausted != 0 {
@@ -76,12 +76,12 @@ func (d *Demand) Observe(window time.Duration, now, spent, largest int64) {
 	d.observed, d.spent = now, spent
 }
 
-// observe takes in that spent tokens went in elapsed. The means are exponentially
-// weighted; before one memory length has passed, the first is a plain mean. A slow
-// key needs a longer memory to tell demand from chance, but one that has surely
-// become faster a short one. The peak counts only what is more than chance, two
-// deviations below the count: of requests of n tokens the deviation is sqrt(n) times
-// that of single tokens, so that one large request is no burst.
+// observe adds an observation: spent tokens were used in elapsed. The means are
+// exponentially weighted; rate is a plain mean until one memory length has passed. A slow
+// key needs a longer memory to tell demand from chance, but a key that has surely become
+// faster needs a short one. The peak is two deviations below the count, so that chance
+// does not raise it. For requests of n tokens the deviation is sqrt(n) times that of
+// single tokens, so one large request is no burst.
 func (p pace) observe(window, elapsed time.Duration, spent int64, largest float64) pace {
 	seconds := max(elapsed, time.Millisecond).Seconds()
 	tokens := float64(max(spent, 0)) // a refund may have come in between
@@ -107,7 +107,7 @@ func recentMemory(window time.Duration, requests float64) float64 {
 	return max(window.Seconds()/recentPart, min(recentCount/requests, window.Seconds()/memoryPart))
 }
 
-// PerWindow is how many tokens the key would use in a window at the pace of late.
+// PerWindow is how many tokens the key would use in a window at its recent rate.
 func (d *Demand) PerWindow(l backend.Limit) int64 {
 	if d == nil {
 		return 0
@@ -120,7 +120,7 @@ func (d *Demand) Regular(window time.Duration) bool {
 	return d != nil && d.rate*window.Seconds() >= 2
 }
 
-// Within is how many tokens are expected to go within a time.
+// Within is how many tokens the key is expected to use within t.
 func (d *Demand) Within(t time.Duration) float64 {
 	if d == nil {
 		return 0
@@ -128,11 +128,11 @@ func (d *Demand) Within(t time.Duration) float64 {
 	return d.rate * t.Seconds()
 }
 
-// Reorder is the stock at which to order so that it lasts until the batch comes: what
-// goes in the lead time, three deviations of that, and a large request less one token,
-// because a stock that cannot serve the next request is none. At low rates of single
-// tokens it is zero: order when the last one leaves. idle is what may be held for a
-// large request that is not regular.
+// Reorder is the stock at which to order, so that the stock lasts until the batch comes:
+// the tokens used in the lead time, three deviations of that, and a large request less one
+// token, because a stock that cannot serve the next request is useless. At low rates of
+// single tokens it is zero, so the last token orders the batch. idle bounds what may be
+// held for a large request that is not regular.
 func (d *Demand) Reorder(l backend.Limit, lead time.Duration, idle int64) int64 {
 	if d == nil {
 		return 0
@@ -143,15 +143,15 @@ func (d *Demand) Reorder(l backend.Limit, lead time.Duration, idle int64) int64 
 	return int64(goes + 3*math.Sqrt(goes*(1+spare)) + spare + 0.5)
 }
 
-// Skip notes that the store has charged n tokens that were used while it was away. They
-// come to be known at once, and are no burst.
+// Skip leaves n tokens out of the estimate. They were used while the store was away, and
+// are charged all at once, which is no burst.
 func (d *Demand) Skip(n int64) {
 	if d != nil {
 		d.spent, d.batchSpent = d.spent+n, d.batchSpent+n
 	}
 }
 
-// Opened notes that a window has begun, and what was spent and refused until then.
+// Opened records that a window has begun, and the tokens spent and requests refused by then.
 func (d *Demand) Opened(window time.Duration, spent, denied int64) {
 	d.lasted, d.lasts, d.exhausted = d.lasts, window, 0
 	d.opened, d.denied = spent, denied
@@ -162,14 +162,14 @@ func (d *Demand) UsedIn(spent, denied int64) bool {
 	return d != nil && (spent != d.opened || denied != d.denied)
 }
 
-// Exhausted notes since when the store has no more; 0 says that it has.
+// Exhausted records since when the store has no more tokens; 0 means that it has some.
 func (d *Demand) Exhausted(at int64) {
 	if d != nil {
 		d.exhausted = at
 	}
 }
 
-// IsExhausted reports whether the store has no more.
+// IsExhausted reports whether the store has no more tokens.
 func (d *Demand) IsExhausted() bool { return d != nil && d.exhausted != 0 }
 
 // Short reports whether the limit will run out before the window ends, at the pace of
@@ -178,8 +178,8 @@ func Short(l backend.Limit, s backend.State) bool {
 	return float64(s.Remaining)*float64(l.Window-s.Left) < float64(l.Tokens-s.Remaining)*float64(s.Left)
 }
 
-// Forecast takes from a reading how long the limit lasts. lasted is what the store
-// says: it knows when the limit was used up, 0 = it is not.
+// Forecast derives from a reading how long the limit lasts. lasted is the store's own
+// figure, which it has once the limit is used up; 0 = not yet.
 func (d *Demand) Forecast(l backend.Limit, s backend.State, lasted time.Duration) {
 	if d == nil {
 		return
@@ -193,10 +193,10 @@ func (d *Demand) Forecast(l backend.Limit, s backend.State, lasted time.Duration
 	}
 }
 
-// Lasts is how long the limit will last when so much of the window has passed: as
-// long as in this window or the one before, if it ran out. In the first window,
-// where grants look like use, it is a guess from the pace of all so far, within
-// bounds. When no window is open, all counts from the beginning of the next.
+// Lasts is how long the limit will last after so much of the window has passed: as long
+// as in this window or the one before, if it ran out there. In the first window, where
+// grants look like use, it is a guess, within bounds, from the rate of all clients so far.
+// When no window is open, Lasts counts from the beginning of the next.
 func (d *Demand) Lasts(window, passed time.Duration, open bool) time.Duration {
 	switch {
 	case d == nil:
@@ -220,9 +220,9 @@ func horizon(window, left, lasts time.Duration) time.Duration {
 	return min(lasts, left, horizonMax)
 }
 
-// Surplus is how much of a stock is not going to be used within the horizon: what is
-// worth giving back. Under half of the stock is not worth a call, nor is up to twice
-// what may lie idle anyway.
+// Surplus is how many tokens of a stock are worth giving back because they will not be
+// used within the horizon. Less than half of the stock is not worth a call, and neither is
+// a stock of at most twice what may lie idle anyway.
 func (d *Demand) Surplus(window, left, lasts time.Duration, stock, idle int64) int64 {
 	if d == nil {
 		return 0

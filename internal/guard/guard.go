@@ -1,5 +1,5 @@
-// Package guard carries panics of what users gave us (a store, a hook, a function of
-// options) from the goroutine in which they happen to who waits for it.
+// Package guard carries panics of users' code (a store, a hook, a function of an option)
+// from the goroutine where they happen to the caller that waits for it.
 package guard
 
 import (
@@ -9,10 +9,10 @@ import (
 	"runtime/debug"
 )
 
-// ErrGoexit is the end of a goroutine in which a store called runtime.Goexit.
+// ErrGoexit is the error of a call in which the store called runtime.Goexit.
 var ErrGoexit = errors.New("the store called runtime.Goexit")
 
-// panicError is a panic on its way.
+// panicError is a panic as an error.
 type panicError struct {
 	value any
 	stack []byte
@@ -39,7 +39,8 @@ func IsPanic(err error) bool {
 	return ok
 }
 
-// Raise panics with the value of a panic that Do has caught; other errors it returns.
+// Raise panics if err is a panic that Do has caught, with the same value. It returns
+// other errors.
 func Raise(err error) error {
 	if p, ok := errors.AsType[*panicError](err); ok {
 		panic(p.value)
@@ -47,8 +48,8 @@ func Raise(err error) error {
 	return err
 }
 
-// Log runs f, whose panic has no caller to go to: it goes to the standard logger, as
-// net/http does with those of handlers.
+// Log runs f. Nobody waits for a panic of f, so Log writes it to the standard logger, as
+// net/http does with panics of handlers.
 func Log(f func()) {
 	if err := Do(func() error { f(); return nil }); err != nil {
 		log.Printf("reservoir: %v", err)

@@ -1,5 +1,5 @@
-// Package inflight counts calls, so that whoever closes can wait for their end. A
-// sync.WaitGroup cannot do it: calls may begin while somebody waits.
+// Package inflight counts calls in flight, so that a Close can wait for their end. A
+// sync.WaitGroup does not suit, because calls may begin while a Close waits.
 package inflight
 
 import "sync"
@@ -10,10 +10,10 @@ type Counter struct {
 	mu     sync.Mutex
 	n      int
 	closed bool
-	idle   chan struct{} // closed when n is 0, once the counter is
+	idle   chan struct{} // made by Close; closed when n is 0 after that
 }
 
-// Begin counts a call, and reports false if the counter is closed.
+// Begin counts a call. If the counter is closed it returns false and counts nothing.
 func (c *Counter) Begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -33,7 +33,7 @@ func (c *Counter) End() {
 	}
 }
 
-// Close lets no more calls begin. The channel is closed when none is in flight.
+// Close lets no more calls begin. The channel is closed when no call is in flight.
 func (c *Counter) Close() (idle <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package invariant has assertions that are on under the race detector, where all
+// Package invariant has assertions that are on under the race detector, with which all
 // tests run, and cost nothing otherwise. The idea is from cockroachdb/pebble.
 package invariant
 

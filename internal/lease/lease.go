@@ -1,10 +1,10 @@
 // Package lease holds tokens of one window that may be spent until a deadline,
 // without a lock.
 //
-// The store has charged the tokens already. Whoever comes spends from the stock by
+// The store has charged the tokens already. Callers spend from the stock by
 // compare-and-swap, after comparing the clock with the deadline. The owner of the
-// lease publishes more, reserves stock for callers in line, and says when the store has
-// no more. The tokens die with their window: a new window is a new Lease.
+// lease publishes more, reserves stock for callers in line, and lets callers be refused
+// when the store has no more. The tokens expire with their window; the next has a new Lease.
 package lease
 
 import (
@@ -15,42 +15,42 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Lease is one window of one key as this process knows it. Times are those of the
-// owner's clock, in nanoseconds. Methods that are marked "owner" need the owner's
-// lock; all others are safe at any time. A nil Lease is over and holds nothing.
+// Lease is this process' share of one window of one key. Times are nanoseconds of the
+// owner's clock. Methods that are marked "Owner" need the owner's lock; all others are
+// safe for concurrent use. A nil Lease is over and holds nothing.
 type Lease struct {
 	Window backend.Window // never changes
 
-	// Three estimates of the window's end, because when the store read its clock is
-	// known only to lie between sending and reply. Stock is spent before deadline,
-	// the earliest, so never late. reset is what callers are told. late is when the
-	// window is surely over: a request sent then opens the next one.
+	// These three estimates of the window's end differ because the store read its clock
+	// at an unknown instant between sending and reply. Stock is spent only before
+	// deadline, the earliest. Results report reset. After late the window is surely over,
+	// and a request opens the next one.
 	deadline atomic.Int64
 	reset    atomic.Int64
 	late     int64 // owner
 
 	stock     atomic.Int64 // tokens to spend
-	reorder   atomic.Int64 // restock when the stock falls to this; none = never
+	reorder   atomic.Int64 // order a batch when the stock falls to this; none = never
 	remaining atomic.Int64 // tokens left in the store at the last reading
-	denied    atomic.Int64 // denied until, while the stock is all there is; not positive = ask the store
+	denied    atomic.Int64 // until when more than stock and remaining is denied; not positive = ask the store
 }
 
-// none is a re-order point that no stock falls to.
+// none is a re-order point to which no stock falls.
 const none = -1
 
-// drift is how much two clocks may differ in speed: 1/drift, 500 parts in a million.
+// drift bounds how much two clocks differ in speed: 1/drift, 500 parts in a million.
 const drift = 2000
 
-// New returns an empty lease of w that is over: Read gives it an end.
+// New returns an empty lease of w. It is not alive until Read gives it an end.
 func New(w backend.Window) *Lease {
 	l := &Lease{Window: w, late: math.MaxInt64 / 2}
 	l.reorder.Store(none)
 	return l
 }
 
-// Read applies a reading of the store that was sent for at sent and has just come.
-// Of several bounds for one end the closest count, but they do not pass each other:
-// the store counts in microseconds, and its clock may be set. Owner.
+// Read applies a reading of the store that was requested at sent and came at now. The
+// closest bounds of all readings count. Late never falls below deadline, although the
+// store counts in microseconds and its clock may be set. Owner.
 func (l *Lease) Read(s backend.State, sent, now int64) {
 	left := int64(s.Left)
 	deadline := max(l.deadline.Load(), sent+left-left/drift)
@@ -63,14 +63,14 @@ func (l *Lease) Read(s backend.State, sent, now int64) {
 // Alive reports whether stock may be spent at now.
 func (l *Lease) Alive(now int64) bool { return l != nil && now < l.deadline.Load() }
 
-// Over reports whether the window is surely over, so that the store opens the next
-// one for who asks. Owner.
+// Over reports whether the window is surely over, so that a request to the store opens
+// the next one. Owner.
 func (l *Lease) Over(now int64) bool { return l == nil || now > l.late }
 
-// Deadline and Late are the bounds of the window's end. Owner.
+// Deadline is until when stock may be spent, the lower bound of the window's end. Owner.
 func (l *Lease) Deadline() int64 { return l.deadline.Load() }
 
-// Late is when the window is surely over. Owner.
+// Late is when the window is surely over, the upper bound of its end. Owner.
 func (l *Lease) Late() int64 { return l.late }
 
 // RetryAfter is the best estimate of the time until the window ends, at least 1 ns.
@@ -78,8 +78,7 @@ func (l *Lease) RetryAfter(now int64) time.Duration {
 	return time.Duration(max(l.reset.Load()-now, 1))
 }
 
-// Spend takes n tokens from the stock, if that many are there, and returns what is
-// left.
+// Spend takes n tokens from the stock, if it has that many, and returns what is left.
 func (l *Lease) Spend(n int64) (left int64, ok bool) {
 	for s := l.stock.Load(); s >= n; s = l.stock.Load() {
 		if l.stock.CompareAndSwap(s, s-n) {
@@ -89,7 +88,7 @@ func (l *Lease) Spend(n int64) (left int64, ok bool) {
 	return 0, false
 }
 
-// SpendUpTo takes n tokens from the stock, or all if there are fewer.
+// SpendUpTo takes n tokens from the stock, or all if it has fewer.
 func (l *Lease) SpendUpTo(n int64) (spent, left int64) {
 	for {
 		s := l.stock.Load()
@@ -100,7 +99,8 @@ func (l *Lease) SpendUpTo(n int64) (spent, left int64) {
 	}
 }
 
-// Low reports whether left is at the re-order point. Of all that ask, one is told so.
+// Low reports whether left is at the re-order point or below. It reports so only once,
+// until SetReorder sets the point again.
 func (l *Lease) Low(left int64) bool {
 	return left <= l.reorder.Load() && l.reorder.Swap(none) != none
 }
@@ -108,34 +108,34 @@ func (l *Lease) Low(left int64) bool {
 // SetReorder sets the re-order point; a negative one is none.
 func (l *Lease) SetReorder(n int64) { l.reorder.Store(max(n, none)) }
 
-// Denies reports whether n tokens are surely not to be had at now, from stock or
-// store. It loads denied twice: if it did not change in between, no stock was
-// reserved meanwhile, because each Publish stores another instant.
+// Denies reports whether stock and store surely have fewer than n tokens at now. It loads
+// denied twice: if the value did not change, no stock was reserved in between, because
+// each Publish stores another instant.
 func (l *Lease) Denies(n, now int64) bool {
 	d := l.denied.Load()
 	return now < d && n > l.remaining.Load()+l.stock.Load() && d == l.denied.Load()
 }
 
-// Available is what could be had at the last reading: from the store, and at hand.
-// Reserved tokens do not count.
+// Available is what the store had left at the last reading, and the stock. It does not
+// include reserved tokens.
 func (l *Lease) Available() int64 { return l.remaining.Load() + l.stock.Load() }
 
 // Remaining is what the store had left at the last reading.
 func (l *Lease) Remaining() int64 { return l.remaining.Load() }
 
-// Reopen notes that the store has n tokens more than at the last reading, or less.
-// Owner.
+// Reopen records that the store has n tokens more than at the last reading, or fewer if n
+// is negative. Owner.
 func (l *Lease) Reopen(n int64) { l.remaining.Store(max(l.remaining.Load()+n, 0)) }
 
-// Reserve takes the stock out for callers in line, so that a newcomer cannot have what
-// they wait for, and from here on nobody is refused without a lock. Owner.
+// Reserve takes the stock out for callers in line, so that a newcomer cannot spend what
+// they wait for. Until the next Publish nobody is refused without a lock. Owner.
 func (l *Lease) Reserve() int64 {
 	l.deny(0)
 	return l.stock.Swap(0)
 }
 
-// Publish puts n tokens into the stock, and then lets callers be refused until denied: 0
-// means that the store may have more. Owner.
+// Publish puts n tokens into the stock, and then lets callers be refused until denied. A
+// denied of 0 means that the store may have more. Owner.
 func (l *Lease) Publish(n, denied int64) {
 	if n != 0 {
 		l.stock.Add(n)
@@ -143,9 +143,9 @@ func (l *Lease) Publish(n, denied int64) {
 	l.deny(denied)
 }
 
-// deny stores until, if it is positive, up to two microseconds later than it is: the
-// last bits are counted on, so that each time another instant is stored; see Denies. What
-// was stored last is kept, as a negative, while nobody is denied.
+// deny stores until, if it is positive, rounded up by at most two microseconds. The last
+// bits are a counter, so that each call stores another instant; see Denies. While nobody
+// is denied, the last instant is kept as a negative number.
 func (l *Lease) deny(until int64) {
 	const bits = 1<<10 - 1
 	last := l.denied.Load()
@@ -157,7 +157,7 @@ func (l *Lease) deny(until int64) {
 	}
 }
 
-// Denying reports whether callers are refused without a lock at present.
+// Denying reports whether callers are refused without a lock now.
 func (l *Lease) Denying() bool { return l != nil && l.denied.Load() > 0 }
 
 // Drain takes all tokens out. Owner.
@@ -168,7 +168,7 @@ func (l *Lease) Drain() int64 {
 	return l.stock.Swap(0)
 }
 
-// Stock is what may be spent at present.
+// Stock is how many tokens may be spent now.
 func (l *Lease) Stock() int64 {
 	if l == nil {
 		return 0

@@ -1,10 +1,10 @@
-// Package monotime is a monotonic clock that knows of suspensions.
+// Package monotime is a monotonic clock that counts suspensions of the machine.
 //
-// CLOCK_MONOTONIC stands still on Linux while the machine is suspended, and tokens
-// grow old all the same. A suspension shows as a jump of the wall clock relative to
-// the monotonic one. A wall clock that is set forward looks the same: that jump is
-// treated as elapsed time too, which is safe for leases, and the next reply of the
-// store corrects the deadline.
+// On Linux CLOCK_MONOTONIC stands still while the machine is suspended, but windows of
+// the store end all the same. A suspension shows as a jump of the wall clock relative to
+// the monotonic one. A wall clock that is set forward looks the same. That jump is
+// treated as elapsed time too, which is safe for leases, and the next reply of the store
+// corrects the deadline.
 package monotime
 
 import (
@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// Clock tells nanoseconds since Init: monotonic time and the time that the machine
-// was suspended. It is safe for concurrent use. The zero Clock must be initialised.
+// Clock counts nanoseconds since Init: monotonic time plus the time for which the machine
+// was suspended. Call Init before use; then the Clock is safe for concurrent use.
 //
-// The wall clock is read once in lookEvery, so that Now usually costs one reading of
+// The wall clock is read once per lookEvery, so that Now usually costs one reading of
 // the monotonic clock and two loads.
 type Clock struct {
 	base    time.Time
@@ -51,10 +51,10 @@ func (c *Clock) Now() int64 {
 }
 
 // look compares the two clocks. Between looks the wall clock may gain 1/1000 by
-// slewing; what it gains beyond that and jump counts as slept. A jump, in either
-// direction, is believed only when a second reading confirms it: a goroutine may have
-// been held up between the two halves of the first. Of two who see the same jump,
-// because one was held up meanwhile, one counts it.
+// slewing; a gain above that and jump counts as slept. A jump, in either
+// direction, is believed only when a second reading confirms it, because a goroutine may
+// have been held up between the two halves of the first. If two goroutines see the same
+// jump, because one was held up, only one counts it.
 func (c *Clock) look(t int64) {
 	due := c.next.Load()
 	if t < due || !c.next.CompareAndSwap(due, t+lookEvery) {

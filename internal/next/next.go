@@ -1,23 +1,23 @@
-// Package next is the one decision of a key: what to do now, and when to look again.
+// Package next makes the one decision of a key: what to do now, and when to look again.
 //
 // It is pure. Facts about a key come in; a cause for a store call, or a time, comes
-// out. Nothing else in the library starts a fetch or sets a key's timer.
+// out. Nothing else in the library decides on a fetch or on a key's timer.
 package next
 
 import "math"
 
-// Cause is why a store call is made. Its text is what hooks are told.
+// Cause is why a store call is made. Hooks receive its text.
 type Cause string
 
 // The causes, by priority.
 const (
 	None     Cause = ""          // nothing to do now
 	Waiters  Cause = "wait"      // callers wait for tokens
-	Charge   Cause = "charge"    // tokens were used without the store, which is to charge them
-	Return   Cause = "give back" // tokens that will not be used, or whose return is not confirmed
+	Charge   Cause = "charge"    // tokens were used that the store has not charged yet
+	Return   Cause = "give back" // tokens will not be used, or their return is not confirmed
 	Probe    Cause = "probe"     // has anything come back to an exhausted key?
 	Reset    Cause = "reset"     // the window is over and the key was in use
-	Refresh  Cause = "refresh"   // of the deadline, as the window's end is near
+	Refresh  Cause = "refresh"   // the window's end is near: read it once more
 	Prefetch Cause = "prefetch"  // the stock has fallen to the re-order point
 	Reopen   Cause = "reopen"    // does a shard answer again? Made by the shard, not by a key
 )
@@ -25,47 +25,47 @@ const (
 // Never is later than any time.
 const Never = math.MaxInt64 / 2
 
-// Facts is a key at one instant. Times are those of the key's clock; zero values are
-// those of a key that nobody uses.
+// Facts describes a key at one instant. Times are nanoseconds of the key's clock. The zero
+// Facts is a key that nobody uses.
 type Facts struct {
 	Now int64
 
 	// What forbids a call.
 	Retired  bool  // evicted, or its limiter closed
-	InFlight bool  // a fetch is: there is one at a time
-	Open     bool  // the circuit of its shard
-	Ask      int64 // when to look whether it still is
-	Backoff  int64 // after a failed fetch, no other before this
-	Rejected bool  // that fetch was rejected: callers in line are told so at once
+	InFlight bool  // a fetch is in flight; there is one at a time
+	Open     bool  // the circuit of its shard is open
+	Ask      int64 // when to look whether the circuit is still open
+	Backoff  int64 // after a failed fetch, the earliest time of the next
+	Rejected bool  // the last fetch was rejected: callers in line do not wait for Backoff
 
 	// What callers want.
 	Active  int   // callers in line whom a fetch may serve
-	Passing int   // of these, who do not stay until the window is reset
-	Parked  int   // callers in line who do
+	Passing int   // the active callers that do not stay until a reset
+	Parked  int   // callers in line that stay until the reset
 	Ending  bool  // a fetch has just found the old window, though it is over by our clock
-	Denied  int64 // until when the store is known to have too little; 0 = it may have more
+	Denied  int64 // until when the store surely has too little; 0 = it may have more
 	Probe   bool  // a caller was refused after Denied
 
 	// The account.
-	Charge      int64 // when the store is to hear of debt at the latest; 0 = it has confirmed all
-	Unconfirmed bool  // it has not confirmed all that was returned to it
+	Charge      int64 // when to state debt at the latest; 0 = the store has confirmed all
+	Unconfirmed bool  // the store has not confirmed all returned tokens
 
-	// The window. Over is when it is surely over; 0 = none is known.
+	// The window. Over is when it is surely over; 0 = no window is known.
 	Alive   bool  // its tokens may be spent
 	Over    int64 // when a request opens the next window
-	Spread  int64 // after Over, for processes not to come at once
+	Spread  int64 // delay after Over, so that processes do not all call at once
 	Used    bool  // the key was used in the window
 	Regular bool  // it is used often enough to look ahead
 	Refresh int64 // when to look at the window's end once more; 0 = no need
 
 	// The stock.
-	Low     bool  // it is at the re-order point and the store has more
+	Low     bool  // the stock is at the re-order point and the store has more
 	Surplus int64 // tokens that are worth giving back now
 	Look    int64 // when to look for a surplus again; 0 = no need
 }
 
-// Step says what the key should do now, or when to look again: at Never, or when
-// something happens.
+// Step returns why the key should call the store now. If it returns None, it also returns
+// when to look again, unless an event comes before.
 //
 //	callers wait > debt that is due > returns > probe > window over and used > end near > surplus > re-order point
 func Step(f Facts) (Cause, int64) {
@@ -89,9 +89,9 @@ func Step(f Facts) (Cause, int64) {
 	}
 }
 
-// forCallers: those that do not stay are fetched for at once, whatever has failed
-// before; the others can wait for the store to recover, for what comes back to it, or
-// for the reset.
+// forCallers decides for callers in line. Those that do not stay need a fetch at once, even
+// after a failure. The others can wait for the store to recover, for tokens that come
+// back to it, or for the reset.
 func forCallers(f Facts) (Cause, int64) {
 	at := int64(Never)
 	if f.Active > 0 {
@@ -104,17 +104,17 @@ func forCallers(f Facts) (Cause, int64) {
 			at = f.Backoff
 		}
 	}
-	if f.Parked > 0 { // until the denial is over they are not active
-		at = min(at, max(f.Now+1, min(f.Denied, f.Over+1+f.Spread/4), f.Backoff)) // before those who restock
+	if f.Parked > 0 { // they become active when the denial is over
+		at = min(at, max(f.Now+1, min(f.Denied, f.Over+1+f.Spread/4), f.Backoff)) // before processes that only restock
 	}
 	return None, at
 }
 
-// resolution is that of the store's ends of windows: until so much later a window may be
-// open there that is over here.
+// resolution is the unit of the store's window ends. A window that is over here may be
+// open there for that much longer.
 const resolution = int64(1e6)
 
-// forAccount: what the store must hear of, while its window is open.
+// forAccount decides on debt, returned tokens and probes, while their window is open.
 func forAccount(f Facts) (Cause, int64) {
 	due := f.Charge != 0 && f.Now >= f.Charge
 	switch {
@@ -133,7 +133,7 @@ func forAccount(f Facts) (Cause, int64) {
 	return Probe, Never
 }
 
-// ahead: what a key in use does before its callers need it.
+// ahead decides what a key in use does before its callers need it.
 func ahead(f Facts) (Cause, int64) {
 	if f.Over == 0 {
 		return None, Never

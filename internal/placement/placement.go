@@ -1,4 +1,4 @@
-// Package placement is what decides where a key is, and how that place is named.
+// Package placement decides where a key is stored, and names that place.
 package placement
 
 // Hash is FNV-1a, 64 bit. It is written out because hash/fnv takes bytes, and
@@ -19,8 +19,8 @@ func Mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// Shard is the part of the store that the key is on, if it has parts whose failures
-// are not each other's and names them, and "" otherwise.
+// Shard names the part of the store that holds key, if the store has a Shard method, which
+// means that its parts fail independently. Otherwise it returns "".
 func Shard(store any, key string) string {
 	if parts, ok := store.(interface{ Shard(key string) string }); ok {
 		return parts.Shard(key)
@@ -28,8 +28,8 @@ func Shard(store any, key string) string {
 	return ""
 }
 
-// Within is the name of a store among others, with that of its part for the key, if
-// it has one: "store/part". That is no other's if none of the names has a slash.
+// Within names the part of a named store that holds key: "store/part", or the store's
+// name if it has no parts. The result is unique if no store's name has a slash.
 func Within(name string, store any, key string) string {
 	if part := Shard(store, key); part != "" {
 		return name + "/" + part

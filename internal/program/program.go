@@ -1,5 +1,5 @@
-// Package program lets a test run the program that it is a test of as a process
-// of its own: the test binary, with the race detector, becomes the program.
+// Package program lets a test run the program under test as a process of its own: the
+// test binary, with the race detector, becomes the program.
 package program
 
 import (
@@ -18,7 +18,7 @@ import (
 
 const asProgram = "RESERVOIR_TEST_AS_PROGRAM=1"
 
-// Main is the TestMain of the program: its main in a process that has Environ, and
+// Main is the TestMain of the program. It runs main in a process that has Environ, and
 // all tests otherwise.
 func Main(m *testing.M, main func()) {
 	name, value, _ := strings.Cut(asProgram, "=")
@@ -29,10 +29,10 @@ func Main(m *testing.M, main func()) {
 	goleak.VerifyTestMain(m)
 }
 
-// Environ is the environment in which the test binary is the program.
+// Environ is the environment in which the test binary becomes the program.
 func Environ() []string { return append(os.Environ(), asProgram) }
 
-// Path is the test binary's.
+// Path returns the path of the test binary.
 func Path(t testing.TB) string {
 	t.Helper()
 	path, err := os.Executable()
@@ -40,8 +40,8 @@ func Path(t testing.TB) string {
 	return path
 }
 
-// Command is the program with these arguments, which is asked to end when the test
-// does. What it starts must have ended by then, and its files must be gone.
+// Command returns a command that runs the program with args. At the end of the test the
+// program gets SIGTERM; then its own processes must have ended and its files be gone.
 func Command(t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
 	dir := t.TempDir()
@@ -54,8 +54,8 @@ func Command(t testing.TB, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// RequireInterruptible requires that the program, once it has said something, ends
-// when it is interrupted, as one that failed.
+// RequireInterruptible requires that an interrupt ends the program, with a failure, after
+// it has printed its first line.
 func RequireInterruptible(t testing.TB) {
 	t.Helper()
 	cmd := Command(t)
@@ -69,7 +69,7 @@ func RequireInterruptible(t testing.TB) {
 	require.Error(t, cmd.Wait())
 }
 
-// requireNothingLeft looks for processes and files in dir.
+// requireNothingLeft requires that no process and no file is in dir.
 func requireNothingLeft(t testing.TB, dir string) {
 	t.Helper()
 	files, err := os.ReadDir(dir)
@@ -78,7 +78,7 @@ func requireNothingLeft(t testing.TB, dir string) {
 	processes, err := filepath.Glob("/proc/[0-9]*/cwd")
 	require.NoError(t, err)
 	for _, link := range processes {
-		if at, err := os.Readlink(link); err == nil { // or it has just ended
+		if at, err := os.Readlink(link); err == nil { // otherwise it has just ended
 			require.False(t, strings.HasPrefix(at, dir), link)
 		}
 	}

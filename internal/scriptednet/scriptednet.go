@@ -1,8 +1,7 @@
-// Package scriptednet is a network, between some limiters and one store, on which
-// nothing moves by itself. Calls lie on it until a test has the store execute one,
-// brings a reply, repeats either or loses it. So a test can reorder and delay calls in
-// every way, and a run that draws its steps from a seed replays. Once the network is
-// calm every call is answered at once.
+// Package scriptednet is a network between limiters and one store on which only a test
+// moves calls: it has the store execute one, delivers a reply, and repeats or loses either.
+// So a test can reorder and delay calls in every way, and a run that draws its steps from
+// a seed replays. When the network is calm, every call is answered at once.
 package scriptednet
 
 import (
@@ -19,15 +18,15 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
-// Net is the network. Its lock guards its fields and those of its calls; each method
-// that a test calls between steps says whether the lock must be held.
+// Net is the network. Its lock guards its fields and those of its calls. Methods that
+// need the lock say so.
 type Net struct {
 	sync.Mutex
 	Mail   []*Call // under way
 	Calm   bool
-	Losses int // of the store's data: it goes on with other keys
+	Losses int // how often the store has lost its data; it goes on with other keys
 
-	// Reply and Request change what travels, as a deliberate bug does; nil = nothing.
+	// Reply and Request, if not nil, change replies and requests, as a deliberate bug does.
 	Reply   func(reply any)
 	Request func(r *backend.SyncRequest)
 
@@ -36,7 +35,7 @@ type Net struct {
 	posted map[int]int
 }
 
-// Port is where one limiter's calls come from. It is a backend.Store.
+// Port is the network as one limiter uses it. It is a [backend.Store].
 type Port struct {
 	*Net
 	who  int
@@ -47,12 +46,12 @@ type Port struct {
 type Call struct {
 	Who      int
 	Op, Key  string
-	Until    time.Time // when the store would not execute it any more
+	Until    time.Time // after this the store would not execute it
 	Executed bool      // the reply is on its way
-	Ghost    bool      // nobody waits any more
+	Ghost    bool      // no caller waits for it any more
 	Copied   bool      // it is one of two
-	Charged  int64     // tokens, when it was executed
-	Reply    any       // what the store said
+	Charged  int64     // tokens that the store charged for it
+	Reply    any       // the store's reply
 	Err      error
 
 	number int // among the calls of its port, so that a list of calls has one order
@@ -66,17 +65,17 @@ var (
 	ErrLoading = &backend.Error{Op: "net", Class: backend.Unavailable, Err: errors.New("LOADING")}
 )
 
-// New returns the network of store. It tells log what happens.
+// New returns a network in front of store. It reports every step to log.
 func New(store *memstore.Store, log func(format string, args ...any)) *Net {
 	return &Net{store: store, log: log, posted: map[int]int{}}
 }
 
-// Port returns the port of limiter who. Its calls return skew after their deadlines, or
-// before them: a caller's own time-out may fall on the same instant, and skew gives the
-// two an order.
+// Port returns the port of limiter who. Its calls time out later than their deadlines by
+// skew, or earlier if skew is negative. A caller's own time-out may fall on the deadline,
+// and skew gives the two an order.
 func (n *Net) Port(who int, skew time.Duration) *Port { return &Port{n, who, skew} }
 
-// Inspect is what the store has of key.
+// Inspect returns what the store has of key.
 func (n *Net) Inspect(key string) backend.Contents {
 	c, err := n.store.Inspect(context.Background(), n.keyOf(key))
 	if err != nil {
@@ -117,8 +116,8 @@ func (p *Port) post(c *Call) bool {
 	return false
 }
 
-// await returns with the answer, or when the call's time is over. A sync has no caller
-// whose context could end before.
+// await returns with the answer, or when the call's time is over. It ignores the context
+// of a sync, which no caller can end before its deadline.
 func (p *Port) await(ctx context.Context, c *Call) {
 	var timeout <-chan time.Time
 	if !c.Until.IsZero() {
@@ -144,7 +143,7 @@ func (p *Port) await(ctx context.Context, c *Call) {
 	}
 }
 
-// Execute has the store do what c says. With the lock held.
+// Execute has the store carry out c. The lock must be held.
 func (n *Net) Execute(c *Call) {
 	reply, err := c.run(n.keyOf(c.Key))
 	if n.Reply != nil && err == nil {
@@ -160,7 +159,7 @@ func (n *Net) Execute(c *Call) {
 	}
 }
 
-// keyOf is what the store knows as key now.
+// keyOf is the name under which the store keeps key now.
 func (n *Net) keyOf(key string) string {
 	if n.Losses > 0 {
 		key += "#" + strconv.Itoa(n.Losses)
@@ -168,8 +167,8 @@ func (n *Net) keyOf(key string) string {
 	return key
 }
 
-// Copy puts c on the network once more; nobody hears the copy's reply. copied says that
-// c stays there as well. With the lock held.
+// Copy puts c on the network once more; nobody receives the copy's reply. copied says that
+// c stays there as well. The lock must be held.
 func (n *Net) Copy(c *Call, copied bool) {
 	n.Mail = append(n.Mail, &Call{
 		Who: c.Who, Op: c.Op, Key: c.Key, number: c.number, run: c.run, Until: c.Until,
@@ -177,7 +176,7 @@ func (n *Net) Copy(c *Call, copied bool) {
 	})
 }
 
-// Answer brings c's reply, or its error, to who waits for it. With the lock held.
+// Answer delivers c's reply, or its error, to its caller. The lock must be held.
 func (n *Net) Answer(c *Call) {
 	n.drop(c)
 	if !c.Ghost {
@@ -189,9 +188,9 @@ func (n *Net) drop(c *Call) {
 	n.Mail = slices.DeleteFunc(n.Mail, func(other *Call) bool { return other == c })
 }
 
-// Pick returns the i-th call under way, in the order of their ports: several may have
-// been posted at one instant, by goroutines in any order. nil if there is none. With
-// the lock held.
+// Pick returns the i-th call under way, counted round and round, or nil if there are none.
+// It orders calls by port and key, because goroutines may post several at one instant in
+// any order. The lock must be held.
 func (n *Net) Pick(i int) *Call {
 	if len(n.Mail) == 0 {
 		return nil
@@ -202,5 +201,5 @@ func (n *Net) Pick(i int) *Call {
 	return n.Mail[i%len(n.Mail)]
 }
 
-// Late reports whether the store would refuse c for having come too late.
+// Late reports whether the store would refuse c because it comes too late.
 func (c *Call) Late() bool { return !c.Until.IsZero() && time.Now().After(c.Until) }

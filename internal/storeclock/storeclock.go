@@ -1,7 +1,7 @@
 // Package storeclock lets a test pass its own now to a store.
 //
-// A store's time is its own: Redis' TIME, or the process' clock for memstore. A
-// test of windows that open and close would have to wait for it. The instant
+// A store has a clock of its own: Redis' TIME, or the process' clock for memstore. A
+// test of windows that open and close would have to wait for that clock. The instant
 // travels in the context, so that it reaches the store through any decorator,
 // and no store has a clock in its public surface.
 package storeclock
@@ -13,7 +13,7 @@ import (
 
 type key struct{}
 
-// With returns a context under which stores take now for their clock.
+// With returns a context under which stores use now instead of their clock.
 func With(ctx context.Context, now time.Time) context.Context {
 	return context.WithValue(ctx, key{}, now)
 }

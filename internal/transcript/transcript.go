@@ -1,5 +1,5 @@
 // Package transcript runs the commands that a document shows, so that a test can
-// compare what it says they print with what they do.
+// compare their output with the output in the document.
 package transcript
 
 import (
@@ -11,8 +11,8 @@ import (
 // print.
 var block = regexp.MustCompile("(?ms)^```console\n(.*?)^```$")
 
-// Rerun returns the document with what run returns in place of what each command
-// is said to print. A command goes on in the next line after a backslash.
+// Rerun returns the document with the output of each command replaced by what run
+// returns. A command continues on the next line after a backslash.
 func Rerun(document []byte, run func(command string) string) []byte {
 	return block.ReplaceAllFunc(document, func(b []byte) []byte {
 		var out strings.Builder
@@ -24,7 +24,7 @@ func Rerun(document []byte, run func(command string) string) []byte {
 	})
 }
 
-// commands are the lines after "$ ", with those that continue them.
+// commands are the lines after "$ ", with their continuation lines.
 func commands(block string) (all []string) {
 	lines := strings.Split(block, "\n")
 	for i := 0; i < len(lines); i++ {

@@ -1,8 +1,8 @@
-// Package waiters is a line of callers who wait for tokens of one key, served first
-// come first served.
+// Package waiters is a line of callers who wait for tokens of one key: first come, first
+// served.
 //
-// It decides who is served and knows nothing of where tokens come from. R is what a
-// caller is told. A Line is not safe for concurrent use: its owner's lock guards it.
+// It decides which callers are served, wherever the tokens come from. R is the outcome
+// for a caller. A Line is not safe for concurrent use; its owner's lock guards it.
 // Only the wake-up crosses goroutines: a waiter's outcome is written before Ready is
 // signalled, and read after.
 package waiters
@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// Waiter is one caller in line. Each has a channel of its own instead of one
-// condition variable for all: a caller waits for its context too, a cancelled one
-// wakes nobody else, and each is told its own outcome (as semaphore.Weighted does).
+// Waiter is one caller in line. Each has a channel of its own instead of one condition
+// variable for all, because a caller waits for its context too, a cancelled caller wakes
+// nobody else, and each gets its own outcome. semaphore.Weighted does the same.
 type Waiter[R any] struct {
 	N        int64         // tokens
-	Stays    bool          // through a refusal, until the window is reset
-	Deadline int64         // of one that stays, in the owner's time; 0 = none
+	Stays    bool          // it waits until a reset instead of being refused
+	Deadline int64         // of a waiter that stays, in the owner's time; 0 = none
 	Ready    chan struct{} // holds an element when Outcome is there
 	Outcome  R
 	Timer    *time.Timer // of After; nil before the first
@@ -49,31 +49,31 @@ func (w *Waiter[R]) After(d time.Duration) <-chan time.Time {
 type Line[R any] struct {
 	head, tail *Waiter[R]
 	last       uint64 // sequence number
-	tokens     int64  // that those who are not parked ask for
-	active     int    // waiters who are not parked
-	passing    int    // of these, who do not stay
+	tokens     int64  // that active waiters ask for
+	active     int    // waiters that are not parked
+	passing    int    // active waiters that do not stay
 	parked     int
 }
 
 // Empty reports whether nobody is in line.
 func (l *Line[R]) Empty() bool { return l.head == nil }
 
-// Tokens is how many those in line ask for who are not parked.
+// Tokens is how many tokens the active waiters ask for together.
 func (l *Line[R]) Tokens() int64 { return l.tokens }
 
-// Active is how many are not parked.
+// Active is how many waiters are not parked.
 func (l *Line[R]) Active() int { return l.active }
 
-// Passing is how many of the active ones do not stay.
+// Passing is how many active waiters do not stay.
 func (l *Line[R]) Passing() int { return l.passing }
 
-// Parked is how many stay for the reset, because the window cannot serve them.
+// Parked is how many waiters wait for the reset, because the window cannot serve them.
 func (l *Line[R]) Parked() int { return l.parked }
 
-// Last is the sequence number of the last who came.
+// Last is the sequence number of the last waiter that came.
 func (l *Line[R]) Last() uint64 { return l.last }
 
-// First returns the first in line who is not parked, or nil.
+// First returns the first active waiter, or nil.
 func (l *Line[R]) First() *Waiter[R] {
 	w := l.head
 	for w != nil && w.parked {
@@ -130,7 +130,7 @@ func (l *Line[R]) Tell(w *Waiter[R], outcome R) {
 	w.Ready <- struct{}{} // never blocks: there is room for one
 }
 
-// Each calls f with all in line, in order. f may tell or remove the one it is given.
+// Each calls f with every waiter, in order. f may Tell or Remove that waiter.
 func (l *Line[R]) Each(f func(w *Waiter[R])) {
 	for w := l.head; w != nil; {
 		next := w.next
@@ -145,22 +145,21 @@ type Verdict uint8
 // The verdicts of Serve.
 const (
 	Grant  Verdict = iota // its tokens are at hand
-	Refuse                // they are not to be had in this window
-	Miss                  // nor before its deadline
+	Refuse                // the window has too few tokens for it
+	Miss                  // so has every window before its deadline
 )
 
 // Serve goes along the line once. hand is how many tokens may be given out, and left
-// how many more the store has. reachable reports whether w, with so many tokens of
-// others before it after the reset, comes to its turn before its deadline. verdict
-// is called for each waiter whose wait is over, and must Tell it. What is left of
-// hand is returned.
+// how many more the store has. reachable reports whether w gets its tokens before its
+// deadline, if others get ahead tokens before it after the reset. verdict is called for
+// each waiter whose wait is over, and must Tell it. Serve returns what is left of hand.
 //
-// Strictly first come, first served: who could be served by what the store has left
-// holds up all behind. Who cannot be served in this window is refused or, if it
-// stays, parked: it holds no token, so those behind that do not stay are served. But
-// nobody who stays passes another who does.
+// Service is strictly first come, first served: a waiter that the store has enough for
+// holds up all behind it. A waiter that the window cannot serve is refused or, if it
+// stays, parked. A parked waiter holds no token, so waiters behind it that do not stay
+// are served, but no waiter that stays passes another that stays.
 func (l *Line[R]) Serve(hand, left int64, reachable func(w *Waiter[R], ahead int64) bool, verdict func(*Waiter[R], Verdict)) int64 {
-	var ahead int64 // tokens of those who stay for the reset
+	var ahead int64 // tokens of parked waiters
 	for w := l.head; w != nil; {
 		next := w.next
 		switch blocked := w.Stays && ahead > 0; {
@@ -191,7 +190,7 @@ func sum(a, b int64) int64 {
 	return b
 }
 
-// unparkFrom makes w and all behind it active: they wait for the next fetch.
+// unparkFrom makes w and all behind it active, so that they wait for the next fetch.
 func (l *Line[R]) unparkFrom(w *Waiter[R]) {
 	for ; w != nil; w = w.next {
 		l.park(w, false)
@@ -207,7 +206,8 @@ func (l *Line[R]) park(w *Waiter[R], parked bool) {
 	l.count(w, 1)
 }
 
-// Pool reuses waiters, for a crowd's sake. The zero Pool is ready.
+// Pool reuses waiters, because a crowd needs many. The zero Pool is ready for use, and
+// safe for concurrent use.
 type Pool[R any] struct{ free sync.Pool }
 
 // Get returns a waiter for n tokens that is in no line.
@@ -223,7 +223,7 @@ func (p *Pool[R]) Get(n int64, stays bool) *Waiter[R] {
 // Put takes w back from its caller, who must have left the line.
 func (p *Pool[R]) Put(w *Waiter[R]) {
 	select {
-	case <-w.Ready: // it was told, but the caller had left
+	case <-w.Ready: // its outcome came after the caller had left
 	default:
 	}
 	*w = Waiter[R]{Ready: w.Ready, Timer: w.Timer}
