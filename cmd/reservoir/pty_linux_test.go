@@ -1,9 +1,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -20,11 +20,11 @@ func onTerminal(t *testing.T, columns uint16, args ...string) string {
 	return onTerminalUntil(t, columns, "", args...)
 }
 
-// onTerminalUntil interrupts the command when the terminal has shown a text.
+// onTerminalUntil interrupts the command when the terminal has shown a text. The command
+// runs in this process: what signals do to one of its own, TestSignalsEndALoadCleanly tells.
 func onTerminalUntil(t *testing.T, columns uint16, until string, args ...string) string {
 	t.Helper()
-	path, err := binary()
-	require.NoError(t, err)
+	t.Setenv("TERM", "xterm")
 	ours, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer ours.Close()
@@ -34,11 +34,12 @@ func onTerminalUntil(t *testing.T, columns uint16, until string, args ...string)
 	require.NoError(t, unix.IoctlSetWinsize(int(ours.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}))
 	theirs, err := os.OpenFile(fmt.Sprint("/dev/pts/", n), os.O_RDWR|unix.O_NOCTTY, 0)
 	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), path, args...)
-	cmd.Env = append(os.Environ(), "TERM=xterm")
-	cmd.Stdout, cmd.Stderr = theirs, theirs
-	require.NoError(t, cmd.Start())
-	require.NoError(t, theirs.Close())
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	go func() {
+		run(ctx, args, theirs, theirs)
+		_ = theirs.Close()
+	}()
 	shown, some := "", make([]byte, 4096)
 	for {
 		n, err := ours.Read(some)
@@ -46,12 +47,11 @@ func onTerminalUntil(t *testing.T, columns uint16, until string, args ...string)
 			break
 		}
 		if shown += string(some[:n]); until != "" && strings.Contains(shown, until) {
-			require.NoError(t, cmd.Process.Signal(os.Interrupt))
+			interrupt()
 			until = ""
 		}
 	}
 	require.Empty(t, until, shown)
-	_ = cmd.Wait()
 	return strings.ReplaceAll(shown, "\r\n", "\n")
 }
 
@@ -81,8 +81,8 @@ func TestNarrowTerminal(t *testing.T) {
 		"load -requests 100 -key k -store": "the most spent here in one",
 		"inspect key-0 -store":             "given back",
 		"inspect -top 5 -store":            "key-0",
-		"tune -seed 1 -duration 2s":        "Recommended: adaptive",
-		"demo -duration 100ms":             "no window goes over its limit",
+		"tune -seed 1 -rate 1500 -limit 1000 -duration 2s": "Recommended: adaptive",
+		"demo -duration 100ms":                             "no window goes over its limit",
 		"load -store redis://nowhere.invalid -requests 10": "no such host",
 	} {
 		line := strings.Fields(args)
@@ -102,10 +102,10 @@ func TestNarrowTerminal(t *testing.T) {
 // What takes a while is followed on a terminal, in as many columns as that has.
 func TestProgressOnATerminal(t *testing.T) {
 	for args, want := range map[string]string{
-		"load -duration 500ms -window 1h": "load: [0-9,]+ requests, [0-9]+ store c",
-		"load -requests 900 -rate 2000":   `[█░]{14} +[0-9]+ %  load: [0-9]+`,
-		"demo -duration 1s":               `[█░]{14} +[0-9]+ %  with batches:`,
-		"tune -seed 1 -duration 20s":      `[█░]{14} +[0-9]+ %  direct`,
+		"load -duration 500ms -window 1h":            "load: [0-9,]+ requests, [0-9]+ store c",
+		"load -requests 900 -rate 2000":              `[█░]{14} +[0-9]+ %  load: [0-9]+`,
+		"demo -duration 1s":                          `[█░]{14} +[0-9]+ %  with batches:`,
+		"tune -seed 1 -duration 5s -policies direct": `[█░]{14} +[0-9]+ %  direct`,
 	} {
 		shown := onTerminal(t, 42, strings.Fields(args)...)
 		require.Regexp(t, `\r\x1b\[K`+want, shown, args)
