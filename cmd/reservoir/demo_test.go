@@ -8,12 +8,12 @@ import (
 )
 
 func TestDemo(t *testing.T) {
-	o := invoke(t.Context(), "demo", "-duration", "500ms")
+	o := invoke(t.Context(), "demo", "-duration", "100ms")
 	require.Equal(t, exitOK, o.status, o.stderr)
 	require.Empty(t, o.stderr)
 	require.NotContains(t, o.stdout, "\x1b", "no drawing but on a terminal")
 	for _, want := range []string{
-		"with batches", "without batches", "62,500",
+		"with batches", "without batches", "12,500",
 		"allowed", "denied", "store calls", "of 40,000", "no window goes over its limit",
 	} {
 		require.Contains(t, o.stdout, want)

@@ -10,16 +10,16 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
+// TestMain is the command itself in processes that start has started.
 func TestMain(m *testing.M) {
-	redistest.Main(m, goleak.Cleanup(func(code int) {
-		removeBinary()
-		os.Exit(code)
-	}))
+	if os.Getenv(asCommand) != "" {
+		main()
+	}
+	redistest.Main(m)
 }
 
 // outcome is what a command left behind.

@@ -32,7 +32,7 @@ import (
 func TestLoadOnRedis(t *testing.T) {
 	server := redistest.Start(t)
 	for _, flags := range []string{"-batch adaptive", "-batch direct", "-batch ladder", "-batch 100", "-n 7", "-keys 50 -zipf 1.2", "-prefix rl:"} {
-		args := "load -limit 500 -window 100ms -duration 400ms -format json -store redis://" + server.Addr() + "/3 " + flags
+		args := "load -limit 500 -window 100ms -duration 250ms -format json -store redis://" + server.Addr() + "/3 " + flags
 		r := invoke(t.Context(), strings.Fields(args)...).report(t)
 		requireBalance(t, r)
 		requireFewErrors(t, r, flags)
@@ -162,32 +162,34 @@ func TestInspectQuotesWhatATerminalWouldObey(t *testing.T) {
 }
 
 func TestStoresThatDoNotServeKeepTheirPasswords(t *testing.T) {
+	t.Parallel()
 	server, hung := redistest.Start(t), redistest.Start(t)
 	hung.Pause()
 	login := "user:" + canary + "@"
-	for _, store := range []string{
-		"redis://" + login + server.Addr(),
-		"redis://" + server.Addr() + "/9999",
-		"rediss://" + login + server.Addr(),
-		"redis-cluster://" + login + server.Addr(),
-		"redis://" + login + hung.Addr(),
-		"redis-cluster://" + login + hung.Addr() + ",127.0.0.1:1",
-		"redis://" + login + "127.0.0.1:1",
-		"redis://" + login + "no-such-host.invalid",
+	for name, store := range map[string]string{
+		"wrong password":   "redis://" + login + server.Addr(),
+		"wrong database":   "redis://" + server.Addr() + "/9999",
+		"no TLS":           "rediss://" + login + server.Addr(),
+		"no cluster":       "redis-cluster://" + login + server.Addr(),
+		"hangs":            "redis://" + login + hung.Addr(),
+		"cluster hangs":    "redis-cluster://" + login + hung.Addr() + ",127.0.0.1:1",
+		"nobody listens":   "redis://" + login + "127.0.0.1:1",
+		"nobody is called": "redis://" + login + "no-such-host.invalid",
 	} {
-		for _, args := range [][]string{
-			{"load", "-duration", "150ms", "-store", store}, {"inspect", "-store", store, "k"},
-			{"load", "-duration", "150ms", "-batch", "direct", "-format", "json", "-store", store},
-		} {
-			o := invoke(t.Context(), args...)
-			require.Equal(t, exitFailure, o.status, store)
-			o.requireOneLine(t)
-			require.NotContains(t, o.stdout+o.stderr, canary, store)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they wait
+			for _, args := range []string{"load -duration 150ms", "inspect k", "load -duration 150ms -batch direct -format json"} {
+				o := invoke(t.Context(), append(strings.Fields(args), "-store", store)...)
+				require.Equal(t, exitFailure, o.status, args)
+				o.requireOneLine(t)
+				require.NotContains(t, o.stdout+o.stderr, canary, args)
+			}
+		})
 	}
 }
 
 func TestSomeErrorsAreCountedAndNoFailure(t *testing.T) {
+	t.Parallel()
 	a, b := redistest.Start(t), redistest.Start(t)
 	b.Kill()
 	args := strings.Fields("load -keys 40 -rate 2000 -duration 2s -format json -store redis://" + a.Addr() + " -store redis://" + b.Addr())

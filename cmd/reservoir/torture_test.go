@@ -14,12 +14,13 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-var torture = flag.Duration("torture", 9*time.Second, "how `long` TestTorture runs")
+var torture = flag.Duration("torture", 7*time.Second, "how `long` TestTorture runs")
 
 // TestTorture has sixteen processes of very different demand, twice the limit
 // together, share one key through as many windows as there is time for: a few by
 // default, some hundreds by make torture.
 func TestTorture(t *testing.T) {
+	t.Parallel()
 	const processes, limit, length = 16, 12_000, 2 * time.Second
 	server := redistest.Start(t)
 	var running []*process

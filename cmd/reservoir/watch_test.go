@@ -88,6 +88,7 @@ func TestInspectTopOfAClusterAndShards(t *testing.T) {
 
 // -top looks at a bounded number of keys, and says how many it has left out.
 func TestInspectTopIsBounded(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	client := server.Client()
 	const n = 3 * mostNames / 2
@@ -144,6 +145,7 @@ func watching(t *testing.T, args ...string) (line func() string, stop func() out
 
 // In a pipe there is a line for each change, also where the store is away meanwhile.
 func TestWatch(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	line, stop := watching(t, "key 1", "-store", "redis://"+server.Addr(), "-prefix", "p*:", "-name", "n", "-limit", "10000")
 	require.Regexp(t, `^\d\d:\d\d:\d\d no window is open\n$`, line())
@@ -193,6 +195,7 @@ func TestWrongTLSIsNamed(t *testing.T) {
 
 // A store that is away, or hangs, ends a load before it begins, and not by -duration.
 func TestADeadStoreEndsALoadAtOnce(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and says nothing
 	require.NoError(t, err)
 	defer l.Close()
