@@ -33,7 +33,7 @@ func start(t *testing.T, env []string, args ...string) *process {
 	path, err := os.Executable()
 	require.NoError(t, err)
 	p := &process{Cmd: exec.CommandContext(t.Context(), path, args...)}
-	p.Env = append(os.Environ(), append(env, asCommand+"=1")...)
+	p.Env = append(append(os.Environ(), asCommand+"=1", "GORACE=atexit_sleep_ms=50"), env...) // instead of a second each
 	p.Stdout, p.Stderr = &p.stdout, &p.stderr
 	require.NoError(t, p.Start())
 	t.Cleanup(func() {
