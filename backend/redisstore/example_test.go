@@ -56,7 +56,7 @@ func ExampleOpen() {
 	fmt.Println(err)
 	// Output:
 	// true <nil>
-	// reservoir: redis URL: want user:password@host:port, with %XX for all but letters and digits in user and password
+	// reservoir: redis URL: its user and password: want user:password@host, with %XX for all but letters and digits
 }
 
 // Change the options before you make the client.

@@ -18,15 +18,17 @@ import (
 	"github.com/go-reservoir/reservoir/sharding"
 )
 
-// Faults of a URL. Their texts repeat no part of it, because any part that does not
-// parse may belong to a password.
+// Faults of a URL, by its part. Their texts repeat none of it, because any part that does
+// not parse may belong to a password.
 var (
-	errScheme = errors.New("want redis://, redis-cluster:// or redis-sentinel://, or rediss… for TLS")
-	errHost   = errors.New("want user:password@host:port, with %XX for all but letters and digits in user and password")
-	errHosts  = errors.New("only a cluster and sentinels have several hosts")
-	errUser   = errors.New("a user without a password (a password without a user is written :password@host)")
-	errDB     = errors.New("want nothing or /number, the database, after the host (a / in the password is written %2F)")
-	errMaster = errors.New("sentinels want /name of the master after the hosts")
+	errScheme = errors.New("its scheme: want redis://, redis-cluster:// or redis-sentinel://, or rediss… for TLS")
+	errLogin  = errors.New("its user and password: want user:password@host, with %XX for all but letters and digits")
+	errUser   = errors.New("its user and password: a user without a password (a password without a user is written :password@host)")
+	errHost   = errors.New("its host: want host or host:port, and an IPv6 address in []")
+	errHosts  = errors.New("its host: only a cluster and sentinels have several")
+	errPort   = errors.New("its port: want 1 to 65535")
+	errDB     = errors.New("what follows its host: want nothing or /number, the database (a / in the password is written %2F)")
+	errMaster = errors.New("what follows its host: sentinels want /name of the master")
 )
 
 // Options returns options for a client that suits a store: it fails quickly, obeys
@@ -93,21 +95,29 @@ func parse(o *redis.UniversalOptions, rawURL string) error {
 // hosts reads user:password@host:port,host:port.
 func hosts(o *redis.UniversalOptions, authority, port string) error {
 	at := strings.LastIndexByte(authority, '@') + 1
-	for host := range strings.SplitSeq(authority[at:], ",") {
-		u, err := url.Parse("redis://" + authority[:at] + host)
-		if err != nil || u.Hostname() == "" || u.Host != host || strings.Count(authority[:at], "@") > 1 || host[0] != '[' && strings.Count(host, ":") > 1 {
-			return errHost
-		}
-		n, err := strconv.ParseUint(cmp.Or(u.Port(), port), 10, 16)
-		if err != nil || n == 0 {
-			return errHost
-		}
-		o.Addrs = append(o.Addrs, net.JoinHostPort(u.Hostname(), fmt.Sprint(n)))
-		o.Username = u.User.Username()
-		o.Password, _ = u.User.Password()
+	login, err := url.Parse("redis://" + authority[:at] + "host")
+	if err != nil || strings.Count(authority[:at], "@") > 1 {
+		return errLogin
 	}
+	o.Username = login.User.Username()
+	o.Password, _ = login.User.Password()
 	if at > 0 && o.Password == "" { // the client would not log in at all
 		return errUser
+	}
+	for host := range strings.SplitSeq(authority[at:], ",") {
+		own := port
+		if i := strings.LastIndexByte(host, ':'); i > strings.LastIndexByte(host, ']') {
+			host, own = host[:i], cmp.Or(host[i+1:], port)
+		}
+		u, err := url.Parse("redis://" + host)
+		if err != nil || u.Hostname() == "" || u.Host != host || host[0] != '[' && strings.Contains(host, ":") {
+			return errHost
+		}
+		n, err := strconv.ParseUint(own, 10, 16)
+		if err != nil || n == 0 {
+			return errPort
+		}
+		o.Addrs = append(o.Addrs, net.JoinHostPort(u.Hostname(), fmt.Sprint(n)))
 	}
 	return nil
 }

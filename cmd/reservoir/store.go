@@ -82,7 +82,7 @@ func newPart(where string, i int, prefix string, conns int) (part, error) {
 	}
 	options, err := redisstore.Options(where)
 	if err != nil {
-		return part{}, usagef("bad value for flag -store: %s: %s, or memory", faultyPart(where), strings.TrimPrefix(oneLine(err), "redis URL: "))
+		return part{}, usagef("bad value for flag -store: %s, or memory", strings.TrimPrefix(oneLine(err), "redis URL: "))
 	}
 	options.PoolSize = conns
 	client := redis.NewUniversalClient(options)
@@ -91,31 +91,6 @@ func newPart(where string, i int, prefix string, conns int) (part, error) {
 		return part{}, errors.Join(usagef("bad value for flag -prefix: %s", oneLine(err)), client.Close())
 	}
 	return part{nameOf(options), store, client, options.Addrs, options.TLSConfig != nil}, nil
-}
-
-// faultyPart names the part of an address for which it is refused: the first without
-// which it would not be. It repeats nothing, for in a bad address a password may stand
-// in any place.
-func faultyPart(where string) string {
-	scheme, rest, _ := strings.Cut(where, "://")
-	authority, _, _ := strings.Cut(rest, "/")
-	hosts := authority[strings.LastIndexByte(authority, '@')+1:]
-	names := strings.Split(hosts, ",")
-	for i, h := range names {
-		names[i], _, _ = strings.Cut(h, ":")
-	}
-	path := ""
-	if strings.HasSuffix(scheme, "-sentinel") {
-		path = "/master"
-	}
-	for _, try := range [][2]string{
-		{"its scheme", "host"}, {"its host", strings.Join(names, ",")}, {"its port", hosts}, {"its user and password", authority},
-	} {
-		if _, err := redisstore.Options(scheme + "://" + try[1] + path); err != nil {
-			return try[0]
-		}
-	}
-	return "what follows its host"
 }
 
 // nameOf identifies a store to people and among shards, without credentials.
