@@ -10,9 +10,9 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 )
 
-// draw draws a panel for each scenario over Redis, and a line in it for each kind. They
-// stand one below the other, to be read on a phone. The scale is logarithmic, for the kinds are orders of magnitude apart. ok
-// is false if there is nothing to draw.
+// draw draws a panel for each scenario over Redis, and a line in it for each kind. The scale
+// is logarithmic, for the kinds are orders of magnitude apart. ok is false if there is nothing
+// to draw.
 func draw(r results) (svg []byte, ok bool) {
 	page := chart.Page{
 		Title: "Latency, and admitted requests per second",
@@ -23,9 +23,9 @@ func draw(r results) (svg []byte, ok bool) {
 			continue
 		}
 		page.Height = max(page.Height, 70+19*len(group))
-		page.Rows = append(page.Rows, []*plot.Plot{panel(group)})
+		page.Plots = append(page.Plots, panel(group))
 	}
-	if len(page.Rows) == 0 {
+	if len(page.Plots) == 0 {
 		return nil, false
 	}
 	return page.SVG(), true

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"slices"
 
-	"gonum.org/v1/plot"
-
 	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
@@ -30,8 +28,8 @@ var measures = []struct {
 
 var colours = map[string]string{"direct": "#5f6368", "fixed": "#e69f00", "ladder": "#cc79a7", adaptive: "#0072b2"}
 
-// draw draws the results: a panel for each measure and group, one below the other, to be
-// read on a phone, and in it a dot for each row and rule.
+// draw draws the results: a panel for each measure and group, and in it a dot for each row
+// and rule.
 func draw(groups []group, all map[string]results, seed uint64) []byte {
 	shown := slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return all[r.name] == nil })
 	page := chart.Page{
@@ -56,7 +54,7 @@ func draw(groups []group, all map[string]results, seed uint64) []byte {
 				}
 			}
 			chart.Named(&p.X, names)
-			page.Rows = append(page.Rows, []*plot.Plot{p})
+			page.Plots = append(page.Plots, p)
 		}
 	}
 	return page.SVG()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -39,16 +40,9 @@ func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		if err != nil {
 			return err
 		}
-		done := followLimiter(stdout, t.requests, run.title, l)
-		r := t.run(ctx, l)
-		done()
-		closed := l.Close(context.Background())
-		r.complete(l.Stats())
+		r, fault := t.drive(ctx, l, run.title, stdout)
 		missing -= r.Requests
-		if err := write(stdout, run.title+"\n"+r.text(demoLimit)+"\n"); err != nil {
-			return err
-		}
-		if err := r.verdict(closed); err != nil {
+		if err := cmp.Or(write(stdout, run.title+"\n"+r.text(demoLimit)+"\n"), fault); err != nil {
 			return err
 		}
 		if r.most() > demoLimit.Tokens {

@@ -97,9 +97,6 @@ func (c *load) limiter() (*reservoir.Limiter, *opened, error) {
 	return l, store, nil
 }
 
-// closeTimeout bounds the handing back of stock, over all keys.
-const closeTimeout = 10 * time.Second
-
 // runLoad is "reservoir load".
 func runLoad(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c, err := parseLoad(args, stdout)
@@ -111,7 +108,7 @@ func runLoad(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	defer store.Close()
-	defer l.Close(ctx) // if nothing was done; at its end it was closed before
+	defer l.Close(ctx) // if nothing was done; drive closes it before
 	if err := store.reach(ctx, c.keys[0], c.limit); err != nil {
 		return err
 	}
@@ -121,18 +118,11 @@ func runLoad(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		ctx, cancel = context.WithTimeout(ctx, c.Length)
 		defer cancel()
 	}
-	done := followLimiter(stderr, c.requests, "load", l)
-	r := c.run(ctx, l)
-	done()
-	closeCtx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	closeErr := l.Close(closeCtx)
-	r.complete(l.Stats())
+	r, fault := c.drive(ctx, l, "load", stderr)
 	if whole.Err() != nil {
 		r.NotRun = c.notRun(r)
 	}
-	print := func(int) string { return r.text(c.limit) }
-	return errors.Join(emit(stdout, c.json, r, print), r.verdict(closeErr))
+	return errors.Join(emit(stdout, c.json, r, func(int) string { return r.text(c.limit) }), fault)
 }
 
 // notRun is what an interrupted load has left out.
@@ -153,6 +143,22 @@ type traffic struct {
 	keys      []string
 	workers   int   // callers at a time
 	requests  int64 // calls in all; 0 = until the context ends
+}
+
+// closeTimeout bounds the handing back of stock, over all keys.
+const closeTimeout = 10 * time.Second
+
+// drive makes the calls, in sight, and closes the limiter. It is an error if they did not
+// run as asked.
+func (t *traffic) drive(ctx context.Context, l *reservoir.Limiter, name string, progress io.Writer) (*report, error) {
+	done := followLimiter(progress, t.requests, name, l)
+	r := t.run(ctx, l)
+	done()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	err := l.Close(ctx)
+	r.complete(l.Stats())
+	return r, r.verdict(err)
 }
 
 // run makes the calls until there are enough of them or ctx ends. A call under

@@ -198,9 +198,7 @@ func (r *tuneReport) chart() []byte {
 	}
 	calls := r.bySize("Store calls", 1, most, whole, func(o sim.Outcome) float64 { return float64(o.StoreCalls) })
 	stranded := r.bySize("Share of the limit stranded at the first refusal", 1e-4, 1, percentTick, func(o sim.Outcome) float64 { return o.Stranded })
-	for _, p := range []*plot.Plot{calls, stranded, r.byTime()} {
-		page.Rows = append(page.Rows, []*plot.Plot{p})
-	}
+	page.Plots = []*plot.Plot{calls, stranded, r.byTime()}
 	return page.SVG()
 }
 

@@ -18,11 +18,11 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// Page is diagrams in rows of equally many, below a heading. nil is a gap.
+// Page is diagrams one below the other, to be read on a phone, and a heading.
 type Page struct {
 	Title, Note   string
 	Legend        []Entry
-	Rows          [][]*plot.Plot
+	Plots         []*plot.Plot
 	Width, Height int // of a diagram with its axes, in pixels
 }
 
@@ -36,9 +36,9 @@ const (
 
 // SVG draws the page.
 func (p Page) SVG() []byte {
-	width := vg.Length(p.Width*len(p.Rows[0]) + 2*margin)
+	width := vg.Length(p.Width + 2*margin)
 	head := vg.Length(line*(len(p.Legend)+3) + margin)
-	height := vg.Length(p.Height*len(p.Rows)) + head
+	height := vg.Length(p.Height*len(p.Plots)) + head
 	svg := vgsvg.New(width, height)
 	c := draw.New(svg)
 	c.FillPolygon(color.White, []vg.Point{{}, {X: width}, {X: width, Y: height}, {Y: height}})
@@ -49,16 +49,13 @@ func (p Page) SVG() []byte {
 		c.FillPolygon(colour(e.Colour), []vg.Point{at, {X: at.X + 10, Y: at.Y}, {X: at.X + 10, Y: at.Y + 10}, {X: at.X, Y: at.Y + 10}})
 		c.FillText(style(11, 0), vg.Point{X: margin + 16, Y: at.Y}, e.Text)
 	}
-	tiles := draw.Tiles{
-		Rows: len(p.Rows), Cols: len(p.Rows[0]), PadX: margin, PadY: 2 * margin,
-		PadTop: head, PadBottom: margin, PadLeft: margin, PadRight: margin,
+	var column [][]*plot.Plot
+	for _, diagram := range p.Plots {
+		column = append(column, []*plot.Plot{diagram})
 	}
-	for i, row := range plot.Align(p.Rows, tiles, c) {
-		for j, tile := range row {
-			if p.Rows[i][j] != nil {
-				p.Rows[i][j].Draw(tile)
-			}
-		}
+	tiles := draw.Tiles{Rows: len(column), Cols: 1, PadY: 2 * margin, PadTop: head, PadBottom: margin, PadLeft: margin, PadRight: margin}
+	for i, row := range plot.Align(column, tiles, c) {
+		p.Plots[i].Draw(row[0])
 	}
 	var b bytes.Buffer
 	_, err := svg.WriteTo(&b) // a buffer
