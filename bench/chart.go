@@ -1,8 +1,10 @@
 package bench
 
 import (
+	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -18,7 +20,7 @@ func draw(r results) (svg []byte, ok bool) {
 		Title: "Latency, and admitted requests per second",
 		Note:  "dots: half, 99 % and 99.9 % of requests took no more; [name] is a stand-in; make bench", Width: 520,
 	}
-	for _, group := range r.byScenario() {
+	for _, group := range r.groups {
 		if !group[0].scenario.redis() {
 			continue
 		}
@@ -35,7 +37,7 @@ func draw(r results) (svg []byte, ok bool) {
 func panel(group []*line) *plot.Plot {
 	p := chart.New(group[0].scenario.title, "")
 	tick := strings.NewReplacer(".00 ", " ", ".0 ", " ")
-	scale := chart.Logarithmic(&p.X, 1e-8, 1, func(v float64) string { return tick.Replace(short(roundNanos(v))) })
+	scale := chart.Logarithmic(&p.X, 1e-8, 1, func(v float64) string { return tick.Replace(short(time.Duration(math.Round(v * 1e9)))) })
 	var names []string
 	for _, l := range slices.Backward(group) {
 		y, hue := float64(len(names)), colour(l.kind)
@@ -43,7 +45,7 @@ func panel(group []*line) *plot.Plot {
 		h, labels := l.latency(), []string{"", "", count(l.median(throughput)) + "/s"}
 		var dots plotter.XYs
 		for i, q := range []float64{0.50, 0.99, 0.999} {
-			dots = append(dots, plotter.XY{X: scale.At(h.Quantile(q).Seconds()), Y: y})
+			dots = append(dots, plotter.XY{X: scale(h.Quantile(q).Seconds()), Y: y})
 			chart.Dot(p, dots[i].X, y, 2.5+float64(i), hue, labels[i], false)
 		}
 		chart.Curve(p, dots, hue)

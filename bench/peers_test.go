@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -43,18 +44,18 @@ func TestPeers(t *testing.T) {
 	size, ok := sizes[*sizeFlag]
 	require.True(t, ok, "-size=%s: want tiny, quick or full", *sizeFlag)
 	d := newDriver(t, size)
-	var all []*line
+	var res results
 	for _, s := range chosen(t) {
 		if size.goroutines > 0 {
 			s.goroutines = min(s.goroutines, size.goroutines)
 		}
 		got, err := d.run(t.Context(), s)
 		require.NoError(t, err, s.name)
-		all = append(all, got...)
+		res.groups = append(res.groups, got)
 	}
-	res := results{lines: all, memory: weighed(t, size.idleKeys)}
+	res.memory = weighed(t, size.idleKeys)
 	report(t, res, d)
-	for _, l := range all {
+	for _, l := range slices.Concat(res.groups...) {
 		requireServed(t, l)
 	}
 }

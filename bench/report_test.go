@@ -33,7 +33,7 @@ func madeUp() results {
 		{asked: 10, good: 10, elapsed: time.Microsecond, mallocs: 20, latency: sim.NewLatency()},
 	}}
 	return results{
-		lines:  []*line{process, at(ours, 8_000_000, 0), at(redisRate, 40_000, 1), at(rule1000, 8_000_000, 0)},
+		groups: [][]*line{{process}, {at(ours, 8_000_000, 0), at(redisRate, 40_000, 1), at(rule1000, 8_000_000, 0)}},
 		memory: []memoryLine{{kind: idleKinds[0], bytes: 300}},
 	}
 }
@@ -87,12 +87,12 @@ func TestChart(t *testing.T) {
 		}
 		require.NoError(t, err)
 	}
-	for _, l := range r.lines[1:] {
+	for _, l := range r.groups[1] {
 		require.Contains(t, string(drawing), xmlText(l.scenario.title))
 		require.Contains(t, string(drawing), ">"+xmlText(l.kind.name)+"<")
 	}
 	require.NotContains(t, string(drawing), "NaN")
-	_, ok = draw(results{lines: r.lines[:1]})
+	_, ok = draw(results{groups: r.groups[:1]})
 	require.False(t, ok)
 }
 
@@ -116,9 +116,9 @@ func TestBarsOfKeysUsedOnce(t *testing.T) {
 		{1000, 1400, 900, "ok ok ok"},
 		{990, 1390, 800, "missed missed missed"},
 	} {
-		text := verdict(results{lines: []*line{
-			at("once-512", cold, row.batch), at("once-512", direct, row.direct), at("once-512", evalsha, 1000), at("once-512", rueidisBare, 1),
-			at("once-1", cold, row.alone), at("once-1", evalsha, 1000),
+		text := verdict(results{groups: [][]*line{
+			{at("once-512", cold, row.batch), at("once-512", direct, row.direct), at("once-512", evalsha, 1000), at("once-512", rueidisBare, 1)},
+			{at("once-1", cold, row.alone), at("once-1", evalsha, 1000)},
 		}})
 		var marks []string
 		for line := range strings.Lines(text) {

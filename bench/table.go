@@ -26,7 +26,7 @@ func tables(r results, d *driver) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s, %d cores, GOMAXPROCS %d\n", runtime.Version(), runtime.NumCPU(), runtime.GOMAXPROCS(0))
 	fmt.Fprintf(&s, notes, d.rounds, d.slice, clockCost())
-	for _, group := range r.byScenario() {
+	for _, group := range r.groups {
 		rows := [][]string{{"", "ops/s", "p50", "p99", "p99.9", "commands", "allocs", "wrong"}}
 		for _, l := range group {
 			rows = append(rows, l.cells())
@@ -209,7 +209,7 @@ func verdict(r results) string {
 
 // results is all that a run measured.
 type results struct {
-	lines  []*line
+	groups [][]*line // by scenario
 	memory []memoryLine
 }
 
@@ -268,25 +268,12 @@ func median(all []float64) float64 {
 	return (all[(n-1)/2] + all[n/2]) / 2
 }
 
-// byScenario are the lines of each scenario, in turn.
-func (r results) byScenario() (groups [][]*line) {
-	for i, l := range r.lines {
-		if i == 0 || l.scenario.name != r.lines[i-1].scenario.name {
-			groups = append(groups, nil)
-		}
-		groups[len(groups)-1] = append(groups[len(groups)-1], l)
-	}
-	return groups
-}
-
 // of returns the line of a kind in a scenario, or nil if it was not run.
 func (r results) of(scenario string, k kind) *line {
-	i := slices.IndexFunc(r.lines, func(l *line) bool { return l.scenario.name == scenario && l.kind.name == k.name })
-	if i < 0 {
-		return nil
+	for _, l := range slices.Concat(r.groups...) {
+		if l.scenario.name == scenario && l.kind.name == k.name {
+			return l
+		}
 	}
-	return r.lines[i]
+	return nil
 }
-
-// roundNanos is s seconds as a duration.
-func roundNanos(s float64) time.Duration { return time.Duration(math.Round(s * 1e9)) }

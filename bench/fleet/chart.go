@@ -49,7 +49,7 @@ func draw(groups []group, all map[string]results, seed uint64) []byte {
 				names = append(names, table.Wrap(row.name, 9))
 				for j, r := range shown {
 					if v := m.of(all[r.name][row.scenario]); v > 0 {
-						chart.Dot(p, float64(i)+0.22*(float64(j)-1.5), up.At(v), 3, colours[r.name], percent(v), true)
+						chart.Dot(p, float64(i)+0.22*(float64(j)-1.5), up(v), 3, colours[r.name], percent(v), true)
 					}
 				}
 			}

@@ -215,7 +215,7 @@ func (r *tuneReport) bySize(title string, least, most float64, name func(float64
 	}
 	across, up := chart.Logarithmic(&p.X, 1, widest, whole), chart.Logarithmic(&p.Y, least, max(most, least), name)
 	for i, o := range r.Policies {
-		chart.Dot(p, across.At(o.MeanBatch), up.At(of(o)), 5, colourOf(i), "", false)
+		chart.Dot(p, across(o.MeanBatch), up(of(o)), 5, colourOf(i), "", false)
 	}
 	return p
 }
@@ -235,7 +235,7 @@ func (r *tuneReport) byTime() *plot.Plot {
 				continue
 			}
 			middle := (float64(j) + 0.5) / float64(len(o.Timeline)) * r.Traffic.Seconds
-			course = append(course, plotter.XY{X: middle, Y: up.At(sim.Ratio(b.Calls, b.Requests))})
+			course = append(course, plotter.XY{X: middle, Y: up(sim.Ratio(b.Calls, b.Requests))})
 		}
 		chart.Curve(p, course, colourOf(i))
 	}

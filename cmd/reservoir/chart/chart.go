@@ -1,6 +1,5 @@
 // Package chart draws pages of diagrams as SVG, for "reservoir tune" and the module
-// bench: dots and curves of gonum/plot. A logarithmic scale has the logarithms on a
-// linear axis, for what is 0 shall lie on its end.
+// bench: dots and curves of gonum/plot.
 package chart
 
 import (
@@ -86,24 +85,17 @@ func Named(a *plot.Axis, names []string) {
 	a.Min, a.Max, a.Tick.Marker, a.Tick.Length = -0.5, float64(len(names))-0.5, marks, 0
 }
 
-// Log is a logarithmic scale.
-type Log struct{ from, to float64 } // powers of ten
-
-// Logarithmic makes a scale between powers of ten, with a mark for each.
-func Logarithmic(a *plot.Axis, least, most float64, name func(v float64) string) Log {
-	l := Log{math.Floor(math.Log10(least) + 1e-9), math.Ceil(math.Log10(most) - 1e-9)}
-	l.to = max(l.to, l.from+1)
+// Logarithmic makes a scale between powers of ten, with a mark for each. What it returns is
+// where v is on the scale: at one of its ends if it is outside, as 0 is.
+func Logarithmic(a *plot.Axis, least, most float64, name func(v float64) string) (at func(v float64) float64) {
+	from, to := math.Floor(math.Log10(least)+1e-9), math.Ceil(math.Log10(most)-1e-9)
+	to = max(to, from+1)
 	var marks plot.ConstantTicks
-	for e := l.from; e <= l.to; e++ {
-		marks = append(marks, plot.Tick{Value: e, Label: name(math.Pow(10, e))})
+	for e := from; e <= to; e++ {
+		marks = append(marks, plot.Tick{Value: math.Pow(10, e), Label: name(math.Pow(10, e))})
 	}
-	a.Min, a.Max, a.Tick.Marker = l.from, l.to, marks
-	return l
-}
-
-// At is where v is on the scale, at one of its ends if it is outside.
-func (l Log) At(v float64) float64 {
-	return min(max(math.Log10(max(v, math.SmallestNonzeroFloat64)), l.from), l.to)
+	a.Min, a.Max, a.Tick.Marker, a.Scale = math.Pow(10, from), math.Pow(10, to), marks, plot.LogScale{}
+	return func(v float64) float64 { return min(max(v, a.Min), a.Max) }
 }
 
 // Curve joins points, of which there may be none.

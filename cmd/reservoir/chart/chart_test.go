@@ -17,9 +17,9 @@ import (
 func TestPageIsXML(t *testing.T) {
 	p := New(`"<&>"`, "below")
 	up := Logarithmic(&p.Y, 1e-3, 1, func(v float64) string { return fmt.Sprint(v) })
-	Curve(p, plotter.XYs{{X: 0, Y: up.At(0)}, {X: 1, Y: up.At(5)}}, "#dd0000")
+	Curve(p, plotter.XYs{{X: 0, Y: up(0)}, {X: 1, Y: up(5)}}, "#dd0000")
 	Curve(p, nil, "#dd0000")
-	Dot(p, 1, up.At(1), 3, "#0072b2", "a & b", true)
+	Dot(p, 1, up(1), 3, "#0072b2", "a & b", true)
 	named := New("", "")
 	Named(&named.Y, []string{"one", "two"})
 	page := Page{Title: "<title>", Note: "<note>", Plots: []*plot.Plot{p, named, p}, Width: 300, Height: 200}
@@ -48,9 +48,9 @@ func TestPageIsXML(t *testing.T) {
 
 func TestLogKeepsToItsEnds(t *testing.T) {
 	p := New("", "")
-	l := Logarithmic(&p.X, 0.1, 1000, func(v float64) string { return fmt.Sprint(v) })
+	at := Logarithmic(&p.X, 0.1, 1000, func(v float64) string { return fmt.Sprint(v) })
 	require.Len(t, p.X.Tick.Marker.Ticks(0, 0), 5)
-	for v, want := range map[float64]float64{0: -1, -1: -1, 0.01: -1, 1: 0, 100: 2, 1e9: 3, math.Inf(1): 3} {
-		require.InDelta(t, want, l.At(v), 1e-9)
+	for v, want := range map[float64]float64{0: 0.1, -1: 0.1, 0.01: 0.1, 1: 1, 100: 100, 1e9: 1000, math.Inf(1): 1000} {
+		require.InDelta(t, want, at(v), 1e-9)
 	}
 }
