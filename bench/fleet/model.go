@@ -85,7 +85,7 @@ const oneWay = 500 * time.Microsecond
 // unsound.
 func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) {
 	replay := sim.NewReplay(s.traffic(seed), sim.Policy{Option: r.option(s.limit)}, sim.Setting{
-		Limit: s.limit, Delay: 2 * oneWay, Virtual: clock, Seed: seed, Windows: s.windows,
+		Limit: s.limit, Delay: 2 * oneWay, Virtual: clock, Seed: seed,
 		Travel: func(process int, now time.Duration, back bool) time.Duration {
 			to := reach
 			if back {
@@ -101,19 +101,20 @@ func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) 
 		return outcome{}, err
 	case total.Errors > 0:
 		return outcome{}, errors.New("a request failed")
-	case len(windows) < s.windows:
+	case len(windows) <= s.windows:
 		return outcome{}, errors.New("the traffic ended before the windows did")
 	}
-	return s.outcome(windows, total.Sent), nil
+	return s.outcome(windows), nil
 }
 
-// traffic is some more than the windows take: the next one opens when it is asked for.
+// traffic is some more than the windows take: each opens when it is asked for, and the one
+// after them tells how many calls were made before it.
 func (s scenario) traffic(seed uint64) sim.Traffic {
 	length := time.Duration(s.windows) * s.limit.Window
 	t := sim.Traffic{Keys: []string{"shared"}, Processes: s.processes, Length: length}
 	shape := s.kind.shape(s.processes, random(seed, shapeStream))
 	for i := range s.processes {
-		a := arrivals{shape, i, s.processes, s.demand * float64(s.limit.Tokens) / s.limit.Window.Seconds(), random(seed, arrivalStream+uint64(i))}
+		a := arrivals{shape, i, s.demand * float64(s.limit.Tokens) / s.limit.Window.Seconds(), random(seed, arrivalStream+uint64(i))}
 		made := time.Duration(0)
 		for at := a.after(0); at < length+length/8+s.limit.Window/8; at = a.after(at) {
 			made = lane(i).next(max(at, made+1), request)
@@ -142,9 +143,8 @@ type means struct {
 	waited   float64 // of all requests
 }
 
-// outcome sums up the windows; end is how many calls were made. Where there is one more
-// window, callers were told of it before the end.
-func (s scenario) outcome(windows []*sim.Window, end int64) outcome {
+// outcome sums up the windows, after which there is at least one more.
+func (s scenario) outcome(windows []*sim.Window) outcome {
 	o := outcome{admitted: 1}
 	for _, w := range windows[:s.windows] {
 		o.refused += w.Refused
@@ -152,13 +152,7 @@ func (s scenario) outcome(windows []*sim.Window, end int64) outcome {
 		o.over = max(o.over, w.Spent-s.limit.Tokens)
 		o.admitted = min(o.admitted, float64(w.Spent)/float64(s.limit.Tokens))
 	}
-	if len(windows) > s.windows {
-		end = min(end, windows[s.windows].Calls)
-	}
-	first := end
-	if len(windows) > 1 {
-		first = windows[1].Calls
-	}
+	first, end := windows[1].Calls, windows[s.windows].Calls
 	o.cold = s.means(windows[:1], first)
 	o.means = o.cold
 	if s.windows > 1 {

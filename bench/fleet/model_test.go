@@ -70,10 +70,9 @@ func TestOutcome(t *testing.T) {
 		cold:     means{calls: 4.0 / 9, stranded: 0.3, waited: 1.0 / 11},
 		admitted: 0.9, over: 1, refused: 2, requests: 22,
 	}
-	require.Equal(t, want, s.outcome([]*sim.Window{first, second}, 6))
-	require.Equal(t, want, s.outcome([]*sim.Window{first, second, {Calls: 6}}, 7))
+	require.Equal(t, want, s.outcome([]*sim.Window{first, second, {Calls: 6}}))
 	s.windows = 1
-	one := s.outcome([]*sim.Window{first, second}, 7)
+	one := s.outcome([]*sim.Window{first, second})
 	require.Equal(t, want.cold, one.means)
 	require.Equal(t, one.cold, one.means)
 }
@@ -84,9 +83,9 @@ func TestArrivalsFollowTheirShape(t *testing.T) {
 		s := k.shape(n, random(1, 0))
 		total := 0
 		for i := range n {
-			a := arrivals{shape: s, i: i, n: n, demand: demand, rand: random(1, uint64(i))}
+			a := arrivals{shape: s, i: i, demand: demand, rand: random(1, uint64(i))}
 			for at := a.after(0); at < span; at = a.after(at) {
-				share, _ := s(i, n, at-1)
+				share, _ := s(i, at-1)
 				require.Positive(t, share, "%s: a request while there are none", k.name)
 				total++
 			}
@@ -102,7 +101,7 @@ func TestSharesAddUp(t *testing.T) {
 		for _, at := range []time.Duration{0, 4 * time.Second, time.Minute, time.Hour} {
 			sum := 0.0
 			for i := range n {
-				share, until := s(i, n, at)
+				share, until := s(i, at)
 				require.Greater(t, until, at)
 				sum += share
 			}

@@ -7,9 +7,8 @@ import (
 )
 
 // shape is how a demand is spread over processes and time. It returns the share
-// of the whole demand that comes to process i of n at time t, and until when
-// that stays so.
-type shape func(i, n int, t time.Duration) (share float64, until time.Duration)
+// of the whole demand that comes to process i at time t, and until when that stays so.
+type shape func(i int, t time.Duration) (share float64, until time.Duration)
 
 // kind is a shape for fleets of any size.
 type kind struct {
@@ -18,49 +17,45 @@ type kind struct {
 }
 
 var (
-	equal  = &kind{"equal", always(func(_, n int) float64 { return 1 / float64(n) })}
-	zipf   = &kind{"zipf 1.2", ranked(1.2)}
+	equal  = &kind{"equal", always(func(int, int) float64 { return 1 })}
+	zipf   = &kind{"zipf 1.2", always(func(i, _ int) float64 { return math.Pow(float64(i+1), -1.2) })}
 	oneHot = &kind{"one hot process", always(hot)}
-	moves  = &kind{"hot set moves", func(int, *rand.Rand) shape { return hotSet }}
+	moves  = &kind{"hot set moves", hotSet}
 	bursts = &kind{"bursts", pulses}
 )
 
-// always is a shape that never changes.
-func always(f func(i, n int) float64) func(int, *rand.Rand) shape {
-	return func(int, *rand.Rand) shape {
-		return func(i, n int, _ time.Duration) (float64, time.Duration) { return f(i, n), math.MaxInt64 }
-	}
-}
-
-// ranked gives the process of rank r a part in proportion to r to the power -s.
-func ranked(s float64) func(int, *rand.Rand) shape {
-	return func(n int, r *rand.Rand) shape {
-		var sum float64
+// always is a shape that never changes, by the weight of process i of n.
+func always(weight func(i, n int) float64) func(int, *rand.Rand) shape {
+	return func(n int, _ *rand.Rand) shape {
+		sum := 0.0
 		for i := range n {
-			sum += math.Pow(float64(i+1), -s)
+			sum += weight(i, n)
 		}
-		return always(func(i, _ int) float64 { return math.Pow(float64(i+1), -s) / sum })(n, r)
+		return func(i int, _ time.Duration) (float64, time.Duration) { return weight(i, n) / sum, math.MaxInt64 }
 	}
 }
 
 // hot gives one process 90 % and the others equal parts of the rest.
 func hot(i, n int) float64 {
 	if i == 0 {
-		return 0.9
+		return 9 * float64(n-1)
 	}
-	return 0.1 / float64(n-1)
+	return 1
 }
 
 // hotSet gives a tenth of the processes 90 %. Every five seconds it is the next tenth, so
 // that each process is hot for one step in ten.
-func hotSet(i, n int, t time.Duration) (float64, time.Duration) {
+func hotSet(n int, _ *rand.Rand) shape {
 	const step = 5 * time.Second
-	size, turn := max(n/10, 1), int(t/step)
-	until := time.Duration(turn+1) * step
-	if (i+n-turn*size%n)%n < size {
-		return 0.9 / float64(size), until
+	size := max(n/10, 1)
+	return func(i int, t time.Duration) (float64, time.Duration) {
+		turn := int(t / step)
+		until := time.Duration(turn+1) * step
+		if (i+n-turn*size%n)%n < size {
+			return 0.9 / float64(size), until
+		}
+		return 0.1 / float64(n-size), until
 	}
-	return 0.1 / float64(n-size), until
 }
 
 // pulses gives every process the same on average: all of it in one second of
@@ -71,7 +66,7 @@ func pulses(n int, r *rand.Rand) shape {
 	for i := range phase {
 		phase[i] = time.Duration(r.Int64N(int64(cycle)))
 	}
-	return func(i, n int, t time.Duration) (float64, time.Duration) {
+	return func(i int, t time.Duration) (float64, time.Duration) {
 		at := (t + phase[i]) % cycle
 		if at < on {
 			return float64(cycle/on) / float64(n), t + on - at
@@ -84,7 +79,7 @@ func pulses(n int, r *rand.Rand) shape {
 // with time.
 type arrivals struct {
 	shape  shape
-	i, n   int
+	i      int
 	demand float64 // of all processes, requests per second
 	rand   *rand.Rand
 }
@@ -94,7 +89,7 @@ type arrivals struct {
 func (a *arrivals) after(t time.Duration) time.Duration {
 	left := a.rand.ExpFloat64()
 	for {
-		share, until := a.shape(a.i, a.n, t)
+		share, until := a.shape(a.i, t)
 		rate := share * a.demand / float64(time.Second)
 		if wait := left / rate; wait < float64(until-t) { // a rate of 0 is an endless wait
 			return t + time.Duration(wait) + 1

@@ -22,12 +22,10 @@ type book struct {
 
 	mu      sync.Mutex
 	windows map[page]*Window
-	told    int       // windows of the first key that callers were told of
-	end     time.Time // of the last of them
-	sum     Outcome   // its counts only
-	calls   int64     // to the store so far
-	grants  int64     // calls that brought tokens
-	granted int64     // the tokens
+	sum     Outcome // its counts only
+	calls   int64   // to the store so far
+	grants  int64   // calls that brought tokens
+	granted int64   // the tokens
 	latency Latency
 	late    Latency // how long after their times requests were made
 	failure error   // the first
@@ -106,7 +104,7 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	}
 	p := b.window(q.Key, backend.Window(r.Reset.UnixMilli()))
 	if p.Requests++; p.Requests == 1 {
-		b.open(p)
+		p.Calls = b.calls
 	}
 	if r.Source.OnNetwork() {
 		b.sum.Waited++
@@ -124,23 +122,6 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	if p.Refused++; p.Refused == 1 {
 		p.Stranded, p.short = max(p.held, 0), q.At+late+took
 	}
-}
-
-// open notes that a caller is told of a window, which the process may have known longer.
-func (b *book) open(p *Window) {
-	p.Calls = b.calls
-	if p.key == 0 && p.ID != 0 {
-		b.told++
-		b.end = time.UnixMilli(max(b.end.UnixMilli(), int64(p.ID)))
-	}
-}
-
-// over reports whether the first n windows of the first key have ended.
-func (b *book) over(n int, now time.Time) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.sum.Sent = b.calls
-	return b.told > n || b.told == n && now.After(b.end)
 }
 
 // admit counts n tokens that were spent. A direct call charges and spends at once. Of
@@ -215,7 +196,6 @@ type Outcome struct {
 	Over     int64 `json:"over_the_limit"` // tokens, over all windows; 0, or the library is broken
 
 	StoreCalls      int64   `json:"store_calls"` // until the last answer; those of Close not counted
-	Sent            int64   `json:"-"`           // of them and those under way, when Setting.Windows had ended
 	CallsPerRequest float64 `json:"store_calls_per_request"`
 	MeanBatch       float64 `json:"mean_batch"` // tokens, of the calls that brought any; 0 = none did
 

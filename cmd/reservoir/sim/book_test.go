@@ -162,18 +162,15 @@ func TestWayTellsWhatItsProcessHolds(t *testing.T) {
 	require.Empty(t, w.Shard("k"))
 }
 
-// A window is over when it has ended and a caller was told of it; one that a process
-// has heard of, and no caller, does not count.
-func TestBookEndsAfterSomeWindows(t *testing.T) {
+// The calls before a window are those until a caller was told of it. One that a process has
+// heard of, and no caller, has none.
+func TestBookCountsCallsByWindow(t *testing.T) {
 	c := newClerk()
 	c.answers(3, 1000, true, reservoir.Local)
 	c.call(0)
 	c.charge(2000, 5)
-	require.False(t, c.over(1, time.UnixMilli(1000)))
-	require.True(t, c.over(1, time.UnixMilli(1001)))
-	require.False(t, c.over(2, time.UnixMilli(5000)))
 	c.answers(1, 2000, false, reservoir.Fetched)
-	require.True(t, c.over(1, time.UnixMilli(1000)))
+	c.call(0)
 	c.answers(1, 1000, true, reservoir.Local)
 	c.charge(3000, 5)
 	require.Equal(t, []*Window{

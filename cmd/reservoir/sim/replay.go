@@ -29,9 +29,9 @@ type Setting struct {
 	Virtual func(f func())
 	Seed    uint64
 
-	// For fleets whose every event has an instant of its own; zero = not needed.
-	Travel  func(process int, now time.Duration, back bool) time.Duration // half of a call that is under way now; safe for concurrent use
-	Windows int                                                           // end when so many of the first key's have ended
+	// Travel is how long half of a call takes that is under way now, for fleets whose every
+	// event has an instant of its own; nil = half of the Delay. It is safe for concurrent use.
+	Travel func(process int, now time.Duration, back bool) time.Duration
 }
 
 // Replay makes the requests of a traffic under one policy, once.
@@ -166,9 +166,6 @@ func (r *Replay) lead(ctx context.Context) {
 	slots := make(chan struct{}, underWay)
 	for i, q := range r.Requests {
 		if r.until(ctx, r.begin.Add(q.At)) != nil {
-			return
-		}
-		if r.Windows > 0 && r.book.over(r.Windows, time.Now()) {
 			return
 		}
 		r.made.Store(int64(i + 1))
