@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,15 +38,17 @@ type line struct {
 	peer     *peer    // while the scenario is under way; nil = closed
 }
 
-// sample is what one kind did in one slice.
+// sample is what one kind did in one slice, or a worker of it.
 type sample struct {
-	asked, good int64
+	asked, good int64 // requests, and those that were answered as they should be
 	elapsed     time.Duration
 	latency     sim.Latency
 	commands    int64 // that Redis executed for it
 	mallocs     uint64
 	err         error // one of those that requests met
 }
+
+func newSample() sample { return sample{latency: sim.NewLatency()} }
 
 // run runs s and returns a line for each of its kinds.
 func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
@@ -95,7 +98,7 @@ func (d *driver) turn(ctx context.Context, r *rig, l *line) error {
 	workers := d.workers(ctx, l.scenario)
 	d.together(workers, warm, l)
 	for _, w := range workers {
-		w.reset()
+		w.sample = newSample()
 	}
 	runtime.GC() // the garbage of the one before is not its burden
 	commands := d.commands(l.kind)
@@ -134,14 +137,10 @@ func (l *line) shut() error {
 
 // total adds up what the workers did.
 func total(workers []*worker) sample {
-	s := sample{latency: sim.NewLatency()}
+	s := newSample()
 	for _, w := range workers {
-		s.asked += w.asked
-		s.good += w.good
+		s.asked, s.good, s.err = s.asked+w.asked, s.good+w.good, cmp.Or(s.err, w.err)
 		s.latency.Merge(w.latency.Histogram)
-		if w.err != nil {
-			s.err = w.err
-		}
 	}
 	return s
 }

@@ -47,6 +47,9 @@ func byHandle(l *reservoir.Limiter, want bool) peer {
 func byKey(l *reservoir.Limiter, want bool) peer {
 	return ourPeer(l, func(w *worker) bool {
 		r, err := l.Allow(w.ctx, w.keys.next())
+		if err != nil {
+			w.err = err
+		}
 		return err == nil && r.Allowed == want
 	})
 }

@@ -64,13 +64,7 @@ const inMemory = 251
 
 func openRedis(prefix string, opts ...reservoir.Option) func(*rig) peer {
 	return func(r *rig) peer {
-		l := openLimiter(redisstore.New(r.goRedis, redisstore.WithPrefix(prefix)), r.limit, opts...)
-		p := ourPeer(l, nil)
-		p.ok = asking(func(ctx context.Context, key string) (bool, error) {
-			res, err := l.Allow(ctx, key)
-			return res.Allowed, err
-		}).ok
-		return p
+		return byKey(openLimiter(redisstore.New(r.goRedis, redisstore.WithPrefix(prefix)), r.limit, opts...), true)
 	}
 }
 

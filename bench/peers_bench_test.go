@@ -56,7 +56,7 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 	defer func() { require.NoError(b, p.end()) }()
 
 	workers := d.workers(b.Context(), s)
-	inParallel(workers, func(_ int, w *worker) { w.times(1, p, 1); w.reset() }) // connects, and loads scripts
+	inParallel(workers, func(_ int, w *worker) { w.times(1, p, 1); w.sample = newSample() }) // connects, and loads scripts
 	commands, waited := d.commands(k), int64(0)
 	if p.waited != nil {
 		waited = p.waited()

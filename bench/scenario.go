@@ -72,7 +72,7 @@ var (
 
 // worker returns the scenario's worker number i in the given slice.
 func (s scenario) worker(ctx context.Context, i, slice int) *worker {
-	w := &worker{ctx: ctx, first: rand.Int(), latency: sim.NewLatency()}
+	w := &worker{ctx: ctx, first: rand.Int(), sample: newSample()}
 	if s.once() {
 		w.keys.once = fmt.Appendf(nil, "%s:%d:%d:", s.name, slice, i)
 	} else {
@@ -103,13 +103,10 @@ func zipf(n int, s float64) []string {
 // worker is one goroutine's requests and what became of them. Nothing of it is
 // shared while it runs.
 type worker struct {
-	ctx     context.Context
-	keys    keys
-	first   int // how many requests, at random, come before the first that is timed
-	asked   int64
-	good    int64 // answered as they should be
-	err     error // the last one
-	latency sim.Latency
+	ctx   context.Context
+	keys  keys
+	first int // how many requests, at random, come before the first that is timed
+	sample
 }
 
 // until makes requests until stop, and one at least. It times one in every; to
@@ -140,12 +137,6 @@ func (w *worker) make(p peer, n int) {
 		}
 	}
 	w.asked += int64(n)
-}
-
-// reset forgets the counts.
-func (w *worker) reset() {
-	w.asked, w.good, w.err = 0, 0, nil
-	w.latency.Reset()
 }
 
 // keys is the keys that a worker asks for: those of a list, over and over, or,

@@ -119,42 +119,30 @@ type bar struct {
 	least            bool // the bound is a lower one
 }
 
-var (
-	p50 = quantile(0.50)
-	p99 = quantile(0.99)
-)
-
-func bars() []bar {
-	all := []bar{
-		{"Key.Allow, one core, to x/time/rate", "core-1", ourKey, xTime, cost, 0.5, false},
-		{"Allow, one hot key, to x/time/rate", "core-1", ourAllow, xTime, cost, 0.65, false},
-		{"Allow, one hot key, to sync.Map + clock + CAS", "core-1", ourAllow, bareMap, cost, 1.3, false},
-		{"Allow, 10,000 keys, to sync.Map + x/time/rate", "core-1-keys-10k", ourAllow, xTimes, cost, 0.6, false},
-		{"Key.Allow, two cores, 128 goroutines, to x/time/rate", "core-2", ourKey, xTime, cost, 1, false},
-		{"Allow, the same", "core-2", ourAllow, xTime, cost, 1, false},
-		{"cached refusal by key, to an admission", "core-1", ourRefusal, ourAllow, cost, 1.1, false},
-		{"cached refusal by handle, to an admission", "core-1", ourNo, ourKey, cost, 1.1, false},
-	}
-	for _, b := range []struct {
-		scenario                 string
-		redisRate, rueidis, rule float64
-	}{{"hot-64", 100, 40, 1.5}, {"hot-512", 100, 40, 1.5}, {"far-64", 0, 0, 5}, {"zipf-512", 60, 25, 1.2}} {
-		for _, to := range []struct {
-			kind
-			least float64
-		}{{redisRate, b.redisRate}, {rueidisLimiter, b.rueidis}, {rule1000, b.rule}} {
-			if to.least > 0 {
-				all = append(all, bar{b.scenario + ": throughput to " + to.name, b.scenario, ours, to.kind, throughput, to.least, true})
-			}
-		}
-	}
-	return append(all,
-		bar{"hot-64: p99 to " + rule1000.name, "hot-64", ours, rule1000, p99, 0.02, false},
-		bar{"hot-512: p99 to " + rule1000.name, "hot-512", ours, rule1000, p99, 0.02, false},
-		bar{"once-512: throughput to bare EVALSHA, go-redis", "once-512", cold, evalsha, throughput, 1, true},
-		bar{"once-512: direct, throughput to the same", "once-512", direct, evalsha, throughput, 1.4, true},
-		bar{"once-1: p50 to bare EVALSHA, go-redis", "once-1", cold, evalsha, p50, 1.2, false},
-	)
+var bars = []bar{
+	{"Key.Allow, one core, to x/time/rate", "core-1", ourKey, xTime, cost, 0.5, false},
+	{"Allow, one hot key, to x/time/rate", "core-1", ourAllow, xTime, cost, 0.65, false},
+	{"Allow, one hot key, to sync.Map + clock + CAS", "core-1", ourAllow, bareMap, cost, 1.3, false},
+	{"Allow, 10,000 keys, to sync.Map + x/time/rate", "core-1-keys-10k", ourAllow, xTimes, cost, 0.6, false},
+	{"Key.Allow, two cores, 128 goroutines, to x/time/rate", "core-2", ourKey, xTime, cost, 1, false},
+	{"Allow, the same", "core-2", ourAllow, xTime, cost, 1, false},
+	{"cached refusal by key, to an admission", "core-1", ourRefusal, ourAllow, cost, 1.1, false},
+	{"cached refusal by handle, to an admission", "core-1", ourNo, ourKey, cost, 1.1, false},
+	{"hot-64: throughput to redis_rate", "hot-64", ours, redisRate, throughput, 100, true},
+	{"hot-64: throughput to [rueidislimiter]", "hot-64", ours, rueidisLimiter, throughput, 40, true},
+	{"hot-64: throughput to Rockset's rule, 1000", "hot-64", ours, rule1000, throughput, 1.5, true},
+	{"hot-512: throughput to redis_rate", "hot-512", ours, redisRate, throughput, 100, true},
+	{"hot-512: throughput to [rueidislimiter]", "hot-512", ours, rueidisLimiter, throughput, 40, true},
+	{"hot-512: throughput to Rockset's rule, 1000", "hot-512", ours, rule1000, throughput, 1.5, true},
+	{"far-64: throughput to Rockset's rule, 1000", "far-64", ours, rule1000, throughput, 5, true},
+	{"zipf-512: throughput to redis_rate", "zipf-512", ours, redisRate, throughput, 60, true},
+	{"zipf-512: throughput to [rueidislimiter]", "zipf-512", ours, rueidisLimiter, throughput, 25, true},
+	{"zipf-512: throughput to Rockset's rule, 1000", "zipf-512", ours, rule1000, throughput, 1.2, true},
+	{"hot-64: p99 to Rockset's rule, 1000", "hot-64", ours, rule1000, quantile(0.99), 0.02, false},
+	{"hot-512: p99 to Rockset's rule, 1000", "hot-512", ours, rule1000, quantile(0.99), 0.02, false},
+	{"once-512: throughput to bare EVALSHA, go-redis", "once-512", cold, evalsha, throughput, 1, true},
+	{"once-512: direct, throughput to the same", "once-512", direct, evalsha, throughput, 1.4, true},
+	{"once-1: p50 to bare EVALSHA, go-redis", "once-1", cold, evalsha, quantile(0.50), 1.2, false},
 }
 
 // value is NaN if it was not measured.
@@ -195,7 +183,7 @@ func verdict(r results) string {
 			rows = append(rows, []string{figure, digits(v) + unit, sign + " " + digits(bound) + unit, mark})
 		}
 	}
-	for _, b := range bars() {
+	for _, b := range bars {
 		judge(b.figure, b.value(r), b.bound, b.least, " ×")
 	}
 	judge("allocations without a store call", allocations(r), 0, false, "")

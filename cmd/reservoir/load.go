@@ -148,12 +148,16 @@ type traffic struct {
 // closeTimeout bounds the handing back of stock, over all keys.
 const closeTimeout = 10 * time.Second
 
-// drive makes the calls, in sight, and closes the limiter. It is an error if they did not
-// run as asked.
+// drive makes the calls and closes the limiter. They are followed by its counts, so that the
+// callers need not share theirs. It is an error if they did not run as asked.
 func (t *traffic) drive(ctx context.Context, l *reservoir.Limiter, name string, progress io.Writer) (*report, error) {
-	done := followLimiter(progress, t.requests, name, l)
+	over := follow(progress, t.requests, func() (int64, string) {
+		s := l.Stats()
+		done := s.Spent + s.Denied + s.Failed
+		return done, fmt.Sprintf("%s: %s requests, %s store calls", name, table.Commas(done), table.Commas(s.StoreCalls))
+	})
 	r := t.run(ctx, l)
-	done()
+	over()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	err := l.Close(ctx)

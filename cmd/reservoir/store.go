@@ -36,11 +36,10 @@ type opened struct {
 
 // part is one of the stores.
 type part struct {
-	name   string // the same for every process that is given the same address
-	store  backend.Store
-	client redis.UniversalClient // nil = it is this process' own
-	addrs  []string
-	tls    bool
+	name    string // the same for every process that is given the same address
+	store   backend.Store
+	client  redis.UniversalClient // nil = it is this process' own
+	options *redis.UniversalOptions
 }
 
 // open makes the store of the addresses, memory if there is none, several being shards.
@@ -90,7 +89,7 @@ func newPart(where string, i int, prefix string, conns int) (part, error) {
 	if err := store.Err(); err != nil {
 		return part{}, errors.Join(usagef("bad value for flag -prefix: %s", oneLine(err)), client.Close())
 	}
-	return part{nameOf(options), store, client, options.Addrs, options.TLSConfig != nil}, nil
+	return part{nameOf(options), store, client, options}, nil
 }
 
 // nameOf identifies a store to people and among shards, without credentials.
@@ -137,12 +136,12 @@ func (p part) explain(err error) error {
 	if _, answered := errors.AsType[redis.Error](err); answered || p.client == nil {
 		return err
 	}
-	why := ""
-	switch {
-	case p.tls && slices.ContainsFunc(p.addrs, func(addr string) bool { return answers(addr, nil) }):
-		why = "it speaks no TLS: want redis instead of rediss: "
-	case !p.tls && slices.ContainsFunc(p.addrs, func(addr string) bool { return answers(addr, new(tls.Config)) }):
+	plain, why := p.options.TLSConfig == nil, "it speaks no TLS: want redis instead of rediss: "
+	if plain {
 		why = "it speaks TLS: want rediss instead of redis: "
+	}
+	if !slices.ContainsFunc(p.options.Addrs, func(addr string) bool { return answers(addr, plain) }) {
+		why = ""
 	}
 	return fmt.Errorf("%s: %s%s", p.name, why, oneLine(err))
 }
@@ -157,9 +156,10 @@ func (o *opened) explained(err error) error {
 
 // answers reports whether a server speaks Redis' protocol with or without TLS, be it by
 // an error or with a certificate that nobody vouches for. It sends no secret.
-func answers(addr string, config *tls.Config) bool {
-	if host, _, err := net.SplitHostPort(addr); err == nil && config != nil {
-		config.ServerName = host
+func answers(addr string, byTLS bool) bool {
+	var config *tls.Config
+	if host, _, err := net.SplitHostPort(addr); err == nil && byTLS {
+		config = &tls.Config{ServerName: host}
 	}
 	client := redis.NewClient(&redis.Options{Addr: addr, TLSConfig: config, DialTimeout: time.Second, ReadTimeout: time.Second, MaxRetries: -1, DialerRetries: 1, PoolSize: 1})
 	defer client.Close()

@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
@@ -142,14 +141,4 @@ func progressBar(done, total int64) string {
 	share := min(sim.Ratio(done, total), 1)
 	full := int(share * width)
 	return fmt.Sprintf("%s%s %3.0f %%  ", strings.Repeat("█", full), strings.Repeat("░", width-full), 100*share)
-}
-
-// followLimiter follows the requests of a limiter by its own counts, so that the callers
-// need not share theirs.
-func followLimiter(w io.Writer, total int64, name string, l *reservoir.Limiter) (stop func()) {
-	return follow(w, total, func() (int64, string) {
-		s := l.Stats()
-		done := s.Spent + s.Denied + s.Failed
-		return done, fmt.Sprintf("%s: %s requests, %s store calls", name, table.Commas(done), table.Commas(s.StoreCalls))
-	})
 }

@@ -233,15 +233,12 @@ func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (a
 // one replays the traffic under policy i, in sight. The store holds nothing: its keys
 // have a prefix of their own.
 func (c *tuning) one(ctx context.Context, t sim.Traffic, i int, stderr io.Writer) (sim.Outcome, error) {
-	r := sim.NewReplay(t, c.policies[i], c.setting, nil)
-	if len(c.stores) > 0 {
-		store, err := open(c.stores, c.prefix+strconv.Itoa(i)+":", tuneConns)
-		if err != nil {
-			return sim.Outcome{}, err
-		}
-		defer store.Close()
-		r = sim.NewReplay(t, c.policies[i], c.setting, store.Store)
+	store, err := open(c.stores, c.prefix+strconv.Itoa(i)+":", tuneConns) // none is memory
+	if err != nil {
+		return sim.Outcome{}, err
 	}
+	defer store.Close()
+	r := sim.NewReplay(t, c.policies[i], c.setting, store.Store)
 	n := int64(len(t.Requests))
 	defer follow(stderr, n*int64(len(c.policies)), func() (int64, string) { return int64(i)*n + r.Made(), c.policies[i].Name })()
 	return r.Run(ctx)
