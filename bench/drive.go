@@ -101,13 +101,13 @@ func (d *driver) turn(ctx context.Context, r *rig, l *line) error {
 		w.sample = newSample()
 	}
 	runtime.GC() // the garbage of the one before is not its burden
-	commands := d.commands(l.kind)
+	commands := d.count(l.kind.sends...)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	elapsed := d.together(workers, slice, l)
 	runtime.ReadMemStats(&after)
 	s := total(workers)
-	s.elapsed, s.mallocs, s.commands = elapsed, after.Mallocs-before.Mallocs, d.commands(l.kind)-commands
+	s.elapsed, s.mallocs, s.commands = elapsed, after.Mallocs-before.Mallocs, d.count(l.kind.sends...)-commands
 	l.samples = append(l.samples, s)
 	if l.scenario.once() {
 		return errors.Join(l.shut(), d.flush())
@@ -143,13 +143,6 @@ func total(workers []*worker) sample {
 		s.latency.Merge(w.latency.Histogram)
 	}
 	return s
-}
-
-func (d *driver) commands(k kind) int64 {
-	if k.sends == nil {
-		return 0
-	}
-	return d.count(k.sends...)
 }
 
 // together runs all workers for about so long and returns how long it was.

@@ -76,7 +76,7 @@ type bare struct {
 	stock atomic.Int64
 }
 
-func newBare(*rig) *bare {
+func newBare() *bare {
 	b := &bare{began: time.Now(), ends: 24 * time.Hour}
 	b.stock.Store(1 << 60)
 	return b
@@ -98,30 +98,29 @@ func (b *bare) take() bool {
 }
 
 func openBareHandle(*rig) peer {
-	b := newBare(nil)
+	b := newBare()
 	return peer{ok: func(*worker) bool { return b.take() }}
 }
 
 // openBareMap adds the look-up of the key.
-func openBareMap(r *rig) peer {
-	get := perKey(r, newBare)
-	return peer{ok: func(w *worker) bool { return get(w.keys.next()).take() }}
+func openBareMap(*rig) peer {
+	var keys perKey[bare]
+	return peer{ok: func(w *worker) bool { return keys.get(w.keys.next(), newBare).take() }}
 }
 
 // perKey is what one writes around a limiter of one key: a map of them.
-func perKey[T any](r *rig, make func(*rig) *T) func(key string) *T {
-	var keys sync.Map // string → *T
-	return func(key string) *T {
-		if v, ok := keys.Load(key); ok {
-			return v.(*T)
-		}
-		v, _ := keys.LoadOrStore(key, make(r))
+type perKey[T any] struct{ sync.Map } // string → *T
+
+func (p *perKey[T]) get(key string, make func() *T) *T {
+	if v, ok := p.Load(key); ok {
 		return v.(*T)
 	}
+	v, _ := p.LoadOrStore(key, make())
+	return v.(*T)
 }
 
 func newRate(r *rig) *rate.Limiter {
-	return rate.NewLimiter(rate.Limit(r.perSecond()), int(r.limit.Tokens))
+	return rate.NewLimiter(rate.Limit(float64(r.limit.Tokens)/r.limit.Window.Seconds()), int(r.limit.Tokens))
 }
 
 func openXTime(r *rig) peer {
@@ -130,8 +129,9 @@ func openXTime(r *rig) peer {
 }
 
 func openXTimes(r *rig) peer {
-	get := perKey(r, newRate)
-	return peer{ok: func(w *worker) bool { return get(w.keys.next()).Allow() }}
+	var keys perKey[rate.Limiter]
+	make := func() *rate.Limiter { return newRate(r) }
+	return peer{ok: func(w *worker) bool { return keys.get(w.keys.next(), make).Allow() }}
 }
 
 // openGoLimiter has tokens for a day: at more than some tens of thousands in a

@@ -99,6 +99,3 @@ func (r *rig) close() error {
 	r.rueidis.Close()
 	return r.goRedis.Close()
 }
-
-// perSecond is the limit as a rate.
-func (r *rig) perSecond() float64 { return float64(r.limit.Tokens) / r.limit.Window.Seconds() }

@@ -57,7 +57,7 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 
 	workers := d.workers(b.Context(), s)
 	inParallel(workers, func(_ int, w *worker) { w.times(1, p, 1); w.sample = newSample() }) // connects, and loads scripts
-	commands, waited := d.commands(k), int64(0)
+	commands, waited := d.count(k.sends...), int64(0)
 	if p.waited != nil {
 		waited = p.waited()
 	}
@@ -71,7 +71,7 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 		require.NoError(b, sum.err)
 		require.Equal(b, sum.asked, sum.good)
 	}
-	b.ReportMetric(float64(d.commands(k)-commands)/float64(b.N), "store-calls/op")
+	b.ReportMetric(float64(d.count(k.sends...)-commands)/float64(b.N), "store-calls/op")
 	if p.waited != nil {
 		b.ReportMetric(float64(p.waited()-waited)/float64(b.N), "waited/op")
 	}

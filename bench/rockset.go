@@ -28,8 +28,8 @@ type Rockset struct {
 	Store   backend.Store
 	Limit   backend.Limit
 	Batch   int64
-	Listing bool     // the final listing, not the rule of the text
-	keys    sync.Map // string → *rocksetKey
+	Listing bool // the final listing, not the rule of the text
+	keys    perKey[rocksetKey]
 }
 
 type rocksetKey struct {
@@ -50,7 +50,7 @@ func (r *Rockset) AllowN(ctx context.Context, key string, n int64) (bool, error)
 	if n > r.Batch {
 		return r.alone(ctx, key, n)
 	}
-	k := r.key(key)
+	k := r.keys.get(key, newRocksetKey)
 	k.mu.Lock()
 	if k.spend(n) {
 		k.mu.Unlock()
@@ -107,14 +107,10 @@ func (r *Rockset) take(ctx context.Context, key string, n int64) (backend.TakeRe
 	return r.Store.Take(ctx, backend.TakeRequest{Key: key, Limit: r.Limit, Tokens: n})
 }
 
-func (r *Rockset) key(key string) *rocksetKey {
-	if k, ok := r.keys.Load(key); ok {
-		return k.(*rocksetKey)
-	}
+func newRocksetKey() *rocksetKey {
 	k := new(rocksetKey)
 	k.over = sync.NewCond(&k.mu)
-	held, _ := r.keys.LoadOrStore(key, k)
-	return held.(*rocksetKey)
+	return k
 }
 
 func (k *rocksetKey) spend(n int64) bool {

@@ -244,16 +244,16 @@ func runWatch(ctx context.Context, args []string, stdout, _ io.Writer) error {
 // show shows a look, or why there is none: in place of all that a terminal shows, and
 // elsewhere as a line if its result, except the time, differs from the last line.
 func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line string, err error) {
-	if line = "no answer: "; fault != nil {
-		line += oneLine(fault)
+	var text string
+	if fault == nil {
+		line, text = i.line(), i.text(widthOf(w))
 	} else {
-		line = i.line()
+		line = "no answer: " + oneLine(fault)
+		text = line + "\n"
 	}
 	switch {
-	case isTerminal(w) && fault == nil:
-		return line, write(w, redraw+i.text(widthOf(w)))
 	case isTerminal(w):
-		return line, write(w, redraw+line+"\n")
+		return line, write(w, redraw+text)
 	case line == last:
 		return line, nil
 	case l.json && fault == nil:
