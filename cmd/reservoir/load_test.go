@@ -34,10 +34,15 @@ func requireBalance(t *testing.T, r report) {
 	}))
 }
 
-// requireFewErrors allows for calls that time out because the machine is busy.
+// requireFewErrors allows for calls that time out because the machine is busy, which opens
+// a circuit: then many requests fail.
 func requireFewErrors(t *testing.T, r report, about ...any) {
 	t.Helper()
-	require.LessOrEqual(t, r.Errors, r.Requests/50, "%s %v", r.FirstError, about)
+	most := r.Requests / 50
+	if strings.Contains(r.FirstError, "no answer within the fetch timeout") {
+		most = r.Requests / 2
+	}
+	require.LessOrEqual(t, r.Errors, most, "%s %v", r.FirstError, about)
 }
 
 // spent adds up windows over reports.
