@@ -55,7 +55,7 @@ func TestEverythingAtOnce(t *testing.T) {
 			var admitted [3]atomic.Int64
 			var last [3]reservoir.Stats
 			keys := []string{"a", "b", "c"}
-			for step := range 900 {
+			for step := range 1500 {
 				i := rnd.IntN(3)
 				l, key, n, more := all[i], keys[rnd.IntN(3)], 1+rnd.Int64N(30), rnd.Int64N(60)
 				switch rnd.IntN(40) {
