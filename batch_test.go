@@ -66,25 +66,26 @@ func TestStoreCallsPerToken(t *testing.T) {
 		"ladder":   reservoir.WithBatch(reservoir.Ladder(1, 600)),
 		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)),
 	} {
-		for _, processes := range []int{1, 4} {
-			for _, window := range []time.Duration{5 * time.Second, time.Minute, time.Hour} {
-				t.Run(fmt.Sprintf("%s/processes=%d/window=%v", name, processes, window), func(t *testing.T) {
-					perN := map[int64]int{}
-					for _, n := range []int64{1, 5, 100} {
-						synctest.Test(t, func(t *testing.T) {
-							net := far(rtt / 2)
-							all := fleet(t, processes, net, reservoir.Limit{Tokens: 2 * perWindow, Window: window}, opt)
-							end := time.Now().Add(3 * window)
-							crowd(processes, func(i int) {
-								every(t, all[i], n, window*time.Duration(n)*time.Duration(processes)/perWindow, end, nil)
-							})
-							perN[n] = net.count("")
+		for _, c := range []struct {
+			processes int
+			window    time.Duration
+		}{{1, 5 * time.Second}, {4, 5 * time.Second}, {4, time.Minute}, {1, time.Hour}} {
+			t.Run(fmt.Sprintf("%s/processes=%d/window=%v", name, c.processes, c.window), func(t *testing.T) {
+				perN := map[int64]int{}
+				for _, n := range []int64{1, 5, 100} {
+					synctest.Test(t, func(t *testing.T) {
+						net := far(rtt / 2)
+						all := fleet(t, c.processes, net, reservoir.Limit{Tokens: 2 * perWindow, Window: c.window}, opt)
+						end := time.Now().Add(2 * c.window) // one in which the key is new, and one in which it is known
+						crowd(c.processes, func(i int) {
+							every(t, all[i], n, c.window*time.Duration(n)*time.Duration(c.processes)/perWindow, end, nil)
 						})
-					}
-					least, most := min(perN[1], perN[5], perN[100]), max(perN[1], perN[5], perN[100])
-					assert.LessOrEqual(t, float64(most), 1.5*float64(least), "%v calls by the size of requests", perN)
-				})
-			}
+						perN[n] = net.count("")
+					})
+				}
+				least, most := min(perN[1], perN[5], perN[100]), max(perN[1], perN[5], perN[100])
+				assert.LessOrEqual(t, float64(most), 1.5*float64(least), "%v calls by the size of requests", perN)
+			})
 		}
 	}
 }
@@ -101,7 +102,7 @@ type steady struct {
 // of the store and the window.
 func TestNoWaitInSteadyState(t *testing.T) {
 	for _, policy := range []string{"fixed", "ladder", "adaptive"} {
-		for _, n := range []int64{1, 2, 7, 100} {
+		for _, n := range []int64{1, 7, 100} {
 			for _, distance := range []time.Duration{100 * time.Microsecond, 5 * time.Millisecond, 60 * time.Millisecond} {
 				for _, window := range []time.Duration{time.Second, time.Minute, time.Hour} {
 					s := steady{n, distance, window, policy}
@@ -129,7 +130,9 @@ func (s steady) test(t *testing.T) {
 	var begun, reset time.Time // the first request of the window, and its end
 	edge := 2*s.distance + 10*time.Millisecond + s.window/1000
 	every(t, l, s.n, s.window/requests, warm.Add(3*s.window), func(at time.Time, r reservoir.Result) {
-		require.True(t, r.Allowed)
+		if !r.Allowed {
+			require.Fail(t, "refused", "%v before the reset", r.Reset.Sub(at))
+		}
 		if !r.Reset.Equal(reset) {
 			begun, reset = at, r.Reset
 		}
@@ -229,13 +232,13 @@ func TestFarStoreGivesNoErrors(t *testing.T) {
 					}
 					var failed atomic.Int64
 					crowd(512, func(int) {
-						for range 20 {
+						for range 6 { // batches are small at first, so all of these rounds wait for one
 							if _, err := l.AllowN(context.Background(), "k", n); err != nil {
 								failed.Add(1)
 							}
 						}
 					})
-					assert.Zero(t, failed.Load(), "of %d", 512*20)
+					assert.Zero(t, failed.Load(), "of %d", 512*6)
 				})
 			}
 		}

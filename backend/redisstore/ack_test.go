@@ -157,6 +157,7 @@ func TestAckWithoutTheRight(t *testing.T) {
 
 // TestAckOnCluster: WAIT goes where the script went, from the first call on.
 func TestAckOnCluster(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
 	for _, key := range []string{"foo", "k1", "k2", "k3"} {
 		owner := cluster.NodeOf("{" + key + "}")
@@ -177,6 +178,7 @@ func TestAckOnCluster(t *testing.T) {
 // TestAckWhileSlotsMove: keys of a slot that moves may be told to try again, they alone;
 // nothing is charged that its caller was not told of, and afterwards WAIT goes to the new master.
 func TestAckWhileSlotsMove(t *testing.T) {
+	t.Parallel()
 	const callers, each = 4, 60
 	cluster := redistest.StartCluster(t, 3, 1)
 	from, to := cluster.Nodes[0], cluster.Nodes[1]
@@ -230,6 +232,7 @@ func TestAckWhileSlotsMove(t *testing.T) {
 // were told nothing but what the replica has too cannot be admitted twice; as the
 // control, without WAIT, all that the replica missed is.
 func TestFailoverWithAck(t *testing.T) {
+	t.Parallel()
 	lost, over := dieLagging(t, nil)
 	require.Positive(t, lost)
 	require.Equal(t, lost, over, "the control: what was lost is admitted once more")

@@ -101,10 +101,12 @@ var farClients = map[string]func(t *testing.T, trip time.Duration) redis.Univers
 // callers find a connection. At 80 ms a busy machine may be too slow for a limiter's
 // 100, but not for ever.
 func TestFar(t *testing.T) {
+	t.Parallel()
 	const calls = 12
 	for kind, dial := range farClients {
 		for trip, least := range map[time.Duration]int{40 * time.Millisecond: calls / 2, 80 * time.Millisecond: 1} {
 			t.Run(fmt.Sprint(kind, trip), func(t *testing.T) {
+				t.Parallel()
 				s := redisstore.New(dial(t, trip))
 				began := time.Now()
 				require.Eventually(t, func() bool { return takeWithin(s, "k", fetchTimeout) == nil }, 20*time.Second, time.Millisecond)
@@ -123,8 +125,10 @@ func TestFar(t *testing.T) {
 
 // TestFarLimiter: so it is by way of a limiter with the default options.
 func TestFarLimiter(t *testing.T) {
+	t.Parallel()
 	for kind, dial := range farClients {
 		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
 			l, err := reservoir.New(redisstore.New(dial(t, 40*time.Millisecond)), reservoir.PerHour(1_000_000))
 			require.NoError(t, err)
 			defer l.Close(context.Background())
@@ -147,9 +151,11 @@ func takeWithin(s *redisstore.Store, key string, patience time.Duration) error {
 // TestFarCrowd: many callers at once need more connections than the first. Once
 // those are there, all are served in time.
 func TestFarCrowd(t *testing.T) {
+	t.Parallel()
 	const callers, rounds = 40, 12
 	for _, trip := range []time.Duration{40 * time.Millisecond, 80 * time.Millisecond} {
 		t.Run(fmt.Sprint(trip), func(t *testing.T) {
+			t.Parallel()
 			s := redisstore.New(farClients["plain"](t, trip))
 			round := func(n int) (served int64) {
 				var sum atomic.Int64

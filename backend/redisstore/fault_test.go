@@ -74,6 +74,7 @@ func class(t *testing.T, err error) backend.Class {
 // TestLostReply: with go-redis' default options, which say everything four
 // times.
 func TestLostReply(t *testing.T) {
+	t.Parallel()
 	t.Run("client", func(t *testing.T) { testLostReply(t, newFaulty(t)) })
 	t.Run("cluster", func(t *testing.T) { testLostReply(t, newFaultyCluster(t)) })
 }
@@ -236,6 +237,7 @@ func (f *faulty) one(ctx context.Context, op string, window backend.Window) (err
 
 // TestBlackHole: nobody answers, from the first dial on or later.
 func TestBlackHole(t *testing.T) {
+	t.Parallel()
 	const timeout = 100 * time.Millisecond
 	bounded := func(t *testing.T, s backend.Store) {
 		for _, c := range callsOf(s, "k") {

@@ -385,6 +385,7 @@ func TestLeavesQueue(t *testing.T) {
 // TestPipelineComesLate: the callers of a pipeline leave while it is under way.
 // Each charge is given back when the replies come.
 func TestPipelineComesLate(t *testing.T) {
+	t.Parallel()
 	const n = 20
 	x := newCrowd(t)
 	x.jam(t.Context(), x.allowed)

@@ -39,6 +39,7 @@ func (c timed) Err() error {
 // TestImpatientCallers: who waits less than a round trip gets the error of the own
 // context, whichever clock ended the call, and patient callers beside it are served.
 func TestImpatientCallers(t *testing.T) {
+	t.Parallel()
 	const trip, patience = 10 * time.Millisecond, 4 * time.Millisecond
 	for name, within := range map[string]func(time.Duration) (context.Context, func()){
 		"cancellable": func(d time.Duration) (context.Context, func()) {
@@ -54,6 +55,7 @@ func TestImpatientCallers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			server := redistest.Start(t)
 			proxy := redistest.NewProxy(t, server.Addr())
 			s := redisstore.New(server.Client(unhurried, func(o *redis.Options) { o.Addr = proxy.Addr() }), redisstore.WithWarnings(nil))

@@ -69,6 +69,7 @@ func TestLateForItsCaller(t *testing.T) {
 // default options of go-redis. The control is executed again: should go-redis lose
 // NoRetry in an upgrade, this fails.
 func TestTakeIsExecutedOnce(t *testing.T) {
+	t.Parallel()
 	server, cluster := redistest.Start(t), redistest.StartCluster(t, 3, 0)
 	single, node := redistest.NewProxy(t, server.Addr()), redistest.NewProxy(t, cluster.NodeOf("{k}").Addr())
 	for _, row := range []struct {

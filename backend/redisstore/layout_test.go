@@ -79,6 +79,7 @@ func TestLayout(t *testing.T) {
 
 // TestEveryMillisecond: an end that is written in decimals is read as what it was.
 func TestEveryMillisecond(t *testing.T) {
+	t.Parallel()
 	s := redisstore.New(redistest.Start(t).Client())
 	base := time.Now().Truncate(time.Second)
 	limit := backend.Limit{Tokens: 10, Window: time.Minute + time.Millisecond}
@@ -123,6 +124,7 @@ func TestCountBelowZero(t *testing.T) {
 
 // TestCleansUp: Redis deletes what nobody asks for any more.
 func TestCleansUp(t *testing.T) {
+	t.Parallel()
 	client := redistest.Start(t).Client()
 	s := redisstore.New(client)
 	short := backend.Limit{Tokens: 10, Window: time.Millisecond}

@@ -44,7 +44,10 @@ func drain(t *testing.T, l *reservoir.Limiter, goroutines int, n int64) int64 {
 		wg.Go(func() {
 			for {
 				r, err := l.AllowN(context.Background(), "k", n)
-				if !assert.NoError(t, err) || !r.Allowed {
+				if err != nil { // assert for each request takes longer than the request
+					assert.NoError(t, err)
+				}
+				if !r.Allowed {
 					return
 				}
 				admitted.Add(n)
@@ -83,12 +86,14 @@ func TestFlatOut(t *testing.T) {
 	for _, workers := range []int{64, 512} {
 		for _, n := range []int64{1, 5} {
 			t.Run(fmt.Sprintf("workers=%d/n=%d", workers, n), func(t *testing.T) {
-				limit := 500_000 * n
+				limit := 300_000 * n
 				server := redistest.Start(t)
 				l := limiterOn(t, server.Client(), reservoir.PerMinute(limit), patient)
 				server.ResetStats()
 				assert.Equal(t, limit, drain(t, l, workers, n), "no false refusal")
-				assert.LessOrEqual(t, scripts(server), int64(500))
+				calls := scripts(server)
+				t.Logf("%d calls", calls)
+				assert.LessOrEqual(t, calls, int64(500))
 			})
 		}
 	}

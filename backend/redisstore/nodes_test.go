@@ -94,6 +94,7 @@ func (x *nodes) jam(node *redistest.Server, keys []string, check func(backend.Ta
 
 // TestSickNode: a master that hangs keeps nobody's calls but its own.
 func TestSickNode(t *testing.T) {
+	t.Parallel()
 	const n = 50
 	x := newNodes(t)
 	sick, well := x.cluster.Nodes[0], x.cluster.Nodes[1:]
@@ -158,6 +159,7 @@ func repeated(key string, n int) (list []string) {
 // TestSlotMoves: the calls of a pipeline whose slot goes to another node follow
 // it, each charged once.
 func TestSlotMoves(t *testing.T) {
+	t.Parallel()
 	const n = 30
 	x := newNodes(t)
 	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
@@ -185,6 +187,7 @@ func TestSlotMoves(t *testing.T) {
 // TestSlotMovesAndReplyIsLost: what was sent again after MOVED may have run, and
 // is not sent a third time.
 func TestSlotMovesAndReplyIsLost(t *testing.T) {
+	t.Parallel()
 	const n = 30
 	x := newNodes(t)
 	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
@@ -209,6 +212,7 @@ func TestSlotMovesAndReplyIsLost(t *testing.T) {
 
 // TestGoneNode: a node's client that go-redis has closed is no end of the calls.
 func TestGoneNode(t *testing.T) {
+	t.Parallel()
 	x := newNodes(t)
 	key := x.keys(x.cluster.Nodes[0], "k", 1)[0]
 	g := x.Store.group(t.Context(), "{"+key+"}")
@@ -222,6 +226,7 @@ func TestGoneNode(t *testing.T) {
 // TestSlotIsOnBothSides: while a slot moves with one key of a limit here and one
 // there, Redis serves neither node's clients. The call waits for the rest.
 func TestSlotIsOnBothSides(t *testing.T) {
+	t.Parallel()
 	x := newNodes(t)
 	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
 	key := x.keys(from, "k", 1)[0]

@@ -22,6 +22,7 @@ import (
 // served, and the error says that this is theirs alone. All other keys of the master
 // are served, each at the first try, whoever calls beside them.
 func TestOpenSlot(t *testing.T) {
+	t.Parallel()
 	const each, rounds = 8, 40
 	c := redistest.StartCluster(t, 3, 0)
 	s := redisstore.New(c.Client(), redisstore.WithWarnings(nil))
@@ -79,6 +80,7 @@ func TestOpenSlot(t *testing.T) {
 // can be made there, and no script needs one: none deletes what it writes next. The clock is
 // ahead, so that no key expires.
 func TestWholeLedgerInAnOpenSlot(t *testing.T) {
+	t.Parallel()
 	c := redistest.StartCluster(t, 2, 0)
 	s := redisstore.New(c.Client(), redisstore.WithWarnings(nil))
 	base := time.Now().Add(time.Hour).Truncate(time.Second)

@@ -75,6 +75,7 @@ func TestOptionsAreDiscreet(t *testing.T) {
 
 // TestOpen: by a URL alone to each kind of server.
 func TestOpen(t *testing.T) {
+	t.Parallel()
 	server, cluster := redistest.Start(t), redistest.StartCluster(t, 3, 0)
 	server.SetUser("user u on >p@ss ~api:* +@all")
 	sentinel := redistest.StartSentinel(t, redistest.StartReplicated(t, 1), 1)
@@ -98,6 +99,7 @@ func TestOpen(t *testing.T) {
 
 // TestOpenShards: GitHub's layout by URLs. Requests go to primaries, checks to replicas.
 func TestOpenShards(t *testing.T) {
+	t.Parallel()
 	shards := map[string][]string{}
 	pairs := map[string]*redistest.Replicated{}
 	for _, name := range []string{"a", "b"} {

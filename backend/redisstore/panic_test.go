@@ -105,6 +105,7 @@ func TestHookPanics(t *testing.T) {
 // TestHookPanicsOnCluster: the look for what to warn of runs no hook where nobody
 // could catch its panic. It would end this process.
 func TestHookPanicsOnCluster(t *testing.T) {
+	t.Parallel()
 	hook := new(bug)
 	client := redistest.StartCluster(t, 3, 0).Client(documentedCluster)
 	asked := make(chan struct{}, 10)

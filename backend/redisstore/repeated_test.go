@@ -21,6 +21,7 @@ import (
 // TestRepeatedRefund: a network brings refunds to the server twice, those of a
 // caller and those of a Take whose caller has left. Nothing is given back twice.
 func TestRepeatedRefund(t *testing.T) {
+	t.Parallel()
 	const patience = 20 * time.Millisecond
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr())

@@ -58,6 +58,7 @@ func TestResetLayout(t *testing.T) {
 // TestResetReplyLost: a reset is not repeated, because the second run would void what was
 // charged in between. A caller that asks again gets one more fresh window.
 func TestResetReplyLost(t *testing.T) {
+	t.Parallel()
 	t.Run("client", func(t *testing.T) { testResetReplyLost(t, newFaulty(t)) })
 	t.Run("cluster", func(t *testing.T) { testResetReplyLost(t, newFaultyCluster(t)) })
 }

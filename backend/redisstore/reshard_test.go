@@ -23,6 +23,7 @@ var slots = flag.Int("slots", 100, "how many `slots` TestReshard moves, to anoth
 // limiter sees an error, and every token is charged once. Half of the keys are in
 // use when it begins, the others come up on the way.
 func TestReshard(t *testing.T) {
+	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 	from, to := c.Nodes[0], c.Nodes[1]
 	list := c.SlotsOf(from)

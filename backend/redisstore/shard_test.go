@@ -18,6 +18,7 @@ import (
 
 // TestShard: a cluster's masters are parts of the store, once they are known.
 func TestShard(t *testing.T) {
+	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 	s := redisstore.New(c.Client())
 	outer, err := sharding.New(map[string]backend.Store{"eu": s})
@@ -42,6 +43,7 @@ func TestShard(t *testing.T) {
 // TestBreakerIsPerNode: while a master hangs its keys get the failure policy's
 // answer at once, and those of the others are served.
 func TestBreakerIsPerNode(t *testing.T) {
+	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 	sick := sickCluster{c, c.NodeOf("sick")}
 	states := make(chan reservoir.ShardState, 100)

@@ -132,6 +132,7 @@ func TestCheckOnReplicaThatRefuses(t *testing.T) {
 
 // TestCheckOnReplicaThatHangs: it takes half of the caller's time, and the primary answers.
 func TestCheckOnReplicaThatHangs(t *testing.T) {
+	t.Parallel()
 	r := redistest.StartReplicated(t, 1)
 	s := redisstore.New(r.Primary.Client(), redisstore.WithReplicas(r.Replicas[0].Client()))
 	take(t, s, "k", 4)

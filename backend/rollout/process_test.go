@@ -158,7 +158,9 @@ func TestProcesses(t *testing.T) {
 	const processes, keys = 4, 4
 	old, new := redistest.Start(t), redistest.Start(t)
 	// As much as a busy machine can do: direct requests are calls.
-	for mode, l := range map[string]reservoir.Limit{"adaptive": reservoir.PerSecond(1000), "direct": reservoir.PerSecond(150)} {
+	for mode, l := range map[string]reservoir.Limit{
+		"adaptive": {Tokens: 500, Window: 500 * time.Millisecond}, "direct": {Tokens: 75, Window: 500 * time.Millisecond},
+	} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			var all []*running

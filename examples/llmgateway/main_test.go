@@ -115,7 +115,7 @@ func calls(server *redistest.Server) int64 { return server.Calls("evalsha", "eva
 // Four processes serve 200 streams of 50 chunks at a time, of both APIs, far within the
 // limits. All store calls count: first contacts and those of Close too.
 func TestSteady(t *testing.T) {
-	const streams, rounds, words = 200, 6, 50
+	const streams, rounds, words = 200, 4, 50
 	server, model := redistest.Start(t), serveModel(t, standIn{words: words})
 	var all []*process
 	for range 4 {
