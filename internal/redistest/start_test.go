@@ -102,13 +102,12 @@ func startForeign(t *testing.T, port int) {
 		startLimit, 5*time.Millisecond)
 }
 
-func TestPortsAreReservedForTheTest(t *testing.T) {
-	var port int
-	t.Run("holder", func(t *testing.T) {
-		port = reservePort(t)
-		_, taken := reserved.Load(port)
-		require.True(t, taken, "nobody listens, but it is reserved")
-	})
-	_, taken := reserved.Load(port)
-	require.False(t, taken, "free again after the test")
+// TestPortsAreGivenOnce: the port of a server that is down is free, and still its own.
+func TestPortsAreGivenOnce(t *testing.T) {
+	given := make(map[int]bool)
+	for range 100 {
+		port := reservePort(t)
+		require.False(t, given[port])
+		given[port] = true
+	}
 }
