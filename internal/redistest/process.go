@@ -1,7 +1,6 @@
 package redistest
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -10,9 +9,6 @@ import (
 	"testing"
 	"time"
 )
-
-// stopLimit is how long a process may take to obey a stop signal.
-const stopLimit = 5 * time.Second
 
 // Process is a child of this process, which ends no later than this one does. Who
 // calls [Spawn] kills it.
@@ -62,13 +58,7 @@ func (p *Process) start(cmd *exec.Cmd) error {
 // of a server stay open, new ones are accepted by the kernel, and nobody answers.
 func (p *Process) Pause() {
 	p.t.Helper()
-	pid := p.signal(syscall.SIGSTOP, true)
-	poll(p.t, stopLimit, "pause", func() error {
-		if !stopped(pid) {
-			return fmt.Errorf("process %d still runs", pid)
-		}
-		return nil
-	})
+	p.signal(syscall.SIGSTOP, true)
 }
 
 // Resume lets a paused process go on. A server then executes what was sent to it
@@ -89,18 +79,23 @@ func (p *Process) Kill() {
 	}
 }
 
-func (p *Process) signal(sig os.Signal, pauses bool) (pid int) {
+// signal has the process pause or go on, unless it does already.
+func (p *Process) signal(sig os.Signal, pauses bool) {
 	p.t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.running() {
 		p.t.Fatalf("redistest: %v for a process which is down", sig)
 	}
-	if err := p.handle.Signal(sig); err != nil {
-		p.t.Fatalf("redistest: %v: %v", sig, err)
+	if p.paused == pauses {
+		return
+	}
+	check(p.t, p.handle.Signal(sig))
+	if pauses { // the signal is on its way, and is waited for
+		_, err := syscall.Wait4(p.handle.Pid, nil, syscall.WUNTRACED, nil)
+		check(p.t, err)
 	}
 	p.paused = pauses
-	return p.handle.Pid
 }
 
 // up reports whether the process runs and is not paused.
