@@ -47,10 +47,8 @@ func newLink(p *Proxy, client, server *net.TCPConn) *link {
 // run forwards until the link ends.
 func (l *link) run() {
 	var wg sync.WaitGroup
-	wg.Go(func() {
-		l.pump(l.client, func() time.Duration { return 0 }, l.request, func() { _ = l.server.CloseWrite() })
-	})
-	wg.Go(func() { l.pump(l.server, l.proxy.latency, l.reply, l.endReplies) })
+	wg.Go(func() { l.pump(l.client, l.request, func() { _ = l.server.CloseWrite() }) })
+	wg.Go(func() { l.pump(l.server, l.reply, l.endReplies) })
 	wg.Wait()
 }
 
@@ -58,7 +56,7 @@ func (l *link) run() {
 // It reads in one goroutine and writes in another, with a queue between, so that a
 // chunk that is delayed or held does not keep later ones from being read: a delay
 // adds up to no more than itself, and what a client sent before it gave up is kept.
-func (l *link) pump(from *net.TCPConn, latency func() time.Duration, deliver func([]byte), end func()) {
+func (l *link) pump(from *net.TCPConn, deliver func([]byte), end func()) {
 	queue := make(chan chunk, queued)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -66,9 +64,8 @@ func (l *link) pump(from *net.TCPConn, latency func() time.Duration, deliver fun
 		for buf := make([]byte, 64<<10); ; {
 			n, err := from.Read(buf)
 			if n > 0 {
-				l.proxy.arrived(n)
 				select {
-				case queue <- chunk{bytes.Clone(buf[:n]), time.Now().Add(latency())}:
+				case queue <- chunk{bytes.Clone(buf[:n]), l.proxy.arrived(n, from == l.server)}:
 				case <-l.done:
 				}
 			}

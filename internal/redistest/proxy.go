@@ -143,16 +143,6 @@ func (p *Proxy) Delay(d time.Duration) { p.locked(func() { p.delay = d }) }
 // Delayed returns how many chunks [Proxy.Delay] has put off.
 func (p *Proxy) Delayed() int64 { return p.delayed.Load() }
 
-// latency returns the current delay of replies and counts its use.
-func (p *Proxy) latency() time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.delay > 0 {
-		p.delayed.Add(1)
-	}
-	return p.delay
-}
-
 // Hold makes the proxy a black hole, or ends it. While it holds, connections
 // open, and nothing passes in either direction, not even their end. Afterwards
 // everything passes that was sent meanwhile: requests of clients that gave up
@@ -173,18 +163,19 @@ func (p *Proxy) Hold(on bool) {
 // while it held.
 func (p *Proxy) Held() int64 { return p.held.Load() }
 
-// HeldBytes returns how many bytes those chunks were: when it is all that a client
-// has sent, nothing of it is in the client's system any more, and lost with it.
-func (p *Proxy) HeldBytes() int64 { return p.heldBytes.Load() }
-
-// arrived counts a chunk of n bytes that arrives while the proxy holds.
-func (p *Proxy) arrived(n int) {
+// arrived counts a chunk of n bytes and returns when it is due.
+func (p *Proxy) arrived(n int, isReply bool) (due time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.gate != nil {
 		p.held.Add(1)
 		p.heldBytes.Add(int64(n))
 	}
+	if isReply && p.delay > 0 {
+		p.delayed.Add(1)
+		return time.Now().Add(p.delay)
+	}
+	return due
 }
 
 // passage returns a channel that is closed when traffic may pass, or nil while it may.
