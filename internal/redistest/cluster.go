@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -81,7 +82,7 @@ func (c *Cluster) meet(busPorts []int) {
 		}
 	}
 	c.await("introduce the nodes", func(node *Server) error {
-		if known := node.clusterNodes(); strings.Count(known, "\n") != len(c.Nodes) || strings.Contains(known, "handshake") {
+		if known := node.text("cluster", "nodes"); strings.Count(known, "\n") != len(c.Nodes) || strings.Contains(known, "handshake") {
 			return errors.New("it knows\n" + known)
 		}
 		return nil
@@ -101,28 +102,28 @@ func (c *Cluster) await(what string, check func(*Server) error) {
 func (c *Cluster) AwaitWhole() {
 	c.t.Helper()
 	c.await("make a cluster whole", func(node *Server) error {
-		known, info := node.clusterNodes(), fields(node.Do("cluster", "info").Val().(string))
-		if info["cluster_state"] != "ok" || info["cluster_slots_assigned"] != strconv.Itoa(slots) ||
+		known, info := node.text("cluster", "nodes"), node.text("cluster", "info")
+		if !strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, fmt.Sprint("cluster_slots_assigned:", slots)) ||
 			strings.Count(known, "slave") != len(c.Nodes)-c.masters || strings.Contains(known, "fail") {
-			return fmt.Errorf("%v\n%s", info, known)
+			return errors.New(info + known)
 		}
-		if link, ok := node.info("replication")["master_link_status"]; ok && link != "up" {
+		if link, ok := node.info("Replication")["master_link_status"]; ok && link != "up" {
 			return errors.New("its link to its master is " + link)
 		}
 		return nil
 	})
 }
 
-// clusterNodes returns what the node knows of the cluster, a line for each node.
-func (s *Server) clusterNodes() string {
+// text returns the reply to a command that is answered by a text.
+func (s *Server) text(args ...any) string {
 	s.t.Helper()
-	return s.Do("cluster", "nodes").Val().(string)
+	return s.Do(args...).Val().(string)
 }
 
 // id returns the node's name in its cluster.
 func (s *Server) id() string {
 	s.t.Helper()
-	return s.Do("cluster", "myid").Val().(string)
+	return s.text("cluster", "myid")
 }
 
 // Addrs returns the addresses of all nodes.
@@ -166,12 +167,108 @@ func (c *Cluster) SetUser(line string) {
 	}
 }
 
-// ClusterUser is [User] for a cluster's client.
-func ClusterUser(name, password string) func(*redis.ClusterOptions) {
-	return func(o *redis.ClusterOptions) { o.Username, o.Password = name, password }
-}
-
 // up returns the nodes that can be asked.
 func (c *Cluster) up() []*Server {
 	return slices.DeleteFunc(slices.Clone(c.Nodes), func(node *Server) bool { return !node.up() })
+}
+
+// migrateBatch is how many keys one MIGRATE moves. Both nodes stand still for it,
+// for at most migrateTime, in milliseconds.
+const (
+	migrateBatch = 100
+	migrateTime  = 5000
+)
+
+// NodeOf returns the master that owns the key's slot, as most of the nodes that are up
+// say. It is nil from the time at which the owner goes down until a replica has taken
+// over, and most have heard of that. A master that was replaced while it was away claims
+// its slots until it hears of it.
+func (c *Cluster) NodeOf(key string) *Server {
+	c.t.Helper()
+	slot, up := c.SlotOf(key), c.up()
+	votes := make(map[string]int)
+	for _, node := range up {
+		for _, r := range node.ranges() {
+			if r.Start <= slot && slot <= r.End {
+				votes[r.Nodes[0].Addr]++
+			}
+		}
+	}
+	i := slices.IndexFunc(up, func(node *Server) bool { return votes[node.Addr()] > len(up)/2 })
+	if i < 0 {
+		return nil
+	}
+	return up[i]
+}
+
+// SlotsOf returns the slots that the master serves, as it says, in order.
+func (c *Cluster) SlotsOf(master *Server) []int {
+	c.t.Helper()
+	return master.slotsOf(master)
+}
+
+// SlotOf returns the slot of the key.
+func (c *Cluster) SlotOf(key string) int {
+	c.t.Helper()
+	return int(c.up()[0].Do("cluster", "keyslot", key).Val().(int64))
+}
+
+// Reshard moves the slots from the master that serves them to another, one after
+// the other, as redis-cli --cluster reshard does, and returns when all nodes that
+// are up know of it. Clients may go on meanwhile: they are told ASK, TRYAGAIN and
+// MOVED.
+func (c *Cluster) Reshard(from, to *Server, list []int) {
+	c.t.Helper()
+	target := to.id()
+	for _, slot := range list {
+		c.OpenSlot(from, to, slot)
+		from.migrate(to, slot)
+		to.Do("cluster", "setslot", slot, "node", target) // first who gets it, or it would be nobody's
+		from.Do("cluster", "setslot", slot, "node", target)
+	}
+	c.await("spread a reshard", func(node *Server) error {
+		if !slices.Equal(node.slotsOf(to), c.SlotsOf(to)) {
+			return errors.New("it takes slots for another's")
+		}
+		return nil
+	})
+}
+
+// OpenSlot leaves the slot as a reshard does that was interrupted: one master is to
+// give it away, the other is to get it, and no key has moved.
+func (c *Cluster) OpenSlot(from, to *Server, slot int) {
+	c.t.Helper()
+	to.Do("cluster", "setslot", slot, "importing", from.id())
+	from.Do("cluster", "setslot", slot, "migrating", to.id())
+}
+
+// migrate moves all keys of the slot.
+func (s *Server) migrate(to *Server, slot int) {
+	s.t.Helper()
+	for {
+		keys := s.Do("cluster", "getkeysinslot", slot, migrateBatch).Val().([]any)
+		if len(keys) == 0 {
+			return
+		}
+		s.Do(append([]any{"migrate", host, to.port, "", 0, migrateTime, "replace", "keys"}, keys...)...)
+	}
+}
+
+// ranges returns who serves which slots, the master first, as the node knows.
+func (s *Server) ranges() []redis.ClusterSlot {
+	s.t.Helper()
+	list, err := s.admin.ClusterSlots(context.Background()).Result()
+	check(s.t, err)
+	return list
+}
+
+// slotsOf returns the slots that the master serves, as the node knows.
+func (s *Server) slotsOf(master *Server) (list []int) {
+	s.t.Helper()
+	for _, r := range s.ranges() {
+		for slot := r.Start; slot <= r.End && r.Nodes[0].Addr == master.Addr(); slot++ {
+			list = append(list, slot)
+		}
+	}
+	return list
 }

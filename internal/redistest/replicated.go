@@ -2,7 +2,6 @@ package redistest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -67,14 +66,9 @@ func (r *Replicated) Promote(i int) {
 // names another address than that of its primary.
 func (r *Replicated) Link(i int) *Proxy {
 	r.t.Helper()
-	proxy, replica := NewProxy(r.t, r.Primary.Addr()), r.Replicas[i]
-	replica.Do("replicaof", host, strings.TrimPrefix(proxy.Addr(), host+":"))
-	poll(r.t, syncLimit, "replicate to "+replica.Addr(), func() error {
-		if info := replica.info("replication"); info["role"] != "slave" || info["master_link_status"] != "up" {
-			return errors.New("it is no replica in sync")
-		}
-		return nil
-	})
+	proxy := NewProxy(r.t, r.Primary.Addr())
+	r.Replicas[i].Do("replicaof", host, strings.TrimPrefix(proxy.Addr(), host+":"))
+	r.AwaitSync()
 	return proxy
 }
 
