@@ -1,8 +1,15 @@
 package torture
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
 	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
 // promise is one line of the report: what was promised, what was measured, and
@@ -81,8 +88,7 @@ func (v *verdict) active() {
 			p.broken("%v never took effect", e)
 		}
 	}
-	var resets, counted int64
-	days := 0
+	var resets, counted, days int64
 	for _, at := range lines(v.all...) {
 		if at.Allowed == 0 || at.Role == tight && at.Denied == 0 {
 			p.broken("%v: it was never used up", at)
@@ -90,12 +96,10 @@ func (v *verdict) active() {
 		if at.Role.windowed() && at.Role != daily && len(at.Windows) < 2 {
 			p.broken("%v: no window rolled over", at)
 		}
-		resets, counted = resets+at.Resets, counted+at.Counted
-		if at.Role == daily {
-			days += at.days()
-		}
+		resets, counted, days = resets+at.Resets, counted+at.Counted, days+at.midnights()
 	}
-	if p.measured("%d; %d resets, %d midnights, %d tokens settled for earlier windows", p.sum, resets, days, counted); resets*counted == 0 || days == 0 {
+	p.measured("%d; %d resets, %d midnights, %d tokens settled for earlier windows", p.sum, resets, days, counted)
+	if resets*counted*days == 0 {
 		p.broken("in all: %s", p.Measured)
 	}
 }
@@ -131,7 +135,7 @@ func (v *verdict) overAdmission() {
 			case may > 0:
 				p = with[at.Scenario.Loses]
 			}
-			over := max(g.spent-at.demand().limit.Tokens, 0)
+			over := max(g.spent-at.limit.Tokens, 0)
 			hold(p, fmt.Sprintf("%v, windows of %d to %d, tokens above the limit", at, g.from, g.to), over, may)
 		}
 	}
@@ -155,7 +159,7 @@ func (v *verdict) lost() {
 	killed := v.promise("tokens lost with a process that is killed", "≤ its stock")
 	over := v.promise("tokens spent that were never charged", "0")
 	for _, at := range lines(v.all...) {
-		if at.Scenario.Loses != nothing || at.demand().limit.Window == shortWindow {
+		if at.Scenario.Loses != nothing || at.limit.Window == shortWindow {
 			continue
 		}
 		used, may := at.Spent+at.Settled-at.Refunded, at.Unknown
@@ -168,7 +172,7 @@ func (v *verdict) lost() {
 		case idle < 0:
 			hold(over, at, -idle, 0)
 		case at.Killed > 0:
-			hold(killed, at, idle, may+at.KilledHeld+at.Killed*at.demand().beyond())
+			hold(killed, at, idle, may+at.KilledHeld+at.Killed*at.beyond())
 		default:
 			hold(lost, at, max(idle-may, 0), 0)
 		}
@@ -181,7 +185,7 @@ func (v *verdict) alone() {
 	p := v.promise("FailLocal: admitted by a process alone, at most", "its share")
 	for _, at := range lines(v.all...) {
 		if at.Role == local {
-			hold(p, at, at.Alone, at.demand().alone())
+			hold(p, at, at.Alone, at.alone())
 		}
 	}
 	p.measured("%d", p.most)
@@ -229,7 +233,7 @@ func (v *verdict) clocks() {
 		if !at.Role.windowed() {
 			continue
 		}
-		limit, lost := at.demand().limit, int64(0)
+		limit, lost := at.limit, int64(0)
 		windows := int64(at.Elapsed/limit.Window) + 2 + at.Resets // begun before, and after
 		for _, e := range at.Events {
 			lost += e.Lost[at.Role]
@@ -259,3 +263,158 @@ func (v *verdict) clocks() {
 }
 
 func percent(part, whole int64) float64 { return 100 * float64(part) / float64(max(whole, 1)) }
+
+const (
+	recoveryBar = 5 * time.Second // until calls succeed; after an election, from that
+	answerBar   = 10 * time.Millisecond
+	breakerBar  = 5 * time.Microsecond
+
+	// slowMove is what a slot that moves takes ten times over. Where it takes longer,
+	// servers wait for a processor for so long that callers run out of time.
+	slowMove = 5 * time.Millisecond
+)
+
+// recovery is from the end of a fault, or from a cluster's election.
+func (v *verdict) recovery() {
+	bar := recoveryBar
+	if !v.strict {
+		bar *= 3
+	}
+	election := v.promise("recovery after a cluster's election", fmt.Sprint("≤ ", recoveryBar))
+	other := v.promise("recovery after any other fault", fmt.Sprint("≤ ", recoveryBar))
+	for _, e := range events(v.all...) {
+		p := other
+		if e.Scenario.Loses == elected {
+			p = election
+		}
+		hold(p, e, e.Recovery, bar)
+		p.measured("%v", time.Duration(p.most).Round(time.Millisecond))
+	}
+}
+
+func (v *verdict) errors() {
+	moving := v.promise("errors to callers while slots move", "0")
+	elsewhere := v.promise("errors on shards that are well", "0")
+	for _, e := range events(v.all...) {
+		slow := e.End.Sub(e.Begin) > time.Duration(e.Active)*slowMove
+		if e.Kind == resharded && (v.strict || !slow) {
+			hold(moving, e, e.Failed, e.excused(e.Kind))
+		}
+		if e.Scenario.Topology == sharded && e.Kind != processStopped && e.Kind != processKilled { // they are no shard's
+			hold(elsewhere, e, e.Elsewhere, 0)
+		}
+	}
+}
+
+// excused is how many requests may have run out of time, by no fault but that of
+// a machine that did not wake callers for half of it: one in a hundred.
+func (o *outcome) excused(k kind) int64 {
+	machine := merged([]*outcome{o}, k, wakeUp)
+	if time.Duration(machine.Max()) < o.Scenario.Timeout/2 {
+		return 0
+	}
+	return machine.TotalCount() / 100
+}
+
+// merged is the latencies of all scenarios.
+func merged(list []*outcome, k kind, a answer) *hdrhistogram.Histogram {
+	sum := newLatency()
+	for _, o := range list {
+		if h := o.Latency[waited{k, a}]; h != nil {
+			sum.Merge(h)
+		}
+	}
+	return sum
+}
+
+// latency is what callers notice of a server that hangs. How late the machine
+// wakes anybody whose timer is due is not the library's doing: that is allowed
+// for, at the same quantile.
+func (v *verdict) latency() {
+	bar := answerBar
+	var hung []*outcome
+	for _, o := range v.all {
+		if o.had(serverStopped) > 0 {
+			bar = max(bar, o.Scenario.Timeout+answerBar)
+			hung = append(hung, o)
+		}
+	}
+	quantile := func(k kind, a answer, percent float64) time.Duration {
+		return time.Duration(merged(hung, k, a).ValueAtQuantile(percent))
+	}
+	late := quantile(serverStopped, wakeUp, 99.9)
+
+	p := v.promise("server hung: p99.9 of callers with stock", "unchanged")
+	was, is := quantile(calm, fromStock, 99.9), quantile(serverStopped, fromStock, 99.9)
+	hold(p, "p99.9", is, 4*was+late)
+	p.measured("%v, was %v; timers are late by %v", is, was, late)
+
+	p = v.promise("server hung: callers without stock, p99", fmt.Sprint("≤ ", bar))
+	is = quantile(serverStopped, byPolicy, 99)
+	hold(p, "p99", is, bar+2*late)
+	p.measured("%v", is)
+
+	p = v.promise("server hung: the same once the breaker is open, median", fmt.Sprint("≤ ", breakerBar))
+	is = quantile(serverStopped, byBreaker, 50)
+	p.measured("%v", is)
+	if v.strict {
+		hold(p, "median", is, breakerBar)
+	}
+}
+
+const (
+	extraBar   = 10  // percent
+	extraLeast = 100 // calls that a percentage can be told of
+
+	// repeatsInVain is how many repetitions without a reply redisstore makes before it
+	// takes the server for one that does not answer.
+	repeatsInVain = 2
+)
+
+// extra is the commands that a failing shard gets more than calls were made.
+func (v *verdict) extra() {
+	p := v.promise("extra commands while a shard fails", fmt.Sprintf("≤ %d %% and %d a process", extraBar, repeatsInVain))
+	var calls, commands, spare int64
+	for _, e := range events(v.all...) {
+		if e.Kind == shardFails { // all processes may repeat some beside a tenth of the calls
+			calls += e.Calls
+			commands += e.Active
+			spare += repeatsInVain * int64(e.Scenario.Fleet)
+		}
+	}
+	p.measured("%d calls, %d commands", calls, commands)
+	if calls >= extraLeast {
+		hold(p, "commands", commands, calls+calls*extraBar/100+spare)
+	}
+}
+
+// mostErrors is how many errors of requests are told, the most frequent.
+const mostErrors = 20
+
+// report is what a run tells people.
+func report(v *verdict) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "\npromise\tmeasured\tbar\t")
+	for _, p := range v.list {
+		fmt.Fprintf(w, "%s\t%s\t%s\t\n", p.Name, cmp.Or(p.Measured, fmt.Sprint(p.sum)), p.Bar)
+	}
+	_ = w.Flush() // to memory
+	fmt.Fprintln(&b, "\nerrors of requests:")
+	count := make(map[string]int64)
+	for _, o := range v.all {
+		for text, n := range o.Errors {
+			count[text] += n
+		}
+	}
+	texts := slices.SortedFunc(maps.Keys(count), func(x, y string) int { return cmp.Compare(count[y], count[x]) })
+	for _, text := range texts[:min(len(texts), mostErrors)] {
+		fmt.Fprintf(&b, "%d × %s\n", count[text], text)
+	}
+	for _, p := range v.list {
+		for _, why := range p.Why {
+			fmt.Fprintf(&b, "BROKEN: %s: %s\n", p.Name, why)
+		}
+	}
+	return b.String()
+}

@@ -25,14 +25,14 @@ func at(windows float64) time.Time {
 // and all is well.
 func harmless(where topology, f fault) *outcome {
 	o := &outcome{
-		Scenario: full, Parts: 1, Elapsed: 10 * shortWindow,
+		Scenario: full, Elapsed: 10 * shortWindow,
 		Lines: make(map[lineID]*sums), Latency: make(map[waited]*hdrhistogram.Histogram),
 		Events: []*event{{Kind: f.kind, Begin: at(4.2), End: at(4.4), Active: 1, Recovery: shortWindow / 10}},
 	}
 	o.Scenario.Topology, o.Scenario.Loses, o.Scenario.Midnight = where, f.loses, at(5).Unix()
 	for r := range role(roles) {
 		s := &sums{Windows: make(map[int64]int64), Allowed: 1, Denied: 1}
-		d := full.demand(r, 1)
+		d := o.Scenario.demand(r)
 		if o.Scenario.Loses == elected || o.Scenario.Loses == all {
 			o.Events[0].Lost[r] = d.limit.Tokens
 		}
@@ -59,7 +59,7 @@ func (o *outcome) line(r role) *sums { return o.Lines[lineID{r, 0}] }
 
 // during is the window in which the fault happens.
 func during(r role) (end int64, limit int64) {
-	return at(5).UnixMilli(), full.demand(r, 1).limit.Tokens
+	return at(5).UnixMilli(), full.demand(r).limit.Tokens
 }
 
 func TestJudgeFindsNothingWhereNothingIs(t *testing.T) {
@@ -153,12 +153,12 @@ func TestJudgeFindsSabotage(t *testing.T) {
 			o.line(open).Charged--
 		}, "tokens spent that were never charged"},
 		"an outage that cost more than the share": {durable, serverStopped, func(o *outcome) {
-			o.line(local).Alone = full.demand(local, 1).alone() + 1
+			o.line(local).Alone = full.demand(local).alone() + 1
 		}, "FailLocal: admitted by a process alone, at most"},
 		"a killed process that took too much along": {volatile, processKilled, func(o *outcome) {
 			o.line(ledger).Killed = 1
 			o.line(ledger).KilledHeld = 10
-			o.line(ledger).Charged += 10 + full.demand(ledger, 1).beyond() + 1
+			o.line(ledger).Charged += 10 + full.demand(ledger).beyond() + 1
 		}, "tokens lost with a process that is killed"},
 		"Stats that do not balance": {durable, lostReply, func(o *outcome) {
 			o.line(ample).Apart = 1
@@ -213,7 +213,7 @@ func TestJudgeFindsSabotage(t *testing.T) {
 			o.fill(serverStopped, byBreaker, time.Millisecond)
 		}, "server hung: the same once the breaker is open, median"},
 		"commands that are repeated": {durable, shardFails, func(o *outcome) {
-			o.Events[0].Calls, o.Events[0].Commands = 100, 111+repeatsInVain*int64(full.Fleet)
+			o.Events[0].Calls, o.Events[0].Active = 100, 111+repeatsInVain*int64(full.Fleet)
 		}, "extra commands while a shard fails"},
 	} {
 		o := harmless(c.where, faultOf(c.kind))
@@ -243,7 +243,7 @@ func TestJudgeAllowsWhatWasPromised(t *testing.T) {
 	require.Empty(t, judge([]*outcome{o}, true).broken())
 
 	o = harmless(durable, faultOf(shardFails))
-	o.Events[0].Calls, o.Events[0].Commands = extraLeast-1, 2*extraLeast // too few to tell
+	o.Events[0].Calls, o.Events[0].Active = extraLeast-1, 2*extraLeast // too few to tell
 	require.Empty(t, judge([]*outcome{o}, true).broken())
 
 	o = harmless(volatile, faultOf(processKilled))
@@ -266,15 +266,16 @@ func TestJudgeAllowsWhatWasPromised(t *testing.T) {
 // while it writes, and reads it as the runner does.
 func TestJournalTellsWhatHappened(t *testing.T) {
 	var pipe bytes.Buffer
-	j := &journal{out: gob.NewEncoder(&pipe)}
+	journal := gob.NewEncoder(&pipe)
+	note := func(r record) { require.NoError(t, journal.Encode(r)) }
 	key, end := lineID{local, 2}, epoch.Add(shortWindow)
 	tell := func(n int64, r reservoir.Result, err string, begin time.Time, took time.Duration) {
 		r.Reset = end
-		j.note(record{Key: key, N: n, Result: r, Err: err, At: begin, Took: took})
+		note(record{Key: key, N: n, Result: r, Err: err, At: begin, Took: took})
 	}
 	admitted := reservoir.Result{Allowed: true, Source: reservoir.Local}
-	j.note(record{Key: key, What: called, At: at(0.5), N: 9})
-	j.note(record{Key: key, What: called, At: at(0.6), N: 8, Err: "away"})
+	note(record{Key: key, What: called, At: at(0.5), N: 9})
+	note(record{Key: key, What: called, At: at(0.6), N: 8, Err: "away"})
 	tell(7, admitted, "", epoch, time.Microsecond)
 	tell(3, admitted, "", epoch, time.Microsecond)
 	tell(5, admitted, "", end.Add(-time.Millisecond), time.Second)     // stopped in between
@@ -282,14 +283,14 @@ func TestJournalTellsWhatHappened(t *testing.T) {
 	tell(1, reservoir.Result{}, "", epoch, time.Microsecond)           // refused
 	tell(1, reservoir.Result{}, "away", epoch, 100*time.Millisecond)   // no decision
 	tell(6, reservoir.Result{Allowed: true, Source: reservoir.Fallback}, "", epoch, 0)
-	j.note(record{Key: key, What: settled, N: -3})
-	j.note(record{Key: key, What: settled, N: 2})
-	j.note(record{Key: key, What: changed, Away: true})
+	note(record{Key: key, What: settled, N: -3})
+	note(record{Key: key, What: settled, N: 2})
+	note(record{Key: key, What: changed, Away: true})
 	whole := pipe.Len()
 	tell(4, admitted, "", epoch, 0)
 	pipe.Truncate((whole + pipe.Len()) / 2)
 
-	o, l := newOutcome(scenario{}, 3), new(line)
+	o, l := newOutcome(scenario{Parts: 3}), new(line)
 	read(&pipe, func(r *record) { o.add(l, r) })
 	s := o.Lines[key]
 	s.end(l, true)

@@ -15,7 +15,6 @@ import (
 type outcome struct {
 	Scenario scenario
 	Events   []*event
-	Parts    int
 	Elapsed  time.Duration
 	Lines    map[lineID]*sums
 	Latency  map[waited]*hdrhistogram.Histogram // from stock it is of the role stock alone
@@ -28,13 +27,36 @@ type waited struct {
 	answer answer
 }
 
-func newOutcome(sc scenario, parts int) *outcome {
-	o := &outcome{
-		Scenario: sc, Parts: parts, Lines: make(map[lineID]*sums),
-		Latency: make(map[waited]*hdrhistogram.Histogram), Errors: make(map[string]int64),
+// answer is how a caller came by its answer, for what that may cost.
+type answer int
+
+const (
+	fromStock answer = iota // no I/O
+	fromStore               // it waited for a call that succeeded
+	refused                 // from memory
+	byPolicy                // it waited for a call that failed
+	byBreaker               // the shard was known to be away
+	wakeUp                  // none: how late the machine wakes callers whose timer is due
+)
+
+func (r *record) answer() answer {
+	switch failed := r.Err != "" || r.Result.Source == reservoir.Fallback; {
+	case failed && r.Away:
+		return byBreaker
+	case failed:
+		return byPolicy
+	case r.Result.Source == reservoir.Local:
+		return fromStock
+	case r.Result.Source == reservoir.Denied:
+		return refused
 	}
+	return fromStore
+}
+
+func newOutcome(sc scenario) *outcome {
+	o := &outcome{Scenario: sc, Lines: make(map[lineID]*sums), Latency: make(map[waited]*hdrhistogram.Histogram), Errors: make(map[string]int64)}
 	for r := range role(roles) {
-		for part := range parts {
+		for part := range sc.Parts {
 			o.Lines[lineID{r, part}] = &sums{Windows: make(map[int64]int64)}
 		}
 	}
@@ -95,7 +117,9 @@ func (o *outcome) add(l *line, r *record) {
 	case asked:
 		o.request(s, l, r, e)
 	case settled:
-		s.settle(l, r.N)
+		used, back := max(r.N, 0), max(-r.N, 0)
+		s.Settled, l.Settled = s.Settled+used, l.Settled+used
+		s.Refunded, l.Refunded = s.Refunded+back, l.Refunded+back
 	case renewed:
 		s.Resets += r.N
 		o.failed(r, e)
@@ -105,10 +129,9 @@ func (o *outcome) add(l *line, r *record) {
 		if here {
 			e.Calls++
 		}
-		switch {
-		case r.Err == "":
+		if r.Err == "" {
 			l.LastOK = end
-		case here:
+		} else if here {
 			e.Faults++
 		}
 	case changed:
@@ -179,13 +202,6 @@ func newLatency() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, (2 * time.Minute).Nanoseconds(), 2)
 }
 
-// settle adds what was used above a charge, or given back.
-func (s *sums) settle(l *line, n int64) {
-	used, back := max(n, 0), max(-n, 0)
-	s.Settled, l.Settled = s.Settled+used, l.Settled+used
-	s.Refunded, l.Refunded = s.Refunded+back, l.Refunded+back
-}
-
 // audit holds what a limiter told of itself against the process' journal. What is
 // settled for an earlier window may count.
 func (s *sums) audit(r role, l *line, t *reservoir.Stats) {
@@ -198,6 +214,8 @@ func (s *sums) audit(r role, l *line, t *reservoir.Stats) {
 	s.Unknown += t.Unknown
 }
 
+func abs(n int64) int64 { return max(n, -n) }
+
 // end adds what a process that has ended leaves behind.
 func (s *sums) end(l *line, killed bool) {
 	switch {
@@ -209,26 +227,23 @@ func (s *sums) end(l *line, killed bool) {
 	}
 }
 
-func abs(n int64) int64 { return max(n, -n) }
-
 // place is a key in a scenario, and what was done with it.
 type place struct {
 	*outcome
 	lineID
 	*sums
+	demand
 }
 
 func (p place) String() string {
 	return fmt.Sprintf("%v: %v limit on part %d", p.Scenario.Topology, p.Role, p.Part)
 }
 
-func (p place) demand() demand { return p.Scenario.demand(p.Role, p.Parts) }
-
 // lines is all that processes did in the scenarios, by key.
 func lines(list ...*outcome) (all []place) {
 	for _, o := range list {
 		for id, s := range o.Lines {
-			all = append(all, place{o, id, s})
+			all = append(all, place{o, id, s, o.Scenario.demand(id.Role)})
 		}
 	}
 	return all
@@ -254,9 +269,7 @@ func events(list ...*outcome) (all []fate) {
 // had is how often there was a fault of the kind.
 func (o *outcome) had(k kind) (n int64) {
 	for _, e := range o.Events {
-		if e.Kind == k {
-			n++
-		}
+		n += once(e.Kind == k)
 	}
 	return n
 }
@@ -272,7 +285,7 @@ type group struct {
 // groups puts the windows of a key together, in order of their ends.
 func (p place) groups() (list []group) {
 	for _, reset := range slices.Sorted(maps.Keys(p.Windows)) {
-		begin := reset - p.demand().limit.Window.Milliseconds()
+		begin := reset - p.limit.Window.Milliseconds()
 		if n := len(list); n > 0 && begin < list[n-1].to && !p.Role.renewed() {
 			list[n-1].to = reset
 			list[n-1].spent += p.Windows[reset]
@@ -296,15 +309,8 @@ func (p place) lost(g group) (n int64) {
 	return n
 }
 
-// days is how often the key was used on both sides of the midnight.
-func (p place) days() int {
-	before, after := 0, 0
-	for end := range p.Windows {
-		if end > p.Scenario.Midnight*1000 {
-			after = 1
-		} else {
-			before = 1
-		}
-	}
-	return before * after
+// midnights is 1 where the key is used by the day, on both sides of the midnight.
+func (p place) midnights() int64 {
+	ends, midnight := slices.Sorted(maps.Keys(p.Windows)), p.Scenario.Midnight*1000
+	return once(p.Role == daily && len(ends) > 0 && ends[0] <= midnight && midnight < ends[len(ends)-1])
 }

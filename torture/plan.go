@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/go-reservoir/reservoir"
 )
 
 // scenario is a topology and what befalls it. It follows from the seed, but for when
@@ -21,14 +23,15 @@ type scenario struct {
 	Hang     time.Duration // of a server that is stopped
 	Slots    int           // that are resharded
 	Skew     int64         // a deliberate bug; see skewed
+	Parts    int           // of the store; of a set-up that has more it is set when that is there
 	Midnight int64         // when the calendar's first window ends, Unix seconds
 }
 
 var (
 	// brief is for where many tests share a machine.
-	brief = scenario{Fleet: 2, Pace: 0.2, Timeout: 400 * time.Millisecond, Span: 300 * time.Millisecond, Hang: 1200 * time.Millisecond, Slots: 60}
+	brief = scenario{Parts: 1, Fleet: 2, Pace: 0.2, Timeout: 400 * time.Millisecond, Span: 300 * time.Millisecond, Hang: 1200 * time.Millisecond, Slots: 60}
 	// full has the library's default timeout.
-	full = scenario{Fleet: 4, Pace: 1, Timeout: 100 * time.Millisecond, Span: time.Second, Hang: 3 * time.Second, Slots: 3000}
+	full = scenario{Parts: 1, Fleet: 4, Pace: 1, Timeout: 100 * time.Millisecond, Span: time.Second, Hang: 3 * time.Second, Slots: 3000}
 )
 
 // scenarios are all topologies, each with the faults that take as much from the store,
@@ -38,7 +41,7 @@ func scenarios(like scenario, seed uint64, cheapest bool) (list []scenario) {
 		for like.Loses = range loss(losses) {
 			like.Faults = nil
 			for _, f := range faults {
-				if f.loses == like.Loses && slices.Contains(f.on, like.Topology) && (!cheapest || f.on[0] == like.Topology) {
+				if i := slices.Index(f.on, like.Topology); f.loses == like.Loses && (i == 0 || i > 0 && !cheapest) {
 					like.Faults = append(like.Faults, f.kind)
 				}
 			}
@@ -79,4 +82,112 @@ func endless(seed uint64) iter.Seq[scenario] {
 
 func shuffle[T any](list []T, seed uint64) {
 	rand.New(rand.NewPCG(seed, 2)).Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+}
+
+// role is what a limit is there to show; see the package's comment.
+type role int
+
+const (
+	tight role = iota
+	ample
+	fresh
+	daily
+	ledger
+	stock
+	open
+	local
+	roles = iota
+)
+
+func (r role) String() string {
+	return [...]string{"tight", "ample", "fresh", "daily", "ledger", "stock", "open", "local"}[r]
+}
+
+// windowed reports whether the role's windows roll over while it runs.
+func (r role) windowed() bool { return r < ledger }
+
+// renewed reports whether the role's windows are reset while they are open.
+func (r role) renewed() bool { return r == fresh || r == daily }
+
+// settles reports whether the role's requests are settled: its windows outlast the run,
+// and its batches are small.
+func (r role) settles() bool { return r == ledger || r.fallsBack() }
+
+// fallsBack reports whether the role's requests are admitted without the store, and
+// charged when it is back.
+func (r role) fallsBack() bool { return r == open || r == local }
+
+// Demand of all processes together, per second. A request asks for one to twice
+// so many tokens as make that up.
+const (
+	shortWindow = time.Second
+	longWindow  = time.Hour
+	longLimit   = 4_000_000_000
+
+	tightLimit  = 1_000_000
+	tightDemand = 2_000_000
+	ampleDemand = 400_000
+	longDemand  = 200_000
+
+	// localShare is what a process needs in four seconds, where there are four.
+	localShare = 0.00005
+)
+
+// demand is how a role is used on one part of a store.
+type demand struct {
+	limit    reservoir.Limit
+	tokens   int64 // a second
+	requests int64 // a second
+	batch    int64 // 0 = by the default policy
+}
+
+// demand shares a role's demand among the parts of the store. A small machine leaves room
+// for fewer requests; tokens stay the same.
+func (sc *scenario) demand(r role) demand {
+	n := int64(sc.Parts)
+	d := demand{
+		limit:  reservoir.Limit{Tokens: tightLimit / n, Window: shortWindow},
+		tokens: tightDemand / n, requests: max(int64(1000*sc.Pace)/n, 1),
+	}
+	switch r {
+	case ample:
+		d.tokens = ampleDemand / n
+	case daily: // in a zone whose midnight comes soon
+		d.limit = reservoir.PerDay(d.limit.Tokens, time.FixedZone("near", -int(sc.Midnight%(24*60*60))))
+	case ledger, open, local, stock:
+		d.limit, d.tokens = reservoir.Limit{Tokens: longLimit / n, Window: longWindow}, longDemand/n
+	}
+	switch {
+	case r == stock:
+		d.requests *= 2
+	case r.renewed():
+		d.requests = max(d.requests/2, 1)
+	case r.settles(): // a call for every six requests
+		d.batch = 6 * d.each()
+	}
+	return d
+}
+
+// each is the mean number of tokens of a request.
+func (d demand) each() int64 { return max(d.tokens/d.requests, 1) }
+
+// policies are options of the roles' limiters.
+var policies = map[role][]reservoir.Option{
+	fresh: {reservoir.WithLateOverruns()},
+	daily: {reservoir.WithLateOverruns()},
+	open:  {reservoir.WithFailure(reservoir.FailOpen)},
+	local: {reservoir.WithFailure(reservoir.FailLocal(localShare))},
+}
+
+// alone is what one process may admit without the store, by FailLocal.
+func (d demand) alone() int64 { return int64(localShare * float64(d.limit.Tokens)) }
+
+// beyond is what a process may hold beyond what it said when its last call had ended:
+// what it has ordered since, and what its callers were just being told about. By
+// default a hundredth of the limit may be stranded, and a batch lasts for five minutes.
+func (d demand) beyond() int64 {
+	if d.batch > 0 {
+		return 2*d.batch + 2*callers*d.each()
+	}
+	return d.limit.Tokens/100 + 300*d.tokens
 }

@@ -48,7 +48,7 @@ var aof = []string{"--appendonly", "yes", "--appendfsync", "no"}
 func (x *run) setUp() {
 	x.t.Helper()
 	x.Via = make(map[string]string)
-	partOf, parts := func(string) int { return 0 }, 1
+	partOf := func(string) int { return 0 }
 	switch x.Topology {
 	case durable:
 		x.add(redistest.Start(x.t, aof...))
@@ -67,7 +67,7 @@ func (x *run) setUp() {
 		for _, node := range x.cluster.Nodes {
 			x.add(node)
 		}
-		parts, partOf = 3, func(key string) int { return slices.Index(x.cluster.Nodes, x.cluster.NodeOf(tag(key))) }
+		x.Parts, partOf = 3, func(key string) int { return slices.Index(x.cluster.Nodes, x.cluster.NodeOf(tag(key))) }
 	case sharded:
 		shards := make(map[string]backend.Store)
 		for _, name := range shardNames {
@@ -75,10 +75,10 @@ func (x *run) setUp() {
 		}
 		store, err := sharding.New(shards)
 		require.NoError(x.t, err)
-		parts, partOf = 3, func(key string) int { return slices.Index(shardNames, store.Shard(key)) }
+		x.Parts, partOf = 3, func(key string) int { return slices.Index(shardNames, store.Shard(key)) }
 	}
 	for r := range role(roles) { // names are tried until there is one on each part
-		for i := 0; len(x.Keys[r]) < parts; i++ {
+		for i := 0; len(x.Keys[r]) < x.Parts; i++ {
 			if key := fmt.Sprint(r, "-", i); partOf(key) == len(x.Keys[r]) {
 				x.Keys[r] = append(x.Keys[r], key)
 			}

@@ -90,7 +90,7 @@ func TestSabotageIsFound(t *testing.T) {
 func (o *outcome) usedUp() bool {
 	for _, at := range lines(o) {
 		for _, spent := range at.Windows {
-			if !at.Role.renewed() && spent >= at.demand().limit.Tokens {
+			if !at.Role.renewed() && spent >= at.limit.Tokens {
 				return true
 			}
 		}

@@ -43,8 +43,6 @@ type target struct {
 	Keys  [roles][]string   // by part; which names lie on which is the topology's business
 }
 
-func (t *target) parts() int { return len(t.Keys[0]) }
-
 // RunWorker is the whole life of a worker process: it drives all keys until its input
 // ends, and hands back. It reports false in a process that is none.
 func RunWorker() bool {
@@ -63,16 +61,16 @@ func RunWorker() bool {
 		defer end()
 		_, _ = io.Copy(io.Discard, os.Stdin)
 	}()
-	j := &journal{out: gob.NewEncoder(os.Stdout)}
+	j := gob.NewEncoder(os.Stdout)
 	var streams []*stream
 	var wg sync.WaitGroup
 	for r := range role(roles) {
-		for part := range t.parts() {
+		for part := range t.Parts {
 			s := newStream(&t, j, store, lineID{r, part})
 			streams = append(streams, s)
 			for c := range callers {
-				seed := rand.NewPCG(t.Seed, uint64(callers*len(streams)+c))
-				wg.Go(func() { s.run(finish, rand.New(seed)) })
+				rng := rand.New(rand.NewPCG(t.Seed, uint64(callers*len(streams)+c)))
+				wg.Go(func() { s.run(finish, rng) })
 			}
 		}
 	}
@@ -89,6 +87,48 @@ func must[T any](value T, err error) T {
 		panic(err)
 	}
 	return value
+}
+
+// record is what a process tells the runner of one thing that happened to it.
+type record struct {
+	Key    lineID
+	What   what
+	At     time.Time        // when it happened; of a request or a call, when it began
+	Took   time.Duration    // of a request or a call
+	Woke   time.Duration    // how late the machine woke the caller whose timer was due, if it slept
+	N      int64            // tokens; of what was settled, used above the charge; of a call, held in memory when it had ended
+	Result reservoir.Result // of a request
+	Away   bool             // the breaker is open, as hooks tell
+	Err    string           // what a request, a call or Close ended in
+	Stats  *reservoir.Stats // of the limiter that was closed
+}
+
+// lineID names a key.
+type lineID struct {
+	Role role
+	Part int // of the store
+}
+
+type what int
+
+const (
+	asked what = iota
+	settled
+	renewed // its window was reset, or may have been
+	called  // the store
+	changed // the breaker
+	closed
+)
+
+// read calls take with each record, until the process has ended.
+func read(from io.Reader, take func(*record)) {
+	for in := gob.NewDecoder(from); ; {
+		r := new(record)
+		if in.Decode(r) != nil {
+			return
+		}
+		take(r)
+	}
 }
 
 // open connects to the store, which takes no I/O.
@@ -139,22 +179,28 @@ type stream struct {
 	key     string
 	demand  demand
 	every   time.Duration // between the requests of one caller
-	journal *journal
+	journal *gob.Encoder
 	limiter *reservoir.Limiter
 	away    atomic.Bool // the breaker is open, as hooks tell
 }
 
-func newStream(t *target, j *journal, store backend.Store, id lineID) *stream {
-	d := t.demand(id.Role, t.parts())
+func newStream(t *target, journal *gob.Encoder, store backend.Store, id lineID) *stream {
+	d := t.demand(id.Role)
 	s := &stream{
-		id: id, key: t.Keys[id.Role][id.Part], demand: d, journal: j,
+		id: id, key: t.Keys[id.Role][id.Part], demand: d, journal: journal,
 		every: time.Second * time.Duration(callers*t.Fleet) / time.Duration(d.requests),
 	}
-	hooks := reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}
-	s.limiter = must(reservoir.New(store, d.limit, append(id.Role.options(d), reservoir.WithFetchTimeout(t.Timeout), reservoir.WithHooks(hooks))...))
+	options := append(policies[id.Role], reservoir.WithFetchTimeout(t.Timeout),
+		reservoir.WithHooks(reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}))
+	if d.batch > 0 {
+		options = append(options, reservoir.WithBatch(reservoir.Fixed(d.batch)))
+	}
+	s.limiter = must(reservoir.New(store, d.limit, options...))
 	return s
 }
 
+// note tells the runner, by one write to a pipe as soon as a thing is known: a process that
+// is killed loses at most the request that each of its goroutines was just being told about.
 func (s *stream) note(r record, err error) {
 	if r.Key = s.id; err != nil {
 		r.Err = err.Error()
@@ -162,7 +208,7 @@ func (s *stream) note(r record, err error) {
 	if r.At.IsZero() {
 		r.At = time.Now()
 	}
-	s.journal.note(r)
+	_ = s.journal.Encode(r) // without the runner, SIGPIPE ends this process
 }
 
 func (s *stream) called(c reservoir.StoreCall) {

@@ -169,7 +169,7 @@ func (c *Cluster) SetUser(line string) {
 
 // up returns the nodes that can be asked.
 func (c *Cluster) up() []*Server {
-	return slices.DeleteFunc(slices.Clone(c.Nodes), func(node *Server) bool { return !node.up() })
+	return slices.DeleteFunc(slices.Clone(c.Nodes), func(node *Server) bool { return !node.Up() })
 }
 
 // migrateBatch is how many keys one MIGRATE moves. Both nodes stand still for it,

@@ -98,8 +98,8 @@ func (p *Process) signal(sig os.Signal, pauses bool) {
 	p.paused = pauses
 }
 
-// up reports whether the process runs and is not paused.
-func (p *Process) up() bool {
+// Up reports whether the process runs and is not paused.
+func (p *Process) Up() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.running() && !p.paused

@@ -71,7 +71,7 @@ func StartSentinel(t testing.TB, r *Replicated, sentinels int) *Sentinel {
 // one once they have failed over. It asks the first Sentinel that is up.
 func (s *Sentinel) Primary() *Server {
 	s.t.Helper()
-	up := slices.IndexFunc(s.Sentinels, func(one *Server) bool { return one.up() })
+	up := slices.IndexFunc(s.Sentinels, func(one *Server) bool { return one.Up() })
 	addr, _ := s.Sentinels[max(up, 0)].Do("sentinel", "get-master-addr-by-name", s.MasterName).StringSlice()
 	for _, server := range slices.Concat([]*Server{s.watched.Primary}, s.watched.Replicas) {
 		if strings.Join(addr, ":") == server.Addr() {
