@@ -239,16 +239,6 @@ func (p place) String() string {
 	return fmt.Sprintf("%v: %v limit on part %d", p.Scenario.Topology, p.Role, p.Part)
 }
 
-// lines is all that processes did in the scenarios, by key.
-func lines(list ...*outcome) (all []place) {
-	for _, o := range list {
-		for id, s := range o.Lines {
-			all = append(all, place{o, id, s, o.Scenario.demand(id.Role)})
-		}
-	}
-	return all
-}
-
 // fate is a fault in a scenario.
 type fate struct {
 	*outcome
@@ -256,15 +246,6 @@ type fate struct {
 }
 
 func (f fate) String() string { return fmt.Sprintf("%v: %v", f.Scenario.Topology, f.Kind) }
-
-func events(list ...*outcome) (all []fate) {
-	for _, o := range list {
-		for _, e := range o.Events {
-			all = append(all, fate{o, e})
-		}
-	}
-	return all
-}
 
 // had is how often there was a fault of the kind.
 func (o *outcome) had(k kind) (n int64) {

@@ -88,9 +88,9 @@ func TestSabotageIsFound(t *testing.T) {
 
 // usedUp reports whether the tokens of a short window that nobody resets were all asked for.
 func (o *outcome) usedUp() bool {
-	for _, at := range lines(o) {
-		for _, spent := range at.Windows {
-			if !at.Role.renewed() && spent >= at.limit.Tokens {
+	for id, s := range o.Lines {
+		for _, spent := range s.Windows {
+			if !id.Role.renewed() && spent >= o.Scenario.demand(id.Role).limit.Tokens {
 				return true
 			}
 		}
