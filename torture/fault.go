@@ -254,10 +254,10 @@ func (x *run) ahead() time.Duration {
 // starved watches a role for a while and tells for how long at most nobody was
 // admitted.
 func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
-	spent := func() int64 { return told(x, &x.out.Lines[lineID{r, 0}].Spent) }
-	last, since := spent(), time.Now()
+	admitted := func() int64 { return told(x, &x.out.Lines[lineID{r, 0}].Allowed) }
+	last, since := admitted(), time.Now()
 	for end := since.Add(during); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if now := spent(); now != last {
+		if now := admitted(); now != last {
 			last, since = now, time.Now()
 		}
 		longest = max(longest, time.Since(since))

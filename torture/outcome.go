@@ -117,9 +117,8 @@ func (o *outcome) add(l *line, r *record) {
 	case asked:
 		o.request(s, l, r, e)
 	case settled:
-		used, back := max(r.N, 0), max(-r.N, 0)
-		s.Settled, l.Settled = s.Settled+used, l.Settled+used
-		s.Refunded, l.Refunded = s.Refunded+back, l.Refunded+back
+		l.Settled += max(r.N, 0)
+		l.Refunded += max(-r.N, 0)
 	case renewed:
 		s.Resets += r.N
 		o.failed(r, e)
@@ -162,7 +161,6 @@ func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 		return
 	case r.Result.Source == reservoir.Fallback:
 		l.Alone += r.N
-		s.Alone = max(s.Alone, l.Alone)
 	default:
 		s.Allowed++
 		if r.At.UnixMilli() > reset.UnixMilli() {
@@ -171,7 +169,6 @@ func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 			s.Overrun++
 		}
 	}
-	s.Spent += r.N
 	l.Spent += r.N
 	s.Windows[reset.UnixMilli()] += r.N
 }
@@ -218,6 +215,8 @@ func abs(n int64) int64 { return max(n, -n) }
 
 // end adds what a process that has ended leaves behind.
 func (s *sums) end(l *line, killed bool) {
+	s.Spent, s.Settled, s.Refunded = s.Spent+l.Spent, s.Settled+l.Settled, s.Refunded+l.Refunded
+	s.Alone = max(s.Alone, l.Alone)
 	switch {
 	case killed:
 		s.Killed++

@@ -69,12 +69,10 @@ func (x *run) setUp() {
 		}
 		x.Parts, partOf = 3, func(key string) int { return slices.Index(x.cluster.Nodes, x.cluster.NodeOf(tag(key))) }
 	case sharded:
-		shards := make(map[string]backend.Store)
-		for _, name := range shardNames {
-			shards[name] = x.add(redistest.Start(x.t, aof...)).store
+		for range shardNames {
+			x.add(redistest.Start(x.t, aof...))
 		}
-		store, err := sharding.New(shards)
-		require.NoError(x.t, err)
+		store := x.open().(*sharding.Store) // which is asked for no more than names
 		x.Parts, partOf = 3, func(key string) int { return slices.Index(shardNames, store.Shard(key)) }
 	}
 	for r := range role(roles) { // names are tried until there is one on each part

@@ -61,23 +61,15 @@ func RunWorker() bool {
 		defer end()
 		_, _ = io.Copy(io.Discard, os.Stdin)
 	}()
-	j := gob.NewEncoder(os.Stdout)
-	var streams []*stream
+	j, rng := gob.NewEncoder(os.Stdout), rand.New(rand.NewPCG(t.Seed, 0))
 	var wg sync.WaitGroup
 	for r := range role(roles) {
 		for part := range t.Parts {
-			s := newStream(&t, j, store, lineID{r, part})
-			streams = append(streams, s)
-			for c := range callers {
-				rng := rand.New(rand.NewPCG(t.Seed, uint64(callers*len(streams)+c)))
-				wg.Go(func() { s.run(finish, rng) })
-			}
+			s, seed := newStream(&t, j, store, lineID{r, part}), rng.Uint64()
+			wg.Go(func() { s.live(finish, seed) })
 		}
 	}
 	wg.Wait()
-	for _, s := range streams {
-		s.close()
-	}
 	return true
 }
 
@@ -220,6 +212,21 @@ func (s *stream) changed(c reservoir.ShardState) {
 	s.note(record{What: changed, Away: c.Away}, nil)
 }
 
+// live makes the requests for the key until the process is to finish, and hands back.
+func (s *stream) live(finish context.Context, seed uint64) {
+	var wg sync.WaitGroup
+	for c := range callers {
+		rng := rand.New(rand.NewPCG(seed, uint64(c)))
+		wg.Go(func() { s.run(finish, rng) })
+	}
+	wg.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	err := s.limiter.Close(ctx)
+	stats := s.limiter.Stats()
+	s.note(record{What: closed, Stats: &stats}, err)
+}
+
 // run makes one caller's requests by a schedule, so that slow answers do not
 // make the load lighter.
 func (s *stream) run(finish context.Context, rng *rand.Rand) {
@@ -243,7 +250,10 @@ func (s *stream) run(finish context.Context, rng *rand.Rand) {
 		case s.id.Role.renewed():
 			before = s.renew(rng, before, charge{n, r})
 		case s.id.Role.settles() && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
-			s.settle(charge{n, r}, rng.Int64N(2*n))
+			used := rng.Int64N(2 * n)
+			if s.limiter.Settle(context.Background(), s.key, r, used) == nil {
+				s.note(record{What: settled, N: used - n}, nil)
+			}
 		}
 	}
 }
@@ -272,13 +282,6 @@ type charge struct {
 	reservoir.Result
 }
 
-// settle makes a charge what was used.
-func (s *stream) settle(c charge, used int64) {
-	if s.limiter.Settle(context.Background(), s.key, c.Result, used) == nil {
-		s.note(record{What: settled, N: used - c.n}, nil)
-	}
-}
-
 // resetEvery is after how many requests of one caller their key is reset, about: fewer
 // than a thousand times in a day, for then its names are used up.
 const resetEvery = 250
@@ -289,26 +292,13 @@ const resetEvery = 250
 func (s *stream) renew(rng *rand.Rand, before, now charge) charge {
 	if rng.IntN(resetEvery) == 0 {
 		s.note(record{What: renewed, N: 1}, nil)
-		if err := s.limiter.Reset(context.Background(), s.key); err != nil {
-			s.note(record{What: renewed}, err)
-		}
+		s.note(record{What: renewed}, s.limiter.Reset(context.Background(), s.key))
 	}
-	switch {
-	case !before.Allowed:
-		return now
-	case now.Allowed && !now.Reset.Equal(before.Reset):
-		used := before.n + now.n
+	if before.Allowed && now.Allowed && !now.Reset.Equal(before.Reset) {
 		s.note(record{What: settled, N: now.n}, nil)
-		_ = s.limiter.Settle(context.Background(), s.key, before.Result, used)
-		return now
+		_ = s.limiter.Settle(context.Background(), s.key, before.Result, before.n+now.n)
+	} else if before.Allowed {
+		return before
 	}
-	return before
-}
-
-func (s *stream) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	err := s.limiter.Close(ctx)
-	stats := s.limiter.Stats()
-	s.note(record{What: closed, Stats: &stats}, err)
+	return now
 }
