@@ -63,7 +63,7 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	}
 	c.meet(busPorts)
 	for i, node := range c.Nodes[masters:] {
-		node.Do("cluster", "replicate", c.Nodes[i%masters].id())
+		node.Do("cluster", "replicate", c.Nodes[i%masters].text("cluster", "myid"))
 	}
 	c.AwaitWhole()
 	for _, master := range c.Nodes[:masters] {
@@ -118,12 +118,6 @@ func (c *Cluster) AwaitWhole() {
 func (s *Server) text(args ...any) string {
 	s.t.Helper()
 	return s.Do(args...).Val().(string)
-}
-
-// id returns the node's name in its cluster.
-func (s *Server) id() string {
-	s.t.Helper()
-	return s.text("cluster", "myid")
 }
 
 // Addrs returns the addresses of all nodes.
@@ -219,7 +213,7 @@ func (c *Cluster) SlotOf(key string) int {
 // MOVED.
 func (c *Cluster) Reshard(from, to *Server, list []int) {
 	c.t.Helper()
-	target := to.id()
+	target := to.text("cluster", "myid")
 	for _, slot := range list {
 		c.OpenSlot(from, to, slot)
 		from.migrate(to, slot)
@@ -238,8 +232,8 @@ func (c *Cluster) Reshard(from, to *Server, list []int) {
 // give it away, the other is to get it, and no key has moved.
 func (c *Cluster) OpenSlot(from, to *Server, slot int) {
 	c.t.Helper()
-	to.Do("cluster", "setslot", slot, "importing", from.id())
-	from.Do("cluster", "setslot", slot, "migrating", to.id())
+	to.Do("cluster", "setslot", slot, "importing", from.text("cluster", "myid"))
+	from.Do("cluster", "setslot", slot, "migrating", to.text("cluster", "myid"))
 }
 
 // migrate moves all keys of the slot.
