@@ -42,17 +42,12 @@ type Cluster struct {
 func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, masters: masters}
-	var busPorts []int
 	for range masters * (1 + replicasPerMaster) {
-		var busPort int
 		c.Nodes = append(c.Nodes, launch(t, func(dir string, port int) []string {
-			busPort = reservePort(t) // the default, 10000 above the other, may be in use
 			return append(serverArgs(dir, port),
-				"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
-				"--cluster-port", strconv.Itoa(busPort), "--cluster-announce-ip", host,
+				"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-announce-ip", host,
 				"--cluster-node-timeout", strconv.Itoa(nodeTimeout))
 		}))
-		busPorts = append(busPorts, busPort)
 	}
 	// Nodes that begin with the same epoch must first settle who raises it.
 	for i, node := range c.Nodes {
@@ -61,7 +56,7 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 			node.Do("cluster", "addslotsrange", slots*i/masters, slots*(i+1)/masters-1)
 		}
 	}
-	c.meet(busPorts)
+	c.meet()
 	for i, node := range c.Nodes[masters:] {
 		node.Do("cluster", "replicate", c.Nodes[i%masters].text("cluster", "myid"))
 	}
@@ -74,11 +69,11 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 
 // meet introduces every node to every other one. Gossip would do that after a
 // single round, but takes seconds.
-func (c *Cluster) meet(busPorts []int) {
+func (c *Cluster) meet() {
 	c.t.Helper()
 	for i, node := range c.Nodes {
-		for j, other := range c.Nodes[:i] {
-			node.Do("cluster", "meet", host, other.port, busPorts[j])
+		for _, other := range c.Nodes[:i] {
+			node.Do("cluster", "meet", host, other.port)
 		}
 	}
 	c.await("introduce the nodes", func(node *Server) error {

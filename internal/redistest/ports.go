@@ -11,11 +11,12 @@ import (
 // Ports are taken from below the range from which systems pick the local ports
 // of outgoing connections (32768 and up on Linux). A server that was killed
 // thus finds its port free when it comes back, and a client that dials it
-// meanwhile cannot be given that same port and reach itself.
+// meanwhile cannot be given that same port and reach itself. A cluster's nodes
+// talk among themselves 10000 ports above, which is below that range too.
 const (
 	host      = "127.0.0.1"
-	firstPort = 20000
-	ports     = 32768 - firstPort
+	firstPort = 12768
+	ports     = 10000
 )
 
 // tried counts the ports that this process has looked at, one after the other, so that

@@ -188,25 +188,22 @@ func (d *Daemon) run() error {
 	if err := d.start(cmd); err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(startLimit); ; time.Sleep(pollEvery) {
+	why := ""
+	for deadline := time.Now().Add(startLimit); why == ""; time.Sleep(pollEvery) {
 		switch {
 		case !d.running(): // whoever answers is someone else
-			return d.failure("it ended")
+			why = "it ended"
 		case d.ready(d.Addr(), d.handle.Pid) && d.running():
 			return nil
 		case time.Now().After(deadline):
-			return d.failure(fmt.Sprint("no answer within ", startLimit))
+			why = fmt.Sprint("no answer within ", startLimit)
 		}
 	}
-}
-
-// failure tells why the process does not answer, with what it wrote.
-func (d *Daemon) failure(why string) error {
-	log, err := os.ReadFile(d.log)
-	if bytes.Contains(log, []byte("Address already in use")) {
+	said, err := os.ReadFile(d.log)
+	if bytes.Contains(said, []byte("Address already in use")) {
 		return errPortTaken
 	}
-	return errors.Join(fmt.Errorf("%s: %s; its log:\n%s", d.cmd.Path, why, log), err)
+	return errors.Join(fmt.Errorf("%s: %s; its log:\n%s", cmd.Path, why, said), err)
 }
 
 // pollEvery is the pause between two looks at a condition.
