@@ -17,8 +17,8 @@ type outcome struct {
 	Events   []*event
 	Elapsed  time.Duration
 	Lines    map[lineID]*sums
-	Latency  map[waited]*hdrhistogram.Histogram // from stock it is of the role stock alone
-	Errors   map[string]int64                   // requests, by the fault that was on and what they ended in
+	Latency  map[waited]*hdrhistogram.Histogram
+	Errors   map[string]int64 // requests, by the fault that was on and what they ended in
 }
 
 // waited is why a caller waited: the fault that was on, and how it came by its answer.
@@ -31,12 +31,11 @@ type waited struct {
 type answer int
 
 const (
-	fromStock answer = iota // no I/O
-	fromStore               // it waited for a call that succeeded
-	refused                 // from memory
-	byPolicy                // it waited for a call that failed
-	byBreaker               // the shard was known to be away
-	wakeUp                  // none: how late the machine wakes callers whose timer is due
+	usual     answer = iota
+	fromStock        // no I/O; of the role stock alone
+	byPolicy         // it waited for a call that failed
+	byBreaker        // the shard was known to be away
+	wakeUp           // none: how late the machine wakes callers whose timer is due
 )
 
 func (r *record) answer() answer {
@@ -45,12 +44,10 @@ func (r *record) answer() answer {
 		return byBreaker
 	case failed:
 		return byPolicy
-	case r.Result.Source == reservoir.Local:
+	case r.Result.Source == reservoir.Local && r.Key.Role == stock:
 		return fromStock
-	case r.Result.Source == reservoir.Denied:
-		return refused
 	}
-	return fromStore
+	return usual
 }
 
 func newOutcome(sc scenario) *outcome {
@@ -146,9 +143,7 @@ func (o *outcome) add(l *line, r *record) {
 
 // request adds what one request was told.
 func (o *outcome) request(s *sums, l *line, r *record, e *event) {
-	if a := r.answer(); a != fromStock || r.Key.Role == stock {
-		o.wait(waited{e.Kind, a}, r.Took)
-	}
+	o.wait(waited{e.Kind, r.answer()}, r.Took)
 	if r.Woke > 0 {
 		o.wait(waited{e.Kind, wakeUp}, r.Woke)
 	}

@@ -99,12 +99,39 @@ const (
 	roles = iota
 )
 
-func (r role) String() string {
-	return [...]string{"tight", "ample", "fresh", "daily", "ledger", "stock", "open", "local"}[r]
+const (
+	shortWindow = time.Second
+	tightLimit  = 1_000_000
+	longLimit   = 4_000_000_000
+
+	// localShare is what a process needs in four seconds, where there are four.
+	localShare = 0.00005
+)
+
+// uses is how all processes together use each role's limit. A request asks for one to
+// twice so many tokens as make up the demand.
+var uses = [roles]struct {
+	name    string
+	window  time.Duration // 0: until midnight
+	limit   int64
+	demand  int64 // tokens a second
+	rate    int64 // requests a second at full pace
+	options []reservoir.Option
+}{
+	tight:  {"tight", shortWindow, tightLimit, 2_000_000, 1000, nil},
+	ample:  {"ample", shortWindow, tightLimit, 400_000, 1000, nil},
+	fresh:  {"fresh", shortWindow, tightLimit, 2_000_000, 500, []reservoir.Option{reservoir.WithLateOverruns()}},
+	daily:  {"daily", 0, tightLimit, 2_000_000, 500, []reservoir.Option{reservoir.WithLateOverruns()}},
+	ledger: {"ledger", time.Hour, longLimit, 200_000, 1000, nil},
+	stock:  {"stock", time.Hour, longLimit, 200_000, 2000, nil},
+	open:   {"open", time.Hour, longLimit, 200_000, 1000, []reservoir.Option{reservoir.WithFailure(reservoir.FailOpen)}},
+	local:  {"local", time.Hour, longLimit, 200_000, 1000, []reservoir.Option{reservoir.WithFailure(reservoir.FailLocal(localShare))}},
 }
 
+func (r role) String() string { return uses[r].name }
+
 // windowed reports whether the role's windows roll over while it runs.
-func (r role) windowed() bool { return r < ledger }
+func (r role) windowed() bool { return uses[r].window <= shortWindow }
 
 // renewed reports whether the role's windows are reset while they are open.
 func (r role) renewed() bool { return r == fresh || r == daily }
@@ -117,22 +144,6 @@ func (r role) settles() bool { return r == ledger || r.fallsBack() }
 // charged when it is back.
 func (r role) fallsBack() bool { return r == open || r == local }
 
-// Demand of all processes together, per second. A request asks for one to twice
-// so many tokens as make that up.
-const (
-	shortWindow = time.Second
-	longWindow  = time.Hour
-	longLimit   = 4_000_000_000
-
-	tightLimit  = 1_000_000
-	tightDemand = 2_000_000
-	ampleDemand = 400_000
-	longDemand  = 200_000
-
-	// localShare is what a process needs in four seconds, where there are four.
-	localShare = 0.00005
-)
-
 // demand is how a role is used on one part of a store.
 type demand struct {
 	limit    reservoir.Limit
@@ -144,25 +155,15 @@ type demand struct {
 // demand shares a role's demand among the parts of the store. A small machine leaves room
 // for fewer requests; tokens stay the same.
 func (sc *scenario) demand(r role) demand {
-	n := int64(sc.Parts)
+	u, n := uses[r], int64(sc.Parts)
 	d := demand{
-		limit:  reservoir.Limit{Tokens: tightLimit / n, Window: shortWindow},
-		tokens: tightDemand / n, requests: max(int64(1000*sc.Pace)/n, 1),
+		limit:  reservoir.Limit{Tokens: u.limit / n, Window: u.window},
+		tokens: u.demand / n, requests: max(int64(float64(u.rate)*sc.Pace)/n, 1),
 	}
-	switch r {
-	case ample:
-		d.tokens = ampleDemand / n
-	case daily: // in a zone whose midnight comes soon
-		d.limit = reservoir.PerDay(d.limit.Tokens, time.FixedZone("near", -int(sc.Midnight%(24*60*60))))
-	case ledger, open, local, stock:
-		d.limit, d.tokens = reservoir.Limit{Tokens: longLimit / n, Window: longWindow}, longDemand/n
+	if r == daily { // in a zone whose midnight comes soon
+		d.limit = reservoir.PerDay(u.limit/n, time.FixedZone("near", -int(sc.Midnight%(24*60*60))))
 	}
-	switch {
-	case r == stock:
-		d.requests *= 2
-	case r.renewed():
-		d.requests = max(d.requests/2, 1)
-	case r.settles(): // a call for every six requests
+	if r.settles() { // a call for every six requests
 		d.batch = 6 * d.each()
 	}
 	return d
@@ -170,14 +171,6 @@ func (sc *scenario) demand(r role) demand {
 
 // each is the mean number of tokens of a request.
 func (d demand) each() int64 { return max(d.tokens/d.requests, 1) }
-
-// policies are options of the roles' limiters.
-var policies = map[role][]reservoir.Option{
-	fresh: {reservoir.WithLateOverruns()},
-	daily: {reservoir.WithLateOverruns()},
-	open:  {reservoir.WithFailure(reservoir.FailOpen)},
-	local: {reservoir.WithFailure(reservoir.FailLocal(localShare))},
-}
 
 // alone is what one process may admit without the store, by FailLocal.
 func (d demand) alone() int64 { return int64(localShare * float64(d.limit.Tokens)) }

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/sharding"
 )
 
 // run is a scenario under way.
@@ -26,6 +27,7 @@ type run struct {
 	// The servers: see stage.go.
 	peers   []*peer // by part; of a cluster, all nodes; of a pair, first the primary
 	cluster *redistest.Cluster
+	shards  *sharding.Store       // which is asked for no more than names
 	pair    *redistest.Replicated // who is the primary changes at each failover
 	link    *redistest.Proxy      // by which the replica follows
 	clock   *os.File              // holds the offset of the server's clock

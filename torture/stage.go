@@ -48,7 +48,6 @@ var aof = []string{"--appendonly", "yes", "--appendfsync", "no"}
 func (x *run) setUp() {
 	x.t.Helper()
 	x.Via = make(map[string]string)
-	partOf := func(string) int { return 0 }
 	switch x.Topology {
 	case durable:
 		x.add(redistest.Start(x.t, aof...))
@@ -67,17 +66,16 @@ func (x *run) setUp() {
 		for _, node := range x.cluster.Nodes {
 			x.add(node)
 		}
-		x.Parts, partOf = 3, func(key string) int { return slices.Index(x.cluster.Nodes, x.cluster.NodeOf(tag(key))) }
+		x.Parts = 3
 	case sharded:
 		for range shardNames {
 			x.add(redistest.Start(x.t, aof...))
 		}
-		store := x.open().(*sharding.Store) // which is asked for no more than names
-		x.Parts, partOf = 3, func(key string) int { return slices.Index(shardNames, store.Shard(key)) }
+		x.Parts, x.shards = 3, x.open().(*sharding.Store)
 	}
 	for r := range role(roles) { // names are tried until there is one on each part
 		for i := 0; len(x.Keys[r]) < x.Parts; i++ {
-			if key := fmt.Sprint(r, "-", i); partOf(key) == len(x.Keys[r]) {
+			if key := fmt.Sprint(r, "-", i); x.nodeOf(key) == len(x.Keys[r]) {
 				x.Keys[r] = append(x.Keys[r], key)
 			}
 		}
@@ -98,12 +96,20 @@ func (x *run) add(server *redistest.Server) *peer {
 // tag is what a key's slot is found by.
 func tag(key string) string { return "{" + key + "}" }
 
-// peer is the server of a part as it now is, of a cluster nil while there is none.
-func (x *run) peer(part int) *peer {
-	if x.cluster == nil {
-		return x.peers[part]
+// nodeOf is which of the peers has the key as it now is, or -1 while there is none.
+func (x *run) nodeOf(key string) int {
+	switch x.Topology {
+	case clustered:
+		return slices.Index(x.cluster.Nodes, x.cluster.NodeOf(tag(key)))
+	case sharded:
+		return slices.Index(shardNames, x.shards.Shard(key))
 	}
-	if i := slices.Index(x.cluster.Nodes, x.cluster.NodeOf(tag(x.Keys[tight][part]))); i >= 0 {
+	return 0
+}
+
+// peer is the server of a part as it now is, or nil while there is none.
+func (x *run) peer(part int) *peer {
+	if i := x.nodeOf(x.Keys[tight][part]); i >= 0 {
 		return x.peers[i]
 	}
 	return nil

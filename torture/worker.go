@@ -182,7 +182,7 @@ func newStream(t *target, journal *gob.Encoder, store backend.Store, id lineID) 
 		id: id, key: t.Keys[id.Role][id.Part], demand: d, journal: journal,
 		every: time.Second * time.Duration(callers*t.Fleet) / time.Duration(d.requests),
 	}
-	options := append(policies[id.Role], reservoir.WithFetchTimeout(t.Timeout),
+	options := append(uses[id.Role].options, reservoir.WithFetchTimeout(t.Timeout),
 		reservoir.WithHooks(reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}))
 	if d.batch > 0 {
 		options = append(options, reservoir.WithBatch(reservoir.Fixed(d.batch)))

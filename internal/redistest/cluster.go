@@ -1,7 +1,6 @@
 package redistest
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -174,12 +173,12 @@ const (
 // its slots until it hears of it.
 func (c *Cluster) NodeOf(key string) *Server {
 	c.t.Helper()
-	slot, up := c.SlotOf(key), c.up()
+	slot, up := int64(c.SlotOf(key)), c.up()
 	votes := make(map[string]int)
 	for _, node := range up {
 		for _, r := range node.ranges() {
-			if r.Start <= slot && slot <= r.End {
-				votes[r.Nodes[0].Addr]++
+			if r.first <= slot && slot <= r.last {
+				votes[r.master]++
 			}
 		}
 	}
@@ -243,11 +242,19 @@ func (s *Server) migrate(to *Server, slot int) {
 	}
 }
 
-// ranges returns who serves which slots, the master first, as the node knows.
-func (s *Server) ranges() []redis.ClusterSlot {
+// slotRange is slots that follow each other, and the address of their master.
+type slotRange struct {
+	first, last int64
+	master      string
+}
+
+// ranges returns all slots that have a master, in order, as the node knows.
+func (s *Server) ranges() (list []slotRange) {
 	s.t.Helper()
-	list, err := s.admin.ClusterSlots(context.Background()).Result()
-	check(s.t, err)
+	for _, row := range s.Do("cluster", "slots").Val().([]any) {
+		r := row.([]any) // first, last, a node: the master, its replicas
+		list = append(list, slotRange{r[0].(int64), r[1].(int64), loopback(int(r[2].([]any)[1].(int64)))})
+	}
 	return list
 }
 
@@ -255,8 +262,8 @@ func (s *Server) ranges() []redis.ClusterSlot {
 func (s *Server) slotsOf(master *Server) (list []int) {
 	s.t.Helper()
 	for _, r := range s.ranges() {
-		for slot := r.Start; slot <= r.End && r.Nodes[0].Addr == master.Addr(); slot++ {
-			list = append(list, slot)
+		for slot := r.first; slot <= r.last && r.master == master.Addr(); slot++ {
+			list = append(list, int(slot))
 		}
 	}
 	return list
