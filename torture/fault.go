@@ -12,25 +12,18 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// kind is a kind of fault, or none. Those that others ask for have constants.
+// kind is a kind of fault, or none. Those that are asked for elsewhere have constants.
 type kind string
 
 const (
-	calm              kind = "none"
-	lostReply         kind = "lost replies"
-	shardFails        kind = "every call fails"
-	serverStopped     kind = "server SIGSTOP"
-	serverKilled      kind = "server SIGKILL, back with its data"
-	restartedEmpty    kind = "server SIGKILL, back empty"
-	processStopped    kind = "process SIGSTOP over a window's end"
-	processKilled     kind = "process SIGKILL"
-	failedOver        kind = "failover"
-	failedOverLagging kind = "failover to a replica that lags"
-	masterHung        kind = "cluster master SIGSTOP, election"
-	masterKilled      kind = "cluster master SIGKILL, election"
-	resharded         kind = "slots resharded and back"
-	clockForward      kind = "server's clock forward"
-	clockBack         kind = "server's clock back"
+	calm           kind = "none"
+	shardFails     kind = "every call fails"
+	serverStopped  kind = "server SIGSTOP"
+	restartedEmpty kind = "server SIGKILL, back empty"
+	processStopped kind = "process SIGSTOP over a window's end"
+	processKilled  kind = "process SIGKILL"
+	resharded      kind = "slots resharded and back"
+	clockBack      kind = "server's clock back"
 )
 
 // loss is what a kind of fault takes from the store, and so what it may cost.
@@ -62,27 +55,30 @@ var (
 )
 
 var faults = []fault{
-	{lostReply, nothing, proxied, network((*proxy).Swallowed, func(x *run, p *proxy) { p.SwallowReply("evalsha", 3+x.rng.IntN(10)) })},
+	{"lost replies", nothing, proxied, network((*proxy).Swallowed, func(x *run, p *proxy) { p.SwallowReply("evalsha", 3+x.rng.IntN(10)) })},
 	{"lost requests", nothing, proxied, network((*proxy).Dropped, func(x *run, p *proxy) { p.DropRequests("evalsha", 3+x.rng.IntN(10)) })},
 	{"replies later than the timeout", nothing, proxied, network((*proxy).Delayed, func(x *run, p *proxy) { p.Delay(x.Timeout + x.Timeout/2) })},
 	{"latency of 2 to 20 ms", nothing, proxied, network((*proxy).Delayed, func(x *run, p *proxy) { p.Delay(time.Duration(2+x.rng.IntN(18)) * time.Millisecond) })},
 	{"network black hole, late delivery", nothing, proxied, network((*proxy).Held, func(_ *run, p *proxy) { p.Hold(true) })},
 	{"connections reset", nothing, proxied, (*run).reset},
-	{"connections refused", nothing, proxied, network(refuses, func(_ *run, p *proxy) { p.Refuse(true); p.Cut() })},
+	{"connections refused", nothing, proxied, network(refuses, func(_ *run, p *proxy) {
+		p.Refuse(true)
+		p.Cut()
+	})},
 	{shardFails, nothing, single, network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", aLot) })},
 	{serverStopped, nothing, single, (*run).stopServer},
-	{serverKilled, nothing, single, (*run).killServer},
+	{"server SIGKILL, back with its data", nothing, single, (*run).killServer},
 	{restartedEmpty, all, []topology{volatile}, (*run).killServer},
 	{"FLUSHALL", all, []topology{volatile}, (*run).flush},
 	{"SCRIPT FLUSH", nothing, []topology{durable, clustered, sharded}, (*run).flushScripts},
 	{processStopped, nothing, []topology{durable, clustered, sharded}, (*run).stopProcess},
 	{processKilled, nothing, []topology{volatile, sharded}, (*run).killProcess},
-	{failedOver, tail, []topology{pair}, promote(false)},
-	{failedOverLagging, tail, []topology{pair}, promote(true)},
-	{masterHung, elected, []topology{clustered}, takeOver((*peer).Pause, (*peer).Resume)},
-	{masterKilled, elected, []topology{clustered}, takeOver((*peer).Kill, (*peer).Restart)},
+	{"failover", tail, []topology{pair}, promote(false)},
+	{"failover to a replica that lags", tail, []topology{pair}, promote(true)},
+	{"cluster master SIGSTOP, election", elected, []topology{clustered}, takeOver((*peer).Pause, (*peer).Resume)},
+	{"cluster master SIGKILL, election", elected, []topology{clustered}, takeOver((*peer).Kill, (*peer).Restart)},
 	{resharded, nothing, []topology{clustered}, (*run).reshard},
-	{clockForward, timeline, []topology{clocked}, step(1)},
+	{"server's clock forward", timeline, []topology{clocked}, step(1)},
 	{clockBack, timeline, []topology{clocked}, step(-1)},
 }
 

@@ -44,12 +44,13 @@ type verdict struct {
 	strict bool
 	list   []*promise
 
-	active                                                *promise
-	over, overReset, overFailover, overElection, overLoss *promise // over-admission
-	dayEnds, lost, killed, uncharged, alone, apart        *promise
-	late, across, inAll, starved                          *promise
-	election, recovery, moving, elsewhere                 *promise
-	hungStock, hungWaiting, hungOpen, extra               *promise
+	active                                         *promise
+	over, overReset                                *promise         // over-admission
+	overLost                                       [losses]*promise // the same for what the store has lost
+	dayEnds, lost, killed, uncharged, alone, apart *promise
+	late, across, inAll, starved                   *promise
+	election, recovery, moving, elsewhere          *promise
+	hungStock, hungWaiting, hungOpen, extra        *promise
 
 	resets, midnights, counted int64 // what happened to windows
 	unreplicated               int64 // tokens, at failovers
@@ -65,15 +66,15 @@ func (v *verdict) promise(name, bar string) *promise {
 
 // judge holds the outcomes against the promises. It is pure. Where it is not
 // strict, bars of time are lower, for the race detector and tests beside.
-func judge(all []*outcome, strict bool) *verdict {
-	v := &verdict{all: all, strict: strict}
+func judge(list []*outcome, strict bool) *verdict {
+	v := &verdict{all: list, strict: strict}
 	v.active = v.promise("faults that took effect", "all")
 	v.over = v.promise("over-admission without data loss", "0")
 	v.overReset = v.promise("over-admission of windows that are reset", "0, or one limit each time that data is lost")
 	v.dayEnds = v.promise("days that end before midnight", "≤ 1 ms each reset")
-	v.overFailover = v.promise("over-admission at failover", fmt.Sprintf("≤ %d %% of what was not replicated", failoverBar))
-	v.overElection = v.promise("over-admission at a cluster's election", "≤ one limit each")
-	v.overLoss = v.promise("over-admission when all data is lost", "≤ one limit each time")
+	v.overLost[tail] = v.promise("over-admission at failover", fmt.Sprintf("≤ %d %% of what was not replicated", failoverBar))
+	v.overLost[elected] = v.promise("over-admission at a cluster's election", "≤ one limit each")
+	v.overLost[all] = v.promise("over-admission when all data is lost", "≤ one limit each time")
 	v.lost = v.promise("tokens lost, no process killed", "0")
 	v.killed = v.promise("tokens lost with a process that is killed", "≤ its stock")
 	v.uncharged = v.promise("tokens spent that were never charged", "0")
@@ -91,14 +92,14 @@ func judge(all []*outcome, strict bool) *verdict {
 	v.hungWaiting = v.promise("server hung: callers without stock, p99", "")
 	v.hungOpen = v.promise("server hung: the same once the breaker is open, median", fmt.Sprint("≤ ", breakerBar))
 	v.extra = v.promise("extra commands while a shard fails", fmt.Sprintf("≤ %d %% and %d a process", extraBar, repeatsInVain))
-	for _, o := range all {
+	for _, o := range list {
 		var overrun int64
 		for id, s := range o.Lines {
 			v.key(place{o, id, s, o.Scenario.demand(id.Role)})
 			overrun += s.Overrun
 		}
 		for _, e := range o.Events {
-			v.fault(fate{o, e})
+			v.fault(o, e)
 		}
 		if stops := o.had(processStopped); stops > 0 { // where one request of each caller is under way
 			hold(v.across, o.Scenario.Topology, overrun, stops*int64(callers*len(o.Lines)))
@@ -171,7 +172,6 @@ func (v *verdict) key(at place) {
 // windows holds each group of windows against one limit, and against what the store has
 // lost meanwhile.
 func (v *verdict) windows(at place) {
-	with := [losses]*promise{tail: v.overFailover, elected: v.overElection, all: v.overLoss}
 	for _, g := range at.groups() {
 		p, may := v.over, at.lost(g)
 		if at.Role == daily {
@@ -182,7 +182,7 @@ func (v *verdict) windows(at place) {
 		case at.Role.renewed():
 			p = v.overReset
 		case may > 0:
-			p = with[at.Scenario.Loses]
+			p = v.overLost[at.Scenario.Loses]
 		}
 		over := max(g.spent-at.limit.Tokens, 0)
 		hold(p, fmt.Sprintf("%v, windows of %d to %d, tokens above the limit", at, g.from, g.to), over, may)
@@ -230,34 +230,35 @@ func (v *verdict) sequence(at place) {
 }
 
 // fault holds what a fault led to against the promises.
-func (v *verdict) fault(e fate) {
+func (v *verdict) fault(o *outcome, e *event) {
+	at := fmt.Sprintf("%v: %v", o.Scenario.Topology, e.Kind)
 	if v.active.sum++; e.Active == 0 {
-		v.active.broken("%v never took effect", e)
+		v.active.broken("%v never took effect", at)
 	}
-	if e.Scenario.Loses == tail { // of short windows; the limits of long ones are out of reach
+	if o.Scenario.Loses == tail { // of short windows; the limits of long ones are out of reach
 		v.unreplicated += e.Lost[tight] + e.Lost[ample]
 	}
 	// A step counts when it is a tenth of a window; who was woken late asked late.
-	late := time.Duration(merged(e.Kind, wakeUp, e.outcome).Max())
-	hold(v.starved, e, e.Starved, shortWindow+shortWindow/4+late)
+	late := time.Duration(merged(e.Kind, wakeUp, o).Max())
+	hold(v.starved, at, e.Starved, shortWindow+shortWindow/4+late)
 	p, bar := v.recovery, recoveryBar
-	if e.Scenario.Loses == elected {
+	if o.Scenario.Loses == elected {
 		p = v.election
 	}
 	if !v.strict {
 		bar *= 3
 	}
-	hold(p, e, e.Recovery, bar)
+	hold(p, at, e.Recovery, bar)
 	slow := e.End.Sub(e.Begin) > time.Duration(e.Active)*slowMove
 	if e.Kind == resharded && (v.strict || !slow) {
-		hold(v.moving, e, e.Failed, e.excused(e.Kind))
+		hold(v.moving, at, e.Failed, o.excused(e.Kind))
 	}
-	if e.Scenario.Topology == sharded && e.Kind != processStopped && e.Kind != processKilled { // they are no shard's
-		hold(v.elsewhere, e, e.Elsewhere, 0)
+	if o.Scenario.Topology == sharded && e.Kind != processStopped && e.Kind != processKilled { // they are no shard's
+		hold(v.elsewhere, at, e.Elsewhere, 0)
 	}
 	if e.Kind == shardFails { // all processes may repeat some beside a tenth of the calls
 		v.calls, v.commands = v.calls+e.Calls, v.commands+e.Active
-		v.spare += repeatsInVain * int64(e.Scenario.Fleet)
+		v.spare += repeatsInVain * int64(o.Scenario.Fleet)
 	}
 }
 
@@ -321,7 +322,7 @@ func (v *verdict) total() {
 	if v.resets*v.counted*v.midnights == 0 {
 		v.active.broken("in all: %s", v.active.Measured)
 	}
-	p, part := v.overFailover, percent(v.overFailover.sum, v.unreplicated)
+	p, part := v.overLost[tail], percent(v.overLost[tail].sum, v.unreplicated)
 	p.measured("%d of %d (%.1f %%)", p.sum, v.unreplicated, part)
 	if v.strict && part > failoverBar {
 		p.broken("%d tokens of %d", p.sum, v.unreplicated)

@@ -233,14 +233,6 @@ func (p place) String() string {
 	return fmt.Sprintf("%v: %v limit on part %d", p.Scenario.Topology, p.Role, p.Part)
 }
 
-// fate is a fault in a scenario.
-type fate struct {
-	*outcome
-	*event
-}
-
-func (f fate) String() string { return fmt.Sprintf("%v: %v", f.Scenario.Topology, f.Kind) }
-
 // had is how often there was a fault of the kind.
 func (o *outcome) had(k kind) (n int64) {
 	for _, e := range o.Events {
