@@ -1,7 +1,6 @@
 package torture
 
 import (
-	"iter"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -61,23 +60,17 @@ func sample(seed uint64) []scenario { return scenarios(brief, seed, true) }
 // shortest is how many faults make it worth while to start servers, about.
 const shortest = 8
 
-// endless is scenarios for as long as they are asked for: rounds of all, and the faults
-// of each, in another order each time.
-func endless(seed uint64) iter.Seq[scenario] {
-	return func(yield func(scenario) bool) {
-		for {
-			round := scenarios(full, seed, false)
-			shuffle(round, seed)
-			for _, sc := range round {
-				sc.Faults = slices.Repeat(sc.Faults, max(shortest/len(sc.Faults), 1))
-				shuffle(sc.Faults, sc.Seed)
-				if !yield(sc) {
-					return
-				}
-			}
-			seed += uint64(len(round))
-		}
+// round is all scenarios, and the faults of each, in an order that the seed decides. Seeds
+// of the next round begin where those of this one end.
+func round(seed uint64) []scenario {
+	list := scenarios(full, seed, false)
+	shuffle(list, seed)
+	for i := range list {
+		sc := &list[i]
+		sc.Faults = slices.Repeat(sc.Faults, max(shortest/len(sc.Faults), 1))
+		shuffle(sc.Faults, sc.Seed)
 	}
+	return list
 }
 
 func shuffle[T any](list []T, seed uint64) {
