@@ -1,7 +1,6 @@
 package torture
 
 import (
-	_ "embed" // the shim
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -144,19 +143,13 @@ func granted(c backend.Contents) int64 {
 	return n
 }
 
-//go:embed testdata/clockshim.c
-var clockShim []byte
-
 // newClock compiles the shim, and is the environment of a server that is to have the
 // clock.
 func (x *run) newClock() []string {
 	x.t.Helper()
-	dir := x.t.TempDir()
-	source, lib := filepath.Join(dir, "clockshim.c"), filepath.Join(dir, "clockshim.so")
-	require.NoError(x.t, os.WriteFile(source, clockShim, 0o600))
-	out, err := exec.CommandContext(x.t.Context(), "cc", "-O2", "-shared", "-fPIC", "-o", lib, source, "-ldl").CombinedOutput()
+	lib, offset := filepath.Join(x.t.TempDir(), "clockshim.so"), filepath.Join(x.t.TempDir(), "offset")
+	out, err := exec.CommandContext(x.t.Context(), "cc", "-O2", "-shared", "-fPIC", "-o", lib, "testdata/clockshim.c", "-ldl").CombinedOutput()
 	require.NoError(x.t, err, "cc: %s", out)
-	offset := filepath.Join(dir, "offset")
 	x.clock, err = os.Create(offset)
 	require.NoError(x.t, err)
 	x.t.Cleanup(func() { _ = x.clock.Close() })
