@@ -51,7 +51,10 @@ func (r *record) answer() answer {
 }
 
 func newOutcome(sc scenario) *outcome {
-	o := &outcome{Scenario: sc, Lines: make(map[lineID]*sums), Latency: make(map[waited]*hdrhistogram.Histogram), Errors: make(map[string]int64)}
+	o := &outcome{
+		Scenario: sc, Lines: make(map[lineID]*sums),
+		Latency: make(map[waited]*hdrhistogram.Histogram), Errors: make(map[string]int64),
+	}
 	for r := range role(roles) {
 		for part := range sc.Parts {
 			o.Lines[lineID{r, part}] = &sums{Windows: make(map[int64]int64)}

@@ -28,7 +28,10 @@ type scenario struct {
 
 var (
 	// brief is for where many tests share a machine.
-	brief = scenario{Parts: 1, Fleet: 2, Pace: 0.2, Timeout: 400 * time.Millisecond, Span: 300 * time.Millisecond, Hang: 1200 * time.Millisecond, Slots: 60}
+	brief = scenario{
+		Parts: 1, Fleet: 2, Pace: 0.2, Slots: 60,
+		Timeout: 400 * time.Millisecond, Span: 300 * time.Millisecond, Hang: 1200 * time.Millisecond,
+	}
 	// full has the library's default timeout.
 	full = scenario{Parts: 1, Fleet: 4, Pace: 1, Timeout: 100 * time.Millisecond, Span: time.Second, Hang: 3 * time.Second, Slots: 3000}
 )
