@@ -8,19 +8,123 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
+
+// kind is a kind of fault, or none. Those that are asked for elsewhere have constants.
+type kind string
+
+const (
+	calm           kind = "none"
+	shardFails     kind = "every call fails"
+	serverStopped  kind = "server SIGSTOP"
+	restartedEmpty kind = "server SIGKILL, back empty"
+	processStopped kind = "process SIGSTOP over a window's end"
+	processKilled  kind = "process SIGKILL"
+	resharded      kind = "slots resharded and back"
+	clockBack      kind = "server's clock back"
+)
+
+// loss is what a kind of fault takes from the store, and so what it may cost.
+type loss int
+
+const (
+	nothing  loss = iota
+	tail          // what was charged of late and is not replicated
+	elected       // the same in a cluster, which nobody can measure
+	all           // every window
+	timeline      // no data, but the server's time leaps
+	losses   = iota
+)
+
+// fault is what there is to know of a kind. It is done by a function that returns when
+// the fault is over, and how often it was seen to take effect.
+type fault struct {
+	kind  kind
+	loses loss
+	on    []topology // the cheapest first
+	do    func(*run, *event) int64
+}
+
+// single is where a server can be stopped and is not replaced, proxied where a proxy makes
+// faults, and every part has a server that can be asked for anything.
+var (
+	single  = []topology{durable, sharded}
+	proxied = []topology{durable, pair, clustered, sharded}
+)
+
+var faults = []fault{
+	{"lost replies", nothing, proxied, network((*proxy).Swallowed, func(x *run, p *proxy) { p.SwallowReply("evalsha", 3+x.rng.IntN(10)) })},
+	{"lost requests", nothing, proxied, network((*proxy).Dropped, func(x *run, p *proxy) { p.DropRequests("evalsha", 3+x.rng.IntN(10)) })},
+	{"replies later than the timeout", nothing, proxied, network((*proxy).Delayed, func(x *run, p *proxy) { p.Delay(x.Timeout + x.Timeout/2) })},
+	{"latency of 2 to 20 ms", nothing, proxied, network((*proxy).Delayed, func(x *run, p *proxy) { p.Delay(time.Duration(2+x.rng.IntN(18)) * time.Millisecond) })},
+	{"network black hole, late delivery", nothing, proxied, network((*proxy).Held, func(_ *run, p *proxy) { p.Hold(true) })},
+	{"connections reset", nothing, proxied, (*run).reset},
+	{"connections refused", nothing, proxied, network(refuses, func(_ *run, p *proxy) {
+		p.Refuse(true)
+		p.Cut()
+	})},
+	{shardFails, nothing, single, network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", aLot) })},
+	{serverStopped, nothing, single, (*run).stopServer},
+	{"server SIGKILL, back with its data", nothing, single, (*run).killServer},
+	{restartedEmpty, all, []topology{volatile}, (*run).killServer},
+	{"FLUSHALL", all, []topology{volatile}, (*run).flush},
+	{"SCRIPT FLUSH", nothing, []topology{durable, clustered, sharded}, (*run).flushScripts},
+	{processStopped, nothing, []topology{durable, clustered, sharded}, (*run).stopProcess},
+	{processKilled, nothing, []topology{volatile, sharded}, (*run).killProcess},
+	{"failover", tail, []topology{pair}, promote(false)},
+	{"failover to a replica that lags", tail, []topology{pair}, promote(true)},
+	{"cluster master SIGSTOP, election", elected, []topology{clustered}, takeOver((*peer).Pause, (*peer).Resume)},
+	{"cluster master SIGKILL, election", elected, []topology{clustered}, takeOver((*peer).Kill, (*peer).Restart)},
+	{resharded, nothing, []topology{clustered}, (*run).reshard},
+	{"server's clock forward", timeline, []topology{clocked}, step(1)},
+	{clockBack, timeline, []topology{clocked}, step(-1)},
+}
+
+func faultOf(k kind) fault {
+	return faults[slices.IndexFunc(faults, func(f fault) bool { return f.kind == k })]
+}
+
+// event is one fault that happened. What processes tell is its own from its beginning
+// until all have recovered.
+type event struct {
+	Kind       kind
+	Part       int       // of the store that it befell
+	Begin, End time.Time // End: when it was over, or a replica was elected
+	Over       time.Time // when every process had been answered on every part, and the next one may come
+
+	Active    int64         // how often it was seen to take effect
+	Recovery  time.Duration // from End until every process had been answered on every part
+	Failed    int64         // requests that ended in an error, on any part
+	Elsewhere int64         // of these, on parts that the fault did not befall
+	Calls     int64         // to the store that began before the end
+	Faults    int64         // of these, those that failed
+	Lost      [roles]int64  // tokens that the store forgot, at most
+	Starved   time.Duration // longest time without a token for anybody; where watched
+}
+
+// once is how often a fault took effect that is there or is not.
+func once(took bool) int64 {
+	if took {
+		return 1
+	}
+	return 0
+}
+
+type proxy = redistest.Proxy
 
 const aLot = 1 << 30 // more chunks than any fault sees
 
 // network is a fault that a proxy makes for a while. It counts what it did.
-func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event) {
-	return func(x *run, e *event) {
+func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event) int64 {
+	return func(x *run, e *event) int64 {
 		p := x.peer(e.Part).proxy
+		defer p.Heal()
 		before := count(p)
 		arm(x, p)
 		time.Sleep(x.span())
-		e.Active = seen(before, func() int64 { return count(p) })
-		p.Heal()
+		return seen(before, func() int64 { return count(p) })
 	}
 }
 
@@ -30,124 +134,109 @@ func seen(before int64, count func() int64) int64 {
 	return count() - before
 }
 
-// failAll is where repetitions would show: calls fail at once, and time is left.
-func (x *run) failAll(e *event) {
-	network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", aLot) })(x, e)
-	e.Commands = e.Active
+// refuses is what a proxy cannot count.
+func refuses(p *proxy) int64 {
+	conn, err := net.Dial("tcp", p.Addr())
+	if err == nil {
+		_ = conn.Close()
+	}
+	return once(errors.Is(err, syscall.ECONNREFUSED))
 }
 
 // reset cuts connections for a while, and until there was one.
-func (x *run) reset(e *event) {
+func (x *run) reset(e *event) int64 {
 	p := x.peer(e.Part).proxy
 	before, least := p.CutConns(), time.Now().Add(x.span())
 	until(patience, func() bool {
 		p.Cut()
-		e.Active = p.CutConns() - before
-		return e.Active > 0 && time.Now().After(least)
+		return p.CutConns() > before && time.Now().After(least)
 	})
-}
-
-func (x *run) refuse(e *event) {
-	p := x.peer(e.Part).proxy
-	p.Refuse(true)
-	p.Cut()
-	if _, err := net.Dial("tcp", p.Addr()); errors.Is(err, syscall.ECONNREFUSED) {
-		e.Active = 1
-	}
-	time.Sleep(x.span())
-	p.Heal()
+	return p.CutConns() - before
 }
 
 // stopServer is evident by the calls that fail.
-func (x *run) stopServer(e *event) {
+func (x *run) stopServer(e *event) int64 {
 	server := x.peer(e.Part)
 	server.Pause()
+	defer server.Resume()
 	time.Sleep(x.Hang)
-	e.Active = seen(0, func() int64 { return told(x, &e.Faults) })
-	server.Resume()
+	return seen(0, func() int64 { return told(x, &e.Faults) })
 }
 
 // killServer has a server come back with what it has written down. Nobody
 // reaches it until that has been looked at.
-func (x *run) killServer(e *event) {
+func (x *run) killServer(e *event) int64 {
 	server := x.peer(e.Part)
 	server.proxy.Hold(true)
 	server.Kill()
 	time.Sleep(x.span())
 	server.Restart()
-	if (server.Do("dbsize").Val().(int64) == 0) == (e.Kind == restartedEmpty) {
-		e.Active = 1
-	}
+	empty := server.Do("dbsize").Val().(int64) == 0
 	server.proxy.Cut()
 	server.proxy.Heal()
+	return once(empty == (e.Kind == restartedEmpty))
 }
 
-func (x *run) flush(e *event) {
+func (x *run) flush(e *event) int64 {
 	server := x.peer(e.Part)
-	e.Active = server.Do("dbsize").Val().(int64)
+	keys := server.Do("dbsize").Val().(int64)
 	server.Do("flushall")
 	x.recover(e)
 	time.Sleep(x.span())
+	return keys
 }
 
 // flushScripts is evident by the scripts that are told again.
-func (x *run) flushScripts(e *event) {
+func (x *run) flushScripts(e *event) (told int64) {
 	server := x.peer(e.Part)
 	evals := func() int64 { return server.Calls("eval") }
 	for range 3 {
 		before := evals()
 		server.Do("script", "flush")
-		e.Active += seen(before, evals)
+		told += seen(before, evals)
 		time.Sleep(x.span() / 3)
 	}
+	return told
 }
 
 // anyWorker is a process that makes requests.
-func (x *run) anyWorker() *worker {
-	return x.workers[x.rng.IntN(len(x.workers))]
-}
+func (x *run) anyWorker() *worker { return x.workers[x.rng.IntN(len(x.workers))] }
 
 // stopProcess is evident by the window that ends meanwhile.
-func (x *run) stopProcess(e *event) {
+func (x *run) stopProcess(e *event) int64 {
 	window := func() int64 { return int64(x.contents(x.peer(e.Part), tight, e.Part).Window) }
 	x.await("a window is open", func() bool { return window() > 0 })
 	w, before := x.anyWorker(), window()
 	w.Pause()
+	defer w.Resume()
 	still := time.Now()
 	x.await("the window ends", func() bool { return window() > before })
 	time.Sleep(time.Duration(x.rng.Int64N(int64(x.span()))))
-	if told(x, &w.last).Before(still) {
-		e.Active = 1
-	}
-	w.Resume()
+	return once(told(x, &w.last).Before(still))
 }
 
 // killProcess replaces the process by another.
-func (x *run) killProcess(e *event) {
+func (x *run) killProcess(*event) int64 {
 	w := x.anyWorker()
-	select {
-	case <-w.read:
-	default:
-		e.Active = 1
-	}
+	alive := w.Up()
 	w.Kill()
 	x.end(w, true)
 	time.Sleep(x.span())
 	x.start()
+	return once(alive)
 }
 
 // step sets the server's clock by up to two and a half windows. It is evident by
 // the server's own word.
-func step(direction time.Duration) func(*run, *event) {
-	return func(x *run, e *event) {
+func step(direction time.Duration) func(*run, *event) int64 {
+	return func(x *run, e *event) int64 {
 		step := shortWindow/5 + time.Duration(x.rng.Int64N(int64(shortWindow*23/10)))
 		before := x.ahead()
 		x.offset += direction * step
 		x.setClock(x.offset)
-		if moved := direction * (x.ahead() - before); moved > step/2 && moved < step*2 {
-			e.Active = 1
-		}
+		moved := direction * (x.ahead() - before)
 		e.Starved = x.starved(ample, 3*shortWindow)
+		return once(moved > step/2 && moved < step*2)
 	}
 }
 
@@ -161,10 +250,10 @@ func (x *run) ahead() time.Duration {
 // starved watches a role for a while and tells for how long at most nobody was
 // admitted.
 func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
-	spent := func() int64 { return told(x, &x.out.Lines[lineID{r, 0}].Spent) }
-	last, since := spent(), time.Now()
+	admitted := func() int64 { return told(x, &x.out.Lines[lineID{r, 0}].Allowed) }
+	last, since := admitted(), time.Now()
 	for end := since.Add(during); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if now := spent(); now != last {
+		if now := admitted(); now != last {
 			last, since = now, time.Now()
 		}
 		longest = max(longest, time.Since(since))
@@ -175,8 +264,8 @@ func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
 // promote makes the replica the primary. Before, it holds all traffic for as long as it
 // takes to see what the replica does not have, which is nothing unless it lags. What was
 // under way then is lost, as the primary is.
-func promote(lags bool) func(*run, *event) {
-	return func(x *run, e *event) {
+func promote(lags bool) func(*run, *event) int64 {
+	return func(x *run, e *event) int64 {
 		servers, front := x.pair, x.peers[0].proxy
 		if lags {
 			x.link.Hold(true)
@@ -190,7 +279,7 @@ func promote(lags bool) func(*run, *event) {
 		}
 		for r := range role(roles) {
 			if e.Lost[r] = x.unreplicated(r); r.renewed() { // and windows that were reset since
-				e.Lost[r] = x.demand(r, 1).limit.Tokens
+				e.Lost[r] = x.demand(r).limit.Tokens
 			}
 		}
 		servers.Primary.Kill()
@@ -198,39 +287,36 @@ func promote(lags bool) func(*run, *event) {
 		servers.Promote(0)
 		front.Lead(servers.Replicas[0].Addr())
 		front.Heal()
-		if !lags || e.Lost[ledger] > 0 {
-			e.Active = 1
-		}
 		x.recover(e)
 		slices.Reverse(x.peers)
 		servers.Primary, servers.Replicas[0] = x.peers[0].Server, x.peers[1].Server
 		servers.Replicas[0].Restart()
 		x.link = servers.Link(0)
-		servers.AwaitSync()
 		time.Sleep(x.span()) // two failovers in one window would be told apart by nobody
+		return once(!lags || e.Lost[ledger] > 0)
 	}
 }
 
 // takeOver takes a cluster's master away until a replica is elected.
-func takeOver(away, back func(*peer)) func(*run, *event) {
-	return func(x *run, e *event) {
+func takeOver(away, back func(*peer)) func(*run, *event) int64 {
+	return func(x *run, e *event) int64 {
 		old := x.peer(e.Part)
 		away(old)
 		x.await("a replica is elected", func() bool {
 			p := x.peer(e.Part)
 			return p != nil && p != old
 		})
-		e.Active = 1
 		x.recover(e)
 		back(old)
 		x.cluster.AwaitWhole()
+		return 1
 	}
 }
 
 // reshard moves slots to another master and back, those of our keys first.
-func (x *run) reshard(e *event) {
-	c, parts := x.cluster, x.parts()
-	from, to := x.peer(e.Part).Server, x.peer((e.Part+1)%parts).Server
+func (x *run) reshard(e *event) int64 {
+	c := x.cluster
+	from, to := x.peer(e.Part).Server, x.peer((e.Part+1)%x.Parts).Server
 	var ours []int
 	for r := range role(roles) {
 		ours = append(ours, c.SlotOf(tag(x.Keys[r][e.Part])))
@@ -240,5 +326,5 @@ func (x *run) reshard(e *event) {
 	list := append(slices.Compact(ours), rest...)[:x.Slots]
 	c.Reshard(from, to, list)
 	c.Reshard(to, from, list)
-	e.Active = 2 * int64(len(list))
+	return int64(2 * len(list))
 }

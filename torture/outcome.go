@@ -15,11 +15,10 @@ import (
 type outcome struct {
 	Scenario scenario
 	Events   []*event
-	Parts    int
 	Elapsed  time.Duration
 	Lines    map[lineID]*sums
-	Latency  map[waited]*hdrhistogram.Histogram // from stock it is of the role stock alone
-	Errors   map[string]int64                   // requests, by the fault that was on and what they ended in
+	Latency  map[waited]*hdrhistogram.Histogram
+	Errors   map[string]int64 // requests, by the fault that was on and what they ended in
 }
 
 // waited is why a caller waited: the fault that was on, and how it came by its answer.
@@ -28,13 +27,36 @@ type waited struct {
 	answer answer
 }
 
-func newOutcome(sc scenario, parts int) *outcome {
+// answer is how a caller came by its answer, for what that may cost.
+type answer int
+
+const (
+	usual     answer = iota
+	fromStock        // no I/O; of the role stock alone
+	byPolicy         // it waited for a call that failed
+	byBreaker        // the shard was known to be away
+	wakeUp           // none: how late the machine wakes callers whose timer is due
+)
+
+func (r *record) answer() answer {
+	switch failed := r.Err != "" || r.Result.Source == reservoir.Fallback; {
+	case failed && r.Away:
+		return byBreaker
+	case failed:
+		return byPolicy
+	case r.Result.Source == reservoir.Local && r.Key.Role == stock:
+		return fromStock
+	}
+	return usual
+}
+
+func newOutcome(sc scenario) *outcome {
 	o := &outcome{
-		Scenario: sc, Parts: parts, Lines: make(map[lineID]*sums),
+		Scenario: sc, Lines: make(map[lineID]*sums),
 		Latency: make(map[waited]*hdrhistogram.Histogram), Errors: make(map[string]int64),
 	}
 	for r := range role(roles) {
-		for part := range parts {
+		for part := range sc.Parts {
 			o.Lines[lineID{r, part}] = &sums{Windows: make(map[int64]int64)}
 		}
 	}
@@ -95,7 +117,8 @@ func (o *outcome) add(l *line, r *record) {
 	case asked:
 		o.request(s, l, r, e)
 	case settled:
-		s.settle(l, r.N)
+		l.Settled += max(r.N, 0)
+		l.Refunded += max(-r.N, 0)
 	case renewed:
 		s.Resets += r.N
 		o.failed(r, e)
@@ -105,10 +128,9 @@ func (o *outcome) add(l *line, r *record) {
 		if here {
 			e.Calls++
 		}
-		switch {
-		case r.Err == "":
+		if r.Err == "" {
 			l.LastOK = end
-		case here:
+		} else if here {
 			e.Faults++
 		}
 	case changed:
@@ -124,9 +146,7 @@ func (o *outcome) add(l *line, r *record) {
 
 // request adds what one request was told.
 func (o *outcome) request(s *sums, l *line, r *record, e *event) {
-	if a := r.answer(); a != fromStock || r.Key.Role == stock {
-		o.wait(waited{e.Kind, a}, r.Took)
-	}
+	o.wait(waited{e.Kind, r.answer()}, r.Took)
 	if r.Woke > 0 {
 		o.wait(waited{e.Kind, wakeUp}, r.Woke)
 	}
@@ -139,7 +159,6 @@ func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 		return
 	case r.Result.Source == reservoir.Fallback:
 		l.Alone += r.N
-		s.Alone = max(s.Alone, l.Alone)
 	default:
 		s.Allowed++
 		if r.At.UnixMilli() > reset.UnixMilli() {
@@ -148,7 +167,6 @@ func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 			s.Overrun++
 		}
 	}
-	s.Spent += r.N
 	l.Spent += r.N
 	s.Windows[reset.UnixMilli()] += r.N
 }
@@ -179,13 +197,6 @@ func newLatency() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, (2 * time.Minute).Nanoseconds(), 2)
 }
 
-// settle adds what was used above a charge, or given back.
-func (s *sums) settle(l *line, n int64) {
-	used, back := max(n, 0), max(-n, 0)
-	s.Settled, l.Settled = s.Settled+used, l.Settled+used
-	s.Refunded, l.Refunded = s.Refunded+back, l.Refunded+back
-}
-
 // audit holds what a limiter told of itself against the process' journal. What is
 // settled for an earlier window may count.
 func (s *sums) audit(r role, l *line, t *reservoir.Stats) {
@@ -198,8 +209,12 @@ func (s *sums) audit(r role, l *line, t *reservoir.Stats) {
 	s.Unknown += t.Unknown
 }
 
+func abs(n int64) int64 { return max(n, -n) }
+
 // end adds what a process that has ended leaves behind.
 func (s *sums) end(l *line, killed bool) {
+	s.Spent, s.Settled, s.Refunded = s.Spent+l.Spent, s.Settled+l.Settled, s.Refunded+l.Refunded
+	s.Alone = max(s.Alone, l.Alone)
 	switch {
 	case killed:
 		s.Killed++
@@ -209,54 +224,22 @@ func (s *sums) end(l *line, killed bool) {
 	}
 }
 
-func abs(n int64) int64 { return max(n, -n) }
-
 // place is a key in a scenario, and what was done with it.
 type place struct {
 	*outcome
 	lineID
 	*sums
+	demand
 }
 
 func (p place) String() string {
 	return fmt.Sprintf("%v: %v limit on part %d", p.Scenario.Topology, p.Role, p.Part)
 }
 
-func (p place) demand() demand { return p.Scenario.demand(p.Role, p.Parts) }
-
-// lines is all that processes did in the scenarios, by key.
-func lines(list ...*outcome) (all []place) {
-	for _, o := range list {
-		for id, s := range o.Lines {
-			all = append(all, place{o, id, s})
-		}
-	}
-	return all
-}
-
-// fate is a fault in a scenario.
-type fate struct {
-	*outcome
-	*event
-}
-
-func (f fate) String() string { return fmt.Sprintf("%v: %v", f.Scenario.Topology, f.Kind) }
-
-func events(list ...*outcome) (all []fate) {
-	for _, o := range list {
-		for _, e := range o.Events {
-			all = append(all, fate{o, e})
-		}
-	}
-	return all
-}
-
 // had is how often there was a fault of the kind.
 func (o *outcome) had(k kind) (n int64) {
 	for _, e := range o.Events {
-		if e.Kind == k {
-			n++
-		}
+		n += once(e.Kind == k)
 	}
 	return n
 }
@@ -272,7 +255,7 @@ type group struct {
 // groups puts the windows of a key together, in order of their ends.
 func (p place) groups() (list []group) {
 	for _, reset := range slices.Sorted(maps.Keys(p.Windows)) {
-		begin := reset - p.demand().limit.Window.Milliseconds()
+		begin := reset - p.limit.Window.Milliseconds()
 		if n := len(list); n > 0 && begin < list[n-1].to && !p.Role.renewed() {
 			list[n-1].to = reset
 			list[n-1].spent += p.Windows[reset]
@@ -296,15 +279,8 @@ func (p place) lost(g group) (n int64) {
 	return n
 }
 
-// days is how often the key was used on both sides of the midnight.
-func (p place) days() int {
-	before, after := 0, 0
-	for end := range p.Windows {
-		if end > p.Scenario.Midnight*1000 {
-			after = 1
-		} else {
-			before = 1
-		}
-	}
-	return before * after
+// midnights is 1 where the key is used by the day, on both sides of the midnight.
+func (p place) midnights() int64 {
+	ends, midnight := slices.Sorted(maps.Keys(p.Windows)), p.Scenario.Midnight*1000
+	return once(p.Role == daily && len(ends) > 0 && ends[0] <= midnight && midnight < ends[len(ends)-1])
 }

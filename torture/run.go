@@ -1,9 +1,13 @@
 package torture
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -11,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/sharding"
 )
 
 // run is a scenario under way.
@@ -22,15 +27,25 @@ type run struct {
 	// The servers: see stage.go.
 	peers   []*peer // by part; of a cluster, all nodes; of a pair, first the primary
 	cluster *redistest.Cluster
+	shards  *sharding.Store       // which is asked for no more than names
 	pair    *redistest.Replicated // who is the primary changes at each failover
 	link    *redistest.Proxy      // by which the replica follows
 	clock   *os.File              // holds the offset of the server's clock
 	offset  time.Duration
 
-	// The processes: see fleet.go.
 	workers []*worker  // that make requests
 	mu      sync.Mutex // guards what follows, and what it says of workers
 	out     *outcome
+}
+
+// worker is one process: this binary, executed again.
+type worker struct {
+	*redistest.Process
+	input io.Closer     // whose end asks it to hand back
+	read  chan struct{} // closed when it has ended and all that it told is read
+
+	lines map[lineID]*line // guarded by the run's mutex
+	last  time.Time        // when its last request began; as well
 }
 
 const (
@@ -51,7 +66,7 @@ func (sc scenario) Run(t testing.TB) *outcome {
 	x := &run{t: t, rng: rand.New(rand.NewPCG(sc.Seed, 1)), target: target{scenario: sc}}
 	x.setUp()
 	x.Midnight = time.Now().Add(untilMidnight).Unix()
-	x.out = newOutcome(x.scenario, x.parts())
+	x.out = newOutcome(x.scenario)
 	begin := time.Now()
 	for range sc.Fleet {
 		x.start()
@@ -62,9 +77,9 @@ func (sc scenario) Run(t testing.TB) *outcome {
 	}
 	x.finish()
 	x.out.Elapsed = time.Since(begin)
-	for _, at := range lines(x.out) {
-		held := x.contents(x.peer(at.Part), at.Role, at.Part)
-		at.Open, at.Charged = int64(held.Window), held.Used
+	for id, s := range x.out.Lines {
+		held := x.contents(x.peer(id.Part), id.Role, id.Part)
+		s.Open, s.Charged = int64(held.Window), held.Used
 	}
 	return x.out
 }
@@ -77,14 +92,14 @@ func (x *run) span() time.Duration {
 // inject makes one fault happen and waits until all have recovered.
 func (x *run) inject(k kind) {
 	x.t.Helper()
-	e := &event{Kind: k, Part: x.rng.IntN(x.parts()), Begin: time.Now()}
+	e := &event{Kind: k, Part: x.rng.IntN(x.Parts), Begin: time.Now()}
 	if x.Loses == elected || x.Loses == all {
 		for r := range role(roles) {
-			e.Lost[r] = x.demand(r, x.parts()).limit.Tokens
+			e.Lost[r] = x.demand(r).limit.Tokens
 		}
 	}
 	x.locked(func() { x.out.Events = append(x.out.Events, e) })
-	faultOf(k).do(x, e)
+	e.Active = faultOf(k).do(x, e)
 	if e.End.IsZero() { // else the fault was a longer affair
 		x.recover(e)
 	}
@@ -100,18 +115,15 @@ func (x *run) recover(e *event) {
 	x.t.Helper()
 	x.locked(func() { e.End = time.Now() })
 	var why string
-	var well time.Time
+	well := e.End // since when all is
 	recovered := func() bool {
 		if x.locked(func() { why = x.unwell(e.End) }); why != "" {
-			well = time.Time{}
-		} else if well.IsZero() {
 			well = time.Now()
 		}
-		return why == "" && time.Since(well) > max(settle, x.Timeout)
+		return time.Since(well) > max(settle, x.Timeout)
 	}
-	if !until(recoverLimit, recovered) {
-		require.FailNow(x.t, "no recovery within "+recoverLimit.String()+" from: "+string(e.Kind), why)
-	}
+	ok := until(recoverLimit, recovered)
+	require.True(x.t, ok, "no recovery within %v from: %v: %s", recoverLimit, e.Kind, why)
 	e.Recovery = well.Sub(e.End)
 }
 
@@ -146,4 +158,86 @@ func until(limit time.Duration, ok func() bool) bool {
 		}
 	}
 	return true
+}
+
+// start adds a process and returns when it makes requests.
+func (x *run) start() {
+	x.t.Helper()
+	at := x.target
+	at.Seed = x.rng.Uint64()
+	text, err := json.Marshal(at)
+	require.NoError(x.t, err)
+	out, write, err := os.Pipe()
+	require.NoError(x.t, err)
+	defer write.Close() // the process has its own
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workerEnv+"="+string(text), "GOMAXPROCS=2")
+	cmd.Stdout, cmd.Stderr = write, os.Stderr
+	w := &worker{read: make(chan struct{}), lines: make(map[lineID]*line)}
+	for id := range x.out.Lines {
+		w.lines[id] = new(line)
+	}
+	w.input, err = cmd.StdinPipe()
+	require.NoError(x.t, err)
+	w.Process = redistest.Spawn(x.t, cmd)
+	x.t.Cleanup(func() {
+		w.Kill()
+		<-w.read
+	})
+	go func() {
+		defer close(w.read)
+		defer out.Close()
+		read(out, func(r *record) { x.locked(func() { x.note(w, r) }) })
+	}()
+	x.workers = append(x.workers, w)
+	x.await("the process makes requests", func() bool { return !told(x, &w.last).IsZero() })
+}
+
+// note adds what a process has told. The caller holds x.mu.
+func (x *run) note(w *worker, r *record) {
+	if r.What == asked {
+		w.last = r.At
+	}
+	x.out.add(w.lines[r.Key], r)
+}
+
+// locked does what nobody may tell of meanwhile.
+func (x *run) locked(do func()) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	do()
+}
+
+// told is what processes have told that is kept there.
+func told[T any](x *run, at *T) (value T) {
+	x.locked(func() { value = *at })
+	return value
+}
+
+// end waits until a process has ended and all that it told is read, and adds what it
+// leaves.
+func (x *run) end(w *worker, killed bool) {
+	<-w.read
+	x.locked(func() {
+		for id, l := range w.lines {
+			x.out.Lines[id].end(l, killed)
+		}
+	})
+	x.workers = slices.DeleteFunc(x.workers, func(other *worker) bool { return other == w })
+}
+
+// finish asks all processes to hand back, and waits until they have ended.
+func (x *run) finish() {
+	x.t.Helper()
+	for _, w := range x.workers {
+		_ = w.input.Close()
+	}
+	for _, w := range slices.Clone(x.workers) {
+		late := time.AfterFunc(patience, func() {
+			x.t.Errorf("a process did not end within %v of being asked", patience)
+			w.Kill()
+		})
+		x.end(w, false)
+		late.Stop()
+	}
 }

@@ -1,7 +1,6 @@
 package torture
 
 import (
-	_ "embed" // the shim
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -48,7 +47,6 @@ var aof = []string{"--appendonly", "yes", "--appendfsync", "no"}
 func (x *run) setUp() {
 	x.t.Helper()
 	x.Via = make(map[string]string)
-	partOf, parts := func(string) int { return 0 }, 1
 	switch x.Topology {
 	case durable:
 		x.add(redistest.Start(x.t, aof...))
@@ -67,19 +65,16 @@ func (x *run) setUp() {
 		for _, node := range x.cluster.Nodes {
 			x.add(node)
 		}
-		parts, partOf = 3, func(key string) int { return slices.Index(x.cluster.Nodes, x.cluster.NodeOf(tag(key))) }
+		x.Parts = 3
 	case sharded:
-		shards := make(map[string]backend.Store)
-		for _, name := range shardNames {
-			shards[name] = x.add(redistest.Start(x.t, aof...)).store
+		for range shardNames {
+			x.add(redistest.Start(x.t, aof...))
 		}
-		store, err := sharding.New(shards)
-		require.NoError(x.t, err)
-		parts, partOf = 3, func(key string) int { return slices.Index(shardNames, store.Shard(key)) }
+		x.Parts, x.shards = 3, x.open().(*sharding.Store)
 	}
 	for r := range role(roles) { // names are tried until there is one on each part
-		for i := 0; len(x.Keys[r]) < parts; i++ {
-			if key := fmt.Sprint(r, "-", i); partOf(key) == len(x.Keys[r]) {
+		for i := 0; len(x.Keys[r]) < x.Parts; i++ {
+			if key := fmt.Sprint(r, "-", i); x.nodeOf(key) == len(x.Keys[r]) {
 				x.Keys[r] = append(x.Keys[r], key)
 			}
 		}
@@ -100,12 +95,20 @@ func (x *run) add(server *redistest.Server) *peer {
 // tag is what a key's slot is found by.
 func tag(key string) string { return "{" + key + "}" }
 
-// peer is the server of a part as it now is, of a cluster nil while there is none.
-func (x *run) peer(part int) *peer {
-	if x.cluster == nil {
-		return x.peers[part]
+// nodeOf is which of the peers has the key as it now is, or -1 while there is none.
+func (x *run) nodeOf(key string) int {
+	switch x.Topology {
+	case clustered:
+		return slices.Index(x.cluster.Nodes, x.cluster.NodeOf(tag(key)))
+	case sharded:
+		return slices.Index(shardNames, x.shards.Shard(key))
 	}
-	if i := slices.Index(x.cluster.Nodes, x.cluster.NodeOf(tag(x.Keys[tight][part]))); i >= 0 {
+	return 0
+}
+
+// peer is the server of a part as it now is, or nil while there is none.
+func (x *run) peer(part int) *peer {
+	if i := x.nodeOf(x.Keys[tight][part]); i >= 0 {
 		return x.peers[i]
 	}
 	return nil
@@ -140,19 +143,13 @@ func granted(c backend.Contents) int64 {
 	return n
 }
 
-//go:embed testdata/clockshim.c
-var clockShim []byte
-
 // newClock compiles the shim, and is the environment of a server that is to have the
 // clock.
 func (x *run) newClock() []string {
 	x.t.Helper()
-	dir := x.t.TempDir()
-	source, lib := filepath.Join(dir, "clockshim.c"), filepath.Join(dir, "clockshim.so")
-	require.NoError(x.t, os.WriteFile(source, clockShim, 0o600))
-	out, err := exec.CommandContext(x.t.Context(), "cc", "-O2", "-shared", "-fPIC", "-o", lib, source, "-ldl").CombinedOutput()
+	lib, offset := filepath.Join(x.t.TempDir(), "clockshim.so"), filepath.Join(x.t.TempDir(), "offset")
+	out, err := exec.CommandContext(x.t.Context(), "cc", "-O2", "-shared", "-fPIC", "-o", lib, "testdata/clockshim.c", "-ldl").CombinedOutput()
 	require.NoError(x.t, err, "cc: %s", out)
-	offset := filepath.Join(dir, "offset")
 	x.clock, err = os.Create(offset)
 	require.NoError(x.t, err)
 	x.t.Cleanup(func() { _ = x.clock.Close() })

@@ -43,8 +43,6 @@ type target struct {
 	Keys  [roles][]string   // by part; which names lie on which is the topology's business
 }
 
-func (t *target) parts() int { return len(t.Keys[0]) }
-
 // RunWorker is the whole life of a worker process: it drives all keys until its input
 // ends, and hands back. It reports false in a process that is none.
 func RunWorker() bool {
@@ -63,23 +61,15 @@ func RunWorker() bool {
 		defer end()
 		_, _ = io.Copy(io.Discard, os.Stdin)
 	}()
-	j := &journal{out: gob.NewEncoder(os.Stdout)}
-	var streams []*stream
+	j, rng := gob.NewEncoder(os.Stdout), rand.New(rand.NewPCG(t.Seed, 0))
 	var wg sync.WaitGroup
 	for r := range role(roles) {
-		for part := range t.parts() {
-			s := newStream(&t, j, store, lineID{r, part})
-			streams = append(streams, s)
-			for c := range callers {
-				seed := rand.NewPCG(t.Seed, uint64(callers*len(streams)+c))
-				wg.Go(func() { s.run(finish, rand.New(seed)) })
-			}
+		for part := range t.Parts {
+			s, seed := newStream(&t, j, store, lineID{r, part}), rng.Uint64()
+			wg.Go(func() { s.live(finish, seed) })
 		}
 	}
 	wg.Wait()
-	for _, s := range streams {
-		s.close()
-	}
 	return true
 }
 
@@ -89,6 +79,48 @@ func must[T any](value T, err error) T {
 		panic(err)
 	}
 	return value
+}
+
+// record is what a process tells the runner of one thing that happened to it.
+type record struct {
+	Key    lineID
+	What   what
+	At     time.Time        // when it happened; of a request or a call, when it began
+	Took   time.Duration    // of a request or a call
+	Woke   time.Duration    // how late the machine woke the caller whose timer was due, if it slept
+	N      int64            // tokens; of what was settled, used above the charge; of a call, held in memory when it had ended
+	Result reservoir.Result // of a request
+	Away   bool             // the breaker is open, as hooks tell
+	Err    string           // what a request, a call or Close ended in
+	Stats  *reservoir.Stats // of the limiter that was closed
+}
+
+// lineID names a key.
+type lineID struct {
+	Role role
+	Part int // of the store
+}
+
+type what int
+
+const (
+	asked what = iota
+	settled
+	renewed // its window was reset, or may have been
+	called  // the store
+	changed // the breaker
+	closed
+)
+
+// read calls take with each record, until the process has ended.
+func read(from io.Reader, take func(*record)) {
+	for in := gob.NewDecoder(from); ; {
+		r := new(record)
+		if in.Decode(r) != nil {
+			return
+		}
+		take(r)
+	}
 }
 
 // open connects to the store, which takes no I/O.
@@ -139,22 +171,28 @@ type stream struct {
 	key     string
 	demand  demand
 	every   time.Duration // between the requests of one caller
-	journal *journal
+	journal *gob.Encoder
 	limiter *reservoir.Limiter
 	away    atomic.Bool // the breaker is open, as hooks tell
 }
 
-func newStream(t *target, j *journal, store backend.Store, id lineID) *stream {
-	d := t.demand(id.Role, t.parts())
+func newStream(t *target, journal *gob.Encoder, store backend.Store, id lineID) *stream {
+	d := t.demand(id.Role)
 	s := &stream{
-		id: id, key: t.Keys[id.Role][id.Part], demand: d, journal: j,
+		id: id, key: t.Keys[id.Role][id.Part], demand: d, journal: journal,
 		every: time.Second * time.Duration(callers*t.Fleet) / time.Duration(d.requests),
 	}
-	hooks := reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}
-	s.limiter = must(reservoir.New(store, d.limit, append(id.Role.options(d), reservoir.WithFetchTimeout(t.Timeout), reservoir.WithHooks(hooks))...))
+	options := append(uses[id.Role].options, reservoir.WithFetchTimeout(t.Timeout),
+		reservoir.WithHooks(reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}))
+	if d.batch > 0 {
+		options = append(options, reservoir.WithBatch(reservoir.Fixed(d.batch)))
+	}
+	s.limiter = must(reservoir.New(store, d.limit, options...))
 	return s
 }
 
+// note tells the runner, by one write to a pipe as soon as a thing is known: a process that
+// is killed loses at most the request that each of its goroutines was just being told about.
 func (s *stream) note(r record, err error) {
 	if r.Key = s.id; err != nil {
 		r.Err = err.Error()
@@ -162,7 +200,7 @@ func (s *stream) note(r record, err error) {
 	if r.At.IsZero() {
 		r.At = time.Now()
 	}
-	s.journal.note(r)
+	_ = s.journal.Encode(r) // without the runner, SIGPIPE ends this process
 }
 
 func (s *stream) called(c reservoir.StoreCall) {
@@ -172,6 +210,21 @@ func (s *stream) called(c reservoir.StoreCall) {
 func (s *stream) changed(c reservoir.ShardState) {
 	s.away.Store(c.Away)
 	s.note(record{What: changed, Away: c.Away}, nil)
+}
+
+// live makes the requests for the key until the process is to finish, and hands back.
+func (s *stream) live(finish context.Context, seed uint64) {
+	var wg sync.WaitGroup
+	for c := range callers {
+		rng := rand.New(rand.NewPCG(seed, uint64(c)))
+		wg.Go(func() { s.run(finish, rng) })
+	}
+	wg.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	err := s.limiter.Close(ctx)
+	stats := s.limiter.Stats()
+	s.note(record{What: closed, Stats: &stats}, err)
 }
 
 // run makes one caller's requests by a schedule, so that slow answers do not
@@ -197,7 +250,10 @@ func (s *stream) run(finish context.Context, rng *rand.Rand) {
 		case s.id.Role.renewed():
 			before = s.renew(rng, before, charge{n, r})
 		case s.id.Role.settles() && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
-			s.settle(charge{n, r}, rng.Int64N(2*n))
+			used := rng.Int64N(2 * n)
+			if s.limiter.Settle(context.Background(), s.key, r, used) == nil {
+				s.note(record{What: settled, N: used - n}, nil)
+			}
 		}
 	}
 }
@@ -226,13 +282,6 @@ type charge struct {
 	reservoir.Result
 }
 
-// settle makes a charge what was used.
-func (s *stream) settle(c charge, used int64) {
-	if s.limiter.Settle(context.Background(), s.key, c.Result, used) == nil {
-		s.note(record{What: settled, N: used - c.n}, nil)
-	}
-}
-
 // resetEvery is after how many requests of one caller their key is reset, about: fewer
 // than a thousand times in a day, for then its names are used up.
 const resetEvery = 250
@@ -243,26 +292,13 @@ const resetEvery = 250
 func (s *stream) renew(rng *rand.Rand, before, now charge) charge {
 	if rng.IntN(resetEvery) == 0 {
 		s.note(record{What: renewed, N: 1}, nil)
-		if err := s.limiter.Reset(context.Background(), s.key); err != nil {
-			s.note(record{What: renewed}, err)
-		}
+		s.note(record{What: renewed}, s.limiter.Reset(context.Background(), s.key))
 	}
-	switch {
-	case !before.Allowed:
-		return now
-	case now.Allowed && !now.Reset.Equal(before.Reset):
-		used := before.n + now.n
+	if before.Allowed && now.Allowed && !now.Reset.Equal(before.Reset) {
 		s.note(record{What: settled, N: now.n}, nil)
-		_ = s.limiter.Settle(context.Background(), s.key, before.Result, used)
-		return now
+		_ = s.limiter.Settle(context.Background(), s.key, before.Result, before.n+now.n)
+	} else if before.Allowed {
+		return before
 	}
-	return before
-}
-
-func (s *stream) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	err := s.limiter.Close(ctx)
-	stats := s.limiter.Stats()
-	s.note(record{What: closed, Stats: &stats}, err)
+	return now
 }

@@ -178,7 +178,7 @@ func TestAccessInCluster(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3, 0)
 	line := rules(t, "cluster")
 	open := func(u user) *redisstore.Store {
-		client := cluster.Client(redistest.ClusterUser(u.name, aclPassword))
+		client := cluster.Client(clusterUser(u.name))
 		return redisstore.New(client, redisstore.WithPrefix("rl:"), redisstore.WithWarnings(nil))
 	}
 	// The slot of rl:{k} is on its way: who asks for it is sent on.
@@ -296,6 +296,11 @@ func TestFurtherAccess(t *testing.T) {
 	})
 }
 
+// clusterUser makes a cluster's client log in.
+func clusterUser(name string) func(*redis.ClusterOptions) {
+	return func(o *redis.ClusterOptions) { o.Username, o.Password = name, aclPassword }
+}
+
 // TestAccessToClusterReplicas: a second client, for Check, says READONLY and wants
 // to know which commands only read.
 func TestAccessToClusterReplicas(t *testing.T) {
@@ -304,7 +309,7 @@ func TestAccessToClusterReplicas(t *testing.T) {
 	line := rules(t, "cluster")
 	with := func(rights string) error {
 		cluster.SetUser(line + rights)
-		name := redistest.ClusterUser("limiter", aclPassword)
+		name := clusterUser("limiter")
 		replicas := cluster.Client(name, func(o *redis.ClusterOptions) { o.ReadOnly = true })
 		s := redisstore.New(cluster.Client(name), redisstore.WithPrefix("rl:"), redisstore.WithWarnings(nil), redisstore.WithReplicas(replicas))
 		cluster.ResetStats()

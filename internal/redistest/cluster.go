@@ -41,17 +41,12 @@ type Cluster struct {
 func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, masters: masters}
-	var busPorts []int
 	for range masters * (1 + replicasPerMaster) {
-		var busPort int
 		c.Nodes = append(c.Nodes, launch(t, func(dir string, port int) []string {
-			busPort = reservePort(t) // the default, 10000 above the other, may be in use
 			return append(serverArgs(dir, port),
-				"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
-				"--cluster-port", strconv.Itoa(busPort), "--cluster-announce-ip", host,
+				"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-announce-ip", host,
 				"--cluster-node-timeout", strconv.Itoa(nodeTimeout))
 		}))
-		busPorts = append(busPorts, busPort)
 	}
 	// Nodes that begin with the same epoch must first settle who raises it.
 	for i, node := range c.Nodes {
@@ -60,9 +55,9 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 			node.Do("cluster", "addslotsrange", slots*i/masters, slots*(i+1)/masters-1)
 		}
 	}
-	c.meet(busPorts)
+	c.meet()
 	for i, node := range c.Nodes[masters:] {
-		node.Do("cluster", "replicate", c.Nodes[i%masters].id())
+		node.Do("cluster", "replicate", c.Nodes[i%masters].text("cluster", "myid"))
 	}
 	c.AwaitWhole()
 	for _, master := range c.Nodes[:masters] {
@@ -73,15 +68,15 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 
 // meet introduces every node to every other one. Gossip would do that after a
 // single round, but takes seconds.
-func (c *Cluster) meet(busPorts []int) {
+func (c *Cluster) meet() {
 	c.t.Helper()
 	for i, node := range c.Nodes {
-		for j, other := range c.Nodes[:i] {
-			node.Do("cluster", "meet", host, other.port, busPorts[j])
+		for _, other := range c.Nodes[:i] {
+			node.Do("cluster", "meet", host, other.port)
 		}
 	}
 	c.await("introduce the nodes", func(node *Server) error {
-		if known := node.clusterNodes(); strings.Count(known, "\n") != len(c.Nodes) || strings.Contains(known, "handshake") {
+		if known := node.text("cluster", "nodes"); strings.Count(known, "\n") != len(c.Nodes) || strings.Contains(known, "handshake") {
 			return errors.New("it knows\n" + known)
 		}
 		return nil
@@ -101,28 +96,22 @@ func (c *Cluster) await(what string, check func(*Server) error) {
 func (c *Cluster) AwaitWhole() {
 	c.t.Helper()
 	c.await("make a cluster whole", func(node *Server) error {
-		known, info := node.clusterNodes(), fields(node.Do("cluster", "info").Val().(string))
-		if info["cluster_state"] != "ok" || info["cluster_slots_assigned"] != strconv.Itoa(slots) ||
+		known, info := node.text("cluster", "nodes"), node.text("cluster", "info")
+		if !strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, fmt.Sprint("cluster_slots_assigned:", slots)) ||
 			strings.Count(known, "slave") != len(c.Nodes)-c.masters || strings.Contains(known, "fail") {
-			return fmt.Errorf("%v\n%s", info, known)
+			return errors.New(info + known)
 		}
-		if link, ok := node.info("replication")["master_link_status"]; ok && link != "up" {
+		if link, ok := node.info("Replication")["master_link_status"]; ok && link != "up" {
 			return errors.New("its link to its master is " + link)
 		}
 		return nil
 	})
 }
 
-// clusterNodes returns what the node knows of the cluster, a line for each node.
-func (s *Server) clusterNodes() string {
+// text returns the reply to a command that is answered by a text.
+func (s *Server) text(args ...any) string {
 	s.t.Helper()
-	return s.Do("cluster", "nodes").Val().(string)
-}
-
-// id returns the node's name in its cluster.
-func (s *Server) id() string {
-	s.t.Helper()
-	return s.Do("cluster", "myid").Val().(string)
+	return s.Do(args...).Val().(string)
 }
 
 // Addrs returns the addresses of all nodes.
@@ -166,12 +155,116 @@ func (c *Cluster) SetUser(line string) {
 	}
 }
 
-// ClusterUser is [User] for a cluster's client.
-func ClusterUser(name, password string) func(*redis.ClusterOptions) {
-	return func(o *redis.ClusterOptions) { o.Username, o.Password = name, password }
-}
-
 // up returns the nodes that can be asked.
 func (c *Cluster) up() []*Server {
-	return slices.DeleteFunc(slices.Clone(c.Nodes), func(node *Server) bool { return !node.up() })
+	return slices.DeleteFunc(slices.Clone(c.Nodes), func(node *Server) bool { return !node.Up() })
+}
+
+// migrateBatch is how many keys one MIGRATE moves. Both nodes stand still for it,
+// for at most migrateTime, in milliseconds.
+const (
+	migrateBatch = 100
+	migrateTime  = 5000
+)
+
+// NodeOf returns the master that owns the key's slot, as most of the nodes that are up
+// say. It is nil from the time at which the owner goes down until a replica has taken
+// over, and most have heard of that. A master that was replaced while it was away claims
+// its slots until it hears of it.
+func (c *Cluster) NodeOf(key string) *Server {
+	c.t.Helper()
+	slot, up := int64(c.SlotOf(key)), c.up()
+	votes := make(map[string]int)
+	for _, node := range up {
+		for _, r := range node.ranges() {
+			if r.first <= slot && slot <= r.last {
+				votes[r.master]++
+			}
+		}
+	}
+	i := slices.IndexFunc(up, func(node *Server) bool { return votes[node.Addr()] > len(up)/2 })
+	if i < 0 {
+		return nil
+	}
+	return up[i]
+}
+
+// SlotsOf returns the slots that the master serves, as it says, in order.
+func (c *Cluster) SlotsOf(master *Server) []int {
+	c.t.Helper()
+	return master.slotsOf(master)
+}
+
+// SlotOf returns the slot of the key.
+func (c *Cluster) SlotOf(key string) int {
+	c.t.Helper()
+	return int(c.up()[0].Do("cluster", "keyslot", key).Val().(int64))
+}
+
+// Reshard moves the slots from the master that serves them to another, one after
+// the other, as redis-cli --cluster reshard does, and returns when all nodes that
+// are up know of it. Clients may go on meanwhile: they are told ASK, TRYAGAIN and
+// MOVED.
+func (c *Cluster) Reshard(from, to *Server, list []int) {
+	c.t.Helper()
+	target := to.text("cluster", "myid")
+	for _, slot := range list {
+		c.OpenSlot(from, to, slot)
+		from.migrate(to, slot)
+		to.Do("cluster", "setslot", slot, "node", target) // first who gets it, or it would be nobody's
+		from.Do("cluster", "setslot", slot, "node", target)
+	}
+	c.await("spread a reshard", func(node *Server) error {
+		if !slices.Equal(node.slotsOf(to), c.SlotsOf(to)) {
+			return errors.New("it takes slots for another's")
+		}
+		return nil
+	})
+}
+
+// OpenSlot leaves the slot as a reshard does that was interrupted: one master is to
+// give it away, the other is to get it, and no key has moved.
+func (c *Cluster) OpenSlot(from, to *Server, slot int) {
+	c.t.Helper()
+	to.Do("cluster", "setslot", slot, "importing", from.text("cluster", "myid"))
+	from.Do("cluster", "setslot", slot, "migrating", to.text("cluster", "myid"))
+}
+
+// migrate moves all keys of the slot.
+func (s *Server) migrate(to *Server, slot int) {
+	s.t.Helper()
+	for {
+		keys := s.Do("cluster", "getkeysinslot", slot, migrateBatch).Val().([]any)
+		if len(keys) == 0 {
+			return
+		}
+		s.Do(append([]any{"migrate", host, to.port, "", 0, migrateTime, "replace", "keys"}, keys...)...)
+	}
+}
+
+// slotRange is slots that follow each other, and the address of their master.
+type slotRange struct {
+	first, last int64
+	master      string
+}
+
+// ranges returns all slots that have a master, in order, as the node knows.
+func (s *Server) ranges() (list []slotRange) {
+	s.t.Helper()
+	for _, row := range s.Do("cluster", "slots").Val().([]any) {
+		r := row.([]any) // first, last, a node: the master, its replicas
+		list = append(list, slotRange{r[0].(int64), r[1].(int64), loopback(int(r[2].([]any)[1].(int64)))})
+	}
+	return list
+}
+
+// slotsOf returns the slots that the master serves, as the node knows.
+func (s *Server) slotsOf(master *Server) (list []int) {
+	s.t.Helper()
+	for _, r := range s.ranges() {
+		for slot := r.first; slot <= r.last && r.master == master.Addr(); slot++ {
+			list = append(list, int(slot))
+		}
+	}
+	return list
 }

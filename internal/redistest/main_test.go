@@ -2,6 +2,7 @@ package redistest_test
 
 import (
 	"context"
+	"flag"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -12,7 +13,8 @@ import (
 var ctx = context.Background()
 
 func TestMain(m *testing.M) {
-	redis.SetLogger(quiet{}) // faults are what these tests are about
+	redis.SetLogger(quiet{})            // faults are what these tests are about
+	_ = flag.Set("test.parallel", "16") // servers that form a group mostly wait; the flag exists
 	redistest.Main(m)
 }
 

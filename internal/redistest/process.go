@@ -1,18 +1,18 @@
 package redistest
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 )
-
-// stopLimit is how long a process may take to obey a stop signal.
-const stopLimit = 5 * time.Second
 
 // Process is a child of this process, which ends no later than this one does. Who
 // calls [Spawn] kills it.
@@ -62,13 +62,7 @@ func (p *Process) start(cmd *exec.Cmd) error {
 // of a server stay open, new ones are accepted by the kernel, and nobody answers.
 func (p *Process) Pause() {
 	p.t.Helper()
-	pid := p.signal(syscall.SIGSTOP, true)
-	poll(p.t, stopLimit, "pause", func() error {
-		if !stopped(pid) {
-			return fmt.Errorf("process %d still runs", pid)
-		}
-		return nil
-	})
+	p.signal(syscall.SIGSTOP, true)
 }
 
 // Resume lets a paused process go on. A server then executes what was sent to it
@@ -89,22 +83,27 @@ func (p *Process) Kill() {
 	}
 }
 
-func (p *Process) signal(sig os.Signal, pauses bool) (pid int) {
+// signal has the process pause or go on, unless it does already.
+func (p *Process) signal(sig os.Signal, pauses bool) {
 	p.t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.running() {
 		p.t.Fatalf("redistest: %v for a process which is down", sig)
 	}
-	if err := p.handle.Signal(sig); err != nil {
-		p.t.Fatalf("redistest: %v: %v", sig, err)
+	if p.paused == pauses {
+		return
+	}
+	check(p.t, p.handle.Signal(sig))
+	if pauses { // the signal is on its way, and is waited for
+		_, err := syscall.Wait4(p.handle.Pid, nil, syscall.WUNTRACED, nil)
+		check(p.t, err)
 	}
 	p.paused = pauses
-	return p.handle.Pid
 }
 
-// up reports whether the process runs and is not paused.
-func (p *Process) up() bool {
+// Up reports whether the process runs and is not paused.
+func (p *Process) Up() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.running() && !p.paused
@@ -118,6 +117,93 @@ func (p *Process) running() bool {
 	default:
 		return p.exited != nil
 	}
+}
+
+const (
+	// startLimit is how long a server may take until it answers. It takes
+	// some 10 ms; the rest is for a machine that is busy.
+	startLimit = 20 * time.Second
+
+	// startAttempts is how many ports are tried before giving up.
+	startAttempts = 10
+)
+
+// errPortTaken says that another process took the port in the moment between
+// our look at it and the server's start.
+var errPortTaken = errors.New("the port was taken by another process")
+
+// Daemon is a server of any kind on a free port of this machine. It keeps its port
+// over [Process.Kill] and [Daemon.Restart], and ends with the test or this process.
+type Daemon struct {
+	*Process
+	port  int
+	cmd   *exec.Cmd // what is run; never started itself
+	log   string    // path
+	ready func(addr string, pid int) bool
+}
+
+// StartDaemon starts the server that build describes, which is asked once for each
+// port that is tried, and waits until ready says that the process of that id answers
+// at addr: another one may have taken the port.
+func StartDaemon(t testing.TB, build func(port int) *exec.Cmd, ready func(addr string, pid int) bool) *Daemon {
+	t.Helper()
+	err := errPortTaken
+	for n := 0; n < startAttempts && errors.Is(err, errPortTaken); n++ {
+		d := &Daemon{Process: &Process{t: t}, port: reservePort(t), ready: ready, log: filepath.Join(t.TempDir(), "log")}
+		d.cmd = build(d.port)
+		t.Cleanup(d.Kill) // before that of TempDir, which removes the files
+		if err = d.run(); err == nil {
+			return d
+		}
+	}
+	t.Fatalf("redistest: start: %v", err)
+	return nil
+}
+
+// Addr returns the host and port at which the server listens.
+func (d *Daemon) Addr() string { return loopback(d.port) }
+
+// Restart starts the process again, with the same port and arguments, and
+// returns when it answers. One that still runs is killed first. A Redis server
+// comes back with what its directory holds: without persistence nothing but, in
+// a cluster, the node's identity, slots and peers.
+func (d *Daemon) Restart() {
+	d.t.Helper()
+	d.Kill()
+	if err := d.run(); err != nil {
+		d.t.Fatalf("redistest: restart %s: %v", d.Addr(), err)
+	}
+}
+
+// run starts the process and waits until it answers.
+func (d *Daemon) run() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	log, err := os.Create(d.log)
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the process has its own descriptor
+	cmd := &exec.Cmd{Path: d.cmd.Path, Args: d.cmd.Args, Env: d.cmd.Env, Err: d.cmd.Err, Stdout: log, Stderr: log}
+	if err := d.start(cmd); err != nil {
+		return err
+	}
+	why := ""
+	for deadline := time.Now().Add(startLimit); why == ""; time.Sleep(pollEvery) {
+		switch {
+		case !d.running(): // whoever answers is someone else
+			why = "it ended"
+		case d.ready(d.Addr(), d.handle.Pid) && d.running():
+			return nil
+		case time.Now().After(deadline):
+			why = fmt.Sprint("no answer within ", startLimit)
+		}
+	}
+	said, err := os.ReadFile(d.log)
+	if bytes.Contains(said, []byte("Address already in use")) {
+		return errPortTaken
+	}
+	return errors.Join(fmt.Errorf("%s: %s; its log:\n%s", cmd.Path, why, said), err)
 }
 
 // pollEvery is the pause between two looks at a condition.

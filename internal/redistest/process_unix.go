@@ -7,7 +7,3 @@ import "syscall"
 // dieWithParent is nothing here: only Linux has a parent-death signal. A
 // server outlives a test binary that is killed.
 func dieWithParent() *syscall.SysProcAttr { return nil }
-
-// stopped takes the signal's delivery on trust: there is no portable way to
-// see it.
-func stopped(int) bool { return true }

@@ -35,7 +35,6 @@ type Proxy struct {
 	target   string
 	listener net.Listener // nil while connections are refused
 	links    map[*link]struct{}
-	closed   bool
 	rules    [pass]rule
 	delay    time.Duration
 	gate     chan struct{} // closed when traffic may pass again; nil while it may
@@ -143,16 +142,6 @@ func (p *Proxy) Delay(d time.Duration) { p.locked(func() { p.delay = d }) }
 // Delayed returns how many chunks [Proxy.Delay] has put off.
 func (p *Proxy) Delayed() int64 { return p.delayed.Load() }
 
-// latency returns the current delay of replies and counts its use.
-func (p *Proxy) latency() time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.delay > 0 {
-		p.delayed.Add(1)
-	}
-	return p.delay
-}
-
 // Hold makes the proxy a black hole, or ends it. While it holds, connections
 // open, and nothing passes in either direction, not even their end. Afterwards
 // everything passes that was sent meanwhile: requests of clients that gave up
@@ -173,18 +162,19 @@ func (p *Proxy) Hold(on bool) {
 // while it held.
 func (p *Proxy) Held() int64 { return p.held.Load() }
 
-// HeldBytes returns how many bytes those chunks were: when it is all that a client
-// has sent, nothing of it is in the client's system any more, and lost with it.
-func (p *Proxy) HeldBytes() int64 { return p.heldBytes.Load() }
-
-// arrived counts a chunk of n bytes that arrives while the proxy holds.
-func (p *Proxy) arrived(n int) {
+// arrived counts a chunk of n bytes and returns when it is due.
+func (p *Proxy) arrived(n int, isReply bool) (due time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.gate != nil {
 		p.held.Add(1)
 		p.heldBytes.Add(int64(n))
 	}
+	if isReply && p.delay > 0 {
+		p.delayed.Add(1)
+		return time.Now().Add(p.delay)
+	}
+	return due
 }
 
 // passage returns a channel that is closed when traffic may pass, or nil while it may.
@@ -214,7 +204,7 @@ func (p *Proxy) Refuse(on bool) {
 	p.t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if on == (p.listener == nil) || p.closed {
+	if on == (p.listener == nil) {
 		return
 	}
 	if on {
@@ -251,8 +241,7 @@ func (p *Proxy) admit(listener net.Listener) {
 	})
 }
 
-// serve forwards one connection until it ends, or none once the proxy is closed or leads
-// elsewhere.
+// serve forwards one connection until it ends, or none once the proxy leads elsewhere.
 func (p *Proxy) serve(client *net.TCPConn) {
 	defer client.Close()
 	target := p.goal()
@@ -260,10 +249,11 @@ func (p *Proxy) serve(client *net.TCPConn) {
 	if err != nil {
 		return
 	}
-	l := newLink(p, client, server.(*net.TCPConn))
+	l := &link{proxy: p, client: client, server: server.(*net.TCPConn)}
+	l.ctx, l.end = context.WithCancel(context.Background())
 	defer l.close()
 	p.locked(func() {
-		if p.closed || p.target != target {
+		if p.target != target {
 			l.close()
 			return
 		}
@@ -282,7 +272,139 @@ func (p *Proxy) goal() (target string) {
 // close ends the proxy and waits for its goroutines.
 func (p *Proxy) close() {
 	p.Refuse(true)
-	p.locked(func() { p.closed = true })
-	p.Cut()
+	p.Lead("") // nowhere, from now on
 	p.wg.Wait()
+}
+
+// queued is how many chunks a direction may have on the way. When there are
+// more, the sender has to wait.
+const queued = 4096
+
+// chunk is a piece of a stream on its way.
+type chunk struct {
+	data []byte
+	due  time.Time // not to be written earlier
+}
+
+// link is one connection through a proxy.
+//
+// The server's end ends the link. A client that goes away does not: what it sent
+// is delivered, as a real network would.
+type link struct {
+	proxy          *Proxy
+	client, server *net.TCPConn
+	ctx            context.Context // ends with both connections
+	end            func()
+
+	// mu is held while a chunk is judged and written to the server, so that
+	// the end of a swallowing link's requests comes after that chunk.
+	mu         sync.Mutex
+	swallowing bool // replies are discarded from now on
+	swallowed  bool // one was, as the goroutine of replies knows
+}
+
+// close ends the link at once, however often it is called.
+func (l *link) close() {
+	l.end()
+	_ = l.client.Close()
+	_ = l.server.Close()
+}
+
+// run forwards until the link ends.
+func (l *link) run() {
+	var wg sync.WaitGroup
+	wg.Go(func() { l.pump(l.client, l.request, func() { _ = l.server.CloseWrite() }) })
+	wg.Go(func() { l.pump(l.server, l.reply, l.endReplies) })
+	wg.Wait()
+}
+
+// pump passes on what comes from one end, each chunk when it is due, then the end.
+// It reads in one goroutine and writes in another, with a queue between, so that a
+// chunk that is delayed or held does not keep later ones from being read: a delay
+// adds up to no more than itself, and what a client sent before it gave up is kept.
+func (l *link) pump(from *net.TCPConn, deliver func([]byte), end func()) {
+	queue := make(chan chunk, queued)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(queue)
+		for buf := make([]byte, 64<<10); ; {
+			n, err := from.Read(buf)
+			if n > 0 {
+				select {
+				case queue <- chunk{bytes.Clone(buf[:n]), l.proxy.arrived(n, from == l.server)}:
+				case <-l.ctx.Done():
+				}
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+	for c := range queue {
+		if l.await(c.due) {
+			deliver(c.data)
+		}
+	}
+	l.await(time.Time{}) // a link that is held does not show its end
+	end()
+	wg.Wait()
+}
+
+// request brings one chunk to the server, or makes the fault that waits for it.
+func (l *link) request(data []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.swallowing { // else the link is as good as dead
+		switch l.proxy.judge(data) {
+		case lose:
+			l.proxy.dropped.Add(1)
+			l.close()
+			return
+		case swallow:
+			l.swallowing = true // before the server can reply
+		}
+	}
+	// An error means that the server is gone, which the other direction sees too.
+	_, _ = l.server.Write(data)
+}
+
+// reply brings a chunk to the client, or loses it; it may be of the reply to an earlier
+// request. A server closes when it has executed all that came before our end, so reading
+// until then makes sure of execution. A client that is gone does not end the link:
+// requests that it sent before may still be on the way.
+func (l *link) reply(data []byte) {
+	l.mu.Lock()
+	swallowing := l.swallowing
+	l.mu.Unlock()
+	if swallowing {
+		l.swallowed = true
+		_ = l.server.CloseWrite()
+	} else {
+		_, _ = l.client.Write(data)
+	}
+}
+
+func (l *link) endReplies() {
+	if l.swallowed {
+		l.proxy.swallowed.Add(1)
+	}
+	l.close()
+}
+
+// await returns when a chunk that is due at that time may pass, or false when
+// the link has ended.
+func (l *link) await(due time.Time) bool {
+	if early := time.Until(due); early > 0 {
+		select {
+		case <-time.After(early):
+		case <-l.ctx.Done():
+		}
+	}
+	if gate := l.proxy.passage(); gate != nil {
+		select {
+		case <-gate:
+		case <-l.ctx.Done():
+		}
+	}
+	return l.ctx.Err() == nil // both may have been so, and a dead link must not use up a fault
 }

@@ -2,8 +2,10 @@ package redistest
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -67,14 +69,9 @@ func (r *Replicated) Promote(i int) {
 // names another address than that of its primary.
 func (r *Replicated) Link(i int) *Proxy {
 	r.t.Helper()
-	proxy, replica := NewProxy(r.t, r.Primary.Addr()), r.Replicas[i]
-	replica.Do("replicaof", host, strings.TrimPrefix(proxy.Addr(), host+":"))
-	poll(r.t, syncLimit, "replicate to "+replica.Addr(), func() error {
-		if info := replica.info("replication"); info["role"] != "slave" || info["master_link_status"] != "up" {
-			return errors.New("it is no replica in sync")
-		}
-		return nil
-	})
+	proxy := NewProxy(r.t, r.Primary.Addr())
+	r.Replicas[i].Do("replicaof", host, strings.TrimPrefix(proxy.Addr(), host+":"))
+	r.AwaitSync()
 	return proxy
 }
 
@@ -85,17 +82,96 @@ func (r *Replicated) Link(i int) *Proxy {
 func (s *Server) checkReplicas(n int) error {
 	s.t.Helper()
 	ctx := context.Background()
-	var wait *redis.Cmd // on the same connection, for it waits for its writes
-	_, err := s.admin.Pipelined(ctx, func(p redis.Pipeliner) error {
+	replies, err := s.admin.Pipelined(ctx, func(p redis.Pipeliner) error { // on one connection, whose writes WAIT is for
 		p.Publish(ctx, "redistest", "in sync?")
-		wait = p.Do(ctx, "wait", n, 50) // milliseconds
+		p.Do(ctx, "wait", n, 50) // milliseconds
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	if reached, err := wait.Int(); err != nil || reached < n {
-		return fmt.Errorf("a write reached %d of %d replicas (error: %v)", reached, n, err)
+	if reached := replies[1].(*redis.Cmd).Val().(int64); reached < int64(n) {
+		return fmt.Errorf("a write reached %d of %d replicas", reached, n)
 	}
 	return nil
+}
+
+// sentinelLimit is how long Sentinels may take to find the replicas and each
+// other. They announce themselves every two seconds.
+const sentinelLimit = 30 * time.Second
+
+// sentinelConfig takes the port, the directory, the master's name and port, and the
+// quorum. The times are short, for tests that wait for a failover, and long
+// enough for a busy machine not to cause one.
+const sentinelConfig = `
+bind 127.0.0.1
+port %d
+dir %q
+protected-mode no
+sentinel monitor %[3]s 127.0.0.1 %[4]d %[5]d
+sentinel down-after-milliseconds %[3]s 1000
+sentinel failover-timeout %[3]s 3000
+`
+
+// Sentinel is a group of Sentinel processes that watch a [Replicated]. They
+// promote a replica some two to four seconds after the primary is gone.
+type Sentinel struct {
+	Sentinels  []*Server
+	MasterName string
+
+	watched *Replicated
+}
+
+// StartSentinel runs the given number of Sentinels, one is enough to fail over,
+// and returns when they know the replicas and each other. A majority of them
+// decides that the primary is down.
+func StartSentinel(t testing.TB, r *Replicated, sentinels int) *Sentinel {
+	t.Helper()
+	s := &Sentinel{MasterName: "mymaster", watched: r}
+	for range sentinels {
+		s.Sentinels = append(s.Sentinels, launch(t, func(dir string, port int) []string {
+			path := filepath.Join(dir, "sentinel.conf") // a Sentinel keeps its state there
+			config := fmt.Sprintf(sentinelConfig, port, dir, s.MasterName, r.Primary.port, sentinels/2+1)
+			check(t, os.WriteFile(path, []byte(config), 0o600))
+			return []string{path, "--sentinel"}
+		}))
+	}
+	for _, one := range s.Sentinels {
+		poll(t, sentinelLimit, "watch by "+one.Addr(), func() error {
+			// master0:name=mymaster,status=ok,address=127.0.0.1:6379,slaves=1,sentinels=1
+			got := one.info("Sentinel")["master0"]
+			want := fmt.Sprintf("status=ok,address=%s,slaves=%d,sentinels=%d", r.Primary.Addr(), len(r.Replicas), sentinels)
+			if !strings.HasSuffix(got, want) {
+				return fmt.Errorf("it sees %q, not %q", got, want)
+			}
+			return nil
+		})
+	}
+	return s
+}
+
+// Primary returns the server that the Sentinels name as the primary: another
+// one once they have failed over. It asks the first Sentinel that is up.
+func (s *Sentinel) Primary() *Server {
+	s.watched.t.Helper()
+	up := slices.IndexFunc(s.Sentinels, func(one *Server) bool { return one.Up() })
+	addr, _ := s.Sentinels[max(up, 0)].Do("sentinel", "get-master-addr-by-name", s.MasterName).StringSlice()
+	for _, server := range slices.Concat([]*Server{s.watched.Primary}, s.watched.Replicas) {
+		if strings.Join(addr, ":") == server.Addr() {
+			return server
+		}
+	}
+	s.watched.t.Fatalf("redistest: the Sentinels name %q, which is not ours", addr)
+	return nil
+}
+
+// FailoverClient returns a client that asks the Sentinels for the primary and
+// follows a failover. It is closed when the test ends; opts may change its
+// options.
+func (s *Sentinel) FailoverClient(opts ...func(*redis.FailoverOptions)) *redis.Client {
+	options := &redis.FailoverOptions{MasterName: s.MasterName}
+	for _, one := range s.Sentinels {
+		options.SentinelAddrs = append(options.SentinelAddrs, one.Addr())
+	}
+	return newClient(s.watched.t, redis.NewFailoverClient, options, opts)
 }

@@ -33,7 +33,7 @@ type Server struct {
 //	redistest.Start(t, "--maxmemory", "10mb")
 //
 // sets a directive. The default user needs to stay as it is, for the methods of
-// Server use it: a test of access rules adds a user, by ACL SETUSER.
+// Server use it: a test of access rules adds a user, by [Server.SetUser].
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	return StartEnv(t, nil, args...)
@@ -42,9 +42,7 @@ func Start(t testing.TB, args ...string) *Server {
 // StartEnv is [Start] with variables, each "name=value", in the server's environment.
 func StartEnv(t testing.TB, env []string, args ...string) *Server {
 	t.Helper()
-	return launch(t, func(dir string, port int) []string {
-		return append(serverArgs(dir, port), args...)
-	}, env...)
+	return launch(t, func(dir string, port int) []string { return append(serverArgs(dir, port), args...) }, env...)
 }
 
 // launch starts a server on a free port, with the arguments that build returns
@@ -58,12 +56,12 @@ func launch(t testing.TB, build func(dir string, port int) []string, env ...stri
 	s.Daemon = StartDaemon(t, func(port int) *exec.Cmd {
 		cmd := exec.Command("redis-server", build(t.TempDir(), port)...)
 		cmd.Env = append(os.Environ(), env...)
-		s.admin = newClient(t, redis.NewClient, &redis.Options{ // which sends nothing that a test did not cause
-			Addr: loopback(port), Protocol: 2, MaxRetries: -1, DisableIdentity: true,
-			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-		}, nil)
 		return cmd
 	}, answers)
+	s.admin = s.Client(func(o *redis.Options) { // it sends nothing that a test did not cause
+		o.Protocol, o.MaxRetries, o.DisableIdentity = 2, -1, true
+		o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	})
 	return s
 }
 
@@ -115,11 +113,10 @@ func newClient[O any, C io.Closer](t testing.TB, open func(*O) C, options *O, op
 // those that its primary replicated.
 func (s *Server) Calls(command ...string) (sum int64) {
 	s.t.Helper()
-	stats := s.info("commandstats")
+	stats := s.info("Commandstats")
 	for _, name := range command {
-		// "calls=3,usec=12,…"; there is no line for what was not called
-		calls, _, _ := strings.Cut(stats["cmdstat_"+strings.ToLower(name)], ",")
-		n, _ := strconv.ParseInt(strings.TrimPrefix(calls, "calls="), 10, 64)
+		var n int64 // stays 0 where there is no line, for what was not called
+		_, _ = fmt.Sscanf(stats["cmdstat_"+strings.ToLower(name)], "calls=%d,", &n)
 		sum += n
 	}
 	return sum
@@ -137,11 +134,7 @@ func (s *Server) SetUser(line string) {
 	s.t.Helper()
 	words := strings.Fields(line)
 	s.Do("acl", "deluser", words[1])
-	args := []any{"acl", "setuser"}
-	for _, word := range words[1:] {
-		args = append(args, word)
-	}
-	s.Do(args...)
+	check(s.t, s.admin.ACLSetUser(context.Background(), words[1], words[2:]...).Err())
 }
 
 // User makes a client log in.
@@ -159,18 +152,10 @@ func (s *Server) Do(args ...any) *redis.Cmd {
 	return cmd
 }
 
-// info returns the fields of one section of INFO.
+// info returns the fields of one section of INFO, by its title.
 func (s *Server) info(section string) map[string]string {
 	s.t.Helper()
-	return fields(s.Do("info", section).Val().(string))
-}
-
-// fields parses the lines "name:value" of INFO and CLUSTER INFO.
-func fields(text string) map[string]string {
-	m := make(map[string]string)
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		m[name] = value
-	}
-	return m
+	all, err := s.admin.InfoMap(context.Background(), section).Result()
+	check(s.t, err)
+	return all[section]
 }

@@ -63,21 +63,31 @@ func TestPollQuotesTheLastReason(t *testing.T) {
 }
 
 // TestTakenPortLeadsToAnother has someone else take the port in the moment
-// between the choice and the start.
+// between the choice and the start, or that of a cluster's bus.
 func TestTakenPortLeadsToAnother(t *testing.T) {
-	var taken []int
-	server := launch(t, func(dir string, port int) []string {
-		if len(taken) < 2 {
-			taken = append(taken, port)
-			listener, err := net.Listen("tcp", loopback(port))
-			require.NoError(t, err)
-			t.Cleanup(func() { listener.Close() })
-		}
-		return serverArgs(dir, port)
-	})
-	require.Len(t, taken, 2)
-	require.NotContains(t, taken, server.port)
-	require.NoError(t, server.Client().Ping(t.Context()).Err())
+	for name, c := range map[string]struct {
+		above int
+		args  []string
+	}{
+		"own":     {0, nil},
+		"cluster": {10000, []string{"--cluster-enabled", "yes"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var taken []int
+			server := launch(t, func(dir string, port int) []string {
+				if len(taken) < 2 {
+					taken = append(taken, port)
+					listener, err := net.Listen("tcp", loopback(port+c.above))
+					require.NoError(t, err)
+					t.Cleanup(func() { listener.Close() })
+				}
+				return append(serverArgs(dir, port), c.args...)
+			})
+			require.Len(t, taken, 2)
+			require.NotContains(t, taken, server.port)
+			require.NoError(t, server.Client().Ping(t.Context()).Err())
+		})
+	}
 }
 
 // TestForeignServerIsNotOurs is the same, with a redis-server that answers PING.
@@ -102,13 +112,12 @@ func startForeign(t *testing.T, port int) {
 		startLimit, 5*time.Millisecond)
 }
 
-func TestPortsAreReservedForTheTest(t *testing.T) {
-	var port int
-	t.Run("holder", func(t *testing.T) {
-		port = reservePort(t)
-		_, taken := reserved.Load(port)
-		require.True(t, taken, "nobody listens, but it is reserved")
-	})
-	_, taken := reserved.Load(port)
-	require.False(t, taken, "free again after the test")
+// TestPortsAreGivenOnce: the port of a server that is down is free, and still its own.
+func TestPortsAreGivenOnce(t *testing.T) {
+	given := make(map[int]bool)
+	for range 100 {
+		port := reservePort(t)
+		require.False(t, given[port])
+		given[port] = true
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -22,25 +23,23 @@ import (
 // of Server use the first port, which is plain.
 type TLS struct {
 	*Server
-	CAFile string // the certificate, PEM
+	CAFile string // the certificate, PEM, with its key
 	pool   *x509.CertPool
 	port   int
 }
 
-// StartTLS runs a server whose certificate is for the names, each a host name or
-// an IP address, and which asks its clients for none.
-func StartTLS(t testing.TB, names ...string) *TLS {
+// StartTLS runs a server whose certificate is for the name, of a host or an IP address,
+// and which asks its clients for none.
+func StartTLS(t testing.TB, name string) *TLS {
 	t.Helper()
-	cert, key := certify(t, names)
+	cert := certify(t, name)
 	s := &TLS{pool: x509.NewCertPool()}
 	s.pool.AppendCertsFromPEM(cert)
 	s.Server = launch(t, func(dir string, port int) []string {
 		s.port, s.CAFile = reservePort(t), filepath.Join(dir, "cert.pem")
-		keyFile := filepath.Join(dir, "key.pem")
 		check(t, os.WriteFile(s.CAFile, cert, 0o600))
-		check(t, os.WriteFile(keyFile, key, 0o600))
 		return append(serverArgs(dir, port), "--tls-port", strconv.Itoa(s.port), "--tls-ca-cert-file", s.CAFile,
-			"--tls-cert-file", s.CAFile, "--tls-key-file", keyFile, "--tls-auth-clients", "no", "--tls-protocols", "TLSv1.2 TLSv1.3")
+			"--tls-cert-file", s.CAFile, "--tls-key-file", s.CAFile, "--tls-auth-clients", "no", "--tls-protocols", "TLSv1.2 TLSv1.3")
 	})
 	return s
 }
@@ -58,24 +57,23 @@ func (s *TLS) Client(opts ...func(*redis.Options)) *redis.Client {
 	return newClient(s.t, redis.NewClient, &redis.Options{Addr: s.Addr()}, opts)
 }
 
-// certify makes a certificate for the names, signed by itself, and its key, in PEM.
-func certify(t testing.TB, names []string) (cert, key []byte) {
+// certify makes a certificate for the name, signed by itself, and its key, in PEM.
+func certify(t testing.TB, name string) []byte {
 	t.Helper()
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	for _, name := range names {
-		if ip := net.ParseIP(name); ip != nil {
-			template.IPAddresses = append(template.IPAddresses, ip)
-		} else {
-			template.DNSNames = append(template.DNSNames, name)
-		}
+	if ip := net.ParseIP(name); ip != nil {
+		template.IPAddresses = []net.IP{ip}
+	} else {
+		template.DNSNames = []string{name}
 	}
 	public, private, err := ed25519.GenerateKey(nil)
 	check(t, err)
-	cert, err = x509.CreateCertificate(rand.Reader, template, template, public, private)
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, public, private)
 	check(t, err)
-	key, err = x509.MarshalPKCS8PrivateKey(private)
+	key, err := x509.MarshalPKCS8PrivateKey(private)
 	check(t, err)
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})
+	return slices.Concat(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
 }
 
 // check ends the test at an error.
