@@ -172,7 +172,7 @@ func (k *keyState) try(r *Result, n int64) bool {
 		return false
 	}
 	if left, ok := w.Spend(n); ok {
-		r.admit(k, w, n, left, Local) // before a reply changes what remains
+		r.admit(k, w, now, n, left, Local) // before a reply changes what remains
 		if n > 1 {
 			k.largest.note(n)
 		}
@@ -284,7 +284,7 @@ func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (w
 	}
 	if line := k.busy.callers(); line.Active() == 0 && (!stay || line.Parked() == 0) {
 		if left, ok := w.Spend(n); ok {
-			r.admit(k, w, n, left, Local)
+			r.admit(k, w, now, n, left, Local)
 			if k.largest.note(n); w.Low(left) {
 				k.low = true
 				return 0, true
@@ -410,7 +410,7 @@ func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, n
 	case waiters.Grant:
 		k.busy.reserved -= c.N
 		k.largest.note(c.N)
-		o.Result.admit(k, w, c.N, k.busy.reserved, Fetched)
+		o.Result.admit(k, w, now, c.N, k.busy.reserved, Fetched)
 		o.lease, k.busy.futile = w, 0
 	case waiters.Refuse:
 		if k.deniedUntil == 0 {

@@ -192,7 +192,7 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 // refundAlone makes the refund of tokens that no account in memory has recorded: of a
 // direct call, or of a key that was forgotten since. It has a client name of its own, so
 // that the store gives the tokens back once. The name has the number of the direct call, or
-// figures that one account seldom repeats.
+// the instant, in ns, and the figures of the request.
 func (s *settlement) refundAlone(n int64) (back int64, q *backend.RefundRequest) {
 	r, name := &s.r, ""
 	switch {
@@ -201,7 +201,7 @@ func (s *settlement) refundAlone(n int64) (back int64, q *backend.RefundRequest)
 	case r.Source == Fallback || time.Until(r.Reset) <= 0:
 		return 0, nil
 	default:
-		name = fmt.Sprintf("%s.%x.%x", s.l.clientOf(r.epoch), r.Remaining, r.charged)
+		name = fmt.Sprintf("%s.%x.%x.%x", s.l.clientOf(r.epoch), r.call, r.Remaining, r.charged)
 	}
 	return n, &backend.RefundRequest{Client: name, Window: r.window(), Total: n}
 }

@@ -363,3 +363,22 @@ func TestSettleAfterAWindowOfItsOwn(t *testing.T) {
 		balance(t, l)
 	})
 }
+
+// Two requests of one size that found the same number remaining are refunded when their key
+// is forgotten. Both charges go back.
+func TestRefundTwinsOfAForgottenKey(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(10), opt, reservoir.WithIdle(time.Second))
+		a, b := allow(t, l, "k", 1), allow(t, l, "k", 1)
+		time.Sleep(time.Millisecond)
+		require.NoError(t, l.Refund(bg, "k", a))
+		c := allow(t, l, "k", 1)
+		time.Sleep(5 * time.Second)
+		require.Zero(t, l.Stats().Keys)
+		require.NoError(t, l.Refund(bg, "k", b))
+		require.NoError(t, l.Refund(bg, "k", c))
+		assert.Zero(t, used(t, net, "k"))
+		balance(t, l)
+	})
+}

@@ -45,16 +45,16 @@ type Result struct {
 	RetryAfter time.Duration
 
 	key     uint32 // its hash
-	call    uint32 // the number of a direct call
+	call    uint32 // the number of a direct call; of others the instant, low bits of ns
 	charged int64  // tokens, to the window that ends at Reset
 }
 
-// admit fills in r for n tokens of k that were spent; stock is what is left. A Result has
+// admit fills in r for n tokens of k that were spent now; stock is what is left. A Result has
 // nine words, so the hot path writes it where the caller will read it.
-func (r *Result) admit(k *keyState, w *lease.Lease, n, stock int64, from Source) {
+func (r *Result) admit(k *keyState, w *lease.Lease, now, n, stock int64, from Source) {
 	limit := k.bound.Load().Tokens
 	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
-	r.Reset, r.key, r.epoch, r.charged = w.Window.Time(), k.node.Hash, k.node.Tag, n
+	r.Reset, r.key, r.call, r.epoch, r.charged = w.Window.Time(), k.node.Hash, uint32(now), k.node.Tag, n
 	if n > 1 {
 		k.l.unasked.add(k, n-1)
 	}

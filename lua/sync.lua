@@ -259,7 +259,7 @@ if head and not ours then
     end
   end
   redis.call('PEXPIREAT', KEYS[3], gone)
-elseif head and (head ~= own[1] or account and account ~= own[2] or recovered > 0) then  -- also for a recovered grant, so that a WAIT covers it
+elseif head and (head ~= own[1] or account and account ~= own[2] or recovered > 0 or d > 0) then  -- also for a recovered grant and for debt, so that a WAIT covers them
   redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head)
 end
 if fresh or moved then

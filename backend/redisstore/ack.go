@@ -71,7 +71,7 @@ func (c *call) handsOut() bool {
 	}
 	switch c.script {
 	case syncScript:
-		return v[5] > 0
+		return v[5] > 0 || len(v) > firstContact && v[9] > 0 // debt is spent already
 	case takeScript:
 		return v[0]&flagAllowed != 0
 	case resetScript:

@@ -304,6 +304,59 @@ func (s *spender) spend(t *testing.T) {
 	}
 }
 
+// TestAckOfDebt: debt that no replica has is not confirmed, so that it is named as an excess
+// if a failover forgets it.
+func TestAckOfDebt(t *testing.T) {
+	t.Parallel()
+	r := redistest.StartReplicated(t, 1)
+	link := r.Link(0)
+	limit := reservoir.PerHour(100)
+	l, err := reservoir.New(redisstore.New(r.Primary.Client(), redisstore.WithReplicaAck(1, 20*time.Millisecond)), limit,
+		reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(2*time.Second))
+	require.NoError(t, err)
+	first, err := l.AllowN(t.Context(), "k", 50)
+	require.NoError(t, err)
+	require.True(t, first.Allowed)
+	link.Hold(true)
+	require.NoError(t, l.Settle(t.Context(), "k", first, 80)) // 30 more
+	require.ErrorIs(t, l.Close(t.Context()), redisstore.ErrNotReplicated)
+	require.Positive(t, link.Held())
+	s := l.Stats()
+	require.EqualValues(t, 30, s.Overdrawn)
+
+	r.Primary.Kill()
+	link.Cut()
+	r.Promote(0)
+	state, err := redisstore.New(r.Replicas[0].Client()).Check(t.Context(), "k", limit)
+	require.NoError(t, err)
+	require.LessOrEqual(t, s.Spent+state.Remaining-s.Overdrawn, limit.Tokens)
+}
+
+// TestAckOfDebtThatIsRepeated: a statement whose debt came to the replica after all is confirmed.
+func TestAckOfDebtThatIsRepeated(t *testing.T) {
+	t.Parallel()
+	r := redistest.StartReplicated(t, 1)
+	link := r.Link(0)
+	state := func(q backend.SyncRequest) (backend.SyncReply, error) { // by a connection that has written nothing yet
+		return redisstore.New(r.Primary.Client(), redisstore.WithReplicaAck(1, 20*time.Millisecond)).Sync(t.Context(), q)
+	}
+	debt := backend.SyncRequest{Key: "k", Client: "a", Limit: reservoir.PerHour(100), Want: 10, Need: 10}
+	first, err := state(debt)
+	require.NoError(t, err)
+	debt.Window, debt.Granted, debt.Debt, debt.Want, debt.Need = first.Window, first.Granted, 30, 0, 0
+	link.Hold(true)
+	for range 2 {
+		_, err = state(debt)
+		require.ErrorIs(t, err, redisstore.ErrNotReplicated)
+	}
+	link.Hold(false)
+	r.AwaitSync()
+	again, err := state(debt)
+	require.NoError(t, err)
+	require.EqualValues(t, 30, again.Debt)
+	require.EqualValues(t, 60, again.Remaining)
+}
+
 // TestAckBehindPrefetch: where a key is restocked ahead of need, its callers do
 // not see how far the replicas are.
 func TestAckBehindPrefetch(t *testing.T) {

@@ -3,6 +3,7 @@ package fleet
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
@@ -46,7 +47,7 @@ func draw(groups []group, all map[string]results, seed uint64) []byte {
 			up := chart.Logarithmic(&p.Y, 1e-5, 1, func(v float64) string { return fmt.Sprintf("%.4g %%", 100*v) })
 			var names []string
 			for i, row := range g.rows {
-				names = append(names, table.Wrap(row.name, 9))
+				names = append(names, strings.Replace(table.Wrap(row.name, 12), " × ", " ×\n", 1))
 				for j, r := range shown {
 					if v := m.of(all[r.name][row.scenario]); v > 0 {
 						chart.Dot(p, float64(i)+0.22*(float64(j)-1.5), up(v), 3, colours[r.name], percent(v), true)
