@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
@@ -23,9 +24,29 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	if err := backend.ValidateKey(key); err != nil {
 		return none, err
 	}
-	if err := s.Err(); err != nil {
-		return none, err
+	if err := s.begin(); err != nil {
+		return none, &backend.Error{Op: "inspect", Class: backend.Rejected, Err: err}
 	}
+	var out backend.Contents
+	done := make(chan error, 1)
+	go func() { // go-redis does not interrupt a read for a context
+		defer s.pending.Done()
+		done <- guard.Do(func() (err error) {
+			out, err = s.read(ctx, key)
+			return err
+		})
+	}()
+	select {
+	case err := <-done:
+		return out, guard.Raise(err)
+	case <-ctx.Done():
+		return none, wrap("inspect", ctx.Err())
+	}
+}
+
+// read makes the transaction.
+func (s *Store) read(ctx context.Context, key string) (backend.Contents, error) {
+	var none backend.Contents
 	client, keys := s.client, keysOf(s.prefix, key)
 	if s.cluster != nil { // a cluster's client runs the hooks of pipelines in goroutines of its own
 		node, err := s.cluster.MasterForKey(ctx, keys[0])

@@ -222,3 +222,21 @@ func TestSettleIsExact(t *testing.T) {
 		})
 	}
 }
+
+// TestInspectIsBoundedByItsContext: also on a server that hangs, where go-redis waits as
+// long as ReadTimeout.
+func TestInspectIsBoundedByItsContext(t *testing.T) {
+	server := redistest.Start(t)
+	store := redisstore.New(server.Client(func(o *redis.Options) { o.ReadTimeout = 20 * time.Second }))
+	_, err := store.Inspect(t.Context(), "k")
+	require.NoError(t, err)
+	server.Pause()
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(20*time.Millisecond, cancel)
+	_, err = store.Inspect(ctx, "k")
+	require.ErrorIs(t, err, context.Canceled)
+	server.Resume()
+	require.NoError(t, store.Close(), "which waits for what is under way")
+	_, err = store.Inspect(t.Context(), "k")
+	require.ErrorContains(t, err, "closed")
+}
