@@ -13,9 +13,9 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-const demoAbout = `Shows the main idea with nothing to install: a key with a limit is called for many
-times a second, first with batches of tokens and then, the same requests, with a
-store call each. The store is the embedded one, which stands for Redis.`
+const demoAbout = `Shows the main idea with nothing to install: many requests a second ask for one
+limited key, first with batches of tokens and then with a store call for each
+request. The embedded store stands in for Redis.`
 
 const demoRate = 250_000 // calls per second, three times the limit
 
@@ -23,7 +23,7 @@ var demoLimit = reservoir.Limit{Tokens: 40_000, Window: 500 * time.Millisecond}
 
 func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	f := newFlags("demo [-duration d]", demoAbout)
-	duration := f.Duration("duration", 4*time.Second, "how long, both runs together")
+	duration := f.Duration("duration", 4*time.Second, "length of both runs together")
 	if err := f.parse(args, 0, stdout); err != nil {
 		return err
 	}
@@ -52,6 +52,6 @@ func runDemo(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if ctx.Err() != nil {
 		return write(stdout, fmt.Sprintf("stopped early: %s of %s requests were not made\n", table.Commas(missing), table.Commas(2*t.requests)))
 	}
-	return write(stdout, "Tokens are charged in the store by the batch, before any is spent, and spent from\n"+
-		"memory: so nearly no request waits for the store, and no window goes over its limit.\n")
+	return write(stdout, "The store charges tokens in batches before any is spent, and requests spend them from\n"+
+		"memory. So almost no request waits for the store, and no window goes over its limit.\n")
 }

@@ -15,13 +15,13 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// flagSet is flag.FlagSet whose flags may stand anywhere, with errors that repeat
-// nothing of what was typed but the names of flags: a store's URL with its password
-// may stand in any place, and package flag's own errors quote it.
+// flagSet is a flag.FlagSet whose flags may stand anywhere. Its errors quote nothing but
+// flag names, because any argument may be a store's URL with a password. Package flag's
+// own errors quote arguments.
 type flagSet struct {
 	*flag.FlagSet
 	usage    string // the line after "usage: reservoir"
-	about    string // what help says before the flags
+	about    string // the help before the flags
 	operands []string
 }
 
@@ -29,9 +29,9 @@ func newFlags(usage, about string) *flagSet {
 	return &flagSet{FlagSet: flag.NewFlagSet("", flag.ContinueOnError), usage: usage, about: about}
 }
 
-// parse reads args, in which so many operands must be, and writes the help
-// to stdout if that is asked for: the error is flag.ErrHelp then. All after a -- are
-// operands. With less than 0 operands the caller counts them.
+// parse reads args and requires the given number of operands, or any number if that is
+// negative. All arguments after -- are operands. If args ask for help, parse writes it to
+// stdout and returns flag.ErrHelp.
 func (f *flagSet) parse(args []string, operands int, stdout io.Writer) error {
 	for len(args) > 0 {
 		arg := args[0]
@@ -66,7 +66,7 @@ func (f *flagSet) parse(args []string, operands int, stdout io.Writer) error {
 	return f.count(operands)
 }
 
-// count checks how many operands there are.
+// count checks the number of operands.
 func (f *flagSet) count(operands int) error {
 	if n := len(f.operands); n != operands && operands >= 0 {
 		return usagef("want %d arguments beside the flags, not %d: reservoir %s", operands, n, f.usage)
@@ -80,7 +80,7 @@ func isBool(g *flag.Flag) bool {
 	return ok && b.IsBoolFlag()
 }
 
-// want says what a value should be. Package flag's own words are of numbers only.
+// want says what the value of g should be. The errors of package flag do not.
 func want(g *flag.Flag, s string, err error) string {
 	var zero any
 	if g, ok := g.Value.(flag.Getter); ok {
@@ -89,9 +89,9 @@ func want(g *flag.Flag, s string, err error) string {
 	switch zero.(type) {
 	case time.Duration:
 		if _, err := strconv.ParseFloat(s, 64); err == nil {
-			return "want a unit, as 5s"
+			return "want a unit, such as 5s"
 		}
-		return "want a duration, as 5s or 1m30s"
+		return "want a duration, such as 5s or 1m30s"
 	case bool:
 		return "want true or false"
 	case int, int64, uint64:
@@ -126,13 +126,13 @@ func (f *flagSet) given(name string) bool {
 	return found
 }
 
-// rule is what the value of a flag must be.
+// rule is a condition on the value of a flag.
 type rule struct {
 	ok         bool
 	flag, want string
 }
 
-// kept is the error of the first rule that is not.
+// kept returns the error of the first rule that is not ok, or nil.
 func kept(rules ...rule) error {
 	for _, r := range rules {
 		if !r.ok {
@@ -144,7 +144,7 @@ func kept(rules ...rule) error {
 
 func upTo(n int64) string { return "1 to " + table.Commas(n) }
 
-// common is what most commands are told: where, and in which form.
+// common holds the flags that most commands share.
 type common struct {
 	stores []string
 	prefix string
@@ -155,8 +155,8 @@ func (f *flagSet) commonFlags(c *common) {
 	f.Func("store", "`where` limits are counted: memory, redis://[user:password@]host[:port][/db],\n"+
 		"redis-cluster://[user:password@]host:port,host:port… or\n"+
 		"redis-sentinel://[user:password@]host:port,host:port…/master, with rediss for TLS\n"+
-		"(SSL_CERT_FILE may name the authority); repeated, the stores are shards, which\n"+
-		"keys are spread over", func(s string) error {
+		"(SSL_CERT_FILE may name the authority); repeat it for several\n"+
+		"shards, which share the keys", func(s string) error {
 		c.stores = append(c.stores, s)
 		return nil
 	})
@@ -169,25 +169,25 @@ func (f *flagSet) commonFlags(c *common) {
 	})
 }
 
-// demandFlags are those that load and tune share: what is asked for, and the limit.
+// demandFlags adds the flags that load and tune share: the demand and the limit.
 func (f *flagSet) demandFlags(s *sim.Shape, l *reservoir.Limit) {
 	f.Int64Var(&l.Tokens, "limit", 10_000, "tokens per window and key")
 	f.DurationVar(&l.Window, "window", time.Second, "length of a window")
 	f.IntVar(&s.Keys, "keys", 1, "how many keys: key-0, key-1, …")
-	f.Float64Var(&s.Zipf, "zipf", 0, "`exponent`, above 1, by which the first keys are called for more often; 0 = evenly")
-	f.Int64Var(&s.Tokens, "n", 1, "tokens a request asks for")
-	f.Uint64Var(&s.Seed, "seed", 0, "of all randomness; 0 = another each time, which the JSON report tells")
+	f.Float64Var(&s.Zipf, "zipf", 0, "`exponent`, above 1, of a Zipf distribution that prefers the first keys; 0 = evenly")
+	f.Int64Var(&s.Tokens, "n", 1, "tokens per request")
+	f.Uint64Var(&s.Seed, "seed", 0, "seed of all randomness; 0 = a random one, which the JSON report contains")
 }
 
-// demand judges them, and leaves to the library what that checks by itself. No seed
-// becomes one at random.
+// demand validates the flags of demandFlags, except what the library checks. It replaces
+// a seed of 0 by a random one.
 func demand(s *sim.Shape, l reservoir.Limit, maxKeys int) error {
 	s.Seed = cmp.Or(s.Seed, rand.Uint64())
 	return kept(
 		rule{s.Keys >= 1 && s.Keys <= maxKeys, "keys", upTo(int64(maxKeys))},
 		rule{s.Zipf == 0 || s.Zipf > 1 && s.Zipf <= 100, "zipf", "0, or above 1"},
 		rule{s.Tokens >= 1 && (l.Validate() != nil || s.Tokens <= l.Tokens), "n",
-			"1 to the limit of " + table.Commas(l.Tokens) + " tokens, for more could never be allowed"},
+			"1 to the limit of " + table.Commas(l.Tokens) + " tokens, because more could never be allowed"},
 		rule{s.Length > 0, "duration", "more than 0"},
 	)
 }

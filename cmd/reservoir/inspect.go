@@ -17,26 +17,26 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-const inspectAbout = `Shows what a store holds for a key: what is charged in its open window, that is
-spent or held by a process, when that ends, and each client's share: what it was
-granted and has not given back. It changes nothing.
+const inspectAbout = `Shows what a store holds for a key: the tokens charged in its open window (spent or
+held by a process), the end of the window, and each client's share (granted and not
+given back). It changes nothing.
 
-With -top it shows the keys that have the most charged, instead of one. It reads
-up to 100,000 names of keys of each Redis by SCAN, with pauses, and never by KEYS.`
+With -top it shows the keys with the most charged instead of one key. It reads up
+to 100,000 key names of each Redis by SCAN, with pauses, and never by KEYS.`
 
 // inspection is what a store holds for a key.
 type inspection struct {
 	Name      string    `json:"name,omitempty"` // of the limit
 	Key       string    `json:"key"`
-	Open      bool      `json:"open"` // whether a window is
+	Open      bool      `json:"open"` // a window is open
 	Charged   int64     `json:"charged"`
-	Limit     *int64    `json:"limit,omitempty"`     // the limit is the programs', not the store's:
-	Remaining *int64    `json:"remaining,omitempty"` // only told if -limit is given
+	Limit     *int64    `json:"limit,omitempty"`     // nil without -limit,
+	Remaining *int64    `json:"remaining,omitempty"` // because stores do not record limits
 	Reset     string    `json:"reset,omitempty"`
 	ResetMS   int64     `json:"reset_unix_ms,omitempty"`
 	LeftMS    float64   `json:"left_ms"`
 	Clients   []account `json:"clients"`
-	Direct    int64     `json:"no_clients"` // of Charged: by direct calls, programs without a ledger, and as debt
+	Direct    int64     `json:"no_clients"` // part of Charged: direct calls, programs without a ledger, debt
 }
 
 type account struct {
@@ -46,23 +46,23 @@ type account struct {
 	Share    float64 `json:"share"` // of Charged
 }
 
-// timeFormat is RFC 3339 with the milliseconds that a window's end has.
+// timeFormat is RFC 3339 with milliseconds, the precision of a window's end.
 const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
-// look is where an operator looks, and for what.
+// look holds the flags of the commands that read keys.
 type look struct {
 	common
 	store *opened
-	full  string // how the store calls the key
-	limit int64  // 0 = not told
-	top   int    // so many keys instead of one; 0 = one
+	full  string // the store's name for the key
+	limit int64  // 0 = not given
+	top   int    // this many keys instead of one; 0 = one
 }
 
 // parse reads the flags and opens the store.
 func (l *look) parse(f *flagSet, args []string, stdout io.Writer) error {
 	f.commonFlags(&l.common)
 	name := f.String("name", "", "`name` of the limit, if the programs give it one by WithName")
-	f.Int64Var(&l.limit, "limit", 0, "`tokens` per window, of which to tell the rest")
+	f.Int64Var(&l.limit, "limit", 0, "`tokens` per window, to show how many remain")
 	if err := f.parse(args, -1, stdout); err != nil {
 		return err
 	}
@@ -88,13 +88,14 @@ func (l *look) parse(f *flagSet, args []string, stdout io.Writer) error {
 		return err
 	}
 	if l.store.private() {
-		return errors.Join(usagef("a memory store holds nothing across processes: there is nothing to look at"), l.store.Close())
+		return errors.Join(usagef("a memory store holds nothing across processes, so it has nothing to show"), l.store.Close())
 	}
 	return nil
 }
 
-// storeKey is how a limiter with that name calls key in the store: see WithName, which
-// also says what a name may be. The limiter stands on no store that anybody uses.
+// storeKey returns the store's name for key in a limiter with that name: see
+// [reservoir.WithName], which also defines valid names. The limiter that it makes only
+// validates the name.
 func storeKey(name, key string) (string, error) {
 	if _, err := reservoir.New(memstore.New(), reservoir.PerSecond(1), reservoir.WithName(name)); err != nil {
 		return "", usagef("bad value for flag -name: want up to 64 bytes and no control characters")
@@ -109,10 +110,10 @@ func storeKey(name, key string) (string, error) {
 	return full, nil
 }
 
-// separator stands between a limit's name and the key. A key has pairs of it only.
+// separator stands between a limit's name and the key. It is doubled within the key.
 const separator = "\x1f"
 
-// limiterKey takes apart what storeKey has put together.
+// limiterKey reverses storeKey.
 func limiterKey(full string) (name, key string) {
 	if i := strings.Index(full, separator); i > 0 {
 		rest := strings.TrimLeft(full[i:], separator)
@@ -123,7 +124,7 @@ func limiterKey(full string) (name, key string) {
 	return name, strings.ReplaceAll(full, separator+separator, separator)
 }
 
-// at looks at a key, by the name that the store has for it.
+// at inspects a key by the store's name for it.
 func (l *look) at(ctx context.Context, full string) (*inspection, error) {
 	i, err := l.inspect(ctx, full)
 	return i, l.store.explained(err)
@@ -132,7 +133,7 @@ func (l *look) at(ctx context.Context, full string) (*inspection, error) {
 func (l *look) inspect(ctx context.Context, full string) (*inspection, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	c, err := l.store.Store.(backend.Inspector).Inspect(ctx, full) // as all that open makes
+	c, err := l.store.Store.(backend.Inspector).Inspect(ctx, full) // every store from open has it
 	if err != nil {
 		return nil, err
 	}
@@ -210,7 +211,7 @@ func (i *inspection) text(width int) string {
 }
 
 const watchAbout = `Shows what a store holds for a key, as inspect does, once a second until it is
-interrupted. Where the output is no terminal it prints a line for each change
+interrupted. If the output is not a terminal it prints a line for each change
 (with -format json, an object).`
 
 func runWatch(ctx context.Context, args []string, stdout, _ io.Writer) error {
@@ -241,8 +242,8 @@ func runWatch(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	}
 }
 
-// show shows a look, or why there is none: in place of all that a terminal shows, and
-// elsewhere as a line if its result, except the time, differs from the last line.
+// show writes an inspection or its error. On a terminal it replaces what is shown.
+// Elsewhere it writes a line, if that differs from the last one, apart from the time.
 func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line string, err error) {
 	var text string
 	if fault == nil {
@@ -265,7 +266,7 @@ func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line 
 // redraw clears a terminal.
 const redraw = "\x1b[H\x1b[2J"
 
-// line is the text on one line.
+// line returns the text on one line.
 func (i *inspection) line() string {
 	if !i.Open {
 		return "no window is open"
@@ -283,15 +284,15 @@ func (i *inspection) line() string {
 	return s + ", reset " + i.Reset
 }
 
-const resetAbout = `Gives a key a fresh window, of which nothing is charged, and shows it: for a user who
-was limited by mistake. What processes hold of the old window may be spent until they
-next speak to the store. A process that refuses the key asks again after a
-twentieth of the window on average, or longer. Where no window is open nothing is
-done.`
+const resetAbout = `Opens a fresh window for a key, in which nothing is charged, and shows it. Use it for
+a user who was limited by mistake. Processes may spend what they hold of the old
+window until their next store call. A process that refuses the key calls the store
+again after a twentieth of the window on average, or longer. Nothing happens if no
+window is open.`
 
 func runReset(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	l, f := new(look), newFlags("reset -store URL [flags] KEY", resetAbout)
-	calendar := f.Bool("calendar", false, "the fresh window ends when the open one does, for limits by the calendar (a\nmillisecond before, for an end is a window's name)")
+	calendar := f.Bool("calendar", false, "the fresh window ends when the open one does, for calendar limits (a\nmillisecond earlier, because its end identifies a window)")
 	if err := l.parse(f, args, stdout); err != nil {
 		return err
 	}
@@ -312,12 +313,13 @@ func runReset(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		if !done {
 			return now.text(width)
 		}
-		return fmt.Sprintf("A fresh window is open. In the old one %s were charged.\n\n", table.Commas(was.Charged)) + now.text(width)
+		return fmt.Sprintf("A fresh window is open. The old one had %s charged.\n\n", table.Commas(was.Charged)) + now.text(width)
 	})
 }
 
-// reset opens a fresh window, if one is open, and looks at it. A window has one
-// length, which the store names to a caller whose limit has another.
+// reset replaces the open window, if any, by a fresh one and inspects that. The store
+// reports the length of the window if the request has another, and the second request
+// uses it.
 func (l *look) reset(ctx context.Context, end backend.Window) (now *inspection, done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()

@@ -17,7 +17,7 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// load is what the flags of "reservoir load" say.
+// load holds the flags of "reservoir load".
 type load struct {
 	common
 	traffic
@@ -25,34 +25,32 @@ type load struct {
 	batch string
 }
 
-const loadAbout = `Drives a limiter against a store and reports, on standard output, what it did
-and what that cost. It ends after -duration or -requests, whichever is first, or
-on SIGINT or SIGTERM: unused stock is handed back then, and the report is complete
-and tells what was not made. If no store answers at the beginning nothing is done.
-Latency is of each call, by two readings of the clock (50 ns) around it.
-What was spent in each window is told of the first 100 keys only.`
+const loadAbout = `Drives a limiter against a store and reports what it did and what that cost. It
+ends after -duration or -requests, whichever is first, or on SIGINT or SIGTERM.
+Then it returns unused stock and reports which calls were not made. It does nothing
+if no store answers at the start. The latency of each call is measured by two
+readings of the clock (50 ns). The report has the windows of the first 100 keys only.`
 
-// Bounds on what one process is asked for, so that a slip of the finger does not
-// fill its memory.
+// Bounds of flags, so that a typing error does not fill the memory.
 const (
 	maxKeys    = 10_000_000
 	maxWorkers = 10_000
 	minRate    = 0.001
 )
 
-// parseLoad reads and judges the flags. What the library checks by itself, it is left to.
+// parseLoad reads and validates the flags, except what the library checks.
 func parseLoad(args []string, stdout io.Writer) (*load, error) {
 	c := new(load)
 	f := newFlags("load [flags]", loadAbout)
 	f.commonFlags(&c.common)
 	f.demandFlags(&c.Shape, &c.limit)
-	f.StringVar(&c.batch, "batch", string(sim.Adaptive), "`how` many tokens a key fetches at a time: a policy as of tune, as adaptive, direct\n"+
-		"(none: a call each), ladder (Rockset's rule), or a fixed number")
+	f.StringVar(&c.batch, "batch", string(sim.Adaptive), "`how` many tokens a key fetches at a time: a policy of tune, such as adaptive,\n"+
+		"direct (a call for each request), ladder (Rockset's rule), or a fixed number")
 	f.IntVar(&c.workers, "workers", 8, "callers at a time")
-	f.Float64Var(&c.Rate, "rate", 0, "calls per second over all workers, late ones made up for; 0 = as fast as they can")
-	f.Int64Var(&c.requests, "requests", 0, "end after so many calls; 0 = only by -duration")
-	f.DurationVar(&c.Length, "duration", 10*time.Second, "end after so long; by default only where there is no -requests")
-	key := f.String("key", "", "one key of this `name` instead")
+	f.Float64Var(&c.Rate, "rate", 0, "calls per second over all workers; late calls are made up for; 0 = as fast as possible")
+	f.Int64Var(&c.requests, "requests", 0, "end after this many calls; 0 = only by -duration")
+	f.DurationVar(&c.Length, "duration", 10*time.Second, "end after this long; the default applies only without -requests")
+	key := f.String("key", "", "use one key of this `name` instead of -keys")
 	if err := f.parse(args, 0, stdout); err != nil {
 		return nil, err
 	}
@@ -76,10 +74,10 @@ func parseLoad(args []string, stdout io.Writer) (*load, error) {
 	return c, nil
 }
 
-// limiter opens the store and a limiter on it. Neither does any I/O, so what goes
-// wrong here was asked for wrongly.
+// limiter opens the store and a limiter on it. It does no I/O, so an error is a usage
+// error.
 func (c *load) limiter() (*reservoir.Limiter, *opened, error) {
-	if err := backend.ValidateKey(c.keys[0]); err != nil { // the others are like it
+	if err := backend.ValidateKey(c.keys[0]); err != nil { // generated keys are all alike
 		return nil, nil, usagef("bad value for flag -key: %s", oneLine(err))
 	}
 	policies, err := sim.Policies([]string{c.batch}, c.limit.Tokens)
@@ -108,7 +106,7 @@ func runLoad(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	defer store.Close()
-	defer l.Close(ctx) // if nothing was done; drive closes it before
+	defer l.Close(ctx) // for the early return; drive closes it, too
 	if err := store.reach(ctx, c.keys[0], c.limit); err != nil {
 		return err
 	}
@@ -125,7 +123,7 @@ func runLoad(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	return errors.Join(emit(stdout, c.json, r, func(int) string { return r.text(c.limit) }), fault)
 }
 
-// notRun is what an interrupted load has left out.
+// notRun says what an interrupted load left out.
 func (c *load) notRun(r *report) string {
 	if c.requests > 0 {
 		return fmt.Sprintf("%s of %s calls were not made", table.Commas(c.requests-r.Requests), table.Commas(c.requests))
@@ -133,23 +131,24 @@ func (c *load) notRun(r *report) string {
 	return fmt.Sprintf("%s of %s were not run", short(max(c.Length-time.Duration(r.Seconds*float64(time.Second)), 0)), short(c.Length))
 }
 
-// traffic is a load: who calls, for what, and how often.
+// traffic describes the calls of a load.
 //
-// The workers share nothing while it runs. Worker i of w makes calls i, i+w, i+2w …;
-// if it is paced, call n is due n/rate after the start, and calls that are late (the
-// process was stopped, the worker waited) are made up for. So the rate is right over time.
+// The workers share nothing while they run. Worker i of w makes calls i, i+w, i+2w … With
+// a rate, call n is due n/rate after the start, and a worker makes up for late calls (the
+// process was stopped, the worker waited), so that the rate is right over time.
 type traffic struct {
-	sim.Shape // a Rate of 0 = as fast as they can; a Length of 0 = until the requests are made
+	sim.Shape // Rate 0 = as fast as possible; Length 0 = until all requests are made
 	keys      []string
 	workers   int   // callers at a time
 	requests  int64 // calls in all; 0 = until the context ends
 }
 
-// closeTimeout bounds the handing back of stock, over all keys.
+// closeTimeout bounds the return of stock, for all keys together.
 const closeTimeout = 10 * time.Second
 
-// drive makes the calls and closes the limiter. They are followed by its counts, so that the
-// callers need not share theirs. It is an error if they did not run as asked.
+// drive makes the calls, closes the limiter and returns the report. It shows progress
+// from the limiter's counts, so that the workers need not share theirs. The error says
+// whether the load did not run as asked.
 func (t *traffic) drive(ctx context.Context, l *reservoir.Limiter, name string, progress io.Writer) (*report, error) {
 	over := follow(progress, t.requests, func() (int64, string) {
 		s := l.Stats()
@@ -165,8 +164,8 @@ func (t *traffic) drive(ctx context.Context, l *reservoir.Limiter, name string, 
 	return r, r.verdict(err)
 }
 
-// run makes the calls until there are enough of them or ctx ends. A call under
-// way when ctx ends runs to its decision, which the fetch timeout bounds.
+// run makes the calls until all are made or ctx ends. A call in flight when ctx ends
+// still gets its decision, within the fetch timeout.
 func (t *traffic) run(ctx context.Context, l *reservoir.Limiter) *report {
 	start := time.Now()
 	all := make([]*report, t.workers)

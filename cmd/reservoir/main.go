@@ -1,11 +1,11 @@
 // Command reservoir shows, drives and inspects rate limits of the reservoir
 // library.
 //
-// "reservoir help" names the commands and "reservoir <command> -h" its flags, which may stand
-// before and after operands. On a terminal nothing is wider than that. The exit
-// status is 0 if the command ran as asked, 2 if it was asked something that makes no
-// sense, and 1 for any other failure; an error is one line on standard error,
-// which holds no password and no URL. What is interrupted tells what it has left out.
+// "reservoir help" lists the commands and "reservoir <command> -h" lists the flags of
+// one. Flags may stand before and after operands. Output to a terminal is wrapped to its
+// width. The exit status is 0 on success, 2 for a usage error, and 1 for any other
+// failure. An error is one line on standard error and contains no password and no URL. An
+// interrupted command reports what it left out.
 package main
 
 import (
@@ -51,13 +51,13 @@ var commands = []command{
 	{"version", "print the version of this build", runVersion},
 }
 
-// run is main without the process: it returns the exit status.
+// run parses the command line, runs the command and returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	err := dispatch(ctx, args, stdout, stderr)
 	if err == nil || errors.Is(err, flag.ErrHelp) {
 		return exitOK
 	}
-	_ = write(stderr, "reservoir: "+oneLine(err)+"\n") // there is nobody else to tell
+	_ = write(stderr, "reservoir: "+oneLine(err)+"\n") // a failure here cannot be reported
 	if _, usage := errors.AsType[*usageError](err); usage {
 		return exitUsage
 	}
@@ -98,14 +98,14 @@ func commandNames() string {
 }
 
 func help(w io.Writer) error {
-	text := "reservoir: rate limits that are exact over many processes, nearly without store calls\n\nusage: reservoir <command> [flags]\n\n"
+	text := "reservoir: exact rate limits across many processes, almost without store calls\n\nusage: reservoir <command> [flags]\n\n"
 	for _, c := range commands {
 		text += fmt.Sprintf("  %-10s %s\n", c.name, c.summary)
 	}
-	return write(w, text+"\n\"reservoir <command> -h\" tells the flags of a command.\n")
+	return write(w, text+"\n\"reservoir <command> -h\" lists the flags of a command.\n")
 }
 
-// usageError is a fault of what was asked for, as opposed to what then happened.
+// usageError is a fault in the command line, not in its execution.
 type usageError struct{ text string }
 
 func (e *usageError) Error() string { return e.text }
@@ -114,16 +114,16 @@ func usagef(format string, args ...any) error {
 	return &usageError{fmt.Sprintf(format, args...)}
 }
 
-// runVersion prints what the build recorded of itself.
+// runVersion prints the version that the build recorded.
 func runVersion(_ context.Context, args []string, stdout, _ io.Writer) error {
-	f := newFlags("version", "Prints the version of this build, with its revision, and its Go.")
+	f := newFlags("version", "Prints the version and the revision of this build, and the version of Go.")
 	if err := f.parse(args, 0, stdout); err != nil {
 		return err
 	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		info = new(debug.BuildInfo) // of another build tool
+		info = new(debug.BuildInfo) // another build tool made the binary
 	}
-	// The version of a build from a work tree names its revision, and says if there are changes.
+	// The version of a build from a work tree contains the revision and marks changes.
 	return write(stdout, fmt.Sprintln("reservoir", cmp.Or(info.Main.Version, "(devel)"), info.GoVersion))
 }

@@ -220,7 +220,7 @@ func TestStockThatCannotBeHandedBackIsAFailure(t *testing.T) {
 	o := <-ended
 	require.Equal(t, exitFailure, o.status)
 	o.requireOneLine(t)
-	require.Contains(t, o.stderr, "unused stock was not all handed back")
+	require.Contains(t, o.stderr, "not all unused stock was returned")
 	var r report
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &r), "the report is printed all the same")
 	requireBalance(t, r)

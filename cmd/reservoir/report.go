@@ -12,12 +12,12 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// report is what a load did. Each worker fills one of its own, so that counting costs
-// no more than it must: about 60 ns a call and two readings of the clock.
+// report is the result of a load. Each worker fills its own, so that counting is cheap:
+// about 60 ns a call and two readings of the clock.
 //
-// The counts of tokens are the limiter's, taken after it was closed, so that
-// taken + refunded == spent + returned + expired + held and held is 0; those of windows
-// are the callers', by what they were told.
+// The counts of tokens are the limiter's after Close, so that taken + refunded == spent +
+// returned + expired + held, and held is 0. The counts of windows are the callers', from
+// their results.
 type report struct {
 	Requests             int64   `json:"requests"`
 	Allowed              int64   `json:"allowed"`
@@ -32,23 +32,23 @@ type report struct {
 	TokensExpired        int64   `json:"tokens_expired"`
 	TokensRefunded       int64   `json:"tokens_refunded"`
 	TokensHeld           int64   `json:"tokens_held"`
-	TokensUnknown        int64   `json:"tokens_unknown"` // of direct calls that failed and may be charged for nothing
+	TokensUnknown        int64   `json:"tokens_unknown"` // of failed direct calls that may have been charged
 	Seconds              float64 `json:"seconds"`
 	Seed                 uint64  `json:"seed"`
 	FirstError           string  `json:"first_error,omitempty"`
-	NotRun               string  `json:"not_run,omitempty"` // what was left out when it was interrupted
+	NotRun               string  `json:"not_run,omitempty"` // what an interruption left out
 
-	// TokensLate is the tokens of allowed requests whose window had ended before they
-	// were even made, by this machine's clock: 0 unless that is ahead of the
-	// store's, or a limit was broken.
+	// TokensLate counts tokens of requests that began after the end of their window, by
+	// this machine's clock. It is 0 unless that clock is ahead of the store's, or a limit
+	// was broken.
 	TokensLate int64 `json:"tokens_late"`
 
-	Latency latency  `json:"latency_ns"` // of the calls themselves, not of the schedule they kept
+	Latency latency  `json:"latency_ns"` // of the calls, without delays of the schedule
 	Windows []window `json:"windows"`    // of the first windowKeys keys
 
-	keys    int              // that the load was for
-	took    sim.Latency      // a call
-	spent   map[window]int64 // by window, whose Spent is 0 here
+	keys    int              // number of keys
+	took    sim.Latency      // by each call
+	spent   map[window]int64 // by window; Spent is 0 in the keys
 	failure error            // the first
 }
 
@@ -66,7 +66,7 @@ type window struct {
 	Spent int64  `json:"spent"`
 }
 
-// windowKeys is of how many keys windows are kept.
+// windowKeys is the number of keys whose windows are recorded.
 const windowKeys = 100
 
 func newReport() *report { return &report{took: sim.NewLatency(), spent: make(map[window]int64)} }
@@ -92,7 +92,7 @@ func (r *report) record(key string, n int64, res reservoir.Result, err error, be
 	default:
 		r.Denied++
 	}
-	if err == nil && res.Source.OnNetwork() { // an error may have come at once: nobody asks a store that is away
+	if err == nil && res.Source.OnNetwork() { // an error may be immediate, while the circuit is open
 		r.Waited++
 	}
 }
@@ -113,15 +113,15 @@ func (r *report) merge(o *report) {
 	}
 }
 
-// complete adds what the limiter counted, and sums up. Quantiles are rounded as the
-// histogram does, but never to more than the slowest call.
+// complete adds the limiter's counts and computes the totals. The slowest call bounds the
+// quantiles, because the histogram rounds them.
 func (r *report) complete(s reservoir.Stats) {
 	r.StoreCalls, r.StoreCallsPerRequest = s.StoreCalls, sim.Ratio(s.StoreCalls, r.Requests)
 	r.TokensTaken, r.TokensSpent, r.TokensReturned, r.TokensExpired = s.Taken, s.Spent, s.Returned, s.Expired
 	r.TokensRefunded, r.TokensHeld, r.TokensUnknown = s.Refunded, s.Held, s.Unknown
 	at := func(q float64) time.Duration { return min(r.took.Quantile(q), r.Latency.Max) }
 	r.Latency.P50, r.Latency.P99, r.Latency.P999 = at(0.50), at(0.99), at(0.999)
-	r.Windows = []window{} // an empty list in JSON, and no null
+	r.Windows = []window{} // an empty list in JSON, not null
 	for w, n := range r.spent {
 		r.Windows = append(r.Windows, window{w.Key, w.Reset, n})
 	}
@@ -131,18 +131,18 @@ func (r *report) complete(s reservoir.Stats) {
 	}
 }
 
-// verdict is the error of a load that did not run as asked.
+// verdict returns an error if the load did not run as asked.
 func (r *report) verdict(closeErr error) error {
 	switch {
 	case r.Requests > 0 && r.Errors == r.Requests:
 		return fmt.Errorf("every request failed, the first with: %s", oneLine(r.failure))
 	case closeErr != nil:
-		return fmt.Errorf("unused stock was not all handed back: %s", oneLine(closeErr))
+		return fmt.Errorf("not all unused stock was returned: %s", oneLine(closeErr))
 	}
 	return nil
 }
 
-// most is the most that was spent in one window of a key.
+// most returns the most tokens that were spent in one window of a key.
 func (r *report) most() (most int64) {
 	for _, n := range r.spent {
 		most = max(most, n)

@@ -35,7 +35,7 @@ func TestReset(t *testing.T) {
 	require.EqualValues(t, 600, was.Charged)
 	o = invoke(t.Context(), append([]string{"reset", "-limit", "10000"}, args...)...)
 	o.requireFine(t)
-	require.Contains(t, o.stdout, "A fresh window is open. In the old one 600 were charged.\n\nkey        k\ncharged    0, spent or held by a process\nremaining  10,000 of 10,000\nreset      ")
+	require.Contains(t, o.stdout, "A fresh window is open. The old one had 600 charged.\n\nkey        k\ncharged    0, spent or held by a process\nremaining  10,000 of 10,000\nreset      ")
 	now := look()
 	require.True(t, now.Open)
 	require.Zero(t, now.Charged)

@@ -19,15 +19,15 @@ import (
 	"github.com/go-reservoir/reservoir/sharding"
 )
 
-// init silences the client's own logger: what it knows comes back as errors,
-// and standard error is for one line of ours.
+// init silences the client's own logger, because the client also returns errors, and
+// standard error is for our one line.
 func init() { redis.SetLogger(silence{}) }
 
 type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}
 
-// opened is a store and what to close after it.
+// opened is a store with the connections to close after use.
 type opened struct {
 	backend.Store
 	prefix string
@@ -38,13 +38,12 @@ type opened struct {
 type part struct {
 	name    string // the same for every process that is given the same address
 	store   backend.Store
-	client  redis.UniversalClient // nil = it is this process' own
+	client  redis.UniversalClient // nil = the store is in this process
 	options *redis.UniversalOptions
 }
 
-// open makes the store of the addresses, memory if there is none, several being shards.
-// It does no I/O, so what goes wrong was asked for wrongly. conns is how many calls may be
-// under way at a time.
+// open returns the store at the addresses: memory for none, shards for several. It does
+// no I/O, so an error is a usage error. conns bounds the calls in flight.
 func open(where []string, prefix string, conns int) (*opened, error) {
 	if len(where) == 0 {
 		where = []string{memory}
@@ -71,13 +70,13 @@ func open(where []string, prefix string, conns int) (*opened, error) {
 	return o, nil
 }
 
-// memory is the address of a store of the process' own.
+// memory is the address of a store in this process.
 const memory = "memory"
 
 // newPart opens the i-th store.
 func newPart(where string, i int, prefix string, conns int) (part, error) {
 	if where == memory {
-		return part{name: fmt.Sprint(memory, " ", i+1), store: memstore.New()}, nil // each is a store of its own
+		return part{name: fmt.Sprint(memory, " ", i+1), store: memstore.New()}, nil // each is a separate store
 	}
 	options, err := redisstore.Options(where)
 	if err != nil {
@@ -92,7 +91,7 @@ func newPart(where string, i int, prefix string, conns int) (part, error) {
 	return part{nameOf(options), store, client, options}, nil
 }
 
-// nameOf identifies a store to people and among shards, without credentials.
+// nameOf names a store for people and for sharding, without credentials.
 func nameOf(o *redis.UniversalOptions) string {
 	name := strings.Join(o.Addrs, ",")
 	if o.MasterName != "" {
@@ -104,7 +103,7 @@ func nameOf(o *redis.UniversalOptions) string {
 	return name
 }
 
-// private reports whether a part at least is this process' own.
+// private reports whether at least one part is in this process.
 func (o *opened) private() bool {
 	return slices.ContainsFunc(o.parts, func(p part) bool { return p.client == nil })
 }
@@ -112,8 +111,8 @@ func (o *opened) private() bool {
 // lookTimeout bounds a look at a store, dialling included.
 const lookTimeout = 5 * time.Second
 
-// reach reads a key from each part, and returns the error of the first if none serves.
-// So it is known what does not work before anything is begun.
+// reach reads a key from the parts until one answers, and returns the first error if none
+// does. Commands call it first, so that they fail before they have done anything.
 func (o *opened) reach(whole context.Context, key string, l reservoir.Limit) error {
 	ctx, cancel := context.WithTimeout(whole, lookTimeout)
 	defer cancel()
@@ -121,7 +120,7 @@ func (o *opened) reach(whole context.Context, key string, l reservoir.Limit) err
 	for _, p := range o.parts {
 		_, err := p.store.Check(ctx, key, l)
 		if err == nil || whole.Err() != nil {
-			return nil // what comes next sees that it is to stop
+			return nil // the caller checks the context
 		}
 		if first == nil {
 			first = p.explain(err)
@@ -130,8 +129,9 @@ func (o *opened) reach(whole context.Context, key string, l reservoir.Limit) err
 	return first
 }
 
-// explain adds to an error of the part what it may come from: that one side speaks TLS
-// and the other does not, which tells itself as a connection that was closed or kept waiting.
+// explain adds the likely cause to an error of the part: one side speaks TLS and the
+// other does not. Otherwise the error only says that the connection was closed or timed
+// out.
 func (p part) explain(err error) error {
 	if _, answered := errors.AsType[redis.Error](err); answered || p.client == nil {
 		return err
@@ -146,7 +146,7 @@ func (p part) explain(err error) error {
 	return fmt.Errorf("%s: %s%s", p.name, why, oneLine(err))
 }
 
-// explained is explain where it is not known which part failed.
+// explained explains an error if only one part can have caused it.
 func (o *opened) explained(err error) error {
 	if err != nil && len(o.parts) == 1 {
 		return o.parts[0].explain(err)
@@ -154,8 +154,8 @@ func (o *opened) explained(err error) error {
 	return err
 }
 
-// answers reports whether a server speaks Redis' protocol with or without TLS, be it by
-// an error or with a certificate that nobody vouches for. It sends no secret.
+// answers reports whether a server speaks Redis's protocol with or without TLS. An error
+// reply counts, and so does an untrusted certificate. It sends no secret.
 func answers(addr string, byTLS bool) bool {
 	var config *tls.Config
 	if host, _, err := net.SplitHostPort(addr); err == nil && byTLS {
@@ -169,7 +169,8 @@ func answers(addr string, byTLS bool) bool {
 	return err == nil || answered || untrusted
 }
 
-// eachServer calls f for every server that keys lie on, for those of a cluster at once.
+// eachServer calls f for every server that holds keys, concurrently for those of a
+// cluster.
 func (o *opened) eachServer(ctx context.Context, f func(context.Context, *redis.Client) error) error {
 	for _, p := range o.parts {
 		var err error

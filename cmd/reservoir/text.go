@@ -19,7 +19,8 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// widthOf is how many letters a line of w has room for: those of a terminal, or any.
+// widthOf returns the width of w in characters if w is a terminal, and no limit
+// otherwise.
 func widthOf(w io.Writer) int {
 	if f, ok := w.(*os.File); ok {
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
@@ -29,13 +30,13 @@ func widthOf(w io.Writer) int {
 	return math.MaxInt
 }
 
-// write writes a text to w, within its width.
+// write writes text to w, wrapped to its width.
 func write(w io.Writer, text string) error {
 	_, err := io.WriteString(w, table.Fit(text, widthOf(w)))
 	return err
 }
 
-// emit writes a result as JSON, or what text makes of it for lines of so many letters.
+// emit writes a result as JSON, or as the text that the function returns for a width.
 func emit(w io.Writer, asJSON bool, v any, text func(width int) string) error {
 	if !asJSON {
 		return write(w, text(widthOf(w)))
@@ -45,8 +46,7 @@ func emit(w io.Writer, asJSON bool, v any, text func(width int) string) error {
 	return e.Encode(v)
 }
 
-// prose breaks each paragraph into lines of at most so many letters, and no more than
-// can be read.
+// prose wraps each paragraph to width, but to at most 80 characters, to be readable.
 func prose(s string, width int) string {
 	paragraphs := strings.Split(s, "\n\n")
 	for i, p := range paragraphs {
@@ -55,7 +55,7 @@ func prose(s string, width int) string {
 	return strings.Join(paragraphs, "\n")
 }
 
-// percent writes a share with as many decimals as it takes to tell it from none.
+// percent formats a share with enough decimals to tell it from zero, but at most six.
 func percent(share float64) string {
 	p := 100 * share
 	decimals := 1
@@ -65,7 +65,7 @@ func percent(share float64) string {
 	return strconv.FormatFloat(p, 'f', decimals, 64) + " %"
 }
 
-// short writes a duration with three digits or so: 110ns, 1.25ms, 2.5s.
+// short formats a duration with about three digits: 110ns, 1.25ms, 2.5s.
 func short(d time.Duration) string {
 	unit := time.Nanosecond
 	for 1000*unit <= d && unit < time.Second {
@@ -74,8 +74,8 @@ func short(d time.Duration) string {
 	return d.Round(max(unit/100, 1)).String()
 }
 
-// quoted is s as it is if a terminal shows it as it is, and in quotes otherwise. A
-// byte that is no UTF-8 may be a command to a terminal, as 0x9b is.
+// quoted returns s, in quotes unless a terminal shows s unchanged. A byte that is not
+// UTF-8 may be a terminal command, such as 0x9b.
 func quoted(s string) string {
 	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r == '"' || r == ' ' || !unicode.IsPrint(r) }) {
 		return strconv.Quote(s)
@@ -83,9 +83,9 @@ func quoted(s string) string {
 	return s
 }
 
-// oneLine is the text of err on one line and without the prefix that the
-// library's errors have already. What a terminal may take for a command, which a
-// server's reply may hold, is a "?".
+// oneLine returns the text of err on one line, without the prefix of the library's
+// errors. It replaces unprintable characters by "?", because a server's reply may hold
+// terminal commands.
 func oneLine(err error) string {
 	text := strings.Join(strings.Fields(strings.ToValidUTF8(err.Error(), "?")), " ")
 	return strings.TrimPrefix(strings.Map(func(r rune) rune {
@@ -96,14 +96,14 @@ func oneLine(err error) string {
 	}, text), "reservoir: ")
 }
 
-// isTerminal reports whether w is a terminal that obeys commands.
+// isTerminal reports whether w is a terminal that understands control sequences.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	return ok && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))
 }
 
-// follow shows on a terminal how far something is, until the function it returns is called,
-// and nothing elsewhere. A total of 0 is not known.
+// follow shows progress if w is a terminal, until the returned function is called. A
+// total of 0 means that the total is unknown.
 func follow(w io.Writer, total int64, state func() (done int64, text string)) (stop func()) {
 	if !isTerminal(w) {
 		return func() {}
@@ -132,7 +132,7 @@ func follow(w io.Writer, total int64, state func() (done int64, text string)) (s
 	}
 }
 
-// progressBar is a share of a total as a bar, and in percent.
+// progressBar formats done of total as a bar and in percent.
 func progressBar(done, total int64) string {
 	if total == 0 {
 		return ""

@@ -19,24 +19,24 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// Bounds of -top. A server is asked for some names, then left alone for longer than
-// that takes.
+// Bounds of -top. Each SCAN is followed by a pause that is longer than the SCAN, to spare
+// the server.
 const (
-	mostNames = 100_000 // of keys that are looked at in a server, the limits' and others
+	mostNames = 100_000 // that are read from a server, of limits and others
 	someNames = 500     // in one SCAN
 	scanPause = 5 * time.Millisecond
 )
 
-// candidates are the keys that were seen.
+// candidates holds the keys found on all servers.
 type candidates struct {
 	mu          sync.Mutex
 	charged     map[string]int64
-	seen, there int64 // names that were looked at, about, and keys that there are
-	cut         bool  // a server has more names than are looked at
+	seen, there int64 // names read, about, and keys on the servers
+	cut         bool  // a server has more than mostNames
 }
 
-// best looks at the fullest keys, the fullest first. Others use Redis too: of what is no
-// limit's it passes over as many.
+// best inspects the fullest keys and returns them in descending order. It tries twice as
+// many as are wanted, because it skips keys of other programs.
 func (c *candidates) best(ctx context.Context, l *look) ([]*inspection, error) {
 	keys := slices.SortedFunc(maps.Keys(c.charged), func(a, b string) int { return cmp.Compare(c.charged[b], c.charged[a]) })
 	list := []*inspection{}
@@ -44,7 +44,7 @@ func (c *candidates) best(ctx context.Context, l *look) ([]*inspection, error) {
 		i, err := l.inspect(ctx, key)
 		var failed *backend.Error
 		switch {
-		case err == nil && i.Open && len(list) < l.top: // still
+		case err == nil && i.Open && len(list) < l.top: // it may have ended
 			list = append(list, i)
 		case err == nil, errors.Is(err, backend.ErrKey), errors.As(err, &failed) && failed.KeyOnly:
 		default:
@@ -55,7 +55,7 @@ func (c *candidates) best(ctx context.Context, l *look) ([]*inspection, error) {
 	return list, nil
 }
 
-// fullest looks for the keys with the most charged, and then at each of them.
+// fullest finds the keys with the most charged and shows them.
 func (l *look) fullest(ctx context.Context, stdout io.Writer) error {
 	c := &candidates{charged: make(map[string]int64)}
 	err := l.store.eachServer(ctx, func(ctx context.Context, server *redis.Client) error {
@@ -74,15 +74,16 @@ func (l *look) fullest(ctx context.Context, stdout io.Writer) error {
 	case stopped:
 		note = "Stopped early"
 	case c.cut:
-		note = "There are too many"
+		note = "Too many keys"
 	}
 	if note != "" {
-		note = fmt.Sprintf("\n%s: only some %s of %s keys of Redis were looked at.\n", note, table.Commas(min(c.seen, c.there)), table.Commas(c.there))
+		note = fmt.Sprintf("\n%s: only about %s of %s keys were read.\n", note, table.Commas(min(c.seen, c.there)), table.Commas(c.there))
 	}
 	return emit(stdout, l.json, list, func(width int) string { return topTable(width, list) + note })
 }
 
-// scan looks at a server's keys. A limit has three, of which the count has the name alone.
+// scan reads a server's keys. A limit has three keys, and the pattern matches only its
+// count.
 func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix string) error {
 	there, err := server.DBSize(ctx).Result()
 	if err != nil {
@@ -110,14 +111,16 @@ func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix stri
 	return nil
 }
 
-// count changes what servers that are looked at together share.
+// count runs change under the lock, because the servers of a cluster are read
+// concurrently.
 func (c *candidates) count(change func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	change()
 }
 
-// read reads the counts. A key that has no end beside it, or is no number, is not ours.
+// read reads the counts. A key is not a limit's if its value is no number or it has no
+// end beside it.
 func (c *candidates) read(ctx context.Context, server *redis.Client, keys []string, prefix string) error {
 	if len(keys) == 0 {
 		return nil
@@ -136,13 +139,13 @@ func (c *candidates) read(ctx context.Context, server *redis.Client, keys []stri
 			c.count(func() { c.charged[name] = n })
 		}
 		if _, answered := counts[i].Err().(redis.Error); answered {
-			err = nil // one key's, as of another type
+			err = nil // of one key only, such as a wrong type
 		}
 	}
 	return err
 }
 
-// topTable is a row for each key. The limit is the programs', not the store's.
+// topTable returns a table with a row for each key. The store does not record limits.
 func topTable(width int, list []*inspection) string {
 	if len(list) == 0 {
 		return "No key has an open window.\n"

@@ -19,24 +19,24 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-const tuneAbout = `Replays one traffic under one batch policy after the other and tells what each
-costs: store calls, requests that wait, tokens that lie in one process while
-another is refused. It recommends the default, Adaptive, and says why: unless that
-strands more than 5 % of the limit, refuses more than 1 % needlessly or saves less
-than a fifth of direct calls, or another policy makes less than half its store calls.
+const tuneAbout = `Replays the same traffic under each batch policy and reports what each costs: store
+calls, requests that wait, and tokens that lie in one process while another is
+refused. It recommends the default, Adaptive, unless that strands more than 5 % of
+the limit, refuses more than 1 % needlessly or saves less than a fifth of direct
+calls, or another policy makes less than half its store calls. It gives the reason.
 
 The traffic is described by -rate, -keys, -zipf and -duration, or read
-from a -trace: CSV with a time (Unix seconds, with a fraction if need be, or
+from a -trace: CSV with a time (Unix seconds, which may have a fraction, or
 RFC 3339) and a key in the first two columns. Each request asks for -n tokens and
-comes to a random one of -processes, which are limiters of their own in this
-process. The store is the embedded one, -delay away, or a -store: there every key
-has a random prefix and expires with its window, and nothing else is touched.
+comes to a random one of -processes, each of which is a limiter in this process.
+The store is the embedded one, -delay away, or a -store. There every key has a
+random prefix and expires with its window, and tune touches no other key.
 
-On the embedded store time is virtual: an hour of traffic takes seconds, and other
-work on this machine disturbs nothing. Answers from memory take no time then.
-On a Redis a replay takes the traffic's time for each policy.`
+On the embedded store time is virtual: an hour of traffic takes seconds, other work
+on this machine does not change the result, and answers from memory take no time.
+On a Redis each policy takes as long as the traffic.`
 
-// tuning is what the flags of "reservoir tune" say.
+// tuning holds the flags of "reservoir tune".
 type tuning struct {
 	common   // no stores = the embedded one
 	shape    sim.Shape
@@ -46,8 +46,8 @@ type tuning struct {
 	report   string
 }
 
-// parseTune reads and judges the flags. The default demand is half as much again as the
-// limit, so that there are refusals, which show what a batch strands.
+// parseTune reads and validates the flags. The default demand is one and a half times the
+// limit, because only refusals show what a batch strands.
 func parseTune(args []string, stdout io.Writer) (*tuning, error) {
 	c := new(tuning)
 	f := newFlags("tune [flags]", tuneAbout)
@@ -58,7 +58,7 @@ func parseTune(args []string, stdout io.Writer) (*tuning, error) {
 	f.IntVar(&c.shape.Processes, "processes", 8, "processes that share the limit")
 	f.DurationVar(&c.shape.Length, "duration", 5*time.Second, "length of the described traffic")
 	f.StringVar(&c.trace, "trace", "", "`file` of recorded traffic instead of a described one; - is standard input")
-	f.DurationVar(&c.setting.Delay, "delay", time.Millisecond, "to the embedded store and back")
+	f.DurationVar(&c.setting.Delay, "delay", time.Millisecond, "round trip to the embedded store")
 	f.StringVar(&c.report, "report", "", "draw the result into this `file`, .html or .svg")
 	policies := f.String("policies", "direct,fixed,ladder,adaptive,adaptive:1-100,stranding:0.02", "`list` of: direct, fixed (a thousandth, a hundredth and a tenth of the limit),\n"+
 		"a number (a fixed batch of that size), ladder (Rockset's rule), adaptive (the default),\n"+
@@ -78,7 +78,7 @@ func parseTune(args []string, stdout io.Writer) (*tuning, error) {
 	return c, nil
 }
 
-// exclusive refuses flags that would have no effect beside others, and chooses the clock.
+// exclusive rejects flags that have no effect beside others, and chooses the clock.
 func (c *tuning) exclusive(f *flagSet) error {
 	for _, name := range []string{"rate", "keys", "zipf", "duration"} {
 		if c.trace != "" && f.given(name) {
@@ -101,15 +101,15 @@ func (c *tuning) exclusive(f *flagSet) error {
 	return nil
 }
 
-// Bounds of a tuning, beside those of load. The delay stays well within the fetch
-// timeout of 100 ms, or every call would fail.
+// Bounds of tune, in addition to those of load. The delay stays well within the fetch
+// timeout of 100 ms, because otherwise every call would fail.
 const (
 	maxTuneKeys  = 1_000_000
 	maxProcesses = 1000
 	maxDelay     = 80 * time.Millisecond
 )
 
-// validate names the first flag whose value makes no sense.
+// validate returns the error of the first invalid flag.
 func (c *tuning) validate() error {
 	s := c.shape
 	if err := kept(
@@ -123,7 +123,7 @@ func (c *tuning) validate() error {
 	if err := c.setting.Limit.Validate(); err != nil {
 		return usagef("%s", oneLine(err))
 	}
-	if s.Expected() > 0.9*sim.MaxRequests { // by chance it may be some more
+	if s.Expected() > 0.9*sim.MaxRequests { // the number is random
 		return usagef("-rate for -duration is more than %s requests", table.Commas(0.9*sim.MaxRequests))
 	}
 	return nil
@@ -152,7 +152,7 @@ func (c *tuning) traffic() (t sim.Traffic, err error) {
 	return t, err
 }
 
-// nameless is the text of err without the name of a file, which may be anything.
+// nameless returns the text of err without the name of a file, which may be private.
 func nameless(err error) string {
 	if p, ok := errors.AsType[*os.PathError](err); ok {
 		err = p.Err
@@ -191,11 +191,11 @@ func runTune(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	return errors.Join(emit(stdout, c.json, r, r.text), c.writeReport(r), r.verdict())
 }
 
-// tuneConns is how many calls to a Redis may be under way at a time: of direct
-// calls those of one round trip, with room for a slow one.
+// tuneConns bounds the calls to a Redis in flight. Direct calls need as many as start in
+// one round trip, with room for a slow one.
 const tuneConns = 256
 
-// reach looks whether the store serves, and says where it is.
+// reach checks that the store serves and returns its name for the report.
 func (c *tuning) reach(ctx context.Context) (name string, err error) {
 	o, err := open(c.stores, c.prefix, tuneConns)
 	if err != nil {
@@ -212,8 +212,8 @@ func (c *tuning) reach(ctx context.Context) (name string, err error) {
 	return "Redis at " + strings.Join(names, " and "), o.reach(ctx, "ping", c.setting.Limit)
 }
 
-// replay makes the requests under each policy. When ctx ends it returns what is
-// complete, if anything is.
+// replay makes the requests under each policy. If ctx ends, it returns the complete
+// outcomes, or an error if none is complete.
 func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (all []sim.Outcome, err error) {
 	for i, p := range c.policies {
 		o, err := c.one(ctx, t, i, stderr)
@@ -230,10 +230,10 @@ func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (a
 	return all, nil
 }
 
-// one replays the traffic under policy i, in sight. The store holds nothing: its keys
-// have a prefix of their own.
+// one replays the traffic under policy i and shows its progress. Each policy has its own
+// key prefix, so that the store holds nothing for it at the start.
 func (c *tuning) one(ctx context.Context, t sim.Traffic, i int, stderr io.Writer) (sim.Outcome, error) {
-	store, err := open(c.stores, c.prefix+strconv.Itoa(i)+":", tuneConns) // none is memory
+	store, err := open(c.stores, c.prefix+strconv.Itoa(i)+":", tuneConns) // no address means memory
 	if err != nil {
 		return sim.Outcome{}, err
 	}
@@ -244,14 +244,13 @@ func (c *tuning) one(ctx context.Context, t sim.Traffic, i int, stderr io.Writer
 	return r.Run(ctx)
 }
 
-// virtually runs f on a virtual clock. f must not wait for anything outside, or the
-// clock stands still for good, and all that it starts must end.
+// virtually runs f on a virtual clock. f must not wait for anything outside, because the
+// clock would then stand still for ever, and everything that f starts must end.
 //
-// The clock is the runtime's, which is the only one that a real Limiter can be run
-// by. Its only door is synctest.Test, which wants a T to make that of f from: the
-// linker refuses internal/synctest to everybody else. A zero T is enough; should a
-// later Go want more of it, the tests of tune tell. Package testing adds no flags
-// and runs nothing unless it is told to.
+// A real Limiter uses the runtime's clock. Only synctest.Test makes that virtual, because
+// the linker lets no other package use internal/synctest. Test needs a T, and a zero T is
+// enough; if a later Go needs more, tune's tests fail. Package testing adds no flags and
+// runs nothing unless asked.
 func virtually(f func()) {
 	synctest.Test(new(testing.T), func(*testing.T) { f() })
 }

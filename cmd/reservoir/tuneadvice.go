@@ -10,25 +10,25 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// advice is a policy and why it is the one to choose.
+// advice is the recommended policy and the reason.
 type advice struct {
 	Policy string `json:"policy"`
 	Reason string `json:"reason"`
 }
 
-// What a policy may cost and still be recommended.
+// Bounds on the cost of a recommended policy.
 const (
-	mostNeedless = 0.01 // requests refused with tokens left, of those admitted
+	mostNeedless = 0.01 // requests refused with tokens left, per admitted request
 	mostStranded = 0.05 // of the limit, at the first refusal of a window
-	mostCold     = 0.1  // the same where only first windows were seen, when no demand is known
+	mostCold     = 0.1  // the same if all refusals were in first windows, before demand is known
 	mostErrors   = 0.01 // of the requests
-	leastSaving  = 0.2  // of direct calls, for the default to be worth it
-	clearly      = 2    // times as few calls is clearly better
+	leastSaving  = 0.2  // of direct calls, that the default must save
+	clearly      = 2    // times fewer calls is clearly better
 )
 
-// advise recommends the default, or direct calls where that wastes much of the limit or
-// saves nothing; and another policy, of those that waste little, only if it is clearly
-// better than that. There is at least one outcome.
+// advise recommends the default, or direct calls if the default wastes much of the limit
+// or saves little. It recommends another policy only if that wastes little and is clearly
+// better. all must not be empty.
 func advise(all []sim.Outcome) advice {
 	var sound []sim.Outcome
 	refused := false
@@ -61,7 +61,7 @@ func advise(all []sim.Outcome) advice {
 	return advice{chosen.Policy, why}
 }
 
-// usual is the policy that others are compared with, and why it is kept.
+// usual returns the policy with which others are compared, and the reason to keep it.
 func usual(sound []sim.Outcome, best sim.Outcome) (o sim.Outcome, why string) {
 	i := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Kind == sim.Adaptive })
 	j := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Kind == sim.Direct })
@@ -76,7 +76,7 @@ func usual(sound []sim.Outcome, best sim.Outcome) (o sim.Outcome, why string) {
 	return best, "It makes the fewest store calls of the policies that waste little of the limit."
 }
 
-// cost is what a policy does, in words.
+// cost describes what a policy costs.
 func cost(o sim.Outcome) string {
 	s := fmt.Sprintf("It makes %s store calls for %s requests (%s); %s of the requests wait for the store", table.Commas(o.StoreCalls),
 		table.Commas(o.Requests), percent(o.CallsPerRequest), percent(o.WaitedShare))
@@ -86,7 +86,7 @@ func cost(o sim.Outcome) string {
 	return s + "."
 }
 
-// faults are what speaks against a policy.
+// faults describes what speaks against a policy, or is empty.
 func faults(o sim.Outcome) string {
 	var f []string
 	if o.Over > 0 {
@@ -104,7 +104,7 @@ func faults(o sim.Outcome) string {
 	return strings.Join(f, " and ")
 }
 
-// waste orders policies none of which is sound.
+// waste ranks policies if all of them have faults.
 func waste(o sim.Outcome) int64 {
 	return o.Over + o.Errors + o.Needless + int64(o.Stranded*float64(o.Admitted))
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// tuneReport is what "reservoir tune" found.
+// tuneReport is the result of "reservoir tune".
 type tuneReport struct {
 	Traffic        trafficReport `json:"traffic"`
 	Limit          int64         `json:"limit"`
@@ -69,21 +69,21 @@ func count(n int, one, many string) string {
 	return table.Commas(int64(n)) + " " + many
 }
 
-// latePart of a window is how late requests may be before it is worth a note.
+// latePart is the part of a window by which requests may be late without a note.
 const latePart = 50
 
-// judge notes what makes the figures less than they seem.
+// judge adds notes on what makes the figures less reliable.
 func (r *tuneReport) judge(t sim.Traffic, s sim.Setting) {
 	for _, o := range r.Policies {
 		if late := time.Duration(o.Late); late > s.Limit.Window/latePart {
-			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its figures say more of that than of the policy. Use a lower -rate.", o.Policy, short(late))
+			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its figures say more about the machine than about the policy. Use a lower -rate.", o.Policy, short(late))
 		}
 		if o.Errors > 0 {
 			r.note("%s: %s ended in an error of the store.", o.Policy, count(int(o.Errors), "request", "requests"))
 		}
 	}
 	if t.Length <= s.Limit.Window {
-		r.note("The traffic is no longer than a window, in which nobody's demand is known yet: a longer one shows what comes after.")
+		r.note("The traffic is no longer than the first window, in which demand is not known yet. Longer traffic shows the steady state.")
 	}
 }
 
@@ -91,7 +91,8 @@ func (r *tuneReport) note(format string, args ...any) {
 	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
 }
 
-// verdict is the error of a replay that went over the limit, which the library denies.
+// verdict returns an error if a replay went over the limit, which would be a bug of the
+// library.
 func (r *tuneReport) verdict() error {
 	for _, o := range r.Policies {
 		if o.Over > 0 {
@@ -101,7 +102,7 @@ func (r *tuneReport) verdict() error {
 	return nil
 }
 
-// tuneColumns is the table.
+// tuneColumns are the columns of the table and their legend.
 var tuneColumns = []struct {
 	name, about string
 	of          func(o sim.Outcome) string
@@ -116,7 +117,7 @@ var tuneColumns = []struct {
 	{"a request", "calls per request", func(o sim.Outcome) string { return percent(o.CallsPerRequest) }},
 	{"stranded", "share of the limit that lay in processes when another was refused first", func(o sim.Outcome) string {
 		if o.StrandedWindows == 0 {
-			return "–" // nobody was
+			return "–" // no request was refused
 		}
 		return percent(o.Stranded)
 	}},
@@ -144,10 +145,10 @@ func (r *tuneReport) text(width int) string {
 	return strings.TrimSuffix(s, "\n")
 }
 
-// extension is what kind of file a report's name stands for.
+// extension returns the extension of a file's name, in lower case.
 func extension(name string) string { return strings.ToLower(filepath.Ext(name)) }
 
-// writeReport fills the file of -report.
+// writeReport writes the file of -report, if any.
 func (c *tuning) writeReport(r *tuneReport) error {
 	if c.report == "" {
 		return nil
@@ -162,8 +163,8 @@ func (c *tuning) writeReport(r *tuneReport) error {
 	return nil
 }
 
-// page is the text of the report and the chart. It is XML as well as HTML, so that any
-// tool can read it.
+// page returns the text of the report and the chart. It is XML as well as HTML, so that
+// any tool can read it.
 func (r *tuneReport) page(chart []byte) []byte {
 	return fmt.Appendf(nil, `<!DOCTYPE html>
 <html lang="en">
@@ -206,7 +207,7 @@ func whole(v float64) string { return table.Commas(int64(math.Round(v))) }
 
 func percentTick(v float64) string { return fmt.Sprintf("%.3g %%", 100*v) }
 
-// bySize draws a policy each, where its batches are; a direct call is a batch of one.
+// bySize draws each policy at its mean batch size; a direct call is a batch of one.
 func (r *tuneReport) bySize(title string, least, most float64, name func(float64) string, of func(sim.Outcome) float64) *plot.Plot {
 	p := chart.New(title+", against batch size", "tokens that a call brought, on average")
 	widest := 10.0
@@ -220,8 +221,8 @@ func (r *tuneReport) bySize(title string, least, most float64, name func(float64
 	return p
 }
 
-// byTime goes from 0.01 % to 100 %, for the policies are orders of magnitude
-// apart. A part of the time without requests breaks a course.
+// byTime draws a curve for each policy. The scale is logarithmic, because policies differ
+// by orders of magnitude. The curve has a gap where no requests came.
 func (r *tuneReport) byTime() *plot.Plot {
 	p := chart.New("Store calls as a share of requests, over time", "seconds of the traffic")
 	up := chart.Logarithmic(&p.Y, 1e-4, 1, percentTick)

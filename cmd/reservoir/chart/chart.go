@@ -17,23 +17,23 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// Page is diagrams one below the other, to be read on a phone, and a heading.
+// Page is a heading and diagrams below one another, so that it can be read on a phone.
 type Page struct {
 	Title, Note   string
 	Legend        []Entry
 	Plots         []*plot.Plot
-	Width, Height int // of a diagram with its axes, in pixels
+	Width, Height int // of a diagram with its axes, in points
 }
 
-// Entry explains a colour, which is as #0072b2.
+// Entry explains a colour, of the form #0072b2.
 type Entry struct{ Colour, Text string }
 
 const (
 	margin = 14
-	line   = 18 // of the heading
+	line   = 18 // height of a line of the heading
 )
 
-// SVG draws the page.
+// SVG draws the page. It panics if a colour does not have the form of [Entry]'s.
 func (p Page) SVG() []byte {
 	width := vg.Length(p.Width + 2*margin)
 	head := vg.Length(line*(len(p.Legend)+3) + margin)
@@ -57,14 +57,14 @@ func (p Page) SVG() []byte {
 		p.Plots[i].Draw(row[0])
 	}
 	var b bytes.Buffer
-	_, err := svg.WriteTo(&b) // a buffer
+	_, err := svg.WriteTo(&b) // a buffer accepts everything
 	must(err)
-	_, drawing, _ := bytes.Cut(b.Bytes(), []byte("<svg ")) // which stands in an HTML page, too
+	_, drawing, _ := bytes.Cut(b.Bytes(), []byte("<svg ")) // without the XML header, for HTML pages
 	drawing = append([]byte("<svg "), drawing...)
 	return bytes.ReplaceAll(drawing, []byte("font-family:Liberation Sans;"), []byte("font-family:Helvetica, Arial, Liberation Sans, sans-serif;"))
 }
 
-// New returns an empty diagram, with a line at each mark of its axes.
+// New returns an empty diagram with its title, a label below it and a line at each tick.
 func New(title, below string) *plot.Plot {
 	p := plot.New()
 	p.Title.Text, p.Title.TextStyle, p.Title.Padding = title, style(12, -0.5), 6
@@ -76,7 +76,7 @@ func New(title, below string) *plot.Plot {
 	return p
 }
 
-// Named makes a scale with a name for each whole number from 0.
+// Named labels the whole numbers of an axis, from 0, with names.
 func Named(a *plot.Axis, names []string) {
 	var marks plot.ConstantTicks
 	for i, name := range names {
@@ -85,8 +85,8 @@ func Named(a *plot.Axis, names []string) {
 	a.Min, a.Max, a.Tick.Marker, a.Tick.Length = -0.5, float64(len(names))-0.5, marks, 0
 }
 
-// Logarithmic makes a scale between powers of ten, with a mark for each. What it returns is
-// where v is on the scale: at one of its ends if it is outside, as 0 is.
+// Logarithmic makes a scale between powers of ten, with a tick for each. The returned
+// function moves v, which may be 0, to the nearest point on the scale.
 func Logarithmic(a *plot.Axis, least, most float64, name func(v float64) string) (at func(v float64) float64) {
 	from, to := math.Floor(math.Log10(least)+1e-9), math.Ceil(math.Log10(most)-1e-9)
 	to = max(to, from+1)
@@ -98,7 +98,8 @@ func Logarithmic(a *plot.Axis, least, most float64, name func(v float64) string)
 	return func(v float64) float64 { return min(max(v, a.Min), a.Max) }
 }
 
-// Curve joins points, of which there may be none.
+// Curve joins points by a line. It draws nothing without points, and panics on NaN and
+// infinity.
 func Curve(p *plot.Plot, points plotter.XYs, hue string) {
 	if len(points) == 0 {
 		return
@@ -109,7 +110,8 @@ func Curve(p *plot.Plot, points plotter.XYs, hue string) {
 	p.Add(l)
 }
 
-// Dot fills a circle and writes text beside it, to the right or above.
+// Dot fills a circle of a radius in points and writes text beside it, to the right or
+// above. It panics on NaN and infinity.
 func Dot(p *plot.Plot, x, y, radius float64, hue, text string, above bool) {
 	at := plotter.XYs{{X: x, Y: y}}
 	s, err := plotter.NewScatter(at)
@@ -124,14 +126,15 @@ func Dot(p *plot.Plot, x, y, radius float64, hue, text string, above bool) {
 	p.Add(s, l)
 }
 
-// must is for what the plotters refuse: no points, NaN and infinity. A buffer refuses nothing.
+// must panics if a plotter rejects its data, which is a mistake of the caller.
 func must(err error) {
 	if err != nil {
 		panic(err)
 	}
 }
 
-// style is a font; align is 0 for text that begins at its place, -0.5 for the middle.
+// style returns a font of a size in points. align is 0 for text that begins at its place
+// and -0.5 for centred text.
 func style(size float64, align text.XAlignment) text.Style {
 	return text.Style{
 		Color: colour("#333333"), Font: font.Font{Typeface: "Liberation", Variant: "Sans", Size: vg.Length(size)},

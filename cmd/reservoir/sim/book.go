@@ -12,26 +12,26 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// book counts what callers were told, by the window that they were told, and what
-// reached the store. It does not ask the limiters what they admitted.
+// book counts the results of requests, by the window in the result, and the calls that
+// reached the store. It does not rely on the limiters' counts.
 type book struct {
 	limit  int64
-	tokens int64         // a request asks for
+	tokens int64         // per request
 	length time.Duration // of the traffic
 	index  map[string]int32
 
 	mu      sync.Mutex
 	windows map[page]*Window
-	sum     Outcome // its counts only
+	sum     Outcome // only its counts
 	calls   int64   // to the store so far
 	grants  int64   // calls that brought tokens
-	granted int64   // the tokens
+	granted int64   // tokens of these calls
 	latency Latency
-	late    Latency // how long after their times requests were made
+	late    Latency // how late requests were made
 	failure error   // the first
 }
 
-// page names a window in the book.
+// page identifies a window.
 type page struct {
 	key int32
 	id  backend.Window
@@ -47,7 +47,7 @@ func newBook(t Traffic, limit int64, parts int) *book {
 	return b
 }
 
-// bucket is the part of the timeline that at lies in.
+// bucket returns the part of the timeline that contains at.
 func (b *book) bucket(at time.Duration) *Bucket {
 	parts := len(b.sum.Timeline)
 	i := int(float64(at) / float64(b.length) * float64(parts))
@@ -62,7 +62,7 @@ func (b *book) call(at time.Duration) {
 	b.bucket(at).Calls++
 }
 
-// window finds that of a key, for none as for any other.
+// window returns the window of a key with that id, which is 0 if the reply had no window.
 func (b *book) window(key int32, id backend.Window) *Window {
 	w := b.windows[page{key, id}]
 	if w == nil {
@@ -72,8 +72,8 @@ func (b *book) window(key int32, id backend.Window) *Window {
 	return w
 }
 
-// hear enters what a process now has, or no longer, by a reply that has come back to
-// it. Calls of one key and process do not overlap, so neither do their replies.
+// hear updates what a process holds when a reply reaches it. Calls of one key and process
+// do not overlap, and neither do their replies.
 func (b *book) hear(w *way, q backend.SyncRequest, r backend.SyncReply) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -124,8 +124,9 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	}
 }
 
-// admit counts n tokens that were spent. A direct call charges and spends at once. Of
-// callers that one reply serves and refuses, at one instant, any may be heard first.
+// admit counts n spent tokens. A direct call charges and spends at once. If one reply
+// serves some callers and refuses others at the same instant, their order is random, so
+// tokens that are spent at the instant of the first refusal do not count as stranded.
 func (p *Window) admit(r reservoir.Result, n int64, at time.Duration) {
 	p.Spent += n
 	if r.Source == reservoir.Direct {
@@ -137,7 +138,7 @@ func (p *Window) admit(r reservoir.Result, n int64, at time.Duration) {
 	}
 }
 
-// outcome returns what it came to.
+// outcome sums up the replay.
 func (b *book) outcome() Outcome {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -148,7 +149,7 @@ func (b *book) outcome() Outcome {
 		}
 	}
 	slices.SortFunc(o.Windows, func(v, w *Window) int { return cmp.Or(cmp.Compare(v.key, w.key), cmp.Compare(v.ID, w.ID)) })
-	var cold, steady []*Window // of those with a refusal
+	var cold, steady []*Window // windows with a refusal
 	for i, w := range o.Windows {
 		o.Over += max(w.Spent-b.limit, 0)
 		if w.Refused == 0 {
@@ -175,11 +176,11 @@ func (b *book) outcome() Outcome {
 	return o
 }
 
-// Ratio is a/b, or 0 where there is neither.
+// Ratio returns a/b, and 0 for 0/0.
 func Ratio(a, b int64) float64 { return float64(a) / float64(max(b, 1)) }
 
-// Outcome is what a policy made of a traffic. Requests == Admitted + Refused +
-// Errors. Times are in nanoseconds, shares are of 1.
+// Outcome is the result of a [Replay]. Requests == Admitted + Refused + Errors. Times are
+// in nanoseconds, shares between 0 and 1.
 type Outcome struct {
 	Policy string `json:"policy"`
 	Kind   Kind   `json:"kind"`
@@ -190,34 +191,34 @@ type Outcome struct {
 	Errors     int64 `json:"errors"`
 	Remembered int64 `json:"refused_from_memory"` // of Refused, those that cost no call
 
-	// Needless is refused requests that the limit had tokens for: in each window
-	// no more than were still unspent at its end, or at the traffic's.
+	// Needless counts refused requests for which the limit had tokens: in each window at
+	// most as many as its unspent tokens would have served.
 	Needless int64 `json:"refused_with_tokens_left"`
 	Over     int64 `json:"over_the_limit"` // tokens, over all windows; 0, or the library is broken
 
-	StoreCalls      int64   `json:"store_calls"` // until the last answer; those of Close not counted
+	StoreCalls      int64   `json:"store_calls"` // until the last answer, without those of Close
 	CallsPerRequest float64 `json:"store_calls_per_request"`
-	MeanBatch       float64 `json:"mean_batch"` // tokens, of the calls that brought any; 0 = none did
+	MeanBatch       float64 `json:"mean_batch"` // tokens per call that brought any; 0 = no call did
 
 	Waited      int64   `json:"waited"` // on the network
 	WaitedShare float64 `json:"waited_share"`
-	P50         int64   `json:"p50_ns"` // of answers; see Setting
+	P50         int64   `json:"p50_ns"` // latency of answers; see Setting
 	P99         int64   `json:"p99_ns"`
-	Late        int64   `json:"late_p99_ns"` // after their times requests were made, of the traffic's time
+	Late        int64   `json:"late_p99_ns"` // how late requests were made
 
-	// Stranded is the share of the limit that lay unspent in processes when the
-	// first request of a window was refused, on average over the windows with a
-	// refusal: but for each key's first, which is cold, if there are others.
+	// Stranded is the share of the limit that lay unspent in processes at the first
+	// refusal of a window, on average over the windows with a refusal. The first window
+	// of each key is cold and counts only if no other window has a refusal.
 	Stranded        float64 `json:"stranded_share"`
 	StrandedWindows int64   `json:"stranded_windows"`
-	Cold            bool    `json:"stranded_cold"` // there were only first ones
+	Cold            bool    `json:"stranded_cold"` // only first windows had refusals
 
 	Timeline []Bucket  `json:"timeline"` // parts of the traffic's time, of equal lengths
 	Windows  []*Window `json:"-"`        // by key, then by time
 }
 
-// Bucket is a part of the traffic's time. A request counts to the part in which it was
-// made, a call to that in which it was sent.
+// Bucket is a part of the traffic's time. A request counts at its time in the traffic, a
+// call when it is sent.
 type Bucket struct {
 	Requests int64 `json:"requests"`
 	Calls    int64 `json:"store_calls"`
@@ -226,9 +227,9 @@ type Bucket struct {
 // Window is what happened in one window of a key.
 type Window struct {
 	ID       backend.Window
-	Calls    int64 // by all processes until a caller first heard of the window
+	Calls    int64 // by all processes before the first answer of the window
 	Requests int64
-	Waited   int64 // of them, on the network
+	Waited   int64 // requests that waited on the network
 	Spent    int64
 	Refused  int64
 	Stranded int64 // tokens held and unspent in all processes, at the first refusal
@@ -238,21 +239,22 @@ type Window struct {
 	short time.Duration // when the first refusal was answered
 }
 
-// Latency is a record of durations up to ten minutes, which is exact to 1 % and takes
-// 25 KB; to note one allocates nothing.
+// Latency is a histogram of durations up to ten minutes. It is exact to 1 % and takes 25
+// KB. It is not safe for concurrent use. Use [NewLatency], because the zero value is not
+// ready.
 type Latency struct{ *hdrhistogram.Histogram }
 
 const slowest = int64(10 * time.Minute)
 
-// NewLatency returns an empty record.
+// NewLatency returns an empty histogram.
 func NewLatency() Latency { return Latency{hdrhistogram.New(1, slowest, 2)} }
 
-// Note adds a duration.
+// Note adds a duration, or ten minutes if it is longer. It does not allocate.
 func (l Latency) Note(d time.Duration) {
 	_ = l.RecordValue(min(max(int64(d), 0), slowest)) // within its bounds
 }
 
-// Quantile is the duration that the share q of all took at most, as in 0.99.
+// Quantile returns the duration that the share q of all, such as 0.99, did not exceed.
 func (l Latency) Quantile(q float64) time.Duration {
 	return time.Duration(l.ValueAtQuantile(100 * q))
 }

@@ -16,25 +16,27 @@ import (
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
-// Setting is what a traffic is replayed on.
+// Setting says how a [Replay] runs: the limit, the network and the clock.
 type Setting struct {
 	Limit reservoir.Limit
-	Delay time.Duration // there and back, of a call on the virtual clock
+	Delay time.Duration // round trip of a call on the virtual clock
 
 	// Virtual runs f on a virtual clock, for the embedded store only; nil = the real
-	// one. The clock stands still while anything runs and leaps to the next timer when
-	// everything waits. Answers from memory take no time there, and calls take the Delay,
-	// which is less than a fetch timeout. The limiters' own
-	// randomness follows the Seed, and one thread runs: one such replay at a time.
+	// clock. The virtual clock stands still while anything runs and jumps to the next
+	// timer when everything waits. Answers from memory take no time, and calls take the
+	// Delay, which must be less than a fetch timeout. The limiters' randomness follows
+	// the Seed, and one thread runs. So only one such replay may run at a time.
 	Virtual func(f func())
 	Seed    uint64
 
-	// Travel is how long half of a call takes that is under way now, for fleets whose every
-	// event has an instant of its own; nil = half of the Delay. It is safe for concurrent use.
+	// Travel returns how long half of a call takes that starts now, for fleets in which
+	// every event has its own instant; nil = half of the Delay. It must be safe for
+	// concurrent use.
 	Travel func(process int, now time.Duration, back bool) time.Duration
 }
 
-// Replay makes the requests of a traffic under one policy, once.
+// Replay makes the requests of a traffic under one policy, once. Create it with
+// [NewReplay].
 type Replay struct {
 	Traffic
 	Setting
@@ -44,13 +46,13 @@ type Replay struct {
 	book     *book
 
 	begin   time.Time
-	made    atomic.Int64 // of the requests
+	made    atomic.Int64 // requests
 	active  sync.WaitGroup
 	closing atomic.Bool
 }
 
-// NewReplay sets up a replay on store, which should hold nothing of the traffic's
-// keys, or on an embedded store of its own if that is nil. It does no I/O.
+// NewReplay sets up a replay on store, which should hold nothing for the traffic's keys.
+// If store is nil, the replay uses an embedded store. NewReplay does no I/O.
 func NewReplay(t Traffic, p Policy, s Setting, store backend.Store) *Replay {
 	t.Tokens = max(t.Tokens, 1)
 	return &Replay{Traffic: t, Setting: s, policy: p, store: store, book: newBook(t, s.Limit.Tokens, 50)}
@@ -71,7 +73,8 @@ func (r *Replay) connect() error {
 	return nil
 }
 
-// way is that of one process. Nobody waits for what is handed back at the end.
+// way returns the way of one process. Calls of Close take no time, because no caller
+// waits for them.
 func (r *Replay) way(process int) *way {
 	return &way{Store: r.store, book: r.book, known: make(map[string]account), travel: func(ctx context.Context, back bool) error {
 		now, d := r.at(time.Now()), r.Delay/2
@@ -79,7 +82,7 @@ func (r *Replay) way(process int) *way {
 			r.book.call(now)
 		}
 		switch {
-		case r.Virtual == nil: // the network is a real one
+		case r.Virtual == nil: // the real network takes its time
 			return nil
 		case r.closing.Load():
 			d = 0
@@ -91,17 +94,17 @@ func (r *Replay) way(process int) *way {
 	}}
 }
 
-// Made is how many requests have been made so far. It may be called at any time.
+// Made returns the number of requests made so far. It is safe for concurrent use.
 func (r *Replay) Made() int64 { return r.made.Load() }
 
-// Run makes the requests and returns what came of them, or the error of ctx if
-// that ends first. It is also an error if the counts of the limiters and of their
-// callers disagree, for then none of them can be trusted.
+// Run makes the requests and returns the outcome, or the error of ctx if that ends first.
+// It also fails if all requests failed, or if the counts of the limiters and of their
+// callers disagree, because then neither can be trusted.
 func (r *Replay) Run(ctx context.Context) (o Outcome, err error) {
 	if r.Virtual == nil {
 		return r.run(ctx)
 	}
-	defer chance.Seed(r.Seed)() // or the same traffic would not have the same outcome
+	defer chance.Seed(r.Seed)() // so that the same traffic has the same outcome
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	r.Virtual(func() { o, err = r.run(ctx) })
 	return o, err
@@ -132,11 +135,11 @@ func (r *Replay) run(ctx context.Context) (Outcome, error) {
 	return o, nil
 }
 
-// closeTimeout bounds the handing back of stock, over all processes.
+// closeTimeout bounds the return of stock, for all processes together.
 const closeTimeout = 30 * time.Second
 
-// close closes the limiters and sums up what they counted. Store calls are those
-// before.
+// close closes the limiters and returns the sum of their counts. Store calls are those
+// before Close.
 func (r *Replay) close() (reservoir.Stats, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
@@ -157,11 +160,11 @@ func (r *Replay) close() (reservoir.Stats, error) {
 	return sum, errors.Join(errs...)
 }
 
-// underWay is how many requests may be under way on the real clock: a machine that is too
-// slow for the traffic shall be late, and not time out.
+// underWay bounds the requests in flight on the real clock, so that a machine too slow
+// for the traffic is late and does not time out.
 const underWay = 100
 
-// lead begins the requests, each at its time, until there are none or ctx ends.
+// lead starts each request at its time, until all are started or ctx ends.
 func (r *Replay) lead(ctx context.Context) {
 	slots := make(chan struct{}, underWay)
 	for i, q := range r.Requests {
@@ -178,8 +181,8 @@ func (r *Replay) lead(ctx context.Context) {
 	}
 }
 
-// until waits for an instant. On the virtual clock it cannot wait for ctx, which is
-// from outside; nor does it need to, for no time passes there.
+// until waits for an instant. On the virtual clock it cannot wait for ctx, which comes
+// from outside, and need not, because waiting takes no real time.
 func (r *Replay) until(ctx context.Context, at time.Time) error {
 	if r.Virtual != nil {
 		time.Sleep(time.Until(at))
@@ -199,17 +202,17 @@ func (r *Replay) request(q Request) {
 	r.book.answer(q, result, err, time.Since(begin), r.at(begin)-q.At)
 }
 
-// at is the traffic's time at an instant.
+// at converts an instant to the traffic's time.
 func (r *Replay) at(at time.Time) time.Duration { return at.Sub(r.begin) }
 
-// way is one process' way to the store: a network that takes its time, and a ledger of
-// what the process holds. The book is told of grants as the process hears of them: what
-// is still on its way is in nobody's hands.
+// way is one process's way to the store: a network with a delay, and a ledger of what the
+// process holds. The book records a grant when its reply arrives, because before that no
+// process holds it.
 type way struct {
-	backend.Store // what no limiter asks for while it decides takes no time
+	backend.Store // other methods take no time, because no decision waits for them
 	book          *book
 	travel        func(ctx context.Context, back bool) error // half of a call; counts it on its way there
-	known         map[string]account                         // by key, of the window last heard of; guarded by the book
+	known         map[string]account                         // by key, from the last reply; guarded by book.mu
 }
 
 // account is what a process holds or has spent of a window, by the store's ledger.
@@ -219,7 +222,7 @@ type account struct {
 	net    int64
 }
 
-// call makes one call. If ctx ends on the way there it was surely not carried out.
+// call makes one call. If ctx ends on the way there, the store has not executed it.
 func call[R, T any](ctx context.Context, w *way, op string, f func(context.Context, R) (T, error), r R) (answer T, err error) {
 	if err := w.travel(ctx, false); err != nil {
 		return answer, &backend.Error{Op: op, Class: backend.Unavailable, Err: err}
@@ -253,5 +256,5 @@ func (w *way) Refund(ctx context.Context, q backend.RefundRequest) (int64, error
 	return call(ctx, w, "refund", w.Store.Refund, q)
 }
 
-// Shard names the shard of a key, for limiters estimate their lead time by shard.
+// Shard returns the shard of a key, because limiters estimate their lead time by shard.
 func (w *way) Shard(key string) string { return placement.Shard(w.Store, key) }

@@ -14,10 +14,10 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Faults of a record of traffic. The errors of a line name it.
+// Errors of [ReadTrace]. It adds the number of the line if one is at fault.
 var (
 	ErrColumns = errors.New("want two columns, a time and a key")
-	ErrTime    = errors.New("want a time in Unix seconds, as 1700000000.25, or in RFC 3339, as 2023-11-14T22:13:20.25Z")
+	ErrTime    = errors.New("want a time in Unix seconds, such as 1700000000.25, or in RFC 3339, such as 2023-11-14T22:13:20.25Z")
 	ErrMillis  = errors.New("a time after the year 2262: want Unix seconds, not milliseconds")
 	ErrKey     = errors.New("want a key of 1 to 4,096 bytes")
 	ErrCSV     = errors.New("not CSV: a quote that is not closed, not doubled or not at a field's ends")
@@ -28,13 +28,12 @@ var (
 
 const maxSpan = 366 * 24 * time.Hour
 
-// ReadTrace reads recorded traffic: CSV with a time and a key in its first two
-// columns; further ones are ignored, as are empty lines and lines that begin with
-// #. A first line whose time begins with a letter is a header. The lines need not
-// be in order, for a record of several processes rarely is. Records do not say
-// which process a request came to, so each comes to a random one of processes,
-// which the seed decides. An error names the line at fault and does not repeat it,
-// for its key may be somebody's.
+// ReadTrace reads recorded traffic: CSV with a time and a key in its first two columns;
+// further ones are ignored, as are empty lines and lines that begin with #. A first line
+// whose time begins with a letter is a header. The lines need not be in order, because a
+// record of several processes rarely is. Records do not say which process served a
+// request, so the seed assigns each request to one of processes. An error has the number
+// of the line and not its text, because a key may be private.
 func ReadTrace(in io.Reader, processes int, seed uint64) (Traffic, error) {
 	return readTrace(in, processes, seed, MaxRequests)
 }
@@ -67,21 +66,22 @@ func readTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, err
 		key, known := index[fields[1]]
 		if !known {
 			key = int32(len(t.Keys))
-			t.Keys = append(t.Keys, strings.Clone(fields[1])) // or it would hold the whole line
+			t.Keys = append(t.Keys, strings.Clone(fields[1])) // so that it does not keep the whole line
 			index[t.Keys[key]] = key
 		}
 		t.Requests = append(t.Requests, Request{at, key, r.Int32N(int32(processes))})
 	}
 }
 
-// header may begin with the byte order mark that spreadsheets write.
+// header reports whether a field begins with a letter, after the byte order mark that
+// spreadsheets write.
 func header(s string) bool {
 	s = strings.TrimSpace(strings.TrimPrefix(s, "\ufeff"))
 	return s != "" && (s[0]|0x20 >= 'a' && s[0]|0x20 <= 'z')
 }
 
-// parseLine reads a time of either form, as the time since 1970. It goes through no float,
-// which has no room for ns.
+// parseLine reads a time of either form as the time since 1970. It uses no float, because
+// floats lose nanoseconds.
 func parseLine(fields []string) (time.Duration, error) {
 	if len(fields) < 2 {
 		return 0, ErrColumns

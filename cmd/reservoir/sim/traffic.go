@@ -1,16 +1,16 @@
 // Package sim replays traffic against real limiters, and counts what that costs.
 //
-// A [Traffic] is a list of requests, made from a description by [Shape] or read
-// from a record by [ReadTrace]. A [Replay] makes them, each at its time, on one
-// real Limiter for each process, and an [Outcome] says what came of it. The command
-// "reservoir tune" and the fleet model of the module bench use it.
+// A [Traffic] is a list of requests, made from a description by [Shape] or read from a
+// record by [ReadTrace]. A [Replay] makes them, each at its time, on one real Limiter for
+// each process, and returns an [Outcome]. The command "reservoir tune" and the fleet
+// model of the module bench use it.
 //
 // # The clock
 //
-// On the embedded store a replay can run on a virtual clock, which moves on when
-// everything waits: an hour of traffic takes as long as its decisions, and a busy
-// machine disturbs nothing. The caller brings it: see [Setting]. On a Redis, which
-// keeps its own time, a replay takes the traffic's time.
+// On the embedded store a replay can run on a virtual clock, which advances when
+// everything waits. An hour of traffic takes only as long as its decisions, and a busy
+// machine does not change the outcome. The caller supplies the clock: see [Setting].
+// Redis keeps its own time, so a replay on it takes as long as the traffic.
 package sim
 
 import (
@@ -25,14 +25,14 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// MaxRequests bounds a traffic: 16 bytes each are held, and all are replayed for
+// MaxRequests bounds a traffic, because each request takes 16 bytes and is replayed for
 // each policy.
 const MaxRequests = 10_000_000
 
-// Traffic is requests, in order of their times.
+// Traffic is a list of requests, in order of their times.
 type Traffic struct {
 	Requests  []Request
-	Tokens    int64 // that each asks for; 0 = 1
+	Tokens    int64 // per request; 0 = 1
 	Keys      []string
 	Processes int
 	Length    time.Duration // at least the last request's time
@@ -41,26 +41,26 @@ type Traffic struct {
 // Request is one request of a traffic.
 type Request struct {
 	At      time.Duration // since the beginning of the traffic
-	Key     int32         // into Traffic.Keys
-	Process int32         // that it comes to
+	Key     int32         // index in Traffic.Keys
+	Process int32         // that receives it
 }
 
-// Shape describes a traffic: requests come at random, independently of each
-// other, and to a random process, as behind a load balancer.
+// Shape describes a traffic whose requests arrive at random, independently of each other,
+// and at a random process, as behind a load balancer.
 type Shape struct {
 	Rate      float64 // requests per second on average
-	Tokens    int64   // that each asks for
+	Tokens    int64   // per request
 	Keys      int
-	Zipf      float64 // exponent above 1 by which the first keys are called for more often; 0 = evenly
+	Zipf      float64 // exponent above 1 of a Zipf distribution that prefers the first keys; 0 = evenly
 	Processes int
 	Length    time.Duration
 	Seed      uint64 // equal shapes make equal traffics
 }
 
-// Expected is how many requests the traffic has on average.
+// Expected returns the mean number of requests.
 func (s Shape) Expected() float64 { return s.Rate * s.Length.Seconds() }
 
-// Traffic makes the requests.
+// Traffic makes the requests, but at most [MaxRequests].
 func (s Shape) Traffic() Traffic {
 	r := rand.New(rand.NewPCG(s.Seed, 1))
 	t := Traffic{Keys: Keys(s.Keys), Tokens: s.Tokens, Processes: s.Processes, Length: s.Length}
@@ -74,8 +74,9 @@ func (s Shape) Traffic() Traffic {
 	return t
 }
 
-// Picker picks one of n keys at random: evenly if zipf is 0, otherwise the first more
-// often, by that exponent.
+// Picker returns a function that picks one of n keys at random: evenly if zipf is 0,
+// otherwise by a Zipf distribution with that exponent. The function is not safe for
+// concurrent use.
 func Picker(r *rand.Rand, n int, zipf float64) func() int {
 	if zipf == 0 || n == 1 {
 		return func() int { return r.IntN(n) }
@@ -84,7 +85,7 @@ func Picker(r *rand.Rand, n int, zipf float64) func() int {
 	return func() int { return int(z.Uint64()) }
 }
 
-// Keys are n names.
+// Keys returns n names: key-0, key-1 and so on.
 func Keys(n int) []string {
 	keys := make([]string, n)
 	for i := range keys {
@@ -103,22 +104,23 @@ type Policy struct {
 // Kind is a family of policies.
 type Kind string
 
-// The kinds of policies that there are.
+// The kinds of policies.
 const (
 	Direct    Kind = "direct"    // a store call for each request
 	Fixed     Kind = "fixed"     // batches of one size
 	Ladder    Kind = "ladder"    // Rockset's rule, from 10 tokens to a tenth of the limit
 	Adaptive  Kind = "adaptive"  // the default of the library
-	Bounded   Kind = "bounded"   // the same between bounds
-	Stranding Kind = "stranding" // the same with another WithStranding
+	Bounded   Kind = "bounded"   // Adaptive between bounds
+	Stranding Kind = "stranding" // Adaptive with another WithStranding
 )
 
-// ErrPolicy is the fault of a name of a policy.
+// ErrPolicy is the error for an unknown policy.
 var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, adaptive, adaptive:min-max, stranding:share")
 
-// Policies are those of the names, in their order, for a limit of tokens. The
-// name fixed stands for a thousandth, a hundredth and a tenth of the limit, and a
-// number for a Fixed of that size. What comes twice is left out.
+// Policies returns the named policies, in order, for a limit of tokens. The name fixed
+// stands for a thousandth, a hundredth and a tenth of the limit, and a number for a Fixed
+// of that size. Policies leaves out duplicates. It returns [ErrPolicy] for an unknown
+// name.
 func Policies(names []string, tokens int64) (list []Policy, err error) {
 	for i := 0; i < len(names); i++ {
 		if Kind(names[i]) == Fixed {
@@ -136,7 +138,7 @@ func Policies(names []string, tokens int64) (list []Policy, err error) {
 	return list, nil
 }
 
-// parsePolicy reads one; 0 is no bound of adaptive:5-0.
+// parsePolicy parses one name. The 0 in adaptive:5-0 means no upper bound.
 func parsePolicy(name string, tokens int64) (p Policy, err error) {
 	kind, figures, figured := strings.Cut(name, ":")
 	low, high, bounds := strings.Cut(figures, "-")

@@ -7,8 +7,7 @@ import (
 	"text/tabwriter"
 )
 
-// Text puts cells into columns. Without right, they begin below one another. No line
-// ends in blanks.
+// Text formats rows as columns, aligned right or left. Lines have no trailing blanks.
 func Text(rows [][]string, right bool) string {
 	var b strings.Builder
 	w, end := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0), "\n"
@@ -16,7 +15,7 @@ func Text(rows [][]string, right bool) string {
 		w, end = tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight), "\t\n"
 	}
 	for _, row := range rows {
-		_, _ = w.Write([]byte(strings.Join(row, "\t") + end)) // to a builder
+		_, _ = w.Write([]byte(strings.Join(row, "\t") + end)) // a builder does not fail
 	}
 	_ = w.Flush()
 	lines := strings.Split(b.String(), "\n")
@@ -26,8 +25,8 @@ func Text(rows [][]string, right bool) string {
 	return strings.Join(lines, "\n")
 }
 
-// Within is Text if that fits lines of width letters. Otherwise each row after the first
-// is a paragraph, with a line for each cell and its name.
+// Within returns [Text] if that fits into width characters. Otherwise each row after the
+// first is a paragraph, with a line for each cell and the cell's name from the first row.
 func Within(width int, rows [][]string, right bool) string {
 	text := Text(rows, right)
 	if Fit(text, width) == text {
@@ -44,8 +43,8 @@ func Within(width int, rows [][]string, right bool) string {
 	return strings.Join(all, "\n")
 }
 
-// Fit breaks the lines of text that are longer than width letters, between words where
-// that is possible. What goes on stands further in than the beginning of the line.
+// Fit breaks lines that are longer than width characters, between words if possible.
+// Continuation lines are indented further.
 func Fit(text string, width int) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
@@ -55,13 +54,13 @@ func Fit(text string, width int) string {
 	return strings.Join(lines, "\n")
 }
 
-// Wrap breaks s between words into lines of at most width letters, and words that are
-// longer.
+// Wrap joins the words of s into lines of at most width characters. It breaks a word only
+// if it is longer than that.
 func Wrap(s string, width int) string {
 	return fold(strings.Join(strings.Fields(s), " "), "", max(width, 1))
 }
 
-// fold breaks a line. A % stays with its number.
+// fold breaks a line. It keeps a % with its number.
 func fold(line, indent string, width int) string {
 	letters := []rune(line)
 	if len(letters) <= width {
