@@ -12,9 +12,9 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 )
 
-// draw draws a panel for each scenario over Redis, and a line in it for each kind. The scale
-// is logarithmic, for the kinds are orders of magnitude apart. ok is false if there is nothing
-// to draw.
+// draw draws a panel for each scenario over Redis, with a line for each kind. The scale
+// is logarithmic, because kinds differ by orders of magnitude. ok is false if r has no
+// such scenario.
 func draw(r results) (svg []byte, ok bool) {
 	page := chart.Page{
 		Title: "Latency, and admitted requests per second",
@@ -54,7 +54,7 @@ func panel(group []*line) *plot.Plot {
 	return p
 }
 
-// colour tells the library, floors and peers apart.
+// colour distinguishes the library, floors and peers.
 func colour(k kind) string {
 	switch {
 	case strings.HasPrefix(k.name, "reservoir"):

@@ -13,24 +13,23 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
-// driver runs scenarios. All kinds of a scenario take turns, slice by slice, so
-// that whatever else the machine does falls on all of them; what is compared is
-// compared within a round.
+// driver runs scenarios. All kinds of a scenario take turns, slice by slice, so that
+// other work of the machine slows all of them alike. Figures are compared within a round.
 type driver struct {
 	rounds int
-	every  int           // at least one in so many requests is timed, if not 0
+	every  int           // at least one in this many requests is timed; 0 = as the kind says
 	slice  time.Duration // of one kind in one round
-	warm   time.Duration // before that, not counted
+	warm   time.Duration // before each slice, not counted
 	redis  string        // address
 	far    string        // address of a proxy that delays
 	count  func(commands ...string) int64
-	flush  func() error // of all that Redis holds
+	flush  func() error // deletes all that Redis holds
 	say    func(text string)
 
-	slices int // so far
+	slices int // run so far
 }
 
-// line is what one kind did in one scenario.
+// line is the result of one kind in one scenario.
 type line struct {
 	scenario scenario
 	kind     kind
@@ -38,14 +37,14 @@ type line struct {
 	peer     *peer    // while the scenario is under way; nil = closed
 }
 
-// sample is what one kind did in one slice, or a worker of it.
+// sample is the result of one kind in one slice, or of one of its workers.
 type sample struct {
-	asked, good int64 // requests, and those that were answered as they should be
+	asked, good int64 // requests, and those with the expected answer
 	elapsed     time.Duration
 	latency     sim.Latency
 	commands    int64 // that Redis executed for it
 	mallocs     uint64
-	err         error // one of those that requests met
+	err         error // one of the requests' errors
 }
 
 func newSample() sample { return sample{latency: sim.NewLatency()} }
@@ -65,7 +64,7 @@ func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
 	d.say(fmt.Sprintf("%s: %d rounds of %d …\n", s.title, d.rounds, len(all)))
 	for round := range d.rounds {
 		for i := range all {
-			if err := d.turn(ctx, r, all[(i+round)%len(all)]); err != nil { // nobody always goes first
+			if err := d.turn(ctx, r, all[(i+round)%len(all)]); err != nil { // no kind always goes first
 				return nil, err
 			}
 		}
@@ -73,8 +72,8 @@ func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
 	return all, nil
 }
 
-// rig is what the kinds of s are set up with; within the process that is no more
-// than the limit.
+// rig returns what the kinds of s need: connections, or only the limit for kinds within
+// the process.
 func (d *driver) rig(s scenario) *rig {
 	switch {
 	case !s.redis():
@@ -100,7 +99,7 @@ func (d *driver) turn(ctx context.Context, r *rig, l *line) error {
 	for _, w := range workers {
 		w.sample = newSample()
 	}
-	runtime.GC() // the garbage of the one before is not its burden
+	runtime.GC() // so that it does not collect the previous kind's garbage
 	commands := d.count(l.kind.sends...)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -115,7 +114,8 @@ func (d *driver) turn(ctx context.Context, r *rig, l *line) error {
 	return nil
 }
 
-// workers share no key with those of another slice, where each is asked for once.
+// workers returns the workers of a slice. They share no key with another slice if each
+// key is used once.
 func (d *driver) workers(ctx context.Context, s scenario) []*worker {
 	workers := make([]*worker, s.goroutines)
 	for i := range workers {
@@ -145,7 +145,7 @@ func total(workers []*worker) sample {
 	return s
 }
 
-// together runs all workers for about so long and returns how long it was.
+// together runs all workers for about length and returns how long they took.
 func (d *driver) together(workers []*worker, length time.Duration, l *line) time.Duration {
 	var stop atomic.Bool
 	defer time.AfterFunc(length, func() { stop.Store(true) }).Stop()
@@ -156,7 +156,7 @@ func (d *driver) together(workers []*worker, length time.Duration, l *line) time
 	return inParallel(workers, func(_ int, w *worker) { w.until(&stop, *l.peer, every) })
 }
 
-// inParallel runs f for each worker in a goroutine of its own.
+// inParallel runs f for each worker in its own goroutine and returns how long that took.
 func inParallel(workers []*worker, f func(i int, w *worker)) time.Duration {
 	var wg sync.WaitGroup
 	begin := time.Now()

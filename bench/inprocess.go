@@ -15,8 +15,8 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
-// Kinds that are served from memory. The library's own are over the embedded
-// store, windows and restocking included.
+// Kinds that answer from memory. The library's own use the embedded store, so they
+// include windows and restocking.
 var (
 	ourKey     = inProcess("reservoir, Key.Allow", func(r *rig) peer { return byHandle(openLimiter(memstore.New(), r.limit), true) })
 	ourAllow   = inProcess("reservoir, Allow", func(r *rig) peer { return byKey(openLimiter(memstore.New(), r.limit), true) })
@@ -30,12 +30,12 @@ var (
 	ululeMem   = inProcess("ulule/limiter, memory", openUluleMem)
 )
 
-// inProcess is timed even more rarely than what is in memory mostly.
+// inProcess returns a kind that is timed even more rarely than inMemory says.
 func inProcess(name string, open func(*rig) peer) kind {
 	return kind{name: name, every: 1021, open: open}
 }
 
-// byHandle uses one key; want is the answer that is looked for.
+// byHandle uses one key; want is the expected answer.
 func byHandle(l *reservoir.Limiter, want bool) peer {
 	key := l.Key("hot")
 	return ourPeer(l, func(w *worker) bool {
@@ -58,7 +58,7 @@ func ourPeer(l *reservoir.Limiter, ok func(*worker) bool) peer {
 	return peer{ok: ok, close: func() error { return l.Close(context.Background()) }, waited: func() int64 { return l.Stats().Waited }}
 }
 
-// spent returns a limiter whose key hot is known to be used up, for a day.
+// spent returns a limiter that caches a denial of the key hot, for a day.
 func spent() *reservoir.Limiter {
 	l := openLimiter(memstore.New(), reservoir.Limit{Tokens: 1, Window: 24 * time.Hour})
 	for range 2 { // the first may take the only token
@@ -67,12 +67,12 @@ func spent() *reservoir.Limiter {
 	return l
 }
 
-// bare is the least that a check in memory can be: read the clock, compare, and
-// take one by compare-and-swap. It decides nothing that anybody could use, and
-// says what a figure is to be held against on the machine at hand.
+// bare is the least that a check in memory can do: read the clock, compare, and take one
+// token by compare-and-swap. It is not a usable limiter. It shows what the machine at
+// hand allows at best.
 type bare struct {
 	began time.Time
-	ends  time.Duration // since then
+	ends  time.Duration // after began
 	stock atomic.Int64
 }
 
@@ -108,7 +108,7 @@ func openBareMap(*rig) peer {
 	return peer{ok: func(w *worker) bool { return keys.get(w.keys.next(), newBare).take() }}
 }
 
-// perKey is what one writes around a limiter of one key: a map of them.
+// perKey is the map that a program needs around limiters of one key.
 type perKey[T any] struct{ sync.Map } // string → *T
 
 func (p *perKey[T]) get(key string, make func() *T) *T {
@@ -134,9 +134,9 @@ func openXTimes(r *rig) peer {
 	return peer{ok: func(w *worker) bool { return keys.get(w.keys.next(), make).Allow() }}
 }
 
-// openGoLimiter has tokens for a day: at more than some tens of thousands in a
-// second go-limiter 0.7.1 hands out the first window's and then next to none, for
-// it refills by nanoseconds per token where it means tokens.
+// openGoLimiter has tokens for a day. At more than some tens of thousands a second,
+// go-limiter 0.7.1 hands out the first window's tokens and then almost none, because it
+// uses nanoseconds per token as the number of tokens to refill.
 func openGoLimiter(*rig) peer {
 	s := must(memorystore.New(&memorystore.Config{Tokens: 1 << 50, Interval: 24 * time.Hour}))
 	return peer{ok: func(w *worker) bool {
@@ -145,7 +145,7 @@ func openGoLimiter(*rig) peer {
 	}, close: func() error { return s.Close(context.Background()) }}
 }
 
-// openUluleMem does without the store's cleaner, a goroutine that nothing ends.
+// openUluleMem omits the store's cleaner, a goroutine that cannot be stopped.
 func openUluleMem(r *rig) peer {
 	return ululeOver(r, ululemem.NewStoreWithOptions(limiter.StoreOptions{Prefix: limiter.DefaultPrefix}))
 }

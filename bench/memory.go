@@ -10,17 +10,17 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// memoryLine is what a key costs that was used once and is idle.
+// memoryLine is the cost of an idle key that was used once.
 type memoryLine struct {
 	kind  kind
-	bytes float64       // of live heap a key, the key's own and the map's part included
+	bytes float64       // of live heap per key, including its name and its part of the map
 	gc    time.Duration // a whole collection while the keys are held
 }
 
 // idleKinds hold keys in the process.
 var idleKinds = []kind{{name: "reservoir", open: openGranting}, xTimes, goLimiter, ululeMem}
 
-// weigh uses n keys of 20 bytes once each and measures what is left of them.
+// weigh uses n keys of 20 bytes once each and measures the memory that they keep.
 func weigh(ctx context.Context, k kind, n int) (m memoryLine, err error) {
 	p := k.open(&rig{limit: coldLimit})
 	before := live()
@@ -35,8 +35,8 @@ func weigh(ctx context.Context, k kind, n int) (m memoryLine, err error) {
 	return m, errors.Join(err, p.end())
 }
 
-// used asks for n keys by a worker that nothing refers to afterwards, so that only those
-// keys are counted that the limiter keeps.
+// used asks for n keys with a worker that becomes garbage, so that weigh counts only the
+// keys that the limiter keeps.
 func used(ctx context.Context, p peer, n int) (good int64) {
 	w := &worker{ctx: ctx, keys: keys{list: make([]string, n)}}
 	for i := range w.keys.list {
@@ -46,8 +46,7 @@ func used(ctx context.Context, p peer, n int) (good int64) {
 	return w.good
 }
 
-// live is the bytes that are in use. What has a finalizer goes with the second
-// collection.
+// live returns the bytes in use. Objects with a finalizer need the second collection.
 func live() int64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -56,8 +55,8 @@ func live() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// granting is a store that keeps nothing, so that a limiter over it is weighed
-// alone, as over a Redis. It grants what is needed; other calls are not made.
+// granting is a store without state, so that only the limiter is weighed, as over a
+// Redis. It grants what is needed. The limiter makes no other calls.
 type granting struct {
 	backend.Store
 	ends time.Time

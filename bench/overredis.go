@@ -27,7 +27,7 @@ var (
 
 	ours   = kind{name: "reservoir", every: inMemory, sends: scripts, open: openRedis("ours:")}
 	direct = calling("reservoir, direct", openRedis("direct:", reservoir.WithDirect()))
-	cold   = calling("reservoir", openRedis("ours:")) // keys that are new: all call
+	cold   = calling("reservoir", openRedis("ours:")) // new keys: every request calls
 
 	rule1000    = kind{name: "Rockset's rule, 1000", every: inMemory, sends: scripts, open: openRockset(1000, false)}
 	listing1000 = kind{name: "Rockset's listing, 1000", every: inMemory, sends: scripts, open: openRockset(1000, true)}
@@ -38,16 +38,15 @@ var (
 	rueidisLimiter = calling("[rueidislimiter]", openRueidisLimiter)
 	ulule          = calling("ulule/limiter", openUlule)
 
-	// throttledRedis reads the state, computes the next, and swaps if it is still the
-	// same; where others are quicker ten times over it fails. It sends TIME and GET
-	// together. GETs cannot be counted, for the script of the swap makes some
-	// too, so TIME counts twice.
+	// throttledRedis reads the state, computes the next state, and swaps the two unless
+	// the state has changed. It fails after ten attempts. It sends TIME and GET together.
+	// TIME counts twice in place of GET, because the swap's script also calls GET.
 	throttledRedis = kind{
 		name: "throttled", every: 1, calls: true, lossy: true, open: openThrottled,
 		sends: []string{"time", "time", "setnx", "expire", "eval", "evalsha"},
 	}
 
-	// The least that a call can cost: the library's own script.
+	// The library's own script without a limiter: the least that a call can cost.
 	evalsha     = calling("bare EVALSHA, go-redis", openEvalsha)
 	rueidisBare = calling("bare EVALSHA, rueidis", openRueidis)
 )
@@ -57,9 +56,9 @@ func calling(name string, open func(*rig) peer) kind {
 	return kind{name: name, every: 1, sends: scripts, calls: true, open: open}
 }
 
-// inMemory is how rarely calls are timed that mostly take some nanoseconds, of
-// which reading the clock would be the larger part. It is prime, so as not to
-// step with batches.
+// inMemory is the number of requests per timed one for kinds that mostly take
+// nanoseconds, because reading the clock takes longer. It is prime, so that it does not
+// coincide with batches.
 const inMemory = 251
 
 func openRedis(prefix string, opts ...reservoir.Option) func(*rig) peer {
@@ -68,14 +67,14 @@ func openRedis(prefix string, opts ...reservoir.Option) func(*rig) peer {
 	}
 }
 
-// openLimiter makes a limiter for any number of keys. A busy machine may hold up
-// a call: a measurement is better slow than broken.
+// openLimiter makes a limiter for any number of keys. Its fetch timeout is long, because
+// a busy machine may delay a call, and a slow measurement is better than a failed one.
 func openLimiter(s backend.Store, limit reservoir.Limit, opts ...reservoir.Option) *reservoir.Limiter {
 	opts = append(opts, reservoir.WithFetchTimeout(5*time.Second), reservoir.WithMaxKeys(math.MaxInt32))
 	return must(reservoir.New(s, limit, opts...))
 }
 
-// openRockset counts in the same store as the library, so that a comparison is one of rules only.
+// openRockset counts in the same store as the library, so that only the rules differ.
 func openRockset(batch int64, listing bool) func(*rig) peer {
 	return func(r *rig) peer {
 		store := redisstore.New(r.goRedis, redisstore.WithPrefix(fmt.Sprintf("rockset-%d-%t:", batch, listing)))
@@ -115,7 +114,7 @@ func openThrottled(r *rig) peer {
 	})
 }
 
-const takeAllowed = 8 // lua.Take's first number
+const takeAllowed = 8 // the first number of lua.Take's reply
 
 func openEvalsha(r *rig) peer {
 	script := redis.NewScript(lua.Take)
@@ -127,7 +126,7 @@ func openEvalsha(r *rig) peer {
 	})
 }
 
-// openRueidis shares pipelines between what is asked for at the same time, as rueidis does.
+// openRueidis shares pipelines between concurrent requests, as rueidis does.
 func openRueidis(r *rig) peer {
 	script := rueidis.NewLuaScript(lua.Take)
 	tokens, window := strconv.FormatInt(r.limit.Tokens, 10), strconv.FormatInt(r.limit.Window.Milliseconds(), 10)
@@ -140,9 +139,9 @@ func openRueidis(r *rig) peer {
 }
 
 // openRueidisLimiter stands in for redis/rueidis/rueidislimiter, by its published
-// behaviour: a fixed window of two keys, the count and its end, which the
-// application's clock sets. One script charges first and reports the new count, so
-// that what is refused is charged too.
+// behaviour: a fixed window of two keys, the count and its end, which the application's
+// clock sets. One script charges first and reports the new count, so refused requests are
+// charged too.
 func openRueidisLimiter(r *rig) peer {
 	script := rueidis.NewLuaScript(`
 local ends = tonumber(redis.call('GET', KEYS[2]))

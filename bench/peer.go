@@ -1,10 +1,9 @@
-// Package bench measures the library side by side with its peers. It is a
-// module of its own, so that nobody who imports the library inherits them.
+// Package bench measures the library side by side with its peers. It is a separate
+// module, so that programs do not inherit the peers with the library.
 //
-// A kind is a way to limit, a peer is one that is set up, a scenario says who is
-// measured at what, and a driver has them take turns. TestPeers does all of it:
-// very small in the ordinary tests, where it proves that everything works, and
-// in full for
+// A kind is a way to limit, a peer is a kind that is set up, a scenario is a load for
+// some kinds, and a driver runs them in turns. TestPeers runs all scenarios: briefly in
+// the ordinary tests, to prove that they work, and in full for
 //
 //	make bench              # tables and a chart in bench/results
 //	make bench SIZE=quick   # a minute, to see whether a change is worth more
@@ -12,9 +11,9 @@
 //
 // BenchmarkPeers has the same scenarios for benchstat.
 //
-// The peers' own packages are used as published. What cannot be had is written
-// here from its description: [Rockset], which was published as an article, and
-// rueidislimiter, which the module proxy does not serve: its name is in brackets.
+// The peers' packages are used as published. Two peers are written here from their
+// descriptions: [Rockset], which was published as an article, and rueidislimiter, which
+// the module proxy does not serve. Tables name rueidislimiter in brackets.
 //
 // Package fleet, below this one, models many processes that share a limit.
 package bench
@@ -31,18 +30,18 @@ import (
 // kind is a way to limit: its name, what to expect of it, and how to set it up.
 type kind struct {
 	name  string
-	every int      // one in so many calls is timed
+	every int      // one in this many calls is timed
 	sends []string // the commands that it sends, as INFO commandstats calls them
-	calls bool     // it sends at least one for every request
+	calls bool     // it sends at least one command for every request
 	lossy bool     // it refuses or fails at a limit that is not reached
 	open  func(*rig) peer
 }
 
-// peer is a kind, set up.
+// peer is a kind that is set up.
 type peer struct {
-	ok     func(w *worker) bool // makes a request, and reports whether it was answered as it should be
+	ok     func(w *worker) bool // makes a request, and reports whether the answer was as expected
 	close  func() error         // nil if there is nothing to end
-	waited func() int64         // requests that waited for the network; nil if it does not say
+	waited func() int64         // requests that waited for the network; nil = not counted
 }
 
 // asking is a peer whose requests may fail.
@@ -63,7 +62,7 @@ func (p peer) end() error {
 	return p.close()
 }
 
-// must is for what only a mistake in this package can make fail.
+// must panics on an error that only a mistake in this package can cause.
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -71,16 +70,16 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// rig is what peers are set up with. Those that use the same client library
-// share a client, so that none is held up by the idle connections of another.
+// rig holds what peers are set up with. Peers with the same client library share a
+// client, so that idle connections of one do not hold up another.
 type rig struct {
 	limit   reservoir.Limit
 	goRedis *goredis.Client
 	rueidis rueidis.Client
 }
 
-// conns is how many connections a client may open that gives each to one request
-// at a time. With 20, 64 and 512 of them, 512 goroutines got as far.
+// conns is the pool size of a client that uses a connection for one request at a time.
+// 512 goroutines got equally far with 20, 64 and 512 connections.
 const conns = 64
 
 // newRig connects to the Redis at addr, with the libraries' defaults.

@@ -16,14 +16,15 @@ import (
 //     it, under the mutex.
 //   - Otherwise the first request to come fetches a whole new batch, without the
 //     mutex, and the others wait on the condition variable until it is there.
-//   - A request larger than a batch goes to Redis by itself. So does, by the rule of
-//     the text, one that finds the new batch used up by others. In the article's final
-//     listing those who wait have reserved their tokens of the batch under way, and one
+//   - A request larger than a batch goes to Redis alone. By the rule of the text, so
+//     does a request that finds the new batch used up by others. In the article's final
+//     listing waiters have reserved their tokens of the batch in flight, and a request
 //     for which that is too small goes to Redis at once, without waiting.
-//   - The fetch is all or nothing; one that is refused refuses all who waited.
+//   - The fetch is all or nothing. If it is refused, so are all waiters.
 //
-// It is meant as they meant it: the expiry is checked the right way round and is the
-// stored end of the window, and a fetch that fails is over.
+// Where the listing slips, this follows its intention: the expiry is the stored end of
+// the window and is checked the right way round, and a failed fetch ends. Set Store,
+// Limit and Batch before use.
 type Rockset struct {
 	Store   backend.Store
 	Limit   backend.Limit
@@ -34,10 +35,10 @@ type Rockset struct {
 
 type rocksetKey struct {
 	mu      sync.Mutex
-	over    *sync.Cond // a fetch is
+	over    *sync.Cond // signals the end of a fetch
 	tokens  int64
 	expires time.Time
-	fetch   *rocksetFetch // under way; nil = none
+	fetch   *rocksetFetch // in flight; nil = none
 }
 
 type rocksetFetch struct {
@@ -45,7 +46,8 @@ type rocksetFetch struct {
 	reserved      int64
 }
 
-// AllowN asks for n tokens of key, all or none.
+// AllowN asks for n tokens of key, all or none. The error is the store's. AllowN is safe
+// for concurrent use.
 func (r *Rockset) AllowN(ctx context.Context, key string, n int64) (bool, error) {
 	if n > r.Batch {
 		return r.alone(ctx, key, n)
@@ -66,7 +68,7 @@ func (r *Rockset) AllowN(ctx context.Context, key string, n int64) (bool, error)
 		f.reserved += n
 		for !f.over {
 			if k.over.Wait(); k.fetch != nil && !r.Listing {
-				f = k.fetch // by the rule nobody has a place: the next batch is waited for as well
+				f = k.fetch // by the rule waiters reserve nothing, so they wait for the next batch as well
 			}
 		}
 	} else {
@@ -81,7 +83,7 @@ func (r *Rockset) AllowN(ctx context.Context, key string, n int64) (bool, error)
 	return r.alone(ctx, key, n) // the others were quicker
 }
 
-// run replaces the batch. It is entered and left with the lock.
+// run replaces the batch. The caller holds k.mu, which run releases during the call.
 func (r *Rockset) run(ctx context.Context, key string, k *rocksetKey, f *rocksetFetch) error {
 	k.fetch = f
 	k.mu.Unlock()

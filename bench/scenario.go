@@ -12,34 +12,34 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
-// scenario is one situation, and who is put into it.
+// scenario is a situation and the kinds that run in it.
 type scenario struct {
 	name, title string
 	kinds       []kind
 	limit       reservoir.Limit
-	list        []string // of keys; nil means that each is asked for once
+	list        []string // keys; nil = each key is used once
 	goroutines  int
 	procs       int           // GOMAXPROCS; 0 leaves it as it is
 	delay       time.Duration // added to every round trip
 }
 
-// once reports whether every key is asked for once. Limiters are then made anew
-// for each slice, as they would otherwise grow from one to the next.
+// once reports whether every key is used once. Each slice gets new limiters then, because
+// they would grow from slice to slice.
 func (s scenario) once() bool { return s.list == nil }
 
 // redis reports whether requests may go to Redis.
 func (s scenario) redis() bool { return s.procs == 0 }
 
-// The limits. But for the last they are more than any of the kinds can serve, so
-// that none refuses. The first one's window is short, so that a run meets resets;
-// ten thousand keys that are reset each second would be a measurement of resets.
+// No kind can serve hotLimit and manyLimit, so none refuses. The window of hotLimit is
+// short, so that a run includes resets. The window of manyLimit is longer, because ten
+// thousand resets a second would be a measurement of resets.
 var (
 	hotLimit  = reservoir.PerSecond(100_000_000)
 	manyLimit = reservoir.PerMinute(60 * 100_000_000)
 	coldLimit = reservoir.PerMinute(1_000)
 )
 
-// manyKeys is how many keys the scenarios of many keys have.
+// manyKeys is the number of keys in the scenarios with many keys.
 const manyKeys = 10_000
 
 // farDelay is what a proxy adds to each round trip.
@@ -81,17 +81,17 @@ func (s scenario) worker(ctx context.Context, i, slice int) *worker {
 	return w
 }
 
-// seeded makes the same keys in each run.
+// seeded returns a generator that makes the same keys in each run.
 func seeded() *rand.Rand { return rand.New(rand.NewPCG(1, 1)) }
 
-// shuffled is n keys in random order.
+// shuffled returns n keys in random order.
 func shuffled(n int) []string {
 	list := sim.Keys(n)
 	seeded().Shuffle(n, func(i, j int) { list[i], list[j] = list[j], list[i] })
 	return list
 }
 
-// zipf is a sequence of draws in which key i of n has a share of 1/i^s.
+// zipf returns draws in which key i of n has a share proportional to 1/i^s.
 func zipf(n int, s float64) []string {
 	names, pick, list := sim.Keys(n), sim.Picker(seeded(), n, s), make([]string, 1<<18)
 	for i := range list {
@@ -100,19 +100,19 @@ func zipf(n int, s float64) []string {
 	return list
 }
 
-// worker is one goroutine's requests and what became of them. Nothing of it is
-// shared while it runs.
+// worker makes the requests of one goroutine and records their results. Workers share
+// nothing while they run.
 type worker struct {
 	ctx   context.Context
 	keys  keys
-	first int // how many requests, at random, come before the first that is timed
+	first int // a random number of requests before the first timed one
 	sample
 }
 
-// until makes requests until stop, and one at least. It times one in every; to
-// time more would measure the clock. Which is the first to be timed differs from
-// worker to worker: were it the first of all, those would have more than their
-// share in the quantiles.
+// until makes at least one request, and further ones until stop. It times one in every,
+// because timing more would measure the clock. The first timed request differs between
+// workers, because otherwise first requests would have more than their share in the
+// quantiles.
 func (w *worker) until(stop *atomic.Bool, p peer, every int) {
 	for n := w.first % every; ; n = every - 1 {
 		w.make(p, n)
@@ -129,7 +129,8 @@ func (w *worker) timed(p peer) {
 	w.latency.Note(time.Since(begin))
 }
 
-// make makes n requests. The call of the peer is a nanosecond or so, the same to all.
+// make makes n requests. The indirect call of the peer takes about a nanosecond, the same
+// for all peers.
 func (w *worker) make(p peer, n int) {
 	for range n {
 		if p.ok(w) {
@@ -139,15 +140,16 @@ func (w *worker) make(p peer, n int) {
 	w.asked += int64(n)
 }
 
-// keys is the keys that a worker asks for: those of a list, over and over, or,
-// without a list, each but once.
+// keys yields the keys that a worker asks for: those of a list, repeatedly, or new ones
+// without a list.
 type keys struct {
 	list []string
 	at   int
-	once []byte // their beginning
+	once []byte // prefix of new keys
 }
 
-// next is the list's next key, or one that was never asked for. It is small enough to be inlined.
+// next returns the list's next key, or a new one without a list. It is small enough to be
+// inlined.
 func (k *keys) next() string {
 	if k.at++; k.at < len(k.list) {
 		return k.list[k.at]

@@ -21,7 +21,7 @@ wrong     refusals at a limit that is not reached, and errors
 [name]    a stand-in of our own for what could not be had, by its published behaviour
 `
 
-// tables are the results, one for each scenario.
+// tables formats the results, with a table for each scenario.
 func tables(r results, d *driver) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s, %d cores, GOMAXPROCS %d\n", runtime.Version(), runtime.NumCPU(), runtime.GOMAXPROCS(0))
@@ -43,7 +43,7 @@ func tables(r results, d *driver) string {
 	return s.String()
 }
 
-// cells is a row.
+// cells formats a row.
 func (l *line) cells() []string {
 	h := l.latency()
 	perAdmitted, perRequest, wrongs := "–", "–", ""
@@ -60,7 +60,7 @@ func (l *line) cells() []string {
 		perAdmitted, perRequest, wrongs}
 }
 
-// digits is v in about three of them.
+// digits formats v with about three digits.
 func digits(v float64) string {
 	switch {
 	case v == 0:
@@ -75,7 +75,7 @@ func digits(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// count is v in three digits, thousands or millions.
+// count formats v with about three digits, in thousands or millions if it is large.
 func count(v float64) string {
 	switch {
 	case v >= 999_500:
@@ -86,7 +86,7 @@ func count(v float64) string {
 	return digits(v)
 }
 
-// short is d in three digits.
+// short formats d with about three digits.
 func short(d time.Duration) string {
 	switch {
 	case d >= time.Second:
@@ -99,7 +99,7 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%d ns", d.Nanoseconds())
 }
 
-// clockCost is what a timed request has on top of its own time.
+// clockCost returns what timing adds to a request.
 func clockCost() time.Duration {
 	const n = 10_000
 	begin := time.Now()
@@ -109,8 +109,8 @@ func clockCost() time.Duration {
 	return time.Since(begin) / n
 }
 
-// bar is what a figure should reach: a ratio of two kinds in one scenario, the median of
-// those within a round.
+// bar is a bound on the ratio of two kinds in one scenario: the median of the ratios
+// within a round.
 type bar struct {
 	figure, scenario string
 	a, b             kind
@@ -145,7 +145,7 @@ var bars = []bar{
 	{"once-1: p50 to bare EVALSHA, go-redis", "once-1", cold, evalsha, quantile(0.50), 1.2, false},
 }
 
-// value is NaN if it was not measured.
+// value returns the ratio, or NaN if it was not measured.
 func (b bar) value(r results) float64 {
 	l, o := r.of(b.scenario, b.a), r.of(b.scenario, b.b)
 	if l == nil || o == nil {
@@ -154,8 +154,9 @@ func (b bar) value(r results) float64 {
 	return l.ratio(o, b.of)
 }
 
-// allocations is the most of the paths in memory, to the third digit: a slice has
-// a few that are not theirs, of starting goroutines and of restocking.
+// allocations returns the most allocations per request of the paths in memory. It rounds
+// to three decimals, because starting goroutines and restocking allocate a little in each
+// slice.
 func allocations(r results) float64 {
 	most := 0.0
 	for _, k := range []kind{ourKey, ourAllow, ourRefusal, ourNo} {
@@ -168,7 +169,7 @@ func allocations(r results) float64 {
 	return most
 }
 
-// verdict is the second table: each bar, and whether it was reached.
+// verdict formats the second table: each bar, and whether it was reached.
 func verdict(r results) string {
 	rows := [][]string{{"figure (median of the ratios within a round)", "measured", "bar"}}
 	judge := func(figure string, v, bound float64, least bool, unit string) {
@@ -211,22 +212,22 @@ func cost(s *sample) float64 { return s.elapsed.Seconds() / float64(s.good) }
 
 func allocs(s *sample) float64 { return float64(s.mallocs) / float64(s.asked) }
 
-// wrong is the share of answers that were not as they should be: a refusal at a
-// limit that is not reached, or an error.
+// wrong is the share of wrong answers: refusals at a limit that is not reached, and
+// errors.
 func wrong(s *sample) float64 { return 1 - float64(s.good)/float64(s.asked) }
 
 func commands(s *sample) float64 { return float64(s.commands) / float64(s.good) }
 
-// quantile is that of the latency, in seconds.
+// quantile returns the figure of a quantile of the latency, in seconds.
 func quantile(q float64) figure {
 	return func(s *sample) float64 { return s.latency.Quantile(q).Seconds() }
 }
 
-// median is the one of a figure over all rounds.
+// median returns the median of a figure over all rounds.
 func (l *line) median(f figure) float64 { return l.ratio(nil, f) }
 
-// ratio is the median over all rounds of l's figure in a round, to o's in the
-// same one.
+// ratio returns the median, over all rounds, of l's figure divided by o's in the same
+// round.
 func (l *line) ratio(o *line, f figure) float64 {
 	all := make([]float64, len(l.samples))
 	for i := range l.samples {
@@ -237,7 +238,7 @@ func (l *line) ratio(o *line, f figure) float64 {
 	return median(all)
 }
 
-// latency is that of all rounds together: what is rare needs many samples.
+// latency merges all rounds, because high quantiles need many samples.
 func (l *line) latency() sim.Latency {
 	h := sim.NewLatency()
 	for i := range l.samples {
@@ -246,7 +247,7 @@ func (l *line) latency() sim.Latency {
 	return h
 }
 
-// median sorts all.
+// median sorts all and returns the median, or NaN if all is empty.
 func median(all []float64) float64 {
 	slices.Sort(all)
 	n := len(all)

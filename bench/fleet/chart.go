@@ -9,10 +9,11 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// group is rows that belong together: a block of the table, a column of the chart.
+// group is a set of rows that belong together: a block of the table, a column of the
+// chart.
 type group struct {
 	part, title string
-	axis        string // what the names of the rows are
+	axis        string // what the rows' names stand for
 	rows        []row
 }
 
@@ -61,7 +62,7 @@ func draw(groups []group, all map[string]results, seed uint64) []byte {
 	return page.SVG()
 }
 
-// percent is v in two digits, or one of few.
+// percent formats v with two digits, or with one if it is small.
 func percent(v float64) string {
 	switch v *= 100; {
 	case v < 0.1:

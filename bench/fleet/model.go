@@ -3,8 +3,8 @@
 // Every process is a real reservoir.Limiter. Package sim, which "reservoir tune" runs
 // too, makes their requests, here on the virtual clock of testing/synctest, over one
 // memstore and a network of 1 ms there and back. Requests for one token each come at
-// random, in one of several shapes of demand, and who is refused does not come again.
-// Demand and network are modelled; everything else is the library as it is.
+// random, in one of several shapes of demand, and refused requests are not retried. Only
+// demand and network are modelled.
 //
 // make fleet simulates all rows of the table under all rules. While changing the
 // library, simulate those that matter:
@@ -13,18 +13,16 @@
 //
 // # What is measured
 //
-// A row is some windows from the very first, which is cold. Requests count to
-// the window that their Result names, so that the table rests on what callers
-// were told; a run whose limiters count differently fails. Stranded is what all
-// processes hold, by the store's ledger, when the first refusal of a window is handed to
-// its caller, without grants that are still on their way. Waited is the requests whose
-// Source is on the network, whether they were admitted or not.
+// A row covers several windows from the very first, which is cold. Requests count to the
+// window in their Result, so that the table rests on the callers' results. A run fails if
+// the limiters count differently. Stranded is what all processes hold by the store's
+// ledger when a caller gets the first refusal of a window, without grants in transit.
+// Waited counts requests whose Source is on the network, admitted or not.
 //
 // # The same seed, the same table
 //
-// Arrivals and library draw from generators with a seed, a run has one thread,
-// and what happens to one process shares no instant with what happens to another
-// (see lane). All rules meet the same arrivals.
+// Arrivals and the library draw from seeded generators, a run has one thread, and events
+// of different processes share no instant (see lane). All rules get the same arrivals.
 package fleet
 
 import (
@@ -66,11 +64,11 @@ var rules = []rule{
 	{adaptive, "the default", func(reservoir.Limit) reservoir.Option { return reservoir.WithBatch(reservoir.Adaptive(1, 0)) }},
 }
 
-// adaptive is the rule that the bars are for.
+// adaptive is the rule to which the bars apply.
 const adaptive = "adaptive"
 
-// The streams of random numbers of one seed. The rule has no part in them, so
-// that all rules meet the same demand.
+// Streams of random numbers of one seed. They do not depend on the rule, so that all
+// rules get the same demand.
 const (
 	shapeStream uint64 = iota << 32
 	arrivalStream
@@ -78,7 +76,7 @@ const (
 
 func random(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
 
-// oneWay is half of a call: all of them take as long, but for what the lane adds.
+// oneWay is half the duration of a call, to which the lane adds a little.
 const oneWay = 500 * time.Microsecond
 
 // run simulates one fleet on a virtual clock. An error means that the model itself is
@@ -107,8 +105,8 @@ func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) 
 	return s.outcome(windows), nil
 }
 
-// traffic is some more than the windows take: each opens when it is asked for, and the one
-// after them tells how many calls were made before it.
+// traffic returns somewhat more than the windows take, because each window opens at a
+// request, and the window after the last shows how many calls were made before it.
 func (s scenario) traffic(seed uint64) sim.Traffic {
 	length := time.Duration(s.windows) * s.limit.Window
 	t := sim.Traffic{Keys: []string{"shared"}, Processes: s.processes, Length: length}
@@ -125,8 +123,8 @@ func (s scenario) traffic(seed uint64) sim.Traffic {
 	return t
 }
 
-// outcome is a row of the table: the windows in steady state, and the first, when
-// nothing is known yet of anybody's demand.
+// outcome is a row of the table: the windows in steady state, and the first, in which no
+// demand is known yet.
 type outcome struct {
 	means
 	cold     means
@@ -136,14 +134,14 @@ type outcome struct {
 	requests int64
 }
 
-// means are of some windows together. Shares are of 1.
+// means are averages over some windows. Shares are between 0 and 1.
 type means struct {
 	calls    float64 // per admitted request
-	stranded float64 // of the limit, at a window's first refusal: on average
+	stranded float64 // of the limit, at a window's first refusal
 	waited   float64 // of all requests
 }
 
-// outcome sums up the windows, after which there is at least one more.
+// outcome sums up the first s.windows windows. windows has at least one more.
 func (s scenario) outcome(windows []*sim.Window) outcome {
 	o := outcome{admitted: 1}
 	for _, w := range windows[:s.windows] {
@@ -161,7 +159,7 @@ func (s scenario) outcome(windows []*sim.Window) outcome {
 	return o
 }
 
-// means are those of windows in which so many calls were made.
+// means sums up windows in which the given number of calls was made.
 func (s scenario) means(windows []*sim.Window, calls int64) means {
 	var spent, requests, waited, stranded, short int64
 	for _, w := range windows {
@@ -180,13 +178,12 @@ func (s scenario) means(windows []*sim.Window, calls int64) means {
 	}
 }
 
-// lane is the instants at which something happens to one process: requests come,
-// calls reach the store, replies come back. No two processes share any, nor do
-// the three in one process, because what happens first at one instant is left to
-// chance by the virtual clock, and then the same seed would not give the same
-// table.
+// lane is the set of instants at which events of one process happen: requests come, calls
+// reach the store, replies come back. No two processes share an instant, and neither do
+// the three events, because the virtual clock orders events of one instant at random, and
+// then the same seed would not give the same table.
 //
-// An instant is moved to the lane's next, by less than lanePeriod.
+// An event moves to the lane's next instant, by less than lanePeriod.
 type lane int // the process' number, less than maxProcesses
 
 type event time.Duration

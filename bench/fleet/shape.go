@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// shape is how a demand is spread over processes and time. It returns the share
-// of the whole demand that comes to process i at time t, and until when that stays so.
+// shape spreads a demand over processes and time. It returns the share of process i at
+// time t, and the time until which the share stays the same.
 type shape func(i int, t time.Duration) (share float64, until time.Duration)
 
-// kind is a shape for fleets of any size.
+// kind makes shapes for fleets of any size.
 type kind struct {
 	name  string
 	shape func(n int, r *rand.Rand) shape
@@ -24,7 +24,7 @@ var (
 	bursts = &kind{"bursts", pulses}
 )
 
-// always is a shape that never changes, by the weight of process i of n.
+// always makes shapes that never change, from the weight of process i of n.
 func always(weight func(i, n int) float64) func(int, *rand.Rand) shape {
 	return func(n int, _ *rand.Rand) shape {
 		sum := 0.0
@@ -43,8 +43,8 @@ func hot(i, n int) float64 {
 	return 1
 }
 
-// hotSet gives a tenth of the processes 90 %. Every five seconds it is the next tenth, so
-// that each process is hot for one step in ten.
+// hotSet gives a tenth of the processes 90 %, and moves on to the next tenth every five
+// seconds, so that each process is hot for one step in ten.
 func hotSet(n int, _ *rand.Rand) shape {
 	const step = 5 * time.Second
 	size := max(n/10, 1)
@@ -58,8 +58,8 @@ func hotSet(n int, _ *rand.Rand) shape {
 	}
 }
 
-// pulses gives every process the same on average: all of it in one second of
-// five, and nothing in the other four. Which second is each process' own.
+// pulses gives every process the same on average, all of it in one second of five. The
+// second is random for each process.
 func pulses(n int, r *rand.Rand) shape {
 	const on, cycle = time.Second, 5 * time.Second
 	phase := make([]time.Duration, n)

@@ -10,15 +10,14 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// row is a line of the table and, of the rule adaptive, what is expected of it.
+// row is a line of the table, with the bar for the rule adaptive.
 type row struct {
 	name string
 	scenario
 	bar bar
 }
 
-// bar is the most that each measure may be, and the least of admitted. Where it
-// is 0 nothing is expected.
+// bar is the maximum of each measure, and the minimum of admitted. 0 = no bar.
 type bar struct {
 	calls, stranded, waited, admitted float64
 	refusesNone                       bool
@@ -39,9 +38,9 @@ func hundred(k *kind, demand float64) scenario {
 	return scenario{k, 100, reservoir.PerMinute(60_000), demand, 5}
 }
 
-// sizes is zipf demand in fleets and windows of three sizes. The limit is 600 per
-// process and minute; in the windows of an hour it is 600 per process and hour,
-// because ten million requests would tell no more than these.
+// sizes returns rows of zipf demand in fleets and windows of three sizes. The limit is
+// 600 per process and minute; in windows of an hour it is 600 per process and hour,
+// because ten million requests would show nothing new.
 func sizes() (rows []row) {
 	for _, span := range []struct {
 		name    string
@@ -78,7 +77,7 @@ refused    share of the requests that are refused
 // results are the outcomes of one rule.
 type results map[scenario]outcome
 
-// tableOf is a rule's rows as text. The bars are those of the rule adaptive.
+// tableOf formats a rule's rows as a table. The bars apply only to the rule adaptive.
 func tableOf(r rule, title string, rows []row, res results) string {
 	cells := [][]string{{"", "processes", "limit", "demand", "windows", "calls", "stranded", "waited", "admitted", "over", "refused"}}
 	for _, line := range rows {
@@ -94,8 +93,8 @@ func tableOf(r rule, title string, rows []row, res results) string {
 	return fmt.Sprintf("\n%s: %s. %s\n", r.name, r.what, title) + table.Text(cells, false)
 }
 
-// figures are the measures of a row, with their bars. What is stranded or not
-// admitted means nothing where there is enough for all.
+// figures formats the measures of a row, with their bars. Stranded and admitted have no
+// meaning if the limit is above the demand.
 func figures(s scenario, o outcome, b bar) []string {
 	stranded, admitted := "–", "–"
 	if s.demand > 1 {
@@ -116,7 +115,7 @@ func figures(s scenario, o outcome, b bar) []string {
 	}
 }
 
-// judged is a bar, and whether it is met; "" for none.
+// judged formats a bar and whether it is met, or returns "" without a bar.
 func judged(sign string, bar float64, ok bool) string {
 	if bar == 0 {
 		return ""
@@ -131,7 +130,7 @@ func mark(ok bool) string {
 	return "✗"
 }
 
-// span is the name of a whole second, minute or hour.
+// span returns the name of a second, a minute or an hour.
 func span(d time.Duration) string {
 	return strings.NewReplacer("1h0m0s", "h", "1m0s", "min", "1s", "s").Replace(d.String())
 }
