@@ -16,28 +16,28 @@ const (
 	// slots is the number of hash slots of any cluster.
 	slots = 16384
 
-	// nodeTimeout is after how many milliseconds of silence a node is held
-	// to be down. A replica takes over one or two seconds later.
+	// nodeTimeout is the time in milliseconds after which a silent node counts as down. A
+	// replica takes over one or two seconds later.
 	nodeTimeout = 2000
 
-	// clusterLimit is how long a step of the formation may take. The whole
-	// takes some 2.5 seconds, of which a master waits 2 before it serves.
+	// clusterLimit bounds a step of the formation. The whole takes some 2.5 seconds,
+	// because a master waits 2 seconds before it serves.
 	clusterLimit = 30 * time.Second
 )
 
-// Cluster is a Redis Cluster. The order of its nodes is that of their start,
-// the masters first; [Cluster.NodeOf] knows who is a master later.
+// Cluster is a Redis Cluster. Nodes are in the order of their start, the masters first.
+// [Cluster.NodeOf] returns the present master of a key. The methods are safe for
+// concurrent use.
 type Cluster struct {
 	Nodes   []*Server
 	t       testing.TB
 	masters int
 }
 
-// StartCluster runs a cluster whose slots are spread evenly over the masters and
-// returns when it is whole: each node sees the cluster as able to serve, knows
-// all others, and every replica is in sync. Replica j of master i is
-// Nodes[masters*(j+1)+i]. Redis elects no new master for a cluster of fewer than
-// three.
+// StartCluster runs a cluster whose slots are spread evenly over the masters and returns
+// when it is whole: each node reports the cluster as able to serve and has met all
+// others, and every replica is in sync. Replica j of master i is Nodes[masters*(j+1)+i].
+// Redis elects no new master in a cluster of fewer than three masters.
 func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, masters: masters}
@@ -48,7 +48,7 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 				"--cluster-node-timeout", strconv.Itoa(nodeTimeout))
 		}))
 	}
-	// Nodes that begin with the same epoch must first settle who raises it.
+	// Nodes with the same epoch would first have to resolve the conflict.
 	for i, node := range c.Nodes {
 		node.Do("cluster", "set-config-epoch", i+1)
 		if i < masters {
@@ -83,7 +83,7 @@ func (c *Cluster) meet() {
 	})
 }
 
-// await returns when the check of every node that is up is nil.
+// await waits until check returns nil for every node that is up.
 func (c *Cluster) await(what string, check func(*Server) error) {
 	c.t.Helper()
 	for _, node := range c.up() {
@@ -91,8 +91,8 @@ func (c *Cluster) await(what string, check func(*Server) error) {
 	}
 }
 
-// AwaitWhole returns when every node sees a cluster that serves all slots, of as
-// many masters and replicas as there were at the start, none of which has failed.
+// AwaitWhole returns when every node that is up reports a cluster that serves all slots,
+// with all replicas and no failed node.
 func (c *Cluster) AwaitWhole() {
 	c.t.Helper()
 	c.await("make a cluster whole", func(node *Server) error {
@@ -108,7 +108,7 @@ func (c *Cluster) AwaitWhole() {
 	})
 }
 
-// text returns the reply to a command that is answered by a text.
+// text returns the reply to a command that replies with a text.
 func (s *Server) text(args ...any) string {
 	s.t.Helper()
 	return s.Do(args...).Val().(string)
@@ -122,15 +122,15 @@ func (c *Cluster) Addrs() (addrs []string) {
 	return addrs
 }
 
-// Client returns a client of the cluster that is closed when the test ends. The
-// options are those of go-redis by default; opts may change them, such as the
-// Dialer, to one that [Dialer] returns.
+// Client returns a client of the cluster that is closed when the test ends. The options
+// are those of go-redis by default; opts may change them, for example set the Dialer to
+// one from [Dialer].
 func (c *Cluster) Client(opts ...func(*redis.ClusterOptions)) *redis.ClusterClient {
 	return newClient(c.t, redis.NewClusterClient, &redis.ClusterOptions{Addrs: c.Addrs()}, opts)
 }
 
-// Calls returns the sum of [Server.Calls] over the nodes that are up. What a
-// node counted is gone when it is killed.
+// Calls returns the sum of [Server.Calls] over the nodes that are up. A killed node loses
+// its counts.
 func (c *Cluster) Calls(command ...string) (sum int64) {
 	c.t.Helper()
 	for _, node := range c.up() {
@@ -147,7 +147,7 @@ func (c *Cluster) ResetStats() {
 	}
 }
 
-// SetUser is [Server.SetUser] on all nodes: users are not replicated.
+// SetUser is [Server.SetUser] on all nodes, because users are not replicated.
 func (c *Cluster) SetUser(line string) {
 	c.t.Helper()
 	for _, node := range c.Nodes {
@@ -155,22 +155,22 @@ func (c *Cluster) SetUser(line string) {
 	}
 }
 
-// up returns the nodes that can be asked.
+// up returns the nodes that are up.
 func (c *Cluster) up() []*Server {
 	return slices.DeleteFunc(slices.Clone(c.Nodes), func(node *Server) bool { return !node.Up() })
 }
 
-// migrateBatch is how many keys one MIGRATE moves. Both nodes stand still for it,
-// for at most migrateTime, in milliseconds.
+// One MIGRATE moves migrateBatch keys. It blocks both nodes for at most migrateTime, in
+// milliseconds.
 const (
 	migrateBatch = 100
 	migrateTime  = 5000
 )
 
-// NodeOf returns the master that owns the key's slot, as most of the nodes that are up
-// say. It is nil from the time at which the owner goes down until a replica has taken
-// over, and most have heard of that. A master that was replaced while it was away claims
-// its slots until it hears of it.
+// NodeOf returns the master that owns the key's slot, by the majority of the nodes that
+// are up, because a replaced master claims its slots until it learns of that. NodeOf
+// returns nil from the time at which the owner goes down until the majority reports the
+// replica that has taken over.
 func (c *Cluster) NodeOf(key string) *Server {
 	c.t.Helper()
 	slot, up := int64(c.SlotOf(key)), c.up()
@@ -189,7 +189,7 @@ func (c *Cluster) NodeOf(key string) *Server {
 	return up[i]
 }
 
-// SlotsOf returns the slots that the master serves, as it says, in order.
+// SlotsOf returns the slots that the master reports as its own, in order.
 func (c *Cluster) SlotsOf(master *Server) []int {
 	c.t.Helper()
 	return master.slotsOf(master)
@@ -201,29 +201,28 @@ func (c *Cluster) SlotOf(key string) int {
 	return int(c.up()[0].Do("cluster", "keyslot", key).Val().(int64))
 }
 
-// Reshard moves the slots from the master that serves them to another, one after
-// the other, as redis-cli --cluster reshard does, and returns when all nodes that
-// are up know of it. Clients may go on meanwhile: they are told ASK, TRYAGAIN and
-// MOVED.
+// Reshard moves the slots from the master that serves them to another, one after the
+// other, as redis-cli --cluster reshard does, and returns when all nodes that are up
+// report it. Clients may go on meanwhile. They get ASK, TRYAGAIN and MOVED.
 func (c *Cluster) Reshard(from, to *Server, list []int) {
 	c.t.Helper()
 	target := to.text("cluster", "myid")
 	for _, slot := range list {
 		c.OpenSlot(from, to, slot)
 		from.migrate(to, slot)
-		to.Do("cluster", "setslot", slot, "node", target) // first who gets it, or it would be nobody's
+		to.Do("cluster", "setslot", slot, "node", target) // the new owner first, so that the slot always has one
 		from.Do("cluster", "setslot", slot, "node", target)
 	}
 	c.await("spread a reshard", func(node *Server) error {
 		if !slices.Equal(node.slotsOf(to), c.SlotsOf(to)) {
-			return errors.New("it takes slots for another's")
+			return errors.New("it reports other slots")
 		}
 		return nil
 	})
 }
 
-// OpenSlot leaves the slot as a reshard does that was interrupted: one master is to
-// give it away, the other is to get it, and no key has moved.
+// OpenSlot leaves the slot as an interrupted reshard does: one master migrates it, the
+// other imports it, and no key has moved.
 func (c *Cluster) OpenSlot(from, to *Server, slot int) {
 	c.t.Helper()
 	to.Do("cluster", "setslot", slot, "importing", from.text("cluster", "myid"))
@@ -242,13 +241,13 @@ func (s *Server) migrate(to *Server, slot int) {
 	}
 }
 
-// slotRange is slots that follow each other, and the address of their master.
+// slotRange is a range of slots, and the address of their master.
 type slotRange struct {
 	first, last int64
 	master      string
 }
 
-// ranges returns all slots that have a master, in order, as the node knows.
+// ranges returns all slots that have a master, in order, as the node reports them.
 func (s *Server) ranges() (list []slotRange) {
 	s.t.Helper()
 	for _, row := range s.Do("cluster", "slots").Val().([]any) {
@@ -258,7 +257,7 @@ func (s *Server) ranges() (list []slotRange) {
 	return list
 }
 
-// slotsOf returns the slots that the master serves, as the node knows.
+// slotsOf returns the slots that the master serves, as the node reports them.
 func (s *Server) slotsOf(master *Server) (list []int) {
 	s.t.Helper()
 	for _, r := range s.ranges() {

@@ -3,13 +3,12 @@
 //
 // # Servers
 //
-// [Start] runs one server, [StartReplicated] a primary with replicas,
-// [StartSentinel] the Sentinels that watch them, and [StartCluster] a cluster.
-// Each returns when the whole set-up is ready: replicas are in sync, every
-// cluster node knows every other one. The servers listen on loopback, keep
-// their files in a directory of the test, and end with the test, also when the
-// test binary is killed (on Linux). A test never works with a server that it did
-// not start.
+// [Start] runs one server, [StartReplicated] a primary with replicas, [StartSentinel] the
+// Sentinels that watch them, and [StartCluster] a cluster. Each returns when the whole
+// set-up is ready: replicas are in sync, and all cluster nodes have met. The servers
+// listen on loopback, keep their files in a directory of the test, and end with the test,
+// on Linux even if the test binary is killed. A test never works with a server that it
+// did not start.
 //
 // [Process.Pause], [Process.Kill] and [Daemon.Restart] are the faults of a
 // process. [StartTLS] adds a port that speaks TLS, [Server.SetUser] a user.
@@ -17,9 +16,8 @@
 //
 // # Proxies
 //
-// A [Proxy] stands in front of one address and makes the faults of a network.
-// They are armed from the test and counted when they happen, so that a test can
-// prove that it did test something:
+// A [Proxy] stands in front of one address and makes the faults of a network. The test
+// arms faults and the proxy counts those that happen, so that a test can prove its fault:
 //
 //	proxy := redistest.NewProxy(t, server.Addr())
 //	proxy.SwallowReply("evalsha", 1)
@@ -28,9 +26,8 @@
 //
 // # Failures
 //
-// Helpers do not return errors: what cannot be done fails the test at once, by
-// t.Fatal. Their methods may be called by several goroutines, but an end by
-// t.Fatal stops only the goroutine that called.
+// Helpers return no errors. A failure ends the test at once, by t.Fatal. Methods are safe
+// for concurrent use, but t.Fatal stops only the goroutine that called.
 //
 // The package needs a Unix system and redis-server 7.0 or later.
 package redistest

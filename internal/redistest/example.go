@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// StartExample is [Start] for an Example function, which has no testing.T: what
-// would fail a test panics. Call stop at its end.
+// StartExample is [Start] for an Example function, which has no testing.T, so failures
+// panic. The example must call stop at its end.
 func StartExample(args ...string) (addr string, stop func()) {
 	t := new(exampleT)
 	return Start(t, args...).Addr(), t.end

@@ -8,27 +8,26 @@ import (
 	"testing"
 )
 
-// Ports are taken from below the range from which systems pick the local ports
-// of outgoing connections (32768 and up on Linux). A server that was killed
-// thus finds its port free when it comes back, and a client that dials it
-// meanwhile cannot be given that same port and reach itself. A cluster's nodes
-// talk among themselves 10000 ports above, which is below that range too.
+// Ports lie below the range that systems use for outgoing connections (32768 and up on
+// Linux). So a killed server finds its port free when it restarts, and a client that
+// dials it meanwhile cannot get the same port and reach itself. The nodes of a cluster
+// talk to each other 10000 ports above, which is below that range too.
 const (
 	host      = "127.0.0.1"
 	firstPort = 12768
 	ports     = 10000
 )
 
-// tried counts the ports that this process has looked at, one after the other, so that
-// the port of a server that is down is not given to another one. It begins anywhere,
-// because other processes do the same.
+// tried counts the ports that this process has tried, in order, so that a server never
+// gets the port of one that is down. It begins at random, because other processes do the
+// same.
 var (
 	begin = rand.Int64N(ports)
 	tried atomic.Int64
 )
 
-// reservePort returns a free port that this process gives to nobody else. Another one
-// may still take it before the caller listens.
+// reservePort returns a free port that this process gives out only once. Another
+// process may still take it before the caller listens.
 func reservePort(t testing.TB) int {
 	t.Helper()
 	listener := listen(t)
@@ -36,7 +35,7 @@ func reservePort(t testing.TB) int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
-// listen is reservePort for those who listen themselves.
+// listen is reservePort for callers that listen themselves.
 func listen(t testing.TB) net.Listener {
 	t.Helper()
 	for range ports {

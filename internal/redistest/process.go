@@ -14,18 +14,18 @@ import (
 	"time"
 )
 
-// Process is a child of this process, which ends no later than this one does. Who
-// calls [Spawn] kills it.
+// Process is a child process, which on Linux ends no later than this one. The caller of
+// [Spawn] kills it. The methods are safe for concurrent use.
 type Process struct {
 	t testing.TB
 
-	mu     sync.Mutex // guards what follows, and changes of state
+	mu     sync.Mutex // guards the fields below, and changes of state
 	handle *os.Process
 	exited chan struct{} // closed when the child has been reaped
 	paused bool
 }
 
-// Spawn starts the command.
+// Spawn starts the command. The caller must call [Process.Kill] at the end of the test.
 func Spawn(t testing.TB, cmd *exec.Cmd) *Process {
 	t.Helper()
 	p := &Process{t: t}
@@ -33,8 +33,8 @@ func Spawn(t testing.TB, cmd *exec.Cmd) *Process {
 	return p
 }
 
-// start starts the command as the process, which does not run. The caller holds p.mu
-// or is the only one.
+// start starts the command as the process, which must not run. The caller holds p.mu or
+// is the only user of p.
 //
 // The kernel sends a child its parent-death signal when the thread that forked
 // it ends, not the process (prctl(2), PR_SET_PDEATHSIG), and the Go runtime is
@@ -58,8 +58,8 @@ func (p *Process) start(cmd *exec.Cmd) error {
 	return err
 }
 
-// Pause stops the process by SIGSTOP and returns when it stands still. Connections
-// of a server stay open, new ones are accepted by the kernel, and nobody answers.
+// Pause stops the process by SIGSTOP and returns when it stands still. A server's
+// connections stay open, the kernel accepts new ones, and the server does not reply.
 func (p *Process) Pause() {
 	p.t.Helper()
 	p.signal(syscall.SIGSTOP, true)
@@ -72,8 +72,8 @@ func (p *Process) Resume() {
 	p.signal(syscall.SIGCONT, false)
 }
 
-// Kill ends the process by SIGKILL, if it runs, and returns when it is gone. One
-// that is paused needs no SIGCONT first.
+// Kill ends the process by SIGKILL, if it runs, and returns when it is gone. A paused
+// process needs no [Process.Resume] first.
 func (p *Process) Kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,7 +83,7 @@ func (p *Process) Kill() {
 	}
 }
 
-// signal has the process pause or go on, unless it does already.
+// signal pauses or resumes the process, unless it is in that state already.
 func (p *Process) signal(sig os.Signal, pauses bool) {
 	p.t.Helper()
 	p.mu.Lock()
@@ -95,7 +95,7 @@ func (p *Process) signal(sig os.Signal, pauses bool) {
 		return
 	}
 	check(p.t, p.handle.Signal(sig))
-	if pauses { // the signal is on its way, and is waited for
+	if pauses { // wait until the signal has taken effect
 		_, err := syscall.Wait4(p.handle.Pid, nil, syscall.WUNTRACED, nil)
 		check(p.t, err)
 	}
@@ -120,16 +120,15 @@ func (p *Process) running() bool {
 }
 
 const (
-	// startLimit is how long a server may take until it answers. It takes
-	// some 10 ms; the rest is for a machine that is busy.
+	// startLimit bounds the start of a server, which takes some 10 ms on an idle machine.
 	startLimit = 20 * time.Second
 
-	// startAttempts is how many ports are tried before giving up.
+	// startAttempts is the number of ports that StartDaemon tries.
 	startAttempts = 10
 )
 
-// errPortTaken says that another process took the port in the moment between
-// our look at it and the server's start.
+// errPortTaken means that another process took the port between reservePort and the
+// server's start.
 var errPortTaken = errors.New("the port was taken by another process")
 
 // Daemon is a server of any kind on a free port of this machine. It keeps its port
@@ -137,14 +136,14 @@ var errPortTaken = errors.New("the port was taken by another process")
 type Daemon struct {
 	*Process
 	port  int
-	cmd   *exec.Cmd // what is run; never started itself
+	cmd   *exec.Cmd // a template, never started itself
 	log   string    // path
 	ready func(addr string, pid int) bool
 }
 
-// StartDaemon starts the server that build describes, which is asked once for each
-// port that is tried, and waits until ready says that the process of that id answers
-// at addr: another one may have taken the port.
+// StartDaemon starts a server and waits until it is ready. It calls build for each port
+// that it tries. ready reports whether the process of that id answers at addr, because
+// another one may have taken the port.
 func StartDaemon(t testing.TB, build func(port int) *exec.Cmd, ready func(addr string, pid int) bool) *Daemon {
 	t.Helper()
 	err := errPortTaken
@@ -163,10 +162,9 @@ func StartDaemon(t testing.TB, build func(port int) *exec.Cmd, ready func(addr s
 // Addr returns the host and port at which the server listens.
 func (d *Daemon) Addr() string { return loopback(d.port) }
 
-// Restart starts the process again, with the same port and arguments, and
-// returns when it answers. One that still runs is killed first. A Redis server
-// comes back with what its directory holds: without persistence nothing but, in
-// a cluster, the node's identity, slots and peers.
+// Restart starts the process again with the same port and arguments, and returns when it
+// answers. It first kills a process that still runs. A Redis server keeps what its
+// directory holds: without persistence only a cluster node's identity, slots and peers.
 func (d *Daemon) Restart() {
 	d.t.Helper()
 	d.Kill()
@@ -191,7 +189,7 @@ func (d *Daemon) run() error {
 	why := ""
 	for deadline := time.Now().Add(startLimit); why == ""; time.Sleep(pollEvery) {
 		switch {
-		case !d.running(): // whoever answers is someone else
+		case !d.running(): // another process may answer
 			why = "it ended"
 		case d.ready(d.Addr(), d.handle.Pid) && d.running():
 			return nil

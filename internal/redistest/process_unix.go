@@ -4,6 +4,6 @@ package redistest
 
 import "syscall"
 
-// dieWithParent is nothing here: only Linux has a parent-death signal. A
-// server outlives a test binary that is killed.
+// dieWithParent returns nil, because only Linux has a parent-death signal. A server
+// outlives a killed test binary.
 func dieWithParent() *syscall.SysProcAttr { return nil }

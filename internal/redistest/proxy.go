@@ -15,23 +15,21 @@ import (
 // Proxy forwards TCP connections to one address and makes faults on the way. A
 // new proxy makes none.
 //
-// Faults that look for a command look at request chunks: what one read from a
-// client's connection returns. A client that is not pipelining sends a command
-// of up to some kilobytes as one chunk, a pipeline as one or a few. The search
-// ignores case and knows nothing of the protocol, so the text "eval" is found in
-// EVALSHA too, and in a key of that name. An empty text is found in every chunk,
-// also in the first one of a connection, by which a client introduces itself.
+// Faults for a command match request chunks. A chunk is what one read from a client's
+// connection returns: a command of up to some kilobytes, or a pipeline or a part of it.
+// The match ignores case and the protocol, so "eval" matches EVALSHA and a key of that
+// name too. An empty text matches every chunk, even the greeting of a new connection.
 //
-// A fault waits for the next n such chunks. A second call replaces the first, and
-// n = 0 ends it. DropRequests goes before SwallowReply.
+// A fault hits the next n such chunks. A second call replaces the first, and n = 0 ends
+// the fault. DropRequests takes precedence over SwallowReply.
 //
-// All methods may be called at any time, by any goroutine.
+// All methods are safe for concurrent use.
 type Proxy struct {
 	t    testing.TB
 	addr string
 	wg   sync.WaitGroup // of all goroutines
 
-	mu       sync.Mutex // guards what follows, up to the counters
+	mu       sync.Mutex // guards the fields below, except the counters
 	target   string
 	listener net.Listener // nil while connections are refused
 	links    map[*link]struct{}
@@ -42,7 +40,7 @@ type Proxy struct {
 	swallowed, dropped, delayed, held, heldBytes, cut atomic.Int64
 }
 
-// locked does what nobody else may see half of.
+// locked calls do with p.mu held.
 func (p *Proxy) locked(do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,9 +62,9 @@ type rule struct {
 	n    int
 }
 
-// NewProxy starts a proxy in front of the target, a host and port. The target
-// need not be up: the proxy dials it for each connection, and closes those that
-// it cannot serve. The proxy ends with the test.
+// NewProxy starts a proxy in front of the target, a host and port. The target need not be
+// up, because the proxy dials it for each connection, and closes connections that it
+// cannot serve. The proxy ends with the test.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	listener := listen(t)
@@ -76,9 +74,8 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	return p
 }
 
-// Dialer returns a dial function for the options of a client that learns the
-// servers' addresses by itself, that of a cluster or of Sentinel. It dials the
-// proxy instead of the address that the proxy stands in front of, and other
+// Dialer returns a dial function for clients that discover addresses, such as those of a
+// cluster or of Sentinel. It dials a proxy in place of the proxy's target, and other
 // addresses directly.
 func Dialer(proxies ...*Proxy) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	via := make(map[string]string)
@@ -93,8 +90,8 @@ func Dialer(proxies ...*Proxy) func(ctx context.Context, network, addr string) (
 // Addr returns the host and port at which the proxy listens.
 func (p *Proxy) Addr() string { return p.addr }
 
-// Lead cuts all connections and leads new ones to another target: what an operator
-// does to a service's address when a primary has failed.
+// Lead cuts all connections and leads new ones to another target, as an operator does
+// with a service's address when a primary has failed.
 func (p *Proxy) Lead(target string) {
 	p.locked(func() { p.target = target })
 	p.Cut()
@@ -105,8 +102,8 @@ func (p *Proxy) Lead(target string) {
 // byte of the reply.
 func (p *Proxy) SwallowReply(substr string, n int) { p.arm(swallow, substr, n) }
 
-// Swallowed returns how many replies [Proxy.SwallowReply] has lost. The server
-// has executed those requests, and their clients know no earlier than this count.
+// Swallowed returns how many replies [Proxy.SwallowReply] has lost. It counts a reply
+// after the server has executed the request and before the client can notice.
 func (p *Proxy) Swallowed() int64 { return p.swallowed.Load() }
 
 // DropRequests loses each of the next n request chunks that contain substr: the
@@ -134,18 +131,16 @@ func (p *Proxy) judge(data []byte) fate {
 	return pass
 }
 
-// Delay makes every chunk of a reply arrive d later; 0 ends it. It is latency,
-// not a limit of throughput: replies that follow each other closely arrive as
-// closely.
+// Delay makes every chunk of a reply arrive d later; 0 ends that. Delay adds latency
+// without limiting throughput, because replies keep their distances.
 func (p *Proxy) Delay(d time.Duration) { p.locked(func() { p.delay = d }) }
 
 // Delayed returns how many chunks [Proxy.Delay] has put off.
 func (p *Proxy) Delayed() int64 { return p.delayed.Load() }
 
-// Hold makes the proxy a black hole, or ends it. While it holds, connections
-// open, and nothing passes in either direction, not even their end. Afterwards
-// everything passes that was sent meanwhile: requests of clients that gave up
-// long ago reach the server late.
+// Hold makes the proxy a black hole, or ends that. While it holds, connections open, but
+// nothing passes in either direction, not even their end. Afterwards everything that was
+// sent meanwhile passes, so that requests of clients that gave up reach the server late.
 func (p *Proxy) Hold(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -241,7 +236,8 @@ func (p *Proxy) admit(listener net.Listener) {
 	})
 }
 
-// serve forwards one connection until it ends, or none once the proxy leads elsewhere.
+// serve forwards one connection until it ends, unless the proxy has changed its target
+// meanwhile.
 func (p *Proxy) serve(client *net.TCPConn) {
 	defer client.Close()
 	target := p.goal()
@@ -263,7 +259,7 @@ func (p *Proxy) serve(client *net.TCPConn) {
 	p.locked(func() { delete(p.links, l) })
 }
 
-// goal is where connections are led.
+// goal returns the target of new connections.
 func (p *Proxy) goal() (target string) {
 	p.locked(func() { target = p.target })
 	return target
@@ -276,8 +272,8 @@ func (p *Proxy) close() {
 	p.wg.Wait()
 }
 
-// queued is how many chunks a direction may have on the way. When there are
-// more, the sender has to wait.
+// queued is the number of chunks that a direction may have in transit before the sender
+// has to wait.
 const queued = 4096
 
 // chunk is a piece of a stream on its way.
@@ -288,8 +284,8 @@ type chunk struct {
 
 // link is one connection through a proxy.
 //
-// The server's end ends the link. A client that goes away does not: what it sent
-// is delivered, as a real network would.
+// The link ends when the server closes. A client that closes does not end it, because its
+// requests are still delivered, as by a real network.
 type link struct {
 	proxy          *Proxy
 	client, server *net.TCPConn
@@ -300,7 +296,7 @@ type link struct {
 	// the end of a swallowing link's requests comes after that chunk.
 	mu         sync.Mutex
 	swallowing bool // replies are discarded from now on
-	swallowed  bool // one was, as the goroutine of replies knows
+	swallowed  bool // a reply was; only the goroutine of replies uses it
 }
 
 // close ends the link at once, however often it is called.
@@ -318,10 +314,10 @@ func (l *link) run() {
 	wg.Wait()
 }
 
-// pump passes on what comes from one end, each chunk when it is due, then the end.
-// It reads in one goroutine and writes in another, with a queue between, so that a
-// chunk that is delayed or held does not keep later ones from being read: a delay
-// adds up to no more than itself, and what a client sent before it gave up is kept.
+// pump forwards the chunks from one end, each when it is due, and then the end itself. It
+// reads in one goroutine and writes in another, with a queue between, so that it reads on
+// while a chunk is delayed or held. So delays do not add up, and what a client sent
+// before it gave up is kept.
 func (l *link) pump(from *net.TCPConn, deliver func([]byte), end func()) {
 	queue := make(chan chunk, queued)
 	var wg sync.WaitGroup
@@ -350,11 +346,11 @@ func (l *link) pump(from *net.TCPConn, deliver func([]byte), end func()) {
 	wg.Wait()
 }
 
-// request brings one chunk to the server, or makes the fault that waits for it.
+// request delivers one chunk to the server, or makes the fault that waits for it.
 func (l *link) request(data []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.swallowing { // else the link is as good as dead
+	if !l.swallowing { // otherwise the link is about to end
 		switch l.proxy.judge(data) {
 		case lose:
 			l.proxy.dropped.Add(1)
@@ -368,10 +364,10 @@ func (l *link) request(data []byte) {
 	_, _ = l.server.Write(data)
 }
 
-// reply brings a chunk to the client, or loses it; it may be of the reply to an earlier
-// request. A server closes when it has executed all that came before our end, so reading
-// until then makes sure of execution. A client that is gone does not end the link:
-// requests that it sent before may still be on the way.
+// reply delivers a chunk to the client, or loses it, even if it belongs to the reply to
+// an earlier request. The server closes after executing all that came before our end, so
+// reading until it closes ensures execution. A failed write to the client does not end
+// the link, because earlier requests may still be in transit.
 func (l *link) reply(data []byte) {
 	l.mu.Lock()
 	swallowing := l.swallowing
@@ -391,8 +387,8 @@ func (l *link) endReplies() {
 	l.close()
 }
 
-// await returns when a chunk that is due at that time may pass, or false when
-// the link has ended.
+// await waits until a chunk that is due at that time may pass. It returns false if the
+// link has ended.
 func (l *link) await(due time.Time) bool {
 	if early := time.Until(due); early > 0 {
 		select {
@@ -406,5 +402,5 @@ func (l *link) await(due time.Time) bool {
 		case <-l.ctx.Done():
 		}
 	}
-	return l.ctx.Err() == nil // both may have been so, and a dead link must not use up a fault
+	return l.ctx.Err() == nil // select may have chosen the other case, and a dead link must not use up a fault
 }

@@ -17,45 +17,45 @@ import (
 // syncLimit is how long replicas may take to get in sync.
 const syncLimit = 20 * time.Second
 
-// Replicated is a primary and its replicas. The fields keep naming what
-// [StartReplicated] set up, whatever is promoted later, unless the test sets them.
+// Replicated is a primary and its replicas. A promotion does not change the fields; a
+// test may set them.
 type Replicated struct {
 	Primary  *Server
 	Replicas []*Server
 	t        testing.TB
 }
 
-// StartReplicated runs a primary and the given number of replicas and returns
-// when they are in sync, so that a write reaches them all. It takes some 30 ms a
-// replica, now and then a second more (see checkReplicas).
+// StartReplicated runs a primary and the given number of replicas and returns when they
+// are in sync, so that a write reaches them all. It takes some 30 ms for each replica,
+// and sometimes a second more (see checkReplicas).
 func StartReplicated(t testing.TB, replicas int) *Replicated {
 	t.Helper()
 	r := &Replicated{t: t, Primary: Start(t)}
 	for range replicas {
 		r.Replicas = append(r.Replicas, Start(t, "--replicaof", host, strconv.Itoa(r.Primary.port)))
-		// One after the other: a replica that asks while another one is
-		// being served would wait for the primary's next round, a second.
+		// One after the other, because a replica that asks while the primary serves
+		// another one waits a second for the next round.
 		r.AwaitSync()
 	}
 	return r
 }
 
-// AwaitSync returns when what the primary has been told has reached its replicas.
+// AwaitSync returns when all writes to the primary have reached its replicas.
 func (r *Replicated) AwaitSync() {
 	r.t.Helper()
 	poll(r.t, syncLimit, "replicate", func() error { return r.Primary.checkReplicas(len(r.Replicas)) })
 }
 
-// Promote makes replica i a primary of its own. The old primary and the other
-// replicas are not told.
+// Promote makes replica i a primary of its own. The old primary and the other replicas
+// keep their roles.
 func (r *Replicated) Promote(i int) {
 	r.t.Helper()
 	r.Replicas[i].Do("replicaof", "no", "one")
 }
 
-// Link leads the replication of replica i through a proxy and returns when the
-// replica is in sync again. While the proxy holds, the replica lags; to promote
-// one that lost the primary's last writes:
+// Link leads the replication of replica i through a proxy and returns when the replica is
+// in sync again. While the proxy holds, the replica lags. This promotes a replica without
+// the primary's last writes:
 //
 //	link := r.Link(0)
 //	link.Hold(true)
@@ -64,9 +64,9 @@ func (r *Replicated) Promote(i int) {
 //	link.Cut()
 //	r.Promote(0)
 //
-// Pausing the replica is not enough, for it reads what the primary sent
-// meanwhile when it resumes. Sentinel would undo this, because the replica then
-// names another address than that of its primary.
+// Pausing the replica is not enough, because after Resume it reads what the primary sent
+// meanwhile. Sentinel would undo Link, because the replica then reports another address
+// for its primary.
 func (r *Replicated) Link(i int) *Proxy {
 	r.t.Helper()
 	proxy := NewProxy(r.t, r.Primary.Addr())
@@ -75,10 +75,9 @@ func (r *Replicated) Link(i int) *Proxy {
 	return proxy
 }
 
-// checkReplicas returns an error unless a write reaches n replicas. What INFO
-// says is not enough: a primary shows a new replica as online, and may send it
-// nothing until the replica's next report, a second later. The write is one that
-// changes no data.
+// checkReplicas returns an error unless a write reaches n replicas. INFO is not enough,
+// because a primary shows a new replica as online but may send it nothing until the
+// replica's next report, a second later. The write changes no data.
 func (s *Server) checkReplicas(n int) error {
 	s.t.Helper()
 	ctx := context.Background()
@@ -122,9 +121,9 @@ type Sentinel struct {
 	watched *Replicated
 }
 
-// StartSentinel runs the given number of Sentinels, one is enough to fail over,
-// and returns when they know the replicas and each other. A majority of them
-// decides that the primary is down.
+// StartSentinel runs the given number of Sentinels, and returns when they have found the
+// replicas and each other. One is enough to fail over. A majority of them decides that
+// the primary is down.
 func StartSentinel(t testing.TB, r *Replicated, sentinels int) *Sentinel {
 	t.Helper()
 	s := &Sentinel{MasterName: "mymaster", watched: r}
@@ -150,8 +149,8 @@ func StartSentinel(t testing.TB, r *Replicated, sentinels int) *Sentinel {
 	return s
 }
 
-// Primary returns the server that the Sentinels name as the primary: another
-// one once they have failed over. It asks the first Sentinel that is up.
+// Primary returns the server that the Sentinels name as the primary, which changes with a
+// failover. It asks the first Sentinel that is up.
 func (s *Sentinel) Primary() *Server {
 	s.watched.t.Helper()
 	up := slices.IndexFunc(s.Sentinels, func(one *Server) bool { return one.Up() })

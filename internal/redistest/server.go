@@ -17,7 +17,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// pingLimit is how long one look at a server may take. There will be others.
+// pingLimit bounds one attempt to reach a starting server.
 const pingLimit = 200 * time.Millisecond
 
 // Server is one redis-server process on a loopback port. It keeps its port and
@@ -32,8 +32,8 @@ type Server struct {
 //
 //	redistest.Start(t, "--maxmemory", "10mb")
 //
-// sets a directive. The default user needs to stay as it is, for the methods of
-// Server use it: a test of access rules adds a user, by [Server.SetUser].
+// sets a directive. Leave the default user as it is, because the methods of Server use
+// it. A test of access rules adds a user, by [Server.SetUser].
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	return StartEnv(t, nil, args...)
@@ -65,9 +65,9 @@ func launch(t testing.TB, build func(dir string, port int) []string, env ...stri
 	return s
 }
 
-// serverArgs are the arguments of every server but a Sentinel. A replica that
-// asks for a full sync gets it at once and without files: the default is to
-// wait five seconds for others to ask too.
+// serverArgs returns the arguments of every server except a Sentinel. A replica gets a
+// full sync at once and without files. By default it would wait five seconds for other
+// replicas.
 func serverArgs(dir string, port int) []string {
 	return []string{
 		"--bind", host, "--port", strconv.Itoa(port), "--dir", dir,
@@ -76,9 +76,9 @@ func serverArgs(dir string, port int) []string {
 	}
 }
 
-// answers reports whether the server at addr is ready for commands, and is that
-// process, not one that took the port first. It dials anew each time: a pool of
-// connections would punish the refusals of a server that is just starting by pauses.
+// answers reports whether the server at addr is ready for commands, and is that process,
+// not one that took the port first. It dials anew each time, because a pool of
+// connections would pause after refusals by a server that is just starting.
 func answers(addr string, pid int) bool {
 	conn, err := net.DialTimeout("tcp", addr, pingLimit)
 	if err != nil {
@@ -107,15 +107,14 @@ func newClient[O any, C io.Closer](t testing.TB, open func(*O) C, options *O, op
 	return client
 }
 
-// Calls returns how often the server executed the named commands, in sum, since
-// it started or since [Server.ResetStats]. It counts as INFO commandstats does:
-// with calls that failed, with those that a script made, and on a replica with
-// those that its primary replicated.
+// Calls returns how often the server has executed the named commands, in sum, since its
+// start or [Server.ResetStats]. As in INFO commandstats, that includes calls that failed,
+// calls by scripts, and on a replica the commands of its primary.
 func (s *Server) Calls(command ...string) (sum int64) {
 	s.t.Helper()
 	stats := s.info("Commandstats")
 	for _, name := range command {
-		var n int64 // stays 0 where there is no line, for what was not called
+		var n int64 // stays 0 without a line, because the command was not called
 		_, _ = fmt.Sscanf(stats["cmdstat_"+strings.ToLower(name)], "calls=%d,", &n)
 		sum += n
 	}
@@ -128,8 +127,8 @@ func (s *Server) ResetStats() {
 	s.Do("config", "resetstat")
 }
 
-// SetUser makes the user of a line as it stands in an ACL file, "user name rule rule…",
-// and forgets what rights the user had before. Connections that the user has are closed.
+// SetUser creates the user of a line of an ACL file, "user name rule rule…". It replaces
+// the rights that the user had and closes the user's connections.
 func (s *Server) SetUser(line string) {
 	s.t.Helper()
 	words := strings.Fields(line)
@@ -137,7 +136,7 @@ func (s *Server) SetUser(line string) {
 	check(s.t, s.admin.ACLSetUser(context.Background(), words[1], words[2:]...).Err())
 }
 
-// User makes a client log in.
+// User returns an option for [Server.Client] that makes the client log in.
 func User(name, password string) func(*redis.Options) {
 	return func(o *redis.Options) { o.Username, o.Password = name, password }
 }

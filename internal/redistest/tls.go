@@ -18,9 +18,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// TLS is a server that speaks TLS 1.2 or later on a second port, with a
-// certificate that is its own authority, and that only the test knows. The methods
-// of Server use the first port, which is plain.
+// TLS is a server that speaks TLS 1.2 or later on a second port, with a self-signed
+// certificate. The methods of Server use the first port, which is plain.
 type TLS struct {
 	*Server
 	CAFile string // the certificate, PEM, with its key
@@ -28,8 +27,8 @@ type TLS struct {
 	port   int
 }
 
-// StartTLS runs a server whose certificate is for the name, of a host or an IP address,
-// and which asks its clients for none.
+// StartTLS runs a server with a certificate for the name, a host name or an IP address.
+// The server asks its clients for no certificate.
 func StartTLS(t testing.TB, name string) *TLS {
 	t.Helper()
 	cert := certify(t, name)
@@ -47,7 +46,8 @@ func StartTLS(t testing.TB, name string) *TLS {
 // Addr returns the host and port that speak TLS.
 func (s *TLS) Addr() string { return loopback(s.port) }
 
-// Config returns what a client needs to trust the server, if its name is right.
+// Config returns the configuration of a client that trusts the server's certificate for
+// the name.
 func (s *TLS) Config(name string) *tls.Config {
 	return &tls.Config{RootCAs: s.pool, ServerName: name, MinVersion: tls.VersionTLS12}
 }
@@ -57,7 +57,7 @@ func (s *TLS) Client(opts ...func(*redis.Options)) *redis.Client {
 	return newClient(s.t, redis.NewClient, &redis.Options{Addr: s.Addr()}, opts)
 }
 
-// certify makes a certificate for the name, signed by itself, and its key, in PEM.
+// certify returns a self-signed certificate for the name and its key, in PEM.
 func certify(t testing.TB, name string) []byte {
 	t.Helper()
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
