@@ -1,14 +1,13 @@
-// Package torture runs real processes against real Redis servers under a random
-// sequence of faults, and judges what they did by what was promised.
+// Package torture runs real processes against real Redis servers under a random sequence
+// of faults, and compares their results with the library's promises.
 //
-// A run is a list of scenarios, made from a seed. A scenario is a topology and
-// the faults that befall it, one after the other, under load. Every process
-// tells the runner what each of its requests was told, by a journal that is a
-// pipe, so that a process which is killed leaves an exact account too. The judge is
-// a pure function from journals and faults to findings; it knows nothing of Redis,
-// and is itself tested with journals that are wrong.
+// A run is a list of scenarios, made from a seed. A scenario is a topology and the faults
+// that hit it, one after the other, under load. Every process reports the result of each
+// request to the runner in a journal. The journal is a pipe, so that a killed process
+// leaves an exact record too. The judge is a pure function from journals and faults to
+// findings. It does not use Redis, and its own tests use journals with broken promises.
 //
-// There are eight kinds of limit, each for what it can show:
+// Each of eight kinds of limit answers one question:
 //
 //	tight   a short window and twice the demand: is more admitted than the limit?
 //	ample   a short window and less demand: does anybody starve?
@@ -19,5 +18,5 @@
 //	open    the same in small batches, with FailOpen: is what was admitted without the store charged, once?
 //	local   the same with FailLocal: and is it no more than each process' share?
 //
-// It is for Linux: a clock is preloaded there, and a child ends with its parent.
+// The package needs Linux, where it can preload a clock and a child ends with its parent.
 package torture

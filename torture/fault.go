@@ -12,7 +12,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// kind is a kind of fault, or none. Those that are asked for elsewhere have constants.
+// kind is a kind of fault, or none. Kinds that other code refers to have constants.
 type kind string
 
 const (
@@ -26,20 +26,21 @@ const (
 	clockBack      kind = "server's clock back"
 )
 
-// loss is what a kind of fault takes from the store, and so what it may cost.
+// loss is the data that a kind of fault takes from the store. It bounds what the fault
+// may cost.
 type loss int
 
 const (
 	nothing  loss = iota
-	tail          // what was charged of late and is not replicated
-	elected       // the same in a cluster, which nobody can measure
+	tail          // recent charges that are not replicated
+	elected       // the same in a cluster, where it cannot be measured
 	all           // every window
-	timeline      // no data, but the server's time leaps
+	timeline      // no data, but the server's time jumps
 	losses   = iota
 )
 
-// fault is what there is to know of a kind. It is done by a function that returns when
-// the fault is over, and how often it was seen to take effect.
+// fault describes a kind. do returns when the fault is over, with the number of times
+// that it was seen to take effect.
 type fault struct {
 	kind  kind
 	loses loss
@@ -47,8 +48,8 @@ type fault struct {
 	do    func(*run, *event) int64
 }
 
-// single is where a server can be stopped and is not replaced, proxied where a proxy makes
-// faults, and every part has a server that can be asked for anything.
+// single has the topologies in which a stopped server is not replaced. proxied has those
+// in which a proxy makes faults and every part has a server that accepts any command.
 var (
 	single  = []topology{durable, sharded}
 	proxied = []topology{durable, pair, clustered, sharded}
@@ -86,25 +87,25 @@ func faultOf(k kind) fault {
 	return faults[slices.IndexFunc(faults, func(f fault) bool { return f.kind == k })]
 }
 
-// event is one fault that happened. What processes tell is its own from its beginning
-// until all have recovered.
+// event is one fault that happened. Records count for it from its beginning until all
+// processes have recovered.
 type event struct {
 	Kind       kind
-	Part       int       // of the store that it befell
+	Part       int       // of the store that it hit
 	Begin, End time.Time // End: when it was over, or a replica was elected
-	Over       time.Time // when every process had been answered on every part, and the next one may come
+	Over       time.Time // when every process had a reply on every part, and the next fault may begin
 
 	Active    int64         // how often it was seen to take effect
-	Recovery  time.Duration // from End until every process had been answered on every part
+	Recovery  time.Duration // from End until every process had a reply on every part
 	Failed    int64         // requests that ended in an error, on any part
-	Elsewhere int64         // of these, on parts that the fault did not befall
+	Elsewhere int64         // of these, on parts that the fault did not hit
 	Calls     int64         // to the store that began before the end
-	Faults    int64         // of these, those that failed
-	Lost      [roles]int64  // tokens that the store forgot, at most
-	Starved   time.Duration // longest time without a token for anybody; where watched
+	Faults    int64         // of these, failed
+	Lost      [roles]int64  // tokens that the store lost, at most
+	Starved   time.Duration // longest time without an admission, if it was watched
 }
 
-// once is how often a fault took effect that is there or is not.
+// once counts a fault that took effect once or not at all.
 func once(took bool) int64 {
 	if took {
 		return 1
@@ -116,7 +117,7 @@ type proxy = redistest.Proxy
 
 const aLot = 1 << 30 // more chunks than any fault sees
 
-// network is a fault that a proxy makes for a while. It counts what it did.
+// network returns a fault that a proxy makes for a while and counts.
 func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event) int64 {
 	return func(x *run, e *event) int64 {
 		p := x.peer(e.Part).proxy
@@ -128,13 +129,13 @@ func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event
 	}
 }
 
-// seen is by how much a counter has grown, as soon as it has.
+// seen waits until a counter has grown, and returns by how much.
 func seen(before int64, count func() int64) int64 {
 	until(patience, func() bool { return count() != before })
 	return count() - before
 }
 
-// refuses is what a proxy cannot count.
+// refuses tries a connection, because a proxy cannot count those that it refuses.
 func refuses(p *proxy) int64 {
 	conn, err := net.Dial("tcp", p.Addr())
 	if err == nil {
@@ -143,7 +144,7 @@ func refuses(p *proxy) int64 {
 	return once(errors.Is(err, syscall.ECONNREFUSED))
 }
 
-// reset cuts connections for a while, and until there was one.
+// reset cuts connections for a while, and until at least one was cut.
 func (x *run) reset(e *event) int64 {
 	p := x.peer(e.Part).proxy
 	before, least := p.CutConns(), time.Now().Add(x.span())
@@ -154,7 +155,7 @@ func (x *run) reset(e *event) int64 {
 	return p.CutConns() - before
 }
 
-// stopServer is evident by the calls that fail.
+// stopServer stops a server. Failed calls prove the effect.
 func (x *run) stopServer(e *event) int64 {
 	server := x.peer(e.Part)
 	server.Pause()
@@ -163,8 +164,8 @@ func (x *run) stopServer(e *event) int64 {
 	return seen(0, func() int64 { return told(x, &e.Faults) })
 }
 
-// killServer has a server come back with what it has written down. Nobody
-// reaches it until that has been looked at.
+// killServer kills a server and restarts it with the data of its files. The proxy holds
+// all traffic until the number of keys is read.
 func (x *run) killServer(e *event) int64 {
 	server := x.peer(e.Part)
 	server.proxy.Hold(true)
@@ -186,7 +187,7 @@ func (x *run) flush(e *event) int64 {
 	return keys
 }
 
-// flushScripts is evident by the scripts that are told again.
+// flushScripts drops the scripts. EVALs, which load them again, prove the effect.
 func (x *run) flushScripts(e *event) (told int64) {
 	server := x.peer(e.Part)
 	evals := func() int64 { return server.Calls("eval") }
@@ -199,10 +200,10 @@ func (x *run) flushScripts(e *event) (told int64) {
 	return told
 }
 
-// anyWorker is a process that makes requests.
+// anyWorker returns a random process.
 func (x *run) anyWorker() *worker { return x.workers[x.rng.IntN(len(x.workers))] }
 
-// stopProcess is evident by the window that ends meanwhile.
+// stopProcess stops a process. The end of a window meanwhile proves the effect.
 func (x *run) stopProcess(e *event) int64 {
 	window := func() int64 { return int64(x.contents(x.peer(e.Part), tight, e.Part).Window) }
 	x.await("a window is open", func() bool { return window() > 0 })
@@ -215,7 +216,7 @@ func (x *run) stopProcess(e *event) int64 {
 	return once(told(x, &w.last).Before(still))
 }
 
-// killProcess replaces the process by another.
+// killProcess kills a process and starts another one.
 func (x *run) killProcess(*event) int64 {
 	w := x.anyWorker()
 	alive := w.Up()
@@ -226,8 +227,8 @@ func (x *run) killProcess(*event) int64 {
 	return once(alive)
 }
 
-// step sets the server's clock by up to two and a half windows. It is evident by
-// the server's own word.
+// step moves the server's clock by up to two and a half windows. The server's TIME proves
+// the effect.
 func step(direction time.Duration) func(*run, *event) int64 {
 	return func(x *run, e *event) int64 {
 		step := shortWindow/5 + time.Duration(x.rng.Int64N(int64(shortWindow*23/10)))
@@ -240,15 +241,14 @@ func step(direction time.Duration) func(*run, *event) int64 {
 	}
 }
 
-// ahead is by how much the server's clock differs from ours.
+// ahead returns how far the server's clock is ahead of ours.
 func (x *run) ahead() time.Duration {
 	now, err := x.peer(0).Client().Time(x.t.Context()).Result()
 	require.NoError(x.t, err)
 	return time.Until(now)
 }
 
-// starved watches a role for a while and tells for how long at most nobody was
-// admitted.
+// starved watches a role for a while and returns the longest time without an admission.
 func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
 	admitted := func() int64 { return told(x, &x.out.Lines[lineID{r, 0}].Allowed) }
 	last, since := admitted(), time.Now()
@@ -261,9 +261,9 @@ func (x *run) starved(r role, during time.Duration) (longest time.Duration) {
 	return longest
 }
 
-// promote makes the replica the primary. Before, it holds all traffic for as long as it
-// takes to see what the replica does not have, which is nothing unless it lags. What was
-// under way then is lost, as the primary is.
+// promote makes the replica the primary. It first holds all traffic to measure what the
+// replica lacks, which is nothing unless it lags. Calls in flight are lost with the old
+// primary.
 func promote(lags bool) func(*run, *event) int64 {
 	return func(x *run, e *event) int64 {
 		servers, front := x.pair, x.peers[0].proxy
@@ -273,12 +273,12 @@ func promote(lags bool) func(*run, *event) int64 {
 			x.await("the replica lags", func() bool { return x.unreplicated(ledger) > 0 })
 		}
 		front.Hold(true)
-		time.Sleep(20 * time.Millisecond) // what has passed is carried out
+		time.Sleep(20 * time.Millisecond) // until the server has executed what has passed
 		if !lags {
 			servers.AwaitSync()
 		}
 		for r := range role(roles) {
-			if e.Lost[r] = x.unreplicated(r); r.renewed() { // and windows that were reset since
+			if e.Lost[r] = x.unreplicated(r); r.renewed() { // windows that were reset since are lost, too
 				e.Lost[r] = x.demand(r).limit.Tokens
 			}
 		}
@@ -292,12 +292,12 @@ func promote(lags bool) func(*run, *event) int64 {
 		servers.Primary, servers.Replicas[0] = x.peers[0].Server, x.peers[1].Server
 		servers.Replicas[0].Restart()
 		x.link = servers.Link(0)
-		time.Sleep(x.span()) // two failovers in one window would be told apart by nobody
+		time.Sleep(x.span()) // two failovers in one window could not be told apart
 		return once(!lags || e.Lost[ledger] > 0)
 	}
 }
 
-// takeOver takes a cluster's master away until a replica is elected.
+// takeOver stops or kills a cluster's master until a replica is elected.
 func takeOver(away, back func(*peer)) func(*run, *event) int64 {
 	return func(x *run, e *event) int64 {
 		old := x.peer(e.Part)

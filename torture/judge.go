@@ -21,12 +21,12 @@ type promise struct {
 	sum, most int64
 }
 
-// hold holds a figure, of which so much may be, against the promise.
+// hold compares a figure with the most that the promise allows.
 func hold[T ~int64](p *promise, of any, got, may T) {
 	p.sum += int64(got)
 	p.most = max(p.most, int64(got))
 	if got > may {
-		p.broken("%v: %v, where %v may be", of, got, may)
+		p.broken("%v: %v, where %v is allowed", of, got, may)
 	}
 }
 
@@ -38,7 +38,7 @@ func (p *promise) measured(format string, args ...any) {
 	p.Measured = fmt.Sprintf(format, args...)
 }
 
-// verdict is the promises, over all scenarios, in the order in which they are told.
+// verdict holds the promises, over all scenarios, in the order of the report.
 type verdict struct {
 	all    []*outcome
 	strict bool
@@ -54,7 +54,7 @@ type verdict struct {
 
 	resets, midnights, counted int64 // what happened to windows
 	unreplicated               int64 // tokens, at failovers
-	calls, commands, spare     int64 // to shards that fail; commands beyond
+	calls, commands, spare     int64 // to failing shards; commands allowed beyond
 }
 
 // promise adds a line, which is kept until something breaks it.
@@ -64,8 +64,8 @@ func (v *verdict) promise(name, bar string) *promise {
 	return p
 }
 
-// judge holds the outcomes against the promises. It is pure. Where it is not
-// strict, bars of time are lower, for the race detector and tests beside.
+// judge compares the outcomes with the promises. It is pure. Unless it is strict it
+// allows more time, for the race detector and concurrent tests.
 func judge(list []*outcome, strict bool) *verdict {
 	v := &verdict{all: list, strict: strict}
 	v.active = v.promise("faults that took effect", "all")
@@ -101,7 +101,7 @@ func judge(list []*outcome, strict bool) *verdict {
 		for _, e := range o.Events {
 			v.fault(o, e)
 		}
-		if stops := o.had(processStopped); stops > 0 { // where one request of each caller is under way
+		if stops := o.had(processStopped); stops > 0 { // each caller may have one request in flight
 			hold(v.across, o.Scenario.Topology, overrun, stops*int64(callers*len(o.Lines)))
 		}
 	}
@@ -110,7 +110,7 @@ func judge(list []*outcome, strict bool) *verdict {
 	return v
 }
 
-// broken lists the promises that are not kept.
+// broken returns the names of the broken promises.
 func (v *verdict) broken() (names []string) {
 	for _, p := range v.list {
 		if p.Why != nil {
@@ -121,27 +121,27 @@ func (v *verdict) broken() (names []string) {
 }
 
 const (
-	// failoverBar is how many percent may be admitted of what the replicas did not have,
-	// over all failovers; of each, all of that.
+	// failoverBar is the percentage of unreplicated tokens that may be admitted again,
+	// over all failovers. A single failover may reach 100.
 	failoverBar = 2
 
-	recoveryBar = 5 * time.Second // until calls succeed; after an election, from that
+	recoveryBar = 5 * time.Second // until calls succeed, from the fault's end or the election
 	answerBar   = 10 * time.Millisecond
 	breakerBar  = 5 * time.Microsecond
 
-	// slowMove is what a slot that moves takes ten times over. Where it takes longer,
-	// servers wait for a processor for so long that callers run out of time.
+	// slowMove is ten times what moving a slot takes. If it takes longer, servers wait
+	// for a processor for so long that callers time out.
 	slowMove = 5 * time.Millisecond
 
 	extraBar   = 10  // percent
-	extraLeast = 100 // calls that a percentage can be told of
+	extraLeast = 100 // calls that a percentage needs
 
-	// repeatsInVain is how many repetitions without a reply redisstore makes before it
-	// takes the server for one that does not answer.
+	// repeatsInVain is the number of retries without a reply after which redisstore takes
+	// the server for unresponsive.
 	repeatsInVain = 2
 )
 
-// key holds what was done with a key against the promises.
+// key compares the use of a key with the promises.
 func (v *verdict) key(at place) {
 	if at.Allowed == 0 || at.Role == tight && at.Denied == 0 {
 		v.active.broken("%v: it was never used up", at)
@@ -150,7 +150,7 @@ func (v *verdict) key(at place) {
 		v.active.broken("%v: no window rolled over", at)
 	}
 	v.resets, v.counted, v.midnights = v.resets+at.Resets, v.counted+at.Counted, v.midnights+at.midnights()
-	if at.Scenario.Loses != timeline { // else the windows' times and ours are not the same
+	if at.Scenario.Loses != timeline { // otherwise the windows' clock differs from ours
 		v.windows(at)
 		hold(v.late, at, at.Late, 0)
 	}
@@ -160,7 +160,7 @@ func (v *verdict) key(at place) {
 	if at.Role.windowed() {
 		v.sequence(at)
 	}
-	if at.Role == local { // of one window, for it outlasts the run
+	if at.Role == local { // one window, because it outlasts the run
 		hold(v.alone, at, at.Alone, at.alone())
 	}
 	hold(v.apart, at, at.Apart, 0)
@@ -169,8 +169,8 @@ func (v *verdict) key(at place) {
 	}
 }
 
-// windows holds each group of windows against one limit, and against what the store has
-// lost meanwhile.
+// windows compares each group of windows with one limit plus what the store has lost
+// meanwhile.
 func (v *verdict) windows(at place) {
 	for _, g := range at.groups() {
 		p, may := v.over, at.lost(g)
@@ -189,16 +189,16 @@ func (v *verdict) windows(at place) {
 	}
 }
 
-// account compares what the store holds at the end with what requests have used, where
-// nothing happened that takes data from it.
+// account compares what the store holds at the end with what requests have used, if no
+// fault has taken data from it.
 func (v *verdict) account(at place) {
 	used, may := at.Spent+at.Settled-at.Refunded, at.Unknown
-	if at.Role == daily { // the last window is there, and what is settled for an earlier one may count
+	if at.Role == daily { // only the last window is left; settlements for an earlier one may count
 		used, may = at.Windows[at.Open], may+at.Settled
 	}
 	idle := at.Charged - used
 	switch {
-	case idle < 0 && at.Role.fallsBack() && at.Killed > 0: // it took along what it had admitted without the store
+	case idle < 0 && at.Role.fallsBack() && at.Killed > 0: // a killed process had admitted tokens without the store
 	case idle < 0:
 		hold(v.uncharged, at, -idle, 0)
 	case at.Killed > 0:
@@ -208,18 +208,17 @@ func (v *verdict) account(at place) {
 	}
 }
 
-// sequence bounds what steps of the server's clock may give and take, and what resets
-// may. Windows that follow each other, one more for each step and each reset, and what
-// the store has lost, are all that may be used.
+// sequence bounds what clock steps and resets may add. Requests may use all windows of
+// the elapsed time, one more for each step and each reset, and what the store has lost.
 func (v *verdict) sequence(at place) {
-	windows, lost := int64(at.Elapsed/at.limit.Window)+2+at.Resets, int64(0) // begun before, and after
+	windows, lost := int64(at.Elapsed/at.limit.Window)+2+at.Resets, int64(0) // one may begin before, one end after
 	for _, e := range at.Events {
 		lost += e.Lost[at.Role]
 	}
 	if at.Scenario.Loses == timeline {
 		windows += int64(len(at.Events))
-		// Windows of whole seconds end at whole seconds, so a clock that was set back
-		// comes by the end of a window again that was over.
+		// Windows of whole seconds end at whole seconds, so a clock that was set back may
+		// reach the end of an earlier window again.
 		for end, spent := range at.Windows {
 			if may := (1 + at.had(clockBack)) * at.limit.Tokens; spent > may {
 				v.inAll.broken("%v: %d tokens in the window of %d, where %d may be", at, spent, end, may)
@@ -229,16 +228,17 @@ func (v *verdict) sequence(at place) {
 	hold(v.inAll, at, at.Spent, windows*at.limit.Tokens+lost)
 }
 
-// fault holds what a fault led to against the promises.
+// fault compares the effects of a fault with the promises.
 func (v *verdict) fault(o *outcome, e *event) {
 	at := fmt.Sprintf("%v: %v", o.Scenario.Topology, e.Kind)
 	if v.active.sum++; e.Active == 0 {
 		v.active.broken("%v never took effect", at)
 	}
-	if o.Scenario.Loses == tail { // of short windows; the limits of long ones are out of reach
+	if o.Scenario.Loses == tail { // short windows only, because the limits of long ones are out of reach
 		v.unreplicated += e.Lost[tight] + e.Lost[ample]
 	}
-	// A step counts when it is a tenth of a window; who was woken late asked late.
+	// The scripts ignore a step below a tenth of a window. A caller that woke late asked
+	// late.
 	late := time.Duration(merged(e.Kind, wakeUp, o).Max())
 	hold(v.starved, at, e.Starved, shortWindow+shortWindow/4+late)
 	p, bar := v.recovery, recoveryBar
@@ -253,17 +253,17 @@ func (v *verdict) fault(o *outcome, e *event) {
 	if e.Kind == resharded && (v.strict || !slow) {
 		hold(v.moving, at, e.Failed, o.excused(e.Kind))
 	}
-	if o.Scenario.Topology == sharded && e.Kind != processStopped && e.Kind != processKilled { // they are no shard's
+	if o.Scenario.Topology == sharded && e.Kind != processStopped && e.Kind != processKilled { // which hit no shard
 		hold(v.elsewhere, at, e.Elsewhere, 0)
 	}
-	if e.Kind == shardFails { // all processes may repeat some beside a tenth of the calls
+	if e.Kind == shardFails { // all processes may repeat a few beyond a tenth of the calls
 		v.calls, v.commands = v.calls+e.Calls, v.commands+e.Active
 		v.spare += repeatsInVain * int64(o.Scenario.Fleet)
 	}
 }
 
-// excused is how many requests may have run out of time, by no fault but that of
-// a machine that did not wake callers for half of it: one in a hundred.
+// excused returns how many requests may have timed out because of a slow machine: one in
+// a hundred if it woke a caller later than half the timeout, otherwise none.
 func (o *outcome) excused(k kind) int64 {
 	machine := merged(k, wakeUp, o)
 	if time.Duration(machine.Max()) < o.Scenario.Timeout/2 {
@@ -272,7 +272,7 @@ func (o *outcome) excused(k kind) int64 {
 	return machine.TotalCount() / 100
 }
 
-// merged is the latencies of scenarios.
+// merged returns the merged latencies of the scenarios.
 func merged(k kind, a answer, list ...*outcome) *hdrhistogram.Histogram {
 	sum := newLatency()
 	for _, o := range list {
@@ -283,9 +283,8 @@ func merged(k kind, a answer, list ...*outcome) *hdrhistogram.Histogram {
 	return sum
 }
 
-// latency is what callers notice of a server that hangs. How late the machine
-// wakes anybody whose timer is due is not the library's doing: that is allowed
-// for, at the same quantile.
+// latency compares what callers notice of a hung server with the promises. It allows for
+// the lateness of timers at the same quantile, because the machine causes that.
 func (v *verdict) latency() {
 	bar := answerBar
 	var hung []*outcome
@@ -316,7 +315,7 @@ func (v *verdict) latency() {
 	}
 }
 
-// total says what was measured over all, and judges what only that can show.
+// total reports the overall figures and judges promises that need them.
 func (v *verdict) total() {
 	v.active.measured("%d; %d resets, %d midnights, %d tokens settled for earlier windows", v.active.sum, v.resets, v.midnights, v.counted)
 	if v.resets*v.counted*v.midnights == 0 {
@@ -341,10 +340,10 @@ func (v *verdict) total() {
 
 func percent(part, whole int64) float64 { return 100 * float64(part) / float64(max(whole, 1)) }
 
-// mostErrors is how many errors of requests are told, the most frequent.
+// mostErrors is the number of error texts in the report, the most frequent first.
 const mostErrors = 20
 
-// report is what a run tells people.
+// report formats the verdict for people.
 func report(v *verdict) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

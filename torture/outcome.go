@@ -11,31 +11,31 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// outcome is all that the judge looks at.
+// outcome is the input of the judge.
 type outcome struct {
 	Scenario scenario
 	Events   []*event
 	Elapsed  time.Duration
 	Lines    map[lineID]*sums
 	Latency  map[waited]*hdrhistogram.Histogram
-	Errors   map[string]int64 // requests, by the fault that was on and what they ended in
+	Errors   map[string]int64 // requests, by the fault meanwhile and the error
 }
 
-// waited is why a caller waited: the fault that was on, and how it came by its answer.
+// waited is a class of latencies: the fault meanwhile and the kind of answer.
 type waited struct {
 	during kind
 	answer answer
 }
 
-// answer is how a caller came by its answer, for what that may cost.
+// answer is how a caller got its answer, which decides how long that may take.
 type answer int
 
 const (
 	usual     answer = iota
-	fromStock        // no I/O; of the role stock alone
+	fromStock        // no I/O; only of the role stock
 	byPolicy         // it waited for a call that failed
-	byBreaker        // the shard was known to be away
-	wakeUp           // none: how late the machine wakes callers whose timer is due
+	byBreaker        // the circuit was open
+	wakeUp           // no answer: how late the machine wakes a caller
 )
 
 func (r *record) answer() answer {
@@ -63,26 +63,26 @@ func newOutcome(sc scenario) *outcome {
 	return o
 }
 
-// sums is what all processes together did with a key.
+// sums adds up what all processes did with a key.
 type sums struct {
 	Allowed, Denied   int64           // requests
 	Spent             int64           // by requests
 	Settled, Refunded int64           // used above the charges, and below
-	Counted           int64           // of what was settled for earlier windows, where windows are reset
+	Counted           int64           // settled for earlier windows and counted, if windows are reset
 	Resets            int64           // at most
 	Alone             int64           // spent by one process without the store, at most
 	Windows           map[int64]int64 // end, Unix ms → tokens of requests
 
-	// Late is the tokens of requests that were made after the window was over;
-	// Overrun counts requests from stock whose answer came long after it.
+	// Late counts tokens of requests that began after the end of their window. Overrun
+	// counts requests from stock whose answer came long after that end.
 	Late, Overrun int64
 
-	Open, Charged int64    // the store's window when all was handed back, and the tokens in it
-	Apart         int64    // tokens by which limiters told something else of themselves than journals do
+	Open, Charged int64    // the store's window after all processes closed, and the tokens in it
+	Apart         int64    // tokens by which Stats and journals differ
 	Unknown       int64    // tokens of calls that must not be repeated
-	Unclean       []string // why processes could not hand back
-	Killed        int64    // processes, which told nothing of themselves
-	KilledHeld    int64    // what they said they held
+	Unclean       []string // why processes could not return tokens
+	Killed        int64    // processes, which left no Stats
+	KilledHeld    int64    // what they held by their last record
 }
 
 // line is what one process did with a key.
@@ -95,11 +95,11 @@ type line struct {
 	Closed                 bool
 }
 
-// lateness is how much later than its window's end an answer from stock may come
-// on a busy machine without having waited for anything but a processor.
+// lateness is how long after its window's end an answer from stock may come on a busy
+// machine if it waited only for a processor.
 const lateness = 50 * time.Millisecond
 
-// during is the fault that was on at a time, or one of no kind.
+// during returns the fault at a time, or one of the kind calm.
 func (o *outcome) during(t time.Time) *event {
 	for _, e := range slices.Backward(o.Events) {
 		if !t.Before(e.Begin) && (e.Over.IsZero() || t.Before(e.Over)) {
@@ -109,7 +109,7 @@ func (o *outcome) during(t time.Time) *event {
 	return &event{Kind: calm}
 }
 
-// add adds a record of the process that the line is of.
+// add adds a record of the line's process.
 func (o *outcome) add(l *line, r *record) {
 	s, end := o.Lines[r.Key], r.At.Add(r.Took)
 	e := o.during(end)
@@ -144,7 +144,7 @@ func (o *outcome) add(l *line, r *record) {
 	}
 }
 
-// request adds what one request was told.
+// request adds the result of one request.
 func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 	o.wait(waited{e.Kind, r.answer()}, r.Took)
 	if r.Woke > 0 {
@@ -171,7 +171,7 @@ func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 	s.Windows[reset.UnixMilli()] += r.N
 }
 
-// failed adds what a request or a reset ended in, if that is an error.
+// failed adds the error of a request or a reset, and reports whether it failed.
 func (o *outcome) failed(r *record, e *event) bool {
 	if r.Err == "" {
 		return false
@@ -192,13 +192,13 @@ func (o *outcome) wait(w waited, d time.Duration) {
 	_ = h.RecordValue(min(max(int64(d), 0), h.HighestTrackableValue()))
 }
 
-// newLatency is exact to a hundredth, up to two minutes.
+// newLatency returns a histogram up to two minutes that is exact to 1 %.
 func newLatency() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, (2 * time.Minute).Nanoseconds(), 2)
 }
 
-// audit holds what a limiter told of itself against the process' journal. What is
-// settled for an earlier window may count.
+// audit compares a limiter's Stats with the process's journal. Settlements for an earlier
+// window may count.
 func (s *sums) audit(r role, l *line, t *reservoir.Stats) {
 	least, most := l.Spent+l.Settled, l.Spent+l.Settled
 	if r.renewed() {
@@ -211,7 +211,7 @@ func (s *sums) audit(r role, l *line, t *reservoir.Stats) {
 
 func abs(n int64) int64 { return max(n, -n) }
 
-// end adds what a process that has ended leaves behind.
+// end adds the totals of a process that has ended.
 func (s *sums) end(l *line, killed bool) {
 	s.Spent, s.Settled, s.Refunded = s.Spent+l.Spent, s.Settled+l.Settled, s.Refunded+l.Refunded
 	s.Alone = max(s.Alone, l.Alone)
@@ -220,7 +220,7 @@ func (s *sums) end(l *line, killed bool) {
 		s.Killed++
 		s.KilledHeld += l.Held
 	case !l.Closed:
-		s.Unclean = append(s.Unclean, "it ended before")
+		s.Unclean = append(s.Unclean, "it ended without closing")
 	}
 }
 
@@ -236,7 +236,7 @@ func (p place) String() string {
 	return fmt.Sprintf("%v: %v limit on part %d", p.Scenario.Topology, p.Role, p.Part)
 }
 
-// had is how often there was a fault of the kind.
+// had returns the number of faults of the kind.
 func (o *outcome) had(k kind) (n int64) {
 	for _, e := range o.Events {
 		n += once(e.Kind == k)
@@ -244,15 +244,15 @@ func (o *outcome) had(k kind) (n int64) {
 	return n
 }
 
-// group is windows that overlap, which happens only when the store lost one or
-// its clock was set: a window opens when the one before is over. They count as
-// one, with one limit. Of windows that are reset each counts by itself.
+// group is a run of overlapping windows, which count as one, with one limit. Windows
+// overlap only if the store lost one or its clock was set, because a window opens after
+// the end of the one before. Windows that are reset count separately.
 type group struct {
 	from, to int64 // Unix ms, by the store's clock
 	spent    int64
 }
 
-// groups puts the windows of a key together, in order of their ends.
+// groups returns the groups of a key's windows, in order of their ends.
 func (p place) groups() (list []group) {
 	for _, reset := range slices.Sorted(maps.Keys(p.Windows)) {
 		begin := reset - p.limit.Window.Milliseconds()
@@ -266,9 +266,9 @@ func (p place) groups() (list []group) {
 	return list
 }
 
-// lost is what the store forgot of a group, at most: what is lost of a window that is
-// over before the store is back costs nothing. The margin is for the time that it takes
-// us to see that it is back.
+// lost returns the most that the store lost of a group. A loss in a window that ends
+// before the store is back costs nothing. The margin covers the time until the runner
+// sees that the store is back.
 func (p place) lost(g group) (n int64) {
 	const margin = 100 // ms
 	for _, e := range p.Events {
@@ -279,7 +279,8 @@ func (p place) lost(g group) (n int64) {
 	return n
 }
 
-// midnights is 1 where the key is used by the day, on both sides of the midnight.
+// midnights returns 1 if the key has a daily limit and was used on both sides of
+// midnight.
 func (p place) midnights() int64 {
 	ends, midnight := slices.Sorted(maps.Keys(p.Windows)), p.Scenario.Midnight*1000
 	return once(p.Role == daily && len(ends) > 0 && ends[0] <= midnight && midnight < ends[len(ends)-1])

@@ -8,26 +8,26 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// scenario is a topology and what befalls it. It follows from the seed, but for when
-// midnight is.
+// scenario is a topology and the faults that hit it. The seed decides everything except
+// Midnight.
 type scenario struct {
 	Topology topology
-	Loses    loss // of all its faults: one that takes more would hide whether another takes any
+	Loses    loss // of all its faults, because a larger loss would hide a smaller one
 	Faults   []kind
 	Seed     uint64
 	Fleet    int           // processes
 	Pace     float64       // share of the full rate of requests
 	Timeout  time.Duration // of a fetch
 	Span     time.Duration // of a fault, about
-	Hang     time.Duration // of a server that is stopped
-	Slots    int           // that are resharded
+	Hang     time.Duration // of a stopped server
+	Slots    int           // to reshard
 	Skew     int64         // a deliberate bug; see skewed
-	Parts    int           // of the store; of a set-up that has more it is set when that is there
+	Parts    int           // of the store; a set-up with more than one sets it
 	Midnight int64         // when the calendar's first window ends, Unix seconds
 }
 
 var (
-	// brief is for where many tests share a machine.
+	// brief is for machines that run many tests at once.
 	brief = scenario{
 		Parts: 1, Fleet: 2, Pace: 0.2, Slots: 60,
 		Timeout: 400 * time.Millisecond, Span: 300 * time.Millisecond, Hang: 1200 * time.Millisecond,
@@ -36,8 +36,8 @@ var (
 	full = scenario{Parts: 1, Fleet: 4, Pace: 1, Timeout: 100 * time.Millisecond, Span: time.Second, Hang: 3 * time.Second, Slots: 3000}
 )
 
-// scenarios are all topologies, each with the faults that take as much from the store,
-// and seeds that count up. cheapest leaves out the faults that a cheaper one has.
+// scenarios returns a scenario for each topology and loss, with all faults of these and
+// consecutive seeds. If cheapest is set, each fault occurs only on its cheapest topology.
 func scenarios(like scenario, seed uint64, cheapest bool) (list []scenario) {
 	for _, like.Topology = range topologies {
 		for like.Loses = range loss(losses) {
@@ -57,14 +57,14 @@ func scenarios(like scenario, seed uint64, cheapest bool) (list []scenario) {
 	return list
 }
 
-// sample is every kind of fault once, where it is cheapest to have.
+// sample returns every kind of fault once, on its cheapest topology.
 func sample(seed uint64) []scenario { return scenarios(brief, seed, true) }
 
-// shortest is how many faults make it worth while to start servers, about.
+// shortest is about how many faults make it worth while to start servers.
 const shortest = 8
 
-// round is all scenarios, and the faults of each, in an order that the seed decides. Seeds
-// of the next round begin where those of this one end.
+// round returns all scenarios with their faults, in an order that the seed decides. The
+// next round's seeds begin where those of this one end.
 func round(seed uint64) []scenario {
 	list := scenarios(full, seed, false)
 	shuffle(list, seed)
@@ -80,7 +80,7 @@ func shuffle[T any](list []T, seed uint64) {
 	rand.New(rand.NewPCG(seed, 2)).Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 }
 
-// role is what a limit is there to show; see the package's comment.
+// role is the purpose of a limit; see the package's comment.
 type role int
 
 const (
@@ -100,12 +100,12 @@ const (
 	tightLimit  = 1_000_000
 	longLimit   = 4_000_000_000
 
-	// localShare is what a process needs in four seconds, where there are four.
+	// localShare is what each of four processes needs in four seconds.
 	localShare = 0.00005
 )
 
-// uses is how all processes together use each role's limit. A request asks for one to
-// twice so many tokens as make up the demand.
+// uses is how all processes together use each role's limit. The mean request asks for as
+// many tokens as make up the demand, and none for more than twice as many.
 var uses = [roles]struct {
 	name    string
 	window  time.Duration // 0: until midnight
@@ -148,8 +148,8 @@ type demand struct {
 	batch    int64 // 0 = by the default policy
 }
 
-// demand shares a role's demand among the parts of the store. A small machine leaves room
-// for fewer requests; tokens stay the same.
+// demand divides a role's demand among the parts of the store. Pace scales the requests
+// and not the tokens.
 func (sc *scenario) demand(r role) demand {
 	u, n := uses[r], int64(sc.Parts)
 	d := demand{
@@ -165,15 +165,15 @@ func (sc *scenario) demand(r role) demand {
 	return d
 }
 
-// each is the mean number of tokens of a request.
+// each returns the mean number of tokens of a request.
 func (d demand) each() int64 { return max(d.tokens/d.requests, 1) }
 
 // alone is what one process may admit without the store, by FailLocal.
 func (d demand) alone() int64 { return int64(localShare * float64(d.limit.Tokens)) }
 
-// beyond is what a process may hold beyond what it said when its last call had ended:
-// what it has ordered since, and what its callers were just being told about. By
-// default a hundredth of the limit may be stranded, and a batch lasts for five minutes.
+// beyond is what a process may hold beyond its last record: what it has ordered since,
+// and what its callers were just being granted. By default a hundredth of the limit may
+// be stranded, and a batch lasts for five minutes.
 func (d demand) beyond() int64 {
 	if d.batch > 0 {
 		return 2*d.batch + 2*callers*d.each()

@@ -27,40 +27,40 @@ type run struct {
 	// The servers: see stage.go.
 	peers   []*peer // by part; of a cluster, all nodes; of a pair, first the primary
 	cluster *redistest.Cluster
-	shards  *sharding.Store       // which is asked for no more than names
-	pair    *redistest.Replicated // who is the primary changes at each failover
-	link    *redistest.Proxy      // by which the replica follows
+	shards  *sharding.Store       // used only for the places of names
+	pair    *redistest.Replicated // its Primary changes at each failover
+	link    *redistest.Proxy      // between the primary and the replica
 	clock   *os.File              // holds the offset of the server's clock
 	offset  time.Duration
 
 	workers []*worker  // that make requests
-	mu      sync.Mutex // guards what follows, and what it says of workers
+	mu      sync.Mutex // guards out, and the fields of workers that say so
 	out     *outcome
 }
 
 // worker is one process: this binary, executed again.
 type worker struct {
 	*redistest.Process
-	input io.Closer     // whose end asks it to hand back
-	read  chan struct{} // closed when it has ended and all that it told is read
+	input io.Closer     // its end asks the process to finish
+	read  chan struct{} // closed when the process has ended and its journal is read
 
 	lines map[lineID]*line // guarded by the run's mutex
-	last  time.Time        // when its last request began; as well
+	last  time.Time        // when its last request began; guarded, too
 }
 
 const (
-	patience     = 30 * time.Second // for what comes by itself, on a busy machine
+	patience     = 30 * time.Second // for events, on a busy machine
 	recoverLimit = 60 * time.Second
 
-	// untilMidnight is for the start of processes, and a while of the first day.
+	// untilMidnight covers the start of the processes and a part of the first day.
 	untilMidnight = 5 * time.Second
 
-	// settle, or a timeout, is for how long all must have been well: what was under way
-	// at a fault's end may still fail, and open a breaker.
+	// settle, or the fetch timeout if that is longer, is how long all must have been
+	// well, because calls in flight at a fault's end may still fail and open a circuit.
 	settle = 300 * time.Millisecond
 )
 
-// Run makes the scenario happen and returns what became of it.
+// Run runs the scenario and returns the outcome.
 func (sc scenario) Run(t testing.TB) *outcome {
 	t.Helper()
 	x := &run{t: t, rng: rand.New(rand.NewPCG(sc.Seed, 1)), target: target{scenario: sc}}
@@ -84,12 +84,12 @@ func (sc scenario) Run(t testing.TB) *outcome {
 	return x.out
 }
 
-// span is how long a fault lasts.
+// span returns a random duration for a fault.
 func (x *run) span() time.Duration {
 	return x.Span/2 + time.Duration(x.rng.Int64N(int64(x.Span)))
 }
 
-// inject makes one fault happen and waits until all have recovered.
+// inject makes one fault happen and waits until all processes have recovered.
 func (x *run) inject(k kind) {
 	x.t.Helper()
 	e := &event{Kind: k, Part: x.rng.IntN(x.Parts), Begin: time.Now()}
@@ -100,7 +100,7 @@ func (x *run) inject(k kind) {
 	}
 	x.locked(func() { x.out.Events = append(x.out.Events, e) })
 	e.Active = faultOf(k).do(x, e)
-	if e.End.IsZero() { // else the fault was a longer affair
+	if e.End.IsZero() { // otherwise do has called recover
 		x.recover(e)
 	}
 	x.locked(func() {
@@ -110,12 +110,12 @@ func (x *run) inject(k kind) {
 	})
 }
 
-// recover waits until all is as it was before the fault, whose end is now.
+// recover sets the fault's end to now and waits until all processes have recovered.
 func (x *run) recover(e *event) {
 	x.t.Helper()
 	x.locked(func() { e.End = time.Now() })
 	var why string
-	well := e.End // since when all is
+	well := e.End // since when all are
 	recovered := func() bool {
 		if x.locked(func() { why = x.unwell(e.End) }); why != "" {
 			well = time.Now()
@@ -127,9 +127,9 @@ func (x *run) recover(e *event) {
 	e.Recovery = well.Sub(e.End)
 }
 
-// unwell tells who has not recovered: each process has had an answer on every part since
-// the fault's end, and no breaker is open. The ledger's calls are frequent enough to
-// tell; who lives on stock may not ask for long. The caller holds x.mu.
+// unwell says what has not recovered, or nothing if each process has had a reply on every
+// part since the fault's end and no circuit is open. It looks at replies of the role
+// ledger, which calls often; others may live on stock for long. The caller holds x.mu.
 func (x *run) unwell(since time.Time) string {
 	for i, w := range x.workers {
 		for id, l := range w.lines {
@@ -150,7 +150,7 @@ func (x *run) await(what string, ok func() bool) {
 	require.True(x.t, until(patience, ok), "not within %v: %s", patience, what)
 }
 
-// until polls until ok, for so long at most, and reports whether it was.
+// until polls until ok, but no longer than limit, and reports whether it was ok.
 func until(limit time.Duration, ok func() bool) bool {
 	for end := time.Now().Add(limit); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -193,7 +193,7 @@ func (x *run) start() {
 	x.await("the process makes requests", func() bool { return !told(x, &w.last).IsZero() })
 }
 
-// note adds what a process has told. The caller holds x.mu.
+// note adds a record of a process. The caller holds x.mu.
 func (x *run) note(w *worker, r *record) {
 	if r.What == asked {
 		w.last = r.At
@@ -201,21 +201,20 @@ func (x *run) note(w *worker, r *record) {
 	x.out.add(w.lines[r.Key], r)
 }
 
-// locked does what nobody may tell of meanwhile.
+// locked calls do with x.mu held.
 func (x *run) locked(do func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	do()
 }
 
-// told is what processes have told that is kept there.
+// told reads a value that x.mu guards.
 func told[T any](x *run, at *T) (value T) {
 	x.locked(func() { value = *at })
 	return value
 }
 
-// end waits until a process has ended and all that it told is read, and adds what it
-// leaves.
+// end waits until a process has ended and its journal is read, and adds its totals.
 func (x *run) end(w *worker, killed bool) {
 	<-w.read
 	x.locked(func() {
@@ -226,7 +225,7 @@ func (x *run) end(w *worker, killed bool) {
 	x.workers = slices.DeleteFunc(x.workers, func(other *worker) bool { return other == w })
 }
 
-// finish asks all processes to hand back, and waits until they have ended.
+// finish asks all processes to finish, and waits until they have ended.
 func (x *run) finish() {
 	x.t.Helper()
 	for _, w := range x.workers {

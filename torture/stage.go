@@ -22,8 +22,8 @@ import (
 type topology string
 
 const (
-	durable   topology = "durable server"  // one that has all its data again after it was killed
-	volatile  topology = "volatile server" // one that has none
+	durable   topology = "durable server"  // it keeps all its data when it is killed
+	volatile  topology = "volatile server" // it keeps none
 	clocked   topology = "server with a clock"
 	pair      topology = "primary and replica"
 	clustered topology = "cluster of six"
@@ -32,18 +32,19 @@ const (
 
 var topologies = []topology{durable, volatile, clocked, pair, clustered, sharded}
 
-// peer is a server, the proxy by which processes reach it, and ways past that.
+// peer is a server, the proxy by which processes reach it, and a store that bypasses the
+// proxy.
 type peer struct {
 	*redistest.Server
 	proxy *redistest.Proxy
 	store *redisstore.Store
 }
 
-// aof makes a server write down each command before it answers. To sync the file
-// too would guard against the machine's failure, which is not among the faults.
+// aof makes a server log each command before it replies. It does not sync the file,
+// because a failure of the machine is not among the faults.
 var aof = []string{"--appendonly", "yes", "--appendfsync", "no"}
 
-// setUp starts the servers, and says where processes find them.
+// setUp starts the servers and records where processes find them.
 func (x *run) setUp() {
 	x.t.Helper()
 	x.Via = make(map[string]string)
@@ -72,7 +73,7 @@ func (x *run) setUp() {
 		}
 		x.Parts, x.shards = 3, x.open().(*sharding.Store)
 	}
-	for r := range role(roles) { // names are tried until there is one on each part
+	for r := range role(roles) { // try names until each part has one
 		for i := 0; len(x.Keys[r]) < x.Parts; i++ {
 			if key := fmt.Sprint(r, "-", i); x.nodeOf(key) == len(x.Keys[r]) {
 				x.Keys[r] = append(x.Keys[r], key)
@@ -92,10 +93,10 @@ func (x *run) add(server *redistest.Server) *peer {
 	return p
 }
 
-// tag is what a key's slot is found by.
+// tag returns the hash tag that decides a key's slot.
 func tag(key string) string { return "{" + key + "}" }
 
-// nodeOf is which of the peers has the key as it now is, or -1 while there is none.
+// nodeOf returns the index of the peer that has the key now, or -1 while none has.
 func (x *run) nodeOf(key string) int {
 	switch x.Topology {
 	case clustered:
@@ -106,7 +107,7 @@ func (x *run) nodeOf(key string) int {
 	return 0
 }
 
-// peer is the server of a part as it now is, or nil while there is none.
+// peer returns the present server of a part, or nil while none serves it.
 func (x *run) peer(part int) *peer {
 	if i := x.nodeOf(x.Keys[tight][part]); i >= 0 {
 		return x.peers[i]
@@ -114,7 +115,7 @@ func (x *run) peer(part int) *peer {
 	return nil
 }
 
-// contents is what a server holds for a role's key on a part.
+// contents returns what a server holds for a role's key on a part.
 func (x *run) contents(at *peer, r role, part int) backend.Contents {
 	x.t.Helper()
 	held, err := at.store.Inspect(x.t.Context(), x.Keys[r][part])
@@ -122,9 +123,9 @@ func (x *run) contents(at *peer, r role, part int) backend.Contents {
 	return held
 }
 
-// unreplicated is how many tokens the primary has granted for a key that the replica
-// does not know of, while nothing moves. What was given back of late, which the replica
-// does not know of either, is none the fewer: others were granted it.
+// unreplicated returns how many tokens of a key the primary has granted without the
+// replica's knowledge, while all traffic is held. Unreplicated returns do not lower it,
+// because others may have got those tokens.
 func (x *run) unreplicated(r role) int64 {
 	x.t.Helper()
 	there, here := x.contents(x.peers[0], r, 0), x.contents(x.peers[1], r, 0)
@@ -134,7 +135,7 @@ func (x *run) unreplicated(r role) int64 {
 	return max(granted(there)-granted(here), 0)
 }
 
-// granted is all that was, less what direct calls have refunded.
+// granted returns all tokens that were granted, less the refunds of direct calls.
 func granted(c backend.Contents) int64 {
 	n := c.Used
 	for _, a := range c.Clients {
@@ -143,8 +144,7 @@ func granted(c backend.Contents) int64 {
 	return n
 }
 
-// newClock compiles the shim, and is the environment of a server that is to have the
-// clock.
+// newClock compiles the shim and returns the environment of a server that uses it.
 func (x *run) newClock() []string {
 	x.t.Helper()
 	lib, offset := filepath.Join(x.t.TempDir(), "clockshim.so"), filepath.Join(x.t.TempDir(), "offset")
@@ -157,8 +157,8 @@ func (x *run) newClock() []string {
 	return []string{"LD_PRELOAD=" + lib, "TORTURE_CLOCK=" + offset}
 }
 
-// setClock moves the clock to so much ahead of the machine's. The write is of eight
-// bytes in place, which a server that reads them sees as one.
+// setClock sets the server's clock ahead of the machine's. It writes eight bytes in
+// place, which a server reads as one.
 func (x *run) setClock(ahead time.Duration) {
 	x.t.Helper()
 	_, err := x.clock.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(ahead.Microseconds())), 0)

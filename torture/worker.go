@@ -23,28 +23,29 @@ import (
 )
 
 const (
-	workerEnv = "RESERVOIR_TORTURE" // holds the target; the process is a worker then
+	workerEnv = "RESERVOIR_TORTURE" // holds the target, and makes the process a worker
 
-	// callers is the goroutines that ask for one key in one process.
+	// callers is the number of goroutines that ask for one key in one process.
 	callers = 2
 
-	// arrears is how far behind its schedule a caller makes up for.
+	// arrears is the delay that a caller makes up for.
 	arrears = 500 * time.Millisecond
 
 	closeTimeout = 10 * time.Second
 )
 
-// target is the scenario, and where processes find its store. It is passed on in their
+// target is the scenario, and where processes find its store. Processes get it in their
 // environment.
 type target struct {
 	scenario
 	Addrs []string          // of the server; of the shards; of the cluster's nodes
 	Via   map[string]string // the proxy before each
-	Keys  [roles][]string   // by part; which names lie on which is the topology's business
+	Keys  [roles][]string   // by part
 }
 
-// RunWorker is the whole life of a worker process: it drives all keys until its input
-// ends, and hands back. It reports false in a process that is none.
+// RunWorker is the main function of a worker process. It uses all keys until standard
+// input ends, closes the limiters and returns true. In any other process it returns false
+// at once. It panics if it cannot start.
 func RunWorker() bool {
 	text, ok := os.LookupEnv(workerEnv)
 	if !ok {
@@ -73,7 +74,7 @@ func RunWorker() bool {
 	return true
 }
 
-// must ends a process that cannot begin.
+// must ends a process that cannot start.
 func must[T any](value T, err error) T {
 	if err != nil {
 		panic(err)
@@ -81,17 +82,17 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// record is what a process tells the runner of one thing that happened to it.
+// record is one event in a process's journal.
 type record struct {
 	Key    lineID
 	What   what
-	At     time.Time        // when it happened; of a request or a call, when it began
+	At     time.Time        // when it happened; when a request or a call began
 	Took   time.Duration    // of a request or a call
-	Woke   time.Duration    // how late the machine woke the caller whose timer was due, if it slept
-	N      int64            // tokens; of what was settled, used above the charge; of a call, held in memory when it had ended
+	Woke   time.Duration    // how late the machine woke the caller, if it slept
+	N      int64            // tokens; if settled, used above the charge; if called, held in memory after the call
 	Result reservoir.Result // of a request
-	Away   bool             // the breaker is open, as hooks tell
-	Err    string           // what a request, a call or Close ended in
+	Away   bool             // the circuit is open, by the last hook
+	Err    string           // the error of a request, a call or Close
 	Stats  *reservoir.Stats // of the limiter that was closed
 }
 
@@ -123,9 +124,9 @@ func read(from io.Reader, take func(*record)) {
 	}
 }
 
-// open connects to the store, which takes no I/O.
+// open opens the store. It does no I/O.
 func (t *target) open() backend.Store {
-	logging.Disable() // faults are what this is about
+	logging.Disable() // faults are expected
 	if t.Topology != sharded {
 		return redisstore.New(t.client(t.Addrs...))
 	}
@@ -138,7 +139,7 @@ func (t *target) open() backend.Store {
 
 var shardNames = []string{"shard-0", "shard-1", "shard-2"}
 
-// client goes by the proxies, also where the nodes of a cluster tell their own addresses.
+// client connects by the proxies, even to addresses that the nodes of a cluster announce.
 func (t *target) client(addrs ...string) redis.UniversalClient {
 	o := must(redisstore.Options("redis://" + addrs[0]))
 	o.Addrs, o.IsClusterMode, o.PoolSize = addrs, t.Topology == clustered, 16
@@ -149,8 +150,8 @@ func (t *target) client(addrs ...string) redis.UniversalClient {
 	return redis.NewUniversalClient(o)
 }
 
-// skewed is a store that grants more than it charges, or less: what no store may
-// do. Processes that use it are to be found out.
+// skewed is a broken store, which grants more than it charges, or less. The judge has to
+// find it out.
 type skewed struct {
 	backend.Store
 	by int64 // tokens per grant
@@ -164,8 +165,8 @@ func (s skewed) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	return reply, err
 }
 
-// stream is the requests for one key. Each key has a limiter of its own, so that
-// its Stats can be held against its records.
+// stream makes the requests for one key. Each key has its own limiter, so that the
+// limiter's Stats can be compared with the key's records.
 type stream struct {
 	id      lineID
 	key     string
@@ -173,7 +174,7 @@ type stream struct {
 	every   time.Duration // between the requests of one caller
 	journal *gob.Encoder
 	limiter *reservoir.Limiter
-	away    atomic.Bool // the breaker is open, as hooks tell
+	away    atomic.Bool // the circuit is open, by the last hook
 }
 
 func newStream(t *target, journal *gob.Encoder, store backend.Store, id lineID) *stream {
@@ -191,8 +192,8 @@ func newStream(t *target, journal *gob.Encoder, store backend.Store, id lineID) 
 	return s
 }
 
-// note tells the runner, by one write to a pipe as soon as a thing is known: a process that
-// is killed loses at most the request that each of its goroutines was just being told about.
+// note writes a record to the runner's pipe at once, so that a killed process loses at
+// most one record of each goroutine.
 func (s *stream) note(r record, err error) {
 	if r.Key = s.id; err != nil {
 		r.Err = err.Error()
@@ -212,7 +213,7 @@ func (s *stream) changed(c reservoir.ShardState) {
 	s.note(record{What: changed, Away: c.Away}, nil)
 }
 
-// live makes the requests for the key until the process is to finish, and hands back.
+// live makes the requests for the key until finish is done, and closes the limiter.
 func (s *stream) live(finish context.Context, seed uint64) {
 	var wg sync.WaitGroup
 	for c := range callers {
@@ -258,8 +259,8 @@ func (s *stream) run(finish context.Context, rng *rand.Rand) {
 	}
 }
 
-// drain asks for what is left. Else the last tokens of a window, fewer than most
-// requests want, would hide that there are some too many.
+// drain asks for what is left. Otherwise the last tokens of a window, too few for most
+// requests, would hide a small excess.
 func (s *stream) drain(n int64, r reservoir.Result) {
 	for range 4 {
 		if n = min(n, r.Remaining); n < 1 || r.Allowed {
@@ -282,13 +283,13 @@ type charge struct {
 	reservoir.Result
 }
 
-// resetEvery is after how many requests of one caller their key is reset, about: fewer
-// than a thousand times in a day, for then its names are used up.
+// resetEvery is the mean number of a caller's requests between resets of its key. A key
+// allows fewer than a thousand resets a day, because each takes the name of a window.
 const resetEvery = 250
 
-// renew resets the key now and then. It settles what was charged to a window that is not
-// the open one any more, above the charge, and returns what is to be settled later. That
-// is told first, and so is a reset: this process may be killed before it can tell.
+// renew resets the key now and then. It settles a charge above its amount when the
+// charge's window is no longer open, and returns the charge to settle later. It records
+// settlements and resets first, because the process may be killed after them.
 func (s *stream) renew(rng *rand.Rand, before, now charge) charge {
 	if rng.IntN(resetEvery) == 0 {
 		s.note(record{What: renewed, N: 1}, nil)

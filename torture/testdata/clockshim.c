@@ -1,7 +1,6 @@
-/* A clock that can be set: preloaded into a redis-server, it moves what the
- * server takes for the time of day by the microseconds that the file named by
- * TORTURE_CLOCK holds, a native 64-bit integer. The monotonic clock is left
- * alone, as a step of a real clock leaves it. */
+/* A clock that can be set. Preloaded into a redis-server, it adds the microseconds
+ * in the file named by TORTURE_CLOCK, a native 64-bit integer, to the time of day.
+ * A step of a real clock leaves the monotonic clock alone, and so does this one. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
