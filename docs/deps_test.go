@@ -22,15 +22,14 @@ const (
 	xSync   = "golang.org/x/sync"
 )
 
-// Whoever imports the library inherits its requirements: each one is an
-// argument in somebody's security review. These are all; a new one is added
-// here, with its reason, or not at all.
+// Programs that import the library inherit its requirements, and each requirement has to
+// pass their security review. This list is complete. Add a new requirement here, with its
+// reason.
 var (
 	direct = []string{goRedis, testify, goleak, xSync}
 
-	// brought maps the modules that those require to who brings them. "Compiled"
-	// is what ends up in a program; the rest only takes part in the choice of
-	// versions.
+	// brought maps indirect requirements to the module that requires them. A "compiled"
+	// one ends up in a program; the others only take part in the choice of versions.
 	brought = map[string]string{
 		"github.com/cespare/xxhash/v2":  goRedis, // compiled
 		"go.uber.org/atomic":            goRedis, // compiled
@@ -65,8 +64,8 @@ func TestRequirements(t *testing.T) {
 	}
 }
 
-// The limiter and the stores without a server need no more than x/sync: a
-// program that brings its own store links no Redis client.
+// The limiter and the stores without a server need only x/sync, so that a program with
+// its own store links no Redis client.
 func TestCoreImports(t *testing.T) {
 	core := map[string]bool{
 		module:                       false,
@@ -111,7 +110,7 @@ func TestNoTestLibraries(t *testing.T) {
 // pkg is a package without its tests.
 type pkg struct {
 	ImportPath string
-	Deps       []string // of the imports, too
+	Deps       []string // transitive imports
 }
 
 func packages(t *testing.T) []pkg { return goList[pkg](t, "-json=ImportPath,Deps", "./...") }
@@ -120,8 +119,8 @@ func within(path, parent string) bool {
 	return path == parent || strings.HasPrefix(path, parent+"/")
 }
 
-// standard reports whether path is in the standard library: its paths do not
-// begin with a domain.
+// standard reports whether path is in the standard library, whose paths do not begin with
+// a domain.
 func standard(path string) bool {
 	first, _, _ := strings.Cut(path, "/")
 	return !strings.Contains(first, ".")
@@ -145,9 +144,9 @@ func goList[T any](t *testing.T, args ...string) (all []T) {
 	return all
 }
 
-// uncache reads every directory of the module. go test takes a result from its
-// cache unless a file or directory that the test itself has read is changed, and
-// what go list reads does not count.
+// uncache reads every directory of the module. go test uses a cached result unless a file
+// or directory changes that the test itself has read, and files read by go list do not
+// count.
 func uncache(t *testing.T) {
 	t.Helper()
 	require.NoError(t, filepath.WalkDir(".", func(_ string, d fs.DirEntry, err error) error {

@@ -19,11 +19,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Every block of code in every document of the repository is accounted for: run,
-// found in a test, or named here with the test that runs it. A block of a kind
-// that nobody knows fails.
+// The test runs every block of code in every document of the repository, or finds it in a
+// test, or finds it named here with the test that runs it. A block of an unknown kind
+// fails.
 
-// elsewhere are blocks that tests beside them take from the page and run.
+// elsewhere lists blocks that a test beside the page reads and runs.
 var elsewhere = []struct{ file, lang, test string }{
 	{"SECURITY.md", "acl limiter", "backend/redisstore/TestAccess"},
 	{"SECURITY.md", "acl cluster", "backend/redisstore/TestAccessInCluster"},
@@ -41,7 +41,7 @@ var elsewhere = []struct{ file, lang, test string }{
 	{"examples/cluster/README.md", "sh", "examples/cluster/TestReadme"},
 }
 
-// quoted is how the names of files end whose lines a block of that kind repeats.
+// quoted maps a kind of block to the end of the names of the files that it quotes.
 var quoted = map[string]string{
 	"peers": "bench/results/peers.txt", "fleet": "bench/results/fleet.txt", "lua": ".lua", "fixture": ".txt",
 }
@@ -50,7 +50,7 @@ var quoted = map[string]string{
 type block struct {
 	file string // with slashes, from the root
 	line int
-	lang string // all that follows the first fence
+	lang string // the text after the first fence
 	text string
 }
 
@@ -96,7 +96,7 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 		} else {
 			requireTested(t, b.text, tested)
 		}
-	case "go theirs": // of a module that cannot be had: it is Go, at least
+	case "go theirs": // the module cannot be had, so only the syntax is checked
 		_, err := parser.ParseFile(token.NewFileSet(), "", "package p\nfunc _() {\n"+b.text+"}\n", 0)
 		require.NoError(t, err)
 	case "sh":
@@ -105,12 +105,12 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 		}
 	case "console":
 		s.transcript(t, b.text)
-	case "peers", "fleet", "lua", "fixture": // lines of results of bench, of scripts, and of calls to test them with
+	case "peers", "fleet", "lua", "fixture": // lines of bench's results, of scripts, and of their fixtures
 		text := strings.Join(slices.Collect(maps.Values(files(t, quoted[b.lang]))), "\n")
 		for line := range strings.Lines(b.text) {
 			require.Contains(t, text, line)
 		}
-	case "promql": // names of metrics that promlimit's documentation has
+	case "promql": // names of metrics in promlimit's documentation
 		text, err := os.ReadFile("contrib/promlimit/promlimit.go")
 		require.NoError(t, err)
 		names := regexp.MustCompile(`reservoir_\w+`).FindAllString(b.text, -1)
@@ -119,7 +119,7 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 			require.Regexp(t, "\t"+name+`\b`, string(text))
 		}
 	case "mermaid": // a picture
-	case "text": // a map of the house: its files are there
+	case "text": // a list of files, which exist
 		for _, file := range regexp.MustCompile(`\b[a-z]+\.go\b`).FindAllString(b.text, -1) {
 			require.FileExists(t, file)
 		}
@@ -139,7 +139,7 @@ func (s *stage) program(t *testing.T, text string) (executable string) {
 	return to
 }
 
-// Three processes of the first guide admit the limit together, for few calls.
+// Three processes of the first guide together admit the limit, with few calls.
 func TestGettingStarted(t *testing.T) {
 	const page = "docs/getting-started.md"
 	text, err := os.ReadFile(page)
@@ -169,7 +169,7 @@ func TestGettingStarted(t *testing.T) {
 	require.Less(t, calls, 200)
 }
 
-// A reader has a minute.
+// README.md is short enough to be read in a minute.
 func TestReadmeIsShort(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	require.NoError(t, err)
@@ -181,7 +181,7 @@ var (
 	measuredBy = regexp.MustCompile("(?m)^\\||`make (bench|fleet)`")
 )
 
-// What tables and sentences say was measured is in the results of bench, to the digit.
+// Measured figures in tables and sentences are in the results of bench, to the digit.
 func TestFiguresWereMeasured(t *testing.T) {
 	results := files(t, "peers.txt")["bench/results/peers.txt"] + files(t, "fleet.txt")["bench/results/fleet.txt"]
 	require.NotEmpty(t, results)
@@ -201,8 +201,8 @@ func TestFiguresWereMeasured(t *testing.T) {
 	}
 }
 
-// requireTested finds a fragment in the code of tests, which compiles and is run.
-// Where a line of it is an ellipsis, the test may have more.
+// requireTested finds a fragment in the code of tests, which compiles and runs. At an
+// ellipsis in the fragment the test may have more lines.
 func requireTested(t *testing.T, fragment string, tested map[string]string) {
 	parts := strings.Split(plainCode(fragment), "\n...\n")
 	for _, text := range tested {
@@ -242,7 +242,7 @@ func plainCode(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// files are those whose names end so, by their paths from the root.
+// files returns the paths, from the root, of the files whose names end so.
 func files(t *testing.T, suffix string) map[string]string {
 	all := map[string]string{}
 	require.NoError(t, filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
@@ -273,8 +273,7 @@ func requireTest(t *testing.T, test string) {
 
 var function = regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz|Example)\w*)\(`)
 
-// functions are those of the tests in dir, or below it if it ends in ..., whose
-// names match.
+// functions returns the tests in dir, or below it if it ends in ..., whose names match.
 func functions(t *testing.T, dir, like string) (names []string) {
 	t.Helper()
 	top, all := strings.CutSuffix(dir, "...")
@@ -292,10 +291,10 @@ func functions(t *testing.T, dir, like string) (names []string) {
 	return names
 }
 
-// inline is a command in the midst of a sentence.
+// inline is a command within a sentence.
 var inline = regexp.MustCompile("`((?:make|go test) [^`\n]*)`")
 
-// What sentences name exists.
+// Files, tests and commands that sentences name exist.
 func TestDocumentsNameWhatIsThere(t *testing.T) {
 	for file, text := range documents(t) {
 		for _, m := range inline.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
@@ -321,7 +320,7 @@ func TestDocumentsLink(t *testing.T) {
 		for _, m := range link.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
 			target, anchor, _ := strings.Cut(m[1], "#")
 			if strings.Contains(target, ":") {
-				continue // another site's
+				continue // of another site
 			}
 			to := file
 			if target != "" {
@@ -336,7 +335,7 @@ func TestDocumentsLink(t *testing.T) {
 	}
 }
 
-// anchors are the headings of a document as links name them.
+// anchors returns the headings of a document in the form that links use.
 func anchors(text string) (all []string) {
 	for _, h := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
 		all = append(all, strings.ReplaceAll(noSlug.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-"))

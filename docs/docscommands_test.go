@@ -17,10 +17,10 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// How the commands of documents are run. They say localhost:6379 and mean a
-// server of the test; `go run` of a directory is built once.
+// The commands of documents run as follows. A server of the test replaces localhost:6379,
+// and each directory that `go run` names is built once.
 
-// stage is what they run on.
+// stage is where commands run.
 type stage struct {
 	dir    string // of the test, with what the commands read and write
 	server *redistest.Server
@@ -28,14 +28,14 @@ type stage struct {
 }
 
 func newStage(t *testing.T) *stage {
-	files(t, ".go") // what is built: see uncache
+	files(t, ".go") // go build reads these: see uncache
 	s := &stage{dir: t.TempDir(), server: redistest.Start(t)}
 	trace := "time,key\n2026-11-21T12:00:00Z,user:1\n2026-11-21T12:00:01.5Z,user:2\n2026-11-21T12:01:00Z,user:1\n"
 	require.NoError(t, os.WriteFile(filepath.Join(s.dir, "requests.csv"), []byte(trace), 0o600))
 	return s
 }
 
-// build returns the program of a directory.
+// build returns the path of the program of a directory.
 func (s *stage) build(t *testing.T, dir string) string {
 	t.Helper()
 	once, _ := s.built.LoadOrStore(dir, sync.OnceValues(func() (string, error) {
@@ -53,20 +53,20 @@ func (s *stage) build(t *testing.T, dir string) string {
 
 var threeProcesses = regexp.MustCompile(`^for i in 1 2 3; do \./hello & done; wait$`)
 
-// checks are what is done with a command, by how it begins. Those that are not
-// run say why.
+// checks maps the beginning of a command to its check. Entries for commands that do not
+// run give the reason.
 var checks = []struct {
 	like  *regexp.Regexp
 	check func(t *testing.T, s *stage, command string)
 }{
-	// They take minutes, or install: that there is such a target and that its
-	// variables have a meaning is all.
+	// These take minutes or install software. Only the target and its variables are
+	// checked.
 	{regexp.MustCompile(`^make( |$)`), func(t *testing.T, _ *stage, c string) { requireTarget(t, c) }},
 	{regexp.MustCompile(`^go test `), func(t *testing.T, _ *stage, c string) { requireTests(t, ".", c) }},
 	{regexp.MustCompile(`^\.ci/run$`), func(t *testing.T, _ *stage, c string) { require.FileExists(t, c) }},
-	// They change the work tree.
+	// These change the work tree.
 	{regexp.MustCompile(`^git stash( pop)?$`), func(*testing.T, *stage, string) {}},
-	// It is downloaded.
+	// This is downloaded.
 	{regexp.MustCompile(`^go run golang\.org/x/perf/cmd/benchstat@latest `), func(*testing.T, *stage, string) {}},
 	{regexp.MustCompile(`^go get ` + regexp.QuoteMeta(module)), func(t *testing.T, _ *stage, c string) {
 		require.DirExists(t, "."+strings.TrimSuffix(strings.TrimPrefix(c, "go get "+module), "@main"))
@@ -78,13 +78,13 @@ var checks = []struct {
 	{regexp.MustCompile(`^git clone https://` + regexp.QuoteMeta(module) + `$|^mkdir hello && cd hello$|^go mod (init|tidy)|^go build$`), func(*testing.T, *stage, string) {}},
 	// TestGettingStarted runs it.
 	{threeProcesses, func(*testing.T, *stage, string) {}},
-	// They run until somebody stops them.
+	// These run until they are stopped.
 	{regexp.MustCompile(`^(memcached|redis-server) `), func(*testing.T, *stage, string) {}},
 	{regexp.MustCompile(`^redis-cli `), func(t *testing.T, s *stage, c string) { s.shell(t, s.dir, c) }},
 	{regexp.MustCompile(`^go run \./(cmd/reservoir|examples/workers) `), func(t *testing.T, s *stage, c string) { s.run(t, c) }},
 }
 
-// command does what is to be done with a command.
+// command runs the check of a command.
 func (s *stage) command(t *testing.T, command string) {
 	t.Helper()
 	for _, c := range checks {
@@ -99,10 +99,10 @@ func (s *stage) command(t *testing.T, command string) {
 var (
 	goRun   = regexp.MustCompile(`go run (\./\S+)`)
 	comment = regexp.MustCompile(`(^|\s+)#.*$`)
-	inTime  = regexp.MustCompile(`^go run \./cmd/reservoir (load|tune .*-redis) ?`) // as much as they are told, or 5 s for each policy
+	inTime  = regexp.MustCompile(`^go run \./cmd/reservoir (load|tune .*-redis) ?`) // these run for their -duration, or 5 s for each policy
 )
 
-// commandLines are the commands of a block, without comments.
+// commandLines returns the commands of a block, without comments.
 func commandLines(text string) (all []string) {
 	for line := range strings.Lines(strings.ReplaceAll(text, "\\\n", " ")) {
 		if line = strings.TrimSpace(comment.ReplaceAllString(strings.TrimSpace(line), "")); line != "" {
@@ -112,7 +112,7 @@ func commandLines(text string) (all []string) {
 	return all
 }
 
-// run runs a command line of our own program, for less time than it says.
+// run runs a command line of our own program, for less time than the line says.
 func (s *stage) run(t *testing.T, command string) {
 	t.Helper()
 	if inTime.MatchString(command) {
@@ -137,8 +137,8 @@ func (s *stage) shell(t *testing.T, dir, command string) string {
 	return string(out)
 }
 
-// transcript runs the commands after "$ " and compares what they print with what
-// follows them, up to the size of numbers.
+// transcript runs the commands after "$ " and compares their output with the text that
+// follows, apart from the size of numbers.
 func (s *stage) transcript(t *testing.T, text string) {
 	for _, part := range strings.Split("\n"+text, "\n$ ")[1:] {
 		command, said, _ := strings.Cut(strings.ReplaceAll(part, "\\\n", " "), "\n")
@@ -149,8 +149,8 @@ func (s *stage) transcript(t *testing.T, text string) {
 
 var number = regexp.MustCompile(`[0-9][0-9,]*(\.[0-9]+)?`)
 
-// near reports whether two texts have the same words, and numbers that are within a
-// quarter: a document that is a little out of date is not wrong.
+// near reports whether two texts have the same words, and numbers within a quarter of
+// each other, because a document may be a little out of date.
 func near(said, printed string) bool {
 	words := func(s string) string { return strings.Join(strings.Fields(number.ReplaceAllString(s, "0")), " ") }
 	if words(said) != words(printed) {
@@ -166,7 +166,7 @@ func near(said, printed string) bool {
 	return true
 }
 
-// value is a number as numbers are written here. What is too large is infinite.
+// value parses a number as documents write it. A number that is too large is infinite.
 func value(s string) float64 {
 	v, _ := strconv.ParseFloat(strings.ReplaceAll(s, ",", ""), 64)
 	return v
@@ -189,7 +189,7 @@ func TestNear(t *testing.T) {
 	}
 }
 
-// requireTarget has make say what it would do.
+// requireTarget checks a target and its variables by a dry run of make.
 func requireTarget(t *testing.T, command string) {
 	t.Helper()
 	out, err := exec.Command("make", append([]string{"-n"}, strings.Fields(command)[1:]...)...).CombinedOutput()
@@ -201,9 +201,9 @@ var (
 	inPackage = regexp.MustCompile(`(?:^| )(\.\S*)`)
 )
 
-// requireTests finds the tests that a command of go test selects, which a document
-// in dir names: a package's own is to be run there, and any other at the root. The
-// guides in docs are no package's own.
+// requireTests finds the tests that a command of go test in a document selects. A
+// package's own document runs it in dir, and any other, such as the guides in docs, at
+// the root.
 func requireTests(t *testing.T, dir, command string) {
 	t.Helper()
 	if dir == "docs" || len(functions(t, dir, ".")) == 0 {
@@ -215,7 +215,7 @@ func requireTests(t *testing.T, dir, command string) {
 	}
 	for _, m := range selects.FindAllStringSubmatch(command, -1) {
 		for _, name := range strings.Split(m[1], "|") {
-			if name, _, _ = strings.Cut(name, "/"); name != "^$" { // of subtests nothing is known
+			if name, _, _ = strings.Cut(name, "/"); name != "^$" { // subtests are not checked
 				require.NotEmpty(t, functions(t, in, name), command)
 			}
 		}

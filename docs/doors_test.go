@@ -83,11 +83,11 @@ func values(d ast.Decl) (names []string) {
 	return names
 }
 
-// forOthers are methods that make a type a Stringer, a Collector, a RoundTripper.
+// forOthers has the methods that make a type a Stringer, a Collector or a RoundTripper.
 var forOthers = []string{"String", "Collect", "Describe", "RoundTrip", "CloseIdleConnections"}
 
-// isDoor reports whether users call the function by its name: it is exported, and no
-// method that is there for an interface.
+// isDoor reports whether users call the function by its name: it is exported, and not a
+// method of forOthers.
 func isDoor(fn *ast.FuncDecl) bool {
 	if !fn.Name.IsExported() {
 		return false

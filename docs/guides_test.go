@@ -19,7 +19,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// The code of README.md and of the guides that no package has in an Example.
+// The code of README.md and of the guides that is in no package's Example.
 
 func readme(ctx context.Context) error {
 	store, err := redisstore.Open(os.Getenv("REDIS_URL")) // redis://user:password@host:6379
@@ -68,14 +68,14 @@ func Example_readmeHTTP() {
 	// 429
 }
 
-// check is for what only fails when an example is set up wrongly.
+// check panics on errors that only a wrong example causes.
 func check(err error) {
 	if err != nil {
 		panic(err)
 	}
 }
 
-// A request reserves what it may use, and settles what it has used.
+// A request reserves the most that it may use, and settles what it has used.
 func Example_llmBudget() {
 	ctx, store := context.Background(), memstore.New()
 	requests, err := reservoir.New(store, reservoir.PerMinute(60), reservoir.WithName("requests"))
@@ -120,7 +120,7 @@ func TestWithoutWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(1))
 		require.NoError(t, err)
-		defer limiter.Close(t.Context()) // ends its goroutines, as a bubble wants it
+		defer limiter.Close(t.Context()) // ends its goroutines, which a bubble requires
 
 		r, err := limiter.Wait(t.Context(), "job")
 		require.NoError(t, err)

@@ -1,5 +1,5 @@
-// Package docs_test checks what the documents of the repository say, and what
-// the library requires of those who import it.
+// Package docs_test checks the documents of the repository and the requirements of the
+// library.
 package docs_test
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// TestMain runs the tests at the root of the repository: documents name files,
+// TestMain runs the tests at the root of the repository, because documents name files,
 // directories and commands from there.
 func TestMain(m *testing.M) {
 	if err := os.Chdir(".."); err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// The code of docs/migrating.md that uses this library. What it replaces is in
+// The code of docs/migrating.md that uses this library. The code that it replaces is in
 // bench/migrating_test.go.
 
 func Example_fromRedisRate() {
@@ -89,7 +89,7 @@ func Example_fromTimeRate() {
 		panic(err)
 	}
 	defer limiter.Close(ctx)
-	api := limiter.Key("api") // the one limit that a rate.Limiter is
+	api := limiter.Key("api") // a rate.Limiter is one limit
 
 	if _, err := api.Wait(ctx); err != nil {
 		panic(err)
@@ -99,7 +99,7 @@ func Example_fromTimeRate() {
 	// Output: true <nil>
 }
 
-// What the page says of requests that can never be admitted.
+// The page is right about requests that can never be admitted.
 func TestNeverToBeAdmitted(t *testing.T) {
 	l, err := reservoir.New(memstore.New(), reservoir.PerMinute(60))
 	require.NoError(t, err)
@@ -110,8 +110,7 @@ func TestNeverToBeAdmitted(t *testing.T) {
 	require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
 }
 
-// script is a client of Redis in some other language: it knows EVAL and nothing of
-// this library.
+// script is a Redis client in another language, which uses EVAL and not this library.
 type script struct {
 	conn net.Conn
 	in   *bufio.Reader
@@ -151,8 +150,8 @@ func (s *script) allow(key string, limit int64, window time.Duration) (bool, err
 	return count <= limit, nil
 }
 
-// TestMixedFleet: two processes of ours and three clients of GitHub's script, a
-// request of ours for each of theirs, share the limit of a key, to the token.
+// TestMixedFleet lets two processes of ours and three clients of GitHub's script share
+// the limit of a key exactly, with a request of ours for each of theirs.
 func TestMixedFleet(t *testing.T) {
 	const limit = 5_000
 	server := redistest.Start(t)
@@ -186,7 +185,7 @@ func TestMixedFleet(t *testing.T) {
 			for range turns {
 				allow()
 			}
-			for allow() { // they have had their first refusal: what is charged to us may still be spent
+			for allow() { // after their first refusal we may still spend what we were charged
 			}
 			assert.NoError(t, l.Close(context.Background()))
 		})

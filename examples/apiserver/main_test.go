@@ -19,13 +19,13 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// process is the program, running in this one.
+// process is the program, run in this process.
 type process struct {
 	t      *testing.T
 	url    string
 	client *http.Client
 	quit   func()       // as a signal does
-	stop   func() error // waits for the end, too; again is no harm
+	stop   func() error // also waits for the end; may be called again
 	out    *bufio.Reader
 }
 
@@ -77,10 +77,10 @@ func (p *process) get(path string, headers ...string) *http.Response {
 	return resp
 }
 
-// resource is how a client stands.
+// resource is a client's state.
 type resource struct{ Limit, Used, Remaining, Reset int64 }
 
-// core asks /rate_limit.
+// core requests /rate_limit.
 func (p *process) core(headers ...string) (r resource) {
 	p.t.Helper()
 	resp, body := p.do(http.MethodGet, "/rate_limit", nil, headers...)
@@ -90,7 +90,7 @@ func (p *process) core(headers ...string) (r resource) {
 	return r
 }
 
-// numbers reads the headers of a response, all of which must agree.
+// numbers reads the rate limit headers of a response, which must agree.
 func (p *process) numbers(resp *http.Response) resource {
 	p.t.Helper()
 	number := func(name string) int64 {
@@ -130,7 +130,7 @@ func TestUser(t *testing.T) {
 
 func TestNotModifiedIsFree(t *testing.T) {
 	p := start(t)
-	resp := p.get("/users/octocat") // as nobody: 60 an hour
+	resp := p.get("/users/octocat") // without a token: 60 an hour
 	etag := resp.Header.Get("ETag")
 	for range 100 {
 		resp = p.get("/users/octocat", "If-None-Match", etag)
@@ -145,7 +145,7 @@ func TestNobodyHasSixty(t *testing.T) {
 	untouched := p.core()
 	require.EqualValues(t, 60, untouched.Remaining)
 	for i := range 60 {
-		resp := p.get("/users/octocat", "X-Forwarded-For", "192.0.2."+strconv.Itoa(i)) // which nobody believes
+		resp := p.get("/users/octocat", "X-Forwarded-For", "192.0.2."+strconv.Itoa(i)) // which the server does not trust
 		require.Equal(t, http.StatusOK, resp.StatusCode, i)
 	}
 	resp, body := p.do(http.MethodGet, "/users/octocat", nil, "X-Forwarded-For", "192.0.2.99")
@@ -168,7 +168,7 @@ func TestProxy(t *testing.T) {
 	}
 }
 
-// Guesses at tokens are charged to the address they come from.
+// Requests with guessed tokens are charged to their address.
 func TestBadToken(t *testing.T) {
 	p := start(t)
 	for i := range 61 {
@@ -180,7 +180,7 @@ func TestBadToken(t *testing.T) {
 	}
 }
 
-// A request under way is answered, and what was not used goes back to Redis.
+// At the end, a request in flight gets its response, and unused tokens go back to Redis.
 func TestGracefulShutdown(t *testing.T) {
 	server := redistest.Start(t)
 	url := "redis://" + server.Addr()

@@ -16,12 +16,11 @@ import (
 
 var update = flag.Bool("update", false, "write what the commands of README.md print into it")
 
-// varies is what differs from run to run: clocks, and Remaining and Used while a batch is on
-// its way. That those are right is for the other tests to show.
+// varies matches what differs from run to run: clocks, and Remaining and Used while a
+// batch is in flight. Other tests show that these are right.
 var varies = regexp.MustCompile(`(?m)(Date: |Reset: |"reset":|Remaining: |Used: |"remaining":|"used":|;r=|;t=|Retry-After: )(?:[A-Z][a-z]{2}, )?[^;,}\n]+`)
 
-// The transcript in README.md is what the commands print, in one go against one
-// server.
+// The transcript in README.md is what the commands print, all against one server.
 func TestTranscript(t *testing.T) {
 	if _, err := exec.LookPath("curl"); err != nil {
 		t.Log("there is no curl: nothing to compare with")
@@ -43,7 +42,7 @@ func TestTranscript(t *testing.T) {
 	require.Equal(t, varies.ReplaceAllString(string(readme), "$1*"), varies.ReplaceAllString(string(got), "$1*"))
 }
 
-// The ways to start it that README.md names are understood.
+// The program accepts the command lines in README.md.
 func TestReadmeFlags(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)

@@ -45,8 +45,8 @@ func TestReadme(t *testing.T) {
 	require.Equal(t, row.ReplaceAllString(string(readme), "*"), row.ReplaceAllString(string(got), "*"))
 }
 
-// row is a user and what the store and the policy admitted. On a busy machine a
-// server may be silent for half a second, and a request left to the policy.
+// row is a user and what the store and the policy admitted. On a busy machine a server
+// may be silent for half a second, so that the policy decides a request.
 var row = regexp.MustCompile(`(?m)^  user:(\w+) +\w+ +(\d+) +(\d+)$`)
 
 func TestInterrupted(t *testing.T) {

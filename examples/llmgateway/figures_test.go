@@ -19,11 +19,11 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// accounting is a way to limit completions. It is driven without HTTP here, so that all
+// accounting is a way to limit completions. The test drives it without HTTP, so that all
 // ways have the same streams.
 type accounting interface {
 	begin(ctx context.Context, process int, in, out int64) completing // nil if refused
-	held() int64                                                      // tokens that are charged and that no stream has
+	held() int64                                                      // charged tokens that no stream has
 	close(t *testing.T)
 }
 
@@ -40,10 +40,10 @@ const (
 
 var millionths = price{3, 15}
 
-// ours is budgets, one of each process.
+// ours has one budget for each process.
 type ours struct {
 	all    []*budget
-	hidden int64 // tokens that each completion uses, and that are known at its end
+	hidden int64 // tokens of each completion that are known only at its end
 }
 
 func open(t *testing.T, server *redistest.Server, tokens reservoir.Limit, opts ...reservoir.Option) *ours {
@@ -86,7 +86,7 @@ func (h hiding) settle(ctx context.Context) error {
 	return h.charge.settle(ctx)
 }
 
-// tokens are the sums of the processes'.
+// tokens returns the sums over the processes.
 func (o *ours) tokens() (s reservoir.Stats) {
 	for _, b := range o.all {
 		one := b.limiters[1].Stats()
@@ -98,12 +98,12 @@ func (o *ours) tokens() (s reservoir.Stats) {
 
 func (o *ours) held() int64 { return o.tokens().Held }
 
-// scripted counts by a script per request at its begin and another at its end, as one
-// does by hand: of requests, tokens and dollars at once.
+// scripted counts by a script at the beginning of a request and another at its end, as
+// one writes by hand: requests, tokens and dollars at once.
 type scripted struct {
 	clients []*redis.Client
 	tokens  int64
-	reserve bool // at the begin; otherwise it is only looked whether there is any left
+	reserve bool // at the beginning; otherwise only check that tokens are left
 }
 
 var (
@@ -154,8 +154,8 @@ func (c *scriptedOne) settle(ctx context.Context) error {
 	return ends.Run(ctx, c.client, scriptedKeys, 1-c.requests, c.in+c.out-c.paid, millionths.of(c.in, c.out)-c.dollars).Err()
 }
 
-// crowd is streams at a time, all of which have begun before one goes on. It returns how
-// many were not refused and what they have used.
+// crowd runs concurrent streams, all of which begin before one goes on. It returns how
+// many were admitted and what they have used.
 func crowd(t *testing.T, a accounting, streams int, reserve int64, size func(i int) int64) (served, used int64) {
 	t.Helper()
 	begun := make([]completing, streams)
@@ -175,7 +175,7 @@ func crowd(t *testing.T, a accounting, streams int, reserve int64, size func(i i
 		n.Add(1)
 		out := int64(0)
 		for paid := true; paid && out < chunks*size(i); out += size(i) {
-			paid = begun[i].add(t.Context(), size(i)) // what is not paid for was used all the same, and is the last
+			paid = begun[i].add(t.Context(), size(i)) // the last chunk is used even if it is refused
 		}
 		sum.Add(input + out)
 	})
@@ -197,7 +197,7 @@ const (
 	atMedian = 100
 )
 
-// exhaust has crowds come until all of one are refused.
+// exhaust runs crowds until all streams of one are refused.
 func exhaust(t *testing.T, a accounting, reserve int64, size func(i int) int64) (asked, served, used int64) {
 	t.Helper()
 	for {
@@ -213,8 +213,9 @@ var everyBatch = map[string]reservoir.Option{
 	"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "fixed": reservoir.WithBatch(reservoir.Fixed(1000)), "direct": reservoir.WithDirect(),
 }
 
-// With estimates at the most that a completion may use no token is used above the limit.
-// With others no more than is told, and with either the processes leave little unused.
+// If estimates are the most that a completion may use, no token is used above the limit.
+// With other estimates no more are used than Stats say. In both cases little is left
+// unused.
 func TestNeverOver(t *testing.T) {
 	for name, opt := range everyBatch {
 		for _, limit := range []reservoir.Limit{reservoir.PerHour(90_000), reservoir.PerMinute(60_000)} {
@@ -241,9 +242,9 @@ func TestNeverOver(t *testing.T) {
 	}
 }
 
-// When the store has heard of all, what was used above the limit is overdrawn, to the token
-// where nothing comes back to the store, because every completion uses more than was reserved
-// and more than is seen; and where something does, at least as much is overdrawn.
+// When the store has all settlements, Overdrawn is what was used above the limit. It is
+// exact if nothing is returned, because every completion uses more than it reserved and
+// more than is seen. Otherwise it is at least as much.
 func TestOverdrawn(t *testing.T) {
 	for name, opt := range everyBatch {
 		for _, back := range []bool{false, true} {
@@ -254,14 +255,14 @@ func TestOverdrawn(t *testing.T) {
 				if back {
 					reserve = atMost
 				}
-				o.hidden = 200 // the first crowd alone is above the limit by that
+				o.hidden = 200 // that alone puts the first crowd above the limit
 				_, served, used := exhaust(t, o, reserve, func(i int) int64 { return 2 + sizes(i) })
 				used += served * o.hidden
 				require.Eventually(t, func() bool { return o.tokens().Owed == 0 }, 30*time.Second, 10*time.Millisecond, "it is told within 3 s")
 				s := o.tokens()
 				require.Equal(t, used, s.Spent-s.Refunded)
 				require.LessOrEqual(t, used+s.Held-limit, s.Overdrawn)
-				if !back { // but for what a process has held for a moment
+				if !back { // apart from what a process held for a moment
 					require.Greater(t, used, int64(limit))
 					require.LessOrEqual(t, s.Overdrawn, used+s.Held+s.Returned-limit)
 				}
@@ -276,7 +277,7 @@ const head = `| | store calls per request, far from the limit | at the limit | t
 |---|---|---|---|---|---|
 `
 
-// TestFigures measures ours and what is done by hand, and prints the table of README.md.
+// TestFigures measures our budgets and the scripts, and prints the table of README.md.
 func TestFigures(t *testing.T) {
 	const far, tight = 1_000_000_000, 200_000
 	table, ways := head, []string{"check, then count", "reserve and commit in Redis", "this gateway"}

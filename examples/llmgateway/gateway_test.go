@@ -22,10 +22,10 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// sung is what the input of completion is taken for by the model server.
+// sung is the number of tokens that the model server reports for the input of completion.
 var sung = tokensIn(len(`[{"role":"user","content":"sing"}]`))
 
-// gated is a gateway in this process. Its limits are far away, but for what is changed.
+// gated is a gateway in this process. Its limits are far away unless a test changes them.
 type gated struct {
 	*gateway
 	url string
@@ -43,14 +43,14 @@ func gate(t *testing.T, model string, change func(limits *[3]int64, reserve *int
 	g := &gateway{budget: b, reserve: reserve, model: model}
 	server := httptest.NewServer(g.handler())
 	t.Cleanup(func() {
-		server.Close() // when all is settled
+		server.Close() // after all settlements
 		http.DefaultClient.CloseIdleConnections()
 		require.NoError(t, b.close(context.Background()))
 	})
 	return gated{g, server.URL}
 }
 
-// used is what each limit counts as used, debt too.
+// used returns what each limit counts as used, including debt.
 func (g gated) used() (n [3]int64) {
 	for i, l := range g.budget.limiters {
 		s := l.Stats()
@@ -64,8 +64,8 @@ func cost(in, out int64) [3]int64 { return [3]int64{1, in + out, prices["large"]
 
 func within(*[3]int64, *int64) {}
 
-// A stream comes through as the model server says it, and is settled by what that reports:
-// less than was reserved, and more than was seen.
+// The gateway passes a stream through unchanged, and settles it by what the model server
+// reports: less than was reserved, and more than was seen.
 func TestStream(t *testing.T) {
 	model := serveModel(t, standIn{words: 50, hidden: 7})
 	for _, path := range paths {
@@ -106,8 +106,8 @@ func TestWhole(t *testing.T) {
 	}
 }
 
-// A stream that the limit stops ends as one that had max_tokens, in the form of its API.
-// At most the chunk that was refused is above the limit.
+// A stream that the limit stops ends as if by max_tokens, in the form of its API. At most
+// the refused chunk is above the limit.
 func TestStoppedAtTheLimit(t *testing.T) {
 	for i, path := range paths {
 		for limit, by := range []string{"tokens", "dollars"} {
@@ -138,8 +138,8 @@ func TestStoppedAtTheLimit(t *testing.T) {
 	}
 }
 
-// A client that leaves, and a stream that breaks, are settled by what was counted. Input is
-// what the model server says, which OpenAI's does at the end only.
+// If a client leaves or a stream breaks, the gateway settles what it has counted. Input
+// is what the model server reports, which OpenAI's does only at the end.
 func TestCutShort(t *testing.T) {
 	const words = 30
 	for path, in := range map[string]int64{paths[0]: tokensIn(len(completion(50))), paths[1]: sung} {
@@ -182,7 +182,7 @@ func TestCutShort(t *testing.T) {
 	}
 }
 
-// What is counted of each kind of event. A chunk of many letters may be one token, so that
+// The gateway counts each kind of event. A chunk of many letters may be one token, so
 // guesses never count more than a completion may have.
 func TestCounting(t *testing.T) {
 	for text, want := range map[string]int64{
@@ -209,8 +209,8 @@ func TestCounting(t *testing.T) {
 	require.NoError(t, b.close(t.Context()))
 }
 
-// A stream may begin in one minute and end in the next, which is charged what it uses
-// above its reservation then.
+// A stream may begin in one minute and end in the next. The next minute is charged what
+// the stream uses above its reservation.
 func TestIntoTheNextMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
@@ -233,7 +233,7 @@ func TestIntoTheNextMinute(t *testing.T) {
 	})
 }
 
-// Who is refused is told the numbers of the limit that refused, in headers and in words.
+// A refused client gets the numbers of the limit that refused, in headers and in words.
 func TestRefused(t *testing.T) {
 	for i, name := range []string{"requests", "tokens", "dollars"} {
 		for _, path := range paths {
@@ -265,7 +265,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// What makes no sense is answered with what is wrong with it, and charges nothing.
+// An invalid request gets a reply that says what is wrong, and is charged nothing.
 func TestBadRequests(t *testing.T) {
 	g := gate(t, serveModel(t, standIn{words: 10}), within)
 	body := func(field string) string {
@@ -307,7 +307,7 @@ func TestBadRequests(t *testing.T) {
 	assert.Equal(t, [3]int64{}, g.used())
 }
 
-// What the model server refuses counts as a request, and costs nothing else.
+// A request that the model server refuses counts as a request, and costs nothing else.
 func TestModelFails(t *testing.T) {
 	for name, model := range map[string]string{"refuses": serveModel(t, standIn{}), "away": "http://127.0.0.1:1"} {
 		for _, path := range paths {

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { program.Main(m, main) }
 
-// paths are those of the two APIs.
+// paths has the paths of the two APIs.
 var paths = []string{"/v1/chat/completions", "/v1/messages"}
 
 // serveModel runs a model server.
@@ -35,7 +35,7 @@ func serveModel(t *testing.T, m standIn) string {
 	return server.URL
 }
 
-// ask posts a request of acme's and returns the response with its body.
+// ask posts a request of acme and returns the response with its body.
 func ask(t *testing.T, url, body string, headers ...string) (*http.Response, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
@@ -52,7 +52,7 @@ func ask(t *testing.T, url, body string, headers ...string) (*http.Response, str
 	return resp, string(text)
 }
 
-var clients sync.Map // one of each test
+var clients sync.Map // one for each test
 
 func client(t *testing.T) *http.Client {
 	c, had := clients.LoadOrStore(t, &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 200}})
@@ -62,12 +62,12 @@ func client(t *testing.T) *http.Client {
 	return c.(*http.Client)
 }
 
-// completion asks for most tokens.
+// completion asks for at most this many tokens.
 func completion(most int) string {
 	return fmt.Sprintf(`{"model":"large","stream":true,"max_tokens":%d,"messages":[{"role":"user","content":"sing"}]}`, most)
 }
 
-// process is the program in a process of its own.
+// process is the program in its own process.
 type process struct {
 	*exec.Cmd
 	out      *bufio.Reader
@@ -89,7 +89,7 @@ func start(t *testing.T, args ...string) *process {
 	return p
 }
 
-// figures are what a process says at its end of a limit.
+// figures are what a process reports about a limit at its end.
 type figures struct{ used, overdrawn int64 }
 
 // stop ends the process as a signal does.
@@ -109,11 +109,12 @@ func (p *process) stop(t *testing.T) map[string]figures {
 	return all
 }
 
-// calls are those of our scripts, as Redis counts them: greetings of connections are not.
+// calls returns the calls of our scripts, as Redis counts them, without the greetings of
+// connections.
 func calls(server *redistest.Server) int64 { return server.Calls("evalsha", "eval", "fcall") }
 
-// Four processes serve 200 streams of 50 chunks at a time, of both APIs, far within the
-// limits. All store calls count: first contacts and those of Close too.
+// Four processes serve 200 concurrent streams of 50 chunks, of both APIs, far within the
+// limits. All store calls count, including first contacts and those of Close.
 func TestSteady(t *testing.T) {
 	const streams, rounds, words = 200, 4, 50
 	server, model := redistest.Start(t), serveModel(t, standIn{words: words})

@@ -14,7 +14,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/transcript"
 )
 
-// varies is what differs from run to run.
+// varies matches what differs from run to run.
 var varies = regexp.MustCompile(`(?m)(Date: |Reset: |;t=|Retry-After: )[^;\n]+`)
 
 // The transcript in README.md is what the commands print.
@@ -40,7 +40,7 @@ func TestTranscript(t *testing.T) {
 	require.Equal(t, varies.ReplaceAllString(string(readme), "$1*"), varies.ReplaceAllString(string(got), "$1*"))
 }
 
-// The ways to start it that README.md names are understood.
+// The program accepts the command lines in README.md.
 func TestReadmeFlags(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)

@@ -28,8 +28,8 @@ import (
 
 func TestMain(m *testing.M) { program.Main(m, main) }
 
-// api is somebody else's, with a limit that is counted over the last window at
-// each moment: the strictest way.
+// api is an external API. It counts its limit over a sliding window, which is the
+// strictest way.
 type api struct {
 	limit  int
 	window time.Duration
@@ -80,7 +80,7 @@ func serve(t *testing.T, limit int, window time.Duration) (*api, string) {
 	return a, server.URL + "/items/"
 }
 
-// process is the program in a process of its own.
+// process is the program in its own process.
 type process struct {
 	*exec.Cmd
 	in       io.WriteCloser
@@ -112,7 +112,7 @@ func (p *process) give(t *testing.T, first, last int) {
 	}
 }
 
-// ended reads the lines of n jobs and requires that all were done.
+// ended reads the lines of n jobs and requires that all jobs were done.
 func (p *process) ended(t *testing.T, n int) {
 	t.Helper()
 	for range n {
@@ -122,7 +122,7 @@ func (p *process) ended(t *testing.T, n int) {
 	}
 }
 
-// charged is what the store holds for the API's limit.
+// charged returns what the store holds for the API's limit.
 func charged(t *testing.T, server *redistest.Server) int {
 	t.Helper()
 	n, err := server.Client().Get(t.Context(), "workers:{api}").Int()
@@ -130,7 +130,7 @@ func charged(t *testing.T, server *redistest.Server) int {
 	return n
 }
 
-// Two processes of four workers each, flat out, through several windows.
+// Two processes of four workers each run at full speed through several windows.
 func TestNeverRefused(t *testing.T) {
 	const jobs = 120 // each
 	server := redistest.Start(t)
@@ -152,8 +152,8 @@ func TestNeverRefused(t *testing.T) {
 	require.Equal(t, 2*jobs, a.served(), "each once")
 }
 
-// A signal while all workers wait for answers: these are awaited, no other job
-// is begun, and the store is left with just the requests that were sent.
+// A signal comes while all workers wait for responses. They await these and begin no
+// other job, and the store is charged exactly the requests that were sent.
 func TestGracefulShutdown(t *testing.T) {
 	const before, workers = 50, 8
 	server := redistest.Start(t)
@@ -180,8 +180,8 @@ func TestGracefulShutdown(t *testing.T) {
 	require.Equal(t, before+workers, charged(t, server))
 }
 
-// Jobs whose tokens are an hour away are given up when patience ends, and charge
-// nothing. They run in this process, so that the test knows when they were begun.
+// The program gives up jobs whose tokens are an hour away when patience ends, and charges
+// nothing for them. It runs in this process, so that the test sees when jobs begin.
 func TestPatience(t *testing.T) {
 	server := redistest.Start(t)
 	a, url := serve(t, 100, time.Hour)
@@ -219,7 +219,7 @@ func TestPatience(t *testing.T) {
 	require.Equal(t, 3, charged(t, server))
 }
 
-// What the API refuses, and what cannot be sent, is reported as not done.
+// The program reports requests that the API refuses or that cannot be sent as not done.
 func TestFailures(t *testing.T) {
 	_, url := serve(t, 1, time.Hour)
 	var out, log strings.Builder
@@ -237,7 +237,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// Input that cannot be read to its end is an error: later jobs were not seen.
+// Input that cannot be read to its end is an error, because later jobs were not seen.
 func TestInputFails(t *testing.T) {
 	_, url := serve(t, 10, time.Hour)
 	for want, rest := range map[error]io.Reader{
@@ -253,7 +253,7 @@ func TestInputFails(t *testing.T) {
 
 var update = flag.Bool("update", false, "write what the commands of README.md print into it")
 
-// The ways to start it that README.md names are understood.
+// The program accepts the command lines in README.md.
 func TestReadmeFlags(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
@@ -264,7 +264,7 @@ func TestReadmeFlags(t *testing.T) {
 	}
 }
 
-// varies is what differs from run to run: how large batches were.
+// varies matches what differs from run to run: the sizes of batches.
 var varies = regexp.MustCompile(`\d+( store calls| tokens)`)
 
 func TestReadme(t *testing.T) {
