@@ -76,6 +76,7 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 // How far a key looks ahead. A Part divides the window.
 const (
 	lookPart    = 60  // between looks for a surplus
+	maxRegrets  = 5   // doublings of that time: then it is longer than a window
 	refreshPart = 50  // before the end, to read the end once more
 	spreadPart  = 200 // over which processes spread their calls at the reset
 	spreadMax   = 5 * time.Millisecond
@@ -149,7 +150,13 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 			u.observe(k, now)
 			surplus = s.surplus()
 		}
-		u.look, u.lookSpent = now+int64(s.limit.Window)/lookPart, spent
+		// A peak that is over may still order what the rate has no use for. A prefetch
+		// soon after a give-back shows that, and the next look comes later.
+		soon := int64(s.limit.Window) / lookPart
+		u.look, u.lookSpent, u.gave = now+soon<<u.regrets, spent, 0
+		if surplus > 0 {
+			u.gave = now + soon
+		}
 	}
 	return surplus, u.look
 }
@@ -168,6 +175,9 @@ func (f *fetch) prepareLocked(wanted, surplus int64) {
 		k.l.count.probes.Add(1)
 	case next.Prefetch:
 		k.l.count.prefetches.Add(1)
+		if u := k.use; u != nil && f.ordered < u.gave {
+			u.gave, u.regrets = 0, min(u.regrets+1, maxRegrets)
+		}
 	}
 	if asks(f.cause) {
 		if k.since == 0 {
@@ -457,7 +467,7 @@ func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.L
 		u.Observe(length, now, spent, k.largest.take())
 		u.Opened(length, spent, k.denied.Load())
 		u.spread = spread(length)
-		u.look, u.ample = 0, false
+		u.look, u.ample, u.regrets = 0, false, 0
 	}
 	var w *lease.Lease
 	if window != 0 {

@@ -487,3 +487,26 @@ func TestShareOfACarriedWindow(t *testing.T) {
 		})
 	}
 }
+
+// A loop has drained the key once, as fast as it could. When demand is steady again, the
+// process does not give back what it orders in the next moment, again and again.
+func TestCallsAfterAKeyWasDrained(t *testing.T) {
+	for _, n := range []int64{1, 20} {
+		inBubble(t, fmt.Sprint("n=", n), func(t *testing.T) {
+			const requests, window = 1000, time.Minute
+			net := far(100 * time.Microsecond)
+			l := open(t, net, reservoir.PerMinute(requests*n))
+			start := time.Now()
+			drain(t, l, "k", n)
+			time.Sleep(time.Until(start.Add(window)))
+			for w := range 6 {
+				calls, was := net.count(""), l.Stats()
+				every(t, l, n, window*10/8/requests, time.Now().Add(window), nil)
+				s := l.Stats()
+				assert.Equal(t, was.Denied, s.Denied)
+				asked := (s.Spent - was.Spent) / n
+				assert.LessOrEqual(t, int64(net.count("")-calls), asked/30, "window %d", w+2)
+			}
+		})
+	}
+}
