@@ -145,7 +145,7 @@ type usage struct {
 	look      int64 // when to look for a surplus; 0 = not yet
 	lookSpent int64 // tokens spent in all at the last look
 	gave      int64 // until when a prefetch shows that the surplus of the last look was none
-	regrets   uint8 // how often in this window it was none; each doubles the time between looks
+	regrets   int8  // how often in this window it was none; each after the first doubles the time between looks
 	ample     bool  // requests gave back more than may lie idle: look whether it is used
 
 	failed   int64 // when a fetch failed last

@@ -153,7 +153,7 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 		// A peak that is over may still order what the rate has no use for. A prefetch
 		// soon after a give-back shows that, and the next look comes later.
 		soon := int64(s.limit.Window) / lookPart
-		u.look, u.lookSpent, u.gave = now+soon<<u.regrets, spent, 0
+		u.look, u.lookSpent, u.gave = now+soon<<max(u.regrets-1, 0), spent, 0
 		if surplus > 0 {
 			u.gave = now + soon
 		}
