@@ -110,3 +110,30 @@ func TestEarlyHintsBehindAReverseProxy(t *testing.T) {
 		}
 	}
 }
+
+// The proxy of the standard library takes the connection over before it copies the headers
+// of an upgrade. The client reads one limit there too.
+func TestUpgradeBehindAReverseProxy(t *testing.T) {
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-RateLimit-Limit", "77")
+		w.Header().Set("Upgrade", r.Header.Get("Upgrade"))
+		w.Header().Set("Connection", "Upgrade")
+		w.WriteHeader(http.StatusSwitchingProtocols)
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if assert.NoError(t, err) {
+			_ = conn.Close()
+		}
+	}))
+	t.Cleanup(upstream.Close)
+	front := proxied(t, upstream, open(t, reservoir.PerHour(10)), open(t, reservoir.PerHour(10)))
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, front.URL, nil)
+	require.NoError(t, err)
+	r.Header = http.Header{"X-Tenant": {"acme"}, "Connection": {"Upgrade"}, "Upgrade": {"echo"}}
+	resp, err := front.Client().Do(r)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
+	for name, want := range map[string]string{"Limit": "10", "Remaining": "9", "Resource": "front"} {
+		assert.Equal(t, []string{want}, resp.Header.Values("X-RateLimit-"+name), name)
+	}
+}

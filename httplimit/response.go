@@ -30,6 +30,7 @@ type response struct {
 	told     *told
 	free     int64 // what would remain if the request used nothing
 	finished bool  // the final status is known
+	hijacked bool  // and our headers are set
 	changed  bool  // what was used is not what was charged
 	refunded bool
 	hinted   bool // an informational response had our headers, which the handler may have cleared
@@ -128,7 +129,8 @@ func (w *response) finish(status int) {
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Header returns the header. If all headers were cleared after an informational response,
-// as httputil.ReverseProxy does, it puts ours in again.
+// as httputil.ReverseProxy does, it puts ours in again. ReverseProxy also adds headers after
+// it has hijacked a connection, and asks for all of them once more.
 func (w *response) Header() http.Header {
 	h := w.ResponseWriter.Header()
 	if w.hinted {
@@ -136,6 +138,9 @@ func (w *response) Header() http.Header {
 		if !w.fields.listed(h) {
 			w.fields.put(h, &w.told.format)
 		}
+	}
+	if w.hijacked {
+		w.fields.own(h, &w.told.format)
 	}
 	return h
 }
@@ -207,6 +212,7 @@ func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err == nil {
 		w.finish(http.StatusSwitchingProtocols)
+		w.hijacked = !w.result.Unlimited()
 	}
 	return conn, rw, err
 }
