@@ -172,6 +172,57 @@ func (u *usage) arm(now, at int64) {
 	u.timer.Reset(time.Duration(at - now))
 }
 
+// How often a key looks for a surplus.
+const (
+	lookPart   = 60 // of the window between two looks
+	maxRegrets = 7  // all but one double that time: then it is longer than a window
+)
+
+// lookLocked looks, now and then, for tokens that are worth giving back. at is when to look
+// again; 0 = no need. A key that leaves, or makes direct calls, keeps no tokens.
+func (k *keyState) lookLocked(now int64) (surplus, at int64) {
+	w, u := k.lease.Load(), k.use
+	switch {
+	case k.leaving || k.l.direct:
+		return w.Stock(), 0
+	case !u.ample && (!k.l.guided() || !k.short), !w.Alive(now): // the usual case, which must be cheap
+		return 0, 0
+	}
+	s := k.situationLocked(now)
+	if k.heldLocked() <= 2*s.idle {
+		u.ample = false
+		return 0, 0
+	}
+	if spent := k.spentLocked(); now >= u.look {
+		// The first look only records the figures. A stock is no surplus if the rate since
+		// the last look uses it up long before the next one.
+		if u.look != 0 && 30*w.Stock() > spent-u.lookSpent {
+			u.observe(k, now)
+			surplus = s.surplus()
+		}
+		u.looked(now, int64(s.limit.Window)/lookPart, spent, surplus)
+	}
+	return surplus, u.look
+}
+
+// looked records a look, with the tokens spent in all and the surplus found. The next look
+// comes after pause, or later: see ordered.
+func (u *usage) looked(now, pause, spent, surplus int64) {
+	u.look, u.lookSpent, u.gave = now+pause<<max(u.regrets-1, 0), spent, 0
+	if surplus > 0 {
+		u.gave = now + pause
+	}
+}
+
+// ordered records a prefetch. A peak that is over may still order what the rate has no use
+// for, and the next look would give that back, again and again. A prefetch soon after a
+// give-back shows this, so from the second one on, looks become rarer.
+func (u *usage) ordered(now int64) {
+	if u != nil && now < u.gave {
+		u.gave, u.regrets = 0, min(u.regrets+1, maxRegrets)
+	}
+}
+
 // The pause after a failed fetch, before a fetch that no caller needs at once. It doubles.
 const (
 	firstPause   = 2 * time.Millisecond

@@ -75,8 +75,6 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 
 // How far a key looks ahead. A Part divides the window.
 const (
-	lookPart    = 60  // between looks for a surplus
-	maxRegrets  = 5   // doublings of that time: then it is longer than a window
 	refreshPart = 50  // before the end, to read the end once more
 	spreadPart  = 200 // over which processes spread their calls at the reset
 	spreadMax   = 5 * time.Millisecond
@@ -128,39 +126,6 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	return f
 }
 
-// lookLocked looks, now and then, for tokens that are worth giving back. at is when to look
-// again; 0 = no need. A key that leaves, or makes direct calls, keeps no tokens.
-func (k *keyState) lookLocked(now int64) (surplus, at int64) {
-	w, u := k.lease.Load(), k.use
-	switch {
-	case k.leaving || k.l.direct:
-		return w.Stock(), 0
-	case !u.ample && (!k.l.guided() || !k.short), !w.Alive(now): // the usual case, which must be cheap
-		return 0, 0
-	}
-	s := k.situationLocked(now)
-	if k.heldLocked() <= 2*s.idle {
-		u.ample = false
-		return 0, 0
-	}
-	if spent := k.spentLocked(); now >= u.look {
-		// The first look only records the figures. A stock is no surplus if the rate since
-		// the last look uses it up long before the next one.
-		if u.look != 0 && 30*w.Stock() > spent-u.lookSpent {
-			u.observe(k, now)
-			surplus = s.surplus()
-		}
-		// A peak that is over may still order what the rate has no use for. A prefetch
-		// soon after a give-back shows that, and the next look comes later.
-		soon := int64(s.limit.Window) / lookPart
-		u.look, u.lookSpent, u.gave = now+soon<<max(u.regrets-1, 0), spent, 0
-		if surplus > 0 {
-			u.gave = now + soon
-		}
-	}
-	return surplus, u.look
-}
-
 // prepareLocked writes the statement, which may ask for a batch. From the second fetch on
 // it first brings the demand estimate up to date. Most keys are fetched for once, and one
 // observation says nothing.
@@ -175,9 +140,7 @@ func (f *fetch) prepareLocked(wanted, surplus int64) {
 		k.l.count.probes.Add(1)
 	case next.Prefetch:
 		k.l.count.prefetches.Add(1)
-		if u := k.use; u != nil && f.ordered < u.gave {
-			u.gave, u.regrets = 0, min(u.regrets+1, maxRegrets)
-		}
+		k.use.ordered(f.ordered)
 	}
 	if asks(f.cause) {
 		if k.since == 0 {
@@ -467,7 +430,7 @@ func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.L
 		u.Observe(length, now, spent, k.largest.take())
 		u.Opened(length, spent, k.denied.Load())
 		u.spread = spread(length)
-		u.look, u.ample, u.regrets = 0, false, 0
+		u.look, u.gave, u.regrets, u.ample = 0, 0, 0, false
 	}
 	var w *lease.Lease
 	if window != 0 {
