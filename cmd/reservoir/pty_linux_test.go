@@ -76,7 +76,7 @@ func TestNarrowTerminal(t *testing.T) {
 	for args, want := range map[string]string{
 		"help":                             "replay a traffic under each batch policy and recommend one",
 		"lod":                              "want demo, load, inspect",
-		"load -h":                          "stores are shards, which",
+		"load -h":                          "for several shards, which share the keys",
 		"tune -h":                          "stranding:share (WithStranding)",
 		"load -requests 100 -key k -store": "the most spent here in one",
 		"inspect key-0 -store":             "given back",

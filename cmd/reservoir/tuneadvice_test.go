@@ -101,7 +101,7 @@ func TestTuneNotes(t *testing.T) {
 	require.Len(t, r.Notes, 3)
 	require.Contains(t, r.Notes[0], "direct: one request in a hundred was made 500ms or more after its time.")
 	require.Contains(t, r.Notes[1], "1 request ended in an error")
-	require.Contains(t, r.Notes[2], "no longer than a window")
+	require.Contains(t, r.Notes[2], "no longer than the first window")
 	require.NoError(t, r.verdict())
 	r.Policies[0].Over = 3
 	require.ErrorContains(t, r.verdict(), "direct admitted 3 over the limit")
