@@ -42,13 +42,12 @@ cc:
 
 # The dependency check is a test of the root module, docs/deps_test.go. TestSeeds runs
 # some seeds under the race detector, and all seeds without it, because that is ten times
-# as fast and its goroutines run one at a time. Tests that are marked parallel wait for
-# servers, so more of them run at a time than there are cores. By default each process
-# under the race detector sleeps for a second at its end, to see races of goroutines that
-# are left; goleak finds those.
+# as fast and its goroutines run one at a time. By default each process under the race
+# detector sleeps for a second at its end, to see races of goroutines that are left; goleak
+# finds those.
 .PHONY: test
 test: redis memcached cc ## Run all tests of all modules, with the race detector.
-	GORACE=atexit_sleep_ms=0 go test -race -shuffle=on -parallel=4 -timeout=$(TIMEOUT) $(PACKAGES)
+	GORACE=atexit_sleep_ms=0 go test -race -shuffle=on -timeout=$(TIMEOUT) $(PACKAGES)
 	cd proof && go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' ./seeds -seeds=20000
 
 .PHONY: bench
