@@ -395,7 +395,7 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	case r.Allowed && current:
 		k.l.count.move(k.account.Direct(n))
 		k.l.unasked.add(k, n-1)
-		r.key, r.epoch, r.call = k.node.Hash, k.name.epoch, k.l.number()
+		r.key, r.epoch, r.serial = k.node.Hash, k.name.epoch, k.l.number()
 		k.deniedUntil = 0
 	case r.Allowed: // the key is forgotten, or in another window
 		k.l.bookAlone(r, k.node.Hash)
@@ -416,7 +416,7 @@ func (c *client) bookAlone(r *Result, hash uint32) {
 	c.count.taken.Add(r.charged)
 	c.count.spent.Add(r.charged)
 	c.unasked[0].Add(r.charged - 1)
-	r.key, r.call = hash, c.number()
+	r.key, r.serial = hash, c.number()
 }
 
 // taken is the result of a direct call.

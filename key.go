@@ -197,11 +197,11 @@ func (s *settlement) refundAlone(n int64) (back int64, q *backend.RefundRequest)
 	r, name := &s.r, ""
 	switch {
 	case r.Source == Direct:
-		name = s.l.clientOf(r.call)
+		name = s.l.clientOf(r.serial)
 	case r.Source == Fallback || time.Until(r.Reset) <= 0:
 		return 0, nil
 	default:
-		name = fmt.Sprintf("%s.%x.%x.%x", s.l.clientOf(r.epoch), r.call, r.Remaining, r.charged)
+		name = fmt.Sprintf("%s.%x.%x.%x", s.l.clientOf(r.epoch), r.serial, r.Remaining, r.charged)
 	}
 	return n, &backend.RefundRequest{Client: name, Window: r.window(), Total: n}
 }

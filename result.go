@@ -45,7 +45,7 @@ type Result struct {
 	RetryAfter time.Duration
 
 	key     uint32 // its hash
-	call    uint32 // the number of a direct call; of others the instant, low bits of ns
+	serial  uint32 // names the charge: the number of a direct call, else the low bits of its instant in ns
 	charged int64  // tokens, to the window that ends at Reset
 }
 
@@ -54,7 +54,7 @@ type Result struct {
 func (r *Result) admit(k *keyState, w *lease.Lease, now, n, stock int64, from Source) {
 	limit := k.bound.Load().Tokens
 	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
-	r.Reset, r.key, r.call, r.epoch, r.charged = w.Window.Time(), k.node.Hash, uint32(now), k.node.Tag, n
+	r.Reset, r.key, r.serial, r.epoch, r.charged = w.Window.Time(), k.node.Hash, uint32(now), k.node.Tag, n
 	if n > 1 {
 		k.l.unasked.add(k, n-1)
 	}

@@ -128,16 +128,17 @@ func Open(rawURL string, opts ...Option) (*Store, error) { return open([]string{
 
 // open returns a store on a primary and its replicas.
 func open(urls []string, opts []Option) (*Store, error) {
-	var clients []redis.UniversalClient
+	var all []*redis.UniversalOptions
 	for i, u := range urls {
 		o, err := Options(u)
 		if err != nil {
-			for _, client := range clients {
-				_ = client.Close()
-			}
 			return nil, err
 		}
 		o.ReadOnly = i > 0 && o.IsClusterMode
+		all = append(all, o)
+	}
+	var clients []redis.UniversalClient // made when no URL is at fault, so that none is left open
+	for _, o := range all {
 		clients = append(clients, redis.NewUniversalClient(o))
 	}
 	if len(clients) == 0 {
