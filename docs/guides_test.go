@@ -27,11 +27,11 @@ func readme(ctx context.Context) error {
 		return err
 	}
 	defer store.Close()
-	limiter, err := reservoir.New(store, reservoir.PerMinute(60_000))
+	limiter, err := reservoir.New(store, reservoir.PerMinute(60_000)) // or Limit{Tokens: 100, Window: 10 * time.Second}
 	if err != nil {
 		return err
 	}
-	defer limiter.Close(ctx) // returns unused tokens to Redis
+	defer limiter.Close(context.Background()) // returns unused tokens to Redis
 
 	r, err := limiter.Allow(ctx, "user:42") // r.Allowed or, if refused, r.RetryAfter and r.Reset
 	if err == nil {

@@ -42,14 +42,18 @@ func Example() {
 
 // JoinHooks gives one limiter both metrics and a log.
 func ExampleCollector_Hooks() {
+	store := memstore.New()
+
 	metrics := promlimit.New(prometheus.Labels{"limiter": "api"})
-	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000),
+	prometheus.MustRegister(metrics)
+	limiter, err := reservoir.New(store, reservoir.PerMinute(1000),
 		reservoir.WithHooks(reservoir.JoinHooks(metrics.Hooks(), sloglimit.Hooks(slog.Default()))))
 	if err != nil {
 		panic(err)
 	}
 	defer limiter.Close(context.Background())
 	metrics.Watch(limiter)
-	fmt.Println(prometheus.NewRegistry().Register(metrics))
-	// Output: <nil>
+
+	fmt.Println(prometheus.Unregister(metrics))
+	// Output: true
 }

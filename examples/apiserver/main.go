@@ -11,6 +11,7 @@ import (
 	"hash/crc32"
 	"html"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -25,6 +26,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/httplimit"
+	"github.com/go-reservoir/reservoir/sloglimit"
 )
 
 func main() {
@@ -67,7 +69,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			}
 			return reservoir.PerHour(60)
 		}),
-		reservoir.WithFailure(reservoir.FailLocal(0.1))) // while the store is away: a tenth of each limit per process
+		reservoir.WithHooks(sloglimit.Hooks(slog.Default())), // logs when the store goes away or rejects every call
+		reservoir.WithFailure(reservoir.FailLocal(0.1)))      // meanwhile each process admits a tenth of each limit
 	if err != nil {
 		return err
 	}

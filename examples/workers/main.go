@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -35,7 +36,7 @@ func main() {
 // run works until no job is left or ctx ends, and stops in README.md's order.
 func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) error {
 	f := flag.NewFlagSet("workers", flag.ContinueOnError)
-	api := f.String("api", "http://localhost:9000/", "what each line of the input is appended to")
+	api := f.String("api", "", "URL that each line of the input is appended to; none: an API that answers 200 to everything")
 	url := f.String("redis", "", "URL of a Redis server that counts for all processes; none: count in this process")
 	tokens := f.Int64("limit", 5000, "requests that the API allows per window")
 	window := f.Duration("window", time.Hour, "the window")
@@ -58,6 +59,15 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) e
 		reservoir.WithFetchTimeout(5*time.Second)) // a job can wait for a slow store
 	if err != nil {
 		return err
+	}
+	if *api == "" {
+		listener, err := net.Listen("tcp", "localhost:0")
+		if err != nil {
+			return err
+		}
+		defer listener.Close()
+		go http.Serve(listener, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		*api = fmt.Sprintf("http://%s/", listener.Addr())
 	}
 	base := http.DefaultTransport.(*http.Transport).Clone()
 	base.MaxIdleConnsPerHost, base.ResponseHeaderTimeout = int(*workers), 10*time.Second // a Client's Timeout would include the wait for tokens

@@ -258,7 +258,7 @@ func TestReadmeFlags(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
 	starts := regexp.MustCompile(`(?m)^go run ./examples/workers ([^#\n]*)#`).FindAllSubmatch(readme, -1)
-	require.Len(t, starts, 3)
+	require.Len(t, starts, 4)
 	for _, args := range starts[1:] { // the first asks for help
 		require.NoError(t, run(t.Context(), strings.Fields(string(args[1])), strings.NewReader(""), io.Discard, io.Discard), string(args[1]))
 	}
@@ -270,10 +270,8 @@ var varies = regexp.MustCompile(`\d+( store calls| tokens)`)
 func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	_, url := serve(t, 5000, time.Hour)
 	got := transcript.Rerun(readme, func(command string) string {
-		command = strings.ReplaceAll(command, "go run ./examples/workers", program.Path(t))
-		sh := exec.CommandContext(t.Context(), "sh", "-c", strings.ReplaceAll(command, "http://localhost:9000/items/", url))
+		sh := exec.CommandContext(t.Context(), "sh", "-c", strings.ReplaceAll(command, "go run ./examples/workers", program.Path(t)))
 		sh.Env = program.Environ()
 		out, err := sh.CombinedOutput()
 		require.NoError(t, err)
