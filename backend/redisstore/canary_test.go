@@ -174,7 +174,7 @@ func TestNoCanary(t *testing.T) {
 		{"time-outs", func() { proxy.SwallowReply("", 0); proxy.Hold(true) }, []func(*redis.Options){fast("good", canaryPassword), via}, nil, "deadline"},
 		{"a closed door", func() { proxy.Hold(false); proxy.Refuse(true); proxy.Cut() }, []func(*redis.Options){fast("good", canaryPassword), via}, nil, "refused"},
 		{"another's name", nothing, []func(*redis.Options){fast("good", canaryPassword), over(secure.Config("other.test")), func(o *redis.Options) { o.Addr = secure.Addr() }}, nil, "x509"},
-		{"plain to TLS", nothing, []func(*redis.Options){fast("good", canaryPassword), func(o *redis.Options) { o.Addr = secure.Addr() }}, nil, "outcome unknown"},
+		{"plain to TLS", nothing, []func(*redis.Options){fast("good", canaryPassword), func(o *redis.Options) { o.Addr = secure.Addr() }}, nil, "EOF"},
 		{"no such host", nothing, []func(*redis.Options){fast("good", canaryPassword), func(o *redis.Options) { o.Addr = "no-such-host.invalid:1" }}, nil, "lookup"},
 		{"a prefix that is none", nothing, []func(*redis.Options){fast("good", canaryPassword)}, []redisstore.Option{redisstore.WithPrefix("{Canary}")}, "prefix"},
 	} {

@@ -135,12 +135,6 @@ func isHandshake(err error) bool {
 	return early && (errors.As(err, &untrusted) || errors.As(err, &plain) || errors.As(err, &network) && network.Op == "remote error")
 }
 
-// wrap makes err the *backend.Error of op.
-func wrap(op string, err error) error {
-	f := faultOf(err)
-	return &backend.Error{Op: op, Class: f.class, Err: discreet(err), KeyOnly: f.keyOnly}
-}
-
 // discreet returns err without the arguments that Redis repeats if it does not know a
 // command. Keys name users, and the handshake of a new connection holds a password. All
 // errors of a server go through discreet before anything else sees them.

@@ -40,7 +40,7 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	case err := <-done:
 		return out, guard.Raise(err)
 	case <-ctx.Done():
-		return none, wrap("inspect", ctx.Err())
+		return none, unread(ctx.Err())
 	}
 }
 
@@ -51,7 +51,7 @@ func (s *Store) read(ctx context.Context, key string) (backend.Contents, error) 
 	if s.cluster != nil { // a cluster's client runs the hooks of pipelines in goroutines of its own
 		node, err := s.cluster.MasterForKey(ctx, keys[0])
 		if err != nil {
-			return none, wrap("inspect", unsent{err})
+			return none, unread(err)
 		}
 		client = node
 	}
@@ -64,7 +64,7 @@ func (s *Store) read(ctx context.Context, key string) (backend.Contents, error) 
 		return nil
 	})
 	if err != nil && err != redis.Nil {
-		return none, wrap("inspect", err)
+		return none, unread(err)
 	}
 	if used.Err() == redis.Nil || exp.Err() == redis.Nil {
 		return none, nil
@@ -110,6 +110,13 @@ func ledger(own map[string]string, w backend.Window) (list []backend.Account, er
 	}
 	slices.SortFunc(list, func(a, b backend.Account) int { return strings.Compare(a.Client, b.Client) })
 	return list, nil
+}
+
+// unread is the error of a look that failed. A look changes nothing, so a lost reply leaves
+// no doubt of what it did.
+func unread(err error) error {
+	f := faultOf(unsent{err})
+	return &backend.Error{Op: "inspect", Class: f.class, Err: discreet(err), KeyOnly: f.keyOnly}
 }
 
 func badState(what string) error {

@@ -2,6 +2,7 @@ package redisstore_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
@@ -236,6 +238,8 @@ func TestInspectIsBoundedByItsContext(t *testing.T) {
 	time.AfterFunc(20*time.Millisecond, cancel)
 	_, err = store.Inspect(ctx, "k")
 	require.ErrorIs(t, err, context.Canceled)
+	failure, _ := errors.AsType[*backend.Error](err)
+	require.Equal(t, backend.Unavailable, failure.Class, "a look changes nothing, so its outcome is known")
 	server.Resume()
 	require.NoError(t, store.Close(), "which waits for what is under way")
 	_, err = store.Inspect(t.Context(), "k")
