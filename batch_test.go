@@ -450,3 +450,30 @@ func TestLargestBatchIsABound(t *testing.T) {
 		assert.Greater(t, most, int64(25))
 	}
 }
+
+// A burst on a new key strands more than later use, because nothing is known of the demand:
+// up to half of the limit, for up to half of the window.
+func TestBurstOnANewKey(t *testing.T) {
+	for _, burst := range []int{2, 3, 6, 10} {
+		for _, gap := range []time.Duration{0, 10 * time.Millisecond, 300 * time.Millisecond} {
+			inBubble(t, fmt.Sprintf("burst=%d/gap=%v", burst, gap), func(t *testing.T) {
+				all := fleet(t, 3, far(time.Millisecond), reservoir.Limit{Tokens: 100, Window: 10 * time.Second})
+				for _, l := range all[:2] {
+					for range burst {
+						require.True(t, allow(t, l, "k", 1).Allowed)
+						time.Sleep(gap)
+					}
+				}
+				admitted := 2 * burst
+				for range 120 {
+					if allow(t, all[2], "k", 1).Allowed {
+						admitted++
+					}
+				}
+				assert.GreaterOrEqual(t, admitted, 50, "before the first refusal")
+				time.Sleep(5 * time.Second)
+				assert.LessOrEqual(t, all[0].Stats().Held+all[1].Stats().Held, int64(12))
+			})
+		}
+	}
+}
