@@ -100,7 +100,7 @@ func (c *Counter) accounts(text string) error {
 			}
 		}
 		name, err := strconv.Unquote(fields[5])
-		if _, twice := c.own[name]; err != nil || twice || a.returned > a.granted || present > 1 {
+		if _, twice := c.own[name]; err != nil || twice || a.returned > a.granted+a.debt || present > 1 {
 			return errText
 		}
 		a.present = present == 1
