@@ -96,5 +96,4 @@
 //
 // [Transport] is an http.RoundTripper that makes each request wait until the limit of its
 // host allows it.
-// limit of its host allows it.
 package httplimit

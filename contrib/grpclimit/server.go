@@ -58,7 +58,6 @@ type Server struct {
 
 	// Metadata is the lower-case prefix of the metadata keys, by default DefaultMetadata.
 	// Limiters in a chain need different prefixes. With "-" no metadata is sent.
-	// in lower case. Limiters in a chain need different ones. "-" sends none.
 	Metadata string
 
 	// Pushback, if more than 0, tells clients that have a gRPC retry policy for
