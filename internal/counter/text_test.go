@@ -56,7 +56,7 @@ func TestForeignText(t *testing.T) {
 		head + "5 1 0 0 1 \"a\"", head + "5 1 0 0 1 a\n", head + "5 6 0 0 1 \"a\"\n", head + "5 9 3 0 1 \"a\"\n", head + "5 1 0 0 2 \"a\"\n", head + "5 1 0 0\n", head + "\n",
 		head + "5 1 0 0 1 \"a\"\n5 1 0 0 1 \"a\"\n", head + "5 -1 0 0 1 \"a\"\n", head + "x 1 0 0 1 \"a\"\n", head + "5 1 0 -1 1 \"a\"\n",
 	} {
-		require.ErrorIs(t, new(Counter).UnmarshalText([]byte(text)), errText, "%q", text)
+		require.ErrorIs(t, new(Counter).UnmarshalText([]byte(text)), ErrText, "%q", text)
 	}
 }
 
