@@ -72,7 +72,7 @@ func (r SyncRequest) Validate() error {
 		return err
 	}
 	switch {
-	case r.Granted < 0 || r.Granted > MaxTokens || r.Returned < 0 || r.Returned > r.Granted+max(r.Debt, 0): // debt may be returned too
+	case r.Granted < 0 || r.Granted > MaxTokens || r.Returned < 0 || r.Returned > min(r.Granted+max(r.Debt, 0), MaxTokens): // debt may be returned too
 		return fmt.Errorf("%w: granted %d, returned %d", ErrTokens, r.Granted, r.Returned)
 	case r.Debt < 0 || r.Debt > MaxTokens:
 		return fmt.Errorf("%w: debt %d", ErrTokens, r.Debt)

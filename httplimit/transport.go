@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 // Transport is an http.RoundTripper that keeps outgoing requests within the limit of
@@ -78,6 +79,9 @@ func (t *Transport) CloseIdleConnections() {
 // long before the end of the pause, like those of other requests in line. It gives them
 // back and starts over.
 func (t *Transport) wait(r *http.Request, key string) error {
+	if err := backend.ValidateKey(key); err != nil { // also if the request needs no tokens
+		return err
+	}
 	n := int64(1)
 	if t.Cost != nil {
 		n = t.Cost(r)

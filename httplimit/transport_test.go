@@ -105,6 +105,7 @@ func TestTransportKeyAndCost(t *testing.T) {
 	require.NoError(t, send(t, t.Context(), rt, "https://example.com/?key=k"))
 	assert.EqualValues(t, 3, spent(l))
 	assert.ErrorIs(t, send(t, t.Context(), rt, "https://example.com/?cost=x"), reservoir.ErrKey)
+	assert.ErrorIs(t, send(t, t.Context(), rt, "https://example.com/"), reservoir.ErrKey, "even if it costs nothing")
 	assert.ErrorIs(t, send(t, t.Context(), rt, "https://example.com/?key=k&cost=xxxxxxxxxxx"), reservoir.ErrExceedsLimit)
 }
 

@@ -26,7 +26,7 @@
 --      12 leaving       1 = the client does not count until it asks again, else 0
 --      13 window        of the client's account, Unix ms; 0 = it has none
 --      14 granted       to it in that window by the replies that it got, tokens
---      15 returned      by it in that window, tokens
+--      15 returned      by it in that window, of granted and debt, tokens
 --      16 debt          tokens that it used in that window without a grant
 --      17 total         of the window in the last reply; 0 = unknown
 --      18 used          tokens charged at that time
@@ -152,21 +152,21 @@ end
 
 -- The account. What the client holds of a window that still runs elsewhere is carried over, debt as a grant, unless
 -- that window is void because a reset opened ours.
-local charged, carried, reasserted, recovered, loss = used, false, 0, g - b, false
+local charged, carried, reasserted, recovered, loss = used, false, 0, g > b and g - b or 0, false
 if window > 0 then
   local G, B, D, heard, known, claims = ARGV[14] + 0, ARGV[15] + 0, ARGV[16] + 0, ARGV[17] + 0, ARGV[18] + 0, unattributed
   if window ~= stop then                               -- tokens held there were not charged here
     claims = 0
     local held = runs and reset == '' and G - B + D or 0
     carried = held > 0
-    G, B, D, heard = min(held + b, most), b, d, 0
+    G, B, D, heard = carried and min(held + b, most) or min(g, b), b, d, 0  -- b > g if debt was returned
   end
   local back, owed = max(B - b, 0), max(D - d, 0)
   reasserted = max(G - g, 0)                      -- grants that the store forgot
   local out = max(reasserted - back, 0)
   local claimed = min(claims, out)                -- charged already
-  charged = max(min(charged + reasserted, most) - claimed - back, 0)
-  charged = min(charged + owed, most)
+  charged = min(charged + reasserted, most) - claimed
+  charged = max(min(charged + owed, most) - back, 0)  -- what goes back may be debt
   unattributed, total = unattributed - claimed, min(total + (out - claimed) + owed, most)
   g, b, d = g + reasserted, b + back, d + owed
   recovered = g - G                                    -- granted before; the reply was lost

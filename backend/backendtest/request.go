@@ -31,6 +31,8 @@ func testFaults(t *testing.T, s backend.Store) {
 		{"returned more than granted", func(r *backend.SyncRequest) { r.Returned = 4 }, backend.ErrTokens},
 		{"returned below 0", func(r *backend.SyncRequest) { r.Returned = -1 }, backend.ErrTokens},
 		{"granted below 0", func(r *backend.SyncRequest) { r.Granted, r.Returned = -1, -2 }, backend.ErrTokens},
+		{"returned more than was granted and owed", func(r *backend.SyncRequest) { r.Debt, r.Returned = 2, 6 }, backend.ErrTokens},
+		{"returned too much", func(r *backend.SyncRequest) { r.Debt, r.Returned = backend.MaxTokens, backend.MaxTokens+1 }, backend.ErrTokens},
 		{"granted too much", func(r *backend.SyncRequest) { r.Granted = backend.MaxTokens + 1 }, backend.ErrTokens},
 		{"needs more than it wants", func(r *backend.SyncRequest) { r.Need = 3 }, backend.ErrTokens},
 		{"needs less than nothing", func(r *backend.SyncRequest) { r.Need = -1 }, backend.ErrTokens},

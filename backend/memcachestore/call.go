@@ -97,7 +97,13 @@ func run[T any](ctx context.Context, faulty error, c *call[T]) (reply T, err err
 }
 
 func (c *call[T]) fail(class backend.Class, err error) *backend.Error {
-	return &backend.Error{Op: c.op, Class: class, Err: err}
+	return &backend.Error{Op: c.op, Class: class, Err: err, KeyOnly: keyOnly(err)}
+}
+
+// keyOnly reports whether err concerns only one item, so that other keys are served.
+func keyOnly(err error) bool {
+	return errors.Is(err, ErrContended) || errors.Is(err, ErrLedgerFull) || errors.Is(err, counter.ErrText) ||
+		refused(err) && strings.Contains(err.Error(), "object too large")
 }
 
 // try makes attempts until one succeeds or another would be useless.

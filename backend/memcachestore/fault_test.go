@@ -142,7 +142,7 @@ func TestContended(t *testing.T) {
 		}
 	})
 	_, err := s.Take(t.Context(), request) // the first attempt adds, the others swap
-	failed(t, err, backend.Unavailable)
+	require.True(t, failed(t, err, backend.Unavailable).KeyOnly)
 	require.ErrorIs(t, err, ErrContended)
 	require.EqualValues(t, attempts, writes.Load(), "it has tried")
 	state, err := s.Check(t.Context(), "k", l)

@@ -82,7 +82,9 @@ func TestNoEviction(t *testing.T) {
 	}
 	fill(t, addr, func(n int) bool { return write(fmt.Sprint("new", n)) != nil })
 	require.Zero(t, count(t, addr, "evictions"))
-	require.ErrorContains(t, failed(t, write("another"), backend.Rejected), "out of memory")
+	why := failed(t, write("another"), backend.Rejected)
+	require.ErrorContains(t, why, "out of memory")
+	require.False(t, why.KeyOnly)
 	failed(t, write("k"), backend.Rejected)
 	require.EqualValues(t, 2, remaining(t, s, "k"), "it is still counted")
 	_, err := s.Sync(t.Context(), order(0, 0))
@@ -115,9 +117,9 @@ func TestForeign(t *testing.T) {
 	for _, value := range []string{"7", "", "reservoir/2 1764000060000 5 0 0\n"} {
 		require.NoError(t, client.Set(&memcache.Item{Key: s.name("k"), Value: []byte(value)}))
 		_, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
-		failed(t, err, backend.Rejected)
+		require.True(t, failed(t, err, backend.Rejected).KeyOnly, "other keys are served")
 		_, err = s.Sync(t.Context(), order(0, 0))
-		failed(t, err, backend.Rejected)
+		require.True(t, failed(t, err, backend.Rejected).KeyOnly)
 		item, err := client.Get(s.name("k"))
 		require.NoError(t, err)
 		require.Equal(t, value, string(item.Value))
@@ -161,7 +163,9 @@ func TestLedgerFull(t *testing.T) {
 				say.Client = fmt.Sprintf("%064d", i)
 				_, err = s.Sync(t.Context(), say)
 			}
-			require.ErrorContains(t, failed(t, err, backend.Rejected), row.is)
+			full := failed(t, err, backend.Rejected)
+			require.ErrorContains(t, full, row.is)
+			require.True(t, full.KeyOnly, "other keys are served")
 
 			say.Client, say.Window, say.Granted, say.Want, say.Need = fmt.Sprintf("%014d", 7), end, 5, 1, 1
 			r, err := s.Sync(t.Context(), say)

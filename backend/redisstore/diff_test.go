@@ -85,7 +85,7 @@ func TestDifferential(t *testing.T) {
 		"allowed", "refused", "grant", "recovered", "reasserted", "carried", "learning", "returned",
 		"refund", "no refund", "open", "closed", "exhausted", "back", "three clients",
 		"lasted", "had come back", "conflict", "debt", "leaving", "too little", "calendar", "claimed", "ledger lost",
-		"first contact", "first contact takes all", "first contact for nothing", "reset", "reset by a millisecond", "too late", "another period", "next by take", "next by sync", "next by reset", "over", "nothing to reset", "void",
+		"first contact", "first contact takes all", "first contact for nothing", "reset", "reset by a millisecond", "too late", "another period", "next by take", "next by sync", "next by reset", "over", "debt returned", "nothing to reset", "void",
 	} {
 		require.Positive(t, p.seen[what], "%s: %v", what, p.seen)
 	}
@@ -197,6 +197,9 @@ func (p *pair) sync(ctx context.Context, key string) {
 		Debt: p.tokens(one(p, 0, 0, limit.Tokens/4, backend.MaxTokens)), End: p.end(), Leaving: p.rnd.IntN(6) == 0,
 	}
 	r.Least, r.Next = p.tokens(one(p, 0, r.Need)), p.next(r.End)
+	if p.rnd.IntN(4) == 0 { // debt may be returned too
+		r.Returned = p.tokens(min(granted+r.Debt, backend.MaxTokens))
+	}
 	if p.rnd.IntN(5) == 0 { // of a client that knows nothing of the key
 		r.Window, r.Peers, r.Pace, r.End, r.Next, r.Leaving = 0, 0, 0, 0, 0, false
 	}
@@ -214,7 +217,7 @@ func (p *pair) sync(ctx context.Context, key string) {
 		"void":    p.voids[r.Window] && r.Granted > r.Returned && got.Window != 0 && got.Window != r.Window && r.Window.Time().After(time.UnixMicro(now)) && !got.Carried,
 		"carried": got.Carried, "learning": got.Learning, "returned": got.Returned > 0,
 		"next by sync": got.Grant > 0 && fresh && got.Window == r.Next, "another period": got.Length > 0 && got.Window == 0,
-		"over": got.Over > 0, "too late": got.Window != 0 && int64(r.End) > now/1000+limit.Window.Milliseconds()+1000, "exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
+		"debt returned": got.Returned > got.Granted, "over": got.Over > 0, "too late": got.Window != 0 && int64(r.End) > now/1000+limit.Window.Milliseconds()+1000, "exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
 		"learnt of others": got.Learning && got.Reasserted == 0 && got.Total > 0, "lasted": got.Lasted > 0, "had come back": got.Lasted > 0 && got.Remaining > 0,
 	})
 }

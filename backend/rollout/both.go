@@ -99,11 +99,12 @@ func recovered(r backend.SyncRequest, x backend.SyncReply) int64 {
 }
 
 // acknowledged returns how much of its total in x's window the client has received,
-// without x.Grant. It assumes that a client that comes from another window has received
-// every earlier grant of this store.
+// without x.Grant. Of returned tokens, those above x.Debt were granted before. It assumes
+// that a client that comes from another window has received every earlier grant of this
+// store.
 func acknowledged(r backend.SyncRequest, x backend.SyncReply) int64 {
 	if x.Window == r.Window {
-		return max(r.Granted, x.Returned)
+		return max(r.Granted, x.Returned-x.Debt)
 	}
 	return x.Granted - usable(r, x)
 }
@@ -111,10 +112,11 @@ func acknowledged(r backend.SyncRequest, x backend.SyncReply) int64 {
 // dropped reports whether the old store counts the tokens that the client holds and the
 // new one does not, because only by the new store's clock the client's window is over. If
 // so, the client may spend none of them. Debt makes no difference: it has been spent, in a
-// window that the new store has closed.
+// window that the new store has closed. But returned tokens may be debt, so the client may
+// hold more than Granted less Returned.
 func dropped(r backend.SyncRequest, a, b backend.SyncReply) bool {
 	kept := a.Window == r.Window || a.Carried
-	return kept && r.Granted > r.Returned && b.Window != a.Window && !b.Carried
+	return kept && r.Granted > max(r.Returned-r.Debt, 0) && b.Window != a.Window && !b.Carried
 }
 
 // joint combines two replies into one.

@@ -177,17 +177,23 @@ func TestOutOfStep(t *testing.T) {
 }
 
 // By the new store's clock the window is over, and by the old one's it is not:
-// what the client holds of it must not come alive again.
+// what the client holds of it must not come alive again, even if it has returned more than
+// that, of its debt.
 func TestOverInOneStore(t *testing.T) {
-	atDesk(t, func(t *testing.T, d *desk) {
-		d.new.ahead = 300 * time.Millisecond
-		d.take(d.old, limit1000, 1)
-		first := d.sync(5)
-		time.Sleep(first.Left + 100*time.Millisecond)
-		r := d.sync(5)
-		require.Greater(t, r.Window, first.Window)
-		require.False(t, r.Carried)
-	})
+	for _, debt := range []int64{0, 20} {
+		atDesk(t, func(t *testing.T, d *desk) {
+			d.new.ahead = 300 * time.Millisecond
+			d.take(d.old, limit1000, 1)
+			first := d.sync(5)
+			d.account.Debt = debt
+			d.sync(0)
+			d.account.Returned = debt / 2
+			time.Sleep(first.Left + 100*time.Millisecond)
+			r := d.sync(5)
+			require.Greater(t, r.Window, first.Window)
+			require.False(t, r.Carried)
+		})
+	}
 }
 
 // At a boundary that the clocks do not agree on both stores go on to the same

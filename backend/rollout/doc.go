@@ -67,9 +67,11 @@
 //
 // Not promised: if processes are more than a step apart, some count a key only in the
 // old store and some only in the new one. Each store still keeps the limit for its own
-// callers, so the key has at most two limits for as long as this lasts. If the stores'
-// clocks differ, a window may begin early by the difference when its key leaves a store. A
-// difference of more than 25 ms also costs tokens and calls while keys are in both.
+// callers, so the key has at most two limits for as long as this lasts. The same holds if
+// a limit gets a shorter window during a roll-out: its keys may leave a store before the
+// longer windows there are over. If the stores' clocks differ, a window may begin early by
+// the difference when its key leaves a store. A difference of more than 25 ms also costs
+// tokens and calls while keys are in both.
 //
 // A store that loses data may exceed the limit with or without a roll-out. A window
 // that moved may be used a little less than whole, because tokens that only the old

@@ -120,6 +120,27 @@ func TestDebtMovesAlong(t *testing.T) {
 	})
 }
 
+// Tokens of a debt that both stores have charged go back: more than the client was granted.
+// Neither store takes them for a grant that it has forgotten.
+func TestDebtGoesBackInBoth(t *testing.T) {
+	atDesk(t, func(t *testing.T, d *desk) {
+		d.settle()
+		d.account.Debt = 20
+		require.EqualValues(t, 20, d.ask(0, 0, 0).Debt)
+		d.account.Returned = 12
+		for range 2 {
+			r := d.ask(0, 0, 0)
+			require.EqualValues(t, 1, r.Granted)
+			require.EqualValues(t, 12, r.Returned)
+			require.Zero(t, r.Reasserted)
+			require.False(t, r.Learning)
+			d.requireUsed(limit1000, 9, 9)
+		}
+		require.EqualValues(t, 5, d.ask(5, 5, 5).Grant)
+		d.requireUsed(limit1000, 14, 14)
+	})
+}
+
 // poorer is a store that knows of less debt than it was told.
 type poorer struct{ backend.Store }
 

@@ -2,6 +2,7 @@ package grpclimit
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"google.golang.org/grpc"
@@ -85,11 +86,11 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 	if names == nil || c.SendCost == nil {
 		return open(ctx, desc, cc, method, opts...)
 	}
-	ctx, end := context.WithCancel(ctx)
-	opts = append(slices.Clip(opts), grpc.OnFinish(func(error) { end() })) // clipped, because another call may share opts
+	ctx, end := context.WithCancelCause(ctx)
+	opts = append(slices.Clip(opts), grpc.OnFinish(func(error) { end(errFinished) })) // clipped, because another call may share opts
 	stream, err := open(ctx, desc, cc, method, opts...)
 	if err != nil {
-		end()
+		end(err)
 		return nil, err
 	}
 	return &clientStream{ClientStream: stream, client: c, call: call, names: names, ctx: ctx, end: end}, nil
@@ -117,16 +118,20 @@ type clientStream struct {
 	call   Call
 	names  []string
 	ctx    context.Context // ends with the stream; the stream's own Context() would end gRPC's retries
-	end    context.CancelFunc
+	end    context.CancelCauseFunc
 }
 
+// errFinished is the cause of a stream's context if the stream has ended by itself.
+var errFinished = errors.New("the stream has ended")
+
 // SendMsg ends the stream if it fails, as every SendMsg does: if the method sends only one
-// message, the caller has no stream to end.
+// message, the caller has no stream to end. If the stream has ended by itself, gRPC's own
+// SendMsg returns what callers expect then: io.EOF, and RecvMsg knows why.
 func (s *clientStream) SendMsg(message any) error {
 	limits := &s.client.limits
 	if n := s.client.SendCost(s.call, message); n > 0 {
-		if err := limits.wait(s.ctx, s.names, limits.each(n)); err != nil {
-			s.end()
+		if err := limits.wait(s.ctx, s.names, limits.each(n)); err != nil && context.Cause(s.ctx) != errFinished {
+			s.end(err)
 			return err
 		}
 	}

@@ -39,8 +39,8 @@ type Server struct {
 	Skip func(ctx context.Context, c Call) bool
 
 	// Refund reports whether the Cost of a call with this final status goes back: see
-	// Codes. It is not called for refused calls, and the cost of messages never goes
-	// back. By default nothing goes back.
+	// Codes. It is not called for refused calls, nor if the handler panics, and the cost
+	// of messages never goes back. By default nothing goes back.
 	Refund func(code codes.Code) bool
 
 	// RecvCost is how many tokens a message that the client sends on a stream costs, at
@@ -58,7 +58,6 @@ type Server struct {
 
 	// Metadata is the lower-case prefix of the metadata keys, by default DefaultMetadata.
 	// Limiters in a chain need different prefixes. With "-" no metadata is sent.
-	// in lower case. Limiters in a chain need different ones. "-" sends none.
 	Metadata string
 
 	// Pushback, if more than 0, tells clients that have a gRPC retry policy for

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -129,6 +130,32 @@ func TestPaidStreamEndsByItself(t *testing.T) {
 	_, err = both.Recv()
 	require.ErrorIs(t, err, io.EOF)
 	require.ErrorIs(t, inner.ctx.Err(), context.Canceled)
+}
+
+// The server ends a stream, with a status that RecvMsg returns, before a message of the
+// client is paid for. To send on such a stream is io.EOF, as without limits.
+func TestSendOnAStreamThatHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		enough := func(_ any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, _ grpc.StreamHandler) error {
+			assert.NoError(t, stream.RecvMsg(new(testgrpc.StreamingOutputCallRequest)))
+			time.Sleep(time.Second) // the client waits for tokens
+			return status.Error(codes.FailedPrecondition, "enough")
+		}
+		limits := grpclimit.Client{Limiter: limiter(t, 2), Key: one, SendCost: each}
+		_, client := serveWith(t, []grpc.ServerOption{grpc.ChainStreamInterceptor(enough)}, dial(limits)...)
+		stream, err := client.FullDuplexCall(context.Background())
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(message))
+		ended := make(chan error, 1)
+		go func() {
+			_, err := stream.Recv()
+			ended <- err
+		}()
+		for range 2 { // one message waits when the stream ends, and one comes later
+			require.Equal(t, io.EOF, stream.Send(message))
+		}
+		require.Equal(t, codes.FailedPrecondition, status.Code(<-ended))
+	})
 }
 
 func TestStreamThatDoesNotOpenLeavesNoContext(t *testing.T) {

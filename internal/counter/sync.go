@@ -84,6 +84,9 @@ func (s *statement) book() {
 		}
 		s.out.Carried = held > 0
 		granted, returned, debt = min(held+acc.returned, backend.MaxTokens), acc.returned, acc.debt
+		if held == 0 { // it may have returned debt, and so more than it was granted
+			granted = min(granted, acc.granted)
+		}
 		s.Total = 0
 	}
 	forgotten := max(granted-acc.granted, 0)
@@ -91,8 +94,8 @@ func (s *statement) book() {
 	owed := max(debt-acc.debt, 0)
 	out := max(forgotten-back, 0)
 	claimed := min(claims, out) // charged already
-	c.used = max(min(c.used+forgotten, backend.MaxTokens)-claimed-back, 0)
-	c.used = min(c.used+owed, backend.MaxTokens)
+	c.used = min(c.used+forgotten, backend.MaxTokens) - claimed
+	c.used = max(min(c.used+owed, backend.MaxTokens)-back, 0) // what goes back may be debt
 	c.unattributed -= claimed
 	c.total = min(c.total+out-claimed+owed, backend.MaxTokens)
 	acc.granted += forgotten

@@ -25,7 +25,8 @@ const format = "reservoir/2"
 
 const resetMark = " 1"
 
-var errText = errors.New("the value is not a counter of this version")
+// ErrText means that a text is no counter.
+var ErrText = errors.New("the value is not a counter of this version")
 
 // AppendText implements encoding.TextAppender. It never fails. Equal counters have
 // equal texts, so an unchanged text is an unchanged counter.
@@ -66,17 +67,17 @@ func (c *Counter) UnmarshalText(text []byte) error {
 		fields = strings.Split(numbers, " ")
 	}
 	if !whole || name != format || len(fields) != 3 && len(fields) != len(to) {
-		return errText
+		return ErrText
 	}
 	for i, field := range fields {
 		var ok bool
 		if *to[i], ok = number(field); !ok {
-			return errText
+			return ErrText
 		}
 	}
 	// Steps multiply the end and the length by 1000; 0 is no window.
 	if c.stop == 0 || c.stop > backend.MaxTokens/1000 || c.length == 0 || c.length > backend.MaxWindow.Milliseconds() {
-		return errText
+		return ErrText
 	}
 	if len(fields) == len(to) {
 		c.open()
@@ -89,19 +90,19 @@ func (c *Counter) accounts(text string) error {
 	for line := range strings.Lines(text) {
 		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 6)
 		if len(fields) != 6 || !strings.HasSuffix(line, "\n") || c.own == nil {
-			return errText
+			return ErrText
 		}
 		var a account
 		var present int64
 		for i, to := range []*int64{&a.granted, &a.returned, &a.debt, &a.refunded, &present} {
 			var ok bool
 			if *to, ok = number(fields[i]); !ok {
-				return errText
+				return ErrText
 			}
 		}
 		name, err := strconv.Unquote(fields[5])
-		if _, twice := c.own[name]; err != nil || twice || a.returned > a.granted || present > 1 {
-			return errText
+		if _, twice := c.own[name]; err != nil || twice || a.returned > a.granted+a.debt || present > 1 {
+			return ErrText
 		}
 		a.present = present == 1
 		c.present += present

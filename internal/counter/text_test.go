@@ -44,6 +44,7 @@ func TestText(t *testing.T) {
 func TestForeignText(t *testing.T) {
 	const head = "reservoir/2 1764000060000 60000 5 5 0 0 0\n"
 	require.NoError(t, new(Counter).UnmarshalText([]byte(head+"5 1 0 0 1 \"a\"\n")))
+	require.NoError(t, new(Counter).UnmarshalText([]byte(head+"5 8 3 0 1 \"a\"\n")), "debt may be returned too")
 	for _, text := range []string{
 		"", "7", "reservoir/2", "reservoir/2 1 2 3", "reservoir/1 1764000060000 5 0 0 5 0\n", "reservoir/3 1764000060000 60000 5\n",
 		"reservoir/2 0 60000 5\n", "reservoir/2 -1 60000 5\n", "reservoir/2 9007199254741 60000 5\n",
@@ -52,10 +53,10 @@ func TestForeignText(t *testing.T) {
 		"reservoir/2 1764000060000 60000 5 5 0 0\n", "reservoir/2 1764000060000 60000 5 5 0 0 0 0\n", "reservoir/2 1764000060000 60000 5 1\n", "reservoir/2 1764000060000 60000 5 5 0 0 0 1 1\n", "reservoir/2 1764000060000  60000 5\n",
 		"reservoir/2 1764000060000 60000 5 x 0 0 0\n", "reservoir/2 1764000060000 60000 5 5 0 1e3 0\n", "reservoir/2 1764000060000 60000 5 5 0 0 -1\n",
 		"reservoir/2 1764000060000 60000 5\n5 1 0 0 1 \"a\"\n", // an account without a ledger
-		head + "5 1 0 0 1 \"a\"", head + "5 1 0 0 1 a\n", head + "5 6 0 0 1 \"a\"\n", head + "5 1 0 0 2 \"a\"\n", head + "5 1 0 0\n", head + "\n",
+		head + "5 1 0 0 1 \"a\"", head + "5 1 0 0 1 a\n", head + "5 6 0 0 1 \"a\"\n", head + "5 9 3 0 1 \"a\"\n", head + "5 1 0 0 2 \"a\"\n", head + "5 1 0 0\n", head + "\n",
 		head + "5 1 0 0 1 \"a\"\n5 1 0 0 1 \"a\"\n", head + "5 -1 0 0 1 \"a\"\n", head + "x 1 0 0 1 \"a\"\n", head + "5 1 0 -1 1 \"a\"\n",
 	} {
-		require.ErrorIs(t, new(Counter).UnmarshalText([]byte(text)), errText, "%q", text)
+		require.ErrorIs(t, new(Counter).UnmarshalText([]byte(text)), ErrText, "%q", text)
 	}
 }
 
