@@ -41,6 +41,7 @@ end
 
 local stop, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
 local fresh, moved, opened = true, false, length
+local half = used and not stop or stop and not used and (tonumber(stop) or 0) * 1000000 >= now  -- of an open window
 if stop and used then
   stop, used = tonumber(stop), tonumber(used)
   if not stop or not (stop >= 0 and stop < 9007199254740) then return fail('the end of the window is not a time') end
@@ -58,6 +59,7 @@ elseif fresh then                                      -- never opened, over, or
     if after > till then length, opened = after - till, after - till end
     stop = stop + length
   end
+  if half then stop = stop - 1 end                     -- or a ledger that is left would count as this window's
 else
   opened = redis.call('PEXPIRETIME', KEYS[2]) - stop - 1000
   local slack = math.min(opened / 10, 1000)

@@ -55,6 +55,40 @@ func TestHalfPair(t *testing.T) {
 	}
 }
 
+// TestHalfPairBeforeATake: a take that opens a window of the calendar again sees no ledger.
+// What a client was granted before is charged to the new window at its next statement.
+func TestHalfPairBeforeATake(t *testing.T) {
+	client := redistest.Start(t).Client()
+	s, ctx, limit := redisstore.New(client), t.Context(), backend.Limit{Tokens: 100, Window: 24 * time.Hour}
+	for _, half := range []string{"{k}", "{k}:exp"} {
+		require.NoError(t, client.FlushDB(ctx).Err())
+		end := backend.Window(time.Now().Add(12 * time.Hour).UnixMilli())
+		q := backend.SyncRequest{Key: "k", Client: "a", Limit: limit, End: end, Want: 90, Need: 90, Strand: -1}
+		r, err := s.Sync(ctx, q)
+		require.NoError(t, err)
+		require.EqualValues(t, 90, r.Grant)
+		require.EqualValues(t, 1, client.Del(ctx, half).Val())
+		took, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit, Tokens: 1, End: end})
+		require.NoError(t, err)
+		require.EqualValues(t, 99, took.Remaining)
+		q.Want, q.Need, q.Window, q.Granted, q.Total, q.Used = 0, 0, r.Window, r.Granted, r.Total, 90
+		r, err = s.Sync(ctx, q)
+		require.NoError(t, err)
+		require.True(t, r.Carried)
+		require.Equal(t, took.Window, r.Window)
+		require.EqualValues(t, 9, r.Remaining)
+	}
+}
+
+// TestCountOfAWindowThatIsOver: it expires long before the end of its window does, which is
+// no loss. The next window ends at a whole second.
+func TestCountOfAWindowThatIsOver(t *testing.T) {
+	client := redistest.Start(t).Client()
+	s := redisstore.New(client)
+	require.NoError(t, client.Set(t.Context(), "{k}:exp", time.Now().Unix()-2, time.Minute).Err())
+	require.Zero(t, take(t, s, "k", 1).Window%1000)
+}
+
 // whole expects both halves of the window.
 func whole(t *testing.T, client *redis.Client, w backend.Window) {
 	t.Helper()
