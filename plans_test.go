@@ -3,6 +3,7 @@ package reservoir_test
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -379,4 +380,18 @@ func TestGroupTightest(t *testing.T) {
 		assert.Equal(t, 1, r.Limiter)
 		assert.True(t, r.Unlimited())
 	})
+}
+
+// A function of WithLimits that ends its goroutine made no decision, also in a group.
+func TestGroupWhoseLimitsExit(t *testing.T) {
+	net := far(time.Millisecond)
+	a := open(t, net, reservoir.PerMinute(100), reservoir.WithName("a"))
+	b := open(t, net, reservoir.PerMinute(100), reservoir.WithName("b"), reservoir.WithLimits(func(string) reservoir.Limit {
+		runtime.Goexit()
+		return reservoir.Limit{}
+	}))
+	r, err := reservoir.NewGroup(a, b).Allow(bg, "k", "k")
+	assert.Error(t, err)
+	assert.False(t, r.Allowed)
+	assert.EqualValues(t, 1, a.Stats().Refunded)
 }
