@@ -395,3 +395,37 @@ func TestGroupWhoseLimitsExit(t *testing.T) {
 	assert.False(t, r.Allowed)
 	assert.EqualValues(t, 1, a.Stats().Refunded)
 }
+
+// A shadowed request for more than the limit tells the same window as all others.
+func TestShadowedLargeRequest(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		l := open(t, far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithShadow())
+		was := allow(t, l, "k", 10)
+		time.Sleep(10 * time.Second)
+		r := allow(t, l, "k", 101)
+		assert.True(t, r.Allowed && r.Shadowed)
+		assert.True(t, was.Reset.Equal(r.Reset), "%v, not %v", was.Reset, r.Reset)
+		assert.Equal(t, was.Remaining, r.Remaining)
+	})
+}
+
+// In shadow a request passes too if the limit falls below it while it is in line.
+func TestLimitLoweredInShadow(t *testing.T) {
+	for what, request := range map[string]func(l *reservoir.Limiter) (reservoir.Result, error){
+		"allow": func(l *reservoir.Limiter) (reservoir.Result, error) { return l.AllowN(bg, "k", 50) },
+		"wait":  func(l *reservoir.Limiter) (reservoir.Result, error) { return l.WaitN(bg, "k", 50) },
+	} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			var calls atomic.Int64
+			l := open(t, far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithShadow(), reservoir.WithLimits(func(string) reservoir.Limit {
+				if calls.Add(1) == 1 {
+					return reservoir.PerMinute(100)
+				}
+				return reservoir.PerMinute(10)
+			}))
+			r, err := request(l)
+			require.NoError(t, err)
+			assert.True(t, r.Allowed && r.Shadowed)
+		})
+	}
+}
