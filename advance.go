@@ -343,7 +343,7 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 		k.use.backoff, k.use.pause, k.use.rejected, k.use.replied = 0, 0, false, now
 	}
 	if r.Length != 0 {
-		k.adoptLocked(r.State, sent, now)
+		k.adoptLocked(r.State, f.req.End, sent, now)
 		return
 	}
 	w := k.lease.Load()

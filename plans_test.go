@@ -429,3 +429,17 @@ func TestLimitLoweredInShadow(t *testing.T) {
 		})
 	}
 }
+
+// A key is forgotten during its first call, which meets a window of the limit's old length.
+func TestOldWindowOfAForgottenKey(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		net := far(40 * time.Millisecond)
+		other := open(t, net, reservoir.PerHour(100))
+		was := allow(t, other, "k", 1)
+		l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect(), reservoir.WithIdle(50*time.Millisecond),
+			reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerMinute(100) }))
+		r := allow(t, l, "k", 1)
+		assert.True(t, r.Allowed)
+		assert.True(t, was.Reset.Equal(r.Reset))
+	})
+}

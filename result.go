@@ -354,15 +354,21 @@ func comply(q *backend.SyncRequest, l Limit) {
 }
 
 // adoptLocked takes over the length of the open window until it ends. The window belongs
-// to the limit before WithLimits changed it, perhaps in another process.
-func (k *keyState) adoptLocked(s backend.State, sent, now int64) {
+// to the limit before WithLimits changed it, perhaps in another process. If no window is
+// open, the period that ends at end is over by the store's clock, and the next one has that
+// length. A key without a window notes that end as a window that is over, because our clock
+// may be behind: see wall.
+func (k *keyState) adoptLocked(s backend.State, end backend.Window, sent, now int64) {
 	limit := k.limit()
 	limit.Window = s.Length
 	k.bound.Store(&limit)
-	if k.retired || s.Window == 0 { // if no window is open, the next one has that length
+	w := k.lease.Load()
+	if s.Window == 0 && w == nil {
+		s.Window, s.Left = end, -1
+	}
+	if k.retired || s.Window == 0 {
 		return
 	}
-	w := k.lease.Load()
 	if w == nil || w.Window != s.Window {
 		w = k.switchLocked(s.Window, now)
 	}
