@@ -485,3 +485,32 @@ func TestClockStepsBackInAnOutage(t *testing.T) {
 		})
 	}
 }
+
+// A circuit that opens while a key with stock wants its next batch delays the batch, but not
+// until a request needs it: requests on either side of the outage are served from memory.
+func TestRestockAfterAnOutage(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		const n, interval = 20, 4 * time.Second
+		net := far(20 * time.Millisecond)
+		l := open(t, net, reservoir.PerHour(100_000), opt)
+		outages := 0
+		for i := range 800 {
+			before := l.Stats().Prefetches
+			if i > 400 {
+				net.always(refuse)
+			}
+			r, err := l.AllowN(bg, "k", n)
+			if i > 400 && err == nil && r.Source == reservoir.Local && l.Stats().Prefetches > before { // which fails
+				breakdown(t, l, net, refuse)
+				time.Sleep(interval / 8)
+				net.set(nil)
+				time.Sleep(interval)
+				outages++
+				require.Equal(t, reservoir.Local, allow(t, l, "k", n).Source, "outage %d", outages)
+			}
+			net.set(nil)
+			time.Sleep(interval)
+		}
+		require.Positive(t, outages)
+	})
+}
