@@ -331,7 +331,6 @@ func (f *fetch) stuckLocked(now int64) {
 // nearly always, the account as the store has it, and a grant.
 func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	k := f.k
-	k.l.count.recovered.Add(r.Recovered)
 	k.l.count.reasserted.Add(r.Reasserted)
 	if f.req.Leaving {
 		k.unheard = false
@@ -343,15 +342,22 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 		k.use.backoff, k.use.pause, k.use.rejected, k.use.replied = 0, 0, false, now
 	}
 	if r.Length != 0 {
-		k.adoptLocked(r.State, sent, now)
+		k.adoptLocked(r.State, f.req.End, sent, now)
 		return
 	}
 	w := k.lease.Load()
-	if f.own && k.local.opened(w) {
+	own := f.own && k.local.opened(w)
+	if own && k.local.reopened(r) { // the store would hand over again what was spent there
+		k.renameLocked()
+		return
+	}
+	k.l.count.recovered.Add(r.Recovered)
+	if own {
 		if k.local.own = false; r.Window == 0 { // the store will adopt our window
 			return
 		}
-		k.local.window, r.Carried = r.Window, true // the debt goes along
+		k.local.move(r.Window)
+		r.Carried = true // the debt goes along
 	} else if w != nil && w.Window != f.req.Window { // left meanwhile: the store will hand the grant over again
 		k.unheard = true
 		k.usageLocked().failed = now
@@ -377,7 +383,7 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 	if moved {
 		held = k.drainLocked()
 		if r.Carried && k.local.in(w) { // its debt is charged there, so it counts in that window's share
-			k.local.window = r.Window
+			k.local.move(r.Window)
 		}
 	}
 	m := k.account.Apply(f.req, r, held)

@@ -273,3 +273,32 @@ func TestMonthAfterAReset(t *testing.T) {
 		})
 	}
 }
+
+// A process whose clock is behind the store's first hears of keys around the midnight between
+// two periods of different lengths.
+func TestNewKeysAtMidnight(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		limit    reservoir.Limit
+		midnight time.Time
+	}{
+		"day":   {reservoir.PerDay(20, berlin), at(berlin, 3, 26, 0)},
+		"month": {reservoir.PerMonth(20, nil), at(time.UTC, 3, 1, 0)},
+	} {
+		for _, room := range []int{0, 1000} {
+			inBubbles(t, fmt.Sprint(what, room), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+				const ahead = 2 * time.Second
+				l := open(t, skewed{memstore.New(), ahead}, c.limit, opt, reservoir.WithMaxKeys(room))
+				time.Sleep(time.Until(c.midnight.Add(-ahead - time.Second)))
+				for i := range 50 {
+					_, end := c.limit.Calendar.Around(time.Now().Add(ahead)) // by the store's clock
+					r := allow(t, l, fmt.Sprint(i), 1)
+					require.True(t, r.Allowed)
+					require.True(t, end.Equal(r.Reset), "%v, want %v", r.Reset, end)
+					time.Sleep(100 * time.Millisecond)
+				}
+			})
+		}
+	}
+}

@@ -322,11 +322,11 @@ type direct struct {
 
 // takeFor makes a call for n tokens of k, all or none. It is for WithDirect.
 func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, err error) {
+	if err = l.relimit(k); err != nil {
+		return r, err
+	}
 	for range 2 {
-		if err = l.relimit(k); err != nil {
-			return r, err
-		}
-		limit := k.limit()
+		limit := k.limit() // the second time with the length that the reply named
 		if n > limit.Tokens {
 			return l.tooMuch(limit)
 		}
@@ -358,7 +358,7 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 			return 0
 		case d.reply.Length != 0:
 			again = true
-			d.k.adoptLocked(d.reply.State, d.sent, now)
+			d.k.adoptLocked(d.reply.State, d.req.End, d.sent, now)
 			return undecided
 		}
 		d.overhearLocked(now)

@@ -87,12 +87,26 @@ func (f Failure) budget(limit int64) int64 {
 // admitted nothing.
 type local struct {
 	window   backend.Window
-	own      bool // the process has opened the window itself; the store may have another one
+	before   backend.Window // its name in earlier Results, until the store gave it another
+	left     backend.Window // the store's last window; its account was dropped when the process opened one itself
+	own      bool           // the process has opened the window itself; the store may have another one
 	admitted int64
 }
 
 // in reports whether w is the window in which requests were admitted.
 func (o *local) in(w *lease.Lease) bool { return o != nil && w != nil && o.window == w.Window }
+
+// admits reports whether r was admitted in the window of o.
+func (o *local) admits(r *Result) bool {
+	return o != nil && r.Source == Fallback && (o.window == r.window() || o.before == r.window())
+}
+
+// move records that the debt was carried over to the window to.
+func (o *local) move(to backend.Window) { o.before, o.window = o.window, to }
+
+// reopened reports whether the reply to the question which window is open names one whose
+// account was dropped, because it was taken for over: the store's clock has stepped back.
+func (o *local) reopened(r backend.SyncReply) bool { return r.Granted > 0 && r.Window <= o.left }
 
 // opened reports whether the process has opened w without the store, and must first ask the
 // store which window is open there.
@@ -103,7 +117,7 @@ func (o *local) opened(w *lease.Lease) bool { return o.in(w) && o.own }
 // back to the store, because they may be above the limit. wanted is for the event.
 func (k *keyState) forgiveLocked(r *Result, n, now int64) (wanted int64) {
 	o, w := k.local, k.lease.Load()
-	if o == nil || r.Source != Fallback || o.window != r.window() {
+	if !o.admits(r) {
 		return undecided
 	}
 	n = min(n, o.admitted)
@@ -167,10 +181,16 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 func (k *keyState) localLocked(now int64) *local {
 	w := k.lease.Load()
 	own := w.Over(now)
+	var left backend.Window
 	if own {
 		if k.account.Granted() && !k.unheard && !k.busy.inFlight() { // its figures are dropped here, so no statement may use its name again
-			k.l.rename()
-			k.name = k.l.account.Load()
+			k.renameLocked()
+		}
+		switch {
+		case k.local.opened(w):
+			left = k.local.left
+		case w != nil:
+			left = w.Window
 		}
 		limit := k.limit()
 		s := backend.State{Window: backend.Window(limit.Ends(wall(w, now)).UnixMilli()), Remaining: limit.Tokens}
@@ -179,9 +199,15 @@ func (k *keyState) localLocked(now int64) *local {
 		w.Read(s, now, now)
 	}
 	if !k.local.in(w) {
-		k.local = &local{window: w.Window, own: own}
+		k.local = &local{window: w.Window, own: own, left: left}
 	}
 	return k.local
+}
+
+// renameLocked gives the key's account a new name in the store.
+func (k *keyState) renameLocked() {
+	k.l.rename()
+	k.name = k.l.account.Load()
 }
 
 // shard is the state of one shard of the store, or of the whole store if it has no shards.

@@ -238,7 +238,9 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 		case k.plan != counted:
 			err = errPlanned
 		case n > limit.Tokens:
-			*r, err = k.l.tooMuch(limit)
+			if *r, err = k.l.tooMuch(limit); err == nil && k.lease.Load().Alive(now) {
+				r.refuse(k, k.lease.Load(), now, Denied) // the open window's end, which does not move
+			}
 			decided = true
 		}
 		if err != nil || decided {

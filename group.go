@@ -208,6 +208,7 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 			results[i].Allowed = true
 		} else if !results[i].Allowed {
 			key, n := keys[i], cost.of(i)
+			errs[i] = guard.ErrGoexit // unless the function of WithLimits returns
 			wg.Go(func() {
 				errs[i] = guard.Do(func() (err error) { // a panic of WithLimits' function goes to the caller
 					results[i], _, err = l.acquire(ctx, key, n, false)

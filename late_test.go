@@ -382,3 +382,24 @@ func TestRefundTwinsOfAForgottenKey(t *testing.T) {
 		balance(t, l)
 	})
 }
+
+// FailOpen has admitted a request of a key that this process did not know. When the store is
+// back, another process' window is open there. What was not used goes back to it.
+func TestSettleOfAFallbackInAnothersWindow(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen))
+		allow(t, all[1], "k", 1)
+		time.Sleep(10 * time.Second) // another window would end at another second
+		breakdown(t, all[0], net, refuse)
+		r := allow(t, all[0], "k", 500)
+		require.Equal(t, reservoir.Fallback, r.Source)
+		net.set(nil)
+		time.Sleep(10 * time.Second)
+		require.EqualValues(t, 501, used(t, net, "k")-stats(all...).Held)
+		require.NoError(t, all[0].Settle(bg, "k", r, 10))
+		require.NoError(t, all[0].Refund(bg, "k", r), "which is too much by 490")
+		time.Sleep(10 * time.Minute)
+		assert.EqualValues(t, 11-10, used(t, net, "k")-stats(all...).Held)
+	})
+}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/sloglimit"
 )
 
@@ -444,4 +445,72 @@ func TestHungStoreAndShortDeadlines(t *testing.T) {
 			assert.Equal(t, want.admits, r.Allowed)
 		})
 	}
+}
+
+// An outage lasts past the end of a window, so the policy opens one without the store. Then a
+// server takes over whose clock is behind: the old window is open there. Its tokens are not
+// handed over again.
+func TestClockStepsBackInAnOutage(t *testing.T) {
+	for what, policy := range map[string]reservoir.Failure{"local": reservoir.FailLocal(0.1), "open": reservoir.FailOpen} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			store := memstore.New()
+			net := overNetwork(store, time.Millisecond)
+			l := open(t, net, reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}, reservoir.WithFailure(policy), opt)
+			charged := map[time.Time]int64{}
+			ask := func() {
+				if r := allow(t, l, "k", 1); r.Allowed && r.Source != reservoir.Fallback {
+					charged[r.Reset]++
+				}
+			}
+			for range 900 {
+				ask()
+			}
+			net.always(refuse)
+			for range 600 {
+				ask()
+				time.Sleep(20 * time.Millisecond)
+			}
+			net.mu.Lock()
+			net.store = skewed{store, -5 * time.Second}
+			net.mu.Unlock()
+			net.set(nil)
+			for range 3000 {
+				ask()
+				time.Sleep(2 * time.Millisecond)
+			}
+			require.Greater(t, len(charged), 1)
+			for reset, n := range charged {
+				assert.LessOrEqual(t, n, int64(1000), "until %v", reset)
+			}
+		})
+	}
+}
+
+// A circuit that opens while a key with stock wants its next batch delays the batch, but not
+// until a request needs it: requests on either side of the outage are served from memory.
+func TestRestockAfterAnOutage(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		const n, interval = 20, 4 * time.Second
+		net := far(20 * time.Millisecond)
+		l := open(t, net, reservoir.PerHour(100_000), opt)
+		outages := 0
+		for i := range 800 {
+			before := l.Stats().Prefetches
+			if i > 400 {
+				net.always(refuse)
+			}
+			r, err := l.AllowN(bg, "k", n)
+			if i > 400 && err == nil && r.Source == reservoir.Local && l.Stats().Prefetches > before { // which fails
+				breakdown(t, l, net, refuse)
+				time.Sleep(interval / 8)
+				net.set(nil)
+				time.Sleep(interval)
+				outages++
+				require.Equal(t, reservoir.Local, allow(t, l, "k", n).Source, "outage %d", outages)
+			}
+			net.set(nil)
+			time.Sleep(interval)
+		}
+		require.Positive(t, outages)
+	})
 }

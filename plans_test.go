@@ -3,6 +3,7 @@ package reservoir_test
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -378,5 +379,67 @@ func TestGroupTightest(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, 1, r.Limiter)
 		assert.True(t, r.Unlimited())
+	})
+}
+
+// A function of WithLimits that ends its goroutine made no decision, also in a group.
+func TestGroupWhoseLimitsExit(t *testing.T) {
+	net := far(time.Millisecond)
+	a := open(t, net, reservoir.PerMinute(100), reservoir.WithName("a"))
+	b := open(t, net, reservoir.PerMinute(100), reservoir.WithName("b"), reservoir.WithLimits(func(string) reservoir.Limit {
+		runtime.Goexit()
+		return reservoir.Limit{}
+	}))
+	r, err := reservoir.NewGroup(a, b).Allow(bg, "k", "k")
+	assert.Error(t, err)
+	assert.False(t, r.Allowed)
+	assert.EqualValues(t, 1, a.Stats().Refunded)
+}
+
+// A shadowed request for more than the limit tells the same window as all others.
+func TestShadowedLargeRequest(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		l := open(t, far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithShadow())
+		was := allow(t, l, "k", 10)
+		time.Sleep(10 * time.Second)
+		r := allow(t, l, "k", 101)
+		assert.True(t, r.Allowed && r.Shadowed)
+		assert.True(t, was.Reset.Equal(r.Reset), "%v, not %v", was.Reset, r.Reset)
+		assert.Equal(t, was.Remaining, r.Remaining)
+	})
+}
+
+// In shadow a request passes too if the limit falls below it while it is in line.
+func TestLimitLoweredInShadow(t *testing.T) {
+	for what, request := range map[string]func(l *reservoir.Limiter) (reservoir.Result, error){
+		"allow": func(l *reservoir.Limiter) (reservoir.Result, error) { return l.AllowN(bg, "k", 50) },
+		"wait":  func(l *reservoir.Limiter) (reservoir.Result, error) { return l.WaitN(bg, "k", 50) },
+	} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			var calls atomic.Int64
+			l := open(t, far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithShadow(), reservoir.WithLimits(func(string) reservoir.Limit {
+				if calls.Add(1) == 1 {
+					return reservoir.PerMinute(100)
+				}
+				return reservoir.PerMinute(10)
+			}))
+			r, err := request(l)
+			require.NoError(t, err)
+			assert.True(t, r.Allowed && r.Shadowed)
+		})
+	}
+}
+
+// A key is forgotten during its first call, which meets a window of the limit's old length.
+func TestOldWindowOfAForgottenKey(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		net := far(40 * time.Millisecond)
+		other := open(t, net, reservoir.PerHour(100))
+		was := allow(t, other, "k", 1)
+		l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect(), reservoir.WithIdle(50*time.Millisecond),
+			reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerMinute(100) }))
+		r := allow(t, l, "k", 1)
+		assert.True(t, r.Allowed)
+		assert.True(t, was.Reset.Equal(r.Reset))
 	})
 }

@@ -37,7 +37,8 @@ type Result struct {
 
 	// Reset is the stored end of the window, to the millisecond, which is the same
 	// instant in every process. It is zero if Check found no open window. It is this
-	// process' own guess if a [Fallback] has no window of the store.
+	// process' own guess if a [Fallback], or a shadowed request for more than the limit,
+	// has no window of the store.
 	Reset time.Time
 
 	// RetryAfter is the time until Reset when the request was refused, counted
@@ -315,7 +316,7 @@ func (l *Limiter) relimit(k *keyState) error {
 }
 
 // relimitLocked makes limit the key's limit. A caller in line that wants more gets
-// ErrExceedsLimit. An open window keeps its length. A special limit is kept in plan, beside
+// ErrExceedsLimit or, in shadow, starts over and passes. An open window keeps its length. A special limit is kept in plan, beside
 // the limit under which the account is stated, and callers in line start over.
 func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	w, was := k.lease.Load(), k.limit()
@@ -334,9 +335,13 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 		k.deniedUntil = 0
 	}
 	k.bound.Store(&limit)
+	tooMuch := ErrExceedsLimit
+	if limit.Shadow {
+		tooMuch = errRetired
+	}
 	line.Each(func(c *waiter) {
 		if c.N > limit.Tokens {
-			line.Tell(c, outcome{err: ErrExceedsLimit})
+			line.Tell(c, outcome{err: tooMuch})
 		}
 	})
 	return 0
@@ -349,15 +354,21 @@ func comply(q *backend.SyncRequest, l Limit) {
 }
 
 // adoptLocked takes over the length of the open window until it ends. The window belongs
-// to the limit before WithLimits changed it, perhaps in another process.
-func (k *keyState) adoptLocked(s backend.State, sent, now int64) {
+// to the limit before WithLimits changed it, perhaps in another process. If no window is
+// open, the period that ends at end is over by the store's clock, and the next one has that
+// length. A key without a window notes that end as a window that is over, because our clock
+// may be behind: see wall.
+func (k *keyState) adoptLocked(s backend.State, end backend.Window, sent, now int64) {
 	limit := k.limit()
 	limit.Window = s.Length
 	k.bound.Store(&limit)
-	if k.retired || s.Window == 0 { // if no window is open, the next one has that length
+	w := k.lease.Load()
+	if s.Window == 0 && w == nil {
+		s.Window, s.Left = end, -1
+	}
+	if k.retired || s.Window == 0 {
 		return
 	}
-	w := k.lease.Load()
 	if w == nil || w.Window != s.Window {
 		w = k.switchLocked(s.Window, now)
 	}

@@ -9,8 +9,8 @@ import (
 	"runtime/debug"
 )
 
-// ErrGoexit is the error of a call in which the store called runtime.Goexit.
-var ErrGoexit = errors.New("the store called runtime.Goexit")
+// ErrGoexit is the error of a call in which users' code called runtime.Goexit.
+var ErrGoexit = errors.New("the store, or the function of WithLimits, called runtime.Goexit")
 
 // panicError is a panic as an error.
 type panicError struct {

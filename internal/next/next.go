@@ -73,7 +73,7 @@ func Step(f Facts) (Cause, int64) {
 	case f.Retired, f.InFlight:
 		return None, Never
 	case f.Open:
-		if f.Active > 0 || f.Parked > 0 || f.Charge != 0 || f.Unconfirmed {
+		if f.Active > 0 || f.Parked > 0 || f.Charge != 0 || f.Unconfirmed || f.Low && f.Alive {
 			return None, f.Ask
 		}
 		return None, Never

@@ -27,7 +27,9 @@ func TestStep(t *testing.T) {
 
 		{"retired", func(f *Facts) { f.Retired, f.Active, f.Passing = true, 1, 1 }, None, Never},
 		{"a fetch is in flight", func(f *Facts) { f.InFlight, f.Active, f.Passing = true, 1, 1 }, None, Never},
-		{"away", func(f *Facts) { f.Open, f.Ask, f.Low = true, 150, true }, None, Never},
+		{"away", func(f *Facts) { f.Open, f.Ask = true, 150 }, None, Never},
+		{"away, and the stock is low", func(f *Facts) { f.Open, f.Ask, f.Low = true, 150, true }, None, 150},
+		{"away, and the low stock is over", func(f *Facts) { f.Open, f.Ask, f.Low, f.Alive = true, 150, true, false }, None, Never},
 		{"away, and a caller waits", func(f *Facts) { f.Open, f.Ask, f.Active = true, 150, 1 }, None, 150},
 		{"away, and a caller stays", func(f *Facts) { f.Open, f.Ask, f.Parked = true, 150, 1 }, None, 150},
 		{"away, with debt", func(f *Facts) { f.Open, f.Ask, f.Charge = true, 150, 1 }, None, 150},
