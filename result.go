@@ -316,8 +316,9 @@ func (l *Limiter) relimit(k *keyState) error {
 }
 
 // relimitLocked makes limit the key's limit. A caller in line that wants more gets
-// ErrExceedsLimit or, in shadow, starts over and passes. An open window keeps its length. A special limit is kept in plan, beside
-// the limit under which the account is stated, and callers in line start over.
+// ErrExceedsLimit or, in shadow, starts over and passes. An open window keeps its length. A
+// special limit is kept in plan, beside the limit under which the account is stated, and
+// callers in line start over.
 func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	w, was := k.lease.Load(), k.limit()
 	line := k.busy.callers()
