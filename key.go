@@ -302,7 +302,7 @@ func (s *settlement) owe(ctx context.Context, n int64) error {
 			l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
 			l.count.spent.Add(reply.Debt)
 			l.unasked[0].Add(reply.Debt)
-		case l.lateOverruns && reply.Window != 0: // another window is open, and no call is left to charge it there
+		case reply.Window == q.Window || l.lateOverruns && reply.Window != 0: // no call is left to charge it, in another window or by another length
 			l.count.overdrawn.Add(n)
 		}
 	}

@@ -2,6 +2,7 @@ package reservoir_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -169,6 +170,23 @@ func TestOverrunWithoutRoomInAnOutage(t *testing.T) {
 		assert.EqualValues(t, 300, used(t, net, "k"))
 		assert.EqualValues(t, 200, s.Overdrawn)
 		assert.EqualValues(t, 300, s.Taken)
+	})
+	inBubble(t, "the caller leaves, and the limit has another window", func(t *testing.T) {
+		net := far(20 * time.Millisecond)
+		var changed atomic.Bool
+		l := open(t, net, reservoir.PerHour(100), reservoir.WithMaxKeys(0), reservoir.WithLimits(func(string) reservoir.Limit {
+			if changed.Load() {
+				return reservoir.PerMinute(100)
+			}
+			return reservoir.PerHour(100)
+		}))
+		r := allow(t, l, "k", 100)
+		changed.Store(true)
+		ctx, cancel := context.WithTimeout(bg, 5*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, l.Settle(ctx, "k", r, 300), context.DeadlineExceeded)
+		time.Sleep(30 * time.Minute)
+		assert.EqualValues(t, 200, l.Stats().Overdrawn+used(t, net, "k")-100, "either charged or overdrawn")
 	})
 }
 
