@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/account"
+	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/guard"
@@ -91,6 +92,9 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	}
 	if f.Open {
 		f.Ask = max(k.shard.NextProbe(), now) + int64(slack)
+		if line.Empty() && k.account.Unpaid() == 0 { // there is time, so keys need not all call when the shard is back
+			f.Ask += int64(chance.Part(min(k.limit().Window/probes, longestPause)))
+		}
 	}
 	u := k.use
 	if u != nil {

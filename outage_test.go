@@ -514,3 +514,35 @@ func TestRestockAfterAnOutage(t *testing.T) {
 		require.Positive(t, outages)
 	})
 }
+
+// Keys that want their next batch when a shard is back do not all ask at once.
+func TestRestockIsSpread(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		const keys, n = 300, 20
+		net := far(20 * time.Millisecond)
+		l := open(t, net, reservoir.PerHour(100_000), opt)
+		round := func() {
+			for i := range keys {
+				_, _ = l.AllowN(bg, fmt.Sprint("k", i), n)
+			}
+			time.Sleep(4 * time.Second)
+		}
+		for range 20 {
+			round()
+		}
+		net.always(refuse)
+		for range 40 {
+			round()
+		}
+		net.set(nil)
+		before, most := net.count(""), 0
+		for range 150 {
+			was := net.count("")
+			time.Sleep(20 * time.Millisecond)
+			most = max(most, net.count("")-was)
+		}
+		all := net.count("") - before
+		require.Greater(t, all, keys/20)
+		require.Less(t, most, all/4, "of %d, in 20 ms", all)
+	})
+}
