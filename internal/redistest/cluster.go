@@ -1,13 +1,12 @@
 package redistest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -18,11 +17,7 @@ const (
 
 	// nodeTimeout is the time in milliseconds after which a silent node counts as down. A
 	// replica takes over one or two seconds later.
-	nodeTimeout = 2000
-
-	// clusterLimit bounds a step of the formation. The whole takes some 2.5 seconds,
-	// because a master waits 2 seconds before it serves.
-	clusterLimit = 30 * time.Second
+	nodeTimeout = "2000"
 )
 
 // Cluster is a Redis Cluster. Nodes are in the order of their start, the masters first.
@@ -42,11 +37,8 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, masters: masters}
 	for range masters * (1 + replicasPerMaster) {
-		c.Nodes = append(c.Nodes, launch(t, func(dir string, port int) []string {
-			return append(serverArgs(dir, port),
-				"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-announce-ip", host,
-				"--cluster-node-timeout", strconv.Itoa(nodeTimeout))
-		}))
+		c.Nodes = append(c.Nodes, Start(t, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
+			"--cluster-announce-ip", host, "--cluster-node-timeout", nodeTimeout))
 	}
 	// Nodes with the same epoch would first have to resolve the conflict.
 	for i, node := range c.Nodes {
@@ -61,7 +53,7 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	}
 	c.AwaitWhole()
 	for _, master := range c.Nodes[:masters] {
-		poll(t, clusterLimit, "replicate "+master.Addr(), func() error { return master.checkReplicas(replicasPerMaster) })
+		poll(t, patience, "replicate "+master.Addr(), func() error { return master.checkReplicas(replicasPerMaster) })
 	}
 	return c
 }
@@ -87,7 +79,7 @@ func (c *Cluster) meet() {
 func (c *Cluster) await(what string, check func(*Server) error) {
 	c.t.Helper()
 	for _, node := range c.up() {
-		poll(c.t, clusterLimit, what+": "+node.Addr(), func() error { return check(node) })
+		poll(c.t, patience, what+": "+node.Addr(), func() error { return check(node) })
 	}
 }
 
@@ -173,12 +165,12 @@ const (
 // replica that has taken over.
 func (c *Cluster) NodeOf(key string) *Server {
 	c.t.Helper()
-	slot, up := int64(c.SlotOf(key)), c.up()
+	slot, up := c.SlotOf(key), c.up()
 	votes := make(map[string]int)
 	for _, node := range up {
 		for _, r := range node.ranges() {
-			if r.first <= slot && slot <= r.last {
-				votes[r.master]++
+			if r.Start <= slot && slot <= r.End {
+				votes[r.Nodes[0].Addr]++
 			}
 		}
 	}
@@ -241,19 +233,12 @@ func (s *Server) migrate(to *Server, slot int) {
 	}
 }
 
-// slotRange is a range of slots, and the address of their master.
-type slotRange struct {
-	first, last int64
-	master      string
-}
-
-// ranges returns all slots that have a master, in order, as the node reports them.
-func (s *Server) ranges() (list []slotRange) {
+// ranges returns all slots that have a master, in order, as the node reports them. The
+// first node of a range is the master.
+func (s *Server) ranges() []redis.ClusterSlot {
 	s.t.Helper()
-	for _, row := range s.Do("cluster", "slots").Val().([]any) {
-		r := row.([]any) // first, last, a node: the master, its replicas
-		list = append(list, slotRange{r[0].(int64), r[1].(int64), loopback(int(r[2].([]any)[1].(int64)))})
-	}
+	list, err := s.admin.ClusterSlots(context.Background()).Result()
+	check(s.t, err)
 	return list
 }
 
@@ -261,8 +246,8 @@ func (s *Server) ranges() (list []slotRange) {
 func (s *Server) slotsOf(master *Server) (list []int) {
 	s.t.Helper()
 	for _, r := range s.ranges() {
-		for slot := r.first; slot <= r.last && r.master == master.Addr(); slot++ {
-			list = append(list, int(slot))
+		for slot := r.Start; slot <= r.End && r.Nodes[0].Addr == master.Addr(); slot++ {
+			list = append(list, slot)
 		}
 	}
 	return list
