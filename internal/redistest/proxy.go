@@ -208,9 +208,7 @@ func (p *Proxy) Refuse(on bool) {
 		return
 	}
 	listener, err := net.Listen("tcp", p.addr)
-	if err != nil {
-		p.t.Fatalf("redistest: proxy: %v", err)
-	}
+	check(p.t, err)
 	p.admit(listener)
 }
 
@@ -292,11 +290,8 @@ type link struct {
 	ctx            context.Context // ends with both connections
 	end            func()
 
-	// mu is held while a chunk is judged and written to the server, so that
-	// the end of a swallowing link's requests comes after that chunk.
-	mu         sync.Mutex
-	swallowing bool // replies are discarded from now on
-	swallowed  bool // a reply was; only the goroutine of replies uses it
+	swallowing atomic.Bool // replies are discarded from now on
+	swallowed  bool        // a reply was; only the goroutine of replies uses it
 }
 
 // close ends the link at once, however often it is called.
@@ -326,10 +321,7 @@ func (l *link) pump(from *net.TCPConn, deliver func([]byte), end func()) {
 		for buf := make([]byte, 64<<10); ; {
 			n, err := from.Read(buf)
 			if n > 0 {
-				select {
-				case queue <- chunk{bytes.Clone(buf[:n]), l.proxy.arrived(n, from == l.server)}:
-				case <-l.ctx.Done():
-				}
+				queue <- chunk{bytes.Clone(buf[:n]), l.proxy.arrived(n, from == l.server)}
 			}
 			if err != nil {
 				return
@@ -346,36 +338,30 @@ func (l *link) pump(from *net.TCPConn, deliver func([]byte), end func()) {
 	wg.Wait()
 }
 
-// request delivers one chunk to the server, or makes the fault that waits for it.
+// request delivers one chunk to the server, or makes the fault that waits for it. A chunk
+// whose reply will be lost is the last of its link: the server closes after executing all
+// that came before our end, so reading until it closes ensures execution.
 func (l *link) request(data []byte) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.swallowing { // otherwise the link is about to end
-		switch l.proxy.judge(data) {
-		case lose:
-			l.proxy.dropped.Add(1)
-			l.close()
-			return
-		case swallow:
-			l.swallowing = true // before the server can reply
-		}
+	if l.swallowing.Load() {
+		return
 	}
-	// An error means that the server is gone, which the other direction sees too.
-	_, _ = l.server.Write(data)
+	switch l.proxy.judge(data) {
+	case lose:
+		l.proxy.dropped.Add(1)
+		l.close()
+		return
+	case swallow:
+		l.swallowing.Store(true) // before the server can reply
+		defer l.server.CloseWrite()
+	}
+	_, _ = l.server.Write(data) // if the server is gone, the other direction sees it too
 }
 
 // reply delivers a chunk to the client, or loses it, even if it belongs to the reply to
-// an earlier request. The server closes after executing all that came before our end, so
-// reading until it closes ensures execution. A failed write to the client does not end
-// the link, because earlier requests may still be in transit.
+// an earlier request. A failed write to the client does not end the link, because earlier
+// requests may still be in transit.
 func (l *link) reply(data []byte) {
-	l.mu.Lock()
-	swallowing := l.swallowing
-	l.mu.Unlock()
-	if swallowing {
-		l.swallowed = true
-		_ = l.server.CloseWrite()
-	} else {
+	if l.swallowed = l.swallowing.Load(); !l.swallowed {
 		_, _ = l.client.Write(data)
 	}
 }
