@@ -152,13 +152,6 @@ func (c *Cluster) up() []*Server {
 	return slices.DeleteFunc(slices.Clone(c.Nodes), func(node *Server) bool { return !node.Up() })
 }
 
-// One MIGRATE moves migrateBatch keys. It blocks both nodes for at most migrateTime, in
-// milliseconds.
-const (
-	migrateBatch = 100
-	migrateTime  = 5000
-)
-
 // NodeOf returns the master that owns the key's slot, by the majority of the nodes that
 // are up, because a replaced master claims its slots until it learns of that. NodeOf
 // returns nil from the time at which the owner goes down until the majority reports the
@@ -168,11 +161,7 @@ func (c *Cluster) NodeOf(key string) *Server {
 	slot, up := c.SlotOf(key), c.up()
 	votes := make(map[string]int)
 	for _, node := range up {
-		for _, r := range node.ranges() {
-			if r.Start <= slot && slot <= r.End {
-				votes[r.Nodes[0].Addr]++
-			}
-		}
+		votes[node.owners()[slot]]++
 	}
 	i := slices.IndexFunc(up, func(node *Server) bool { return votes[node.Addr()] > len(up)/2 })
 	if i < 0 {
@@ -182,9 +171,14 @@ func (c *Cluster) NodeOf(key string) *Server {
 }
 
 // SlotsOf returns the slots that the master reports as its own, in order.
-func (c *Cluster) SlotsOf(master *Server) []int {
+func (c *Cluster) SlotsOf(master *Server) (list []int) {
 	c.t.Helper()
-	return master.slotsOf(master)
+	for slot, addr := range master.owners() {
+		if addr == master.Addr() {
+			list = append(list, slot)
+		}
+	}
+	return list
 }
 
 // SlotOf returns the slot of the key.
@@ -206,8 +200,8 @@ func (c *Cluster) Reshard(from, to *Server, list []int) {
 		from.Do("cluster", "setslot", slot, "node", target)
 	}
 	c.await("spread a reshard", func(node *Server) error {
-		if !slices.Equal(node.slotsOf(to), c.SlotsOf(to)) {
-			return errors.New("it reports other slots")
+		if node.owners() != to.owners() {
+			return errors.New("it reports other owners")
 		}
 		return nil
 	})
@@ -221,34 +215,28 @@ func (c *Cluster) OpenSlot(from, to *Server, slot int) {
 	from.Do("cluster", "setslot", slot, "migrating", to.text("cluster", "myid"))
 }
 
-// migrate moves all keys of the slot.
+// migrate moves all keys of the slot, a hundred at a time. A MIGRATE blocks both nodes, for
+// at most 5000 ms.
 func (s *Server) migrate(to *Server, slot int) {
 	s.t.Helper()
 	for {
-		keys := s.Do("cluster", "getkeysinslot", slot, migrateBatch).Val().([]any)
+		keys := s.Do("cluster", "getkeysinslot", slot, 100).Val().([]any)
 		if len(keys) == 0 {
 			return
 		}
-		s.Do(append([]any{"migrate", host, to.port, "", 0, migrateTime, "replace", "keys"}, keys...)...)
+		s.Do(append([]any{"migrate", host, to.port, "", 0, 5000, "replace", "keys"}, keys...)...)
 	}
 }
 
-// ranges returns all slots that have a master, in order, as the node reports them. The
-// first node of a range is the master.
-func (s *Server) ranges() []redis.ClusterSlot {
+// owners returns the address of each slot's master, or "", as the node tells clients.
+func (s *Server) owners() (addrs [slots]string) {
 	s.t.Helper()
-	list, err := s.admin.ClusterSlots(context.Background()).Result()
-	check(s.t, err)
-	return list
-}
-
-// slotsOf returns the slots that the master serves, as the node reports them.
-func (s *Server) slotsOf(master *Server) (list []int) {
-	s.t.Helper()
-	for _, r := range s.ranges() {
-		for slot := r.Start; slot <= r.End && r.Nodes[0].Addr == master.Addr(); slot++ {
-			list = append(list, slot)
+	cmd := redis.NewClusterSlotsCmd(context.Background(), "cluster", "slots")
+	check(s.t, s.admin.Process(context.Background(), cmd))
+	for _, r := range cmd.Val() {
+		for slot := r.Start; slot <= r.End; slot++ {
+			addrs[slot] = r.Nodes[0].Addr // of the master; its replicas follow
 		}
 	}
-	return list
+	return addrs
 }

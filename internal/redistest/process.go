@@ -190,7 +190,7 @@ func (d *Daemon) run() error {
 	if bytes.Contains(said, []byte("Address already in use")) {
 		return errPortTaken
 	}
-	return errors.Join(fmt.Errorf("%s: it ended, or did not answer within %v; its log:\n%s", cmd.Path, patience, said), err)
+	return errors.Join(fmt.Errorf("%s: it ended, or gave no answer in %v; its log:\n%s", cmd.Path, patience, said), err)
 }
 
 // poll calls check until it returns nil. After limit it fails the test and

@@ -80,7 +80,7 @@ func NewProxy(t testing.TB, target string) *Proxy {
 func Dialer(proxies ...*Proxy) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	via := make(map[string]string)
 	for _, p := range proxies {
-		via[p.goal()] = p.addr
+		p.locked(func() { via[p.target] = p.addr })
 	}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, cmp.Or(via[addr], addr))
@@ -172,12 +172,6 @@ func (p *Proxy) arrived(n int, isReply bool) (due time.Time) {
 	return due
 }
 
-// passage returns a channel that is closed when traffic may pass, or nil while it may.
-func (p *Proxy) passage() (gate <-chan struct{}) {
-	p.locked(func() { gate = p.gate })
-	return gate
-}
-
 // Cut closes all current connections. What was on the way in them is lost.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
@@ -238,7 +232,8 @@ func (p *Proxy) admit(listener net.Listener) {
 // meanwhile.
 func (p *Proxy) serve(client *net.TCPConn) {
 	defer client.Close()
-	target := p.goal()
+	var target string
+	p.locked(func() { target = p.target })
 	server, err := new(net.Dialer).DialContext(p.t.Context(), "tcp", target)
 	if err != nil {
 		return
@@ -247,20 +242,14 @@ func (p *Proxy) serve(client *net.TCPConn) {
 	l.ctx, l.end = context.WithCancel(context.Background())
 	defer l.close()
 	p.locked(func() {
+		p.links[l] = struct{}{}
 		if p.target != target {
 			l.close()
-			return
 		}
-		p.links[l] = struct{}{}
 	})
-	l.run()
+	p.wg.Go(func() { l.pump(l.client, l.request, func() { _ = l.server.CloseWrite() }) })
+	l.pump(l.server, l.reply, l.endReplies) // until the link ends
 	p.locked(func() { delete(p.links, l) })
-}
-
-// goal returns the target of new connections.
-func (p *Proxy) goal() (target string) {
-	p.locked(func() { target = p.target })
-	return target
 }
 
 // close ends the proxy and waits for its goroutines.
@@ -269,10 +258,6 @@ func (p *Proxy) close() {
 	p.Lead("") // nowhere, from now on
 	p.wg.Wait()
 }
-
-// queued is the number of chunks that a direction may have in transit before the sender
-// has to wait.
-const queued = 4096
 
 // chunk is a piece of a stream on its way.
 type chunk struct {
@@ -301,22 +286,13 @@ func (l *link) close() {
 	_ = l.server.Close()
 }
 
-// run forwards until the link ends.
-func (l *link) run() {
-	var wg sync.WaitGroup
-	wg.Go(func() { l.pump(l.client, l.request, func() { _ = l.server.CloseWrite() }) })
-	wg.Go(func() { l.pump(l.server, l.reply, l.endReplies) })
-	wg.Wait()
-}
-
 // pump forwards the chunks from one end, each when it is due, and then the end itself. It
 // reads in one goroutine and writes in another, with a queue between, so that it reads on
 // while a chunk is delayed or held. So delays do not add up, and what a client sent
 // before it gave up is kept.
 func (l *link) pump(from *net.TCPConn, deliver func([]byte), end func()) {
-	queue := make(chan chunk, queued)
-	var wg sync.WaitGroup
-	wg.Go(func() {
+	queue := make(chan chunk, 4096) // with more chunks in transit, the sender has to wait
+	l.proxy.wg.Go(func() {
 		defer close(queue)
 		for buf := make([]byte, 64<<10); ; {
 			n, err := from.Read(buf)
@@ -335,7 +311,6 @@ func (l *link) pump(from *net.TCPConn, deliver func([]byte), end func()) {
 	}
 	l.await(time.Time{}) // a link that is held does not show its end
 	end()
-	wg.Wait()
 }
 
 // request delivers one chunk to the server, or makes the fault that waits for it. A chunk
@@ -382,7 +357,9 @@ func (l *link) await(due time.Time) bool {
 		case <-l.ctx.Done():
 		}
 	}
-	if gate := l.proxy.passage(); gate != nil {
+	var gate <-chan struct{}
+	l.proxy.locked(func() { gate = l.proxy.gate })
+	if gate != nil {
 		select {
 		case <-gate:
 		case <-l.ctx.Done():
