@@ -223,7 +223,7 @@ func TestJudgeFindsSabotage(t *testing.T) {
 
 func (o *outcome) fill(k kind, a answer, d time.Duration) {
 	for range 1000 {
-		o.wait(waited{k, a}, d)
+		o.wait(k, a, d)
 	}
 }
 

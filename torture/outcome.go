@@ -146,9 +146,9 @@ func (o *outcome) add(l *line, r *record) {
 
 // request adds the result of one request.
 func (o *outcome) request(s *sums, l *line, r *record, e *event) {
-	o.wait(waited{e.Kind, r.answer()}, r.Took)
+	o.wait(e.Kind, r.answer(), r.Took)
 	if r.Woke > 0 {
-		o.wait(waited{e.Kind, wakeUp}, r.Woke)
+		o.wait(e.Kind, wakeUp, r.Woke)
 	}
 	end, reset := r.At.Add(r.Took), r.Result.Reset
 	switch {
@@ -183,13 +183,18 @@ func (o *outcome) failed(r *record, e *event) bool {
 	return true
 }
 
-func (o *outcome) wait(w waited, d time.Duration) {
-	h := o.Latency[w]
-	if h == nil {
-		h = newLatency()
-		o.Latency[w] = h
+func (o *outcome) wait(k kind, a answer, d time.Duration) {
+	h := o.latency(k, a)
+	_ = h.RecordValue(min(int64(d), h.HighestTrackableValue()))
+}
+
+// latency returns the histogram of a class of latencies.
+func (o *outcome) latency(k kind, a answer) *hdrhistogram.Histogram {
+	w := waited{k, a}
+	if o.Latency[w] == nil {
+		o.Latency[w] = newLatency()
 	}
-	_ = h.RecordValue(min(max(int64(d), 0), h.HighestTrackableValue()))
+	return o.Latency[w]
 }
 
 // newLatency returns a histogram up to two minutes that is exact to 1 %.
