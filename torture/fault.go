@@ -61,12 +61,17 @@ var faults = []fault{
 	{"replies later than the timeout", nothing, proxied, network((*proxy).Delayed, func(x *run, p *proxy) { p.Delay(x.Timeout + x.Timeout/2) })},
 	{"latency of 2 to 20 ms", nothing, proxied, network((*proxy).Delayed, func(x *run, p *proxy) { p.Delay(time.Duration(2+x.rng.IntN(18)) * time.Millisecond) })},
 	{"network black hole, late delivery", nothing, proxied, network((*proxy).Held, func(_ *run, p *proxy) { p.Hold(true) })},
-	{"connections reset", nothing, proxied, (*run).reset},
+	{"connections reset", nothing, proxied, network((*proxy).CutConns, func(x *run, p *proxy) {
+		until(x.span(), func() bool {
+			p.Cut()
+			return false // again, until the time is over
+		})
+	})},
 	{"connections refused", nothing, proxied, network(refuses, func(_ *run, p *proxy) {
 		p.Refuse(true)
 		p.Cut()
 	})},
-	{shardFails, nothing, single, network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", aLot) })},
+	{shardFails, nothing, single, network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", 1<<30) })},
 	{serverStopped, nothing, single, (*run).stopServer},
 	{"server SIGKILL, back with its data", nothing, single, (*run).killServer},
 	{restartedEmpty, all, []topology{volatile}, (*run).killServer},
@@ -115,8 +120,6 @@ func once(took bool) int64 {
 
 type proxy = redistest.Proxy
 
-const aLot = 1 << 30 // more chunks than any fault sees
-
 // network returns a fault that a proxy makes for a while and counts.
 func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event) int64 {
 	return func(x *run, e *event) int64 {
@@ -142,17 +145,6 @@ func refuses(p *proxy) int64 {
 		_ = conn.Close()
 	}
 	return once(errors.Is(err, syscall.ECONNREFUSED))
-}
-
-// reset cuts connections for a while, and until at least one was cut.
-func (x *run) reset(e *event) int64 {
-	p := x.peer(e.Part).proxy
-	before, least := p.CutConns(), time.Now().Add(x.span())
-	until(patience, func() bool {
-		p.Cut()
-		return p.CutConns() > before && time.Now().After(least)
-	})
-	return p.CutConns() - before
 }
 
 // stopServer stops a server. Failed calls prove the effect.
@@ -200,25 +192,22 @@ func (x *run) flushScripts(e *event) (told int64) {
 	return told
 }
 
-// anyWorker returns a random process.
-func (x *run) anyWorker() *worker { return x.workers[x.rng.IntN(len(x.workers))] }
-
 // stopProcess stops a process. The end of a window meanwhile proves the effect.
 func (x *run) stopProcess(e *event) int64 {
 	window := func() int64 { return int64(x.contents(x.peer(e.Part), tight, e.Part).Window) }
 	x.await("a window is open", func() bool { return window() > 0 })
-	w, before := x.anyWorker(), window()
+	w, before := x.workers[x.rng.IntN(len(x.workers))], window()
 	w.Pause()
 	defer w.Resume()
 	still := time.Now()
 	x.await("the window ends", func() bool { return window() > before })
 	time.Sleep(time.Duration(x.rng.Int64N(int64(x.span()))))
-	return once(told(x, &w.last).Before(still))
+	return once(told(x, &w.lines[lineID{tight, e.Part}].Last).Before(still))
 }
 
 // killProcess kills a process and starts another one.
 func (x *run) killProcess(*event) int64 {
-	w := x.anyWorker()
+	w := x.workers[x.rng.IntN(len(x.workers))]
 	alive := w.Up()
 	w.Kill()
 	x.end(w, true)
@@ -278,7 +267,7 @@ func promote(lags bool) func(*run, *event) int64 {
 			servers.AwaitSync()
 		}
 		for r := range role(roles) {
-			if e.Lost[r] = x.unreplicated(r); r.renewed() { // windows that were reset since are lost, too
+			if e.Lost[r] = x.unreplicated(r); uses[r].renewed { // windows that were reset since are lost, too
 				e.Lost[r] = x.demand(r).limit.Tokens
 			}
 		}

@@ -110,7 +110,7 @@ func (v *verdict) key(at place) {
 	if at.Role == tight {
 		v.happened(at.Denied, at, "refused")
 	}
-	if at.Role.windowed() && at.Role != daily {
+	if at.rolls && at.Role != daily {
 		v.happened(int64(len(at.Windows)-1), at, "rolled over")
 	}
 	v.resets, v.counted, v.midnights = v.resets+at.Resets, v.counted+at.Counted, v.midnights+at.midnights()
@@ -121,7 +121,7 @@ func (v *verdict) key(at place) {
 	if at.Scenario.Loses == nothing && at.limit.Window != shortWindow {
 		v.account(at)
 	}
-	if at.Role.windowed() {
+	if at.rolls {
 		v.sequence(at)
 	}
 	if at.Role == local { // one window, because it outlasts the run
@@ -153,7 +153,7 @@ func (v *verdict) windows(at place) {
 		over, may := max(g.spent-at.limit.Tokens, 0), at.lost(g)
 		name, bar := "over-admission without data loss", "0"
 		switch loss := at.Scenario.Loses; {
-		case at.Role.renewed():
+		case at.renewed:
 			name, bar = "over-admission of windows that are reset", "0, or one limit each time that data is lost"
 		case may > 0:
 			name, bar = overLost[loss].name, overLost[loss].bar
@@ -171,7 +171,7 @@ func (v *verdict) account(at place) {
 		used, may = at.Windows[at.Open], may+at.Settled
 	}
 	idle := at.Charged - used
-	if at.Killed == 0 || !at.Role.fallsBack() { // otherwise tokens were admitted without the store, which was never told
+	if at.Killed == 0 || !at.fallsBack { // otherwise tokens were admitted without the store, which was never told
 		hold(v, "tokens spent that were never charged", "0", at, max(-idle, 0), 0)
 	}
 	if at.Killed == 0 {

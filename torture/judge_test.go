@@ -40,7 +40,7 @@ func harmless(where topology, f fault) *outcome {
 			s.Open, s.Settled, s.Counted, s.Resets = at(5+24*60*60).UnixMilli(), 10, 5, 1
 			s.Spent, s.Charged = 2*d.limit.Tokens, d.limit.Tokens+5
 			s.Windows[s.Open], s.Windows[at(5).UnixMilli()] = d.limit.Tokens, d.limit.Tokens
-		case r.windowed():
+		case d.rolls:
 			for i := range 10 {
 				s.Windows[at(float64(i+1)).UnixMilli()] = min(d.limit.Tokens, d.tokens)
 				s.Spent += min(d.limit.Tokens, d.tokens)

@@ -87,6 +87,7 @@ type sums struct {
 
 // line is what one process did with a key.
 type line struct {
+	Last                   time.Time // when its last request began
 	LastOK                 time.Time // when a call last succeeded
 	Away                   bool      // the breaker is open
 	Held                   int64     // in memory when the last call had ended
@@ -115,6 +116,7 @@ func (o *outcome) add(l *line, r *record) {
 	e := o.during(end)
 	switch r.What {
 	case asked:
+		l.Last = r.At
 		o.request(s, l, r, e)
 	case settled:
 		l.Settled += max(r.N, 0)
@@ -206,7 +208,7 @@ func newLatency() *hdrhistogram.Histogram {
 // window may count.
 func (s *sums) audit(r role, l *line, t *reservoir.Stats) {
 	least, most := l.Spent+l.Settled, l.Spent+l.Settled
-	if r.renewed() {
+	if uses[r].renewed {
 		least = l.Spent
 		s.Counted += t.Spent - least
 	}
@@ -220,12 +222,9 @@ func abs(n int64) int64 { return max(n, -n) }
 func (s *sums) end(l *line, killed bool) {
 	s.Spent, s.Settled, s.Refunded = s.Spent+l.Spent, s.Settled+l.Settled, s.Refunded+l.Refunded
 	s.Alone = max(s.Alone, l.Alone)
-	switch {
-	case killed:
+	if killed {
 		s.Killed++
 		s.KilledHeld += l.Held
-	case !l.Closed:
-		s.Unclean = append(s.Unclean, "it ended without closing")
 	}
 }
 
@@ -261,7 +260,7 @@ type group struct {
 func (p place) groups() (list []group) {
 	for _, reset := range slices.Sorted(maps.Keys(p.Windows)) {
 		begin := reset - p.limit.Window.Milliseconds()
-		if n := len(list); n > 0 && begin < list[n-1].to && !p.Role.renewed() {
+		if n := len(list); n > 0 && begin < list[n-1].to && !p.renewed {
 			list[n-1].to = reset
 			list[n-1].spent += p.Windows[reset]
 			continue

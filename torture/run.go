@@ -1,17 +1,19 @@
 package torture
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/internal/redistest"
@@ -20,9 +22,9 @@ import (
 
 // run is a scenario under way.
 type run struct {
+	scenario
 	t   testing.TB
 	rng *rand.Rand
-	target
 
 	// The servers: see stage.go.
 	peers   []*peer // by part; of a cluster, all nodes; of a pair, first the primary
@@ -33,24 +35,22 @@ type run struct {
 	clock   *os.File              // holds the offset of the server's clock
 	offset  time.Duration
 
+	busy    context.Context // ends when the processes have to finish
+	finish  context.CancelFunc
 	workers []*worker  // that make requests
-	mu      sync.Mutex // guards out, and the fields of workers that say so
+	mu      sync.Mutex // guards out and the workers' lines
 	out     *outcome
 }
 
 // worker is one process: this binary, executed again.
 type worker struct {
 	*redistest.Process
-	input io.Closer     // its end asks the process to finish
-	read  chan struct{} // closed when the process has ended and its journal is read
-
-	lines map[lineID]*line // guarded by the run's mutex
-	last  time.Time        // when its last request began; guarded, too
+	reading sync.WaitGroup // until the process has ended and its journal is read
+	lines   map[lineID]*line
 }
 
 const (
-	patience     = 30 * time.Second // for events, on a busy machine
-	recoverLimit = 60 * time.Second
+	patience = time.Minute // for events, on a busy machine
 
 	// untilMidnight covers the start of the processes and a part of the first day.
 	untilMidnight = 5 * time.Second
@@ -63,7 +63,8 @@ const (
 // Run runs the scenario and returns the outcome.
 func (sc scenario) Run(t testing.TB) *outcome {
 	t.Helper()
-	x := &run{t: t, rng: rand.New(rand.NewPCG(sc.Seed, 1)), target: target{scenario: sc}}
+	x := &run{t: t, rng: rand.New(rand.NewPCG(sc.Seed, 1)), scenario: sc}
+	x.busy, x.finish = context.WithCancel(t.Context())
 	x.setUp()
 	x.Midnight = time.Now().Add(untilMidnight).Unix()
 	x.out = newOutcome(x.scenario)
@@ -76,6 +77,9 @@ func (sc scenario) Run(t testing.TB) *outcome {
 		x.inject(k)
 	}
 	x.finish()
+	for _, w := range slices.Clone(x.workers) {
+		x.end(w, false)
+	}
 	x.out.Elapsed = time.Since(begin)
 	for id, s := range x.out.Lines {
 		held := x.contents(x.peer(id.Part), id.Role, id.Part)
@@ -122,8 +126,7 @@ func (x *run) recover(e *event) {
 		}
 		return time.Since(well) > max(settle, x.Timeout)
 	}
-	ok := until(recoverLimit, recovered)
-	require.True(x.t, ok, "no recovery within %v from: %v: %s", recoverLimit, e.Kind, why)
+	require.True(x.t, until(patience, recovered), "no recovery within %v from: %v: %s", patience, e.Kind, why)
 	e.Recovery = well.Sub(e.End)
 }
 
@@ -163,42 +166,33 @@ func until(limit time.Duration, ok func() bool) bool {
 // start adds a process and returns when it makes requests.
 func (x *run) start() {
 	x.t.Helper()
-	at := x.target
+	at := x.scenario
 	at.Seed = x.rng.Uint64()
 	text, err := json.Marshal(at)
 	require.NoError(x.t, err)
 	out, write, err := os.Pipe()
 	require.NoError(x.t, err)
 	defer write.Close() // the process has its own
-	cmd := exec.Command(os.Args[0])
+	cmd := exec.CommandContext(x.busy, os.Args[0])
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = patience // and then SIGKILL
 	cmd.Env = append(os.Environ(), workerEnv+"="+string(text), "GOMAXPROCS=2")
 	cmd.Stdout, cmd.Stderr = write, os.Stderr
-	w := &worker{read: make(chan struct{}), lines: make(map[lineID]*line)}
+	w := &worker{lines: make(map[lineID]*line)}
 	for id := range x.out.Lines {
 		w.lines[id] = new(line)
 	}
-	w.input, err = cmd.StdinPipe()
-	require.NoError(x.t, err)
 	w.Process = redistest.Spawn(x.t, cmd)
 	x.t.Cleanup(func() {
 		w.Kill()
-		<-w.read
+		w.reading.Wait()
 	})
-	go func() {
-		defer close(w.read)
+	w.reading.Go(func() {
 		defer out.Close()
-		read(out, func(r *record) { x.locked(func() { x.note(w, r) }) })
-	}()
+		read(out, func(r *record) { x.locked(func() { x.out.add(w.lines[r.Key], r) }) })
+	})
 	x.workers = append(x.workers, w)
-	x.await("the process makes requests", func() bool { return !told(x, &w.last).IsZero() })
-}
-
-// note adds a record of a process. The caller holds x.mu.
-func (x *run) note(w *worker, r *record) {
-	if r.What == asked {
-		w.last = r.At
-	}
-	x.out.add(w.lines[r.Key], r)
+	x.await("the process makes requests", func() bool { return !told(x, &w.lines[lineID{}].Last).IsZero() })
 }
 
 // locked calls do with x.mu held.
@@ -216,27 +210,12 @@ func told[T any](x *run, at *T) (value T) {
 
 // end waits until a process has ended and its journal is read, and adds its totals.
 func (x *run) end(w *worker, killed bool) {
-	<-w.read
+	w.reading.Wait()
 	x.locked(func() {
 		for id, l := range w.lines {
+			assert.True(x.t, killed || l.Closed, "a process ended without closing, or was late by more than %v", patience)
 			x.out.Lines[id].end(l, killed)
 		}
 	})
 	x.workers = slices.DeleteFunc(x.workers, func(other *worker) bool { return other == w })
-}
-
-// finish asks all processes to finish, and waits until they have ended.
-func (x *run) finish() {
-	x.t.Helper()
-	for _, w := range x.workers {
-		_ = w.input.Close()
-	}
-	for _, w := range slices.Clone(x.workers) {
-		late := time.AfterFunc(patience, func() {
-			x.t.Errorf("a process did not end within %v of being asked", patience)
-			w.Kill()
-		})
-		x.end(w, false)
-		late.Stop()
-	}
 }

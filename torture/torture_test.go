@@ -90,7 +90,7 @@ func TestSabotageIsFound(t *testing.T) {
 func (o *outcome) usedUp() bool {
 	for id, s := range o.Lines {
 		for _, spent := range s.Windows {
-			if !id.Role.renewed() && spent >= o.Scenario.demand(id.Role).limit.Tokens {
+			if !uses[id.Role].renewed && spent >= o.Scenario.demand(id.Role).limit.Tokens {
 				return true
 			}
 		}

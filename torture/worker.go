@@ -9,8 +9,10 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"os/signal"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -23,7 +25,7 @@ import (
 )
 
 const (
-	workerEnv = "RESERVOIR_TORTURE" // holds the target, and makes the process a worker
+	workerEnv = "RESERVOIR_TORTURE" // holds the scenario, and makes the process a worker
 
 	// callers is the number of goroutines that ask for one key in one process.
 	callers = 2
@@ -34,34 +36,22 @@ const (
 	closeTimeout = 10 * time.Second
 )
 
-// target is the scenario, and where processes find its store. Processes get it in their
-// environment.
-type target struct {
-	scenario
-	Addrs []string          // of the server; of the shards; of the cluster's nodes
-	Via   map[string]string // the proxy before each
-	Keys  [roles][]string   // by part
-}
-
-// RunWorker is the main function of a worker process. It uses all keys until standard
-// input ends, closes the limiters and returns true. In any other process it returns false
+// RunWorker is the main function of a worker process. It uses all keys until a
+// SIGTERM, closes the limiters and returns true. In any other process it returns false
 // at once. It panics if it cannot start.
 func RunWorker() bool {
 	text, ok := os.LookupEnv(workerEnv)
 	if !ok {
 		return false
 	}
-	var t target
+	var t scenario
 	must(0, json.Unmarshal([]byte(text), &t))
 	store := t.open()
 	if t.Skew != 0 {
 		store = skewed{store, t.Skew}
 	}
-	finish, end := context.WithCancel(context.Background())
-	go func() {
-		defer end()
-		_, _ = io.Copy(io.Discard, os.Stdin)
-	}()
+	finish, end := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer end()
 	j, rng := gob.NewEncoder(os.Stdout), rand.New(rand.NewPCG(t.Seed, 0))
 	var wg sync.WaitGroup
 	for r := range role(roles) {
@@ -125,7 +115,7 @@ func read(from io.Reader, take func(*record)) {
 }
 
 // open opens the store. It does no I/O.
-func (t *target) open() backend.Store {
+func (t *scenario) open() backend.Store {
 	logging.Disable() // faults are expected
 	if t.Topology != sharded {
 		return redisstore.New(t.client(t.Addrs...))
@@ -140,7 +130,7 @@ func (t *target) open() backend.Store {
 var shardNames = []string{"shard-0", "shard-1", "shard-2"}
 
 // client connects by the proxies, even to addresses that the nodes of a cluster announce.
-func (t *target) client(addrs ...string) redis.UniversalClient {
+func (t *scenario) client(addrs ...string) redis.UniversalClient {
 	o := must(redisstore.Options("redis://" + addrs[0]))
 	o.Addrs, o.IsClusterMode, o.PoolSize = addrs, t.Topology == clustered, 16
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 2*t.Timeout, 2*t.Timeout, 2*t.Timeout
@@ -177,7 +167,7 @@ type stream struct {
 	away    atomic.Bool // the circuit is open, by the last hook
 }
 
-func newStream(t *target, journal *gob.Encoder, store backend.Store, id lineID) *stream {
+func newStream(t *scenario, journal *gob.Encoder, store backend.Store, id lineID) *stream {
 	d := t.demand(id.Role)
 	s := &stream{
 		id: id, key: t.Keys[id.Role][id.Part], demand: d, journal: journal,
@@ -244,13 +234,13 @@ func (s *stream) run(finish context.Context, rng *rand.Rand) {
 		}
 		n := min(1+rng.Int64N(2*s.demand.each()), s.demand.limit.Tokens)
 		r := s.request(n, woke)
-		if !r.Allowed && (s.id.Role == tight || s.id.Role.renewed()) {
+		if !r.Allowed && (s.id.Role == tight || s.demand.renewed) {
 			s.drain(n, r)
 		}
 		switch {
-		case s.id.Role.renewed():
+		case s.demand.renewed:
 			before = s.renew(rng, before, charge{n, r})
-		case s.id.Role.settles() && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
+		case s.demand.batch > 0 && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
 			used := rng.Int64N(2 * n)
 			if s.limiter.Settle(context.Background(), s.key, r, used) == nil {
 				s.note(record{What: settled, N: used - n}, nil)
