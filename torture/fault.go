@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/internal/redistest"
@@ -62,10 +63,9 @@ var faults = []fault{
 	{"latency of 2 to 20 ms", nothing, proxied, network((*proxy).Delayed, func(x *run, p *proxy) { p.Delay(time.Duration(2+x.rng.IntN(18)) * time.Millisecond) })},
 	{"network black hole, late delivery", nothing, proxied, network((*proxy).Held, func(_ *run, p *proxy) { p.Hold(true) })},
 	{"connections reset", nothing, proxied, network((*proxy).CutConns, func(x *run, p *proxy) {
-		until(x.span(), func() bool {
+		for end := time.Now().Add(x.span()); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 			p.Cut()
-			return false // again, until the time is over
-		})
+		}
 	})},
 	{"connections refused", nothing, proxied, network(refuses, func(_ *run, p *proxy) {
 		p.Refuse(true)
@@ -108,7 +108,32 @@ type event struct {
 	Faults    int64         // of these, failed
 	Lost      [roles]int64  // tokens that the store lost, at most
 	Starved   time.Duration // longest time without an admission, if it was watched
+
+	Errors  map[string]int64 // of requests, by their text
+	Latency [answers]*hdrhistogram.Histogram
 }
+
+func newEvent(k kind, part int) *event {
+	e := &event{Kind: k, Part: part, Begin: time.Now(), Errors: make(map[string]int64)}
+	for a := range e.Latency {
+		e.Latency[a] = hdrhistogram.New(1, time.Hour.Nanoseconds(), 2) // exact to 1 %
+	}
+	return e
+}
+
+// failed adds the error of a request or a reset, and reports whether it failed.
+func (e *event) failed(r *record) bool {
+	if r.Err == "" {
+		return false
+	}
+	e.Errors[r.Err]++
+	if e.Failed++; r.Key.Part != e.Part {
+		e.Elsewhere++
+	}
+	return true
+}
+
+func (e *event) wait(a answer, d time.Duration) { _ = e.Latency[a].RecordValue(int64(d)) }
 
 // once counts a fault that took effect once or not at all.
 func once(took bool) int64 {
@@ -134,7 +159,7 @@ func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event
 
 // seen waits until a counter has grown, and returns by how much.
 func seen(before int64, count func() int64) int64 {
-	until(patience, func() bool { return count() != before })
+	until(func() bool { return count() != before })
 	return count() - before
 }
 
@@ -222,8 +247,7 @@ func step(direction time.Duration) func(*run, *event) int64 {
 	return func(x *run, e *event) int64 {
 		step := shortWindow/5 + time.Duration(x.rng.Int64N(int64(shortWindow*23/10)))
 		before := x.ahead()
-		x.offset += direction * step
-		x.setClock(x.offset)
+		x.setClock(before + direction*step)
 		moved := direction * (x.ahead() - before)
 		e.Starved = x.starved(ample, 3*shortWindow)
 		return once(moved > step/2 && moved < step*2)
@@ -308,7 +332,7 @@ func (x *run) reshard(e *event) int64 {
 	from, to := x.peer(e.Part).Server, x.peer((e.Part+1)%x.Parts).Server
 	var ours []int
 	for r := range role(roles) {
-		ours = append(ours, c.SlotOf(tag(x.Keys[r][e.Part])))
+		ours = append(ours, c.SlotOf(x.Keys[r][e.Part]))
 	}
 	slices.Sort(ours)
 	rest := slices.DeleteFunc(c.SlotsOf(from), func(slot int) bool { return slices.Contains(ours, slot) })

@@ -1,7 +1,6 @@
 package torture
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,7 +21,6 @@ type promise struct {
 
 // verdict holds the promises that the scenarios have put to the test, by name.
 type verdict struct {
-	all      []*outcome
 	strict   bool
 	promises map[string]promise
 
@@ -53,7 +51,7 @@ func (v *verdict) happened(n int64, of any, what string) {
 // judge compares the outcomes with the promises. It is pure. Unless it is strict it
 // allows more time, for the race detector and concurrent tests.
 func judge(list []*outcome, strict bool) *verdict {
-	v := &verdict{all: list, strict: strict, promises: make(map[string]promise)}
+	v := &verdict{strict: strict, promises: make(map[string]promise)}
 	for _, o := range list {
 		var overrun int64
 		for id, s := range o.Lines {
@@ -68,7 +66,7 @@ func judge(list []*outcome, strict bool) *verdict {
 				o.Scenario.Topology, overrun, stops*int64(callers*len(o.Lines)))
 		}
 	}
-	v.latency()
+	v.latency(list)
 	v.total()
 	return v
 }
@@ -113,7 +111,11 @@ func (v *verdict) key(at place) {
 	if at.rolls && at.Role != daily {
 		v.happened(int64(len(at.Windows)-1), at, "rolled over")
 	}
-	v.resets, v.counted, v.midnights = v.resets+at.Resets, v.counted+at.Counted, v.midnights+at.midnights()
+	v.resets, v.counted = v.resets+at.Resets, v.counted+at.Counted
+	if at.Role == daily {
+		ends, midnight := slices.Sorted(maps.Keys(at.Windows)), at.Scenario.Midnight*1000
+		v.midnights += once(len(ends) > 0 && ends[0] <= midnight && midnight < ends[len(ends)-1])
+	}
 	if at.Scenario.Loses != timeline { // otherwise the windows' clock differs from ours
 		v.windows(at)
 		hold(v, "tokens spent after their window", "0", at, at.Late, 0)
@@ -129,7 +131,7 @@ func (v *verdict) key(at place) {
 	}
 	const name, bar = "Stats balance and agree with the journals", "0 tokens apart"
 	hold(v, name, bar, at, at.Apart, 0)
-	if v.strict || at.excused(calm) == 0 {
+	if v.strict || at.excused(at.Calm) == 0 {
 		hold(v, name, bar, fmt.Sprintf("%v: processes could not hand back: %v", at, at.Unclean), int64(len(at.Unclean)), 0)
 	}
 }
@@ -177,7 +179,8 @@ func (v *verdict) account(at place) {
 	if at.Killed == 0 {
 		hold(v, "tokens lost, no process killed", "0", at, max(idle-may, 0), 0)
 	} else {
-		hold(v, "tokens lost with a process that is killed", "≤ its stock", at, max(idle, 0), may+at.KilledHeld+at.Killed*at.beyond())
+		may += at.KilledHeld + at.Killed*at.beyond()
+		hold(v, "tokens lost with a process that is killed", "≤ its stock", at, max(idle, 0), may)
 	}
 }
 
@@ -208,7 +211,7 @@ func (v *verdict) fault(o *outcome, e *event) {
 	if o.Scenario.Loses == timeline {
 		// The scripts ignore a step below a tenth of a window. A caller that woke late
 		// asked late.
-		late := time.Duration(o.latency(e.Kind, wakeUp).Max())
+		late := time.Duration(e.Latency[wakeUp].Max())
 		hold(v, "clock steps: longest time without a token", "≤ one window", at, e.Starved, shortWindow+shortWindow/4+late)
 	}
 	name, bar := "recovery after any other fault", recoveryBar
@@ -221,7 +224,7 @@ func (v *verdict) fault(o *outcome, e *event) {
 	hold(v, name, fmt.Sprint("≤ ", recoveryBar), at, e.Recovery, bar)
 	slow := e.End.Sub(e.Begin) > time.Duration(e.Active)*slowMove
 	if e.Kind == resharded && (v.strict || !slow) {
-		hold(v, "errors to callers while slots move", "0", at, e.Failed, o.excused(e.Kind))
+		hold(v, "errors to callers while slots move", "0", at, e.Failed, o.excused(e))
 	}
 	if o.Scenario.Topology == sharded && e.Kind != processStopped && e.Kind != processKilled { // which hit no shard
 		hold(v, "errors on shards that are well", "0", at, e.Elsewhere, 0)
@@ -234,8 +237,8 @@ func (v *verdict) fault(o *outcome, e *event) {
 
 // excused returns how many requests may have timed out because of a slow machine: one in
 // a hundred if it woke a caller later than half the timeout, otherwise none.
-func (o *outcome) excused(k kind) int64 {
-	machine := o.latency(k, wakeUp)
+func (o *outcome) excused(e *event) int64 {
+	machine := e.Latency[wakeUp]
 	if time.Duration(machine.Max()) < o.Scenario.Timeout/2 {
 		return 0
 	}
@@ -244,32 +247,35 @@ func (o *outcome) excused(k kind) int64 {
 
 // latency compares what callers notice of a hung server with the promises. It allows for
 // the lateness of timers at the same quantile, because the machine causes that.
-func (v *verdict) latency() {
-	bar := answerBar
-	var hung []*outcome
-	for _, o := range v.all {
-		if o.had(serverStopped) > 0 {
-			bar = max(bar, o.Scenario.Timeout+answerBar)
-			hung = append(hung, o)
+func (v *verdict) latency(list []*outcome) {
+	var bar time.Duration
+	var well, hung []*event
+	for _, o := range list {
+		for _, e := range o.Events {
+			if e.Kind == serverStopped {
+				bar = o.Scenario.Timeout + answerBar
+				well, hung = append(well, o.Calm), append(hung, e)
+			}
 		}
 	}
 	if hung == nil {
 		return
 	}
-	quantile := func(k kind, a answer, percent float64) time.Duration {
-		sum := newLatency()
-		for _, o := range hung {
-			sum.Merge(o.latency(k, a))
+	quantile := func(list []*event, a answer, percent float64) time.Duration {
+		sum := newEvent(calm, 0).Latency[a]
+		for _, e := range list {
+			sum.Merge(e.Latency[a])
 		}
 		return time.Duration(sum.ValueAtQuantile(percent))
 	}
-	was, late := quantile(calm, fromStock, 99.9), quantile(serverStopped, wakeUp, 99.9)
-	hold(v, "server hung: p99.9 of callers with stock", fmt.Sprintf("≤ 4 × %v, as before, and %v, as timers are late", was, late),
-		"p99.9", quantile(serverStopped, fromStock, 99.9), 4*was+late)
-	hold(v, "server hung: callers without stock, p99", fmt.Sprint("≤ ", bar), "p99", quantile(serverStopped, byPolicy, 99), bar+2*late)
+	was, late := quantile(well, fromStock, 99.9), quantile(hung, wakeUp, 99.9)
+	hold(v, "server hung: p99.9 of callers with stock", fmt.Sprintf("≤ 4 × %v as before + %v of late timers", was, late),
+		"p99.9", quantile(hung, fromStock, 99.9), 4*was+late)
+	hold(v, "server hung: callers without stock, p99", fmt.Sprint("≤ ", bar),
+		"p99", quantile(hung, byPolicy, 99), bar+2*late)
 	if v.strict {
 		hold(v, "server hung: the same once the breaker is open, median", fmt.Sprint("≤ ", breakerBar),
-			"median", quantile(serverStopped, byBreaker, 50), breakerBar)
+			"median", quantile(hung, byBreaker, 50), breakerBar)
 	}
 }
 
@@ -278,7 +284,7 @@ func (v *verdict) total() {
 	v.happened(v.resets, "in all", "reset")
 	v.happened(v.midnights, "in all", "a midnight")
 	v.happened(v.counted, "in all", "a token settled for an earlier window")
-	if v.strict {
+	if v.strict && v.lost[tail] > 0 {
 		bar := fmt.Sprintf("≤ %d %% of %d, which were not replicated", failoverBar, v.lost[tail])
 		hold(v, overLost[tail].name, bar, "all failovers", v.readmitted[tail], v.lost[tail]*failoverBar/100)
 	}
@@ -287,9 +293,6 @@ func (v *verdict) total() {
 		hold(v, "extra commands while a shard fails", bar, "commands", v.commands, v.calls+v.calls*extraBar/100+v.spare)
 	}
 }
-
-// mostErrors is the number of error texts in the report, the most frequent first.
-const mostErrors = 20
 
 // report formats the verdict for people.
 func report(v *verdict) string {
@@ -304,16 +307,5 @@ func report(v *verdict) string {
 		}
 	}
 	_ = w.Flush() // to memory
-	fmt.Fprintln(&b, "\nerrors of requests:")
-	count := make(map[string]int64)
-	for _, o := range v.all {
-		for text, n := range o.Errors {
-			count[text] += n
-		}
-	}
-	texts := slices.SortedFunc(maps.Keys(count), func(x, y string) int { return cmp.Compare(count[y], count[x]) })
-	for _, text := range texts[:min(len(texts), mostErrors)] {
-		fmt.Fprintf(&b, "%d × %s\n", count[text], text)
-	}
 	return b.String() + broken.String()
 }

@@ -40,8 +40,8 @@ var (
 	full = scenario{Parts: 1, Fleet: 4, Pace: 1, Timeout: 100 * time.Millisecond, Span: time.Second, Hang: 3 * time.Second, Slots: 3000}
 )
 
-// scenarios returns a scenario for each topology and loss, with all faults of these and
-// consecutive seeds. If cheapest is set, each fault occurs only on its cheapest topology.
+// scenarios returns a scenario for each topology and loss, with consecutive seeds, in an
+// order that the seed decides. If cheapest is set, a fault occurs once, where it is cheapest.
 func scenarios(like scenario, seed uint64, cheapest bool) (list []scenario) {
 	for _, like.Topology = range topologies {
 		for like.Loses = range loss(losses) {
@@ -51,32 +51,17 @@ func scenarios(like scenario, seed uint64, cheapest bool) (list []scenario) {
 					like.Faults = append(like.Faults, f.kind)
 				}
 			}
-			if like.Faults != nil {
+			if n := len(like.Faults); n > 0 {
+				if !cheapest { // servers are started for eight faults or more
+					like.Faults = slices.Repeat(like.Faults, max(8/n, 1))
+				}
 				like.Seed = seed + uint64(len(list))
 				shuffle(like.Faults, like.Seed)
 				list = append(list, like)
 			}
 		}
 	}
-	return list
-}
-
-// sample returns every kind of fault once, on its cheapest topology.
-func sample(seed uint64) []scenario { return scenarios(brief, seed, true) }
-
-// shortest is about how many faults make it worth while to start servers.
-const shortest = 8
-
-// round returns all scenarios with their faults, in an order that the seed decides. The
-// next round's seeds begin where those of this one end.
-func round(seed uint64) []scenario {
-	list := scenarios(full, seed, false)
 	shuffle(list, seed)
-	for i := range list {
-		sc := &list[i]
-		sc.Faults = slices.Repeat(sc.Faults, max(shortest/len(sc.Faults), 1))
-		shuffle(sc.Faults, sc.Seed)
-	}
 	return list
 }
 
@@ -102,9 +87,7 @@ const (
 const (
 	shortWindow = time.Second
 	tightLimit  = 1_000_000
-
-	// localShare is what each of four processes needs in four seconds.
-	localShare = 0.00005
+	localShare  = 0.00005 // what each of four processes needs in four seconds
 )
 
 // demand is how all processes together use a limit, or one part of it. The mean request

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// Process is a child process, which on Linux ends no later than this one. The caller of
-// [Spawn] kills it. The methods are safe for concurrent use.
+// Process is a child process, which on Linux ends no later than this one. The methods are
+// safe for concurrent use.
 type Process struct {
 	t testing.TB
 
@@ -26,10 +26,11 @@ type Process struct {
 	paused bool
 }
 
-// Spawn starts the command. The caller must call [Process.Kill] at the end of the test.
+// Spawn starts the command. The test kills the process at its end.
 func Spawn(t testing.TB, cmd *exec.Cmd) *Process {
 	t.Helper()
 	p := &Process{t: t}
+	t.Cleanup(p.Kill)
 	check(t, p.start(cmd))
 	return p
 }

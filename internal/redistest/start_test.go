@@ -107,7 +107,6 @@ func TestForeignServerIsNotOurs(t *testing.T) {
 func startForeign(t *testing.T, port int) {
 	t.Helper()
 	proc := Spawn(t, exec.Command("redis-server", serverArgs(t.TempDir(), port)...))
-	t.Cleanup(proc.Kill)
 	require.Eventually(t, func() bool { return answers(loopback(port), proc.handle.Pid) },
 		patience, 5*time.Millisecond)
 }
