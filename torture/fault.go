@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/internal/redistest"
@@ -61,12 +62,16 @@ var faults = []fault{
 	{"replies later than the timeout", nothing, proxied, network((*proxy).Delayed, func(x *run, p *proxy) { p.Delay(x.Timeout + x.Timeout/2) })},
 	{"latency of 2 to 20 ms", nothing, proxied, network((*proxy).Delayed, func(x *run, p *proxy) { p.Delay(time.Duration(2+x.rng.IntN(18)) * time.Millisecond) })},
 	{"network black hole, late delivery", nothing, proxied, network((*proxy).Held, func(_ *run, p *proxy) { p.Hold(true) })},
-	{"connections reset", nothing, proxied, (*run).reset},
+	{"connections reset", nothing, proxied, network((*proxy).CutConns, func(x *run, p *proxy) {
+		for end := time.Now().Add(x.span()); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+			p.Cut()
+		}
+	})},
 	{"connections refused", nothing, proxied, network(refuses, func(_ *run, p *proxy) {
 		p.Refuse(true)
 		p.Cut()
 	})},
-	{shardFails, nothing, single, network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", aLot) })},
+	{shardFails, nothing, single, network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", 1<<30) })},
 	{serverStopped, nothing, single, (*run).stopServer},
 	{"server SIGKILL, back with its data", nothing, single, (*run).killServer},
 	{restartedEmpty, all, []topology{volatile}, (*run).killServer},
@@ -103,7 +108,32 @@ type event struct {
 	Faults    int64         // of these, failed
 	Lost      [roles]int64  // tokens that the store lost, at most
 	Starved   time.Duration // longest time without an admission, if it was watched
+
+	Errors  map[string]int64 // of requests, by their text
+	Latency [answers]*hdrhistogram.Histogram
 }
+
+func newEvent(k kind, part int) *event {
+	e := &event{Kind: k, Part: part, Begin: time.Now(), Errors: make(map[string]int64)}
+	for a := range e.Latency {
+		e.Latency[a] = hdrhistogram.New(1, time.Hour.Nanoseconds(), 2) // exact to 1 %
+	}
+	return e
+}
+
+// failed adds the error of a request or a reset, and reports whether it failed.
+func (e *event) failed(r *record) bool {
+	if r.Err == "" {
+		return false
+	}
+	e.Errors[r.Err]++
+	if e.Failed++; r.Key.Part != e.Part {
+		e.Elsewhere++
+	}
+	return true
+}
+
+func (e *event) wait(a answer, d time.Duration) { _ = e.Latency[a].RecordValue(int64(d)) }
 
 // once counts a fault that took effect once or not at all.
 func once(took bool) int64 {
@@ -114,8 +144,6 @@ func once(took bool) int64 {
 }
 
 type proxy = redistest.Proxy
-
-const aLot = 1 << 30 // more chunks than any fault sees
 
 // network returns a fault that a proxy makes for a while and counts.
 func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event) int64 {
@@ -131,7 +159,7 @@ func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event
 
 // seen waits until a counter has grown, and returns by how much.
 func seen(before int64, count func() int64) int64 {
-	until(patience, func() bool { return count() != before })
+	until(func() bool { return count() != before })
 	return count() - before
 }
 
@@ -142,17 +170,6 @@ func refuses(p *proxy) int64 {
 		_ = conn.Close()
 	}
 	return once(errors.Is(err, syscall.ECONNREFUSED))
-}
-
-// reset cuts connections for a while, and until at least one was cut.
-func (x *run) reset(e *event) int64 {
-	p := x.peer(e.Part).proxy
-	before, least := p.CutConns(), time.Now().Add(x.span())
-	until(patience, func() bool {
-		p.Cut()
-		return p.CutConns() > before && time.Now().After(least)
-	})
-	return p.CutConns() - before
 }
 
 // stopServer stops a server. Failed calls prove the effect.
@@ -200,25 +217,22 @@ func (x *run) flushScripts(e *event) (told int64) {
 	return told
 }
 
-// anyWorker returns a random process.
-func (x *run) anyWorker() *worker { return x.workers[x.rng.IntN(len(x.workers))] }
-
 // stopProcess stops a process. The end of a window meanwhile proves the effect.
 func (x *run) stopProcess(e *event) int64 {
 	window := func() int64 { return int64(x.contents(x.peer(e.Part), tight, e.Part).Window) }
 	x.await("a window is open", func() bool { return window() > 0 })
-	w, before := x.anyWorker(), window()
+	w, before := x.workers[x.rng.IntN(len(x.workers))], window()
 	w.Pause()
 	defer w.Resume()
 	still := time.Now()
 	x.await("the window ends", func() bool { return window() > before })
 	time.Sleep(time.Duration(x.rng.Int64N(int64(x.span()))))
-	return once(told(x, &w.last).Before(still))
+	return once(told(x, &w.lines[lineID{tight, e.Part}].Last).Before(still))
 }
 
 // killProcess kills a process and starts another one.
 func (x *run) killProcess(*event) int64 {
-	w := x.anyWorker()
+	w := x.workers[x.rng.IntN(len(x.workers))]
 	alive := w.Up()
 	w.Kill()
 	x.end(w, true)
@@ -233,8 +247,7 @@ func step(direction time.Duration) func(*run, *event) int64 {
 	return func(x *run, e *event) int64 {
 		step := shortWindow/5 + time.Duration(x.rng.Int64N(int64(shortWindow*23/10)))
 		before := x.ahead()
-		x.offset += direction * step
-		x.setClock(x.offset)
+		x.setClock(before + direction*step)
 		moved := direction * (x.ahead() - before)
 		e.Starved = x.starved(ample, 3*shortWindow)
 		return once(moved > step/2 && moved < step*2)
@@ -278,7 +291,7 @@ func promote(lags bool) func(*run, *event) int64 {
 			servers.AwaitSync()
 		}
 		for r := range role(roles) {
-			if e.Lost[r] = x.unreplicated(r); r.renewed() { // windows that were reset since are lost, too
+			if e.Lost[r] = x.unreplicated(r); uses[r].renewed { // windows that were reset since are lost, too
 				e.Lost[r] = x.demand(r).limit.Tokens
 			}
 		}
@@ -319,7 +332,7 @@ func (x *run) reshard(e *event) int64 {
 	from, to := x.peer(e.Part).Server, x.peer((e.Part+1)%x.Parts).Server
 	var ours []int
 	for r := range role(roles) {
-		ours = append(ours, c.SlotOf(tag(x.Keys[r][e.Part])))
+		ours = append(ours, c.SlotOf(x.Keys[r][e.Part]))
 	}
 	slices.Sort(ours)
 	rest := slices.DeleteFunc(c.SlotsOf(from), func(slot int) bool { return slices.Contains(ours, slot) })

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -24,23 +23,24 @@ func at(windows float64) time.Time {
 // and all is well.
 func harmless(where topology, f fault) *outcome {
 	o := &outcome{
-		Scenario: full, Elapsed: 10 * shortWindow,
-		Lines: make(map[lineID]*sums), Latency: make(map[waited]*hdrhistogram.Histogram),
-		Events: []*event{{Kind: f.kind, Begin: at(4.2), End: at(4.4), Active: 1, Recovery: shortWindow / 10}},
+		Scenario: full, Elapsed: 10 * shortWindow, Lines: make(map[lineID]*sums),
+		Calm: newEvent(calm, 0), Events: []*event{newEvent(f.kind, 0)},
 	}
+	e := o.Events[0]
+	e.Begin, e.End, e.Active, e.Recovery = at(4.2), at(4.4), 1, shortWindow/10
 	o.Scenario.Topology, o.Scenario.Loses, o.Scenario.Midnight = where, f.loses, at(5).Unix()
 	for r := range role(roles) {
 		s := &sums{Windows: make(map[int64]int64), Allowed: 1, Denied: 1}
 		d := o.Scenario.demand(r)
 		if o.Scenario.Loses == elected || o.Scenario.Loses == all {
-			o.Events[0].Lost[r] = d.limit.Tokens
+			e.Lost[r] = d.limit.Tokens
 		}
 		switch {
 		case r == daily:
 			s.Open, s.Settled, s.Counted, s.Resets = at(5+24*60*60).UnixMilli(), 10, 5, 1
 			s.Spent, s.Charged = 2*d.limit.Tokens, d.limit.Tokens+5
 			s.Windows[s.Open], s.Windows[at(5).UnixMilli()] = d.limit.Tokens, d.limit.Tokens
-		case r.windowed():
+		case d.rolls:
 			for i := range 10 {
 				s.Windows[at(float64(i+1)).UnixMilli()] = min(d.limit.Tokens, d.tokens)
 				s.Spent += min(d.limit.Tokens, d.tokens)
@@ -202,14 +202,14 @@ func TestJudgeFindsSabotage(t *testing.T) {
 			o.Events[0].Elsewhere = 1
 		}, "errors on shards that are well"},
 		"callers with stock who wait": {durable, serverStopped, func(o *outcome) {
-			o.fill(calm, fromStock, time.Microsecond)
-			o.fill(serverStopped, fromStock, time.Second)
+			fill(o.Calm, fromStock, time.Microsecond)
+			fill(o.Events[0], fromStock, time.Second)
 		}, "server hung: p99.9 of callers with stock"},
 		"callers without who wait for long": {durable, serverStopped, func(o *outcome) {
-			o.fill(serverStopped, byPolicy, time.Second)
+			fill(o.Events[0], byPolicy, time.Second)
 		}, "server hung: callers without stock, p99"},
 		"a breaker that is asked for long": {durable, serverStopped, func(o *outcome) {
-			o.fill(serverStopped, byBreaker, time.Millisecond)
+			fill(o.Events[0], byBreaker, time.Millisecond)
 		}, "server hung: the same once the breaker is open, median"},
 		"commands that are repeated": {durable, shardFails, func(o *outcome) {
 			o.Events[0].Calls, o.Events[0].Active = 100, 111+repeatsInVain*int64(full.Fleet)
@@ -221,9 +221,9 @@ func TestJudgeFindsSabotage(t *testing.T) {
 	}
 }
 
-func (o *outcome) fill(k kind, a answer, d time.Duration) {
+func fill(e *event, a answer, d time.Duration) {
 	for range 1000 {
-		o.wait(waited{k, a}, d)
+		e.wait(a, d)
 	}
 }
 
@@ -252,7 +252,7 @@ func TestJudgeAllowsWhatWasPromised(t *testing.T) {
 
 	o = harmless(clustered, faultOf(resharded))
 	o.Events[0].Failed = 10
-	o.fill(resharded, wakeUp, full.Timeout) // by the machine
+	fill(o.Events[0], wakeUp, full.Timeout) // by the machine
 	require.Empty(t, judge([]*outcome{o}, true).broken())
 
 	o = harmless(durable, faultOf("lost replies"))
@@ -299,7 +299,7 @@ func TestJournalTellsWhatHappened(t *testing.T) {
 	}, s)
 	require.True(t, l.LastOK.Equal(at(0.5)))
 	require.True(t, l.Away)
-	require.Equal(t, map[string]int64{"none: away": 1}, o.Errors)
+	require.Equal(t, map[string]int64{"away": 1}, o.Calm.Errors)
 }
 
 // TestOverAdmissionInAJournalIsFlagged goes the whole way from requests to the
@@ -328,6 +328,8 @@ func TestOverAdmissionInAJournalIsFlagged(t *testing.T) {
 
 // TestPlans: the same seed is the same run, and every kind of fault is in it.
 func TestPlans(t *testing.T) {
+	sample := func(seed uint64) []scenario { return scenarios(brief, seed, true) }
+	round := func(seed uint64) []scenario { return scenarios(full, seed, false) }
 	require.Equal(t, sample(7), sample(7))
 	require.Equal(t, round(7), round(7))
 	var long []kind

@@ -6,25 +6,16 @@ import (
 	"slices"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
-
 	"github.com/go-reservoir/reservoir"
 )
 
 // outcome is the input of the judge.
 type outcome struct {
 	Scenario scenario
+	Calm     *event // has what happened while there was no fault
 	Events   []*event
 	Elapsed  time.Duration
 	Lines    map[lineID]*sums
-	Latency  map[waited]*hdrhistogram.Histogram
-	Errors   map[string]int64 // requests, by the fault meanwhile and the error
-}
-
-// waited is a class of latencies: the fault meanwhile and the kind of answer.
-type waited struct {
-	during kind
-	answer answer
 }
 
 // answer is how a caller got its answer, which decides how long that may take.
@@ -36,6 +27,7 @@ const (
 	byPolicy         // it waited for a call that failed
 	byBreaker        // the circuit was open
 	wakeUp           // no answer: how late the machine wakes a caller
+	answers   = iota
 )
 
 func (r *record) answer() answer {
@@ -51,10 +43,7 @@ func (r *record) answer() answer {
 }
 
 func newOutcome(sc scenario) *outcome {
-	o := &outcome{
-		Scenario: sc, Lines: make(map[lineID]*sums),
-		Latency: make(map[waited]*hdrhistogram.Histogram), Errors: make(map[string]int64),
-	}
+	o := &outcome{Scenario: sc, Calm: newEvent(calm, 0), Lines: make(map[lineID]*sums)}
 	for r := range role(roles) {
 		for part := range sc.Parts {
 			o.Lines[lineID{r, part}] = &sums{Windows: make(map[int64]int64)}
@@ -74,7 +63,8 @@ type sums struct {
 	Windows           map[int64]int64 // end, Unix ms → tokens of requests
 
 	// Late counts tokens of requests that began after the end of their window. Overrun
-	// counts requests from stock whose answer came long after that end.
+	// counts requests from stock whose answer came longer after that end than a busy
+	// machine lets a caller wait for a processor.
 	Late, Overrun int64
 
 	Open, Charged int64    // the store's window after all processes closed, and the tokens in it
@@ -87,26 +77,23 @@ type sums struct {
 
 // line is what one process did with a key.
 type line struct {
-	LastOK                 time.Time // when a call last succeeded
-	Away                   bool      // the breaker is open
-	Held                   int64     // in memory when the last call had ended
-	Spent, Refunded, Alone int64
-	Settled                int64
-	Closed                 bool
+	Last   time.Time // when its last request began
+	LastOK time.Time // when a call last succeeded
+	Away   bool      // the breaker is open
+	Held   int64     // in memory when the last call had ended
+	Closed bool
+
+	Spent, Settled, Refunded, Alone int64
 }
 
-// lateness is how long after its window's end an answer from stock may come on a busy
-// machine if it waited only for a processor.
-const lateness = 50 * time.Millisecond
-
-// during returns the fault at a time, or one of the kind calm.
+// during returns the fault at a time.
 func (o *outcome) during(t time.Time) *event {
 	for _, e := range slices.Backward(o.Events) {
 		if !t.Before(e.Begin) && (e.Over.IsZero() || t.Before(e.Over)) {
 			return e
 		}
 	}
-	return &event{Kind: calm}
+	return o.Calm
 }
 
 // add adds a record of the line's process.
@@ -115,13 +102,14 @@ func (o *outcome) add(l *line, r *record) {
 	e := o.during(end)
 	switch r.What {
 	case asked:
-		o.request(s, l, r, e)
+		l.Last = r.At
+		s.request(l, r, e)
 	case settled:
 		l.Settled += max(r.N, 0)
 		l.Refunded += max(-r.N, 0)
 	case renewed:
 		s.Resets += r.N
-		o.failed(r, e)
+		e.failed(r)
 	case called:
 		l.Held = r.N
 		here := r.Key.Part == e.Part && (e.End.IsZero() || r.At.Before(e.End))
@@ -145,14 +133,14 @@ func (o *outcome) add(l *line, r *record) {
 }
 
 // request adds the result of one request.
-func (o *outcome) request(s *sums, l *line, r *record, e *event) {
-	o.wait(waited{e.Kind, r.answer()}, r.Took)
+func (s *sums) request(l *line, r *record, e *event) {
+	e.wait(r.answer(), r.Took)
 	if r.Woke > 0 {
-		o.wait(waited{e.Kind, wakeUp}, r.Woke)
+		e.wait(wakeUp, r.Woke)
 	}
 	end, reset := r.At.Add(r.Took), r.Result.Reset
 	switch {
-	case o.failed(r, e):
+	case e.failed(r):
 		return
 	case !r.Result.Allowed:
 		s.Denied++
@@ -163,7 +151,7 @@ func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 		s.Allowed++
 		if r.At.UnixMilli() > reset.UnixMilli() {
 			s.Late += r.N
-		} else if r.Result.Source == reservoir.Local && end.After(reset.Add(lateness)) {
+		} else if r.Result.Source == reservoir.Local && end.After(reset.Add(50*time.Millisecond)) {
 			s.Overrun++
 		}
 	}
@@ -171,37 +159,11 @@ func (o *outcome) request(s *sums, l *line, r *record, e *event) {
 	s.Windows[reset.UnixMilli()] += r.N
 }
 
-// failed adds the error of a request or a reset, and reports whether it failed.
-func (o *outcome) failed(r *record, e *event) bool {
-	if r.Err == "" {
-		return false
-	}
-	o.Errors[string(e.Kind)+": "+r.Err]++
-	if e.Failed++; r.Key.Part != e.Part {
-		e.Elsewhere++
-	}
-	return true
-}
-
-func (o *outcome) wait(w waited, d time.Duration) {
-	h := o.Latency[w]
-	if h == nil {
-		h = newLatency()
-		o.Latency[w] = h
-	}
-	_ = h.RecordValue(min(max(int64(d), 0), h.HighestTrackableValue()))
-}
-
-// newLatency returns a histogram up to two minutes that is exact to 1 %.
-func newLatency() *hdrhistogram.Histogram {
-	return hdrhistogram.New(1, (2 * time.Minute).Nanoseconds(), 2)
-}
-
 // audit compares a limiter's Stats with the process's journal. Settlements for an earlier
 // window may count.
 func (s *sums) audit(r role, l *line, t *reservoir.Stats) {
 	least, most := l.Spent+l.Settled, l.Spent+l.Settled
-	if r.renewed() {
+	if uses[r].renewed {
 		least = l.Spent
 		s.Counted += t.Spent - least
 	}
@@ -215,12 +177,9 @@ func abs(n int64) int64 { return max(n, -n) }
 func (s *sums) end(l *line, killed bool) {
 	s.Spent, s.Settled, s.Refunded = s.Spent+l.Spent, s.Settled+l.Settled, s.Refunded+l.Refunded
 	s.Alone = max(s.Alone, l.Alone)
-	switch {
-	case killed:
+	if killed {
 		s.Killed++
 		s.KilledHeld += l.Held
-	case !l.Closed:
-		s.Unclean = append(s.Unclean, "it ended without closing")
 	}
 }
 
@@ -253,15 +212,14 @@ type group struct {
 }
 
 // groups returns the groups of a key's windows, in order of their ends.
-func (p place) groups() (list []group) {
+func (p place) groups() (list []*group) {
 	for _, reset := range slices.Sorted(maps.Keys(p.Windows)) {
 		begin := reset - p.limit.Window.Milliseconds()
-		if n := len(list); n > 0 && begin < list[n-1].to && !p.Role.renewed() {
-			list[n-1].to = reset
-			list[n-1].spent += p.Windows[reset]
-			continue
+		if n := len(list); n == 0 || begin >= list[n-1].to || p.renewed {
+			list = append(list, &group{from: begin})
 		}
-		list = append(list, group{begin, reset, p.Windows[reset]})
+		last := list[len(list)-1]
+		last.to, last.spent = reset, last.spent+p.Windows[reset]
 	}
 	return list
 }
@@ -269,7 +227,7 @@ func (p place) groups() (list []group) {
 // lost returns the most that the store lost of a group. A loss in a window that ends
 // before the store is back costs nothing. The margin covers the time until the runner
 // sees that the store is back.
-func (p place) lost(g group) (n int64) {
+func (p place) lost(g *group) (n int64) {
 	const margin = 100 // ms
 	for _, e := range p.Events {
 		if end := e.End.UnixMilli(); e.Part == p.Part && g.from <= end+margin && g.to >= end-margin {
@@ -277,11 +235,4 @@ func (p place) lost(g group) (n int64) {
 		}
 	}
 	return n
-}
-
-// midnights returns 1 if the key has a daily limit and was used on both sides of
-// midnight.
-func (p place) midnights() int64 {
-	ends, midnight := slices.Sorted(maps.Keys(p.Windows)), p.Scenario.Midnight*1000
-	return once(p.Role == daily && len(ends) > 0 && ends[0] <= midnight && midnight < ends[len(ends)-1])
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // scenario is a topology and the faults that hit it. The seed decides everything except
-// Midnight.
+// what the set-up adds. Processes get it in their environment.
 type scenario struct {
 	Topology topology
 	Loses    loss // of all its faults, because a larger loss would hide a smaller one
@@ -23,7 +23,11 @@ type scenario struct {
 	Slots    int           // to reshard
 	Skew     int64         // a deliberate bug; see skewed
 	Parts    int           // of the store; a set-up with more than one sets it
-	Midnight int64         // when the calendar's first window ends, Unix seconds
+
+	Midnight int64             // when the calendar's first window ends, Unix seconds
+	Addrs    []string          // of the server; of the shards; of the cluster's nodes
+	Via      map[string]string // the proxy before each
+	Keys     [roles][]string   // by part
 }
 
 var (
@@ -36,8 +40,8 @@ var (
 	full = scenario{Parts: 1, Fleet: 4, Pace: 1, Timeout: 100 * time.Millisecond, Span: time.Second, Hang: 3 * time.Second, Slots: 3000}
 )
 
-// scenarios returns a scenario for each topology and loss, with all faults of these and
-// consecutive seeds. If cheapest is set, each fault occurs only on its cheapest topology.
+// scenarios returns a scenario for each topology and loss, with consecutive seeds, in an
+// order that the seed decides. If cheapest is set, a fault occurs once, where it is cheapest.
 func scenarios(like scenario, seed uint64, cheapest bool) (list []scenario) {
 	for _, like.Topology = range topologies {
 		for like.Loses = range loss(losses) {
@@ -47,32 +51,17 @@ func scenarios(like scenario, seed uint64, cheapest bool) (list []scenario) {
 					like.Faults = append(like.Faults, f.kind)
 				}
 			}
-			if like.Faults != nil {
+			if n := len(like.Faults); n > 0 {
+				if !cheapest { // servers are started for eight faults or more
+					like.Faults = slices.Repeat(like.Faults, max(8/n, 1))
+				}
 				like.Seed = seed + uint64(len(list))
 				shuffle(like.Faults, like.Seed)
 				list = append(list, like)
 			}
 		}
 	}
-	return list
-}
-
-// sample returns every kind of fault once, on its cheapest topology.
-func sample(seed uint64) []scenario { return scenarios(brief, seed, true) }
-
-// shortest is about how many faults make it worth while to start servers.
-const shortest = 8
-
-// round returns all scenarios with their faults, in an order that the seed decides. The
-// next round's seeds begin where those of this one end.
-func round(seed uint64) []scenario {
-	list := scenarios(full, seed, false)
 	shuffle(list, seed)
-	for i := range list {
-		sc := &list[i]
-		sc.Faults = slices.Repeat(sc.Faults, max(shortest/len(sc.Faults), 1))
-		shuffle(sc.Faults, sc.Seed)
-	}
 	return list
 }
 
@@ -98,70 +87,54 @@ const (
 const (
 	shortWindow = time.Second
 	tightLimit  = 1_000_000
-	longLimit   = 4_000_000_000
-
-	// localShare is what each of four processes needs in four seconds.
-	localShare = 0.00005
+	localShare  = 0.00005 // what each of four processes needs in four seconds
 )
 
-// uses is how all processes together use each role's limit. The mean request asks for as
-// many tokens as make up the demand, and none for more than twice as many.
-var uses = [roles]struct {
-	name    string
-	window  time.Duration // 0: until midnight
-	limit   int64
-	demand  int64 // tokens a second
-	rate    int64 // requests a second at full pace
-	options []reservoir.Option
-}{
-	tight:  {"tight", shortWindow, tightLimit, 2_000_000, 1000, nil},
-	ample:  {"ample", shortWindow, tightLimit, 400_000, 1000, nil},
-	fresh:  {"fresh", shortWindow, tightLimit, 2_000_000, 500, []reservoir.Option{reservoir.WithLateOverruns()}},
-	daily:  {"daily", 0, tightLimit, 2_000_000, 500, []reservoir.Option{reservoir.WithLateOverruns()}},
-	ledger: {"ledger", time.Hour, longLimit, 200_000, 1000, nil},
-	stock:  {"stock", time.Hour, longLimit, 200_000, 2000, nil},
-	open:   {"open", time.Hour, longLimit, 200_000, 1000, []reservoir.Option{reservoir.WithFailure(reservoir.FailOpen)}},
-	local:  {"local", time.Hour, longLimit, 200_000, 1000, []reservoir.Option{reservoir.WithFailure(reservoir.FailLocal(localShare))}},
-}
-
-func (r role) String() string { return uses[r].name }
-
-// windowed reports whether the role's windows roll over while it runs.
-func (r role) windowed() bool { return uses[r].window <= shortWindow }
-
-// renewed reports whether the role's windows are reset while they are open.
-func (r role) renewed() bool { return r == fresh || r == daily }
-
-// settles reports whether the role's requests are settled: its windows outlast the run,
-// and its batches are small.
-func (r role) settles() bool { return r == ledger || r.fallsBack() }
-
-// fallsBack reports whether the role's requests are admitted without the store, and
-// charged when it is back.
-func (r role) fallsBack() bool { return r == open || r == local }
-
-// demand is how a role is used on one part of a store.
+// demand is how all processes together use a limit, or one part of it. The mean request
+// asks for as many tokens as make up the demand, and none for more than twice as many.
 type demand struct {
+	name     string
 	limit    reservoir.Limit
 	tokens   int64 // a second
 	requests int64 // a second
-	batch    int64 // 0 = by the default policy
+	batch    int64 // tokens, or in uses requests; 0 = by the default policy
+	options  []reservoir.Option
+
+	rolls     bool // its windows end while it runs
+	renewed   bool // and are reset while they are open
+	fallsBack bool // requests are admitted without the store, and charged when it is back
 }
+
+var (
+	shortLimit = reservoir.Limit{Tokens: tightLimit, Window: shortWindow}
+	longLimit  = reservoir.PerHour(4_000_000_000)
+	late       = []reservoir.Option{reservoir.WithLateOverruns()}
+	uses       = [roles]demand{
+		tight:  {name: "tight", limit: shortLimit, tokens: 2_000_000, requests: 1000, rolls: true},
+		ample:  {name: "ample", limit: shortLimit, tokens: 400_000, requests: 1000, rolls: true},
+		fresh:  {name: "fresh", limit: shortLimit, tokens: 2_000_000, requests: 500, options: late, rolls: true, renewed: true},
+		daily:  {name: "daily", limit: shortLimit, tokens: 2_000_000, requests: 500, options: late, rolls: true, renewed: true},
+		ledger: {name: "ledger", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6},
+		stock:  {name: "stock", limit: longLimit, tokens: 200_000, requests: 2000},
+		open: {name: "open", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6, fallsBack: true,
+			options: []reservoir.Option{reservoir.WithFailure(reservoir.FailOpen)}},
+		local: {name: "local", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6, fallsBack: true,
+			options: []reservoir.Option{reservoir.WithFailure(reservoir.FailLocal(localShare))}},
+	}
+)
+
+func (r role) String() string { return uses[r].name }
 
 // demand divides a role's demand among the parts of the store. Pace scales the requests
 // and not the tokens.
 func (sc *scenario) demand(r role) demand {
-	u, n := uses[r], int64(sc.Parts)
-	d := demand{
-		limit:  reservoir.Limit{Tokens: u.limit / n, Window: u.window},
-		tokens: u.demand / n, requests: max(int64(float64(u.rate)*sc.Pace)/n, 1),
-	}
+	d, n := uses[r], int64(sc.Parts)
+	d.limit.Tokens, d.tokens = d.limit.Tokens/n, d.tokens/n
+	d.requests = max(int64(float64(d.requests)*sc.Pace)/n, 1)
 	if r == daily { // in a zone whose midnight comes soon
-		d.limit = reservoir.PerDay(u.limit/n, time.FixedZone("near", -int(sc.Midnight%(24*60*60))))
+		d.limit = reservoir.PerDay(d.limit.Tokens, time.FixedZone("near", -int(sc.Midnight%(24*60*60))))
 	}
-	if r.settles() { // a call for every six requests
-		d.batch = 6 * d.each()
-	}
+	d.batch *= d.each()
 	return d
 }
 

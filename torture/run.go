@@ -1,71 +1,92 @@
 package torture
 
 import (
+	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/sharding"
 )
 
+// topology is a set-up of servers.
+type topology string
+
+const (
+	durable   topology = "durable server"  // it keeps all its data when it is killed
+	volatile  topology = "volatile server" // it keeps none
+	clocked   topology = "server with a clock"
+	pair      topology = "primary and replica"
+	clustered topology = "cluster of six"
+	sharded   topology = "three shards"
+)
+
+var topologies = []topology{durable, volatile, clocked, pair, clustered, sharded}
+
+// peer is a server, the proxy before it, and a store that bypasses the proxy.
+type peer struct {
+	*redistest.Server
+	proxy *redistest.Proxy
+	store *redisstore.Store
+}
+
+// aof makes a server log each command before it replies. It does not sync the file,
+// because a failure of the machine is not among the faults.
+var aof = []string{"--appendonly", "yes", "--appendfsync", "no"}
+
 // run is a scenario under way.
 type run struct {
+	scenario
 	t   testing.TB
 	rng *rand.Rand
-	target
 
-	// The servers: see stage.go.
-	peers   []*peer // by part; of a cluster, all nodes; of a pair, first the primary
+	// The servers.
+	peers   []*peer              // by part; of a cluster, all nodes; of a pair, first the primary
+	nodeOf  func(key string) int // index of the peer that has the key now, or -1 while none has
 	cluster *redistest.Cluster
-	shards  *sharding.Store       // used only for the places of names
 	pair    *redistest.Replicated // its Primary changes at each failover
 	link    *redistest.Proxy      // between the primary and the replica
 	clock   *os.File              // holds the offset of the server's clock
-	offset  time.Duration
 
+	busy    context.Context // ends when the processes have to finish
+	finish  context.CancelFunc
 	workers []*worker  // that make requests
-	mu      sync.Mutex // guards out, and the fields of workers that say so
+	mu      sync.Mutex // guards out and the workers' lines
 	out     *outcome
 }
 
 // worker is one process: this binary, executed again.
 type worker struct {
 	*redistest.Process
-	input io.Closer     // its end asks the process to finish
-	read  chan struct{} // closed when the process has ended and its journal is read
-
-	lines map[lineID]*line // guarded by the run's mutex
-	last  time.Time        // when its last request began; guarded, too
+	reading sync.WaitGroup // until the process has ended and its journal is read
+	lines   map[lineID]*line
 }
 
-const (
-	patience     = 30 * time.Second // for events, on a busy machine
-	recoverLimit = 60 * time.Second
-
-	// untilMidnight covers the start of the processes and a part of the first day.
-	untilMidnight = 5 * time.Second
-
-	// settle, or the fetch timeout if that is longer, is how long all must have been
-	// well, because calls in flight at a fault's end may still fail and open a circuit.
-	settle = 300 * time.Millisecond
-)
+const patience = time.Minute // for events, on a busy machine
 
 // Run runs the scenario and returns the outcome.
 func (sc scenario) Run(t testing.TB) *outcome {
 	t.Helper()
-	x := &run{t: t, rng: rand.New(rand.NewPCG(sc.Seed, 1)), target: target{scenario: sc}}
+	x := &run{t: t, rng: rand.New(rand.NewPCG(sc.Seed, 1)), scenario: sc}
+	x.busy, x.finish = context.WithCancel(t.Context())
 	x.setUp()
-	x.Midnight = time.Now().Add(untilMidnight).Unix()
+	x.Midnight = time.Now().Add(5 * time.Second).Unix() // the processes start, and use a part of the first day
 	x.out = newOutcome(x.scenario)
 	begin := time.Now()
 	for range sc.Fleet {
@@ -76,12 +97,127 @@ func (sc scenario) Run(t testing.TB) *outcome {
 		x.inject(k)
 	}
 	x.finish()
+	for _, w := range slices.Clone(x.workers) {
+		x.end(w, false)
+	}
 	x.out.Elapsed = time.Since(begin)
+	x.t.Logf("requests that failed while there was no fault: %v", x.out.Calm.Errors)
 	for id, s := range x.out.Lines {
 		held := x.contents(x.peer(id.Part), id.Role, id.Part)
 		s.Open, s.Charged = int64(held.Window), held.Used
 	}
 	return x.out
+}
+
+// setUp starts the servers and records where processes find them.
+func (x *run) setUp() {
+	x.t.Helper()
+	x.Via = make(map[string]string)
+	x.nodeOf = func(string) int { return 0 }
+	switch x.Topology {
+	case durable:
+		x.add(redistest.Start(x.t, aof...))
+	case volatile:
+		x.add(redistest.Start(x.t))
+	case clocked:
+		x.add(redistest.StartEnv(x.t, x.newClock()))
+	case pair:
+		x.pair = redistest.StartReplicated(x.t, 1)
+		x.link = x.pair.Link(0)
+		x.add(x.pair.Primary)
+		x.add(x.pair.Replicas[0]).proxy = x.peers[0].proxy
+		x.Addrs = x.Addrs[:1]
+	case clustered:
+		x.cluster = redistest.StartCluster(x.t, 3, 1)
+		for _, node := range x.cluster.Nodes {
+			x.add(node)
+		}
+		x.Parts = 3
+		x.nodeOf = func(key string) int { return slices.Index(x.cluster.Nodes, x.cluster.NodeOf(key)) }
+	case sharded:
+		for range shardNames {
+			x.add(redistest.Start(x.t, aof...))
+		}
+		x.Parts = 3
+		store := x.open().(*sharding.Store) // used only for the places of names
+		x.nodeOf = func(key string) int { return slices.Index(shardNames, store.Shard(key)) }
+	}
+	for r := range role(roles) { // try names until each part has one
+		for i := 0; len(x.Keys[r]) < x.Parts; i++ {
+			if key := fmt.Sprint(r, "-", i); x.nodeOf(key) == len(x.Keys[r]) {
+				x.Keys[r] = append(x.Keys[r], key)
+			}
+		}
+	}
+}
+
+// add puts a proxy before a server and sends the processes there.
+func (x *run) add(server *redistest.Server) *peer {
+	p := &peer{
+		Server: server, proxy: redistest.NewProxy(x.t, server.Addr()),
+		store: redisstore.New(server.Client(func(o *redis.Options) { o.DialTimeout, o.ReadTimeout = 5*time.Second, 5*time.Second })),
+	}
+	x.peers, x.Addrs = append(x.peers, p), append(x.Addrs, server.Addr())
+	x.Via[server.Addr()] = p.proxy.Addr()
+	return p
+}
+
+// peer returns the present server of a part, or nil while none serves it.
+func (x *run) peer(part int) *peer {
+	if i := x.nodeOf(x.Keys[tight][part]); i >= 0 {
+		return x.peers[i]
+	}
+	return nil
+}
+
+// contents returns what a server holds for a role's key on a part.
+func (x *run) contents(at *peer, r role, part int) backend.Contents {
+	x.t.Helper()
+	held, err := at.store.Inspect(x.t.Context(), x.Keys[r][part])
+	require.NoError(x.t, err)
+	return held
+}
+
+// unreplicated returns how many tokens of a key the primary has granted without the
+// replica's knowledge, while all traffic is held. Unreplicated returns do not lower it,
+// because others may have got those tokens.
+func (x *run) unreplicated(r role) int64 {
+	x.t.Helper()
+	there, here := x.contents(x.peers[0], r, 0), x.contents(x.peers[1], r, 0)
+	if there.Window != here.Window {
+		return granted(there)
+	}
+	return max(granted(there)-granted(here), 0)
+}
+
+// granted returns all tokens that were granted, less the refunds of direct calls.
+func granted(c backend.Contents) int64 {
+	n := c.Used
+	for _, a := range c.Clients {
+		n += a.Returned
+	}
+	return n
+}
+
+// newClock compiles the shim and returns the environment of a server that uses it.
+func (x *run) newClock() []string {
+	x.t.Helper()
+	lib, offset := filepath.Join(x.t.TempDir(), "clockshim.so"), filepath.Join(x.t.TempDir(), "offset")
+	out, err := exec.CommandContext(x.t.Context(), "cc", "-O2", "-shared", "-fPIC", "-o", lib, "testdata/clockshim.c", "-ldl").CombinedOutput()
+	require.NoError(x.t, err, "cc: %s", out)
+	x.clock, err = os.Create(offset)
+	require.NoError(x.t, err)
+	x.t.Cleanup(func() { _ = x.clock.Close() })
+	x.setClock(0)
+	return []string{"LD_PRELOAD=" + lib, "TORTURE_CLOCK=" + offset}
+}
+
+// setClock sets the server's clock ahead of the machine's. It writes eight bytes in
+// place, which the server reads as one.
+func (x *run) setClock(ahead time.Duration) {
+	x.t.Helper()
+	_, err := x.clock.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(ahead.Microseconds())), 0)
+	require.NoError(x.t, err)
 }
 
 // span returns a random duration for a fault.
@@ -92,7 +228,7 @@ func (x *run) span() time.Duration {
 // inject makes one fault happen and waits until all processes have recovered.
 func (x *run) inject(k kind) {
 	x.t.Helper()
-	e := &event{Kind: k, Part: x.rng.IntN(x.Parts), Begin: time.Now()}
+	e := newEvent(k, x.rng.IntN(x.Parts))
 	if x.Loses == elected || x.Loses == all {
 		for r := range role(roles) {
 			e.Lost[r] = x.demand(r).limit.Tokens
@@ -105,26 +241,27 @@ func (x *run) inject(k kind) {
 	}
 	x.locked(func() {
 		e.Over = time.Now()
-		x.t.Logf("%-36s part %d, active %d times, %d requests failed, recovered within %v of its end",
-			k, e.Part, e.Active, e.Failed, e.Recovery.Round(time.Millisecond))
+		x.t.Logf("%-36s part %d, active %d times, %d requests failed, recovered within %v of its end; %v",
+			k, e.Part, e.Active, e.Failed, e.Recovery, e.Errors)
 	})
 }
 
-// recover sets the fault's end to now and waits until all processes have recovered.
+// recover sets the fault's end to now and waits until all processes have recovered, and
+// been well for a while, because calls in flight at the end may still fail and open a
+// circuit.
 func (x *run) recover(e *event) {
 	x.t.Helper()
-	x.locked(func() { e.End = time.Now() })
 	var why string
-	well := e.End // since when all are
+	well := time.Now() // since when all are
+	x.locked(func() { e.End = well })
 	recovered := func() bool {
 		if x.locked(func() { why = x.unwell(e.End) }); why != "" {
 			well = time.Now()
 		}
-		return time.Since(well) > max(settle, x.Timeout)
+		return time.Since(well) > max(300*time.Millisecond, x.Timeout)
 	}
-	ok := until(recoverLimit, recovered)
-	require.True(x.t, ok, "no recovery within %v from: %v: %s", recoverLimit, e.Kind, why)
-	e.Recovery = well.Sub(e.End)
+	require.True(x.t, until(recovered), "no recovery within %v from: %v: %s", patience, e.Kind, why)
+	e.Recovery = well.Sub(e.End).Round(time.Millisecond)
 }
 
 // unwell says what has not recovered, or nothing if each process has had a reply on every
@@ -133,11 +270,9 @@ func (x *run) recover(e *event) {
 func (x *run) unwell(since time.Time) string {
 	for i, w := range x.workers {
 		for id, l := range w.lines {
-			if id.Role == ledger && l.LastOK.Before(since) {
-				return fmt.Sprintf("process %d, part %d: the last good call was %v before the end", i, id.Part, since.Sub(l.LastOK))
-			}
-			if l.Away {
-				return fmt.Sprintf("process %d, part %d: the breaker of %v is open", i, id.Part, id.Role)
+			if l.Away || id.Role == ledger && l.LastOK.Before(since) {
+				return fmt.Sprintf("process %d, %v, part %d: the last good call was %v before the end; circuit open: %v",
+					i, id.Role, id.Part, since.Sub(l.LastOK), l.Away)
 			}
 		}
 	}
@@ -147,12 +282,12 @@ func (x *run) unwell(since time.Time) string {
 // await polls until ok, and fails the test when patience is over.
 func (x *run) await(what string, ok func() bool) {
 	x.t.Helper()
-	require.True(x.t, until(patience, ok), "not within %v: %s", patience, what)
+	require.True(x.t, until(ok), "not within %v: %s", patience, what)
 }
 
-// until polls until ok, but no longer than limit, and reports whether it was ok.
-func until(limit time.Duration, ok func() bool) bool {
-	for end := time.Now().Add(limit); !ok(); time.Sleep(2 * time.Millisecond) {
+// until polls until ok, or until patience is over, and reports whether it was ok.
+func until(ok func() bool) bool {
+	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			return false
 		}
@@ -163,42 +298,29 @@ func until(limit time.Duration, ok func() bool) bool {
 // start adds a process and returns when it makes requests.
 func (x *run) start() {
 	x.t.Helper()
-	at := x.target
-	at.Seed = x.rng.Uint64()
-	text, err := json.Marshal(at)
+	x.Seed = x.rng.Uint64() // of the process
+	text, err := json.Marshal(x.scenario)
 	require.NoError(x.t, err)
 	out, write, err := os.Pipe()
 	require.NoError(x.t, err)
 	defer write.Close() // the process has its own
-	cmd := exec.Command(os.Args[0])
+	cmd := exec.CommandContext(x.busy, os.Args[0])
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = patience // and then SIGKILL
 	cmd.Env = append(os.Environ(), workerEnv+"="+string(text), "GOMAXPROCS=2")
 	cmd.Stdout, cmd.Stderr = write, os.Stderr
-	w := &worker{read: make(chan struct{}), lines: make(map[lineID]*line)}
+	w := &worker{lines: make(map[lineID]*line)}
 	for id := range x.out.Lines {
 		w.lines[id] = new(line)
 	}
-	w.input, err = cmd.StdinPipe()
-	require.NoError(x.t, err)
+	x.t.Cleanup(w.reading.Wait) // after Spawn's, which kills the process
 	w.Process = redistest.Spawn(x.t, cmd)
-	x.t.Cleanup(func() {
-		w.Kill()
-		<-w.read
-	})
-	go func() {
-		defer close(w.read)
+	w.reading.Go(func() {
 		defer out.Close()
-		read(out, func(r *record) { x.locked(func() { x.note(w, r) }) })
-	}()
+		read(out, func(r *record) { x.locked(func() { x.out.add(w.lines[r.Key], r) }) })
+	})
 	x.workers = append(x.workers, w)
-	x.await("the process makes requests", func() bool { return !told(x, &w.last).IsZero() })
-}
-
-// note adds a record of a process. The caller holds x.mu.
-func (x *run) note(w *worker, r *record) {
-	if r.What == asked {
-		w.last = r.At
-	}
-	x.out.add(w.lines[r.Key], r)
+	x.await("the process makes requests", func() bool { return !told(x, &w.lines[lineID{}].Last).IsZero() })
 }
 
 // locked calls do with x.mu held.
@@ -216,27 +338,12 @@ func told[T any](x *run, at *T) (value T) {
 
 // end waits until a process has ended and its journal is read, and adds its totals.
 func (x *run) end(w *worker, killed bool) {
-	<-w.read
+	w.reading.Wait()
 	x.locked(func() {
 		for id, l := range w.lines {
+			assert.True(x.t, killed || l.Closed, "a process ended without closing, or was late by more than %v", patience)
 			x.out.Lines[id].end(l, killed)
 		}
 	})
 	x.workers = slices.DeleteFunc(x.workers, func(other *worker) bool { return other == w })
-}
-
-// finish asks all processes to finish, and waits until they have ended.
-func (x *run) finish() {
-	x.t.Helper()
-	for _, w := range x.workers {
-		_ = w.input.Close()
-	}
-	for _, w := range slices.Clone(x.workers) {
-		late := time.AfterFunc(patience, func() {
-			x.t.Errorf("a process did not end within %v of being asked", patience)
-			w.Kill()
-		})
-		x.end(w, false)
-		late.Stop()
-	}
 }

@@ -21,10 +21,10 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	logging.Disable() // faults are expected
 	if RunWorker() {
 		return
 	}
-	logging.Disable()
 	inMemory()
 	_ = flag.Set("test.parallel", "16") // scenarios mostly wait; the flag exists
 	redistest.Main(m)
@@ -47,7 +47,7 @@ func TestTorture(t *testing.T) {
 	t.Parallel()
 	var list []*outcome
 	if *long == 0 {
-		list = together(t, sample(*seed))
+		list = together(t, scenarios(brief, *seed, true))
 	} else {
 		list = inTurn(t, *seed, *long)
 	}
@@ -90,7 +90,7 @@ func TestSabotageIsFound(t *testing.T) {
 func (o *outcome) usedUp() bool {
 	for id, s := range o.Lines {
 		for _, spent := range s.Windows {
-			if !id.Role.renewed() && spent >= o.Scenario.demand(id.Role).limit.Tokens {
+			if !uses[id.Role].renewed && spent >= o.Scenario.demand(id.Role).limit.Tokens {
 				return true
 			}
 		}
@@ -115,7 +115,7 @@ func together(t *testing.T, plan []scenario) []*outcome {
 // inTurn runs scenarios one after the other until the time is over.
 func inTurn(t *testing.T, seed uint64, during time.Duration) (list []*outcome) {
 	for end := time.Now().Add(during); ; {
-		plan := round(seed)
+		plan := scenarios(full, seed, false)
 		seed += uint64(len(plan))
 		for _, sc := range plan {
 			if !time.Now().Before(end) {

@@ -9,12 +9,13 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"os/signal"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
@@ -23,45 +24,26 @@ import (
 )
 
 const (
-	workerEnv = "RESERVOIR_TORTURE" // holds the target, and makes the process a worker
-
-	// callers is the number of goroutines that ask for one key in one process.
-	callers = 2
-
-	// arrears is the delay that a caller makes up for.
-	arrears = 500 * time.Millisecond
-
-	closeTimeout = 10 * time.Second
+	workerEnv = "RESERVOIR_TORTURE" // holds the scenario, and makes the process a worker
+	callers   = 2                   // goroutines that ask for one key in one process
 )
 
-// target is the scenario, and where processes find its store. Processes get it in their
-// environment.
-type target struct {
-	scenario
-	Addrs []string          // of the server; of the shards; of the cluster's nodes
-	Via   map[string]string // the proxy before each
-	Keys  [roles][]string   // by part
-}
-
-// RunWorker is the main function of a worker process. It uses all keys until standard
-// input ends, closes the limiters and returns true. In any other process it returns false
+// RunWorker is the main function of a worker process. It uses all keys until a
+// SIGTERM, closes the limiters and returns true. In any other process it returns false
 // at once. It panics if it cannot start.
 func RunWorker() bool {
 	text, ok := os.LookupEnv(workerEnv)
 	if !ok {
 		return false
 	}
-	var t target
+	var t scenario
 	must(0, json.Unmarshal([]byte(text), &t))
 	store := t.open()
 	if t.Skew != 0 {
 		store = skewed{store, t.Skew}
 	}
-	finish, end := context.WithCancel(context.Background())
-	go func() {
-		defer end()
-		_, _ = io.Copy(io.Discard, os.Stdin)
-	}()
+	finish, end := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer end()
 	j, rng := gob.NewEncoder(os.Stdout), rand.New(rand.NewPCG(t.Seed, 0))
 	var wg sync.WaitGroup
 	for r := range role(roles) {
@@ -125,14 +107,13 @@ func read(from io.Reader, take func(*record)) {
 }
 
 // open opens the store. It does no I/O.
-func (t *target) open() backend.Store {
-	logging.Disable() // faults are expected
-	if t.Topology != sharded {
-		return redisstore.New(t.client(t.Addrs...))
+func (sc *scenario) open() backend.Store {
+	if sc.Topology != sharded {
+		return redisstore.New(sc.client(sc.Addrs...))
 	}
 	shards := make(map[string]backend.Store)
 	for i, name := range shardNames {
-		shards[name] = redisstore.New(t.client(t.Addrs[i]))
+		shards[name] = redisstore.New(sc.client(sc.Addrs[i]))
 	}
 	return must(sharding.New(shards))
 }
@@ -140,12 +121,12 @@ func (t *target) open() backend.Store {
 var shardNames = []string{"shard-0", "shard-1", "shard-2"}
 
 // client connects by the proxies, even to addresses that the nodes of a cluster announce.
-func (t *target) client(addrs ...string) redis.UniversalClient {
+func (sc *scenario) client(addrs ...string) redis.UniversalClient {
 	o := must(redisstore.Options("redis://" + addrs[0]))
-	o.Addrs, o.IsClusterMode, o.PoolSize = addrs, t.Topology == clustered, 16
-	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 2*t.Timeout, 2*t.Timeout, 2*t.Timeout
+	o.Addrs, o.IsClusterMode, o.PoolSize = addrs, sc.Topology == clustered, 16
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 2*sc.Timeout, 2*sc.Timeout, 2*sc.Timeout
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		return (&net.Dialer{Timeout: 2 * t.Timeout}).DialContext(ctx, network, cmp.Or(t.Via[addr], addr))
+		return (&net.Dialer{Timeout: 2 * sc.Timeout}).DialContext(ctx, network, cmp.Or(sc.Via[addr], addr))
 	}
 	return redis.NewUniversalClient(o)
 }
@@ -177,7 +158,7 @@ type stream struct {
 	away    atomic.Bool // the circuit is open, by the last hook
 }
 
-func newStream(t *target, journal *gob.Encoder, store backend.Store, id lineID) *stream {
+func newStream(t *scenario, journal *gob.Encoder, store backend.Store, id lineID) *stream {
 	d := t.demand(id.Role)
 	s := &stream{
 		id: id, key: t.Keys[id.Role][id.Part], demand: d, journal: journal,
@@ -221,17 +202,17 @@ func (s *stream) live(finish context.Context, seed uint64) {
 		wg.Go(func() { s.run(finish, rng) })
 	}
 	wg.Wait()
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	err := s.limiter.Close(ctx)
 	stats := s.limiter.Stats()
 	s.note(record{What: closed, Stats: &stats}, err)
 }
 
-// run makes one caller's requests by a schedule, so that slow answers do not
-// make the load lighter.
+// run makes one caller's requests by a schedule, so that slow answers do not make the
+// load lighter. A caller makes up for half a second at most.
 func (s *stream) run(finish context.Context, rng *rand.Rand) {
-	var before charge
+	var before record
 	next := time.Now().Add(rand.N(s.every))
 	for finish.Err() == nil {
 		var woke time.Duration
@@ -239,20 +220,20 @@ func (s *stream) run(finish context.Context, rng *rand.Rand) {
 			time.Sleep(early)
 			woke = time.Since(next)
 		}
-		if next = next.Add(s.every); time.Since(next) > arrears {
+		if next = next.Add(s.every); time.Since(next) > time.Second/2 {
 			next = time.Now()
 		}
 		n := min(1+rng.Int64N(2*s.demand.each()), s.demand.limit.Tokens)
-		r := s.request(n, woke)
-		if !r.Allowed && (s.id.Role == tight || s.id.Role.renewed()) {
-			s.drain(n, r)
+		now := s.request(n, woke)
+		if !now.Result.Allowed && (s.id.Role == tight || s.demand.renewed) {
+			s.drain(now)
 		}
 		switch {
-		case s.id.Role.renewed():
-			before = s.renew(rng, before, charge{n, r})
-		case s.id.Role.settles() && r.Allowed && r.Source != reservoir.Fallback && rng.IntN(10) == 0:
+		case s.demand.renewed:
+			before = s.renew(rng, before, now)
+		case s.demand.batch > 0 && now.Result.Allowed && now.Result.Source != reservoir.Fallback && rng.IntN(10) == 0:
 			used := rng.Int64N(2 * n)
-			if s.limiter.Settle(context.Background(), s.key, r, used) == nil {
+			if s.limiter.Settle(context.Background(), s.key, now.Result, used) == nil {
 				s.note(record{What: settled, N: used - n}, nil)
 			}
 		}
@@ -261,44 +242,38 @@ func (s *stream) run(finish context.Context, rng *rand.Rand) {
 
 // drain asks for what is left. Otherwise the last tokens of a window, too few for most
 // requests, would hide a small excess.
-func (s *stream) drain(n int64, r reservoir.Result) {
+func (s *stream) drain(r record) {
 	for range 4 {
-		if n = min(n, r.Remaining); n < 1 || r.Allowed {
+		n := min(r.N, r.Result.Remaining)
+		if n < 1 || r.Result.Allowed {
 			return
 		}
 		r = s.request(n, 0)
 	}
 }
 
-func (s *stream) request(n int64, woke time.Duration) reservoir.Result {
-	away, begin := s.away.Load(), time.Now()
-	r, err := s.limiter.AllowN(context.Background(), s.key, n)
-	s.note(record{What: asked, At: begin, Took: time.Since(begin), Woke: woke, N: n, Result: r, Away: away}, err)
+func (s *stream) request(n int64, woke time.Duration) record {
+	r := record{What: asked, At: time.Now(), Woke: woke, N: n, Away: s.away.Load()}
+	var err error
+	r.Result, err = s.limiter.AllowN(context.Background(), s.key, n)
+	r.Took = time.Since(r.At)
+	s.note(r, err)
 	return r
 }
 
-// charge is what a request was charged.
-type charge struct {
-	n int64
-	reservoir.Result
-}
-
-// resetEvery is the mean number of a caller's requests between resets of its key. A key
-// allows fewer than a thousand resets a day, because each takes the name of a window.
-const resetEvery = 250
-
-// renew resets the key now and then. It settles a charge above its amount when the
-// charge's window is no longer open, and returns the charge to settle later. It records
-// settlements and resets first, because the process may be killed after them.
-func (s *stream) renew(rng *rand.Rand, before, now charge) charge {
-	if rng.IntN(resetEvery) == 0 {
+// renew resets the key now and then, but not often, because a key allows fewer than a
+// thousand resets a day. It settles a charge above its amount when the charge's window is
+// no longer open, and returns the charge to settle later. It records settlements and
+// resets first, because the process may be killed after them.
+func (s *stream) renew(rng *rand.Rand, before, now record) record {
+	if rng.IntN(250) == 0 {
 		s.note(record{What: renewed, N: 1}, nil)
 		s.note(record{What: renewed}, s.limiter.Reset(context.Background(), s.key))
 	}
-	if before.Allowed && now.Allowed && !now.Reset.Equal(before.Reset) {
-		s.note(record{What: settled, N: now.n}, nil)
-		_ = s.limiter.Settle(context.Background(), s.key, before.Result, before.n+now.n)
-	} else if before.Allowed {
+	if before.Result.Allowed && now.Result.Allowed && !now.Result.Reset.Equal(before.Result.Reset) {
+		s.note(record{What: settled, N: now.N}, nil)
+		_ = s.limiter.Settle(context.Background(), s.key, before.Result, before.N+now.N)
+	} else if before.Result.Allowed {
 		return before
 	}
 	return now

@@ -12,13 +12,14 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"log"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -46,32 +47,27 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("release: ")
 	tmp, err := os.MkdirTemp("", "release")
+	if err == nil {
+		err = errors.Join(play(tmp), os.RemoveAll(tmp))
+	}
 	if err != nil {
 		log.Fatal(err)
 	}
-	err = play(tmp)
-	remove(tmp)
-	if err != nil {
-		log.Fatal(err)
-	}
-}
-
-// remove deletes a directory that contains a module cache, which is read-only.
-func remove(dir string) {
-	_ = run(dir, nil, "chmod", "-R", "u+w", dir)
-	_ = os.RemoveAll(dir)
 }
 
 func play(tmp string) error {
-	mods, err := modules()
+	rows, err := list(filepath.Join("..", ".."), "-m", "-f", "{{.Path}}\t{{.Dir}}") // what go.work joins
 	if err != nil {
 		return err
 	}
+	var mods []mod
 	proxy := filepath.Join(tmp, "proxy")
-	for _, m := range mods {
+	for _, row := range rows {
+		m := mod{Path: row[0], Dir: row[1]}
 		if err := publish(proxy, m); err != nil {
 			return fmt.Errorf("%s: %w", m.Path, err)
 		}
+		mods = append(mods, m)
 	}
 	cache, err := exec.Command("go", "env", "GOMODCACHE", "GOPROXY").Output()
 	if err != nil {
@@ -92,22 +88,18 @@ func play(tmp string) error {
 	return consume(tmp, env, mods)
 }
 
-// modules lists the modules that go.work joins.
-func modules() (list []mod, err error) {
-	cmd := exec.Command("go", "list", "-m", "-json=Path,Dir")
-	cmd.Dir, cmd.Env = filepath.Join("..", ".."), append(os.Environ(), "GOWORK=")
+// list returns the fields of each line that go list prints.
+func list(dir string, args ...string) (rows [][]string, err error) {
+	cmd := exec.Command("go", append([]string{"list"}, args...)...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=")
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("go list -m: %w", err)
+		return nil, fmt.Errorf("go list in %s: %w", dir, err)
 	}
-	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
-		var m mod
-		if err := d.Decode(&m); err != nil {
-			return nil, err
-		}
-		list = append(list, m)
+	for line := range strings.Lines(string(out)) {
+		rows = append(rows, strings.Split(strings.TrimSpace(line), "\t"))
 	}
-	return list, nil
+	return rows, nil
 }
 
 // publish puts m into a proxy of files; see https://go.dev/ref/mod#goproxy-protocol.
@@ -164,7 +156,7 @@ func tidy(tmp string, env []string, m mod) error {
 	if err := zip.Unzip(dir, module.Version{Path: m.Path, Version: version}, z); err != nil {
 		return err
 	}
-	if err := run(dir, env, "go", "mod", "tidy"); err != nil {
+	if err := run(dir, env, "mod", "tidy"); err != nil {
 		return err
 	}
 	for _, name := range []string{"go.mod", "go.sum"} {
@@ -176,29 +168,22 @@ func tidy(tmp string, env []string, m mod) error {
 		if err != nil {
 			return err
 		}
-		switch same := others(was) == others(is); {
-		case same:
+		is = ours.ReplaceAll(is, nil)
+		switch {
+		case bytes.Equal(ours.ReplaceAll(was, nil), is):
 		case *fix:
-			if err := os.WriteFile(filepath.Join(m.Dir, name), []byte(others(is)), 0o644); err != nil {
+			if err := os.WriteFile(filepath.Join(m.Dir, name), is, 0o644); err != nil {
 				return err
 			}
 		default:
-			return fmt.Errorf("%s is not tidy; it should be\n%s", name, others(is))
+			return fmt.Errorf("%s is not tidy; it should be\n%s", name, is)
 		}
 	}
 	return nil
 }
 
-// others returns go.sum without the lines about our own modules. go.mod has no such lines.
-func others(text []byte) string {
-	var b strings.Builder
-	for line := range strings.Lines(string(text)) {
-		if !strings.HasPrefix(line, own) {
-			b.WriteString(line)
-		}
-	}
-	return b.String()
-}
+// ours matches the lines of a go.sum about our own modules. A go.mod has no such lines.
+var ours = regexp.MustCompile(`(?m)^` + own + `.*\n`)
 
 // consume requires and builds all libraries in a fresh module, and installs the commands.
 func consume(tmp string, env []string, mods []mod) error {
@@ -206,7 +191,7 @@ func consume(tmp string, env []string, mods []mod) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	if err := run(dir, env, "go", "mod", "init", "example.com/consumer"); err != nil {
+	if err := run(dir, env, "mod", "init", "example.com/consumer"); err != nil {
 		return err
 	}
 	main := "package main\n\n"
@@ -217,7 +202,7 @@ func consume(tmp string, env []string, mods []mod) error {
 			return err
 		}
 		if len(libraries) > 0 {
-			if err := run(dir, env, "go", "get", m.Path+"@"+version); err != nil {
+			if err := run(dir, env, "get", m.Path+"@"+version); err != nil {
 				return err
 			}
 		}
@@ -225,7 +210,7 @@ func consume(tmp string, env []string, mods []mod) error {
 			main += fmt.Sprintf("import _ %q\n", p)
 		}
 		for _, p := range commands {
-			if err := run(dir, env, "go", "install", "-trimpath", p+"@"+version); err != nil {
+			if err := run(dir, env, "install", "-trimpath", p+"@"+version); err != nil {
 				return err
 			}
 			log.Printf("%s@%s installs", p, version)
@@ -234,10 +219,10 @@ func consume(tmp string, env []string, mods []mod) error {
 	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(main+"\nfunc main() {}\n"), 0o644); err != nil {
 		return err
 	}
-	if err := run(dir, env, "go", "mod", "tidy"); err != nil {
+	if err := run(dir, env, "mod", "tidy"); err != nil {
 		return err
 	}
-	if err := run(dir, env, "go", "build", "-trimpath", "-o", os.DevNull, "."); err != nil {
+	if err := run(dir, env, "build", "-trimpath", "-o", os.DevNull, "."); err != nil {
 		return err
 	}
 	log.Printf("%d modules can be required at %s", len(mods), version)
@@ -246,30 +231,25 @@ func consume(tmp string, env []string, mods []mod) error {
 
 // packages lists the packages of m that users can import, and its commands.
 func packages(m mod) (libraries, commands []string, err error) {
-	cmd := exec.Command("go", "list", "-f", "{{.Name}} {{.ImportPath}} {{len .GoFiles}}", "./...")
-	cmd.Dir, cmd.Env = m.Dir, append(os.Environ(), "GOWORK=")
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, nil, fmt.Errorf("go list %s: %w", m.Path, err)
-	}
-	for line := range strings.Lines(string(out)) {
-		f := strings.Fields(line)
-		switch path := f[1]; {
-		case f[2] == "0" || strings.Contains(path+"/", "/internal/"):
-		case f[0] != "main":
+	rows, err := list(m.Dir, "-f", "{{.Name}}\t{{.ImportPath}}\t{{len .GoFiles}}", "./...")
+	for _, row := range rows {
+		switch path := row[1]; {
+		case row[2] == "0" || strings.Contains(path+"/", "/internal/"):
+		case row[0] != "main":
 			libraries = append(libraries, path)
 		case strings.HasPrefix(path, own+"/cmd/"):
 			commands = append(commands, path)
 		}
 	}
-	return libraries, commands, nil
+	return libraries, commands, err
 }
 
-func run(dir string, env []string, name string, args ...string) error {
-	cmd := exec.Command(name, args...)
+// run runs the go command.
+func run(dir string, env []string, args ...string) error {
+	cmd := exec.Command("go", args...)
 	cmd.Dir, cmd.Env = dir, env
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
+		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
 	return nil
 }

@@ -21,10 +21,7 @@ func testConcurrentTake(t *testing.T, s backend.Store) {
 	var allowed atomic.Int64
 	b.race(func(int) {
 		for range calls {
-			switch r, err := s.Take(b.at(0), b.takeRequest(1)); {
-			case err != nil:
-				t.Error(err)
-			case r.Allowed:
+			if b.take(1).Allowed {
 				allowed.Add(1)
 			}
 		}
@@ -76,10 +73,7 @@ func testConcurrentReset(t *testing.T, s backend.Store) {
 					t.Error(err)
 				}
 			}
-			switch r, err := s.Take(b.at(0), b.takeRequest(1)); {
-			case err != nil:
-				t.Error(err)
-			case r.Allowed:
+			if r := b.take(1); r.Allowed {
 				mu.Lock()
 				allowed[r.Window]++
 				mu.Unlock()
@@ -99,17 +93,22 @@ func testConcurrentReset(t *testing.T, s backend.Store) {
 // takeAll takes 7 tokens at a time, then single ones, until none are left.
 func (b *bench) takeAll() (held int64) {
 	for n := int64(7); n > 0; {
-		switch r, err := b.store.Take(b.at(0), b.takeRequest(n)); {
-		case err != nil:
-			b.t.Error(err)
-			return held
-		case r.Allowed:
+		if b.take(n).Allowed {
 			held += n
-		default:
+		} else {
 			n /= 7
 		}
 	}
 	return held
+}
+
+// take takes n tokens. An error fails the test, which goes on.
+func (b *bench) take(n int64) backend.TakeReply {
+	r, err := b.store.Take(b.at(0), b.takeRequest(n))
+	if err != nil {
+		b.t.Error(err)
+	}
+	return r
 }
 
 // syncAll asks until nothing remains. A duplicate of each statement races with it.

@@ -60,67 +60,60 @@ func testFaults(t *testing.T, s backend.Store) {
 	for _, row := range syncs {
 		r := good
 		row.change(&r)
-		_, err := s.Sync(b.at(0), r)
-		refused(t, "sync: "+row.what, err, row.want)
+		refused(s.Sync(b.at(0), r))(t, "sync: "+row.what, row.want)
 	}
 	testFaultyCalls(t, b)
 	b.play("0s check -> remaining=10")
 }
 
-// refused checks that err wraps want and is no failure of the store.
-func refused(t testing.TB, what string, err, want error) {
-	t.Helper()
-	var failure *backend.Error
-	if !errors.Is(err, want) || errors.As(err, &failure) {
-		t.Errorf("%s: error %v, want one that wraps %v", what, err, want)
+// refused checks that the error of a call wraps want and is no failure of the store.
+func refused[T any](_ T, err error) func(t testing.TB, what string, want error) {
+	return func(t testing.TB, what string, want error) {
+		t.Helper()
+		var failure *backend.Error
+		if !errors.Is(err, want) || errors.As(err, &failure) {
+			t.Errorf("%s: error %v, want one that wraps %v", what, err, want)
+		}
 	}
 }
 
 func testFaultyCalls(t *testing.T, b *bench) {
 	ctx := b.at(0)
 	for _, n := range []int64{0, -1, 11, backend.MaxTokens + 1} {
-		_, err := b.store.Take(ctx, backend.TakeRequest{Key: b.key, Limit: limit10, Tokens: n})
-		refused(t, "take", err, backend.ErrTokens)
+		refused(b.store.Take(ctx, backend.TakeRequest{Key: b.key, Limit: limit10, Tokens: n}))(t, "take", backend.ErrTokens)
 	}
 	for _, key := range []string{"", strings.Repeat("k", backend.MaxKeyLen+1)} {
-		_, err := b.store.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
-		refused(t, "take", err, backend.ErrKey)
-		_, err = b.store.Check(ctx, key, limit10)
-		refused(t, "check", err, backend.ErrKey)
-		_, err = b.store.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Client: "r", Total: 1})
-		refused(t, "refund", err, backend.ErrKey)
-		_, err = b.store.Reset(ctx, backend.ResetRequest{Key: key, Limit: limit10})
-		refused(t, "reset", err, backend.ErrKey)
+		refused(b.store.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1}))(t, "take", backend.ErrKey)
+		refused(b.store.Check(ctx, key, limit10))(t, "check", backend.ErrKey)
+		refund := backend.RefundRequest{Key: key, Window: 1, Client: "r", Total: 1}
+		refused(b.store.Refund(ctx, refund))(t, "refund", backend.ErrKey)
+		refused(b.store.Reset(ctx, backend.ResetRequest{Key: key, Limit: limit10}))(t, "reset", backend.ErrKey)
 	}
 	for _, l := range []backend.Limit{
 		{}, {Tokens: 1}, {Window: time.Second}, {Tokens: -1, Window: time.Second}, {Tokens: 1, Window: -time.Second},
 		{Tokens: backend.MaxTokens + 1, Window: time.Second}, {Tokens: 1, Window: backend.MaxWindow + time.Millisecond},
 		{Tokens: 1, Window: time.Second + time.Microsecond}, {Tokens: 1, Window: time.Microsecond},
 	} {
-		_, err := b.store.Take(ctx, backend.TakeRequest{Key: b.key, Limit: l, Tokens: 1})
-		refused(t, "take", err, backend.ErrLimit)
-		_, err = b.store.Check(ctx, b.key, l)
-		refused(t, "check", err, backend.ErrLimit)
-		_, err = b.store.Reset(ctx, backend.ResetRequest{Key: b.key, Limit: l})
-		refused(t, "reset", err, backend.ErrLimit)
+		refused(b.store.Take(ctx, backend.TakeRequest{Key: b.key, Limit: l, Tokens: 1}))(t, "take", backend.ErrLimit)
+		refused(b.store.Check(ctx, b.key, l))(t, "check", backend.ErrLimit)
+		refused(b.store.Reset(ctx, backend.ResetRequest{Key: b.key, Limit: l}))(t, "reset", backend.ErrLimit)
 	}
 	year := backend.Window(backend.MaxWindow.Milliseconds())
 	for end, next := range map[backend.Window]backend.Window{-1: 0, backend.MaxTokens + 1: 0, 2: 2, 3: 2, 4: 5 + year} {
-		_, err := b.store.Take(ctx, backend.TakeRequest{Key: b.key, Limit: limit10, Tokens: 1, End: end, Next: next})
-		refused(t, "take", err, backend.ErrTokens)
-		_, err = b.store.Reset(ctx, backend.ResetRequest{Key: b.key, Limit: limit10, End: end, Next: next})
-		refused(t, "reset", err, backend.ErrTokens)
+		take := backend.TakeRequest{Key: b.key, Limit: limit10, Tokens: 1, End: end, Next: next}
+		refused(b.store.Take(ctx, take))(t, "take", backend.ErrTokens)
+		reset := backend.ResetRequest{Key: b.key, Limit: limit10, End: end, Next: next}
+		refused(b.store.Reset(ctx, reset))(t, "reset", backend.ErrTokens)
 	}
 	for _, client := range []string{"", "w", strings.Repeat("c", 65)} {
-		_, err := b.store.Refund(ctx, backend.RefundRequest{Key: b.key, Client: client, Window: 1, Total: 1})
-		refused(t, "refund", err, backend.ErrKey)
+		refund := backend.RefundRequest{Key: b.key, Client: client, Window: 1, Total: 1}
+		refused(b.store.Refund(ctx, refund))(t, "refund", backend.ErrKey)
 	}
 	for _, r := range []backend.RefundRequest{
 		{Window: 1}, {Total: 1}, {Window: 1, Total: -1}, {Window: -1, Total: 1}, {Window: 1, Total: backend.MaxTokens + 1},
 	} {
 		r.Key, r.Client = b.key, "r"
-		_, err := b.store.Refund(ctx, r)
-		refused(t, "refund", err, backend.ErrTokens)
+		refused(b.store.Refund(ctx, r))(t, "refund", backend.ErrTokens)
 	}
 }
 

@@ -3,6 +3,7 @@ package backendtest
 import (
 	"embed"
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -76,9 +77,8 @@ func (b *bench) call(text string) string {
 	at, op := parseDuration(b.t, words[0]), words[1]
 	switch ctx := b.at(at); op {
 	case "take":
-		a := b.parse(words[3:])
 		r := b.takeRequest(parseNumber(b.t, words[2]))
-		r.End, r.Next = backend.Window(a["end"]), backend.Window(a["next"])
+		b.fill(&r, words[3:])
 		reply := must(b.store.Take(ctx, r))(b.t)
 		if reply.Allowed {
 			return "allowed " + b.state(at, reply.State)
@@ -87,15 +87,17 @@ func (b *bench) call(text string) string {
 	case "check":
 		return b.state(at, must(b.store.Check(ctx, b.key, b.limit))(b.t))
 	case "refund":
-		a := b.parse(words[3:])
-		r := backend.RefundRequest{Key: b.key, Client: words[2], Window: backend.Window(a["of"]), Total: a["total"]}
+		r := backend.RefundRequest{Key: b.key, Client: words[2]}
+		b.fill(&r, words[3:])
 		return fmt.Sprint("known=", must(b.store.Refund(ctx, r))(b.t))
 	case "reset":
-		a := b.parse(words[2:])
-		r := backend.ResetRequest{Key: b.key, Limit: b.limit, End: backend.Window(a["end"]), Next: backend.Window(a["next"])}
+		r := backend.ResetRequest{Key: b.key, Limit: b.limit}
+		b.fill(&r, words[2:])
 		return b.state(at, must(b.store.Reset(ctx, r))(b.t))
 	case "sync":
-		return b.account(at, b.sync(at, statement(words[2], b.parse(words[3:]))))
+		r := backend.SyncRequest{Client: words[2]}
+		b.fill(&r, words[3:])
+		return b.account(at, b.sync(at, r))
 	case "inspect":
 		return b.inspect(at)
 	}
@@ -103,34 +105,26 @@ func (b *bench) call(text string) string {
 	return ""
 }
 
-// arguments are the names that a call's arguments may have.
-const arguments = " of granted returned debt want need least strand peers pace total used leaving end next "
-
-// parse returns arguments by name, and converts times to windows.
-func (b *bench) parse(words []string) map[string]int64 {
+// fill sets the fields of a request that a call's arguments name, and converts times to
+// windows.
+func (b *bench) fill(request any, words []string) {
 	b.t.Helper()
-	a := map[string]int64{}
 	for _, word := range words {
 		name, value, _ := strings.Cut(word, "=")
-		switch {
-		case !strings.Contains(arguments, " "+name+" "):
-			b.t.Fatalf("no such argument: %s", word)
-		case name == "leaving":
-			a[name] = 1
-		case name == "of" || name == "end" || name == "next":
-			a[name] = int64(b.end(parseDuration(b.t, value)))
-		default:
-			a[name] = parseNumber(b.t, value)
+		if name == "of" {
+			name = "window"
 		}
-	}
-	return a
-}
-
-func statement(client string, a map[string]int64) backend.SyncRequest {
-	return backend.SyncRequest{
-		Client: client, Window: backend.Window(a["of"]), Granted: a["granted"], Returned: a["returned"], Debt: a["debt"],
-		Want: a["want"], Need: a["need"], Least: a["least"], Strand: a["strand"], Peers: a["peers"], Pace: a["pace"],
-		Total: a["total"], Used: a["used"], Leaving: a["leaving"] > 0, End: backend.Window(a["end"]), Next: backend.Window(a["next"]),
+		field := reflect.ValueOf(request).Elem().FieldByNameFunc(func(s string) bool { return strings.EqualFold(s, name) })
+		switch {
+		case !field.IsValid():
+			b.t.Fatalf("no such argument: %s", word)
+		case field.Kind() == reflect.Bool:
+			field.SetBool(true)
+		case field.Type() == reflect.TypeFor[backend.Window]():
+			field.SetInt(int64(b.end(parseDuration(b.t, value))))
+		default:
+			field.SetInt(parseNumber(b.t, value))
+		}
 	}
 }
 
@@ -191,8 +185,7 @@ func (b *bench) inspect(at time.Duration) string {
 	if !ok {
 		b.t.Skip("the store is no backend.Inspector")
 	}
-	_, err := inspector.Inspect(b.at(at), "")
-	refused(b.t, "inspect", err, backend.ErrKey)
+	refused(inspector.Inspect(b.at(at), ""))(b.t, "inspect", backend.ErrKey)
 	got := must(inspector.Inspect(b.at(at), b.key))(b.t)
 	text := fmt.Sprint("used=", got.Used) + b.window(at, got.Window, got.Left)
 	for _, c := range got.Clients {

@@ -1,13 +1,12 @@
 package redistest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -18,11 +17,7 @@ const (
 
 	// nodeTimeout is the time in milliseconds after which a silent node counts as down. A
 	// replica takes over one or two seconds later.
-	nodeTimeout = 2000
-
-	// clusterLimit bounds a step of the formation. The whole takes some 2.5 seconds,
-	// because a master waits 2 seconds before it serves.
-	clusterLimit = 30 * time.Second
+	nodeTimeout = "2000"
 )
 
 // Cluster is a Redis Cluster. Nodes are in the order of their start, the masters first.
@@ -42,11 +37,8 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, masters: masters}
 	for range masters * (1 + replicasPerMaster) {
-		c.Nodes = append(c.Nodes, launch(t, func(dir string, port int) []string {
-			return append(serverArgs(dir, port),
-				"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-announce-ip", host,
-				"--cluster-node-timeout", strconv.Itoa(nodeTimeout))
-		}))
+		c.Nodes = append(c.Nodes, Start(t, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
+			"--cluster-announce-ip", host, "--cluster-node-timeout", nodeTimeout))
 	}
 	// Nodes with the same epoch would first have to resolve the conflict.
 	for i, node := range c.Nodes {
@@ -61,7 +53,7 @@ func StartCluster(t testing.TB, masters, replicasPerMaster int) *Cluster {
 	}
 	c.AwaitWhole()
 	for _, master := range c.Nodes[:masters] {
-		poll(t, clusterLimit, "replicate "+master.Addr(), func() error { return master.checkReplicas(replicasPerMaster) })
+		poll(t, patience, "replicate "+master.Addr(), func() error { return master.checkReplicas(replicasPerMaster) })
 	}
 	return c
 }
@@ -87,7 +79,7 @@ func (c *Cluster) meet() {
 func (c *Cluster) await(what string, check func(*Server) error) {
 	c.t.Helper()
 	for _, node := range c.up() {
-		poll(c.t, clusterLimit, what+": "+node.Addr(), func() error { return check(node) })
+		poll(c.t, patience, what+": "+node.Addr(), func() error { return check(node) })
 	}
 }
 
@@ -160,27 +152,16 @@ func (c *Cluster) up() []*Server {
 	return slices.DeleteFunc(slices.Clone(c.Nodes), func(node *Server) bool { return !node.Up() })
 }
 
-// One MIGRATE moves migrateBatch keys. It blocks both nodes for at most migrateTime, in
-// milliseconds.
-const (
-	migrateBatch = 100
-	migrateTime  = 5000
-)
-
 // NodeOf returns the master that owns the key's slot, by the majority of the nodes that
 // are up, because a replaced master claims its slots until it learns of that. NodeOf
 // returns nil from the time at which the owner goes down until the majority reports the
 // replica that has taken over.
 func (c *Cluster) NodeOf(key string) *Server {
 	c.t.Helper()
-	slot, up := int64(c.SlotOf(key)), c.up()
+	slot, up := c.SlotOf(key), c.up()
 	votes := make(map[string]int)
 	for _, node := range up {
-		for _, r := range node.ranges() {
-			if r.first <= slot && slot <= r.last {
-				votes[r.master]++
-			}
-		}
+		votes[node.owners()[slot]]++
 	}
 	i := slices.IndexFunc(up, func(node *Server) bool { return votes[node.Addr()] > len(up)/2 })
 	if i < 0 {
@@ -190,9 +171,14 @@ func (c *Cluster) NodeOf(key string) *Server {
 }
 
 // SlotsOf returns the slots that the master reports as its own, in order.
-func (c *Cluster) SlotsOf(master *Server) []int {
+func (c *Cluster) SlotsOf(master *Server) (list []int) {
 	c.t.Helper()
-	return master.slotsOf(master)
+	for slot, addr := range master.owners() {
+		if addr == master.Addr() {
+			list = append(list, slot)
+		}
+	}
+	return list
 }
 
 // SlotOf returns the slot of the key.
@@ -214,8 +200,8 @@ func (c *Cluster) Reshard(from, to *Server, list []int) {
 		from.Do("cluster", "setslot", slot, "node", target)
 	}
 	c.await("spread a reshard", func(node *Server) error {
-		if !slices.Equal(node.slotsOf(to), c.SlotsOf(to)) {
-			return errors.New("it reports other slots")
+		if node.owners() != to.owners() {
+			return errors.New("it reports other owners")
 		}
 		return nil
 	})
@@ -229,41 +215,28 @@ func (c *Cluster) OpenSlot(from, to *Server, slot int) {
 	from.Do("cluster", "setslot", slot, "migrating", to.text("cluster", "myid"))
 }
 
-// migrate moves all keys of the slot.
+// migrate moves all keys of the slot, a hundred at a time. A MIGRATE blocks both nodes, for
+// at most 5000 ms.
 func (s *Server) migrate(to *Server, slot int) {
 	s.t.Helper()
 	for {
-		keys := s.Do("cluster", "getkeysinslot", slot, migrateBatch).Val().([]any)
+		keys := s.Do("cluster", "getkeysinslot", slot, 100).Val().([]any)
 		if len(keys) == 0 {
 			return
 		}
-		s.Do(append([]any{"migrate", host, to.port, "", 0, migrateTime, "replace", "keys"}, keys...)...)
+		s.Do(append([]any{"migrate", host, to.port, "", 0, 5000, "replace", "keys"}, keys...)...)
 	}
 }
 
-// slotRange is a range of slots, and the address of their master.
-type slotRange struct {
-	first, last int64
-	master      string
-}
-
-// ranges returns all slots that have a master, in order, as the node reports them.
-func (s *Server) ranges() (list []slotRange) {
+// owners returns the address of each slot's master, or "", as the node tells clients.
+func (s *Server) owners() (addrs [slots]string) {
 	s.t.Helper()
-	for _, row := range s.Do("cluster", "slots").Val().([]any) {
-		r := row.([]any) // first, last, a node: the master, its replicas
-		list = append(list, slotRange{r[0].(int64), r[1].(int64), loopback(int(r[2].([]any)[1].(int64)))})
-	}
-	return list
-}
-
-// slotsOf returns the slots that the master serves, as the node reports them.
-func (s *Server) slotsOf(master *Server) (list []int) {
-	s.t.Helper()
-	for _, r := range s.ranges() {
-		for slot := r.first; slot <= r.last && r.master == master.Addr(); slot++ {
-			list = append(list, int(slot))
+	cmd := redis.NewClusterSlotsCmd(context.Background(), "cluster", "slots")
+	check(s.t, s.admin.Process(context.Background(), cmd))
+	for _, r := range cmd.Val() {
+		for slot := r.Start; slot <= r.End; slot++ {
+			addrs[slot] = r.Nodes[0].Addr // of the master; its replicas follow
 		}
 	}
-	return list
+	return addrs
 }

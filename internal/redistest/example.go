@@ -28,9 +28,7 @@ func (t *exampleT) Cleanup(f func()) { t.cleanups = append(t.cleanups, f) }
 
 func (t *exampleT) TempDir() string {
 	dir, err := os.MkdirTemp("", "example")
-	if err != nil {
-		panic(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }

@@ -10,9 +10,7 @@ import (
 // Main runs goleak's VerifyTestMain for tests that lose a server. It gives goroutines up
 // to three seconds more, because a go-redis pool whose dials failed checks only once a
 // second whether it was closed. Goleak waits for less.
-func Main(m *testing.M, options ...goleak.Option) {
-	goleak.VerifyTestMain(patient{m}, options...)
-}
+func Main(m *testing.M) { goleak.VerifyTestMain(patient{m}) }
 
 type patient struct{ *testing.M }
 

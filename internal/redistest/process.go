@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -14,21 +15,22 @@ import (
 	"time"
 )
 
-// Process is a child process, which on Linux ends no later than this one. The caller of
-// [Spawn] kills it. The methods are safe for concurrent use.
+// Process is a child process, which on Linux ends no later than this one. The methods are
+// safe for concurrent use.
 type Process struct {
 	t testing.TB
 
 	mu     sync.Mutex // guards the fields below, and changes of state
 	handle *os.Process
-	exited chan struct{} // closed when the child has been reaped
+	life   context.Context // ends when the child has been reaped; nil before the first start
 	paused bool
 }
 
-// Spawn starts the command. The caller must call [Process.Kill] at the end of the test.
+// Spawn starts the command. The test kills the process at its end.
 func Spawn(t testing.TB, cmd *exec.Cmd) *Process {
 	t.Helper()
 	p := &Process{t: t}
+	t.Cleanup(p.Kill)
 	check(t, p.start(cmd))
 	return p
 }
@@ -41,20 +43,18 @@ func Spawn(t testing.TB, cmd *exec.Cmd) *Process {
 // free to end threads. So one goroutine keeps its thread, idle in Wait, for as
 // long as the child lives.
 func (p *Process) start(cmd *exec.Cmd) error {
-	started, exited := make(chan error), make(chan struct{})
+	life, end := context.WithCancel(context.Background())
+	started := make(chan error)
 	cmd.SysProcAttr = dieWithParent()
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		defer close(exited)
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			_ = cmd.Wait() // the exit status of a killed child says nothing
-		}
+		defer end()
+		started <- cmd.Start()
+		_ = cmd.Wait() // the exit status of a killed child says nothing
 	}()
 	err := <-started
-	p.handle, p.exited, p.paused = cmd.Process, exited, false
+	p.handle, p.life, p.paused = cmd.Process, life, false
 	return err
 }
 
@@ -79,7 +79,7 @@ func (p *Process) Kill() {
 	defer p.mu.Unlock()
 	if p.running() {
 		_ = p.handle.Kill() // fails only when the child has just ended
-		<-p.exited
+		<-p.life.Done()
 	}
 }
 
@@ -110,21 +110,17 @@ func (p *Process) Up() bool {
 }
 
 // running reports whether the child has not ended. The caller holds p.mu.
-func (p *Process) running() bool {
-	select {
-	case <-p.exited:
-		return false
-	default:
-		return p.exited != nil
-	}
-}
+func (p *Process) running() bool { return p.life != nil && p.life.Err() == nil }
 
 const (
-	// startLimit bounds the start of a server, which takes some 10 ms on an idle machine.
-	startLimit = 20 * time.Second
+	// patience bounds each wait for servers, on a busy machine. On an idle one, a server
+	// starts within some 10 ms, and a cluster takes some 2.5 s, because a master waits for
+	// 2 s before it serves. Sentinels announce themselves every 2 s.
+	patience = 30 * time.Second
 
-	// startAttempts is the number of ports that StartDaemon tries.
-	startAttempts = 10
+	pollEvery = 2 * time.Millisecond // between two looks at a condition
+
+	startAttempts = 10 // ports that StartDaemon tries
 )
 
 // errPortTaken means that another process took the port between reservePort and the
@@ -186,26 +182,17 @@ func (d *Daemon) run() error {
 	if err := d.start(cmd); err != nil {
 		return err
 	}
-	why := ""
-	for deadline := time.Now().Add(startLimit); why == ""; time.Sleep(pollEvery) {
-		switch {
-		case !d.running(): // another process may answer
-			why = "it ended"
-		case d.ready(d.Addr(), d.handle.Pid) && d.running():
+	for deadline := time.Now().Add(patience); d.running() && time.Now().Before(deadline); time.Sleep(pollEvery) {
+		if d.ready(d.Addr(), d.handle.Pid) && d.running() { // otherwise another process has answered
 			return nil
-		case time.Now().After(deadline):
-			why = fmt.Sprint("no answer within ", startLimit)
 		}
 	}
 	said, err := os.ReadFile(d.log)
 	if bytes.Contains(said, []byte("Address already in use")) {
 		return errPortTaken
 	}
-	return errors.Join(fmt.Errorf("%s: %s; its log:\n%s", cmd.Path, why, said), err)
+	return errors.Join(fmt.Errorf("%s: it ended, or gave no answer in %v; its log:\n%s", cmd.Path, patience, said), err)
 }
-
-// pollEvery is the pause between two looks at a condition.
-const pollEvery = 2 * time.Millisecond
 
 // poll calls check until it returns nil. After limit it fails the test and
 // quotes the last reason.

@@ -80,7 +80,7 @@ func NewProxy(t testing.TB, target string) *Proxy {
 func Dialer(proxies ...*Proxy) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	via := make(map[string]string)
 	for _, p := range proxies {
-		via[p.goal()] = p.addr
+		p.locked(func() { via[p.target] = p.addr })
 	}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, cmp.Or(via[addr], addr))
@@ -172,12 +172,6 @@ func (p *Proxy) arrived(n int, isReply bool) (due time.Time) {
 	return due
 }
 
-// passage returns a channel that is closed when traffic may pass, or nil while it may.
-func (p *Proxy) passage() (gate <-chan struct{}) {
-	p.locked(func() { gate = p.gate })
-	return gate
-}
-
 // Cut closes all current connections. What was on the way in them is lost.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
@@ -208,9 +202,7 @@ func (p *Proxy) Refuse(on bool) {
 		return
 	}
 	listener, err := net.Listen("tcp", p.addr)
-	if err != nil {
-		p.t.Fatalf("redistest: proxy: %v", err)
-	}
+	check(p.t, err)
 	p.admit(listener)
 }
 
@@ -240,7 +232,8 @@ func (p *Proxy) admit(listener net.Listener) {
 // meanwhile.
 func (p *Proxy) serve(client *net.TCPConn) {
 	defer client.Close()
-	target := p.goal()
+	var target string
+	p.locked(func() { target = p.target })
 	server, err := new(net.Dialer).DialContext(p.t.Context(), "tcp", target)
 	if err != nil {
 		return
@@ -249,20 +242,14 @@ func (p *Proxy) serve(client *net.TCPConn) {
 	l.ctx, l.end = context.WithCancel(context.Background())
 	defer l.close()
 	p.locked(func() {
+		p.links[l] = struct{}{}
 		if p.target != target {
 			l.close()
-			return
 		}
-		p.links[l] = struct{}{}
 	})
-	l.run()
+	p.wg.Go(func() { l.pump(l.client, l.request, func() { _ = l.server.CloseWrite() }) })
+	l.pump(l.server, l.reply, l.endReplies) // until the link ends
 	p.locked(func() { delete(p.links, l) })
-}
-
-// goal returns the target of new connections.
-func (p *Proxy) goal() (target string) {
-	p.locked(func() { target = p.target })
-	return target
 }
 
 // close ends the proxy and waits for its goroutines.
@@ -271,10 +258,6 @@ func (p *Proxy) close() {
 	p.Lead("") // nowhere, from now on
 	p.wg.Wait()
 }
-
-// queued is the number of chunks that a direction may have in transit before the sender
-// has to wait.
-const queued = 4096
 
 // chunk is a piece of a stream on its way.
 type chunk struct {
@@ -292,11 +275,8 @@ type link struct {
 	ctx            context.Context // ends with both connections
 	end            func()
 
-	// mu is held while a chunk is judged and written to the server, so that
-	// the end of a swallowing link's requests comes after that chunk.
-	mu         sync.Mutex
-	swallowing bool // replies are discarded from now on
-	swallowed  bool // a reply was; only the goroutine of replies uses it
+	swallowing atomic.Bool // replies are discarded from now on
+	swallowed  bool        // a reply was; only the goroutine of replies uses it
 }
 
 // close ends the link at once, however often it is called.
@@ -306,30 +286,18 @@ func (l *link) close() {
 	_ = l.server.Close()
 }
 
-// run forwards until the link ends.
-func (l *link) run() {
-	var wg sync.WaitGroup
-	wg.Go(func() { l.pump(l.client, l.request, func() { _ = l.server.CloseWrite() }) })
-	wg.Go(func() { l.pump(l.server, l.reply, l.endReplies) })
-	wg.Wait()
-}
-
 // pump forwards the chunks from one end, each when it is due, and then the end itself. It
 // reads in one goroutine and writes in another, with a queue between, so that it reads on
 // while a chunk is delayed or held. So delays do not add up, and what a client sent
 // before it gave up is kept.
 func (l *link) pump(from *net.TCPConn, deliver func([]byte), end func()) {
-	queue := make(chan chunk, queued)
-	var wg sync.WaitGroup
-	wg.Go(func() {
+	queue := make(chan chunk, 4096) // with more chunks in transit, the sender has to wait
+	l.proxy.wg.Go(func() {
 		defer close(queue)
 		for buf := make([]byte, 64<<10); ; {
 			n, err := from.Read(buf)
 			if n > 0 {
-				select {
-				case queue <- chunk{bytes.Clone(buf[:n]), l.proxy.arrived(n, from == l.server)}:
-				case <-l.ctx.Done():
-				}
+				queue <- chunk{bytes.Clone(buf[:n]), l.proxy.arrived(n, from == l.server)}
 			}
 			if err != nil {
 				return
@@ -343,39 +311,32 @@ func (l *link) pump(from *net.TCPConn, deliver func([]byte), end func()) {
 	}
 	l.await(time.Time{}) // a link that is held does not show its end
 	end()
-	wg.Wait()
 }
 
-// request delivers one chunk to the server, or makes the fault that waits for it.
+// request delivers one chunk to the server, or makes the fault that waits for it. A chunk
+// whose reply will be lost is the last of its link: the server closes after executing all
+// that came before our end, so reading until it closes ensures execution.
 func (l *link) request(data []byte) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.swallowing { // otherwise the link is about to end
-		switch l.proxy.judge(data) {
-		case lose:
-			l.proxy.dropped.Add(1)
-			l.close()
-			return
-		case swallow:
-			l.swallowing = true // before the server can reply
-		}
+	if l.swallowing.Load() {
+		return
 	}
-	// An error means that the server is gone, which the other direction sees too.
-	_, _ = l.server.Write(data)
+	switch l.proxy.judge(data) {
+	case lose:
+		l.proxy.dropped.Add(1)
+		l.close()
+		return
+	case swallow:
+		l.swallowing.Store(true) // before the server can reply
+		defer l.server.CloseWrite()
+	}
+	_, _ = l.server.Write(data) // if the server is gone, the other direction sees it too
 }
 
 // reply delivers a chunk to the client, or loses it, even if it belongs to the reply to
-// an earlier request. The server closes after executing all that came before our end, so
-// reading until it closes ensures execution. A failed write to the client does not end
-// the link, because earlier requests may still be in transit.
+// an earlier request. A failed write to the client does not end the link, because earlier
+// requests may still be in transit.
 func (l *link) reply(data []byte) {
-	l.mu.Lock()
-	swallowing := l.swallowing
-	l.mu.Unlock()
-	if swallowing {
-		l.swallowed = true
-		_ = l.server.CloseWrite()
-	} else {
+	if l.swallowed = l.swallowing.Load(); !l.swallowed {
 		_, _ = l.client.Write(data)
 	}
 }
@@ -396,7 +357,9 @@ func (l *link) await(due time.Time) bool {
 		case <-l.ctx.Done():
 		}
 	}
-	if gate := l.proxy.passage(); gate != nil {
+	var gate <-chan struct{}
+	l.proxy.locked(func() { gate = l.proxy.gate })
+	if gate != nil {
 		select {
 		case <-gate:
 		case <-l.ctx.Done():

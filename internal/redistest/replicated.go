@@ -9,13 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 )
-
-// syncLimit is how long replicas may take to get in sync.
-const syncLimit = 20 * time.Second
 
 // Replicated is a primary and its replicas. A promotion does not change the fields; a
 // test may set them.
@@ -43,7 +39,7 @@ func StartReplicated(t testing.TB, replicas int) *Replicated {
 // AwaitSync returns when all writes to the primary have reached its replicas.
 func (r *Replicated) AwaitSync() {
 	r.t.Helper()
-	poll(r.t, syncLimit, "replicate", func() error { return r.Primary.checkReplicas(len(r.Replicas)) })
+	poll(r.t, patience, "replicate", func() error { return r.Primary.checkReplicas(len(r.Replicas)) })
 }
 
 // Promote makes replica i a primary of its own. The old primary and the other replicas
@@ -95,10 +91,6 @@ func (s *Server) checkReplicas(n int) error {
 	return nil
 }
 
-// sentinelLimit is how long Sentinels may take to find the replicas and each
-// other. They announce themselves every two seconds.
-const sentinelLimit = 30 * time.Second
-
 // sentinelConfig takes the port, the directory, the master's name and port, and the
 // quorum. The times are short, for tests that wait for a failover, and long
 // enough for a busy machine not to cause one.
@@ -136,7 +128,7 @@ func StartSentinel(t testing.TB, r *Replicated, sentinels int) *Sentinel {
 		}))
 	}
 	for _, one := range s.Sentinels {
-		poll(t, sentinelLimit, "watch by "+one.Addr(), func() error {
+		poll(t, patience, "watch by "+one.Addr(), func() error {
 			// master0:name=mymaster,status=ok,address=127.0.0.1:6379,slaves=1,sentinels=1
 			got := one.info("Sentinel")["master0"]
 			want := fmt.Sprintf("status=ok,address=%s,slaves=%d,sentinels=%d", r.Primary.Addr(), len(r.Replicas), sentinels)

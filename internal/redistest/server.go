@@ -17,9 +17,6 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// pingLimit bounds one attempt to reach a starting server.
-const pingLimit = 200 * time.Millisecond
-
 // Server is one redis-server process on a loopback port. It keeps its port and
 // its directory over [Process.Kill] and [Daemon.Restart].
 type Server struct {
@@ -80,12 +77,13 @@ func serverArgs(dir string, port int) []string {
 // not one that took the port first. It dials anew each time, because a pool of
 // connections would pause after refusals by a server that is just starting.
 func answers(addr string, pid int) bool {
-	conn, err := net.DialTimeout("tcp", addr, pingLimit)
+	const limit = 200 * time.Millisecond
+	conn, err := net.DialTimeout("tcp", addr, limit)
 	if err != nil {
 		return false
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(pingLimit))
+	_ = conn.SetDeadline(time.Now().Add(limit))
 	_, _ = io.WriteString(conn, "PING\r\nINFO server\r\nQUIT\r\n") // what fails has no reply
 	reply, _ := io.ReadAll(conn)
 	return bytes.HasPrefix(reply, []byte("+PONG")) && bytes.Contains(reply, fmt.Appendf(nil, "process_id:%d\r\n", pid))

@@ -66,25 +66,21 @@ func run(part string, workers int, explained string) (bad int, err error) {
 		return 0, err
 	}
 	var wg sync.WaitGroup
-	next := make(chan *mutant)
-	for range workers {
+	busy := make(chan struct{}, workers)
+	for _, m := range mutants {
+		busy <- struct{}{}
 		wg.Go(func() {
-			for m := range next {
-				m.out, m.survives = test(dir, m)
-			}
+			m.out, m.survives = test(dir, m)
+			<-busy
 		})
 	}
-	for i := range mutants {
-		next <- &mutants[i]
-	}
-	close(next)
 	wg.Wait()
 	return report(part, mutants, explained), nil
 }
 
 // report compares the survivors with the explained ones. A line names a mutant, and the
 // indented lines below it say why it is harmless.
-func report(part string, mutants []mutant, explained string) (bad int) {
+func report(part string, mutants []*mutant, explained string) (bad int) {
 	alive, counts := map[string]bool{}, [3]int{}
 	for _, m := range mutants {
 		switch {
@@ -143,7 +139,7 @@ type mutant struct {
 	survives bool
 }
 
-func load(dir string) (all []mutant, err error) {
+func load(dir string) (all []*mutant, err error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	for _, path := range paths {
 		if strings.HasSuffix(path, "_test.go") {
@@ -176,7 +172,7 @@ type visitor struct {
 	path    string
 	source  []byte
 	f       *ast.FuncDecl
-	mutants []mutant
+	mutants []*mutant
 }
 
 func (v *visitor) text(n ast.Node) string {
@@ -186,8 +182,8 @@ func (v *visitor) text(n ast.Node) string {
 // change adds the mutant in which n is replaced by text.
 func (v *visitor) change(n ast.Node, text string) {
 	from, to := v.file.Offset(n.Pos()), v.file.Offset(n.End())
-	old := strings.Join(strings.Fields(string(v.source[from:to])), " ")
-	v.mutants = append(v.mutants, mutant{
+	old := strings.Join(strings.Fields(v.text(n)), " ")
+	v.mutants = append(v.mutants, &mutant{
 		name: strings.TrimSpace(fmt.Sprintf("%s/%s %s: %s -> %s", filepath.Base(filepath.Dir(v.path)), filepath.Base(v.path), v.f.Name.Name, old, text)),
 		path: v.path, line: v.file.Line(n.Pos()),
 		source: bytes.Join([][]byte{v.source[:from], []byte(text), v.source[to:]}, nil),
@@ -245,14 +241,12 @@ func (v *visitor) drop(n *ast.AssignStmt) {
 	if n.Tok == token.DEFINE {
 		return
 	}
-	text := strings.TrimSuffix(strings.Repeat("_, ", len(n.Lhs)), ", ") + " = "
-	for i, e := range n.Rhs {
-		if i > 0 {
-			text += ", "
-		}
-		text += v.text(e)
+	blanks := slices.Repeat([]string{"_"}, len(n.Lhs))
+	var values []string
+	for _, e := range n.Rhs {
+		values = append(values, v.text(e))
 	}
-	v.change(n, text)
+	v.change(n, strings.Join(blanks, ", ")+" = "+strings.Join(values, ", "))
 }
 
 // zero returns zero values.
