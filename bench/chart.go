@@ -10,6 +10,7 @@ import (
 	"gonum.org/v1/plot/plotter"
 
 	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
 // draw draws a panel for each scenario over Redis, with a line for each kind. The scale
@@ -37,12 +38,12 @@ func draw(r results) (svg []byte, ok bool) {
 func panel(group []*line) *plot.Plot {
 	p := chart.New(group[0].scenario.title, "")
 	tick := strings.NewReplacer(".00 ", " ", ".0 ", " ")
-	scale := chart.Logarithmic(&p.X, 1e-8, 1, func(v float64) string { return tick.Replace(short(time.Duration(math.Round(v * 1e9)))) })
+	scale := chart.Logarithmic(&p.X, 1e-8, 1, func(v float64) string { return tick.Replace(table.Duration(time.Duration(math.Round(v * 1e9)))) })
 	var names []string
 	for _, l := range slices.Backward(group) {
 		y, hue := float64(len(names)), colour(l.kind)
 		names = append(names, l.kind.name)
-		h, labels := l.latency(), []string{"", "", count(l.median(throughput)) + "/s"}
+		h, labels := l.latency(), []string{"", "", table.Count(l.median(throughput)) + "/s"}
 		var dots plotter.XYs
 		for i, q := range []float64{0.50, 0.99, 0.999} {
 			dots = append(dots, plotter.XY{X: scale(h.Quantile(q).Seconds()), Y: y})

@@ -62,17 +62,6 @@ func TestTables(t *testing.T) {
 	require.NotContains(t, text, "zipf", "what was not measured is neither reached nor missed")
 }
 
-func TestDigits(t *testing.T) {
-	for text, v := range map[string]float64{
-		"0": 0, "1234": 1234.4, "12.3": 12.345, "1.23": 1.2345, "0.12": 0.12345, "0.012": 0.012345, "1.2e-06": 1.2345e-6,
-	} {
-		require.Equal(t, text, digits(v))
-	}
-	require.Equal(t, "1.00 M", count(999_999))
-	require.Equal(t, "100 k", count(100_000))
-	require.Equal(t, "1.50 ms", short(1500*time.Microsecond))
-}
-
 // The chart is well-formed and has a panel for each of its scenarios, and every
 // kind in it.
 func TestChart(t *testing.T) {

@@ -36,7 +36,7 @@ func tables(r results, d *driver) string {
 	if len(r.memory) > 0 {
 		rows := [][]string{{"", "B/key", "one GC"}}
 		for _, m := range r.memory {
-			rows = append(rows, []string{m.kind.name, fmt.Sprintf("%.0f", m.bytes), short(m.gc)})
+			rows = append(rows, []string{m.kind.name, fmt.Sprintf("%.0f", m.bytes), table.Duration(m.gc)})
 		}
 		fmt.Fprintf(&s, "\nIdle keys of 20 bytes, used once (memory)\n%s", table.Text(rows, false))
 	}
@@ -48,55 +48,16 @@ func (l *line) cells() []string {
 	h := l.latency()
 	perAdmitted, perRequest, wrongs := "–", "–", ""
 	if l.kind.sends != nil {
-		perAdmitted = digits(l.median(commands))
+		perAdmitted = table.Digits(l.median(commands))
 	}
 	if l.scenario.delay == 0 {
 		perRequest = fmt.Sprintf("%.2f", l.median(allocs))
 	}
 	if v := l.median(wrong); v > 0 {
-		wrongs = digits(100*v) + " %"
+		wrongs = table.Percent(v)
 	}
-	return []string{l.kind.name, count(l.median(throughput)), short(h.Quantile(0.50)), short(h.Quantile(0.99)), short(h.Quantile(0.999)),
+	return []string{l.kind.name, table.Count(l.median(throughput)), table.Duration(h.Quantile(0.50)), table.Duration(h.Quantile(0.99)), table.Duration(h.Quantile(0.999)),
 		perAdmitted, perRequest, wrongs}
-}
-
-// digits formats v with about three digits.
-func digits(v float64) string {
-	switch {
-	case v == 0:
-		return "0"
-	case v < 0.1:
-		return fmt.Sprintf("%.2g", v)
-	case v < 10:
-		return fmt.Sprintf("%.2f", v)
-	case v < 100:
-		return fmt.Sprintf("%.1f", v)
-	}
-	return fmt.Sprintf("%.0f", v)
-}
-
-// count formats v with about three digits, in thousands or millions if it is large.
-func count(v float64) string {
-	switch {
-	case v >= 999_500:
-		return digits(v/1e6) + " M"
-	case v >= 1_000:
-		return digits(v/1e3) + " k"
-	}
-	return digits(v)
-}
-
-// short formats d with about three digits.
-func short(d time.Duration) string {
-	switch {
-	case d >= time.Second:
-		return digits(d.Seconds()) + " s"
-	case d >= time.Millisecond:
-		return digits(d.Seconds()*1e3) + " ms"
-	case d >= time.Microsecond:
-		return digits(d.Seconds()*1e6) + " µs"
-	}
-	return fmt.Sprintf("%d ns", d.Nanoseconds())
 }
 
 // clockCost returns what timing adds to a request.
@@ -181,7 +142,7 @@ func verdict(r results) string {
 			mark = "missed"
 		}
 		if !math.IsNaN(v) {
-			rows = append(rows, []string{figure, digits(v) + unit, sign + " " + digits(bound) + unit, mark})
+			rows = append(rows, []string{figure, table.Digits(v) + unit, sign + " " + table.Digits(bound) + unit, mark})
 		}
 	}
 	for _, b := range bars {

@@ -202,10 +202,10 @@ func (i *inspection) text(width int) string {
 	}
 	rows := [][]string{{"client", "share", "granted", "given back"}}
 	for _, a := range i.Clients {
-		rows = append(rows, []string{quoted(a.Client), percent(a.Share), table.Commas(a.Granted), table.Commas(a.Returned)})
+		rows = append(rows, []string{quoted(a.Client), table.Percent(a.Share), table.Commas(a.Granted), table.Commas(a.Returned)})
 	}
 	if i.Direct > 0 {
-		rows = append(rows, []string{"direct calls", percent(sim.Ratio(i.Direct, i.Charged)), table.Commas(i.Direct), "–"})
+		rows = append(rows, []string{"direct calls", table.Percent(sim.Ratio(i.Direct, i.Charged)), table.Commas(i.Direct), "–"})
 	}
 	return b.String() + "\n" + table.Within(width, rows, false)
 }
@@ -276,10 +276,10 @@ func (i *inspection) line() string {
 		s += " of " + table.Commas(*i.Limit)
 	}
 	for _, a := range i.Clients {
-		s += fmt.Sprintf(", %s %s", quoted(a.Client), percent(a.Share))
+		s += fmt.Sprintf(", %s %s", quoted(a.Client), table.Percent(a.Share))
 	}
 	if i.Direct > 0 {
-		s += ", direct calls " + percent(sim.Ratio(i.Direct, i.Charged))
+		s += ", direct calls " + table.Percent(sim.Ratio(i.Direct, i.Charged))
 	}
 	return s + ", reset " + i.Reset
 }

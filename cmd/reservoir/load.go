@@ -128,7 +128,8 @@ func (c *load) notRun(r *report) string {
 	if c.requests > 0 {
 		return fmt.Sprintf("%s of %s calls were not made", table.Commas(c.requests-r.Requests), table.Commas(c.requests))
 	}
-	return fmt.Sprintf("%s of %s were not run", short(max(c.Length-time.Duration(r.Seconds*float64(time.Second)), 0)), short(c.Length))
+	left := max(c.Length-time.Duration(r.Seconds*float64(time.Second)), 0)
+	return fmt.Sprintf("%v of %v were not run", left.Round(time.Millisecond), c.Length)
 }
 
 // traffic describes the calls of a load.

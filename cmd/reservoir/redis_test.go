@@ -93,7 +93,7 @@ func TestInspect(t *testing.T) {
 	require.Equal(t, exitOK, o.status, o.stderr)
 	require.Contains(t, o.stdout, "charged    1,234, spent or held by a process\nremaining  3,766 of 5,000\nreset      ")
 	require.Contains(t, o.stdout, ", in 59m")
-	require.Regexp(t, `(?m)^client +share +granted +given back\n[A-Z0-9]+\.1 +100\.0 % +[0-9,]+ +[0-9,]+$`, o.stdout)
+	require.Regexp(t, `(?m)^client +share +granted +given back\n[A-Z0-9]+\.1 +100 % +[0-9,]+ +[0-9,]+$`, o.stdout)
 
 	o = invoke(t.Context(), "inspect", "-store", store, "-prefix", "p:", "-limit", "5000", "-format", "json", "key-0")
 	require.Equal(t, exitOK, o.status, o.stderr)

@@ -156,7 +156,7 @@ func (r *report) text(limit reservoir.Limit) string {
 		b.WriteString(strings.TrimRight(fmt.Sprintf("%-12s "+format, append([]any{name}, args...)...), " ") + "\n")
 	}
 	line("requests", "%15s   %s a second for %s", table.Commas(r.Requests), table.Commas(int64(float64(r.Requests)/max(r.Seconds, 1e-9))),
-		short(time.Duration(r.Seconds*float64(time.Second))))
+		table.Duration(time.Duration(r.Seconds*float64(time.Second))))
 	for _, c := range []struct {
 		name string
 		n    int64
@@ -165,10 +165,10 @@ func (r *report) text(limit reservoir.Limit) string {
 		{"allowed", r.Allowed, ""}, {"denied", r.Denied, ""}, {"errors", r.Errors, r.FirstError},
 		{"waited", r.Waited, "on the network"}, {"store calls", r.StoreCalls, ""},
 	} {
-		line(c.name, "%15s   %8s   %s", table.Commas(c.n), percent(sim.Ratio(c.n, r.Requests)), c.note)
+		line(c.name, "%15s   %8s   %s", table.Commas(c.n), table.Percent(sim.Ratio(c.n, r.Requests)), c.note)
 	}
 	l := r.Latency
-	line("latency", "p50 %v, p99 %v, p99.9 %v, max %v", short(l.P50), short(l.P99), short(l.P999), short(l.Max))
+	line("latency", "p50 %v, p99 %v, p99.9 %v, max %v", table.Duration(l.P50), table.Duration(l.P99), table.Duration(l.P999), table.Duration(l.Max))
 	line("tokens", "%s taken + %s refunded = %s spent + %s returned + %s expired + %s held", table.Commas(r.TokensTaken),
 		table.Commas(r.TokensRefunded), table.Commas(r.TokensSpent), table.Commas(r.TokensReturned), table.Commas(r.TokensExpired), table.Commas(r.TokensHeld))
 	if r.TokensLate > 0 {
@@ -179,7 +179,7 @@ func (r *report) text(limit reservoir.Limit) string {
 		if r.keys > windowKeys {
 			of = fmt.Sprintf(" of the first %d keys", windowKeys)
 		}
-		line("windows", "%s%s; the most spent here in one: %s of %s", table.Commas(int64(n)), of, table.Commas(r.most()), table.Commas(limit.Tokens))
+		line("windows", "%s%s; the most spent here in one: %s of %s", table.Commas(n), of, table.Commas(r.most()), table.Commas(limit.Tokens))
 	}
 	if r.NotRun != "" {
 		line("stopped", "early: %s", r.NotRun)

@@ -55,25 +55,6 @@ func prose(s string, width int) string {
 	return strings.Join(paragraphs, "\n")
 }
 
-// percent formats a share with enough decimals to tell it from zero, but at most six.
-func percent(share float64) string {
-	p := 100 * share
-	decimals := 1
-	if p > 0 && p < 1 {
-		decimals = min(1-int(math.Floor(math.Log10(p))), 6)
-	}
-	return strconv.FormatFloat(p, 'f', decimals, 64) + " %"
-}
-
-// short formats a duration with about three digits: 110ns, 1.25ms, 2.5s.
-func short(d time.Duration) string {
-	unit := time.Nanosecond
-	for 1000*unit <= d && unit < time.Second {
-		unit *= 1000
-	}
-	return d.Round(max(unit/100, 1)).String()
-}
-
 // quoted returns s, in quotes unless a terminal shows s unchanged. A byte that is not
 // UTF-8 may be a terminal command, such as 0x9b.
 func quoted(s string) string {

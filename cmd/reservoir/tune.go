@@ -124,7 +124,7 @@ func (c *tuning) validate() error {
 		return usagef("%s", oneLine(err))
 	}
 	if s.Expected() > 0.9*sim.MaxRequests { // the number is random
-		return usagef("-rate for -duration is more than %s requests", table.Commas(0.9*sim.MaxRequests))
+		return usagef("-rate for -duration is more than %s requests", table.Commas[int64](0.9*sim.MaxRequests))
 	}
 	return nil
 }

@@ -79,9 +79,9 @@ func usual(sound []sim.Outcome, best sim.Outcome) (o sim.Outcome, why string) {
 // cost describes what a policy costs.
 func cost(o sim.Outcome) string {
 	s := fmt.Sprintf("It makes %s store calls for %s requests (%s); %s of the requests wait for the store", table.Commas(o.StoreCalls),
-		table.Commas(o.Requests), percent(o.CallsPerRequest), percent(o.WaitedShare))
+		table.Commas(o.Requests), table.Percent(o.CallsPerRequest), table.Percent(o.WaitedShare))
 	if o.StrandedWindows > 0 {
-		s += fmt.Sprintf("; when the first is refused, %s of the limit lies unspent in processes", percent(o.Stranded))
+		s += fmt.Sprintf("; when the first is refused, %s of the limit lies unspent in processes", table.Percent(o.Stranded))
 	}
 	return s + "."
 }
@@ -96,7 +96,7 @@ func faults(o sim.Outcome) string {
 		f = append(f, fmt.Sprintf("refuses %s requests that the limit had tokens for", table.Commas(o.Needless)))
 	}
 	if o.Stranded > mostStranded && !o.Cold || o.Stranded > mostCold {
-		f = append(f, fmt.Sprintf("strands %s of the limit", percent(o.Stranded)))
+		f = append(f, fmt.Sprintf("strands %s of the limit", table.Percent(o.Stranded)))
 	}
 	if float64(o.Errors) > mostErrors*float64(o.Requests) {
 		f = append(f, fmt.Sprintf("fails %s requests", table.Commas(o.Errors)))

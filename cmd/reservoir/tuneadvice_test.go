@@ -37,7 +37,7 @@ func TestAdvise(t *testing.T) {
 	}{
 		{"the default", "adaptive", "fixed 1000 makes fewer calls, but it refuses 100 requests that the limit had tokens for and strands 30.0 % of the limit.",
 			[]sim.Outcome{direct, big, of(sim.Adaptive, 100, 0.01, 0, 2)}},
-		{"half the calls are clearly better", "ladder", "It wastes little of the limit and makes less than half the store calls of adaptive. It makes 99 store calls for 10,000 requests (0.99 %); 0.020 % of the requests wait for the store; when the first is refused, 1.0 % of the limit lies unspent in processes.",
+		{"half the calls are clearly better", "ladder", "It wastes little of the limit and makes less than half the store calls of adaptive. It makes 99 store calls for 10,000 requests (0.99 %); 0.02 % of the requests wait for the store; when the first is refused, 1.00 % of the limit lies unspent in processes.",
 			[]sim.Outcome{direct, of(sim.Ladder, 99, 0.01, 0, 2), of(sim.Adaptive, 200, 0.01, 0, 2)}},
 		{"more are not", "adaptive", "It is the default",
 			[]sim.Outcome{direct, of(sim.Fixed, 100, 0.01, 0, 2), of(sim.Adaptive, 200, 0.01, 0, 2)}},
@@ -49,11 +49,11 @@ func TestAdvise(t *testing.T) {
 			[]sim.Outcome{direct, of(sim.Fixed, 4600, 0, 0, 4600), of(sim.Adaptive, 200, 0.04, 15, 2)}},
 		{"the default saves nothing", "direct", "save next to nothing here",
 			[]sim.Outcome{direct, of(sim.Fixed, 8500, 0, 0, 8500), of(sim.Adaptive, 7300, 0, 0, 7300)}},
-		{"the default wastes", "direct", " adaptive makes fewer calls, but it refuses 75 requests that the limit had tokens for and strands 7.9 % of the limit.",
+		{"the default wastes", "direct", " adaptive makes fewer calls, but it refuses 75 requests that the limit had tokens for and strands 7.90 % of the limit.",
 			[]sim.Outcome{direct, of(sim.Fixed, 8000, 0, 0, 8000), of(sim.Adaptive, 8700, 0.079, 75, 6000)}},
 		{"the default wastes, and direct calls are many", "fixed", "less than half the store calls of direct",
 			[]sim.Outcome{direct, of(sim.Fixed, 4000, 0, 0, 4000), of(sim.Adaptive, 9100, 0.079, 75, 6000)}},
-		{"and is told of", "direct", " adaptive, the default, strands 7.9 % of the limit.",
+		{"and is told of", "direct", " adaptive, the default, strands 7.90 % of the limit.",
 			[]sim.Outcome{direct, of(sim.Adaptive, 9100, 0.079, 0, 6000)}},
 		{"neither of them", "ladder", "It makes the fewest store calls", []sim.Outcome{of(sim.Fixed, 8500, 0, 0, 8500), of(sim.Ladder, 8400, 0, 0, 8500)}},
 		{"nobody was refused", "adaptive", "Nobody was refused",
@@ -99,7 +99,7 @@ func TestTuneNotes(t *testing.T) {
 	late.Late, late.Errors = int64(demoLimit.Window), 1
 	r := c.newReport(sim.Traffic{Length: demoLimit.Window}, []sim.Outcome{late}, "here")
 	require.Len(t, r.Notes, 3)
-	require.Contains(t, r.Notes[0], "direct: one request in a hundred was made 500ms or more after its time.")
+	require.Contains(t, r.Notes[0], "direct: one request in a hundred was made 500 ms or more after its time.")
 	require.Contains(t, r.Notes[1], "1 request ended in an error")
 	require.Contains(t, r.Notes[2], "no longer than the first window")
 	require.NoError(t, r.verdict())

@@ -54,7 +54,7 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tune
 	if c.shape.Tokens > 1 {
 		what = fmt.Sprintf("requests for %s tokens", table.Commas(c.shape.Tokens))
 	}
-	r.heading = fmt.Sprintf("%s %s in %v for %s and %s, limit %s, on %s", table.Commas(int64(len(t.Requests))), what, t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
+	r.heading = fmt.Sprintf("%s %s in %v for %s and %s, limit %s, on %s", table.Commas(len(t.Requests)), what, t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
 		count(t.Processes, "process", "processes"), fmt.Sprintf("%s per %v", table.Commas(s.Limit.Tokens), s.Limit.Window), store)
 	r.judge(t, s)
 	return r
@@ -66,7 +66,7 @@ func count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
 	}
-	return table.Commas(int64(n)) + " " + many
+	return table.Commas(n) + " " + many
 }
 
 // latePart is the part of a window by which requests may be late without a note.
@@ -76,7 +76,7 @@ const latePart = 50
 func (r *tuneReport) judge(t sim.Traffic, s sim.Setting) {
 	for _, o := range r.Policies {
 		if late := time.Duration(o.Late); late > s.Limit.Window/latePart {
-			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its figures say more about the machine than about the policy. Use a lower -rate.", o.Policy, short(late))
+			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its figures say more about the machine than about the policy. Use a lower -rate.", o.Policy, table.Duration(late))
 		}
 		if o.Errors > 0 {
 			r.note("%s: %s ended in an error of the store.", o.Policy, count(int(o.Errors), "request", "requests"))
@@ -114,16 +114,16 @@ var tuneColumns = []struct {
 	{"needless", "requests refused though the limit had tokens that were never spent", func(o sim.Outcome) string { return table.Commas(o.Needless) }},
 	{"over", "tokens over the limit", func(o sim.Outcome) string { return table.Commas(o.Over) }},
 	{"calls", "to the store", func(o sim.Outcome) string { return table.Commas(o.StoreCalls) }},
-	{"a request", "calls per request", func(o sim.Outcome) string { return percent(o.CallsPerRequest) }},
+	{"a request", "calls per request", func(o sim.Outcome) string { return table.Percent(o.CallsPerRequest) }},
 	{"stranded", "share of the limit that lay in processes when another was refused first", func(o sim.Outcome) string {
 		if o.StrandedWindows == 0 {
 			return "–" // no request was refused
 		}
-		return percent(o.Stranded)
+		return table.Percent(o.Stranded)
 	}},
-	{"waited", "share of requests that waited for the store", func(o sim.Outcome) string { return percent(o.WaitedShare) }},
-	{"p50", "of the time an answer took", func(o sim.Outcome) string { return short(time.Duration(o.P50)) }},
-	{"p99", "", func(o sim.Outcome) string { return short(time.Duration(o.P99)) }},
+	{"waited", "share of requests that waited for the store", func(o sim.Outcome) string { return table.Percent(o.WaitedShare) }},
+	{"p50", "of the time an answer took", func(o sim.Outcome) string { return table.Duration(time.Duration(o.P50)) }},
+	{"p99", "", func(o sim.Outcome) string { return table.Duration(time.Duration(o.P99)) }},
 }
 
 func (r *tuneReport) text(width int) string {
