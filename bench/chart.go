@@ -26,7 +26,7 @@ func draw(r results) (svg []byte, ok bool) {
 			continue
 		}
 		page.Height = max(page.Height, 70+19*len(group))
-		page.Plots = append(page.Plots, panel(group))
+		page.Plots = append(page.Plots, []*plot.Plot{panel(group)})
 	}
 	if len(page.Plots) == 0 {
 		return nil, false
@@ -56,12 +56,12 @@ func panel(group []*line) *plot.Plot {
 }
 
 // colour distinguishes the library, floors and peers.
-func colour(k kind) string {
+func colour(k kind) chart.Colour {
 	switch {
 	case strings.HasPrefix(k.name, "reservoir"):
-		return "#0072b2"
+		return 0x0072b2
 	case strings.HasPrefix(k.name, "bare"):
-		return "#9aa0a6"
+		return 0x9aa0a6
 	}
-	return "#e69f00"
+	return 0xe69f00
 }

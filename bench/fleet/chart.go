@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"gonum.org/v1/plot"
+
 	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
@@ -28,7 +30,7 @@ var measures = []struct {
 	{"Share of requests that wait for the network", func(o outcome) float64 { return o.waited }},
 }
 
-var colours = map[string]string{"direct": "#5f6368", "fixed": "#e69f00", "ladder": "#cc79a7", adaptive: "#0072b2"}
+var colours = map[string]chart.Colour{"direct": 0x5f6368, "fixed": 0xe69f00, "ladder": 0xcc79a7, adaptive: 0x0072b2}
 
 // draw draws the results: a panel for each measure and group, and in it a dot for each row
 // and rule.
@@ -56,7 +58,7 @@ func draw(groups []group, all map[string]results, seed uint64) []byte {
 				}
 			}
 			chart.Named(&p.X, names)
-			page.Plots = append(page.Plots, p)
+			page.Plots = append(page.Plots, []*plot.Plot{p})
 		}
 	}
 	return page.SVG()

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -14,7 +15,7 @@ var example = group{part: "bars", axis: "size & shape", rows: []row{
 
 // marks counts the shapes of a drawing in a rule's colour.
 func marks(drawing []byte, rule string) int {
-	return strings.Count(string(drawing), "fill:"+strings.ToUpper(colours[rule]))
+	return strings.Count(string(drawing), fmt.Sprintf("fill:#%06X", uint32(colours[rule])))
 }
 
 func TestChart(t *testing.T) {

@@ -34,6 +34,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
@@ -81,9 +82,9 @@ const oneWay = 500 * time.Microsecond
 
 // run simulates one fleet on a virtual clock. An error means that the model itself is
 // unsound.
-func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) {
+func (s scenario) run(r rule, seed uint64) (outcome, error) {
 	replay := sim.NewReplay(s.traffic(seed), sim.Policy{Option: r.option(s.limit)}, sim.Setting{
-		Limit: s.limit, Delay: 2 * oneWay, Virtual: clock, Seed: seed,
+		Limit: s.limit, Delay: 2 * oneWay, Virtual: true, Seed: seed,
 		Travel: func(process int, now time.Duration, back bool) time.Duration {
 			to := reach
 			if back {
@@ -91,7 +92,7 @@ func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) 
 			}
 			return lane(process).next(now+oneWay, to) - now
 		},
-	}, nil)
+	}, memstore.New())
 	total, err := replay.Run(context.Background())
 	windows := slices.DeleteFunc(total.Windows, func(w *sim.Window) bool { return w.Requests == 0 })
 	switch {

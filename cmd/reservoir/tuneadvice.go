@@ -44,7 +44,7 @@ func advise(all []sim.Outcome) advice {
 	best := slices.MinFunc(sound, func(a, b sim.Outcome) int { return cmp.Compare(a.StoreCalls, b.StoreCalls) })
 	chosen, why := usual(sound, best)
 	switch {
-	case !refused && chosen.Kind == sim.Adaptive:
+	case !refused && chosen.Policy == "adaptive":
 		why = "It is the default, and gives back what it does not use. Nobody was refused, so what other batches strand could not be seen here."
 	case clearly*best.StoreCalls < chosen.StoreCalls && best.Waited <= chosen.Waited:
 		chosen, why = best, fmt.Sprintf("It wastes little of the limit and makes less than half the store calls of %s.", chosen.Policy)
@@ -54,7 +54,7 @@ func advise(all []sim.Outcome) advice {
 		switch f := faults(o); {
 		case f != "" && o.StoreCalls < chosen.StoreCalls:
 			why += fmt.Sprintf(" %s makes fewer calls, but it %s.", o.Policy, f)
-		case f != "" && o.Kind == sim.Adaptive:
+		case f != "" && o.Policy == "adaptive":
 			why += fmt.Sprintf(" %s, the default, %s.", o.Policy, f)
 		}
 	}
@@ -63,8 +63,8 @@ func advise(all []sim.Outcome) advice {
 
 // usual returns the policy with which others are compared, and the reason to keep it.
 func usual(sound []sim.Outcome, best sim.Outcome) (o sim.Outcome, why string) {
-	i := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Kind == sim.Adaptive })
-	j := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Kind == sim.Direct })
+	i := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Policy == "adaptive" })
+	j := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Policy == "direct" })
 	switch {
 	case i >= 0 && (j < 0 || float64(sound[i].StoreCalls) <= (1-leastSaving)*float64(sound[j].StoreCalls)):
 		return sound[i], "It is the default: its batches follow demand, so that no size needs to be kept in step with limits and traffic. " +

@@ -95,7 +95,7 @@ func TestInspectTopIsBounded(t *testing.T) {
 	require.NoError(t, client.Eval(t.Context(), `for i = 1, ARGV[1] do redis.call('SET', 'other:' .. i, 1) end return 1`, nil, n).Err())
 	o := invoke(t.Context(), "inspect", "-top", "3", "-store", "redis://"+server.Addr())
 	o.requireFine(t)
-	require.Contains(t, o.stdout, "Too many keys: only about 100,000 of 150,000 keys were read.")
+	require.Contains(t, o.stdout, "\nOnly about 100,000 of 150,000 keys were read.")
 	require.EqualValues(t, mostNames/someNames, server.Calls("scan"))
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -106,7 +106,7 @@ func TestInspectTopIsBounded(t *testing.T) {
 	cancel()
 	o = <-ended
 	o.requireFine(t)
-	require.Contains(t, o.stdout, "Stopped early: only about ")
+	require.Contains(t, o.stdout, "\nOnly about ")
 }
 
 func TestLimiterKeys(t *testing.T) {
