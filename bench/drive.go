@@ -34,7 +34,7 @@ type line struct {
 	scenario scenario
 	kind     kind
 	samples  []sample // by round
-	peer     *peer    // while the scenario is under way; nil = closed
+	peer     peer     // while the scenario is under way
 }
 
 // sample is the result of one kind in one slice, or of one of its workers.
@@ -57,19 +57,22 @@ func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
 	r := d.rig(s)
 	defer func() { err = errors.Join(err, r.close(), d.flush()) }()
 	for _, k := range s.kinds {
-		l := &line{scenario: s, kind: k}
-		defer func() { err = errors.Join(err, l.shut()) }()
+		l := &line{scenario: s, kind: k, peer: k.open(r)}
+		defer func() { err = errors.Join(err, l.peer.end()) }()
 		all = append(all, l)
 	}
 	d.say(fmt.Sprintf("%s: %d rounds of %d …\n", s.title, d.rounds, len(all)))
 	for round := range d.rounds {
-		for i := range all {
-			if err := d.turn(ctx, r, all[(i+round)%len(all)]); err != nil { // no kind always goes first
-				return nil, err
+		for i := range all { // no kind always goes first
+			l := all[(i+round)%len(all)]
+			l.samples = append(l.samples, d.measure(ctx, l))
+			if s.once() { // a limiter of all keys so far would grow from slice to slice
+				err = errors.Join(err, l.peer.end(), d.flush())
+				l.peer = l.kind.open(r)
 			}
 		}
 	}
-	return all, nil
+	return all, err
 }
 
 // rig returns what the kinds of s need: connections, or only the limit for kinds within
@@ -84,12 +87,8 @@ func (d *driver) rig(s scenario) *rig {
 	return newRig(d.redis, s.limit)
 }
 
-// turn adds a sample to l.
-func (d *driver) turn(ctx context.Context, r *rig, l *line) error {
-	if l.peer == nil {
-		p := l.kind.open(r)
-		l.peer = &p
-	}
+// measure returns the result of a slice.
+func (d *driver) measure(ctx context.Context, l *line) sample {
 	slice, warm := d.slice, d.warm
 	if !l.scenario.redis() { // in half the time a memory answers more often than a network in the whole
 		slice, warm = slice/2, warm/2
@@ -107,11 +106,7 @@ func (d *driver) turn(ctx context.Context, r *rig, l *line) error {
 	runtime.ReadMemStats(&after)
 	s := total(workers)
 	s.elapsed, s.mallocs, s.commands = elapsed, after.Mallocs-before.Mallocs, d.count(l.kind.sends...)-commands
-	l.samples = append(l.samples, s)
-	if l.scenario.once() {
-		return errors.Join(l.shut(), d.flush())
-	}
-	return nil
+	return s
 }
 
 // workers returns the workers of a slice. They share no key with another slice if each
@@ -123,16 +118,6 @@ func (d *driver) workers(ctx context.Context, s scenario) []*worker {
 	}
 	d.slices++
 	return workers
-}
-
-// shut closes the peer, if it is open.
-func (l *line) shut() error {
-	if l.peer == nil {
-		return nil
-	}
-	p := l.peer
-	l.peer = nil
-	return p.end()
 }
 
 // total adds up what the workers did.
@@ -153,7 +138,7 @@ func (d *driver) together(workers []*worker, length time.Duration, l *line) time
 	if d.every > 0 {
 		every = min(every, d.every)
 	}
-	return inParallel(workers, func(_ int, w *worker) { w.until(&stop, *l.peer, every) })
+	return inParallel(workers, func(_ int, w *worker) { w.until(&stop, l.peer, every) })
 }
 
 // inParallel runs f for each worker in its own goroutine and returns how long that took.

@@ -55,7 +55,7 @@ func byKey(l *reservoir.Limiter, want bool) peer {
 }
 
 func ourPeer(l *reservoir.Limiter, ok func(*worker) bool) peer {
-	return peer{ok: ok, close: func() error { return l.Close(context.Background()) }, waited: func() int64 { return l.Stats().Waited }}
+	return peer{ok: ok, close: func() error { return l.Close(context.Background()) }}
 }
 
 // spent returns a limiter that caches a denial of the key hot, for a day.

@@ -39,9 +39,8 @@ type kind struct {
 
 // peer is a kind that is set up.
 type peer struct {
-	ok     func(w *worker) bool // makes a request, and reports whether the answer was as expected
-	close  func() error         // nil if there is nothing to end
-	waited func() int64         // requests that waited for the network; nil = not counted
+	ok    func(w *worker) bool // makes a request, and reports whether the answer was as expected
+	close func() error         // nil if there is nothing to end
 }
 
 // asking is a peer whose requests may fail.

@@ -57,10 +57,7 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 
 	workers := d.workers(b.Context(), s)
 	inParallel(workers, func(_ int, w *worker) { w.times(1, p, 1); w.sample = newSample() }) // connects, and loads scripts
-	commands, waited := d.count(k.sends...), int64(0)
-	if p.waited != nil {
-		waited = p.waited()
-	}
+	commands := d.count(k.sends...)
 	b.ReportAllocs()
 	b.ResetTimer()
 	inParallel(workers, func(i int, w *worker) { w.times((b.N+i)/len(workers), p, k.every) })
@@ -72,9 +69,6 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 		require.Equal(b, sum.asked, sum.good)
 	}
 	b.ReportMetric(float64(d.count(k.sends...)-commands)/float64(b.N), "store-calls/op")
-	if p.waited != nil {
-		b.ReportMetric(float64(p.waited()-waited)/float64(b.N), "waited/op")
-	}
 	b.ReportMetric(float64(sum.latency.Quantile(0.50)), "p50-ns")
 	b.ReportMetric(float64(sum.latency.Quantile(0.99)), "p99-ns")
 }

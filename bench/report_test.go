@@ -40,9 +40,9 @@ func madeUp() results {
 
 func TestRatiosAreWithinARound(t *testing.T) {
 	r := madeUp()
-	require.InDelta(t, 200, bar{scenario: "hot-64", a: ours, b: redisRate, of: throughput}.value(r), 1e-9)
+	require.InDelta(t, 200, ratio("hot-64", ours, redisRate, throughput)(r), 1e-9)
 	require.InDelta(t, 6_000_000, r.of("hot-64", ours).median(throughput), 1e-6)
-	require.True(t, math.IsNaN(bar{scenario: "hot-64", a: ours, b: evalsha, of: throughput}.value(r)), "not measured")
+	require.True(t, math.IsNaN(ratio("hot-64", ours, evalsha, throughput)(r)), "not measured")
 	require.InDelta(t, 2, median([]float64{3, 1, 2}), 0)
 	require.InDelta(t, 2.5, median([]float64{4, 3, 1, 2}), 0)
 }

@@ -23,8 +23,7 @@ type scenario struct {
 	delay       time.Duration // added to every round trip
 }
 
-// once reports whether every key is used once. Each slice gets new limiters then, because
-// they would grow from slice to slice.
+// once reports whether every key is used once.
 func (s scenario) once() bool { return s.list == nil }
 
 // redis reports whether requests may go to Redis.
@@ -81,19 +80,17 @@ func (s scenario) worker(ctx context.Context, i, slice int) *worker {
 	return w
 }
 
-// seeded returns a generator that makes the same keys in each run.
-func seeded() *rand.Rand { return rand.New(rand.NewPCG(1, 1)) }
-
-// shuffled returns n keys in random order.
+// shuffled returns n keys in random order, the same in each run.
 func shuffled(n int) []string {
 	list := sim.Keys(n)
-	seeded().Shuffle(n, func(i, j int) { list[i], list[j] = list[j], list[i] })
+	rand.New(rand.NewPCG(1, 1)).Shuffle(n, func(i, j int) { list[i], list[j] = list[j], list[i] })
 	return list
 }
 
-// zipf returns draws in which key i of n has a share proportional to 1/i^s.
+// zipf returns draws in which key i of n has a share proportional to 1/i^s, the same in
+// each run.
 func zipf(n int, s float64) []string {
-	names, pick, list := sim.Keys(n), sim.Picker(seeded(), n, s), make([]string, 1<<18)
+	names, pick, list := sim.Keys(n), sim.Picker(rand.New(rand.NewPCG(1, 1)), n, s), make([]string, 1<<18)
 	for i := range list {
 		list[i] = names[pick()]
 	}

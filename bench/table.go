@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
@@ -14,7 +13,7 @@ import (
 
 const notes = `
 ops/s     answers as they should be, in a second; median of %d rounds of %v (in process: half), in which the peers take turns
-p50 …     latency over all rounds; what takes nanoseconds is timed rarely, and includes reading the clock, about %v
+p50 …     latency over all rounds; what takes nanoseconds is timed rarely, and includes reading the clock
 commands  sent to Redis per admitted request, by INFO commandstats
 allocs    per request, of the whole process; one is the key's where each is used once; with a proxy in it none are counted
 wrong     refusals at a limit that is not reached, and errors
@@ -25,7 +24,7 @@ wrong     refusals at a limit that is not reached, and errors
 func tables(r results, d *driver) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s, %d cores, GOMAXPROCS %d\n", runtime.Version(), runtime.NumCPU(), runtime.GOMAXPROCS(0))
-	fmt.Fprintf(&s, notes, d.rounds, d.slice, clockCost())
+	fmt.Fprintf(&s, notes, d.rounds, d.slice)
 	for _, group := range r.groups {
 		rows := [][]string{{"", "ops/s", "p50", "p99", "p99.9", "commands", "allocs", "wrong"}}
 		for _, l := range group {
@@ -60,59 +59,52 @@ func (l *line) cells() []string {
 		perAdmitted, perRequest, wrongs}
 }
 
-// clockCost returns what timing adds to a request.
-func clockCost() time.Duration {
-	const n = 10_000
-	begin := time.Now()
-	for range n {
-		_ = time.Since(begin)
-	}
-	return time.Since(begin) / n
-}
-
-// bar is a bound on the ratio of two kinds in one scenario: the median of the ratios
-// within a round.
+// bar is a bound on a figure of a run.
 type bar struct {
-	figure, scenario string
-	a, b             kind
-	of               figure
-	bound            float64
-	least            bool // the bound is a lower one
+	figure string
+	of     func(results) float64 // NaN if it was not measured
+	sign   string                // ≤ or ≥
+	bound  float64
+	unit   string
 }
 
 var bars = []bar{
-	{"Key.Allow, one core, to x/time/rate", "core-1", ourKey, xTime, cost, 0.5, false},
-	{"Allow, one hot key, to x/time/rate", "core-1", ourAllow, xTime, cost, 0.65, false},
-	{"Allow, one hot key, to sync.Map + clock + CAS", "core-1", ourAllow, bareMap, cost, 1.3, false},
-	{"Allow, 10,000 keys, to sync.Map + x/time/rate", "core-1-keys-10k", ourAllow, xTimes, cost, 0.6, false},
-	{"Key.Allow, two cores, 128 goroutines, to x/time/rate", "core-2", ourKey, xTime, cost, 1, false},
-	{"Allow, the same", "core-2", ourAllow, xTime, cost, 1, false},
-	{"cached refusal by key, to an admission", "core-1", ourRefusal, ourAllow, cost, 1.1, false},
-	{"cached refusal by handle, to an admission", "core-1", ourNo, ourKey, cost, 1.1, false},
-	{"hot-64: throughput to redis_rate", "hot-64", ours, redisRate, throughput, 100, true},
-	{"hot-64: throughput to [rueidislimiter]", "hot-64", ours, rueidisLimiter, throughput, 40, true},
-	{"hot-64: throughput to Rockset's rule, 1000", "hot-64", ours, rule1000, throughput, 1.5, true},
-	{"hot-512: throughput to redis_rate", "hot-512", ours, redisRate, throughput, 100, true},
-	{"hot-512: throughput to [rueidislimiter]", "hot-512", ours, rueidisLimiter, throughput, 40, true},
-	{"hot-512: throughput to Rockset's rule, 1000", "hot-512", ours, rule1000, throughput, 1.5, true},
-	{"far-64: throughput to Rockset's rule, 1000", "far-64", ours, rule1000, throughput, 5, true},
-	{"zipf-512: throughput to redis_rate", "zipf-512", ours, redisRate, throughput, 60, true},
-	{"zipf-512: throughput to [rueidislimiter]", "zipf-512", ours, rueidisLimiter, throughput, 25, true},
-	{"zipf-512: throughput to Rockset's rule, 1000", "zipf-512", ours, rule1000, throughput, 1.2, true},
-	{"hot-64: p99 to Rockset's rule, 1000", "hot-64", ours, rule1000, quantile(0.99), 0.02, false},
-	{"hot-512: p99 to Rockset's rule, 1000", "hot-512", ours, rule1000, quantile(0.99), 0.02, false},
-	{"once-512: throughput to bare EVALSHA, go-redis", "once-512", cold, evalsha, throughput, 1, true},
-	{"once-512: direct, throughput to the same", "once-512", direct, evalsha, throughput, 1.4, true},
-	{"once-1: p50 to bare EVALSHA, go-redis", "once-1", cold, evalsha, quantile(0.50), 1.2, false},
+	{"Key.Allow, one core, to x/time/rate", ratio("core-1", ourKey, xTime, cost), "≤", 0.5, " ×"},
+	{"Allow, one hot key, to x/time/rate", ratio("core-1", ourAllow, xTime, cost), "≤", 0.65, " ×"},
+	{"Allow, one hot key, to sync.Map + clock + CAS", ratio("core-1", ourAllow, bareMap, cost), "≤", 1.3, " ×"},
+	{"Allow, 10,000 keys, to sync.Map + x/time/rate", ratio("core-1-keys-10k", ourAllow, xTimes, cost), "≤", 0.6, " ×"},
+	{"Key.Allow, two cores, 128 goroutines, to x/time/rate", ratio("core-2", ourKey, xTime, cost), "≤", 1, " ×"},
+	{"Allow, the same", ratio("core-2", ourAllow, xTime, cost), "≤", 1, " ×"},
+	{"cached refusal by key, to an admission", ratio("core-1", ourRefusal, ourAllow, cost), "≤", 1.1, " ×"},
+	{"cached refusal by handle, to an admission", ratio("core-1", ourNo, ourKey, cost), "≤", 1.1, " ×"},
+	{"hot-64: throughput to redis_rate", ratio("hot-64", ours, redisRate, throughput), "≥", 100, " ×"},
+	{"hot-64: throughput to [rueidislimiter]", ratio("hot-64", ours, rueidisLimiter, throughput), "≥", 40, " ×"},
+	{"hot-64: throughput to Rockset's rule, 1000", ratio("hot-64", ours, rule1000, throughput), "≥", 1.5, " ×"},
+	{"hot-512: throughput to redis_rate", ratio("hot-512", ours, redisRate, throughput), "≥", 100, " ×"},
+	{"hot-512: throughput to [rueidislimiter]", ratio("hot-512", ours, rueidisLimiter, throughput), "≥", 40, " ×"},
+	{"hot-512: throughput to Rockset's rule, 1000", ratio("hot-512", ours, rule1000, throughput), "≥", 1.5, " ×"},
+	{"far-64: throughput to Rockset's rule, 1000", ratio("far-64", ours, rule1000, throughput), "≥", 5, " ×"},
+	{"zipf-512: throughput to redis_rate", ratio("zipf-512", ours, redisRate, throughput), "≥", 60, " ×"},
+	{"zipf-512: throughput to [rueidislimiter]", ratio("zipf-512", ours, rueidisLimiter, throughput), "≥", 25, " ×"},
+	{"zipf-512: throughput to Rockset's rule, 1000", ratio("zipf-512", ours, rule1000, throughput), "≥", 1.2, " ×"},
+	{"hot-64: p99 to Rockset's rule, 1000", ratio("hot-64", ours, rule1000, quantile(0.99)), "≤", 0.02, " ×"},
+	{"hot-512: p99 to Rockset's rule, 1000", ratio("hot-512", ours, rule1000, quantile(0.99)), "≤", 0.02, " ×"},
+	{"once-512: throughput to bare EVALSHA, go-redis", ratio("once-512", cold, evalsha, throughput), "≥", 1, " ×"},
+	{"once-512: direct, throughput to the same", ratio("once-512", direct, evalsha, throughput), "≥", 1.4, " ×"},
+	{"once-1: p50 to bare EVALSHA, go-redis", ratio("once-1", cold, evalsha, quantile(0.50)), "≤", 1.2, " ×"},
+	{"allocations without a store call", allocations, "≤", 0, ""},
+	{"memory per idle key", idleBytes, "≤", 320, " B"},
 }
 
-// value returns the ratio, or NaN if it was not measured.
-func (b bar) value(r results) float64 {
-	l, o := r.of(b.scenario, b.a), r.of(b.scenario, b.b)
-	if l == nil || o == nil {
-		return math.NaN()
+// ratio returns the median, over all rounds, of the ratio of two kinds' figures.
+func ratio(scenario string, a, b kind, f figure) func(results) float64 {
+	return func(r results) float64 {
+		l, o := r.of(scenario, a), r.of(scenario, b)
+		if l == nil || o == nil {
+			return math.NaN()
+		}
+		return l.ratio(o, f)
 	}
-	return l.ratio(o, b.of)
 }
 
 // allocations returns the most allocations per request of the paths in memory. It rounds
@@ -130,28 +122,24 @@ func allocations(r results) float64 {
 	return most
 }
 
+// idleBytes returns the memory of the library's idle key.
+func idleBytes(r results) float64 {
+	if len(r.memory) == 0 {
+		return math.NaN()
+	}
+	return r.memory[0].bytes
+}
+
 // verdict formats the second table: each bar, and whether it was reached.
 func verdict(r results) string {
 	rows := [][]string{{"figure (median of the ratios within a round)", "measured", "bar"}}
-	judge := func(figure string, v, bound float64, least bool, unit string) {
-		sign, mark := "≤", "ok"
-		if least {
-			sign = "≥"
-		}
-		if v != bound && v > bound != least {
+	for _, b := range bars {
+		v, mark := b.of(r), "ok"
+		if v != b.bound && (v > b.bound) == (b.sign == "≤") {
 			mark = "missed"
 		}
 		if !math.IsNaN(v) {
-			rows = append(rows, []string{figure, table.Digits(v) + unit, sign + " " + table.Digits(bound) + unit, mark})
-		}
-	}
-	for _, b := range bars {
-		judge(b.figure, b.value(r), b.bound, b.least, " ×")
-	}
-	judge("allocations without a store call", allocations(r), 0, false, "")
-	for _, m := range r.memory {
-		if m.kind.name == "reservoir" {
-			judge("memory per idle key", m.bytes, 320, false, " B")
+			rows = append(rows, []string{b.figure, table.Digits(v) + b.unit, b.sign + " " + table.Digits(b.bound) + b.unit, mark})
 		}
 	}
 	return "\n" + table.Text(rows, false)
