@@ -47,9 +47,6 @@ type account struct {
 	Share    float64 `json:"share"` // of Charged
 }
 
-// timeFormat is RFC 3339 with milliseconds, the precision of a window's end.
-const timeFormat = "2006-01-02T15:04:05.000Z07:00"
-
 // look is a command that reads keys.
 type look struct {
 	common
@@ -123,16 +120,11 @@ func limiterKey(full string) (name, key string) {
 
 // at inspects a key by the store's name for it.
 func (l *look) at(ctx context.Context, full string) (*inspection, error) {
-	i, err := l.inspect(ctx, full)
-	return i, l.store.explained(err)
-}
-
-func (l *look) inspect(ctx context.Context, full string) (*inspection, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	c, err := l.store.Store.(backend.Inspector).Inspect(ctx, full) // every store from open has it
 	if err != nil {
-		return nil, err
+		return nil, explain(err, l.store.parts...)
 	}
 	i := &inspection{Open: c.Window != 0, Charged: c.Used, Clients: []account{}, Direct: c.Used}
 	i.Name, i.Key = limiterKey(full)
@@ -141,8 +133,8 @@ func (l *look) inspect(ctx context.Context, full string) (*inspection, error) {
 		i.Limit, i.Remaining = &l.limit, &rest
 	}
 	if i.Open {
-		i.Reset, i.ResetMS = c.Window.Time().Format(timeFormat), int64(c.Window)
-		i.LeftMS = c.Left.Milliseconds()
+		i.Reset = c.Window.Time().Format("2006-01-02T15:04:05.000Z07:00") // RFC 3339, as precise as a window's end
+		i.ResetMS, i.LeftMS = int64(c.Window), c.Left.Milliseconds()
 	}
 	for _, a := range c.Clients {
 		held := max(a.Granted-a.Returned, 0) // what is returned may be debt
@@ -199,20 +191,22 @@ func (i *inspection) text(width int) string {
 	if i.Open {
 		fmt.Fprintf(&b, "reset      %s\n", i.end())
 	}
-	switch {
-	case i.Charged == 0:
-		return b.String()
-	case len(i.Clients) == 0:
-		return b.String() + "clients    none: all was charged by direct calls\n"
+	if i.Charged > 0 {
+		rows := append([][]string{{"client", "share", "granted", "given back"}}, i.shares()...)
+		b.WriteString("\n" + table.Within(width, rows, false))
 	}
-	rows := [][]string{{"client", "share", "granted", "given back"}}
+	return b.String()
+}
+
+// shares returns a row for each client, and one for what no client has.
+func (i *inspection) shares() (rows [][]string) {
 	for _, a := range i.Clients {
 		rows = append(rows, []string{quoted(a.Client), table.Percent(a.Share), table.Commas(a.Granted), table.Commas(a.Returned)})
 	}
 	if i.Direct > 0 {
 		rows = append(rows, []string{"direct calls", table.Percent(sim.Ratio(i.Direct, i.Charged)), table.Commas(i.Direct), "–"})
 	}
-	return b.String() + "\n" + table.Within(width, rows, false)
+	return rows
 }
 
 const watchAbout = `Shows what a store holds for a key, as inspect does, once a second until it is
@@ -241,12 +235,11 @@ func (l *look) watch(ctx context.Context, stdout io.Writer) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return nil
 		}
 	}
 }
 
-// show writes an inspection or its error. On a terminal it replaces what is shown.
+// show writes an inspection or its error. On a terminal it clears the screen first.
 // Elsewhere it writes a line, if that differs from the last one, apart from the time.
 func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line string, err error) {
 	var text string
@@ -258,7 +251,7 @@ func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line 
 	}
 	switch {
 	case isTerminal(w):
-		return line, write(w, redraw+text)
+		return line, write(w, "\x1b[H\x1b[2J"+text)
 	case line == last:
 		return line, nil
 	case l.json && fault == nil:
@@ -266,9 +259,6 @@ func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line 
 	}
 	return line, write(w, time.Now().Format(time.TimeOnly)+" "+line+"\n")
 }
-
-// redraw clears a terminal.
-const redraw = "\x1b[H\x1b[2J"
 
 // line returns the text on one line.
 func (i *inspection) line() string {
@@ -279,11 +269,8 @@ func (i *inspection) line() string {
 	if i.Limit != nil {
 		s += " of " + table.Commas(*i.Limit)
 	}
-	for _, a := range i.Clients {
-		s += fmt.Sprintf(", %s %s", quoted(a.Client), table.Percent(a.Share))
-	}
-	if i.Direct > 0 {
-		s += ", direct calls " + table.Percent(sim.Ratio(i.Direct, i.Charged))
+	for _, row := range i.shares() {
+		s += ", " + row[0] + " " + row[1]
 	}
 	return s + ", reset " + i.Reset
 }
@@ -309,7 +296,7 @@ func resetFlags(f *flagSet) action {
 		}
 		done, err := l.reset(ctx, end)
 		if err != nil {
-			return l.store.explained(err)
+			return explain(err, l.store.parts...)
 		}
 		now, err := l.at(ctx, l.full)
 		if err != nil {

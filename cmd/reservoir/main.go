@@ -28,12 +28,7 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// Exit statuses.
-const (
-	exitOK      = 0
-	exitFailure = 1
-	exitUsage   = 2
-)
+const exitOK, exitFailure, exitUsage = 0, 1, 2
 
 // command is one of the words that may follow "reservoir". Its usage begins with its name.
 type command struct {
@@ -66,7 +61,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	_ = write(stderr, "reservoir: "+oneLine(err)+"\n") // a failure here cannot be reported
-	if _, usage := errors.AsType[*usageError](err); usage {
+	if _, usage := errors.AsType[usageError](err); usage {
 		return exitUsage
 	}
 	return exitFailure
@@ -77,14 +72,13 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		return usagef("want a command: %s", commandNames())
 	}
 	name, rest := args[0], args[1:]
-	switch name {
-	case "help", "-h", "-help", "--help":
+	if plain := strings.TrimLeft(name, "-"); plain == "version" {
+		name = plain
+	} else if plain == "help" || plain == "h" {
 		if len(rest) == 0 {
 			return help(stdout)
 		}
 		name, rest = rest[0], []string{"-h"}
-	case "-version", "--version":
-		name = "version"
 	}
 	for _, c := range commands {
 		if c.name() == name {
@@ -116,13 +110,11 @@ func help(w io.Writer) error {
 }
 
 // usageError is a fault in the command line, not in its execution.
-type usageError struct{ text string }
+type usageError string
 
-func (e *usageError) Error() string { return e.text }
+func (e usageError) Error() string { return string(e) }
 
-func usagef(format string, args ...any) error {
-	return &usageError{fmt.Sprintf(format, args...)}
-}
+func usagef(format string, args ...any) error { return usageError(fmt.Sprintf(format, args...)) }
 
 const versionAbout = "Prints the version and the revision of this build, and the version of Go."
 

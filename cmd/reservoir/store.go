@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
@@ -20,11 +21,7 @@ import (
 
 // init silences the client's own logger, because the client also returns errors, and
 // standard error is for our one line.
-func init() { redis.SetLogger(silence{}) }
-
-type silence struct{}
-
-func (silence) Printf(context.Context, string, ...any) {}
+func init() { logging.Disable() }
 
 // opened is a store with the connections to close after use.
 type opened struct {
@@ -115,35 +112,29 @@ func (o *opened) reach(whole context.Context, key string, l reservoir.Limit) err
 			return nil // the caller checks the context
 		}
 		if first == nil {
-			first = p.explain(err)
+			first = explain(err, p)
 		}
 	}
 	return first
 }
 
-// explain adds the likely cause to an error of the part: one side speaks TLS and the
-// other does not. Otherwise the error only says that the connection was closed or timed
-// out.
-func (p part) explain(err error) error {
-	if _, answered := errors.AsType[redis.Error](err); answered || p.client == nil {
+// explain adds the likely cause to an error if only one part can have caused it: one side
+// speaks TLS and the other does not. Otherwise the error only says that the connection was
+// closed or timed out.
+func explain(err error, parts ...part) error {
+	_, answered := errors.AsType[redis.Error](err)
+	failed, ok := errors.AsType[*backend.Error](err)
+	if err == nil || answered || ok && failed.KeyOnly || len(parts) > 1 || parts[0].client == nil {
 		return err
 	}
 	other, why := "rediss://", "it speaks TLS: want rediss instead of redis: "
-	if p.options.TLSConfig != nil {
+	if parts[0].options.TLSConfig != nil {
 		other, why = "redis://", "it speaks no TLS: want redis instead of rediss: "
 	}
-	if !slices.ContainsFunc(p.options.Addrs, func(addr string) bool { return answers(other + addr) }) {
+	if !slices.ContainsFunc(parts[0].options.Addrs, func(addr string) bool { return answers(other + addr) }) {
 		why = ""
 	}
-	return fmt.Errorf("%s: %s%s", p.name, why, oneLine(err))
-}
-
-// explained explains an error if only one part can have caused it.
-func (o *opened) explained(err error) error {
-	if err != nil && len(o.parts) == 1 {
-		return o.parts[0].explain(err)
-	}
-	return err
+	return fmt.Errorf("%s: %s%s", parts[0].name, why, oneLine(err))
 }
 
 // answers reports whether a server speaks Redis's protocol at the URL, which has no
@@ -174,7 +165,7 @@ func (o *opened) eachServer(ctx context.Context, f func(context.Context, *redis.
 			err = f(ctx, c)
 		}
 		if err != nil {
-			return p.explain(err)
+			return explain(err, p)
 		}
 	}
 	return nil

@@ -42,14 +42,12 @@ func (c *candidates) best(ctx context.Context, l *look, top int) ([]*inspection,
 	keys := slices.SortedFunc(maps.Keys(c.charged), func(a, b string) int { return cmp.Compare(c.charged[b], c.charged[a]) })
 	list := []*inspection{}
 	for _, key := range keys[:min(len(keys), 2*top)] {
-		i, err := l.inspect(ctx, key)
-		var failed *backend.Error
-		switch {
-		case err == nil && i.Open && len(list) < top: // it may have ended
+		i, err := l.at(ctx, key)
+		if failed, ok := errors.AsType[*backend.Error](err); err != nil && !(ok && failed.KeyOnly) {
+			return nil, err
+		}
+		if err == nil && i.Open && len(list) < top { // it may have ended
 			list = append(list, i)
-		case err == nil, errors.Is(err, backend.ErrKey), errors.As(err, &failed) && failed.KeyOnly:
-		default:
-			return nil, l.store.explained(err)
 		}
 	}
 	slices.SortStableFunc(list, func(a, b *inspection) int { return cmp.Compare(b.Charged, a.Charged) })
@@ -114,7 +112,7 @@ func (c *candidates) read(ctx context.Context, server *redis.Client, keys []stri
 	for i, k := range keys {
 		n, bad := counts[i].Int64()
 		name, foreign := url.PathUnescape(strings.TrimSuffix(strings.TrimPrefix(k, prefix+"{"), "}"))
-		if bad == nil && foreign == nil && ends[i].Val() == 1 {
+		if bad == nil && foreign == nil && backend.ValidateKey(name) == nil && ends[i].Val() == 1 {
 			c.charged[name] = n
 		}
 		if _, answered := counts[i].Err().(redis.Error); answered {

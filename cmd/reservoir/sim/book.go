@@ -143,28 +143,36 @@ func (b *book) outcome() Outcome {
 		}
 	}
 	slices.SortFunc(o.Windows, func(v, w *Window) int { return cmp.Or(cmp.Compare(v.key, w.key), cmp.Compare(v.ID, w.ID)) })
-	const cold, steady = 0, 1
-	var short, stranded [2]int64 // windows with a refusal, and tokens stranded in them
+	var cold, steady []*Window
 	for i, w := range o.Windows {
 		o.Over += max(w.Spent-b.limit, 0)
-		if w.Refused == 0 {
-			continue
-		}
 		o.Needless += min(w.Refused, max(b.limit-w.Spent, 0)/b.Tokens)
-		of := steady
 		if i == 0 || o.Windows[i-1].key != w.key {
-			of = cold
+			cold = append(cold, w)
+		} else {
+			steady = append(steady, w)
 		}
-		short[of], stranded[of] = short[of]+1, stranded[of]+w.Stranded
 	}
-	of := steady
-	if o.Cold = short[steady] == 0 && short[cold] > 0; o.Cold {
-		of = cold
+	o.Stranded, o.StrandedWindows = Stranded(steady, b.limit)
+	if o.StrandedWindows == 0 {
+		o.Stranded, o.StrandedWindows = Stranded(cold, b.limit)
+		o.Cold = o.StrandedWindows > 0
 	}
-	o.StrandedWindows, o.Stranded = short[of], Ratio(stranded[of], short[of]*b.limit)
 	o.MeanBatch, o.WaitedShare = Ratio(b.granted, b.grants), Ratio(o.Waited, o.Requests)
 	o.P50, o.P99, o.Late = b.latency.Quantile(0.50), b.latency.Quantile(0.99), b.late.Quantile(0.99)
 	return o
+}
+
+// Stranded returns the share of a limit that was stranded at the first refusal of a window,
+// on average over the windows with a refusal, and the number of these.
+func Stranded(windows []*Window, limit int64) (share float64, short int64) {
+	stranded := int64(0)
+	for _, w := range windows {
+		if w.Refused > 0 {
+			short, stranded = short+1, stranded+w.Stranded
+		}
+	}
+	return Ratio(stranded, short*limit), short
 }
 
 // Ratio returns a/b, and 0 for 0/0.
