@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -16,15 +15,13 @@ import (
 // driver runs scenarios. All kinds of a scenario take turns, slice by slice, so that
 // other work of the machine slows all of them alike. Figures are compared within a round.
 type driver struct {
-	rounds int
-	every  int           // at least one in this many requests is timed; 0 = as the kind says
-	slice  time.Duration // of one kind in one round
-	warm   time.Duration // before each slice, not counted
-	redis  string        // address
-	far    string        // address of a proxy that delays
-	count  func(commands ...string) int64
-	flush  func() error // deletes all that Redis holds
-	say    func(text string)
+	rounds    int
+	every     int           // at least one in this many requests is timed
+	slice     time.Duration // of one kind in one round
+	warm      time.Duration // before each slice, not counted
+	near, far *rig          // connections to Redis, and by a proxy that delays
+	count     func(commands ...string) int64
+	flush     func() error // deletes all that Redis holds
 
 	slices int // run so far
 }
@@ -55,13 +52,12 @@ func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
 	}
 	r := d.rig(s)
-	defer func() { err = errors.Join(err, r.close(), d.flush()) }()
+	defer func() { err = errors.Join(err, d.flush()) }()
 	for _, k := range s.kinds {
 		l := &line{scenario: s, kind: k, peer: k.open(r)}
 		defer func() { err = errors.Join(err, l.peer.end()) }()
 		all = append(all, l)
 	}
-	d.say(fmt.Sprintf("%s: %d rounds of %d …\n", s.title, d.rounds, len(all)))
 	for round := range d.rounds {
 		for i := range all { // no kind always goes first
 			l := all[(i+round)%len(all)]
@@ -75,16 +71,14 @@ func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
 	return all, err
 }
 
-// rig returns what the kinds of s need: connections, or only the limit for kinds within
-// the process.
+// rig returns what the kinds of s are set up with.
 func (d *driver) rig(s scenario) *rig {
-	switch {
-	case !s.redis():
-		return &rig{limit: s.limit}
-	case s.delay > 0:
-		return newRig(d.far, s.limit)
+	r := *d.near
+	if s.delay > 0 {
+		r = *d.far
 	}
-	return newRig(d.redis, s.limit)
+	r.limit = s.limit
+	return &r
 }
 
 // measure returns the result of a slice.
@@ -134,10 +128,7 @@ func total(workers []*worker) sample {
 func (d *driver) together(workers []*worker, length time.Duration, l *line) time.Duration {
 	var stop atomic.Bool
 	defer time.AfterFunc(length, func() { stop.Store(true) }).Stop()
-	every := l.kind.every
-	if d.every > 0 {
-		every = min(every, d.every)
-	}
+	every := min(l.kind.every, d.every)
 	return inParallel(workers, func(_ int, w *worker) { w.until(&stop, l.peer, every) })
 }
 

@@ -18,7 +18,7 @@ func BenchmarkPeers(b *testing.B) {
 	server := redistest.Start(b)
 	far := redistest.NewProxy(b, server.Addr())
 	far.Delay(farDelay)
-	d := &driver{redis: server.Addr(), far: far.Addr(), count: server.Calls}
+	d := &driver{near: connected(b, server.Addr()), far: connected(b, far.Addr()), count: server.Calls}
 	admin := server.Client()
 	for _, s := range scenarios() {
 		for _, k := range s.kinds {
@@ -51,7 +51,6 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
 	}
 	r := d.rig(s)
-	defer func() { require.NoError(b, r.close()) }()
 	p := k.open(r)
 	defer func() { require.NoError(b, p.end()) }()
 
