@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -108,7 +110,8 @@ func (d *driver) measure(ctx context.Context, l *line) sample {
 func (d *driver) workers(ctx context.Context, s scenario) []*worker {
 	workers := make([]*worker, s.goroutines)
 	for i := range workers {
-		workers[i] = s.worker(ctx, i, d.slices)
+		own := keys{list: s.list, at: i * len(s.list) / s.goroutines, once: fmt.Appendf(nil, "%s:%d:%d:", s.name, d.slices, i)}
+		workers[i] = &worker{ctx: ctx, keys: own, first: rand.Int(), sample: newSample()}
 	}
 	d.slices++
 	return workers

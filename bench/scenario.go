@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"sync/atomic"
@@ -38,14 +37,11 @@ var (
 	coldLimit = reservoir.PerMinute(1_000)
 )
 
-// manyKeys is the number of keys in the scenarios with many keys.
-const manyKeys = 10_000
-
 // farDelay is what a proxy adds to each round trip.
 const farDelay = time.Millisecond
 
 func scenarios() []scenario {
-	hot, evenly, draws := []string{"hot"}, shuffled(manyKeys), zipf(manyKeys, 1.1)
+	hot, evenly, draws := []string{"hot"}, shuffled(10_000), zipf(10_000, 1.1)
 	return []scenario{
 		{"core-1", "In process, one key, one core", oneKey, hotLimit, hot, 1, 1, 0},
 		{"core-1-keys-10k", "In process, 10,000 keys, one core", tenThousand, manyLimit, evenly, 1, 1, 0},
@@ -68,17 +64,6 @@ var (
 	}
 	coldKeys = []kind{cold, direct, redisRate, rueidisLimiter, ulule, throttledRedis, evalsha, rueidisBare}
 )
-
-// worker returns the scenario's worker number i in the given slice.
-func (s scenario) worker(ctx context.Context, i, slice int) *worker {
-	w := &worker{ctx: ctx, first: rand.Int(), sample: newSample()}
-	if s.once() {
-		w.keys.once = fmt.Appendf(nil, "%s:%d:%d:", s.name, slice, i)
-	} else {
-		w.keys = keys{list: s.list, at: i * len(s.list) / s.goroutines}
-	}
-	return w
-}
 
 // shuffled returns n keys in random order, the same in each run.
 func shuffled(n int) []string {
@@ -142,7 +127,7 @@ func (w *worker) make(p peer, n int) {
 type keys struct {
 	list []string
 	at   int
-	once []byte // prefix of new keys
+	once []byte // prefix of new keys, if list is nil
 }
 
 // next returns the list's next key, or a new one without a list. It is small enough to be

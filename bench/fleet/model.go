@@ -72,16 +72,17 @@ const oneWay = 500 * time.Microsecond
 // run simulates one fleet on a virtual clock. An error means that the model itself is
 // unsound.
 func (s scenario) run(r rule, seed uint64) (outcome, error) {
-	replay := sim.NewReplay(s.traffic(seed), sim.Policy{Option: r.option(s.limit)}, sim.Setting{
-		Limit: s.limit, Delay: 2 * oneWay, Virtual: true, Seed: seed,
-		Travel: func(process int, now time.Duration, back bool) time.Duration {
-			to := reach
-			if back {
-				to = reply
-			}
-			return lane(process).next(now+oneWay, to) - now
-		},
-	}, memstore.New())
+	travel := func(process int, now time.Duration, back bool) time.Duration {
+		to := reach
+		if back {
+			to = reply
+		}
+		return lane(process).next(now+oneWay, to) - now
+	}
+	replay := &sim.Replay{
+		Traffic: s.traffic(seed), Policy: sim.Policy{Option: r.option(s.limit)}, Store: memstore.New(),
+		Setting: sim.Setting{Limit: s.limit, Virtual: true, Seed: seed, Travel: travel},
+	}
 	total, err := replay.Run(context.Background())
 	windows := slices.DeleteFunc(total.Windows, func(w *sim.Window) bool { return w.Requests == 0 })
 	switch {
@@ -99,7 +100,7 @@ func (s scenario) run(r rule, seed uint64) (outcome, error) {
 // request, and the window after the last shows how many calls were made before it.
 func (s scenario) traffic(seed uint64) sim.Traffic {
 	length := time.Duration(s.windows) * s.limit.Window
-	t := sim.Traffic{Keys: []string{"shared"}, Processes: s.processes, Length: length}
+	t := sim.Traffic{Tokens: 1, Keys: []string{"shared"}, Processes: s.processes, Length: length}
 	shape := s.kind(s.processes, random(seed, 0))
 	for i := range s.processes {
 		a := arrivals{shape, i, s.demand * float64(s.limit.Tokens) / s.limit.Window.Seconds(), random(seed, 1<<32+uint64(i))}

@@ -197,7 +197,7 @@ func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (a
 		if err != nil {
 			return nil, err
 		}
-		r, n := sim.NewReplay(t, p, c.setting, store.Store), int64(len(t.Requests))
+		r, n := &sim.Replay{Traffic: t, Policy: p, Setting: c.setting, Store: store.Store}, int64(len(t.Requests))
 		over := follow(stderr, n*int64(len(c.policies)), func() (int64, string) { return int64(i)*n + r.Made(), p.Name })
 		o, err := r.Run(ctx)
 		over()

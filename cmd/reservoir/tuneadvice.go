@@ -30,21 +30,15 @@ const (
 // or saves little. It recommends another policy only if that wastes little and is clearly
 // better. all must not be empty.
 func advise(all []sim.Outcome) advice {
-	var sound []sim.Outcome
-	refused := false
-	for _, o := range all {
-		if refused = refused || o.Refused > 0; faults(o) == "" {
-			sound = append(sound, o)
-		}
-	}
-	if sound == nil {
+	sound := slices.DeleteFunc(slices.Clone(all), func(o sim.Outcome) bool { return faults(o) != "" })
+	if len(sound) == 0 {
 		best := slices.MinFunc(all, func(a, b sim.Outcome) int { return cmp.Compare(waste(a), waste(b)) })
 		return advice{best.Policy, fmt.Sprintf("None of the policies is without fault here. This one wastes least: it %s. %s", faults(best), cost(best))}
 	}
 	best := slices.MinFunc(sound, func(a, b sim.Outcome) int { return cmp.Compare(a.StoreCalls, b.StoreCalls) })
 	chosen, why := usual(sound, best)
 	switch {
-	case !refused && chosen.Policy == "adaptive":
+	case chosen.Policy == "adaptive" && !slices.ContainsFunc(all, func(o sim.Outcome) bool { return o.Refused > 0 }):
 		why = "It is the default, and gives back what it does not use. Nobody was refused, so what other batches strand could not be seen here."
 	case clearly*best.StoreCalls < chosen.StoreCalls && best.Waited <= chosen.Waited:
 		chosen, why = best, fmt.Sprintf("It wastes little of the limit and makes less than half the store calls of %s.", chosen.Policy)

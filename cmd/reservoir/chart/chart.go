@@ -63,8 +63,7 @@ func (p Page) SVG() []byte {
 		p.Plots[i][0].Draw(row[0])
 	}
 	var b bytes.Buffer
-	_, err := svg.WriteTo(&b) // a buffer accepts everything
-	must(err)
+	must(svg.WriteTo(&b))                                  // a buffer accepts everything
 	_, drawing, _ := bytes.Cut(b.Bytes(), []byte("<svg ")) // without the XML header, for HTML pages
 	drawing = append([]byte("<svg "), drawing...)
 	return bytes.ReplaceAll(drawing, []byte("font-family:Liberation Sans;"), []byte("font-family:Helvetica, Arial, Liberation Sans, sans-serif;"))
@@ -110,8 +109,7 @@ func Curve(p *plot.Plot, points plotter.XYs, hue Colour) {
 	if len(points) == 0 {
 		return
 	}
-	l, err := plotter.NewLine(points)
-	must(err)
+	l := must(plotter.NewLine(points))
 	l.Color, l.Width = hue, 1.5
 	p.Add(l)
 }
@@ -120,11 +118,9 @@ func Curve(p *plot.Plot, points plotter.XYs, hue Colour) {
 // above. It panics on NaN and infinity.
 func Dot(p *plot.Plot, x, y, radius float64, hue Colour, text string, above bool) {
 	at := plotter.XYs{{X: x, Y: y}}
-	s, err := plotter.NewScatter(at)
-	must(err)
+	s := must(plotter.NewScatter(at))
 	s.GlyphStyle = draw.GlyphStyle{Color: hue, Radius: vg.Length(radius), Shape: draw.CircleGlyph{}}
-	l, err := plotter.NewLabels(plotter.XYLabels{XYs: at, Labels: []string{text}})
-	must(err)
+	l := must(plotter.NewLabels(plotter.XYLabels{XYs: at, Labels: []string{text}}))
 	l.TextStyle[0], l.Offset = style(9, 0), vg.Point{X: 7, Y: -3}
 	if above {
 		l.TextStyle[0], l.Offset = style(8, -0.5), vg.Point{Y: 4}
@@ -133,10 +129,11 @@ func Dot(p *plot.Plot, x, y, radius float64, hue Colour, text string, above bool
 }
 
 // must panics if a plotter rejects its data, which is a mistake of the caller.
-func must(err error) {
+func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
 	}
+	return v
 }
 
 // style returns a font of a size in points. align is 0 for text that begins at its place

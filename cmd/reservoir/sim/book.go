@@ -158,6 +158,7 @@ func (b *book) outcome() Outcome {
 		o.Stranded, o.StrandedWindows = Stranded(cold, b.limit)
 		o.Cold = o.StrandedWindows > 0
 	}
+	o.StoreCalls, o.CallsPerRequest = b.calls, Ratio(b.calls, o.Requests)
 	o.MeanBatch, o.WaitedShare = Ratio(b.granted, b.grants), Ratio(o.Waited, o.Requests)
 	o.P50, o.P99, o.Late = b.latency.Quantile(0.50), b.latency.Quantile(0.99), b.late.Quantile(0.99)
 	return o

@@ -15,10 +15,10 @@ import (
 // small is a replay of a few windows with one and a half times the demand.
 func small(t *testing.T, name string, s Setting) (Traffic, *Replay) {
 	t.Helper()
-	traffic := Shape{Rate: 15 * 1000, Keys: 2, Processes: 3, Length: 200 * time.Millisecond, Seed: 1}.Traffic()
+	traffic := Shape{Tokens: 1, Rate: 15 * 1000, Keys: 2, Processes: 3, Length: 200 * time.Millisecond, Seed: 1}.Traffic()
 	p, err := Policies([]string{name}, s.Limit.Tokens)
 	require.NoError(t, err)
-	return traffic, NewReplay(traffic, p[0], s, memstore.New())
+	return traffic, &Replay{Traffic: traffic, Policy: p[0], Setting: s, Store: memstore.New()}
 }
 
 var adaptive = Policy{Name: "adaptive", Option: reservoir.WithBatch(reservoir.Adaptive(1, 0))}
@@ -87,8 +87,8 @@ func TestReplayEndsWithItsContext(t *testing.T) {
 }
 
 func TestReplayThatOnlyFailsIsAnError(t *testing.T) {
-	r := NewReplay(Shape{Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic(),
-		adaptive, Setting{Limit: reservoir.PerHour(10), Virtual: true}, &scripted{})
+	r := &Replay{Traffic: Shape{Tokens: 1, Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic(),
+		Policy: adaptive, Setting: Setting{Limit: reservoir.PerHour(10), Virtual: true}, Store: &scripted{}}
 	o, err := r.Run(t.Context())
 	require.ErrorContains(t, err, "every request failed, the first with: ")
 	require.Equal(t, o.Requests, o.Errors)
@@ -96,8 +96,8 @@ func TestReplayThatOnlyFailsIsAnError(t *testing.T) {
 
 // A day of traffic with hourly limits, of which nobody could wait for the end.
 func TestReplayOfADay(t *testing.T) {
-	traffic := Shape{Rate: 0.2, Keys: 3, Processes: 4, Length: 24 * time.Hour, Seed: 1}.Traffic()
-	r := NewReplay(traffic, adaptive, Setting{Limit: reservoir.PerHour(150), Delay: time.Millisecond, Virtual: true}, memstore.New())
+	traffic := Shape{Tokens: 1, Rate: 0.2, Keys: 3, Processes: 4, Length: 24 * time.Hour, Seed: 1}.Traffic()
+	r := &Replay{Traffic: traffic, Policy: adaptive, Setting: Setting{Limit: reservoir.PerHour(150), Delay: time.Millisecond, Virtual: true}, Store: memstore.New()}
 	o, err := r.Run(t.Context())
 	require.NoError(t, err)
 	requireSums(t, traffic, o)
@@ -112,8 +112,8 @@ func TestReplayIsNotHeldUp(t *testing.T) {
 		time.Sleep(20 * time.Millisecond) // within the fetch timeout
 		return limit
 	})}
-	traffic := Shape{Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic()
-	r := NewReplay(traffic, slow, Setting{Limit: limit, Virtual: true}, memstore.New())
+	traffic := Shape{Tokens: 1, Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic()
+	r := &Replay{Traffic: traffic, Policy: slow, Setting: Setting{Limit: limit, Virtual: true}, Store: memstore.New()}
 	o, err := r.Run(t.Context())
 	require.NoError(t, err)
 	requireSums(t, traffic, o)

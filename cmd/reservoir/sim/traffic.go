@@ -9,8 +9,8 @@
 //
 // On the embedded store a replay can run on a virtual clock, which advances when
 // everything waits. An hour of traffic takes only as long as its decisions, and a busy
-// machine does not change the outcome. The caller supplies the clock: see [Setting].
-// Redis keeps its own time, so a replay on it takes as long as the traffic.
+// machine does not change the outcome. Redis keeps its own time, so a replay on it takes
+// as long as the traffic.
 package sim
 
 import (
@@ -32,7 +32,7 @@ const MaxRequests = 10_000_000
 // Traffic is a list of requests, in order of their times.
 type Traffic struct {
 	Requests  []Request
-	Tokens    int64 // per request; 0 = 1
+	Tokens    int64 // per request
 	Keys      []string
 	Processes int
 	Length    time.Duration // at least the last request's time
