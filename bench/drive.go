@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -16,15 +17,13 @@ import (
 // driver runs scenarios. All kinds of a scenario take turns, slice by slice, so that
 // other work of the machine slows all of them alike. Figures are compared within a round.
 type driver struct {
-	rounds int
-	every  int           // at least one in this many requests is timed; 0 = as the kind says
-	slice  time.Duration // of one kind in one round
-	warm   time.Duration // before each slice, not counted
-	redis  string        // address
-	far    string        // address of a proxy that delays
-	count  func(commands ...string) int64
-	flush  func() error // deletes all that Redis holds
-	say    func(text string)
+	rounds    int
+	every     int           // at least one in this many requests is timed
+	slice     time.Duration // of one kind in one round
+	warm      time.Duration // before each slice, not counted
+	near, far *rig          // connections to Redis, and by a proxy that delays
+	count     func(commands ...string) int64
+	flush     func() error // deletes all that Redis holds
 
 	slices int // run so far
 }
@@ -34,7 +33,7 @@ type line struct {
 	scenario scenario
 	kind     kind
 	samples  []sample // by round
-	peer     *peer    // while the scenario is under way; nil = closed
+	peer     peer     // while the scenario is under way
 }
 
 // sample is the result of one kind in one slice, or of one of its workers.
@@ -55,41 +54,37 @@ func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
 	}
 	r := d.rig(s)
-	defer func() { err = errors.Join(err, r.close(), d.flush()) }()
+	defer func() { err = errors.Join(err, d.flush()) }()
 	for _, k := range s.kinds {
-		l := &line{scenario: s, kind: k}
-		defer func() { err = errors.Join(err, l.shut()) }()
+		l := &line{scenario: s, kind: k, peer: k.open(r)}
+		defer func() { err = errors.Join(err, l.peer.end()) }()
 		all = append(all, l)
 	}
-	d.say(fmt.Sprintf("%s: %d rounds of %d …\n", s.title, d.rounds, len(all)))
 	for round := range d.rounds {
-		for i := range all {
-			if err := d.turn(ctx, r, all[(i+round)%len(all)]); err != nil { // no kind always goes first
-				return nil, err
+		for i := range all { // no kind always goes first
+			l := all[(i+round)%len(all)]
+			l.samples = append(l.samples, d.measure(ctx, l))
+			if s.once() { // a limiter of all keys so far would grow from slice to slice
+				err = errors.Join(err, l.peer.end(), d.flush())
+				l.peer = l.kind.open(r)
 			}
 		}
 	}
-	return all, nil
+	return all, err
 }
 
-// rig returns what the kinds of s need: connections, or only the limit for kinds within
-// the process.
+// rig returns what the kinds of s are set up with.
 func (d *driver) rig(s scenario) *rig {
-	switch {
-	case !s.redis():
-		return &rig{limit: s.limit}
-	case s.delay > 0:
-		return newRig(d.far, s.limit)
+	r := *d.near
+	if s.delay > 0 {
+		r = *d.far
 	}
-	return newRig(d.redis, s.limit)
+	r.limit = s.limit
+	return &r
 }
 
-// turn adds a sample to l.
-func (d *driver) turn(ctx context.Context, r *rig, l *line) error {
-	if l.peer == nil {
-		p := l.kind.open(r)
-		l.peer = &p
-	}
+// measure returns the result of a slice.
+func (d *driver) measure(ctx context.Context, l *line) sample {
 	slice, warm := d.slice, d.warm
 	if !l.scenario.redis() { // in half the time a memory answers more often than a network in the whole
 		slice, warm = slice/2, warm/2
@@ -107,11 +102,7 @@ func (d *driver) turn(ctx context.Context, r *rig, l *line) error {
 	runtime.ReadMemStats(&after)
 	s := total(workers)
 	s.elapsed, s.mallocs, s.commands = elapsed, after.Mallocs-before.Mallocs, d.count(l.kind.sends...)-commands
-	l.samples = append(l.samples, s)
-	if l.scenario.once() {
-		return errors.Join(l.shut(), d.flush())
-	}
-	return nil
+	return s
 }
 
 // workers returns the workers of a slice. They share no key with another slice if each
@@ -119,20 +110,11 @@ func (d *driver) turn(ctx context.Context, r *rig, l *line) error {
 func (d *driver) workers(ctx context.Context, s scenario) []*worker {
 	workers := make([]*worker, s.goroutines)
 	for i := range workers {
-		workers[i] = s.worker(ctx, i, d.slices)
+		own := keys{list: s.list, at: i * len(s.list) / s.goroutines, once: fmt.Appendf(nil, "%s:%d:%d:", s.name, d.slices, i)}
+		workers[i] = &worker{ctx: ctx, keys: own, first: rand.Int(), sample: newSample()}
 	}
 	d.slices++
 	return workers
-}
-
-// shut closes the peer, if it is open.
-func (l *line) shut() error {
-	if l.peer == nil {
-		return nil
-	}
-	p := l.peer
-	l.peer = nil
-	return p.end()
 }
 
 // total adds up what the workers did.
@@ -149,11 +131,8 @@ func total(workers []*worker) sample {
 func (d *driver) together(workers []*worker, length time.Duration, l *line) time.Duration {
 	var stop atomic.Bool
 	defer time.AfterFunc(length, func() { stop.Store(true) }).Stop()
-	every := l.kind.every
-	if d.every > 0 {
-		every = min(every, d.every)
-	}
-	return inParallel(workers, func(_ int, w *worker) { w.until(&stop, *l.peer, every) })
+	every := min(l.kind.every, d.every)
+	return inParallel(workers, func(_ int, w *worker) { w.until(&stop, l.peer, every) })
 }
 
 // inParallel runs f for each worker in its own goroutine and returns how long that took.

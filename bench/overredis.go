@@ -79,7 +79,7 @@ func openRockset(batch int64, listing bool) func(*rig) peer {
 	return func(r *rig) peer {
 		store := redisstore.New(r.goRedis, redisstore.WithPrefix(fmt.Sprintf("rockset-%d-%t:", batch, listing)))
 		l := &Rockset{Store: store, Limit: r.limit, Batch: batch, Listing: listing}
-		return asking(func(ctx context.Context, key string) (bool, error) { return l.AllowN(ctx, key, 1) })
+		return asking(l.Allow)
 	}
 }
 

@@ -9,13 +9,10 @@
 //	make bench SIZE=quick   # a minute, to see whether a change is worth more
 //	go test -run='^TestPeers$' -size=full -scenarios='^hot' -peers='reservoir|Rockset' # a part, in this directory
 //
-// BenchmarkPeers has the same scenarios for benchstat.
-//
-// The peers' packages are used as published. Two peers are written here from their
-// descriptions: [Rockset], which was published as an article, and rueidislimiter, which
-// the module proxy does not serve. Tables name rueidislimiter in brackets.
-//
-// Package fleet, below this one, models many processes that share a limit.
+// BenchmarkPeers has the same scenarios for benchstat. The peers' packages are used as
+// published, except two that are written here from their descriptions: [Rockset], which was
+// published as an article, and rueidislimiter, which the module proxy does not serve.
+// Tables name rueidislimiter in brackets.
 package bench
 
 import (
@@ -39,9 +36,8 @@ type kind struct {
 
 // peer is a kind that is set up.
 type peer struct {
-	ok     func(w *worker) bool // makes a request, and reports whether the answer was as expected
-	close  func() error         // nil if there is nothing to end
-	waited func() int64         // requests that waited for the network; nil = not counted
+	ok    func(w *worker) bool // makes a request, and reports whether the answer was as expected
+	close func() error         // nil if there is nothing to end
 }
 
 // asking is a peer whose requests may fail.
@@ -83,18 +79,14 @@ type rig struct {
 const conns = 64
 
 // newRig connects to the Redis at addr, with the libraries' defaults.
-func newRig(addr string, limit reservoir.Limit) *rig {
+func newRig(addr string) *rig {
 	return &rig{
-		limit:   limit,
 		goRedis: goredis.NewClient(&goredis.Options{Addr: addr, PoolSize: conns}),
 		rueidis: must(rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, DisableCache: true})),
 	}
 }
 
 func (r *rig) close() error {
-	if r.goRedis == nil {
-		return nil
-	}
 	r.rueidis.Close()
 	return r.goRedis.Close()
 }

@@ -18,7 +18,7 @@ func BenchmarkPeers(b *testing.B) {
 	server := redistest.Start(b)
 	far := redistest.NewProxy(b, server.Addr())
 	far.Delay(farDelay)
-	d := &driver{redis: server.Addr(), far: far.Addr(), count: server.Calls}
+	d := &driver{near: connected(b, server.Addr()), far: connected(b, far.Addr()), count: server.Calls}
 	admin := server.Client()
 	for _, s := range scenarios() {
 		for _, k := range s.kinds {
@@ -51,16 +51,12 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
 	}
 	r := d.rig(s)
-	defer func() { require.NoError(b, r.close()) }()
 	p := k.open(r)
 	defer func() { require.NoError(b, p.end()) }()
 
 	workers := d.workers(b.Context(), s)
 	inParallel(workers, func(_ int, w *worker) { w.times(1, p, 1); w.sample = newSample() }) // connects, and loads scripts
-	commands, waited := d.count(k.sends...), int64(0)
-	if p.waited != nil {
-		waited = p.waited()
-	}
+	commands := d.count(k.sends...)
 	b.ReportAllocs()
 	b.ResetTimer()
 	inParallel(workers, func(i int, w *worker) { w.times((b.N+i)/len(workers), p, k.every) })
@@ -72,9 +68,6 @@ func (d *driver) bench(b *testing.B, s scenario, k kind) {
 		require.Equal(b, sum.asked, sum.good)
 	}
 	b.ReportMetric(float64(d.count(k.sends...)-commands)/float64(b.N), "store-calls/op")
-	if p.waited != nil {
-		b.ReportMetric(float64(p.waited()-waited)/float64(b.N), "waited/op")
-	}
 	b.ReportMetric(float64(sum.latency.Quantile(0.50)), "p50-ns")
 	b.ReportMetric(float64(sum.latency.Quantile(0.99)), "p99-ns")
 }

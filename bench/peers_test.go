@@ -1,9 +1,11 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -49,6 +51,9 @@ func TestPeers(t *testing.T) {
 		if size.goroutines > 0 {
 			s.goroutines = min(s.goroutines, size.goroutines)
 		}
+		if *sizeFlag != "tiny" {
+			fmt.Fprintf(os.Stderr, "%s: %d rounds of %d …\n", s.title, d.rounds, len(s.kinds))
+		}
 		got, err := d.run(t.Context(), s)
 		require.NoError(t, err, s.name)
 		res.groups = append(res.groups, got)
@@ -89,7 +94,7 @@ func report(t *testing.T, r results, d *driver) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o666))
 	}
 	write("peers.txt", []byte(text))
-	if drawing, ok := draw(r); ok {
+	if drawing := draw(r); drawing != nil {
 		write("peers.svg", drawing)
 	}
 }
@@ -101,15 +106,16 @@ func newDriver(t *testing.T, size size) *driver {
 	far := redistest.NewProxy(t, server.Addr())
 	far.Delay(farDelay)
 	return &driver{
-		rounds: size.rounds, every: size.every, slice: size.slice, warm: size.warm,
-		redis: server.Addr(), far: far.Addr(), count: server.Calls,
+		rounds: size.rounds, every: cmp.Or(size.every, math.MaxInt), slice: size.slice, warm: size.warm,
+		near: connected(t, server.Addr()), far: connected(t, far.Addr()), count: server.Calls,
 		flush: func() error { return admin.FlushDB(context.Background()).Err() },
-		say: func(text string) {
-			if *sizeFlag != "tiny" {
-				fmt.Fprint(os.Stderr, text)
-			}
-		},
 	}
+}
+
+func connected(t testing.TB, addr string) *rig {
+	r := newRig(addr)
+	t.Cleanup(func() { require.NoError(t, r.close()) })
+	return r
 }
 
 // chosen are the scenarios and kinds that the flags ask for.

@@ -16,15 +16,15 @@ import (
 //     it, under the mutex.
 //   - Otherwise the first request to come fetches a whole new batch, without the
 //     mutex, and the others wait on the condition variable until it is there.
-//   - A request larger than a batch goes to Redis alone. By the rule of the text, so
-//     does a request that finds the new batch used up by others. In the article's final
-//     listing waiters have reserved their tokens of the batch in flight, and a request
-//     for which that is too small goes to Redis at once, without waiting.
+//   - By the rule of the text, a request that finds the new batch used up by others goes
+//     to Redis alone. In the article's final listing waiters have reserved their tokens of
+//     the batch in flight, and a request for which that is too small goes to Redis at
+//     once, without waiting.
 //   - The fetch is all or nothing. If it is refused, so are all waiters.
 //
 // Where the listing slips, this follows its intention: the expiry is the stored end of
-// the window and is checked the right way round, and a failed fetch ends. Set Store,
-// Limit and Batch before use.
+// the window and is checked the right way round, and a failed fetch ends. Requests are for
+// one token each. Set Store, Limit and Batch before use.
 type Rockset struct {
 	Store   backend.Store
 	Limit   backend.Limit
@@ -46,41 +46,38 @@ type rocksetFetch struct {
 	reserved      int64
 }
 
-// AllowN asks for n tokens of key, all or none. The error is the store's. AllowN is safe
-// for concurrent use.
-func (r *Rockset) AllowN(ctx context.Context, key string, n int64) (bool, error) {
-	if n > r.Batch {
-		return r.alone(ctx, key, n)
-	}
+// Allow asks for a token of key. The error is the store's. Allow is safe for concurrent
+// use.
+func (r *Rockset) Allow(ctx context.Context, key string) (bool, error) {
 	k := r.keys.get(key, newRocksetKey)
 	k.mu.Lock()
-	if k.spend(n) {
+	if k.spend() {
 		k.mu.Unlock()
 		return true, nil
 	}
 	f := k.fetch
-	if f != nil && r.Listing && f.reserved+n > r.Batch {
+	if f != nil && r.Listing && f.reserved == r.Batch {
 		k.mu.Unlock()
-		return r.alone(ctx, key, n)
+		return r.alone(ctx, key)
 	}
 	var err error
 	if f != nil {
-		f.reserved += n
+		f.reserved++
 		for !f.over {
 			if k.over.Wait(); k.fetch != nil && !r.Listing {
 				f = k.fetch // by the rule waiters reserve nothing, so they wait for the next batch as well
 			}
 		}
 	} else {
-		f = &rocksetFetch{reserved: n}
+		f = &rocksetFetch{reserved: 1}
 		err = r.run(ctx, key, k, f)
 	}
-	allowed := f.success && (r.Listing || k.spend(n))
+	allowed := f.success && (r.Listing || k.spend())
 	k.mu.Unlock()
 	if allowed || !f.success || err != nil {
 		return allowed, err
 	}
-	return r.alone(ctx, key, n) // the others were quicker
+	return r.alone(ctx, key) // the others were quicker
 }
 
 // run replaces the batch. The caller holds k.mu, which run releases during the call.
@@ -100,8 +97,8 @@ func (r *Rockset) run(ctx context.Context, key string, k *rocksetKey, f *rockset
 	return err
 }
 
-func (r *Rockset) alone(ctx context.Context, key string, n int64) (bool, error) {
-	reply, err := r.take(ctx, key, n)
+func (r *Rockset) alone(ctx context.Context, key string) (bool, error) {
+	reply, err := r.take(ctx, key, 1)
 	return reply.Allowed, err
 }
 
@@ -115,10 +112,10 @@ func newRocksetKey() *rocksetKey {
 	return k
 }
 
-func (k *rocksetKey) spend(n int64) bool {
-	if k.tokens < n || !time.Now().Before(k.expires) {
+func (k *rocksetKey) spend() bool {
+	if k.tokens < 1 || !time.Now().Before(k.expires) {
 		return false
 	}
-	k.tokens -= n
+	k.tokens--
 	return true
 }

@@ -39,7 +39,7 @@ func testRocksetAdmitsTheLimit(t *testing.T, r *Rockset) {
 	for range 64 {
 		wg.Go(func() {
 			for range 100 {
-				ok, err := r.AllowN(t.Context(), "k", 1)
+				ok, err := r.Allow(t.Context(), "k")
 				if err != nil {
 					t.Error(err)
 				}
@@ -74,7 +74,7 @@ func TestRocksetsListingCallsAtOnce(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 64 {
 				wg.Go(func() {
-					ok, err := r.AllowN(t.Context(), "k", 1)
+					ok, err := r.Allow(t.Context(), "k")
 					require.NoError(t, err)
 					require.True(t, ok)
 				})
@@ -90,16 +90,12 @@ func TestRocksetFetchesBatches(t *testing.T) {
 	store := &counted{Store: memstore.New()}
 	r := &Rockset{Store: store, Limit: backend.Limit{Tokens: 1_000, Window: time.Hour}, Batch: 100}
 	for range 1_000 {
-		ok, err := r.AllowN(t.Context(), "k", 1)
+		ok, err := r.Allow(t.Context(), "k")
 		require.NoError(t, err)
 		require.True(t, ok)
 	}
 	require.Equal(t, int64(10), store.takes.Load(), "a call for each batch")
-	ok, err := r.AllowN(t.Context(), "other", 101)
-	require.NoError(t, err)
-	require.True(t, ok)
-	require.Equal(t, int64(11), store.takes.Load(), "a call for what is larger than a batch")
-	ok, err = r.AllowN(t.Context(), "k", 1)
+	ok, err := r.Allow(t.Context(), "k")
 	require.NoError(t, err)
 	require.False(t, ok)
 }

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"sync/atomic"
@@ -23,8 +22,7 @@ type scenario struct {
 	delay       time.Duration // added to every round trip
 }
 
-// once reports whether every key is used once. Each slice gets new limiters then, because
-// they would grow from slice to slice.
+// once reports whether every key is used once.
 func (s scenario) once() bool { return s.list == nil }
 
 // redis reports whether requests may go to Redis.
@@ -39,14 +37,11 @@ var (
 	coldLimit = reservoir.PerMinute(1_000)
 )
 
-// manyKeys is the number of keys in the scenarios with many keys.
-const manyKeys = 10_000
-
 // farDelay is what a proxy adds to each round trip.
 const farDelay = time.Millisecond
 
 func scenarios() []scenario {
-	hot, evenly, draws := []string{"hot"}, shuffled(manyKeys), zipf(manyKeys, 1.1)
+	hot, evenly, draws := []string{"hot"}, shuffled(10_000), zipf(10_000, 1.1)
 	return []scenario{
 		{"core-1", "In process, one key, one core", oneKey, hotLimit, hot, 1, 1, 0},
 		{"core-1-keys-10k", "In process, 10,000 keys, one core", tenThousand, manyLimit, evenly, 1, 1, 0},
@@ -70,30 +65,17 @@ var (
 	coldKeys = []kind{cold, direct, redisRate, rueidisLimiter, ulule, throttledRedis, evalsha, rueidisBare}
 )
 
-// worker returns the scenario's worker number i in the given slice.
-func (s scenario) worker(ctx context.Context, i, slice int) *worker {
-	w := &worker{ctx: ctx, first: rand.Int(), sample: newSample()}
-	if s.once() {
-		w.keys.once = fmt.Appendf(nil, "%s:%d:%d:", s.name, slice, i)
-	} else {
-		w.keys = keys{list: s.list, at: i * len(s.list) / s.goroutines}
-	}
-	return w
-}
-
-// seeded returns a generator that makes the same keys in each run.
-func seeded() *rand.Rand { return rand.New(rand.NewPCG(1, 1)) }
-
-// shuffled returns n keys in random order.
+// shuffled returns n keys in random order, the same in each run.
 func shuffled(n int) []string {
 	list := sim.Keys(n)
-	seeded().Shuffle(n, func(i, j int) { list[i], list[j] = list[j], list[i] })
+	rand.New(rand.NewPCG(1, 1)).Shuffle(n, func(i, j int) { list[i], list[j] = list[j], list[i] })
 	return list
 }
 
-// zipf returns draws in which key i of n has a share proportional to 1/i^s.
+// zipf returns draws in which key i of n has a share proportional to 1/i^s, the same in
+// each run.
 func zipf(n int, s float64) []string {
-	names, pick, list := sim.Keys(n), sim.Picker(seeded(), n, s), make([]string, 1<<18)
+	names, pick, list := sim.Keys(n), sim.Picker(rand.New(rand.NewPCG(1, 1)), n, s), make([]string, 1<<18)
 	for i := range list {
 		list[i] = names[pick()]
 	}
@@ -145,7 +127,7 @@ func (w *worker) make(p peer, n int) {
 type keys struct {
 	list []string
 	at   int
-	once []byte // prefix of new keys
+	once []byte // prefix of new keys, if list is nil
 }
 
 // next returns the list's next key, or a new one without a list. It is small enough to be

@@ -17,8 +17,8 @@ import (
 func TestPeersAdmitTheLimit(t *testing.T) {
 	const limit = 50
 	server := redistest.Start(t)
-	r := newRig(server.Addr(), reservoir.Limit{Tokens: limit, Window: 24 * time.Hour})
-	defer func() { require.NoError(t, r.close()) }()
+	r := connected(t, server.Addr())
+	r.limit = reservoir.Limit{Tokens: limit, Window: 24 * time.Hour}
 	for _, k := range overRedis {
 		if strings.HasSuffix(k.name, ", 1000") {
 			continue // these batches are larger than the limit; they have tests of their own

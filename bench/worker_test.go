@@ -67,11 +67,9 @@ func TestKeys(t *testing.T) {
 
 // Workers and slices share no key where each is asked for once.
 func TestWorkersKeysDiffer(t *testing.T) {
-	s := scenario{name: "once", goroutines: 2}
-	seen := make(map[string]bool)
-	for slice := range 12 {
-		for i := range 12 {
-			w := s.worker(t.Context(), i, slice)
+	d, seen := &driver{}, make(map[string]bool)
+	for range 12 {
+		for _, w := range d.workers(t.Context(), scenario{name: "once", goroutines: 12}) {
 			for range 40 {
 				seen[w.keys.next()] = true
 			}

@@ -47,7 +47,9 @@ func TestFleet(t *testing.T) {
 		}
 		all[r.name] = results{}
 		for _, g := range groups {
-			fill(t, all[r.name], g.rows, r)
+			for _, line := range g.rows {
+				all[r.name][line.name] = simulate(t, line.scenario, r, *seed)
+			}
 			say(tableOf(r, g.title, g.rows, all[r.name]))
 		}
 	}
@@ -55,14 +57,5 @@ func TestFleet(t *testing.T) {
 		require.NoError(t, os.MkdirAll(*dir, 0o777))
 		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet.txt"), []byte(text.String()), 0o666))
 		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet.svg"), draw(groups, all, *seed), 0o666))
-	}
-}
-
-// fill simulates what the rows need and res does not have.
-func fill(t *testing.T, res results, rows []row, r rule) {
-	for _, line := range rows {
-		if _, ok := res[line.scenario]; !ok {
-			res[line.scenario] = simulate(t, line.scenario, r, *seed)
-		}
 	}
 }

@@ -11,18 +11,13 @@
 //
 //	go test -tags=fleet -run=TestFleet -fleet=bars -rules=adaptive
 //
-// # What is measured
-//
 // A row covers several windows from the very first, which is cold. Requests count to the
-// window in their Result, so that the table rests on the callers' results. A run fails if
-// the limiters count differently. Stranded is what all processes hold by the store's
-// ledger when a caller gets the first refusal of a window, without grants in transit.
-// Waited counts requests whose Source is on the network, admitted or not.
+// window in their Result. Stranded is what all processes hold by the store's ledger when a
+// caller gets the first refusal of a window, without grants in transit. Waited counts
+// requests whose Source is on the network, admitted or not.
 //
-// # The same seed, the same table
-//
-// Arrivals and the library draw from seeded generators, a run has one thread, and events
-// of different processes share no instant (see lane). All rules get the same arrivals.
+// The same seed makes the same table: arrivals and the library draw from seeded generators,
+// a run has one thread, and events of different processes share no instant (see lane).
 package fleet
 
 import (
@@ -34,13 +29,13 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
-// scenario is a fleet, its limit and the demand for it. It names a simulation:
-// equal scenarios have equal outcomes.
+// scenario is a fleet, its limit and the demand for it.
 type scenario struct {
-	kind      *kind
+	kind      kind
 	processes int
 	limit     reservoir.Limit
 	demand    float64 // in limits per window
@@ -67,13 +62,8 @@ var rules = []rule{
 // adaptive is the rule to which the bars apply.
 const adaptive = "adaptive"
 
-// Streams of random numbers of one seed. They do not depend on the rule, so that all
-// rules get the same demand.
-const (
-	shapeStream uint64 = iota << 32
-	arrivalStream
-)
-
+// random returns one of the generators of a seed. They do not depend on the rule, so that
+// all rules get the same demand.
 func random(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
 
 // oneWay is half the duration of a call, to which the lane adds a little.
@@ -81,17 +71,18 @@ const oneWay = 500 * time.Microsecond
 
 // run simulates one fleet on a virtual clock. An error means that the model itself is
 // unsound.
-func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) {
-	replay := sim.NewReplay(s.traffic(seed), sim.Policy{Option: r.option(s.limit)}, sim.Setting{
-		Limit: s.limit, Delay: 2 * oneWay, Virtual: clock, Seed: seed,
-		Travel: func(process int, now time.Duration, back bool) time.Duration {
-			to := reach
-			if back {
-				to = reply
-			}
-			return lane(process).next(now+oneWay, to) - now
-		},
-	}, nil)
+func (s scenario) run(r rule, seed uint64) (outcome, error) {
+	travel := func(process int, now time.Duration, back bool) time.Duration {
+		to := reach
+		if back {
+			to = reply
+		}
+		return lane(process).next(now+oneWay, to) - now
+	}
+	replay := &sim.Replay{
+		Traffic: s.traffic(seed), Policy: sim.Policy{Option: r.option(s.limit)}, Store: memstore.New(),
+		Setting: sim.Setting{Limit: s.limit, Virtual: true, Seed: seed, Travel: travel},
+	}
 	total, err := replay.Run(context.Background())
 	windows := slices.DeleteFunc(total.Windows, func(w *sim.Window) bool { return w.Requests == 0 })
 	switch {
@@ -109,10 +100,10 @@ func (s scenario) run(r rule, seed uint64, clock func(func())) (outcome, error) 
 // request, and the window after the last shows how many calls were made before it.
 func (s scenario) traffic(seed uint64) sim.Traffic {
 	length := time.Duration(s.windows) * s.limit.Window
-	t := sim.Traffic{Keys: []string{"shared"}, Processes: s.processes, Length: length}
-	shape := s.kind.shape(s.processes, random(seed, shapeStream))
+	t := sim.Traffic{Tokens: 1, Keys: []string{"shared"}, Processes: s.processes, Length: length}
+	shape := s.kind(s.processes, random(seed, 0))
 	for i := range s.processes {
-		a := arrivals{shape, i, s.demand * float64(s.limit.Tokens) / s.limit.Window.Seconds(), random(seed, arrivalStream+uint64(i))}
+		a := arrivals{shape, i, s.demand * float64(s.limit.Tokens) / s.limit.Window.Seconds(), random(seed, 1<<32+uint64(i))}
 		made := time.Duration(0)
 		for at := a.after(0); at < length+length/8+s.limit.Window/8; at = a.after(at) {
 			made = lane(i).next(max(at, made+1), request)
@@ -160,22 +151,14 @@ func (s scenario) outcome(windows []*sim.Window) outcome {
 }
 
 // means sums up windows in which the given number of calls was made.
-func (s scenario) means(windows []*sim.Window, calls int64) means {
-	var spent, requests, waited, stranded, short int64
+func (s scenario) means(windows []*sim.Window, calls int64) (m means) {
+	var spent, requests, waited int64
 	for _, w := range windows {
-		spent += w.Spent
-		requests += w.Requests
-		waited += w.Waited
-		if w.Refused > 0 {
-			short++
-			stranded += w.Stranded
-		}
+		spent, requests, waited = spent+w.Spent, requests+w.Requests, waited+w.Waited
 	}
-	return means{
-		calls:    sim.Ratio(calls, spent),
-		stranded: sim.Ratio(stranded, short*s.limit.Tokens),
-		waited:   sim.Ratio(waited, requests),
-	}
+	m.calls, m.waited = sim.Ratio(calls, spent), sim.Ratio(waited, requests)
+	m.stranded, _ = sim.Stranded(windows, s.limit.Tokens)
+	return m
 }
 
 // lane is the set of instants at which events of one process happen: requests come, calls

@@ -10,22 +10,17 @@ import (
 // time t, and the time until which the share stays the same.
 type shape func(i int, t time.Duration) (share float64, until time.Duration)
 
-// kind makes shapes for fleets of any size.
-type kind struct {
-	name  string
-	shape func(n int, r *rand.Rand) shape
-}
+// kind makes shapes for fleets of n processes.
+type kind func(n int, r *rand.Rand) shape
 
 var (
-	equal  = &kind{"equal", always(func(int, int) float64 { return 1 })}
-	zipf   = &kind{"zipf 1.2", always(func(i, _ int) float64 { return math.Pow(float64(i+1), -1.2) })}
-	oneHot = &kind{"one hot process", always(hot)}
-	moves  = &kind{"hot set moves", hotSet}
-	bursts = &kind{"bursts", pulses}
+	equal  = always(func(int, int) float64 { return 1 })
+	zipf   = always(func(i, _ int) float64 { return math.Pow(float64(i+1), -1.2) })
+	oneHot = always(hot)
 )
 
 // always makes shapes that never change, from the weight of process i of n.
-func always(weight func(i, n int) float64) func(int, *rand.Rand) shape {
+func always(weight func(i, n int) float64) kind {
 	return func(n int, _ *rand.Rand) shape {
 		sum := 0.0
 		for i := range n {
@@ -43,9 +38,9 @@ func hot(i, n int) float64 {
 	return 1
 }
 
-// hotSet gives a tenth of the processes 90 %, and moves on to the next tenth every five
+// moves gives a tenth of the processes 90 %, and moves on to the next tenth every five
 // seconds, so that each process is hot for one step in ten.
-func hotSet(n int, _ *rand.Rand) shape {
+func moves(n int, _ *rand.Rand) shape {
 	const step = 5 * time.Second
 	size := max(n/10, 1)
 	return func(i int, t time.Duration) (float64, time.Duration) {
@@ -58,9 +53,9 @@ func hotSet(n int, _ *rand.Rand) shape {
 	}
 }
 
-// pulses gives every process the same on average, all of it in one second of five. The
+// bursts gives every process the same on average, all of it in one second of five. The
 // second is random for each process.
-func pulses(n int, r *rand.Rand) shape {
+func bursts(n int, r *rand.Rand) shape {
 	const on, cycle = time.Second, 5 * time.Second
 	phase := make([]time.Duration, n)
 	for i := range phase {

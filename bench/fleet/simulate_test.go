@@ -3,7 +3,6 @@ package fleet
 import (
 	"runtime/debug"
 	"testing"
-	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 )
@@ -12,7 +11,7 @@ import (
 func simulate(t *testing.T, s scenario, r rule, seed uint64) outcome {
 	t.Helper()
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
-	o, err := s.run(r, seed, func(f func()) { synctest.Test(t, func(*testing.T) { f() }) })
+	o, err := s.run(r, seed)
 	require.NoError(t, err)
 	require.Zero(t, o.over, "%s: tokens over the limit", r.name)
 	return o

@@ -25,5 +25,5 @@ func TestDemoCanBeStopped(t *testing.T) {
 	cancel()
 	o := invoke(ctx, "demo", "-duration", "1h")
 	require.Equal(t, exitOK, o.status, o.stderr)
-	require.Contains(t, o.stdout, "stopped early: 900,000,000 of 900,000,000 requests were not made")
+	require.Contains(t, o.stdout, "stopped      early: 450,000,000 of 450,000,000 calls were not made")
 }

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"io"
 	"math/rand/v2"
-	"strconv"
 	"strings"
 	"time"
 
@@ -23,16 +22,16 @@ type flagSet struct {
 	usage    string // the line after "usage: reservoir"
 	about    string // the help before the flags
 	operands []string
+	want     int // how many operands
 }
 
 func newFlags(usage, about string) *flagSet {
 	return &flagSet{FlagSet: flag.NewFlagSet("", flag.ContinueOnError), usage: usage, about: about}
 }
 
-// parse reads args and requires the given number of operands, or any number if that is
-// negative. All arguments after -- are operands. If args ask for help, parse writes it to
-// stdout and returns flag.ErrHelp.
-func (f *flagSet) parse(args []string, operands int, stdout io.Writer) error {
+// parse reads args. All arguments after -- are operands. If args ask for help, parse
+// writes it to stdout and returns flag.ErrHelp.
+func (f *flagSet) parse(args []string, stdout io.Writer) error {
 	for len(args) > 0 {
 		arg := args[0]
 		args = args[1:]
@@ -47,10 +46,8 @@ func (f *flagSet) parse(args []string, operands int, stdout io.Writer) error {
 			continue
 		case g == nil && (name == "h" || name == "help"):
 			return f.help(stdout)
-		case g == nil && looksLikeName(name):
-			return usagef("no such flag: -%s", name)
 		case g == nil:
-			return usagef("no such flag")
+			return usagef("no such flag%s", mention(": -", name))
 		case hasValue:
 		case isBool(g):
 			value = "true"
@@ -60,52 +57,46 @@ func (f *flagSet) parse(args []string, operands int, stdout io.Writer) error {
 			value, args = args[0], args[1:]
 		}
 		if err := f.Set(name, value); err != nil {
-			return usagef("bad value for flag -%s: %s", name, want(g, value, err))
+			return usagef("bad value for flag -%s: want %s", name, cmp.Or(wanted(g), oneLine(err)))
 		}
 	}
-	return f.count(operands)
-}
-
-// count checks the number of operands.
-func (f *flagSet) count(operands int) error {
-	if n := len(f.operands); n != operands && operands >= 0 {
-		return usagef("want %d arguments beside the flags, not %d: reservoir %s", operands, n, f.usage)
+	if n := len(f.operands); n != f.want {
+		return usagef("want %d arguments beside the flags, not %d: reservoir %s", f.want, n, f.usage)
 	}
 	return nil
 }
 
 // isBool reports whether a flag may stand without a value.
 func isBool(g *flag.Flag) bool {
-	b, ok := g.Value.(interface{ IsBoolFlag() bool })
-	return ok && b.IsBoolFlag()
+	_, ok := g.Value.(interface{ IsBoolFlag() bool })
+	return ok
 }
 
-// want says what the value of g should be. The errors of package flag do not.
-func want(g *flag.Flag, s string, err error) string {
-	var zero any
-	if g, ok := g.Value.(flag.Getter); ok {
-		zero = g.Get()
-	}
-	switch zero.(type) {
-	case time.Duration:
-		if _, err := strconv.ParseFloat(s, 64); err == nil {
-			return "want a unit, such as 5s"
+// wanted says what the values of a flag are, which the errors of package flag do not. It
+// is empty if the flag's own errors say so.
+func wanted(g *flag.Flag) string {
+	if v, ok := g.Value.(flag.Getter); ok {
+		switch v.Get().(type) {
+		case time.Duration:
+			return "a duration with a unit, such as 5s or 1m30s"
+		case bool:
+			return "true or false"
+		case int, int64, uint64:
+			return "a whole number"
+		case float64:
+			return "a number"
 		}
-		return "want a duration, such as 5s or 1m30s"
-	case bool:
-		return "want true or false"
-	case int, int64, uint64:
-		return "want a whole number"
-	case float64:
-		return "want a number"
 	}
-	return oneLine(err)
+	return ""
 }
 
-// looksLikeName reports whether s looks like the name of a command or flag and like
-// nothing else.
-func looksLikeName(s string) bool {
-	return s != "" && len(s) <= 16 && s[0] != '-' && !strings.ContainsFunc(s, func(r rune) bool { return r != '-' && (r < 'a' || r > 'z') })
+// mention returns s after a prefix if s looks like the name of a command or flag and like
+// nothing else, and nothing otherwise.
+func mention(prefix, s string) string {
+	if s == "" || len(s) > 16 || s[0] == '-' || strings.Trim(s, "-abcdefghijklmnopqrstuvwxyz") != "" {
+		return ""
+	}
+	return prefix + s
 }
 
 func (f *flagSet) help(w io.Writer) error {
@@ -142,7 +133,7 @@ func kept(rules ...rule) error {
 	return nil
 }
 
-func upTo(n int64) string { return "1 to " + table.Commas(n) }
+func upTo(n int) string { return "1 to " + table.Commas(n) }
 
 // common holds the flags that most commands share.
 type common struct {
@@ -163,7 +154,7 @@ func (f *flagSet) commonFlags(c *common) {
 	f.StringVar(&c.prefix, "prefix", "", "`text` before every Redis key")
 	f.Func("format", "`form` of the report on standard output: text (the default) or json", func(s string) error {
 		if c.json = s == "json"; !c.json && s != "text" {
-			return errors.New("want text or json")
+			return errors.New("text or json")
 		}
 		return nil
 	})
@@ -179,14 +170,16 @@ func (f *flagSet) demandFlags(s *sim.Shape, l *reservoir.Limit) {
 	f.Uint64Var(&s.Seed, "seed", 0, "seed of all randomness; 0 = a random one, which the JSON report contains")
 }
 
-// demand validates the flags of demandFlags, except what the library checks. It replaces
-// a seed of 0 by a random one.
+// demand validates the flags of demandFlags. It replaces a seed of 0 by a random one.
 func demand(s *sim.Shape, l reservoir.Limit, maxKeys int) error {
 	s.Seed = cmp.Or(s.Seed, rand.Uint64())
+	if err := l.Validate(); err != nil {
+		return usagef("%s", oneLine(err))
+	}
 	return kept(
-		rule{s.Keys >= 1 && s.Keys <= maxKeys, "keys", upTo(int64(maxKeys))},
+		rule{s.Keys >= 1 && s.Keys <= maxKeys, "keys", upTo(maxKeys)},
 		rule{s.Zipf == 0 || s.Zipf > 1 && s.Zipf <= 100, "zipf", "0, or above 1"},
-		rule{s.Tokens >= 1 && (l.Validate() != nil || s.Tokens <= l.Tokens), "n",
+		rule{s.Tokens >= 1 && s.Tokens <= l.Tokens, "n",
 			"1 to the limit of " + table.Commas(l.Tokens) + " tokens, because more could never be allowed"},
 		rule{s.Length > 0, "duration", "more than 0"},
 	)

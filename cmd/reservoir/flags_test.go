@@ -91,8 +91,8 @@ func TestFlagErrorsRepeatNoValue(t *testing.T) {
 		"-seed x --bogus=hidden":      "reservoir: bad value for flag -seed: want a whole number\n",
 		"--bogus=hidden -seed":        "reservoir: no such flag: -bogus\n",
 		"-keys=a for flag -" + canary: "reservoir: bad value for flag -keys: want a whole number\n",
-		"-duration 5":                 "reservoir: bad value for flag -duration: want a unit, such as 5s\n",
-		"-duration five":              "reservoir: bad value for flag -duration: want a duration, such as 5s or 1m30s\n",
+		"-duration 5":                 "reservoir: bad value for flag -duration: want a duration with a unit, such as 5s or 1m30s\n",
+		"-duration five":              "reservoir: bad value for flag -duration: want a duration with a unit, such as 5s or 1m30s\n",
 		"-rate 5/s":                   "reservoir: bad value for flag -rate: want a number\n",
 		"-format=x":                   "reservoir: bad value for flag -format: want text or json\n",
 	} {
@@ -123,7 +123,8 @@ func TestFlagsStandAnywhere(t *testing.T) {
 		f := newFlags("test", "")
 		a, b := f.Int("a", 0, ""), f.String("b", "", "")
 		f.Bool("q", false, "")
-		require.NoError(t, f.parse(strings.Fields(args), len(want), io.Discard), args)
+		f.want = len(want)
+		require.NoError(t, f.parse(strings.Fields(args), io.Discard), args)
 		require.Equal(t, want, f.operands, args)
 		require.Equal(t, 1, *a, args)
 		require.NotEmpty(t, *b, args)

@@ -1,12 +1,13 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -34,7 +35,7 @@ type inspection struct {
 	Remaining *int64    `json:"remaining,omitempty"` // because stores do not record limits
 	Reset     string    `json:"reset,omitempty"`
 	ResetMS   int64     `json:"reset_unix_ms,omitempty"`
-	LeftMS    float64   `json:"left_ms"`
+	LeftMS    int64     `json:"left_ms"`
 	Clients   []account `json:"clients"`
 	Direct    int64     `json:"no_clients"` // part of Charged: direct calls, programs without a ledger, debt
 }
@@ -46,51 +47,44 @@ type account struct {
 	Share    float64 `json:"share"` // of Charged
 }
 
-// timeFormat is RFC 3339 with milliseconds, the precision of a window's end.
-const timeFormat = "2006-01-02T15:04:05.000Z07:00"
-
-// look holds the flags of the commands that read keys.
+// look is a command that reads keys.
 type look struct {
 	common
+	*flagSet
+	name  string
+	limit int64 // 0 = not given
 	store *opened
-	full  string // the store's name for the key
-	limit int64  // 0 = not given
-	top   int    // this many keys instead of one; 0 = one
+	full  string // the store's name for the key; empty with -top
 }
 
-// parse reads the flags and opens the store.
-func (l *look) parse(f *flagSet, args []string, stdout io.Writer) error {
+func newLook(f *flagSet) *look {
+	l := &look{flagSet: f}
+	f.want = 1
 	f.commonFlags(&l.common)
-	name := f.String("name", "", "`name` of the limit, if the programs give it one by WithName")
+	f.StringVar(&l.name, "name", "", "`name` of the limit, if the programs give it one by WithName")
 	f.Int64Var(&l.limit, "limit", 0, "`tokens` per window, to show how many remain")
-	if err := f.parse(args, -1, stdout); err != nil {
-		return err
-	}
-	operands := 1
-	if f.given("top") {
-		operands = 0
-	}
-	err := cmp.Or(f.count(operands), kept(
-		rule{l.limit > 0 || !f.given("limit"), "limit", "1 or more"}, rule{l.top > 0 || operands == 1, "top", "1 or more"}))
-	switch {
-	case err != nil:
-		return err
-	case operands == 0 && f.given("name"):
-		return usagef("-top shows the keys of all limits: want it or -name, not both")
-	case len(l.stores) == 0:
-		return usagef("want a -store to look into")
-	case operands == 1:
-		if l.full, err = storeKey(*name, f.operands[0]); err != nil {
+	return l
+}
+
+// then returns an action that validates the flags, opens the store, and closes it after do.
+func (l *look) then(do func(ctx context.Context, stdout io.Writer) error) action {
+	return func(ctx context.Context, stdout, _ io.Writer) error {
+		err := kept(rule{l.limit > 0 || !l.given("limit"), "limit", "1 or more"}, rule{len(l.stores) > 0, "store", "a store to look into"})
+		if err == nil && slices.Contains(l.stores, memory) {
+			err = usagef("a memory store holds nothing across processes, so it has nothing to show")
+		}
+		if err == nil && l.want > 0 {
+			l.full, err = storeKey(l.name, l.operands[0])
+		}
+		if err == nil {
+			l.store, err = open(l.stores, l.prefix, 4)
+		}
+		if err != nil {
 			return err
 		}
+		defer l.store.close()
+		return do(ctx, stdout)
 	}
-	if l.store, err = open(l.stores, l.prefix, 4); err != nil {
-		return err
-	}
-	if l.store.private() {
-		return errors.Join(usagef("a memory store holds nothing across processes, so it has nothing to show"), l.store.Close())
-	}
-	return nil
 }
 
 // storeKey returns the store's name for key in a limiter with that name: see
@@ -126,16 +120,11 @@ func limiterKey(full string) (name, key string) {
 
 // at inspects a key by the store's name for it.
 func (l *look) at(ctx context.Context, full string) (*inspection, error) {
-	i, err := l.inspect(ctx, full)
-	return i, l.store.explained(err)
-}
-
-func (l *look) inspect(ctx context.Context, full string) (*inspection, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	c, err := l.store.Store.(backend.Inspector).Inspect(ctx, full) // every store from open has it
 	if err != nil {
-		return nil, err
+		return nil, explain(err, l.store.parts...)
 	}
 	i := &inspection{Open: c.Window != 0, Charged: c.Used, Clients: []account{}, Direct: c.Used}
 	i.Name, i.Key = limiterKey(full)
@@ -144,8 +133,8 @@ func (l *look) inspect(ctx context.Context, full string) (*inspection, error) {
 		i.Limit, i.Remaining = &l.limit, &rest
 	}
 	if i.Open {
-		i.Reset, i.ResetMS = c.Window.Time().Format(timeFormat), int64(c.Window)
-		i.LeftMS = float64(c.Left.Microseconds()) / 1000
+		i.Reset = c.Window.Time().Format("2006-01-02T15:04:05.000Z07:00") // RFC 3339, as precise as a window's end
+		i.ResetMS, i.LeftMS = int64(c.Window), c.Left.Milliseconds()
 	}
 	for _, a := range c.Clients {
 		held := max(a.Granted-a.Returned, 0) // what is returned may be debt
@@ -156,25 +145,33 @@ func (l *look) inspect(ctx context.Context, full string) (*inspection, error) {
 	return i, nil
 }
 
-func runInspect(ctx context.Context, args []string, stdout, _ io.Writer) error {
-	l, f := new(look), newFlags("inspect -store URL [flags] KEY", inspectAbout)
-	f.IntVar(&l.top, "top", 0, "show the `N` keys with the most charged, instead of a KEY")
-	if err := l.parse(f, args, stdout); err != nil {
-		return err
-	}
-	defer l.store.Close()
-	if l.top > 0 {
-		return l.fullest(ctx, stdout)
-	}
-	i, err := l.at(ctx, l.full)
-	if err != nil {
-		return err
-	}
-	return emit(stdout, l.json, i, i.text)
+func inspectFlags(f *flagSet) action {
+	l, top := newLook(f), 0
+	f.Func("top", "show the `N` keys with the most charged, instead of a KEY", func(s string) (err error) {
+		if top, err = strconv.Atoi(s); err != nil || top < 1 {
+			return errors.New("1 or more")
+		}
+		f.want = 0
+		return nil
+	})
+	return l.then(func(ctx context.Context, stdout io.Writer) error {
+		switch {
+		case top > 0 && f.given("name"):
+			return usagef("-top shows the keys of all limits: want it or -name, not both")
+		case top > 0:
+			return l.fullest(ctx, top, stdout)
+		}
+		i, err := l.at(ctx, l.full)
+		if err != nil {
+			return err
+		}
+		return emit(stdout, l.json, i, i.text)
+	})
 }
 
-func (i *inspection) left() time.Duration {
-	return time.Duration(i.LeftMS * float64(time.Millisecond)).Truncate(time.Millisecond)
+// end formats the end of the window.
+func (i *inspection) end() string {
+	return fmt.Sprintf("%s, in %v", i.Reset, time.Duration(i.LeftMS)*time.Millisecond)
 }
 
 func (i *inspection) text(width int) string {
@@ -192,43 +189,44 @@ func (i *inspection) text(width int) string {
 		fmt.Fprintf(&b, "remaining  %s of %s\n", table.Commas(*i.Remaining), table.Commas(*i.Limit))
 	}
 	if i.Open {
-		fmt.Fprintf(&b, "reset      %s, in %v\n", i.Reset, i.left())
+		fmt.Fprintf(&b, "reset      %s\n", i.end())
 	}
-	switch {
-	case i.Charged == 0:
-		return b.String()
-	case len(i.Clients) == 0:
-		return b.String() + "clients    none: all was charged by direct calls\n"
+	if i.Charged > 0 {
+		rows := append([][]string{{"client", "share", "granted", "given back"}}, i.shares()...)
+		b.WriteString("\n" + table.Within(width, rows, false))
 	}
-	rows := [][]string{{"client", "share", "granted", "given back"}}
+	return b.String()
+}
+
+// shares returns a row for each client, and one for what no client has.
+func (i *inspection) shares() (rows [][]string) {
 	for _, a := range i.Clients {
-		rows = append(rows, []string{quoted(a.Client), percent(a.Share), table.Commas(a.Granted), table.Commas(a.Returned)})
+		rows = append(rows, []string{quoted(a.Client), table.Percent(a.Share), table.Commas(a.Granted), table.Commas(a.Returned)})
 	}
 	if i.Direct > 0 {
-		rows = append(rows, []string{"direct calls", percent(sim.Ratio(i.Direct, i.Charged)), table.Commas(i.Direct), "–"})
+		rows = append(rows, []string{"direct calls", table.Percent(sim.Ratio(i.Direct, i.Charged)), table.Commas(i.Direct), "–"})
 	}
-	return b.String() + "\n" + table.Within(width, rows, false)
+	return rows
 }
 
 const watchAbout = `Shows what a store holds for a key, as inspect does, once a second until it is
 interrupted. If the output is not a terminal it prints a line for each change
 (with -format json, an object).`
 
-func runWatch(ctx context.Context, args []string, stdout, _ io.Writer) error {
-	l, f := new(look), newFlags("watch -store URL [flags] KEY", watchAbout)
-	if err := l.parse(f, args, stdout); err != nil {
-		return err
-	}
-	defer l.store.Close()
+func watchFlags(f *flagSet) action {
+	l := newLook(f)
+	return l.then(l.watch)
+}
+
+func (l *look) watch(ctx context.Context, stdout io.Writer) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	last := ""
-	for {
+	for last := ""; ; {
 		i, err := l.at(ctx, l.full)
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return nil
-		case err != nil && last == "":
+		}
+		if err != nil && last == "" {
 			return err
 		}
 		if last, err = l.show(stdout, i, err, last); err != nil {
@@ -237,12 +235,11 @@ func runWatch(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return nil
 		}
 	}
 }
 
-// show writes an inspection or its error. On a terminal it replaces what is shown.
+// show writes an inspection or its error. On a terminal it clears the screen first.
 // Elsewhere it writes a line, if that differs from the last one, apart from the time.
 func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line string, err error) {
 	var text string
@@ -254,7 +251,7 @@ func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line 
 	}
 	switch {
 	case isTerminal(w):
-		return line, write(w, redraw+text)
+		return line, write(w, "\x1b[H\x1b[2J"+text)
 	case line == last:
 		return line, nil
 	case l.json && fault == nil:
@@ -262,9 +259,6 @@ func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line 
 	}
 	return line, write(w, time.Now().Format(time.TimeOnly)+" "+line+"\n")
 }
-
-// redraw clears a terminal.
-const redraw = "\x1b[H\x1b[2J"
 
 // line returns the text on one line.
 func (i *inspection) line() string {
@@ -275,11 +269,8 @@ func (i *inspection) line() string {
 	if i.Limit != nil {
 		s += " of " + table.Commas(*i.Limit)
 	}
-	for _, a := range i.Clients {
-		s += fmt.Sprintf(", %s %s", quoted(a.Client), percent(a.Share))
-	}
-	if i.Direct > 0 {
-		s += ", direct calls " + percent(sim.Ratio(i.Direct, i.Charged))
+	for _, row := range i.shares() {
+		s += ", " + row[0] + " " + row[1]
 	}
 	return s + ", reset " + i.Reset
 }
@@ -290,37 +281,39 @@ window until their next store call. A process that refuses the key calls the sto
 again after a twentieth of the window on average, or longer. Nothing happens if no
 window is open.`
 
-func runReset(ctx context.Context, args []string, stdout, _ io.Writer) error {
-	l, f := new(look), newFlags("reset -store URL [flags] KEY", resetAbout)
-	calendar := f.Bool("calendar", false, "the fresh window ends when the open one does, for calendar limits (a\nmillisecond earlier, because its end identifies a window)")
-	if err := l.parse(f, args, stdout); err != nil {
-		return err
-	}
-	defer l.store.Close()
-	was, err := l.at(ctx, l.full)
-	if err != nil {
-		return err
-	}
-	var end backend.Window
-	if *calendar {
-		end = backend.Window(was.ResetMS)
-	}
-	now, done, err := l.reset(ctx, end)
-	if err != nil {
-		return err
-	}
-	return emit(stdout, l.json, now, func(width int) string {
-		if !done {
-			return now.text(width)
+func resetFlags(f *flagSet) action {
+	l := newLook(f)
+	calendar := f.Bool("calendar", false, "the fresh window ends when the open one does, for calendar limits (a\n"+
+		"millisecond earlier, because its end identifies a window)")
+	return l.then(func(ctx context.Context, stdout io.Writer) error {
+		was, err := l.at(ctx, l.full)
+		if err != nil {
+			return err
 		}
-		return fmt.Sprintf("A fresh window is open. The old one had %s charged.\n\n", table.Commas(was.Charged)) + now.text(width)
+		var end backend.Window
+		if *calendar {
+			end = backend.Window(was.ResetMS)
+		}
+		done, err := l.reset(ctx, end)
+		if err != nil {
+			return explain(err, l.store.parts...)
+		}
+		now, err := l.at(ctx, l.full)
+		if err != nil {
+			return err
+		}
+		return emit(stdout, l.json, now, func(width int) string {
+			if !done {
+				return now.text(width)
+			}
+			return fmt.Sprintf("A fresh window is open. The old one had %s charged.\n\n", table.Commas(was.Charged)) + now.text(width)
+		})
 	})
 }
 
-// reset replaces the open window, if any, by a fresh one and inspects that. The store
-// reports the length of the window if the request has another, and the second request
-// uses it.
-func (l *look) reset(ctx context.Context, end backend.Window) (now *inspection, done bool, err error) {
+// reset replaces the open window, if any, by a fresh one. The store reports the length of
+// the window if the request has another, and the second request uses it.
+func (l *look) reset(ctx context.Context, end backend.Window) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	q := backend.ResetRequest{Key: l.full, Limit: backend.Limit{Tokens: max(l.limit, 1), Window: time.Minute}, End: end}
@@ -329,9 +322,5 @@ func (l *look) reset(ctx context.Context, end backend.Window) (now *inspection, 
 		q.Limit.Window = s.Length
 		s, err = l.store.Reset(ctx, q)
 	}
-	if err != nil {
-		return nil, false, l.store.explained(err)
-	}
-	now, err = l.at(ctx, l.full)
-	return now, s.Window != 0 && s.Length == 0, err
+	return s.Window != 0 && s.Length == 0, err
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
@@ -21,8 +22,9 @@ import (
 type load struct {
 	common
 	traffic
-	limit reservoir.Limit
-	batch string
+	limit      reservoir.Limit
+	key, batch string
+	sizing     reservoir.Option
 }
 
 const loadAbout = `Drives a limiter against a store and reports what it did and what that cost. It
@@ -38,97 +40,71 @@ const (
 	minRate    = 0.001
 )
 
-// parseLoad reads and validates the flags, except what the library checks.
-func parseLoad(args []string, stdout io.Writer) (*load, error) {
+// loadFlags declares the flags of "reservoir load".
+func loadFlags(f *flagSet) action {
 	c := new(load)
-	f := newFlags("load [flags]", loadAbout)
 	f.commonFlags(&c.common)
 	f.demandFlags(&c.Shape, &c.limit)
-	f.StringVar(&c.batch, "batch", string(sim.Adaptive), "`how` many tokens a key fetches at a time: a policy of tune, such as adaptive,\n"+
+	f.StringVar(&c.batch, "batch", "adaptive", "`how` many tokens a key fetches at a time: a policy of tune, such as adaptive,\n"+
 		"direct (a call for each request), ladder (Rockset's rule), or a fixed number")
 	f.IntVar(&c.workers, "workers", 8, "callers at a time")
 	f.Float64Var(&c.Rate, "rate", 0, "calls per second over all workers; late calls are made up for; 0 = as fast as possible")
 	f.Int64Var(&c.requests, "requests", 0, "end after this many calls; 0 = only by -duration")
 	f.DurationVar(&c.Length, "duration", 10*time.Second, "end after this long; the default applies only without -requests")
-	key := f.String("key", "", "use one key of this `name` instead of -keys")
-	if err := f.parse(args, 0, stdout); err != nil {
-		return nil, err
+	f.StringVar(&c.key, "key", "", "use one key of this `name` instead of -keys")
+	return func(ctx context.Context, stdout, stderr io.Writer) error {
+		if err := c.validate(f); err != nil {
+			return err
+		}
+		return c.do(ctx, stdout, stderr)
 	}
+}
+
+// validate returns the error of the first invalid flag.
+func (c *load) validate(f *flagSet) error {
 	if f.given("key") && f.given("keys") {
-		return nil, usagef("want -key or -keys, not both")
+		return usagef("want -key or -keys, not both")
 	}
 	if err := cmp.Or(demand(&c.Shape, c.limit, maxKeys), kept(
 		rule{c.workers >= 1 && c.workers <= maxWorkers, "workers", upTo(maxWorkers)},
 		rule{c.Rate == 0 || c.Rate >= minRate && !math.IsInf(c.Rate, 0), "rate", fmt.Sprintf("0, or %v calls a second or more", minRate)},
 		rule{c.requests >= 0, "requests", "0 or more"},
 	)); err != nil {
-		return nil, err
+		return err
 	}
 	if c.requests > 0 && !f.given("duration") {
 		c.Length = 0
 	}
-	c.keys = []string{*key}
-	if !f.given("key") {
+	if c.keys = []string{c.key}; !f.given("key") {
 		c.keys = sim.Keys(c.Keys)
-	}
-	return c, nil
-}
-
-// limiter opens the store and a limiter on it. It does no I/O, so an error is a usage
-// error.
-func (c *load) limiter() (*reservoir.Limiter, *opened, error) {
-	if err := backend.ValidateKey(c.keys[0]); err != nil { // generated keys are all alike
-		return nil, nil, usagef("bad value for flag -key: %s", oneLine(err))
 	}
 	policies, err := sim.Policies([]string{c.batch}, c.limit.Tokens)
 	if err != nil || len(policies) != 1 {
-		return nil, nil, usagef("bad value for flag -batch: want adaptive, direct, ladder or a number of tokens")
+		return usagef("bad value for flag -batch: want adaptive, direct, ladder or a number of tokens")
 	}
-	store, err := open(c.stores, c.prefix, c.workers)
-	if err != nil {
-		return nil, nil, err
+	c.sizing = policies[0].Option
+	if err := backend.ValidateKey(c.keys[0]); err != nil { // generated keys are all alike
+		return usagef("bad value for flag -key: %s", oneLine(err))
 	}
-	l, err := reservoir.New(store.Store, c.limit, policies[0].Option, reservoir.WithMaxKeys(max(1<<20, len(c.keys))))
-	if err != nil {
-		return nil, nil, errors.Join(usagef("%s", oneLine(err)), store.Close())
-	}
-	return l, store, nil
+	return nil
 }
 
-// runLoad is "reservoir load".
-func runLoad(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	c, err := parseLoad(args, stdout)
+// do opens the store, drives a limiter on it and reports.
+func (c *load) do(ctx context.Context, stdout, stderr io.Writer) error {
+	store, err := open(c.stores, c.prefix, c.workers)
 	if err != nil {
 		return err
 	}
-	l, store, err := c.limiter()
-	if err != nil {
-		return err
-	}
-	defer store.Close()
-	defer l.Close(ctx) // for the early return; drive closes it, too
+	defer store.close()
 	if err := store.reach(ctx, c.keys[0], c.limit); err != nil {
 		return err
 	}
-	whole := ctx
-	if c.Length > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.Length)
-		defer cancel()
+	l, err := reservoir.New(store.Store, c.limit, c.sizing, reservoir.WithMaxKeys(max(1<<20, len(c.keys))))
+	if err != nil {
+		return err
 	}
 	r, fault := c.drive(ctx, l, "load", stderr)
-	if whole.Err() != nil {
-		r.NotRun = c.notRun(r)
-	}
 	return errors.Join(emit(stdout, c.json, r, func(int) string { return r.text(c.limit) }), fault)
-}
-
-// notRun says what an interrupted load left out.
-func (c *load) notRun(r *report) string {
-	if c.requests > 0 {
-		return fmt.Sprintf("%s of %s calls were not made", table.Commas(c.requests-r.Requests), table.Commas(c.requests))
-	}
-	return fmt.Sprintf("%s of %s were not run", short(max(c.Length-time.Duration(r.Seconds*float64(time.Second)), 0)), short(c.Length))
 }
 
 // traffic describes the calls of a load.
@@ -140,7 +116,7 @@ type traffic struct {
 	sim.Shape // Rate 0 = as fast as possible; Length 0 = until all requests are made
 	keys      []string
 	workers   int   // callers at a time
-	requests  int64 // calls in all; 0 = until the context ends
+	requests  int64 // calls in all; 0 = until the time is over
 }
 
 // closeTimeout bounds the return of stock, for all keys together.
@@ -157,6 +133,9 @@ func (t *traffic) drive(ctx context.Context, l *reservoir.Limiter, name string, 
 	})
 	r := t.run(ctx, l)
 	over()
+	if ctx.Err() != nil {
+		r.NotRun = t.notRun(r)
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	err := l.Close(ctx)
@@ -164,48 +143,99 @@ func (t *traffic) drive(ctx context.Context, l *reservoir.Limiter, name string, 
 	return r, r.verdict(err)
 }
 
-// run makes the calls until all are made or ctx ends. A call in flight when ctx ends
-// still gets its decision, within the fetch timeout.
+// notRun says what an interruption left out.
+func (t *traffic) notRun(r *report) string {
+	if t.requests > 0 {
+		return fmt.Sprintf("%s of %s calls were not made", table.Commas(t.requests-r.Requests), table.Commas(t.requests))
+	}
+	left := max(t.Length-time.Duration(r.Seconds*float64(time.Second)), 0)
+	return fmt.Sprintf("%v of %v were not run", left.Round(time.Millisecond), t.Length)
+}
+
+// run makes the calls until all are made or the time is over. A call in flight then still
+// gets its decision, within the fetch timeout.
 func (t *traffic) run(ctx context.Context, l *reservoir.Limiter) *report {
-	start := time.Now()
-	all := make([]*report, t.workers)
+	if t.Length > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, t.Length)
+		defer cancel()
+	}
+	start, all := time.Now(), newReport()
+	all.Seed, all.keys = t.Seed, len(t.keys)
+	var mu sync.Mutex
 	var wg sync.WaitGroup
-	for i := range all {
-		all[i] = newReport()
-		wg.Go(func() { t.work(ctx, l, i, start, all[i]) })
+	for i := range t.workers {
+		wg.Go(func() {
+			r := t.work(ctx, l, i, start)
+			mu.Lock()
+			defer mu.Unlock()
+			all.merge(r)
+		})
 	}
 	wg.Wait()
-	for _, other := range all[1:] {
-		all[0].merge(other)
-	}
-	all[0].Seconds, all[0].Seed, all[0].keys = time.Since(start).Seconds(), t.Seed, len(t.keys)
-	return all[0]
+	all.Seconds = time.Since(start).Seconds()
+	return all
 }
 
 // work makes one call at a time.
-func (t *traffic) work(ctx context.Context, l *reservoir.Limiter, i int, start time.Time, r *report) {
-	pick := sim.Picker(rand.New(rand.NewPCG(t.Seed, uint64(i))), len(t.keys), t.Zipf)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for n := int64(i); t.requests == 0 || n < t.requests; n += int64(t.workers) {
+func (t *traffic) work(ctx context.Context, l *reservoir.Limiter, worker int, start time.Time) *report {
+	r, pick := newReport(), sim.Picker(rand.New(rand.NewPCG(t.Seed, uint64(worker))), len(t.keys), t.Zipf)
+	for n := int64(worker); t.requests == 0 || n < t.requests; n += int64(t.workers) {
 		if t.Rate > 0 {
-			due := start.Add(time.Duration(float64(n) / t.Rate * float64(time.Second)))
-			timer.Reset(max(time.Until(due), 0))
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-			}
+			sim.Wait(ctx, start.Add(time.Duration(float64(n)/t.Rate*float64(time.Second))))
 		}
 		if ctx.Err() != nil {
-			return
+			break
 		}
-		i := pick()
-		key := t.keys[i]
-		begin := time.Now()
-		result, err := l.AllowN(context.Background(), key, t.Tokens)
-		if i >= windowKeys {
-			key = "" // its windows are not kept
+		i, begin := pick(), time.Now()
+		result, err := l.AllowN(context.Background(), t.keys[i], t.Tokens)
+		key := ""
+		if i < windowKeys { // the windows of others are not kept
+			key = t.keys[i]
 		}
 		r.record(key, t.Tokens, result, err, begin, time.Since(begin))
 	}
+	return r
+}
+
+const demoAbout = `Shows the main idea with nothing to install: many requests a second ask for one
+limited key, first with batches of tokens and then with a store call for each
+request. The embedded store stands in for Redis.`
+
+const demoRate = 250_000 // calls per second, three times the limit
+
+var demoLimit = reservoir.Limit{Tokens: 40_000, Window: 500 * time.Millisecond}
+
+func demoFlags(f *flagSet) action {
+	duration := f.Duration("duration", 4*time.Second, "length of both runs together")
+	return func(ctx context.Context, stdout, _ io.Writer) error {
+		if err := kept(rule{*duration >= 10*time.Millisecond && *duration <= time.Hour, "duration", "10ms to 1h"}); err != nil {
+			return err
+		}
+		return demo(ctx, int64(duration.Seconds()/2*demoRate), stdout)
+	}
+}
+
+// demo makes the requests twice.
+func demo(ctx context.Context, requests int64, stdout io.Writer) error {
+	t := &traffic{sim.Shape{Rate: demoRate, Tokens: 1}, []string{"home page"}, 8, requests}
+	for i, sizing := range []reservoir.Option{reservoir.WithBatch(reservoir.Adaptive(1, 0)), reservoir.WithDirect()} {
+		title := []string{"with batches", "without batches"}[i]
+		l, err := reservoir.New(memstore.New(), demoLimit, sizing)
+		if err != nil {
+			return err
+		}
+		r, fault := t.drive(ctx, l, title, stdout)
+		if err := cmp.Or(write(stdout, title+"\n"+r.text(demoLimit)+"\n"), fault); err != nil {
+			return err
+		}
+		if r.most() > demoLimit.Tokens {
+			return fmt.Errorf("%s were admitted in a window of %s", table.Commas(r.most()), table.Commas(demoLimit.Tokens))
+		}
+	}
+	if ctx.Err() != nil {
+		return nil // the reports say that they are of a part
+	}
+	return write(stdout, "The store charges tokens in batches before any is spent, and requests spend them from\n"+
+		"memory. So almost no request waits for the store, and no window goes over its limit.\n")
 }

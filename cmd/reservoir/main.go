@@ -28,27 +28,30 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// Exit statuses.
-const (
-	exitOK      = 0
-	exitFailure = 1
-	exitUsage   = 2
-)
+const exitOK, exitFailure, exitUsage = 0, 1, 2
 
-// command is one of the words that may follow "reservoir".
+// command is one of the words that may follow "reservoir". Its usage begins with its name.
 type command struct {
-	name, summary string
-	run           func(ctx context.Context, args []string, stdout, stderr io.Writer) error
+	usage, summary, about string
+	flags                 func(f *flagSet) action
 }
 
+// action runs a command when its flags are parsed.
+type action func(ctx context.Context, stdout, stderr io.Writer) error
+
 var commands = []command{
-	{"demo", "show the main idea on the embedded store", runDemo},
-	{"load", "drive a limiter against a store and report", runLoad},
-	{"inspect", "show what a store holds for a key, or its fullest keys", runInspect},
-	{"watch", "show what a store holds for a key, live", runWatch},
-	{"reset", "give a key a fresh window", runReset},
-	{"tune", "replay a traffic under each batch policy and recommend one", runTune},
-	{"version", "print the version of this build", runVersion},
+	{"demo [flags]", "show the main idea on the embedded store", demoAbout, demoFlags},
+	{"load [flags]", "drive a limiter against a store and report", loadAbout, loadFlags},
+	{"inspect -store URL [flags] KEY", "show what a store holds for a key, or its fullest keys", inspectAbout, inspectFlags},
+	{"watch -store URL [flags] KEY", "show what a store holds for a key, live", watchAbout, watchFlags},
+	{"reset -store URL [flags] KEY", "give a key a fresh window", resetAbout, resetFlags},
+	{"tune [flags]", "replay a traffic under each batch policy and recommend one", tuneAbout, tuneFlags},
+	{"version", "print the version of this build", versionAbout, versionFlags},
+}
+
+func (c command) name() string {
+	name, _, _ := strings.Cut(c.usage, " ")
+	return name
 }
 
 // run parses the command line, runs the command and returns the exit status.
@@ -58,7 +61,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	_ = write(stderr, "reservoir: "+oneLine(err)+"\n") // a failure here cannot be reported
-	if _, usage := errors.AsType[*usageError](err); usage {
+	if _, usage := errors.AsType[usageError](err); usage {
 		return exitUsage
 	}
 	return exitFailure
@@ -69,30 +72,31 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		return usagef("want a command: %s", commandNames())
 	}
 	name, rest := args[0], args[1:]
-	switch name {
-	case "help", "-h", "-help", "--help":
+	if plain := strings.TrimLeft(name, "-"); plain == "version" {
+		name = plain
+	} else if plain == "help" || plain == "h" {
 		if len(rest) == 0 {
 			return help(stdout)
 		}
 		name, rest = rest[0], []string{"-h"}
-	case "-version", "--version":
-		name = "version"
 	}
 	for _, c := range commands {
-		if c.name == name {
-			return c.run(ctx, rest, stdout, stderr)
+		if c.name() == name {
+			f := newFlags(c.usage, c.about)
+			do := c.flags(f)
+			if err := f.parse(rest, stdout); err != nil {
+				return err
+			}
+			return do(ctx, stdout, stderr)
 		}
 	}
-	if !looksLikeName(name) {
-		return usagef("no such command: want %s", commandNames())
-	}
-	return usagef("no such command: %s: want %s", name, commandNames())
+	return usagef("no such command%s: want %s", mention(": ", name), commandNames())
 }
 
 func commandNames() string {
 	var names []string
 	for _, c := range commands {
-		names = append(names, c.name)
+		names = append(names, c.name())
 	}
 	return strings.Join(names, ", ") + " or help"
 }
@@ -100,30 +104,28 @@ func commandNames() string {
 func help(w io.Writer) error {
 	text := "reservoir: exact rate limits across many processes, almost without store calls\n\nusage: reservoir <command> [flags]\n\n"
 	for _, c := range commands {
-		text += fmt.Sprintf("  %-10s %s\n", c.name, c.summary)
+		text += fmt.Sprintf("  %-10s %s\n", c.name(), c.summary)
 	}
 	return write(w, text+"\n\"reservoir <command> -h\" lists the flags of a command.\n")
 }
 
 // usageError is a fault in the command line, not in its execution.
-type usageError struct{ text string }
+type usageError string
 
-func (e *usageError) Error() string { return e.text }
+func (e usageError) Error() string { return string(e) }
 
-func usagef(format string, args ...any) error {
-	return &usageError{fmt.Sprintf(format, args...)}
-}
+func usagef(format string, args ...any) error { return usageError(fmt.Sprintf(format, args...)) }
 
-// runVersion prints the version that the build recorded.
-func runVersion(_ context.Context, args []string, stdout, _ io.Writer) error {
-	f := newFlags("version", "Prints the version and the revision of this build, and the version of Go.")
-	if err := f.parse(args, 0, stdout); err != nil {
-		return err
+const versionAbout = "Prints the version and the revision of this build, and the version of Go."
+
+// versionFlags prints the version that the build recorded. That of a build from a work
+// tree contains the revision and marks changes.
+func versionFlags(*flagSet) action {
+	return func(_ context.Context, stdout, _ io.Writer) error {
+		info, ok := debug.ReadBuildInfo()
+		if !ok {
+			info = new(debug.BuildInfo) // another build tool made the binary
+		}
+		return write(stdout, fmt.Sprintln("reservoir", cmp.Or(info.Main.Version, "(devel)"), info.GoVersion))
 	}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		info = new(debug.BuildInfo) // another build tool made the binary
-	}
-	// The version of a build from a work tree contains the revision and marks changes.
-	return write(stdout, fmt.Sprintln("reservoir", cmp.Or(info.Main.Version, "(devel)"), info.GoVersion))
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -75,11 +76,11 @@ func newReport() *report { return &report{took: sim.NewLatency(), spent: make(ma
 func (r *report) record(key string, n int64, res reservoir.Result, err error, begin time.Time, took time.Duration) {
 	r.Requests++
 	r.took.Note(took)
-	r.Latency.Max = max(r.Latency.Max, took)
 	switch {
 	case err != nil:
 		r.Errors++
 		r.failure = cmp.Or(r.failure, err)
+		return // it may have been immediate, while the circuit is open
 	case res.Allowed:
 		r.Allowed++
 		reset := res.Reset.UnixMilli()
@@ -92,12 +93,12 @@ func (r *report) record(key string, n int64, res reservoir.Result, err error, be
 	default:
 		r.Denied++
 	}
-	if err == nil && res.Source.OnNetwork() { // an error may be immediate, while the circuit is open
+	if res.Source.OnNetwork() {
 		r.Waited++
 	}
 }
 
-// merge adds what another worker saw.
+// merge adds what a worker saw.
 func (r *report) merge(o *report) {
 	r.Requests += o.Requests
 	r.Allowed += o.Allowed
@@ -105,7 +106,6 @@ func (r *report) merge(o *report) {
 	r.Errors += o.Errors
 	r.Waited += o.Waited
 	r.TokensLate += o.TokensLate
-	r.Latency.Max = max(r.Latency.Max, o.Latency.Max)
 	r.took.Merge(o.took.Histogram)
 	r.failure = cmp.Or(r.failure, o.failure)
 	for w, n := range o.spent {
@@ -113,14 +113,12 @@ func (r *report) merge(o *report) {
 	}
 }
 
-// complete adds the limiter's counts and computes the totals. The slowest call bounds the
-// quantiles, because the histogram rounds them.
+// complete adds the limiter's counts and computes the totals.
 func (r *report) complete(s reservoir.Stats) {
 	r.StoreCalls, r.StoreCallsPerRequest = s.StoreCalls, sim.Ratio(s.StoreCalls, r.Requests)
 	r.TokensTaken, r.TokensSpent, r.TokensReturned, r.TokensExpired = s.Taken, s.Spent, s.Returned, s.Expired
 	r.TokensRefunded, r.TokensHeld, r.TokensUnknown = s.Refunded, s.Held, s.Unknown
-	at := func(q float64) time.Duration { return min(r.took.Quantile(q), r.Latency.Max) }
-	r.Latency.P50, r.Latency.P99, r.Latency.P999 = at(0.50), at(0.99), at(0.999)
+	r.Latency = latency{r.took.Quantile(0.50), r.took.Quantile(0.99), r.took.Quantile(0.999), r.took.Quantile(1)}
 	r.Windows = []window{} // an empty list in JSON, not null
 	for w, n := range r.spent {
 		r.Windows = append(r.Windows, window{w.Key, w.Reset, n})
@@ -135,7 +133,7 @@ func (r *report) complete(s reservoir.Stats) {
 func (r *report) verdict(closeErr error) error {
 	switch {
 	case r.Requests > 0 && r.Errors == r.Requests:
-		return fmt.Errorf("every request failed, the first with: %s", oneLine(r.failure))
+		return fmt.Errorf("every request failed, the first with: %s", r.FirstError)
 	case closeErr != nil:
 		return fmt.Errorf("not all unused stock was returned: %s", oneLine(closeErr))
 	}
@@ -143,46 +141,40 @@ func (r *report) verdict(closeErr error) error {
 }
 
 // most returns the most tokens that were spent in one window of a key.
-func (r *report) most() (most int64) {
-	for _, n := range r.spent {
-		most = max(most, n)
-	}
-	return most
+func (r *report) most() int64 {
+	return slices.Max(slices.AppendSeq([]int64{0}, maps.Values(r.spent)))
 }
 
 func (r *report) text(limit reservoir.Limit) string {
-	var b strings.Builder
-	line := func(name, format string, args ...any) {
-		b.WriteString(strings.TrimRight(fmt.Sprintf("%-12s "+format, append([]any{name}, args...)...), " ") + "\n")
+	l, n := r.Latency, table.Commas[int64]
+	of := func(count int64) string {
+		return fmt.Sprintf("%15s   %8s", n(count), table.Percent(sim.Ratio(count, r.Requests)))
 	}
-	line("requests", "%15s   %s a second for %s", table.Commas(r.Requests), table.Commas(int64(float64(r.Requests)/max(r.Seconds, 1e-9))),
-		short(time.Duration(r.Seconds*float64(time.Second))))
-	for _, c := range []struct {
-		name string
-		n    int64
-		note string
-	}{
-		{"allowed", r.Allowed, ""}, {"denied", r.Denied, ""}, {"errors", r.Errors, r.FirstError},
-		{"waited", r.Waited, "on the network"}, {"store calls", r.StoreCalls, ""},
-	} {
-		line(c.name, "%15s   %8s   %s", table.Commas(c.n), percent(sim.Ratio(c.n, r.Requests)), c.note)
-	}
-	l := r.Latency
-	line("latency", "p50 %v, p99 %v, p99.9 %v, max %v", short(l.P50), short(l.P99), short(l.P999), short(l.Max))
-	line("tokens", "%s taken + %s refunded = %s spent + %s returned + %s expired + %s held", table.Commas(r.TokensTaken),
-		table.Commas(r.TokensRefunded), table.Commas(r.TokensSpent), table.Commas(r.TokensReturned), table.Commas(r.TokensExpired), table.Commas(r.TokensHeld))
+	s := fmt.Sprintf(`requests     %15s   %s a second for %s
+allowed      %s
+denied       %s
+errors       %s
+waited       %s   on the network
+store calls  %s
+latency      p50 %v, p99 %v, p99.9 %v, max %v
+tokens       %s taken + %s refunded = %s spent + %s returned + %s expired + %s held
+`,
+		n(r.Requests), n(int64(float64(r.Requests)/max(r.Seconds, 1e-9))), table.Duration(time.Duration(r.Seconds*float64(time.Second))),
+		of(r.Allowed), of(r.Denied), strings.TrimRight(of(r.Errors)+"   "+r.FirstError, " "), of(r.Waited), of(r.StoreCalls),
+		table.Duration(l.P50), table.Duration(l.P99), table.Duration(l.P999), table.Duration(l.Max),
+		n(r.TokensTaken), n(r.TokensRefunded), n(r.TokensSpent), n(r.TokensReturned), n(r.TokensExpired), n(r.TokensHeld))
 	if r.TokensLate > 0 {
-		line("late", "%s tokens, by this machine's clock", table.Commas(r.TokensLate))
+		s += fmt.Sprintf("late         %s tokens, by this machine's clock\n", n(r.TokensLate))
 	}
-	if n := len(r.Windows); n > 0 {
+	if len(r.Windows) > 0 {
 		of := ""
 		if r.keys > windowKeys {
 			of = fmt.Sprintf(" of the first %d keys", windowKeys)
 		}
-		line("windows", "%s%s; the most spent here in one: %s of %s", table.Commas(int64(n)), of, table.Commas(r.most()), table.Commas(limit.Tokens))
+		s += fmt.Sprintf("windows      %s%s; the most spent here in one: %s of %s\n", table.Commas(len(r.Windows)), of, n(r.most()), n(limit.Tokens))
 	}
 	if r.NotRun != "" {
-		line("stopped", "early: %s", r.NotRun)
+		s += "stopped      early: " + r.NotRun + "\n"
 	}
-	return b.String()
+	return s
 }

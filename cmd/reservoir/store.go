@@ -5,12 +5,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
@@ -21,11 +21,7 @@ import (
 
 // init silences the client's own logger, because the client also returns errors, and
 // standard error is for our one line.
-func init() { redis.SetLogger(silence{}) }
-
-type silence struct{}
-
-func (silence) Printf(context.Context, string, ...any) {}
+func init() { logging.Disable() }
 
 // opened is a store with the connections to close after use.
 type opened struct {
@@ -42,43 +38,41 @@ type part struct {
 	options *redis.UniversalOptions
 }
 
+// memory is the address of a store in this process.
+const memory = "memory"
+
 // open returns the store at the addresses: memory for none, shards for several. It does
-// no I/O, so an error is a usage error. conns bounds the calls in flight.
+// no I/O, so an error is a usage error and leaves nothing to close. conns bounds the
+// calls in flight.
 func open(where []string, prefix string, conns int) (*opened, error) {
 	if len(where) == 0 {
 		where = []string{memory}
 	}
 	o, shards := &opened{prefix: prefix}, make(map[string]backend.Store)
-	var err error
-	for i, s := range where {
-		p, err := newPart(s, i, prefix, conns)
+	for i, address := range where {
+		p, err := newPart(address, i, prefix, conns)
 		if err != nil {
-			return nil, errors.Join(err, o.Close())
+			return nil, err
 		}
 		o.parts = append(o.parts, p)
 		shards[p.name] = p.store
 	}
-	switch o.Store = o.parts[0].store; {
-	case len(shards) < len(where):
-		err = usagef("bad value for flag -store: the same store twice")
-	case len(shards) > 1:
+	if len(shards) < len(where) {
+		return nil, usagef("bad value for flag -store: the same store twice")
+	}
+	var err error
+	if o.Store = o.parts[0].store; len(shards) > 1 {
 		o.Store, err = sharding.New(shards)
 	}
-	if err != nil {
-		return nil, errors.Join(err, o.Close())
-	}
-	return o, nil
+	return o, err
 }
 
-// memory is the address of a store in this process.
-const memory = "memory"
-
 // newPart opens the i-th store.
-func newPart(where string, i int, prefix string, conns int) (part, error) {
-	if where == memory {
+func newPart(address string, i int, prefix string, conns int) (part, error) {
+	if address == memory {
 		return part{name: fmt.Sprint(memory, " ", i+1), store: memstore.New()}, nil // each is a separate store
 	}
-	options, err := redisstore.Options(where)
+	options, err := redisstore.Options(address)
 	if err != nil {
 		return part{}, usagef("bad value for flag -store: %s, or memory", strings.TrimPrefix(oneLine(err), "redis URL: "))
 	}
@@ -86,7 +80,7 @@ func newPart(where string, i int, prefix string, conns int) (part, error) {
 	client := redis.NewUniversalClient(options)
 	store := redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithWarnings(nil)) // standard error is for errors
 	if err := store.Err(); err != nil {
-		return part{}, errors.Join(usagef("bad value for flag -prefix: %s", oneLine(err)), client.Close())
+		return part{}, usagef("bad value for flag -prefix: %s", oneLine(err))
 	}
 	return part{nameOf(options), store, client, options}, nil
 }
@@ -101,11 +95,6 @@ func nameOf(o *redis.UniversalOptions) string {
 		name += fmt.Sprint("/", o.DB)
 	}
 	return name
-}
-
-// private reports whether at least one part is in this process.
-func (o *opened) private() bool {
-	return slices.ContainsFunc(o.parts, func(p part) bool { return p.client == nil })
 }
 
 // lookTimeout bounds a look at a store, dialling included.
@@ -123,47 +112,42 @@ func (o *opened) reach(whole context.Context, key string, l reservoir.Limit) err
 			return nil // the caller checks the context
 		}
 		if first == nil {
-			first = p.explain(err)
+			first = explain(err, p)
 		}
 	}
 	return first
 }
 
-// explain adds the likely cause to an error of the part: one side speaks TLS and the
-// other does not. Otherwise the error only says that the connection was closed or timed
-// out.
-func (p part) explain(err error) error {
-	if _, answered := errors.AsType[redis.Error](err); answered || p.client == nil {
+// explain adds the likely cause to an error if only one part can have caused it: one side
+// speaks TLS and the other does not. Otherwise the error only says that the connection was
+// closed or timed out.
+func explain(err error, parts ...part) error {
+	_, answered := errors.AsType[redis.Error](err)
+	failed, ok := errors.AsType[*backend.Error](err)
+	if err == nil || answered || ok && failed.KeyOnly || len(parts) > 1 || parts[0].client == nil {
 		return err
 	}
-	plain, why := p.options.TLSConfig == nil, "it speaks no TLS: want redis instead of rediss: "
-	if plain {
-		why = "it speaks TLS: want rediss instead of redis: "
+	other, why := "rediss://", "it speaks TLS: want rediss instead of redis: "
+	if parts[0].options.TLSConfig != nil {
+		other, why = "redis://", "it speaks no TLS: want redis instead of rediss: "
 	}
-	if !slices.ContainsFunc(p.options.Addrs, func(addr string) bool { return answers(addr, plain) }) {
+	if !slices.ContainsFunc(parts[0].options.Addrs, func(addr string) bool { return answers(other + addr) }) {
 		why = ""
 	}
-	return fmt.Errorf("%s: %s%s", p.name, why, oneLine(err))
+	return fmt.Errorf("%s: %s%s", parts[0].name, why, oneLine(err))
 }
 
-// explained explains an error if only one part can have caused it.
-func (o *opened) explained(err error) error {
-	if err != nil && len(o.parts) == 1 {
-		return o.parts[0].explain(err)
+// answers reports whether a server speaks Redis's protocol at the URL, which has no
+// secret. An error reply counts, and so does an untrusted certificate.
+func answers(url string) bool {
+	options, err := redisstore.Options(url)
+	if err != nil {
+		return false
 	}
-	return err
-}
-
-// answers reports whether a server speaks Redis's protocol with or without TLS. An error
-// reply counts, and so does an untrusted certificate. It sends no secret.
-func answers(addr string, byTLS bool) bool {
-	var config *tls.Config
-	if host, _, err := net.SplitHostPort(addr); err == nil && byTLS {
-		config = &tls.Config{ServerName: host}
-	}
-	client := redis.NewClient(&redis.Options{Addr: addr, TLSConfig: config, DialTimeout: time.Second, ReadTimeout: time.Second, MaxRetries: -1, DialerRetries: 1, PoolSize: 1})
+	options.DialTimeout, options.ReadTimeout = time.Second, time.Second
+	client := redis.NewUniversalClient(options)
 	defer client.Close()
-	err := client.Ping(context.Background()).Err()
+	err = client.Ping(context.Background()).Err()
 	_, answered := errors.AsType[redis.Error](err)
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	return err == nil || answered || untrusted
@@ -181,19 +165,17 @@ func (o *opened) eachServer(ctx context.Context, f func(context.Context, *redis.
 			err = f(ctx, c)
 		}
 		if err != nil {
-			return p.explain(err)
+			return explain(err, p)
 		}
 	}
 	return nil
 }
 
-// Close closes the connections.
-func (o *opened) Close() error {
-	var errs []error
+// close closes the connections. Everything has been answered, so errors do not matter.
+func (o *opened) close() {
 	for _, p := range o.parts {
 		if p.client != nil {
-			errs = append(errs, p.client.Close())
+			_ = p.client.Close()
 		}
 	}
-	return errors.Join(errs...)
 }

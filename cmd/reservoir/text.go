@@ -8,10 +8,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
-	"unicode/utf8"
 
 	"golang.org/x/term"
 
@@ -55,30 +53,11 @@ func prose(s string, width int) string {
 	return strings.Join(paragraphs, "\n")
 }
 
-// percent formats a share with enough decimals to tell it from zero, but at most six.
-func percent(share float64) string {
-	p := 100 * share
-	decimals := 1
-	if p > 0 && p < 1 {
-		decimals = min(1-int(math.Floor(math.Log10(p))), 6)
-	}
-	return strconv.FormatFloat(p, 'f', decimals, 64) + " %"
-}
-
-// short formats a duration with about three digits: 110ns, 1.25ms, 2.5s.
-func short(d time.Duration) string {
-	unit := time.Nanosecond
-	for 1000*unit <= d && unit < time.Second {
-		unit *= 1000
-	}
-	return d.Round(max(unit/100, 1)).String()
-}
-
 // quoted returns s, in quotes unless a terminal shows s unchanged. A byte that is not
 // UTF-8 may be a terminal command, such as 0x9b.
 func quoted(s string) string {
-	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r == '"' || r == ' ' || !unicode.IsPrint(r) }) {
-		return strconv.Quote(s)
+	if q := strconv.Quote(s); s == "" || q != `"`+s+`"` || strings.Contains(s, " ") {
+		return q
 	}
 	return s
 }
@@ -110,8 +89,7 @@ func follow(w io.Writer, total int64, state func() (done int64, text string)) (s
 	}
 	const clear = "\r\x1b[K"
 	over := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
+	go func() {
 		t := time.NewTicker(100 * time.Millisecond)
 		defer t.Stop()
 		for {
@@ -121,14 +99,13 @@ func follow(w io.Writer, total int64, state func() (done int64, text string)) (s
 				line := []rune(progressBar(done, total) + text)
 				fmt.Fprint(w, clear+string(line[:min(len(line), widthOf(w)-1)])) // a line that wraps could not be redrawn
 			case <-over:
-				fmt.Fprint(w, clear)
 				return
 			}
 		}
-	})
+	}()
 	return func() {
-		close(over)
-		wg.Wait()
+		over <- struct{}{} // nothing is shown after this
+		fmt.Fprint(w, clear)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
@@ -29,26 +30,24 @@ const (
 
 // candidates holds the keys found on all servers.
 type candidates struct {
-	mu          sync.Mutex
+	mu          sync.Mutex // because the servers of a cluster are read concurrently
 	charged     map[string]int64
 	seen, there int64 // names read, about, and keys on the servers
-	cut         bool  // a server has more than mostNames
+	partial     bool  // not all names of a server were read
 }
 
 // best inspects the fullest keys and returns them in descending order. It tries twice as
 // many as are wanted, because it skips keys of other programs.
-func (c *candidates) best(ctx context.Context, l *look) ([]*inspection, error) {
+func (c *candidates) best(ctx context.Context, l *look, top int) ([]*inspection, error) {
 	keys := slices.SortedFunc(maps.Keys(c.charged), func(a, b string) int { return cmp.Compare(c.charged[b], c.charged[a]) })
 	list := []*inspection{}
-	for _, key := range keys[:min(len(keys), 2*l.top)] {
-		i, err := l.inspect(ctx, key)
-		var failed *backend.Error
-		switch {
-		case err == nil && i.Open && len(list) < l.top: // it may have ended
+	for _, key := range keys[:min(len(keys), 2*top)] {
+		i, err := l.at(ctx, key)
+		if failed, ok := errors.AsType[*backend.Error](err); err != nil && !(ok && failed.KeyOnly) {
+			return nil, err
+		}
+		if err == nil && i.Open && len(list) < top { // it may have ended
 			list = append(list, i)
-		case err == nil, errors.Is(err, backend.ErrKey), errors.As(err, &failed) && failed.KeyOnly:
-		default:
-			return nil, l.store.explained(err)
 		}
 	}
 	slices.SortStableFunc(list, func(a, b *inspection) int { return cmp.Compare(b.Charged, a.Charged) })
@@ -56,28 +55,21 @@ func (c *candidates) best(ctx context.Context, l *look) ([]*inspection, error) {
 }
 
 // fullest finds the keys with the most charged and shows them.
-func (l *look) fullest(ctx context.Context, stdout io.Writer) error {
+func (l *look) fullest(ctx context.Context, top int, stdout io.Writer) error {
 	c := &candidates{charged: make(map[string]int64)}
 	err := l.store.eachServer(ctx, func(ctx context.Context, server *redis.Client) error {
 		return c.scan(ctx, server, l.store.prefix)
 	})
-	stopped := ctx.Err() != nil
-	if err != nil && !stopped {
+	if err != nil && ctx.Err() == nil {
 		return err
 	}
-	list, err := c.best(context.WithoutCancel(ctx), l)
+	list, err := c.best(context.WithoutCancel(ctx), l, top)
 	if err != nil {
 		return err
 	}
 	note := ""
-	switch {
-	case stopped:
-		note = "Stopped early"
-	case c.cut:
-		note = "Too many keys"
-	}
-	if note != "" {
-		note = fmt.Sprintf("\n%s: only about %s of %s keys were read.\n", note, table.Commas(min(c.seen, c.there)), table.Commas(c.there))
+	if c.partial || ctx.Err() != nil {
+		note = fmt.Sprintf("\nOnly about %s of %s keys were read.\n", table.Commas(min(c.seen, c.there)), table.Commas(c.there))
 	}
 	return emit(stdout, l.json, list, func(width int) string { return topTable(width, list) + note })
 }
@@ -89,42 +81,25 @@ func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix stri
 	if err != nil {
 		return err
 	}
-	c.count(func() { c.there += there })
-	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
-	var cursor uint64
-	for names := 0; names < mostNames; names += someNames {
-		var keys []string
-		if keys, cursor, err = server.Scan(ctx, cursor, literal.Replace(prefix)+"{*}", someNames).Result(); err != nil {
-			return err
+	pattern := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(prefix) + "{*}"
+	var keys []string
+	cursor, seen := uint64(0), int64(0)
+	for err == nil && seen < mostNames && (cursor != 0 || seen == 0) {
+		if keys, cursor, err = server.Scan(ctx, cursor, pattern, someNames).Result(); err == nil {
+			err = c.read(ctx, server, keys, prefix)
 		}
-		c.count(func() { c.seen += someNames })
-		if err := c.read(ctx, server, keys, prefix); err != nil || cursor == 0 {
-			return err
-		}
-		select {
-		case <-time.After(scanPause):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+		seen += someNames
+		sim.Wait(ctx, time.Now().Add(scanPause))
 	}
-	c.count(func() { c.cut = true })
-	return nil
-}
-
-// count runs change under the lock, because the servers of a cluster are read
-// concurrently.
-func (c *candidates) count(change func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	change()
+	c.there, c.seen, c.partial = c.there+there, c.seen+seen, c.partial || cursor != 0
+	return err
 }
 
 // read reads the counts. A key is not a limit's if its value is no number or it has no
 // end beside it.
 func (c *candidates) read(ctx context.Context, server *redis.Client, keys []string, prefix string) error {
-	if len(keys) == 0 {
-		return nil
-	}
 	counts, ends := make([]*redis.StringCmd, len(keys)), make([]*redis.IntCmd, len(keys))
 	_, err := server.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, k := range keys {
@@ -132,11 +107,13 @@ func (c *candidates) read(ctx context.Context, server *redis.Client, keys []stri
 		}
 		return nil
 	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for i, k := range keys {
 		n, bad := counts[i].Int64()
 		name, foreign := url.PathUnescape(strings.TrimSuffix(strings.TrimPrefix(k, prefix+"{"), "}"))
-		if bad == nil && foreign == nil && ends[i].Val() == 1 {
-			c.count(func() { c.charged[name] = n })
+		if bad == nil && foreign == nil && backend.ValidateKey(name) == nil && ends[i].Val() == 1 {
+			c.charged[name] = n
 		}
 		if _, answered := counts[i].Err().(redis.Error); answered {
 			err = nil // of one key only, such as a wrong type
@@ -159,7 +136,7 @@ func topTable(width int, list []*inspection) string {
 		if i.Limit != nil {
 			limit = table.Commas(*i.Limit)
 		}
-		rows = append(rows, []string{name, table.Commas(i.Charged), limit, fmt.Sprint(len(i.Clients)), fmt.Sprintf("%s, in %v", i.Reset, i.left())})
+		rows = append(rows, []string{name, table.Commas(i.Charged), limit, fmt.Sprint(len(i.Clients)), i.end()})
 	}
 	return table.Within(width, rows, false)
 }

@@ -3,7 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
-	crand "crypto/rand"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -11,8 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
@@ -46,11 +44,10 @@ type tuning struct {
 	report   string
 }
 
-// parseTune reads and validates the flags. The default demand is one and a half times the
-// limit, because only refusals show what a batch strands.
-func parseTune(args []string, stdout io.Writer) (*tuning, error) {
+// tuneFlags declares the flags of "reservoir tune". The default demand is one and a half
+// times the limit, because only refusals show what a batch strands.
+func tuneFlags(f *flagSet) action {
 	c := new(tuning)
-	f := newFlags("tune [flags]", tuneAbout)
 	f.demandFlags(&c.shape, &c.setting.Limit)
 	f.commonFlags(&c.common)
 	f.Var(f.Lookup("store").Value, "redis", "the same as -`store`")
@@ -63,19 +60,15 @@ func parseTune(args []string, stdout io.Writer) (*tuning, error) {
 	policies := f.String("policies", "direct,fixed,ladder,adaptive,adaptive:1-100,stranding:0.02", "`list` of: direct, fixed (a thousandth, a hundredth and a tenth of the limit),\n"+
 		"a number (a fixed batch of that size), ladder (Rockset's rule), adaptive (the default),\n"+
 		"adaptive:min-max (batches between these bounds), stranding:share (WithStranding)")
-	if err := f.parse(args, 0, stdout); err != nil {
-		return nil, err
+	return func(ctx context.Context, stdout, stderr io.Writer) (err error) {
+		if err := cmp.Or(c.exclusive(f), demand(&c.shape, c.setting.Limit, maxTuneKeys), c.validate()); err != nil {
+			return err
+		}
+		if c.policies, err = sim.Policies(strings.Split(*policies, ","), c.setting.Limit.Tokens); err != nil {
+			return usagef("bad value for flag -policies: %s", oneLine(err))
+		}
+		return c.run(ctx, stdout, stderr)
 	}
-	c.prefix += "reservoir-tune:" + crand.Text()[:12] + ":"
-	if err := cmp.Or(c.exclusive(f), demand(&c.shape, c.setting.Limit, maxTuneKeys), c.validate()); err != nil {
-		return nil, err
-	}
-	c.setting.Seed = c.shape.Seed
-	var err error
-	if c.policies, err = sim.Policies(strings.Split(*policies, ","), c.setting.Limit.Tokens); err != nil {
-		return nil, usagef("bad value for flag -policies: %s", oneLine(err))
-	}
-	return c, nil
 }
 
 // exclusive rejects flags that have no effect beside others, and chooses the clock.
@@ -88,13 +81,14 @@ func (c *tuning) exclusive(f *flagSet) error {
 	if len(c.stores) == 1 && c.stores[0] == memory {
 		c.stores = nil
 	}
-	switch {
+	switch c.setting.Virtual = len(c.stores) == 0; {
 	case c.trace == "" && f.given("trace"):
 		return usagef("bad value for flag -trace: want a file, or -")
-	case len(c.stores) == 0:
-		c.setting.Virtual = virtually
+	case c.setting.Virtual:
 	case f.given("delay"):
 		return usagef("-delay is to the embedded store: want it or -store, not both")
+	case slices.Contains(c.stores, memory):
+		return usagef("bad value for flag -store: memory is no shard beside others here")
 	default:
 		c.setting.Delay = 0
 	}
@@ -112,40 +106,35 @@ const (
 // validate returns the error of the first invalid flag.
 func (c *tuning) validate() error {
 	s := c.shape
-	if err := kept(
+	if s.Expected() > 0.9*sim.MaxRequests { // the number is random
+		return usagef("-rate for -duration is more than %s requests", table.Commas[int](0.9*sim.MaxRequests))
+	}
+	return kept(
 		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
 		rule{c.report == "" || slices.Contains([]string{".html", ".svg"}, extension(c.report)), "report", "a name that ends in .html or .svg"},
-	); err != nil {
-		return err
-	}
-	if err := c.setting.Limit.Validate(); err != nil {
-		return usagef("%s", oneLine(err))
-	}
-	if s.Expected() > 0.9*sim.MaxRequests { // the number is random
-		return usagef("-rate for -duration is more than %s requests", table.Commas(0.9*sim.MaxRequests))
-	}
-	return nil
+	)
 }
 
 // traffic makes or reads the requests.
 func (c *tuning) traffic() (t sim.Traffic, err error) {
-	switch c.trace {
-	case "":
+	if c.trace == "" {
 		if t = c.shape.Traffic(); len(t.Requests) == 0 {
 			err = usagef("-rate and -duration come to no requests")
 		}
-	case "-":
-		t, err = sim.ReadTrace(os.Stdin, c.shape.Processes, c.shape.Seed)
-	default:
-		var in *os.File
+		return t, err
+	}
+	in := os.Stdin
+	if c.trace != "-" {
 		if in, err = os.Open(c.trace); err == nil {
-			t, err = sim.ReadTrace(in, c.shape.Processes, c.shape.Seed)
-			_ = in.Close() // it was only read
+			defer in.Close()
 		}
 	}
-	if err != nil && c.trace != "" {
+	if err == nil {
+		t, err = sim.ReadTrace(in, c.shape.Processes, c.shape.Seed, sim.MaxRequests)
+	}
+	if err != nil {
 		err = usagef("the trace cannot be read: %s", nameless(err))
 	}
 	t.Tokens = c.shape.Tokens
@@ -160,34 +149,24 @@ func nameless(err error) string {
 	return oneLine(err)
 }
 
-// runTune is "reservoir tune".
-func runTune(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	c, err := parseTune(args, stdout)
-	if err != nil {
-		return err
-	}
+// run replays the traffic under each policy and reports.
+func (c *tuning) run(ctx context.Context, stdout, stderr io.Writer) error {
 	t, err := c.traffic()
 	if err != nil {
 		return err
 	}
 	name := fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
-	if len(c.stores) > 0 {
+	if !c.setting.Virtual {
 		if name, err = c.reach(ctx); err != nil {
 			return err
 		}
 	}
+	c.setting.Seed = c.shape.Seed
 	all, err := c.replay(ctx, t, stderr)
 	if err != nil {
 		return err
 	}
 	r := c.newReport(t, all, name)
-	if len(all) < len(c.policies) {
-		var rest []string
-		for _, p := range c.policies[len(all):] {
-			rest = append(rest, p.Name)
-		}
-		r.note("Stopped early: not replayed: %s.", strings.Join(rest, ", "))
-	}
 	return errors.Join(emit(stdout, c.json, r, r.text), c.writeReport(r), r.verdict())
 }
 
@@ -201,10 +180,7 @@ func (c *tuning) reach(ctx context.Context) (name string, err error) {
 	if err != nil {
 		return "", err
 	}
-	defer o.Close()
-	if o.private() {
-		return "", usagef("bad value for flag -store: memory is no shard beside others here")
-	}
+	defer o.close()
 	var names []string
 	for _, p := range o.parts {
 		names = append(names, p.name)
@@ -215,8 +191,17 @@ func (c *tuning) reach(ctx context.Context) (name string, err error) {
 // replay makes the requests under each policy. If ctx ends, it returns the complete
 // outcomes, or an error if none is complete.
 func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (all []sim.Outcome, err error) {
+	own := c.prefix + "reservoir-tune:" + rand.Text()[:12] + ":"
 	for i, p := range c.policies {
-		o, err := c.one(ctx, t, i, stderr)
+		store, err := open(c.stores, own+strconv.Itoa(i)+":", tuneConns) // holds nothing for the policy
+		if err != nil {
+			return nil, err
+		}
+		r, n := &sim.Replay{Traffic: t, Policy: p, Setting: c.setting, Store: store.Store}, int64(len(t.Requests))
+		over := follow(stderr, n*int64(len(c.policies)), func() (int64, string) { return int64(i)*n + r.Made(), p.Name })
+		o, err := r.Run(ctx)
+		over()
+		store.close()
 		switch {
 		case ctx.Err() != nil && len(all) > 0:
 			return all, nil
@@ -228,29 +213,4 @@ func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (a
 		all = append(all, o)
 	}
 	return all, nil
-}
-
-// one replays the traffic under policy i and shows its progress. Each policy has its own
-// key prefix, so that the store holds nothing for it at the start.
-func (c *tuning) one(ctx context.Context, t sim.Traffic, i int, stderr io.Writer) (sim.Outcome, error) {
-	store, err := open(c.stores, c.prefix+strconv.Itoa(i)+":", tuneConns) // no address means memory
-	if err != nil {
-		return sim.Outcome{}, err
-	}
-	defer store.Close()
-	r := sim.NewReplay(t, c.policies[i], c.setting, store.Store)
-	n := int64(len(t.Requests))
-	defer follow(stderr, n*int64(len(c.policies)), func() (int64, string) { return int64(i)*n + r.Made(), c.policies[i].Name })()
-	return r.Run(ctx)
-}
-
-// virtually runs f on a virtual clock. f must not wait for anything outside, because the
-// clock would then stand still for ever, and everything that f starts must end.
-//
-// A real Limiter uses the runtime's clock. Only synctest.Test makes that virtual, because
-// the linker lets no other package use internal/synctest. Test needs a T, and a zero T is
-// enough; if a later Go needs more, tune's tests fail. Package testing adds no flags and
-// runs nothing unless asked.
-func virtually(f func()) {
-	synctest.Test(new(testing.T), func(*testing.T) { f() })
 }

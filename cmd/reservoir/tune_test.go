@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -44,7 +43,7 @@ func requireTuned(t *testing.T, r tuneReport) {
 		require.Equal(t, o.Requests, o.Admitted+o.Refused+o.Errors, o.Policy)
 		require.Zero(t, o.Over, o.Policy)
 		require.InDelta(t, float64(o.StoreCalls)/float64(o.Requests), o.CallsPerRequest, 1e-9)
-		if o.Kind == sim.Direct {
+		if o.Policy == "direct" {
 			require.LessOrEqual(t, o.Requests-o.Remembered-o.Errors, o.StoreCalls, "an error may come from an open circuit")
 			require.LessOrEqual(t, o.StoreCalls, o.Requests, "a refusal from memory may send a probe")
 		}
@@ -84,14 +83,14 @@ func TestTuneOfSeveralTokens(t *testing.T) {
 	for _, n := range []int64{1, 7, 500} {
 		r := tuned(t, invoke(t.Context(), append(strings.Fields(tiny+"-seed 1 -keys 2 -format json -n"), fmt.Sprint(n))...))
 		requireTuned(t, r)
-		require.Equal(t, n, r.Tokens)
+		require.Equal(t, n, r.Traffic.Tokens)
 		for _, o := range r.Policies {
 			require.LessOrEqual(t, o.Admitted, 2*3*(500/n), "two keys, three windows: %s", o.Policy)
 			require.Positive(t, o.Admitted, o.Policy)
 		}
 	}
 	o := invoke(t.Context(), strings.Fields(tiny+"-n 7 -policies direct")...)
-	require.Regexp(t, `^[0-9,]+ requests for 7 tokens in 220ms`, o.stdout)
+	require.Regexp(t, `^[0-9,]+ requests in 220ms for 1 key and 3 processes, 7 tokens each, `, o.stdout)
 }
 
 func TestTuneRepeatsItselfBySeed(t *testing.T) {
@@ -105,7 +104,7 @@ func TestTuneText(t *testing.T) {
 	o := invoke(t.Context(), strings.Fields(tiny+"-policies direct,adaptive")...)
 	require.Equal(t, exitOK, o.status, o.stderr)
 	require.Empty(t, o.stderr, "no progress bar but on a terminal")
-	require.Regexp(t, `^[0-9,]+ requests in 220ms for 1 key and 3 processes, limit 500 per 100ms, on the embedded store, 100µs away\n`, o.stdout)
+	require.Regexp(t, `^[0-9,]+ requests in 220ms for 1 key and 3 processes, 1 token each, limit 500 per 100ms, on the embedded store, 100µs away\n`, o.stdout)
 	require.Regexp(t, `(?m)^ +policy +requests +admitted +refused +needless +over +calls +a request +stranded +waited +p50 +p99\n +direct +[0-9,]+ .*\n +adaptive +[0-9,]+ `, o.stdout)
 	require.Regexp(t, `(?m)^Recommended: (direct|adaptive)\n[A-Z].*`, o.stdout)
 }
@@ -198,7 +197,7 @@ func requireXML(t *testing.T, data []byte) map[string]int {
 func TestTuneChartOfExtremes(t *testing.T) {
 	for _, o := range []sim.Outcome{
 		{Policy: "<none>"},
-		{Policy: "all & more", Kind: sim.Fixed, Stranded: 1, StrandedWindows: 1, MeanBatch: 1 << 52, StoreCalls: 1 << 52,
+		{Policy: "all & more", Stranded: 1, StrandedWindows: 1, MeanBatch: 1 << 52, StoreCalls: 1 << 52,
 			Timeline: []sim.Bucket{{}, {Requests: 1, Calls: 5}, {Calls: 3}, {Requests: 5}}},
 	} {
 		r := &tuneReport{Policies: []sim.Outcome{o}, heading: `"<&>"`, Recommendation: advice{"<none>", "a < b"}, Notes: []string{"<"}}
@@ -227,7 +226,7 @@ func TestTuneStopsEarly(t *testing.T) {
 	r := tuned(t, invoke(ctx, strings.Fields(tiny+"-seed 1 -policies 5,50,ladder -format json")...))
 	requireTuned(t, r)
 	require.Len(t, r.Policies, 1)
-	require.Contains(t, r.Notes, "Stopped early: not replayed: fixed 50, ladder.")
+	require.Contains(t, r.Notes, "Stopped early: only 1 of 3 policies were replayed.")
 }
 
 // fleeting is a context that ends after so many looks at it.
@@ -334,6 +333,6 @@ func TestProgress(t *testing.T) {
 }
 
 func TestCount(t *testing.T) {
-	require.Equal(t, "1 key", count(1, "key", "keys"))
-	require.Equal(t, time.Second, time.Duration(millis(time.Second))*time.Millisecond)
+	require.Equal(t, "1 process", count(1, "process", "es"))
+	require.Equal(t, "1,000 processes", count(1000, "process", "es"))
 }

@@ -30,21 +30,15 @@ const (
 // or saves little. It recommends another policy only if that wastes little and is clearly
 // better. all must not be empty.
 func advise(all []sim.Outcome) advice {
-	var sound []sim.Outcome
-	refused := false
-	for _, o := range all {
-		if refused = refused || o.Refused > 0; faults(o) == "" {
-			sound = append(sound, o)
-		}
-	}
-	if sound == nil {
+	sound := slices.DeleteFunc(slices.Clone(all), func(o sim.Outcome) bool { return faults(o) != "" })
+	if len(sound) == 0 {
 		best := slices.MinFunc(all, func(a, b sim.Outcome) int { return cmp.Compare(waste(a), waste(b)) })
 		return advice{best.Policy, fmt.Sprintf("None of the policies is without fault here. This one wastes least: it %s. %s", faults(best), cost(best))}
 	}
 	best := slices.MinFunc(sound, func(a, b sim.Outcome) int { return cmp.Compare(a.StoreCalls, b.StoreCalls) })
 	chosen, why := usual(sound, best)
 	switch {
-	case !refused && chosen.Kind == sim.Adaptive:
+	case chosen.Policy == "adaptive" && !slices.ContainsFunc(all, func(o sim.Outcome) bool { return o.Refused > 0 }):
 		why = "It is the default, and gives back what it does not use. Nobody was refused, so what other batches strand could not be seen here."
 	case clearly*best.StoreCalls < chosen.StoreCalls && best.Waited <= chosen.Waited:
 		chosen, why = best, fmt.Sprintf("It wastes little of the limit and makes less than half the store calls of %s.", chosen.Policy)
@@ -54,7 +48,7 @@ func advise(all []sim.Outcome) advice {
 		switch f := faults(o); {
 		case f != "" && o.StoreCalls < chosen.StoreCalls:
 			why += fmt.Sprintf(" %s makes fewer calls, but it %s.", o.Policy, f)
-		case f != "" && o.Kind == sim.Adaptive:
+		case f != "" && o.Policy == "adaptive":
 			why += fmt.Sprintf(" %s, the default, %s.", o.Policy, f)
 		}
 	}
@@ -63,8 +57,8 @@ func advise(all []sim.Outcome) advice {
 
 // usual returns the policy with which others are compared, and the reason to keep it.
 func usual(sound []sim.Outcome, best sim.Outcome) (o sim.Outcome, why string) {
-	i := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Kind == sim.Adaptive })
-	j := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Kind == sim.Direct })
+	i := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Policy == "adaptive" })
+	j := slices.IndexFunc(sound, func(o sim.Outcome) bool { return o.Policy == "direct" })
 	switch {
 	case i >= 0 && (j < 0 || float64(sound[i].StoreCalls) <= (1-leastSaving)*float64(sound[j].StoreCalls)):
 		return sound[i], "It is the default: its batches follow demand, so that no size needs to be kept in step with limits and traffic. " +
@@ -79,9 +73,9 @@ func usual(sound []sim.Outcome, best sim.Outcome) (o sim.Outcome, why string) {
 // cost describes what a policy costs.
 func cost(o sim.Outcome) string {
 	s := fmt.Sprintf("It makes %s store calls for %s requests (%s); %s of the requests wait for the store", table.Commas(o.StoreCalls),
-		table.Commas(o.Requests), percent(o.CallsPerRequest), percent(o.WaitedShare))
+		table.Commas(o.Requests), table.Percent(o.CallsPerRequest), table.Percent(o.WaitedShare))
 	if o.StrandedWindows > 0 {
-		s += fmt.Sprintf("; when the first is refused, %s of the limit lies unspent in processes", percent(o.Stranded))
+		s += fmt.Sprintf("; when the first is refused, %s of the limit lies unspent in processes", table.Percent(o.Stranded))
 	}
 	return s + "."
 }
@@ -96,7 +90,7 @@ func faults(o sim.Outcome) string {
 		f = append(f, fmt.Sprintf("refuses %s requests that the limit had tokens for", table.Commas(o.Needless)))
 	}
 	if o.Stranded > mostStranded && !o.Cold || o.Stranded > mostCold {
-		f = append(f, fmt.Sprintf("strands %s of the limit", percent(o.Stranded)))
+		f = append(f, fmt.Sprintf("strands %s of the limit", table.Percent(o.Stranded)))
 	}
 	if float64(o.Errors) > mostErrors*float64(o.Requests) {
 		f = append(f, fmt.Sprintf("fails %s requests", table.Commas(o.Errors)))

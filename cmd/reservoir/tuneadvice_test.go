@@ -10,21 +10,21 @@ import (
 )
 
 // of is an outcome of 10,000 requests, of which 5,000 were admitted.
-func of(kind sim.Kind, calls int64, stranded float64, needless, waited int64) sim.Outcome {
+func of(policy string, calls int64, stranded float64, needless, waited int64) sim.Outcome {
 	return sim.Outcome{
-		Policy: string(kind), Kind: kind, Requests: 10_000, Admitted: 5000, Refused: 5000, Needless: needless,
+		Policy: policy, Requests: 10_000, Admitted: 5000, Refused: 5000, Needless: needless,
 		StoreCalls: calls, CallsPerRequest: float64(calls) / 10_000, Waited: waited, WaitedShare: float64(waited) / 10_000,
 		Stranded: stranded, StrandedWindows: 3,
 	}
 }
 
 func TestAdvise(t *testing.T) {
-	direct := of(sim.Direct, 9000, 0, 0, 9000)
-	big := of(sim.Fixed, 20, 0.3, 100, 20)
+	direct := of("direct", 9000, 0, 0, 9000)
+	big := of("fixed", 20, 0.3, 100, 20)
 	big.Policy = "fixed 1000"
-	broken := of(sim.Ladder, 5, 0, 0, 0)
+	broken := of("ladder", 5, 0, 0, 0)
 	broken.Over = 1
-	failing := of(sim.Ladder, 5, 0, 0, 0)
+	failing := of("ladder", 5, 0, 0, 0)
 	failing.Errors = 500
 	unlimited := func(o sim.Outcome) sim.Outcome {
 		o.StrandedWindows, o.Refused, o.Admitted, o.Needless = 0, 0, 10_000, 0
@@ -36,31 +36,31 @@ func TestAdvise(t *testing.T) {
 		all                []sim.Outcome
 	}{
 		{"the default", "adaptive", "fixed 1000 makes fewer calls, but it refuses 100 requests that the limit had tokens for and strands 30.0 % of the limit.",
-			[]sim.Outcome{direct, big, of(sim.Adaptive, 100, 0.01, 0, 2)}},
-		{"half the calls are clearly better", "ladder", "It wastes little of the limit and makes less than half the store calls of adaptive. It makes 99 store calls for 10,000 requests (0.99 %); 0.020 % of the requests wait for the store; when the first is refused, 1.0 % of the limit lies unspent in processes.",
-			[]sim.Outcome{direct, of(sim.Ladder, 99, 0.01, 0, 2), of(sim.Adaptive, 200, 0.01, 0, 2)}},
+			[]sim.Outcome{direct, big, of("adaptive", 100, 0.01, 0, 2)}},
+		{"half the calls are clearly better", "ladder", "It wastes little of the limit and makes less than half the store calls of adaptive. It makes 99 store calls for 10,000 requests (0.99 %); 0.02 % of the requests wait for the store; when the first is refused, 1.00 % of the limit lies unspent in processes.",
+			[]sim.Outcome{direct, of("ladder", 99, 0.01, 0, 2), of("adaptive", 200, 0.01, 0, 2)}},
 		{"more are not", "adaptive", "It is the default",
-			[]sim.Outcome{direct, of(sim.Fixed, 100, 0.01, 0, 2), of(sim.Adaptive, 200, 0.01, 0, 2)}},
+			[]sim.Outcome{direct, of("fixed", 100, 0.01, 0, 2), of("adaptive", 200, 0.01, 0, 2)}},
 		{"nor where more wait", "adaptive", "It is the default",
-			[]sim.Outcome{direct, of(sim.Fixed, 20, 0.01, 0, 3), of(sim.Adaptive, 200, 0.01, 0, 2)}},
+			[]sim.Outcome{direct, of("fixed", 20, 0.01, 0, 3), of("adaptive", 200, 0.01, 0, 2)}},
 		{"nor one of its own family", "adaptive", "It is the default",
-			[]sim.Outcome{direct, of(sim.Bounded, 150, 0.01, 0, 2), of(sim.Stranding, 120, 0.02, 0, 2), of(sim.Adaptive, 200, 0.01, 0, 2)}},
+			[]sim.Outcome{direct, of("adaptive 1-100", 150, 0.01, 0, 2), of("stranding 0.02", 120, 0.02, 0, 2), of("adaptive", 200, 0.01, 0, 2)}},
 		{"a few percent are stranded", "adaptive", "It is the default",
-			[]sim.Outcome{direct, of(sim.Fixed, 4600, 0, 0, 4600), of(sim.Adaptive, 200, 0.04, 15, 2)}},
+			[]sim.Outcome{direct, of("fixed", 4600, 0, 0, 4600), of("adaptive", 200, 0.04, 15, 2)}},
 		{"the default saves nothing", "direct", "save next to nothing here",
-			[]sim.Outcome{direct, of(sim.Fixed, 8500, 0, 0, 8500), of(sim.Adaptive, 7300, 0, 0, 7300)}},
-		{"the default wastes", "direct", " adaptive makes fewer calls, but it refuses 75 requests that the limit had tokens for and strands 7.9 % of the limit.",
-			[]sim.Outcome{direct, of(sim.Fixed, 8000, 0, 0, 8000), of(sim.Adaptive, 8700, 0.079, 75, 6000)}},
+			[]sim.Outcome{direct, of("fixed", 8500, 0, 0, 8500), of("adaptive", 7300, 0, 0, 7300)}},
+		{"the default wastes", "direct", " adaptive makes fewer calls, but it refuses 75 requests that the limit had tokens for and strands 7.90 % of the limit.",
+			[]sim.Outcome{direct, of("fixed", 8000, 0, 0, 8000), of("adaptive", 8700, 0.079, 75, 6000)}},
 		{"the default wastes, and direct calls are many", "fixed", "less than half the store calls of direct",
-			[]sim.Outcome{direct, of(sim.Fixed, 4000, 0, 0, 4000), of(sim.Adaptive, 9100, 0.079, 75, 6000)}},
-		{"and is told of", "direct", " adaptive, the default, strands 7.9 % of the limit.",
-			[]sim.Outcome{direct, of(sim.Adaptive, 9100, 0.079, 0, 6000)}},
-		{"neither of them", "ladder", "It makes the fewest store calls", []sim.Outcome{of(sim.Fixed, 8500, 0, 0, 8500), of(sim.Ladder, 8400, 0, 0, 8500)}},
+			[]sim.Outcome{direct, of("fixed", 4000, 0, 0, 4000), of("adaptive", 9100, 0.079, 75, 6000)}},
+		{"and is told of", "direct", " adaptive, the default, strands 7.90 % of the limit.",
+			[]sim.Outcome{direct, of("adaptive", 9100, 0.079, 0, 6000)}},
+		{"neither of them", "ladder", "It makes the fewest store calls", []sim.Outcome{of("fixed", 8500, 0, 0, 8500), of("ladder", 8400, 0, 0, 8500)}},
 		{"nobody was refused", "adaptive", "Nobody was refused",
-			[]sim.Outcome{unlimited(direct), unlimited(of(sim.Fixed, 10, 0, 0, 1)), unlimited(of(sim.Adaptive, 100, 0, 0, 2))}},
-		{"cold", "adaptive", "It is the default", []sim.Outcome{direct, cold(of(sim.Ladder, 40, 0.11, 0, 2)), cold(of(sim.Adaptive, 100, 0.09, 0, 2))}},
+			[]sim.Outcome{unlimited(direct), unlimited(of("fixed", 10, 0, 0, 1)), unlimited(of("adaptive", 100, 0, 0, 2))}},
+		{"cold", "adaptive", "It is the default", []sim.Outcome{direct, cold(of("ladder", 40, 0.11, 0, 2)), cold(of("adaptive", 100, 0.09, 0, 2))}},
 		{"only bad ones", "fixed 1000", "None of the policies is without fault here. This one wastes least: it refuses 100 requests",
-			[]sim.Outcome{of(sim.Ladder, 10, 0.5, 900, 2), big}},
+			[]sim.Outcome{of("ladder", 10, 0.5, 900, 2), big}},
 		{"over the limit", "direct", "ladder makes fewer calls, but it goes over the limit.", []sim.Outcome{broken, direct}},
 		{"fails", "direct", "ladder makes fewer calls, but it fails 500 requests.", []sim.Outcome{failing, direct}},
 	} {
@@ -95,11 +95,11 @@ func cold(o sim.Outcome) sim.Outcome {
 
 func TestTuneNotes(t *testing.T) {
 	c := &tuning{setting: sim.Setting{Limit: demoLimit}}
-	late := of(sim.Direct, 9000, 0, 0, 0)
-	late.Late, late.Errors = int64(demoLimit.Window), 1
+	late := of("direct", 9000, 0, 0, 0)
+	late.Late, late.Errors = demoLimit.Window, 1
 	r := c.newReport(sim.Traffic{Length: demoLimit.Window}, []sim.Outcome{late}, "here")
 	require.Len(t, r.Notes, 3)
-	require.Contains(t, r.Notes[0], "direct: one request in a hundred was made 500ms or more after its time.")
+	require.Contains(t, r.Notes[0], "direct: one request in a hundred was made 500 ms or more after its time.")
 	require.Contains(t, r.Notes[1], "1 request ended in an error")
 	require.Contains(t, r.Notes[2], "no longer than the first window")
 	require.NoError(t, r.verdict())

@@ -22,9 +22,8 @@ import (
 type tuneReport struct {
 	Traffic        trafficReport `json:"traffic"`
 	Limit          int64         `json:"limit"`
-	WindowMS       float64       `json:"window_ms"`
-	Tokens         int64         `json:"tokens_per_request"`
-	DelayMS        float64       `json:"delay_ms"` // added to each call
+	Window         time.Duration `json:"window_ns"`
+	Delay          time.Duration `json:"delay_ns"` // added to each call
 	Store          string        `json:"store"`
 	Virtual        bool          `json:"virtual_clock"`
 	Policies       []sim.Outcome `json:"policies"`
@@ -36,6 +35,7 @@ type tuneReport struct {
 
 type trafficReport struct {
 	Requests  int     `json:"requests"`
+	Tokens    int64   `json:"tokens_per_request"`
 	Keys      int     `json:"keys"`
 	Processes int     `json:"processes"`
 	Seconds   float64 `json:"seconds"`
@@ -46,45 +46,39 @@ type trafficReport struct {
 func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tuneReport {
 	s := c.setting
 	r := &tuneReport{
-		Traffic: trafficReport{len(t.Requests), len(t.Keys), t.Processes, t.Length.Seconds(), c.shape.Seed, c.trace != ""},
-		Limit:   s.Limit.Tokens, WindowMS: millis(s.Limit.Window), DelayMS: millis(s.Delay),
-		Store: store, Virtual: s.Virtual != nil, Tokens: c.shape.Tokens, Policies: all, Recommendation: advise(all), Notes: []string{},
+		Traffic: trafficReport{len(t.Requests), t.Tokens, len(t.Keys), t.Processes, t.Length.Seconds(), s.Seed, c.trace != ""},
+		Limit:   s.Limit.Tokens, Window: s.Limit.Window, Delay: s.Delay,
+		Store: store, Virtual: s.Virtual, Policies: all, Recommendation: advise(all), Notes: []string{},
 	}
-	what := "requests"
-	if c.shape.Tokens > 1 {
-		what = fmt.Sprintf("requests for %s tokens", table.Commas(c.shape.Tokens))
+	r.heading = fmt.Sprintf("%s in %v for %s and %s, %s each, limit %s per %v, on %s",
+		count(len(t.Requests), "request", "s"), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "s"),
+		count(t.Processes, "process", "es"), count(int(t.Tokens), "token", "s"), table.Commas(r.Limit), r.Window, store)
+	if len(all) < len(c.policies) {
+		r.note("Stopped early: only %d of %d policies were replayed.", len(all), len(c.policies))
 	}
-	r.heading = fmt.Sprintf("%s %s in %v for %s and %s, limit %s, on %s", table.Commas(int64(len(t.Requests))), what, t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "keys"),
-		count(t.Processes, "process", "processes"), fmt.Sprintf("%s per %v", table.Commas(s.Limit.Tokens), s.Limit.Window), store)
-	r.judge(t, s)
-	return r
-}
-
-func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-
-func count(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return table.Commas(int64(n)) + " " + many
-}
-
-// latePart is the part of a window by which requests may be late without a note.
-const latePart = 50
-
-// judge adds notes on what makes the figures less reliable.
-func (r *tuneReport) judge(t sim.Traffic, s sim.Setting) {
-	for _, o := range r.Policies {
-		if late := time.Duration(o.Late); late > s.Limit.Window/latePart {
-			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its figures say more about the machine than about the policy. Use a lower -rate.", o.Policy, short(late))
+	for _, o := range all {
+		if o.Late > s.Limit.Window/latePart {
+			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its "+
+				"figures say more about the machine than about the policy. Use a lower -rate.", o.Policy, table.Duration(o.Late))
 		}
 		if o.Errors > 0 {
-			r.note("%s: %s ended in an error of the store.", o.Policy, count(int(o.Errors), "request", "requests"))
+			r.note("%s: %s ended in an error of the store.", o.Policy, count(int(o.Errors), "request", "s"))
 		}
 	}
 	if t.Length <= s.Limit.Window {
 		r.note("The traffic is no longer than the first window, in which demand is not known yet. Longer traffic shows the steady state.")
 	}
+	return r
+}
+
+// latePart is the part of a window by which requests may be late without a note.
+const latePart = 50
+
+func count(n int, one, plural string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return table.Commas(n) + " " + one + plural
 }
 
 func (r *tuneReport) note(format string, args ...any) {
@@ -102,47 +96,30 @@ func (r *tuneReport) verdict() error {
 	return nil
 }
 
-// tuneColumns are the columns of the table and their legend.
-var tuneColumns = []struct {
-	name, about string
-	of          func(o sim.Outcome) string
-}{
-	{"policy", "", func(o sim.Outcome) string { return o.Policy }},
-	{"requests", "", func(o sim.Outcome) string { return table.Commas(o.Requests) }},
-	{"admitted", "", func(o sim.Outcome) string { return table.Commas(o.Admitted) }},
-	{"refused", "", func(o sim.Outcome) string { return table.Commas(o.Refused) }},
-	{"needless", "requests refused though the limit had tokens that were never spent", func(o sim.Outcome) string { return table.Commas(o.Needless) }},
-	{"over", "tokens over the limit", func(o sim.Outcome) string { return table.Commas(o.Over) }},
-	{"calls", "to the store", func(o sim.Outcome) string { return table.Commas(o.StoreCalls) }},
-	{"a request", "calls per request", func(o sim.Outcome) string { return percent(o.CallsPerRequest) }},
-	{"stranded", "share of the limit that lay in processes when another was refused first", func(o sim.Outcome) string {
-		if o.StrandedWindows == 0 {
-			return "–" // no request was refused
-		}
-		return percent(o.Stranded)
-	}},
-	{"waited", "share of requests that waited for the store", func(o sim.Outcome) string { return percent(o.WaitedShare) }},
-	{"p50", "of the time an answer took", func(o sim.Outcome) string { return short(time.Duration(o.P50)) }},
-	{"p99", "", func(o sim.Outcome) string { return short(time.Duration(o.P99)) }},
-}
+const tuneLegend = `
+ needless: requests refused though the limit had tokens that were never spent
+     over: tokens over the limit
+    calls: to the store
+a request: calls per request
+ stranded: share of the limit that lay in processes when another was refused first
+   waited: share of requests that waited for the store
+      p50: of the time an answer took
+
+Recommended: `
 
 func (r *tuneReport) text(width int) string {
-	rows := make([][]string, 1+len(r.Policies))
-	about := ""
-	for _, c := range tuneColumns {
-		rows[0] = append(rows[0], c.name)
-		for i, o := range r.Policies {
-			rows[i+1] = append(rows[i+1], c.of(o))
+	rows := [][]string{{"policy", "requests", "admitted", "refused", "needless", "over", "calls", "a request", "stranded", "waited", "p50", "p99"}}
+	n := table.Commas[int64]
+	for _, o := range r.Policies {
+		stranded := "–" // no request was refused
+		if o.StrandedWindows > 0 {
+			stranded = table.Percent(o.Stranded)
 		}
-		if c.about != "" {
-			about += fmt.Sprintf("%9s: %s\n", c.name, c.about)
-		}
+		rows = append(rows, []string{o.Policy, n(o.Requests), n(o.Admitted), n(o.Refused), n(o.Needless), n(o.Over), n(o.StoreCalls),
+			table.Percent(o.CallsPerRequest), stranded, table.Percent(o.WaitedShare), table.Duration(o.P50), table.Duration(o.P99)})
 	}
-	s := r.heading + "\n\n" + table.Within(width, rows, true) + "\n" + about + "\nRecommended: " + r.Recommendation.Policy + "\n"
-	for _, paragraph := range append([]string{r.Recommendation.Reason}, r.Notes...) {
-		s += prose(paragraph, width) + "\n"
-	}
-	return strings.TrimSuffix(s, "\n")
+	s := r.heading + "\n\n" + table.Within(width, rows, true) + tuneLegend + r.Recommendation.Policy + "\n"
+	return s + prose(strings.Join(append([]string{r.Recommendation.Reason}, r.Notes...), "\n\n"), width)
 }
 
 // extension returns the extension of a file's name, in lower case.
@@ -168,25 +145,15 @@ func (c *tuning) writeReport(r *tuneReport) error {
 func (r *tuneReport) page(chart []byte) []byte {
 	return fmt.Appendf(nil, `<!DOCTYPE html>
 <html lang="en">
-<head>
-<meta charset="utf-8"/>
-<title>reservoir tune</title>
-<style>
-body { font: 13px/1.5 monospace; margin: 2em; color: #222 }
-pre { overflow-x: auto }
-svg { max-width: 100%%; height: auto }
-</style>
-</head>
-<body>
-<pre>%s</pre>
-%s</body>
+<head><meta charset="utf-8"/><title>reservoir tune</title><style>pre { overflow-x: auto } svg { max-width: 100%% }</style></head>
+<body><pre>%s</pre>%s</body>
 </html>
 `, html.EscapeString(r.text(120)), chart)
 }
 
-var colours = []string{"#777777", "#e69f00", "#d55e00", "#009e73", "#cc79a7", "#0072b2", "#56b4e9", "#8c6d1f", "#994f00"}
+var colours = []chart.Colour{0x777777, 0xe69f00, 0xd55e00, 0x009e73, 0xcc79a7, 0x0072b2, 0x56b4e9, 0x8c6d1f, 0x994f00}
 
-func colourOf(i int) string { return colours[i%len(colours)] }
+func colourOf(i int) chart.Colour { return colours[i%len(colours)] }
 
 // chart draws store calls and stranding against batch size, and the share of requests
 // that reach the store over time, as in Rockset's article.
@@ -199,7 +166,7 @@ func (r *tuneReport) chart() []byte {
 	}
 	calls := r.bySize("Store calls", 1, most, whole, func(o sim.Outcome) float64 { return float64(o.StoreCalls) })
 	stranded := r.bySize("Share of the limit stranded at the first refusal", 1e-4, 1, percentTick, func(o sim.Outcome) float64 { return o.Stranded })
-	page.Plots = []*plot.Plot{calls, stranded, r.byTime()}
+	page.Plots = [][]*plot.Plot{{calls}, {stranded}, {r.byTime()}}
 	return page.SVG()
 }
 
@@ -222,7 +189,7 @@ func (r *tuneReport) bySize(title string, least, most float64, name func(float64
 }
 
 // byTime draws a curve for each policy. The scale is logarithmic, because policies differ
-// by orders of magnitude. The curve has a gap where no requests came.
+// by orders of magnitude.
 func (r *tuneReport) byTime() *plot.Plot {
 	p := chart.New("Store calls as a share of requests, over time", "seconds of the traffic")
 	up := chart.Logarithmic(&p.Y, 1e-4, 1, percentTick)
@@ -230,13 +197,10 @@ func (r *tuneReport) byTime() *plot.Plot {
 	for i, o := range r.Policies {
 		var course plotter.XYs
 		for j, b := range o.Timeline {
-			if b.Requests == 0 {
-				chart.Curve(p, course, colourOf(i))
-				course = nil
-				continue
+			if b.Requests > 0 {
+				middle := (float64(j) + 0.5) / float64(len(o.Timeline)) * r.Traffic.Seconds
+				course = append(course, plotter.XY{X: middle, Y: up(sim.Ratio(b.Calls, b.Requests))})
 			}
-			middle := (float64(j) + 0.5) / float64(len(o.Timeline)) * r.Traffic.Seconds
-			course = append(course, plotter.XY{X: middle, Y: up(sim.Ratio(b.Calls, b.Requests))})
 		}
 		chart.Curve(p, course, colourOf(i))
 	}

@@ -95,7 +95,7 @@ func TestInspectTopIsBounded(t *testing.T) {
 	require.NoError(t, client.Eval(t.Context(), `for i = 1, ARGV[1] do redis.call('SET', 'other:' .. i, 1) end return 1`, nil, n).Err())
 	o := invoke(t.Context(), "inspect", "-top", "3", "-store", "redis://"+server.Addr())
 	o.requireFine(t)
-	require.Contains(t, o.stdout, "Too many keys: only about 100,000 of 150,000 keys were read.")
+	require.Contains(t, o.stdout, "\nOnly about 100,000 of 150,000 keys were read.")
 	require.EqualValues(t, mostNames/someNames, server.Calls("scan"))
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -106,7 +106,7 @@ func TestInspectTopIsBounded(t *testing.T) {
 	cancel()
 	o = <-ended
 	o.requireFine(t)
-	require.Contains(t, o.stdout, "Stopped early: only about ")
+	require.Contains(t, o.stdout, "\nOnly about ")
 }
 
 func TestLimiterKeys(t *testing.T) {
@@ -150,11 +150,11 @@ func TestWatch(t *testing.T) {
 	line, stop := watching(t, "key 1", "-store", "redis://"+server.Addr(), "-prefix", "p*:", "-name", "n", "-limit", "10000")
 	require.Regexp(t, `^\d\d:\d\d:\d\d no window is open\n$`, line())
 	charge(t, server, "n", "key 1", 600)
-	require.Regexp(t, `^\S+ charged 600 of 10,000, [A-Z0-9]+\.1 100\.0 %, reset 20\S+\n$`, line())
+	require.Regexp(t, `^\S+ charged 600 of 10,000, [A-Z0-9]+\.1 100 %, reset 20\S+\n$`, line())
 	looks := server.Calls("hgetall")
 	eventually(t, "looks that find no change, and say nothing", func() bool { return server.Calls("hgetall") >= looks+2 })
 	charge(t, server, "n", "key 1", 400, reservoir.WithDirect())
-	require.Regexp(t, `^\S+ charged 1,000 of 10,000, [A-Z0-9]+\.1 60\.0 %, direct calls 40\.0 %, reset 20\S+\n$`, line())
+	require.Regexp(t, `^\S+ charged 1,000 of 10,000, [A-Z0-9]+\.1 60.0 %, direct calls 40.0 %, reset 20\S+\n$`, line())
 	server.Kill()
 	require.Regexp(t, `^\S+ no answer: .*refused`, line())
 	require.Equal(t, outcome{}, stop(), "an unchanged key is not told again")

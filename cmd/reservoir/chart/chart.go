@@ -4,7 +4,6 @@ package chart
 
 import (
 	"bytes"
-	"fmt"
 	"image/color"
 	"math"
 
@@ -21,19 +20,30 @@ import (
 type Page struct {
 	Title, Note   string
 	Legend        []Entry
-	Plots         []*plot.Plot
-	Width, Height int // of a diagram with its axes, in points
+	Plots         [][]*plot.Plot // rows of one
+	Width, Height int            // of a diagram with its axes, in points
 }
 
-// Entry explains a colour, of the form #0072b2.
-type Entry struct{ Colour, Text string }
+// Entry explains a colour.
+type Entry struct {
+	Colour Colour
+	Text   string
+}
+
+// Colour is a colour such as 0x0072b2.
+type Colour uint32
+
+// RGBA implements color.Color.
+func (c Colour) RGBA() (r, g, b, a uint32) {
+	return color.RGBA{byte(c >> 16), byte(c >> 8), byte(c), 0xff}.RGBA()
+}
 
 const (
 	margin = 14
 	line   = 18 // height of a line of the heading
 )
 
-// SVG draws the page. It panics if a colour does not have the form of [Entry]'s.
+// SVG draws the page.
 func (p Page) SVG() []byte {
 	width := vg.Length(p.Width + 2*margin)
 	head := vg.Length(line*(len(p.Legend)+3) + margin)
@@ -45,20 +55,15 @@ func (p Page) SVG() []byte {
 	c.FillText(style(11, 0), vg.Point{X: margin, Y: height - 2*line - 4}, p.Note)
 	for i, e := range p.Legend {
 		at := vg.Point{X: margin, Y: height - vg.Length(line*(i+3)) - 4}
-		c.FillPolygon(colour(e.Colour), []vg.Point{at, {X: at.X + 10, Y: at.Y}, {X: at.X + 10, Y: at.Y + 10}, {X: at.X, Y: at.Y + 10}})
+		c.FillPolygon(e.Colour, []vg.Point{at, {X: at.X + 10, Y: at.Y}, {X: at.X + 10, Y: at.Y + 10}, {X: at.X, Y: at.Y + 10}})
 		c.FillText(style(11, 0), vg.Point{X: margin + 16, Y: at.Y}, e.Text)
 	}
-	var column [][]*plot.Plot
-	for _, diagram := range p.Plots {
-		column = append(column, []*plot.Plot{diagram})
-	}
-	tiles := draw.Tiles{Rows: len(column), Cols: 1, PadY: 2 * margin, PadTop: head, PadBottom: margin, PadLeft: margin, PadRight: margin}
-	for i, row := range plot.Align(column, tiles, c) {
-		p.Plots[i].Draw(row[0])
+	tiles := draw.Tiles{Rows: len(p.Plots), Cols: 1, PadY: 2 * margin, PadTop: head, PadBottom: margin, PadLeft: margin, PadRight: margin}
+	for i, row := range plot.Align(p.Plots, tiles, c) {
+		p.Plots[i][0].Draw(row[0])
 	}
 	var b bytes.Buffer
-	_, err := svg.WriteTo(&b) // a buffer accepts everything
-	must(err)
+	must(svg.WriteTo(&b))                                  // a buffer accepts everything
 	_, drawing, _ := bytes.Cut(b.Bytes(), []byte("<svg ")) // without the XML header, for HTML pages
 	drawing = append([]byte("<svg "), drawing...)
 	return bytes.ReplaceAll(drawing, []byte("font-family:Liberation Sans;"), []byte("font-family:Helvetica, Arial, Liberation Sans, sans-serif;"))
@@ -71,7 +76,7 @@ func New(title, below string) *plot.Plot {
 	p.X.Label.Text, p.X.Label.TextStyle = below, style(10, -0.5)
 	p.X.Tick.Label.Font, p.Y.Tick.Label.Font, p.X.Padding, p.Y.Padding = style(10, 0).Font, style(10, 0).Font, 0, 0
 	g := plotter.NewGrid()
-	g.Vertical.Color, g.Horizontal.Color = colour("#dddddd"), colour("#dddddd")
+	g.Vertical.Color, g.Horizontal.Color = Colour(0xdddddd), Colour(0xdddddd)
 	p.Add(g)
 	return p
 }
@@ -100,25 +105,22 @@ func Logarithmic(a *plot.Axis, least, most float64, name func(v float64) string)
 
 // Curve joins points by a line. It draws nothing without points, and panics on NaN and
 // infinity.
-func Curve(p *plot.Plot, points plotter.XYs, hue string) {
+func Curve(p *plot.Plot, points plotter.XYs, hue Colour) {
 	if len(points) == 0 {
 		return
 	}
-	l, err := plotter.NewLine(points)
-	must(err)
-	l.Color, l.Width = colour(hue), 1.5
+	l := must(plotter.NewLine(points))
+	l.Color, l.Width = hue, 1.5
 	p.Add(l)
 }
 
 // Dot fills a circle of a radius in points and writes text beside it, to the right or
 // above. It panics on NaN and infinity.
-func Dot(p *plot.Plot, x, y, radius float64, hue, text string, above bool) {
+func Dot(p *plot.Plot, x, y, radius float64, hue Colour, text string, above bool) {
 	at := plotter.XYs{{X: x, Y: y}}
-	s, err := plotter.NewScatter(at)
-	must(err)
-	s.GlyphStyle = draw.GlyphStyle{Color: colour(hue), Radius: vg.Length(radius), Shape: draw.CircleGlyph{}}
-	l, err := plotter.NewLabels(plotter.XYLabels{XYs: at, Labels: []string{text}})
-	must(err)
+	s := must(plotter.NewScatter(at))
+	s.GlyphStyle = draw.GlyphStyle{Color: hue, Radius: vg.Length(radius), Shape: draw.CircleGlyph{}}
+	l := must(plotter.NewLabels(plotter.XYLabels{XYs: at, Labels: []string{text}}))
 	l.TextStyle[0], l.Offset = style(9, 0), vg.Point{X: 7, Y: -3}
 	if above {
 		l.TextStyle[0], l.Offset = style(8, -0.5), vg.Point{Y: 4}
@@ -127,24 +129,18 @@ func Dot(p *plot.Plot, x, y, radius float64, hue, text string, above bool) {
 }
 
 // must panics if a plotter rejects its data, which is a mistake of the caller.
-func must(err error) {
+func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
 	}
+	return v
 }
 
 // style returns a font of a size in points. align is 0 for text that begins at its place
 // and -0.5 for centred text.
 func style(size float64, align text.XAlignment) text.Style {
 	return text.Style{
-		Color: colour("#333333"), Font: font.Font{Typeface: "Liberation", Variant: "Sans", Size: vg.Length(size)},
+		Color: Colour(0x333333), Font: font.Font{Typeface: "Liberation", Variant: "Sans", Size: vg.Length(size)},
 		XAlign: align, Handler: plot.DefaultTextHandler,
 	}
-}
-
-func colour(s string) color.Color {
-	c := color.RGBA{A: 0xff}
-	_, err := fmt.Sscanf(s, "#%02x%02x%02x", &c.R, &c.G, &c.B)
-	must(err)
-	return c
 }

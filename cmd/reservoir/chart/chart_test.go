@@ -17,14 +17,14 @@ import (
 func TestPageIsXML(t *testing.T) {
 	p := New(`"<&>"`, "below")
 	up := Logarithmic(&p.Y, 1e-3, 1, func(v float64) string { return fmt.Sprint(v) })
-	Curve(p, plotter.XYs{{X: 0, Y: up(0)}, {X: 1, Y: up(5)}}, "#dd0000")
-	Curve(p, nil, "#dd0000")
-	Dot(p, 1, up(1), 3, "#0072b2", "a & b", true)
+	Curve(p, plotter.XYs{{X: 0, Y: up(0)}, {X: 1, Y: up(5)}}, 0xdd0000)
+	Curve(p, nil, 0xdd0000)
+	Dot(p, 1, up(1), 3, 0x0072b2, "a & b", true)
 	named := New("", "")
 	Named(&named.Y, []string{"one", "two"})
-	page := Page{Title: "<title>", Note: "<note>", Plots: []*plot.Plot{p, named, p}, Width: 300, Height: 200}
+	page := Page{Title: "<title>", Note: "<note>", Plots: [][]*plot.Plot{{p}, {named}, {p}}, Width: 300, Height: 200}
 	for i := range 20 {
-		page.Legend = append(page.Legend, Entry{"#ffffff", fmt.Sprint("policy & ", i)})
+		page.Legend = append(page.Legend, Entry{0xffffff, fmt.Sprint("policy & ", i)})
 	}
 	drawing := page.SVG()
 	require.True(t, bytes.HasPrefix(drawing, []byte("<svg ")))

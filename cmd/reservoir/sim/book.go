@@ -15,10 +15,8 @@ import (
 // book counts the results of requests, by the window in the result, and the calls that
 // reached the store. It does not rely on the limiters' counts.
 type book struct {
-	limit  int64
-	tokens int64         // per request
-	length time.Duration // of the traffic
-	index  map[string]int32
+	Traffic
+	limit int64
 
 	mu      sync.Mutex
 	windows map[page]*Window
@@ -33,24 +31,22 @@ type book struct {
 
 // page identifies a window.
 type page struct {
-	key int32
+	key string
 	id  backend.Window
 }
 
-func newBook(t Traffic, limit int64, parts int) *book {
-	b := &book{limit: limit, tokens: max(t.Tokens, 1), length: t.Length, index: make(map[string]int32), windows: make(map[page]*Window)}
-	for i, k := range t.Keys {
-		b.index[k] = int32(i)
-	}
-	b.latency, b.late = NewLatency(), NewLatency()
+// parts is the number of parts of the timeline.
+const parts = 50
+
+func newBook(t Traffic, limit int64) *book {
+	b := &book{Traffic: t, limit: limit, windows: make(map[page]*Window), latency: NewLatency(), late: NewLatency()}
 	b.sum.Timeline = make([]Bucket, parts)
 	return b
 }
 
 // bucket returns the part of the timeline that contains at.
 func (b *book) bucket(at time.Duration) *Bucket {
-	parts := len(b.sum.Timeline)
-	i := int(float64(at) / float64(b.length) * float64(parts))
+	i := int(float64(at) / float64(b.Length) * parts)
 	return &b.sum.Timeline[min(max(i, 0), parts-1)]
 }
 
@@ -63,7 +59,7 @@ func (b *book) call(at time.Duration) {
 }
 
 // window returns the window of a key with that id, which is 0 if the reply had no window.
-func (b *book) window(key int32, id backend.Window) *Window {
+func (b *book) window(key string, id backend.Window) *Window {
 	w := b.windows[page{key, id}]
 	if w == nil {
 		w = &Window{ID: id, key: key}
@@ -86,7 +82,7 @@ func (b *book) hear(w *way, q backend.SyncRequest, r backend.SyncReply) {
 	if was.window != now.window || was.client != now.client {
 		was.net = 0
 	}
-	b.window(b.index[q.Key], r.Window).held += now.net - was.net
+	b.window(q.Key, r.Window).held += now.net - was.net
 }
 
 // answer counts a request's answer and how long it took.
@@ -102,20 +98,17 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 		b.failure = cmp.Or(b.failure, err)
 		return
 	}
-	p := b.window(q.Key, backend.Window(r.Reset.UnixMilli()))
+	p := b.window(b.Keys[q.Key], backend.Window(r.Reset.UnixMilli()))
 	if p.Requests++; p.Requests == 1 {
 		p.Calls = b.calls
 	}
 	if r.Source.OnNetwork() {
-		b.sum.Waited++
 		p.Waited++
 	}
 	if r.Allowed {
-		b.sum.Admitted++
-		p.admit(r, b.tokens, q.At+late+took)
+		p.admit(r, b.Tokens, q.At+late+took)
 		return
 	}
-	b.sum.Refused++
 	if r.Source == reservoir.Denied {
 		b.sum.Remembered++
 	}
@@ -144,36 +137,43 @@ func (b *book) outcome() Outcome {
 	defer b.mu.Unlock()
 	o := b.sum
 	for _, w := range b.windows {
+		o.Admitted, o.Refused, o.Waited = o.Admitted+w.Spent/b.Tokens, o.Refused+w.Refused, o.Waited+w.Waited
 		if w.ID != 0 {
 			o.Windows = append(o.Windows, w)
 		}
 	}
 	slices.SortFunc(o.Windows, func(v, w *Window) int { return cmp.Or(cmp.Compare(v.key, w.key), cmp.Compare(v.ID, w.ID)) })
-	var cold, steady []*Window // windows with a refusal
+	var cold, steady []*Window
 	for i, w := range o.Windows {
 		o.Over += max(w.Spent-b.limit, 0)
-		if w.Refused == 0 {
-			continue
-		}
-		o.Needless += min(w.Refused, max(b.limit-w.Spent, 0)/b.tokens)
+		o.Needless += min(w.Refused, max(b.limit-w.Spent, 0)/b.Tokens)
 		if i == 0 || o.Windows[i-1].key != w.key {
 			cold = append(cold, w)
 		} else {
 			steady = append(steady, w)
 		}
 	}
-	if len(steady) == 0 {
-		steady, o.Cold = cold, len(cold) > 0
+	o.Stranded, o.StrandedWindows = Stranded(steady, b.limit)
+	if o.StrandedWindows == 0 {
+		o.Stranded, o.StrandedWindows = Stranded(cold, b.limit)
+		o.Cold = o.StrandedWindows > 0
 	}
-	stranded := int64(0)
-	for _, w := range steady {
-		stranded += w.Stranded
-	}
-	o.StrandedWindows = int64(len(steady))
-	o.Stranded = Ratio(stranded, o.StrandedWindows*b.limit)
+	o.StoreCalls, o.CallsPerRequest = b.calls, Ratio(b.calls, o.Requests)
 	o.MeanBatch, o.WaitedShare = Ratio(b.granted, b.grants), Ratio(o.Waited, o.Requests)
-	o.P50, o.P99, o.Late = int64(b.latency.Quantile(0.50)), int64(b.latency.Quantile(0.99)), int64(b.late.Quantile(0.99))
+	o.P50, o.P99, o.Late = b.latency.Quantile(0.50), b.latency.Quantile(0.99), b.late.Quantile(0.99)
 	return o
+}
+
+// Stranded returns the share of a limit that was stranded at the first refusal of a window,
+// on average over the windows with a refusal, and the number of these.
+func Stranded(windows []*Window, limit int64) (share float64, short int64) {
+	stranded := int64(0)
+	for _, w := range windows {
+		if w.Refused > 0 {
+			short, stranded = short+1, stranded+w.Stranded
+		}
+	}
+	return Ratio(stranded, short*limit), short
 }
 
 // Ratio returns a/b, and 0 for 0/0.
@@ -182,14 +182,12 @@ func Ratio(a, b int64) float64 { return float64(a) / float64(max(b, 1)) }
 // Outcome is the result of a [Replay]. Requests == Admitted + Refused + Errors. Times are
 // in nanoseconds, shares between 0 and 1.
 type Outcome struct {
-	Policy string `json:"policy"`
-	Kind   Kind   `json:"kind"`
-
-	Requests   int64 `json:"requests"`
-	Admitted   int64 `json:"admitted"`
-	Refused    int64 `json:"refused"`
-	Errors     int64 `json:"errors"`
-	Remembered int64 `json:"refused_from_memory"` // of Refused, those that cost no call
+	Policy     string `json:"policy"`
+	Requests   int64  `json:"requests"`
+	Admitted   int64  `json:"admitted"`
+	Refused    int64  `json:"refused"`
+	Errors     int64  `json:"errors"`
+	Remembered int64  `json:"refused_from_memory"` // of Refused, those that cost no call
 
 	// Needless counts refused requests for which the limit had tokens: in each window at
 	// most as many as its unspent tokens would have served.
@@ -200,11 +198,11 @@ type Outcome struct {
 	CallsPerRequest float64 `json:"store_calls_per_request"`
 	MeanBatch       float64 `json:"mean_batch"` // tokens per call that brought any; 0 = no call did
 
-	Waited      int64   `json:"waited"` // on the network
-	WaitedShare float64 `json:"waited_share"`
-	P50         int64   `json:"p50_ns"` // latency of answers; see Setting
-	P99         int64   `json:"p99_ns"`
-	Late        int64   `json:"late_p99_ns"` // how late requests were made
+	Waited      int64         `json:"waited"` // on the network
+	WaitedShare float64       `json:"waited_share"`
+	P50         time.Duration `json:"p50_ns"` // latency of answers; see Setting
+	P99         time.Duration `json:"p99_ns"`
+	Late        time.Duration `json:"late_p99_ns"` // how late requests were made
 
 	// Stranded is the share of the limit that lay unspent in processes at the first
 	// refusal of a window, on average over the windows with a refusal. The first window
@@ -234,7 +232,7 @@ type Window struct {
 	Refused  int64
 	Stranded int64 // tokens held and unspent in all processes, at the first refusal
 
-	key   int32
+	key   string
 	held  int64         // charged by batches and not spent
 	short time.Duration // when the first refusal was answered
 }

@@ -7,11 +7,12 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
@@ -21,12 +22,12 @@ type Setting struct {
 	Limit reservoir.Limit
 	Delay time.Duration // round trip of a call on the virtual clock
 
-	// Virtual runs f on a virtual clock, for the embedded store only; nil = the real
-	// clock. The virtual clock stands still while anything runs and jumps to the next
-	// timer when everything waits. Answers from memory take no time, and calls take the
-	// Delay, which must be less than a fetch timeout. The limiters' randomness follows
-	// the Seed, and one thread runs. So only one such replay may run at a time.
-	Virtual func(f func())
+	// Virtual selects a virtual clock, for the embedded store only. It stands still while
+	// anything runs and jumps to the next timer when everything waits. Answers from memory
+	// take no time, and calls take the Delay, which must be less than a fetch timeout. The
+	// limiters' randomness follows the Seed, and one thread runs. So only one such replay
+	// may run at a time.
+	Virtual bool
 	Seed    uint64
 
 	// Travel returns how long half of a call takes that starts now, for fleets in which
@@ -35,63 +36,20 @@ type Setting struct {
 	Travel func(process int, now time.Duration, back bool) time.Duration
 }
 
-// Replay makes the requests of a traffic under one policy, once. Create it with
-// [NewReplay].
+// Replay makes the requests of a traffic under one policy, once. Set its exported fields
+// and call Run. The store should hold nothing for the traffic's keys.
 type Replay struct {
 	Traffic
 	Setting
-	policy   Policy
-	store    backend.Store
+	Policy Policy
+	Store  backend.Store
+
 	limiters []*reservoir.Limiter
 	book     *book
-
-	begin   time.Time
-	made    atomic.Int64 // requests
-	active  sync.WaitGroup
-	closing atomic.Bool
-}
-
-// NewReplay sets up a replay on store, which should hold nothing for the traffic's keys.
-// If store is nil, the replay uses an embedded store. NewReplay does no I/O.
-func NewReplay(t Traffic, p Policy, s Setting, store backend.Store) *Replay {
-	t.Tokens = max(t.Tokens, 1)
-	return &Replay{Traffic: t, Setting: s, policy: p, store: store, book: newBook(t, s.Limit.Tokens, 50)}
-}
-
-// connect makes a limiter for each process, and its way to the store.
-func (r *Replay) connect() error {
-	if r.store == nil {
-		r.store = memstore.New()
-	}
-	for i := range r.Processes {
-		l, err := reservoir.New(r.way(i), r.Limit, r.policy.Option, reservoir.WithMaxKeys(max(1<<20, len(r.Keys))))
-		if err != nil {
-			return err
-		}
-		r.limiters = append(r.limiters, l)
-	}
-	return nil
-}
-
-// way returns the way of one process. Calls of Close take no time, because no caller
-// waits for them.
-func (r *Replay) way(process int) *way {
-	return &way{Store: r.store, book: r.book, known: make(map[string]account), travel: func(ctx context.Context, back bool) error {
-		now, d := r.at(time.Now()), r.Delay/2
-		if !back {
-			r.book.call(now)
-		}
-		switch {
-		case r.Virtual == nil: // the real network takes its time
-			return nil
-		case r.closing.Load():
-			d = 0
-		case r.Travel != nil:
-			d = r.Travel(process, now, back)
-		}
-		time.Sleep(d) // within the fetch timeout
-		return ctx.Err()
-	}}
+	begin    time.Time
+	made     atomic.Int64 // requests
+	active   sync.WaitGroup
+	closing  atomic.Bool
 }
 
 // Made returns the number of requests made so far. It is safe for concurrent use.
@@ -100,99 +58,97 @@ func (r *Replay) Made() int64 { return r.made.Load() }
 // Run makes the requests and returns the outcome, or the error of ctx if that ends first.
 // It also fails if all requests failed, or if the counts of the limiters and of their
 // callers disagree, because then neither can be trusted.
+//
+// A real Limiter uses the runtime's clock. Only synctest.Test makes that virtual, because
+// the linker lets no other package use internal/synctest. Test needs a T, and a zero T is
+// enough; if a later Go needs more, the tests fail. Package testing adds no flags and
+// runs nothing unless asked.
 func (r *Replay) Run(ctx context.Context) (o Outcome, err error) {
-	if r.Virtual == nil {
+	if !r.Virtual {
 		return r.run(ctx)
 	}
 	defer chance.Seed(r.Seed)() // so that the same traffic has the same outcome
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	r.Virtual(func() { o, err = r.run(ctx) })
+	synctest.Test(new(testing.T), func(*testing.T) { o, err = r.run(ctx) })
 	return o, err
 }
 
 func (r *Replay) run(ctx context.Context) (Outcome, error) {
-	if err := r.connect(); err != nil {
-		return Outcome{}, err
+	r.book = newBook(r.Traffic, r.Limit.Tokens)
+	for i := range r.Processes {
+		l, err := reservoir.New(r.way(i), r.Limit, r.Policy.Option, reservoir.WithMaxKeys(max(1<<20, len(r.Keys))))
+		if err != nil {
+			return Outcome{}, err
+		}
+		r.limiters = append(r.limiters, l)
 	}
 	r.begin = time.Now()
 	r.lead(ctx)
 	r.active.Wait()
-	stats, err := r.close()
-	if e := ctx.Err(); e != nil {
-		return Outcome{}, e
-	}
 	o := r.book.outcome()
-	o.Policy, o.Kind = r.policy.Name, r.policy.Kind
-	o.StoreCalls, o.CallsPerRequest = stats.StoreCalls, Ratio(stats.StoreCalls, o.Requests)
+	o.Policy = r.Policy.Name
+	spent, err := r.close()
 	switch {
+	case ctx.Err() != nil:
+		return Outcome{}, ctx.Err()
 	case o.Errors > 0 && o.Errors == o.Requests:
-		return o, fmt.Errorf("every request failed, the first with: %w", r.book.failure)
-	case err != nil:
-		return o, err
-	case stats.Spent != o.Admitted*r.Tokens:
-		return o, fmt.Errorf("the limiters spent %d tokens, their callers had %d", stats.Spent, o.Admitted*r.Tokens)
+		err = fmt.Errorf("every request failed, the first with: %w", r.book.failure)
+	case err == nil && spent != o.Admitted*r.Tokens:
+		err = fmt.Errorf("the limiters spent %d tokens, their callers had %d", spent, o.Admitted*r.Tokens)
 	}
-	return o, nil
+	return o, err
 }
 
 // closeTimeout bounds the return of stock, for all processes together.
 const closeTimeout = 30 * time.Second
 
-// close closes the limiters and returns the sum of their counts. Store calls are those
-// before Close.
-func (r *Replay) close() (reservoir.Stats, error) {
+// close closes the limiters and returns what they spent.
+func (r *Replay) close() (spent int64, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	var sum reservoir.Stats
-	for _, l := range r.limiters {
-		sum.StoreCalls += l.Stats().StoreCalls
-	}
 	r.closing.Store(true)
-	var errs []error
 	for _, l := range r.limiters {
-		errs = append(errs, l.Close(ctx))
-		s := l.Stats()
-		sum.Spent += s.Spent
-		if s.Taken+s.Refunded != s.Spent+s.Returned+s.Expired+s.Held {
-			errs = append(errs, fmt.Errorf("a limiter's tokens do not balance: %+v", s))
-		}
+		err = errors.Join(err, l.Close(ctx))
+		spent += l.Stats().Spent
 	}
-	return sum, errors.Join(errs...)
+	return spent, err
 }
 
-// underWay bounds the requests in flight on the real clock, so that a machine too slow
-// for the traffic is late and does not time out.
-const underWay = 100
-
-// lead starts each request at its time, until all are started or ctx ends.
+// lead starts each request at its time, until all are started or ctx ends. On the real
+// clock it bounds the requests in flight, so that a machine too slow for the traffic is
+// late and does not time out.
 func (r *Replay) lead(ctx context.Context) {
-	slots := make(chan struct{}, underWay)
+	slots := make(chan struct{}, 100)
+	if r.Virtual {
+		slots = make(chan struct{}, len(r.Requests))
+	}
 	for i, q := range r.Requests {
-		if r.until(ctx, r.begin.Add(q.At)) != nil {
+		at := r.begin.Add(q.At)
+		if r.Virtual { // ctx comes from outside, where time differs, and waiting takes no real time
+			time.Sleep(time.Until(at))
+		} else {
+			Wait(ctx, at)
+		}
+		if ctx.Err() != nil {
 			return
 		}
 		r.made.Store(int64(i + 1))
-		if r.Virtual != nil {
-			r.active.Go(func() { r.request(q) })
-			continue
-		}
 		slots <- struct{}{}
-		r.active.Go(func() { r.request(q); <-slots })
+		r.active.Go(func() {
+			r.request(q)
+			<-slots
+		})
 	}
 }
 
-// until waits for an instant. On the virtual clock it cannot wait for ctx, which comes
-// from outside, and need not, because waiting takes no real time.
-func (r *Replay) until(ctx context.Context, at time.Time) error {
-	if r.Virtual != nil {
-		time.Sleep(time.Until(at))
-	} else if d := time.Until(at); d > 0 {
+// Wait waits for an instant, or until ctx ends.
+func Wait(ctx context.Context, at time.Time) {
+	if d := time.Until(at); d > 0 {
 		select {
 		case <-time.After(d):
 		case <-ctx.Done():
 		}
 	}
-	return ctx.Err()
 }
 
 // request makes a request, which the fetch timeout bounds.
@@ -210,9 +166,9 @@ func (r *Replay) at(at time.Time) time.Duration { return at.Sub(r.begin) }
 // process holds it.
 type way struct {
 	backend.Store // other methods take no time, because no decision waits for them
-	book          *book
-	travel        func(ctx context.Context, back bool) error // half of a call; counts it on its way there
-	known         map[string]account                         // by key, from the last reply; guarded by book.mu
+	replay        *Replay
+	process       int
+	known         map[string]account // by key, from the last reply; guarded by book.mu
 }
 
 // account is what a process holds or has spent of a window, by the store's ledger.
@@ -220,6 +176,30 @@ type account struct {
 	client string
 	window backend.Window
 	net    int64
+}
+
+func (r *Replay) way(process int) *way {
+	return &way{Store: r.Store, replay: r, process: process, known: make(map[string]account)}
+}
+
+// travel is half of a call. It counts the call on its way there. Calls of Close take no
+// time, because no caller waits for them.
+func (w *way) travel(ctx context.Context, back bool) error {
+	r := w.replay
+	now, d := r.at(time.Now()), r.Delay/2
+	if !back {
+		r.book.call(now)
+	}
+	switch {
+	case !r.Virtual: // the real network takes its time
+		return nil
+	case r.closing.Load():
+		d = 0
+	case r.Travel != nil:
+		d = r.Travel(w.process, now, back)
+	}
+	time.Sleep(d) // within the fetch timeout
+	return ctx.Err()
 }
 
 // call makes one call. If ctx ends on the way there, the store has not executed it.
@@ -241,7 +221,7 @@ func call[R, T any](ctx context.Context, w *way, op string, f func(context.Conte
 func (w *way) Sync(ctx context.Context, q backend.SyncRequest) (backend.SyncReply, error) {
 	reply, err := call(ctx, w, "sync", w.Store.Sync, q)
 	if err == nil {
-		w.book.hear(w, q, reply)
+		w.replay.book.hear(w, q, reply)
 	}
 	return reply, err
 }
@@ -249,11 +229,6 @@ func (w *way) Sync(ctx context.Context, q backend.SyncRequest) (backend.SyncRepl
 // Take implements backend.Store.
 func (w *way) Take(ctx context.Context, q backend.TakeRequest) (backend.TakeReply, error) {
 	return call(ctx, w, "take", w.Store.Take, q)
-}
-
-// Refund implements backend.Store.
-func (w *way) Refund(ctx context.Context, q backend.RefundRequest) (int64, error) {
-	return call(ctx, w, "refund", w.Store.Refund, q)
 }
 
 // Shard returns the shard of a key, because limiters estimate their lead time by shard.

@@ -4,29 +4,24 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 )
-
-// onVirtualTime is a clock for a Setting.
-func onVirtualTime(t *testing.T) func(f func()) {
-	return func(f func()) { synctest.Test(t, func(*testing.T) { f() }) }
-}
 
 // small is a replay of a few windows with one and a half times the demand.
 func small(t *testing.T, name string, s Setting) (Traffic, *Replay) {
 	t.Helper()
-	traffic := Shape{Rate: 15 * 1000, Keys: 2, Processes: 3, Length: 200 * time.Millisecond, Seed: 1}.Traffic()
+	traffic := Shape{Tokens: 1, Rate: 15 * 1000, Keys: 2, Processes: 3, Length: 200 * time.Millisecond, Seed: 1}.Traffic()
 	p, err := Policies([]string{name}, s.Limit.Tokens)
 	require.NoError(t, err)
-	return traffic, NewReplay(traffic, p[0], s, nil)
+	return traffic, &Replay{Traffic: traffic, Policy: p[0], Setting: s, Store: memstore.New()}
 }
 
-var adaptive = Policy{Name: "adaptive", Kind: Adaptive, Option: reservoir.WithBatch(reservoir.Adaptive(1, 0))}
+var adaptive = Policy{Name: "adaptive", Option: reservoir.WithBatch(reservoir.Adaptive(1, 0))}
 
 // requireSums checks what holds of every outcome.
 func requireSums(t *testing.T, traffic Traffic, o Outcome) {
@@ -48,7 +43,7 @@ func requireSums(t *testing.T, traffic Traffic, o Outcome) {
 
 func TestReplay(t *testing.T) {
 	limit := reservoir.Limit{Tokens: 500, Window: 100 * time.Millisecond}
-	for _, clock := range []func(func()){onVirtualTime(t), nil} {
+	for _, clock := range []bool{true, false} {
 		testReplay(t, Setting{Limit: limit, Delay: 100 * time.Microsecond, Virtual: clock})
 	}
 }
@@ -63,10 +58,10 @@ func testReplay(t *testing.T, s Setting) {
 		require.NoError(t, err, name)
 		requireSums(t, traffic, o)
 		require.EqualValues(t, len(traffic.Requests), r.Made())
-		if s.Virtual != nil {
+		if s.Virtual {
 			require.Zero(t, o.Errors)
 		}
-		if s.Virtual != nil && name == "direct" {
+		if s.Virtual && name == "direct" {
 			require.InEpsilon(t, s.Delay, o.P99, 0.01, "a call takes its delay and no more")
 		}
 		calls[name] = o.StoreCalls
@@ -83,7 +78,7 @@ func testReplay(t *testing.T, s Setting) {
 func TestReplayEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for _, clock := range []func(func()){onVirtualTime(t), nil} {
+	for _, clock := range []bool{true, false} {
 		_, r := small(t, "adaptive", Setting{Limit: reservoir.PerHour(10), Virtual: clock})
 		_, err := r.Run(ctx)
 		require.ErrorIs(t, err, context.Canceled)
@@ -92,8 +87,8 @@ func TestReplayEndsWithItsContext(t *testing.T) {
 }
 
 func TestReplayThatOnlyFailsIsAnError(t *testing.T) {
-	r := NewReplay(Shape{Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic(),
-		adaptive, Setting{Limit: reservoir.PerHour(10), Virtual: onVirtualTime(t)}, &scripted{})
+	r := &Replay{Traffic: Shape{Tokens: 1, Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic(),
+		Policy: adaptive, Setting: Setting{Limit: reservoir.PerHour(10), Virtual: true}, Store: &scripted{}}
 	o, err := r.Run(t.Context())
 	require.ErrorContains(t, err, "every request failed, the first with: ")
 	require.Equal(t, o.Requests, o.Errors)
@@ -101,8 +96,8 @@ func TestReplayThatOnlyFailsIsAnError(t *testing.T) {
 
 // A day of traffic with hourly limits, of which nobody could wait for the end.
 func TestReplayOfADay(t *testing.T) {
-	traffic := Shape{Rate: 0.2, Keys: 3, Processes: 4, Length: 24 * time.Hour, Seed: 1}.Traffic()
-	r := NewReplay(traffic, adaptive, Setting{Limit: reservoir.PerHour(150), Delay: time.Millisecond, Virtual: onVirtualTime(t)}, nil)
+	traffic := Shape{Tokens: 1, Rate: 0.2, Keys: 3, Processes: 4, Length: 24 * time.Hour, Seed: 1}.Traffic()
+	r := &Replay{Traffic: traffic, Policy: adaptive, Setting: Setting{Limit: reservoir.PerHour(150), Delay: time.Millisecond, Virtual: true}, Store: memstore.New()}
 	o, err := r.Run(t.Context())
 	require.NoError(t, err)
 	requireSums(t, traffic, o)
@@ -117,8 +112,8 @@ func TestReplayIsNotHeldUp(t *testing.T) {
 		time.Sleep(20 * time.Millisecond) // within the fetch timeout
 		return limit
 	})}
-	traffic := Shape{Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic()
-	r := NewReplay(traffic, slow, Setting{Limit: limit, Virtual: onVirtualTime(t)}, nil)
+	traffic := Shape{Tokens: 1, Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic()
+	r := &Replay{Traffic: traffic, Policy: slow, Setting: Setting{Limit: limit, Virtual: true}, Store: memstore.New()}
 	o, err := r.Run(t.Context())
 	require.NoError(t, err)
 	requireSums(t, traffic, o)
@@ -129,7 +124,7 @@ func TestReplayIsNotHeldUp(t *testing.T) {
 func TestReplayOfWindows(t *testing.T) {
 	var there, back atomic.Int64
 	_, r := small(t, "direct", Setting{
-		Limit: reservoir.Limit{Tokens: 100, Window: 20 * time.Millisecond}, Virtual: onVirtualTime(t),
+		Limit: reservoir.Limit{Tokens: 100, Window: 20 * time.Millisecond}, Virtual: true,
 		Travel: func(_ int, _ time.Duration, returning bool) time.Duration {
 			if returning {
 				back.Add(1)

@@ -22,23 +22,19 @@ var (
 	ErrKey     = errors.New("want a key of 1 to 4,096 bytes")
 	ErrCSV     = errors.New("not CSV: a quote that is not closed, not doubled or not at a field's ends")
 	ErrEmpty   = errors.New("no requests")
-	ErrMany    = fmt.Errorf("more than %d requests", MaxRequests)
+	ErrMany    = errors.New("too many requests")
 	ErrSpan    = errors.New("more than 366 days from the first request to the last")
 )
 
 const maxSpan = 366 * 24 * time.Hour
 
-// ReadTrace reads recorded traffic: CSV with a time and a key in its first two columns;
-// further ones are ignored, as are empty lines and lines that begin with #. A first line
-// whose time begins with a letter is a header. The lines need not be in order, because a
-// record of several processes rarely is. Records do not say which process served a
-// request, so the seed assigns each request to one of processes. An error has the number
-// of the line and not its text, because a key may be private.
-func ReadTrace(in io.Reader, processes int, seed uint64) (Traffic, error) {
-	return readTrace(in, processes, seed, MaxRequests)
-}
-
-func readTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, error) {
+// ReadTrace reads recorded traffic of at most so many requests: CSV with a time and a key
+// in its first two columns; further ones are ignored, as are empty lines and lines that
+// begin with #. A first line whose time begins with a letter is a header. The lines need
+// not be in order, because a record of several processes rarely is. Records do not say
+// which process served a request, so the seed assigns each request to one of processes.
+// An error has the number of the line and not its text, because a key may be private.
+func ReadTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, error) {
 	t := Traffic{Processes: processes}
 	r, index := rand.New(rand.NewPCG(seed, 2)), make(map[string]int32)
 	c := csv.NewReader(in)
@@ -56,7 +52,7 @@ func readTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, err
 		case first && header(fields[0]):
 			continue
 		case len(t.Requests) == most:
-			return Traffic{}, ErrMany
+			return Traffic{}, fmt.Errorf("%w: more than %d", ErrMany, most)
 		}
 		at, err := parseLine(fields)
 		if err != nil {

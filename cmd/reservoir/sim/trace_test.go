@@ -30,7 +30,7 @@ func TestReadTrace(t *testing.T) {
 		{"a byte order mark", "\ufeff1,a\n", []time.Duration{0}, "a"},
 		{"quotes", "\"1\",\"a\"\n", []time.Duration{0}, "a"},
 	} {
-		got, err := ReadTrace(strings.NewReader(row.text), 3, 1)
+		got, err := ReadTrace(strings.NewReader(row.text), 3, 1, MaxRequests)
 		require.NoError(t, err, row.name)
 		var at []time.Duration
 		var keys string
@@ -73,7 +73,7 @@ func TestReadTraceNamesTheLine(t *testing.T) {
 		{"a header only", "time,key\n", 0, ErrEmpty},
 		{"two years", "0,a\n63072000,b\n", 0, ErrSpan},
 	} {
-		_, err := ReadTrace(strings.NewReader(row.text), 1, 1)
+		_, err := ReadTrace(strings.NewReader(row.text), 1, 1, MaxRequests)
 		require.ErrorIs(t, err, row.err, row.name)
 		want := row.err.Error()
 		if row.line > 0 {
@@ -81,7 +81,7 @@ func TestReadTraceNamesTheLine(t *testing.T) {
 		}
 		require.EqualError(t, err, want, row.name)
 	}
-	_, err := ReadTrace(broken{}, 1, 1)
+	_, err := ReadTrace(broken{}, 1, 1, MaxRequests)
 	require.ErrorIs(t, err, errBroken)
 }
 
@@ -97,7 +97,7 @@ func FuzzReadTrace(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		a, err := ReadTrace(strings.NewReader(text), 2, 1)
+		a, err := ReadTrace(strings.NewReader(text), 2, 1, MaxRequests)
 		if err != nil {
 			var line int
 			_, none := fmt.Sscanf(err.Error(), "line %d:", &line)
@@ -108,7 +108,7 @@ func FuzzReadTrace(f *testing.F) {
 		require.True(t, slices.IsSortedFunc(a.Requests, func(a, b Request) int { return int(a.At - b.At) }))
 		require.Zero(t, a.Requests[0].At)
 		require.Greater(t, a.Length, a.Requests[len(a.Requests)-1].At)
-		b, err := ReadTrace(strings.NewReader(written(t, a)), 2, 1)
+		b, err := ReadTrace(strings.NewReader(written(t, a)), 2, 1, MaxRequests)
 		require.NoError(t, err)
 		require.Len(t, b.Requests, len(a.Requests))
 		for i, q := range b.Requests {
@@ -131,8 +131,8 @@ func written(t *testing.T, a Traffic) string {
 }
 
 func TestReadTraceStopsAtTheBound(t *testing.T) {
-	_, err := readTrace(strings.NewReader("time,key\n1,a\n2,b\n"), 1, 1, 2)
+	_, err := ReadTrace(strings.NewReader("time,key\n1,a\n2,b\n"), 1, 1, 2)
 	require.NoError(t, err)
-	_, err = readTrace(strings.NewReader("1,a\n2,b\n3,c\n"), 1, 1, 2)
+	_, err = ReadTrace(strings.NewReader("1,a\n2,b\n3,c\n"), 1, 1, 2)
 	require.ErrorIs(t, err, ErrMany)
 }

@@ -9,8 +9,8 @@
 //
 // On the embedded store a replay can run on a virtual clock, which advances when
 // everything waits. An hour of traffic takes only as long as its decisions, and a busy
-// machine does not change the outcome. The caller supplies the clock: see [Setting].
-// Redis keeps its own time, so a replay on it takes as long as the traffic.
+// machine does not change the outcome. Redis keeps its own time, so a replay on it takes
+// as long as the traffic.
 package sim
 
 import (
@@ -32,7 +32,7 @@ const MaxRequests = 10_000_000
 // Traffic is a list of requests, in order of their times.
 type Traffic struct {
 	Requests  []Request
-	Tokens    int64 // per request; 0 = 1
+	Tokens    int64 // per request
 	Keys      []string
 	Processes int
 	Length    time.Duration // at least the last request's time
@@ -97,33 +97,25 @@ func Keys(n int) []string {
 // Policy is a way to fetch tokens.
 type Policy struct {
 	Name   string
-	Kind   Kind
 	Option reservoir.Option
 }
-
-// Kind is a family of policies.
-type Kind string
-
-// The kinds of policies.
-const (
-	Direct    Kind = "direct"    // a store call for each request
-	Fixed     Kind = "fixed"     // batches of one size
-	Ladder    Kind = "ladder"    // Rockset's rule, from 10 tokens to a tenth of the limit
-	Adaptive  Kind = "adaptive"  // the default of the library
-	Bounded   Kind = "bounded"   // Adaptive between bounds
-	Stranding Kind = "stranding" // Adaptive with another WithStranding
-)
 
 // ErrPolicy is the error for an unknown policy.
 var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, adaptive, adaptive:min-max, stranding:share")
 
-// Policies returns the named policies, in order, for a limit of tokens. The name fixed
-// stands for a thousandth, a hundredth and a tenth of the limit, and a number for a Fixed
-// of that size. Policies leaves out duplicates. It returns [ErrPolicy] for an unknown
-// name.
+// Policies returns the named policies, in order and without duplicates, for a limit of
+// tokens, or [ErrPolicy]:
+//
+//	direct           a store call for each request
+//	a number         batches of one size
+//	fixed            three of these: a thousandth, a hundredth and a tenth of the limit
+//	ladder           Rockset's rule, from 10 tokens to a tenth of the limit
+//	adaptive         the default of the library
+//	adaptive:5-100   the same between bounds, of which an upper 0 is none
+//	stranding:0.02   the default with another WithStranding
 func Policies(names []string, tokens int64) (list []Policy, err error) {
 	for i := 0; i < len(names); i++ {
-		if Kind(names[i]) == Fixed {
+		if names[i] == "fixed" {
 			parts := []string{fmt.Sprint(max(tokens/1000, 1)), fmt.Sprint(max(tokens/100, 1)), fmt.Sprint(max(tokens/10, 1))}
 			names = slices.Replace(slices.Clone(names), i, i+1, parts...)
 		}
@@ -138,9 +130,8 @@ func Policies(names []string, tokens int64) (list []Policy, err error) {
 	return list, nil
 }
 
-// parsePolicy parses one name. The 0 in adaptive:5-0 means no upper bound.
-func parsePolicy(name string, tokens int64) (p Policy, err error) {
-	kind, figures, figured := strings.Cut(name, ":")
+func parsePolicy(name string, tokens int64) (Policy, error) {
+	kind, figures, _ := strings.Cut(name, ":")
 	low, high, bounds := strings.Cut(figures, "-")
 	least, err := strconv.ParseInt(low, 10, 64)
 	most, err2 := strconv.ParseInt(high, 10, 64)
@@ -148,17 +139,17 @@ func parsePolicy(name string, tokens int64) (p Policy, err error) {
 	size, notSize := strconv.ParseInt(name, 10, 64)
 	switch {
 	case name == "direct":
-		return Policy{name, Direct, reservoir.WithDirect()}, nil
+		return Policy{name, reservoir.WithDirect()}, nil
 	case name == "ladder":
-		return Policy{name, Ladder, reservoir.WithBatch(reservoir.Ladder(min(10, tokens), max(tokens/10, min(10, tokens))))}, nil
+		return Policy{name, reservoir.WithBatch(reservoir.Ladder(min(10, tokens), max(tokens/10, min(10, tokens))))}, nil
 	case name == "adaptive":
-		return Policy{name, Adaptive, reservoir.WithBatch(reservoir.Adaptive(1, 0))}, nil
+		return Policy{name, reservoir.WithBatch(reservoir.Adaptive(1, 0))}, nil
 	case kind == "adaptive" && bounds && err == nil && err2 == nil && least >= 1 && (most == 0 || most >= least):
-		return Policy{"adaptive " + figures, Bounded, reservoir.WithBatch(reservoir.Adaptive(least, most))}, nil
-	case kind == "stranding" && figured && notShare == nil && share >= 0 && share <= 1:
-		return Policy{"stranding " + figures, Stranding, reservoir.WithStranding(share)}, nil
+		return Policy{"adaptive " + figures, reservoir.WithBatch(reservoir.Adaptive(least, most))}, nil
+	case kind == "stranding" && notShare == nil && share >= 0 && share <= 1:
+		return Policy{"stranding " + figures, reservoir.WithStranding(share)}, nil
 	case notSize == nil && size >= 1:
-		return Policy{"fixed " + name, Fixed, reservoir.WithBatch(reservoir.Fixed(size))}, nil
+		return Policy{"fixed " + name, reservoir.WithBatch(reservoir.Fixed(size))}, nil
 	}
-	return p, ErrPolicy
+	return Policy{}, ErrPolicy
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func TestShapeMakesItsTraffic(t *testing.T) {
-	s := Shape{Rate: 10_000, Keys: 5, Processes: 4, Length: 2 * time.Second, Seed: 1}
+	s := Shape{Tokens: 1, Rate: 10_000, Keys: 5, Processes: 4, Length: 2 * time.Second, Seed: 1}
 	a := s.Traffic()
 	require.Equal(t, a, s.Traffic(), "the same seed, the same traffic")
 	require.InDelta(t, s.Expected(), len(a.Requests), 600)
@@ -32,7 +32,7 @@ func TestShapeMakesItsTraffic(t *testing.T) {
 }
 
 func TestShapeZipf(t *testing.T) {
-	s := Shape{Rate: 10_000, Keys: 100, Zipf: 1.3, Processes: 1, Length: time.Second, Seed: 1}
+	s := Shape{Tokens: 1, Rate: 10_000, Keys: 100, Zipf: 1.3, Processes: 1, Length: time.Second, Seed: 1}
 	keys := make([]int, 100)
 	for _, q := range s.Traffic().Requests {
 		keys[q.Key]++

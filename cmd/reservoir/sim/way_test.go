@@ -20,7 +20,7 @@ func TestDelayedStore(t *testing.T) {
 
 // delayed is the way to a store of a process with no more than that way.
 func delayed(s backend.Store, d time.Duration) *way {
-	return (&Replay{store: s, book: newBook(Traffic{Keys: []string{"k"}, Length: 1}, 1, 1), Setting: Setting{Delay: d, Virtual: func(f func()) { f() }}}).way(0)
+	return (&Replay{Store: s, book: newBook(Traffic{Keys: []string{"k"}, Length: 1}, 1), Setting: Setting{Delay: d, Virtual: true}}).way(0)
 }
 
 func TestDelayTakesItsTime(t *testing.T) {

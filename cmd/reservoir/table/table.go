@@ -2,10 +2,14 @@
 package table
 
 import (
-	"strconv"
+	"fmt"
+	"regexp"
 	"strings"
 	"text/tabwriter"
+	"time"
 )
+
+var trailing = regexp.MustCompile(` +\n`)
 
 // Text formats rows as columns, aligned right or left. Lines have no trailing blanks.
 func Text(rows [][]string, right bool) string {
@@ -18,11 +22,7 @@ func Text(rows [][]string, right bool) string {
 		_, _ = w.Write([]byte(strings.Join(row, "\t") + end)) // a builder does not fail
 	}
 	_ = w.Flush()
-	lines := strings.Split(b.String(), "\n")
-	for i := range lines {
-		lines[i] = strings.TrimRight(lines[i], " ")
-	}
-	return strings.Join(lines, "\n")
+	return trailing.ReplaceAllString(b.String(), "\n")
 }
 
 // Within returns [Text] if that fits into width characters. Otherwise each row after the
@@ -77,12 +77,51 @@ func fold(line, indent string, width int) string {
 }
 
 // Commas writes n with thousands separators.
-func Commas(n int64) string {
-	s := strconv.FormatInt(n, 10)
-	digits := strings.TrimPrefix(s, "-")
-	sign := s[:len(s)-len(digits)]
-	for i := len(digits) - 3; i > 0; i -= 3 {
-		digits = digits[:i] + "," + digits[i:]
+func Commas[N int | int64](n N) string {
+	if -1000 < n && n < 1000 {
+		return fmt.Sprint(n)
 	}
-	return sign + digits
+	return fmt.Sprintf("%s,%03d", Commas(n/1000), max(n%1000, -(n%1000)))
+}
+
+// Digits writes v with about three digits.
+func Digits(v float64) string {
+	switch {
+	case v == 0:
+		return "0"
+	case v < 0.1:
+		return fmt.Sprintf("%.2g", v)
+	case v < 10:
+		return fmt.Sprintf("%.2f", v)
+	case v < 100:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.0f", v)
+}
+
+// Percent writes a share with about three digits.
+func Percent(share float64) string { return Digits(100*share) + " %" }
+
+// Count writes v with about three digits, in thousands or millions if it is large.
+func Count(v float64) string {
+	switch {
+	case v >= 999_500:
+		return Digits(v/1e6) + " M"
+	case v >= 1_000:
+		return Digits(v/1e3) + " k"
+	}
+	return Digits(v)
+}
+
+// Duration writes d with about three digits.
+func Duration(d time.Duration) string {
+	switch {
+	case d >= time.Second:
+		return Digits(d.Seconds()) + " s"
+	case d >= time.Millisecond:
+		return Digits(d.Seconds()*1e3) + " ms"
+	case d >= time.Microsecond:
+		return Digits(d.Seconds()*1e6) + " µs"
+	}
+	return fmt.Sprintf("%d ns", d.Nanoseconds())
 }

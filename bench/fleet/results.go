@@ -2,10 +2,14 @@ package fleet
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"gonum.org/v1/plot"
+
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
@@ -34,7 +38,7 @@ var shapes = []row{
 	{"zipf 1.2, 1,000 processes", scenario{zipf, 1000, reservoir.PerMinute(600_000), 1.5, 5}, bar{calls: 0.012, stranded: 0.01, waited: 0.0002, admitted: 0.999}},
 }
 
-func hundred(k *kind, demand float64) scenario {
+func hundred(k kind, demand float64) scenario {
 	return scenario{k, 100, reservoir.PerMinute(60_000), demand, 5}
 }
 
@@ -51,7 +55,7 @@ func sizes() (rows []row) {
 		for _, n := range []int{10, 100, 1000} {
 			limit := reservoir.Limit{Tokens: span.tokens * int64(n), Window: span.window}
 			rows = append(rows, row{
-				name:     table.Commas(int64(n)) + " × " + span.name,
+				name:     table.Commas(n) + " × " + span.name,
 				scenario: scenario{zipf, n, limit, 1.5, span.windows},
 			})
 		}
@@ -74,8 +78,8 @@ over       tokens admitted above the limit, in the worst window
 refused    share of the requests that are refused
 `
 
-// results are the outcomes of one rule.
-type results map[scenario]outcome
+// results are the outcomes of one rule, by the rows' names.
+type results map[string]outcome
 
 // tableOf formats a rule's rows as a table. The bars apply only to the rule adaptive.
 func tableOf(r rule, title string, rows []row, res results) string {
@@ -86,9 +90,9 @@ func tableOf(r rule, title string, rows []row, res results) string {
 		}
 		s := line.scenario
 		cells = append(cells, append([]string{
-			line.name, table.Commas(int64(s.processes)), table.Commas(s.limit.Tokens) + "/" + span(s.limit.Window),
+			line.name, table.Commas(s.processes), table.Commas(s.limit.Tokens) + "/" + span(s.limit.Window),
 			fmt.Sprintf("%v × L", s.demand), fmt.Sprint(s.windows),
-		}, figures(s, res[s], line.bar)...))
+		}, figures(s, res[line.name], line.bar)...))
 	}
 	return fmt.Sprintf("\n%s: %s. %s\n", r.name, r.what, title) + table.Text(cells, false)
 }
@@ -133,4 +137,68 @@ func mark(ok bool) string {
 // span returns the name of a second, a minute or an hour.
 func span(d time.Duration) string {
 	return strings.NewReplacer("1h0m0s", "h", "1m0s", "min", "1s", "s").Replace(d.String())
+}
+
+// group is a set of rows that belong together: a block of the table, a column of the
+// chart.
+type group struct {
+	part, title string
+	axis        string // what the rows' names stand for
+	rows        []row
+}
+
+// measures are the lines of panels in the chart. Their scale is logarithmic, because
+// the rules are orders of magnitude apart.
+var measures = []struct {
+	title string
+	of    func(outcome) float64
+}{
+	{"Store calls per admitted request", func(o outcome) float64 { return o.calls }},
+	{"Share of the limit stranded at the first refusal", func(o outcome) float64 { return o.stranded }},
+	{"Share of requests that wait for the network", func(o outcome) float64 { return o.waited }},
+}
+
+var colours = map[string]chart.Colour{"direct": 0x5f6368, "fixed": 0xe69f00, "ladder": 0xcc79a7, adaptive: 0x0072b2}
+
+// draw draws the results: a panel for each measure and group, and in it a dot for each row
+// and rule.
+func draw(groups []group, all map[string]results, seed uint64) []byte {
+	shown := slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return all[r.name] == nil })
+	page := chart.Page{
+		Title: "Many processes, one limit: what each rule costs",
+		Note:  fmt.Sprintf("make fleet, seed %d; network 1 ms there and back; in percent, what is 0 is not drawn", seed),
+		Width: 620, Height: 260,
+	}
+	for _, r := range shown {
+		page.Legend = append(page.Legend, chart.Entry{Colour: colours[r.name], Text: r.name + ": " + r.what})
+	}
+	for _, m := range measures {
+		for _, g := range groups {
+			p := chart.New(m.title+", by "+g.axis, "")
+			up := chart.Logarithmic(&p.Y, 1e-5, 1, func(v float64) string { return fmt.Sprintf("%.4g %%", 100*v) })
+			var names []string
+			for i, row := range g.rows {
+				names = append(names, strings.Replace(table.Wrap(row.name, 12), " × ", " ×\n", 1))
+				for j, r := range shown {
+					if v := m.of(all[r.name][row.name]); v > 0 {
+						chart.Dot(p, float64(i)+0.22*(float64(j)-1.5), up(v), 3, colours[r.name], percent(v), true)
+					}
+				}
+			}
+			chart.Named(&p.X, names)
+			page.Plots = append(page.Plots, []*plot.Plot{p})
+		}
+	}
+	return page.SVG()
+}
+
+// percent formats v with two digits, or with one if it is small.
+func percent(v float64) string {
+	switch v *= 100; {
+	case v < 0.1:
+		return fmt.Sprintf("%.1g", v)
+	case v < 10:
+		return fmt.Sprintf("%.2g", v)
+	}
+	return fmt.Sprintf("%.0f", v)
 }

@@ -1,0 +1,274 @@
+package bench
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
+)
+
+const notes = `
+ops/s     answers as they should be, in a second; median of %d rounds of %v (in process: half), in which the peers take turns
+p50 …     latency over all rounds; what takes nanoseconds is timed rarely, and includes reading the clock
+commands  sent to Redis per admitted request, by INFO commandstats
+allocs    per request, of the whole process; one is the key's where each is used once; with a proxy in it none are counted
+wrong     refusals at a limit that is not reached, and errors
+[name]    a stand-in of our own for what could not be had, by its published behaviour
+`
+
+// tables formats the results, with a table for each scenario.
+func tables(r results, d *driver) string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "%s, %d cores, GOMAXPROCS %d\n", runtime.Version(), runtime.NumCPU(), runtime.GOMAXPROCS(0))
+	fmt.Fprintf(&s, notes, d.rounds, d.slice)
+	for _, group := range r.groups {
+		rows := [][]string{{"", "ops/s", "p50", "p99", "p99.9", "commands", "allocs", "wrong"}}
+		for _, l := range group {
+			rows = append(rows, l.cells())
+		}
+		fmt.Fprintf(&s, "\n%s (%s)\n%s", group[0].scenario.title, group[0].scenario.name, table.Text(rows, false))
+	}
+	if len(r.memory) > 0 {
+		rows := [][]string{{"", "B/key", "one GC"}}
+		for _, m := range r.memory {
+			rows = append(rows, []string{m.kind.name, fmt.Sprintf("%.0f", m.bytes), table.Duration(m.gc)})
+		}
+		fmt.Fprintf(&s, "\nIdle keys of 20 bytes, used once (memory)\n%s", table.Text(rows, false))
+	}
+	return s.String()
+}
+
+// cells formats a row.
+func (l *line) cells() []string {
+	h := l.latency()
+	perAdmitted, perRequest, wrongs := "–", "–", ""
+	if l.kind.sends != nil {
+		perAdmitted = table.Digits(l.median(commands))
+	}
+	if l.scenario.delay == 0 {
+		perRequest = fmt.Sprintf("%.2f", l.median(allocs))
+	}
+	if v := l.median(wrong); v > 0 {
+		wrongs = table.Percent(v)
+	}
+	return []string{l.kind.name, table.Count(l.median(throughput)), table.Duration(h.Quantile(0.50)), table.Duration(h.Quantile(0.99)), table.Duration(h.Quantile(0.999)),
+		perAdmitted, perRequest, wrongs}
+}
+
+// bar is a bound on a figure of a run.
+type bar struct {
+	figure string
+	of     func(results) float64 // NaN if it was not measured
+	sign   string                // ≤ or ≥
+	bound  float64
+	unit   string
+}
+
+var bars = []bar{
+	{"Key.Allow, one core, to x/time/rate", ratio("core-1", ourKey, xTime, cost), "≤", 0.5, " ×"},
+	{"Allow, one hot key, to x/time/rate", ratio("core-1", ourAllow, xTime, cost), "≤", 0.65, " ×"},
+	{"Allow, one hot key, to sync.Map + clock + CAS", ratio("core-1", ourAllow, bareMap, cost), "≤", 1.3, " ×"},
+	{"Allow, 10,000 keys, to sync.Map + x/time/rate", ratio("core-1-keys-10k", ourAllow, xTimes, cost), "≤", 0.6, " ×"},
+	{"Key.Allow, two cores, 128 goroutines, to x/time/rate", ratio("core-2", ourKey, xTime, cost), "≤", 1, " ×"},
+	{"Allow, the same", ratio("core-2", ourAllow, xTime, cost), "≤", 1, " ×"},
+	{"cached refusal by key, to an admission", ratio("core-1", ourRefusal, ourAllow, cost), "≤", 1.1, " ×"},
+	{"cached refusal by handle, to an admission", ratio("core-1", ourNo, ourKey, cost), "≤", 1.1, " ×"},
+	{"hot-64: throughput to redis_rate", ratio("hot-64", ours, redisRate, throughput), "≥", 100, " ×"},
+	{"hot-64: throughput to [rueidislimiter]", ratio("hot-64", ours, rueidisLimiter, throughput), "≥", 40, " ×"},
+	{"hot-64: throughput to Rockset's rule, 1000", ratio("hot-64", ours, rule1000, throughput), "≥", 1.5, " ×"},
+	{"hot-512: throughput to redis_rate", ratio("hot-512", ours, redisRate, throughput), "≥", 100, " ×"},
+	{"hot-512: throughput to [rueidislimiter]", ratio("hot-512", ours, rueidisLimiter, throughput), "≥", 40, " ×"},
+	{"hot-512: throughput to Rockset's rule, 1000", ratio("hot-512", ours, rule1000, throughput), "≥", 1.5, " ×"},
+	{"far-64: throughput to Rockset's rule, 1000", ratio("far-64", ours, rule1000, throughput), "≥", 5, " ×"},
+	{"zipf-512: throughput to redis_rate", ratio("zipf-512", ours, redisRate, throughput), "≥", 60, " ×"},
+	{"zipf-512: throughput to [rueidislimiter]", ratio("zipf-512", ours, rueidisLimiter, throughput), "≥", 25, " ×"},
+	{"zipf-512: throughput to Rockset's rule, 1000", ratio("zipf-512", ours, rule1000, throughput), "≥", 1.2, " ×"},
+	{"hot-64: p99 to Rockset's rule, 1000", ratio("hot-64", ours, rule1000, quantile(0.99)), "≤", 0.02, " ×"},
+	{"hot-512: p99 to Rockset's rule, 1000", ratio("hot-512", ours, rule1000, quantile(0.99)), "≤", 0.02, " ×"},
+	{"once-512: throughput to bare EVALSHA, go-redis", ratio("once-512", cold, evalsha, throughput), "≥", 1, " ×"},
+	{"once-512: direct, throughput to the same", ratio("once-512", direct, evalsha, throughput), "≥", 1.4, " ×"},
+	{"once-1: p50 to bare EVALSHA, go-redis", ratio("once-1", cold, evalsha, quantile(0.50)), "≤", 1.2, " ×"},
+	{"allocations without a store call", allocations, "≤", 0, ""},
+	{"memory per idle key", idleBytes, "≤", 320, " B"},
+}
+
+// ratio returns the median, over all rounds, of the ratio of two kinds' figures.
+func ratio(scenario string, a, b kind, f figure) func(results) float64 {
+	return func(r results) float64 {
+		l, o := r.of(scenario, a), r.of(scenario, b)
+		if l == nil || o == nil {
+			return math.NaN()
+		}
+		return l.ratio(o, f)
+	}
+}
+
+// allocations returns the most allocations per request of the paths in memory. It rounds
+// to three decimals, because starting goroutines and restocking allocate a little in each
+// slice.
+func allocations(r results) float64 {
+	most := 0.0
+	for _, k := range []kind{ourKey, ourAllow, ourRefusal, ourNo} {
+		l := r.of("core-1", k)
+		if l == nil {
+			return math.NaN()
+		}
+		most = max(most, math.Round(l.median(allocs)*1000)/1000)
+	}
+	return most
+}
+
+// idleBytes returns the memory of the library's idle key.
+func idleBytes(r results) float64 {
+	if len(r.memory) == 0 {
+		return math.NaN()
+	}
+	return r.memory[0].bytes
+}
+
+// verdict formats the second table: each bar, and whether it was reached.
+func verdict(r results) string {
+	rows := [][]string{{"figure (median of the ratios within a round)", "measured", "bar"}}
+	for _, b := range bars {
+		v, mark := b.of(r), "ok"
+		if v != b.bound && (v > b.bound) == (b.sign == "≤") {
+			mark = "missed"
+		}
+		if !math.IsNaN(v) {
+			rows = append(rows, []string{b.figure, table.Digits(v) + b.unit, b.sign + " " + table.Digits(b.bound) + b.unit, mark})
+		}
+	}
+	return "\n" + table.Text(rows, false)
+}
+
+// results is all that a run measured.
+type results struct {
+	groups [][]*line // by scenario
+	memory []memoryLine
+}
+
+// figure is one number of a sample.
+type figure func(*sample) float64
+
+func throughput(s *sample) float64 { return float64(s.good) / s.elapsed.Seconds() }
+
+// cost is the time from one answer to the next, in seconds.
+func cost(s *sample) float64 { return s.elapsed.Seconds() / float64(s.good) }
+
+func allocs(s *sample) float64 { return float64(s.mallocs) / float64(s.asked) }
+
+// wrong is the share of wrong answers: refusals at a limit that is not reached, and
+// errors.
+func wrong(s *sample) float64 { return 1 - float64(s.good)/float64(s.asked) }
+
+func commands(s *sample) float64 { return float64(s.commands) / float64(s.good) }
+
+// quantile returns the figure of a quantile of the latency, in seconds.
+func quantile(q float64) figure {
+	return func(s *sample) float64 { return s.latency.Quantile(q).Seconds() }
+}
+
+// median returns the median of a figure over all rounds.
+func (l *line) median(f figure) float64 { return l.ratio(nil, f) }
+
+// ratio returns the median, over all rounds, of l's figure divided by o's in the same
+// round.
+func (l *line) ratio(o *line, f figure) float64 {
+	all := make([]float64, len(l.samples))
+	for i := range l.samples {
+		if all[i] = f(&l.samples[i]); o != nil {
+			all[i] /= f(&o.samples[i])
+		}
+	}
+	return median(all)
+}
+
+// latency merges all rounds, because high quantiles need many samples.
+func (l *line) latency() sim.Latency {
+	h := sim.NewLatency()
+	for i := range l.samples {
+		h.Merge(l.samples[i].latency.Histogram)
+	}
+	return h
+}
+
+// median sorts all and returns the median, or NaN if all is empty.
+func median(all []float64) float64 {
+	slices.Sort(all)
+	n := len(all)
+	if n == 0 {
+		return math.NaN()
+	}
+	return (all[(n-1)/2] + all[n/2]) / 2
+}
+
+// of returns the line of a kind in a scenario, or nil if it was not run.
+func (r results) of(scenario string, k kind) *line {
+	for _, l := range slices.Concat(r.groups...) {
+		if l.scenario.name == scenario && l.kind.name == k.name {
+			return l
+		}
+	}
+	return nil
+}
+
+// draw draws a panel for each scenario over Redis, with a line for each kind, or returns
+// nil if r has none. The scale is logarithmic, because kinds differ by orders of magnitude.
+func draw(r results) []byte {
+	page := chart.Page{
+		Title: "Latency, and admitted requests per second",
+		Note:  "dots: half, 99 % and 99.9 % of requests took no more; [name] is a stand-in; make bench", Width: 520,
+	}
+	for _, group := range r.groups {
+		if !group[0].scenario.redis() {
+			continue
+		}
+		page.Height = max(page.Height, 70+19*len(group))
+		page.Plots = append(page.Plots, []*plot.Plot{panel(group)})
+	}
+	if len(page.Plots) == 0 {
+		return nil
+	}
+	return page.SVG()
+}
+
+// panel draws the group's first line at the top.
+func panel(group []*line) *plot.Plot {
+	p := chart.New(group[0].scenario.title, "")
+	tick := strings.NewReplacer(".00 ", " ", ".0 ", " ")
+	scale := chart.Logarithmic(&p.X, 1e-8, 1, func(v float64) string { return tick.Replace(table.Duration(time.Duration(math.Round(v * 1e9)))) })
+	var names []string
+	for _, l := range slices.Backward(group) {
+		y, hue := float64(len(names)), colour(l.kind)
+		names = append(names, l.kind.name)
+		h, labels := l.latency(), []string{"", "", table.Count(l.median(throughput)) + "/s"}
+		var dots plotter.XYs
+		for i, q := range []float64{0.50, 0.99, 0.999} {
+			dots = append(dots, plotter.XY{X: scale(h.Quantile(q).Seconds()), Y: y})
+			chart.Dot(p, dots[i].X, y, 2.5+float64(i), hue, labels[i], false)
+		}
+		chart.Curve(p, dots, hue)
+	}
+	chart.Named(&p.Y, names)
+	return p
+}
+
+// colour distinguishes the library, floors and peers.
+func colour(k kind) chart.Colour {
+	switch {
+	case strings.HasPrefix(k.name, "reservoir"):
+		return 0x0072b2
+	case strings.HasPrefix(k.name, "bare"):
+		return 0x9aa0a6
+	}
+	return 0xe69f00
+}
