@@ -165,7 +165,7 @@ func inspectFlags(f *flagSet) action {
 		if err != nil {
 			return err
 		}
-		return emit(stdout, l.json, i, i.text)
+		return emit(stdout, l.json, i, i.text())
 	})
 }
 
@@ -174,7 +174,7 @@ func (i *inspection) end() string {
 	return fmt.Sprintf("%s, in %v", i.Reset, time.Duration(i.LeftMS)*time.Millisecond)
 }
 
-func (i *inspection) text(width int) string {
+func (i *inspection) text() string {
 	var b strings.Builder
 	if i.Name != "" {
 		fmt.Fprintf(&b, "name       %s\n", quoted(i.Name))
@@ -193,7 +193,7 @@ func (i *inspection) text(width int) string {
 	}
 	if i.Charged > 0 {
 		rows := append([][]string{{"client", "share", "granted", "given back"}}, i.shares()...)
-		b.WriteString("\n" + table.Within(width, rows, false))
+		b.WriteString("\n" + table.Text(rows, false))
 	}
 	return b.String()
 }
@@ -244,7 +244,7 @@ func (l *look) watch(ctx context.Context, stdout io.Writer) error {
 func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line string, err error) {
 	var text string
 	if fault == nil {
-		line, text = i.line(), i.text(widthOf(w))
+		line, text = i.line(), i.text()
 	} else {
 		line = "no answer: " + oneLine(fault)
 		text = line + "\n"
@@ -302,12 +302,11 @@ func resetFlags(f *flagSet) action {
 		if err != nil {
 			return err
 		}
-		return emit(stdout, l.json, now, func(width int) string {
-			if !done {
-				return now.text(width)
-			}
-			return fmt.Sprintf("A fresh window is open. The old one had %s charged.\n\n", table.Commas(was.Charged)) + now.text(width)
-		})
+		text := now.text()
+		if done {
+			text = fmt.Sprintf("A fresh window is open. The old one had %s charged.\n\n", table.Commas(was.Charged)) + text
+		}
+		return emit(stdout, l.json, now, text)
 	})
 }
 

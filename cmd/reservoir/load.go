@@ -104,7 +104,7 @@ func (c *load) do(ctx context.Context, stdout, stderr io.Writer) error {
 		return err
 	}
 	r, fault := c.drive(ctx, l, "load", stderr)
-	return errors.Join(emit(stdout, c.json, r, func(int) string { return r.text(c.limit) }), fault)
+	return errors.Join(emit(stdout, c.json, r, r.text(c.limit)), fault)
 }
 
 // traffic describes the calls of a load.

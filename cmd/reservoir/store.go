@@ -26,8 +26,7 @@ func init() { logging.Disable() }
 // opened is a store with the connections to close after use.
 type opened struct {
 	backend.Store
-	prefix string
-	parts  []part // the shards
+	parts []part // the shards
 }
 
 // part is one of the stores.
@@ -48,7 +47,7 @@ func open(where []string, prefix string, conns int) (*opened, error) {
 	if len(where) == 0 {
 		where = []string{memory}
 	}
-	o, shards := &opened{prefix: prefix}, make(map[string]backend.Store)
+	o, shards := new(opened), make(map[string]backend.Store)
 	for i, address := range where {
 		p, err := newPart(address, i, prefix, conns)
 		if err != nil {

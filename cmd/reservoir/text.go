@@ -34,10 +34,10 @@ func write(w io.Writer, text string) error {
 	return err
 }
 
-// emit writes a result as JSON, or as the text that the function returns for a width.
-func emit(w io.Writer, asJSON bool, v any, text func(width int) string) error {
+// emit writes a result as JSON or as text.
+func emit(w io.Writer, asJSON bool, v any, text string) error {
 	if !asJSON {
-		return write(w, text(widthOf(w)))
+		return write(w, text)
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -61,7 +60,7 @@ func tuneFlags(f *flagSet) action {
 		"a number (a fixed batch of that size), ladder (Rockset's rule), adaptive (the default),\n"+
 		"adaptive:min-max (batches between these bounds), stranding:share (WithStranding)")
 	return func(ctx context.Context, stdout, stderr io.Writer) (err error) {
-		if err := cmp.Or(c.exclusive(f), demand(&c.shape, c.setting.Limit, maxTuneKeys), c.validate()); err != nil {
+		if err := c.validate(f); err != nil {
 			return err
 		}
 		if c.policies, err = sim.Policies(strings.Split(*policies, ","), c.setting.Limit.Tokens); err != nil {
@@ -69,30 +68,6 @@ func tuneFlags(f *flagSet) action {
 		}
 		return c.run(ctx, stdout, stderr)
 	}
-}
-
-// exclusive rejects flags that have no effect beside others, and chooses the clock.
-func (c *tuning) exclusive(f *flagSet) error {
-	for _, name := range []string{"rate", "keys", "zipf", "duration"} {
-		if c.trace != "" && f.given(name) {
-			return usagef("want -trace or -%s, not both", name)
-		}
-	}
-	if len(c.stores) == 1 && c.stores[0] == memory {
-		c.stores = nil
-	}
-	switch c.setting.Virtual = len(c.stores) == 0; {
-	case c.trace == "" && f.given("trace"):
-		return usagef("bad value for flag -trace: want a file, or -")
-	case c.setting.Virtual:
-	case f.given("delay"):
-		return usagef("-delay is to the embedded store: want it or -store, not both")
-	case slices.Contains(c.stores, memory):
-		return usagef("bad value for flag -store: memory is no shard beside others here")
-	default:
-		c.setting.Delay = 0
-	}
-	return nil
 }
 
 // Bounds of tune, in addition to those of load. The delay stays well within the fetch
@@ -103,13 +78,33 @@ const (
 	maxDelay     = 80 * time.Millisecond
 )
 
-// validate returns the error of the first invalid flag.
-func (c *tuning) validate() error {
+// validate returns the error of the first flag that is invalid, or has no effect beside
+// others. It chooses the clock.
+func (c *tuning) validate(f *flagSet) error {
+	for _, name := range []string{"rate", "keys", "zipf", "duration"} {
+		if c.trace != "" && f.given(name) {
+			return usagef("want -trace or -%s, not both", name)
+		}
+	}
+	if len(c.stores) == 1 && c.stores[0] == memory {
+		c.stores = nil
+	}
+	if c.setting.Virtual = len(c.stores) == 0; !c.setting.Virtual {
+		if f.given("delay") {
+			return usagef("-delay is to the embedded store: want it or -store, not both")
+		}
+		c.setting.Delay = 0
+	}
+	if err := demand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {
+		return err
+	}
 	s := c.shape
 	if s.Expected() > 0.9*sim.MaxRequests { // the number is random
 		return usagef("-rate for -duration is more than %s requests", table.Commas[int](0.9*sim.MaxRequests))
 	}
 	return kept(
+		rule{c.trace != "" || !f.given("trace"), "trace", "a file, or -"},
+		rule{c.setting.Virtual || !slices.Contains(c.stores, memory), "store", "no memory, which is no shard beside others here"},
 		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
@@ -167,7 +162,7 @@ func (c *tuning) run(ctx context.Context, stdout, stderr io.Writer) error {
 		return err
 	}
 	r := c.newReport(t, all, name)
-	return errors.Join(emit(stdout, c.json, r, r.text), c.writeReport(r), r.verdict())
+	return errors.Join(emit(stdout, c.json, r, r.text(widthOf(stdout))), c.writeReport(r), r.verdict())
 }
 
 // tuneConns bounds the calls to a Redis in flight. Direct calls need as many as start in

@@ -269,7 +269,7 @@ func TestTuneUsageErrors(t *testing.T) {
 		"tune -report r":                                  "-report",
 		"tune -trace=":                                    "-trace",
 		"tune -trace x -rate 3":                           "want -trace or -rate",
-		"tune -store memory -store redis://h":             "memory is no shard",
+		"tune -store memory -store redis://h":             "no memory, which is no shard",
 		"tune -store redis://:" + canary + "@@h":          "-store: its user and password",
 		"tune -redis redis://h -store redis://h:6379":     "twice",
 		"tune -store redis://h -delay 1ms":                "want it or -store, not both",
