@@ -66,7 +66,6 @@ func open(where []string, prefix string, conns int) (*opened, error) {
 	return o, err
 }
 
-// newPart opens the i-th store.
 func newPart(address string, i int, prefix string, conns int) (part, error) {
 	if address == memory {
 		return part{name: fmt.Sprint(memory, " ", i+1), store: memstore.New()}, nil // each is a separate store

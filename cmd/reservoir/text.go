@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -62,10 +63,13 @@ func quoted(s string) string {
 	return s
 }
 
-// oneLine returns the text of err on one line, without the prefix of the library's
-// errors. It replaces unprintable characters by "?", because a server's reply may hold
-// terminal commands.
+// oneLine returns the text of err on one line, without the prefix of the library's errors
+// and without the name of a file, which may be private. It replaces unprintable characters
+// by "?", because a server's reply may hold terminal commands.
 func oneLine(err error) string {
+	if p, ok := errors.AsType[*os.PathError](err); ok {
+		err = p.Err
+	}
 	text := strings.Join(strings.Fields(strings.ToValidUTF8(err.Error(), "?")), " ")
 	return strings.TrimPrefix(strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

@@ -54,7 +54,6 @@ func (c *candidates) best(ctx context.Context, l *look, top int) ([]*inspection,
 	return list, nil
 }
 
-// fullest finds the keys with the most charged and shows them.
 func (l *look) fullest(ctx context.Context, top int, stdout io.Writer) error {
 	c := &candidates{charged: make(map[string]int64)}
 	err := l.store.eachServer(ctx, func(ctx context.Context, server *redis.Client) error {

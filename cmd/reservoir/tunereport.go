@@ -20,7 +20,6 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// tuneReport is the result of "reservoir tune".
 type tuneReport struct {
 	Traffic        trafficReport `json:"traffic"`
 	Limit          int64         `json:"limit"`
@@ -124,33 +123,27 @@ func (r *tuneReport) text(width int) string {
 	return s + prose(strings.Join(append([]string{r.Recommendation.Reason}, r.Notes...), "\n\n"), width)
 }
 
-// extension returns the extension of a file's name, in lower case.
 func extension(name string) string { return strings.ToLower(filepath.Ext(name)) }
 
-// writeReport writes the file of -report, if any.
+// writeReport writes the file of -report, if any. HTML has the text of the report too, and
+// is XML as well, so that any tool can read it.
 func (c *tuning) writeReport(r *tuneReport) error {
 	if c.report == "" {
 		return nil
 	}
 	data := r.chart()
 	if extension(c.report) == ".html" {
-		data = r.page(data)
-	}
-	if err := os.WriteFile(c.report, data, 0o644); err != nil {
-		return errors.New("the report cannot be written: " + nameless(err))
-	}
-	return nil
-}
-
-// page returns the text of the report and the chart. It is XML as well as HTML, so that
-// any tool can read it.
-func (r *tuneReport) page(chart []byte) []byte {
-	return fmt.Appendf(nil, `<!DOCTYPE html>
+		data = fmt.Appendf(nil, `<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"/><title>reservoir tune</title><style>pre { overflow-x: auto } svg { max-width: 100%% }</style></head>
 <body><pre>%s</pre>%s</body>
 </html>
-`, html.EscapeString(r.text(120)), chart)
+`, html.EscapeString(r.text(math.MaxInt)), data)
+	}
+	if err := os.WriteFile(c.report, data, 0o644); err != nil {
+		return errors.New("the report cannot be written: " + oneLine(err))
+	}
+	return nil
 }
 
 var colours = []chart.Colour{0x777777, 0xe69f00, 0xd55e00, 0x009e73, 0xcc79a7, 0x0072b2, 0x56b4e9, 0x8c6d1f, 0x994f00}
@@ -209,7 +202,6 @@ func (r *tuneReport) byTime() *plot.Plot {
 	return p
 }
 
-// advice is the recommended policy and the reason.
 type advice struct {
 	Policy string `json:"policy"`
 	Reason string `json:"reason"`
@@ -269,7 +261,6 @@ func usual(sound []sim.Outcome, best sim.Outcome) (o sim.Outcome, why string) {
 	return best, "It makes the fewest store calls of the policies that waste little of the limit."
 }
 
-// cost describes what a policy costs.
 func cost(o sim.Outcome) string {
 	s := fmt.Sprintf("It makes %s store calls for %s requests (%s); %s of the requests wait for the store", table.Commas(o.StoreCalls),
 		table.Commas(o.Requests), table.Percent(o.CallsPerRequest), table.Percent(o.WaitedShare))

@@ -20,10 +20,12 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
@@ -133,12 +135,20 @@ func ReadTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, err
 			return Traffic{}, fmt.Errorf("line %d: %w", bad.Line, ErrCSV)
 		case err != nil:
 			return Traffic{}, err
-		case first && header(fields[0]):
-			continue
 		case len(t.Requests) == most:
 			return Traffic{}, fmt.Errorf("%w: more than %d", ErrMany, most)
 		}
-		at, err := parseLine(fields)
+		begin := strings.TrimSpace(strings.TrimPrefix(fields[0], "\ufeff")) // spreadsheets write a byte order mark
+		if first && begin != "" && unicode.IsLetter(rune(begin[0])) {
+			continue
+		}
+		at, err := parseTime(begin)
+		switch {
+		case len(fields) < 2:
+			err = ErrColumns
+		case err == nil && backend.ValidateKey(fields[1]) != nil:
+			err = ErrKey
+		}
 		if err != nil {
 			line, _ := c.FieldPos(0)
 			return Traffic{}, fmt.Errorf("line %d: %w", line, err)
@@ -153,39 +163,24 @@ func ReadTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, err
 	}
 }
 
-// header reports whether a field begins with a letter, after the byte order mark that
-// spreadsheets write.
-func header(s string) bool {
-	s = strings.TrimSpace(strings.TrimPrefix(s, "\ufeff"))
-	return s != "" && (s[0]|0x20 >= 'a' && s[0]|0x20 <= 'z')
-}
+var unixSeconds = regexp.MustCompile(`^\d+(\.\d+)?$`)
 
-// parseLine reads a time of either form as the time since 1970. It uses no float, because
-// floats lose nanoseconds.
-func parseLine(fields []string) (time.Duration, error) {
-	if len(fields) < 2 {
-		return 0, ErrColumns
-	}
-	s := strings.TrimSpace(strings.TrimPrefix(fields[0], "\ufeff"))
-	whole, part, fraction := strings.Cut(s, ".")
-	at, err := time.ParseDuration(s + "s")
-	switch date, notDate := time.Parse(time.RFC3339, s); {
-	case notDate == nil && date.Unix() >= 0 && date.Year() < 2262:
-		at = time.Duration(date.UnixNano())
-	case notDate == nil && date.Unix() >= 0:
+// parseTime returns a time of either form as the time since 1970. It uses no float,
+// because floats lose nanoseconds.
+func parseTime(s string) (time.Duration, error) {
+	unix := unixSeconds.MatchString(s)
+	at, late := time.ParseDuration(s + "s")
+	date, notDate := time.Parse(time.RFC3339, s)
+	switch {
+	case unix && late != nil, notDate == nil && date.Year() >= 2262:
 		return 0, ErrMillis
-	case !numeric(whole) || fraction && !numeric(part):
+	case unix:
+		return at, nil
+	case notDate != nil || date.Unix() < 0:
 		return 0, ErrTime
-	case err != nil:
-		return 0, ErrMillis
 	}
-	if backend.ValidateKey(fields[1]) != nil {
-		return 0, ErrKey
-	}
-	return at, nil
+	return time.Duration(date.UnixNano()), nil
 }
-
-func numeric(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
 // inOrder sorts the requests and counts their times from the first.
 func (t Traffic) inOrder() (Traffic, error) {
@@ -226,42 +221,39 @@ var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, 
 //	adaptive:5-100   the same between bounds, of which an upper 0 is none
 //	stranding:0.02   the default with another WithStranding
 func Policies(names []string, tokens int64) (list []Policy, err error) {
-	for i := 0; i < len(names); i++ {
-		if names[i] == "fixed" {
-			parts := []string{fmt.Sprint(max(tokens/1000, 1)), fmt.Sprint(max(tokens/100, 1)), fmt.Sprint(max(tokens/10, 1))}
-			names = slices.Replace(slices.Clone(names), i, i+1, parts...)
+	add := func(name string, o reservoir.Option) {
+		if !slices.ContainsFunc(list, func(p Policy) bool { return p.Name == name }) {
+			list = append(list, Policy{name, o})
 		}
-		p, err := parsePolicy(names[i], tokens)
-		if err != nil {
-			return nil, err
-		}
-		if !slices.ContainsFunc(list, func(o Policy) bool { return o.Name == p.Name }) {
-			list = append(list, p)
+	}
+	fixed := func(n int64) { add(fmt.Sprint("fixed ", n), reservoir.WithBatch(reservoir.Fixed(n))) }
+	for _, name := range names {
+		kind, figures, _ := strings.Cut(name, ":")
+		low, high, _ := strings.Cut(figures, "-")
+		least, noLeast := strconv.ParseInt(low, 10, 64)
+		most, noMost := strconv.ParseInt(high, 10, 64)
+		share, noShare := strconv.ParseFloat(figures, 64)
+		size, noSize := strconv.ParseInt(name, 10, 64)
+		switch {
+		case name == "direct":
+			add(name, reservoir.WithDirect())
+		case name == "fixed":
+			for _, part := range []int64{1000, 100, 10} {
+				fixed(max(tokens/part, 1))
+			}
+		case noSize == nil && size >= 1:
+			fixed(size)
+		case name == "ladder":
+			add(name, reservoir.WithBatch(reservoir.Ladder(min(10, tokens), max(tokens/10, min(10, tokens)))))
+		case name == "adaptive":
+			add(name, reservoir.WithBatch(reservoir.Adaptive(1, 0)))
+		case kind == "adaptive" && noLeast == nil && noMost == nil && least >= 1 && (most == 0 || most >= least):
+			add("adaptive "+figures, reservoir.WithBatch(reservoir.Adaptive(least, most)))
+		case kind == "stranding" && noShare == nil && share >= 0 && share <= 1:
+			add("stranding "+figures, reservoir.WithStranding(share))
+		default:
+			return nil, ErrPolicy
 		}
 	}
 	return list, nil
-}
-
-func parsePolicy(name string, tokens int64) (Policy, error) {
-	kind, figures, _ := strings.Cut(name, ":")
-	low, high, bounds := strings.Cut(figures, "-")
-	least, err := strconv.ParseInt(low, 10, 64)
-	most, err2 := strconv.ParseInt(high, 10, 64)
-	share, notShare := strconv.ParseFloat(figures, 64)
-	size, notSize := strconv.ParseInt(name, 10, 64)
-	switch {
-	case name == "direct":
-		return Policy{name, reservoir.WithDirect()}, nil
-	case name == "ladder":
-		return Policy{name, reservoir.WithBatch(reservoir.Ladder(min(10, tokens), max(tokens/10, min(10, tokens))))}, nil
-	case name == "adaptive":
-		return Policy{name, reservoir.WithBatch(reservoir.Adaptive(1, 0))}, nil
-	case kind == "adaptive" && bounds && err == nil && err2 == nil && least >= 1 && (most == 0 || most >= least):
-		return Policy{"adaptive " + figures, reservoir.WithBatch(reservoir.Adaptive(least, most))}, nil
-	case kind == "stranding" && notShare == nil && share >= 0 && share <= 1:
-		return Policy{"stranding " + figures, reservoir.WithStranding(share)}, nil
-	case notSize == nil && size >= 1:
-		return Policy{"fixed " + name, reservoir.WithBatch(reservoir.Fixed(size))}, nil
-	}
-	return Policy{}, ErrPolicy
 }
