@@ -73,7 +73,6 @@ func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
 	return all, err
 }
 
-// rig returns what the kinds of s are set up with.
 func (d *driver) rig(s scenario) *rig {
 	r := *d.near
 	if s.delay > 0 {
@@ -83,7 +82,6 @@ func (d *driver) rig(s scenario) *rig {
 	return &r
 }
 
-// measure returns the result of a slice.
 func (d *driver) measure(ctx context.Context, l *line) sample {
 	slice, warm := d.slice, d.warm
 	if !l.scenario.redis() { // in half the time a memory answers more often than a network in the whole
@@ -117,7 +115,6 @@ func (d *driver) workers(ctx context.Context, s scenario) []*worker {
 	return workers
 }
 
-// total adds up what the workers did.
 func total(workers []*worker) sample {
 	s := newSample()
 	for _, w := range workers {

@@ -47,7 +47,6 @@ func tables(r results, d *driver) string {
 	return s.String()
 }
 
-// cells formats a row.
 func (l *line) cells() []string {
 	h := l.latency()
 	perAdmitted, perRequest, wrongs := "–", "–", ""

@@ -22,15 +22,16 @@ type flagSet struct {
 	usage    string // the line after "usage: reservoir"
 	about    string // the help before the flags
 	operands []string
-	want     int // how many operands
+	want     int          // how many operands
+	validate func() error // the values of the flags
 }
 
 func newFlags(usage, about string) *flagSet {
-	return &flagSet{FlagSet: flag.NewFlagSet("", flag.ContinueOnError), usage: usage, about: about}
+	return &flagSet{FlagSet: flag.NewFlagSet("", flag.ContinueOnError), usage: usage, about: about, validate: func() error { return nil }}
 }
 
-// parse reads args. All arguments after -- are operands. If args ask for help, parse
-// writes it to stdout and returns flag.ErrHelp.
+// parse reads args and validates them. All arguments after -- are operands. If args ask
+// for help, parse writes it to stdout and returns flag.ErrHelp.
 func (f *flagSet) parse(args []string, stdout io.Writer) error {
 	for len(args) > 0 {
 		arg := args[0]
@@ -63,7 +64,7 @@ func (f *flagSet) parse(args []string, stdout io.Writer) error {
 	if n := len(f.operands); n != f.want {
 		return usagef("want %d arguments beside the flags, not %d: reservoir %s", f.want, n, f.usage)
 	}
-	return nil
+	return f.validate()
 }
 
 // isBool reports whether a flag may stand without a value.
@@ -110,14 +111,12 @@ func (f *flagSet) help(w io.Writer) error {
 	return flag.ErrHelp
 }
 
-// given reports whether the flag was on the command line.
 func (f *flagSet) given(name string) bool {
 	found := false
 	f.Visit(func(g *flag.Flag) { found = found || g.Name == name })
 	return found
 }
 
-// rule is a condition on the value of a flag.
 type rule struct {
 	ok         bool
 	flag, want string
@@ -135,7 +134,6 @@ func kept(rules ...rule) error {
 
 func upTo(n int) string { return "1 to " + table.Commas(n) }
 
-// common holds the flags that most commands share.
 type common struct {
 	stores []string
 	prefix string

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -59,27 +60,30 @@ type look struct {
 
 func newLook(f *flagSet) *look {
 	l := &look{flagSet: f}
-	f.want = 1
+	f.want, f.validate = 1, l.validate
 	f.commonFlags(&l.common)
 	f.StringVar(&l.name, "name", "", "`name` of the limit, if the programs give it one by WithName")
 	f.Int64Var(&l.limit, "limit", 0, "`tokens` per window, to show how many remain")
 	return l
 }
 
-// then returns an action that validates the flags, opens the store, and closes it after do.
+func (l *look) validate() (err error) {
+	if slices.Contains(l.stores, memory) {
+		return usagef("a memory store holds nothing across processes, so it has nothing to show")
+	}
+	if l.want == 0 && l.given("name") {
+		return usagef("-top shows the keys of all limits: want it or -name, not both")
+	}
+	if l.want > 0 {
+		l.full, err = storeKey(l.name, l.operands[0])
+	}
+	return cmp.Or(err, kept(rule{l.limit > 0 || !l.given("limit"), "limit", "1 or more"}, rule{len(l.stores) > 0, "store", "a store to look into"}))
+}
+
+// then returns an action that opens the store, and closes it after do.
 func (l *look) then(do func(ctx context.Context, stdout io.Writer) error) action {
-	return func(ctx context.Context, stdout, _ io.Writer) error {
-		err := kept(rule{l.limit > 0 || !l.given("limit"), "limit", "1 or more"}, rule{len(l.stores) > 0, "store", "a store to look into"})
-		if err == nil && slices.Contains(l.stores, memory) {
-			err = usagef("a memory store holds nothing across processes, so it has nothing to show")
-		}
-		if err == nil && l.want > 0 {
-			l.full, err = storeKey(l.name, l.operands[0])
-		}
-		if err == nil {
-			l.store, err = open(l.stores, l.prefix, 4)
-		}
-		if err != nil {
+	return func(ctx context.Context, stdout, _ io.Writer) (err error) {
+		if l.store, err = open(l.stores, l.prefix, 4); err != nil {
 			return err
 		}
 		defer l.store.close()
@@ -155,26 +159,22 @@ func inspectFlags(f *flagSet) action {
 		return nil
 	})
 	return l.then(func(ctx context.Context, stdout io.Writer) error {
-		switch {
-		case top > 0 && f.given("name"):
-			return usagef("-top shows the keys of all limits: want it or -name, not both")
-		case top > 0:
+		if top > 0 {
 			return l.fullest(ctx, top, stdout)
 		}
 		i, err := l.at(ctx, l.full)
 		if err != nil {
 			return err
 		}
-		return emit(stdout, l.json, i, i.text)
+		return emit(stdout, l.json, i, i.text())
 	})
 }
 
-// end formats the end of the window.
 func (i *inspection) end() string {
 	return fmt.Sprintf("%s, in %v", i.Reset, time.Duration(i.LeftMS)*time.Millisecond)
 }
 
-func (i *inspection) text(width int) string {
+func (i *inspection) text() string {
 	var b strings.Builder
 	if i.Name != "" {
 		fmt.Fprintf(&b, "name       %s\n", quoted(i.Name))
@@ -193,7 +193,7 @@ func (i *inspection) text(width int) string {
 	}
 	if i.Charged > 0 {
 		rows := append([][]string{{"client", "share", "granted", "given back"}}, i.shares()...)
-		b.WriteString("\n" + table.Within(width, rows, false))
+		b.WriteString("\n" + table.Text(rows, false))
 	}
 	return b.String()
 }
@@ -219,22 +219,16 @@ func watchFlags(f *flagSet) action {
 }
 
 func (l *look) watch(ctx context.Context, stdout io.Writer) error {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for last := ""; ; {
+	for last := ""; ; sim.Wait(ctx, time.Now().Add(time.Second)) {
 		i, err := l.at(ctx, l.full)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return nil
-		}
-		if err != nil && last == "" {
+		case err != nil && last == "":
 			return err
 		}
 		if last, err = l.show(stdout, i, err, last); err != nil {
 			return err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
 		}
 	}
 }
@@ -244,7 +238,7 @@ func (l *look) watch(ctx context.Context, stdout io.Writer) error {
 func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line string, err error) {
 	var text string
 	if fault == nil {
-		line, text = i.line(), i.text(widthOf(w))
+		line, text = i.line(), i.text()
 	} else {
 		line = "no answer: " + oneLine(fault)
 		text = line + "\n"
@@ -260,7 +254,6 @@ func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line 
 	return line, write(w, time.Now().Format(time.TimeOnly)+" "+line+"\n")
 }
 
-// line returns the text on one line.
 func (i *inspection) line() string {
 	if !i.Open {
 		return "no window is open"
@@ -302,12 +295,11 @@ func resetFlags(f *flagSet) action {
 		if err != nil {
 			return err
 		}
-		return emit(stdout, l.json, now, func(width int) string {
-			if !done {
-				return now.text(width)
-			}
-			return fmt.Sprintf("A fresh window is open. The old one had %s charged.\n\n", table.Commas(was.Charged)) + now.text(width)
-		})
+		text := now.text()
+		if done {
+			text = fmt.Sprintf("A fresh window is open. The old one had %s charged.\n\n", table.Commas(was.Charged)) + text
+		}
+		return emit(stdout, l.json, now, text)
 	})
 }
 

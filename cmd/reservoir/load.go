@@ -18,7 +18,6 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// load holds the flags of "reservoir load".
 type load struct {
 	common
 	traffic
@@ -40,7 +39,6 @@ const (
 	minRate    = 0.001
 )
 
-// loadFlags declares the flags of "reservoir load".
 func loadFlags(f *flagSet) action {
 	c := new(load)
 	f.commonFlags(&c.common)
@@ -52,15 +50,10 @@ func loadFlags(f *flagSet) action {
 	f.Int64Var(&c.requests, "requests", 0, "end after this many calls; 0 = only by -duration")
 	f.DurationVar(&c.Length, "duration", 10*time.Second, "end after this long; the default applies only without -requests")
 	f.StringVar(&c.key, "key", "", "use one key of this `name` instead of -keys")
-	return func(ctx context.Context, stdout, stderr io.Writer) error {
-		if err := c.validate(f); err != nil {
-			return err
-		}
-		return c.do(ctx, stdout, stderr)
-	}
+	f.validate = func() error { return c.validate(f) }
+	return c.do
 }
 
-// validate returns the error of the first invalid flag.
 func (c *load) validate(f *flagSet) error {
 	if f.given("key") && f.given("keys") {
 		return usagef("want -key or -keys, not both")
@@ -89,7 +82,6 @@ func (c *load) validate(f *flagSet) error {
 	return nil
 }
 
-// do opens the store, drives a limiter on it and reports.
 func (c *load) do(ctx context.Context, stdout, stderr io.Writer) error {
 	store, err := open(c.stores, c.prefix, c.workers)
 	if err != nil {
@@ -104,7 +96,7 @@ func (c *load) do(ctx context.Context, stdout, stderr io.Writer) error {
 		return err
 	}
 	r, fault := c.drive(ctx, l, "load", stderr)
-	return errors.Join(emit(stdout, c.json, r, func(int) string { return r.text(c.limit) }), fault)
+	return errors.Join(emit(stdout, c.json, r, r.text(c.limit)), fault)
 }
 
 // traffic describes the calls of a load.
@@ -143,7 +135,6 @@ func (t *traffic) drive(ctx context.Context, l *reservoir.Limiter, name string, 
 	return r, r.verdict(err)
 }
 
-// notRun says what an interruption left out.
 func (t *traffic) notRun(r *report) string {
 	if t.requests > 0 {
 		return fmt.Sprintf("%s of %s calls were not made", table.Commas(t.requests-r.Requests), table.Commas(t.requests))
@@ -208,15 +199,14 @@ var demoLimit = reservoir.Limit{Tokens: 40_000, Window: 500 * time.Millisecond}
 
 func demoFlags(f *flagSet) action {
 	duration := f.Duration("duration", 4*time.Second, "length of both runs together")
+	f.validate = func() error {
+		return kept(rule{*duration >= 10*time.Millisecond && *duration <= time.Hour, "duration", "10ms to 1h"})
+	}
 	return func(ctx context.Context, stdout, _ io.Writer) error {
-		if err := kept(rule{*duration >= 10*time.Millisecond && *duration <= time.Hour, "duration", "10ms to 1h"}); err != nil {
-			return err
-		}
 		return demo(ctx, int64(duration.Seconds()/2*demoRate), stdout)
 	}
 }
 
-// demo makes the requests twice.
 func demo(ctx context.Context, requests int64, stdout io.Writer) error {
 	t := &traffic{sim.Shape{Rate: demoRate, Tokens: 1}, []string{"home page"}, 8, requests}
 	for i, sizing := range []reservoir.Option{reservoir.WithBatch(reservoir.Adaptive(1, 0)), reservoir.WithDirect()} {

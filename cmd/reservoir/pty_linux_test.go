@@ -59,7 +59,7 @@ func onTerminalUntil(t *testing.T, columns uint16, until string, args ...string)
 func TestWatchOnATerminal(t *testing.T) {
 	server := redistest.Start(t)
 	invoke(t.Context(), "load", "-store", "redis://"+server.Addr(), "-window", "1h", "-requests", "1000").requireFine(t)
-	shown := onTerminalUntil(t, 40, "given back", "watch", "-limit", "10000", "-store", "redis://"+server.Addr(), "key-0")
+	shown := onTerminalUntil(t, 40, "granted", "watch", "-limit", "10000", "-store", "redis://"+server.Addr(), "key-0")
 	require.True(t, strings.HasPrefix(shown, "\x1b[H\x1b[2Jkey        key-0\ncharged    1,000, spent or held by a\n  process\nremaining  9,000 of 10,000\nreset"), "%q", shown)
 	require.NotContains(t, shown, "reservoir:")
 	for text := range strings.Lines(strings.TrimPrefix(shown, "\x1b[H\x1b[2J")) {

@@ -98,7 +98,6 @@ func (r *report) record(key string, n int64, res reservoir.Result, err error, be
 	}
 }
 
-// merge adds what a worker saw.
 func (r *report) merge(o *report) {
 	r.Requests += o.Requests
 	r.Allowed += o.Allowed

@@ -26,8 +26,7 @@ func init() { logging.Disable() }
 // opened is a store with the connections to close after use.
 type opened struct {
 	backend.Store
-	prefix string
-	parts  []part // the shards
+	parts []part // the shards
 }
 
 // part is one of the stores.
@@ -48,7 +47,7 @@ func open(where []string, prefix string, conns int) (*opened, error) {
 	if len(where) == 0 {
 		where = []string{memory}
 	}
-	o, shards := &opened{prefix: prefix}, make(map[string]backend.Store)
+	o, shards := new(opened), make(map[string]backend.Store)
 	for i, address := range where {
 		p, err := newPart(address, i, prefix, conns)
 		if err != nil {
@@ -67,7 +66,6 @@ func open(where []string, prefix string, conns int) (*opened, error) {
 	return o, err
 }
 
-// newPart opens the i-th store.
 func newPart(address string, i int, prefix string, conns int) (part, error) {
 	if address == memory {
 		return part{name: fmt.Sprint(memory, " ", i+1), store: memstore.New()}, nil // each is a separate store

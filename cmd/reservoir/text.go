@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -34,10 +35,10 @@ func write(w io.Writer, text string) error {
 	return err
 }
 
-// emit writes a result as JSON, or as the text that the function returns for a width.
-func emit(w io.Writer, asJSON bool, v any, text func(width int) string) error {
+// emit writes a result as JSON or as text.
+func emit(w io.Writer, asJSON bool, v any, text string) error {
 	if !asJSON {
-		return write(w, text(widthOf(w)))
+		return write(w, text)
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -62,10 +63,13 @@ func quoted(s string) string {
 	return s
 }
 
-// oneLine returns the text of err on one line, without the prefix of the library's
-// errors. It replaces unprintable characters by "?", because a server's reply may hold
-// terminal commands.
+// oneLine returns the text of err on one line, without the prefix of the library's errors
+// and without the name of a file, which may be private. It replaces unprintable characters
+// by "?", because a server's reply may hold terminal commands.
 func oneLine(err error) string {
+	if p, ok := errors.AsType[*os.PathError](err); ok {
+		err = p.Err
+	}
 	text := strings.Join(strings.Fields(strings.ToValidUTF8(err.Error(), "?")), " ")
 	return strings.TrimPrefix(strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

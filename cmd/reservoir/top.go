@@ -54,11 +54,10 @@ func (c *candidates) best(ctx context.Context, l *look, top int) ([]*inspection,
 	return list, nil
 }
 
-// fullest finds the keys with the most charged and shows them.
 func (l *look) fullest(ctx context.Context, top int, stdout io.Writer) error {
 	c := &candidates{charged: make(map[string]int64)}
 	err := l.store.eachServer(ctx, func(ctx context.Context, server *redis.Client) error {
-		return c.scan(ctx, server, l.store.prefix)
+		return c.scan(ctx, server, l.prefix)
 	})
 	if err != nil && ctx.Err() == nil {
 		return err
@@ -71,7 +70,7 @@ func (l *look) fullest(ctx context.Context, top int, stdout io.Writer) error {
 	if c.partial || ctx.Err() != nil {
 		note = fmt.Sprintf("\nOnly about %s of %s keys were read.\n", table.Commas(min(c.seen, c.there)), table.Commas(c.there))
 	}
-	return emit(stdout, l.json, list, func(width int) string { return topTable(width, list) + note })
+	return emit(stdout, l.json, list, topTable(list)+note)
 }
 
 // scan reads a server's keys. A limit has three keys, and the pattern matches only its
@@ -123,7 +122,7 @@ func (c *candidates) read(ctx context.Context, server *redis.Client, keys []stri
 }
 
 // topTable returns a table with a row for each key. The store does not record limits.
-func topTable(width int, list []*inspection) string {
+func topTable(list []*inspection) string {
 	if len(list) == 0 {
 		return "No key has an open window.\n"
 	}
@@ -138,5 +137,5 @@ func topTable(width int, list []*inspection) string {
 		}
 		rows = append(rows, []string{name, table.Commas(i.Charged), limit, fmt.Sprint(len(i.Clients)), i.end()})
 	}
-	return table.Within(width, rows, false)
+	return table.Text(rows, false)
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -34,12 +33,12 @@ On the embedded store time is virtual: an hour of traffic takes seconds, other w
 on this machine does not change the result, and answers from memory take no time.
 On a Redis each policy takes as long as the traffic.`
 
-// tuning holds the flags of "reservoir tune".
 type tuning struct {
 	common   // no stores = the embedded one
 	shape    sim.Shape
 	trace    string
 	setting  sim.Setting
+	names    string // of policies
 	policies []sim.Policy
 	report   string
 }
@@ -57,42 +56,11 @@ func tuneFlags(f *flagSet) action {
 	f.StringVar(&c.trace, "trace", "", "`file` of recorded traffic instead of a described one; - is standard input")
 	f.DurationVar(&c.setting.Delay, "delay", time.Millisecond, "round trip to the embedded store")
 	f.StringVar(&c.report, "report", "", "draw the result into this `file`, .html or .svg")
-	policies := f.String("policies", "direct,fixed,ladder,adaptive,adaptive:1-100,stranding:0.02", "`list` of: direct, fixed (a thousandth, a hundredth and a tenth of the limit),\n"+
+	f.StringVar(&c.names, "policies", "direct,fixed,ladder,adaptive,adaptive:1-100,stranding:0.02", "`list` of: direct, fixed (a thousandth, a hundredth and a tenth of the limit),\n"+
 		"a number (a fixed batch of that size), ladder (Rockset's rule), adaptive (the default),\n"+
 		"adaptive:min-max (batches between these bounds), stranding:share (WithStranding)")
-	return func(ctx context.Context, stdout, stderr io.Writer) (err error) {
-		if err := cmp.Or(c.exclusive(f), demand(&c.shape, c.setting.Limit, maxTuneKeys), c.validate()); err != nil {
-			return err
-		}
-		if c.policies, err = sim.Policies(strings.Split(*policies, ","), c.setting.Limit.Tokens); err != nil {
-			return usagef("bad value for flag -policies: %s", oneLine(err))
-		}
-		return c.run(ctx, stdout, stderr)
-	}
-}
-
-// exclusive rejects flags that have no effect beside others, and chooses the clock.
-func (c *tuning) exclusive(f *flagSet) error {
-	for _, name := range []string{"rate", "keys", "zipf", "duration"} {
-		if c.trace != "" && f.given(name) {
-			return usagef("want -trace or -%s, not both", name)
-		}
-	}
-	if len(c.stores) == 1 && c.stores[0] == memory {
-		c.stores = nil
-	}
-	switch c.setting.Virtual = len(c.stores) == 0; {
-	case c.trace == "" && f.given("trace"):
-		return usagef("bad value for flag -trace: want a file, or -")
-	case c.setting.Virtual:
-	case f.given("delay"):
-		return usagef("-delay is to the embedded store: want it or -store, not both")
-	case slices.Contains(c.stores, memory):
-		return usagef("bad value for flag -store: memory is no shard beside others here")
-	default:
-		c.setting.Delay = 0
-	}
-	return nil
+	f.validate = func() error { return c.validate(f) }
+	return c.run
 }
 
 // Bounds of tune, in addition to those of load. The delay stays well within the fetch
@@ -103,13 +71,37 @@ const (
 	maxDelay     = 80 * time.Millisecond
 )
 
-// validate returns the error of the first invalid flag.
-func (c *tuning) validate() error {
+// validate returns the error of the first flag that is invalid, or has no effect beside
+// others. It chooses the clock.
+func (c *tuning) validate(f *flagSet) (err error) {
+	for _, name := range []string{"rate", "keys", "zipf", "duration"} {
+		if c.trace != "" && f.given(name) {
+			return usagef("want -trace or -%s, not both", name)
+		}
+	}
+	if len(c.stores) == 1 && c.stores[0] == memory {
+		c.stores = nil
+	}
+	if c.setting.Virtual = len(c.stores) == 0; !c.setting.Virtual {
+		if f.given("delay") {
+			return usagef("-delay is to the embedded store: want it or -store, not both")
+		}
+		c.setting.Delay = 0
+	}
+	if err := demand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {
+		return err
+	}
 	s := c.shape
+	c.setting.Seed = s.Seed
 	if s.Expected() > 0.9*sim.MaxRequests { // the number is random
 		return usagef("-rate for -duration is more than %s requests", table.Commas[int](0.9*sim.MaxRequests))
 	}
+	if c.policies, err = sim.Policies(strings.Split(c.names, ","), c.setting.Limit.Tokens); err != nil {
+		return usagef("bad value for flag -policies: %s", oneLine(err))
+	}
 	return kept(
+		rule{c.trace != "" || !f.given("trace"), "trace", "a file, or -"},
+		rule{c.setting.Virtual || !slices.Contains(c.stores, memory), "store", "no memory, which is no shard beside others here"},
 		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
@@ -117,7 +109,6 @@ func (c *tuning) validate() error {
 	)
 }
 
-// traffic makes or reads the requests.
 func (c *tuning) traffic() (t sim.Traffic, err error) {
 	if c.trace == "" {
 		if t = c.shape.Traffic(); len(t.Requests) == 0 {
@@ -135,21 +126,12 @@ func (c *tuning) traffic() (t sim.Traffic, err error) {
 		t, err = sim.ReadTrace(in, c.shape.Processes, c.shape.Seed, sim.MaxRequests)
 	}
 	if err != nil {
-		err = usagef("the trace cannot be read: %s", nameless(err))
+		err = usagef("the trace cannot be read: %s", oneLine(err))
 	}
 	t.Tokens = c.shape.Tokens
 	return t, err
 }
 
-// nameless returns the text of err without the name of a file, which may be private.
-func nameless(err error) string {
-	if p, ok := errors.AsType[*os.PathError](err); ok {
-		err = p.Err
-	}
-	return oneLine(err)
-}
-
-// run replays the traffic under each policy and reports.
 func (c *tuning) run(ctx context.Context, stdout, stderr io.Writer) error {
 	t, err := c.traffic()
 	if err != nil {
@@ -161,13 +143,12 @@ func (c *tuning) run(ctx context.Context, stdout, stderr io.Writer) error {
 			return err
 		}
 	}
-	c.setting.Seed = c.shape.Seed
 	all, err := c.replay(ctx, t, stderr)
 	if err != nil {
 		return err
 	}
 	r := c.newReport(t, all, name)
-	return errors.Join(emit(stdout, c.json, r, r.text), c.writeReport(r), r.verdict())
+	return errors.Join(emit(stdout, c.json, r, r.text(widthOf(stdout))), c.writeReport(r), r.verdict())
 }
 
 // tuneConns bounds the calls to a Redis in flight. Direct calls need as many as start in

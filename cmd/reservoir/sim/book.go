@@ -29,14 +29,12 @@ type book struct {
 	failure error   // the first
 }
 
-// page identifies a window.
 type page struct {
 	key string
 	id  backend.Window
 }
 
-// parts is the number of parts of the timeline.
-const parts = 50
+const parts = 50 // of the timeline
 
 func newBook(t Traffic, limit int64) *book {
 	b := &book{Traffic: t, limit: limit, windows: make(map[page]*Window), latency: NewLatency(), late: NewLatency()}
@@ -85,7 +83,6 @@ func (b *book) hear(w *way, q backend.SyncRequest, r backend.SyncReply) {
 	b.window(q.Key, r.Window).held += now.net - was.net
 }
 
-// answer counts a request's answer and how long it took.
 func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -131,7 +128,6 @@ func (p *Window) admit(r reservoir.Result, n int64, at time.Duration) {
 	}
 }
 
-// outcome sums up the replay.
 func (b *book) outcome() Outcome {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -217,7 +217,6 @@ func call[R, T any](ctx context.Context, w *way, op string, f func(context.Conte
 	return answer, nil
 }
 
-// Sync implements backend.Store.
 func (w *way) Sync(ctx context.Context, q backend.SyncRequest) (backend.SyncReply, error) {
 	reply, err := call(ctx, w, "sync", w.Store.Sync, q)
 	if err == nil {
@@ -226,7 +225,6 @@ func (w *way) Sync(ctx context.Context, q backend.SyncRequest) (backend.SyncRepl
 	return reply, err
 }
 
-// Take implements backend.Store.
 func (w *way) Take(ctx context.Context, q backend.TakeRequest) (backend.TakeReply, error) {
 	return call(ctx, w, "take", w.Store.Take, q)
 }

@@ -14,15 +14,21 @@
 package sim
 
 import (
+	"cmp"
+	"encoding/csv"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 // MaxRequests bounds a traffic, because each request takes 16 bytes and is replayed for
@@ -94,6 +100,107 @@ func Keys(n int) []string {
 	return keys
 }
 
+// Errors of [ReadTrace]. It adds the number of the line if one is at fault.
+var (
+	ErrColumns = errors.New("want two columns, a time and a key")
+	ErrTime    = errors.New("want a time in Unix seconds, such as 1700000000.25, or in RFC 3339, such as 2023-11-14T22:13:20.25Z")
+	ErrMillis  = errors.New("a time after the year 2262: want Unix seconds, not milliseconds")
+	ErrKey     = errors.New("want a key of 1 to 4,096 bytes")
+	ErrCSV     = errors.New("not CSV: a quote that is not closed, not doubled or not at a field's ends")
+	ErrEmpty   = errors.New("no requests")
+	ErrMany    = errors.New("too many requests")
+	ErrSpan    = errors.New("more than 366 days from the first request to the last")
+)
+
+const maxSpan = 366 * 24 * time.Hour
+
+// ReadTrace reads recorded traffic of at most so many requests: CSV with a time and a key
+// in its first two columns; further ones are ignored, as are empty lines and lines that
+// begin with #. A first line whose time begins with a letter is a header. The lines need
+// not be in order, because a record of several processes rarely is. Records do not say
+// which process served a request, so the seed assigns each request to one of processes.
+// An error has the number of the line and not its text, because a key may be private.
+func ReadTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, error) {
+	t := Traffic{Processes: processes}
+	r, index := rand.New(rand.NewPCG(seed, 2)), make(map[string]int32)
+	c := csv.NewReader(in)
+	c.FieldsPerRecord, c.ReuseRecord, c.Comment = -1, true, '#'
+	for first := true; ; first = false {
+		fields, err := c.Read()
+		bad, unreadable := errors.AsType[*csv.ParseError](err)
+		switch {
+		case err == io.EOF:
+			return t.inOrder()
+		case unreadable:
+			return Traffic{}, fmt.Errorf("line %d: %w", bad.Line, ErrCSV)
+		case err != nil:
+			return Traffic{}, err
+		case len(t.Requests) == most:
+			return Traffic{}, fmt.Errorf("%w: more than %d", ErrMany, most)
+		}
+		begin := strings.TrimSpace(strings.TrimPrefix(fields[0], "\ufeff")) // spreadsheets write a byte order mark
+		if first && begin != "" && unicode.IsLetter(rune(begin[0])) {
+			continue
+		}
+		at, err := parseTime(begin)
+		switch {
+		case len(fields) < 2:
+			err = ErrColumns
+		case err == nil && backend.ValidateKey(fields[1]) != nil:
+			err = ErrKey
+		}
+		if err != nil {
+			line, _ := c.FieldPos(0)
+			return Traffic{}, fmt.Errorf("line %d: %w", line, err)
+		}
+		key, known := index[fields[1]]
+		if !known {
+			key = int32(len(t.Keys))
+			t.Keys = append(t.Keys, strings.Clone(fields[1])) // so that it does not keep the whole line
+			index[t.Keys[key]] = key
+		}
+		t.Requests = append(t.Requests, Request{at, key, r.Int32N(int32(processes))})
+	}
+}
+
+var unixSeconds = regexp.MustCompile(`^\d+(\.\d+)?$`)
+
+// parseTime returns a time of either form as the time since 1970. It uses no float,
+// because floats lose nanoseconds.
+func parseTime(s string) (time.Duration, error) {
+	unix := unixSeconds.MatchString(s)
+	at, late := time.ParseDuration(s + "s")
+	date, notDate := time.Parse(time.RFC3339, s)
+	switch {
+	case unix && late != nil, notDate == nil && date.Year() >= 2262:
+		return 0, ErrMillis
+	case unix:
+		return at, nil
+	case notDate != nil || date.Unix() < 0:
+		return 0, ErrTime
+	}
+	return time.Duration(date.UnixNano()), nil
+}
+
+// inOrder sorts the requests and counts their times from the first.
+func (t Traffic) inOrder() (Traffic, error) {
+	n := len(t.Requests)
+	if n == 0 {
+		return Traffic{}, ErrEmpty
+	}
+	slices.SortStableFunc(t.Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
+	first := t.Requests[0].At
+	for i := range t.Requests {
+		t.Requests[i].At -= first
+	}
+	last := t.Requests[n-1].At
+	if last > maxSpan {
+		return Traffic{}, ErrSpan
+	}
+	t.Length = last + 1
+	return t, nil
+}
+
 // Policy is a way to fetch tokens.
 type Policy struct {
 	Name   string
@@ -114,42 +221,39 @@ var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, 
 //	adaptive:5-100   the same between bounds, of which an upper 0 is none
 //	stranding:0.02   the default with another WithStranding
 func Policies(names []string, tokens int64) (list []Policy, err error) {
-	for i := 0; i < len(names); i++ {
-		if names[i] == "fixed" {
-			parts := []string{fmt.Sprint(max(tokens/1000, 1)), fmt.Sprint(max(tokens/100, 1)), fmt.Sprint(max(tokens/10, 1))}
-			names = slices.Replace(slices.Clone(names), i, i+1, parts...)
+	add := func(name string, o reservoir.Option) {
+		if !slices.ContainsFunc(list, func(p Policy) bool { return p.Name == name }) {
+			list = append(list, Policy{name, o})
 		}
-		p, err := parsePolicy(names[i], tokens)
-		if err != nil {
-			return nil, err
-		}
-		if !slices.ContainsFunc(list, func(o Policy) bool { return o.Name == p.Name }) {
-			list = append(list, p)
+	}
+	fixed := func(n int64) { add(fmt.Sprint("fixed ", n), reservoir.WithBatch(reservoir.Fixed(n))) }
+	for _, name := range names {
+		kind, figures, _ := strings.Cut(name, ":")
+		low, high, _ := strings.Cut(figures, "-")
+		least, noLeast := strconv.ParseInt(low, 10, 64)
+		most, noMost := strconv.ParseInt(high, 10, 64)
+		share, noShare := strconv.ParseFloat(figures, 64)
+		size, noSize := strconv.ParseInt(name, 10, 64)
+		switch {
+		case name == "direct":
+			add(name, reservoir.WithDirect())
+		case name == "fixed":
+			for _, part := range []int64{1000, 100, 10} {
+				fixed(max(tokens/part, 1))
+			}
+		case noSize == nil && size >= 1:
+			fixed(size)
+		case name == "ladder":
+			add(name, reservoir.WithBatch(reservoir.Ladder(min(10, tokens), max(tokens/10, min(10, tokens)))))
+		case name == "adaptive":
+			add(name, reservoir.WithBatch(reservoir.Adaptive(1, 0)))
+		case kind == "adaptive" && noLeast == nil && noMost == nil && least >= 1 && (most == 0 || most >= least):
+			add("adaptive "+figures, reservoir.WithBatch(reservoir.Adaptive(least, most)))
+		case kind == "stranding" && noShare == nil && share >= 0 && share <= 1:
+			add("stranding "+figures, reservoir.WithStranding(share))
+		default:
+			return nil, ErrPolicy
 		}
 	}
 	return list, nil
-}
-
-func parsePolicy(name string, tokens int64) (Policy, error) {
-	kind, figures, _ := strings.Cut(name, ":")
-	low, high, bounds := strings.Cut(figures, "-")
-	least, err := strconv.ParseInt(low, 10, 64)
-	most, err2 := strconv.ParseInt(high, 10, 64)
-	share, notShare := strconv.ParseFloat(figures, 64)
-	size, notSize := strconv.ParseInt(name, 10, 64)
-	switch {
-	case name == "direct":
-		return Policy{name, reservoir.WithDirect()}, nil
-	case name == "ladder":
-		return Policy{name, reservoir.WithBatch(reservoir.Ladder(min(10, tokens), max(tokens/10, min(10, tokens))))}, nil
-	case name == "adaptive":
-		return Policy{name, reservoir.WithBatch(reservoir.Adaptive(1, 0))}, nil
-	case kind == "adaptive" && bounds && err == nil && err2 == nil && least >= 1 && (most == 0 || most >= least):
-		return Policy{"adaptive " + figures, reservoir.WithBatch(reservoir.Adaptive(least, most))}, nil
-	case kind == "stranding" && notShare == nil && share >= 0 && share <= 1:
-		return Policy{"stranding " + figures, reservoir.WithStranding(share)}, nil
-	case notSize == nil && size >= 1:
-		return Policy{"fixed " + name, reservoir.WithBatch(reservoir.Fixed(size))}, nil
-	}
-	return Policy{}, ErrPolicy
 }

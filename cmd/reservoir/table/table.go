@@ -25,24 +25,6 @@ func Text(rows [][]string, right bool) string {
 	return trailing.ReplaceAllString(b.String(), "\n")
 }
 
-// Within returns [Text] if that fits into width characters. Otherwise each row after the
-// first is a paragraph, with a line for each cell and the cell's name from the first row.
-func Within(width int, rows [][]string, right bool) string {
-	text := Text(rows, right)
-	if Fit(text, width) == text {
-		return text
-	}
-	var all []string
-	for _, row := range rows[1:] {
-		var lines [][]string
-		for i, cell := range row {
-			lines = append(lines, []string{rows[0][i], cell})
-		}
-		all = append(all, Text(lines, false))
-	}
-	return strings.Join(all, "\n")
-}
-
 // Fit breaks lines that are longer than width characters, between words if possible.
 // Continuation lines are indented further.
 func Fit(text string, width int) string {

@@ -35,12 +35,6 @@ func TestFit(t *testing.T) {
 	}
 }
 
-func TestWithin(t *testing.T) {
-	rows := [][]string{{"key", "charged"}, {"a", "1,000"}, {"b", "20"}}
-	require.Equal(t, Text(rows, false), Within(15, rows, false))
-	require.Equal(t, "key       a\ncharged   1,000\n\nkey       b\ncharged   20\n", Within(10, rows, false))
-}
-
 func TestCommas(t *testing.T) {
 	for n, want := range map[int64]string{
 		0: "0", 999: "999", 1000: "1,000", -1000: "-1,000", -999: "-999", 1234567: "1,234,567", -1 << 63: "-9,223,372,036,854,775,808",
