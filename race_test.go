@@ -49,6 +49,13 @@ func (g *ledger) windows() int {
 	return len(g.spent)
 }
 
+// full reports whether windows have rolled over and the limit was reached.
+func (g *ledger) full() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.spent) > 2 && g.over > 0
+}
+
 func (g *ledger) within(t *testing.T, limit int64) {
 	t.Helper()
 	assert.GreaterOrEqual(t, g.windows(), 2, "windows rolled over, though the circuit may have been open for one")
@@ -190,7 +197,7 @@ func TestHotPathRaces(t *testing.T) {
 			g := &ledger{spent: map[int64]int64{}}
 			k := l.Key("k")
 			crowd(8, func(i int) {
-				for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end) || g.windows() < 3; {
+				for begin := time.Now(); time.Since(begin) < 200*time.Millisecond || !g.full() && time.Since(begin) < 10*time.Second; {
 					var r reservoir.Result
 					var err error
 					if i%2 == 0 {
