@@ -14,7 +14,7 @@ func TestDemo(t *testing.T) {
 	require.NotContains(t, o.stdout, "\x1b", "no drawing but on a terminal")
 	for _, want := range []string{
 		"with batches", "without batches", "12,500",
-		"allowed", "denied", "store calls", "of 40,000", "no window goes over its limit",
+		"allowed", "denied", "store calls", "of 40,000", "Refusals come from memory",
 	} {
 		require.Contains(t, o.stdout, want)
 	}

@@ -62,7 +62,7 @@ func (f *flagSet) parse(args []string, stdout io.Writer) error {
 		}
 	}
 	if n := len(f.operands); n != f.want {
-		return usagef("want %d arguments beside the flags, not %d: reservoir %s", f.want, n, f.usage)
+		return usagef("want %s beside the flags, not %d: reservoir %s", []string{"no argument", "one argument"}[f.want], n, f.usage)
 	}
 	return f.validate()
 }
@@ -171,7 +171,7 @@ func (f *flagSet) demandFlags(s *sim.Shape, l *reservoir.Limit) {
 // demand validates the flags of demandFlags. It replaces a seed of 0 by a random one.
 func demand(s *sim.Shape, l reservoir.Limit, maxKeys int) error {
 	s.Seed = cmp.Or(s.Seed, rand.Uint64())
-	if err := l.Validate(); err != nil {
+	if err := cmp.Or(kept(rule{l.Tokens >= 1, "limit", "1 or more"}), l.Validate()); err != nil {
 		return usagef("%s", oneLine(err))
 	}
 	return kept(

@@ -207,7 +207,15 @@ func demoFlags(f *flagSet) action {
 	}
 }
 
+const demoIntro = `250,000 requests a second ask for one key, whose limit is 40,000 in half a
+second. The embedded store stands in for Redis.
+
+`
+
 func demo(ctx context.Context, requests int64, stdout io.Writer) error {
+	if err := write(stdout, demoIntro); err != nil {
+		return err
+	}
 	t := &traffic{sim.Shape{Rate: demoRate, Tokens: 1}, []string{"home page"}, 8, requests}
 	for i, sizing := range []reservoir.Option{reservoir.WithBatch(reservoir.Adaptive(1, 0)), reservoir.WithDirect()} {
 		title := []string{"with batches", "without batches"}[i]
@@ -226,6 +234,6 @@ func demo(ctx context.Context, requests int64, stdout io.Writer) error {
 	if ctx.Err() != nil {
 		return nil // the reports say that they are of a part
 	}
-	return write(stdout, "The store charges tokens in batches before any is spent, and requests spend them from\n"+
-		"memory. So almost no request waits for the store, and no window goes over its limit.\n")
+	return write(stdout, "The store charges tokens in batches before any is spent, and requests spend them\n"+
+		"from memory. So almost no request waits for the store, and no window goes over\nits limit. Refusals come from memory in both runs.\n")
 }

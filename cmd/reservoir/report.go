@@ -153,7 +153,7 @@ func (r *report) text(limit reservoir.Limit) string {
 allowed      %s
 denied       %s
 errors       %s
-waited       %s   on the network
+waited       %s   for the store
 store calls  %s
 latency      p50 %v, p99 %v, p99.9 %v, max %v
 tokens       %s taken + %s refunded = %s spent + %s returned + %s expired + %s held

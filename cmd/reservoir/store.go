@@ -72,7 +72,11 @@ func newPart(address string, i int, prefix string, conns int) (part, error) {
 	}
 	options, err := redisstore.Options(address)
 	if err != nil {
-		return part{}, usagef("bad value for flag -store: %s, or memory", strings.TrimPrefix(oneLine(err), "redis URL: "))
+		fault := strings.TrimPrefix(oneLine(err), "redis URL: ")
+		if strings.HasPrefix(fault, "its scheme") {
+			fault += ", or memory"
+		}
+		return part{}, usagef("bad value for flag -store: %s", fault)
 	}
 	options.PoolSize = conns
 	client := redis.NewUniversalClient(options)

@@ -105,7 +105,7 @@ func TestTuneText(t *testing.T) {
 	require.Equal(t, exitOK, o.status, o.stderr)
 	require.Empty(t, o.stderr, "no progress bar but on a terminal")
 	require.Regexp(t, `^[0-9,]+ requests in 220ms for 1 key and 3 processes, 1 token each, limit 500 per 100ms, on the embedded store, 100µs away\n`, o.stdout)
-	require.Regexp(t, `(?m)^ +policy +requests +admitted +refused +needless +over +calls +a request +stranded +waited +p50 +p99\n +direct +[0-9,]+ .*\n +adaptive +[0-9,]+ `, o.stdout)
+	require.Regexp(t, `(?m)^ +policy +calls +a request +waited +stranded +refused +needless +over +p99 +p50 +admitted\n +direct +[0-9,]+ .*\n +adaptive +[0-9,]+ `, o.stdout)
 	require.Regexp(t, `(?m)^Recommended: (direct|adaptive)\n[A-Z].*`, o.stdout)
 }
 
@@ -259,7 +259,7 @@ func TestTuneUsageErrors(t *testing.T) {
 		"tune -zipf 1":                                    "-zipf",
 		"tune -processes 0":                               "-processes",
 		"tune -duration 0s":                               "-duration",
-		"tune -limit 0":                                   "bad limit",
+		"tune -limit 0":                                   "-limit: want 1 or more",
 		"tune -window 1us":                                "bad limit",
 		"tune -delay 90ms":                                "-delay",
 		"tune -n 0":                                       "bad value for flag -n",

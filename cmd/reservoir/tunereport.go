@@ -98,28 +98,28 @@ func (r *tuneReport) verdict() error {
 }
 
 const tuneLegend = `
- needless: requests refused though the limit had tokens that were never spent
-     over: tokens over the limit
     calls: to the store
 a request: calls per request
- stranded: share of the limit that lay in processes when another was refused first
    waited: share of requests that waited for the store
-      p50: of the time an answer took
+ stranded: share of the limit that lay in processes when another was refused
+ needless: requests refused though the limit had tokens that were never spent
+     over: tokens over the limit
+      p99: of the time an answer took
 
 Recommended: `
 
 func (r *tuneReport) text(width int) string {
-	rows := [][]string{{"policy", "requests", "admitted", "refused", "needless", "over", "calls", "a request", "stranded", "waited", "p50", "p99"}}
+	rows := [][]string{{"policy", "calls", "a request", "waited", "stranded", "refused", "needless", "over", "p99", "p50", "admitted"}}
 	n := table.Commas[int64]
 	for _, o := range r.Policies {
 		stranded := "–" // no request was refused
 		if o.StrandedWindows > 0 {
 			stranded = table.Percent(o.Stranded)
 		}
-		rows = append(rows, []string{o.Policy, n(o.Requests), n(o.Admitted), n(o.Refused), n(o.Needless), n(o.Over), n(o.StoreCalls),
-			table.Percent(o.CallsPerRequest), stranded, table.Percent(o.WaitedShare), table.Duration(o.P50), table.Duration(o.P99)})
+		rows = append(rows, []string{o.Policy, n(o.StoreCalls), table.Percent(o.CallsPerRequest), table.Percent(o.WaitedShare), stranded,
+			n(o.Refused), n(o.Needless), n(o.Over), table.Duration(o.P99), table.Duration(o.P50), n(o.Admitted)})
 	}
-	s := r.heading + "\n\n" + table.Text(rows, true) + tuneLegend + r.Recommendation.Policy + "\n"
+	s := r.heading + "\n\n" + table.Within(rows, width) + tuneLegend + r.Recommendation.Policy + "\n"
 	return s + prose(strings.Join(append([]string{r.Recommendation.Reason}, r.Notes...), "\n\n"), width)
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 )
 
 var trailing = regexp.MustCompile(` +\n`)
@@ -23,6 +24,19 @@ func Text(rows [][]string, right bool) string {
 	}
 	_ = w.Flush()
 	return trailing.ReplaceAllString(b.String(), "\n")
+}
+
+// Within is Text aligned right, without the last columns if it is wider than width.
+func Within(rows [][]string, width int) string {
+	text := Text(rows, true)
+	if first, _, _ := strings.Cut(text, "\n"); utf8.RuneCountInString(first) <= width || len(rows[0]) == 1 {
+		return text
+	}
+	less := make([][]string, len(rows))
+	for i, row := range rows {
+		less[i] = row[:len(row)-1]
+	}
+	return Within(less, width)
 }
 
 // Fit breaks lines that are longer than width characters, between words if possible.
