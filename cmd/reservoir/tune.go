@@ -93,7 +93,7 @@ func (c *tuning) validate(f *flagSet) (err error) {
 	}
 	s := c.shape
 	c.setting.Seed = s.Seed
-	if s.Expected() > 0.9*sim.MaxRequests { // the number is random
+	if s.Rate*s.Length.Seconds() > 0.9*sim.MaxRequests { // the number is random
 		return usagef("-rate for -duration is more than %s requests", table.Commas[int](0.9*sim.MaxRequests))
 	}
 	if c.policies, err = sim.Policies(strings.Split(c.names, ","), c.setting.Limit.Tokens); err != nil {

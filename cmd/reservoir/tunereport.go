@@ -58,7 +58,7 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tune
 		r.note("Stopped early: only %d of %d policies were replayed.", len(all), len(c.policies))
 	}
 	for _, o := range all {
-		if o.Late > s.Limit.Window/latePart {
+		if o.Late > s.Limit.Window/50 {
 			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its "+
 				"figures say more about the machine than about the policy. Use a lower -rate.", o.Policy, table.Duration(o.Late))
 		}
@@ -71,9 +71,6 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tune
 	}
 	return r
 }
-
-// latePart is the part of a window by which requests may be late without a note.
-const latePart = 50
 
 func count(n int, one, plural string) string {
 	if n == 1 {

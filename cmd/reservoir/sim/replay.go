@@ -99,12 +99,9 @@ func (r *Replay) run(ctx context.Context) (Outcome, error) {
 	return o, err
 }
 
-// closeTimeout bounds the return of stock, for all processes together.
-const closeTimeout = 30 * time.Second
-
 // close closes the limiters and returns what they spent.
 func (r *Replay) close() (spent int64, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // for all processes together
 	defer cancel()
 	r.closing.Store(true)
 	for _, l := range r.limiters {
