@@ -102,13 +102,7 @@ var bars = []bar{
 
 // ratio returns the median, over all rounds, of the ratio of two kinds' figures.
 func ratio(scenario string, a, b kind, f figure) func(results) float64 {
-	return func(r results) float64 {
-		l, o := r.of(scenario, a), r.of(scenario, b)
-		if l == nil || o == nil {
-			return math.NaN()
-		}
-		return l.ratio(o, f)
-	}
+	return func(r results) float64 { return r.of(scenario, a).ratio(r.of(scenario, b), f) }
 }
 
 // allocations returns the most allocations per request of the paths in memory. It rounds
@@ -117,11 +111,7 @@ func ratio(scenario string, a, b kind, f figure) func(results) float64 {
 func allocations(r results) float64 {
 	most := 0.0
 	for _, k := range []kind{ourKey, ourAllow, ourRefusal, ourNo} {
-		l := r.of("core-1", k)
-		if l == nil {
-			return math.NaN()
-		}
-		most = max(most, math.Round(l.median(allocs)*1000)/1000)
+		most = max(most, math.Round(r.of("core-1", k).median(allocs)*1000)/1000)
 	}
 	return most
 }
@@ -177,16 +167,20 @@ func quantile(q float64) figure {
 }
 
 // median returns the median of a figure over all rounds.
-func (l *line) median(f figure) float64 { return l.ratio(nil, f) }
+func (l *line) median(f figure) float64 {
+	var all []float64
+	for i := range l.samples {
+		all = append(all, f(&l.samples[i]))
+	}
+	return median(all)
+}
 
 // ratio returns the median, over all rounds, of l's figure divided by o's in the same
 // round.
 func (l *line) ratio(o *line, f figure) float64 {
-	all := make([]float64, len(l.samples))
-	for i := range l.samples {
-		if all[i] = f(&l.samples[i]); o != nil {
-			all[i] /= f(&o.samples[i])
-		}
+	var all []float64
+	for i := range min(len(l.samples), len(o.samples)) {
+		all = append(all, f(&l.samples[i])/f(&o.samples[i]))
 	}
 	return median(all)
 }
@@ -210,14 +204,14 @@ func median(all []float64) float64 {
 	return (all[(n-1)/2] + all[n/2]) / 2
 }
 
-// of returns the line of a kind in a scenario, or nil if it was not run.
+// of returns the line of a kind in a scenario, which is empty if it was not run.
 func (r results) of(scenario string, k kind) *line {
 	for _, l := range slices.Concat(r.groups...) {
 		if l.scenario.name == scenario && l.kind.name == k.name {
 			return l
 		}
 	}
-	return nil
+	return new(line)
 }
 
 // draw draws a panel for each scenario over Redis, with a line for each kind, or returns
@@ -228,11 +222,10 @@ func draw(r results) []byte {
 		Note:  "dots: half, 99 % and 99.9 % of requests took no more; [name] is a stand-in; make bench", Width: 520,
 	}
 	for _, group := range r.groups {
-		if !group[0].scenario.redis() {
-			continue
+		if group[0].scenario.redis() {
+			page.Height = max(page.Height, 70+19*len(group))
+			page.Plots = append(page.Plots, []*plot.Plot{panel(group)})
 		}
-		page.Height = max(page.Height, 70+19*len(group))
-		page.Plots = append(page.Plots, []*plot.Plot{panel(group)})
 	}
 	if len(page.Plots) == 0 {
 		return nil

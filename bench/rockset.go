@@ -49,35 +49,38 @@ type rocksetFetch struct {
 // Allow asks for a token of key. The error is the store's. Allow is safe for concurrent
 // use.
 func (r *Rockset) Allow(ctx context.Context, key string) (bool, error) {
-	k := r.keys.get(key, newRocksetKey)
+	allowed, alone, err := r.share(ctx, key, r.keys.get(key, newRocksetKey))
+	if alone {
+		var reply backend.TakeReply
+		reply, err = r.take(ctx, key, 1)
+		allowed = reply.Allowed
+	}
+	return allowed, err
+}
+
+// share takes from the batch, or reports that the request has to go to Redis alone.
+func (r *Rockset) share(ctx context.Context, key string, k *rocksetKey) (allowed, alone bool, err error) {
 	k.mu.Lock()
-	if k.spend() {
-		k.mu.Unlock()
-		return true, nil
-	}
+	defer k.mu.Unlock()
 	f := k.fetch
-	if f != nil && r.Listing && f.reserved == r.Batch {
-		k.mu.Unlock()
-		return r.alone(ctx, key)
-	}
-	var err error
-	if f != nil {
+	switch {
+	case k.spend():
+		return true, false, nil
+	case f == nil:
+		f = &rocksetFetch{reserved: 1}
+		err = r.run(ctx, key, k, f)
+	case r.Listing && f.reserved == r.Batch:
+		return false, true, nil
+	default:
 		f.reserved++
 		for !f.over {
 			if k.over.Wait(); k.fetch != nil && !r.Listing {
 				f = k.fetch // by the rule waiters reserve nothing, so they wait for the next batch as well
 			}
 		}
-	} else {
-		f = &rocksetFetch{reserved: 1}
-		err = r.run(ctx, key, k, f)
 	}
-	allowed := f.success && (r.Listing || k.spend())
-	k.mu.Unlock()
-	if allowed || !f.success || err != nil {
-		return allowed, err
-	}
-	return r.alone(ctx, key) // the others were quicker
+	allowed = f.success && (r.Listing || k.spend())
+	return allowed, f.success && !allowed, err // the others were quicker
 }
 
 // run replaces the batch. The caller holds k.mu, which run releases during the call.
@@ -95,11 +98,6 @@ func (r *Rockset) run(ctx context.Context, key string, k *rocksetKey, f *rockset
 	}
 	k.over.Broadcast()
 	return err
-}
-
-func (r *Rockset) alone(ctx context.Context, key string) (bool, error) {
-	reply, err := r.take(ctx, key, 1)
-	return reply.Allowed, err
 }
 
 func (r *Rockset) take(ctx context.Context, key string, n int64) (backend.TakeReply, error) {

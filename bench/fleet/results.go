@@ -84,13 +84,14 @@ type results map[string]outcome
 // tableOf formats a rule's rows as a table. The bars apply only to the rule adaptive.
 func tableOf(r rule, title string, rows []row, res results) string {
 	cells := [][]string{{"", "processes", "limit", "demand", "windows", "calls", "stranded", "waited", "admitted", "over", "refused"}}
+	per := strings.NewReplacer("1h0m0s", "h", "1m0s", "min", "1s", "s")
 	for _, line := range rows {
 		if r.name != adaptive {
 			line.bar = bar{}
 		}
 		s := line.scenario
 		cells = append(cells, append([]string{
-			line.name, table.Commas(s.processes), table.Commas(s.limit.Tokens) + "/" + span(s.limit.Window),
+			line.name, table.Commas(s.processes), table.Commas(s.limit.Tokens) + "/" + per.Replace(s.limit.Window.String()),
 			fmt.Sprintf("%v × L", s.demand), fmt.Sprint(s.windows),
 		}, figures(s, res[line.name], line.bar)...))
 	}
@@ -132,11 +133,6 @@ func mark(ok bool) string {
 		return "✓"
 	}
 	return "✗"
-}
-
-// span returns the name of a second, a minute or an hour.
-func span(d time.Duration) string {
-	return strings.NewReplacer("1h0m0s", "h", "1m0s", "min", "1s", "s").Replace(d.String())
 }
 
 // group is a set of rows that belong together: a block of the table, a column of the

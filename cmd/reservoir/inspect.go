@@ -175,27 +175,26 @@ func (i *inspection) end() string {
 }
 
 func (i *inspection) text() string {
-	var b strings.Builder
+	s := fmt.Sprintf("key        %s\n", quoted(i.Key))
 	if i.Name != "" {
-		fmt.Fprintf(&b, "name       %s\n", quoted(i.Name))
+		s = fmt.Sprintf("name       %s\n", quoted(i.Name)) + s
 	}
-	fmt.Fprintf(&b, "key        %s\n", quoted(i.Key))
 	if i.Open {
-		fmt.Fprintf(&b, "charged    %s, spent or held by a process\n", table.Commas(i.Charged))
+		s += fmt.Sprintf("charged    %s, spent or held by a process\n", table.Commas(i.Charged))
 	} else {
-		b.WriteString("window     none is open: nothing has been charged since the last one ended\n")
+		s += "window     none is open: nothing has been charged since the last one ended\n"
 	}
 	if i.Limit != nil {
-		fmt.Fprintf(&b, "remaining  %s of %s\n", table.Commas(*i.Remaining), table.Commas(*i.Limit))
+		s += fmt.Sprintf("remaining  %s of %s\n", table.Commas(*i.Remaining), table.Commas(*i.Limit))
 	}
 	if i.Open {
-		fmt.Fprintf(&b, "reset      %s\n", i.end())
+		s += fmt.Sprintf("reset      %s\n", i.end())
 	}
 	if i.Charged > 0 {
 		rows := append([][]string{{"client", "share", "granted", "given back"}}, i.shares()...)
-		b.WriteString("\n" + table.Text(rows, false))
+		s += "\n" + table.Text(rows, false)
 	}
-	return b.String()
+	return s
 }
 
 // shares returns a row for each client, and one for what no client has.

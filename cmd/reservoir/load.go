@@ -111,9 +111,6 @@ type traffic struct {
 	requests  int64 // calls in all; 0 = until the time is over
 }
 
-// closeTimeout bounds the return of stock, for all keys together.
-const closeTimeout = 10 * time.Second
-
 // drive makes the calls, closes the limiter and returns the report. It shows progress
 // from the limiter's counts, so that the workers need not share theirs. The error says
 // whether the load did not run as asked.
@@ -128,7 +125,7 @@ func (t *traffic) drive(ctx context.Context, l *reservoir.Limiter, name string, 
 	if ctx.Err() != nil {
 		r.NotRun = t.notRun(r)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second) // for all keys together
 	defer cancel()
 	err := l.Close(ctx)
 	r.complete(l.Stats())

@@ -30,28 +30,23 @@ func main() {
 
 const exitOK, exitFailure, exitUsage = 0, 1, 2
 
-// command is one of the words that may follow "reservoir". Its usage begins with its name.
+// command is one of the words that may follow "reservoir".
 type command struct {
-	usage, summary, about string
-	flags                 func(f *flagSet) action
+	name, usage, summary, about string
+	flags                       func(f *flagSet) action
 }
 
 // action runs a command when its flags are parsed.
 type action func(ctx context.Context, stdout, stderr io.Writer) error
 
 var commands = []command{
-	{"demo [flags]", "show the main idea on the embedded store", demoAbout, demoFlags},
-	{"load [flags]", "drive a limiter against a store and report", loadAbout, loadFlags},
-	{"inspect -store URL [flags] KEY", "show what a store holds for a key, or its fullest keys", inspectAbout, inspectFlags},
-	{"watch -store URL [flags] KEY", "show what a store holds for a key, live", watchAbout, watchFlags},
-	{"reset -store URL [flags] KEY", "give a key a fresh window", resetAbout, resetFlags},
-	{"tune [flags]", "replay a traffic under each batch policy and recommend one", tuneAbout, tuneFlags},
-	{"version", "print the version of this build", versionAbout, versionFlags},
-}
-
-func (c command) name() string {
-	name, _, _ := strings.Cut(c.usage, " ")
-	return name
+	{"demo", "[flags]", "show the main idea on the embedded store", demoAbout, demoFlags},
+	{"load", "[flags]", "drive a limiter against a store and report", loadAbout, loadFlags},
+	{"inspect", "-store URL [flags] KEY", "show what a store holds for a key, or its fullest keys", inspectAbout, inspectFlags},
+	{"watch", "-store URL [flags] KEY", "show what a store holds for a key, live", watchAbout, watchFlags},
+	{"reset", "-store URL [flags] KEY", "give a key a fresh window", resetAbout, resetFlags},
+	{"tune", "[flags]", "replay a traffic under each batch policy and recommend one", tuneAbout, tuneFlags},
+	{"version", "[flags]", "print the version of this build", versionAbout, versionFlags},
 }
 
 // run parses the command line, runs the command and returns the exit status.
@@ -81,8 +76,8 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		name, rest = rest[0], []string{"-h"}
 	}
 	for _, c := range commands {
-		if c.name() == name {
-			f := newFlags(c.usage, c.about)
+		if c.name == name {
+			f := newFlags(c.name+" "+c.usage, c.about)
 			do := c.flags(f)
 			if err := f.parse(rest, stdout); err != nil {
 				return err
@@ -96,7 +91,7 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 func commandNames() string {
 	var names []string
 	for _, c := range commands {
-		names = append(names, c.name())
+		names = append(names, c.name)
 	}
 	return strings.Join(names, ", ") + " or help"
 }
@@ -104,7 +99,7 @@ func commandNames() string {
 func help(w io.Writer) error {
 	text := "reservoir: exact rate limits across many processes, almost without store calls\n\nusage: reservoir <command> [flags]\n\n"
 	for _, c := range commands {
-		text += fmt.Sprintf("  %-10s %s\n", c.name(), c.summary)
+		text += fmt.Sprintf("  %-10s %s\n", c.name, c.summary)
 	}
 	return write(w, text+"\n\"reservoir <command> -h\" lists the flags of a command.\n")
 }

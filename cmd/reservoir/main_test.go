@@ -66,7 +66,7 @@ func TestHelpAndVersion(t *testing.T) {
 		require.Contains(t, o.stdout, "reservoir", args)
 	}
 	for _, c := range commands {
-		require.Contains(t, invoke(t.Context(), "help").stdout, c.name())
+		require.Contains(t, invoke(t.Context(), "help").stdout, c.name)
 	}
 	require.Regexp(t, `^reservoir \S+ go1\.\S+\n$`, invoke(t.Context(), "-version").stdout)
 }

@@ -107,17 +107,15 @@ const lookTimeout = 5 * time.Second
 func (o *opened) reach(whole context.Context, key string, l reservoir.Limit) error {
 	ctx, cancel := context.WithTimeout(whole, lookTimeout)
 	defer cancel()
-	var first error
+	var errs []error
 	for _, p := range o.parts {
 		_, err := p.store.Check(ctx, key, l)
 		if err == nil || whole.Err() != nil {
 			return nil // the caller checks the context
 		}
-		if first == nil {
-			first = explain(err, p)
-		}
+		errs = append(errs, err)
 	}
-	return first
+	return explain(errs[0], o.parts[0])
 }
 
 // explain adds the likely cause to an error if only one part can have caused it: one side

@@ -58,8 +58,8 @@ func TestTLSIsAlwaysVerified(t *testing.T) {
 		require.Error(t, err, query)
 	}
 	for _, c := range commands {
-		text := strings.ToLower(invoke(t.Context(), c.name(), "-h").stdout)
-		require.NotContains(t, text, "insecure", c.name())
-		require.NotContains(t, text, "skip", c.name())
+		text := strings.ToLower(invoke(t.Context(), c.name, "-h").stdout)
+		require.NotContains(t, text, "insecure", c.name)
+		require.NotContains(t, text, "skip", c.name)
 	}
 }

@@ -36,24 +36,6 @@ type candidates struct {
 	partial     bool  // not all names of a server were read
 }
 
-// best inspects the fullest keys and returns them in descending order. It tries twice as
-// many as are wanted, because it skips keys of other programs.
-func (c *candidates) best(ctx context.Context, l *look, top int) ([]*inspection, error) {
-	keys := slices.SortedFunc(maps.Keys(c.charged), func(a, b string) int { return cmp.Compare(c.charged[b], c.charged[a]) })
-	list := []*inspection{}
-	for _, key := range keys[:min(len(keys), 2*top)] {
-		i, err := l.at(ctx, key)
-		if failed, ok := errors.AsType[*backend.Error](err); err != nil && !(ok && failed.KeyOnly) {
-			return nil, err
-		}
-		if err == nil && i.Open && len(list) < top { // it may have ended
-			list = append(list, i)
-		}
-	}
-	slices.SortStableFunc(list, func(a, b *inspection) int { return cmp.Compare(b.Charged, a.Charged) })
-	return list, nil
-}
-
 func (l *look) fullest(ctx context.Context, top int, stdout io.Writer) error {
 	c := &candidates{charged: make(map[string]int64)}
 	err := l.store.eachServer(ctx, func(ctx context.Context, server *redis.Client) error {
@@ -62,14 +44,23 @@ func (l *look) fullest(ctx context.Context, top int, stdout io.Writer) error {
 	if err != nil && ctx.Err() == nil {
 		return err
 	}
-	list, err := c.best(context.WithoutCancel(ctx), l, top)
-	if err != nil {
-		return err
-	}
 	note := ""
 	if c.partial || ctx.Err() != nil {
 		note = fmt.Sprintf("\nOnly about %s of %s keys were read.\n", table.Commas(min(c.seen, c.there)), table.Commas(c.there))
 	}
+	keys := slices.SortedFunc(maps.Keys(c.charged), func(a, b string) int { return cmp.Compare(c.charged[b], c.charged[a]) })
+	list := []*inspection{}
+	for _, key := range keys[:min(len(keys), 2*top)] { // because some are skipped
+		i, err := l.at(context.WithoutCancel(ctx), key)
+		if failed, ok := errors.AsType[*backend.Error](err); err != nil && !(ok && failed.KeyOnly) {
+			return err
+		}
+		if err == nil && i.Open { // it may have ended
+			list = append(list, i)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b *inspection) int { return cmp.Compare(b.Charged, a.Charged) })
+	list = list[:min(len(list), top)]
 	return emit(stdout, l.json, list, topTable(list)+note)
 }
 
@@ -121,21 +112,17 @@ func (c *candidates) read(ctx context.Context, server *redis.Client, keys []stri
 	return err
 }
 
-// topTable returns a table with a row for each key. The store does not record limits.
 func topTable(list []*inspection) string {
 	if len(list) == 0 {
 		return "No key has an open window.\n"
 	}
-	rows := [][]string{{"key", "charged", "limit", "clients", "reset"}}
+	rows := [][]string{{"key", "charged", "clients", "reset"}}
 	for _, i := range list {
-		name, limit := quoted(i.Key), "unknown"
+		name := quoted(i.Key)
 		if i.Name != "" {
 			name = quoted(i.Name) + " " + name
 		}
-		if i.Limit != nil {
-			limit = table.Commas(*i.Limit)
-		}
-		rows = append(rows, []string{name, table.Commas(i.Charged), limit, fmt.Sprint(len(i.Clients)), i.end()})
+		rows = append(rows, []string{name, table.Commas(i.Charged), fmt.Sprint(len(i.Clients)), i.end()})
 	}
 	return table.Text(rows, false)
 }

@@ -93,7 +93,7 @@ func (c *tuning) validate(f *flagSet) (err error) {
 	}
 	s := c.shape
 	c.setting.Seed = s.Seed
-	if s.Expected() > 0.9*sim.MaxRequests { // the number is random
+	if s.Rate*s.Length.Seconds() > 0.9*sim.MaxRequests { // the number is random
 		return usagef("-rate for -duration is more than %s requests", table.Commas[int](0.9*sim.MaxRequests))
 	}
 	if c.policies, err = sim.Policies(strings.Split(c.names, ","), c.setting.Limit.Tokens); err != nil {
@@ -148,7 +148,7 @@ func (c *tuning) run(ctx context.Context, stdout, stderr io.Writer) error {
 		return err
 	}
 	r := c.newReport(t, all, name)
-	return errors.Join(emit(stdout, c.json, r, r.text(widthOf(stdout))), c.writeReport(r), r.verdict())
+	return errors.Join(emit(stdout, c.json, r, r.text(widthOf(stdout))), c.writeReport(r))
 }
 
 // tuneConns bounds the calls to a Redis in flight. Direct calls need as many as start in

@@ -58,7 +58,7 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tune
 		r.note("Stopped early: only %d of %d policies were replayed.", len(all), len(c.policies))
 	}
 	for _, o := range all {
-		if o.Late > s.Limit.Window/latePart {
+		if o.Late > s.Limit.Window/50 {
 			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its "+
 				"figures say more about the machine than about the policy. Use a lower -rate.", o.Policy, table.Duration(o.Late))
 		}
@@ -72,9 +72,6 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tune
 	return r
 }
 
-// latePart is the part of a window by which requests may be late without a note.
-const latePart = 50
-
 func count(n int, one, plural string) string {
 	if n == 1 {
 		return "1 " + one
@@ -84,17 +81,6 @@ func count(n int, one, plural string) string {
 
 func (r *tuneReport) note(format string, args ...any) {
 	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
-}
-
-// verdict returns an error if a replay went over the limit, which would be a bug of the
-// library.
-func (r *tuneReport) verdict() error {
-	for _, o := range r.Policies {
-		if o.Over > 0 {
-			return fmt.Errorf("%s admitted %s over the limit", o.Policy, table.Commas(o.Over))
-		}
-	}
-	return nil
 }
 
 const tuneLegend = `
@@ -273,9 +259,6 @@ func cost(o sim.Outcome) string {
 // faults describes what speaks against a policy, or is empty.
 func faults(o sim.Outcome) string {
 	var f []string
-	if o.Over > 0 {
-		f = append(f, "goes over the limit")
-	}
 	if float64(o.Needless) > mostNeedless*float64(o.Admitted) {
 		f = append(f, fmt.Sprintf("refuses %s requests that the limit had tokens for", table.Commas(o.Needless)))
 	}
@@ -290,5 +273,5 @@ func faults(o sim.Outcome) string {
 
 // waste ranks policies if all of them have faults.
 func waste(o sim.Outcome) int64 {
-	return o.Over + o.Errors + o.Needless + int64(o.Stranded*float64(o.Admitted))
+	return o.Errors + o.Needless + int64(o.Stranded*float64(o.Admitted))
 }

@@ -50,10 +50,10 @@ func TestInspectTop(t *testing.T) {
 
 	o := invoke(t.Context(), args...)
 	o.requireFine(t)
-	require.Regexp(t, `^key +charged +limit +clients +reset\n`+
-		`"key 7" +1,107 +unknown +1 +20\S+, in 59m\S+\n`+
-		`per-hour "user\\x1f42" +500 +unknown +1 +\S+, in \S+\n`+
-		`"key 29" +129 +unknown +0 +\S+, in \S+\n$`, o.stdout)
+	require.Regexp(t, `^key +charged +clients +reset\n`+
+		`"key 7" +1,107 +1 +20\S+, in 59m\S+\n`+
+		`per-hour "user\\x1f42" +500 +1 +\S+, in \S+\n`+
+		`"key 29" +129 +0 +\S+, in \S+\n$`, o.stdout)
 	o = invoke(t.Context(), append(args, "-limit", "10000", "-format", "json")...)
 	var list []inspection
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &list))

@@ -56,8 +56,8 @@ type Replay struct {
 func (r *Replay) Made() int64 { return r.made.Load() }
 
 // Run makes the requests and returns the outcome, or the error of ctx if that ends first.
-// It also fails if all requests failed, or if the counts of the limiters and of their
-// callers disagree, because then neither can be trusted.
+// It also fails if all requests failed, if more was admitted than the limit, and if the
+// counts of the limiters and of their callers disagree.
 //
 // A real Limiter uses the runtime's clock. Only synctest.Test makes that virtual, because
 // the linker lets no other package use internal/synctest. Test needs a T, and a zero T is
@@ -95,16 +95,15 @@ func (r *Replay) run(ctx context.Context) (Outcome, error) {
 		err = fmt.Errorf("every request failed, the first with: %w", r.book.failure)
 	case err == nil && spent != o.Admitted*r.Tokens:
 		err = fmt.Errorf("the limiters spent %d tokens, their callers had %d", spent, o.Admitted*r.Tokens)
+	case err == nil && o.Over > 0:
+		err = fmt.Errorf("%d tokens were admitted over the limit", o.Over)
 	}
 	return o, err
 }
 
-// closeTimeout bounds the return of stock, for all processes together.
-const closeTimeout = 30 * time.Second
-
 // close closes the limiters and returns what they spent.
 func (r *Replay) close() (spent int64, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // for all processes together
 	defer cancel()
 	r.closing.Store(true)
 	for _, l := range r.limiters {

@@ -94,6 +94,15 @@ func TestReplayThatOnlyFailsIsAnError(t *testing.T) {
 	require.Equal(t, o.Requests, o.Errors)
 }
 
+func TestReplayThatGoesOverTheLimitIsAnError(t *testing.T) {
+	twice := Policy{Option: reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(20) })}
+	r := &Replay{Traffic: Shape{Tokens: 1, Rate: 1000, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic(),
+		Policy: twice, Setting: Setting{Limit: reservoir.PerHour(10), Virtual: true}, Store: memstore.New()}
+	o, err := r.Run(t.Context())
+	require.EqualError(t, err, "10 tokens were admitted over the limit")
+	require.EqualValues(t, 10, o.Over)
+}
+
 // A day of traffic with hourly limits, of which nobody could wait for the end.
 func TestReplayOfADay(t *testing.T) {
 	traffic := Shape{Tokens: 1, Rate: 0.2, Keys: 3, Processes: 4, Length: 24 * time.Hour, Seed: 1}.Traffic()

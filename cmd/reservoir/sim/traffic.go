@@ -63,9 +63,6 @@ type Shape struct {
 	Seed      uint64 // equal shapes make equal traffics
 }
 
-// Expected returns the mean number of requests.
-func (s Shape) Expected() float64 { return s.Rate * s.Length.Seconds() }
-
 // Traffic makes the requests, but at most [MaxRequests].
 func (s Shape) Traffic() Traffic {
 	r := rand.New(rand.NewPCG(s.Seed, 1))
@@ -111,8 +108,6 @@ var (
 	ErrMany    = errors.New("too many requests")
 	ErrSpan    = errors.New("more than 366 days from the first request to the last")
 )
-
-const maxSpan = 366 * 24 * time.Hour
 
 // ReadTrace reads recorded traffic of at most so many requests: CSV with a time and a key
 // in its first two columns; further ones are ignored, as are empty lines and lines that
@@ -194,7 +189,7 @@ func (t Traffic) inOrder() (Traffic, error) {
 		t.Requests[i].At -= first
 	}
 	last := t.Requests[n-1].At
-	if last > maxSpan {
+	if last > 366*24*time.Hour {
 		return Traffic{}, ErrSpan
 	}
 	t.Length = last + 1
