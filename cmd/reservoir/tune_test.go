@@ -250,7 +250,7 @@ func (f *fleeting) Err() error {
 
 func TestTuneUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"tune now":                                        "want 0 arguments",
+		"tune now":                                        "want no argument beside",
 		"tune -rate 0":                                    "-rate",
 		"tune -rate NaN":                                  "-rate",
 		"tune -rate 1e6 -duration 1h":                     "is more than 9,000,000 requests",

@@ -194,7 +194,7 @@ type Outcome struct {
 	CallsPerRequest float64 `json:"store_calls_per_request"`
 	MeanBatch       float64 `json:"mean_batch"` // tokens per call that brought any; 0 = no call did
 
-	Waited      int64         `json:"waited"` // on the network
+	Waited      int64         `json:"waited"` // for the store
 	WaitedShare float64       `json:"waited_share"`
 	P50         time.Duration `json:"p50_ns"` // latency of answers; see Setting
 	P99         time.Duration `json:"p99_ns"`
@@ -223,7 +223,7 @@ type Window struct {
 	ID       backend.Window
 	Calls    int64 // by all processes before the first answer of the window
 	Requests int64
-	Waited   int64 // requests that waited on the network
+	Waited   int64 // requests that waited for the store
 	Spent    int64
 	Refused  int64
 	Stranded int64 // tokens held and unspent in all processes, at the first refusal
