@@ -66,7 +66,7 @@ func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
 		for i := range all { // no kind always goes first
 			l := all[(i+round)%len(all)]
 			l.samples = append(l.samples, d.measure(ctx, l))
-			if s.once() { // a limiter of all keys so far would grow from slice to slice
+			if s.list == nil { // a limiter of all keys so far would grow from slice to slice
 				err = errors.Join(err, l.peer.end(), d.flush())
 				l.peer = l.kind.open(r)
 			}
@@ -156,9 +156,6 @@ type scenario struct {
 	delay       time.Duration // added to every round trip
 }
 
-// once reports whether every key is used once.
-func (s scenario) once() bool { return s.list == nil }
-
 // redis reports whether requests may go to Redis.
 func (s scenario) redis() bool { return s.procs == 0 }
 
@@ -171,8 +168,7 @@ var (
 	coldLimit = reservoir.PerMinute(1_000)
 )
 
-// farDelay is what a proxy adds to each round trip.
-const farDelay = time.Millisecond
+const farDelay = time.Millisecond // that a proxy adds to each round trip
 
 func scenarios() []scenario {
 	hot, evenly, draws := []string{"hot"}, shuffled(10_000), zipf(10_000, 1.1)

@@ -60,15 +60,13 @@ var rules = []rule{
 	{adaptive, "the default", func(reservoir.Limit) reservoir.Option { return reservoir.WithBatch(reservoir.Adaptive(1, 0)) }},
 }
 
-// adaptive is the rule to which the bars apply.
-const adaptive = "adaptive"
+const adaptive = "adaptive" // the rule to which the bars apply
 
 // random returns one of the generators of a seed. They do not depend on the rule, so that
 // all rules get the same demand.
 func random(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
 
-// oneWay is half the duration of a call, to which the lane adds a little.
-const oneWay = 500 * time.Microsecond
+const oneWay = 500 * time.Microsecond // half of a call, to which the lane adds a little
 
 // run simulates one fleet on a virtual clock. An error means that the model itself is
 // unsound.

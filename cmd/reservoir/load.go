@@ -129,7 +129,13 @@ func (t *traffic) drive(ctx context.Context, l *reservoir.Limiter, name string, 
 	defer cancel()
 	err := l.Close(ctx)
 	r.complete(l.Stats())
-	return r, r.verdict(err)
+	switch {
+	case r.Requests > 0 && r.Errors == r.Requests:
+		err = fmt.Errorf("every request failed, the first with: %s", r.FirstError)
+	case err != nil:
+		err = fmt.Errorf("not all unused stock was returned: %s", oneLine(err))
+	}
+	return r, err
 }
 
 func (t *traffic) notRun(r *report) string {
@@ -215,9 +221,6 @@ func demo(ctx context.Context, requests int64, stdout io.Writer) error {
 		r, fault := t.drive(ctx, l, title, stdout)
 		if err := cmp.Or(write(stdout, title+"\n"+r.text(demoLimit)+"\n"), fault); err != nil {
 			return err
-		}
-		if r.most() > demoLimit.Tokens {
-			return fmt.Errorf("%s were admitted in a window of %s", table.Commas(r.most()), table.Commas(demoLimit.Tokens))
 		}
 	}
 	if ctx.Err() != nil {

@@ -66,10 +66,8 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 	if len(args) == 0 {
 		return usagef("want a command: %s", commandNames())
 	}
-	name, rest := args[0], args[1:]
-	if plain := strings.TrimLeft(name, "-"); plain == "version" {
-		name = plain
-	} else if plain == "help" || plain == "h" {
+	name, rest := strings.TrimLeft(args[0], "-"), args[1:]
+	if name == "help" || name == "h" {
 		if len(rest) == 0 {
 			return help(stdout)
 		}

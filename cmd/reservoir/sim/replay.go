@@ -23,10 +23,9 @@ type Setting struct {
 	Delay time.Duration // round trip of a call on the virtual clock
 
 	// Virtual selects a virtual clock, for the embedded store only. It stands still while
-	// anything runs and jumps to the next timer when everything waits. Answers from memory
-	// take no time, and calls take the Delay, which must be less than a fetch timeout. The
-	// limiters' randomness follows the Seed, and one thread runs. So only one such replay
-	// may run at a time.
+	// anything runs and jumps to the next timer when everything waits. Calls take the Delay,
+	// which must be less than a fetch timeout, and answers from memory no time. Randomness
+	// follows the Seed, and one thread runs, so only one such replay may run at a time.
 	Virtual bool
 	Seed    uint64
 
@@ -43,17 +42,14 @@ type Replay struct {
 	Setting
 	Policy Policy
 	Store  backend.Store
+	Made   atomic.Int64 // requests so far
 
 	limiters []*reservoir.Limiter
 	book     *book
 	begin    time.Time
-	made     atomic.Int64 // requests
 	active   sync.WaitGroup
 	closing  atomic.Bool
 }
-
-// Made returns the number of requests made so far. It is safe for concurrent use.
-func (r *Replay) Made() int64 { return r.made.Load() }
 
 // Run makes the requests and returns the outcome, or the error of ctx if that ends first.
 // It also fails if all requests failed, if more was admitted than the limit, and if the
@@ -131,7 +127,7 @@ func (r *Replay) lead(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.made.Store(int64(i + 1))
+		r.Made.Store(int64(i + 1))
 		slots <- struct{}{}
 		r.active.Go(func() {
 			r.request(q)
