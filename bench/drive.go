@@ -66,7 +66,7 @@ func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
 		for i := range all { // no kind always goes first
 			l := all[(i+round)%len(all)]
 			l.samples = append(l.samples, d.measure(ctx, l))
-			if s.once() { // a limiter of all keys so far would grow from slice to slice
+			if s.list == nil { // a limiter of all keys so far would grow from slice to slice
 				err = errors.Join(err, l.peer.end(), d.flush())
 				l.peer = l.kind.open(r)
 			}
@@ -156,9 +156,6 @@ type scenario struct {
 	delay       time.Duration // added to every round trip
 }
 
-// once reports whether every key is used once.
-func (s scenario) once() bool { return s.list == nil }
-
 // redis reports whether requests may go to Redis.
 func (s scenario) redis() bool { return s.procs == 0 }
 
@@ -171,8 +168,7 @@ var (
 	coldLimit = reservoir.PerMinute(1_000)
 )
 
-// farDelay is what a proxy adds to each round trip.
-const farDelay = time.Millisecond
+const farDelay = time.Millisecond // that a proxy adds to each round trip
 
 func scenarios() []scenario {
 	hot, evenly, draws := []string{"hot"}, shuffled(10_000), zipf(10_000, 1.1)
@@ -226,9 +222,8 @@ type worker struct {
 }
 
 // until makes at least one request, and further ones until stop. It times one in every,
-// because timing more would measure the clock. The first timed request differs between
-// workers, because otherwise first requests would have more than their share in the
-// quantiles.
+// because timing more would measure the clock. Which one is timed first differs between
+// workers, so that first requests have no more than their share in the quantiles.
 func (w *worker) until(stop *atomic.Bool, p peer, every int) {
 	for n := w.first % every; ; n = every - 1 {
 		w.make(p, n)

@@ -76,26 +76,21 @@ func spent() *reservoir.Limiter {
 // hand allows at best.
 type bare struct {
 	began time.Time
-	ends  time.Duration // after began
-	stock atomic.Int64
+	taken atomic.Int64
 }
 
-func newBare() *bare {
-	b := &bare{began: time.Now(), ends: 24 * time.Hour}
-	b.stock.Store(1 << 60)
-	return b
-}
+func newBare() *bare { return &bare{began: time.Now()} }
 
 func (b *bare) take() bool {
-	if time.Since(b.began) > b.ends {
+	if time.Since(b.began) > 24*time.Hour {
 		return false
 	}
 	for {
-		n := b.stock.Load()
-		if n < 1 {
+		n := b.taken.Load()
+		if n >= 1<<60 {
 			return false
 		}
-		if b.stock.CompareAndSwap(n, n-1) {
+		if b.taken.CompareAndSwap(n, n+1) {
 			return true
 		}
 	}

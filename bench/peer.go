@@ -1,9 +1,8 @@
 // Package bench measures the library side by side with its peers. It is a separate
 // module, so that programs do not inherit the peers with the library.
 //
-// A kind is a way to limit, a peer is a kind that is set up, a scenario is a load for
-// some kinds, and a driver runs them in turns. TestPeers runs all scenarios: briefly in
-// the ordinary tests, to prove that they work, and in full for
+// A kind is a way to limit, a peer is a kind that is set up, and a scenario is a load for
+// some kinds. TestPeers runs all scenarios: briefly in the ordinary tests, and in full for
 //
 //	make bench              # tables and a chart in bench/results
 //	make bench SIZE=quick   # a minute, to see whether a change is worth more

@@ -12,10 +12,9 @@ import (
 // Concurrency and Scalability of Our Redis Rate Limiting System" (Rockset, 2021):
 //
 //   - Each key has a mutex, a condition variable and a batch of tokens.
-//   - A request that fits into the batch, while that has not expired, takes from
-//     it, under the mutex.
-//   - Otherwise the first request to come fetches a whole new batch, without the
-//     mutex, and the others wait on the condition variable until it is there.
+//   - A request that fits into the batch, while that has not expired, takes from it.
+//   - Otherwise the first request fetches a whole new batch, without the mutex, and the
+//     others wait on the condition variable until it is there.
 //   - By the rule of the text, a request that finds the new batch used up by others goes
 //     to Redis alone. In the article's final listing waiters have reserved their tokens of
 //     the batch in flight, and a request for which that is too small goes to Redis at
@@ -23,8 +22,7 @@ import (
 //   - The fetch is all or nothing. If it is refused, so are all waiters.
 //
 // Where the listing slips, this follows its intention: the expiry is the stored end of
-// the window and is checked the right way round, and a failed fetch ends. Requests are for
-// one token each. Set Store, Limit and Batch before use.
+// the window, and a failed fetch ends. Requests are for one token each.
 type Rockset struct {
 	Store   backend.Store
 	Limit   backend.Limit

@@ -6,8 +6,7 @@
 // random, in one of several shapes of demand, and refused requests are not retried. Only
 // demand and network are modelled.
 //
-// make fleet simulates all rows of the table under all rules. While changing the
-// library, simulate those that matter:
+// make fleet simulates all rows of the table under all rules. This simulates a part:
 //
 //	go test -tags=fleet -run=TestFleet -fleet=bars -rules=adaptive
 //
@@ -60,15 +59,13 @@ var rules = []rule{
 	{adaptive, "the default", func(reservoir.Limit) reservoir.Option { return reservoir.WithBatch(reservoir.Adaptive(1, 0)) }},
 }
 
-// adaptive is the rule to which the bars apply.
-const adaptive = "adaptive"
+const adaptive = "adaptive" // the rule to which the bars apply
 
 // random returns one of the generators of a seed. They do not depend on the rule, so that
 // all rules get the same demand.
 func random(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
 
-// oneWay is half the duration of a call, to which the lane adds a little.
-const oneWay = 500 * time.Microsecond
+const oneWay = 500 * time.Microsecond // half of a call, to which the lane adds a little
 
 // run simulates one fleet on a virtual clock. An error means that the model itself is
 // unsound.
@@ -163,10 +160,8 @@ func (s scenario) means(windows []*sim.Window, calls int64) (m means) {
 
 // lane is the set of instants at which events of one process happen: requests come, calls
 // reach the store, replies come back. No two processes share an instant, and neither do
-// the three events, because the virtual clock orders events of one instant at random, and
-// then the same seed would not give the same table.
-//
-// An event moves to the lane's next instant, by less than lanePeriod.
+// the three events, because the virtual clock orders events of one instant at random. An
+// event moves to the lane's next instant, by less than lanePeriod.
 type lane int // the process' number, less than maxProcesses
 
 const (

@@ -108,7 +108,7 @@ func figures(s scenario, o outcome, b bar) []string {
 	}
 	refused := fmt.Sprintf("%.2f %%", 100*sim.Ratio(o.refused, o.requests))
 	if b.refusesNone {
-		refused += " none " + mark(o.refused == 0)
+		refused += " none " + mark[o.refused == 0]
 	}
 	return []string{
 		fmt.Sprintf("%.2f %% (%.2f %%)", 100*o.calls, 100*o.cold.calls) + judged("≤", b.calls, o.calls <= b.calls),
@@ -125,15 +125,10 @@ func judged(sign string, bar float64, ok bool) string {
 	if bar == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" %s %.4g %% %s", sign, 100*bar, mark(ok))
+	return fmt.Sprintf(" %s %.4g %% %s", sign, 100*bar, mark[ok])
 }
 
-func mark(ok bool) string {
-	if ok {
-		return "✓"
-	}
-	return "✗"
-}
+var mark = map[bool]string{true: "✓", false: "✗"}
 
 // group is a set of rows that belong together: a block of the table, a column of the
 // chart.

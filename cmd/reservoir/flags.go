@@ -27,7 +27,8 @@ type flagSet struct {
 }
 
 func newFlags(usage, about string) *flagSet {
-	return &flagSet{FlagSet: flag.NewFlagSet("", flag.ContinueOnError), usage: usage, about: about, validate: func() error { return nil }}
+	set := flag.NewFlagSet("", flag.ContinueOnError)
+	return &flagSet{FlagSet: set, usage: usage, about: about, validate: func() error { return nil }}
 }
 
 // parse reads args and validates them. All arguments after -- are operands. If args ask
@@ -102,7 +103,7 @@ func mention(prefix, s string) string {
 
 func (f *flagSet) help(w io.Writer) error {
 	var b strings.Builder
-	b.WriteString("usage: reservoir " + f.usage + "\n\n" + prose(f.about, widthOf(w)) + "\n")
+	b.WriteString("usage: reservoir " + f.usage + "\n\n" + table.Wrap(f.about, widthOf(w)) + "\n\n")
 	f.SetOutput(&b)
 	f.PrintDefaults()
 	if err := write(w, strings.ReplaceAll(b.String(), "\t", "    ")); err != nil {

@@ -77,7 +77,10 @@ func (l *look) validate() (err error) {
 	if l.want > 0 {
 		l.full, err = storeKey(l.name, l.operands[0])
 	}
-	return cmp.Or(err, kept(rule{l.limit > 0 || !l.given("limit"), "limit", "1 or more"}, rule{len(l.stores) > 0, "store", "a store to look into"}))
+	return cmp.Or(err, kept(
+		rule{l.limit > 0 || !l.given("limit"), "limit", "1 or more"},
+		rule{len(l.stores) > 0, "store", "a store to look into"},
+	))
 }
 
 // then returns an action that opens the store, and closes it after do.

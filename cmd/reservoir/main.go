@@ -1,11 +1,9 @@
-// Command reservoir shows, drives and inspects rate limits of the reservoir
-// library.
+// Command reservoir shows, drives and inspects rate limits of the library reservoir.
 //
-// "reservoir help" lists the commands and "reservoir <command> -h" lists the flags of
-// one. Flags may stand before and after operands. Output to a terminal is wrapped to its
-// width. The exit status is 0 on success, 2 for a usage error, and 1 for any other
-// failure. An error is one line on standard error and contains no password and no URL. An
-// interrupted command reports what it left out.
+// "reservoir help" lists the commands and "reservoir <command> -h" the flags of one. The
+// exit status is 0 on success, 2 for a usage error, and 1 for any other failure. An error
+// is one line on standard error and contains no password and no URL. An interrupted
+// command reports what it left out.
 package main
 
 import (
@@ -66,10 +64,8 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 	if len(args) == 0 {
 		return usagef("want a command: %s", commandNames())
 	}
-	name, rest := args[0], args[1:]
-	if plain := strings.TrimLeft(name, "-"); plain == "version" {
-		name = plain
-	} else if plain == "help" || plain == "h" {
+	name, rest := strings.TrimLeft(args[0], "-"), args[1:]
+	if name == "help" || name == "h" {
 		if len(rest) == 0 {
 			return help(stdout)
 		}

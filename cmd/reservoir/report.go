@@ -13,9 +13,7 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// report is the result of a load. Each worker fills its own, so that counting is cheap:
-// about 60 ns a call and two readings of the clock.
-//
+// report is the result of a load. Each worker fills its own, so that counting is cheap.
 // The counts of tokens are the limiter's after Close, so that taken + refunded == spent +
 // returned + expired + held, and held is 0. The counts of windows are the callers', from
 // their results.
@@ -67,8 +65,7 @@ type window struct {
 	Spent int64  `json:"spent"`
 }
 
-// windowKeys is the number of keys whose windows are recorded.
-const windowKeys = 100
+const windowKeys = 100 // whose windows are recorded
 
 func newReport() *report { return &report{took: sim.NewLatency(), spent: make(map[window]int64)} }
 
@@ -128,22 +125,6 @@ func (r *report) complete(s reservoir.Stats) {
 	}
 }
 
-// verdict returns an error if the load did not run as asked.
-func (r *report) verdict(closeErr error) error {
-	switch {
-	case r.Requests > 0 && r.Errors == r.Requests:
-		return fmt.Errorf("every request failed, the first with: %s", r.FirstError)
-	case closeErr != nil:
-		return fmt.Errorf("not all unused stock was returned: %s", oneLine(closeErr))
-	}
-	return nil
-}
-
-// most returns the most tokens that were spent in one window of a key.
-func (r *report) most() int64 {
-	return slices.Max(slices.AppendSeq([]int64{0}, maps.Values(r.spent)))
-}
-
 func (r *report) text(limit reservoir.Limit) string {
 	l, n := r.Latency, table.Commas[int64]
 	of := func(count int64) string {
@@ -158,7 +139,8 @@ store calls  %s
 latency      p50 %v, p99 %v, p99.9 %v, max %v
 tokens       %s taken + %s refunded = %s spent + %s returned + %s expired + %s held
 `,
-		n(r.Requests), n(int64(float64(r.Requests)/max(r.Seconds, 1e-9))), table.Duration(time.Duration(r.Seconds*float64(time.Second))),
+		n(r.Requests), n(int64(float64(r.Requests)/max(r.Seconds, 1e-9))),
+		table.Duration(time.Duration(r.Seconds*float64(time.Second))),
 		of(r.Allowed), of(r.Denied), strings.TrimRight(of(r.Errors)+"   "+r.FirstError, " "), of(r.Waited), of(r.StoreCalls),
 		table.Duration(l.P50), table.Duration(l.P99), table.Duration(l.P999), table.Duration(l.Max),
 		n(r.TokensTaken), n(r.TokensRefunded), n(r.TokensSpent), n(r.TokensReturned), n(r.TokensExpired), n(r.TokensHeld))
@@ -170,7 +152,9 @@ tokens       %s taken + %s refunded = %s spent + %s returned + %s expired + %s h
 		if r.keys > windowKeys {
 			of = fmt.Sprintf(" of the first %d keys", windowKeys)
 		}
-		s += fmt.Sprintf("windows      %s%s; the most spent here in one: %s of %s\n", table.Commas(len(r.Windows)), of, n(r.most()), n(limit.Tokens))
+		most := slices.Max(slices.Collect(maps.Values(r.spent)))
+		s += fmt.Sprintf("windows      %s%s; the most spent here in one: %s of %s\n",
+			table.Commas(len(r.Windows)), of, n(most), n(limit.Tokens))
 	}
 	if r.NotRun != "" {
 		s += "stopped      early: " + r.NotRun + "\n"

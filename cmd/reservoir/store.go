@@ -72,11 +72,7 @@ func newPart(address string, i int, prefix string, conns int) (part, error) {
 	}
 	options, err := redisstore.Options(address)
 	if err != nil {
-		fault := strings.TrimPrefix(oneLine(err), "redis URL: ")
-		if strings.HasPrefix(fault, "its scheme") {
-			fault += ", or memory"
-		}
-		return part{}, usagef("bad value for flag -store: %s", fault)
+		return part{}, usagef("bad value for flag -store: %s", strings.TrimPrefix(oneLine(err), "redis URL: "))
 	}
 	options.PoolSize = conns
 	client := redis.NewUniversalClient(options)

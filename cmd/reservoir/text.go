@@ -45,15 +45,6 @@ func emit(w io.Writer, asJSON bool, v any, text string) error {
 	return e.Encode(v)
 }
 
-// prose wraps each paragraph to width, but to at most 80 characters, to be readable.
-func prose(s string, width int) string {
-	paragraphs := strings.Split(s, "\n\n")
-	for i, p := range paragraphs {
-		paragraphs[i] = table.Wrap(p, min(width, 80)) + "\n"
-	}
-	return strings.Join(paragraphs, "\n")
-}
-
 // quoted returns s, in quotes unless a terminal shows s unchanged. A byte that is not
 // UTF-8 may be a terminal command, such as 0x9b.
 func quoted(s string) string {
@@ -81,8 +72,7 @@ func oneLine(err error) string {
 
 // isTerminal reports whether w is a terminal that understands control sequences.
 func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))
+	return os.Getenv("TERM") != "dumb" && widthOf(w) < math.MaxInt
 }
 
 // follow shows progress if w is a terminal, until the returned function is called. A

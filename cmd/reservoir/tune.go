@@ -137,11 +137,9 @@ func (c *tuning) run(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	name := fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
-	if !c.setting.Virtual {
-		if name, err = c.reach(ctx); err != nil {
-			return err
-		}
+	name, err := c.reach(ctx)
+	if err != nil {
+		return err
 	}
 	all, err := c.replay(ctx, t, stderr)
 	if err != nil {
@@ -157,6 +155,9 @@ const tuneConns = 256
 
 // reach checks that the store serves and returns its name for the report.
 func (c *tuning) reach(ctx context.Context) (name string, err error) {
+	if c.setting.Virtual {
+		return fmt.Sprintf("the embedded store, %v away", c.setting.Delay), nil
+	}
 	o, err := open(c.stores, c.prefix, tuneConns)
 	if err != nil {
 		return "", err
@@ -179,7 +180,7 @@ func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (a
 			return nil, err
 		}
 		r, n := &sim.Replay{Traffic: t, Policy: p, Setting: c.setting, Store: store.Store}, int64(len(t.Requests))
-		over := follow(stderr, n*int64(len(c.policies)), func() (int64, string) { return int64(i)*n + r.Made(), p.Name })
+		over := follow(stderr, n*int64(len(c.policies)), func() (int64, string) { return int64(i)*n + r.Made.Load(), p.Name })
 		o, err := r.Run(ctx)
 		over()
 		store.close()

@@ -106,7 +106,8 @@ func (r *tuneReport) text(width int) string {
 			n(o.Refused), n(o.Needless), n(o.Over), table.Duration(o.P99), table.Duration(o.P50), n(o.Admitted)})
 	}
 	s := r.heading + "\n\n" + table.Within(rows, width) + tuneLegend + r.Recommendation.Policy + "\n"
-	return s + prose(strings.Join(append([]string{r.Recommendation.Reason}, r.Notes...), "\n\n"), width)
+	notes := strings.Join(append([]string{r.Recommendation.Reason}, r.Notes...), "\n\n")
+	return s + table.Wrap(notes, width) + "\n"
 }
 
 func extension(name string) string { return strings.ToLower(filepath.Ext(name)) }
@@ -146,14 +147,12 @@ func (r *tuneReport) chart() []byte {
 		most = max(most, float64(o.StoreCalls))
 	}
 	calls := r.bySize("Store calls", 1, most, whole, func(o sim.Outcome) float64 { return float64(o.StoreCalls) })
-	stranded := r.bySize("Share of the limit stranded at the first refusal", 1e-4, 1, percentTick, func(o sim.Outcome) float64 { return o.Stranded })
+	stranded := r.bySize("Share of the limit stranded at the first refusal", 1e-4, 1, table.Percent, func(o sim.Outcome) float64 { return o.Stranded })
 	page.Plots = [][]*plot.Plot{{calls}, {stranded}, {r.byTime()}}
 	return page.SVG()
 }
 
 func whole(v float64) string { return table.Commas(int64(math.Round(v))) }
-
-func percentTick(v float64) string { return fmt.Sprintf("%.3g %%", 100*v) }
 
 // bySize draws each policy at its mean batch size; a direct call is a batch of one.
 func (r *tuneReport) bySize(title string, least, most float64, name func(float64) string, of func(sim.Outcome) float64) *plot.Plot {
@@ -173,7 +172,7 @@ func (r *tuneReport) bySize(title string, least, most float64, name func(float64
 // by orders of magnitude.
 func (r *tuneReport) byTime() *plot.Plot {
 	p := chart.New("Store calls as a share of requests, over time", "seconds of the traffic")
-	up := chart.Logarithmic(&p.Y, 1e-4, 1, percentTick)
+	up := chart.Logarithmic(&p.Y, 1e-4, 1, table.Percent)
 	p.X.Min, p.X.Max = 0, r.Traffic.Seconds
 	for i, o := range r.Policies {
 		var course plotter.XYs

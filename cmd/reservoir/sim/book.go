@@ -233,9 +233,8 @@ type Window struct {
 	short time.Duration // when the first refusal was answered
 }
 
-// Latency is a histogram of durations up to ten minutes. It is exact to 1 % and takes 25
-// KB. It is not safe for concurrent use. Use [NewLatency], because the zero value is not
-// ready.
+// Latency is a histogram of durations up to ten minutes, exact to 1 %, in 25 KB. It is not
+// safe for concurrent use. Use [NewLatency], because the zero value is not ready.
 type Latency struct{ *hdrhistogram.Histogram }
 
 const slowest = int64(10 * time.Minute)

@@ -23,10 +23,9 @@ type Setting struct {
 	Delay time.Duration // round trip of a call on the virtual clock
 
 	// Virtual selects a virtual clock, for the embedded store only. It stands still while
-	// anything runs and jumps to the next timer when everything waits. Answers from memory
-	// take no time, and calls take the Delay, which must be less than a fetch timeout. The
-	// limiters' randomness follows the Seed, and one thread runs. So only one such replay
-	// may run at a time.
+	// anything runs and jumps to the next timer when everything waits. Calls take the Delay,
+	// which must be less than a fetch timeout, and answers from memory no time. Randomness
+	// follows the Seed, and one thread runs, so only one such replay may run at a time.
 	Virtual bool
 	Seed    uint64
 
@@ -43,17 +42,14 @@ type Replay struct {
 	Setting
 	Policy Policy
 	Store  backend.Store
+	Made   atomic.Int64 // requests so far
 
 	limiters []*reservoir.Limiter
 	book     *book
 	begin    time.Time
-	made     atomic.Int64 // requests
 	active   sync.WaitGroup
 	closing  atomic.Bool
 }
-
-// Made returns the number of requests made so far. It is safe for concurrent use.
-func (r *Replay) Made() int64 { return r.made.Load() }
 
 // Run makes the requests and returns the outcome, or the error of ctx if that ends first.
 // It also fails if all requests failed, if more was admitted than the limit, and if the
@@ -61,8 +57,7 @@ func (r *Replay) Made() int64 { return r.made.Load() }
 //
 // A real Limiter uses the runtime's clock. Only synctest.Test makes that virtual, because
 // the linker lets no other package use internal/synctest. Test needs a T, and a zero T is
-// enough; if a later Go needs more, the tests fail. Package testing adds no flags and
-// runs nothing unless asked.
+// enough; if a later Go needs more, the tests fail. Package testing adds no flags.
 func (r *Replay) Run(ctx context.Context) (o Outcome, err error) {
 	if !r.Virtual {
 		return r.run(ctx)
@@ -131,7 +126,7 @@ func (r *Replay) lead(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.made.Store(int64(i + 1))
+		r.Made.Store(int64(i + 1))
 		slots <- struct{}{}
 		r.active.Go(func() {
 			r.request(q)

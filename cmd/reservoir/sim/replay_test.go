@@ -53,11 +53,11 @@ func testReplay(t *testing.T, s Setting) {
 	calls := map[string]int64{}
 	for _, name := range []string{"direct", "5", "ladder", "adaptive"} {
 		traffic, r := small(t, name, s)
-		require.Zero(t, r.Made())
+		require.Zero(t, r.Made.Load())
 		o, err := r.Run(t.Context())
 		require.NoError(t, err, name)
 		requireSums(t, traffic, o)
-		require.EqualValues(t, len(traffic.Requests), r.Made())
+		require.EqualValues(t, len(traffic.Requests), r.Made.Load())
 		if s.Virtual {
 			require.Zero(t, o.Errors)
 		}
@@ -82,7 +82,7 @@ func TestReplayEndsWithItsContext(t *testing.T) {
 		_, r := small(t, "adaptive", Setting{Limit: reservoir.PerHour(10), Virtual: clock})
 		_, err := r.Run(ctx)
 		require.ErrorIs(t, err, context.Canceled)
-		require.Zero(t, r.Made())
+		require.Zero(t, r.Made.Load())
 	}
 }
 

@@ -2,15 +2,9 @@
 //
 // A [Traffic] is a list of requests, made from a description by [Shape] or read from a
 // record by [ReadTrace]. A [Replay] makes them, each at its time, on one real Limiter for
-// each process, and returns an [Outcome]. The command "reservoir tune" and the fleet
-// model of the module bench use it.
-//
-// # The clock
-//
-// On the embedded store a replay can run on a virtual clock, which advances when
-// everything waits. An hour of traffic takes only as long as its decisions, and a busy
-// machine does not change the outcome. Redis keeps its own time, so a replay on it takes
-// as long as the traffic.
+// each process, and returns an [Outcome]. "reservoir tune" and the module bench use it. On
+// the embedded store it can run on a virtual clock: an hour of traffic takes only as long
+// as its decisions, and a busy machine does not change the outcome.
 package sim
 
 import (
@@ -206,15 +200,9 @@ type Policy struct {
 var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, adaptive, adaptive:min-max, stranding:share")
 
 // Policies returns the named policies, in order and without duplicates, for a limit of
-// tokens, or [ErrPolicy]:
-//
-//	direct           a store call for each request
-//	a number         batches of one size
-//	fixed            three of these: a thousandth, a hundredth and a tenth of the limit
-//	ladder           Rockset's rule, from 10 tokens to a tenth of the limit
-//	adaptive         the default of the library
-//	adaptive:5-100   the same between bounds, of which an upper 0 is none
-//	stranding:0.02   the default with another WithStranding
+// tokens, or [ErrPolicy]. A number is a batch of that size, and fixed stands for a
+// thousandth, a hundredth and a tenth of the limit. The ladder is Rockset's rule, from 10
+// tokens to a tenth of the limit. The 0 in adaptive:5-0 means no upper bound.
 func Policies(names []string, tokens int64) (list []Policy, err error) {
 	add := func(name string, o reservoir.Option) {
 		if !slices.ContainsFunc(list, func(p Policy) bool { return p.Name == name }) {

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 )
 
 var trailing = regexp.MustCompile(` +\n`)
@@ -28,15 +27,15 @@ func Text(rows [][]string, right bool) string {
 
 // Within is Text aligned right, without the last columns if it is wider than width.
 func Within(rows [][]string, width int) string {
-	text := Text(rows, true)
-	if first, _, _ := strings.Cut(text, "\n"); utf8.RuneCountInString(first) <= width || len(rows[0]) == 1 {
-		return text
+	for n := len(rows[0]); ; n-- {
+		text := Text(rows, true)
+		if first, _, _ := strings.Cut(text, "\n"); len(first) <= width || n == 1 {
+			return text
+		}
+		for i := range rows {
+			rows[i] = rows[i][:n-1]
+		}
 	}
-	less := make([][]string, len(rows))
-	for i, row := range rows {
-		less[i] = row[:len(row)-1]
-	}
-	return Within(less, width)
 }
 
 // Fit breaks lines that are longer than width characters, between words if possible.
@@ -50,10 +49,15 @@ func Fit(text string, width int) string {
 	return strings.Join(lines, "\n")
 }
 
-// Wrap joins the words of s into lines of at most width characters. It breaks a word only
-// if it is longer than that.
+// Wrap joins the words of each paragraph of s into lines of at most width characters, and
+// of at most 80, to be readable. It breaks a word only if it is longer than that. An empty
+// line separates paragraphs.
 func Wrap(s string, width int) string {
-	return fold(strings.Join(strings.Fields(s), " "), "", max(width, 1))
+	paragraphs := strings.Split(s, "\n\n")
+	for i, p := range paragraphs {
+		paragraphs[i] = fold(strings.Join(strings.Fields(p), " "), "", min(max(width, 1), 80))
+	}
+	return strings.Join(paragraphs, "\n\n")
 }
 
 // fold breaks a line. It keeps a % with its number.
@@ -111,13 +115,12 @@ func Count(v float64) string {
 
 // Duration writes d with about three digits.
 func Duration(d time.Duration) string {
-	switch {
-	case d >= time.Second:
-		return Digits(d.Seconds()) + " s"
-	case d >= time.Millisecond:
-		return Digits(d.Seconds()*1e3) + " ms"
-	case d >= time.Microsecond:
-		return Digits(d.Seconds()*1e6) + " µs"
+	if d < time.Microsecond {
+		return fmt.Sprintf("%d ns", d)
 	}
-	return fmt.Sprintf("%d ns", d.Nanoseconds())
+	v, units := float64(d)/1e3, []string{"µs", "ms", "s"}
+	for v >= 1000 && len(units) > 1 {
+		v, units = v/1000, units[1:]
+	}
+	return Digits(v) + " " + units[0]
 }

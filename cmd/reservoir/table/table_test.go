@@ -21,6 +21,7 @@ func TestWrap(t *testing.T) {
 	require.Equal(t, "lo\nng\nx", Wrap(" long x", 2))
 	require.Equal(t, "a\nlo\nng", Wrap("a long", 2))
 	require.Empty(t, Wrap("", 8))
+	require.Equal(t, "one two\nthree\n\nfour", Wrap("one\ntwo three\n\nfour", 8))
 	require.Equal(t, "it is\n5.0 % of\nit", Wrap("it is 5.0 % of it", 9), "a number keeps its sign")
 }
 
