@@ -98,6 +98,13 @@ func TestStock(t *testing.T) {
 	assert.EqualValues(t, 6, l.Stock())
 	_, ok = l.Spend(6)
 	assert.True(t, ok, "the last")
+	l.Publish(10, 0)
+	spent, left := l.SpendUpTo(4)
+	assert.Equal(t, [2]int64{4, 6}, [2]int64{spent, left})
+	assert.EqualValues(t, 6, l.Stock())
+	spent, left = l.SpendUpTo(7)
+	assert.Equal(t, [2]int64{6, 0}, [2]int64{spent, left}, "all that there is")
+	assert.Zero(t, l.Stock())
 	l.Publish(5, 0)
 	l.Read(backend.State{Remaining: 8}, 0, 0)
 	assert.EqualValues(t, 13, l.Available())
@@ -214,7 +221,9 @@ func TestSpendIsExact(t *testing.T) {
 				if ok {
 					spent.Add(n)
 				}
-				if left < 0 {
+				part, rest := l.SpendUpTo(n)
+				spent.Add(part)
+				if min(left, part, rest) < 0 {
 					t.Error("less than nothing is left")
 				}
 			}
