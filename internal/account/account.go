@@ -189,11 +189,10 @@ func (a *Account) Repay(n int64) int64 {
 	if a.open == nil {
 		return 0
 	}
-	if n = min(n, a.open.paid-a.open.repaid); n > 0 {
-		a.open.repaid += n
-		a.Refund(n)
-		a.Return(n)
-	}
+	n = min(n, a.open.paid-a.open.repaid)
+	a.open.repaid += n
+	a.Refund(n)
+	a.Return(n)
 	return n
 }
 

@@ -223,3 +223,39 @@ func TestOverdrawn(t *testing.T) {
 		assert.Zero(t, a.Apply(q, reply, 0).Overdrawn, "it is charged once")
 	}
 }
+
+// TestRepay: no more of a debt goes back than the store has charged, less what went back
+// before. It counts as returned though it was never granted.
+func TestRepay(t *testing.T) {
+	assert.Zero(t, new(Account).Repay(3))
+	a := granted(t)
+	a.Declare(8)
+	assert.Zero(t, a.Repay(3), "nothing is charged yet")
+	assert.Zero(t, a.Unconfirmed())
+	q := statement(a, 1)
+	a.Apply(q, backend.SyncReply{State: backend.State{Window: 1}, Granted: 10, Debt: 8}, 0)
+	used, balance := a.InUse(0), a.Balance()
+	assert.EqualValues(t, 3, a.Repay(3))
+	assert.EqualValues(t, 3, a.Unconfirmed())
+	assert.EqualValues(t, 3, statement(a, 1).Returned)
+	assert.Equal(t, used, a.InUse(0), "of what was granted")
+	assert.Equal(t, balance+3, a.Balance())
+	assert.EqualValues(t, 5, a.Repay(9))
+	assert.Zero(t, a.Repay(1))
+	assert.EqualValues(t, 8, statement(a, 1).Returned)
+}
+
+// TestConfirmDirect: a total that the store confirms counts once, and only as far as it
+// was refunded here.
+func TestConfirmDirect(t *testing.T) {
+	a := new(Account)
+	assert.Zero(t, a.ConfirmDirect(3))
+	a.Direct(10)
+	_, first := a.RefundDirect(4)
+	_, second := a.RefundDirect(3)
+	assert.EqualValues(t, 4, a.ConfirmDirect(first))
+	assert.Zero(t, a.ConfirmDirect(first))
+	assert.EqualValues(t, 3, a.ConfirmDirect(second))
+	assert.Zero(t, a.ConfirmDirect(first), "a late confirmation")
+	assert.Zero(t, a.ConfirmDirect(99))
+}
