@@ -20,6 +20,17 @@ func put(t *Table[string], key string) *Node[string] {
 	return t.GetOrMake(key, func(n *Node[string]) { n.State = "of " + n.Key })
 }
 
+// A key with another's hash is another key.
+func TestEqualHashes(t *testing.T) {
+	table := newTable(math.MaxInt64)
+	table.Delete(put(table, "a")) // makes the chains
+	h := table.HashOf("a")
+	push(at(*table.shards[h%shards].chains.Load(), h), &Node[string]{Key: "b", Hash: h})
+	assert.Nil(t, table.Get("a"))
+	assert.Nil(t, table.Find("a"))
+	assert.Equal(t, "of a", put(table, "a").State)
+}
+
 // A key leads to one node, whoever made it, through growth and deletions by others; a
 // look-up without the lock may miss, but finds no other key's.
 func TestUnderGrowth(t *testing.T) {
