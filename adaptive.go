@@ -127,7 +127,7 @@ func (s *situation) lasts() time.Duration {
 	if !s.lease.Alive(s.now) {
 		return s.demand.Lasts(s.limit.Window, 0, false)
 	}
-	return s.demand.Lasts(s.limit.Window, s.limit.Window-time.Duration(s.lease.Late()-s.now), true)
+	return s.demand.Lasts(s.limit.Window, s.limit.Window-time.Duration(s.lease.LatestEnd()-s.now), true)
 }
 
 // usage is the part of a key's state that only a key in use needs.
@@ -247,7 +247,7 @@ func (k *keyState) usageLocked() *usage {
 	k.use.timer.Stop()                                 // until it is armed
 	if w := k.lease.Load(); w != nil && k.since != 0 { // it was read once, at k.since
 		k.use.Opened(limit.Window, 0, 0)
-		k.use.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.Late() - k.since), Remaining: w.Remaining()}, 0)
+		k.use.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.LatestEnd() - k.since), Remaining: w.Remaining()}, 0)
 	}
 	return k.use
 }

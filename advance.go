@@ -103,7 +103,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	if w == nil {
 		return f
 	}
-	f.Over = w.Late()
+	f.Over = w.LatestEnd()
 	// A fetch has just found the old window again, though it is over by our clock, because
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	f.Ending = k.busy != nil && k.busy.futile > 0 && !f.Alive
@@ -123,7 +123,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	f.Used = u.UsedIn(k.spentLocked(), k.denied.Load())
 	// Callers that come between the two bounds of the window's end would wait. If some are
 	// likely, read the end once more when it is near.
-	at, gap := w.Late()-int64(window)/refreshPart, time.Duration(w.Late()-w.Deadline())
+	at, gap := w.LatestEnd()-int64(window)/refreshPart, time.Duration(w.LatestEnd()-w.Deadline())
 	if f.Regular && u.replied < at && u.Within(gap) > worthOne {
 		f.Refresh = at
 	}
@@ -371,7 +371,7 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 		return
 	}
 	k.clients = max(k.counted, k.clients)
-	w.Read(r.State, sent, now)
+	w.Apply(r.State, sent, now)
 	k.busy.reserved += w.Reserve() + r.Grant
 	f.forecastLocked(r, w, now)
 }

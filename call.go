@@ -379,7 +379,7 @@ func (d *direct) overhearLocked(now int64) {
 	if w == nil || w.Window != s.Window {
 		w = k.switchLocked(s.Window, now)
 	}
-	w.Read(s, d.sent, now)
+	w.Apply(s, d.sent, now)
 }
 
 // bookLocked records what the call has charged, or its refusal. If the refusal is of a

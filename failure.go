@@ -196,7 +196,7 @@ func (k *keyState) localLocked(now int64) *local {
 		s := backend.State{Window: backend.Window(limit.Ends(wall(w, now)).UnixMilli()), Remaining: limit.Tokens}
 		s.Left = time.Until(s.Window.Time())
 		w = k.switchLocked(s.Window, now)
-		w.Read(s, now, now)
+		w.Apply(s, now, now)
 	}
 	if !k.local.in(w) {
 		k.local = &local{window: w.Window, own: own, left: left}

@@ -176,7 +176,7 @@ func (k *keyState) try(r *Result, n int64) bool {
 		if n > 1 {
 			k.largest.note(n)
 		}
-		k.spent(w, left)
+		k.orderIfLow(w, left)
 		return true
 	}
 	if n <= k.bound.Load().Tokens && w.Denies(n, now) {
@@ -187,10 +187,10 @@ func (k *keyState) try(r *Result, n int64) bool {
 	return false
 }
 
-// spent orders a batch if left, the stock of w after a spend, is at the re-order point.
-// Only one of the callers that find it there orders.
-func (k *keyState) spent(w *lease.Lease, left int64) {
-	if !w.Low(left) {
+// orderIfLow orders a batch if left, the stock of w after a spend, is at the re-order
+// point. Only one of the callers that find it there orders.
+func (k *keyState) orderIfLow(w *lease.Lease, left int64) {
+	if !w.ClaimReorder(left) {
 		return
 	}
 	k.event(func(int64) int64 {
@@ -287,7 +287,7 @@ func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (w
 	if line := k.busy.callers(); line.Active() == 0 && (!stay || line.Parked() == 0) {
 		if left, ok := w.Spend(n); ok {
 			r.admit(k, w, now, n, left, Local)
-			if k.largest.note(n); w.Low(left) {
+			if k.largest.note(n); w.ClaimReorder(left) {
 				k.low = true
 				return 0, true
 			}
@@ -399,7 +399,7 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 			k.denyLocked(w, now)
 		}
 		windows := (ahead + c.N - 1) / k.limit().Tokens // after the one that opens next
-		left := c.Deadline - w.Late()
+		left := c.Deadline - w.LatestEnd()
 		return c.Deadline == 0 || left >= 0 && windows <= left/int64(k.limit().Window)
 	}, func(c *waiter, v waiters.Verdict) {
 		line.Tell(c, k.verdictLocked(c, w, v, now))
@@ -442,7 +442,7 @@ func (k *keyState) denyLocked(w *lease.Lease, now int64) {
 	}
 	window := k.limit().Window
 	turn := chance.Interval(window/probes).Seconds() * float64(max(k.clients, 1)) * doubt
-	k.deniedUntil = w.Late()
+	k.deniedUntil = w.LatestEnd()
 	if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
 		k.deniedUntil = now + int64(turn*float64(time.Second))
 	}

@@ -137,7 +137,7 @@ func (s *settlement) less(ctx context.Context, n int64) error {
 	if k != nil {
 		k.event(func(int64) int64 { // callers may wait for the tokens that the store has now
 			if w := k.lease.Load(); w != nil && w.Window == q.Window {
-				w.Reopen(back)
+				w.AddRemaining(back)
 				if q.Client == k.name.client { // the store may have missed an earlier refund
 					back = k.account.ConfirmDirect(total)
 				}
@@ -242,7 +242,7 @@ func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
 	if w := k.lease.Load(); w.Alive(k.l.clock.Now()) && w.Window == r.window() {
 		if left, ok := w.Spend(n); ok {
 			k.l.unasked.add(k, n)
-			k.spent(w, left)
+			k.orderIfLow(w, left)
 			return true, false
 		}
 	}
@@ -253,7 +253,7 @@ func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
 		w := k.lease.Load()
 		if left := time.Until(r.Reset); w == nil && left > 0 { // the key was forgotten, but r has its window
 			w = k.switchLocked(r.window(), now)
-			w.Read(backend.State{Left: left}, now, now)
+			w.Apply(backend.State{Left: left}, now, now)
 		}
 		if !w.Alive(now) || w.Window != r.window() && !k.l.lateOverruns {
 			elsewhere = k.l.lateOverruns && r.Source != Fallback
@@ -262,7 +262,7 @@ func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
 		}
 		paid, left := w.SpendUpTo(n)
 		k.l.unasked.add(k, paid)
-		k.low = w.Low(left) || k.low
+		k.low = w.ClaimReorder(left) || k.low
 		if paid < n {
 			s.declareLocked(n-paid, w, now)
 		}

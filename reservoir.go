@@ -403,7 +403,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 					k.deniedUntil = 0
 					return 1
 				}
-				k.switchLocked(s.Window, now).Read(s, sent, now)
+				k.switchLocked(s.Window, now).Apply(s, sent, now)
 				return 0
 			})
 		}

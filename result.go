@@ -373,7 +373,7 @@ func (k *keyState) adoptLocked(s backend.State, end backend.Window, sent, now in
 	if w == nil || w.Window != s.Window {
 		w = k.switchLocked(s.Window, now)
 	}
-	w.Read(s, sent, now)
+	w.Apply(s, sent, now)
 }
 
 // byPlan answers a request if the limit is special. The Reset of a blocked request is the
