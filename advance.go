@@ -280,7 +280,7 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 		case k.retired:
 			k.l.count.move(account.Moved{Taken: reply.Grant, Expired: reply.Grant})
 		default:
-			f.shard.Trip(time.Duration(c.end - f.ordered))
+			f.shard.ObserveLead(time.Duration(c.end - f.ordered))
 			f.applyLocked(reply, c.sent, now)
 			if !f.own {
 				k.serveLocked(now, k.limit().Tokens <= f.req.Limit.Tokens)
