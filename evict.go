@@ -272,7 +272,7 @@ func (l *Limiter) close(ctx context.Context) error {
 		k := &n.State
 		k.event(func(int64) int64 {
 			line := k.busy.callers()
-			line.Each(func(c *waiter) { line.Tell(c, outcome{err: ErrClosed}) })
+			line.Each(func(c *waiter) { line.Notify(c, outcome{err: ErrClosed}) })
 			return 0
 		})
 		return true

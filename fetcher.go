@@ -402,7 +402,7 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 		left := c.Deadline - w.LatestEnd()
 		return c.Deadline == 0 || left >= 0 && windows <= left/int64(k.limit().Window)
 	}, func(c *waiter, v waiters.Verdict) {
-		line.Tell(c, k.verdictLocked(c, w, v, now))
+		line.Notify(c, k.verdictLocked(c, w, v, now))
 	})
 }
 
@@ -465,7 +465,7 @@ func (k *keyState) answerLocked(last uint64, now int64, err error) {
 			return
 		}
 		if decided, o.err = k.policyLocked(&o.Result, c.N, c.Stays, now, err); decided {
-			line.Tell(c, o)
+			line.Notify(c, o)
 		}
 	})
 }

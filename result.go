@@ -323,7 +323,7 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	w, was := k.lease.Load(), k.limit()
 	line := k.busy.callers()
 	if k.plan = planOf(limit); k.plan != counted {
-		line.Each(func(c *waiter) { line.Tell(c, outcome{err: errRetired}) })
+		line.Each(func(c *waiter) { line.Notify(c, outcome{err: errRetired}) })
 		return 0
 	}
 	if limit = limit.At(wall(w, now)); !w.Over(now) {
@@ -342,7 +342,7 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	}
 	line.Each(func(c *waiter) {
 		if c.N > limit.Tokens {
-			line.Tell(c, outcome{err: tooMuch})
+			line.Notify(c, outcome{err: tooMuch})
 		}
 	})
 	return 0
