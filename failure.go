@@ -112,23 +112,23 @@ func (o *local) reopened(r backend.SyncReply) bool { return r.Granted > 0 && r.W
 // store which window is open there.
 func (o *local) opened(w *lease.Lease) bool { return o.in(w) && o.own }
 
-// forgiveLocked takes back n of the tokens that r was admitted for without the store. Debt
-// that no statement has carried is cancelled. Tokens that the store has charged since go
-// back to the store, because they may be above the limit. wanted is for the event.
-func (k *keyState) forgiveLocked(r *Result, n, now int64) (wanted int64) {
+// refundFallbackLocked takes back n of the tokens that r was admitted for without the
+// store. Debt that no statement has carried is cancelled. Tokens that the store has charged
+// since go back to the store, because they may be above the limit. wanted is for the event.
+func (k *keyState) refundFallbackLocked(r *Result, n, now int64) (wanted int64) {
 	o, w := k.local, k.lease.Load()
 	if !o.admits(r) {
 		return undecided
 	}
 	n = min(n, o.admitted)
-	forgiven, repaid := k.account.Forgive(n), int64(0)
+	cancelled, returned := k.account.CancelDebt(n), int64(0)
 	if o.in(w) && w.Alive(now) {
-		repaid = k.account.Repay(n - forgiven)
+		returned = k.account.ReturnDebt(n - cancelled)
 	}
-	if o.admitted -= forgiven + repaid; repaid == 0 {
+	if o.admitted -= cancelled + returned; returned == 0 {
 		return undecided
 	}
-	k.l.count.refunded.Add(repaid)
+	k.l.count.refunded.Add(returned)
 	return 0
 }
 

@@ -358,7 +358,7 @@ func (k *keyState) leave(w *waiter) {
 			k.busy.line.Remove(w)
 			return 0
 		case paid == nil:
-			return k.forgiveLocked(&w.Outcome.Result, w.N, now) // if it was admitted without the store
+			return k.refundFallbackLocked(&w.Outcome.Result, w.N, now) // if it was admitted without the store
 		}
 		k.l.unasked.add(k, 1)
 		k.l.count.refunded.Add(w.N)

@@ -161,7 +161,7 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 		current := w != nil && w.Window == r.window()
 		switch {
 		case r.Source == Fallback:
-			return k.forgiveLocked(r, n, now)
+			return k.refundFallbackLocked(r, n, now)
 		case r.Source == Direct && current && r.epoch == k.name.epoch:
 			var total int64
 			if back, total = k.account.RefundDirect(n); back > 0 {
@@ -171,7 +171,7 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 			back, q = s.refundAlone(n)
 		case current && w.Alive(now):
 			back = min(n, k.account.InUse(k.heldLocked()))
-			paid := k.account.Forgive(back)
+			paid := k.account.CancelDebt(back)
 			k.account.Refund(back)
 			k.l.count.refunded.Add(back)
 			k.l.unasked.add(k, paid) // spent again
