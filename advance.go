@@ -88,7 +88,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	f := next.Facts{
 		Now: now, Retired: k.retired || k.l.closed.Load(), Open: k.shard.Open(), InFlight: k.busy.inFlight(),
 		Active: line.Active(), Passing: line.Passing(), Parked: line.Parked(),
-		Denied: k.deniedUntil, Probe: wanted > 0, Alive: w.Alive(now), Unconfirmed: k.farewell,
+		Denied: k.deniedUntil, Probe: wanted > 0, Alive: w.Alive(now), Unconfirmed: k.lastDue,
 	}
 	if f.Open {
 		f.Ask = max(k.shard.NextProbe(), now) + int64(slack)
@@ -113,7 +113,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 			f.Charge = max(u.charge, 1)
 		}
 	}
-	f.Unconfirmed = k.farewell || f.Alive && k.account.Unconfirmed() > 0
+	f.Unconfirmed = k.lastDue || f.Alive && k.account.Unconfirmed() > 0
 	f.Low = k.low && w.Remaining() > 0
 	if u == nil || k.leaving || k.l.direct {
 		return f
@@ -301,7 +301,7 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 // they get a fetch of their own.
 func (f *fetch) failedLocked(now int64, err error) {
 	k, last := f.k, f.last
-	k.unheard = true // even if the call was turned away: an earlier attempt may have arrived
+	k.replyLost = true // even if the call was turned away: an earlier attempt may have arrived
 	if now-f.ordered >= int64(k.l.fetchTimeout) {
 		last = k.busy.line.Last()
 	}
@@ -337,10 +337,10 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	k := f.k
 	k.l.count.reasserted.Add(r.Reasserted)
 	if f.req.Leaving {
-		k.unheard = false
+		k.replyLost = false
 	}
 	if f.req.Leaving || !k.leaving { // unless the key began to leave after f
-		k.farewell = false
+		k.lastDue = false
 	}
 	if k.use != nil {
 		k.use.backoff, k.use.pause, k.use.rejected, k.use.replied = 0, 0, false, now
@@ -363,7 +363,7 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 		k.local.move(r.Window)
 		r.Carried = true // the debt goes along
 	} else if w != nil && w.Window != f.req.Window { // left meanwhile: the store will hand the grant over again
-		k.unheard = true
+		k.replyLost = true
 		k.usageLocked().failed = now
 		return
 	}

@@ -183,7 +183,7 @@ func (k *keyState) localLocked(now int64) *local {
 	own := w.Over(now)
 	var left backend.Window
 	if own {
-		if k.account.Granted() && !k.unheard && !k.busy.inFlight() { // its figures are dropped here, so no statement may use its name again
+		if k.account.Granted() && !k.replyLost && !k.busy.inFlight() { // its figures are dropped here, so no statement may use its name again
 			k.renameLocked()
 		}
 		switch {

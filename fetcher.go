@@ -54,10 +54,10 @@ type keyState struct {
 	small       bool   // the limit is too small for batches: the store grants only what is needed
 	short       bool   // the limit will run out before the window ends
 	low         bool   // the stock has fallen to the re-order point, and no batch came since
-	unheard     bool   // a fetch has failed since the last answered one: a grant may wait in the store
+	replyLost   bool   // a fetch has failed, and no last statement was answered since: a grant may wait in the store
 	plan        plan   // whether the limit is special; if so, bound is an older limit
 	leaving     bool   // the key is idle, and is forgotten when the store has confirmed its returns
-	farewell    bool   // a statement must say that the key leaves
+	lastDue     bool   // the key's last statement, which says that it leaves, is not confirmed yet
 	retired     bool   // forgotten or closed: look the key up again
 }
 
