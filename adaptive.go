@@ -140,13 +140,13 @@ type usage struct {
 	backoff int64         // after a failed fetch, the earliest time of the next
 	pause   time.Duration // of the last back-off; it doubles
 	recheck int64         // when a refused key asks WithLimits again
-	charge  int64         // when to state debt at the latest
+	charge  int64         // when to state debt at the latest; 0 = at once
 
-	look      int64 // when to look for a surplus; 0 = not yet
-	lookSpent int64 // tokens spent in all at the last look
-	gave      int64 // until when a prefetch shows that the surplus of the last look was none
-	regrets   int8  // how often in this window it was none; each after the first doubles the time between looks
-	ample     bool  // requests gave back more than may lie idle: look whether it is used
+	look         int64 // when to look for a surplus; 0 = not yet
+	lookSpent    int64 // tokens spent in all at the last look
+	refetchUntil int64 // a prefetch before that shows that the surplus of the last look was none
+	refetches    int8  // how often in this window it was none; each after the first doubles the time between looks
+	overstocked  bool  // requests gave back more than may lie idle: look whether it is used
 
 	failed   int64 // when a fetch failed last
 	rejected bool  // the last fetch was rejected
@@ -174,8 +174,8 @@ func (u *usage) arm(now, at int64) {
 
 // How often a key looks for a surplus.
 const (
-	lookPart   = 60 // of the window between two looks
-	maxRegrets = 7  // all but one double that time: then it is longer than a window
+	lookPart     = 60 // of the window between two looks
+	maxRefetches = 7  // all but one double that time: then it is longer than a window
 )
 
 // lookLocked looks, now and then, for tokens that are worth giving back. at is when to look
@@ -185,12 +185,12 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 	switch {
 	case k.leaving || k.l.direct:
 		return w.Stock(), 0
-	case !u.ample && (!k.l.guided() || !k.short), !w.Alive(now): // the usual case, which must be cheap
+	case !u.overstocked && (!k.l.guided() || !k.short), !w.Alive(now): // the usual case, which must be cheap
 		return 0, 0
 	}
 	s := k.situationLocked(now)
 	if k.heldLocked() <= 2*s.idle {
-		u.ample = false
+		u.overstocked = false
 		return 0, 0
 	}
 	if spent := k.spentLocked(); now >= u.look {
@@ -205,21 +205,21 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 	return surplus, u.look
 }
 
-// looked records a look, with the tokens spent in all and the surplus found. The next look
-// comes after pause, or later: see ordered.
+// looked records a look for a surplus, with the tokens spent in all and the surplus found.
+// The next look comes after pause, or later: see prefetched.
 func (u *usage) looked(now, pause, spent, surplus int64) {
-	u.look, u.lookSpent, u.gave = now+pause<<max(u.regrets-1, 0), spent, 0
+	u.look, u.lookSpent, u.refetchUntil = now+pause<<max(u.refetches-1, 0), spent, 0
 	if surplus > 0 {
-		u.gave = now + pause
+		u.refetchUntil = now + pause
 	}
 }
 
-// ordered records a prefetch. A peak that is over may still order what the rate has no use
-// for, and the next look would give that back, again and again. A prefetch soon after a
-// give-back shows this, so from the second one on, looks become rarer.
-func (u *usage) ordered(now int64) {
-	if u != nil && now < u.gave {
-		u.gave, u.regrets = 0, min(u.regrets+1, maxRegrets)
+// prefetched records a prefetch. A peak that is over may still order what the rate has no
+// use for, and the next look would give that back, again and again. A prefetch soon after
+// a give-back shows this, so from the second one on, looks become rarer.
+func (u *usage) prefetched(now int64) {
+	if u != nil && now < u.refetchUntil {
+		u.refetchUntil, u.refetches = 0, min(u.refetches+1, maxRefetches)
 	}
 }
 

@@ -106,7 +106,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	f.Over = w.LatestEnd()
 	// A fetch has just found the old window again, though it is over by our clock, because
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
-	f.Ending = k.busy != nil && k.busy.futile > 0 && !f.Alive
+	f.Ending = k.busy != nil && k.busy.unserved > 0 && !f.Alive
 	if f.Alive && k.account.Unpaid() > 0 {
 		f.Charge = 1 // at once
 		if u != nil {
@@ -144,7 +144,7 @@ func (f *fetch) prepareLocked(wanted, surplus int64) {
 		k.l.count.probes.Add(1)
 	case next.Prefetch:
 		k.l.count.prefetches.Add(1)
-		k.use.ordered(f.ordered)
+		k.use.prefetched(f.ordered)
 	}
 	if asks(f.cause) {
 		if k.since == 0 {
@@ -318,13 +318,13 @@ func (f *fetch) stuckLocked(now int64) {
 	k := f.k
 	first := k.busy.line.First()
 	if first == nil || first.Seq() > f.last {
-		k.busy.futile = 0
+		k.busy.unserved = 0
 		return
 	}
-	if k.busy.futile++; k.busy.futile < 3 {
+	if k.busy.unserved++; k.busy.unserved < 3 {
 		return
 	}
-	k.busy.futile = 0
+	k.busy.unserved = 0
 	k.usageLocked().backOff(now)
 	k.answerLocked(f.last, now, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
 }
@@ -440,7 +440,7 @@ func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.L
 		u.Observe(length, now, spent, k.largest.take())
 		u.Opened(length, spent, k.denied.Load())
 		u.spread = spread(length)
-		u.look, u.gave, u.regrets, u.ample = 0, 0, 0, false
+		u.look, u.refetchUntil, u.refetches, u.overstocked = 0, 0, 0, false
 	}
 	var w *lease.Lease
 	if window != 0 {

@@ -66,7 +66,7 @@ type busy struct {
 	line     waiters.Line[outcome]
 	reserved int64  // tokens of the lease, for the line
 	fetch    *fetch // there is one at a time; nil = none
-	futile   int    // fetches in a row that served nobody
+	unserved int    // fetches in a row that served nobody
 }
 
 // nobody is the empty line of a nil *busy. It is never written.
@@ -413,7 +413,7 @@ func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, n
 		k.busy.reserved -= c.N
 		k.largest.note(c.N)
 		o.Result.admit(k, w, now, c.N, k.busy.reserved, Fetched)
-		o.lease, k.busy.futile = w, 0
+		o.lease, k.busy.unserved = w, 0
 	case waiters.Refuse:
 		if k.deniedUntil == 0 {
 			k.denyLocked(w, now)
@@ -421,7 +421,7 @@ func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, n
 		k.denied.Add(1)
 		o.Result.refuse(k, w, now, Fetched)
 		o.Remaining = min(o.Remaining+k.busy.reserved, o.Limit)
-		k.busy.futile = 0
+		k.busy.unserved = 0
 	case waiters.Miss:
 		o.err = ErrDeadline
 	}

@@ -177,8 +177,8 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 			k.l.unasked.add(k, paid) // spent again
 			decide := k.busy != nil || w.Denying() || k.plan != counted
 			w.Publish(back-paid, 0)
-			if w.Stock() > 2*k.idle() && !k.usageLocked().ample { // a look must find out whether it is used
-				k.use.ample, decide = true, true
+			if w.Stock() > 2*k.idle() && !k.usageLocked().overstocked { // a look must find out whether it is used
+				k.use.overstocked, decide = true, true
 			}
 			if decide {
 				return 0
