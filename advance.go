@@ -392,7 +392,7 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 	}
 	m := k.account.Apply(f.req, r, held)
 	k.l.count.move(m)
-	k.l.unasked.add(k, m.Taken-r.Grant)
+	k.l.extra.add(k, m.Taken-r.Grant)
 	if moved {
 		w = k.enterLocked(r.Window, spent, now)
 		if w != nil && r.Carried {

@@ -34,12 +34,12 @@ type client struct {
 	calls  inflight.Counter
 	count  counts
 
-	unasked unasked
+	extra extraTokens
 
-	id     string
-	undone atomic.Uint32   // counts client names that are used for one call
-	life   context.Context // the limiter's; probes end with it
-	end    context.CancelFunc
+	id         string
+	singleUses atomic.Uint32   // client names that were made for one call
+	life       context.Context // the limiter's; probes end with it
+	end        context.CancelFunc
 }
 
 // storeCall is one call to the store. It belongs to no caller: a fetch or a direct call
@@ -208,7 +208,7 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 		return c.conflict(reply.State, err)
 	}, func(err error) {
 		if err == nil && reply.Allowed {
-			c.undo(s, backend.RefundRequest{Key: r.Key, Client: c.once(), Window: reply.Window, Total: r.Tokens})
+			c.undo(s, backend.RefundRequest{Key: r.Key, Client: c.singleUseName(), Window: reply.Window, Total: r.Tokens})
 		} else {
 			c.lost(err, r.Tokens)
 		}
@@ -301,11 +301,11 @@ func (c *client) failed(ctx context.Context, err error) error {
 	return err
 }
 
-// once returns a client name that is used for one call and never again.
-func (c *client) once() string { return c.clientOf(c.number()) }
+// singleUseName returns a client name that is used for one call and never again.
+func (c *client) singleUseName() string { return c.clientOf(c.singleUseEpoch()) }
 
-// number returns the epoch of such a name, which no account has.
-func (c *client) number() uint32 { return 1<<31 | c.undone.Add(1)&(1<<31-1) }
+// singleUseEpoch returns the epoch of such a name, which no account has.
+func (c *client) singleUseEpoch() uint32 { return 1<<31 | c.singleUses.Add(1)&(1<<31-1) }
 
 // clientOf is the client name of an epoch in the store.
 func (c *client) clientOf(epoch uint32) string {
@@ -394,11 +394,11 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	switch {
 	case r.Allowed && current:
 		k.l.count.move(k.account.Direct(n))
-		k.l.unasked.add(k, n-1)
-		r.key, r.epoch, r.serial = k.node.Hash, k.name.epoch, k.l.number()
+		k.l.extra.add(k, n-1)
+		r.key, r.epoch, r.serial = k.node.Hash, k.name.epoch, k.l.singleUseEpoch()
 		k.deniedUntil = 0
 	case r.Allowed: // the key is forgotten, or in another window
-		k.l.bookAlone(r, k.node.Hash)
+		k.l.bookWithoutAccount(r, k.node.Hash)
 	default:
 		k.denied.Add(1)
 		if current && now >= k.deniedUntil && d.req.Limit.Tokens >= k.limit().Tokens { // the limit was not raised since
@@ -410,13 +410,13 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	return 0
 }
 
-// bookAlone records what a direct call has charged outside any key's account. A refund of
-// it has a client name of its own.
-func (c *client) bookAlone(r *Result, hash uint32) {
+// bookWithoutAccount records what a direct call has charged outside any key's account. A
+// refund of it has a client name of its own.
+func (c *client) bookWithoutAccount(r *Result, hash uint32) {
 	c.count.taken.Add(r.charged)
 	c.count.spent.Add(r.charged)
-	c.unasked[0].Add(r.charged - 1)
-	r.key, r.serial = hash, c.number()
+	c.extra[0].Add(r.charged - 1)
+	r.key, r.serial = hash, c.singleUseEpoch()
 }
 
 // taken is the result of a direct call.
@@ -452,7 +452,7 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 		}
 		r := taken(t, q, limit)
 		if r.Allowed {
-			l.bookAlone(&r, l.keys.HashOf(key))
+			l.bookWithoutAccount(&r, l.keys.HashOf(key))
 		} else {
 			l.count.denied.Add(1)
 		}

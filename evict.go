@@ -110,7 +110,7 @@ func (l *Limiter) lastStatement(ctx context.Context, f *final) error {
 			spent := f.account.Spent(0)
 			m := f.account.Apply(f.req, reply, 0)
 			l.count.move(m)
-			l.unasked[0].Add(m.Taken - reply.Grant)
+			l.extra[0].Add(m.Taken - reply.Grant)
 			f.account.Return(reply.Grant)
 			l.count.spent.Add(f.account.Spent(0) - spent)
 			f.account.State(&f.req, reply.Window)

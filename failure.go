@@ -158,7 +158,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 	k.l.count.fallbacks.Add(1)
 	r.Limit, r.Reset, r.Source = limit.Tokens, w.Window.Time(), Fallback
 	if r.Allowed = n <= left; r.Allowed {
-		k.l.count.admittedAway.Add(1)
+		k.l.count.admittedByPolicy.Add(1)
 		left -= n
 		f.admitted = min(f.admitted+n, backend.MaxTokens) // FailOpen has no bound
 		k.account.Declare(n)
@@ -441,7 +441,7 @@ func (c *client) withoutStore(key string, limit Limit, n int64, err error) (Resu
 		return Result{}, err
 	}
 	c.count.fallbacks.Add(1)
-	c.count.admittedAway.Add(1)
+	c.count.admittedByPolicy.Add(1)
 	c.count.overdrawn.Add(n) // no account can record it as debt
 	return Result{Allowed: true, Limit: limit.Tokens, Reset: limit.Ends(time.Now()), Source: Fallback, key: c.keys.HashOf(key), charged: n}, nil
 }

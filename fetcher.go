@@ -360,7 +360,7 @@ func (k *keyState) leave(w *waiter) {
 		case paid == nil:
 			return k.refundFallbackLocked(&w.Outcome.Result, w.N, now) // if it was admitted without the store
 		}
-		k.l.unasked.add(k, 1)
+		k.l.extra.add(k, 1)
 		k.l.count.refunded.Add(w.N)
 		k.account.Refund(w.N)
 		if k.retired || paid != k.lease.Load() {

@@ -124,7 +124,7 @@ func (s *settlement) less(ctx context.Context, n int64) error {
 	if k != nil {
 		back, q = s.refund(n)
 	} else {
-		back, q = s.refundAlone(n)
+		back, q = s.refundWithoutAccount(n)
 	}
 	if q == nil {
 		return nil
@@ -168,13 +168,13 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 				q = &backend.RefundRequest{Client: k.name.client, Window: r.window(), Total: total}
 			}
 		case r.Source == Direct || r.epoch != k.node.Tag || k.retired:
-			back, q = s.refundAlone(n)
+			back, q = s.refundWithoutAccount(n)
 		case current && w.Alive(now):
 			back = min(n, k.account.InUse(k.heldLocked()))
 			paid := k.account.CancelDebt(back)
 			k.account.Refund(back)
 			k.l.count.refunded.Add(back)
-			k.l.unasked.add(k, paid) // spent again
+			k.l.extra.add(k, paid) // spent again
 			decide := k.busy != nil || w.Denying() || k.plan != counted
 			w.Publish(back-paid, 0)
 			if w.Stock() > 2*k.idle() && !k.usageLocked().overstocked { // a look must find out whether it is used
@@ -189,11 +189,11 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 	return back, q
 }
 
-// refundAlone makes the refund of tokens that no account in memory has recorded: of a
-// direct call, or of a key that was forgotten since. It has a client name of its own, so
-// that the store gives the tokens back once. The name has the number of the direct call, or
-// the instant, in ns, and the figures of the request.
-func (s *settlement) refundAlone(n int64) (back int64, q *backend.RefundRequest) {
+// refundWithoutAccount makes the refund of tokens that no account in memory has recorded:
+// of a direct call, or of a key that was forgotten since. It has a client name of its own,
+// so that the store gives the tokens back once. The name has the number of the direct call,
+// or the instant, in ns, and the figures of the request.
+func (s *settlement) refundWithoutAccount(n int64) (back int64, q *backend.RefundRequest) {
 	r, name := &s.r, ""
 	switch {
 	case r.Source == Direct:
@@ -241,7 +241,7 @@ func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
 	k, r := s.k, &s.r
 	if w := k.lease.Load(); w.Alive(k.l.clock.Now()) && w.Window == r.window() {
 		if left, ok := w.Spend(n); ok {
-			k.l.unasked.add(k, n)
+			k.l.extra.add(k, n)
 			k.orderIfLow(w, left)
 			return true, false
 		}
@@ -261,7 +261,7 @@ func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
 			return undecided
 		}
 		paid, left := w.SpendUpTo(n)
-		k.l.unasked.add(k, paid)
+		k.l.extra.add(k, paid)
 		k.low = w.ClaimReorder(left) || k.low
 		if paid < n {
 			s.declareLocked(n-paid, w, now)
@@ -293,7 +293,7 @@ func (s *settlement) owe(ctx context.Context, n int64) error {
 		return nil
 	}
 	var reply backend.SyncReply
-	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.once(), Limit: limit.Plain(), Window: r.window(), Debt: n, Strand: -1, Leaving: true}
+	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.singleUseName(), Limit: limit.Plain(), Window: r.window(), Debt: n, Strand: -1, Leaving: true}
 	book := func(err error) {
 		switch {
 		case err != nil: // the store may not have received it
@@ -301,7 +301,7 @@ func (s *settlement) owe(ctx context.Context, n int64) error {
 		case reply.Length == 0 && reply.Window == q.Window:
 			l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
 			l.count.spent.Add(reply.Debt)
-			l.unasked[0].Add(reply.Debt)
+			l.extra[0].Add(reply.Debt)
 		case reply.Window == q.Window || l.lateOverruns && reply.Window != 0: // no call is left to charge it, in another window or by another length
 			l.count.overdrawn.Add(n)
 		}

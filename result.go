@@ -57,7 +57,7 @@ func (r *Result) admit(k *keyState, w *lease.Lease, now, n, stock int64, from So
 	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
 	r.Reset, r.key, r.serial, r.epoch, r.charged = w.Window.Time(), k.node.Hash, uint32(now), k.node.Tag, n
 	if n > 1 {
-		k.l.unasked.add(k, n-1)
+		k.l.extra.add(k, n-1)
 	}
 }
 
