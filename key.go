@@ -221,33 +221,32 @@ func (s *settlement) more(ctx context.Context, n int64) error {
 			if s.k, err = s.l.state(s.key); err != nil {
 				return err
 			} else if s.k == nil {
-				return s.owe(ctx, n)
+				return s.chargeByCall(ctx, n)
 			}
 		}
-		switch noted, elsewhere := s.overrun(n); {
-		case noted:
-			return nil
+		switch retired, elsewhere := s.overrun(n); {
 		case elsewhere:
-			return s.owe(ctx, n)
+			return s.chargeByCall(ctx, n)
+		case !retired:
+			return nil
 		}
-		s.k = nil // it was forgotten meanwhile
+		s.k = nil // look it up again
 	}
 }
 
-// overrun is more for a key in memory. noted says that the tokens are recorded; elsewhere,
-// that they must count in a window that is not in memory. If both are false, the key was
-// forgotten.
-func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
+// overrun is more for a key in memory. It has recorded the tokens unless the key was
+// forgotten meanwhile, or they must count elsewhere: in a window that is not in memory.
+func (s *settlement) overrun(n int64) (retired, elsewhere bool) {
 	k, r := s.k, &s.r
 	if w := k.lease.Load(); w.Alive(k.l.clock.Now()) && w.Window == r.window() {
 		if left, ok := w.Spend(n); ok {
 			k.l.extra.add(k, n)
 			k.orderIfLow(w, left)
-			return true, false
+			return false, false
 		}
 	}
 	k.event(func(now int64) int64 {
-		if noted = !k.retired; !noted {
+		if retired = k.retired; retired {
 			return undecided
 		}
 		w := k.lease.Load()
@@ -257,7 +256,6 @@ func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
 		}
 		if !w.Alive(now) || w.Window != r.window() && !k.l.lateOverruns {
 			elsewhere = k.l.lateOverruns && r.Source != Fallback
-			noted = !elsewhere
 			return undecided
 		}
 		paid, left := w.SpendUpTo(n)
@@ -268,7 +266,7 @@ func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
 		}
 		return 0
 	})
-	return noted, elsewhere
+	return retired, elsewhere
 }
 
 // declareLocked adds n tokens to the debt of w, and sets the time to state it.
@@ -281,9 +279,9 @@ func (s *settlement) declareLocked(n int64, w *lease.Lease, now int64) {
 	k.account.Declare(n)
 }
 
-// owe is more for a key without a window in memory. It makes a call of its own, and one
-// more if the reply names another open window.
-func (s *settlement) owe(ctx context.Context, n int64) error {
+// chargeByCall is more for a key without a window in memory. It makes a call of its own,
+// and one more if the reply names another open window.
+func (s *settlement) chargeByCall(ctx context.Context, n int64) error {
 	l, key, r := s.l, s.key, &s.r
 	limit, err := l.limitOf(key)
 	if err != nil {
