@@ -361,25 +361,20 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 			d.k.adoptLocked(d.reply.State, d.req.End, d.sent, now)
 			return undecided
 		}
-		d.overhearLocked(now)
+		d.readLocked(now)
 		r = taken(d.reply, d.req, d.k.limit())
 		return d.bookLocked(&r, now)
 	})
 	return r, again, err
 }
 
-// overhearLocked applies the reading that came with the call. A reading says nothing of the
-// account, so it never ends a window whose tokens may be spent.
-func (d *direct) overhearLocked(now int64) {
-	k, s := d.k, d.reply.State
-	w := k.lease.Load()
-	if k.retired || s.Window == 0 || w.Alive(now) && w.Window != s.Window || w != nil && s.Window < w.Window {
-		return
+// readLocked applies the reading that came with the call. It says nothing of the account,
+// so it never ends a window whose tokens may be spent.
+func (d *direct) readLocked(now int64) {
+	w, window := d.k.lease.Load(), d.reply.Window
+	if w == nil || window == w.Window || window > w.Window && !w.Alive(now) {
+		d.k.readLocked(d.reply.State, d.sent, now)
 	}
-	if w == nil || w.Window != s.Window {
-		w = k.switchLocked(s.Window, now)
-	}
-	w.Apply(s, d.sent, now)
 }
 
 // bookLocked records what the call has charged, or its refusal. If the refusal is of a

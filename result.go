@@ -363,13 +363,18 @@ func (k *keyState) adoptLocked(s backend.State, end backend.Window, sent, now in
 	limit := k.limit()
 	limit.Window = s.Length
 	k.bound.Store(&limit)
-	w := k.lease.Load()
-	if s.Window == 0 && w == nil {
+	if s.Window == 0 && k.lease.Load() == nil {
 		s.Window, s.Left = end, -1
 	}
+	k.readLocked(s, sent, now)
+}
+
+// readLocked applies a reading that came without the account, and enters its window.
+func (k *keyState) readLocked(s backend.State, sent, now int64) {
 	if k.retired || s.Window == 0 {
 		return
 	}
+	w := k.lease.Load()
 	if w == nil || w.Window != s.Window {
 		w = k.switchLocked(s.Window, now)
 	}
