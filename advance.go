@@ -28,7 +28,7 @@ type fetch struct {
 	last    uint64 // sequence number of the last caller that it was sized for
 	ordered int64  // time of the order, before its goroutine was scheduled
 	shard   *shard
-	own     bool // it only asks which window is open
+	query   bool // it only asks which window is open
 }
 
 // asks reports whether the statement asks for a batch; others only state the account.
@@ -136,7 +136,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 func (f *fetch) prepareLocked(wanted, surplus int64) {
 	k := f.k
 	w := k.lease.Load()
-	f.last, f.own = k.busy.callers().Last(), k.local.opened(w)
+	f.last, f.query = k.busy.callers().Last(), k.fallback.isProvisional(w)
 	switch f.cause {
 	case next.Return:
 		f.returnLocked(w, surplus)
@@ -155,7 +155,7 @@ func (f *fetch) prepareLocked(wanted, surplus int64) {
 		}
 	}
 	f.req = k.statementLocked(f.ordered)
-	if asks(f.cause) && !f.own {
+	if asks(f.cause) && !f.query {
 		f.sizeLocked(wanted)
 	}
 	if k.busy == nil {
@@ -190,7 +190,7 @@ func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 	}
 	w := k.lease.Load()
 	q.End, q.Next = k.ends(w, now)
-	if w != nil && !k.local.opened(w) {
+	if w != nil && !k.fallback.isProvisional(w) {
 		k.account.State(&q, w.Window)
 	}
 	return q
@@ -282,7 +282,7 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 		default:
 			f.shard.ObserveLead(time.Duration(c.end - f.ordered))
 			f.applyLocked(reply, c.sent, now)
-			if !f.own {
+			if !f.query {
 				k.serveLocked(now, k.limit().Tokens <= f.req.Limit.Tokens)
 				f.stuckLocked(now)
 			}
@@ -350,17 +350,17 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 		return
 	}
 	w := k.lease.Load()
-	own := f.own && k.local.opened(w)
-	if own && k.local.reopened(r) { // the store would hand over again what was spent there
+	found := f.query && k.fallback.isProvisional(w) // f has found which window is open
+	if found && k.fallback.reopened(r) {            // the store would hand over again what was spent there
 		k.renameLocked()
 		return
 	}
 	k.l.count.recovered.Add(r.Recovered)
-	if own {
-		if k.local.own = false; r.Window == 0 { // the store will adopt our window
+	if found {
+		if k.fallback.provisional = false; r.Window == 0 { // the store will adopt our window
 			return
 		}
-		k.local.move(r.Window)
+		k.fallback.move(r.Window)
 		r.Carried = true // the debt goes along
 	} else if w != nil && w.Window != f.req.Window { // left meanwhile: the store will hand the grant over again
 		k.replyLost = true
@@ -386,8 +386,8 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 	moved := w == nil && r.Window != 0 || w != nil && w.Window != r.Window
 	if moved {
 		held = k.drainLocked()
-		if r.Carried && k.local.in(w) { // its debt is charged there, so it counts in that window's share
-			k.local.move(r.Window)
+		if r.Carried && k.fallback.in(w) { // its debt is charged there, so it counts in that window's share
+			k.fallback.move(r.Window)
 		}
 	}
 	m := k.account.Apply(f.req, r, held)
@@ -399,7 +399,7 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 			k.busy.reserved += held
 		}
 	}
-	if k.local != nil {
+	if k.fallback != nil {
 		k.use.demand().Skip(m.Taken - r.Grant)
 	}
 	k.counted = uint16(min(r.Clients, math.MaxUint16)) // not before enterLocked, which keeps the last window's count

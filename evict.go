@@ -83,8 +83,8 @@ func (l *Limiter) closeKey(k *keyState) (f *final) {
 		} else {
 			l.count.move(k.account.Expire(k.drainLocked()))
 		}
-		if k.local != nil { // Close has no time to ask which window is open
-			k.local.own = false
+		if k.fallback != nil { // Close has no time to ask which window is open
+			k.fallback.provisional = false
 		}
 		f = &final{req: k.statementLocked(now), shard: k.shard, until: now + int64(k.limit().Window)}
 		f.account = k.account.HandOver()
@@ -212,7 +212,7 @@ func (s *sweeper) visit(k *keyState) (leaving bool) {
 		same := mark == k.mark
 		k.mark = mark
 		// Tokens that FailLocal has admitted count against its share; debt of any policy must be charged.
-		needed := k.local.in(w) && w.Alive(now) && k.local.admitted > 0 && (k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
+		needed := k.fallback.in(w) && w.Alive(now) && k.fallback.admitted > 0 && (k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
 		if !same || k.retired || k.busy != nil || k.name == k.l.account.Load() || needed {
 			return undecided
 		}

@@ -83,40 +83,40 @@ func (f Failure) budget(limit int64) int64 {
 	return 0
 }
 
-// local is what one key has admitted in a window without the store. A nil *local has
+// fallback is what one key has admitted in a window without the store. A nil *fallback has
 // admitted nothing.
-type local struct {
-	window   backend.Window
-	before   backend.Window // its name in earlier Results, until the store gave it another
-	left     backend.Window // the store's last window; its account was dropped when the process opened one itself
-	own      bool           // the process has opened the window itself; the store may have another one
-	admitted int64
+type fallback struct {
+	window      backend.Window
+	before      backend.Window // its name in earlier Results, until the store gave it another
+	dropped     backend.Window // the store's last window; its account was dropped when the process opened one itself
+	provisional bool           // the process has opened the window itself; the store may have another one
+	admitted    int64
 }
 
 // in reports whether w is the window in which requests were admitted.
-func (o *local) in(w *lease.Lease) bool { return o != nil && w != nil && o.window == w.Window }
+func (o *fallback) in(w *lease.Lease) bool { return o != nil && w != nil && o.window == w.Window }
 
 // admits reports whether r was admitted in the window of o.
-func (o *local) admits(r *Result) bool {
+func (o *fallback) admits(r *Result) bool {
 	return o != nil && r.Source == Fallback && (o.window == r.window() || o.before == r.window())
 }
 
 // move records that the debt was carried over to the window to.
-func (o *local) move(to backend.Window) { o.before, o.window = o.window, to }
+func (o *fallback) move(to backend.Window) { o.before, o.window = o.window, to }
 
 // reopened reports whether the reply to the question which window is open names one whose
 // account was dropped, because it was taken for over: the store's clock has stepped back.
-func (o *local) reopened(r backend.SyncReply) bool { return r.Granted > 0 && r.Window <= o.left }
+func (o *fallback) reopened(r backend.SyncReply) bool { return r.Granted > 0 && r.Window <= o.dropped }
 
-// opened reports whether the process has opened w without the store, and must first ask the
+// isProvisional reports whether the process has opened w itself, and must first ask the
 // store which window is open there.
-func (o *local) opened(w *lease.Lease) bool { return o.in(w) && o.own }
+func (o *fallback) isProvisional(w *lease.Lease) bool { return o.in(w) && o.provisional }
 
 // refundFallbackLocked takes back n of the tokens that r was admitted for without the
 // store. Debt that no statement has carried is cancelled. Tokens that the store has charged
 // since go back to the store, because they may be above the limit. wanted is for the event.
 func (k *keyState) refundFallbackLocked(r *Result, n, now int64) (wanted int64) {
-	o, w := k.local, k.lease.Load()
+	o, w := k.fallback, k.lease.Load()
 	if !o.admits(r) {
 		return undecided
 	}
@@ -141,10 +141,10 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		return true, err
 	}
 	policy, limit := k.l.failure, k.limit()
-	var f *local
+	var f *fallback
 	var left int64
 	if policy.mode != failClosed {
-		f = k.localLocked(now)
+		f = k.fallbackLocked(now)
 		left = policy.budget(limit.Tokens) - f.admitted
 	}
 	if n > left && (stay || f == nil) {
@@ -174,23 +174,23 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 	return true, nil
 }
 
-// localLocked returns what was admitted without the store in the window at now. If the
-// last window is surely over, the process opens one of its own, which the store adopts when
-// it is back, if it has no other open. So tokens are charged to the window in which they
+// fallbackLocked returns what was admitted without the store in the window at now. If the
+// last window is surely over, the process opens a provisional one, which the store adopts
+// when it is back, if it has no other open. So tokens are charged to the window in which they
 // were admitted, and to no later one.
-func (k *keyState) localLocked(now int64) *local {
+func (k *keyState) fallbackLocked(now int64) *fallback {
 	w := k.lease.Load()
-	own := w.Over(now)
-	var left backend.Window
-	if own {
+	provisional := w.Over(now)
+	var dropped backend.Window
+	if provisional {
 		if k.account.Granted() && !k.replyLost && !k.busy.inFlight() { // its figures are dropped here, so no statement may use its name again
 			k.renameLocked()
 		}
 		switch {
-		case k.local.opened(w):
-			left = k.local.left
+		case k.fallback.isProvisional(w):
+			dropped = k.fallback.dropped
 		case w != nil:
-			left = w.Window
+			dropped = w.Window
 		}
 		limit := k.limit()
 		s := backend.State{Window: backend.Window(limit.Ends(wall(w, now)).UnixMilli()), Remaining: limit.Tokens}
@@ -198,10 +198,10 @@ func (k *keyState) localLocked(now int64) *local {
 		w = k.switchLocked(s.Window, now)
 		w.Apply(s, now, now)
 	}
-	if !k.local.in(w) {
-		k.local = &local{window: w.Window, own: own, left: left}
+	if !k.fallback.in(w) {
+		k.fallback = &fallback{window: w.Window, provisional: provisional, dropped: dropped}
 	}
-	return k.local
+	return k.fallback
 }
 
 // renameLocked gives the key's account a new name in the store.

@@ -27,7 +27,7 @@ import (
 // is never held during I/O, a callback or a wait.
 //
 // A limiter may have a million keys, most of them seen once, so fields that only some keys
-// need (busy, use, local) are pointers, nil until then.
+// need (busy, use, fallback) are pointers, nil until then.
 type keyState struct {
 	// The fields that the hot path reads come first, in one cache line.
 	lease  atomic.Pointer[lease.Lease]
@@ -39,11 +39,11 @@ type keyState struct {
 	name  *accountName // not shared with an earlier state of the key
 	shard *shard
 
-	mu      sync.Mutex
-	account account.Account
-	busy    *busy  // nil while nobody waits and nothing is in flight
-	use     *usage // nil until the second fetch
-	local   *local // nil unless the store has been away
+	mu       sync.Mutex
+	account  account.Account
+	busy     *busy     // nil while nobody waits and nothing is in flight
+	use      *usage    // nil until the second fetch
+	fallback *fallback // nil unless the store has been away
 
 	deniedUntil int64  // until when the store surely has too little for some caller; 0 = ask the store
 	since       int64  // time of the first fetch; 0 = none yet
