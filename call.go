@@ -425,13 +425,13 @@ func taken(t backend.TakeReply, q backend.TakeRequest, limit Limit) Result {
 	return r
 }
 
-// stateless serves a request for a key that has no room in memory.
-func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int64) (Result, error) {
+// takeStateless makes a call for a key that has no room in memory.
+func (l *Limiter) takeStateless(ctx context.Context, key string, limit Limit, n int64) (Result, error) {
 	q := backend.TakeRequest{Key: l.storeKey(key), Limit: limit.Plain(), Tokens: n}
 	q.End, q.Next = calendarEnds(limit, time.Now())
 	s := l.shardOf(q.Key)
 	if s.Open() {
-		return l.withoutStore(key, limit, n, s.away())
+		return l.policyStateless(key, limit, n, s.away())
 	}
 	l.count.waited.Add(1)
 	for range 2 {
@@ -440,7 +440,7 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 		case err != nil && ctx.Err() != nil:
 			return Result{}, err
 		case err != nil:
-			return l.withoutStore(key, limit, n, err)
+			return l.policyStateless(key, limit, n, err)
 		case t.Length != 0: // the limit has changed since, but the open window has not
 			q.Limit.Window = t.Length
 			continue

@@ -434,8 +434,8 @@ func (s *shard) stop() {
 	}
 }
 
-// withoutStore is the failure policy for a key that has no room in memory.
-func (c *client) withoutStore(key string, limit Limit, n int64, err error) (Result, error) {
+// policyStateless is the failure policy for a key that has no room in memory.
+func (c *client) policyStateless(key string, limit Limit, n int64, err error) (Result, error) {
 	if c.failure.mode != failOpen {
 		c.count.failed.Add(1)
 		return Result{}, err

@@ -202,41 +202,40 @@ func (k *keyState) orderIfLow(w *lease.Lease, left int64) {
 	})
 }
 
-// acquire decides under the lock, and asks the store if needed. again means that the
-// request must start over, mostly because the state is retired.
-func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, err error, again bool) {
+// acquire decides under the lock, and asks the store if needed.
+func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, err error) {
 	if err = k.l.recheck(k, n); err != nil {
-		return r, err, false
+		return r, err
 	}
-	w, err, decided := k.decide(ctx, &r, n, stay && !k.limit().Shadow) // nobody waits for a limit in shadow
+	w, decided, err := k.decide(ctx, &r, n, stay && !k.limit().Shadow) // nobody waits for a limit in shadow
 	switch {
-	case err == errRetired:
-		return r, nil, true
-	case err == errPlanned:
-		return k.l.crowded(ctx, k.node.Key, n, stay)
+	case err == errSpecial:
+		return k.l.acquireStateless(ctx, k.node.Key, n, stay)
 	case err != nil:
-		return r, err, false
+		return r, err
 	case decided:
 	case w == nil:
 		r, err = k.l.takeFor(ctx, k, n)
 	default:
 		r, err = k.await(ctx, w)
 	}
-	tried := stay && err == nil && !r.Allowed && !r.Shadowed // the limit has just left shadow
-	return r, err, err == errRetired || tried
+	if stay && err == nil && !r.Allowed && !r.Shadowed { // the limit has just left shadow
+		return r, errStartOver
+	}
+	return r, err
 }
 
 // decide answers the caller from memory or by the failure policy, or puts it in line as w.
 // If it does neither, the caller makes a direct call.
-func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w *waiter, err error, decided bool) {
+func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w *waiter, decided bool, err error) {
 	k.event(func(now int64) int64 {
 		switch limit := k.limit(); {
 		case k.l.closed.Load():
 			err = ErrClosed
 		case k.retired:
-			err = errRetired
+			err = errStartOver
 		case k.plan != counted:
-			err = errPlanned
+			err = errSpecial
 		case n > limit.Tokens:
 			if *r, err = k.l.tooMuch(limit); err == nil && k.lease.Load().Alive(now) {
 				r.refuse(k, k.lease.Load(), now, Denied) // the open window's end, which does not move
@@ -273,7 +272,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 		k.busy.line.Push(w)
 		return 0
 	})
-	return w, err, decided
+	return w, decided, err
 }
 
 // fromMemoryLocked is try under the lock. It serves nobody before the callers in line: an

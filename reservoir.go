@@ -174,13 +174,12 @@ func (l *Limiter) acquire(ctx context.Context, key string, n int64, stay bool) (
 			return Result{}, nil, err
 		}
 		var r Result
-		again := false
 		if k == nil {
-			r, err, again = l.crowded(ctx, key, n, stay)
+			r, err = l.acquireStateless(ctx, key, n, stay)
 		} else {
-			r, err, again = k.acquire(ctx, n, stay)
+			r, err = k.acquire(ctx, n, stay)
 		}
-		if again {
+		if err == errStartOver {
 			continue
 		}
 		if r.Shadowed && err == nil {
@@ -210,47 +209,46 @@ func (l *Limiter) state(key string) (*keyState, error) {
 	return &n.State, nil
 }
 
-// crowded serves a key without a state: call by call if there is no room for one, and
-// without a call if its limit is special. again means that the caller must start over.
-func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (r Result, err error, again bool) {
+// acquireStateless serves a key without a state: call by call if there is no room for one,
+// and without a call if its limit is special.
+func (l *Limiter) acquireStateless(ctx context.Context, key string, n int64, stay bool) (Result, error) {
 	wait := firstPause
 	for {
 		limit, err := l.limitOf(key)
 		if err != nil {
-			return Result{}, err, false
+			return Result{}, err
 		}
 		r, special := l.byPlan(limit)
 		if !special {
 			if l.keys.Get(key) != nil {
-				return Result{}, nil, true
+				return Result{}, errStartOver
 			}
 			if n > limit.Tokens {
-				r, err := l.tooMuch(limit)
-				return r, err, false
+				return l.tooMuch(limit)
 			}
-			r, err = l.stateless(ctx, key, limit, n)
+			r, err = l.takeStateless(ctx, key, limit, n)
 		}
 		switch {
 		case !stay || limit.Shadow || err == nil && r.Allowed || err != nil && !outage(err):
 			if special && !r.Allowed {
 				l.count.denied.Add(1)
 			}
-			return r, err, false
+			return r, err
 		case special:
 			wait = min(r.RetryAfter, longestPause) // the limit may be raised
 		case err == nil:
 			if t, ok := ctx.Deadline(); ok && time.Until(t) < r.RetryAfter {
-				return r, ErrDeadline, false
+				return r, ErrDeadline
 			}
 			wait = min(r.RetryAfter+chance.Part(spreadMax), chance.Interval(max(limit.Window/probes, longestPause))) // tokens may come back
 		default:
 			wait = min(2*wait, longestPause)
 		}
 		if err := pause(ctx, wait, l.life.Done()); err != nil {
-			return r, err, false
+			return r, err
 		}
 		if special {
-			return Result{}, nil, true
+			return Result{}, errStartOver
 		}
 	}
 }

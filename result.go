@@ -219,11 +219,12 @@ var (
 // been carried out. Use errors.As to find it.
 type StoreError = backend.Error
 
-// errRetired says that a key's state was forgotten meanwhile: look the key up again.
-var errRetired = errors.New("reservoir: retired")
+// errStartOver says that the request must start over, because the key's state was forgotten
+// or its limit has changed meanwhile.
+var errStartOver = errors.New("reservoir: start over")
 
-// errPlanned says that a key's limit is special, so that nobody need count.
-var errPlanned = errors.New("reservoir: a special limit")
+// errSpecial says that a key's limit is special, so that nobody need count.
+var errSpecial = errors.New("reservoir: a special limit")
 
 // errOpen is the cause of a StoreError while the circuit is open, together with the cause
 // of the failure that opened it.
@@ -323,7 +324,7 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	w, was := k.lease.Load(), k.limit()
 	line := k.busy.callers()
 	if k.plan = planOf(limit); k.plan != counted {
-		line.Each(func(c *waiter) { line.Notify(c, outcome{err: errRetired}) })
+		line.Each(func(c *waiter) { line.Notify(c, outcome{err: errStartOver}) })
 		return 0
 	}
 	if limit = limit.At(wall(w, now)); !w.Over(now) {
@@ -338,7 +339,7 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	k.bound.Store(&limit)
 	tooMuch := ErrExceedsLimit
 	if limit.Shadow {
-		tooMuch = errRetired
+		tooMuch = errStartOver
 	}
 	line.Each(func(c *waiter) {
 		if c.N > limit.Tokens {
