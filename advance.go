@@ -245,7 +245,7 @@ func (f *fetch) run() {
 	}
 	ctx := deadline.After(context.Background(), l.fetchTimeout) // not a caller's context: that caller may leave, and the others still need the fetch
 	defer ctx.Release()
-	reply, err = c.sync(ctx, true, f.req)
+	reply, err = c.sync(ctx, f.req)
 }
 
 // relimit is Limiter.relimit for f, whose statement was written under the old limit. It

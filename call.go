@@ -54,6 +54,7 @@ type storeCall struct {
 	sent  int64
 	end   int64
 	made  bool // the call was made, so there is something to report
+	short bool // its context may end before the fetch timeout, which says nothing of the shard
 }
 
 // newCall returns a call that is sent now.
@@ -63,17 +64,16 @@ func (c *client) newCall(s *shard, key string, limit Limit, what StoreCall) *sto
 
 // do runs f and records how it ended. It makes a *StoreError of every error of a store, so
 // that callers need to handle no other; a panic becomes an error too, for the caller that
-// waits. own says that ctx is the limiter's, whose end is the shard's failure; the end of
-// a caller's context says nothing of the shard.
-func (s *storeCall) do(ctx context.Context, own bool, f func(context.Context) error) (err error) {
+// waits.
+func (s *storeCall) do(ctx context.Context, f func(context.Context) error) (err error) {
 	err = guard.ErrGoexit // unless the store returns
-	defer func() { err = s.record(err, !own && over(ctx)) }()
+	defer func() { err = s.record(err, s.short && over(ctx)) }()
 	err = guard.Do(func() error { return f(ctx) })
 	return err
 }
 
-// record records the end of the call. left says that the caller's context was over.
-func (s *storeCall) record(err error, left bool) error {
+// record records the end of the call. neutral says that it says nothing of the shard.
+func (s *storeCall) record(err error, neutral bool) error {
 	s.Duration, s.end, s.made = time.Since(s.begin), s.c.clock.Now(), true
 	s.c.count.calls.Add(1)
 	var failure *StoreError
@@ -82,7 +82,7 @@ func (s *storeCall) record(err error, left bool) error {
 		err = failure
 	}
 	outcome := outcomeOf(err)
-	if left {
+	if neutral {
 		outcome = breaker.Neutral
 	}
 	if outcome == breaker.Failed {
@@ -100,9 +100,9 @@ func (s *storeCall) record(err error, left bool) error {
 }
 
 // sync makes the statement q.
-func (s *storeCall) sync(ctx context.Context, own bool, q backend.SyncRequest) (reply backend.SyncReply, err error) {
+func (s *storeCall) sync(ctx context.Context, q backend.SyncRequest) (reply backend.SyncReply, err error) {
 	s.Want = q.Want
-	err = s.do(ctx, own, func(ctx context.Context) (err error) {
+	err = s.do(ctx, func(ctx context.Context) (err error) {
 		s.c.count.syncs.Add(1)
 		reply, err = s.c.store.Sync(ctx, q)
 		s.Granted = reply.Grant
@@ -159,18 +159,13 @@ func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit
 		return ErrClosed
 	}
 	call := c.newCall(s, key, limit, what)
-	var mu sync.Mutex
-	var left, done bool
+	var ended atomic.Bool // set by the end of the call or by the caller that leaves, whichever comes first
 	end := make(chan error, 1)
 	go func() {
 		defer c.calls.End()
 		err := guard.ErrGoexit // unless the store returns
 		defer func() {
-			mu.Lock()
-			done = true
-			gone := left
-			mu.Unlock()
-			if gone {
+			if ended.Swap(true) {
 				abandoned(err)
 			}
 			end <- err
@@ -180,20 +175,17 @@ func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit
 		}()
 		bounded := deadline.After(ctx, c.fetchTimeout)
 		defer bounded.Release()
-		err = call.do(bounded, true, func(ctx context.Context) error { return f(ctx, call) })
+		err = call.do(bounded, func(ctx context.Context) error { return f(ctx, call) })
 	}()
 	select {
 	case err := <-end:
 		return guard.Raise(err)
 	case <-ctx.Done():
+		if ended.Swap(true) {
+			return guard.Raise(<-end)
+		}
+		return ctx.Err()
 	}
-	mu.Lock()
-	left = !done
-	mu.Unlock()
-	if !left {
-		return guard.Raise(<-end)
-	}
-	return ctx.Err()
 }
 
 // take makes a direct call for tokens. Tokens that come after the caller has left go back.

@@ -140,7 +140,8 @@ func (l *Limiter) sendLast(ctx context.Context, f *final) (reply backend.SyncRep
 	defer cancel()
 	c := l.newCall(f.shard, f.req.Key, f.req.Limit, StoreCall{Op: "sync", Cause: string(next.Return)})
 	defer c.report()
-	return c.sync(bounded, !soonerThan(ctx, l.fetchTimeout), f.req)
+	c.short = soonerThan(ctx, l.fetchTimeout)
+	return c.sync(bounded, f.req)
 }
 
 // soonerThan reports whether ctx ends before d has passed.

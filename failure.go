@@ -318,7 +318,7 @@ func (c *client) reopen(s *shard) {
 func (c *client) ask(ctx context.Context, s *shard, key string, limit Limit) {
 	call := c.newCall(s, key, limit, StoreCall{Op: "sync", Cause: string(next.Reopen)})
 	defer call.report()
-	_, err := call.sync(ctx, true, backend.SyncRequest{Key: key, Client: c.id + ".probe", Limit: limit, Strand: -1})
+	_, err := call.sync(ctx, backend.SyncRequest{Key: key, Client: c.id + ".probe", Limit: limit, Strand: -1})
 	if outcomeOf(err) == breaker.Neutral { // it says nothing of the shard: next time probe with another key
 		s.avoid(key)
 	}
