@@ -239,32 +239,13 @@ func (f *fetch) run() {
 			c.report()
 		}
 	}()
-	if failed := guard.Do(f.relimit); failed != nil { // it may block or panic
+	if failed := guard.Do(func() error { return l.relimit(f.k, &f.req) }); failed != nil { // it may block or panic
 		err = failed
 		return
 	}
 	ctx := deadline.After(context.Background(), l.fetchTimeout) // not a caller's context: that caller may leave, and the others still need the fetch
 	defer ctx.Release()
 	reply, err = c.sync(ctx, f.req)
-}
-
-// relimit is Limiter.relimit for f, whose statement was written under the old limit. It
-// starts nothing, because f is in flight.
-func (f *fetch) relimit() error {
-	k := f.k
-	if !k.l.varies() {
-		return nil
-	}
-	limit, err := k.l.limitOf(k.node.Key)
-	if err == nil {
-		k.update(func(now int64) int64 {
-			wanted := k.relimitLocked(limit, now)
-			f.req.End, f.req.Next = k.ends(k.lease.Load(), now)
-			comply(&f.req, k.limit())
-			return wanted
-		})
-	}
-	return err
 }
 
 // complete applies the end of f and serves the line. It returns the next fetch, if one is

@@ -314,7 +314,7 @@ type direct struct {
 
 // takeFor makes a call for n tokens of k, all or none. It is for WithDirect.
 func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, err error) {
-	if err = l.relimit(k); err != nil {
+	if err = l.relimit(k, nil); err != nil {
 		return r, err
 	}
 	for range 2 {

@@ -300,18 +300,26 @@ func (l *Limiter) recheck(k *keyState, n int64) error {
 	if !must {
 		return nil
 	}
-	return l.relimit(k)
+	return l.relimit(k, nil)
 }
 
-// relimit applies the present limit, from WithLimits or the calendar. It holds no lock
+// relimit applies the present limit, from WithLimits or the calendar, also to q, a
+// statement in flight that was written under the old limit; q may be nil. It holds no lock
 // while it calls the user's function.
-func (l *Limiter) relimit(k *keyState) error {
+func (l *Limiter) relimit(k *keyState, q *backend.SyncRequest) error {
 	if !l.varies() {
 		return nil
 	}
 	limit, err := l.limitOf(k.node.Key)
 	if err == nil {
-		k.event(func(now int64) int64 { return k.relimitLocked(limit, now) })
+		k.event(func(now int64) int64 {
+			wanted := k.relimitLocked(limit, now)
+			if q != nil {
+				q.End, q.Next = k.ends(k.lease.Load(), now)
+				clamp(q, k.limit())
+			}
+			return wanted
+		})
 	}
 	return err
 }
@@ -349,8 +357,8 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	return 0
 }
 
-// comply adapts q, which was written under an older limit, to l.
-func comply(q *backend.SyncRequest, l Limit) {
+// clamp adapts q, which was written under an older limit, to l.
+func clamp(q *backend.SyncRequest, l Limit) {
 	q.Limit = l.Plain()
 	q.Want, q.Need, q.Least, q.Pace = min(q.Want, l.Tokens), min(q.Need, l.Tokens), min(q.Least, l.Tokens), min(q.Pace, l.Tokens)
 }
