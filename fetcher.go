@@ -86,6 +86,15 @@ func (b *busy) held() int64 {
 	return b.reserved
 }
 
+// unreserve takes out all reserved tokens.
+func (b *busy) unreserve() int64 {
+	n := b.held()
+	if n > 0 {
+		b.reserved = 0
+	}
+	return n
+}
+
 func (b *busy) inFlight() bool { return b != nil && b.fetch != nil }
 
 // publish gives the hot path the tokens that the line does not need, and lets it refuse
@@ -95,11 +104,7 @@ func (b *busy) publish(w *lease.Lease, denied int64) {
 	if w == nil || b.inFlight() && b.line.Active() > 0 {
 		return
 	}
-	n := b.held()
-	if n > 0 {
-		b.reserved = 0
-	}
-	w.Publish(n, denied)
+	w.Publish(b.unreserve(), denied)
 }
 
 // outcome is the answer to a caller in line.

@@ -185,13 +185,7 @@ func (s *Stats) add(k *keyState) {
 func (k *keyState) heldLocked() int64 { return k.lease.Load().Stock() + k.busy.held() }
 
 // drainLocked takes out all that the key holds.
-func (k *keyState) drainLocked() int64 {
-	n := k.lease.Load().Drain() + k.busy.held()
-	if k.busy != nil {
-		k.busy.reserved = 0
-	}
-	return n
-}
+func (k *keyState) drainLocked() int64 { return k.lease.Load().Drain() + k.busy.unreserve() }
 
 // spentLocked is how many tokens requests have used so far.
 func (k *keyState) spentLocked() int64 { return k.account.Spent(k.heldLocked()) }
