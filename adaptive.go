@@ -2,6 +2,8 @@ package reservoir
 
 import (
 	"fmt"
+	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -256,6 +258,17 @@ func (k *keyState) usageLocked() *usage {
 func spread(window time.Duration) int64 {
 	return int64(chance.Part(min(window/spreadPart, spreadMax)))
 }
+
+// most is the size of the largest request since the last take.
+type most struct{ atomic.Uint32 }
+
+func (m *most) record(n int64) {
+	if size := uint32(min(n, math.MaxUint32)); size > m.Load() {
+		m.Store(size)
+	}
+}
+
+func (m *most) take() int64 { return int64(m.Swap(0)) }
 
 // observe brings the estimate of the demand for k up to date, under its lock.
 func (u *usage) observe(k *keyState, now int64) {

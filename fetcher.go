@@ -116,22 +116,6 @@ type outcome struct {
 
 type waiter = waiters.Waiter[outcome]
 
-// bound is a limit that may change.
-type bound struct{ atomic.Pointer[Limit] }
-
-func (b *bound) limit() Limit { return *b.Load() }
-
-// most is the size of the largest request since the last take.
-type most struct{ atomic.Uint32 }
-
-func (m *most) note(n int64) {
-	if size := uint32(min(n, math.MaxUint32)); size > m.Load() {
-		m.Store(size)
-	}
-}
-
-func (m *most) take() int64 { return int64(m.Swap(0)) }
-
 func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	k := &n.State
 	k.l, k.node, k.name, k.shard = l, n, l.account.Load(), l.shardOf(l.storeKey(n.Key))
@@ -179,7 +163,7 @@ func (k *keyState) try(r *Result, n int64) bool {
 	if left, ok := w.Spend(n); ok {
 		r.admit(k, w, now, n, left, Local) // before a reply changes what remains
 		if n > 1 {
-			k.largest.note(n)
+			k.largest.record(n)
 		}
 		k.orderIfLow(w, left)
 		return true
@@ -291,7 +275,7 @@ func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (w
 	if line := k.busy.callers(); line.Active() == 0 && (!stay || line.Parked() == 0) {
 		if left, ok := w.Spend(n); ok {
 			r.admit(k, w, now, n, left, Local)
-			if k.largest.note(n); w.ClaimReorder(left) {
+			if k.largest.record(n); w.ClaimReorder(left) {
 				k.low = true
 				return 0, true
 			}
@@ -415,7 +399,7 @@ func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, n
 	switch v {
 	case waiters.Grant:
 		k.busy.reserved -= c.N
-		k.largest.note(c.N)
+		k.largest.record(c.N)
 		o.Result.admit(k, w, now, c.N, k.busy.reserved, Fetched)
 		o.lease, k.busy.unserved = w, 0
 	case waiters.Refuse:

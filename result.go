@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -276,6 +277,11 @@ func calendarEnds(limit Limit, t time.Time) (end, next backend.Window) {
 	first := limit.Ends(t)
 	return backend.Window(first.UnixMilli()), backend.Window(limit.Ends(first).UnixMilli())
 }
+
+// bound is a limit that may change.
+type bound struct{ atomic.Pointer[Limit] }
+
+func (b *bound) limit() Limit { return *b.Load() }
 
 // ends is calendarEnds for a window that opens now, after w.
 func (b *bound) ends(w *lease.Lease, now int64) (end, next backend.Window) {
