@@ -351,7 +351,7 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	if w = f.bookLocked(w, r, now); w == nil { // nothing is charged, and so no window is open
 		return
 	}
-	k.clients = max(k.counted, k.clients)
+	k.clients = max(k.reported, k.clients)
 	w.Apply(r.State, sent, now)
 	k.busy.reserved += w.Reserve() + r.Grant
 	f.forecastLocked(r, w, now)
@@ -383,7 +383,7 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 	if k.fallback != nil {
 		k.use.demand().Skip(m.Taken - r.Grant)
 	}
-	k.counted = uint16(min(r.Clients, math.MaxUint16)) // not before enterLocked, which keeps the last window's count
+	k.reported = uint16(min(r.Clients, math.MaxUint16)) // not before enterLocked, which keeps the last window's count
 	return w
 }
 
@@ -415,7 +415,7 @@ func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, now int64) {
 // enterLocked makes window the current one; 0 is no window. The account has left the one
 // before, and spent is how many tokens requests had used by then.
 func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.Lease {
-	k.small, k.short, k.low, k.deniedUntil, k.clients = false, false, false, 0, k.counted
+	k.small, k.short, k.low, k.deniedUntil, k.clients = false, false, false, 0, k.reported
 	if u := k.use; u != nil {
 		length := k.limit().Window
 		u.Observe(length, now, spent, k.largest.take())

@@ -50,7 +50,7 @@ type keyState struct {
 	mark        uint64 // fingerprint at the last sweep
 	largest     most   // the largest request since the last observation of demand
 	clients     uint16 // that share the key: the larger count of this window and the last
-	counted     uint16 // the count in the store's last reply
+	reported    uint16 // clients in the store's last reply
 	small       bool   // the limit is too small for batches: the store grants only what is needed
 	short       bool   // the limit will run out before the window ends
 	low         bool   // the stock has fallen to the re-order point, and no batch came since

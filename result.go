@@ -154,9 +154,9 @@ func perPeriod(tokens int64, about time.Duration, p backend.Period, zone *time.L
 type plan uint8
 
 const (
-	counted plan = iota // the store counts
-	blocked             // no request passes
-	passing             // every request passes
+	counted   plan = iota // the store counts
+	blocked               // no request passes
+	unlimited             // every request passes
 )
 
 func planOf(l Limit) plan {
@@ -164,7 +164,7 @@ func planOf(l Limit) plan {
 	case 0:
 		return blocked
 	case Unlimited.Tokens:
-		return passing
+		return unlimited
 	}
 	return counted
 }
@@ -400,7 +400,7 @@ func (k *keyState) readLocked(s backend.State, sent, now int64) {
 // next multiple of the window, so that it does not move.
 func (l *Limiter) byPlan(limit Limit) (r Result, decided bool) {
 	switch planOf(limit) {
-	case passing:
+	case unlimited:
 		return Result{Allowed: true, Limit: limit.Tokens, Remaining: limit.Tokens}, true
 	case blocked:
 		limit.Window = cmp.Or(limit.Window, l.limit.Window, time.Minute)
