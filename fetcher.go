@@ -116,17 +116,6 @@ type outcome struct {
 
 type waiter = waiters.Waiter[outcome]
 
-func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
-	k := &n.State
-	k.l, k.node, k.name, k.shard = l, n, l.account.Load(), l.shardOf(l.storeKey(n.Key))
-	n.Tag = k.name.epoch // an outage may change the name, but not the Tag, which identifies this state of the key
-	k.bound.Store(&l.limit)
-	if limit != l.limit { // or a calendar's window has another length
-		own := limit // on the heap only if it differs
-		k.bound.Store(&own)
-	}
-}
-
 // undecided is what an event's change returns if it has changed nothing that a fetch or
 // the line depends on.
 const undecided = -1

@@ -209,6 +209,17 @@ func (l *Limiter) state(key string) (*keyState, error) {
 	return &n.State, nil
 }
 
+func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
+	k := &n.State
+	k.l, k.node, k.name, k.shard = l, n, l.account.Load(), l.shardOf(l.storeKey(n.Key))
+	n.Tag = k.name.epoch // an outage may change the name, but not the Tag, which identifies this state of the key
+	k.bound.Store(&l.limit)
+	if limit != l.limit { // or a calendar's window has another length
+		own := limit // on the heap only if it differs
+		k.bound.Store(&own)
+	}
+}
+
 // acquireStateless serves a key without a state: call by call if there is no room for one,
 // and without a call if its limit is special.
 func (l *Limiter) acquireStateless(ctx context.Context, key string, n int64, stay bool) (Result, error) {
