@@ -269,9 +269,9 @@ func (s *Store) run(ctx context.Context, sc *script, key string, undo func(backe
 		f := faultOf(err)
 		s.cure(f)
 		if attempt > 0 && f.class == backend.Unknown {
-			g.vain.Add(1)
+			g.unanswered.Add(1)
 		}
-		if !sc.mayRepeat(f, attempt) || !(attempt == 0 && f.free || g.afford()) || !rest(ctx, pause<<attempt) {
+		if !sc.mayRepeat(f, attempt) || !(attempt == 0 && f.free || g.withdraw()) || !rest(ctx, pause<<attempt) {
 			return nil, &backend.Error{Op: sc.op, Class: f.class, Err: err, KeyOnly: f.keyOnly}
 		}
 	}
