@@ -67,9 +67,9 @@ func (g *group) submit(c *call) {
 		return
 	}
 	g.inFlight++
-	c.own = g.obeysDeadline && 0 < g.trip && g.trip < tooLong && c.timed()
+	c.inline = g.obeysDeadline && 0 < g.trip && g.trip < tooLong && c.timed()
 	g.mu.Unlock()
-	if c.own {
+	if c.inline {
 		g.run([]*call{c})
 	} else {
 		go g.run([]*call{c})
@@ -118,32 +118,32 @@ func (g *group) run(batch []*call) {
 			panicked := recover()
 			for _, c := range batch {
 				c.panic, c.err = panicked, errCrashed
-				c.settle()
+				c.complete()
 			}
 			go g.run(g.next())
 		}
 	}()
 	for len(batch) > 0 {
-		own := batch[0].own
+		inline := batch[0].inline
 		g.send(batch, false)
 		// A script's text is sent only to a server that lacks it. Loading it in advance
 		// would not be enough, because a restart or a failover loses it.
-		if batch = g.settle(batch); len(batch) > 0 {
+		if batch = g.complete(batch); len(batch) > 0 {
 			g.send(batch, true)
-			for _, c := range g.settle(batch) {
-				c.settle()
+			for _, c := range g.complete(batch) {
+				c.complete()
 			}
 		}
-		if batch = g.next(); own && len(batch) > 0 {
+		if batch = g.next(); inline && len(batch) > 0 {
 			go g.run(batch)
 			batch = nil
 		}
 	}
 }
 
-// settle reports the outcomes to the callers. Calls that the server no longer serves go
+// complete reports the outcomes to the callers. Calls that the server no longer serves go
 // to another group instead. Calls whose script the server lacks are returned.
-func (g *group) settle(calls []*call) (missing []*call) {
+func (g *group) complete(calls []*call) (missing []*call) {
 	for _, c := range calls {
 		switch {
 		case redis.HasErrorPrefix(c.err, "NOSCRIPT"):
@@ -153,7 +153,7 @@ func (g *group) settle(calls []*call) (missing []*call) {
 			c.unwritten()
 			g.redirects.submit(c)
 		default:
-			c.settle()
+			c.complete()
 		}
 	}
 	return missing
@@ -188,7 +188,7 @@ func (g *group) send(calls []*call, scripts bool) {
 // measure records the server's time, or 0 for no reply, and how long the pipeline took.
 func (g *group) measure(at int64, took time.Duration) {
 	if at != 0 {
-		g.clock.heard(at)
+		g.clock.observe(at)
 		g.unanswered.Store(0)
 	}
 	g.mu.Lock()
@@ -231,7 +231,7 @@ const connectTime = 2 * time.Second
 // and outlasts those of all callers. When a context ends, go-redis closes the connection,
 // finished or not, and the next caller would have to start over.
 func detach(calls []*call) (context.Context, context.CancelFunc) {
-	if calls[0].own {
+	if calls[0].inline {
 		return calls[0].ctx, func() {}
 	}
 	ctx, last := context.Background(), time.Now().Add(connectTime)

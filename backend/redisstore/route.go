@@ -78,10 +78,10 @@ func (s *Store) served(g *group) {
 	}
 }
 
-// cure asks go-redis to reload the cluster's slot table after a failure that may mean
+// reload asks go-redis to reload the cluster's slot table after a failure that may mean
 // that another node has taken over. go-redis itself reloads only after MOVED and every
 // 60 s, so it took 58 s to find the replica of a node that hung.
-func (s *Store) cure(f fault) {
+func (s *Store) reload(f fault) {
 	last, now := s.reloaded.Load(), time.Now().UnixNano()
 	if s.cluster != nil && f.reload && now-last >= int64(betweenReloads) && s.reloaded.CompareAndSwap(last, now) {
 		s.cluster.ReloadState(context.Background()) // returns at once
