@@ -57,7 +57,7 @@ type Limiter struct {
 	waiters waiters.Pool[outcome]
 
 	account atomic.Pointer[accountName] // of new keys
-	epoch   atomic.Uint32               // of the last account name; grows with each sweep
+	epoch   atomic.Uint32               // of the last account name; grows with each
 	sweeper sweeper
 
 	closed    atomic.Bool
@@ -146,8 +146,8 @@ func (l *Limiter) Wait(ctx context.Context, key string) (Result, error) {
 
 // WaitN blocks until n tokens of key are charged, however many resets or however long an
 // outage that takes. Callers of one key are served in the order in which they come;
-// callers of a key past [WithMaxKeys] ask again some 20 times a window, in no order. If
-// the deadline of ctx cannot be met, WaitN returns [ErrDeadline] at once. If ctx ends
+// callers of a key past [WithMaxKeys] ask again up to some 20 times a window, in no order.
+// If the deadline of ctx cannot be met, WaitN returns [ErrDeadline] at once. If ctx ends
 // first, it returns the error of ctx, and nothing is charged. Other errors are those of
 // [Limiter.AllowN], but a [*StoreError] only if the store rejects the call, which an
 // operator must mend.
