@@ -150,7 +150,7 @@ type usage struct {
 	refetches    int8  // how often in this window it was none; each after the first doubles the time between looks
 	overstocked  bool  // requests gave back more than may lie idle: look whether it is used
 
-	failed   int64 // when a fetch failed last
+	failedAt int64 // when a fetch failed last
 	rejected bool  // the last fetch was rejected
 }
 
@@ -242,14 +242,14 @@ func (k *keyState) usageLocked() *usage {
 		return k.use
 	}
 	limit := k.limit()
-	k.use = &usage{Demand: *demand.New(k.account.InUse(0), k.since), spread: spread(limit.Window)}
+	k.use = &usage{Demand: *demand.New(k.account.InUse(0), k.firstFetch), spread: spread(limit.Window)}
 	k.use.timer = time.AfterFunc(next.Never, func() {
 		k.event(func(int64) int64 { k.use.due = 0; return 0 })
 	})
-	k.use.timer.Stop()                                 // until it is armed
-	if w := k.lease.Load(); w != nil && k.since != 0 { // it was read once, at k.since
+	k.use.timer.Stop()                                      // until it is armed
+	if w := k.lease.Load(); w != nil && k.firstFetch != 0 { // it was read once, at k.firstFetch
 		k.use.Opened(limit.Window, 0, 0)
-		k.use.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.LatestEnd() - k.since), Remaining: w.Remaining()}, 0)
+		k.use.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.LatestEnd() - k.firstFetch), Remaining: w.Remaining()}, 0)
 	}
 	return k.use
 }

@@ -147,8 +147,8 @@ func (f *fetch) prepareLocked(wanted, surplus int64) {
 		k.use.prefetched(f.ordered)
 	}
 	if asks(f.cause) {
-		if k.since == 0 {
-			k.since = max(f.ordered, 1)
+		if k.firstFetch == 0 {
+			k.firstFetch = max(f.ordered, 1)
 		} else {
 			k.usageLocked()
 			k.use.observe(k, f.ordered)
@@ -288,7 +288,7 @@ func (f *fetch) failedLocked(now int64, err error) {
 	}
 	u := k.usageLocked()
 	u.backOff(now)
-	u.failed, u.rejected = now, !outage(err)
+	u.failedAt, u.rejected = now, !outage(err)
 	k.answerLocked(last, now, err)
 }
 
@@ -345,7 +345,7 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 		r.Carried = true // the debt goes along
 	} else if w != nil && w.Window != f.req.Window { // left meanwhile: the store will hand the grant over again
 		k.replyLost = true
-		k.usageLocked().failed = now
+		k.usageLocked().failedAt = now
 		return
 	}
 	if w = f.bookLocked(w, r, now); w == nil { // nothing is charged, and so no window is open

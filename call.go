@@ -25,14 +25,14 @@ import (
 // Its fields are written only by New, or are safe for concurrent use.
 type client struct {
 	config
-	store  backend.Store
-	parts  interface{ Shard(key string) string } // the store, if its parts fail independently; or nil
-	clock  monotime.Clock
-	keys   keytable.Table[keyState]
-	shards sync.Map     // name → *shard
-	due    atomic.Int64 // when to look for shards that all keys have left; 0 = no need
-	calls  inflight.Counter
-	count  counts
+	store    backend.Store
+	parts    interface{ Shard(key string) string } // the store, if its parts fail independently; or nil
+	clock    monotime.Clock
+	keys     keytable.Table[keyState]
+	shards   sync.Map     // name → *shard
+	forgetAt atomic.Int64 // when to look for shards that all keys have left; 0 = no need
+	calls    inflight.Counter
+	count    counts
 
 	extra extraTokens
 
@@ -217,7 +217,7 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 // conflict returns err, or ErrConflict if the open window has a length that the limit
 // never has.
 func (c *client) conflict(s backend.State, err error) error {
-	if err == nil && s.Length != 0 && !c.mayBe(s.Length) {
+	if err == nil && s.Length != 0 && !c.mayHaveLength(s.Length) {
 		return ErrConflict
 	}
 	return err

@@ -22,7 +22,7 @@ import (
 func (k *keyState) needsLastLocked(now int64) bool {
 	w, closed := k.lease.Load(), k.l.closed.Load()
 	if !w.Alive(now) { // the store may have opened a window since, and granted
-		recently := k.use != nil && now-k.use.failed < 2*int64(k.limit().Window+time.Second)
+		recently := k.use != nil && now-k.use.failedAt < 2*int64(k.limit().Window+time.Second)
 		return k.replyLost && (closed || recently)
 	}
 	return k.heldLocked() > 0 || k.account.Outstanding() || k.replyLost || k.clients > 1 || closed && k.account.Granted()

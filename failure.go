@@ -221,8 +221,8 @@ type shard struct {
 	key   string      // of the call that failed last, to probe with
 	limit Limit
 
-	avoided string // a key whose answers say nothing of the shard
-	checked int64  // until when no Check is made while the circuit is open, because one has failed
+	avoided      string // a key whose answers say nothing of the shard
+	noCheckUntil int64  // until when no Check is made while the circuit is open, because one has failed
 }
 
 // shardOf returns the shard that a store key is on. A store whose shards fail
@@ -240,14 +240,14 @@ func (c *client) shardOf(key string) *shard {
 }
 
 // outageError is the error that callers get while a shard is away, made once.
-type outageError struct{ cause, told error }
+type outageError struct{ cause, err error }
 
 // away returns the error of callers that are not served because the circuit is open. It
 // has the class and the cause of the failure that opened it.
 func (s *shard) away() error {
 	cause := s.Cause() // a *StoreError, as record gave it; nil if the circuit has closed again
 	if last := s.outage.Load(); last != nil && last.cause == cause {
-		return last.told
+		return last.err
 	}
 	e := &StoreError{Op: "sync", Class: backend.Unavailable, Err: errOpen}
 	if failure, ok := cause.(*StoreError); ok {
@@ -262,14 +262,14 @@ func (s *shard) away() error {
 func (s *shard) mayCheck(now int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.Open() || now >= s.checked
+	return !s.Open() || now >= s.noCheckUntil
 }
 
 // checkFailed withholds Checks for a while if the shard is away.
 func (s *shard) checkFailed(now int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.checked = now + int64(longestPause)
+	s.noCheckUntil = now + int64(longestPause)
 }
 
 // armReopen sets the timer for the next probe of a shard, so that the end of an outage is
@@ -366,8 +366,8 @@ func (s *shard) avoid(key string) {
 // forgetShards forgets shards that are away and have no keys, a while after keys have left
 // a shard.
 func (c *client) forgetShards() {
-	t := c.due.Load()
-	if t == 0 || c.clock.Now() < t || !c.due.CompareAndSwap(t, 0) {
+	t := c.forgetAt.Load()
+	if t == 0 || c.clock.Now() < t || !c.forgetAt.CompareAndSwap(t, 0) {
 		return
 	}
 	c.shards.Range(func(_, value any) bool {
@@ -402,7 +402,7 @@ func (c *client) reportShard(s *shard) {
 func (c *client) shardNow(was *shard, key string) *shard {
 	s := c.shardOf(c.storeKey(key))
 	if s != was && was.Open() {
-		c.due.Store(c.clock.Now() + int64(longestPause))
+		c.forgetAt.Store(c.clock.Now() + int64(longestPause))
 	}
 	return s
 }

@@ -46,7 +46,7 @@ type keyState struct {
 	fallback *fallback // nil unless the store has been away
 
 	deniedUntil int64  // until when the store surely has too little for some caller; 0 = ask the store
-	since       int64  // time of the first fetch; 0 = none yet
+	firstFetch  int64  // time of the first fetch; 0 = none yet
 	mark        uint64 // fingerprint at the last sweep
 	largest     most   // the largest request since the last observation of demand
 	clients     uint16 // that share the key: the larger count of this window and the last
@@ -292,9 +292,9 @@ const probes = 20
 // return.
 func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 	defer k.l.waiters.Put(w)
-	var overdue <-chan time.Time
+	var timeout <-chan time.Time
 	if !w.Stays {
-		overdue = w.After(k.l.fetchTimeout + slack)
+		timeout = w.After(k.l.fetchTimeout + slack)
 		defer w.Timer.Stop()
 	}
 	for {
@@ -302,9 +302,9 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 		case <-w.Ready:
 			return w.Outcome.Result, guard.Raise(w.Outcome.err)
 		case <-ctx.Done():
-			k.leave(w)
+			k.cancel(w)
 			return Result{}, ctx.Err()
-		case <-overdue:
+		case <-timeout:
 			k.event(func(now int64) int64 {
 				again := k.l.fetchTimeout
 				if k.busy.inFlight() {
@@ -325,9 +325,9 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 // answered without it. A store should obey its context.
 const slack = 20 * time.Millisecond
 
-// leave takes w out of the line for a caller whose context has ended. Tokens that w got
+// cancel takes w out of the line for a caller whose context has ended. Tokens that w got
 // meanwhile are refunded: they go to the next waiter, or back to the stock.
-func (k *keyState) leave(w *waiter) {
+func (k *keyState) cancel(w *waiter) {
 	k.event(func(now int64) int64 {
 		paid := w.Outcome.lease
 		switch {
@@ -376,8 +376,8 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 			k.denyLocked(w, now)
 		}
 		windows := (ahead + c.N - 1) / k.limit().Tokens // after the one that opens next
-		left := c.Deadline - w.LatestEnd()
-		return c.Deadline == 0 || left >= 0 && windows <= left/int64(k.limit().Window)
+		until := c.Deadline - w.LatestEnd()
+		return c.Deadline == 0 || until >= 0 && windows <= until/int64(k.limit().Window)
 	}, func(c *waiter, v waiters.Verdict) {
 		line.Notify(c, k.verdictLocked(c, w, v, now))
 	})
