@@ -256,7 +256,7 @@ func (c *client) refund(ctx context.Context, s *shard, r backend.RefundRequest) 
 
 func (c *client) check(ctx context.Context, s *shard, key string, limit Limit) (backend.State, error) {
 	if !s.mayCheck(c.clock.Now()) {
-		return backend.State{}, c.failed(ctx, s.away())
+		return backend.State{}, c.failed(ctx, s.openError())
 	}
 	var state backend.State
 	err := c.detached(ctx, s, key, limit, StoreCall{Op: "check"}, func(ctx context.Context, _ *storeCall) (err error) {
@@ -423,7 +423,7 @@ func (l *Limiter) takeStateless(ctx context.Context, key string, limit Limit, n 
 	q.End, q.Next = calendarEnds(limit, time.Now())
 	s := l.shardOf(q.Key)
 	if s.Open() {
-		return l.policyStateless(key, limit, n, s.away())
+		return l.policyStateless(key, limit, n, s.openError())
 	}
 	l.count.waited.Add(1)
 	for range 2 {

@@ -134,7 +134,7 @@ func (l *Limiter) sendLast(ctx context.Context, f *final) (reply backend.SyncRep
 		return reply, err
 	}
 	if f.shard.Open() {
-		return reply, f.shard.away()
+		return reply, f.shard.openError()
 	}
 	bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
 	defer cancel()

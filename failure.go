@@ -176,8 +176,8 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 
 // fallbackLocked returns what was admitted without the store in the window at now. If the
 // last window is surely over, the process opens a provisional one, which the store adopts
-// when it is back, if it has no other open. So tokens are charged to the window in which they
-// were admitted, and to no later one.
+// when it is back, if it has no other open. So tokens are charged to the window in which
+// they were admitted, and to no later one.
 func (k *keyState) fallbackLocked(now int64) *fallback {
 	w := k.lease.Load()
 	provisional := w.Over(now)
@@ -242,9 +242,9 @@ func (c *client) shardOf(key string) *shard {
 // outageError is the error that callers get while a shard is away, made once.
 type outageError struct{ cause, err error }
 
-// away returns the error of callers that are not served because the circuit is open. It
-// has the class and the cause of the failure that opened it.
-func (s *shard) away() error {
+// openError returns the error of callers that are not served because the circuit is open.
+// It has the class and the cause of the failure that opened it.
+func (s *shard) openError() error {
 	cause := s.Cause() // a *StoreError, as record gave it; nil if the circuit has closed again
 	if last := s.outage.Load(); last != nil && last.cause == cause {
 		return last.err

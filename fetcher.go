@@ -230,7 +230,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 			return wanted
 		}
 		if k.shard.Open() {
-			if decided, err = k.policyLocked(r, n, stay, now, k.shard.away()); decided && r.Allowed && !k.use.armed(now) {
+			if decided, err = k.policyLocked(r, n, stay, now, k.shard.openError()); decided && r.Allowed && !k.use.armed(now) {
 				return 0 // to look again even without traffic, because the debt must be charged
 			} else if decided {
 				return undecided
@@ -359,7 +359,7 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 		return
 	}
 	if k.shard.Open() {
-		k.answerLocked(line.Last(), now, k.shard.away())
+		k.answerLocked(line.Last(), now, k.shard.openError())
 	}
 	w := k.lease.Load()
 	left := int64(math.MaxInt64)

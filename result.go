@@ -372,8 +372,8 @@ func clamp(q *backend.SyncRequest, l Limit) {
 // adoptLocked takes over the length of the open window until it ends. The window belongs
 // to the limit before WithLimits changed it, perhaps in another process. If no window is
 // open, the period that ends at end is over by the store's clock, and the next one has that
-// length. A key without a window records that end as a window that is over, because our clock
-// may be behind: see wall.
+// length. A key without a window records that end as a window that is over, because our
+// clock may be behind: see wall.
 func (k *keyState) adoptLocked(s backend.State, end backend.Window, sent, now int64) {
 	limit := k.limit()
 	limit.Window = s.Length

@@ -105,10 +105,11 @@ func Figures() []Figure {
 // counts has the counts of the slow path, and of keys that are gone. The hot path counts
 // in its key.
 type counts struct {
-	taken, refunded, returned, expired, overdrawn                                                                    atomic.Int64 // tokens
-	admittedByPolicy                                                                                                 atomic.Int64 // requests, by the failure policy
-	admitted                                                                                                         int64        // the last that Stats returned, under Limiter.counting
-	spent, denied                                                                                                    atomic.Int64 // by keys that are gone
+	taken, refunded, returned, expired, overdrawn atomic.Int64 // tokens
+	admittedByPolicy                              atomic.Int64 // requests, by the failure policy
+	admitted                                      int64        // the last that Stats returned, under Limiter.counting
+	spent, denied                                 atomic.Int64 // by keys that are gone
+
 	calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks, shadowed atomic.Int64
 }
 

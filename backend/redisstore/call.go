@@ -128,13 +128,13 @@ func (i instant) String() string {
 	return strconv.FormatInt(i.c.after, 10)
 }
 
-// stamp makes the next command, with the script's hash or, if whole, with its text.
-func (c *call) stamp(whole bool, now reading) {
+// stamp makes the next command, with the script's text or only its hash.
+func (c *call) stamp(text bool, now reading) {
 	if c.clock == "" {
 		c.after = now.limit(c.ctx)
 	}
 	c.args[0], c.args[1] = "evalsha"+c.script.readOnly, c.script.sha
-	if whole {
+	if text {
 		c.args[0], c.args[1] = "eval"+c.script.readOnly, c.script.source
 	}
 	c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.args...)}
