@@ -201,23 +201,23 @@ func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 func (f *fetch) sizeLocked(wanted int64) {
 	k, now := f.k, f.ordered
 	s, line := k.situationLocked(now), k.busy.callers()
-	var hand, reserved int64
+	var hand, forLine int64
 	if s.lease.Alive(now) {
 		hand = k.heldLocked()
 	}
 	if line.Active() > 0 {
-		reserved = hand
+		forLine = hand
 	}
 	least := wanted // a grant to a probe is useful only if it serves the refused request
 	if first := line.First(); first != nil {
-		least = max(first.N-reserved, 0)
+		least = max(first.N-forLine, 0)
 	}
 	q := &f.req
-	q.Need = min(max(line.Tokens()-reserved, 0)+wanted, s.limit.Tokens)
+	q.Need = min(max(line.Tokens()-forLine, 0)+wanted, s.limit.Tokens)
 	q.Least = min(least, q.Need)
 	q.Want, f.reason = q.Need, "direct"
 	if !s.direct {
-		q.Want, f.reason = s.batch(k.spentLocked(), hand-reserved, line.Tokens())
+		q.Want, f.reason = s.batch(k.spentLocked(), hand-forLine, line.Tokens())
 		q.Want = max(q.Want, q.Need)
 	}
 	q.Strand = s.strand()

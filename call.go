@@ -327,7 +327,7 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, 
 		if limit.Calendar.Period != 0 {
 			k.update(func(now int64) int64 {
 				d.req.End, d.req.Next = k.ends(k.lease.Load(), now)
-				return undecided
+				return unchanged
 			})
 		}
 		d.reply, d.sent, err = l.take(ctx, l.shardOf(d.req.Key), d.req)
@@ -344,14 +344,14 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 	d.k.event(func(now int64) int64 {
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return undecided
+			return unchanged
 		case err != nil:
 			_, err = d.k.policyLocked(&r, d.req.Tokens, false, now, err)
 			return 0
 		case d.reply.Length != 0:
 			again = true
 			d.k.adoptLocked(d.reply.State, d.req.End, d.sent, now)
-			return undecided
+			return unchanged
 		}
 		d.readLocked(now)
 		r = taken(d.reply, d.req, d.k.limit())

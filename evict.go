@@ -215,7 +215,7 @@ func (s *sweeper) visit(k *keyState) (leaving bool) {
 		// Tokens that FailLocal has admitted count against its share; debt of any policy must be charged.
 		needed := k.fallback.in(w) && w.Alive(now) && k.fallback.admitted > 0 && (k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
 		if !same || k.retired || k.busy != nil || k.name == k.l.account.Load() || needed {
-			return undecided
+			return unchanged
 		}
 		k.leaving, k.low, k.lastDue = true, false, k.needsLastLocked(now)
 		leaving = true

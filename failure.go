@@ -118,7 +118,7 @@ func (o *fallback) isProvisional(w *lease.Lease) bool { return o.in(w) && o.prov
 func (k *keyState) refundFallbackLocked(r *Result, n, now int64) (wanted int64) {
 	o, w := k.fallback, k.lease.Load()
 	if !o.admits(r) {
-		return undecided
+		return unchanged
 	}
 	n = min(n, o.admitted)
 	cancelled, returned := k.account.CancelDebt(n), int64(0)
@@ -126,7 +126,7 @@ func (k *keyState) refundFallbackLocked(r *Result, n, now int64) (wanted int64) 
 		returned = k.account.ReturnDebt(n - cancelled)
 	}
 	if o.admitted -= cancelled + returned; returned == 0 {
-		return undecided
+		return unchanged
 	}
 	k.l.count.refunded.Add(returned)
 	return 0

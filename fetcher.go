@@ -116,9 +116,9 @@ type outcome struct {
 
 type waiter = waiters.Waiter[outcome]
 
-// undecided is what an event's change returns if it has changed nothing that a fetch or
+// unchanged is what an event's change returns if it has changed nothing that a fetch or
 // the line depends on.
-const undecided = -1
+const unchanged = -1
 
 // event changes the key, and starts the fetch that is due after that.
 func (k *keyState) event(change func(now int64) (wanted int64)) {
@@ -133,7 +133,7 @@ func (k *keyState) update(change func(now int64) (wanted int64)) *fetch {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := k.l.clock.Now() // read under the lock, because served callers must be in time now
-	if wanted := change(now); wanted != undecided {
+	if wanted := change(now); wanted != unchanged {
 		return k.advanceLocked(now, wanted)
 	}
 	return nil
@@ -173,7 +173,7 @@ func (k *keyState) orderIfLow(w *lease.Lease, left int64) {
 	}
 	k.event(func(int64) int64 {
 		if k.lease.Load() != w || k.retired {
-			return undecided
+			return unchanged
 		}
 		k.low, k.leaving = true, false
 		return 0
@@ -221,7 +221,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 			decided = true
 		}
 		if err != nil || decided {
-			return undecided
+			return unchanged
 		}
 		k.leaving = false // a caller has come
 		k.shard = k.l.shardNow(k.shard, k.node.Key)
@@ -233,12 +233,12 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 			if decided, err = k.policyLocked(r, n, stay, now, k.shard.openError()); decided && r.Allowed && !k.use.armed(now) {
 				return 0 // to look again even without traffic, because the debt must be charged
 			} else if decided {
-				return undecided
+				return unchanged
 			}
 		}
 		k.l.count.waited.Add(1)
 		if k.l.direct && !stay && k.account.Unpaid() == 0 { // debt is stated first, while its window is open
-			return undecided
+			return unchanged
 		}
 		w = k.l.waiters.Get(n, stay)
 		if d, ok := ctx.Deadline(); ok && stay {
@@ -259,7 +259,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (wanted int64, decided bool) {
 	w := k.lease.Load()
 	if !w.Alive(now) {
-		return undecided, false
+		return unchanged, false
 	}
 	if line := k.busy.callers(); line.Active() == 0 && (!stay || line.Parked() == 0) {
 		if left, ok := w.Spend(n); ok {
@@ -268,13 +268,13 @@ func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (w
 				k.low = true
 				return 0, true
 			}
-			return undecided, true
+			return unchanged, true
 		}
 	}
 	if stay || k.deniedUntil == 0 || n <= w.Available()+k.busy.held() {
-		return undecided, false
+		return unchanged, false
 	}
-	wanted = undecided
+	wanted = unchanged
 	if now >= k.deniedUntil && !k.busy.inFlight() && !k.shard.Open() {
 		k.deniedUntil = now + int64(k.limit().Window)/probes
 		wanted = n
@@ -315,7 +315,7 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 					}
 				}
 				w.Timer.Reset(again)
-				return undecided
+				return unchanged
 			})
 		}
 	}
@@ -342,7 +342,7 @@ func (k *keyState) cancel(w *waiter) {
 		k.account.Refund(w.N)
 		if k.retired || paid != k.lease.Load() {
 			k.l.count.move(k.account.Expire(w.N))
-			return undecided
+			return unchanged
 		}
 		paid.Publish(w.N, 0)
 		return 0

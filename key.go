@@ -184,7 +184,7 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 				return 0
 			}
 		}
-		return undecided
+		return unchanged
 	})
 	return back, q
 }
@@ -247,7 +247,7 @@ func (s *settlement) overrun(n int64) (retired, elsewhere bool) {
 	}
 	k.event(func(now int64) int64 {
 		if retired = k.retired; retired {
-			return undecided
+			return unchanged
 		}
 		w := k.lease.Load()
 		if left := time.Until(r.Reset); w == nil && left > 0 { // the key was forgotten, but r has its window
@@ -256,7 +256,7 @@ func (s *settlement) overrun(n int64) (retired, elsewhere bool) {
 		}
 		if !w.Alive(now) || w.Window != r.window() && !k.l.lateOverruns {
 			elsewhere = k.l.lateOverruns && r.Source != Fallback
-			return undecided
+			return unchanged
 		}
 		paid, left := w.SpendUpTo(n)
 		k.l.extra.add(k, paid)

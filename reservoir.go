@@ -321,7 +321,7 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 			if w := k.lease.Load(); w.Alive(now) && w.Window == s.Window {
 				r.Remaining = min(r.Remaining+k.heldLocked(), r.Limit)
 			}
-			return undecided
+			return unchanged
 		})
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
@@ -407,7 +407,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 				w := k.lease.Load()
 				switch {
 				case k.retired || w != nil && w.Window == s.Window:
-					return undecided
+					return unchanged
 				case w != was: // another reply was faster: ask the store which window is open
 					k.deniedUntil = 0
 					return 1

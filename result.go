@@ -301,7 +301,7 @@ func (l *Limiter) recheck(k *keyState, n int64) error {
 		if k.deniedUntil != 0 && now >= k.use.recheck {
 			k.use.recheck, must = now+int64(limit.Window)/probes, true
 		}
-		return undecided
+		return unchanged
 	})
 	if !must {
 		return nil
@@ -345,7 +345,7 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 		limit.Window = was.Window
 	}
 	if limit == was {
-		return undecided
+		return unchanged
 	}
 	if w != nil && limit.Tokens > was.Tokens { // the store may have more now
 		k.deniedUntil = 0

@@ -217,7 +217,7 @@ func statsOf(k *keyState) (s KeyStats) {
 		if w.Alive(now) {
 			s.Held, s.Reset = k.heldLocked(), w.Window.Time()
 		}
-		return undecided
+		return unchanged
 	})
 	return s
 }
