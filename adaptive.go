@@ -2,6 +2,8 @@ package reservoir
 
 import (
 	"fmt"
+	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -127,7 +129,7 @@ func (s *situation) lasts() time.Duration {
 	if !s.lease.Alive(s.now) {
 		return s.demand.Lasts(s.limit.Window, 0, false)
 	}
-	return s.demand.Lasts(s.limit.Window, s.limit.Window-time.Duration(s.lease.Late()-s.now), true)
+	return s.demand.Lasts(s.limit.Window, s.limit.Window-time.Duration(s.lease.LatestEnd()-s.now), true)
 }
 
 // usage is the part of a key's state that only a key in use needs.
@@ -140,15 +142,15 @@ type usage struct {
 	backoff int64         // after a failed fetch, the earliest time of the next
 	pause   time.Duration // of the last back-off; it doubles
 	recheck int64         // when a refused key asks WithLimits again
-	charge  int64         // when to state debt at the latest
+	charge  int64         // when to state debt at the latest; 0 = at once
 
-	look      int64 // when to look for a surplus; 0 = not yet
-	lookSpent int64 // tokens spent in all at the last look
-	gave      int64 // until when a prefetch shows that the surplus of the last look was none
-	regrets   int8  // how often in this window it was none; each after the first doubles the time between looks
-	ample     bool  // requests gave back more than may lie idle: look whether it is used
+	look         int64 // when to look for a surplus; 0 = not yet
+	lookSpent    int64 // tokens spent in all at the last look
+	refetchUntil int64 // a prefetch before that shows that the surplus of the last look was none
+	refetches    int8  // how often in this window it was none; each after the first doubles the time between looks
+	overstocked  bool  // requests gave back more than may lie idle: look whether it is used
 
-	failed   int64 // when a fetch failed last
+	failedAt int64 // when a fetch failed last
 	rejected bool  // the last fetch was rejected
 }
 
@@ -174,8 +176,8 @@ func (u *usage) arm(now, at int64) {
 
 // How often a key looks for a surplus.
 const (
-	lookPart   = 60 // of the window between two looks
-	maxRegrets = 7  // all but one double that time: then it is longer than a window
+	lookPart     = 60 // of the window between two looks
+	maxRefetches = 7  // all but one double that time: then it is longer than a window
 )
 
 // lookLocked looks, now and then, for tokens that are worth giving back. at is when to look
@@ -185,12 +187,12 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 	switch {
 	case k.leaving || k.l.direct:
 		return w.Stock(), 0
-	case !u.ample && (!k.l.guided() || !k.short), !w.Alive(now): // the usual case, which must be cheap
+	case !u.overstocked && (!k.l.guided() || !k.short), !w.Alive(now): // the usual case, which must be cheap
 		return 0, 0
 	}
 	s := k.situationLocked(now)
 	if k.heldLocked() <= 2*s.idle {
-		u.ample = false
+		u.overstocked = false
 		return 0, 0
 	}
 	if spent := k.spentLocked(); now >= u.look {
@@ -205,21 +207,21 @@ func (k *keyState) lookLocked(now int64) (surplus, at int64) {
 	return surplus, u.look
 }
 
-// looked records a look, with the tokens spent in all and the surplus found. The next look
-// comes after pause, or later: see ordered.
+// looked records a look for a surplus, with the tokens spent in all and the surplus found.
+// The next look comes after pause, or later: see prefetched.
 func (u *usage) looked(now, pause, spent, surplus int64) {
-	u.look, u.lookSpent, u.gave = now+pause<<max(u.regrets-1, 0), spent, 0
+	u.look, u.lookSpent, u.refetchUntil = now+pause<<max(u.refetches-1, 0), spent, 0
 	if surplus > 0 {
-		u.gave = now + pause
+		u.refetchUntil = now + pause
 	}
 }
 
-// ordered records a prefetch. A peak that is over may still order what the rate has no use
-// for, and the next look would give that back, again and again. A prefetch soon after a
-// give-back shows this, so from the second one on, looks become rarer.
-func (u *usage) ordered(now int64) {
-	if u != nil && now < u.gave {
-		u.gave, u.regrets = 0, min(u.regrets+1, maxRegrets)
+// prefetched records a prefetch. A peak that is over may still order what the rate has no
+// use for, and the next look would give that back, again and again. A prefetch soon after
+// a give-back shows this, so from the second one on, looks become rarer.
+func (u *usage) prefetched(now int64) {
+	if u != nil && now < u.refetchUntil {
+		u.refetchUntil, u.refetches = 0, min(u.refetches+1, maxRefetches)
 	}
 }
 
@@ -240,14 +242,14 @@ func (k *keyState) usageLocked() *usage {
 		return k.use
 	}
 	limit := k.limit()
-	k.use = &usage{Demand: *demand.New(k.account.InUse(0), k.since), spread: spread(limit.Window)}
+	k.use = &usage{Demand: *demand.New(k.account.InUse(0), k.firstFetch), spread: spread(limit.Window)}
 	k.use.timer = time.AfterFunc(next.Never, func() {
 		k.event(func(int64) int64 { k.use.due = 0; return 0 })
 	})
-	k.use.timer.Stop()                                 // until it is armed
-	if w := k.lease.Load(); w != nil && k.since != 0 { // it was read once, at k.since
+	k.use.timer.Stop()                                      // until it is armed
+	if w := k.lease.Load(); w != nil && k.firstFetch != 0 { // it was read once, at k.firstFetch
 		k.use.Opened(limit.Window, 0, 0)
-		k.use.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.Late() - k.since), Remaining: w.Remaining()}, 0)
+		k.use.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.LatestEnd() - k.firstFetch), Remaining: w.Remaining()}, 0)
 	}
 	return k.use
 }
@@ -256,6 +258,17 @@ func (k *keyState) usageLocked() *usage {
 func spread(window time.Duration) int64 {
 	return int64(chance.Part(min(window/spreadPart, spreadMax)))
 }
+
+// most is the size of the largest request since the last take.
+type most struct{ atomic.Uint32 }
+
+func (m *most) record(n int64) {
+	if size := uint32(min(n, math.MaxUint32)); size > m.Load() {
+		m.Store(size)
+	}
+}
+
+func (m *most) take() int64 { return int64(m.Swap(0)) }
 
 // observe brings the estimate of the demand for k up to date, under its lock.
 func (u *usage) observe(k *keyState, now int64) {

@@ -28,7 +28,7 @@ type fetch struct {
 	last    uint64 // sequence number of the last caller that it was sized for
 	ordered int64  // time of the order, before its goroutine was scheduled
 	shard   *shard
-	own     bool // it only asks which window is open
+	query   bool // it only asks which window is open
 }
 
 // asks reports whether the statement asks for a batch; others only state the account.
@@ -88,7 +88,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	f := next.Facts{
 		Now: now, Retired: k.retired || k.l.closed.Load(), Open: k.shard.Open(), InFlight: k.busy.inFlight(),
 		Active: line.Active(), Passing: line.Passing(), Parked: line.Parked(),
-		Denied: k.deniedUntil, Probe: wanted > 0, Alive: w.Alive(now), Unconfirmed: k.farewell,
+		Denied: k.deniedUntil, Probe: wanted > 0, Alive: w.Alive(now), Unconfirmed: k.lastDue,
 	}
 	if f.Open {
 		f.Ask = max(k.shard.NextProbe(), now) + int64(slack)
@@ -103,17 +103,17 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	if w == nil {
 		return f
 	}
-	f.Over = w.Late()
+	f.Over = w.LatestEnd()
 	// A fetch has just found the old window again, though it is over by our clock, because
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
-	f.Ending = k.busy != nil && k.busy.futile > 0 && !f.Alive
+	f.Ending = k.busy != nil && k.busy.unserved > 0 && !f.Alive
 	if f.Alive && k.account.Unpaid() > 0 {
 		f.Charge = 1 // at once
 		if u != nil {
 			f.Charge = max(u.charge, 1)
 		}
 	}
-	f.Unconfirmed = k.farewell || f.Alive && k.account.Unconfirmed() > 0
+	f.Unconfirmed = k.lastDue || f.Alive && k.account.Unconfirmed() > 0
 	f.Low = k.low && w.Remaining() > 0
 	if u == nil || k.leaving || k.l.direct {
 		return f
@@ -123,7 +123,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	f.Used = u.UsedIn(k.spentLocked(), k.denied.Load())
 	// Callers that come between the two bounds of the window's end would wait. If some are
 	// likely, read the end once more when it is near.
-	at, gap := w.Late()-int64(window)/refreshPart, time.Duration(w.Late()-w.Deadline())
+	at, gap := w.LatestEnd()-int64(window)/refreshPart, time.Duration(w.LatestEnd()-w.Deadline())
 	if f.Regular && u.replied < at && u.Within(gap) > worthOne {
 		f.Refresh = at
 	}
@@ -136,7 +136,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 func (f *fetch) prepareLocked(wanted, surplus int64) {
 	k := f.k
 	w := k.lease.Load()
-	f.last, f.own = k.busy.callers().Last(), k.local.opened(w)
+	f.last, f.query = k.busy.callers().Last(), k.fallback.isProvisional(w)
 	switch f.cause {
 	case next.Return:
 		f.returnLocked(w, surplus)
@@ -144,18 +144,18 @@ func (f *fetch) prepareLocked(wanted, surplus int64) {
 		k.l.count.probes.Add(1)
 	case next.Prefetch:
 		k.l.count.prefetches.Add(1)
-		k.use.ordered(f.ordered)
+		k.use.prefetched(f.ordered)
 	}
 	if asks(f.cause) {
-		if k.since == 0 {
-			k.since = max(f.ordered, 1)
+		if k.firstFetch == 0 {
+			k.firstFetch = max(f.ordered, 1)
 		} else {
 			k.usageLocked()
 			k.use.observe(k, f.ordered)
 		}
 	}
 	f.req = k.statementLocked(f.ordered)
-	if asks(f.cause) && !f.own {
+	if asks(f.cause) && !f.query {
 		f.sizeLocked(wanted)
 	}
 	if k.busy == nil {
@@ -190,7 +190,7 @@ func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 	}
 	w := k.lease.Load()
 	q.End, q.Next = k.ends(w, now)
-	if w != nil && !k.local.opened(w) {
+	if w != nil && !k.fallback.isProvisional(w) {
 		k.account.State(&q, w.Window)
 	}
 	return q
@@ -201,23 +201,23 @@ func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 func (f *fetch) sizeLocked(wanted int64) {
 	k, now := f.k, f.ordered
 	s, line := k.situationLocked(now), k.busy.callers()
-	var hand, reserved int64
+	var hand, forLine int64
 	if s.lease.Alive(now) {
 		hand = k.heldLocked()
 	}
 	if line.Active() > 0 {
-		reserved = hand
+		forLine = hand
 	}
 	least := wanted // a grant to a probe is useful only if it serves the refused request
 	if first := line.First(); first != nil {
-		least = max(first.N-reserved, 0)
+		least = max(first.N-forLine, 0)
 	}
 	q := &f.req
-	q.Need = min(max(line.Tokens()-reserved, 0)+wanted, s.limit.Tokens)
+	q.Need = min(max(line.Tokens()-forLine, 0)+wanted, s.limit.Tokens)
 	q.Least = min(least, q.Need)
 	q.Want, f.reason = q.Need, "direct"
 	if !s.direct {
-		q.Want, f.reason = s.batch(k.spentLocked(), hand-reserved, line.Tokens())
+		q.Want, f.reason = s.batch(k.spentLocked(), hand-forLine, line.Tokens())
 		q.Want = max(q.Want, q.Need)
 	}
 	q.Strand = s.strand()
@@ -239,32 +239,13 @@ func (f *fetch) run() {
 			c.report()
 		}
 	}()
-	if failed := guard.Do(f.relimit); failed != nil { // it may block or panic
+	if failed := guard.Do(func() error { return l.relimit(f.k, &f.req) }); failed != nil { // it may block or panic
 		err = failed
 		return
 	}
 	ctx := deadline.After(context.Background(), l.fetchTimeout) // not a caller's context: that caller may leave, and the others still need the fetch
 	defer ctx.Release()
-	reply, err = c.sync(ctx, true, f.req)
-}
-
-// relimit is Limiter.relimit for f, whose statement was written under the old limit. It
-// starts nothing, because f is in flight.
-func (f *fetch) relimit() error {
-	k := f.k
-	if !k.l.varies() {
-		return nil
-	}
-	limit, err := k.l.limitOf(k.node.Key)
-	if err == nil {
-		k.update(func(now int64) int64 {
-			wanted := k.relimitLocked(limit, now)
-			f.req.End, f.req.Next = k.ends(k.lease.Load(), now)
-			comply(&f.req, k.limit())
-			return wanted
-		})
-	}
-	return err
+	reply, err = c.sync(ctx, f.req)
 }
 
 // complete applies the end of f and serves the line. It returns the next fetch, if one is
@@ -280,9 +261,9 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 		case k.retired:
 			k.l.count.move(account.Moved{Taken: reply.Grant, Expired: reply.Grant})
 		default:
-			f.shard.Trip(time.Duration(c.end - f.ordered))
+			f.shard.ObserveLead(time.Duration(c.end - f.ordered))
 			f.applyLocked(reply, c.sent, now)
-			if !f.own {
+			if !f.query {
 				k.serveLocked(now, k.limit().Tokens <= f.req.Limit.Tokens)
 				f.stuckLocked(now)
 			}
@@ -301,13 +282,13 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 // they get a fetch of their own.
 func (f *fetch) failedLocked(now int64, err error) {
 	k, last := f.k, f.last
-	k.unheard = true // even if the call was turned away: an earlier attempt may have arrived
+	k.replyLost = true // even if the call was turned away: an earlier attempt may have arrived
 	if now-f.ordered >= int64(k.l.fetchTimeout) {
 		last = k.busy.line.Last()
 	}
 	u := k.usageLocked()
 	u.backOff(now)
-	u.failed, u.rejected = now, !outage(err)
+	u.failedAt, u.rejected = now, !outage(err)
 	k.answerLocked(last, now, err)
 }
 
@@ -318,13 +299,13 @@ func (f *fetch) stuckLocked(now int64) {
 	k := f.k
 	first := k.busy.line.First()
 	if first == nil || first.Seq() > f.last {
-		k.busy.futile = 0
+		k.busy.unserved = 0
 		return
 	}
-	if k.busy.futile++; k.busy.futile < 3 {
+	if k.busy.unserved++; k.busy.unserved < 3 {
 		return
 	}
-	k.busy.futile = 0
+	k.busy.unserved = 0
 	k.usageLocked().backOff(now)
 	k.answerLocked(f.last, now, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
 }
@@ -337,10 +318,10 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	k := f.k
 	k.l.count.reasserted.Add(r.Reasserted)
 	if f.req.Leaving {
-		k.unheard = false
+		k.replyLost = false
 	}
 	if f.req.Leaving || !k.leaving { // unless the key began to leave after f
-		k.farewell = false
+		k.lastDue = false
 	}
 	if k.use != nil {
 		k.use.backoff, k.use.pause, k.use.rejected, k.use.replied = 0, 0, false, now
@@ -350,28 +331,28 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 		return
 	}
 	w := k.lease.Load()
-	own := f.own && k.local.opened(w)
-	if own && k.local.reopened(r) { // the store would hand over again what was spent there
+	found := f.query && k.fallback.isProvisional(w) // f has found which window is open
+	if found && k.fallback.reopened(r) {            // the store would hand over again what was spent there
 		k.renameLocked()
 		return
 	}
 	k.l.count.recovered.Add(r.Recovered)
-	if own {
-		if k.local.own = false; r.Window == 0 { // the store will adopt our window
+	if found {
+		if k.fallback.provisional = false; r.Window == 0 { // the store will adopt our window
 			return
 		}
-		k.local.move(r.Window)
+		k.fallback.move(r.Window)
 		r.Carried = true // the debt goes along
 	} else if w != nil && w.Window != f.req.Window { // left meanwhile: the store will hand the grant over again
-		k.unheard = true
-		k.usageLocked().failed = now
+		k.replyLost = true
+		k.usageLocked().failedAt = now
 		return
 	}
 	if w = f.bookLocked(w, r, now); w == nil { // nothing is charged, and so no window is open
 		return
 	}
-	k.clients = max(k.counted, k.clients)
-	w.Read(r.State, sent, now)
+	k.clients = max(k.reported, k.clients)
+	w.Apply(r.State, sent, now)
 	k.busy.reserved += w.Reserve() + r.Grant
 	f.forecastLocked(r, w, now)
 }
@@ -386,23 +367,23 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 	moved := w == nil && r.Window != 0 || w != nil && w.Window != r.Window
 	if moved {
 		held = k.drainLocked()
-		if r.Carried && k.local.in(w) { // its debt is charged there, so it counts in that window's share
-			k.local.move(r.Window)
+		if r.Carried && k.fallback.in(w) { // its debt is charged there, so it counts in that window's share
+			k.fallback.move(r.Window)
 		}
 	}
 	m := k.account.Apply(f.req, r, held)
 	k.l.count.move(m)
-	k.l.unasked.add(k, m.Taken-r.Grant)
+	k.l.extra.add(k, m.Taken-r.Grant)
 	if moved {
 		w = k.enterLocked(r.Window, spent, now)
 		if w != nil && r.Carried {
 			k.busy.reserved += held
 		}
 	}
-	if k.local != nil {
+	if k.fallback != nil {
 		k.use.demand().Skip(m.Taken - r.Grant)
 	}
-	k.counted = uint16(min(r.Clients, math.MaxUint16)) // not before enterLocked, which keeps the last window's count
+	k.reported = uint16(min(r.Clients, math.MaxUint16)) // not before enterLocked, which keeps the last window's count
 	return w
 }
 
@@ -434,13 +415,13 @@ func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, now int64) {
 // enterLocked makes window the current one; 0 is no window. The account has left the one
 // before, and spent is how many tokens requests had used by then.
 func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.Lease {
-	k.small, k.short, k.low, k.deniedUntil, k.clients = false, false, false, 0, k.counted
+	k.small, k.short, k.low, k.deniedUntil, k.clients = false, false, false, 0, k.reported
 	if u := k.use; u != nil {
 		length := k.limit().Window
 		u.Observe(length, now, spent, k.largest.take())
 		u.Opened(length, spent, k.denied.Load())
 		u.spread = spread(length)
-		u.look, u.gave, u.regrets, u.ample = 0, 0, 0, false
+		u.look, u.refetchUntil, u.refetches, u.overstocked = 0, 0, 0, false
 	}
 	var w *lease.Lease
 	if window != 0 {

@@ -25,21 +25,21 @@ import (
 // Its fields are written only by New, or are safe for concurrent use.
 type client struct {
 	config
-	store  backend.Store
-	parts  interface{ Shard(key string) string } // the store, if its parts fail independently; or nil
-	clock  monotime.Clock
-	keys   keytable.Table[keyState]
-	shards sync.Map     // name → *shard
-	due    atomic.Int64 // when to look for shards that all keys have left; 0 = no need
-	calls  inflight.Counter
-	count  counts
+	store    backend.Store
+	parts    interface{ Shard(key string) string } // the store, if its parts fail independently; or nil
+	clock    monotime.Clock
+	keys     keytable.Table[keyState]
+	shards   sync.Map     // name → *shard
+	forgetAt atomic.Int64 // when to look for shards that all keys have left; 0 = no need
+	calls    inflight.Counter
+	count    counts
 
-	unasked unasked
+	extra extraTokens
 
-	id     string
-	undone atomic.Uint32   // counts client names that are used for one call
-	life   context.Context // the limiter's; probes end with it
-	end    context.CancelFunc
+	id         string
+	singleUses atomic.Uint32   // client names that were made for one call
+	life       context.Context // the limiter's; probes end with it
+	end        context.CancelFunc
 }
 
 // storeCall is one call to the store. It belongs to no caller: a fetch or a direct call
@@ -54,6 +54,7 @@ type storeCall struct {
 	sent  int64
 	end   int64
 	made  bool // the call was made, so there is something to report
+	short bool // its context may end before the fetch timeout, which says nothing of the shard
 }
 
 // newCall returns a call that is sent now.
@@ -63,17 +64,16 @@ func (c *client) newCall(s *shard, key string, limit Limit, what StoreCall) *sto
 
 // do runs f and records how it ended. It makes a *StoreError of every error of a store, so
 // that callers need to handle no other; a panic becomes an error too, for the caller that
-// waits. own says that ctx is the limiter's, whose end is the shard's failure; the end of
-// a caller's context says nothing of the shard.
-func (s *storeCall) do(ctx context.Context, own bool, f func(context.Context) error) (err error) {
+// waits.
+func (s *storeCall) do(ctx context.Context, f func(context.Context) error) (err error) {
 	err = guard.ErrGoexit // unless the store returns
-	defer func() { err = s.record(err, !own && over(ctx)) }()
+	defer func() { err = s.record(err, s.short && over(ctx)) }()
 	err = guard.Do(func() error { return f(ctx) })
 	return err
 }
 
-// record records the end of the call. left says that the caller's context was over.
-func (s *storeCall) record(err error, left bool) error {
+// record records the end of the call. neutral says that it says nothing of the shard.
+func (s *storeCall) record(err error, neutral bool) error {
 	s.Duration, s.end, s.made = time.Since(s.begin), s.c.clock.Now(), true
 	s.c.count.calls.Add(1)
 	var failure *StoreError
@@ -82,7 +82,7 @@ func (s *storeCall) record(err error, left bool) error {
 		err = failure
 	}
 	outcome := outcomeOf(err)
-	if left {
+	if neutral {
 		outcome = breaker.Neutral
 	}
 	if outcome == breaker.Failed {
@@ -100,9 +100,9 @@ func (s *storeCall) record(err error, left bool) error {
 }
 
 // sync makes the statement q.
-func (s *storeCall) sync(ctx context.Context, own bool, q backend.SyncRequest) (reply backend.SyncReply, err error) {
+func (s *storeCall) sync(ctx context.Context, q backend.SyncRequest) (reply backend.SyncReply, err error) {
 	s.Want = q.Want
-	err = s.do(ctx, own, func(ctx context.Context) (err error) {
+	err = s.do(ctx, func(ctx context.Context) (err error) {
 		s.c.count.syncs.Add(1)
 		reply, err = s.c.store.Sync(ctx, q)
 		s.Granted = reply.Grant
@@ -159,18 +159,13 @@ func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit
 		return ErrClosed
 	}
 	call := c.newCall(s, key, limit, what)
-	var mu sync.Mutex
-	var left, done bool
+	var ended atomic.Bool // set by the end of the call or by the caller that leaves, whichever comes first
 	end := make(chan error, 1)
 	go func() {
 		defer c.calls.End()
 		err := guard.ErrGoexit // unless the store returns
 		defer func() {
-			mu.Lock()
-			done = true
-			gone := left
-			mu.Unlock()
-			if gone {
+			if ended.Swap(true) {
 				abandoned(err)
 			}
 			end <- err
@@ -180,20 +175,17 @@ func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit
 		}()
 		bounded := deadline.After(ctx, c.fetchTimeout)
 		defer bounded.Release()
-		err = call.do(bounded, true, func(ctx context.Context) error { return f(ctx, call) })
+		err = call.do(bounded, func(ctx context.Context) error { return f(ctx, call) })
 	}()
 	select {
 	case err := <-end:
 		return guard.Raise(err)
 	case <-ctx.Done():
+		if ended.Swap(true) {
+			return guard.Raise(<-end)
+		}
+		return ctx.Err()
 	}
-	mu.Lock()
-	left = !done
-	mu.Unlock()
-	if !left {
-		return guard.Raise(<-end)
-	}
-	return ctx.Err()
 }
 
 // take makes a direct call for tokens. Tokens that come after the caller has left go back.
@@ -208,7 +200,7 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 		return c.conflict(reply.State, err)
 	}, func(err error) {
 		if err == nil && reply.Allowed {
-			c.undo(s, backend.RefundRequest{Key: r.Key, Client: c.once(), Window: reply.Window, Total: r.Tokens})
+			c.undo(s, backend.RefundRequest{Key: r.Key, Client: c.singleUseName(), Window: reply.Window, Total: r.Tokens})
 		} else {
 			c.lost(err, r.Tokens)
 		}
@@ -225,7 +217,7 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 // conflict returns err, or ErrConflict if the open window has a length that the limit
 // never has.
 func (c *client) conflict(s backend.State, err error) error {
-	if err == nil && s.Length != 0 && !c.mayBe(s.Length) {
+	if err == nil && s.Length != 0 && !c.mayHaveLength(s.Length) {
 		return ErrConflict
 	}
 	return err
@@ -264,7 +256,7 @@ func (c *client) refund(ctx context.Context, s *shard, r backend.RefundRequest) 
 
 func (c *client) check(ctx context.Context, s *shard, key string, limit Limit) (backend.State, error) {
 	if !s.mayCheck(c.clock.Now()) {
-		return backend.State{}, c.failed(ctx, s.away())
+		return backend.State{}, c.failed(ctx, s.openError())
 	}
 	var state backend.State
 	err := c.detached(ctx, s, key, limit, StoreCall{Op: "check"}, func(ctx context.Context, _ *storeCall) (err error) {
@@ -301,11 +293,11 @@ func (c *client) failed(ctx context.Context, err error) error {
 	return err
 }
 
-// once returns a client name that is used for one call and never again.
-func (c *client) once() string { return c.clientOf(c.number()) }
+// singleUseName returns a client name that is used for one call and never again.
+func (c *client) singleUseName() string { return c.clientOf(c.singleUseEpoch()) }
 
-// number returns the epoch of such a name, which no account has.
-func (c *client) number() uint32 { return 1<<31 | c.undone.Add(1)&(1<<31-1) }
+// singleUseEpoch returns the epoch of such a name, which no account has.
+func (c *client) singleUseEpoch() uint32 { return 1<<31 | c.singleUses.Add(1)&(1<<31-1) }
 
 // clientOf is the client name of an epoch in the store.
 func (c *client) clientOf(epoch uint32) string {
@@ -322,7 +314,7 @@ type direct struct {
 
 // takeFor makes a call for n tokens of k, all or none. It is for WithDirect.
 func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, err error) {
-	if err = l.relimit(k); err != nil {
+	if err = l.relimit(k, nil); err != nil {
 		return r, err
 	}
 	for range 2 {
@@ -335,7 +327,7 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, 
 		if limit.Calendar.Period != 0 {
 			k.update(func(now int64) int64 {
 				d.req.End, d.req.Next = k.ends(k.lease.Load(), now)
-				return undecided
+				return unchanged
 			})
 		}
 		d.reply, d.sent, err = l.take(ctx, l.shardOf(d.req.Key), d.req)
@@ -352,34 +344,29 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 	d.k.event(func(now int64) int64 {
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return undecided
+			return unchanged
 		case err != nil:
 			_, err = d.k.policyLocked(&r, d.req.Tokens, false, now, err)
 			return 0
 		case d.reply.Length != 0:
 			again = true
 			d.k.adoptLocked(d.reply.State, d.req.End, d.sent, now)
-			return undecided
+			return unchanged
 		}
-		d.overhearLocked(now)
+		d.readLocked(now)
 		r = taken(d.reply, d.req, d.k.limit())
 		return d.bookLocked(&r, now)
 	})
 	return r, again, err
 }
 
-// overhearLocked applies the reading that came with the call. A reading says nothing of the
-// account, so it never ends a window whose tokens may be spent.
-func (d *direct) overhearLocked(now int64) {
-	k, s := d.k, d.reply.State
-	w := k.lease.Load()
-	if k.retired || s.Window == 0 || w.Alive(now) && w.Window != s.Window || w != nil && s.Window < w.Window {
-		return
+// readLocked applies the reading that came with the call. It says nothing of the account,
+// so it never ends a window whose tokens may be spent.
+func (d *direct) readLocked(now int64) {
+	w, window := d.k.lease.Load(), d.reply.Window
+	if w == nil || window == w.Window || window > w.Window && !w.Alive(now) {
+		d.k.readLocked(d.reply.State, d.sent, now)
 	}
-	if w == nil || w.Window != s.Window {
-		w = k.switchLocked(s.Window, now)
-	}
-	w.Read(s, d.sent, now)
 }
 
 // bookLocked records what the call has charged, or its refusal. If the refusal is of a
@@ -394,11 +381,11 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	switch {
 	case r.Allowed && current:
 		k.l.count.move(k.account.Direct(n))
-		k.l.unasked.add(k, n-1)
-		r.key, r.epoch, r.serial = k.node.Hash, k.name.epoch, k.l.number()
+		k.l.extra.add(k, n-1)
+		r.key, r.epoch, r.serial = k.node.Hash, k.name.epoch, k.l.singleUseEpoch()
 		k.deniedUntil = 0
 	case r.Allowed: // the key is forgotten, or in another window
-		k.l.bookAlone(r, k.node.Hash)
+		k.l.bookWithoutAccount(r, k.node.Hash)
 	default:
 		k.denied.Add(1)
 		if current && now >= k.deniedUntil && d.req.Limit.Tokens >= k.limit().Tokens { // the limit was not raised since
@@ -410,13 +397,13 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	return 0
 }
 
-// bookAlone records what a direct call has charged outside any key's account. A refund of
-// it has a client name of its own.
-func (c *client) bookAlone(r *Result, hash uint32) {
+// bookWithoutAccount records what a direct call has charged outside any key's account. A
+// refund of it has a client name of its own.
+func (c *client) bookWithoutAccount(r *Result, hash uint32) {
 	c.count.taken.Add(r.charged)
 	c.count.spent.Add(r.charged)
-	c.unasked[0].Add(r.charged - 1)
-	r.key, r.serial = hash, c.number()
+	c.extra[0].Add(r.charged - 1)
+	r.key, r.serial = hash, c.singleUseEpoch()
 }
 
 // taken is the result of a direct call.
@@ -430,13 +417,13 @@ func taken(t backend.TakeReply, q backend.TakeRequest, limit Limit) Result {
 	return r
 }
 
-// stateless serves a request for a key that has no room in memory.
-func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int64) (Result, error) {
+// takeStateless makes a call for a key that has no room in memory.
+func (l *Limiter) takeStateless(ctx context.Context, key string, limit Limit, n int64) (Result, error) {
 	q := backend.TakeRequest{Key: l.storeKey(key), Limit: limit.Plain(), Tokens: n}
 	q.End, q.Next = calendarEnds(limit, time.Now())
 	s := l.shardOf(q.Key)
 	if s.Open() {
-		return l.withoutStore(key, limit, n, s.away())
+		return l.policyStateless(key, limit, n, s.openError())
 	}
 	l.count.waited.Add(1)
 	for range 2 {
@@ -445,14 +432,14 @@ func (l *Limiter) stateless(ctx context.Context, key string, limit Limit, n int6
 		case err != nil && ctx.Err() != nil:
 			return Result{}, err
 		case err != nil:
-			return l.withoutStore(key, limit, n, err)
+			return l.policyStateless(key, limit, n, err)
 		case t.Length != 0: // the limit has changed since, but the open window has not
 			q.Limit.Window = t.Length
 			continue
 		}
 		r := taken(t, q, limit)
 		if r.Allowed {
-			l.bookAlone(&r, l.keys.HashOf(key))
+			l.bookWithoutAccount(&r, l.keys.HashOf(key))
 		} else {
 			l.count.denied.Add(1)
 		}

@@ -16,16 +16,16 @@ import (
 
 // This file hands tokens back: the stock of idle keys, and all stock at Close.
 
-// owesLocked reports whether a statement must say that the key leaves: because of tokens
-// that it holds or may have been granted, or because others share the key and space their
-// probes by the number of clients.
-func (k *keyState) owesLocked(now int64) bool {
+// needsLastLocked reports whether the key must make a last statement, which says that it
+// leaves: because of tokens that it holds or may have been granted, or because others
+// share the key and space their probes by the number of clients.
+func (k *keyState) needsLastLocked(now int64) bool {
 	w, closed := k.lease.Load(), k.l.closed.Load()
 	if !w.Alive(now) { // the store may have opened a window since, and granted
-		recently := k.use != nil && now-k.use.failed < 2*int64(k.limit().Window+time.Second)
-		return k.unheard && (closed || recently)
+		recently := k.use != nil && now-k.use.failedAt < 2*int64(k.limit().Window+time.Second)
+		return k.replyLost && (closed || recently)
 	}
-	return k.heldLocked() > 0 || k.account.Outstanding() || k.unheard || k.clients > 1 || closed && k.account.Granted()
+	return k.heldLocked() > 0 || k.account.Outstanding() || k.replyLost || k.clients > 1 || closed && k.account.Granted()
 }
 
 // retireIfDone ends a leaving key, unless it is still needed. Stats must see all of its
@@ -38,7 +38,7 @@ func (l *Limiter) retireIfDone(k *keyState) {
 	defer k.mu.Unlock()
 	now := l.clock.Now()
 	holds := k.lease.Load().Alive(now) && (k.heldLocked() > 0 || k.account.Outstanding())
-	if k.leaving && k.busy == nil && !holds && !(k.farewell && k.owesLocked(now)) {
+	if k.leaving && k.busy == nil && !holds && !(k.lastDue && k.needsLastLocked(now)) {
 		k.retireLocked()
 	}
 }
@@ -76,15 +76,15 @@ func (l *Limiter) closeKey(k *keyState) (f *final) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := l.clock.Now()
-	if w := k.lease.Load(); !k.retired && k.owesLocked(now) {
+	if w := k.lease.Load(); !k.retired && k.needsLastLocked(now) {
 		k.leaving = true
 		if w.Alive(now) {
 			k.account.Return(k.drainLocked())
 		} else {
 			l.count.move(k.account.Expire(k.drainLocked()))
 		}
-		if k.local != nil { // Close has no time to ask which window is open
-			k.local.own = false
+		if k.fallback != nil { // Close has no time to ask which window is open
+			k.fallback.provisional = false
 		}
 		f = &final{req: k.statementLocked(now), shard: k.shard, until: now + int64(k.limit().Window)}
 		f.account = k.account.HandOver()
@@ -99,18 +99,18 @@ const (
 	lastPause = 20 * time.Millisecond // between them, or half of it
 )
 
-// sayGoodbye makes a key's last statement, and repeats it while the store hands over tokens
-// whose grant had been lost. Tokens that it cannot hand back stay charged until the window
-// ends.
-func (l *Limiter) sayGoodbye(ctx context.Context, f *final) error {
+// lastStatement makes a key's last statement, and repeats it while the store hands over
+// tokens whose grant had been lost. Tokens that it cannot hand back stay charged until the
+// window ends.
+func (l *Limiter) lastStatement(ctx context.Context, f *final) error {
 	defer func() { l.count.move(f.account.Leave(0)) }() // nothing moves if all was handed back
 	for try := 1; ; try++ {
-		reply, err := l.lastCall(ctx, f)
+		reply, err := l.sendLast(ctx, f)
 		if err == nil {
 			spent := f.account.Spent(0)
 			m := f.account.Apply(f.req, reply, 0)
 			l.count.move(m)
-			l.unasked[0].Add(m.Taken - reply.Grant)
+			l.extra[0].Add(m.Taken - reply.Grant)
 			f.account.Return(reply.Grant)
 			l.count.spent.Add(f.account.Spent(0) - spent)
 			f.account.State(&f.req, reply.Window)
@@ -119,29 +119,29 @@ func (l *Limiter) sayGoodbye(ctx context.Context, f *final) error {
 			}
 			continue
 		}
+		if errors.Is(err, ErrConflict) { // a window of another limit is open, so ours is over
+			return nil
+		}
 		again := ctx.Err() == nil && try < attempts && !f.shard.Open() && l.clock.Now() <= f.until
-		if conflict := errors.Is(err, ErrConflict); conflict { // a window of another limit is open, so ours is over
-			again, err = false, nil
+		if !again || pause(ctx, lastPause/2+chance.Part(lastPause/2), nil) != nil {
+			return err
 		}
-		if again && pause(ctx, lastPause/2+chance.Part(lastPause/2), nil) == nil {
-			continue
-		}
-		return err
 	}
 }
 
-func (l *Limiter) lastCall(ctx context.Context, f *final) (reply backend.SyncReply, err error) {
+func (l *Limiter) sendLast(ctx context.Context, f *final) (reply backend.SyncReply, err error) {
 	if err := ctx.Err(); err != nil {
 		return reply, err
 	}
 	if f.shard.Open() {
-		return reply, f.shard.away()
+		return reply, f.shard.openError()
 	}
 	bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
 	defer cancel()
 	c := l.newCall(f.shard, f.req.Key, f.req.Limit, StoreCall{Op: "sync", Cause: string(next.Return)})
 	defer c.report()
-	return c.sync(bounded, !soonerThan(ctx, l.fetchTimeout), f.req)
+	c.short = soonerThan(ctx, l.fetchTimeout)
+	return c.sync(bounded, f.req)
 }
 
 // soonerThan reports whether ctx ends before d has passed.
@@ -213,11 +213,11 @@ func (s *sweeper) visit(k *keyState) (leaving bool) {
 		same := mark == k.mark
 		k.mark = mark
 		// Tokens that FailLocal has admitted count against its share; debt of any policy must be charged.
-		needed := k.local.in(w) && w.Alive(now) && k.local.admitted > 0 && (k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
+		needed := k.fallback.in(w) && w.Alive(now) && k.fallback.admitted > 0 && (k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
 		if !same || k.retired || k.busy != nil || k.name == k.l.account.Load() || needed {
-			return undecided
+			return unchanged
 		}
-		k.leaving, k.low, k.farewell = true, false, k.owesLocked(now)
+		k.leaving, k.low, k.lastDue = true, false, k.needsLastLocked(now)
 		leaving = true
 		return 0
 	})
@@ -234,8 +234,8 @@ func (s *sweeper) stop() {
 	}
 }
 
-// givers is how many keys are handed back at a time.
-const givers = 32
+// handBacksAtOnce is how many keys are handed back at the same time.
+const handBacksAtOnce = 32
 
 // Close ends the limiter. Callers that wait get [ErrClosed]. While ctx lasts, Close waits
 // for fetches in flight and hands all stock back to the store. It returns the first
@@ -272,7 +272,7 @@ func (l *Limiter) close(ctx context.Context) error {
 		k := &n.State
 		k.event(func(int64) int64 {
 			line := k.busy.callers()
-			line.Each(func(c *waiter) { line.Tell(c, outcome{err: ErrClosed}) })
+			line.Each(func(c *waiter) { line.Notify(c, outcome{err: ErrClosed}) })
 			return 0
 		})
 		return true
@@ -291,7 +291,7 @@ func (l *Limiter) close(ctx context.Context) error {
 func (l *Limiter) handBack(ctx context.Context) error {
 	var wg sync.WaitGroup
 	var failure atomic.Pointer[error]
-	slots := make(chan struct{}, givers)
+	slots := make(chan struct{}, handBacksAtOnce)
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
 		f := l.closeKey(&n.State)
 		if f == nil {
@@ -300,7 +300,7 @@ func (l *Limiter) handBack(ctx context.Context) error {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }() // also if the store ends the goroutine
-			if err := l.sayGoodbye(ctx, f); err != nil {
+			if err := l.lastStatement(ctx, f); err != nil {
 				failure.CompareAndSwap(nil, &err)
 			}
 		})

@@ -83,52 +83,52 @@ func (f Failure) budget(limit int64) int64 {
 	return 0
 }
 
-// local is what one key has admitted in a window without the store. A nil *local has
+// fallback is what one key has admitted in a window without the store. A nil *fallback has
 // admitted nothing.
-type local struct {
-	window   backend.Window
-	before   backend.Window // its name in earlier Results, until the store gave it another
-	left     backend.Window // the store's last window; its account was dropped when the process opened one itself
-	own      bool           // the process has opened the window itself; the store may have another one
-	admitted int64
+type fallback struct {
+	window      backend.Window
+	before      backend.Window // its name in earlier Results, until the store gave it another
+	dropped     backend.Window // the store's last window; its account was dropped when the process opened one itself
+	provisional bool           // the process has opened the window itself; the store may have another one
+	admitted    int64
 }
 
 // in reports whether w is the window in which requests were admitted.
-func (o *local) in(w *lease.Lease) bool { return o != nil && w != nil && o.window == w.Window }
+func (o *fallback) in(w *lease.Lease) bool { return o != nil && w != nil && o.window == w.Window }
 
 // admits reports whether r was admitted in the window of o.
-func (o *local) admits(r *Result) bool {
+func (o *fallback) admits(r *Result) bool {
 	return o != nil && r.Source == Fallback && (o.window == r.window() || o.before == r.window())
 }
 
 // move records that the debt was carried over to the window to.
-func (o *local) move(to backend.Window) { o.before, o.window = o.window, to }
+func (o *fallback) move(to backend.Window) { o.before, o.window = o.window, to }
 
 // reopened reports whether the reply to the question which window is open names one whose
 // account was dropped, because it was taken for over: the store's clock has stepped back.
-func (o *local) reopened(r backend.SyncReply) bool { return r.Granted > 0 && r.Window <= o.left }
+func (o *fallback) reopened(r backend.SyncReply) bool { return r.Granted > 0 && r.Window <= o.dropped }
 
-// opened reports whether the process has opened w without the store, and must first ask the
+// isProvisional reports whether the process has opened w itself, and must first ask the
 // store which window is open there.
-func (o *local) opened(w *lease.Lease) bool { return o.in(w) && o.own }
+func (o *fallback) isProvisional(w *lease.Lease) bool { return o.in(w) && o.provisional }
 
-// forgiveLocked takes back n of the tokens that r was admitted for without the store. Debt
-// that no statement has carried is cancelled. Tokens that the store has charged since go
-// back to the store, because they may be above the limit. wanted is for the event.
-func (k *keyState) forgiveLocked(r *Result, n, now int64) (wanted int64) {
-	o, w := k.local, k.lease.Load()
+// refundFallbackLocked takes back n of the tokens that r was admitted for without the
+// store. Debt that no statement has carried is cancelled. Tokens that the store has charged
+// since go back to the store, because they may be above the limit. wanted is for the event.
+func (k *keyState) refundFallbackLocked(r *Result, n, now int64) (wanted int64) {
+	o, w := k.fallback, k.lease.Load()
 	if !o.admits(r) {
-		return undecided
+		return unchanged
 	}
 	n = min(n, o.admitted)
-	forgiven, repaid := k.account.Forgive(n), int64(0)
+	cancelled, returned := k.account.CancelDebt(n), int64(0)
 	if o.in(w) && w.Alive(now) {
-		repaid = k.account.Repay(n - forgiven)
+		returned = k.account.ReturnDebt(n - cancelled)
 	}
-	if o.admitted -= forgiven + repaid; repaid == 0 {
-		return undecided
+	if o.admitted -= cancelled + returned; returned == 0 {
+		return unchanged
 	}
-	k.l.count.refunded.Add(repaid)
+	k.l.count.refunded.Add(returned)
 	return 0
 }
 
@@ -141,10 +141,10 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		return true, err
 	}
 	policy, limit := k.l.failure, k.limit()
-	var f *local
+	var f *fallback
 	var left int64
 	if policy.mode != failClosed {
-		f = k.localLocked(now)
+		f = k.fallbackLocked(now)
 		left = policy.budget(limit.Tokens) - f.admitted
 	}
 	if n > left && (stay || f == nil) {
@@ -158,7 +158,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 	k.l.count.fallbacks.Add(1)
 	r.Limit, r.Reset, r.Source = limit.Tokens, w.Window.Time(), Fallback
 	if r.Allowed = n <= left; r.Allowed {
-		k.l.count.admittedAway.Add(1)
+		k.l.count.admittedByPolicy.Add(1)
 		left -= n
 		f.admitted = min(f.admitted+n, backend.MaxTokens) // FailOpen has no bound
 		k.account.Declare(n)
@@ -174,34 +174,34 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 	return true, nil
 }
 
-// localLocked returns what was admitted without the store in the window at now. If the
-// last window is surely over, the process opens one of its own, which the store adopts when
-// it is back, if it has no other open. So tokens are charged to the window in which they
-// were admitted, and to no later one.
-func (k *keyState) localLocked(now int64) *local {
+// fallbackLocked returns what was admitted without the store in the window at now. If the
+// last window is surely over, the process opens a provisional one, which the store adopts
+// when it is back, if it has no other open. So tokens are charged to the window in which
+// they were admitted, and to no later one.
+func (k *keyState) fallbackLocked(now int64) *fallback {
 	w := k.lease.Load()
-	own := w.Over(now)
-	var left backend.Window
-	if own {
-		if k.account.Granted() && !k.unheard && !k.busy.inFlight() { // its figures are dropped here, so no statement may use its name again
+	provisional := w.Over(now)
+	var dropped backend.Window
+	if provisional {
+		if k.account.Granted() && !k.replyLost && !k.busy.inFlight() { // its figures are dropped here, so no statement may use its name again
 			k.renameLocked()
 		}
 		switch {
-		case k.local.opened(w):
-			left = k.local.left
+		case k.fallback.isProvisional(w):
+			dropped = k.fallback.dropped
 		case w != nil:
-			left = w.Window
+			dropped = w.Window
 		}
 		limit := k.limit()
 		s := backend.State{Window: backend.Window(limit.Ends(wall(w, now)).UnixMilli()), Remaining: limit.Tokens}
 		s.Left = time.Until(s.Window.Time())
 		w = k.switchLocked(s.Window, now)
-		w.Read(s, now, now)
+		w.Apply(s, now, now)
 	}
-	if !k.local.in(w) {
-		k.local = &local{window: w.Window, own: own, left: left}
+	if !k.fallback.in(w) {
+		k.fallback = &fallback{window: w.Window, provisional: provisional, dropped: dropped}
 	}
-	return k.local
+	return k.fallback
 }
 
 // renameLocked gives the key's account a new name in the store.
@@ -221,8 +221,8 @@ type shard struct {
 	key   string      // of the call that failed last, to probe with
 	limit Limit
 
-	avoided string // a key whose answers say nothing of the shard
-	checked int64  // until when no Check is made while the circuit is open, because one has failed
+	avoided      string // a key whose answers say nothing of the shard
+	noCheckUntil int64  // until when no Check is made while the circuit is open, because one has failed
 }
 
 // shardOf returns the shard that a store key is on. A store whose shards fail
@@ -240,14 +240,14 @@ func (c *client) shardOf(key string) *shard {
 }
 
 // outageError is the error that callers get while a shard is away, made once.
-type outageError struct{ cause, told error }
+type outageError struct{ cause, err error }
 
-// away returns the error of callers that are not served because the circuit is open. It
-// has the class and the cause of the failure that opened it.
-func (s *shard) away() error {
+// openError returns the error of callers that are not served because the circuit is open.
+// It has the class and the cause of the failure that opened it.
+func (s *shard) openError() error {
 	cause := s.Cause() // a *StoreError, as record gave it; nil if the circuit has closed again
 	if last := s.outage.Load(); last != nil && last.cause == cause {
-		return last.told
+		return last.err
 	}
 	e := &StoreError{Op: "sync", Class: backend.Unavailable, Err: errOpen}
 	if failure, ok := cause.(*StoreError); ok {
@@ -262,14 +262,14 @@ func (s *shard) away() error {
 func (s *shard) mayCheck(now int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.Open() || now >= s.checked
+	return !s.Open() || now >= s.noCheckUntil
 }
 
 // checkFailed withholds Checks for a while if the shard is away.
 func (s *shard) checkFailed(now int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.checked = now + int64(longestPause)
+	s.noCheckUntil = now + int64(longestPause)
 }
 
 // armReopen sets the timer for the next probe of a shard, so that the end of an outage is
@@ -318,7 +318,7 @@ func (c *client) reopen(s *shard) {
 func (c *client) ask(ctx context.Context, s *shard, key string, limit Limit) {
 	call := c.newCall(s, key, limit, StoreCall{Op: "sync", Cause: string(next.Reopen)})
 	defer call.report()
-	_, err := call.sync(ctx, true, backend.SyncRequest{Key: key, Client: c.id + ".probe", Limit: limit, Strand: -1})
+	_, err := call.sync(ctx, backend.SyncRequest{Key: key, Client: c.id + ".probe", Limit: limit, Strand: -1})
 	if outcomeOf(err) == breaker.Neutral { // it says nothing of the shard: next time probe with another key
 		s.avoid(key)
 	}
@@ -366,8 +366,8 @@ func (s *shard) avoid(key string) {
 // forgetShards forgets shards that are away and have no keys, a while after keys have left
 // a shard.
 func (c *client) forgetShards() {
-	t := c.due.Load()
-	if t == 0 || c.clock.Now() < t || !c.due.CompareAndSwap(t, 0) {
+	t := c.forgetAt.Load()
+	if t == 0 || c.clock.Now() < t || !c.forgetAt.CompareAndSwap(t, 0) {
 		return
 	}
 	c.shards.Range(func(_, value any) bool {
@@ -402,7 +402,7 @@ func (c *client) reportShard(s *shard) {
 func (c *client) shardNow(was *shard, key string) *shard {
 	s := c.shardOf(c.storeKey(key))
 	if s != was && was.Open() {
-		c.due.Store(c.clock.Now() + int64(longestPause))
+		c.forgetAt.Store(c.clock.Now() + int64(longestPause))
 	}
 	return s
 }
@@ -434,14 +434,14 @@ func (s *shard) stop() {
 	}
 }
 
-// withoutStore is the failure policy for a key that has no room in memory.
-func (c *client) withoutStore(key string, limit Limit, n int64, err error) (Result, error) {
+// policyStateless is the failure policy for a key that has no room in memory.
+func (c *client) policyStateless(key string, limit Limit, n int64, err error) (Result, error) {
 	if c.failure.mode != failOpen {
 		c.count.failed.Add(1)
 		return Result{}, err
 	}
 	c.count.fallbacks.Add(1)
-	c.count.admittedAway.Add(1)
+	c.count.admittedByPolicy.Add(1)
 	c.count.overdrawn.Add(n) // no account can record it as debt
 	return Result{Allowed: true, Limit: limit.Tokens, Reset: limit.Ends(time.Now()), Source: Fallback, key: c.keys.HashOf(key), charged: n}, nil
 }

@@ -27,7 +27,7 @@ import (
 // is never held during I/O, a callback or a wait.
 //
 // A limiter may have a million keys, most of them seen once, so fields that only some keys
-// need (busy, use, local) are pointers, nil until then.
+// need (busy, use, fallback) are pointers, nil until then.
 type keyState struct {
 	// The fields that the hot path reads come first, in one cache line.
 	lease  atomic.Pointer[lease.Lease]
@@ -39,25 +39,25 @@ type keyState struct {
 	name  *accountName // not shared with an earlier state of the key
 	shard *shard
 
-	mu      sync.Mutex
-	account account.Account
-	busy    *busy  // nil while nobody waits and nothing is in flight
-	use     *usage // nil until the second fetch
-	local   *local // nil unless the store has been away
+	mu       sync.Mutex
+	account  account.Account
+	busy     *busy     // nil while nobody waits and nothing is in flight
+	use      *usage    // nil until the second fetch
+	fallback *fallback // nil unless the store has been away
 
 	deniedUntil int64  // until when the store surely has too little for some caller; 0 = ask the store
-	since       int64  // time of the first fetch; 0 = none yet
+	firstFetch  int64  // time of the first fetch; 0 = none yet
 	mark        uint64 // fingerprint at the last sweep
 	largest     most   // the largest request since the last observation of demand
 	clients     uint16 // that share the key: the larger count of this window and the last
-	counted     uint16 // the count in the store's last reply
+	reported    uint16 // clients in the store's last reply
 	small       bool   // the limit is too small for batches: the store grants only what is needed
 	short       bool   // the limit will run out before the window ends
 	low         bool   // the stock has fallen to the re-order point, and no batch came since
-	unheard     bool   // a fetch has failed since the last answered one: a grant may wait in the store
+	replyLost   bool   // a fetch has failed, and no last statement was answered since: a grant may wait in the store
 	plan        plan   // whether the limit is special; if so, bound is an older limit
 	leaving     bool   // the key is idle, and is forgotten when the store has confirmed its returns
-	farewell    bool   // a statement must say that the key leaves
+	lastDue     bool   // the key's last statement, which says that it leaves, is not confirmed yet
 	retired     bool   // forgotten or closed: look the key up again
 }
 
@@ -66,7 +66,7 @@ type busy struct {
 	line     waiters.Line[outcome]
 	reserved int64  // tokens of the lease, for the line
 	fetch    *fetch // there is one at a time; nil = none
-	futile   int    // fetches in a row that served nobody
+	unserved int    // fetches in a row that served nobody
 }
 
 // nobody is the empty line of a nil *busy. It is never written.
@@ -86,6 +86,15 @@ func (b *busy) held() int64 {
 	return b.reserved
 }
 
+// unreserve takes out all reserved tokens.
+func (b *busy) unreserve() int64 {
+	n := b.held()
+	if n > 0 {
+		b.reserved = 0
+	}
+	return n
+}
+
 func (b *busy) inFlight() bool { return b != nil && b.fetch != nil }
 
 // publish gives the hot path the tokens that the line does not need, and lets it refuse
@@ -95,11 +104,7 @@ func (b *busy) publish(w *lease.Lease, denied int64) {
 	if w == nil || b.inFlight() && b.line.Active() > 0 {
 		return
 	}
-	n := b.held()
-	if n > 0 {
-		b.reserved = 0
-	}
-	w.Publish(n, denied)
+	w.Publish(b.unreserve(), denied)
 }
 
 // outcome is the answer to a caller in line.
@@ -111,36 +116,9 @@ type outcome struct {
 
 type waiter = waiters.Waiter[outcome]
 
-// bound is a limit that may change.
-type bound struct{ atomic.Pointer[Limit] }
-
-func (b *bound) limit() Limit { return *b.Load() }
-
-// most is the size of the largest request since the last take.
-type most struct{ atomic.Uint32 }
-
-func (m *most) note(n int64) {
-	if size := uint32(min(n, math.MaxUint32)); size > m.Load() {
-		m.Store(size)
-	}
-}
-
-func (m *most) take() int64 { return int64(m.Swap(0)) }
-
-func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
-	k := &n.State
-	k.l, k.node, k.name, k.shard = l, n, l.account.Load(), l.shardOf(l.storeKey(n.Key))
-	n.Tag = k.name.epoch // an outage may change the name, but not the Tag, which identifies this state of the key
-	k.bound.Store(&l.limit)
-	if limit != l.limit { // or a calendar's window has another length
-		own := limit // on the heap only if it differs
-		k.bound.Store(&own)
-	}
-}
-
-// undecided is what an event's change returns if it has changed nothing that a fetch or
+// unchanged is what an event's change returns if it has changed nothing that a fetch or
 // the line depends on.
-const undecided = -1
+const unchanged = -1
 
 // event changes the key, and starts the fetch that is due after that.
 func (k *keyState) event(change func(now int64) (wanted int64)) {
@@ -155,7 +133,7 @@ func (k *keyState) update(change func(now int64) (wanted int64)) *fetch {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := k.l.clock.Now() // read under the lock, because served callers must be in time now
-	if wanted := change(now); wanted != undecided {
+	if wanted := change(now); wanted != unchanged {
 		return k.advanceLocked(now, wanted)
 	}
 	return nil
@@ -174,9 +152,9 @@ func (k *keyState) try(r *Result, n int64) bool {
 	if left, ok := w.Spend(n); ok {
 		r.admit(k, w, now, n, left, Local) // before a reply changes what remains
 		if n > 1 {
-			k.largest.note(n)
+			k.largest.record(n)
 		}
-		k.spent(w, left)
+		k.orderIfLow(w, left)
 		return true
 	}
 	if n <= k.bound.Load().Tokens && w.Denies(n, now) {
@@ -187,56 +165,55 @@ func (k *keyState) try(r *Result, n int64) bool {
 	return false
 }
 
-// spent orders a batch if left, the stock of w after a spend, is at the re-order point.
-// Only one of the callers that find it there orders.
-func (k *keyState) spent(w *lease.Lease, left int64) {
-	if !w.Low(left) {
+// orderIfLow orders a batch if left, the stock of w after a spend, is at the re-order
+// point. Only one of the callers that find it there orders.
+func (k *keyState) orderIfLow(w *lease.Lease, left int64) {
+	if !w.ClaimReorder(left) {
 		return
 	}
 	k.event(func(int64) int64 {
 		if k.lease.Load() != w || k.retired {
-			return undecided
+			return unchanged
 		}
 		k.low, k.leaving = true, false
 		return 0
 	})
 }
 
-// acquire decides under the lock, and asks the store if needed. again means that the
-// request must start over, mostly because the state is retired.
-func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, err error, again bool) {
+// acquire decides under the lock, and asks the store if needed.
+func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, err error) {
 	if err = k.l.recheck(k, n); err != nil {
-		return r, err, false
+		return r, err
 	}
-	w, err, decided := k.decide(ctx, &r, n, stay && !k.limit().Shadow) // nobody waits for a limit in shadow
+	w, decided, err := k.decide(ctx, &r, n, stay && !k.limit().Shadow) // nobody waits for a limit in shadow
 	switch {
-	case err == errRetired:
-		return r, nil, true
-	case err == errPlanned:
-		return k.l.crowded(ctx, k.node.Key, n, stay)
+	case err == errSpecial:
+		return k.l.acquireStateless(ctx, k.node.Key, n, stay)
 	case err != nil:
-		return r, err, false
+		return r, err
 	case decided:
 	case w == nil:
 		r, err = k.l.takeFor(ctx, k, n)
 	default:
 		r, err = k.await(ctx, w)
 	}
-	tried := stay && err == nil && !r.Allowed && !r.Shadowed // the limit has just left shadow
-	return r, err, err == errRetired || tried
+	if stay && err == nil && !r.Allowed && !r.Shadowed { // the limit has just left shadow
+		return r, errStartOver
+	}
+	return r, err
 }
 
 // decide answers the caller from memory or by the failure policy, or puts it in line as w.
 // If it does neither, the caller makes a direct call.
-func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w *waiter, err error, decided bool) {
+func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w *waiter, decided bool, err error) {
 	k.event(func(now int64) int64 {
 		switch limit := k.limit(); {
 		case k.l.closed.Load():
 			err = ErrClosed
 		case k.retired:
-			err = errRetired
+			err = errStartOver
 		case k.plan != counted:
-			err = errPlanned
+			err = errSpecial
 		case n > limit.Tokens:
 			if *r, err = k.l.tooMuch(limit); err == nil && k.lease.Load().Alive(now) {
 				r.refuse(k, k.lease.Load(), now, Denied) // the open window's end, which does not move
@@ -244,7 +221,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 			decided = true
 		}
 		if err != nil || decided {
-			return undecided
+			return unchanged
 		}
 		k.leaving = false // a caller has come
 		k.shard = k.l.shardNow(k.shard, k.node.Key)
@@ -253,15 +230,15 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 			return wanted
 		}
 		if k.shard.Open() {
-			if decided, err = k.policyLocked(r, n, stay, now, k.shard.away()); decided && r.Allowed && !k.use.armed(now) {
+			if decided, err = k.policyLocked(r, n, stay, now, k.shard.openError()); decided && r.Allowed && !k.use.armed(now) {
 				return 0 // to look again even without traffic, because the debt must be charged
 			} else if decided {
-				return undecided
+				return unchanged
 			}
 		}
 		k.l.count.waited.Add(1)
 		if k.l.direct && !stay && k.account.Unpaid() == 0 { // debt is stated first, while its window is open
-			return undecided
+			return unchanged
 		}
 		w = k.l.waiters.Get(n, stay)
 		if d, ok := ctx.Deadline(); ok && stay {
@@ -273,7 +250,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 		k.busy.line.Push(w)
 		return 0
 	})
-	return w, err, decided
+	return w, decided, err
 }
 
 // fromMemoryLocked is try under the lock. It serves nobody before the callers in line: an
@@ -282,22 +259,22 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (wanted int64, decided bool) {
 	w := k.lease.Load()
 	if !w.Alive(now) {
-		return undecided, false
+		return unchanged, false
 	}
 	if line := k.busy.callers(); line.Active() == 0 && (!stay || line.Parked() == 0) {
 		if left, ok := w.Spend(n); ok {
 			r.admit(k, w, now, n, left, Local)
-			if k.largest.note(n); w.Low(left) {
+			if k.largest.record(n); w.ClaimReorder(left) {
 				k.low = true
 				return 0, true
 			}
-			return undecided, true
+			return unchanged, true
 		}
 	}
 	if stay || k.deniedUntil == 0 || n <= w.Available()+k.busy.held() {
-		return undecided, false
+		return unchanged, false
 	}
-	wanted = undecided
+	wanted = unchanged
 	if now >= k.deniedUntil && !k.busy.inFlight() && !k.shard.Open() {
 		k.deniedUntil = now + int64(k.limit().Window)/probes
 		wanted = n
@@ -315,9 +292,9 @@ const probes = 20
 // return.
 func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 	defer k.l.waiters.Put(w)
-	var overdue <-chan time.Time
+	var timeout <-chan time.Time
 	if !w.Stays {
-		overdue = w.After(k.l.fetchTimeout + slack)
+		timeout = w.After(k.l.fetchTimeout + slack)
 		defer w.Timer.Stop()
 	}
 	for {
@@ -325,9 +302,9 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 		case <-w.Ready:
 			return w.Outcome.Result, guard.Raise(w.Outcome.err)
 		case <-ctx.Done():
-			k.leave(w)
+			k.cancel(w)
 			return Result{}, ctx.Err()
-		case <-overdue:
+		case <-timeout:
 			k.event(func(now int64) int64 {
 				again := k.l.fetchTimeout
 				if k.busy.inFlight() {
@@ -338,7 +315,7 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 					}
 				}
 				w.Timer.Reset(again)
-				return undecided
+				return unchanged
 			})
 		}
 	}
@@ -348,9 +325,9 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 // answered without it. A store should obey its context.
 const slack = 20 * time.Millisecond
 
-// leave takes w out of the line for a caller whose context has ended. Tokens that w got
+// cancel takes w out of the line for a caller whose context has ended. Tokens that w got
 // meanwhile are refunded: they go to the next waiter, or back to the stock.
-func (k *keyState) leave(w *waiter) {
+func (k *keyState) cancel(w *waiter) {
 	k.event(func(now int64) int64 {
 		paid := w.Outcome.lease
 		switch {
@@ -358,14 +335,14 @@ func (k *keyState) leave(w *waiter) {
 			k.busy.line.Remove(w)
 			return 0
 		case paid == nil:
-			return k.forgiveLocked(&w.Outcome.Result, w.N, now) // if it was admitted without the store
+			return k.refundFallbackLocked(&w.Outcome.Result, w.N, now) // if it was admitted without the store
 		}
-		k.l.unasked.add(k, 1)
+		k.l.extra.add(k, 1)
 		k.l.count.refunded.Add(w.N)
 		k.account.Refund(w.N)
 		if k.retired || paid != k.lease.Load() {
 			k.l.count.move(k.account.Expire(w.N))
-			return undecided
+			return unchanged
 		}
 		paid.Publish(w.N, 0)
 		return 0
@@ -382,7 +359,7 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 		return
 	}
 	if k.shard.Open() {
-		k.answerLocked(line.Last(), now, k.shard.away())
+		k.answerLocked(line.Last(), now, k.shard.openError())
 	}
 	w := k.lease.Load()
 	left := int64(math.MaxInt64)
@@ -399,10 +376,10 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 			k.denyLocked(w, now)
 		}
 		windows := (ahead + c.N - 1) / k.limit().Tokens // after the one that opens next
-		left := c.Deadline - w.Late()
-		return c.Deadline == 0 || left >= 0 && windows <= left/int64(k.limit().Window)
+		until := c.Deadline - w.LatestEnd()
+		return c.Deadline == 0 || until >= 0 && windows <= until/int64(k.limit().Window)
 	}, func(c *waiter, v waiters.Verdict) {
-		line.Tell(c, k.verdictLocked(c, w, v, now))
+		line.Notify(c, k.verdictLocked(c, w, v, now))
 	})
 }
 
@@ -411,9 +388,9 @@ func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, n
 	switch v {
 	case waiters.Grant:
 		k.busy.reserved -= c.N
-		k.largest.note(c.N)
+		k.largest.record(c.N)
 		o.Result.admit(k, w, now, c.N, k.busy.reserved, Fetched)
-		o.lease, k.busy.futile = w, 0
+		o.lease, k.busy.unserved = w, 0
 	case waiters.Refuse:
 		if k.deniedUntil == 0 {
 			k.denyLocked(w, now)
@@ -421,7 +398,7 @@ func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, n
 		k.denied.Add(1)
 		o.Result.refuse(k, w, now, Fetched)
 		o.Remaining = min(o.Remaining+k.busy.reserved, o.Limit)
-		k.busy.futile = 0
+		k.busy.unserved = 0
 	case waiters.Miss:
 		o.err = ErrDeadline
 	}
@@ -442,7 +419,7 @@ func (k *keyState) denyLocked(w *lease.Lease, now int64) {
 	}
 	window := k.limit().Window
 	turn := chance.Interval(window/probes).Seconds() * float64(max(k.clients, 1)) * doubt
-	k.deniedUntil = w.Late()
+	k.deniedUntil = w.LatestEnd()
 	if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
 		k.deniedUntil = now + int64(turn*float64(time.Second))
 	}
@@ -465,7 +442,7 @@ func (k *keyState) answerLocked(last uint64, now int64, err error) {
 			return
 		}
 		if decided, o.err = k.policyLocked(&o.Result, c.N, c.Stays, now, err); decided {
-			line.Tell(c, o)
+			line.Notify(c, o)
 		}
 	})
 }

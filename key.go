@@ -124,7 +124,7 @@ func (s *settlement) less(ctx context.Context, n int64) error {
 	if k != nil {
 		back, q = s.refund(n)
 	} else {
-		back, q = s.refundAlone(n)
+		back, q = s.refundWithoutAccount(n)
 	}
 	if q == nil {
 		return nil
@@ -137,7 +137,7 @@ func (s *settlement) less(ctx context.Context, n int64) error {
 	if k != nil {
 		k.event(func(int64) int64 { // callers may wait for the tokens that the store has now
 			if w := k.lease.Load(); w != nil && w.Window == q.Window {
-				w.Reopen(back)
+				w.AddRemaining(back)
 				if q.Client == k.name.client { // the store may have missed an earlier refund
 					back = k.account.ConfirmDirect(total)
 				}
@@ -161,39 +161,39 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 		current := w != nil && w.Window == r.window()
 		switch {
 		case r.Source == Fallback:
-			return k.forgiveLocked(r, n, now)
+			return k.refundFallbackLocked(r, n, now)
 		case r.Source == Direct && current && r.epoch == k.name.epoch:
 			var total int64
 			if back, total = k.account.RefundDirect(n); back > 0 {
 				q = &backend.RefundRequest{Client: k.name.client, Window: r.window(), Total: total}
 			}
 		case r.Source == Direct || r.epoch != k.node.Tag || k.retired:
-			back, q = s.refundAlone(n)
+			back, q = s.refundWithoutAccount(n)
 		case current && w.Alive(now):
 			back = min(n, k.account.InUse(k.heldLocked()))
-			paid := k.account.Forgive(back)
+			paid := k.account.CancelDebt(back)
 			k.account.Refund(back)
 			k.l.count.refunded.Add(back)
-			k.l.unasked.add(k, paid) // spent again
+			k.l.extra.add(k, paid) // spent again
 			decide := k.busy != nil || w.Denying() || k.plan != counted
 			w.Publish(back-paid, 0)
-			if w.Stock() > 2*k.idle() && !k.usageLocked().ample { // a look must find out whether it is used
-				k.use.ample, decide = true, true
+			if w.Stock() > 2*k.idle() && !k.usageLocked().overstocked { // a look must find out whether it is used
+				k.use.overstocked, decide = true, true
 			}
 			if decide {
 				return 0
 			}
 		}
-		return undecided
+		return unchanged
 	})
 	return back, q
 }
 
-// refundAlone makes the refund of tokens that no account in memory has recorded: of a
-// direct call, or of a key that was forgotten since. It has a client name of its own, so
-// that the store gives the tokens back once. The name has the number of the direct call, or
-// the instant, in ns, and the figures of the request.
-func (s *settlement) refundAlone(n int64) (back int64, q *backend.RefundRequest) {
+// refundWithoutAccount makes the refund of tokens that no account in memory has recorded:
+// of a direct call, or of a key that was forgotten since. It has a client name of its own,
+// so that the store gives the tokens back once. The name has the number of the direct call,
+// or the instant, in ns, and the figures of the request.
+func (s *settlement) refundWithoutAccount(n int64) (back int64, q *backend.RefundRequest) {
 	r, name := &s.r, ""
 	switch {
 	case r.Source == Direct:
@@ -221,54 +221,52 @@ func (s *settlement) more(ctx context.Context, n int64) error {
 			if s.k, err = s.l.state(s.key); err != nil {
 				return err
 			} else if s.k == nil {
-				return s.owe(ctx, n)
+				return s.chargeByCall(ctx, n)
 			}
 		}
-		switch noted, elsewhere := s.overrun(n); {
-		case noted:
-			return nil
+		switch retired, elsewhere := s.overrun(n); {
 		case elsewhere:
-			return s.owe(ctx, n)
+			return s.chargeByCall(ctx, n)
+		case !retired:
+			return nil
 		}
-		s.k = nil // it was forgotten meanwhile
+		s.k = nil // look it up again
 	}
 }
 
-// overrun is more for a key in memory. noted says that the tokens are recorded; elsewhere,
-// that they must count in a window that is not in memory. If both are false, the key was
-// forgotten.
-func (s *settlement) overrun(n int64) (noted, elsewhere bool) {
+// overrun is more for a key in memory. It has recorded the tokens unless the key was
+// forgotten meanwhile, or they must count elsewhere: in a window that is not in memory.
+func (s *settlement) overrun(n int64) (retired, elsewhere bool) {
 	k, r := s.k, &s.r
 	if w := k.lease.Load(); w.Alive(k.l.clock.Now()) && w.Window == r.window() {
 		if left, ok := w.Spend(n); ok {
-			k.l.unasked.add(k, n)
-			k.spent(w, left)
-			return true, false
+			k.l.extra.add(k, n)
+			k.orderIfLow(w, left)
+			return false, false
 		}
 	}
 	k.event(func(now int64) int64 {
-		if noted = !k.retired; !noted {
-			return undecided
+		if retired = k.retired; retired {
+			return unchanged
 		}
 		w := k.lease.Load()
 		if left := time.Until(r.Reset); w == nil && left > 0 { // the key was forgotten, but r has its window
 			w = k.switchLocked(r.window(), now)
-			w.Read(backend.State{Left: left}, now, now)
+			w.Apply(backend.State{Left: left}, now, now)
 		}
 		if !w.Alive(now) || w.Window != r.window() && !k.l.lateOverruns {
 			elsewhere = k.l.lateOverruns && r.Source != Fallback
-			noted = !elsewhere
-			return undecided
+			return unchanged
 		}
 		paid, left := w.SpendUpTo(n)
-		k.l.unasked.add(k, paid)
-		k.low = w.Low(left) || k.low
+		k.l.extra.add(k, paid)
+		k.low = w.ClaimReorder(left) || k.low
 		if paid < n {
 			s.declareLocked(n-paid, w, now)
 		}
 		return 0
 	})
-	return noted, elsewhere
+	return retired, elsewhere
 }
 
 // declareLocked adds n tokens to the debt of w, and sets the time to state it.
@@ -281,9 +279,9 @@ func (s *settlement) declareLocked(n int64, w *lease.Lease, now int64) {
 	k.account.Declare(n)
 }
 
-// owe is more for a key without a window in memory. It makes a call of its own, and one
-// more if the reply names another open window.
-func (s *settlement) owe(ctx context.Context, n int64) error {
+// chargeByCall is more for a key without a window in memory. It makes a call of its own,
+// and one more if the reply names another open window.
+func (s *settlement) chargeByCall(ctx context.Context, n int64) error {
 	l, key, r := s.l, s.key, &s.r
 	limit, err := l.limitOf(key)
 	if err != nil {
@@ -293,7 +291,7 @@ func (s *settlement) owe(ctx context.Context, n int64) error {
 		return nil
 	}
 	var reply backend.SyncReply
-	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.once(), Limit: limit.Plain(), Window: r.window(), Debt: n, Strand: -1, Leaving: true}
+	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.singleUseName(), Limit: limit.Plain(), Window: r.window(), Debt: n, Strand: -1, Leaving: true}
 	book := func(err error) {
 		switch {
 		case err != nil: // the store may not have received it
@@ -301,7 +299,7 @@ func (s *settlement) owe(ctx context.Context, n int64) error {
 		case reply.Length == 0 && reply.Window == q.Window:
 			l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
 			l.count.spent.Add(reply.Debt)
-			l.unasked[0].Add(reply.Debt)
+			l.extra[0].Add(reply.Debt)
 		case reply.Window == q.Window || l.lateOverruns && reply.Window != 0: // no call is left to charge it, in another window or by another length
 			l.count.overdrawn.Add(n)
 		}

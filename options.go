@@ -157,8 +157,8 @@ func inTurn[T any](all []func(T)) func(T) {
 		return all[0]
 	}
 	return func(what T) {
-		for _, tell := range all {
-			tell(what)
+		for _, f := range all {
+			f(what)
 		}
 	}
 }
@@ -227,8 +227,9 @@ const separator = "\x1f"
 // varies reports whether a key's limit, or the length of its window, may change.
 func (c *config) varies() bool { return c.limits != nil || c.limit.Calendar.Period != 0 }
 
-// mayBe reports whether a window may have that length, though its limit has another.
-func (c *config) mayBe(length time.Duration) bool {
+// mayHaveLength reports whether a window may have that length, though its limit has
+// another.
+func (c *config) mayHaveLength(length time.Duration) bool {
 	off := length - c.limit.Window // by the calendar, a month is up to three days shorter
 	return c.limits != nil || c.limit.Calendar.Period != 0 && max(off, -off) < c.limit.Window/8
 }

@@ -57,7 +57,7 @@ type Limiter struct {
 	waiters waiters.Pool[outcome]
 
 	account atomic.Pointer[accountName] // of new keys
-	epoch   atomic.Uint32               // of the last account name; grows with each sweep
+	epoch   atomic.Uint32               // of the last account name; grows with each
 	sweeper sweeper
 
 	closed    atomic.Bool
@@ -146,8 +146,8 @@ func (l *Limiter) Wait(ctx context.Context, key string) (Result, error) {
 
 // WaitN blocks until n tokens of key are charged, however many resets or however long an
 // outage that takes. Callers of one key are served in the order in which they come;
-// callers of a key past [WithMaxKeys] ask again some 20 times a window, in no order. If
-// the deadline of ctx cannot be met, WaitN returns [ErrDeadline] at once. If ctx ends
+// callers of a key past [WithMaxKeys] ask again up to some 20 times a window, in no order.
+// If the deadline of ctx cannot be met, WaitN returns [ErrDeadline] at once. If ctx ends
 // first, it returns the error of ctx, and nothing is charged. Other errors are those of
 // [Limiter.AllowN], but a [*StoreError] only if the store rejects the call, which an
 // operator must mend.
@@ -174,13 +174,12 @@ func (l *Limiter) acquire(ctx context.Context, key string, n int64, stay bool) (
 			return Result{}, nil, err
 		}
 		var r Result
-		again := false
 		if k == nil {
-			r, err, again = l.crowded(ctx, key, n, stay)
+			r, err = l.acquireStateless(ctx, key, n, stay)
 		} else {
-			r, err, again = k.acquire(ctx, n, stay)
+			r, err = k.acquire(ctx, n, stay)
 		}
-		if again {
+		if err == errStartOver {
 			continue
 		}
 		if r.Shadowed && err == nil {
@@ -210,47 +209,57 @@ func (l *Limiter) state(key string) (*keyState, error) {
 	return &n.State, nil
 }
 
-// crowded serves a key without a state: call by call if there is no room for one, and
-// without a call if its limit is special. again means that the caller must start over.
-func (l *Limiter) crowded(ctx context.Context, key string, n int64, stay bool) (r Result, err error, again bool) {
+func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
+	k := &n.State
+	k.l, k.node, k.name, k.shard = l, n, l.account.Load(), l.shardOf(l.storeKey(n.Key))
+	n.Tag = k.name.epoch // an outage may change the name, but not the Tag, which identifies this state of the key
+	k.bound.Store(&l.limit)
+	if limit != l.limit { // or a calendar's window has another length
+		own := limit // on the heap only if it differs
+		k.bound.Store(&own)
+	}
+}
+
+// acquireStateless serves a key without a state: call by call if there is no room for one,
+// and without a call if its limit is special.
+func (l *Limiter) acquireStateless(ctx context.Context, key string, n int64, stay bool) (Result, error) {
 	wait := firstPause
 	for {
 		limit, err := l.limitOf(key)
 		if err != nil {
-			return Result{}, err, false
+			return Result{}, err
 		}
 		r, special := l.byPlan(limit)
 		if !special {
 			if l.keys.Get(key) != nil {
-				return Result{}, nil, true
+				return Result{}, errStartOver
 			}
 			if n > limit.Tokens {
-				r, err := l.tooMuch(limit)
-				return r, err, false
+				return l.tooMuch(limit)
 			}
-			r, err = l.stateless(ctx, key, limit, n)
+			r, err = l.takeStateless(ctx, key, limit, n)
 		}
 		switch {
 		case !stay || limit.Shadow || err == nil && r.Allowed || err != nil && !outage(err):
 			if special && !r.Allowed {
 				l.count.denied.Add(1)
 			}
-			return r, err, false
+			return r, err
 		case special:
 			wait = min(r.RetryAfter, longestPause) // the limit may be raised
 		case err == nil:
 			if t, ok := ctx.Deadline(); ok && time.Until(t) < r.RetryAfter {
-				return r, ErrDeadline, false
+				return r, ErrDeadline
 			}
 			wait = min(r.RetryAfter+chance.Part(spreadMax), chance.Interval(max(limit.Window/probes, longestPause))) // tokens may come back
 		default:
 			wait = min(2*wait, longestPause)
 		}
 		if err := pause(ctx, wait, l.life.Done()); err != nil {
-			return r, err, false
+			return r, err
 		}
 		if special {
-			return Result{}, nil, true
+			return Result{}, errStartOver
 		}
 	}
 }
@@ -312,7 +321,7 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 			if w := k.lease.Load(); w.Alive(now) && w.Window == s.Window {
 				r.Remaining = min(r.Remaining+k.heldLocked(), r.Limit)
 			}
-			return undecided
+			return unchanged
 		})
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
@@ -398,12 +407,12 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 				w := k.lease.Load()
 				switch {
 				case k.retired || w != nil && w.Window == s.Window:
-					return undecided
+					return unchanged
 				case w != was: // another reply was faster: ask the store which window is open
 					k.deniedUntil = 0
 					return 1
 				}
-				k.switchLocked(s.Window, now).Read(s, sent, now)
+				k.switchLocked(s.Window, now).Apply(s, sent, now)
 				return 0
 			})
 		}

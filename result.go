@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -57,7 +58,7 @@ func (r *Result) admit(k *keyState, w *lease.Lease, now, n, stock int64, from So
 	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
 	r.Reset, r.key, r.serial, r.epoch, r.charged = w.Window.Time(), k.node.Hash, uint32(now), k.node.Tag, n
 	if n > 1 {
-		k.l.unasked.add(k, n-1)
+		k.l.extra.add(k, n-1)
 	}
 }
 
@@ -153,9 +154,9 @@ func perPeriod(tokens int64, about time.Duration, p backend.Period, zone *time.L
 type plan uint8
 
 const (
-	counted plan = iota // the store counts
-	blocked             // no request passes
-	passing             // every request passes
+	counted   plan = iota // the store counts
+	blocked               // no request passes
+	unlimited             // every request passes
 )
 
 func planOf(l Limit) plan {
@@ -163,7 +164,7 @@ func planOf(l Limit) plan {
 	case 0:
 		return blocked
 	case Unlimited.Tokens:
-		return passing
+		return unlimited
 	}
 	return counted
 }
@@ -219,11 +220,12 @@ var (
 // been carried out. Use errors.As to find it.
 type StoreError = backend.Error
 
-// errRetired says that a key's state was forgotten meanwhile: look the key up again.
-var errRetired = errors.New("reservoir: retired")
+// errStartOver says that the request must start over, because the key's state was forgotten
+// or its limit has changed meanwhile.
+var errStartOver = errors.New("reservoir: start over")
 
-// errPlanned says that a key's limit is special, so that nobody need count.
-var errPlanned = errors.New("reservoir: a special limit")
+// errSpecial says that a key's limit is special, so that nobody need count.
+var errSpecial = errors.New("reservoir: a special limit")
 
 // errOpen is the cause of a StoreError while the circuit is open, together with the cause
 // of the failure that opened it.
@@ -276,6 +278,11 @@ func calendarEnds(limit Limit, t time.Time) (end, next backend.Window) {
 	return backend.Window(first.UnixMilli()), backend.Window(limit.Ends(first).UnixMilli())
 }
 
+// bound is a limit that may change.
+type bound struct{ atomic.Pointer[Limit] }
+
+func (b *bound) limit() Limit { return *b.Load() }
+
 // ends is calendarEnds for a window that opens now, after w.
 func (b *bound) ends(w *lease.Lease, now int64) (end, next backend.Window) {
 	return calendarEnds(b.limit(), wall(w, now))
@@ -294,23 +301,31 @@ func (l *Limiter) recheck(k *keyState, n int64) error {
 		if k.deniedUntil != 0 && now >= k.use.recheck {
 			k.use.recheck, must = now+int64(limit.Window)/probes, true
 		}
-		return undecided
+		return unchanged
 	})
 	if !must {
 		return nil
 	}
-	return l.relimit(k)
+	return l.relimit(k, nil)
 }
 
-// relimit applies the present limit, from WithLimits or the calendar. It holds no lock
+// relimit applies the present limit, from WithLimits or the calendar, also to q, a
+// statement in flight that was written under the old limit; q may be nil. It holds no lock
 // while it calls the user's function.
-func (l *Limiter) relimit(k *keyState) error {
+func (l *Limiter) relimit(k *keyState, q *backend.SyncRequest) error {
 	if !l.varies() {
 		return nil
 	}
 	limit, err := l.limitOf(k.node.Key)
 	if err == nil {
-		k.event(func(now int64) int64 { return k.relimitLocked(limit, now) })
+		k.event(func(now int64) int64 {
+			wanted := k.relimitLocked(limit, now)
+			if q != nil {
+				q.End, q.Next = k.ends(k.lease.Load(), now)
+				clamp(q, k.limit())
+			}
+			return wanted
+		})
 	}
 	return err
 }
@@ -323,14 +338,14 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	w, was := k.lease.Load(), k.limit()
 	line := k.busy.callers()
 	if k.plan = planOf(limit); k.plan != counted {
-		line.Each(func(c *waiter) { line.Tell(c, outcome{err: errRetired}) })
+		line.Each(func(c *waiter) { line.Notify(c, outcome{err: errStartOver}) })
 		return 0
 	}
 	if limit = limit.At(wall(w, now)); !w.Over(now) {
 		limit.Window = was.Window
 	}
 	if limit == was {
-		return undecided
+		return unchanged
 	}
 	if w != nil && limit.Tokens > was.Tokens { // the store may have more now
 		k.deniedUntil = 0
@@ -338,18 +353,18 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	k.bound.Store(&limit)
 	tooMuch := ErrExceedsLimit
 	if limit.Shadow {
-		tooMuch = errRetired
+		tooMuch = errStartOver
 	}
 	line.Each(func(c *waiter) {
 		if c.N > limit.Tokens {
-			line.Tell(c, outcome{err: tooMuch})
+			line.Notify(c, outcome{err: tooMuch})
 		}
 	})
 	return 0
 }
 
-// comply adapts q, which was written under an older limit, to l.
-func comply(q *backend.SyncRequest, l Limit) {
+// clamp adapts q, which was written under an older limit, to l.
+func clamp(q *backend.SyncRequest, l Limit) {
 	q.Limit = l.Plain()
 	q.Want, q.Need, q.Least, q.Pace = min(q.Want, l.Tokens), min(q.Need, l.Tokens), min(q.Least, l.Tokens), min(q.Pace, l.Tokens)
 }
@@ -357,30 +372,35 @@ func comply(q *backend.SyncRequest, l Limit) {
 // adoptLocked takes over the length of the open window until it ends. The window belongs
 // to the limit before WithLimits changed it, perhaps in another process. If no window is
 // open, the period that ends at end is over by the store's clock, and the next one has that
-// length. A key without a window notes that end as a window that is over, because our clock
-// may be behind: see wall.
+// length. A key without a window records that end as a window that is over, because our
+// clock may be behind: see wall.
 func (k *keyState) adoptLocked(s backend.State, end backend.Window, sent, now int64) {
 	limit := k.limit()
 	limit.Window = s.Length
 	k.bound.Store(&limit)
-	w := k.lease.Load()
-	if s.Window == 0 && w == nil {
+	if s.Window == 0 && k.lease.Load() == nil {
 		s.Window, s.Left = end, -1
 	}
+	k.readLocked(s, sent, now)
+}
+
+// readLocked applies a reading that came without the account, and enters its window.
+func (k *keyState) readLocked(s backend.State, sent, now int64) {
 	if k.retired || s.Window == 0 {
 		return
 	}
+	w := k.lease.Load()
 	if w == nil || w.Window != s.Window {
 		w = k.switchLocked(s.Window, now)
 	}
-	w.Read(s, sent, now)
+	w.Apply(s, sent, now)
 }
 
 // byPlan answers a request if the limit is special. The Reset of a blocked request is the
 // next multiple of the window, so that it does not move.
 func (l *Limiter) byPlan(limit Limit) (r Result, decided bool) {
 	switch planOf(limit) {
-	case passing:
+	case unlimited:
 		return Result{Allowed: true, Limit: limit.Tokens, Remaining: limit.Tokens}, true
 	case blocked:
 		limit.Window = cmp.Or(limit.Window, l.limit.Window, time.Minute)

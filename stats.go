@@ -105,31 +105,32 @@ func Figures() []Figure {
 // counts has the counts of the slow path, and of keys that are gone. The hot path counts
 // in its key.
 type counts struct {
-	taken, refunded, returned, expired, overdrawn                                                                    atomic.Int64 // tokens
-	admittedAway                                                                                                     atomic.Int64 // requests, by the failure policy
-	admitted                                                                                                         int64        // the last that Stats returned, under Limiter.counting
-	spent, denied                                                                                                    atomic.Int64 // by keys that are gone
+	taken, refunded, returned, expired, overdrawn atomic.Int64 // tokens
+	admittedByPolicy                              atomic.Int64 // requests, by the failure policy
+	admitted                                      int64        // the last that Stats returned, under Limiter.counting
+	spent, denied                                 atomic.Int64 // by keys that are gone
+
 	calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks, shadowed atomic.Int64
 }
 
-// unasked counts spent tokens that are not the first of their request: the other tokens of
-// each request, and tokens settled above a charge. Spent less unasked is the number of
+// extraTokens counts spent tokens that are not the first of their request: the other tokens
+// of each request, and tokens settled above a charge. Spent less these is the number of
 // requests, which the hot path does not count. It has many counters, so that processors
 // that admit requests of different keys do not share one.
-type unasked [16]struct {
+type extraTokens [16]struct {
 	atomic.Int64
 	_ [56]byte // of the cache line
 }
 
-func (u *unasked) add(k *keyState, n int64) {
+func (e *extraTokens) add(k *keyState, n int64) {
 	if n != 0 {
-		u[k.node.Hash%uint32(len(u))].Add(n)
+		e[k.node.Hash%uint32(len(e))].Add(n)
 	}
 }
 
-func (u *unasked) sum() (n int64) {
-	for i := range u {
-		n += u[i].Load()
+func (e *extraTokens) sum() (n int64) {
+	for i := range e {
+		n += e[i].Load()
 	}
 	return n
 }
@@ -149,7 +150,7 @@ func (l *Limiter) Stats() Stats {
 	s.Taken, s.Refunded, s.Returned, s.Expired = c.taken.Load(), c.refunded.Load(), c.returned.Load(), c.expired.Load()
 	s.StoreCalls, s.Syncs, s.Waited, s.Failed = c.calls.Load(), c.syncs.Load(), c.waited.Load(), c.failed.Load()
 	s.Prefetches, s.Probes, s.GiveBacks, s.Fallbacks = c.prefetches.Load(), c.probes.Load(), c.giveBacks.Load(), c.fallbacks.Load()
-	c.admitted = max(c.admitted, s.Spent-l.unasked.sum()+c.admittedAway.Load()) // the counters are not read at the same time
+	c.admitted = max(c.admitted, s.Spent-l.extra.sum()+c.admittedByPolicy.Load()) // the counters are not read at the same time
 	s.Admitted = c.admitted
 	s.Overdrawn, s.Shadowed = c.overdrawn.Load(), c.shadowed.Load()
 	s.Recovered, s.Reasserted, s.Unknown = c.recovered.Load(), c.reasserted.Load(), c.unknown.Load()
@@ -185,13 +186,7 @@ func (s *Stats) add(k *keyState) {
 func (k *keyState) heldLocked() int64 { return k.lease.Load().Stock() + k.busy.held() }
 
 // drainLocked takes out all that the key holds.
-func (k *keyState) drainLocked() int64 {
-	n := k.lease.Load().Drain() + k.busy.held()
-	if k.busy != nil {
-		k.busy.reserved = 0
-	}
-	return n
-}
+func (k *keyState) drainLocked() int64 { return k.lease.Load().Drain() + k.busy.unreserve() }
 
 // spentLocked is how many tokens requests have used so far.
 func (k *keyState) spentLocked() int64 { return k.account.Spent(k.heldLocked()) }
@@ -222,7 +217,7 @@ func statsOf(k *keyState) (s KeyStats) {
 		if w.Alive(now) {
 			s.Held, s.Reset = k.heldLocked(), w.Window.Time()
 		}
-		return undecided
+		return unchanged
 	})
 	return s
 }

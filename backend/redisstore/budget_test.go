@@ -17,7 +17,7 @@ func TestRetriesAreBudgeted(t *testing.T) {
 			const workers, each = 8, 100
 			server := newScripted(t, func(int, *script) string { return answer })
 			s := New(server.client(t))
-			s.whole.lanes = alone // a server that hangs up sees no more of a pipeline
+			s.whole.pipelines = unbounded // a server that hangs up sees no more of a pipeline
 			var failed atomic.Int64
 			var wg sync.WaitGroup
 			for range workers {
@@ -35,7 +35,7 @@ func TestRetriesAreBudgeted(t *testing.T) {
 			extra := server.called() - calls
 			t.Logf("%d calls, %d commands more", calls, extra)
 			require.LessOrEqual(t, extra, calls/10+initial)
-			require.GreaterOrEqual(t, extra, inVain, "it does repeat")
+			require.GreaterOrEqual(t, extra, maxUnanswered, "it does repeat")
 		})
 	}
 }
@@ -63,7 +63,7 @@ func TestBudgetIsBounded(t *testing.T) {
 	server := newScripted(t, func(_ int, sc *script) string { return served(sc) })
 	s := New(server.client(t), WithWarnings(nil))
 	spend := func(g *group) (n int) {
-		for g.afford() {
+		for g.withdraw() {
 			n++
 		}
 		return n

@@ -61,7 +61,7 @@ type command struct{ *redis.IntSliceCmd }
 // NoRetry makes Client, ClusterClient and pipelines of go-redis send the command once.
 func (command) NoRetry() bool { return true }
 
-// call is one attempt at a request. Its pipeline owns it until settle reports the outcome
+// call is one attempt at a request. Its pipeline owns it until complete reports the outcome
 // to the caller, and to the end if the caller leaves.
 type call struct {
 	script  *script
@@ -73,7 +73,7 @@ type call struct {
 	undo    func(backend.Window) // gives back a take whose caller has left
 	pending *sync.WaitGroup      // the store's
 	again   bool                 // it is not the first attempt
-	own     bool                 // the caller's own goroutine makes it
+	inline  bool                 // the caller's own goroutine makes it
 	state   atomic.Int32
 	done    chan struct{}
 	cmd     command
@@ -88,7 +88,7 @@ type call struct {
 const (
 	waiting int32 = iota
 	written
-	left
+	abandoned
 	answered
 )
 
@@ -114,7 +114,7 @@ type instant struct{ c *call }
 
 // MarshalBinary implements encoding.BinaryMarshaler.
 func (i instant) MarshalBinary() ([]byte, error) {
-	if !i.c.state.CompareAndSwap(waiting, written) && i.c.state.Load() == left && i.c.script != checkScript {
+	if !i.c.state.CompareAndSwap(waiting, written) && i.c.state.Load() == abandoned && i.c.script != checkScript {
 		return []byte("1"), nil // long ago
 	}
 	return []byte(i.String()), nil
@@ -128,21 +128,21 @@ func (i instant) String() string {
 	return strconv.FormatInt(i.c.after, 10)
 }
 
-// stamp makes the next command, with the script's hash or, if whole, with its text.
-func (c *call) stamp(whole bool, now reading) {
+// stamp makes the next command, with the script's text or only its hash.
+func (c *call) stamp(text bool, now reading) {
 	if c.clock == "" {
 		c.after = now.limit(c.ctx)
 	}
 	c.args[0], c.args[1] = "evalsha"+c.script.readOnly, c.script.sha
-	if whole {
+	if text {
 		c.args[0], c.args[1] = "eval"+c.script.readOnly, c.script.source
 	}
 	c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.args...)}
 }
 
 var (
-	errInsane  = errors.New("a reply with a number out of range")
-	errCrashed = errors.New("a hook of the client ended the call")
+	errOutOfRange = errors.New("a reply with a number out of range")
+	errCrashed    = errors.New("a hook of the client ended the call")
 )
 
 // judge reads the command's outcome. It returns the server's time, Unix us, or 0.
@@ -150,8 +150,8 @@ func (c *call) judge() (now int64) {
 	c.reply, c.err = c.cmd.Result()
 	switch {
 	case c.err != nil:
-		c.err = discreet(c.err)
-		if network, ok := errors.AsType[net.Error](c.err); ok && network.Timeout() && c.overdue() {
+		c.err = redact(c.err)
+		if network, ok := errors.AsType[net.Error](c.err); ok && network.Timeout() && c.expired() {
 			c.err = context.DeadlineExceeded // the socket's timeout comes a moment earlier, as another error
 		}
 		if c.state.Load() == waiting {
@@ -162,12 +162,12 @@ func (c *call) judge() (now int64) {
 		c.err = fmt.Errorf("a reply of %d integers, want %d", len(c.reply), c.script.fields)
 		return 0
 	case slices.Min(c.reply) < 0 || slices.Max(c.reply) > backend.MaxTokens:
-		c.err = errInsane
+		c.err = errOutOfRange
 		return 0
 	case c.reply[0]&flagLate != 0:
 		c.err = errLate
-		if c.overdue() {
-			c.err = errOverdue
+		if c.expired() {
+			c.err = errExpired
 		}
 	}
 	if c.clock != "" {
@@ -176,8 +176,8 @@ func (c *call) judge() (now int64) {
 	return c.reply[1]
 }
 
-// overdue reports whether the caller's own time is over.
-func (c *call) overdue() bool {
+// expired reports whether the caller's own time is over.
+func (c *call) expired() bool {
 	at, ends := c.ctx.Deadline()
 	return ends && !time.Now().Before(at)
 }
@@ -185,23 +185,23 @@ func (c *call) overdue() bool {
 // unwritten records that the server has surely not carried the call out.
 func (c *call) unwritten() { c.state.CompareAndSwap(written, waiting) }
 
-// dropped settles the call if its caller has left, and reports whether it has.
+// dropped completes the call if its caller has left, and reports whether it has.
 func (c *call) dropped() bool {
-	if c.state.Load() != left {
+	if c.state.Load() != abandoned {
 		return false
 	}
 	c.err = context.Canceled
-	c.settle()
+	c.complete()
 	return true
 }
 
-// settle reports the outcome to the caller, once. If the caller has left, it gives the
+// complete reports the outcome to the caller, once. If the caller has left, it gives the
 // charge back.
-func (c *call) settle() {
+func (c *call) complete() {
 	switch c.state.Swap(answered) {
 	case answered:
 		return
-	case left:
+	case abandoned:
 		if c.err == nil && c.undo != nil && c.reply[0]&flagAllowed != 0 {
 			c.undo(backend.Window(c.reply[2]))
 		}
@@ -221,9 +221,9 @@ func (c *call) await(g *group) ([]int64, error) {
 		case <-c.done:
 		case <-c.ctx.Done():
 			switch {
-			case c.state.CompareAndSwap(waiting, left):
+			case c.state.CompareAndSwap(waiting, abandoned):
 				return nil, unsent{c.ctx.Err()}
-			case c.state.CompareAndSwap(written, left):
+			case c.state.CompareAndSwap(written, abandoned):
 				return nil, c.ctx.Err()
 			}
 		}
@@ -267,11 +267,11 @@ func (s *Store) run(ctx context.Context, sc *script, key string, undo func(backe
 			return reply, nil
 		}
 		f := faultOf(err)
-		s.cure(f)
+		s.reload(f)
 		if attempt > 0 && f.class == backend.Unknown {
-			g.vain.Add(1)
+			g.unanswered.Add(1)
 		}
-		if !sc.mayRepeat(f, attempt) || !(attempt == 0 && f.free || g.afford()) || !rest(ctx, pause<<attempt) {
+		if !sc.mayRepeat(f, attempt) || !(attempt == 0 && f.unbudgeted || g.withdraw()) || !sleep(ctx, pause<<attempt) {
 			return nil, &backend.Error{Op: sc.op, Class: f.class, Err: err, KeyOnly: f.keyOnly}
 		}
 	}
@@ -329,8 +329,8 @@ func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
 	}
 }
 
-// rest waits for about d and reports whether ctx is still alive.
-func rest(ctx context.Context, d time.Duration) bool {
+// sleep waits for about d and reports whether ctx is still alive.
+func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d/2 + mathrand.N(d))
 	defer t.Stop()
 	select {

@@ -27,8 +27,8 @@ const (
 	margin = 20 * time.Millisecond
 )
 
-// heard records the server's time now (Unix us) from a reply that was just read.
-func (c *serverClock) heard(now int64) {
+// observe records the server's time now (Unix us) from a reply that was just read.
+func (c *serverClock) observe(now int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	first := c.base.IsZero()

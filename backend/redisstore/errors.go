@@ -27,18 +27,18 @@ var (
 // errLate means that a script arrived after its deadline and did nothing.
 var errLate = errors.New("the server got the command too late")
 
-// errOverdue is errLate where the caller's own time is over: its context's error.
-var errOverdue = fmt.Errorf("%w: %w", context.DeadlineExceeded, errLate)
+// errExpired is errLate where the caller's own time is over: its context's error.
+var errExpired = fmt.Errorf("%w: %w", context.DeadlineExceeded, errLate)
 
 // fault is a kind of failure and what it means.
 type fault struct {
-	class   backend.Class    // what the command may have done
-	says    string           // the first words of the server's text
-	is      func(error) bool // or a test of the error
-	keyOnly bool             // it concerns the key or its slot: the server serves other keys
-	reload  bool             // another node of a cluster may serve
-	free    bool             // the first repetition does not use the budget
-	final   bool             // it is never repeated, whatever the class
+	class      backend.Class    // what the command may have done
+	says       string           // the first words of the server's text
+	is         func(error) bool // or a test of the error
+	keyOnly    bool             // it concerns the key or its slot: the server serves other keys
+	reload     bool             // another node of a cluster may serve
+	unbudgeted bool             // the first repetition does not use the budget
+	final      bool             // it is never repeated, whatever the class
 }
 
 // faults is the table of errors; the first row that matches applies. The class and the
@@ -49,7 +49,7 @@ var faults = []fault{
 
 	// Surely not applied: the script came too late, or the server will serve soon. The
 	// group has already acted on MOVED, ASK and NOSCRIPT where it could.
-	{class: backend.Unavailable, is: isAny(errLate), free: true},
+	{class: backend.Unavailable, is: isAny(errLate), unbudgeted: true},
 	{class: backend.Unavailable, says: "LOADING", reload: true},
 	{class: backend.Unavailable, says: "MASTERDOWN", reload: true},
 	{class: backend.Unavailable, says: "CLUSTERDOWN Hash slot not served", reload: true, keyOnly: true},
@@ -135,26 +135,26 @@ func isHandshake(err error) bool {
 	return early && (errors.As(err, &untrusted) || errors.As(err, &plain) || errors.As(err, &network) && network.Op == "remote error")
 }
 
-// discreet returns err without the arguments that Redis repeats if it does not know a
+// redact returns err without the arguments that Redis repeats if it does not know a
 // command. Keys name users, and the handshake of a new connection holds a password. All
-// errors of a server go through discreet before anything else sees them.
-func discreet(err error) error {
+// errors of a server go through redact before anything else sees them.
+func redact(err error) error {
 	text, _, repeats := strings.Cut(err.Error(), ", with args beginning with:")
 	if !repeats {
 		return err
 	}
-	return &abridged{text, func(target error) bool { return errors.Is(err, target) }}
+	return &redacted{text, func(target error) bool { return errors.Is(err, target) }}
 }
 
-// abridged is a server's error without a part of its text. errors.Is finds the same
+// redacted is a server's error without a part of its text. errors.Is finds the same
 // errors in it, but nothing can unwrap it and print the rest.
-type abridged struct {
+type redacted struct {
 	text string
 	is   func(error) bool
 }
 
-func (*abridged) RedisError() {}
+func (*redacted) RedisError() {}
 
-func (a *abridged) Error() string { return a.text }
+func (a *redacted) Error() string { return a.text }
 
-func (a *abridged) Is(target error) bool { return a.is(target) }
+func (a *redacted) Is(target error) bool { return a.is(target) }

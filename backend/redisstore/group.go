@@ -14,39 +14,39 @@ import (
 
 // A group sends the calls to one server in shared pipelines (a group commit):
 //
-//   - A call that finds fewer than lanes pipelines in flight is sent at once, alone.
+//   - A call that finds fewer than four pipelines in flight is sent at once, alone.
 //   - Other calls are queued. The first pipeline that returns takes them all, or one more
 //     pipeline does if none returns for a while. So neither a connection that hangs nor
 //     a distant server delays them for long.
 //   - A pipeline goes on after its callers have left, so that later callers find the
 //     connection made and the scripts loaded.
 type group struct {
-	client    redis.UniversalClient
-	clock     *serverClock
-	ack       ack
-	elsewhere *group // takes the calls that this server no longer serves; it follows redirections
-	lanes     int
-	punctual  bool         // go-redis ends a call at its context's deadline
-	looked    atomic.Bool  // the server's memory policy was asked for
-	vain      atomic.Int32 // unanswered repetitions since the last reply: see afford
+	client        redis.UniversalClient
+	clock         *serverClock
+	ack           ack
+	redirects     *group       // takes the calls that this server no longer serves; it follows redirections
+	pipelines     int          // in flight at most, before an extra one
+	obeysDeadline bool         // go-redis ends a call at its context's deadline
+	looked        atomic.Bool  // the server's memory policy was asked for
+	unanswered    atomic.Int32 // unanswered repetitions since the last reply: see withdraw
 
-	mu      sync.Mutex // guards the fields below; no other lock is taken under it
-	queue   []*call
-	flying  int           // pipelines in flight
-	hurry   bool          // a timer will start one more
-	trip    time.Duration // recent least time of a pipeline; 0 = the last had no reply
-	retries float64       // repetitions that may still be made: see afford
-	kept    float64       // the most that retries may be: what the calls of a second earn
-	calls   int           // since second began
-	second  time.Time
+	mu       sync.Mutex // guards the fields below; no other lock is taken under it
+	queue    []*call
+	inFlight int           // pipelines in flight
+	extraDue bool          // a timer will start one more
+	trip     time.Duration // recent least time of a pipeline; 0 = the last had no reply
+	retries  float64       // repetitions that may still be made: see withdraw
+	retryCap float64       // the most that retries may be: what the calls of a second earn
+	calls    int           // since second began
+	second   time.Time
 }
 
 const (
-	lanes    = 4                     // pipelines to one server: few, so they are long, but several, in case one hangs
-	maxLanes = 20                    // including those that left because none returned
-	alone    = math.MaxInt           // lanes of a group in which each call is sent alone
-	longest  = 256                   // calls of one pipeline, so that the first does not wait for thousands
-	tooLong  = 20 * time.Millisecond // for a call to wait; a server with longer round trips is distant
+	pipelines    = 4                     // in flight to one server: few, so they are long, but several, in case one hangs
+	maxPipelines = 20                    // including those that left because none returned
+	unbounded    = math.MaxInt           // pipelines of a group in which each call is sent alone
+	longest      = 256                   // calls of one pipeline, so that the first does not wait for thousands
+	tooLong      = 20 * time.Millisecond // for a call to wait; a server with longer round trips is distant
 )
 
 // submit sends c now, or queues it. If only a deadline can end the caller's wait and the
@@ -55,43 +55,44 @@ const (
 func (g *group) submit(c *call) {
 	g.mu.Lock()
 	if !c.again {
-		g.earn(time.Now())
+		g.deposit(time.Now())
 	}
-	if g.flying >= g.lanes {
+	if g.inFlight >= g.pipelines {
 		if len(g.queue) == cap(g.queue) { // make room by dropping calls whose callers have left
 			g.queue = slices.DeleteFunc(g.queue, (*call).dropped)
 		}
 		g.queue = append(g.queue, c)
-		g.hasten()
+		g.armExtra()
 		g.mu.Unlock()
 		return
 	}
-	g.flying++
-	c.own = g.punctual && 0 < g.trip && g.trip < tooLong && c.timed()
+	g.inFlight++
+	c.inline = g.obeysDeadline && 0 < g.trip && g.trip < tooLong && c.timed()
 	g.mu.Unlock()
-	if c.own {
-		g.fly([]*call{c})
+	if c.inline {
+		g.run([]*call{c})
 	} else {
-		go g.fly([]*call{c})
+		go g.run([]*call{c})
 	}
 }
 
-// hasten sends queued calls after a while if no pipeline returns. The caller holds g.mu.
-func (g *group) hasten() {
-	if len(g.queue) == 0 || g.flying >= maxLanes || g.hurry {
+// armExtra sets a timer that sends queued calls in an extra pipeline, if none returns
+// before that. The caller holds g.mu.
+func (g *group) armExtra() {
+	if len(g.queue) == 0 || g.inFlight >= maxPipelines || g.extraDue {
 		return
 	}
-	g.hurry = true
+	g.extraDue = true
 	wait := tooLong
 	if g.trip > tooLong {
 		wait /= 4
 	}
 	time.AfterFunc(wait, func() {
 		g.mu.Lock()
-		g.hurry = false
-		g.flying++
+		g.extraDue = false
+		g.inFlight++
 		g.mu.Unlock()
-		g.fly(g.next())
+		g.run(g.next())
 	})
 }
 
@@ -103,56 +104,56 @@ func (g *group) next() []*call {
 	batch := slices.DeleteFunc(slices.Clone(g.queue[:n]), (*call).dropped)
 	g.queue = slices.Delete(g.queue, 0, n)
 	if len(batch) == 0 {
-		g.flying--
+		g.inFlight--
 	}
-	g.hasten()
+	g.armExtra()
 	return batch
 }
 
-// fly sends the calls, then those queued meanwhile, until the queue is empty. A panic of
+// run sends the calls, then those queued meanwhile, until the queue is empty. A panic of
 // a go-redis hook is raised in the callers.
-func (g *group) fly(batch []*call) {
+func (g *group) run(batch []*call) {
 	defer func() {
 		if len(batch) > 0 { // a panic, or runtime.Goexit
 			panicked := recover()
 			for _, c := range batch {
 				c.panic, c.err = panicked, errCrashed
-				c.settle()
+				c.complete()
 			}
-			go g.fly(g.next())
+			go g.run(g.next())
 		}
 	}()
 	for len(batch) > 0 {
-		own := batch[0].own
+		inline := batch[0].inline
 		g.send(batch, false)
 		// A script's text is sent only to a server that lacks it. Loading it in advance
 		// would not be enough, because a restart or a failover loses it.
-		if batch = g.settle(batch); len(batch) > 0 {
+		if batch = g.complete(batch); len(batch) > 0 {
 			g.send(batch, true)
-			for _, c := range g.settle(batch) {
-				c.settle()
+			for _, c := range g.complete(batch) {
+				c.complete()
 			}
 		}
-		if batch = g.next(); own && len(batch) > 0 {
-			go g.fly(batch)
+		if batch = g.next(); inline && len(batch) > 0 {
+			go g.run(batch)
 			batch = nil
 		}
 	}
 }
 
-// settle reports the outcomes to the callers. Calls that the server no longer serves go
+// complete reports the outcomes to the callers. Calls that the server no longer serves go
 // to another group instead. Calls whose script the server lacks are returned.
-func (g *group) settle(calls []*call) (missing []*call) {
+func (g *group) complete(calls []*call) (missing []*call) {
 	for _, c := range calls {
 		switch {
 		case redis.HasErrorPrefix(c.err, "NOSCRIPT"):
 			c.unwritten()
 			missing = append(missing, c)
-		case g.elsewhere != nil && isElsewhere(c.err):
+		case g.redirects != nil && isMoved(c.err):
 			c.unwritten()
-			g.elsewhere.submit(c)
+			g.redirects.submit(c)
 		default:
-			c.settle()
+			c.complete()
 		}
 	}
 	return missing
@@ -161,11 +162,11 @@ func (g *group) settle(calls []*call) (missing []*call) {
 // send sends the calls and judges their outcomes. With scripts, the first call of each
 // script carries its text and the later ones find it loaded.
 func (g *group) send(calls []*call, scripts bool) {
-	began, now, told := time.Now(), g.clock.read(), map[*script]bool{}
+	began, now, loaded := time.Now(), g.clock.read(), map[*script]bool{}
 	cmds := make([]redis.Cmder, len(calls))
 	for i, c := range calls {
-		c.stamp(scripts && !told[c.script], now)
-		cmds[i], told[c.script] = c.cmd, true
+		c.stamp(scripts && !loaded[c.script], now)
+		cmds[i], loaded[c.script] = c.cmd, true
 	}
 	ctx, cancel := detach(calls)
 	defer cancel()
@@ -187,8 +188,8 @@ func (g *group) send(calls []*call, scripts bool) {
 // measure records the server's time, or 0 for no reply, and how long the pipeline took.
 func (g *group) measure(at int64, took time.Duration) {
 	if at != 0 {
-		g.clock.heard(at)
-		g.vain.Store(0)
+		g.clock.observe(at)
+		g.unanswered.Store(0)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -216,9 +217,9 @@ func pipeline(ctx context.Context, client redis.UniversalClient, calls []*call, 
 	}
 }
 
-// isElsewhere reports whether the server surely did not execute a command, because the
+// isMoved reports whether the server surely did not execute a command, because the
 // slot or the server itself has moved.
-func isElsewhere(err error) bool {
+func isMoved(err error) bool {
 	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") || errors.Is(err, redis.ErrClosed)
 }
 
@@ -230,7 +231,7 @@ const connectTime = 2 * time.Second
 // and outlasts those of all callers. When a context ends, go-redis closes the connection,
 // finished or not, and the next caller would have to start over.
 func detach(calls []*call) (context.Context, context.CancelFunc) {
-	if calls[0].own {
+	if calls[0].inline {
 		return calls[0].ctx, func() {}
 	}
 	ctx, last := context.Background(), time.Now().Add(connectTime)
@@ -254,30 +255,30 @@ func detach(calls []*call) (context.Context, context.CancelFunc) {
 // do not keep a failing server down. The budget holds what the calls of one second earn:
 // enough to repeat a lost pipeline to a busy server, but no savings for an outage.
 const (
-	earned  = 0.1
-	initial = 3
+	retryShare = 0.1
+	initial    = 3
 )
 
-// earn adds a call's share to the budget. The caller holds g.mu.
-func (g *group) earn(now time.Time) {
+// deposit adds a call's share to the budget. The caller holds g.mu.
+func (g *group) deposit(now time.Time) {
 	if passed := now.Sub(g.second); passed >= time.Second {
-		g.kept = earned * float64(g.calls) / passed.Seconds()
+		g.retryCap = retryShare * float64(g.calls) / passed.Seconds()
 		g.calls, g.second = 0, now
 	}
 	g.calls++
-	g.retries = min(g.retries+earned, max(g.kept, initial))
+	g.retries = min(g.retries+retryShare, max(g.retryCap, initial))
 }
 
-// inVain is the number of unanswered repetitions in a row that show that the server, and
-// not one connection, has failed. No call is repeated there until the server has
-// answered one.
-const inVain = 2
+// maxUnanswered is the number of unanswered repetitions in a row that show that the
+// server, and not one connection, has failed. No call is repeated there until the server
+// has answered one.
+const maxUnanswered = 2
 
-// afford spends one repetition, if the budget has one, and reports whether it had.
-func (g *group) afford() bool {
+// withdraw spends one repetition, if the budget has one, and reports whether it had.
+func (g *group) withdraw() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.retries < 1 || g.vain.Load() >= inVain {
+	if g.retries < 1 || g.unanswered.Load() >= maxUnanswered {
 		return false
 	}
 	g.retries--

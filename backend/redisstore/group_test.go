@@ -22,7 +22,7 @@ import (
 // soon is how long a test waits for what must happen.
 const soon = 10 * time.Second
 
-// crowd is a store behind a proxy whose lanes the test can fill.
+// crowd is a store behind a proxy whose pipelines the test can hold.
 type crowd struct {
 	*Store
 	t      *testing.T
@@ -33,19 +33,19 @@ type crowd struct {
 }
 
 // newCrowd starts with the scripts and the clock known, and a connection for
-// each lane, so that what arrives at the proxy is calls alone.
+// each pipeline, so that what arrives at the proxy is calls alone.
 func newCrowd(t *testing.T) *crowd {
 	t.Helper()
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr())
-	client := server.Client(func(o *redis.Options) { o.Addr, o.MinIdleConns = proxy.Addr(), 2*lanes })
+	client := server.Client(func(o *redis.Options) { o.Addr, o.MinIdleConns = proxy.Addr(), 2*pipelines })
 	x := &crowd{Store: New(client, WithWarnings(nil)), t: t, server: server, proxy: proxy, client: client}
 	for _, sc := range scripts {
 		require.NoError(t, client.ScriptLoad(t.Context(), sc.source).Err())
 	}
-	x.await(func() bool { return client.PoolStats().IdleConns >= 2*lanes })
+	x.await(func() bool { return client.PoolStats().IdleConns >= 2*pipelines })
 	x.settled()
-	x.whole.hurry = true // no more pipelines than lanes
+	x.whole.extraDue = true // no extra pipeline
 	server.ResetStats()
 	return x
 }
@@ -55,14 +55,14 @@ func (x *crowd) await(f func() bool) {
 	require.Eventually(x.t, f, soon, time.Millisecond)
 }
 
-// queued returns how many calls wait, and how many lanes are taken.
-func queued(g *group) (waiting, flying int) {
+// queued returns how many calls wait, and how many pipelines are taken.
+func queued(g *group) (waiting, inFlight int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(g.queue), g.flying
+	return len(g.queue), g.inFlight
 }
 
-// settled waits until no flight is under way.
+// settled waits until no pipeline is in flight.
 func (x *crowd) settled() {
 	x.t.Helper()
 	x.await(func() bool { w, f := queued(x.whole); return w == 0 && f == 0 })
@@ -78,20 +78,20 @@ func (x *crowd) take(ctx context.Context, name string, n int, check func(backend
 	}
 }
 
-// jam makes the proxy hold and fills all lanes with calls that end with ctx.
+// jam makes the proxy hold and fills all pipelines with calls that end with ctx.
 func (x *crowd) jam(ctx context.Context, check func(backend.TakeReply, error)) {
 	x.t.Helper()
 	x.proxy.Hold(true)
 	before := x.proxy.Held()
-	x.take(ctx, "jam", lanes, check)
-	x.await(func() bool { return x.proxy.Held() >= before+lanes })
+	x.take(ctx, "jam", pipelines, check)
+	x.await(func() bool { return x.proxy.Held() >= before+pipelines })
 }
 
-// queue makes n calls that find all lanes taken.
+// queue makes n calls that find all pipelines taken.
 func (x *crowd) queue(ctx context.Context, name string, n int, check func(backend.TakeReply, error)) {
 	x.t.Helper()
-	before, flying := queued(x.whole)
-	require.Equal(x.t, lanes, flying)
+	before, inFlight := queued(x.whole)
+	require.Equal(x.t, pipelines, inFlight)
 	x.take(ctx, name, n, check)
 	x.await(func() bool { w, _ := queued(x.whole); return w == before+n })
 }
@@ -116,17 +116,17 @@ func (x *crowd) is(err error, class backend.Class) {
 	}
 }
 
-// TestSharedPipeline: who finds a free lane leaves at once and alone, all others
-// together, over no more connections than lanes.
+// TestSharedPipeline: who finds a free pipeline leaves at once and alone, all others
+// together, over no more connections than pipelines.
 func TestSharedPipeline(t *testing.T) {
 	const n = 200
 	x := newCrowd(t)
 	x.jam(t.Context(), x.allowed)
 	x.queue(t.Context(), "k", n, x.allowed)
-	require.EqualValues(t, lanes, x.proxy.Held(), "one chunk for each call that left, none for those that wait")
+	require.EqualValues(t, pipelines, x.proxy.Held(), "one chunk for each call that left, none for those that wait")
 	x.proxy.Hold(false)
 	x.wg.Wait()
-	require.EqualValues(t, n+lanes, x.server.Calls("evalsha"))
+	require.EqualValues(t, n+pipelines, x.server.Calls("evalsha"))
 	for i := range n {
 		require.Equal(t, "1", x.used(fmt.Sprint("k", i)))
 	}
@@ -139,14 +139,14 @@ func TestLongest(t *testing.T) {
 	x.jam(t.Context(), x.allowed)
 	x.queue(t.Context(), "k", 2*longest+1, x.allowed)
 	x.whole.mu.Lock()
-	x.whole.flying++
+	x.whole.inFlight++
 	x.whole.mu.Unlock()
 	batch := x.whole.next()
 	require.Len(t, batch, longest)
-	x.wg.Go(func() { x.whole.fly(batch) })
+	x.wg.Go(func() { x.whole.run(batch) })
 	x.proxy.Hold(false)
 	x.wg.Wait()
-	require.EqualValues(t, 2*longest+1+lanes, x.server.Calls("evalsha"))
+	require.EqualValues(t, 2*longest+1+pipelines, x.server.Calls("evalsha"))
 }
 
 // TestHungPipelines: connections that hang, as go-redis lets them for seconds, keep
@@ -170,20 +170,20 @@ func TestHungPipelines(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
-	for range lanes {
+	for range pipelines {
 		wg.Go(func() { assert.Error(t, one(ctx, s, takeScript)) })
 	}
-	require.Eventually(t, func() bool { return proxy.Held() >= lanes }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return proxy.Held() >= pipelines }, soon, time.Millisecond)
 	away.Store(false)
-	for range lanes {
+	for range pipelines {
 		require.NoError(t, one(t.Context(), s, takeScript))
 	}
-	require.EqualValues(t, lanes, server.Calls("evalsha"), "the others hang")
+	require.EqualValues(t, pipelines, server.Calls("evalsha"), "the others hang")
 	cancel()
 	wg.Wait()
 	proxy.Hold(false)
 	require.NoError(t, s.Close())
-	require.EqualValues(t, 2*lanes, server.Calls("evalsha"), "what comes late does nothing")
+	require.EqualValues(t, 2*pipelines, server.Calls("evalsha"), "what comes late does nothing")
 }
 
 // TestScriptStorm: one EVAL for a pipeline, however many of its calls find the script missing.
@@ -196,7 +196,7 @@ func TestScriptStorm(t *testing.T) {
 	x.proxy.Hold(false)
 	x.wg.Wait()
 	require.Positive(t, x.server.Calls("eval"))
-	require.LessOrEqual(t, x.server.Calls("eval"), int64(2*lanes))
+	require.LessOrEqual(t, x.server.Calls("eval"), int64(2*pipelines))
 	for i := range n {
 		require.Equal(t, "1", x.used(fmt.Sprint("k", i)))
 	}
@@ -322,7 +322,7 @@ func TestPipelineLosesReply(t *testing.T) {
 	x.proxy.Hold(false)
 	x.wg.Wait()
 	require.EqualValues(t, 1, x.proxy.Swallowed())
-	require.EqualValues(t, n+lanes, x.server.Calls("evalsha"))
+	require.EqualValues(t, n+pipelines, x.server.Calls("evalsha"))
 	for i := range n {
 		require.Equal(t, "1", x.used(fmt.Sprint("lost", i)))
 	}
@@ -341,7 +341,7 @@ func TestPipelineIsLost(t *testing.T) {
 	x := newCrowd(t)
 	x.jam(t.Context(), x.allowed)
 	x.whole.mu.Lock()
-	x.whole.kept, x.whole.retries, x.whole.second = n, n, time.Now() // as in a busy time
+	x.whole.retryCap, x.whole.retries, x.whole.second = n, n, time.Now() // as in a busy time
 	x.whole.mu.Unlock()
 	for i := range n {
 		x.wg.Go(func() {
@@ -355,7 +355,7 @@ func TestPipelineIsLost(t *testing.T) {
 	x.proxy.Hold(false)
 	x.wg.Wait()
 	require.EqualValues(t, 1, x.proxy.Dropped())
-	require.EqualValues(t, n+lanes, x.server.Calls("evalsha"))
+	require.EqualValues(t, n+pipelines, x.server.Calls("evalsha"))
 }
 
 // TestLeavesQueue: a caller that leaves before its call was sent is charged
@@ -377,7 +377,7 @@ func TestLeavesQueue(t *testing.T) {
 	gone.Wait() // while nothing moves
 	x.proxy.Hold(false)
 	x.wg.Wait()
-	require.EqualValues(t, lanes+20, x.server.Calls("evalsha"))
+	require.EqualValues(t, pipelines+20, x.server.Calls("evalsha"))
 	require.Empty(t, x.used("gone3"))
 	x.settled()
 }
@@ -400,7 +400,7 @@ func TestPipelineComesLate(t *testing.T) {
 	})
 	x.proxy.Delay(300 * time.Millisecond)
 	x.proxy.Hold(false)
-	x.await(func() bool { return x.server.Calls("evalsha") == lanes+n }) // executed, and not known of
+	x.await(func() bool { return x.server.Calls("evalsha") == pipelines+n }) // executed, and not known of
 	cancel()
 	gone.Wait()
 	require.Equal(t, "1", x.used("k3"))

@@ -116,7 +116,7 @@ func ledger(own map[string]string, w backend.Window) (list []backend.Account, er
 // no doubt of what it did.
 func unread(err error) error {
 	f := faultOf(unsent{err})
-	return &backend.Error{Op: "inspect", Class: f.class, Err: discreet(err), KeyOnly: f.keyOnly}
+	return &backend.Error{Op: "inspect", Class: f.class, Err: redact(err), KeyOnly: f.keyOnly}
 }
 
 func badState(what string) error {

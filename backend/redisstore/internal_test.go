@@ -40,7 +40,7 @@ func TestClassify(t *testing.T) {
 		{redis.Nil, backend.Unknown, backend.Unavailable, true}, // no reply of a script
 		{redis.ErrClosed, backend.Rejected, backend.Rejected, false},
 		{errLate, backend.Unavailable, backend.Unavailable, false},
-		{errOverdue, backend.Unavailable, backend.Unavailable, false},
+		{errExpired, backend.Unavailable, backend.Unavailable, false},
 		{ErrNotReplicated, backend.Unknown, backend.Unknown, false},
 	} {
 		require.Equal(t, row.class, faultOf(row.err).class, "%v", row.err)
@@ -54,13 +54,13 @@ func TestClassify(t *testing.T) {
 // TestLateForItsCaller: a caller whose time is over gets its context's error, also where
 // the server's reply says so first.
 func TestLateForItsCaller(t *testing.T) {
-	for left, overdue := range map[time.Duration]bool{-time.Millisecond: true, time.Hour: false} {
+	for left, expired := range map[time.Duration]bool{-time.Millisecond: true, time.Hour: false} {
 		ctx, cancel := context.WithTimeout(t.Context(), left)
 		defer cancel()
 		c := &call{script: takeScript, ctx: ctx, cmd: command{redis.NewIntSliceCmd(ctx)}}
 		c.cmd.SetVal([]int64{flagLate, 1, 0, 0, 0})
 		require.EqualValues(t, 1, c.judge())
-		require.Equal(t, overdue, errors.Is(c.err, context.DeadlineExceeded))
+		require.Equal(t, expired, errors.Is(c.err, context.DeadlineExceeded))
 		require.ErrorIs(t, c.err, errLate)
 	}
 }
@@ -123,7 +123,7 @@ func TestTakeIsExecutedOnce(t *testing.T) {
 // or a failover. That costs a call nothing but a repetition.
 func TestServerClockSteps(t *testing.T) {
 	s := New(redistest.Start(t).Client())
-	s.clock.heard(time.Now().Add(-time.Hour).UnixMicro()) // it was an hour behind
+	s.clock.observe(time.Now().Add(-time.Hour).UnixMicro()) // it was an hour behind
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	got, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3})
@@ -150,17 +150,17 @@ func TestServerClock(t *testing.T) {
 	defer cancel()
 	deadline, _ := ctx.Deadline()
 	require.Zero(t, c.read().limit(ctx), "not known yet")
-	c.heard(time.Now().Add(time.Minute).UnixMicro()) // a minute ahead of us
+	c.observe(time.Now().Add(time.Minute).UnixMicro()) // a minute ahead of us
 	require.Zero(t, c.read().limit(context.Background()), "no deadline")
 	want := deadline.Add(time.Minute + margin)
 	require.WithinDuration(t, want, time.UnixMicro(c.read().limit(ctx)), 5*time.Millisecond)
-	c.heard(time.Now().Add(-time.Minute).UnixMicro()) // a slow reply, or a node that is behind
+	c.observe(time.Now().Add(-time.Minute).UnixMicro()) // a slow reply, or a node that is behind
 	require.WithinDuration(t, want, time.UnixMicro(c.read().limit(ctx)), 5*time.Millisecond)
 	// After a while only what was heard of late counts.
 	c.turned -= turn + time.Second
-	c.heard(time.Now().Add(-time.Minute).UnixMicro())
+	c.observe(time.Now().Add(-time.Minute).UnixMicro())
 	require.WithinDuration(t, want, time.UnixMicro(c.read().limit(ctx)), 5*time.Millisecond)
 	c.turned -= turn + time.Second
-	c.heard(time.Now().Add(-time.Minute).UnixMicro())
+	c.observe(time.Now().Add(-time.Minute).UnixMicro())
 	require.WithinDuration(t, deadline.Add(-time.Minute+margin), time.UnixMicro(c.read().limit(ctx)), 5*time.Millisecond)
 }

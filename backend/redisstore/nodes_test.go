@@ -37,13 +37,13 @@ func newNodes(t *testing.T) *nodes {
 		}
 	}
 	client := x.cluster.Client(func(o *redis.ClusterOptions) {
-		o.Dialer, o.MinIdleConns = redistest.Dialer(all...), 2*lanes
+		o.Dialer, o.MinIdleConns = redistest.Dialer(all...), 2*pipelines
 	})
 	x.Store = New(client)
 	_, err := x.Take(t.Context(), backend.TakeRequest{Key: "first", Limit: limit10, Tokens: 1})
 	require.NoError(t, err)
 	require.True(t, x.known.Load(), "the slots are known now")
-	x.await(func() bool { return client.PoolStats().IdleConns >= 3*2*lanes })
+	x.await(func() bool { return client.PoolStats().IdleConns >= 3*2*pipelines })
 	x.cluster.ResetStats()
 	return x
 }
@@ -78,16 +78,16 @@ func (x *nodes) allowed(r backend.TakeReply, err error) {
 	assert.True(x.t, r.Allowed)
 }
 
-// jam makes the node hang under a call in each lane and queues one for each key.
+// jam makes the node hang under a call in each pipeline and queues one for each key.
 func (x *nodes) jam(node *redistest.Server, keys []string, check func(backend.TakeReply, error)) {
 	x.t.Helper()
 	g, proxy := x.Store.group(x.t.Context(), "{"+keys[0]+"}"), x.proxies[node]
 	require.NotSame(x.t, x.whole, g)
-	g.hurry = true // no more pipelines than lanes
+	g.extraDue = true // no extra pipeline
 	proxy.Hold(true)
 	before := proxy.Held()
-	x.take(x.t.Context(), x.keys(node, "jam", lanes), x.allowed)
-	x.await(func() bool { return proxy.Held() >= before+lanes })
+	x.take(x.t.Context(), x.keys(node, "jam", pipelines), x.allowed)
+	x.await(func() bool { return proxy.Held() >= before+pipelines })
 	x.take(x.t.Context(), keys, check)
 	x.await(func() bool { w, _ := queued(g); return w == len(keys) })
 }
@@ -121,7 +121,7 @@ func TestSickNode(t *testing.T) {
 	require.EqualValues(t, 2*n, x.cluster.Calls("evalsha"))
 	x.proxies[sick].Hold(false)
 	x.wg.Wait()
-	require.EqualValues(t, 2*n+n+lanes, x.cluster.Calls("evalsha"))
+	require.EqualValues(t, 2*n+n+pipelines, x.cluster.Calls("evalsha"))
 }
 
 // slot moves that of the key from its node to another, in two steps: that in

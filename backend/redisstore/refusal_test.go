@@ -117,7 +117,7 @@ func together(t *testing.T, s *Store, n int) (failures []error) {
 		batch = append(batch, s.newCall(t.Context(), takeScript, "k", nil))
 	}
 	s.whole.send(batch, false)
-	s.whole.settle(batch)
+	s.whole.complete(batch)
 	for _, c := range batch {
 		failures = append(failures, c.err)
 	}

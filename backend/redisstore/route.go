@@ -33,9 +33,9 @@ const betweenReloads = 100 * time.Millisecond
 // that are not go-redis' own may repeat commands in unknown ways, and a client that reads
 // from a cluster's replicas chooses a node for each command.
 func (s *Store) newGroup(client redis.UniversalClient) *group {
-	g := &group{client: client, clock: &s.clock, ack: s.ack, lanes: alone, retries: initial}
+	g := &group{client: client, clock: &s.clock, ack: s.ack, pipelines: unbounded, retries: initial}
 	if node, ok := client.(*redis.Client); ok {
-		g.lanes, g.punctual = lanes, node.Options().ContextTimeoutEnabled
+		g.pipelines, g.obeysDeadline = pipelines, node.Options().ContextTimeoutEnabled
 	}
 	return g
 }
@@ -55,7 +55,7 @@ func (s *Store) group(ctx context.Context, tag string) *group {
 	}
 	g := s.newGroup(node)
 	if s.ack.replicas == 0 {
-		g.elsewhere = s.whole
+		g.redirects = s.whole
 	}
 	kept, _ := s.nodes.LoadOrStore(node, g)
 	return kept.(*group)
@@ -78,10 +78,10 @@ func (s *Store) served(g *group) {
 	}
 }
 
-// cure asks go-redis to reload the cluster's slot table after a failure that may mean
+// reload asks go-redis to reload the cluster's slot table after a failure that may mean
 // that another node has taken over. go-redis itself reloads only after MOVED and every
 // 60 s, so it took 58 s to find the replica of a node that hung.
-func (s *Store) cure(f fault) {
+func (s *Store) reload(f fault) {
 	last, now := s.reloaded.Load(), time.Now().UnixNano()
 	if s.cluster != nil && f.reload && now-last >= int64(betweenReloads) && s.reloaded.CompareAndSwap(last, now) {
 		s.cluster.ReloadState(context.Background()) // returns at once

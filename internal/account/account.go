@@ -7,8 +7,8 @@
 //
 // Every token is in one place. Tests assert all invariants, builds with -race the second and third:
 //
-//	0 <= returned <= granted + repaid
-//	0 <= repaid <= paid <= stated <= debt
+//	0 <= returned <= granted + debtReturned
+//	0 <= debtReturned <= paid <= stated <= debt
 //	0 <= unconfirmed <= returned
 //	balance == taken + refunded - returned and confirmed - expired, over the account's life
 package account
@@ -35,21 +35,21 @@ type Account struct {
 
 // open holds what the store has not confirmed, and what direct calls have charged.
 type open struct {
-	debt        int64 // used without a grant in the window, cumulative
-	stated      int64 // the part of debt that a statement has carried
-	paid        int64 // the part of debt that the store has confirmed
-	repaid      int64 // the part of paid that requests gave back
-	unconfirmed int64 // the part of returned that the store has not confirmed
-	direct      int64 // charged by direct calls in the window, less refunded
-	refunded    int64 // refunds of direct calls in the window, cumulative
-	heard       int64 // the part of refunded that the store has confirmed
+	debt            int64 // used without a grant in the window, cumulative
+	stated          int64 // the part of debt that a statement has carried
+	paid            int64 // the part of debt that the store has confirmed
+	debtReturned    int64 // the part of paid that requests gave back
+	unconfirmed     int64 // the part of returned that the store has not confirmed
+	direct          int64 // charged by direct calls in the window, less refunded
+	refunded        int64 // refunds of direct calls in the window, cumulative
+	refundConfirmed int64 // the part of refunded that the store has confirmed
 }
 
 // Moved is how many tokens an event has moved, for the limiter's counts. Overdrawn is
 // debt that was charged above the limit, or that did not reach the store in time.
 type Moved struct{ Taken, Returned, Expired, Overdrawn int64 }
 
-func (a *Account) more() *open {
+func (a *Account) makeOpen() *open {
 	if a.open == nil {
 		a.open = new(open)
 	}
@@ -100,7 +100,7 @@ func (a *Account) Apply(q backend.SyncRequest, r backend.SyncReply, held int64) 
 	a.balance += r.Grant
 	a.granted, a.returned = r.Granted, r.Returned+returned
 	a.total, a.used = r.Total, max(q.Limit.Tokens-r.Remaining, 0)
-	a.tidy()
+	a.dropIfEmpty()
 	a.check()
 	return m
 }
@@ -112,7 +112,7 @@ func (a *Account) charge(q backend.SyncRequest, r backend.SyncReply) (n int64) {
 	if a.open == nil && r.Debt == 0 {
 		return 0
 	}
-	o, debt := a.more(), q.Debt
+	o, debt := a.makeOpen(), q.Debt
 	if r.Window == q.Window {
 		debt = min(debt, r.Debt)
 	}
@@ -162,19 +162,19 @@ func (a *Account) Expire(n int64) Moved {
 // store has confirmed a statement that returns them.
 func (a *Account) Return(n int64) {
 	a.returned += n
-	a.more().unconfirmed += n
+	a.makeOpen().unconfirmed += n
 	a.check()
 }
 
 // Declare adds n tokens of debt, which were used without a grant.
 func (a *Account) Declare(n int64) {
-	o := a.more()
+	o := a.makeOpen()
 	o.debt = min(o.debt+n, backend.MaxTokens)
 }
 
-// Forgive cancels up to n tokens of debt that no statement has carried, and returns how
+// CancelDebt cancels up to n tokens of debt that no statement has carried, and returns how
 // many. Stated debt must not shrink: the store would take the smaller total for an old one.
-func (a *Account) Forgive(n int64) int64 {
+func (a *Account) CancelDebt(n int64) int64 {
 	if a.open == nil {
 		return 0
 	}
@@ -183,14 +183,14 @@ func (a *Account) Forgive(n int64) int64 {
 	return n
 }
 
-// Repay returns to the store up to n tokens of charged debt that were not used in the
+// ReturnDebt returns to the store up to n tokens of charged debt that were not used in the
 // end. It reports how many.
-func (a *Account) Repay(n int64) int64 {
+func (a *Account) ReturnDebt(n int64) int64 {
 	if a.open == nil {
 		return 0
 	}
-	n = min(n, a.open.paid-a.open.repaid)
-	a.open.repaid += n
+	n = min(n, a.open.paid-a.open.debtReturned)
+	a.open.debtReturned += n
 	a.Refund(n)
 	a.Return(n)
 	return n
@@ -217,7 +217,7 @@ func (a *Account) Outstanding() bool { return a.Unpaid() > 0 || a.Unconfirmed() 
 
 // Direct records that a direct call has charged n tokens, which are spent.
 func (a *Account) Direct(n int64) Moved {
-	a.more().direct += n
+	a.makeOpen().direct += n
 	a.balance += n
 	return Moved{Taken: n}
 }
@@ -242,8 +242,8 @@ func (a *Account) ConfirmDirect(total int64) int64 {
 	if a.open == nil {
 		return 0
 	}
-	n := max(min(total, a.open.refunded)-a.open.heard, 0)
-	a.open.heard += n
+	n := max(min(total, a.open.refunded)-a.open.refundConfirmed, 0)
+	a.open.refundConfirmed += n
 	return n
 }
 
@@ -256,11 +256,11 @@ func (a *Account) Refund(n int64) { a.balance += n }
 func (a *Account) Spent(held int64) int64 { return a.balance - held - a.Unconfirmed() }
 
 // InUse is how many tokens granted in the window are spent, if the process holds held.
-// It adds repaid tokens because they count as returned but were never granted.
+// Returned debt is added, because it counts as returned but was never granted.
 func (a *Account) InUse(held int64) int64 {
 	in := a.granted
 	if a.open != nil {
-		in += a.open.repaid
+		in += a.open.debtReturned
 	}
 	return max(in-a.returned-held, 0)
 }
@@ -271,8 +271,8 @@ func (a *Account) Balance() int64 { return a.balance }
 // Granted reports whether the store has granted anything in the window.
 func (a *Account) Granted() bool { return a.granted > 0 }
 
-// tidy drops open if all of it is zero.
-func (a *Account) tidy() {
+// dropIfEmpty drops open if all of it is zero.
+func (a *Account) dropIfEmpty() {
 	if a.open != nil && *a.open == (open{}) {
 		a.open = nil
 	}
@@ -283,11 +283,11 @@ func (a *Account) check() {
 	if !invariant.Enabled {
 		return
 	}
-	// returned <= granted + repaid is not asserted, because a faulty store can break it.
+	// returned <= granted + debtReturned is not asserted, because a faulty store can break it.
 	invariant.That(0 <= a.returned && 0 <= a.granted && a.granted <= math.MaxInt64/2, "returned %d of %d granted", a.returned, a.granted)
 	if o := a.open; o != nil {
-		invariant.That(0 <= o.repaid && o.repaid <= o.paid && o.paid <= o.stated && o.stated <= o.debt, "repaid %d, paid %d, stated %d of a debt of %d", o.repaid, o.paid, o.stated, o.debt)
+		invariant.That(0 <= o.debtReturned && o.debtReturned <= o.paid && o.paid <= o.stated && o.stated <= o.debt, "returned %d, paid %d, stated %d of a debt of %d", o.debtReturned, o.paid, o.stated, o.debt)
 		invariant.That(0 <= o.unconfirmed && o.unconfirmed <= a.returned, "unconfirmed %d of %d returned", o.unconfirmed, a.returned)
-		invariant.That(0 <= o.direct && 0 <= o.heard && o.heard <= o.refunded, "direct %d, refunded %d, %d confirmed", o.direct, o.refunded, o.heard)
+		invariant.That(0 <= o.direct && 0 <= o.refundConfirmed && o.refundConfirmed <= o.refunded, "direct %d, refunded %d, %d confirmed", o.direct, o.refunded, o.refundConfirmed)
 	}
 }

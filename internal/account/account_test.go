@@ -142,16 +142,16 @@ func TestIdleAccountIsSmall(t *testing.T) {
 	assert.Nil(t, a.open)
 }
 
-// TestForgive: only what no statement has told the store of.
-func TestForgive(t *testing.T) {
+// TestCancelDebt: only what no statement has told the store of.
+func TestCancelDebt(t *testing.T) {
 	a := granted(t)
-	assert.Zero(t, a.Forgive(1))
+	assert.Zero(t, a.CancelDebt(1))
 	a.Declare(3)
-	assert.EqualValues(t, 1, a.Forgive(1))
+	assert.EqualValues(t, 1, a.CancelDebt(1))
 	statement(a, 1)
-	assert.Zero(t, a.Forgive(1))
+	assert.Zero(t, a.CancelDebt(1))
 	a.Declare(4)
-	assert.EqualValues(t, 4, a.Forgive(9))
+	assert.EqualValues(t, 4, a.CancelDebt(9))
 	assert.EqualValues(t, 2, a.Unpaid())
 	a.Declare(backend.MaxTokens)
 	assert.EqualValues(t, backend.MaxTokens, a.Unpaid(), "debt has a largest number")
@@ -208,7 +208,7 @@ func TestOutstanding(t *testing.T) {
 	b := granted(t)
 	b.Declare(1)
 	assert.True(t, b.Outstanding())
-	b.Forgive(1)
+	b.CancelDebt(1)
 	assert.False(t, b.Outstanding())
 }
 
@@ -224,24 +224,24 @@ func TestOverdrawn(t *testing.T) {
 	}
 }
 
-// TestRepay: no more of a debt goes back than the store has charged, less what went back
+// TestReturnDebt: no more of a debt goes back than the store has charged, less what went back
 // before. It counts as returned though it was never granted.
-func TestRepay(t *testing.T) {
-	assert.Zero(t, new(Account).Repay(3))
+func TestReturnDebt(t *testing.T) {
+	assert.Zero(t, new(Account).ReturnDebt(3))
 	a := granted(t)
 	a.Declare(8)
-	assert.Zero(t, a.Repay(3), "nothing is charged yet")
+	assert.Zero(t, a.ReturnDebt(3), "nothing is charged yet")
 	assert.Zero(t, a.Unconfirmed())
 	q := statement(a, 1)
 	a.Apply(q, backend.SyncReply{State: backend.State{Window: 1}, Granted: 10, Debt: 8}, 0)
 	used, balance := a.InUse(0), a.Balance()
-	assert.EqualValues(t, 3, a.Repay(3))
+	assert.EqualValues(t, 3, a.ReturnDebt(3))
 	assert.EqualValues(t, 3, a.Unconfirmed())
 	assert.EqualValues(t, 3, statement(a, 1).Returned)
 	assert.Equal(t, used, a.InUse(0), "of what was granted")
 	assert.Equal(t, balance+3, a.Balance())
-	assert.EqualValues(t, 5, a.Repay(9))
-	assert.Zero(t, a.Repay(1))
+	assert.EqualValues(t, 5, a.ReturnDebt(9))
+	assert.Zero(t, a.ReturnDebt(1))
 	assert.EqualValues(t, 8, statement(a, 1).Returned)
 }
 

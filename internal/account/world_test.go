@@ -119,7 +119,7 @@ func (w *world) step() {
 	case 17:
 		p.withoutStore()
 	case 18:
-		if n := p.Forgive(w.upTo(3)); n > 0 {
+		if n := p.CancelDebt(w.upTo(3)); n > 0 {
 			p.debt -= n
 		}
 	case 19:

@@ -30,7 +30,7 @@ type Breaker struct {
 	rejected  int64    // when the last call was rejected
 	changes   []Change // not reported yet, in order
 	reporting bool     // a Report is under way
-	trip      lead
+	roundTrip lead
 }
 
 // Change is a change of state, as the hook receives it.
@@ -197,11 +197,11 @@ type lead struct{ mean, dev time.Duration }
 // slop is added to the lead time for the scheduling of goroutines.
 const slop = time.Millisecond
 
-// Trip records how long a fetch took.
-func (b *Breaker) Trip(d time.Duration) {
+// ObserveLead records how long a fetch took.
+func (b *Breaker) ObserveLead(d time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	t := &b.trip
+	t := &b.roundTrip
 	if t.mean == 0 {
 		t.mean, t.dev = d, d/2
 		return
@@ -214,5 +214,5 @@ func (b *Breaker) Trip(d time.Duration) {
 func (b *Breaker) Lead() time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.trip.mean + 4*b.trip.dev + slop
+	return b.roundTrip.mean + 4*b.roundTrip.dev + slop
 }

@@ -239,11 +239,11 @@ func TestReportInOrder(t *testing.T) {
 func TestLead(t *testing.T) {
 	var b Breaker
 	assert.Equal(t, time.Millisecond, b.Lead())
-	b.Trip(8 * time.Millisecond)
+	b.ObserveLead(8 * time.Millisecond)
 	assert.Equal(t, (8+4*4+1)*time.Millisecond, b.Lead())
-	b.Trip(16 * time.Millisecond) // the deviation is 4 + (8-4)/4, the mean 8 + 8/8
+	b.ObserveLead(16 * time.Millisecond) // the deviation is 4 + (8-4)/4, the mean 8 + 8/8
 	assert.Equal(t, (9+4*5+1)*time.Millisecond, b.Lead())
-	b.Trip(1 * time.Millisecond) // 5 + (8-5)/4, 9 - 8/8
+	b.ObserveLead(1 * time.Millisecond) // 5 + (8-5)/4, 9 - 8/8
 	assert.Equal(t, (8+4*5+3+1)*time.Millisecond, b.Lead())
 }
 

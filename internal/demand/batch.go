@@ -89,11 +89,11 @@ func (d *Demand) follow(s Situation) (int64, string) {
 		return s.Waiting, "first"
 	}
 	seen := s.Spent - d.batchSpent + s.Waiting
-	goes := d.rate * horizon(s.Limit.Window, s.Left, s.Lasts).Seconds()
-	if most := d.most(seen, s.Limit.Tokens); goes > most {
+	expected := d.rate * horizon(s.Limit.Window, s.Left, s.Lasts).Seconds()
+	if most := d.most(seen, s.Limit.Tokens); expected > most {
 		return int64(most), "growing"
 	}
-	return int64(math.Ceil(goes)) - s.Stock + s.Waiting, "demand"
+	return int64(math.Ceil(expected)) - s.Stock + s.Waiting, "demand"
 }
 
 // most is the largest batch that the tokens seen since the last one justify.

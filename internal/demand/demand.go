@@ -15,7 +15,7 @@ import (
 // Demand estimates how a key is used, from its second fetch on. A nil *Demand stands for
 // a key with one fetch at most. A Demand is not safe for concurrent use.
 type Demand struct {
-	pace
+	rateEstimate
 	batch      int64         // size of the last batch that was asked for
 	batchSpent int64         // tokens spent in all when it was asked for
 	observed   int64         // time of the last observation
@@ -28,8 +28,8 @@ type Demand struct {
 	denied     int64         // requests refused in all when the window began
 }
 
-// pace is the estimate of the rate at which tokens are used.
-type pace struct {
+// rateEstimate estimates the rate at which tokens are used.
+type rateEstimate struct {
 	rate   float64 // tokens per second, exponentially weighted mean
 	seen   float64 // seconds over which the mean is taken
 	recent float64 // the same mean with a shorter memory
@@ -59,7 +59,7 @@ const (
 // New returns the demand of a key whose only fetch was at since, and granted that many
 // tokens.
 func New(granted, since int64) *Demand {
-	return &Demand{batch: max(granted, 1), observed: since, pace: pace{size: 1}}
+	return &Demand{batch: max(granted, 1), observed: since, rateEstimate: rateEstimate{size: 1}}
 }
 
 // Observe brings the estimate up to date at now: spent is how many tokens requests have
@@ -71,7 +71,7 @@ func (d *Demand) Observe(window time.Duration, now, spent, largest int64) {
 		until = d.exhausted
 	}
 	if until > d.observed {
-		d.pace = d.pace.observe(window, time.Duration(until-d.observed), spent-d.spent, float64(max(largest, 1)))
+		d.rateEstimate = d.rateEstimate.observe(window, time.Duration(until-d.observed), spent-d.spent, float64(max(largest, 1)))
 	}
 	d.observed, d.spent = now, spent
 }
@@ -82,20 +82,20 @@ func (d *Demand) Observe(window time.Duration, now, spent, largest int64) {
 // faster needs a short one. The peak is two deviations below the count, so that chance
 // does not raise it. For requests of n tokens the deviation is sqrt(n) times that of
 // single tokens, so one large request is no burst.
-func (p pace) observe(window, elapsed time.Duration, spent int64, largest float64) pace {
+func (e rateEstimate) observe(window, elapsed time.Duration, spent int64, largest float64) rateEstimate {
 	seconds := max(elapsed, time.Millisecond).Seconds()
 	tokens := float64(max(spent, 0)) // a refund may have come in between
-	p.size += (largest - p.size) / sizeWeight
-	now := tokens / seconds
-	sure := max(tokens-2*math.Sqrt(tokens*largest), 0) / seconds
-	p.peak = max(sure, p.peak*math.Exp(-seconds/window.Seconds()))
-	p.seen += seconds
-	fast := max(p.rate, sure)
-	p.recent += forgotten(seconds, recentMemory(window, fast/p.size)) * (now - p.recent)
+	e.size += (largest - e.size) / sizeWeight
+	current := tokens / seconds
+	least := max(tokens-2*math.Sqrt(tokens*largest), 0) / seconds
+	e.peak = max(least, e.peak*math.Exp(-seconds/window.Seconds()))
+	e.seen += seconds
+	fast := max(e.rate, least)
+	e.recent += forgotten(seconds, recentMemory(window, fast/e.size)) * (current - e.recent)
 	most := memoryMost * window.Seconds()
-	memory := max(window.Seconds()/memoryPart, min(memoryCount*p.size/fast, most))
-	p.rate += max(forgotten(seconds, memory), seconds/p.seen) * (now - p.rate)
-	return p
+	memory := max(window.Seconds()/memoryPart, min(memoryCount*e.size/fast, most))
+	e.rate += max(forgotten(seconds, memory), seconds/e.seen) * (current - e.rate)
+	return e
 }
 
 // forgotten is the part of a memory that is forgotten in so many seconds.
@@ -137,10 +137,10 @@ func (d *Demand) Reorder(l backend.Limit, lead time.Duration, idle int64) int64 
 	if d == nil {
 		return 0
 	}
-	goes := max(d.peak, d.rate) * lead.Seconds()
+	expected := max(d.peak, d.rate) * lead.Seconds()
 	most := max(float64(idle), d.rate*l.Window.Seconds()/horizonPart)
 	spare := min(d.size-1, most)
-	return int64(goes + 3*math.Sqrt(goes*(1+spare)) + spare + 0.5)
+	return int64(expected + 3*math.Sqrt(expected*(1+spare)) + spare + 0.5)
 }
 
 // Skip leaves n tokens out of the estimate. They were used while the store was away, and
@@ -172,7 +172,7 @@ func (d *Demand) Exhausted(at int64) {
 // IsExhausted reports whether the store has no more tokens.
 func (d *Demand) IsExhausted() bool { return d != nil && d.exhausted != 0 }
 
-// Short reports whether the limit will run out before the window ends, at the pace of
+// Short reports whether the limit will run out before the window ends, at the rate of
 // all clients since the window began.
 func Short(l backend.Limit, s backend.State) bool {
 	return float64(s.Remaining)*float64(l.Window-s.Left) < float64(l.Tokens-s.Remaining)*float64(s.Left)

@@ -17,12 +17,12 @@ var limit = backend.Limit{Tokens: 60_000, Window: time.Minute}
 
 // at is a demand of rate and size, with a peak and a recent rate that are no higher.
 func at(rate, size float64) *Demand {
-	return &Demand{pace: pace{rate: rate, recent: rate, seen: 600, size: size}}
+	return &Demand{rateEstimate: rateEstimate{rate: rate, recent: rate, seen: 600, size: size}}
 }
 
 // TestRate: the means and the peak after each observation.
 func TestRate(t *testing.T) {
-	p := pace{size: 1}.observe(time.Minute, 10*s, 100, 1)
+	p := rateEstimate{size: 1}.observe(time.Minute, 10*s, 100, 1)
 	assert.InDelta(t, 10, p.rate, 0.01, "the first observation counts whole")
 	assert.InDelta(t, 8, p.peak, 0.01, "less two deviations of 10")
 	p = p.observe(time.Minute, 10*s, 0, 1)
@@ -30,30 +30,30 @@ func TestRate(t *testing.T) {
 	assert.InDelta(t, 8*0.846, p.peak, 0.01, "the peak in a whole one")
 	p = p.observe(time.Minute, s/100, 100, 1)
 	assert.InDelta(t, 8000, p.peak, 0.01)
-	assert.Zero(t, pace{size: 1}.observe(time.Minute, 0, 1, 1).peak, "one token is no rate")
-	assert.Zero(t, pace{size: 1}.observe(time.Minute, s, -3, 1).peak, "more was refunded than spent")
-	assert.Zero(t, pace{size: 1}.observe(time.Minute, s, -3, 1).rate)
+	assert.Zero(t, rateEstimate{size: 1}.observe(time.Minute, 0, 1, 1).peak, "one token is no rate")
+	assert.Zero(t, rateEstimate{size: 1}.observe(time.Minute, s, -3, 1).peak, "more was refunded than spent")
+	assert.Zero(t, rateEstimate{size: 1}.observe(time.Minute, s, -3, 1).rate)
 
-	p = pace{size: 1}.observe(time.Minute, s, 4, 1)
+	p = rateEstimate{size: 1}.observe(time.Minute, s, 4, 1)
 	assert.InDelta(t, 2, p.observe(time.Minute, 3*s, 4, 1).rate, 0.01, "a mean, until the memory is full")
-	slow := pace{rate: 1, recent: 1, seen: 300, size: 1}
+	slow := rateEstimate{rate: 1, recent: 1, seen: 300, size: 1}
 	assert.InDelta(t, math.Exp(-0.2), slow.observe(time.Minute, 20*s, 0, 1).rate, 0.01, "100 requests long")
 	assert.Greater(t, slow.observe(time.Minute, 5*s, 500, 1).rate, 30.0, "it is surely faster now")
-	large := pace{rate: 10, recent: 10, seen: 600, size: 10}
+	large := rateEstimate{rate: 10, recent: 10, seen: 600, size: 10}
 	assert.InDelta(t, 10*math.Exp(-0.2), large.observe(time.Minute, 20*s, 0, 10).rate, 0.01, "100 requests of ten tokens")
-	assert.InDelta(t, 2, pace{size: 1}.observe(time.Minute, s, 4, 5).size, 0.01, "a quarter of the way")
-	rare := pace{rate: 0.01, recent: 0.01, seen: 1e6, size: 1}
+	assert.InDelta(t, 2, rateEstimate{size: 1}.observe(time.Minute, s, 4, 5).size, 0.01, "a quarter of the way")
+	rare := rateEstimate{rate: 0.01, recent: 0.01, seen: 1e6, size: 1}
 	assert.InDelta(t, 0.01*math.Exp(-0.2), rare.observe(time.Minute, 60*s, 0, 1).rate, 1e-5, "five windows at most")
 
-	five := pace{rate: 20, recent: 20, seen: 600, size: 5}.observe(time.Minute, s, 0, 5)
+	five := rateEstimate{rate: 20, recent: 20, seen: 600, size: 5}.observe(time.Minute, s, 0, 5)
 	assert.InDelta(t, 20*math.Exp(-0.2), five.recent, 0.01, "20 requests of five tokens")
 
-	quick := pace{rate: 100, recent: 100, seen: 600, size: 1}.observe(time.Minute, s, 0, 1)
+	quick := rateEstimate{rate: 100, recent: 100, seen: 600, size: 1}.observe(time.Minute, s, 0, 1)
 	assert.InDelta(t, 100*math.Exp(-1), quick.recent, 0.01, "a sixtieth of the window")
 	assert.InDelta(t, 100*math.Exp(-0.1), quick.rate, 0.01, "a sixth")
-	tardy := pace{rate: 1, recent: 1, seen: 600, size: 1}.observe(time.Minute, s, 0, 1)
+	tardy := rateEstimate{rate: 1, recent: 1, seen: 600, size: 1}.observe(time.Minute, s, 0, 1)
 	assert.InDelta(t, math.Exp(-0.1), tardy.recent, 0.01, "20 requests, but a sixth at most")
-	mid := pace{rate: 4, recent: 4, seen: 600, size: 1}.observe(time.Minute, s, 0, 1)
+	mid := rateEstimate{rate: 4, recent: 4, seen: 600, size: 1}.observe(time.Minute, s, 0, 1)
 	assert.InDelta(t, 4*math.Exp(-0.2), mid.recent, 0.01, "20 requests are 5 s")
 }
 
@@ -162,7 +162,7 @@ func TestLasts(t *testing.T) {
 	d := at(1, 1)
 	d.Opened(time.Minute, 0, 0)
 	d.Forecast(limit, half, 0)
-	assert.Equal(t, 20*s, d.Lasts(time.Minute, 20*s, true), "at this pace it lasts for 40 s")
+	assert.Equal(t, 20*s, d.Lasts(time.Minute, 20*s, true), "at this rate it lasts for 40 s")
 	assert.Equal(t, 3*s, d.Lasts(time.Minute, 39*s, true), "a guess has a least,")
 	assert.Equal(t, 20*s, d.Lasts(time.Minute, 0, true), "and a most")
 	d.Forecast(limit, backend.State{Remaining: 60_000, Left: 60 * s}, 0)

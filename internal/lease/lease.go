@@ -23,11 +23,11 @@ type Lease struct {
 
 	// These three estimates of the window's end differ because the store read its clock
 	// at an unknown instant between sending and reply. Stock is spent only before
-	// deadline, the earliest. Results report reset. After late the window is surely over,
+	// deadline, the earliest. Results report reset. After latest the window is surely over,
 	// and a request opens the next one.
 	deadline atomic.Int64
 	reset    atomic.Int64
-	late     int64 // owner
+	latest   int64 // owner
 
 	stock     atomic.Int64 // tokens to spend
 	reorder   atomic.Int64 // order a batch when the stock falls to this; none = never
@@ -41,22 +41,22 @@ const none = -1
 // drift bounds how much two clocks differ in speed: 1/drift, 500 parts in a million.
 const drift = 2000
 
-// New returns an empty lease of w. It is not alive until Read gives it an end.
+// New returns an empty lease of w. It is not alive until Apply gives it an end.
 func New(w backend.Window) *Lease {
-	l := &Lease{Window: w, late: math.MaxInt64 / 2}
+	l := &Lease{Window: w, latest: math.MaxInt64 / 2}
 	l.reorder.Store(none)
 	return l
 }
 
-// Read applies a reading of the store that was requested at sent and came at now. The
-// closest bounds of all readings count. Late never falls below deadline, although the
+// Apply applies a reading of the store that was requested at sent and came at now. The
+// closest bounds of all readings count. LatestEnd never falls below Deadline, although the
 // store counts in microseconds and its clock may be set. Owner.
-func (l *Lease) Read(s backend.State, sent, now int64) {
+func (l *Lease) Apply(s backend.State, sent, now int64) {
 	left := int64(s.Left)
 	deadline := max(l.deadline.Load(), sent+left-left/drift)
-	l.late = max(min(l.late, now+left+left/drift), deadline)
+	l.latest = max(min(l.latest, now+left+left/drift), deadline)
 	l.deadline.Store(deadline)
-	l.reset.Store(min(max(l.reset.Load(), sent+left), l.late))
+	l.reset.Store(min(max(l.reset.Load(), sent+left), l.latest))
 	l.remaining.Store(s.Remaining)
 }
 
@@ -65,13 +65,13 @@ func (l *Lease) Alive(now int64) bool { return l != nil && now < l.deadline.Load
 
 // Over reports whether the window is surely over, so that a request to the store opens
 // the next one. Owner.
-func (l *Lease) Over(now int64) bool { return l == nil || now > l.late }
+func (l *Lease) Over(now int64) bool { return l == nil || now > l.latest }
 
 // Deadline is until when stock may be spent, the lower bound of the window's end. Owner.
 func (l *Lease) Deadline() int64 { return l.deadline.Load() }
 
-// Late is when the window is surely over, the upper bound of its end. Owner.
-func (l *Lease) Late() int64 { return l.late }
+// LatestEnd is when the window is surely over, the upper bound of its end. Owner.
+func (l *Lease) LatestEnd() int64 { return l.latest }
 
 // RetryAfter is the best estimate of the time until the window ends, at least 1 ns.
 func (l *Lease) RetryAfter(now int64) time.Duration {
@@ -99,9 +99,9 @@ func (l *Lease) SpendUpTo(n int64) (spent, left int64) {
 	}
 }
 
-// Low reports whether left is at the re-order point or below. It reports so only once,
-// until SetReorder sets the point again.
-func (l *Lease) Low(left int64) bool {
+// ClaimReorder reports whether left is at the re-order point or below. It reports so only
+// once, to the caller that must order, until SetReorder sets the point again.
+func (l *Lease) ClaimReorder(left int64) bool {
 	return left <= l.reorder.Load() && l.reorder.Swap(none) != none
 }
 
@@ -123,9 +123,9 @@ func (l *Lease) Available() int64 { return l.remaining.Load() + l.stock.Load() }
 // Remaining is what the store had left at the last reading.
 func (l *Lease) Remaining() int64 { return l.remaining.Load() }
 
-// Reopen records that the store has n tokens more than at the last reading, or fewer if n
-// is negative. Owner.
-func (l *Lease) Reopen(n int64) { l.remaining.Store(max(l.remaining.Load()+n, 0)) }
+// AddRemaining records that the store has n tokens more than at the last reading, or fewer
+// if n is negative. Owner.
+func (l *Lease) AddRemaining(n int64) { l.remaining.Store(max(l.remaining.Load()+n, 0)) }
 
 // Reserve takes the stock out for callers in line, so that a newcomer cannot spend what
 // they wait for. Until the next Publish nobody is refused without a lock. Owner.

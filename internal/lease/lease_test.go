@@ -23,8 +23,8 @@ func TestBounds(t *testing.T) {
 	assert.False(t, l.Alive(0), "it has no end yet")
 	assert.False(t, l.Over(1<<60))
 	for _, row := range []struct {
-		what                                   string
-		left, sent, now, deadline, reset, late int64
+		what                                     string
+		left, sent, now, deadline, reset, latest int64
 	}{
 		{"first", 10 * ms, 0, 2 * ms, 10*ms - 5000, 10 * ms, 12*ms + 5000},
 		{"a closer reading", 8 * ms, 2 * ms, 3 * ms, 10*ms - 4000, 10 * ms, 11*ms + 4000},
@@ -32,12 +32,12 @@ func TestBounds(t *testing.T) {
 		{"none is left", 0, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms},
 		{"the store's clock was set back", 5 * ms, 9 * ms, 9 * ms, 14*ms - 2500, 14*ms - 2500, 14*ms - 2500},
 	} {
-		l.Read(backend.State{Left: time.Duration(row.left), Remaining: 7}, row.sent, row.now)
-		assert.Equal(t, []int64{row.deadline, row.reset, row.late}, []int64{l.Deadline(), l.reset.Load(), l.Late()}, row.what)
+		l.Apply(backend.State{Left: time.Duration(row.left), Remaining: 7}, row.sent, row.now)
+		assert.Equal(t, []int64{row.deadline, row.reset, row.latest}, []int64{l.Deadline(), l.reset.Load(), l.LatestEnd()}, row.what)
 		assert.True(t, l.Alive(row.deadline-1))
 		assert.False(t, l.Alive(row.deadline))
-		assert.False(t, l.Over(row.late))
-		assert.True(t, l.Over(row.late+1))
+		assert.False(t, l.Over(row.latest))
+		assert.True(t, l.Over(row.latest+1))
 		assert.EqualValues(t, 7, l.Remaining())
 	}
 	assert.Equal(t, 4*time.Millisecond-2500, l.RetryAfter(10*ms))
@@ -45,8 +45,8 @@ func TestBounds(t *testing.T) {
 }
 
 // TestNeverLate gives random readings of a window, by clocks whose speeds differ by
-// 500 parts in a million. Stock is spent in time, a request after Late comes after the
-// end, and the bounds keep their order.
+// 500 parts in a million. Stock is spent in time, a request after LatestEnd comes after
+// the end, and the bounds keep their order.
 func TestNeverLate(t *testing.T) {
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 0))
@@ -61,11 +61,11 @@ func TestNeverLate(t *testing.T) {
 			if read > length {
 				break
 			}
-			l.Read(backend.State{Left: time.Duration(length - read)}, ours(sent), ours(at))
+			l.Apply(backend.State{Left: time.Duration(length - read)}, ours(sent), ours(at))
 			require.LessOrEqual(t, l.Deadline(), l.reset.Load(), "seed %d", seed)
-			require.LessOrEqual(t, l.reset.Load(), l.Late(), "seed %d", seed)
+			require.LessOrEqual(t, l.reset.Load(), l.LatestEnd(), "seed %d", seed)
 			require.LessOrEqual(t, l.Deadline(), ours(length)+1, "seed %d: late", seed)
-			require.GreaterOrEqual(t, l.Late()+1, ours(length), "seed %d: early", seed)
+			require.GreaterOrEqual(t, l.LatestEnd()+1, ours(length), "seed %d: early", seed)
 		}
 	}
 }
@@ -73,7 +73,7 @@ func TestNeverLate(t *testing.T) {
 // TestRetryAfterIsWithinTheWindow: it is never longer than the store said was left.
 func TestRetryAfterIsWithinTheWindow(t *testing.T) {
 	l := New(1)
-	l.Read(backend.State{Left: time.Second}, 0, 300*ms)
+	l.Apply(backend.State{Left: time.Second}, 0, 300*ms)
 	assert.Equal(t, time.Second, l.RetryAfter(0))
 	assert.Equal(t, 700*time.Millisecond, l.RetryAfter(300*ms))
 }
@@ -106,37 +106,37 @@ func TestStock(t *testing.T) {
 	assert.Equal(t, [2]int64{6, 0}, [2]int64{spent, left}, "all that there is")
 	assert.Zero(t, l.Stock())
 	l.Publish(5, 0)
-	l.Read(backend.State{Remaining: 8}, 0, 0)
+	l.Apply(backend.State{Remaining: 8}, 0, 0)
 	assert.EqualValues(t, 13, l.Available())
 	assert.EqualValues(t, 5, l.Reserve())
 	assert.EqualValues(t, 8, l.Available())
 	l.Publish(5, 0)
 	assert.EqualValues(t, 5, l.Drain())
 	assert.Zero(t, l.Drain())
-	l.Reopen(-9)
+	l.AddRemaining(-9)
 	assert.Zero(t, l.Remaining())
-	l.Reopen(2)
+	l.AddRemaining(2)
 	assert.EqualValues(t, 2, l.Remaining())
 }
 
-// TestLow: one of all who see the stock at the re-order point is told so.
-func TestLow(t *testing.T) {
+// TestClaimReorder: of all who see the stock at the re-order point, one must order.
+func TestClaimReorder(t *testing.T) {
 	l := New(1)
-	assert.False(t, l.Low(0), "there is none")
+	assert.False(t, l.ClaimReorder(0), "there is none")
 	l.SetReorder(3)
-	assert.False(t, l.Low(4))
-	assert.True(t, l.Low(3))
-	assert.False(t, l.Low(3), "once")
+	assert.False(t, l.ClaimReorder(4))
+	assert.True(t, l.ClaimReorder(3))
+	assert.False(t, l.ClaimReorder(3), "once")
 	l.SetReorder(0)
-	assert.True(t, l.Low(0))
+	assert.True(t, l.ClaimReorder(0))
 	l.SetReorder(-5)
-	assert.False(t, l.Low(-1+0), "there is none")
+	assert.False(t, l.ClaimReorder(-1+0), "there is none")
 }
 
 // TestDenies: by the stock and by what the store has left.
 func TestDenies(t *testing.T) {
 	l := New(1)
-	l.Read(backend.State{Left: time.Second, Remaining: 2}, 0, 0)
+	l.Apply(backend.State{Left: time.Second, Remaining: 2}, 0, 0)
 	l.Publish(3, 0)
 	assert.False(t, l.Denies(9, 0), "not known")
 	assert.False(t, l.Denying())
@@ -177,7 +177,7 @@ func TestDenialsDiffer(t *testing.T) {
 func TestNoFalseRefusal(t *testing.T) {
 	for _, until := range []int64{1 << 40, 1<<40 + 999 - (1<<40)%1000} {
 		l := New(1)
-		l.Read(backend.State{Left: time.Hour}, 0, 0)
+		l.Apply(backend.State{Left: time.Hour}, 0, 0)
 		l.Publish(1, until)
 		var stop atomic.Bool
 		var wg sync.WaitGroup

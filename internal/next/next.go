@@ -78,15 +78,15 @@ func Step(f Facts) (Cause, int64) {
 		}
 		return None, Never
 	}
-	if why, at := forCallers(f); why != None {
-		return why, Never
-	} else if why, later := forAccount(f); why != None {
-		return why, Never
-	} else if why, ahead := ahead(f); why != None {
-		return why, Never
-	} else {
-		return None, min(at, later, ahead)
+	at := int64(Never)
+	for _, decide := range [...]func(Facts) (Cause, int64){forCallers, forAccount, ahead} {
+		why, again := decide(f)
+		if why != None {
+			return why, Never
+		}
+		at = min(at, again)
 	}
+	return None, at
 }
 
 // forCallers decides for callers in line. Those that do not stay need a fetch at once, even

@@ -123,14 +123,14 @@ func (l *Line[R]) count(w *Waiter[R], by int) {
 	}
 }
 
-// Tell takes w out of the line and wakes its caller with the outcome.
-func (l *Line[R]) Tell(w *Waiter[R], outcome R) {
+// Notify takes w out of the line and wakes its caller with the outcome.
+func (l *Line[R]) Notify(w *Waiter[R], outcome R) {
 	l.Remove(w)
 	w.Outcome = outcome
 	w.Ready <- struct{}{} // never blocks: there is room for one
 }
 
-// Each calls f with every waiter, in order. f may Tell or Remove that waiter.
+// Each calls f with every waiter, in order. f may Notify or Remove that waiter.
 func (l *Line[R]) Each(f func(w *Waiter[R])) {
 	for w := l.head; w != nil; {
 		next := w.next
@@ -152,7 +152,7 @@ const (
 // Serve goes along the line once. hand is how many tokens may be given out, and left
 // how many more the store has. reachable reports whether w gets its tokens before its
 // deadline, if others get ahead tokens before it after the reset. verdict is called for
-// each waiter whose wait is over, and must Tell it. Serve returns what is left of hand.
+// each waiter whose wait is over, and must Notify it. Serve returns what is left of hand.
 //
 // Service is strictly first come, first served: a waiter that the store has enough for
 // holds up all behind it. A waiter that the window cannot serve is refused or, if it

@@ -32,7 +32,7 @@ func (l *line) serve(hand, left int64) int64 {
 	return l.Serve(hand, left, func(w *Waiter[string], ahead int64) bool {
 		return w.Deadline == 0 || ahead <= w.Deadline
 	}, func(w *Waiter[string], v Verdict) {
-		l.Tell(w, []string{"grant", "refuse", "miss"}[v])
+		l.Notify(w, []string{"grant", "refuse", "miss"}[v])
 	})
 }
 
@@ -103,7 +103,7 @@ func TestWakeUp(t *testing.T) {
 	for range 100 {
 		w := l.push(2, true)
 		w.Deadline = 7
-		l.Tell(w, "grant")
+		l.Notify(w, "grant")
 		assert.True(t, w.Done())
 		require.Len(t, w.Ready, 1)
 		l.pool.Put(w)
@@ -137,7 +137,7 @@ func TestEach(t *testing.T) {
 	l.Each(func(w *Waiter[string]) {
 		seen = append(seen, w.N)
 		if w.N%2 == 0 {
-			l.Tell(w, "gone")
+			l.Notify(w, "gone")
 		}
 	})
 	assert.Equal(t, []int64{0, 1, 2, 3}, seen)
