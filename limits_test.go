@@ -61,8 +61,10 @@ type inspected interface {
 func TestTwoLimitsOnOneKey(t *testing.T) {
 	minute, hour := reservoir.PerMinute(10), reservoir.PerHour(1000)
 	stores := map[string]inspected{"memory": memstore.New(), "redis": redisstore.New(redistest.Start(t).Client())}
+	how := everyPolicy()
+	how["no room"] = reservoir.WithMaxKeys(0)
 	for where, store := range stores {
-		for name, opt := range everyPolicy() {
+		for name, opt := range how {
 			for i, limits := range [][2]reservoir.Limit{{minute, hour}, {hour, minute}, {reservoir.PerHour(5), hour}} {
 				key := fmt.Sprint(name, i)
 				t.Run(where+"/"+key, func(t *testing.T) {
