@@ -345,6 +345,9 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return unchanged
+		case err != nil && d.k.retired: // no account would record what the policy admits
+			r, err = d.k.l.policyStateless(d.k.node.Key, d.k.limit(), d.req.Tokens, err)
+			return unchanged
 		case err != nil:
 			_, err = d.k.policyLocked(&r, d.req.Tokens, false, now, err)
 			return 0
@@ -386,6 +389,8 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 		k.deniedUntil = 0
 	case r.Allowed: // the key is forgotten, or in another window
 		k.l.bookWithoutAccount(r, k.node.Hash)
+	case k.retired:
+		k.l.count.denied.Add(1)
 	default:
 		k.denied.Add(1)
 		if current && now >= k.deniedUntil && d.req.Limit.Tokens >= k.limit().Tokens { // the limit was not raised since

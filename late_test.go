@@ -421,3 +421,20 @@ func TestSettleOfAFallbackInAnothersWindow(t *testing.T) {
 		assert.EqualValues(t, 11-10, used(t, net, "k")-stats(all...).Held)
 	})
 }
+
+// A key is forgotten during a direct call. How the call ends is counted all the same: a refusal,
+// and what FailOpen admits.
+func TestForgottenDuringADirectCall(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		net := far(40 * time.Millisecond)
+		l := open(t, net, reservoir.PerHour(5), reservoir.WithDirect(), reservoir.WithIdle(20*time.Millisecond), reservoir.WithFailure(reservoir.FailOpen))
+		require.True(t, allow(t, l, "k", 5).Allowed)
+		require.False(t, allow(t, l, "k", 5).Allowed)
+		assert.EqualValues(t, 1, l.Stats().Denied)
+		net.always(refuse)
+		require.True(t, allow(t, l, "k", 5).Allowed)
+		s := l.Stats()
+		assert.Zero(t, s.Keys)
+		assert.EqualValues(t, 5, s.Owed+s.Overdrawn)
+	})
+}
