@@ -230,8 +230,8 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 			return wanted
 		}
 		if k.shard.Open() {
-			if decided, err = k.policyLocked(r, n, stay, now, k.shard.openError()); decided && r.Allowed && !k.use.armed(now) {
-				return 0 // to look again even without traffic, because the debt must be charged
+			if decided, err = k.policyLocked(r, n, stay, now, k.shard.openError()); decided && r.Allowed && k.account.Unpaid() == n {
+				return 0 // the first debt: to look again even without traffic, because it must be charged
 			} else if decided {
 				return unchanged
 			}

@@ -546,3 +546,21 @@ func TestRestockIsSpread(t *testing.T) {
 		require.Less(t, most, all/4, "of %d, in 20 ms", all)
 	})
 }
+
+// What FailOpen admits is charged when the store is back, though the key still has stock, nobody
+// asks for it again, and its timer is set for the reset.
+func TestDebtIsChargedWithoutTraffic(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(10_000), opt, reservoir.WithFailure(reservoir.FailOpen))
+		for range 300 {
+			allow(t, l, "k", 1)
+			time.Sleep(time.Second)
+		}
+		breakdown(t, l, net, refuse)
+		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 5000).Source)
+		net.set(nil)
+		time.Sleep(2 * toClose)
+		assert.Zero(t, l.Stats().Owed)
+	})
+}
