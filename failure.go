@@ -196,7 +196,7 @@ func (k *keyState) fallbackLocked(now int64) *fallback {
 		s := backend.State{Window: backend.Window(limit.Ends(wall(w, now)).UnixMilli()), Remaining: limit.Tokens}
 		s.Left = time.Until(s.Window.Time())
 		w = k.switchLocked(s.Window, now)
-		w.Apply(s, now, now)
+		w.Guess(s, now)
 	}
 	if !k.fallback.in(w) {
 		k.fallback = &fallback{window: w.Window, provisional: provisional, dropped: dropped}

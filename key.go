@@ -252,7 +252,7 @@ func (s *settlement) overrun(n int64) (retired, elsewhere bool) {
 		w := k.lease.Load()
 		if left := time.Until(r.Reset); w == nil && left > 0 { // the key was forgotten, but r has its window
 			w = k.switchLocked(r.window(), now)
-			w.Apply(backend.State{Left: left}, now, now)
+			w.Guess(backend.State{Left: left}, now)
 		}
 		if !w.Alive(now) || w.Window != r.window() && !k.l.lateOverruns {
 			elsewhere = k.l.lateOverruns && r.Source != Fallback

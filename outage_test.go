@@ -564,3 +564,33 @@ func TestDebtIsChargedWithoutTraffic(t *testing.T) {
 		assert.Zero(t, l.Stats().Owed)
 	})
 }
+
+// The store's clock is ahead. Nothing is spent after the end of a window that the process has
+// opened by its own clock, or whose end it knew by its own clock when it settled a forgotten key.
+func TestWindowsByTheWallClock(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		const ahead = 5 * time.Second
+		store := memstore.New()
+		net := overNetwork(store, time.Millisecond)
+		net.store = skewed{store, ahead}
+		l := open(t, net, reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}, opt, reservoir.WithIdle(500*time.Millisecond), reservoir.WithFailure(reservoir.FailLocal(0.1)))
+		spend := func() {
+			for range 1200 {
+				if r := allow(t, l, "k", 1); r.Source == reservoir.Local {
+					require.True(t, time.Now().Add(ahead).Before(r.Reset))
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		}
+		breakdown(t, l, net, refuse)
+		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 1).Source)
+		net.set(nil)
+		spend()
+		time.Sleep(time.Minute)
+		r := allow(t, l, "k", 1)
+		time.Sleep(3 * time.Second)
+		require.Zero(t, l.Stats().Keys)
+		require.NoError(t, l.Settle(bg, "k", r, 3))
+		spend()
+	})
+}

@@ -35,8 +35,12 @@ type Lease struct {
 	denied    atomic.Int64 // until when more than stock and remaining is denied; not positive = ask the store
 }
 
-// none is a re-order point to which no stock falls.
-const none = -1
+// none is a re-order point to which no stock falls. guessed is one too, and says that the
+// bounds are those of a Guess: a field for that would not fit into the cache line.
+const (
+	none    = -1
+	guessed = -2
+)
 
 // drift bounds how much two clocks differ in speed: 1/drift, 500 parts in a million.
 const drift = 2000
@@ -52,12 +56,24 @@ func New(w backend.Window) *Lease {
 // closest bounds of all readings count. LatestEnd never falls below Deadline, although the
 // store counts in microseconds and its clock may be set. Owner.
 func (l *Lease) Apply(s backend.State, sent, now int64) {
+	if l.reorder.CompareAndSwap(guessed, none) {
+		l.latest = math.MaxInt64 / 2
+		l.deadline.Store(0)
+		l.reset.Store(0)
+	}
 	left := int64(s.Left)
 	deadline := max(l.deadline.Load(), sent+left-left/drift)
 	l.latest = max(min(l.latest, now+left+left/drift), deadline)
 	l.deadline.Store(deadline)
 	l.reset.Store(min(max(l.reset.Load(), sent+left), l.latest))
 	l.remaining.Store(s.Remaining)
+}
+
+// Guess is Apply where only the wall clock tells what is left. The store's clock may differ,
+// so its first reading replaces the bounds. Owner.
+func (l *Lease) Guess(s backend.State, now int64) {
+	l.Apply(s, now, now)
+	l.reorder.Store(guessed)
 }
 
 // Alive reports whether stock may be spent at now.

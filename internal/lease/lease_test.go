@@ -44,6 +44,21 @@ func TestBounds(t *testing.T) {
 	assert.Equal(t, time.Duration(1), l.RetryAfter(20*ms))
 }
 
+// TestGuess: the store's first reading replaces a guess, whichever of them is later.
+func TestGuess(t *testing.T) {
+	for _, guess := range []time.Duration{time.Second, time.Hour} {
+		l, read := New(1), New(1)
+		l.Guess(backend.State{Left: guess}, 0)
+		assert.True(t, l.Alive(ms))
+		for range 2 {
+			for _, l := range []*Lease{l, read} {
+				l.Apply(backend.State{Left: time.Minute}, ms, 2*ms)
+			}
+			assert.Equal(t, []int64{read.Deadline(), read.reset.Load(), read.LatestEnd()}, []int64{l.Deadline(), l.reset.Load(), l.LatestEnd()})
+		}
+	}
+}
+
 // TestNeverLate gives random readings of a window, by clocks whose speeds differ by
 // 500 parts in a million. Stock is spent in time, a request after LatestEnd comes after
 // the end, and the bounds keep their order.
