@@ -256,6 +256,9 @@ func (s *settlement) overrun(n int64) (retired, elsewhere bool) {
 		}
 		if !w.Alive(now) || w.Window != r.window() && !k.l.lateOverruns {
 			elsewhere = k.l.lateOverruns && r.Source != Fallback
+			if !elsewhere && !w.Over(now) && w.Window == r.window() { // it may be open, but no statement would be in time
+				k.l.count.overdrawn.Add(n)
+			}
 			return unchanged
 		}
 		paid, left := w.SpendUpTo(n)

@@ -173,6 +173,20 @@ func TestSettleLate(t *testing.T) {
 	}
 }
 
+// An overrun in the last moments of a window, in which its stock is not spent any more, counts as
+// above the limit.
+func TestSettleInTheLastMoments(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		l := open(t, far(time.Millisecond), reservoir.PerDay(100, nil), opt, reservoir.WithIdle(100*time.Hour))
+		r := allow(t, l, "k", 100)
+		time.Sleep(time.Until(r.Reset) - 20*time.Second)
+		require.NoError(t, l.Settle(bg, "k", r, 150))
+		time.Sleep(time.Hour)
+		assert.EqualValues(t, 50, l.Stats().Overdrawn)
+		balance(t, l)
+	})
+}
+
 // A key that was forgotten, or that there is no room for, is settled too: an overrun is
 // charged.
 func TestSettleOfAForgottenKey(t *testing.T) {
