@@ -346,7 +346,7 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 		case err != nil && ctx.Err() != nil:
 			return unchanged
 		case err != nil && d.k.retired: // no account would record what the policy admits
-			r, err = d.k.l.policyStateless(d.k.node.Key, d.k.limit(), d.req.Tokens, err)
+			r, err = d.k.l.policyStateless(d.k.node.Key, d.k.limit(), d.req.Tokens, false, err)
 			return unchanged
 		case err != nil:
 			_, err = d.k.policyLocked(&r, d.req.Tokens, false, now, err)
@@ -423,12 +423,12 @@ func taken(t backend.TakeReply, q backend.TakeRequest, limit Limit) Result {
 }
 
 // takeStateless makes a call for a key that has no room in memory.
-func (l *Limiter) takeStateless(ctx context.Context, key string, limit Limit, n int64) (Result, error) {
+func (l *Limiter) takeStateless(ctx context.Context, key string, limit Limit, n int64, stay bool) (Result, error) {
 	q := backend.TakeRequest{Key: l.storeKey(key), Limit: limit.Plain(), Tokens: n}
 	q.End, q.Next = calendarEnds(limit, time.Now())
 	s := l.shardOf(q.Key)
 	if s.Open() {
-		return l.policyStateless(key, limit, n, s.openError())
+		return l.policyStateless(key, limit, n, stay, s.openError())
 	}
 	l.count.waited.Add(1)
 	for range 2 {
@@ -437,7 +437,7 @@ func (l *Limiter) takeStateless(ctx context.Context, key string, limit Limit, n 
 		case err != nil && ctx.Err() != nil:
 			return Result{}, err
 		case err != nil:
-			return l.policyStateless(key, limit, n, err)
+			return l.policyStateless(key, limit, n, stay, err)
 		case t.Length != 0: // the limit has changed since, but the open window has not
 			q.Limit.Window = t.Length
 			continue
@@ -445,8 +445,6 @@ func (l *Limiter) takeStateless(ctx context.Context, key string, limit Limit, n 
 		r := taken(t, q, limit)
 		if r.Allowed {
 			l.bookWithoutAccount(&r, l.keys.HashOf(key))
-		} else {
-			l.count.denied.Add(1)
 		}
 		return r, nil
 	}

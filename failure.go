@@ -435,12 +435,14 @@ func (s *shard) stop() {
 }
 
 // policyStateless is the failure policy for a key that has no room in memory.
-func (c *client) policyStateless(key string, limit Limit, n int64, err error) (Result, error) {
+func (c *client) policyStateless(key string, limit Limit, n int64, stay bool, err error) (Result, error) {
 	if _, ok := errors.AsType[*StoreError](err); !ok {
 		return Result{}, err
 	}
 	if c.failure.mode != failOpen {
-		c.count.failed.Add(1)
+		if !stay || !outage(err) { // otherwise the caller asks again
+			c.count.failed.Add(1)
+		}
 		return Result{}, err
 	}
 	c.count.fallbacks.Add(1)

@@ -267,6 +267,18 @@ func TestRefundAfterAnErrorIsCounted(t *testing.T) {
 // A Wait for a key without room is served when the limit is to be had again, and told that
 // its deadline cannot be met only if it ends before the window.
 func TestWaitWithoutRoom(t *testing.T) {
+	inBubble(t, "counts", func(t *testing.T) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(1), reservoir.WithMaxKeys(0))
+		net.always(refuse)
+		time.AfterFunc(time.Minute, func() { net.set(nil) })
+		for range 2 { // through the outage, and through the reset
+			require.NoError(t, waitFor(bg, l, "k", 1))
+		}
+		s := l.Stats()
+		assert.Zero(t, s.Failed)
+		assert.Zero(t, s.Denied)
+	})
 	inBubble(t, "reset", func(t *testing.T) {
 		l := open(t, memstore.New(), reservoir.PerDay(1, nil), reservoir.WithMaxKeys(0))
 		require.True(t, allow(t, l, "k", 1).Allowed)

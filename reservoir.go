@@ -237,11 +237,11 @@ func (l *Limiter) acquireStateless(ctx context.Context, key string, n int64, sta
 			if n > limit.Tokens {
 				return l.tooMuch(limit)
 			}
-			r, err = l.takeStateless(ctx, key, limit, n)
+			r, err = l.takeStateless(ctx, key, limit, n, stay && !limit.Shadow)
 		}
 		switch {
 		case !stay || limit.Shadow || err == nil && r.Allowed || err != nil && !outage(err):
-			if special && !r.Allowed {
+			if err == nil && !r.Allowed {
 				l.count.denied.Add(1)
 			}
 			return r, err
