@@ -269,6 +269,23 @@ func TestWaitKnowsWhenItIsHopeless(t *testing.T) {
 	}
 }
 
+// A Wait is not hopeless if its deadline is a little after the reset, though the reading that
+// tells of the reset is old, and so the window may end a little later.
+func TestWaitUntilShortlyAfterTheReset(t *testing.T) {
+	defer chance.Seed(1)()
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		l := open(t, far(rtt/2), reservoir.PerDay(1, nil), opt)
+		for range 10 {
+			r := allow(t, l, "k", 1)
+			require.True(t, r.Allowed)
+			ctx, cancel := context.WithDeadline(context.Background(), r.Reset.Add(20*time.Second))
+			require.NoError(t, waitFor(ctx, l, "k", 1))
+			cancel()
+			time.Sleep(48 * time.Hour)
+		}
+	})
+}
+
 // Waiters of several processes pass the resets together: in order within each, with
 // no token idle, and without a herd.
 func TestWaitersOfAFleet(t *testing.T) {
