@@ -40,14 +40,17 @@ local function opening(length, till)
 end
 
 local stop, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
-local fresh, moved, opened = true, false, length
-local half = used and not stop or stop and not used and (tonumber(stop) or 0) * 1000000 >= now  -- of an open window
+local fresh, moved, opened, lost = true, false, length, 0
 if stop and used then
   stop, used = tonumber(stop), tonumber(used)
   if not stop or not (stop >= 0 and stop < 9007199254740) then return fail('the end of the window is not a time') end
   if not used or used ~= math.floor(used) or math.abs(used) > 9007199254740991 then return fail('the count is not an integer') end
   stop, used = math.floor(stop * 1000 + 0.5), math.max(used, 0)
   fresh = stop * 1000 < now
+elseif stop then                                       -- the count is lost
+  lost = math.floor((tonumber(stop) or 0) * 1000 + 0.5)
+elseif used then                                       -- the end is lost, but the count expires a second later
+  lost = redis.call('PEXPIRETIME', KEYS[1]) - 1000
 end
 local till, after = tonumber(ARGV[4]), tonumber(ARGV[5])
 if fresh and till * 1000 <= now and after * 1000 > now and math.abs(after - till - length) > math.min(length / 10, 1000) then
@@ -59,7 +62,7 @@ elseif fresh then                                      -- never opened, over, or
     if after > till then length, opened = after - till, after - till end
     stop = stop + length
   end
-  if half then stop = stop - 1 end                     -- or a ledger that is left would count as this window's
+  if lost * 1000 >= now then stop = math.min(stop, lost) - 1 end  -- or a ledger that is left would count as this window's
 else
   opened = redis.call('PEXPIRETIME', KEYS[2]) - stop - 1000
   local slack = math.min(opened / 10, 1000)

@@ -10,6 +10,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
 // TestHalfPair: Redis evicts keys one by one. A window of which the count or the
@@ -56,27 +57,32 @@ func TestHalfPair(t *testing.T) {
 }
 
 // TestHalfPairBeforeATake: a take that opens a window of the calendar again sees no ledger.
-// What a client was granted before is charged to the new window at its next statement.
+// What a client was granted before is charged to the new window at its next statement, also
+// if that window was lost again.
 func TestHalfPairBeforeATake(t *testing.T) {
 	client := redistest.Start(t).Client()
 	s, ctx, limit := redisstore.New(client), t.Context(), backend.Limit{Tokens: 100, Window: 24 * time.Hour}
 	for _, half := range []string{"{k}", "{k}:exp"} {
 		require.NoError(t, client.FlushDB(ctx).Err())
-		end := backend.Window(time.Now().Add(12 * time.Hour).UnixMilli())
+		start := time.Now()
+		end := backend.Window(start.Add(12 * time.Hour).UnixMilli())
 		q := backend.SyncRequest{Key: "k", Client: "a", Limit: limit, End: end, Want: 90, Need: 90, Strand: -1}
 		r, err := s.Sync(ctx, q)
 		require.NoError(t, err)
 		require.EqualValues(t, 90, r.Grant)
-		require.EqualValues(t, 1, client.Del(ctx, half).Val())
-		took, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit, Tokens: 1, End: end})
-		require.NoError(t, err)
-		require.EqualValues(t, 99, took.Remaining)
-		q.Want, q.Need, q.Window, q.Granted, q.Total, q.Used = 0, 0, r.Window, r.Granted, r.Total, 90
-		r, err = s.Sync(ctx, q)
-		require.NoError(t, err)
-		require.True(t, r.Carried)
-		require.Equal(t, took.Window, r.Window)
-		require.EqualValues(t, 9, r.Remaining)
+		for i := range 3 {
+			require.EqualValues(t, 1, client.Del(ctx, half).Val())
+			later := storeclock.With(ctx, start.Add(time.Duration(i)*1001*time.Millisecond))
+			took, err := s.Take(later, backend.TakeRequest{Key: "k", Limit: limit, Tokens: 1, End: end})
+			require.NoError(t, err)
+			require.EqualValues(t, 99, took.Remaining)
+			q.Want, q.Need, q.Window, q.Granted, q.Total, q.Used = 0, 0, r.Window, r.Granted, r.Total, 90
+			r, err = s.Sync(later, q)
+			require.NoError(t, err)
+			require.True(t, r.Carried)
+			require.Equal(t, took.Window, r.Window)
+			require.EqualValues(t, 9, r.Remaining)
+		}
 	}
 }
 
