@@ -24,17 +24,17 @@ type Sizing struct{ policy demand.Policy }
 // so each request waits for a call.
 func Fixed(n int64) Sizing { return Sizing{demand.Policy{Kind: demand.Fixed, Min: n, Max: n}} }
 
-// Ladder climbs from min towards max: half as much again when a batch was used
-// up, half as much when most of one was wasted. It is Rockset's published rule
-// ("How We Improved the Concurrency and Scalability of Our Redis Rate Limiting
-// System", 2021), kept as a yardstick. min is at least 1, and max at least min.
+// Ladder climbs from min towards max: half as much again when a batch was used up, half
+// as much when most of one was wasted. It is Rockset's published rule ("How We Improved
+// the Concurrency and Scalability of Our Redis Rate Limiting System", 2021), kept for
+// comparison. min is at least 1, and max at least min.
 func Ladder(min, max int64) Sizing {
 	return Sizing{demand.Policy{Kind: demand.Ladder, Min: min, Max: max}}
 }
 
 // Adaptive, the default, fetches what the key is expected to use while the limit lasts,
 // and lets the store taper batches as the limit runs out. min, at least 1, and max, at
-// least min, bound one batch in tokens; a max of 0 is no bound.
+// least min, bound one batch in tokens; a max of 0 means no bound.
 func Adaptive(min, max int64) Sizing {
 	return Sizing{demand.Policy{Kind: demand.Adaptive, Min: min, Max: max}}
 }

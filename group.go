@@ -53,13 +53,13 @@ func (g *Group) Allow(ctx context.Context, keys ...string) (GroupResult, error) 
 	return g.AllowN(ctx, 1, keys...)
 }
 
-// AllowN asks every limiter of the group for n tokens of its key: keys[i] is for limiter i.
-// If one limiter refuses, none is charged: a refusal from memory is found before anything
-// is spent, and tokens that others have charged go back as by [Group.Refund]. If all have
-// stock, AllowN makes no store call and, for up to four limiters, no allocation. If
-// several must ask the store, they do so at once, so the caller waits for one round trip.
-// Errors are those of [Limiter.AllowN], and [ErrOption] if keys do not match the limiters.
-// After an error none is charged either.
+// AllowN asks every limiter of the group for n tokens of its key: keys[i] is for limiter
+// i. If one limiter refuses, none is charged. A refusal from memory is found before
+// anything is spent, and tokens that others have charged go back as by [Group.Refund]. If
+// all have stock, AllowN makes no store call and, for up to four limiters, no allocation.
+// If several must ask the store, they do so at the same time, so the caller waits for one
+// round trip. Errors are those of [Limiter.AllowN], and [ErrOption] if keys do not match
+// the limiters. After an error none is charged either.
 func (g *Group) AllowN(ctx context.Context, n int64, keys ...string) (GroupResult, error) {
 	return g.allow(ctx, costs{all: n}, keys)
 }

@@ -52,8 +52,8 @@ func WithBatch(s Sizing) Option { return func(c *config) { c.sizing = s } }
 // WithName names the limit: the name stands before the key in the store. Limits of one
 // store that count the same keys need names, such as "per-second" and "per-hour", so that
 // each has windows of its own; otherwise their calls return [ErrConflict]. All processes
-// must use the same name. By default there is no name, and the store's keys are as
-// GitHub's scripts have them. A name has up to 64 bytes and no control characters.
+// must use the same name. By default there is no name, and the store's keys have the
+// layout of GitHub's scripts. A name has up to 64 bytes and no control characters.
 func WithName(name string) Option { return func(c *config) { c.name = name } }
 
 // WithDirect makes a store call for every request. Limits are then exact and fair among
@@ -133,8 +133,8 @@ type Hooks struct {
 	ShardState func(ShardState)
 }
 
-// JoinHooks returns Hooks that call those of all in order, such as a metrics package's and
-// a log's. A function that none of them has stays nil and costs nothing.
+// JoinHooks returns Hooks that call those of all in order, such as promlimit's and
+// sloglimit's. A function that none of them has stays nil and costs nothing.
 func JoinHooks(all ...Hooks) Hooks {
 	var calls []func(StoreCall)
 	var states []func(ShardState)
@@ -168,7 +168,7 @@ type ShardState struct {
 	Shard     string // its name, as its store has it; "" where the store has no shards
 	Away      bool   // callers without stock now get the failure policy's answer at once
 	Rejecting bool   // the shard answers but refuses to serve: a password, a right or memory is missing
-	Err       error  // why, a *StoreError; nil when all is well again, or all keys have left
+	Err       error  // why, a *StoreError; nil when it serves again, or no key in memory is on it
 }
 
 // StoreCall is one finished call to the store. It names no key.

@@ -76,7 +76,7 @@ type accountName struct {
 
 // New returns a Limiter that counts in store. It does no I/O and starts no goroutine. Its
 // errors wrap [ErrLimit] for a limit out of range, and [ErrOption] for a nil store or an
-// option that makes no sense; a store that is set up wrongly has an error of its own.
+// option that makes no sense; a store that is set up wrongly returns its own error.
 func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 	l := &Limiter{client: client{config: defaults(limit), store: store, id: rand.Text()[:12]}}
 	l.parts, _ = store.(interface{ Shard(key string) string })
@@ -144,11 +144,11 @@ func (l *Limiter) Wait(ctx context.Context, key string) (Result, error) {
 	return l.WaitN(ctx, key, 1)
 }
 
-// WaitN blocks until n tokens of key are charged, however many resets or however long an
-// outage that takes. Callers of one key are served in the order in which they come;
-// callers of a key past [WithMaxKeys] ask again up to some 20 times a window, in no order.
-// If the deadline of ctx cannot be met, WaitN returns [ErrDeadline] at once. If ctx ends
-// first, it returns the error of ctx, and nothing is charged. Other errors are those of
+// WaitN blocks until n tokens of key are charged, even if that takes several resets or a
+// long outage. Callers of one key are served in the order in which they come; callers of
+// a key past [WithMaxKeys] ask again up to some 20 times a window, in no order. If the
+// deadline of ctx cannot be met, WaitN returns [ErrDeadline] at once. If ctx ends first, it
+// returns the error of ctx, and nothing is charged. Other errors are those of
 // [Limiter.AllowN], but a [*StoreError] only if the store rejects the call, which an
 // operator must mend.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Result, error) {
@@ -350,7 +350,7 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 //
 // Direct calls have no stock, and neither do keys past [WithMaxKeys] and keys that were
 // forgotten after [WithIdle]. For them Settle may make a store call, bounded by ctx. If
-// the call fails, the store may not have received the figures: the next refund of the key
+// the call fails, the store may not have received the figures. The next refund of the key
 // repeats them, and an overrun counts as Overdrawn. Call Settle before Close, because
 // afterwards it returns [ErrClosed], and unused tokens expire.
 func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) error {

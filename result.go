@@ -70,7 +70,7 @@ func (r *Result) refuse(k *keyState, w *lease.Lease, now int64, from Source) {
 	r.Reset, r.RetryAfter = w.Window.Time(), w.RetryAfter(now)
 }
 
-// Unlimited reports whether no limit applied, so that Limit and Remaining are no figures.
+// Unlimited reports whether no limit applied, so Limit and Remaining mean nothing.
 func (r Result) Unlimited() bool { return r.Limit == Unlimited.Tokens }
 
 // window is the window that r was charged to.

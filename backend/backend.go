@@ -166,9 +166,9 @@ type SyncReply struct {
 type TakeRequest struct {
 	Key    string
 	Limit  Limit
-	End    Window // end of a window that this call opens, and Next that of the one after it; see SyncRequest
-	Next   Window
-	Tokens int64
+	End    Window // end of a window that this call opens; see SyncRequest
+	Next   Window // end of the window after it
+	Tokens int64  // 1 to Limit.Tokens
 }
 
 // TakeReply is the decision and the reading that it was based on.
@@ -191,6 +191,6 @@ type RefundRequest struct {
 type ResetRequest struct {
 	Key   string
 	Limit Limit
-	End   Window // end of the new window, by a calendar, and Next that of the one after it; see SyncRequest
-	Next  Window
+	End   Window // end of the new window, by a calendar; see SyncRequest
+	Next  Window // end of the window after it
 }

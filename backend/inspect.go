@@ -16,12 +16,13 @@ type Inspector interface {
 // window.
 type Contents struct {
 	Window  Window
-	Left    time.Duration
-	Used    int64     // tokens charged, ledger and direct calls together
-	Clients []Account // of the open window, by name
+	Left    time.Duration // until Window ends, by the store's clock
+	Used    int64         // tokens charged, ledger and direct calls together
+	Clients []Account     // of the open window, by name
 }
 
-// Account is a client's ledger entry, cumulative in the window.
+// Account is a client's ledger entry: tokens granted to the client and returned by it,
+// cumulative in the window.
 type Account struct {
 	Client   string
 	Granted  int64

@@ -125,7 +125,7 @@ func validateClient(name string) error {
 	case name == "" || len(name) > 64:
 		return fmt.Errorf("%w: a client's name has 1 to 64 bytes", ErrKey)
 	case name == "w":
-		return fmt.Errorf("%w: the client's name %q is the ledger's own", ErrKey, name)
+		return fmt.Errorf("%w: the client's name %q is reserved for the ledger", ErrKey, name)
 	}
 	return nil
 }

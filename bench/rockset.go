@@ -21,8 +21,8 @@ import (
 //     once, without waiting.
 //   - The fetch is all or nothing. If it is refused, so are all waiters.
 //
-// Where the listing slips, this follows its intention: the expiry is the stored end of
-// the window, and a failed fetch ends. Requests are for one token each.
+// Where the listing has a mistake, this follows its intention: the expiry is the stored
+// end of the window, and a failed fetch ends. Requests are for one token each.
 type Rockset struct {
 	Store   backend.Store
 	Limit   backend.Limit

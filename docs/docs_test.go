@@ -27,7 +27,6 @@ import (
 var elsewhere = []struct{ file, lang, test string }{
 	{"SECURITY.md", "acl limiter", "backend/redisstore/TestAccess"},
 	{"SECURITY.md", "acl cluster", "backend/redisstore/TestAccessInCluster"},
-	{"SECURITY.md", "acl functions", "backend/redisstore/TestAccessByFunctions"},
 	{"SECURITY.md", "acl check", "backend/redisstore/TestAccessOfDashboard"},
 	{"SECURITY.md", "acl more", "backend/redisstore/TestFurtherAccess"},
 	{"examples/apiserver/README.md", "sh", "examples/apiserver/TestReadmeFlags"},

@@ -6,16 +6,17 @@ import (
 	"strings"
 )
 
-// ByAddress returns the client's address, as "addr:192.0.2.1", or its first 64 bits for
-// IPv6, as "addr:2001:db8:0:1::/64", because one client usually has all such addresses.
+// ByAddress uses the client's address, such as "addr:192.0.2.1", or its first 64 bits for
+// IPv6, such as "addr:2001:db8:0:1::/64", because one client usually has all such
+// addresses.
 //
 // The address is the connection's peer, unless that is one of the trusted proxies. If it
-// is, ByAddress reads X-Forwarded-For from the right, where the nearest proxy has written,
-// up to the first address that is no trusted proxy. A value that the client itself wrote
-// stands further left and is ignored. The proxies must append to the header, as they do by
-// default. Name only your own proxies: a prefix that includes clients lets them choose
-// their address. Do not use middleware that overwrites RemoteAddr, such as chi's RealIP,
-// because it has already trusted the header.
+// is, ByAddress reads X-Forwarded-For from the right, where the nearest proxy has
+// written, up to the first address that is not a trusted proxy. A value that the client
+// itself wrote stands further left and is ignored. The proxies must append to the header,
+// as they do by default. Name only your own proxies, because a prefix that includes
+// clients lets them choose their address. Do not use middleware that overwrites
+// RemoteAddr, such as chi's RealIP, because it has already trusted the header.
 //
 // A peer on a Unix socket has no address. If there are trusted proxies, it counts as one
 // of them; otherwise its requests have no key.

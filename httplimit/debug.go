@@ -23,10 +23,10 @@ import (
 // answers only GET and HEAD. Text quotes keys as Go does. JSON quotes only keys that are
 // not UTF-8, or that begin with a quote.
 //
-// The page shows keys, which may be names and addresses of users: mount it where only
+// The page shows keys, which may be names and addresses of users, so mount it where only
 // operators have access, like net/http/pprof. A request visits every key in memory, under
-// each key's lock, and needs memory for 100 keys. It makes no store call. Debug panics if a
-// limiter is nil.
+// each key's lock, and needs memory for 100 keys. It makes no store call. Debug panics if
+// a limiter is nil.
 func Debug(limiters map[string]*reservoir.Limiter) http.Handler {
 	limiters = maps.Clone(limiters)
 	for name, l := range limiters {

@@ -12,7 +12,7 @@ import (
 // another kind.
 type KeyFunc func(*http.Request) string
 
-// ByHeader returns the value of a header, as "header:X-Tenant:acme". Use it for headers
+// ByHeader uses the value of a header, such as "header:X-Tenant:acme". Use it for headers
 // that a client cannot choose freely, such as a gateway's, because each value has a limit
 // of its own. If the header occurs twice, the request has no key.
 func ByHeader(name string) KeyFunc {
@@ -21,8 +21,8 @@ func ByHeader(name string) KeyFunc {
 	return func(r *http.Request) string { return with(prefix, only(r.Header[name])) }
 }
 
-// ByToken returns "token:" and a hash of a header that proves the client's identity, such
-// as Authorization or an API key. The hash keeps secrets out of the store. ByToken does not
+// ByToken uses "token:" and a hash of a header that proves the client's identity, such as
+// Authorization or an API key. The hash keeps secrets out of the store. ByToken does not
 // verify tokens, so put it behind a handler that does, or use [ByUser]; otherwise each
 // guessed token has a limit of its own.
 func ByToken(name string) KeyFunc {
@@ -40,13 +40,13 @@ func ByToken(name string) KeyFunc {
 	}
 }
 
-// ByUser returns the user of a request, as "user:alice". The function user returns the
+// ByUser uses the user of a request, such as "user:alice". The function user returns the
 // user that the request was authenticated as, for example from its context, or "".
 func ByUser(user func(*http.Request) string) KeyFunc {
 	return func(r *http.Request) string { return with("user:", user(r)) }
 }
 
-// First returns the first key of several that a request has.
+// First uses the first of keys that returns a key for the request.
 func First(keys ...KeyFunc) KeyFunc {
 	return func(r *http.Request) string {
 		for _, k := range keys {

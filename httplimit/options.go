@@ -66,7 +66,8 @@ func WithPolicy(p ...Policy) Option {
 // if that has written nothing. The status is never 1xx, except for 101.
 type RefundFunc func(r *http.Request, status int, header http.Header) bool
 
-// Status returns a RefundFunc that refunds responses with these statuses, or none.
+// Status returns a RefundFunc that refunds responses with one of codes. Status() refunds
+// none.
 func Status(codes ...int) RefundFunc {
 	codes = slices.Clone(codes)
 	return func(_ *http.Request, status int, _ http.Header) bool { return slices.Contains(codes, status) }

@@ -31,7 +31,7 @@ type Policy struct {
 	Name string
 
 	// Window is the length of the limit's window, the w of RateLimit-Policy. The field
-	// counts whole seconds, so w is left out for 0 and for lengths that are no whole
+	// counts whole seconds, so w is left out for 0 and for lengths that are not whole
 	// seconds. Leave it at 0 if the windows of keys differ in length or follow a calendar.
 	Window time.Duration
 }

@@ -71,8 +71,8 @@ func ResultOf(w http.ResponseWriter) (r reservoir.Result, ok bool) {
 //
 // Settle does nothing if the request was not limited, or if a wrapper of w has no Unwrap
 // method, such as http.TimeoutHandler's; ResultOf then returns false. It returns an error
-// that wraps reservoir.ErrTokens if a number is negative or too large, and ErrOption if the
-// count of numbers is not that of the limits. Like w it must not be used by several
+// that wraps reservoir.ErrTokens if a number is negative or too large, and ErrOption
+// unless it gets one number for each limit. Like w it must not be used by several
 // goroutines at the same time, or after the handler.
 func Settle(w http.ResponseWriter, used ...int64) error {
 	t := responseOf(w)

@@ -18,8 +18,8 @@
 // answers but refuses to serve until an operator acts, because a password, a right or
 // memory is missing. It is logged under every failure policy, even under FailOpen, where
 // no request fails. The attribute shard is absent if the store has no shards, and cause
-// is present only for the op "sync". After is how long the shard was away, or rejected
-// calls.
+// is present only for the op "sync". The attribute after is how long the shard was away
+// or rejected calls.
 //
 // "Two limits on one key" means [reservoir.ErrConflict]: a limit has met the open window
 // of another limit. It is logged at most once a minute.

@@ -9,11 +9,11 @@
 //	}
 //
 // No test waits. Each call's context carries the time of the call, and [Now] reads it. A
-// store needs nothing else from this package, and only in its test: it uses Now as its
-// clock, or passes the time to what it runs on a server. (The stores of this module read
-// the same time without Now, so that a decorator passes it on.) The times are near the
-// real time, in windows of a minute or more, because a server may delete, by its own
-// clock, a window that is over by the test's clock.
+// store needs nothing else from this package, and only in its test. It uses Now as its
+// clock, or passes the time to its server. (The stores of this module read the same time
+// without Now, so that a decorator passes it on.) The times are near the real time, in
+// windows of a minute or more, because a server may delete, by its own clock, a window
+// that is over by the test's clock.
 //
 // The package is exported because a store outside this module must grant exactly the same
 // numbers as the stores inside. Otherwise a fleet in which both serve a key is unfair.

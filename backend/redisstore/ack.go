@@ -12,7 +12,7 @@ import (
 
 // ErrNotReplicated means that a call was carried out, but too few replicas had its
 // charge in time. See [WithReplicaAck].
-var ErrNotReplicated = errors.New("charged, but not known to be on enough replicas")
+var ErrNotReplicated = errors.New("charged, but not acknowledged by enough replicas")
 
 // WithReplicaAck makes tokens usable only after n replicas have acknowledged their
 // charge. A failover to one of these replicas loses no token that was spent. Without

@@ -408,7 +408,7 @@ func TestAckSetUp(t *testing.T) {
 		{client, 0, time.Second, "1 replica or more"},
 		{client, -1, time.Second, "1 replica or more"},
 		{client, 1, time.Millisecond - 1, "1 ms or more"},
-		{wrapped, 1, time.Second, "elsewhere"},
+		{wrapped, 1, time.Second, "another server"},
 	} {
 		err := redisstore.New(row.client, redisstore.WithReplicaAck(row.n, row.d)).Err()
 		if row.want == "" {

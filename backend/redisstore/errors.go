@@ -19,7 +19,7 @@ var (
 	errNoClient  = errors.New("no redis client")
 	errRing      = errors.New("redis.Ring moves keys to other shards when one is away, which gives them a second limit: use one store per shard and the sharding package")
 	errAckRange  = errors.New("WithReplicaAck wants 1 replica or more, and 1 ms or more to wait for them")
-	errAckClient = errors.New("WithReplicaAck needs a *redis.Client or a *redis.ClusterClient: others may send WAIT elsewhere than the script")
+	errAckClient = errors.New("WithReplicaAck needs a *redis.Client or a *redis.ClusterClient: another client may send WAIT to another server than the script")
 	errClosed    = errors.New("the store is closed")
 	errPrefix    = errors.New("a prefix has no braces, blanks or control characters")
 )

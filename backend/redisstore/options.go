@@ -23,12 +23,12 @@ import (
 var (
 	errScheme = errors.New("its scheme: want redis://, redis-cluster:// or redis-sentinel://, or rediss… for TLS")
 	errLogin  = errors.New("its user and password: want user:password@host, with %XX for all but letters and digits")
-	errUser   = errors.New("its user and password: a user without a password (a password without a user is written :password@host)")
+	errUser   = errors.New("its user and password: the user has no password (write a password without a user as :password@host)")
 	errHost   = errors.New("its host: want host or host:port, and an IPv6 address in []")
-	errHosts  = errors.New("its host: only a cluster and sentinels have several")
+	errHosts  = errors.New("its host: want one, because only a cluster and sentinels have several")
 	errPort   = errors.New("its port: want 1 to 65535")
-	errDB     = errors.New("what follows its host: want nothing or /number, the database (a / in the password is written %2F)")
-	errMaster = errors.New("what follows its host: sentinels want /name of the master")
+	errDB     = errors.New("its path: want nothing or /number, the database (write a / in the password as %2F)")
+	errMaster = errors.New("its path: want /name of the master, for sentinels")
 )
 
 // Options returns options for a client that suits a store: it fails quickly, obeys

@@ -12,7 +12,7 @@
 // # The client
 //
 // [New] takes any redis.UniversalClient except redis.Ring, which moves keys between
-// servers. Use the settings of Options, above all the short timeouts: the store returns
+// servers. Use the settings of Options, above all the short timeouts. The store returns
 // when a call's context ends, but go-redis may keep the connection until its own timeout.
 // The store lets a dial go on for up to two seconds after the call that needed it, so
 // DialTimeout may be longer than a caller waits. It should be at least three round trips.
@@ -140,9 +140,9 @@ func (s *Store) Err() error {
 	return &backend.Error{Op: "open", Class: backend.Rejected, Err: s.err}
 }
 
-// Close waits for pending calls, also for those whose callers have left, and for the
-// refunds of what these were charged. It waits no longer than the client's timeouts.
-// Later calls are rejected. It closes the client if Open made it.
+// Close waits for pending calls, including calls whose callers have left, and for the
+// refunds of those. It waits no longer than the client's timeouts. Later calls are
+// rejected. It closes the client if Open made it.
 func (s *Store) Close() error {
 	s.closing.Lock()
 	owned := s.owned

@@ -10,7 +10,7 @@
 //
 // # How a key moves
 //
-// A hash of its name gives each key a place between 0 and 100 percent, which is the
+// A hash of its name gives each key a position between 0 and 100 percent, which is the
 // same in every process and never changes. The flag is a range, low to high. Keys below
 // low are counted in the new store, keys from high on in the old one. Keys between are
 // counted in both: a token is handed out only when both stores have charged it, and
@@ -54,9 +54,9 @@
 // counted everything. The same holds for the other keys with 5, 5, then 5, 100, then
 // 5, 5. So try a new store with keys in both; if it fails, see below.
 //
-// To undo a step that only some processes have taken is a step too. Take it at once if
-// the undone step only put keys into both. If that step took keys out of both, first
-// let all processes take it.
+// Undoing a step that only some processes have taken is a step too. Take it at once if
+// the undone step only put keys into both. If that step took keys out of both, first let
+// all processes take it.
 //
 // # What is promised
 //
@@ -73,10 +73,10 @@
 // the difference when its key leaves a store. A difference of more than 25 ms also costs
 // tokens and calls while keys are in both.
 //
-// A store that loses data may exceed the limit with or without a roll-out. A window
-// that moved may be used a little less than whole, because tokens that only the old
-// store charged stay with their client. Its next statement gets them if the new store has
-// them too; otherwise they lie idle until the window ends.
+// A store that loses data may exceed the limit with or without a roll-out. A window that
+// moved may not be used completely, because tokens that only the old store charged stay
+// with their client. Its next statement gets them if the new store has them too;
+// otherwise they lie idle until the window ends.
 //
 // # Debt, requests of several tokens, windows of another length
 //
@@ -113,9 +113,9 @@
 //
 // If the new store fails while keys are in both on their way from the old one, set the
 // range back, and the old store answers for them at once. If it fails when keys are only
-// there, go back through both: calls for these keys fail until the longest window has
-// passed after the last step, because the old store has no account of what was spent.
-// If the old store fails, wait for it, or go on to the new one in the same way.
+// there, go back through both. Calls for these keys fail until the longest window has
+// passed after the last step, because the old store has no account of what was spent. If
+// the old store fails, wait for it, or go on to the new one in the same way.
 //
 // If the new store refuses a direct call, or does not answer, the call is undone in the
 // old one. A goroutine makes up to three attempts, and stops at most a second after the

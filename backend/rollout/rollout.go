@@ -83,7 +83,8 @@ func (s *Store) Percent() (low, high float64) {
 // their failures separately. If the store names a shard of its own for the key, Shard
 // returns "old/shard" or "new/shard". For a key in both it returns "both/shard+shard",
 // the old store's name first; a store without shards has an empty name there. In the old
-// store's name "+" becomes "%2B" and "%" becomes "%25", so that no two places share one.
+// store's name "+" becomes "%2B" and "%" becomes "%25", so that no two pairs of shards
+// share a name.
 //
 // Shard is not given the key's window. So a key that leaves a store is in "both" until the
 // longest window requested of s has passed, even if its own window is shorter.

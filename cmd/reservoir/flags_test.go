@@ -61,7 +61,7 @@ func TestUsageErrors(t *testing.T) {
 		"watch k":                                               "-store",
 		"watch -store memory k":                                 "memory store holds nothing",
 		"inspect -store redis://h -top 0":                       "bad value for flag -top: want 1",
-		"inspect -store redis://h -top 3 -name n":               "want it or -name, not both",
+		"inspect -store redis://h -top 3 -name n":               "want -top or -name, not both",
 		"inspect -store redis://h -top 3 k":                     "want no argument beside",
 		"reset -calendar=" + canary + " k":                      "bad value for flag -calendar",
 		"inspect -store redis://h " + strings.Repeat("k", 5000): "bad key",

@@ -72,7 +72,7 @@ func (l *look) validate() (err error) {
 		return usagef("a memory store holds nothing across processes, so it has nothing to show")
 	}
 	if l.want == 0 && l.given("name") {
-		return usagef("-top shows the keys of all limits: want it or -name, not both")
+		return usagef("want -top or -name, not both, because -top shows the keys of all limits")
 	}
 	if l.want > 0 {
 		l.full, err = storeKey(l.name, l.operands[0])

@@ -30,8 +30,8 @@ type load struct {
 const loadAbout = `Drives a limiter against a store and reports what it did and what that cost. It
 ends after -duration or -requests, whichever is first, or on SIGINT or SIGTERM.
 Then it returns unused stock and reports which calls were not made. It does nothing
-if no store answers at the start. The latency of each call is measured by two
-readings of the clock (50 ns). The report has the windows of the first 100 keys only.`
+if no store answers at the start. The latency of each call includes a
+reading of the clock. The report has the windows of the first 100 keys only.`
 
 // Bounds of flags, so that a typing error does not fill the memory.
 const (
@@ -74,7 +74,7 @@ func (c *load) validate(f *flagSet) error {
 	}
 	policies, err := sim.Policies([]string{c.batch}, c.limit.Tokens)
 	if err != nil || len(policies) != 1 {
-		return usagef("bad value for flag -batch: want adaptive, direct, ladder or a number of tokens")
+		return usagef("bad value for flag -batch: want a policy of tune, such as adaptive, direct, ladder or a number of tokens")
 	}
 	c.sizing = policies[0].Option
 	if err := backend.ValidateKey(c.keys[0]); err != nil { // generated keys are all alike

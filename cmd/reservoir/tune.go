@@ -84,7 +84,7 @@ func (c *tuning) validate(f *flagSet) (err error) {
 	}
 	if c.setting.Virtual = len(c.stores) == 0; !c.setting.Virtual {
 		if f.given("delay") {
-			return usagef("-delay is to the embedded store: want it or -store, not both")
+			return usagef("want -delay or -store, not both, because -delay is for the embedded store")
 		}
 		c.setting.Delay = 0
 	}

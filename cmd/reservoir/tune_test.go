@@ -276,7 +276,7 @@ func TestTuneUsageErrors(t *testing.T) {
 		"tune -store memory -store redis://h":             "no memory, which is no shard",
 		"tune -store redis://:" + canary + "@@h":          "-store: its user and password",
 		"tune -redis redis://h -store redis://h:6379":     "twice",
-		"tune -store redis://h -delay 1ms":                "want it or -store, not both",
+		"tune -store redis://h -delay 1ms":                "want -delay or -store, not both",
 		"tune -store redis://h -trace /" + canary + "/no": "no such file",
 	} {
 		o := invoke(t.Context(), strings.Fields(args)...)

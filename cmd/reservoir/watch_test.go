@@ -234,9 +234,9 @@ func TestFaultyPartsOfAURL(t *testing.T) {
 		"redis://u:%@h:port":          "its port",
 		"redis-cluster://u:%@a:1,b:0": "its port",
 		"redis://u:%zz%@h":            "its user and password",
-		"redis://u@h":                 "its user and password: a user without a password",
-		"redis://u:%@h/db":            "what follows its host: want nothing or /number",
-		"redis-sentinel://h:1":        "what follows its host: sentinels want /name",
+		"redis://u@h":                 "its user and password: the user has no password",
+		"redis://u:%@h/db":            "its path: want nothing or /number",
+		"redis-sentinel://h:1":        "its path: want /name of the master",
 	} {
 		url = strings.ReplaceAll(url, "%@", canary+"@")
 		for _, args := range []string{"load -store", "inspect k -store", "tune -store", "watch k -store"} {

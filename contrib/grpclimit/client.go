@@ -41,9 +41,9 @@ type Client struct {
 	// Skip lets a call pass without a check: see Methods.
 	Skip func(ctx context.Context, c Call) bool
 
-	// SendCost is how many tokens each message that a stream sends costs, on top
-	// of Cost for the stream, at every limit of a Group; by default none. SendMsg
-	// waits for them; if it fails, the stream has ended.
+	// SendCost returns how many tokens a message sent on a stream costs, in addition to Cost
+	// for the stream, at every limit of a Group; by default none. SendMsg waits for them; if
+	// it fails, the stream has ended.
 	SendCost func(c Call, message any) int64
 
 	limits limits // made of the above

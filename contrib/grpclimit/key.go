@@ -31,9 +31,9 @@ func ByMethod(_ context.Context, c Call) (string, error) { return c.Method, nil 
 func ByTarget(_ context.Context, c Call) (string, error) { return c.Target, nil }
 
 // ByPeer gives each peer address a limit of its own, for all its ports: an IPv4 address,
-// or the /64 network of an IPv6 address, because one customer usually has all of that. The
-// address is the connection's, which no header can forge. Behind a proxy it is the
-// proxy's address.
+// or the /64 network of an IPv6 address, because one customer usually has the whole
+// network. The address is the connection's, which no header can forge. Behind a proxy it
+// is the proxy's address.
 func ByPeer(ctx context.Context, _ Call) (string, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil {

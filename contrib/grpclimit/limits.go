@@ -36,7 +36,7 @@ func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFun
 		panic("grpclimit: a Group needs a key for each of its limits, and a cost for each or one for all")
 	}
 	if slices.ContainsFunc(keys, func(k KeyFunc) bool { return k == nil }) || slices.ContainsFunc(costs, func(c CostFunc) bool { return c == nil }) {
-		panic("grpclimit: a key or a cost of nil")
+		panic("grpclimit: a key or a cost is nil")
 	}
 	return limits{l, g, keys, costs}
 }

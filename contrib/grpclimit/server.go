@@ -43,12 +43,12 @@ type Server struct {
 	// of messages never goes back. By default nothing goes back.
 	Refund func(code codes.Code) bool
 
-	// RecvCost is how many tokens a message that the client sends on a stream costs, at
-	// every limit of a Group, including the one request of a server-streaming call; by
-	// default none. It is called for every message, so it should be quick.
+	// RecvCost returns how many tokens a message from the client costs on a stream, at every
+	// limit of a Group; by default none. The one request of a server-streaming call is such
+	// a message. RecvCost is called for every message, so it should be quick.
 	RecvCost func(c Call, message any) int64
 
-	// SendCost is the same for messages of a stream to the client.
+	// SendCost is the same for messages to the client.
 	SendCost func(c Call, message any) int64
 
 	// WaitMessages makes messages wait for their tokens. By default a message without
@@ -60,9 +60,9 @@ type Server struct {
 	// Limiters in a chain need different prefixes. With "-" no metadata is sent.
 	Metadata string
 
-	// Pushback, if more than 0, tells clients that have a gRPC retry policy for
-	// RESOURCE_EXHAUSTED when to retry: after RetryAfter if that is at most
-	// Pushback, and never if it is more. By default they follow their own policy.
+	// Pushback, if more than 0, makes clients with a gRPC retry policy for
+	// RESOURCE_EXHAUSTED retry after RetryAfter if that is at most Pushback, and not at all
+	// if it is more. By default they follow their own policy.
 	Pushback time.Duration
 
 	// Blocked, if it is not OK, is the status of calls whose limit has no tokens at all

@@ -96,7 +96,7 @@ func show(ctx context.Context, out io.Writer, limiter *reservoir.Limiter, store 
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nUntil a replica took over, user:emma, of another master, was looked at again and again. Answered: %s.\n", answered)
+	fmt.Fprintf(out, "\nUntil a replica took over, user:emma, of another master, was checked again and again. Answered: %s.\n", answered)
 	return ask("\nThe replica has taken over, and the limiter has found it. 60 more:")
 }
 

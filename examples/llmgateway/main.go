@@ -66,7 +66,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		*model = "http://" + listener.Addr().String()
 	}
 	if u, err := url.Parse(*model); err != nil || u.Host == "" {
-		return errors.New("-model: a URL with a host")
+		return errors.New("-model: want a URL with a host")
 	}
 	b, err := newBudget(store, reservoir.Limit{Tokens: *requests, Window: *window},
 		reservoir.Limit{Tokens: *tokens, Window: *window}, reservoir.PerDay(*dollars, nil))

@@ -47,7 +47,7 @@ func (d dialect) read(body []byte) (q request, err error) {
 		to   any
 	}{{"model", &q.model}, {"stream", &q.stream}, {"stream_options", &options}, {"n", &n}, {"max_tokens", &q.most}, {string(d), &q.most}} {
 		if text, ok := fields[f.name]; ok && json.Unmarshal(text, f.to) != nil {
-			return q, fmt.Errorf("%s is of another type", f.name)
+			return q, fmt.Errorf("%s has the wrong type", f.name)
 		}
 	}
 	switch _, known := prices[q.model]; {

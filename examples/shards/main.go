@@ -1,4 +1,4 @@
-// Shards counts limits on three Redis servers that do not know each other, each with a
+// Shards counts limits on three independent Redis servers, each with a
 // replica that answers reads. See README.md.
 package main
 
@@ -73,11 +73,11 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	if err := d.ask(ctx, "\nThe primary of b is stopped. 60 more:"); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nThe limiter was told: %s.\n", await(ctx, changes))
+	fmt.Fprintf(out, "\nThe hook reports: %s.\n", await(ctx, changes))
 	if err := pairs["b"].Primary.Start(ctx); err != nil {
 		return err
 	}
-	return d.ask(ctx, "The primary of b is started, with nothing in memory, and the limiter was told: "+await(ctx, changes)+". 60 more:")
+	return d.ask(ctx, "The primary of b is started, with nothing in memory, and the hook reports: "+await(ctx, changes)+". 60 more:")
 }
 
 // await returns the next change of a shard's state. The limiter notices without requests

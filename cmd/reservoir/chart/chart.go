@@ -20,7 +20,7 @@ import (
 type Page struct {
 	Title, Note   string
 	Legend        []Entry
-	Plots         [][]*plot.Plot // rows of one
+	Plots         [][]*plot.Plot // rows of diagrams
 	Width, Height int            // of a diagram with its axes, in points
 }
 

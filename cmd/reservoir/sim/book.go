@@ -183,12 +183,12 @@ type Outcome struct {
 	Admitted   int64  `json:"admitted"`
 	Refused    int64  `json:"refused"`
 	Errors     int64  `json:"errors"`
-	Remembered int64  `json:"refused_from_memory"` // of Refused, those that cost no call
+	Remembered int64  `json:"refused_from_memory"` // refused requests that made no store call
 
 	// Needless counts refused requests for which the limit had tokens: in each window at
 	// most as many as its unspent tokens would have served.
 	Needless int64 `json:"refused_with_tokens_left"`
-	Over     int64 `json:"over_the_limit"` // tokens, over all windows; 0, or the library is broken
+	Over     int64 `json:"over_the_limit"` // tokens, over all windows; 0 unless the library has a bug
 
 	StoreCalls      int64   `json:"store_calls"` // until the last answer, without those of Close
 	CallsPerRequest float64 `json:"store_calls_per_request"`
@@ -247,7 +247,7 @@ func (l Latency) Note(d time.Duration) {
 	_ = l.RecordValue(min(max(int64(d), 0), slowest)) // within its bounds
 }
 
-// Quantile returns the duration that the share q of all, such as 0.99, did not exceed.
+// Quantile returns the quantile q, such as 0.99 for the 99th percentile.
 func (l Latency) Quantile(q float64) time.Duration {
 	return time.Duration(l.ValueAtQuantile(100 * q))
 }

@@ -24,12 +24,13 @@ type Setting struct {
 
 	// Virtual selects a virtual clock, for the embedded store only. It stands still while
 	// anything runs and jumps to the next timer when everything waits. Calls take the Delay,
-	// which must be less than a fetch timeout, and answers from memory no time. Randomness
-	// follows the Seed, and one thread runs, so only one such replay may run at a time.
+	// which must be less than a fetch timeout, and answers from memory take no time.
+	// Randomness follows the Seed, and one thread runs, so only one such replay may run at a
+	// time.
 	Virtual bool
 	Seed    uint64
 
-	// Travel returns how long half of a call takes that starts now, for fleets in which
+	// Travel returns the time of one way of a call that starts now, for fleets in which
 	// every event has its own instant; nil = half of the Delay. It must be safe for
 	// concurrent use.
 	Travel func(process int, now time.Duration, back bool) time.Duration
@@ -89,7 +90,7 @@ func (r *Replay) run(ctx context.Context) (Outcome, error) {
 	case o.Errors > 0 && o.Errors == o.Requests:
 		err = fmt.Errorf("every request failed, the first with: %w", r.book.failure)
 	case err == nil && spent != o.Admitted*r.Tokens:
-		err = fmt.Errorf("the limiters spent %d tokens, their callers had %d", spent, o.Admitted*r.Tokens)
+		err = fmt.Errorf("the limiters spent %d tokens, but their callers got %d", spent, o.Admitted*r.Tokens)
 	case err == nil && o.Over > 0:
 		err = fmt.Errorf("%d tokens were admitted over the limit", o.Over)
 	}

@@ -42,7 +42,7 @@ type Traffic struct {
 type Request struct {
 	At      time.Duration // since the beginning of the traffic
 	Key     int32         // index in Traffic.Keys
-	Process int32         // that receives it
+	Process int32         // index of the process that receives it
 }
 
 // Shape describes a traffic whose requests arrive at random, independently of each other,
@@ -104,11 +104,11 @@ var (
 )
 
 // ReadTrace reads recorded traffic of at most so many requests: CSV with a time and a key
-// in its first two columns; further ones are ignored, as are empty lines and lines that
-// begin with #. A first line whose time begins with a letter is a header. The lines need
-// not be in order, because a record of several processes rarely is. Records do not say
-// which process served a request, so the seed assigns each request to one of processes.
-// An error has the number of the line and not its text, because a key may be private.
+// in its first two columns; it ignores further columns, empty lines and lines that begin
+// with #. A first line whose time begins with a letter is a header. The lines need not be
+// in order, because a record of several processes rarely is. Records do not say which
+// process served a request, so the seed assigns each request to one of processes. An
+// error has the number of the line and not its text, because a key may be private.
 func ReadTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, error) {
 	t := Traffic{Processes: processes}
 	r, index := rand.New(rand.NewPCG(seed, 2)), make(map[string]int32)
