@@ -416,6 +416,9 @@ func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, now int64) {
 // before, and spent is how many tokens requests had used by then.
 func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.Lease {
 	k.small, k.short, k.low, k.deniedUntil, k.clients = false, false, false, 0, k.reported
+	if k.fallback != nil && k.fallback.window != window { // a later window may have the same name
+		k.fallback = nil
+	}
 	if u := k.use; u != nil {
 		length := k.limit().Window
 		u.Observe(length, now, spent, k.largest.take())

@@ -594,3 +594,44 @@ func TestWindowsByTheWallClock(t *testing.T) {
 		spend()
 	})
 }
+
+// The window that a process opens in an outage gives way to one of an older length. Later the
+// store, whose clock is behind, opens a window of the same name: it is the store's.
+func TestWindowWithTheNameOfAnOwnOne(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		store := skewed{memstore.New(), -30 * time.Second}
+		net := overNetwork(store.Store, time.Millisecond)
+		net.store = store
+		limit := changingLimit(100)
+		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen))
+		allow(t, open(t, store, reservoir.Limit{Tokens: 100, Window: 90 * time.Second}), "k", 1)
+		time.Sleep(time.Minute)
+		breakdown(t, l, net, refuse)
+		own := allow(t, l, "k", 1)
+		require.Equal(t, reservoir.Fallback, own.Source)
+		net.set(nil)
+		time.Sleep(30*time.Second + 100*time.Millisecond)
+		r := allow(t, l, "k", 1)
+		require.Equal(t, own.Reset, r.Reset)
+		require.Equal(t, reservoir.Fetched, r.Source)
+		assert.EqualValues(t, 99, drain(t, l, "k", 1))
+	})
+}
+
+// A late refund of what FailOpen admitted in an earlier window cancels no debt of this one.
+func TestLateRefundOfAFallback(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailure(reservoir.FailOpen))
+		breakdown(t, l, net, refuse)
+		r := allow(t, l, "k", 90)
+		require.Equal(t, reservoir.Fallback, r.Source)
+		net.set(nil)
+		time.Sleep(2 * time.Minute)
+		require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 100), 150))
+		require.NoError(t, l.Refund(bg, "k", r))
+		time.Sleep(10 * time.Second)
+		assert.EqualValues(t, 150, used(t, net, "k"))
+		assert.EqualValues(t, 50, l.Stats().Overdrawn)
+	})
+}
