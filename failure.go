@@ -194,7 +194,7 @@ func (k *keyState) fallbackLocked(now int64) *fallback {
 		}
 		limit := k.limit()
 		s := backend.State{Window: backend.Window(limit.Ends(wall(w, now)).UnixMilli()), Remaining: limit.Tokens}
-		s.Left = time.Until(s.Window.Time())
+		s.Left = min(time.Until(s.Window.Time()), limit.Window) // our clock may be behind: see wall
 		w = k.switchLocked(s.Window, now)
 		w.Guess(s, now)
 	}

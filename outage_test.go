@@ -592,6 +592,12 @@ func TestWindowsByTheWallClock(t *testing.T) {
 		require.Zero(t, l.Stats().Keys)
 		require.NoError(t, l.Settle(bg, "k", r, 3))
 		spend()
+		r = allow(t, l, "k", 1)
+		breakdown(t, l, net, refuse)
+		time.Sleep(time.Until(r.Reset) - ahead + time.Second)
+		refused := allow(t, l, "k", 101)
+		require.False(t, refused.Allowed)
+		require.LessOrEqual(t, refused.RetryAfter, 10*time.Second)
 	})
 }
 
