@@ -317,8 +317,8 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, 
 	if err = l.relimit(k, nil); err != nil {
 		return r, err
 	}
-	for range 2 {
-		limit := k.limit() // the second time with the length that the reply named
+	for range 3 {
+		limit := k.limit() // after the first time with the length that the reply named
 		if n > limit.Tokens {
 			return l.tooMuch(limit)
 		}
@@ -431,7 +431,7 @@ func (l *Limiter) takeStateless(ctx context.Context, key string, limit Limit, n 
 		return l.policyStateless(key, limit, n, stay, s.openError())
 	}
 	l.count.waited.Add(1)
-	for range 2 {
+	for range 3 {
 		t, _, err := l.take(ctx, s, q)
 		switch {
 		case err != nil && ctx.Err() != nil:

@@ -450,3 +450,19 @@ func TestForgottenDuringADirectCall(t *testing.T) {
 		assert.EqualValues(t, 5, s.Owed+s.Overdrawn)
 	})
 }
+
+// A window of the limit's old length ends while a call without stock asks again with that length,
+// and another process opens one of the new length.
+func TestOldWindowEndsBetweenTwoCalls(t *testing.T) {
+	for what, opt := range map[string]reservoir.Option{"direct": reservoir.WithDirect(), "no room": reservoir.WithMaxKeys(0)} {
+		inBubble(t, what, func(t *testing.T) {
+			store, limit := memstore.New(), changingLimit(100)
+			was := allow(t, open(t, store, reservoir.PerHour(100)), "k", 1)
+			l := open(t, overNetwork(store, 10*time.Millisecond), reservoir.PerMinute(100), opt, limit.option())
+			other := open(t, store, reservoir.PerMinute(100))
+			time.AfterFunc(time.Until(was.Reset)+5*time.Millisecond, func() { allow(t, other, "k", 1) })
+			time.Sleep(time.Until(was.Reset) - 15*time.Millisecond)
+			require.True(t, allow(t, l, "k", 1).Allowed)
+		})
+	}
+}
