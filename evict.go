@@ -63,10 +63,11 @@ func (k *keyState) retireLocked() {
 // final is a key's account at Close: all tokens are returned, but the store has not
 // confirmed it.
 type final struct {
-	account account.Account
-	req     backend.SyncRequest
-	shard   *shard
-	until   int64 // the window is over by then
+	account  account.Account
+	req      backend.SyncRequest
+	shard    *shard
+	fallback *fallback
+	until    int64 // the window is over by then
 }
 
 // closeKey retires k. It returns the account to hand back, or nil if there is none.
@@ -86,7 +87,7 @@ func (l *Limiter) closeKey(k *keyState) (f *final) {
 		if k.fallback != nil { // Close has no time to ask which window is open
 			k.fallback.provisional = false
 		}
-		f = &final{req: k.statementLocked(now), shard: k.shard, until: now + int64(k.limit().Window)}
+		f = &final{req: k.statementLocked(now), shard: k.shard, fallback: k.fallback, until: now + int64(k.limit().Window)}
 		f.account = k.account.HandOver()
 	}
 	k.retireLocked()
@@ -111,7 +112,11 @@ func (l *Limiter) lastStatement(ctx context.Context, f *final) error {
 			m := f.account.Apply(f.req, reply, 0)
 			l.count.move(m)
 			l.extra[0].Add(m.Taken - reply.Grant)
-			f.account.Return(reply.Grant)
+			if f.fallback.reopened(reply) { // the tokens that it hands over again may have been spent there
+				l.count.move(f.account.Expire(reply.Grant))
+			} else {
+				f.account.Return(reply.Grant)
+			}
 			l.count.spent.Add(f.account.Spent(0) - spent)
 			f.account.State(&f.req, reply.Window)
 			if f.account.Unconfirmed() == 0 {

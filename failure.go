@@ -106,7 +106,9 @@ func (o *fallback) move(to backend.Window) { o.before, o.window = o.window, to }
 
 // reopened reports whether the reply to the question which window is open names one whose
 // account was dropped, because it was taken for over: the store's clock has stepped back.
-func (o *fallback) reopened(r backend.SyncReply) bool { return r.Granted > 0 && r.Window <= o.dropped }
+func (o *fallback) reopened(r backend.SyncReply) bool {
+	return o != nil && r.Granted > 0 && r.Window <= o.dropped
+}
 
 // isProvisional reports whether the process has opened w itself, and must first ask the
 // store which window is open there.

@@ -641,3 +641,29 @@ func TestLateRefundOfAFallback(t *testing.T) {
 		assert.EqualValues(t, 50, l.Stats().Overdrawn)
 	})
 }
+
+// The store's clock steps back after an outage, and the limiter is closed before it has asked which
+// window is open: what was spent there does not go back.
+func TestCloseAfterTheClockStepsBack(t *testing.T) {
+	limit := reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		behind := skewed{memstore.New(), -5 * time.Second}
+		net := overNetwork(behind.Store, time.Millisecond)
+		l := open(t, net, limit, reservoir.WithFailure(reservoir.FailOpen), opt)
+		drain(t, l, "k", 1)
+		end := allow(t, l, "k", 1).Reset
+		time.Sleep(time.Until(end))
+		net.always(refuse)
+		for allow(t, l, "k", 1).Reset.Equal(end) {
+			time.Sleep(time.Millisecond)
+		}
+		net.mu.Lock()
+		net.store = behind
+		net.mu.Unlock()
+		net.set(nil)
+		require.NoError(t, l.Close(bg))
+		state, err := behind.Check(bg, "k", limit)
+		require.NoError(t, err)
+		assert.Zero(t, state.Remaining)
+	})
+}
