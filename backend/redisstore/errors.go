@@ -140,7 +140,10 @@ func isHandshake(err error) bool {
 // errors of a server go through redact before anything else sees them.
 func redact(err error) error {
 	text, _, repeats := strings.Cut(err.Error(), ", with args beginning with:")
-	if !repeats {
+	switch {
+	case strings.HasPrefix(text, "ERR Protocol error: unauthenticated"): // NOAUTH to a command of many arguments
+		text = "NOAUTH Authentication required."
+	case !repeats:
 		return err
 	}
 	return &redacted{text, func(target error) bool { return errors.Is(err, target) }}

@@ -21,6 +21,7 @@ import (
 // Faults of a URL, by its part. Their texts repeat none of it, because any part that does
 // not parse may belong to a password.
 var (
+	errEmpty  = errors.New("it is empty")
 	errScheme = errors.New("its scheme: want redis://, redis-cluster:// or redis-sentinel://, or rediss… for TLS")
 	errLogin  = errors.New("its user and password: want user:password@host, with %XX for all but letters and digits")
 	errUser   = errors.New("its user and password: the user has no password (write a password without a user as :password@host)")
@@ -62,6 +63,10 @@ func parse(o *redis.UniversalOptions, rawURL string) error {
 	base, kind, _ := strings.Cut(scheme, "-")
 	port := "6379"
 	switch {
+	case rawURL == "":
+		return errEmpty
+	case strings.Contains(path, "@"): // the password has a slash
+		return errLogin
 	case base == "rediss":
 		o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 	case base != "redis":

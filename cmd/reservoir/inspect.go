@@ -221,18 +221,16 @@ func watchFlags(f *flagSet) action {
 }
 
 func (l *look) watch(ctx context.Context, stdout io.Writer) error {
-	for last := ""; ; sim.Wait(ctx, time.Now().Add(time.Second)) {
-		i, err := l.at(ctx, l.full)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil && last == "":
+	for last := ""; ctx.Err() == nil; sim.Wait(ctx, time.Now().Add(time.Second)) {
+		i, err := l.at(context.WithoutCancel(ctx), l.full)
+		if err != nil && last == "" {
 			return err
 		}
 		if last, err = l.show(stdout, i, err, last); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 // show writes an inspection or its error. On a terminal it clears the screen first.
@@ -280,6 +278,7 @@ func resetFlags(f *flagSet) action {
 	l := newLook(f)
 	calendar := f.Bool("calendar", false, "the fresh window ends when the open one does, for calendar limits (a\n"+
 		"millisecond earlier, because its end identifies a window)")
+	window := f.Duration("window", 0, "`length` of the fresh window, if another program has opened the old one")
 	return l.then(func(ctx context.Context, stdout io.Writer) error {
 		was, err := l.at(ctx, l.full)
 		if err != nil {
@@ -289,9 +288,9 @@ func resetFlags(f *flagSet) action {
 		if *calendar {
 			end = backend.Window(was.ResetMS)
 		}
-		done, err := l.reset(ctx, end)
+		done, err := l.reset(ctx, end, *window)
 		if err != nil {
-			return explain(err, l.store.parts...)
+			return err
 		}
 		now, err := l.at(ctx, l.full)
 		if err != nil {
@@ -305,16 +304,23 @@ func resetFlags(f *flagSet) action {
 	})
 }
 
-// reset replaces the open window, if any, by a fresh one. The store reports the length of
-// the window if the request has another, and the second request uses it.
-func (l *look) reset(ctx context.Context, end backend.Window) (done bool, err error) {
+// reset replaces the open window, if any, by a fresh one of the same length, or of window
+// if the store does not know the length. A store names the length of an open window if a
+// request has another, so of two lengths it names at least one.
+func (l *look) reset(ctx context.Context, end backend.Window, window time.Duration) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	q := backend.ResetRequest{Key: l.full, Limit: backend.Limit{Tokens: max(l.limit, 1), Window: time.Minute}, End: end}
-	s, err := l.store.Reset(ctx, q)
-	if err == nil && s.Length != 0 {
-		q.Limit.Window = s.Length
-		s, err = l.store.Reset(ctx, q)
+	q := backend.ResetRequest{Key: l.full, Limit: backend.Limit{Tokens: max(l.limit, 1), Window: window}, End: end}
+	for _, guess := range []time.Duration{time.Minute, time.Hour} {
+		s, err := l.store.Check(ctx, l.full, backend.Limit{Tokens: 1, Window: guess})
+		if err != nil || s.Window == 0 {
+			return false, explain(err, l.store.parts...)
+		}
+		q.Limit.Window = cmp.Or(s.Length, q.Limit.Window)
 	}
-	return s.Window != 0 && s.Length == 0, err
+	if q.Limit.Window == 0 {
+		return false, usagef("another program has opened the window, so its length is not known: want -window, the limit's")
+	}
+	s, err := l.store.Reset(ctx, q)
+	return s.Window != 0 && s.Length == 0, explain(err, l.store.parts...)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,17 @@ func TestReset(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &next))
 	require.Zero(t, next.Charged)
 	require.EqualValues(t, due-1, next.ResetMS, "it ends when the one before would have")
+
+	end := strconv.FormatInt(time.Now().Add(time.Hour).Unix(), 10) // as another program opens a window
+	require.NoError(t, client.MSet(t.Context(), "p*:{theirs}", 5, "p*:{theirs}:exp", end).Err())
+	args[len(args)-1] = "theirs"
+	o = invoke(t.Context(), append([]string{"reset"}, args...)...)
+	require.Equal(t, exitUsage, o.status)
+	require.Contains(t, o.stderr, "want -window")
+	require.EqualValues(t, 5, look().Charged)
+	invoke(t.Context(), append([]string{"reset", "-window", "1h"}, args...)...).requireFine(t)
+	require.Zero(t, look().Charged)
+	charge(t, server, "", "theirs", 600) // of an hour's limit, as that window
 
 	server.Kill()
 	o = invoke(t.Context(), append([]string{"reset"}, args...)...)

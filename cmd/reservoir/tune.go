@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,7 +50,6 @@ func tuneFlags(f *flagSet) action {
 	c := new(tuning)
 	f.demandFlags(&c.shape, &c.setting.Limit)
 	f.commonFlags(&c.common)
-	f.Var(f.Lookup("store").Value, "redis", "the same as -`store`")
 	f.Float64Var(&c.shape.Rate, "rate", 15_000, "requests per second on average, over all keys and processes")
 	f.IntVar(&c.shape.Processes, "processes", 8, "processes that share the limit")
 	f.DurationVar(&c.shape.Length, "duration", 5*time.Second, "length of the described traffic")
@@ -99,13 +99,14 @@ func (c *tuning) validate(f *flagSet) (err error) {
 	if c.policies, err = sim.Policies(strings.Split(c.names, ","), c.setting.Limit.Tokens); err != nil {
 		return usagef("bad value for flag -policies: %s", oneLine(err))
 	}
+	_, noDir := os.Stat(filepath.Dir(c.report))
 	return kept(
 		rule{c.trace != "" || !f.given("trace"), "trace", "a file, or -"},
 		rule{c.setting.Virtual || !slices.Contains(c.stores, memory), "store", "no memory, which is no shard beside others here"},
 		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
-		rule{c.report == "" || slices.Contains([]string{".html", ".svg"}, extension(c.report)), "report", "a name that ends in .html or .svg"},
+		rule{c.report == "" || noDir == nil && slices.Contains([]string{".html", ".svg"}, extension(c.report)), "report", "a file in a directory that exists, whose name ends in .html or .svg"},
 	)
 }
 

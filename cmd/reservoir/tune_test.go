@@ -271,11 +271,12 @@ func TestTuneUsageErrors(t *testing.T) {
 		"tune -format " + canary:                          "-format",
 		"tune -report " + canary + ".png":                 "-report",
 		"tune -report r":                                  "-report",
+		"tune -report /" + canary + "/r.svg":              "-report",
 		"tune -trace=":                                    "-trace",
 		"tune -trace x -rate 3":                           "want -trace or -rate",
 		"tune -store memory -store redis://h":             "no memory, which is no shard",
 		"tune -store redis://:" + canary + "@@h":          "-store: its user and password",
-		"tune -redis redis://h -store redis://h:6379":     "twice",
+		"tune -store redis://h -store redis://h:6379":     "twice",
 		"tune -store redis://h -delay 1ms":                "want -delay or -store, not both",
 		"tune -store redis://h -trace /" + canary + "/no": "no such file",
 	} {
@@ -285,9 +286,11 @@ func TestTuneUsageErrors(t *testing.T) {
 		require.Contains(t, o.stderr, want, args)
 		require.NotContains(t, o.stderr+o.stdout, canary, args)
 	}
-	o := invoke(t.Context(), "tune", "-duration", "10ms", "-report", t.TempDir()+"/"+canary+"/r.svg")
+	dir := t.TempDir() + "/r.svg"
+	require.NoError(t, os.Mkdir(dir, 0o755))
+	o := invoke(t.Context(), "tune", "-duration", "10ms", "-report", dir)
 	require.Equal(t, exitFailure, o.status)
-	require.Equal(t, "reservoir: the report cannot be written: no such file or directory\n", o.stderr)
+	require.Equal(t, "reservoir: the report cannot be written: is a directory\n", o.stderr)
 }
 
 func TestTuneOnRedis(t *testing.T) {
@@ -321,7 +324,7 @@ func TestTuneOnRedis(t *testing.T) {
 func TestTuneOnARedisThatIsAway(t *testing.T) {
 	server := redistest.Start(t)
 	server.Kill()
-	o := invoke(t.Context(), "tune", "-redis", "redis://:"+canary+"@"+server.Addr())
+	o := invoke(t.Context(), "tune", "-store", "redis://:"+canary+"@"+server.Addr())
 	require.Equal(t, exitFailure, o.status)
 	o.requireOneLine(t)
 	require.NotContains(t, o.stderr, canary)

@@ -105,7 +105,11 @@ func (r *tuneReport) text(width int) string {
 		rows = append(rows, []string{o.Policy, n(o.StoreCalls), table.Percent(o.CallsPerRequest), table.Percent(o.WaitedShare), stranded,
 			n(o.Refused), n(o.Needless), n(o.Over), table.Duration(o.P99), table.Duration(o.P50), n(o.Admitted)})
 	}
-	s := r.heading + "\n\n" + table.Within(rows, width) + tuneLegend + r.Recommendation.Policy + "\n"
+	text, hidden := table.Within(rows, width)
+	if hidden > 0 {
+		text += fmt.Sprintf("\n%s in a wider terminal, and with -format json.\n", count(hidden, "more column", "s"))
+	}
+	s := r.heading + "\n\n" + text + tuneLegend + r.Recommendation.Policy + "\n"
 	notes := strings.Join(append([]string{r.Recommendation.Reason}, r.Notes...), "\n\n")
 	return s + table.Wrap(notes, width) + "\n"
 }
@@ -247,8 +251,8 @@ func usual(sound []sim.Outcome, best sim.Outcome) (o sim.Outcome, why string) {
 }
 
 func cost(o sim.Outcome) string {
-	s := fmt.Sprintf("It makes %s store calls for %s requests (%s); %s of the requests wait for the store", table.Commas(o.StoreCalls),
-		table.Commas(o.Requests), table.Percent(o.CallsPerRequest), table.Percent(o.WaitedShare))
+	s := fmt.Sprintf("It makes %s for %s (%s); %s of the requests wait for the store", count(int(o.StoreCalls), "store call", "s"),
+		count(int(o.Requests), "request", "s"), table.Percent(o.CallsPerRequest), table.Percent(o.WaitedShare))
 	if o.StrandedWindows > 0 {
 		s += fmt.Sprintf("; when the first is refused, %s of the limit lies unspent in processes", table.Percent(o.Stranded))
 	}

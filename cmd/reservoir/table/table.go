@@ -25,13 +25,15 @@ func Text(rows [][]string, right bool) string {
 	return trailing.ReplaceAllString(b.String(), "\n")
 }
 
-// Within is Text aligned right, without the last columns if it is wider than width.
-func Within(rows [][]string, width int) string {
+// Within is Text aligned right, without the last columns if it is wider than width. hidden
+// is how many it leaves out.
+func Within(rows [][]string, width int) (text string, hidden int) {
 	for n := len(rows[0]); ; n-- {
-		text := Text(rows, true)
+		text = Text(rows, true)
 		if first, _, _ := strings.Cut(text, "\n"); len(first) <= width || n == 1 {
-			return text
+			return text, hidden
 		}
+		hidden++
 		for i := range rows {
 			rows[i] = rows[i][:n-1]
 		}
