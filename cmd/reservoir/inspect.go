@@ -222,8 +222,11 @@ func watchFlags(f *flagSet) action {
 
 func (l *look) watch(ctx context.Context, stdout io.Writer) error {
 	for last := ""; ctx.Err() == nil; sim.Wait(ctx, time.Now().Add(time.Second)) {
-		i, err := l.at(context.WithoutCancel(ctx), l.full)
-		if err != nil && last == "" {
+		i, err := l.at(ctx, l.full)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && last == "":
 			return err
 		}
 		if last, err = l.show(stdout, i, err, last); err != nil {
