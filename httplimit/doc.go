@@ -60,8 +60,8 @@
 // # Charge first, refund later
 //
 // A request is charged before the handler runs, so that a crowd cannot pass together. It
-// is refunded if [WithRefund] says so for its response. By default that is a 304 Not
-// Modified, so clients may check for changes as often as they like. The headers of a
+// is refunded if [WithRefund] says so for its response. By default a 304 Not Modified is
+// refunded, so clients may check for changes as often as they like. The headers of a
 // refunded response do not count its charge. If a handler panics, the charge stays.
 //
 // If a handler learns a request's cost from its work, it calls [Settle]; WithCost is then
