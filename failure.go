@@ -43,10 +43,10 @@ var (
 	FailOpen = Failure{mode: failOpen}
 )
 
-// FailLocal lets each process admit at most share of the limit, 0 to 1, per window without
-// the store: with 0.05, 20 processes together admit one limit, on top of what was charged
-// before the outage. A share of less than one token admits nobody. The key must stay in
-// memory until its window ends, even if the store is back before, so keys past
+// FailLocal lets each process admit at most share of the limit, 0 to 1, per window
+// without the store: with 0.05, 20 processes together admit one limit, on top of what was
+// charged before the outage. A share of less than one token admits nobody. The key must
+// stay in memory until its window ends, even if the store is back earlier, so keys past
 // [WithMaxKeys] get [FailClosed].
 //
 // When the store is back, it charges what FailLocal and FailOpen have admitted, if the

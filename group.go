@@ -31,7 +31,7 @@ type GroupResult struct {
 	// with the smallest part remaining. It is the one to report to the client.
 	Result
 
-	// Limiter is the index of the limiter whose answer Result is.
+	// Limiter is the index of the limiter that gave Result.
 	Limiter int
 
 	few  [4]Result // of all limits, when allowed, for Settle

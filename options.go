@@ -111,7 +111,7 @@ func WithShadow() Option { return func(c *config) { c.shadow = true } }
 
 // WithLateOverruns makes [Limiter.Settle] charge tokens used above a charge to the window
 // that is open now, if the request's own window is over. By default such tokens are
-// dropped, because they are not of that window; charge them if requests last as long as
+// dropped, because they belong to another window; charge them if requests last as long as
 // windows do. If this process has no open window in memory, that costs two store calls,
 // bounded by Settle's ctx.
 func WithLateOverruns() Option { return func(c *config) { c.lateOverruns = true } }
@@ -178,7 +178,7 @@ type StoreCall struct {
 	Reason   string        // why a batch has its size; "" for other calls
 	Duration time.Duration // from sending to the reply
 	Want     int64         // tokens asked for
-	Granted  int64         // tokens got (given back, for a refund)
+	Granted  int64         // tokens granted (given back, for a refund)
 	Err      error         // nil, a *StoreError, ErrConflict, or a panic of the store
 }
 

@@ -19,14 +19,14 @@
 //
 // # What is promised
 //
-// Over all processes, the tokens spent in a window of the store never exceed the
-// limit while the store keeps its data, whatever calls are lost, late, repeated
-// or reordered. The exceptions are [Limiter.Settle] above the charge, and [FailOpen] and
-// [FailLocal] in an outage. A charged token is spent, handed back, or expires with
-// its window, and [Stats] counts it as one of these. A caller with stock at hand does no
-// I/O and takes no lock, except one caller per batch, which orders the next batch.
-// Refusals make no store call until the reset, except for an occasional probe. A
-// crowd on one key shares one call, and a caller is bounded by its own context.
+// Over all processes, the tokens spent in a window of the store never exceed the limit
+// while the store keeps its data, even if calls are lost, late, repeated or reordered.
+// The exceptions are [Limiter.Settle] above the charge, and [FailOpen] and [FailLocal] in
+// an outage. A charged token is spent, handed back, or expires with its window, and
+// [Stats] counts it as one of these. A caller with stock at hand does no I/O and takes no
+// lock, except one caller per batch, which orders the next batch. Refusals make no store
+// call until the reset, except for an occasional probe. A crowd on one key shares one
+// call, and a caller is bounded by its own context.
 //
 // The window is fixed, so up to twice the limit may pass in an interval of a
 // window's length that straddles a reset. See [Limit].

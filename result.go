@@ -128,8 +128,8 @@ func PerMinute(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.M
 // PerHour is a limit of tokens in each hour.
 func PerHour(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.Hour} }
 
-// PerDay is a limit of tokens in each day of a time zone, from midnight to midnight. A day
-// on which clocks change has 23 or 25 hours. A nil zone is UTC.
+// PerDay is a limit of tokens in each day of a time zone, from midnight to midnight. A
+// day on which clocks change is shorter or longer than 24 hours. A nil zone is UTC.
 func PerDay(tokens int64, zone *time.Location) Limit {
 	return perPeriod(tokens, 24*time.Hour, backend.Day, zone)
 }

@@ -38,7 +38,7 @@ type Stats struct {
 	Shadowed   int64 // the denied requests that passed because of WithShadow
 
 	Prefetches int64 // fetches ahead of need
-	Probes     int64 // fetches that look whether an exhausted key has tokens again
+	Probes     int64 // fetches that check whether an exhausted key has tokens again
 	GiveBacks  int64 // returns of a surplus, except those of Close and eviction
 	Stranded   int64 // the part of Held whose key is exhausted in the store
 

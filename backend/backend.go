@@ -148,7 +148,7 @@ type SyncRequest struct {
 // SyncReply is the store's side of the account after a Sync.
 type SyncReply struct {
 	State
-	Grant      int64         // tokens to add to the stock now: Recovered and those newly charged
+	Grant      int64         // tokens to add to the stock now: Recovered and newly charged ones
 	Recovered  int64         // the part of Grant that an earlier, lost reply had already granted
 	Granted    int64         // the client's total in Window, Grant included
 	Returned   int64         // the client's total given back in Window

@@ -60,8 +60,8 @@
 // # Charge first, refund later
 //
 // A request is charged before the handler runs, so that a crowd cannot pass together. It
-// is refunded if [WithRefund] says so for its response. By default that is a 304 Not
-// Modified, so clients may check for changes as often as they like. The headers of a
+// is refunded if [WithRefund] says so for its response. By default a 304 Not Modified is
+// refunded, so clients may check for changes as often as they like. The headers of a
 // refunded response do not count its charge. If a handler panics, the charge stays.
 //
 // If a handler learns a request's cost from its work, it calls [Settle]; WithCost is then
@@ -70,14 +70,14 @@
 // # The ResponseWriter
 //
 // Handlers get a ResponseWriter that flushes, hijacks and sends files as the server's
-// does, by type assertion and by http.ResponseController. If the server's cannot flush,
-// Flush does nothing; if it cannot hijack, Hijack returns an error. Use Unwrap to get an
-// http.Pusher. [ResultOf] returns the decision to the handler.
+// does, by type assertion and by http.ResponseController. If the server's ResponseWriter
+// cannot flush, Flush does nothing; if it cannot hijack, Hijack returns an error. Use
+// Unwrap to get an http.Pusher. [ResultOf] returns the decision to the handler.
 //
 // # When the store is away
 //
-// By default (reservoir.FailClosed) the limiter then makes no decision, and the client
-// gets 503 with Retry-After: 1. To serve requests in an outage, prefer
+// By default (reservoir.FailClosed) the limiter makes no decision in an outage, and the
+// client gets 503 with Retry-After: 1. To serve requests in an outage, prefer
 // [reservoir.WithFailure] to WithErrorHandler(Pass), because it still counts them.
 //
 // # Several limits in a row

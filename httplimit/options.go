@@ -89,9 +89,10 @@ func WithRefused(f func(http.ResponseWriter, *http.Request, reservoir.Result)) O
 }
 
 // WithBlockedStatus sets the status for requests whose limit has no tokens at all
-// (reservoir.Limit{}), such as 403, and leaves out their Retry-After. By default they get a
-// 429 like other refusals. With [WithRefused], whose function can check for a Result.Limit
-// of 0, it only leaves out Retry-After. It panics unless status is an error's, 400 to 599.
+// (reservoir.Limit{}), such as 403, and leaves out their Retry-After. By default they get
+// a 429 like other refusals. With [WithRefused], whose function can check for a
+// Result.Limit of 0, it only leaves out Retry-After. It panics unless status is 400 to
+// 599.
 func WithBlockedStatus(status int) Option {
 	if status < 400 || status > 599 {
 		panic(fmt.Sprintf("httplimit: status %d is no error", status))

@@ -17,8 +17,8 @@
 //
 // The package is exported because a store outside this module must grant exactly the same
 // numbers as the stores inside. Otherwise a fleet in which both serve a key is unfair.
-// With the scripts in package lua, such a store is no more than a client. The tests of
-// this package test once what holds for any store that passes, such as that a failover
+// With the scripts in package lua, such a store is no more than a client. This package's
+// own tests show what holds for any store that passes, for example that a failover
 // exceeds the limit by no more than the replica has missed.
 package backendtest
 

@@ -141,7 +141,7 @@ func (s *Store) Err() error {
 }
 
 // Close waits for pending calls, including calls whose callers have left, and for the
-// refunds of those. It waits no longer than the client's timeouts. Later calls are
+// refunds of these calls. It waits no longer than the client's timeouts. Later calls are
 // rejected. It closes the client if Open made it.
 func (s *Store) Close() error {
 	s.closing.Lock()

@@ -73,9 +73,9 @@
 // the difference when its key leaves a store. A difference of more than 25 ms also costs
 // tokens and calls while keys are in both.
 //
-// A store that loses data may exceed the limit with or without a roll-out. A window that
-// moved may not be used completely, because tokens that only the old store charged stay
-// with their client. Its next statement gets them if the new store has them too;
+// A store that loses data may exceed the limit with or without a roll-out. Some tokens of
+// a window that moved may remain unused, because tokens that only the old store charged
+// stay with their client. Its next statement gets them if the new store has them too;
 // otherwise they lie idle until the window ends.
 //
 // # Debt, requests of several tokens, windows of another length

@@ -59,7 +59,7 @@ var errNoStore = errors.New("reservoir: rollout: no store")
 // length, so that an open window ends in the store in which it began. Setting the present
 // range again does nothing.
 //
-// If not 0 <= low <= high <= 100, it returns an error and changes nothing.
+// Unless 0 <= low <= high <= 100, it returns an error and changes nothing.
 func (s *Store) SetPercent(low, high float64) error {
 	if !(0 <= low && low <= high && high <= 100) { // false for NaN, too
 		return fmt.Errorf("reservoir: rollout: keys from %v to %v percent, want 0 <= low <= high <= 100", low, high)

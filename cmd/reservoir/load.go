@@ -74,7 +74,7 @@ func (c *load) validate(f *flagSet) error {
 	}
 	policies, err := sim.Policies([]string{c.batch}, c.limit.Tokens)
 	if err != nil || len(policies) != 1 {
-		return usagef("bad value for flag -batch: want a policy of tune, such as adaptive, direct, ladder or a number of tokens")
+		return usagef("bad value for flag -batch: want a policy such as adaptive, direct or ladder, or a number of tokens")
 	}
 	c.sizing = policies[0].Option
 	if err := backend.ValidateKey(c.keys[0]); err != nil { // generated keys are all alike
