@@ -378,7 +378,7 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	k, n := d.k, d.req.Tokens
 	w := k.lease.Load()
 	current := w != nil && w.Window == d.reply.Window
-	if current {
+	if current && r.Allowed { // a refusal tells what was too little
 		r.Remaining = min(r.Remaining+w.Stock(), r.Limit)
 	}
 	switch {

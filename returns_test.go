@@ -510,3 +510,18 @@ func TestCallsAfterAKeyWasDrained(t *testing.T) {
 		})
 	}
 }
+
+// A direct call that is refused says that less is left than was asked for, though the process
+// holds tokens of a Wait that came back.
+func TestDirectRefusalAgreesWithItself(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		l := open(t, far(time.Millisecond), reservoir.PerHour(10), reservoir.WithDirect(), reservoir.WithStranding(1))
+		r, err := l.WaitN(bg, "k", 2)
+		require.NoError(t, err)
+		require.True(t, allow(t, l, "k", 7).Allowed)
+		require.NoError(t, l.Refund(bg, "k", r))
+		r = allow(t, l, "k", 3)
+		require.False(t, r.Allowed)
+		assert.Less(t, r.Remaining, int64(3))
+	})
+}
