@@ -72,10 +72,10 @@ var checks = []struct {
 		require.DirExists(t, "."+strings.TrimSuffix(strings.TrimPrefix(c, "go get "+module), "@main"))
 	}},
 	{regexp.MustCompile(`^go mod edit -replace=` + regexp.QuoteMeta(module)), func(t *testing.T, _ *stage, c string) {
-		_, to, _ := strings.Cut(c, "=./reservoir")
+		_, to, _ := strings.Cut(c, "=../reservoir")
 		require.DirExists(t, "."+to)
 	}},
-	{regexp.MustCompile(`^git clone https://` + regexp.QuoteMeta(module) + `$|^mkdir hello && cd hello$|^go mod (init|tidy)|^go build$`), func(*testing.T, *stage, string) {}},
+	{regexp.MustCompile(`^git clone https://` + regexp.QuoteMeta(module) + `( \.\./reservoir)?$|^mkdir hello && cd hello$|^go mod (init|tidy)|^go build$`), func(*testing.T, *stage, string) {}},
 	// TestGettingStarted runs it.
 	{threeProcesses, func(*testing.T, *stage, string) {}},
 	// These run until they are stopped.
