@@ -142,13 +142,16 @@ func TestGroup(t *testing.T) {
 		first, err := g.Allow(bg, "wide", "tight")
 		require.NoError(t, err)
 		assert.Equal(t, 2*time.Millisecond, time.Since(begin))
+		assert.Equal(t, 1, first.Limiter)
 		var passed atomic.Int64
 		crowd(16, func(int) {
 			for range 60 {
 				r, err := g.Allow(bg, "wide", "tight")
 				assert.NoError(t, err)
-				if assert.Equal(t, 1, r.Limiter); r.Allowed {
-					passed.Add(1)
+				if r.Allowed {
+					passed.Add(1) // which is the tightest depends on how the crowd's spends interleave
+				} else {
+					assert.Equal(t, 1, r.Limiter)
 				}
 			}
 		})
