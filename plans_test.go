@@ -409,6 +409,22 @@ func TestShadowedLargeRequest(t *testing.T) {
 	})
 }
 
+// Who waits for a limit passes when the limit goes into shadow.
+func TestWaitWhenShadowBegins(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		var shadow atomic.Bool
+		l := open(t, far(time.Millisecond), reservoir.PerDay(1, nil), opt, reservoir.WithLimits(func(string) reservoir.Limit {
+			return reservoir.Limit{Tokens: 1, Window: 24 * time.Hour, Shadow: shadow.Load()}
+		}))
+		first := allow(t, l, "k", 1)
+		time.AfterFunc(time.Second, func() { shadow.Store(true) })
+		r, err := l.Wait(bg, "k")
+		require.NoError(t, err)
+		assert.True(t, r.Shadowed)
+		assert.True(t, time.Now().Before(first.Reset))
+	})
+}
+
 // In shadow a request passes too if the limit falls below it while it is in line.
 func TestLimitLoweredInShadow(t *testing.T) {
 	for what, request := range map[string]func(l *reservoir.Limiter) (reservoir.Result, error){

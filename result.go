@@ -351,13 +351,13 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 		k.deniedUntil = 0
 	}
 	k.bound.Store(&limit)
-	tooMuch := ErrExceedsLimit
+	why := ErrExceedsLimit
 	if limit.Shadow {
-		tooMuch = errStartOver
+		why = errStartOver
 	}
 	line.Each(func(c *waiter) {
-		if c.N > limit.Tokens {
-			line.Notify(c, outcome{err: tooMuch})
+		if c.N > limit.Tokens || limit.Shadow && c.Stays { // nobody waits for a limit in shadow
+			line.Notify(c, outcome{err: why})
 		}
 	})
 	return 0
