@@ -33,8 +33,8 @@ func Ladder(min, max int64) Sizing {
 }
 
 // Adaptive, the default, fetches what the key is expected to use while the limit lasts,
-// and lets the store taper batches as the limit runs out. min, at least 1, and max, at
-// least min, bound one batch in tokens; a max of 0 means no bound.
+// and lets the store taper batches as the limit runs out. min and max bound one batch in
+// tokens: min is at least 1, and max at least min, or 0 for no bound.
 func Adaptive(min, max int64) Sizing {
 	return Sizing{demand.Policy{Kind: demand.Adaptive, Min: min, Max: max}}
 }

@@ -2,6 +2,7 @@ package memstore
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
@@ -82,4 +83,38 @@ func BenchmarkTake(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkMemory reports the bytes that a key takes, after a direct call or a statement.
+func BenchmarkMemory(b *testing.B) {
+	limit := backend.Limit{Tokens: 10, Window: time.Hour}
+	for name, call := range map[string]func(s *Store, key string) error{
+		"take": func(s *Store, key string) error {
+			_, err := s.Take(b.Context(), backend.TakeRequest{Key: key, Limit: limit, Tokens: 1})
+			return err
+		},
+		"sync": func(s *Store, key string) error {
+			_, err := s.Sync(b.Context(), backend.SyncRequest{Key: key, Client: "c", Limit: limit, Want: 1})
+			return err
+		},
+	} {
+		b.Run("op="+name, func(b *testing.B) {
+			const keys = 100_000
+			for b.Loop() {
+				s, before := New(), heap()
+				for i := range keys {
+					require.NoError(b, call(s, fmt.Sprintf("user:%015d", i)))
+				}
+				b.ReportMetric(float64(heap()-before)/keys, "B/key")
+				runtime.KeepAlive(s)
+			}
+		})
+	}
+}
+
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
