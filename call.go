@@ -151,14 +151,13 @@ func (s *storeCall) report() {
 	}
 }
 
-// detached makes a call for one caller and returns the call's error, or that of ctx. If
-// ctx ends first, the call goes on until the fetch timeout, and then abandoned gets its
+// detached makes a call, by f, for one caller and returns the call's error, or that of ctx.
+// If ctx ends first, the call goes on until the fetch timeout, and then abandoned gets its
 // error.
-func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit, what StoreCall, f func(context.Context, *storeCall) error, abandoned func(err error)) error {
+func (c *client) detached(ctx context.Context, call *storeCall, f func(context.Context) error, abandoned func(error)) error {
 	if !c.calls.Begin() {
 		return ErrClosed
 	}
-	call := c.newCall(s, key, limit, what)
 	var ended atomic.Bool // set by the end of the call or by the caller that leaves, whichever comes first
 	end := make(chan error, 1)
 	go func() {
@@ -175,7 +174,7 @@ func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit
 		}()
 		bounded := deadline.After(ctx, c.fetchTimeout)
 		defer bounded.Release()
-		err = call.do(bounded, func(ctx context.Context) error { return f(ctx, call) })
+		err = call.do(bounded, f)
 	}()
 	select {
 	case err := <-end:
@@ -191,9 +190,8 @@ func (c *client) detached(ctx context.Context, s *shard, key string, limit Limit
 // take makes a direct call for tokens. Tokens that come after the caller has left go back.
 func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ backend.TakeReply, sent int64, _ error) {
 	var reply backend.TakeReply // not the caller's: the call may end after the caller has left
-	var begun int64
-	err := c.detached(ctx, s, r.Key, r.Limit, StoreCall{Op: "take", Want: r.Tokens}, func(ctx context.Context, call *storeCall) (err error) {
-		begun = call.sent
+	call := c.newCall(s, r.Key, r.Limit, StoreCall{Op: "take", Want: r.Tokens})
+	err := c.detached(ctx, call, func(ctx context.Context) (err error) {
 		if reply, err = c.store.Take(ctx, r); err == nil && reply.Allowed {
 			call.Granted = r.Tokens
 		}
@@ -207,7 +205,7 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 	})
 	switch {
 	case err == nil:
-		return reply, begun, nil
+		return reply, call.sent, nil
 	case ctx.Err() == nil:
 		c.lost(err, r.Tokens)
 	}
@@ -243,7 +241,8 @@ func (c *client) undo(s *shard, r backend.RefundRequest) {
 
 func (c *client) refund(ctx context.Context, s *shard, r backend.RefundRequest) (int64, error) {
 	var total int64
-	err := c.detached(ctx, s, r.Key, c.anyLimit(), StoreCall{Op: "refund", Want: r.Total}, func(ctx context.Context, call *storeCall) (err error) {
+	call := c.newCall(s, r.Key, c.anyLimit(), StoreCall{Op: "refund", Want: r.Total})
+	err := c.detached(ctx, call, func(ctx context.Context) (err error) {
 		total, err = c.store.Refund(ctx, r)
 		call.Granted = total
 		return err
@@ -259,7 +258,7 @@ func (c *client) check(ctx context.Context, s *shard, key string, limit Limit) (
 		return backend.State{}, c.failed(ctx, s.openError())
 	}
 	var state backend.State
-	err := c.detached(ctx, s, key, limit, StoreCall{Op: "check"}, func(ctx context.Context, _ *storeCall) (err error) {
+	err := c.detached(ctx, c.newCall(s, key, limit, StoreCall{Op: "check"}), func(ctx context.Context) (err error) {
 		state, err = c.store.Check(ctx, key, limit)
 		return c.conflict(state, err)
 	}, func(error) {})
@@ -273,16 +272,15 @@ func (c *client) check(ctx context.Context, s *shard, key string, limit Limit) (
 // reset opens a fresh window. It is never repeated.
 func (c *client) reset(ctx context.Context, s *shard, r backend.ResetRequest) (state backend.State, sent int64, err error) {
 	var reply backend.State // not the caller's: the call may end after the caller has left
-	var begun int64
-	err = c.detached(ctx, s, r.Key, r.Limit, StoreCall{Op: "reset"}, func(ctx context.Context, call *storeCall) (err error) {
-		begun = call.sent
+	call := c.newCall(s, r.Key, r.Limit, StoreCall{Op: "reset"})
+	err = c.detached(ctx, call, func(ctx context.Context) (err error) {
 		reply, err = c.store.Reset(ctx, r)
 		return c.conflict(reply, err)
 	}, func(error) {})
 	if err != nil {
 		return backend.State{}, 0, c.failed(ctx, err)
 	}
-	return reply, begun, nil
+	return reply, call.sent, nil
 }
 
 // failed counts a request that ends in a *StoreError.

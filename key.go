@@ -308,7 +308,8 @@ func (s *settlement) chargeByCall(ctx context.Context, n int64) error {
 		}
 	}
 	for range 3 {
-		err = l.detached(ctx, l.shardOf(q.Key), q.Key, q.Limit, StoreCall{Op: "sync", Cause: string(next.Charge)}, func(ctx context.Context, _ *storeCall) (err error) {
+		call := l.newCall(l.shardOf(q.Key), q.Key, q.Limit, StoreCall{Op: "sync", Cause: string(next.Charge)})
+		err = l.detached(ctx, call, func(ctx context.Context) (err error) {
 			l.count.syncs.Add(1)
 			reply, err = l.store.Sync(ctx, q)
 			return l.conflict(reply.State, err)
