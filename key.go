@@ -294,6 +294,7 @@ func (s *settlement) chargeByCall(ctx context.Context, n int64) error {
 		return nil
 	}
 	var reply backend.SyncReply
+	inTime := time.Until(r.Reset) > 0 // though the call may come too late
 	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.singleUseName(), Limit: limit.Plain(), Window: r.window(), Debt: n, Strand: -1, Leaving: true}
 	book := func(err error) {
 		switch {
@@ -303,7 +304,7 @@ func (s *settlement) chargeByCall(ctx context.Context, n int64) error {
 			l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
 			l.count.spent.Add(reply.Debt)
 			l.extra[0].Add(reply.Debt)
-		case reply.Window == q.Window || l.lateOverruns && reply.Window != 0: // no call is left to charge it, in another window or by another length
+		case reply.Window == q.Window || inTime || l.lateOverruns && reply.Window != 0: // no call is left to charge it, in another window or by another length
 			l.count.overdrawn.Add(n)
 		}
 	}

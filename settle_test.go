@@ -173,7 +173,7 @@ func TestSettleLate(t *testing.T) {
 	}
 }
 
-// An overrun in the last moments of a window, in which its stock is not spent any more, counts as
+// An overrun in the last moments of a window, which no call can state in time any more, counts as
 // above the limit.
 func TestSettleInTheLastMoments(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
@@ -184,6 +184,13 @@ func TestSettleInTheLastMoments(t *testing.T) {
 		time.Sleep(time.Hour)
 		assert.EqualValues(t, 50, l.Stats().Overdrawn)
 		balance(t, l)
+	})
+	inBubble(t, "no room", func(t *testing.T) {
+		l := open(t, far(40*time.Millisecond), reservoir.PerDay(100, nil), reservoir.WithMaxKeys(0))
+		r := allow(t, l, "k", 100)
+		time.Sleep(time.Until(r.Reset) - 20*time.Millisecond)
+		require.NoError(t, l.Settle(bg, "k", r, 150))
+		assert.EqualValues(t, 50, l.Stats().Overdrawn)
 	})
 }
 
