@@ -15,7 +15,8 @@ import (
 
 // Sizing decides how many tokens a key fetches at a time: [Fixed], [Ladder] or
 // [Adaptive]. New returns [ErrOption] for the zero Sizing. Every Sizing orders a batch
-// before the stock is gone, so that nobody waits for it.
+// before the stock is gone, so that nobody waits for it. Up to four batches are held for
+// requests that are larger than a batch; a request for more waits for a call of its own.
 type Sizing struct{ policy demand.Policy }
 
 // Fixed fetches n tokens at a time, at least 1, and more only if callers wait for more. It
@@ -84,8 +85,16 @@ func (s *situation) reorder() int64 {
 	if !s.short { // nobody lacks what is held
 		idle = max(idle, s.limit.Tokens/sparePart/s.peers)
 	}
-	return s.demand.Reorder(s.limit, s.lead, idle)
+	at := s.demand.Reorder(s.limit, s.lead, idle)
+	if most := s.sizing.policy.Max; most > 0 {
+		at = min(at, mostAhead*most)
+	}
+	return at
 }
+
+// mostAhead is how many batches are held for a request that is larger than a batch. To
+// hold more would cost more calls than that request's own.
+const mostAhead = 4
 
 // idle is this process' part of the tokens that may lie idle.
 func (k *keyState) idle() int64 {

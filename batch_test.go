@@ -451,6 +451,32 @@ func TestLargestBatchIsABound(t *testing.T) {
 	}
 }
 
+// Requests for more than a batch are served from several that were ordered ahead. If they are
+// far larger, batches cannot serve them, and so are not ordered by the dozen.
+func TestRequestsLargerThanABatch(t *testing.T) {
+	inBubbles(t, "", map[string]reservoir.Option{
+		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 100)),
+		"fixed":    reservoir.WithBatch(reservoir.Fixed(100)),
+		"ladder":   reservoir.WithBatch(reservoir.Ladder(1, 100)),
+	}, func(t *testing.T, _ string, opt reservoir.Option) {
+		for _, n := range []int64{200, 4000, 1_000_000} {
+			net := far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(1_000_000_000), opt)
+			for range 200 {
+				require.True(t, allow(t, l, "k", n).Allowed)
+				time.Sleep(50 * time.Millisecond)
+			}
+			most := 6 * 200
+			if n == 200 {
+				most = 2*200 + 50
+				assert.LessOrEqual(t, l.Stats().Waited, int64(10))
+			}
+			assert.LessOrEqual(t, net.count(""), most, n)
+			assert.LessOrEqual(t, l.Stats().Held, max(5*100, n), n)
+		}
+	})
+}
+
 // A burst on a new key strands more than later use, because nothing is known of the demand:
 // up to half of the limit, for up to half of the window.
 func TestBurstOnANewKey(t *testing.T) {
