@@ -377,7 +377,7 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 		}
 		windows := (ahead + c.N - 1) / k.limit().Tokens // after the one that opens next
 		until := c.Deadline - now - int64(w.RetryAfter(now))
-		return c.Deadline == 0 || until >= 0 && windows <= until/int64(k.limit().Window)
+		return c.Deadline == 0 || until > 0 && windows <= until/int64(k.limit().Window)
 	}, func(c *waiter, v waiters.Verdict) {
 		line.Notify(c, k.verdictLocked(c, w, v, now))
 	})
