@@ -341,6 +341,9 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 		if k.fallback.provisional = false; r.Window == 0 { // the store will adopt our window
 			return
 		}
+		if r.Window == w.Window { // the store's window has the name of ours, so the account goes on
+			f.req.Window = w.Window
+		}
 		k.fallback.move(r.Window)
 		r.Carried = true // the debt goes along
 	} else if w != nil && w.Window != f.req.Window { // left meanwhile: the store will hand the grant over again

@@ -667,3 +667,23 @@ func TestCloseAfterTheClockStepsBack(t *testing.T) {
 		assert.Zero(t, state.Remaining)
 	})
 }
+
+// The window that a process opens in an outage may have the name of the store's. What direct calls
+// charge there before the store is asked for its window can still be refunded.
+func TestRefundInAWindowOfTheSameName(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(10), reservoir.WithDirect(), reservoir.WithFailure(reservoir.FailLocal(0.05)))
+		net.always(refuse)
+		away := allow(t, l, "k", 1)
+		require.Equal(t, reservoir.Fallback, away.Source)
+		net.set(nil)
+		r := allow(t, l, "k", 1)
+		require.Equal(t, reservoir.Direct, r.Source)
+		require.Equal(t, away.Reset, r.Reset)
+		require.NoError(t, waitFor(bg, l, "k", 1))
+		require.NoError(t, l.Refund(bg, "k", r))
+		assert.EqualValues(t, 1, used(t, net, "k"))
+		assert.EqualValues(t, 1, l.Stats().Refunded)
+	})
+}
