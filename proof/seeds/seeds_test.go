@@ -286,7 +286,9 @@ func (s *sim) hearRefund(c *simCaller) {
 		s.seen["refund unknown"]++
 	default:
 		s.spend(c, c.slot(), c.charged-c.n)
-		c.p.back += c.n
+		if !c.shared {
+			c.p.back += c.n
+		}
 		if c.n > 0 {
 			s.seen["refunded from "+c.r.Source.String()]++
 		}

@@ -55,12 +55,14 @@ type process struct {
 	*reservoir.Limiter
 	limit    named
 	who      int
-	admitted int64       // tokens, those without the store not counted
-	alone    int64       // tokens admitted without the store
-	asked    int64       // tokens that refunds were to give back
-	back     int64       // of these, what surely went back
-	ended    bool        // Close was called
-	away     atomic.Bool // the circuit of the store is open
+	admitted int64        // tokens, those without the store not counted
+	alone    int64        // tokens admitted without the store
+	asked    int64        // tokens that refunds were to give back
+	back     int64        // of these, what surely went back
+	ended    bool         // Close was called
+	away     atomic.Bool  // the circuit of the store is open
+	begun    atomic.Int64 // refunds
+	over     atomic.Int64 // refunds that have returned
 	last     reservoir.Stats
 }
 
@@ -78,6 +80,7 @@ type simCaller struct {
 	n       int64
 	charged int64 // of a refund: what it is to take back
 	used    int64 // what it is settled to
+	shared  bool  // another refund of the process was under way, so n may be of that one
 	cancel  context.CancelFunc
 	from    time.Time
 	at      time.Time // when it returned
@@ -324,9 +327,11 @@ func (c *simCaller) do(ctx context.Context) {
 	case "close":
 		c.err = c.p.Close(context.Background())
 	case "refund":
-		before := c.p.Stats().Refunded
+		before, mine, ended := c.p.Stats().Refunded, c.p.begun.Add(1), c.p.over.Load()
 		c.err = c.p.Settle(context.Background(), c.key, c.r, c.used)
 		c.n = min(c.p.Stats().Refunded-before, c.n)
+		c.shared = ended < mine-1 || c.p.begun.Load() > mine
+		c.p.over.Add(1)
 	default:
 		c.r, c.err = c.p.AllowN(ctx, c.key, c.n)
 	}
