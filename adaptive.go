@@ -171,12 +171,9 @@ func (u *usage) demand() *demand.Demand {
 	return &u.Demand
 }
 
-// armed reports whether the key's timer is set.
-func (u *usage) armed(now int64) bool { return u != nil && u.due > now }
-
 // arm sets the key's timer for at, unless it fires before that anyway.
 func (u *usage) arm(now, at int64) {
-	if u.armed(now) && u.due <= at {
+	if now < u.due && u.due <= at {
 		return
 	}
 	u.due = at

@@ -302,6 +302,11 @@ func (c *client) clientOf(epoch uint32) string {
 	return c.id + "." + strconv.FormatUint(uint64(epoch), 36)
 }
 
+// lengthTries is how often a request without stock is made while replies name windows of
+// other lengths. After the first reply the request has that length, but its window may end
+// before the second try, and another process may open one of the limit's present length.
+const lengthTries = 3
+
 // direct is a store call for one request. It leaves the stock alone.
 type direct struct {
 	k     *keyState
@@ -315,7 +320,7 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, 
 	if err = l.relimit(k, nil); err != nil {
 		return r, err
 	}
-	for range 3 {
+	for range lengthTries {
 		limit := k.limit() // after the first time with the length that the reply named
 		if n > limit.Tokens {
 			return l.tooMuch(limit)
@@ -429,7 +434,7 @@ func (l *Limiter) takeStateless(ctx context.Context, key string, limit Limit, n 
 		return l.policyStateless(key, limit, n, stay, s.openError())
 	}
 	l.count.waited.Add(1)
-	for range 3 {
+	for range lengthTries {
 		t, _, err := l.take(ctx, s, q)
 		switch {
 		case err != nil && ctx.Err() != nil:

@@ -308,7 +308,7 @@ func (s *settlement) chargeByCall(ctx context.Context, n int64) error {
 			l.count.overdrawn.Add(n)
 		}
 	}
-	for range 3 {
+	for range lengthTries {
 		call := l.newCall(l.shardOf(q.Key), q.Key, q.Limit, StoreCall{Op: "sync", Cause: string(next.Charge)})
 		err = l.detached(ctx, call, func(ctx context.Context) (err error) {
 			l.count.syncs.Add(1)

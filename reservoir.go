@@ -392,7 +392,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	if n := l.keys.Find(key); n != nil {
 		was = n.State.lease.Load()
 	}
-	for range 3 {
+	for range lengthTries {
 		s, sent, err := l.reset(ctx, l.shardOf(q.Key), q)
 		if err != nil {
 			return err
