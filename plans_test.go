@@ -409,7 +409,7 @@ func TestShadowedLargeRequest(t *testing.T) {
 	})
 }
 
-// Who waits for a limit passes when the limit goes into shadow.
+// A caller in line for a limit passes when the limit goes into shadow.
 func TestWaitWhenShadowBegins(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		var shadow atomic.Bool

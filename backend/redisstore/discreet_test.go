@@ -39,3 +39,17 @@ func TestUnknownCommandNamesNoKey(t *testing.T) {
 		require.NotContains(t, server.Error(), "alice", op)
 	}
 }
+
+// TestNoLogin: Redis answers a command of many arguments by a protocol error if the client has
+// not logged in. The error says what is missing.
+func TestNoLogin(t *testing.T) {
+	server := redistest.Start(t)
+	require.NoError(t, server.Client().ConfigSet(t.Context(), "requirepass", "p").Err())
+	client := server.Client()
+	said := client.Do(t.Context(), "eval", "", 9, 1, 2, 3, 4, 5, 6, 7, 8, 9).Err()
+	require.ErrorContains(t, said, "unauthenticated", "the server does not say so")
+	for op, err := range allCalls(t.Context(), redisstore.New(client), "k") {
+		require.Equal(t, backend.Rejected, class(t, err), op)
+		require.ErrorContains(t, err, "NOAUTH", op)
+	}
+}

@@ -116,8 +116,8 @@ func (x *crowd) is(err error, class backend.Class) {
 	}
 }
 
-// TestSharedPipeline: who finds a free pipeline leaves at once and alone, all others
-// together, over no more connections than pipelines.
+// TestSharedPipeline: a call that finds a free pipeline is sent at once and alone. All other
+// calls share pipelines, over no more connections than pipelines.
 func TestSharedPipeline(t *testing.T) {
 	const n = 200
 	x := newCrowd(t)

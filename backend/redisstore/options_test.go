@@ -73,6 +73,14 @@ func TestOptionsAreDiscreet(t *testing.T) {
 	}
 }
 
+// TestFaultNamesItsPart: also where the part is missing, or a slash cuts the password in two.
+func TestFaultNamesItsPart(t *testing.T) {
+	for url, part := range map[string]string{"": "it is empty", "redis://u:1/2@h:6379": "its user and password", "redis://h/x": "its path", "redis://h:x": "its port"} {
+		_, err := redisstore.Options(url)
+		require.ErrorContains(t, err, part, url)
+	}
+}
+
 // TestOpen: by a URL alone to each kind of server.
 func TestOpen(t *testing.T) {
 	t.Parallel()
