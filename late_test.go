@@ -434,6 +434,25 @@ func TestSettleOfAFallbackInAnothersWindow(t *testing.T) {
 	})
 }
 
+// The same, and the request has used more than it was admitted for: that is charged too.
+func TestOverrunOfAFallbackInAnothersWindow(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen))
+		allow(t, all[1], "k", 1)
+		time.Sleep(10 * time.Second)
+		breakdown(t, all[0], net, refuse)
+		r := allow(t, all[0], "k", 500)
+		require.Equal(t, reservoir.Fallback, r.Source)
+		net.set(nil)
+		time.Sleep(10 * time.Second)
+		require.NoError(t, all[0].Settle(bg, "k", r, 1100))
+		time.Sleep(10 * time.Minute)
+		assert.EqualValues(t, 1101, used(t, net, "k")-stats(all...).Held)
+		assert.GreaterOrEqual(t, stats(all...).Overdrawn, int64(101))
+	})
+}
+
 // FailOpen has admitted a request in a window that the store knows, and the call that states it has
 // failed, or the store has lost its data since. What was not used goes back all the same.
 func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
