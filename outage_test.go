@@ -668,6 +668,33 @@ func TestCloseAfterTheClockStepsBack(t *testing.T) {
 	})
 }
 
+// Close states debt to a window of the length that the limit had, which is open again because the
+// store's clock has stepped back.
+func TestCloseAfterTheLengthHasChanged(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		behind := skewed{memstore.New(), -30 * time.Second}
+		net := overNetwork(behind.Store, time.Millisecond)
+		limit := reservoir.PerMinute(100)
+		l := open(t, net, limit, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit }))
+		r := allow(t, l, "k", 100)
+		net.always(refuse)
+		require.NoError(t, l.Settle(bg, "k", r, 150))
+		time.Sleep(61 * time.Second)
+		limit = reservoir.PerHour(100)
+		_, err := l.Allow(bg, "k")
+		require.Error(t, err)
+		net.mu.Lock()
+		net.store = behind
+		net.mu.Unlock()
+		net.set(nil)
+		require.NoError(t, l.Close(bg))
+		c, err := behind.Inspect(behind.ctx(bg), "k")
+		require.NoError(t, err)
+		assert.EqualValues(t, 150, c.Used)
+		assert.EqualValues(t, 50, l.Stats().Overdrawn)
+	})
+}
+
 // The window that a process opens in an outage may have the name of the store's. What direct calls
 // charge there before the store is asked for its window can still be refunded.
 func TestRefundInAWindowOfTheSameName(t *testing.T) {
