@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -565,6 +566,24 @@ func TestDebtIsChargedWithoutTraffic(t *testing.T) {
 	})
 }
 
+// What FailOpen admitted counts as Owed until its window ends, and then as Overdrawn, though nobody
+// asks for the key again.
+func TestDebtIsOverdrawnWithoutTraffic(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(10_000), opt, reservoir.WithFailure(reservoir.FailOpen))
+		allow(t, l, "k", 1)
+		breakdown(t, l, net, refuse)
+		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 5000).Source)
+		for range 200 {
+			time.Sleep(time.Second)
+			s := l.Stats()
+			require.EqualValues(t, 5000+toOpen+1, s.Owed+s.Overdrawn)
+		}
+		assert.Zero(t, l.Stats().Owed)
+	})
+}
+
 // The store's clock is ahead. Nothing is spent after the end of a window that the process has
 // opened by its own clock, or whose end it knew by its own clock when it settled a forgotten key.
 func TestWindowsByTheWallClock(t *testing.T) {
@@ -674,14 +693,16 @@ func TestLengthChangesInAnOutage(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		inBubbles(t, fmt.Sprint("close=", closes), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			net := far(time.Millisecond)
-			limit := reservoir.PerMinute(100)
-			opts := []reservoir.Option{opt, reservoir.WithFailure(reservoir.FailOpen), reservoir.WithLimits(func(string) reservoir.Limit { return limit })}
-			l, other := open(t, net, limit, opts...), open(t, net.store, limit, opts...)
+			var limit atomic.Value
+			limit.Store(reservoir.PerMinute(100))
+			limits := reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) })
+			opts := []reservoir.Option{opt, limits, reservoir.WithFailure(reservoir.FailOpen)}
+			l, other := open(t, net, reservoir.PerMinute(100), opts...), open(t, net.store, reservoir.PerMinute(100), opts...)
 			allow(t, l, "k", 1)
 			breakdown(t, l, net, refuse)
 			time.Sleep(2 * time.Minute)
 			require.Equal(t, reservoir.Fallback, allow(t, l, "k", 30).Source)
-			limit = reservoir.PerHour(100)
+			limit.Store(reservoir.PerHour(100))
 			allow(t, other, "k", 1)
 			net.set(nil)
 			if !closes {
@@ -701,13 +722,14 @@ func TestCloseAfterTheLengthHasChanged(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		behind := skewed{memstore.New(), -30 * time.Second}
 		net := overNetwork(behind.Store, time.Millisecond)
-		limit := reservoir.PerMinute(100)
-		l := open(t, net, limit, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit }))
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(100))
+		l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
 		r := allow(t, l, "k", 100)
 		net.always(refuse)
 		require.NoError(t, l.Settle(bg, "k", r, 150))
 		time.Sleep(61 * time.Second)
-		limit = reservoir.PerHour(100)
+		limit.Store(reservoir.PerHour(100))
 		_, err := l.Allow(bg, "k")
 		require.Error(t, err)
 		net.mu.Lock()

@@ -169,9 +169,9 @@ func (s *Stats) add(k *keyState) {
 	w := k.lease.Load()
 	if now := k.l.clock.Now(); w != nil && w.Over(now) { // the tokens stay expired
 		k.l.count.move(k.account.Expire(k.drainLocked()))
-	} else if w.Alive(now) {
-		s.Owed += k.account.Unpaid()
+		k.l.count.move(k.account.ExpireDebt())
 	}
+	s.Owed += k.account.Unpaid()
 	held := k.heldLocked()
 	s.Keys++
 	s.Spent += k.account.Spent(held)

@@ -158,6 +158,15 @@ func (a *Account) Expire(n int64) Moved {
 	return Moved{Expired: n}
 }
 
+// ExpireDebt records that debt has reached no store in time, because its window is over.
+func (a *Account) ExpireDebt() (m Moved) {
+	if o := a.open; o != nil {
+		m.Overdrawn = a.Unpaid()
+		o.stated, o.paid = o.debt, o.debt
+	}
+	return m
+}
+
 // Return takes n unspent tokens out of the account. They count as held until the
 // store has confirmed a statement that returns them.
 func (a *Account) Return(n int64) {

@@ -224,6 +224,19 @@ func TestOverdrawn(t *testing.T) {
 	}
 }
 
+// TestExpireDebt: debt counts as overdrawn once, and statements still carry it.
+func TestExpireDebt(t *testing.T) {
+	assert.Zero(t, new(Account).ExpireDebt())
+	a := granted(t)
+	a.Declare(5)
+	assert.Equal(t, Moved{Overdrawn: 5}, a.ExpireDebt())
+	assert.Zero(t, a.ExpireDebt())
+	assert.Zero(t, a.Unpaid())
+	q := statement(a, 1)
+	assert.EqualValues(t, 5, q.Debt)
+	assert.Zero(t, a.Apply(q, backend.SyncReply{State: backend.State{Window: 2}}, 0))
+}
+
 // TestReturnDebt: no more of a debt goes back than a statement has carried, less what went back
 // before. It counts as returned though it was never granted.
 func TestReturnDebt(t *testing.T) {

@@ -134,7 +134,7 @@ func (p *process) apply() {
 	same := r.Window == q.Window
 	var charged, back int64
 	if same || r.Carried {
-		charged, back = q.Debt-p.confirmed, p.unconfirmed-lateBack
+		charged, back = max(q.Debt-p.confirmed, 0), p.unconfirmed-lateBack
 	}
 	p.that(m.Taken == r.Grant+charged, "taken %d of a grant of %d and a debt of %d", m.Taken, r.Grant, charged)
 	p.that(m.Returned == back, "returned %d, not %d", m.Returned, back)

@@ -161,6 +161,10 @@ func (w *world) pass() {
 			p.move(p.Expire(p.held))
 			p.held, p.inUse = 0, p.inUse+p.held // of a window that is over it does not matter
 		}
+		if !p.alive() && w.one(2) {
+			w.that(p.ExpireDebt().Overdrawn == p.debt-p.confirmed, "another debt is overdrawn")
+			p.confirmed = p.debt
+		}
 	}
 }
 
