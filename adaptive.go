@@ -87,7 +87,7 @@ func (s *situation) reorder() int64 {
 	}
 	at := s.demand.Reorder(s.limit, s.lead, idle)
 	if most := s.sizing.policy.Max; most > 0 {
-		at = min(at, mostAhead*most)
+		at = min(at, mostAhead*min(most, s.limit.Tokens))
 	}
 	return at
 }

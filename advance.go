@@ -39,7 +39,7 @@ func asks(why next.Cause) bool {
 // advanceLocked ends every event; see keyState.event. It returns the fetch to start.
 func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 	if k.plan != counted { // tokens at hand go back, and nobody is served or refused from them
-		k.deniedUntil = 0
+		k.deniedUntil, k.low = 0, false
 		if k.lease.Load().Alive(now) && k.heldLocked() > 0 {
 			k.account.Return(k.drainLocked())
 		}
@@ -58,7 +58,7 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 	}
 	why, at := next.Step(facts)
 	if why != next.None {
-		k.shard = k.l.shardNow(k.shard, k.node.Key)
+		k.shard = k.l.shardOf(k.l.storeKey(k.node.Key))
 		if k.l.calls.Begin() {
 			f = &fetch{k: k, cause: why, ordered: now, shard: k.shard}
 			f.prepareLocked(wanted, facts.Surplus)
@@ -336,7 +336,6 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 		k.renameLocked()
 		return
 	}
-	k.l.count.recovered.Add(r.Recovered)
 	if found {
 		if k.fallback.provisional = false; r.Window == 0 { // the store will adopt our window
 			return
@@ -351,13 +350,27 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 		k.usageLocked().failedAt = now
 		return
 	}
+	k.l.count.recovered.Add(r.Recovered)
 	if w = f.bookLocked(w, r, now); w == nil { // nothing is charged, and so no window is open
 		return
 	}
+	if k.use != nil && k.use.charge != 0 { // debt settled during the fetch can wait, too
+		k.use.charge = k.chargeAt(w, now)
+	}
 	k.clients = max(k.reported, k.clients)
+	denied := f.deniedLocked(r, w)
 	w.Apply(r.State, sent, now)
 	k.busy.reserved += w.Reserve() + r.Grant
-	f.forecastLocked(r, w, now)
+	f.forecastLocked(r, w, denied, now)
+}
+
+// deniedLocked reports whether r shows that the store has too little for some caller: it
+// has nothing, too little for the first one that f was made for, or no more than when a
+// caller was refused. The reading is newer than the denial, unless the limit was raised since.
+func (f *fetch) deniedLocked(r backend.SyncReply, w *lease.Lease) bool {
+	k := f.k
+	none := r.Remaining == 0 || r.Grant < f.req.Least || k.deniedUntil != 0 && r.Remaining <= w.Remaining()
+	return none && f.req.Limit.Tokens >= k.limit().Tokens
 }
 
 // bookLocked applies the reply to the account, and enters the reply's window. Tokens held
@@ -391,34 +404,36 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 }
 
 // forecastLocked derives from a reply what to expect of the rest of the window.
-func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, now int64) {
+func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, denied bool, now int64) {
 	k, limit := f.k, f.k.limit()
 	if r.Lasted > 0 {
 		k.usageLocked()
 	}
 	k.short = demand.Short(limit, r.State)
 	k.use.demand().Forecast(limit, r.State, r.Lasted)
-	k.small = r.Remaining > 0 && (r.Learning || f.req.Want > f.req.Need && r.Grant <= f.req.Need)
-	k.deniedUntil = 0                                           // the reading is newer than the denial
-	if r.Remaining == 0 && f.req.Limit.Tokens >= limit.Tokens { // the limit was not raised since
+	if k.deniedUntil = 0; denied {
 		k.denyLocked(w, now)
 	} else {
 		k.use.demand().Exhausted(0)
 	}
+	small := r.Learning || f.req.Want > f.req.Need && r.Grant <= f.req.Need // the limit is too small for batches: the store grants only what is needed
 	reorder := int64(-1)
-	if s := k.situationLocked(now); s.ahead() && !k.small && k.deniedUntil == 0 && w.Remaining() > 0 {
+	if s := k.situationLocked(now); s.ahead() && !small && k.deniedUntil == 0 && w.Remaining() > 0 {
 		reorder = s.reorder()
 	}
 	w.SetReorder(reorder)
 	// The batch may be smaller than what is used during the next fetch. The hot path
 	// reports only a stock that falls to the re-order point, not one that is below it.
-	k.low = asks(f.cause) && reorder > 0 && k.use.demand().Regular(limit.Window) && k.heldLocked()-k.busy.line.Tokens() <= reorder
+	if !asks(f.cause) { // a re-order point that was reached meanwhile is still due
+		return
+	}
+	k.low = reorder > 0 && k.use.demand().Regular(limit.Window) && k.heldLocked()-k.busy.line.Tokens() <= reorder
 }
 
 // enterLocked makes window the current one; 0 is no window. The account has left the one
 // before, and spent is how many tokens requests had used by then.
 func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.Lease {
-	k.small, k.short, k.low, k.deniedUntil, k.clients = false, false, false, 0, k.reported
+	k.short, k.low, k.deniedUntil, k.clients = false, false, 0, k.reported
 	if k.fallback != nil && k.fallback.window != window { // a later window may have the same name
 		k.fallback = nil
 	}

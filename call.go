@@ -25,14 +25,13 @@ import (
 // Its fields are written only by New, or are safe for concurrent use.
 type client struct {
 	config
-	store    backend.Store
-	parts    interface{ Shard(key string) string } // the store, if its parts fail independently; or nil
-	clock    monotime.Clock
-	keys     keytable.Table[keyState]
-	shards   sync.Map     // name → *shard
-	forgetAt atomic.Int64 // when to look for shards that all keys have left; 0 = no need
-	calls    inflight.Counter
-	count    counts
+	store  backend.Store
+	parts  interface{ Shard(key string) string } // the store, if its parts fail independently; or nil
+	clock  monotime.Clock
+	keys   keytable.Table[keyState]
+	shards sync.Map // name → *shard
+	calls  inflight.Counter
+	count  counts
 
 	extra extraTokens
 
@@ -146,9 +145,6 @@ func (s *storeCall) report() {
 		guard.Log(func() { hooks.StoreCall(s.StoreCall) })
 	}
 	s.c.reportShard(s.shard)
-	if s.Err == nil {
-		s.c.forgetShards()
-	}
 }
 
 // detached makes a call, by f, for one caller and returns the call's error, or that of ctx.
@@ -198,7 +194,9 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 		return c.conflict(reply.State, err)
 	}, func(err error) {
 		if err == nil && reply.Allowed {
-			c.undo(s, backend.RefundRequest{Key: r.Key, Client: c.singleUseName(), Window: reply.Window, Total: r.Tokens})
+			guard.Log(func() { // no caller could get its panic
+				c.undo(s, backend.RefundRequest{Key: r.Key, Client: c.singleUseName(), Window: reply.Window, Total: r.Tokens})
+			})
 		} else {
 			c.lost(err, r.Tokens)
 		}
@@ -206,7 +204,7 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 	switch {
 	case err == nil:
 		return reply, call.sent, nil
-	case ctx.Err() == nil:
+	case err != ctx.Err(): // the caller has not left
 		c.lost(err, r.Tokens)
 	}
 	return backend.TakeReply{}, 0, err
@@ -232,11 +230,11 @@ func (c *client) lost(err error, n int64) {
 // undo gives back what a direct call has charged for a caller that has left.
 func (c *client) undo(s *shard, r backend.RefundRequest) {
 	c.count.taken.Add(r.Total)
+	moved := &c.count.expired // with their window, unless the store takes them back
+	defer func() { moved.Add(r.Total) }()
 	if back, err := c.refund(context.Background(), s, r); err == nil && back > 0 {
-		c.count.returned.Add(r.Total)
-		return
+		moved = &c.count.returned
 	}
-	c.count.expired.Add(r.Total) // they expire with their window
 }
 
 func (c *client) refund(ctx context.Context, s *shard, r backend.RefundRequest) (int64, error) {
@@ -285,7 +283,7 @@ func (c *client) reset(ctx context.Context, s *shard, r backend.ResetRequest) (s
 
 // failed counts a request that ends in a *StoreError.
 func (c *client) failed(ctx context.Context, err error) error {
-	if ctx.Err() == nil {
+	if _, ok := errors.AsType[*StoreError](err); ok && ctx.Err() == nil {
 		c.count.failed.Add(1)
 	}
 	return err
@@ -327,11 +325,15 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, 
 		}
 		var again bool
 		d := direct{k: k, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit.Plain(), Tokens: n}}
-		if limit.Calendar.Period != 0 {
-			k.update(func(now int64) int64 {
-				d.req.End, d.req.Next = k.ends(k.lease.Load(), now)
-				return unchanged
-			})
+		k.event(func(now int64) int64 {
+			if k.plan != counted {
+				err = errSpecial
+			}
+			d.req.End, d.req.Next = k.ends(k.lease.Load(), now)
+			return unchanged
+		})
+		if err != nil {
+			return r, err
 		}
 		d.reply, d.sent, err = l.take(ctx, l.shardOf(d.req.Key), d.req)
 		if r, again, err = d.complete(ctx, err); !again {

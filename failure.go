@@ -98,7 +98,7 @@ func (o *fallback) in(w *lease.Lease) bool { return o != nil && w != nil && o.wi
 
 // admits reports whether r was admitted in the window of o.
 func (o *fallback) admits(r *Result) bool {
-	return o != nil && r.Source == Fallback && (o.window == r.window() || o.before == r.window())
+	return o != nil && r.Source == Fallback && r.charged > 0 && (o.window == r.window() || o.before == r.window())
 }
 
 // move records that the debt was carried over to the window to.
@@ -229,7 +229,9 @@ type shard struct {
 }
 
 // shardOf returns the shard that a store key is on. A store whose shards fail
-// independently has a method Shard, which names them without I/O.
+// independently has a method Shard, which names them without I/O. A key's shard is looked
+// up before each call: a cluster has no shards until its first answer, its slots move, and
+// so do keys in a roll-out.
 func (c *client) shardOf(key string) *shard {
 	var name string
 	if c.parts != nil { // it may panic, and under the key's lock no caller could get the panic
@@ -280,7 +282,7 @@ func (s *shard) checkFailed(now int64) {
 func (c *client) armReopen(s *shard) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	after := time.Duration(max(s.NextProbe()-c.clock.Now(), 0)) + time.Microsecond
+	after := max(time.Duration(s.NextProbe()-c.clock.Now()), time.Millisecond) // more often if another probe hung would be a loop
 	if s.timer == nil {
 		s.timer = time.AfterFunc(after, func() { guard.Log(func() { c.reopen(s) }) })
 	} else {
@@ -366,22 +368,6 @@ func (s *shard) avoid(key string) {
 	s.key, s.avoided = "", key
 }
 
-// forgetShards forgets shards that are away and have no keys, a while after keys have left
-// a shard.
-func (c *client) forgetShards() {
-	t := c.forgetAt.Load()
-	if t == 0 || c.clock.Now() < t || !c.forgetAt.CompareAndSwap(t, 0) {
-		return
-	}
-	c.shards.Range(func(_, value any) bool {
-		s := value.(*shard)
-		if _, _, ok := c.keyOn(s); !ok && s.Open() {
-			c.forgetShard(s)
-		}
-		return true
-	})
-}
-
 func (c *client) forgetShard(s *shard) {
 	s.Reset(c.clock.Now())
 	c.shards.CompareAndDelete(s.name, s)
@@ -397,17 +383,6 @@ func (c *client) reportShard(s *shard) {
 			})
 		}
 	})
-}
-
-// shardNow looks the shard of a key up again before a store call; was is the shard at the
-// last call. A cluster has no shards until its first answer, its slots move, and so do keys
-// in a roll-out.
-func (c *client) shardNow(was *shard, key string) *shard {
-	s := c.shardOf(c.storeKey(key))
-	if s != was && was.Open() {
-		c.forgetAt.Store(c.clock.Now() + int64(longestPause))
-	}
-	return s
 }
 
 // stopReopening stops the timers of all shards, and probes each shard that is away for the

@@ -51,7 +51,6 @@ type keyState struct {
 	largest     most   // the largest request since the last observation of demand
 	clients     uint16 // that share the key: the larger count of this window and the last
 	reported    uint16 // clients in the store's last reply
-	small       bool   // the limit is too small for batches: the store grants only what is needed
 	short       bool   // the limit will run out before the window ends
 	low         bool   // the stock has fallen to the re-order point, and no batch came since
 	replyLost   bool   // a fetch has failed, and no last statement was answered since: a grant may wait in the store
@@ -182,36 +181,43 @@ func (k *keyState) orderIfLow(w *lease.Lease, left int64) {
 
 // acquire decides under the lock, and asks the store if needed.
 func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, err error) {
-	if err = k.l.recheck(k, n); err != nil {
-		return r, err
+	w, decided, err := k.decide(ctx, &r, n, stay, k.l.limits == nil)
+	if err == errOldLimit {
+		if err = k.l.relimit(k, nil); err == nil {
+			w, decided, err = k.decide(ctx, &r, n, stay, true)
+		}
 	}
-	w, decided, err := k.decide(ctx, &r, n, stay && !k.limit().Shadow) // nobody waits for a limit in shadow
 	switch {
-	case err == errSpecial:
-		return k.l.acquireStateless(ctx, k.node.Key, n, stay)
-	case err != nil:
-		return r, err
-	case decided:
+	case err != nil || decided:
 	case w == nil:
 		r, err = k.l.takeFor(ctx, k, n)
 	default:
 		r, err = k.await(ctx, w)
 	}
-	if stay && err == nil && !r.Allowed && !r.Shadowed { // the limit has just left shadow
-		return r, errStartOver
+	switch {
+	case err == errSpecial:
+		return k.l.acquireStateless(ctx, k.node.Key, n, stay)
+	case stay && err == nil && !r.Allowed && !r.Shadowed: // the limit has just left shadow
+		err = errStartOver
 	}
 	return r, err
 }
 
 // decide answers the caller from memory or by the failure policy, or puts it in line as w.
-// If it does neither, the caller makes a direct call.
-func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w *waiter, decided bool, err error) {
+// If it does neither, the caller makes a direct call. Unless the limit is known to be
+// today's, decide may want it to be looked up first.
+func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay, today bool) (w *waiter, decided bool, err error) {
 	k.event(func(now int64) int64 {
-		switch limit := k.limit(); {
+		limit := k.limit()
+		stay := stay && !limit.Shadow // nobody waits for a limit in shadow
+		switch {
 		case k.l.closed.Load():
 			err = ErrClosed
 		case k.retired:
 			err = errStartOver
+		case !today && k.oldLocked(n, now):
+			err = errOldLimit
+			return 0
 		case k.plan != counted:
 			err = errSpecial
 		case n > limit.Tokens:
@@ -224,7 +230,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay bool) (w
 			return unchanged
 		}
 		k.leaving = false // a caller has come
-		k.shard = k.l.shardNow(k.shard, k.node.Key)
+		k.shard = k.l.shardOf(k.l.storeKey(k.node.Key))
 		var wanted int64
 		if wanted, decided = k.fromMemoryLocked(r, n, stay, now); decided {
 			return wanted
@@ -358,9 +364,6 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 	if line.Empty() {
 		return
 	}
-	if k.shard.Open() {
-		k.answerLocked(line.Last(), now, k.shard.openError())
-	}
 	w := k.lease.Load()
 	left := int64(math.MaxInt64)
 	var hand int64
@@ -381,6 +384,9 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 	}, func(c *waiter, v waiters.Verdict) {
 		line.Notify(c, k.verdictLocked(c, w, v, now))
 	})
+	if k.shard.Open() { // the others get none
+		k.answerLocked(line.Last(), now, k.shard.openError())
+	}
 }
 
 // verdictLocked makes the outcome of a caller in line whose wait is over.
@@ -423,7 +429,9 @@ func (k *keyState) denyLocked(w *lease.Lease, now int64) {
 	if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
 		k.deniedUntil = now + int64(turn*float64(time.Second))
 	}
-	u.recheck = now + int64(window)/probes
+	if u.recheck <= now {
+		u.recheck = now + int64(window)/probes
+	}
 }
 
 // few is the number of processes above which most are still to ask when the first are

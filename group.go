@@ -153,7 +153,7 @@ func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResul
 			if err := pause(ctx, again, nil); err != nil {
 				return GroupResult{}, err
 			}
-			again = min(2*again, longestPause)
+			again = longer(ctx, again)
 		}
 		i := r.Limiter
 		paid, waited := g.limiters[i].WaitN(ctx, keys[i], cost.of(i))

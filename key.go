@@ -275,12 +275,16 @@ func (s *settlement) overrun(n int64) (retired, elsewhere bool) {
 
 // declareLocked adds n tokens to the debt of w, and sets the time to state it.
 func (s *settlement) declareLocked(n int64, w *lease.Lease, now int64) {
-	k := s.k
-	if k.account.Unpaid() == 0 {
-		inTime := w.Deadline() - 2*int64(k.shard.Lead())
-		k.usageLocked().charge = min(now+int64(k.limit().Window)/chargePart, inTime)
+	if s.k.account.Unpaid() == 0 {
+		s.k.usageLocked().charge = s.k.chargeAt(w, now)
 	}
-	k.account.Declare(n)
+	s.k.account.Declare(n)
+}
+
+// chargeAt is when to state debt that is settled now.
+func (k *keyState) chargeAt(w *lease.Lease, now int64) int64 {
+	inTime := w.Deadline() - 2*int64(k.shard.Lead())
+	return min(now+int64(k.limit().Window)/chargePart, inTime)
 }
 
 // chargeByCall is more for a key without a window in memory. It makes a call of its own,

@@ -3,6 +3,7 @@ package reservoir_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -342,7 +343,7 @@ func TestJoinHooks(t *testing.T) {
 func TestFaultyOptions(t *testing.T) {
 	for i, opt := range []reservoir.Option{
 		reservoir.WithFailure(reservoir.Failure{}), reservoir.WithFailure(reservoir.FailLocal(-0.1)), reservoir.WithFailure(reservoir.FailLocal(1.1)),
-		reservoir.WithStranding(2), reservoir.WithFetchTimeout(0), reservoir.WithMaxKeys(-1), reservoir.WithIdle(0), reservoir.WithBatch(reservoir.Fixed(0)),
+		reservoir.WithStranding(2), reservoir.WithFetchTimeout(0), reservoir.WithFetchTimeout(math.MaxInt64), reservoir.WithMaxKeys(-1), reservoir.WithIdle(0), reservoir.WithBatch(reservoir.Fixed(0)),
 	} {
 		_, err := reservoir.New(memstore.New(), reservoir.PerMinute(1), opt)
 		assert.ErrorIs(t, err, reservoir.ErrOption, i)
@@ -432,5 +433,54 @@ func TestChangedLimitWakes(t *testing.T) {
 		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
 		require.ErrorIs(t, <-second, reservoir.ErrExceedsLimit)
 		require.Less(t, time.Since(begin), 200*time.Millisecond)
+	})
+}
+
+// Requests for more than is left are refused from memory while the store's rest stays what it
+// is: only probes ask again, and no caller waits for one.
+func TestRefusalsOfLargeRequests(t *testing.T) {
+	for name, opt := range batches() {
+		inBubble(t, name, func(t *testing.T) {
+			net := far(rtt / 2)
+			l := open(t, net, reservoir.PerMinute(100), opt)
+			require.True(t, allow(t, l, "k", 97).Allowed)
+			require.False(t, allow(t, l, "k", 5).Allowed)
+			waited, calls := l.Stats().Waited, net.count("")
+			for range 500 {
+				assert.False(t, allow(t, l, "k", 5).Allowed)
+				time.Sleep(100 * time.Millisecond)
+			}
+			assert.Equal(t, waited, l.Stats().Waited)
+			assert.InDelta(t, 20, net.count("")-calls, 20, "probes")
+		})
+	}
+}
+
+// A direct call obeys a limit that has become special before the call is made.
+func TestDirectCallOfASpecialLimit(t *testing.T) {
+	for what, limit := range map[string]reservoir.Limit{"blocked": {}, "unlimited": reservoir.Unlimited} {
+		inBubble(t, what, func(t *testing.T) {
+			now := reservoir.PerMinute(10)
+			net := far(rtt / 2)
+			l := open(t, net, now, reservoir.WithDirect(), reservoir.WithLimits(func(string) reservoir.Limit { return now }))
+			require.True(t, allow(t, l, "k", 1).Allowed)
+			now = limit
+			for range 20 {
+				assert.Equal(t, what == "unlimited", allow(t, l, "k", 1).Allowed)
+			}
+			assert.EqualValues(t, 1, used(t, net, "k"))
+		})
+	}
+}
+
+// Bounds beyond any limit are no bounds, and do not overflow.
+func TestHugeBounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, far(rtt/2), reservoir.PerMinute(100_000), reservoir.WithBatch(reservoir.Adaptive(1, math.MaxInt64)))
+		for range 20_000 {
+			require.True(t, allow(t, l, "k", 1).Allowed)
+			time.Sleep(time.Millisecond)
+		}
+		assert.Positive(t, l.Stats().Prefetches)
 	})
 }

@@ -259,8 +259,8 @@ func (c *config) validate() error {
 		return fmt.Errorf("%w: a name of %d bytes, want up to 64 and no control characters", ErrOption, len(c.name))
 	case math.IsNaN(c.stranding) || c.stranding < 0 || c.stranding > 1:
 		return fmt.Errorf("%w: a stranding share of %v, want 0 to 1", ErrOption, c.stranding)
-	case c.fetchTimeout <= 0:
-		return fmt.Errorf("%w: a fetch timeout of %v, want more than 0", ErrOption, c.fetchTimeout)
+	case c.fetchTimeout <= 0 || c.fetchTimeout > 24*time.Hour:
+		return fmt.Errorf("%w: a fetch timeout of %v, want more than 0 and at most a day", ErrOption, c.fetchTimeout)
 	case c.maxKeys < 0:
 		return fmt.Errorf("%w: at most %d keys, want 0 or more", ErrOption, c.maxKeys)
 	case c.idle <= 0:

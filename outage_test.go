@@ -763,3 +763,94 @@ func TestRefundInAWindowOfTheSameName(t *testing.T) {
 		assert.EqualValues(t, 1, l.Stats().Refunded)
 	})
 }
+
+// A caller whose context ends just when the policy refuses it has nothing to give back: the
+// debt of those that were admitted stays, and with it the share that is used up.
+func TestRefusedCallerCancelsNoDebt(t *testing.T) {
+	for try := range 30 { // whether a context ends at such a moment is up to the scheduler
+		inBubble(t, fmt.Sprint(try), func(t *testing.T) {
+			net := far(0)
+			l := open(t, net, reservoir.PerMinute(100), reservoir.WithFailure(reservoir.FailLocal(0.1)))
+			net.always(hang)
+			var admitted, gone atomic.Int64
+			for range 4 {
+				crowd(60, func(i int) {
+					ctx, cancel := context.WithTimeout(bg, 100*time.Millisecond) // the fetch timeout
+					defer cancel()
+					switch r, err := l.Allow(ctx, "k"); {
+					case err != nil:
+						gone.Add(1)
+					case r.Allowed:
+						admitted.Add(1)
+					}
+				})
+			}
+			assert.Positive(t, gone.Load())
+			assert.LessOrEqual(t, admitted.Load(), int64(10))
+			assert.Equal(t, admitted.Load(), l.Stats().Owed)
+		})
+	}
+}
+
+// Tokens that come into memory while the circuit is open serve the line before its callers
+// get the error.
+func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(time.Second))
+		paid := allow(t, l, "k", 1)
+		net.set(func(c call) fault {
+			if c.key == "k" {
+				return hang
+			}
+			return refuse
+		})
+		waits := lineOf(t, l).allow(1)[0] // of key k
+		for i := range 10 {
+			_, _ = l.Allow(bg, fmt.Sprint(i))
+		}
+		require.False(t, waits.answered())
+		require.NoError(t, l.Refund(bg, "k", paid))
+		<-waits.done
+		assert.NoError(t, waits.err)
+		assert.True(t, waits.allowed)
+	})
+}
+
+// A Wait of a key that has no room in memory is served if the store is back before its
+// deadline and a probe has shown it, however long the pauses have become.
+func TestWaitPastMaxKeysTriesOnceMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(10), reservoir.WithMaxKeys(0))
+		net.always(refuse)
+		time.AfterFunc(8800*time.Millisecond, func() { net.always(fine) })
+		ctx, cancel := context.WithTimeout(bg, 10*time.Second)
+		defer cancel()
+		r, err := l.Wait(ctx, "k")
+		require.NoError(t, err)
+		assert.True(t, r.Allowed)
+	})
+}
+
+// A direct call gives back what it was charged after its caller has left. If the store panics
+// then, nobody is there to get it.
+func TestPanicInAnUndo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := far(50 * time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(10), reservoir.WithDirect(), patient)
+		net.set(func(c call) fault {
+			if c.op == "refund" {
+				return panics
+			}
+			return fine
+		})
+		ctx, cancel := context.WithTimeout(bg, 60*time.Millisecond)
+		defer cancel()
+		_, err := l.Allow(ctx, "k")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		time.Sleep(time.Second)
+		assert.Equal(t, 1, net.happened(panics))
+		balance(t, l)
+	})
+}

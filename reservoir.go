@@ -253,7 +253,7 @@ func (l *Limiter) acquireStateless(ctx context.Context, key string, n int64, sta
 			}
 			wait = min(r.RetryAfter+chance.Part(spreadMax), chance.Interval(max(limit.Window/probes, longestPause))) // tokens may come back
 		default:
-			wait = min(2*wait, longestPause)
+			wait = longer(ctx, wait)
 		}
 		if err := pause(ctx, wait, l.life.Done()); err != nil {
 			return r, err
@@ -268,6 +268,16 @@ func (l *Limiter) acquireStateless(ctx context.Context, key string, n int64, sta
 func outage(err error) bool {
 	failure, ok := errors.AsType[*StoreError](err)
 	return ok && failure.Class != backend.Rejected
+}
+
+// longer is the pause of a caller that waits for the end of an outage, after one of wait. It
+// doubles, but ends before the deadline of ctx, because the outage may be over by then.
+func longer(ctx context.Context, wait time.Duration) time.Duration {
+	wait = min(2*wait, longestPause)
+	if t, ok := ctx.Deadline(); ok {
+		wait = min(wait, max(time.Until(t)/2, firstPause))
+	}
+	return wait
 }
 
 // pause sleeps for d, or until closed is closed. It returns ErrDeadline at once if the
@@ -371,8 +381,8 @@ func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) 
 // stock is used up or, if they refuse, at their next probe. All processes together probe
 // some 20 times a window, so with many processes that takes long. Tokens of the old window
 // that others hold come on top of the limit; [WithStranding] says how many may lie idle.
-// If no window is open, Reset does nothing. After an error of class Unknown the window may
-// be a fresh one.
+// If no window is open, Reset does nothing. After an error of class Unknown, or of ctx, the
+// window may be a fresh one.
 func (l *Limiter) Reset(ctx context.Context, key string) error {
 	switch err := l.validateKey(key); {
 	case err != nil:

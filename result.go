@@ -224,6 +224,9 @@ type StoreError = backend.Error
 // or its limit has changed meanwhile.
 var errStartOver = errors.New("reservoir: start over")
 
+// errOldLimit says that WithLimits' function must be called before a decision.
+var errOldLimit = errors.New("reservoir: a limit of before")
+
 // errSpecial says that a key's limit is special, so that nobody need count.
 var errSpecial = errors.New("reservoir: a special limit")
 
@@ -288,25 +291,16 @@ func (b *bound) ends(w *lease.Lease, now int64) (end, next backend.Window) {
 	return calendarEnds(b.limit(), wall(w, now))
 }
 
-// recheck calls WithLimits' function again if another limit may matter to a request for n:
-// n is larger than the limit, the limit is special, or the denial of the key is old.
-func (l *Limiter) recheck(k *keyState, n int64) error {
-	if l.limits == nil {
-		return nil
-	}
+// oldLocked reports whether to call WithLimits' function again, because another limit may
+// matter to a request for n: n is larger than the limit, the limit is special, or the
+// denial of the key is old.
+func (k *keyState) oldLocked(n, now int64) bool {
 	limit := k.limit()
-	must := n > limit.Tokens
-	k.event(func(now int64) int64 {
-		must = must || k.plan != counted
-		if k.deniedUntil != 0 && now >= k.use.recheck {
-			k.use.recheck, must = now+int64(limit.Window)/probes, true
-		}
-		return unchanged
-	})
-	if !must {
-		return nil
+	if k.deniedUntil != 0 && now >= k.use.recheck {
+		k.use.recheck = now + int64(limit.Window)/probes
+		return true
 	}
-	return l.relimit(k, nil)
+	return n > limit.Tokens || k.plan != counted
 }
 
 // relimit applies the present limit, from WithLimits or the calendar, also to q, a

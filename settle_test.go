@@ -424,3 +424,22 @@ func TestGroupDoesNotSpin(t *testing.T) {
 		assert.Positive(t, net.happened(refuse))
 	})
 }
+
+// Overruns that go on all the time are stated some 20 times a window, however long a
+// statement is under way.
+func TestSteadyOverruns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := far(15 * time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(1)))
+		paid := allow(t, l, "k", 1)
+		require.True(t, allow(t, l, "k", 999).Allowed)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		calls := net.count("")
+		for range 3000 {
+			require.NoError(t, l.Settle(bg, "k", paid, 2))
+			time.Sleep(10 * time.Millisecond)
+		}
+		assert.LessOrEqual(t, net.count("")-calls, 15, "in half a window")
+		assert.Positive(t, l.Stats().Owed)
+	})
+}
