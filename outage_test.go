@@ -716,6 +716,24 @@ func TestLengthChangesInAnOutage(t *testing.T) {
 	}
 }
 
+// The same, and the window that the process opened is over by then. It asks once more with the length
+// of the other process' window, not again and again.
+func TestLengthChangedBeforeTheOutageEnds(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net, limit := far(time.Millisecond), changingLimit(100)
+		allow(t, open(t, net.store, reservoir.PerHour(100)), "k", 1)
+		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen))
+		breakdown(t, l, net, refuse)
+		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 30).Source)
+		time.Sleep(time.Minute + time.Second)
+		net.set(nil)
+		time.Sleep(2 * toClose)
+		calls := net.count("")
+		require.NotEqual(t, reservoir.Fallback, allow(t, l, "k", 1).Source)
+		assert.LessOrEqual(t, net.count("")-calls, 3)
+	})
+}
+
 // Close states debt to a window of the length that the limit had, which is open again because the
 // store's clock has stepped back.
 func TestCloseAfterTheLengthHasChanged(t *testing.T) {
