@@ -237,8 +237,8 @@ const (
 	longestPause = time.Second
 )
 
-func (u *usage) backOff(now int64) {
-	u.pause = min(max(2*u.pause, firstPause), longestPause)
+func (u *usage) backOff(now int64, longest time.Duration) {
+	u.pause = min(max(2*u.pause, firstPause), longest)
 	u.backoff = now + int64(u.pause/2+chance.Part(u.pause/2))
 }
 

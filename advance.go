@@ -286,9 +286,12 @@ func (f *fetch) failedLocked(now int64, err error) {
 	if now-f.ordered >= int64(k.l.fetchTimeout) {
 		last = k.busy.line.Last()
 	}
-	u := k.usageLocked()
-	u.backOff(now)
+	u, longest := k.usageLocked(), longestPause
 	u.failedAt, u.rejected = now, !outage(err)
+	if u.rejected { // no circuit spares the store the calls of all other keys
+		longest = min(max(longest, k.limit().Window/chargePart), time.Minute)
+	}
+	u.backOff(now, longest)
 	k.answerLocked(last, now, err)
 }
 
@@ -306,7 +309,7 @@ func (f *fetch) stuckLocked(now int64) {
 		return
 	}
 	k.busy.unserved = 0
-	k.usageLocked().backOff(now)
+	k.usageLocked().backOff(now, longestPause)
 	k.answerLocked(f.last, now, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
 }
 

@@ -487,6 +487,28 @@ func TestClockStepsBackInAnOutage(t *testing.T) {
 	}
 }
 
+// A store that rejects every call opens no circuit. Keys that have something to state, and for which
+// nobody waits, do not call it every second meanwhile.
+func TestRejectedStatementsAreRare(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		const keys = 300
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(100_000), opt, reservoir.WithIdle(time.Minute))
+		for i := range keys {
+			r := allow(t, l, fmt.Sprint(i), 1)
+			require.NoError(t, l.Settle(bg, fmt.Sprint(i), r, 200)) // debt or, later, an idle stock
+		}
+		net.always(reject)
+		time.Sleep(5 * time.Minute)
+		calls := net.count("")
+		time.Sleep(10 * time.Minute)
+		assert.LessOrEqual(t, net.count("")-calls, 10*60+keys*20) // the probes, and each key about once a minute
+		net.set(nil)
+		time.Sleep(5 * time.Minute)
+		assert.Zero(t, l.Stats().Owed)
+	})
+}
+
 // A circuit that opens while a key with stock wants its next batch delays the batch, but not
 // until a request needs it: requests on either side of the outage are served from memory.
 func TestRestockAfterAnOutage(t *testing.T) {
@@ -714,6 +736,24 @@ func TestLengthChangesInAnOutage(t *testing.T) {
 			assert.LessOrEqual(t, l.Stats().Overdrawn, int64(toOpen+1), "of other keys")
 		})
 	}
+}
+
+// The same, and the window that the process opened is over by then. It asks once more with the length
+// of the other process' window, not again and again.
+func TestLengthChangedBeforeTheOutageEnds(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net, limit := far(time.Millisecond), changingLimit(100)
+		allow(t, open(t, net.store, reservoir.PerHour(100)), "k", 1)
+		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen))
+		breakdown(t, l, net, refuse)
+		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 30).Source)
+		time.Sleep(time.Minute + time.Second)
+		net.set(nil)
+		time.Sleep(2 * toClose)
+		calls := net.count("")
+		require.NotEqual(t, reservoir.Fallback, allow(t, l, "k", 1).Source)
+		assert.LessOrEqual(t, net.count("")-calls, 3)
+	})
 }
 
 // Close states debt to a window of the length that the limit had, which is open again because the

@@ -372,7 +372,7 @@ func (k *keyState) adoptLocked(s backend.State, end backend.Window, sent, now in
 	limit := k.limit()
 	limit.Window = s.Length
 	k.bound.Store(&limit)
-	if k.fallback.isProvisional(k.lease.Load()) {
+	if w := k.lease.Load(); k.fallback.isProvisional(w) && !w.Over(now) {
 		return
 	}
 	if s.Window == 0 && k.lease.Load() == nil {

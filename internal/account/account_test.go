@@ -265,9 +265,11 @@ func TestReturnCarriedDebt(t *testing.T) {
 	a.Declare(8)
 	q := statement(a, 1)
 	a.Apply(q, backend.SyncReply{State: backend.State{Window: 2}, Granted: 8, Carried: true}, 0)
-	assert.EqualValues(t, 5, a.ReturnDebt(5, 0))
-	assert.EqualValues(t, 3, a.ReturnDebt(5, 0))
-	assert.EqualValues(t, 8, statement(a, 2).Returned)
+	a.Declare(2)
+	statement(a, 2)
+	assert.EqualValues(t, 5, a.ReturnDebt(5, 0), "two of the new debt, three of the carried one")
+	assert.EqualValues(t, 5, a.ReturnDebt(9, 0))
+	assert.EqualValues(t, 10, statement(a, 2).Returned)
 	assert.Zero(t, a.InUse(0))
 }
 
