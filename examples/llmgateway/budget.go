@@ -66,11 +66,12 @@ func (b *budget) reserve(ctx context.Context, key string, p price, in, out int64
 
 // add counts n more tokens of output and reports whether they are paid for. Tokens beyond
 // the reservation are charged now, usually from memory. While the store is away a stream
-// goes on, and its use is settled at its end.
+// goes on, and its use is settled at its end. So is use that the model server has reported
+// if no output follows, because the answer is complete.
 func (c *charge) add(ctx context.Context, n int64) bool {
 	c.out += n
 	due := c.out - c.reserved - c.extra
-	if due <= 0 {
+	if due <= 0 || n == 0 {
 		return true
 	}
 	r, err := c.b.all.AllowEach(ctx, []int64{0, due, c.price.of(0, due)}, c.key, c.key, c.key)

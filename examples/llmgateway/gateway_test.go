@@ -138,6 +138,22 @@ func TestStoppedAtTheLimit(t *testing.T) {
 	}
 }
 
+// A model server may report more at the end of an answer than anybody saw and the limit
+// has. The answer is complete, so it ends as the model server ended it.
+func TestReportedAboveTheLimit(t *testing.T) {
+	model := serveModel(t, standIn{words: 10, hidden: 20})
+	for _, path := range paths {
+		g := gate(t, model, func(limits *[3]int64, r *int64) {
+			*r = 10
+			limits[1] = tokensIn(len(completion(100))) + 10
+		})
+		_, text := ask(t, g.url+path, completion(100))
+		require.Regexp(t, `"(stop|end_turn)"`, text)
+		require.NotRegexp(t, `"(length|max_tokens)"`, text)
+		require.Equal(t, cost(sung, 30), g.used())
+	}
+}
+
 // If a client leaves or a stream breaks, the gateway settles what it has counted. Input
 // is what the model server reports, which OpenAI's does only at the end.
 func TestCutShort(t *testing.T) {
