@@ -78,7 +78,7 @@ func (c *charge) add(ctx context.Context, n int64) bool {
 	if err == nil && r.Allowed {
 		c.extra += due
 	}
-	return err != nil || r.Allowed
+	return r.Allowed || err != nil && !errors.Is(err, reservoir.ErrExceedsLimit)
 }
 
 // settle corrects the charge to the use, even if the client has left. It settles the whole

@@ -154,6 +154,20 @@ func TestReportedAboveTheLimit(t *testing.T) {
 	}
 }
 
+// A piece of an answer that is more than the whole limit stops the stream too.
+func TestStoppedByAPieceAboveTheLimit(t *testing.T) {
+	b, err := newBudget(memstore.New(), reservoir.PerHour(1), reservoir.PerHour(30), reservoir.PerDay(1_000_000, nil))
+	require.NoError(t, err)
+	c, err := b.reserve(t.Context(), "acme", price{1, 1}, 10, 5)
+	require.NoError(t, err)
+	text := strings.Repeat(`data: {"delta":{"text":"`+strings.Repeat("a long piece ", 12)+`"}}`+"\n\n", 9)
+	w := httptest.NewRecorder()
+	require.NoError(t, request{dialect: anthropic, stream: true, most: mostOutput}.copy(t.Context(), w, strings.NewReader(text), c))
+	require.Contains(t, w.Body.String(), "max_tokens")
+	require.NotContains(t, w.Body.String(), "a long piece")
+	require.NoError(t, b.close(t.Context()))
+}
+
 // If a client leaves or a stream breaks, the gateway settles what it has counted. Input
 // is what the model server reports, which OpenAI's does only at the end.
 func TestCutShort(t *testing.T) {
