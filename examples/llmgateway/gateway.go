@@ -14,8 +14,9 @@ import (
 var prices = map[string]price{"small": {1, 5}, "large": {3, 15}}
 
 const (
-	mostInput  = 1 << 20 // bytes
-	mostOutput = 4096    // tokens; also the default
+	mostInput  = 1 << 20  // bytes
+	mostAnswer = 16 << 20 // bytes of an event, or of an answer that is no stream: log-probabilities are long
+	mostOutput = 4096     // tokens; also the default
 )
 
 // gateway limits completions and forwards them to a model server.

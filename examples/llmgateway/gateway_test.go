@@ -106,6 +106,18 @@ func TestWhole(t *testing.T) {
 	}
 }
 
+// An answer with log-probabilities may be much longer than its text.
+func TestLongAnswer(t *testing.T) {
+	long := `{"choices":[{"logprobs":"` + strings.Repeat("p", 2<<20) + `"}],"usage":{"prompt_tokens":5,"completion_tokens":7}}`
+	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, long) }))
+	t.Cleanup(model.Close)
+	g := gate(t, model.URL, within)
+	resp, text := ask(t, g.url+paths[0], strings.Replace(completion(100), "true", "false", 1))
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	require.True(t, text == long)
+	require.Equal(t, cost(5, 7), g.used())
+}
+
 // A stream that the limit stops ends as if by max_tokens, in the form of its API. At most
 // the refused chunk is above the limit.
 func TestStoppedAtTheLimit(t *testing.T) {

@@ -129,8 +129,10 @@ var emptyLine = regexp.MustCompile(`\n\r?\n`)
 
 // split finds the first event of a stream, or all of an answer that is no stream.
 func (q request) split(text []byte, all bool) (int, []byte, error) {
-	if end := emptyLine.FindIndex(text); end != nil && q.stream {
-		return end[1], text[:end[1]], nil
+	if q.stream {
+		if end := emptyLine.FindIndex(text); end != nil {
+			return end[1], text[:end[1]], nil
+		}
 	}
 	if all && len(text) > 0 {
 		return len(text), text, nil
@@ -141,7 +143,7 @@ func (q request) split(text []byte, all bool) (int, []byte, error) {
 // copy passes events on to the client while they are paid for.
 func (q request) copy(ctx context.Context, to http.ResponseWriter, from io.Reader, c *charge) error {
 	events := bufio.NewScanner(from)
-	events.Buffer(nil, mostInput)
+	events.Buffer(nil, mostAnswer)
 	events.Split(q.split)
 	for events.Scan() {
 		text, e := events.Bytes(), parse(events.Bytes())
