@@ -231,7 +231,7 @@ func (i *inspection) shares() (rows [][]string) {
 
 const watchAbout = `Shows what a store holds for a key, as inspect does, once a second until it is
 interrupted. If the output is not a terminal it prints a line for each change
-(with -format json, an object).`
+(with -format json, an object, which has only an error if the store is away).`
 
 func watchFlags(f *flagSet) action {
 	l := newLook(f)
@@ -258,19 +258,20 @@ func (l *look) watch(ctx context.Context, stdout io.Writer) error {
 // Elsewhere it writes a line, if that differs from the last one, apart from the time.
 func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line string, err error) {
 	var text string
+	var object any = i
 	if fault == nil {
 		line, text = i.line(), i.text()
 	} else {
 		line = "no answer: " + oneLine(fault)
-		text = line + "\n"
+		text, object = line+"\n", map[string]string{"error": oneLine(fault)}
 	}
 	switch {
 	case isTerminal(w):
 		return line, write(w, "\x1b[H\x1b[2J"+text)
 	case line == last:
 		return line, nil
-	case l.json && fault == nil:
-		return line, json.NewEncoder(w).Encode(i)
+	case l.json:
+		return line, json.NewEncoder(w).Encode(object)
 	}
 	return line, write(w, time.Now().Format(time.TimeOnly)+" "+line+"\n")
 }
