@@ -82,7 +82,7 @@ func (s *Store) read(ctx context.Context, key string) (backend.Contents, error) 
 	if err != nil || math.IsNaN(seconds) || math.Abs(seconds) > 1e12 {
 		return none, badState("end of the window")
 	}
-	out := backend.Contents{Window: backend.Window(math.Floor(seconds*1000 + 0.5)), Used: count}
+	out := backend.Contents{Window: backend.Window(math.Floor(seconds*1000 + 0.5)), Used: max(count, 0)} // as the scripts read it
 	now := at.Val()
 	if test, ok := storeclock.From(ctx); ok {
 		now = test
