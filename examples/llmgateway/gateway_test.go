@@ -106,6 +106,22 @@ func TestWhole(t *testing.T) {
 	}
 }
 
+// Some model servers report no use, which then is what we can count.
+func TestWholeWithoutUsage(t *testing.T) {
+	for path, answer := range map[string]string{
+		paths[0]: `{"choices":[{"message":{"content":"12345678","tool_calls":[{"function":{"arguments":"1234"}}]}}]}`,
+		paths[1]: `{"content":[{"type":"text","text":"12345678"},{"type":"thinking","thinking":"1234"}]}`,
+	} {
+		model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, answer) }))
+		t.Cleanup(model.Close)
+		g := gate(t, model.URL, within)
+		body := strings.Replace(completion(100), "true", "false", 1)
+		_, text := ask(t, g.url+path, body)
+		require.Equal(t, answer, text)
+		require.Equal(t, cost(tokensIn(len(body)), 3), g.used())
+	}
+}
+
 // An answer with log-probabilities may be much longer than its text.
 func TestLongAnswer(t *testing.T) {
 	long := `{"choices":[{"logprobs":"` + strings.Repeat("p", 2<<20) + `"}],"usage":{"prompt_tokens":5,"completion_tokens":7}}`
