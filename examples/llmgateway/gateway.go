@@ -93,7 +93,9 @@ func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *
 		return
 	}
 	defer resp.Body.Close() // stops the model server if it has more to send
-	w.Header()["Content-Type"] = resp.Header["Content-Type"]
+	for _, name := range []string{"Content-Type", "Retry-After"} {
+		w.Header()[name] = resp.Header[name]
+	}
 	w.WriteHeader(resp.StatusCode)
 	if resp.StatusCode != http.StatusOK {
 		c.in = 0 // an error costs nothing

@@ -365,6 +365,20 @@ func TestBadRequests(t *testing.T) {
 	assert.Equal(t, [3]int64{}, g.used())
 }
 
+// A client hears from the model server when to come back.
+func TestModelIsBusy(t *testing.T) {
+	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", "7")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	t.Cleanup(model.Close)
+	g := gate(t, model.URL, within)
+	resp, _ := ask(t, g.url+paths[0], completion(100))
+	require.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
+	require.Equal(t, "7", resp.Header.Get("Retry-After"))
+	require.Equal(t, [3]int64{1, 0, 0}, g.used())
+}
+
 // A request that the model server refuses counts as a request, and costs nothing else.
 func TestModelFails(t *testing.T) {
 	for name, model := range map[string]string{"refuses": serveModel(t, standIn{}), "away": "http://127.0.0.1:1"} {
