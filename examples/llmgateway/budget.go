@@ -65,7 +65,7 @@ func (b *budget) reserve(ctx context.Context, key string, p price, in, out int64
 }
 
 // add counts n more tokens of output and reports whether they are paid for. Tokens beyond
-// the reservation are charged now, usually from memory. While the store is away a stream
+// the reservation are charged now, usually from memory. If no decision is made, the stream
 // goes on, and its use is settled at its end. So is use that the model server has reported
 // if no output follows, because the answer is complete.
 func (c *charge) add(ctx context.Context, n int64) bool {
