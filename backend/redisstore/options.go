@@ -74,7 +74,7 @@ func parse(o *redis.UniversalOptions, rawURL string) error {
 	}
 	switch kind {
 	case "":
-		if strings.Contains(authority, ",") {
+		if strings.Contains(authority[strings.LastIndexByte(authority, '@')+1:], ",") {
 			return errHosts
 		}
 	case "cluster":

@@ -28,6 +28,7 @@ func TestOptions(t *testing.T) {
 		{url: "redis://[::1]", addrs: []string{"[::1]:6379"}},
 		{url: "rediss://u:p%40%2F%25%3A@h:1/15", addrs: []string{"h:1"}, login: "u p@/%:", db: 15, tls: true},
 		{url: "redis://:pw@h", addrs: []string{"h:6379"}, login: " pw"},
+		{url: "redis://u:a,b@h", addrs: []string{"h:6379"}, login: "u a,b"},
 		{url: "redis-cluster://u:p@a,b:1,[::2]:3", addrs: []string{"a:6379", "b:1", "[::2]:3"}, login: "u p", cluster: true},
 		{url: "rediss-cluster://a", addrs: []string{"a:6379"}, tls: true, cluster: true},
 		{url: "redis-sentinel://:p@a,b:1/m", addrs: []string{"a:26379", "b:1"}, login: " p", sentinel: "m"},
