@@ -115,7 +115,7 @@ func hosts(o *redis.UniversalOptions, authority, port string) error {
 			host, own = host[:i], cmp.Or(host[i+1:], port)
 		}
 		u, err := url.Parse("redis://" + host)
-		if err != nil || u.Hostname() == "" || u.Host != host || host[0] != '[' && strings.Contains(host, ":") {
+		if err != nil || u.Hostname() == "" || strings.ContainsAny(host, "?#") || host[0] != '[' && strings.Contains(host, ":") {
 			return errHost
 		}
 		n, err := strconv.ParseUint(own, 10, 16)

@@ -26,6 +26,7 @@ func TestOptions(t *testing.T) {
 		{url: "redis://host:1/", addrs: []string{"host:1"}},
 		{url: "redis://[::1]:7/3", addrs: []string{"[::1]:7"}, db: 3},
 		{url: "redis://[::1]", addrs: []string{"[::1]:6379"}},
+		{url: "redis://[fe80::1%25eth0]:7", addrs: []string{"[fe80::1%eth0]:7"}},
 		{url: "rediss://u:p%40%2F%25%3A@h:1/15", addrs: []string{"h:1"}, login: "u p@/%:", db: 15, tls: true},
 		{url: "redis://:pw@h", addrs: []string{"h:6379"}, login: " pw"},
 		{url: "redis://u:a,b@h", addrs: []string{"h:6379"}, login: "u a,b"},
