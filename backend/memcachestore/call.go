@@ -212,7 +212,7 @@ func refused(err error) bool {
 // broken reports whether the connection has ended. After a restart of the server all
 // pooled connections are broken, but a new one may work.
 func broken(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 // pause waits after attempt i, whose time was took, and reports whether to make another

@@ -102,6 +102,36 @@ func TestLostReply(t *testing.T) {
 	require.EqualValues(t, 2, late.Granted, "and what was held before is void")
 }
 
+// cutting is a connection that ends within a reply, once.
+type cutting struct {
+	net.Conn
+	armed *atomic.Bool
+}
+
+func (c cutting) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && c.armed.CompareAndSwap(true, false) {
+		return n / 2, io.EOF
+	}
+	return n, err
+}
+
+// TestCutWithinAValue: a connection that ends in the middle of an item is a broken one too.
+func TestCutWithinAValue(t *testing.T) {
+	var armed atomic.Bool
+	client := dial(t, start(t).Addr())
+	client.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		return cutting{conn, &armed}, err
+	}
+	s := New(client)
+	require.True(t, take(t, s, "k", 1).Allowed)
+	armed.Store(true)
+	require.True(t, take(t, s, "k", 1).Allowed)
+	require.False(t, armed.Load())
+	require.EqualValues(t, 8, remaining(t, s, "k"))
+}
+
 // TestLostAndAway: the reply to a sync's write is lost, and then the server is away.
 // That it cannot be reached does not mean that nothing was charged.
 func TestLostAndAway(t *testing.T) {

@@ -40,7 +40,7 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	case err := <-done:
 		return out, guard.Raise(err)
 	case <-ctx.Done():
-		return none, unread(ctx.Err())
+		return none, s.unread(ctx.Err())
 	}
 }
 
@@ -51,20 +51,25 @@ func (s *Store) read(ctx context.Context, key string) (backend.Contents, error) 
 	if s.cluster != nil { // a cluster's client runs the hooks of pipelines in goroutines of its own
 		node, err := s.cluster.MasterForKey(ctx, keys[0])
 		if err != nil {
-			return none, unread(err)
+			return none, s.unread(err)
 		}
 		client = node
 	}
 	var used, exp *redis.StringCmd
 	var own *redis.MapStringStringCmd
 	var at *redis.TimeCmd
-	_, err := client.TxPipelined(ctx, func(p redis.Pipeliner) error {
+	cmds, err := client.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		used, exp = p.Get(ctx, keys[0]), p.Get(ctx, keys[1])
 		own, at = p.HGetAll(ctx, keys[2]), p.Time(ctx)
 		return nil
 	})
+	for _, c := range cmds {
+		if redis.HasErrorPrefix(err, "EXECABORT") { // a command was refused, and only its own error says why
+			err = c.Err()
+		}
+	}
 	if err != nil && err != redis.Nil {
-		return none, unread(err)
+		return none, s.unread(err)
 	}
 	if used.Err() == redis.Nil || exp.Err() == redis.Nil {
 		return none, nil
@@ -77,7 +82,7 @@ func (s *Store) read(ctx context.Context, key string) (backend.Contents, error) 
 	if err != nil || math.IsNaN(seconds) || math.Abs(seconds) > 1e12 {
 		return none, badState("end of the window")
 	}
-	out := backend.Contents{Window: backend.Window(math.Floor(seconds*1000 + 0.5)), Used: count}
+	out := backend.Contents{Window: backend.Window(math.Floor(seconds*1000 + 0.5)), Used: max(count, 0)} // as the scripts read it
 	now := at.Val()
 	if test, ok := storeclock.From(ctx); ok {
 		now = test
@@ -114,8 +119,9 @@ func ledger(own map[string]string, w backend.Window) (list []backend.Account, er
 
 // unread is the error of a look that failed. A look changes nothing, so a lost reply leaves
 // no doubt of what it did.
-func unread(err error) error {
+func (s *Store) unread(err error) error {
 	f := faultOf(unsent{err})
+	s.reload(f)
 	return &backend.Error{Op: "inspect", Class: f.class, Err: redact(err), KeyOnly: f.keyOnly}
 }
 

@@ -226,6 +226,19 @@ func TestSettleIsExact(t *testing.T) {
 	}
 }
 
+// TestInspectOfANegativeCount: another program may give back more than was charged. The
+// scripts read that as nothing charged.
+func TestInspectOfANegativeCount(t *testing.T) {
+	client := redistest.Start(t).Client()
+	store := redisstore.New(client)
+	take(t, store, "k", 3)
+	require.NoError(t, client.DecrBy(t.Context(), "{k}", 8).Err())
+	got, err := store.Inspect(t.Context(), "k")
+	require.NoError(t, err)
+	require.NotZero(t, got.Window)
+	require.Zero(t, got.Used)
+}
+
 // TestInspectIsBoundedByItsContext: also on a server that hangs, where go-redis waits as
 // long as ReadTimeout.
 func TestInspectIsBoundedByItsContext(t *testing.T) {

@@ -74,7 +74,7 @@ func parse(o *redis.UniversalOptions, rawURL string) error {
 	}
 	switch kind {
 	case "":
-		if strings.Contains(authority, ",") {
+		if strings.Contains(authority[strings.LastIndexByte(authority, '@')+1:], ",") {
 			return errHosts
 		}
 	case "cluster":
@@ -115,7 +115,7 @@ func hosts(o *redis.UniversalOptions, authority, port string) error {
 			host, own = host[:i], cmp.Or(host[i+1:], port)
 		}
 		u, err := url.Parse("redis://" + host)
-		if err != nil || u.Hostname() == "" || u.Host != host || host[0] != '[' && strings.Contains(host, ":") {
+		if err != nil || u.Hostname() == "" || strings.ContainsAny(host, "?#") || host[0] != '[' && strings.Contains(host, ":") {
 			return errHost
 		}
 		n, err := strconv.ParseUint(own, 10, 16)

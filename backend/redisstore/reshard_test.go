@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
@@ -72,6 +73,24 @@ func TestReshard(t *testing.T) {
 		x.end()
 		x.requireExact(c)
 	}
+}
+
+// TestInspectFollowsASlot: a look at a key whose slot has moved asks for the new slot table.
+func TestInspectFollowsASlot(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	s := redisstore.New(c.Client())
+	key := keysIn(c, c.SlotsOf(c.Nodes[0]), "k", 1)[0]
+	_, err := s.Take(t.Context(), backend.TakeRequest{Key: key, Limit: millions, Tokens: 7})
+	require.NoError(t, err)
+	c.Reshard(c.Nodes[0], c.Nodes[1], []int{c.SlotOf(key)})
+	_, err = s.Inspect(t.Context(), key)
+	require.ErrorContains(t, err, "MOVED")
+	require.Equal(t, backend.Unavailable, class(t, err))
+	require.Eventually(t, func() bool {
+		got, err := s.Inspect(t.Context(), key)
+		return err == nil && got.Used == 7
+	}, 20*time.Second, 10*time.Millisecond)
 }
 
 // firstOf returns the first n different slots.

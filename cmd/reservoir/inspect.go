@@ -55,6 +55,7 @@ type look struct {
 	name  string
 	limit int64 // 0 = not given
 	store *opened
+	shard part   // in which the last look found an open window
 	full  string // the store's name for the key; empty with -top
 }
 
@@ -125,13 +126,30 @@ func limiterKey(full string) (name, key string) {
 	return name, strings.ReplaceAll(full, separator+separator, separator)
 }
 
-// at inspects a key by the store's name for it.
-func (l *look) at(ctx context.Context, full string) (*inspection, error) {
+// find inspects a key in all shards, because the programs' names for them decide where a
+// key is, and we do not know these names.
+func (l *look) find(ctx context.Context, full string) (none backend.Contents, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	c, err := l.store.Store.(backend.Inspector).Inspect(ctx, full) // every store from open has it
+	var away part
+	for _, p := range l.store.parts {
+		c, failed := p.store.(backend.Inspector).Inspect(ctx, full) // every store from newPart has it
+		if c.Window != 0 {
+			l.shard = p
+			return c, failed
+		}
+		if err == nil {
+			away, err = p, failed
+		}
+	}
+	return none, explain(err, away)
+}
+
+// at inspects a key by the store's name for it.
+func (l *look) at(ctx context.Context, full string) (*inspection, error) {
+	c, err := l.find(ctx, full)
 	if err != nil {
-		return nil, explain(err, l.store.parts...)
+		return nil, err
 	}
 	i := &inspection{Open: c.Window != 0, Charged: c.Used, Clients: []account{}, Direct: c.Used}
 	i.Name, i.Key = limiterKey(full)
@@ -213,7 +231,7 @@ func (i *inspection) shares() (rows [][]string) {
 
 const watchAbout = `Shows what a store holds for a key, as inspect does, once a second until it is
 interrupted. If the output is not a terminal it prints a line for each change
-(with -format json, an object).`
+(with -format json, an object, which has only an error if the store is away).`
 
 func watchFlags(f *flagSet) action {
 	l := newLook(f)
@@ -240,19 +258,20 @@ func (l *look) watch(ctx context.Context, stdout io.Writer) error {
 // Elsewhere it writes a line, if that differs from the last one, apart from the time.
 func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line string, err error) {
 	var text string
+	var object any = i
 	if fault == nil {
 		line, text = i.line(), i.text()
 	} else {
 		line = "no answer: " + oneLine(fault)
-		text = line + "\n"
+		text, object = line+"\n", map[string]string{"error": oneLine(fault)}
 	}
 	switch {
 	case isTerminal(w):
 		return line, write(w, "\x1b[H\x1b[2J"+text)
 	case line == last:
 		return line, nil
-	case l.json && fault == nil:
-		return line, json.NewEncoder(w).Encode(i)
+	case l.json:
+		return line, json.NewEncoder(w).Encode(object)
 	}
 	return line, write(w, time.Now().Format(time.TimeOnly)+" "+line+"\n")
 }
@@ -291,9 +310,11 @@ func resetFlags(f *flagSet) action {
 		if *calendar {
 			end = backend.Window(was.ResetMS)
 		}
-		done, err := l.reset(ctx, end, *window)
-		if err != nil {
-			return err
+		done := false
+		if was.Open {
+			if done, err = l.reset(ctx, end, *window); err != nil {
+				return err
+			}
 		}
 		now, err := l.at(ctx, l.full)
 		if err != nil {
@@ -315,15 +336,15 @@ func (l *look) reset(ctx context.Context, end backend.Window, window time.Durati
 	defer cancel()
 	q := backend.ResetRequest{Key: l.full, Limit: backend.Limit{Tokens: max(l.limit, 1), Window: window}, End: end}
 	for _, guess := range []time.Duration{time.Minute, time.Hour} {
-		s, err := l.store.Check(ctx, l.full, backend.Limit{Tokens: 1, Window: guess})
+		s, err := l.shard.store.Check(ctx, l.full, backend.Limit{Tokens: 1, Window: guess})
 		if err != nil || s.Window == 0 {
-			return false, explain(err, l.store.parts...)
+			return false, explain(err, l.shard)
 		}
 		q.Limit.Window = cmp.Or(s.Length, q.Limit.Window)
 	}
 	if q.Limit.Window == 0 {
 		return false, usagef("another program has opened the window, so its length is not known: want -window, the limit's")
 	}
-	s, err := l.store.Reset(ctx, q)
-	return s.Window != 0 && s.Length == 0, explain(err, l.store.parts...)
+	s, err := l.shard.store.Reset(ctx, q)
+	return s.Window != 0 && s.Length == 0, explain(err, l.shard)
 }

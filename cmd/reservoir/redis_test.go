@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -81,6 +82,37 @@ func TestLoadOnShards(t *testing.T) {
 		o := invoke(t.Context(), append(append([]string{"inspect"}, where...), "key-11")...)
 		require.Equal(t, exitOK, o.status, o.stderr)
 		require.Contains(t, o.stdout, "charged    "+strconv.FormatInt(used(r, "key-11"), 10)+", ", "in whatever order shards are named")
+	}
+}
+
+// Programs give their shards names, which the command does not know and which decide where
+// a key is.
+func TestLookOnShards(t *testing.T) {
+	a, b := redistest.Start(t), redistest.Start(t)
+	shards, err := redisstore.OpenShards(map[string][]string{"east": {"redis://" + a.Addr()}, "west": {"redis://" + b.Addr()}})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = shards.Close() })
+	where, names := []string{"-store", "redis://" + a.Addr(), "-store", "redis://" + b.Addr()}, map[string]bool{}
+	for i := range 10 {
+		key := fmt.Sprint("user:", i)
+		names[shards.Shard(key)] = true
+		_, err := shards.Take(t.Context(), backend.TakeRequest{Key: key, Limit: reservoir.PerHour(10), Tokens: 3})
+		require.NoError(t, err)
+		o := invoke(t.Context(), append([]string{"inspect", key}, where...)...)
+		require.Contains(t, o.stdout, "charged    3, ", o.stderr)
+	}
+	require.Len(t, names, 2)
+	o := invoke(t.Context(), append([]string{"inspect", "-top", "20"}, where...)...)
+	require.Equal(t, 10, strings.Count(o.stdout, "user:"), o.stdout)
+	for key := range 10 {
+		o := invoke(t.Context(), append([]string{"reset", fmt.Sprint("user:", key)}, where...)...)
+		require.Contains(t, o.stdout, "The old one had 3 charged.", o.stderr)
+	}
+	b.Kill()
+	for i := range 10 { // what the others have can be seen, and what they have not is not called absent
+		key := fmt.Sprint("user:", i)
+		o := invoke(t.Context(), append([]string{"inspect", key}, where...)...)
+		require.Equal(t, shards.Shard(key) == "west", o.status == exitFailure, o.stdout+o.stderr)
 	}
 }
 

@@ -114,23 +114,22 @@ func (o *opened) reach(whole context.Context, key string, l reservoir.Limit) err
 	return explain(errs[0], o.parts[0])
 }
 
-// explain adds the likely cause to an error if only one part can have caused it: one side
-// speaks TLS and the other does not. Otherwise the error only says that the connection was
-// closed or timed out.
-func explain(err error, parts ...part) error {
+// explain adds the likely cause to an error of a part: one side speaks TLS and the other
+// does not. Otherwise the error only says that the connection was closed or timed out.
+func explain(err error, p part) error {
 	_, answered := errors.AsType[redis.Error](err)
 	failed, ok := errors.AsType[*backend.Error](err)
-	if err == nil || answered || ok && failed.KeyOnly || len(parts) > 1 || parts[0].client == nil {
+	if err == nil || answered || ok && failed.KeyOnly || p.client == nil {
 		return err
 	}
 	other, why := "rediss://", "it speaks TLS: want rediss instead of redis: "
-	if parts[0].options.TLSConfig != nil {
+	if p.options.TLSConfig != nil {
 		other, why = "redis://", "it speaks no TLS: want redis instead of rediss: "
 	}
-	if !slices.ContainsFunc(parts[0].options.Addrs, func(addr string) bool { return answers(other + addr) }) {
+	if !slices.ContainsFunc(p.options.Addrs, func(addr string) bool { return answers(other + addr) }) {
 		why = ""
 	}
-	return fmt.Errorf("%s: %s%s", parts[0].name, why, oneLine(err))
+	return fmt.Errorf("%s: %s%s", p.name, why, oneLine(err))
 }
 
 // answers reports whether a server speaks Redis's protocol at the URL, which has no

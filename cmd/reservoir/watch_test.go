@@ -167,8 +167,11 @@ func TestWatch(t *testing.T) {
 	charge(t, server, "", "k", 5)
 	require.NoError(t, json.Unmarshal([]byte(line()), &i))
 	require.EqualValues(t, 5, i.Charged)
-	require.Equal(t, exitOK, stop().status)
 	server.Kill()
+	var away struct{ Error string }
+	require.NoError(t, json.Unmarshal([]byte(line()), &away))
+	require.Contains(t, away.Error, "refused")
+	require.Equal(t, exitOK, stop().status)
 	o := invoke(t.Context(), "watch", "-store", "redis://"+server.Addr(), "k")
 	require.Equal(t, exitFailure, o.status)
 	o.requireOneLine(t)

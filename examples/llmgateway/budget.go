@@ -65,23 +65,25 @@ func (b *budget) reserve(ctx context.Context, key string, p price, in, out int64
 }
 
 // add counts n more tokens of output and reports whether they are paid for. Tokens beyond
-// the reservation are charged now, usually from memory. While the store is away a stream
-// goes on, and its use is settled at its end.
+// the reservation are charged now, usually from memory. If no decision is made, the stream
+// goes on, and its use is settled at its end. So is use that the model server has reported
+// if no output follows, because the answer is complete.
 func (c *charge) add(ctx context.Context, n int64) bool {
 	c.out += n
 	due := c.out - c.reserved - c.extra
-	if due <= 0 {
+	if due <= 0 || n == 0 {
 		return true
 	}
 	r, err := c.b.all.AllowEach(ctx, []int64{0, due, c.price.of(0, due)}, c.key, c.key, c.key)
 	if err == nil && r.Allowed {
 		c.extra += due
 	}
-	return err != nil || r.Allowed
+	return r.Allowed || err != nil && !errors.Is(err, reservoir.ErrExceedsLimit)
 }
 
 // settle corrects the charge to the use, even if the client has left. It settles the whole
-// difference on the reservation, so add need not keep its results.
+// difference on the reservation, so add need not keep its results. If add has charged too
+// much by more than the reservation, the rest stays charged.
 func (c *charge) settle(ctx context.Context) error {
 	tokens, dollars := c.in+c.out-c.extra, c.price.of(c.in, c.out-c.extra)
 	return c.b.all.Settle(context.WithoutCancel(ctx), c.result, []int64{1, max(tokens, 0), max(dollars, 0)}, c.key, c.key, c.key)

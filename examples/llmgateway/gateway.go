@@ -14,8 +14,9 @@ import (
 var prices = map[string]price{"small": {1, 5}, "large": {3, 15}}
 
 const (
-	mostInput  = 1 << 20 // bytes
-	mostOutput = 4096    // tokens; also the default
+	mostInput  = 1 << 20  // bytes
+	mostAnswer = 16 << 20 // bytes of an event, or of an answer that is no stream: log-probabilities are long
+	mostOutput = 4096     // tokens; also the default
 )
 
 // gateway limits completions and forwards them to a model server.
@@ -92,7 +93,9 @@ func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *
 		return
 	}
 	defer resp.Body.Close() // stops the model server if it has more to send
-	w.Header()["Content-Type"] = resp.Header["Content-Type"]
+	for _, name := range []string{"Content-Type", "Retry-After"} {
+		w.Header()[name] = resp.Header[name]
+	}
 	w.WriteHeader(resp.StatusCode)
 	if resp.StatusCode != http.StatusOK {
 		c.in = 0 // an error costs nothing

@@ -106,6 +106,34 @@ func TestWhole(t *testing.T) {
 	}
 }
 
+// Some model servers report no use, which then is what we can count.
+func TestWholeWithoutUsage(t *testing.T) {
+	for path, answer := range map[string]string{
+		paths[0]: `{"choices":[{"message":{"content":"12345678","tool_calls":[{"function":{"arguments":"1234"}}]}}]}`,
+		paths[1]: `{"content":[{"type":"text","text":"12345678"},{"type":"thinking","thinking":"1234"}]}`,
+	} {
+		model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, answer) }))
+		t.Cleanup(model.Close)
+		g := gate(t, model.URL, within)
+		body := strings.Replace(completion(100), "true", "false", 1)
+		_, text := ask(t, g.url+path, body)
+		require.Equal(t, answer, text)
+		require.Equal(t, cost(tokensIn(len(body)), 3), g.used())
+	}
+}
+
+// An answer with log-probabilities may be much longer than its text.
+func TestLongAnswer(t *testing.T) {
+	long := `{"choices":[{"logprobs":"` + strings.Repeat("p", 2<<20) + `"}],"usage":{"prompt_tokens":5,"completion_tokens":7}}`
+	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, long) }))
+	t.Cleanup(model.Close)
+	g := gate(t, model.URL, within)
+	resp, text := ask(t, g.url+paths[0], strings.Replace(completion(100), "true", "false", 1))
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	require.True(t, text == long)
+	require.Equal(t, cost(5, 7), g.used())
+}
+
 // A stream that the limit stops ends as if by max_tokens, in the form of its API. At most
 // the refused chunk is above the limit.
 func TestStoppedAtTheLimit(t *testing.T) {
@@ -136,6 +164,36 @@ func TestStoppedAtTheLimit(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A model server may report more at the end of an answer than anybody saw and the limit
+// has. The answer is complete, so it ends as the model server ended it.
+func TestReportedAboveTheLimit(t *testing.T) {
+	model := serveModel(t, standIn{words: 10, hidden: 20})
+	for _, path := range paths {
+		g := gate(t, model, func(limits *[3]int64, r *int64) {
+			*r = 10
+			limits[1] = tokensIn(len(completion(100))) + 10
+		})
+		_, text := ask(t, g.url+path, completion(100))
+		require.Regexp(t, `"(stop|end_turn)"`, text)
+		require.NotRegexp(t, `"(length|max_tokens)"`, text)
+		require.Equal(t, cost(sung, 30), g.used())
+	}
+}
+
+// A piece of an answer that is more than the whole limit stops the stream too.
+func TestStoppedByAPieceAboveTheLimit(t *testing.T) {
+	b, err := newBudget(memstore.New(), reservoir.PerHour(1), reservoir.PerHour(30), reservoir.PerDay(1_000_000, nil))
+	require.NoError(t, err)
+	c, err := b.reserve(t.Context(), "acme", price{1, 1}, 10, 5)
+	require.NoError(t, err)
+	text := strings.Repeat(`data: {"delta":{"text":"`+strings.Repeat("a long piece ", 12)+`"}}`+"\n\n", 9)
+	w := httptest.NewRecorder()
+	require.NoError(t, request{dialect: anthropic, stream: true, most: mostOutput}.copy(t.Context(), w, strings.NewReader(text), c))
+	require.Contains(t, w.Body.String(), "max_tokens")
+	require.NotContains(t, w.Body.String(), "a long piece")
+	require.NoError(t, b.close(t.Context()))
 }
 
 // If a client leaves or a stream breaks, the gateway settles what it has counted. Input
@@ -305,6 +363,20 @@ func TestBadRequests(t *testing.T) {
 		}
 	}
 	assert.Equal(t, [3]int64{}, g.used())
+}
+
+// A client hears from the model server when to come back.
+func TestModelIsBusy(t *testing.T) {
+	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", "7")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	t.Cleanup(model.Close)
+	g := gate(t, model.URL, within)
+	resp, _ := ask(t, g.url+paths[0], completion(100))
+	require.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
+	require.Equal(t, "7", resp.Header.Get("Retry-After"))
+	require.Equal(t, [3]int64{1, 0, 0}, g.used())
 }
 
 // A request that the model server refuses counts as a request, and costs nothing else.

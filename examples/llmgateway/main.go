@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -73,7 +74,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	g := &gateway{b, int64(min(*reserve, mostOutput)), *model}
+	g := &gateway{b, int64(min(*reserve, mostOutput)), strings.TrimSuffix(*model, "/")}
 	err = serve(ctx, *addr, g.handler(), out)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()

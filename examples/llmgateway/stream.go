@@ -72,14 +72,15 @@ func (d dialect) read(body []byte) (q request, err error) {
 type event struct {
 	ID, Object, Model string
 	Created           int64
-	Choices           []struct{ Delta delta } // OpenAI's
-	Index             int                     // Anthropic's, from here on
+	Choices           []struct{ Delta, Message delta } // OpenAI's; Message if the answer is no stream
+	Index             int                              // Anthropic's, from here on
 	Delta             delta
+	Content           []delta // if the answer is no stream
 	Message           struct{ Usage usage }
 	Usage             usage // of both: the total, at the end
 }
 
-// delta is a piece of output: text, thoughts or a tool's arguments.
+// delta is a piece of output, or all of it: text, thoughts or a tool's arguments.
 type delta struct {
 	Content, Refusal, Text, Thinking string
 	JSON                             string                                          `json:"partial_json"`
@@ -103,8 +104,11 @@ func tokensIn(bytes int) int64 { return int64(bytes+3) / 4 }
 
 // tokens estimates how many tokens of output the event has.
 func (e event) tokens() (n int64) {
-	for _, c := range append(e.Choices, struct{ Delta delta }{e.Delta}) {
-		d := c.Delta
+	all := append(e.Content, e.Delta)
+	for _, c := range e.Choices {
+		all = append(all, c.Delta, c.Message)
+	}
+	for _, d := range all {
 		n += tokensIn(len(d.Content) + len(d.Refusal) + len(d.Text) + len(d.Thinking) + len(d.JSON))
 		for _, t := range d.Tools {
 			n += tokensIn(len(t.Function.Arguments))
@@ -129,8 +133,10 @@ var emptyLine = regexp.MustCompile(`\n\r?\n`)
 
 // split finds the first event of a stream, or all of an answer that is no stream.
 func (q request) split(text []byte, all bool) (int, []byte, error) {
-	if end := emptyLine.FindIndex(text); end != nil && q.stream {
-		return end[1], text[:end[1]], nil
+	if q.stream {
+		if end := emptyLine.FindIndex(text); end != nil {
+			return end[1], text[:end[1]], nil
+		}
 	}
 	if all && len(text) > 0 {
 		return len(text), text, nil
@@ -141,7 +147,7 @@ func (q request) split(text []byte, all bool) (int, []byte, error) {
 // copy passes events on to the client while they are paid for.
 func (q request) copy(ctx context.Context, to http.ResponseWriter, from io.Reader, c *charge) error {
 	events := bufio.NewScanner(from)
-	events.Buffer(nil, mostInput)
+	events.Buffer(nil, mostAnswer)
 	events.Split(q.split)
 	for events.Scan() {
 		text, e := events.Bytes(), parse(events.Bytes())

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"regexp"
@@ -59,4 +62,14 @@ func TestFaultsOfTheCommandLine(t *testing.T) {
 	err := run(t.Context(), []string{"-redis", "redis://me:s3cret@localhost:port"}, io.Discard)
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "s3cret")
+}
+
+// A model server's URL may end in a slash, as in a browser.
+func TestModelWithASlash(t *testing.T) {
+	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.URL.Path) }))
+	t.Cleanup(model.Close)
+	p := start(t, "-model", model.URL+"/")
+	_, text := ask(t, p.url+paths[0], completion(1))
+	require.Equal(t, paths[0], text)
+	p.stop(t)
 }
