@@ -3,6 +3,7 @@ package httplimit
 import (
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -79,9 +80,8 @@ func client(r *http.Request, trusted []netip.Prefix, from source) netip.Addr {
 	if !a.IsValid() && !local(r.RemoteAddr) || !trusts(trusted, a) {
 		return a
 	}
-	lines := r.Header[from.header]
-	for i := len(lines) - 1; i >= 0; i-- {
-		for rest, more := lines[i], true; more; {
+	for _, rest := range slices.Backward(r.Header[from.header]) {
+		for more := true; more; {
 			var e string
 			rest, e, more = cutLast(rest)
 			if e == "" { // lists may have empty elements
@@ -103,16 +103,10 @@ func client(r *http.Request, trusted []netip.Prefix, from source) netip.Addr {
 // local reports whether a peer is on a Unix socket, by the text of RemoteAddr.
 func local(remote string) bool { return remote == "" || remote[0] == '@' || remote[0] == '/' }
 
+// trusts reports whether a is a trusted proxy. A peer without an address, on a Unix socket,
+// is one if there are any.
 func trusts(trusted []netip.Prefix, a netip.Addr) bool {
-	if !a.IsValid() {
-		return len(trusted) > 0
-	}
-	for _, p := range trusted {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(trusted, func(p netip.Prefix) bool { return !a.IsValid() || p.Contains(a) })
 }
 
 // node parses an address with or without port and brackets, into one form for all ways to

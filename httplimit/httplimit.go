@@ -20,36 +20,32 @@ func New(limiter *reservoir.Limiter, opts ...Option) func(http.Handler) http.Han
 	if limiter == nil {
 		panic("httplimit: no limiter")
 	}
-	return build(single{limiter}, opts)
+	return build(&middleware{limiter: limiter}, 1, opts)
 }
 
 // NewGroup is like New, for several limits that a request must pass together: it is charged
 // to all of them or to none. WithKey must give a key for each limiter, in the group's order.
-// The headers have the numbers of the limit that refused or, if all allowed, of the limit
-// with the smallest part remaining. A request costs one more allocation than with New, for
-// up to four limits. NewGroup panics like New.
+// A request costs one more allocation than with New, for up to four limits. NewGroup panics
+// like New.
 func NewGroup(g *reservoir.Group, opts ...Option) func(http.Handler) http.Handler {
 	if g == nil {
 		panic("httplimit: no group")
 	}
-	return build(group{g}, opts)
+	return build(&middleware{group: g}, g.Len(), opts)
 }
 
-func build(l limits, opts []Option) func(http.Handler) http.Handler {
-	c := defaults()
+// build completes m, which asks so many limits.
+func build(m *middleware, limits int, opts []Option) func(http.Handler) http.Handler {
+	m.config = defaults()
 	for _, o := range opts {
-		o(&c)
+		o(&m.config)
 	}
-	if err := c.validate(); err != nil {
+	if err := m.validate(limits); err != nil {
 		panic(err)
 	}
-	if err := l.fits(len(c.keys)); err != nil {
-		panic(err)
-	}
-	m := &middleware{config: c, limits: l}
-	for _, p := range c.policies {
+	for _, p := range m.policies {
 		f := p.compile()
-		m.told = append(m.told, told{f, refusal(f.name)})
+		m.told = append(m.told, told{f, refusal(f.resource[0])})
 	}
 	return func(next http.Handler) http.Handler { return &handler{m, next} }
 }
@@ -57,8 +53,9 @@ func build(l limits, opts []Option) func(http.Handler) http.Handler {
 // middleware is shared by all handlers of one New, which does not change it afterwards.
 type middleware struct {
 	config
-	limits limits
-	told   []told
+	limiter *reservoir.Limiter // nil if a group decides
+	group   *reservoir.Group
+	told    []told
 }
 
 // told has the constant parts of the answers about a limit.
@@ -79,7 +76,6 @@ func (h *handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w := &response{ResponseWriter: rw, m: h.middleware, request: r}
-	h.limits.room(w, len(h.keys))
 	if !h.price(w) {
 		h.next.ServeHTTP(rw, r)
 		return
@@ -88,7 +84,7 @@ func (h *handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		h.keyless.ServeHTTP(rw, r)
 		return
 	}
-	if err := h.limits.ask(w); err != nil {
+	if err := h.ask(w); err != nil {
 		h.failed(rw, r, err, h.next)
 		return
 	}
@@ -98,11 +94,12 @@ func (h *handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 // price sets the costs of a request, and reports whether any is not zero.
 func (m *middleware) price(w *response) (some bool) {
 	n := int64(1)
-	for i := range w.costs {
+	w.costs = w.fewCosts[:0]
+	for i := range m.keys {
 		if i < len(m.costs) {
 			n = m.costs[i](w.request)
 		}
-		w.costs[i] = n
+		w.costs = append(w.costs, n)
 		some = some || n != 0
 	}
 	return some
@@ -110,12 +107,26 @@ func (m *middleware) price(w *response) (some bool) {
 
 // name sets the keys of a request, and reports whether it has all of them.
 func (m *middleware) name(w *response) bool {
-	for i, key := range m.keys {
-		if w.keys[i] = key(w.request); w.keys[i] == "" {
+	w.keys = w.fewKeys[:0]
+	for _, of := range m.keys {
+		key := of(w.request)
+		if key == "" {
 			return false
 		}
+		w.keys = append(w.keys, key)
 	}
 	return true
+}
+
+// ask decides, by w's keys and costs.
+func (m *middleware) ask(w *response) (err error) {
+	if m.group == nil {
+		w.result, err = m.limiter.AllowN(w.request.Context(), w.keys[0], w.costs[0])
+		return err
+	}
+	r, err := m.group.AllowEach(w.request.Context(), w.costs, w.keys...)
+	w.paid, w.result, w.limit = &r, r.Result, r.Limiter
+	return err
 }
 
 // answer serves or refuses a request that was decided.
@@ -152,20 +163,28 @@ func (m *middleware) refuse(w *response) {
 // settle makes the charge equal to w's costs, even if the client has left. After an error
 // the tokens stay charged, because a retry would delay another request.
 func (m *middleware) settle(w *response) {
-	_ = m.limits.settle(context.WithoutCancel(w.request.Context()), w)
+	ctx := context.WithoutCancel(w.request.Context())
+	if m.group == nil {
+		_ = m.limiter.Settle(ctx, w.keys[0], w.result, w.costs[0])
+	} else {
+		_ = m.group.Settle(ctx, *w.paid, w.costs, w.keys...)
+	}
 }
 
-// validate returns the first fault of the options.
-func (c *config) validate() error {
+// validate returns the first fault of the options, for so many limits.
+func (c *config) validate(limits int) error {
 	if c.keyless == nil || c.failed == nil ||
 		slices.ContainsFunc(c.keys, func(k KeyFunc) bool { return k == nil }) ||
 		slices.ContainsFunc(c.costs, func(cost func(*http.Request) int64) bool { return cost == nil }) {
 		return errors.New("httplimit: a key, a cost or a handler is nil")
 	}
 	for _, n := range [...]int{len(c.costs), len(c.policies)} {
-		if n > 1 && n != len(c.keys) {
-			return fmt.Errorf("httplimit: %d costs or policies for %d limits", n, len(c.keys))
+		if n > 1 && n != limits {
+			return fmt.Errorf("httplimit: %d costs or policies for %d limits", n, limits)
 		}
+	}
+	if limits == 0 || len(c.keys) != limits {
+		return fmt.Errorf("httplimit: %d keys for %d limits", len(c.keys), limits)
 	}
 	return nil
 }

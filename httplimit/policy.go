@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -46,7 +47,6 @@ func (p Policy) SetHeaders(h http.Header, r reservoir.Result) {
 
 // format is a Policy with the constant parts of its headers.
 type format struct {
-	name     string // as it is
 	quota    string // "name";q=
 	window   string // ;w=60, or ""
 	service  string // "name";r=
@@ -62,7 +62,7 @@ func (p Policy) compile() format {
 	}
 	item := quote(p.Name)
 	f := format{
-		name: p.Name, quota: item + ";q=", service: item + ";r=", resource: []string{p.Name},
+		quota: item + ";q=", service: item + ";r=", resource: []string{p.Name},
 		seconds: seconds(p.Window),
 	}
 	if p.Window > 0 && p.Window%time.Second == 0 {
@@ -73,18 +73,10 @@ func (p Policy) compile() format {
 
 // quote returns s as a String of RFC 9651.
 func quote(s string) string {
-	b := []byte{'"'}
-	for i := range len(s) {
-		switch c := s[i]; {
-		case c < 0x20 || c > 0x7e:
-			panic("httplimit: the name of a policy is not printable ASCII: " + strconv.Quote(s))
-		case c == '"' || c == '\\':
-			b = append(b, '\\', c)
-		default:
-			b = append(b, c)
-		}
+	if strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) {
+		panic("httplimit: the name of a policy is not printable ASCII: " + strconv.Quote(s))
 	}
-	return string(append(b, '"'))
+	return strconv.Quote(s) // of these characters, it escapes the same two
 }
 
 // fields has the header values of one response. The header map points into it, so all

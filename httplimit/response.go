@@ -20,13 +20,13 @@ type response struct {
 	http.ResponseWriter
 	m        *middleware
 	request  *http.Request
-	keys     []string // one for each limit
-	costs    []int64  // one for each limit: what is charged, and later what was used
-	key      [1]string
-	cost     [1]int64
-	several  *several         // nil for a Limiter
-	result   reservoir.Result // the decision, as in the headers
-	limit    int              // index of the limit that result is of
+	keys     []string  // one for each limit
+	costs    []int64   // one for each limit: what is charged, and later what was used
+	fewKeys  [4]string // room for keys, not to allocate it
+	fewCosts [4]int64
+	paid     *reservoir.GroupResult // nil for a Limiter
+	result   reservoir.Result       // the decision, as in the headers
+	limit    int                    // index of the limit that result is of
 	told     *told
 	free     int64 // what would remain if the request used nothing
 	finished bool  // the final status is known
