@@ -21,19 +21,18 @@ type limits struct {
 
 // choose panics if the fields do not fit together, because that is a fault of the program.
 func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFunc, cost CostFunc, costs []CostFunc) limits {
-	single := l != nil && g == nil && key != nil && keys == nil && costs == nil
-	several := l == nil && g != nil && key == nil && (cost == nil || costs == nil)
-	if !single && !several {
-		panic("grpclimit: either a Limiter with its Key is needed, or a Group with its Keys, and Cost or Costs")
-	}
-	if single {
+	switch {
+	case l != nil && g == nil && keys == nil && costs == nil:
 		keys = []KeyFunc{key}
+	case l == nil && g != nil && key == nil && (cost == nil || costs == nil) && len(keys) != 0 && len(keys) == g.Len():
+	default:
+		panic("grpclimit: either a Limiter with its Key is needed, or a Group with as many Keys, and Cost or Costs")
 	}
 	if cost != nil {
 		costs = []CostFunc{cost}
 	}
-	if several && (len(keys) == 0 || len(keys) != g.Len() || len(costs) > 1 && len(costs) != len(keys)) {
-		panic("grpclimit: a Group needs a key for each of its limits, and a cost for each or one for all")
+	if len(costs) > 1 && len(costs) != len(keys) {
+		panic("grpclimit: a Group needs a cost for each of its limits, or one for all")
 	}
 	if slices.ContainsFunc(keys, func(k KeyFunc) bool { return k == nil }) || slices.ContainsFunc(costs, func(c CostFunc) bool { return c == nil }) {
 		panic("grpclimit: a key or a cost is nil")
@@ -85,10 +84,7 @@ func (l *limits) wait(ctx context.Context, names []string, prices []int64) (err 
 	} else {
 		_, err = l.limiter.WaitN(ctx, names[0], prices[0])
 	}
-	if err != nil {
-		return failure(err)
-	}
-	return nil
+	return failure(err)
 }
 
 func (l *limits) refund(ctx context.Context, names []string, r reservoir.GroupResult) error {

@@ -1,6 +1,7 @@
 package grpclimit
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -92,9 +93,7 @@ func (s Server) Stream() grpc.StreamServerInterceptor {
 
 func (s *Server) complete() {
 	s.limits = choose(s.Limiter, s.Group, s.Key, s.Keys, s.Cost, s.Costs)
-	if s.Metadata == "" {
-		s.Metadata = DefaultMetadata
-	}
+	s.Metadata = cmp.Or(s.Metadata, DefaultMetadata)
 }
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (reply any, err error) {
