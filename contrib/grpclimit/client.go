@@ -99,14 +99,9 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 // wait returns once the call may be sent, with the names that it is charged to, or nil if
 // it is skipped.
 func (c *Client) wait(ctx context.Context, call Call) (names []string, err error) {
-	if c.Skip != nil && c.Skip(ctx, call) {
-		return nil, nil
-	}
-	if names, err = c.limits.name(ctx, call); err != nil {
-		return nil, err
-	}
-	if prices := c.limits.price(ctx, call); prices != nil {
-		err = c.limits.wait(ctx, names, prices)
+	names, costs, err := c.limits.of(ctx, call, c.Skip)
+	if costs != nil {
+		err = c.limits.wait(ctx, names, costs)
 	}
 	return names, err
 }

@@ -40,49 +40,45 @@ func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFun
 	return limits{l, g, keys, costs}
 }
 
-// name returns the name that a call is charged to at each limit.
-func (l *limits) name(ctx context.Context, c Call) ([]string, error) {
-	names := make([]string, len(l.keys))
+// of returns the names that a call is charged to and what it costs, for each limit. There
+// are no names if the call is skipped, and no costs if it is free.
+func (l *limits) of(ctx context.Context, c Call, skip func(context.Context, Call) bool) (names []string, costs []int64, err error) {
+	if skip != nil && skip(ctx, c) {
+		return nil, nil, nil
+	}
+	names, costs = make([]string, len(l.keys)), make([]int64, len(l.keys))
+	cost := int64(1)
 	for i, key := range l.keys {
-		var err error
 		if names[i], err = key(ctx, c); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-	}
-	return names, nil
-}
-
-// price returns the cost of a call at each limit, or nil if all costs are zero.
-func (l *limits) price(ctx context.Context, c Call) []int64 {
-	n, prices := int64(1), make([]int64, len(l.keys))
-	for i := range prices {
 		if i < len(l.costs) {
-			n = max(l.costs[i](ctx, c), 0)
+			cost = max(l.costs[i](ctx, c), 0)
 		}
-		prices[i] = n
+		costs[i] = cost
 	}
-	if slices.Max(prices) <= 0 {
-		return nil
+	if slices.Max(costs) == 0 {
+		costs = nil
 	}
-	return prices
+	return names, costs, nil
 }
 
-// each returns a price of n tokens at each limit.
+// each returns a cost of n tokens at each limit.
 func (l *limits) each(n int64) []int64 { return slices.Repeat([]int64{n}, len(l.keys)) }
 
-func (l *limits) allow(ctx context.Context, names []string, prices []int64) (r reservoir.GroupResult, err error) {
+func (l *limits) allow(ctx context.Context, names []string, costs []int64) (r reservoir.GroupResult, err error) {
 	if l.group != nil {
-		return l.group.AllowEach(ctx, prices, names...)
+		return l.group.AllowEach(ctx, costs, names...)
 	}
-	r.Result, err = l.limiter.AllowN(ctx, names[0], prices[0])
+	r.Result, err = l.limiter.AllowN(ctx, names[0], costs[0])
 	return r, err
 }
 
-func (l *limits) wait(ctx context.Context, names []string, prices []int64) (err error) {
+func (l *limits) wait(ctx context.Context, names []string, costs []int64) (err error) {
 	if l.group != nil {
-		_, err = l.group.WaitEach(ctx, prices, names...)
+		_, err = l.group.WaitEach(ctx, costs, names...)
 	} else {
-		_, err = l.limiter.WaitN(ctx, names[0], prices[0])
+		_, err = l.limiter.WaitN(ctx, names[0], costs[0])
 	}
 	return failure(err)
 }
