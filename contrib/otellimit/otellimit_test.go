@@ -124,12 +124,20 @@ func TestMetrics(t *testing.T) {
 //go:embed otellimit.go
 var manual string
 
-// The manual names what is exported, with its kind and unit, and nothing else.
+// The manual names what is exported besides the figures, with its kind and unit, and nothing
+// else.
 func TestManual(t *testing.T) {
 	text, _, _ := strings.Cut(manual, "\npackage ")
 	var documented []string
 	for _, m := range regexp.MustCompile(`(?m)^//\t(reservoir\.[\w.]+) +([\w-]+)(?:, (\S+))? `).FindAllStringSubmatch(text, -1) {
 		documented = append(documented, strings.Join(m[1:], " "))
+	}
+	for _, f := range reservoir.Figures() {
+		kind := "counter"
+		if f.Gauge {
+			kind = "up-down"
+		}
+		documented = append(documented, fmt.Sprintf("reservoir.%s %s {%s}", f.Name, kind, f.Unit))
 	}
 	r := newRig(t)
 	r.Watch(new(fixed))
