@@ -150,11 +150,8 @@ func JoinHooks(all ...Hooks) Hooks {
 }
 
 func inTurn[T any](all []func(T)) func(T) {
-	switch len(all) {
-	case 0:
+	if all == nil {
 		return nil
-	case 1:
-		return all[0]
 	}
 	return func(what T) {
 		for _, f := range all {
@@ -184,16 +181,12 @@ type StoreCall struct {
 
 // Outcome is Err in a word, for metrics: ok, unavailable, rejected or unknown.
 func (c StoreCall) Outcome() string {
-	if c.Err == nil {
+	failure, ok := errors.AsType[*StoreError](c.Err)
+	switch {
+	case c.Err == nil:
 		return "ok"
-	}
-	if failure, ok := errors.AsType[*StoreError](c.Err); ok {
-		switch failure.Class {
-		case backend.Unavailable:
-			return "unavailable"
-		case backend.Rejected:
-			return "rejected"
-		}
+	case ok && (failure.Class == backend.Unavailable || failure.Class == backend.Rejected):
+		return failure.Class.String()
 	}
 	return "unknown"
 }
