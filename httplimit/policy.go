@@ -164,17 +164,13 @@ func (v *fields) make(f *format, r *reservoir.Result) {
 	wait := f.wait(r)
 
 	b := append(v.buf[:0], f.quota...)
-	limit := len(b)
 	b = strconv.AppendInt(b, all, 10)
-	window := len(b)
 	b = append(b, f.window...)
 	service := len(b)
 	b = append(b, f.service...)
-	left := len(b)
 	b = strconv.AppendInt(b, remaining, 10)
 	t := len(b)
 	b = append(b, ";t="...)
-	retry := len(b)
 	b = strconv.AppendInt(b, wait, 10)
 	used := len(b)
 	b = strconv.AppendInt(b, all-remaining, 10)
@@ -182,9 +178,9 @@ func (v *fields) make(f *format, r *reservoir.Result) {
 	b = strconv.AppendInt(b, unix(r.Reset), 10)
 
 	s := frozen(b)
-	v.policies[0], v.limit[0] = s[:service], s[limit:window]
-	v.limits[0], v.remaining[0], v.retry[0] = s[service:used], s[left:t], s[retry:used]
-	v.used[0], v.reset[0] = s[used:reset], s[reset:]
+	v.policies[0], v.limit[0] = s[:service], s[len(f.quota):service-len(f.window)]
+	v.limits[0], v.remaining[0] = s[service:used], s[service+len(f.service):t]
+	v.retry[0], v.used[0], v.reset[0] = s[t+len(";t="):used], s[used:reset], s[reset:]
 }
 
 // mostInteger is the largest Integer of RFC 9651, with 15 digits. Larger numbers are capped
