@@ -220,10 +220,8 @@ func broken(err error) bool {
 // time of an attempt, so the best distance between attempts is n times as long.
 func pause(ctx context.Context, i int, took time.Duration) bool {
 	mean := min(took*time.Duration(min(1<<min(i, 30), maxSpread)), maxPause)
-	t := time.NewTimer(rand.N(2*mean + 1))
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(rand.N(2*mean + 1)):
 		return true
 	case <-ctx.Done():
 		return false

@@ -82,10 +82,8 @@ func adopt(ctx context.Context, store backend.Store, key string, l backend.Limit
 
 // wait returns a millisecond after left, when a window with so much time left is over.
 func wait(ctx context.Context, op string, left time.Duration) error {
-	timer := time.NewTimer(left + time.Millisecond)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(left + time.Millisecond):
 		return nil
 	case <-ctx.Done():
 		return &backend.Error{Op: op, Class: backend.Unavailable, Err: ctx.Err()}

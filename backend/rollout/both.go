@@ -170,7 +170,9 @@ func named(op, store string, err error) error {
 	if !ok {
 		return err
 	}
-	return &backend.Error{Op: op, Class: failure.Class, Err: fmt.Errorf("%s store: %w", store, failure.Err), KeyOnly: failure.KeyOnly}
+	named := *failure
+	named.Op, named.Err = op, fmt.Errorf("%s store: %w", store, failure.Err)
+	return &named
 }
 
 // half is named for a call that the other store has carried out, so that the outcome of

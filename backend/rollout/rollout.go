@@ -20,7 +20,7 @@ type Store struct {
 	old, new backend.Store
 	setting  sync.Mutex // held while span is replaced
 	span     atomic.Pointer[span]
-	longest  atomic.Int64 // a time.Duration: the longest that any requested window may run; -1 before the first
+	longest  atomic.Int64 // a time.Duration: the longest that any requested window may run
 	aligned  cache
 }
 
@@ -45,7 +45,6 @@ func New(old, new backend.Store, low, high float64) (*Store, error) {
 		}
 	}
 	s := &Store{old: old, new: new}
-	s.longest.Store(-1)
 	return s, s.SetPercent(low, high)
 }
 

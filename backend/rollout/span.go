@@ -37,7 +37,7 @@ func (p *span) of(place float64) side {
 
 // now returns the side of a key at a place, if its windows run for up to long. A key is
 // left to one store only if no window of the other store can be open: it was assigned to
-// that store alone longer than long ago, and never to the other store since. An earlier
+// that store alone at least long ago, and never to the other store since. An earlier
 // assignment proves nothing, because the key may have been called back before it had
 // left the other store.
 func (p *span) now(place float64, long time.Duration) side {
@@ -46,7 +46,7 @@ func (p *span) now(place float64, long time.Duration) side {
 		return inBoth
 	}
 	for other := inOld + inNew - side; p != nil && p.of(place) != other; p = p.before {
-		if p.of(place) == side && (p.before == nil || time.Since(p.since) > long) {
+		if p.of(place) == side && (p.before == nil || time.Since(p.since) >= long) {
 			return side
 		}
 	}
