@@ -47,7 +47,9 @@ func build(m *middleware, limits int, opts []Option) func(http.Handler) http.Han
 		f := p.compile()
 		m.told = append(m.told, told{f, refusal(f.resource[0])})
 	}
-	return func(next http.Handler) http.Handler { return &handler{m, next} }
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
+	}
 }
 
 // middleware is shared by all handlers of one New, which does not change it afterwards.
@@ -64,31 +66,25 @@ type told struct {
 	refusal body
 }
 
-type handler struct {
-	*middleware
-	next http.Handler
-}
-
-// ServeHTTP charges the request and serves it, or answers with the reason why not.
-func (h *handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	if h.skip != nil && h.skip(r) {
-		h.next.ServeHTTP(rw, r)
+// serve charges the request and serves it, or answers with the reason why not.
+func (m *middleware) serve(rw http.ResponseWriter, r *http.Request, next http.Handler) {
+	if m.skip != nil && m.skip(r) {
+		next.ServeHTTP(rw, r)
 		return
 	}
-	w := &response{ResponseWriter: rw, m: h.middleware, request: r}
-	if !h.price(w) {
-		h.next.ServeHTTP(rw, r)
-		return
+	w := &response{ResponseWriter: rw, m: m, request: r}
+	switch {
+	case !m.price(w):
+		next.ServeHTTP(rw, r)
+	case !m.name(w):
+		m.keyless.ServeHTTP(rw, r)
+	default:
+		if err := m.ask(w); err != nil {
+			m.failed(rw, r, err, next)
+			return
+		}
+		m.answer(w, next)
 	}
-	if !h.name(w) {
-		h.keyless.ServeHTTP(rw, r)
-		return
-	}
-	if err := h.ask(w); err != nil {
-		h.failed(rw, r, err, h.next)
-		return
-	}
-	h.answer(w, h.next)
 }
 
 // price sets the costs of a request, and reports whether any is not zero.

@@ -102,9 +102,7 @@ func New(labels prometheus.Labels) *Collector {
 	opts := func(name, help string) prometheus.Opts {
 		return prometheus.Opts{Name: "reservoir_" + name, Help: help, ConstLabels: labels}
 	}
-	gauge := func(name, help string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts(opts(name, help)), []string{"shard"})
-	}
+	shard := []string{"shard"}
 	c := &Collector{
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:        "reservoir_store_call_duration_seconds",
@@ -112,11 +110,13 @@ func New(labels prometheus.Labels) *Collector {
 			ConstLabels: labels,
 			Buckets:     buckets,
 		}, []string{"op", "cause", "outcome"}),
-		away: gauge("shard_away", "1 while the shard's breaker is open and callers without stock get the failure policy's answer."),
+		away: prometheus.NewGaugeVec(prometheus.GaugeOpts(
+			opts("shard_away", "1 while the shard's breaker is open and callers without stock get the failure policy's answer.")), shard),
 		outages: prometheus.NewCounterVec(prometheus.CounterOpts(
-			opts("shard_outages_total", "Times that the shard's breaker has opened.")), []string{"shard"}),
-		rejecting: gauge("shard_rejecting", "1 while the shard answers and rejects every call, until an operator acts."),
-		figures:   figures(labels),
+			opts("shard_outages_total", "Times that the shard's breaker has opened.")), shard),
+		rejecting: prometheus.NewGaugeVec(prometheus.GaugeOpts(
+			opts("shard_rejecting", "1 while the shard answers and rejects every call, until an operator acts.")), shard),
+		figures: figures(labels),
 	}
 	c.hooked = []prometheus.Collector{c.calls, c.away, c.outages, c.rejecting}
 	return c
