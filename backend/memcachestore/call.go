@@ -69,8 +69,6 @@ func run[T any](ctx context.Context, faulty error, c *call[T]) (reply T, err err
 		return reply, c.fail(backend.Rejected, c.store.err)
 	case ctx.Err() != nil:
 		return reply, c.fail(backend.Unavailable, ctx.Err())
-	case ctx.Done() == nil: // the caller cannot leave
-		return c.try(ctx)
 	}
 	back := make(chan struct{})
 	go func() {

@@ -29,9 +29,8 @@ var (
 	_ backend.Inspector = (*Store)(nil)
 )
 
-// New returns a store that counts keys below low percent in new, keys from high percent
-// on in old, and keys between in both, as [Store.SetPercent] does. It assumes that this
-// range was always in force.
+// New returns a store over old and new with the range of keys of [Store.SetPercent], which
+// it assumes was always in force.
 //
 // New does no I/O. It refuses a range that SetPercent refuses, a nil store, and a store
 // whose method Err, if it has one, returns an error.
@@ -54,11 +53,9 @@ var errNoStore = errors.New("reservoir: rollout: no store")
 // percent on in the old one, and keys between in both. If low equals high, every key has
 // one store.
 //
-// A key goes into both stores at once. It leaves its former store only after a window's
-// length, so that an open window ends in the store in which it began. Setting the present
-// range again does nothing.
-//
-// Unless 0 <= low <= high <= 100, it returns an error and changes nothing.
+// A key goes into both stores at once, and leaves its former store only after a window's
+// length. Setting the present range again does nothing. Unless 0 <= low <= high <= 100,
+// SetPercent returns an error and changes nothing.
 func (s *Store) SetPercent(low, high float64) error {
 	if !(0 <= low && low <= high && high <= 100) { // false for NaN, too
 		return fmt.Errorf("reservoir: rollout: keys from %v to %v percent, want 0 <= low <= high <= 100", low, high)
