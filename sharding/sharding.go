@@ -24,8 +24,6 @@ import (
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
-var errNoInspector = errors.New("the shard's store is no backend.Inspector")
-
 // Store implements [backend.Store] and [backend.Inspector] over its shards. Make it with
 // [New]. It is safe for concurrent use, and does not close its shards. Each call costs a
 // hash of the key and one or two multiplications per shard, without allocation: some 60
@@ -163,7 +161,8 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	at := s.find(key)
 	inspector, ok := at.store.(backend.Inspector)
 	if !ok {
-		return backend.Contents{}, at.named(&backend.Error{Op: "inspect", Class: backend.Rejected, Err: errNoInspector})
+		none := errors.New("the shard's store is no backend.Inspector")
+		return backend.Contents{}, at.named(&backend.Error{Op: "inspect", Class: backend.Rejected, Err: none})
 	}
 	contents, err := inspector.Inspect(ctx, key)
 	return contents, at.named(err)

@@ -135,9 +135,6 @@ func (s *Store) refundBoth(ctx context.Context, r backend.RefundRequest) (int64,
 	return min(a, b), nil
 }
 
-// errResets means that windows opened or ended during each attempt.
-var errResets = errors.New("the stores have opened different windows")
-
 // resetBoth opens the same fresh window in both stores. Each store chooses an end, and
 // the store with the later end is reset again, to the earlier one. If the clocks differ by
 // more than an end may be late, that end may be the name of the store's old window, which
@@ -174,5 +171,6 @@ func (s *Store) resetBoth(ctx context.Context, r backend.ResetRequest) (backend.
 		}
 		s.aligned.forget(r.Key)
 	}
-	return backend.State{}, &backend.Error{Op: "reset", Class: backend.Unknown, Err: errResets}
+	different := errors.New("the stores have opened different windows") // or ended them, during each attempt
+	return backend.State{}, &backend.Error{Op: "reset", Class: backend.Unknown, Err: different}
 }

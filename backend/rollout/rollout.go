@@ -37,7 +37,7 @@ var (
 func New(old, new backend.Store, low, high float64) (*Store, error) {
 	for _, store := range []backend.Store{old, new} {
 		if store == nil {
-			return nil, errNoStore
+			return nil, errors.New("reservoir: rollout: no store")
 		}
 		if set, ok := store.(interface{ Err() error }); ok && set.Err() != nil {
 			return nil, fmt.Errorf("reservoir: rollout: %w", set.Err())
@@ -46,8 +46,6 @@ func New(old, new backend.Store, low, high float64) (*Store, error) {
 	s := &Store{old: old, new: new}
 	return s, s.SetPercent(low, high)
 }
-
-var errNoStore = errors.New("reservoir: rollout: no store")
 
 // SetPercent makes s count keys below low percent in the new store, keys from high
 // percent on in the old one, and keys between in both. If low equals high, every key has
@@ -161,7 +159,5 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	if inspector, ok := store.(backend.Inspector); ok {
 		return inspector.Inspect(ctx, key)
 	}
-	return backend.Contents{}, &backend.Error{Op: "inspect", Class: backend.Rejected, Err: errNoInspector}
+	return backend.Contents{}, &backend.Error{Op: "inspect", Class: backend.Rejected, Err: errors.New("the store is no backend.Inspector")}
 }
-
-var errNoInspector = errors.New("the store is no backend.Inspector")
