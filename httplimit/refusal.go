@@ -75,7 +75,8 @@ func Unavailable(w http.ResponseWriter, r *http.Request, err error, _ http.Handl
 		b = badKey
 	case errors.Is(err, reservoir.ErrExceedsLimit):
 		b = tooDear
-	case isStore(err), errors.Is(err, reservoir.ErrClosed), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case isStore(err), errors.Is(err, reservoir.ErrClosed),
+		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		b = unavailable // the same request may succeed a second later
 		w.Header()[headerRetry] = []string{"1"}
 	}

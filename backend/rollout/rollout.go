@@ -159,5 +159,6 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	if inspector, ok := store.(backend.Inspector); ok {
 		return inspector.Inspect(ctx, key)
 	}
-	return backend.Contents{}, &backend.Error{Op: "inspect", Class: backend.Rejected, Err: errors.New("the store is no backend.Inspector")}
+	none := errors.New("the store is no backend.Inspector")
+	return backend.Contents{}, &backend.Error{Op: "inspect", Class: backend.Rejected, Err: none}
 }

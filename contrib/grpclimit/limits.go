@@ -42,7 +42,9 @@ func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFun
 
 // of returns the names that a call is charged to and what it costs, for each limit. There
 // are no names if the call is skipped, and no costs if it is free.
-func (l *limits) of(ctx context.Context, c Call, skip func(context.Context, Call) bool) (names []string, costs []int64, err error) {
+func (l *limits) of(ctx context.Context, c Call, skip func(context.Context, Call) bool) (
+	names []string, costs []int64, err error,
+) {
 	if skip != nil && skip(ctx, c) {
 		return nil, nil, nil
 	}
