@@ -153,7 +153,7 @@ func (m *middleware) refuse(w *response) {
 		m.refused(w.ResponseWriter, w.request, w.result)
 		return
 	}
-	b.write(w.ResponseWriter, w.request)
+	b.ServeHTTP(w.ResponseWriter, w.request)
 }
 
 // settle makes the charge equal to w's costs, even if the client has left. After an error

@@ -28,7 +28,7 @@ func defaults() config {
 		keys:     []KeyFunc{ByAddress()},
 		policies: make([]Policy, 1),
 		refund:   Status(http.StatusNotModified),
-		keyless:  http.HandlerFunc(nobody),
+		keyless:  noKey,
 		failed:   Unavailable,
 	}
 }

@@ -61,9 +61,6 @@ var (
 	broken      = problem{blank, "Internal Server Error", http.StatusInternalServerError, "", nil}.body()
 )
 
-// nobody answers requests without a key.
-func nobody(w http.ResponseWriter, r *http.Request) { noKey.write(w, r) }
-
 // Unavailable is the default ErrorHandler. The client gets 503 and Retry-After: 1 if the
 // store is away, the limiter is closed or the request's context has ended; 400 if the
 // key is too long or the cost is more than the limit; and 500 if a limit or a cost is
@@ -80,7 +77,7 @@ func Unavailable(w http.ResponseWriter, r *http.Request, err error, _ http.Handl
 		b = unavailable // the same request may succeed a second later
 		w.Header()[headerRetry] = []string{"1"}
 	}
-	b.write(w, r)
+	b.ServeHTTP(w, r)
 }
 
 // Pass is an ErrorHandler that serves requests without a limit while the store is away. For
@@ -99,8 +96,8 @@ func isStore(err error) bool {
 	return is
 }
 
-// write sends b in the form that the request's Accept header prefers.
-func (b body) write(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP sends b in the form that the request's Accept header prefers.
+func (b body) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	kind, text := preferred(r.Header["Accept"]), b.json
 	if kind == plainText {
 		text = b.plain
