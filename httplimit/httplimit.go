@@ -127,11 +127,12 @@ func (m *middleware) ask(w *response) (err error) {
 
 // answer serves or refuses a request that was decided.
 func (m *middleware) answer(w *response, next http.Handler) {
-	w.told = &m.told[min(w.limit, len(m.told)-1)]
+	told := &m.told[min(w.limit, len(m.told)-1)]
 	w.free = w.result.Remaining + w.costs[w.limit]
-	w.fields.set(w.Header(), &w.told.format, &w.result)
+	w.fields.format = &told.format
+	w.fields.set(w.Header(), &w.result)
 	if !w.result.Allowed {
-		m.refuse(w)
+		m.refuse(w, &told.refusal)
 		return
 	}
 	defer func() { // also after a panic, because the headers may have been sent
@@ -143,8 +144,8 @@ func (m *middleware) answer(w *response, next http.Handler) {
 	w.finish(http.StatusOK) // in case the handler has written nothing
 }
 
-func (m *middleware) refuse(w *response) {
-	b := &w.told.refusal
+// refuse answers with b, unless the options say otherwise.
+func (m *middleware) refuse(w *response, b *body) {
 	if w.result.Limit == 0 && m.blocked.status != 0 {
 		b = &m.blocked
 		delete(w.Header(), headerRetry) // no waiting would help

@@ -42,7 +42,8 @@ type Policy struct {
 // themselves. If r is unlimited it sets none. It panics if Name is not printable ASCII.
 func (p Policy) SetHeaders(h http.Header, r reservoir.Result) {
 	f := p.compile()
-	new(fields).set(h, &f, &r)
+	v := fields{format: &f}
+	v.set(h, &r)
 }
 
 // format is a Policy with the constant parts of its headers.
@@ -82,6 +83,7 @@ func quote(s string) string {
 // fields has the header values of one response. The header map points into it, so all
 // values cost one allocation, or none if fields is part of a larger value.
 type fields struct {
+	format                               *format
 	limit, remaining, used, reset, retry [1]string
 	policies, limits                     [1]string
 	place                                int       // index of limits in the header's list
@@ -90,24 +92,24 @@ type fields struct {
 
 // set makes the values and puts them into h. It adds to the lists of the IETF's fields, so
 // that those of outer limits stay. For an unlimited result it does nothing.
-func (v *fields) set(h http.Header, f *format, r *reservoir.Result) {
+func (v *fields) set(h http.Header, r *reservoir.Result) {
 	if r.Unlimited() {
 		return
 	}
-	v.make(f, r)
-	v.put(h, f)
+	v.make(r)
+	v.put(h)
 	if !r.Allowed {
 		h[headerRetry] = v.retry[:]
 	}
 }
 
 // put puts the values into h, except for Retry-After.
-func (v *fields) put(h http.Header, f *format) {
+func (v *fields) put(h http.Header) {
 	h[headerLimit] = v.limit[:]
 	h[headerRemaining] = v.remaining[:]
 	h[headerUsed] = v.used[:]
 	h[headerReset] = v.reset[:]
-	h[headerResource] = f.resource[:1:1]
+	h[headerResource] = v.format.resource[:1:1]
 	h[headerPolicies] = list(h[headerPolicies], v.policies[:])
 	v.place = len(h[headerLimits])
 	h[headerLimits] = list(h[headerLimits], v.limits[:])
@@ -121,10 +123,10 @@ func (v *fields) listed(h http.Header) bool {
 
 // change replaces the values that were set. If the handler has replaced a header itself,
 // its values stay.
-func (v *fields) change(h http.Header, f *format, r *reservoir.Result) {
-	v.own(h, f) // before the values change, while it can recognise them
-	n := new(fields)
-	n.make(f, r)
+func (v *fields) change(h http.Header, r *reservoir.Result) {
+	v.own(h) // before the values change, while it can recognise them
+	n := fields{format: v.format}
+	n.make(r)
 	v.remaining, v.used = n.remaining, n.used
 	if v.listed(h) { // an inner limit may have copied it
 		h[headerLimits][v.place] = n.limits[0]
@@ -135,13 +137,13 @@ func (v *fields) change(h http.Header, f *format, r *reservoir.Result) {
 // own drops values that were added to ours later, for example by a reverse proxy that copies
 // the headers of the server behind it, because a client would read two limits as one. If a
 // handler has set other values, those stay. The IETF's fields are lists and keep both.
-func (v *fields) own(h http.Header, f *format) {
+func (v *fields) own(h http.Header) {
 	for _, one := range [...]struct {
 		name string
 		ours []string
 	}{
 		{headerLimit, v.limit[:]}, {headerRemaining, v.remaining[:]}, {headerUsed, v.used[:]},
-		{headerReset, v.reset[:]}, {headerResource, f.resource[:1:1]},
+		{headerReset, v.reset[:]}, {headerResource, v.format.resource[:1:1]},
 	} {
 		if all := h[one.name]; len(all) > 1 && all[0] == one.ours[0] {
 			h[one.name] = one.ours // instead of all, a copy that change would not update
@@ -158,7 +160,8 @@ func list(all, one []string) []string {
 }
 
 // make fills in the values. Limit and Remaining are substrings of the IETF's fields.
-func (v *fields) make(f *format, r *reservoir.Result) {
+func (v *fields) make(r *reservoir.Result) {
+	f := v.format
 	all := min(r.Limit, mostInteger)
 	remaining := min(max(r.Remaining, 0), all)
 	wait := f.wait(r)
