@@ -85,7 +85,7 @@ func (s *Store) Percent() (low, high float64) {
 //
 // A name that has a "/" costs an allocation, besides the allocations of the stores.
 func (s *Store) Shard(key string) string {
-	switch s.side(key) {
+	switch s.span.Load().now(place(key), time.Duration(s.longest.Load())) {
 	case inOld:
 		return placement.Within("old", s.old, key)
 	case inNew:
@@ -100,36 +100,20 @@ func (s *Store) Shard(key string) string {
 
 var unplussed = strings.NewReplacer("%", "%25", "+", "%2B")
 
-// route calls one, or both if one is nil.
-func route[R interface{ Validate() error }, A any](ctx context.Context, one backend.Store, r R,
-	alone func(backend.Store, context.Context, R) (A, error), both func(context.Context, R) (A, error)) (none A, err error) {
-	if one != nil {
-		return alone(one, ctx, r)
-	}
-	if err := r.Validate(); err != nil {
-		return none, err
-	}
-	return both(ctx, r)
-}
-
 // Sync implements backend.Store.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	return route(ctx, s.only(r.Key, s.lasts(r.Limit)), r, backend.Store.Sync, s.syncBoth)
+	return s.at(r.Key, s.lasts(r.Limit)).Sync(ctx, r)
 }
 
 // Take implements backend.Store.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	return route(ctx, s.only(r.Key, s.lasts(r.Limit)), r, backend.Store.Take, s.takeBoth)
+	return s.at(r.Key, s.lasts(r.Limit)).Take(ctx, r)
 }
 
 // Check implements backend.Store. For a key in both stores it returns the state of the
 // store that has fewer tokens left, or of one whose window has another length.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	if store := s.only(key, s.lasts(l)); store != nil {
-		return store.Check(ctx, key, l)
-	}
-	a, b, err := s.states(ctx, "check", key, l)
-	return less(a, b), err
+	return s.at(key, s.lasts(l)).Check(ctx, key, l)
 }
 
 // Refund implements backend.Store. For a key in both stores it returns the smaller of
@@ -138,14 +122,14 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 // store counts as in both; after that, its tokens stay charged in the store that it leaves.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	left := max(time.Until(r.Window.Time()), 0)
-	return route(ctx, s.only(r.Key, left+slack(left)), r, backend.Store.Refund, s.refundBoth)
+	return s.at(r.Key, left+slack(left)).Refund(ctx, r)
 }
 
 // Reset implements backend.Store. A key in both stores gets the same fresh window in
 // both, or an error. After an error, one store may have a fresh window while the other
 // store's old window limits the key until Reset is called again.
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	return route(ctx, s.only(r.Key, s.lasts(r.Limit)), r, backend.Store.Reset, s.resetBoth)
+	return s.at(r.Key, s.lasts(r.Limit)).Reset(ctx, r)
 }
 
 // Inspect implements backend.Inspector. For a key in both stores it asks the old one

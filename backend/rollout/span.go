@@ -53,21 +53,16 @@ func (p *span) now(place float64, long time.Duration) side {
 	return inBoth // it was in the other store, or its store is unknown
 }
 
-// only returns the one store of a key whose windows run for up to long, or nil for both.
-func (s *Store) only(key string, long time.Duration) backend.Store {
+// at returns the store of a key whose windows run for up to long.
+func (s *Store) at(key string, long time.Duration) backend.Store {
 	switch s.span.Load().now(place(key), long) {
 	case inOld:
 		return s.old
 	case inNew:
 		return s.new
 	default:
-		return nil
+		return both{s}
 	}
-}
-
-// side returns where a key is counted if its windows are the longest.
-func (s *Store) side(key string) side {
-	return s.span.Load().now(place(key), time.Duration(s.longest.Load()))
 }
 
 // lasts returns how long a stored window of l may run, and records the longest.
