@@ -24,8 +24,7 @@ func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFun
 	switch {
 	case l != nil && g == nil && keys == nil && costs == nil:
 		keys = []KeyFunc{key}
-	case l == nil && g != nil && key == nil && (cost == nil || costs == nil) && len(keys) != 0 && len(keys) == g.Len():
-	default:
+	case l != nil || g == nil || key != nil || cost != nil && costs != nil || len(keys) == 0 || len(keys) != g.Len():
 		panic("grpclimit: either a Limiter with its Key is needed, or a Group with as many Keys, and Cost or Costs")
 	}
 	if cost != nil {
