@@ -43,7 +43,11 @@ func build(m *middleware, limits int, opts []Option) func(http.Handler) http.Han
 	if err := m.validate(limits); err != nil {
 		panic(err)
 	}
-	for _, p := range m.policies {
+	for i := range limits {
+		var p Policy
+		if n := len(m.policies); n > 0 {
+			p = m.policies[min(i, n-1)]
+		}
 		f := p.compile()
 		m.told = append(m.told, told{f, refusal(f.resource[0])})
 	}
@@ -57,7 +61,7 @@ type middleware struct {
 	config
 	limiter *reservoir.Limiter // nil if a group decides
 	group   *reservoir.Group
-	told    []told
+	told    []told // one for each limit
 }
 
 // told has the constant parts of the answers about a limit.
@@ -127,7 +131,7 @@ func (m *middleware) ask(w *response) (err error) {
 
 // answer serves or refuses a request that was decided.
 func (m *middleware) answer(w *response, next http.Handler) {
-	told := &m.told[min(w.limit, len(m.told)-1)]
+	told := &m.told[w.limit]
 	w.free = w.result.Remaining + w.costs[w.limit]
 	w.fields.format = &told.format
 	w.fields.set(w.Header(), &w.result)
