@@ -11,9 +11,9 @@ import (
 // CostFunc must be safe for concurrent use.
 type CostFunc func(ctx context.Context, c Call) int64
 
-// limits decides calls, by a Limiter or a Group with its keys and costs.
+// limits decides calls, by a Group with its keys and costs.
 type limits struct {
-	limiter *reservoir.Limiter // nil if a group decides
+	limiter *reservoir.Limiter // the only one of group, or nil
 	group   *reservoir.Group
 	keys    []KeyFunc
 	costs   []CostFunc // one for each limit, or one for all, or none for a cost of one token
@@ -23,7 +23,7 @@ type limits struct {
 func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFunc, cost CostFunc, costs []CostFunc) limits {
 	switch {
 	case l != nil && g == nil && keys == nil && costs == nil:
-		keys = []KeyFunc{key}
+		g, keys = reservoir.NewGroup(l), []KeyFunc{key}
 	case l != nil || g == nil || key != nil || cost != nil && costs != nil || len(keys) == 0 || len(keys) != g.Len():
 		panic("grpclimit: either a Limiter with its Key is needed, or a Group with as many Keys, and Cost or Costs")
 	}
@@ -67,26 +67,12 @@ func (l *limits) of(ctx context.Context, c Call, skip func(context.Context, Call
 // each returns a cost of n tokens at each limit.
 func (l *limits) each(n int64) []int64 { return slices.Repeat([]int64{n}, len(l.keys)) }
 
-func (l *limits) allow(ctx context.Context, names []string, costs []int64) (r reservoir.GroupResult, err error) {
-	if l.group != nil {
-		return l.group.AllowEach(ctx, costs, names...)
-	}
-	r.Result, err = l.limiter.AllowN(ctx, names[0], costs[0])
-	return r, err
-}
-
+// wait lets calls of a Limiter wait in line; a Group would let some pass before others.
 func (l *limits) wait(ctx context.Context, names []string, costs []int64) (err error) {
-	if l.group != nil {
-		_, err = l.group.WaitEach(ctx, costs, names...)
-	} else {
+	if l.limiter != nil {
 		_, err = l.limiter.WaitN(ctx, names[0], costs[0])
+	} else {
+		_, err = l.group.WaitEach(ctx, costs, names...)
 	}
 	return failure(err)
-}
-
-func (l *limits) refund(ctx context.Context, names []string, r reservoir.GroupResult) error {
-	if l.group != nil {
-		return l.group.Refund(ctx, r, names...)
-	}
-	return l.limiter.Refund(ctx, names[0], r.Result)
 }

@@ -134,7 +134,7 @@ func (s *Server) limit(ctx context.Context, c Call, run func(names []string) err
 	}
 	err = run(names)
 	if names != nil && s.Refund != nil && s.Refund(codeOf(err)) {
-		_ = s.limits.refund(context.WithoutCancel(ctx), names, paid)
+		_ = s.limits.group.Refund(context.WithoutCancel(ctx), paid, names...)
 	}
 	return err
 }
@@ -143,7 +143,7 @@ func (s *Server) limit(ctx context.Context, c Call, run func(names []string) err
 // goes into the trailer. A header would show the call as begun, and the retry policies of
 // gRPC do not retry such calls.
 func (s *Server) charge(ctx context.Context, names []string, costs []int64) (reservoir.GroupResult, error) {
-	r, err := s.limits.allow(ctx, names, costs)
+	r, err := s.limits.group.AllowEach(ctx, costs, names...)
 	if err != nil {
 		return r, failure(err)
 	}
