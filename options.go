@@ -135,28 +135,25 @@ type Hooks struct {
 
 // JoinHooks returns Hooks that call those of all in order, such as promlimit's and
 // sloglimit's. A function that none of them has stays nil and costs nothing.
-func JoinHooks(all ...Hooks) Hooks {
-	var calls []func(StoreCall)
-	var states []func(ShardState)
+func JoinHooks(all ...Hooks) (joined Hooks) {
 	for _, h := range all {
-		if h.StoreCall != nil {
-			calls = append(calls, h.StoreCall)
-		}
-		if h.ShardState != nil {
-			states = append(states, h.ShardState)
-		}
+		joined.StoreCall = inTurn(joined.StoreCall, h.StoreCall)
+		joined.ShardState = inTurn(joined.ShardState, h.ShardState)
 	}
-	return Hooks{StoreCall: inTurn(calls), ShardState: inTurn(states)}
+	return joined
 }
 
-func inTurn[T any](all []func(T)) func(T) {
-	if all == nil {
-		return nil
+// inTurn returns a function that calls a and b. If one of them is nil, it is the other one.
+func inTurn[T any](a, b func(T)) func(T) {
+	switch {
+	case a == nil:
+		return b
+	case b == nil:
+		return a
 	}
 	return func(what T) {
-		for _, f := range all {
-			f(what)
-		}
+		a(what)
+		b(what)
 	}
 }
 
