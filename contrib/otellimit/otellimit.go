@@ -140,15 +140,13 @@ func (t *Telemetry) Close() error {
 // they come from one reading of Stats.
 func (t *Telemetry) observables(meter metric.Meter) (err error) {
 	var all []metric.Observable
-	var errs []error
 	for _, f := range reservoir.Figures() {
 		instrument, err := newInstrument(meter, f)
-		errs = append(errs, err)
+		if err != nil {
+			return err
+		}
 		t.figures = append(t.figures, instrument)
 		all = append(all, instrument)
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
 	}
 	t.stop, err = meter.RegisterCallback(t.observe, all...)
 	return err
