@@ -193,11 +193,9 @@ func judge(err error) (backend.Class, error) {
 
 // notSent reports whether there was no connection to write to.
 func notSent(err error) bool {
-	if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" {
-		return true
-	}
+	dial, ok := errors.AsType[*net.OpError](err)
 	_, late := errors.AsType[*memcache.ConnectTimeoutError](err)
-	return late || errors.Is(err, memcache.ErrNoServers)
+	return ok && dial.Op == "dial" || late || errors.Is(err, memcache.ErrNoServers)
 }
 
 // refused reports whether the server has answered SERVER_ERROR (for example if it is out
