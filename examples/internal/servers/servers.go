@@ -6,35 +6,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
-	"os/signal"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/logging"
 )
-
-// Main is the main function of a program that runs for a minute at most, or until a signal.
-func Main(name string, run func(context.Context, io.Writer) error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	logging.Disable() // go-redis would log each attempt to reach a stopped server
-	err := run(ctx, os.Stdout)
-	cancel()
-	stop()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
-		os.Exit(1)
-	}
-}
 
 // Cluster is three masters with a replica each.
 type Cluster struct {
@@ -42,8 +25,8 @@ type Cluster struct {
 	nodes   []*Server
 }
 
-// StartCluster starts a [Cluster], and returns when it can serve and fail over.
-func StartCluster(ctx context.Context) (c *Cluster, err error) {
+// StartCluster starts a [Cluster] in dir, and returns when it can serve and fail over.
+func StartCluster(ctx context.Context, dir string) (c *Cluster, err error) {
 	c = &Cluster{}
 	defer func() {
 		if err != nil {
@@ -51,8 +34,9 @@ func StartCluster(ctx context.Context) (c *Cluster, err error) {
 		}
 	}()
 	create := []string{"--cluster", "create", "--cluster-replicas", "1", "--cluster-yes"}
-	for range 6 {
-		n, err := start(ctx, "--cluster-enabled", "yes",
+	for i := range 6 {
+		n, err := start(ctx, filepath.Join(dir, strconv.Itoa(i)),
+			"--cluster-enabled", "yes",
 			"--cluster-require-full-coverage", "no", // or all keys are refused while one master is away
 			"--cluster-node-timeout", "3000") // milliseconds of silence until a master is held to be down
 		if err != nil {
@@ -84,7 +68,7 @@ func (c *Cluster) Kill(addr string) {
 // Stop kills all nodes.
 func (c *Cluster) Stop() {
 	for _, n := range c.nodes {
-		n.remove()
+		n.Stop()
 	}
 }
 
@@ -113,16 +97,16 @@ func (s *Server) join(ctx context.Context) error {
 // watches them.
 type Pair struct{ Primary, Replica *Server }
 
-// StartPair starts a [Pair], and returns when the replica has all data.
-func StartPair(ctx context.Context) (*Pair, error) {
-	primary, err := start(ctx, "--repl-diskless-sync-delay", "0")
+// StartPair starts a [Pair] in dir, and returns when the replica has all data.
+func StartPair(ctx context.Context, dir string) (*Pair, error) {
+	primary, err := start(ctx, filepath.Join(dir, "primary"), "--repl-diskless-sync-delay", "0")
 	if err != nil {
 		return nil, err
 	}
 	host, port, _ := net.SplitHostPort(primary.Addr)
-	replica, err := start(ctx, "--replicaof", host+" "+port)
+	replica, err := start(ctx, filepath.Join(dir, "replica"), "--replicaof", host+" "+port)
 	if err != nil {
-		primary.remove()
+		primary.Stop()
 		return nil, err
 	}
 	p := &Pair{primary, replica}
@@ -135,8 +119,8 @@ func StartPair(ctx context.Context) (*Pair, error) {
 
 // Stop kills both servers.
 func (p *Pair) Stop() {
-	p.Replica.remove()
-	p.Primary.remove()
+	p.Replica.Stop()
+	p.Primary.Stop()
 }
 
 // Settle returns when the replica has all data of the primary, or at once if the primary is
@@ -161,7 +145,7 @@ func (p *Pair) Settle(ctx context.Context) error {
 	return err
 }
 
-// Server is a redis-server that keeps no data on disk.
+// Server is a redis-server that keeps nothing on disk.
 type Server struct {
 	Addr   string
 	dir    string
@@ -172,21 +156,17 @@ type Server struct {
 
 // start starts a server on a free port. It tries up to ten ports, because another program
 // may use one.
-func start(ctx context.Context, args ...string) (s *Server, err error) {
-	dir, err := os.MkdirTemp("", "redis")
-	if err != nil {
+func start(ctx context.Context, dir string, args ...string) (s *Server, err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
 	for range 10 {
 		s = &Server{dir: dir, args: args, Addr: "127.0.0.1:" + strconv.Itoa(10_000+rand.IntN(10_000))}
-		if err = s.Start(ctx); err == nil {
-			return s, nil
-		}
-		if ctx.Err() != nil {
-			break
+		if err = s.Start(ctx); err == nil || ctx.Err() != nil {
+			return s, err
 		}
 	}
-	return nil, errors.Join(err, os.RemoveAll(dir))
+	return nil, err
 }
 
 // Start starts the server, also after Stop, and returns when it is ready for commands.
@@ -223,10 +203,4 @@ func (s *Server) Start(ctx context.Context) error {
 func (s *Server) Stop() {
 	_ = s.cmd.Process.Kill() // it may have ended already
 	<-s.exited
-}
-
-// remove also removes the server's directory.
-func (s *Server) remove() {
-	s.Stop()
-	_ = os.RemoveAll(s.dir)
 }
