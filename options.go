@@ -135,31 +135,25 @@ type Hooks struct {
 
 // JoinHooks returns Hooks that call those of all in order, such as promlimit's and
 // sloglimit's. A function that none of them has stays nil and costs nothing.
-func JoinHooks(all ...Hooks) Hooks {
-	var calls []func(StoreCall)
-	var states []func(ShardState)
+func JoinHooks(all ...Hooks) (joined Hooks) {
 	for _, h := range all {
-		if h.StoreCall != nil {
-			calls = append(calls, h.StoreCall)
-		}
-		if h.ShardState != nil {
-			states = append(states, h.ShardState)
-		}
+		joined.StoreCall = inTurn(joined.StoreCall, h.StoreCall)
+		joined.ShardState = inTurn(joined.ShardState, h.ShardState)
 	}
-	return Hooks{StoreCall: inTurn(calls), ShardState: inTurn(states)}
+	return joined
 }
 
-func inTurn[T any](all []func(T)) func(T) {
-	switch len(all) {
-	case 0:
-		return nil
-	case 1:
-		return all[0]
+// inTurn returns a function that calls a and b. If one of them is nil, it is the other one.
+func inTurn[T any](a, b func(T)) func(T) {
+	switch {
+	case a == nil:
+		return b
+	case b == nil:
+		return a
 	}
 	return func(what T) {
-		for _, f := range all {
-			f(what)
-		}
+		a(what)
+		b(what)
 	}
 }
 
@@ -184,16 +178,12 @@ type StoreCall struct {
 
 // Outcome is Err in a word, for metrics: ok, unavailable, rejected or unknown.
 func (c StoreCall) Outcome() string {
-	if c.Err == nil {
+	failure, ok := errors.AsType[*StoreError](c.Err)
+	switch {
+	case c.Err == nil:
 		return "ok"
-	}
-	if failure, ok := errors.AsType[*StoreError](c.Err); ok {
-		switch failure.Class {
-		case backend.Unavailable:
-			return "unavailable"
-		case backend.Rejected:
-			return "rejected"
-		}
+	case ok && (failure.Class == backend.Unavailable || failure.Class == backend.Rejected):
+		return failure.Class.String()
 	}
 	return "unknown"
 }

@@ -63,42 +63,37 @@ type Figure struct {
 // Figures returns every field of [Stats] once. The linker leaves it out of a program that
 // does not call it.
 func Figures() []Figure {
-	counter := func(name, unit, help string, value func(s *Stats) int64) Figure {
-		return Figure{Name: name, Unit: unit, Help: help, Value: value}
-	}
-	gauge := func(name, unit, help string, value func(s *Stats) int64) Figure {
-		return Figure{Name: name, Unit: unit, Help: help, Gauge: true, Value: value}
-	}
+	const gauge, counter = true, false
 	return []Figure{
-		gauge("keys", "key", "Keys held in memory.", func(s *Stats) int64 { return int64(s.Keys) }),
+		{"keys", "key", "Keys held in memory.", gauge, func(s *Stats) int64 { return int64(s.Keys) }},
 
-		counter("tokens.taken", "token", "Tokens that the store charged to this process.", func(s *Stats) int64 { return s.Taken }),
-		counter("tokens.refunded", "token", "Tokens that Settle and Refund took back from requests.", func(s *Stats) int64 { return s.Refunded }),
-		counter("tokens.spent", "token", "Tokens that admitted requests used, refunded ones included.", func(s *Stats) int64 { return s.Spent }),
-		counter("tokens.returned", "token", "Tokens given back to the store.", func(s *Stats) int64 { return s.Returned }),
-		counter("tokens.expired", "token", "Tokens whose window ended before they were used.", func(s *Stats) int64 { return s.Expired }),
-		counter("tokens.overdrawn", "token", "Tokens that were used above the limit: settled above the charge, or admitted without the store.", func(s *Stats) int64 { return s.Overdrawn }),
-		gauge("tokens.held", "token", "Tokens in memory, to be spent.", func(s *Stats) int64 { return s.Held }),
+		{"tokens.taken", "token", "Tokens that the store charged to this process.", counter, func(s *Stats) int64 { return s.Taken }},
+		{"tokens.refunded", "token", "Tokens that Settle and Refund took back from requests.", counter, func(s *Stats) int64 { return s.Refunded }},
+		{"tokens.spent", "token", "Tokens that admitted requests used, refunded ones included.", counter, func(s *Stats) int64 { return s.Spent }},
+		{"tokens.returned", "token", "Tokens given back to the store.", counter, func(s *Stats) int64 { return s.Returned }},
+		{"tokens.expired", "token", "Tokens whose window ended before they were used.", counter, func(s *Stats) int64 { return s.Expired }},
+		{"tokens.overdrawn", "token", "Tokens that were used above the limit: settled above the charge, or admitted without the store.", counter, func(s *Stats) int64 { return s.Overdrawn }},
+		{"tokens.held", "token", "Tokens in memory, to be spent.", gauge, func(s *Stats) int64 { return s.Held }},
 
-		counter("store.calls", "call", "Calls to the store, of any kind.", func(s *Stats) int64 { return s.StoreCalls }),
-		counter("store.syncs", "call", "Calls to the store that were statements of account: fetches and give-backs.", func(s *Stats) int64 { return s.Syncs }),
-		counter("requests.waited", "request", "Requests that waited on the network.", func(s *Stats) int64 { return s.Waited }),
-		counter("requests.admitted", "request", "Requests admitted.", func(s *Stats) int64 { return s.Admitted }),
-		counter("requests.denied", "request", "Requests refused.", func(s *Stats) int64 { return s.Denied }),
-		counter("requests.shadowed", "request", "Requests that a limit would have refused and that passed in shadow.", func(s *Stats) int64 { return s.Shadowed }),
-		counter("requests.failed", "request", "Requests that ended in a store error.", func(s *Stats) int64 { return s.Failed }),
+		{"store.calls", "call", "Calls to the store, of any kind.", counter, func(s *Stats) int64 { return s.StoreCalls }},
+		{"store.syncs", "call", "Calls to the store that were statements of account: fetches and give-backs.", counter, func(s *Stats) int64 { return s.Syncs }},
+		{"requests.waited", "request", "Requests that waited on the network.", counter, func(s *Stats) int64 { return s.Waited }},
+		{"requests.admitted", "request", "Requests admitted.", counter, func(s *Stats) int64 { return s.Admitted }},
+		{"requests.denied", "request", "Requests refused.", counter, func(s *Stats) int64 { return s.Denied }},
+		{"requests.shadowed", "request", "Requests that a limit would have refused and that passed in shadow.", counter, func(s *Stats) int64 { return s.Shadowed }},
+		{"requests.failed", "request", "Requests that ended in a store error.", counter, func(s *Stats) int64 { return s.Failed }},
 
-		counter("prefetches", "call", "Fetches ahead of need.", func(s *Stats) int64 { return s.Prefetches }),
-		counter("probes", "call", "Fetches that look whether an exhausted key has tokens again.", func(s *Stats) int64 { return s.Probes }),
-		counter("give_backs", "call", "Returns of a surplus to the store.", func(s *Stats) int64 { return s.GiveBacks }),
-		gauge("tokens.stranded", "token", "Tokens held whose key is exhausted in the store.", func(s *Stats) int64 { return s.Stranded }),
+		{"prefetches", "call", "Fetches ahead of need.", counter, func(s *Stats) int64 { return s.Prefetches }},
+		{"probes", "call", "Fetches that look whether an exhausted key has tokens again.", counter, func(s *Stats) int64 { return s.Probes }},
+		{"give_backs", "call", "Returns of a surplus to the store.", counter, func(s *Stats) int64 { return s.GiveBacks }},
+		{"tokens.stranded", "token", "Tokens held whose key is exhausted in the store.", gauge, func(s *Stats) int64 { return s.Stranded }},
 
-		counter("requests.fallback", "request", "Requests that the failure policy admitted or refused because the store was away.", func(s *Stats) int64 { return s.Fallbacks }),
-		gauge("tokens.owed", "token", "Tokens that were used without the store, which it must still charge.", func(s *Stats) int64 { return s.Owed }),
+		{"requests.fallback", "request", "Requests that the failure policy admitted or refused because the store was away.", counter, func(s *Stats) int64 { return s.Fallbacks }},
+		{"tokens.owed", "token", "Tokens that were used without the store, which it must still charge.", gauge, func(s *Stats) int64 { return s.Owed }},
 
-		counter("tokens.recovered", "token", "Tokens whose grant was lost on the way and handed over again.", func(s *Stats) int64 { return s.Recovered }),
-		counter("tokens.reasserted", "token", "Tokens that the store had forgotten and has charged again.", func(s *Stats) int64 { return s.Reasserted }),
-		counter("tokens.unknown", "token", "Tokens of direct calls that failed and may have been charged for nothing.", func(s *Stats) int64 { return s.Unknown }),
+		{"tokens.recovered", "token", "Tokens whose grant was lost on the way and handed over again.", counter, func(s *Stats) int64 { return s.Recovered }},
+		{"tokens.reasserted", "token", "Tokens that the store had forgotten and has charged again.", counter, func(s *Stats) int64 { return s.Reasserted }},
+		{"tokens.unknown", "token", "Tokens of direct calls that failed and may have been charged for nothing.", counter, func(s *Stats) int64 { return s.Unknown }},
 	}
 }
 

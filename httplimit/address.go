@@ -3,6 +3,7 @@ package httplimit
 import (
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -79,11 +80,10 @@ func client(r *http.Request, trusted []netip.Prefix, from source) netip.Addr {
 	if !a.IsValid() && !local(r.RemoteAddr) || !trusts(trusted, a) {
 		return a
 	}
-	lines := r.Header[from.header]
-	for i := len(lines) - 1; i >= 0; i-- {
-		for rest, more := lines[i], true; more; {
+	for _, rest := range slices.Backward(r.Header[from.header]) {
+		for more := true; more; {
 			var e string
-			rest, e, more = cutLast(rest)
+			rest, e, more = cutLast(rest, ',')
 			if e == "" { // lists may have empty elements
 				continue
 			}
@@ -103,16 +103,10 @@ func client(r *http.Request, trusted []netip.Prefix, from source) netip.Addr {
 // local reports whether a peer is on a Unix socket, by the text of RemoteAddr.
 func local(remote string) bool { return remote == "" || remote[0] == '@' || remote[0] == '/' }
 
+// trusts reports whether a is a trusted proxy. A peer without an address, on a Unix socket,
+// is one if there are any.
 func trusts(trusted []netip.Prefix, a netip.Addr) bool {
-	if !a.IsValid() {
-		return len(trusted) > 0
-	}
-	for _, p := range trusted {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(trusted, func(p netip.Prefix) bool { return !a.IsValid() || p.Contains(a) })
 }
 
 // node parses an address with or without port and brackets, into one form for all ways to
@@ -129,28 +123,20 @@ func node(s string) netip.Addr {
 	return a.Unmap().WithZone("")
 }
 
-// cutLast cuts the last element off a list. It reads from the right, because a trusted
-// proxy wrote the right end. So a quotation mark that a client has left open further left
-// has no effect there.
-func cutLast(s string) (rest, element string, more bool) {
-	if i := lastOutside(s, ','); i >= 0 {
-		return s[:i], strings.Trim(s[i+1:], " \t"), true
-	}
-	return "", strings.Trim(s, " \t"), false
-}
-
-// lastOutside returns the index of the last sep outside quoted strings, or -1.
-func lastOutside(s string, sep byte) int {
+// cutLast cuts the element after the last separator outside quoted strings off a list. It
+// reads from the right, because a trusted proxy wrote the right end. So a quotation mark
+// that a client has left open further left has no effect there.
+func cutLast(s string, separator byte) (rest, element string, more bool) {
 	quoted := false
 	for i := len(s) - 1; i >= 0; i-- {
 		switch {
 		case s[i] == '"' && !escaped(s[:i]):
 			quoted = !quoted
-		case s[i] == sep && !quoted:
-			return i
+		case s[i] == separator && !quoted:
+			return s[:i], strings.Trim(s[i+1:], " \t"), true
 		}
 	}
-	return -1
+	return "", strings.Trim(s, " \t"), false
 }
 
 // escaped reports whether a backslash at the end of s escapes the next character.
@@ -164,12 +150,9 @@ func escaped(s string) bool {
 func forParameter(element string) string {
 	found := ""
 	for more := true; more; {
-		pair := element
-		i := lastOutside(element, ';')
-		if more = i >= 0; more {
-			element, pair = element[:i], element[i+1:]
-		}
-		name, value, _ := strings.Cut(strings.Trim(pair, " \t"), "=")
+		var pair string
+		element, pair, more = cutLast(element, ';')
+		name, value, _ := strings.Cut(pair, "=")
 		if !strings.EqualFold(name, "for") {
 			continue
 		}

@@ -8,7 +8,9 @@
 //
 // [New] returns a function that net/http, chi and gorilla/mux call a middleware.
 // [reservoir.WithLimits] sets limits per key. [NewGroup] makes a middleware for several
-// limits that a request must pass together.
+// limits that a request must pass together. [Transport] makes each outgoing request wait
+// until the limit of its host allows it. [Debug] is a page for operators: the limiters'
+// figures, and the keys that are denied most.
 //
 // # Keys
 //
@@ -16,7 +18,7 @@
 // [ByHeader] read the client's identity, [ByAddress] and [ByForwarded] its address, and
 // [First] uses the first of several that returns a key. Their keys begin with the kind
 // ("user:", "addr:", ...), so that no client can use up a limit of another kind by
-// choosing its name. Without [WithKey] the key is ByAddress().
+// choosing its name.
 //
 // A request without a key is answered with 400 and reaches no handler, because any way to
 // let it pass would be a way around the limit. To give it another key, use First. To serve
@@ -55,7 +57,8 @@
 // A refusal is 429 Too Many Requests. It has a problem document (RFC 9457), as
 // application/problem+json or application/json, or a line of plain text, whichever the
 // request's Accept header prefers. [WithBlockedStatus] sets another status for limits of
-// no tokens at all.
+// no tokens at all. In an outage the limiter makes no decision by default, and
+// [Unavailable] answers with 503.
 //
 // # Charge first, refund later
 //
@@ -74,26 +77,10 @@
 // cannot flush, Flush does nothing; if it cannot hijack, Hijack returns an error. Use
 // Unwrap to get an http.Pusher. [ResultOf] returns the decision to the handler.
 //
-// # When the store is away
-//
-// By default (reservoir.FailClosed) the limiter makes no decision in an outage, and the
-// client gets 503 with Retry-After: 1. To serve requests in an outage, prefer
-// [reservoir.WithFailure] to WithErrorHandler(Pass), because it still counts them.
-//
 // # Several limits in a row
 //
-// NewGroup charges several limits or none. Middlewares can also be nested, if their options
-// differ. RateLimit and RateLimit-Policy then list every policy, and the X-RateLimit headers
-// are those of the innermost limit that decided. If the inner limit refuses a request, the
-// outer one has already charged it; WithRefund(Status(304, 429)) on the outer one gives
-// that back.
-//
-// # A page for operators
-//
-// [Debug] shows the limiters' figures, and the keys that are denied most.
-//
-// # Outgoing requests
-//
-// [Transport] is an http.RoundTripper that makes each request wait until the limit of its
-// host allows it.
+// NewGroup is one middleware for several limits. If their options differ, nest middlewares.
+// RateLimit and RateLimit-Policy then list every policy, and the X-RateLimit headers are
+// those of the innermost limit that decided. If the inner limit refuses a request, the outer
+// one has already charged it; WithRefund(Status(304, 429)) on the outer one gives that back.
 package httplimit

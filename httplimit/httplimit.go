@@ -20,45 +20,48 @@ func New(limiter *reservoir.Limiter, opts ...Option) func(http.Handler) http.Han
 	if limiter == nil {
 		panic("httplimit: no limiter")
 	}
-	return build(single{limiter}, opts)
+	return build(&middleware{limiter: limiter}, 1, opts)
 }
 
 // NewGroup is like New, for several limits that a request must pass together: it is charged
 // to all of them or to none. WithKey must give a key for each limiter, in the group's order.
-// The headers have the numbers of the limit that refused or, if all allowed, of the limit
-// with the smallest part remaining. A request costs one more allocation than with New, for
-// up to four limits. NewGroup panics like New.
+// A request costs one more allocation than with New, for up to four limits. NewGroup panics
+// like New.
 func NewGroup(g *reservoir.Group, opts ...Option) func(http.Handler) http.Handler {
 	if g == nil {
 		panic("httplimit: no group")
 	}
-	return build(group{g}, opts)
+	return build(&middleware{group: g}, g.Len(), opts)
 }
 
-func build(l limits, opts []Option) func(http.Handler) http.Handler {
-	c := defaults()
+// build completes m, which asks so many limits.
+func build(m *middleware, limits int, opts []Option) func(http.Handler) http.Handler {
+	m.config = defaults()
 	for _, o := range opts {
-		o(&c)
+		o(&m.config)
 	}
-	if err := c.validate(); err != nil {
+	if err := m.validate(limits); err != nil {
 		panic(err)
 	}
-	if err := l.fits(len(c.keys)); err != nil {
-		panic(err)
-	}
-	m := &middleware{config: c, limits: l}
-	for _, p := range c.policies {
+	for i := range limits {
+		var p Policy
+		if n := len(m.policies); n > 0 {
+			p = m.policies[min(i, n-1)]
+		}
 		f := p.compile()
-		m.told = append(m.told, told{f, refusal(f.name)})
+		m.told = append(m.told, told{f, refusal(f.resource[0])})
 	}
-	return func(next http.Handler) http.Handler { return &handler{m, next} }
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
+	}
 }
 
 // middleware is shared by all handlers of one New, which does not change it afterwards.
 type middleware struct {
 	config
-	limits limits
-	told   []told
+	limiter *reservoir.Limiter // nil if a group decides
+	group   *reservoir.Group
+	told    []told // one for each limit
 }
 
 // told has the constant parts of the answers about a limit.
@@ -67,42 +70,36 @@ type told struct {
 	refusal body
 }
 
-type handler struct {
-	*middleware
-	next http.Handler
-}
-
-// ServeHTTP charges the request and serves it, or answers with the reason why not.
-func (h *handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	if h.skip != nil && h.skip(r) {
-		h.next.ServeHTTP(rw, r)
+// serve charges the request and serves it, or answers with the reason why not.
+func (m *middleware) serve(rw http.ResponseWriter, r *http.Request, next http.Handler) {
+	if m.skip != nil && m.skip(r) {
+		next.ServeHTTP(rw, r)
 		return
 	}
-	w := &response{ResponseWriter: rw, m: h.middleware, request: r}
-	h.limits.room(w, len(h.keys))
-	if !h.price(w) {
-		h.next.ServeHTTP(rw, r)
-		return
+	w := &response{ResponseWriter: rw, m: m, request: r}
+	switch {
+	case !m.price(w):
+		next.ServeHTTP(rw, r)
+	case !m.name(w):
+		m.keyless.ServeHTTP(rw, r)
+	default:
+		if err := m.ask(w); err != nil {
+			m.failed(rw, r, err, next)
+			return
+		}
+		m.answer(w, next)
 	}
-	if !h.name(w) {
-		h.keyless.ServeHTTP(rw, r)
-		return
-	}
-	if err := h.limits.ask(w); err != nil {
-		h.failed(rw, r, err, h.next)
-		return
-	}
-	h.answer(w, h.next)
 }
 
 // price sets the costs of a request, and reports whether any is not zero.
 func (m *middleware) price(w *response) (some bool) {
 	n := int64(1)
-	for i := range w.costs {
+	w.costs = w.fewCosts[:0]
+	for i := range m.keys {
 		if i < len(m.costs) {
 			n = m.costs[i](w.request)
 		}
-		w.costs[i] = n
+		w.costs = append(w.costs, n)
 		some = some || n != 0
 	}
 	return some
@@ -110,21 +107,36 @@ func (m *middleware) price(w *response) (some bool) {
 
 // name sets the keys of a request, and reports whether it has all of them.
 func (m *middleware) name(w *response) bool {
-	for i, key := range m.keys {
-		if w.keys[i] = key(w.request); w.keys[i] == "" {
+	w.keys = w.fewKeys[:0]
+	for _, of := range m.keys {
+		key := of(w.request)
+		if key == "" {
 			return false
 		}
+		w.keys = append(w.keys, key)
 	}
 	return true
 }
 
+// ask decides, by w's keys and costs.
+func (m *middleware) ask(w *response) (err error) {
+	if m.group == nil {
+		w.result, err = m.limiter.AllowN(w.request.Context(), w.keys[0], w.costs[0])
+		return err
+	}
+	r, err := m.group.AllowEach(w.request.Context(), w.costs, w.keys...)
+	w.paid, w.result, w.limit = &r, r.Result, r.Limiter
+	return err
+}
+
 // answer serves or refuses a request that was decided.
 func (m *middleware) answer(w *response, next http.Handler) {
-	w.told = &m.told[min(w.limit, len(m.told)-1)]
+	told := &m.told[w.limit]
 	w.free = w.result.Remaining + w.costs[w.limit]
-	w.fields.set(w.Header(), &w.told.format, &w.result)
+	w.fields.format = &told.format
+	w.fields.set(w.Header(), &w.result)
 	if !w.result.Allowed {
-		m.refuse(w)
+		m.refuse(w, &told.refusal)
 		return
 	}
 	defer func() { // also after a panic, because the headers may have been sent
@@ -136,8 +148,8 @@ func (m *middleware) answer(w *response, next http.Handler) {
 	w.finish(http.StatusOK) // in case the handler has written nothing
 }
 
-func (m *middleware) refuse(w *response) {
-	b := &w.told.refusal
+// refuse answers with b, unless the options say otherwise.
+func (m *middleware) refuse(w *response, b *body) {
 	if w.result.Limit == 0 && m.blocked.status != 0 {
 		b = &m.blocked
 		delete(w.Header(), headerRetry) // no waiting would help
@@ -146,26 +158,34 @@ func (m *middleware) refuse(w *response) {
 		m.refused(w.ResponseWriter, w.request, w.result)
 		return
 	}
-	b.write(w.ResponseWriter, w.request)
+	b.ServeHTTP(w.ResponseWriter, w.request)
 }
 
 // settle makes the charge equal to w's costs, even if the client has left. After an error
 // the tokens stay charged, because a retry would delay another request.
 func (m *middleware) settle(w *response) {
-	_ = m.limits.settle(context.WithoutCancel(w.request.Context()), w)
+	ctx := context.WithoutCancel(w.request.Context())
+	if m.group == nil {
+		_ = m.limiter.Settle(ctx, w.keys[0], w.result, w.costs[0])
+	} else {
+		_ = m.group.Settle(ctx, *w.paid, w.costs, w.keys...)
+	}
 }
 
-// validate returns the first fault of the options.
-func (c *config) validate() error {
+// validate returns the first fault of the options, for so many limits.
+func (c *config) validate(limits int) error {
 	if c.keyless == nil || c.failed == nil ||
 		slices.ContainsFunc(c.keys, func(k KeyFunc) bool { return k == nil }) ||
 		slices.ContainsFunc(c.costs, func(cost func(*http.Request) int64) bool { return cost == nil }) {
 		return errors.New("httplimit: a key, a cost or a handler is nil")
 	}
 	for _, n := range [...]int{len(c.costs), len(c.policies)} {
-		if n > 1 && n != len(c.keys) {
-			return fmt.Errorf("httplimit: %d costs or policies for %d limits", n, len(c.keys))
+		if n > 1 && n != limits {
+			return fmt.Errorf("httplimit: %d costs or policies for %d limits", n, limits)
 		}
+	}
+	if limits == 0 || len(c.keys) != limits {
+		return fmt.Errorf("httplimit: %d keys for %d limits", len(c.keys), limits)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -19,9 +20,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// open returns a limiter on a store of its own.
+// open returns a limiter on a store of its own, whose calls may wait for a busy machine.
 func open(t testing.TB, limit reservoir.Limit, opts ...reservoir.Option) *reservoir.Limiter {
 	t.Helper()
+	opts = append([]reservoir.Option{reservoir.WithFetchTimeout(time.Minute)}, opts...)
 	l, err := reservoir.New(memstore.New(), limit, opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, l.Close(context.Background())) })

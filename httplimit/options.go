@@ -15,7 +15,7 @@ type config struct {
 	keys     []KeyFunc // one for each limit
 	costs    []func(*http.Request) int64
 	skip     func(*http.Request) bool
-	policies []Policy // at least one
+	policies []Policy
 	refund   RefundFunc
 	keyless  http.Handler
 	refused  func(http.ResponseWriter, *http.Request, reservoir.Result)
@@ -25,11 +25,10 @@ type config struct {
 
 func defaults() config {
 	return config{
-		keys:     []KeyFunc{ByAddress()},
-		policies: make([]Policy, 1),
-		refund:   Status(http.StatusNotModified),
-		keyless:  http.HandlerFunc(nobody),
-		failed:   Unavailable,
+		keys:    []KeyFunc{ByAddress()},
+		refund:  Status(http.StatusNotModified),
+		keyless: noKey,
+		failed:  Unavailable,
 	}
 }
 
@@ -57,7 +56,7 @@ func WithSkip(skip func(*http.Request) bool) Option { return func(c *config) { c
 // "default" and the window is left out. For a Group, give one Policy for all limits, or one
 // for each.
 func WithPolicy(p ...Policy) Option {
-	p = append(slices.Clone(p), make([]Policy, max(1-len(p), 0))...)
+	p = slices.Clone(p)
 	return func(c *config) { c.policies = p }
 }
 

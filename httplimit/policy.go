@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -41,12 +42,12 @@ type Policy struct {
 // themselves. If r is unlimited it sets none. It panics if Name is not printable ASCII.
 func (p Policy) SetHeaders(h http.Header, r reservoir.Result) {
 	f := p.compile()
-	new(fields).set(h, &f, &r)
+	v := fields{format: &f}
+	v.set(h, &r)
 }
 
 // format is a Policy with the constant parts of its headers.
 type format struct {
-	name     string // as it is
 	quota    string // "name";q=
 	window   string // ;w=60, or ""
 	service  string // "name";r=
@@ -62,7 +63,7 @@ func (p Policy) compile() format {
 	}
 	item := quote(p.Name)
 	f := format{
-		name: p.Name, quota: item + ";q=", service: item + ";r=", resource: []string{p.Name},
+		quota: item + ";q=", service: item + ";r=", resource: []string{p.Name},
 		seconds: seconds(p.Window),
 	}
 	if p.Window > 0 && p.Window%time.Second == 0 {
@@ -73,23 +74,16 @@ func (p Policy) compile() format {
 
 // quote returns s as a String of RFC 9651.
 func quote(s string) string {
-	b := []byte{'"'}
-	for i := range len(s) {
-		switch c := s[i]; {
-		case c < 0x20 || c > 0x7e:
-			panic("httplimit: the name of a policy is not printable ASCII: " + strconv.Quote(s))
-		case c == '"' || c == '\\':
-			b = append(b, '\\', c)
-		default:
-			b = append(b, c)
-		}
+	if strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) {
+		panic("httplimit: the name of a policy is not printable ASCII: " + strconv.Quote(s))
 	}
-	return string(append(b, '"'))
+	return strconv.Quote(s) // of these characters, it escapes the same two
 }
 
 // fields has the header values of one response. The header map points into it, so all
 // values cost one allocation, or none if fields is part of a larger value.
 type fields struct {
+	format                               *format
 	limit, remaining, used, reset, retry [1]string
 	policies, limits                     [1]string
 	place                                int       // index of limits in the header's list
@@ -98,24 +92,24 @@ type fields struct {
 
 // set makes the values and puts them into h. It adds to the lists of the IETF's fields, so
 // that those of outer limits stay. For an unlimited result it does nothing.
-func (v *fields) set(h http.Header, f *format, r *reservoir.Result) {
+func (v *fields) set(h http.Header, r *reservoir.Result) {
 	if r.Unlimited() {
 		return
 	}
-	v.make(f, r)
-	v.put(h, f)
+	v.make(r)
+	v.put(h)
 	if !r.Allowed {
 		h[headerRetry] = v.retry[:]
 	}
 }
 
 // put puts the values into h, except for Retry-After.
-func (v *fields) put(h http.Header, f *format) {
+func (v *fields) put(h http.Header) {
 	h[headerLimit] = v.limit[:]
 	h[headerRemaining] = v.remaining[:]
 	h[headerUsed] = v.used[:]
 	h[headerReset] = v.reset[:]
-	h[headerResource] = f.resource[:1:1]
+	h[headerResource] = v.format.resource[:1:1]
 	h[headerPolicies] = list(h[headerPolicies], v.policies[:])
 	v.place = len(h[headerLimits])
 	h[headerLimits] = list(h[headerLimits], v.limits[:])
@@ -129,10 +123,10 @@ func (v *fields) listed(h http.Header) bool {
 
 // change replaces the values that were set. If the handler has replaced a header itself,
 // its values stay.
-func (v *fields) change(h http.Header, f *format, r *reservoir.Result) {
-	v.own(h, f) // before the values change, while it can recognise them
-	n := new(fields)
-	n.make(f, r)
+func (v *fields) change(h http.Header, r *reservoir.Result) {
+	v.own(h) // before the values change, while it can recognise them
+	n := fields{format: v.format}
+	n.make(r)
 	v.remaining, v.used = n.remaining, n.used
 	if v.listed(h) { // an inner limit may have copied it
 		h[headerLimits][v.place] = n.limits[0]
@@ -143,13 +137,13 @@ func (v *fields) change(h http.Header, f *format, r *reservoir.Result) {
 // own drops values that were added to ours later, for example by a reverse proxy that copies
 // the headers of the server behind it, because a client would read two limits as one. If a
 // handler has set other values, those stay. The IETF's fields are lists and keep both.
-func (v *fields) own(h http.Header, f *format) {
+func (v *fields) own(h http.Header) {
 	for _, one := range [...]struct {
 		name string
 		ours []string
 	}{
 		{headerLimit, v.limit[:]}, {headerRemaining, v.remaining[:]}, {headerUsed, v.used[:]},
-		{headerReset, v.reset[:]}, {headerResource, f.resource[:1:1]},
+		{headerReset, v.reset[:]}, {headerResource, v.format.resource[:1:1]},
 	} {
 		if all := h[one.name]; len(all) > 1 && all[0] == one.ours[0] {
 			h[one.name] = one.ours // instead of all, a copy that change would not update
@@ -166,23 +160,20 @@ func list(all, one []string) []string {
 }
 
 // make fills in the values. Limit and Remaining are substrings of the IETF's fields.
-func (v *fields) make(f *format, r *reservoir.Result) {
+func (v *fields) make(r *reservoir.Result) {
+	f := v.format
 	all := min(r.Limit, mostInteger)
 	remaining := min(max(r.Remaining, 0), all)
 	wait := f.wait(r)
 
 	b := append(v.buf[:0], f.quota...)
-	limit := len(b)
 	b = strconv.AppendInt(b, all, 10)
-	window := len(b)
 	b = append(b, f.window...)
 	service := len(b)
 	b = append(b, f.service...)
-	left := len(b)
 	b = strconv.AppendInt(b, remaining, 10)
 	t := len(b)
 	b = append(b, ";t="...)
-	retry := len(b)
 	b = strconv.AppendInt(b, wait, 10)
 	used := len(b)
 	b = strconv.AppendInt(b, all-remaining, 10)
@@ -190,9 +181,9 @@ func (v *fields) make(f *format, r *reservoir.Result) {
 	b = strconv.AppendInt(b, unix(r.Reset), 10)
 
 	s := frozen(b)
-	v.policies[0], v.limit[0] = s[:service], s[limit:window]
-	v.limits[0], v.remaining[0], v.retry[0] = s[service:used], s[left:t], s[retry:used]
-	v.used[0], v.reset[0] = s[used:reset], s[reset:]
+	v.policies[0], v.limit[0] = s[:service], s[len(f.quota):service-len(f.window)]
+	v.limits[0], v.remaining[0] = s[service:used], s[service+len(f.service):t]
+	v.retry[0], v.used[0], v.reset[0] = s[t+len(";t="):used], s[used:reset], s[reset:]
 }
 
 // mostInteger is the largest Integer of RFC 9651, with 15 digits. Larger numbers are capped

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -60,9 +61,6 @@ var (
 	broken      = problem{blank, "Internal Server Error", http.StatusInternalServerError, "", nil}.body()
 )
 
-// nobody answers requests without a key.
-func nobody(w http.ResponseWriter, r *http.Request) { noKey.write(w, r) }
-
 // Unavailable is the default ErrorHandler. The client gets 503 and Retry-After: 1 if the
 // store is away, the limiter is closed or the request's context has ended; 400 if the
 // key is too long or the cost is more than the limit; and 500 if a limit or a cost is
@@ -74,33 +72,32 @@ func Unavailable(w http.ResponseWriter, r *http.Request, err error, _ http.Handl
 		b = badKey
 	case errors.Is(err, reservoir.ErrExceedsLimit):
 		b = tooDear
-	case passing(err):
-		b = unavailable
+	case isStore(err), errors.Is(err, reservoir.ErrClosed),
+		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		b = unavailable // the same request may succeed a second later
 		w.Header()[headerRetry] = []string{"1"}
 	}
-	b.write(w, r)
+	b.ServeHTTP(w, r)
 }
 
 // Pass is an ErrorHandler that serves requests without a limit while the store is away. For
-// other errors it is the same as Unavailable. reservoir.WithFailure(reservoir.FailOpen) also
-// serves requests, and charges them when the store is back.
+// other errors it is the same as Unavailable. The policies FailOpen and FailLocal of
+// reservoir.WithFailure serve requests too, and charge them when the store is back.
 func Pass(w http.ResponseWriter, r *http.Request, err error, next http.Handler) {
-	if store := (*reservoir.StoreError)(nil); errors.As(err, &store) {
+	if isStore(err) {
 		next.ServeHTTP(w, r)
-		return
+	} else {
+		Unavailable(w, r, err, next)
 	}
-	Unavailable(w, r, err, next)
 }
 
-// passing reports whether the same request may succeed a second later.
-func passing(err error) bool {
-	var store *reservoir.StoreError
-	return errors.As(err, &store) || errors.Is(err, reservoir.ErrClosed) ||
-		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+func isStore(err error) bool {
+	_, is := errors.AsType[*reservoir.StoreError](err)
+	return is
 }
 
-// write sends b in the form that the request's Accept header prefers.
-func (b body) write(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP sends b in the form that the request's Accept header prefers.
+func (b body) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	kind, text := preferred(r.Header["Accept"]), b.json
 	if kind == plainText {
 		text = b.plain
@@ -116,60 +113,46 @@ const (
 	plainText   = "text/plain; charset=utf-8"
 )
 
+// forms are the media types of a body, in the order of preference, each with the ranges
+// that match it, the least specific first.
+var forms = [...]struct {
+	kind   string
+	ranges []string
+}{
+	{problemJSON, []string{"*/*", "application/*", problemJSON}},
+	{plainJSON, []string{"*/*", "application/*", plainJSON}},
+	{plainText, []string{"*/*", "text/*", "text/plain"}},
+}
+
 // preferred returns the form with the highest quality. On a tie, a form that is named wins
-// over one that only a star matches, and then the order is problem, JSON, text. A client
-// that prefers HTML is a browser, so it gets text. A client that accepts none of the forms
-// gets a problem, which HTTP allows.
+// over one that only a star matches, and then the order of forms decides. A client that
+// prefers HTML is a browser, so it gets text. A client that accepts none of the forms gets
+// a problem, which HTTP allows.
 func preferred(accept []string) string {
-	var problem, plain, text weight
+	best, most, named := problemJSON, 0.0, 0
+	for _, f := range forms {
+		q, specific := weigh(accept, f.ranges)
+		if q > most || q == most && q > 0 && specific > named {
+			best, most, named = f.kind, q, specific
+		}
+	}
+	return best
+}
+
+// weigh returns the quality of the most specific of ranges in accept, and its index. Of
+// equal ranges the highest quality counts.
+func weigh(accept, ranges []string) (q float64, specific int) {
 	for _, line := range accept {
 		for item := range strings.SplitSeq(line, ",") {
 			media, params, _ := strings.Cut(item, ";")
-			q := quality(params)
-			switch strings.ToLower(strings.TrimSpace(media)) {
-			case problemJSON:
-				problem.set(q, 3)
-			case plainJSON:
-				plain.set(q, 3)
-			case "text/plain", "text/html":
-				text.set(q, 3)
-			case "application/*":
-				problem.set(q, 2)
-				plain.set(q, 2)
-			case "text/*":
-				text.set(q, 2)
-			case "*/*":
-				problem.set(q, 1)
-				plain.set(q, 1)
-				text.set(q, 1)
+			media = strings.Replace(strings.ToLower(strings.TrimSpace(media)), "text/html", "text/plain", 1)
+			value, i := quality(params), slices.Index(ranges, media)
+			if i > specific || i == specific && value > q {
+				q, specific = value, i
 			}
 		}
 	}
-	switch {
-	case text.beats(problem) && text.beats(plain):
-		return plainText
-	case plain.beats(problem):
-		return plainJSON
-	default:
-		return problemJSON
-	}
-}
-
-// weight is the quality of a form, from the most specific range that matches it. Among
-// equally specific ranges the highest quality counts.
-type weight struct {
-	q        float64
-	specific int
-}
-
-func (w *weight) set(q float64, specific int) {
-	if specific > w.specific || specific == w.specific && q > w.q {
-		*w = weight{q, specific}
-	}
-}
-
-func (w weight) beats(v weight) bool {
-	return w.q > v.q || w.q == v.q && w.q > 0 && w.specific > v.specific
+	return q, specific
 }
 
 // quality returns the q among the parameters of a media range; 1 if there is none.

@@ -20,18 +20,17 @@ type response struct {
 	http.ResponseWriter
 	m        *middleware
 	request  *http.Request
-	keys     []string // one for each limit
-	costs    []int64  // one for each limit: what is charged, and later what was used
-	key      [1]string
-	cost     [1]int64
-	several  *several         // nil for a Limiter
-	result   reservoir.Result // the decision, as in the headers
-	limit    int              // index of the limit that result is of
-	told     *told
-	free     int64 // what would remain if the request used nothing
-	finished bool  // the final status is known
-	hijacked bool  // and our headers are set
-	changed  bool  // what was used is not what was charged
+	keys     []string  // one for each limit
+	costs    []int64   // one for each limit: what is charged, and later what was used
+	fewKeys  [4]string // room for keys, not to allocate it
+	fewCosts [4]int64
+	paid     *reservoir.GroupResult // nil for a Limiter
+	result   reservoir.Result       // the decision, as in the headers
+	limit    int                    // index of the limit that result is of
+	free     int64                  // what would remain if the request used nothing
+	finished bool                   // the final status is known
+	hijacked bool                   // and our headers are set
+	changed  bool                   // what was used is not what was charged
 	refunded bool
 	hinted   bool // an informational response had our headers, which the handler may have cleared
 	fields   fields
@@ -105,7 +104,7 @@ func (w *response) correct() {
 		return
 	}
 	w.result.Remaining = min(max(w.free-w.costs[w.limit], 0), w.result.Limit)
-	w.fields.change(w.Header(), &w.told.format, &w.result)
+	w.fields.change(w.Header(), &w.result)
 }
 
 // finish handles the status, if it is the first final one, and decides on a refund.
@@ -115,7 +114,7 @@ func (w *response) finish(status int) {
 	}
 	w.finished = true
 	if !w.result.Unlimited() {
-		w.fields.own(w.Header(), &w.told.format)
+		w.fields.own(w.Header())
 	}
 	if w.m.refund == nil || !w.m.refund(w.request, status, w.Header()) {
 		return
@@ -136,11 +135,11 @@ func (w *response) Header() http.Header {
 	if w.hinted {
 		w.hinted = false
 		if !w.fields.listed(h) {
-			w.fields.put(h, &w.told.format)
+			w.fields.put(h)
 		}
 	}
 	if w.hijacked {
-		w.fields.own(h, &w.told.format)
+		w.fields.own(h)
 	}
 	return h
 }

@@ -3,7 +3,7 @@ package httplimit
 import (
 	"context"
 	"errors"
-	"math"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -61,7 +61,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	resp, err := t.base().RoundTrip(r)
-	if err == nil && t.MaxPause > 0 {
+	if err == nil {
 		t.heed(key, resp)
 	}
 	return resp, err
@@ -100,32 +100,24 @@ func (t *Transport) wait(r *http.Request, key string) error {
 
 // pause waits until the key may be used again.
 func (t *Transport) pause(ctx context.Context, key string) error {
-	for {
-		d := t.left(key)
-		if d <= 0 {
-			return nil
-		}
+	for d := t.left(key); d > 0; d = t.left(key) {
 		if end, ok := ctx.Deadline(); ok && time.Until(end) < d {
 			return reservoir.ErrDeadline
 		}
-		timer := time.NewTimer(d)
 		select {
-		case <-timer.C:
+		case <-time.After(d):
 		case <-ctx.Done():
-			timer.Stop()
 			return ctx.Err()
 		}
 	}
+	return nil
 }
 
+// left returns how long the key still pauses; less than 0 if it does not.
 func (t *Transport) left(key string) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	until, ok := t.pauses[key]
-	if !ok {
-		return 0
-	}
-	return time.Until(until)
+	return time.Until(t.pauses[key])
 }
 
 // heed records the pause that a response asks for. The later of two ends counts.
@@ -137,11 +129,7 @@ func (t *Transport) heed(key string, resp *http.Response) {
 	until := now.Add(min(retryAfter(resp.Header.Get(headerRetry), now), t.MaxPause))
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for k, u := range t.pauses {
-		if !u.After(now) {
-			delete(t.pauses, k)
-		}
-	}
+	maps.DeleteFunc(t.pauses, func(_ string, end time.Time) bool { return !end.After(now) })
 	if until.After(now) && until.After(t.pauses[key]) {
 		if t.pauses == nil {
 			t.pauses = make(map[string]time.Time)
@@ -150,13 +138,11 @@ func (t *Transport) heed(key string, resp *http.Response) {
 	}
 }
 
-// retryAfter reads the header's two forms, seconds and a date. It returns 0 for other text,
-// and the longest Duration of whole seconds for more seconds than that.
+// retryAfter reads the header's two forms, seconds and a date. It returns 0 for other text.
 func retryAfter(s string, now time.Time) time.Duration {
-	const most = uint64(math.MaxInt64 / time.Second)
-	n, err := strconv.ParseUint(s, 10, 64)
-	if err == nil || errors.Is(err, strconv.ErrRange) { // out of range, n is the largest uint64
-		return time.Duration(min(n, most)) * time.Second
+	n, err := strconv.ParseUint(s, 10, 33)              // 272 years, which a Duration can hold
+	if err == nil || errors.Is(err, strconv.ErrRange) { // out of range, n is the largest
+		return time.Duration(n) * time.Second
 	}
 	if date, err := http.ParseTime(s); err == nil {
 		return date.Sub(now)

@@ -24,13 +24,6 @@ import (
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
-// Faults of the arguments of New, and of an Inspect that the shard's store lacks.
-var (
-	errNoShards    = errors.New("reservoir: sharding: no shards")
-	errNoName      = errors.New("reservoir: sharding: a shard without a name")
-	errNoInspector = errors.New("the shard's store is no backend.Inspector")
-)
-
 // Store implements [backend.Store] and [backend.Inspector] over its shards. Make it with
 // [New]. It is safe for concurrent use, and does not close its shards. Each call costs a
 // hash of the key and one or two multiplications per shard, without allocation: some 60
@@ -58,7 +51,7 @@ var (
 // method Err, if it has one, returns an error.
 func New(shards map[string]backend.Store) (*Store, error) {
 	if len(shards) == 0 {
-		return nil, errNoShards
+		return nil, errors.New("reservoir: sharding: no shards")
 	}
 	s := &Store{shards: make([]shard, 0, len(shards))}
 	names := slices.Sorted(maps.Keys(shards))
@@ -89,7 +82,7 @@ func partsOf(name string, names []string) string {
 func validate(name string, store backend.Store) error {
 	switch {
 	case name == "":
-		return errNoName
+		return errors.New("reservoir: sharding: a shard without a name")
 	case store == nil:
 		return fmt.Errorf("reservoir: sharding: shard %q has no store", name)
 	}
@@ -168,7 +161,8 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	at := s.find(key)
 	inspector, ok := at.store.(backend.Inspector)
 	if !ok {
-		return backend.Contents{}, at.named(&backend.Error{Op: "inspect", Class: backend.Rejected, Err: errNoInspector})
+		none := errors.New("the shard's store is no backend.Inspector")
+		return backend.Contents{}, at.named(&backend.Error{Op: "inspect", Class: backend.Rejected, Err: none})
 	}
 	contents, err := inspector.Inspect(ctx, key)
 	return contents, at.named(err)
@@ -177,9 +171,6 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 // named adds the shard's name to the failure of a store. Other errors concern the request
 // and do not depend on the shard.
 func (s *shard) named(err error) error {
-	if err == nil {
-		return nil
-	}
 	failure, ok := errors.AsType[*backend.Error](err)
 	if !ok {
 		return err
@@ -188,5 +179,7 @@ func (s *shard) named(err error) error {
 	if err == error(failure) { // not to repeat its operation and class
 		cause = failure.Err
 	}
-	return &backend.Error{Op: failure.Op, Class: failure.Class, KeyOnly: failure.KeyOnly, Err: fmt.Errorf("shard %q: %w", s.name, cause)}
+	named := *failure
+	named.Err = fmt.Errorf("shard %q: %w", s.name, cause)
+	return &named
 }

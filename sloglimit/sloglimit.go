@@ -39,7 +39,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -63,92 +62,79 @@ type log struct {
 	conflict time.Time          // when a conflict was last logged
 }
 
-// trouble is the status of a shard that does not serve, and the time when that began.
+// trouble is why a shard does not serve, and since when. The zero trouble is none.
 type trouble struct {
-	status status
-	since  time.Time
+	message string
+	since   time.Time
 }
 
-type status uint8
-
 const (
-	unknown status = iota // not reported yet, or serving
-	serving
-	away
-	rejecting
+	away      = "reservoir: store away"
+	rejecting = "reservoir: store rejects every call"
 )
 
 // every is the least time between two logged conflicts. Each call for the key repeats one.
 const every = time.Minute
 
-// state logs that a shard has stopped serving, or serves again.
+// state logs that a shard has stopped serving, or serves again. While a shard is away, its
+// state does not say whether it rejects calls.
 func (l *log) state(s reservoir.ShardState) {
-	now := statusOf(s)
-	was := l.change(s.Shard, now)
-	if was.status == now {
-		return
-	}
-	var shard []slog.Attr
-	if s.Shard != "" {
-		shard = []slog.Attr{slog.String("shard", s.Shard)}
-	}
-	l.over(was, now, slices.Clip(shard))
-	switch now {
-	case away:
-		l.write(slog.LevelWarn, "reservoir: store away", append(shard, failure(s.Err)...))
-	case rejecting:
-		l.write(slog.LevelWarn, "reservoir: store rejects every call", append(shard, failure(s.Err)...))
-	}
-}
-
-// over logs the end of was. While a shard is away, its state does not say if it rejects.
-func (l *log) over(was trouble, now status, attrs []slog.Attr) {
-	if was.status != unknown {
-		attrs = append(attrs, slog.Duration("after", time.Since(was.since)))
-	}
-	switch {
-	case was.status == rejecting && now == serving:
-		l.write(slog.LevelInfo, "reservoir: store accepts calls", attrs)
-	case was.status == away || now == serving:
-		l.write(slog.LevelInfo, "reservoir: store back", attrs)
-	}
-}
-
-func statusOf(s reservoir.ShardState) status {
+	now := ""
 	switch {
 	case s.Away:
-		return away
+		now = away
 	case s.Rejecting:
-		return rejecting
+		now = rejecting
 	}
-	return serving
+	was := l.change(s.Shard, now)
+	if was.message == now && now != "" {
+		return
+	}
+	logger := l.to()
+	if s.Shard != "" {
+		logger = logger.With("shard", s.Shard)
+	}
+	if now == "" || was.message == away {
+		over, attrs := "reservoir: store back", []slog.Attr(nil)
+		if was.message == rejecting {
+			over = "reservoir: store accepts calls"
+		}
+		if was.message != "" {
+			attrs = []slog.Attr{slog.Duration("after", time.Since(was.since))}
+		}
+		logger.LogAttrs(context.Background(), slog.LevelInfo, over, attrs...)
+	}
+	if now != "" {
+		logger.LogAttrs(context.Background(), slog.LevelWarn, now, failure(s.Err)...)
+	}
 }
 
-// change records the present status of a shard, and returns its last one.
-func (l *log) change(shard string, now status) (was trouble) {
+// change records the present trouble of a shard, and returns its last one.
+func (l *log) change(shard, now string) (was trouble) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	was = l.shards[shard]
 	switch now {
-	case was.status:
-	case serving:
+	case was.message:
+	case "":
 		delete(l.shards, shard)
 	default:
-		l.shards[shard] = trouble{status: now, since: time.Now()}
+		l.shards[shard] = trouble{now, time.Now()}
 	}
 	return was
 }
 
 // call logs a failed store call. It makes no attributes if the logger drops the line.
 func (l *log) call(c reservoir.StoreCall) {
-	level, message := slog.LevelDebug, "reservoir: store call failed"
 	if c.Err == nil {
 		return
 	}
+	level, message := slog.LevelDebug, "reservoir: store call failed"
 	if errors.Is(c.Err, reservoir.ErrConflict) {
 		level, message = slog.LevelWarn, "reservoir: two limits on one key"
 	}
-	if !l.to().Enabled(context.Background(), level) || level == slog.LevelWarn && !l.mayRepeat() {
+	logger := l.to()
+	if !logger.Enabled(context.Background(), level) || level == slog.LevelWarn && !l.mayRepeat() {
 		return
 	}
 	attrs := []slog.Attr{slog.String("op", c.Op)}
@@ -156,14 +142,14 @@ func (l *log) call(c reservoir.StoreCall) {
 		attrs = append(attrs, slog.String("cause", c.Cause))
 	}
 	attrs = append(attrs, slog.Duration("duration", c.Duration))
-	l.write(level, message, append(attrs, failure(c.Err)...))
+	logger.LogAttrs(context.Background(), level, message, append(attrs, failure(c.Err)...)...)
 }
 
 // mayRepeat reports whether the last logged conflict is old enough, and records a new one.
 func (l *log) mayRepeat() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.conflict.IsZero() && time.Since(l.conflict) < every {
+	if time.Since(l.conflict) < every {
 		return false
 	}
 	l.conflict = time.Now()
@@ -172,18 +158,13 @@ func (l *log) mayRepeat() bool {
 
 // failure describes err by its class and its cause, without op, which call logs.
 func failure(err error) []slog.Attr {
-	var f *reservoir.StoreError
-	switch {
-	case errors.As(err, &f):
-		return []slog.Attr{slog.String("class", f.Class.String()), slog.Any("error", f.Err)}
-	case err != nil:
-		return []slog.Attr{slog.Any("error", err)}
+	if err == nil {
+		return nil
 	}
-	return nil
-}
-
-func (l *log) write(level slog.Level, message string, attrs []slog.Attr) {
-	l.to().LogAttrs(context.Background(), level, message, attrs...)
+	if f, ok := errors.AsType[*reservoir.StoreError](err); ok {
+		return []slog.Attr{slog.String("class", f.Class.String()), slog.Any("error", f.Err)}
+	}
+	return []slog.Attr{slog.Any("error", err)}
 }
 
 func (l *log) to() *slog.Logger {

@@ -69,8 +69,6 @@ func run[T any](ctx context.Context, faulty error, c *call[T]) (reply T, err err
 		return reply, c.fail(backend.Rejected, c.store.err)
 	case ctx.Err() != nil:
 		return reply, c.fail(backend.Unavailable, ctx.Err())
-	case ctx.Done() == nil: // the caller cannot leave
-		return c.try(ctx)
 	}
 	back := make(chan struct{})
 	go func() {
@@ -195,11 +193,9 @@ func judge(err error) (backend.Class, error) {
 
 // notSent reports whether there was no connection to write to.
 func notSent(err error) bool {
-	if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" {
-		return true
-	}
+	dial, ok := errors.AsType[*net.OpError](err)
 	_, late := errors.AsType[*memcache.ConnectTimeoutError](err)
-	return late || errors.Is(err, memcache.ErrNoServers)
+	return ok && dial.Op == "dial" || late || errors.Is(err, memcache.ErrNoServers)
 }
 
 // refused reports whether the server has answered SERVER_ERROR (for example if it is out
@@ -220,10 +216,8 @@ func broken(err error) bool {
 // time of an attempt, so the best distance between attempts is n times as long.
 func pause(ctx context.Context, i int, took time.Duration) bool {
 	mean := min(took*time.Duration(min(1<<min(i, 30), maxSpread)), maxPause)
-	t := time.NewTimer(rand.N(2*mean + 1))
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(rand.N(2*mean + 1)):
 		return true
 	case <-ctx.Done():
 		return false

@@ -50,9 +50,7 @@ var (
 	// window ends (backend.Rejected).
 	ErrLedgerFull = errors.New("memcached: too many clients of one key")
 
-	errNoCAS    = errors.New("memcached has no compare-and-swap: start it without -C")
-	errNoClient = errors.New("no memcached client")
-	errPrefix   = errors.New("a prefix is at most 100 bytes of printable ASCII, without slashes and blanks")
+	errNoCAS = errors.New("memcached has no compare-and-swap: start it without -C")
 )
 
 // Store implements [backend.Store] and [backend.Inspector]. Make it with [New]. It is
@@ -91,9 +89,9 @@ func New(client *memcache.Client, opts ...Option) *Store {
 	}
 	switch {
 	case client == nil:
-		s.err = errNoClient
+		s.err = errors.New("no memcached client")
 	case len(s.prefix) > maxPrefix || strings.ContainsFunc(s.prefix, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '/' }):
-		s.err = errPrefix
+		s.err = errors.New("a prefix is at most 100 bytes of printable ASCII, without slashes and blanks")
 	}
 	return s
 }

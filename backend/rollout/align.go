@@ -22,7 +22,7 @@ const patience = 25 * time.Millisecond
 // none is open. If the stores still differ, the window that ends first limits the key.
 // If one has a window of another length open, align adopts nothing and returns that
 // store's state.
-func (s *Store) align(ctx context.Context, op, key string, l backend.Limit) (w *window, conflict backend.State, err error) {
+func (s both) align(ctx context.Context, op, key string, l backend.Limit) (w *window, conflict backend.State, err error) {
 	if w := s.aligned.get(key, l.Window); w != nil {
 		return w, backend.State{}, nil
 	}
@@ -59,14 +59,14 @@ func (s *Store) align(ctx context.Context, op, key string, l backend.Limit) (w *
 
 // realign makes the next call align the key again, if a store has reported a window of
 // another length.
-func (s *Store) realign(key string, reported backend.State) {
+func (s both) realign(key string, reported backend.State) {
 	if reported.Length != 0 {
 		s.aligned.forget(key)
 	}
 }
 
 // states reads the key in both stores.
-func (s *Store) states(ctx context.Context, op, key string, l backend.Limit) (a, b backend.State, err error) {
+func (s both) states(ctx context.Context, op, key string, l backend.Limit) (a, b backend.State, err error) {
 	if a, err = s.old.Check(ctx, key, l); err != nil {
 		return a, b, named(op, "old", err)
 	}
@@ -82,10 +82,8 @@ func adopt(ctx context.Context, store backend.Store, key string, l backend.Limit
 
 // wait returns a millisecond after left, when a window with so much time left is over.
 func wait(ctx context.Context, op string, left time.Duration) error {
-	timer := time.NewTimer(left + time.Millisecond)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(left + time.Millisecond):
 		return nil
 	case <-ctx.Done():
 		return &backend.Error{Op: op, Class: backend.Unavailable, Err: ctx.Err()}

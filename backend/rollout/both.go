@@ -9,16 +9,21 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// This file makes statements of account to both stores; direct.go has the other calls.
-// The invariant of both files is that a token is handed out only when each store has
-// charged it to its open window, and is valid only until the first of these windows
-// ends. So each store alone keeps the limit for its callers, whatever the other one does.
+// both is the store of keys that are counted in both stores. This file makes statements of
+// account; direct.go has the other calls. The invariant of both files is that a token is
+// handed out only when each store has charged it to its open window, and is valid only
+// until the first of these windows ends. So each store alone keeps the limit for its
+// callers, whatever the other one does.
+type both struct{ *Store }
 
-// syncBoth makes the statement r to both stores. The old store comes first, and the
+// Sync makes the statement r to both stores. The old store comes first, and the
 // client's account refers to its window. The new store is then asked for the tokens that
 // the old one has granted. To a store, a grant that only it has made looks like a lost
 // reply, so it hands the tokens over again with the client's next statement.
-func (s *Store) syncBoth(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+func (s both) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	if err := r.Validate(); err != nil {
+		return backend.SyncReply{}, err
+	}
 	for {
 		_, conflict, err := s.align(ctx, "sync", r.Key, r.Limit)
 		if err != nil {
@@ -58,7 +63,7 @@ func refused(r backend.SyncRequest, conflict backend.State) backend.SyncReply {
 // match asks the new store for the tokens that the old one has granted in a, and declares
 // the same debt. If a grants less than r.Least, callers cannot use it, so match asks for
 // nothing.
-func (s *Store) match(ctx context.Context, r backend.SyncRequest, a backend.SyncReply) (backend.SyncReply, error) {
+func (s both) match(ctx context.Context, r backend.SyncRequest, a backend.SyncReply) (backend.SyncReply, error) {
 	q := r
 	q.Window, q.Granted, q.Returned, q.Debt = a.Window, acknowledged(r, a), a.Returned, a.Debt
 	q.Want, q.Strand = usable(r, a), -1
@@ -170,7 +175,9 @@ func named(op, store string, err error) error {
 	if !ok {
 		return err
 	}
-	return &backend.Error{Op: op, Class: failure.Class, Err: fmt.Errorf("%s store: %w", store, failure.Err), KeyOnly: failure.KeyOnly}
+	named := *failure
+	named.Op, named.Err = op, fmt.Errorf("%s store: %w", store, failure.Err)
+	return &named
 }
 
 // half is named for a call that the other store has carried out, so that the outcome of

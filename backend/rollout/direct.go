@@ -12,8 +12,11 @@ import (
 
 // This file takes from both stores, gives back to both, and resets both.
 
-// takeBoth charges both stores, or none.
-func (s *Store) takeBoth(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+// Take charges both stores, or none.
+func (s both) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	if err := r.Validate(); err != nil {
+		return backend.TakeReply{}, err
+	}
 	for {
 		w, conflict, err := s.align(ctx, "take", r.Key, r.Limit)
 		if err != nil || conflict.Length != 0 {
@@ -50,7 +53,7 @@ func (s *Store) takeBoth(ctx context.Context, r backend.TakeRequest) (backend.Ta
 
 // follow takes from the new store. If the old store has just opened another window
 // than the known one, the new store adopts it first.
-func (s *Store) follow(ctx context.Context, r backend.TakeRequest, opened, known backend.Window) (backend.TakeReply, error) {
+func (s both) follow(ctx context.Context, r backend.TakeRequest, opened, known backend.Window) (backend.TakeReply, error) {
 	if opened != known {
 		if _, err := adopt(ctx, s.new, r.Key, r.Limit, opened); err != nil {
 			return backend.TakeReply{}, err
@@ -121,9 +124,18 @@ func giveBack(ctx context.Context, store backend.Store, r backend.RefundRequest)
 	}
 }
 
-// refundBoth gives back to both stores, and returns the smaller of their totals. If a
+// Check returns the reading that limits the caller.
+func (s both) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
+	old, new, err := s.states(ctx, "check", key, l)
+	return less(old, new), err
+}
+
+// Refund gives back to both stores, and returns the smaller of their totals. If a
 // store has another window open, the tokens stay charged there.
-func (s *Store) refundBoth(ctx context.Context, r backend.RefundRequest) (int64, error) {
+func (s both) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
+	if err := r.Validate(); err != nil {
+		return 0, err
+	}
 	a, err := s.old.Refund(ctx, r)
 	if err != nil {
 		return 0, named("refund", "old", err)
@@ -135,14 +147,14 @@ func (s *Store) refundBoth(ctx context.Context, r backend.RefundRequest) (int64,
 	return min(a, b), nil
 }
 
-// errResets means that windows opened or ended during each attempt.
-var errResets = errors.New("the stores have opened different windows")
-
-// resetBoth opens the same fresh window in both stores. Each store chooses an end, and
+// Reset opens the same fresh window in both stores. Each store chooses an end, and
 // the store with the later end is reset again, to the earlier one. If the clocks differ by
 // more than an end may be late, that end may be the name of the store's old window, which
 // then is not void.
-func (s *Store) resetBoth(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+func (s both) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	if err := r.Validate(); err != nil {
+		return backend.State{}, err
+	}
 	defer s.aligned.forget(r.Key)
 	for range 3 {
 		if _, conflict, err := s.align(ctx, "reset", r.Key, r.Limit); err != nil || conflict.Length != 0 {
@@ -174,5 +186,6 @@ func (s *Store) resetBoth(ctx context.Context, r backend.ResetRequest) (backend.
 		}
 		s.aligned.forget(r.Key)
 	}
-	return backend.State{}, &backend.Error{Op: "reset", Class: backend.Unknown, Err: errResets}
+	different := errors.New("the stores have opened different windows") // or ended them, during each attempt
+	return backend.State{}, &backend.Error{Op: "reset", Class: backend.Unknown, Err: different}
 }

@@ -20,7 +20,7 @@ type Store struct {
 	old, new backend.Store
 	setting  sync.Mutex // held while span is replaced
 	span     atomic.Pointer[span]
-	longest  atomic.Int64 // a time.Duration: the longest that any requested window may run; -1 before the first
+	longest  atomic.Int64 // a time.Duration: the longest that any requested window may run
 	aligned  cache
 }
 
@@ -29,37 +29,31 @@ var (
 	_ backend.Inspector = (*Store)(nil)
 )
 
-// New returns a store that counts keys below low percent in new, keys from high percent
-// on in old, and keys between in both, as [Store.SetPercent] does. It assumes that this
-// range was always in force.
+// New returns a store over old and new with the range of keys of [Store.SetPercent], which
+// it assumes was always in force.
 //
 // New does no I/O. It refuses a range that SetPercent refuses, a nil store, and a store
 // whose method Err, if it has one, returns an error.
 func New(old, new backend.Store, low, high float64) (*Store, error) {
 	for _, store := range []backend.Store{old, new} {
 		if store == nil {
-			return nil, errNoStore
+			return nil, errors.New("reservoir: rollout: no store")
 		}
 		if set, ok := store.(interface{ Err() error }); ok && set.Err() != nil {
 			return nil, fmt.Errorf("reservoir: rollout: %w", set.Err())
 		}
 	}
 	s := &Store{old: old, new: new}
-	s.longest.Store(-1)
 	return s, s.SetPercent(low, high)
 }
-
-var errNoStore = errors.New("reservoir: rollout: no store")
 
 // SetPercent makes s count keys below low percent in the new store, keys from high
 // percent on in the old one, and keys between in both. If low equals high, every key has
 // one store.
 //
-// A key goes into both stores at once. It leaves its former store only after a window's
-// length, so that an open window ends in the store in which it began. Setting the present
-// range again does nothing.
-//
-// Unless 0 <= low <= high <= 100, it returns an error and changes nothing.
+// A key goes into both stores at once, and leaves its former store only after a window's
+// length. Setting the present range again does nothing. Unless 0 <= low <= high <= 100,
+// SetPercent returns an error and changes nothing.
 func (s *Store) SetPercent(low, high float64) error {
 	if !(0 <= low && low <= high && high <= 100) { // false for NaN, too
 		return fmt.Errorf("reservoir: rollout: keys from %v to %v percent, want 0 <= low <= high <= 100", low, high)
@@ -91,7 +85,7 @@ func (s *Store) Percent() (low, high float64) {
 //
 // A name that has a "/" costs an allocation, besides the allocations of the stores.
 func (s *Store) Shard(key string) string {
-	switch s.side(key) {
+	switch s.span.Load().now(place(key), time.Duration(s.longest.Load())) {
 	case inOld:
 		return placement.Within("old", s.old, key)
 	case inNew:
@@ -106,36 +100,20 @@ func (s *Store) Shard(key string) string {
 
 var unplussed = strings.NewReplacer("%", "%25", "+", "%2B")
 
-// route calls one, or both if one is nil.
-func route[R interface{ Validate() error }, A any](ctx context.Context, one backend.Store, r R,
-	alone func(backend.Store, context.Context, R) (A, error), both func(context.Context, R) (A, error)) (none A, err error) {
-	if one != nil {
-		return alone(one, ctx, r)
-	}
-	if err := r.Validate(); err != nil {
-		return none, err
-	}
-	return both(ctx, r)
-}
-
 // Sync implements backend.Store.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	return route(ctx, s.only(r.Key, s.lasts(r.Limit)), r, backend.Store.Sync, s.syncBoth)
+	return s.at(r.Key, s.lasts(r.Limit)).Sync(ctx, r)
 }
 
 // Take implements backend.Store.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	return route(ctx, s.only(r.Key, s.lasts(r.Limit)), r, backend.Store.Take, s.takeBoth)
+	return s.at(r.Key, s.lasts(r.Limit)).Take(ctx, r)
 }
 
 // Check implements backend.Store. For a key in both stores it returns the state of the
 // store that has fewer tokens left, or of one whose window has another length.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	if store := s.only(key, s.lasts(l)); store != nil {
-		return store.Check(ctx, key, l)
-	}
-	a, b, err := s.states(ctx, "check", key, l)
-	return less(a, b), err
+	return s.at(key, s.lasts(l)).Check(ctx, key, l)
 }
 
 // Refund implements backend.Store. For a key in both stores it returns the smaller of
@@ -144,14 +122,14 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 // store counts as in both; after that, its tokens stay charged in the store that it leaves.
 func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
 	left := max(time.Until(r.Window.Time()), 0)
-	return route(ctx, s.only(r.Key, left+slack(left)), r, backend.Store.Refund, s.refundBoth)
+	return s.at(r.Key, left+slack(left)).Refund(ctx, r)
 }
 
 // Reset implements backend.Store. A key in both stores gets the same fresh window in
 // both, or an error. After an error, one store may have a fresh window while the other
 // store's old window limits the key until Reset is called again.
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	return route(ctx, s.only(r.Key, s.lasts(r.Limit)), r, backend.Store.Reset, s.resetBoth)
+	return s.at(r.Key, s.lasts(r.Limit)).Reset(ctx, r)
 }
 
 // Inspect implements backend.Inspector. For a key in both stores it asks the old one
@@ -165,7 +143,6 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	if inspector, ok := store.(backend.Inspector); ok {
 		return inspector.Inspect(ctx, key)
 	}
-	return backend.Contents{}, &backend.Error{Op: "inspect", Class: backend.Rejected, Err: errNoInspector}
+	none := errors.New("the store is no backend.Inspector")
+	return backend.Contents{}, &backend.Error{Op: "inspect", Class: backend.Rejected, Err: none}
 }
-
-var errNoInspector = errors.New("the store is no backend.Inspector")

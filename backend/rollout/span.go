@@ -37,7 +37,7 @@ func (p *span) of(place float64) side {
 
 // now returns the side of a key at a place, if its windows run for up to long. A key is
 // left to one store only if no window of the other store can be open: it was assigned to
-// that store alone longer than long ago, and never to the other store since. An earlier
+// that store alone at least long ago, and never to the other store since. An earlier
 // assignment proves nothing, because the key may have been called back before it had
 // left the other store.
 func (p *span) now(place float64, long time.Duration) side {
@@ -46,28 +46,23 @@ func (p *span) now(place float64, long time.Duration) side {
 		return inBoth
 	}
 	for other := inOld + inNew - side; p != nil && p.of(place) != other; p = p.before {
-		if p.of(place) == side && (p.before == nil || time.Since(p.since) > long) {
+		if p.of(place) == side && (p.before == nil || time.Since(p.since) >= long) {
 			return side
 		}
 	}
 	return inBoth // it was in the other store, or its store is unknown
 }
 
-// only returns the one store of a key whose windows run for up to long, or nil for both.
-func (s *Store) only(key string, long time.Duration) backend.Store {
+// at returns the store of a key whose windows run for up to long.
+func (s *Store) at(key string, long time.Duration) backend.Store {
 	switch s.span.Load().now(place(key), long) {
 	case inOld:
 		return s.old
 	case inNew:
 		return s.new
 	default:
-		return nil
+		return both{s}
 	}
-}
-
-// side returns where a key is counted if its windows are the longest.
-func (s *Store) side(key string) side {
-	return s.span.Load().now(place(key), time.Duration(s.longest.Load()))
 }
 
 // lasts returns how long a stored window of l may run, and records the longest.

@@ -12,34 +12,19 @@ import (
 
 // Client makes outgoing calls wait until they may be sent, so that all processes together
 // keep to a limit that another server sets. Set Limiter, or Group and Keys; all other
-// fields may stay zero. Do not change a Client after Unary or Stream.
+// fields may stay zero. Their meaning is that of [Server]'s, except that a call, or a
+// message, waits for its tokens. Do not change a Client after Unary or Stream.
 //
 // A call that cannot be sent before its deadline fails at once with DEADLINE_EXCEEDED. A
 // call that gRPC itself retries is charged once.
 type Client struct {
-	// Limiter decides. The interceptors do not close it.
 	Limiter *reservoir.Limiter
-
-	// Group decides instead of Limiter, by Keys and Costs: a call waits for all of its
-	// limits.
-	Group *reservoir.Group
-
-	// Key names the subject that a call is charged to; by default ByTarget.
-	Key KeyFunc
-
-	// Keys has a Key for each limit of Group, in its order.
-	Keys []KeyFunc
-
-	// Cost is how many tokens a call costs, at every limit of a Group; by default
-	// one. A call that costs less than one does not wait.
-	Cost CostFunc
-
-	// Costs replaces Cost for a Group, with one function for each limit. A limit that
-	// costs the call less than one token is not checked.
-	Costs []CostFunc
-
-	// Skip lets a call pass without a check: see Methods.
-	Skip func(ctx context.Context, c Call) bool
+	Group   *reservoir.Group
+	Key     KeyFunc // by default ByTarget
+	Keys    []KeyFunc
+	Cost    CostFunc
+	Costs   []CostFunc
+	Skip    func(ctx context.Context, c Call) bool
 
 	// SendCost returns how many tokens a message sent on a stream costs, in addition to Cost
 	// for the stream, at every limit of a Group; by default none. SendMsg waits for them; if
@@ -99,14 +84,9 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 // wait returns once the call may be sent, with the names that it is charged to, or nil if
 // it is skipped.
 func (c *Client) wait(ctx context.Context, call Call) (names []string, err error) {
-	if c.Skip != nil && c.Skip(ctx, call) {
-		return nil, nil
-	}
-	if names, err = c.limits.name(ctx, call); err != nil {
-		return nil, err
-	}
-	if prices := c.limits.price(ctx, call); prices != nil {
-		err = c.limits.wait(ctx, names, prices)
+	names, costs, err := c.limits.of(ctx, call, c.Skip)
+	if costs != nil {
+		err = c.limits.wait(ctx, names, costs)
 	}
 	return names, err
 }

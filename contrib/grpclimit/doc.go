@@ -35,18 +35,17 @@
 //	INTERNAL             the limiter is set up wrongly
 //	Server.Blocked       its limit has no tokens at all, if Blocked is set
 //
-// If its KeyFunc fails, it ends with the status that the KeyFunc returned. Clients do not
-// see the errors of the store; the limiter's hooks do.
+// Clients do not see the errors of the store; the limiter's hooks do.
 //
 // The cost of a call can go back, depending on its final status, so that failures of the
 // server do not count against its clients:
 //
 //	Refund: grpclimit.Codes(codes.Internal, codes.Unavailable)
 //
-// A Group charges a call to all of its limits or to none. For limits that differ in more
-// than keys and costs, chain several interceptors, each with a Metadata prefix of its own.
-// The first interceptor that refuses ends the call. The charges of earlier ones stay,
-// unless their Refund returns true for RESOURCE_EXHAUSTED.
+// For limits that differ in more than keys and costs, use no Group, but chain several
+// interceptors, each with a Metadata prefix of its own. The first one that refuses ends the
+// call. The charges of earlier ones stay, unless their Refund returns true for
+// RESOURCE_EXHAUSTED.
 //
 // # Clients
 //

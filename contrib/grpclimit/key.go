@@ -3,6 +3,7 @@ package grpclimit
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -101,11 +102,8 @@ func Join(keys ...KeyFunc) KeyFunc {
 // Methods returns a Skip for these methods. Each name is a full method or, if it ends in a
 // slash, a whole service: "/grpc.health.v1.Health/".
 func Methods(names ...string) func(context.Context, Call) bool {
-	set := map[string]bool{}
-	for _, name := range names {
-		set[name] = true
-	}
 	return func(_ context.Context, c Call) bool {
-		return set[c.Method] || set[c.Method[:strings.LastIndexByte(c.Method, '/')+1]]
+		service := c.Method[:strings.LastIndexByte(c.Method, '/')+1]
+		return slices.Contains(names, c.Method) || slices.Contains(names, service)
 	}
 }

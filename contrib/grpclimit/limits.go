@@ -11,9 +11,9 @@ import (
 // CostFunc must be safe for concurrent use.
 type CostFunc func(ctx context.Context, c Call) int64
 
-// limits decides calls, by a Limiter or a Group with its keys and costs.
+// limits decides calls, by a Group with its keys and costs.
 type limits struct {
-	limiter *reservoir.Limiter // nil if a group decides
+	limiter *reservoir.Limiter // the only one of group, or nil
 	group   *reservoir.Group
 	keys    []KeyFunc
 	costs   []CostFunc // one for each limit, or one for all, or none for a cost of one token
@@ -21,19 +21,17 @@ type limits struct {
 
 // choose panics if the fields do not fit together, because that is a fault of the program.
 func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFunc, cost CostFunc, costs []CostFunc) limits {
-	single := l != nil && g == nil && key != nil && keys == nil && costs == nil
-	several := l == nil && g != nil && key == nil && (cost == nil || costs == nil)
-	if !single && !several {
-		panic("grpclimit: either a Limiter with its Key is needed, or a Group with its Keys, and Cost or Costs")
-	}
-	if single {
-		keys = []KeyFunc{key}
+	switch {
+	case l != nil && g == nil && keys == nil && costs == nil:
+		g, keys = reservoir.NewGroup(l), []KeyFunc{key}
+	case l != nil || g == nil || key != nil || cost != nil && costs != nil || len(keys) == 0 || len(keys) != g.Len():
+		panic("grpclimit: either a Limiter with its Key is needed, or a Group with as many Keys, and Cost or Costs")
 	}
 	if cost != nil {
 		costs = []CostFunc{cost}
 	}
-	if several && (len(keys) == 0 || len(keys) != g.Len() || len(costs) > 1 && len(costs) != len(keys)) {
-		panic("grpclimit: a Group needs a key for each of its limits, and a cost for each or one for all")
+	if len(costs) > 1 && len(costs) != len(keys) {
+		panic("grpclimit: a Group needs a cost for each of its limits, or one for all")
 	}
 	if slices.ContainsFunc(keys, func(k KeyFunc) bool { return k == nil }) || slices.ContainsFunc(costs, func(c CostFunc) bool { return c == nil }) {
 		panic("grpclimit: a key or a cost is nil")
@@ -41,59 +39,40 @@ func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFun
 	return limits{l, g, keys, costs}
 }
 
-// name returns the name that a call is charged to at each limit.
-func (l *limits) name(ctx context.Context, c Call) ([]string, error) {
-	names := make([]string, len(l.keys))
+// of returns the names that a call is charged to and what it costs, for each limit. There
+// are no names if the call is skipped, and no costs if it is free.
+func (l *limits) of(ctx context.Context, c Call, skip func(context.Context, Call) bool) (
+	names []string, costs []int64, err error,
+) {
+	if skip != nil && skip(ctx, c) {
+		return nil, nil, nil
+	}
+	names, costs = make([]string, len(l.keys)), make([]int64, len(l.keys))
+	cost := int64(1)
 	for i, key := range l.keys {
-		var err error
 		if names[i], err = key(ctx, c); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-	}
-	return names, nil
-}
-
-// price returns the cost of a call at each limit, or nil if all costs are zero.
-func (l *limits) price(ctx context.Context, c Call) []int64 {
-	n, prices := int64(1), make([]int64, len(l.keys))
-	for i := range prices {
 		if i < len(l.costs) {
-			n = max(l.costs[i](ctx, c), 0)
+			cost = max(l.costs[i](ctx, c), 0)
 		}
-		prices[i] = n
+		costs[i] = cost
 	}
-	if slices.Max(prices) <= 0 {
-		return nil
+	if slices.Max(costs) == 0 {
+		costs = nil
 	}
-	return prices
+	return names, costs, nil
 }
 
-// each returns a price of n tokens at each limit.
+// each returns a cost of n tokens at each limit.
 func (l *limits) each(n int64) []int64 { return slices.Repeat([]int64{n}, len(l.keys)) }
 
-func (l *limits) allow(ctx context.Context, names []string, prices []int64) (r reservoir.GroupResult, err error) {
-	if l.group != nil {
-		return l.group.AllowEach(ctx, prices, names...)
-	}
-	r.Result, err = l.limiter.AllowN(ctx, names[0], prices[0])
-	return r, err
-}
-
-func (l *limits) wait(ctx context.Context, names []string, prices []int64) (err error) {
-	if l.group != nil {
-		_, err = l.group.WaitEach(ctx, prices, names...)
+// wait lets calls of a Limiter wait in line; a Group would let some pass before others.
+func (l *limits) wait(ctx context.Context, names []string, costs []int64) (err error) {
+	if l.limiter != nil {
+		_, err = l.limiter.WaitN(ctx, names[0], costs[0])
 	} else {
-		_, err = l.limiter.WaitN(ctx, names[0], prices[0])
+		_, err = l.group.WaitEach(ctx, costs, names...)
 	}
-	if err != nil {
-		return failure(err)
-	}
-	return nil
-}
-
-func (l *limits) refund(ctx context.Context, names []string, r reservoir.GroupResult) error {
-	if l.group != nil {
-		return l.group.Refund(ctx, r, names...)
-	}
-	return l.limiter.Refund(ctx, names[0], r.Result)
+	return failure(err)
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -88,8 +89,10 @@ func limiter(t *testing.T, n int64, opts ...reservoir.Option) *reservoir.Limiter
 	return over(t, memstore.New(), n, opts...)
 }
 
+// over is limiter with a store of its own. Its calls may wait for a busy machine.
 func over(t *testing.T, store backend.Store, n int64, opts ...reservoir.Option) *reservoir.Limiter {
 	t.Helper()
+	opts = append([]reservoir.Option{reservoir.WithFetchTimeout(time.Minute)}, opts...)
 	l, err := reservoir.New(store, reservoir.PerMinute(n), opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close(context.Background()) })

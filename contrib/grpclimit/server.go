@@ -1,6 +1,7 @@
 package grpclimit
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -92,9 +93,7 @@ func (s Server) Stream() grpc.StreamServerInterceptor {
 
 func (s *Server) complete() {
 	s.limits = choose(s.Limiter, s.Group, s.Key, s.Keys, s.Cost, s.Costs)
-	if s.Metadata == "" {
-		s.Metadata = DefaultMetadata
-	}
+	s.Metadata = cmp.Or(s.Metadata, DefaultMetadata)
 }
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (reply any, err error) {
@@ -120,16 +119,13 @@ func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 // left. If that fails, the tokens are lost until the window ends, and the limiter's hooks
 // see the error.
 func (s *Server) limit(ctx context.Context, c Call, run func(names []string) error) error {
-	if s.Skip != nil && s.Skip(ctx, c) {
-		return run(nil)
-	}
-	names, err := s.limits.name(ctx, c)
+	names, costs, err := s.limits.of(ctx, c, s.Skip)
 	if err != nil {
 		return err
 	}
 	var paid reservoir.GroupResult
-	if prices := s.limits.price(ctx, c); prices != nil {
-		if paid, err = s.charge(ctx, names, prices); err != nil {
+	if costs != nil {
+		if paid, err = s.charge(ctx, names, costs); err != nil {
 			return err
 		}
 		if md := s.describe(paid.Result); len(md) > 0 {
@@ -137,8 +133,8 @@ func (s *Server) limit(ctx context.Context, c Call, run func(names []string) err
 		}
 	}
 	err = run(names)
-	if s.Refund != nil && s.Refund(codeOf(err)) {
-		_ = s.limits.refund(context.WithoutCancel(ctx), names, paid)
+	if names != nil && s.Refund != nil && s.Refund(codeOf(err)) {
+		_ = s.limits.group.Refund(context.WithoutCancel(ctx), paid, names...)
 	}
 	return err
 }
@@ -146,8 +142,8 @@ func (s *Server) limit(ctx context.Context, c Call, run func(names []string) err
 // charge returns an error status if the call is not admitted. The metadata of a refusal
 // goes into the trailer. A header would show the call as begun, and the retry policies of
 // gRPC do not retry such calls.
-func (s *Server) charge(ctx context.Context, names []string, prices []int64) (reservoir.GroupResult, error) {
-	r, err := s.limits.allow(ctx, names, prices)
+func (s *Server) charge(ctx context.Context, names []string, costs []int64) (reservoir.GroupResult, error) {
+	r, err := s.limits.group.AllowEach(ctx, costs, names...)
 	if err != nil {
 		return r, failure(err)
 	}

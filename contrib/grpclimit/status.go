@@ -3,6 +3,7 @@ package grpclimit
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"time"
 
@@ -54,20 +55,19 @@ func (s *Server) refusal(r reservoir.Result) error {
 	if s.blocks(r) {
 		return status.Error(s.Blocked, "blocked by the rate limit")
 	}
-	st := status.New(codes.ResourceExhausted, "rate limit exceeded")
-	detailed, err := st.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(r.RetryAfter)})
-	if err != nil {
-		return st.Err()
-	}
-	return detailed.Err()
+	info := &errdetails.RetryInfo{RetryDelay: durationpb.New(r.RetryAfter)}
+	st, _ := status.New(codes.ResourceExhausted, "rate limit exceeded").WithDetails(info) // it fails only for OK
+	return st.Err()
 }
 
 // failure returns the status of a call about which no decision was made. It does not
 // show clients the errors of the store.
 func failure(err error) error {
-	var store *reservoir.StoreError
+	_, away := errors.AsType[*reservoir.StoreError](err)
 	switch {
-	case errors.As(err, &store), errors.Is(err, reservoir.ErrClosed): // first, because it may wrap the end of another context
+	case err == nil:
+		return nil
+	case away, errors.Is(err, reservoir.ErrClosed): // first, because it may wrap the end of another context
 		return status.Error(codes.Unavailable, "rate limiter unavailable")
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
@@ -90,9 +90,5 @@ func codeOf(err error) codes.Code {
 // Codes returns a Server.Refund that gives back the cost of calls that end with one of
 // these status codes.
 func Codes(of ...codes.Code) func(codes.Code) bool {
-	set := map[codes.Code]bool{}
-	for _, c := range of {
-		set[c] = true
-	}
-	return func(c codes.Code) bool { return set[c] }
+	return func(c codes.Code) bool { return slices.Contains(of, c) }
 }

@@ -12,32 +12,9 @@
 //
 // # Metrics
 //
-// From Stats, read once for each collection:
-//
-//	reservoir.tokens.taken         counter, {token}   tokens that the store charged to this process
-//	reservoir.tokens.refunded      counter, {token}   tokens that Settle and Refund took back from requests
-//	reservoir.tokens.spent         counter, {token}   tokens that admitted requests used
-//	reservoir.tokens.returned      counter, {token}   tokens given back to the store
-//	reservoir.tokens.expired       counter, {token}   tokens whose window ended before they were used
-//	reservoir.tokens.overdrawn     counter, {token}   tokens used above the limit: settled, or admitted without the store
-//	reservoir.tokens.recovered     counter, {token}   tokens whose grant was lost and handed over again
-//	reservoir.tokens.reasserted    counter, {token}   tokens that the store lost and charged again
-//	reservoir.tokens.unknown       counter, {token}   tokens of failed direct calls, perhaps charged for nothing
-//	reservoir.tokens.held          up-down, {token}   tokens in memory, to be spent
-//	reservoir.tokens.stranded      up-down, {token}   the held tokens whose key is exhausted
-//	reservoir.tokens.owed          up-down, {token}   tokens used without the store, not charged yet
-//	reservoir.keys                 up-down, {key}     keys held in memory
-//	reservoir.requests.waited      counter, {request} requests that waited on the network
-//	reservoir.requests.admitted    counter, {request} requests admitted
-//	reservoir.requests.denied      counter, {request} requests refused
-//	reservoir.requests.shadowed    counter, {request} refused requests that passed in shadow
-//	reservoir.requests.failed      counter, {request} requests that ended in a StoreError
-//	reservoir.requests.fallback    counter, {request} requests that the failure policy decided
-//	reservoir.store.calls          counter, {call}    calls to the store, of any kind
-//	reservoir.store.syncs          counter, {call}    calls to the store that were statements of account
-//	reservoir.prefetches           counter, {call}    fetches ahead of need
-//	reservoir.probes               counter, {call}    checks whether an exhausted key has tokens again
-//	reservoir.give_backs           counter, {call}    returns of idle surplus
+// From Stats, read once for each collection: all [reservoir.Figures], such as
+// reservoir.tokens.spent, as counters or, if they may go down, as up-down counters. Package
+// promlimit explains them, under Prometheus' names.
 //
 // From the hooks:
 //
@@ -46,13 +23,9 @@
 //	reservoir.shard.outages        counter, {outage}  times that its breaker has opened, by shard
 //	reservoir.shard.rejecting      gauge              1 while the shard rejects every call, by shard
 //
-// The attribute op is sync, take, check, refund or reset. The attribute cause is a sync's,
-// as in [reservoir.StoreCall], and "" for other calls. The attribute outcome is ok,
-// unavailable, rejected or unknown. The attribute shard is "" if the store has no shards.
-// No attribute holds a key. A shard that rejects every call answers, but an operator must
-// act, because a password, a right or memory is missing. OpenTelemetry's Prometheus
-// exporter gives the metrics the names and labels of package promlimit, so both can use
-// the same dashboard.
+// The attributes have the values of promlimit's labels, and none holds a key.
+// OpenTelemetry's Prometheus exporter gives the metrics the names and labels of promlimit,
+// so both can use the same dashboard.
 //
 // # Spans
 //
@@ -68,6 +41,7 @@
 package otellimit
 
 import (
+	"context"
 	"errors"
 	"sync"
 
@@ -117,7 +91,7 @@ type Telemetry struct {
 	away      metric.Int64Gauge
 	outages   metric.Int64Counter
 	rejecting metric.Int64Gauge
-	figures   []figure
+	figures   []metric.Int64Observable // in the order of reservoir.Figures
 	stop      metric.Registration
 
 	mu     sync.Mutex
@@ -160,4 +134,42 @@ func (t *Telemetry) Close() error {
 		return nil
 	}
 	return t.stop.Unregister()
+}
+
+// observables makes an instrument for each figure. One callback observes them all, so that
+// they come from one reading of Stats.
+func (t *Telemetry) observables(meter metric.Meter) (err error) {
+	var all []metric.Observable
+	for _, f := range reservoir.Figures() {
+		instrument, err := newInstrument(meter, f)
+		if err != nil {
+			return err
+		}
+		t.figures = append(t.figures, instrument)
+		all = append(all, instrument)
+	}
+	t.stop, err = meter.RegisterCallback(t.observe, all...)
+	return err
+}
+
+func newInstrument(meter metric.Meter, f reservoir.Figure) (metric.Int64Observable, error) {
+	name, unit, help := "reservoir."+f.Name, metric.WithUnit("{"+f.Unit+"}"), metric.WithDescription(f.Help)
+	if f.Gauge { // an UpDownCounter, because the values of several processes add up
+		return meter.Int64ObservableUpDownCounter(name, unit, help)
+	}
+	return meter.Int64ObservableCounter(name, unit, help)
+}
+
+func (t *Telemetry) observe(_ context.Context, to metric.Observer) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.source == nil {
+		return nil
+	}
+	s := t.source.Stats()
+	with := metric.WithAttributes(t.attrs...)
+	for i, f := range reservoir.Figures() {
+		to.ObserveInt64(t.figures[i], f.Value(&s), with)
+	}
+	return nil
 }

@@ -89,7 +89,8 @@ func use(t *testing.T, r *rig, n int64) *reservoir.Limiter {
 		}
 	}}
 	l, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000),
-		reservoir.WithHooks(reservoir.JoinHooks(r.Hooks(), last)), reservoir.WithBatch(reservoir.Fixed(50)))
+		reservoir.WithHooks(reservoir.JoinHooks(r.Hooks(), last)), reservoir.WithBatch(reservoir.Fixed(50)),
+		reservoir.WithFetchTimeout(time.Minute)) // of a busy machine
 	require.NoError(t, err)
 	r.Watch(l)
 	res, err := l.AllowN(t.Context(), "user:42", n)
@@ -124,12 +125,20 @@ func TestMetrics(t *testing.T) {
 //go:embed otellimit.go
 var manual string
 
-// The manual names what is exported, with its kind and unit, and nothing else.
+// The manual names what is exported besides the figures, with its kind and unit, and nothing
+// else.
 func TestManual(t *testing.T) {
 	text, _, _ := strings.Cut(manual, "\npackage ")
 	var documented []string
 	for _, m := range regexp.MustCompile(`(?m)^//\t(reservoir\.[\w.]+) +([\w-]+)(?:, (\S+))? `).FindAllStringSubmatch(text, -1) {
 		documented = append(documented, strings.Join(m[1:], " "))
+	}
+	for _, f := range reservoir.Figures() {
+		kind := "counter"
+		if f.Gauge {
+			kind = "up-down"
+		}
+		documented = append(documented, fmt.Sprintf("reservoir.%s %s {%s}", f.Name, kind, f.Unit))
 	}
 	r := newRig(t)
 	r.Watch(new(fixed))

@@ -65,6 +65,7 @@
 package promlimit
 
 import (
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -85,7 +86,7 @@ type Collector struct {
 	outages   *prometheus.CounterVec
 	rejecting *prometheus.GaugeVec
 	hooked    []prometheus.Collector // the four above
-	figures   []figure
+	figures   []*prometheus.Desc
 
 	mu     sync.Mutex
 	source Source
@@ -101,9 +102,7 @@ func New(labels prometheus.Labels) *Collector {
 	opts := func(name, help string) prometheus.Opts {
 		return prometheus.Opts{Name: "reservoir_" + name, Help: help, ConstLabels: labels}
 	}
-	gauge := func(name, help string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts(opts(name, help)), []string{"shard"})
-	}
+	shard := []string{"shard"}
 	c := &Collector{
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:        "reservoir_store_call_duration_seconds",
@@ -111,11 +110,13 @@ func New(labels prometheus.Labels) *Collector {
 			ConstLabels: labels,
 			Buckets:     buckets,
 		}, []string{"op", "cause", "outcome"}),
-		away: gauge("shard_away", "1 while the shard's breaker is open and callers without stock get the failure policy's answer."),
+		away: prometheus.NewGaugeVec(prometheus.GaugeOpts(
+			opts("shard_away", "1 while the shard's breaker is open and callers without stock get the failure policy's answer.")), shard),
 		outages: prometheus.NewCounterVec(prometheus.CounterOpts(
-			opts("shard_outages_total", "Times that the shard's breaker has opened.")), []string{"shard"}),
-		rejecting: gauge("shard_rejecting", "1 while the shard answers and rejects every call, until an operator acts."),
-		figures:   newFigures(labels),
+			opts("shard_outages_total", "Times that the shard's breaker has opened.")), shard),
+		rejecting: prometheus.NewGaugeVec(prometheus.GaugeOpts(
+			opts("shard_rejecting", "1 while the shard answers and rejects every call, until an operator acts.")), shard),
+		figures: figures(labels),
 	}
 	c.hooked = []prometheus.Collector{c.calls, c.away, c.outages, c.rejecting}
 	return c
@@ -152,7 +153,7 @@ func (c *Collector) Shards(names ...string) {
 // Prometheus finds a clash when the Collector is registered.
 func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, f := range c.figures {
-		to <- f.desc
+		to <- f
 	}
 	for _, v := range c.hooked {
 		v.Describe(to)
@@ -170,8 +171,12 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	s := c.source.Stats()
-	for _, f := range c.figures {
-		to <- f.metric(s)
+	for i, f := range reservoir.Figures() {
+		kind := prometheus.CounterValue
+		if f.Gauge {
+			kind = prometheus.GaugeValue
+		}
+		to <- prometheus.MustNewConstMetric(c.figures[i], kind, float64(f.Value(&s)))
 	}
 }
 
@@ -196,4 +201,16 @@ func oneIf(b bool) float64 {
 		return 1
 	}
 	return 0
+}
+
+// figures describes reservoir.Figures as metrics, in their order.
+func figures(labels prometheus.Labels) (all []*prometheus.Desc) {
+	for _, f := range reservoir.Figures() {
+		name := "reservoir_" + strings.ReplaceAll(f.Name, ".", "_")
+		if !f.Gauge {
+			name += "_total"
+		}
+		all = append(all, prometheus.NewDesc(name, f.Help, nil, labels))
+	}
+	return all
 }
