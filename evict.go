@@ -107,7 +107,13 @@ func (l *Limiter) lastStatement(ctx context.Context, f *final) error {
 	defer func() { l.count.move(f.account.Leave(0)) }() // nothing moves if all was handed back
 	for try := 1; ; try++ {
 		reply, err := l.sendLast(ctx, f)
-		if err == nil {
+		switch {
+		case errors.Is(err, ErrConflict), err == nil && reply.Length != 0 && try == attempts:
+			return nil // a window of another limit is open, so ours is over
+		case err == nil && reply.Length != 0: // or of another length of this limit, and nothing has changed
+			f.req.Limit.Window = reply.Length
+			continue
+		case err == nil:
 			spent := f.account.Spent(0)
 			m := f.account.Apply(f.req, reply, 0)
 			l.count.move(m)
@@ -123,9 +129,6 @@ func (l *Limiter) lastStatement(ctx context.Context, f *final) error {
 				return nil
 			}
 			continue
-		}
-		if errors.Is(err, ErrConflict) { // a window of another limit is open, so ours is over
-			return nil
 		}
 		again := ctx.Err() == nil && try < attempts && !f.shard.Open() && l.clock.Now() <= f.until
 		if !again || pause(ctx, lastPause/2+chance.Part(lastPause/2), nil) != nil {

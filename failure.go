@@ -116,7 +116,8 @@ func (o *fallback) isProvisional(w *lease.Lease) bool { return o.in(w) && o.prov
 
 // refundFallbackLocked takes back n of the tokens that r was admitted for without the
 // store. Debt that no statement has carried is cancelled. Tokens that the store has charged
-// since go back to the store, because they may be above the limit. wanted is for the event.
+// since, or may have, go back to the store, because they may be above the limit. wanted is
+// for the event.
 func (k *keyState) refundFallbackLocked(r *Result, n, now int64) (wanted int64) {
 	o, w := k.fallback, k.lease.Load()
 	if !o.admits(r) {
@@ -125,7 +126,7 @@ func (k *keyState) refundFallbackLocked(r *Result, n, now int64) (wanted int64) 
 	n = min(n, o.admitted)
 	cancelled, returned := k.account.CancelDebt(n), int64(0)
 	if o.in(w) && w.Alive(now) {
-		returned = k.account.ReturnDebt(n - cancelled)
+		returned = k.account.ReturnDebt(n-cancelled, k.heldLocked())
 	}
 	if o.admitted -= cancelled + returned; returned == 0 {
 		return unchanged

@@ -254,9 +254,10 @@ func (s *settlement) overrun(n int64) (retired, elsewhere bool) {
 			w = k.switchLocked(r.window(), now)
 			w.Guess(backend.State{Left: left}, now)
 		}
-		if !w.Alive(now) || w.Window != r.window() && !k.l.lateOverruns {
+		same := w != nil && w.Window == r.window() || k.fallback.admits(r) // its window may have another name now
+		if !w.Alive(now) || !same && !k.l.lateOverruns {
 			elsewhere = k.l.lateOverruns && r.Source != Fallback
-			if !elsewhere && !w.Over(now) && w.Window == r.window() { // it may be open, but no statement would be in time
+			if !elsewhere && !w.Over(now) && same { // it may be open, but no statement would be in time
 				k.l.count.overdrawn.Add(n)
 			}
 			return unchanged

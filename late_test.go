@@ -434,6 +434,59 @@ func TestSettleOfAFallbackInAnothersWindow(t *testing.T) {
 	})
 }
 
+// The same, and the request has used more than it was admitted for: that is charged too.
+func TestOverrunOfAFallbackInAnothersWindow(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen))
+		allow(t, all[1], "k", 1)
+		time.Sleep(10 * time.Second)
+		breakdown(t, all[0], net, refuse)
+		r := allow(t, all[0], "k", 500)
+		require.Equal(t, reservoir.Fallback, r.Source)
+		net.set(nil)
+		time.Sleep(10 * time.Second)
+		require.NoError(t, all[0].Settle(bg, "k", r, 1100))
+		time.Sleep(10 * time.Minute)
+		assert.EqualValues(t, 1101, used(t, net, "k")-stats(all...).Held)
+		assert.GreaterOrEqual(t, stats(all...).Overdrawn, int64(101))
+	})
+}
+
+// FailOpen has admitted a request in a window that the store knows, and the call that states it has
+// failed, or the store has lost its data since. What was not used goes back all the same.
+func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
+	for what, f := range map[string]fault{"rejected": reject, "lost": loseRequest, "reply lost": loseReply, "data lost": refuse} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := far(time.Millisecond)
+			all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen))
+			allow(t, all[0], "k", 10)
+			net.always(f)
+			r := allow(t, all[0], "k", 500)
+			require.Equal(t, reservoir.Fallback, r.Source)
+			time.Sleep(10 * time.Second)
+			if what == "data lost" {
+				net.loseData()
+				net.set(nil)
+				allow(t, all[1], "k", 1) // another window
+				time.Sleep(10 * time.Second)
+				require.Greater(t, used(t, net, "k"), int64(500))
+			}
+			require.NoError(t, all[0].Settle(bg, "k", r, 20))
+			require.NoError(t, all[0].Refund(bg, "k", r), "which is too much by 480")
+			net.set(nil)
+			time.Sleep(10 * time.Minute)
+			spent := stats(all...).Spent - all[0].Stats().Refunded - all[1].Stats().Refunded
+			assert.Less(t, spent, int64(20))
+			assert.LessOrEqual(t, used(t, net, "k"), spent+stats(all...).Held+all[0].Stats().Unknown)
+			require.Zero(t, all[0].Stats().Owed)
+			for _, l := range all {
+				balance(t, l)
+			}
+		})
+	}
+}
+
 // A key is forgotten during a direct call. How the call ends is counted all the same: a refusal,
 // and what FailOpen admits.
 func TestForgottenDuringADirectCall(t *testing.T) {

@@ -668,6 +668,60 @@ func TestCloseAfterTheClockStepsBack(t *testing.T) {
 	})
 }
 
+// The length of the limit changes in an outage, and another process opens a window of the new length.
+// What the policy has admitted is charged there, by the next statement or at Close.
+func TestLengthChangesInAnOutage(t *testing.T) {
+	for _, closes := range []bool{false, true} {
+		inBubbles(t, fmt.Sprint("close=", closes), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := far(time.Millisecond)
+			limit := reservoir.PerMinute(100)
+			opts := []reservoir.Option{opt, reservoir.WithFailure(reservoir.FailOpen), reservoir.WithLimits(func(string) reservoir.Limit { return limit })}
+			l, other := open(t, net, limit, opts...), open(t, net.store, limit, opts...)
+			allow(t, l, "k", 1)
+			breakdown(t, l, net, refuse)
+			time.Sleep(2 * time.Minute)
+			require.Equal(t, reservoir.Fallback, allow(t, l, "k", 30).Source)
+			limit = reservoir.PerHour(100)
+			allow(t, other, "k", 1)
+			net.set(nil)
+			if !closes {
+				time.Sleep(2 * toClose)
+				assert.Zero(t, l.Stats().Owed)
+			}
+			require.NoError(t, l.Close(bg))
+			assert.EqualValues(t, 31, used(t, net, "k")-other.Stats().Held)
+			assert.LessOrEqual(t, l.Stats().Overdrawn, int64(toOpen+1), "of other keys")
+		})
+	}
+}
+
+// Close states debt to a window of the length that the limit had, which is open again because the
+// store's clock has stepped back.
+func TestCloseAfterTheLengthHasChanged(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		behind := skewed{memstore.New(), -30 * time.Second}
+		net := overNetwork(behind.Store, time.Millisecond)
+		limit := reservoir.PerMinute(100)
+		l := open(t, net, limit, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit }))
+		r := allow(t, l, "k", 100)
+		net.always(refuse)
+		require.NoError(t, l.Settle(bg, "k", r, 150))
+		time.Sleep(61 * time.Second)
+		limit = reservoir.PerHour(100)
+		_, err := l.Allow(bg, "k")
+		require.Error(t, err)
+		net.mu.Lock()
+		net.store = behind
+		net.mu.Unlock()
+		net.set(nil)
+		require.NoError(t, l.Close(bg))
+		c, err := behind.Inspect(behind.ctx(bg), "k")
+		require.NoError(t, err)
+		assert.EqualValues(t, 150, c.Used)
+		assert.EqualValues(t, 50, l.Stats().Overdrawn)
+	})
+}
+
 // The window that a process opens in an outage may have the name of the store's. What direct calls
 // charge there before the store is asked for its window can still be refunded.
 func TestRefundInAWindowOfTheSameName(t *testing.T) {

@@ -373,11 +373,14 @@ func clamp(q *backend.SyncRequest, l Limit) {
 // to the limit before WithLimits changed it, perhaps in another process. If no window is
 // open, the period that ends at end is over by the store's clock, and the next one has that
 // length. A key without a window records that end as a window that is over, because our
-// clock may be behind: see wall.
+// clock may be behind: see wall. In a provisional window the key asks again with that length.
 func (k *keyState) adoptLocked(s backend.State, end backend.Window, sent, now int64) {
 	limit := k.limit()
 	limit.Window = s.Length
 	k.bound.Store(&limit)
+	if k.fallback.isProvisional(k.lease.Load()) {
+		return
+	}
 	if s.Window == 0 && k.lease.Load() == nil {
 		s.Window, s.Left = end, -1
 	}

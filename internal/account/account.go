@@ -8,7 +8,7 @@
 // Every token is in one place. Tests assert all invariants, builds with -race the second and third:
 //
 //	0 <= returned <= granted + debtReturned
-//	0 <= debtReturned <= paid <= stated <= debt
+//	0 <= paid <= stated <= debt, 0 <= debtReturned <= stated
 //	0 <= unconfirmed <= returned
 //	balance == taken + refunded - returned and confirmed - expired, over the account's life
 package account
@@ -38,7 +38,7 @@ type open struct {
 	debt            int64 // used without a grant in the window, cumulative
 	stated          int64 // the part of debt that a statement has carried
 	paid            int64 // the part of debt that the store has confirmed
-	debtReturned    int64 // the part of paid that requests gave back
+	debtReturned    int64 // the part of stated that requests gave back
 	unconfirmed     int64 // the part of returned that the store has not confirmed
 	direct          int64 // charged by direct calls in the window, less refunded
 	refunded        int64 // refunds of direct calls in the window, cumulative
@@ -183,14 +183,14 @@ func (a *Account) CancelDebt(n int64) int64 {
 	return n
 }
 
-// ReturnDebt returns to the store up to n tokens of charged debt that were not used in the
-// end. It reports how many.
-func (a *Account) ReturnDebt(n int64) int64 {
-	if a.open == nil {
-		return 0
-	}
-	n = min(n, a.open.paid-a.open.debtReturned)
-	a.open.debtReturned += n
+// ReturnDebt returns to the store up to n tokens of stated debt that were not used in the
+// end, whether the store has charged them already or not, and of debt that was carried over
+// to this window as a grant. It reports how many. held is what the process holds.
+func (a *Account) ReturnDebt(n, held int64) int64 {
+	o := a.makeOpen()
+	debt := min(n, o.stated-o.debtReturned)
+	n = debt + min(n-debt, a.InUse(held))
+	o.debtReturned += debt
 	a.Refund(n)
 	a.Return(n)
 	return n
@@ -286,7 +286,7 @@ func (a *Account) check() {
 	// returned <= granted + debtReturned is not asserted, because a faulty store can break it.
 	invariant.That(0 <= a.returned && 0 <= a.granted && a.granted <= math.MaxInt64/2, "returned %d of %d granted", a.returned, a.granted)
 	if o := a.open; o != nil {
-		invariant.That(0 <= o.debtReturned && o.debtReturned <= o.paid && o.paid <= o.stated && o.stated <= o.debt, "returned %d, paid %d, stated %d of a debt of %d", o.debtReturned, o.paid, o.stated, o.debt)
+		invariant.That(0 <= o.debtReturned && max(o.debtReturned, o.paid) <= o.stated && o.stated <= o.debt, "returned %d, paid %d, stated %d of a debt of %d", o.debtReturned, o.paid, o.stated, o.debt)
 		invariant.That(0 <= o.unconfirmed && o.unconfirmed <= a.returned, "unconfirmed %d of %d returned", o.unconfirmed, a.returned)
 		invariant.That(0 <= o.direct && 0 <= o.refundConfirmed && o.refundConfirmed <= o.refunded, "direct %d, refunded %d, %d confirmed", o.direct, o.refunded, o.refundConfirmed)
 	}

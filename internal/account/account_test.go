@@ -224,25 +224,38 @@ func TestOverdrawn(t *testing.T) {
 	}
 }
 
-// TestReturnDebt: no more of a debt goes back than the store has charged, less what went back
+// TestReturnDebt: no more of a debt goes back than a statement has carried, less what went back
 // before. It counts as returned though it was never granted.
 func TestReturnDebt(t *testing.T) {
-	assert.Zero(t, new(Account).ReturnDebt(3))
-	a := granted(t)
+	assert.Zero(t, new(Account).ReturnDebt(3, 0))
+	a := new(Account)
 	a.Declare(8)
-	assert.Zero(t, a.ReturnDebt(3), "nothing is charged yet")
+	assert.Zero(t, a.ReturnDebt(3, 0), "nothing is stated yet")
 	assert.Zero(t, a.Unconfirmed())
 	q := statement(a, 1)
-	a.Apply(q, backend.SyncReply{State: backend.State{Window: 1}, Granted: 10, Debt: 8}, 0)
-	used, balance := a.InUse(0), a.Balance()
-	assert.EqualValues(t, 3, a.ReturnDebt(3))
-	assert.EqualValues(t, 3, a.Unconfirmed())
-	assert.EqualValues(t, 3, statement(a, 1).Returned)
-	assert.Equal(t, used, a.InUse(0), "of what was granted")
+	assert.EqualValues(t, 2, a.ReturnDebt(2, 0), "the reply may be lost")
+	a.Apply(q, backend.SyncReply{State: backend.State{Window: 1}, Granted: 10, Debt: 8, Grant: 10}, 0)
+	used, balance := a.InUse(10), a.Balance()
+	assert.EqualValues(t, 3, a.ReturnDebt(3, 10))
+	assert.EqualValues(t, 5, a.Unconfirmed())
+	assert.EqualValues(t, 5, statement(a, 1).Returned)
+	assert.Equal(t, used, a.InUse(10), "of what was granted")
 	assert.Equal(t, balance+3, a.Balance())
-	assert.EqualValues(t, 5, a.ReturnDebt(9))
-	assert.Zero(t, a.ReturnDebt(1))
+	assert.EqualValues(t, 3, a.ReturnDebt(9, 10))
+	assert.Zero(t, a.ReturnDebt(1, 10))
 	assert.EqualValues(t, 8, statement(a, 1).Returned)
+}
+
+// TestReturnCarriedDebt: debt that was carried over is a grant of the other window.
+func TestReturnCarriedDebt(t *testing.T) {
+	a := new(Account)
+	a.Declare(8)
+	q := statement(a, 1)
+	a.Apply(q, backend.SyncReply{State: backend.State{Window: 2}, Granted: 8, Carried: true}, 0)
+	assert.EqualValues(t, 5, a.ReturnDebt(5, 0))
+	assert.EqualValues(t, 3, a.ReturnDebt(5, 0))
+	assert.EqualValues(t, 8, statement(a, 2).Returned)
+	assert.Zero(t, a.InUse(0))
 }
 
 // TestConfirmDirect: a total that the store confirms counts once, and only as far as it

@@ -25,6 +25,7 @@ type process struct {
 	inUse               int64 // the same, and what was carried into the window as spent
 	unconfirmed         int64
 	debt, confirmed     int64 // of this window
+	debtBack            int64 // the part of debt that was given back
 }
 
 func (p *process) alive() bool { return p.now < int64(p.window)*1000 }
@@ -47,11 +48,13 @@ func (p *process) check() {
 	p.that(a.Unpaid() == p.debt-p.confirmed, "unpaid %d, not %d - %d", a.Unpaid(), p.debt, p.confirmed)
 	p.that(a.InUse(p.held) == p.inUse, "in use %d, not %d: %+v", a.InUse(p.held), p.inUse, a)
 	p.that(a.Granted() == (a.granted > 0), "granted")
-	p.that(0 <= a.returned && a.returned <= a.granted, "returned %d of %d", a.returned, a.granted)
+	limit := a.granted
 	if o := a.open; o != nil {
-		p.that(0 <= o.paid && o.paid <= o.stated && o.stated <= o.debt, "%+v", o)
+		limit += o.debtReturned
+		p.that(0 <= o.paid && o.paid <= o.stated && o.stated <= o.debt && o.debtReturned <= o.stated, "%+v", o)
 		p.that(0 <= o.unconfirmed && o.unconfirmed <= a.returned, "%+v", o)
 	}
+	p.that(0 <= a.returned && a.returned <= limit, "returned %d of %d", a.returned, limit)
 }
 
 // state makes a statement, if none is under way. Its figures never shrink.
@@ -142,7 +145,7 @@ func (p *process) apply() {
 		p.debt, p.confirmed = p.debt+more, p.confirmed+charged+more
 	case r.Carried:
 		p.held = held
-		p.inUse += q.Debt
+		p.inUse += q.Debt - p.debtBack
 		p.here, p.debt, p.confirmed = 0, late+r.Debt, r.Debt
 		p.seen[carried]++
 	default:
@@ -151,7 +154,7 @@ func (p *process) apply() {
 		p.seen[movedOn]++
 	}
 	if !same {
-		p.last = backend.SyncRequest{}
+		p.last, p.debtBack = backend.SyncRequest{}, 0
 	}
 	p.window, p.unconfirmed = r.Window, lateBack
 	p.held += r.Grant
@@ -181,11 +184,27 @@ func (p *process) giveBack(n int64) {
 	p.unconfirmed += n
 }
 
+// returnDebt gives back what a failure policy has admitted, or a part of it.
+func (p *process) returnDebt() {
+	if !p.alive() {
+		return
+	}
+	n := p.ReturnDebt(p.upTo(3), p.held)
+	p.refunded += n
+	p.unconfirmed += n
+	granted := p.inUse - p.InUse(p.held) // the part of n that was carried over as a grant
+	p.inUse -= granted
+	p.debtBack += n - granted
+	p.here = min(p.here, p.inUse)
+	p.world.spent[p.window] -= granted
+	p.seen[debtReturned] += int(min(n, 1))
+}
+
 // enter makes another window the process' own, about which the store has said nothing.
 func (p *process) enter(window backend.Window) {
 	p.move(p.Leave(p.held))
 	p.last, p.left = backend.SyncRequest{}, p.window
-	p.window, p.held, p.unconfirmed, p.inUse, p.here, p.debt, p.confirmed = window, 0, 0, 0, 0, 0, 0
+	p.window, p.held, p.unconfirmed, p.inUse, p.here, p.debt, p.confirmed, p.debtBack = window, 0, 0, 0, 0, 0, 0, 0
 }
 
 func (p *process) takeDirect() {

@@ -61,6 +61,7 @@ const (
 	lostReply
 	lateRequest
 	refundedDirect
+	debtReturned
 	dataLost
 	kinds
 )
@@ -99,7 +100,7 @@ func (w *world) that(ok bool, format string, args ...any) {
 
 func (w *world) step() {
 	p := w.procs[w.rnd.IntN(len(w.procs))]
-	switch w.rnd.IntN(22) {
+	switch w.rnd.IntN(23) {
 	case 0, 1, 2, 3, 4:
 		p.state()
 	case 5, 6, 7:
@@ -128,6 +129,8 @@ func (w *world) step() {
 		w.pass()
 	case 21:
 		w.lose()
+	case 22:
+		p.returnDebt()
 	}
 }
 
