@@ -98,11 +98,14 @@ func (d *Demand) follow(s Situation) (int64, string) {
 
 // most is the largest batch that the tokens seen since the last one justify.
 func (d *Demand) most(seen, limit int64) float64 {
-	tokens := float64(max(seen, 1))
-	if tokens < trustAfter*d.size {
-		return min(trust*tokens, max(2*tokens, float64(limit/trustPart)))
+	tokens, times := float64(max(seen, 1)), float64(trust)
+	if d.lasted == 0 {
+		times = trustNew
 	}
-	return trust * tokens
+	if tokens < trustAfter*d.size {
+		return min(times*tokens, max(2*tokens, float64(limit/trustPart)))
+	}
+	return times * tokens
 }
 
 // Idle is how many tokens may lie idle in all clients together: the allowed share of the

@@ -51,6 +51,7 @@ const (
 	doubt       = 1.5             // deviations by which the recent rate may be too low by chance
 	firstPart   = 1000            // of the limit: the most that newcomers may leave idle
 	trust       = 100             // the largest batch, in multiples of the tokens seen, after trustAfter requests
+	trustNew    = 3               // the same in the first window of a key, in which its callers may soon be elsewhere
 	trustAfter  = 10              // before so many requests a batch is at most twice the tokens seen, or trustPart
 	trustPart   = 100             // of the limit
 	sizeWeight  = 4               // observations: the memory of the size of large requests
