@@ -503,3 +503,26 @@ func TestBurstOnANewKey(t *testing.T) {
 		}
 	}
 }
+
+// A client that goes on to another process leaves at most half of the limit in the first.
+func TestClientGoesToAnotherProcess(t *testing.T) {
+	for _, limit := range []reservoir.Limit{reservoir.PerHour(1000), reservoir.PerMinute(300)} {
+		for _, requests := range []int{20, 50, 100} {
+			for _, gap := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond} {
+				inBubble(t, fmt.Sprintf("limit=%d/%v/requests=%d/gap=%v", limit.Tokens, limit.Window, requests, gap), func(t *testing.T) {
+					all := fleet(t, 2, far(time.Millisecond), limit)
+					for range requests {
+						require.True(t, allow(t, all[0], "k", 1).Allowed)
+						time.Sleep(gap)
+					}
+					admitted := int64(requests)
+					for admitted < limit.Tokens && allow(t, all[1], "k", 1).Allowed {
+						admitted++
+						time.Sleep(gap)
+					}
+					assert.GreaterOrEqual(t, admitted, limit.Tokens*45/100)
+				})
+			}
+		}
+	}
+}
