@@ -308,23 +308,22 @@ const lengthTries = 3
 // direct is a store call for one request. It leaves the stock alone.
 type direct struct {
 	k     *keyState
+	stay  bool
 	req   backend.TakeRequest
 	reply backend.TakeReply
 	sent  int64
 }
 
-// takeFor makes a call for n tokens of k, all or none. It is for WithDirect.
-func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64) (r Result, err error) {
-	if err = l.relimit(k, nil); err != nil {
-		return r, err
-	}
+// takeFor makes a call for n tokens of k, all or none. A caller that stays asks again if it
+// is refused.
+func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64, stay bool) (r Result, err error) {
 	for range lengthTries {
 		limit := k.limit() // after the first time with the length that the reply named
 		if n > limit.Tokens {
 			return l.tooMuch(limit)
 		}
 		var again bool
-		d := direct{k: k, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit.Plain(), Tokens: n}}
+		d := direct{k: k, stay: stay, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit.Plain(), Tokens: n}}
 		k.event(func(now int64) int64 {
 			if k.plan != counted {
 				err = errSpecial
@@ -351,7 +350,7 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 		case err != nil && ctx.Err() != nil:
 			return unchanged
 		case err != nil && d.k.retired: // no account would record what the policy admits
-			r, err = d.k.l.policyStateless(d.k.node.Key, d.k.limit(), d.req.Tokens, false, err)
+			r, err = d.k.l.policyStateless(d.k.node.Key, d.k.limit(), d.req.Tokens, d.stay, err)
 			return unchanged
 		case err != nil:
 			_, err = d.k.policyLocked(&r, d.req.Tokens, false, now, err)
@@ -395,7 +394,9 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	case r.Allowed: // the key is forgotten, or in another window
 		k.l.bookWithoutAccount(r, k.node.Hash)
 	case k.retired:
-		k.l.count.denied.Add(1)
+		if !d.stay {
+			k.l.count.denied.Add(1)
+		}
 	default:
 		k.denied.Add(1)
 		if current && now >= k.deniedUntil && d.req.Limit.Tokens >= k.limit().Tokens { // the limit was not raised since
@@ -427,31 +428,15 @@ func taken(t backend.TakeReply, q backend.TakeRequest, limit Limit) Result {
 	return r
 }
 
-// takeStateless makes a call for a key that has no room in memory.
+// takeStateless makes a call for a key that has no room in memory, by a state that no other
+// caller finds.
 func (l *Limiter) takeStateless(ctx context.Context, key string, limit Limit, n int64, stay bool) (Result, error) {
-	q := backend.TakeRequest{Key: l.storeKey(key), Limit: limit.Plain(), Tokens: n}
-	q.End, q.Next = calendarEnds(limit, time.Now())
-	s := l.shardOf(q.Key)
-	if s.Open() {
-		return l.policyStateless(key, limit, n, stay, s.openError())
+	node := &keytable.Node[keyState]{Key: key, Hash: l.keys.HashOf(key)}
+	l.initKey(node, limit)
+	k := &node.State
+	if k.retired = true; k.shard.Open() {
+		return l.policyStateless(key, limit, n, stay, k.shard.openError())
 	}
 	l.count.waited.Add(1)
-	for range lengthTries {
-		t, _, err := l.take(ctx, s, q)
-		switch {
-		case err != nil && ctx.Err() != nil:
-			return Result{}, err
-		case err != nil:
-			return l.policyStateless(key, limit, n, stay, err)
-		case t.Length != 0: // the limit has changed since, but the open window has not
-			q.Limit.Window = t.Length
-			continue
-		}
-		r := taken(t, q, limit)
-		if r.Allowed {
-			l.bookWithoutAccount(&r, l.keys.HashOf(key))
-		}
-		return r, nil
-	}
-	return Result{}, ErrConflict
+	return l.takeFor(ctx, k, n, stay)
 }

@@ -190,7 +190,9 @@ func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, e
 	switch {
 	case err != nil || decided:
 	case w == nil:
-		r, err = k.l.takeFor(ctx, k, n)
+		if err = k.l.relimit(k, nil); err == nil {
+			r, err = k.l.takeFor(ctx, k, n, false)
+		}
 	default:
 		r, err = k.await(ctx, w)
 	}

@@ -557,6 +557,9 @@ func TestRestockIsSpread(t *testing.T) {
 		for range 40 {
 			round()
 		}
+		for i := range keys * n { // what is too little for n
+			_, _ = l.Allow(bg, fmt.Sprint("k", i%keys))
+		}
 		net.set(nil)
 		before, most := net.count(""), 0
 		for range 150 {

@@ -241,7 +241,7 @@ func (l *Limiter) acquireStateless(ctx context.Context, key string, n int64, sta
 		}
 		switch {
 		case !stay || limit.Shadow || err == nil && r.Allowed || err != nil && !outage(err):
-			if err == nil && !r.Allowed {
+			if special && !r.Allowed {
 				l.count.denied.Add(1)
 			}
 			return r, err
