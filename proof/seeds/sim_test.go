@@ -136,7 +136,7 @@ func newSim(seed uint64, store *memstore.Store, seen tally) *sim {
 }
 
 func (s *sim) drawLimit(name string) named {
-	l := named{name: name, span: pickOf(s, 50*time.Millisecond, time.Second, time.Second, 5*time.Minute)}
+	l := named{name: name, span: pickOf(s, 50*time.Millisecond, time.Second, time.Second, time.Minute)}
 	l.Limit = reservoir.Limit{Tokens: pickOf[int64](s, 1, 3, 10, 60, 1000, 20_000), Window: l.span}
 	if s.oneIn(6) {
 		s.seen["calendar"]++
