@@ -12,9 +12,9 @@ import (
 
 var kinds = map[string]kind{"equal": equal, "zipf": zipf, "one hot": oneHot, "moves": moves, "bursts": bursts}
 
-// small is a fleet of one process in five of the table's.
+// small is a fleet of one process in ten of the table's.
 func small(k kind, demand float64) scenario {
-	return scenario{k, 20, reservoir.PerMinute(12_000), demand, 2}
+	return scenario{k, 10, reservoir.PerMinute(6_000), demand, 2}
 }
 
 // The bounds are loose: a fleet this small gains less, and what matters here is
