@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"os"
 	"testing"
 
@@ -28,5 +27,5 @@ func TestInterrupted(t *testing.T) {
 
 func TestNoServer(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	require.ErrorContains(t, run(context.Background(), os.Stdout), "is redis-server installed?")
+	require.ErrorContains(t, run(t.Context(), t.TempDir(), os.Stdout), "is redis-server installed?")
 }
