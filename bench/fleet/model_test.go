@@ -73,10 +73,6 @@ func TestOutcome(t *testing.T) {
 		admitted: 0.9, over: 1, refused: 2, requests: 22,
 	}
 	require.Equal(t, want, s.outcome([]*sim.Window{first, second, {Calls: 6}}))
-	s.windows = 1
-	one := s.outcome([]*sim.Window{first, second})
-	require.Equal(t, want.cold, one.means)
-	require.Equal(t, one.cold, one.means)
 }
 
 func TestArrivalsFollowTheirShape(t *testing.T) {
