@@ -60,7 +60,7 @@ func TestLostReplyOfALargeRequest(t *testing.T) {
 
 // The same token rate costs about as many store calls whatever the size of requests.
 func TestStoreCallsPerToken(t *testing.T) {
-	const perWindow = 60_000 // tokens that are used, of twice as many
+	const perWindow = 30_000 // tokens that are used, of twice as many
 	for name, opt := range map[string]reservoir.Option{
 		"fixed":    reservoir.WithBatch(reservoir.Fixed(600)),
 		"ladder":   reservoir.WithBatch(reservoir.Ladder(1, 600)),

@@ -52,9 +52,7 @@ func newSample() sample { return sample{latency: sim.NewLatency()} }
 
 // run runs s and returns a line for each of its kinds.
 func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
-	if s.procs > 0 {
-		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
-	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
 	r := d.rig(s)
 	defer func() { err = errors.Join(err, d.flush()) }()
 	for _, k := range s.kinds {

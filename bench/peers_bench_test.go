@@ -47,9 +47,7 @@ func plain(name string) string {
 
 // bench makes b.N requests by the scenario's goroutines.
 func (d *driver) bench(b *testing.B, s scenario, k kind) {
-	if s.procs > 0 {
-		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
-	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
 	r := d.rig(s)
 	p := k.open(r)
 	defer func() { require.NoError(b, p.end()) }()

@@ -224,7 +224,7 @@ func draw(r results) []byte {
 	for _, group := range r.groups {
 		if group[0].scenario.redis() {
 			page.Height = max(page.Height, 70+19*len(group))
-			page.Plots = append(page.Plots, []*plot.Plot{panel(group)})
+			page.Plots = append(page.Plots, panel(group))
 		}
 	}
 	if len(page.Plots) == 0 {

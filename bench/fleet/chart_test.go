@@ -44,5 +44,5 @@ func TestTableMarksTheBars(t *testing.T) {
 
 	res := results{"<one>": o, "below": o}
 	require.NotContains(t, tableOf(rules[0], "", example.rows, res), "✗", "the bars are for adaptive")
-	require.Contains(t, tableOf(rules[3], "", example.rows, res), "12,000/min")
+	require.Contains(t, tableOf(rules[3], "", example.rows, res), "6,000/min")
 }

@@ -139,11 +139,7 @@ func (s scenario) outcome(windows []*sim.Window) outcome {
 		o.admitted = min(o.admitted, float64(w.Spent)/float64(s.limit.Tokens))
 	}
 	first, end := windows[1].Calls, windows[s.windows].Calls
-	o.cold = s.means(windows[:1], first)
-	o.means = o.cold
-	if s.windows > 1 {
-		o.means = s.means(windows[1:s.windows], end-first)
-	}
+	o.cold, o.means = s.means(windows[:1], first), s.means(windows[1:s.windows], end-first)
 	return o
 }
 
@@ -188,7 +184,12 @@ type kind func(n int, r *rand.Rand) shape
 var (
 	equal  = always(func(int, int) float64 { return 1 })
 	zipf   = always(func(i, _ int) float64 { return math.Pow(float64(i+1), -1.2) })
-	oneHot = always(hot)
+	oneHot = always(func(i, n int) float64 { // 90 %, and the others have equal parts of the rest
+		if i == 0 {
+			return 9 * float64(n-1)
+		}
+		return 1
+	})
 )
 
 // always makes shapes that never change, from the weight of process i of n.
@@ -200,14 +201,6 @@ func always(weight func(i, n int) float64) kind {
 		}
 		return func(i int, _ time.Duration) (float64, time.Duration) { return weight(i, n) / sum, math.MaxInt64 }
 	}
-}
-
-// hot gives one process 90 % and the others equal parts of the rest.
-func hot(i, n int) float64 {
-	if i == 0 {
-		return 9 * float64(n-1)
-	}
-	return 1
 }
 
 // moves gives a tenth of the processes 90 %, and moves on to the next tenth every five

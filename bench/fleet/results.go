@@ -6,8 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"gonum.org/v1/plot"
-
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
@@ -177,7 +175,7 @@ func draw(groups []group, all map[string]results, seed uint64) []byte {
 				}
 			}
 			chart.Named(&p.X, names)
-			page.Plots = append(page.Plots, []*plot.Plot{p})
+			page.Plots = append(page.Plots, p)
 		}
 	}
 	return page.SVG()

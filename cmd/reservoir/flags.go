@@ -51,7 +51,7 @@ func (f *flagSet) parse(args []string, stdout io.Writer) error {
 		case g == nil:
 			return usagef("no such flag%s", mention(": -", name))
 		case hasValue:
-		case isBool(g):
+		case wanted(g) == trueOrFalse:
 			value = "true"
 		case len(args) == 0:
 			return usagef("flag -%s needs a value", name)
@@ -68,11 +68,7 @@ func (f *flagSet) parse(args []string, stdout io.Writer) error {
 	return f.validate()
 }
 
-// isBool reports whether a flag may stand without a value.
-func isBool(g *flag.Flag) bool {
-	_, ok := g.Value.(interface{ IsBoolFlag() bool })
-	return ok
-}
+const trueOrFalse = "true or false" // wanted by flags that may stand without a value
 
 // wanted says what the values of a flag are, which the errors of package flag do not. It
 // is empty if the flag's own errors say so.
@@ -82,7 +78,7 @@ func wanted(g *flag.Flag) string {
 		case time.Duration:
 			return "a duration with a unit, such as 5s or 1m30s"
 		case bool:
-			return "true or false"
+			return trueOrFalse
 		case int, int64, uint64:
 			return "a whole number"
 		case float64:

@@ -150,11 +150,8 @@ func (t *traffic) notRun(r *report) string {
 // run makes the calls until all are made or the time is over. A call in flight then still
 // gets its decision, within the fetch timeout.
 func (t *traffic) run(ctx context.Context, l *reservoir.Limiter) *report {
-	if t.Length > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, t.Length)
-		defer cancel()
-	}
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(t.Length, math.MaxInt64))
+	defer cancel()
 	start, all := time.Now(), newReport()
 	all.Seed, all.keys = t.Seed, len(t.keys)
 	var mu sync.Mutex

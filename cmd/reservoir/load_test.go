@@ -94,7 +94,7 @@ func TestLoadHoldsLimitsOnTheEmbeddedStore(t *testing.T) {
 		"-keys 5", "-keys 150 -zipf 1.1", "-n 3", "-n 100", "-key one", "-store memory -store memory -keys 20",
 		"-limit 1", "-rate 20000", "-workers 1", "-window 20ms",
 	} {
-		args := "load -limit 100 -window 50ms -duration 250ms -format json " + flags
+		args := "load -limit 100 -window 50ms -duration 150ms -format json " + flags
 		r := invoke(t.Context(), strings.Fields(args)...).report(t)
 		requireBalance(t, r)
 		requireFewErrors(t, r, flags)

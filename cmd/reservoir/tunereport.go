@@ -152,7 +152,7 @@ func (r *tuneReport) chart() []byte {
 	}
 	calls := r.bySize("Store calls", 1, most, whole, func(o sim.Outcome) float64 { return float64(o.StoreCalls) })
 	stranded := r.bySize("Share of the limit stranded at the first refusal", 1e-4, 1, table.Percent, func(o sim.Outcome) float64 { return o.Stranded })
-	page.Plots = [][]*plot.Plot{{calls}, {stranded}, {r.byTime()}}
+	page.Plots = []*plot.Plot{calls, stranded, r.byTime()}
 	return page.SVG()
 }
 

@@ -4,44 +4,23 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/examples/internal/servers"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	logging.Disable() // go-redis would log each attempt to reach the stopped master
-	err := run(ctx, os.Stdout)
-	cancel()
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "cluster:", err)
-		os.Exit(1)
-	}
-}
+func main() { servers.Main("cluster", run) }
 
 // run starts a cluster and calls show.
-func run(ctx context.Context, out io.Writer) (err error) {
-	dir, err := os.MkdirTemp("", "cluster")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+func run(ctx context.Context, dir string, out io.Writer) error {
 	cluster, err := servers.StartCluster(ctx, dir)
 	if err != nil {
 		return err

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-	"flag"
 	"os"
 	"regexp"
 	"strconv"
@@ -11,38 +9,29 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/internal/program"
-	"github.com/go-reservoir/reservoir/internal/transcript"
 )
 
 func TestMain(m *testing.M) { program.Main(m, main) }
 
-var update = flag.Bool("update", false, "write what the commands of README.md print into it")
-
 func TestReadme(t *testing.T) {
 	t.Parallel()
-	readme, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	got := transcript.Rerun(readme, func(command string) string {
+	was, now := program.Readme(t, func(command string) string {
 		require.Equal(t, "go run ./examples/cluster", command)
 		out, err := program.Command(t).Output()
 		require.NoError(t, err)
 		return string(out)
 	})
-	if *update {
-		require.NoError(t, os.WriteFile("README.md", got, 0o644))
-		return
-	}
 	total := map[string]int{}
-	for _, r := range row.FindAllSubmatch(got, -1) {
+	for _, r := range row.FindAllStringSubmatch(now, -1) {
 		for _, n := range r[2:] {
-			admitted, err := strconv.Atoi(string(n))
+			admitted, err := strconv.Atoi(n)
 			require.NoError(t, err)
-			total[string(r[1])] += admitted
+			total[r[1]] += admitted
 		}
 	}
-	require.Equal(t, map[string]int{"anna": 100, "emma": 100, "hugo": 100, "max": 100, "ben": 100, "felix": 100}, total, string(got))
-	require.Regexp(t, `user:anna   1 +0 +[1-9]`, string(got), "while its master is away")
-	require.Equal(t, row.ReplaceAllString(string(readme), "*"), row.ReplaceAllString(string(got), "*"))
+	require.Equal(t, map[string]int{"anna": 100, "emma": 100, "hugo": 100, "max": 100, "ben": 100, "felix": 100}, total, now)
+	require.Regexp(t, `user:anna   1 +0 +[1-9]`, now, "while its master is away")
+	require.Equal(t, row.ReplaceAllString(was, "*"), row.ReplaceAllString(now, "*"))
 }
 
 // row is a user and what the store and the policy admitted. On a busy machine a server
@@ -56,5 +45,5 @@ func TestInterrupted(t *testing.T) {
 
 func TestNoServer(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	require.ErrorContains(t, run(context.Background(), os.Stdout), "is redis-server installed?")
+	require.ErrorContains(t, run(t.Context(), t.TempDir(), os.Stdout), "is redis-server installed?")
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"os"
 	"regexp"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/program"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -271,8 +271,6 @@ func TestOverdrawn(t *testing.T) {
 	}
 }
 
-var update = flag.Bool("update", false, "write what is measured and printed into README.md")
-
 const head = `| | store calls per request, far from the limit | at the limit | tokens above it, estimates at the most | at the median | reserved and never used |
 |---|---|---|---|---|---|
 `
@@ -324,7 +322,7 @@ func TestFigures(t *testing.T) {
 		}
 	}
 	t.Log("\n" + table)
-	if *update {
+	if *program.Update {
 		readme, err := os.ReadFile("README.md")
 		require.NoError(t, err)
 		old := regexp.MustCompile(regexp.QuoteMeta(head) + `(\|.*\n)*`)

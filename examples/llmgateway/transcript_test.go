@@ -6,15 +6,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir/internal/program"
 	"github.com/go-reservoir/reservoir/internal/redistest"
-	"github.com/go-reservoir/reservoir/internal/transcript"
 )
 
 // varies matches what differs from run to run.
@@ -22,25 +21,9 @@ var varies = regexp.MustCompile(`(?m)(Date: |Reset: |;t=|Retry-After: )[^;\n]+`)
 
 // The transcript in README.md is what the commands print.
 func TestTranscript(t *testing.T) {
-	if _, err := exec.LookPath("curl"); err != nil {
-		t.Log("there is no curl: nothing to compare with")
-		return
-	}
-	readme, err := os.ReadFile("README.md")
-	require.NoError(t, err)
 	p := start(t)
 	defer p.stop(t)
-	host := strings.TrimPrefix(p.url, "http://")
-	got := transcript.Rerun(readme, func(command string) string {
-		out, err := transcript.Shell(t.Context(), strings.ReplaceAll(command, "localhost:8080", host))
-		require.NoError(t, err, command)
-		return strings.ReplaceAll(out, host, "localhost:8080")
-	})
-	if *update {
-		require.NoError(t, os.WriteFile("README.md", got, 0o644))
-		return
-	}
-	require.Equal(t, varies.ReplaceAllString(string(readme), "$1*"), varies.ReplaceAllString(string(got), "$1*"))
+	program.RequireTranscript(t, p.url, varies)
 }
 
 // The program accepts the command lines in README.md.

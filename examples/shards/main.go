@@ -4,43 +4,21 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"time"
-
-	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/examples/internal/servers"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	logging.Disable() // go-redis would log each attempt to reach the stopped shard
-	err := run(ctx, os.Stdout)
-	cancel()
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "shards:", err)
-		os.Exit(1)
-	}
-}
+func main() { servers.Main("shards", run) }
 
 // run starts the servers and makes requests. A key belongs to a shard's name, so it stays
 // there when the address behind the name changes.
-func run(ctx context.Context, out io.Writer) (err error) {
-	dir, err := os.MkdirTemp("", "shards")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+func run(ctx context.Context, dir string, out io.Writer) error {
 	pairs, shards := map[string]*servers.Pair{}, map[string][]string{}
 	for _, name := range []string{"a", "b", "c"} {
 		p, err := servers.StartPair(ctx, filepath.Join(dir, name))

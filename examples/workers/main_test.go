@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -23,7 +22,6 @@ import (
 
 	"github.com/go-reservoir/reservoir/internal/program"
 	"github.com/go-reservoir/reservoir/internal/redistest"
-	"github.com/go-reservoir/reservoir/internal/transcript"
 )
 
 func TestMain(m *testing.M) { program.Main(m, main) }
@@ -251,8 +249,6 @@ func TestInputFails(t *testing.T) {
 	}
 }
 
-var update = flag.Bool("update", false, "write what the commands of README.md print into it")
-
 // The program accepts the command lines in README.md.
 func TestReadmeFlags(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
@@ -268,18 +264,12 @@ func TestReadmeFlags(t *testing.T) {
 var varies = regexp.MustCompile(`\d+( store calls| tokens)`)
 
 func TestReadme(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	got := transcript.Rerun(readme, func(command string) string {
+	was, now := program.Readme(t, func(command string) string {
 		sh := exec.CommandContext(t.Context(), "sh", "-c", strings.ReplaceAll(command, "go run ./examples/workers", program.Path(t)))
 		sh.Env = program.Environ()
 		out, err := sh.CombinedOutput()
 		require.NoError(t, err)
 		return string(out)
 	})
-	if *update {
-		require.NoError(t, os.WriteFile("README.md", got, 0o644))
-		return
-	}
-	require.Equal(t, varies.ReplaceAllString(string(readme), "*$1"), varies.ReplaceAllString(string(got), "*$1"))
+	require.Equal(t, varies.ReplaceAllString(was, "*$1"), varies.ReplaceAllString(now, "*$1"))
 }

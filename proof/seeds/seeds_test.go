@@ -18,7 +18,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/invariant"
-	"github.com/go-reservoir/reservoir/internal/scriptednet"
 )
 
 // everywhere is how many seeds have been everywhere, all told.
@@ -131,7 +130,7 @@ func (s *sim) abandon() {
 	s.net.TryLock() // the step that failed may have held it
 	s.net.Calm, s.net.Reply, s.net.Request = true, nil, nil
 	for c := s.net.Pick(0); c != nil; c = s.net.Pick(0) {
-		c.Err = scriptednet.ErrLost
+		c.Err = errLost
 		s.net.Answer(c)
 	}
 	s.net.Unlock()

@@ -10,7 +10,6 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
-	"github.com/go-reservoir/reservoir/internal/scriptednet"
 )
 
 // sim is the run of one seed: a few limiters share a store over a network, and what
@@ -19,7 +18,7 @@ import (
 // none does anything that another one's work depends on.
 type sim struct {
 	rnd     *rand.Rand
-	net     *scriptednet.Net
+	net     *network
 	limits  []named
 	keys    []string
 	all     []*process
@@ -117,7 +116,7 @@ func (s *sim) oneIn(n int) bool { return s.rnd.IntN(n) == 0 }
 // other keys.
 func newSim(seed uint64, store *memstore.Store, seen tally) *sim {
 	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), spent: map[slot]int64{}, seen: seen}
-	s.net = scriptednet.New(store, s.log)
+	s.net = newNetwork(store, s.log)
 	s.limits = []named{s.drawLimit("")}
 	if s.oneIn(5) {
 		s.limits[0].name = "first"
@@ -136,7 +135,7 @@ func newSim(seed uint64, store *memstore.Store, seen tally) *sim {
 }
 
 func (s *sim) drawLimit(name string) named {
-	l := named{name: name, span: pickOf(s, 50*time.Millisecond, time.Second, time.Second, 5*time.Minute)}
+	l := named{name: name, span: pickOf(s, 50*time.Millisecond, time.Second, time.Second, time.Minute)}
 	l.Limit = reservoir.Limit{Tokens: pickOf[int64](s, 1, 3, 10, 60, 1000, 20_000), Window: l.span}
 	if s.oneIn(6) {
 		s.seen["calendar"]++
@@ -248,7 +247,7 @@ func (s *sim) step() {
 }
 
 // onMail does something to a call that is under way.
-func (s *sim) onMail(f func(c *scriptednet.Call)) {
+func (s *sim) onMail(f func(c *call)) {
 	s.net.Lock()
 	defer s.net.Unlock()
 	if c := s.net.Pick(s.rnd.IntN(1 << 20)); c != nil {
@@ -343,7 +342,7 @@ func (s *sim) tokens(limit int64) int64 {
 }
 
 // deliver has the store execute a call, or brings a reply, or both.
-func (s *sim) deliver(c *scriptednet.Call) {
+func (s *sim) deliver(c *call) {
 	both := !s.oneIn(3)
 	if !c.Executed {
 		s.execute(c)
@@ -356,7 +355,7 @@ func (s *sim) deliver(c *scriptednet.Call) {
 }
 
 // execute has the store do what c says, if it is not too late for that.
-func (s *sim) execute(c *scriptednet.Call) {
+func (s *sim) execute(c *call) {
 	if c.Late() {
 		s.seen["too late"]++
 		c.Executed = true
@@ -373,14 +372,14 @@ func (s *sim) execute(c *scriptednet.Call) {
 
 // lose loses a request or a reply. A connection may break while the request goes on its
 // way.
-func (s *sim) lose(c *scriptednet.Call) {
-	c.Err = scriptednet.ErrLost
+func (s *sim) lose(c *call) {
+	c.Err = errLost
 	switch {
 	case c.Executed:
 		s.seen["lost reply"]++
 	case s.oneIn(4):
 		s.seen["refused"]++
-		c.Err = scriptednet.ErrLoading
+		c.Err = errLoading
 	case s.oneIn(2):
 		s.seen["lost request"]++
 	default:
@@ -393,7 +392,7 @@ func (s *sim) lose(c *scriptednet.Call) {
 
 // twice puts a call on the network once more, unless it is a take or a reset, which no store
 // sends again.
-func (s *sim) twice(c *scriptednet.Call) {
+func (s *sim) twice(c *call) {
 	if c.Op != "take" && c.Op != "reset" {
 		s.seen["repeated "+c.Op]++
 		s.net.Copy(c, true)

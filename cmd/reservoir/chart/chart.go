@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"image/color"
 	"math"
+	"slices"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
@@ -20,8 +21,8 @@ import (
 type Page struct {
 	Title, Note   string
 	Legend        []Entry
-	Plots         [][]*plot.Plot // rows of diagrams
-	Width, Height int            // of a diagram with its axes, in points
+	Plots         []*plot.Plot
+	Width, Height int // of a diagram with its axes, in points
 }
 
 // Entry explains a colour.
@@ -59,8 +60,8 @@ func (p Page) SVG() []byte {
 		c.FillText(style(11, 0), vg.Point{X: margin + 16, Y: at.Y}, e.Text)
 	}
 	tiles := draw.Tiles{Rows: len(p.Plots), Cols: 1, PadY: 2 * margin, PadTop: head, PadBottom: margin, PadLeft: margin, PadRight: margin}
-	for i, row := range plot.Align(p.Plots, tiles, c) {
-		p.Plots[i][0].Draw(row[0])
+	for i, row := range plot.Align(slices.Collect(slices.Chunk(p.Plots, 1)), tiles, c) {
+		p.Plots[i].Draw(row[0])
 	}
 	var b bytes.Buffer
 	must(svg.WriteTo(&b))                                  // a buffer accepts everything

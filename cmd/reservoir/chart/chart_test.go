@@ -22,7 +22,7 @@ func TestPageIsXML(t *testing.T) {
 	Dot(p, 1, up(1), 3, 0x0072b2, "a & b", true)
 	named := New("", "")
 	Named(&named.Y, []string{"one", "two"})
-	page := Page{Title: "<title>", Note: "<note>", Plots: [][]*plot.Plot{{p}, {named}, {p}}, Width: 300, Height: 200}
+	page := Page{Title: "<title>", Note: "<note>", Plots: []*plot.Plot{p, named, p}, Width: 300, Height: 200}
 	for i := range 20 {
 		page.Legend = append(page.Legend, Entry{0xffffff, fmt.Sprint("policy & ", i)})
 	}

@@ -6,18 +6,40 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 )
+
+// Main is the main function of an example, which keeps its servers' files in dir until it
+// ends. An interrupt or SIGTERM ends ctx.
+func Main(name string, run func(ctx context.Context, dir string, out io.Writer) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	logging.Disable() // go-redis would log each attempt to reach a stopped server
+	dir, err := os.MkdirTemp("", name)
+	if err == nil {
+		err = errors.Join(run(ctx, dir, os.Stdout), os.RemoveAll(dir))
+	}
+	cancel()
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, name+":", err)
+		os.Exit(1)
+	}
+}
 
 // Cluster is three masters with a replica each.
 type Cluster struct {

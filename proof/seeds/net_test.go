@@ -1,8 +1,4 @@
-// Package scriptednet is a network between limiters and one store on which only a test
-// moves calls: it has the store execute one, delivers a reply, and repeats or loses either.
-// So a test can reorder and delay calls in every way, and a run that draws its steps from
-// a seed replays. When the network is calm, every call is answered at once.
-package scriptednet
+package seeds
 
 import (
 	"cmp"
@@ -18,11 +14,13 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
-// Net is the network. Its lock guards its fields and those of its calls. Methods that
-// need the lock say so.
-type Net struct {
+// network is a network between limiters and one store on which only the test moves calls: it
+// has the store execute one, delivers a reply, and repeats or loses either. When the network
+// is calm, every call is answered at once. Its lock guards its fields and those of its calls.
+// Methods that need the lock say so.
+type network struct {
 	sync.Mutex
-	Mail   []*Call // under way
+	Mail   []*call // under way
 	Calm   bool
 	Losses int // how often the store has lost its data; it goes on with other keys
 
@@ -35,15 +33,15 @@ type Net struct {
 	posted map[int]int
 }
 
-// Port is the network as one limiter uses it. It is a [backend.Store].
-type Port struct {
-	*Net
+// port is the network as one limiter uses it. It is a [backend.Store].
+type port struct {
+	*network
 	who  int
 	skew time.Duration
 }
 
-// Call is a call on its way, and its reply.
-type Call struct {
+// call is a call on its way, and its reply.
+type call struct {
 	Who      int
 	Op, Key  string
 	Until    time.Time // after this the store would not execute it
@@ -61,22 +59,22 @@ type Call struct {
 
 // The errors of calls that do not arrive, and of a store that is not ready.
 var (
-	ErrLost    = &backend.Error{Op: "net", Class: backend.Unknown, Err: errors.New("lost")}
-	ErrLoading = &backend.Error{Op: "net", Class: backend.Unavailable, Err: errors.New("LOADING")}
+	errLost    = &backend.Error{Op: "net", Class: backend.Unknown, Err: errors.New("lost")}
+	errLoading = &backend.Error{Op: "net", Class: backend.Unavailable, Err: errors.New("LOADING")}
 )
 
-// New returns a network in front of store. It reports every step to log.
-func New(store *memstore.Store, log func(format string, args ...any)) *Net {
-	return &Net{store: store, log: log, posted: map[int]int{}}
+// newNetwork returns a network in front of store. It reports every step to log.
+func newNetwork(store *memstore.Store, log func(format string, args ...any)) *network {
+	return &network{store: store, log: log, posted: map[int]int{}}
 }
 
 // Port returns the port of limiter who. Its calls time out later than their deadlines by
 // skew, or earlier if skew is negative. A caller's own time-out may fall on the deadline,
 // and skew gives the two an order.
-func (n *Net) Port(who int, skew time.Duration) *Port { return &Port{n, who, skew} }
+func (n *network) Port(who int, skew time.Duration) *port { return &port{n, who, skew} }
 
 // Inspect returns what the store has of key.
-func (n *Net) Inspect(key string) backend.Contents {
+func (n *network) Inspect(key string) backend.Contents {
 	c, err := n.store.Inspect(context.Background(), n.keyOf(key))
 	if err != nil {
 		panic(err)
@@ -85,8 +83,8 @@ func (n *Net) Inspect(key string) backend.Contents {
 }
 
 // carry makes one call.
-func carry[T any](ctx context.Context, p *Port, op, key string, run func(ctx context.Context, key string) (T, error)) (reply T, err error) {
-	c := &Call{Who: p.who, Op: op, Key: key, heard: make(chan struct{}, 1)}
+func carry[T any](ctx context.Context, p *port, op, key string, run func(ctx context.Context, key string) (T, error)) (reply T, err error) {
+	c := &call{Who: p.who, Op: op, Key: key, heard: make(chan struct{}, 1)}
 	c.run = func(key string) (any, error) {
 		reply, err := run(context.Background(), key)
 		return &reply, err
@@ -102,7 +100,7 @@ func carry[T any](ctx context.Context, p *Port, op, key string, run func(ctx con
 }
 
 // post puts c on the network. It reports whether it was answered at once.
-func (p *Port) post(c *Call) bool {
+func (p *port) post(c *call) bool {
 	p.Lock()
 	defer p.Unlock()
 	p.posted[p.who]++
@@ -118,7 +116,7 @@ func (p *Port) post(c *Call) bool {
 
 // await returns with the answer, or when the call's time is over. It ignores the context
 // of a sync, which no caller can end before its deadline.
-func (p *Port) await(ctx context.Context, c *Call) {
+func (p *port) await(ctx context.Context, c *call) {
 	var timeout <-chan time.Time
 	if !c.Until.IsZero() {
 		t := time.NewTimer(time.Until(c.Until) + p.skew)
@@ -144,7 +142,7 @@ func (p *Port) await(ctx context.Context, c *Call) {
 }
 
 // Execute has the store carry out c. The lock must be held.
-func (n *Net) Execute(c *Call) {
+func (n *network) Execute(c *call) {
 	reply, err := c.run(n.keyOf(c.Key))
 	if n.Reply != nil && err == nil {
 		n.Reply(reply)
@@ -160,7 +158,7 @@ func (n *Net) Execute(c *Call) {
 }
 
 // keyOf is the name under which the store keeps key now.
-func (n *Net) keyOf(key string) string {
+func (n *network) keyOf(key string) string {
 	if n.Losses > 0 {
 		key += "#" + strconv.Itoa(n.Losses)
 	}
@@ -169,37 +167,75 @@ func (n *Net) keyOf(key string) string {
 
 // Copy puts c on the network once more; nobody receives the copy's reply. copied says that
 // c stays there as well. The lock must be held.
-func (n *Net) Copy(c *Call, copied bool) {
-	n.Mail = append(n.Mail, &Call{
+func (n *network) Copy(c *call, copied bool) {
+	n.Mail = append(n.Mail, &call{
 		Who: c.Who, Op: c.Op, Key: c.Key, number: c.number, run: c.run, Until: c.Until,
 		Ghost: true, Copied: copied || c.Copied,
 	})
 }
 
 // Answer delivers c's reply, or its error, to its caller. The lock must be held.
-func (n *Net) Answer(c *Call) {
+func (n *network) Answer(c *call) {
 	n.drop(c)
 	if !c.Ghost {
 		c.heard <- struct{}{}
 	}
 }
 
-func (n *Net) drop(c *Call) {
-	n.Mail = slices.DeleteFunc(n.Mail, func(other *Call) bool { return other == c })
+func (n *network) drop(c *call) {
+	n.Mail = slices.DeleteFunc(n.Mail, func(other *call) bool { return other == c })
 }
 
 // Pick returns the i-th call under way, counted round and round, or nil if there are none.
 // It orders calls by port and key, because goroutines may post several at one instant in
 // any order. The lock must be held.
-func (n *Net) Pick(i int) *Call {
+func (n *network) Pick(i int) *call {
 	if len(n.Mail) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(n.Mail, func(a, b *Call) int {
+	slices.SortStableFunc(n.Mail, func(a, b *call) int {
 		return cmp.Or(a.Who-b.Who, strings.Compare(a.Key, b.Key), strings.Compare(a.Op, b.Op), a.number-b.number)
 	})
 	return n.Mail[i%len(n.Mail)]
 }
 
 // Late reports whether the store would refuse c because it comes too late.
-func (c *Call) Late() bool { return !c.Until.IsZero() && time.Now().After(c.Until) }
+func (c *call) Late() bool { return !c.Until.IsZero() && time.Now().After(c.Until) }
+
+func (p *port) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	return carry(ctx, p, "sync", r.Key, func(ctx context.Context, key string) (backend.SyncReply, error) {
+		r := r
+		r.Key = key
+		if p.Request != nil {
+			p.Request(&r)
+		}
+		return p.store.Sync(ctx, r)
+	})
+}
+
+func (p *port) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	return carry(ctx, p, "take", r.Key, func(ctx context.Context, key string) (backend.TakeReply, error) {
+		r.Key = key
+		return p.store.Take(ctx, r)
+	})
+}
+
+func (p *port) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
+	return carry(ctx, p, "check", key, func(ctx context.Context, key string) (backend.State, error) {
+		return p.store.Check(ctx, key, l)
+	})
+}
+
+func (p *port) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
+	return carry(ctx, p, "refund", r.Key, func(ctx context.Context, key string) (int64, error) {
+		r.Key = key
+		return p.store.Refund(ctx, r)
+	})
+}
+
+func (p *port) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	return carry(ctx, p, "reset", r.Key, func(ctx context.Context, key string) (backend.State, error) {
+		r.Key = key
+		return p.store.Reset(ctx, r)
+	})
+}

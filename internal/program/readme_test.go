@@ -1,4 +1,4 @@
-package transcript
+package program
 
 import (
 	"testing"
@@ -9,10 +9,10 @@ import (
 func TestRerun(t *testing.T) {
 	const document = "# Title\n\n```sh\n$ not run\n```\n\n```console\n$ one\nold\n$ two \\\n  more\n```\n\nText.\n\n```console\n$ three\n```\n"
 	var ran []string
-	got := Rerun([]byte(document), func(command string) string {
+	got := rerun(document, func(command string) string {
 		ran = append(ran, command)
 		return "new\n"
 	})
 	require.Equal(t, []string{"one", "two \\\n  more", "three"}, ran)
-	require.Equal(t, "# Title\n\n```sh\n$ not run\n```\n\n```console\n$ one\nnew\n$ two \\\n  more\nnew\n```\n\nText.\n\n```console\n$ three\nnew\n```\n", string(got))
+	require.Equal(t, "# Title\n\n```sh\n$ not run\n```\n\n```console\n$ one\nnew\n$ two \\\n  more\nnew\n```\n\nText.\n\n```console\n$ three\nnew\n```\n", got)
 }
