@@ -18,8 +18,14 @@ func TestBatch(t *testing.T) {
 		return d
 	}
 	spent := func(n int64) Situation { return Situation{Spent: 1000 + n} }
-	ten := at(10, 1)
+	known := func(rate, size float64) *Demand { // in its second window
+		d := at(rate, size)
+		d.lasted = 60 * s
+		return d
+	}
+	ten, tenNew := known(10, 1), at(10, 1)
 	ten.Asked(60, 0)
+	tenNew.Asked(60, 0)
 	for _, row := range []struct {
 		name   string
 		policy Policy
@@ -50,12 +56,14 @@ func TestBatch(t *testing.T) {
 		{"no longer than the window", adaptive, ten, Situation{Left: 5 * s, Spent: 60}, 50, "demand"},
 		{"and who waits", adaptive, ten, Situation{Left: 5 * s, Spent: 54, Waiting: 6}, 56, "demand"},
 		{"growth is bounded", adaptive, ten, Situation{Spent: 2, Waiting: 0, Left: 60 * s}, 200, "growing"},
-		{"and more so above a hundredth of the limit", adaptive, at(1000, 1), Situation{Spent: 8}, 600, "growing"},
-		{"to twice what was seen", adaptive, at(1e6, 100), Situation{Spent: 400}, 800, "growing"},
-		{"until ten requests were seen", adaptive, at(1000, 1), Situation{Spent: 10}, 1000, "growing"},
-		{"what was seen is what went since the last batch", adaptive, func() *Demand { d := at(1000, 1); d.Asked(1, 1000); return d }(), Situation{Spent: 1008}, 600, "growing"},
+		{"and more so above a hundredth of the limit", adaptive, known(1000, 1), Situation{Spent: 8}, 600, "growing"},
+		{"to twice what was seen", adaptive, known(1e6, 100), Situation{Spent: 400}, 800, "growing"},
+		{"until ten requests were seen", adaptive, known(1000, 1), Situation{Spent: 10}, 1000, "growing"},
+		{"what was seen is what went since the last batch", adaptive, func() *Demand { d := known(1000, 1); d.Asked(1, 1000); return d }(), Situation{Spent: 1008}, 600, "growing"},
+		{"in the first window to three times what was seen", adaptive, tenNew, Situation{Spent: 20}, 60, "growing"},
+		{"from the first request on", adaptive, tenNew, Situation{Spent: 5}, 15, "growing"},
 		{"no demand", adaptive, at(0, 1), Situation{}, 1, "demand"},
-		{"never above the limit", adaptive, at(1e9, 1), Situation{Spent: 1e6}, 60_000, "growing"},
+		{"never above the limit", adaptive, known(1e9, 1), Situation{Spent: 1e6}, 60_000, "growing"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			x := row.s
