@@ -275,7 +275,7 @@ func onGoroutines(b *testing.B, by string, f func(*testing.B, int)) {
 // call: a measurement is better slow than broken.
 func openIn(b *testing.B, store backend.Store, limit reservoir.Limit, opts ...reservoir.Option) *reservoir.Limiter {
 	b.Helper()
-	l, err := reservoir.New(store, limit, append(opts, reservoir.WithFetchTimeout(time.Second))...)
+	l, err := reservoir.New(store, limit, append(opts, reservoir.WithFetchTimeout(time.Minute))...)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, l.Close(context.Background())) })
 	return l

@@ -80,7 +80,8 @@ func WithLimits(limits func(key string) Limit) Option {
 // WithStranding sets the share of the limit, 0 to 1, that may lie unspent in all
 // processes together when the limit has run out: 0.01 by default. A larger share means
 // fewer store calls near the end of the limit; 0 means direct calls there. It applies to
-// [Adaptive] only.
+// [Adaptive] only. It is a goal: a burst on a new key may leave up to half of the limit in
+// one process. The max of Adaptive bounds that.
 func WithStranding(share float64) Option { return func(c *config) { c.stranding = share } }
 
 // WithFetchTimeout bounds how long one call to the store may take: 100 ms by default; d

@@ -24,9 +24,9 @@ type Stats struct {
 	Held     int64 // tokens in memory now: to be spent, or on their way back
 
 	// Overdrawn is how many tokens were used above the limit: settled above a charge, or
-	// admitted by the failure policy. The limit is exceeded by no more than this. It does
-	// not go down when tokens come back afterwards, and it includes tokens that were not
-	// stated to the store before the window ended.
+	// admitted by the failure policy. While the store keeps its data, the limit is exceeded
+	// by no more than this. It does not go down when tokens come back afterwards, and it
+	// includes tokens that were not stated to the store before the window ended.
 	Overdrawn int64
 
 	StoreCalls int64 // calls to the store, of any kind
@@ -40,7 +40,7 @@ type Stats struct {
 	Prefetches int64 // fetches ahead of need
 	Probes     int64 // fetches that check whether an exhausted key has tokens again
 	GiveBacks  int64 // returns of a surplus, except those of Close and eviction
-	Stranded   int64 // the part of Held whose key is exhausted in the store
+	Stranded   int64 // the part of Held whose key is exhausted in the store, as far as this process knows
 
 	Fallbacks int64 // requests that the failure policy admitted or refused because the store was away
 	Owed      int64 // tokens admitted by the failure policy or settled, which the store must still charge

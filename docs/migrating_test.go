@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
@@ -25,19 +26,23 @@ import (
 // The code of docs/migrating.md that uses this library. The code that it replaces is in
 // bench/migrating_test.go.
 
-func Example_fromRedisRate() {
-	ctx, store := context.Background(), memstore.New()
+func fromRedisRate(ctx context.Context, store backend.Store) error {
 	limiter, err := reservoir.New(store, reservoir.PerMinute(60)) // once; store is redisstore.New(rdb)
 	if err != nil {
-		panic(err)
+		return err
 	}
-	defer limiter.Close(ctx)
+	defer limiter.Close(context.Background()) // ctx may have ended by then
 
 	r, err := limiter.Allow(ctx, "project:123")
 	if err != nil {
-		panic(err)
+		return err
 	}
 	fmt.Println("allowed", r.Allowed, "remaining", r.Remaining)
+	return nil
+}
+
+func Example_fromRedisRate() {
+	check(fromRedisRate(context.Background(), memstore.New()))
 	// Output: allowed true remaining 59
 }
 
@@ -71,7 +76,7 @@ func Example_fromRueidislimiter() {
 	if err != nil {
 		panic(err)
 	}
-	defer limiter.Close(ctx)
+	defer limiter.Close(context.Background())
 
 	state, _ := limiter.Check(ctx, "user:42")
 	r, err := limiter.AllowN(ctx, "user:42", 3)
@@ -82,20 +87,23 @@ func Example_fromRueidislimiter() {
 	// Output: 60 true 57 true
 }
 
-func Example_fromTimeRate() {
-	ctx, store := context.Background(), memstore.New()
+func fromTimeRate(ctx context.Context, store backend.Store) (bool, error) {
 	limiter, err := reservoir.New(store, reservoir.Limit{Tokens: 10, Window: 100 * time.Millisecond})
 	if err != nil {
-		panic(err)
+		return false, err
 	}
-	defer limiter.Close(ctx)
+	defer limiter.Close(context.Background())
 	api := limiter.Key("api") // a rate.Limiter is one limit
 
 	if _, err := api.Wait(ctx); err != nil {
-		panic(err)
+		return false, err
 	}
 	r, err := api.Allow(ctx)
-	fmt.Println(r.Allowed, err)
+	return r.Allowed, err
+}
+
+func Example_fromTimeRate() {
+	fmt.Println(fromTimeRate(context.Background(), memstore.New()))
 	// Output: true <nil>
 }
 

@@ -41,8 +41,9 @@
 // Reset is the stored end of the window in Unix seconds, the same number in every response
 // of a window from every process. The parameter t is the number of seconds until then by
 // this machine's clock, or Policy.Window if that is less. A refusal also has Retry-After, in
-// seconds, with the same value as t. All three are rounded up, so a client that obeys them
-// never comes too early. All headers come from the one Result that decided.
+// seconds, with the same value as t. All three are rounded up. A window includes the instant
+// of its end, so only a client that comes at that very instant, as a test may, is too early.
+// All headers come from the one Result that decided.
 //
 // Remaining is exact if the limiter has WithDirect. With batches it is what this process
 // could still hand out: its own stock, and what the store had left in its last reply.

@@ -204,6 +204,9 @@ func (i *inspection) text() string {
 		s += fmt.Sprintf("charged    %s, spent or held by a process\n", table.Commas(i.Charged))
 	} else {
 		s += "window     none is open: nothing has been charged since the last one ended\n"
+		if i.Name == "" {
+			s += "           (the keys of a limit with a name need -name)\n"
+		}
 	}
 	if i.Limit != nil {
 		s += fmt.Sprintf("remaining  %s of %s\n", table.Commas(*i.Remaining), table.Commas(*i.Limit))
@@ -292,9 +295,9 @@ func (i *inspection) line() string {
 
 const resetAbout = `Opens a fresh window for a key, in which nothing is charged, and shows it. Use it for
 a user who was limited by mistake. Processes may spend what they hold of the old
-window until their next store call. A process that refuses the key calls the store
-again after a twentieth of the window on average, or longer. Nothing happens if no
-window is open.`
+window until their next store call. All processes that refuse the key together ask
+some 20 times in a window. With 4 processes and an hour, each asks every 12 minutes
+on average. Nothing happens if no window is open.`
 
 func resetFlags(f *flagSet) action {
 	l := newLook(f)

@@ -29,6 +29,7 @@ func TestReset(t *testing.T) {
 	o := invoke(t.Context(), append([]string{"reset"}, args...)...)
 	o.requireFine(t)
 	require.Contains(t, o.stdout, "none is open")
+	require.Contains(t, o.stdout, "need -name")
 
 	charge(t, server, "", "k", 600) // of an hour's limit, while reset begins with another's
 	charge(t, server, "n", "k", 7)
