@@ -131,18 +131,18 @@ func limiterKey(full string) (name, key string) {
 func (l *look) find(ctx context.Context, full string) (none backend.Contents, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	var away part
 	for _, p := range l.store.parts {
+		if err == nil { // the first that is away, if the key is nowhere
+			l.shard = p
+		}
 		c, failed := p.store.(backend.Inspector).Inspect(ctx, full) // every store from newPart has it
 		if c.Window != 0 {
 			l.shard = p
 			return c, failed
 		}
-		if err == nil {
-			away, err = p, failed
-		}
+		err = cmp.Or(err, failed)
 	}
-	return none, explain(err, away)
+	return none, explain(err, l.shard)
 }
 
 // at inspects a key by the store's name for it.
@@ -313,11 +313,9 @@ func resetFlags(f *flagSet) action {
 		if *calendar {
 			end = backend.Window(was.ResetMS)
 		}
-		done := false
-		if was.Open {
-			if done, err = l.reset(ctx, end, *window); err != nil {
-				return err
-			}
+		done, err := l.reset(ctx, end, *window)
+		if err != nil {
+			return err
 		}
 		now, err := l.at(ctx, l.full)
 		if err != nil {

@@ -103,9 +103,9 @@ func TestNarrowTerminal(t *testing.T) {
 func TestProgressOnATerminal(t *testing.T) {
 	for args, want := range map[string]string{
 		"load -duration 500ms -window 1h":            "load: [0-9,]+ requests, [0-9]+ store c",
-		"load -requests 900 -rate 2000":              `[█░]{14} +[0-9]+ %  load: [0-9]+`,
-		"demo -duration 400ms":                       `[█░]{14} +[0-9]+ %  with batches:`,
-		"tune -seed 1 -duration 3s -policies direct": `[█░]{14} +[0-9]+ %  direct`,
+		"load -requests 900 -rate 2000":              ` *[0-9]+ %  load: [0-9]+`,
+		"demo -duration 400ms":                       ` *[0-9]+ %  with batches:`,
+		"tune -seed 1 -duration 3s -policies direct": ` *[0-9]+ %  direct`,
 	} {
 		shown := onTerminal(t, 42, strings.Fields(args)...)
 		require.Regexp(t, `\r\x1b\[K`+want, shown, args)

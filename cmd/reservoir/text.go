@@ -90,7 +90,10 @@ func follow(w io.Writer, total int64, state func() (done int64, text string)) (s
 			select {
 			case <-t.C:
 				done, text := state()
-				line := []rune(progressBar(done, total) + text)
+				if total > 0 {
+					text = fmt.Sprintf("%3.0f %%  %s", 100*min(sim.Ratio(done, total), 1), text)
+				}
+				line := []rune(text)
 				fmt.Fprint(w, clear+string(line[:min(len(line), widthOf(w)-1)])) // a line that wraps could not be redrawn
 			case <-over:
 				return
@@ -101,15 +104,4 @@ func follow(w io.Writer, total int64, state func() (done int64, text string)) (s
 		over <- struct{}{} // nothing is shown after this
 		fmt.Fprint(w, clear)
 	}
-}
-
-// progressBar formats done of total as a bar and in percent.
-func progressBar(done, total int64) string {
-	if total == 0 {
-		return ""
-	}
-	const width = 14
-	share := min(sim.Ratio(done, total), 1)
-	full := int(share * width)
-	return fmt.Sprintf("%s%s %3.0f %%  ", strings.Repeat("█", full), strings.Repeat("░", width-full), 100*share)
 }
