@@ -526,3 +526,27 @@ func TestClientGoesToAnotherProcess(t *testing.T) {
 		}
 	}
 }
+
+// A stock that is used up while a statement is under way that asks for nothing is restocked
+// after it, and not when the next caller waits.
+func TestUsedUpDuringAStatement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := far(20 * time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(10)))
+		asksNothing := make(chan struct{}, 1)
+		net.set(func(c call) fault {
+			if c.op == "sync" && c.want == 0 {
+				asksNothing <- struct{}{}
+			}
+			return fine
+		})
+		allow(t, l, "k", 1)
+		require.True(t, allow(t, l, "k", 15).Allowed)
+		<-asksNothing // near the window's end it is read once more
+		for l.Stats().Held > 0 {
+			require.Equal(t, reservoir.Local, allow(t, l, "k", 1).Source)
+		}
+		time.Sleep(100 * time.Millisecond)
+		assert.Equal(t, reservoir.Local, allow(t, l, "k", 1).Source)
+	})
+}
