@@ -228,7 +228,7 @@ func (f *fetch) sizeLocked(wanted int64) {
 func (f *fetch) run() {
 	l := f.k.l
 	defer l.calls.End()
-	c := l.newCall(f.shard, f.req.Key, f.req.Limit, StoreCall{Op: "sync", Cause: string(f.cause), Reason: f.reason})
+	c := l.newCall(f.shard, f.req.Key, StoreCall{Op: "sync", Cause: string(f.cause), Reason: f.reason})
 	var reply backend.SyncReply
 	err := guard.ErrGoexit // unless the store returns
 	defer func() {

@@ -48,7 +48,6 @@ type storeCall struct {
 	c     *client
 	shard *shard
 	key   string
-	limit Limit
 	begin time.Time
 	sent  int64
 	end   int64
@@ -57,8 +56,8 @@ type storeCall struct {
 }
 
 // newCall returns a call that is sent now.
-func (c *client) newCall(s *shard, key string, limit Limit, what StoreCall) *storeCall {
-	return &storeCall{StoreCall: what, c: c, shard: s, key: key, limit: limit, begin: time.Now(), sent: c.clock.Now()}
+func (c *client) newCall(s *shard, key string, what StoreCall) *storeCall {
+	return &storeCall{StoreCall: what, c: c, shard: s, key: key, begin: time.Now(), sent: c.clock.Now()}
 }
 
 // do runs f and records how it ended. It makes a *StoreError of every error of a store, so
@@ -85,7 +84,7 @@ func (s *storeCall) record(err error, neutral bool) error {
 		outcome = breaker.Neutral
 	}
 	if outcome == breaker.Failed {
-		s.shard.remember(s.key, s.limit)
+		s.shard.remember(s.key)
 	}
 	cause := err
 	if failure != nil { // the cause that callers get, without what a store has wrapped it in
@@ -186,7 +185,7 @@ func (c *client) detached(ctx context.Context, call *storeCall, f func(context.C
 // take makes a direct call for tokens. Tokens that come after the caller has left go back.
 func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ backend.TakeReply, sent int64, _ error) {
 	var reply backend.TakeReply // not the caller's: the call may end after the caller has left
-	call := c.newCall(s, r.Key, r.Limit, StoreCall{Op: "take", Want: r.Tokens})
+	call := c.newCall(s, r.Key, StoreCall{Op: "take", Want: r.Tokens})
 	err := c.detached(ctx, call, func(ctx context.Context) (err error) {
 		if reply, err = c.store.Take(ctx, r); err == nil && reply.Allowed {
 			call.Granted = r.Tokens
@@ -239,7 +238,7 @@ func (c *client) undo(s *shard, r backend.RefundRequest) {
 
 func (c *client) refund(ctx context.Context, s *shard, r backend.RefundRequest) (int64, error) {
 	var total int64
-	call := c.newCall(s, r.Key, c.anyLimit(), StoreCall{Op: "refund", Want: r.Total})
+	call := c.newCall(s, r.Key, StoreCall{Op: "refund", Want: r.Total})
 	err := c.detached(ctx, call, func(ctx context.Context) (err error) {
 		total, err = c.store.Refund(ctx, r)
 		call.Granted = total
@@ -256,7 +255,7 @@ func (c *client) check(ctx context.Context, s *shard, key string, limit Limit) (
 		return backend.State{}, c.failed(ctx, s.openError())
 	}
 	var state backend.State
-	err := c.detached(ctx, c.newCall(s, key, limit, StoreCall{Op: "check"}), func(ctx context.Context) (err error) {
+	err := c.detached(ctx, c.newCall(s, key, StoreCall{Op: "check"}), func(ctx context.Context) (err error) {
 		state, err = c.store.Check(ctx, key, limit)
 		return c.conflict(state, err)
 	}, func(error) {})
@@ -270,7 +269,7 @@ func (c *client) check(ctx context.Context, s *shard, key string, limit Limit) (
 // reset opens a fresh window. It is never repeated.
 func (c *client) reset(ctx context.Context, s *shard, r backend.ResetRequest) (state backend.State, sent int64, err error) {
 	var reply backend.State // not the caller's: the call may end after the caller has left
-	call := c.newCall(s, r.Key, r.Limit, StoreCall{Op: "reset"})
+	call := c.newCall(s, r.Key, StoreCall{Op: "reset"})
 	err = c.detached(ctx, call, func(ctx context.Context) (err error) {
 		reply, err = c.store.Reset(ctx, r)
 		return c.conflict(reply, err)

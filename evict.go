@@ -146,7 +146,7 @@ func (l *Limiter) sendLast(ctx context.Context, f *final) (reply backend.SyncRep
 	}
 	bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
 	defer cancel()
-	c := l.newCall(f.shard, f.req.Key, f.req.Limit, StoreCall{Op: "sync", Cause: string(next.Return)})
+	c := l.newCall(f.shard, f.req.Key, StoreCall{Op: "sync", Cause: string(next.Return)})
 	defer c.report()
 	c.short = soonerThan(ctx, l.fetchTimeout)
 	return c.sync(bounded, f.req)

@@ -222,7 +222,6 @@ type shard struct {
 	mu    sync.Mutex
 	timer *time.Timer // of the next probe, while the circuit is open
 	key   string      // of the call that failed last, to probe with
-	limit Limit
 
 	avoided      string // a key whose answers say nothing of the shard
 	noCheckUntil int64  // until when no Check is made while the circuit is open, because one has failed
@@ -304,7 +303,7 @@ func (c *client) reopen(s *shard) {
 		}
 		return
 	}
-	key, limit, ok := c.keyOn(s)
+	key, ok := c.keyOn(s)
 	if !ok {
 		c.forgetShard(s)
 		return
@@ -316,14 +315,17 @@ func (c *client) reopen(s *shard) {
 			c.armReopen(s)
 		}
 	}()
-	c.ask(ctx, s, key, limit)
+	c.ask(ctx, s, key)
 }
 
 // ask makes a statement for key that asks for no tokens.
-func (c *client) ask(ctx context.Context, s *shard, key string, limit Limit) {
-	call := c.newCall(s, key, limit, StoreCall{Op: "sync", Cause: string(next.Reopen)})
+func (c *client) ask(ctx context.Context, s *shard, key string) {
+	call := c.newCall(s, key, StoreCall{Op: "sync", Cause: string(next.Reopen)})
 	defer call.report()
-	_, err := call.sync(ctx, backend.SyncRequest{Key: key, Client: c.id + ".probe", Limit: limit, Strand: -1})
+	_, err := call.sync(ctx, backend.SyncRequest{Key: key, Client: c.id + ".probe", Limit: c.anyLimit(), Strand: -1})
+	if errors.Is(call.Err, ErrConflict) { // the key has a limit of its own, which a probe need not know
+		call.Err = nil
+	}
 	if outcomeOf(err) == breaker.Neutral { // it says nothing of the shard: next time probe with another key
 		s.avoid(key)
 	}
@@ -335,29 +337,29 @@ const connectTime = 2 * time.Second
 
 // keyOn returns a key of the shard: the key of the last failed call if it is still there,
 // or any other. It returns the key to avoid only if the shard has no other.
-func (c *client) keyOn(s *shard) (key string, limit Limit, ok bool) {
+func (c *client) keyOn(s *shard) (key string, ok bool) {
 	s.mu.Lock()
-	key, limit = s.key, s.limit
+	key = s.key
 	avoid := s.avoided
 	s.mu.Unlock()
 	if key != "" && c.shardOf(key) == s {
-		return key, limit, true
+		return key, true
 	}
 	c.keys.All(func(n *keytable.Node[keyState]) bool {
 		if other := c.storeKey(n.Key); c.shardOf(other) == s {
-			key, limit, ok = other, n.State.limit().Plain(), true
+			key, ok = other, true
 		}
 		return !ok || key == avoid
 	})
-	return key, limit, ok
+	return key, ok
 }
 
 // remember keeps the key of a failed call, for a probe.
-func (s *shard) remember(key string, limit Limit) {
+func (s *shard) remember(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if key != s.avoided {
-		s.key, s.limit = key, limit
+		s.key = key
 	}
 }
 
@@ -392,11 +394,11 @@ func (c *client) stopReopening(ctx context.Context) {
 	c.shards.Range(func(_, value any) bool {
 		s := value.(*shard)
 		s.stop()
-		if key, limit, ok := c.keyOn(s); ok && s.Open() && ctx.Err() == nil {
+		if key, ok := c.keyOn(s); ok && s.Open() && ctx.Err() == nil {
 			wg.Go(func() {
 				bounded, cancel := context.WithTimeout(ctx, c.fetchTimeout)
 				defer cancel()
-				c.ask(bounded, s, key, limit)
+				c.ask(bounded, s, key)
 			})
 		}
 		return true

@@ -314,7 +314,7 @@ func (s *settlement) chargeByCall(ctx context.Context, n int64) error {
 		}
 	}
 	for range lengthTries {
-		call := l.newCall(l.shardOf(q.Key), q.Key, q.Limit, StoreCall{Op: "sync", Cause: string(next.Charge)})
+		call := l.newCall(l.shardOf(q.Key), q.Key, StoreCall{Op: "sync", Cause: string(next.Charge)})
 		err = l.detached(ctx, call, func(ctx context.Context) (err error) {
 			l.count.syncs.Add(1)
 			reply, err = l.store.Sync(ctx, q)

@@ -2,6 +2,7 @@ package reservoir_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -393,6 +394,34 @@ func TestProbeOfAKeyWithoutLimit(t *testing.T) {
 		assert.ErrorIs(t, err, reservoir.ErrLimit)
 		limit.Store(100)
 		assert.True(t, allow(t, l, "k", 1).Allowed)
+	})
+}
+
+// A probe knows no limit of a key's own: that its window has another length is no error.
+func TestProbeOfAKeyWithAnotherLength(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var probes, conflicts atomic.Int64
+		hooks := reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) {
+			if c.Cause == "reopen" && c.Err == nil {
+				probes.Add(1)
+			}
+			if errors.Is(c.Err, reservoir.ErrConflict) {
+				conflicts.Add(1)
+			}
+		}}
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(100), reservoir.WithHooks(hooks), reservoir.WithBatch(reservoir.Fixed(1)),
+			reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(100) }))
+		allow(t, l, "k", 1)
+		net.always(loseRequest)
+		for range 10 {
+			_, _ = l.Allow(bg, "k")
+		}
+		net.set(nil)
+		time.Sleep(5 * time.Second)
+		assert.True(t, allow(t, l, "k", 1).Allowed)
+		assert.Positive(t, probes.Load())
+		assert.Zero(t, conflicts.Load())
 	})
 }
 

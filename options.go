@@ -225,7 +225,7 @@ func (c *config) mayHaveLength(length time.Duration) bool {
 	return c.limits != nil || c.limit.Calendar.Period != 0 && max(off, -off) < c.limit.Window/8
 }
 
-// anyLimit is a limit for calls that need none; if they fail, a probe uses it.
+// anyLimit is a limit for probes, which ask for nothing.
 func (c *config) anyLimit() Limit {
 	if planOf(c.limit) != counted {
 		return PerMinute(1)
