@@ -419,7 +419,8 @@ func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, denied bool,
 	} else {
 		k.use.demand().Exhausted(0)
 	}
-	small := r.Learning || f.req.Want > f.req.Need && r.Grant <= f.req.Need // the limit is too small for batches: the store grants only what is needed
+	// If the store grants only what is needed, the limit is too small for batches.
+	small := r.Learning || f.req.Want > f.req.Need && r.Grant <= f.req.Need
 	reorder := int64(-1)
 	if s := k.situationLocked(now); s.ahead() && !small && k.deniedUntil == 0 && w.Remaining() > 0 {
 		reorder = s.reorder()

@@ -323,13 +323,15 @@ func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64, stay bool) 
 		}
 		var again bool
 		d := direct{k: k, stay: stay, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit.Plain(), Tokens: n}}
-		k.event(func(now int64) int64 {
-			if k.plan != counted {
-				err = errSpecial
-			}
-			d.req.End, d.req.Next = k.ends(k.lease.Load(), now)
-			return unchanged
-		})
+		if l.varies() {
+			k.event(func(now int64) int64 {
+				if k.plan != counted {
+					err = errSpecial
+				}
+				d.req.End, d.req.Next = k.ends(k.lease.Load(), now)
+				return unchanged
+			})
+		}
 		if err != nil {
 			return r, err
 		}

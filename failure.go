@@ -177,6 +177,23 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 	return true, nil
 }
 
+// answerLocked answers the callers in line up to last by the failure policy. Callers that
+// stay until they are served wait on, unless the policy admits them or an operator must
+// act.
+func (k *keyState) answerLocked(last uint64, now int64, err error) {
+	line := k.busy.callers()
+	line.Each(func(c *waiter) {
+		var o outcome
+		var decided bool
+		if c.Seq() > last {
+			return
+		}
+		if decided, o.err = k.policyLocked(&o.Result, c.N, c.Stays, now, err); decided {
+			line.Notify(c, o)
+		}
+	})
+}
+
 // fallbackLocked returns what was admitted without the store in the window at now. If the
 // last window is surely over, the process opens a provisional one, which the store adopts
 // when it is back, if it has no other open. So tokens are charged to the window in which

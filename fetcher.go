@@ -206,9 +206,9 @@ func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, e
 }
 
 // decide answers the caller from memory or by the failure policy, or puts it in line as w.
-// If it does neither, the caller makes a direct call. Unless the limit is known to be
-// today's, decide may want it to be looked up first.
-func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay, today bool) (w *waiter, decided bool, err error) {
+// If it does neither, the caller makes a direct call. Unless the limit is known to be the
+// present one, decide may want it to be looked up first.
+func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay, present bool) (w *waiter, decided bool, err error) {
 	k.event(func(now int64) int64 {
 		limit := k.limit()
 		stay := stay && !limit.Shadow // nobody waits for a limit in shadow
@@ -217,7 +217,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay, today b
 			err = ErrClosed
 		case k.retired:
 			err = errStartOver
-		case !today && k.oldLocked(n, now):
+		case !present && k.oldLocked(n, now):
 			err = errOldLimit
 			return 0
 		case k.plan != counted:
@@ -439,20 +439,3 @@ func (k *keyState) denyLocked(w *lease.Lease, now int64) {
 // few is the number of processes above which most are still to ask when the first are
 // refused.
 const few = 4
-
-// answerLocked answers the callers in line up to last by the failure policy. Callers that
-// stay until they are served wait on, unless the policy admits them or an operator must
-// act.
-func (k *keyState) answerLocked(last uint64, now int64, err error) {
-	line := k.busy.callers()
-	line.Each(func(c *waiter) {
-		var o outcome
-		var decided bool
-		if c.Seq() > last {
-			return
-		}
-		if decided, o.err = k.policyLocked(&o.Result, c.N, c.Stays, now, err); decided {
-			line.Notify(c, o)
-		}
-	})
-}

@@ -147,13 +147,13 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 // when that limit has charged.
 func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResult, error) {
 	r, err := g.allow(ctx, cost, keys)
-	again := firstPause
+	again := firstPause / 2
 	for round := 0; err == nil && !r.Allowed || err != nil && outage(err); round++ {
 		if round > len(keys) { // in an outage FailOpen may admit a Wait at once, and still refuse an Allow
+			again = longer(ctx, again)
 			if err := pause(ctx, again, nil); err != nil {
 				return GroupResult{}, err
 			}
-			again = longer(ctx, again)
 		}
 		i := r.Limiter
 		paid, waited := g.limiters[i].WaitN(ctx, keys[i], cost.of(i))

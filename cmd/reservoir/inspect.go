@@ -55,7 +55,7 @@ type look struct {
 	name  string
 	limit int64 // 0 = not given
 	store *opened
-	shard part   // in which the last look found an open window
+	shard part   // where the last look found an open window, or else one that it asked
 	full  string // the store's name for the key; empty with -top
 }
 

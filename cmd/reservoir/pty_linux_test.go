@@ -115,7 +115,7 @@ func TestProgressOnATerminal(t *testing.T) {
 	}
 }
 
-// bar is how much longer a line is than it looks, for a progress bar that was drawn over.
+// bar is how much longer a line is than it looks, for progress that was drawn over.
 func bar(text string) int {
 	if strings.ContainsAny(text, "\r\x1b") {
 		return 1 << 20

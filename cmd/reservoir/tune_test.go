@@ -103,7 +103,7 @@ func TestTuneRepeatsItselfBySeed(t *testing.T) {
 func TestTuneText(t *testing.T) {
 	o := invoke(t.Context(), strings.Fields(tiny+"-policies direct,adaptive")...)
 	require.Equal(t, exitOK, o.status, o.stderr)
-	require.Empty(t, o.stderr, "no progress bar but on a terminal")
+	require.Empty(t, o.stderr, "no progress but on a terminal")
 	require.Regexp(t, `^[0-9,]+ requests in 220ms for 1 key and 3 processes, 1 token each, limit 500 per 100ms, on the embedded store, 100µs away\n`, o.stdout)
 	require.Regexp(t, `(?m)^ +policy +calls +a request +waited +stranded +refused +needless +over +p99 +p50 +admitted\n +direct +[0-9,]+ .*\n +adaptive +[0-9,]+ `, o.stdout)
 	require.Regexp(t, `(?m)^Recommended: (direct|adaptive)\n[A-Z].*`, o.stdout)
