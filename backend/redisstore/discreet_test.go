@@ -1,8 +1,11 @@
 package redisstore_test
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"syscall"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -48,8 +51,15 @@ func TestNoLogin(t *testing.T) {
 	client := server.Client()
 	said := client.Do(t.Context(), "eval", "", 9, 1, 2, 3, 4, 5, 6, 7, 8, 9).Err()
 	require.ErrorContains(t, said, "unauthenticated", "the server does not say so")
-	for op, err := range allCalls(t.Context(), redisstore.New(client), "k") {
-		require.Equal(t, backend.Rejected, class(t, err), op)
-		require.ErrorContains(t, err, "NOAUTH", op)
+	for _, c := range callsOf(redisstore.New(client), "k") {
+		err := c.do(t.Context())
+		for range 100 { // the server closes the connection, and its answer may be lost with that
+			if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+				break
+			}
+			err = c.do(t.Context())
+		}
+		require.Equal(t, backend.Rejected, class(t, err), "%s: %v", c.op, err)
+		require.ErrorContains(t, err, "NOAUTH", c.op)
 	}
 }
