@@ -88,7 +88,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	f := next.Facts{
 		Now: now, Retired: k.retired || k.l.closed.Load(), Open: k.shard.Open(), InFlight: k.busy.inFlight(),
 		Active: line.Active(), Passing: line.Passing(), Parked: line.Parked(),
-		Denied: k.deniedUntil, Probe: wanted > 0, Alive: w.Alive(now), Unconfirmed: k.lastDue,
+		Denied: k.deniedUntil, Probe: wanted > 0, Alive: w.Alive(now), Unconfirmed: k.leaving && k.lastDue,
 	}
 	if f.Open {
 		f.Ask = max(k.shard.NextProbe(), now) + int64(slack)
@@ -113,7 +113,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 			f.Charge = max(u.charge, 1)
 		}
 	}
-	f.Unconfirmed = k.lastDue || f.Alive && k.account.Unconfirmed() > 0
+	f.Unconfirmed = f.Unconfirmed || f.Alive && k.account.Unconfirmed() > 0
 	f.Low = k.low && w.Remaining() > 0
 	if u == nil || k.leaving || k.l.direct {
 		return f
@@ -224,13 +224,27 @@ func (f *fetch) sizeLocked(wanted int64) {
 	s.demand.Asked(q.Want, k.spentLocked())
 }
 
-// run sends the statement. It is the only part of a fetch that is not under the lock.
+// run sends the statement under the fetch timeout. No caller's context ends it: that caller
+// may leave, and the others still need the fetch.
 func (f *fetch) run() {
 	l := f.k.l
 	defer l.calls.End()
-	c := l.newCall(f.shard, f.req.Key, StoreCall{Op: "sync", Cause: string(f.cause), Reason: f.reason})
+	_ = f.send(func(c *storeCall) (backend.SyncReply, error) {
+		if err := l.relimit(f.k, &f.req); err != nil { // it may block or panic
+			return backend.SyncReply{}, err
+		}
+		ctx := deadline.After(context.Background(), l.fetchTimeout)
+		defer ctx.Release()
+		return c.sync(ctx, f.req)
+	})
+}
+
+// send makes the call and applies its end. It is the only part of a fetch that is not under
+// the lock.
+func (f *fetch) send(call func(*storeCall) (backend.SyncReply, error)) (err error) {
+	c := f.k.l.newCall(f.shard, f.req.Key, StoreCall{Op: "sync", Cause: string(f.cause), Reason: f.reason})
 	var reply backend.SyncReply
-	err := guard.ErrGoexit // unless the store returns
+	err = guard.ErrGoexit // unless the store returns
 	defer func() {
 		if then := f.complete(c, reply, err); then != nil {
 			go then.run()
@@ -239,13 +253,11 @@ func (f *fetch) run() {
 			c.report()
 		}
 	}()
-	if failed := guard.Do(func() error { return l.relimit(f.k, &f.req) }); failed != nil { // it may block or panic
-		err = failed
-		return
-	}
-	ctx := deadline.After(context.Background(), l.fetchTimeout) // not a caller's context: that caller may leave, and the others still need the fetch
-	defer ctx.Release()
-	reply, err = c.sync(ctx, f.req)
+	err = guard.Do(func() (err error) {
+		reply, err = call(c)
+		return err
+	})
+	return err
 }
 
 // complete applies the end of f and serves the line. It returns the next fetch, if one is
@@ -272,7 +284,7 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 		return 0
 	})
 	if leaving {
-		k.l.retireIfDone(k)
+		k.l.retire(k, true)
 	}
 	return then
 }
@@ -320,11 +332,8 @@ func (f *fetch) stuckLocked(now int64) {
 func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	k := f.k
 	k.l.count.reasserted.Add(r.Reasserted)
-	if f.req.Leaving {
-		k.replyLost = false
-	}
-	if f.req.Leaving || !k.leaving { // unless the key began to leave after f
-		k.lastDue = false
+	if f.req.Leaving && r.Length == 0 {
+		k.replyLost, k.lastDue = false, false
 	}
 	if k.use != nil {
 		k.use.backoff, k.use.pause, k.use.rejected, k.use.replied = 0, 0, false, now

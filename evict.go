@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/keytable"
 	"github.com/go-reservoir/reservoir/internal/next"
@@ -28,17 +27,21 @@ func (k *keyState) needsLastLocked(now int64) bool {
 	return k.heldLocked() > 0 || k.account.Outstanding() || k.replyLost || k.clients > 1 || closed && k.account.Granted()
 }
 
-// retireIfDone ends a leaving key, unless it is still needed. Stats must see all of its
-// counts move at once. Otherwise a count would seem to go back, which a metrics system
-// takes for a restart.
-func (l *Limiter) retireIfDone(k *keyState) {
+// leftLocked reports whether the key, which is leaving, is needed no more.
+func (k *keyState) leftLocked(now int64) bool {
+	holds := k.lease.Load().Alive(now) && (k.heldLocked() > 0 || k.account.Outstanding())
+	return k.leaving && k.busy == nil && !holds && !(k.lastDue && k.needsLastLocked(now))
+}
+
+// retire ends a key; with ifLeft, only if it has left. Stats must see all of its counts move
+// at once. Otherwise a count would seem to go back, which a metrics system takes for a
+// restart.
+func (l *Limiter) retire(k *keyState, ifLeft bool) {
 	l.counting.Lock()
 	defer l.counting.Unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	now := l.clock.Now()
-	holds := k.lease.Load().Alive(now) && (k.heldLocked() > 0 || k.account.Outstanding())
-	if k.leaving && k.busy == nil && !holds && !(k.lastDue && k.needsLastLocked(now)) {
+	if !ifLeft || k.leftLocked(l.clock.Now()) {
 		k.retireLocked()
 	}
 }
@@ -60,96 +63,72 @@ func (k *keyState) retireLocked() {
 	k.l.keys.Delete(k.node)
 }
 
-// final is a key's account at Close: all tokens are returned, but the store has not
-// confirmed it.
-type final struct {
-	account  account.Account
-	req      backend.SyncRequest
-	shard    *shard
-	fallback *fallback
-	until    int64 // the window is over by then
-}
-
-// closeKey retires k. It returns the account to hand back, or nil if there is none.
-func (l *Limiter) closeKey(k *keyState) (f *final) {
-	l.counting.Lock()
-	defer l.counting.Unlock()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := l.clock.Now()
-	if w := k.lease.Load(); !k.retired && k.needsLastLocked(now) {
-		k.leaving = true
-		if w.Alive(now) {
-			k.account.Return(k.drainLocked())
-		} else {
-			l.count.move(k.account.Expire(k.drainLocked()))
-		}
-		if k.fallback != nil { // Close has no time to ask which window is open
-			k.fallback.provisional = false
-		}
-		f = &final{req: k.statementLocked(now), shard: k.shard, fallback: k.fallback, until: now + int64(k.limit().Window)}
-		f.account = k.account.HandOver()
-	}
-	k.retireLocked()
-	return f
-}
-
-// attempts is how often, at most, a last statement is made. Repeating it does no harm.
+// attempts is how many statements, at most, hand back what a key holds at Close. Repeating
+// one does no harm.
 const (
 	attempts  = 5
-	lastPause = 20 * time.Millisecond // between them, or half of it
+	lastPause = 20 * time.Millisecond // after one that failed, or half of it
 )
 
-// lastStatement makes a key's last statement, and repeats it while the store hands over
-// tokens whose grant had been lost. Tokens that it cannot hand back stay charged until the
-// window ends.
-func (l *Limiter) lastStatement(ctx context.Context, f *final) error {
-	defer func() { l.count.move(f.account.Leave(0)) }() // nothing moves if all was handed back
+// handBack hands back what k holds at Close, and retires it. Tokens that it cannot hand
+// back stay charged until the window ends.
+func (l *Limiter) handBack(ctx context.Context, k *keyState) error {
+	defer l.retire(k, false)
 	for try := 1; ; try++ {
-		reply, err := l.sendLast(ctx, f)
-		switch {
-		case errors.Is(err, ErrConflict), err == nil && reply.Length != 0 && try == attempts:
-			return nil // a window of another limit is open, so ours is over
-		case err == nil && reply.Length != 0: // or of another length of this limit, and nothing has changed
-			f.req.Limit.Window = reply.Length
-			continue
-		case err == nil:
-			spent := f.account.Spent(0)
-			m := f.account.Apply(f.req, reply, 0)
-			l.count.move(m)
-			l.extra[0].Add(m.Taken - reply.Grant)
-			if f.fallback.reopened(reply) { // the tokens that it hands over again may have been spent there
-				l.count.move(f.account.Expire(reply.Grant))
-			} else {
-				f.account.Return(reply.Grant)
-			}
-			l.count.spent.Add(f.account.Spent(0) - spent)
-			f.account.State(&f.req, reply.Window)
-			if f.account.Unconfirmed() == 0 {
-				return nil
-			}
-			continue
+		f := l.lastFetch(k, try == 1)
+		if f == nil {
+			return nil
 		}
-		again := ctx.Err() == nil && try < attempts && !f.shard.Open() && l.clock.Now() <= f.until
-		if !again || pause(ctx, lastPause/2+chance.Part(lastPause/2), nil) != nil {
+		err := f.sendWithin(ctx)
+		switch {
+		case errors.Is(err, ErrConflict): // a window of another limit is open, so ours is over
+			return nil
+		case try == attempts || err != nil && (ctx.Err() != nil || f.shard.Open()):
+			return err
+		case err != nil && pause(ctx, lastPause/2+chance.Part(lastPause/2), nil) != nil:
 			return err
 		}
 	}
 }
 
-func (l *Limiter) sendLast(ctx context.Context, f *final) (reply backend.SyncReply, err error) {
-	if err := ctx.Err(); err != nil {
-		return reply, err
+// lastFetch returns a statement that hands back what k holds and says that it leaves, or nil
+// if there is nothing to state.
+func (l *Limiter) lastFetch(k *keyState, first bool) *fetch {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := l.clock.Now()
+	if k.retired || k.busy.inFlight() { // in flight only if ctx ended before it
+		return nil
 	}
-	if f.shard.Open() {
-		return reply, f.shard.openError()
+	if k.leaving, k.low = true, false; first {
+		k.lastDue = k.needsLastLocked(now)
 	}
-	bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
-	defer cancel()
-	c := l.newCall(f.shard, f.req.Key, StoreCall{Op: "sync", Cause: string(next.Return)})
-	defer c.report()
-	c.short = soonerThan(ctx, l.fetchTimeout)
-	return c.sync(bounded, f.req)
+	if k.leftLocked(now) {
+		return nil
+	}
+	if k.lease.Load().Alive(now) {
+		k.account.Return(k.drainLocked())
+	}
+	f := &fetch{k: k, cause: next.Return, ordered: now, shard: k.shard}
+	f.prepareLocked(0, 0)
+	return f
+}
+
+// sendWithin is run for a fetch that ends with ctx, and calls no function of the user's but
+// the store.
+func (f *fetch) sendWithin(ctx context.Context) error {
+	return f.send(func(c *storeCall) (backend.SyncReply, error) {
+		switch {
+		case ctx.Err() != nil:
+			return backend.SyncReply{}, ctx.Err()
+		case f.shard.Open():
+			return backend.SyncReply{}, f.shard.openError()
+		}
+		bounded, cancel := context.WithTimeout(ctx, f.k.l.fetchTimeout)
+		defer cancel()
+		c.short = soonerThan(ctx, f.k.l.fetchTimeout)
+		return c.sync(bounded, f.req)
+	})
 }
 
 // soonerThan reports whether ctx ends before d has passed.
@@ -196,7 +175,7 @@ func (s *sweeper) sweep() {
 	l.rename()
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
 		if s.visit(&n.State) {
-			l.retireIfDone(&n.State)
+			l.retire(&n.State, true)
 		}
 		return !l.closed.Load()
 	})
@@ -292,23 +271,19 @@ func (l *Limiter) close(ctx context.Context) error {
 		err = ctx.Err()
 	}
 	l.stopReopening(ctx)
-	return errors.Join(err, l.handBack(ctx))
+	return errors.Join(err, l.handBackAll(ctx))
 }
 
-// handBack retires all keys and hands their stock back.
-func (l *Limiter) handBack(ctx context.Context) error {
+// handBackAll hands back what all keys hold, and retires them.
+func (l *Limiter) handBackAll(ctx context.Context) error {
 	var wg sync.WaitGroup
 	var failure atomic.Pointer[error]
 	slots := make(chan struct{}, handBacksAtOnce)
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
-		f := l.closeKey(&n.State)
-		if f == nil {
-			return true
-		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }() // also if the store ends the goroutine
-			if err := l.lastStatement(ctx, f); err != nil {
+			if err := l.handBack(ctx, &n.State); err != nil {
 				failure.CompareAndSwap(nil, &err)
 			}
 		})

@@ -56,7 +56,7 @@ type keyState struct {
 	replyLost   bool   // a fetch has failed, and no last statement was answered since: a grant may wait in the store
 	plan        plan   // whether the limit is special; if so, bound is an older limit
 	leaving     bool   // the key is idle, and is forgotten when the store has confirmed its returns
-	lastDue     bool   // the key's last statement, which says that it leaves, is not confirmed yet
+	lastDue     bool   // if so, its last statement, which says that it leaves, is not confirmed yet
 	retired     bool   // forgotten or closed: look the key up again
 }
 

@@ -230,6 +230,35 @@ func TestEvictionHandsBackOverABadNetwork(t *testing.T) {
 	}
 }
 
+// A key that has lost the reply to its grant, and whose limit has another window since, asks once
+// more with the open window's length, so that the grant goes back when the key is forgotten or at Close.
+func TestLostGrantOfAnotherLength(t *testing.T) {
+	for _, closes := range []bool{false, true} {
+		inBubbles(t, fmt.Sprint("close=", closes), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := far(time.Millisecond)
+			var limit atomic.Value
+			limit.Store(reservoir.PerHour(100))
+			limits := reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) })
+			l := open(t, net, reservoir.PerHour(100), opt, limits, reservoir.WithIdle(time.Second))
+			net.next("", loseReply)
+			_, err := l.AllowN(bg, "k", 7)
+			require.Error(t, err)
+			require.NotZero(t, used(t, net, "k"))
+			limit.Store(reservoir.PerMinute(100))
+			net.next("", loseRequest)
+			_, err = l.AllowN(bg, "k", 7) // the new limit is the key's now
+			require.Error(t, err)
+			if !closes {
+				time.Sleep(time.Minute)
+				require.Zero(t, l.Stats().Keys)
+			}
+			require.NoError(t, l.Close(bg))
+			require.Equal(t, 1, net.happened(loseReply))
+			assert.Zero(t, used(t, net, "k"))
+		})
+	}
+}
+
 // A key is evicted while a reply of its is lost: a key of the same name that comes
 // later in the window is not handed what the first one spent.
 func TestKeysThatComeBack(t *testing.T) {

@@ -144,14 +144,6 @@ func (a *Account) Leave(held int64) (m Moved) {
 	return m
 }
 
-// HandOver returns the account to the code that makes its last statements. Only the
-// spent tokens stay in a.
-func (a *Account) HandOver() Account {
-	out := *a
-	*a = Account{balance: a.Spent(0)}
-	return out
-}
-
 // Expire records that n tokens have expired with their window.
 func (a *Account) Expire(n int64) Moved {
 	a.balance -= n
