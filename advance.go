@@ -185,7 +185,7 @@ func (f *fetch) returnLocked(w *lease.Lease, surplus int64) {
 func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 	limit := k.limit()
 	q := backend.SyncRequest{
-		Key: k.l.storeKey(k.node.Key), Client: k.name.client, Limit: limit.Plain(), Strand: -1,
+		Key: k.l.storeKey(k.node.Key), Client: k.l.clientOf(k.epoch), Limit: limit.Plain(), Strand: -1,
 		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(limit), Leaving: k.leaving,
 	}
 	w := k.lease.Load()

@@ -390,7 +390,7 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	case r.Allowed && current:
 		k.l.count.move(k.account.Direct(n))
 		k.l.extra.add(k, n-1)
-		r.key, r.epoch, r.serial = k.node.Hash, k.name.epoch, k.l.singleUseEpoch()
+		r.key, r.epoch, r.serial = k.node.Hash, k.epoch, k.l.singleUseEpoch()
 		k.deniedUntil = 0
 	case r.Allowed: // the key is forgotten, or in another window
 		k.l.bookWithoutAccount(r, k.node.Hash)

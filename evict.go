@@ -172,7 +172,7 @@ func (s *sweeper) sweep() {
 		return
 	}
 	defer l.calls.End()
-	l.rename()
+	l.epoch.Add(1) // a forgotten key drops its account, so a later state of the key must not make statements in that name
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
 		if s.visit(&n.State) {
 			l.retire(&n.State, true)
@@ -188,8 +188,8 @@ func (s *sweeper) sweep() {
 // visit looks at a key once per idle time. A key that was not used since the last sweep
 // leaves: it gives back what it holds, and is forgotten when the store has confirmed that
 // or the window has ended. A fingerprint of the key's counts shows whether it was used, so
-// that the hot path need not record the time. A key that is newer than the last rename
-// stays, because its next state would have the same account name.
+// that the hot path need not record the time. A key that is newer than the last sweep
+// stays, because its next state would have the same epoch.
 func (s *sweeper) visit(k *keyState) (leaving bool) {
 	k.event(func(now int64) int64 {
 		w := k.lease.Load()
@@ -201,7 +201,7 @@ func (s *sweeper) visit(k *keyState) (leaving bool) {
 		k.mark = mark
 		// Tokens that FailLocal has admitted count against its share; debt of any policy must be charged.
 		needed := k.fallback.in(w) && w.Alive(now) && k.fallback.admitted > 0 && (k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
-		if !same || k.retired || k.busy != nil || k.name == k.l.account.Load() || needed {
+		if !same || k.retired || k.busy != nil || k.epoch == k.l.epoch.Load() || needed {
 			return unchanged
 		}
 		k.leaving, k.low, k.lastDue = true, false, k.needsLastLocked(now)

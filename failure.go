@@ -226,8 +226,7 @@ func (k *keyState) fallbackLocked(now int64) *fallback {
 
 // renameLocked gives the key's account a new name in the store.
 func (k *keyState) renameLocked() {
-	k.l.rename()
-	k.name = k.l.account.Load()
+	k.epoch = k.l.epoch.Add(1)
 }
 
 // shard is the state of one shard of the store, or of the whole store if it has no shards.

@@ -138,7 +138,7 @@ func (s *settlement) less(ctx context.Context, n int64) error {
 		k.event(func(int64) int64 { // callers may wait for the tokens that the store has now
 			if w := k.lease.Load(); w != nil && w.Window == q.Window {
 				w.AddRemaining(back)
-				if q.Client == k.name.client { // the store may have missed an earlier refund
+				if q.Client == k.l.clientOf(k.epoch) { // the store may have missed an earlier refund
 					back = k.account.ConfirmDirect(total)
 				}
 			}
@@ -162,10 +162,10 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 		switch {
 		case r.Source == Fallback:
 			return k.refundFallbackLocked(r, n, now)
-		case r.Source == Direct && current && r.epoch == k.name.epoch:
+		case r.Source == Direct && current && r.epoch == k.epoch:
 			var total int64
 			if back, total = k.account.RefundDirect(n); back > 0 {
-				q = &backend.RefundRequest{Client: k.name.client, Window: r.window(), Total: total}
+				q = &backend.RefundRequest{Client: k.l.clientOf(k.epoch), Window: r.window(), Total: total}
 			}
 		case r.Source == Direct || r.epoch != k.node.Tag || k.retired:
 			back, q = s.refundWithoutAccount(n)

@@ -56,8 +56,7 @@ type Limiter struct {
 	client
 	waiters waiters.Pool[outcome]
 
-	account atomic.Pointer[accountName] // of new keys
-	epoch   atomic.Uint32               // of the last account name; grows with each
+	epoch   atomic.Uint32 // of new keys, from 1; names their accounts in the store
 	sweeper sweeper
 
 	closed    atomic.Bool
@@ -65,13 +64,6 @@ type Limiter struct {
 	closeErr  error         // written before closeDone is closed, and only read after
 
 	counting sync.Mutex // held by Stats, and while a key's counts become the limiter's
-}
-
-// accountName is the client name in the store of all keys that were made between two
-// sweeps.
-type accountName struct {
-	client string
-	epoch  uint32 // counts the names of a limiter, from 1
 }
 
 // New returns a Limiter that counts in store. It does no I/O and starts no goroutine. Its
@@ -95,7 +87,7 @@ func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 		return nil, err
 	}
 	l.keys.Init(int64(l.maxKeys))
-	l.rename()
+	l.epoch.Store(1)
 	l.clock.Init()
 	l.sweeper.l = l
 	return l, nil
@@ -211,8 +203,8 @@ func (l *Limiter) state(key string) (*keyState, error) {
 
 func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	k := &n.State
-	k.l, k.node, k.name, k.shard = l, n, l.account.Load(), l.shardOf(l.storeKey(n.Key))
-	n.Tag = k.name.epoch // an outage may change the name, but not the Tag, which identifies this state of the key
+	k.l, k.node, k.epoch, k.shard = l, n, l.epoch.Load(), l.shardOf(l.storeKey(n.Key))
+	n.Tag = k.epoch // an outage may change the epoch, but not the Tag, which identifies this state of the key
 	k.bound.Store(&l.limit)
 	if limit != l.limit { // or a calendar's window has another length
 		own := limit // on the heap only if it differs
@@ -429,11 +421,4 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 		return nil
 	}
 	return ErrConflict
-}
-
-// rename changes the account name of new keys. An evicted key drops its account, so a
-// later state of the same key must not make statements in that name.
-func (l *Limiter) rename() {
-	epoch := l.epoch.Add(1)
-	l.account.Store(&accountName{client: l.clientOf(epoch), epoch: epoch})
 }
