@@ -8,25 +8,25 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/examples/internal/servers"
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-func main() { servers.Main("cluster", run) }
+func main() { redistest.Program("cluster", run) }
 
 // run starts a cluster and calls show.
-func run(ctx context.Context, dir string, out io.Writer) error {
-	cluster, err := servers.StartCluster(ctx, dir)
-	if err != nil {
-		return err
+func run(ctx context.Context, t testing.TB, out io.Writer) error {
+	cluster := redistest.StartCluster(t, 3, 1)
+	for _, node := range cluster.Nodes {
+		node.Do("config", "set", "cluster-require-full-coverage", "no") // or all keys are refused while one master is away
 	}
-	defer cluster.Stop()
-	options, err := redisstore.Options("redis-cluster://" + strings.Join(cluster.Masters, ",")) // some nodes; they know the others
+	options, err := redisstore.Options("redis-cluster://" + strings.Join(cluster.Addrs()[:3], ",")) // some nodes; they know the others
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func run(ctx context.Context, dir string, out io.Writer) error {
 	return show(ctx, out, limiter, store, cluster)
 }
 
-func show(ctx context.Context, out io.Writer, limiter *reservoir.Limiter, store *redisstore.Store, cluster *servers.Cluster) error {
+func show(ctx context.Context, out io.Writer, limiter *reservoir.Limiter, store *redisstore.Store, cluster *redistest.Cluster) error {
 	ask := func(what string) error {
 		fmt.Fprintf(out, "%s\n  user        master   admitted by the store  by the failure policy\n", what)
 		for _, user := range []string{"user:anna", "user:emma", "user:hugo", "user:max", "user:ben", "user:felix"} {
@@ -57,7 +57,7 @@ func show(ctx context.Context, out io.Writer, limiter *reservoir.Limiter, store 
 				return err
 			}
 			master := "replica" // it is a master now
-			if i := slices.Index(cluster.Masters, store.Shard(user)); i >= 0 {
+			if i := slices.Index(cluster.Addrs()[:3], store.Shard(user)); i >= 0 {
 				master = fmt.Sprint(i + 1)
 			}
 			fmt.Fprintf(out, "  %-10s  %-7s  %21d  %21d\n", user, master, admitted[false], admitted[true])
@@ -67,7 +67,7 @@ func show(ctx context.Context, out io.Writer, limiter *reservoir.Limiter, store 
 	if err := ask("Three masters, a replica each. 60 requests for each of 6 users, who have 100 an hour:"); err != nil {
 		return err
 	}
-	cluster.Kill(store.Shard("user:anna"))
+	cluster.NodeOf("{user:anna}").Kill()
 	if err := ask("\nThe master of user:anna is stopped. 60 more at once, before its replica has taken over:"); err != nil {
 		return err
 	}

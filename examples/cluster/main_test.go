@@ -1,7 +1,7 @@
 package main
 
 import (
-	"os"
+	"os/exec"
 	"regexp"
 	"strconv"
 	"testing"
@@ -45,5 +45,10 @@ func TestInterrupted(t *testing.T) {
 
 func TestNoServer(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	require.ErrorContains(t, run(t.Context(), t.TempDir(), os.Stdout), "is redis-server installed?")
+	cmd := program.Command(t)
+	cmd.Stderr = nil
+	_, err := cmd.Output()
+	var failed *exec.ExitError
+	require.ErrorAs(t, err, &failed)
+	require.Regexp(t, `^cluster: .*redis-server is not installed.*\n$`, string(failed.Stderr))
 }

@@ -6,27 +6,23 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"path/filepath"
+	"testing"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/examples/internal/servers"
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-func main() { servers.Main("shards", run) }
+func main() { redistest.Program("shards", run) }
 
 // run starts the servers and makes requests. A key belongs to a shard's name, so it stays
 // there when the address behind the name changes.
-func run(ctx context.Context, dir string, out io.Writer) error {
-	pairs, shards := map[string]*servers.Pair{}, map[string][]string{}
+func run(ctx context.Context, t testing.TB, out io.Writer) error {
+	pairs, shards := map[string]*redistest.Replicated{}, map[string][]string{}
 	for _, name := range []string{"a", "b", "c"} {
-		p, err := servers.StartPair(ctx, filepath.Join(dir, name))
-		if err != nil {
-			return err
-		}
-		defer p.Stop()
-		pairs[name], shards[name] = p, []string{"redis://" + p.Primary.Addr, "redis://" + p.Replica.Addr}
+		p := redistest.StartReplicated(t, 1)
+		pairs[name], shards[name] = p, []string{"redis://" + p.Primary.Addr(), "redis://" + p.Replicas[0].Addr()}
 	}
 	store, err := redisstore.OpenShards(shards)
 	if err != nil {
@@ -47,14 +43,12 @@ func run(ctx context.Context, dir string, out io.Writer) error {
 	if err := d.ask(ctx, "60 requests for each of six users, who have 100 an hour:"); err != nil {
 		return err
 	}
-	pairs["b"].Primary.Stop()
+	pairs["b"].Primary.Kill()
 	if err := d.ask(ctx, "\nThe primary of b is stopped. 60 more:"); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "\nThe hook reports: %s.\n", await(ctx, changes))
-	if err := pairs["b"].Primary.Start(ctx); err != nil {
-		return err
-	}
+	pairs["b"].Primary.Restart()
 	return d.ask(ctx, "The primary of b is started, with nothing in memory, and the hook reports: "+await(ctx, changes)+". 60 more:")
 }
 
@@ -73,7 +67,7 @@ type demo struct {
 	out     io.Writer
 	limiter *reservoir.Limiter
 	store   *redisstore.Shards
-	pairs   map[string]*servers.Pair
+	pairs   map[string]*redistest.Replicated
 }
 
 // ask makes 60 requests for each of six users, two per shard. It prints how many the store
@@ -91,9 +85,9 @@ func (d demo) ask(ctx context.Context, what string) error {
 				admitted[r.Source == reservoir.Fallback]++
 			}
 		}
-		shard := d.store.Shard(user) // without a call
-		if err := d.pairs[shard].Settle(ctx); err != nil {
-			return err
+		shard := d.store.Shard(user)     // without a call
+		if d.pairs[shard].Primary.Up() { // its replica may lag
+			d.pairs[shard].AwaitSync()
 		}
 		r, err := d.limiter.Check(ctx, user)
 		if err != nil {

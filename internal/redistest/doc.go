@@ -12,7 +12,8 @@
 //
 // [Process.Pause], [Process.Kill] and [Daemon.Restart] are the faults of a
 // process. [StartTLS] adds a port that speaks TLS, [Server.SetUser] a user.
-// [StartDaemon] starts a server of another kind, and [Spawn] any process.
+// [StartDaemon] starts a server of another kind, and [Spawn] any process. [StartExample]
+// and [Program] are for examples.
 //
 // # Proxies
 //
