@@ -6,6 +6,7 @@ import (
 	"flag"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -165,17 +166,19 @@ func (f *flagSet) demandFlags(s *sim.Shape, l *reservoir.Limit) {
 	f.Uint64Var(&s.Seed, "seed", 0, "seed of all randomness; 0 = a random one, which the JSON report contains")
 }
 
-// demand validates the flags of demandFlags. It replaces a seed of 0 by a random one.
-func demand(s *sim.Shape, l reservoir.Limit, maxKeys int) error {
+// demand validates the flags of demandFlags, and what both commands want of the common
+// ones. It replaces a seed of 0 by a random one.
+func (c *common) demand(s *sim.Shape, l reservoir.Limit, maxKeys int) error {
 	s.Seed = cmp.Or(s.Seed, rand.Uint64())
 	if err := cmp.Or(kept(rule{l.Tokens >= 1, "limit", "1 or more"}), l.Validate()); err != nil {
 		return usagef("%s", oneLine(err))
 	}
 	return kept(
 		rule{s.Keys >= 1 && s.Keys <= maxKeys, "keys", upTo(maxKeys)},
-		rule{s.Zipf == 0 || s.Zipf > 1 && s.Zipf <= 100, "zipf", "0, or above 1"},
+		rule{s.Zipf == 0 || s.Zipf > 1 && s.Zipf <= 100 && s.Keys > 1, "zipf", "0, or above 1 with several -keys"},
 		rule{s.Tokens >= 1 && s.Tokens <= l.Tokens, "n",
 			"1 to the limit of " + table.Commas(l.Tokens) + " tokens, because more could never be allowed"},
 		rule{s.Length > 0, "duration", "more than 0"},
+		rule{c.prefix == "" || slices.ContainsFunc(c.stores, func(s string) bool { return s != memory }), "prefix", "none, because no -store is a Redis"},
 	)
 }

@@ -142,7 +142,7 @@ func (l *look) find(ctx context.Context, full string) (none backend.Contents, er
 		}
 		err = cmp.Or(err, failed)
 	}
-	return none, explain(err, l.shard)
+	return none, explain(ctx, err, l.shard)
 }
 
 // at inspects a key by the store's name for it.
@@ -191,6 +191,13 @@ func inspectFlags(f *flagSet) action {
 	})
 }
 
+func (i *inspection) charged() string {
+	if i.Limit == nil {
+		return table.Commas(i.Charged)
+	}
+	return table.Commas(i.Charged) + " of " + table.Commas(*i.Limit)
+}
+
 func (i *inspection) end() string {
 	return fmt.Sprintf("%s, in %v", i.Reset, time.Duration(i.LeftMS)*time.Millisecond)
 }
@@ -233,8 +240,9 @@ func (i *inspection) shares() (rows [][]string) {
 }
 
 const watchAbout = `Shows what a store holds for a key, as inspect does, once a second until it is
-interrupted. If the output is not a terminal it prints a line for each change
-(with -format json, an object, which has only an error if the store is away).`
+interrupted. If the output is not a terminal it prints a line for each change.
+With -format json it prints an object for each change, which has only an error
+if the store is away.`
 
 func watchFlags(f *flagSet) action {
 	l := newLook(f)
@@ -257,8 +265,8 @@ func (l *look) watch(ctx context.Context, stdout io.Writer) error {
 	return nil
 }
 
-// show writes an inspection or its error. On a terminal it clears the screen first.
-// Elsewhere it writes a line, if that differs from the last one, apart from the time.
+// show writes an inspection or its error. Text on a terminal replaces the last one.
+// Otherwise show writes a line, if that differs from the last one, apart from the time.
 func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line string, err error) {
 	var text string
 	var object any = i
@@ -269,7 +277,7 @@ func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line 
 		text, object = line+"\n", map[string]string{"error": oneLine(fault)}
 	}
 	switch {
-	case isTerminal(w):
+	case isTerminal(w) && !l.json:
 		return line, write(w, "\x1b[H\x1b[2J"+text)
 	case line == last:
 		return line, nil
@@ -283,10 +291,7 @@ func (i *inspection) line() string {
 	if !i.Open {
 		return "no window is open"
 	}
-	s := "charged " + table.Commas(i.Charged)
-	if i.Limit != nil {
-		s += " of " + table.Commas(*i.Limit)
-	}
+	s := "charged " + i.charged()
 	for _, row := range i.shares() {
 		s += ", " + row[0] + " " + row[1]
 	}
@@ -303,7 +308,14 @@ func resetFlags(f *flagSet) action {
 	l := newLook(f)
 	calendar := f.Bool("calendar", false, "the fresh window ends when the open one does, for calendar limits (a\n"+
 		"millisecond earlier, because its end identifies a window)")
-	window := f.Duration("window", 0, "`length` of the fresh window, if another program has opened the old one")
+	window := f.Duration("window", 0, "`length` of the window, wanted if another program has opened it,\n"+
+		"because the store then does not know it")
+	f.validate = func() error {
+		if err := (backend.Limit{Tokens: 1, Window: *window}).Validate(); err != nil && f.given("window") {
+			return usagef("bad value for flag -window: %s", oneLine(err))
+		}
+		return l.validate()
+	}
 	return l.then(func(ctx context.Context, stdout io.Writer) error {
 		was, err := l.at(ctx, l.full)
 		if err != nil {
@@ -329,9 +341,10 @@ func resetFlags(f *flagSet) action {
 	})
 }
 
-// reset replaces the open window, if any, by a fresh one of the same length, or of window
-// if the store does not know the length. A store names the length of an open window if a
-// request has another, so of two lengths it names at least one.
+// reset replaces the open window, if any, by a fresh one of the same length. A store names
+// the length of an open window, if it is recorded and the request has another, so of two
+// lengths the store names at least one. window is 0 or the length to use if none is
+// recorded.
 func (l *look) reset(ctx context.Context, end backend.Window, window time.Duration) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -339,13 +352,19 @@ func (l *look) reset(ctx context.Context, end backend.Window, window time.Durati
 	for _, guess := range []time.Duration{time.Minute, time.Hour} {
 		s, err := l.shard.store.Check(ctx, l.full, backend.Limit{Tokens: 1, Window: guess})
 		if err != nil || s.Window == 0 {
-			return false, explain(err, l.shard)
+			return false, explain(ctx, err, l.shard)
 		}
 		q.Limit.Window = cmp.Or(s.Length, q.Limit.Window)
 	}
-	if q.Limit.Window == 0 {
+	switch {
+	case q.Limit.Window == 0:
 		return false, usagef("another program has opened the window, so its length is not known: want -window, the limit's")
+	case window != 0 && q.Limit.Window != window:
+		return false, usagef("bad value for flag -window: the open window's length is %v", q.Limit.Window)
 	}
 	s, err := l.shard.store.Reset(ctx, q)
-	return s.Window != 0 && s.Length == 0, explain(err, l.shard)
+	if err == nil && s.Length != 0 {
+		return false, errors.New("another window has opened meanwhile, and nothing was reset")
+	}
+	return s.Window != 0, explain(ctx, err, l.shard)
 }

@@ -59,7 +59,7 @@ func (c *load) validate(f *flagSet) error {
 	if f.given("key") && f.given("keys") {
 		return usagef("want -key or -keys, not both")
 	}
-	if err := cmp.Or(demand(&c.Shape, c.limit, maxKeys), kept(
+	if err := cmp.Or(c.demand(&c.Shape, c.limit, maxKeys), kept(
 		rule{c.workers >= 1 && c.workers <= maxWorkers, "workers", upTo(maxWorkers)},
 		rule{c.Rate == 0 || c.Rate >= minRate && !math.IsInf(c.Rate, 0), "rate", fmt.Sprintf("0, or %v calls a second or more", minRate)},
 		rule{c.requests >= 0, "requests", "0 or more"},
@@ -153,7 +153,7 @@ func (t *traffic) run(ctx context.Context, l *reservoir.Limiter) *report {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(t.Length, math.MaxInt64))
 	defer cancel()
 	start, all := time.Now(), newReport()
-	all.Seed, all.keys = t.Seed, len(t.keys)
+	all.Seed, all.Keys, all.WindowsOf = t.Seed, len(t.keys), min(len(t.keys), windowKeys)
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for i := range t.workers {

@@ -151,9 +151,13 @@ func TestLoadTextTellsWhichKeysWindows(t *testing.T) {
 	const note = "of the first 100 keys;"
 	many := invoke(t.Context(), strings.Fields("load -requests 2000 -keys 101 -window 1h")...)
 	require.Contains(t, many.stdout, "100 "+note)
+	r := invoke(t.Context(), strings.Fields("load -requests 2000 -keys 101 -window 1h -format json")...).report(t)
+	require.Equal(t, [2]int{101, 100}, [2]int{r.Keys, r.WindowsOf})
 	all := invoke(t.Context(), strings.Fields("load -requests 2000 -keys 100 -window 1h")...)
 	require.Contains(t, all.stdout, "100; the most spent")
 	require.NotContains(t, all.stdout, note)
+	r = invoke(t.Context(), strings.Fields("load -requests 1 -keys 2 -format json")...).report(t)
+	require.Equal(t, [2]int{2, 2}, [2]int{r.Keys, r.WindowsOf})
 }
 
 func TestReport(t *testing.T) {

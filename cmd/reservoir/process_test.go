@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -30,11 +32,18 @@ type process struct {
 
 func start(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
+	return startWith(t, func(p *process) { p.Env = append(p.Env, env...) }, args...)
+}
+
+// startWith starts a process that change may change before.
+func startWith(t *testing.T, change func(*process), args ...string) *process {
+	t.Helper()
 	path, err := os.Executable()
 	require.NoError(t, err)
 	p := &process{Cmd: exec.CommandContext(t.Context(), path, args...)}
-	p.Env = append(append(os.Environ(), asCommand+"=1", "GORACE=atexit_sleep_ms=50"), env...) // instead of a second each
+	p.Env = append(os.Environ(), asCommand+"=1", "GORACE=atexit_sleep_ms=50") // instead of a second each
 	p.Stdout, p.Stderr = &p.stdout, &p.stderr
+	change(p)
 	require.NoError(t, p.Start())
 	t.Cleanup(func() {
 		if p.ProcessState == nil {
@@ -230,4 +239,34 @@ func TestNothingButOneLineOnStandardError(t *testing.T) {
 	}
 	require.Contains(t, refused.stderr, "WRONGPASS")
 	require.Contains(t, dead.stderr, "refused")
+}
+
+// One signal ends a command that reads a trace of which no more comes.
+func TestSignalEndsTheReadingOfATrace(t *testing.T) {
+	t.Parallel()
+	in, out, err := os.Pipe()
+	require.NoError(t, err)
+	defer out.Close()
+	p := startWith(t, func(p *process) { p.Stdin = in }, "tune", "-trace", "-")
+	require.NoError(t, in.Close())
+	_, err = out.Write(bytes.Repeat([]byte("1,a\n"), 1<<18)) // much more than a pipe holds, so the command reads
+	require.NoError(t, err)
+	require.NoError(t, p.Process.Signal(syscall.SIGINT))
+	watchdog := time.AfterFunc(20*time.Second, func() { _ = p.Process.Kill() })
+	defer watchdog.Stop()
+	require.Equal(t, outcome{exitFailure, "", "reservoir: stopped before any of 8 policies was replayed\n"}, p.end())
+}
+
+// The file of -report does not depend on standard output, of which head may read only the
+// beginning.
+func TestReportIsWrittenWhateverBecomesOfStandardOutput(t *testing.T) {
+	in, out, err := os.Pipe()
+	require.NoError(t, err)
+	require.NoError(t, in.Close())
+	file := filepath.Join(t.TempDir(), "r.svg")
+	p := startWith(t, func(p *process) { p.Stdout = out }, append(strings.Fields(tiny+"-policies direct -report"), file)...)
+	require.NoError(t, out.Close())
+	require.Empty(t, p.end().stderr)
+	require.Equal(t, syscall.SIGPIPE, p.ProcessState.Sys().(syscall.WaitStatus).Signal())
+	require.FileExists(t, file)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -65,6 +66,15 @@ func TestWatchOnATerminal(t *testing.T) {
 	for text := range strings.Lines(strings.TrimPrefix(shown, "\x1b[H\x1b[2J")) {
 		require.LessOrEqual(t, utf8.RuneCountInString(text), 41, shown)
 	}
+}
+
+// What is asked for as JSON is JSON on a terminal too.
+func TestWatchJSONOnATerminal(t *testing.T) {
+	server := redistest.Start(t)
+	shown := onTerminalUntil(t, 80, "\n", "watch", "-format", "json", "-store", "redis://"+server.Addr(), "key-0")
+	var i inspection
+	require.NoError(t, json.Unmarshal([]byte(shown), &i), "%q", shown)
+	require.False(t, i.Open)
 }
 
 // Nothing is wider than a narrow terminal, and nothing is lost for that.

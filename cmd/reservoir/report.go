@@ -42,10 +42,11 @@ type report struct {
 	// was broken.
 	TokensLate int64 `json:"tokens_late"`
 
-	Latency latency  `json:"latency_ns"` // of the calls, without delays of the schedule
-	Windows []window `json:"windows"`    // of the first windowKeys keys
+	Latency   latency  `json:"latency_ns"` // of the calls, without delays of the schedule
+	Windows   []window `json:"windows"`    // of the first WindowsOf keys
+	Keys      int      `json:"keys"`
+	WindowsOf int      `json:"windows_of_keys"`
 
-	keys    int              // number of keys
 	took    sim.Latency      // by each call
 	spent   map[window]int64 // by window; Spent is 0 in the keys
 	failure error            // the first
@@ -149,8 +150,8 @@ tokens       %s taken + %s refunded = %s spent + %s returned + %s expired + %s h
 	}
 	if len(r.Windows) > 0 {
 		of := ""
-		if r.keys > windowKeys {
-			of = fmt.Sprintf(" of the first %d keys", windowKeys)
+		if r.Keys > r.WindowsOf {
+			of = fmt.Sprintf(" of the first %d keys", r.WindowsOf)
 		}
 		most := slices.Max(slices.Collect(maps.Values(r.spent)))
 		s += fmt.Sprintf("windows      %s%s; the most spent here in one: %s of %s\n",

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
@@ -68,6 +69,10 @@ func TestReset(t *testing.T) {
 	require.EqualValues(t, 5, look().Charged)
 	invoke(t.Context(), append([]string{"reset", "-window", "1h"}, args...)...).requireFine(t)
 	require.Zero(t, look().Charged)
+	is := look()
+	o = invoke(t.Context(), append([]string{"reset", "-window", "1m"}, args...)...)
+	require.Equal(t, outcome{exitUsage, "", "reservoir: bad value for flag -window: the open window's length is 1h0m0s\n"}, o)
+	require.Equal(t, is.ResetMS, look().ResetMS)
 	charge(t, server, "", "theirs", 600) // of an hour's limit, as that window
 
 	server.Kill()
@@ -105,4 +110,22 @@ func chargedOf(t *testing.T, o outcome) int64 {
 	var i inspection
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
 	return i.Charged
+}
+
+// A reset that changes nothing is a failure.
+func TestResetOfAnotherWindow(t *testing.T) {
+	l := &look{full: "k", shard: part{store: changing{memstore.New()}}}
+	_, err := l.reset(t.Context(), 0, 0)
+	require.EqualError(t, err, "another window has opened meanwhile, and nothing was reset")
+}
+
+// changing is a store in which a window of another length opens before a reset.
+type changing struct{ backend.Store }
+
+func (changing) Check(context.Context, string, backend.Limit) (backend.State, error) {
+	return backend.State{Window: 1000, Length: time.Hour}, nil
+}
+
+func (changing) Reset(context.Context, backend.ResetRequest) (backend.State, error) {
+	return backend.State{Window: 2000, Length: time.Minute}, nil
 }

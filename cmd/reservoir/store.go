@@ -111,22 +111,25 @@ func (o *opened) reach(whole context.Context, key string, l reservoir.Limit) err
 		}
 		errs = append(errs, err)
 	}
-	return explain(errs[0], o.parts[0])
+	return explain(whole, errs[0], o.parts[0])
 }
 
 // explain adds the likely cause to an error of a part: one side speaks TLS and the other
-// does not. Otherwise the error only says that the connection was closed or timed out.
-func explain(err error, p part) error {
+// does not. Otherwise the error only says that the connection was closed or timed out. If
+// ctx was cancelled, the cause is known.
+func explain(ctx context.Context, err error, p part) error {
 	_, answered := errors.AsType[redis.Error](err)
 	failed, ok := errors.AsType[*backend.Error](err)
-	if err == nil || answered || ok && failed.KeyOnly || p.client == nil {
+	if err == nil || answered || ok && failed.KeyOnly || p.client == nil || ctx.Err() == context.Canceled {
 		return err
 	}
 	other, why := "rediss://", "it speaks TLS: want rediss instead of redis: "
 	if p.options.TLSConfig != nil {
 		other, why = "redis://", "it speaks no TLS: want redis instead of rediss: "
 	}
-	if !slices.ContainsFunc(p.options.Addrs, func(addr string) bool { return answers(other + addr) }) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // for all servers together
+	defer cancel()
+	if !slices.ContainsFunc(p.options.Addrs, func(addr string) bool { return answers(ctx, other+addr) }) {
 		why = ""
 	}
 	return fmt.Errorf("%s: %s%s", p.name, why, oneLine(err))
@@ -134,7 +137,7 @@ func explain(err error, p part) error {
 
 // answers reports whether a server speaks Redis's protocol at the URL, which has no
 // secret. An error reply counts, and so does an untrusted certificate.
-func answers(url string) bool {
+func answers(ctx context.Context, url string) bool {
 	options, err := redisstore.Options(url)
 	if err != nil {
 		return false
@@ -142,7 +145,7 @@ func answers(url string) bool {
 	options.DialTimeout, options.ReadTimeout = time.Second, time.Second
 	client := redis.NewUniversalClient(options)
 	defer client.Close()
-	err = client.Ping(context.Background()).Err()
+	err = client.Ping(ctx).Err()
 	_, answered := errors.AsType[redis.Error](err)
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	return err == nil || answered || untrusted
@@ -160,7 +163,7 @@ func (o *opened) eachServer(ctx context.Context, f func(context.Context, *redis.
 			err = f(ctx, c)
 		}
 		if err != nil {
-			return explain(err, p)
+			return explain(ctx, err, p)
 		}
 	}
 	return nil

@@ -28,6 +28,12 @@ const (
 	scanPause = 5 * time.Millisecond
 )
 
+// ranking is the result of -top.
+type ranking struct {
+	Keys    []*inspection `json:"keys"`
+	NotRead string        `json:"not_read,omitempty"` // what a bound or an interruption left out
+}
+
 // candidates holds the keys found on all servers.
 type candidates struct {
 	mu          sync.Mutex // because the servers of a cluster are read concurrently
@@ -41,45 +47,57 @@ func (l *look) fullest(ctx context.Context, top int, stdout io.Writer) error {
 	err := l.store.eachServer(ctx, func(ctx context.Context, server *redis.Client) error {
 		return c.scan(ctx, server, l.prefix)
 	})
-	if err != nil && ctx.Err() == nil {
+	switch {
+	case err != nil && ctx.Err() == nil:
 		return err
+	case err != nil && c.seen == 0:
+		return errors.New("stopped before any key was read")
 	}
-	note := ""
+	r := ranking{Keys: []*inspection{}}
 	if c.partial || ctx.Err() != nil {
-		note = fmt.Sprintf("\nOnly about %s of %s keys were read.\n", table.Commas(min(c.seen, c.there)), table.Commas(c.there))
+		r.NotRead = fmt.Sprintf("Only about %s of %s keys were read.", table.Commas(min(c.seen, c.there)), table.Commas(c.there))
 	}
-	keys := slices.SortedFunc(maps.Keys(c.charged), func(a, b string) int { return cmp.Compare(c.charged[b], c.charged[a]) })
-	list := []*inspection{}
-	for _, key := range keys[:min(len(keys), 2*top)] { // because some are skipped
-		i, err := l.at(context.WithoutCancel(ctx), key)
+	if ctx.Err() != nil { // what was found before the interruption is shown, but soon
+		var cancel func()
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
+		defer cancel()
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(c.charged), func(a, b string) int { return cmp.Compare(c.charged[b], c.charged[a]) }) {
+		i, err := l.at(ctx, key)
+		if ctx.Err() != nil {
+			r.NotRead = cmp.Or(r.NotRead, "Stopped early: further keys were not shown.")
+			break
+		}
 		if failed, ok := errors.AsType[*backend.Error](err); err != nil && !(ok && failed.KeyOnly) {
 			return err
 		}
 		if err == nil && i.Open { // it may have ended
-			list = append(list, i)
+			r.Keys = append(r.Keys, i)
+		}
+		if len(r.Keys) == top {
+			break
 		}
 	}
-	slices.SortStableFunc(list, func(a, b *inspection) int { return cmp.Compare(b.Charged, a.Charged) })
-	list = list[:min(len(list), top)]
-	return emit(stdout, l.json, list, topTable(list)+note)
+	slices.SortStableFunc(r.Keys, func(a, b *inspection) int { return cmp.Compare(b.Charged, a.Charged) })
+	return emit(stdout, l.json, r, r.text())
 }
 
-// scan reads a server's keys. A limit has three keys, and the pattern matches only its
-// count.
+// scan reads the names of a server's limits. A limit has three keys, and the pattern
+// matches only the one with its end.
 func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix string) error {
 	there, err := server.DBSize(ctx).Result()
 	if err != nil {
 		return err
 	}
-	pattern := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(prefix) + "{*}"
-	var keys []string
+	pattern := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(prefix) + "{*}:exp"
+	var ends []string
 	cursor, seen := uint64(0), int64(0)
 	for err == nil && seen < mostNames && (cursor != 0 || seen == 0) {
-		if keys, cursor, err = server.Scan(ctx, cursor, pattern, someNames).Result(); err == nil {
-			err = c.read(ctx, server, keys, prefix)
+		if ends, cursor, err = server.Scan(ctx, cursor, pattern, someNames).Result(); err == nil {
+			err = c.read(ctx, server, ends, prefix)
+			seen += someNames
+			sim.Wait(ctx, time.Now().Add(scanPause))
 		}
-		seen += someNames
-		sim.Wait(ctx, time.Now().Add(scanPause))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,42 +105,45 @@ func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix stri
 	return err
 }
 
-// read reads the counts. A key is not a limit's if its value is no number or it has no
-// end beside it.
-func (c *candidates) read(ctx context.Context, server *redis.Client, keys []string, prefix string) error {
-	counts, ends := make([]*redis.StringCmd, len(keys)), make([]*redis.IntCmd, len(keys))
-	_, err := server.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for i, k := range keys {
-			counts[i], ends[i] = p.Get(ctx, k), p.Exists(ctx, k+":exp")
+// read reads the counts that belong to the ends. One whose value is no number is not a
+// limit's.
+func (c *candidates) read(ctx context.Context, server *redis.Client, ends []string, prefix string) error {
+	cmds, err := server.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for _, end := range ends {
+			p.Get(ctx, strings.TrimSuffix(end, ":exp"))
 		}
 		return nil
 	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i, k := range keys {
-		n, bad := counts[i].Int64()
-		name, foreign := url.PathUnescape(strings.TrimSuffix(strings.TrimPrefix(k, prefix+"{"), "}"))
-		if bad == nil && foreign == nil && backend.ValidateKey(name) == nil && ends[i].Val() == 1 {
+	for i, cmd := range cmds {
+		n, bad := cmd.(*redis.StringCmd).Int64()
+		name, foreign := url.PathUnescape(strings.TrimSuffix(strings.TrimPrefix(ends[i], prefix+"{"), "}:exp"))
+		if bad == nil && foreign == nil && backend.ValidateKey(name) == nil {
 			c.charged[name] = n
 		}
-		if _, answered := counts[i].Err().(redis.Error); answered {
+		if _, answered := cmd.Err().(redis.Error); answered {
 			err = nil // of one key only, such as a wrong type
 		}
 	}
 	return err
 }
 
-func topTable(list []*inspection) string {
-	if len(list) == 0 {
-		return "No key has an open window.\n"
+func (r ranking) text() string {
+	note := ""
+	if r.NotRead != "" {
+		note = "\n" + r.NotRead + "\n"
+	}
+	if len(r.Keys) == 0 {
+		return "No open window was found.\n" + note
 	}
 	rows := [][]string{{"key", "charged", "clients", "reset"}}
-	for _, i := range list {
+	for _, i := range r.Keys {
 		name := quoted(i.Key)
 		if i.Name != "" {
 			name = quoted(i.Name) + " " + name
 		}
-		rows = append(rows, []string{name, table.Commas(i.Charged), fmt.Sprint(len(i.Clients)), i.end()})
+		rows = append(rows, []string{name, i.charged(), fmt.Sprint(len(i.Clients)), i.end()})
 	}
-	return table.Text(rows, false)
+	return table.Text(rows, false) + note
 }

@@ -88,7 +88,7 @@ func (c *tuning) validate(f *flagSet) (err error) {
 		}
 		c.setting.Delay = 0
 	}
-	if err := demand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {
+	if err := c.demand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {
 		return err
 	}
 	s := c.shape
@@ -106,7 +106,7 @@ func (c *tuning) validate(f *flagSet) (err error) {
 		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
-		rule{c.report == "" || noDir == nil && slices.Contains([]string{".html", ".svg"}, extension(c.report)), "report", "a file in a directory that exists, whose name ends in .html or .svg"},
+		rule{!f.given("report") || noDir == nil && slices.Contains([]string{".html", ".svg"}, extension(c.report)), "report", "a file in a directory that exists, whose name ends in .html or .svg"},
 	)
 }
 
@@ -133,8 +133,30 @@ func (c *tuning) traffic() (t sim.Traffic, err error) {
 	return t, err
 }
 
+// prepare makes or reads the traffic. If ctx ends first, it leaves a goroutine behind,
+// because nothing interrupts a read from a terminal or a pipe.
+func (c *tuning) prepare(ctx context.Context) (sim.Traffic, error) {
+	var t sim.Traffic
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		t, err = c.traffic()
+	}()
+	select {
+	case <-done:
+		return t, err
+	case <-ctx.Done():
+		return sim.Traffic{}, c.stopped()
+	}
+}
+
+func (c *tuning) stopped() error {
+	return fmt.Errorf("stopped before any of %d policies was replayed", len(c.policies))
+}
+
 func (c *tuning) run(ctx context.Context, stdout, stderr io.Writer) error {
-	t, err := c.traffic()
+	t, err := c.prepare(ctx)
 	if err != nil {
 		return err
 	}
@@ -147,7 +169,8 @@ func (c *tuning) run(ctx context.Context, stdout, stderr io.Writer) error {
 		return err
 	}
 	r := c.newReport(t, all, name)
-	return errors.Join(emit(stdout, c.json, r, r.text(widthOf(stdout))), c.writeReport(r))
+	fault := c.writeReport(r) // before standard output, which may be a pipe whose end ends the process
+	return errors.Join(emit(stdout, c.json, r, r.text(widthOf(stdout))), fault)
 }
 
 // tuneConns bounds the calls to a Redis in flight. Direct calls need as many as start in
@@ -189,7 +212,7 @@ func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (a
 		case ctx.Err() != nil && len(all) > 0:
 			return all, nil
 		case ctx.Err() != nil:
-			return nil, fmt.Errorf("stopped before any of %d policies was replayed", len(c.policies))
+			return nil, c.stopped()
 		case err != nil:
 			return nil, fmt.Errorf("%s: %s", p.Name, oneLine(err))
 		}

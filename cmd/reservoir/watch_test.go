@@ -2,11 +2,13 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
@@ -55,8 +58,10 @@ func TestInspectTop(t *testing.T) {
 		`per-hour "user\\x1f42" +500 +1 +\S+, in \S+\n`+
 		`"key 29" +129 +0 +\S+, in \S+\n$`, o.stdout)
 	o = invoke(t.Context(), append(args, "-limit", "10000", "-format", "json")...)
-	var list []inspection
-	require.NoError(t, json.Unmarshal([]byte(o.stdout), &list))
+	var r ranking
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &r))
+	require.Empty(t, r.NotRead)
+	list := r.Keys
 	require.Len(t, list, 3)
 	require.Equal(t, "user\x1f42", list[1].Key)
 	require.Equal(t, "per-hour", list[1].Name)
@@ -67,8 +72,10 @@ func TestInspectTop(t *testing.T) {
 	require.Positive(t, server.Calls("scan"))
 	require.Zero(t, server.Calls("keys"))
 
+	o = invoke(t.Context(), append(args, "-limit", "10000")...)
+	require.Regexp(t, `(?m)^"key 7" +1,107 of 10,000 +1 +20`, o.stdout)
 	o = invoke(t.Context(), "inspect", "-top", "3", "-store", "redis://"+server.Addr(), "-prefix", "none:")
-	require.Equal(t, "No key has an open window.\n", o.stdout)
+	require.Equal(t, "No open window was found.\n", o.stdout)
 }
 
 func TestInspectTopOfAClusterAndShards(t *testing.T) {
@@ -97,6 +104,9 @@ func TestInspectTopIsBounded(t *testing.T) {
 	o.requireFine(t)
 	require.Contains(t, o.stdout, "\nOnly about 100,000 of 150,000 keys were read.")
 	require.EqualValues(t, mostNames/someNames, server.Calls("scan"))
+	o = invoke(t.Context(), "inspect", "-top", "3", "-store", "redis://"+server.Addr(), "-format", "json")
+	o.requireFine(t)
+	require.JSONEq(t, `{"keys": [], "not_read": "Only about 100,000 of 150,000 keys were read."}`, o.stdout)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan outcome)
@@ -107,6 +117,47 @@ func TestInspectTopIsBounded(t *testing.T) {
 	o = <-ended
 	o.requireFine(t)
 	require.Contains(t, o.stdout, "\nOnly about ")
+	o = invoke(ctx, "inspect", "-top", "3", "-store", "redis://"+server.Addr())
+	require.Equal(t, outcome{exitFailure, "", "reservoir: stopped before any key was read\n"}, o, "nothing was read, and nothing is said of what is there")
+}
+
+// An interrupt while the keys are shown ends that, too.
+func TestInspectTopStopsBetweenKeys(t *testing.T) {
+	server := redistest.Start(t)
+	for i := range 5 {
+		charge(t, server, "", fmt.Sprint("key ", i), 10, reservoir.WithDirect())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	f := newFlags("inspect", "")
+	l := newLook(f)
+	require.NoError(t, l.Set("prefix", "p*:"))
+	store, err := open([]string{"redis://" + server.Addr()}, l.prefix, 1)
+	require.NoError(t, err)
+	defer store.close()
+	l.store, l.json = store, true
+	store.parts[0].store = cancelling{store.parts[0].store.(inspector), cancel}
+	var out bytes.Buffer
+	require.NoError(t, l.fullest(ctx, 5, &out))
+	var r ranking
+	require.NoError(t, json.Unmarshal(out.Bytes(), &r))
+	require.Len(t, r.Keys, 0)
+	require.Equal(t, "Stopped early: further keys were not shown.", r.NotRead)
+}
+
+type inspector interface {
+	backend.Store
+	backend.Inspector
+}
+
+// cancelling is a store during whose first inspection the command is interrupted.
+type cancelling struct {
+	inspector
+	cancel func()
+}
+
+func (c cancelling) Inspect(ctx context.Context, key string) (backend.Contents, error) {
+	c.cancel()
+	return c.inspector.Inspect(ctx, key)
 }
 
 func TestLimiterKeys(t *testing.T) {
@@ -211,6 +262,22 @@ func TestADeadStoreEndsALoadAtOnce(t *testing.T) {
 		require.Empty(t, o.stdout, "nothing was begun")
 		require.Less(t, time.Since(begin), time.Minute)
 	}
+}
+
+// Nobody who interrupts a command waits for a search for the cause of its failure.
+func TestInterruptedLookSearchesForNoCause(t *testing.T) {
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer server.Close()
+	store, err := open([]string{"redis://" + server.Addr().String()}, "", 1)
+	require.NoError(t, err)
+	defer store.close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.Equal(t, errFull, explain(ctx, errFull, store.parts[0]))
+	require.NoError(t, server.(*net.TCPListener).SetDeadline(time.Now()))
+	_, err = server.Accept()
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded, "nobody called")
 }
 
 // What an interrupt leaves out is told.

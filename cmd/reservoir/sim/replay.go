@@ -1,8 +1,8 @@
 package sim
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -103,7 +103,7 @@ func (r *Replay) close() (spent int64, err error) {
 	defer cancel()
 	r.closing.Store(true)
 	for _, l := range r.limiters {
-		err = errors.Join(err, l.Close(ctx))
+		err = cmp.Or(err, l.Close(ctx)) // one is enough to report
 		spent += l.Stats().Spent
 	}
 	return spent, err

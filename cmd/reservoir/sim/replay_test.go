@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
@@ -157,4 +159,23 @@ func TestReplayOfWindows(t *testing.T) {
 	}
 	require.Equal(t, o.Requests, requests)
 	require.Less(t, calls, o.StoreCalls, "those of the last window come after it")
+}
+
+// Many processes that cannot hand back what they hold make one error.
+func TestReplayReportsOneFailureOfClose(t *testing.T) {
+	traffic, r := small(t, "50", Setting{Limit: reservoir.PerHour(10_000), Virtual: true})
+	r.Store = keeping{memstore.New()}
+	_, err := r.Run(t.Context())
+	require.ErrorIs(t, err, errBroken)
+	require.Equal(t, 1, strings.Count(err.Error(), errBroken.Error()), "of %d processes", traffic.Processes)
+}
+
+// keeping is a store that takes nothing back.
+type keeping struct{ backend.Store }
+
+func (k keeping) Sync(ctx context.Context, q backend.SyncRequest) (backend.SyncReply, error) {
+	if q.Need == 0 {
+		return backend.SyncReply{}, errBroken
+	}
+	return k.Store.Sync(ctx, q)
 }
