@@ -9,6 +9,7 @@ import (
 	"unicode"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // Option changes a default of [New]. If several options set the same value, the last one
@@ -18,7 +19,6 @@ type Option func(*config)
 type config struct {
 	limit        Limit // New's
 	name         string
-	prefix       string // of the store's keys: the name and a separator
 	sizing       Sizing
 	direct       bool
 	limits       func(key string) Limit
@@ -197,23 +197,14 @@ func (c *config) ahead() bool { return !c.direct && c.sizing.policy.Ahead() }
 
 // validateKey refuses a key that the store would refuse.
 func (c *config) validateKey(key string) error {
-	if c.prefix != "" && key != "" {
+	if c.name != "" && key != "" {
 		key = c.storeKey(key)
 	}
 	return backend.ValidateKey(key)
 }
 
-// storeKey is the key in the store: the limit's name, a unit separator, and the key with
-// its unit separators doubled. So limits of different names, or without one, never share a
-// key, whatever users call themselves.
-func (c *config) storeKey(key string) string {
-	if strings.Contains(key, separator) {
-		key = strings.ReplaceAll(key, separator, separator+separator)
-	}
-	return c.prefix + key
-}
-
-const separator = "\x1f"
+// storeKey is the key in the store.
+func (c *config) storeKey(key string) string { return placement.Named(c.name, key) }
 
 // varies reports whether a key's limit, or the length of its window, may change.
 func (c *config) varies() bool { return c.limits != nil || c.limit.Calendar.Period != 0 }
@@ -242,9 +233,6 @@ func (c *config) validate() error {
 		return err
 	}
 	c.limit.Shadow = c.limit.Shadow || c.shadow
-	if c.name != "" {
-		c.prefix = c.name + separator
-	}
 	switch {
 	case len(c.name) > 64 || strings.ContainsFunc(c.name, unicode.IsControl):
 		return fmt.Errorf("%w: a name of %d bytes, want up to 64 and no control characters", ErrOption, len(c.name))

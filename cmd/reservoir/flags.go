@@ -130,6 +130,14 @@ func kept(rules ...rule) error {
 	return nil
 }
 
+// judged returns the error of a flag whose value another function has judged.
+func judged(flag string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return usagef("bad value for flag -%s: %s", flag, oneLine(err))
+}
+
 func upTo(n int) string { return "1 to " + table.Commas(n) }
 
 type common struct {

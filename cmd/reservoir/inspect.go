@@ -9,7 +9,6 @@ import (
 	"io"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
@@ -17,6 +16,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 const inspectAbout = `Shows what a store holds for a key: the tokens charged in its open window (spent or
@@ -100,30 +100,13 @@ func (l *look) then(do func(ctx context.Context, stdout io.Writer) error) action
 // validates the name.
 func storeKey(name, key string) (string, error) {
 	if _, err := reservoir.New(memstore.New(), reservoir.PerSecond(1), reservoir.WithName(name)); err != nil {
-		return "", usagef("bad value for flag -name: want up to 64 bytes and no control characters")
+		return "", judged("name", err)
 	}
-	full := strings.ReplaceAll(key, separator, separator+separator)
-	if name != "" && key != "" {
-		full = name + separator + full
-	}
-	if err := backend.ValidateKey(full); err != nil {
+	full := placement.Named(name, key)
+	if err := cmp.Or(backend.ValidateKey(key), backend.ValidateKey(full)); err != nil {
 		return "", usagef("%s", oneLine(err))
 	}
 	return full, nil
-}
-
-// separator stands between a limit's name and the key. It is doubled within the key.
-const separator = "\x1f"
-
-// limiterKey reverses storeKey.
-func limiterKey(full string) (name, key string) {
-	if i := strings.Index(full, separator); i > 0 {
-		rest := strings.TrimLeft(full[i:], separator)
-		if pairs := len(full) - i - len(rest); pairs%2 == 1 {
-			name, full = full[:i], full[i+1:]
-		}
-	}
-	return name, strings.ReplaceAll(full, separator+separator, separator)
 }
 
 // find inspects a key in all shards, because the programs' names for them decide where a
@@ -152,7 +135,7 @@ func (l *look) at(ctx context.Context, full string) (*inspection, error) {
 		return nil, err
 	}
 	i := &inspection{Open: c.Window != 0, Charged: c.Used, Clients: []account{}, Direct: c.Used}
-	i.Name, i.Key = limiterKey(full)
+	i.Name, i.Key = placement.Split(full)
 	if l.limit > 0 {
 		rest := max(l.limit-c.Used, 0)
 		i.Limit, i.Remaining = &l.limit, &rest
@@ -311,10 +294,10 @@ func resetFlags(f *flagSet) action {
 	window := f.Duration("window", 0, "`length` of the window, wanted if another program has opened it,\n"+
 		"because the store then does not know it")
 	f.validate = func() error {
-		if err := (backend.Limit{Tokens: 1, Window: *window}).Validate(); err != nil && f.given("window") {
-			return usagef("bad value for flag -window: %s", oneLine(err))
+		if !f.given("window") {
+			return l.validate()
 		}
-		return l.validate()
+		return cmp.Or(judged("window", backend.Limit{Tokens: 1, Window: *window}.Validate()), l.validate())
 	}
 	return l.then(func(ctx context.Context, stdout io.Writer) error {
 		was, err := l.at(ctx, l.full)

@@ -77,10 +77,7 @@ func (c *load) validate(f *flagSet) error {
 		return usagef("bad value for flag -batch: want a policy such as adaptive, direct or ladder, or a number of tokens")
 	}
 	c.sizing = policies[0].Option
-	if err := backend.ValidateKey(c.keys[0]); err != nil { // generated keys are all alike
-		return usagef("bad value for flag -key: %s", oneLine(err))
-	}
-	return nil
+	return judged("key", backend.ValidateKey(c.keys[0])) // generated keys are all alike
 }
 
 func (c *load) do(ctx context.Context, stdout, stderr io.Writer) error {

@@ -27,6 +27,7 @@ func init() { logging.Disable() }
 type opened struct {
 	backend.Store
 	parts []part // the shards
+	names []string
 }
 
 // part is one of the stores.
@@ -53,7 +54,7 @@ func open(where []string, prefix string, conns int) (*opened, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.parts = append(o.parts, p)
+		o.parts, o.names = append(o.parts, p), append(o.names, p.name)
 		shards[p.name] = p.store
 	}
 	if len(shards) < len(where) {
@@ -77,10 +78,7 @@ func newPart(address string, i int, prefix string, conns int) (part, error) {
 	options.PoolSize = conns
 	client := redis.NewUniversalClient(options)
 	store := redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithWarnings(nil)) // standard error is for errors
-	if err := store.Err(); err != nil {
-		return part{}, usagef("bad value for flag -prefix: %s", oneLine(err))
-	}
-	return part{nameOf(options), store, client, options}, nil
+	return part{nameOf(options), store, client, options}, judged("prefix", store.Err())
 }
 
 // nameOf names a store for people and for sharding, without credentials.

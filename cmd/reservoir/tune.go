@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -42,6 +43,7 @@ type tuning struct {
 	names    string // of policies
 	policies []sim.Policy
 	report   string
+	where    string // the store, for the report
 }
 
 // tuneFlags declares the flags of "reservoir tune". The default demand is one and a half
@@ -96,18 +98,16 @@ func (c *tuning) validate(f *flagSet) (err error) {
 	if s.Rate*s.Length.Seconds() > 0.9*sim.MaxRequests { // the number is random
 		return usagef("-rate for -duration is more than %s requests", table.Commas[int](0.9*sim.MaxRequests))
 	}
-	if c.policies, err = sim.Policies(strings.Split(c.names, ","), c.setting.Limit.Tokens); err != nil {
-		return usagef("bad value for flag -policies: %s", oneLine(err))
-	}
+	c.policies, err = sim.Policies(strings.Split(c.names, ","), c.setting.Limit.Tokens)
 	_, noDir := os.Stat(filepath.Dir(c.report))
-	return kept(
+	return cmp.Or(judged("policies", err), kept(
 		rule{c.trace != "" || !f.given("trace"), "trace", "a file, or -"},
 		rule{c.setting.Virtual || !slices.Contains(c.stores, memory), "store", "no memory, which is no shard beside others here"},
 		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
 		rule{!f.given("report") || noDir == nil && slices.Contains([]string{".html", ".svg"}, extension(c.report)), "report", "a file in a directory that exists, whose name ends in .html or .svg"},
-	)
+	))
 }
 
 func (c *tuning) traffic() (t sim.Traffic, err error) {
@@ -133,8 +133,8 @@ func (c *tuning) traffic() (t sim.Traffic, err error) {
 	return t, err
 }
 
-// prepare makes or reads the traffic. If ctx ends first, it leaves a goroutine behind,
-// because nothing interrupts a read from a terminal or a pipe.
+// prepare makes or reads the traffic. If ctx ends first, it returns none and leaves a
+// goroutine behind, because nothing interrupts a read from a terminal or a pipe.
 func (c *tuning) prepare(ctx context.Context) (sim.Traffic, error) {
 	var t sim.Traffic
 	var err error
@@ -147,12 +147,8 @@ func (c *tuning) prepare(ctx context.Context) (sim.Traffic, error) {
 	case <-done:
 		return t, err
 	case <-ctx.Done():
-		return sim.Traffic{}, c.stopped()
+		return sim.Traffic{}, nil
 	}
-}
-
-func (c *tuning) stopped() error {
-	return fmt.Errorf("stopped before any of %d policies was replayed", len(c.policies))
 }
 
 func (c *tuning) run(ctx context.Context, stdout, stderr io.Writer) error {
@@ -160,63 +156,56 @@ func (c *tuning) run(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	name, err := c.reach(ctx)
-	if err != nil {
-		return err
-	}
 	all, err := c.replay(ctx, t, stderr)
 	if err != nil {
 		return err
 	}
-	r := c.newReport(t, all, name)
+	r := c.newReport(t, all)
 	fault := c.writeReport(r) // before standard output, which may be a pipe whose end ends the process
 	return errors.Join(emit(stdout, c.json, r, r.text(widthOf(stdout))), fault)
-}
-
-// tuneConns bounds the calls to a Redis in flight. Direct calls need as many as start in
-// one round trip, with room for a slow one.
-const tuneConns = 256
-
-// reach checks that the store serves and returns its name for the report.
-func (c *tuning) reach(ctx context.Context) (name string, err error) {
-	if c.setting.Virtual {
-		return fmt.Sprintf("the embedded store, %v away", c.setting.Delay), nil
-	}
-	o, err := open(c.stores, c.prefix, tuneConns)
-	if err != nil {
-		return "", err
-	}
-	defer o.close()
-	var names []string
-	for _, p := range o.parts {
-		names = append(names, p.name)
-	}
-	return "Redis at " + strings.Join(names, " and "), o.reach(ctx, "ping", c.setting.Limit)
 }
 
 // replay makes the requests under each policy. If ctx ends, it returns the complete
 // outcomes, or an error if none is complete.
 func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (all []sim.Outcome, err error) {
 	own := c.prefix + "reservoir-tune:" + rand.Text()[:12] + ":"
-	for i, p := range c.policies {
-		store, err := open(c.stores, own+strconv.Itoa(i)+":", tuneConns) // holds nothing for the policy
-		if err != nil {
-			return nil, err
-		}
-		r, n := &sim.Replay{Traffic: t, Policy: p, Setting: c.setting, Store: store.Store}, int64(len(t.Requests))
-		over := follow(stderr, n*int64(len(c.policies)), func() (int64, string) { return int64(i)*n + r.Made.Load(), p.Name })
-		o, err := r.Run(ctx)
-		over()
-		store.close()
+	for i := range c.policies {
+		o, err := c.replayOne(ctx, t, i, own, stderr)
 		switch {
-		case ctx.Err() != nil && len(all) > 0:
-			return all, nil
+		case ctx.Err() != nil && len(all) == 0:
+			return nil, fmt.Errorf("stopped before any of %d policies was replayed", len(c.policies))
 		case ctx.Err() != nil:
-			return nil, c.stopped()
+			return all, nil
 		case err != nil:
-			return nil, fmt.Errorf("%s: %s", p.Name, oneLine(err))
+			return nil, err
 		}
 		all = append(all, o)
 	}
 	return all, nil
+}
+
+// tuneConns bounds the calls to a Redis in flight. Direct calls need as many as start in
+// one round trip, with room for a slow one.
+const tuneConns = 256
+
+// replayOne makes the requests under policy i, in a store that holds nothing for it.
+func (c *tuning) replayOne(ctx context.Context, t sim.Traffic, i int, prefix string, stderr io.Writer) (o sim.Outcome, err error) {
+	store, err := open(c.stores, prefix+strconv.Itoa(i)+":", tuneConns)
+	if err != nil {
+		return o, err
+	}
+	defer store.close()
+	if err := store.reach(ctx, "ping", c.setting.Limit); err != nil {
+		return o, err
+	}
+	if c.where = "Redis at " + strings.Join(store.names, " and "); c.setting.Virtual {
+		c.where = fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
+	}
+	p, n := c.policies[i], int64(len(t.Requests))
+	r := &sim.Replay{Traffic: t, Policy: p, Setting: c.setting, Store: store.Store}
+	defer follow(stderr, n*int64(len(c.policies)), func() (int64, string) { return int64(i)*n + r.Made.Load(), p.Name })()
+	if o, err = r.Run(ctx); err != nil {
+		err = fmt.Errorf("%s: %s", p.Name, oneLine(err))
+	}
+	return o, err
 }

@@ -94,7 +94,7 @@ func TestTuneNotes(t *testing.T) {
 	c := &tuning{setting: sim.Setting{Limit: demoLimit}}
 	late := of("direct", 9000, 0, 0, 0)
 	late.Late, late.Errors = demoLimit.Window, 1
-	r := c.newReport(sim.Traffic{Length: demoLimit.Window}, []sim.Outcome{late}, "here")
+	r := c.newReport(sim.Traffic{Length: demoLimit.Window}, []sim.Outcome{late})
 	require.Len(t, r.Notes, 3)
 	require.Contains(t, r.Notes[0], "direct: one request in a hundred was made 500 ms or more after its time.")
 	require.Contains(t, r.Notes[1], "1 request ended in an error")

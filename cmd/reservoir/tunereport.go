@@ -44,16 +44,16 @@ type trafficReport struct {
 	Recorded  bool    `json:"recorded"`
 }
 
-func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome, store string) *tuneReport {
+func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome) *tuneReport {
 	s := c.setting
 	r := &tuneReport{
 		Traffic: trafficReport{len(t.Requests), t.Tokens, len(t.Keys), t.Processes, t.Length.Seconds(), s.Seed, c.trace != ""},
 		Limit:   s.Limit.Tokens, Window: s.Limit.Window, Delay: s.Delay,
-		Store: store, Virtual: s.Virtual, Policies: all, Recommendation: advise(all), Notes: []string{},
+		Store: c.where, Virtual: s.Virtual, Policies: all, Recommendation: advise(all), Notes: []string{},
 	}
 	r.heading = fmt.Sprintf("%s in %v for %s and %s, %s each, limit %s per %v, on %s",
 		count(len(t.Requests), "request", "s"), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "s"),
-		count(t.Processes, "process", "es"), count(int(t.Tokens), "token", "s"), table.Commas(r.Limit), r.Window, store)
+		count(t.Processes, "process", "es"), count(int(t.Tokens), "token", "s"), table.Commas(r.Limit), r.Window, r.Store)
 	if len(all) < len(c.policies) {
 		r.note("Stopped early: only %d of %d policies were replayed.", len(all), len(c.policies))
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/placement"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -165,7 +166,7 @@ func TestLimiterKeys(t *testing.T) {
 		for _, key := range []string{"k", "\x1f", "\x1fk", "k\x1f\x1f", "a\x1fb", "\x1f\x1f\x1f"} {
 			full, err := storeKey(name, key)
 			require.NoError(t, err)
-			gotName, gotKey := limiterKey(full)
+			gotName, gotKey := placement.Split(full)
 			require.Equal(t, [2]string{name, key}, [2]string{gotName, gotKey})
 		}
 	}

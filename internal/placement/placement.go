@@ -1,6 +1,8 @@
 // Package placement decides where a key is stored, and names that place.
 package placement
 
+import "strings"
+
 // Hash is FNV-1a, 64 bit. It is written out because hash/fnv takes bytes, and
 // because it must never change: see the tests of sharding and rollout.
 func Hash(key string) uint64 {
@@ -35,4 +37,31 @@ func Within(name string, store any, key string) string {
 		return name + "/" + part
 	}
 	return name
+}
+
+// separator stands between a limit's name and the key, and is doubled within the key.
+const separator = "\x1f"
+
+// Named returns the store's key for a key of a limit with that name. Limits of different
+// names, or without one, never share a key, whatever users call themselves, because a
+// name has no separator.
+func Named(name, key string) string {
+	if strings.Contains(key, separator) {
+		key = strings.ReplaceAll(key, separator, separator+separator)
+	}
+	if name == "" {
+		return key
+	}
+	return name + separator + key
+}
+
+// Split reverses Named.
+func Split(stored string) (name, key string) {
+	if i := strings.Index(stored, separator); i > 0 {
+		rest := strings.TrimLeft(stored[i:], separator)
+		if separators := len(stored) - i - len(rest); separators%2 == 1 {
+			name, stored = stored[:i], stored[i+1:]
+		}
+	}
+	return name, strings.ReplaceAll(stored, separator+separator, separator)
 }
