@@ -109,33 +109,41 @@ func (f *flagSet) help(w io.Writer) error {
 	return flag.ErrHelp
 }
 
-func (f *flagSet) given(name string) bool {
+// given reports whether any of the flags stands in the command line.
+func (f *flagSet) given(names ...string) bool {
 	found := false
-	f.Visit(func(g *flag.Flag) { found = found || g.Name == name })
+	f.Visit(func(g *flag.Flag) { found = found || slices.Contains(names, g.Name) })
 	return found
 }
 
 type rule struct {
 	ok         bool
-	flag, want string
+	flag, want string // want is the whole error if no single flag is at fault
 }
 
 // kept returns the error of the first rule that is not ok, or nil.
 func kept(rules ...rule) error {
 	for _, r := range rules {
-		if !r.ok {
+		switch {
+		case !r.ok && r.flag == "":
+			return usagef("%s", r.want)
+		case !r.ok:
 			return usagef("bad value for flag -%s: want %s", r.flag, r.want)
 		}
 	}
 	return nil
 }
 
-// judged returns the error of a flag whose value another function has judged.
+// judged returns the usage error for err, or nil: of a flag or, if that is empty, of what
+// err names itself.
 func judged(flag string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return usagef("bad value for flag -%s: %s", flag, oneLine(err))
+	if flag != "" {
+		flag = "bad value for flag -" + flag + ": "
+	}
+	return usagef("%s%s", flag, oneLine(err))
 }
 
 func upTo(n int) string { return "1 to " + table.Commas(n) }
@@ -178,15 +186,12 @@ func (f *flagSet) demandFlags(s *sim.Shape, l *reservoir.Limit) {
 // ones. It replaces a seed of 0 by a random one.
 func (c *common) demand(s *sim.Shape, l reservoir.Limit, maxKeys int) error {
 	s.Seed = cmp.Or(s.Seed, rand.Uint64())
-	if err := cmp.Or(kept(rule{l.Tokens >= 1, "limit", "1 or more"}), l.Validate()); err != nil {
-		return usagef("%s", oneLine(err))
-	}
-	return kept(
+	return cmp.Or(kept(rule{l.Tokens >= 1, "limit", "1 or more"}), judged("", l.Validate()), kept(
 		rule{s.Keys >= 1 && s.Keys <= maxKeys, "keys", upTo(maxKeys)},
 		rule{s.Zipf == 0 || s.Zipf > 1 && s.Zipf <= 100 && s.Keys > 1, "zipf", "0, or above 1 with several -keys"},
 		rule{s.Tokens >= 1 && s.Tokens <= l.Tokens, "n",
 			"1 to the limit of " + table.Commas(l.Tokens) + " tokens, because more could never be allowed"},
 		rule{s.Length > 0, "duration", "more than 0"},
 		rule{c.prefix == "" || slices.ContainsFunc(c.stores, func(s string) bool { return s != memory }), "prefix", "none, because no -store is a Redis"},
-	)
+	))
 }

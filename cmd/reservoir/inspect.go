@@ -69,16 +69,12 @@ func newLook(f *flagSet) *look {
 }
 
 func (l *look) validate() (err error) {
-	if slices.Contains(l.stores, memory) {
-		return usagef("a memory store holds nothing across processes, so it has nothing to show")
-	}
-	if l.want == 0 && l.given("name") {
-		return usagef("want -top or -name, not both, because -top shows the keys of all limits")
-	}
 	if l.want > 0 {
 		l.full, err = storeKey(l.name, l.operands[0])
 	}
 	return cmp.Or(err, kept(
+		rule{!slices.Contains(l.stores, memory), "", "a memory store holds nothing across processes, so it has nothing to show"},
+		rule{l.want > 0 || !l.given("name"), "", "want -top or -name, not both, because -top shows the keys of all limits"},
 		rule{l.limit > 0 || !l.given("limit"), "limit", "1 or more"},
 		rule{len(l.stores) > 0, "store", "a store to look into"},
 	))
@@ -99,14 +95,9 @@ func (l *look) then(do func(ctx context.Context, stdout io.Writer) error) action
 // [reservoir.WithName], which also defines valid names. The limiter that it makes only
 // validates the name.
 func storeKey(name, key string) (string, error) {
-	if _, err := reservoir.New(memstore.New(), reservoir.PerSecond(1), reservoir.WithName(name)); err != nil {
-		return "", judged("name", err)
-	}
+	_, err := reservoir.New(memstore.New(), reservoir.PerSecond(1), reservoir.WithName(name))
 	full := placement.Named(name, key)
-	if err := cmp.Or(backend.ValidateKey(key), backend.ValidateKey(full)); err != nil {
-		return "", usagef("%s", oneLine(err))
-	}
-	return full, nil
+	return full, cmp.Or(judged("name", err), judged("", backend.ValidateKey(key)), judged("", backend.ValidateKey(full)))
 }
 
 // find inspects a key in all shards, because the programs' names for them decide where a

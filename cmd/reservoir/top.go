@@ -28,14 +28,11 @@ const (
 	scanPause = 5 * time.Millisecond
 )
 
-// ranking is the result of -top.
+// ranking is the result of -top, and the keys found so far on all servers.
 type ranking struct {
 	Keys    []*inspection `json:"keys"`
 	NotRead string        `json:"not_read,omitempty"` // what a bound or an interruption left out
-}
 
-// candidates holds the keys found on all servers.
-type candidates struct {
 	mu          sync.Mutex // because the servers of a cluster are read concurrently
 	charged     map[string]int64
 	seen, there int64 // names read, about, and keys on the servers
@@ -43,26 +40,25 @@ type candidates struct {
 }
 
 func (l *look) fullest(ctx context.Context, top int, stdout io.Writer) error {
-	c := &candidates{charged: make(map[string]int64)}
+	r := &ranking{Keys: []*inspection{}, charged: make(map[string]int64)}
 	err := l.store.eachServer(ctx, func(ctx context.Context, server *redis.Client) error {
-		return c.scan(ctx, server, l.prefix)
+		return r.scan(ctx, server, l.prefix)
 	})
 	switch {
 	case err != nil && ctx.Err() == nil:
 		return err
-	case err != nil && c.seen == 0:
+	case err != nil && r.seen == 0:
 		return errors.New("stopped before any key was read")
 	}
-	r := ranking{Keys: []*inspection{}}
-	if c.partial || ctx.Err() != nil {
-		r.NotRead = fmt.Sprintf("Only about %s of %s keys were read.", table.Commas(min(c.seen, c.there)), table.Commas(c.there))
+	if r.partial || ctx.Err() != nil {
+		r.NotRead = fmt.Sprintf("Only about %s of %s keys were read.", table.Commas(min(r.seen, r.there)), table.Commas(r.there))
 	}
 	if ctx.Err() != nil { // what was found before the interruption is shown, but soon
 		var cancel func()
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
 		defer cancel()
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(c.charged), func(a, b string) int { return cmp.Compare(c.charged[b], c.charged[a]) }) {
+	for _, key := range slices.SortedFunc(maps.Keys(r.charged), func(a, b string) int { return cmp.Compare(r.charged[b], r.charged[a]) }) {
 		i, err := l.at(ctx, key)
 		if ctx.Err() != nil {
 			r.NotRead = cmp.Or(r.NotRead, "Stopped early: further keys were not shown.")
@@ -84,7 +80,7 @@ func (l *look) fullest(ctx context.Context, top int, stdout io.Writer) error {
 
 // scan reads the names of a server's limits. A limit has three keys, and the pattern
 // matches only the one with its end.
-func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix string) error {
+func (r *ranking) scan(ctx context.Context, server *redis.Client, prefix string) error {
 	there, err := server.DBSize(ctx).Result()
 	if err != nil {
 		return err
@@ -94,33 +90,33 @@ func (c *candidates) scan(ctx context.Context, server *redis.Client, prefix stri
 	cursor, seen := uint64(0), int64(0)
 	for err == nil && seen < mostNames && (cursor != 0 || seen == 0) {
 		if ends, cursor, err = server.Scan(ctx, cursor, pattern, someNames).Result(); err == nil {
-			err = c.read(ctx, server, ends, prefix)
+			err = r.read(ctx, server, ends, prefix)
 			seen += someNames
 			sim.Wait(ctx, time.Now().Add(scanPause))
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.there, c.seen, c.partial = c.there+there, c.seen+seen, c.partial || cursor != 0
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.there, r.seen, r.partial = r.there+there, r.seen+seen, r.partial || cursor != 0
 	return err
 }
 
 // read reads the counts that belong to the ends. One whose value is no number is not a
 // limit's.
-func (c *candidates) read(ctx context.Context, server *redis.Client, ends []string, prefix string) error {
+func (r *ranking) read(ctx context.Context, server *redis.Client, ends []string, prefix string) error {
 	cmds, err := server.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for _, end := range ends {
 			p.Get(ctx, strings.TrimSuffix(end, ":exp"))
 		}
 		return nil
 	})
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for i, cmd := range cmds {
 		n, bad := cmd.(*redis.StringCmd).Int64()
 		name, foreign := url.PathUnescape(strings.TrimSuffix(strings.TrimPrefix(ends[i], prefix+"{"), "}:exp"))
 		if bad == nil && foreign == nil && backend.ValidateKey(name) == nil {
-			c.charged[name] = n
+			r.charged[name] = n
 		}
 		if _, answered := cmd.Err().(redis.Error); answered {
 			err = nil // of one key only, such as a wrong type
@@ -129,7 +125,7 @@ func (c *candidates) read(ctx context.Context, server *redis.Client, ends []stri
 	return err
 }
 
-func (r ranking) text() string {
+func (r *ranking) text() string {
 	note := ""
 	if r.NotRead != "" {
 		note = "\n" + r.NotRead + "\n"

@@ -6,7 +6,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"html"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +16,10 @@ import (
 	"strings"
 	"time"
 
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
@@ -76,18 +82,10 @@ const (
 // validate returns the error of the first flag that is invalid, or has no effect beside
 // others. It chooses the clock.
 func (c *tuning) validate(f *flagSet) (err error) {
-	for _, name := range []string{"rate", "keys", "zipf", "duration"} {
-		if c.trace != "" && f.given(name) {
-			return usagef("want -trace or -%s, not both", name)
-		}
-	}
 	if len(c.stores) == 1 && c.stores[0] == memory {
 		c.stores = nil
 	}
 	if c.setting.Virtual = len(c.stores) == 0; !c.setting.Virtual {
-		if f.given("delay") {
-			return usagef("want -delay or -store, not both, because -delay is for the embedded store")
-		}
 		c.setting.Delay = 0
 	}
 	if err := c.demand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {
@@ -95,15 +93,16 @@ func (c *tuning) validate(f *flagSet) (err error) {
 	}
 	s := c.shape
 	c.setting.Seed = s.Seed
-	if s.Rate*s.Length.Seconds() > 0.9*sim.MaxRequests { // the number is random
-		return usagef("-rate for -duration is more than %s requests", table.Commas[int](0.9*sim.MaxRequests))
-	}
 	c.policies, err = sim.Policies(strings.Split(c.names, ","), c.setting.Limit.Tokens)
 	_, noDir := os.Stat(filepath.Dir(c.report))
 	return cmp.Or(judged("policies", err), kept(
+		rule{c.trace == "" || !f.given("rate", "keys", "zipf", "duration"), "", "want -trace or -rate, -keys, -zipf and -duration, not both"},
+		rule{c.setting.Virtual || !f.given("delay"), "", "want -delay or -store, not both, because -delay is for the embedded store"},
+		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
+		rule{s.Rate*s.Length.Seconds() <= 0.9*sim.MaxRequests, "", // the number is random
+			"-rate for -duration is more than " + table.Commas[int](0.9*sim.MaxRequests) + " requests"},
 		rule{c.trace != "" || !f.given("trace"), "trace", "a file, or -"},
 		rule{c.setting.Virtual || !slices.Contains(c.stores, memory), "store", "no memory, which is no shard beside others here"},
-		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
 		rule{!f.given("report") || noDir == nil && slices.Contains([]string{".html", ".svg"}, extension(c.report)), "report", "a file in a directory that exists, whose name ends in .html or .svg"},
@@ -119,11 +118,10 @@ func (c *tuning) traffic() (t sim.Traffic, err error) {
 	}
 	in := os.Stdin
 	if c.trace != "-" {
-		if in, err = os.Open(c.trace); err == nil {
-			defer in.Close()
-		}
+		in, err = os.Open(c.trace)
 	}
 	if err == nil {
+		defer in.Close()
 		t, err = sim.ReadTrace(in, c.shape.Processes, c.shape.Seed, sim.MaxRequests)
 	}
 	if err != nil {
@@ -208,4 +206,175 @@ func (c *tuning) replayOne(ctx context.Context, t sim.Traffic, i int, prefix str
 		err = fmt.Errorf("%s: %s", p.Name, oneLine(err))
 	}
 	return o, err
+}
+
+type tuneReport struct {
+	Traffic        trafficReport `json:"traffic"`
+	Limit          int64         `json:"limit"`
+	Window         time.Duration `json:"window_ns"`
+	Delay          time.Duration `json:"delay_ns"` // added to each call
+	Store          string        `json:"store"`
+	Virtual        bool          `json:"virtual_clock"`
+	Policies       []sim.Outcome `json:"policies"`
+	Recommendation advice        `json:"recommendation"`
+	Notes          []string      `json:"notes"`
+
+	heading string
+}
+
+type trafficReport struct {
+	Requests  int     `json:"requests"`
+	Tokens    int64   `json:"tokens_per_request"`
+	Keys      int     `json:"keys"`
+	Processes int     `json:"processes"`
+	Seconds   float64 `json:"seconds"`
+	Seed      uint64  `json:"seed"`
+	Recorded  bool    `json:"recorded"`
+}
+
+func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome) *tuneReport {
+	s := c.setting
+	r := &tuneReport{
+		Traffic: trafficReport{len(t.Requests), t.Tokens, len(t.Keys), t.Processes, t.Length.Seconds(), s.Seed, c.trace != ""},
+		Limit:   s.Limit.Tokens, Window: s.Limit.Window, Delay: s.Delay,
+		Store: c.where, Virtual: s.Virtual, Policies: all, Recommendation: advise(all), Notes: []string{},
+	}
+	r.heading = fmt.Sprintf("%s in %v for %s and %s, %s each, limit %s per %v, on %s",
+		count(len(t.Requests), "request", "s"), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "s"),
+		count(t.Processes, "process", "es"), count(int(t.Tokens), "token", "s"), table.Commas(r.Limit), r.Window, r.Store)
+	if len(all) < len(c.policies) {
+		r.note("Stopped early: only %d of %d policies were replayed.", len(all), len(c.policies))
+	}
+	for _, o := range all {
+		if o.Late > s.Limit.Window/50 {
+			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its "+
+				"figures say more about the machine than about the policy. Use a lower -rate.", o.Policy, table.Duration(o.Late))
+		}
+		if o.Errors > 0 {
+			r.note("%s: %s ended in an error of the store.", o.Policy, count(int(o.Errors), "request", "s"))
+		}
+	}
+	if t.Length <= s.Limit.Window {
+		r.note("The traffic is no longer than the first window, in which demand is not known yet. Longer traffic shows the steady state.")
+	}
+	return r
+}
+
+func count(n int, one, plural string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return table.Commas(n) + " " + one + plural
+}
+
+func (r *tuneReport) note(format string, args ...any) {
+	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
+}
+
+const tuneLegend = `
+    calls: to the store
+a request: calls per request
+   waited: share of requests that waited for the store
+ stranded: share of the limit that lay in processes when another was refused
+ needless: requests refused though the limit had tokens that were never spent
+     over: tokens over the limit
+      p99: of the time an answer took
+
+Recommended: `
+
+func (r *tuneReport) text(width int) string {
+	rows := [][]string{{"policy", "calls", "a request", "waited", "stranded", "refused", "needless", "over", "p99", "p50", "admitted"}}
+	n := table.Commas[int64]
+	for _, o := range r.Policies {
+		stranded := "–" // no request was refused
+		if o.StrandedWindows > 0 {
+			stranded = table.Percent(o.Stranded)
+		}
+		rows = append(rows, []string{o.Policy, n(o.StoreCalls), table.Percent(o.CallsPerRequest), table.Percent(o.WaitedShare), stranded,
+			n(o.Refused), n(o.Needless), n(o.Over), table.Duration(o.P99), table.Duration(o.P50), n(o.Admitted)})
+	}
+	text, hidden := table.Within(rows, width)
+	if hidden > 0 {
+		text += fmt.Sprintf("\n%s in a wider terminal, and with -format json.\n", count(hidden, "more column", "s"))
+	}
+	s := r.heading + "\n\n" + text + tuneLegend + r.Recommendation.Policy + "\n"
+	notes := strings.Join(append([]string{r.Recommendation.Reason}, r.Notes...), "\n\n")
+	return s + table.Wrap(notes, width) + "\n"
+}
+
+func extension(name string) string { return strings.ToLower(filepath.Ext(name)) }
+
+// writeReport writes the file of -report, if any. HTML has the text of the report too, and
+// is XML as well, so that any tool can read it.
+func (c *tuning) writeReport(r *tuneReport) error {
+	if c.report == "" {
+		return nil
+	}
+	data := r.chart()
+	if extension(c.report) == ".html" {
+		data = fmt.Appendf(nil, `<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"/><title>reservoir tune</title><style>pre { overflow-x: auto } svg { max-width: 100%% }</style></head>
+<body><pre>%s</pre>%s</body>
+</html>
+`, html.EscapeString(r.text(math.MaxInt)), data)
+	}
+	if err := os.WriteFile(c.report, data, 0o644); err != nil {
+		return errors.New("the report cannot be written: " + oneLine(err))
+	}
+	return nil
+}
+
+var colours = []chart.Colour{0x777777, 0xe69f00, 0xd55e00, 0x009e73, 0xcc79a7, 0x0072b2, 0x56b4e9, 0x8c6d1f, 0x994f00}
+
+func colourOf(i int) chart.Colour { return colours[i%len(colours)] }
+
+// chart draws store calls and stranding against batch size, and the share of requests
+// that reach the store over time, as in Rockset's article.
+func (r *tuneReport) chart() []byte {
+	page := chart.Page{Title: "Batch policies on the same traffic", Note: r.heading, Width: 840, Height: 290}
+	most := 0.0
+	for i, o := range r.Policies {
+		page.Legend = append(page.Legend, chart.Entry{Colour: colourOf(i), Text: o.Policy})
+		most = max(most, float64(o.StoreCalls))
+	}
+	calls := r.bySize("Store calls", 1, most, whole, func(o sim.Outcome) float64 { return float64(o.StoreCalls) })
+	stranded := r.bySize("Share of the limit stranded at the first refusal", 1e-4, 1, table.Percent, func(o sim.Outcome) float64 { return o.Stranded })
+	page.Plots = []*plot.Plot{calls, stranded, r.byTime()}
+	return page.SVG()
+}
+
+func whole(v float64) string { return table.Commas(int64(math.Round(v))) }
+
+// bySize draws each policy at its mean batch size; a direct call is a batch of one.
+func (r *tuneReport) bySize(title string, least, most float64, name func(float64) string, of func(sim.Outcome) float64) *plot.Plot {
+	p := chart.New(title+", against batch size", "tokens that a call brought, on average")
+	widest := 10.0
+	for _, o := range r.Policies {
+		widest = max(widest, o.MeanBatch)
+	}
+	across, up := chart.Logarithmic(&p.X, 1, widest, whole), chart.Logarithmic(&p.Y, least, max(most, least), name)
+	for i, o := range r.Policies {
+		chart.Dot(p, across(o.MeanBatch), up(of(o)), 5, colourOf(i), "", false)
+	}
+	return p
+}
+
+// byTime draws a curve for each policy. The scale is logarithmic, because policies differ
+// by orders of magnitude.
+func (r *tuneReport) byTime() *plot.Plot {
+	p := chart.New("Store calls as a share of requests, over time", "seconds of the traffic")
+	up := chart.Logarithmic(&p.Y, 1e-4, 1, table.Percent)
+	p.X.Min, p.X.Max = 0, r.Traffic.Seconds
+	for i, o := range r.Policies {
+		var course plotter.XYs
+		for j, b := range o.Timeline {
+			if b.Requests > 0 {
+				middle := (float64(j) + 0.5) / float64(len(o.Timeline)) * r.Traffic.Seconds
+				course = append(course, plotter.XY{X: middle, Y: up(sim.Ratio(b.Calls, b.Requests))})
+			}
+		}
+		chart.Curve(p, course, colourOf(i))
+	}
+	return p
 }

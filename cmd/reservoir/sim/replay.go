@@ -150,11 +150,8 @@ func Wait(ctx context.Context, at time.Time) {
 func (r *Replay) request(q Request) {
 	begin := time.Now()
 	result, err := r.limiters[q.Process].AllowN(context.Background(), r.Keys[q.Key], r.Tokens)
-	r.book.answer(q, result, err, time.Since(begin), r.at(begin)-q.At)
+	r.book.answer(q, result, err, time.Since(begin), begin.Sub(r.begin)-q.At)
 }
-
-// at converts an instant to the traffic's time.
-func (r *Replay) at(at time.Time) time.Duration { return at.Sub(r.begin) }
 
 // way is one process's way to the store: a network with a delay, and a ledger of what the
 // process holds. The book records a grant when its reply arrives, because before that no
@@ -181,7 +178,7 @@ func (r *Replay) way(process int) *way {
 // time, because no caller waits for them.
 func (w *way) travel(ctx context.Context, back bool) error {
 	r := w.replay
-	now, d := r.at(time.Now()), r.Delay/2
+	now, d := time.Since(r.begin), r.Delay/2
 	if !back {
 		r.book.call(now)
 	}
