@@ -49,9 +49,8 @@ type rocksetFetch struct {
 func (r *Rockset) Allow(ctx context.Context, key string) (bool, error) {
 	allowed, alone, err := r.share(ctx, key, r.keys.get(key, newRocksetKey))
 	if alone {
-		var reply backend.TakeReply
-		reply, err = r.take(ctx, key, 1)
-		allowed = reply.Allowed
+		reply, failed := r.take(ctx, key, 1)
+		allowed, err = reply.Allowed, failed
 	}
 	return allowed, err
 }

@@ -103,10 +103,7 @@ func (f *flagSet) help(w io.Writer) error {
 	b.WriteString("usage: reservoir " + f.usage + "\n\n" + table.Wrap(f.about, widthOf(w)) + "\n\n")
 	f.SetOutput(&b)
 	f.PrintDefaults()
-	if err := write(w, strings.ReplaceAll(b.String(), "\t", "    ")); err != nil {
-		return err
-	}
-	return flag.ErrHelp
+	return cmp.Or(write(w, strings.ReplaceAll(b.String(), "\t", "    ")), flag.ErrHelp)
 }
 
 // given reports whether any of the flags stands in the command line.

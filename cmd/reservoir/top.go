@@ -68,10 +68,9 @@ func (l *look) fullest(ctx context.Context, top int, stdout io.Writer) error {
 			return err
 		}
 		if err == nil && i.Open { // it may have ended
-			r.Keys = append(r.Keys, i)
-		}
-		if len(r.Keys) == top {
-			break
+			if r.Keys = append(r.Keys, i); len(r.Keys) == top {
+				break
+			}
 		}
 	}
 	slices.SortStableFunc(r.Keys, func(a, b *inspection) int { return cmp.Compare(b.Charged, a.Charged) })

@@ -42,7 +42,7 @@ on this machine does not change the result, and answers from memory take no time
 On a Redis each policy takes as long as the traffic.`
 
 type tuning struct {
-	common   // no stores = the embedded one
+	common
 	shape    sim.Shape
 	trace    string
 	setting  sim.Setting
@@ -82,10 +82,7 @@ const (
 // validate returns the error of the first flag that is invalid, or has no effect beside
 // others. It chooses the clock.
 func (c *tuning) validate(f *flagSet) (err error) {
-	if len(c.stores) == 1 && c.stores[0] == memory {
-		c.stores = nil
-	}
-	if c.setting.Virtual = len(c.stores) == 0; !c.setting.Virtual {
+	if c.setting.Virtual = len(c.stores) == 0 || slices.Equal(c.stores, []string{memory}); !c.setting.Virtual {
 		c.setting.Delay = 0
 	}
 	if err := c.demand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {

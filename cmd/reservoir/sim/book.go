@@ -19,25 +19,20 @@ type book struct {
 	limit int64
 
 	mu      sync.Mutex
-	windows map[page]*Window
-	sum     Outcome // only its counts
-	calls   int64   // to the store so far
-	grants  int64   // calls that brought tokens
-	granted int64   // tokens of these calls
+	windows map[Window]*Window // the keys have nothing but a key and an ID
+	sum     Outcome            // only its counts
+	calls   int64              // to the store so far
+	grants  int64              // calls that brought tokens
+	granted int64              // tokens of these calls
 	latency Latency
 	late    Latency // how late requests were made
 	failure error   // the first
 }
 
-type page struct {
-	key string
-	id  backend.Window
-}
-
 const parts = 50 // of the timeline
 
 func newBook(t Traffic, limit int64) *book {
-	b := &book{Traffic: t, limit: limit, windows: make(map[page]*Window), latency: NewLatency(), late: NewLatency()}
+	b := &book{Traffic: t, limit: limit, windows: make(map[Window]*Window), latency: NewLatency(), late: NewLatency()}
 	b.sum.Timeline = make([]Bucket, parts)
 	return b
 }
@@ -58,12 +53,11 @@ func (b *book) call(at time.Duration) {
 
 // window returns the window of a key with that id, which is 0 if the reply had no window.
 func (b *book) window(key string, id backend.Window) *Window {
-	w := b.windows[page{key, id}]
-	if w == nil {
-		w = &Window{ID: id, key: key}
-		b.windows[page{key, id}] = w
+	name := Window{ID: id, key: key}
+	if b.windows[name] == nil {
+		b.windows[name] = &Window{ID: id, key: key}
 	}
-	return w
+	return b.windows[name]
 }
 
 // hear updates what a process holds when a reply reaches it. Calls of one key and process
