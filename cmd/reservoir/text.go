@@ -84,11 +84,9 @@ func follow(w io.Writer, total int64, state func() (done int64, text string)) (s
 	const clear = "\r\x1b[K"
 	over := make(chan struct{})
 	go func() {
-		t := time.NewTicker(100 * time.Millisecond)
-		defer t.Stop()
-		for {
+		for tick := time.Tick(100 * time.Millisecond); ; {
 			select {
-			case <-t.C:
+			case <-tick:
 				done, text := state()
 				if total > 0 {
 					text = fmt.Sprintf("%3.0f %%  %s", 100*min(sim.Ratio(done, total), 1), text)
