@@ -315,6 +315,11 @@ func (s *Store) do(ctx context.Context, sc *script, key string, undo func(backen
 	return s.run(ctx, sc, key, undo, args...)
 }
 
+// refundTime is how long a refund of an abandoned take may take. It is not a caller's
+// patience: a distant server may need a second for a new connection and the script's load,
+// and many refunds at once wait for the pipelines of a slow one.
+const refundTime = 5 * time.Second
+
 // undoOf returns a function that gives back the charge of a take whose caller has left.
 func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
 	return func(w backend.Window) {
@@ -322,7 +327,7 @@ func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
 		go func() {
 			defer s.pending.Done()
 			defer func() { _ = recover() }() // from a go-redis hook, whose panics callers see too
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), refundTime)
 			defer cancel()
 			_, _ = s.run(ctx, refundScript, r.Key, nil, "undo:"+rand.Text(), r.Tokens, int64(w))
 		}()

@@ -386,27 +386,51 @@ func TestLeavesQueue(t *testing.T) {
 // Each charge is given back when the replies come.
 func TestPipelineComesLate(t *testing.T) {
 	t.Parallel()
-	const n = 20
 	x := newCrowd(t)
-	x.jam(t.Context(), x.allowed)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
+	x.abandon()
+	x.proxy.Delay(0) // what is under way stays late
+	x.givenBack()
+}
+
+// TestRefundsOfSlowServer: refunds are made too if one takes longer than a second, and
+// those that wait for a pipeline longer than two.
+func TestRefundsOfSlowServer(t *testing.T) {
+	t.Parallel()
+	x := newCrowd(t)
+	x.abandon()
+	x.proxy.Delay(1100 * time.Millisecond)
+	x.givenBack()
+}
+
+// impatient is the number of takes that abandon makes.
+const impatient = 20
+
+// abandon makes takes that share a pipeline, whose callers leave before the reply comes.
+func (x *crowd) abandon() {
+	x.t.Helper()
+	x.jam(x.t.Context(), x.allowed)
+	ctx, cancel := context.WithCancel(x.t.Context())
 	var gone sync.WaitGroup
-	gone.Add(n)
-	x.queue(ctx, "k", n, func(_ backend.TakeReply, err error) {
+	gone.Add(impatient)
+	x.queue(ctx, "k", impatient, func(_ backend.TakeReply, err error) {
 		defer gone.Done()
-		assert.ErrorIs(t, err, context.Canceled)
+		assert.ErrorIs(x.t, err, context.Canceled)
 		x.unknown(backend.TakeReply{}, err)
 	})
-	x.proxy.Delay(300 * time.Millisecond)
+	x.proxy.Delay(700 * time.Millisecond)
 	x.proxy.Hold(false)
-	x.await(func() bool { return x.server.Calls("evalsha") == pipelines+n }) // executed, and not known of
+	x.await(func() bool { return x.server.Calls("evalsha") == pipelines+impatient }) // executed, and not known of
 	cancel()
 	gone.Wait()
-	require.Equal(t, "1", x.used("k3"))
-	for i := range n {
+}
+
+// givenBack waits until each of these takes, which was charged, is charged no more.
+func (x *crowd) givenBack() {
+	x.t.Helper()
+	for i := range impatient {
 		x.await(func() bool { return x.used(fmt.Sprint("k", i)) == "0" })
 	}
-	require.Positive(t, x.proxy.Delayed())
+	require.EqualValues(x.t, pipelines+2*impatient, x.server.Calls("evalsha"))
+	require.Positive(x.t, x.proxy.Delayed())
 	x.wg.Wait()
 }

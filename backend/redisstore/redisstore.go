@@ -141,8 +141,9 @@ func (s *Store) Err() error {
 }
 
 // Close waits for pending calls, including calls whose callers have left, and for the
-// refunds of these calls. It waits no longer than the client's timeouts. Later calls are
-// rejected. It closes the client if Open made it.
+// refunds of these calls, for which a slow server has five seconds. Otherwise it waits no
+// longer than the client's timeouts. Later calls are rejected. It closes the client if
+// Open made it.
 func (s *Store) Close() error {
 	s.closing.Lock()
 	owned := s.owned
