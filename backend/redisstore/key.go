@@ -36,24 +36,15 @@ func keysOf(prefix, key string) [3]string {
 func escape(b *strings.Builder, key string) {
 	const hex = "0123456789ABCDEF"
 	for i := 0; i < len(key); {
-		c := key[i]
-		if c < utf8.RuneSelf {
-			if c <= ' ' || c == 0x7f || c == '{' || c == '}' || c == '%' {
+		r, size := utf8.DecodeRuneInString(key[i:])
+		bad := r <= ' ' || r == '{' || r == '}' || r == '%' || 0x7f <= r && r <= 0x9f || r == '\u2028' || r == '\u2029' ||
+			r == utf8.RuneError && size == 1 // a byte that is no UTF-8
+		for end := i + size; i < end; i++ {
+			if c := key[i]; bad {
 				b.Write([]byte{'%', hex[c>>4], hex[c&15]})
 			} else {
 				b.WriteByte(c)
 			}
-			i++
-			continue
 		}
-		r, size := utf8.DecodeRuneInString(key[i:])
-		if r == utf8.RuneError && size == 1 || r <= '\u009f' || r == '\u2028' || r == '\u2029' {
-			for _, c := range []byte(key[i : i+size]) {
-				b.Write([]byte{'%', hex[c>>4], hex[c&15]})
-			}
-		} else {
-			b.WriteString(key[i : i+size])
-		}
-		i += size
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
-	"strings"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -40,31 +38,16 @@ func logWarning(w Warning) {
 	slog.Warn("reservoir: "+w.String(), "maxmemory_policy", w.Policy, "maxmemory", w.MaxMemory)
 }
 
-// lookTime bounds the look at a server's memory policy.
-const lookTime = 2 * time.Second
-
 // look asks one server for its memory policy. It drops the panic of a go-redis hook,
 // because callers see the same one.
 func (s *Store) look(server redis.Cmdable) {
 	defer func() { _ = recover() }()
-	ctx, cancel := context.WithTimeout(context.Background(), lookTime)
+	ctx, cancel := context.WithTimeout(context.Background(), connectTime)
 	defer cancel()
-	text, err := server.Info(ctx, "memory").Result()
-	if w, evicts := evicting(text); err == nil && evicts && s.warned.CompareAndSwap(false, true) {
+	info := server.InfoMap(ctx, "memory")
+	w := Warning{Policy: info.Item("Memory", "maxmemory_policy")}
+	w.MaxMemory, _ = strconv.ParseInt(info.Item("Memory", "maxmemory"), 10, 64)
+	if w.MaxMemory > 0 && w.Policy != "" && w.Policy != "noeviction" && s.warned.CompareAndSwap(false, true) {
 		s.warn(w)
 	}
-}
-
-// evicting reads INFO memory and reports whether the server may evict keys.
-func evicting(info string) (w Warning, evicts bool) {
-	for line := range strings.Lines(info) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		switch name {
-		case "maxmemory":
-			w.MaxMemory, _ = strconv.ParseInt(value, 10, 64)
-		case "maxmemory_policy":
-			w.Policy = value
-		}
-	}
-	return w, w.MaxMemory > 0 && w.Policy != "" && w.Policy != "noeviction"
 }
