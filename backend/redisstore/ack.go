@@ -35,17 +35,16 @@ var ErrNotReplicated = errors.New("charged, but not acknowledged by enough repli
 // ReadTimeout. The client must be a *redis.Client (Sentinel's is one) or a
 // *redis.ClusterClient; its user needs the right to WAIT.
 func WithReplicaAck(n int, timeout time.Duration) Option {
-	return func(s *Store) { s.ack, s.acked = ack{n, timeout}, true }
+	return func(s *Store) { s.ack = &ack{n, timeout} }
 }
 
 // ack is the number of replicas that must have a charge, and how long to wait for them.
-// The zero ack waits for none.
 type ack struct {
 	replicas int
 	timeout  time.Duration
 }
 
-func (a ack) validate(client redis.UniversalClient) error {
+func (a *ack) validate(client redis.UniversalClient) error {
 	if a.replicas < 1 || a.timeout < time.Millisecond {
 		return errAckRange
 	}
@@ -57,51 +56,32 @@ func (a ack) validate(client redis.UniversalClient) error {
 }
 
 // concerns reports whether one of the calls may hand out tokens, or open a window that has them.
-func (a ack) concerns(calls []*call) bool {
-	return a.replicas > 0 && slices.ContainsFunc(calls, func(c *call) bool { return slices.Contains(ackScripts, c.script) })
-}
-
-var ackScripts = []*script{syncScript, takeScript, resetScript}
-
-// handsOut reports whether replicas must have the effect of the call.
-func (c *call) handsOut() bool {
-	v := c.cmd.Val()
-	if !c.script.replies(len(v)) {
-		return false
-	}
-	switch c.script {
-	case syncScript:
-		return v[5] > 0 || len(v) > firstContact && v[9] > 0 // debt is spent already
-	case takeScript:
-		return v[0]&flagAllowed != 0
-	case resetScript:
-		return v[2] != 0 && v[4] == 0
-	}
-	return false
+func (a *ack) concerns(calls []*call) bool {
+	return a != nil && slices.ContainsFunc(calls, func(c *call) bool { return c.script.handsOut != nil })
 }
 
 // send sends the calls and a WAIT in one pipeline, because WAIT covers the writes of its
-// own connection. A statement that only hands over an earlier grant writes its account
-// again (sync.lua), so that WAIT covers the grant. A cluster's client would send WAIT to
-// any node, so its calls, which come one at a time, go to their node's client.
-func (a ack) send(ctx context.Context, client redis.UniversalClient, calls []*call, cmds []redis.Cmder) {
+// own connection. It returns an error if too few replicas have these writes. A statement
+// that only hands over an earlier grant writes its account again (sync.lua), so that WAIT
+// covers the grant. A cluster's client would send WAIT to any node, so its calls, which
+// come one at a time, go to their node's client.
+func (a *ack) send(ctx context.Context, client redis.UniversalClient, calls []*call, cmds []redis.Cmder) error {
 	if cluster, ok := client.(*redis.ClusterClient); ok {
 		node, err := cluster.MasterForKey(ctx, calls[0].tag)
 		if err != nil {
 			calls[0].cmd.SetErr(err)
-			return
+			return nil
 		}
 		client = node
 	}
 	wait := redis.NewIntCmd(ctx, "wait", a.replicas, a.timeout.Milliseconds())
 	pipeline(ctx, client, calls, append(cmds, wait)...)
 	reached, err := wait.Result()
-	if err == nil && reached >= int64(a.replicas) {
-		return
+	switch {
+	case err != nil: // not wrapped, because the script may have run
+		return fmt.Errorf("%w: %v", ErrNotReplicated, redact(err))
+	case reached < int64(a.replicas):
+		return fmt.Errorf("%w: %d of %d", ErrNotReplicated, reached, a.replicas)
 	}
-	for _, c := range calls {
-		if c.handsOut() {
-			c.cmd.SetErr(fmt.Errorf("%w: %d of %d, %v", ErrNotReplicated, reached, a.replicas, err)) // does not wrap err: the script has run
-		}
-	}
+	return nil
 }

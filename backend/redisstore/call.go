@@ -26,23 +26,26 @@ import (
 // script is one Lua script and how to call it.
 type script struct {
 	op, source, sha string
-	readOnly        string // the suffix of EVALSHA and EVAL for replicas, or ""
-	keys, fields    int    // number of its keys, and of integers in its reply
-	idempotent      bool   // it may be sent again if its outcome is unknown
+	readOnly        string             // the suffix of EVALSHA and EVAL for replicas, or ""
+	keys, fields    int                // number of its keys, and of integers in its reply
+	idempotent      bool               // it may be sent again if its outcome is unknown
+	handsOut        func([]int64) bool // whether replicas must have what it did, by its reply; nil = never
 }
 
 // Sync and refund are idempotent and check writes nothing; take and reset may run once.
 var (
-	syncScript   = newScript("sync", lua.Sync, "", 3, 15, true)
-	takeScript   = newScript("take", lua.Take, "", 2, 5, false)
-	checkScript  = newScript("check", lua.Check, "_ro", 2, 5, true)
-	refundScript = newScript("refund", lua.Refund, "", 3, 3, true)
-	resetScript  = newScript("reset", lua.Reset, "", 3, 5, false)
+	syncScript = newScript("sync", lua.Sync, "", 3, 15, true, func(v []int64) bool {
+		return v[5] > 0 || len(v) > firstContact && v[9] > 0 // debt is spent already
+	})
+	takeScript   = newScript("take", lua.Take, "", 2, 5, false, func(v []int64) bool { return v[0]&flagAllowed != 0 })
+	checkScript  = newScript("check", lua.Check, "_ro", 2, 5, true, nil)
+	refundScript = newScript("refund", lua.Refund, "", 3, 3, true, nil)
+	resetScript  = newScript("reset", lua.Reset, "", 3, 5, false, func(v []int64) bool { return v[2] != 0 && v[4] == 0 })
 )
 
-func newScript(op, source, suffix string, keys, fields int, idempotent bool) *script {
+func newScript(op, source, suffix string, keys, fields int, idempotent bool, handsOut func([]int64) bool) *script {
 	sum := sha1.Sum([]byte(source))
-	return &script{op, source, hex.EncodeToString(sum[:]), suffix, keys, fields, idempotent}
+	return &script{op, source, hex.EncodeToString(sum[:]), suffix, keys, fields, idempotent, handsOut}
 }
 
 // firstContact is the number of integers in sync's reply to a client that named no
@@ -129,9 +132,9 @@ func (i instant) String() string {
 }
 
 // stamp makes the next command, with the script's text or only its hash.
-func (c *call) stamp(text bool, now reading) {
+func (c *call) stamp(text bool, ahead time.Duration) {
 	if c.clock == "" {
-		c.after = now.limit(c.ctx)
+		c.after = notAfter(c.ctx, ahead)
 	}
 	c.args[0], c.args[1] = "evalsha"+c.script.readOnly, c.script.sha
 	if text {
@@ -145,8 +148,9 @@ var (
 	errCrashed    = errors.New("a hook of the client ended the call")
 )
 
-// judge reads the command's outcome. It returns the server's time, Unix us, or 0.
-func (c *call) judge() (now int64) {
+// judge reads the command's outcome. lack is an error if too few replicas have acknowledged
+// what the pipeline did. It returns the server's time, Unix us, or 0.
+func (c *call) judge(lack error) (now int64) {
 	c.reply, c.err = c.cmd.Result()
 	switch {
 	case c.err != nil:
@@ -169,6 +173,8 @@ func (c *call) judge() (now int64) {
 		if c.expired() {
 			c.err = errExpired
 		}
+	case lack != nil && c.script.handsOut != nil && c.script.handsOut(c.reply):
+		c.err = lack
 	}
 	if c.clock != "" {
 		return 0

@@ -17,8 +17,7 @@ import (
 // than necessary, never too early.
 type serverClock struct {
 	mu       sync.Mutex
-	base     time.Time     // zero = no reply yet
-	cur, old time.Duration // lower bounds of server time (Unix) minus local time since base
+	cur, old time.Duration // lower bounds of server time (Unix) minus local time; 0 = no reply yet
 	turned   time.Duration // local time at which cur became old
 }
 
@@ -27,45 +26,34 @@ const (
 	margin = 20 * time.Millisecond
 )
 
+// started is where local time begins. Unlike the wall clock, local time does not jump.
+var started = time.Now()
+
 // observe records the server's time now (Unix us) from a reply that was just read.
 func (c *serverClock) observe(now int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	first := c.base.IsZero()
-	if first {
-		c.base = time.Now()
+	at := time.Since(started)
+	if at-c.turned > turn {
+		c.old, c.cur, c.turned = c.cur, 0, at
 	}
-	at := time.Since(c.base)
-	bound := time.Duration(now)*time.Microsecond - at
-	switch {
-	case first:
-		c.cur, c.old = bound, bound
-	case at-c.turned > turn:
-		c.old, c.cur, c.turned = c.cur, bound, at
-	default:
-		c.cur = max(c.cur, bound)
-	}
+	c.cur = max(c.cur, time.Duration(now)*time.Microsecond-at)
 }
 
-// reading is the estimate of a serverClock at one instant. A pipeline uses one reading
-// for all of its calls.
-type reading struct {
-	base  time.Time
-	ahead time.Duration // server time (Unix) minus local time since base
-}
-
-func (c *serverClock) read() reading {
+// ahead returns the estimate, server time (Unix) minus local time, or 0 before the first
+// reply.
+func (c *serverClock) ahead() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return reading{c.base, max(c.cur, c.old)}
+	return max(c.cur, c.old)
 }
 
-// limit returns the server time, Unix us, after which a call made under ctx must no
+// notAfter returns the server time, Unix us, after which a call made under ctx must no
 // longer run, or 0 if that is unknown.
-func (r reading) limit(ctx context.Context) int64 {
+func notAfter(ctx context.Context, ahead time.Duration) int64 {
 	deadline, ok := ctx.Deadline()
-	if !ok || r.base.IsZero() {
+	if !ok || ahead == 0 {
 		return 0
 	}
-	return (r.ahead + deadline.Sub(r.base) + margin).Microseconds()
+	return (ahead + deadline.Sub(started) + margin).Microseconds()
 }

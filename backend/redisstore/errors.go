@@ -33,7 +33,7 @@ var errExpired = fmt.Errorf("%w: %w", context.DeadlineExceeded, errLate)
 // fault is a kind of failure and what it means.
 type fault struct {
 	class      backend.Class    // what the command may have done
-	says       string           // the first words of the server's text
+	says       []string         // the first words of the server's text
 	is         func(error) bool // or a test of the error
 	keyOnly    bool             // it concerns the key or its slot: the server serves other keys
 	reload     bool             // another node of a cluster may serve
@@ -50,35 +50,21 @@ var faults = []fault{
 	// Surely not applied: the script came too late, or the server will serve soon. The
 	// group has already acted on MOVED, ASK and NOSCRIPT where it could.
 	{class: backend.Unavailable, is: isAny(errLate), unbudgeted: true},
-	{class: backend.Unavailable, says: "LOADING", reload: true},
-	{class: backend.Unavailable, says: "MASTERDOWN", reload: true},
-	{class: backend.Unavailable, says: "CLUSTERDOWN Hash slot not served", reload: true, keyOnly: true},
-	{class: backend.Unavailable, says: "CLUSTERDOWN", reload: true},
-	{class: backend.Unavailable, says: "TRYAGAIN", keyOnly: true},
-	{class: backend.Unavailable, says: "MOVED", reload: true, keyOnly: true},
-	{class: backend.Unavailable, says: "ASK", reload: true, keyOnly: true},
-	{class: backend.Unavailable, says: "READONLY", reload: true},
-	{class: backend.Unavailable, says: "NOREPLICAS"},
-	{class: backend.Unavailable, says: "ERR max number of clients"},
-	{class: backend.Unavailable, says: "BUSY"},
-	{class: backend.Unavailable, says: "NOSCRIPT"},
+	{class: backend.Unavailable, says: []string{"CLUSTERDOWN Hash slot not served", "MOVED", "ASK"}, reload: true, keyOnly: true},
+	{class: backend.Unavailable, says: []string{"LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY"}, reload: true},
+	{class: backend.Unavailable, says: []string{"TRYAGAIN"}, keyOnly: true},
+	{class: backend.Unavailable, says: []string{"NOREPLICAS", "ERR max number of clients", "BUSY", "NOSCRIPT"}},
 
 	// A key has expired in the middle of a script, while its slot is moving.
-	{class: backend.Unknown, says: "ERR Script attempted to access a non local key", keyOnly: true},
+	{class: backend.Unknown, says: []string{"ERR Script attempted to access a non local key"}, keyOnly: true},
 
 	// Surely not applied, and an operator must act. The scripts read and check all before
 	// they write, a full server refuses before that, and a window opens last. If the user
 	// lacks the right to a command, a sync may stop after some writes and lose its tokens
 	// until the window ends, and a reset may lose the ledger. Both admit less, never more.
-	{class: backend.Rejected, says: "OOM"},
-	{class: backend.Rejected, says: "MISCONF"},
-	{class: backend.Rejected, says: "NOPERM"},
-	{class: backend.Rejected, says: "NOAUTH"},
-	{class: backend.Rejected, says: "WRONGPASS"},
-	{class: backend.Rejected, says: "CROSSSLOT", keyOnly: true},
-	{class: backend.Rejected, says: "WRONGTYPE", keyOnly: true},
-	{class: backend.Rejected, says: "BADSTATE", keyOnly: true}, // from our scripts: a stored value has the wrong form
-	{class: backend.Rejected, is: isReply},                     // any other error reply is a refusal
+	// BADSTATE is from our scripts: a stored value has the wrong form.
+	{class: backend.Rejected, says: []string{"CROSSSLOT", "WRONGTYPE", "BADSTATE"}, keyOnly: true},
+	{class: backend.Rejected, is: isReply}, // OOM, MISCONF, NOPERM, NOAUTH, WRONGPASS and all others
 	{class: backend.Rejected, is: isAny(redis.ErrClosed)},
 	{class: backend.Rejected, is: isHandshake},
 
@@ -95,7 +81,9 @@ func faultOf(err error) fault {
 	if server, ok := errors.AsType[redis.Error](err); ok {
 		said = server.Error()
 	}
-	i := slices.IndexFunc(faults, func(f fault) bool { return f.is != nil && f.is(err) || f.says != "" && begins(said, f.says) })
+	i := slices.IndexFunc(faults, func(f fault) bool {
+		return f.is != nil && f.is(err) || slices.ContainsFunc(f.says, func(words string) bool { return begins(said, words) })
+	})
 	f := faults[i]
 	if _, ok := errors.AsType[unsent](err); ok && f.class == backend.Unknown {
 		f.class = backend.Unavailable
@@ -146,18 +134,13 @@ func redact(err error) error {
 	case !repeats:
 		return err
 	}
-	return &redacted{text, func(target error) bool { return errors.Is(err, target) }}
+	return redacted(text)
 }
 
-// redacted is a server's error without a part of its text. errors.Is finds the same
-// errors in it, but nothing can unwrap it and print the rest.
-type redacted struct {
-	text string
-	is   func(error) bool
-}
+// redacted is a server's error without a part of its text. It wraps nothing, so that nobody
+// can unwrap it and print the rest.
+type redacted string
 
-func (*redacted) RedisError() {}
+func (redacted) RedisError() {}
 
-func (a *redacted) Error() string { return a.text }
-
-func (a *redacted) Is(target error) bool { return a.is(target) }
+func (r redacted) Error() string { return string(r) }

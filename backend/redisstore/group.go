@@ -23,7 +23,7 @@ import (
 type group struct {
 	client        redis.UniversalClient
 	clock         *serverClock
-	ack           ack
+	ack           *ack
 	redirects     *group       // takes the calls that this server no longer serves; it follows redirections
 	pipelines     int          // in flight at most, before an extra one
 	obeysDeadline bool         // go-redis ends a call at its context's deadline
@@ -162,17 +162,18 @@ func (g *group) complete(calls []*call) (missing []*call) {
 // send sends the calls and judges their outcomes. With scripts, the first call of each
 // script carries its text and the later ones find it loaded.
 func (g *group) send(calls []*call, scripts bool) {
-	began, now, loaded := time.Now(), g.clock.read(), map[*script]bool{}
+	began, ahead, loaded := time.Now(), g.clock.ahead(), map[*script]bool{}
 	cmds := make([]redis.Cmder, len(calls))
 	for i, c := range calls {
-		c.stamp(scripts && !loaded[c.script], now)
+		c.stamp(scripts && !loaded[c.script], ahead)
 		cmds[i], loaded[c.script] = c.cmd, true
 	}
 	ctx, cancel := detach(calls)
 	defer cancel()
+	var lack error
 	switch {
 	case g.ack.concerns(calls):
-		g.ack.send(ctx, g.client, calls, cmds)
+		lack = g.ack.send(ctx, g.client, calls, cmds)
 	case len(calls) == 1:
 		_ = g.client.Process(ctx, cmds[0])
 	default:
@@ -180,7 +181,7 @@ func (g *group) send(calls []*call, scripts bool) {
 	}
 	at := int64(0)
 	for _, c := range calls {
-		at = max(at, c.judge())
+		at = max(at, c.judge(lack))
 	}
 	g.measure(at, time.Since(began))
 }

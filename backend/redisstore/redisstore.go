@@ -55,8 +55,7 @@ type Store struct {
 	client   redis.UniversalClient   // the one that writes
 	replicas []redis.UniversalClient // for Check
 	prefix   string
-	ack      ack
-	acked    bool          // WithReplicaAck was given, with valid values or not
+	ack      *ack          // nil = no replicas need to acknowledge
 	warn     func(Warning) // nil = no warnings
 	err      error         // a fault of the set-up
 
@@ -126,7 +125,7 @@ func (s *Store) validate() error {
 	if strings.ContainsFunc(s.prefix, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) || r == '{' || r == '}' }) {
 		return errPrefix
 	}
-	if !s.acked {
+	if s.ack == nil {
 		return nil
 	}
 	return s.ack.validate(s.client)

@@ -54,7 +54,7 @@ func (s *Store) group(ctx context.Context, tag string) *group {
 		s.nodes.Clear()
 	}
 	g := s.newGroup(node)
-	if s.ack.replicas == 0 {
+	if s.ack == nil {
 		g.redirects = s.whole
 	}
 	kept, _ := s.nodes.LoadOrStore(node, g)
