@@ -11,7 +11,6 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/deadline"
+	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 	"github.com/go-reservoir/reservoir/lua"
 )
@@ -67,22 +67,22 @@ func (command) NoRetry() bool { return true }
 // call is one attempt at a request. Its pipeline owns it until complete reports the outcome
 // to the caller, and to the end if the caller leaves.
 type call struct {
-	script  *script
-	ctx     context.Context
-	tag     string // the first key, by which a cluster finds its node
-	args    []any
-	clock   string               // time set by a test, Unix us; empty = the server's clock
-	after   int64                // server time, Unix us, after which the script does nothing; 0 = no bound
-	undo    func(backend.Window) // gives back a take whose caller has left
-	pending *sync.WaitGroup      // the store's
-	again   bool                 // it is not the first attempt
-	inline  bool                 // the caller's own goroutine makes it
-	state   atomic.Int32
-	done    chan struct{}
-	cmd     command
-	reply   []int64
-	err     error
-	panic   any // of a go-redis hook; raised again in the caller
+	script *script
+	ctx    context.Context
+	tag    string // the first key, by which a cluster finds its node
+	args   []any
+	clock  string               // time set by a test, Unix us; empty = the server's clock
+	after  int64                // server time, Unix us, after which the script does nothing; 0 = no bound
+	undo   func(backend.Window) // gives back a take whose caller has left
+	calls  *inflight.Counter    // the store's
+	again  bool                 // it is not the first attempt
+	inline bool                 // the caller's own goroutine makes it
+	state  atomic.Int32
+	done   chan struct{}
+	cmd    command
+	reply  []int64
+	err    error
+	panic  any // of a go-redis hook; raised again in the caller
 }
 
 // States of a call. It becomes written when go-redis begins to encode it. If it fails
@@ -97,7 +97,7 @@ const (
 
 func (s *Store) newCall(ctx context.Context, sc *script, key string, args []any) *call {
 	keys := keysOf(s.prefix, key)
-	c := &call{script: sc, ctx: ctx, tag: keys[0], pending: &s.pending, done: make(chan struct{}, 1)}
+	c := &call{script: sc, ctx: ctx, tag: keys[0], calls: &s.calls, done: make(chan struct{}, 1)}
 	c.args = append(make([]any, 0, 3+len(keys)+len(args)+2), nil, nil, sc.keys)
 	for _, k := range keys[:sc.keys] {
 		c.args = append(c.args, k)
@@ -214,13 +214,13 @@ func (c *call) complete() {
 	default:
 		c.done <- struct{}{} // never blocks: there is room for one
 	}
-	c.pending.Done()
+	c.calls.End()
 }
 
 // await sends the call through g and returns when it has the outcome or the context
 // ends. go-redis does not interrupt a read when a context ends.
 func (c *call) await(g *group) ([]int64, error) {
-	c.pending.Add(1)
+	c.calls.Add()
 	g.submit(c)
 	if c.state.Load() != answered { // unless this goroutine made the call, because ctx.Done may start a timer
 		select {
@@ -298,10 +298,10 @@ func (sc *script) mayRepeat(f fault, attempt int) bool {
 // sends a check to one of them first, for at most half of the caller's time: a replica
 // that hangs leaves time for the primary.
 func (s *Store) do(ctx context.Context, sc *script, key string, undo func(backend.Window), args ...any) ([]int64, error) {
-	if err := s.begin(); err != nil {
-		return nil, &backend.Error{Op: sc.op, Class: backend.Rejected, Err: err}
+	if err := s.begin(sc.op); err != nil {
+		return nil, err
 	}
-	defer s.pending.Done()
+	defer s.calls.End()
 	if at, ok := ctx.Deadline(); ok && ctx.Done() == nil {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, at)
@@ -329,9 +329,9 @@ const refundTime = 5 * time.Second
 // undoOf returns a function that gives back the charge of a take whose caller has left.
 func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
 	return func(w backend.Window) {
-		s.pending.Add(1)
+		s.calls.Add()
 		go func() {
-			defer s.pending.Done()
+			defer s.calls.End()
 			defer func() { _ = recover() }() // from a go-redis hook, whose panics callers see too
 			ctx, cancel := context.WithTimeout(context.Background(), refundTime)
 			defer cancel()

@@ -24,13 +24,13 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	if err := backend.ValidateKey(key); err != nil {
 		return none, err
 	}
-	if err := s.begin(); err != nil {
-		return none, &backend.Error{Op: "inspect", Class: backend.Rejected, Err: err}
+	if err := s.begin("inspect"); err != nil {
+		return none, err
 	}
 	var out backend.Contents
 	done := make(chan error, 1)
 	go func() { // go-redis does not interrupt a read for a context
-		defer s.pending.Done()
+		defer s.calls.End()
 		done <- guard.Do(func() (err error) {
 			out, err = s.read(ctx, key)
 			return err

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -150,7 +151,13 @@ func open(urls []string, opts []Option) (*Store, error) {
 		return nil, errNoClient
 	}
 	s := New(clients[0], append(opts[:len(opts):len(opts)], WithReplicas(clients[1:]...))...)
-	if s.owned = clients; s.err != nil {
+	s.closeOwned = sync.OnceValue(func() (err error) {
+		for _, client := range clients {
+			err = errors.Join(err, client.Close())
+		}
+		return err
+	})
+	if s.err != nil {
 		return nil, errors.Join(s.Err(), s.Close())
 	}
 	return s, nil

@@ -35,9 +35,7 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unicode"
@@ -45,6 +43,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/inflight"
 )
 
 // Store implements [backend.Store] and [backend.Inspector]. Make it with [New] or
@@ -65,10 +64,8 @@ type Store struct {
 	clock    serverClock
 	warned   atomic.Bool
 
-	owned   []redis.UniversalClient // closed by Close
-	closing sync.RWMutex
-	closed  bool           // guarded by closing
-	pending sync.WaitGroup // calls, and refunds of abandoned calls. From 0 it grows under closing
+	calls      inflight.Counter // also refunds of abandoned calls
+	closeOwned func() error     // closes the clients that Open made; nil = there are none
 }
 
 var (
@@ -144,30 +141,23 @@ func (s *Store) Err() error {
 // longer than the client's timeouts. Later calls are rejected. It closes the client if
 // Open made it.
 func (s *Store) Close() error {
-	s.closing.Lock()
-	owned := s.owned
-	s.closed, s.owned = true, nil
-	s.closing.Unlock()
-	s.pending.Wait()
-	var errs []error
-	for _, client := range owned {
-		errs = append(errs, client.Close())
+	<-s.calls.Close()
+	if s.closeOwned == nil {
+		return nil
 	}
-	return errors.Join(errs...)
+	return s.closeOwned()
 }
 
-// begin counts a call, or returns the reason why the store cannot make it.
-func (s *Store) begin() error {
-	if s.err != nil {
-		return s.err
+// begin counts a call, or returns the error of one that the store cannot make.
+func (s *Store) begin(op string) error {
+	err := s.err
+	if err == nil && !s.calls.Begin() {
+		err = errClosed
 	}
-	s.closing.RLock()
-	defer s.closing.RUnlock()
-	if s.closed {
-		return errClosed
+	if err == nil {
+		return nil
 	}
-	s.pending.Add(1)
-	return nil
+	return &backend.Error{Op: op, Class: backend.Rejected, Err: err}
 }
 
 // Flags of a script's reply.
@@ -185,13 +175,9 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	leaving := int64(0)
-	if r.Leaving {
-		leaving = 1
-	}
 	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand}
-	if r.Peers|r.Pace|int64(r.End|r.Next)|leaving|int64(r.Window) != 0 { // a first contact has none of these
-		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
+	if r.Leaving || r.Peers|r.Pace|int64(r.End|r.Next|r.Window) != 0 { // a first contact has none of these
+		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), r.Leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
 	}
 	v, err := s.do(ctx, syncScript, r.Key, nil, args...)
 	if err != nil {
@@ -244,10 +230,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 		return backend.State{}, err
 	}
 	v, err := s.do(ctx, checkScript, key, nil, l.Tokens, l.Window.Milliseconds())
-	if err != nil {
-		return backend.State{}, err
-	}
-	return state(v), nil
+	return state(v), err
 }
 
 // Refund implements backend.Store with one EVALSHA. Until ctx ends, it is repeated if
@@ -269,10 +252,7 @@ func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.Stat
 		return backend.State{}, err
 	}
 	v, err := s.do(ctx, resetScript, r.Key, nil, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next))
-	if err != nil {
-		return backend.State{}, err
-	}
-	return state(v), nil
+	return state(v), err
 }
 
 // Shard names the server of the key, so that a limiter can judge the failures of each
@@ -286,8 +266,12 @@ func (s *Store) Shard(key string) string {
 	return ""
 }
 
-// state reads the first fields of a reply. All scripts except refund have them.
+// state reads the first fields of a reply. All scripts except refund have them. No reply
+// is the zero State.
 func state(v []int64) backend.State {
+	if v == nil {
+		return backend.State{}
+	}
 	return backend.State{
 		Window:    backend.Window(v[2]),
 		Left:      max(time.Duration(v[2]*1000-v[1])*time.Microsecond, 0),

@@ -113,7 +113,7 @@ func together(t *testing.T, s *Store, n int) (failures []error) {
 	t.Helper()
 	var batch []*call
 	for range n {
-		s.pending.Add(1)
+		require.True(t, s.calls.Begin())
 		batch = append(batch, s.newCall(t.Context(), takeScript, "k", nil))
 	}
 	s.whole.send(batch, false)

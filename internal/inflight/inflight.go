@@ -24,6 +24,13 @@ func (c *Counter) Begin() bool {
 	return true
 }
 
+// Add counts a call that another call in flight makes, even if the counter is closed.
+func (c *Counter) Add() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n++
+}
+
 // End ends a call that has begun.
 func (c *Counter) End() {
 	c.mu.Lock()
