@@ -17,7 +17,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 	"github.com/go-reservoir/reservoir/lua"
@@ -240,13 +239,6 @@ func (c *call) await(g *group) ([]int64, error) {
 	return c.reply, c.err
 }
 
-// timed reports whether only its deadline can end the call's context, so that its
-// caller need not wait for anything but the reply.
-func (c *call) timed() bool {
-	_, ok := c.ctx.(*deadline.Context)
-	return ok
-}
-
 // Attempts at one call, including the first, and the pause before the second, which is
 // jittered and doubles each time. All attempts share the caller's deadline and the
 // server's retry budget. One broken connection may lose a reply, but three lost replies
@@ -342,10 +334,8 @@ func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
 
 // sleep waits for about d and reports whether ctx is still alive.
 func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d/2 + mathrand.N(d))
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d/2 + mathrand.N(d)):
 		return true
 	case <-ctx.Done():
 		return false

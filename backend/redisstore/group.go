@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-reservoir/reservoir/internal/deadline"
 )
 
 // A group sends the calls to one server in shared pipelines (a group commit):
@@ -67,7 +69,8 @@ func (g *group) submit(c *call) {
 		return
 	}
 	g.inFlight++
-	c.inline = g.obeysDeadline && 0 < g.trip && g.trip < tooLong && c.timed()
+	_, timed := c.ctx.(*deadline.Context) // which ends by its deadline alone
+	c.inline = timed && g.obeysDeadline && 0 < g.trip && g.trip < tooLong
 	g.mu.Unlock()
 	if c.inline {
 		g.run([]*call{c})
