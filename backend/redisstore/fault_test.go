@@ -47,6 +47,13 @@ func newFaultyCluster(t *testing.T) *faulty {
 	return ready(t, &faulty{redisstore.New(client), client, proxy, cluster.Calls, cluster.ResetStats})
 }
 
+// noGreeting is for tests that hold a call: go-redis now and then drops a connection when it
+// is put back, and what is held would be the greeting of the next one.
+func noGreeting(o *redis.Options) {
+	o.Protocol, o.DisableIdentity = 2, true
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+}
+
 // ready makes the connection, and lets the server know the scripts and the store
 // the server's clock.
 func ready(t *testing.T, f *faulty) *faulty {
@@ -176,10 +183,7 @@ func TestLateTake(t *testing.T) {
 		undone(t, f)
 	})
 	t.Run("cancelled", func(t *testing.T) {
-		f := newFaulty(t, func(o *redis.Options) { // what is held is the call, not a new connection's greeting
-			o.Protocol, o.DisableIdentity = 2, true
-			o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-		})
+		f := newFaulty(t, noGreeting)
 		f.proxy.Hold(true)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		done := make(chan error)
@@ -199,7 +203,7 @@ func TestNotAfter(t *testing.T) {
 	const timeout = 50 * time.Millisecond
 	for _, op := range []string{"sync", "take", "refund", "reset"} {
 		t.Run(op, func(t *testing.T) {
-			f := newFaulty(t)
+			f := newFaulty(t, noGreeting)
 			window := take(t, f.Store, "k", 3).Window
 			f.reset()
 			f.proxy.Hold(true)
