@@ -155,6 +155,16 @@ func TestAckWithoutTheRight(t *testing.T) {
 	require.ErrorContains(t, err, "NOPERM")
 }
 
+// TestAckUnknownToServer: a server without WAIT has charged too. The error repeats no argument.
+func TestAckUnknownToServer(t *testing.T) {
+	server := redistest.Start(t, "--rename-command", "wait", "")
+	_, err := redisstore.New(server.Client(), redisstore.WithReplicaAck(1, time.Second)).Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+	require.ErrorIs(t, err, redisstore.ErrNotReplicated)
+	require.Equal(t, backend.Unknown, class(t, err))
+	require.ErrorContains(t, err, "unknown command")
+	require.NotContains(t, err.Error(), "with args")
+}
+
 // TestAckOnCluster: WAIT goes where the script went, from the first call on.
 func TestAckOnCluster(t *testing.T) {
 	t.Parallel()
