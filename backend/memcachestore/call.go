@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/guard"
 )
 
 const (
@@ -27,6 +28,9 @@ const (
 	// The longest mean pause after a conflict: as a multiple of an attempt's time, and in all.
 	maxSpread = 16
 	maxPause  = 50 * time.Millisecond
+
+	// tooMany is the answer of a server to a connection beyond its option -c.
+	tooMany = "ERROR Too many open connections"
 
 	// maxCuts is the number of broken connections after which a call still goes on.
 	maxCuts = 2
@@ -72,13 +76,20 @@ func run[T any](ctx context.Context, faulty error, c *call[T]) (reply T, err err
 	}
 	back := make(chan struct{})
 	go func() {
+		var answer T
+		why := guard.ErrGoexit // unless the client, which has functions of the user, returns
 		defer close(back)
-		answer, why := c.try(ctx)
-		if c.enter(answered) {
-			reply, err = answer, why
-		} else if why == nil && c.undo != nil {
-			c.undo(context.WithoutCancel(ctx), answer)
-		}
+		defer func() {
+			if c.enter(answered) {
+				reply, err = answer, why
+			} else if why == nil && c.undo != nil {
+				guard.Log(func() { c.undo(context.WithoutCancel(ctx), answer) })
+			}
+		}()
+		why = guard.Do(func() (err error) {
+			answer, err = c.try(ctx)
+			return err
+		})
 	}()
 	select {
 	case <-back:
@@ -91,7 +102,7 @@ func run[T any](ctx context.Context, faulty error, c *call[T]) (reply T, err err
 		}
 		<-back
 	}
-	return reply, err
+	return reply, guard.Raise(err)
 }
 
 func (c *call[T]) fail(class backend.Class, err error) *backend.Error {
@@ -101,7 +112,7 @@ func (c *call[T]) fail(class backend.Class, err error) *backend.Error {
 // keyOnly reports whether err concerns only one item, so that other keys are served.
 func keyOnly(err error) bool {
 	return errors.Is(err, ErrContended) || errors.Is(err, ErrLedgerFull) || errors.Is(err, counter.ErrText) ||
-		refused(err) && strings.Contains(err.Error(), "object too large")
+		strings.Contains(refusal(err), "object too large")
 }
 
 // try makes attempts until one succeeds or another would be useless.
@@ -142,7 +153,11 @@ func (c *call[T]) attempt(ctx context.Context) (reply T, why *backend.Error) {
 	client := c.store.client
 	old, err := client.Get(c.key)
 	if err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
-		return reply, c.fail(backend.Unavailable, err)
+		class := backend.Unavailable // a read changes nothing
+		if answer := refusal(err); answer != "" && !strings.HasPrefix(answer, "SERVER_ERROR") {
+			class = backend.Rejected
+		}
+		return reply, c.fail(class, err)
 	}
 	var k counter.Counter
 	item, write := &memcache.Item{Key: c.key}, client.Add
@@ -184,25 +199,30 @@ func judge(err error) (backend.Class, error) {
 		return backend.Unavailable, ErrContended
 	case notSent(err):
 		return backend.Unavailable, err
-	case refused(err):
+	case refusal(err) != "":
 		return backend.Rejected, err
 	default:
 		return backend.Unknown, err
 	}
 }
 
-// notSent reports whether there was no connection to write to.
+// notSent reports whether there was no connection to write to, or the server had too many.
 func notSent(err error) bool {
 	dial, ok := errors.AsType[*net.OpError](err)
 	_, late := errors.AsType[*memcache.ConnectTimeoutError](err)
-	return ok && dial.Op == "dial" || late || errors.Is(err, memcache.ErrNoServers)
+	return ok && dial.Op == "dial" || late || errors.Is(err, memcache.ErrNoServers) || strings.Contains(err.Error(), tooMany)
 }
 
-// refused reports whether the server has answered SERVER_ERROR (for example if it is out
-// of memory), CLIENT_ERROR or ERROR. gomemcache returns the reply only as text.
-func refused(err error) bool {
-	_, reply, ok := strings.Cut(err.Error(), "unexpected response line from ")
-	return ok && strings.Contains(reply, "ERROR")
+// refusal returns the server's answer if it is an error that an operator must mend:
+// SERVER_ERROR, for example if it is out of memory, CLIENT_ERROR, for example without a
+// login, or ERROR. Otherwise it returns "". gomemcache quotes the answer in its text.
+func refusal(err error) string {
+	_, text, _ := strings.Cut(err.Error(), "memcache: unexpected ")
+	_, answer, _ := strings.Cut(text, `: "`)
+	if kind, _, _ := strings.Cut(answer, " "); !strings.Contains(kind, "ERROR") || strings.Contains(answer, tooMany) {
+		return ""
+	}
+	return answer
 }
 
 // broken reports whether the connection has ended. After a restart of the server all

@@ -1,11 +1,14 @@
 package memcachestore
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -222,6 +225,7 @@ func TestJudge(t *testing.T) {
 		{line("SERVER_ERROR object too large for cache"), backend.Rejected},
 		{line("CLIENT_ERROR bad data chunk"), backend.Rejected},
 		{line("ERROR"), backend.Rejected},
+		{line("ERROR Too many open connections"), backend.Unavailable},
 		{line("STORE"), backend.Unknown},
 		{&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, backend.Unknown},
 		{&net.OpError{Op: "write", Err: syscall.EPIPE}, backend.Unknown},
@@ -357,4 +361,65 @@ func TestStaleConnections(t *testing.T) {
 	state, err := s.Check(t.Context(), "k", l)
 	require.NoError(t, err)
 	require.EqualValues(t, 999, state.Remaining)
+}
+
+// A server that wants a login, or does not know gets, must be mended by an operator. One
+// that has no memory or too many connections may serve soon.
+func TestAnswersToAReadThatAreErrors(t *testing.T) {
+	for answer, want := range map[string]backend.Class{
+		"CLIENT_ERROR unauthenticated": backend.Rejected, // memcached -Y
+		"ERROR":                        backend.Rejected,
+		"SERVER_ERROR out of memory writing get response": backend.Unavailable,
+		"ERROR Too many open connections":                 backend.Unavailable,
+		"VALUE ERROR":                                     backend.Unavailable,
+	} {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		var served sync.WaitGroup
+		served.Go(func() {
+			for {
+				conn, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = bufio.NewReader(conn).ReadString('\n')
+				_, _ = io.WriteString(conn, answer+"\r\n")
+				_ = conn.Close()
+			}
+		})
+		_, err = over(t, listener.Addr().String()).Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+		require.False(t, failed(t, err, want).KeyOnly, answer)
+		require.NoError(t, listener.Close())
+		served.Wait()
+	}
+}
+
+// A login that is missing concerns all keys, so callers hear of it at once.
+func TestNoLogin(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "users")
+	require.NoError(t, os.WriteFile(file, []byte("user:password\n"), 0o600))
+	server := redistest.StartDaemon(t, command(t, "-Y", file), func(addr string, _ int) bool {
+		conn, err := net.Dial("tcp", addr)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err == nil
+	})
+	_, err := over(t, server.Addr()).Sync(t.Context(), order(0, 0))
+	require.ErrorContains(t, failed(t, err, backend.Rejected), "unauthenticated")
+}
+
+// A function of the client's that panics, or ends its goroutine, ends its caller's call and
+// nothing else.
+func TestPanicOfTheClient(t *testing.T) {
+	client := memcache.New("127.0.0.1:1")
+	s := New(client)
+	client.DialContext = func(context.Context, string, string) (net.Conn, error) { panic("dial") }
+	require.PanicsWithValue(t, "dial", func() { _, _ = s.Sync(t.Context(), order(0, 0)) })
+	client.DialContext = func(context.Context, string, string) (net.Conn, error) {
+		runtime.Goexit()
+		return nil, nil
+	}
+	_, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+	require.Error(t, err)
 }

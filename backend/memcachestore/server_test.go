@@ -23,16 +23,22 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // start runs a memcached with these arguments, of the test's own.
 func start(t testing.TB, args ...string) *redistest.Daemon {
 	t.Helper()
+	return redistest.StartDaemon(t, command(t, args...), func(addr string, pid int) bool {
+		list, err := stats(addr)
+		return err == nil && list["pid"] == strconv.Itoa(pid)
+	})
+}
+
+// command returns a function that makes the command of a memcached.
+func command(t testing.TB, args ...string) func(port int) *exec.Cmd {
+	t.Helper()
 	path, err := exec.LookPath("memcached")
 	require.NoError(t, err, "memcached is not installed: run `make memcached`")
 	me, err := user.Current()
 	require.NoError(t, err)
-	return redistest.StartDaemon(t, func(port int) *exec.Cmd {
+	return func(port int) *exec.Cmd {
 		return exec.Command(path, append([]string{"-l", "127.0.0.1", "-p", strconv.Itoa(port), "-U", "0", "-t", "2", "-u", me.Username}, args...)...)
-	}, func(addr string, pid int) bool {
-		list, err := stats(addr)
-		return err == nil && list["pid"] == strconv.Itoa(pid)
-	})
+	}
 }
 
 // stats returns what a server counts.
