@@ -1,9 +1,11 @@
 package httplimit
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
 	"net/http"
+	"strings"
 )
 
 // KeyFunc returns the key of the limiter that a request is charged to, or "" if
@@ -14,10 +16,14 @@ type KeyFunc func(*http.Request) string
 
 // ByHeader uses the value of a header, such as "header:X-Tenant:acme". Use it for headers
 // that a client cannot choose freely, such as a gateway's, because each value has a limit
-// of its own. If the header occurs twice, the request has no key.
+// of its own. If the header occurs twice, the request has no key. Host is in lower case, and
+// has the port if the client has sent it.
 func ByHeader(name string) KeyFunc {
 	name = http.CanonicalHeaderKey(name)
 	prefix := "header:" + name + ":"
+	if name == "Host" { // net/http has moved it out of the headers
+		return func(r *http.Request) string { return with(prefix, strings.ToLower(cmp.Or(r.Host, r.URL.Host))) }
+	}
 	return func(r *http.Request) string { return with(prefix, only(r.Header[name])) }
 }
 

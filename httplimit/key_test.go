@@ -144,6 +144,15 @@ func TestKeysOfKinds(t *testing.T) {
 		r.URL.RawQuery = strings.TrimPrefix(test.query, "?")
 		assert.Equal(t, test.want, key(r))
 	}
+	host := request("", "Host", "a client's header in a map")
+	host.Host = "Acme.example"
+	assert.Equal(t, "header:Host:acme.example", httplimit.ByHeader("host")(host), "net/http moves it out of the headers")
+	host.Host = "" // HTTP/1.0
+	assert.Empty(t, httplimit.ByHeader("host")(host))
+	out, err := http.NewRequest(http.MethodGet, "http://api.example/", nil)
+	require.NoError(t, err)
+	out.Host = "" // as in a client's request by default
+	assert.Equal(t, "header:Host:api.example", httplimit.ByHeader("host")(out))
 	token := httplimit.ByToken("Authorization")
 	assert.NotEqual(t, token(request("", "Authorization", "a")), token(request("", "Authorization", "b")))
 	assert.Empty(t, token(request("")))

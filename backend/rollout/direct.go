@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/guard"
 )
 
 // This file takes from both stores, gives back to both, and resets both.
@@ -93,33 +94,36 @@ func untake(ctx context.Context, store backend.Store, undone *undos, r backend.T
 	refund := backend.RefundRequest{Key: r.Key, Window: charged.Window}
 	refund.Client, refund.Total = undone.add(r.Tokens)
 	last, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	done := make(chan bool, 1)
+	done := make(chan error, 1)
 	go func() {
 		defer cancel()
-		done <- giveBack(last, store, refund)
+		err := guard.ErrGoexit // unless the store returns
+		defer func() { done <- err }()
+		err = guard.Do(func() error { return giveBack(last, store, refund) })
 	}()
 	select {
-	case all := <-done:
-		return all
+	case err := <-done:
+		return guard.Raise(err) == nil
 	case <-ctx.Done():
 		time.AfterFunc(grace, cancel)
 		return false
 	}
 }
 
-// giveBack makes up to three attempts, because r is idempotent, and reports success.
-func giveBack(ctx context.Context, store backend.Store, r backend.RefundRequest) bool {
+// giveBack makes up to three attempts, because r is idempotent. It returns an error unless
+// the store has all tokens.
+func giveBack(ctx context.Context, store backend.Store, r backend.RefundRequest) error {
 	for tries := 1; ; tries++ {
 		total, err := store.Refund(ctx, r)
-		if err == nil {
-			return total >= r.Total
+		if err == nil && total < r.Total {
+			return errors.New("another window is open")
 		}
 		failure, ok := errors.AsType[*backend.Error](err)
 		if !ok || failure.Class == backend.Rejected || tries == 3 {
-			return false
+			return err
 		}
 		if wait(ctx, "refund", time.Duration(tries)*patience) != nil {
-			return false
+			return err
 		}
 	}
 }

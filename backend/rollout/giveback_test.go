@@ -107,3 +107,18 @@ func TestGiveBackOutlivesItsCaller(t *testing.T) {
 		})
 	}
 }
+
+// broken is a store that panics in a refund.
+type broken struct{ backend.Store }
+
+func (broken) Refund(context.Context, backend.RefundRequest) (int64, error) { panic("refund") }
+
+// A panic of the old store while a take is undone reaches the caller.
+func TestPanicInAGiveBack(t *testing.T) {
+	old, new := broken{memstore.New()}, memstore.New()
+	s := open(t, old, new, 0, 100)
+	request := backend.TakeRequest{Key: "k", Limit: limit1000, Tokens: 1000}
+	_, err := new.Take(t.Context(), request)
+	require.NoError(t, err)
+	require.PanicsWithValue(t, "refund", func() { _, _ = s.Take(t.Context(), request) })
+}
