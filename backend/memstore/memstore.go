@@ -6,8 +6,11 @@
 package memstore
 
 import (
+	"cmp"
 	"context"
 	"hash/maphash"
+	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,7 +42,10 @@ type shard struct {
 	sweep int // number of keys at which closed windows are next dropped
 }
 
-var _ backend.Store = (*Store)(nil)
+var (
+	_ backend.Store     = (*Store)(nil)
+	_ backend.Inspector = (*Store)(nil)
+)
 
 // New returns an empty store. It runs no goroutine and needs no closing.
 func New() *Store {
@@ -53,54 +59,46 @@ func New() *Store {
 
 // Sync implements backend.Store.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.SyncReply, err error) {
-	if err := r.Validate(); err != nil {
-		return reply, err
-	}
-	err = s.with(ctx, "sync", r.Key, func(c *counter.Counter, now int64) { reply = c.Sync(r, now) })
+	err = s.with(ctx, "sync", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Sync(r, now) })
 	return reply, err
 }
 
 // Take implements backend.Store.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (reply backend.TakeReply, err error) {
-	if err := r.Validate(); err != nil {
-		return reply, err
-	}
-	err = s.with(ctx, "take", r.Key, func(c *counter.Counter, now int64) { reply = c.Take(r, now) })
+	err = s.with(ctx, "take", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Take(r, now) })
 	return reply, err
 }
 
 // Check implements backend.Store.
-func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (state backend.State, err error) {
-	if err := backend.ValidateKey(key); err != nil {
-		return state, err
-	}
-	if err := l.Validate(); err != nil {
-		return state, err
-	}
-	err = s.with(ctx, "check", key, func(c *counter.Counter, now int64) { state = c.Check(l, now) })
-	return state, err
+func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (reply backend.State, err error) {
+	err = s.with(ctx, "check", key, cmp.Or(backend.ValidateKey(key), l.Validate()), func(c *counter.Counter, now int64) { reply = c.Check(l, now) })
+	return reply, err
 }
 
 // Refund implements backend.Store.
-func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (back int64, err error) {
-	if err := r.Validate(); err != nil {
-		return 0, err
-	}
-	err = s.with(ctx, "refund", r.Key, func(c *counter.Counter, now int64) { back = c.Refund(r, now) })
-	return back, err
+func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (total int64, err error) {
+	err = s.with(ctx, "refund", r.Key, r.Validate(), func(c *counter.Counter, now int64) { total = c.Refund(r, now) })
+	return total, err
 }
 
 // Reset implements backend.Store.
-func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (state backend.State, err error) {
-	if err := r.Validate(); err != nil {
-		return state, err
-	}
-	err = s.with(ctx, "reset", r.Key, func(c *counter.Counter, now int64) { state = c.Reset(r, now) })
-	return state, err
+func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (reply backend.State, err error) {
+	err = s.with(ctx, "reset", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Reset(r, now) })
+	return reply, err
 }
 
-// with runs f on the key's counter, under its shard's lock, unless ctx is over.
-func (s *Store) with(ctx context.Context, op, key string, f func(c *counter.Counter, now int64)) error {
+// Inspect implements backend.Inspector.
+func (s *Store) Inspect(ctx context.Context, key string) (reply backend.Contents, err error) {
+	err = s.with(ctx, "inspect", key, backend.ValidateKey(key), func(c *counter.Counter, now int64) { reply = c.Contents(now) })
+	return reply, err
+}
+
+// with makes a step of the key's counter, under its shard's lock, unless the request is
+// faulty or ctx is over.
+func (s *Store) with(ctx context.Context, op, key string, faulty error, step func(c *counter.Counter, now int64)) error {
+	if faulty != nil {
+		return faulty
+	}
 	if err := ctx.Err(); err != nil {
 		return &backend.Error{Op: op, Class: backend.Unavailable, Err: err}
 	}
@@ -108,13 +106,13 @@ func (s *Store) with(ctx context.Context, op, key string, f func(c *counter.Coun
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	now := s.now(ctx) // under the lock, so that no key sees the clock step back
-	c := sh.keys[key]
-	if c == nil {
+	c, held := sh.keys[key]
+	if !held {
 		c = new(counter.Counter)
 	}
-	f(c, now)
-	if c.Opened() {
-		sh.put(key, c, now)
+	step(c, now)
+	if !held && c.Opened() {
+		sh.put(strings.Clone(key), c, now) // not to keep what key is a part of
 	}
 	return nil
 }
@@ -133,25 +131,9 @@ const minSweep = 256
 // put keeps c. Each time the map has doubled, it drops the windows that are over, which
 // is constant work for each new key and needs no goroutine.
 func (sh *shard) put(key string, c *counter.Counter, now int64) {
-	if _, held := sh.keys[key]; held {
-		return
-	}
 	if len(sh.keys) >= sh.sweep {
-		for k, old := range sh.keys {
-			if !old.Open(now) {
-				delete(sh.keys, k)
-			}
-		}
+		maps.DeleteFunc(sh.keys, func(_ string, old *counter.Counter) bool { return !old.Open(now) })
 		sh.sweep = max(minSweep, 2*len(sh.keys))
 	}
 	sh.keys[key] = c
-}
-
-// Inspect implements backend.Inspector.
-func (s *Store) Inspect(ctx context.Context, key string) (out backend.Contents, err error) {
-	if err := backend.ValidateKey(key); err != nil {
-		return out, err
-	}
-	err = s.with(ctx, "inspect", key, func(c *counter.Counter, now int64) { out = c.Contents(now) })
-	return out, err
 }

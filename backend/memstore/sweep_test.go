@@ -3,6 +3,7 @@ package memstore
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -61,6 +62,19 @@ func TestLooksKeepNothing(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Zero(t, s.held())
+}
+
+// TestKeysOfLongLines: a key that is cut out of a longer string does not keep that in memory.
+func TestKeysOfLongLines(t *testing.T) {
+	const lines, length = 64, 1 << 20
+	s, before := New(), heap()
+	for i := range lines {
+		line := fmt.Sprintf("%4d", i) + strings.Repeat(" ", length)
+		_, err := s.Take(t.Context(), backend.TakeRequest{Key: line[:4], Limit: backend.Limit{Tokens: 10, Window: time.Hour}, Tokens: 1})
+		require.NoError(t, err)
+	}
+	require.Less(t, heap()-before, int64(lines*length/4))
+	require.Equal(t, lines, s.held())
 }
 
 // TestOwnClock: without a test's clock the process' own rules.
