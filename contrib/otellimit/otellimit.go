@@ -91,11 +91,17 @@ type Telemetry struct {
 	away      metric.Int64Gauge
 	outages   metric.Int64Counter
 	rejecting metric.Int64Gauge
-	figures   []metric.Int64Observable // in the order of reservoir.Figures
+	figures   []figure
 	stop      metric.Registration
 
 	mu     sync.Mutex
 	source Source
+}
+
+// figure is a figure of Stats, and its instrument.
+type figure struct {
+	reservoir.Figure
+	instrument metric.Int64Observable
 }
 
 // New makes the instruments. It returns the errors of the meter provider.
@@ -145,7 +151,7 @@ func (t *Telemetry) observables(meter metric.Meter) (err error) {
 		if err != nil {
 			return err
 		}
-		t.figures = append(t.figures, instrument)
+		t.figures = append(t.figures, figure{f, instrument})
 		all = append(all, instrument)
 	}
 	t.stop, err = meter.RegisterCallback(t.observe, all...)
@@ -168,8 +174,8 @@ func (t *Telemetry) observe(_ context.Context, to metric.Observer) error {
 	}
 	s := t.source.Stats()
 	with := metric.WithAttributes(t.attrs...)
-	for i, f := range reservoir.Figures() {
-		to.ObserveInt64(t.figures[i], f.Value(&s), with)
+	for _, f := range t.figures {
+		to.ObserveInt64(f.instrument, f.Value(&s), with)
 	}
 	return nil
 }

@@ -86,10 +86,17 @@ type Collector struct {
 	outages   *prometheus.CounterVec
 	rejecting *prometheus.GaugeVec
 	hooked    []prometheus.Collector // the four above
-	figures   []*prometheus.Desc
+	figures   []figure
 
 	mu     sync.Mutex
 	source Source
+}
+
+// figure is a figure of Stats, and its description as a metric.
+type figure struct {
+	reservoir.Figure
+	kind prometheus.ValueType
+	desc *prometheus.Desc
 }
 
 // buckets are in seconds: from the latency of an in-memory store to a reply after the
@@ -153,7 +160,7 @@ func (c *Collector) Shards(names ...string) {
 // Prometheus finds a clash when the Collector is registered.
 func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, f := range c.figures {
-		to <- f
+		to <- f.desc
 	}
 	for _, v := range c.hooked {
 		v.Describe(to)
@@ -171,12 +178,8 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	s := c.source.Stats()
-	for i, f := range reservoir.Figures() {
-		kind := prometheus.CounterValue
-		if f.Gauge {
-			kind = prometheus.GaugeValue
-		}
-		to <- prometheus.MustNewConstMetric(c.figures[i], kind, float64(f.Value(&s)))
+	for _, f := range c.figures {
+		to <- prometheus.MustNewConstMetric(f.desc, f.kind, float64(f.Value(&s)))
 	}
 }
 
@@ -203,14 +206,14 @@ func oneIf(b bool) float64 {
 	return 0
 }
 
-// figures describes reservoir.Figures as metrics, in their order.
-func figures(labels prometheus.Labels) (all []*prometheus.Desc) {
+// figures describes reservoir.Figures as metrics.
+func figures(labels prometheus.Labels) (all []figure) {
 	for _, f := range reservoir.Figures() {
-		name := "reservoir_" + strings.ReplaceAll(f.Name, ".", "_")
+		name, kind := "reservoir_"+strings.ReplaceAll(f.Name, ".", "_"), prometheus.GaugeValue
 		if !f.Gauge {
-			name += "_total"
+			name, kind = name+"_total", prometheus.CounterValue
 		}
-		all = append(all, prometheus.NewDesc(name, f.Help, nil, labels))
+		all = append(all, figure{f, kind, prometheus.NewDesc(name, f.Help, nil, labels)})
 	}
 	return all
 }
