@@ -107,10 +107,15 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	c := Call{Method: info.FullMethod, Stream: true}
 	return s.limit(stream.Context(), c, func(names []string) error {
-		if names != nil && (s.RecvCost != nil || s.SendCost != nil) {
-			stream = &serverStream{ServerStream: stream, server: s, call: c, names: names}
+		if names == nil || s.RecvCost == nil && s.SendCost == nil {
+			return handler(srv, stream)
 		}
-		return handler(srv, stream)
+		limited := &serverStream{ServerStream: stream, server: s, call: c, names: names}
+		err := handler(srv, limited)
+		if over := limited.over.Load(); err == nil && over != nil {
+			return *over
+		}
+		return err
 	})
 }
 

@@ -99,6 +99,21 @@ func TestMessages(t *testing.T) {
 	}
 }
 
+// A message that finds no tokens ends the stream with that status, even if the handler
+// takes the error for the end of the messages.
+func TestHandlerThatIgnoresTheRefusalOfAMessage(t *testing.T) {
+	limits := grpclimit.Server{Limiter: limiter(t, 1), Key: one, Cost: free, RecvCost: each}
+	ignores := func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		_ = handler(srv, stream)
+		return nil
+	}
+	_, client := serveWith(t, []grpc.ServerOption{grpc.ChainStreamInterceptor(limits.Stream(), ignores)})
+	stream, err := client.FullDuplexCall(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, exchange(stream))
+	assert.Equal(t, codes.ResourceExhausted, status.Code(exchange(stream)))
+}
+
 func TestMessagesWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, client := serve(t, grpclimit.Server{Limiter: limiter(t, 2), Key: one, Cost: free, RecvCost: each, WaitMessages: true})
