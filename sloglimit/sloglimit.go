@@ -58,11 +58,11 @@ type log struct {
 	logger *slog.Logger
 
 	mu       sync.Mutex         // not held while a line is written
-	shards   map[string]trouble // the shards that do not serve
+	shards   map[string]trouble // by the shards' names
 	conflict time.Time          // when a conflict was last logged
 }
 
-// trouble is why a shard does not serve, and since when. The zero trouble is none.
+// trouble is why a shard does not serve, and since when; without a message it serves.
 type trouble struct {
 	message string
 	since   time.Time
@@ -113,12 +113,7 @@ func (l *log) state(s reservoir.ShardState) {
 func (l *log) change(shard, now string) (was trouble) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	was = l.shards[shard]
-	switch now {
-	case was.message:
-	case "":
-		delete(l.shards, shard)
-	default:
+	if was = l.shards[shard]; was.message != now {
 		l.shards[shard] = trouble{now, time.Now()}
 	}
 	return was

@@ -85,17 +85,21 @@ func (s *Store) Percent() (low, high float64) {
 //
 // A name that has a "/" costs an allocation, besides the allocations of the stores.
 func (s *Store) Shard(key string) string {
+	name, part := "both", ""
 	switch s.span.Load().now(place(key), time.Duration(s.longest.Load())) {
 	case inOld:
-		return placement.Within("old", s.old, key)
+		name, part = "old", placement.Shard(s.old, key)
 	case inNew:
-		return placement.Within("new", s.new, key)
+		name, part = "new", placement.Shard(s.new, key)
+	default:
+		if old, new := placement.Shard(s.old, key), placement.Shard(s.new, key); old != "" || new != "" {
+			part = unplussed.Replace(old) + "+" + new
+		}
 	}
-	old, new := placement.Shard(s.old, key), placement.Shard(s.new, key)
-	if old == "" && new == "" {
-		return "both"
+	if part == "" {
+		return name
 	}
-	return "both/" + unplussed.Replace(old) + "+" + new
+	return name + "/" + part
 }
 
 var unplussed = strings.NewReplacer("%", "%25", "+", "%2B")

@@ -30,15 +30,6 @@ func Shard(store any, key string) string {
 	return ""
 }
 
-// Within names the part of a named store that holds key: "store/part", or the store's
-// name if it has no parts. The result is unique if no store's name has a slash.
-func Within(name string, store any, key string) string {
-	if part := Shard(store, key); part != "" {
-		return name + "/" + part
-	}
-	return name
-}
-
 // separator stands between a limit's name and the key, and is doubled within the key.
 const separator = "\x1f"
 
