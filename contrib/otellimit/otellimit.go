@@ -147,23 +147,20 @@ func (t *Telemetry) Close() error {
 func (t *Telemetry) observables(meter metric.Meter) (err error) {
 	var all []metric.Observable
 	for _, f := range reservoir.Figures() {
-		instrument, err := newInstrument(meter, f)
+		var made metric.Int64Observable
+		name, unit, help := "reservoir."+f.Name, metric.WithUnit("{"+f.Unit+"}"), metric.WithDescription(f.Help)
+		if f.Gauge { // an UpDownCounter, because the values of several processes add up
+			made, err = meter.Int64ObservableUpDownCounter(name, unit, help)
+		} else {
+			made, err = meter.Int64ObservableCounter(name, unit, help)
+		}
 		if err != nil {
 			return err
 		}
-		t.figures = append(t.figures, figure{f, instrument})
-		all = append(all, instrument)
+		t.figures, all = append(t.figures, figure{f, made}), append(all, made)
 	}
 	t.stop, err = meter.RegisterCallback(t.observe, all...)
 	return err
-}
-
-func newInstrument(meter metric.Meter, f reservoir.Figure) (metric.Int64Observable, error) {
-	name, unit, help := "reservoir."+f.Name, metric.WithUnit("{"+f.Unit+"}"), metric.WithDescription(f.Help)
-	if f.Gauge { // an UpDownCounter, because the values of several processes add up
-		return meter.Int64ObservableUpDownCounter(name, unit, help)
-	}
-	return meter.Int64ObservableCounter(name, unit, help)
 }
 
 func (t *Telemetry) observe(_ context.Context, to metric.Observer) error {

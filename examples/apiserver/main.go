@@ -119,7 +119,11 @@ func newAPI(limiter *reservoir.Limiter, trusted []netip.Prefix) http.Handler {
 		}
 	})
 	limited.HandleFunc("POST /markdown", func(w http.ResponseWriter, r *http.Request) {
-		text, _ := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<16))
+		text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<16))
+		if err != nil { // or the client has left, and reads no answer
+			http.Error(w, err.Error(), http.StatusRequestEntityTooLarge)
+			return
+		}
 		fmt.Fprintf(w, "<p>%s</p>\n", html.EscapeString(string(text)))
 	})
 	mux.Handle("/", limit(limited))

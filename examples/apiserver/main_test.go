@@ -180,6 +180,15 @@ func TestBadToken(t *testing.T) {
 	}
 }
 
+// A text that is too long is refused, not cut off.
+func TestLongText(t *testing.T) {
+	p := start(t)
+	for length, want := range map[int]int{1 << 16: http.StatusOK, 1<<16 + 1: http.StatusRequestEntityTooLarge} {
+		resp, _ := p.do(http.MethodPost, "/markdown", strings.NewReader(strings.Repeat("a", length)))
+		require.Equal(t, want, resp.StatusCode)
+	}
+}
+
 // At the end, a request in flight gets its response, and unused tokens go back to Redis.
 func TestGracefulShutdown(t *testing.T) {
 	server := redistest.Start(t)
