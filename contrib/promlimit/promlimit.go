@@ -150,11 +150,14 @@ func (c *Collector) Watch(s Source) {
 // shards has the name "".
 func (c *Collector) Shards(names ...string) {
 	for _, name := range names {
-		c.away.WithLabelValues(name)
-		c.outages.WithLabelValues(name)
-		c.rejecting.WithLabelValues(name)
+		c.away.WithLabelValues(label(name))
+		c.outages.WithLabelValues(label(name))
+		c.rejecting.WithLabelValues(label(name))
 	}
 }
+
+// label returns a shard's name as a label, which must be UTF-8.
+func label(name string) string { return strings.ToValidUTF8(name, "\uFFFD") }
 
 // Describe sends the descriptions of all metrics, including those without series, so that
 // Prometheus finds a clash when the Collector is registered.
@@ -192,10 +195,11 @@ func (c *Collector) call(s reservoir.StoreCall) {
 
 func (c *Collector) state(s reservoir.ShardState) {
 	c.Shards(s.Shard)
-	c.away.WithLabelValues(s.Shard).Set(oneIf(s.Away))
-	c.rejecting.WithLabelValues(s.Shard).Set(oneIf(s.Rejecting))
+	shard := label(s.Shard)
+	c.away.WithLabelValues(shard).Set(oneIf(s.Away))
+	c.rejecting.WithLabelValues(shard).Set(oneIf(s.Rejecting))
 	if s.Away {
-		c.outages.WithLabelValues(s.Shard).Inc()
+		c.outages.WithLabelValues(shard).Inc()
 	}
 }
 

@@ -189,7 +189,7 @@ func TestShards(t *testing.T) {
 	metrics.Shards("a", "b")
 	tell := metrics.Hooks().ShardState
 	for _, s := range []reservoir.ShardState{{Shard: "a", Away: true}, {Shard: "a"}, {Shard: "a", Away: true}, {Shard: "c", Away: true}, {Shard: "c"},
-		{Shard: "d", Rejecting: true}, {Shard: "e", Rejecting: true}, {Shard: "e"}} {
+		{Shard: "d", Rejecting: true}, {Shard: "e", Rejecting: true}, {Shard: "e"}, {Shard: "f\xff"}} {
 		tell(s)
 	}
 	const want = `
@@ -200,6 +200,7 @@ reservoir_shard_away{shard="b"} 0
 reservoir_shard_away{shard="c"} 0
 reservoir_shard_away{shard="d"} 0
 reservoir_shard_away{shard="e"} 0
+reservoir_shard_away{shard="f�"} 0
 # HELP reservoir_shard_outages_total Times that the shard's breaker has opened.
 # TYPE reservoir_shard_outages_total counter
 reservoir_shard_outages_total{shard="a"} 2
@@ -207,6 +208,7 @@ reservoir_shard_outages_total{shard="b"} 0
 reservoir_shard_outages_total{shard="c"} 1
 reservoir_shard_outages_total{shard="d"} 0
 reservoir_shard_outages_total{shard="e"} 0
+reservoir_shard_outages_total{shard="f�"} 0
 # HELP reservoir_shard_rejecting 1 while the shard answers and rejects every call, until an operator acts.
 # TYPE reservoir_shard_rejecting gauge
 reservoir_shard_rejecting{shard="a"} 0
@@ -214,6 +216,7 @@ reservoir_shard_rejecting{shard="b"} 0
 reservoir_shard_rejecting{shard="c"} 0
 reservoir_shard_rejecting{shard="d"} 1
 reservoir_shard_rejecting{shard="e"} 0
+reservoir_shard_rejecting{shard="f�"} 0
 `
 	require.NoError(t, testutil.CollectAndCompare(metrics, strings.NewReader(want),
 		"reservoir_shard_away", "reservoir_shard_outages_total", "reservoir_shard_rejecting"))
