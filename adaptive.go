@@ -141,6 +141,34 @@ func (s *situation) lasts() time.Duration {
 	return s.demand.Lasts(s.limit.Window, s.limit.Window-time.Duration(s.lease.LatestEnd()-s.now), true)
 }
 
+// sizeLocked writes into the statement how much to ask for. The store must grant all that
+// the first caller in line lacks, or nothing.
+func (f *fetch) sizeLocked(wanted int64) {
+	k, now := f.k, f.ordered
+	s, line := k.situationLocked(now), k.busy.callers()
+	var hand, forLine int64
+	if s.lease.Alive(now) {
+		hand = k.heldLocked()
+	}
+	if line.Active() > 0 {
+		forLine = hand
+	}
+	least := wanted // a grant to a probe is useful only if it serves the refused request
+	if first := line.First(); first != nil {
+		least = max(first.N-forLine, 0)
+	}
+	q := &f.req
+	q.Need = min(max(line.Tokens()-forLine, 0)+wanted, s.limit.Tokens)
+	q.Least = min(least, q.Need)
+	q.Want, f.reason = q.Need, "direct"
+	if !s.direct {
+		q.Want, f.reason = s.batch(k.spentLocked(), hand-forLine, line.Tokens())
+		q.Want = max(q.Want, q.Need)
+	}
+	q.Strand = s.strand()
+	s.demand.Asked(q.Want, k.spentLocked())
+}
+
 // usage is the part of a key's state that only a key in use needs.
 type usage struct {
 	demand.Demand

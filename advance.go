@@ -57,12 +57,8 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 		facts.Surplus, facts.Look = k.lookLocked(now)
 	}
 	why, at := next.Step(facts)
-	if why != next.None {
-		k.shard = k.l.shardOf(k.l.storeKey(k.node.Key))
-		if k.l.calls.Begin() {
-			f = &fetch{k: k, cause: why, ordered: now, shard: k.shard}
-			f.prepareLocked(wanted, facts.Surplus)
-		}
+	if why != next.None && k.l.calls.Begin() {
+		f = k.orderLocked(why, now, wanted, facts.Surplus)
 	}
 	k.busy.publish(w, denied)
 	if at != next.Never && !k.retired {
@@ -130,14 +126,14 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	return f
 }
 
-// prepareLocked writes the statement, which may ask for a batch. From the second fetch on
-// it first brings the demand estimate up to date. Most keys are fetched for once, and one
-// observation says nothing.
-func (f *fetch) prepareLocked(wanted, surplus int64) {
-	k := f.k
+// orderLocked orders a fetch: it writes the statement, which may ask for a batch. From the
+// second fetch on it first brings the demand estimate up to date. Most keys are fetched
+// for once, and one observation says nothing.
+func (k *keyState) orderLocked(why next.Cause, now, wanted, surplus int64) *fetch {
 	w := k.lease.Load()
-	f.last, f.query = k.busy.callers().Last(), k.fallback.isProvisional(w)
-	switch f.cause {
+	k.shard = k.l.shardOf(k.l.storeKey(k.node.Key))
+	f := &fetch{k: k, cause: why, ordered: now, shard: k.shard, last: k.busy.callers().Last(), query: k.fallback.isProvisional(w)}
+	switch why {
 	case next.Return:
 		f.returnLocked(w, surplus)
 	case next.Probe:
@@ -162,6 +158,7 @@ func (f *fetch) prepareLocked(wanted, surplus int64) {
 		k.busy = new(busy)
 	}
 	k.busy.fetch = f
+	return f
 }
 
 // returnLocked takes the surplus out of the stock, unless it has been used meanwhile.
@@ -194,34 +191,6 @@ func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 		k.account.State(&q, w.Window)
 	}
 	return q
-}
-
-// sizeLocked writes into the statement how much to ask for. The store must grant all that
-// the first caller in line lacks, or nothing.
-func (f *fetch) sizeLocked(wanted int64) {
-	k, now := f.k, f.ordered
-	s, line := k.situationLocked(now), k.busy.callers()
-	var hand, forLine int64
-	if s.lease.Alive(now) {
-		hand = k.heldLocked()
-	}
-	if line.Active() > 0 {
-		forLine = hand
-	}
-	least := wanted // a grant to a probe is useful only if it serves the refused request
-	if first := line.First(); first != nil {
-		least = max(first.N-forLine, 0)
-	}
-	q := &f.req
-	q.Need = min(max(line.Tokens()-forLine, 0)+wanted, s.limit.Tokens)
-	q.Least = min(least, q.Need)
-	q.Want, f.reason = q.Need, "direct"
-	if !s.direct {
-		q.Want, f.reason = s.batch(k.spentLocked(), hand-forLine, line.Tokens())
-		q.Want = max(q.Want, q.Need)
-	}
-	q.Strand = s.strand()
-	s.demand.Asked(q.Want, k.spentLocked())
 }
 
 // run sends the statement under the fetch timeout. No caller's context ends it: that caller

@@ -106,12 +106,7 @@ func (l *Limiter) lastFetch(k *keyState, first bool) *fetch {
 	if k.leftLocked(now) {
 		return nil
 	}
-	if k.lease.Load().Alive(now) {
-		k.account.Return(k.drainLocked())
-	}
-	f := &fetch{k: k, cause: next.Return, ordered: now, shard: k.shard}
-	f.prepareLocked(0, 0)
-	return f
+	return k.orderLocked(next.Return, now, 0, k.lease.Load().Stock())
 }
 
 // sendWithin is run for a fetch that ends with ctx, and calls no function of the user's but

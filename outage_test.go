@@ -319,6 +319,33 @@ func TestShardIsLeft(t *testing.T) {
 	})
 }
 
+// The stock of a key that has left a shard goes back at Close, though that shard is away.
+func TestCloseOfAKeyThatHasMoved(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		on := "old"
+		net := sharded{far(time.Millisecond), func() string { return on }}
+		l := open(t, net, reservoir.PerHour(1000), opt)
+		for range 70 {
+			allow(t, l, "k", 1)
+		}
+		require.Positive(t, l.Stats().Held)
+		net.set(func(c call) fault {
+			if strings.HasPrefix(c.key, "old:") {
+				return refuse
+			}
+			return fine
+		})
+		for i := range toOpen {
+			_, err := l.Allow(bg, fmt.Sprint("old:", i))
+			require.Error(t, err)
+		}
+		on = "new"
+		_ = l.Close(bg)
+		require.Positive(t, net.happened(refuse))
+		assert.EqualValues(t, 70, used(t, net, "k"))
+	})
+}
+
 // A store that rejects every call is told of once per shard, in the hook and in the
 // log, and again when that is over; requests get what the policy says.
 func TestRejectionsAreToldOnce(t *testing.T) {
