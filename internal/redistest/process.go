@@ -118,7 +118,9 @@ const (
 	// 2 s before it serves. Sentinels announce themselves every 2 s.
 	patience = 30 * time.Second
 
-	pollEvery = 2 * time.Millisecond // between two looks at a condition
+	// Looks at a condition are 2 ms apart at first, and later a tenth of the time that has
+	// passed, up to 50 ms, because each look costs a client and a server some processor time.
+	pollFirst, pollLast = 2 * time.Millisecond, 50 * time.Millisecond
 
 	startAttempts = 10 // ports that StartDaemon tries
 )
@@ -182,7 +184,7 @@ func (d *Daemon) run() error {
 	if err := d.start(cmd); err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(patience); d.running() && time.Now().Before(deadline); time.Sleep(pollEvery) {
+	for begin := time.Now(); d.running() && time.Since(begin) < patience; pause(begin) {
 		if d.ready(d.Addr(), d.handle.Pid) && d.running() { // otherwise another process has answered
 			return nil
 		}
@@ -198,13 +200,16 @@ func (d *Daemon) run() error {
 // quotes the last reason.
 func poll(t testing.TB, limit time.Duration, what string, check func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); ; time.Sleep(pollEvery) {
+	for begin := time.Now(); ; pause(begin) {
 		err := check()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		if time.Since(begin) > limit {
 			t.Fatalf("redistest: %s: not within %v: %v", what, limit, err)
 		}
 	}
 }
+
+// pause waits between two looks at a condition that is awaited since begin.
+func pause(begin time.Time) { time.Sleep(min(max(time.Since(begin)/10, pollFirst), pollLast)) }
