@@ -326,9 +326,9 @@ func TestAccessToClusterReplicas(t *testing.T) {
 		}
 		return n
 	}
-	require.Eventually(t, func() bool { // until the nodes tell clients of the replicas
-		return with(further(t, "replicas")) == nil && onReplicas() > 0
-	}, 20*time.Second, 10*time.Millisecond)
+	announceReplicas(t, cluster)
+	require.NoError(t, with(further(t, "replicas")))
+	require.Positive(t, onReplicas())
 	for _, left := range strings.Fields(further(t, "replicas")) {
 		rest := strings.ReplaceAll(further(t, "replicas"), left, "")
 		err := with(rest)

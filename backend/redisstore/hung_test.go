@@ -40,6 +40,14 @@ func newSickCluster(t *testing.T) sickCluster {
 	for _, node := range c.Nodes {
 		require.NoError(t, node.Client().ConfigSet(t.Context(), "cluster-require-full-coverage", "no").Err())
 	}
+	announceReplicas(t, c)
+	return sickCluster{c, c.NodeOf("sick")}
+}
+
+// announceReplicas returns when all nodes tell clients of the replicas. Without a write, a
+// node would do that only after its first ping to its replica, ten seconds later.
+func announceReplicas(t *testing.T, c *redistest.Cluster) {
+	t.Helper()
 	client := c.Client()
 	for i := range 30 { // a replica that was sent nothing yet is not told of
 		require.NoError(t, client.Set(t.Context(), fmt.Sprint("warm", i), 1, 0).Err())
@@ -52,7 +60,6 @@ func newSickCluster(t *testing.T) sickCluster {
 			return err == nil && len(slots) == 3 && len(slots[0].Nodes)+len(slots[1].Nodes)+len(slots[2].Nodes) == 6
 		}, 20*time.Second, 5*time.Millisecond)
 	}
-	return sickCluster{c, c.NodeOf("sick")}
 }
 
 // keys returns n keys of the hung master, or of the others.
