@@ -78,7 +78,7 @@ lint: ## Check format, go vet and staticcheck.
 	go run $(STATICCHECK) -tags=fleet $(PACKAGES)
 
 # Two examples start servers as the tests do, by signals that Windows lacks.
-SHIPPED = $$(go list $(PACKAGES) | grep -vE '/(docs|bench|proof|torture|internal/redistest|examples/(cluster|shards))(/|$$)')
+SHIPPED = $$(go list $(PACKAGES) | grep -vE '/(docs|bench|proof|torture|internal/(redistest|example)|examples/(cluster|shards))(/|$$)')
 
 .PHONY: cross
 cross: ## Compile what ships for ARM, 32 bits, Windows and macOS.

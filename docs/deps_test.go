@@ -95,7 +95,7 @@ func TestCoreImports(t *testing.T) {
 // Test libraries have no place in a user's binary. Two examples are no user's: they start and stop
 // servers as the tests do.
 func TestNoTestLibraries(t *testing.T) {
-	forTests := []string{module + "/backend/backendtest", module + "/internal/redistest", module + "/internal/program",
+	forTests := []string{module + "/backend/backendtest", module + "/internal/redistest", module + "/internal/program", module + "/internal/example",
 		module + "/examples/cluster", module + "/examples/shards"}
 	for _, p := range packages(t) {
 		if slices.Contains(forTests, p.ImportPath) {

@@ -16,7 +16,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/httplimit"
-	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/example"
 )
 
 // The code of README.md and of the guides that is in no package's Example.
@@ -41,7 +41,7 @@ func readme(ctx context.Context) error {
 }
 
 func Example_readme() {
-	addr, stop := redistest.StartExample()
+	addr, stop := example.Redis()
 	defer stop()
 	os.Setenv("REDIS_URL", "redis://"+addr)
 	for readme(context.Background()) != nil { // a machine that runs examples may be slow

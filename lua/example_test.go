@@ -8,14 +8,14 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/example"
 	"github.com/go-reservoir/reservoir/lua"
 )
 
 // A program in any language shares a limit by the scripts. Here one charges 30 of 100 an
 // hour by Take and reads the rest by Check, and a limiter of this library sees that.
 func Example() {
-	addr, stop := redistest.StartExample() // a server of yours
+	addr, stop := example.Redis() // a server of yours
 	defer stop()
 	ctx := context.Background()
 	client := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1}) // Take must not be sent twice

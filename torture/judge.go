@@ -253,8 +253,7 @@ func (v *verdict) latency(list []*outcome) {
 	for _, o := range list {
 		for _, e := range o.Events {
 			if e.Kind == serverStopped {
-				bar = o.Scenario.Timeout + answerBar
-				well, hung = append(well, o.Calm), append(hung, e)
+				well, hung, bar = append(well, o.Calm), append(hung, e), o.Scenario.Timeout+answerBar
 			}
 		}
 	}

@@ -12,11 +12,11 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/example"
 )
 
 // startRedis starts a server for an example, in place of one that you have.
-func startRedis() (addr string, stop func()) { return redistest.StartExample() }
+func startRedis() (addr string, stop func()) { return example.Redis() }
 
 // newClient returns a client with the settings of Options, except for longer timeouts,
 // because a machine that runs examples may be slow.

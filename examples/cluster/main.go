@@ -15,10 +15,11 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/example"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-func main() { redistest.Program("cluster", run) }
+func main() { example.Main("cluster", run) }
 
 // run starts a cluster and calls show.
 func run(ctx context.Context, t testing.TB, out io.Writer) error {

@@ -11,10 +11,11 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/example"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-func main() { redistest.Program("shards", run) }
+func main() { example.Main("shards", run) }
 
 // run starts the servers and makes requests. A key belongs to a shard's name, so it stays
 // there when the address behind the name changes.

@@ -12,8 +12,7 @@
 //
 // [Process.Pause], [Process.Kill] and [Daemon.Restart] are the faults of a
 // process. [StartTLS] adds a port that speaks TLS, [Server.SetUser] a user.
-// [StartDaemon] starts a server of another kind, and [Spawn] any process. [StartExample]
-// and [Program] are for examples.
+// [StartDaemon] starts a server of another kind, and [Spawn] any process.
 //
 // # Proxies
 //
