@@ -106,7 +106,8 @@ func (l *Limiter) lastFetch(k *keyState, first bool) *fetch {
 	if k.leftLocked(now) {
 		return nil
 	}
-	return k.orderLocked(next.Return, now, 0, k.lease.Load().Stock())
+	k.account.Return(k.drainLocked()) // at once, because handles still spend
+	return k.orderLocked(next.Return, now, 0, 0)
 }
 
 // sendWithin is run for a fetch that ends with ctx, and calls no function of the user's but
