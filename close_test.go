@@ -2,13 +2,19 @@ package reservoir_test
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/internal/chance"
 )
 
 // Close at an unlucky moment. Other tests of Close are in returns_test.go.
@@ -53,4 +59,103 @@ func TestCloseWhileAHandleSpends(t *testing.T) {
 		assert.EqualValues(t, 7+spent, used(t, net, "k"))
 		assert.Zero(t, l.Stats().Expired)
 	})
+}
+
+// Whichever of the first four statements of Close fail, and however, the fifth hands back what is
+// held, and debt is charged once.
+func TestEachStatementOfCloseFails(t *testing.T) {
+	for _, f := range []fault{loseReply, loseRequest, arriveLate, repeat, refuse, panics} {
+		inBubbles(t, fmt.Sprint("kind=", f.kind), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+			for failing := range 16 { // a bit for each statement
+				net := far(time.Millisecond)
+				l := open(t, net, reservoir.PerHour(1000), opt)
+				require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 100), 150))
+				before := failing
+				net.set(func(call) fault {
+					defer func() { before >>= 1 }()
+					if before&1 == 1 {
+						return f
+					}
+					return fine
+				})
+				require.NoError(t, l.Close(bg))
+				require.True(t, failing&1 == 0 || net.happened(f) > 0)
+				require.EqualValues(t, 150, used(t, net, "k"), "failing: %b", failing)
+			}
+		})
+	}
+}
+
+// Processes close while requests of all kinds are under way, over a network that has just failed:
+// no counter goes back, counts balance, and what requests have used is what stays charged.
+func TestCloseInTheMiddle(t *testing.T) {
+	for seed := range uint64(8) {
+		for name, opt := range batches() {
+			t.Run(fmt.Sprint(name, "/", seed), func(t *testing.T) {
+				defer chance.Seed(seed)()
+				synctest.Test(t, func(t *testing.T) { closeInTheMiddle(t, seed, opt) })
+			})
+		}
+	}
+}
+
+func closeInTheMiddle(t *testing.T, seed uint64, opt reservoir.Option) {
+	const tokens = 1000
+	rnd, net := rand.New(rand.NewPCG(seed, 3)), far(time.Millisecond)
+	l := open(t, net, reservoir.PerHour(tokens), opt, reservoir.WithIdle(time.Second))
+	other := open(t, net, reservoir.PerHour(tokens), opt)
+	keys := []string{"a", "b", "c", "d"}
+	var spent [4]atomic.Int64
+	var over atomic.Bool
+	var requests sync.WaitGroup
+	for i := range 12 {
+		rnd, key, spent := rand.New(rand.NewPCG(seed, uint64(i))), keys[i%4], &spent[i%4]
+		k := []*reservoir.Key{l.Key(key), other.Key(key)}[i%2]
+		requests.Go(func() {
+			for !over.Load() {
+				time.Sleep(time.Duration(rnd.IntN([]int{20, 2000}[rnd.IntN(2)])) * time.Millisecond) // idle for long enough to be forgotten
+				ctx, cancel := context.WithTimeout(bg, time.Duration(1+rnd.IntN(20))*time.Millisecond)
+				ask := k.AllowN
+				if rnd.IntN(4) == 0 {
+					ask = k.WaitN
+				}
+				n := 1 + rnd.Int64N(10)
+				if r, err := ask(ctx, n); err == nil && r.Allowed {
+					spent.Add(n)
+					if used := rnd.Int64N(n + 1); rnd.IntN(2) == 0 && k.Settle(bg, r, used) == nil {
+						spent.Add(used - n)
+					}
+				}
+				cancel()
+			}
+		})
+	}
+	faults := []fault{fine, loseRequest, loseReply, arriveLate, repeat, fine}
+	busy := time.Duration(rnd.IntN(8000)) * time.Millisecond
+	net.set(func(call) fault { return faults[rnd.IntN(len(faults))] }) // under the network's lock
+	time.Sleep(busy)
+	net.set(nil)
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		crowd(3, func(i int) { assert.NoError(t, []*reservoir.Limiter{l, other, l}[i].Close(bg)) })
+	}()
+	var was reservoir.Stats
+	for waiting := true; waiting; {
+		select {
+		case <-closed:
+			waiting = false
+		case <-time.After(100 * time.Microsecond):
+		}
+		is := l.Stats()
+		requireGrowth(t, was, is)
+		was = is
+	}
+	over.Store(true)
+	requests.Wait()
+	for i, key := range keys {
+		back := used(t, net, key)
+		require.LessOrEqual(t, back, int64(tokens))
+		require.EqualValues(t, spent[i].Load(), back, key)
+	}
 }
