@@ -61,6 +61,20 @@ func TestCloseWhileAHandleSpends(t *testing.T) {
 	})
 }
 
+// A store that ends the goroutine has not taken the stock back, and Close says so.
+func TestCloseOfAStoreThatExits(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(1000), opt)
+		for range 40 {
+			allow(t, l, "k", 1)
+		}
+		net.always(exits)
+		require.ErrorContains(t, l.Close(bg), "runtime.Goexit")
+		require.Positive(t, net.happened(exits))
+	})
+}
+
 // Whichever of the first four statements of Close fail, and however, the fifth hands back what is
 // held, and debt is charged once.
 func TestEachStatementOfCloseFails(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/keytable"
 	"github.com/go-reservoir/reservoir/internal/next"
 )
@@ -278,10 +279,14 @@ func (l *Limiter) handBackAll(ctx context.Context) error {
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
 		slots <- struct{}{}
 		wg.Go(func() {
-			defer func() { <-slots }() // also if the store ends the goroutine
-			if err := l.handBack(ctx, &n.State); err != nil {
-				failure.CompareAndSwap(nil, &err)
-			}
+			err := guard.ErrGoexit // unless the store returns
+			defer func() {
+				if err != nil {
+					failure.CompareAndSwap(nil, &err)
+				}
+				<-slots
+			}()
+			err = l.handBack(ctx, &n.State)
 		})
 		return true
 	})
