@@ -74,8 +74,8 @@ func (s *storeCall) do(ctx context.Context, f func(context.Context) error) (err 
 func (s *storeCall) record(err error, neutral bool) error {
 	s.Duration, s.end, s.made = time.Since(s.begin), s.c.clock.Now(), true
 	s.c.count.calls.Add(1)
-	var failure *StoreError
-	if err != nil && !errors.Is(err, ErrConflict) && !guard.IsPanic(err) && !errors.As(err, &failure) {
+	failure, ok := errors.AsType[*StoreError](err)
+	if err != nil && !ok && !errors.Is(err, ErrConflict) && !guard.IsPanic(err) {
 		failure = &StoreError{Op: s.Op, Class: backend.Unknown, Err: err}
 		err = failure
 	}
@@ -114,11 +114,11 @@ func (s *storeCall) sync(ctx context.Context, q backend.SyncRequest) (reply back
 
 // outcomeOf is what the error of a call says of the shard.
 func outcomeOf(err error) breaker.Outcome {
-	var failure *StoreError
+	failure, ok := errors.AsType[*StoreError](err)
 	switch {
 	case err == nil, errors.Is(err, ErrConflict):
 		return breaker.Answered
-	case !errors.As(err, &failure) || failure.KeyOnly:
+	case !ok || failure.KeyOnly:
 		return breaker.Neutral
 	case failure.Class == backend.Rejected:
 		return breaker.Rejected
@@ -220,8 +220,7 @@ func (c *client) conflict(s backend.State, err error) error {
 
 // lost counts the tokens of a direct call that may have been charged for nothing.
 func (c *client) lost(err error, n int64) {
-	var failure *StoreError
-	if errors.As(err, &failure) && failure.Class == backend.Unknown {
+	if failure, ok := errors.AsType[*StoreError](err); ok && failure.Class == backend.Unknown {
 		c.count.unknown.Add(n)
 	}
 }

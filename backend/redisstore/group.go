@@ -149,6 +149,8 @@ func (g *group) run(batch []*call) {
 func (g *group) complete(calls []*call) (missing []*call) {
 	for _, c := range calls {
 		switch {
+		case c.err == nil:
+			c.complete()
 		case redis.HasErrorPrefix(c.err, "NOSCRIPT"):
 			c.unwritten()
 			missing = append(missing, c)
