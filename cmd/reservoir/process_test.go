@@ -97,7 +97,7 @@ func TestEightProcessesShareOneLimit(t *testing.T) {
 	sums := spent(reports...)
 	t.Logf("%d requests, %d store calls, spent by window: %v", requests, calls, sums)
 	requireWithin(t, limit, sums)
-	require.Greater(t, requests, int64(3*limit*len(sums)), "demand was above the limit")
+	require.Greater(t, requests, int64(2*limit*len(sums)), "demand was above the limit") // in whole windows four times, but the first and the last are not whole
 	require.Less(t, calls, requests/50)
 	require.InDelta(t, calls, server.Calls("evalsha"), float64(calls)/10, "what is counted is what the server saw")
 
