@@ -213,18 +213,17 @@ func (f *fetch) run() {
 func (f *fetch) send(call func(*storeCall) (backend.SyncReply, error)) (err error) {
 	c := f.k.l.newCall(f.shard, f.req.Key, StoreCall{Op: "sync", Cause: string(f.cause), Reason: f.reason})
 	var reply backend.SyncReply
-	err = guard.ErrGoexit // unless the store returns
-	defer func() {
+	guard.Call(func() (err error) {
+		reply, err = call(c)
+		return err
+	}, func(failed error) {
+		err = failed
 		if then := f.complete(c, reply, err); then != nil {
 			go then.run()
 		}
 		if c.made {
 			c.report()
 		}
-	}()
-	err = guard.Do(func() (err error) {
-		reply, err = call(c)
-		return err
 	})
 	return err
 }

@@ -64,9 +64,7 @@ func (c *client) newCall(s *shard, key string, what StoreCall) *storeCall {
 // that callers need to handle no other; a panic becomes an error too, for the caller that
 // waits.
 func (s *storeCall) do(ctx context.Context, f func(context.Context) error) (err error) {
-	err = guard.ErrGoexit // unless the store returns
-	defer func() { err = s.record(err, s.short && over(ctx)) }()
-	err = guard.Do(func() error { return f(ctx) })
+	guard.Call(func() error { return f(ctx) }, func(ended error) { err = s.record(ended, s.short && over(ctx)) })
 	return err
 }
 

@@ -279,14 +279,12 @@ func (l *Limiter) handBackAll(ctx context.Context) error {
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
 		slots <- struct{}{}
 		wg.Go(func() {
-			err := guard.ErrGoexit // unless the store returns
-			defer func() {
+			guard.Call(func() error { return l.handBack(ctx, &n.State) }, func(err error) {
 				if err != nil {
 					failure.CompareAndSwap(nil, &err)
 				}
 				<-slots
-			}()
-			err = l.handBack(ctx, &n.State)
+			})
 		})
 		return true
 	})

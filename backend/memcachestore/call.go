@@ -76,19 +76,17 @@ func run[T any](ctx context.Context, faulty error, c *call[T]) (reply T, err err
 	}
 	back := make(chan struct{})
 	go func() {
-		var answer T
-		why := guard.ErrGoexit // unless the client, which has functions of the user, returns
 		defer close(back)
-		defer func() {
+		var answer T
+		guard.Call(func() (err error) { // the client has functions of the user
+			answer, err = c.try(ctx)
+			return err
+		}, func(why error) {
 			if c.enter(answered) {
 				reply, err = answer, why
 			} else if why == nil && c.undo != nil {
 				guard.Log(func() { c.undo(context.WithoutCancel(ctx), answer) })
 			}
-		}()
-		why = guard.Do(func() (err error) {
-			answer, err = c.try(ctx)
-			return err
 		})
 	}()
 	select {

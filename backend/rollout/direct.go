@@ -97,9 +97,7 @@ func untake(ctx context.Context, store backend.Store, undone *undos, r backend.T
 	done := make(chan error, 1)
 	go func() {
 		defer cancel()
-		err := guard.ErrGoexit // unless the store returns
-		defer func() { done <- err }()
-		err = guard.Do(func() error { return giveBack(last, store, refund) })
+		guard.Call(func() error { return giveBack(last, store, refund) }, func(err error) { done <- err })
 	}()
 	select {
 	case err := <-done:

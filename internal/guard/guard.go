@@ -33,6 +33,14 @@ func Do(f func() error) (err error) {
 	return err
 }
 
+// Call runs f and then end, with the error of f, its panic as one, or ErrGoexit if f ends
+// the goroutine.
+func Call(f func() error, end func(error)) {
+	err := ErrGoexit
+	defer func() { end(err) }()
+	err = Do(f)
+}
+
 // IsPanic reports whether err is a panic that Do has caught.
 func IsPanic(err error) bool {
 	_, ok := errors.AsType[*panicError](err)

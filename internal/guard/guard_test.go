@@ -52,3 +52,22 @@ func TestLog(t *testing.T) {
 	Log(func() { panic("a hook") })
 	assert.Contains(t, b.String(), "reservoir: panic: a hook")
 }
+
+// TestCall: the end gets whatever ended the call.
+func TestCall(t *testing.T) {
+	failed := errors.New("failed")
+	for _, c := range []struct {
+		f    func() error
+		want func(error) bool
+	}{
+		{func() error { return nil }, func(err error) bool { return err == nil }},
+		{func() error { return failed }, func(err error) bool { return err == failed }},
+		{func() error { panic("x") }, IsPanic},
+		{func() error { runtime.Goexit(); return nil }, func(err error) bool { return err == ErrGoexit }},
+	} {
+		ended := make(chan error, 1)
+		go Call(c.f, func(err error) { ended <- err })
+		err := <-ended
+		assert.True(t, c.want(err), "%v", err)
+	}
+}
