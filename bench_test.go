@@ -219,7 +219,7 @@ func BenchmarkRefused(b *testing.B) {
 // BenchmarkAway is a key without stock while the store's breaker is open.
 func BenchmarkAway(b *testing.B) {
 	for name, policy := range map[string]reservoir.Failure{
-		"closed": reservoir.FailClosed, "open": reservoir.FailOpen, "local": reservoir.FailLocal(0.1),
+		"closed": reservoir.FailClosed(), "open": reservoir.FailOpen(), "local": reservoir.FailLocal(0.1),
 	} {
 		b.Run("policy="+name, func(b *testing.B) {
 			l, err := reservoir.New(silent{}, reservoir.PerHour(1_000), reservoir.WithFailure(policy))

@@ -86,8 +86,8 @@ func (awayStore) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, 
 // Callers without stock get these answers while the store is away.
 func ExampleWithFailure() {
 	for _, failure := range []reservoir.Failure{
-		reservoir.FailClosed,     // by default: no decision
-		reservoir.FailOpen,       // admit all
+		reservoir.FailClosed(),   // by default: no decision
+		reservoir.FailOpen(),     // admit all
 		reservoir.FailLocal(0.1), // at most a tenth of the limit, in this process
 	} {
 		limiter, err := reservoir.New(awayStore{memstore.New()}, reservoir.PerHour(100),
@@ -228,7 +228,7 @@ func ExampleUnlimited() {
 		"free":       reservoir.PerDay(2, berlin),
 		"team":       reservoir.PerWeek(50_000, berlin),
 		"business":   reservoir.PerMonth(1_000_000, berlin),
-		"enterprise": reservoir.Unlimited,
+		"enterprise": reservoir.Unlimited(),
 	}
 	var planOf atomic.Pointer[map[string]string] // user → plan
 	planOf.Store(&map[string]string{"user:1": "free", "user:2": "enterprise"})

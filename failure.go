@@ -34,14 +34,12 @@ const (
 	failLocal
 )
 
-var (
-	// FailClosed, the default, returns a [*StoreError]: no decision was made.
-	FailClosed = Failure{mode: failClosed}
+// FailClosed, the default, returns a [*StoreError]: no decision was made.
+func FailClosed() Failure { return Failure{mode: failClosed} }
 
-	// FailOpen admits every request, so callers without stock have no limit during
-	// an outage of the store.
-	FailOpen = Failure{mode: failOpen}
-)
+// FailOpen admits every request, so callers without stock have no limit during an outage
+// of the store.
+func FailOpen() Failure { return Failure{mode: failOpen} }
 
 // FailLocal lets each process admit at most share of the limit, 0 to 1, per window
 // without the store: with 0.05, 20 processes together admit one limit, on top of what was

@@ -194,7 +194,7 @@ func TestOverrunWithoutRoomInAnOutage(t *testing.T) {
 func TestFailOpenWithoutRoomIsCounted(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		net := far(time.Millisecond)
-		l := open(t, net, reservoir.PerHour(10), reservoir.WithMaxKeys(0), reservoir.WithFailure(reservoir.FailOpen))
+		l := open(t, net, reservoir.PerHour(10), reservoir.WithMaxKeys(0), reservoir.WithFailure(reservoir.FailOpen()))
 		require.EqualValues(t, 10, drain(t, l, "k", 1))
 		breakdown(t, l, net, refuse)
 		before := l.Stats()
@@ -314,7 +314,7 @@ func TestWaitWithoutRoom(t *testing.T) {
 func TestOverrunOfAFallbackWithoutRoom(t *testing.T) {
 	for what, opts := range map[string][]reservoir.Option{"room": nil, "no room": {reservoir.WithMaxKeys(0)}} {
 		inBubble(t, what, func(t *testing.T) {
-			l := open(t, gone{}, reservoir.PerMinute(100), append(opts, reservoir.WithFailure(reservoir.FailOpen))...)
+			l := open(t, gone{}, reservoir.PerMinute(100), append(opts, reservoir.WithFailure(reservoir.FailOpen()))...)
 			r := allow(t, l, "k", 1)
 			require.True(t, r.Allowed)
 			require.Equal(t, reservoir.Fallback, r.Source)
@@ -355,7 +355,7 @@ func (gone) Take(context.Context, backend.TakeRequest) (backend.TakeReply, error
 func TestSettleOfAFallbackAfterItsCharge(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := far(time.Millisecond)
-		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(reservoir.FailOpen))
+		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		require.True(t, allow(t, l, "k", 5).Allowed)
 		breakdown(t, l, net, refuse)
 		r := allow(t, l, "k", 95)
@@ -375,7 +375,7 @@ func TestSettleOfAFallbackAfterItsCharge(t *testing.T) {
 func TestSettleAfterAWindowOfItsOwn(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithFailure(reservoir.FailOpen))
+		l := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		require.True(t, allow(t, l, "k", 5).Allowed)
 		breakdown(t, l, net, refuse)
 		time.Sleep(2 * time.Minute)
@@ -418,7 +418,7 @@ func TestRefundTwinsOfAForgottenKey(t *testing.T) {
 func TestSettleOfAFallbackInAnothersWindow(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := far(time.Millisecond)
-		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen))
+		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		allow(t, all[1], "k", 1)
 		time.Sleep(10 * time.Second) // another window would end at another second
 		breakdown(t, all[0], net, refuse)
@@ -438,7 +438,7 @@ func TestSettleOfAFallbackInAnothersWindow(t *testing.T) {
 func TestOverrunOfAFallbackInAnothersWindow(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := far(time.Millisecond)
-		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen))
+		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		allow(t, all[1], "k", 1)
 		time.Sleep(10 * time.Second)
 		breakdown(t, all[0], net, refuse)
@@ -459,7 +459,7 @@ func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
 	for what, f := range map[string]fault{"rejected": reject, "lost": loseRequest, "reply lost": loseReply, "data lost": refuse} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			net := far(time.Millisecond)
-			all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen))
+			all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen()))
 			allow(t, all[0], "k", 10)
 			net.always(f)
 			r := allow(t, all[0], "k", 500)
@@ -492,7 +492,7 @@ func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
 func TestForgottenDuringADirectCall(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		net := far(40 * time.Millisecond)
-		l := open(t, net, reservoir.PerHour(5), reservoir.WithDirect(), reservoir.WithIdle(20*time.Millisecond), reservoir.WithFailure(reservoir.FailOpen))
+		l := open(t, net, reservoir.PerHour(5), reservoir.WithDirect(), reservoir.WithIdle(20*time.Millisecond), reservoir.WithFailure(reservoir.FailOpen()))
 		require.True(t, allow(t, l, "k", 5).Allowed)
 		require.False(t, allow(t, l, "k", 5).Allowed)
 		assert.EqualValues(t, 1, l.Stats().Denied)

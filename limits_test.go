@@ -71,7 +71,7 @@ func TestTwoLimitsOnOneKey(t *testing.T) {
 				key := fmt.Sprint(name, i)
 				t.Run(where+"/"+key, func(t *testing.T) {
 					first := open(t, store, limits[0], opt, patient)
-					second := open(t, store, limits[1], opt, patient, reservoir.WithFailure(reservoir.FailOpen))
+					second := open(t, store, limits[1], opt, patient, reservoir.WithFailure(reservoir.FailOpen()))
 					opened := allow(t, first, key, 2)
 					same := limits[0].Window == limits[1].Window
 					for n := range int64(20) {
@@ -275,7 +275,7 @@ func TestIdleRefusedKeysCostNothing(t *testing.T) {
 func TestLimitChangesInMidWindow(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		limit, store := changingLimit(100), memstore.New()
-		all := fleet(t, 2, store, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithFailure(reservoir.FailOpen))
+		all := fleet(t, 2, store, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		both := func() int64 { return drain(t, all[0], "k", 1) + drain(t, all[1], "k", 1) }
 		look := func(tokens int64) { limit.Store(tokens); time.Sleep(4 * time.Second) } // a twentieth, and more
 		assert.EqualValues(t, 100, both())
@@ -487,7 +487,7 @@ func TestRefusalsOfLargeRequests(t *testing.T) {
 
 // A direct call obeys a limit that has become special before the call is made.
 func TestDirectCallOfASpecialLimit(t *testing.T) {
-	for what, limit := range map[string]reservoir.Limit{"blocked": {}, "unlimited": reservoir.Unlimited} {
+	for what, limit := range map[string]reservoir.Limit{"blocked": {}, "unlimited": reservoir.Unlimited()} {
 		inBubble(t, what, func(t *testing.T) {
 			now := reservoir.PerMinute(10)
 			net := far(rtt / 2)

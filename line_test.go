@@ -366,8 +366,8 @@ func impatient(t *testing.T, l *reservoir.Limiter, n int64, d time.Duration) boo
 func TestWaitLastsThroughAnOutage(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		for _, f := range []fault{refuse, hang, loseRequest} {
-			for _, failure := range []reservoir.Failure{reservoir.FailClosed, reservoir.FailLocal(0)} {
-				inBubble(t, fmt.Sprintf("%s/fault=%d/%v", name, f.kind, failure == reservoir.FailClosed), func(t *testing.T) {
+			for _, failure := range []reservoir.Failure{reservoir.FailClosed(), reservoir.FailLocal(0)} {
+				inBubble(t, fmt.Sprintf("%s/fault=%d/%v", name, f.kind, failure == reservoir.FailClosed()), func(t *testing.T) {
 					net := far(rtt / 2)
 					l := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithFailure(failure))
 					net.always(f)
@@ -403,7 +403,7 @@ func TestWaitInAnOutageThatIsAnOperators(t *testing.T) {
 			net := far(rtt / 2)
 			net.always(reject)
 			closed := open(t, net, reservoir.PerMinute(10), opt)
-			lenient := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailOpen))
+			lenient := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailOpen()))
 			for range 20 {
 				begin := time.Now()
 				err := waitFor(context.Background(), closed, "k", 1)

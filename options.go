@@ -39,7 +39,7 @@ func defaults(limit Limit) config {
 		stranding:    0.01,
 		fetchTimeout: 100 * time.Millisecond,
 		maxKeys:      1 << 20,
-		failure:      FailClosed,
+		failure:      FailClosed(),
 		idle:         min(max(limit.Window/20, 5*time.Minute), time.Hour),
 	}
 }

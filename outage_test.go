@@ -116,8 +116,8 @@ type outcome struct {
 }
 
 var failures = map[string]outcome{
-	"closed": {reservoir.FailClosed, false, true},
-	"open":   {reservoir.FailOpen, true, false},
+	"closed": {reservoir.FailClosed(), false, true},
+	"open":   {reservoir.FailOpen(), true, false},
 	"local":  {reservoir.FailLocal(0.1), true, false},
 	"none":   {reservoir.FailLocal(0.001), false, false}, // less than a token
 }
@@ -137,7 +137,7 @@ func TestPolicyAnswersInAnOutage(t *testing.T) {
 					begin := time.Now()
 					r, err := l.Allow(bg, "k")
 					assert.LessOrEqual(t, time.Since(begin), within)
-					if policy.fails || how == "no memory" && policy.Failure != reservoir.FailOpen {
+					if policy.fails || how == "no memory" && policy.Failure != reservoir.FailOpen() {
 						var failure *reservoir.StoreError
 						require.ErrorAs(t, err, &failure)
 						return
@@ -479,7 +479,7 @@ func TestHungStoreAndShortDeadlines(t *testing.T) {
 // server takes over whose clock is behind: the old window is open there. Its tokens are not
 // handed over again.
 func TestClockStepsBackInAnOutage(t *testing.T) {
-	for what, policy := range map[string]reservoir.Failure{"local": reservoir.FailLocal(0.1), "open": reservoir.FailOpen} {
+	for what, policy := range map[string]reservoir.Failure{"local": reservoir.FailLocal(0.1), "open": reservoir.FailOpen()} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			store := memstore.New()
 			net := overNetwork(store, time.Millisecond)
@@ -605,7 +605,7 @@ func TestRestockIsSpread(t *testing.T) {
 func TestDebtIsChargedWithoutTraffic(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := far(time.Millisecond)
-		l := open(t, net, reservoir.PerHour(10_000), opt, reservoir.WithFailure(reservoir.FailOpen))
+		l := open(t, net, reservoir.PerHour(10_000), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		for range 300 {
 			allow(t, l, "k", 1)
 			time.Sleep(time.Second)
@@ -623,7 +623,7 @@ func TestDebtIsChargedWithoutTraffic(t *testing.T) {
 func TestDebtIsOverdrawnWithoutTraffic(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(10_000), opt, reservoir.WithFailure(reservoir.FailOpen))
+		l := open(t, net, reservoir.PerMinute(10_000), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		allow(t, l, "k", 1)
 		breakdown(t, l, net, refuse)
 		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 5000).Source)
@@ -680,7 +680,7 @@ func TestWindowWithTheNameOfAnOwnOne(t *testing.T) {
 		net := overNetwork(store.Store, time.Millisecond)
 		net.store = store
 		limit := changingLimit(100)
-		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen))
+		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen()))
 		allow(t, open(t, store, reservoir.Limit{Tokens: 100, Window: 90 * time.Second}), "k", 1)
 		time.Sleep(time.Minute)
 		breakdown(t, l, net, refuse)
@@ -699,7 +699,7 @@ func TestWindowWithTheNameOfAnOwnOne(t *testing.T) {
 func TestLateRefundOfAFallback(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailure(reservoir.FailOpen))
+		l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		breakdown(t, l, net, refuse)
 		r := allow(t, l, "k", 90)
 		require.Equal(t, reservoir.Fallback, r.Source)
@@ -720,7 +720,7 @@ func TestCloseAfterTheClockStepsBack(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		behind := skewed{memstore.New(), -5 * time.Second}
 		net := overNetwork(behind.Store, time.Millisecond)
-		l := open(t, net, limit, reservoir.WithFailure(reservoir.FailOpen), opt)
+		l := open(t, net, limit, reservoir.WithFailure(reservoir.FailOpen()), opt)
 		drain(t, l, "k", 1)
 		end := allow(t, l, "k", 1).Reset
 		time.Sleep(time.Until(end))
@@ -748,7 +748,7 @@ func TestLengthChangesInAnOutage(t *testing.T) {
 			var limit atomic.Value
 			limit.Store(reservoir.PerMinute(100))
 			limits := reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) })
-			opts := []reservoir.Option{opt, limits, reservoir.WithFailure(reservoir.FailOpen)}
+			opts := []reservoir.Option{opt, limits, reservoir.WithFailure(reservoir.FailOpen())}
 			l, other := open(t, net, reservoir.PerMinute(100), opts...), open(t, net.store, reservoir.PerMinute(100), opts...)
 			allow(t, l, "k", 1)
 			breakdown(t, l, net, refuse)
@@ -774,7 +774,7 @@ func TestLengthChangedBeforeTheOutageEnds(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net, limit := far(time.Millisecond), changingLimit(100)
 		allow(t, open(t, net.store, reservoir.PerHour(100)), "k", 1)
-		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen))
+		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen()))
 		breakdown(t, l, net, refuse)
 		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 30).Source)
 		time.Sleep(time.Minute + time.Second)

@@ -31,10 +31,10 @@ func TestPlans(t *testing.T) {
 				waiting := make(chan error)
 				go func() { waiting <- waitFor(bg, l, key, 9) }()
 				synctest.Wait()
-				time.AfterFunc(time.Second, func() { limit.Store(reservoir.Unlimited) })
+				time.AfterFunc(time.Second, func() { limit.Store(reservoir.Unlimited()) })
 				require.NoError(t, <-waiting)
 			}
-			limit.Store(reservoir.Unlimited)
+			limit.Store(reservoir.Unlimited())
 			time.Sleep(5 * time.Second)
 			allow(t, l, key, 1)
 			time.Sleep(time.Second)
@@ -67,7 +67,7 @@ func TestPlans(t *testing.T) {
 		}
 		balance(t, l)
 	})
-	odd := open(t, far(0), reservoir.Unlimited, reservoir.WithLimits(func(key string) reservoir.Limit {
+	odd := open(t, far(0), reservoir.Unlimited(), reservoir.WithLimits(func(key string) reservoir.Limit {
 		if key == "panic" {
 			panic("a bad plan")
 		}
@@ -80,7 +80,7 @@ func TestPlans(t *testing.T) {
 	assert.ErrorIs(t, err, reservoir.ErrLimit, "nobody wants that")
 	_, err = reservoir.New(far(0), reservoir.Limit{})
 	assert.ErrorIs(t, err, reservoir.ErrLimit)
-	_, err = reservoir.New(far(0), reservoir.Unlimited)
+	_, err = reservoir.New(far(0), reservoir.Unlimited())
 	assert.NoError(t, err)
 }
 
@@ -234,7 +234,7 @@ func TestUnlimitedStaysUnlimited(t *testing.T) {
 		limit.Store(reservoir.PerMinute(100))
 		l := open(t, far(20*time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
 		drain(t, l, "k", 1)
-		limit.Store(reservoir.Unlimited)
+		limit.Store(reservoir.Unlimited())
 		var passed int
 		for range 10_000 {
 			if allow(t, l, "k", 1).Allowed {
@@ -360,7 +360,7 @@ func TestGroupTightest(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		net := far(time.Millisecond)
 		blockedInShadow := open(t, net, reservoir.PerHour(10), reservoir.WithName("b"), reservoir.WithShadow(), reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{} }))
-		unlimited := open(t, net, reservoir.Unlimited, reservoir.WithName("u"))
+		unlimited := open(t, net, reservoir.Unlimited(), reservoir.WithName("u"))
 		counted := open(t, net, reservoir.PerHour(10), reservoir.WithName("c"))
 		r, err := reservoir.NewGroup(unlimited, counted).Allow(bg, "k", "k")
 		require.NoError(t, err)

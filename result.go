@@ -71,7 +71,7 @@ func (r *Result) refuse(k *keyState, w *lease.Lease, now int64, from Source) {
 }
 
 // Unlimited reports whether no limit applied, so Limit and Remaining mean nothing.
-func (r Result) Unlimited() bool { return r.Limit == Unlimited.Tokens }
+func (r Result) Unlimited() bool { return r.Limit == unlimitedTokens }
 
 // window is the window that r was charged to.
 func (r Result) window() backend.Window { return backend.Window(r.Reset.UnixMilli()) }
@@ -117,7 +117,9 @@ type Limit = backend.Limit
 
 // Unlimited admits every request, without a store call. [Stats] does not count such
 // requests.
-var Unlimited = Limit{Tokens: math.MaxInt64}
+func Unlimited() Limit { return Limit{Tokens: unlimitedTokens} }
+
+const unlimitedTokens = math.MaxInt64
 
 // PerSecond is a limit of tokens in each second.
 func PerSecond(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.Second} }
@@ -163,7 +165,7 @@ func planOf(l Limit) plan {
 	switch l.Tokens {
 	case 0:
 		return blocked
-	case Unlimited.Tokens:
+	case unlimitedTokens:
 		return unlimited
 	}
 	return counted

@@ -23,7 +23,7 @@ import (
 func TestRefundUnderAnotherKey(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := far(time.Millisecond)
-		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(reservoir.FailOpen))
+		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		require.EqualValues(t, 100, drain(t, l, "other", 1))
 		for n := range int64(10) {
 			r := allow(t, l, "k", 1+n)

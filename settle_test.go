@@ -403,8 +403,8 @@ func (c countdown) Err() error {
 func TestGroupDoesNotSpin(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := far(time.Millisecond)
-		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"), reservoir.WithFailure(reservoir.FailOpen))
-		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"), reservoir.WithFailure(reservoir.FailOpen))
+		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"), reservoir.WithFailure(reservoir.FailOpen()))
+		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"), reservoir.WithFailure(reservoir.FailOpen()))
 		for _, l := range []*reservoir.Limiter{a, b} {
 			drain(t, l, "k", 1)
 		}

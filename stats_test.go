@@ -320,7 +320,7 @@ func TestDebtIsChargedOnce(t *testing.T) {
 func TestFailOpenBeyondNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := far(time.Millisecond)
-		l := open(t, net, reservoir.Limit{Tokens: backend.MaxTokens, Window: time.Hour}, reservoir.WithFailure(reservoir.FailOpen))
+		l := open(t, net, reservoir.Limit{Tokens: backend.MaxTokens, Window: time.Hour}, reservoir.WithFailure(reservoir.FailOpen()))
 		breakdown(t, l, net, loseRequest)
 		for range 3000 {
 			require.True(t, allow(t, l, "k", backend.MaxTokens).Allowed)

@@ -34,7 +34,7 @@ func TestEverythingAtOnce(t *testing.T) {
 			limits := reservoir.WithLimits(func(string) reservoir.Limit {
 				switch n := tokens.Load(); n {
 				case -1:
-					return reservoir.Unlimited
+					return reservoir.Unlimited()
 				case 0:
 					return reservoir.Limit{}
 				default:
@@ -43,7 +43,7 @@ func TestEverythingAtOnce(t *testing.T) {
 			})
 			opts := []reservoir.Option{opt, limits, reservoir.WithIdle(20 * time.Second)}
 			if seed%2 == 1 {
-				opts = append(opts, reservoir.WithFailure(reservoir.FailOpen))
+				opts = append(opts, reservoir.WithFailure(reservoir.FailOpen()))
 			}
 			if seed%3 == 1 {
 				opts = append(opts, reservoir.WithLateOverruns())
@@ -121,7 +121,7 @@ func TestLimitsThatVary(t *testing.T) {
 	require.NoError(t, err)
 	kinds := []reservoir.Limit{
 		{Tokens: 50, Window: 200 * time.Millisecond}, {Tokens: 500, Window: time.Second}, reservoir.PerDay(1000, zone), reservoir.PerMonth(700, nil),
-		{}, reservoir.Unlimited, {Tokens: 30, Window: 50 * time.Millisecond, Shadow: true}, {Tokens: 5, Window: 3 * time.Second}, {Shadow: true},
+		{}, reservoir.Unlimited(), {Tokens: 30, Window: 50 * time.Millisecond, Shadow: true}, {Tokens: 5, Window: 3 * time.Second}, {Shadow: true},
 	}
 	for name, opts := range map[string][]reservoir.Option{
 		"batches": nil, "direct": {reservoir.WithDirect()}, "no room": {reservoir.WithMaxKeys(1)}, "none": {reservoir.WithMaxKeys(0)}, "idle": {reservoir.WithIdle(3 * time.Millisecond)},

@@ -17,13 +17,7 @@ import (
 // The documentation of each exported function, method, constant and variable shows how it
 // is used: it appears in an Example of its package. Types appear there by their functions.
 func TestDoorsHaveExamples(t *testing.T) {
-	contrib, err := filepath.Glob("contrib/*/go.mod")
-	require.NoError(t, err)
-	dirs := []string{".", "backend", "backend/memcachestore", "backend/memstore", "backend/redisstore", "backend/rollout", "httplimit", "sharding", "sloglimit"}
-	for _, mod := range contrib {
-		dirs = append(dirs, filepath.Dir(mod))
-	}
-	for _, dir := range dirs {
+	for _, dir := range public(t) {
 		doors, shown := map[string]bool{}, map[string]bool{}
 		for name, f := range parseDir(t, dir) {
 			test := strings.HasSuffix(name, "_test.go")
@@ -51,6 +45,34 @@ func TestDoorsHaveExamples(t *testing.T) {
 			assert.True(t, shown[door], "%s: no Example shows %s", dir, door)
 		}
 	}
+}
+
+// A variable can be assigned, in any importer, for the whole program. So only errors, which
+// errors.Is must be able to compare, are variables; policies and limits are functions.
+func TestExportedVariablesAreErrors(t *testing.T) {
+	for _, dir := range public(t) {
+		for file, f := range parseDir(t, dir) {
+			for _, d := range f.Decls {
+				if v, ok := d.(*ast.GenDecl); ok && v.Tok == token.VAR && !strings.HasSuffix(file, "_test.go") {
+					for _, name := range values(d) {
+						assert.True(t, strings.HasPrefix(name, "Err") || name == "Dashboard", "%s: %s can be assigned", dir, name)
+					}
+				}
+			}
+		}
+	}
+}
+
+// public returns the directories of the packages that users import.
+func public(t *testing.T) []string {
+	t.Helper()
+	contrib, err := filepath.Glob("contrib/*/go.mod")
+	require.NoError(t, err)
+	dirs := []string{".", "backend", "backend/memcachestore", "backend/memstore", "backend/redisstore", "backend/rollout", "httplimit", "sharding", "sloglimit"}
+	for _, mod := range contrib {
+		dirs = append(dirs, filepath.Dir(mod))
+	}
+	return dirs
 }
 
 // parseDir parses the Go files of a directory, by name, those of tests too.

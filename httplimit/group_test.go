@@ -299,7 +299,7 @@ func limitHeaders(h http.Header) (names []string) {
 // Where nothing is limited there is nothing to tell, and nothing to settle.
 func TestUnlimited(t *testing.T) {
 	for mode, more := range modes {
-		opts := append(more, reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Unlimited }))
+		opts := append(more, reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Unlimited() }))
 		a, b := open(t, reservoir.PerHour(1), opts...), open(t, reservoir.PerHour(1), opts...)
 		tenant := httplimit.ByHeader("X-Tenant")
 		for name, door := range map[string]func(http.Handler) http.Handler{
@@ -324,7 +324,7 @@ func TestUnlimited(t *testing.T) {
 		}
 	}
 	h := http.Header{}
-	httplimit.Policy{}.SetHeaders(h, reservoir.Result{Allowed: true, Limit: reservoir.Unlimited.Tokens, Remaining: reservoir.Unlimited.Tokens})
+	httplimit.Policy{}.SetHeaders(h, reservoir.Result{Allowed: true, Limit: reservoir.Unlimited().Tokens, Remaining: reservoir.Unlimited().Tokens})
 	assert.Empty(t, h)
 }
 

@@ -95,7 +95,7 @@ func TestAnOutageIsTwoLines(t *testing.T) {
 // fails, and nobody would notice.
 func TestARejectionIsTwoLines(t *testing.T) {
 	for name, policy := range map[string]reservoir.Failure{
-		"closed": reservoir.FailClosed, "open": reservoir.FailOpen, "local": reservoir.FailLocal(0.5),
+		"closed": reservoir.FailClosed(), "open": reservoir.FailOpen(), "local": reservoir.FailLocal(0.5),
 	} {
 		t.Run(name, func(t *testing.T) {
 			assert.Equal(t, []map[string]any{

@@ -182,14 +182,14 @@ func special(t *testing.T, limit reservoir.Limit, opts ...reservoir.Option) *res
 func servers(t *testing.T, l *reservoir.Limiter, with grpclimit.Server) map[string]grpclimit.Server {
 	alone, pair, three := with, with, with
 	alone.Limiter, alone.Key = l, one
-	pair.Group, pair.Keys = reservoir.NewGroup(l, special(t, reservoir.Unlimited)), []grpclimit.KeyFunc{one, one}
-	three.Group = reservoir.NewGroup(special(t, reservoir.Unlimited), special(t, reservoir.Unlimited), l)
+	pair.Group, pair.Keys = reservoir.NewGroup(l, special(t, reservoir.Unlimited())), []grpclimit.KeyFunc{one, one}
+	three.Group = reservoir.NewGroup(special(t, reservoir.Unlimited()), special(t, reservoir.Unlimited()), l)
 	three.Keys = []grpclimit.KeyFunc{one, one, one}
 	return map[string]grpclimit.Server{"limiter": alone, "group of two": pair, "group of three": three}
 }
 
 func TestUnlimited(t *testing.T) {
-	for name, limits := range servers(t, special(t, reservoir.Unlimited), grpclimit.Server{Refund: grpclimit.Codes(codes.OK)}) {
+	for name, limits := range servers(t, special(t, reservoir.Unlimited()), grpclimit.Server{Refund: grpclimit.Codes(codes.OK)}) {
 		_, client := serve(t, limits)
 		for range 3 {
 			var header metadata.MD

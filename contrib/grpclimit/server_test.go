@@ -133,7 +133,7 @@ func costs(n int64) func(context.Context, grpclimit.Call) int64 {
 }
 
 func TestFailOpenAdmits(t *testing.T) {
-	l := over(t, broken{memstore.New(), errors.New("away")}, 10, reservoir.WithFailure(reservoir.FailOpen))
+	l := over(t, broken{memstore.New(), errors.New("away")}, 10, reservoir.WithFailure(reservoir.FailOpen()))
 	impl, client := serve(t, grpclimit.Server{Limiter: l, Key: one})
 	_, err := client.EmptyCall(t.Context(), empty)
 	require.NoError(t, err)

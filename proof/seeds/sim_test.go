@@ -150,7 +150,7 @@ func (s *sim) drawLimit(name string) named {
 var berlin, _ = time.LoadLocation("Europe/Berlin")
 
 func (s *sim) options() []reservoir.Option {
-	failure := pickOf(s, reservoir.FailClosed, reservoir.FailClosed, reservoir.FailLocal(0.5), reservoir.FailOpen)
+	failure := pickOf(s, reservoir.FailClosed(), reservoir.FailClosed(), reservoir.FailLocal(0.5), reservoir.FailOpen())
 	opts := []reservoir.Option{
 		reservoir.WithBatch(pickOf(s, reservoir.Adaptive(1, 0), reservoir.Adaptive(1, 0), reservoir.Fixed(1), reservoir.Fixed(10), reservoir.Ladder(1, 50))),
 		reservoir.WithStranding(pickOf(s, 0, 0.01, 0.01, 0.3)),
