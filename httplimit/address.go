@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/go-reservoir/reservoir/internal/subject"
 )
 
 // ByAddress uses the client's address, such as "addr:192.0.2.1", or its first 64 bits for
@@ -23,7 +25,7 @@ import (
 // of them; otherwise its requests have no key.
 func ByAddress(trusted ...netip.Prefix) KeyFunc {
 	trusted = unmapped(trusted)
-	return func(r *http.Request) string { return addrKey(client(r, trusted, forwardedFor)) }
+	return func(r *http.Request) string { return subject.Address(client(r, trusted, forwardedFor)) }
 }
 
 // ByForwarded is like [ByAddress], for proxies that write Forwarded (RFC 7239). No function
@@ -31,7 +33,7 @@ func ByAddress(trusted ...netip.Prefix) KeyFunc {
 // client wrote it.
 func ByForwarded(trusted ...netip.Prefix) KeyFunc {
 	trusted = unmapped(trusted)
-	return func(r *http.Request) string { return addrKey(client(r, trusted, forwarded)) }
+	return func(r *http.Request) string { return subject.Address(client(r, trusted, forwarded)) }
 }
 
 // unmapped converts prefixes of IPv4 addresses that are written as IPv6.
@@ -44,20 +46,6 @@ func unmapped(prefixes []netip.Prefix) []netip.Prefix {
 		out = append(out, p.Masked())
 	}
 	return out
-}
-
-// addrKey returns the key of an address, or "" if it is not valid.
-func addrKey(a netip.Addr) string {
-	b := append(make([]byte, 0, 64), "addr:"...)
-	switch {
-	case !a.IsValid():
-		return ""
-	case a.Is4():
-		return string(a.AppendTo(b))
-	default:
-		p, _ := a.Prefix(64)
-		return string(p.AppendTo(b))
-	}
 }
 
 // source is where proxies record the peer of a request: a header, and a function that

@@ -6,6 +6,8 @@ import (
 	"encoding/base64"
 	"net/http"
 	"strings"
+
+	"github.com/go-reservoir/reservoir/internal/subject"
 )
 
 // KeyFunc returns the key of the limiter that a request is charged to, or "" if
@@ -14,17 +16,18 @@ import (
 // another kind.
 type KeyFunc func(*http.Request) string
 
-// ByHeader uses the value of a header, such as "header:X-Tenant:acme". Use it for headers
-// that a client cannot choose freely, such as a gateway's, because each value has a limit
-// of its own. If the header occurs twice, the request has no key. Host is in lower case, and
-// has the port if the client has sent it.
+// ByHeader uses the value of a header, such as "header:X-Tenant:acme", which is also the key
+// of gRPC metadata of that name; see grpclimit.ByMetadata. Use it for headers that a client
+// cannot choose freely, such as a gateway's, because each value has a limit of its own. If
+// the header occurs twice, the request has no key, because one value may be the client's and
+// the other the gateway's. Host is in lower case, and has the port if the client has sent it.
 func ByHeader(name string) KeyFunc {
 	name = http.CanonicalHeaderKey(name)
-	prefix := "header:" + name + ":"
+	header := subject.NewHeader(name)
 	if name == "Host" { // net/http has moved it out of the headers
-		return func(r *http.Request) string { return with(prefix, strings.ToLower(cmp.Or(r.Host, r.URL.Host))) }
+		return func(r *http.Request) string { return header.Key(strings.ToLower(cmp.Or(r.Host, r.URL.Host))) }
 	}
-	return func(r *http.Request) string { return with(prefix, only(r.Header[name])) }
+	return func(r *http.Request) string { return header.Key(only(r, name)) }
 }
 
 // ByToken uses "token:" and a hash of a header that proves the client's identity, such as
@@ -34,7 +37,7 @@ func ByHeader(name string) KeyFunc {
 func ByToken(name string) KeyFunc {
 	name = http.CanonicalHeaderKey(name)
 	return func(r *http.Request) string {
-		secret := only(r.Header[name])
+		secret := only(r, name)
 		if secret == "" {
 			return ""
 		}
@@ -49,10 +52,11 @@ func ByToken(name string) KeyFunc {
 // ByUser uses the user of a request, such as "user:alice". The function user returns the
 // user that the request was authenticated as, for example from its context, or "".
 func ByUser(user func(*http.Request) string) KeyFunc {
-	return func(r *http.Request) string { return with("user:", user(r)) }
+	return func(r *http.Request) string { return subject.User(user(r)) }
 }
 
-// First uses the first of keys that returns a key for the request.
+// First uses the first of keys that returns a key for the request. A header that occurs
+// twice gives none, so the next function decides.
 func First(keys ...KeyFunc) KeyFunc {
 	return func(r *http.Request) string {
 		for _, k := range keys {
@@ -64,18 +68,8 @@ func First(keys ...KeyFunc) KeyFunc {
 	}
 }
 
-func with(prefix, s string) string {
-	if s == "" {
-		return ""
-	}
-	return prefix + s
-}
-
-// only returns the value of a header that was sent once. If it was sent twice, one value
-// may be the client's and the other the gateway's, and they look the same.
-func only(values []string) string {
-	if len(values) != 1 {
-		return ""
-	}
-	return values[0]
+// only returns the value of a header, or "" if it was not sent once.
+func only(r *http.Request, name string) string {
+	value, _ := subject.Only(r.Header[name])
+	return value
 }

@@ -29,7 +29,8 @@
 //
 //	RESOURCE_EXHAUSTED   it found no tokens: retry after RetryInfo
 //	UNAVAILABLE          the store is away and the policy is FailClosed, or the limiter is closed
-//	INVALID_ARGUMENT     it costs more than the whole limit, or its key is empty or too long
+//	INVALID_ARGUMENT     it costs more than the whole limit, its key is empty or too long, or
+//	                     ByMetadata finds several values
 //	DEADLINE_EXCEEDED,
 //	CANCELLED            its own context ended while it asked the store
 //	INTERNAL             the limiter is set up wrongly

@@ -106,7 +106,7 @@ func ExampleClient() {
 		panic(err)
 	}
 	defer conn.Close()
-	fmt.Println(conn.Target()) // the key
+	fmt.Println(conn.Target()) // the key is "target:" and this
 	// Output: dns:///api.example.com
 }
 
@@ -131,9 +131,9 @@ func ExampleKeyFunc() {
 	_, err := grpclimit.ByContext(user)(context.Background(), call)
 	fmt.Println(status.Code(err))
 	// Output:
-	// alice <nil>
-	// acme <nil>
-	// alice|/library.Books/Find <nil>
-	// dns:///books.example.com <nil>
+	// user:alice <nil>
+	// header:Tenant:acme <nil>
+	// user:alice|method:/library.Books/Find <nil>
+	// target:dns:///books.example.com <nil>
 	// Unauthenticated
 }

@@ -46,7 +46,7 @@ func TestGroup(t *testing.T) {
 					Group: reservoir.NewGroup(calls, tokens), Keys: []grpclimit.KeyFunc{constant("a"), grpclimit.ByMethod},
 					Costs: []grpclimit.CostFunc{func(ctx context.Context, c grpclimit.Call) int64 { return min(size(ctx, c), 1) }, size},
 				})
-				const method = "/grpc.testing.TestService/UnaryCall"
+				const method = "method:/grpc.testing.TestService/UnaryCall"
 				for i, step := range []struct {
 					size          int32
 					want          codes.Code
@@ -158,7 +158,7 @@ func TestGroupOfAClient(t *testing.T) {
 					require.NoError(t, err)
 				}
 				require.InDelta(t, time.Minute, time.Since(begin), float64(time.Second))
-				require.EqualValues(t, 99, remaining(t, calls, "passthrough:///test"), "of this window")
+				require.EqualValues(t, 99, remaining(t, calls, "target:passthrough:///test"), "of this window")
 
 				ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 				defer cancel()

@@ -159,7 +159,7 @@ func TestClientWaits(t *testing.T) {
 		all.Wait()
 		assert.InDelta(t, 2*time.Minute, time.Since(begin), float64(time.Second))
 		assert.EqualValues(t, 5, impl.calls.Load())
-		assert.EqualValues(t, 1, remaining(t, l, "passthrough:///test"), "by target")
+		assert.EqualValues(t, 1, remaining(t, l, "target:passthrough:///test"), "by target")
 
 		_, err := client.EmptyCall(context.Background(), empty)
 		require.NoError(t, err)
