@@ -31,10 +31,6 @@ demo: ## See it work, on the embedded store: nothing to install.
 redis: ## Install redis-server, if it is missing and that is possible.
 	@.ci/need redis-server redis-server
 
-.PHONY: memcached
-memcached: ## Install memcached, likewise.
-	@.ci/need memcached memcached
-
 # The race detector is linked by the C compiler.
 .PHONY: cc
 cc:
@@ -48,7 +44,7 @@ cc:
 # processor's time. Tests wait for servers a sixth of the time, so more packages than cores
 # run at once.
 .PHONY: test
-test: redis memcached cc ## Run all tests of all modules, with the race detector.
+test: redis cc ## Run all tests of all modules, with the race detector.
 	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -shuffle=on -p=$$(($$(nproc) * 3 / 2)) -timeout=$(TIMEOUT) $(PACKAGES)
 	cd proof && go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' ./seeds -seeds=20000
 
@@ -91,12 +87,12 @@ release-check: ## Play a release of all modules: is each tidy, can a stranger re
 	cd .ci/release && GOWORK=off go vet . && GOWORK=off go run .
 
 .PHONY: cover
-cover: redis memcached ## Measure how much of the code the tests run; the profile is cover.out.
+cover: redis ## Measure how much of the code the tests run; the profile is cover.out.
 	go test -timeout=$(TIMEOUT) -coverpkg=$(PACKAGES) -coverprofile=cover.out $(PACKAGES)
 	go tool cover -func=cover.out | tail -1
 
 .PHONY: fuzz
-fuzz: redis memcached ## Run every fuzz test for FUZZTIME, 30s each.
+fuzz: redis ## Run every fuzz test for FUZZTIME, 30s each.
 	@for pkg in $$(go list $(PACKAGES)); do \
 		for name in $$(go test -list='^Fuzz' $$pkg | grep '^Fuzz'); do \
 			go test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) $$pkg || exit 1; \

@@ -243,8 +243,8 @@ type shard struct {
 
 // shardOf returns the shard that a store key is on. A store whose shards fail
 // independently has a method Shard, which names them without I/O. A key's shard is looked
-// up before each call: a cluster has no shards until its first answer, its slots move, and
-// so do keys in a roll-out.
+// up before each call, because a cluster has no shards until its first answer, and its
+// slots move.
 func (c *client) shardOf(key string) *shard {
 	var name string
 	if c.parts != nil { // it may panic, and under the key's lock no caller could get the panic

@@ -8,7 +8,7 @@
 // retry, repeat a statement, send it late, or die.
 //
 // Implementations: memstore (in process), redisstore (Redis, Sentinel, Cluster),
-// memcachestore (memcached), and decorators such as the sharding package. All of them
+// and decorators such as the sharding package. All of them
 // pass the suite in backendtest, which can test other stores as well.
 package backend
 

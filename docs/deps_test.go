@@ -72,7 +72,6 @@ func TestCoreImports(t *testing.T) {
 		module + "/backend":          false,
 		module + "/backend/memstore": false,
 		module + "/sharding":         false,
-		module + "/backend/rollout":  false,
 		module + "/httplimit":        false,
 		module + "/sloglimit":        false,
 	}

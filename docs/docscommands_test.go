@@ -79,7 +79,7 @@ var checks = []struct {
 	// TestGettingStarted runs it.
 	{threeProcesses, func(*testing.T, *stage, string) {}},
 	// These run until they are stopped.
-	{regexp.MustCompile(`^(memcached|redis-server) `), func(*testing.T, *stage, string) {}},
+	{regexp.MustCompile(`^redis-server `), func(*testing.T, *stage, string) {}},
 	{regexp.MustCompile(`^redis-cli `), func(t *testing.T, s *stage, c string) { s.shell(t, s.dir, c) }},
 	{regexp.MustCompile(`^go run \./(cmd/reservoir|examples/workers) `), func(t *testing.T, s *stage, c string) { s.run(t, c) }},
 }

@@ -68,7 +68,7 @@ func public(t *testing.T) []string {
 	t.Helper()
 	contrib, err := filepath.Glob("contrib/*/go.mod")
 	require.NoError(t, err)
-	dirs := []string{".", "backend", "backend/memcachestore", "backend/memstore", "backend/redisstore", "backend/rollout", "httplimit", "sharding", "sloglimit"}
+	dirs := []string{".", "backend", "backend/memstore", "backend/redisstore", "httplimit", "sharding", "sloglimit"}
 	for _, mod := range contrib {
 		dirs = append(dirs, filepath.Dir(mod))
 	}

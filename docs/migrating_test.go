@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"hash/crc32"
 	"net"
 	"os"
 	"strconv"
@@ -105,6 +106,53 @@ func fromTimeRate(ctx context.Context, store backend.Store) (bool, error) {
 func Example_fromTimeRate() {
 	fmt.Println(fromTimeRate(context.Background(), memstore.New()))
 	// Output: true <nil>
+}
+
+func of(percent uint32, key string, before, after *reservoir.Limiter) *reservoir.Limiter {
+	if crc32.ChecksumIEEE([]byte(key))%100 < percent { // in all processes the same
+		return after
+	}
+	return before
+}
+
+// A key that moves begins a fresh window there, and finds the old one if it goes back.
+func Example_keyByKey() {
+	ctx := context.Background()
+	before, err := reservoir.New(memstore.New(), reservoir.PerHour(5))
+	check(err)
+	defer before.Close(ctx)
+	after, err := reservoir.New(memstore.New(), reservoir.PerHour(5))
+	check(err)
+	defer after.Close(ctx)
+
+	for _, percent := range []uint32{0, 0, 10, 100, 0} {
+		r, err := of(percent, "user:42", before, after).Allow(ctx, "user:42")
+		fmt.Println(percent, r.Allowed, r.Remaining, err)
+	}
+	// Output:
+	// 0 true 4 <nil>
+	// 0 true 3 <nil>
+	// 10 true 2 <nil>
+	// 100 true 4 <nil>
+	// 0 true 1 <nil>
+}
+
+// A percentage moves that part of the keys, and a higher one moves none of them back.
+func TestKeyByKey(t *testing.T) {
+	before, after := new(reservoir.Limiter), new(reservoir.Limiter)
+	const keys = 10_000
+	moved := map[string]bool{}
+	for _, percent := range []uint32{0, 1, 10, 50, 100} {
+		at := 0
+		for i := range keys {
+			key := fmt.Sprintf("user:%d", i)
+			if of(percent, key, before, after) == after {
+				at, moved[key] = at+1, true
+			}
+		}
+		require.Len(t, moved, at, "keys moved back")
+		require.InDelta(t, percent, float64(at)*100/keys, 1)
+	}
 }
 
 // The page is right about requests that can never be admitted.

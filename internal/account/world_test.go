@@ -1,7 +1,6 @@
 package account
 
 import (
-	"bytes"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -73,7 +72,7 @@ type world struct {
 	limit  backend.Limit
 	now    int64 // Unix us
 	store  counter.Counter
-	copies [][]byte // older states of the store
+	copies []counter.Counter // older states of the store
 	procs  []*process
 	late   []func() // requests under way, whose replies nobody waits for
 	lossy  bool
@@ -174,8 +173,7 @@ func (w *world) lose() {
 	if !w.store.Opened() {
 		return
 	}
-	text, _ := w.store.AppendText(nil)
-	w.copies = append(w.copies, text)
+	w.copies = append(w.copies, w.store.Clone())
 	if !w.lossy || !w.one(4) {
 		return
 	}
@@ -184,16 +182,10 @@ func (w *world) lose() {
 	switch w.rnd.IntN(3) {
 	case 0:
 		w.store = counter.Counter{}
-		return
 	case 1:
-		text = w.copies[w.rnd.IntN(len(w.copies))]
+		w.store = w.copies[w.rnd.IntN(len(w.copies))].Clone()
 	case 2:
-		if fields := bytes.Fields(text); len(fields) > 4 {
-			text = append(bytes.Join(fields[:4], []byte(" ")), '\n')
-		}
-	}
-	if err := w.store.UnmarshalText(text); err != nil {
-		w.fail(err.Error())
+		w.store.LoseLedger()
 	}
 }
 

@@ -5,6 +5,7 @@
 package counter
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -66,6 +67,17 @@ func opening(now, length int64, end backend.Window) int64 {
 		return latest(now, length)
 	}
 }
+
+// Clone returns a copy that shares nothing with c.
+func (c *Counter) Clone() Counter {
+	next := *c
+	next.own = maps.Clone(c.own)
+	return next
+}
+
+// LoseLedger forgets the clients' accounts, as a store does that lost them and kept the
+// count.
+func (c *Counter) LoseLedger() { c.ledger = ledger{} }
 
 // Opened reports whether c has, or had, a window.
 func (c *Counter) Opened() bool { return c.stop != 0 }

@@ -4,7 +4,7 @@ package placement
 import "strings"
 
 // Hash is FNV-1a, 64 bit. It is written out because hash/fnv takes bytes, and
-// because it must never change: see the tests of sharding and rollout.
+// because it must never change: see the tests of sharding.
 func Hash(key string) uint64 {
 	h := uint64(14695981039346656037)
 	for i := range len(key) {

@@ -11,7 +11,7 @@ import (
 
 func TestDaemon(t *testing.T) {
 	var pids []int
-	d := StartDaemon(t, func(port int) *exec.Cmd {
+	d := startDaemon(t, func(port int) *exec.Cmd {
 		return exec.Command("redis-server", "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--save", "")
 	}, func(addr string, pid int) bool {
 		if !answers(addr, pid) {

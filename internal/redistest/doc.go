@@ -10,9 +10,9 @@
 // on Linux even if the test binary is killed. A test never works with a server that it
 // did not start.
 //
-// [Process.Pause], [Process.Kill] and [Daemon.Restart] are the faults of a
+// [Process.Pause], [Process.Kill] and [Server.Restart] are the faults of a
 // process. [StartTLS] adds a port that speaks TLS, [Server.SetUser] a user.
-// [StartDaemon] starts a server of another kind, and [Spawn] any process.
+// [Spawn] starts any other process.
 //
 // # Proxies
 //

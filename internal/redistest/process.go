@@ -122,16 +122,16 @@ const (
 	// passed, up to 50 ms, because each look costs a client and a server some processor time.
 	pollFirst, pollLast = 2 * time.Millisecond, 50 * time.Millisecond
 
-	startAttempts = 10 // ports that StartDaemon tries
+	startAttempts = 10 // ports that startDaemon tries
 )
 
 // errPortTaken means that another process took the port between reservePort and the
 // server's start.
 var errPortTaken = errors.New("the port was taken by another process")
 
-// Daemon is a server of any kind on a free port of this machine. It keeps its port
-// over [Process.Kill] and [Daemon.Restart], and ends with the test or this process.
-type Daemon struct {
+// daemon is a server process on a free port of this machine. It keeps its port
+// over [Process.Kill] and [Server.Restart], and ends with the test or this process.
+type daemon struct {
 	*Process
 	port  int
 	cmd   *exec.Cmd // a template, never started itself
@@ -139,14 +139,14 @@ type Daemon struct {
 	ready func(addr string, pid int) bool
 }
 
-// StartDaemon starts a server and waits until it is ready. It calls build for each port
+// startDaemon starts a server and waits until it is ready. It calls build for each port
 // that it tries. ready reports whether the process of that id answers at addr, because
 // another one may have taken the port.
-func StartDaemon(t testing.TB, build func(port int) *exec.Cmd, ready func(addr string, pid int) bool) *Daemon {
+func startDaemon(t testing.TB, build func(port int) *exec.Cmd, ready func(addr string, pid int) bool) *daemon {
 	t.Helper()
 	err := errPortTaken
 	for n := 0; n < startAttempts && errors.Is(err, errPortTaken); n++ {
-		d := &Daemon{Process: &Process{t: t}, port: reservePort(t), ready: ready, log: filepath.Join(t.TempDir(), "log")}
+		d := &daemon{Process: &Process{t: t}, port: reservePort(t), ready: ready, log: filepath.Join(t.TempDir(), "log")}
 		d.cmd = build(d.port)
 		t.Cleanup(d.Kill) // before that of TempDir, which removes the files
 		if err = d.run(); err == nil {
@@ -158,12 +158,12 @@ func StartDaemon(t testing.TB, build func(port int) *exec.Cmd, ready func(addr s
 }
 
 // Addr returns the host and port at which the server listens.
-func (d *Daemon) Addr() string { return loopback(d.port) }
+func (d *daemon) Addr() string { return loopback(d.port) }
 
 // Restart starts the process again with the same port and arguments, and returns when it
 // answers. It first kills a process that still runs. A Redis server keeps what its
 // directory holds: without persistence only a cluster node's identity, slots and peers.
-func (d *Daemon) Restart() {
+func (d *daemon) Restart() {
 	d.t.Helper()
 	d.Kill()
 	if err := d.run(); err != nil {
@@ -172,7 +172,7 @@ func (d *Daemon) Restart() {
 }
 
 // run starts the process and waits until it answers.
-func (d *Daemon) run() error {
+func (d *daemon) run() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	log, err := os.Create(d.log)

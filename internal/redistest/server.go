@@ -18,9 +18,9 @@ import (
 )
 
 // Server is one redis-server process on a loopback port. It keeps its port and
-// its directory over [Process.Kill] and [Daemon.Restart].
+// its directory over [Process.Kill] and [Server.Restart].
 type Server struct {
-	*Daemon
+	*daemon
 	admin *redis.Client
 }
 
@@ -50,7 +50,7 @@ func launch(t testing.TB, build func(dir string, port int) []string, env ...stri
 		t.Fatalf("redistest: redis-server is not installed: run `make redis` or `apt-get install redis-server`")
 	}
 	s := new(Server)
-	s.Daemon = StartDaemon(t, func(port int) *exec.Cmd {
+	s.daemon = startDaemon(t, func(port int) *exec.Cmd {
 		cmd := exec.Command("redis-server", build(t.TempDir(), port)...)
 		cmd.Env = append(os.Environ(), env...)
 		return cmd

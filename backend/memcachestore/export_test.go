@@ -1,4 +1,0 @@
-package memcachestore
-
-// Start is for the tests outside the package.
-var Start = start
