@@ -29,6 +29,7 @@ type fetch struct {
 	ordered int64  // time of the order, before its goroutine was scheduled
 	shard   *shard
 	query   bool // it only asks which window is open
+	heard   int  // callers in line that got its error
 }
 
 // asks reports whether the statement asks for a batch; others only state the account.
@@ -221,6 +222,9 @@ func (f *fetch) send(call func(*storeCall) (backend.SyncReply, error)) (err erro
 		if then := f.complete(c, reply, err); then != nil {
 			go then.run()
 		}
+		if f.heard == 0 { // no caller gets its panic
+			guard.Unheard(err)
+		}
 		if c.made {
 			c.report()
 		}
@@ -272,7 +276,7 @@ func (f *fetch) failedLocked(now int64, err error) {
 		longest = min(max(longest, k.limit().Window/chargePart), time.Minute)
 	}
 	u.backOff(now, longest)
-	k.answerLocked(last, now, err)
+	f.heard = k.answerLocked(last, now, err)
 }
 
 // stuckLocked counts fetches in a row that served none of their callers, because the grants

@@ -146,7 +146,7 @@ func (s *storeCall) report() {
 
 // detached makes a call, by f, for one caller and returns the call's error, or that of ctx.
 // If ctx ends first, the call goes on until the fetch timeout, and then abandoned gets its
-// error.
+// error; a panic is logged.
 func (c *client) detached(ctx context.Context, call *storeCall, f func(context.Context) error, abandoned func(error)) error {
 	if !c.calls.Begin() {
 		return ErrClosed
@@ -158,6 +158,7 @@ func (c *client) detached(ctx context.Context, call *storeCall, f func(context.C
 		err := guard.ErrGoexit // unless the store returns
 		defer func() {
 			if ended.Swap(true) {
+				guard.Unheard(err)
 				abandoned(err)
 			}
 			end <- err

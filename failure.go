@@ -175,10 +175,10 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 	return true, nil
 }
 
-// answerLocked answers the callers in line up to last by the failure policy. Callers that
-// stay until they are served wait on, unless the policy admits them or an operator must
-// act.
-func (k *keyState) answerLocked(last uint64, now int64, err error) {
+// answerLocked answers the callers in line up to last by the failure policy, and returns how
+// many these are. Callers that stay until they are served wait on, unless the policy admits
+// them or an operator must act.
+func (k *keyState) answerLocked(last uint64, now int64, err error) (answered int) {
 	line := k.busy.callers()
 	line.Each(func(c *waiter) {
 		var o outcome
@@ -188,8 +188,10 @@ func (k *keyState) answerLocked(last uint64, now int64, err error) {
 		}
 		if decided, o.err = k.policyLocked(&o.Result, c.N, c.Stays, now, err); decided {
 			line.Notify(c, o)
+			answered++
 		}
 	})
+	return answered
 }
 
 // fallbackLocked returns what was admitted without the store in the window at now. If the
@@ -340,6 +342,7 @@ func (c *client) ask(ctx context.Context, s *shard, key string) {
 	if errors.Is(call.Err, ErrConflict) { // the key has a limit of its own, which a probe need not know
 		call.Err = nil
 	}
+	guard.Unheard(err)
 	if outcomeOf(err) == breaker.Neutral { // it says nothing of the shard: next time probe with another key
 		s.avoid(key)
 	}

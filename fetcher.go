@@ -311,6 +311,7 @@ func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
 			return w.Outcome.Result, guard.Raise(w.Outcome.err)
 		case <-ctx.Done():
 			k.cancel(w)
+			_ = guard.Raise(w.Outcome.err) // a panic that came meanwhile, which nobody else may get
 			return Result{}, ctx.Err()
 		case <-timeout:
 			k.event(func(now int64) int64 {

@@ -220,6 +220,9 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 	wg.Wait()
 	for i := range results {
 		if errs[i] != nil {
+			for _, other := range errs[i+1:] {
+				guard.Unheard(other)
+			}
 			g.undo(ctx, i, r, keys)
 			return GroupResult{Limiter: i}, guard.Raise(errs[i])
 		}
@@ -239,15 +242,17 @@ func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) G
 	var calls sync.WaitGroup
 	var direct bool
 	for j, l := range g.limiters {
-		switch key, paid := keys[j], results[j]; {
+		key, paid := keys[j], results[j]
+		back := func() { // a failure is counted in its Stats, and a panic must not keep the others from going back
+			guard.Log(func() { _ = l.Refund(context.WithoutCancel(ctx), key, paid) })
+		}
+		switch {
 		case j == i || !paid.Allowed:
 		case paid.Source == Direct:
 			direct = true
-			calls.Go(func() {
-				guard.Log(func() { _ = l.Refund(context.WithoutCancel(ctx), key, paid) }) // a failure is counted in its Stats
-			})
+			calls.Go(back)
 		default:
-			_ = l.Refund(ctx, key, paid)
+			back()
 		}
 	}
 	if direct {

@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 	"github.com/go-reservoir/reservoir/lua"
@@ -80,8 +81,7 @@ type call struct {
 	done   chan struct{}
 	cmd    command
 	reply  []int64
-	err    error
-	panic  any // of a go-redis hook; raised again in the caller
+	err    error // or a panic of a go-redis hook, which is raised again in the caller
 }
 
 // States of a call. It becomes written when go-redis begins to encode it. If it fails
@@ -200,20 +200,22 @@ func (c *call) dropped() bool {
 	return true
 }
 
-// complete reports the outcome to the caller, once. If the caller has left, it gives the
-// charge back.
-func (c *call) complete() {
+// complete reports the outcome to the caller, once, and returns whether the caller gets it.
+// If the caller has left, it gives the charge back.
+func (c *call) complete() (heard bool) {
 	switch c.state.Swap(answered) {
 	case answered:
-		return
+		return false
 	case abandoned:
 		if c.err == nil && c.undo != nil && c.reply[0]&flagAllowed != 0 {
 			c.undo(backend.Window(c.reply[2]))
 		}
 	default:
 		c.done <- struct{}{} // never blocks: there is room for one
+		heard = true
 	}
 	c.calls.End()
+	return heard
 }
 
 // await sends the call through g and returns when it has the outcome or the context
@@ -233,10 +235,7 @@ func (c *call) await(g *group) ([]int64, error) {
 			}
 		}
 	}
-	if c.panic != nil {
-		panic(c.panic)
-	}
-	return c.reply, c.err
+	return c.reply, guard.Raise(c.err)
 }
 
 // Attempts at one call, including the first, and the pause before the second, which is
@@ -324,10 +323,11 @@ func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
 		s.calls.Add()
 		go func() {
 			defer s.calls.End()
-			defer func() { _ = recover() }() // from a go-redis hook, whose panics callers see too
-			ctx, cancel := context.WithTimeout(context.Background(), refundTime)
-			defer cancel()
-			_, _ = s.run(ctx, refundScript, r.Key, nil, "undo:"+rand.Text(), r.Tokens, int64(w))
+			guard.Log(func() { // a go-redis hook may panic
+				ctx, cancel := context.WithTimeout(context.Background(), refundTime)
+				defer cancel()
+				_, _ = s.run(ctx, refundScript, r.Key, nil, "undo:"+rand.Text(), r.Tokens, int64(w))
+			})
 		}()
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir/internal/deadline"
+	"github.com/go-reservoir/reservoir/internal/guard"
 )
 
 // A group sends the calls to one server in shared pipelines (a group commit):
@@ -114,14 +115,20 @@ func (g *group) next() []*call {
 }
 
 // run sends the calls, then those queued meanwhile, until the queue is empty. A panic of
-// a go-redis hook is raised in the callers.
+// a go-redis hook is raised in the callers, and logged if all have left.
 func (g *group) run(batch []*call) {
 	defer func() {
 		if len(batch) > 0 { // a panic, or runtime.Goexit
-			panicked := recover()
+			err, heard := errCrashed, false
+			if panicked := recover(); panicked != nil {
+				err = guard.Recovered(panicked)
+			}
 			for _, c := range batch {
-				c.panic, c.err = panicked, errCrashed
-				c.complete()
+				c.err = err
+				heard = c.complete() || heard
+			}
+			if !heard {
+				guard.Unheard(err)
 			}
 			go g.run(g.next())
 		}

@@ -28,12 +28,18 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 		return none, err
 	}
 	var out backend.Contents
-	done := make(chan error, 1)
+	done := make(chan error)
 	go func() { // go-redis does not interrupt a read for a context
 		defer s.calls.End()
-		done <- guard.Do(func() (err error) {
+		guard.Call(func() (err error) {
 			out, err = s.read(ctx, key)
 			return err
+		}, func(err error) {
+			select {
+			case done <- err:
+			case <-ctx.Done(): // the caller has left
+				guard.Unheard(err)
+			}
 		})
 	}()
 	select {

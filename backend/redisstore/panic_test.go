@@ -2,6 +2,7 @@ package redisstore_test
 
 import (
 	"context"
+	"log"
 	"runtime"
 	"sync"
 	"testing"
@@ -100,6 +101,45 @@ func TestHookPanics(t *testing.T) {
 			wg.Wait()
 		})
 	}
+}
+
+// TestHookPanicsUnheard: what a hook of go-redis panics with after its caller has left is
+// logged, once, and so is a panic of the function of WithWarnings.
+func TestHookPanicsUnheard(t *testing.T) {
+	lines := make(chan string, 10)
+	defer log.SetOutput(log.Writer())
+	log.SetOutput(written(lines))
+	server := redistest.Start(t)
+	admin := server.Client()
+	require.NoError(t, admin.ConfigSet(t.Context(), "maxmemory", "1gb").Err())
+	require.NoError(t, admin.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
+	hook, client := new(bug), server.Client(unhurried)
+	client.AddHook(hook)
+	warned := make(chan struct{})
+	s := redisstore.New(client, redisstore.WithWarnings(func(redisstore.Warning) { defer close(warned); panic("a warning's bug") }))
+	require.NoError(t, takeWithin(s, "k", 10*time.Second))
+	<-warned
+	ctx, leave := context.WithCancel(t.Context())
+	hook.set(func() {
+		leave()
+		time.Sleep(20 * time.Millisecond) // until the caller has left
+		panic("a hook's bug")
+	})
+	_, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: millions, Tokens: 1})
+	require.ErrorIs(t, err, context.Canceled)
+	both := <-lines + <-lines
+	assert.Contains(t, both, "panic: a hook's bug")
+	assert.Contains(t, both, "panic: a warning's bug")
+	require.NoError(t, s.Close())
+	assert.Empty(t, lines)
+}
+
+// written has what was written to it, one element for each Write.
+type written chan string
+
+func (w written) Write(p []byte) (int, error) {
+	w <- string(p)
+	return len(p), nil
 }
 
 // TestHookPanicsOnCluster: the look for what to warn of runs no hook where nobody

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-reservoir/reservoir/internal/guard"
 )
 
 // route chooses the group of a call. A single server is one group. A cluster has a group
@@ -74,7 +76,7 @@ func (s *Store) node(ctx context.Context, tag string) *redis.Client {
 func (s *Store) served(g *group) {
 	s.known.Store(true)
 	if (s.cluster == nil || g != s.whole) && s.warn != nil && g.looked.CompareAndSwap(false, true) {
-		go s.look(g.client)
+		go guard.Log(func() { s.look(g.client) }) // a go-redis hook or the function of WithWarnings may panic
 	}
 }
 

@@ -38,10 +38,8 @@ func logWarning(w Warning) {
 	slog.Warn("reservoir: "+w.String(), "maxmemory_policy", w.Policy, "maxmemory", w.MaxMemory)
 }
 
-// look asks one server for its memory policy. It drops the panic of a go-redis hook,
-// because callers see the same one.
+// look asks one server for its memory policy.
 func (s *Store) look(server redis.Cmdable) {
-	defer func() { _ = recover() }()
 	ctx, cancel := context.WithTimeout(context.Background(), connectTime)
 	defer cancel()
 	info := server.InfoMap(ctx, "memory")

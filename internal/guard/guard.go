@@ -25,13 +25,17 @@ func Do(f func() error) (err error) {
 	normal := false
 	defer func() {
 		if !normal {
-			err = &panicError{value: recover(), stack: debug.Stack()}
+			err = Recovered(recover())
 		}
 	}()
 	err = f()
 	normal = true
 	return err
 }
+
+// Recovered returns value, which a deferred function has just recovered, as the error that
+// Do would return.
+func Recovered(value any) error { return &panicError{value: value, stack: debug.Stack()} }
 
 // Call runs f and then end, with the error of f, its panic as one, or ErrGoexit if f ends
 // the goroutine.
@@ -59,7 +63,13 @@ func Raise(err error) error {
 // Log runs f. Nobody waits for a panic of f, so Log writes it to the standard logger, as
 // net/http does with panics of handlers.
 func Log(f func()) {
-	if err := Do(func() error { f(); return nil }); err != nil {
+	Unheard(Do(func() error { f(); return nil }))
+}
+
+// Unheard logs err if it is a panic that Do has caught, or ErrGoexit. It is for an error
+// that no caller gets. Other errors are counted and reported where they happen.
+func Unheard(err error) {
+	if IsPanic(err) || err == ErrGoexit {
 		log.Printf("reservoir: %v", err)
 	}
 }

@@ -53,6 +53,21 @@ func TestLog(t *testing.T) {
 	assert.Contains(t, b.String(), "reservoir: panic: a hook")
 }
 
+// TestUnheard: an error is logged only if nothing else tells of it.
+func TestUnheard(t *testing.T) {
+	var b bytes.Buffer
+	defer log.SetOutput(log.Writer())
+	log.SetOutput(&b)
+	Unheard(nil)
+	Unheard(errors.New("a store's error"))
+	assert.Empty(t, b.String())
+	Unheard(Do(func() error { panic("a hook") }))
+	assert.Contains(t, b.String(), "reservoir: panic: a hook")
+	assert.Contains(t, b.String(), "guard_test.go")
+	Unheard(ErrGoexit)
+	assert.Contains(t, b.String(), "reservoir: "+ErrGoexit.Error())
+}
+
 // TestCall: the end gets whatever ended the call.
 func TestCall(t *testing.T) {
 	failed := errors.New("failed")
