@@ -73,8 +73,8 @@ lint: ## Check format, go vet and staticcheck.
 	go vet -tags=fleet $(PACKAGES)
 	go run $(STATICCHECK) -tags=fleet $(PACKAGES)
 
-# Two examples start servers as the tests do, by signals that Windows lacks.
-SHIPPED = $$(go list $(PACKAGES) | grep -vE '/(docs|bench|proof|torture|internal/(redistest|example)|examples/(cluster|shards))(/|$$)')
+# What tests use starts servers by signals that Windows lacks.
+SHIPPED = $$(go list $(PACKAGES) | grep -vE '/(docs|bench|proof|torture|internal/(redistest|example))(/|$$)')
 
 .PHONY: cross
 cross: ## Compile what ships for ARM, 32 bits, Windows and macOS.

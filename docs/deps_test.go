@@ -91,11 +91,9 @@ func TestCoreImports(t *testing.T) {
 	}
 }
 
-// Test libraries have no place in a user's binary. Two examples are no user's: they start and stop
-// servers as the tests do.
+// Test libraries have no place in a user's binary.
 func TestNoTestLibraries(t *testing.T) {
-	forTests := []string{module + "/backend/backendtest", module + "/internal/redistest", module + "/internal/program", module + "/internal/example",
-		module + "/examples/cluster", module + "/examples/shards"}
+	forTests := []string{module + "/backend/backendtest", module + "/internal/redistest", module + "/internal/program", module + "/internal/example"}
 	for _, p := range packages(t) {
 		if slices.Contains(forTests, p.ImportPath) {
 			continue

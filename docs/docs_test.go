@@ -34,10 +34,6 @@ var elsewhere = []struct{ file, lang, test string }{
 	{"examples/llmgateway/README.md", "sh", "examples/llmgateway/TestReadmeFlags"},
 	{"examples/llmgateway/README.md", "console", "examples/llmgateway/TestTranscript"},
 	{"examples/workers/README.md", "console", "examples/workers/TestReadme"},
-	{"examples/shards/README.md", "console", "examples/shards/TestReadme"},
-	{"examples/shards/README.md", "sh", "examples/shards/TestReadme"},
-	{"examples/cluster/README.md", "console", "examples/cluster/TestReadme"},
-	{"examples/cluster/README.md", "sh", "examples/cluster/TestReadme"},
 }
 
 // quoted maps a kind of block to the end of the names of the files that it quotes.

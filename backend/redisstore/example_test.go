@@ -154,6 +154,52 @@ func ExampleWithWarnings() {
 	// Output: allkeys-lru 104857600 true
 }
 
+// A master of a cluster dies, and its replica takes over. Meanwhile only the dead master's
+// keys get the answer of the failure policy.
+func Example_clusterFailover() {
+	ctx := context.Background()
+	cluster, stop := example.Cluster() // a service has its cluster
+	defer stop()
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs()[:3], DialerRetries: 1}) // some nodes; they know the others
+	defer client.Close()
+	limiter, err := reservoir.New(redisstore.New(client), reservoir.PerHour(100),
+		reservoir.WithFailure(reservoir.FailLocal(0.1)), // a tenth of the limit per process
+		reservoir.WithBatch(reservoir.Fixed(1)),         // no stock, so that the figures are the same in each run
+		reservoir.WithFetchTimeout(5*time.Second))
+	must(err)
+	defer limiter.Close(ctx)
+
+	request := func() (byStore, byPolicy int) {
+		for range 60 {
+			r, err := limiter.Allow(ctx, "user:anna")
+			must(err)
+			switch {
+			case r.Allowed && r.Source == reservoir.Fallback:
+				byPolicy++
+			case r.Allowed:
+				byStore++
+			}
+		}
+		return byStore, byPolicy
+	}
+	fmt.Println(request())
+	cluster.NodeOf("{user:anna}").Kill()
+	fmt.Println(request())
+	for { // until the replica answers; a request for the whole limit is admitted by neither
+		r, err := limiter.AllowN(ctx, "user:anna", 100)
+		must(err)
+		if r.Source != reservoir.Fallback {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	fmt.Println(request()) // what the policy admitted is charged, so the three rows come to 100
+	// Output:
+	// 60 0
+	// 0 10
+	// 30 0
+}
+
 // Err reports faults of the set-up before the first call. reservoir.New reports them too.
 func ExampleStore_Err() {
 	client := newClient("localhost:6379")

@@ -1,49 +1,36 @@
-// Package example starts servers, as tests do, for code that is no test: Example functions,
-// and the example programs that show what happens when a server dies.
+// Package example starts servers, as tests do, for Example functions.
 package example
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"os"
-	"os/signal"
 	"slices"
-	"syscall"
 	"testing"
-	"time"
-
-	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// Redis starts a server for an Example function, which must call stop at its end.
+// Redis starts a server for an Example function, which must call stop at its end. stop may
+// be called twice.
 func Redis(args ...string) (addr string, stop func()) {
 	t := new(outside)
 	return redistest.Start(t, args...).Addr(), t.end
 }
 
-// Main is the main function of a program that starts servers, by t. They end with run. An
-// interrupt or SIGTERM ends ctx, and so does a minute; a second one ends the program.
-func Main(name string, run func(ctx context.Context, t testing.TB, out io.Writer) error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop)
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	logging.Disable() // go-redis would log each attempt to reach a stopped server
-	t := &outside{name: name + ": "}
-	defer t.end()
-	if err := run(ctx, t, os.Stdout); err != nil {
-		t.Fatalf("%v", err)
+// Cluster starts a cluster of three masters with a replica each for an Example function,
+// which must call stop at its end. The masters serve their keys while another one is away.
+func Cluster() (c *redistest.Cluster, stop func()) {
+	t := new(outside)
+	c = redistest.StartCluster(t, 3, 1)
+	for _, node := range c.Nodes {
+		node.Do("config", "set", "cluster-require-full-coverage", "no")
 	}
+	return c, t.end
 }
 
 // outside has the methods of testing.TB that servers need.
 type outside struct {
 	testing.TB
-	name     string // of the program, and a colon
 	cleanups []func()
 }
 
@@ -52,7 +39,7 @@ func (*outside) Helper() {}
 // Fatalf ends the process.
 func (t *outside) Fatalf(format string, args ...any) {
 	t.end()
-	fmt.Fprintf(os.Stderr, t.name+format+"\n", args...)
+	fmt.Fprintf(os.Stderr, format+"\n", args...)
 	os.Exit(1)
 }
 
@@ -68,7 +55,9 @@ func (t *outside) TempDir() string {
 }
 
 func (t *outside) end() {
-	for _, f := range slices.Backward(t.cleanups) {
+	cleanups := t.cleanups
+	t.cleanups = nil
+	for _, f := range slices.Backward(cleanups) {
 		f()
 	}
 }

@@ -3,7 +3,6 @@
 package program
 
 import (
-	"bufio"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,21 +51,6 @@ func Command(t testing.TB, args ...string) *exec.Cmd {
 	cmd.Stderr = os.Stderr
 	t.Cleanup(func() { requireNothingLeft(t, dir) })
 	return cmd
-}
-
-// RequireInterruptible requires that an interrupt ends the program, with a failure, after
-// it has printed its first line.
-func RequireInterruptible(t testing.TB) {
-	t.Helper()
-	cmd := Command(t)
-	cmd.Stderr = nil
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	_, err = bufio.NewReader(out).ReadString('\n')
-	require.NoError(t, err)
-	require.NoError(t, cmd.Process.Signal(os.Interrupt))
-	require.Error(t, cmd.Wait())
 }
 
 // requireNothingLeft requires that no process and no file is in dir.
