@@ -52,6 +52,9 @@
 // that rejects every call answers, but an operator must act, because a password, a right
 // or memory is missing. Alert on it, above all under FailOpen, where no request fails.
 //
+// dashboard.json, beside this package, shows them in Grafana (Dashboards, New, Import). Without
+// a constant label limiter it shows all limiters as one.
+//
 // # Several limiters
 //
 // Give each limiter a Collector of its own, with a constant label that distinguishes it.
