@@ -422,7 +422,7 @@ func taken(t backend.TakeReply, q backend.TakeRequest, limit Limit) Result {
 	if t.Allowed {
 		r.charged = q.Tokens
 	} else {
-		r.Shadowed, r.RetryAfter = limit.Shadow, max(t.Left, 1)
+		r.Shadowed, r.RetryAfter = limit.Shadow, retryAfter(t.Left, q.Limit.Window)
 	}
 	return r
 }

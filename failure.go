@@ -169,7 +169,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		r.key, r.epoch, r.charged = k.node.Hash, k.node.Tag, n
 	} else {
 		k.denied.Add(1)
-		r.Shadowed, r.RetryAfter = limit.Shadow, w.RetryAfter(now)
+		r.Shadowed, r.RetryAfter = limit.Shadow, retryAfter(w.RetryAfter(now), limit.Window)
 	}
 	r.Remaining = max(min(left, limit.Tokens-f.admitted), 0)
 	return true, nil

@@ -205,6 +205,80 @@ func TestResultsAgreeWithThemselves(t *testing.T) {
 	}
 }
 
+// A window of whole seconds ends at a whole second, rounded down, so the first window of a
+// second may be a few milliseconds long, and twice the limit passes within it and the next.
+// Another length lasts.
+func TestTwiceTheLimitAroundAReset(t *testing.T) {
+	for _, test := range []struct {
+		window, left time.Duration
+	}{{time.Second, 10 * time.Millisecond}, {time.Minute, 59*time.Second + 10*time.Millisecond}, {999 * time.Millisecond, 999 * time.Millisecond}} {
+		inBubble(t, test.window.String(), func(t *testing.T) {
+			time.Sleep(990 * time.Millisecond) // since a whole second
+			l := open(t, memstore.New(), reservoir.Limit{Tokens: 10, Window: test.window})
+			begin := time.Now()
+			require.EqualValues(t, 10, drain(t, l, "k", 1))
+			r, err := l.Check(bg, "k")
+			require.NoError(t, err)
+			require.Equal(t, test.left, r.Reset.Sub(begin))
+			time.Sleep(test.left + 10*time.Millisecond)
+			require.EqualValues(t, 10, drain(t, l, "k", 1))
+			require.Less(t, time.Since(begin), test.left+time.Second/20)
+		})
+	}
+}
+
+// RetryAfter is at most the window, also if the window does not end at a whole second and opens
+// within a millisecond, whoever answers: a batch, memory, a direct call, Check, FailLocal. Reset
+// stays the stored end.
+func TestRetryAfterIsAtMostTheWindow(t *testing.T) {
+	for _, window := range []time.Duration{time.Millisecond, 1500 * time.Millisecond, time.Second} {
+		for name, opts := range map[string][]reservoir.Option{
+			"batches": nil, "direct": {reservoir.WithDirect()}, "no memory": {reservoir.WithMaxKeys(0)}, "group": nil,
+			"local": {reservoir.WithFailure(reservoir.FailLocal(1))}, // its window is the process' own
+		} {
+			inBubble(t, fmt.Sprint(name, "/", window), func(t *testing.T) {
+				time.Sleep(7*time.Millisecond + 10*time.Microsecond)
+				net := far(0)
+				l := open(t, net, reservoir.Limit{Tokens: 10, Window: window}, opts...)
+				if name == "local" {
+					net.always(answer(backend.Unavailable, "away", false))
+				}
+				ask := func() reservoir.Result { return allow(t, l, "k", 1) }
+				if name == "group" {
+					ask = func() reservoir.Result {
+						r, err := reservoir.NewGroup(l).Allow(bg, "k")
+						require.NoError(t, err)
+						return r.Result
+					}
+				}
+				var reset time.Time
+				admitted := 0
+				for range 20 {
+					r := ask()
+					if r.Allowed {
+						admitted++
+					} else {
+						require.Positive(t, r.RetryAfter)
+						require.LessOrEqual(t, r.RetryAfter, window)
+						require.InDelta(t, time.Until(r.Reset), r.RetryAfter, float64(time.Millisecond))
+					}
+					require.True(t, reset.IsZero() || reset.Equal(r.Reset))
+					reset = r.Reset
+				}
+				require.Equal(t, 10, admitted)
+				if name == "local" {
+					return
+				}
+				r, err := l.Check(bg, "k")
+				require.NoError(t, err)
+				require.False(t, r.Allowed)
+				require.LessOrEqual(t, r.RetryAfter, window)
+				require.True(t, reset.Equal(r.Reset))
+			})
+		}
+	}
+}
+
 // A window of whole seconds ends at one instant for all: the header of httplimit, the
 // end in Redis, GitHub's script and every Result name the same whole second. Of
 // another length it ends at the same millisecond.

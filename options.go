@@ -61,12 +61,12 @@ func WithName(name string) Option { return func(c *config) { c.name = name } }
 // served from batches. Refusals are cached in both cases.
 func WithDirect() Option { return func(c *config) { c.direct = true } }
 
-// WithLimits gives keys limits of their own; by default all keys have the limit of New.
-// limits is called with no lock held: when a key is first seen, before each of its
-// fetches, and for a request larger than its last limit. It must be quick and safe for
-// concurrent use. If it returns a limit out of range, calls for that key return
-// [ErrLimit]. A limit of 0 tokens, such as Limit{}, blocks the key, and [Unlimited] lets
-// it pass; for such keys limits is called for each request.
+// WithLimits gives keys limits of their own: Limit{}, which a map returns for a key that it
+// lacks, blocks the key. By default all keys have the limit of New. [Unlimited] lets a key
+// pass. For keys that are blocked or pass, limits is called for each request; for
+// others when the key is first seen, before each of its fetches, and for a request larger
+// than its last limit. It is called with no lock held, and must be quick and safe for
+// concurrent use. If it returns a limit out of range, calls for that key return [ErrLimit].
 //
 // A limit may change at any time, even in the middle of a window. The new number of tokens
 // counts from the key's next fetch, for all processes together; an open window keeps its

@@ -33,6 +33,7 @@
 package reservoir
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -327,7 +328,7 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 		})
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
-		r.RetryAfter = max(s.Left, 1)
+		r.RetryAfter = retryAfter(s.Left, cmp.Or(s.Length, limit.Window))
 	}
 	return r, nil
 }

@@ -43,7 +43,9 @@ type Result struct {
 	Reset time.Time
 
 	// RetryAfter is the time until Reset when the request was refused, counted
-	// from the decision, and 0 when it was allowed. It is at most the window.
+	// from the decision, and 0 when it was allowed. It is at most the window, also where
+	// Reset is later: by less than a millisecond, if the window is not in whole seconds and
+	// its end is rounded up, and by up to a second, if clocks differ.
 	RetryAfter time.Duration
 
 	key     uint32 // its hash
@@ -67,8 +69,11 @@ func (r *Result) refuse(k *keyState, w *lease.Lease, now int64, from Source) {
 	bound := k.bound.Load()
 	r.Source, r.Shadowed = from, bound.Shadow
 	r.Limit, r.Remaining = bound.Tokens, min(w.Available(), bound.Tokens)
-	r.Reset, r.RetryAfter = w.Window.Time(), w.RetryAfter(now)
+	r.Reset, r.RetryAfter = w.Window.Time(), retryAfter(w.RetryAfter(now), bound.Window)
 }
+
+// retryAfter is what a Result says about a window of that length whose end is left away.
+func retryAfter(left, length time.Duration) time.Duration { return min(max(left, 1), length) }
 
 // Unlimited reports whether no limit applied, so Limit and Remaining mean nothing.
 func (r Result) Unlimited() bool { return r.Limit == unlimitedTokens }
@@ -104,15 +109,17 @@ func (s Source) String() string {
 // OnNetwork reports whether the caller waited for the store.
 func (s Source) OnNetwork() bool { return s == Fetched || s == Direct }
 
-// Limit is a number of tokens per fixed window: Tokens from 1 to 2^53-1, Window in whole
-// milliseconds from 1 ms to 366 days. For a limit out of range [New] returns [ErrLimit],
-// and so do calls if [WithLimits] returns it. Two limits are special and need no store
-// call: 0 Tokens blocks every request, and [Unlimited] admits every request.
+// Limit is a number of tokens per fixed window, which opens at its key's first charge and
+// ends Window later or, if Window is whole seconds, at a whole second, rounded down: the
+// first window of PerSecond(10) may be almost a second shorter than that, and then twice
+// Tokens may pass in milliseconds. In any case they may pass in an interval that straddles a
+// reset, by the nature of fixed windows. A limit by the calendar ends its windows with the
+// day, week or month.
 //
-// A window opens at the first charge of its key. It ends Window later, at a whole second
-// if Window is whole seconds; a limit by the calendar ends it with the day, week or month.
-// By the nature of fixed windows, up to twice Tokens may pass in an interval of one
-// window's length that straddles a reset.
+// Tokens is from 1 to 2^53-1, Window in whole milliseconds from 1 ms to 366 days. For a
+// limit out of range [New] returns [ErrLimit], and so do calls if [WithLimits] returns it.
+// Two limits are special and need no store call: 0 Tokens, as in Limit{}, blocks every
+// request, and [Unlimited] admits every request.
 type Limit = backend.Limit
 
 // Unlimited admits every request, without a store call. [Stats] does not count such
@@ -132,6 +139,10 @@ func PerHour(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.Hou
 
 // PerDay is a limit of tokens in each day of a time zone, from midnight to midnight. A
 // day on which clocks change is shorter or longer than 24 hours. A nil zone is UTC.
+//
+// The store's clock decides when a day is over, and the process' clock names the day that
+// opens then, as for [PerWeek] and [PerMonth]. If the process' clock is ahead, a key that
+// has no window open gets tomorrow's up to a second before midnight by the store's clock.
 func PerDay(tokens int64, zone *time.Location) Limit {
 	return perPeriod(tokens, 24*time.Hour, backend.Day, zone)
 }

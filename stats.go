@@ -189,12 +189,16 @@ func (k *keyState) spentLocked() int64 { return k.account.Spent(k.heldLocked()) 
 // KeyStats is the state of a key in this process. Its counts begin when the key comes into
 // memory.
 type KeyStats struct {
-	Limit     Limit
-	Spent     int64     // tokens that requests used
-	Denied    int64     // requests refused
-	Held      int64     // tokens in memory now
-	Exhausted bool      // requests are refused from memory
-	Reset     time.Time // the end of the window that is open; zero if none is
+	Limit  Limit
+	Spent  int64     // tokens that requests used
+	Denied int64     // requests refused
+	Held   int64     // tokens in memory now
+	Reset  time.Time // the end of the window that is open; zero if none is
+
+	// Exhausted says that, in the open window, the store had no tokens left at the last
+	// reading, or fewer than a request needs. Requests for more than that and Held are
+	// refused from memory; others may pass.
+	Exhausted bool
 }
 
 // Keys iterates over the keys that are held in memory, in no order. A key that comes or

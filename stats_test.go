@@ -316,6 +316,31 @@ func TestDebtIsChargedOnce(t *testing.T) {
 	}
 }
 
+// A key is Exhausted if the store has too little for a request, though a smaller one passes,
+// and if it has nothing, though this process still holds tokens; no longer after the reset.
+func TestExhausted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, memstore.New(), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(10)))
+		exhausted := func(key string) bool {
+			for k, s := range l.Keys() {
+				if k == key {
+					return s.Exhausted
+				}
+			}
+			return false
+		}
+		require.True(t, allow(t, l, "small", 8).Allowed)
+		require.False(t, allow(t, l, "small", 5).Allowed)
+		require.True(t, exhausted("small"))
+		require.True(t, allow(t, l, "small", 1).Allowed)
+
+		require.True(t, allow(t, l, "held", 1).Allowed)
+		require.True(t, exhausted("held"), "the store has granted all ten")
+		time.Sleep(time.Minute + time.Second)
+		require.False(t, exhausted("small"))
+	})
+}
+
 // FailOpen admits more than can be counted, and counts as far as there are numbers.
 func TestFailOpenBeyondNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -33,7 +33,7 @@ type group struct {
 	looked        atomic.Bool  // the server's memory policy was asked for
 	unanswered    atomic.Int32 // unanswered repetitions since the last reply: see withdraw
 
-	mu       sync.Mutex // guards the fields below; no other lock is taken under it
+	mu       sync.Mutex // guards the fields below; the lock that counts the store's calls may be taken under it
 	queue    []*call
 	inFlight int           // pipelines in flight
 	extraDue bool          // a timer will start one more
