@@ -139,8 +139,9 @@ type SyncRequest struct {
 	Pace int64
 
 	// Total is SyncReply.Total of the last reply about Window, and Used the number of
-	// tokens charged at that time; 0 if unknown. A store with a smaller Total has lost
-	// data. One client's statement then shows it how much was granted to all clients.
+	// tokens charged at that time, less those that this statement is the first to return; 0
+	// if unknown. A store with a smaller Total has lost data. One client's statement then
+	// shows it how much was granted to all clients.
 	Total int64
 	Used  int64
 }

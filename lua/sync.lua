@@ -29,7 +29,7 @@
 --      15 returned      by it in that window, of granted and debt, tokens
 --      16 debt          tokens that it used in that window without a grant
 --      17 total         of the window in the last reply; 0 = unknown
---      18 used          tokens charged at that time
+--      18 used          tokens charged at that time, less those that this statement is the first to return
 --    then:
 --      -2 not after     Unix us; later than this do nothing; 0 = whenever
 --      -1 now           Unix us; empty = the server's clock

@@ -9,7 +9,7 @@
 //
 //	0 <= returned <= granted + debtReturned
 //	0 <= paid <= stated <= debt, 0 <= debtReturned <= stated
-//	0 <= unconfirmed <= returned
+//	0 <= unstated <= unconfirmed <= returned
 //	balance == taken + refunded - returned and confirmed - expired, over the account's life
 package account
 
@@ -40,6 +40,7 @@ type open struct {
 	paid            int64 // the part of debt that the store has confirmed
 	debtReturned    int64 // the part of stated that requests gave back
 	unconfirmed     int64 // the part of returned that the store has not confirmed
+	unstated        int64 // the part of unconfirmed that no statement has carried
 	direct          int64 // charged by direct calls in the window, less refunded
 	refunded        int64 // refunds of direct calls in the window, cumulative
 	refundConfirmed int64 // the part of refunded that the store has confirmed
@@ -58,15 +59,18 @@ func (a *Account) makeOpen() *open {
 
 // State writes the account into q, a statement about the window w. The statement also
 // repeats the last total of all clients, so that a store that has lost data learns of
-// the loss from any one client.
+// the loss from any one client. Such a store charges q.Used, so tokens that q is the first to
+// return are left out. If an earlier statement has returned them, others may have them.
 func (a *Account) State(q *backend.SyncRequest, w backend.Window) {
 	q.Window, q.Granted, q.Returned = w, a.granted, a.returned
 	if q.Total = a.total; a.total > 0 {
 		q.Used = a.used
 	}
-	if a.open != nil {
-		a.open.stated = a.open.debt
-		q.Debt = a.open.debt
+	if o := a.open; o != nil {
+		q.Used = max(q.Used-o.unstated, 0)
+		o.unstated = 0
+		o.stated = o.debt
+		q.Debt = o.debt
 	}
 }
 
@@ -93,7 +97,7 @@ func (a *Account) Apply(q backend.SyncRequest, r backend.SyncReply, held int64) 
 		}
 		a.open = nil
 		if debt+returned+r.Debt > 0 {
-			a.open = &open{debt: debt + r.Debt, stated: r.Debt, paid: r.Debt, unconfirmed: returned}
+			a.open = &open{debt: debt + r.Debt, stated: r.Debt, paid: r.Debt, unconfirmed: returned, unstated: returned}
 		}
 	}
 	m.Taken += r.Grant
@@ -163,7 +167,9 @@ func (a *Account) ExpireDebt() (m Moved) {
 // store has confirmed a statement that returns them.
 func (a *Account) Return(n int64) {
 	a.returned += n
-	a.makeOpen().unconfirmed += n
+	o := a.makeOpen()
+	o.unconfirmed += n
+	o.unstated += n
 	a.check()
 }
 
@@ -288,7 +294,7 @@ func (a *Account) check() {
 	invariant.That(0 <= a.returned && 0 <= a.granted && a.granted <= math.MaxInt64/2, "returned %d of %d granted", a.returned, a.granted)
 	if o := a.open; o != nil {
 		invariant.That(0 <= o.debtReturned && max(o.debtReturned, o.paid) <= o.stated && o.stated <= o.debt, "returned %d, paid %d, stated %d of a debt of %d", o.debtReturned, o.paid, o.stated, o.debt)
-		invariant.That(0 <= o.unconfirmed && o.unconfirmed <= a.returned, "unconfirmed %d of %d returned", o.unconfirmed, a.returned)
+		invariant.That(0 <= o.unstated && o.unstated <= o.unconfirmed && o.unconfirmed <= a.returned, "unstated %d, unconfirmed %d of %d returned", o.unstated, o.unconfirmed, a.returned)
 		invariant.That(0 <= o.direct && 0 <= o.refundConfirmed && o.refundConfirmed <= o.refunded, "direct %d, refunded %d, %d confirmed", o.direct, o.refunded, o.refundConfirmed)
 	}
 }
