@@ -15,87 +15,41 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-// flagSet is a flag.FlagSet whose flags may stand anywhere. Its errors quote nothing but
-// flag names, because any argument may be a store's URL with a password. Package flag's
-// own errors quote arguments.
+// flagSet is a flag.FlagSet with the help of a command and the checks of its arguments.
 type flagSet struct {
 	*flag.FlagSet
-	usage    string // the line after "usage: reservoir"
-	about    string // the help before the flags
-	operands []string
-	want     int          // how many operands
+	usage    string       // the line after "usage: reservoir"
+	about    string       // the help before the flags
+	want     int          // how many arguments follow the flags
 	validate func() error // the values of the flags
 }
 
 func newFlags(usage, about string) *flagSet {
 	set := flag.NewFlagSet("", flag.ContinueOnError)
+	set.SetOutput(io.Discard) // run reports errors
 	return &flagSet{FlagSet: set, usage: usage, about: about, validate: func() error { return nil }}
 }
 
-// parse reads args and validates them. All arguments after -- are operands. If args ask
-// for help, parse writes it to stdout and returns flag.ErrHelp.
+// parse reads args and validates them. Flags stand first. If args ask for help, parse
+// writes it to stdout and returns flag.ErrHelp.
 func (f *flagSet) parse(args []string, stdout io.Writer) error {
-	for len(args) > 0 {
-		arg := args[0]
-		args = args[1:]
-		name, value, hasValue := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(arg, "-"), "-"), "=")
-		g := f.Lookup(name)
-		switch {
-		case arg == "--":
-			f.operands, args = append(f.operands, args...), nil
-			continue
-		case len(arg) < 2 || arg[0] != '-':
-			f.operands = append(f.operands, arg)
-			continue
-		case g == nil && (name == "h" || name == "help"):
-			return f.help(stdout)
-		case g == nil:
-			return usagef("no such flag%s", mention(": -", name))
-		case hasValue:
-		case wanted(g) == trueOrFalse:
-			value = "true"
-		case len(args) == 0:
-			return usagef("flag -%s needs a value", name)
-		default:
-			value, args = args[0], args[1:]
-		}
-		if err := f.Set(name, value); err != nil {
-			return usagef("bad value for flag -%s: want %s", name, cmp.Or(wanted(g), oneLine(err)))
-		}
-	}
-	if n := len(f.operands); n != f.want {
-		return usagef("want %s beside the flags, not %d: reservoir %s", []string{"no argument", "one argument"}[f.want], n, f.usage)
+	err := f.Parse(args)
+	n, before := f.NArg(), len(args)-f.NArg()
+	ended := before > 0 && args[before-1] == "--"
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return f.help(stdout)
+	case err != nil && (strings.Contains(err.Error(), "@") || strings.Contains(err.Error(), "://")):
+		// Package flag quotes arguments, and this one may be a store's URL with a password.
+		return usagef("a URL stands where none is wanted: reservoir %s", f.usage)
+	case err != nil:
+		return usagef("%s", oneLine(err))
+	case !ended && slices.ContainsFunc(f.Args(), func(s string) bool { return strings.HasPrefix(s, "-") }):
+		return usagef("flags stand before other arguments: reservoir %s", f.usage)
+	case n != f.want:
+		return usagef("want %s after the flags, not %d: reservoir %s", []string{"no argument", "one argument"}[f.want], n, f.usage)
 	}
 	return f.validate()
-}
-
-const trueOrFalse = "true or false" // wanted by flags that may stand without a value
-
-// wanted says what the values of a flag are, which the errors of package flag do not. It
-// is empty if the flag's own errors say so.
-func wanted(g *flag.Flag) string {
-	if v, ok := g.Value.(flag.Getter); ok {
-		switch v.Get().(type) {
-		case time.Duration:
-			return "a duration with a unit, such as 5s or 1m30s"
-		case bool:
-			return trueOrFalse
-		case int, int64, uint64:
-			return "a whole number"
-		case float64:
-			return "a number"
-		}
-	}
-	return ""
-}
-
-// mention returns s after a prefix if s looks like the name of a command or flag and like
-// nothing else, and nothing otherwise.
-func mention(prefix, s string) string {
-	if s == "" || len(s) > 16 || s[0] == '-' || strings.Trim(s, "-abcdefghijklmnopqrstuvwxyz") != "" {
-		return ""
-	}
-	return prefix + s
 }
 
 func (f *flagSet) help(w io.Writer) error {
@@ -163,7 +117,7 @@ func (f *flagSet) commonFlags(c *common) {
 	f.StringVar(&c.prefix, "prefix", "", "`text` before every Redis key")
 	f.Func("format", "`form` of the report on standard output: text (the default) or json", func(s string) error {
 		if c.json = s == "json"; !c.json && s != "text" {
-			return errors.New("text or json")
+			return errors.New("want text or json")
 		}
 		return nil
 	})

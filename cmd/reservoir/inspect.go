@@ -3,12 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
@@ -21,10 +19,7 @@ import (
 
 const inspectAbout = `Shows what a store holds for a key: the tokens charged in its open window (spent or
 held by a process), the end of the window, and each client's share (granted and not
-given back). It changes nothing.
-
-With -top it shows the keys with the most charged instead of one key. It reads up
-to 100,000 key names of each Redis by SCAN, with pauses, and never by KEYS.`
+given back). It changes nothing.`
 
 // inspection is what a store holds for a key.
 type inspection struct {
@@ -56,7 +51,7 @@ type look struct {
 	limit int64 // 0 = not given
 	store *opened
 	shard part   // where the last look found an open window, or else one that it asked
-	full  string // the store's name for the key; empty with -top
+	full  string // the store's name for the key
 }
 
 func newLook(f *flagSet) *look {
@@ -69,12 +64,9 @@ func newLook(f *flagSet) *look {
 }
 
 func (l *look) validate() (err error) {
-	if l.want > 0 {
-		l.full, err = storeKey(l.name, l.operands[0])
-	}
+	l.full, err = storeKey(l.name, l.Arg(0))
 	return cmp.Or(err, kept(
 		rule{!slices.Contains(l.stores, memory), "", "a memory store holds nothing across processes, so it has nothing to show"},
-		rule{l.want > 0 || !l.given("name"), "", "want -top or -name, not both, because -top shows the keys of all limits"},
 		rule{l.limit > 0 || !l.given("limit"), "limit", "1 or more"},
 		rule{len(l.stores) > 0, "store", "a store to look into"},
 	))
@@ -102,31 +94,30 @@ func storeKey(name, key string) (string, error) {
 
 // find inspects a key in all shards, because the programs' names for them decide where a
 // key is, and we do not know these names.
-func (l *look) find(ctx context.Context, full string) (none backend.Contents, err error) {
+func (l *look) find(ctx context.Context) (none backend.Contents, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	for _, p := range l.store.parts {
 		if err == nil { // the first that is away, if the key is nowhere
 			l.shard = p
 		}
-		c, failed := p.store.(backend.Inspector).Inspect(ctx, full) // every store from newPart has it
+		c, failed := p.store.(backend.Inspector).Inspect(ctx, l.full) // every store from newPart has it
 		if c.Window != 0 {
 			l.shard = p
 			return c, failed
 		}
 		err = cmp.Or(err, failed)
 	}
-	return none, explain(ctx, err, l.shard)
+	return none, l.shard.named(err)
 }
 
-// at inspects a key by the store's name for it.
-func (l *look) at(ctx context.Context, full string) (*inspection, error) {
-	c, err := l.find(ctx, full)
+func (l *look) inspect(ctx context.Context) (*inspection, error) {
+	c, err := l.find(ctx)
 	if err != nil {
 		return nil, err
 	}
 	i := &inspection{Open: c.Window != 0, Charged: c.Used, Clients: []account{}, Direct: c.Used}
-	i.Name, i.Key = placement.Split(full)
+	i.Name, i.Key = placement.Split(l.full)
 	if l.limit > 0 {
 		rest := max(l.limit-c.Used, 0)
 		i.Limit, i.Remaining = &l.limit, &rest
@@ -145,35 +136,14 @@ func (l *look) at(ctx context.Context, full string) (*inspection, error) {
 }
 
 func inspectFlags(f *flagSet) action {
-	l, top := newLook(f), 0
-	f.Func("top", "show the `N` keys with the most charged, instead of a KEY", func(s string) (err error) {
-		if top, err = strconv.Atoi(s); err != nil || top < 1 {
-			return errors.New("1 or more")
-		}
-		f.want = 0
-		return nil
-	})
+	l := newLook(f)
 	return l.then(func(ctx context.Context, stdout io.Writer) error {
-		if top > 0 {
-			return l.fullest(ctx, top, stdout)
-		}
-		i, err := l.at(ctx, l.full)
+		i, err := l.inspect(ctx)
 		if err != nil {
 			return err
 		}
 		return emit(stdout, l.json, i, i.text())
 	})
-}
-
-func (i *inspection) charged() string {
-	if i.Limit == nil {
-		return table.Commas(i.Charged)
-	}
-	return table.Commas(i.Charged) + " of " + table.Commas(*i.Limit)
-}
-
-func (i *inspection) end() string {
-	return fmt.Sprintf("%s, in %v", i.Reset, time.Duration(i.LeftMS)*time.Millisecond)
 }
 
 func (i *inspection) text() string {
@@ -193,17 +163,17 @@ func (i *inspection) text() string {
 		s += fmt.Sprintf("remaining  %s of %s\n", table.Commas(*i.Remaining), table.Commas(*i.Limit))
 	}
 	if i.Open {
-		s += fmt.Sprintf("reset      %s\n", i.end())
+		s += fmt.Sprintf("reset      %s, in %v\n", i.Reset, time.Duration(i.LeftMS)*time.Millisecond)
 	}
 	if i.Charged > 0 {
-		rows := append([][]string{{"client", "share", "granted", "given back"}}, i.shares()...)
-		s += "\n" + table.Text(rows, false)
+		s += "\n" + table.Text(i.shares(), false)
 	}
 	return s
 }
 
-// shares returns a row for each client, and one for what no client has.
-func (i *inspection) shares() (rows [][]string) {
+// shares returns a row for each client, and one for what no client has, below a heading.
+func (i *inspection) shares() [][]string {
+	rows := [][]string{{"client", "share", "granted", "given back"}}
 	for _, a := range i.Clients {
 		rows = append(rows, []string{quoted(a.Client), table.Percent(a.Share), table.Commas(a.Granted), table.Commas(a.Returned)})
 	}
@@ -211,65 +181,6 @@ func (i *inspection) shares() (rows [][]string) {
 		rows = append(rows, []string{"direct calls", table.Percent(sim.Ratio(i.Direct, i.Charged)), table.Commas(i.Direct), "–"})
 	}
 	return rows
-}
-
-const watchAbout = `Shows what a store holds for a key, as inspect does, once a second until it is
-interrupted. If the output is not a terminal it prints a line for each change.
-With -format json it prints an object for each change, which has only an error
-if the store is away.`
-
-func watchFlags(f *flagSet) action {
-	l := newLook(f)
-	return l.then(l.watch)
-}
-
-func (l *look) watch(ctx context.Context, stdout io.Writer) error {
-	for last := ""; ctx.Err() == nil; sim.Wait(ctx, time.Now().Add(time.Second)) {
-		i, err := l.at(ctx, l.full)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil && last == "":
-			return err
-		}
-		if last, err = l.show(stdout, i, err, last); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// show writes an inspection or its error. Text on a terminal replaces the last one.
-// Otherwise show writes a line, if that differs from the last one, apart from the time.
-func (l *look) show(w io.Writer, i *inspection, fault error, last string) (line string, err error) {
-	var text string
-	var object any = i
-	if fault == nil {
-		line, text = i.line(), i.text()
-	} else {
-		line = "no answer: " + oneLine(fault)
-		text, object = line+"\n", map[string]string{"error": oneLine(fault)}
-	}
-	switch {
-	case isTerminal(w) && !l.json:
-		return line, write(w, "\x1b[H\x1b[2J"+text)
-	case line == last:
-		return line, nil
-	case l.json:
-		return line, json.NewEncoder(w).Encode(object)
-	}
-	return line, write(w, time.Now().Format(time.TimeOnly)+" "+line+"\n")
-}
-
-func (i *inspection) line() string {
-	if !i.Open {
-		return "no window is open"
-	}
-	s := "charged " + i.charged()
-	for _, row := range i.shares() {
-		s += ", " + row[0] + " " + row[1]
-	}
-	return s + ", reset " + i.Reset
 }
 
 const resetAbout = `Opens a fresh window for a key, in which nothing is charged, and shows it. Use it for
@@ -291,7 +202,7 @@ func resetFlags(f *flagSet) action {
 		return cmp.Or(judged("window", backend.Limit{Tokens: 1, Window: *window}.Validate()), l.validate())
 	}
 	return l.then(func(ctx context.Context, stdout io.Writer) error {
-		was, err := l.at(ctx, l.full)
+		was, err := l.inspect(ctx)
 		if err != nil {
 			return err
 		}
@@ -303,7 +214,7 @@ func resetFlags(f *flagSet) action {
 		if err != nil {
 			return err
 		}
-		now, err := l.at(ctx, l.full)
+		now, err := l.inspect(ctx)
 		if err != nil {
 			return err
 		}
@@ -326,7 +237,7 @@ func (l *look) reset(ctx context.Context, end backend.Window, window time.Durati
 	for _, guess := range []time.Duration{time.Minute, time.Hour} {
 		s, err := l.shard.store.Check(ctx, l.full, backend.Limit{Tokens: 1, Window: guess})
 		if err != nil || s.Window == 0 {
-			return false, explain(ctx, err, l.shard)
+			return false, l.shard.named(err)
 		}
 		q.Limit.Window = cmp.Or(s.Length, q.Limit.Window)
 	}
@@ -340,5 +251,5 @@ func (l *look) reset(ctx context.Context, end backend.Window, window time.Durati
 	if err == nil && s.Length != 0 {
 		return false, errors.New("another window has opened meanwhile, and nothing was reset")
 	}
-	return s.Window != 0, explain(ctx, err, l.shard)
+	return s.Window != 0, l.shard.named(err)
 }

@@ -40,8 +40,7 @@ type action func(ctx context.Context, stdout, stderr io.Writer) error
 var commands = []command{
 	{"demo", "[flags]", "show the main idea on the embedded store", demoAbout, demoFlags},
 	{"load", "[flags]", "drive a limiter against a store and report", loadAbout, loadFlags},
-	{"inspect", "-store URL [flags] KEY", "show what a store holds for a key, or its fullest keys", inspectAbout, inspectFlags},
-	{"watch", "-store URL [flags] KEY", "show what a store holds for a key, live", watchAbout, watchFlags},
+	{"inspect", "-store URL [flags] KEY", "show what a store holds for a key", inspectAbout, inspectFlags},
 	{"reset", "-store URL [flags] KEY", "give a key a fresh window", resetAbout, resetFlags},
 	{"tune", "[flags]", "replay a traffic under each batch policy and recommend one", tuneAbout, tuneFlags},
 	{"version", "[flags]", "print the version of this build", versionAbout, versionFlags},
@@ -81,7 +80,7 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 			return do(ctx, stdout, stderr)
 		}
 	}
-	return usagef("no such command%s: want %s", mention(": ", name), commandNames())
+	return usagef("no such command: want %s", commandNames())
 }
 
 func commandNames() string {

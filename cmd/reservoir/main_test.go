@@ -59,7 +59,7 @@ func (o outcome) requireOneLine(t *testing.T) {
 }
 
 func TestHelpAndVersion(t *testing.T) {
-	for _, args := range []string{"help", "-h", "-help", "--help", "load -h", "inspect -help", "demo -h", "version -h", "version", "-version", "--version", "help load", "-h watch"} {
+	for _, args := range []string{"help", "-h", "-help", "--help", "load -h", "inspect -help", "demo -h", "version -h", "version", "-version", "--version", "help load", "-h reset"} {
 		o := invoke(t.Context(), strings.Fields(args)...)
 		require.Equal(t, exitOK, o.status, args)
 		require.Empty(t, o.stderr, args)

@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -98,20 +99,18 @@ func TestLookOnShards(t *testing.T) {
 		names[shards.Shard(key)] = true
 		_, err := shards.Take(t.Context(), backend.TakeRequest{Key: key, Limit: reservoir.PerHour(10), Tokens: 3})
 		require.NoError(t, err)
-		o := invoke(t.Context(), append([]string{"inspect", key}, where...)...)
+		o := invoke(t.Context(), append(append([]string{"inspect"}, where...), key)...)
 		require.Contains(t, o.stdout, "charged    3, ", o.stderr)
 	}
 	require.Len(t, names, 2)
-	o := invoke(t.Context(), append([]string{"inspect", "-top", "20"}, where...)...)
-	require.Equal(t, 10, strings.Count(o.stdout, "user:"), o.stdout)
 	for key := range 10 {
-		o := invoke(t.Context(), append([]string{"reset", fmt.Sprint("user:", key)}, where...)...)
+		o := invoke(t.Context(), append(append([]string{"reset"}, where...), fmt.Sprint("user:", key))...)
 		require.Contains(t, o.stdout, "The old one had 3 charged.", o.stderr)
 	}
 	b.Kill()
 	for i := range 10 { // what the others have can be seen, and what they have not is not called absent
 		key := fmt.Sprint("user:", i)
-		o := invoke(t.Context(), append([]string{"inspect", key}, where...)...)
+		o := invoke(t.Context(), append(append([]string{"inspect"}, where...), key)...)
 		require.Equal(t, shards.Shard(key) == "west", o.status == exitFailure, o.stdout+o.stderr)
 	}
 }
@@ -211,7 +210,8 @@ func TestStoresThatDoNotServeKeepTheirPasswords(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // they wait
 			for _, args := range []string{"load -duration 150ms", "inspect k", "load -duration 150ms -batch direct -format json"} {
-				o := invoke(t.Context(), append(strings.Fields(args), "-store", store)...)
+				line := strings.Fields(args)
+				o := invoke(t.Context(), slices.Insert(line, 1, "-store", store)...)
 				require.Equal(t, exitFailure, o.status, args)
 				o.requireOneLine(t)
 				require.NotContains(t, o.stdout+o.stderr, canary, args)
@@ -342,39 +342,6 @@ func relay(in net.Conn, target string) {
 	wg.Go(func() { pipe(in, out) })
 	wg.Go(func() { pipe(out, in) })
 	wg.Wait()
-}
-
-// A key that holds something else, or that no limiter could have made, does not hide the
-// others.
-func TestTopBesideOtherKeys(t *testing.T) {
-	for what, commands := range map[string][][]any{
-		"a ledger of another type": {{"SET", "{bad}", 999}, {"SET", "{bad}:exp", 4000000000}, {"SET", "{bad}:own", "x"}},
-		"an end that is no time":   {{"SET", "{bad}", 999}, {"SET", "{bad}:exp", "soon"}},
-		"an empty name":            {{"SET", "{}", 999}, {"SET", "{}:exp", 4000000000}},
-		"a long name":              {{"SET", "{" + strings.Repeat("x", 5000) + "}", 999}, {"SET", "{" + strings.Repeat("x", 5000) + "}:exp", 4000000000}},
-		"no hash tag's end":        {{"SET", "{a}b}", 999}, {"SET", "{a}b}:exp", 4000000000}},
-		"a negative count":         {{"SET", "{bad}", -5}, {"SET", "{bad}:exp", 4000000000}},
-		"an end of a list":         {{"SET", "{bad}", 999}, {"RPUSH", "{bad}:exp", 1}},
-	} {
-		t.Run(what, func(t *testing.T) {
-			server := redistest.Start(t)
-			client := server.Client()
-			for _, c := range commands {
-				require.NoError(t, client.Do(t.Context(), c...).Err())
-			}
-			charge(t, server, "", "user:42", 600)
-			o := invoke(t.Context(), "inspect", "-top", "5", "-store", "redis://"+server.Addr(), "-prefix", "p*:")
-			o.requireFine(t)
-			o = invoke(t.Context(), "inspect", "-top", "5", "-store", "redis://"+server.Addr())
-			assert.Zero(t, o.status, "%s", o.stderr)
-			for _, c := range commands {
-				c[1] = "p*:" + c[1].(string)
-				require.NoError(t, client.Do(t.Context(), c...).Err())
-			}
-			o = invoke(t.Context(), "inspect", "-top", "5", "-store", "redis://"+server.Addr(), "-prefix", "p*:")
-			assert.Contains(t, o.stdout, "user:42", "%s", o.stderr)
-		})
-	}
 }
 
 // A client that has returned debt holds no less than nothing.

@@ -92,7 +92,7 @@ func TestResetUnderLoad(t *testing.T) {
 		ended <- invoke(ctx, append(strings.Fields("load -key k -limit 20000 -window 10s -rate 20000 -duration 1h -n 2 -format json -store"), store)...)
 	}()
 	eventually(t, "the limit is used up", func() bool { return contents(t, server, "k").Used == 20_000 })
-	o := invoke(t.Context(), "reset", "k", "-store", store)
+	o := invoke(t.Context(), "reset", "-store", store, "k")
 	o.requireFine(t)
 	eventually(t, "a probe finds the fresh window, which is used up too", func() bool { return contents(t, server, "k").Used == 20_000 })
 	stop()
@@ -102,6 +102,19 @@ func TestResetUnderLoad(t *testing.T) {
 	require.GreaterOrEqual(t, len(sums), 2)
 	requireWithin(t, 20_000, sums)
 	require.Greater(t, r.Allowed, int64(10_000), "after the reset there was more")
+}
+
+// charge spends n tokens of an hour's 10,000 and hands back what else was fetched.
+func charge(t *testing.T, s *redistest.Server, name, key string, n int64, opts ...reservoir.Option) {
+	t.Helper()
+	client := s.Client()
+	defer client.Close()
+	l, err := reservoir.New(redisstore.New(client, redisstore.WithPrefix("p*:")), reservoir.PerHour(10_000), append(opts, reservoir.WithName(name))...)
+	require.NoError(t, err)
+	r, err := l.AllowN(t.Context(), key, n)
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	require.NoError(t, l.Close(t.Context()))
 }
 
 func chargedOf(t *testing.T, o outcome) int64 {

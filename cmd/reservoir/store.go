@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -32,10 +29,17 @@ type opened struct {
 
 // part is one of the stores.
 type part struct {
-	name    string // the same for every process that is given the same address
-	store   backend.Store
-	client  redis.UniversalClient // nil = the store is in this process
-	options *redis.UniversalOptions
+	name   string // the same for every process that is given the same address
+	store  backend.Store
+	client redis.UniversalClient // nil = the store is in this process
+}
+
+// named adds the part's name to its error.
+func (p part) named(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %s", p.name, oneLine(err))
 }
 
 // memory is the address of a store in this process.
@@ -78,7 +82,7 @@ func newPart(address string, i int, prefix string, conns int) (part, error) {
 	options.PoolSize = conns
 	client := redis.NewUniversalClient(options)
 	store := redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithWarnings(nil)) // standard error is for errors
-	return part{nameOf(options), store, client, options}, judged("prefix", store.Err())
+	return part{nameOf(options), store, client}, judged("prefix", store.Err())
 }
 
 // nameOf names a store for people and for sharding, without credentials.
@@ -109,62 +113,7 @@ func (o *opened) reach(whole context.Context, key string, l reservoir.Limit) err
 		}
 		errs = append(errs, err)
 	}
-	return explain(whole, errs[0], o.parts[0])
-}
-
-// explain adds the likely cause to an error of a part: one side speaks TLS and the other
-// does not. Otherwise the error only says that the connection was closed or timed out. If
-// ctx was cancelled, the cause is known.
-func explain(ctx context.Context, err error, p part) error {
-	_, answered := errors.AsType[redis.Error](err)
-	failed, ok := errors.AsType[*backend.Error](err)
-	if err == nil || answered || ok && failed.KeyOnly || p.client == nil || ctx.Err() == context.Canceled {
-		return err
-	}
-	other, why := "rediss://", "it speaks TLS: want rediss instead of redis: "
-	if p.options.TLSConfig != nil {
-		other, why = "redis://", "it speaks no TLS: want redis instead of rediss: "
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // for all servers together
-	defer cancel()
-	if !slices.ContainsFunc(p.options.Addrs, func(addr string) bool { return answers(ctx, other+addr) }) {
-		why = ""
-	}
-	return fmt.Errorf("%s: %s%s", p.name, why, oneLine(err))
-}
-
-// answers reports whether a server speaks Redis's protocol at the URL, which has no
-// secret. An error reply counts, and so does an untrusted certificate.
-func answers(ctx context.Context, url string) bool {
-	options, err := redisstore.Options(url)
-	if err != nil {
-		return false
-	}
-	options.DialTimeout, options.ReadTimeout = time.Second, time.Second
-	client := redis.NewUniversalClient(options)
-	defer client.Close()
-	err = client.Ping(ctx).Err()
-	_, answered := errors.AsType[redis.Error](err)
-	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
-	return err == nil || answered || untrusted
-}
-
-// eachServer calls f for every server that holds keys, concurrently for those of a
-// cluster.
-func (o *opened) eachServer(ctx context.Context, f func(context.Context, *redis.Client) error) error {
-	for _, p := range o.parts {
-		var err error
-		switch c := p.client.(type) {
-		case *redis.ClusterClient:
-			err = c.ForEachMaster(ctx, f)
-		case *redis.Client:
-			err = f(ctx, c)
-		}
-		if err != nil {
-			return explain(ctx, err, p)
-		}
-	}
-	return nil
+	return o.parts[0].named(errs[0])
 }
 
 // close closes the connections. Everything has been answered, so errors do not matter.

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"context"
+	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 func TestStoresAreNamedWithoutCredentials(t *testing.T) {
@@ -61,4 +65,71 @@ func FuzzAddress(f *testing.F) {
 		}
 		require.Equal(t, "host:1", nameOf(o))
 	})
+}
+
+func TestLimiterKeys(t *testing.T) {
+	for _, name := range []string{"", "n", "per second"} {
+		for _, key := range []string{"k", "\x1f", "\x1fk", "k\x1f\x1f", "a\x1fb", "\x1f\x1f\x1f"} {
+			full, err := storeKey(name, key)
+			require.NoError(t, err)
+			gotName, gotKey := placement.Split(full)
+			require.Equal(t, [2]string{name, key}, [2]string{gotName, gotKey})
+		}
+	}
+}
+
+// A store that is away, or hangs, ends a load before it begins, and not by -duration.
+func TestADeadStoreEndsALoadAtOnce(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and says nothing
+	require.NoError(t, err)
+	defer l.Close()
+	for _, store := range []string{"redis://127.0.0.1:1", "redis://" + l.Addr().String()} {
+		begin := time.Now()
+		o := invoke(t.Context(), "load", "-duration", "1h", "-store", store)
+		require.Equal(t, exitFailure, o.status)
+		o.requireOneLine(t)
+		require.Contains(t, o.stderr, strings.TrimPrefix(store, "redis://")+": check: ")
+		require.Empty(t, o.stdout, "nothing was begun")
+		require.Less(t, time.Since(begin), time.Minute)
+	}
+}
+
+// What an interrupt leaves out is told.
+func TestInterruptsTellWhatWasNotRun(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(20*time.Millisecond, cancel)
+	o := invoke(ctx, strings.Fields("load -rate 0.01 -workers 2 -requests 1000")...)
+	o.requireFine(t)
+	require.Contains(t, o.stdout, "stopped      early: 999 of 1,000 calls were not made\n")
+	o = invoke(ctx, strings.Fields("load -duration 1h -format json")...)
+	require.Regexp(t, `^59m59\.9\d*s of 1h0m0s were not run|1h0m0s of 1h0m0s were not run$`, o.report(t).NotRun)
+	require.NotContains(t, invoke(t.Context(), strings.Fields("load -requests 10")...).stdout, "stopped")
+	o = invoke(ctx, "tune")
+	require.Equal(t, "reservoir: stopped before any of 8 policies was replayed\n", o.stderr)
+}
+
+// The part of a URL at fault is named, and nothing of it repeated.
+func TestFaultyPartsOfAURL(t *testing.T) {
+	for url, want := range map[string]string{
+		"http://h":                    "its scheme: want redis://",
+		"redis:h":                     "its scheme",
+		"redis://":                    "its host",
+		"redis://u:%@h h":             "its host",
+		"redis://u:%@h:port":          "its port",
+		"redis-cluster://u:%@a:1,b:0": "its port",
+		"redis://u:%zz%@h":            "its user and password",
+		"redis://u@h":                 "its user and password: the user has no password",
+		"redis://u:%@h/db":            "its path: want nothing or /number",
+		"redis-sentinel://h:1":        "its path: want /name of the master",
+	} {
+		url = strings.ReplaceAll(url, "%@", canary+"@")
+		for _, args := range [][]string{{"load", "-store", url}, {"inspect", "-store", url, "k"}, {"tune", "-store", url}} {
+			o := invoke(t.Context(), args...)
+			require.Equal(t, exitUsage, o.status, url)
+			o.requireOneLine(t)
+			require.Contains(t, o.stderr, "bad value for flag -store: "+want, url)
+			require.NotContains(t, o.stderr, canary, url)
+		}
+	}
 }

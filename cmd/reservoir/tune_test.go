@@ -250,7 +250,7 @@ func (f *fleeting) Err() error {
 
 func TestTuneUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"tune now":                                        "want no argument beside",
+		"tune now":                                        "want no argument after",
 		"tune -rate 0":                                    "-rate",
 		"tune -rate NaN":                                  "-rate",
 		"tune -rate 1e6 -duration 1h":                     "is more than 9,000,000 requests",
@@ -271,7 +271,7 @@ func TestTuneUsageErrors(t *testing.T) {
 		"tune -policies stranding:2":                      "-policies",
 		"tune -policies " + canary:                        "-policies",
 		"tune -policies direct,,ladder":                   "-policies",
-		"tune -format " + canary:                          "-format",
+		"tune -format x":                                  "-format",
 		"tune -report " + canary + ".png":                 "-report",
 		"tune -report r":                                  "-report",
 		"tune -report /" + canary + "/r.svg":              "-report",
