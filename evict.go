@@ -256,7 +256,7 @@ func (l *Limiter) close(ctx context.Context) error {
 		k := &n.State
 		k.event(func(int64) int64 {
 			line := k.busy.callers()
-			line.Each(func(c *waiter) { line.Notify(c, outcome{err: ErrClosed}) })
+			line.Since(0, func(c *waiter) { line.Notify(c, outcome{err: ErrClosed}) })
 			return 0
 		})
 		return true

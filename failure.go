@@ -141,13 +141,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 	if !ok {
 		return true, err
 	}
-	policy, limit := k.l.failure, k.limit()
-	var f *fallback
-	var left int64
-	if policy.mode != failClosed {
-		f = k.fallbackLocked(now)
-		left = policy.budget(limit.Tokens) - f.admitted
-	}
+	f, left := k.budgetLocked(now)
 	if n > left && (stay || f == nil) {
 		if stay && failure.Class != backend.Rejected {
 			return false, nil
@@ -155,7 +149,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		k.l.count.failed.Add(1)
 		return true, err
 	}
-	w := k.lease.Load()
+	w, limit := k.lease.Load(), k.limit()
 	k.l.count.fallbacks.Add(1)
 	r.Limit, r.Reset, r.Source = limit.Tokens, w.Window.Time(), Fallback
 	if r.Allowed = n <= left; r.Allowed {
@@ -175,12 +169,31 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 	return true, nil
 }
 
+// budgetLocked returns what was admitted without the store in the window at now, nil with
+// FailClosed, and how many tokens the failure policy still admits there.
+func (k *keyState) budgetLocked(now int64) (f *fallback, left int64) {
+	policy := k.l.failure
+	if policy.mode == failClosed {
+		return nil, 0
+	}
+	f = k.fallbackLocked(now)
+	return f, policy.budget(k.limit().Tokens) - f.admitted
+}
+
 // answerLocked answers the callers in line up to last by the failure policy, and returns how
 // many these are. Callers that stay until they are served wait on, unless the policy admits
-// them or an operator must act.
+// them or an operator must act. Those who wait on are looked at again when the policy has
+// more tokens than then.
 func (k *keyState) answerLocked(last uint64, now int64, err error) (answered int) {
-	line := k.busy.callers()
-	line.Each(func(c *waiter) {
+	line, b := k.busy.callers(), k.busy
+	var asked uint64
+	if failure, ok := errors.AsType[*StoreError](err); ok && failure.Class != backend.Rejected && b.asked > 0 {
+		if _, left := k.budgetLocked(now); left <= b.policyLeft {
+			asked = b.asked
+		}
+	}
+	waits := false
+	line.Since(asked, func(c *waiter) {
 		var o outcome
 		var decided bool
 		if c.Seq() > last {
@@ -189,8 +202,14 @@ func (k *keyState) answerLocked(last uint64, now int64, err error) (answered int
 		if decided, o.err = k.policyLocked(&o.Result, c.N, c.Stays, now, err); decided {
 			line.Notify(c, o)
 			answered++
+		} else {
+			waits = true
 		}
 	})
+	if waits {
+		b.asked = last
+		_, b.policyLeft = k.budgetLocked(now)
+	}
 	return answered
 }
 

@@ -66,6 +66,9 @@ type busy struct {
 	reserved int64  // tokens of the lease, for the line
 	fetch    *fetch // there is one at a time; nil = none
 	unserved int    // fetches in a row that served nobody
+
+	asked      uint64 // the failure policy has no answer for the callers in line up to this one, but Rejected
+	policyLeft int64  // tokens that it still admitted when they were asked about
 }
 
 // nobody is the empty line of a nil *busy. It is never written.
@@ -370,23 +373,21 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 	w := k.lease.Load()
 	left := int64(math.MaxInt64)
 	var hand int64
+	var to waiters.Windows // not needed before left is known
 	if w.Alive(now) {
 		k.busy.reserved += w.Reserve()
 		hand = k.busy.reserved
 		if fresh || k.deniedUntil != 0 && now < k.deniedUntil {
-			left = w.Remaining()
+			limit := k.bound.Load()
+			left, to = w.Remaining(), waiters.Windows{Next: now + int64(w.RetryAfter(now)), Length: int64(limit.Window), Tokens: limit.Tokens}
 		}
 	}
-	line.Serve(hand, left, func(c *waiter, ahead int64) bool {
-		if k.deniedUntil == 0 { // it could not be served: the store has too little
-			k.denyLocked(w, now)
-		}
-		windows := (ahead + c.N - 1) / k.limit().Tokens // after the one that opens next
-		until := c.Deadline - now - int64(w.RetryAfter(now))
-		return c.Deadline == 0 || until > 0 && windows <= until/int64(k.limit().Window)
-	}, func(c *waiter, v waiters.Verdict) {
+	line.Serve(hand, left, to, func(c *waiter, v waiters.Verdict) {
 		line.Notify(c, k.verdictLocked(c, w, v, now))
 	})
+	if k.deniedUntil == 0 && line.Parked() > 0 { // the store has too little
+		k.denyLocked(w, now)
+	}
 	if k.shard.Open() { // the others get none
 		k.answerLocked(line.Last(), now, k.shard.openError())
 	}
@@ -394,6 +395,9 @@ func (k *keyState) serveLocked(now int64, fresh bool) {
 
 // verdictLocked makes the outcome of a caller in line whose wait is over.
 func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, now int64) (o outcome) {
+	if v != waiters.Grant && k.deniedUntil == 0 { // the store has too little
+		k.denyLocked(w, now)
+	}
 	switch v {
 	case waiters.Grant:
 		k.busy.reserved -= c.N
@@ -401,9 +405,6 @@ func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, n
 		o.Result.admit(k, w, now, c.N, k.busy.reserved, Fetched)
 		o.lease, k.busy.unserved = w, 0
 	case waiters.Refuse:
-		if k.deniedUntil == 0 {
-			k.denyLocked(w, now)
-		}
 		k.denied.Add(1)
 		o.Result.refuse(k, w, now, Fetched)
 		o.Remaining = min(o.Remaining+k.busy.reserved, o.Limit)

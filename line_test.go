@@ -446,3 +446,82 @@ func TestPanicsReachWaiters(t *testing.T) {
 		})
 	}
 }
+
+// The sum of what callers in line ask for may be larger than any number of tokens. They are
+// served as any others.
+func TestHugeRequestsInLine(t *testing.T) {
+	const huge, crowd = backend.MaxTokens, 1100
+	for name, opt := range batches() {
+		inBubble(t, name, func(t *testing.T) {
+			net := far(rtt / 2)
+			l := open(t, net, reservoir.PerSecond(huge), opt)
+			net.next("sync", refuse)
+			q := lineOf(t, l)
+			first := q.allow(huge)[0]
+			all := q.add(context.Background(), false, times(crowd, huge))
+			q.wg.Wait()
+			require.Error(t, first.err)
+			admitted := 0
+			for _, c := range all {
+				require.NoError(t, c.err)
+				if c.allowed {
+					admitted++
+				}
+			}
+			assert.Equal(t, 1, admitted)
+
+			q = lineOf(t, l)
+			ctx, leave := context.WithCancel(context.Background())
+			q.add(ctx, true, times(crowd, huge))
+			hopeless, cancel := context.WithTimeout(context.Background(), (crowd-1)*time.Second)
+			defer cancel()
+			begin := time.Now()
+			assert.ErrorIs(t, waitFor(hopeless, l, "k", huge), reservoir.ErrDeadline)
+			assert.Zero(t, time.Since(begin))
+			q.in = q.in[:3]
+			for _, c := range q.in {
+				<-c.done
+			}
+			assert.InDelta(t, 3, time.Since(begin).Seconds(), 1)
+			leave()
+		})
+	}
+}
+
+// In an outage the failure policy is asked again about those who wait, when it has more
+// tokens: by a refund, and in the next window. Those who come later are asked about at once.
+func TestPolicyIsAskedAgainAboutTheLine(t *testing.T) {
+	for name, opt := range batches() {
+		inBubble(t, name, func(t *testing.T) {
+			net := far(rtt / 2)
+			l := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailLocal(0.5)))
+			net.always(refuse)
+			four := allow(t, l, "k", 4)
+			require.True(t, four.Allowed)
+			for range 10 { // until the circuit is open
+				allow(t, l, "other", 5)
+			}
+			q := lineOf(t, l)
+			w := q.wait(6, 3, 2, 1, 2, 1)
+			time.Sleep(3 * time.Second)
+			answered := func() (s string) {
+				synctest.Wait()
+				for _, c := range w {
+					s += map[bool]string{true: "x", false: "."}[c.answered()]
+				}
+				return s
+			}
+			assert.Equal(t, "...x..", answered())
+			require.NoError(t, l.Refund(context.Background(), "k", four))
+			time.Sleep(3 * time.Second) // the next look at the circuit
+			assert.Equal(t, ".x.x.x", answered(), "four tokens came back")
+			time.Sleep(time.Until(four.Reset) + 3*time.Second)
+			assert.Equal(t, ".xxxxx", answered(), "the next window has begun")
+			net.set(nil)
+			q.wg.Wait()
+			for _, c := range w {
+				assert.NoError(t, c.err)
+			}
+		})
+	}
+}

@@ -345,7 +345,7 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	w, was := k.lease.Load(), k.limit()
 	line := k.busy.callers()
 	if k.plan = planOf(limit); k.plan != counted {
-		line.Each(func(c *waiter) { line.Notify(c, outcome{err: errStartOver}) })
+		line.Since(0, func(c *waiter) { line.Notify(c, outcome{err: errStartOver}) })
 		return 0
 	}
 	if limit = limit.At(wall(w, now)); !w.Over(now) {
@@ -362,7 +362,7 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	if limit.Shadow {
 		why = errStartOver
 	}
-	line.Each(func(c *waiter) {
+	line.Since(0, func(c *waiter) {
 		if c.N > limit.Tokens || limit.Shadow && c.Stays { // nobody waits for a limit in shadow
 			line.Notify(c, outcome{err: why})
 		}

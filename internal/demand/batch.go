@@ -44,6 +44,7 @@ type Situation struct {
 // Batch returns how many tokens to ask for, including those that callers wait for, and
 // the reason in a word or two.
 func (d *Demand) Batch(p Policy, s Situation) (int64, string) {
+	s.Waiting = min(s.Waiting, s.Limit.Tokens) // the sum may be far above it
 	var size int64
 	var reason string
 	switch p.Kind {

@@ -5,18 +5,25 @@
 // for a caller. A Line is not safe for concurrent use; its owner's lock guards it.
 // Only the wake-up crosses goroutines: a waiter's outcome is written before Ready is
 // signalled, and read after.
+//
+// What a Line does costs the same however many wait in it, except Serve when the windows to
+// come are later or smaller than they were.
 package waiters
 
 import (
+	"math"
+	"math/bits"
 	"sync"
 	"time"
+
+	"github.com/go-reservoir/reservoir/internal/invariant"
 )
 
 // Waiter is one caller in line. Each has a channel of its own instead of one condition
 // variable for all, because a caller waits for its context too, a cancelled caller wakes
 // nobody else, and each gets its own outcome. semaphore.Weighted does the same.
 type Waiter[R any] struct {
-	N        int64         // tokens
+	N        int64         // tokens, at least 1
 	Stays    bool          // it waits until a reset instead of being refused
 	Deadline int64         // of a waiter that stays, in the owner's time; 0 = none
 	Ready    chan struct{} // holds an element when Outcome is there
@@ -24,13 +31,12 @@ type Waiter[R any] struct {
 	Timer    *time.Timer // of After; nil before the first
 
 	seq        uint64
-	done       bool
-	parked     bool
+	in         *list[R] // nil if it is in no line
 	prev, next *Waiter[R]
 }
 
 // Done reports whether the waiter has left the line. Under the owner's lock.
-func (w *Waiter[R]) Done() bool { return w.done }
+func (w *Waiter[R]) Done() bool { return w.in == nil }
 
 // Seq is the waiter's sequence number in its line; it grows.
 func (w *Waiter[R]) Seq() uint64 { return w.seq }
@@ -45,83 +51,67 @@ func (w *Waiter[R]) After(d time.Duration) <-chan time.Time {
 	return w.Timer.C
 }
 
-// Line is the waiters of one key. The zero Line is empty.
+// Line is the waiters of one key. The zero Line is empty, and must not be copied later.
+//
+// A waiter moves from recent to early when it is parked for the first time, and never back.
+// After that all early waiters are parked, or none is, so that nobody visits each of them.
 type Line[R any] struct {
-	head, tail *Waiter[R]
-	last       uint64 // sequence number
-	tokens     int64  // that active waiters ask for
-	active     int    // waiters that are not parked
-	passing    int    // active waiters that do not stay
-	parked     int
+	early  list[R] // waiters that stay and were parked before; all of them came before all recent ones
+	recent list[R]
+	parked bool   // the early waiters are parked
+	last   uint64 // sequence number
+
+	windows Windows // when the early waiters were last compared with their deadlines
+	inTime  int64   // they all are in time if the next window opens then or earlier
+
+	visits int // waiters that Serve and Since looked at; counted under -race, for tests
 }
 
 // Empty reports whether nobody is in line.
-func (l *Line[R]) Empty() bool { return l.head == nil }
+func (l *Line[R]) Empty() bool { return l.early.head == nil && l.recent.head == nil }
 
-// Tokens is how many tokens the active waiters ask for together.
-func (l *Line[R]) Tokens() int64 { return l.tokens }
+// Tokens is how many tokens the active waiters ask for together, or saturated if that is more.
+func (l *Line[R]) Tokens() int64 {
+	if l.parked {
+		return l.recent.tokens.value()
+	}
+	return min(l.early.tokens.value()+l.recent.tokens.value(), saturated)
+}
 
 // Active is how many waiters are not parked.
-func (l *Line[R]) Active() int { return l.active }
+func (l *Line[R]) Active() int { return l.early.count + l.recent.count - l.Parked() }
 
 // Passing is how many active waiters do not stay.
-func (l *Line[R]) Passing() int { return l.passing }
+func (l *Line[R]) Passing() int { return l.recent.passing }
 
 // Parked is how many waiters wait for the reset, because the window cannot serve them.
-func (l *Line[R]) Parked() int { return l.parked }
+func (l *Line[R]) Parked() int {
+	if l.parked {
+		return l.early.count
+	}
+	return 0
+}
 
 // Last is the sequence number of the last waiter that came.
 func (l *Line[R]) Last() uint64 { return l.last }
 
 // First returns the first active waiter, or nil.
 func (l *Line[R]) First() *Waiter[R] {
-	w := l.head
-	for w != nil && w.parked {
-		w = w.next
+	if l.parked || l.early.head == nil {
+		return l.recent.head
 	}
-	return w
+	return l.early.head
 }
 
 // Push puts w at the end of the line.
 func (l *Line[R]) Push(w *Waiter[R]) {
 	l.last++
-	w.seq, w.prev = l.last, l.tail
-	if l.tail == nil {
-		l.head = w
-	} else {
-		l.tail.next = w
-	}
-	l.tail = w
-	l.count(w, 1)
+	w.seq = l.last
+	l.recent.push(w)
 }
 
 // Remove takes w out of the line without an outcome.
-func (l *Line[R]) Remove(w *Waiter[R]) {
-	if w.prev == nil {
-		l.head = w.next
-	} else {
-		w.prev.next = w.next
-	}
-	if w.next == nil {
-		l.tail = w.prev
-	} else {
-		w.next.prev = w.prev
-	}
-	w.prev, w.next, w.done = nil, nil, true
-	l.count(w, -1)
-}
-
-func (l *Line[R]) count(w *Waiter[R], by int) {
-	if w.parked {
-		l.parked += by
-		return
-	}
-	l.tokens += int64(by) * w.N
-	l.active += by
-	if !w.Stays {
-		l.passing += by
-	}
-}
+func (l *Line[R]) Remove(w *Waiter[R]) { w.in.remove(w) }
 
 // Notify takes w out of the line and wakes its caller with the outcome.
 func (l *Line[R]) Notify(w *Waiter[R], outcome R) {
@@ -130,13 +120,122 @@ func (l *Line[R]) Notify(w *Waiter[R], outcome R) {
 	w.Ready <- struct{}{} // never blocks: there is room for one
 }
 
-// Each calls f with every waiter, in order. f may Notify or Remove that waiter.
-func (l *Line[R]) Each(f func(w *Waiter[R])) {
-	for w := l.head; w != nil; {
-		next := w.next
-		f(w)
-		w = next
+// Since calls f with every waiter whose sequence number is above seq, in order. f may Notify
+// or Remove that waiter. The others cost nothing.
+func (l *Line[R]) Since(seq uint64, f func(w *Waiter[R])) {
+	for _, q := range [...]*list[R]{&l.early, &l.recent} {
+		for w := q.since(seq); w != nil; {
+			l.visit()
+			next := w.next
+			f(w)
+			w = next
+		}
 	}
+}
+
+// list is waiters in the order in which they came, linked through them.
+type list[R any] struct {
+	head, tail *Waiter[R]
+	tokens     total
+	count      int
+	passing    int // waiters that do not stay
+}
+
+func (q *list[R]) push(w *Waiter[R]) {
+	w.in, w.prev = q, q.tail
+	if q.tail == nil {
+		q.head = w
+	} else {
+		q.tail.next = w
+	}
+	q.tail = w
+	q.tokens.add(w.N)
+	q.add(w, 1)
+}
+
+func (q *list[R]) remove(w *Waiter[R]) {
+	if w.prev == nil {
+		q.head = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		q.tail = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	w.in, w.prev, w.next = nil, nil, nil
+	q.tokens.sub(w.N)
+	q.add(w, -1)
+}
+
+func (q *list[R]) add(w *Waiter[R], by int) {
+	q.count += by
+	if !w.Stays {
+		q.passing += by
+	}
+}
+
+// since returns the first waiter whose sequence number is above seq.
+func (q *list[R]) since(seq uint64) *Waiter[R] {
+	if q.head == nil || q.head.seq > seq {
+		return q.head
+	}
+	var first *Waiter[R]
+	for w := q.tail; w.seq > seq; w = w.prev {
+		first = w
+	}
+	return first
+}
+
+// total is a sum of tokens. It has 128 bits, because a thousand requests for nearly 2^53
+// tokens overflow 63, and a sum that was cut off is wrong when they leave.
+type total struct{ high, low uint64 }
+
+// saturated is the largest value of a total. Callers may add a request's tokens to it.
+const saturated = math.MaxInt64 / 4
+
+func (t *total) add(n int64) {
+	var carry uint64
+	t.low, carry = bits.Add64(t.low, uint64(n), 0)
+	t.high += carry
+}
+
+func (t *total) sub(n int64) {
+	var borrow uint64
+	t.low, borrow = bits.Sub64(t.low, uint64(n), 0)
+	t.high -= borrow
+}
+
+func (t total) value() int64 {
+	if t.high > 0 || t.low > saturated {
+		return saturated
+	}
+	return int64(t.low)
+}
+
+// Windows is what is known of the windows to come.
+type Windows struct {
+	Next   int64 // when the next one opens, in the owner's time
+	Length int64 // of each, in the same unit
+	Tokens int64 // that each has for all waiters
+}
+
+// latest is when the next window may open at the latest, so that w gets its tokens before
+// its deadline, if others get ahead tokens before it.
+func latest[R any](s Windows, w *Waiter[R], ahead total) int64 {
+	if w.Deadline == 0 {
+		return math.MaxInt64
+	}
+	ahead.add(w.N - 1)
+	if ahead.high >= uint64(s.Tokens) {
+		return math.MinInt64
+	}
+	more, _ := bits.Div64(ahead.high, ahead.low, uint64(s.Tokens)) // windows after the next
+	if more > uint64(max(w.Deadline/s.Length, 0)) {
+		return math.MinInt64
+	}
+	return w.Deadline - max(int64(more)*s.Length, 1)
 }
 
 // Verdict is what a pass along the line decides for one waiter.
@@ -149,37 +248,79 @@ const (
 	Miss                  // so has every window before its deadline
 )
 
-// Serve goes along the line once. hand is how many tokens may be given out, and left
-// how many more the store has. reachable reports whether w gets its tokens before its
-// deadline, if others get ahead tokens before it after the reset. verdict is called for
-// each waiter whose wait is over, and must Notify it. Serve returns what is left of hand.
+// Serve decides for the waiters at the head of the line, and for those that came since the
+// last Serve. hand is how many tokens may be given out, and left how many more the store
+// has. verdict is called for each waiter whose wait is over, and must Notify it. Serve
+// returns what is left of hand.
 //
 // Service is strictly first come, first served: a waiter that the store has enough for
 // holds up all behind it. A waiter that the window cannot serve is refused or, if it
 // stays, parked. A parked waiter holds no token, so waiters behind it that do not stay
-// are served, but no waiter that stays passes another that stays.
-func (l *Line[R]) Serve(hand, left int64, reachable func(w *Waiter[R], ahead int64) bool, verdict func(*Waiter[R], Verdict)) int64 {
-	var ahead int64 // tokens of parked waiters
-	for w := l.head; w != nil; {
-		next := w.next
-		switch blocked := w.Stays && ahead > 0; {
+// are served, but no waiter that stays passes another that stays. A waiter is parked only if
+// it gets its tokens before its deadline, by what is known of the windows to come.
+func (l *Line[R]) Serve(hand, left int64, to Windows, verdict func(*Waiter[R], Verdict)) int64 {
+	l.parked = false
+	for w := l.First(); w != nil; w = l.First() { // each leaves, or is parked, or is the last
+		l.visit()
+		var ahead total // tokens of parked waiters
+		if l.parked {
+			ahead = l.early.tokens
+		}
+		switch blocked := w.Stays && l.parked; {
 		case w.N <= hand && !blocked:
 			hand -= w.N
 			verdict(w, Grant)
 		case w.N <= sum(hand, left) && !blocked:
-			l.unparkFrom(w)
 			return hand
 		case !w.Stays:
 			verdict(w, Refuse)
-		case !reachable(w, ahead):
+		case latest(to, w, ahead) < to.Next:
 			verdict(w, Miss)
 		default:
-			l.park(w, true)
-			ahead += w.N
+			l.park(w, ahead, to, verdict)
+		}
+	}
+	return hand
+}
+
+// park parks w, behind the early waiters, which are parked with the first w of a Serve. Their
+// deadlines are compared again if one may be missed now.
+func (l *Line[R]) park(w *Waiter[R], ahead total, to Windows, verdict func(*Waiter[R], Verdict)) {
+	if !l.parked {
+		l.parked = true
+		if was := l.windows; to.Next > l.inTime || to.Length != was.Length || to.Tokens != was.Tokens {
+			l.compare(to, verdict)
+		}
+		l.windows = to
+	}
+	if w.in != &l.early {
+		w.in.remove(w)
+		l.early.push(w)
+		l.inTime = min(l.inTime, latest(to, w, ahead))
+	}
+}
+
+// compare compares the early waiters with their deadlines.
+func (l *Line[R]) compare(to Windows, verdict func(*Waiter[R], Verdict)) {
+	var ahead total
+	l.inTime = math.MaxInt64
+	for w := l.early.head; w != nil; {
+		l.visit()
+		next := w.next
+		if at := latest(to, w, ahead); at < to.Next {
+			verdict(w, Miss)
+		} else {
+			ahead.add(w.N)
+			l.inTime = min(l.inTime, at)
 		}
 		w = next
 	}
-	return hand
+}
+
+func (l *Line[R]) visit() {
+	if invariant.Enabled {
+		l.visits++
+	}
 }
 
 // sum is a + b without overflow; b may be as large as an integer gets.
@@ -188,22 +329,6 @@ func sum(a, b int64) int64 {
 		return s
 	}
 	return b
-}
-
-// unparkFrom makes w and all behind it active, so that they wait for the next fetch.
-func (l *Line[R]) unparkFrom(w *Waiter[R]) {
-	for ; w != nil; w = w.next {
-		l.park(w, false)
-	}
-}
-
-func (l *Line[R]) park(w *Waiter[R], parked bool) {
-	if w.parked == parked {
-		return
-	}
-	l.count(w, -1)
-	w.parked = parked
-	l.count(w, 1)
 }
 
 // Pool reuses waiters, because a crowd needs many. The zero Pool is ready for use, and

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/internal/invariant"
 )
 
 // line is a Line whose waiters are told what became of them.
@@ -26,12 +28,13 @@ func (l *line) push(n int64, stays bool) *Waiter[string] {
 	return w
 }
 
-// serve serves the line; who has a deadline reaches its turn if no more tokens than
-// that are ahead of it.
-func (l *line) serve(hand, left int64) int64 {
-	return l.Serve(hand, left, func(w *Waiter[string], ahead int64) bool {
-		return w.Deadline == 0 || ahead <= w.Deadline
-	}, func(w *Waiter[string], v Verdict) {
+// later is the windows to come: the next opens at 100, and each lasts 10 and has 4 tokens.
+var later = Windows{Next: 100, Length: 10, Tokens: 4}
+
+func (l *line) serve(hand, left int64) int64 { return l.serveBefore(later, hand, left) }
+
+func (l *line) serveBefore(to Windows, hand, left int64) int64 {
+	return l.Serve(hand, left, to, func(w *Waiter[string], v Verdict) {
 		l.Notify(w, []string{"grant", "refuse", "miss"}[v])
 	})
 }
@@ -44,7 +47,7 @@ func (l *line) said() (s []string) {
 			s = append(s, w.Outcome)
 		case w.Done():
 			s = append(s, "left")
-		case w.parked:
+		case l.parked && w.in == &l.early:
 			s = append(s, "parked")
 		default:
 			s = append(s, "waits")
@@ -89,11 +92,110 @@ func TestServe(t *testing.T) {
 // ahead of nobody.
 func TestMiss(t *testing.T) {
 	var l line
-	for _, w := range []struct{ n, deadline int64 }{{4, 0}, {5, 3}, {6, 4}, {2, 9}, {2, 10}} {
+	for _, w := range []struct{ n, deadline int64 }{
+		{4, 0}, {4, 109}, {4, 110}, {3, 119}, {1, 110}, {2, 120}, // in the windows at 100, 110, 110, 120, 110, 120
+		{1, 100}, {1, -5}, {math.MaxInt64 / 8, math.MaxInt64 / 4}, {math.MaxInt64 / 8, 0}, {1, math.MaxInt64 / 4},
+	} {
 		l.push(w.n, true).Deadline = w.deadline
 	}
 	l.serve(0, 0)
-	assert.Equal(t, []string{"parked", "miss", "parked", "miss", "parked"}, l.said())
+	told := []string{"parked", "miss", "parked", "miss", "miss", "parked", "miss", "miss", "miss", "parked", "miss"}
+	assert.Equal(t, told, l.said())
+	l.serveBefore(Windows{Next: 101, Length: 10, Tokens: 4}, 0, 0)
+	told[2], told[5] = "miss", "parked"
+	assert.Equal(t, told, l.said(), "the next window opens later")
+	l.serveBefore(Windows{Next: 101, Length: 10, Tokens: 2}, 0, 0)
+	told[5] = "miss"
+	assert.Equal(t, told, l.said(), "it has fewer tokens")
+}
+
+// TestHugeTokens: a sum of tokens is no less than its parts, and right again when they are gone.
+func TestHugeTokens(t *testing.T) {
+	const huge = 1<<53 - 1
+	var l line
+	for range 5000 {
+		l.push(huge, true)
+		l.push(huge, false)
+	}
+	assert.EqualValues(t, saturated, l.Tokens())
+	l.serve(0, huge-1)
+	assert.Equal(t, 5000, l.Parked())
+	assert.EqualValues(t, 0, l.Tokens())
+	l.push(1, true)
+	l.serve(0, math.MaxInt64)
+	assert.EqualValues(t, saturated, l.Tokens())
+	for range 4998 {
+		l.Remove(l.First())
+	}
+	assert.EqualValues(t, 2*huge+1, l.Tokens())
+	assert.Less(t, l.Tokens(), l.Tokens()+huge)
+
+	for range 4000 {
+		l.push(huge, true)
+	}
+	soon, late := l.push(1, true), l.push(1, true)
+	soon.Deadline, late.Deadline = 100+4002*10-1, 100+4002*10
+	l.serveBefore(Windows{Next: 100, Length: 10, Tokens: huge}, 0, 0)
+	assert.Equal(t, []string{"miss", "parked"}, l.said()[len(l.all)-2:])
+	assert.EqualValues(t, math.MinInt64, latest(Windows{Next: 100, Length: 10, Tokens: 1}, late, total{high: 1}))
+}
+
+// TestCostOfAnEvent: an event visits as many waiters in a line of 20,000 as in one of 2,000.
+func TestCostOfAnEvent(t *testing.T) {
+	if !invariant.Enabled {
+		t.Skip("visits are counted under -race")
+	}
+	const many, few, unknown = 20_000, 2_000, math.MaxInt64
+	type visits struct{ arrive, come, cancel, reset, serve, pass, since int }
+	in := func(n int, parked bool, deadline int64) (v visits) {
+		var l line
+		left := int64(unknown)
+		if parked {
+			left = 0
+		}
+		of := func(events int, event func(i int)) int {
+			before := l.visits
+			for i := range events {
+				event(i)
+			}
+			return l.visits - before
+		}
+		come := func(i int) {
+			l.push(1, i%7 > 0 || parked).Deadline = deadline
+			l.serve(0, left)
+		}
+		for i := range n {
+			come(i)
+		}
+		v.arrive = of(100, come)
+		v.come = of(100, func(i int) { // to a parked line, and to a line that the probe made active
+			come(i)
+			l.serve(0, unknown)
+			l.serve(0, left)
+		})
+		v.cancel = of(100, func(i int) {
+			l.Remove(l.all[n/4+2*i])
+			l.serve(0, left)
+		})
+		v.reset = of(1, func(int) {
+			l.serve(0, unknown)
+			l.serveBefore(Windows{Next: 200, Length: 10, Tokens: 4}, 50, left)
+		})
+		v.serve = of(100, func(int) { l.serveBefore(Windows{Next: 200, Length: 10, Tokens: 4}, 1, left) })
+		v.pass = of(100, func(int) {
+			l.push(0, false)
+			l.serve(0, left)
+		})
+		v.since = of(100, func(int) { l.Since(l.Last()-3, func(*Waiter[string]) {}) })
+		return v
+	}
+	for _, parked := range []bool{false, true} {
+		for _, deadline := range []int64{0, math.MaxInt64 - 1} {
+			a, b := in(few, parked, deadline), in(many, parked, deadline)
+			assert.Equal(t, a, b, "parked %t, deadline %d", parked, deadline)
+			assert.Less(t, a.arrive, 500)
+		}
+	}
 }
 
 // TestWakeUp: a waiter is told once, without blocking, and is empty when it is used
@@ -127,14 +229,14 @@ func TestAfter(t *testing.T) {
 	assert.Same(t, timer, w.Timer)
 }
 
-// TestEach: in order, and the one that it is given may be told.
-func TestEach(t *testing.T) {
+// TestSince: in order, and the one that it is given may be told.
+func TestSince(t *testing.T) {
 	var l line
 	for n := range int64(4) {
 		l.push(n, false)
 	}
 	var seen []int64
-	l.Each(func(w *Waiter[string]) {
+	l.Since(0, func(w *Waiter[string]) {
 		seen = append(seen, w.N)
 		if w.N%2 == 0 {
 			l.Notify(w, "gone")
@@ -152,11 +254,12 @@ func TestAgainstModel(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 0))
 		var l line
 		var m model
+		to := later
 		for step := range 60 {
 			switch rnd.IntN(4) {
 			case 0, 1:
 				w := l.push(1+rnd.Int64N(5), rnd.IntN(2) == 0)
-				w.Deadline = rnd.Int64N(3) * 4
+				w.Deadline = rnd.Int64N(3) * (95 + rnd.Int64N(40))
 				m = append(m, &entry{n: w.N, stays: w.Stays, deadline: w.Deadline, seq: uint64(len(l.all))})
 			case 2:
 				if len(m) > 0 {
@@ -166,9 +269,12 @@ func TestAgainstModel(t *testing.T) {
 				}
 			case 3:
 				hand, left := rnd.Int64N(8), rnd.Int64N(6)
+				if rnd.IntN(4) == 0 {
+					to = Windows{Next: 100 + rnd.Int64N(12), Length: 8 + rnd.Int64N(3), Tokens: 3 + rnd.Int64N(3)}
+				}
 				before := l.said()
-				rest := l.serve(hand, left)
-				want := m.serve(hand, left, before)
+				rest := l.serveBefore(to, hand, left)
+				want := m.serve(to, hand, left, before)
 				require.Equal(t, want, rest, "seed %d, step %d", seed, step)
 				require.Equal(t, before, l.said(), "seed %d, step %d", seed, step)
 			}
@@ -183,9 +289,11 @@ func (l *line) String() string {
 	if w := l.First(); w != nil {
 		s += fmt.Sprint(" first ", w.Seq())
 	}
-	l.Each(func(w *Waiter[string]) { s += fmt.Sprint(" ", w.Seq()) })
-	for w := l.tail; w != nil; w = w.prev { // the other way round
-		s += fmt.Sprint(" ", w.Seq())
+	l.Since(0, func(w *Waiter[string]) { s += fmt.Sprint(" ", w.Seq()) })
+	for _, q := range []*list[string]{&l.recent, &l.early} { // the other way round
+		for w := q.tail; w != nil; w = w.prev {
+			s += fmt.Sprint(" ", w.Seq())
+		}
 	}
 	return s
 }
@@ -201,7 +309,7 @@ type model []*entry
 
 // serve is the rules of Serve, each as it is told: one after the other, with a look
 // back for those who stay. It writes into said what each is told.
-func (m *model) serve(hand, left int64, said []string) int64 {
+func (m *model) serve(to Windows, hand, left int64, said []string) int64 {
 	var kept model
 	held := false // somebody could be served by what the store has left
 	for _, e := range *m {
@@ -225,7 +333,7 @@ func (m *model) serve(hand, left int64, said []string) int64 {
 			said[e.seq-1] = "waits"
 		case !e.stays:
 			said[e.seq-1] = "refuse"
-		case e.deadline != 0 && ahead > e.deadline:
+		case e.deadline != 0 && (e.deadline <= to.Next || (ahead+e.n-1)/to.Tokens > (e.deadline-to.Next)/to.Length):
 			said[e.seq-1] = "miss"
 		default:
 			e.parked, kept = true, append(kept, e)
