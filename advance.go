@@ -7,7 +7,6 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/account"
-	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/guard"
@@ -28,8 +27,9 @@ type fetch struct {
 	last    uint64 // sequence number of the last caller that it was sized for
 	ordered int64  // time of the order, before its goroutine was scheduled
 	shard   *shard
-	query   bool // it only asks which window is open
-	heard   int  // callers in line that got its error
+	query   bool  // it only asks which window is open
+	heard   int   // callers in line that got its error
+	slot    *line // whose slot it has; nil if it needs none
 }
 
 // asks reports whether the statement asks for a batch; others only state the account.
@@ -37,8 +37,9 @@ func asks(why next.Cause) bool {
 	return why == next.Waiters || why == next.Probe || why == next.Reset || why == next.Prefetch
 }
 
-// advanceLocked ends every event; see keyState.event. It returns the fetch to start.
-func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
+// advanceLocked ends every event; see keyState.event. It returns the fetch to start. slot is
+// that of a key whose turn has come; otherwise nil.
+func (k *keyState) advanceLocked(now, wanted int64, slot *line) (f *fetch) {
 	if k.plan != counted { // tokens at hand go back, and nobody is served or refused from them
 		k.deniedUntil, k.low = 0, false
 		if k.lease.Load().Alive(now) && k.heldLocked() > 0 {
@@ -58,8 +59,12 @@ func (k *keyState) advanceLocked(now, wanted int64) (f *fetch) {
 		facts.Surplus, facts.Look = k.lookLocked(now)
 	}
 	why, at := next.Step(facts)
+	for ; why != next.None && !k.mayCallLocked(&slot, facts.Class(why), facts.Open); why, at = next.Step(facts) {
+		facts.InLine = k.inLine
+	}
 	if why != next.None && k.l.calls.Begin() {
 		f = k.orderLocked(why, now, wanted, facts.Surplus)
+		f.slot = slot
 	}
 	k.busy.publish(w, denied)
 	if at != next.Never && !k.retired {
@@ -83,15 +88,12 @@ const (
 func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	w, line := k.lease.Load(), k.busy.callers()
 	f := next.Facts{
-		Now: now, Retired: k.retired || k.l.closed.Load(), Open: k.shard.Open(), InFlight: k.busy.inFlight(),
+		Now: now, Retired: k.retired || k.l.closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: k.busy.inFlight(),
 		Active: line.Active(), Passing: line.Passing(), Parked: line.Parked(),
 		Denied: k.deniedUntil, Probe: wanted > 0, Alive: w.Alive(now), Unconfirmed: k.leaving && k.lastDue,
 	}
 	if f.Open {
 		f.Ask = max(k.shard.NextProbe(), now) + int64(slack)
-		if line.Empty() && k.account.Unpaid() == 0 { // there is time, so keys need not all call when the shard is back
-			f.Ask += int64(chance.Part(min(k.limit().Window/probes, longestPause)))
-		}
 	}
 	u := k.use
 	if u != nil {
@@ -132,7 +134,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 // for once, and one observation says nothing.
 func (k *keyState) orderLocked(why next.Cause, now, wanted, surplus int64) *fetch {
 	w := k.lease.Load()
-	k.shard = k.l.shardOf(k.l.storeKey(k.node.Key))
+	k.findShardLocked()
 	f := &fetch{k: k, cause: why, ordered: now, shard: k.shard, last: k.busy.callers().Last(), query: k.fallback.isProvisional(w)}
 	switch why {
 	case next.Return:
@@ -222,6 +224,7 @@ func (f *fetch) send(call func(*storeCall) (backend.SyncReply, error)) (err erro
 		if then := f.complete(c, reply, err); then != nil {
 			go then.run()
 		}
+		f.freeSlot(err)
 		if f.heard == 0 { // no caller gets its panic
 			guard.Unheard(err)
 		}

@@ -91,6 +91,7 @@ func (s *storeCall) record(err error, neutral bool) error {
 	if s.Op != "check" && s.shard.Record(s.sent, s.end, outcome, cause) { // a replica may have answered a Check
 		s.c.armReopen(s.shard)
 	}
+	s.c.resume(s.shard)
 	s.Err = err
 	return err
 }

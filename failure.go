@@ -253,6 +253,7 @@ type shard struct {
 	breaker.Breaker
 	name   string
 	outage atomic.Pointer[outageError]
+	lines  [next.Classes]line // of keys that want calls which no request waits for
 
 	mu    sync.Mutex
 	timer *time.Timer // of the next probe, while the circuit is open
@@ -274,7 +275,7 @@ func (c *client) shardOf(key string) *shard {
 	if s, ok := c.shards.Load(name); ok {
 		return s.(*shard)
 	}
-	s, _ := c.shards.LoadOrStore(name, &shard{name: name})
+	s, _ := c.shards.LoadOrStore(name, newShard(name))
 	return s.(*shard)
 }
 
@@ -409,6 +410,7 @@ func (s *shard) avoid(key string) {
 func (c *client) forgetShard(s *shard) {
 	s.Reset(c.clock.Now())
 	c.shards.CompareAndDelete(s.name, s)
+	c.resume(s)
 	c.reportShard(s)
 }
 

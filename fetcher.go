@@ -58,6 +58,7 @@ type keyState struct {
 	leaving     bool   // the key is idle, and is forgotten when the store has confirmed its returns
 	lastDue     bool   // if so, its last statement, which says that it leaves, is not confirmed yet
 	retired     bool   // forgotten or closed: look the key up again
+	inLine      uint8  // for which classes of calls the key stands in line at its shard; see next.Facts
 }
 
 // busy has the callers in line and the fetch in flight. A nil *busy has neither.
@@ -136,7 +137,7 @@ func (k *keyState) update(change func(now int64) (wanted int64)) *fetch {
 	defer k.mu.Unlock()
 	now := k.l.clock.Now() // read under the lock, because served callers must be in time now
 	if wanted := change(now); wanted != unchanged {
-		return k.advanceLocked(now, wanted)
+		return k.advanceLocked(now, wanted, nil)
 	}
 	return nil
 }
@@ -235,7 +236,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay, present
 			return unchanged
 		}
 		k.leaving = false // a caller has come
-		k.shard = k.l.shardOf(k.l.storeKey(k.node.Key))
+		k.findShardLocked()
 		var wanted int64
 		if wanted, decided = k.fromMemoryLocked(r, n, stay, now); decided {
 			return wanted

@@ -32,6 +32,10 @@ type network struct {
 	calls []call
 	fault func(c call) fault // asked once per call; nil = none
 	hurt  map[fault]int      // faults that happened
+
+	server   server // how many calls the store serves in a second; any number by default
+	inFlight int    // calls under way
+	most     int    // the most calls that were under way at once
 }
 
 // call is one call to the store, as it was sent.
@@ -62,7 +66,10 @@ const (
 	exited         // the store ends its goroutine instead of sending
 )
 
-var errCut = errors.New("connection cut")
+var (
+	errCut  = errors.New("connection cut")
+	errFull = errors.New("max number of clients reached")
+)
 
 // The faults that tests ask for.
 var (
@@ -169,7 +176,83 @@ func (n *network) begin(c call) (fault, time.Duration) {
 		f = n.fault(c)
 	}
 	n.hurt[f]++
+	n.inFlight++
+	n.most = max(n.most, n.inFlight)
 	return f, n.delay
+}
+
+// end records that the caller of a call has its answer.
+func (n *network) end() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.inFlight--
+}
+
+// mostInFlight is how many calls were under way at once, at the most, since the last time.
+func (n *network) mostInFlight() (most int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	most, n.most = n.most, n.inFlight
+	return most
+}
+
+// server is a store of finite capacity: it serves calls one after another, in the order in
+// which they arrive, so a call waits for all that came before. A call whose caller has left
+// by then is not carried out, as redisstore's scripts see to, and yet has taken its time.
+type server struct {
+	each   time.Duration // the time that a call takes; 0 = none
+	line   int           // so many calls may wait, and others are turned away; 0 = any number
+	free   time.Time     // when all calls that have arrived are served
+	late   int           // calls that waited longer than their callers
+	turned int           // calls that were turned away
+}
+
+// capacity lets the store serve so many calls in a second, and line of them wait; 0 is
+// any number.
+func (n *network) capacity(perSecond, line int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.server = server{line: line}
+	if perSecond > 0 {
+		n.server.each = time.Second / time.Duration(perSecond)
+	}
+}
+
+// overloaded is how many calls came too late to be served, or were turned away.
+func (n *network) overloaded() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.server.late + n.server.turned
+}
+
+// serve waits until the store has served all calls that came before, and this one.
+func (n *network) serve(ctx context.Context, op string) error {
+	n.mu.Lock()
+	s := &n.server
+	if s.each == 0 {
+		n.mu.Unlock()
+		return nil
+	}
+	now := time.Now()
+	wait := max(s.free.Sub(now), 0) + s.each
+	full := s.line > 0 && wait > time.Duration(s.line)*s.each
+	if full {
+		s.turned++
+	} else {
+		s.free = now.Add(wait)
+	}
+	n.mu.Unlock()
+	if full {
+		return &backend.Error{Op: op, Class: backend.Unavailable, Err: errFull}
+	}
+	err := pass(ctx, wait)
+	if err == nil {
+		return nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s.late++
+	return &backend.Error{Op: op, Class: backend.Unknown, Err: err}
 }
 
 func (n *network) inner() backend.Store {
@@ -182,6 +265,7 @@ func (n *network) inner() backend.Store {
 // ends, though the request may still arrive.
 func send[T any](ctx context.Context, n *network, c call, run func(context.Context, backend.Store) (T, error)) (reply T, err error) {
 	f, delay := n.begin(c)
+	defer n.end()
 	unknown := func(cause error) error { return &backend.Error{Op: c.op, Class: backend.Unknown, Err: cause} }
 	switch f.kind {
 	case panicked:
@@ -208,6 +292,9 @@ func send[T any](ctx context.Context, n *network, c call, run func(context.Conte
 		return reply, &e
 	case repeated:
 		_, _ = run(context.WithoutCancel(ctx), n.inner())
+	}
+	if err := n.serve(ctx, c.op); err != nil {
+		return reply, err
 	}
 	got, err := run(context.WithoutCancel(ctx), n.inner())
 	if f.kind == lostReply {

@@ -22,6 +22,18 @@ const (
 	Reopen   Cause = "reopen"    // does a shard answer again? Made by the shard, not by a key
 )
 
+// Class is which calls of a shard a call is counted among. So many calls of a class are in
+// flight at most; the others stand in line.
+type Class uint8
+
+const (
+	Callers Class = iota // callers stay in line for it, or will soon need it
+	Debt                 // it must reach the store before a window ends
+	Rest                 // the time has caused it, so many keys may want such a call at once
+	Classes              // how many there are
+	AtOnce               // a request waits for it, or has just caused it: it is made at once
+)
+
 // Never is later than any time.
 const Never = math.MaxInt64 / 2
 
@@ -34,7 +46,8 @@ type Facts struct {
 	Retired  bool  // evicted, or its limiter closed
 	InFlight bool  // a fetch is in flight; there is one at a time
 	Open     bool  // the circuit of its shard is open
-	Ask      int64 // when to look whether the circuit is still open
+	Ask      int64 // when to look whether the circuit is still open, for callers who stay
+	InLine   uint8 // has the bit 1<<c if the key stands in line for a call of class c
 	Backoff  int64 // after a failed fetch, the earliest time of the next
 	Rejected bool  // the last fetch was rejected: callers in line do not wait for Backoff
 
@@ -64,29 +77,69 @@ type Facts struct {
 	Look    int64 // when to look for a surplus again; 0 = no need
 }
 
-// Step returns why the key should call the store now. If it returns None, it also returns
-// when to look again, unless an event comes before.
+// Step returns why the key should call the store now or, while the circuit is open, when the
+// shard is back. If it returns None, it also returns when to look again, unless an event
+// comes before. It returns no cause of a class for which the key stands in line already.
 //
 //	callers wait > debt that is due > returns > probe > window over and used > end near > surplus > re-order point
 func Step(f Facts) (Cause, int64) {
-	switch {
-	case f.Retired, f.InFlight:
-		return None, Never
-	case f.Open:
-		if f.Active > 0 || f.Parked > 0 || f.Charge != 0 || f.Unconfirmed || f.Low && f.Alive {
-			return None, f.Ask
-		}
+	if f.Retired || f.InFlight {
 		return None, Never
 	}
 	at := int64(Never)
-	for _, decide := range [...]func(Facts) (Cause, int64){forCallers, forAccount, ahead} {
+	decisions := [...]func(Facts) (Cause, int64){forCallers, forAccount, ahead}
+	if f.Open {
+		decisions = [...]func(Facts) (Cause, int64){callersAgain, accountAgain, aheadAgain}
+	}
+	for _, decide := range decisions {
 		why, again := decide(f)
-		if why != None {
+		if why != None && f.InLine>>f.Class(why)&1 == 0 {
 			return why, Never
 		}
 		at = min(at, again)
 	}
 	return None, at
+}
+
+// Class returns the class of a call for that cause.
+func (f Facts) Class(why Cause) Class {
+	switch {
+	case why == Waiters && f.Passing > 0 && !f.Open, why == Probe:
+		return AtOnce
+	case why == Waiters, why == Prefetch && !f.Open:
+		return Callers
+	case why == Charge:
+		return Debt
+	}
+	return Rest
+}
+
+// callersAgain is forCallers while the circuit is open. The failure policy may admit callers
+// who stay when another window begins, so their key looks now and then.
+func callersAgain(f Facts) (Cause, int64) {
+	if f.Active > 0 || f.Parked > 0 {
+		return Waiters, f.Ask
+	}
+	return None, Never
+}
+
+// accountAgain is forAccount while the circuit is open.
+func accountAgain(f Facts) (Cause, int64) {
+	switch {
+	case f.Charge != 0:
+		return Charge, Never
+	case f.Unconfirmed:
+		return Return, Never
+	}
+	return None, Never
+}
+
+// aheadAgain is ahead while the circuit is open.
+func aheadAgain(f Facts) (Cause, int64) {
+	if f.Low && f.Alive {
+		return Prefetch, Never
+	}
+	return None, Never
 }
 
 // forCallers decides for callers in line. Those that do not stay need a fetch at once, even

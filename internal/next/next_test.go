@@ -28,12 +28,23 @@ func TestStep(t *testing.T) {
 		{"retired", func(f *Facts) { f.Retired, f.Active, f.Passing = true, 1, 1 }, None, Never},
 		{"a fetch is in flight", func(f *Facts) { f.InFlight, f.Active, f.Passing = true, 1, 1 }, None, Never},
 		{"away", func(f *Facts) { f.Open, f.Ask = true, 150 }, None, Never},
-		{"away, and the stock is low", func(f *Facts) { f.Open, f.Ask, f.Low = true, 150, true }, None, 150},
+		{"away, and the stock is low", func(f *Facts) { f.Open, f.Ask, f.Low = true, 150, true }, Prefetch, Never},
 		{"away, and the low stock is over", func(f *Facts) { f.Open, f.Ask, f.Low, f.Alive = true, 150, true, false }, None, Never},
-		{"away, and a caller waits", func(f *Facts) { f.Open, f.Ask, f.Active = true, 150, 1 }, None, 150},
-		{"away, and a caller stays", func(f *Facts) { f.Open, f.Ask, f.Parked = true, 150, 1 }, None, 150},
-		{"away, with debt", func(f *Facts) { f.Open, f.Ask, f.Charge = true, 150, 1 }, None, 150},
-		{"away, with returns", func(f *Facts) { f.Open, f.Ask, f.Unconfirmed = true, 150, true }, None, 150},
+		{"away, and a caller waits", func(f *Facts) { f.Open, f.Ask, f.Active = true, 150, 1 }, Waiters, Never},
+		{"away, and a caller stays", func(f *Facts) { f.Open, f.Ask, f.Parked = true, 150, 1 }, Waiters, Never},
+		{"away, and a caller who stays is in line", func(f *Facts) { f.Open, f.Ask, f.Parked, f.InLine = true, 150, 1, 1<<Callers }, None, 150},
+		{"away, with debt", func(f *Facts) { f.Open, f.Ask, f.Charge = true, 150, 1 }, Charge, Never},
+		{"away, with debt in line", func(f *Facts) { f.Open, f.Charge, f.InLine = true, 150, 1<<Debt }, None, Never},
+		{"away, with debt in line and a low stock", func(f *Facts) { f.Open, f.Low, f.Charge, f.InLine = true, true, 150, 1<<Debt }, Prefetch, Never},
+		{"away, with returns", func(f *Facts) { f.Open, f.Ask, f.Unconfirmed = true, 150, true }, Return, Never},
+		{"away, with returns in line", func(f *Facts) { f.Open, f.Unconfirmed, f.InLine = true, true, 1<<Rest }, None, Never},
+
+		{"one who stays is in line", func(f *Facts) { f.Active, f.InLine = 1, 1<<Callers }, None, 211},
+		{"and another one passes", func(f *Facts) { f.Active, f.Passing, f.InLine = 2, 1, 1<<Callers }, Waiters, Never},
+		{"debt in line, and one is parked", func(f *Facts) { f.Charge, f.InLine, f.Parked, f.Denied = 1, 1<<Debt, 1, 150 }, None, 150},
+		{"debt in line, and the stock is low", func(f *Facts) { f.Charge, f.InLine, f.Low = 1, 1<<Debt, true }, Prefetch, Never},
+		{"returns in line, and debt is due", func(f *Facts) { f.Charge, f.Unconfirmed, f.InLine = 100, true, 1<<Rest }, Charge, Never},
+		{"a reset in line", func(f *Facts) { f.Now, f.InLine = 210, 1<<Rest }, None, Never},
 
 		{"a caller waits", func(f *Facts) { f.Active, f.Passing = 1, 1 }, Waiters, Never},
 		{"a caller waits, after a failure", func(f *Facts) { f.Active, f.Passing, f.Backoff = 1, 1, 150 }, Waiters, Never},
@@ -134,5 +145,29 @@ func TestPriority(t *testing.T) {
 			assert.Equal(t, first.cause, cause, "and %s", second.cause)
 			assert.EqualValues(t, Never, at)
 		}
+	}
+}
+
+// TestClass: a call for which a request waits, or which it has just caused, is made at once.
+func TestClass(t *testing.T) {
+	for _, row := range []struct {
+		why   Cause
+		facts func(f *Facts)
+		class Class
+	}{
+		{Waiters, func(f *Facts) { f.Active, f.Passing = 1, 1 }, AtOnce},
+		{Waiters, func(f *Facts) { f.Active, f.Passing, f.Open = 1, 1, true }, Callers},
+		{Waiters, func(f *Facts) { f.Active = 1 }, Callers},
+		{Probe, func(f *Facts) {}, AtOnce},
+		{Prefetch, func(f *Facts) {}, Callers},
+		{Prefetch, func(f *Facts) { f.Open = true }, Rest},
+		{Charge, func(f *Facts) {}, Debt},
+		{Return, func(f *Facts) {}, Rest},
+		{Reset, func(f *Facts) {}, Rest},
+		{Refresh, func(f *Facts) {}, Rest},
+	} {
+		f := base()
+		row.facts(&f)
+		assert.Equal(t, row.class, f.Class(row.why), "%s %+v", row.why, f)
 	}
 }

@@ -1,0 +1,125 @@
+package reservoir
+
+import (
+	"github.com/go-reservoir/reservoir/internal/breaker"
+	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/slots"
+)
+
+// This file paces the calls that no request waits for. Many keys may want such a call at one
+// instant: they go idle, share a reset, or owe what an outage has left. Of each class only so
+// many calls to a shard are in flight; the other keys stand in line, without a goroutine or
+// a timer. While the circuit is open the lines stand still. When its turn comes, a key
+// decides anew, so its statement is of that moment, and its timeout begins there.
+
+// How many calls of a class are in flight at most, to one shard of the store.
+const (
+	callsAtOnce   = 32  // that nobody waits for; also keys at Close, and limits of a group
+	callersAtOnce = 256 // for callers who stay, and batches ahead of need: as many as a far store needs
+)
+
+// line has the slots for the calls of one class to one shard, and the keys that wait for one.
+type line struct {
+	slots.Slots[*keyState]
+	shard *shard
+	class next.Class
+}
+
+func newShard(name string) *shard {
+	s := &shard{name: name}
+	for class := range next.Classes {
+		l := &s.lines[class]
+		l.shard, l.class = s, class
+		l.Init(callsAtOnce)
+	}
+	s.lines[next.Callers].Init(callersAtOnce)
+	return s
+}
+
+// mayCallLocked reports whether the key may make a call of that class now. If so, slot is
+// the one that the call needs. Otherwise the key stands in line.
+func (k *keyState) mayCallLocked(slot **line, class next.Class, open bool) bool {
+	if !open && (*slot != nil || class == next.AtOnce) {
+		return true
+	}
+	l := &k.shard.lines[class]
+	if !open && l.Take() {
+		*slot = l
+		return true
+	}
+	k.inLine |= 1 << class
+	l.Push(k)
+	k.l.resume(k.shard) // the circuit may have closed, or a slot become free, in between
+	return false
+}
+
+// findShardLocked looks up the shard that the key is on now.
+func (k *keyState) findShardLocked() {
+	if s := k.l.shardOf(k.l.storeKey(k.node.Key)); s != k.shard {
+		k.shard, k.inLine = s, 0
+	}
+}
+
+// turn is the event of a key that has come to the head of a line, and has got the slot. It
+// returns the key's fetch, or nil if the key needs none any more.
+func (k *keyState) turn(slot *line) *fetch {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.inLine &^= 1 << slot.class
+	return k.advanceLocked(k.l.clock.Now(), 0, slot)
+}
+
+// goOn gives free slots to the keys in line.
+func (l *line) goOn() {
+	for !l.shard.Open() {
+		k, ok := l.Next()
+		if !ok {
+			return
+		}
+		if f := k.turn(l); f != nil {
+			go f.run()
+		} else {
+			l.Free(slots.Unused)
+		}
+	}
+}
+
+// freeSlot gives the fetch's slot to the next key in line. err is how the fetch has ended.
+func (f *fetch) freeSlot(err error) {
+	if f.slot == nil {
+		return
+	}
+	how := slots.Unused
+	switch outcomeOf(err) {
+	case breaker.Answered:
+		how = slots.Answered
+	case breaker.Failed:
+		how = slots.Failed
+	}
+	f.slot.Free(how)
+	f.slot.goOn()
+}
+
+// resume lets the keys go on that stand in line at s though slots are free, as after an
+// outage. In steady state there are none, because freeSlot lets the next key go on.
+func (c *client) resume(s *shard) {
+	if s.Open() || !s.ready() || !c.calls.Begin() {
+		return
+	}
+	go func() {
+		defer c.calls.End()
+		for class := range s.lines {
+			s.lines[class].goOn()
+		}
+	}()
+}
+
+// ready reports whether keys stand in line though slots are free.
+func (s *shard) ready() bool {
+	for class := range s.lines {
+		if s.lines[class].Ready() {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,230 @@
+package reservoir_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/internal/invariant"
+)
+
+// Many keys want a call at one instant: they go idle, share a reset, or owe what an outage
+// has left. The store serves only so many calls in a second, and a call that comes too late
+// has cost it as much as one in time.
+
+// perSecond is the capacity of the store, and inPace the most calls in flight for a pace that
+// it serves. Redis serves some 50,000 calls.
+const (
+	perSecond = 50_000
+	inPace    = 100
+)
+
+// sizes runs f for n keys and for 10 n, on one shard and on several. The race detector is
+// ten times as slow, and an eighth of the keys shows the same.
+func sizes(t *testing.T, f func(t *testing.T, p *paced)) {
+	n := 2_000
+	if invariant.Enabled {
+		n = 250
+	}
+	for _, keys := range []int{n, 10 * n} {
+		for _, shards := range []int{1, 16} {
+			inBubble(t, fmt.Sprintf("keys=%d,shards=%d", keys, shards), func(t *testing.T) {
+				net := far(rtt / 4)
+				net.capacity(perSecond, 0)
+				f(t, &paced{T: t, net: net, keys: keys, shards: shards})
+			})
+		}
+	}
+}
+
+// paced is a limiter with so many keys, over a store of finite capacity.
+type paced struct {
+	*testing.T
+	net    *network
+	keys   int
+	shards int
+	states states
+	lim    *reservoir.Limiter
+	failed atomic.Int64 // requests that ended in an error
+	waited atomic.Int64 // requests that waited for the store
+}
+
+func (p *paced) open(l reservoir.Limit, opts ...reservoir.Option) {
+	p.Helper()
+	opts = append(opts, p.states.option())
+	p.lim = open(p.T, sharded{p.net, nil}, l, opts...)
+}
+
+func (p *paced) key(i int) string { return fmt.Sprintf("%d:%d", i%p.shards, i) }
+
+// use asks for a token of each key i, from first to last, evenly over d.
+func (p *paced) use(first, last int, d time.Duration) {
+	var wg sync.WaitGroup
+	begin := time.Now()
+	for i := first; i < last; i++ {
+		time.Sleep(time.Until(begin.Add(d * time.Duration(i-first) / time.Duration(last-first))))
+		wg.Go(func() {
+			switch r, err := p.lim.Allow(context.Background(), p.key(i)); {
+			case err != nil:
+				p.failed.Add(1)
+			case r.Source == reservoir.Fetched:
+				p.waited.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// opened is how often a circuit has opened.
+func (p *paced) opened() (n int) {
+	for _, s := range p.states.told() {
+		if s.Away {
+			n++
+		}
+	}
+	return n
+}
+
+// inPace asserts that the store was asked at a pace that it serves, since the last time.
+func (p *paced) inPace() {
+	p.Helper()
+	assert.LessOrEqual(p, p.net.mostInFlight(), max(inPace, 40*p.shards), "calls in flight")
+	assert.Zero(p, p.net.overloaded(), "calls that came too late")
+	assert.Zero(p, p.opened(), "circuits opened")
+	assert.Zero(p, p.failed.Load(), "requests failed")
+}
+
+// charged is the number of tokens that the store has charged to all keys.
+func (p *paced) charged() (n int64) {
+	for i := range p.keys {
+		n += used(p, p.net, p.key(i))
+	}
+	return n
+}
+
+// TestIdleKeysLeave: keys that go idle together give back what they hold, while others come.
+func TestIdleKeysLeave(t *testing.T) {
+	sizes(t, func(t *testing.T, p *paced) {
+		p.open(reservoir.PerHour(1000), reservoir.WithIdle(time.Minute), reservoir.WithBatch(reservoir.Fixed(10)))
+		p.use(0, p.keys, 10*time.Second)
+		require.EqualValues(t, p.keys*10, p.charged())
+		for range 3 { // a sweep each
+			p.use(p.keys, p.keys+p.keys/10, time.Minute)
+		}
+		p.inPace()
+		assert.EqualValues(t, p.keys, p.charged(), "the rest was handed back")
+		assert.LessOrEqual(t, p.net.count("sync"), 2*p.keys+3*p.keys/10, "one call to come and one to leave")
+	})
+}
+
+// TestCommonReset: all keys are in use when their windows end, at midnight for example.
+func TestCommonReset(t *testing.T) {
+	sizes(t, func(t *testing.T, p *paced) {
+		p.open(reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(4)))
+		p.use(0, p.keys, 900*time.Millisecond) // windows of whole seconds end at one instant
+		minute := time.Now().Truncate(time.Minute).Add(time.Minute)
+		for range 8 {
+			p.use(0, p.keys, 6*time.Second)
+		}
+		time.Sleep(time.Until(minute.Add(-3 * time.Second)))
+		p.net.mostInFlight()
+		calls := p.net.count("sync")
+		p.use(0, p.keys/5, 6*time.Second) // some callers come meanwhile
+		p.inPace()
+		assert.InDelta(t, p.keys, p.net.count("sync")-calls, float64(p.keys)/10, "all have restocked")
+		p.waited.Store(0)
+		p.use(0, p.keys, 10*time.Second)
+		assert.Zero(t, p.waited.Load(), "so callers find stock")
+	})
+}
+
+// TestCommonResetOfWaiters: callers of all keys wait for one reset.
+func TestCommonResetOfWaiters(t *testing.T) {
+	sizes(t, func(t *testing.T, p *paced) {
+		p.open(reservoir.PerMinute(1))
+		p.use(0, p.keys, 900*time.Millisecond)
+		minute := time.Now().Truncate(time.Minute).Add(time.Minute)
+		time.Sleep(time.Until(minute.Add(-3 * time.Second)))
+		var wg sync.WaitGroup
+		for i := range p.keys {
+			wg.Go(func() {
+				assert.NoError(t, waitFor(t.Context(), p.lim, p.key(i), 1))
+			})
+		}
+		wg.Wait()
+		assert.Less(t, time.Since(minute), 2*time.Second)
+		assert.LessOrEqual(t, p.net.mostInFlight(), 300*p.shards)
+		assert.Zero(t, p.net.overloaded())
+		assert.Zero(t, p.opened())
+	})
+}
+
+// TestRecovery: the store comes back, and all keys owe what their policy has admitted.
+func TestRecovery(t *testing.T) {
+	policies := map[string]reservoir.Failure{"open": reservoir.FailOpen(), "local": reservoir.FailLocal(0.5)}
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			sizes(t, func(t *testing.T, p *paced) {
+				p.open(reservoir.PerHour(1000), reservoir.WithFailure(policy), reservoir.WithBatch(reservoir.Fixed(2)))
+				p.use(0, p.keys, 10*time.Second)
+				p.net.always(refuse)
+				for range 3 { // of which the stock serves one
+					p.use(0, p.keys, 10*time.Second)
+				}
+				require.Equal(t, p.shards, p.opened())
+				p.net.mostInFlight()
+				asked := time.Now()
+				calls := p.net.count("")
+
+				p.net.set(nil)
+				var over time.Duration // how long it took until the last debt was stated
+				for p.lim.Stats().Owed > 0 {
+					require.Less(t, over, 10*time.Second, "owed: %d", p.lim.Stats().Owed)
+					p.use(0, 100, 100*time.Millisecond)
+					over = time.Since(asked)
+				}
+				assert.Less(t, over, toClose)
+				assert.Equal(t, p.shards, p.opened(), "no circuit opened again")
+				assert.Zero(t, p.net.overloaded())
+				assert.LessOrEqual(t, p.net.mostInFlight(), 150*p.shards)
+				assert.LessOrEqual(t, p.net.count("")-calls, 2*p.keys+1000)
+			})
+		})
+	}
+}
+
+// TestRecoveryOfWaiters: callers of all keys wait for the end of an outage.
+func TestRecoveryOfWaiters(t *testing.T) {
+	sizes(t, func(t *testing.T, p *paced) {
+		p.open(reservoir.PerHour(1000))
+		p.net.always(refuse)
+		var wg sync.WaitGroup
+		var last time.Time
+		var mu sync.Mutex
+		for i := range p.keys {
+			wg.Go(func() {
+				assert.NoError(t, waitFor(t.Context(), p.lim, p.key(i), 1))
+				mu.Lock()
+				defer mu.Unlock()
+				last = time.Now()
+			})
+		}
+		time.Sleep(30 * time.Second)
+		require.Equal(t, p.shards, p.opened())
+		p.net.mostInFlight()
+		back := time.Now()
+		p.net.set(nil)
+		wg.Wait()
+		assert.Less(t, last.Sub(back), toClose)
+		assert.Equal(t, p.shards, p.opened(), "no circuit opened again")
+		assert.Zero(t, p.net.overloaded())
+		assert.LessOrEqual(t, p.net.mostInFlight(), 300*p.shards)
+	})
+}
