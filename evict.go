@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/guard"
@@ -218,9 +220,6 @@ func (s *sweeper) stop() {
 	}
 }
 
-// handBacksAtOnce is how many keys are handed back at the same time.
-const handBacksAtOnce = 32
-
 // Close ends the limiter. Callers that wait get [ErrClosed]. While ctx lasts, Close waits
 // for fetches in flight and hands all stock back to the store. It returns the first
 // failure; tokens that could not be handed back stay charged until their windows end.
@@ -273,22 +272,21 @@ func (l *Limiter) close(ctx context.Context) error {
 
 // handBackAll hands back what all keys hold, and retires them.
 func (l *Limiter) handBackAll(ctx context.Context) error {
-	var wg sync.WaitGroup
-	var failure atomic.Pointer[error]
-	slots := make(chan struct{}, handBacksAtOnce)
+	var keys errgroup.Group
+	keys.SetLimit(callsAtOnce)
+	var failure atomic.Pointer[error] // the group's error misses a store that ends its goroutine
 	l.keys.All(func(n *keytable.Node[keyState]) bool {
-		slots <- struct{}{}
-		wg.Go(func() {
+		keys.Go(func() error {
 			guard.Call(func() error { return l.handBack(ctx, &n.State) }, func(err error) {
 				if err != nil {
 					failure.CompareAndSwap(nil, &err)
 				}
-				<-slots
 			})
+			return nil
 		})
 		return true
 	})
-	wg.Wait()
+	_ = keys.Wait()
 	if err := failure.Load(); err != nil {
 		return *err
 	}

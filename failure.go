@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/guard"
@@ -428,20 +430,22 @@ func (c *client) reportShard(s *shard) {
 // stopReopening stops the timers of all shards, and probes each shard that is away for the
 // last time, so that Close need not try it with each key.
 func (c *client) stopReopening(ctx context.Context) {
-	var wg sync.WaitGroup
+	var probes errgroup.Group
+	probes.SetLimit(callsAtOnce)
 	c.shards.Range(func(_, value any) bool {
 		s := value.(*shard)
 		s.stop()
 		if key, ok := c.keyOn(s); ok && s.Open() && ctx.Err() == nil {
-			wg.Go(func() {
+			probes.Go(func() error {
 				bounded, cancel := context.WithTimeout(ctx, c.fetchTimeout)
 				defer cancel()
 				c.ask(bounded, s, key)
+				return nil
 			})
 		}
 		return true
 	})
-	wg.Wait()
+	_ = probes.Wait()
 }
 
 func (s *shard) stop() {

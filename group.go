@@ -4,7 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/go-reservoir/reservoir/internal/guard"
 )
@@ -57,7 +58,7 @@ func (g *Group) Allow(ctx context.Context, keys ...string) (GroupResult, error) 
 // i. If one limiter refuses, none is charged. A refusal from memory is found before
 // anything is spent, and tokens that others have charged go back as by [Group.Refund]. If
 // all have stock, AllowN makes no store call and, for up to four limiters, no allocation.
-// If several must ask the store, they do so at the same time, so the caller waits for one
+// If several must ask the store, up to 32 do so at the same time, so the caller waits for one
 // round trip. Errors are those of [Limiter.AllowN], and [ErrOption] if keys do not match
 // the limiters. After an error none is charged either.
 func (g *Group) AllowN(ctx context.Context, n int64, keys ...string) (GroupResult, error) {
@@ -202,22 +203,24 @@ func (c *client) refuses(r *Result, key string, n int64) bool {
 // ask asks the limits that have not answered from memory yet, all at the same time.
 func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []string) (GroupResult, error) {
 	results, errs := r.results(len(keys)), make([]error, len(keys))
-	var wg sync.WaitGroup
+	var calls errgroup.Group
+	calls.SetLimit(callsAtOnce)
 	for i, l := range g.limiters {
 		if cost.free(i) {
 			results[i].Allowed = true
 		} else if !results[i].Allowed {
 			key, n := keys[i], cost.of(i)
 			errs[i] = guard.ErrGoexit // unless the function of WithLimits returns
-			wg.Go(func() {
+			calls.Go(func() error {
 				errs[i] = guard.Do(func() (err error) { // a panic of WithLimits' function goes to the caller
 					results[i], _, err = l.acquire(ctx, key, n, false)
 					return err
 				})
+				return nil
 			})
 		}
 	}
-	wg.Wait()
+	_ = calls.Wait()
 	for i := range results {
 		if errs[i] != nil {
 			for _, other := range errs[i+1:] {
@@ -239,8 +242,7 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 // goes on without the caller when ctx ends, because tokens would stay charged otherwise.
 func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) GroupResult {
 	results := r.results(len(keys))
-	var calls sync.WaitGroup
-	var direct bool
+	var direct []func()
 	for j, l := range g.limiters {
 		key, paid := keys[j], results[j]
 		back := func() { // a failure is counted in its Stats, and a panic must not keep the others from going back
@@ -249,17 +251,21 @@ func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) G
 		switch {
 		case j == i || !paid.Allowed:
 		case paid.Source == Direct:
-			direct = true
-			calls.Go(back)
+			direct = append(direct, back)
 		default:
 			back()
 		}
 	}
-	if direct {
+	if len(direct) > 0 {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			calls.Wait()
+			var calls errgroup.Group
+			calls.SetLimit(callsAtOnce)
+			for _, back := range direct {
+				calls.Go(func() error { back(); return nil })
+			}
+			_ = calls.Wait()
 		}()
 		select {
 		case <-done:

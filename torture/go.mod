@@ -8,6 +8,8 @@ require (
 	github.com/stretchr/testify v1.12.1
 )
 
+require golang.org/x/sync v0.24.0 // indirect
+
 require (
 	github.com/HdrHistogram/hdrhistogram-go v1.4.0
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
