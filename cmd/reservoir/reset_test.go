@@ -109,7 +109,7 @@ func charge(t *testing.T, s *redistest.Server, name, key string, n int64, opts .
 	t.Helper()
 	client := s.Client()
 	defer client.Close()
-	l, err := reservoir.New(redisstore.New(client, redisstore.WithPrefix("p*:")), reservoir.PerHour(10_000), append(opts, reservoir.WithName(name))...)
+	l, err := reservoir.New(redisstore.New(client, redisstore.WithPrefix("p*:")), reservoir.PerHour(10_000), append(opts, reservoir.WithName(name), reservoir.WithFetchTimeout(10*time.Second))...)
 	require.NoError(t, err)
 	r, err := l.AllowN(t.Context(), key, n)
 	require.NoError(t, err)

@@ -82,7 +82,7 @@ type hiding struct {
 }
 
 func (h hiding) settle(ctx context.Context) error {
-	h.report(event{Usage: usage{"completion_tokens": h.out + h.tokens}})
+	h.out += h.tokens // as the model server reports
 	return h.charge.settle(ctx)
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -41,7 +42,9 @@ func gate(t *testing.T, model string, change func(limits *[3]int64, reserve *int
 	b, err := newBudget(store, reservoir.PerHour(limits[0]), reservoir.PerHour(limits[1]), reservoir.PerDay(limits[2], nil), append(opts, reservoir.WithFetchTimeout(5*time.Second))...)
 	require.NoError(t, err)
 	g := &gateway{budget: b, reserve: reserve, model: model}
-	server := httptest.NewServer(g.handler())
+	mux := http.NewServeMux()
+	mux.Handle("POST "+path, g)
+	server := httptest.NewServer(mux)
 	t.Cleanup(func() {
 		server.Close() // after all settlements
 		http.DefaultClient.CloseIdleConnections()
@@ -68,58 +71,53 @@ func within(*[3]int64, *int64) {}
 // reports: less than was reserved, and more than was seen.
 func TestStream(t *testing.T) {
 	model := serveModel(t, standIn{words: 50, hidden: 7})
-	for _, path := range paths {
-		for _, reserve := range []int64{5, mostOutput} {
-			g := gate(t, model, func(_ *[3]int64, r *int64) { *r = reserve })
-			for _, most := range []int{1, 20, 50, 51, 4096} {
-				for _, asks := range []bool{false, true} {
-					body, was := completion(most), g.used()
-					if asks {
-						body = strings.Replace(body, `"model"`, `"stream_options":{"include_usage":true},"model"`, 1)
-					}
-					resp, text := ask(t, g.url+path, body)
-					require.Equal(t, http.StatusOK, resp.StatusCode)
-					require.Equal(t, "text/event-stream", resp.Header.Get("Content-Type"))
-					_, direct := ask(t, model+path, body)
-					if path == paths[0] && !asks {
-						require.NotContains(t, text, "usage", "a client that has not asked")
-						direct, _, _ = strings.Cut(direct, `data: {"id":"c1","object":"chat.completion.chunk","created":1700000000,"model":"song","choices":[],`)
-						direct += "data: [DONE]\n\n"
-					}
-					require.Equal(t, direct, text)
-					is, want := g.used(), cost(sung, int64(min(most, 50)+7))
-					require.Equal(t, want, [3]int64{is[0] - was[0], is[1] - was[1], is[2] - was[2]})
+	for _, reserve := range []int64{5, mostOutput} {
+		g := gate(t, model, func(_ *[3]int64, r *int64) { *r = reserve })
+		for _, most := range []int{1, 20, 50, 51, 4096} {
+			for _, asks := range []bool{false, true} {
+				body, was := completion(most), g.used()
+				if asks {
+					body = strings.Replace(body, `"model"`, `"stream_options":{"include_usage":true},"model"`, 1)
 				}
+				resp, text := ask(t, g.url+path, body)
+				require.Equal(t, http.StatusOK, resp.StatusCode)
+				require.Equal(t, "text/event-stream", resp.Header.Get("Content-Type"))
+				_, direct := ask(t, model+path, body)
+				if !asks {
+					require.NotContains(t, text, "usage", "a client that has not asked")
+					direct = regexp.MustCompile(`data: .*"usage".*\n`).ReplaceAllString(direct, "")
+				}
+				require.Equal(t, direct, text)
+				is, want := g.used(), cost(sung, int64(min(most, 50)+7))
+				require.Equal(t, want, [3]int64{is[0] - was[0], is[1] - was[1], is[2] - was[2]})
 			}
 		}
 	}
 }
 
-// Not every client streams.
+// A client that does not stream gets a chat completion of OpenAI's.
 func TestWhole(t *testing.T) {
-	for _, path := range paths {
-		g := gate(t, serveModel(t, standIn{words: 50}), func(_ *[3]int64, r *int64) { *r = 1 })
-		resp, text := ask(t, g.url+path, strings.Replace(completion(100), "true", "false", 1))
-		require.Equal(t, http.StatusOK, resp.StatusCode)
-		require.Contains(t, text, "usage")
-		require.Equal(t, cost(sung, 50), g.used())
-	}
+	g := gate(t, serveModel(t, standIn{words: 2}), func(_ *[3]int64, r *int64) { *r = 1 })
+	resp, text := ask(t, g.url+path, strings.Replace(completion(100), "true", "false", 1))
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	require.Equal(t, "application/json", resp.Header.Get("Content-Type"))
+	require.JSONEq(t, fmt.Sprintf(`{"id":"c1","object":"chat.completion","created":1700000000,"model":"song",
+		"choices":[{"index":0,"message":{"role":"assistant","content":"la la "},"finish_reason":"stop"}],
+		"usage":{"prompt_tokens":%d,"completion_tokens":2,"total_tokens":%d}}`, sung, sung+2), text)
+	require.Equal(t, cost(sung, 2), g.used())
 }
 
-// Some model servers report no use, which then is what we can count.
+// Some model servers report no use, which then is what we can count, and spread an answer
+// over several lines.
 func TestWholeWithoutUsage(t *testing.T) {
-	for path, answer := range map[string]string{
-		paths[0]: `{"choices":[{"message":{"content":"12345678","tool_calls":[{"function":{"arguments":"1234"}}]}}]}`,
-		paths[1]: `{"content":[{"type":"text","text":"12345678"},{"type":"thinking","thinking":"1234"}]}`,
-	} {
-		model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, answer) }))
-		t.Cleanup(model.Close)
-		g := gate(t, model.URL, within)
-		body := strings.Replace(completion(100), "true", "false", 1)
-		_, text := ask(t, g.url+path, body)
-		require.Equal(t, answer, text)
-		require.Equal(t, cost(tokensIn(len(body)), 3), g.used())
-	}
+	const answer = "{\"choices\":\n[{\"message\":{\"content\":\"12345678\",\n\"tool_calls\":[{\"function\":{\"arguments\":\"1234\"}}]}}]}\n"
+	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, answer) }))
+	t.Cleanup(model.Close)
+	g := gate(t, model.URL, within)
+	body := strings.Replace(completion(100), "true", "false", 1)
+	_, text := ask(t, g.url+path, body)
+	require.Equal(t, answer, text)
+	require.Equal(t, cost(tokensIn(len(body)), 3), g.used())
 }
 
 // An answer with log-probabilities may be much longer than its text.
@@ -128,58 +126,49 @@ func TestLongAnswer(t *testing.T) {
 	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, long) }))
 	t.Cleanup(model.Close)
 	g := gate(t, model.URL, within)
-	resp, text := ask(t, g.url+paths[0], strings.Replace(completion(100), "true", "false", 1))
+	resp, text := ask(t, g.url+path, strings.Replace(completion(100), "true", "false", 1))
 	require.Equal(t, http.StatusOK, resp.StatusCode)
 	require.True(t, text == long)
 	require.Equal(t, cost(5, 7), g.used())
 }
 
-// A stream that the limit stops ends as if by max_tokens, in the form of its API. At most
-// the refused chunk is above the limit.
+// A stream that the limit stops ends as if by max_completion_tokens. At most the refused
+// chunk is above the limit.
 func TestStoppedAtTheLimit(t *testing.T) {
-	for i, path := range paths {
-		for limit, by := range []string{"tokens", "dollars"} {
-			t.Run(by+path, func(t *testing.T) {
-				g := gate(t, serveModel(t, standIn{words: 50}), func(limits *[3]int64, r *int64) {
-					*r = 5
-					limits[1+limit] = cost(tokensIn(len(completion(100))), 20)[1+limit]
-				})
-				resp, text := ask(t, g.url+path, completion(100))
-				require.Equal(t, http.StatusOK, resp.StatusCode)
-				words := strings.Count(text, "la ")
-				require.GreaterOrEqual(t, words, 20)
-				require.Less(t, words, 50)
-				if i == 0 {
-					require.Regexp(t, `"content":"la "}}\]}\n\ndata: {"id":"c1","object":"chat.completion.chunk","created":1700000000,"model":"song","choices":\[{"index":0,"delta":{},"finish_reason":"length"}\]}\n\ndata: \[DONE\]\n\n$`, text)
-				} else {
-					require.Regexp(t, fmt.Sprintf(`"la "}}\n\nevent: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\nevent: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"max_tokens","stop_sequence":null},"usage":{"output_tokens":%d}}\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n$`, words+1), text)
-				}
-				over := g.used()[1+limit] - cost(tokensIn(len(completion(100))), 20)[1+limit]
-				require.LessOrEqual(t, over, cost(0, 1)[1+limit])
-				for line := range strings.Lines(text) {
-					if data, ok := strings.CutPrefix(line, "data: {"); ok {
-						require.True(t, json.Valid([]byte("{"+data)), line)
-					}
-				}
+	for limit, by := range []string{"tokens", "dollars"} {
+		t.Run(by, func(t *testing.T) {
+			g := gate(t, serveModel(t, standIn{words: 50}), func(limits *[3]int64, r *int64) {
+				*r = 5
+				limits[1+limit] = cost(tokensIn(len(completion(100))), 20)[1+limit]
 			})
-		}
+			resp, text := ask(t, g.url+path, completion(100))
+			require.Equal(t, http.StatusOK, resp.StatusCode)
+			words := strings.Count(text, "la ")
+			require.GreaterOrEqual(t, words, 20)
+			require.Less(t, words, 50)
+			require.Regexp(t, `"content":"la "}}\]}\n\ndata: {"id":"c1","object":"chat.completion.chunk","created":1700000000,"model":"song","choices":\[{"index":0,"delta":{},"finish_reason":"length"}\]}\n\ndata: \[DONE\]\n\n$`, text)
+			over := g.used()[1+limit] - cost(tokensIn(len(completion(100))), 20)[1+limit]
+			require.LessOrEqual(t, over, cost(0, 1)[1+limit])
+			for line := range strings.Lines(text) {
+				if data, ok := strings.CutPrefix(line, "data: {"); ok {
+					require.True(t, json.Valid([]byte("{"+data)), line)
+				}
+			}
+		})
 	}
 }
 
 // A model server may report more at the end of an answer than anybody saw and the limit
 // has. The answer is complete, so it ends as the model server ended it.
 func TestReportedAboveTheLimit(t *testing.T) {
-	model := serveModel(t, standIn{words: 10, hidden: 20})
-	for _, path := range paths {
-		g := gate(t, model, func(limits *[3]int64, r *int64) {
-			*r = 10
-			limits[1] = tokensIn(len(completion(100))) + 10
-		})
-		_, text := ask(t, g.url+path, completion(100))
-		require.Regexp(t, `"(stop|end_turn)"`, text)
-		require.NotRegexp(t, `"(length|max_tokens)"`, text)
-		require.Equal(t, cost(sung, 30), g.used())
-	}
+	g := gate(t, serveModel(t, standIn{words: 10, hidden: 20}), func(limits *[3]int64, r *int64) {
+		*r = 10
+		limits[1] = tokensIn(len(completion(100))) + 10
+	})
+	_, text := ask(t, g.url+path, completion(100))
+	require.Contains(t, text, `"stop"`)
+	require.NotContains(t, text, `"length"`)
+	require.Equal(t, cost(sung, 30), g.used())
 }
 
 // A piece of an answer that is more than the whole limit stops the stream too.
@@ -188,54 +177,52 @@ func TestStoppedByAPieceAboveTheLimit(t *testing.T) {
 	require.NoError(t, err)
 	c, err := b.reserve(t.Context(), "acme", price{1, 1}, 10, 5)
 	require.NoError(t, err)
-	text := strings.Repeat(`data: {"delta":{"text":"`+strings.Repeat("a long piece ", 12)+`"}}`+"\n\n", 9)
+	text := strings.Repeat(`data: {"choices":[{"delta":{"content":"`+strings.Repeat("a long piece ", 12)+`"}}]}`+"\n\n", 9)
 	w := httptest.NewRecorder()
-	require.NoError(t, request{dialect: anthropic, stream: true, most: mostOutput}.copy(t.Context(), w, strings.NewReader(text), c))
-	require.Contains(t, w.Body.String(), "max_tokens")
+	require.NoError(t, request{stream: true, most: mostOutput}.copy(t.Context(), w, strings.NewReader(text), c))
+	require.Contains(t, w.Body.String(), "length")
 	require.NotContains(t, w.Body.String(), "a long piece")
 	require.NoError(t, b.close(t.Context()))
 }
 
-// If a client leaves or a stream breaks, the gateway settles what it has counted. Input
-// is what the model server reports, which OpenAI's does only at the end.
+// If a client leaves or a stream breaks, the gateway settles what it has counted.
 func TestCutShort(t *testing.T) {
 	const words = 30
-	for path, in := range map[string]int64{paths[0]: tokensIn(len(completion(50))), paths[1]: sung} {
-		for _, reserve := range []int64{10, 1000} {
-			for i := range 4 {
-				breaks, opts := i%2 == 0, []reservoir.Option{reservoir.WithDirect()}[i/2:]
-				said, left := make(chan struct{}), make(chan struct{})
-				model := serveModel(t, standIn{words: 50, before: func(i int64) {
-					switch {
-					case i == words && breaks:
-						panic(http.ErrAbortHandler)
-					case i == words:
-						close(said)
-						<-left
-					}
-				}})
-				g := gate(t, model, func(_ *[3]int64, r *int64) { *r = reserve }, opts...)
-				t.Cleanup(func() { close(left) }) // before the servers are closed
-				ctx, leave := context.WithCancel(t.Context())
-				r, err := http.NewRequestWithContext(ctx, http.MethodPost, g.url+path, strings.NewReader(completion(50)))
-				require.NoError(t, err)
-				r.Header.Set("X-Api-Key", "sk-acme")
-				resp, err := client(t).Do(r)
-				require.NoError(t, err)
-				lines, heard := bufio.NewScanner(resp.Body), 0
-				for (breaks || heard < words) && lines.Scan() {
-					heard += strings.Count(lines.Text(), "la ")
+	in := tokensIn(len(completion(50)))
+	for _, reserve := range []int64{10, 1000} {
+		for i := range 4 {
+			breaks, opts := i%2 == 0, []reservoir.Option{reservoir.WithDirect()}[i/2:]
+			said, left := make(chan struct{}), make(chan struct{})
+			model := serveModel(t, standIn{words: 50, before: func(i int64) {
+				switch {
+				case i == words && breaks:
+					panic(http.ErrAbortHandler)
+				case i == words:
+					close(said)
+					<-left
 				}
-				require.Equal(t, words, heard)
-				if breaks {
-					require.ErrorIs(t, lines.Err(), io.ErrUnexpectedEOF, "the client must see that this is not all")
-				} else {
-					<-said
-				}
-				leave()
-				_ = resp.Body.Close()
-				require.Eventually(t, func() bool { return g.used() == cost(in, words) }, 20*time.Second, time.Millisecond)
+			}})
+			g := gate(t, model, func(_ *[3]int64, r *int64) { *r = reserve }, opts...)
+			t.Cleanup(func() { close(left) }) // before the servers are closed
+			ctx, leave := context.WithCancel(t.Context())
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, g.url+path, strings.NewReader(completion(50)))
+			require.NoError(t, err)
+			r.Header.Set("Authorization", "Bearer sk-acme")
+			resp, err := client(t).Do(r)
+			require.NoError(t, err)
+			lines, heard := bufio.NewScanner(resp.Body), 0
+			for (breaks || heard < words) && lines.Scan() {
+				heard += strings.Count(lines.Text(), "la ")
 			}
+			require.Equal(t, words, heard)
+			if breaks {
+				require.ErrorIs(t, lines.Err(), io.ErrUnexpectedEOF, "the client must see that this is not all")
+			} else {
+				<-said
+			}
+			leave()
+			_ = resp.Body.Close()
+			require.Eventually(t, func() bool { return g.used() == cost(in, words) }, 20*time.Second, time.Millisecond)
 		}
 	}
 }
@@ -246,22 +233,19 @@ func TestCounting(t *testing.T) {
 	for text, want := range map[string]int64{
 		`{"choices":[{"delta":{"content":"12345678"}}]}`:                                                            2,
 		`{"choices":[{"delta":{"content":null,"tool_calls":[{"function":{"name":"f","arguments":"123456789"}}]}}]}`: 3,
-		`{"choices":[{"delta":{"refusal":"1"}}]}`:                                                                   1,
 		`{"choices":[{"delta":{},"finish_reason":"stop"}],"usage":null}`:                                            0,
-		`{"type":"content_block_delta","delta":{"type":"thinking_delta","thinking":"1234"}}`:                        1,
-		`{"type":"content_block_delta","delta":{"type":"input_json_delta","partial_json":"{\"12345"}}`:              2,
-		`{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":9}}`:                   0,
-		`{"type":"ping"}`: 0, ` [DONE]`: 0, ``: 0,
 	} {
-		require.Equal(t, want, parse([]byte(text)).tokens(), text)
+		var e event
+		require.NoError(t, json.Unmarshal([]byte(text), &e))
+		require.Equal(t, want, e.tokens(), text)
 	}
 	b, err := newBudget(memstore.New(), reservoir.PerHour(1), reservoir.PerHour(110), reservoir.PerDay(1_000_000, nil))
 	require.NoError(t, err)
 	c, err := b.reserve(t.Context(), "acme", price{1, 1}, 10, 100)
 	require.NoError(t, err)
-	text := strings.Repeat("event: content_block_delta\r\ndata:{\"delta\":{\"text\":\"a long word\"}}\r\n\r\n: still there\n\n", 100)
+	text := strings.Repeat("data:{\"choices\":[{\"delta\":{\"content\":\"a long word\"}}]}\r\n\r\n: still there\n\n", 100)
 	w := httptest.NewRecorder()
-	require.NoError(t, request{dialect: anthropic, stream: true, most: 100}.copy(t.Context(), w, strings.NewReader(text), c))
+	require.NoError(t, request{stream: true, most: 100}.copy(t.Context(), w, strings.NewReader(text), c))
 	require.Equal(t, text, w.Body.String())
 	require.EqualValues(t, 100, c.out)
 	require.NoError(t, b.close(t.Context()))
@@ -279,7 +263,7 @@ func TestIntoTheNextMinute(t *testing.T) {
 		require.True(t, c.add(t.Context(), 100))
 		time.Sleep(time.Minute + time.Second)
 		require.True(t, c.add(t.Context(), 200))
-		c.report(event{Usage: usage{"output_tokens": 330}})
+		c.out = 330 // as the model server reports
 		require.NoError(t, c.settle(t.Context()))
 		require.NoError(t, b.limiters[1].Close(t.Context()))
 		again, err := reservoir.New(store, reservoir.PerMinute(1000), reservoir.WithName("tokens"))
@@ -294,32 +278,29 @@ func TestIntoTheNextMinute(t *testing.T) {
 // A refused client gets the numbers of the limit that refused, in headers and in words.
 func TestRefused(t *testing.T) {
 	for i, name := range []string{"requests", "tokens", "dollars"} {
-		for _, path := range paths {
-			g := gate(t, serveModel(t, standIn{words: 10}), func(limits *[3]int64, _ *int64) { limits[i] = 2 * cost(tokensIn(len(completion(99))), 99)[i] })
-			var last *http.Response
-			var text string
-			for n := range 1000 {
-				if last, text = ask(t, g.url+path, completion(99)); last.StatusCode != http.StatusOK {
-					require.GreaterOrEqual(t, n, 2)
-					break
-				}
-				require.Equal(t, name, last.Header.Get("X-RateLimit-Resource"), "the tightest")
+		g := gate(t, serveModel(t, standIn{words: 10}), func(limits *[3]int64, _ *int64) { limits[i] = 2 * cost(tokensIn(len(completion(99))), 99)[i] })
+		var last *http.Response
+		var text string
+		for n := range 1000 {
+			if last, text = ask(t, g.url+path, completion(99)); last.StatusCode != http.StatusOK {
+				require.GreaterOrEqual(t, n, 2)
+				break
 			}
-			require.Equal(t, http.StatusTooManyRequests, last.StatusCode)
-			require.Equal(t, name, last.Header.Get("X-RateLimit-Resource"))
-			require.Equal(t, fmt.Sprint(2*cost(tokensIn(len(completion(99))), 99)[i]), last.Header.Get("X-RateLimit-Limit"))
-			require.Regexp(t, `^[1-9]\d*$`, last.Header.Get("Retry-After"))
-			var said struct {
-				Type  string
-				Error struct{ Type, Message string }
-			}
-			require.NoError(t, json.Unmarshal([]byte(text), &said))
-			require.Equal(t, "error rate_limit_error", said.Type+" "+said.Error.Type)
-			require.Contains(t, said.Error.Message, name)
-			before := g.used()
-			_, _ = ask(t, g.url+path, completion(99))
-			require.Equal(t, before, g.used(), "a refusal charges none of the limits")
+			require.Equal(t, name, last.Header.Get("X-RateLimit-Resource"), "the tightest")
 		}
+		require.Equal(t, http.StatusTooManyRequests, last.StatusCode)
+		require.Equal(t, name, last.Header.Get("X-RateLimit-Resource"))
+		require.Equal(t, fmt.Sprint(2*cost(tokensIn(len(completion(99))), 99)[i]), last.Header.Get("X-RateLimit-Limit"))
+		require.Regexp(t, `^[1-9]\d*$`, last.Header.Get("Retry-After"))
+		var said struct {
+			Error struct{ Type, Message string }
+		}
+		require.NoError(t, json.Unmarshal([]byte(text), &said))
+		require.Equal(t, "rate_limit_error", said.Error.Type)
+		require.Contains(t, said.Error.Message, name)
+		before := g.used()
+		_, _ = ask(t, g.url+path, completion(99))
+		require.Equal(t, before, g.used(), "a refusal charges none of the limits")
 	}
 }
 
@@ -329,38 +310,36 @@ func TestBadRequests(t *testing.T) {
 	body := func(field string) string {
 		return `{"model":"small","stream":true,"messages":[],` + field + `}`
 	}
-	for _, path := range paths {
-		for _, row := range []struct {
-			body   string
-			status int
-			says   string
-		}{
-			{"", http.StatusBadRequest, "JSON"},
-			{"sing!", http.StatusBadRequest, "JSON"},
-			{"null", http.StatusBadRequest, "JSON"},
-			{"[]", http.StatusBadRequest, "JSON"},
-			{body(`"max_tokens":-1`), http.StatusBadRequest, "max_tokens"},
-			{body(`"max_tokens":0`), http.StatusBadRequest, "max_tokens"},
-			{body(`"max_tokens":9223372036854775807`), http.StatusBadRequest, "max_tokens"},
-			{body(`"max_tokens":1e400`), http.StatusBadRequest, "max_tokens"},
-			{body(`"max_tokens":"many"`), http.StatusBadRequest, "max_tokens"},
-			{body(`"max_tokens":5,"max_tokens":-5`), http.StatusBadRequest, "max_tokens"},
-			{body(`"max_tokens":5,"` + string(openAI) + `":"many","n":0`), http.StatusBadRequest, ""},
-			{body(`"n":5`), http.StatusBadRequest, "n is"},
-			{body(`"stream_options":5`), http.StatusBadRequest, "stream_options"},
-			{body(`"model":"free"`), http.StatusBadRequest, "model"},
-			{body(`"x":"` + strings.Repeat("la ", mostInput/3) + `"`), http.StatusRequestEntityTooLarge, "large"},
-		} {
-			resp, text := ask(t, g.url+path, row.body)
-			assert.Equal(t, row.status, resp.StatusCode, "%.80s", row.body)
-			assert.Contains(t, text, row.says, "%.80s", row.body)
-			assert.Equal(t, "application/json", resp.Header.Get("Content-Type"))
-		}
-		for _, header := range [][]string{{"Authorization", ""}, {"Authorization", "Bearer sk-guess"}, {"Authorization", "sk-acme"}, {"Authorization", "Bearer "}} {
-			resp, text := ask(t, g.url+path, completion(10), header...)
-			assert.Equal(t, http.StatusUnauthorized, resp.StatusCode, header)
-			assert.NotContains(t, text, "sk-")
-		}
+	for _, row := range []struct {
+		body   string
+		status int
+		says   string
+	}{
+		{"", http.StatusBadRequest, "JSON"},
+		{"sing!", http.StatusBadRequest, "JSON"},
+		{"null", http.StatusBadRequest, "JSON"},
+		{"[]", http.StatusBadRequest, "JSON"},
+		{body(`"max_completion_tokens":-1`), http.StatusBadRequest, "max_completion_tokens"},
+		{body(`"max_completion_tokens":0`), http.StatusBadRequest, "max_completion_tokens"},
+		{body(`"max_completion_tokens":9223372036854775807`), http.StatusBadRequest, "max_completion_tokens"},
+		{body(`"max_completion_tokens":1e400`), http.StatusBadRequest, "max_completion_tokens"},
+		{body(`"max_tokens":"many"`), http.StatusBadRequest, "max_tokens"},
+		{body(`"max_tokens":5,"max_tokens":-5`), http.StatusBadRequest, "max_completion_tokens"},
+		{body(`"max_tokens":5,"max_completion_tokens":"many"`), http.StatusBadRequest, "max_completion_tokens"},
+		{body(`"n":5`), http.StatusBadRequest, "n is"},
+		{body(`"stream_options":5`), http.StatusBadRequest, "stream_options"},
+		{body(`"model":"free"`), http.StatusBadRequest, "model"},
+		{body(`"x":"` + strings.Repeat("la ", mostInput/3) + `"`), http.StatusRequestEntityTooLarge, "large"},
+	} {
+		resp, text := ask(t, g.url+path, row.body)
+		assert.Equal(t, row.status, resp.StatusCode, "%.80s", row.body)
+		assert.Contains(t, text, row.says, "%.80s", row.body)
+		assert.Equal(t, "application/json", resp.Header.Get("Content-Type"))
+	}
+	for _, header := range [][]string{{"Authorization", ""}, {"Authorization", "Bearer sk-guess"}, {"Authorization", "Bearer "}} {
+		resp, text := ask(t, g.url+path, completion(10), header...)
+		assert.Equal(t, http.StatusUnauthorized, resp.StatusCode, header)
+		assert.NotContains(t, text, "sk-")
 	}
 	assert.Equal(t, [3]int64{}, g.used())
 }
@@ -373,7 +352,7 @@ func TestModelIsBusy(t *testing.T) {
 	}))
 	t.Cleanup(model.Close)
 	g := gate(t, model.URL, within)
-	resp, _ := ask(t, g.url+paths[0], completion(100))
+	resp, _ := ask(t, g.url+path, completion(100))
 	require.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
 	require.Equal(t, "7", resp.Header.Get("Retry-After"))
 	require.Equal(t, [3]int64{1, 0, 0}, g.used())
@@ -382,18 +361,16 @@ func TestModelIsBusy(t *testing.T) {
 // A request that the model server refuses counts as a request, and costs nothing else.
 func TestModelFails(t *testing.T) {
 	for name, model := range map[string]string{"refuses": serveModel(t, standIn{}), "away": "http://127.0.0.1:1"} {
-		for _, path := range paths {
-			g := gate(t, model, within)
-			resp, _ := ask(t, g.url+path, `{"model":"large","max_tokens":100}`) // no messages
-			if name == "away" {
-				require.Equal(t, http.StatusBadGateway, resp.StatusCode)
-			} else {
-				require.Equal(t, http.StatusBadRequest, resp.StatusCode)
-			}
-			require.Equal(t, [3]int64{1, 0, 0}, g.used())
+		g := gate(t, model, within)
+		resp, _ := ask(t, g.url+path, `{"model":"large","max_completion_tokens":100}`) // no messages
+		if name == "away" {
+			require.Equal(t, http.StatusBadGateway, resp.StatusCode)
+		} else {
+			require.Equal(t, http.StatusBadRequest, resp.StatusCode)
 		}
+		require.Equal(t, [3]int64{1, 0, 0}, g.used())
 	}
 	g := gate(t, serveModel(t, standIn{}), func(limits *[3]int64, _ *int64) { limits[1] = 100 })
-	resp, _ := ask(t, g.url+paths[0], completion(1000))
+	resp, _ := ask(t, g.url+path, completion(1000))
 	require.Equal(t, http.StatusBadRequest, resp.StatusCode, "more than the whole limit")
 }

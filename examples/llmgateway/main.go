@@ -3,7 +3,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -21,6 +23,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/httplimit"
 )
 
 func main() {
@@ -56,29 +59,35 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		defer shared.Close()
 		store = shared
 	}
-	if *model == "" {
-		listener, err := net.Listen("tcp", "localhost:0")
-		if err != nil {
-			return err
-		}
-		server := &http.Server{Handler: standIn{words: 50, before: func(int64) { time.Sleep(20 * time.Millisecond) }}}
-		go func() { _ = server.Serve(listener) }()
-		defer server.Close()
-		*model = "http://" + listener.Addr().String()
-	}
-	if u, err := url.Parse(*model); err != nil || u.Host == "" {
-		return errors.New("-model: want a URL with a host")
-	}
 	b, err := newBudget(store, reservoir.Limit{Tokens: *requests, Window: *window},
 		reservoir.Limit{Tokens: *tokens, Window: *window}, reservoir.PerDay(*dollars, nil))
 	if err != nil {
 		return err
 	}
-	g := &gateway{b, int64(min(*reserve, mostOutput)), strings.TrimSuffix(*model, "/")}
-	err = serve(ctx, *addr, g.handler(), out)
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	listener, err := net.Listen("tcp", *addr)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	if *model == "" {
+		*model = "http://" + listener.Addr().String() + "/stand-in"
+	}
+	if u, err := url.Parse(*model); err != nil || u.Host == "" {
+		return errors.New("-model: want a URL with a host")
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST "+path, &gateway{b, int64(min(*reserve, mostOutput)), strings.TrimSuffix(*model, "/")})
+	mux.Handle("POST /stand-in"+path, standIn{words: 50, before: func(int64) { time.Sleep(20 * time.Millisecond) }})
+	server, failed := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}, make(chan error, 1)
+	fmt.Fprintf(out, "listening on http://%s\n", listener.Addr())
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err = <-failed: // the server cannot go on
+	case <-ctx.Done():
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 40*time.Second)
 	defer cancel()
-	err = errors.Join(err, b.close(last))
+	err = errors.Join(err, server.Shutdown(last), b.close(last)) // streams end first
 	for i, l := range b.limiters {
 		s := l.Stats()
 		fmt.Fprintf(out, "%s: %d used, %d overdrawn, %d store calls\n", names[i], s.Spent-s.Refunded, s.Overdrawn, s.StoreCalls)
@@ -86,22 +95,90 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return err
 }
 
-// serve returns when all streams have ended, which may take half a minute.
-func serve(ctx context.Context, addr string, h http.Handler, out io.Writer) error {
-	listener, err := net.Listen("tcp", addr)
+// prices has the models that may be called, and accounts the owners of API keys. The
+// account is limited; the key goes to no store, log or model.
+var (
+	prices   = map[string]price{"small": {1, 5}, "large": {3, 15}}
+	accounts = map[string]string{"sk-acme": "acme", "sk-zenith": "zenith"}
+)
+
+const (
+	path       = "/v1/chat/completions"
+	mostInput  = 1 << 20 // bytes
+	mostOutput = 4096    // tokens; also the default
+)
+
+// gateway limits completions and forwards them to a model server.
+type gateway struct {
+	budget  *budget
+	reserve int64  // tokens of output, at most, for a stream
+	model   string // the server's URL
+}
+
+// ServeHTTP charges an estimate, forwards the request, and settles the real use.
+func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	key := accounts[strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")]
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, mostInput))
+	switch {
+	case key == "":
+		fail(w, http.StatusUnauthorized, "authentication_error", "no API key that is known")
+		return
+	case err != nil: // or the client has left, and reads no answer
+		fail(w, http.StatusRequestEntityTooLarge, "invalid_request_error", err.Error())
+		return
+	}
+	q, err := read(body)
 	if err != nil {
-		return err
+		fail(w, http.StatusBadRequest, "invalid_request_error", err.Error())
+		return
 	}
-	fmt.Fprintf(out, "listening on http://%s\n", listener.Addr())
-	server, failed := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}, make(chan error, 1)
-	go func() { failed <- server.Serve(listener) }()
-	select {
-	case err := <-failed: // the server cannot go on
-		return err
-	case <-ctx.Done():
+	out := q.most
+	if q.stream { // only a stream can be stopped when it needs more
+		out = min(out, g.reserve)
 	}
-	fmt.Fprintln(out, "stopping")
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
-	defer cancel()
-	return server.Shutdown(last)
+	c, err := g.budget.reserve(r.Context(), key, prices[q.model], tokensIn(len(body)), out)
+	if err != nil {
+		httplimit.Unavailable(w, r, err, nil) // also if the estimate is more than the limit, which is the client's fault
+		return
+	}
+	i := c.result.Limiter // the tightest, or the one that refused
+	httplimit.Policy{Name: names[i], Window: g.budget.limits[i].Window}.SetHeaders(w.Header(), c.result.Result)
+	if !c.result.Allowed {
+		fail(w, http.StatusTooManyRequests, "rate_limit_error", "out of "+names[i]+": Retry-After says in how many seconds there will be more")
+		return
+	}
+	defer func() { _ = c.settle(r.Context()) }() // also if the client leaves or the stream breaks
+	g.forward(w, r, q, c)
+}
+
+// forward sends the request to the model server and records its use in c.
+func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *charge) {
+	up, _ := http.NewRequestWithContext(r.Context(), http.MethodPost, g.model+r.URL.Path, bytes.NewReader(q.body)) // run has checked the URL
+	up.Header = http.Header{"Content-Type": {"application/json"}}                                                  // and a key of our own
+	resp, err := http.DefaultClient.Do(up)
+	if err != nil {
+		if r.Context().Err() == nil { // otherwise the client has left, and the model may have read the input
+			c.in = 0
+		}
+		fail(w, http.StatusBadGateway, "server_error", "the model server does not answer")
+		return
+	}
+	defer resp.Body.Close() // stops the model server if it has more to send
+	for _, name := range []string{"Content-Type", "Retry-After"} {
+		w.Header()[name] = resp.Header[name]
+	}
+	w.WriteHeader(resp.StatusCode)
+	if resp.StatusCode != http.StatusOK {
+		c.in = 0 // an error costs nothing
+	}
+	if q.copy(r.Context(), w, resp.Body, c) != nil {
+		panic(http.ErrAbortHandler) // the client must see that this is not all
+	}
+}
+
+// fail answers in the API's form.
+func fail(w http.ResponseWriter, status int, kind, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{"message": message, "type": kind, "param": nil, "code": nil}})
 }

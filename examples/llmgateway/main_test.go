@@ -22,9 +22,6 @@ import (
 
 func TestMain(m *testing.M) { program.Main(m, main) }
 
-// paths has the paths of the two APIs.
-var paths = []string{"/v1/chat/completions", "/v1/messages"}
-
 // serveModel runs a model server.
 func serveModel(t *testing.T, m standIn) string {
 	if m.before == nil {
@@ -64,7 +61,7 @@ func client(t *testing.T) *http.Client {
 
 // completion asks for at most this many tokens.
 func completion(most int) string {
-	return fmt.Sprintf(`{"model":"large","stream":true,"max_tokens":%d,"messages":[{"role":"user","content":"sing"}]}`, most)
+	return fmt.Sprintf(`{"model":"large","stream":true,"max_completion_tokens":%d,"messages":[{"role":"user","content":"sing"}]}`, most)
 }
 
 // process is the program in its own process.
@@ -113,7 +110,7 @@ func (p *process) stop(t *testing.T) map[string]figures {
 // connections.
 func calls(server *redistest.Server) int64 { return server.Calls("evalsha", "eval", "fcall") }
 
-// Four processes serve 200 concurrent streams of 50 chunks, of both APIs, far within the
+// Four processes serve 200 concurrent streams of 50 chunks, far within the
 // limits. All store calls count, including first contacts and those of Close.
 func TestSteady(t *testing.T) {
 	const streams, rounds, words = 200, 4, 50
@@ -127,7 +124,7 @@ func TestSteady(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range streams {
 			wg.Go(func() {
-				resp, text := ask(t, all[i%4].url+paths[i/4%2], completion(1000))
+				resp, text := ask(t, all[i%4].url+path, completion(1000))
 				if resp.StatusCode != http.StatusOK || strings.Count(text, `la `) != words {
 					t.Error(resp.Status, text)
 				}

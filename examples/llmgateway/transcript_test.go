@@ -52,7 +52,7 @@ func TestModelWithASlash(t *testing.T) {
 	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.URL.Path) }))
 	t.Cleanup(model.Close)
 	p := start(t, "-model", model.URL+"/")
-	_, text := ask(t, p.url+paths[0], completion(1))
-	require.Equal(t, paths[0], text)
+	_, text := ask(t, p.url+path, completion(1))
+	require.Equal(t, path, text)
 	p.stop(t)
 }
