@@ -8,8 +8,7 @@
 //		grpc.ChainStreamInterceptor(limits.Stream()))
 //
 // A call is charged before its handler runs: one token, or the result of Server.Cost.
-// A stream is charged once when it is opened and, if Server.RecvCost or SendCost
-// is set, for each message. Nearly every call is decided in memory; see package
+// A stream is charged once, when it is opened. Nearly every call is decided in memory; see package
 // reservoir.
 //
 // Metadata shows a client the state of its limit:
@@ -20,8 +19,7 @@
 //
 // These keys are in the header of an admitted call and in the trailer of a refused one. A
 // refusal has the status RESOURCE_EXHAUSTED with a google.rpc.RetryInfo. It has only
-// trailers, so that the retry policies of gRPC clients can act on it; Server.Pushback
-// tells them when. For a Group, the numbers are those of the limit that refused or, if all
+// trailers, so that the retry policies of gRPC clients can act on it. For a Group, the numbers are those of the limit that refused or, if all
 // admitted, of the limit with the smallest part remaining. A call without a limit has none
 // of these keys.
 //

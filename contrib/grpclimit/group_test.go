@@ -107,41 +107,7 @@ func TestGroupRefunds(t *testing.T) {
 	}
 }
 
-// Messages cost every limit of a group the same, and wait where they are to.
-func TestGroupOfStreams(t *testing.T) {
-	for _, wait := range []bool{false, true} {
-		for mode, opts := range modes {
-			t.Run(fmt.Sprintf("%s/wait=%t", mode, wait), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					a, b := limiter(t, 100, opts...), limiter(t, 4, opts...)
-					_, client := serve(t, grpclimit.Server{
-						Group: reservoir.NewGroup(a, b), Keys: []grpclimit.KeyFunc{one, one}, Cost: costs(0),
-						RecvCost: func(grpclimit.Call, any) int64 { return 2 }, WaitMessages: wait,
-					})
-					begin := time.Now()
-					stream, err := client.FullDuplexCall(t.Context())
-					require.NoError(t, err)
-					for range 2 {
-						require.NoError(t, exchange(stream))
-					}
-					err = exchange(stream)
-					if wait {
-						require.NoError(t, err)
-						require.InDelta(t, time.Minute, time.Since(begin), float64(time.Second))
-						require.NoError(t, stream.CloseSend())
-						_, _ = stream.Recv()
-						return
-					}
-					require.Equal(t, codes.ResourceExhausted, status.Code(err))
-					require.EqualValues(t, 4, first(t, stream.Trailer(), "x-ratelimit")["limit"])
-					require.EqualValues(t, 96, remaining(t, a, "one"))
-				})
-			})
-		}
-	}
-}
-
-// A client waits for all limits of a group, with calls and with messages.
+// A client waits for all limits of a group.
 func TestGroupOfAClient(t *testing.T) {
 	for mode, opts := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -149,7 +115,7 @@ func TestGroupOfAClient(t *testing.T) {
 				calls, tokens := limiter(t, 100, opts...), limiter(t, 10, opts...)
 				limits := grpclimit.Client{
 					Group: reservoir.NewGroup(calls, tokens), Keys: []grpclimit.KeyFunc{grpclimit.ByTarget, one},
-					Costs: []grpclimit.CostFunc{costs(1), costs(5)}, SendCost: func(grpclimit.Call, any) int64 { return 5 },
+					Costs: []grpclimit.CostFunc{costs(1), costs(5)},
 				}
 				_, client := serve(t, grpclimit.Server{Limiter: limiter(t, 1000), Key: one}, dial(limits)...)
 				begin := time.Now()
@@ -160,14 +126,12 @@ func TestGroupOfAClient(t *testing.T) {
 				require.InDelta(t, time.Minute, time.Since(begin), float64(time.Second))
 				require.EqualValues(t, 99, remaining(t, calls, "target:passthrough:///test"), "of this window")
 
-				ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 				defer cancel()
-				stream, err := client.FullDuplexCall(ctx)
+				_, err := client.FullDuplexCall(ctx)
 				require.NoError(t, err)
-				require.NoError(t, exchange(stream))
-				require.InDelta(t, 2*time.Minute, time.Since(begin), float64(time.Second))
-				require.NoError(t, exchange(stream))
-				require.Equal(t, codes.DeadlineExceeded, status.Code(stream.Send(message)))
+				_, err = client.FullDuplexCall(ctx)
+				require.Equal(t, codes.DeadlineExceeded, status.Code(err))
 			})
 		})
 	}
@@ -204,7 +168,7 @@ func TestUnlimited(t *testing.T) {
 
 func TestBlocked(t *testing.T) {
 	for _, blocked := range []codes.Code{codes.OK, codes.PermissionDenied} {
-		for name, limits := range servers(t, special(t, reservoir.Limit{}), grpclimit.Server{Blocked: blocked, Pushback: time.Hour}) {
+		for name, limits := range servers(t, special(t, reservoir.Limit{}), grpclimit.Server{Blocked: blocked}) {
 			t.Run(fmt.Sprint(blocked, "/", name), func(t *testing.T) {
 				impl, client := serve(t, limits)
 				var trailer metadata.MD
@@ -218,12 +182,10 @@ func TestBlocked(t *testing.T) {
 				if blocked == codes.OK {
 					assert.Equal(t, codes.ResourceExhausted, status.Code(err))
 					assert.Positive(t, retryDelay(t, err))
-					assert.Len(t, trailer.Get("grpc-retry-pushback-ms"), 1)
 					return
 				}
 				assert.Equal(t, codes.PermissionDenied, status.Code(err))
 				assert.Empty(t, status.Convert(err).Details())
-				assert.Empty(t, trailer.Get("grpc-retry-pushback-ms"))
 			})
 		}
 	}
@@ -233,11 +195,11 @@ func TestBlocked(t *testing.T) {
 	assert.Equal(t, codes.ResourceExhausted, status.Code(err), "who has used up a limit is not blocked")
 }
 
-// In shadow calls and messages pass, and what was not charged does not go back.
+// In shadow calls pass, and what was not charged does not go back.
 func TestShadowed(t *testing.T) {
 	for mode, opts := range modes {
 		l := limiter(t, 4, append(opts, reservoir.WithShadow())...)
-		for name, limits := range servers(t, l, grpclimit.Server{Cost: costs(2), RecvCost: each}) {
+		for name, limits := range servers(t, l, grpclimit.Server{Cost: costs(2)}) {
 			t.Run(mode+"/"+name, func(t *testing.T) {
 				_, client := serve(t, limits)
 				for range 4 {
@@ -259,7 +221,7 @@ func TestShadowed(t *testing.T) {
 	}
 }
 
-// A limit of a group that costs nothing, or less, is not asked; a message may cost nothing.
+// A limit of a group that costs nothing, or less, is not asked.
 func TestCostsOfNothing(t *testing.T) {
 	a, b := limiter(t, 10), limiter(t, 10)
 	g, keys := reservoir.NewGroup(a, b), []grpclimit.KeyFunc{one, one}
@@ -272,7 +234,7 @@ func TestCostsOfNothing(t *testing.T) {
 		_, err = client.EmptyCall(t.Context(), empty)
 		assert.NoError(t, err, n)
 	}
-	_, client := serveWith(t, nil, dial(grpclimit.Client{Group: g, Keys: keys, SendCost: func(grpclimit.Call, any) int64 { return 0 }})...)
+	_, client := serveWith(t, nil, dial(grpclimit.Client{Group: g, Keys: keys})...)
 	stream, err := client.FullDuplexCall(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, exchange(stream))

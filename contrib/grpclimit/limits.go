@@ -40,7 +40,7 @@ func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFun
 }
 
 // of returns the names that a call is charged to and what it costs, for each limit. There
-// are no names if the call is skipped, and no costs if it is free.
+// are no costs if the call is skipped or free.
 func (l *limits) of(ctx context.Context, c Call, skip func(context.Context, Call) bool) (
 	names []string, costs []int64, err error,
 ) {
@@ -63,9 +63,6 @@ func (l *limits) of(ctx context.Context, c Call, skip func(context.Context, Call
 	}
 	return names, costs, nil
 }
-
-// each returns a cost of n tokens at each limit.
-func (l *limits) each(n int64) []int64 { return slices.Repeat([]int64{n}, len(l.keys)) }
 
 // wait lets calls of a Limiter wait in line; a Group would let some pass before others.
 func (l *limits) wait(ctx context.Context, names []string, costs []int64) (err error) {

@@ -3,7 +3,6 @@ package grpclimit
 import (
 	"cmp"
 	"context"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -40,31 +39,13 @@ type Server struct {
 	Skip func(ctx context.Context, c Call) bool
 
 	// Refund reports whether the Cost of a call with this final status goes back: see
-	// Codes. It is not called for refused calls, nor if the handler panics, and the cost
-	// of messages never goes back. By default nothing goes back.
+	// Codes. It is not called for refused calls, nor if the handler panics. By default
+	// nothing goes back.
 	Refund func(code codes.Code) bool
-
-	// RecvCost returns how many tokens a message from the client costs on a stream, at every
-	// limit of a Group; by default none. The one request of a server-streaming call is such
-	// a message. RecvCost is called for every message, so it should be quick.
-	RecvCost func(c Call, message any) int64
-
-	// SendCost is the same for messages to the client.
-	SendCost func(c Call, message any) int64
-
-	// WaitMessages makes messages wait for their tokens. By default a message without
-	// tokens ends the stream with RESOURCE_EXHAUSTED. Waiting in Recv slows the client
-	// down, by gRPC's flow control.
-	WaitMessages bool
 
 	// Metadata is the lower-case prefix of the metadata keys, by default DefaultMetadata.
 	// Limiters in a chain need different prefixes. With "-" no metadata is sent.
 	Metadata string
-
-	// Pushback, if more than 0, makes clients with a gRPC retry policy for
-	// RESOURCE_EXHAUSTED retry after RetryAfter if that is at most Pushback, and not at all
-	// if it is more. By default they follow their own policy.
-	Pushback time.Duration
 
 	// Blocked, if it is not OK, is the status of calls whose limit has no tokens at all
 	// (reservoir.Limit{}), such as codes.PermissionDenied. It comes without RetryInfo.
@@ -97,7 +78,7 @@ func (s *Server) complete() {
 }
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (reply any, err error) {
-	err = s.limit(ctx, Call{Method: info.FullMethod, Request: req}, func([]string) (err error) {
+	err = s.limit(ctx, Call{Method: info.FullMethod, Request: req}, func() (err error) {
 		reply, err = handler(ctx, req)
 		return err
 	})
@@ -105,40 +86,29 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 }
 
 func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	c := Call{Method: info.FullMethod, Stream: true}
-	return s.limit(stream.Context(), c, func(names []string) error {
-		if names == nil || s.RecvCost == nil && s.SendCost == nil {
-			return handler(srv, stream)
-		}
-		limited := &serverStream{ServerStream: stream, server: s, call: c, names: names}
-		err := handler(srv, limited)
-		if over := limited.over.Load(); err == nil && over != nil {
-			return *over
-		}
-		return err
-	})
+	return s.limit(stream.Context(), Call{Method: info.FullMethod, Stream: true}, func() error { return handler(srv, stream) })
 }
 
-// limit charges a call and runs it with the names that it is charged to, or nil if it is
-// skipped. Afterwards it gives the cost back if Refund says so, even if the caller has
-// left. If that fails, the tokens are lost until the window ends, and the limiter's hooks
-// see the error.
-func (s *Server) limit(ctx context.Context, c Call, run func(names []string) error) error {
+// limit charges a call and runs it. Afterwards it gives the cost back if Refund says so,
+// even if the caller has left. If that fails, the tokens are lost until the window ends, and
+// the limiter's hooks see the error.
+func (s *Server) limit(ctx context.Context, c Call, run func() error) error {
 	names, costs, err := s.limits.of(ctx, c, s.Skip)
 	if err != nil {
 		return err
 	}
-	var paid reservoir.GroupResult
-	if costs != nil {
-		if paid, err = s.charge(ctx, names, costs); err != nil {
-			return err
-		}
-		if md := s.describe(paid.Result); len(md) > 0 {
-			_ = grpc.SetHeader(ctx, md)
-		}
+	if costs == nil {
+		return run()
 	}
-	err = run(names)
-	if names != nil && s.Refund != nil && s.Refund(codeOf(err)) {
+	paid, err := s.charge(ctx, names, costs)
+	if err != nil {
+		return err
+	}
+	if md := s.describe(paid.Result); len(md) > 0 {
+		_ = grpc.SetHeader(ctx, md)
+	}
+	err = run()
+	if s.Refund != nil && s.Refund(codeOf(err)) {
 		_ = s.limits.group.Refund(context.WithoutCancel(ctx), paid, names...)
 	}
 	return err

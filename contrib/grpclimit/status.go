@@ -16,11 +16,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// pushback is the metadata key that gRPC's retry policies obey (gRFC A6).
-const pushback = "grpc-retry-pushback-ms"
-
-// describe returns r as metadata, or none if r is unlimited. For a refusal, whose metadata
-// goes into the trailer, it may add when to retry.
+// describe returns r as metadata, or none if r is unlimited.
 func (s *Server) describe(r reservoir.Result) metadata.MD {
 	md := metadata.MD{}
 	if s.Metadata != "-" && !r.Unlimited() {
@@ -28,22 +24,11 @@ func (s *Server) describe(r reservoir.Result) metadata.MD {
 		md.Set(s.Metadata+"-remaining", strconv.FormatInt(r.Remaining, 10))
 		md.Set(s.Metadata+"-reset", strconv.FormatInt(seconds(r.Reset), 10))
 	}
-	if !r.Allowed && s.Pushback > 0 && !s.blocks(r) {
-		md.Set(pushback, retryIn(r.RetryAfter, s.Pushback))
-	}
 	return md
 }
 
 // seconds returns t in Unix time, rounded up, so that a client does not come back early.
 func seconds(t time.Time) int64 { return (t.UnixMilli() + 999) / 1000 }
-
-// retryIn returns after in milliseconds, rounded up, or "-1" for never.
-func retryIn(after, longest time.Duration) string {
-	if after > longest {
-		return "-1"
-	}
-	return strconv.FormatInt(int64((after+time.Millisecond-1)/time.Millisecond), 10)
-}
 
 // blocks reports whether r refuses for good and Blocked sets a status for that.
 func (s *Server) blocks(r reservoir.Result) bool {

@@ -19,11 +19,7 @@ import (
 	"github.com/go-reservoir/reservoir/contrib/grpclimit"
 )
 
-var (
-	message = &testgrpc.StreamingOutputCallRequest{}
-	each    = func(grpclimit.Call, any) int64 { return 1 }
-	free    = func(context.Context, grpclimit.Call) int64 { return 0 }
-)
+var message = &testgrpc.StreamingOutputCallRequest{}
 
 // exchange sends a message, and returns once its answer is there.
 func exchange(stream testgrpc.TestService_FullDuplexCallClient) error {
@@ -34,7 +30,7 @@ func exchange(stream testgrpc.TestService_FullDuplexCallClient) error {
 	return err
 }
 
-// By default a stream costs one token, however many messages it has.
+// A stream costs one token, however many messages it has.
 func TestStream(t *testing.T) {
 	l := limiter(t, 1)
 	impl, client := serve(t, grpclimit.Server{Limiter: l, Key: one})
@@ -61,86 +57,13 @@ func TestStream(t *testing.T) {
 
 func TestSkippedStream(t *testing.T) {
 	l := limiter(t, 1)
-	_, client := serve(t, grpclimit.Server{Limiter: l, Key: one, RecvCost: each, Skip: grpclimit.Methods("/grpc.testing.TestService/")})
+	_, client := serve(t, grpclimit.Server{Limiter: l, Key: one, Skip: grpclimit.Methods("/grpc.testing.TestService/")})
 	stream, err := client.FullDuplexCall(t.Context())
 	require.NoError(t, err)
 	for range 3 {
 		require.NoError(t, exchange(stream))
 	}
 	assert.EqualValues(t, 1, remaining(t, l, "one"))
-}
-
-// The message that finds no tokens is not handled, and ends the stream.
-func TestMessages(t *testing.T) {
-	for name, test := range map[string]struct {
-		limits   grpclimit.Server
-		received int64
-	}{
-		"received":          {grpclimit.Server{RecvCost: each, Cost: free}, 3},
-		"sent":              {grpclimit.Server{SendCost: each, Cost: free}, 4}, // the fourth could not be answered
-		"and the stream":    {grpclimit.Server{RecvCost: each}, 2},
-		"some cost nothing": {grpclimit.Server{RecvCost: each, SendCost: func(grpclimit.Call, any) int64 { return -1 }, Cost: free}, 3},
-	} {
-		t.Run(name, func(t *testing.T) {
-			l := limiter(t, 3)
-			test.limits.Limiter, test.limits.Key = l, one
-			impl, client := serve(t, test.limits)
-			stream, err := client.FullDuplexCall(t.Context())
-			require.NoError(t, err)
-			for err == nil {
-				err = exchange(stream)
-			}
-			assert.Equal(t, codes.ResourceExhausted, status.Code(err))
-			assert.Positive(t, retryDelay(t, err))
-			assert.EqualValues(t, 0, first(t, stream.Trailer(), "x-ratelimit")["remaining"])
-			assert.Equal(t, test.received, impl.received.Load())
-			assert.EqualValues(t, 0, remaining(t, l, "one"))
-		})
-	}
-}
-
-// A message that finds no tokens ends the stream with that status, even if the handler
-// takes the error for the end of the messages.
-func TestHandlerThatIgnoresTheRefusalOfAMessage(t *testing.T) {
-	limits := grpclimit.Server{Limiter: limiter(t, 1), Key: one, Cost: free, RecvCost: each}
-	ignores := func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		_ = handler(srv, stream)
-		return nil
-	}
-	_, client := serveWith(t, []grpc.ServerOption{grpc.ChainStreamInterceptor(limits.Stream(), ignores)})
-	stream, err := client.FullDuplexCall(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, exchange(stream))
-	assert.Equal(t, codes.ResourceExhausted, status.Code(exchange(stream)))
-}
-
-func TestMessagesWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, client := serve(t, grpclimit.Server{Limiter: limiter(t, 2), Key: one, Cost: free, RecvCost: each, WaitMessages: true})
-		stream, err := client.FullDuplexCall(t.Context())
-		require.NoError(t, err)
-		begin := time.Now()
-		for range 5 {
-			require.NoError(t, exchange(stream))
-		}
-		assert.InDelta(t, 2*time.Minute, time.Since(begin), float64(time.Second), "five in windows of two")
-		require.NoError(t, stream.CloseSend())
-		_, err = stream.Recv()
-		require.ErrorIs(t, err, io.EOF)
-	})
-}
-
-func TestMessagesOfAStreamThatEndsWhileTheyWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, client := serve(t, grpclimit.Server{Limiter: limiter(t, 1), Key: one, RecvCost: each, WaitMessages: true})
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		begin := time.Now()
-		stream, err := client.FullDuplexCall(ctx)
-		require.NoError(t, err)
-		assert.Equal(t, codes.DeadlineExceeded, status.Code(exchange(stream)))
-		assert.LessOrEqual(t, time.Since(begin), time.Second)
-	})
 }
 
 func TestClientWaits(t *testing.T) {
@@ -179,36 +102,28 @@ func dial(limits grpclimit.Client) []grpc.DialOption {
 
 func TestClientStreamWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		limits := grpclimit.Client{Limiter: limiter(t, 2), Key: one, SendCost: each}
+		limits := grpclimit.Client{Limiter: limiter(t, 1), Key: one}
 		_, client := serve(t, grpclimit.Server{Limiter: limiter(t, 1000), Key: one}, dial(limits)...)
 		begin := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 119*time.Second) // before the second reset
 		defer cancel()
-		stream, err := client.FullDuplexCall(ctx)
-		require.NoError(t, err)
-		for range 3 { // and the stream itself
-			require.NoError(t, exchange(stream))
+		for range 2 {
+			stream, err := client.FullDuplexCall(ctx)
+			require.NoError(t, err)
+			for range 3 { // which cost nothing
+				require.NoError(t, exchange(stream))
+			}
 		}
 		assert.InDelta(t, time.Minute, time.Since(begin), float64(time.Second))
-		err = stream.Send(message) // there is none before the deadline
-		assert.Equal(t, codes.DeadlineExceeded, status.Code(err))
+		_, err := client.FullDuplexCall(ctx)
+		assert.Equal(t, codes.DeadlineExceeded, status.Code(err), "there is none before the deadline")
 		assert.Less(t, time.Since(begin), 61*time.Second)
 	})
 }
 
-// A stream that costs nothing by itself, and has no key, is limited all the same.
-func TestClientStreamWithoutKey(t *testing.T) {
-	none := func(context.Context, grpclimit.Call) (string, error) { return "", nil }
-	limits := grpclimit.Client{Limiter: limiter(t, 2), Key: none, Cost: costs(0), SendCost: each}
-	_, client := serve(t, grpclimit.Server{Limiter: limiter(t, 1000), Key: one}, dial(limits)...)
-	stream, err := client.FullDuplexCall(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, codes.InvalidArgument, status.Code(stream.Send(message)))
-}
-
 func TestClientSkipsAndFails(t *testing.T) {
 	l := limiter(t, 3)
-	limits := grpclimit.Client{Limiter: l, Key: one, SendCost: each, Skip: grpclimit.Methods("/grpc.testing.TestService/FullDuplexCall"), Cost: costs(9)}
+	limits := grpclimit.Client{Limiter: l, Key: one, Skip: grpclimit.Methods("/grpc.testing.TestService/FullDuplexCall"), Cost: costs(9)}
 	impl, client := serve(t, grpclimit.Server{Limiter: limiter(t, 1000), Key: one}, dial(limits)...)
 	stream, err := client.FullDuplexCall(t.Context())
 	require.NoError(t, err)
