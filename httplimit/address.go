@@ -25,15 +25,7 @@ import (
 // of them; otherwise its requests have no key.
 func ByAddress(trusted ...netip.Prefix) KeyFunc {
 	trusted = unmapped(trusted)
-	return func(r *http.Request) string { return subject.Address(client(r, trusted, forwardedFor)) }
-}
-
-// ByForwarded is like [ByAddress], for proxies that write Forwarded (RFC 7239). No function
-// reads both headers, because a proxy that writes one of them passes on the other as the
-// client wrote it.
-func ByForwarded(trusted ...netip.Prefix) KeyFunc {
-	trusted = unmapped(trusted)
-	return func(r *http.Request) string { return subject.Address(client(r, trusted, forwarded)) }
+	return func(r *http.Request) string { return subject.Address(client(r, trusted)) }
 }
 
 // unmapped converts prefixes of IPv4 addresses that are written as IPv6.
@@ -48,34 +40,22 @@ func unmapped(prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// source is where proxies record the peer of a request: a header, and a function that
-// reads the peer from one element of its list.
-type source struct {
-	header string
-	node   func(element string) string
-}
-
-var (
-	forwardedFor = source{"X-Forwarded-For", func(e string) string { return e }}
-	forwarded    = source{"Forwarded", forParameter}
-)
-
 // client returns the nearest address that is no trusted proxy, or the furthest proxy if
 // all are trusted. An element that is no address, such as "unknown", ends the search, and
 // client returns the proxy that wrote it.
-func client(r *http.Request, trusted []netip.Prefix, from source) netip.Addr {
+func client(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	a := node(r.RemoteAddr)
 	if !a.IsValid() && !local(r.RemoteAddr) || !trusts(trusted, a) {
 		return a
 	}
-	for _, rest := range slices.Backward(r.Header[from.header]) {
+	for _, rest := range slices.Backward(r.Header["X-Forwarded-For"]) {
 		for more := true; more; {
 			var e string
-			rest, e, more = cutLast(rest, ',')
+			rest, e, more = cutLast(rest)
 			if e == "" { // lists may have empty elements
 				continue
 			}
-			next := node(from.node(e))
+			next := node(e)
 			if !next.IsValid() {
 				return a
 			}
@@ -111,46 +91,9 @@ func node(s string) netip.Addr {
 	return a.Unmap().WithZone("")
 }
 
-// cutLast cuts the element after the last separator outside quoted strings off a list. It
-// reads from the right, because a trusted proxy wrote the right end. So a quotation mark
-// that a client has left open further left has no effect there.
-func cutLast(s string, separator byte) (rest, element string, more bool) {
-	quoted := false
-	for i := len(s) - 1; i >= 0; i-- {
-		switch {
-		case s[i] == '"' && !escaped(s[:i]):
-			quoted = !quoted
-		case s[i] == separator && !quoted:
-			return s[:i], strings.Trim(s[i+1:], " \t"), true
-		}
-	}
-	return "", strings.Trim(s, " \t"), false
-}
-
-// escaped reports whether a backslash at the end of s escapes the next character.
-func escaped(s string) bool {
-	n := len(s) - len(strings.TrimRight(s, `\`))
-	return n%2 == 1
-}
-
-// forParameter returns the value of for in an element of Forwarded, or "" unless there is
-// exactly one.
-func forParameter(element string) string {
-	found := ""
-	for more := true; more; {
-		var pair string
-		element, pair, more = cutLast(element, ';')
-		name, value, _ := strings.Cut(pair, "=")
-		if !strings.EqualFold(name, "for") {
-			continue
-		}
-		if found != "" {
-			return ""
-		}
-		found = value
-	}
-	if len(found) > 1 && found[0] == '"' && found[len(found)-1] == '"' {
-		found = found[1 : len(found)-1]
-	}
-	return found
+// cutLast cuts the last element off a list. It reads from the right, because a trusted
+// proxy wrote the right end.
+func cutLast(list string) (rest, element string, more bool) {
+	i := strings.LastIndexByte(list, ',')
+	return list[:max(i, 0)], strings.Trim(list[i+1:], " \t"), i >= 0
 }

@@ -19,7 +19,7 @@ import (
 
 // Debug returns a page about this process' limiters, by name, for operators. It shows the
 // Stats of each limiter, with the names of [reservoir.Figures], and the state of its 100
-// most denied keys. The page is text or, if the request prefers application/json, JSON. It
+// most denied keys. The page is text or, if the request accepts exactly application/json, JSON. It
 // answers only GET and HEAD. Text quotes keys as Go does. JSON quotes only keys that are
 // not UTF-8, or that begin with a quote.
 //
@@ -47,12 +47,12 @@ func Debug(limiters map[string]*reservoir.Limiter) http.Handler {
 		for _, name := range slices.Sorted(maps.Keys(limiters)) {
 			pages = append(pages, pageOf(name, limiters[name]))
 		}
-		if preferred(r.Header["Accept"]) == plainJSON {
-			h.Set("Content-Type", plainJSON)
+		if r.Header.Get("Accept") == "application/json" {
+			h.Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(pages) // the client may have left
 			return
 		}
-		h.Set("Content-Type", plainText)
+		h.Set("Content-Type", "text/plain; charset=utf-8")
 		for _, p := range pages {
 			p.write(w)
 		}

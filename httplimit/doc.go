@@ -1,5 +1,5 @@
 // Package httplimit puts a [reservoir.Limiter] or [reservoir.Group] in front of an
-// http.Handler, or a Limiter behind an http.Client. It needs only the standard library.
+// http.Handler, or a Limiter behind an http.Client. It needs no other module.
 //
 //	limit := httplimit.New(limiter,
 //		httplimit.WithKey(httplimit.First(httplimit.ByUser(user), httplimit.ByAddress())),
@@ -15,7 +15,7 @@
 // # Keys
 //
 // A [KeyFunc] names the key that a request is charged to. [ByUser], [ByToken] and
-// [ByHeader] read the client's identity, [ByAddress] and [ByForwarded] its address, and
+// [ByHeader] read the client's identity, [ByAddress] its address, and
 // [First] uses the first of several that returns a key. Their keys begin with the kind
 // ("user:", "addr:", ...), so that no client can use up a limit of another kind by
 // choosing its name.
@@ -55,9 +55,7 @@
 // limit with the smallest part remaining. Unlimited requests get none of these headers. A
 // request that passes because of [reservoir.WithShadow] has no Retry-After.
 //
-// A refusal is 429 Too Many Requests. It has a problem document (RFC 9457), as
-// application/problem+json or application/json, or a line of plain text, whichever the
-// request's Accept header prefers. [WithBlockedStatus] sets another status for limits of
+// A refusal is 429 Too Many Requests with a problem document (RFC 9457). [WithBlockedStatus] sets another status for limits of
 // no tokens at all. In an outage the limiter makes no decision by default, and
 // [Unavailable] answers with 503.
 //

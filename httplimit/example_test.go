@@ -118,15 +118,6 @@ func ExampleByAddress() {
 	// addr:2001:db8:0:1::/64
 }
 
-func ExampleByForwarded() {
-	key := httplimit.ByForwarded(netip.MustParsePrefix("10.0.0.0/8"))
-	r := httptest.NewRequest(http.MethodGet, "/", nil)
-	r.RemoteAddr = "10.0.0.1:4711"
-	r.Header.Set("Forwarded", `for="192.0.2.66", for="203.0.113.9:80";proto=https`)
-	fmt.Println(key(r))
-	// Output: addr:203.0.113.9
-}
-
 func ExampleByHeader() {
 	key := httplimit.ByHeader("X-Tenant") // which a gateway sets
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -373,7 +364,7 @@ func ExampleTransport() {
 	defer api.Close()
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(5000))
 	client := &http.Client{
-		Transport: &httplimit.Transport{Limiter: limiter, Base: api.Client().Transport, MaxPause: time.Hour},
+		Transport: &httplimit.Transport{Limiter: limiter, Base: api.Client().Transport},
 		Timeout:   time.Minute,
 	}
 	resp, err := client.Get(api.URL)

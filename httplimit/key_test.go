@@ -70,7 +70,7 @@ func TestByAddress(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			r := request(test.from)
 			r.Header["X-Forwarded-For"] = test.forwarded
-			r.Header.Set("Forwarded", "for=9.9.9.9") // nobody asked for that one
+			r.Header.Set("Forwarded", "for=9.9.9.9") // which nobody reads
 			assert.Equal(t, test.want, httplimit.ByAddress(proxies...)(r))
 		})
 	}
@@ -78,49 +78,19 @@ func TestByAddress(t *testing.T) {
 	assert.Equal(t, "addr:10.0.0.1", httplimit.ByAddress()(request(proxy, "X-Forwarded-For", "198.51.100.7")))
 }
 
-func TestByForwarded(t *testing.T) {
-	key := httplimit.ByForwarded(prefixes("10.0.0.0/8")...)
-	for header, want := range map[string]string{
-		`for=198.51.100.7`: "addr:198.51.100.7",
-		`For="198.51.100.7:80";proto=https;by=10.0.0.1`:               "addr:198.51.100.7",
-		`proto=https; for="[2001:db8:0:1:2::3]:4711"`:                 "addr:2001:db8:0:1::/64",
-		`for=1.1.1.1, for=198.51.100.7;host="a,b;for=2.2.2.2"`:        "addr:198.51.100.7",
-		`for=1.1.1.1, for=198.51.100.7;host="\"a\", b;for=2.2.2.2\\"`: "addr:198.51.100.7",
-		`for=1.1.1.1, for=198.51.100.7;host="a\",b"`:                  "addr:198.51.100.7",
-		`for=1.1.1.1, for=198.51.100.7, for=10.0.0.2`:                 "addr:198.51.100.7",
-		`for="1.1.1.1, for=198.51.100.7`:                              "addr:198.51.100.7", // the client left a quotation mark open
-		`for="1.1.1.1, for="198.51.100.7"`:                            "addr:198.51.100.7",
-		`for=_hidden`:                                                 "addr:10.0.0.1",
-		`for=unknown, for=10.0.0.2`:                                   "addr:10.0.0.2",
-		`for=1.1.1.1;for=2.2.2.2`:                                     "addr:10.0.0.1",
-		`proto=https`:                                                 "addr:10.0.0.1",
-		`for`:                                                         "addr:10.0.0.1",
-		`for="`:                                                       "addr:10.0.0.1",
-		``:                                                            "addr:10.0.0.1",
-	} {
-		r := request("10.0.0.1:1", "Forwarded", header, "X-Forwarded-For", "9.9.9.9")
-		assert.Equal(t, want, key(r), header)
-	}
-}
-
 // Whatever a client writes into the header, its key is its own once a trusted
 // proxy has added its address, on the same line or another.
 func FuzzSpoofing(f *testing.F) {
-	for _, s := range []string{"", "1.1.1.1", `for="`, `for="1.1.1.1`, `\`, `for=\"`, "10.0.0.2,", `a="b\\", for=10.0.0.2`, ";", "\"\\\""} {
+	for _, s := range []string{"", "1.1.1.1", `"`, `"1.1.1.1`, "10.0.0.2,", ",", " "} {
 		f.Add(s)
 	}
 	trusted := prefixes("10.0.0.0/8")
-	byAddress, byForwarded := httplimit.ByAddress(trusted...), httplimit.ByForwarded(trusted...)
+	byAddress := httplimit.ByAddress(trusted...)
 	f.Fuzz(func(t *testing.T, written string) {
 		const client = "addr:198.51.100.7"
 		for _, hop := range []string{"", ", 10.0.0.2"} {
 			require.Equal(t, client, byAddress(request("10.0.0.1:1", "X-Forwarded-For", written+", 198.51.100.7"+hop)))
 			require.Equal(t, client, byAddress(request("10.0.0.1:1", "X-Forwarded-For", written, "X-Forwarded-For", "198.51.100.7"+hop)))
-			hop = strings.Replace(hop, "10", "for=10", 1)
-			for _, own := range []string{"for=198.51.100.7", `for="198.51.100.7:80";host="x,y"`} {
-				require.Equal(t, client, byForwarded(request("10.0.0.1:1", "Forwarded", written+", "+own+hop)))
-				require.Equal(t, client, byForwarded(request("10.0.0.1:1", "Forwarded", written, "Forwarded", own+hop)))
-			}
 		}
 	})
 }

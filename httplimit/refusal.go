@@ -6,9 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/go-reservoir/reservoir"
 )
@@ -30,19 +27,15 @@ type problem struct {
 	Violated []string `json:"violated-policies,omitempty"`
 }
 
-// body is a problem in the forms that are sent, made once.
+// body is a problem as it is sent, made once.
 type body struct {
-	status      int
-	json, plain string
+	status int
+	json   string
 }
 
 func (p problem) body() body {
 	j, _ := json.Marshal(p) // strings and a number
-	plain := p.Title
-	if p.Detail != "" {
-		plain += ": " + p.Detail
-	}
-	return body{p.Status, string(j) + "\n", plain + "\n"}
+	return body{p.Status, string(j) + "\n"}
 }
 
 // refusal returns the 429 of a policy. Its headers say when to retry.
@@ -96,76 +89,8 @@ func isStore(err error) bool {
 	return is
 }
 
-// ServeHTTP sends b in the form that the request's Accept header prefers.
-func (b body) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	kind, text := preferred(r.Header["Accept"]), b.json
-	if kind == plainText {
-		text = b.plain
-	}
-	w.Header()["Content-Type"] = []string{kind}
+func (b body) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	w.Header()["Content-Type"] = []string{"application/problem+json"}
 	w.WriteHeader(b.status)
-	_, _ = io.WriteString(w, text) // the client may have left
-}
-
-const (
-	problemJSON = "application/problem+json"
-	plainJSON   = "application/json"
-	plainText   = "text/plain; charset=utf-8"
-)
-
-// forms are the media types of a body, in the order of preference, each with the ranges
-// that match it, the least specific first.
-var forms = [...]struct {
-	kind   string
-	ranges []string
-}{
-	{problemJSON, []string{"*/*", "application/*", problemJSON}},
-	{plainJSON, []string{"*/*", "application/*", plainJSON}},
-	{plainText, []string{"*/*", "text/*", "text/plain"}},
-}
-
-// preferred returns the form with the highest quality. On a tie, a form that is named wins
-// over one that only a star matches, and then the order of forms decides. A client that
-// prefers HTML is a browser, so it gets text. A client that accepts none of the forms gets
-// a problem, which HTTP allows.
-func preferred(accept []string) string {
-	best, most, named := problemJSON, 0.0, 0
-	for _, f := range forms {
-		q, specific := weigh(accept, f.ranges)
-		if q > most || q == most && q > 0 && specific > named {
-			best, most, named = f.kind, q, specific
-		}
-	}
-	return best
-}
-
-// weigh returns the quality of the most specific of ranges in accept, and its index. Of
-// equal ranges the highest quality counts.
-func weigh(accept, ranges []string) (q float64, specific int) {
-	for _, line := range accept {
-		for item := range strings.SplitSeq(line, ",") {
-			media, params, _ := strings.Cut(item, ";")
-			media = strings.Replace(strings.ToLower(strings.TrimSpace(media)), "text/html", "text/plain", 1)
-			value, i := quality(params), slices.Index(ranges, media)
-			if i > specific || i == specific && value > q {
-				q, specific = value, i
-			}
-		}
-	}
-	return q, specific
-}
-
-// quality returns the q among the parameters of a media range; 1 if there is none.
-func quality(params string) float64 {
-	for p := range strings.SplitSeq(params, ";") {
-		name, value, _ := strings.Cut(strings.TrimSpace(p), "=")
-		if strings.EqualFold(name, "q") {
-			q, err := strconv.ParseFloat(value, 64)
-			if err != nil || !(q >= 0 && q <= 1) {
-				return 0
-			}
-			return q
-		}
-	}
-	return 1
+	_, _ = io.WriteString(w, b.json) // the client may have left
 }

@@ -73,7 +73,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) e
 	base.MaxIdleConnsPerHost, base.ResponseHeaderTimeout = int(*workers), 10*time.Second // a Client's Timeout would include the wait for tokens
 	client := &http.Client{Transport: &httplimit.Transport{
 		Key:     func(*http.Request) string { return "api" }, // the account whose limit it is
-		Limiter: limiter, Base: base, MaxPause: time.Minute,  // for 429s, if others use the account too
+		Limiter: limiter, Base: base,
 	}}
 	last, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
