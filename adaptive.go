@@ -179,6 +179,7 @@ type usage struct {
 	backoff int64         // after a failed fetch, the earliest time of the next
 	pause   time.Duration // of the last back-off; it doubles
 	recheck int64         // when a refused key asks WithLimits again
+	blocked uint64        // number of the last call of relimit when WithLimits had returned a special limit
 	charge  int64         // when to state debt at the latest; 0 = at once
 
 	look         int64 // when to look for a surplus; 0 = not yet

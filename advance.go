@@ -202,7 +202,7 @@ func (f *fetch) run() {
 	l := f.k.l
 	defer l.calls.End()
 	_ = f.send(func(c *storeCall) (backend.SyncReply, error) {
-		if err := l.relimit(f.k, &f.req); err != nil { // it may block or panic
+		if _, err := l.relimit(f.k, &f.req); err != nil { // it may block or panic
 			return backend.SyncReply{}, err
 		}
 		ctx := deadline.After(context.Background(), l.fetchTimeout)

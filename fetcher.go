@@ -186,15 +186,16 @@ func (k *keyState) orderIfLow(w *lease.Lease, left int64) {
 // acquire decides under the lock, and asks the store if needed.
 func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, err error) {
 	w, decided, err := k.decide(ctx, &r, n, stay, k.l.limits == nil)
+	var limit Limit // as asked for in this call, if so
 	if err == errOldLimit {
-		if err = k.l.relimit(k, nil); err == nil {
+		if limit, err = k.l.relimit(k, nil); err == nil {
 			w, decided, err = k.decide(ctx, &r, n, stay, true)
 		}
 	}
 	switch {
 	case err != nil || decided:
 	case w == nil:
-		if err = k.l.relimit(k, nil); err == nil {
+		if limit, err = k.l.relimit(k, nil); err == nil {
 			r, err = k.l.takeFor(ctx, k, n, false)
 		}
 	default:
@@ -202,7 +203,7 @@ func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, e
 	}
 	switch {
 	case err == errSpecial:
-		return k.l.acquireStateless(ctx, k.node.Key, n, stay)
+		return k.l.acquireStateless(ctx, k.node.Key, limit, n, stay)
 	case stay && err == nil && !r.Allowed && !r.Shadowed: // the limit has just left shadow
 		err = errStartOver
 	}
@@ -227,9 +228,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay, present
 		case k.plan != counted:
 			err = errSpecial
 		case n > limit.Tokens:
-			if *r, err = k.l.tooMuch(limit); err == nil && k.lease.Load().Alive(now) {
-				r.refuse(k, k.lease.Load(), now, Denied) // the open window's end, which does not move
-			}
+			*r, err = k.tooMuchLocked(now)
 			decided = true
 		}
 		if err != nil || decided {
@@ -357,9 +356,19 @@ func (k *keyState) cancel(w *waiter) {
 			k.l.count.move(k.account.Expire(w.N))
 			return unchanged
 		}
-		paid.Publish(w.N, 0)
+		k.putBackLocked(paid, w.N)
 		return 0
 	})
+}
+
+// putBackLocked puts n tokens back into the stock of w or, if nobody may spend from it, on
+// their way to the store.
+func (k *keyState) putBackLocked(w *lease.Lease, n int64) {
+	if k.plan != counted {
+		k.account.Return(n)
+		return
+	}
+	w.Publish(n, 0)
 }
 
 // serveLocked serves the line; nothing else decides which callers in line are served. They

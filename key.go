@@ -176,7 +176,7 @@ func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
 			k.l.count.refunded.Add(back)
 			k.l.extra.add(k, paid) // spent again
 			decide := k.busy != nil || w.Denying() || k.plan != counted
-			w.Publish(back-paid, 0)
+			k.putBackLocked(w, back-paid)
 			if w.Stock() > 2*k.idle() && !k.usageLocked().overstocked { // a look must find out whether it is used
 				k.use.overstocked, decide = true, true
 			}

@@ -60,6 +60,7 @@ type Limiter struct {
 	epoch   atomic.Uint32 // of new keys, from 1; names their accounts in the store
 	sweeper sweeper
 
+	asks      atomic.Uint64 // numbers the calls of relimit
 	closed    atomic.Bool
 	closeDone chan struct{} // closed when Close has ended
 	closeErr  error         // written before closeDone is closed, and only read after
@@ -161,14 +162,21 @@ func (l *Limiter) acquire(ctx context.Context, key string, n int64, stay bool) (
 	if n < 1 {
 		return Result{}, nil, fmt.Errorf("%w: %d, want at least 1", ErrTokens, n)
 	}
-	for {
-		k, err := l.state(key)
+	wait := firstPause / 2
+	for round := 0; ; round++ {
+		if round > 2 { // a limit that is another one each time it is asked for must not keep the caller busy
+			wait = longer(ctx, wait)
+			if err := pause(ctx, wait, l.life.Done()); err != nil {
+				return Result{}, nil, err
+			}
+		}
+		k, limit, err := l.find(key)
 		if err != nil {
 			return Result{}, nil, err
 		}
 		var r Result
 		if k == nil {
-			r, err = l.acquireStateless(ctx, key, n, stay)
+			r, err = l.acquireStateless(ctx, key, limit, n, stay)
 		} else {
 			r, err = k.acquire(ctx, n, stay)
 		}
@@ -182,24 +190,31 @@ func (l *Limiter) acquire(ctx context.Context, key string, n int64, stay bool) (
 	}
 }
 
-// state returns the key's state, or nil if there is no room for it or the limit is special.
-func (l *Limiter) state(key string) (*keyState, error) {
+// find returns the key's state. If there is no room for it or the limit is special, it
+// returns nil and the limit.
+func (l *Limiter) find(key string) (*keyState, Limit, error) {
 	if n := l.keys.Get(key); n != nil {
-		return &n.State, nil
+		return &n.State, Limit{}, nil
 	}
 	if l.closed.Load() {
-		return nil, ErrClosed
+		return nil, Limit{}, ErrClosed
 	}
 	limit, err := l.limitOf(key)
 	if err != nil || planOf(limit) != counted {
-		return nil, err
+		return nil, limit, err
 	}
 	n := l.keys.GetOrMake(key, func(n *keytable.Node[keyState]) { l.initKey(n, limit) })
 	l.sweeper.arm()
 	if n == nil {
-		return nil, nil
+		return nil, limit, nil
 	}
-	return &n.State, nil
+	return &n.State, limit, nil
+}
+
+// state is find for a caller that does not need the limit.
+func (l *Limiter) state(key string) (*keyState, error) {
+	k, _, err := l.find(key)
+	return k, err
 }
 
 func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
@@ -214,17 +229,14 @@ func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 }
 
 // acquireStateless serves a key without a state: call by call if there is no room for one,
-// and without a call if its limit is special.
-func (l *Limiter) acquireStateless(ctx context.Context, key string, n int64, stay bool) (Result, error) {
+// and without a call if its limit, which was just asked for, is special.
+func (l *Limiter) acquireStateless(ctx context.Context, key string, limit Limit, n int64, stay bool) (Result, error) {
 	wait := firstPause
-	for {
-		limit, err := l.limitOf(key)
-		if err != nil {
-			return Result{}, err
-		}
+	for wasSpecial := false; ; {
 		r, special := l.byPlan(limit)
+		var err error
 		if !special {
-			if l.keys.Get(key) != nil {
+			if wasSpecial || l.keys.Get(key) != nil {
 				return Result{}, errStartOver
 			}
 			if n > limit.Tokens {
@@ -251,8 +263,9 @@ func (l *Limiter) acquireStateless(ctx context.Context, key string, n int64, sta
 		if err := pause(ctx, wait, l.life.Done()); err != nil {
 			return r, err
 		}
-		if special {
-			return Result{}, errStartOver
+		wasSpecial = special
+		if limit, err = l.limitOf(key); err != nil {
+			return Result{}, err
 		}
 	}
 }

@@ -254,8 +254,19 @@ var errNoAnswer = errors.New("no answer within the fetch timeout")
 // errTooSlow is the cause when grants keep arriving after their window's end.
 var errTooSlow = errors.New("replies take longer than the window")
 
-// limitOf returns the key's limit for the window that is open now.
+// limitOf is ask, and tells the key's state of a block at once.
 func (l *Limiter) limitOf(key string) (Limit, error) {
+	limit, err := l.ask(key)
+	if err == nil && planOf(limit) == blocked {
+		if n := l.keys.Find(key); n != nil {
+			n.State.event(func(now int64) int64 { return n.State.relimitLocked(limit, now) })
+		}
+	}
+	return limit, err
+}
+
+// ask returns the key's limit for the window that is open now.
+func (l *Limiter) ask(key string) (Limit, error) {
 	limit := l.limit
 	if l.limits != nil {
 		limit = l.limits(key)
@@ -316,36 +327,44 @@ func (k *keyState) oldLocked(n, now int64) bool {
 	return n > limit.Tokens || k.plan != counted
 }
 
-// relimit applies the present limit, from WithLimits or the calendar, also to q, a
-// statement in flight that was written under the old limit; q may be nil. It holds no lock
-// while it calls the user's function.
-func (l *Limiter) relimit(k *keyState, q *backend.SyncRequest) error {
+// relimit asks for the present limit, from WithLimits or the calendar, and applies it, also
+// to q, a statement in flight that was written under the old limit; q may be nil. It holds
+// no lock while it calls the user's function. If that returned a block to another call
+// meanwhile, its answer here may be older than the block, and does not count.
+func (l *Limiter) relimit(k *keyState, q *backend.SyncRequest) (Limit, error) {
 	if !l.varies() {
-		return nil
+		return k.limit(), nil
 	}
-	limit, err := l.limitOf(k.node.Key)
+	asked := l.asks.Add(1)
+	limit, err := l.ask(k.node.Key)
 	if err == nil {
-		k.event(func(now int64) int64 {
-			wanted := k.relimitLocked(limit, now)
+		k.event(func(now int64) (wanted int64) {
+			wanted = unchanged
+			if k.plan != blocked || planOf(limit) == blocked || asked > k.use.blocked {
+				wanted = k.relimitLocked(limit, now)
+			}
 			if q != nil {
 				q.End, q.Next = k.ends(k.lease.Load(), now)
-				clamp(q, k.limit())
+				if clamp(q, k.limit()); k.plan != counted { // what it brought would only have to go back
+					q.Want, q.Need, q.Least = 0, 0, 0
+				}
 			}
 			return wanted
 		})
 	}
-	return err
+	return limit, err
 }
 
 // relimitLocked makes limit the key's limit. A caller in line that wants more gets
-// ErrExceedsLimit or, in shadow, starts over and passes. An open window keeps its length. A
-// special limit is kept in plan, beside the limit under which the account is stated, and
-// callers in line start over.
+// ErrExceedsLimit or, in shadow, passes. An open window keeps its length. A special limit is
+// kept in plan, beside the limit under which the account is stated, and answers the callers
+// in line.
 func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 	w, was := k.lease.Load(), k.limit()
 	line := k.busy.callers()
 	if k.plan = planOf(limit); k.plan != counted {
-		line.Since(0, func(c *waiter) { line.Notify(c, outcome{err: errStartOver}) })
+		k.usageLocked().blocked = k.l.asks.Load()
+		line.Since(0, func(c *waiter) { line.Notify(c, k.specialLocked(c, limit)) })
 		return 0
 	}
 	if limit = limit.At(wall(w, now)); !w.Over(now) {
@@ -358,16 +377,36 @@ func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
 		k.deniedUntil = 0
 	}
 	k.bound.Store(&limit)
-	why := ErrExceedsLimit
-	if limit.Shadow {
-		why = errStartOver
-	}
 	line.Since(0, func(c *waiter) {
-		if c.N > limit.Tokens || limit.Shadow && c.Stays { // nobody waits for a limit in shadow
-			line.Notify(c, outcome{err: why})
+		switch {
+		case c.N > limit.Tokens:
+			var o outcome
+			o.Result, o.err = k.tooMuchLocked(now)
+			line.Notify(c, o)
+		case limit.Shadow && c.Stays: // nobody waits for a limit in shadow
+			line.Notify(c, outcome{err: errStartOver})
 		}
 	})
 	return 0
+}
+
+// specialLocked is the outcome for a caller in line if the limit is special. A caller that
+// stays starts over if it is refused.
+func (k *keyState) specialLocked(c *waiter, limit Limit) (o outcome) {
+	o.Result, _ = k.l.byPlan(limit)
+	if !o.Allowed && (!c.Stays || limit.Shadow) {
+		k.denied.Add(1)
+	}
+	return o
+}
+
+// tooMuchLocked is tooMuch for a key in memory.
+func (k *keyState) tooMuchLocked(now int64) (Result, error) {
+	r, err := k.l.tooMuch(k.limit())
+	if w := k.lease.Load(); err == nil && w.Alive(now) {
+		r.refuse(k, w, now, Denied) // the open window's end, which does not move
+	}
+	return r, err
 }
 
 // clamp adapts q, which was written under an older limit, to l.
