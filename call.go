@@ -53,7 +53,21 @@ type storeCall struct {
 	end   int64
 	made  bool // the call was made, so there is something to report
 	short bool // its context may end before the fetch timeout, which says nothing of the shard
+
+	caller atomic.Int32 // of a call for one caller: one of the constants below
 }
+
+// What has become of the caller of a call. The call and the caller write this once,
+// whichever comes first.
+const (
+	waits    int32 = iota
+	heard          // the call has ended first
+	left           // the caller's context has ended first
+	timedOut       // the caller has waited too long: the store does not obey its context
+)
+
+// abandoned reports whether the caller does not get the end of the call.
+func (s *storeCall) abandoned() bool { return s.caller.Load() > heard }
 
 // newCall returns a call that is sent now.
 func (c *client) newCall(s *shard, key string, what StoreCall) *storeCall {
@@ -70,6 +84,7 @@ func (s *storeCall) do(ctx context.Context, f func(context.Context) error) (err 
 
 // record records the end of the call. neutral says that it says nothing of the shard.
 func (s *storeCall) record(err error, neutral bool) error {
+	s.caller.CompareAndSwap(waits, heard)
 	s.Duration, s.end, s.made = time.Since(s.begin), s.c.clock.Now(), true
 	s.c.count.calls.Add(1)
 	failure, ok := errors.AsType[*StoreError](err)
@@ -77,23 +92,36 @@ func (s *storeCall) record(err error, neutral bool) error {
 		failure = &StoreError{Op: s.Op, Class: backend.Unknown, Err: err}
 		err = failure
 	}
-	outcome := outcomeOf(err)
-	if neutral {
-		outcome = breaker.Neutral
-	}
-	if outcome == breaker.Failed {
-		s.shard.remember(s.key)
-	}
 	cause := err
 	if failure != nil { // the cause that callers get, without what a store has wrapped it in
 		cause = failure
 	}
-	if s.Op != "check" && s.shard.Record(s.sent, s.end, outcome, cause) { // a replica may have answered a Check
+	outcome := outcomeOf(err)
+	switch caller := s.caller.Load(); {
+	case neutral, caller == timedOut: // the shard was told then
+		outcome = breaker.Neutral
+	case caller == left && outcome == breaker.Answered && s.Duration > s.c.fetchTimeout+slack: // not in time
+		outcome, cause = breaker.Failed, s.noAnswer()
+	}
+	s.judge(s.end, outcome, cause)
+	s.Err = err
+	return err
+}
+
+// judge tells the shard how the call has ended.
+func (s *storeCall) judge(end int64, outcome breaker.Outcome, cause error) {
+	if outcome == breaker.Failed {
+		s.shard.remember(s.key)
+	}
+	if s.Op != "check" && s.shard.Record(s.sent, end, outcome, cause) { // a replica may have answered a Check
 		s.c.armReopen(s.shard)
 	}
 	s.c.resume(s.shard)
-	s.Err = err
-	return err
+}
+
+// noAnswer is the error of a call that takes longer than the fetch timeout allows.
+func (s *storeCall) noAnswer() error {
+	return &StoreError{Op: s.Op, Class: backend.Unknown, Err: errNoAnswer}
 }
 
 // sync makes the statement q.
@@ -145,41 +173,65 @@ func (s *storeCall) report() {
 	s.c.reportShard(s.shard)
 }
 
-// detached makes a call, by f, for one caller and returns the call's error, or that of ctx.
-// If ctx ends first, the call goes on until the fetch timeout, and then abandoned gets its
+// detached makes a call, by f, for one caller and returns the call's error, or that of ctx
+// if it ends first. A store should end the call at the fetch timeout; if it does not, the
+// caller gets errNoAnswer. In both cases the call goes on, and then abandoned gets its
 // error; a panic is logged.
 func (c *client) detached(ctx context.Context, call *storeCall, f func(context.Context) error, abandoned func(error)) error {
 	if !c.calls.Begin() {
 		return ErrClosed
 	}
-	var ended atomic.Bool // set by the end of the call or by the caller that leaves, whichever comes first
 	end := make(chan error, 1)
 	go func() {
 		defer c.calls.End()
+		defer call.report()
 		err := guard.ErrGoexit // unless the store returns
 		defer func() {
-			if ended.Swap(true) {
+			end <- err
+			if call.abandoned() {
 				guard.Unheard(err)
 				abandoned(err)
-			}
-			end <- err
-			if call.made {
-				call.report()
 			}
 		}()
 		bounded := deadline.After(ctx, c.fetchTimeout)
 		defer bounded.Release()
 		err = call.do(bounded, f)
 	}()
+	timeout := time.NewTimer(c.fetchTimeout + slack)
+	defer timeout.Stop()
 	select {
 	case err := <-end:
 		return guard.Raise(err)
 	case <-ctx.Done():
-		if ended.Swap(true) {
-			return guard.Raise(<-end)
+		if call.caller.CompareAndSwap(waits, left) {
+			return ctx.Err()
 		}
-		return ctx.Err()
+	case <-timeout.C:
+		if call.caller.CompareAndSwap(waits, timedOut) {
+			err := call.noAnswer()
+			call.judge(c.clock.Now(), breaker.Failed, err)
+			if c.calls.Begin() { // the hook, because this call may never end
+				go func() {
+					defer c.calls.End()
+					c.reportShard(call.shard)
+				}()
+			}
+			return err
+		}
 	}
+	return guard.Raise(<-end)
+}
+
+// follow makes a call, by f, at the end of one whose caller has left. Nobody waits for it but
+// Close, so it has time to connect.
+func (c *client) follow(call *storeCall, f func(context.Context) error) error {
+	defer call.report()
+	call.caller.Store(left)
+	ctx := deadline.After(context.Background(), max(c.fetchTimeout, connectTime))
+	defer ctx.Release()
+	err := call.do(ctx, f)
+	guard.Unheard(err)
+	return err
 }
 
 // take makes a direct call for tokens. Tokens that come after the caller has left go back.
@@ -193,17 +245,15 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 		return c.conflict(reply.State, err)
 	}, func(err error) {
 		if err == nil && reply.Allowed {
-			guard.Log(func() { // no caller could get its panic
-				c.undo(s, backend.RefundRequest{Key: r.Key, Client: c.singleUseName(), Window: reply.Window, Total: r.Tokens})
-			})
+			c.undo(s, backend.RefundRequest{Key: r.Key, Client: c.singleUseName(), Window: reply.Window, Total: r.Tokens})
 		} else {
 			c.lost(err, r.Tokens)
 		}
 	})
-	switch {
-	case err == nil:
+	if err == nil {
 		return reply, call.sent, nil
-	case err != ctx.Err(): // the caller has not left
+	}
+	if !call.abandoned() {
 		c.lost(err, r.Tokens)
 	}
 	return backend.TakeReply{}, 0, err
@@ -230,9 +280,13 @@ func (c *client) undo(s *shard, r backend.RefundRequest) {
 	c.count.taken.Add(r.Total)
 	moved := &c.count.expired // with their window, unless the store takes them back
 	defer func() { moved.Add(r.Total) }()
-	if back, err := c.refund(context.Background(), s, r); err == nil && back > 0 {
-		moved = &c.count.returned
-	}
+	call := c.newCall(s, r.Key, StoreCall{Op: "refund", Want: r.Total})
+	_ = c.follow(call, func(ctx context.Context) (err error) {
+		if call.Granted, err = c.store.Refund(ctx, r); err == nil && call.Granted > 0 {
+			moved = &c.count.returned
+		}
+		return err
+	})
 }
 
 func (c *client) refund(ctx context.Context, s *shard, r backend.RefundRequest) (int64, error) {

@@ -52,9 +52,9 @@ const (
 	tooLong      = 20 * time.Millisecond // for a call to wait; a server with longer round trips is distant
 )
 
-// submit sends c now, or queues it. If only a deadline can end the caller's wait and the
-// server is near, the caller's goroutine makes the call: two goroutine switches take as
-// long as the network.
+// submit sends c now, or queues it. If only a deadline can end the call and the server is
+// near, the caller's goroutine makes it: two goroutine switches take as long as the network.
+// Such a call may return late; see detach.
 func (g *group) submit(c *call) {
 	g.mu.Lock()
 	if !c.again {
@@ -243,8 +243,12 @@ const connectTime = 2 * time.Second
 // detach returns the context of a pipeline. It has the values of a lone caller's context
 // and outlasts those of all callers. When a context ends, go-redis closes the connection,
 // finished or not, and the next caller would have to start over.
+//
+// An inline call ends with its own context if it may be repeated. Otherwise its reply is read
+// even if it is late, because nobody else would learn what was charged: the limiter, which
+// has answered its caller by then, gives that back.
 func detach(calls []*call) (context.Context, context.CancelFunc) {
-	if calls[0].inline {
+	if calls[0].inline && calls[0].script.idempotent {
 		return calls[0].ctx, func() {}
 	}
 	ctx, last := context.Background(), time.Now().Add(connectTime)

@@ -14,12 +14,11 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 // timed is a context with a deadline that nobody can cancel, of another kind than
-// the limiter's own.
+// the limiter's own, whose late takes TestLateRepliesToALimiter has.
 type timed struct {
 	context.Context
 	at time.Time
@@ -45,10 +44,6 @@ func TestImpatientCallers(t *testing.T) {
 		"cancellable": func(d time.Duration) (context.Context, func()) {
 			ctx, cancel := context.WithTimeout(context.Background(), d)
 			return ctx, cancel
-		},
-		"deadline": func(d time.Duration) (context.Context, func()) {
-			ctx := deadline.After(context.Background(), d)
-			return ctx, ctx.Release
 		},
 		"timed": func(d time.Duration) (context.Context, func()) {
 			return timed{context.Background(), time.Now().Add(d)}, func() {}

@@ -12,7 +12,9 @@ import (
 )
 
 // Context ends at an instant, or when it is released. It costs one allocation until Done
-// is called; a store may obey Deadline alone. It is safe for concurrent use.
+// is called; a store may obey Deadline alone. Its owner does not rely on the store to
+// return in time, so a store that must know the outcome of a call may return late. It is
+// safe for concurrent use.
 type Context struct {
 	at     time.Time
 	values context.Context
