@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	"golang.org/x/sync/errgroup"
 
@@ -16,12 +17,19 @@ import (
 // concurrent use. It needs no closing, but its limiters do.
 type Group struct {
 	limiters []*Limiter
+	repeats  bool // a limiter occurs twice
 }
 
 // NewGroup returns a group of limiters. It does no I/O. Put the limiter that refuses most
 // first, because limiters decide in this order in memory; they call the store at the same
 // time. Requests to a group of no limiters return [ErrOption].
-func NewGroup(limiters ...*Limiter) *Group { return &Group{limiters: limiters} }
+func NewGroup(limiters ...*Limiter) *Group {
+	distinct := make(map[*Limiter]bool, len(limiters))
+	for _, l := range limiters {
+		distinct[l] = true
+	}
+	return &Group{limiters: limiters, repeats: len(distinct) < len(limiters)}
+}
 
 // Len is the number of limiters, and so of keys and costs.
 func (g *Group) Len() int { return len(g.limiters) }
@@ -35,9 +43,11 @@ type GroupResult struct {
 	// Limiter is the index of the limiter that gave Result.
 	Limiter int
 
-	few  [4]Result // of all limits, when allowed, for Settle
-	many []Result  // the same for more limits than few has room for
+	few  [fewLimits]Result // of all limits, when allowed, for Settle
+	many []Result          // the same for more limits
 }
+
+const fewLimits = 4
 
 func (r *GroupResult) results(n int) []Result {
 	if n <= len(r.few) {
@@ -60,7 +70,9 @@ func (g *Group) Allow(ctx context.Context, keys ...string) (GroupResult, error) 
 // all have stock, AllowN makes no store call and, for up to four limiters, no allocation.
 // If several must ask the store, up to 32 do so at the same time, so the caller waits for one
 // round trip. Errors are those of [Limiter.AllowN], and [ErrOption] if keys do not match
-// the limiters. After an error none is charged either.
+// the limiters. A limiter that occurs several times with one key must have the sum, or
+// AllowN returns [ErrExceedsLimit]. A bad key or number of tokens is an error whatever the
+// limits say. After an error none is charged either.
 func (g *Group) AllowN(ctx context.Context, n int64, keys ...string) (GroupResult, error) {
 	return g.allow(ctx, costs{all: n}, keys)
 }
@@ -118,10 +130,13 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 	if err := ctx.Err(); err != nil {
 		return r, err
 	}
+	if r.Limiter, err = g.validate(cost, keys); err != nil {
+		return r, err
+	}
 	for i, l := range g.limiters {
 		if l.refuses(&r.Result, keys[i], cost.of(i)) {
 			r.Limiter = i
-			return r, nil
+			return g.refusal(r, cost, keys)
 		}
 	}
 	results := r.results(len(keys))
@@ -138,10 +153,112 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 			l.pass(&results[i])
 		}
 		if !results[i].Allowed {
-			return g.undo(ctx, i, r, keys), nil
+			return g.refusal(g.undo(ctx, i, r, keys), cost, keys)
 		}
 	}
 	return r.tightest(results), nil
+}
+
+// validate finds a limit that this request can never pass, before any of them decides.
+func (g *Group) validate(cost costs, keys []string) (limiter int, _ error) {
+	for i, l := range g.limiters {
+		if cost.free(i) {
+			continue
+		}
+		if err := l.validateKey(keys[i]); err != nil {
+			return i, err
+		}
+		if n := cost.of(i); n < 1 {
+			return i, fmt.Errorf("%w: %d, want at least 1", ErrTokens, n)
+		}
+	}
+	return g.exceeded(cost, keys, false)
+}
+
+// refusal answers with r, unless the request can never pass: nobody should wait for that.
+func (g *Group) refusal(r GroupResult, cost costs, keys []string) (GroupResult, error) {
+	if i, err := g.exceeded(cost, keys, true); err != nil {
+		return GroupResult{Limiter: i}, err
+	}
+	return r, nil
+}
+
+// exceeded returns ErrExceedsLimit if the request asks for more of a limit than it has. If
+// the request was not refused, it need not find what a limit of WithLimits would find itself.
+func (g *Group) exceeded(cost costs, keys []string, refused bool) (limiter int, _ error) {
+	sums := g.sums(cost, keys)
+	for i, l := range g.limiters {
+		if cost.free(i) || !refused && !g.repeats && l.limits != nil {
+			continue
+		}
+		if err := l.has(keys[i], g.sum(i, cost, keys, sums), refused); err != nil {
+			return i, err
+		}
+	}
+	return 0, nil
+}
+
+// counter is a key of a limiter.
+type counter struct {
+	l   *Limiter
+	key string
+}
+
+// sums is what the request costs each counter. It is nil if sum does not need it.
+func (g *Group) sums(cost costs, keys []string) map[counter]int64 {
+	if !g.repeats || len(keys) <= fewLimits {
+		return nil
+	}
+	sums := make(map[counter]int64, len(keys))
+	for i, l := range g.limiters {
+		c := counter{l, keys[i]}
+		sums[c] = plus(sums[c], cost.of(i))
+	}
+	return sums
+}
+
+// sum is what the request costs the counter of limit i. Comparing all pairs of a few limits
+// is cheaper than a map.
+func (g *Group) sum(i int, cost costs, keys []string, sums map[counter]int64) (n int64) {
+	switch {
+	case !g.repeats:
+		return cost.of(i)
+	case sums != nil:
+		return sums[counter{g.limiters[i], keys[i]}]
+	}
+	for j, l := range g.limiters {
+		if l == g.limiters[i] && keys[j] == keys[i] {
+			n = plus(n, cost.of(j))
+		}
+	}
+	return n
+}
+
+// plus is a + b or, if that is too large a number, the largest.
+func plus(a, b int64) int64 {
+	if b > math.MaxInt64-a {
+		return math.MaxInt64
+	}
+	return a + b
+}
+
+// has returns ErrExceedsLimit if the key's limit has fewer than n tokens. If memory shows a
+// smaller limit, or none after a refusal, the function of WithLimits says.
+func (l *Limiter) has(key string, n int64, refused bool) (err error) {
+	limit := l.limit
+	if l.limits != nil {
+		node := l.keys.Get(key)
+		if node == nil && !refused || node != nil && n <= node.State.bound.Load().Tokens {
+			return nil
+		}
+		if limit, err = l.limitOf(key); err != nil {
+			return err
+		}
+	}
+	if n > limit.Tokens && planOf(limit) == counted && !limit.Shadow {
+		return ErrExceedsLimit
+	}
+	return nil
 }
 
 // wait is in line for one limit at a time, the one that refused last, and asks the others
@@ -232,7 +349,7 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 	}
 	for i := range results {
 		if !results[i].Allowed {
-			return g.undo(ctx, i, r, keys), nil
+			return g.refusal(g.undo(ctx, i, r, keys), cost, keys)
 		}
 	}
 	return r.tightest(results), nil

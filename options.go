@@ -206,10 +206,10 @@ func (c *config) ahead() bool { return !c.direct && c.sizing.policy.Ahead() }
 
 // validateKey refuses a key that the store would refuse.
 func (c *config) validateKey(key string) error {
-	if c.name != "" && key != "" {
-		key = c.storeKey(key)
+	if key == "" || len(c.name)+1+2*len(key) <= backend.MaxKeyLen { // what storeKey may make of it, without an allocation
+		return backend.ValidateKey(key)
 	}
-	return backend.ValidateKey(key)
+	return backend.ValidateKey(c.storeKey(key))
 }
 
 // storeKey is the key in the store.
