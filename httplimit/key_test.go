@@ -123,6 +123,9 @@ func TestKeysOfKinds(t *testing.T) {
 	require.NoError(t, err)
 	out.Host = "" // as in a client's request by default
 	assert.Equal(t, "header:Host:api.example", httplimit.ByHeader("host")(out))
+	twice := request("", "X-Tenant", "one", "X-Tenant", "one", "Authorization", "a", "Authorization", "b")
+	assert.Empty(t, httplimit.ByHeader("X-Tenant")(twice), "one may be the client's")
+	assert.Empty(t, httplimit.ByToken("Authorization")(twice))
 	token := httplimit.ByToken("Authorization")
 	assert.NotEqual(t, token(request("", "Authorization", "a")), token(request("", "Authorization", "b")))
 	assert.Empty(t, token(request("")))
