@@ -231,20 +231,6 @@ func ExampleGroup_Refund() {
 	// true
 }
 
-func ExampleJoinHooks() {
-	count, told := 0, make(chan string, 8)
-	counting := reservoir.Hooks{StoreCall: func(reservoir.StoreCall) { count++ }}
-	telling := reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { told <- c.Op + " " + c.Cause }}
-	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(1000),
-		reservoir.WithHooks(reservoir.JoinHooks(counting, telling)))
-	limiter.Allow(context.Background(), "user:42")
-	fmt.Println(<-told) // a hook may come after the answer
-	fmt.Println(count)
-	// Output:
-	// sync wait
-	// 1
-}
-
 // The cost of a request may be known only at its end. It is first charged an estimate, and
 // then its real use. Neither needs a store call of its own.
 func ExampleLimiter_Settle() {
@@ -270,7 +256,6 @@ func ExampleGroup_AllowEach() {
 	tokens, _ := reservoir.New(store, reservoir.PerMinute(10_000), reservoir.WithName("tokens"))
 	group := reservoir.NewGroup(requests, tokens)
 
-	fmt.Println(group.Len())
 	r, err := group.AllowEach(ctx, []int64{1, 8000}, "user:42", "user:42")
 	fmt.Println(r.Allowed, err)
 	r2, _ := group.AllowEach(ctx, []int64{1, 8000}, "user:42", "user:42")
@@ -281,7 +266,6 @@ func ExampleGroup_AllowEach() {
 	_, err = group.WaitEach(ctx, []int64{1, 8000}, "user:42", "user:42")
 	fmt.Println(err)
 	// Output:
-	// 2
 	// true <nil>
 	// false 1
 	// <nil>

@@ -31,9 +31,6 @@ func NewGroup(limiters ...*Limiter) *Group {
 	return &Group{limiters: limiters, repeats: len(distinct) < len(limiters)}
 }
 
-// Len is the number of limiters, and so of keys and costs.
-func (g *Group) Len() int { return len(g.limiters) }
-
 // GroupResult is the answer to one request of a [Group].
 type GroupResult struct {
 	// Result is the answer of the limit that refused or, if all allowed, of the limit

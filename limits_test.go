@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"reflect"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -393,26 +392,26 @@ func TestLimitLoweredUnderWaiters(t *testing.T) {
 	})
 }
 
-// Every hook there is, also one that is yet to come, is called for all that were
-// joined, in their order, and with what it was told.
-func TestJoinHooks(t *testing.T) {
-	for _, f := range reflect.VisibleFields(reflect.TypeFor[reservoir.Hooks]()) {
-		var told []int
-		hook := func(i int) (h reservoir.Hooks) {
-			reflect.ValueOf(&h).Elem().FieldByIndex(f.Index).Set(reflect.MakeFunc(f.Type, func(args []reflect.Value) []reflect.Value {
-				told = append(told, i)
-				assert.False(t, args[0].IsZero(), f.Name)
-				return nil
-			}))
-			return h
+// Hooks of several WithHooks are called in order, also if one of them panics.
+func TestHooksAddUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var order []int
+		hooks := func(i int) reservoir.Option {
+			return reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) {
+				assert.NotEmpty(t, c.Op)
+				order = append(order, i)
+				if i == 2 {
+					panic("a fault of the hook")
+				}
+			}})
 		}
-		what := reflect.New(f.Type.In(0)).Elem()
-		what.Field(0).SetString("something")
-		joined := reservoir.JoinHooks(hook(1), reservoir.Hooks{}, hook(2))
-		reflect.ValueOf(joined).FieldByIndex(f.Index).Call([]reflect.Value{what})
-		assert.Equal(t, []int{1, 2}, told, f.Name)
-		assert.True(t, reflect.ValueOf(reservoir.JoinHooks(reservoir.Hooks{}, reservoir.Hooks{})).FieldByIndex(f.Index).IsNil())
-	}
+		l, err := reservoir.New(memstore.New(), reservoir.PerMinute(1), hooks(1), reservoir.WithHooks(reservoir.Hooks{}), hooks(2), hooks(3), reservoir.WithDirect())
+		require.NoError(t, err)
+		_, err = l.Allow(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, l.Close(t.Context()))
+		assert.Equal(t, []int{1, 2, 3}, order)
+	})
 }
 
 func TestFaultyOptions(t *testing.T) {

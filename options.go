@@ -129,9 +129,29 @@ func WithLateOverruns() Option { return func(c *config) { c.lateOverruns = true 
 // WithHooks sets functions that report what the limiter does, for metrics and logs. They
 // are called with no lock held, from a goroutine of the call that they report, after its
 // callers were answered, so a slow hook delays nobody. A panic of a hook is logged. A hook
-// must not call Close, which waits for the hook. By default there are no hooks. If
-// WithHooks is used several times, the last one counts; [JoinHooks] joins several Hooks.
-func WithHooks(h Hooks) Option { return func(c *config) { c.hooks = h } }
+// must not call Close, which waits for the hook. By default there are no hooks. Several
+// WithHooks add up: those of a report are called in order, such as promlimit's and sloglimit's.
+func WithHooks(h Hooks) Option {
+	return func(c *config) {
+		c.hooks.StoreCall = inTurn(c.hooks.StoreCall, h.StoreCall)
+		c.hooks.ShardState = inTurn(c.hooks.ShardState, h.ShardState)
+	}
+}
+
+// inTurn returns a function that calls a and b, even if a panics. If one of them is nil, it
+// is the other one.
+func inTurn[T any](a, b func(T)) func(T) {
+	switch {
+	case a == nil:
+		return b
+	case b == nil:
+		return a
+	}
+	return func(what T) {
+		defer b(what)
+		a(what)
+	}
+}
 
 // Hooks has the functions of [WithHooks]. Several goroutines may call them at the same
 // time. Nil functions are skipped, so the zero Hooks does nothing.
@@ -141,30 +161,6 @@ type Hooks struct {
 
 	// ShardState reports that a shard goes away, rejects calls, or serves again.
 	ShardState func(ShardState)
-}
-
-// JoinHooks returns Hooks that call those of all in order, such as promlimit's and
-// sloglimit's. A function that none of them has stays nil and costs nothing.
-func JoinHooks(all ...Hooks) (joined Hooks) {
-	for _, h := range all {
-		joined.StoreCall = inTurn(joined.StoreCall, h.StoreCall)
-		joined.ShardState = inTurn(joined.ShardState, h.ShardState)
-	}
-	return joined
-}
-
-// inTurn returns a function that calls a and b. If one of them is nil, it is the other one.
-func inTurn[T any](a, b func(T)) func(T) {
-	switch {
-	case a == nil:
-		return b
-	case b == nil:
-		return a
-	}
-	return func(what T) {
-		a(what)
-		b(what)
-	}
 }
 
 // ShardState is a change in how a shard of the store serves.

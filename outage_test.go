@@ -353,8 +353,8 @@ func TestRejectionsAreToldOnce(t *testing.T) {
 		inBubbles(t, name, everyPolicy(), func(t *testing.T, how string, opt reservoir.Option) {
 			var text bytes.Buffer
 			net, heard := sharded{network: far(time.Millisecond)}, new(states)
-			hooks := reservoir.JoinHooks(heard.hooks(), sloglimit.Hooks(slog.New(slog.NewTextHandler(&text, nil))))
-			l := open(t, net, reservoir.PerMinute(1_000_000), opt, reservoir.WithFailure(policy.Failure), reservoir.WithHooks(hooks))
+			l := open(t, net, reservoir.PerMinute(1_000_000), opt, reservoir.WithFailure(policy.Failure),
+				reservoir.WithHooks(heard.hooks()), reservoir.WithHooks(sloglimit.Hooks(slog.New(slog.NewTextHandler(&text, nil)))))
 			net.always(reject)
 			for i := range 100 {
 				for _, shard := range []string{"a", "b"} {

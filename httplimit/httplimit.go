@@ -20,7 +20,7 @@ func New(limiter *reservoir.Limiter, opts ...Option) func(http.Handler) http.Han
 	if limiter == nil {
 		panic("httplimit: no limiter")
 	}
-	return build(&middleware{limiter: limiter}, 1, opts)
+	return build(&middleware{limiter: limiter}, opts)
 }
 
 // NewGroup is like New, for several limits that a request must pass together: it is charged
@@ -31,19 +31,19 @@ func NewGroup(g *reservoir.Group, opts ...Option) func(http.Handler) http.Handle
 	if g == nil {
 		panic("httplimit: no group")
 	}
-	return build(&middleware{group: g}, g.Len(), opts)
+	return build(&middleware{group: g}, opts)
 }
 
-// build completes m, which asks so many limits.
-func build(m *middleware, limits int, opts []Option) func(http.Handler) http.Handler {
+// build completes m.
+func build(m *middleware, opts []Option) func(http.Handler) http.Handler {
 	m.config = defaults()
 	for _, o := range opts {
 		o(&m.config)
 	}
-	if err := m.validate(limits); err != nil {
+	if err := m.validate(); err != nil {
 		panic(err)
 	}
-	for i := range limits {
+	for i := range m.keys {
 		var p Policy
 		if n := len(m.policies); n > 0 {
 			p = m.policies[min(i, n-1)]
@@ -172,20 +172,24 @@ func (m *middleware) settle(w *response) {
 	}
 }
 
-// validate returns the first fault of the options, for so many limits.
-func (c *config) validate(limits int) error {
-	if c.keyless == nil || c.failed == nil ||
-		slices.ContainsFunc(c.keys, func(k KeyFunc) bool { return k == nil }) ||
-		slices.ContainsFunc(c.costs, func(cost func(*http.Request) int64) bool { return cost == nil }) {
+// validate returns the first fault of the options.
+func (m *middleware) validate() error {
+	if m.keyless == nil || m.failed == nil ||
+		slices.ContainsFunc(m.keys, func(k KeyFunc) bool { return k == nil }) ||
+		slices.ContainsFunc(m.costs, func(cost func(*http.Request) int64) bool { return cost == nil }) {
 		return errors.New("httplimit: a key, a cost or a handler is nil")
 	}
-	for _, n := range [...]int{len(c.costs), len(c.policies)} {
-		if n > 1 && n != limits {
-			return fmt.Errorf("httplimit: %d costs or policies for %d limits", n, limits)
+	for _, n := range [...]int{len(m.costs), len(m.policies)} {
+		if n > 1 && n != len(m.keys) {
+			return fmt.Errorf("httplimit: %d costs or policies for %d keys", n, len(m.keys))
 		}
 	}
-	if limits == 0 || len(c.keys) != limits {
-		return fmt.Errorf("httplimit: %d keys for %d limits", len(c.keys), limits)
+	if m.group != nil { // a request that costs nothing makes no call, but needs a key for each limit
+		_, err := m.group.AllowEach(context.Background(), make([]int64, len(m.keys)), make([]string, len(m.keys))...)
+		return err
+	}
+	if len(m.keys) != 1 {
+		return fmt.Errorf("httplimit: %d keys for one limit", len(m.keys))
 	}
 	return nil
 }

@@ -32,7 +32,7 @@
 // No line holds a key. The text of an error comes from the transport or the server. It
 // may name an address, and holds no password or URL; see [backend.Error].
 //
-// To log and count at the same time, join several Hooks with [reservoir.JoinHooks].
+// To log and count at the same time, use [reservoir.WithHooks] twice.
 package sloglimit
 
 import (

@@ -24,7 +24,7 @@ func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFun
 	switch {
 	case l != nil && g == nil && keys == nil && costs == nil:
 		g, keys = reservoir.NewGroup(l), []KeyFunc{key}
-	case l != nil || g == nil || key != nil || cost != nil && costs != nil || len(keys) == 0 || len(keys) != g.Len():
+	case l != nil || g == nil || key != nil || cost != nil && costs != nil || !fits(g, len(keys)):
 		panic("grpclimit: either a Limiter with its Key is needed, or a Group with as many Keys, and Cost or Costs")
 	}
 	if cost != nil {
@@ -37,6 +37,12 @@ func choose(l *reservoir.Limiter, g *reservoir.Group, key KeyFunc, keys []KeyFun
 		panic("grpclimit: a key or a cost is nil")
 	}
 	return limits{l, g, keys, costs}
+}
+
+// fits reports whether g has so many limits. A request that costs nothing makes no call.
+func fits(g *reservoir.Group, limits int) bool {
+	_, err := g.AllowEach(context.Background(), make([]int64, limits), make([]string, limits)...)
+	return err == nil
 }
 
 // of returns the names that a call is charged to and what it costs, for each limit. There

@@ -120,7 +120,7 @@ func New(opts ...Option) (*Telemetry, error) {
 }
 
 // Hooks returns hooks that record spans, the duration of store calls and the state of
-// shards, for [reservoir.WithHooks]. To use other hooks as well, see [reservoir.JoinHooks].
+// shards, for [reservoir.WithHooks].
 func (t *Telemetry) Hooks() reservoir.Hooks {
 	return reservoir.Hooks{StoreCall: t.call, ShardState: t.state}
 }

@@ -89,7 +89,7 @@ func use(t *testing.T, r *rig, n int64) *reservoir.Limiter {
 		}
 	}}
 	l, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000),
-		reservoir.WithHooks(reservoir.JoinHooks(r.Hooks(), last)), reservoir.WithBatch(reservoir.Fixed(50)),
+		reservoir.WithHooks(r.Hooks()), reservoir.WithHooks(last), reservoir.WithBatch(reservoir.Fixed(50)),
 		reservoir.WithFetchTimeout(time.Minute)) // of a busy machine
 	require.NoError(t, err)
 	r.Watch(l)

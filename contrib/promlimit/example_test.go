@@ -40,14 +40,14 @@ func Example() {
 	// Output: reservoir_tokens_spent_total api 5
 }
 
-// JoinHooks gives one limiter both metrics and a log.
+// One limiter may have both metrics and a log.
 func ExampleCollector_Hooks() {
 	store := memstore.New()
 
 	metrics := promlimit.New(prometheus.Labels{"limiter": "api"})
 	prometheus.MustRegister(metrics)
 	limiter, err := reservoir.New(store, reservoir.PerMinute(1000),
-		reservoir.WithHooks(reservoir.JoinHooks(metrics.Hooks(), sloglimit.Hooks(slog.Default()))))
+		reservoir.WithHooks(metrics.Hooks()), reservoir.WithHooks(sloglimit.Hooks(slog.Default())))
 	if err != nil {
 		panic(err)
 	}

@@ -133,7 +133,7 @@ func New(labels prometheus.Labels) *Collector {
 }
 
 // Hooks returns hooks that record the duration of store calls and the state of shards,
-// for [reservoir.WithHooks]. To use other hooks as well, see [reservoir.JoinHooks].
+// for [reservoir.WithHooks].
 func (c *Collector) Hooks() reservoir.Hooks {
 	return reservoir.Hooks{StoreCall: c.call, ShardState: c.state}
 }

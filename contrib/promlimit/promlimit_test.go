@@ -70,7 +70,7 @@ func use(t *testing.T, metrics *promlimit.Collector, n int64) *reservoir.Limiter
 		default:
 		}
 	}}
-	l, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000), reservoir.WithHooks(reservoir.JoinHooks(metrics.Hooks(), last)),
+	l, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000), reservoir.WithHooks(metrics.Hooks()), reservoir.WithHooks(last),
 		reservoir.WithFetchTimeout(time.Minute)) // of a busy machine
 	require.NoError(t, err)
 	metrics.Watch(l)
