@@ -15,8 +15,6 @@ import (
 	"math/bits"
 	"sync"
 	"time"
-
-	"github.com/go-reservoir/reservoir/internal/invariant"
 )
 
 // Waiter is one caller in line. Each has a channel of its own instead of one condition
@@ -64,7 +62,7 @@ type Line[R any] struct {
 	windows Windows // when the early waiters were last compared with their deadlines
 	inTime  int64   // they all are in time if the next window opens then or earlier
 
-	visits int // waiters that Serve and Since looked at; counted under -race, for tests
+	visits int // waiters that Serve and Since looked at, for tests
 }
 
 // Empty reports whether nobody is in line.
@@ -125,7 +123,7 @@ func (l *Line[R]) Notify(w *Waiter[R], outcome R) {
 func (l *Line[R]) Since(seq uint64, f func(w *Waiter[R])) {
 	for _, q := range [...]*list[R]{&l.early, &l.recent} {
 		for w := q.since(seq); w != nil; {
-			l.visit()
+			l.visits++
 			next := w.next
 			f(w)
 			w = next
@@ -261,7 +259,7 @@ const (
 func (l *Line[R]) Serve(hand, left int64, to Windows, verdict func(*Waiter[R], Verdict)) int64 {
 	l.parked = false
 	for w := l.First(); w != nil; w = l.First() { // each leaves, or is parked, or is the last
-		l.visit()
+		l.visits++
 		var ahead total // tokens of parked waiters
 		if l.parked {
 			ahead = l.early.tokens
@@ -305,7 +303,7 @@ func (l *Line[R]) compare(to Windows, verdict func(*Waiter[R], Verdict)) {
 	var ahead total
 	l.inTime = math.MaxInt64
 	for w := l.early.head; w != nil; {
-		l.visit()
+		l.visits++
 		next := w.next
 		if at := latest(to, w, ahead); at < to.Next {
 			verdict(w, Miss)
@@ -314,12 +312,6 @@ func (l *Line[R]) compare(to Windows, verdict func(*Waiter[R], Verdict)) {
 			l.inTime = min(l.inTime, at)
 		}
 		w = next
-	}
-}
-
-func (l *Line[R]) visit() {
-	if invariant.Enabled {
-		l.visits++
 	}
 }
 

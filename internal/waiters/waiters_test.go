@@ -10,8 +10,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/go-reservoir/reservoir/internal/invariant"
 )
 
 // line is a Line whose waiters are told what became of them.
@@ -102,11 +100,19 @@ func TestMiss(t *testing.T) {
 	told := []string{"parked", "miss", "parked", "miss", "miss", "parked", "miss", "miss", "miss", "parked", "miss"}
 	assert.Equal(t, told, l.said())
 	l.serveBefore(Windows{Next: 101, Length: 10, Tokens: 4}, 0, 0)
-	told[2], told[5] = "miss", "parked"
+	told[2] = "miss"
 	assert.Equal(t, told, l.said(), "the next window opens later")
-	l.serveBefore(Windows{Next: 101, Length: 10, Tokens: 2}, 0, 0)
+	l.serveBefore(Windows{Next: 100, Length: 20, Tokens: 4}, 0, 0)
+	l.serveBefore(Windows{Next: 110, Length: 10, Tokens: 4}, 0, 0)
+	assert.Equal(t, told, l.said(), "just in time")
+	l.serveBefore(Windows{Next: 110, Length: 10, Tokens: 2}, 0, 0)
 	told[5] = "miss"
 	assert.Equal(t, told, l.said(), "it has fewer tokens")
+	for _, row := range []struct{ n, deadline, want int64 }{
+		{1, 0, math.MaxInt64}, {4, 30, 29}, {5, 30, 20}, {9, 25, 5}, {13, 29, math.MinInt64}, {5, -1, math.MinInt64}, {4, -1, -2},
+	} {
+		assert.Equal(t, row.want, latest(later, &Waiter[string]{N: row.n, Deadline: row.deadline}, total{}), "%+v", row)
+	}
 }
 
 // TestHugeTokens: a sum of tokens is no less than its parts, and right again when they are gone.
@@ -137,16 +143,16 @@ func TestHugeTokens(t *testing.T) {
 	soon.Deadline, late.Deadline = 100+4002*10-1, 100+4002*10
 	l.serveBefore(Windows{Next: 100, Length: 10, Tokens: huge}, 0, 0)
 	assert.Equal(t, []string{"miss", "parked"}, l.said()[len(l.all)-2:])
+	assert.EqualValues(t, saturated, total{low: saturated + 1}.value())
+	assert.EqualValues(t, saturated, total{high: 1}.value())
 	assert.EqualValues(t, math.MinInt64, latest(Windows{Next: 100, Length: 10, Tokens: 1}, late, total{high: 1}))
 }
 
-// TestCostOfAnEvent: an event visits as many waiters in a line of 20,000 as in one of 2,000.
+// TestCostOfAnEvent: an event visits the head of the line, newcomers and those that leave,
+// in a line of 20,000 as in one of 2,000. Deadlines are compared if one may be missed now.
 func TestCostOfAnEvent(t *testing.T) {
-	if !invariant.Enabled {
-		t.Skip("visits are counted under -race")
-	}
 	const many, few, unknown = 20_000, 2_000, math.MaxInt64
-	type visits struct{ arrive, come, cancel, reset, serve, pass, since int }
+	type visits struct{ arrive, come, cancel, reset, serve, since, pass int }
 	in := func(n int, parked bool, deadline int64) (v visits) {
 		var l line
 		left := int64(unknown)
@@ -182,20 +188,32 @@ func TestCostOfAnEvent(t *testing.T) {
 			l.serveBefore(Windows{Next: 200, Length: 10, Tokens: 4}, 50, left)
 		})
 		v.serve = of(100, func(int) { l.serveBefore(Windows{Next: 200, Length: 10, Tokens: 4}, 1, left) })
+		v.since = of(100, func(int) { l.Since(l.Last()-3, func(*Waiter[string]) {}) })
 		v.pass = of(100, func(int) {
 			l.push(0, false)
 			l.serve(0, left)
 		})
-		v.since = of(100, func(int) { l.Since(l.Last()-3, func(*Waiter[string]) {}) })
 		return v
 	}
-	for _, parked := range []bool{false, true} {
-		for _, deadline := range []int64{0, math.MaxInt64 - 1} {
-			a, b := in(few, parked, deadline), in(many, parked, deadline)
-			assert.Equal(t, a, b, "parked %t, deadline %d", parked, deadline)
-			assert.Less(t, a.arrive, 500)
-		}
+	fetching := visits{arrive: 100, come: 300, cancel: 100, reset: 52, serve: 200, since: 300, pass: 100}
+	parked := visits{arrive: 200, come: 400, cancel: 100, reset: 52, serve: 200, since: 300, pass: 200}
+	for _, deadline := range []int64{0, math.MaxInt64 - 1} {
+		assert.Equal(t, fetching, in(few, false, deadline), "deadline %d", deadline)
+		assert.Equal(t, fetching, in(many, false, deadline), "deadline %d", deadline)
+		assert.Equal(t, parked, in(few, true, deadline), "deadline %d", deadline)
+		assert.Equal(t, parked, in(many, true, deadline), "deadline %d", deadline)
 	}
+
+	var l line
+	for range few {
+		l.push(4, true).Deadline = 100 + few*10 // the last gets its tokens just in time if the next window opens at 110
+	}
+	for i, want := range []int{few, 1, 1, 1, few + 1, 1} {
+		before := l.visits
+		l.serveBefore(Windows{Next: int64(107 + i), Length: 10, Tokens: 4}, 0, 0)
+		assert.Equal(t, want, l.visits-before, "the next window opens at %d", 107+i)
+	}
+	assert.Equal(t, few-1, l.Parked())
 }
 
 // TestWakeUp: a waiter is told once, without blocking, and is empty when it is used
@@ -243,6 +261,11 @@ func TestSince(t *testing.T) {
 		}
 	})
 	assert.Equal(t, []int64{0, 1, 2, 3}, seen)
+	for seq, want := range [][]uint64{{2, 4}, {2, 4}, {4}, {4}, nil} {
+		var above []uint64
+		l.Since(uint64(seq), func(w *Waiter[string]) { above = append(above, w.Seq()) })
+		assert.Equal(t, want, above, "above %d", seq)
+	}
 	assert.EqualValues(t, 1, l.First().N)
 	assert.EqualValues(t, 4, l.Last())
 	assert.EqualValues(t, 2, l.First().Seq())
@@ -269,8 +292,9 @@ func TestAgainstModel(t *testing.T) {
 				}
 			case 3:
 				hand, left := rnd.Int64N(8), rnd.Int64N(6)
-				if rnd.IntN(4) == 0 {
-					to = Windows{Next: 100 + rnd.Int64N(12), Length: 8 + rnd.Int64N(3), Tokens: 3 + rnd.Int64N(3)}
+				to.Next = 100 + rnd.Int64N(12)
+				if rnd.IntN(8) == 0 {
+					to.Length, to.Tokens = 8+rnd.Int64N(3), 3+rnd.Int64N(3)
 				}
 				before := l.said()
 				rest := l.serveBefore(to, hand, left)
