@@ -435,7 +435,10 @@ func (c *client) stopReopening(ctx context.Context) {
 	c.shards.Range(func(_, value any) bool {
 		s := value.(*shard)
 		s.stop()
-		if key, ok := c.keyOn(s); ok && s.Open() && ctx.Err() == nil {
+		if !s.Open() || ctx.Err() != nil { // a shard without keys would take a walk over all keys
+			return true
+		}
+		if key, ok := c.keyOn(s); ok {
 			probes.Go(func() error {
 				bounded, cancel := context.WithTimeout(ctx, c.fetchTimeout)
 				defer cancel()
