@@ -222,17 +222,18 @@ func (s *sweeper) stop() {
 
 // Close ends the limiter. Callers that wait get [ErrClosed]. While ctx lasts, Close waits
 // for calls in flight and hands all stock back to the store, also what direct calls have
-// charged whose callers have left. It returns the first
-// failure; tokens that could not be handed back stay charged until their windows end.
-// Close does not wait for a shard that is away, and does not close the store. A later call
-// waits for the first one to end, while its own context lasts, and returns the same error.
+// charged whose callers have left. It returns the first failure; tokens that could not be
+// handed back stay charged until their windows end. Close does not wait for a shard that is
+// away, and does not close the store. A later call waits for the first one to end, while its
+// own context lasts, and returns the same error.
 func (l *Limiter) Close(ctx context.Context) error {
+	over := ctx.Err() != nil
 	if l.closed.CompareAndSwap(false, true) {
 		go func() {
 			l.closeErr = l.close(ctx)
 			close(l.closeDone)
 		}()
-		if ctx.Err() != nil { // close then calls no store
+		if over { // close then calls no store
 			<-l.closeDone
 		}
 	}

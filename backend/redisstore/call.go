@@ -293,7 +293,7 @@ func (s *Store) do(ctx context.Context, sc *script, key string, undo func(backen
 		return nil, err
 	}
 	defer s.calls.End()
-	if at, ok := ctx.Deadline(); ok && ctx.Done() == nil {
+	if at, ok := ctx.Deadline(); ok && !timed(ctx) && ctx.Done() == nil {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, at)
 		defer cancel()

@@ -70,14 +70,19 @@ func (g *group) submit(c *call) {
 		return
 	}
 	g.inFlight++
-	_, timed := c.ctx.(*deadline.Context) // which ends by its deadline alone
-	c.inline = timed && g.obeysDeadline && 0 < g.trip && g.trip < tooLong
+	c.inline = timed(c.ctx) && g.obeysDeadline && 0 < g.trip && g.trip < tooLong
 	g.mu.Unlock()
 	if c.inline {
 		g.run([]*call{c})
 	} else {
 		go g.run([]*call{c})
 	}
+}
+
+// timed reports whether ctx ends by its deadline alone. Its Done would start a timer.
+func timed(ctx context.Context) bool {
+	_, ok := ctx.(*deadline.Context)
+	return ok
 }
 
 // armExtra sets a timer that sends queued calls in an extra pipeline, if none returns
@@ -263,6 +268,10 @@ func detach(calls []*call) (context.Context, context.CancelFunc) {
 		if after := at.Add(connectTime / 20); after.After(last) {
 			last = after
 		}
+	}
+	if calls[0].inline {
+		late := deadline.After(ctx, time.Until(last)) // without a timer
+		return late, late.Release
 	}
 	return context.WithDeadline(ctx, last)
 }
