@@ -172,15 +172,16 @@ func (f *fetch) sizeLocked(wanted int64) {
 // usage is the part of a key's state that only a key in use needs.
 type usage struct {
 	demand.Demand
-	timer   *time.Timer
-	due     int64         // when timer fires
-	replied int64         // when the store answered last
-	spread  int64         // delay after the reset, so that processes do not all call at once
-	backoff int64         // after a failed fetch, the earliest time of the next
-	pause   time.Duration // of the last back-off; it doubles
-	recheck int64         // when a refused key asks WithLimits again
-	blocked uint64        // number of the last call of relimit when WithLimits had returned a special limit
-	charge  int64         // when to state debt at the latest; 0 = at once
+	timer    *time.Timer
+	due      int64         // when timer fires
+	replied  int64         // when the store answered last
+	spread   int64         // delay after the reset, so that processes do not all call at once
+	backoff  int64         // after a failed fetch, the earliest time of the next
+	pause    time.Duration // of the last back-off; it doubles
+	recheck  int64         // when a refused key asks WithLimits again
+	conflict int64         // until when requests get ErrConflict without a call
+	blocked  uint64        // number of the last call of relimit when WithLimits had returned a special limit
+	charge   int64         // when to state debt at the latest; 0 = at once
 
 	look         int64 // when to look for a surplus; 0 = not yet
 	lookSpent    int64 // tokens spent in all at the last look

@@ -244,6 +244,9 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 		k.busy.fetch = nil
 		switch {
 		case err != nil:
+			if err == ErrConflict {
+				k.conflictLocked(reply.State, now)
+			}
 			f.failedLocked(now, err)
 		case k.retired:
 			k.l.count.move(account.Moved{Taken: reply.Grant, Expired: reply.Grant})

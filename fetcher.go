@@ -247,6 +247,10 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay, present
 				return unchanged
 			}
 		}
+		if k.use != nil && now < k.use.conflict {
+			err = ErrConflict
+			return unchanged
+		}
 		k.l.count.waited.Add(1)
 		if k.l.direct && !stay && k.account.Unpaid() == 0 { // debt is stated first, while its window is open
 			return unchanged

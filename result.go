@@ -218,7 +218,8 @@ var (
 	ErrTokens = backend.ErrTokens
 
 	// ErrConflict: the key's open window belongs to a limit of another length, because two
-	// limits count on one key. Give each a name with [WithName].
+	// limits count on one key. Give each a name with [WithName]. The store is asked again
+	// up to 20 times a window and once a second; for keys past [WithMaxKeys] by each request.
 	ErrConflict = errors.New("reservoir: two limits with windows of different lengths share a key: give them names with WithName")
 
 	// ErrResult: a Result was settled or refunded for another key, or at another Limiter,
@@ -431,6 +432,16 @@ func (k *keyState) adoptLocked(s backend.State, end backend.Window, sent, now in
 		s.Window, s.Left = end, -1
 	}
 	k.readLocked(s, sent, now)
+}
+
+// conflictLocked remembers that the open window belongs to a limit of another length, until
+// it ends or it is this process' turn to ask again.
+func (k *keyState) conflictLocked(s backend.State, now int64) {
+	pause := min(s.Length/probes, longestPause)
+	if s.Left > 0 {
+		pause = min(pause, s.Left)
+	}
+	k.usageLocked().conflict = now + int64(pause)
 }
 
 // readLocked applies a reading that came without the account, and enters its window.
