@@ -219,7 +219,8 @@ var (
 
 	// ErrConflict: the key's open window belongs to a limit of another length, because two
 	// limits count on one key. Give each a name with [WithName]. The store is asked again
-	// up to 20 times a window and once a second; for keys past [WithMaxKeys] by each request.
+	// after a second, or after a 20th of the window if that is shorter; for keys past
+	// [WithMaxKeys] by each request.
 	ErrConflict = errors.New("reservoir: two limits with windows of different lengths share a key: give them names with WithName")
 
 	// ErrResult: a Result was settled or refunded for another key, or at another Limiter,
