@@ -224,7 +224,7 @@ func (f *fetch) send(call func(*storeCall) (backend.SyncReply, error)) (err erro
 		if then := f.complete(c, reply, err); then != nil {
 			go then.run()
 		}
-		f.freeSlot(err)
+		f.freeSlot(c, err)
 		if f.heard == 0 { // no caller gets its panic
 			guard.Unheard(err)
 		}

@@ -596,7 +596,7 @@ func TestRestockIsSpread(t *testing.T) {
 		}
 		all := net.count("") - before
 		require.Greater(t, all, keys/20)
-		require.Less(t, most, all/3, "of %d, in 20 ms", all)
+		require.Less(t, most, all/4, "of %d, in 20 ms", all)
 	})
 }
 

@@ -30,9 +30,9 @@ func newShard(name string) *shard {
 	for class := range next.Classes {
 		l := &s.lines[class]
 		l.shard, l.class = s, class
-		l.Init(callsAtOnce)
+		l.Init(1, callsAtOnce)
 	}
-	s.lines[next.Callers].Init(callersAtOnce)
+	s.lines[next.Callers].Init(callersAtOnce, callersAtOnce)
 	return s
 }
 
@@ -79,24 +79,25 @@ func (l *line) goOn() {
 		if f := k.turn(l); f != nil {
 			go f.run()
 		} else {
-			l.Free(slots.Unused)
+			l.Free(slots.Unused, 0)
 		}
 	}
 }
 
-// freeSlot gives the fetch's slot to the next key in line. err is how the fetch has ended.
-func (f *fetch) freeSlot(err error) {
+// freeSlot gives the fetch's slot to the next key in line. err is how the call has ended.
+func (f *fetch) freeSlot(c *storeCall, err error) {
 	if f.slot == nil {
 		return
 	}
 	how := slots.Unused
-	switch outcomeOf(err) {
-	case breaker.Answered:
+	switch o := outcomeOf(err); {
+	case !c.made:
+	case o == breaker.Answered:
 		how = slots.Answered
-	case breaker.Failed:
+	case o == breaker.Failed:
 		how = slots.Failed
 	}
-	f.slot.Free(how)
+	f.slot.Free(how, c.Duration)
 	f.slot.goOn()
 }
 

@@ -3,9 +3,11 @@ package reservoir_test
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -226,5 +228,102 @@ func TestRecoveryOfWaiters(t *testing.T) {
 		assert.Equal(t, p.shards, p.opened(), "no circuit opened again")
 		assert.Zero(t, p.net.overloaded())
 		assert.LessOrEqual(t, p.net.mostInFlight(), 300*p.shards)
+	})
+}
+
+// TestCommonResetOfAFleet: the windows of all processes end together. Each has few calls in
+// flight, but nobody tells it how many the others have.
+func TestCommonResetOfAFleet(t *testing.T) {
+	for _, processes := range []int{10, 100} {
+		inBubble(t, fmt.Sprint("processes=", processes), func(t *testing.T) {
+			const keys, capacity = 50, 10_000
+			net, states := far(rtt/4), &states{}
+			var failed atomic.Int64
+			all := fleet(t, processes, net, reservoir.PerMinute(100_000), reservoir.WithBatch(reservoir.Fixed(4)), states.option())
+			use := func(d time.Duration) {
+				crowd(processes, func(i int) {
+					for k := range keys {
+						time.Sleep(d / keys)
+						if _, err := all[i].Allow(context.Background(), fmt.Sprint(k)); err != nil {
+							failed.Add(1)
+						}
+					}
+				})
+			}
+			use(900 * time.Millisecond)
+			minute := time.Now().Truncate(time.Minute).Add(time.Minute)
+			for range 8 {
+				use(6 * time.Second)
+			}
+			time.Sleep(time.Until(minute.Add(-2 * time.Second))) // after the readings of the end
+			net.capacity(capacity, 0)
+			net.mostInFlight()
+			calls := net.count("sync")
+			time.Sleep(10 * time.Second)
+			assert.InDelta(t, processes*keys, net.count("sync")-calls, float64(processes*keys)/5, "all have restocked")
+			assert.LessOrEqual(t, net.mostInFlight(), capacity/10, "more would wait longer than the timeout")
+			assert.Zero(t, net.overloaded())
+			assert.Zero(t, len(states.told()), "circuits opened")
+			use(6 * time.Second)
+			assert.Zero(t, failed.Load())
+		})
+	}
+}
+
+// TestCallersGoFirst: while so many keys stand in line that the last one's turn comes long
+// after the fetch timeout, a caller of any of them waits for one round trip, and no
+// statement times out in line.
+func TestCallersGoFirst(t *testing.T) {
+	const keys, way = 5_000, 40 * time.Millisecond
+	inBubble(t, "", func(t *testing.T) {
+		net := far(way)
+		p := &paced{T: t, net: net, keys: keys, shards: 1}
+		p.open(reservoir.PerHour(100_000), reservoir.WithBatch(reservoir.Fixed(10)), reservoir.WithIdle(time.Minute))
+		p.use(0, keys, 20*time.Second)
+		calls := net.count("sync")
+		for net.count("sync") == calls { // until the sweep
+			time.Sleep(time.Second)
+		}
+		waited := 0
+		for i := range 50 {
+			begin := time.Now()
+			r := allow(t, p.lim, p.key(keys-1-i), 20) // more than its stock
+			require.True(t, r.Allowed)
+			if r.Source == reservoir.Fetched {
+				waited++
+			}
+			require.LessOrEqual(t, time.Since(begin), 4*way, "its own round trip, and one that was in flight")
+		}
+		require.Equal(t, 50, waited)
+		require.Less(t, net.count("sync")-calls, keys/2, "most keys still stand in line")
+		time.Sleep(2 * time.Minute)
+		assert.Zero(t, net.overloaded())
+		assert.Zero(t, p.opened())
+		assert.Equal(t, keys+50, net.count("sync")-calls)
+	})
+}
+
+// TestLinesHoldNothing: keys in line have no goroutine, while the store is away and after.
+func TestLinesHoldNothing(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		const keys = 2_000
+		net := far(rtt / 2)
+		p := &paced{T: t, net: net, keys: keys, shards: 1}
+		p.open(reservoir.PerHour(1000), reservoir.WithFailure(reservoir.FailOpen()), reservoir.WithBatch(reservoir.Fixed(1)))
+		p.use(0, keys, time.Second)
+		before := runtime.NumGoroutine()
+		net.always(refuse)
+		p.use(0, keys, time.Second)
+		synctest.Wait()
+		assert.LessOrEqual(t, runtime.NumGoroutine(), before+1)
+		require.Equal(t, 1, p.opened())
+		calls := net.count("")
+		time.Sleep(time.Minute)
+		assert.LessOrEqual(t, net.count("")-calls, 2*60+1, "the probes")
+		net.set(nil)
+		time.Sleep(toClose)
+		assert.Zero(t, p.lim.Stats().Owed)
+		synctest.Wait()
+		assert.LessOrEqual(t, runtime.NumGoroutine(), before+1)
 	})
 }

@@ -1,27 +1,33 @@
 // Package slots bounds how many calls are in flight at once, and lines up who wants to make
 // the next one: a semaphore whose waiters hold no goroutine.
 //
-// The bound adapts to what the called side serves, as TCP's window does: a failure halves it,
-// and it rises by one when as many calls as it allows have succeeded. Calls that were in
-// flight at a failure are of the same congestion, so their failures do not count.
+// The bound adapts to what the called side serves, as TCP's window does: it begins small
+// and doubles with each round trip (slow start), until a call fails or is slow. That halves
+// it, and from then on it rises by one with each round trip. Many processes may begin at one
+// instant, and none of them knows of the others.
 package slots
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // Slots are the slots of one kind of call; T is who wants one. Call Init first. It is safe
 // for concurrent use, and calls nothing back.
 type Slots[T any] struct {
-	mu    sync.Mutex
-	most  int // the bound while all goes well
-	bound int // from 1 to most
-	good  int // calls that have succeeded since the bound changed
-	same  int // calls in flight since the last failure that counts
-	taken int
-	line  []T
+	mu          sync.Mutex
+	least, most int
+	bound       int // of calls in flight, from least to most
+	calm        int // up to this bound nothing failed; above it the bound rises slowly
+	good        int // calls in a row that were served in time, while the bound rises slowly
+	old         int // calls in flight since before the bound was halved, which are no news
+	fastest     time.Duration
+	taken       int
+	line        []T
 }
 
-// Init sets the largest number of calls in flight, at least 1.
-func (s *Slots[T]) Init(most int) { s.most, s.bound = most, most }
+// Init sets the bounds of calls in flight, at least 1. If they are equal nothing adapts.
+func (s *Slots[T]) Init(least, most int) { s.least, s.most, s.bound, s.calm = least, most, least, most }
 
 // Take takes a slot for t if one is free.
 func (s *Slots[T]) Take() bool {
@@ -68,26 +74,41 @@ func (s *Slots[T]) Next() (t T, ok bool) {
 type Outcome uint8
 
 const (
-	Unused   Outcome = iota // no call was made
+	Unused   Outcome = iota // no call was made, or its end says nothing of the called side
 	Answered                // the called side has answered
 	Failed                  // it has not, or turned the call away
 )
 
-// Free gives a slot back.
-func (s *Slots[T]) Free(o Outcome) {
+// slack is how much longer than twice the fastest call a call may take in time.
+const slack = 5 * time.Millisecond
+
+// Free gives a slot back. took is how long the call took, if it was answered.
+func (s *Slots[T]) Free(o Outcome, took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.taken--
-	if s.same > 0 {
-		s.same--
-		return
+	if o == Answered {
+		s.fastest += s.fastest >> 10 // the way may have become longer for good
+		if took < s.fastest || s.fastest == 0 {
+			s.fastest = took
+		}
 	}
-	switch o {
-	case Failed:
-		s.bound, s.good, s.same = max(s.bound/2, 1), 0, s.taken
-	case Answered:
-		if s.good++; s.good >= s.bound && s.bound < s.most {
+	switch {
+	case o == Unused:
+	case s.old > 0:
+		s.old--
+	case o == Failed || took > 2*s.fastest+slack:
+		s.bound = max(s.bound/2, s.least)
+		s.calm, s.good, s.old = s.bound, 0, s.taken
+	case s.bound < s.calm:
+		s.bound++
+	default:
+		if s.good++; s.good >= s.bound {
 			s.bound, s.good = s.bound+1, 0
 		}
+	}
+	s.bound = min(s.bound, s.most)
+	if s.taken == 0 && len(s.line) == 0 { // what it was says nothing of the next time
+		s.bound, s.calm, s.good = s.least, s.most, 0
 	}
 }

@@ -1,10 +1,10 @@
 package slots
 
 import (
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -20,7 +20,7 @@ func takeAll(s *Slots[int]) (n int) {
 
 func TestFirstInLineIsNext(t *testing.T) {
 	var s Slots[int]
-	s.Init(2)
+	s.Init(2, 2)
 	assert.False(t, s.Ready())
 	require.Equal(t, 2, takeAll(&s))
 	for i := range 5 {
@@ -31,7 +31,7 @@ func TestFirstInLineIsNext(t *testing.T) {
 	assert.False(t, s.Ready())
 	var came []int
 	for range 5 {
-		s.Free(Answered)
+		s.Free(Answered, time.Millisecond)
 		require.True(t, s.Ready())
 		i, ok := s.Next()
 		require.True(t, ok)
@@ -39,39 +39,88 @@ func TestFirstInLineIsNext(t *testing.T) {
 		require.False(t, s.Ready())
 	}
 	assert.Equal(t, []int{0, 1, 2, 3, 4}, came)
-	s.Free(Unused)
+	s.Free(Unused, 0)
 	_, ok = s.Next()
 	assert.False(t, ok, "nobody is in line")
 	assert.True(t, s.Take())
 }
 
-// TestBound: a failure halves the bound, once for all calls that were in flight; calls that
-// succeed raise it by one for as many as it allows.
+// rounds makes as many calls as it may, rounds times, and returns how many these were each
+// time. Somebody is in line throughout.
+func rounds(s *Slots[int], times int, o Outcome, took time.Duration) (all []int) {
+	for range times {
+		n := takeAll(s)
+		all = append(all, n)
+		for range n {
+			s.Free(o, took)
+		}
+	}
+	return all
+}
+
+// TestBound: the bound doubles with each round; a failure or a slow call halves it, once for
+// all calls that were in flight; then it rises by one with each round.
 func TestBound(t *testing.T) {
 	var s Slots[int]
-	s.Init(8)
-	bounds := func(o Outcome) (all []int) {
-		for range 4 {
-			n := takeAll(&s)
-			all = append(all, n)
-			for range n {
-				s.Free(o)
-			}
+	s.Init(1, 20)
+	s.Push(0)
+	const fast, slow = time.Millisecond, 10 * time.Millisecond
+	assert.Equal(t, []int{1, 2, 4, 8, 16, 20}, rounds(&s, 6, Answered, fast))
+	assert.Equal(t, []int{20, 10, 5, 2, 1, 1}, rounds(&s, 6, Failed, 0))
+	assert.Equal(t, []int{1, 1, 1}, rounds(&s, 3, Unused, 0), "which says nothing")
+	assert.Equal(t, []int{1, 2, 3, 4, 5}, rounds(&s, 5, Answered, 2*fast+slack))
+	assert.Equal(t, []int{6, 3, 1, 1}, rounds(&s, 4, Answered, slow))
+
+	line, ok := s.Next()
+	require.True(t, ok)
+	require.Zero(t, line)
+	s.Free(Answered, fast)
+	s.Push(0)
+	assert.Equal(t, []int{1, 2, 4, 8}, rounds(&s, 4, Answered, fast), "anew after nobody was in line")
+}
+
+// TestFailureOfOne: one failure among many calls in flight halves the bound, and the others
+// neither halve it again nor raise it.
+func TestFailureOfOne(t *testing.T) {
+	for _, o := range []Outcome{Answered, Failed} {
+		var s Slots[int]
+		s.Init(1, 16)
+		s.Push(0)
+		rounds(&s, 5, Answered, time.Millisecond)
+		require.Equal(t, 16, takeAll(&s))
+		s.Free(Failed, 0)
+		for range 15 {
+			s.Free(o, time.Millisecond)
 		}
-		return all
+		assert.Equal(t, 8, takeAll(&s))
 	}
-	assert.Equal(t, []int{8, 4, 2, 1}, bounds(Failed))
-	assert.Equal(t, []int{1, 1, 1, 1}, bounds(Failed))
-	assert.Equal(t, []int{1, 1, 1, 1}, bounds(Unused), "it says nothing")
-	assert.Equal(t, []int{1, 2, 3, 4}, bounds(Answered))
-	assert.Equal(t, []int{5, 6, 7, 8}, bounds(Answered))
-	assert.Equal(t, []int{8, 8, 8, 8}, bounds(Answered))
+}
+
+// TestWayBecomesLonger: after a thousand calls that all take longer than before, that is
+// what a call takes.
+func TestWayBecomesLonger(t *testing.T) {
+	var s Slots[int]
+	s.Init(1, 16)
+	s.Push(0)
+	rounds(&s, 100, Answered, 10*time.Millisecond)
+	assert.Equal(t, []int{16, 8, 4, 2, 1, 1}, rounds(&s, 6, Answered, 50*time.Millisecond))
+	rounds(&s, 1500, Answered, 50*time.Millisecond)
+	assert.Equal(t, 16, takeAll(&s))
+}
+
+// TestFixed: if the bounds are equal, nothing changes them.
+func TestFixed(t *testing.T) {
+	var s Slots[int]
+	s.Init(8, 8)
+	assert.Equal(t, []int{8, 8}, rounds(&s, 2, Failed, 0))
+	assert.Equal(t, []int{8, 8}, rounds(&s, 2, Answered, time.Millisecond))
+	assert.Equal(t, []int{8, 8}, rounds(&s, 2, Answered, time.Second))
 }
 
 func TestNeverMoreThanTheBound(t *testing.T) {
 	const most, all = 4, 1000
 	var s Slots[int]
-	s.Init(most)
+	s.Init(most, most)
 	var inFlight, served atomic.Int64
 	var goOn func()
 	var wg sync.WaitGroup
@@ -79,7 +128,7 @@ func TestNeverMoreThanTheBound(t *testing.T) {
 		assert.LessOrEqual(t, inFlight.Add(1), int64(most))
 		served.Add(1)
 		inFlight.Add(-1)
-		s.Free(Answered)
+		s.Free(Answered, time.Millisecond)
 		goOn()
 	}
 	goOn = func() {
@@ -106,5 +155,5 @@ func TestNeverMoreThanTheBound(t *testing.T) {
 	assert.EqualValues(t, all, served.Load())
 	assert.False(t, s.Ready())
 	assert.Equal(t, most, takeAll(&s))
-	assert.Empty(t, slices.Clone(s.line))
+	assert.Empty(t, s.line)
 }

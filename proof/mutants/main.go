@@ -25,7 +25,7 @@ import (
 	"sync"
 )
 
-var parts = []string{"account", "next", "lease", "demand", "waiters", "breaker", "keytable"}
+var parts = []string{"account", "next", "lease", "demand", "waiters", "breaker", "keytable", "slots"}
 
 func main() {
 	only := flag.String("only", "", "run the mutants of this part; empty = all parts")
