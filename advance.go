@@ -373,6 +373,9 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 	moved := w == nil && r.Window != 0 || w != nil && w.Window != r.Window
 	if moved {
 		held = k.drainLocked()
+		if !r.Carried {
+			k.leaveLocked(held)
+		}
 		if r.Carried && k.fallback.in(w) { // its debt is charged there, so it counts in that window's share
 			k.fallback.move(r.Window)
 		}
@@ -446,6 +449,8 @@ func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.L
 // switchLocked is enterLocked if no reply has said anything of the account.
 func (k *keyState) switchLocked(window backend.Window, now int64) *lease.Lease {
 	spent := k.spentLocked()
-	k.l.count.move(k.account.Leave(k.drainLocked()))
+	held := k.drainLocked()
+	k.leaveLocked(held)
+	k.l.count.move(k.account.Leave(held))
 	return k.enterLocked(window, spent, now)
 }

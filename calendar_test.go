@@ -182,8 +182,8 @@ func (s skewed) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 func (s skewed) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
 	return s.Store.Check(s.ctx(ctx), key, l)
 }
-func (s skewed) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
-	return s.Store.Refund(s.ctx(ctx), r)
+func (s skewed) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+	return s.Store.Settle(s.ctx(ctx), r)
 }
 func (s skewed) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
 	return s.Store.Reset(s.ctx(ctx), r)

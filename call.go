@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/guard"
@@ -35,10 +36,9 @@ type client struct {
 
 	extra extraTokens
 
-	id         string
-	singleUses atomic.Uint32   // client names that were made for one call
-	life       context.Context // the limiter's; probes end with it
-	end        context.CancelFunc
+	id   string
+	life context.Context // the limiter's; probes end with it
+	end  context.CancelFunc
 }
 
 // storeCall is one call to the store. It belongs to no caller: a fetch or a direct call
@@ -245,7 +245,7 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 		return c.conflict(reply.State, err)
 	}, func(err error) {
 		if err == nil && reply.Allowed {
-			c.undo(s, backend.RefundRequest{Key: r.Key, Client: c.singleUseName(), Window: reply.Window, Total: r.Tokens})
+			c.undo(s, r, reply.Window)
 		} else {
 			c.lost(err, r.Tokens)
 		}
@@ -268,39 +268,83 @@ func (c *client) conflict(s backend.State, err error) error {
 	return err
 }
 
-// lost counts the tokens of a direct call that may have been charged for nothing.
-func (c *client) lost(err error, n int64) {
-	if failure, ok := errors.AsType[*StoreError](err); ok && failure.Class == backend.Unknown {
+// lost counts the tokens of a direct call if it may have been carried out, and reports
+// whether it may.
+func (c *client) lost(err error, n int64) bool {
+	failure, ok := errors.AsType[*StoreError](err)
+	if ok = ok && failure.Class == backend.Unknown; ok {
 		c.count.unknown.Add(n)
 	}
+	return ok
 }
 
 // undo gives back what a direct call has charged for a caller that has left.
-func (c *client) undo(s *shard, r backend.RefundRequest) {
-	c.count.taken.Add(r.Total)
-	moved := &c.count.expired // with their window, unless the store takes them back
-	defer func() { moved.Add(r.Total) }()
-	call := c.newCall(s, r.Key, StoreCall{Op: "refund", Want: r.Total})
-	_ = c.follow(call, func(ctx context.Context) (err error) {
-		if call.Granted, err = c.store.Refund(ctx, r); err == nil && call.Granted > 0 {
-			moved = &c.count.returned
-		}
-		return err
-	})
+func (c *client) undo(s *shard, r backend.TakeRequest, w backend.Window) {
+	c.count.taken.Add(r.Tokens)
+	c.count.spent.Add(r.Tokens)
+	c.extra[0].Add(r.Tokens) // no request has used them
+	q := backend.SettleRequest{Key: r.Key, Window: w, Tokens: -r.Tokens, Limit: r.Limit.Tokens}
+	var reply backend.SettleReply
+	err := c.follow(c.settling(s, q, &reply))
+	c.settled(q, reply, err)
 }
 
-func (c *client) refund(ctx context.Context, s *shard, r backend.RefundRequest) (int64, error) {
-	var total int64
-	call := c.newCall(s, r.Key, StoreCall{Op: "refund", Want: r.Total})
-	err := c.detached(ctx, call, func(ctx context.Context) (err error) {
-		total, err = c.store.Refund(ctx, r)
-		call.Granted = total
-		return err
-	}, func(error) {})
-	if err != nil {
-		return 0, c.failed(ctx, err)
+// settle makes the call that corrects what a direct call has charged, and counts what
+// became of the tokens. It is never repeated.
+func (c *client) settle(ctx context.Context, s *shard, q backend.SettleRequest) (_ backend.SettleReply, err error) {
+	var reply backend.SettleReply // not the caller's: the call may end after the caller has left
+	if s.Open() {
+		err = s.openError()
+		c.settled(q, reply, err)
+		return reply, c.failed(ctx, err)
 	}
-	return total, nil
+	call, send := c.settling(s, q, &reply)
+	err = guard.ErrGoexit // unless the store returns
+	defer func() {
+		if !call.abandoned() {
+			c.settled(q, reply, err)
+		}
+	}()
+	if err = c.detached(ctx, call, send, func(err error) { c.settled(q, reply, err) }); err != nil {
+		return backend.SettleReply{}, c.failed(ctx, err)
+	}
+	return reply, nil
+}
+
+// settling returns a call for q and the function that makes it.
+func (c *client) settling(s *shard, q backend.SettleRequest, reply *backend.SettleReply) (*storeCall, func(context.Context) error) {
+	n := max(q.Tokens, -q.Tokens)
+	call := c.newCall(s, q.Key, StoreCall{Op: "settle", Want: n})
+	return call, func(ctx context.Context) (err error) {
+		if *reply, err = c.store.Settle(ctx, q); reply.Open {
+			call.Granted = n
+		}
+		return err
+	}
+}
+
+// settled counts the tokens of q by the end of its call. What was used and is surely not
+// charged is overdrawn; what was not used and is not given back expires.
+func (c *client) settled(q backend.SettleRequest, r backend.SettleReply, err error) {
+	n, m := q.Tokens, account.Moved{}
+	done := err == nil && r.Open
+	if n < 0 {
+		c.count.refunded.Add(-n)
+	}
+	switch unknown := c.lost(err, max(n, -n)); {
+	case n < 0 && done:
+		m.Returned = -n
+	case n < 0:
+		m.Expired = -n
+	case done:
+		m.Taken, m.Overdrawn = n, min(n, r.Over)
+		c.count.spent.Add(n)
+		c.count.direct.Add(n)
+		c.extra[0].Add(n)
+	case !unknown:
+		m.Overdrawn = n
+	}
+	c.count.move(m)
 }
 
 func (c *client) check(ctx context.Context, s *shard, key string, limit Limit) (backend.State, error) {
@@ -340,12 +384,6 @@ func (c *client) failed(ctx context.Context, err error) error {
 	}
 	return err
 }
-
-// singleUseName returns a client name that is used for one call and never again.
-func (c *client) singleUseName() string { return c.clientOf(c.singleUseEpoch()) }
-
-// singleUseEpoch returns the epoch of such a name, which no account has.
-func (c *client) singleUseEpoch() uint32 { return 1<<31 | c.singleUses.Add(1)&(1<<31-1) }
 
 // clientOf is the client name of an epoch in the store.
 func (c *client) clientOf(epoch uint32) string {
@@ -445,9 +483,9 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	switch {
 	case r.Allowed && current:
 		k.l.count.move(k.account.Direct(n))
+		k.l.count.direct.Add(n)
 		k.l.extra.add(k, n-1)
-		r.key, r.epoch, r.serial = k.node.Hash, k.epoch, k.l.singleUseEpoch()
-		k.deniedUntil = 0
+		r.key, k.deniedUntil = k.node.Hash, 0
 	case r.Allowed: // the key is forgotten, or in another window
 		k.l.bookWithoutAccount(r, k.node.Hash)
 	case k.retired:
@@ -465,13 +503,13 @@ func (d *direct) bookLocked(r *Result, now int64) (wanted int64) {
 	return 0
 }
 
-// bookWithoutAccount records what a direct call has charged outside any key's account. A
-// refund of it has a client name of its own.
+// bookWithoutAccount records what a direct call has charged outside any key's account.
 func (c *client) bookWithoutAccount(r *Result, hash uint32) {
 	c.count.taken.Add(r.charged)
 	c.count.spent.Add(r.charged)
+	c.count.direct.Add(r.charged)
 	c.extra[0].Add(r.charged - 1)
-	r.key, r.serial = hash, c.singleUseEpoch()
+	r.key = hash
 }
 
 // taken is the result of a direct call.

@@ -58,7 +58,9 @@ func (k *keyState) retireLocked() {
 	if k.use != nil {
 		k.use.timer.Stop()
 	}
-	k.l.count.move(k.account.Leave(k.drainLocked()))
+	held := k.drainLocked()
+	k.leaveLocked(held)
+	k.l.count.move(k.account.Leave(held))
 	k.lease.Store(nil)
 	k.l.count.spent.Add(k.account.Balance())
 	k.l.count.denied.Add(k.denied.Load())

@@ -197,13 +197,6 @@ func ExampleWithStranding() {
 	// Output: 1000
 }
 
-// Streams may outlast the window in which they began.
-func ExampleWithLateOverruns() {
-	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(100_000), reservoir.WithLateOverruns())
-	fmt.Println(limiter != nil, err)
-	// Output: true <nil>
-}
-
 // WithShadow shows what a limit would refuse before you enforce it.
 func ExampleWithShadow() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(2), reservoir.WithShadow())

@@ -473,5 +473,6 @@ func (c *client) policyStateless(key string, limit Limit, n int64, stay bool, er
 	c.count.fallbacks.Add(1)
 	c.count.admittedByPolicy.Add(1)
 	c.count.overdrawn.Add(n) // no account can record it as debt
+	c.count.left.Add(n)
 	return Result{Allowed: true, Limit: limit.Tokens, Reset: limit.Ends(time.Now()), Source: Fallback, key: c.keys.HashOf(key), charged: n}, nil
 }

@@ -408,7 +408,9 @@ func (g *Group) Settle(ctx context.Context, r GroupResult, used []int64, keys ..
 	}
 	var errs []error
 	for i, l := range g.limiters {
-		errs = append(errs, l.Settle(ctx, keys[i], r.results(len(keys))[i], used[i]))
+		if paid := r.results(len(keys))[i]; !paid.Allowed || paid.Limit != 0 { // a limit that was not asked has no Limit
+			errs = append(errs, l.Settle(ctx, keys[i], paid, used[i]))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -8,9 +8,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/lease"
-	"github.com/go-reservoir/reservoir/internal/next"
 )
 
 // Key is a handle on one key of a [Limiter]. Its methods are the Limiter's with that key,
@@ -98,151 +96,143 @@ type settlement struct {
 // settle corrects the charge to used tokens.
 func (s *settlement) settle(ctx context.Context, used int64) error {
 	l, k, r := s.l, s.k, &s.r
+	n := used - r.charged
 	switch {
 	case used < 0 || used > backend.MaxTokens:
 		return fmt.Errorf("%w: %d used", ErrTokens, used)
-	case r.charged == 0:
+	case r.charged == 0 && (r.Shadowed && r.Allowed || r.Unlimited()): // it passed for nothing
 		return nil
-	case k != nil && r.key != k.node.Hash, k == nil && r.key != l.keys.HashOf(s.key):
+	case r.charged == 0, k != nil && r.key != k.node.Hash, k == nil && r.key != l.keys.HashOf(s.key):
 		return ErrResult
-	case used > r.charged:
-		return s.more(ctx, used-r.charged)
-	case used < r.charged:
-		return s.less(ctx, r.charged-used)
+	case n == 0:
+		return nil
+	case r.Source == Direct:
+		return s.byCall(ctx, n)
+	case n > 0:
+		return s.more(n)
 	}
-	return nil
+	return s.less(-n)
 }
 
-// less takes back n of the tokens that were charged.
-func (s *settlement) less(ctx context.Context, n int64) error {
+// byCall corrects the charge of a direct call by one call of its own. It charges n tokens
+// or, if n is negative, gives back as many. If the window of r is over, an overrun is charged
+// to the window that this process knows.
+func (s *settlement) byCall(ctx context.Context, n int64) error {
 	l, k, r := s.l, s.k, &s.r
-	if r.Source == Direct && ctx.Err() != nil { // before the account records the refund
-		return ctx.Err()
+	q := backend.SettleRequest{Key: l.storeKey(s.key), Window: r.window(), Tokens: n, Limit: r.Limit}
+	if n < 0 {
+		if q.Tokens = -takeUpTo(&l.count.direct, -n); q.Tokens == 0 {
+			return nil
+		}
 	}
-	var back int64
-	var q *backend.RefundRequest
-	if k != nil {
-		back, q = s.refund(n)
-	} else {
-		back, q = s.refundWithoutAccount(n)
+	if time.Until(r.Reset) <= 0 {
+		if q.Window = 0; n > 0 && k != nil {
+			if w := k.lease.Load(); w.Alive(l.clock.Now()) {
+				q.Window = w.Window
+			}
+		}
 	}
-	if q == nil {
+	if q.Window == 0 {
+		l.settled(q, backend.SettleReply{}, nil)
 		return nil
 	}
-	q.Key = l.storeKey(s.key)
-	total, err := l.refund(ctx, l.shardOf(q.Key), *q)
-	if err != nil || total < q.Total {
-		return err
+	if ctx.Err() != nil { // the client has left, which is usual
+		ctx = context.WithoutCancel(ctx)
 	}
-	if k != nil {
+	reply, err := l.settle(ctx, l.shardOf(q.Key), q)
+	if reply.Open && n < 0 && k != nil {
 		k.event(func(int64) int64 { // callers may wait for the tokens that the store has now
 			if w := k.lease.Load(); w != nil && w.Window == q.Window {
-				w.AddRemaining(back)
-				if q.Client == k.l.clientOf(k.epoch) { // the store may have missed an earlier refund
-					back = k.account.ConfirmDirect(total)
-				}
+				w.AddRemaining(-q.Tokens)
 			}
 			return 0
 		})
 	}
-	l.count.refunded.Add(back)
-	l.count.returned.Add(back)
+	return err
+}
+
+// less takes back n of the tokens that were charged. They expire if the window is over, or
+// if the key was forgotten since, because no account has recorded them.
+func (s *settlement) less(n int64) error {
+	if s.k == nil || !s.refund(n) {
+		n = takeUpTo(&s.l.count.left, n)
+		s.l.count.refunded.Add(n)
+		s.l.count.expired.Add(n)
+	}
+	if s.l.closed.Load() {
+		return ErrClosed
+	}
 	return nil
 }
 
 // refund puts n of the charged tokens back into the stock if they came from there, after
-// they have paid for debt; q is the store call to make, if one is needed. No more goes
-// back than requests have used, so that a Result that is refunded again and again creates
-// no tokens.
-func (s *settlement) refund(n int64) (back int64, q *backend.RefundRequest) {
+// they have paid for debt. No more goes back than requests have used, so that a Result that
+// is refunded again and again creates no tokens. It reports false if the account has left
+// the window.
+func (s *settlement) refund(n int64) (ok bool) {
 	k, r := s.k, &s.r
 	k.event(func(now int64) int64 {
 		w := k.lease.Load()
-		current := w != nil && w.Window == r.window()
 		switch {
+		case k.retired:
+			return unchanged
 		case r.Source == Fallback:
+			if ok = k.fallback.admits(r); !ok {
+				return unchanged
+			}
 			return k.refundFallbackLocked(r, n, now)
-		case r.Source == Direct && current && r.epoch == k.epoch:
-			var total int64
-			if back, total = k.account.RefundDirect(n); back > 0 {
-				q = &backend.RefundRequest{Client: k.l.clientOf(k.epoch), Window: r.window(), Total: total}
-			}
-		case r.Source == Direct || r.epoch != k.node.Tag || k.retired:
-			back, q = s.refundWithoutAccount(n)
-		case current && w.Alive(now):
-			back = min(n, k.account.InUse(k.heldLocked()))
-			paid := k.account.CancelDebt(back)
-			k.account.Refund(back)
-			k.l.count.refunded.Add(back)
-			k.l.extra.add(k, paid) // spent again
-			decide := k.busy != nil || w.Denying() || k.plan != counted
-			k.putBackLocked(w, back-paid)
-			if w.Stock() > 2*k.idle() && !k.usageLocked().overstocked { // a look must find out whether it is used
-				k.use.overstocked, decide = true, true
-			}
-			if decide {
-				return 0
-			}
+		case w == nil || w.Window != r.window() || r.epoch != k.node.Tag:
+			return unchanged
+		}
+		ok = true
+		back := min(n, k.account.InUse(k.heldLocked()))
+		paid := k.account.CancelDebt(back)
+		k.account.Refund(back)
+		k.l.count.refunded.Add(back)
+		k.l.extra.add(k, paid) // spent again
+		decide := k.busy != nil || w.Denying() || k.plan != counted
+		k.putBackLocked(w, back-paid)
+		if w.Stock() > 2*k.idle() && !k.usageLocked().overstocked { // a look must find out whether it is used
+			k.use.overstocked, decide = true, true
+		}
+		if decide {
+			return 0
 		}
 		return unchanged
 	})
-	return back, q
-}
-
-// refundWithoutAccount makes the refund of tokens that no account in memory has recorded:
-// of a direct call, or of a key that was forgotten since. It has a client name of its own,
-// so that the store gives the tokens back once. The name has the number of the direct call,
-// or the instant, in ns, and the figures of the request.
-func (s *settlement) refundWithoutAccount(n int64) (back int64, q *backend.RefundRequest) {
-	r, name := &s.r, ""
-	switch {
-	case r.Source == Direct:
-		name = s.l.clientOf(r.serial)
-	case r.Source == Fallback || time.Until(r.Reset) <= 0:
-		return 0, nil
-	default:
-		name = fmt.Sprintf("%s.%x.%x.%x", s.l.clientOf(r.epoch), r.serial, r.Remaining, r.charged)
-	}
-	return n, &backend.RefundRequest{Client: name, Window: r.window(), Total: n}
+	return ok
 }
 
 // chargePart divides the window. Settled debt may wait that long for a statement.
 const chargePart = 20
 
-// more charges n tokens that the request has used above its charge.
-func (s *settlement) more(ctx context.Context, n int64) error {
-	if s.r.Source == Fallback && s.r.epoch == 0 { // no account could record it
-		s.l.count.overdrawn.Add(n)
-		return nil
-	}
+// more charges n tokens that the request has used above its charge: to its window or, if
+// that is over, to the one that this process knows. They are overdrawn if there is none.
+func (s *settlement) more(n int64) (err error) {
+	l, r := s.l, &s.r
 	for {
-		if s.k == nil {
-			var err error
-			if s.k, err = s.l.state(s.key); err != nil {
-				return err
-			} else if s.k == nil {
-				return s.chargeByCall(ctx, n)
-			}
+		if s.k == nil && r.Source != Fallback && time.Until(r.Reset) > 0 { // it was forgotten
+			s.k, err = l.state(s.key)
 		}
-		switch retired, elsewhere := s.overrun(n); {
-		case elsewhere:
-			return s.chargeByCall(ctx, n)
-		case !retired:
+		if s.k == nil {
+			l.count.overdrawn.Add(n)
+			return err
+		}
+		if !s.overrun(n) {
 			return nil
 		}
 		s.k = nil // look it up again
 	}
 }
 
-// overrun is more for a key in memory. It has recorded the tokens unless the key was
-// forgotten meanwhile, or they must count elsewhere: in a window that is not in memory.
-func (s *settlement) overrun(n int64) (retired, elsewhere bool) {
+// overrun is more for a key in memory. It reports whether the key was forgotten meanwhile.
+func (s *settlement) overrun(n int64) (retired bool) {
 	k, r := s.k, &s.r
-	if w := k.lease.Load(); w.Alive(k.l.clock.Now()) && w.Window == r.window() {
+	if w := k.lease.Load(); w.Alive(k.l.clock.Now()) {
 		if left, ok := w.Spend(n); ok {
 			k.l.extra.add(k, n)
 			k.orderIfLow(w, left)
-			return false, false
+			return false
 		}
 	}
 	k.event(func(now int64) int64 {
@@ -250,16 +240,12 @@ func (s *settlement) overrun(n int64) (retired, elsewhere bool) {
 			return unchanged
 		}
 		w := k.lease.Load()
-		if left := time.Until(r.Reset); w == nil && left > 0 { // the key was forgotten, but r has its window
+		if left := time.Until(r.Reset); w == nil && left > 0 && r.Source != Fallback { // the key was forgotten, but r has its window
 			w = k.switchLocked(r.window(), now)
 			w.Guess(backend.State{Left: left}, now)
 		}
-		same := w != nil && w.Window == r.window() || k.fallback.admits(r) // its window may have another name now
-		if !w.Alive(now) || !same && !k.l.lateOverruns {
-			elsewhere = k.l.lateOverruns && r.Source != Fallback
-			if !elsewhere && !w.Over(now) && same { // it may be open, but no statement would be in time
-				k.l.count.overdrawn.Add(n)
-			}
+		if !w.Alive(now) { // no statement would be in time
+			k.l.count.overdrawn.Add(n)
 			return unchanged
 		}
 		paid, left := w.SpendUpTo(n)
@@ -270,7 +256,7 @@ func (s *settlement) overrun(n int64) (retired, elsewhere bool) {
 		}
 		return 0
 	})
-	return retired, elsewhere
+	return retired
 }
 
 // declareLocked adds n tokens to the debt of w, and sets the time to state it.
@@ -287,55 +273,17 @@ func (k *keyState) chargeAt(w *lease.Lease, now int64) int64 {
 	return min(now+int64(k.limit().Window)/chargePart, inTime)
 }
 
-// chargeByCall is more for a key without a window in memory. It makes a call of its own,
-// and one more if the reply names another open window.
-func (s *settlement) chargeByCall(ctx context.Context, n int64) error {
-	l, key, r := s.l, s.key, &s.r
-	limit, err := l.limitOf(key)
-	if err != nil {
-		return err
-	}
-	if planOf(limit) != counted {
-		return nil
-	}
-	var reply backend.SyncReply
-	inTime := time.Until(r.Reset) > 0 // though the call may come too late
-	q := backend.SyncRequest{Key: l.storeKey(key), Client: l.singleUseName(), Limit: limit.Plain(), Window: r.window(), Debt: n, Strand: -1, Leaving: true}
-	book := func(err error) {
-		switch {
-		case err != nil: // the store may not have received it
-			l.count.overdrawn.Add(n)
-		case reply.Length == 0 && reply.Window == q.Window:
-			l.count.move(account.Moved{Taken: reply.Debt, Overdrawn: min(reply.Debt, reply.Over)})
-			l.count.spent.Add(reply.Debt)
-			l.extra[0].Add(reply.Debt)
-		case reply.Window == q.Window || inTime || l.lateOverruns && reply.Window != 0: // no call is left to charge it, in another window or by another length
-			l.count.overdrawn.Add(n)
+// leaveLocked records that the key leaves its window, in which it holds held, and that
+// requests which were charged there may still be settled.
+func (k *keyState) leaveLocked(held int64) { k.l.count.left.Add(k.account.Used(held)) }
+
+// takeUpTo takes n from what is left, or all if that is less, and returns how much.
+func takeUpTo(left *atomic.Int64, n int64) int64 {
+	for {
+		was := left.Load()
+		taken := min(n, was)
+		if left.CompareAndSwap(was, was-taken) {
+			return taken
 		}
 	}
-	for range lengthTries {
-		call := l.newCall(l.shardOf(q.Key), q.Key, StoreCall{Op: "sync", Cause: string(next.Charge)})
-		err = l.detached(ctx, call, func(ctx context.Context) (err error) {
-			l.count.syncs.Add(1)
-			reply, err = l.store.Sync(ctx, q)
-			return l.conflict(reply.State, err)
-		}, book)
-		if err != nil && err == ctx.Err() { // the call goes on
-			return err
-		}
-		switch {
-		case err != nil:
-		case reply.Length != 0: // the limit has changed since, but the open window has not
-			q.Limit.Window = reply.Length
-			continue
-		case l.lateOverruns && reply.Window != q.Window && reply.Window != 0:
-			q.Window = reply.Window
-			continue
-		}
-		break
-	}
-	if book(err); err != nil {
-		return l.failed(ctx, err)
-	}
-	return nil
 }

@@ -43,8 +43,8 @@ func (s *stubborn) Reset(ctx context.Context, r backend.ResetRequest) (backend.S
 	return s.network.Reset(s.rest(ctx), r)
 }
 
-func (s *stubborn) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
-	return s.network.Refund(s.rest(ctx), r)
+func (s *stubborn) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+	return s.network.Settle(s.rest(ctx), r)
 }
 
 // withoutStock are the ways to ask the store for each request.

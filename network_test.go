@@ -42,7 +42,7 @@ type network struct {
 type call struct {
 	op, key string
 	at      time.Time
-	want    int64 // tokens that a sync asks for, or that a take or refund names
+	want    int64 // tokens that a sync asks for, or that a take or settlement names
 }
 
 // fault is what happens to a call. Two faults are equal if they answer with the
@@ -344,9 +344,9 @@ func (n *network) Check(ctx context.Context, key string, l backend.Limit) (backe
 	})
 }
 
-func (n *network) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
-	return send(ctx, n, call{op: "refund", key: r.Key}, func(ctx context.Context, s backend.Store) (int64, error) {
-		return s.Refund(ctx, r)
+func (n *network) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+	return send(ctx, n, call{op: "settle", key: r.Key, want: r.Tokens}, func(ctx context.Context, s backend.Store) (backend.SettleReply, error) {
+		return s.Settle(ctx, r)
 	})
 }
 

@@ -28,7 +28,6 @@ type config struct {
 	maxKeys      int
 	idle         time.Duration
 	hooks        Hooks
-	lateOverruns bool
 	shadow       bool
 }
 
@@ -119,13 +118,6 @@ func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
 // requests pass in an outage too. [WithLimits] can set Limit.Shadow for single keys.
 func WithShadow() Option { return func(c *config) { c.shadow = true } }
 
-// WithLateOverruns makes [Limiter.Settle] charge tokens used above a charge to the window
-// that is open now, if the request's own window is over. By default such tokens are
-// dropped, because they belong to another window; charge them if requests last as long as
-// windows do. If this process has no open window in memory, that costs two store calls,
-// bounded by Settle's ctx.
-func WithLateOverruns() Option { return func(c *config) { c.lateOverruns = true } }
-
 // WithHooks sets functions that report what the limiter does, for metrics and logs. They
 // are called with no lock held, from a goroutine of the call that they report, after its
 // callers were answered, so a slow hook delays nobody. A panic of a hook is logged. A hook
@@ -173,12 +165,12 @@ type ShardState struct {
 
 // StoreCall is one finished call to the store. It names no key.
 type StoreCall struct {
-	Op       string        // "sync", "take", "check", "refund" or "reset"
+	Op       string        // "sync", "take", "check", "settle" or "reset"
 	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, refresh, reopen or charge
 	Reason   string        // why a batch has its size; "" for other calls
 	Duration time.Duration // from sending to the reply
-	Want     int64         // tokens asked for
-	Granted  int64         // tokens granted (given back, for a refund)
+	Want     int64         // tokens asked for; of a settle, to charge or to give back
+	Granted  int64         // tokens granted; of a settle, charged or given back
 	Err      error         // nil, a *StoreError, ErrConflict, or a panic of the store
 }
 

@@ -789,7 +789,7 @@ func TestLengthChangedBeforeTheOutageEnds(t *testing.T) {
 // Close states debt to a window of the length that the limit had, which is open again because the
 // store's clock has stepped back.
 func TestCloseAfterTheLengthHasChanged(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
 		behind := skewed{memstore.New(), -30 * time.Second}
 		net := overNetwork(behind.Store, time.Millisecond)
 		var limit atomic.Value
@@ -910,7 +910,7 @@ func TestPanicInAnUndo(t *testing.T) {
 		net := far(50 * time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(10), reservoir.WithDirect(), patient)
 		net.set(func(c call) fault {
-			if c.op == "refund" {
+			if c.op == "settle" {
 				return panics
 			}
 			return fine

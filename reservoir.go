@@ -359,16 +359,22 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 // within a 20th of the window. So the limit can be exceeded, by no more than was used
 // above the charges; [Stats].Overdrawn counts by how much it was.
 //
-// If r was refused, Settle does nothing. If the window of r is over, unused tokens have
-// expired, and tokens used above the charge count only with [WithLateOverruns]. If r is
-// settled twice, it counts twice, but no more goes back than requests have used. Settle
-// returns [ErrResult] if r is not of key, and [ErrTokens] if used is negative.
+// If the window of r is over, unused tokens have expired, and tokens used above the charge
+// are charged to the window that is open now. If this process knows none, they count as
+// Overdrawn. Unused tokens also expire if the key was forgotten after [WithIdle].
 //
-// Direct calls have no stock, and neither do keys past [WithMaxKeys] and keys that were
-// forgotten after [WithIdle]. For them Settle may make a store call, bounded by ctx. If
-// the call fails, the store may not have received the figures. The next refund of the key
-// repeats them, and an overrun counts as Overdrawn. Call Settle before Close, because
-// afterwards it returns [ErrClosed], and unused tokens expire.
+// A [Direct] result is settled by one store call, in the window of r. The call is never
+// repeated. It is bounded by ctx and [WithFetchTimeout], and if ctx ends first, the call goes
+// on. A ctx that has ended before, as that of a client that has left, does not bound it.
+// An error needs no action: Stats counts the tokens as Overdrawn or Expired, and as Unknown if
+// the call may have been carried out.
+//
+// Settle each r once. If r is settled twice, it counts twice: it may give back tokens that
+// another request uses, but no more than requests have used. Settle returns [ErrTokens] if
+// used is negative, and [ErrResult] if r is not of key or was never charged. For a request
+// that passed without a charge, because it was Shadowed or its limit is [Unlimited], it
+// does nothing. Call Settle before Close, because afterwards it returns [ErrClosed], unused
+// tokens expire, and others are Overdrawn.
 func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) error {
 	if err := l.validateKey(key); err != nil {
 		return err

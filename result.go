@@ -26,7 +26,7 @@ type Result struct {
 	// [WithShadow]. Nothing was charged.
 	Shadowed bool
 
-	epoch uint32 // of a direct call the account's, of others the key's Tag; 0 = no key in memory
+	epoch uint32 // the key's Tag; 0 = of a direct call, or no key in memory
 
 	// Limit is the number of tokens per window; math.MaxInt64 if no limit applies.
 	Limit int64
@@ -49,7 +49,6 @@ type Result struct {
 	RetryAfter time.Duration
 
 	key     uint32 // its hash
-	serial  uint32 // names the charge: the number of a direct call, else the low bits of its instant in ns
 	charged int64  // tokens, to the window that ends at Reset
 }
 
@@ -58,7 +57,7 @@ type Result struct {
 func (r *Result) admit(k *keyState, w *lease.Lease, now, n, stock int64, from Source) {
 	limit := k.bound.Load().Tokens
 	r.Allowed, r.Source, r.Limit, r.Remaining = true, from, limit, min(w.Remaining()+stock, limit)
-	r.Reset, r.key, r.serial, r.epoch, r.charged = w.Window.Time(), k.node.Hash, uint32(now), k.node.Tag, n
+	r.Reset, r.key, r.epoch, r.charged = w.Window.Time(), k.node.Hash, k.node.Tag, n
 	if n > 1 {
 		k.l.extra.add(k, n-1)
 	}
@@ -224,8 +223,8 @@ var (
 	ErrConflict = errors.New("reservoir: two limits with windows of different lengths share a key: give them names with WithName")
 
 	// ErrResult: a Result was settled or refunded for another key, or at another Limiter,
-	// than its own.
-	ErrResult = errors.New("reservoir: a result of another key")
+	// than its own, or was never charged.
+	ErrResult = errors.New("reservoir: a result of another key, or of no charge")
 
 	// ErrOption: an option of New has a value that makes no sense.
 	ErrOption = errors.New("reservoir: bad option")

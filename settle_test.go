@@ -61,10 +61,12 @@ func TestSettleAboveTheStock(t *testing.T) {
 			r := allow(t, l, "k", 50)
 			begin := time.Now()
 			require.NoError(t, l.Settle(bg, "k", r, n))
-			require.Zero(t, time.Since(begin), "it does not wait")
+			if name != "direct" {
+				require.Zero(t, time.Since(begin), "it does not wait")
+			}
 			synctest.Wait()
 			time.Sleep(time.Second)
-			require.Zero(t, charges(), "it makes no call of its own")
+			require.Zero(t, charges(), "it makes no call of its own, except for a direct call")
 			time.Sleep(time.Minute/20 + 10*time.Millisecond)
 			s := l.Stats()
 			assert.Zero(t, s.Owed, n)
@@ -128,7 +130,7 @@ func TestSettleOfOtherThings(t *testing.T) {
 			assert.ErrorIs(t, l.Settle(bg, "k", other, n), reservoir.ErrResult)
 			assert.ErrorIs(t, l.Key("k").Settle(bg, other, n), reservoir.ErrResult)
 			assert.ErrorIs(t, l.Settle(bg, "", r, n), reservoir.ErrKey)
-			assert.NoError(t, l.Settle(bg, "k", reservoir.Result{}, n))
+			assert.ErrorIs(t, l.Settle(bg, "k", reservoir.Result{}, n), reservoir.ErrResult)
 		}
 		assert.ErrorIs(t, l.Settle(bg, "k", r, -1), reservoir.ErrTokens)
 		assert.ErrorIs(t, l.Settle(bg, "k", r, 1<<53), reservoir.ErrTokens)
@@ -141,36 +143,32 @@ func TestSettleOfOtherThings(t *testing.T) {
 	})
 }
 
-// After its window, a surplus has expired, and an overrun is forgotten, unless an option
-// counts it against the window that is open then.
+// After its window, a surplus has expired, and an overrun counts against the window that is open
+// then, or as overdrawn if this process knows none.
 func TestSettleLate(t *testing.T) {
-	for _, counts := range []bool{false, true} {
-		inBubbles(t, fmt.Sprint("counts=", counts), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			net, opts := far(time.Millisecond), []reservoir.Option{opt}
-			if counts {
-				opts = append(opts, reservoir.WithLateOverruns())
-			}
-			l := open(t, net, reservoir.PerMinute(100), opts...)
-			low, high := allow(t, l, "k", 20), allow(t, l, "k", 20)
-			time.Sleep(2 * time.Minute)
-			require.True(t, allow(t, l, "k", 10).Allowed)
-			was := l.Stats()
-			require.NoError(t, l.Settle(bg, "k", low, 1))
-			assert.Equal(t, was.Refunded, l.Stats().Refunded)
-			require.NoError(t, l.Settle(bg, "k", high, 50))
-			time.Sleep(10 * time.Second)
-			want := int64(10)
-			if counts {
-				want += 30
-			}
-			assert.Equal(t, want, used(t, net, "k")-l.Stats().Held)
-			time.Sleep(2 * time.Minute)
-			require.NoError(t, l.Settle(bg, "k", high, 50), "in no window at all")
-			time.Sleep(2 * time.Minute)
-			require.True(t, allow(t, l, "k", 100).Allowed)
-			balance(t, l)
-		})
-	}
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(100), opt)
+		low, high := allow(t, l, "k", 20), allow(t, l, "k", 20)
+		time.Sleep(2 * time.Minute)
+		require.True(t, allow(t, l, "k", 10).Allowed)
+		was := l.Stats()
+		require.NoError(t, l.Settle(bg, "k", low, 1))
+		is := l.Stats()
+		assert.EqualValues(t, 19, is.Refunded-was.Refunded)
+		assert.EqualValues(t, 19, is.Expired-was.Expired)
+		assert.Equal(t, was.Returned, is.Returned)
+		require.NoError(t, l.Settle(bg, "k", high, 50))
+		time.Sleep(10 * time.Second)
+		assert.EqualValues(t, 10+30, used(t, net, "k")-l.Stats().Held)
+		assert.Zero(t, l.Stats().Overdrawn)
+		time.Sleep(2 * time.Minute)
+		require.NoError(t, l.Settle(bg, "k", high, 50), "in no window at all")
+		assert.EqualValues(t, 30, l.Stats().Overdrawn)
+		time.Sleep(2 * time.Minute)
+		require.True(t, allow(t, l, "k", 100).Allowed)
+		balance(t, l)
+	})
 }
 
 // An overrun in the last moments of a window, which no call can state in time any more, counts as
@@ -371,7 +369,7 @@ func TestGroupIsBounded(t *testing.T) {
 		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"))
 		g := reservoir.NewGroup(a, b)
 		net.set(func(c call) fault {
-			if c.op == "refund" || c.key[0] == 'b' {
+			if c.op == "settle" || c.key[0] == 'b' {
 				return hang
 			}
 			return fine

@@ -24,8 +24,8 @@ type Stats struct {
 	Held     int64 // tokens in memory now: to be spent, or on their way back
 
 	// Overdrawn is how many tokens were used above the limit: settled above a charge, or
-	// admitted by the failure policy. While the store keeps its data, the limit is exceeded
-	// by no more than this. It does not go down when tokens come back afterwards, and it
+	// admitted by the failure policy. While the store keeps its data, and no Result is
+	// refunded twice, the limit is exceeded by no more than this. It does not go down when tokens come back afterwards, and it
 	// includes tokens that were not stated to the store before the window ended.
 	Overdrawn int64
 
@@ -47,7 +47,7 @@ type Stats struct {
 
 	Recovered  int64 // tokens whose grant was lost on the way and handed over again
 	Reasserted int64 // tokens that the store had forgotten and has charged again
-	Unknown    int64 // tokens of direct calls that failed and may have been charged for nothing
+	Unknown    int64 // tokens of direct calls, and of their settlements, that failed and may have been carried out
 }
 
 // Figure is a field of [Stats] as a metric, for export to a monitoring system. Packages
@@ -104,6 +104,7 @@ type counts struct {
 	admittedByPolicy                              atomic.Int64 // requests, by the failure policy
 	admitted                                      int64        // the last that Stats returned, under Limiter.counting
 	spent, denied                                 atomic.Int64 // by keys that are gone
+	direct, left                                  atomic.Int64 // tokens used by direct calls, and in windows that their keys have left; Settle takes back no more
 
 	calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks, shadowed atomic.Int64
 }

@@ -213,14 +213,9 @@ func giveBack(t *testing.T, net *network, key string, n int64) int64 {
 	t.Helper()
 	before, err := net.Inspect(bg, key)
 	require.NoError(t, err)
-	_, err = net.inner().Refund(bg, refundOf(key, before.Window, n))
+	_, err = net.inner().Settle(bg, backend.SettleRequest{Key: key, Window: before.Window, Tokens: -n, Limit: 1})
 	require.NoError(t, err)
 	return before.Used - used(t, net, key)
-}
-
-// refundOf is n tokens that a client of its own gives back to a window.
-func refundOf(key string, w backend.Window, n int64) backend.RefundRequest {
-	return backend.RefundRequest{Key: key, Client: fmt.Sprint("refund", rand.Uint64()), Window: w, Total: n}
 }
 
 // FailLocal admits its share of a window and no more, however long the outage lasts and
@@ -464,9 +459,9 @@ func survives(f func() error) (err error) {
 // the goroutine in which it was called, as a failed test does.
 func TestPanics(t *testing.T) {
 	t.Run("panics", func(t *testing.T) {
-		testPanics(t, panics, "StoreCall", "ShardState", "Shard", "limits", "sync", "take", "check", "refund")
+		testPanics(t, panics, "StoreCall", "ShardState", "Shard", "limits", "sync", "take", "check", "settle")
 	})
-	t.Run("exits", func(t *testing.T) { testPanics(t, exits, "sync", "take", "check", "refund") })
+	t.Run("exits", func(t *testing.T) { testPanics(t, exits, "sync", "take", "check", "settle") })
 }
 
 func testPanics(t *testing.T, f fault, wheres ...string) {

@@ -45,9 +45,6 @@ func TestEverythingAtOnce(t *testing.T) {
 			if seed%2 == 1 {
 				opts = append(opts, reservoir.WithFailure(reservoir.FailOpen()))
 			}
-			if seed%3 == 1 {
-				opts = append(opts, reservoir.WithLateOverruns())
-			}
 			if seed%4 == 3 {
 				opts = append(opts, reservoir.WithMaxKeys(2))
 			}
@@ -132,7 +129,7 @@ func TestLimitsThatVary(t *testing.T) {
 			limits := reservoir.WithLimits(func(key string) reservoir.Limit { return kinds[kind[key[0]-'0'].Load()] })
 			var all []*reservoir.Limiter
 			for range 3 {
-				l, err := reservoir.New(store, kinds[0], append(opts, opt, limits, reservoir.WithLateOverruns())...)
+				l, err := reservoir.New(store, kinds[0], append(opts, opt, limits)...)
 				require.NoError(t, err)
 				all = append(all, l)
 			}

@@ -40,13 +40,11 @@ type Store interface {
 	// lag behind the other methods.
 	Check(ctx context.Context, key string, limit Limit) (State, error)
 
-	// Refund gives back tokens that Take charged to the window. It is idempotent,
-	// because the request carries a total: the store gives back the part of r.Total
-	// that exceeds the total it has recorded, so a repetition gives back nothing. It
-	// does nothing if that window has closed, and never takes the count below zero. It
-	// returns the total that the store has recorded for the client, or 0 if the window
-	// has closed.
-	Refund(ctx context.Context, r RefundRequest) (total int64, err error)
+	// Settle corrects what Take has charged to a window: it charges more, even above the
+	// limit, or gives tokens back, but never takes the count below zero. It does nothing if
+	// that window is not open. The store never sends it twice. An Error of class Unknown
+	// means that it may have been carried out.
+	Settle(ctx context.Context, r SettleRequest) (SettleReply, error)
 
 	// Reset replaces the key's open window by a fresh one, of which nothing is charged.
 	// From then on the old window is void: tokens or debt that clients still state for it
@@ -178,13 +176,18 @@ type TakeReply struct {
 	Allowed bool
 }
 
-// RefundRequest gives back tokens that direct calls were charged in Window. Like a
-// statement, it carries a total.
-type RefundRequest struct {
+// SettleRequest corrects what direct calls were charged in Window.
+type SettleRequest struct {
 	Key    string
-	Client string // the ledger entry that counts these refunds
 	Window Window
-	Total  int64 // tokens that Client has given back to Window by Refund in all, this call included
+	Tokens int64 // to charge or, if negative, to give back; -MaxTokens to MaxTokens, not 0
+	Limit  int64 // tokens of the key's limit, by which the store computes SettleReply.Over
+}
+
+// SettleReply says whether the tokens were charged or given back.
+type SettleReply struct {
+	Open bool  // the window is open; otherwise nothing was done
+	Over int64 // tokens that are charged above the limit now
 }
 
 // ResetRequest asks for a fresh window. If the open window has another length than

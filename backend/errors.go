@@ -6,8 +6,8 @@ import "fmt"
 type Class uint8
 
 const (
-	// Unknown: the call may have been carried out. Sync and Refund may be repeated;
-	// Take and Reset may not.
+	// Unknown: the call may have been carried out. Sync may be repeated;
+	// Take, Settle and Reset may not.
 	Unknown Class = iota
 	// Unavailable: surely not carried out; the store may answer soon.
 	Unavailable
@@ -31,7 +31,7 @@ func (c Class) String() string {
 // Error is the failure of one call to a store, which made no decision. Its text
 // holds no key, password or URL.
 type Error struct {
-	Op    string // "sync", "take", "check", "refund" or "reset"
+	Op    string // "sync", "take", "check", "settle" or "reset"
 	Class Class
 	Err   error // from the transport or the server
 

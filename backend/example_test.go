@@ -28,10 +28,10 @@ func ExampleStore() {
 	taken, _ := store.Take(ctx, backend.TakeRequest{Key: "user:42", Limit: limit, Tokens: 900})
 	fmt.Println(taken.Allowed, taken.Remaining)
 
-	// What was not needed goes back: a total, so that a repetition gives back nothing.
-	for range 2 {
-		total, _ := store.Refund(ctx, backend.RefundRequest{Key: "user:42", Client: "b", Window: taken.Window, Total: 300})
-		fmt.Println("refunded", total)
+	// What was not needed goes back; what was used beyond is charged, even above the limit.
+	for _, n := range []int64{-700, 401} {
+		settled, _ := store.Settle(ctx, backend.SettleRequest{Key: "user:42", Window: taken.Window, Tokens: n, Limit: limit.Tokens})
+		fmt.Println(settled.Open, settled.Over)
 	}
 	state, _ := store.Check(ctx, "user:42", limit)
 	fmt.Println(state.Remaining, state.Window == taken.Window, state.Window.Time().After(time.Now()))
@@ -46,10 +46,10 @@ func ExampleStore() {
 	// grant 100 granted 100 recovered 0 remaining 900
 	// grant 100 granted 100 recovered 100 remaining 900
 	// true 0
-	// refunded 300
-	// refunded 300
-	// 300 true true
-	// 700 true
+	// true 0
+	// true 0
+	// 299 true true
+	// 701 true
 	// 1000
 }
 
@@ -59,7 +59,7 @@ func ExampleTakeRequest_Validate() {
 	fmt.Println(backend.TakeRequest{Key: "k", Limit: limit, Tokens: 1}.Validate(), len(long) > backend.MaxKeyLen, errors.Is(backend.ValidateKey(long), backend.ErrKey))
 	fmt.Println(errors.Is(backend.TakeRequest{Limit: limit, Tokens: 1}.Validate(), backend.ErrKey), backend.ValidateKey("k"))
 	fmt.Println(errors.Is(backend.SyncRequest{Key: "k", Limit: limit, Client: "c", Want: -1}.Validate(), backend.ErrTokens))
-	fmt.Println(errors.Is(backend.RefundRequest{Key: "k", Client: "c", Total: backend.MaxTokens + 1}.Validate(), backend.ErrTokens))
+	fmt.Println(errors.Is(backend.SettleRequest{Key: "k", Window: 1, Tokens: backend.MaxTokens + 1, Limit: 1}.Validate(), backend.ErrTokens))
 	fmt.Println(errors.Is(backend.ResetRequest{Key: "k"}.Validate(), backend.ErrLimit), limit.Validate())
 	for _, window := range []time.Duration{backend.MinWindow - 1, backend.MaxWindow + 1} {
 		fmt.Println(errors.Is(backend.Limit{Tokens: 1, Window: window}.Validate(), backend.ErrLimit))

@@ -110,15 +110,12 @@ func (r ResetRequest) Validate() error {
 }
 
 // Validate returns nil, or an error that wraps ErrKey or ErrTokens.
-func (r RefundRequest) Validate() error {
+func (r SettleRequest) Validate() error {
 	if err := ValidateKey(r.Key); err != nil {
 		return err
 	}
-	if err := validateClient(r.Client); err != nil {
-		return err
-	}
-	if r.Total < 1 || r.Total > MaxTokens || r.Window < 1 || int64(r.Window) > MaxTokens {
-		return fmt.Errorf("%w: a refund of %d in all to window %d", ErrTokens, r.Total, r.Window)
+	if r.Tokens == 0 || r.Tokens < -MaxTokens || r.Tokens > MaxTokens || r.Window < 1 || int64(r.Window) > MaxTokens || r.Limit < 1 || r.Limit > MaxTokens {
+		return fmt.Errorf("%w: to settle %d in window %d of a limit of %d", ErrTokens, r.Tokens, r.Window, r.Limit)
 	}
 	return nil
 }
@@ -128,7 +125,7 @@ func validateClient(name string) error {
 	switch {
 	case name == "" || len(name) > 64:
 		return fmt.Errorf("%w: a client's name has 1 to 64 bytes", ErrKey)
-	case name == "w":
+	case name == "w" || name == "era":
 		return fmt.Errorf("%w: the client's name %q is reserved for the ledger", ErrKey, name)
 	}
 	return nil

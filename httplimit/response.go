@@ -65,8 +65,8 @@ func ResultOf(w http.ResponseWriter) (r reservoir.Result, ok bool) {
 // above the charge is charged too and never refused: see [reservoir.Limiter.Settle]. If
 // headers are not sent yet, they change accordingly. The limiter settles when the handler
 // has returned. The last of several calls counts, and a response that is refunded has used
-// nothing, whatever was settled. With reservoir.WithDirect, tokens that go back cost a store
-// call, as a refund does. With nested limits, Settle affects the innermost.
+// nothing, whatever was settled. With reservoir.WithDirect that costs a store
+// call. With nested limits, Settle affects the innermost.
 //
 // Settle does nothing if the request was not limited, or if a wrapper of w has no Unwrap
 // method, such as http.TimeoutHandler's; ResultOf then returns false. It returns an error

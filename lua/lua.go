@@ -22,8 +22,8 @@ var (
 	Take string
 	//go:embed check.lua
 	Check string
-	//go:embed refund.lua
-	Refund string
+	//go:embed settle.lua
+	Settle string
 	//go:embed reset.lua
 	Reset string
 )

@@ -58,13 +58,11 @@ if stop * 1000 < now then                              -- in the last millisecon
 end
 
 -- Commands that the user may have no right to come first: if one is refused, the old window stays open, and its
--- ledger counts as lost. The ledger is not deleted, because a slot that moves takes no new key.
-local gone, old = string.format('%.0f', stop + 1000), redis.call('HKEYS', KEYS[3])
+-- ledger counts as lost. A new era voids the old ledger's fields: see sync.
+local gone = string.format('%.0f', stop + 1000)
 redis.call('HSET', KEYS[3], 'w', string.format('%.0f 0 0 0 0 0 1', stop))
+redis.call('HINCRBY', KEYS[3], 'era', 1)
 redis.call('PEXPIREAT', KEYS[3], gone)
-for i = 1, #old do
-  if old[i] ~= 'w' then redis.call('HDEL', KEYS[3], old[i]) end
-end
 redis.call('SET', KEYS[2], stop % 1000 == 0 and stop / 1000 or string.format('%.3f', stop / 1000), 'PXAT', stop + 1000 + length)
 redis.call('SET', KEYS[1], 0, 'PXAT', gone)
 return { 0, now, stop, limit, 0 }

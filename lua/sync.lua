@@ -5,8 +5,10 @@
 --                  so that it shows the length of the window
 --       3 {k}:own  hash: w = "window clients total" or "window clients total learn unattributed exhausted", the last with
 --                  a 1 after it if a reset opened the window: any other window is void. And one field per
---                  client: "granted", "granted returned", "granted returned debt" or "granted returned debt refunded",
---                  cumulative, with a ~ before it if the client has left.
+--                  client: "granted", "granted returned" or "granted returned debt", cumulative, with a ~ before it
+--                  if the client has left, and "@era" after it. era = a number that each new window
+--                  of the ledger increases; 0 and "@0" are not written. Fields of another era are void: they stay until
+--                  they are overwritten or deleted, a few at a time.
 --                  window: its end, Unix ms; clients: those that have not left; total: tokens granted to all
 --                  clients and returned by them, and their debt, never less; learn: learning until, Unix ms; unattributed:
 --                  tokens charged that a client may claim whose grant is not in the ledger;
@@ -125,8 +127,8 @@ end
 
 -- The ledger. If this window has none, all charged tokens are unattributed: either direct callers
 -- were charged, or the ledger was lost and its clients will state what they hold.
-local own, ours = { }, false
-local present, g, b, d, r = 0, 0, 0, 0, 0
+local own, ours, known, era = { }, false, false, 0
+local present, g, b, d = 0, 0, 0, 0
 local clients, total, learn, unattributed, exhausted, reset = 0, 0, 0, used, 0, ''
 if not fresh then
   local function int(s)
@@ -134,17 +136,19 @@ if not fresh then
     if n and n == floor(n) and math.abs(n) <= most then return n end
   end
   local function part(s) return (s == nil or s == '') and 0 or int(s) end
-  own = redis.call('HMGET', KEYS[3], 'w', client)
+  own = redis.call('HMGET', KEYS[3], 'w', client, 'era')
+  era = part(own[3] or '')
   local w, n, t, l, u, e, again = string.match(own[1] or '0', '^(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)( ?1?)$')
   ours = not moved and tonumber(w) == stop
   if ours then
     clients, total, learn, unattributed, exhausted, reset = part(n), part(t), part(l), part(u), part(e), again
     if own[2] then
-      local away, x, y, z, v = string.match(own[2], '^(~?)(%d+) ?(%d*) ?(%d*) ?(%d*)$')
-      g, b, d, r, present = int(x), part(y), part(z), part(v), away == '' and 1 or 0
+      local away, x, y, z, of = string.match(own[2], '^(~?)(%d+) ?(%d*) ?(%d*)@?(%d*)$')
+      known = not x or part(of) == era
+      if known then g, b, d, present = int(x), part(y), part(z), away == '' and 1 or 0 end
     end
   end
-  if not (w and clients and total and learn and unattributed and exhausted and g and b and d and r) then
+  if not (w and clients and total and learn and unattributed and exhausted and era and g and b and d) then
     return redis.error_reply('BADSTATE the ledger holds something else than numbers')
   end
   clients = max(clients - present, 0)                  -- without this one
@@ -154,7 +158,7 @@ end
 -- that window is void because a reset opened ours.
 local charged, carried, reasserted, recovered, loss = used, false, 0, g > b and g - b or 0, false
 if window > 0 then
-  local G, B, D, heard, known, claims = ARGV[14] + 0, ARGV[15] + 0, ARGV[16] + 0, ARGV[17] + 0, ARGV[18] + 0, unattributed
+  local G, B, D, heard, last, claims = ARGV[14] + 0, ARGV[15] + 0, ARGV[16] + 0, ARGV[17] + 0, ARGV[18] + 0, unattributed
   if window ~= stop then                               -- tokens held there were not charged here
     claims = 0
     local held = runs and reset == '' and G - B + D or 0
@@ -173,8 +177,8 @@ if window > 0 then
   loss = reasserted > 0 and claimed == 0
   if heard > total then                                -- lost: grants to others, or tokens that it gave back and others may have got since
     loss = true
-    if known > charged then
-      unattributed, charged = min(unattributed + (known - charged), known), known
+    if last > charged then
+      unattributed, charged = min(unattributed + (last - charged), last), last
     end
   end
   total = max(min(total + back, most), heard)
@@ -226,16 +230,16 @@ end
 -- The ledger's new fields. A client without a field, without figures and without a want is not written. A client that
 -- opens a window and named none has only its grant.
 local first = fresh and args == 9 and rest > 0
-local keep = first or own[2] and ours or g > 0 or d > 0 or want > 0 and not leaving
+local keep = first or known or g > 0 or d > 0 or want > 0 and not leaving
 local account, head
 if first then
   account = format('%d', take)
   head = format('%d 1 ', stop) .. account
 elseif keep then
   if exhausted == 0 and rest == 0 then exhausted = floor(now / 1000) end
-  account = r > 0 and format('%d %d %d %d', g, b, d, r) or d > 0 and format('%d %d %d', g, b, d)
-    or b > 0 and format('%d %d', g, b) or format('%d', g)
+  account = d > 0 and format('%d %d %d', g, b, d) or b > 0 and format('%d %d', g, b) or format('%d', g)
   if leaving then account = '~' .. account end
+  if era > 0 and ours then account = account .. format('@%d', era) end
 end
 if not first and (keep or learning) then
   local there = keep and clients or leaving and clients or clients - 1
@@ -246,21 +250,28 @@ end
 
 -- An error on the line of the first write means that nothing was written, so the first write of each case is on that
 -- line. A charge comes before its account, and a give-back after it: if the user lacks a right to one, less is admitted.
--- A new window opens last. It voids any ledger of an old one, whose fields always include w. The ledger is not deleted,
--- because a slot that moves takes no new key.
+-- A new window opens last. It voids any ledger of an old one by a new era, because a slot that moves takes no new key,
+-- and because a ledger may have any number of fields: a client that is new in the window deletes some of those that are void.
 local added
 if fresh then added = redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head) elseif charged > used then redis.call('SET', KEYS[1], format('%d', charged), 'KEEPTTL') end
 local gone = (fresh or not ours) and format('%d', stop + 1000)
 if head and not ours then
-  if not fresh then redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head) end
-  if own[1] or fresh and added < 2 then
-    for _, name in ipairs(redis.call('HKEYS', KEYS[3])) do
-      if name ~= 'w' and not (keep and name == client) then redis.call('HDEL', KEYS[3], name) end
-    end
+  local field = account
+  if own[1] or fresh and added < (keep and 2 or 1) then
+    era = redis.call('HINCRBY', KEYS[3], 'era', 1)
+    field = account and account .. format('@%d', era)
   end
+  if not fresh or era > 0 then redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', field or head) end
   redis.call('PEXPIREAT', KEYS[3], gone)
 elseif head and (head ~= own[1] or account and account ~= own[2] or recovered > 0 or d > 0) then  -- also for a recovered grant and for debt, so that a WAIT covers them
   redis.call('HSET', KEYS[3], 'w', head, keep and client or 'w', account or head)
+end
+if era > 0 and keep and not known then
+  local some, void = redis.call('HRANDFIELD', KEYS[3], 16, 'WITHVALUES'), { }
+  for i = 1, #some, 2 do
+    if some[i] ~= 'w' and some[i] ~= 'era' and (string.match(some[i + 1], '@(%d+)$') or '0') + 0 ~= era then void[#void + 1] = some[i] end
+  end
+  if void[1] then redis.call('HDEL', KEYS[3], unpack(void)) end
 end
 if fresh or moved then
   redis.call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', format('%d', stop + 1000 + length))

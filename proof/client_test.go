@@ -17,9 +17,6 @@ import (
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
-// refunds counts them: each is a client of its own, so that none is a repetition.
-var refunds atomic.Int64
-
 // window is how long windows last by the tests' own clock. A server deletes by its
 // own clock what is over, so that they begin an hour ahead of it.
 const window = time.Minute
@@ -65,8 +62,8 @@ func (t target) do(q request) (reply, error) {
 		r.state, err = t.Check(ctx, q.key, q.limit)
 	case "reset":
 		r.state, err = t.Reset(ctx, backend.ResetRequest{Key: q.key, Limit: q.limit})
-	case "refund":
-		r.back, err = t.Refund(ctx, backend.RefundRequest{Key: q.key, Window: q.window, Client: fmt.Sprint("refund", refunds.Add(1)), Total: q.tokens})
+	case "settle":
+		r.settled, err = t.Settle(ctx, backend.SettleRequest{Key: q.key, Window: q.window, Tokens: q.tokens, Limit: q.limit.Tokens})
 	default:
 		t.lose(q.key)
 	}
@@ -169,11 +166,10 @@ var bugs = map[string]func(s backend.Store) backend.Store{
 		}}
 	},
 	"a refund counts twice": func(s backend.Store) backend.Store {
-		return saboteur{Store: s, refund: func(ctx context.Context, r backend.RefundRequest) (int64, error) {
-			back, err := s.Refund(ctx, r)
-			r.Client += "'"
-			_, _ = s.Refund(ctx, r)
-			return back, err
+		return saboteur{Store: s, settle: func(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+			reply, err := s.Settle(ctx, r)
+			_, _ = s.Settle(ctx, r)
+			return reply, err
 		}}
 	},
 	"a window that does not end": func(s backend.Store) backend.Store {
@@ -190,7 +186,7 @@ type saboteur struct {
 	sync   func(context.Context, backend.SyncRequest) (backend.SyncReply, error)
 	take   func(context.Context, backend.TakeRequest) (backend.TakeReply, error)
 	check  func(context.Context, string, backend.Limit) (backend.State, error)
-	refund func(context.Context, backend.RefundRequest) (int64, error)
+	settle func(context.Context, backend.SettleRequest) (backend.SettleReply, error)
 	reset  func(context.Context, backend.ResetRequest) (backend.State, error)
 }
 
@@ -215,11 +211,11 @@ func (s saboteur) Check(ctx context.Context, key string, l backend.Limit) (backe
 	return s.Store.Check(ctx, key, l)
 }
 
-func (s saboteur) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
-	if s.refund != nil {
-		return s.refund(ctx, r)
+func (s saboteur) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+	if s.settle != nil {
+		return s.settle(ctx, r)
 	}
-	return s.Store.Refund(ctx, r)
+	return s.Store.Settle(ctx, r)
 }
 
 func (s saboteur) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {

@@ -70,8 +70,8 @@ func (e *elsewhere) Check(_ context.Context, key string, l backend.Limit) (backe
 	return over(e, func(ctx context.Context) (backend.State, error) { return e.store.Check(ctx, key, l) })
 }
 
-func (e *elsewhere) Refund(_ context.Context, r backend.RefundRequest) (int64, error) {
-	return over(e, func(ctx context.Context) (int64, error) { return e.store.Refund(ctx, r) })
+func (e *elsewhere) Settle(_ context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+	return over(e, func(ctx context.Context) (backend.SettleReply, error) { return e.store.Settle(ctx, r) })
 }
 
 func (e *elsewhere) Reset(_ context.Context, r backend.ResetRequest) (backend.State, error) {

@@ -53,7 +53,7 @@ func (m *machine) actions() map[string]func(*rapid.T) {
 		"take":        m.take,
 		"check":       func(t *rapid.T) { m.must(t, request{op: "check"}) },
 		"reset":       m.reset,
-		"refund":      m.refund,
+		"settle":      m.settle,
 		"old letter":  m.letter,
 		"time passes": m.pass,
 		"":            m.bound,
@@ -190,21 +190,30 @@ func (m *machine) take(t *rapid.T) {
 		m.seen["refused take"]++
 		return
 	}
-	q.op, q.window = "refund", r.state.Window
+	q.op, q.window = "settle", r.state.Window
 	m.tickets = append(m.tickets, q)
 }
 
-func (m *machine) refund(t *rapid.T) {
+func (m *machine) settle(t *rapid.T) {
 	if len(m.tickets) == 0 {
 		return
 	}
 	i := rapid.IntRange(0, len(m.tickets)-1).Draw(t, "ticket")
 	q := m.tickets[i]
 	m.tickets = append(m.tickets[:i], m.tickets[i+1:]...)
-	if m.must(t, q).back > 0 {
-		m.seen["refunded"]++
+	if rapid.Bool().Draw(t, "overrun") {
+		q.tokens = rapid.Int64Range(1, 5).Draw(t, "tokens")
+		m.over += q.tokens
 	} else {
-		m.seen["late refund"]++
+		q.tokens = -q.tokens
+	}
+	switch open := m.must(t, q).settled.Open; {
+	case !open:
+		m.seen["late settlement"]++
+	case q.tokens < 0:
+		m.seen["refunded"]++
+	default:
+		m.seen["settled above"]++
 	}
 }
 
@@ -247,7 +256,7 @@ func (m *machine) bound(t *rapid.T) {
 
 var everywhere = []string{
 	"several may be", "lost reply", "told twice", "rolled", "recovered", "exhausted", "give-back", "refused take",
-	"refunded", "late refund", "late", "overrun", "reset",
+	"refunded", "settled above", "late settlement", "late", "overrun", "reset",
 }
 
 // TestMachine: every reply of the scripts is right, whatever came before it.

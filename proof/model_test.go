@@ -33,12 +33,12 @@ type state struct {
 
 // request is one operation on one key.
 type request struct {
-	op     string // sync, take, check, refund, reset, or lose
+	op     string // sync, take, check, settle, reset, or lose
 	key    string
 	who    int   // the client of a sync
 	now    int64 // by the store's clock, Unix us
 	limit  backend.Limit
-	tokens int64 // of a take or refund
+	tokens int64 // of a take or settlement
 	window backend.Window
 	sync   backend.SyncRequest
 }
@@ -48,7 +48,7 @@ type reply struct {
 	unknown bool
 	state   backend.State
 	allowed bool
-	back    int64
+	settled backend.SettleReply
 	sync    backend.SyncReply
 }
 
@@ -112,15 +112,13 @@ func (s state) after(q request) []outcome {
 			return []outcome{{s, reply{state: backend.State{Remaining: q.limit.Tokens}}}}
 		}
 		return []outcome{{s, reply{state: s.reading(q.now, q.limit)}}}
-	case "refund":
+	case "settle":
 		if !s.open(q.now) || s.stop != int64(q.window) {
 			return []outcome{{s, reply{}}}
 		}
-		s = s.begin()
-		back := min(q.tokens, s.used)
-		s.used -= back
-		s.unattributed = max(s.unattributed-back, 0)
-		return []outcome{{s, reply{back: q.tokens}}}
+		s.used = max(s.used+q.tokens, 0)
+		s.unattributed = max(s.unattributed+min(q.tokens, 0), 0)
+		return []outcome{{s, reply{settled: backend.SettleReply{Open: true, Over: max(s.used-q.limit.Tokens, 0)}}}}
 	case "reset":
 		return s.afterReset(q)
 	default: // all data is lost
@@ -148,14 +146,6 @@ func (s state) afterTake(q request) []outcome {
 	}
 	s.used += q.tokens
 	return []outcome{{s, reply{state: s.reading(q.now, q.limit), allowed: true}}}
-}
-
-// begin is a ledger, if there was none: all that is charged is nobody's in particular.
-func (s state) begin() state {
-	if !s.ledger {
-		s.ledger, s.unattributed = true, s.used
-	}
-	return s
 }
 
 // afterSync settles the account, and then grants.

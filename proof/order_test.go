@@ -59,7 +59,7 @@ type crowd struct {
 	history []porcupine.Operation
 	start   time.Time
 	faults  int
-	tickets []request // takes that may be refunded
+	tickets []request // takes that may be settled
 	letters []request // statements that may turn up again
 	seen    map[string]int
 }
@@ -143,7 +143,7 @@ func (c *crowd) callers(each int, rnd *rand.Rand) {
 	}
 }
 
-// old draws one of a list: of what may be refunded, or said again.
+// old draws one of a list: of what may be settled, or said again.
 func (c *crowd) old(list *[]request, q *request, rnd *rand.Rand) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -187,10 +187,6 @@ func (c *crowd) send(q request, rnd *rand.Rand) reply {
 	}
 	end := time.Since(c.start).Nanoseconds()
 	again := c.sent.of(q) - before - 1
-	if q.op == "refund" && again > 0 { // it counts once, but which of the answers it was is not known
-		r, again = reply{unknown: true}, 0
-		c.note("said again")
-	}
 	for range again { // the store has said it again, and heard only the last answer
 		c.write(q, reply{unknown: true}, call, never)
 		c.note("said again")
@@ -230,14 +226,18 @@ func (c *crowd) remember(q request, r reply) {
 	case q.op == "sync":
 		c.letters = append(c.letters, q)
 	case q.op == "take" && r.allowed:
-		q.op, q.window = "refund", r.state.Window
+		q.op, q.window, q.tokens = "settle", r.state.Window, -q.tokens
+		if q.tokens%2 != 0 { // some have used more
+			q.tokens = -q.tokens
+		}
 		c.tickets = append(c.tickets, q)
 	}
 	for what, was := range map[string]bool{
 		"refused take":          q.op == "take" && !r.unknown && !r.allowed,
 		"allowed take":          r.allowed,
-		"refunded":              r.back > 0,
-		"late refund":           q.op == "refund" && !r.unknown && r.back == 0,
+		"refunded":              r.settled.Open && q.tokens < 0,
+		"settled above":         r.settled.Open && q.tokens > 0,
+		"late settlement":       q.op == "settle" && !r.unknown && !r.settled.Open,
 		"recovered":             r.sync.Recovered > 0,
 		"recovered and granted": r.sync.Recovered > 0 && r.sync.Grant > r.sync.Recovered,
 		"re-asserted":           r.sync.Reasserted > 0,
@@ -285,8 +285,8 @@ func TestOrder(t *testing.T) {
 				require.Empty(t, c.check(), "history %d, seed %d", i, seed)
 			}
 			places := []string{
-				"lost request", "lost reply", "unknown", "repeated", "give-back", "refused take", "allowed take", "refunded",
-				"late refund", "recovered", "recovered and granted", "exhausted", "rolled",
+				"lost request", "lost reply", "unknown", "repeated", "give-back", "refused take", "allowed take", "refunded", "settled above",
+				"late settlement", "recovered", "recovered and granted", "exhausted", "rolled",
 			}
 			if lossy {
 				places = append(places, "lost data", "re-asserted", "learning", "carried")
@@ -305,7 +305,7 @@ func visited(t *testing.T, seen map[string]int, places []string) {
 }
 
 // TestOrderOverTheWire: the same with faults on the connection, where the store
-// says a statement or a refund again by itself, and never a take.
+// says a statement again by itself, and never a take or a settlement.
 func TestOrderOverTheWire(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr())

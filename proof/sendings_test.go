@@ -3,7 +3,6 @@ package proof
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 
 	"github.com/redis/go-redis/v9"
@@ -18,30 +17,19 @@ type sendings struct {
 	times map[string]int
 }
 
-// statementOf names a statement or refund. Each refund is by a client of its own.
+// statementOf names a statement.
 func statementOf(key, client, now any) string {
-	if name := fmt.Sprint(client); strings.HasPrefix(name, "refund") {
-		client = "refund"
-	}
 	return fmt.Sprint(key, " ", client, " ", now)
 }
 
-// of is how often q has been sent, if it is a statement or refund, and 0 for nil.
+// of is how often q has been sent, if it is a statement, and 0 for nil.
 func (s *sendings) of(q request) int {
-	if s == nil {
-		return 0
-	}
-	client := q.sync.Client
-	switch q.op {
-	case "sync":
-	case "refund":
-		client = "refund"
-	default:
+	if s == nil || q.op != "sync" {
 		return 0
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.times[statementOf("{"+q.key+"}", client, q.now)]
+	return s.times[statementOf("{"+q.key+"}", q.sync.Client, q.now)]
 }
 
 // note counts commands that have a script's form: its hash or text, the number of

@@ -141,11 +141,11 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	return state, at.named(err)
 }
 
-// Refund implements backend.Store by the key's shard.
-func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
+// Settle implements backend.Store by the key's shard.
+func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
 	at := s.find(r.Key)
-	back, err := at.store.Refund(ctx, r)
-	return back, at.named(err)
+	reply, err := at.store.Settle(ctx, r)
+	return reply, at.named(err)
 }
 
 // Reset implements backend.Store by the key's shard.

@@ -161,7 +161,9 @@ func (b broken) Take(context.Context, backend.TakeRequest) (backend.TakeReply, e
 func (b broken) Check(context.Context, string, backend.Limit) (backend.State, error) {
 	return backend.State{}, b.err
 }
-func (b broken) Refund(context.Context, backend.RefundRequest) (int64, error) { return 0, b.err }
+func (b broken) Settle(context.Context, backend.SettleRequest) (backend.SettleReply, error) {
+	return backend.SettleReply{}, b.err
+}
 func (b broken) Reset(context.Context, backend.ResetRequest) (backend.State, error) {
 	return backend.State{}, b.err
 }
@@ -171,10 +173,10 @@ func calls(ctx context.Context, s *sharding.Store, key string) map[string]error 
 	_, sync := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "a", Limit: limit10, Want: 1, Need: 1})
 	_, take := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
 	_, check := s.Check(ctx, key, limit10)
-	_, refund := s.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Client: "r", Total: 1})
+	_, settle := s.Settle(ctx, backend.SettleRequest{Key: key, Window: 1, Tokens: -1, Limit: 1})
 	_, reset := s.Reset(ctx, backend.ResetRequest{Key: key, Limit: limit10})
 	_, inspect := s.Inspect(ctx, key)
-	return map[string]error{"sync": sync, "take": take, "check": check, "refund": refund, "reset": reset, "inspect": inspect}
+	return map[string]error{"sync": sync, "take": take, "check": check, "settle": settle, "reset": reset, "inspect": inspect}
 }
 
 func TestFailure(t *testing.T) {

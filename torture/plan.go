@@ -108,12 +108,11 @@ type demand struct {
 var (
 	shortLimit = reservoir.Limit{Tokens: tightLimit, Window: shortWindow}
 	longLimit  = reservoir.PerHour(4_000_000_000)
-	late       = []reservoir.Option{reservoir.WithLateOverruns()}
 	uses       = [roles]demand{
 		tight:  {name: "tight", limit: shortLimit, tokens: 2_000_000, requests: 1000, rolls: true},
 		ample:  {name: "ample", limit: shortLimit, tokens: 400_000, requests: 1000, rolls: true},
-		fresh:  {name: "fresh", limit: shortLimit, tokens: 2_000_000, requests: 500, options: late, rolls: true, renewed: true},
-		daily:  {name: "daily", limit: shortLimit, tokens: 2_000_000, requests: 500, options: late, rolls: true, renewed: true},
+		fresh:  {name: "fresh", limit: shortLimit, tokens: 2_000_000, requests: 500, rolls: true, renewed: true},
+		daily:  {name: "daily", limit: shortLimit, tokens: 2_000_000, requests: 500, rolls: true, renewed: true},
 		ledger: {name: "ledger", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6},
 		stock:  {name: "stock", limit: longLimit, tokens: 200_000, requests: 2000},
 		open: {name: "open", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6, fallsBack: true,

@@ -28,8 +28,8 @@ type auditor struct {
 // books are of one key's window.
 type books struct {
 	window backend.Window
-	direct int64 // charged by Take
-	given  int64 // and given back by Refund
+	direct int64 // charged by Take, less what Settle gave back
+	extra  int64 // charged by Settle, even above the limit
 	ledger map[string]backend.SyncReply
 	closed map[backend.Window]bool // by a reset
 }
@@ -72,12 +72,14 @@ func (a auditor) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeR
 	return got, err
 }
 
-func (a auditor) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
-	known, err := a.Store.Refund(ctx, r)
-	if b := a.keys[r.Key]; err == nil && b != nil && b.window == r.Window && known > 0 {
-		b.given = known
+func (a auditor) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+	got, err := a.Store.Settle(ctx, r)
+	if b := a.keys[r.Key]; err == nil && b != nil && b.window == r.Window && got.Open {
+		b.direct += min(r.Tokens, 0)
+		b.extra += max(r.Tokens, 0)
+		a.must(a.lossy || got.Over == max(b.out()+b.debt()-r.Limit, 0), "what is charged above the limit", backend.SyncReply{Over: got.Over})
 	}
-	return known, err
+	return got, err
 }
 
 func (a auditor) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
@@ -130,7 +132,7 @@ func (a auditor) balance(ctx context.Context, b *books, l backend.Limit, got bac
 
 // out is what was handed out and did not come back.
 func (b *books) out() int64 {
-	out := b.direct - b.given
+	out := b.direct
 	for _, c := range b.ledger {
 		out += c.Granted - c.Returned
 	}
@@ -141,7 +143,7 @@ func (b *books) debt() (debt int64) {
 	for _, c := range b.ledger {
 		debt += c.Debt
 	}
-	return debt
+	return debt + b.extra
 }
 
 func (a auditor) must(holds bool, law string, got any) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -26,7 +27,8 @@ func testFaults(t *testing.T, s backend.Store) {
 		{"a key that is too long", func(r *backend.SyncRequest) { r.Key = strings.Repeat("k", backend.MaxKeyLen+1) }, backend.ErrKey},
 		{"no client", func(r *backend.SyncRequest) { r.Client = "" }, backend.ErrKey},
 		{"a long client", func(r *backend.SyncRequest) { r.Client = strings.Repeat("c", 65) }, backend.ErrKey},
-		{"the ledger's own field", func(r *backend.SyncRequest) { r.Client = "w" }, backend.ErrKey},
+		{"the ledger's header", func(r *backend.SyncRequest) { r.Client = "w" }, backend.ErrKey},
+		{"the ledger's era", func(r *backend.SyncRequest) { r.Client = "era" }, backend.ErrKey},
 		{"no limit", func(r *backend.SyncRequest) { r.Limit = backend.Limit{} }, backend.ErrLimit},
 		{"returned more than granted", func(r *backend.SyncRequest) { r.Returned = 4 }, backend.ErrTokens},
 		{"returned below 0", func(r *backend.SyncRequest) { r.Returned = -1 }, backend.ErrTokens},
@@ -85,8 +87,8 @@ func testFaultyCalls(t *testing.T, b *bench) {
 	for _, key := range []string{"", strings.Repeat("k", backend.MaxKeyLen+1)} {
 		refused(b.store.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1}))(t, "take", backend.ErrKey)
 		refused(b.store.Check(ctx, key, limit10))(t, "check", backend.ErrKey)
-		refund := backend.RefundRequest{Key: key, Window: 1, Client: "r", Total: 1}
-		refused(b.store.Refund(ctx, refund))(t, "refund", backend.ErrKey)
+		settle := backend.SettleRequest{Key: key, Window: 1, Tokens: -1, Limit: 1}
+		refused(b.store.Settle(ctx, settle))(t, "settle", backend.ErrKey)
 		refused(b.store.Reset(ctx, backend.ResetRequest{Key: key, Limit: limit10}))(t, "reset", backend.ErrKey)
 	}
 	for _, l := range []backend.Limit{
@@ -105,15 +107,13 @@ func testFaultyCalls(t *testing.T, b *bench) {
 		reset := backend.ResetRequest{Key: b.key, Limit: limit10, End: end, Next: next}
 		refused(b.store.Reset(ctx, reset))(t, "reset", backend.ErrTokens)
 	}
-	for _, client := range []string{"", "w", strings.Repeat("c", 65)} {
-		refund := backend.RefundRequest{Key: b.key, Client: client, Window: 1, Total: 1}
-		refused(b.store.Refund(ctx, refund))(t, "refund", backend.ErrKey)
-	}
-	for _, r := range []backend.RefundRequest{
-		{Window: 1}, {Total: 1}, {Window: 1, Total: -1}, {Window: -1, Total: 1}, {Window: 1, Total: backend.MaxTokens + 1},
+	const most = backend.MaxTokens
+	for _, r := range []backend.SettleRequest{
+		{Window: 1, Limit: 1}, {Tokens: 1, Limit: 1}, {Window: 1, Tokens: 1}, {Window: -1, Tokens: 1, Limit: 1}, {Window: 1, Tokens: 1, Limit: most + 1},
+		{Window: 1, Tokens: most + 1, Limit: 1}, {Window: 1, Tokens: -most - 1, Limit: 1}, {Window: 1, Tokens: math.MinInt64, Limit: 1},
 	} {
-		r.Key, r.Client = b.key, "r"
-		refused(b.store.Refund(ctx, r))(t, "refund", backend.ErrTokens)
+		r.Key = b.key
+		refused(b.store.Settle(ctx, r))(t, "settle", backend.ErrTokens)
 	}
 }
 
@@ -141,7 +141,7 @@ func testHostileKeys(t *testing.T, s backend.Store) {
 	for i, key := range list {
 		b.key = key
 		b.play(fmt.Sprintf("0s check -> remaining=%d window=60s", 8-i%9))
-		b.play("0s refund r of=60s total=1 -> known=1")
+		b.play("0s settle -1 of=60s -> done")
 		b.play(fmt.Sprintf("0s check -> remaining=%d window=60s", 9-i%9))
 	}
 }
@@ -177,9 +177,9 @@ func testContextOver(t *testing.T, s backend.Store) {
 		_, sync := s.Sync(ctx, backend.SyncRequest{Key: b.key, Limit: b.limit, Client: "x", Want: 1, Need: 1})
 		_, take := s.Take(ctx, b.takeRequest(1))
 		_, check := s.Check(ctx, b.key, b.limit)
-		_, refund := s.Refund(ctx, backend.RefundRequest{Key: b.key, Window: b.end(far), Client: "r", Total: 1})
+		_, settle := s.Settle(ctx, backend.SettleRequest{Key: b.key, Window: b.end(far), Tokens: -1, Limit: 1})
 		_, reset := s.Reset(ctx, backend.ResetRequest{Key: b.key, Limit: b.limit})
-		for op, err := range map[string]error{"sync": sync, "take": take, "check": check, "refund": refund, "reset": reset} {
+		for op, err := range map[string]error{"sync": sync, "take": take, "check": check, "settle": settle, "reset": reset} {
 			var failure *backend.Error
 			if !errors.Is(err, want) || !errors.As(err, &failure) || failure.Op != op || failure.Class != backend.Unavailable {
 				t.Errorf("%s: error %v, want an *Error that wraps %v and says that nothing was done", op, err, want)

@@ -34,7 +34,7 @@ type saboteur struct {
 	backend.Store
 	sync   func(s backend.Store, ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error)
 	take   func(r *backend.TakeReply)
-	refund func(n *int64)
+	settle func(n *int64)
 	reset  func(s backend.Store, ctx context.Context, r backend.ResetRequest) (backend.State, error)
 }
 
@@ -53,11 +53,11 @@ func (s saboteur) Take(ctx context.Context, r backend.TakeRequest) (backend.Take
 	return reply, err
 }
 
-func (s saboteur) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
-	if s.refund != nil {
-		s.refund(&r.Total)
+func (s saboteur) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+	if s.settle != nil {
+		s.settle(&r.Tokens)
 	}
-	return s.Store.Refund(ctx, r)
+	return s.Store.Settle(ctx, r)
 }
 
 func (s saboteur) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
@@ -104,7 +104,7 @@ func TestSabotage(t *testing.T) {
 		"needs are not met":                     {bug: requests(func(r *backend.SyncRequest) { r.Want, r.Need = 0, 0 })},
 		"a give-back counts each time it is told": {bug: saboteur{sync: func(s backend.Store, ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 			if r.Returned > 0 && r.Window > 0 {
-				_, _ = s.Refund(ctx, backend.RefundRequest{Key: r.Key, Window: r.Window, Client: "r", Total: r.Returned})
+				_, _ = s.Settle(ctx, backend.SettleRequest{Key: r.Key, Window: r.Window, Tokens: -r.Returned, Limit: r.Limit.Tokens})
 			}
 			return s.Sync(ctx, r)
 		}}},
@@ -114,10 +114,11 @@ func TestSabotage(t *testing.T) {
 			}
 			return s.Sync(ctx, r)
 		}}},
-		"everybody is let in":     {bug: saboteur{take: func(r *backend.TakeReply) { r.Allowed = true }}},
-		"nobody is let in":        {law: true, bug: saboteur{take: func(r *backend.TakeReply) { r.Allowed = false }}},
-		"a refund counts twice":   {bug: saboteur{refund: func(n *int64) { *n *= 2 }}},
-		"a refund of one too few": {bug: saboteur{refund: func(n *int64) { *n = max(*n-1, 1) }}},
+		"everybody is let in":       {bug: saboteur{take: func(r *backend.TakeReply) { r.Allowed = true }}},
+		"nobody is let in":          {law: true, bug: saboteur{take: func(r *backend.TakeReply) { r.Allowed = false }}},
+		"a settlement counts twice": {bug: saboteur{settle: func(n *int64) { *n *= 2 }}},
+		"a refund of one too few":   {bug: saboteur{settle: func(n *int64) { *n = min(*n+1, -1) }}},
+		"an overrun of one too few": {bug: saboteur{settle: func(n *int64) { *n = max(*n-1, 1) }}},
 		"a reset that is not made": {bug: saboteur{reset: func(s backend.Store, ctx context.Context, r backend.ResetRequest) (backend.State, error) {
 			state, err := s.Check(ctx, r.Key, r.Limit)
 			if state.Window > 0 {

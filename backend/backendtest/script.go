@@ -86,10 +86,16 @@ func (b *bench) call(text string) string {
 		return "denied " + b.state(at, reply.State)
 	case "check":
 		return b.state(at, must(b.store.Check(ctx, b.key, b.limit))(b.t))
-	case "refund":
-		r := backend.RefundRequest{Key: b.key, Client: words[2]}
+	case "settle":
+		r := backend.SettleRequest{Key: b.key, Tokens: parseNumber(b.t, words[2]), Limit: b.limit.Tokens}
 		b.fill(&r, words[3:])
-		return fmt.Sprint("known=", must(b.store.Refund(ctx, r))(b.t))
+		switch reply := must(b.store.Settle(ctx, r))(b.t); {
+		case !reply.Open:
+			return "nothing"
+		case reply.Over > 0:
+			return fmt.Sprint("done over=", reply.Over)
+		}
+		return "done"
 	case "reset":
 		r := backend.ResetRequest{Key: b.key, Limit: b.limit}
 		b.fill(&r, words[2:])

@@ -73,15 +73,15 @@ func (s stranger) Check(ctx context.Context, key string, l backend.Limit) (reply
 	return state(n), nil
 }
 
-func (s stranger) Refund(ctx context.Context, r backend.RefundRequest) (total int64, err error) {
+func (s stranger) Settle(ctx context.Context, r backend.SettleRequest) (reply backend.SettleReply, err error) {
 	if err := r.Validate(); err != nil {
-		return 0, err
+		return reply, err
 	}
-	n, err := s.eval(ctx, "refund", lua.Refund, r.Key, r.Client, r.Total, int64(r.Window), 0, s.now(ctx).UnixMicro())
+	n, err := s.eval(ctx, "settle", lua.Settle, r.Key, r.Tokens, r.Limit, int64(r.Window), 0, s.now(ctx).UnixMicro())
 	if err != nil {
-		return 0, err
+		return reply, err
 	}
-	return n[2], nil
+	return backend.SettleReply{Open: n[0]&8 != 0, Over: n[2]}, nil
 }
 
 func (s stranger) Reset(ctx context.Context, r backend.ResetRequest) (reply backend.State, err error) {
@@ -107,7 +107,7 @@ func (s stranger) eval(ctx context.Context, op, script, key string, args ...any)
 	return n, nil
 }
 
-// state is a reading, with which the reply of every script but refund begins.
+// state is a reading, with which the reply of every script but settle begins.
 func state(n []int64) (s backend.State) {
 	s = backend.State{Window: backend.Window(n[2]), Remaining: n[3], Length: time.Duration(n[4]) * time.Millisecond}
 	if s.Window != 0 {

@@ -35,10 +35,10 @@ func walkAll(t testing.TB, s backend.Store, lossy bool) {
 	}
 	places := []string{
 		"heard", "unheard", "repeated", "late", "recovered", "give-back", "take", "refused take", "unheard take",
-		"refund", "roll", "exhausted", "spent", "debt", "leaving", "over", "reset", "void",
+		"refund", "overrun", "roll", "exhausted", "spent", "debt", "leaving", "over", "reset", "void",
 	}
 	if !lossy {
-		places = append(places, "late refund")
+		places = append(places, "late settlement")
 	} else {
 		places = append(places, "loss", "reasserted", "adopted", "carried", "learning")
 	}
@@ -61,9 +61,9 @@ type walk struct {
 	void    backend.Window // of the windows that a reset has closed, the one with the latest end
 	clients []*holder
 	sent    []letter // statements that may arrive again
-	taken   []taken  // charges of direct calls, to be refunded
-	direct  int64    // charged to the window by Take
-	given   int64    // refunded to it
+	taken   []taken  // charges of direct calls, to be settled
+	direct  int64    // charged to the window by Take and Settle
+	given   int64    // given back to it by Settle
 	losses  int
 	seen    map[string]int
 }
@@ -132,7 +132,7 @@ func (w *walk) step() {
 	case p < 65:
 		w.takeSome()
 	case p < 72:
-		w.refundSome()
+		w.settleSome()
 	case p < 82:
 		w.spend(c)
 	case p < 85:
@@ -288,15 +288,15 @@ func (w *walk) takeSome() {
 	}
 	w.direct += r.Tokens
 	if w.rnd.IntN(4) == 0 {
-		w.seen["unheard take"]++ // charged, and never refunded
+		w.seen["unheard take"]++ // charged, and never settled
 		return
 	}
 	w.seen["take"]++
 	w.taken = append(w.taken, taken{got.Window, r.Tokens})
 }
 
-// refundSome gives a direct call's charge back. It may repeat the request.
-func (w *walk) refundSome() {
+// settleSome gives a direct call's charge back, or charges more.
+func (w *walk) settleSome() {
 	w.t.Helper()
 	if len(w.taken) == 0 {
 		return
@@ -305,17 +305,21 @@ func (w *walk) refundSome() {
 	t := w.taken[i]
 	w.taken = append(w.taken[:i], w.taken[i+1:]...)
 	open := w.window == t.window && w.open()
-	if open {
-		w.given += t.tokens
+	r := backend.SettleRequest{Key: w.key, Window: t.window, Tokens: pick(w, -t.tokens, 1+w.some(w.limit.Tokens/10)), Limit: w.limit.Tokens}
+	switch {
+	case !open:
+		w.seen["late settlement"]++
+	case r.Tokens > 0:
+		w.seen["overrun"]++
+	default:
 		w.seen["refund"]++
-	} else {
-		w.seen["late refund"]++
 	}
-	r := backend.RefundRequest{Key: w.key, Client: "r", Window: t.window, Total: max(w.given, t.tokens)}
-	for range 1 + w.rnd.IntN(2) {
-		known := must(w.store.Refund(w.at(w.now), r))(w.t)
-		equal(w.t, "refund", known, w.counter.Refund(r, w.us()))
-		equal(w.t, "refund to an open window", known > 0, open)
+	got := must(w.store.Settle(w.at(w.now), r))(w.t)
+	equal(w.t, "settle", got, w.counter.Settle(r, w.us()))
+	equal(w.t, "settled in an open window", got.Open, open)
+	if open {
+		w.direct += max(r.Tokens, 0)
+		w.given -= min(r.Tokens, 0)
 	}
 }
 

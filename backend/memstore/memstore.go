@@ -75,10 +75,10 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (reply b
 	return reply, err
 }
 
-// Refund implements backend.Store.
-func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (total int64, err error) {
-	err = s.with(ctx, "refund", r.Key, r.Validate(), func(c *counter.Counter, now int64) { total = c.Refund(r, now) })
-	return total, err
+// Settle implements backend.Store.
+func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (reply backend.SettleReply, err error) {
+	err = s.with(ctx, "settle", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Settle(r, now) })
+	return reply, err
 }
 
 // Reset implements backend.Store.

@@ -54,7 +54,7 @@ func TestLooksKeepNothing(t *testing.T) {
 		key := fmt.Sprint(i)
 		_, err := s.Check(t.Context(), key, limit)
 		require.NoError(t, err)
-		_, err = s.Refund(t.Context(), backend.RefundRequest{Key: key, Window: 1, Client: "r", Total: 1})
+		_, err = s.Settle(t.Context(), backend.SettleRequest{Key: key, Window: 1, Tokens: 1, Limit: 1})
 		require.NoError(t, err)
 		_, err = s.Sync(t.Context(), backend.SyncRequest{Key: key, Client: "a", Limit: limit})
 		require.NoError(t, err)

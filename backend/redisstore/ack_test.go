@@ -112,9 +112,9 @@ func TestTakeIsWithheldUntilReplicated(t *testing.T) {
 	require.NoError(t, err)
 	waits := p.Primary.Calls("wait")
 	require.EqualValues(t, 1, remaining(t, s, "k"))
-	back, err := s.Refund(t.Context(), backend.RefundRequest{Key: "k", Window: refused.Window, Client: "r", Total: 1})
+	settled, err := s.Settle(t.Context(), backend.SettleRequest{Key: "k", Window: refused.Window, Tokens: -1, Limit: 10})
 	require.NoError(t, err)
-	require.EqualValues(t, 1, back)
+	require.True(t, settled.Open)
 	require.Equal(t, waits, p.Primary.Calls("wait"), "neither waits")
 	require.Positive(t, p.link.Held())
 }

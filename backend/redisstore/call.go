@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha1"
 	"encoding/hex"
 	"errors"
@@ -32,14 +31,14 @@ type script struct {
 	handsOut        func([]int64) bool // whether replicas must have what it did, by its reply; nil = never
 }
 
-// Sync and refund are idempotent and check writes nothing; take and reset may run once.
+// Sync is idempotent and check writes nothing; take, settle and reset may run once.
 var (
 	syncScript = newScript("sync", lua.Sync, "", 3, 15, true, func(v []int64) bool {
 		return v[5] > 0 || len(v) > firstContact && v[9] > 0 // debt is spent already
 	})
 	takeScript   = newScript("take", lua.Take, "", 2, 5, false, func(v []int64) bool { return v[0]&flagAllowed != 0 })
 	checkScript  = newScript("check", lua.Check, "_ro", 2, 5, true, nil)
-	refundScript = newScript("refund", lua.Refund, "", 3, 3, true, nil)
+	settleScript = newScript("settle", lua.Settle, "", 3, 3, false, nil)
 	resetScript  = newScript("reset", lua.Reset, "", 3, 5, false, func(v []int64) bool { return v[2] != 0 && v[4] == 0 })
 )
 
@@ -312,10 +311,10 @@ func (s *Store) do(ctx context.Context, sc *script, key string, undo func(backen
 	return s.run(ctx, sc, key, undo, args...)
 }
 
-// refundTime is how long a refund of an abandoned take may take. It is not a caller's
-// patience: a distant server may need a second for a new connection and the script's load,
-// and many refunds at once wait for the pipelines of a slow one.
-const refundTime = 5 * time.Second
+// undoTime is how long it may take to undo an abandoned take. It is not a caller's patience:
+// a distant server may need a second for a new connection and the script's load, and many
+// calls at once wait for the pipelines of a slow one.
+const undoTime = 5 * time.Second
 
 // undoOf returns a function that gives back the charge of a take whose caller has left.
 func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
@@ -324,9 +323,9 @@ func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
 		go func() {
 			defer s.calls.End()
 			guard.Log(func() { // a go-redis hook may panic
-				ctx, cancel := context.WithTimeout(context.Background(), refundTime)
+				ctx, cancel := context.WithTimeout(context.Background(), undoTime)
 				defer cancel()
-				_, _ = s.run(ctx, refundScript, r.Key, nil, "undo:"+rand.Text(), r.Tokens, int64(w))
+				_, _ = s.run(ctx, settleScript, r.Key, nil, -r.Tokens, r.Limit.Tokens, int64(w))
 			})
 		}()
 	}

@@ -78,7 +78,7 @@ func TestDifferential(t *testing.T) {
 	}
 	for _, what := range []string{
 		"allowed", "refused", "grant", "recovered", "reasserted", "carried", "learning", "returned",
-		"refund", "no refund", "open", "closed", "exhausted", "back", "three clients",
+		"refund", "overrun", "nothing to settle", "above the limit", "open", "closed", "exhausted", "back", "three clients",
 		"lasted", "had come back", "conflict", "debt", "leaving", "too little", "calendar", "claimed", "ledger lost",
 		"first contact", "first contact takes all", "first contact for nothing", "reset", "reset by a millisecond", "too late", "another period", "next by take", "next by sync", "next by reset", "over", "debt returned", "nothing to reset", "void",
 	} {
@@ -150,7 +150,7 @@ func (p *pair) step() {
 	case q < 15:
 		p.take(ctx, key)
 	case q < 17:
-		p.refund(ctx, key)
+		p.settle(ctx, key)
 	case q < 18 && p.rnd.IntN(3) == 0:
 		p.reset(ctx, key)
 	case q < 18 && p.rnd.IntN(4) == 0:
@@ -230,13 +230,15 @@ func (p *pair) take(ctx context.Context, key string) {
 	p.note(map[string]bool{"allowed": got.Allowed, "refused": !got.Allowed, "next by take": opened && got.Allowed && got.Window == r.Next})
 }
 
-func (p *pair) refund(ctx context.Context, key string) {
-	r := backend.RefundRequest{Key: key, Window: max(p.window(), 1), Client: one(p, "x", "r"), Total: max(p.tokens(1000), 1)}
-	got, err := p.b.Refund(ctx, r)
+func (p *pair) settle(ctx context.Context, key string) {
+	r := backend.SettleRequest{Key: key, Window: max(p.window(), 1), Tokens: max(p.tokens(1000), 1) * one[int64](p, 1, -1), Limit: 1 + p.tokens(1000)}
+	got, err := p.b.Settle(ctx, r)
 	require.NoError(p.t, err)
 	c, now := p.a.at(ctx, key)
-	require.Equal(p.t, c.Refund(r, now), got, "at %v: %+v", p.now, r)
-	p.note(map[string]bool{"refund": got > 0, "no refund": got == 0})
+	require.Equal(p.t, c.Settle(r, now), got, "at %v: %+v", p.now, r)
+	p.note(map[string]bool{
+		"refund": got.Open && r.Tokens < 0, "overrun": got.Open && r.Tokens > 0, "nothing to settle": !got.Open, "above the limit": got.Over > 0,
+	})
 }
 
 func (p *pair) reset(ctx context.Context, key string) {

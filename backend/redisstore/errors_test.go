@@ -134,8 +134,8 @@ func one(ctx context.Context, s *Store, sc *script) (err error) {
 		_, err = s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 2})
 	case checkScript:
 		_, err = s.Check(ctx, "k", limit10)
-	case refundScript:
-		_, err = s.Refund(ctx, backend.RefundRequest{Key: "k", Window: backend.Window(time.Now().UnixMilli() + 1000), Client: "r", Total: 2})
+	case settleScript:
+		_, err = s.Settle(ctx, backend.SettleRequest{Key: "k", Window: backend.Window(time.Now().UnixMilli() + 1000), Tokens: -2, Limit: 10})
 	case resetScript:
 		_, err = s.Reset(ctx, backend.ResetRequest{Key: "k", Limit: limit10})
 	}

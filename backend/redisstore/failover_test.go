@@ -208,8 +208,8 @@ func (m *moving) Check(ctx context.Context, key string, l backend.Limit) (backen
 	return m.current().Check(ctx, key, l)
 }
 
-func (m *moving) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
-	return m.current().Refund(ctx, r)
+func (m *moving) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+	return m.current().Settle(ctx, r)
 }
 
 func (m *moving) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {

@@ -125,11 +125,10 @@ func testLostReply(t *testing.T, f *faulty) {
 	require.Equal(t, "8", f.used(t))
 	f.reset()
 	f.proxy.SwallowReply("evalsha", 1)
-	back, err := whole().Refund(t.Context(), backend.RefundRequest{Key: "k", Window: got.Window, Client: "r", Total: 1})
-	require.NoError(t, err)
-	require.EqualValues(t, 1, back)
+	_, err = whole().Settle(t.Context(), backend.SettleRequest{Key: "k", Window: got.Window, Tokens: -1, Limit: 10})
+	require.Equal(t, backend.Unknown, class(t, err))
 	require.EqualValues(t, 6, f.proxy.Swallowed())
-	require.EqualValues(t, 2, f.calls("evalsha"), "executed twice, and given back once")
+	require.EqualValues(t, 1, f.calls("evalsha"), "executed exactly once")
 	require.Equal(t, "7", f.used(t))
 
 	// The control: what go-redis does with a script of anybody else.
@@ -201,7 +200,7 @@ func TestLateTake(t *testing.T) {
 // delivered.
 func TestNotAfter(t *testing.T) {
 	const timeout = 50 * time.Millisecond
-	for _, op := range []string{"sync", "take", "refund", "reset"} {
+	for _, op := range []string{"sync", "take", "settle", "reset"} {
 		t.Run(op, func(t *testing.T) {
 			f := newFaulty(t, noGreeting)
 			window := take(t, f.Store, "k", 3).Window
@@ -231,8 +230,8 @@ func (f *faulty) one(ctx context.Context, op string, window backend.Window) (err
 		_, err = f.Sync(ctx, backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 2, Strand: -1})
 	case "take":
 		_, err = f.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 2})
-	case "refund":
-		_, err = f.Refund(ctx, backend.RefundRequest{Key: "k", Window: window, Client: "r", Total: 2})
+	case "settle":
+		_, err = f.Settle(ctx, backend.SettleRequest{Key: "k", Window: window, Tokens: -2, Limit: 10})
 	case "reset":
 		_, err = f.Reset(ctx, backend.ResetRequest{Key: "k", Limit: limit10})
 	}

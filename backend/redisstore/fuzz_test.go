@@ -122,7 +122,7 @@ func fuzzOne(ctx context.Context, s backend.Store, op int, l backend.Limit, n in
 		_, err := s.Check(ctx, "k", l)
 		return 0, 0, err
 	default:
-		_, err := s.Refund(ctx, backend.RefundRequest{Key: "k", Window: backend.Window(time.Now().Add(time.Hour).UnixMilli()), Client: "r", Total: n})
+		_, err := s.Settle(ctx, backend.SettleRequest{Key: "k", Window: backend.Window(time.Now().Add(time.Hour).UnixMilli()), Tokens: -n, Limit: l.Tokens})
 		return 0, 0, err
 	}
 }
@@ -157,7 +157,7 @@ func FuzzRequests(f *testing.F) {
 		}
 		_, err = s.Check(ctx, key, limit)
 		typed(t, err)
-		_, err = s.Refund(ctx, backend.RefundRequest{Key: key, Window: backend.Window(w), Client: "r", Total: want})
+		_, err = s.Settle(ctx, backend.SettleRequest{Key: key, Window: backend.Window(w), Tokens: need - want, Limit: tokens})
 		typed(t, err)
 		require.LessOrEqual(t, client.DBSize(ctx).Val(), int64(3), "the keys of one limit")
 	})
@@ -284,11 +284,11 @@ func possible(ctx context.Context, t *testing.T, s backend.Store) {
 	typed(t, err)
 	state, err := s.Check(ctx, "k", limit10)
 	typed(t, err)
-	back, err := s.Refund(ctx, backend.RefundRequest{Key: "k", Window: 1, Client: "r", Total: 1})
+	settled, err := s.Settle(ctx, backend.SettleRequest{Key: "k", Window: 1, Tokens: -1, Limit: 1})
 	typed(t, err)
 	for _, n := range []int64{int64(r.Window), r.Remaining, r.Grant, r.Recovered, r.Granted, r.Returned, r.Clients, r.Reasserted,
-		int64(state.Window), state.Remaining, back} {
-		require.True(t, 0 <= n && n <= backend.MaxTokens, "%+v %+v %d", r, state, back)
+		int64(state.Window), state.Remaining, settled.Over} {
+		require.True(t, 0 <= n && n <= backend.MaxTokens, "%+v %+v %d", r, state, settled)
 	}
 	require.GreaterOrEqual(t, r.Left, time.Duration(0))
 }

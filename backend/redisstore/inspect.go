@@ -102,18 +102,23 @@ func (s *Store) read(ctx context.Context, key string) (backend.Contents, error) 
 }
 
 // field is the text of a client's field in {k}:own; see sync.lua.
-var field = regexp.MustCompile(`^~?(\d{1,18})(?: (\d{1,18}))?(?: \d+){0,2}$`)
+var field = regexp.MustCompile(`^~?(\d{1,18})(?: (\d{1,18}))?(?: \d+)?(?:@(\d+))?$`)
 
-// ledger reads the clients' fields of {k}:own, or none if they are of another window.
+// ledger reads the clients' fields of {k}:own, except void ones, which are of another window.
 func ledger(own map[string]string, w backend.Window) (list []backend.Account, err error) {
 	if of, _, _ := strings.Cut(own["w"], " "); of != strconv.FormatInt(int64(w), 10) {
 		return nil, nil
 	}
+	era := own["era"]
 	delete(own, "w")
+	delete(own, "era")
 	for name, text := range own {
 		m := field.FindStringSubmatch(text)
-		if m == nil {
+		switch {
+		case m == nil:
 			return nil, badState("ledger")
+		case m[3] != era:
+			continue
 		}
 		granted, _ := strconv.ParseInt(m[1], 10, 64)
 		returned, _ := strconv.ParseInt(m[2], 10, 64) // if absent, 0

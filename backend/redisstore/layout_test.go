@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,10 +72,15 @@ func TestLayout(t *testing.T) {
 	sync(backend.SyncRequest{Client: "b", Window: w, Granted: 2, Returned: 1, Debt: 3, Leaving: true})
 	require.Equal(t, map[string]string{"w": fmt.Sprintf("%d 1 10 0 3 %s", w, client.HGet(ctx, "rl:{user%201}:own", "w").Val()[23:]), "a": "4", "b": "~2 1 3"},
 		client.HGetAll(ctx, "rl:{user%201}:own").Val())
-	_, err := s.Refund(ctx, backend.RefundRequest{Key: "user 1", Window: w, Client: "r", Total: 2})
-	require.NoError(t, err)
-	require.Equal(t, int64(w)+1000, client.PExpireTime(ctx, "rl:{user%201}").Val().Milliseconds(), "a refund keeps it")
-	require.Equal(t, "~0 0 0 2", client.HGet(ctx, "rl:{user%201}:own", "r").Val())
+	ledger := client.HGetAll(ctx, "rl:{user%201}:own").Val()
+	for _, n := range []int64{-2, 1} {
+		_, err := s.Settle(ctx, backend.SettleRequest{Key: "user 1", Window: w, Tokens: n, Limit: 10})
+		require.NoError(t, err)
+		require.Equal(t, int64(w)+1000, client.PExpireTime(ctx, "rl:{user%201}").Val().Milliseconds(), "it keeps it")
+	}
+	require.Equal(t, "10", client.Get(ctx, "rl:{user%201}").Val())
+	ledger["w"] = strings.Replace(ledger["w"], " 0 3 ", " 0 1 ", 1) // the unattributed tokens may be those
+	require.Equal(t, ledger, client.HGetAll(ctx, "rl:{user%201}:own").Val(), "no field of its own")
 }
 
 // TestEveryMillisecond: an end that is written in decimals is read as what it was.
@@ -91,9 +97,9 @@ func TestEveryMillisecond(t *testing.T) {
 			require.NoError(t, err)
 			require.EqualValues(t, now.Add(limit.Window).UnixMilli(), got.Window)
 		}
-		n, err := s.Refund(ctx, backend.RefundRequest{Key: key, Window: backend.Window(now.Add(limit.Window).UnixMilli()), Client: "r", Total: 1})
+		settled, err := s.Settle(ctx, backend.SettleRequest{Key: key, Window: backend.Window(now.Add(limit.Window).UnixMilli()), Tokens: -1, Limit: 10})
 		require.NoError(t, err)
-		require.EqualValues(t, 1, n)
+		require.True(t, settled.Open)
 		got, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "a", Limit: limit})
 		require.NoError(t, err)
 		require.EqualValues(t, now.Add(limit.Window).UnixMilli(), got.Window)
@@ -116,9 +122,8 @@ func TestCountBelowZero(t *testing.T) {
 	require.Zero(t, sync.Remaining)
 	state, err := s.Check(t.Context(), "c", limit10)
 	require.NoError(t, err)
-	back, err := s.Refund(t.Context(), backend.RefundRequest{Key: "c", Window: state.Window, Client: "r", Total: 1})
+	_, err = s.Settle(t.Context(), backend.SettleRequest{Key: "c", Window: state.Window, Tokens: -1, Limit: 10})
 	require.NoError(t, err)
-	require.EqualValues(t, 1, back)
 	require.EqualValues(t, 10, remaining(t, s, "c"))
 }
 
@@ -230,7 +235,7 @@ func TestGarbage(t *testing.T) {
 		{"a string for a ledger", [][]any{set("{k}", "1"), set("{k}:exp", end), set("{k}:own", "a")}, "WRONGTYPE", true},
 		{"a string for a ledger, without a window", [][]any{set("{k}:own", "a")}, "WRONGTYPE", true},
 		{"a word for an account", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "much")}, "BADSTATE", true},
-		{"five totals", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "5 4 3 2 1")}, "BADSTATE", true},
+		{"four totals", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "5 4 3 2")}, "BADSTATE", true},
 		{"a total below 0", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "-3")}, "BADSTATE", true},
 		{"a total too large", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "9007199254740992")}, "BADSTATE", true},
 		{"a debt too large", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "1 0 9007199254740992")}, "BADSTATE", true},
@@ -283,8 +288,8 @@ func callsOf(s backend.Store, key string) []call {
 			_, err := s.Check(ctx, key, limit10)
 			return err
 		}},
-		{"refund", func(ctx context.Context) error {
-			_, err := s.Refund(ctx, backend.RefundRequest{Key: key, Window: 1, Client: "r", Total: 1})
+		{"settle", func(ctx context.Context) error {
+			_, err := s.Settle(ctx, backend.SettleRequest{Key: key, Window: 1, Tokens: -1, Limit: 10})
 			return err
 		}},
 		{"reset", func(ctx context.Context) error {

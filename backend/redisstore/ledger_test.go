@@ -1,6 +1,8 @@
 package redisstore_test
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
 // TestLedgerLost: {k}:own is evicted or deleted, and the count is not. Its holders
@@ -56,8 +59,8 @@ func TestLedgerLost(t *testing.T) {
 	}
 }
 
-// TestRefundRepeated: a reply that is lost costs nothing, since a refund may be repeated.
-func TestRefundRepeated(t *testing.T) {
+// TestSettleSentOnce: a settlement whose reply is lost is not made again.
+func TestSettleSentOnce(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr())
 	direct := redisstore.New(server.Client())
@@ -65,17 +68,96 @@ func TestRefundRepeated(t *testing.T) {
 	s := redisstore.New(server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() }))
 	_, err := s.Check(t.Context(), "k", limit10) // the connection is up
 	require.NoError(t, err)
-	r := backend.RefundRequest{Key: "k", Client: "r", Window: taken.Window, Total: 3}
-	_, err = s.Refund(t.Context(), r) // and the script is known
+	r := backend.SettleRequest{Key: "k", Window: taken.Window, Tokens: -3, Limit: 10}
+	_, err = s.Settle(t.Context(), r) // and the script is known
 	require.NoError(t, err)
 	server.ResetStats()
 	proxy.SwallowReply("evalsha", 1)
-	r.Total = 5
-	total, err := s.Refund(t.Context(), r)
-	require.NoError(t, err)
-	require.EqualValues(t, 5, total)
-	require.EqualValues(t, 2, server.Calls("evalsha"))
+	r.Tokens = -2
+	_, err = s.Settle(t.Context(), r)
+	require.Equal(t, backend.Unknown, class(t, err))
+	require.EqualValues(t, 1, proxy.Swallowed())
+	require.EqualValues(t, 1, server.Calls("evalsha"))
 	require.EqualValues(t, 7, remaining(t, direct, "k"))
+}
+
+// TestLedgerOfManyProcesses: 100,000 processes have used a key in a window, and a few use it in
+// the next. No call does more than a few dozen fields' work, none of the old fields counts, and
+// the ledger shrinks.
+func TestLedgerOfManyProcesses(t *testing.T) {
+	const processes, few = 100_000, 20
+	minute := backend.Limit{Tokens: 1_000_000, Window: time.Minute}
+	base := time.Now().Add(time.Hour).Truncate(time.Second)
+	for what, next := range map[string]func(t *testing.T, s *redisstore.Store) time.Duration{
+		"next window": func(*testing.T, *redisstore.Store) time.Duration { return time.Minute + 100*time.Millisecond },
+		"reset": func(t *testing.T, s *redisstore.Store) time.Duration {
+			_, err := s.Reset(storeclock.With(t.Context(), base.Add(time.Second)), backend.ResetRequest{Key: "k", Limit: minute})
+			require.NoError(t, err)
+			return time.Second
+		},
+		"taken first": func(t *testing.T, s *redisstore.Store) time.Duration {
+			_, err := s.Take(storeclock.With(t.Context(), base.Add(time.Minute+100*time.Millisecond)), backend.TakeRequest{Key: "k", Limit: minute, Tokens: 1})
+			require.NoError(t, err)
+			return time.Minute + 200*time.Millisecond
+		},
+		"clock stepped back": func(*testing.T, *redisstore.Store) time.Duration { return -10 * time.Minute },
+	} {
+		t.Run(what, func(t *testing.T) {
+			server := redistest.Start(t)
+			client := server.Client()
+			s := redisstore.New(client, redisstore.WithWarnings(nil))
+			sync := func(at time.Duration, name string) backend.SyncReply {
+				r, err := s.Sync(storeclock.With(t.Context(), base.Add(at)), backend.SyncRequest{Key: "k", Client: name, Limit: minute, Want: 2, Strand: -1})
+				require.NoError(t, err)
+				return r
+			}
+			sync(0, "a")
+			fields := make([]any, 0, 2*processes)
+			for i := range processes {
+				fields = append(fields, fmt.Sprint("gone", i), "2")
+			}
+			for part := range slices.Chunk(fields, 20_000) {
+				require.NoError(t, client.HSet(t.Context(), "{k}:own", part...).Err())
+			}
+			at := next(t, s)
+			server.ResetStats()
+			for i := range few {
+				r := sync(at, fmt.Sprint("new", i))
+				require.EqualValues(t, 2, r.Grant, "a newcomer")
+				require.EqualValues(t, i+1, r.Clients)
+			}
+			require.Zero(t, server.Calls("hkeys", "hgetall", "hscan", "del", "unlink"))
+			require.LessOrEqual(t, server.Calls("hdel", "hrandfield"), int64(2*few))
+			left := client.HLen(t.Context(), "{k}:own").Val()
+			require.Less(t, left, int64(processes-10*few), "it shrinks")
+			require.Greater(t, left, int64(processes-17*few), "some fields a call")
+			r := sync(at, "gone7")
+			require.Zero(t, r.Recovered, "what it was granted is of the old window")
+			require.EqualValues(t, 2, r.Granted)
+			contents, err := s.Inspect(storeclock.With(t.Context(), base.Add(at)), "k")
+			require.NoError(t, err)
+			require.Len(t, contents.Clients, few+1)
+		})
+	}
+}
+
+// TestLedgerIsBounded: a ledger that goes from window to window holds no more than some times
+// the fields of the processes that use it.
+func TestLedgerIsBounded(t *testing.T) {
+	client := redistest.Start(t).Client()
+	s := redisstore.New(client, redisstore.WithWarnings(nil))
+	minute := backend.Limit{Tokens: 1_000_000, Window: time.Minute}
+	base := time.Now().Add(time.Hour).Truncate(time.Second)
+	most := int64(0)
+	for window := range 300 {
+		at := storeclock.With(t.Context(), base.Add(time.Duration(window)*60500*time.Millisecond))
+		for i := range 10 {
+			_, err := s.Sync(at, backend.SyncRequest{Key: "k", Client: fmt.Sprint(window, ".", i), Limit: minute, Want: 2, Strand: -1})
+			require.NoError(t, err)
+		}
+		most = max(most, client.HLen(t.Context(), "{k}:own").Val())
+	}
+	require.LessOrEqual(t, most, int64(40))
 }
 
 // TestUnknownLength: GitHub's scripts do not say how long their windows are. No call

@@ -97,18 +97,18 @@ func TestWholeLedgerInAnOpenSlot(t *testing.T) {
 		"reset": {func(key string) error {
 			_, err := s.Reset(at(time.Second), backend.ResetRequest{Key: key, Limit: limit10})
 			return err
-		}, []string{"w"}},
-		"next":     {func(key string) error { return sync(key, "b", 60100*time.Millisecond) }, []string{"b", "w"}},
-		"newcomer": {func(key string) error { return sync(key, "c", 60100*time.Millisecond) }, []string{"c", "w"}},
-		"back":     {func(key string) error { return sync(key, "a", -10*time.Minute) }, []string{"a", "w"}},
-		"refund": {func(key string) error {
+		}, []string{"a", "b", "era", "w"}},
+		"next":     {func(key string) error { return sync(key, "b", 60100*time.Millisecond) }, []string{"b", "era", "w"}},
+		"newcomer": {func(key string) error { return sync(key, "c", 60100*time.Millisecond) }, []string{"c", "era", "w"}},
+		"back":     {func(key string) error { return sync(key, "a", -10*time.Minute) }, []string{"a", "era", "w"}},
+		"settle": {func(key string) error {
 			taken, err := s.Take(at(60100*time.Millisecond), backend.TakeRequest{Key: key, Limit: limit10, Tokens: 3})
 			if err != nil {
 				return err
 			}
-			_, err = s.Refund(at(61*time.Second), backend.RefundRequest{Key: key, Client: "r", Window: taken.Window, Total: 1})
+			_, err = s.Settle(at(61*time.Second), backend.SettleRequest{Key: key, Window: taken.Window, Tokens: -1, Limit: 10})
 			return err
-		}, []string{"r", "w"}},
+		}, []string{"a", "b", "w"}},
 	} {
 		require.NoError(t, sync(key, "a", 0))
 		require.NoError(t, sync(key, "b", 0))

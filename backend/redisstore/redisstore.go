@@ -23,7 +23,7 @@
 //
 // # Failures
 //
-// The store repeats a call that surely was not carried out, and a Sync, Check or Refund
+// The store repeats a call that surely was not carried out, and a Sync or Check
 // whose outcome is unknown, with growing pauses and until the call's context ends. A
 // failing server gets at most one repetition for ten calls, after the first few.
 //
@@ -64,7 +64,7 @@ type Store struct {
 	clock    serverClock
 	warned   atomic.Bool
 
-	calls      inflight.Counter // also refunds of abandoned calls
+	calls      inflight.Counter // also undos of abandoned calls
 	closeOwned func() error     // closes the clients that Open made; nil = there are none
 }
 
@@ -137,7 +137,7 @@ func (s *Store) Err() error {
 }
 
 // Close waits for pending calls, including calls whose callers have left, and for the
-// refunds of these calls, for which a slow server has five seconds. Otherwise it waits no
+// undoing of these calls, for which a slow server has five seconds. Otherwise it waits no
 // longer than the client's timeouts. Later calls are rejected. It closes the client if
 // Open made it.
 func (s *Store) Close() error {
@@ -166,6 +166,7 @@ const (
 	flagCarried  = 2
 	flagLearning = 4
 	flagAllowed  = 8
+	flagDone     = flagAllowed // of settle
 )
 
 // Sync implements backend.Store with one EVALSHA. Until ctx ends, it is repeated if it
@@ -233,17 +234,17 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	return state(v), err
 }
 
-// Refund implements backend.Store with one EVALSHA. Until ctx ends, it is repeated if
-// it fails or its reply is lost.
-func (s *Store) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
+// Settle implements backend.Store with one EVALSHA. Until ctx ends, it is repeated if it was
+// surely not carried out.
+func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
 	if err := r.Validate(); err != nil {
-		return 0, err
+		return backend.SettleReply{}, err
 	}
-	v, err := s.do(ctx, refundScript, r.Key, nil, r.Client, r.Total, int64(r.Window))
+	v, err := s.do(ctx, settleScript, r.Key, nil, r.Tokens, r.Limit, int64(r.Window))
 	if err != nil {
-		return 0, err
+		return backend.SettleReply{}, err
 	}
-	return v[2], nil
+	return backend.SettleReply{Open: v[0]&flagDone != 0, Over: v[2]}, nil
 }
 
 // Reset implements backend.Store with one EVALSHA, to the primary.
@@ -266,7 +267,7 @@ func (s *Store) Shard(key string) string {
 	return ""
 }
 
-// state reads the first fields of a reply. All scripts except refund have them. No reply
+// state reads the first fields of a reply. All scripts except settle have them. No reply
 // is the zero State.
 func state(v []int64) backend.State {
 	if v == nil {

@@ -26,14 +26,14 @@ func TestResetLayout(t *testing.T) {
 	require.NotEqual(t, old, w)
 	require.Equal(t, "0", client.Get(t.Context(), "{k}").Val())
 	whole(t, client, w)
-	require.Equal(t, map[string]string{"w": fmt.Sprintf("%d 0 0 0 0 0 1", w)}, client.HGetAll(t.Context(), "{k}:own").Val())
+	require.Equal(t, map[string]string{"w": fmt.Sprintf("%d 0 0 0 0 0 1", w), "era": "1"}, client.HGetAll(t.Context(), "{k}:own").Val())
 	require.Equal(t, int64(w)+1000, client.PExpireTime(t.Context(), "{k}:own").Val().Milliseconds())
 
 	late := backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Window: old, Granted: 10, Want: 1, Strand: -1}
 	for i, rewrite := range []func() error{
 		func() error { _, err := s.Sync(t.Context(), late); return err },
 		func() error {
-			_, err := s.Refund(t.Context(), backend.RefundRequest{Key: "k", Client: "b", Window: w, Total: 1})
+			_, err := s.Settle(t.Context(), backend.SettleRequest{Key: "k", Window: w, Tokens: -1, Limit: 10})
 			return err
 		},
 		func() error { // a sign of loss, and the limit is exhausted
@@ -44,7 +44,7 @@ func TestResetLayout(t *testing.T) {
 		before := client.HGet(t.Context(), "{k}:own", "w").Val()
 		require.NoError(t, rewrite())
 		require.Regexp(t, fmt.Sprintf(`^%d \d+ \d+ \d+ \d+ \d+ 1$`, w), client.HGet(t.Context(), "{k}:own", "w").Val(), "%d", i)
-		if i != 1 { // the refund has changed its client's field alone
+		if i != 1 { // a settlement has changed the count alone
 			require.NotEqual(t, before, client.HGet(t.Context(), "{k}:own", "w").Val())
 		}
 		late.Client, late.Want = fmt.Sprint("late", i), 0

@@ -129,7 +129,7 @@ func scriptOf(name string) *script {
 	return nil
 }
 
-var scripts = []*script{syncScript, takeScript, checkScript, refundScript, resetScript}
+var scripts = []*script{syncScript, takeScript, checkScript, settleScript, resetScript}
 
 // served is a reply of the script with zeros.
 func served(sc *script) string {

@@ -23,7 +23,6 @@ func newBudget(store backend.Store, requests, tokens, dollars reservoir.Limit, o
 	b = &budget{limits: [3]reservoir.Limit{requests, tokens, dollars}}
 	opts = append([]reservoir.Option{
 		reservoir.WithFailure(reservoir.FailLocal(0.1)), // while the store is away: a tenth of each limit per process
-		reservoir.WithLateOverruns(),                    // a stream may end in the minute after the one it began in
 	}, opts...)
 	for i, limit := range b.limits {
 		if b.limiters[i], err = reservoir.New(store, limit, append(opts, reservoir.WithName(names[i]))...); err != nil {

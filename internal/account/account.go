@@ -33,17 +33,14 @@ type Account struct {
 	open     *open // nil = nothing is outstanding
 }
 
-// open holds what the store has not confirmed, and what direct calls have charged.
+// open holds what the store has not confirmed.
 type open struct {
-	debt            int64 // used without a grant in the window, cumulative
-	stated          int64 // the part of debt that a statement has carried
-	paid            int64 // the part of debt that the store has confirmed
-	debtReturned    int64 // the part of stated that requests gave back
-	unconfirmed     int64 // the part of returned that the store has not confirmed
-	unstated        int64 // the part of unconfirmed that no statement has carried
-	direct          int64 // charged by direct calls in the window, less refunded
-	refunded        int64 // refunds of direct calls in the window, cumulative
-	refundConfirmed int64 // the part of refunded that the store has confirmed
+	debt         int64 // used without a grant in the window, cumulative
+	stated       int64 // the part of debt that a statement has carried
+	paid         int64 // the part of debt that the store has confirmed
+	debtReturned int64 // the part of stated that requests gave back
+	unconfirmed  int64 // the part of returned that the store has not confirmed
+	unstated     int64 // the part of unconfirmed that no statement has carried
 }
 
 // Moved is how many tokens an event has moved, for the limiter's counts. Overdrawn is
@@ -224,34 +221,8 @@ func (a *Account) Outstanding() bool { return a.Unpaid() > 0 || a.Unconfirmed() 
 
 // Direct records that a direct call has charged n tokens, which are spent.
 func (a *Account) Direct(n int64) Moved {
-	a.makeOpen().direct += n
 	a.balance += n
 	return Moved{Taken: n}
-}
-
-// RefundDirect takes back up to n tokens of direct calls. It returns how many, and the
-// total for the refund call; both are 0 if nothing is left to refund.
-func (a *Account) RefundDirect(n int64) (back, total int64) {
-	if a.open == nil {
-		return 0, 0
-	}
-	if back = min(n, a.open.direct); back == 0 {
-		return 0, 0
-	}
-	a.open.direct -= back
-	a.open.refunded += back
-	return back, a.open.refunded
-}
-
-// ConfirmDirect records that the store has confirmed a total of RefundDirect, and returns
-// how many of its tokens are newly confirmed.
-func (a *Account) ConfirmDirect(total int64) int64 {
-	if a.open == nil {
-		return 0
-	}
-	n := max(min(total, a.open.refunded)-a.open.refundConfirmed, 0)
-	a.open.refundConfirmed += n
-	return n
 }
 
 // Refund records that n spent tokens are held again. The caller must not refund more
@@ -268,6 +239,16 @@ func (a *Account) InUse(held int64) int64 {
 	in := a.granted
 	if a.open != nil {
 		in += a.open.debtReturned
+	}
+	return max(in-a.returned-held, 0)
+}
+
+// Used is how many tokens requests have used in the window, in debt too, if the process
+// holds held.
+func (a *Account) Used(held int64) int64 {
+	in := a.granted
+	if a.open != nil {
+		in += a.open.debt
 	}
 	return max(in-a.returned-held, 0)
 }
@@ -295,6 +276,5 @@ func (a *Account) check() {
 	if o := a.open; o != nil {
 		invariant.That(0 <= o.debtReturned && max(o.debtReturned, o.paid) <= o.stated && o.stated <= o.debt, "returned %d, paid %d, stated %d of a debt of %d", o.debtReturned, o.paid, o.stated, o.debt)
 		invariant.That(0 <= o.unstated && o.unstated <= o.unconfirmed && o.unconfirmed <= a.returned, "unstated %d, unconfirmed %d of %d returned", o.unstated, o.unconfirmed, a.returned)
-		invariant.That(0 <= o.direct && 0 <= o.refundConfirmed && o.refundConfirmed <= o.refunded, "direct %d, refunded %d, %d confirmed", o.direct, o.refunded, o.refundConfirmed)
 	}
 }

@@ -158,23 +158,24 @@ func TestCancelDebt(t *testing.T) {
 	assert.EqualValues(t, backend.MaxTokens, a.Unpaid(), "debt has a largest number")
 }
 
-// TestDirect: what direct calls charge is spent; the refunds are told as a total.
+// TestDirect: what direct calls charge is spent, and not of the stock.
 func TestDirect(t *testing.T) {
 	a := granted(t)
-	none := func() {
-		back, total := a.RefundDirect(1)
-		assert.Zero(t, back)
-		assert.Zero(t, total)
-	}
-	none()
 	assert.Equal(t, Moved{Taken: 5}, a.Direct(5))
 	assert.EqualValues(t, 5+3, a.Spent(7))
 	assert.EqualValues(t, 3, a.InUse(7), "of the stock")
-	back, total := a.RefundDirect(3)
-	assert.Equal(t, []int64{3, 3}, []int64{back, total})
-	back, total = a.RefundDirect(9)
-	assert.Equal(t, []int64{2, 5}, []int64{back, total})
-	none()
+}
+
+// TestUsed: what requests have used in the window, in debt too.
+func TestUsed(t *testing.T) {
+	a := granted(t)
+	assert.EqualValues(t, 3, a.Used(7))
+	a.Declare(6)
+	a.Return(2)
+	assert.EqualValues(t, 3+6, a.Used(5))
+	statement(a, 1)
+	assert.EqualValues(t, 4, a.ReturnDebt(4, 5), "of the debt")
+	assert.EqualValues(t, 3+2, a.Used(5))
 }
 
 // TestLeave: what is held and what is not confirmed expires with the window, and the
@@ -269,19 +270,4 @@ func TestReturnCarriedDebt(t *testing.T) {
 	assert.EqualValues(t, 5, a.ReturnDebt(9, 0))
 	assert.EqualValues(t, 10, statement(a, 2).Returned)
 	assert.Zero(t, a.InUse(0))
-}
-
-// TestConfirmDirect: a total that the store confirms counts once, and only as far as it
-// was refunded here.
-func TestConfirmDirect(t *testing.T) {
-	a := new(Account)
-	assert.Zero(t, a.ConfirmDirect(3))
-	a.Direct(10)
-	_, first := a.RefundDirect(4)
-	_, second := a.RefundDirect(3)
-	assert.EqualValues(t, 4, a.ConfirmDirect(first))
-	assert.Zero(t, a.ConfirmDirect(first))
-	assert.EqualValues(t, 3, a.ConfirmDirect(second))
-	assert.Zero(t, a.ConfirmDirect(first), "a late confirmation")
-	assert.Zero(t, a.ConfirmDirect(99))
 }

@@ -17,12 +17,14 @@ type process struct {
 	reply  *backend.SyncReply  // to asked, on its way back
 	last   backend.SyncRequest // the statement before
 
-	moved               Moved // in its life
-	refunded            int64 // into the stock
-	stock, direct, paid int64 // spent in its life: of the stock, by direct calls, and debt that was charged
-	before              int64 // what the account said was spent
-	here                int64 // of the stock, in this window
-	inUse               int64 // the same, and what was carried into the window as spent
+	moved               Moved          // in its life
+	refunded            int64          // into the stock
+	stock, direct, paid int64          // spent in its life: of the stock, by direct calls, and debt that was charged
+	takenIn             backend.Window // of the last direct call
+	taken               int64          // by direct calls in it, less what went back
+	before              int64          // what the account said was spent
+	here                int64          // of the stock, in this window
+	inUse               int64          // the same, and what was carried into the window as spent
 	unconfirmed         int64
 	debt, confirmed     int64 // of this window
 	debtBack            int64 // the part of debt that was given back
@@ -215,6 +217,10 @@ func (p *process) takeDirect() {
 	}
 	p.charged(r.Window, n)
 	p.world.spend(r.Window, n)
+	if p.takenIn != r.Window {
+		p.takenIn, p.taken = r.Window, 0
+	}
+	p.taken += n
 	if r.Window > p.window && !p.alive() {
 		p.enter(r.Window)
 	}
@@ -224,23 +230,25 @@ func (p *process) takeDirect() {
 	}
 }
 
-func (p *process) refundDirect() {
-	back, total := p.RefundDirect(1 + p.upTo(3))
-	p.that((back == 0) == (total == 0), "%d go back, of %d", back, total)
+// settleDirect gives back what direct calls have charged. It is sent once, and may be late.
+func (p *process) settleDirect() {
+	back := min(1+p.upTo(3), p.taken)
 	if back == 0 {
 		return
 	}
-	p.world.spent[p.window] -= back
-	q := backend.RefundRequest{Client: p.name, Window: p.window, Total: total}
+	p.taken -= back
+	p.world.spent[p.takenIn] -= back
+	q := backend.SettleRequest{Window: p.takenIn, Tokens: -back, Limit: p.limit.Tokens}
 	send := func() {
 		before := p.store.Contents(p.now).Used
-		p.store.Refund(q, p.now)
+		p.store.Settle(q, p.now)
 		p.charged(q.Window, p.store.Contents(p.now).Used-before)
 	}
-	p.seen[refundedDirect]++
-	p.late = append(p.late, send)
+	p.seen[settledDirect]++
 	if p.one(2) {
 		send()
+	} else {
+		p.late = append(p.late, send)
 	}
 }
 

@@ -59,7 +59,7 @@ const (
 	lateReturn
 	lostReply
 	lateRequest
-	refundedDirect
+	settledDirect
 	debtReturned
 	dataLost
 	kinds
@@ -115,7 +115,7 @@ func (w *world) step() {
 	case 15:
 		p.takeDirect()
 	case 16:
-		p.refundDirect()
+		p.settleDirect()
 	case 17:
 		p.withoutStore()
 	case 18:

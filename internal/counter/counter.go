@@ -23,7 +23,7 @@ type Counter struct {
 	ledger
 }
 
-// ledger is empty, and own is nil, until a statement, a refund or a reset needs it.
+// ledger is empty, and own is nil, until a statement or a reset needs it.
 type ledger struct {
 	own          map[string]account
 	present      int64 // clients that have not left
@@ -38,7 +38,6 @@ type ledger struct {
 type account struct {
 	granted, returned int64
 	debt              int64 // used without a grant
-	refunded          int64 // of direct charges, by Refund
 	present           bool  // it has not left
 }
 
@@ -174,25 +173,14 @@ func (c *Counter) Check(l backend.Limit, now int64) backend.State {
 	return c.state(now, l)
 }
 
-// Refund returns the total that the client has given back.
-func (c *Counter) Refund(r backend.RefundRequest, now int64) int64 {
+// Settle changes nothing if another window is open, or none.
+func (c *Counter) Settle(r backend.SettleRequest, now int64) backend.SettleReply {
 	if !c.Open(now) || c.stop != int64(r.Window) {
-		return 0
+		return backend.SettleReply{}
 	}
-	acc := c.own[r.Client]
-	if r.Total <= acc.refunded {
-		return acc.refunded
-	}
-	if c.own == nil { // only direct calls were charged, or the ledger was lost
-		c.unattributed = c.used
-		c.open()
-	}
-	back := min(r.Total-acc.refunded, c.used)
-	c.used -= back
-	c.unattributed = max(c.unattributed-back, 0) // which of them were given back is unknown
-	acc.refunded = r.Total
-	c.own[r.Client] = acc
-	return r.Total
+	c.used = max(min(c.used+r.Tokens, backend.MaxTokens), 0)
+	c.unattributed = max(c.unattributed+min(r.Tokens, 0), 0) // these may be the ones that are given back
+	return backend.SettleReply{Open: true, Over: max(c.used-r.Limit, 0)}
 }
 
 // Reset changes nothing if no window is open. The new window's end is its name, so it must

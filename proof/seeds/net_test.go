@@ -226,10 +226,10 @@ func (p *port) Check(ctx context.Context, key string, l backend.Limit) (backend.
 	})
 }
 
-func (p *port) Refund(ctx context.Context, r backend.RefundRequest) (int64, error) {
-	return carry(ctx, p, "refund", r.Key, func(ctx context.Context, key string) (int64, error) {
+func (p *port) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+	return carry(ctx, p, "settle", r.Key, func(ctx context.Context, key string) (backend.SettleReply, error) {
 		r.Key = key
-		return p.store.Refund(ctx, r)
+		return p.store.Settle(ctx, r)
 	})
 }
 

@@ -148,9 +148,9 @@ func covered(t *testing.T, seen tally) {
 	for _, what := range []string{
 		"allowed from local", "allowed from fetched", "allowed from direct", "refused from fetched", "refused from direct", "refused from denied",
 		"waited", "cancelled", "out of time", "hopeless", "failed", "fallback", "refunded in part", "overrun", "refunded from local", "refunded from fetched", "refunded from direct",
-		"refund unknown", "lost request", "lost reply", "cut", "refused", "repeated sync", "repeated refund", "late call", "too late", "lost data",
+		"refund unknown", "lost request", "lost reply", "cut", "refused", "repeated sync", "late call", "too late", "lost data",
 		"recovered", "re-asserted", "closed under way", "told closed", "prefetch", "probe", "give back", "unknown take", "expired", "returned", "rolled",
-		"exact", "another limit", "over the limit", "two limits", "reset", "calendar", "late overruns", "many from local", "debt", "away at the end",
+		"exact", "another limit", "over the limit", "two limits", "reset", "calendar", "many from local", "debt", "away at the end",
 	} {
 		assert.Positive(t, seen[what], what)
 	}

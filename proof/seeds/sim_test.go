@@ -173,10 +173,6 @@ func (s *sim) options() []reservoir.Option {
 			return now
 		}))
 	}
-	if s.oneIn(6) {
-		s.seen["late overruns"]++
-		opts = append(opts, reservoir.WithLateOverruns())
-	}
 	if s.oneIn(12) {
 		opts = append(opts, reservoir.WithMaxKeys(s.rnd.IntN(2)))
 	}
@@ -390,10 +386,10 @@ func (s *sim) lose(c *call) {
 	s.net.Answer(c)
 }
 
-// twice puts a call on the network once more, unless it is a take or a reset, which no store
-// sends again.
+// twice puts a call on the network once more, unless it is a take, a settlement or a
+// reset, which no store sends again.
 func (s *sim) twice(c *call) {
-	if c.Op != "take" && c.Op != "reset" {
+	if c.Op != "take" && c.Op != "settle" && c.Op != "reset" {
 		s.seen["repeated "+c.Op]++
 		s.net.Copy(c, true)
 	}

@@ -198,6 +198,8 @@ func (s *scripted) Check(ctx, string, backend.Limit) (backend.State, error) {
 	return backend.State{}, nil
 }
 
-func (s *scripted) Refund(ctx, backend.RefundRequest) (int64, error) { return 0, nil }
+func (s *scripted) Settle(ctx, backend.SettleRequest) (backend.SettleReply, error) {
+	return backend.SettleReply{}, nil
+}
 
 func (s *scripted) Shard(key string) string { return key + "'s" }
