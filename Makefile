@@ -84,7 +84,7 @@ cross: ## Compile what ships for ARM, 32 bits, Windows and macOS.
 
 .PHONY: release-check
 release-check: ## Play a release of all modules: is each tidy, can a stranger require and install them?
-	cd .ci/release && GOWORK=off go vet . && GOWORK=off go run .
+	.ci/release
 
 .PHONY: cover
 cover: redis ## Measure how much of the code the tests run; the profile is cover.out.
@@ -101,5 +101,5 @@ fuzz: redis ## Run every fuzz test for FUZZTIME, 30s each.
 
 .PHONY: tidy
 tidy: ## Tidy every module's go.mod and format the code.
-	cd .ci/release && GOWORK=off go run . -fix
+	.ci/release -fix
 	gofmt -w .
