@@ -128,7 +128,7 @@ type plain struct{ backend.Store }
 // limiterOf is a store as the user.
 func limiterOf(t *testing.T, server *redistest.Server, u user, opts ...redisstore.Option) *redisstore.Store {
 	t.Helper()
-	opts = append([]redisstore.Option{redisstore.WithPrefix("rl:"), redisstore.WithWarnings(nil)}, opts...)
+	opts = append([]redisstore.Option{redisstore.WithPrefix("rl:")}, opts...)
 	return redisstore.New(server.Client(redistest.User(u.name, aclPassword)), opts...)
 }
 
@@ -182,7 +182,7 @@ func TestAccessInCluster(t *testing.T) {
 	line := rules(t, "cluster")
 	open := func(u user) *redisstore.Store {
 		client := cluster.Client(clusterUser(u.name))
-		return redisstore.New(client, redisstore.WithPrefix("rl:"), redisstore.WithWarnings(nil))
+		return redisstore.New(client, redisstore.WithPrefix("rl:"))
 	}
 	// The slot of rl:{k} is on its way: who asks for it is sent on.
 	from := cluster.NodeOf("rl:{k}")
@@ -237,7 +237,7 @@ func TestHalfAccess(t *testing.T) {
 	s := redisstore.New(server.Client())
 	for _, missing := range []string{"set", "hset", "hincrby", "pexpireat"} {
 		server.SetUser("user poor on >" + aclPassword + " ~* +@all -" + missing)
-		poor := redisstore.New(server.Client(redistest.User("poor", aclPassword)), redisstore.WithWarnings(nil))
+		poor := redisstore.New(server.Client(redistest.User("poor", aclPassword)))
 		account := backend.SyncRequest{Key: missing, Client: "a", Limit: limit10, Want: 10, Need: 10, Strand: -1}
 		held, err := s.Sync(t.Context(), account)
 		require.NoError(t, err)
@@ -289,13 +289,11 @@ func TestFurtherAccess(t *testing.T) {
 		server.SetUser(line + further(t, "wait"))
 		require.NoError(t, all(t.Context(), limiterOf(t, server, newUser(line), ack), "j"))
 	})
-	t.Run("warnings", func(t *testing.T) {
-		require.NoError(t, server.Client().ConfigSet(t.Context(), "maxmemory", "100mb").Err())
-		require.NoError(t, server.Client().ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lfu").Err())
-		server.SetUser(line + further(t, "warnings"))
-		w := make(warned, 1)
-		require.NoError(t, all(t.Context(), limiterOf(t, server, newUser(line), w.take()), "i"))
-		w.one(t)
+	t.Run("verify", func(t *testing.T) {
+		server.SetUser(line)
+		require.ErrorIs(t, limiterOf(t, server, newUser(line)).Verify(t.Context()), redisstore.ErrUnverified)
+		server.SetUser(line + further(t, "verify"))
+		require.NoError(t, limiterOf(t, server, newUser(line)).Verify(t.Context()))
 	})
 }
 
@@ -314,7 +312,7 @@ func TestAccessToClusterReplicas(t *testing.T) {
 		cluster.SetUser(line + rights)
 		name := clusterUser("limiter")
 		replicas := cluster.Client(name, func(o *redis.ClusterOptions) { o.ReadOnly = true })
-		s := redisstore.New(cluster.Client(name), redisstore.WithPrefix("rl:"), redisstore.WithWarnings(nil), redisstore.WithReplicas(replicas))
+		s := redisstore.New(cluster.Client(name), redisstore.WithPrefix("rl:"), redisstore.WithReplicas(replicas))
 		cluster.ResetStats()
 		for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
 			if _, err := s.Check(t.Context(), key, limit10); err != nil {

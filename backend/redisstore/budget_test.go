@@ -61,7 +61,7 @@ func TestLateIsFree(t *testing.T) {
 // saved at one server is not spent at another.
 func TestBudgetIsBounded(t *testing.T) {
 	server := newScripted(t, func(_ int, sc *script) string { return served(sc) })
-	s := New(server.client(t), WithWarnings(nil))
+	s := New(server.client(t))
 	spend := func(g *group) (n int) {
 		for g.withdraw() {
 			n++

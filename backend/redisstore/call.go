@@ -259,7 +259,7 @@ func (s *Store) run(ctx context.Context, sc *script, key string, undo func(backe
 		g := s.group(ctx, c.tag)
 		reply, err := c.await(g)
 		if err == nil {
-			s.served(g)
+			s.known.Store(true)
 			return reply, nil
 		}
 		f := faultOf(err)

@@ -102,7 +102,7 @@ func (e *ears) use(s *redisstore.Store) {
 		e.hear(err)
 	}
 	_, err := s.Inspect(ctx, canaryKey)
-	e.hear(err)
+	e.hear(err, s.Verify(ctx))
 	l, err := reservoir.New(s, reservoir.PerMinute(100), reservoir.WithHooks(e.hooks()), reservoir.WithFetchTimeout(50*time.Millisecond))
 	require.NoError(e.t, err)
 	for range 7 { // the breaker opens
@@ -138,7 +138,7 @@ func (e *ears) heard(text string) bool {
 
 // TestNoCanary takes every path to an error that there is a server for.
 func TestNoCanary(t *testing.T) {
-	server, secure := redistest.Start(t, evicting...), redistest.StartTLS(t, serverName)
+	server, secure := redistest.Start(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"), redistest.StartTLS(t, serverName)
 	admin := server.Client()
 	server.SetUser("user good on >" + canaryPassword + " ~* +@all")
 	server.SetUser("user poor on >" + canaryPassword + " ~* +info")

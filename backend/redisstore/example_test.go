@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -16,7 +15,7 @@ import (
 )
 
 // startRedis starts a server for an example, in place of one that you have.
-func startRedis() (addr string, stop func()) { return example.Redis() }
+func startRedis(args ...string) (addr string, stop func()) { return example.Redis(args...) }
 
 // newClient returns a client with the settings of Options, except for longer timeouts,
 // because a machine that runs examples may be slow.
@@ -137,21 +136,16 @@ func ExampleWithReplicaAck() {
 	// Output: true
 }
 
-// A server that evicts keys when its memory is full forgets open windows.
-func ExampleWithWarnings() {
-	addr, stop := startRedis()
+// A program that would rather not start than run with a faulty server.
+func ExampleStore_Verify() {
+	addr, stop := startRedis("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
 	defer stop()
 	client := newClient(addr)
 	defer client.Close()
-	must(client.ConfigSet(context.Background(), "maxmemory", "100mb").Err())
-	must(client.ConfigSet(context.Background(), "maxmemory-policy", "allkeys-lru").Err())
-
-	warnings := make(chan redisstore.Warning, 1)
-	_, err := allow(redisstore.New(client, redisstore.WithWarnings(func(w redisstore.Warning) { warnings <- w })))
-	must(err)
-	w := <-warnings
-	fmt.Println(w.Policy, w.MaxMemory, strings.Contains(w.String(), "noeviction"))
-	// Output: allkeys-lru 104857600 true
+	err := redisstore.New(client).Verify(context.Background())
+	fmt.Println(err, errors.Is(err, redisstore.ErrUnverified))
+	// Output:
+	// reservoir: verify: store rejected: maxmemory is 104857600 bytes with maxmemory-policy allkeys-lru, so the server may evict open windows, which gives their keys a second limit: use noeviction false
 }
 
 // A master of a cluster dies, and its replica takes over. Meanwhile only the dead master's

@@ -250,7 +250,7 @@ func FuzzReplies(f *testing.F) {
 			ReadTimeout: 20 * time.Millisecond, ContextTimeoutEnabled: true,
 		})
 		defer client.Close()
-		s := redisstore.New(client, redisstore.WithWarnings(nil))
+		s := redisstore.New(client)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		for op, err := range allCalls(ctx, s, "k") {

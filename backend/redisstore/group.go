@@ -30,7 +30,6 @@ type group struct {
 	redirects     *group       // takes the calls that this server no longer serves; it follows redirections
 	pipelines     int          // in flight at most, before an extra one
 	obeysDeadline bool         // go-redis ends a call at its context's deadline
-	looked        atomic.Bool  // the server's memory policy was asked for
 	unanswered    atomic.Int32 // unanswered repetitions since the last reply: see withdraw
 
 	mu       sync.Mutex // guards the fields below; the lock that counts the store's calls may be taken under it

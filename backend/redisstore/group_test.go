@@ -39,7 +39,7 @@ func newCrowd(t *testing.T) *crowd {
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr())
 	client := server.Client(func(o *redis.Options) { o.Addr, o.MinIdleConns = proxy.Addr(), 2*pipelines })
-	x := &crowd{Store: New(client, WithWarnings(nil)), t: t, server: server, proxy: proxy, client: client}
+	x := &crowd{Store: New(client), t: t, server: server, proxy: proxy, client: client}
 	for _, sc := range scripts {
 		require.NoError(t, client.ScriptLoad(t.Context(), sc.source).Err())
 	}
@@ -166,7 +166,7 @@ func TestHungPipelines(t *testing.T) {
 			}
 			return new(net.Dialer).DialContext(ctx, network, addr)
 		}
-	}), WithWarnings(nil))
+	}))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
@@ -209,7 +209,7 @@ func TestWrittenLater(t *testing.T) {
 	require.NoError(t, server.Client().ScriptLoad(t.Context(), takeScript.source).Err())
 	proxy := redistest.NewProxy(t, server.Addr())
 	proxy.Hold(true) // the greeting, with which a connection begins
-	s := New(server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() }), WithWarnings(nil))
+	s := New(server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() }))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3})

@@ -53,7 +53,7 @@ func TestImpatientCallers(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
 			proxy := redistest.NewProxy(t, server.Addr())
-			s := redisstore.New(server.Client(unhurried, func(o *redis.Options) { o.Addr = proxy.Addr() }), redisstore.WithWarnings(nil))
+			s := redisstore.New(server.Client(unhurried, func(o *redis.Options) { o.Addr = proxy.Addr() }))
 			take := func(key string, d time.Duration) error {
 				ctx, done := within(d)
 				defer done()

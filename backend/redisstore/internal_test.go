@@ -84,7 +84,7 @@ func TestTakeIsExecutedOnce(t *testing.T) {
 	} {
 		for _, together := range []int{1, 3} {
 			t.Run(fmt.Sprint(row.name, together), func(t *testing.T) {
-				s, ctx := New(row.client, WithWarnings(nil)), t.Context()
+				s, ctx := New(row.client), t.Context()
 				require.NoError(t, one(ctx, s, takeScript))
 				require.NoError(t, row.client.Del(ctx, "{k}").Err())
 				send := func(cmds ...redis.Cmder) error {

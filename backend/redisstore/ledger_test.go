@@ -105,7 +105,7 @@ func TestLedgerOfManyProcesses(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			server := redistest.Start(t)
 			client := server.Client()
-			s := redisstore.New(client, redisstore.WithWarnings(nil))
+			s := redisstore.New(client)
 			sync := func(at time.Duration, name string) backend.SyncReply {
 				r, err := s.Sync(storeclock.With(t.Context(), base.Add(at)), backend.SyncRequest{Key: "k", Client: name, Limit: minute, Want: 2, Strand: -1})
 				require.NoError(t, err)
@@ -145,7 +145,7 @@ func TestLedgerOfManyProcesses(t *testing.T) {
 // the fields of the processes that use it.
 func TestLedgerIsBounded(t *testing.T) {
 	client := redistest.Start(t).Client()
-	s := redisstore.New(client, redisstore.WithWarnings(nil))
+	s := redisstore.New(client)
 	minute := backend.Limit{Tokens: 1_000_000, Window: time.Minute}
 	base := time.Now().Add(time.Hour).Truncate(time.Second)
 	most := int64(0)

@@ -25,7 +25,7 @@ func TestOpenSlot(t *testing.T) {
 	t.Parallel()
 	const each, rounds = 8, 40
 	c := redistest.StartCluster(t, 3, 0)
-	s := redisstore.New(c.Client(), redisstore.WithWarnings(nil))
+	s := redisstore.New(c.Client())
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	call := func(key string, patience time.Duration) error {
@@ -82,7 +82,7 @@ func TestOpenSlot(t *testing.T) {
 func TestWholeLedgerInAnOpenSlot(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 2, 0)
-	s := redisstore.New(c.Client(), redisstore.WithWarnings(nil))
+	s := redisstore.New(c.Client())
 	base := time.Now().Add(time.Hour).Truncate(time.Second)
 	at := func(d time.Duration) context.Context { return storeclock.With(t.Context(), base.Add(d)) }
 	sync := func(key, client string, d time.Duration) error {

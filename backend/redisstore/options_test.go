@@ -94,7 +94,7 @@ func TestOpen(t *testing.T) {
 		"redis-cluster://" + cluster.Nodes[0].Addr() + "," + cluster.Nodes[1].Addr(),
 		"redis-sentinel://" + sentinel.Sentinels[0].Addr() + "/" + sentinel.MasterName,
 	} {
-		s, err := redisstore.Open(url, redisstore.WithPrefix("api:"), redisstore.WithWarnings(nil))
+		s, err := redisstore.Open(url, redisstore.WithPrefix("api:"))
 		require.NoError(t, err)
 		require.Eventually(t, func() bool { return takeWithin(s, "k", 10*time.Second) == nil }, 10*time.Second, time.Millisecond)
 		require.NoError(t, s.Close())
@@ -116,7 +116,7 @@ func TestOpenShards(t *testing.T) {
 		pairs[name] = redistest.StartReplicated(t, 1)
 		shards[name] = []string{"redis://" + pairs[name].Primary.Addr(), "redis://" + pairs[name].Replicas[0].Addr()}
 	}
-	s, err := redisstore.OpenShards(shards, redisstore.WithPrefix("api:"), redisstore.WithWarnings(nil))
+	s, err := redisstore.OpenShards(shards, redisstore.WithPrefix("api:"))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
 	for i := range 20 {

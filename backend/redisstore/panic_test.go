@@ -67,7 +67,7 @@ func TestHookPanics(t *testing.T) {
 			hook := new(bug)
 			client := redistest.Start(t).Client(unhurried)
 			client.AddHook(hook)
-			s := redisstore.New(client, redisstore.WithWarnings(nil))
+			s := redisstore.New(client)
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // it can be cancelled: not the caller's own goroutine
 			defer cancel()
 			call := func() (panicked any, err error) {
@@ -104,21 +104,16 @@ func TestHookPanics(t *testing.T) {
 }
 
 // TestHookPanicsUnheard: what a hook of go-redis panics with after its caller has left is
-// logged, once, and so is a panic of the function of WithWarnings.
+// logged, once.
 func TestHookPanicsUnheard(t *testing.T) {
 	lines := make(chan string, 10)
 	defer log.SetOutput(log.Writer())
 	log.SetOutput(written(lines))
 	server := redistest.Start(t)
-	admin := server.Client()
-	require.NoError(t, admin.ConfigSet(t.Context(), "maxmemory", "1gb").Err())
-	require.NoError(t, admin.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
 	hook, client := new(bug), server.Client(unhurried)
 	client.AddHook(hook)
-	warned := make(chan struct{})
-	s := redisstore.New(client, redisstore.WithWarnings(func(redisstore.Warning) { defer close(warned); panic("a warning's bug") }))
+	s := redisstore.New(client)
 	require.NoError(t, takeWithin(s, "k", 10*time.Second))
-	<-warned
 	ctx, leave := context.WithCancel(t.Context())
 	hook.set(func() {
 		leave()
@@ -127,9 +122,7 @@ func TestHookPanicsUnheard(t *testing.T) {
 	})
 	_, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: millions, Tokens: 1})
 	require.ErrorIs(t, err, context.Canceled)
-	both := <-lines + <-lines
-	assert.Contains(t, both, "panic: a hook's bug")
-	assert.Contains(t, both, "panic: a warning's bug")
+	assert.Contains(t, <-lines, "panic: a hook's bug")
 	require.NoError(t, s.Close())
 	assert.Empty(t, lines)
 }
@@ -142,42 +135,23 @@ func (w written) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestHookPanicsOnCluster: the look for what to warn of runs no hook where nobody
-// could catch its panic. It would end this process.
+// TestHookPanicsOnCluster: no hook runs where nobody could catch its panic. It would end
+// this process.
 func TestHookPanicsOnCluster(t *testing.T) {
 	t.Parallel()
 	hook := new(bug)
 	client := redistest.StartCluster(t, 3, 0).Client(documentedCluster)
-	asked := make(chan struct{}, 10)
-	client.OnNewNode(func(node *redis.Client) { node.AddHook(atInfo{hook, asked}) })
+	client.OnNewNode(func(node *redis.Client) { node.AddHook(hook) })
 	s := redisstore.New(client)
 	for range 2 { // by the cluster's client, then by the node's
 		require.Eventually(t, func() bool { return takeWithin(s, "k", 10*time.Second) == nil }, 10*time.Second, time.Millisecond)
 	}
-	<-asked
-	require.NoError(t, takeWithin(s, "k", 10*time.Second))
 	hook.set(func() { panic("a hook's bug") })
 	for range 3 {
 		require.PanicsWithValue(t, "a hook's bug", func() { _ = takeWithin(s, "k", 10*time.Second) })
 	}
 	require.PanicsWithValue(t, "a hook's bug", func() { _, _ = s.Inspect(t.Context(), "k") })
+	require.PanicsWithValue(t, "a hook's bug", func() { _ = s.Verify(t.Context()) })
 	hook.set(nil)
 	require.NoError(t, takeWithin(s, "k", 10*time.Second))
-}
-
-// atInfo is a hook that always panics at INFO.
-type atInfo struct {
-	*bug
-	asked chan struct{}
-}
-
-func (h atInfo) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	next = h.bug.ProcessHook(next)
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() == "info" {
-			h.asked <- struct{}{}
-			panic("at INFO")
-		}
-		return next(ctx, cmd)
-	}
 }

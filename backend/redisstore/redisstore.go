@@ -48,21 +48,18 @@ import (
 
 // Store implements [backend.Store] and [backend.Inspector]. Make it with [New] or
 // [Open]. It is safe for concurrent use, and several limiters may share it. Between calls
-// it runs no goroutine, except to await late replies and, after the first call, to read
-// the server's memory policy ([WithWarnings]).
+// it runs no goroutine, except to await late replies.
 type Store struct {
 	client   redis.UniversalClient   // the one that writes
 	replicas []redis.UniversalClient // for Check
 	prefix   string
-	ack      *ack          // nil = no replicas need to acknowledge
-	warn     func(Warning) // nil = no warnings
-	err      error         // a fault of the set-up
+	ack      *ack  // nil = no replicas need to acknowledge
+	err      error // a fault of the set-up
 
 	route
 	readers  []*group // to replicas
 	nextRead atomic.Uint32
 	clock    serverClock
-	warned   atomic.Bool
 
 	calls      inflight.Counter // also undos of abandoned calls
 	closeOwned func() error     // closes the clients that Open made; nil = there are none
@@ -94,7 +91,7 @@ func WithReplicas(replicas ...redis.UniversalClient) Option {
 // New returns a store over client. It does no I/O. A nil client, a redis.Ring, or an
 // option with a bad value is a fault, which Err, reservoir.New and every call return.
 func New(client redis.UniversalClient, opts ...Option) *Store {
-	s := &Store{client: client, warn: logWarning}
+	s := &Store{client: client}
 	for _, o := range opts {
 		o(s)
 	}

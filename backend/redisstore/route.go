@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/go-reservoir/reservoir/internal/guard"
 )
 
 // route chooses the group of a call. A single server is one group. A cluster has a group
@@ -70,14 +68,6 @@ func (s *Store) node(ctx context.Context, tag string) *redis.Client {
 	}
 	node, _ := s.cluster.MasterForKey(ctx, tag)
 	return node
-}
-
-// served records that a call through g has succeeded.
-func (s *Store) served(g *group) {
-	s.known.Store(true)
-	if (s.cluster == nil || g != s.whole) && s.warn != nil && g.looked.CompareAndSwap(false, true) {
-		go guard.Log(func() { s.look(g.client) }) // a go-redis hook or the function of WithWarnings may panic
-	}
 }
 
 // reload asks go-redis to reload the cluster's slot table after a failure that may mean

@@ -12,6 +12,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 	"github.com/go-reservoir/reservoir/internal/placement"
@@ -19,7 +20,8 @@ import (
 
 const inspectAbout = `Shows what a store holds for a key: the tokens charged in its open window (spent or
 held by a process), the end of the window, and each client's share (granted and not
-given back). It changes nothing.`
+given back). It also shows the faults that a limiter would have with these servers:
+see redisstore.Store.Verify. For that it makes some calls on a key of its own.`
 
 // inspection is what a store holds for a key.
 type inspection struct {
@@ -34,6 +36,7 @@ type inspection struct {
 	LeftMS    int64     `json:"left_ms"`
 	Clients   []account `json:"clients"`
 	Direct    int64     `json:"no_clients"` // part of Charged: direct calls, programs without a ledger, debt
+	Faults    []string  `json:"faults,omitempty"`
 }
 
 type account struct {
@@ -142,8 +145,31 @@ func inspectFlags(f *flagSet) action {
 		if err != nil {
 			return err
 		}
+		i.Faults = l.verify(ctx)
 		return emit(stdout, l.json, i, i.text())
 	})
+}
+
+// verify returns what [redisstore.Store.Verify] says of each shard.
+func (l *look) verify(ctx context.Context) (faults []string) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	for _, p := range l.store.parts {
+		store, ok := p.store.(*redisstore.Store)
+		if !ok {
+			continue
+		}
+		parts := []error{store.Verify(ctx)}
+		if joined, ok := parts[0].(interface{ Unwrap() []error }); ok {
+			parts = joined.Unwrap()
+		}
+		for _, part := range parts {
+			if err := p.named(part); err != nil {
+				faults = append(faults, err.Error())
+			}
+		}
+	}
+	return faults
 }
 
 func (i *inspection) text() string {
@@ -167,6 +193,9 @@ func (i *inspection) text() string {
 	}
 	if i.Charged > 0 {
 		s += "\n" + table.Text(i.shares(), false)
+	}
+	for n, fault := range i.Faults {
+		s += map[bool]string{true: "\n"}[n == 0] + "fault      " + fault + "\n"
 	}
 	return s
 }

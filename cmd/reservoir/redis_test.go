@@ -149,6 +149,22 @@ func TestInspect(t *testing.T) {
 	require.Regexp(t, `(?m)^direct calls +100 % +1 `, invoke(t.Context(), "inspect", "-store", store, "d").stdout)
 }
 
+// inspect shows what Store.Verify says of the servers.
+func TestInspectShowsFaults(t *testing.T) {
+	server := redistest.Start(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+	server.SetUser("user u on >" + canary + " ~* +@all -info -hset")
+	for login, want := range map[string]string{"": "allkeys-lru", "u:" + canary + "@": "could not be checked"} {
+		o := invoke(t.Context(), "inspect", "-store", "redis://"+login+server.Addr(), "k")
+		o.requireFine(t)
+		require.Regexp(t, `(?m)^fault      `+server.Addr()+`: .*`+want, o.stdout)
+		require.NotContains(t, o.stdout, canary)
+		var i inspection
+		o = invoke(t.Context(), "inspect", "-format", "json", "-store", "redis://"+login+server.Addr(), "k")
+		require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
+		require.NotEmpty(t, i.Faults)
+	}
+}
+
 // A limit that has a name has its own window for a key, and no other key is taken for it:
 // the name stands before the key as WithName has it.
 func TestInspectOfANamedLimit(t *testing.T) {

@@ -81,7 +81,7 @@ func newPart(address string, i int, prefix string, conns int) (part, error) {
 	}
 	options.PoolSize = conns
 	client := redis.NewUniversalClient(options)
-	store := redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithWarnings(nil)) // standard error is for errors
+	store := redisstore.New(client, redisstore.WithPrefix(prefix))
 	return part{nameOf(options), store, client}, judged("prefix", store.Err())
 }
 

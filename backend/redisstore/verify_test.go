@@ -1,0 +1,92 @@
+package redisstore_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// parts are the faults that an error of Verify joins, without those of what could not be
+// checked.
+func parts(t *testing.T, err error) (faults error, unverified int) {
+	t.Helper()
+	if err == nil {
+		return nil, 0
+	}
+	for _, part := range err.(interface{ Unwrap() []error }).Unwrap() {
+		if errors.Is(part, redisstore.ErrUnverified) {
+			unverified++
+			continue
+		}
+		_, ok := errors.AsType[*backend.Error](part)
+		assert.True(t, ok, part)
+		faults = errors.Join(faults, part)
+	}
+	return faults, unverified
+}
+
+// TestVerifyAccess: with the least rights nothing is at fault, only the eviction policy
+// cannot be read, and the lack of each right is found, also if the server has the scripts.
+func TestVerifyAccess(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for _, known := range []bool{false, true} {
+		minimal(t, rules(t, "limiter"), server.SetUser, func(u user) error {
+			if !known {
+				require.NoError(t, server.Client().ScriptFlush(t.Context()).Err())
+			}
+			faults, unverified := parts(t, limiterOf(t, server, u).Verify(t.Context()))
+			assert.Equal(t, 1, unverified)
+			return faults
+		})
+	}
+	require.NoError(t, server.Client().FlushAll(t.Context()).Err())
+	_, _ = parts(t, limiterOf(t, server, newUser(rules(t, "limiter"))).Verify(t.Context()))
+	left, err := server.Client().Keys(t.Context(), "*").Result()
+	require.NoError(t, err)
+	require.Len(t, left, 3)
+	for _, key := range left {
+		require.Positive(t, server.Client().PTTL(t.Context(), key).Val(), "a key that stays")
+	}
+}
+
+// TestVerifyNamesAll: several faults of several servers are one error.
+func TestVerifyNamesAll(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	s := redisstore.New(c.Client())
+	require.NoError(t, s.Verify(t.Context()))
+	for i, policy := range []string{"noeviction", "allkeys-lru", "volatile-ttl"} {
+		client := c.Nodes[i].Client()
+		require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "100mb").Err())
+		require.NoError(t, client.ConfigSet(t.Context(), "maxmemory-policy", policy).Err())
+	}
+	c.SetUser("user poor on >PASSWORD ~* +@all -hset")
+	err := redisstore.New(c.Client(clusterUser("poor"))).Verify(t.Context())
+	for _, fault := range []string{"allkeys-lru", "volatile-ttl", "sync: store rejected", "reset: store rejected"} {
+		require.ErrorContains(t, err, fault)
+	}
+	require.NotContains(t, err.Error(), "maxmemory-policy noeviction,")
+	require.NotRegexp(t, `verify:\w{26}`, err.Error(), "a key")
+}
+
+// TestVerifyOfAServerThatIsAway: it is one fault, not ten.
+func TestVerifyOfAServerThatIsAway(t *testing.T) {
+	server := redistest.Start(t)
+	s := redisstore.New(server.Client(documented), redisstore.WithReplicas(server.Client(documented)))
+	require.NoError(t, s.Verify(t.Context()))
+	server.Kill()
+	faults, _ := parts(t, s.Verify(t.Context()))
+	require.Equal(t, backend.Unavailable, class(t, faults))
+	require.Len(t, faults.(interface{ Unwrap() []error }).Unwrap(), 1)
+
+	closed := redisstore.New(server.Client(documented))
+	require.NoError(t, closed.Close())
+	require.Equal(t, backend.Rejected, class(t, closed.Verify(t.Context())))
+}
