@@ -14,10 +14,10 @@ import (
 
 // parts are the faults that an error of Verify joins, without those of what could not be
 // checked.
-func parts(t *testing.T, err error) (faults error, unverified int) {
+func parts(t *testing.T, err error) (unverified int, faults error) {
 	t.Helper()
 	if err == nil {
-		return nil, 0
+		return 0, nil
 	}
 	for _, part := range err.(interface{ Unwrap() []error }).Unwrap() {
 		if errors.Is(part, redisstore.ErrUnverified) {
@@ -28,7 +28,7 @@ func parts(t *testing.T, err error) (faults error, unverified int) {
 		assert.True(t, ok, part)
 		faults = errors.Join(faults, part)
 	}
-	return faults, unverified
+	return unverified, faults
 }
 
 // TestVerifyAccess: with the least rights nothing is at fault, only the eviction policy
@@ -41,7 +41,7 @@ func TestVerifyAccess(t *testing.T) {
 			if !known {
 				require.NoError(t, server.Client().ScriptFlush(t.Context()).Err())
 			}
-			faults, unverified := parts(t, limiterOf(t, server, u).Verify(t.Context()))
+			unverified, faults := parts(t, limiterOf(t, server, u).Verify(t.Context()))
 			assert.Equal(t, 1, unverified)
 			return faults
 		})
@@ -82,7 +82,7 @@ func TestVerifyOfAServerThatIsAway(t *testing.T) {
 	s := redisstore.New(server.Client(documented), redisstore.WithReplicas(server.Client(documented)))
 	require.NoError(t, s.Verify(t.Context()))
 	server.Kill()
-	faults, _ := parts(t, s.Verify(t.Context()))
+	_, faults := parts(t, s.Verify(t.Context()))
 	require.Equal(t, backend.Unavailable, class(t, faults))
 	require.Len(t, faults.(interface{ Unwrap() []error }).Unwrap(), 1)
 
