@@ -1,6 +1,7 @@
 package reservoir
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"time"
@@ -27,7 +28,6 @@ type fetch struct {
 	last    uint64 // sequence number of the last caller that it was sized for
 	ordered int64  // time of the order, before its goroutine was scheduled
 	shard   *shard
-	query   bool  // it only asks which window is open
 	heard   int   // callers in line that got its error
 	slot    *line // whose slot it has; nil if it needs none
 }
@@ -45,6 +45,9 @@ func (k *keyState) advanceLocked(now, wanted int64, slot *line) (f *fetch) {
 		if k.lease.Load().Alive(now) && k.heldLocked() > 0 {
 			k.account.Return(k.drainLocked())
 		}
+	}
+	if k.fallback.waiting() > 0 && time.Now().After(k.fallback.debtor.Time()) {
+		k.foundLocked(0, now)
 	}
 	k.serveLocked(now, false)
 	w, denied := k.lease.Load(), k.deniedUntil
@@ -99,6 +102,9 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	if u != nil {
 		f.Backoff, f.Rejected, f.Spread = u.backoff, u.rejected, u.spread
 	}
+	if k.fallback.waiting() > 0 {
+		f.Charge = 1 // at once
+	}
 	if w == nil {
 		return f
 	}
@@ -106,8 +112,8 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 	// A fetch has just found the old window again, though it is over by our clock, because
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	f.Ending = k.busy != nil && k.busy.unserved > 0 && !f.Alive
-	if f.Alive && k.account.Unpaid() > 0 {
-		f.Charge = 1 // at once
+	if f.Charge == 0 && f.Alive && k.account.Unpaid() > 0 {
+		f.Charge = 1
 		if u != nil {
 			f.Charge = max(u.charge, 1)
 		}
@@ -135,7 +141,7 @@ func (k *keyState) factsLocked(now, wanted int64) next.Facts {
 func (k *keyState) orderLocked(why next.Cause, now, wanted, surplus int64) *fetch {
 	w := k.lease.Load()
 	k.findShardLocked()
-	f := &fetch{k: k, cause: why, ordered: now, shard: k.shard, last: k.busy.callers().Last(), query: k.fallback.isProvisional(w)}
+	f := &fetch{k: k, cause: why, ordered: now, shard: k.shard, last: k.busy.callers().Last()}
 	switch why {
 	case next.Return:
 		f.returnLocked(w, surplus)
@@ -154,7 +160,7 @@ func (k *keyState) orderLocked(why next.Cause, now, wanted, surplus int64) *fetc
 		}
 	}
 	f.req = k.statementLocked(f.ordered)
-	if asks(f.cause) && !f.query {
+	if asks(f.cause) {
 		f.sizeLocked(wanted)
 	}
 	if k.busy == nil {
@@ -179,18 +185,15 @@ func (f *fetch) returnLocked(w *lease.Lease, surplus int64) {
 	}
 }
 
-// statementLocked states the account and asks for nothing. It leaves out a window that the
-// process has opened without the store, because the store may have another one and would
-// take the figures for grants that it has forgotten.
+// statementLocked states the account and asks for nothing.
 func (k *keyState) statementLocked(now int64) backend.SyncRequest {
-	limit := k.limit()
-	q := backend.SyncRequest{
-		Key: k.l.storeKey(k.node.Key), Client: k.l.clientOf(k.epoch), Limit: limit.Plain(), Strand: -1,
-		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(limit), Leaving: k.leaving,
-	}
 	w := k.lease.Load()
-	q.End, q.Next = k.ends(w, now)
-	if w != nil && !k.fallback.isProvisional(w) {
+	q := backend.SyncRequest{
+		Key: k.l.storeKey(k.node.Key), Client: k.l.clientOf(k.epoch), Strand: -1,
+		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(k.limit()), Leaving: k.leaving,
+	}
+	q.Limit, q.OpenLength, q.End, q.Next = k.openings(w, now)
+	if w != nil {
 		k.account.State(&q, w.Window)
 	}
 	return q
@@ -220,8 +223,8 @@ func (f *fetch) send(call func(*storeCall) (backend.SyncReply, error)) (err erro
 		reply, err = call(c)
 		return err
 	}, func(failed error) {
-		err = failed
-		if then := f.complete(c, reply, err); then != nil {
+		var then *fetch
+		if then, err = f.complete(c, reply, failed); then != nil {
 			go then.run()
 		}
 		f.freeSlot(c, err)
@@ -236,8 +239,8 @@ func (f *fetch) send(call func(*storeCall) (backend.SyncReply, error)) (err erro
 }
 
 // complete applies the end of f and serves the line. It returns the next fetch, if one is
-// due. A leaving key may be retired.
-func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then *fetch) {
+// due, and the error of f. A leaving key may be retired.
+func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then *fetch, _ error) {
 	k := f.k
 	var leaving bool
 	then = k.update(func(now int64) int64 {
@@ -250,13 +253,14 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 			f.failedLocked(now, err)
 		case k.retired:
 			k.l.count.move(account.Moved{Taken: reply.Grant, Expired: reply.Grant})
+		case reply.Conflict && !k.adopts(reply.State, reply.Clients, c.sent):
+			err = ErrConflict
+			f.failedLocked(now, err)
 		default:
 			f.shard.ObserveLead(time.Duration(c.end - f.ordered))
 			f.applyLocked(reply, c.sent, now)
-			if !f.query {
-				k.serveLocked(now, k.limit().Tokens <= f.req.Limit.Tokens)
-				f.stuckLocked(now)
-			}
+			k.serveLocked(now, k.limit().Tokens <= f.req.Limit.Tokens)
+			f.stuckLocked(now)
 		}
 		leaving = k.leaving
 		return 0
@@ -264,7 +268,7 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 	if leaving {
 		k.l.retire(k, true)
 	}
-	return then
+	return then, err
 }
 
 // failedLocked answers callers after f has failed. If f has timed out, it also answers the
@@ -303,45 +307,31 @@ func (f *fetch) stuckLocked(now int64) {
 	k.answerLocked(f.last, now, &StoreError{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
 }
 
-// applyLocked applies the reply to f. The reply is one of four: the open window has another
-// length, and nothing has changed; the open window's name, for a process that has opened a
-// window without the store; figures of a window that the key has left meanwhile; or,
+// applyLocked applies the reply to f. The reply is one of three: the open window has another
+// length, and nothing has changed; figures of a window that the key has left meanwhile; or,
 // nearly always, the account as the store has it, and a grant.
 func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 	k := f.k
 	k.l.count.reasserted.Add(r.Reasserted)
-	if f.req.Leaving && r.Length == 0 {
+	if f.req.Leaving && !r.Conflict {
 		k.replyLost, k.lastDue = false, false
 	}
 	if k.use != nil {
 		k.use.backoff, k.use.pause, k.use.rejected, k.use.replied = 0, 0, false, now
 	}
-	if r.Length != 0 {
-		k.adoptLocked(r.State, f.req.End, sent, now)
+	if r.Conflict {
+		k.readLocked(r.State, r.Length, sent, now)
 		return
 	}
 	w := k.lease.Load()
-	found := f.query && k.fallback.isProvisional(w) // f has found which window is open
-	if found && k.fallback.reopened(r) {            // the store would hand over again what was spent there
-		k.renameLocked()
-		return
-	}
-	if found {
-		if k.fallback.provisional = false; r.Window == 0 { // the store will adopt our window
-			return
-		}
-		if r.Window == w.Window { // the store's window has the name of ours, so the account goes on
-			f.req.Window = w.Window
-		}
-		k.fallback.move(r.Window)
-		r.Carried = true // the debt goes along
-	} else if w != nil && w.Window != f.req.Window { // left meanwhile: the store will hand the grant over again
+	if w != nil && w.Window != f.req.Window { // left meanwhile: the store will hand the grant over again
 		k.replyLost = true
 		k.usageLocked().failedAt = now
 		return
 	}
 	k.l.count.recovered.Add(r.Recovered)
-	if w = f.bookLocked(w, r, now); w == nil { // nothing is charged, and so no window is open
+	w = f.bookLocked(w, r, now)
+	if k.foundLocked(r.Window, now); w == nil { // nothing is charged, and so no window is open
 		return
 	}
 	if k.use != nil && k.use.charge != 0 { // debt settled during the fetch can wait, too
@@ -376,14 +366,17 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 		if !r.Carried {
 			k.leaveLocked(held)
 		}
-		if r.Carried && k.fallback.in(w) { // its debt is charged there, so it counts in that window's share
-			k.fallback.move(r.Window)
+		if f := k.fallback; r.Carried && w != nil && f != nil && f.home == w.Window {
+			f.home = r.Window
 		}
 	}
 	m := k.account.Apply(f.req, r, held)
 	k.l.count.move(m)
 	k.l.extra.add(k, m.Taken-r.Grant)
 	if moved {
+		if r.Window != 0 {
+			k.openedLocked(cmp.Or(r.Length, f.req.Limit.Window))
+		}
 		w = k.enterLocked(r.Window, spent, now)
 		if w != nil && r.Carried {
 			k.busy.reserved += held
@@ -428,8 +421,10 @@ func (f *fetch) forecastLocked(r backend.SyncReply, w *lease.Lease, denied bool,
 // before, and spent is how many tokens requests had used by then.
 func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.Lease {
 	k.short, k.low, k.deniedUntil, k.clients = false, false, 0, k.reported
-	if k.fallback != nil && k.fallback.window != window { // a later window may have the same name
-		k.fallback = nil
+	if f := k.fallback; f != nil && f.pending == 0 && f.home != window { // a later window may have the same name
+		if f.debtor, f.home, f.declared = 0, 0, 0; now > f.end {
+			k.fallback = nil
+		}
 	}
 	if u := k.use; u != nil {
 		length := k.limit().Window

@@ -1,6 +1,7 @@
 package reservoir
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strconv"
@@ -27,6 +28,7 @@ import (
 type client struct {
 	config
 	store  backend.Store
+	terms  terms                                 // New's limit
 	parts  interface{ Shard(key string) string } // the store, if its parts fail independently; or nil
 	clock  monotime.Clock
 	keys   keytable.Table[keyState]
@@ -131,9 +133,9 @@ func (s *storeCall) sync(ctx context.Context, q backend.SyncRequest) (reply back
 		s.c.count.syncs.Add(1)
 		reply, err = s.c.store.Sync(ctx, q)
 		s.Granted = reply.Grant
-		return s.c.conflict(reply.State, err)
+		return err
 	})
-	if reply.Length != 0 {
+	if reply.Conflict {
 		s.Err = ErrConflict // reported even if the limit may have changed
 	}
 	return reply, err
@@ -242,7 +244,7 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 		if reply, err = c.store.Take(ctx, r); err == nil && reply.Allowed {
 			call.Granted = r.Tokens
 		}
-		return c.conflict(reply.State, err)
+		return err
 	}, func(err error) {
 		if err == nil && reply.Allowed {
 			c.undo(s, r, reply.Window)
@@ -257,15 +259,6 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 		c.lost(err, r.Tokens)
 	}
 	return backend.TakeReply{}, 0, err
-}
-
-// conflict returns err, or ErrConflict if the open window has a length that the limit
-// never has.
-func (c *client) conflict(s backend.State, err error) error {
-	if err == nil && s.Length != 0 && !c.mayHaveLength(s.Length) {
-		return ErrConflict
-	}
-	return err
 }
 
 // lost counts the tokens of a direct call if it may have been carried out, and reports
@@ -354,7 +347,7 @@ func (c *client) check(ctx context.Context, s *shard, key string, limit Limit) (
 	var state backend.State
 	err := c.detached(ctx, c.newCall(s, key, StoreCall{Op: "check"}), func(ctx context.Context) (err error) {
 		state, err = c.store.Check(ctx, key, limit)
-		return c.conflict(state, err)
+		return err
 	}, func(error) {})
 	if err != nil {
 		s.checkFailed(c.clock.Now())
@@ -369,7 +362,7 @@ func (c *client) reset(ctx context.Context, s *shard, r backend.ResetRequest) (s
 	call := c.newCall(s, r.Key, StoreCall{Op: "reset"})
 	err = c.detached(ctx, call, func(ctx context.Context) (err error) {
 		reply, err = c.store.Reset(ctx, r)
-		return c.conflict(reply, err)
+		return err
 	}, func(error) {})
 	if err != nil {
 		return backend.State{}, 0, c.failed(ctx, err)
@@ -391,8 +384,8 @@ func (c *client) clientOf(epoch uint32) string {
 }
 
 // lengthTries is how often a request without stock is made while replies name windows of
-// other lengths. After the first reply the request has that length, but its window may end
-// before the second try, and another process may open one of the limit's present length.
+// other lengths. After the first reply the request names that length too, but its window
+// may end before the second try, and a slow process may open one of a third length.
 const lengthTries = 3
 
 // direct is a store call for one request. It leaves the stock alone.
@@ -408,18 +401,18 @@ type direct struct {
 // is refused.
 func (l *Limiter) takeFor(ctx context.Context, k *keyState, n int64, stay bool) (r Result, err error) {
 	for range lengthTries {
-		limit := k.limit() // after the first time with the length that the reply named
+		limit := k.limit()
 		if n > limit.Tokens {
 			return l.tooMuch(limit)
 		}
 		var again bool
 		d := direct{k: k, stay: stay, req: backend.TakeRequest{Key: l.storeKey(k.node.Key), Limit: limit.Plain(), Tokens: n}}
-		if l.varies() {
+		if l.varies() || k.bound.Load().next != 0 {
 			k.event(func(now int64) int64 {
 				if k.plan != counted {
 					err = errSpecial
 				}
-				d.req.End, d.req.Next = k.ends(k.lease.Load(), now)
+				d.req.Limit, d.req.OpenLength, d.req.End, d.req.Next = k.openings(k.lease.Load(), now)
 				return unchanged
 			})
 		}
@@ -450,10 +443,14 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 			}
 			_, err = d.k.policyLocked(&r, d.req.Tokens, false, now, err)
 			return 0
-		case d.reply.Length != 0:
-			again = true
-			d.k.adoptLocked(d.reply.State, d.req.End, d.sent, now)
+		case d.reply.Conflict:
+			if again = d.k.adoptLocked(d.reply.State, 1, d.sent, now); !again {
+				err = ErrConflict
+			}
 			return unchanged
+		}
+		if d.k.firstFetch == 0 {
+			d.k.firstFetch = max(d.sent, 1)
 		}
 		d.readLocked(now)
 		r = taken(d.reply, d.req, d.k.limit())
@@ -467,7 +464,7 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 func (d *direct) readLocked(now int64) {
 	w, window := d.k.lease.Load(), d.reply.Window
 	if w == nil || window == w.Window || window > w.Window && !w.Alive(now) {
-		d.k.readLocked(d.reply.State, d.sent, now)
+		d.k.readLocked(d.reply.State, cmp.Or(d.reply.Length, d.req.Limit.Window), d.sent, now)
 	}
 }
 

@@ -23,6 +23,9 @@ import (
 // share the key and space their probes by the number of clients.
 func (k *keyState) needsLastLocked(now int64) bool {
 	w, closed := k.lease.Load(), k.l.closed.Load()
+	if k.fallback.waiting() > 0 {
+		return true
+	}
 	if !w.Alive(now) { // the store may have opened a window since, and granted
 		recently := k.use != nil && now-k.use.failedAt < 2*int64(k.limit().Window+time.Second)
 		return k.replyLost && (closed || recently)
@@ -32,7 +35,7 @@ func (k *keyState) needsLastLocked(now int64) bool {
 
 // leftLocked reports whether the key, which is leaving, is needed no more.
 func (k *keyState) leftLocked(now int64) bool {
-	holds := k.lease.Load().Alive(now) && (k.heldLocked() > 0 || k.account.Outstanding())
+	holds := k.lease.Load().Alive(now) && (k.heldLocked() > 0 || k.account.Outstanding()) || k.fallback.waiting() > 0
 	return k.leaving && k.busy == nil && !holds && !(k.lastDue && k.needsLastLocked(now))
 }
 
@@ -61,6 +64,7 @@ func (k *keyState) retireLocked() {
 	held := k.drainLocked()
 	k.leaveLocked(held)
 	k.l.count.move(k.account.Leave(held))
+	k.l.overdraw(k.fallback.waiting())
 	k.lease.Store(nil)
 	k.l.count.spent.Add(k.account.Balance())
 	k.l.count.denied.Add(k.denied.Load())
@@ -198,10 +202,14 @@ func (s *sweeper) visit(k *keyState) (leaving bool) {
 		if w != nil {
 			mark += uint64(w.Window) * 0x94d049bb133111eb
 		}
+		if k.fallback != nil {
+			mark += uint64(k.fallback.admitted)
+		}
 		same := mark == k.mark
 		k.mark = mark
 		// Tokens that FailLocal has admitted count against its share; debt of any policy must be charged.
-		needed := k.fallback.in(w) && w.Alive(now) && k.fallback.admitted > 0 && (k.l.failure.mode == failLocal || k.account.Unpaid() > 0)
+		f := k.fallback
+		needed := f != nil && (k.l.failure.mode == failLocal && f.admitted > 0 && now <= f.end || f.declared > 0 && k.owedLocked() > 0 && w.Alive(now) || f.pending > 0)
 		if !same || k.retired || k.busy != nil || k.epoch == k.l.epoch.Load() || needed {
 			return unchanged
 		}

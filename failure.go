@@ -45,12 +45,15 @@ func FailOpen() Failure { return Failure{mode: failOpen} }
 
 // FailLocal lets each process admit at most share of the limit, 0 to 1, per window
 // without the store: with 0.05, 20 processes together admit one limit, on top of what was
-// charged before the outage. A share of less than one token admits nobody. The key must
-// stay in memory until its window ends, even if the store is back earlier, so keys past
+// charged before the outage. A share of less than one token admits nobody. That window is
+// the store's, if its end is known from an earlier reply; otherwise it is the calendar's
+// period, or begins with the first request and has the limit's length. It lasts until its
+// end through any number of outages, and the key stays in memory that long, so keys past
 // [WithMaxKeys] get [FailClosed].
 //
-// When the store is back, it charges what FailLocal and FailOpen have admitted, if the
-// window in which that happened is still open; see [Stats].Owed.
+// When the store is back, it charges what FailLocal and FailOpen have admitted in a window
+// that it had named before, or in a period of the calendar, if that is still open; see
+// [Stats].Owed. What they admit in any other window counts as Overdrawn at once.
 func FailLocal(share float64) Failure { return Failure{mode: failLocal, share: share} }
 
 // WithFailure sets what callers without stock get while the store is away: [FailOpen],
@@ -83,56 +86,154 @@ func (f Failure) budget(limit int64) int64 {
 	return 0
 }
 
-// fallback is what one key has admitted in a window without the store. A nil *fallback has
-// admitted nothing.
+// fallback is what the failure policy has admitted for one key. Its own window bounds what
+// FailLocal admits; it is kept until its end, through any number of outages. What was
+// admitted is debt of the store's window that was read last, if that is open, or of the
+// calendar's period, which is known without a reading. A nil *fallback has admitted nothing.
 type fallback struct {
-	window      backend.Window
-	before      backend.Window // its name in earlier Results, until the store gave it another
-	dropped     backend.Window // the store's last window; its account was dropped when the process opened one itself
-	provisional bool           // the process has opened the window itself; the store may have another one
-	admitted    int64
+	window   backend.Window // the policy's own, as its Results have it
+	end      int64          // its end by the process' clock
+	admitted int64          // tokens in it
+
+	debtor   backend.Window // the window of the store, or period, that owes, as its Results have it
+	home     backend.Window // the same, or the one to which the store has carried its debt over
+	declared int64          // tokens admitted as its debt, less those that came back
+	pending  int64          // debt that waits until the period of that name was read, or none is open
 }
 
-// in reports whether w is the window in which requests were admitted.
-func (o *fallback) in(w *lease.Lease) bool { return o != nil && w != nil && o.window == w.Window }
-
-// admits reports whether r was admitted in the window of o.
-func (o *fallback) admits(r *Result) bool {
-	return o != nil && r.Source == Fallback && r.charged > 0 && (o.window == r.window() || o.before == r.window())
+// owes reports whether r was admitted as debt of the last window that owes.
+func (f *fallback) owes(r *Result) bool {
+	return f != nil && r.Source == Fallback && r.charged > 0 && f.debtor == r.window()
 }
 
-// move records that the debt was carried over to the window to.
-func (o *fallback) move(to backend.Window) { o.before, o.window = o.window, to }
+// pends reports whether debt waits for the period of r to be read.
+func (f *fallback) pends(r *Result) bool { return f.owes(r) && f.pending > 0 }
 
-// reopened reports whether the reply to the question which window is open names one whose
-// account was dropped, because it was taken for over: the store's clock has stepped back.
-func (o *fallback) reopened(r backend.SyncReply) bool {
-	return o != nil && r.Granted > 0 && r.Window <= o.dropped
+// waiting is the debt that waits for its period.
+func (f *fallback) waiting() int64 {
+	if f == nil {
+		return 0
+	}
+	return f.pending
 }
 
-// isProvisional reports whether the process has opened w itself, and must first ask the
-// store which window is open there.
-func (o *fallback) isProvisional(w *lease.Lease) bool { return o.in(w) && o.provisional }
+// owedLocked is the debt that the store must still charge.
+func (k *keyState) owedLocked() int64 { return k.account.Unpaid() + k.fallback.waiting() }
+
+// fallbackLocked returns what the policy has admitted in its own window at now. A new one
+// ends with the store's window, if one is open, or by the process' clock.
+func (k *keyState) fallbackLocked(now int64) *fallback {
+	if k.fallback == nil {
+		k.fallback = new(fallback)
+	}
+	f := k.fallback
+	if now <= f.end && f.window != 0 {
+		return f
+	}
+	f.admitted = 0
+	w := k.openLocked(now)
+	if w != nil && k.limit().Calendar.Period == 0 {
+		f.window, f.end = w.Window, w.LatestEnd()
+		return f
+	}
+	end := k.ownLimit().Ends(wall(k.lease.Load(), now))
+	if w != nil {
+		end = w.Window.Time()
+	}
+	f.window, f.end = backend.Window(end.UnixMilli()), now+int64(time.Until(end))
+	return f
+}
+
+// openLocked returns the store's window if it may be open, as far as this process knows. A
+// calendar's window is over with its period, which the wall clock tells more exactly than
+// an old reading.
+func (k *keyState) openLocked(now int64) *lease.Lease {
+	w := k.lease.Load()
+	if w.Over(now) || k.limit().Calendar.Period != 0 && !time.Now().Before(w.Window.Time()) {
+		return nil
+	}
+	return w
+}
+
+// declareLocked records n tokens that the policy admits now, and returns the window that
+// they count in. Where neither a reading nor the calendar names one, they are overdrawn.
+func (f *fallback) declareLocked(k *keyState, n, now int64) backend.Window {
+	window := f.window
+	w := k.openLocked(now)
+	if w != nil {
+		window = w.Window
+	}
+	if w == nil && k.limit().Calendar.Period == 0 {
+		k.l.overdraw(n)
+		return window
+	}
+	if f.debtor != window {
+		k.l.overdraw(f.pending) // of a period that is over
+		f.debtor, f.home, f.declared, f.pending = window, window, 0, 0
+	}
+	f.declared = min(f.declared+n, backend.MaxTokens)
+	if w != nil {
+		k.account.Declare(n)
+	} else {
+		f.pending = min(f.pending+n, backend.MaxTokens)
+	}
+	return window
+}
+
+// foundLocked declares pending debt when a reply says which window is open; 0 is none. Debt
+// of a period that is open but has no window yet opens it. Debt of another one has come
+// too late.
+func (k *keyState) foundLocked(window backend.Window, now int64) {
+	f := k.fallback
+	if f.waiting() == 0 {
+		return
+	}
+	left := time.Until(f.debtor.Time())
+	switch {
+	case window == 0 && left > 0:
+		k.openedLocked(k.bound.Load().own())
+		k.switchLocked(f.debtor, now).Guess(backend.State{Window: f.debtor, Left: left, Remaining: k.limit().Tokens}, now)
+	case window != f.debtor:
+		k.l.overdraw(f.pending)
+		f.pending = 0
+		return
+	}
+	k.account.Declare(f.pending)
+	f.pending = 0
+}
 
 // refundFallbackLocked takes back n of the tokens that r was admitted for without the
 // store. Debt that no statement has carried is cancelled. Tokens that the store has charged
-// since, or may have, go back to the store, because they may be above the limit. wanted is
-// for the event.
-func (k *keyState) refundFallbackLocked(r *Result, n, now int64) (wanted int64) {
-	o, w := k.fallback, k.lease.Load()
-	if !o.admits(r) {
-		return unchanged
+// since, or may have, go back to the store, because they may be above the limit; if their
+// window is over, they have expired. ok is false if r is not debt of the last window that
+// owes. wanted is for the event.
+func (k *keyState) refundFallbackLocked(r *Result, n, now int64) (wanted int64, ok bool) {
+	f, w := k.fallback, k.lease.Load()
+	if ok = f.owes(r); f != nil && r.charged > 0 && (ok || f.window == r.window()) {
+		f.admitted = max(f.admitted-n, 0)
 	}
-	n = min(n, o.admitted)
-	cancelled, returned := k.account.CancelDebt(n), int64(0)
-	if o.in(w) && w.Alive(now) {
-		returned = k.account.ReturnDebt(n-cancelled, k.heldLocked())
+	if !ok {
+		return unchanged, false
 	}
-	if o.admitted -= cancelled + returned; returned == 0 {
-		return unchanged
+	n = min(n, f.declared)
+	f.declared -= n
+	waiting := min(n, f.pending)
+	f.pending -= waiting
+	n -= waiting
+	if n == 0 {
+		return unchanged, true
 	}
+	if w == nil || w.Window != f.home || !w.Alive(now) {
+		k.l.count.refunded.Add(n)
+		k.l.count.expired.Add(n)
+		return unchanged, true
+	}
+	returned := k.account.ReturnDebt(n-k.account.CancelDebt(n), k.heldLocked())
 	k.l.count.refunded.Add(returned)
-	return 0
+	if returned == 0 {
+		return unchanged, true
+	}
+	return 0, true
 }
 
 // policyLocked answers, by the failure policy, a request for which the store call failed
@@ -151,21 +252,21 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		k.l.count.failed.Add(1)
 		return true, err
 	}
-	w, limit := k.lease.Load(), k.limit()
+	limit := k.ownLimit()
 	k.l.count.fallbacks.Add(1)
-	r.Limit, r.Reset, r.Source = limit.Tokens, w.Window.Time(), Fallback
+	r.Limit, r.Reset, r.Source = limit.Tokens, f.window.Time(), Fallback
 	if r.Allowed = n <= left; r.Allowed {
 		k.l.count.admittedByPolicy.Add(1)
 		left -= n
 		f.admitted = min(f.admitted+n, backend.MaxTokens) // FailOpen has no bound
-		k.account.Declare(n)
+		r.Reset = f.declareLocked(k, n, now).Time()
 		if k.use != nil {
 			k.use.charge = 0 // at once
 		}
 		r.key, r.epoch, r.charged = k.node.Hash, k.node.Tag, n
 	} else {
 		k.denied.Add(1)
-		r.Shadowed, r.RetryAfter = limit.Shadow, retryAfter(w.RetryAfter(now), limit.Window)
+		r.Shadowed, r.RetryAfter = limit.Shadow, retryAfter(time.Duration(max(f.end-now, 1)), limit.Window)
 	}
 	r.Remaining = max(min(left, limit.Tokens-f.admitted), 0)
 	return true, nil
@@ -213,41 +314,6 @@ func (k *keyState) answerLocked(last uint64, now int64, err error) (answered int
 		_, b.policyLeft = k.budgetLocked(now)
 	}
 	return answered
-}
-
-// fallbackLocked returns what was admitted without the store in the window at now. If the
-// last window is surely over, the process opens a provisional one, which the store adopts
-// when it is back, if it has no other open. So tokens are charged to the window in which
-// they were admitted, and to no later one.
-func (k *keyState) fallbackLocked(now int64) *fallback {
-	w := k.lease.Load()
-	provisional := w.Over(now)
-	var dropped backend.Window
-	if provisional {
-		if k.account.Granted() && !k.replyLost && !k.busy.inFlight() { // its figures are dropped here, so no statement may use its name again
-			k.renameLocked()
-		}
-		switch {
-		case k.fallback.isProvisional(w):
-			dropped = k.fallback.dropped
-		case w != nil:
-			dropped = w.Window
-		}
-		limit := k.limit()
-		s := backend.State{Window: backend.Window(limit.Ends(wall(w, now)).UnixMilli()), Remaining: limit.Tokens}
-		s.Left = min(time.Until(s.Window.Time()), limit.Window) // our clock may be behind: see wall
-		w = k.switchLocked(s.Window, now)
-		w.Guess(s, now)
-	}
-	if !k.fallback.in(w) {
-		k.fallback = &fallback{window: w.Window, provisional: provisional, dropped: dropped}
-	}
-	return k.fallback
-}
-
-// renameLocked gives the key's account a new name in the store.
-func (k *keyState) renameLocked() {
-	k.epoch = k.l.epoch.Add(1)
 }
 
 // shard is the state of one shard of the store, or of the whole store if it has no shards.
@@ -459,6 +525,13 @@ func (s *shard) stop() {
 	}
 }
 
+// overdraw counts n tokens that the failure policy has admitted and no window can owe.
+// Those that turn out not to be used may still be settled.
+func (c *client) overdraw(n int64) {
+	c.count.overdrawn.Add(n)
+	c.count.left.Add(n)
+}
+
 // policyStateless is the failure policy for a key that has no room in memory.
 func (c *client) policyStateless(key string, limit Limit, n int64, stay bool, err error) (Result, error) {
 	if _, ok := errors.AsType[*StoreError](err); !ok {
@@ -472,7 +545,6 @@ func (c *client) policyStateless(key string, limit Limit, n int64, stay bool, er
 	}
 	c.count.fallbacks.Add(1)
 	c.count.admittedByPolicy.Add(1)
-	c.count.overdrawn.Add(n) // no account can record it as debt
-	c.count.left.Add(n)
+	c.overdraw(n) // no account can record it as debt
 	return Result{Allowed: true, Limit: limit.Tokens, Reset: limit.Ends(time.Now()), Source: Fallback, key: c.keys.HashOf(key), charged: n}, nil
 }

@@ -241,7 +241,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay, present
 			return wanted
 		}
 		if k.shard.Open() {
-			if decided, err = k.policyLocked(r, n, stay, now, k.shard.openError()); decided && r.Allowed && k.account.Unpaid() == n {
+			if decided, err = k.policyLocked(r, n, stay, now, k.shard.openError()); decided && r.Allowed && k.owedLocked() == n {
 				return 0 // the first debt: to look again even without traffic, because it must be charged
 			} else if decided {
 				return unchanged
@@ -252,7 +252,7 @@ func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay, present
 			return unchanged
 		}
 		k.l.count.waited.Add(1)
-		if k.l.direct && !stay && k.account.Unpaid() == 0 { // debt is stated first, while its window is open
+		if k.l.direct && !stay && k.owedLocked() == 0 { // debt is stated first, while its window is open
 			return unchanged
 		}
 		w = k.l.waiters.Get(n, stay)
@@ -351,7 +351,8 @@ func (k *keyState) cancel(w *waiter) {
 			k.busy.line.Remove(w)
 			return 0
 		case paid == nil:
-			return k.refundFallbackLocked(&w.Outcome.Result, w.N, now) // if it was admitted without the store
+			wanted, _ := k.refundFallbackLocked(&w.Outcome.Result, w.N, now) // if it was admitted without the store
+			return wanted
 		}
 		k.l.extra.add(k, 1)
 		k.l.count.refunded.Add(w.N)

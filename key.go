@@ -177,10 +177,9 @@ func (s *settlement) refund(n int64) (ok bool) {
 		case k.retired:
 			return unchanged
 		case r.Source == Fallback:
-			if ok = k.fallback.admits(r); !ok {
-				return unchanged
-			}
-			return k.refundFallbackLocked(r, n, now)
+			var wanted int64
+			wanted, ok = k.refundFallbackLocked(r, n, now)
+			return wanted
 		case w == nil || w.Window != r.window() || r.epoch != k.node.Tag:
 			return unchanged
 		}
@@ -237,6 +236,10 @@ func (s *settlement) overrun(n int64) (retired bool) {
 	}
 	k.event(func(now int64) int64 {
 		if retired = k.retired; retired {
+			return unchanged
+		}
+		if k.fallback.pends(r) {
+			k.fallback.pending = min(k.fallback.pending+n, backend.MaxTokens)
 			return unchanged
 		}
 		w := k.lease.Load()

@@ -354,43 +354,29 @@ func TestSettleAfterAWindowOfItsOwn(t *testing.T) {
 	})
 }
 
-// FailOpen has admitted a request of a key that this process did not know. When the store is
-// back, another process' window is open there. What was not used goes back to it.
-func TestSettleOfAFallbackInAnothersWindow(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := far(time.Millisecond)
-		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen()))
-		allow(t, all[1], "k", 1)
-		time.Sleep(10 * time.Second) // another window would end at another second
-		breakdown(t, all[0], net, refuse)
-		r := allow(t, all[0], "k", 500)
-		require.Equal(t, reservoir.Fallback, r.Source)
-		net.set(nil)
-		time.Sleep(10 * time.Second)
-		require.EqualValues(t, 501, used(t, net, "k")-stats(all...).Held)
-		require.NoError(t, all[0].Settle(bg, "k", r, 10))
-		require.NoError(t, all[0].Refund(bg, "k", r), "which is too much by 490")
-		time.Sleep(10 * time.Minute)
-		assert.EqualValues(t, 11-10, used(t, net, "k")-stats(all...).Held)
-	})
-}
-
-// The same, and the request has used more than it was admitted for: that is charged too.
-func TestOverrunOfAFallbackInAnothersWindow(t *testing.T) {
+// FailOpen has admitted a request of a key that this process did not know, so it is overdrawn
+// at once, and so is what it used above that. When the store is back, nothing of it is
+// charged there, or goes back to it.
+func TestFallbackWithoutAWindow(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := far(time.Millisecond)
 		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		allow(t, all[1], "k", 1)
 		time.Sleep(10 * time.Second)
 		breakdown(t, all[0], net, refuse)
-		r := allow(t, all[0], "k", 500)
+		before := all[0].Stats().Overdrawn
+		r, less := allow(t, all[0], "k", 500), allow(t, all[0], "k", 500)
 		require.Equal(t, reservoir.Fallback, r.Source)
-		net.set(nil)
-		time.Sleep(10 * time.Second)
+		require.Equal(t, r.Reset, less.Reset)
+		require.EqualValues(t, 1000, all[0].Stats().Overdrawn-before)
+		require.Zero(t, all[0].Stats().Owed)
 		require.NoError(t, all[0].Settle(bg, "k", r, 1100))
+		require.NoError(t, all[0].Settle(bg, "k", less, 10))
+		net.set(nil)
 		time.Sleep(10 * time.Minute)
-		assert.EqualValues(t, 1101, used(t, net, "k")-stats(all...).Held)
-		assert.GreaterOrEqual(t, stats(all...).Overdrawn, int64(101))
+		assert.EqualValues(t, 1600, all[0].Stats().Overdrawn-before)
+		assert.EqualValues(t, 1, used(t, net, "k")-stats(all...).Held)
+		balance(t, all[0])
 	})
 }
 

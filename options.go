@@ -206,13 +206,6 @@ func (c *config) storeKey(key string) string { return placement.Named(c.name, ke
 // varies reports whether a key's limit, or the length of its window, may change.
 func (c *config) varies() bool { return c.limits != nil || c.limit.Calendar.Period != 0 }
 
-// mayHaveLength reports whether a window may have that length, though its limit has
-// another.
-func (c *config) mayHaveLength(length time.Duration) bool {
-	off := length - c.limit.Window // by the calendar, a month is up to three days shorter
-	return c.limits != nil || c.limit.Calendar.Period != 0 && max(off, -off) < c.limit.Window/8
-}
-
 // anyLimit is a limit for probes, which ask for nothing.
 func (c *config) anyLimit() Limit {
 	if planOf(c.limit) != counted {

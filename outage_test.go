@@ -705,11 +705,12 @@ func TestLateRefundOfAFallback(t *testing.T) {
 		require.Equal(t, reservoir.Fallback, r.Source)
 		net.set(nil)
 		time.Sleep(2 * time.Minute)
+		before := l.Stats().Overdrawn
 		require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 100), 150))
 		require.NoError(t, l.Refund(bg, "k", r))
 		time.Sleep(10 * time.Second)
 		assert.EqualValues(t, 150, used(t, net, "k"))
-		assert.EqualValues(t, 50, l.Stats().Overdrawn)
+		assert.EqualValues(t, 50, l.Stats().Overdrawn-before)
 	})
 }
 
@@ -739,22 +740,22 @@ func TestCloseAfterTheClockStepsBack(t *testing.T) {
 	})
 }
 
-// The length of the limit changes in an outage, and another process opens a window of the new length.
-// What the policy has admitted is charged there, by the next statement or at Close.
+// The length of the limit changes in an outage, and another process goes on in the open window, with
+// the new limit. What the policy has admitted is charged there, by the next statement or at Close.
 func TestLengthChangesInAnOutage(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		inBubbles(t, fmt.Sprint("close=", closes), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			net := far(time.Millisecond)
 			var limit atomic.Value
-			limit.Store(reservoir.PerMinute(100))
+			limit.Store(reservoir.PerHour(1000))
 			limits := reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) })
 			opts := []reservoir.Option{opt, limits, reservoir.WithFailure(reservoir.FailOpen())}
-			l, other := open(t, net, reservoir.PerMinute(100), opts...), open(t, net.store, reservoir.PerMinute(100), opts...)
+			l, other := open(t, net, reservoir.PerMinute(1000), opts...), open(t, net.store, reservoir.PerMinute(1000), opts...)
 			allow(t, l, "k", 1)
 			breakdown(t, l, net, refuse)
 			time.Sleep(2 * time.Minute)
-			require.Equal(t, reservoir.Fallback, allow(t, l, "k", 30).Source)
-			limit.Store(reservoir.PerHour(100))
+			require.Equal(t, reservoir.Fallback, allow(t, l, "k", 400).Source)
+			limit.Store(reservoir.PerMinute(2000))
 			allow(t, other, "k", 1)
 			net.set(nil)
 			if !closes {
@@ -762,7 +763,7 @@ func TestLengthChangesInAnOutage(t *testing.T) {
 				assert.Zero(t, l.Stats().Owed)
 			}
 			require.NoError(t, l.Close(bg))
-			assert.EqualValues(t, 31, used(t, net, "k")-other.Stats().Held)
+			assert.EqualValues(t, 402, used(t, net, "k")-other.Stats().Held)
 			assert.LessOrEqual(t, l.Stats().Overdrawn, int64(toOpen+1), "of other keys")
 		})
 	}
@@ -840,7 +841,8 @@ func TestRefusedCallerCancelsNoDebt(t *testing.T) {
 	for try := range 30 { // whether a context ends at such a moment is up to the scheduler
 		inBubble(t, fmt.Sprint(try), func(t *testing.T) {
 			net := far(0)
-			l := open(t, net, reservoir.PerMinute(100), reservoir.WithFailure(reservoir.FailLocal(0.1)))
+			l := open(t, net, reservoir.PerMinute(100), reservoir.WithFailure(reservoir.FailLocal(0.1)), reservoir.WithBatch(reservoir.Fixed(1)))
+			allow(t, l, "k", 1)
 			net.always(hang)
 			var admitted, gone atomic.Int64
 			for range 4 {
@@ -923,4 +925,72 @@ func TestPanicInAnUndo(t *testing.T) {
 		assert.Equal(t, 1, net.happened(panics))
 		balance(t, l)
 	})
+}
+
+// A longer or shorter period of the calendar begins while the store is away. What the policy
+// admits in it is charged when the store is back, the period ends at its own end, and it
+// admits its limit once.
+func TestPeriodThatBeginsInAnOutage(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		limit      reservoir.Limit
+		begin, end time.Time // of the period that begins in the outage
+	}{
+		"30 to 31 days": {reservoir.PerMonth(100, nil), at(time.UTC, 5, 1, 0), at(time.UTC, 6, 1, 0)},
+		"31 to 30 days": {reservoir.PerMonth(100, nil), at(time.UTC, 6, 1, 0), at(time.UTC, 7, 1, 0)},
+		"23 hours":      {reservoir.PerDay(100, berlin), at(berlin, 3, 26, 0), at(berlin, 3, 27, 0)},
+		"24 hours":      {reservoir.PerDay(100, berlin), at(berlin, 3, 27, 0), at(berlin, 3, 28, 0)},
+	} {
+		for policy, share := range map[string]float64{"local": 0.4, "open": 1} {
+			for _, known := range []bool{true, false} {
+				inBubbles(t, fmt.Sprint(what, "/", policy, "/", known), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+					failure := reservoir.FailOpen()
+					if policy == "local" {
+						failure = reservoir.FailLocal(share)
+					}
+					net := far(time.Millisecond)
+					l := open(t, net, c.limit, opt, reservoir.WithFailure(failure), reservoir.WithIdle(72*time.Hour))
+					time.Sleep(time.Until(c.begin.Add(-2 * time.Hour)))
+					if known {
+						drain(t, l, "k", 1)
+					}
+					time.Sleep(time.Until(c.begin.Add(-5 * time.Minute)))
+					breakdown(t, l, net, refuse)
+					byPolicy, others := int64(0), l.Stats().Owed
+					time.Sleep(time.Until(c.begin))
+					for range 4 {
+						for range 25 {
+							r := allow(t, l, "k", 1)
+							require.Equal(t, reservoir.Fallback, r.Source)
+							require.True(t, c.end.Equal(r.Reset), "the period ends at %v", r.Reset)
+							if r.Allowed {
+								byPolicy++
+							}
+						}
+						time.Sleep(5 * time.Minute)
+					}
+					unused := allow(t, l, "k", 1)
+					require.NoError(t, l.Refund(bg, "k", unused))
+					if policy == "local" {
+						require.EqualValues(t, 40, byPolicy)
+					} else {
+						require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 1), 4))
+						byPolicy += 4
+					}
+					require.EqualValues(t, byPolicy, l.Stats().Owed)
+					require.GreaterOrEqual(t, l.Stats().Overdrawn, others, "debt of the period before is not charged to this one")
+					net.set(nil)
+					time.Sleep(2 * toClose)
+					require.Zero(t, l.Stats().Owed, "charged without traffic")
+					require.Equal(t, byPolicy, used(t, net, "k")-l.Stats().Held)
+					require.EqualValues(t, max(100-byPolicy, 0), drain(t, l, "k", 1))
+					require.True(t, c.end.Equal(allow(t, l, "k", 1).Reset))
+					time.Sleep(time.Until(c.end) + time.Second)
+					require.EqualValues(t, 100, drain(t, l, "k", 1))
+					balance(t, l)
+				})
+			}
+		}
+	}
 }

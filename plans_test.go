@@ -459,3 +459,141 @@ func TestOldWindowOfAForgottenKey(t *testing.T) {
 		assert.True(t, was.Reset.Equal(r.Reset))
 	})
 }
+
+// plan is a limit that a test replaces.
+type plan struct {
+	atomic.Pointer[reservoir.Limit]
+}
+
+func planned(l reservoir.Limit) *plan {
+	p := new(plan)
+	p.Store(&l)
+	return p
+}
+
+func (p *plan) option() reservoir.Option {
+	return reservoir.WithLimits(func(string) reservoir.Limit { return *p.Load() })
+}
+
+// A plan is changed to another length in mid-window, and clients come at every full hour, or
+// an instant before or after it. The window that was open keeps its end; later ones have
+// the ends of the new limit, and none admits more than the larger of the two.
+func TestPlanOfAnotherLength(t *testing.T) {
+	zone, err := time.LoadLocation("Europe/Berlin") // clocks change on 26 March 2000
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		before, after reservoir.Limit
+		change        time.Time
+		every         time.Duration
+		ends          []time.Time // the first ends after the open window's
+	}{
+		"day to month": {reservoir.PerDay(20, nil), reservoir.PerMonth(1000, nil), at(time.UTC, 4, 15, 13), time.Hour,
+			[]time.Time{at(time.UTC, 5, 1, 0), at(time.UTC, 6, 1, 0)}},
+		"day to month in which clocks change": {reservoir.PerDay(20, zone), reservoir.PerMonth(100, zone), at(zone, 3, 15, 13), time.Hour,
+			[]time.Time{at(zone, 4, 1, 0), at(zone, 5, 1, 0)}},
+		"month to day": {reservoir.PerMonth(1000, nil), reservoir.PerDay(20, nil), at(time.UTC, 4, 15, 13), time.Hour,
+			[]time.Time{at(time.UTC, 5, 2, 0), at(time.UTC, 5, 3, 0)}},
+		"day to hour": {reservoir.Limit{Tokens: 100, Window: 24 * time.Hour}, reservoir.PerHour(100), at(time.UTC, 1, 2, 13), 5 * time.Minute, nil},
+		"hour to day": {reservoir.PerHour(100), reservoir.Limit{Tokens: 100, Window: 24 * time.Hour}, at(time.UTC, 1, 2, 13), 5 * time.Minute, nil},
+	} {
+		for _, off := range []time.Duration{-time.Millisecond, 0, time.Millisecond, 10 * time.Second} {
+			inBubbles(t, fmt.Sprint(what, off), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+				net, limit := far(time.Microsecond), planned(c.before)
+				time.Sleep(time.Until(c.change.Add(-3 * time.Hour)))
+				all := fleet(t, 2, net, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithIdle(72*time.Hour))
+				open := allow(t, all[0], "k", 1).Reset
+				time.Sleep(time.Until(c.change))
+				open = allow(t, all[1], "k", 1).Reset
+				limit.Store(&c.after)
+				time.Sleep(off + c.every)
+				admitted, ends := map[time.Time]int64{}, []time.Time(nil)
+				for i := 0; len(ends) < 4 && i < 3000; i++ {
+					for range 40 {
+						r := allow(t, all[i%2], "k", 1)
+						if len(ends) == 0 || !ends[len(ends)-1].Equal(r.Reset) {
+							ends = append(ends, r.Reset)
+						}
+						if r.Allowed {
+							admitted[r.Reset]++
+						}
+					}
+					time.Sleep(c.every)
+				}
+				require.True(t, open.Equal(ends[0]), "the open window ends at %v, not %v", open, ends[0])
+				for i, end := range c.ends {
+					require.True(t, end.Equal(ends[i+1]), "%v, want %v", ends[i+1], end)
+				}
+				for i, end := range ends[1:] {
+					if c.ends == nil {
+						length := end.Sub(ends[i])
+						require.True(t, length >= c.after.Window && length <= c.after.Window+c.every+time.Second, "windows end at %v", ends)
+					}
+					require.LessOrEqual(t, admitted[end], c.after.Tokens, "%v", end)
+				}
+				require.Greater(t, len(ends), 2)
+				require.LessOrEqual(t, admitted[open], max(c.before.Tokens, c.after.Tokens))
+			})
+		}
+	}
+}
+
+// A limit has changed while a process was away: the process that starts with the new one
+// goes on in the open window, with WithLimits and without, and opens windows of the new
+// length afterwards.
+func TestPlanOfAnotherLengthAfterARestart(t *testing.T) {
+	for _, own := range []bool{true, false} {
+		inBubbles(t, fmt.Sprint("WithLimits=", own), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := far(time.Millisecond)
+			start := func(limit reservoir.Limit) *reservoir.Limiter {
+				if own {
+					return open(t, net, reservoir.PerMinute(1), planned(limit).option(), opt)
+				}
+				return open(t, net, limit, opt)
+			}
+			first := start(reservoir.PerHour(100))
+			r := allow(t, first, "k", 10)
+			time.Sleep(time.Minute)
+			require.NoError(t, first.Close(bg))
+			second := start(reservoir.PerSecond(20))
+			again := allow(t, second, "k", 1)
+			require.Equal(t, r.Reset, again.Reset)
+			require.EqualValues(t, 9, drain(t, second, "k", 1))
+			time.Sleep(time.Until(r.Reset) + time.Millisecond)
+			again = allow(t, second, "k", 1)
+			require.True(t, again.Allowed)
+			require.LessOrEqual(t, time.Until(again.Reset), time.Second)
+		})
+	}
+}
+
+// Two processes state limits of different lengths for one key. While the first window is
+// open, the limit may have changed; afterwards both go on, and one of them gets the error. No
+// window admits more than its own limit.
+func TestTwoPlansOfOneKey(t *testing.T) {
+	for _, first := range []int{0, 1} {
+		inBubbles(t, fmt.Sprint("first=", first), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := far(time.Millisecond)
+			limits := []reservoir.Limit{reservoir.PerSecond(10), reservoir.PerHour(100)}
+			var all []*reservoir.Limiter
+			for _, l := range limits {
+				all = append(all, open(t, net, reservoir.PerMinute(1), planned(l).option(), opt))
+			}
+			allow(t, all[first], "k", 1)
+			conflicts, admitted := 0, map[time.Time]int64{}
+			for i := range 2 * 60 * 60 * 4 {
+				r, err := all[i%2].Allow(bg, "k")
+				if err != nil {
+					require.ErrorIs(t, err, reservoir.ErrConflict)
+					conflicts++
+				} else if r.Allowed {
+					admitted[r.Reset]++
+				}
+				time.Sleep(250 * time.Millisecond)
+			}
+			assert.Positive(t, conflicts)
+			for end, n := range admitted {
+				assert.LessOrEqual(t, n, int64(100), "%v", end)
+			}
+		})
+	}
+}

@@ -38,6 +38,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -88,6 +89,7 @@ func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 	if err := l.validate(); err != nil {
 		return nil, err
 	}
+	l.terms.Limit = l.limit
 	l.keys.Init(int64(l.maxKeys))
 	l.epoch.Store(1)
 	l.clock.Init()
@@ -221,10 +223,9 @@ func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	k := &n.State
 	k.l, k.node, k.epoch, k.shard = l, n, l.epoch.Load(), l.shardOf(l.storeKey(n.Key))
 	n.Tag = k.epoch // an outage may change the epoch, but not the Tag, which identifies this state of the key
-	k.bound.Store(&l.limit)
+	k.bound.Store(&l.terms)
 	if limit != l.limit { // or a calendar's window has another length
-		own := limit // on the heap only if it differs
-		k.bound.Store(&own)
+		k.bound.Store(&terms{Limit: limit})
 	}
 }
 
@@ -331,14 +332,21 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 		return Result{}, err
 	}
 	r := Result{Limit: limit.Tokens, Remaining: s.Remaining, Reset: s.Window.Time(), Source: Direct}
+	serves := s.Length == 0 || l.adopts(&terms{Limit: limit}, s, 1, math.MaxInt64, 0)
 	if n := l.keys.Find(key); n != nil {
 		k := &n.State
 		k.event(func(now int64) int64 {
-			if w := k.lease.Load(); w.Alive(now) && w.Window == s.Window {
+			w := k.lease.Load()
+			known := w != nil && w.Window == s.Window
+			if known && w.Alive(now) {
 				r.Remaining = min(r.Remaining+k.heldLocked(), r.Limit)
 			}
+			serves = s.Length == 0 || known || k.adopts(s, 1, now)
 			return unchanged
 		})
+	}
+	if !serves {
+		return Result{}, ErrConflict
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
 		r.RetryAfter = retryAfter(s.Left, cmp.Or(s.Length, limit.Window))
@@ -419,8 +427,10 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 		if err != nil {
 			return err
 		}
-		if s.Length != 0 { // the limit has changed, but the open window keeps its length
-			q.Limit.Window = s.Length
+		if s.Conflict && !l.adopts(&terms{Limit: limit}, s, 1, math.MaxInt64, 0) {
+			break
+		} else if s.Conflict { // the limit has changed since the window was opened
+			q.OpenLength = s.Length
 			continue
 		}
 		if n := l.keys.Find(key); n != nil && s.Window != 0 {
@@ -434,7 +444,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 					k.deniedUntil = 0
 					return 1
 				}
-				k.switchLocked(s.Window, now).Apply(s, sent, now)
+				k.readLocked(s, cmp.Or(s.Length, q.Limit.Window), sent, now)
 				return 0
 			})
 		}

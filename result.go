@@ -279,19 +279,12 @@ func (l *Limiter) ask(key string) (Limit, error) {
 	return limit.At(time.Now()), nil
 }
 
-// wall is the wall-clock time, with two exceptions. If the window of w is surely over, wall
-// is not in it, because the store's clock may be ahead of ours. As long as the window may
-// be open, wall is in it, because the limit still has its length.
+// wall is the wall-clock time, except that it is not in a window that is surely over,
+// because the store's clock may be ahead of ours.
 func wall(w *lease.Lease, now int64) time.Time {
 	t := time.Now()
-	if w == nil {
-		return t
-	}
-	switch end := w.Window.Time(); {
-	case w.Over(now) && t.Before(end):
-		return end
-	case !w.Over(now) && !t.Before(end):
-		return end.Add(-time.Millisecond)
+	if w != nil && w.Over(now) && t.Before(w.Window.Time()) {
+		return w.Window.Time()
 	}
 	return t
 }
@@ -306,14 +299,74 @@ func calendarEnds(limit Limit, t time.Time) (end, next backend.Window) {
 	return backend.Window(first.UnixMilli()), backend.Window(limit.Ends(first).UnixMilli())
 }
 
-// bound is a limit that may change.
-type bound struct{ atomic.Pointer[Limit] }
+// terms are a key's limit, and the length of its open window, which was opened with it. A
+// changed limit applies its length from the next window on. Terms never change; a key gets
+// others.
+type terms struct {
+	Limit               // Window is the length of the open window or, if none is, of the next
+	next  time.Duration // length of the next window, if it is another; else 0
+	since int64         // since when the limit has had that length; 0 = since the key's first fetch
+}
 
-func (b *bound) limit() Limit { return *b.Load() }
+// own is the length that the limit has.
+func (t *terms) own() time.Duration { return cmp.Or(t.next, t.Window) }
 
-// ends is calendarEnds for a window that opens now, after w.
-func (b *bound) ends(w *lease.Lease, now int64) (end, next backend.Window) {
-	return calendarEnds(b.limit(), wall(w, now))
+// adopts reports whether a limit with these terms may count in an open window of another
+// length, which s has. It may if the limit has changed since that window was opened, here
+// or in another process. Two limits that go on together conflict: then the window was
+// opened after this process began to state another length. A limit that is New's changes
+// only with the program, so others who share the window must have left, too.
+func (c *client) adopts(t *terms, s backend.State, others, since, sent int64) bool {
+	off := s.Length - t.own()
+	if t.Calendar.Period != 0 && max(off, -off) < t.own()/8 {
+		return true // by the calendar, a month is up to three days shorter
+	}
+	opened := sent - int64(s.Length-s.Left)
+	return opened <= since && (c.limits != nil || others == 0)
+}
+
+// adopts is client.adopts for a key, whose own length is known since its first fetch.
+func (k *keyState) adopts(s backend.State, others, sent int64) bool {
+	t := k.bound.Load()
+	return k.l.adopts(t, s, others, cmp.Or(t.since, k.firstFetch, sent), sent)
+}
+
+// bound holds terms, which may be replaced.
+type bound struct{ atomic.Pointer[terms] }
+
+func (b *bound) limit() Limit { return b.Load().Limit }
+
+// ownLimit is the limit with the length of the next window.
+func (b *bound) ownLimit() Limit {
+	t := b.Load()
+	limit := t.Limit
+	limit.Window = t.own()
+	return limit
+}
+
+// openings returns what a request states of windows: the limit for one that opens now, the
+// length of one that is open, if it is another, and the ends by the calendar.
+func (b *bound) openings(w *lease.Lease, now int64) (limit Limit, open time.Duration, end, next backend.Window) {
+	t := b.Load()
+	if limit = b.ownLimit().Plain(); t.next != 0 {
+		open = t.Window
+	}
+	end, next = calendarEnds(t.Limit, wall(w, now))
+	return limit, open, end, next
+}
+
+// openedLocked records the length of the window that is open.
+func (k *keyState) openedLocked(length time.Duration) {
+	t := *k.bound.Load()
+	if length == t.Window && t.next == 0 {
+		return
+	}
+	if t.next, t.Window = t.own(), length; t.next == length {
+		t.next = 0
+	}
+	if t != *k.bound.Load() {
+		k.bound.Store(&t)
+	}
 }
 
 // oldLocked reports whether to call WithLimits' function again, because another limit may
@@ -345,8 +398,8 @@ func (l *Limiter) relimit(k *keyState, q *backend.SyncRequest) (Limit, error) {
 				wanted = k.relimitLocked(limit, now)
 			}
 			if q != nil {
-				q.End, q.Next = k.ends(k.lease.Load(), now)
-				if clamp(q, k.limit()); k.plan != counted { // what it brought would only have to go back
+				q.Limit, q.OpenLength, q.End, q.Next = k.openings(k.lease.Load(), now)
+				if clamp(q); k.plan != counted { // what it brought would only have to go back
 					q.Want, q.Need, q.Least = 0, 0, 0
 				}
 			}
@@ -361,23 +414,27 @@ func (l *Limiter) relimit(k *keyState, q *backend.SyncRequest) (Limit, error) {
 // kept in plan, beside the limit under which the account is stated, and answers the callers
 // in line.
 func (k *keyState) relimitLocked(limit Limit, now int64) int64 {
-	w, was := k.lease.Load(), k.limit()
+	w, was := k.lease.Load(), k.bound.Load()
 	line := k.busy.callers()
 	if k.plan = planOf(limit); k.plan != counted {
 		k.usageLocked().blocked = k.l.asks.Load()
 		line.Since(0, func(c *waiter) { line.Notify(c, k.specialLocked(c, limit)) })
 		return 0
 	}
-	if limit = limit.At(wall(w, now)); !w.Over(now) {
-		limit.Window = was.Window
+	t := terms{Limit: limit.At(wall(w, now)), since: was.since}
+	if t.Calendar != was.Calendar || t.Calendar.Period == 0 && t.Window != was.own() {
+		t.since = max(now, 1)
 	}
-	if limit == was {
+	if !w.Over(now) && t.Window != was.Window {
+		t.Window, t.next = was.Window, t.Window
+	}
+	if t == *was {
 		return unchanged
 	}
 	if w != nil && limit.Tokens > was.Tokens { // the store may have more now
 		k.deniedUntil = 0
 	}
-	k.bound.Store(&limit)
+	k.bound.Store(&t)
 	line.Since(0, func(c *waiter) {
 		switch {
 		case c.N > limit.Tokens:
@@ -410,28 +467,20 @@ func (k *keyState) tooMuchLocked(now int64) (Result, error) {
 	return r, err
 }
 
-// clamp adapts q, which was written under an older limit, to l.
-func clamp(q *backend.SyncRequest, l Limit) {
-	q.Limit = l.Plain()
-	q.Want, q.Need, q.Least, q.Pace = min(q.Want, l.Tokens), min(q.Need, l.Tokens), min(q.Least, l.Tokens), min(q.Pace, l.Tokens)
+// clamp adapts the wants of q, which was written under an older limit, to its limit.
+func clamp(q *backend.SyncRequest) {
+	most := q.Limit.Tokens
+	q.Want, q.Need, q.Least, q.Pace = min(q.Want, most), min(q.Need, most), min(q.Least, most), min(q.Pace, most)
 }
 
-// adoptLocked takes over the length of the open window until it ends. The window belongs
-// to the limit before WithLimits changed it, perhaps in another process. If no window is
-// open, the period that ends at end is over by the store's clock, and the next one has that
-// length. A key without a window records that end as a window that is over, because our
-// clock may be behind: see wall. In a provisional window the key asks again with that length.
-func (k *keyState) adoptLocked(s backend.State, end backend.Window, sent, now int64) {
-	limit := k.limit()
-	limit.Window = s.Length
-	k.bound.Store(&limit)
-	if w := k.lease.Load(); k.fallback.isProvisional(w) && !w.Over(now) {
-		return
+// adoptLocked takes over an open window of another length, as s has it, and reports whether
+// the limit may count in it.
+func (k *keyState) adoptLocked(s backend.State, others, sent, now int64) bool {
+	if !k.adopts(s, others, sent) {
+		return false
 	}
-	if s.Window == 0 && k.lease.Load() == nil {
-		s.Window, s.Left = end, -1
-	}
-	k.readLocked(s, sent, now)
+	k.readLocked(s, s.Length, sent, now)
+	return true
 }
 
 // conflictLocked remembers that the open window belongs to a limit of another length, until
@@ -444,9 +493,10 @@ func (k *keyState) conflictLocked(s backend.State, now int64) {
 	k.usageLocked().conflict = now + int64(pause)
 }
 
-// readLocked applies a reading that came without the account, and enters its window.
-func (k *keyState) readLocked(s backend.State, sent, now int64) {
-	if k.retired || s.Window == 0 {
+// readLocked applies a reading that came without the account, and enters its window, of
+// that length.
+func (k *keyState) readLocked(s backend.State, length time.Duration, sent, now int64) {
+	if k.openedLocked(length); k.retired || s.Window == 0 {
 		return
 	}
 	w := k.lease.Load()
@@ -454,6 +504,7 @@ func (k *keyState) readLocked(s backend.State, sent, now int64) {
 		w = k.switchLocked(s.Window, now)
 	}
 	w.Apply(s, sent, now)
+	k.foundLocked(s.Window, now)
 }
 
 // byPlan answers a request if the limit is special. The Reset of a blocked request is the

@@ -490,10 +490,9 @@ func TestCloseWhileTheStoreExits(t *testing.T) {
 func TestShareOfACarriedWindow(t *testing.T) {
 	for turn := range 5 {
 		inBubble(t, fmt.Sprint("turn=", turn), func(t *testing.T) {
-			store := memstore.New()
-			net := overNetwork(store, 10*time.Millisecond)
-			l := open(t, net, reservoir.PerHour(100), reservoir.WithFailure(reservoir.FailLocal(0.1)))
-			other := open(t, store, reservoir.PerHour(100))
+			net := far(10 * time.Millisecond)
+			l := open(t, net, reservoir.PerHour(100), reservoir.WithFailure(reservoir.FailLocal(0.1)), reservoir.WithBatch(reservoir.Fixed(1)))
+			allow(t, l, "k", 1)
 			alone := func() (n int64) {
 				breakdown(t, l, net, loseRequest)
 				for range 20 {
@@ -505,6 +504,8 @@ func TestShareOfACarriedWindow(t *testing.T) {
 			}
 			require.EqualValues(t, 10, alone())
 			time.Sleep(5 * time.Second) // another window would end at another second
+			net.loseData()
+			other := open(t, net.store, reservoir.PerHour(100))
 			var calls atomic.Int64
 			net.set(func(c call) fault {
 				if c.key == "k" && calls.Add(1) == int64(turn)+1 { // it takes 10 ms yet to arrive

@@ -167,7 +167,7 @@ func (s *Stats) add(k *keyState) {
 		k.l.count.move(k.account.Expire(k.drainLocked()))
 		k.l.count.move(k.account.ExpireDebt())
 	}
-	s.Owed += k.account.Unpaid()
+	s.Owed += k.owedLocked()
 	held := k.heldLocked()
 	s.Keys++
 	s.Spent += k.account.Spent(held)

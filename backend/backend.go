@@ -77,16 +77,17 @@ func (w Window) Time() time.Time {
 // State is one reading of a key. The decision, Remaining and Window of a reply always
 // come from the same reading.
 //
-// A window has one length. If a request has another length, Length is the open window's and
-// the call has changed nothing: it neither charged nor granted, and did not move the
-// window's end. The reply to a statement then repeats the statement's totals and counts
-// one client. If no window is open but the calendar's next period has another length,
-// Window is 0 and Length is that period's.
+// A window keeps the length with which it was opened. If that is not the length of the
+// request's Limit, Length names it. The window is served all the same if Length is the
+// request's OpenLength or, by a calendar, the length of the next period. Otherwise Conflict
+// is set and the call has changed nothing: it neither charged nor granted, and did not move
+// the window's end. The reply to a statement then repeats the statement's totals.
 type State struct {
 	Window    Window        // the open window; 0 if none is open
 	Left      time.Duration // until Window ends, by the store's clock, at the moment of reading
 	Remaining int64         // tokens that are not charged to anybody
-	Length    time.Duration // of the open window or next period, if the request has another; else 0
+	Length    time.Duration // of the open window, if the request's Limit has another; else 0
+	Conflict  bool          // the call has changed nothing, because of Length; Check never sets it
 }
 
 // SyncRequest is one client's statement of account with one key.
@@ -110,12 +111,15 @@ type SyncRequest struct {
 	Least int64 // the part of Need for the first of these callers; a store that has less grants nothing new
 
 	// End is the end of a window that this statement opens, for limits by the calendar;
-	// 0 means one length from now. It is at most one length away. If by the store's clock
-	// End has passed or is further away than that, the client's clock is wrong, and the
-	// store moves End by whole lengths. Next is the end of the window after that one. If
-	// End has passed when the call arrives, and the next period has another length, the
-	// reply names that length in State.Length.
+	// 0 means one length from now. It is at most one length away. Next is the end of the
+	// window after that one, which opens if End has passed when the call arrives. If by the
+	// store's clock both have passed, or End is further away than a length, the client's
+	// clock is wrong, and the store moves End by whole lengths.
 	End, Next Window
+
+	// OpenLength is the length of the window that the client takes for open, if its limit
+	// has another length since; else 0. A window that opens now has the length of Limit.
+	OpenLength time.Duration
 
 	// Leaving says that the client will not ask again soon. SyncReply.Clients does not
 	// count it until it asks again.
@@ -153,7 +157,7 @@ type SyncReply struct {
 	Returned   int64         // the client's total given back in Window
 	Debt       int64         // the client's total used without a grant in Window
 	Over       int64         // tokens charged above the limit, by debt
-	Clients    int64         // clients that share the key in Window and have not left, this one included
+	Clients    int64         // clients that share the key in Window and have not left, this one included; after a Conflict the others, or 1 if these are unknown
 	Reasserted int64         // tokens of this statement that the store had lost and has charged again
 	Lasted     time.Duration // from Window's beginning until its tokens first ran out; 0 if they have not
 	Carried    bool          // tokens that the client held in another window, still open elsewhere, now belong to Window
@@ -165,9 +169,10 @@ type SyncReply struct {
 type TakeRequest struct {
 	Key    string
 	Limit  Limit
-	End    Window // end of a window that this call opens; see SyncRequest
-	Next   Window // end of the window after it
-	Tokens int64  // 1 to Limit.Tokens
+	Tokens int64 // 1 to Limit.Tokens
+
+	End, Next  Window        // of windows that this call may open; see SyncRequest
+	OpenLength time.Duration // see SyncRequest
 }
 
 // TakeReply is the decision and the reading that it was based on.
@@ -190,11 +195,11 @@ type SettleReply struct {
 	Over int64 // tokens that are charged above the limit now
 }
 
-// ResetRequest asks for a fresh window. If the open window has another length than
-// Limit, nothing changes; see [State].
+// ResetRequest asks for a fresh window, which has the length of Limit.
 type ResetRequest struct {
 	Key   string
 	Limit Limit
-	End   Window // end of the new window, by a calendar; see SyncRequest
-	Next  Window // end of the window after it
+
+	End, Next  Window        // of the fresh window, by a calendar; see SyncRequest
+	OpenLength time.Duration // see SyncRequest
 }

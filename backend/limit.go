@@ -87,7 +87,7 @@ func (r SyncRequest) Validate() error {
 	case r.Total < 0 || r.Total > MaxTokens || r.Used < 0 || r.Used > MaxTokens:
 		return fmt.Errorf("%w: total %d, used %d", ErrTokens, r.Total, r.Used)
 	}
-	return validateEnd(r.End, r.Next)
+	return validateEnd(r.End, r.Next, r.OpenLength)
 }
 
 // Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
@@ -98,7 +98,7 @@ func (r TakeRequest) Validate() error {
 	if r.Tokens < 1 || r.Tokens > r.Limit.Tokens {
 		return fmt.Errorf("%w: %d, want 1 to the limit of %d", ErrTokens, r.Tokens, r.Limit.Tokens)
 	}
-	return validateEnd(r.End, r.Next)
+	return validateEnd(r.End, r.Next, r.OpenLength)
 }
 
 // Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
@@ -106,7 +106,7 @@ func (r ResetRequest) Validate() error {
 	if err := validate(r.Key, r.Limit); err != nil {
 		return err
 	}
-	return validateEnd(r.End, r.Next)
+	return validateEnd(r.End, r.Next, r.OpenLength)
 }
 
 // Validate returns nil, or an error that wraps ErrKey or ErrTokens.
@@ -131,8 +131,11 @@ func validateClient(name string) error {
 	return nil
 }
 
-// validateEnd returns nil, or an error that wraps ErrTokens.
-func validateEnd(end, next Window) error {
+// validateEnd returns nil, or an error that wraps ErrTokens or ErrLimit.
+func validateEnd(end, next Window, open time.Duration) error {
+	if open < 0 || open > MaxWindow || open%time.Millisecond != 0 {
+		return fmt.Errorf("%w: an open window of %v", ErrLimit, open)
+	}
 	if end < 0 || int64(end) > MaxTokens || next != 0 && (next <= end || int64(next-end) > MaxWindow.Milliseconds()) {
 		return fmt.Errorf("%w: a window that ends at %d, and the next at %d", ErrTokens, end, next)
 	}

@@ -32,11 +32,12 @@
 --      16 debt          tokens that it used in that window without a grant
 --      17 total         of the window in the last reply; 0 = unknown
 --      18 used          tokens charged at that time, less those that this statement is the first to return
+--      19 open          length of the window that the client takes for open, ms, if the limit has another since; else 0
 --    then:
 --      -2 not after     Unix us; later than this do nothing; 0 = whenever
 --      -1 now           Unix us; empty = the server's clock
--- Reply { flags (1 late, 2 carried, 4 learning), now us, window ms (0 = none open), remaining,
---         length of the open window ms if it is another one (then nothing was done), else 0,
+-- Reply { flags (1 late, 2 carried, 4 learning, 16 conflict: nothing was done because of the length), now us, window ms (0 = none open), remaining,
+--         length of the open window ms if it is not the limit's, else 0,
 --         grant, recovered, granted, returned, debt, clients, reasserted,
 --         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total,
 --         tokens charged above the limit };
@@ -69,15 +70,17 @@ local late = ARGV[args - 1] + 0
 if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
 
 local slack = min(length / 10, 1000)                   -- clocks of two servers may differ by this
-local peers, pace, till, after, leaving, window, runs = 0, 0, 0, 0, false, 0, false
+local peers, pace, till, after, leaving, window, open, runs = 0, 0, 0, 0, false, 0, 0, false
 if args > 9 then
-  peers, pace, till, after, leaving, window = ARGV[8] + 0, ARGV[9] + 0, ARGV[10] + 0, ARGV[11] + 0, ARGV[12] == '1', ARGV[13] + 0
-  runs = window * 1000 >= now and window <= math.ceil(now / 1000) + length + slack
+  peers, pace, till, after, leaving, window, open = ARGV[8] + 0, ARGV[9] + 0, ARGV[10] + 0, ARGV[11] + 0, ARGV[12] == '1', ARGV[13] + 0, ARGV[19] + 0
+  local most = open > 0 and open or length
+  runs = window * 1000 >= now and window <= math.ceil(now / 1000) + most + min(most / 10, 1000)
 end
+local period = max(after - till, 0)                    -- the length of the calendar's next period
 
 -- Read and judge everything before the first write: a script is not rolled back.
 local stop, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
-local fresh, moved, opened, before = true, false, length, 0
+local fresh, moved, opened, before, conflict = true, false, length, 0, false
 if stop and used then
   stop, used = tonumber(stop), tonumber(used)
   if not stop or not (stop >= 0 and stop < 9007199254740) then return redis.error_reply('BADSTATE the end of the window is not a time') end
@@ -87,43 +90,54 @@ if stop and used then
   fresh = stop * 1000 < now
   if fresh then before = stop end
 end
-if before > 0 and window > before and window - before < floor(slack) then runs = false end  -- a reset has closed it
+if before > 0 and window > before and window - before < floor(min((open > 0 and open or length) / 10, 1000)) then runs = false end  -- a reset has closed it
 if fresh then                                          -- never opened, over, or half of it lost
   used = 0
 else
   opened = redis.call('PEXPIRETIME', KEYS[2]) - stop - 1000
-  local differ = min(opened / 10, 1000)
+  local differ
   if opened <= 0 or opened > 31622401000 then          -- another program opened it: the length is unknown
     opened, differ = length, 31622400000 - length
   elseif math.abs(opened - length) <= slack then       -- the move of a slot has changed the time to live
-    opened, differ = length, slack
+    opened = length
+  elseif math.abs(opened - open) <= min(open / 10, 1000) then
+    opened = open
+  elseif math.abs(opened - period) <= min(period / 10, 1000) then
+    opened = period
+  else
+    conflict = true
   end
+  differ = differ or min(opened / 10, 1000)
   moved = stop > math.ceil(now / 1000) + opened + differ  -- our clock stepped back: starve no longer than a window
 end
 
 if fresh and runs then
   stop = window
-elseif fresh and till * 1000 <= now and after * 1000 > now and math.abs(after - till - length) > slack then
-  stop, opened = 0, after - till                       -- a period of another length: the client retries with it
+  if open > 0 then opened = open end
 elseif fresh or moved then                             -- the end of a window that opens now
-  if opened ~= length then till = 0 end                -- of another calendar
-  if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next end, or a later one
+  local till = opened == length and till or 0          -- else it is another limit's
+  if fresh and till * 1000 <= now and after * 1000 > now then  -- the calendar's next period has begun
+    stop, opened = after, period
+  elseif till > 0 and till * 1000 <= now then          -- or a later one
     stop = till + (floor((now - till * 1000) / (length * 1000)) + 1) * length
-  elseif till > 0 then                                 -- or later than possible: an earlier end
+  elseif till > 0 then                                 -- later than possible: an earlier end
     stop = till - max(math.ceil((till - math.ceil(now / 1000) - length - slack) / length), 0) * length
   elseif opened % 1000 == 0 then                       -- a length of whole seconds ends at a whole second
     stop = floor(now / 1000000) * 1000 + opened
   else
     stop = math.ceil(now / 1000) + opened
   end
-  if before > 0 and stop > before and stop - before < floor(slack) then  -- the name of a window that was reset: use the next end
-    if after > till then length, opened = after - till, after - till end
-    stop = stop + length
+  if before > 0 and stop > before and stop - before < floor(min(opened / 10, 1000)) then  -- the name of a window that was reset: use the next end
+    opened = period > 0 and period or length
+    stop = stop + opened
   end
 end
-if opened ~= length then
-  return { 0, now, stop, max(limit - used, 0), opened, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }
+local other = opened ~= length and opened or 0
+if conflict then                                       -- with others, or with callers of take, who leave no ledger
+  local others = string.match(redis.call('HMGET', KEYS[3], 'w')[1] or '', '^' .. format('%d', stop) .. ' (%d+)')
+  return { 16, now, stop, max(limit - used, 0), other, 0, 0, 0, 0, 0, others and others + 0 or 1, 0, 0, 0, 0 }
 end
+length = opened
 
 -- The ledger. If this window has none, all charged tokens are unattributed: either direct callers
 -- were charged, or the ledger was lost and its clients will state what they hold.
@@ -281,6 +295,6 @@ elseif charged < used then
 end
 
 if first then return { 0, now, stop, rest, 0, take } end
-return { (carried and 2 or 0) + (learning and 4 or 0), now, stop, rest, 0,
+return { (carried and 2 or 0) + (learning and 4 or 0), now, stop, rest, other,
   take + recovered, recovered, g, b, d, clients, reasserted,
   exhausted > 0 and max(exhausted - stop + length, 1) or 0, total, max(charged - limit, 0) }

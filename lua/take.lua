@@ -7,10 +7,11 @@
 --       3 length     of a window, ms
 --       4 end        of a window that opens now, by a calendar, Unix ms; 0 = a length from now
 --       5 next       end, of the window after that one; 0 = a length later
---       6 not after  Unix us; later than this do nothing; 0 = whenever
---       7 now        Unix us; empty = the server's clock
--- Reply { flags (1 late, 8 allowed), now us, window ms, remaining,
---         length of the open window ms if it is another one (then nothing was done), else 0 }
+--       6 open       length of the window that the caller takes for open, ms, if the limit has another since; else 0
+--       7 not after  Unix us; later than this do nothing; 0 = whenever
+--       8 now        Unix us; empty = the server's clock
+-- Reply { flags (1 late, 8 allowed, 16 conflict: nothing was done because of the length), now us, window ms, remaining,
+--         length of the open window ms if it is not the limit's, else 0 }
 --
 -- Invariant: charged grows by n and stays <= limit, or nothing is written.
 -- Not idempotent: never send it a second time once it may have run.
@@ -18,18 +19,18 @@
 local function fail(what) return redis.error_reply('BADSTATE ' .. what) end
 
 local n, limit, length = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local now = tonumber(ARGV[7])
+local now = tonumber(ARGV[8])
 if not now then
   local t = redis.call('TIME')
   now = t[1] * 1000000 + t[2]
 end
-local late = tonumber(ARGV[6])
+local late = tonumber(ARGV[7])
 if late > 0 and now > late then return { 1, now, 0, 0, 0 } end
 
 -- The end of a window of that length that opens now. If the length is in whole seconds, so is the end.
 local function opening(length, till)
   local last = math.ceil(now / 1000) + length
-  if till > 0 and till * 1000 <= now then              -- over by our clock: the calendar's next end, or a later one
+  if till > 0 and till * 1000 <= now then              -- over by our clock: a later end of the calendar's
     return till + (math.floor((now - till * 1000) / (length * 1000)) + 1) * length
   elseif till > 0 then                                 -- or later than possible: an earlier end
     return till - math.max(math.ceil((till - last - math.min(length / 10, 1000)) / length), 0) * length
@@ -52,37 +53,46 @@ elseif stop then                                       -- the count is lost
 elseif used then                                       -- the end is lost, but the count expires a second later
   lost = redis.call('PEXPIRETIME', KEYS[1]) - 1000
 end
-local till, after = tonumber(ARGV[4]), tonumber(ARGV[5])
-if fresh and till * 1000 <= now and after * 1000 > now and math.abs(after - till - length) > math.min(length / 10, 1000) then
-  return { 0, now, 0, limit, after - till }            -- a period of another length: the client retries with it
-elseif fresh then                                      -- never opened, over, or half of it lost
+local till, after, open = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local period = math.max(after - till, 0)               -- the length of the calendar's next period
+local conflict = false
+if fresh then                                          -- never opened, over, or half of it lost
   local before = used and stop
   stop, used = opening(length, till), 0
-  if before and stop > before and stop - before < math.floor(math.min(length / 10, 1000)) then  -- the name of a window that was reset: use the next end
-    if after > till then length, opened = after - till, after - till end
-    stop = stop + length
+  if till * 1000 <= now and after * 1000 > now then stop, opened = after, period end  -- the calendar's next period has begun
+  if before and stop > before and stop - before < math.floor(math.min(opened / 10, 1000)) then  -- the name of a window that was reset: use the next end
+    opened = period > 0 and period or length
+    stop = stop + opened
   end
   if lost * 1000 >= now then stop = math.min(stop, lost) - 1 end  -- or a ledger that is left would count as this window's
 else
   opened = redis.call('PEXPIRETIME', KEYS[2]) - stop - 1000
-  local slack = math.min(opened / 10, 1000)
+  local slack
   if opened <= 0 or opened > 31622401000 then          -- another program opened it: the length is unknown
     opened, slack = length, 31622400000 - length
   elseif math.abs(opened - length) <= math.min(length / 10, 1000) then  -- the move of a slot has changed the time to live
-    opened, slack = length, math.min(length / 10, 1000)
+    opened = length
+  elseif math.abs(opened - open) <= math.min(open / 10, 1000) then
+    opened = open
+  elseif math.abs(opened - period) <= math.min(period / 10, 1000) then
+    opened = period
+  else
+    conflict = true
   end
+  slack = slack or math.min(opened / 10, 1000)
   if stop > math.ceil(now / 1000) + opened + slack then  -- our clock stepped back: starve no longer than a window
     stop, moved = opening(opened, opened == length and till or 0), true
   end
 end
 
-if opened ~= length then return { 0, now, stop, math.max(limit - used, 0), opened } end
-if used + n > limit then return { 0, now, stop, math.max(limit - used, 0), 0 } end
+local other = opened ~= length and opened or 0
+if conflict then return { 16, now, stop, math.max(limit - used, 0), other } end
+if used + n > limit then return { 0, now, stop, math.max(limit - used, 0), other } end
 used = used + n
 if fresh or moved then
-  redis.call('SET', KEYS[2], stop % 1000 == 0 and stop / 1000 or string.format('%.3f', stop / 1000), 'PXAT', stop + 1000 + length)
+  redis.call('SET', KEYS[2], stop % 1000 == 0 and stop / 1000 or string.format('%.3f', stop / 1000), 'PXAT', stop + 1000 + opened)
   redis.call('SET', KEYS[1], used, 'PXAT', stop + 1000)
 else
   redis.call('SET', KEYS[1], used, 'KEEPTTL')
 end
-return { 8, now, stop, limit - used, 0 }
+return { 8, now, stop, limit - used, other }

@@ -35,12 +35,12 @@ func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backen
 		leaving = 1
 	}
 	n, err := s.eval(ctx, "sync", lua.Sync, r.Key, r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand,
-		r.Peers, r.Pace, int64(r.End), int64(r.Next), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, 0, s.now(ctx).UnixMicro())
+		r.Peers, r.Pace, int64(r.End), int64(r.Next), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds(), 0, s.now(ctx).UnixMicro())
 	if err != nil {
 		return reply, err
 	}
-	if n[4] != 0 { // the open window has another length
-		return backend.SyncReply{State: state(n), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1}, nil
+	if n[0]&16 != 0 { // the open window has another length
+		return backend.SyncReply{State: state(n), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: n[10]}, nil
 	}
 	if len(n) == 6 { // a first contact
 		n = append(n, 0, n[5], 0, 0, 1, 0, 0, n[5], 0)
@@ -55,7 +55,7 @@ func (s stranger) Take(ctx context.Context, r backend.TakeRequest) (reply backen
 	if err := r.Validate(); err != nil {
 		return reply, err
 	}
-	n, err := s.eval(ctx, "take", lua.Take, r.Key, r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), 0, s.now(ctx).UnixMicro())
+	n, err := s.eval(ctx, "take", lua.Take, r.Key, r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds(), 0, s.now(ctx).UnixMicro())
 	if err != nil {
 		return reply, err
 	}
@@ -88,7 +88,7 @@ func (s stranger) Reset(ctx context.Context, r backend.ResetRequest) (reply back
 	if err := r.Validate(); err != nil {
 		return reply, err
 	}
-	n, err := s.eval(ctx, "reset", lua.Reset, r.Key, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), 0, s.now(ctx).UnixMicro())
+	n, err := s.eval(ctx, "reset", lua.Reset, r.Key, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds(), 0, s.now(ctx).UnixMicro())
 	if err != nil {
 		return reply, err
 	}
@@ -109,7 +109,7 @@ func (s stranger) eval(ctx context.Context, op, script, key string, args ...any)
 
 // state is a reading, with which the reply of every script but settle begins.
 func state(n []int64) (s backend.State) {
-	s = backend.State{Window: backend.Window(n[2]), Remaining: n[3], Length: time.Duration(n[4]) * time.Millisecond}
+	s = backend.State{Window: backend.Window(n[2]), Remaining: n[3], Length: time.Duration(n[4]) * time.Millisecond, Conflict: n[0]&16 != 0}
 	if s.Window != 0 {
 		s.Left = s.Window.Time().Sub(time.UnixMicro(n[1]))
 	}

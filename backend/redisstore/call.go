@@ -39,7 +39,7 @@ var (
 	takeScript   = newScript("take", lua.Take, "", 2, 5, false, func(v []int64) bool { return v[0]&flagAllowed != 0 })
 	checkScript  = newScript("check", lua.Check, "_ro", 2, 5, true, nil)
 	settleScript = newScript("settle", lua.Settle, "", 3, 3, false, nil)
-	resetScript  = newScript("reset", lua.Reset, "", 3, 5, false, func(v []int64) bool { return v[2] != 0 && v[4] == 0 })
+	resetScript  = newScript("reset", lua.Reset, "", 3, 5, false, func(v []int64) bool { return v[2] != 0 && v[0]&flagConflict == 0 })
 )
 
 func newScript(op, source, suffix string, keys, fields int, idempotent bool, handsOut func([]int64) bool) *script {

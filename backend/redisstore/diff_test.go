@@ -80,7 +80,7 @@ func TestDifferential(t *testing.T) {
 		"allowed", "refused", "grant", "recovered", "reasserted", "carried", "learning", "returned",
 		"refund", "overrun", "nothing to settle", "above the limit", "open", "closed", "exhausted", "back", "three clients",
 		"lasted", "had come back", "conflict", "debt", "leaving", "too little", "calendar", "claimed", "ledger lost",
-		"first contact", "first contact takes all", "first contact for nothing", "reset", "reset by a millisecond", "too late", "another period", "next by take", "next by sync", "next by reset", "over", "debt returned", "nothing to reset", "void",
+		"first contact", "first contact takes all", "first contact for nothing", "reset", "reset by a millisecond", "too late", "another period", "open length", "adopted with its length", "conflict with others", "take in another length", "next by take", "next by sync", "next by reset", "over", "debt returned", "nothing to reset", "void",
 	} {
 		require.Positive(t, p.seen[what], "%s: %v", what, p.seen)
 	}
@@ -99,6 +99,11 @@ func (p *pair) limit() backend.Limit {
 		l.Window = one(p, time.Minute, 2*time.Minute, time.Hour, p.length+time.Millisecond, p.length-time.Second, p.length+1001*time.Millisecond)
 	}
 	return l
+}
+
+// openLength is the length that a client takes for the open window's, if its limit has changed.
+func (p *pair) openLength() time.Duration {
+	return one(p, 0, 0, 0, p.length, time.Minute, time.Hour, p.length+time.Millisecond)
 }
 
 // window is one that was named, one that lies near now, or none.
@@ -190,28 +195,29 @@ func (p *pair) sync(ctx context.Context, key string) {
 		Peers:  one(p, 0, 0, 2, 30, p.tokens(backend.MaxTokens)), Pace: one(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
 		Total: one(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)), Used: p.tokens(one(p, 0, limit.Tokens, backend.MaxTokens)),
 		Debt: p.tokens(one(p, 0, 0, limit.Tokens/4, backend.MaxTokens)), End: p.end(), Leaving: p.rnd.IntN(6) == 0,
+		OpenLength: p.openLength(),
 	}
 	r.Least, r.Next = p.tokens(one(p, 0, r.Need)), p.next(r.End)
 	if p.rnd.IntN(4) == 0 { // debt may be returned too
 		r.Returned = p.tokens(min(granted+r.Debt, backend.MaxTokens))
 	}
 	if p.rnd.IntN(5) == 0 { // of a client that knows nothing of the key
-		r.Window, r.Peers, r.Pace, r.End, r.Next, r.Leaving = 0, 0, 0, 0, 0, false
+		r.Window, r.Peers, r.Pace, r.End, r.Next, r.Leaving, r.OpenLength = 0, 0, 0, 0, 0, false, 0
 	}
 	got, err := p.b.Sync(ctx, r)
 	require.NoError(p.t, err)
 	c, now := p.a.at(ctx, key)
 	fresh := !c.Open(now)
-	first := fresh && r.Window == 0 && r.Peers|r.Pace|int64(r.End|r.Next) == 0 && !r.Leaving
+	first := fresh && r.Window == 0 && r.Peers|r.Pace|int64(r.End|r.Next)|int64(r.OpenLength) == 0 && !r.Leaving
 	require.Equal(p.t, c.Sync(r, now), got, "at %v: %+v", p.now, r)
 	p.ends = append(p.ends, got.Window)
 	p.note(map[string]bool{
-		"grant": got.Grant > got.Recovered, "conflict": got.Length > 0, "debt": got.Debt > 0, "leaving": r.Leaving && got.Clients == 1,
+		"grant": got.Grant > got.Recovered, "conflict": got.Conflict, "open length": !got.Conflict && got.Length > 0 && got.Length == r.OpenLength, "adopted with its length": fresh && got.Window == r.Window && got.Length > 0, "conflict with others": got.Conflict && got.Clients > 1, "debt": got.Debt > 0, "leaving": r.Leaving && got.Clients == 1,
 		"too little": r.Least > 1 && got.Grant == 0 && got.Remaining > 0, "claimed": got.Reasserted > 0 && !got.Learning, "recovered": got.Recovered > 0, "reasserted": got.Reasserted > 0,
 		"first contact": first && got.Grant > 0, "first contact takes all": first && got.Lasted > 0, "first contact for nothing": first && got.Grant == 0,
 		"void":    p.voids[r.Window] && r.Granted > r.Returned && got.Window != 0 && got.Window != r.Window && r.Window.Time().After(time.UnixMicro(now)) && !got.Carried,
 		"carried": got.Carried, "learning": got.Learning, "returned": got.Returned > 0,
-		"next by sync": got.Grant > 0 && fresh && got.Window == r.Next, "another period": got.Length > 0 && got.Window == 0,
+		"next by sync": got.Grant > 0 && fresh && got.Window == r.Next, "another period": got.Grant > 0 && fresh && got.Window == r.Next && got.Length > 0,
 		"debt returned": got.Returned > got.Granted, "over": got.Over > 0, "too late": got.Window != 0 && int64(r.End) > now/1000+limit.Window.Milliseconds()+1000, "exhausted": got.Remaining == 0, "three clients": got.Clients == 3,
 		"learnt of others": got.Learning && got.Reasserted == 0 && got.Total > 0, "lasted": got.Lasted > 0, "had come back": got.Lasted > 0 && got.Remaining > 0,
 	})
@@ -219,7 +225,7 @@ func (p *pair) sync(ctx context.Context, key string) {
 
 func (p *pair) take(ctx context.Context, key string) {
 	limit := p.limit()
-	r := backend.TakeRequest{Key: key, Limit: limit, Tokens: max(p.tokens(limit.Tokens), 1), End: p.end()}
+	r := backend.TakeRequest{Key: key, Limit: limit, Tokens: max(p.tokens(limit.Tokens), 1), End: p.end(), OpenLength: p.openLength()}
 	r.Next = p.next(r.End)
 	got, err := p.b.Take(ctx, r)
 	require.NoError(p.t, err)
@@ -227,7 +233,7 @@ func (p *pair) take(ctx context.Context, key string) {
 	opened := !c.Open(now)
 	require.Equal(p.t, c.Take(r, now), got, "at %v: %+v", p.now, r)
 	p.ends = append(p.ends, got.Window)
-	p.note(map[string]bool{"allowed": got.Allowed, "refused": !got.Allowed, "next by take": opened && got.Allowed && got.Window == r.Next})
+	p.note(map[string]bool{"allowed": got.Allowed, "refused": !got.Allowed, "take in another length": got.Allowed && got.Length > 0, "next by take": opened && got.Allowed && got.Window == r.Next})
 }
 
 func (p *pair) settle(ctx context.Context, key string) {
@@ -242,7 +248,7 @@ func (p *pair) settle(ctx context.Context, key string) {
 }
 
 func (p *pair) reset(ctx context.Context, key string) {
-	r := backend.ResetRequest{Key: key, Limit: p.limit(), End: p.end()}
+	r := backend.ResetRequest{Key: key, Limit: p.limit(), End: p.end(), OpenLength: p.openLength()}
 	r.Next = p.next(r.End)
 	got, err := p.b.Reset(ctx, r)
 	require.NoError(p.t, err)
@@ -250,10 +256,10 @@ func (p *pair) reset(ctx context.Context, key string) {
 	before := c.Contents(now).Window
 	require.Equal(p.t, c.Reset(r, now), got, "at %v: %+v", p.now, r)
 	p.ends = append(p.ends, before, got.Window)
-	p.voids[before] = p.voids[before] || got.Length == 0
+	p.voids[before] = p.voids[before] || !got.Conflict
 	p.note(map[string]bool{
-		"nothing to reset": got.Window == 0, "reset": got.Window != 0 && got.Length == 0, "reset by a millisecond": got.Window == before-1,
-		"next by reset": r.Next != 0 && got.Window == before-1+r.Next-r.End,
+		"nothing to reset": got.Window == 0, "reset": got.Window != 0 && !got.Conflict, "reset by a millisecond": got.Window == before-1,
+		"next by reset": r.Next != 0 && (got.Window == before-1+r.Next-r.End || got.Window == r.Next),
 	})
 }
 

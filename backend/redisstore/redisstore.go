@@ -164,6 +164,7 @@ const (
 	flagLearning = 4
 	flagAllowed  = 8
 	flagDone     = flagAllowed // of settle
+	flagConflict = 16
 )
 
 // Sync implements backend.Store with one EVALSHA. Until ctx ends, it is repeated if it
@@ -174,8 +175,8 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 		return out, err
 	}
 	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand}
-	if r.Leaving || r.Peers|r.Pace|int64(r.End|r.Next|r.Window) != 0 { // a first contact has none of these
-		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), r.Leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used)
+	if r.Leaving || r.Peers|r.Pace|int64(r.End|r.Next|r.Window)|int64(r.OpenLength) != 0 { // a first contact has none of these
+		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), r.Leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds())
 	}
 	v, err := s.do(ctx, syncScript, r.Key, nil, args...)
 	if err != nil {
@@ -184,8 +185,8 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if len(v) == firstContact {
 		return backend.SyncReply{State: state(v), Grant: v[5], Granted: v[5], Total: v[5], Clients: 1}, nil
 	}
-	if v[4] != 0 { // a window of another length: nothing was done
-		return backend.SyncReply{State: state(v), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1}, nil
+	if v[0]&flagConflict != 0 {
+		return backend.SyncReply{State: state(v), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: v[10]}, nil
 	}
 	return backend.SyncReply{
 		State:      state(v),
@@ -212,7 +213,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	v, err := s.do(ctx, takeScript, r.Key, s.undoOf(r), r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next))
+	v, err := s.do(ctx, takeScript, r.Key, s.undoOf(r), r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds())
 	if err != nil {
 		return out, err
 	}
@@ -249,7 +250,7 @@ func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.Stat
 	if err := r.Validate(); err != nil {
 		return backend.State{}, err
 	}
-	v, err := s.do(ctx, resetScript, r.Key, nil, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next))
+	v, err := s.do(ctx, resetScript, r.Key, nil, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds())
 	return state(v), err
 }
 
@@ -275,5 +276,6 @@ func state(v []int64) backend.State {
 		Left:      max(time.Duration(v[2]*1000-v[1])*time.Microsecond, 0),
 		Remaining: v[3],
 		Length:    time.Duration(v[4]) * time.Millisecond,
+		Conflict:  v[0]&flagConflict != 0,
 	}
 }

@@ -84,33 +84,65 @@ func (c *Counter) Opened() bool { return c.stop != 0 }
 // Open reports whether c has a window that is not over.
 func (c *Counter) Open(now int64) bool { return c.stop != 0 && c.stop*1000 >= now }
 
-// enter moves c into the window that is open at now, or opens one. If the window ends
-// impossibly late, the clock has stepped back: its end is brought back, so that nobody
-// starves for longer than a window. A window that opens in the last millisecond of a
-// period, after a reset, is the next period's, and l gets that period's length.
-func (c *Counter) enter(now int64, l *backend.Limit, end, next backend.Window) {
-	length, opened := l.Window.Milliseconds(), c.length
-	if between := int64(next - end); !c.Open(now) && int64(end)*1000 <= now && int64(next)*1000 > now && max(between-length, length-between) > slack(length) {
-		*c = Counter{length: between} // it conflicts, so the client learns the length and calls again
-		return
-	}
-	if !c.conflicts(*l) {
-		opened = length
-	}
-	switch {
-	case !c.Open(now):
-		stop := opening(now, length, end)
-		if c.closed(stop, length) {
-			length = after(l, end, next)
+// enter moves c into the window that is open at now, or opens one of a request's limit. If
+// the window ends impossibly late, the clock has stepped back: its end is brought back, so
+// that nobody starves for longer than a window. It returns the window's length, as the
+// request states it.
+func (c *Counter) enter(now int64, q terms) (length int64) {
+	if !c.Open(now) {
+		stop := opening(now, q.length, q.end)
+		length = q.length
+		if int64(q.end)*1000 <= now && int64(q.next)*1000 > now { // the calendar's next period has begun
+			stop, length = int64(q.next), q.period()
+		}
+		if c.closed(stop, length) { // after a reset, in the last millisecond of a period
+			if length = q.length; q.period() > 0 {
+				length = q.period()
+			}
 			stop += length
 		}
 		*c = Counter{stop: stop, length: length}
-	case c.stop > latest(now, opened)+slack(opened):
-		if opened != length {
-			end = 0 // it is another calendar's
-		}
-		*c = Counter{stop: opening(now, opened, end), length: opened, used: c.used}
+		return length
 	}
+	length, end := q.match(c.length), q.end
+	if length != q.length {
+		end = 0 // it is another limit's
+	}
+	if c.stop > latest(now, length)+slack(length) {
+		*c = Counter{stop: opening(now, length, end), length: length, used: c.used}
+	}
+	return length
+}
+
+// terms are the lengths and ends that a request states, in ms.
+type terms struct {
+	length    int64 // of a window that opens now
+	open      int64 // of the open window, if it is another; else 0
+	end, next backend.Window
+}
+
+func termsOf(l backend.Limit, open time.Duration, end, next backend.Window) terms {
+	return terms{l.Window.Milliseconds(), open.Milliseconds(), end, next}
+}
+
+// period is the length of the calendar's next period, or 0.
+func (q terms) period() int64 { return max(int64(q.next-q.end), 0) }
+
+// match returns the stated length that equals the one of a window, or the window's own.
+// Redis keeps it as a time to live, which is inexact after a slot has moved, so lengths
+// count as equal if they differ by no more than slack.
+func (q terms) match(length int64) int64 {
+	for _, stated := range [...]int64{q.length, q.open, q.period()} {
+		if stated > 0 && max(length-stated, stated-length) <= slack(stated) {
+			return stated
+		}
+	}
+	return length
+}
+
+// accepts reports whether a window of that length, as match returns it, may be served.
+func (q terms) accepts(length int64) bool {
+	return length == q.length || length == q.open || length == q.period()
 }
 
 // closed reports whether a reset has closed the window that would end at stop: the fresh
@@ -119,50 +151,35 @@ func (c *Counter) closed(stop, length int64) bool {
 	return c.stop != 0 && stop > c.stop && stop-c.stop < slack(length)
 }
 
-// after makes l the limit of the period that follows end, and returns the period's length
-// in ms. Without a calendar it returns l's length.
-func after(l *backend.Limit, end, next backend.Window) int64 {
-	if next > end {
-		l.Window = time.Duration(next-end) * time.Millisecond
-	}
-	return l.Window.Milliseconds()
-}
-
 // Left is the time until the window's end; negative when it is over.
 func (c *Counter) Left(now int64) time.Duration {
 	return time.Duration(c.stop*1000-now) * time.Microsecond
 }
 
-// conflicts reports whether the window belongs to a limit of another length. Redis keeps
-// the length as a time to live, which is inexact after a slot has moved, so lengths count
-// as equal if they differ by no more than slack.
-func (c *Counter) conflicts(l backend.Limit) bool {
-	length := l.Window.Milliseconds()
-	return max(c.length-length, length-c.length) > slack(length)
-}
-
-func (c *Counter) state(now int64, l backend.Limit) backend.State {
+// state is a reading for a request that states q, of a window of that length.
+func (c *Counter) state(now int64, l backend.Limit, q terms, length int64) backend.State {
 	s := backend.State{Window: backend.Window(c.stop), Remaining: max(l.Tokens-c.used, 0)}
 	if c.stop != 0 {
 		s.Left = c.Left(now)
 	}
-	if c.conflicts(l) {
-		s.Length = time.Duration(c.length) * time.Millisecond
+	if length != q.length {
+		s.Length = time.Duration(length) * time.Millisecond
 	}
+	s.Conflict = !q.accepts(length)
 	return s
 }
 
 // Take is the step of backend.Store.Take; the methods below are steps too. The request
 // must be valid. Take charges all of r.Tokens, or changes nothing.
 func (c *Counter) Take(r backend.TakeRequest, now int64) backend.TakeReply {
-	next := *c
-	next.enter(now, &r.Limit, r.End, r.Next)
-	if next.conflicts(r.Limit) || next.used+r.Tokens > r.Limit.Tokens {
-		return backend.TakeReply{State: next.state(now, r.Limit)}
+	next, q := *c, termsOf(r.Limit, r.OpenLength, r.End, r.Next)
+	length := next.enter(now, q)
+	if !q.accepts(length) || next.used+r.Tokens > r.Limit.Tokens {
+		return backend.TakeReply{State: next.state(now, r.Limit, q, length)}
 	}
 	next.used += r.Tokens
 	*c = next
-	return backend.TakeReply{State: next.state(now, r.Limit), Allowed: true}
+	return backend.TakeReply{State: next.state(now, r.Limit, q, length), Allowed: true}
 }
 
 // Check changes nothing.
@@ -170,7 +187,10 @@ func (c *Counter) Check(l backend.Limit, now int64) backend.State {
 	if !c.Open(now) {
 		return backend.State{Remaining: l.Tokens}
 	}
-	return c.state(now, l)
+	q := termsOf(l, 0, 0, 0)
+	s := c.state(now, l, q, q.match(c.length))
+	s.Conflict = false
+	return s
 }
 
 // Settle changes nothing if another window is open, or none.
@@ -188,21 +208,29 @@ func (c *Counter) Settle(r backend.SettleRequest, now int64) backend.SettleReply
 // For that reason ends that lie close together go down by milliseconds. Names differ as
 // long as ends do not go back by more than the slack.
 func (c *Counter) Reset(r backend.ResetRequest, now int64) backend.State {
-	if !c.Open(now) || c.conflicts(r.Limit) {
+	q := termsOf(r.Limit, r.OpenLength, r.End, r.Next)
+	if !c.Open(now) {
 		return c.Check(r.Limit, now)
+	} else if length := q.match(c.length); !q.accepts(length) {
+		return c.state(now, r.Limit, q, length)
 	}
-	length := r.Limit.Window.Milliseconds()
+	length := q.length
 	stop := opening(now, length, r.End)
+	if int64(r.End)*1000 <= now && int64(r.Next)*1000 > now {
+		stop, length = int64(r.Next), q.period()
+	}
 	if max(stop-c.stop, c.stop-stop) < max(slack(length), 1) {
 		stop = min(stop, c.stop-1)
 	}
 	if stop*1000 < now { // in the last millisecond: the next period's
-		length = after(&r.Limit, r.End, r.Next)
+		if q.period() > 0 {
+			length = q.period()
+		}
 		stop += length
 	}
 	*c = Counter{stop: stop, length: length, ledger: ledger{reset: true}}
 	c.open()
-	return c.state(now, r.Limit)
+	return c.state(now, r.Limit, q, length)
 }
 
 // Contents changes nothing.

@@ -58,7 +58,7 @@ func TestClockBack(t *testing.T) {
 
 	reply := c.Take(backend.TakeRequest{Limit: minute, Tokens: 1}, at(time.Second))
 	require.Equal(t, backend.TakeReply{State: backend.State{
-		Window: backend.Window(ms(time.Hour)), Left: time.Hour - time.Second, Length: time.Hour,
+		Window: backend.Window(ms(time.Hour)), Left: time.Hour - time.Second, Length: time.Hour, Conflict: true,
 	}}, reply)
 	require.Equal(t, before, c, "a shorter window moves nothing")
 

@@ -14,24 +14,26 @@ const guided = 1.25
 // copy of the counter, which shares only the map of accounts.
 type statement struct {
 	backend.SyncRequest
-	now   int64
-	c     Counter
-	acc   account
-	known bool  // acc is in the ledger
-	fresh bool  // the window opens now
-	runs  bool  // the client's window is not over
-	loss  bool  // a sign that the store has lost data
-	back  int64 // tokens that it newly gives back
-	out   backend.SyncReply
+	now    int64
+	terms  terms
+	c      Counter
+	length int64 // of the window, as the request states it, ms
+	acc    account
+	known  bool  // acc is in the ledger
+	fresh  bool  // the window opens now
+	runs   bool  // the client's window is not over
+	loss   bool  // a sign that the store has lost data
+	back   int64 // tokens that it newly gives back
+	out    backend.SyncReply
 }
 
 // Sync is the step of backend.Store.Sync.
 func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
-	s := statement{SyncRequest: r, now: now, c: *c}
+	s := statement{SyncRequest: r, now: now, c: *c, terms: termsOf(r.Limit, r.OpenLength, r.End, r.Next)}
 	s.enter(c)
-	if s.c.conflicts(s.Limit) {
+	if !s.terms.accepts(s.length) {
 		return backend.SyncReply{
-			State: s.c.state(now, s.Limit), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1,
+			State: s.c.state(now, s.Limit, s.terms, s.length), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: s.c.others(),
 		}
 	}
 	s.book()
@@ -44,25 +46,33 @@ func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
 	}
 	s.keep()
 	*c = s.c
-	s.out.Lasted = s.c.lasted(s.Limit)
+	s.out.Lasted = s.lasted()
 	s.out.Over = max(s.c.used-s.Limit.Tokens, 0)
-	s.out.State = s.c.state(now, s.Limit)
+	s.out.State = s.c.state(now, s.Limit, s.terms, s.length)
 	s.out.Granted, s.out.Returned, s.out.Debt, s.out.Total = s.acc.granted, s.acc.returned, s.acc.debt, s.c.total
 	return s.out
 }
 
+// others is how many clients share the window, for one that may not. If the window has no
+// ledger, callers without one may share it.
+func (c *Counter) others() int64 {
+	if c.own == nil {
+		return 1
+	}
+	return c.present
+}
+
 // enter finds the window. A store without a window adopts the client's.
 func (s *statement) enter(c *Counter) {
-	window, length := int64(s.Window), s.Limit.Window.Milliseconds()
+	window, length := int64(s.Window), s.terms.length
+	if s.terms.open > 0 {
+		length = s.terms.open
+	}
 	s.fresh = !c.Open(s.now)
 	s.runs = window*1000 >= s.now && window <= latest(s.now, length)+slack(length) && !(s.fresh && c.closed(window, length))
-	next := s.Next
-	if s.runs {
-		next = 0
-	}
-	s.c.enter(s.now, &s.Limit, s.End, next)
+	s.length = s.c.enter(s.now, s.terms)
 	if s.fresh && s.runs {
-		s.c.stop = window
+		s.c, s.length = Counter{stop: window, length: length}, length
 	}
 	s.acc, s.known = s.c.own[s.Client]
 	if s.c.own == nil {
@@ -128,7 +138,7 @@ func (s *statement) learn() {
 	ms := s.now / 1000
 	s.out.Learning = ms < s.c.learn
 	if (s.loss || s.fresh && s.runs) && !s.out.Learning {
-		s.c.learn, s.out.Learning = ms+s.Limit.Window.Milliseconds()/20, true
+		s.c.learn, s.out.Learning = ms+s.length/20, true
 	}
 }
 
@@ -210,7 +220,7 @@ func (s *statement) target() int64 {
 	free := float64(max(tokens-out, 0))
 	left := free / float64(tokens)
 	prior := max(float64(n0)*left*left, float64(floor), 1) // the weight of a client that has nothing yet
-	part := max(float64(s.acc.granted-s.acc.returned-s.out.Recovered), float64(s.Pace)*s.c.passed(s.Limit, s.now))
+	part := max(float64(s.acc.granted-s.acc.returned-s.out.Recovered), float64(s.Pace)*s.passed())
 	all := float64(out) + float64(prior*float64(peers)) // rounded as Lua does: no fused multiply-add
 	share := min((part+prior)/all, 1)
 	most := max(int64(min(free*share/guided, backend.MaxTokens)), floor)
@@ -218,15 +228,15 @@ func (s *statement) target() int64 {
 }
 
 // passed is the part of the window that is over.
-func (c *Counter) passed(l backend.Limit, now int64) float64 {
-	length := float64(l.Window.Milliseconds())
-	return max(length-float64(c.stop*1000-now)/1000, 0) / length
+func (s *statement) passed() float64 {
+	length := float64(s.length)
+	return max(length-float64(s.c.stop*1000-s.now)/1000, 0) / length
 }
 
 // lasted is the time from the window's beginning until the limit was used up; 0 = not yet.
-func (c *Counter) lasted(l backend.Limit) time.Duration {
-	if c.exhausted == 0 {
+func (s *statement) lasted() time.Duration {
+	if s.c.exhausted == 0 {
 		return 0
 	}
-	return time.Duration(max(c.exhausted-c.stop+l.Window.Milliseconds(), 1)) * time.Millisecond
+	return time.Duration(max(s.c.exhausted-s.c.stop+s.length, 1)) * time.Millisecond
 }
