@@ -46,9 +46,7 @@ func (k *keyState) advanceLocked(now, wanted int64, slot *line) (f *fetch) {
 			k.account.Return(k.drainLocked())
 		}
 	}
-	if k.fallback.waiting() > 0 && time.Now().After(k.fallback.debtor.Time()) {
-		k.foundLocked(0, now)
-	}
+	k.expireLocked(now)
 	k.serveLocked(now, false)
 	w, denied := k.lease.Load(), k.deniedUntil
 	if denied != 0 && k.l.limits != nil { // now and then callers take the lock, to ask whether the limit was raised

@@ -180,6 +180,13 @@ func (f *fallback) declareLocked(k *keyState, n, now int64) backend.Window {
 	return window
 }
 
+// expireLocked counts pending debt whose period is over.
+func (k *keyState) expireLocked(now int64) {
+	if k.fallback.waiting() > 0 && time.Now().After(k.fallback.debtor.Time()) {
+		k.foundLocked(0, now)
+	}
+}
+
 // foundLocked declares pending debt when a reply says which window is open; 0 is none. Debt
 // of a period that is open but has no window yet opens it. Debt of another one has come
 // too late.
@@ -209,7 +216,7 @@ func (k *keyState) foundLocked(window backend.Window, now int64) {
 // owes. wanted is for the event.
 func (k *keyState) refundFallbackLocked(r *Result, n, now int64) (wanted int64, ok bool) {
 	f, w := k.fallback, k.lease.Load()
-	if ok = f.owes(r); f != nil && r.charged > 0 && (ok || f.window == r.window()) {
+	if ok = f.owes(r); f != nil && r.Source == Fallback && r.charged > 0 && (ok || f.window == r.window()) {
 		f.admitted = max(f.admitted-n, 0)
 	}
 	if !ok {

@@ -167,6 +167,7 @@ func (s *Stats) add(k *keyState) {
 		k.l.count.move(k.account.Expire(k.drainLocked()))
 		k.l.count.move(k.account.ExpireDebt())
 	}
+	k.expireLocked(k.l.clock.Now())
 	s.Owed += k.owedLocked()
 	held := k.heldLocked()
 	s.Keys++
