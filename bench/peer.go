@@ -199,7 +199,7 @@ func openEvalsha(r *rig) peer {
 	tokens, window := r.limit.Tokens, r.limit.Window.Milliseconds()
 	return asking(func(ctx context.Context, key string) (bool, error) {
 		tag := "evalsha:{" + key + "}"
-		reply, err := script.Run(ctx, r.goRedis, []string{tag, tag + ":exp"}, 1, tokens, window, 0, 0, 0, "").Int64Slice()
+		reply, err := script.Run(ctx, r.goRedis, []string{tag, tag + ":exp"}, 1, tokens, window, 0, 0, 0, 0, "").Int64Slice()
 		return err == nil && reply[0] == takeAllowed, err
 	})
 }
@@ -208,7 +208,7 @@ func openEvalsha(r *rig) peer {
 func openRueidis(r *rig) peer {
 	script := rueidis.NewLuaScript(lua.Take)
 	tokens, window := strconv.FormatInt(r.limit.Tokens, 10), strconv.FormatInt(r.limit.Window.Milliseconds(), 10)
-	args := []string{"1", tokens, window, "0", "0", "0", ""}
+	args := []string{"1", tokens, window, "0", "0", "0", "0", ""}
 	return asking(func(ctx context.Context, key string) (bool, error) {
 		tag := "rueidis:{" + key + "}"
 		reply, err := script.Exec(ctx, r.rueidis, []string{tag, tag + ":exp"}, args).AsIntSlice()

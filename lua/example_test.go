@@ -23,7 +23,7 @@ func Example() {
 
 	keys := []string{"{user:42}", "{user:42}:exp"}
 	const hour = 3_600_000 // ms
-	take, err := redis.NewScript(lua.Take).Run(ctx, client, keys, 30, 100, hour, 0, 0, 0, "").Int64Slice()
+	take, err := redis.NewScript(lua.Take).Run(ctx, client, keys, 30, 100, hour, 0, 0, 0, 0, "").Int64Slice()
 	if err != nil {
 		panic(err)
 	}

@@ -117,8 +117,11 @@ func (b *bench) fill(request any, words []string) {
 	b.t.Helper()
 	for _, word := range words {
 		name, value, _ := strings.Cut(word, "=")
-		if name == "of" {
+		switch name {
+		case "of":
 			name = "window"
+		case "open":
+			name = "openLength"
 		}
 		field := reflect.ValueOf(request).Elem().FieldByNameFunc(func(s string) bool { return strings.EqualFold(s, name) })
 		switch {
@@ -128,6 +131,8 @@ func (b *bench) fill(request any, words []string) {
 			field.SetBool(true)
 		case field.Type() == reflect.TypeFor[backend.Window]():
 			field.SetInt(int64(b.end(parseDuration(b.t, value))))
+		case field.Type() == reflect.TypeFor[time.Duration]():
+			field.SetInt(int64(parseDuration(b.t, value)))
 		default:
 			field.SetInt(parseNumber(b.t, value))
 		}
@@ -169,6 +174,9 @@ func (b *bench) state(at time.Duration, s backend.State) string {
 	text := fmt.Sprint("remaining=", s.Remaining) + b.window(at, s.Window, s.Left)
 	if s.Length != 0 {
 		text += " length=" + seconds(s.Length)
+	}
+	if s.Conflict {
+		text += " conflict"
 	}
 	return text
 }

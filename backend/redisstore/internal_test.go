@@ -98,7 +98,7 @@ func TestTakeIsExecutedOnce(t *testing.T) {
 				}
 				var takes, incrs []redis.Cmder
 				for range together {
-					c := s.newCall(ctx, takeScript, "k", []any{1, 10, 60000, 0, 0})
+					c := s.newCall(ctx, takeScript, "k", []any{1, 10, 60000, 0, 0, 0})
 					c.stamp(false, 0)
 					takes = append(takes, c.cmd)
 					incrs = append(incrs, redis.NewIntCmd(ctx, "incr", "{k}:control"))
