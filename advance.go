@@ -245,14 +245,12 @@ func (f *fetch) complete(c *storeCall, reply backend.SyncReply, err error) (then
 		k.busy.fetch = nil
 		switch {
 		case err != nil:
-			if err == ErrConflict {
-				k.conflictLocked(reply.State, now)
-			}
 			f.failedLocked(now, err)
 		case k.retired:
 			k.l.count.move(account.Moved{Taken: reply.Grant, Expired: reply.Grant})
 		case reply.Conflict && !k.adopts(reply.State, reply.Clients, c.sent):
 			err = ErrConflict
+			k.conflictLocked(reply.State, now)
 			f.failedLocked(now, err)
 		default:
 			f.shard.ObserveLead(time.Duration(c.end - f.ordered))

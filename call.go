@@ -252,8 +252,8 @@ func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ b
 			c.lost(err, r.Tokens)
 		}
 	})
-	if err == nil || err == ErrConflict {
-		return reply, call.sent, err
+	if err == nil {
+		return reply, call.sent, nil
 	}
 	if !call.abandoned() {
 		c.lost(err, r.Tokens)
@@ -438,14 +438,12 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 			r, err = d.k.l.policyStateless(d.k.node.Key, d.k.limit(), d.req.Tokens, d.stay, err)
 			return unchanged
 		case err != nil:
-			if err == ErrConflict {
-				d.k.conflictLocked(d.reply.State, now)
-			}
 			_, err = d.k.policyLocked(&r, d.req.Tokens, false, now, err)
 			return 0
 		case d.reply.Conflict:
 			if again = d.k.adoptLocked(d.reply.State, 1, d.sent, now); !again {
 				err = ErrConflict
+				d.k.conflictLocked(d.reply.State, now)
 			}
 			return unchanged
 		}
