@@ -217,7 +217,8 @@ var (
 	ErrTokens = backend.ErrTokens
 
 	// ErrConflict: the key's open window belongs to a limit of another length, because two
-	// limits count on one key. Give each a name with [WithName]. The store is asked again
+	// limits count on one key. Give each a name with [WithName]. It is no conflict if the
+	// limit may have changed since that window was opened. The store is asked again
 	// after a second, or after a 20th of the window if that is shorter; for keys past
 	// [WithMaxKeys] by each request.
 	ErrConflict = errors.New("reservoir: two limits with windows of different lengths share a key: give them names with WithName")
