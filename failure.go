@@ -230,7 +230,8 @@ func (k *keyState) refundFallbackLocked(r *Result, n, now int64) (wanted int64, 
 	if n == 0 {
 		return unchanged, true
 	}
-	if w == nil || w.Window != f.home || !w.Alive(now) {
+	if w == nil || w.Window != f.home { // when the key left it, leaveLocked counted them
+		n = takeUpTo(&k.l.count.left, n)
 		k.l.count.refunded.Add(n)
 		k.l.count.expired.Add(n)
 		return unchanged, true

@@ -250,3 +250,30 @@ func TestUndoOfADirectCall(t *testing.T) {
 		assert.Empty(t, contents.Clients)
 	})
 }
+
+// A Result of the failure policy that is refunded again and again, before and after its key
+// has left the window, gives back no more than requests have used.
+func TestRepeatedRefundsOfAFallback(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		for _, wait := range [][]time.Duration{{0, 0, time.Hour}, {70 * time.Second, 0, time.Hour}, {70 * time.Second, 2 * time.Minute, 0}, {5 * time.Minute, 0, 0}} {
+			net := far(time.Millisecond)
+			l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithIdle(10*time.Minute), reservoir.WithFailure(reservoir.FailOpen()))
+			require.True(t, allow(t, l, "k", 1).Allowed)
+			net.always(refuse)
+			r := allow(t, l, "k", 80)
+			require.Equal(t, reservoir.Fallback, r.Source)
+			for i, d := range wait {
+				time.Sleep(d)
+				if i == 1 {
+					net.set(nil)
+					time.Sleep(3 * time.Second)
+					require.True(t, allow(t, l, "k", 1).Allowed)
+				}
+				require.NoError(t, l.Refund(bg, "k", r))
+			}
+			require.NoError(t, l.Refund(bg, "k", r))
+			assert.LessOrEqual(t, l.Stats().Refunded, int64(82), "no more than was used, %v", wait)
+			balance(t, l)
+		}
+	})
+}
