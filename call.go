@@ -513,7 +513,7 @@ func taken(t backend.TakeReply, q backend.TakeRequest, limit Limit) Result {
 	if t.Allowed {
 		r.charged = q.Tokens
 	} else {
-		r.Shadowed, r.RetryAfter = limit.Shadow, retryAfter(t.Left, q.Limit.Window)
+		r.Shadowed, r.RetryAfter = limit.Shadow, retryAfter(t.Left, cmp.Or(t.Length, q.Limit.Window))
 	}
 	return r
 }

@@ -93,6 +93,7 @@ func (f Failure) budget(limit int64) int64 {
 type fallback struct {
 	window   backend.Window // the policy's own, as its Results have it
 	end      int64          // its end by the process' clock
+	length   time.Duration  // of it
 	admitted int64          // tokens in it
 
 	debtor   backend.Window // the window of the store, or period, that owes, as its Results have it
@@ -133,12 +134,13 @@ func (k *keyState) fallbackLocked(now int64) *fallback {
 	f.admitted = 0
 	w := k.openLocked(now)
 	if w != nil && k.limit().Calendar.Period == 0 {
-		f.window, f.end = w.Window, w.LatestEnd()
+		f.window, f.end, f.length = w.Window, w.LatestEnd(), k.limit().Window
 		return f
 	}
-	end := k.ownLimit().Ends(wall(k.lease.Load(), now))
-	if w != nil {
-		end = w.Window.Time()
+	limit := k.ownLimit()
+	end := limit.Ends(wall(k.lease.Load(), now))
+	if f.length = limit.Window; w != nil {
+		end, f.length = w.Window.Time(), k.limit().Window
 	}
 	f.window, f.end = backend.Window(end.UnixMilli()), now+int64(time.Until(end))
 	return f
@@ -274,7 +276,7 @@ func (k *keyState) policyLocked(r *Result, n int64, stay bool, now int64, err er
 		r.key, r.epoch, r.charged = k.node.Hash, k.node.Tag, n
 	} else {
 		k.denied.Add(1)
-		r.Shadowed, r.RetryAfter = limit.Shadow, retryAfter(time.Duration(max(f.end-now, 1)), limit.Window)
+		r.Shadowed, r.RetryAfter = limit.Shadow, retryAfter(time.Duration(f.end-now), f.length)
 	}
 	r.Remaining = max(min(left, limit.Tokens-f.admitted), 0)
 	return true, nil

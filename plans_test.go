@@ -566,6 +566,38 @@ func TestPlanOfAnotherLengthAfterARestart(t *testing.T) {
 	}
 }
 
+// After a change to a shorter window, who is refused in the open one is told when that ends,
+// whoever answers: a batch, memory, a direct call, Check, FailLocal.
+func TestRetryAfterInAnOldWindow(t *testing.T) {
+	cases := everyPolicy()
+	cases["no memory"] = reservoir.WithMaxKeys(0)
+	for _, away := range []bool{false, true} {
+		inBubbles(t, fmt.Sprint("away=", away), cases, func(t *testing.T, name string, opt reservoir.Option) {
+			if away && name == "no memory" {
+				return // it has no policy but FailOpen
+			}
+			net, limit := far(time.Millisecond), planned(reservoir.PerHour(10))
+			l := open(t, net, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithFailure(reservoir.FailLocal(0.5)))
+			was := allow(t, l, "k", 1)
+			if away {
+				breakdown(t, l, net, refuse)
+				drain(t, l, "k", 1)
+			}
+			seconds := reservoir.PerSecond(10)
+			limit.Store(&seconds)
+			_, _ = l.AllowN(bg, "k", 11) // it is heard of
+			for range 30 {
+				if r := allow(t, l, "k", 1); !r.Allowed {
+					require.True(t, was.Reset.Equal(r.Reset))
+					require.InDelta(t, time.Until(was.Reset), r.RetryAfter, float64(5*time.Second), "%+v", r)
+				}
+				time.Sleep(time.Second)
+			}
+			require.False(t, allow(t, l, "k", 1).Allowed)
+		})
+	}
+}
+
 // Two processes state limits of different lengths for one key. While the first window is
 // open, the limit may have changed; afterwards both go on, and one of them gets the error. No
 // window admits more than its own limit.
