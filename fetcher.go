@@ -356,11 +356,12 @@ func (k *keyState) cancel(w *waiter) {
 		}
 		k.l.extra.add(k, 1)
 		k.l.count.refunded.Add(w.N)
-		k.account.Refund(w.N)
-		if k.retired || paid != k.lease.Load() {
-			k.l.count.move(k.account.Expire(w.N))
+		if k.retired || paid != k.lease.Load() { // when the key left the window, leaveLocked counted them
+			takeUpTo(&k.l.count.left, w.N)
+			k.l.count.expired.Add(w.N)
 			return unchanged
 		}
+		k.account.Refund(w.N)
 		k.putBackLocked(paid, w.N)
 		return 0
 	})

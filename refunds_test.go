@@ -277,3 +277,27 @@ func TestRepeatedRefundsOfAFallback(t *testing.T) {
 		}
 	})
 }
+
+// Tokens that have expired unused are in nobody's use, whether Stats has counted them or not.
+func TestRefundAfterTokensHaveExpired(t *testing.T) {
+	for what, d := range map[string]time.Duration{"left": 10 * time.Minute, "over": 90 * time.Second} {
+		inBubbles(t, what, batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+			for _, looks := range []bool{false, true} {
+				l := open(t, far(time.Millisecond), reservoir.PerMinute(1000), opt, reservoir.WithIdle(3*time.Minute))
+				r := allow(t, l, "k", 2)
+				time.Sleep(90 * time.Second)
+				if looks {
+					l.Stats()
+				}
+				time.Sleep(d - 90*time.Second)
+				for range 10 {
+					require.NoError(t, l.Refund(bg, "k", r))
+				}
+				time.Sleep(10 * time.Minute)
+				require.NoError(t, l.Refund(bg, "k", r))
+				assert.EqualValues(t, 2, l.Stats().Refunded, looks)
+				balance(t, l)
+			}
+		})
+	}
+}

@@ -33,7 +33,7 @@ type Account struct {
 	open     *open // nil = nothing is outstanding
 }
 
-// open holds what the store has not confirmed.
+// open holds what the store has not confirmed, and what has expired in the window.
 type open struct {
 	debt         int64 // used without a grant in the window, cumulative
 	stated       int64 // the part of debt that a statement has carried
@@ -41,6 +41,7 @@ type open struct {
 	debtReturned int64 // the part of stated that requests gave back
 	unconfirmed  int64 // the part of returned that the store has not confirmed
 	unstated     int64 // the part of unconfirmed that no statement has carried
+	expired      int64 // unused, because the window is over
 }
 
 // Moved is how many tokens an event has moved, for the limiter's counts. Overdrawn is
@@ -76,9 +77,9 @@ func (a *Account) State(q *backend.SyncRequest, w backend.Window) {
 // in q's window. If r is about another window, held expires unless the store has carried
 // it over. Afterwards the balance includes the grant.
 func (a *Account) Apply(q backend.SyncRequest, r backend.SyncReply, held int64) (m Moved) {
-	var debt, returned int64 // declared and returned after the statement was made
+	var debt, returned, expired int64 // declared and returned after the statement was made
 	if a.open != nil {
-		debt, returned = a.open.debt-q.Debt, a.returned-q.Returned
+		debt, returned, expired = a.open.debt-q.Debt, a.returned-q.Returned, a.open.expired
 	}
 	known := r.Window == q.Window || r.Carried // the store has applied the statement
 	if known {
@@ -88,13 +89,13 @@ func (a *Account) Apply(q backend.SyncRequest, r backend.SyncReply, held int64) 
 	if r.Window != q.Window {
 		if !known {
 			m.Overdrawn = a.Unpaid()
-			debt, returned = 0, 0
+			debt, returned, expired = 0, 0, 0
 			m.Expired = held + a.Unconfirmed()
 			a.balance -= m.Expired
 		}
 		a.open = nil
-		if debt+returned+r.Debt > 0 {
-			a.open = &open{debt: debt + r.Debt, stated: r.Debt, paid: r.Debt, unconfirmed: returned, unstated: returned}
+		if debt+returned+expired+r.Debt > 0 {
+			a.open = &open{debt: debt + r.Debt, stated: r.Debt, paid: r.Debt, unconfirmed: returned, unstated: returned, expired: expired}
 		}
 	}
 	m.Taken += r.Grant
@@ -145,9 +146,11 @@ func (a *Account) Leave(held int64) (m Moved) {
 	return m
 }
 
-// Expire records that n tokens have expired with their window.
+// Expire records that n tokens, which are held no more, have expired with their window.
 func (a *Account) Expire(n int64) Moved {
-	a.balance -= n
+	if a.balance -= n; n > 0 {
+		a.makeOpen().expired += n
+	}
 	return Moved{Expired: n}
 }
 
@@ -238,7 +241,7 @@ func (a *Account) Spent(held int64) int64 { return a.balance - held - a.Unconfir
 func (a *Account) InUse(held int64) int64 {
 	in := a.granted
 	if a.open != nil {
-		in += a.open.debtReturned
+		in += a.open.debtReturned - a.open.expired
 	}
 	return max(in-a.returned-held, 0)
 }
@@ -248,7 +251,7 @@ func (a *Account) InUse(held int64) int64 {
 func (a *Account) Used(held int64) int64 {
 	in := a.granted
 	if a.open != nil {
-		in += a.open.debt
+		in += a.open.debt - a.open.expired
 	}
 	return max(in-a.returned-held, 0)
 }

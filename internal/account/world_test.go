@@ -158,7 +158,7 @@ func (w *world) pass() {
 	for _, p := range w.procs {
 		if p.held > 0 && !p.alive() && w.one(2) {
 			p.move(p.Expire(p.held))
-			p.held, p.inUse = 0, p.inUse+p.held // of a window that is over it does not matter
+			p.held = 0
 		}
 		if !p.alive() && w.one(2) {
 			w.that(p.ExpireDebt().Overdrawn == p.debt-p.confirmed, "another debt is overdrawn")
