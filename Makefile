@@ -46,26 +46,26 @@ cc:
 .PHONY: test
 test: redis cc ## Run all tests of all modules, with the race detector.
 	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -shuffle=on -p=$$(($$(nproc) * 3 / 2)) -timeout=$(TIMEOUT) $(PACKAGES)
-	cd proof && go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' ./seeds -seeds=20000
+	cd test/seeds && go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' -seeds=20000
 
 .PHONY: bench
-bench: redis ## Measure side by side with peers: tables, a chart in bench/results. SIZE=full or quick.
-	cd bench && go test -count=1 -timeout=30m -run='^TestPeers$$' -size=$(SIZE) -results=results
+bench: redis ## Measure side by side with peers: tables, a chart in test/results. SIZE=full or quick.
+	cd test/bench && go test -count=1 -timeout=30m -run='^TestPeers$$' -size=$(SIZE) -results=../results
 
 .PHONY: fleet
-fleet: ## Simulate fleets of processes: a table and a chart in bench/results. SEED=1.
-	cd bench/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
+fleet: ## Simulate fleets of processes: a table and a chart in test/results. SEED=1.
+	cd test/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
 
 .PHONY: torture
 torture: redis cc ## Break servers, networks and processes at random, for T=10m, and judge; then run the other long tests.
-	cd torture && go test -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T) -seed=$(SEED)
+	cd test/torture && go test -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T) -seed=$(SEED)
 	cd cmd/reservoir && go test -race -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=1m
 	go test -count=1 -v -run='^TestCardinalityAttack$$' . -cardinality=5000000
-	cd proof && go test -count=1 -timeout=0 -run='^TestSeeds$$' ./seeds -seeds=1000000
+	cd test/seeds && go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000
 
 .PHONY: mutants
 mutants: ## Change the pure parts in one place at a time: a test must fail. M=account for one part.
-	cd proof/mutants && go run . -only='$(M)'
+	cd test/mutants && go run . -only='$(M)'
 
 .PHONY: lint
 lint: ## Check format, go vet and staticcheck.
@@ -74,7 +74,7 @@ lint: ## Check format, go vet and staticcheck.
 	go run $(STATICCHECK) -tags=fleet $(PACKAGES)
 
 # What tests use starts servers by signals that Windows lacks.
-SHIPPED = $$(go list $(PACKAGES) | grep -vE '/(docs|bench|proof|torture|internal/(redistest|example))(/|$$)')
+SHIPPED = $$(go list $(PACKAGES) | grep -vE '/(docs|test|internal/(redistest|example))(/|$$)')
 
 .PHONY: cross
 cross: ## Compile what ships for ARM, 32 bits, Windows and macOS.

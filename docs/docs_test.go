@@ -38,7 +38,7 @@ var elsewhere = []struct{ file, lang, test string }{
 
 // quoted maps a kind of block to the end of the names of the files that it quotes.
 var quoted = map[string]string{
-	"peers": "bench/results/peers.txt", "fleet": "bench/results/fleet.txt", "lua": ".lua", "fixture": ".txt",
+	"peers": "test/results/peers.txt", "fleet": "test/results/fleet.txt", "lua": ".lua", "fixture": ".txt",
 }
 
 // block is a piece of a document between fences.
@@ -100,7 +100,7 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 		}
 	case "console":
 		s.transcript(t, b.text)
-	case "peers", "fleet", "lua", "fixture": // lines of bench's results, of scripts, and of their fixtures
+	case "peers", "fleet", "lua", "fixture": // lines of measured results, of scripts, and of their fixtures
 		text := strings.Join(slices.Collect(maps.Values(files(t, quoted[b.lang]))), "\n")
 		for line := range strings.Lines(b.text) {
 			require.Contains(t, text, line)
@@ -176,9 +176,9 @@ var (
 	measuredBy = regexp.MustCompile("(?m)^\\||`make (bench|fleet)`")
 )
 
-// Measured figures in tables and sentences are in the results of bench, to the digit.
+// Measured figures in tables and sentences are in test/results, to the digit.
 func TestFiguresWereMeasured(t *testing.T) {
-	results := files(t, "peers.txt")["bench/results/peers.txt"] + files(t, "fleet.txt")["bench/results/fleet.txt"]
+	results := files(t, "peers.txt")["test/results/peers.txt"] + files(t, "fleet.txt")["test/results/fleet.txt"]
 	require.NotEmpty(t, results)
 	all := documents(t)
 	for _, file := range []string{"README.md", "docs/performance.md", "docs/articles.md"} {

@@ -25,7 +25,7 @@ import (
 )
 
 // The code of docs/migrating.md that uses this library. The code that it replaces is in
-// bench/migrating_test.go.
+// test/bench/migrating_test.go.
 
 func fromRedisRate(ctx context.Context, store backend.Store) error {
 	limiter, err := reservoir.New(store, reservoir.PerMinute(60)) // once; store is redisstore.New(rdb)

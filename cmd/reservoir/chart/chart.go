@@ -1,5 +1,5 @@
 // Package chart draws pages of diagrams as SVG, for "reservoir tune" and the module
-// bench: dots and curves of gonum/plot.
+// test: dots and curves of gonum/plot.
 package chart
 
 import (

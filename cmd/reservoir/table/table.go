@@ -1,4 +1,4 @@
-// Package table writes tables and numbers as text, for the command and the module bench.
+// Package table writes tables and numbers as text, for the command and the module test.
 package table
 
 import (

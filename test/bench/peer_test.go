@@ -1,10 +1,10 @@
-// Package bench measures the library side by side with its peers. It is a separate
-// module, so that programs do not inherit the peers with the library.
+// Package bench measures the library side by side with its peers. Its module is
+// not released, so that programs do not inherit the peers with the library.
 //
 // A kind is a way to limit, a peer is a kind that is set up, and a scenario is a load for
 // some kinds. TestPeers runs all scenarios: briefly in the ordinary tests, and in full for
 //
-//	make bench              # tables and a chart in bench/results
+//	make bench              # tables and a chart in test/results
 //	make bench SIZE=quick   # a minute, to see whether a change is worth more
 //	go test -run='^TestPeers$' -size=full -scenarios='^hot' -peers='reservoir|Rockset' # a part, in this directory
 //
