@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -13,6 +14,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/lease"
 	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/slots"
 )
 
 // This file has what a key does without a caller. After every event it serves the line,
@@ -30,6 +32,9 @@ type fetch struct {
 	shard   *shard
 	heard   int   // callers in line that got its error
 	slot    *line // whose slot it has; nil if it needs none
+
+	freed atomic.Bool // the slot is free again
+	late  *time.Timer // frees the slot if the call does not end in time
 }
 
 // asks reports whether the statement asks for a batch; others only state the account.
@@ -203,9 +208,13 @@ func (f *fetch) run() {
 	l := f.k.l
 	defer l.calls.End()
 	_ = f.send(func(c *storeCall) (backend.SyncReply, error) {
+		if l.varies() {
+			f.boundSlot(slots.Unused)
+		}
 		if _, err := l.relimit(f.k, &f.req); err != nil { // it may block or panic
 			return backend.SyncReply{}, err
 		}
+		f.boundSlot(slots.Failed)
 		ctx := deadline.After(context.Background(), l.fetchTimeout)
 		defer ctx.Release()
 		return c.sync(ctx, f.req)

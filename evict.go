@@ -184,6 +184,12 @@ func (s *sweeper) sweep() {
 		}
 		return !l.closed.Load()
 	})
+	l.shards.Range(func(_, value any) bool {
+		if s := value.(*shard); s.Open() {
+			s.lineUp()
+		}
+		return true
+	})
 	s.armed.Store(false) // not before the end: a sweep may take longer than the idle time
 	if l.keys.Len() > 0 {
 		s.arm()

@@ -422,13 +422,21 @@ func (c *client) reopen(s *shard) {
 		c.forgetShard(s)
 		return
 	}
-	ctx, cancel := context.WithTimeout(c.life, max(c.fetchTimeout, connectTime))
+	timeout := max(c.fetchTimeout, connectTime)
+	ctx, cancel := context.WithTimeout(c.life, timeout)
 	defer cancel()
-	defer func() { // whatever the store does
+	again := func() {
 		if s.Watched() {
 			c.armReopen(s)
 		}
-	}()
+	}
+	defer again() // whatever the store does
+	sent := c.clock.Now()
+	late := time.AfterFunc(timeout+slack, func() { // the store does not obey its context, and may never return
+		s.Record(sent, c.clock.Now(), breaker.Failed, s.Cause())
+		again()
+	})
+	defer late.Stop()
 	c.ask(ctx, s, key)
 }
 

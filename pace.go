@@ -1,6 +1,8 @@
 package reservoir
 
 import (
+	"time"
+
 	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/next"
 	"github.com/go-reservoir/reservoir/internal/slots"
@@ -65,8 +67,17 @@ func (k *keyState) findShardLocked() {
 func (k *keyState) turn(slot *line) *fetch {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.inLine &^= 1 << slot.class
+	k.leaveLineLocked(slot)
 	return k.advanceLocked(k.l.clock.Now(), 0, slot)
+}
+
+// leaveLineLocked records that the key has left a line, perhaps that of a shard where it
+// was before.
+func (k *keyState) leaveLineLocked(l *line) {
+	if k.shard == l.shard {
+		k.inLine &^= 1 << l.class
+	}
+	k.findShardLocked()
 }
 
 // goOn gives free slots to the keys in line.
@@ -84,7 +95,7 @@ func (l *line) goOn() {
 	}
 }
 
-// freeSlot gives the fetch's slot to the next key in line. err is how the call has ended.
+// freeSlot gives the fetch's slot to the next key in line, once. err is how the call has ended.
 func (f *fetch) freeSlot(c *storeCall, err error) {
 	if f.slot == nil {
 		return
@@ -97,8 +108,44 @@ func (f *fetch) freeSlot(c *storeCall, err error) {
 	case o == breaker.Failed:
 		how = slots.Failed
 	}
-	f.slot.Free(how, c.Duration)
-	f.slot.goOn()
+	f.late.Stop()
+	f.giveSlot(how, c.Duration)
+}
+
+func (f *fetch) giveSlot(how slots.Outcome, took time.Duration) {
+	if f.freed.CompareAndSwap(false, true) {
+		f.slot.Free(how, took)
+		f.slot.goOn()
+	}
+}
+
+// boundSlot frees the slot, as after such an end, if what is to begin takes longer than a
+// call may: a store may disobey its context, and a function of WithLimits may block. One
+// that never returned would hold up all keys in line.
+func (f *fetch) boundSlot(how slots.Outcome) {
+	if f.slot == nil {
+		return
+	}
+	if f.late != nil {
+		f.late.Stop()
+	}
+	f.late = time.AfterFunc(f.k.l.fetchTimeout+slack, func() { f.giveSlot(how, 0) })
+}
+
+// lineUp lets all keys in the lines of s stand in line anew, if they still need to: while the
+// circuit is open, some are forgotten, and some move to another shard.
+func (s *shard) lineUp() {
+	for class := range s.lines {
+		l := &s.lines[class]
+		for _, k := range l.Clear() {
+			k.event(func(int64) int64 {
+				if k.leaveLineLocked(l); k.retired {
+					return unchanged
+				}
+				return 0
+			})
+		}
+	}
 }
 
 // resume lets the keys go on that stand in line at s though slots are free, as after an

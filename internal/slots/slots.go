@@ -70,6 +70,14 @@ func (s *Slots[T]) Next() (t T, ok bool) {
 	return t, true
 }
 
+// Clear makes the line empty, and returns who stood in it.
+func (s *Slots[T]) Clear() (line []T) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	line, s.line = s.line, nil
+	return line
+}
+
 // Outcome is how the call in a slot has ended.
 type Outcome uint8
 
@@ -89,6 +97,9 @@ func (s *Slots[T]) Free(o Outcome, took time.Duration) {
 	s.taken--
 	if o == Answered {
 		s.fastest += s.fastest >> 10 // the way may have become longer for good
+		if s.bound == s.least {      // then it is not these calls that make it slow
+			s.fastest += s.fastest >> 4
+		}
 		if took < s.fastest || s.fastest == 0 {
 			s.fastest = took
 		}
