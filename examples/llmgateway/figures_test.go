@@ -50,8 +50,10 @@ func open(t *testing.T, server *redistest.Server, tokens reservoir.Limit, opts .
 	t.Helper()
 	o := &ours{}
 	for range processes {
-		store, err := redisstore.Open("redis://" + server.Addr())
-		require.NoError(t, err)
+		// A busy machine may stand still for longer than the store's usual timeouts.
+		client := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1, ReadTimeout: 5 * time.Second, ContextTimeoutEnabled: true})
+		t.Cleanup(func() { _ = client.Close() })
+		store := redisstore.New(client)
 		t.Cleanup(func() { _ = store.Close() })
 		b, err := newBudget(store, reservoir.PerHour(1_000_000), tokens, reservoir.PerDay(1_000_000_000_000, nil),
 			append(opts, reservoir.WithFetchTimeout(5*time.Second))...)

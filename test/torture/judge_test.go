@@ -168,7 +168,7 @@ func (v *verdict) windows(at place) {
 // account compares what the store holds at the end with what requests have used, if no
 // fault has taken data from it.
 func (v *verdict) account(at place) {
-	used, may := at.Spent+at.Settled-at.Refunded, at.Unknown
+	used, may := at.Spent+at.Settled-at.Refunded-at.Uncharged, at.Unknown
 	if at.Role == daily { // only the last window is left; settlements for an earlier one may count
 		used, may = at.Windows[at.Open], may+at.Settled
 	}

@@ -60,6 +60,7 @@ type sums struct {
 	Counted           int64           // settled for earlier windows and counted, if windows are reset
 	Resets            int64           // at most
 	Alone             int64           // spent by one process without the store, at most
+	Uncharged         int64           // the part of all that was spent without the store in windows that it had not named
 	Windows           map[int64]int64 // end, Unix ms → tokens of requests
 
 	// Late counts tokens of requests that began after the end of their window. Overrun
@@ -160,11 +161,15 @@ func (s *sums) request(l *line, r *record, e *event) {
 }
 
 // audit compares a limiter's Stats with the process's journal. Settlements for an earlier
-// window may count.
+// window may count. What a failure policy admitted in a window that no reply had named is
+// Overdrawn instead of Spent, and is never charged.
 func (s *sums) audit(r role, l *line, t *reservoir.Stats) {
 	least, most := l.Spent+l.Settled, l.Spent+l.Settled
+	uncharged := min(max(most-t.Spent, 0), l.Alone, t.Overdrawn)
+	s.Uncharged += uncharged
+	least -= uncharged
 	if uses[r].renewed {
-		least = l.Spent
+		least = l.Spent - uncharged
 		s.Counted += t.Spent - least
 	}
 	s.Apart += abs(t.Taken+t.Refunded-t.Spent-t.Returned-t.Expired-t.Held) + max(least-t.Spent, t.Spent-most, 0) + abs(t.Refunded-l.Refunded)
