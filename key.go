@@ -1,6 +1,7 @@
 package reservoir
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -134,7 +135,7 @@ func (s *settlement) byCall(ctx context.Context, n int64) error {
 	}
 	if q.Window == 0 {
 		l.settled(q, backend.SettleReply{}, nil)
-		return nil
+		return l.closedError()
 	}
 	if ctx.Err() != nil { // the client has left, which is usual
 		ctx = context.WithoutCancel(ctx)
@@ -159,7 +160,12 @@ func (s *settlement) less(n int64) error {
 		s.l.count.refunded.Add(n)
 		s.l.count.expired.Add(n)
 	}
-	if s.l.closed.Load() {
+	return s.l.closedError()
+}
+
+// closedError is ErrClosed once Close was called.
+func (l *Limiter) closedError() error {
+	if l.closed.Load() {
 		return ErrClosed
 	}
 	return nil
@@ -215,7 +221,7 @@ func (s *settlement) more(n int64) (err error) {
 		}
 		if s.k == nil {
 			l.count.overdrawn.Add(n)
-			return err
+			return cmp.Or(err, l.closedError())
 		}
 		if !s.overrun(n) {
 			return nil

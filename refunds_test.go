@@ -301,3 +301,28 @@ func TestRefundAfterTokensHaveExpired(t *testing.T) {
 		})
 	}
 }
+
+// After Close, Settle says that it came too late, whatever it settles, and counts all the same.
+func TestSettleAfterClose(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		for _, away := range []bool{false, true} {
+			for _, wait := range []time.Duration{0, 2 * time.Minute} {
+				for _, n := range []int64{0, 3, 30} {
+					net := far(time.Millisecond)
+					l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailure(reservoir.FailOpen()))
+					if away {
+						net.always(refuse)
+					}
+					r := allow(t, l, "k", 10)
+					net.set(nil)
+					require.NoError(t, l.Close(bg))
+					time.Sleep(wait)
+					assert.ErrorIs(t, l.Settle(bg, "k", r, n), reservoir.ErrClosed)
+					s := l.Stats()
+					assert.Equal(t, n, s.Spent-s.Refunded+s.Overdrawn)
+					balance(t, l)
+				}
+			}
+		}
+	})
+}
