@@ -1,7 +1,6 @@
 package reservoir
 
 import (
-	"cmp"
 	"context"
 	"math"
 	"sync/atomic"
@@ -335,7 +334,7 @@ func (f *fetch) applyLocked(r backend.SyncReply, sent, now int64) {
 		return
 	}
 	k.l.count.recovered.Add(r.Recovered)
-	w = f.bookLocked(w, r, now)
+	w = f.bookLocked(w, r, sent, now)
 	if k.foundLocked(r.Window, now); w == nil { // nothing is charged, and so no window is open
 		return
 	}
@@ -361,7 +360,7 @@ func (f *fetch) deniedLocked(r backend.SyncReply, w *lease.Lease) bool {
 // bookLocked applies the reply to the account, and enters the reply's window. Tokens held
 // in the window before have expired, unless the store has carried them over. Debt that the
 // store has charged is no burst of demand, because it was used over the whole outage.
-func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *lease.Lease {
+func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, sent, now int64) *lease.Lease {
 	k := f.k
 	var held int64
 	spent := k.spentLocked()
@@ -380,7 +379,7 @@ func (f *fetch) bookLocked(w *lease.Lease, r backend.SyncReply, now int64) *leas
 	k.l.extra.add(k, m.Taken-r.Grant)
 	if moved {
 		if r.Window != 0 {
-			k.openedLocked(cmp.Or(r.Length, f.req.Limit.Window))
+			k.openedLocked(k.nextLength(r.State, f.req.Limit.Window, r.Clients, sent))
 		}
 		w = k.enterLocked(r.Window, spent, now)
 		if w != nil && r.Carried {

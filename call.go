@@ -462,7 +462,11 @@ func (d *direct) complete(ctx context.Context, err error) (r Result, again bool,
 func (d *direct) readLocked(now int64) {
 	w, window := d.k.lease.Load(), d.reply.Window
 	if w == nil || window == w.Window || window > w.Window && !w.Alive(now) {
-		d.k.readLocked(d.reply.State, cmp.Or(d.reply.Length, d.req.Limit.Window), d.sent, now)
+		length := cmp.Or(d.reply.Length, d.req.Limit.Window)
+		if w == nil || window != w.Window {
+			length = d.k.nextLength(d.reply.State, d.req.Limit.Window, 1, d.sent)
+		}
+		d.k.readLocked(d.reply.State, length, d.sent, now)
 	}
 }
 

@@ -460,6 +460,29 @@ func TestOldWindowOfAForgottenKey(t *testing.T) {
 	})
 }
 
+// A process that has adopted a window of another length gets the error when another process
+// opens one more of that length, though it has stated that length itself. A process that the
+// store refuses there is refused until the end.
+func TestSecondWindowOfAnotherLength(t *testing.T) {
+	inBubbles(t, "", smallBatches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := far(time.Millisecond)
+		hour := open(t, net, reservoir.PerMinute(1), planned(reservoir.PerHour(100)).option(), opt, reservoir.WithIdle(3*time.Hour))
+		second := open(t, net, reservoir.PerMinute(1), planned(reservoir.PerSecond(10)).option(), opt, reservoir.WithIdle(3*time.Hour))
+		first := allow(t, hour, "k", 1)
+		require.Equal(t, first.Reset, allow(t, second, "k", 1).Reset)
+		time.Sleep(time.Until(first.Reset) + 200*time.Millisecond)
+		require.Greater(t, time.Until(allow(t, hour, "k", 1).Reset), 59*time.Minute)
+		for range 120 {
+			if _, err := second.Allow(bg, "k"); err != nil {
+				require.ErrorIs(t, err, reservoir.ErrConflict)
+				return
+			}
+			time.Sleep(time.Second)
+		}
+		t.Fatal("no conflict")
+	})
+}
+
 // plan is a limit that a test replaces.
 type plan struct {
 	atomic.Pointer[reservoir.Limit]

@@ -332,6 +332,20 @@ func (k *keyState) adopts(s backend.State, others, sent int64) bool {
 	return k.l.adopts(t, s, others, cmp.Or(t.since, k.firstFetch, sent), sent)
 }
 
+// nextLength is the length of the window of s, which the key enters by a request of a limit
+// with the length stated. A window of another length may be one more of the length that the
+// window before had, of a process that goes on with it. Then it is the limit's own length: the
+// next request states no other, and finds the conflict.
+func (k *keyState) nextLength(s backend.State, stated time.Duration, others, sent int64) time.Duration {
+	switch {
+	case s.Length == 0:
+		return stated
+	case k.adopts(s, others, sent):
+		return s.Length
+	}
+	return k.bound.Load().own()
+}
+
 // bound holds terms, which may be replaced.
 type bound struct{ atomic.Pointer[terms] }
 
