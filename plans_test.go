@@ -524,9 +524,9 @@ func TestPlanOfAnotherLength(t *testing.T) {
 				net, limit := far(time.Microsecond), planned(c.before)
 				time.Sleep(time.Until(c.change.Add(-3 * time.Hour)))
 				all := fleet(t, 2, net, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithIdle(72*time.Hour))
-				open := allow(t, all[0], "k", 1).Reset
+				allow(t, all[0], "k", 1)
 				time.Sleep(time.Until(c.change))
-				open = allow(t, all[1], "k", 1).Reset
+				open := allow(t, all[1], "k", 1).Reset
 				limit.Store(&c.after)
 				time.Sleep(off + c.every)
 				admitted, ends := map[time.Time]int64{}, []time.Time(nil)
