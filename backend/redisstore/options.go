@@ -5,9 +5,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
-	"strconv"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -19,113 +18,107 @@ import (
 	"github.com/go-reservoir/reservoir/sharding"
 )
 
-// Faults of a URL, by its part. Their texts repeat none of it, because any part that does
-// not parse may belong to a password.
-var (
-	errEmpty  = errors.New("it is empty")
-	errScheme = errors.New("its scheme: want redis://, redis-cluster:// or redis-sentinel://, or rediss… for TLS")
-	errLogin  = errors.New("its user and password: want user:password@host, with %XX for all but letters and digits")
-	errUser   = errors.New("its user and password: the user has no password (write a password without a user as :password@host)")
-	errHost   = errors.New("its host: want host or host:port, and an IPv6 address in []")
-	errHosts  = errors.New("its host: want one, because only a cluster and sentinels have several")
-	errPort   = errors.New("its port: want 1 to 65535")
-	errDB     = errors.New("its path: want nothing or /number, the database (write a / in the password as %2F)")
-	errMaster = errors.New("its path: want /name of the master, for sentinels")
-)
+// errURL repeats no part of a URL, because any part that does not parse may belong to a
+// password. The errors of go-redis' parsers repeat such parts.
+var errURL = errors.New("reservoir: redis URL: want redis://[user:password@]host[:port][/db], unix://[user:password@]/path, " +
+	"redis-cluster://…[?addr=host:port] or redis-sentinel://…?master_name=name, rediss… for TLS, and in a password %XX for all " +
+	"but letters and digits (it is not shown, because it may hold a password)")
 
 // Options returns options for a client that suits a store: it fails quickly, obeys
 // contexts, and leaves repetition to the store. Change them as needed and make the
-// client with [redis.NewUniversalClient]. A URL has one of these forms:
+// client with [redis.NewUniversalClient]. The scheme of the URL chooses a parser of
+// go-redis: [redis.ParseURL], [redis.ParseClusterURL] or [redis.ParseFailoverURL].
 //
 //	redis://user:password@host:6379/0
-//	redis-cluster://user:password@host1:6379,host2:6379
-//	redis-sentinel://user:password@host1:26379,host2:26379/master/0
+//	unix://user:password@/run/redis.sock?db=0
+//	redis-cluster://user:password@host1:6379?addr=host2:6379&addr=host3:6379
+//	redis-sentinel://host1:26379/0?master_name=name&addr=host2:26379&username=user&password=password
 //
 // With rediss, rediss-cluster and rediss-sentinel, the client uses TLS 1.2 or later and
-// verifies the servers' names. User, password, port and database are optional. If the
-// Sentinels have a login of their own, set SentinelUsername and SentinelPassword. No
-// error repeats a part of the URL.
+// verifies each server's own name. User, password, port and database are optional, but a
+// user needs a password. A user before the host of a Sentinel logs in to the Sentinels
+// only. Of the further parameters of go-redis, those of the pool, client_name and
+// protocol have an effect. Those of retries, timeouts and routing have none, and
+// skip_verify is an error. No error repeats a part of the URL.
 func Options(rawURL string) (*redis.UniversalOptions, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil || ambiguous(rawURL, u) {
+		return nil, errURL
+	}
+	var kind string
+	u.Scheme, kind, _ = strings.Cut(u.Scheme, "-")
 	const quick = 200 * time.Millisecond
 	o := &redis.UniversalOptions{
 		MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true,
 		DialTimeout: 500 * time.Millisecond, ReadTimeout: quick, WriteTimeout: quick,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		IsClusterMode:            kind == "cluster",
 	}
-	if err := parse(o, rawURL); err != nil {
-		return nil, fmt.Errorf("reservoir: redis URL: %w", err)
+	if u.Scheme == "rediss" {
+		o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+	}
+	if parse(o, u, kind) != nil || o.DB < 0 {
+		return nil, errURL
 	}
 	return o, nil
 }
 
-func parse(o *redis.UniversalOptions, rawURL string) error {
-	scheme, rest, _ := strings.Cut(rawURL, "://")
-	authority, path, _ := strings.Cut(rest, "/")
-	base, kind, _ := strings.Cut(scheme, "-")
-	port := "6379"
-	switch {
-	case rawURL == "":
-		return errEmpty
-	case strings.Contains(path, "@"): // the password has a slash
-		return errLogin
-	case base == "rediss":
-		o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
-	case base != "redis":
-		return errScheme
-	}
+// ambiguous reports whether the URL has what go-redis' parsers let pass, although it may
+// be half of a password, a login without a password, or a server that is not verified.
+func ambiguous(rawURL string, u *url.URL) bool {
+	password, _ := u.User.Password()
+	q, err := url.ParseQuery(u.RawQuery)
+	return strings.Count(rawURL, "@") > 1 || strings.Contains(rawURL, "@") != (password != "") ||
+		strings.Contains(rawURL, "#") || err != nil || q.Has("skip_verify") ||
+		(q.Has("username") || q.Has("password")) && q.Get("password") == "" ||
+		strings.Contains(u.Host, ",") || strings.Count(u.Host, ":") > 1 && u.Host[0] != '[' || (u.Hostname() == "") != (u.Scheme == "unix")
+}
+
+// parse fills in what a parser of go-redis finds in the URL.
+func parse(o *redis.UniversalOptions, u *url.URL, kind string) error {
 	switch kind {
 	case "":
-		if strings.Contains(authority[strings.LastIndexByte(authority, '@')+1:], ",") {
-			return errHosts
+		p, err := redis.ParseURL(u.String())
+		if err != nil {
+			return err
 		}
+		o.Addrs = []string{p.Addr}
+		fill(o, p)
 	case "cluster":
-		o.IsClusterMode = true
-	case "sentinel":
-		if o.MasterName, path, _ = strings.Cut(path, "/"); o.MasterName == "" {
-			return errMaster
+		p, err := redis.ParseClusterURL(u.String())
+		if err != nil || strings.Trim(u.Path, "/") != "" { // a cluster has no databases
+			return cmp.Or(err, errURL)
 		}
-		port = "26379"
+		fill(o, p)
+	case "sentinel":
+		if u.Port() == "" {
+			u.Host = strings.TrimSuffix(u.Host, ":") + ":26379" // the parser's is that of Redis
+		}
+		p, err := redis.ParseFailoverURL(u.String())
+		if err != nil || p.MasterName == "" {
+			return cmp.Or(err, errURL)
+		}
+		o.Addrs = p.SentinelAddrs
+		fill(o, p)
 	default:
-		return errScheme
-	}
-	if err := hosts(o, authority, port); err != nil || path == "" {
-		return err
-	}
-	db, err := strconv.ParseUint(path, 10, 16)
-	if o.DB = int(db); err != nil || o.IsClusterMode {
-		return errDB
+		return errURL
 	}
 	return nil
 }
 
-// hosts reads user:password@host:port,host:port.
-func hosts(o *redis.UniversalOptions, authority, port string) error {
-	at := strings.LastIndexByte(authority, '@') + 1
-	login, err := url.Parse("redis://" + authority[:at] + "host")
-	if err != nil || strings.Count(authority[:at], "@") > 1 {
-		return errLogin
-	}
-	o.Username = login.User.Username()
-	o.Password, _ = login.User.Password()
-	if at > 0 && o.Password == "" { // the client would not log in at all
-		return errUser
-	}
-	for host := range strings.SplitSeq(authority[at:], ",") {
-		own := port
-		if i := strings.LastIndexByte(host, ':'); i > strings.LastIndexByte(host, ']') {
-			host, own = host[:i], cmp.Or(host[i+1:], port)
+// fill copies the fields that a URL decides from the options that a parser returned, as
+// far as these have them.
+func fill(o *redis.UniversalOptions, parsed any) {
+	to, from := reflect.ValueOf(o).Elem(), reflect.ValueOf(parsed).Elem()
+	for _, name := range []string{
+		"Addrs", "MasterName", "SentinelUsername", "SentinelPassword", "Username", "Password", "DB", "ClientName", "Protocol",
+		"PoolFIFO", "PoolSize", "MinIdleConns", "MaxIdleConns", "MaxActiveConns", "MaxConcurrentDials", "PipelinePoolSize",
+		"PipelineReadBufferSize", "PipelineWriteBufferSize", "ConnMaxIdleTime", "ConnMaxLifetime", "ConnMaxLifetimeJitter",
+	} {
+		if field := from.FieldByName(name); field.IsValid() {
+			to.FieldByName(name).Set(field)
 		}
-		u, err := url.Parse("redis://" + host)
-		if err != nil || u.Hostname() == "" || strings.ContainsAny(host, "?#") || host[0] != '[' && strings.Contains(host, ":") {
-			return errHost
-		}
-		n, err := strconv.ParseUint(own, 10, 16)
-		if err != nil || n == 0 {
-			return errPort
-		}
-		o.Addrs = append(o.Addrs, net.JoinHostPort(u.Hostname(), fmt.Sprint(n)))
 	}
-	return nil
 }
 
 // Open returns a store for the URL, with a client made from [Options]. Close closes

@@ -1,10 +1,14 @@
 package redisstore_test
 
 import (
+	"crypto/tls"
 	"fmt"
+	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -12,87 +16,134 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-func TestOptions(t *testing.T) {
-	for _, row := range []struct {
-		url      string
-		addrs    []string
-		login    string
-		db       int
-		tls      bool
-		cluster  bool
-		sentinel string
-	}{
-		{url: "redis://host", addrs: []string{"host:6379"}},
-		{url: "redis://host:1/", addrs: []string{"host:1"}},
-		{url: "redis://[::1]:7/3", addrs: []string{"[::1]:7"}, db: 3},
-		{url: "redis://[::1]", addrs: []string{"[::1]:6379"}},
-		{url: "redis://[fe80::1%25eth0]:7", addrs: []string{"[fe80::1%eth0]:7"}},
-		{url: "rediss://u:p%40%2F%25%3A@h:1/15", addrs: []string{"h:1"}, login: "u p@/%:", db: 15, tls: true},
-		{url: "redis://:pw@h", addrs: []string{"h:6379"}, login: " pw"},
-		{url: "redis://u:a,b@h", addrs: []string{"h:6379"}, login: "u a,b"},
-		{url: "redis-cluster://u:p@a,b:1,[::2]:3", addrs: []string{"a:6379", "b:1", "[::2]:3"}, login: "u p", cluster: true},
-		{url: "rediss-cluster://a", addrs: []string{"a:6379"}, tls: true, cluster: true},
-		{url: "redis-sentinel://:p@a,b:1/m", addrs: []string{"a:26379", "b:1"}, login: " p", sentinel: "m"},
-		{url: "rediss-sentinel://a/m/2", addrs: []string{"a:26379"}, db: 2, tls: true, sentinel: "m"},
-	} {
-		o, err := redisstore.Options(row.url)
-		require.NoError(t, err, row.url)
-		require.Equal(t, row.addrs, o.Addrs, row.url)
-		if row.login != "" {
-			require.Equal(t, row.login, o.Username+" "+o.Password, row.url)
-		}
-		require.Equal(t, row.db, o.DB, row.url)
-		require.Equal(t, row.tls, o.TLSConfig != nil, row.url)
-		require.Equal(t, row.cluster, o.IsClusterMode, row.url)
-		require.Equal(t, row.sentinel, o.MasterName, row.url)
-		if row.tls {
-			require.False(t, o.TLSConfig.InsecureSkipVerify)
-			require.EqualValues(t, 0x303, o.TLSConfig.MinVersion)
-		}
-		require.Equal(t, -1, o.MaxRetries, "the store decides what may be repeated")
-		require.Equal(t, 1, o.DialerRetries)
-		require.True(t, o.ContextTimeoutEnabled)
-		require.LessOrEqual(t, o.ReadTimeout, 200*time.Millisecond)
+// ourOptions are a client's options without what the URL decides.
+func ourOptions() redis.UniversalOptions {
+	return redis.UniversalOptions{
+		MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true, // the store decides what may be repeated
+		DialTimeout: 500 * time.Millisecond, ReadTimeout: 200 * time.Millisecond, WriteTimeout: 200 * time.Millisecond,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 }
 
-// TestOptionsAreDiscreet: what is wrong with a URL may be a password.
-func TestOptionsAreDiscreet(t *testing.T) {
-	for _, url := range []string{
-		"", "canary", "://canary", "http://canary", "redis-canary://h", "rediss", "redisscanary://h", "redis:canary@h",
-		"redis://", "redis://canary@h", "redis://canary:@h", "redis://u:can%ary@h", "redis://u:can/ary@h", "redis://u:can#ary@h",
-		"redis://u:can?ary@h", "redis://u:can ary@h", "redis://u:canary@", "redis://u:canary@h:0", "redis://u:canary@h:65536", "redis://u:canary@h:x", "redis://u:canary@::1", "redis-cluster://u:canary@a,u:canary@b",
-		"redis://u:canary@h/canary", "redis://u:canary@h/-1", "redis://u:canary@h/99999", "redis://u:canary@a,b", "redis://u:1#canary@h", "redis://u:1?canary@h",
-		"redis://u:12/34canary@h", "redis-cluster://u:canary@h/1", "redis-cluster://u:canary@a,,b", "redis-sentinel://u:canary@h", "redis-sentinel://u:canary@h//1", "redis-sentinel://u:canary@h/m/canary",
+// TestOptions compares all fields, so nothing else of a URL reaches the client.
+func TestOptions(t *testing.T) {
+	verified := &tls.Config{MinVersion: tls.VersionTLS12} // no ServerName, so each server's own is verified
+	at := func(addrs ...string) []string { return addrs }
+	for url, want := range map[string]redis.UniversalOptions{
+		"redis://host":                      {Addrs: at("host:6379")},
+		"redis://host:1/":                   {Addrs: at("host:1")},
+		"redis://[::1]:7/3":                 {Addrs: at("[::1]:7"), DB: 3},
+		"redis://[::1]":                     {Addrs: at("[::1]:6379")},
+		"redis://[fe80::1%25eth0]:7":        {Addrs: at("[fe80::1%eth0]:7")},
+		"rediss://u:p%40%2F%25%3A@h:1/15":   {Addrs: at("h:1"), Username: "u", Password: "p@/%:", DB: 15, TLSConfig: verified},
+		"rediss://u%40x:%23%3F+%26@h?db=15": {Addrs: at("h:6379"), Username: "u@x", Password: "#?+&", DB: 15, TLSConfig: verified},
+		"redis://:pw@h":                     {Addrs: at("h:6379"), Password: "pw"},
+		"redis://u:a,b@h":                   {Addrs: at("h:6379"), Username: "u", Password: "a,b"},
+		"unix:///run/r.sock":                {Addrs: at("/run/r.sock")},
+		"unix://u:p%40@/run/%40r?db=2":      {Addrs: at("/run/@r"), Username: "u", Password: "p@", DB: 2},
+
+		"redis-cluster://u:p%2F@a?addr=b:1&addr=[::2]:3": {Addrs: at("a:6379", "b:1", "[::2]:3"), Username: "u", Password: "p/", IsClusterMode: true},
+		"redis-cluster://[::1]/":                         {Addrs: at("[::1]:6379"), IsClusterMode: true},
+		"rediss-cluster://a?addr=b:1":                    {Addrs: at("a:6379", "b:1"), TLSConfig: verified, IsClusterMode: true},
+
+		"redis-sentinel://a?master_name=m":                     {Addrs: at("a:26379"), MasterName: "m"},
+		"redis-sentinel://[::1]:?master_name=m":                {Addrs: at("[::1]:26379"), MasterName: "m"},
+		"rediss-sentinel://a:1/2?master_name=m&addr=b:3":       {Addrs: at("a:1", "b:3"), MasterName: "m", DB: 2, TLSConfig: verified},
+		"redis-sentinel://a?master_name=m&password=p%26%2B%40": {Addrs: at("a:26379"), MasterName: "m", Password: "p&+@"},
+		"redis-sentinel://s:q%40@a?master_name=m&username=u&password=p": {Addrs: at("a:26379"), MasterName: "m",
+			SentinelUsername: "s", SentinelPassword: "q@", Username: "u", Password: "p"},
 	} {
+		ours := ourOptions()
+		ours.Addrs, ours.Username, ours.Password, ours.DB, ours.TLSConfig = want.Addrs, want.Username, want.Password, want.DB, want.TLSConfig
+		ours.IsClusterMode, ours.MasterName = want.IsClusterMode, want.MasterName
+		ours.SentinelUsername, ours.SentinelPassword = want.SentinelUsername, want.SentinelPassword
+		o, err := redisstore.Options(url)
+		require.NoError(t, err, url)
+		require.Equal(t, ours, *o, url)
+	}
+}
+
+// TestQuery: a query may size the pool. It can change neither retries, timeouts nor TLS,
+// nor send calls to replicas, which would refuse or forget them.
+func TestQuery(t *testing.T) {
+	const pool = "client_name=c&protocol=2&pool_fifo=true&pool_size=7&min_idle_conns=1&max_idle_conns=2&max_active_conns=9" +
+		"&max_concurrent_dials=3&conn_max_idle_time=4m&conn_max_lifetime=5m&conn_max_lifetime_jitter=6s" +
+		"&pipeline_pool_size=-1&pipeline_read_buffer_size=10&pipeline_write_buffer_size=11"
+	const overruled = "&max_retries=9&min_retry_backoff=9s&max_retry_backoff=9s&dial_timeout=9s&read_timeout=9s&write_timeout=9s&pool_timeout=9s"
+	const dialer, routes = "&dialer_retries=9&dialer_retry_timeout=9s", "&route_by_latency=true&route_by_latency_tolerance=9s&route_randomly=true"
+	for url, change := range map[string]func(*redis.UniversalOptions){
+		"rediss://h:1?": func(*redis.UniversalOptions) {},
+		"rediss-cluster://h:1?max_redirects=9&read_only=true&failing_timeout_seconds=9" + dialer + routes + "&": func(o *redis.UniversalOptions) {
+			o.IsClusterMode = true
+		},
+		"rediss-sentinel://h:1?master_name=m&replica_only=true&use_disconnected_replicas=true&context_timeout_enabled=false" + dialer + routes + "&": func(o *redis.UniversalOptions) {
+			o.MasterName = "m"
+		},
+	} {
+		ours := ourOptions()
+		ours.Addrs, ours.TLSConfig = []string{"h:1"}, &tls.Config{MinVersion: tls.VersionTLS12}
+		ours.ClientName, ours.Protocol, ours.PoolFIFO, ours.PoolSize, ours.MinIdleConns, ours.MaxIdleConns = "c", 2, true, 7, 1, 2
+		ours.MaxActiveConns, ours.MaxConcurrentDials, ours.ConnMaxIdleTime, ours.ConnMaxLifetime = 9, 3, 4*time.Minute, 5*time.Minute
+		ours.ConnMaxLifetimeJitter, ours.PipelinePoolSize, ours.PipelineReadBufferSize, ours.PipelineWriteBufferSize = 6*time.Second, -1, 10, 11
+		change(&ours)
+		o, err := redisstore.Options(url + pool + overruled)
+		require.NoError(t, err, url)
+		require.Equal(t, ours, *o, url)
+		for _, bad := range []string{"&skip_verify=true", "&skip_verify=false", "&skip_verify", "&skip%5Fverify=1", "&tls=false", "&pool_size=x", "&no_such=1"} {
+			_, err := redisstore.Options(url + pool + bad)
+			require.Error(t, err, bad)
+		}
+	}
+}
+
+// TestOptionsAreDiscreet: what is wrong with a URL may be a password. What the parsers
+// themselves would let pass, or show, stands here for each of them.
+func TestOptionsAreDiscreet(t *testing.T) {
+	urls := []string{
+		"", "canary", "://canary", "http://canary", "redis-canary://h", "rediss", "redisscanary://h", "redis:canary@h", "unix:canary",
+		"redis://u:canary@h/canary", "redis://u:canary@h/-1", "redis://u:canary@h?db=canary", "redis://u:12/34canary@h", "redis://u:1?db=canary@h",
+		"unix://u:canary@", "unix://u:canary@h/s", "unix://u:1/canary@/s", "unix://canary/s", "unix-cluster://u:canary@/s",
+		"redis-cluster://u:canary@h/1", "redis-cluster://u:canary@h?db=1", "redis-cluster://u:canary@h?addr=canary", "redis-cluster://u:canary@h?addr=u:canary@b:1",
+		"redis-cluster://u:canary@a,u:canary@b", "redis-cluster://u:1/canary@h", "redis-cluster://u:canary@h?master_name=m", "redis-cluster://h?password=canary",
+		"redis-sentinel://u:canary@h", "redis-sentinel://u:canary@h/canary?master_name=m", "redis-sentinel://h?master_name=m&db=canary",
+		"redis-sentinel://h?master_name=m&username=canary", "redis-sentinel://h?master_name=m&username=canary&password=", "redis-sentinel://h?master_name=m&password=",
+		"redis-sentinel://h?master_name=m&password=can#ary", "redis-sentinel://h?master_name=m&password=canary#", "redis-sentinel://h?master_name=m&password=can&ary", "redis-sentinel://h?master_name=m&password=can;ary",
+		"redis-sentinel://h?master_name=m&password=%zzcanary", "redis-sentinel://h?master_name=m&password=c@nary", "redis-sentinel://u:canary@h/m", "redis-sentinel://h?addr=canary&master_name=m",
+	}
+	for _, scheme := range []string{"redis", "rediss", "redis-cluster", "rediss-cluster", "redis-sentinel", "rediss-sentinel"} {
+		for _, rest := range []string{
+			"", ":1", "canary@h", "canary:@h", ":@h", "u:can%ary@h", "u:%zzcanary@h", "u:can/ary@h", "u:can#ary@h", "u:can?ary@h", "u:can ary@h", "u:c@nary@h",
+			"u:canary@", "u:canary@:1", "u:canary@h:x", "u:canary@h:canary", "u:canary@[::1", "u:canary@::1", "u:canary@h:1:2", "u:canary@a,b", "u:canary@a:1,b:2", "u:canary@h/1/2",
+			"u:1#canary@h", "u:1?canary@h", "u:1?pool_size=canary@h", "u:12/34canary@h",
+		} {
+			urls = append(urls, scheme+"://"+rest+"?master_name=m", scheme+"://"+rest)
+		}
+	}
+	for _, url := range urls {
 		_, err := redisstore.Options(url)
-		require.ErrorContains(t, err, "reservoir: redis URL: ", "%q", url)
+		require.ErrorContains(t, err, "reservoir: redis URL: want redis://", "%q", url)
 		_, err2 := redisstore.Open(url)
-		_, err3 := redisstore.OpenShards(map[string][]string{"a": {url}})
+		_, err3 := redisstore.OpenShards(map[string][]string{"a": {"redis://h", url}})
 		for _, err := range []error{err, err2, err3} {
 			require.NotContains(t, fmt.Sprintf("%v %+v %#v", err, err, err), "ary", "%q", url)
 		}
 	}
 }
 
-// TestFaultNamesItsPart: also where the part is missing, or a slash cuts the password in two.
-func TestFaultNamesItsPart(t *testing.T) {
-	for url, part := range map[string]string{"": "it is empty", "redis://u:1/2@h:6379": "its user and password", "redis://h/x": "its path", "redis://h:x": "its port"} {
-		_, err := redisstore.Options(url)
-		require.ErrorContains(t, err, part, url)
-	}
-}
-
 // TestOpen: by a URL alone to each kind of server.
 func TestOpen(t *testing.T) {
 	t.Parallel()
-	server, cluster := redistest.Start(t), redistest.StartCluster(t, 3, 0)
+	socket := filepath.Join(t.TempDir(), "redis.sock")
+	server, cluster, servers := redistest.Start(t, "--unixsocket", socket), redistest.StartCluster(t, 3, 0), redistest.StartReplicated(t, 1)
 	server.SetUser("user u on >p@ss ~api:* +@all")
-	sentinel := redistest.StartSentinel(t, redistest.StartReplicated(t, 1), 1)
+	servers.Primary.SetUser("user u on >p@ss ~api:* +@all")
+	sentinel := redistest.StartSentinel(t, servers, 1)
+	sentinel.Sentinels[0].SetUser("user s on >q@ss allchannels +@all")
 	for _, url := range []string{
 		"redis://u:p%40ss@" + server.Addr(),
-		"redis-cluster://" + cluster.Nodes[0].Addr() + "," + cluster.Nodes[1].Addr(),
-		"redis-sentinel://" + sentinel.Sentinels[0].Addr() + "/" + sentinel.MasterName,
+		"unix://u:p%40ss@" + socket + "?db=1",
+		"redis-cluster://127.0.0.1:1?addr=" + cluster.Nodes[1].Addr(),
+		"redis-sentinel://s:q%40ss@" + sentinel.Sentinels[0].Addr() + "/3?username=u&password=p%40ss&master_name=" + sentinel.MasterName,
 	} {
 		s, err := redisstore.Open(url, redisstore.WithPrefix("api:"))
 		require.NoError(t, err)

@@ -107,9 +107,9 @@ type common struct {
 
 func (f *flagSet) commonFlags(c *common) {
 	f.Func("store", "`where` limits are counted: memory, redis://[user:password@]host[:port][/db],\n"+
-		"redis-cluster://[user:password@]host:port,host:port… or\n"+
-		"redis-sentinel://[user:password@]host:port,host:port…/master, with rediss for TLS\n"+
-		"(SSL_CERT_FILE may name the authority); repeat it for several\n"+
+		"unix://[user:password@]/path, redis-cluster://[user:password@]host[:port][?addr=host:port…]\n"+
+		"or redis-sentinel://host[:port][/db]?master_name=name[&addr=host:port…], with rediss\n"+
+		"for TLS (SSL_CERT_FILE may name the authority); repeat it for several\n"+
 		"shards, which share the keys", func(s string) error {
 		c.stores = append(c.stores, s)
 		return nil

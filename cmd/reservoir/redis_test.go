@@ -45,7 +45,7 @@ func TestLoadOnRedis(t *testing.T) {
 
 func TestLoadOnACluster(t *testing.T) {
 	c := redistest.StartCluster(t, 3, 0)
-	address := "redis-cluster://" + strings.Join(c.Addrs(), ",")
+	address := "redis-cluster://" + c.Nodes[0].Addr() + "?addr=" + c.Nodes[1].Addr()
 	r := invoke(t.Context(), strings.Fields("load -keys 60 -limit 50 -window 1m -requests 6000 -format json -store "+address)...).report(t)
 	requireBalance(t, r)
 	requireFewErrors(t, r)
@@ -219,7 +219,7 @@ func TestStoresThatDoNotServeKeepTheirPasswords(t *testing.T) {
 		"no TLS":           "rediss://" + login + server.Addr(),
 		"no cluster":       "redis-cluster://" + login + server.Addr(),
 		"hangs":            "redis://" + login + hung.Addr(),
-		"cluster hangs":    "redis-cluster://" + login + hung.Addr() + ",127.0.0.1:1",
+		"cluster hangs":    "redis-cluster://" + login + hung.Addr() + "?addr=127.0.0.1:1",
 		"nobody listens":   "redis://" + login + "127.0.0.1:1",
 		"nobody is called": "redis://" + login + "no-such-host.invalid",
 	} {

@@ -15,10 +15,11 @@ import (
 
 func TestStoresAreNamedWithoutCredentials(t *testing.T) {
 	for s, want := range map[string]string{
-		"redis://u:p@h":                "h:6379",
-		"rediss://u:p@h:1/2":           "h:1/2",
-		"redis-cluster://u:p@a:1,b:2":  "a:1,b:2",
-		"redis-sentinel://u:p@a,b/m/3": "a:26379,b:26379/m/3",
+		"redis://u:p@h":                    "h:6379",
+		"rediss://u:p@h:1/2":               "h:1/2",
+		"unix://u:p@/run/s?db=2":           "/run/s/2",
+		"redis-cluster://u:p@a:1?addr=b:2": "a:1,b:2",
+		"redis-sentinel://s:q@a/3?master_name=m&addr=b:2&username=u&password=p": "a:26379,b:2/m/3",
 	} {
 		o, err := redisstore.Options(s)
 		require.NoError(t, err, s)
@@ -29,12 +30,13 @@ func TestStoresAreNamedWithoutCredentials(t *testing.T) {
 // malformed addresses hold the canary where a password may have slipped to.
 var malformed = []string{
 	"", "Memory", "redis", "redis:", "redis:/h", "redis//:%@h", "http://u:%@h", "%", "%://h", "redis:u:%@h",
-	"redis://", "redis:///", "redis://:%@", "redis://u:%@/0", "redis://u:%@h:port", "redis://u:%@h:0", "redis://u:%@h:65536",
+	"redis://", "redis:///", "redis://:%@", "redis://u:%@/0", "redis://u:%@h:port",
 	"redis://u:1/%@h", "redis://u:1/2%@h:6379/0", "redis://u:%/x@h:6379", "redis://u:1?%@/h", "redis://u:1#%", "redis://u:1?%",
 	"redis://u:%zz%@h", "redis://%zz:%@h", "redis://u:%@h/db", "redis://u:%@h/-1", "redis://u:%@h/0/1", "redis://u:%@h/0?x=%",
-	"redis://u:%@h1,h2", "redis://u:%@h 1", "redis://u:%@h\n", "redis://u:%@[::1", "redis://u:%@::1", "redis://u:%@[h]:1",
-	"redis-cluster://u:%@a:1,", "redis-cluster://u:%@,", "redis-cluster://u:%@a:1,b:x", "redis-cluster://u:%@a/1", "redis-cluster://u:%@a:1,u:%@b:2",
-	"rediss://u:%@h:1:2", "unix://%@/tmp/x", "redis://%@h", "redis://u%:@h", "redis://u:p@%@h",
+	"redis://u:%@h1,h2", "redis://u:%@h 1", "redis://u:%@h\n", "redis://u:%@[::1",
+	"redis-cluster://u:%@a:1,", "redis-cluster://u:%@,", "redis-cluster://u:%@a:1?addr=b:x:%", "redis-cluster://u:%@a/1", "redis-cluster://u:%@a:1,u:%@b:2",
+	"redis-sentinel://h?master_name=m&username=u&password=%#", "redis-sentinel://h?master_name=m&db=%", "redis-sentinel://h?password=%",
+	"rediss://u:%@h:1:2", "unix://%@/tmp/x", "unix://u:%@h/tmp/x", "redis://%@h", "redis://u%:@h", "redis://u:p@%@h",
 }
 
 func TestMalformedAddressesKeepTheirPasswords(t *testing.T) {
@@ -46,7 +48,7 @@ func TestMalformedAddressesKeepTheirPasswords(t *testing.T) {
 			o := invoke(t.Context(), args...)
 			require.Equal(t, exitUsage, o.status, s)
 			o.requireOneLine(t)
-			require.Contains(t, o.stderr, "bad value for flag -store", s)
+			require.Contains(t, o.stderr, "bad value for flag -store: want redis://", s)
 			require.NotContains(t, o.stdout+o.stderr, canary, s)
 		}
 	}
@@ -57,6 +59,7 @@ func FuzzAddress(f *testing.F) {
 	f.Add("redis://", "u:", "")
 	f.Add("rediss://", ":", "/")
 	f.Add("redis-cluster://", "u@", ",")
+	f.Add("redis-sentinel://", "h?master_name=m&password=", "")
 	f.Fuzz(func(t *testing.T, scheme, before, after string) {
 		o, err := redisstore.Options(scheme + before + canary + after + "@host:1")
 		if err != nil {
@@ -107,29 +110,4 @@ func TestInterruptsTellWhatWasNotRun(t *testing.T) {
 	require.NotContains(t, invoke(t.Context(), strings.Fields("load -requests 10")...).stdout, "stopped")
 	o = invoke(ctx, "tune")
 	require.Equal(t, "reservoir: stopped before any of 8 policies was replayed\n", o.stderr)
-}
-
-// The part of a URL at fault is named, and nothing of it repeated.
-func TestFaultyPartsOfAURL(t *testing.T) {
-	for url, want := range map[string]string{
-		"http://h":                    "its scheme: want redis://",
-		"redis:h":                     "its scheme",
-		"redis://":                    "its host",
-		"redis://u:%@h h":             "its host",
-		"redis://u:%@h:port":          "its port",
-		"redis-cluster://u:%@a:1,b:0": "its port",
-		"redis://u:%zz%@h":            "its user and password",
-		"redis://u@h":                 "its user and password: the user has no password",
-		"redis://u:%@h/db":            "its path: want nothing or /number",
-		"redis-sentinel://h:1":        "its path: want /name of the master",
-	} {
-		url = strings.ReplaceAll(url, "%@", canary+"@")
-		for _, args := range [][]string{{"load", "-store", url}, {"inspect", "-store", url, "k"}, {"tune", "-store", url}} {
-			o := invoke(t.Context(), args...)
-			require.Equal(t, exitUsage, o.status, url)
-			o.requireOneLine(t)
-			require.Contains(t, o.stderr, "bad value for flag -store: "+want, url)
-			require.NotContains(t, o.stderr, canary, url)
-		}
-	}
 }

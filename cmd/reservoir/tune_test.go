@@ -278,7 +278,7 @@ func TestTuneUsageErrors(t *testing.T) {
 		"tune -trace=":                                    "-trace",
 		"tune -trace x -rate 3":                           "want -trace or -rate",
 		"tune -store memory -store redis://h":             "no memory, which is no shard",
-		"tune -store redis://:" + canary + "@@h":          "-store: its user and password",
+		"tune -store redis://:" + canary + "@@h":          "-store: want redis://",
 		"tune -store redis://h -store redis://h:6379":     "twice",
 		"tune -store redis://h -delay 1ms":                "want -delay or -store, not both",
 		"tune -store redis://h -trace /" + canary + "/no": "no such file",
