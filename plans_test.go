@@ -464,7 +464,7 @@ func TestOldWindowOfAForgottenKey(t *testing.T) {
 // opens one more of that length, though it has stated that length itself. A process that the
 // store refuses there is refused until the end.
 func TestSecondWindowOfAnotherLength(t *testing.T) {
-	inBubbles(t, "", smallBatches(), func(t *testing.T, _ string, opt reservoir.Option) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := far(time.Millisecond)
 		hour := open(t, net, reservoir.PerMinute(1), planned(reservoir.PerHour(100)).option(), opt, reservoir.WithIdle(3*time.Hour))
 		second := open(t, net, reservoir.PerMinute(1), planned(reservoir.PerSecond(10)).option(), opt, reservoir.WithIdle(3*time.Hour))

@@ -117,8 +117,8 @@ type SyncRequest struct {
 	// clock is wrong, and the store moves End by whole lengths.
 	End, Next Window
 
-	// OpenLength is the length of the window that the client takes for open, if its limit
-	// has another length since; else 0. A window that opens now has the length of Limit.
+	// OpenLength is the length of Window, if the client's limit has another since; else 0. A
+	// window that opens now has the length of Limit.
 	OpenLength time.Duration
 
 	// Leaving says that the client will not ask again soon. SyncReply.Clients does not
@@ -172,7 +172,7 @@ type TakeRequest struct {
 	Tokens int64 // 1 to Limit.Tokens
 
 	End, Next  Window        // of windows that this call may open; see SyncRequest
-	OpenLength time.Duration // see SyncRequest
+	OpenLength time.Duration // of the window that the client takes for open, if its limit has another since; else 0
 }
 
 // TakeReply is the decision and the reading that it was based on.
@@ -201,5 +201,5 @@ type ResetRequest struct {
 	Limit Limit
 
 	End, Next  Window        // of the fresh window, by a calendar; see SyncRequest
-	OpenLength time.Duration // see SyncRequest
+	OpenLength time.Duration // see TakeRequest
 }

@@ -32,7 +32,7 @@
 --      16 debt          tokens that it used in that window without a grant
 --      17 total         of the window in the last reply; 0 = unknown
 --      18 used          tokens charged at that time, less those that this statement is the first to return
---      19 open          length of the window that the client takes for open, ms, if the limit has another since; else 0
+--      19 open          length of that window, ms, if the limit has another since; else 0
 --    then:
 --      -2 not after     Unix us; later than this do nothing; 0 = whenever
 --      -1 now           Unix us; empty = the server's clock
@@ -96,6 +96,7 @@ if fresh then                                          -- never opened, over, or
 else
   opened = redis.call('PEXPIRETIME', KEYS[2]) - stop - 1000
   local differ
+  if stop ~= window then open = 0 end                  -- the client knows that length of its own window only
   if opened <= 0 or opened > 31622401000 then          -- another program opened it: the length is unknown
     opened, differ = length, 31622400000 - length
   elseif math.abs(opened - length) <= slack then       -- the move of a slot has changed the time to live

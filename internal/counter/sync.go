@@ -68,7 +68,9 @@ func (s *statement) enter(c *Counter) {
 	if s.terms.open > 0 {
 		length = s.terms.open
 	}
-	s.fresh = !c.Open(s.now)
+	if s.fresh = !c.Open(s.now); !s.fresh && c.stop != window {
+		s.terms.open = 0 // the client knows that length of its own window only
+	}
 	s.runs = window*1000 >= s.now && window <= latest(s.now, length)+slack(length) && !(s.fresh && c.closed(window, length))
 	s.length = s.c.enter(s.now, s.terms)
 	if s.fresh && s.runs {
