@@ -78,8 +78,9 @@ func WithDirect() Option { return func(c *config) { c.direct = true } }
 //
 // A limit may change at any time, even in the middle of a window. The new number of tokens
 // counts from the key's next fetch, for all processes together. An open window keeps its
-// length until it ends, and by then all processes must have the new one: if another process
-// opens a window of the old length later, calls return [ErrConflict] until that ends. For a refused key, limits is called again up to 20 times a window,
+// length until it ends, and by then, or within half a minute, all processes must have the
+// new one: if another process opens a window of the old length later, calls return
+// [ErrConflict] until that ends. For a refused key, limits is called again up to 20 times a window,
 // while requests come, in case the limit was raised. Tokens that were charged before a
 // limit was lowered may still be spent.
 func WithLimits(limits func(key string) Limit) Option {

@@ -635,7 +635,7 @@ func TestTwoPlansOfOneKey(t *testing.T) {
 			}
 			allow(t, all[first], "k", 1)
 			conflicts, admitted := 0, map[time.Time]int64{}
-			for i := range 2 * 60 * 60 * 4 {
+			for i := range 100 * 60 * 2 {
 				r, err := all[i%2].Allow(bg, "k")
 				if err != nil {
 					require.ErrorIs(t, err, reservoir.ErrConflict)
@@ -643,11 +643,47 @@ func TestTwoPlansOfOneKey(t *testing.T) {
 				} else if r.Allowed {
 					admitted[r.Reset]++
 				}
-				time.Sleep(250 * time.Millisecond)
+				time.Sleep(500 * time.Millisecond)
 			}
 			assert.Positive(t, conflicts)
 			for end, n := range admitted {
 				assert.LessOrEqual(t, n, int64(100), "%v", end)
+			}
+		})
+	}
+}
+
+// Of two processes, one learns of a change just before the open window ends, and the other
+// opens one more window of the old length before it learns. Both go on in that, and then have
+// the new length.
+func TestPlanThatReachesProcessesInTurn(t *testing.T) {
+	for what, c := range map[string]struct{ before, after reservoir.Limit }{
+		"month to day":   {reservoir.PerMonth(1000, nil), reservoir.PerDay(20, nil)},
+		"hour to minute": {reservoir.PerHour(1000), reservoir.PerMinute(20)},
+	} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := far(time.Millisecond)
+			var all []*reservoir.Limiter
+			plans := []*plan{planned(c.before), planned(c.before)}
+			for _, p := range plans {
+				all = append(all, open(t, net, reservoir.PerMinute(1), p.option(), opt, reservoir.WithIdle(60*24*time.Hour)))
+			}
+			end := allow(t, all[0], "k", 1).Reset
+			time.Sleep(time.Until(end.Add(-5 * time.Second)))
+			plans[0].Store(&c.after)
+			_, err := all[0].AllowN(bg, "k", 900) // more than it holds, so it asks
+			require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+			time.Sleep(time.Until(end.Add(5 * time.Second)))
+			old := allow(t, all[1], "k", 1).Reset
+			require.Greater(t, time.Until(old), c.after.Window)
+			plans[1].Store(&c.after)
+			for i := range 100 {
+				require.Equal(t, old, allow(t, all[i%2], "k", 1).Reset)
+				time.Sleep(time.Second)
+			}
+			time.Sleep(time.Until(old) + time.Second)
+			for i := range 2 {
+				require.LessOrEqual(t, time.Until(allow(t, all[i], "k", 1).Reset), c.after.Window)
 			}
 		})
 	}

@@ -315,16 +315,23 @@ func (t *terms) own() time.Duration { return cmp.Or(t.next, t.Window) }
 // adopts reports whether a limit with these terms may count in an open window of another
 // length, which s has. It may if the limit has changed since that window was opened, here
 // or in another process. Two limits that go on together conflict: then the window was
-// opened after this process began to state another length. A limit that is New's changes
-// only with the program, so others who share the window must have left, too.
+// opened after this process began to state another length. It may have been opened a little
+// later by a process that learnt of the change later; if it is the longer one, to count in it
+// admits no more. A limit that is New's changes only with the program, so others who share
+// the window must have left, too.
 func (c *client) adopts(t *terms, s backend.State, others, since, sent int64) bool {
 	off := s.Length - t.own()
 	if t.Calendar.Period != 0 && max(off, -off) < t.own()/8 {
 		return true // by the calendar, a month is up to three days shorter
 	}
 	opened := sent - int64(s.Length-s.Left)
-	return opened <= since && (c.limits != nil || others == 0)
+	soon := opened <= since || off > 0 && opened-since <= int64(changeTime)
+	return soon && (c.limits != nil || others == 0)
 }
+
+// changeTime is how long a changed limit may take to reach all processes. If a window ends
+// meanwhile, a slow process may open one more of the old length.
+const changeTime = 30 * time.Second
 
 // adopts is client.adopts for a key, whose own length is known since its first fetch.
 func (k *keyState) adopts(s backend.State, others, sent int64) bool {
