@@ -41,11 +41,11 @@ cc:
 # as fast and its goroutines run one at a time. By default each process under the race
 # detector sleeps for a second at its end, to see races of goroutines that are left; goleak
 # finds those. The heaps of tests are small, so to collect them seldom saves a tenth of the
-# processor's time. Tests wait for servers a sixth of the time, so more packages than cores
-# run at once.
+# processor's time. No more packages than cores run at once, because a cluster takes nodes
+# that wait for a processor for dead.
 .PHONY: test
 test: redis cc ## Run all tests of all modules, with the race detector.
-	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -shuffle=on -p=$$(($$(nproc) * 3 / 2)) -timeout=$(TIMEOUT) $(PACKAGES)
+	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -shuffle=on -p=$$(nproc) -timeout=$(TIMEOUT) $(PACKAGES)
 	cd test/seeds && go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' -seeds=20000
 
 .PHONY: bench

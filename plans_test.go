@@ -519,8 +519,8 @@ func TestPlanOfAnotherLength(t *testing.T) {
 		"day to hour": {reservoir.Limit{Tokens: 100, Window: 24 * time.Hour}, reservoir.PerHour(100), at(time.UTC, 1, 2, 13), 5 * time.Minute, nil},
 		"hour to day": {reservoir.PerHour(100), reservoir.Limit{Tokens: 100, Window: 24 * time.Hour}, at(time.UTC, 1, 2, 13), 5 * time.Minute, nil},
 	} {
-		for _, off := range []time.Duration{-time.Millisecond, 0, time.Millisecond, 10 * time.Second} {
-			inBubbles(t, fmt.Sprint(what, off), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		for _, off := range []time.Duration{-time.Millisecond, 0, 10 * time.Second} {
+			inBubbles(t, fmt.Sprint(what, off), smallBatches(), func(t *testing.T, _ string, opt reservoir.Option) {
 				net, limit := far(time.Microsecond), planned(c.before)
 				time.Sleep(time.Until(c.change.Add(-3 * time.Hour)))
 				all := fleet(t, 2, net, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithIdle(72*time.Hour))
@@ -626,7 +626,7 @@ func TestRetryAfterInAnOldWindow(t *testing.T) {
 // window admits more than its own limit.
 func TestTwoPlansOfOneKey(t *testing.T) {
 	for _, first := range []int{0, 1} {
-		inBubbles(t, fmt.Sprint("first=", first), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		inBubbles(t, fmt.Sprint("first=", first), smallBatches(), func(t *testing.T, _ string, opt reservoir.Option) {
 			net := far(time.Millisecond)
 			limits := []reservoir.Limit{reservoir.PerSecond(10), reservoir.PerHour(100)}
 			var all []*reservoir.Limiter
