@@ -90,7 +90,7 @@ func chaos(t *testing.T, seed uint64, opt reservoir.Option) int {
 		draw := rand.New(rand.NewPCG(seed, rnd.Uint64()))
 		n.set(func(c call) fault { // under n.mu; only what may be repeated is
 			f := faults[draw.IntN(len(faults))]
-			if f == repeat && c.op == "take" {
+			if f == repeat && (c.op == "take" || c.op == "settle") {
 				return fine
 			}
 			return f
