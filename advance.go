@@ -191,7 +191,7 @@ func (f *fetch) returnLocked(w *lease.Lease, surplus int64) {
 func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 	w := k.lease.Load()
 	q := backend.SyncRequest{
-		Key: k.l.storeKey(k.node.Key), Client: k.l.clientOf(k.epoch), Strand: -1,
+		Key: k.l.storeKey(k.node.Key), Client: k.l.clientOf(k.node.Tag), Strand: -1,
 		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(k.limit()), Leaving: k.leaving,
 	}
 	q.Limit, q.OpenLength, q.End, q.Next = k.openings(w, now)
@@ -448,8 +448,6 @@ func (k *keyState) enterLocked(window backend.Window, spent, now int64) *lease.L
 // switchLocked is enterLocked if no reply has said anything of the account.
 func (k *keyState) switchLocked(window backend.Window, now int64) *lease.Lease {
 	spent := k.spentLocked()
-	held := k.drainLocked()
-	k.leaveLocked(held)
-	k.l.count.move(k.account.Leave(held))
+	k.leaveWindowLocked()
 	return k.enterLocked(window, spent, now)
 }

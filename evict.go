@@ -61,9 +61,7 @@ func (k *keyState) retireLocked() {
 	if k.use != nil {
 		k.use.timer.Stop()
 	}
-	held := k.drainLocked()
-	k.leaveLocked(held)
-	k.l.count.move(k.account.Leave(held))
+	k.leaveWindowLocked()
 	k.l.overdraw(k.fallback.waiting())
 	k.lease.Store(nil)
 	k.l.count.spent.Add(k.account.Balance())
@@ -216,7 +214,7 @@ func (s *sweeper) visit(k *keyState) (leaving bool) {
 		// Tokens that FailLocal has admitted count against its share; debt of any policy must be charged.
 		f := k.fallback
 		needed := f != nil && (k.l.failure.mode == failLocal && f.admitted > 0 && now <= f.end || f.declared > 0 && k.owedLocked() > 0 && w.Alive(now) || f.pending > 0)
-		if !same || k.retired || k.busy != nil || k.epoch == k.l.epoch.Load() || needed {
+		if !same || k.retired || k.busy != nil || k.node.Tag == k.l.epoch.Load() || needed {
 			return unchanged
 		}
 		k.leaving, k.low, k.lastDue = true, false, k.needsLastLocked(now)

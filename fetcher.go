@@ -48,7 +48,6 @@ type keyState struct {
 	firstFetch  int64  // time of the first fetch; 0 = none yet
 	mark        uint64 // fingerprint at the last sweep
 	largest     most   // the largest request since the last observation of demand
-	epoch       uint32 // names the account in the store; not shared with an earlier state of the key
 	clients     uint16 // that share the key: the larger count of this window and the last
 	reported    uint16 // clients in the store's last reply
 	short       bool   // the limit will run out before the window ends

@@ -286,6 +286,13 @@ func (k *keyState) chargeAt(w *lease.Lease, now int64) int64 {
 // requests which were charged there may still be settled.
 func (k *keyState) leaveLocked(held int64) { k.l.count.left.Add(k.account.Used(held)) }
 
+// leaveWindowLocked ends the account of the key's window, if no reply does that.
+func (k *keyState) leaveWindowLocked() {
+	held := k.drainLocked()
+	k.leaveLocked(held)
+	k.l.count.move(k.account.Leave(held))
+}
+
 // takeUpTo takes n from what is left, or all if that is less, and returns how much.
 func takeUpTo(left *atomic.Int64, n int64) int64 {
 	for {

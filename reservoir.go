@@ -221,8 +221,8 @@ func (l *Limiter) state(key string) (*keyState, error) {
 
 func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
 	k := &n.State
-	k.l, k.node, k.epoch, k.shard = l, n, l.epoch.Load(), l.shardOf(l.storeKey(n.Key))
-	n.Tag = k.epoch // an outage may change the epoch, but not the Tag, which identifies this state of the key
+	k.l, k.node, k.shard = l, n, l.shardOf(l.storeKey(n.Key))
+	n.Tag = l.epoch.Load() // names the account in the store; no earlier state of the key has it
 	k.bound.Store(&l.terms)
 	if limit != l.limit { // or a calendar's window has another length
 		k.bound.Store(&terms{Limit: limit})
