@@ -8,7 +8,6 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/account"
-	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/lease"
@@ -214,8 +213,8 @@ func (f *fetch) run() {
 			return backend.SyncReply{}, err
 		}
 		f.boundSlot(slots.Failed)
-		ctx := deadline.After(context.Background(), l.fetchTimeout)
-		defer ctx.Release()
+		ctx, cancel := context.WithTimeout(context.Background(), l.fetchTimeout)
+		defer cancel()
 		return c.sync(ctx, f.req)
 	})
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/breaker"
-	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/keytable"
@@ -128,7 +127,7 @@ func (s *storeCall) noAnswer() error {
 
 // sync makes the statement q.
 func (s *storeCall) sync(ctx context.Context, q backend.SyncRequest) (reply backend.SyncReply, err error) {
-	s.Want = q.Want
+	s.Want, q.Detached = q.Want, true
 	err = s.do(ctx, func(ctx context.Context) (err error) {
 		s.c.count.syncs.Add(1)
 		reply, err = s.c.store.Sync(ctx, q)
@@ -195,8 +194,8 @@ func (c *client) detached(ctx context.Context, call *storeCall, f func(context.C
 				abandoned(err)
 			}
 		}()
-		bounded := deadline.After(ctx, c.fetchTimeout)
-		defer bounded.Release()
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.fetchTimeout)
+		defer cancel()
 		err = call.do(bounded, f)
 	}()
 	timeout := time.NewTimer(c.fetchTimeout + slack)
@@ -229,8 +228,8 @@ func (c *client) detached(ctx context.Context, call *storeCall, f func(context.C
 func (c *client) follow(call *storeCall, f func(context.Context) error) error {
 	defer call.report()
 	call.caller.Store(left)
-	ctx := deadline.After(context.Background(), max(c.fetchTimeout, connectTime))
-	defer ctx.Release()
+	ctx, cancel := context.WithTimeout(context.Background(), max(c.fetchTimeout, connectTime))
+	defer cancel()
 	err := call.do(ctx, f)
 	guard.Unheard(err)
 	return err
@@ -239,6 +238,7 @@ func (c *client) follow(call *storeCall, f func(context.Context) error) error {
 // take makes a direct call for tokens. Tokens that come after the caller has left go back.
 func (c *client) take(ctx context.Context, s *shard, r backend.TakeRequest) (_ backend.TakeReply, sent int64, _ error) {
 	var reply backend.TakeReply // not the caller's: the call may end after the caller has left
+	r.Detached = true
 	call := c.newCall(s, r.Key, StoreCall{Op: "take", Want: r.Tokens})
 	err := c.detached(ctx, call, func(ctx context.Context) (err error) {
 		if reply, err = c.store.Take(ctx, r); err == nil && reply.Allowed {

@@ -21,7 +21,7 @@ import (
 // client was granted.
 //
 // All methods are safe for concurrent use. Each returns soon after its context
-// ends, even if the transport below does not. A call that is still queued at its
+// ends, even if the transport below does not, unless the request is Detached. A call that is still queued at its
 // context's deadline is never made. Requests are checked before anything is sent: a
 // faulty one yields an error that wraps [ErrKey], [ErrLimit] or [ErrTokens]. Every
 // other failure is an *[Error], which says whether the call may have been carried out.
@@ -146,6 +146,10 @@ type SyncRequest struct {
 	// shows it how much was granted to all clients.
 	Total int64
 	Used  int64
+
+	// Detached says that only its deadline ends the call's context, and that the caller
+	// stops waiting by other means. The store may then return some seconds after the deadline.
+	Detached bool
 }
 
 // SyncReply is the store's side of the account after a Sync.
@@ -173,6 +177,8 @@ type TakeRequest struct {
 
 	End, Next  Window        // of windows that this call may open; see SyncRequest
 	OpenLength time.Duration // of the window that the client takes for open, if its limit has another since; else 0
+
+	Detached bool // see SyncRequest
 }
 
 // TakeReply is the decision and the reading that it was based on.

@@ -14,7 +14,6 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -40,11 +39,8 @@ func BenchmarkFreshKeys(b *testing.B) {
 			_, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit, Tokens: 1})
 			return err
 		}},
-		{"alone", func(ctx context.Context, key string) error {
-			at, _ := ctx.Deadline()
-			timed := deadline.After(context.Background(), time.Until(at)) // as a limiter's
-			defer timed.Release()
-			_, err := s.Take(timed, backend.TakeRequest{Key: key, Limit: limit, Tokens: 1})
+		{"detached", func(ctx context.Context, key string) error { // as a limiter's
+			_, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit, Tokens: 1, Detached: true})
 			return err
 		}},
 		{"sync", func(ctx context.Context, key string) error {

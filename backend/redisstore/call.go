@@ -63,19 +63,27 @@ type command struct{ *redis.IntSliceCmd }
 // NoRetry makes Client, ClusterClient and pipelines of go-redis send the command once.
 func (command) NoRetry() bool { return true }
 
+// request is what a method of Store asks of the server.
+type request struct {
+	script   *script
+	key      string
+	args     []any
+	undo     func(backend.Window) // gives back a take whose caller has left
+	detached bool                 // only its deadline ends it; see backend.SyncRequest
+}
+
 // call is one attempt at a request. Its pipeline owns it until complete reports the outcome
 // to the caller, and to the end if the caller leaves.
 type call struct {
-	script *script
+	request
 	ctx    context.Context
-	tag    string // the first key, by which a cluster finds its node
-	args   []any
-	clock  string               // time set by a test, Unix us; empty = the server's clock
-	after  int64                // server time, Unix us, after which the script does nothing; 0 = no bound
-	undo   func(backend.Window) // gives back a take whose caller has left
-	calls  *inflight.Counter    // the store's
-	again  bool                 // it is not the first attempt
-	inline bool                 // the caller's own goroutine makes it
+	tag    string            // the first key, by which a cluster finds its node
+	line   []any             // the command
+	clock  string            // time set by a test, Unix us; empty = the server's clock
+	after  int64             // server time, Unix us, after which the script does nothing; 0 = no bound
+	calls  *inflight.Counter // the store's
+	again  bool              // it is not the first attempt
+	inline bool              // the caller's own goroutine makes it
 	state  atomic.Int32
 	done   chan struct{}
 	cmd    command
@@ -93,18 +101,18 @@ const (
 	answered
 )
 
-func (s *Store) newCall(ctx context.Context, sc *script, key string, args []any) *call {
-	keys := keysOf(s.prefix, key)
-	c := &call{script: sc, ctx: ctx, tag: keys[0], calls: &s.calls, done: make(chan struct{}, 1)}
-	c.args = append(make([]any, 0, 3+len(keys)+len(args)+2), nil, nil, sc.keys)
-	for _, k := range keys[:sc.keys] {
-		c.args = append(c.args, k)
+func (s *Store) newCall(ctx context.Context, r request) *call {
+	keys := keysOf(s.prefix, r.key)
+	c := &call{request: r, ctx: ctx, tag: keys[0], calls: &s.calls, done: make(chan struct{}, 1)}
+	c.line = append(make([]any, 0, 3+len(keys)+len(r.args)+2), nil, nil, r.script.keys)
+	for _, k := range keys[:r.script.keys] {
+		c.line = append(c.line, k)
 	}
 	if now, test := storeclock.From(ctx); test {
 		c.clock = strconv.FormatInt(now.UnixMicro(), 10)
 	}
-	if c.args = append(append(c.args, args...), instant{c}); sc != checkScript {
-		c.args = append(c.args, c.clock)
+	if c.line = append(append(c.line, r.args...), instant{c}); r.script != checkScript {
+		c.line = append(c.line, c.clock)
 	}
 	return c
 }
@@ -134,11 +142,11 @@ func (c *call) stamp(text bool, ahead time.Duration) {
 	if c.clock == "" {
 		c.after = notAfter(c.ctx, ahead)
 	}
-	c.args[0], c.args[1] = "evalsha"+c.script.readOnly, c.script.sha
+	c.line[0], c.line[1] = "evalsha"+c.script.readOnly, c.script.sha
 	if text {
-		c.args[0], c.args[1] = "eval"+c.script.readOnly, c.script.source
+		c.line[0], c.line[1] = "eval"+c.script.readOnly, c.script.source
 	}
-	c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.args...)}
+	c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.line...)}
 }
 
 var (
@@ -249,13 +257,13 @@ const (
 
 // run makes the call until it has an answer, may not be repeated, or its context ends.
 // Nothing else repeats a call.
-func (s *Store) run(ctx context.Context, sc *script, key string, undo func(backend.Window), args ...any) ([]int64, error) {
+func (s *Store) run(ctx context.Context, r request) ([]int64, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, &backend.Error{Op: sc.op, Class: backend.Unavailable, Err: err}
+		return nil, &backend.Error{Op: r.script.op, Class: backend.Unavailable, Err: err}
 	}
 	for attempt := 0; ; attempt++ {
-		c := s.newCall(ctx, sc, key, args)
-		c.undo, c.again = undo, attempt > 0
+		c := s.newCall(ctx, r)
+		c.again = attempt > 0
 		g := s.group(ctx, c.tag)
 		reply, err := c.await(g)
 		if err == nil {
@@ -267,8 +275,8 @@ func (s *Store) run(ctx context.Context, sc *script, key string, undo func(backe
 		if attempt > 0 && f.class == backend.Unknown {
 			g.unanswered.Add(1)
 		}
-		if !sc.mayRepeat(f, attempt) || !(attempt == 0 && f.unbudgeted || g.withdraw()) || !sleep(ctx, pause<<attempt) {
-			return nil, &backend.Error{Op: sc.op, Class: f.class, Err: err, KeyOnly: f.keyOnly}
+		if !r.script.mayRepeat(f, attempt) || !(attempt == 0 && f.unbudgeted || g.withdraw()) || !sleep(ctx, pause<<attempt) {
+			return nil, &backend.Error{Op: r.script.op, Class: f.class, Err: err, KeyOnly: f.keyOnly}
 		}
 	}
 }
@@ -287,28 +295,23 @@ func (sc *script) mayRepeat(f fault, attempt int) bool {
 // do makes a call, unless the store is closed or faulty. If the store has replicas, it
 // sends a check to one of them first, for at most half of the caller's time: a replica
 // that hangs leaves time for the primary.
-func (s *Store) do(ctx context.Context, sc *script, key string, undo func(backend.Window), args ...any) ([]int64, error) {
-	if err := s.begin(sc.op); err != nil {
+func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
+	if err := s.begin(r.script.op); err != nil {
 		return nil, err
 	}
 	defer s.calls.End()
-	if at, ok := ctx.Deadline(); ok && !timed(ctx) && ctx.Done() == nil {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, at)
-		defer cancel()
-	}
-	if n := uint32(len(s.readers)); n > 0 && sc == checkScript {
+	if n := uint32(len(s.readers)); n > 0 && r.script == checkScript {
 		half := time.Second
 		if deadline, ok := ctx.Deadline(); ok {
 			half = time.Until(deadline) / 2
 		}
 		ctx, cancel := context.WithTimeout(ctx, half)
 		defer cancel()
-		if reply, err := s.newCall(ctx, sc, key, args).await(s.readers[s.nextRead.Add(1)%n]); err == nil {
+		if reply, err := s.newCall(ctx, r).await(s.readers[s.nextRead.Add(1)%n]); err == nil {
 			return reply, nil
 		}
 	}
-	return s.run(ctx, sc, key, undo, args...)
+	return s.run(ctx, r)
 }
 
 // undoTime is how long it may take to undo an abandoned take. It is not a caller's patience:
@@ -325,7 +328,7 @@ func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
 			guard.Log(func() { // a go-redis hook may panic
 				ctx, cancel := context.WithTimeout(context.Background(), undoTime)
 				defer cancel()
-				_, _ = s.run(ctx, settleScript, r.Key, nil, -r.Tokens, r.Limit.Tokens, int64(w))
+				_, _ = s.run(ctx, request{script: settleScript, key: r.Key, args: []any{-r.Tokens, r.Limit.Tokens, int64(w)}})
 			})
 		}()
 	}

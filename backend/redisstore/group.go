@@ -11,7 +11,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/go-reservoir/reservoir/internal/deadline"
 	"github.com/go-reservoir/reservoir/internal/guard"
 )
 
@@ -51,8 +50,8 @@ const (
 	tooLong      = 20 * time.Millisecond // for a call to wait; a server with longer round trips is distant
 )
 
-// submit sends c now, or queues it. If only a deadline can end the call and the server is
-// near, the caller's goroutine makes it: two goroutine switches take as long as the network.
+// submit sends c now, or queues it. If the call is detached and the server near, the
+// caller's goroutine makes it: two goroutine switches take as long as the network.
 // Such a call may return late; see detach.
 func (g *group) submit(c *call) {
 	g.mu.Lock()
@@ -69,19 +68,13 @@ func (g *group) submit(c *call) {
 		return
 	}
 	g.inFlight++
-	c.inline = timed(c.ctx) && g.obeysDeadline && 0 < g.trip && g.trip < tooLong
+	c.inline = c.detached && g.obeysDeadline && 0 < g.trip && g.trip < tooLong
 	g.mu.Unlock()
 	if c.inline {
 		g.run([]*call{c})
 	} else {
 		go g.run([]*call{c})
 	}
-}
-
-// timed reports whether ctx ends by its deadline alone. Its Done would start a timer.
-func timed(ctx context.Context) bool {
-	_, ok := ctx.(*deadline.Context)
-	return ok
 }
 
 // armExtra sets a timer that sends queued calls in an extra pipeline, if none returns
@@ -267,10 +260,6 @@ func detach(calls []*call) (context.Context, context.CancelFunc) {
 		if after := at.Add(connectTime / 20); after.After(last) {
 			last = after
 		}
-	}
-	if calls[0].inline {
-		late := deadline.After(ctx, time.Until(last)) // without a timer
-		return late, late.Release
 	}
 	return context.WithDeadline(ctx, last)
 }

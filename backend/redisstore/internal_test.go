@@ -57,7 +57,7 @@ func TestLateForItsCaller(t *testing.T) {
 	for left, expired := range map[time.Duration]bool{-time.Millisecond: true, time.Hour: false} {
 		ctx, cancel := context.WithTimeout(t.Context(), left)
 		defer cancel()
-		c := &call{script: takeScript, ctx: ctx, cmd: command{redis.NewIntSliceCmd(ctx)}}
+		c := &call{request: request{script: takeScript}, ctx: ctx, cmd: command{redis.NewIntSliceCmd(ctx)}}
 		c.cmd.SetVal([]int64{flagLate, 1, 0, 0, 0})
 		require.EqualValues(t, 1, c.judge(nil))
 		require.Equal(t, expired, errors.Is(c.err, context.DeadlineExceeded))
@@ -98,7 +98,7 @@ func TestTakeIsExecutedOnce(t *testing.T) {
 				}
 				var takes, incrs []redis.Cmder
 				for range together {
-					c := s.newCall(ctx, takeScript, "k", []any{1, 10, 60000, 0, 0, 0})
+					c := s.newCall(ctx, request{script: takeScript, key: "k", args: []any{1, 10, 60000, 0, 0, 0}})
 					c.stamp(false, 0)
 					takes = append(takes, c.cmd)
 					incrs = append(incrs, redis.NewIntCmd(ctx, "incr", "{k}:control"))

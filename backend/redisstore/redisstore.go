@@ -178,7 +178,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if r.Leaving || r.Peers|r.Pace|int64(r.End|r.Next|r.Window)|int64(r.OpenLength) != 0 { // a first contact has none of these
 		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), r.Leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds())
 	}
-	v, err := s.do(ctx, syncScript, r.Key, nil, args...)
+	v, err := s.do(ctx, request{script: syncScript, key: r.Key, args: args, detached: r.Detached})
 	if err != nil {
 		return out, err
 	}
@@ -213,7 +213,8 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
-	v, err := s.do(ctx, takeScript, r.Key, s.undoOf(r), r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds())
+	args := []any{r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
+	v, err := s.do(ctx, request{script: takeScript, key: r.Key, args: args, undo: s.undoOf(r), detached: r.Detached})
 	if err != nil {
 		return out, err
 	}
@@ -228,7 +229,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	if err := l.Validate(); err != nil {
 		return backend.State{}, err
 	}
-	v, err := s.do(ctx, checkScript, key, nil, l.Tokens, l.Window.Milliseconds())
+	v, err := s.do(ctx, request{script: checkScript, key: key, args: []any{l.Tokens, l.Window.Milliseconds()}})
 	return state(v), err
 }
 
@@ -238,7 +239,7 @@ func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (backend.Se
 	if err := r.Validate(); err != nil {
 		return backend.SettleReply{}, err
 	}
-	v, err := s.do(ctx, settleScript, r.Key, nil, r.Tokens, r.Limit, int64(r.Window))
+	v, err := s.do(ctx, request{script: settleScript, key: r.Key, args: []any{r.Tokens, r.Limit, int64(r.Window)}})
 	if err != nil {
 		return backend.SettleReply{}, err
 	}
@@ -250,7 +251,8 @@ func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.Stat
 	if err := r.Validate(); err != nil {
 		return backend.State{}, err
 	}
-	v, err := s.do(ctx, resetScript, r.Key, nil, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds())
+	args := []any{r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
+	v, err := s.do(ctx, request{script: resetScript, key: r.Key, args: args})
 	return state(v), err
 }
 

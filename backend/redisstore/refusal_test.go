@@ -114,7 +114,7 @@ func together(t *testing.T, s *Store, n int) (failures []error) {
 	var batch []*call
 	for range n {
 		require.True(t, s.calls.Begin())
-		batch = append(batch, s.newCall(t.Context(), takeScript, "k", nil))
+		batch = append(batch, s.newCall(t.Context(), request{script: takeScript, key: "k"}))
 	}
 	s.whole.send(batch, false)
 	s.whole.complete(batch)

@@ -105,7 +105,7 @@ func (s *Store) exercise(ctx context.Context, key string, server redis.Universal
 		sync("c")) // it deletes fields that are void
 	for _, reader := range s.readers {
 		tries = append(tries, func() error {
-			_, err := s.newCall(ctx, checkScript, key, []any{limit.Tokens, limit.Window.Milliseconds()}).await(reader)
+			_, err := s.newCall(ctx, request{script: checkScript, key: key, args: []any{limit.Tokens, limit.Window.Milliseconds()}}).await(reader)
 			return found("check of a replica", err)
 		})
 	}
