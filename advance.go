@@ -191,7 +191,7 @@ func (k *keyState) statementLocked(now int64) backend.SyncRequest {
 	w := k.lease.Load()
 	q := backend.SyncRequest{
 		Key: k.l.storeKey(k.node.Key), Client: k.l.clientOf(k.node.Tag), Strand: -1,
-		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(k.limit()), Leaving: k.leaving,
+		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(k.limit()), Leaving: k.leaving, Detached: true,
 	}
 	q.Limit, q.OpenLength, q.End, q.Next = k.openings(w, now)
 	if w != nil {

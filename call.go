@@ -127,7 +127,7 @@ func (s *storeCall) noAnswer() error {
 
 // sync makes the statement q.
 func (s *storeCall) sync(ctx context.Context, q backend.SyncRequest) (reply backend.SyncReply, err error) {
-	s.Want, q.Detached = q.Want, true
+	s.Want = q.Want
 	err = s.do(ctx, func(ctx context.Context) (err error) {
 		s.c.count.syncs.Add(1)
 		reply, err = s.c.store.Sync(ctx, q)
