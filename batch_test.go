@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // Requests of any size are served from batches.
@@ -21,7 +22,7 @@ func TestRequestsOfAnySizeAreBatched(t *testing.T) {
 		for _, n := range []int64{2, 5, 40} {
 			for _, before := range []int{0, 2} { // requests for one token that came first
 				inBubble(t, fmt.Sprintf("%s/n=%d/ones=%d", name, n, before), func(t *testing.T) {
-					net := far(rtt / 2)
+					net := testnet.Far(rtt / 2)
 					l := open(t, net, reservoir.PerMinute(600_000), opt)
 					for range before {
 						allow(t, l, "k", 1)
@@ -30,8 +31,8 @@ func TestRequestsOfAnySizeAreBatched(t *testing.T) {
 						require.True(t, allow(t, l, "k", n).Allowed)
 						time.Sleep(time.Millisecond)
 					}
-					assert.LessOrEqual(t, int64(net.count("")), max(40, 2*1000*n/64), "batches hold 64 tokens, 100 or more")
-					assert.Zero(t, net.count("take"))
+					assert.LessOrEqual(t, int64(net.Count("")), max(40, 2*1000*n/64), "batches hold 64 tokens, 100 or more")
+					assert.Zero(t, net.Count("take"))
 				})
 			}
 		}
@@ -43,11 +44,11 @@ func TestLostReplyOfALargeRequest(t *testing.T) {
 	for name, opt := range batches() {
 		for _, n := range []int64{1, 50, 500} {
 			inBubble(t, fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
-				net := far(rtt / 2)
+				net := testnet.Far(rtt / 2)
 				l := open(t, net, reservoir.PerHour(1000), opt)
-				net.next("", loseReply)
+				net.Next("", testnet.LoseReply)
 				_, _ = l.AllowN(context.Background(), "k", n)
-				require.Equal(t, 1, net.happened(loseReply))
+				require.Equal(t, 1, net.Happened(testnet.LoseReply))
 				time.Sleep(time.Second)
 				require.True(t, allow(t, l, "k", n).Allowed)
 				require.NoError(t, l.Close(context.Background()))
@@ -74,13 +75,13 @@ func TestStoreCallsPerToken(t *testing.T) {
 				perN := map[int64]int{}
 				for _, n := range []int64{1, 5, 100} {
 					synctest.Test(t, func(t *testing.T) {
-						net := far(rtt / 2)
+						net := testnet.Far(rtt / 2)
 						all := fleet(t, c.processes, net, reservoir.Limit{Tokens: 2 * perWindow, Window: c.window}, opt)
 						end := time.Now().Add(2 * c.window) // one in which the key is new, and one in which it is known
 						crowd(c.processes, func(i int) {
 							every(t, all[i], n, c.window*time.Duration(n)*time.Duration(c.processes)/perWindow, end, nil)
 						})
-						perN[n] = net.count("")
+						perN[n] = net.Count("")
 					})
 				}
 				least, most := min(perN[1], perN[5], perN[100]), max(perN[1], perN[5], perN[100])
@@ -122,7 +123,7 @@ func (s steady) test(t *testing.T) {
 		"ladder":   reservoir.WithBatch(reservoir.Ladder(s.n, 2*batch)),
 		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)),
 	}[s.policy]
-	l := open(t, far(s.distance/2), reservoir.Limit{Tokens: 2 * requests * s.n, Window: s.window}, opt)
+	l := open(t, testnet.Far(s.distance/2), reservoir.Limit{Tokens: 2 * requests * s.n, Window: s.window}, opt)
 	warm := time.Now().Add(s.window + s.window/2)
 	asked, waited := 0, 0
 	// Between two windows the stock of the one is gone and that of the next is on its
@@ -153,7 +154,7 @@ func (s steady) test(t *testing.T) {
 func TestFixedAndLadderRestockAhead(t *testing.T) {
 	for name, opt := range batches() {
 		inBubble(t, name, func(t *testing.T) {
-			l := open(t, far(rtt/2), reservoir.PerMinute(600_000), opt)
+			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(600_000), opt)
 			every(t, l, 1, time.Millisecond, time.Now().Add(time.Second), nil)
 			before, waited := l.Stats(), 0
 			every(t, l, 1, time.Millisecond, time.Now().Add(10*time.Second), func(_ time.Time, r reservoir.Result) {
@@ -175,16 +176,16 @@ func TestFailedPrefetchIsTriedAgain(t *testing.T) {
 			"fixed":    reservoir.WithBatch(reservoir.Fixed(200 * n)),
 			"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 200*n)),
 		} {
-			for _, f := range []fault{refuse, loseRequest, loseReply} {
-				inBubble(t, fmt.Sprintf("%s/n=%d/fault=%d", name, n, f.kind), func(t *testing.T) {
+			for _, f := range []testnet.Fault{testnet.Refuse, testnet.LoseRequest, testnet.LoseReply} {
+				inBubble(t, fmt.Sprintf("%s/n=%d/fault=%v", name, n, f), func(t *testing.T) {
 					var d diary
-					net := far(10 * time.Millisecond)
+					net := testnet.Far(10 * time.Millisecond)
 					l := open(t, net, reservoir.PerMinute(600_000), reservoir.WithFetchTimeout(time.Second), opt, d.keep())
 					every(t, l, n, 2*time.Millisecond, time.Now().Add(5*time.Second), nil)
 					calls := 0
-					net.set(func(call) fault { // under net.mu; one call in two
+					net.Faults(func(*testnet.Call) testnet.Fault { // under net.mu; one call in two
 						calls++
-						return []fault{f, fine}[calls%2]
+						return []testnet.Fault{f, testnet.Fine}[calls%2]
 					})
 					for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 						_, _ = l.AllowN(context.Background(), "k", n)
@@ -222,7 +223,7 @@ func TestFarStoreGivesNoErrors(t *testing.T) {
 		for _, far60 := range []time.Duration{60 * time.Millisecond, 90 * time.Millisecond} {
 			for _, n := range []int64{1, 25, 60} {
 				inBubble(t, fmt.Sprintf("%s/rtt=%v/n=%d", name, far60, n), func(t *testing.T) {
-					l := open(t, far(far60/2), reservoir.PerMinute(10_000_000), opt)
+					l := open(t, testnet.Far(far60/2), reservoir.PerMinute(10_000_000), opt)
 					for range 3 {
 						crowd(5, func(i int) {
 							time.Sleep(time.Duration(i) * 7 * time.Millisecond)
@@ -252,22 +253,22 @@ func TestCrowdOnALearningStore(t *testing.T) {
 		for _, n := range []int64{1, 4} {
 			for _, limit := range []reservoir.Limit{reservoir.PerHour(2000), reservoir.PerMinute(100_000)} {
 				inBubble(t, fmt.Sprintf("%s/n=%d/limit=%d", name, n, limit.Tokens), func(t *testing.T) {
-					net := far(rtt / 2)
+					net := testnet.Far(rtt / 2)
 					all := fleet(t, 3, net, limit, opt)
 					for range 30 {
 						for _, l := range all {
 							allow(t, l, "k", 1)
 						}
 					}
-					net.loseData()
+					net.LoseData()
 					for _, l := range all { // the first fetch tells the store that it has
 						drainLocal(t, l)
 					}
-					before := net.count("")
+					before := net.Count("")
 					admitted, failed := crowdOnce(all[0], 200, n)
 					assert.Zero(t, failed)
 					assert.EqualValues(t, 200, admitted)
-					assert.LessOrEqual(t, net.count("")-before, 6)
+					assert.LessOrEqual(t, net.Count("")-before, 6)
 				})
 			}
 		}
@@ -288,7 +289,7 @@ func drainLocal(t *testing.T, l *reservoir.Limiter) {
 func TestFetchOutlivesItsCaller(t *testing.T) {
 	for _, wait := range []bool{false, true} {
 		inBubble(t, fmt.Sprintf("wait=%t", wait), func(t *testing.T) {
-			net := far(rtt / 2)
+			net := testnet.Far(rtt / 2)
 			q := lineOf(t, open(t, net, reservoir.PerMinute(100), reservoir.WithBatch(reservoir.Fixed(2))))
 			ctx, cancel := context.WithCancel(context.Background())
 			starter := q.add(ctx, wait, []int64{1})[0]
@@ -301,7 +302,7 @@ func TestFetchOutlivesItsCaller(t *testing.T) {
 			q.wg.Wait()
 			assert.True(t, others[0].allowed && others[1].allowed)
 			assert.EqualValues(t, 2, q.l.Stats().Spent)
-			assert.LessOrEqual(t, net.count(""), 2)
+			assert.LessOrEqual(t, net.Count(""), 2)
 		})
 	}
 }
@@ -309,7 +310,7 @@ func TestFetchOutlivesItsCaller(t *testing.T) {
 // Where the first in line leaves, what it kept others waiting for serves them.
 func TestLeavingHeadFreesItsPlace(t *testing.T) {
 	inBubble(t, "waiters", func(t *testing.T) {
-		l := open(t, far(rtt/2), reservoir.PerMinute(10))
+		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10))
 		drain(t, l, "k", 1)
 		q := lineOf(t, l)
 		ctx, cancel := context.WithCancel(context.Background())
@@ -325,7 +326,7 @@ func TestLeavingHeadFreesItsPlace(t *testing.T) {
 		assert.NoError(t, small[9].err)
 	})
 	inBubble(t, "stock", func(t *testing.T) {
-		l := open(t, far(rtt/2), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(5)))
+		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(5)))
 		require.True(t, allow(t, l, "k", 2).Allowed) // 3 in stock
 		time.Sleep(time.Second)
 		q := lineOf(t, l)
@@ -357,7 +358,7 @@ func TestOneFetchAtATime(t *testing.T) {
 	for name, opt := range batches() {
 		inBubble(t, name, func(t *testing.T) {
 			var d diary
-			l := open(t, far(10*time.Millisecond), reservoir.PerMinute(600_000), opt, d.keep())
+			l := open(t, testnet.Far(10*time.Millisecond), reservoir.PerMinute(600_000), opt, d.keep())
 			for range 200 { // crowds, each of which may see it
 				crowd(30, func(int) { assert.True(t, allow(t, l, "k", 1).Allowed) })
 				time.Sleep(10 * time.Millisecond)
@@ -375,7 +376,7 @@ func TestRestockAtReset(t *testing.T) {
 		for _, limit := range []reservoir.Limit{reservoir.PerMinute(60_000), {Tokens: 50_000, Window: 2 * time.Second}} {
 			inBubble(t, fmt.Sprintf("%s/%v", name, limit.Window), func(t *testing.T) {
 				var d diary
-				all := fleet(t, 10, far(rtt/2), limit, opt, d.keep())
+				all := fleet(t, 10, testnet.Far(rtt/2), limit, opt, d.keep())
 				reset := allow(t, all[0], "k", 1).Reset
 				crowd(10, func(i int) { every(t, all[i], 1, limit.Window/100, reset.Add(-limit.Window/20), nil) })
 				latest := reset.Add(limit.Window/1000 + 5*time.Millisecond + 3*rtt)
@@ -404,15 +405,15 @@ func TestRestockAtReset(t *testing.T) {
 func TestIdleKeyFallsSilent(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		inBubble(t, name, func(t *testing.T) {
-			net := far(rtt / 2)
+			net := testnet.Far(rtt / 2)
 			l := open(t, net, reservoir.PerSecond(20_000), opt, reservoir.WithIdle(time.Hour))
 			every(t, l, 1, time.Millisecond, time.Now().Add(2900*time.Millisecond), nil)
-			calls := net.count("")
+			calls := net.Count("")
 			time.Sleep(10 * time.Second)
-			assert.LessOrEqual(t, net.count("")-calls, 4, "a restock at the reset, and looks at the ends of the last two windows")
-			calls = net.count("")
+			assert.LessOrEqual(t, net.Count("")-calls, 4, "a restock at the reset, and looks at the ends of the last two windows")
+			calls = net.Count("")
 			time.Sleep(time.Minute)
-			assert.Equal(t, calls, net.count(""))
+			assert.Equal(t, calls, net.Count(""))
 		})
 	}
 }
@@ -422,7 +423,7 @@ func TestIdleKeyFallsSilent(t *testing.T) {
 func TestNobodyWaitsBeforeTheEnd(t *testing.T) {
 	for _, n := range []int64{1, 5} {
 		inBubble(t, fmt.Sprintf("n=%d", n), func(t *testing.T) {
-			l := open(t, far(rtt/2), reservoir.PerMinute(600_000), reservoir.WithBatch(reservoir.Adaptive(1, 0)))
+			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(600_000), reservoir.WithBatch(reservoir.Adaptive(1, 0)))
 			second := allow(t, l, "k", n).Reset.Add(time.Minute)
 			every(t, l, n, time.Millisecond, second.Add(-time.Second), nil)
 			// 500 ppm of a minute are 30 ms, of what is left after a refresh about 1 ms.
@@ -460,7 +461,7 @@ func TestRequestsLargerThanABatch(t *testing.T) {
 		"ladder":   reservoir.WithBatch(reservoir.Ladder(1, 100)),
 	}, func(t *testing.T, _ string, opt reservoir.Option) {
 		for _, n := range []int64{200, 4000, 1_000_000} {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			l := open(t, net, reservoir.PerHour(1_000_000_000), opt)
 			for range 200 {
 				require.True(t, allow(t, l, "k", n).Allowed)
@@ -471,7 +472,7 @@ func TestRequestsLargerThanABatch(t *testing.T) {
 				most = 2*200 + 50
 				assert.LessOrEqual(t, l.Stats().Waited, int64(10))
 			}
-			assert.LessOrEqual(t, net.count(""), most, n)
+			assert.LessOrEqual(t, net.Count(""), most, n)
 			assert.LessOrEqual(t, l.Stats().Held, max(5*100, n), n)
 		}
 	})
@@ -483,7 +484,7 @@ func TestBurstOnANewKey(t *testing.T) {
 	for _, burst := range []int{2, 3, 6, 10} {
 		for _, gap := range []time.Duration{0, 10 * time.Millisecond, 300 * time.Millisecond} {
 			inBubble(t, fmt.Sprintf("burst=%d/gap=%v", burst, gap), func(t *testing.T) {
-				all := fleet(t, 3, far(time.Millisecond), reservoir.Limit{Tokens: 100, Window: 10 * time.Second})
+				all := fleet(t, 3, testnet.Far(time.Millisecond), reservoir.Limit{Tokens: 100, Window: 10 * time.Second})
 				for _, l := range all[:2] {
 					for range burst {
 						require.True(t, allow(t, l, "k", 1).Allowed)
@@ -510,7 +511,7 @@ func TestClientGoesToAnotherProcess(t *testing.T) {
 		for _, requests := range []int{20, 50, 100} {
 			for _, gap := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond} {
 				inBubble(t, fmt.Sprintf("limit=%d/%v/requests=%d/gap=%v", limit.Tokens, limit.Window, requests, gap), func(t *testing.T) {
-					all := fleet(t, 2, far(time.Millisecond), limit)
+					all := fleet(t, 2, testnet.Far(time.Millisecond), limit)
 					for range requests {
 						require.True(t, allow(t, all[0], "k", 1).Allowed)
 						time.Sleep(gap)
@@ -531,14 +532,14 @@ func TestClientGoesToAnotherProcess(t *testing.T) {
 // after it, and not when the next caller waits.
 func TestUsedUpDuringAStatement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := far(20 * time.Millisecond)
+		net := testnet.Far(20 * time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(10)))
 		asksNothing := make(chan struct{}, 1)
-		net.set(func(c call) fault {
-			if c.op == "sync" && c.want == 0 {
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if c.Op == "sync" && c.Want == 0 {
 				asksNothing <- struct{}{}
 			}
-			return fine
+			return testnet.Fine
 		})
 		allow(t, l, "k", 1)
 		require.True(t, allow(t, l, "k", 15).Allowed)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // This file changes what WithLimits returns at unlucky moments.
@@ -56,7 +57,7 @@ func TestBlockCountsFromItsReturn(t *testing.T) {
 	} {
 		for _, slow := range []time.Duration{0, 300 * time.Millisecond} {
 			inBubbles(t, fmt.Sprint(what, "/", slow), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-				limit, net := &blockable{tokens: 500}, far(time.Millisecond)
+				limit, net := &blockable{tokens: 500}, testnet.Far(time.Millisecond)
 				l := open(t, net, reservoir.PerMinute(500), opt, limit.option(), patient)
 				admitted := func() int64 {
 					for n := int64(0); ; n++ {
@@ -89,7 +90,7 @@ func TestBlockCountsFromItsReturn(t *testing.T) {
 func TestOlderAnswerThanABlock(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
 		for when := range 300 { // some are in the middle of a prefetch
-			limit, net := &blockable{tokens: 5000}, far(time.Millisecond)
+			limit, net := &blockable{tokens: 5000}, testnet.Far(time.Millisecond)
 			limit.slow.Store(int64(100 * time.Millisecond))
 			l := open(t, net, reservoir.PerMinute(5000), opt, limit.option(), patient)
 			for range 50 + when {
@@ -114,7 +115,7 @@ func TestOlderAnswerThanABlock(t *testing.T) {
 // way to the store.
 func TestRefundOfABlockedKey(t *testing.T) {
 	limit := &blockable{tokens: 1_000_000}
-	l := open(t, far(0), reservoir.PerMinute(1), limit.option(), patient, reservoir.WithBatch(reservoir.Fixed(10_000)))
+	l := open(t, testnet.Far(0), reservoir.PerMinute(1), limit.option(), patient, reservoir.WithBatch(reservoir.Fixed(10_000)))
 	var results []reservoir.Result
 	for range 5000 {
 		results = append(results, allow(t, l, "k", 2))
@@ -161,7 +162,7 @@ func TestLimitsThatAlternate(t *testing.T) {
 			for _, n := range []int64{1, 7} {
 				for phase := range limits {
 					asked := phase
-					l := open(t, far(time.Millisecond), reservoir.PerMinute(10), opt, reservoir.WithLimits(func(string) reservoir.Limit {
+					l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), opt, reservoir.WithLimits(func(string) reservoir.Limit {
 						if asked++; asked > 50_000 { // in a bubble, a loop without a pause would not end
 							panic("asked too often")
 						}

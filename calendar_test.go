@@ -1,7 +1,6 @@
 package reservoir_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -12,7 +11,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
-	"github.com/go-reservoir/reservoir/internal/storeclock"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // Windows by the calendar end at its midnights, for all processes, whatever came before;
@@ -31,7 +30,7 @@ func TestCalendarWindows(t *testing.T) {
 	} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 			time.Sleep(time.Until(c.begin))
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			all := fleet(t, 3, net, c.limit, opt)
 			for i, end := range c.ends {
 				for k := range 30 {
@@ -60,7 +59,7 @@ func TestCalendarAtMidnight(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		for month := time.February; month < 12; month++ {
 			midnight, next := at(time.UTC, month, 1, 0), at(time.UTC, month+1, 1, 0)
-			net := far(40 * time.Millisecond)
+			net := testnet.Far(40 * time.Millisecond)
 			l := open(t, net, reservoir.PerMonth(50, nil), opt)
 			time.Sleep(time.Until(midnight.Add(-time.Hour)))
 			require.True(t, midnight.Equal(allow(t, l, "old", 10).Reset))
@@ -115,7 +114,7 @@ func TestCalendarWindowAfterAShorterOne(t *testing.T) {
 		for _, late := range []time.Duration{0, time.Millisecond, time.Second, 30 * time.Second} {
 			inBubbles(t, what+" "+late.String(), smallBatches(), func(t *testing.T, name string, opt reservoir.Option) {
 				time.Sleep(time.Until(c.begin))
-				net := far(time.Millisecond)
+				net := testnet.Far(time.Millisecond)
 				all := fleet(t, 2, net, c.limit, opt)
 				exhaust(t, all, "k")
 				r := allow(t, all[0], "k", 1)
@@ -147,7 +146,7 @@ func TestCalendarWindowAfterAShorterOne(t *testing.T) {
 func TestMarchEndsWithMarch(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		time.Sleep(time.Until(at(time.UTC, 2, 1, 1)))
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMonth(10_000, nil), reservoir.WithBatch(reservoir.Fixed(5000)))
 		for time.Now().Before(at(time.UTC, 3, 1, 0)) {
 			require.True(t, allow(t, l, "k", 1).Allowed)
@@ -164,29 +163,11 @@ func TestMarchEndsWithMarch(t *testing.T) {
 	})
 }
 
-// skewed is a store whose clock is ahead of the processes' by so much.
-type skewed struct {
-	*memstore.Store
-	ahead time.Duration
-}
-
-func (s skewed) ctx(ctx context.Context) context.Context {
-	return storeclock.With(ctx, time.Now().Add(s.ahead))
-}
-func (s skewed) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	return s.Store.Sync(s.ctx(ctx), r)
-}
-func (s skewed) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	return s.Store.Take(s.ctx(ctx), r)
-}
-func (s skewed) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	return s.Store.Check(s.ctx(ctx), key, l)
-}
-func (s skewed) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
-	return s.Store.Settle(s.ctx(ctx), r)
-}
-func (s skewed) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	return s.Store.Reset(s.ctx(ctx), r)
+// skewed is s with a clock that is ahead of the processes' by so much.
+func skewed(s backend.Store, ahead time.Duration) *testnet.Network {
+	net := testnet.New(s, 0)
+	net.Skew(ahead)
+	return net
 }
 
 // Windows by the calendar with processes whose clocks differ from the store's and from each
@@ -203,7 +184,7 @@ func TestCalendarOfSkewedClocks(t *testing.T) {
 					limit := make(20, zone)
 					store := memstore.New()
 					all := []*reservoir.Limiter{
-						open(t, skewed{store, ahead}, limit, opt), open(t, skewed{store, ahead}, limit, opt),
+						open(t, skewed(store, ahead), limit, opt), open(t, skewed(store, ahead), limit, opt),
 					}
 					time.Sleep(time.Until(time.Date(2000, 3, 24, 13, 0, 5, 0, time.UTC)))
 					step, steps := 15*time.Minute, 4*4*24 // a Sunday on which clocks are set, and the Monday after it
@@ -249,7 +230,7 @@ func TestMonthAfterAReset(t *testing.T) {
 		"February": at(time.UTC, 2, 1, 0), "March": at(time.UTC, 3, 1, 0), "May": at(time.UTC, 5, 1, 0), "August": at(time.UTC, 8, 1, 0),
 	} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := far(0)
+			net := testnet.Far(0)
 			all := fleet(t, 2, net, reservoir.PerMonth(100, nil), opt)
 			time.Sleep(time.Until(begin.AddDate(0, 0, -3)))
 			require.True(t, allow(t, all[0], "k", 100).Allowed)
@@ -289,7 +270,7 @@ func TestNewKeysAtMidnight(t *testing.T) {
 		for _, room := range []int{0, 1000} {
 			inBubbles(t, fmt.Sprint(what, room), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 				const ahead = 2 * time.Second
-				l := open(t, skewed{memstore.New(), ahead}, c.limit, opt, reservoir.WithMaxKeys(room))
+				l := open(t, skewed(memstore.New(), ahead), c.limit, opt, reservoir.WithMaxKeys(room))
 				time.Sleep(time.Until(c.midnight.Add(-ahead - time.Second)))
 				for i := range 50 {
 					_, end := c.limit.Calendar.Around(time.Now().Add(ahead)) // by the store's clock

@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // Close at an unlucky moment. Other tests of Close are in returns_test.go.
@@ -39,7 +40,7 @@ func TestCloseWhileAHandleSpends(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		var k *reservoir.Key // set when Close begins
 		var looks, spent int64
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		shards := sharded{net, func() string { // a statement is being written
 			if k != nil {
 				looks++
@@ -64,36 +65,36 @@ func TestCloseWhileAHandleSpends(t *testing.T) {
 // A store that ends the goroutine has not taken the stock back, and Close says so.
 func TestCloseOfAStoreThatExits(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(1000), opt)
 		for range 40 {
 			allow(t, l, "k", 1)
 		}
-		net.always(exits)
+		net.Always(testnet.Exit)
 		require.ErrorContains(t, l.Close(bg), "runtime.Goexit")
-		require.Positive(t, net.happened(exits))
+		require.Positive(t, net.Happened(testnet.Exit))
 	})
 }
 
 // Whichever of the first four statements of Close fail, and however, the fifth hands back what is
 // held, and debt is charged once.
 func TestEachStatementOfCloseFails(t *testing.T) {
-	for _, f := range []fault{loseReply, loseRequest, arriveLate, repeat, refuse, panics} {
-		inBubbles(t, fmt.Sprint("kind=", f.kind), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+	for _, f := range []testnet.Fault{testnet.LoseReply, testnet.LoseRequest, testnet.ArriveLate, testnet.Repeat, testnet.Refuse, testnet.Panic} {
+		inBubbles(t, fmt.Sprint("kind=", f), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
 			for failing := range 16 { // a bit for each statement
-				net := far(time.Millisecond)
+				net := testnet.Far(time.Millisecond)
 				l := open(t, net, reservoir.PerHour(1000), opt)
 				require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 100), 150))
 				before := failing
-				net.set(func(call) fault {
+				net.Faults(func(*testnet.Call) testnet.Fault {
 					defer func() { before >>= 1 }()
 					if before&1 == 1 {
 						return f
 					}
-					return fine
+					return testnet.Fine
 				})
 				require.NoError(t, l.Close(bg))
-				require.True(t, failing&1 == 0 || net.happened(f) > 0)
+				require.True(t, failing&1 == 0 || net.Happened(f) > 0)
 				require.EqualValues(t, 150, used(t, net, "k"), "failing: %b", failing)
 			}
 		})
@@ -115,7 +116,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 
 func closeInTheMiddle(t *testing.T, seed uint64, opt reservoir.Option) {
 	const tokens = 1000
-	rnd, net := rand.New(rand.NewPCG(seed, 3)), far(time.Millisecond)
+	rnd, net := rand.New(rand.NewPCG(seed, 3)), testnet.Far(time.Millisecond)
 	l := open(t, net, reservoir.PerHour(tokens), opt, reservoir.WithIdle(time.Second))
 	other := open(t, net, reservoir.PerHour(tokens), opt)
 	keys := []string{"a", "b", "c", "d"}
@@ -144,11 +145,11 @@ func closeInTheMiddle(t *testing.T, seed uint64, opt reservoir.Option) {
 			}
 		})
 	}
-	faults := []fault{fine, loseRequest, loseReply, arriveLate, repeat, fine}
+	faults := []testnet.Fault{testnet.Fine, testnet.LoseRequest, testnet.LoseReply, testnet.ArriveLate, testnet.Repeat, testnet.Fine}
 	busy := time.Duration(rnd.IntN(8000)) * time.Millisecond
-	net.set(func(call) fault { return faults[rnd.IntN(len(faults))] }) // under the network's lock
+	net.Faults(func(*testnet.Call) testnet.Fault { return faults[rnd.IntN(len(faults))] }) // under the network's lock
 	time.Sleep(busy)
-	net.set(nil)
+	net.Faults(nil)
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)

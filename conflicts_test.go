@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // Requests that end in ErrConflict make a call now and then, and are served when the other
@@ -16,7 +17,7 @@ import (
 func TestConflictsAreRemembered(t *testing.T) {
 	for what, changes := range map[string]bool{"the window ends": false, "the limit changes": true} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			minute := open(t, net, reservoir.PerMinute(10), reservoir.WithDirect())
 			var same atomic.Bool
 			limits := []reservoir.Option{opt}
@@ -30,7 +31,7 @@ func TestConflictsAreRemembered(t *testing.T) {
 			}
 			second := open(t, net, reservoir.PerSecond(10), limits...)
 			opened := allow(t, minute, "k", 1)
-			calls, requests := net.count(""), 0
+			calls, requests := net.Count(""), 0
 			for time.Until(opened.Reset) > time.Second {
 				if changes && requests == 1000 {
 					break
@@ -43,7 +44,7 @@ func TestConflictsAreRemembered(t *testing.T) {
 				requests++
 				time.Sleep(10 * time.Millisecond)
 			}
-			require.Less(t, net.count("")-calls, requests/50)
+			require.Less(t, net.Count("")-calls, requests/50)
 			if changes {
 				same.Store(true)
 				time.Sleep(time.Second)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // A group that asks for more of one limit than it has can never pass: the same limiter and the
@@ -25,7 +26,7 @@ func TestGroupOfOneLimitTwice(t *testing.T) {
 	} {
 		for _, others := range []int{1, 9} { // up to four limits, and more
 			inBubble(t, fmt.Sprint(name, "/", others), func(t *testing.T) {
-				net := far(time.Millisecond)
+				net := testnet.Far(time.Millisecond)
 				l := open(t, net, reservoir.PerMinute(10), opts...)
 				limiters, keys := []*reservoir.Limiter{l, l}, []string{"k", "k"}
 				for i := range others {
@@ -48,7 +49,7 @@ func TestGroupOfOneLimitTwice(t *testing.T) {
 				require.Less(t, time.Since(begin), time.Second)
 				require.Equal(t, l.Stats().Spent, l.Stats().Refunded)
 				if name != "limits" && name != "limits without room" {
-					require.Zero(t, net.count(""), "nothing is charged")
+					require.Zero(t, net.Count(""), "nothing is charged")
 				}
 				require.Zero(t, used(t, net, "k")-l.Stats().Held)
 				time.Sleep(time.Minute)
@@ -66,7 +67,7 @@ func TestGroupOfOneLimitTwice(t *testing.T) {
 func TestGroupOfOneLimitTwiceWhoseLimitChanges(t *testing.T) {
 	for name, opts := range map[string][]reservoir.Option{"batches": nil, "direct": {reservoir.WithDirect()}} {
 		inBubble(t, name, func(t *testing.T) {
-			net, limit := far(time.Millisecond), changingLimit(10)
+			net, limit := testnet.Far(time.Millisecond), changingLimit(10)
 			l := open(t, net, reservoir.PerMinute(10), append(opts, limit.option())...)
 			g := reservoir.NewGroup(l, l)
 			r, err := g.AllowN(bg, 5, "k", "k")
@@ -99,7 +100,7 @@ func TestGroupOfOneLimitTwiceWhoseLimitChanges(t *testing.T) {
 		"blocked":   reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{} }),
 	} {
 		inBubble(t, name, func(t *testing.T) {
-			l := open(t, far(time.Millisecond), reservoir.PerMinute(10), opt)
+			l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), opt)
 			for range 3 {
 				r, err := reservoir.NewGroup(l, l).AllowN(bg, 60, "k", "k")
 				require.NoError(t, err)
@@ -115,7 +116,7 @@ func TestFaultsOfAGroupComeFirst(t *testing.T) {
 	for _, knows := range []bool{true, false} {
 		for name, opts := range map[string][]reservoir.Option{"one limit": nil, "limits": {changingLimit(10).option()}} {
 			inBubble(t, fmt.Sprint(name, "/", knows), func(t *testing.T) {
-				net := far(time.Millisecond)
+				net := testnet.Far(time.Millisecond)
 				full := open(t, net, reservoir.PerMinute(10), reservoir.WithName("full"))
 				l := open(t, net, reservoir.PerMinute(10), opts...)
 				require.EqualValues(t, 10, drain(t, full, "k", 1))
@@ -159,7 +160,7 @@ func TestFaultsOfAGroupComeFirst(t *testing.T) {
 // A group of one limiter many times allocates for each limit what a small one does.
 func TestAllocationsOfALargeGroup(t *testing.T) {
 	limits := reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(1_000_000) })
-	l := open(t, far(0), reservoir.PerHour(1_000_000), reservoir.WithBatch(reservoir.Fixed(500_000)), patient, reservoir.WithName("name"), limits)
+	l := open(t, testnet.Far(0), reservoir.PerHour(1_000_000), reservoir.WithBatch(reservoir.Fixed(500_000)), patient, reservoir.WithName("name"), limits)
 	for range 2 {
 		allow(t, l, "k", 1)
 	}

@@ -11,40 +11,24 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // This file has direct calls whose callers have left, and stores that do not obey a context.
 
 // stubborn is a store that answers each call after a while, whatever the context.
 type stubborn struct {
-	*network
+	*testnet.Network
 	delay atomic.Int64
 }
 
-func (s *stubborn) rest(ctx context.Context) context.Context {
-	time.Sleep(time.Duration(s.delay.Load()))
-	return context.WithoutCancel(ctx)
-}
-
-func (s *stubborn) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	return s.network.Sync(s.rest(ctx), r)
-}
-
-func (s *stubborn) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	return s.network.Take(s.rest(ctx), r)
-}
-
-func (s *stubborn) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	return s.network.Check(s.rest(ctx), key, l)
-}
-
-func (s *stubborn) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	return s.network.Reset(s.rest(ctx), r)
-}
-
-func (s *stubborn) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
-	return s.network.Settle(s.rest(ctx), r)
+func newStubborn() *stubborn {
+	s := &stubborn{Network: testnet.Far(time.Millisecond)}
+	s.Enter = func(ctx context.Context, _ *testnet.Call) context.Context {
+		time.Sleep(time.Duration(s.delay.Load()))
+		return context.WithoutCancel(ctx)
+	}
+	return s
 }
 
 // withoutStock are the ways to ask the store for each request.
@@ -59,7 +43,7 @@ func TestStoreThatIgnoresItsContext(t *testing.T) {
 	how["no room"] = reservoir.WithMaxKeys(0)
 	for what, policy := range map[string]reservoir.Failure{"closed": reservoir.FailClosed(), "open": reservoir.FailOpen(), "local": reservoir.FailLocal(0.5)} {
 		inBubbles(t, what, how, func(t *testing.T, name string, opt reservoir.Option) {
-			s, heard := &stubborn{network: far(time.Millisecond)}, new(states)
+			s, heard := newStubborn(), new(states)
 			l := open(t, s, reservoir.PerHour(1000), opt, reservoir.WithFailure(policy), heard.option())
 			_, calls := withoutStock()[name]
 			r, admitted := allow(t, l, "k", 10), int64(10)
@@ -101,7 +85,7 @@ func TestStoreThatIgnoresItsContext(t *testing.T) {
 			}
 			s.delay.Store(0)
 			time.Sleep(10 * time.Second)
-			repair(t, l, s.network, "k", 1)
+			repair(t, l, s.Network, "k", 1)
 			time.Sleep(time.Second)
 			stats := l.Stats()
 			assert.Zero(t, stats.Unknown)
@@ -119,7 +103,7 @@ func TestLateTakesGoBack(t *testing.T) {
 	for _, delay := range []time.Duration{50 * time.Millisecond, 150 * time.Millisecond, time.Second} {
 		for _, closing := range []bool{false, true} {
 			inBubbles(t, fmt.Sprint(delay, "/", closing), withoutStock(), func(t *testing.T, name string, opt reservoir.Option) {
-				s := &stubborn{network: far(time.Millisecond)}
+				s := newStubborn()
 				l := open(t, s, reservoir.PerHour(100), opt)
 				require.True(t, allow(t, l, "k", 5).Allowed)
 				s.delay.Store(int64(delay))
@@ -151,7 +135,7 @@ func TestLateTakesGoBack(t *testing.T) {
 // answers.
 func TestAnswersThatAreAlwaysLate(t *testing.T) {
 	inBubbles(t, "", withoutStock(), func(t *testing.T, name string, opt reservoir.Option) {
-		s, heard := &stubborn{network: far(time.Millisecond)}, new(states)
+		s, heard := newStubborn(), new(states)
 		l := open(t, s, reservoir.PerHour(100), opt, heard.option())
 		s.delay.Store(int64(150 * time.Millisecond))
 		for range 20 {

@@ -13,6 +13,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // This file settles when it is late: the key is forgotten, the window over, the store away.
@@ -52,7 +53,7 @@ func TestDirectRefundsBeforeAndAfterEviction(t *testing.T) {
 // A handle is the same as the methods with its key.
 func TestHandleAfterEviction(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(1000), reservoir.WithIdle(time.Second))
 		key := l.Key("k")
 		_, err := key.AllowN(bg, 1)
@@ -64,7 +65,7 @@ func TestHandleAfterEviction(t *testing.T) {
 		assert.EqualValues(t, 90, l.Stats().Refunded)
 	})
 	inBubble(t, "direct", func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(1000), reservoir.WithIdle(time.Second), reservoir.WithDirect())
 		key := l.Key("k")
 		_, err := key.AllowN(bg, 1)
@@ -81,15 +82,15 @@ func TestHandleAfterEviction(t *testing.T) {
 // A request that outlives the memory of its key: what it did not use expires.
 func TestSurplusAfterEviction(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerDay(1000, nil), reservoir.WithIdle(time.Second))
 		r := allow(t, l, "k", 900)
 		time.Sleep(time.Minute)
 		require.Zero(t, l.Stats().Keys)
-		calls := net.count("")
+		calls := net.Count("")
 		require.NoError(t, l.Settle(bg, "k", r, 100))
 		time.Sleep(time.Hour)
-		assert.Equal(t, calls, net.count(""))
+		assert.Equal(t, calls, net.Count(""))
 		assert.EqualValues(t, 900, used(t, net, "k"))
 		assert.EqualValues(t, 800, l.Stats().Expired)
 		assert.EqualValues(t, 100, l.Stats().Spent-l.Stats().Refunded)
@@ -100,7 +101,7 @@ func TestSurplusAfterEviction(t *testing.T) {
 func TestSurplusOfSettleReturns(t *testing.T) {
 	for what, limit := range map[string]reservoir.Limit{"hour": reservoir.PerHour(10_000), "day": reservoir.PerDay(10_000, nil), "minute": reservoir.PerMinute(10_000)} {
 		inBubble(t, what, func(t *testing.T) {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			all := fleet(t, 2, net, limit)
 			r := allow(t, all[0], "k", 9000)
 			require.NoError(t, all[0].Settle(bg, "k", r, 100))
@@ -128,7 +129,7 @@ func TestLateOverrun(t *testing.T) {
 	} {
 		for _, known := range []bool{false, true} {
 			inBubble(t, what+map[bool]string{true: ", known", false: ""}[known], func(t *testing.T) {
-				net := far(time.Millisecond)
+				net := testnet.Far(time.Millisecond)
 				l := open(t, net, reservoir.PerMinute(100), opts...)
 				other := open(t, net, reservoir.PerMinute(100), reservoir.WithDirect())
 				r := allow(t, l, "k", 20)
@@ -137,7 +138,7 @@ func TestLateOverrun(t *testing.T) {
 				if known {
 					require.True(t, allow(t, l, "k", 10).Allowed)
 				}
-				calls := net.count("settle")
+				calls := net.Count("settle")
 				require.NoError(t, l.Settle(bg, "k", r, 50))
 				time.Sleep(10 * time.Second)
 				s := l.Stats()
@@ -146,7 +147,7 @@ func TestLateOverrun(t *testing.T) {
 					assert.Zero(t, s.Overdrawn)
 				} else {
 					assert.EqualValues(t, 30, s.Overdrawn)
-					assert.Equal(t, calls, net.count("settle"))
+					assert.Equal(t, calls, net.Count("settle"))
 				}
 				balance(t, l)
 			})
@@ -158,19 +159,19 @@ func TestLateOverrun(t *testing.T) {
 // store cannot be told, and is charged though the caller has left.
 func TestOverrunWithoutRoomInAnOutage(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(100), reservoir.WithMaxKeys(0))
 		r := allow(t, l, "k", 100)
-		net.always(refuse)
+		net.Always(testnet.Refuse)
 		err := l.Settle(bg, "k", r, 300)
 		require.Error(t, err)
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(2 * time.Hour)
 		s := l.Stats()
 		assert.EqualValues(t, 200, s.Overdrawn+s.Unknown)
 	})
 	inBubble(t, "the caller leaves", func(t *testing.T) {
-		net := far(20 * time.Millisecond)
+		net := testnet.Far(20 * time.Millisecond)
 		l := open(t, net, reservoir.PerHour(100), reservoir.WithMaxKeys(0))
 		r := allow(t, l, "k", 100)
 		ctx, cancel := context.WithTimeout(bg, 5*time.Millisecond)
@@ -183,7 +184,7 @@ func TestOverrunWithoutRoomInAnOutage(t *testing.T) {
 		assert.EqualValues(t, 300, s.Taken)
 	})
 	inBubble(t, "the caller leaves, and the limit has another window", func(t *testing.T) {
-		net := far(20 * time.Millisecond)
+		net := testnet.Far(20 * time.Millisecond)
 		var changed atomic.Bool
 		l := open(t, net, reservoir.PerHour(100), reservoir.WithMaxKeys(0), reservoir.WithLimits(func(string) reservoir.Limit {
 			if changed.Load() {
@@ -205,10 +206,10 @@ func TestOverrunWithoutRoomInAnOutage(t *testing.T) {
 // What FailOpen admits of a key that there is no room for was used above the limit.
 func TestFailOpenWithoutRoomIsCounted(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(10), reservoir.WithMaxKeys(0), reservoir.WithFailure(reservoir.FailOpen()))
 		require.EqualValues(t, 10, drain(t, l, "k", 1))
-		breakdown(t, l, net, refuse)
+		breakdown(t, l, net, testnet.Refuse)
 		before := l.Stats()
 		for range 50 {
 			require.True(t, allow(t, l, "k", 1).Allowed)
@@ -216,7 +217,7 @@ func TestFailOpenWithoutRoomIsCounted(t *testing.T) {
 		s := l.Stats()
 		assert.EqualValues(t, 50, s.Admitted-before.Admitted)
 		assert.EqualValues(t, 50, s.Overdrawn+s.Owed-before.Owed-before.Overdrawn, "60 of 10 were admitted")
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(5 * time.Minute)
 		s = l.Stats()
 		assert.GreaterOrEqual(t, s.Overdrawn, int64(50))
@@ -246,10 +247,10 @@ func TestRefundedTwiceAfterEviction(t *testing.T) {
 // its deadline cannot be met only if it ends before the window.
 func TestWaitWithoutRoom(t *testing.T) {
 	inBubble(t, "counts", func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(1), reservoir.WithMaxKeys(0))
-		net.always(refuse)
-		time.AfterFunc(time.Minute, func() { net.set(nil) })
+		net.Always(testnet.Refuse)
+		time.AfterFunc(time.Minute, func() { net.Faults(nil) })
 		for range 2 { // through the outage, and through the reset
 			require.NoError(t, waitFor(bg, l, "k", 1))
 		}
@@ -314,13 +315,13 @@ func (gone) Take(context.Context, backend.TakeRequest) (backend.TakeReply, error
 // What FailOpen admitted and the store has charged since goes back too, if it was not used.
 func TestSettleOfAFallbackAfterItsCharge(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		require.True(t, allow(t, l, "k", 5).Allowed)
-		breakdown(t, l, net, refuse)
+		breakdown(t, l, net, testnet.Refuse)
 		r := allow(t, l, "k", 95)
 		require.Equal(t, reservoir.Fallback, r.Source)
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(5 * time.Minute)
 		require.EqualValues(t, 100, used(t, net, "k")-l.Stats().Held)
 		require.NoError(t, l.Settle(bg, "k", r, 20))
@@ -334,20 +335,20 @@ func TestSettleOfAFallbackAfterItsCharge(t *testing.T) {
 // A key that had a window of the process' own in an outage settles in memory afterwards.
 func TestSettleAfterAWindowOfItsOwn(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		require.True(t, allow(t, l, "k", 5).Allowed)
-		breakdown(t, l, net, refuse)
+		breakdown(t, l, net, testnet.Refuse)
 		time.Sleep(2 * time.Minute)
 		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 5).Source)
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(2 * time.Minute)
 		r := allow(t, l, "k", 100)
 		require.True(t, r.Allowed)
-		calls := net.count("settle")
+		calls := net.Count("settle")
 		require.NoError(t, l.Settle(bg, "k", r, 20))
 		if name != "direct" {
-			assert.Equal(t, calls, net.count("settle"), "from %v", r.Source)
+			assert.Equal(t, calls, net.Count("settle"), "from %v", r.Source)
 		}
 		assert.EqualValues(t, 80, l.Stats().Refunded)
 		balance(t, l)
@@ -359,11 +360,11 @@ func TestSettleAfterAWindowOfItsOwn(t *testing.T) {
 // charged there, or goes back to it.
 func TestFallbackWithoutAWindow(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		allow(t, all[1], "k", 1)
 		time.Sleep(10 * time.Second)
-		breakdown(t, all[0], net, refuse)
+		breakdown(t, all[0], net, testnet.Refuse)
 		before := all[0].Stats().Overdrawn
 		r, less := allow(t, all[0], "k", 500), allow(t, all[0], "k", 500)
 		require.Equal(t, reservoir.Fallback, r.Source)
@@ -372,7 +373,7 @@ func TestFallbackWithoutAWindow(t *testing.T) {
 		require.Zero(t, all[0].Stats().Owed)
 		require.NoError(t, all[0].Settle(bg, "k", r, 1100))
 		require.NoError(t, all[0].Settle(bg, "k", less, 10))
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(10 * time.Minute)
 		assert.EqualValues(t, 1600, all[0].Stats().Overdrawn-before)
 		assert.EqualValues(t, 1, used(t, net, "k")-stats(all...).Held)
@@ -383,25 +384,25 @@ func TestFallbackWithoutAWindow(t *testing.T) {
 // FailOpen has admitted a request in a window that the store knows, and the call that states it has
 // failed, or the store has lost its data since. What was not used goes back all the same.
 func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
-	for what, f := range map[string]fault{"rejected": reject, "lost": loseRequest, "reply lost": loseReply, "data lost": refuse} {
+	for what, f := range map[string]testnet.Fault{"rejected": testnet.Reject, "lost": testnet.LoseRequest, "reply lost": testnet.LoseReply, "data lost": testnet.Refuse} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen()))
 			allow(t, all[0], "k", 10)
-			net.always(f)
+			net.Always(f)
 			r := allow(t, all[0], "k", 500)
 			require.Equal(t, reservoir.Fallback, r.Source)
 			time.Sleep(10 * time.Second)
 			if what == "data lost" {
-				net.loseData()
-				net.set(nil)
+				net.LoseData()
+				net.Faults(nil)
 				allow(t, all[1], "k", 1) // another window
 				time.Sleep(10 * time.Second)
 				require.Greater(t, used(t, net, "k"), int64(500))
 			}
 			require.NoError(t, all[0].Settle(bg, "k", r, 20))
 			require.NoError(t, all[0].Refund(bg, "k", r), "which is too much by 480")
-			net.set(nil)
+			net.Faults(nil)
 			time.Sleep(10 * time.Minute)
 			spent := stats(all...).Spent - all[0].Stats().Refunded - all[1].Stats().Refunded
 			assert.Less(t, spent, int64(20))
@@ -418,12 +419,12 @@ func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
 // and what FailOpen admits.
 func TestForgottenDuringADirectCall(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		net := far(40 * time.Millisecond)
+		net := testnet.Far(40 * time.Millisecond)
 		l := open(t, net, reservoir.PerHour(5), reservoir.WithDirect(), reservoir.WithIdle(20*time.Millisecond), reservoir.WithFailure(reservoir.FailOpen()))
 		require.True(t, allow(t, l, "k", 5).Allowed)
 		require.False(t, allow(t, l, "k", 5).Allowed)
 		assert.EqualValues(t, 1, l.Stats().Denied)
-		net.always(refuse)
+		net.Always(testnet.Refuse)
 		require.True(t, allow(t, l, "k", 5).Allowed)
 		s := l.Stats()
 		assert.Zero(t, s.Keys)
@@ -438,7 +439,7 @@ func TestOldWindowEndsBetweenTwoCalls(t *testing.T) {
 		inBubble(t, what, func(t *testing.T) {
 			store, limit := memstore.New(), changingLimit(100)
 			was := allow(t, open(t, store, reservoir.PerHour(100)), "k", 1)
-			l := open(t, overNetwork(store, 10*time.Millisecond), reservoir.PerMinute(100), opt, limit.option())
+			l := open(t, testnet.New(store, 10*time.Millisecond), reservoir.PerMinute(100), opt, limit.option())
 			other := open(t, store, reservoir.PerMinute(100))
 			time.AfterFunc(time.Until(was.Reset)+5*time.Millisecond, func() { allow(t, other, "k", 1) })
 			time.Sleep(time.Until(was.Reset) - 15*time.Millisecond)

@@ -23,6 +23,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/httplimit"
 	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 var bg = context.Background()
@@ -237,10 +238,10 @@ func TestRetryAfterIsAtMostTheWindow(t *testing.T) {
 		} {
 			inBubble(t, fmt.Sprint(name, "/", window), func(t *testing.T) {
 				time.Sleep(7*time.Millisecond + 10*time.Microsecond)
-				net := far(0)
+				net := testnet.Far(0)
 				l := open(t, net, reservoir.Limit{Tokens: 10, Window: window}, opts...)
 				if name == "local" {
-					net.always(answer(backend.Unavailable, "away", false))
+					net.Always(testnet.Answer(backend.Unavailable, "away", false))
 				}
 				ask := func() reservoir.Result { return allow(t, l, "k", 1) }
 				if name == "group" {
@@ -326,16 +327,16 @@ func TestIdleRefusedKeysCostNothing(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		for _, n := range []int64{1, 10} {
 			inBubble(t, fmt.Sprint(name, "/", n), func(t *testing.T) {
-				limit, net := changingLimit(50), far(time.Millisecond)
+				limit, net := changingLimit(50), testnet.Far(time.Millisecond)
 				l := open(t, net, reservoir.PerMinute(1), opt, limit.option())
 				for i := range 100 {
 					require.EqualValues(t, 50, drain(t, l, fmt.Sprint(i), n))
 				}
 				synctest.Wait()
-				asked, calls := limit.asked.Load(), net.count("")
+				asked, calls := limit.asked.Load(), net.Count("")
 				time.Sleep(55 * time.Second)
 				assert.Equal(t, asked, limit.asked.Load())
-				assert.Equal(t, calls, net.count(""))
+				assert.Equal(t, calls, net.Count(""))
 			})
 		}
 	}
@@ -455,11 +456,11 @@ func TestCheck(t *testing.T) {
 // A key that loses its limit while its shard is away does not keep it there.
 func TestProbeOfAKeyWithoutLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net, limit := overNetwork(memstore.New(), time.Millisecond), changingLimit(100)
+		net, limit := testnet.New(memstore.New(), time.Millisecond), changingLimit(100)
 		l := open(t, net, reservoir.PerMinute(100), limit.option())
-		breakdown(t, l, net, loseRequest)
+		breakdown(t, l, net, testnet.LoseRequest)
 		limit.Store(-1)
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(time.Second)
 		_, _ = l.Allow(bg, "one more")
 		time.Sleep(toClose)
@@ -482,15 +483,15 @@ func TestProbeOfAKeyWithAnotherLength(t *testing.T) {
 				conflicts.Add(1)
 			}
 		}}
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(100), reservoir.WithHooks(hooks), reservoir.WithBatch(reservoir.Fixed(1)),
 			reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(100) }))
 		allow(t, l, "k", 1)
-		net.always(loseRequest)
+		net.Always(testnet.LoseRequest)
 		for range 10 {
 			_, _ = l.Allow(bg, "k")
 		}
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(5 * time.Second)
 		assert.True(t, allow(t, l, "k", 1).Allowed)
 		assert.Positive(t, probes.Load())
@@ -501,9 +502,12 @@ func TestProbeOfAKeyWithAnotherLength(t *testing.T) {
 // Failures that are not in a row open no circuit.
 func TestSuccessesKeepTheCircuitClosed(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net, heard, n := far(time.Millisecond), new(states), 0
+		net, heard, n := testnet.Far(time.Millisecond), new(states), 0
 		l := open(t, net, reservoir.PerMinute(100), opt, heard.option())
-		net.set(func(call) fault { n++; return []fault{loseRequest, loseRequest, loseReply, fine}[n%4] })
+		net.Faults(func(*testnet.Call) testnet.Fault {
+			n++
+			return []testnet.Fault{testnet.LoseRequest, testnet.LoseRequest, testnet.LoseReply, testnet.Fine}[n%4]
+		})
 		for i := range 100 {
 			_, _ = l.Allow(bg, fmt.Sprint(i))
 		}
@@ -516,7 +520,7 @@ func TestSuccessesKeepTheCircuitClosed(t *testing.T) {
 func TestChangedLimitWakes(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		limit := changingLimit(10)
-		l := open(t, far(time.Millisecond), reservoir.PerMinute(10), opt, limit.option())
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), opt, limit.option())
 		require.True(t, allow(t, l, "k", 6).Allowed)
 		first, second := make(chan error, 1), make(chan error, 1)
 		go func() { first <- waitFor(bg, l, "k", 9) }()
@@ -543,17 +547,17 @@ func TestChangedLimitWakes(t *testing.T) {
 func TestRefusalsOfLargeRequests(t *testing.T) {
 	for name, opt := range batches() {
 		inBubble(t, name, func(t *testing.T) {
-			net := far(rtt / 2)
+			net := testnet.Far(rtt / 2)
 			l := open(t, net, reservoir.PerMinute(100), opt)
 			require.True(t, allow(t, l, "k", 97).Allowed)
 			require.False(t, allow(t, l, "k", 5).Allowed)
-			waited, calls := l.Stats().Waited, net.count("")
+			waited, calls := l.Stats().Waited, net.Count("")
 			for range 500 {
 				assert.False(t, allow(t, l, "k", 5).Allowed)
 				time.Sleep(100 * time.Millisecond)
 			}
 			assert.Equal(t, waited, l.Stats().Waited)
-			assert.InDelta(t, 20, net.count("")-calls, 20, "probes")
+			assert.InDelta(t, 20, net.Count("")-calls, 20, "probes")
 		})
 	}
 }
@@ -563,7 +567,7 @@ func TestDirectCallOfASpecialLimit(t *testing.T) {
 	for what, limit := range map[string]reservoir.Limit{"blocked": {}, "unlimited": reservoir.Unlimited()} {
 		inBubble(t, what, func(t *testing.T) {
 			now := reservoir.PerMinute(10)
-			net := far(rtt / 2)
+			net := testnet.Far(rtt / 2)
 			l := open(t, net, now, reservoir.WithDirect(), reservoir.WithLimits(func(string) reservoir.Limit { return now }))
 			require.True(t, allow(t, l, "k", 1).Allowed)
 			now = limit
@@ -578,7 +582,7 @@ func TestDirectCallOfASpecialLimit(t *testing.T) {
 // Bounds beyond any limit are no bounds, and do not overflow.
 func TestHugeBounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := open(t, far(rtt/2), reservoir.PerMinute(100_000), reservoir.WithBatch(reservoir.Adaptive(1, math.MaxInt64)))
+		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(100_000), reservoir.WithBatch(reservoir.Adaptive(1, math.MaxInt64)))
 		for range 20_000 {
 			require.True(t, allow(t, l, "k", 1).Allowed)
 			time.Sleep(time.Millisecond)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // BenchmarkArrival is a caller that comes to a line in which so many others wait, and leaves.
@@ -34,10 +35,10 @@ func BenchmarkArrival(b *testing.B) {
 			return l
 		},
 		"outage": func(b *testing.B) *reservoir.Limiter {
-			net := far(0)
-			net.always(refuse)
+			net := testnet.Far(0)
+			net.Always(testnet.Refuse)
 			l := openIn(b, net, reservoir.PerHour(1<<50))
-			b.Cleanup(func() { net.set(nil) })
+			b.Cleanup(func() { net.Faults(nil) })
 			return l
 		},
 	} {

@@ -18,6 +18,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // line is callers of one key that came one after the other.
@@ -104,7 +105,7 @@ func TestLineIsFirstComeFirstServed(t *testing.T) {
 		for _, gone := range []int64{0, 6, 10} { // tokens of the first window
 			for i, sizes := range [][]int64{{8, 1, 1}, {1, 9, 1, 10, 2, 3, 10, 1}, times(35, 1)} {
 				inBubble(t, fmt.Sprintf("%s/gone=%d/%d", name, gone, i), func(t *testing.T) {
-					l := open(t, far(rtt/2), reservoir.PerMinute(10), opt)
+					l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), opt)
 					if gone > 0 {
 						require.True(t, allow(t, l, "k", gone).Allowed)
 					}
@@ -123,7 +124,7 @@ func TestReturnedTokensServeTheLine(t *testing.T) {
 	for name, opt := range batches() {
 		inBubble(t, name, func(t *testing.T) {
 			ctx := context.Background()
-			l := open(t, far(rtt/2), reservoir.PerMinute(10), opt)
+			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), opt)
 			three, four := allow(t, l, "k", 3), allow(t, l, "k", 4)
 			drain(t, l, "k", 1)
 			q := lineOf(t, l)
@@ -147,7 +148,7 @@ func TestWaiterHoardsNothing(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		for _, wants := range []int64{70, 90, 100} {
 			inBubble(t, fmt.Sprintf("%s/n=%d", name, wants), func(t *testing.T) {
-				net := far(rtt / 2)
+				net := testnet.Far(rtt / 2)
 				all := fleet(t, 3, net, reservoir.PerMinute(100), opt)
 				sixty := allow(t, all[0], "k", 60)
 				require.True(t, allow(t, all[0], "k", 40).Allowed)
@@ -181,7 +182,7 @@ func TestWaiterForTheWholeLimit(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		inBubble(t, name, func(t *testing.T) {
 			const limit, windows = 100, 20
-			all := fleet(t, 4, far(rtt/2), reservoir.PerSecond(limit), opt)
+			all := fleet(t, 4, testnet.Far(rtt/2), reservoir.PerSecond(limit), opt)
 			ctx, cancel := context.WithTimeout(context.Background(), windows*time.Second)
 			defer cancel()
 			crowd(4, func(i int) {
@@ -206,7 +207,7 @@ func TestWaiterForTheWholeLimit(t *testing.T) {
 func TestBlockedWaiterLetsRequestsThrough(t *testing.T) {
 	for name, opt := range batches() {
 		inBubble(t, name, func(t *testing.T) {
-			l := open(t, far(rtt/2), reservoir.PerMinute(10), opt)
+			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), opt)
 			r := allow(t, l, "k", 6)
 			q := lineOf(t, l)
 			w := q.wait(8)[0]
@@ -247,7 +248,7 @@ func TestWaitKnowsWhenItIsHopeless(t *testing.T) {
 	}
 	for name, opt := range everyPolicy() {
 		inBubble(t, name, func(t *testing.T) {
-			net := far(rtt / 2)
+			net := testnet.Far(rtt / 2)
 			a, b := open(t, net, reservoir.PerMinute(10), opt), open(t, net, reservoir.PerMinute(10), opt)
 			drain(t, a, "k", 1)
 			took, err := within(t, a, 30*time.Second)
@@ -274,7 +275,7 @@ func TestWaitKnowsWhenItIsHopeless(t *testing.T) {
 func TestWaitUntilShortlyAfterTheReset(t *testing.T) {
 	defer chance.Seed(1)()
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		l := open(t, far(rtt/2), reservoir.PerDay(1, nil), opt)
+		l := open(t, testnet.Far(rtt/2), reservoir.PerDay(1, nil), opt)
 		for range 10 {
 			r := allow(t, l, "k", 1)
 			require.True(t, r.Allowed)
@@ -295,16 +296,16 @@ func TestWaitersOfAFleet(t *testing.T) {
 			store := memstore.New()
 			begin, calls := time.Now(), 0
 			var lines []*line
-			var nets []*network
+			var nets []*testnet.Network
 			for range processes {
-				net := overNetwork(store, rtt/2)
+				net := testnet.New(store, rtt/2)
 				q := lineOf(t, open(t, net, reservoir.Limit{Tokens: limit, Window: 10 * time.Second}, opt))
 				q.wait(times(each, 1)...)
 				lines, nets = append(lines, q), append(nets, net)
 			}
 			for i, q := range lines {
 				q.inOrder()
-				calls += nets[i].count("")
+				calls += nets[i].Count("")
 			}
 			windows := processes * each / limit
 			more := 0 // windows, where a process may be granted more than its waiters need
@@ -324,7 +325,7 @@ func TestCallersOwnDeadlines(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		inBubble(t, name, func(t *testing.T) {
 			var opened, told atomic.Int64
-			l := open(t, far(trip/2), reservoir.PerHour(1_000_000), opt, reservoir.WithHooks(reservoir.Hooks{
+			l := open(t, testnet.Far(trip/2), reservoir.PerHour(1_000_000), opt, reservoir.WithHooks(reservoir.Hooks{
 				ShardState: func(reservoir.ShardState) { opened.Add(1) },
 			}))
 			end := time.Now().Add(30 * trip)
@@ -365,12 +366,12 @@ func impatient(t *testing.T, l *reservoir.Limiter, n int64, d time.Duration) boo
 // Wait lasts through an outage, until its context ends.
 func TestWaitLastsThroughAnOutage(t *testing.T) {
 	for name, opt := range everyPolicy() {
-		for _, f := range []fault{refuse, hang, loseRequest} {
+		for _, f := range []testnet.Fault{testnet.Refuse, testnet.Hang, testnet.LoseRequest} {
 			for _, failure := range []reservoir.Failure{reservoir.FailClosed(), reservoir.FailLocal(0)} {
-				inBubble(t, fmt.Sprintf("%s/fault=%d/%v", name, f.kind, failure == reservoir.FailClosed()), func(t *testing.T) {
-					net := far(rtt / 2)
+				inBubble(t, fmt.Sprintf("%s/fault=%v/%v", name, f, failure == reservoir.FailClosed()), func(t *testing.T) {
+					net := testnet.Far(rtt / 2)
 					l := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithFailure(failure))
-					net.always(f)
+					net.Always(f)
 					q := lineOf(t, l)
 					q.wait(times(250, 1)...)
 					q.wait(3)
@@ -384,8 +385,8 @@ func TestWaitLastsThroughAnOutage(t *testing.T) {
 					time.Sleep(7 * time.Second)
 					q.in = q.in[:251]
 					require.False(t, q.in[0].answered() || q.in[250].answered())
-					calls := net.count("")
-					net.set(nil)
+					calls := net.Count("")
+					net.Faults(nil)
 					healed := time.Now()
 					q.inOrder()
 					assert.Less(t, time.Since(healed), 5*time.Second)
@@ -400,8 +401,8 @@ func TestWaitLastsThroughAnOutage(t *testing.T) {
 func TestWaitInAnOutageThatIsAnOperators(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		inBubble(t, name, func(t *testing.T) {
-			net := far(rtt / 2)
-			net.always(reject)
+			net := testnet.Far(rtt / 2)
+			net.Always(testnet.Reject)
 			closed := open(t, net, reservoir.PerMinute(10), opt)
 			lenient := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailOpen()))
 			for range 20 {
@@ -413,7 +414,7 @@ func TestWaitInAnOutageThatIsAnOperators(t *testing.T) {
 				require.NoError(t, waitFor(context.Background(), lenient, "k", 1))
 				assert.LessOrEqual(t, time.Since(begin), 2*rtt)
 			}
-			net.always(refuse)
+			net.Always(testnet.Refuse)
 			require.NoError(t, waitFor(context.Background(), lenient, "other", 1))
 		})
 	}
@@ -424,9 +425,9 @@ func TestWaitInAnOutageThatIsAnOperators(t *testing.T) {
 func TestPanicsReachWaiters(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		inBubble(t, name, func(t *testing.T) {
-			net := far(rtt / 2)
+			net := testnet.Far(rtt / 2)
 			l := open(t, net, reservoir.PerMinute(1000), opt)
-			net.next("", panics)
+			net.Next("", testnet.Panic)
 			var ended atomic.Int64
 			crowd(20, func(i int) {
 				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -439,7 +440,7 @@ func TestPanicsReachWaiters(t *testing.T) {
 				}
 			})
 			assert.EqualValues(t, 20, ended.Load())
-			require.Equal(t, 1, net.happened(panics))
+			require.Equal(t, 1, net.Happened(testnet.Panic))
 			assert.True(t, allow(t, l, "k", 1).Allowed)
 			assert.NoError(t, waitFor(context.Background(), l, "k", 2))
 			assert.True(t, allow(t, l, "other", 1).Allowed)
@@ -453,9 +454,9 @@ func TestHugeRequestsInLine(t *testing.T) {
 	const huge, crowd = backend.MaxTokens, 1100
 	for name, opt := range batches() {
 		inBubble(t, name, func(t *testing.T) {
-			net := far(rtt / 2)
+			net := testnet.Far(rtt / 2)
 			l := open(t, net, reservoir.PerSecond(huge), opt)
-			net.next("sync", refuse)
+			net.Next("sync", testnet.Refuse)
 			q := lineOf(t, l)
 			first := q.allow(huge)[0]
 			all := q.add(context.Background(), false, times(crowd, huge))
@@ -493,9 +494,9 @@ func TestHugeRequestsInLine(t *testing.T) {
 func TestPolicyIsAskedAgainAboutTheLine(t *testing.T) {
 	for name, opt := range batches() {
 		inBubble(t, name, func(t *testing.T) {
-			net := far(rtt / 2)
+			net := testnet.Far(rtt / 2)
 			l := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailLocal(0.5)))
-			net.always(refuse)
+			net.Always(testnet.Refuse)
 			four := allow(t, l, "k", 4)
 			require.True(t, four.Allowed)
 			for range 10 { // until the circuit is open
@@ -517,7 +518,7 @@ func TestPolicyIsAskedAgainAboutTheLine(t *testing.T) {
 			assert.Equal(t, ".x.x.x", answered(), "four tokens came back")
 			time.Sleep(time.Until(four.Reset) + 3*time.Second)
 			assert.Equal(t, ".xxxxx", answered(), "the next window has begun")
-			net.set(nil)
+			net.Faults(nil)
 			q.wg.Wait()
 			for _, c := range w {
 				assert.NoError(t, c.err)

@@ -18,6 +18,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 	"github.com/go-reservoir/reservoir/sloglimit"
 )
 
@@ -38,7 +39,7 @@ const (
 // sharded is a network whose shards are named by what stands before the colon of a
 // key, and by name for keys without one.
 type sharded struct {
-	*network
+	*testnet.Network
 	name func() string
 }
 
@@ -83,22 +84,22 @@ func (s *states) away(shard string) (away bool) {
 
 // breakdown makes every call meet f, and asks for other keys until an answer takes
 // no time: the circuit is open.
-func breakdown(t *testing.T, l *reservoir.Limiter, net *network, f fault) {
+func breakdown(t *testing.T, l *reservoir.Limiter, net *testnet.Network, f testnet.Fault) {
 	t.Helper()
-	net.always(f)
+	net.Always(f)
 	for i := range toOpen {
 		_, _ = l.Allow(bg, fmt.Sprint("other ", i))
 	}
 	synctest.Wait()
-	calls := net.count("")
+	calls := net.Count("")
 	_, _ = l.Allow(bg, "one more")
-	require.Equal(t, calls, net.count(""), "the circuit did not open")
+	require.Equal(t, calls, net.Count(""), "the circuit did not open")
 }
 
 // repair ends a breakdown, and asks now and then until the store is asked again.
-func repair(t *testing.T, l *reservoir.Limiter, net *network, key string, n int64) {
+func repair(t *testing.T, l *reservoir.Limiter, net *testnet.Network, key string, n int64) {
 	t.Helper()
-	net.set(nil)
+	net.Faults(nil)
 	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 		r, err := l.AllowN(bg, key, n)
 		if err == nil && r.Source != reservoir.Fallback {
@@ -131,7 +132,7 @@ func TestPolicyAnswersInAnOutage(t *testing.T) {
 		for how, opt := range map[string]reservoir.Option{"batches": reservoir.WithBatch(reservoir.Fixed(10)),
 			"direct": reservoir.WithDirect(), "no memory": reservoir.WithMaxKeys(0)} {
 			inBubble(t, name+"/"+how, func(t *testing.T) {
-				net, heard := far(0), new(states)
+				net, heard := testnet.Far(0), new(states)
 				l := open(t, net, reservoir.PerMinute(100), reservoir.WithFailure(policy.Failure), opt, heard.option())
 				answer := func(within time.Duration) {
 					begin := time.Now()
@@ -149,23 +150,23 @@ func TestPolicyAnswersInAnOutage(t *testing.T) {
 					assert.WithinDuration(t, time.Now().Add(time.Minute), r.Reset, time.Second)
 				}
 				allow(t, l, "stocked", 1)
-				net.always(hang)
+				net.Always(testnet.Hang)
 				if how == "batches" {
 					begin := time.Now()
 					assert.Equal(t, reservoir.Local, allow(t, l, "stocked", 1).Source)
 					assert.Zero(t, time.Since(begin))
 				}
 				answer(100 * time.Millisecond)
-				breakdown(t, l, net, hang)
-				calls, charged := net.count(""), used(t, net, "k")
+				breakdown(t, l, net, testnet.Hang)
+				calls, charged := net.Count(""), used(t, net, "k")
 				for range 5 {
 					answer(0)
 				}
 				time.Sleep(10 * time.Second)
-				probes := net.count("") - calls
+				probes := net.Count("") - calls
 				assert.LessOrEqual(t, probes, 30, "in 10 s")
 				require.True(t, heard.away(""))
-				net.set(nil)
+				net.Faults(nil)
 				time.Sleep(toClose)
 				assert.False(t, heard.away(""), "nobody asked")
 				begin := time.Now()
@@ -182,18 +183,18 @@ func TestPolicyAnswersInAnOutage(t *testing.T) {
 // to time out by then does not open the circuit again.
 func TestProbeComesSoonAfterACrowd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net, heard := far(time.Millisecond), new(states)
+		net, heard := testnet.Far(time.Millisecond), new(states)
 		l := open(t, net, reservoir.PerMinute(100), heard.option())
-		net.always(hang)
+		net.Always(testnet.Hang)
 		crowd(50, func(i int) {
 			time.Sleep(time.Duration(i) * time.Millisecond)
 			_, err := l.Allow(bg, fmt.Sprint(i))
 			assert.Error(t, err)
 		})
 		synctest.Wait()
-		require.GreaterOrEqual(t, net.happened(hang), 50)
+		require.GreaterOrEqual(t, net.Happened(testnet.Hang), 50)
 		require.True(t, heard.away(""))
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(300 * time.Millisecond)
 		assert.False(t, heard.away(""))
 		assert.Len(t, heard.told(), 2)
@@ -202,18 +203,18 @@ func TestProbeComesSoonAfterACrowd(t *testing.T) {
 
 // The error of an open circuit says why it is open.
 func TestOpenCircuitSaysWhy(t *testing.T) {
-	for text, f := range map[string]fault{
-		"READONLY":     answer(backend.Unavailable, "READONLY You can't write against a read only replica.", false),
-		"NOREPLICAS":   answer(backend.Unavailable, "NOREPLICAS Not enough good replicas to write.", false),
-		errCut.Error(): loseRequest,
+	for text, f := range map[string]testnet.Fault{
+		"READONLY":             testnet.Answer(backend.Unavailable, "READONLY You can't write against a read only replica.", false),
+		"NOREPLICAS":           testnet.Answer(backend.Unavailable, "NOREPLICAS Not enough good replicas to write.", false),
+		testnet.ErrCut.Error(): testnet.LoseRequest,
 	} {
 		inBubble(t, text, func(t *testing.T) {
-			net, heard := far(time.Millisecond), new(states)
+			net, heard := testnet.Far(time.Millisecond), new(states)
 			l := open(t, net, reservoir.PerMinute(100), heard.option())
 			breakdown(t, l, net, f)
 			class := backend.Unknown
-			if f.err != nil {
-				class = f.err.Class
+			if f != testnet.LoseRequest {
+				class = backend.Unavailable
 			}
 			ctx, cancel := context.WithTimeout(bg, time.Second)
 			defer cancel()
@@ -234,13 +235,13 @@ func TestOpenCircuitSaysWhy(t *testing.T) {
 // is not given up because of it.
 func TestCircuitIsOfAShard(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net, heard := sharded{network: far(time.Millisecond)}, new(states)
+		net, heard := sharded{Network: testnet.Far(time.Millisecond)}, new(states)
 		l := open(t, net, reservoir.PerMinute(100), opt, heard.option())
-		net.set(func(c call) fault {
-			if strings.HasPrefix(c.key, "sick:") {
-				return hang
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if strings.HasPrefix(c.Key, "sick:") {
+				return testnet.Hang
 			}
-			return fine
+			return testnet.Fine
 		})
 		for i := range toOpen {
 			_, err := l.Allow(bg, fmt.Sprint("sick:", i))
@@ -256,10 +257,10 @@ func TestCircuitIsOfAShard(t *testing.T) {
 func TestAnswerAboutAKeyOpensNoCircuit(t *testing.T) {
 	for _, class := range []backend.Class{backend.Unavailable, backend.Rejected} {
 		inBubbles(t, fmt.Sprint(class), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			bad := answer(class, "TRYAGAIN Multiple keys request during rehashing of slot", true)
-			net, heard := far(time.Millisecond), new(states)
+			bad := testnet.Answer(class, "TRYAGAIN Multiple keys request during rehashing of slot", true)
+			net, heard := testnet.Far(time.Millisecond), new(states)
 			l := open(t, net, reservoir.PerMinute(1000), opt, heard.option())
-			net.onKey("bad", bad)
+			net.OnKey("bad", bad)
 			ask := func(rounds int) (failed int) {
 				for i := range rounds {
 					_, err := l.Allow(bg, "bad")
@@ -273,11 +274,11 @@ func TestAnswerAboutAKeyOpensNoCircuit(t *testing.T) {
 			}
 			assert.Zero(t, ask(50))
 			assert.Empty(t, heard.told())
-			require.Positive(t, net.happened(bad))
-			net.always(hang)
+			require.Positive(t, net.Happened(bad))
+			net.Always(testnet.Hang)
 			ask(20)
 			require.True(t, heard.away(""))
-			net.onKey("bad", bad)
+			net.OnKey("bad", bad)
 			ask(int(toClose / (20 * time.Millisecond)))
 			assert.False(t, heard.away(""))
 			assert.Zero(t, ask(20), "probes went to the bad key")
@@ -291,10 +292,10 @@ func TestShardIsLeft(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		var mu sync.Mutex
 		on := "old"
-		net := sharded{far(0), func() string { mu.Lock(); defer mu.Unlock(); return on }}
+		net := sharded{testnet.Far(0), func() string { mu.Lock(); defer mu.Unlock(); return on }}
 		heard := new(states)
 		l := open(t, net, reservoir.PerMinute(100), opt, heard.option())
-		net.always(hang)
+		net.Always(testnet.Hang)
 		crowd(2*toOpen, func(i int) {
 			if i < toOpen {
 				_, err := l.Allow(bg, fmt.Sprint(i))
@@ -302,13 +303,13 @@ func TestShardIsLeft(t *testing.T) {
 				return
 			}
 			time.Sleep(50 * time.Millisecond)
-			net.set(nil)
+			net.Faults(nil)
 			mu.Lock()
 			on = "new"
 			mu.Unlock()
 			_, _ = l.Allow(bg, fmt.Sprint(i-toOpen))
 		})
-		require.Equal(t, toOpen, net.happened(hang))
+		require.Equal(t, toOpen, net.Happened(testnet.Hang))
 		crowd(toOpen, func(i int) { assert.True(t, allow(t, l, fmt.Sprint(i), 1).Allowed) })
 		for range 50 {
 			time.Sleep(100 * time.Millisecond)
@@ -323,17 +324,17 @@ func TestShardIsLeft(t *testing.T) {
 func TestCloseOfAKeyThatHasMoved(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
 		on := "old"
-		net := sharded{far(time.Millisecond), func() string { return on }}
+		net := sharded{testnet.Far(time.Millisecond), func() string { return on }}
 		l := open(t, net, reservoir.PerHour(1000), opt)
 		for range 70 {
 			allow(t, l, "k", 1)
 		}
 		require.Positive(t, l.Stats().Held)
-		net.set(func(c call) fault {
-			if strings.HasPrefix(c.key, "old:") {
-				return refuse
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if strings.HasPrefix(c.Key, "old:") {
+				return testnet.Refuse
 			}
-			return fine
+			return testnet.Fine
 		})
 		for i := range toOpen {
 			_, err := l.Allow(bg, fmt.Sprint("old:", i))
@@ -341,7 +342,7 @@ func TestCloseOfAKeyThatHasMoved(t *testing.T) {
 		}
 		on = "new"
 		_ = l.Close(bg)
-		require.Positive(t, net.happened(refuse))
+		require.Positive(t, net.Happened(testnet.Refuse))
 		assert.EqualValues(t, 70, used(t, net, "k"))
 	})
 }
@@ -352,10 +353,10 @@ func TestRejectionsAreToldOnce(t *testing.T) {
 	for name, policy := range failures {
 		inBubbles(t, name, everyPolicy(), func(t *testing.T, how string, opt reservoir.Option) {
 			var text bytes.Buffer
-			net, heard := sharded{network: far(time.Millisecond)}, new(states)
+			net, heard := sharded{Network: testnet.Far(time.Millisecond)}, new(states)
 			l := open(t, net, reservoir.PerMinute(1_000_000), opt, reservoir.WithFailure(policy.Failure),
 				reservoir.WithHooks(heard.hooks()), reservoir.WithHooks(sloglimit.Hooks(slog.New(slog.NewTextHandler(&text, nil)))))
-			net.always(reject)
+			net.Always(testnet.Reject)
 			for i := range 100 {
 				for _, shard := range []string{"a", "b"} {
 					r, err := l.Allow(bg, fmt.Sprint(shard, ":", i))
@@ -371,7 +372,7 @@ func TestRejectionsAreToldOnce(t *testing.T) {
 				assert.ErrorContains(t, state.Err, "WRONGPASS")
 			}
 			assert.Equal(t, 2, strings.Count(text.String(), "level=WARN"), text.String())
-			net.set(nil)
+			net.Faults(nil)
 			for i := range 40 {
 				_, _ = l.Allow(bg, fmt.Sprint("ab"[i%2:i%2+1], ":", i/2))
 				time.Sleep(100 * time.Millisecond)
@@ -384,28 +385,13 @@ func TestRejectionsAreToldOnce(t *testing.T) {
 	}
 }
 
-// socket is a store whose transport gives up at the context's deadline, a moment
-// before the context's own timer fires.
-type socket struct{ *network }
-
-func (s socket) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	ctx, cancel := onTime(ctx)
-	defer cancel()
-	return s.network.Sync(ctx, r)
-}
-
-func (s socket) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	ctx, cancel := onTime(ctx)
-	defer cancel()
-	return s.network.Take(ctx, r)
-}
-
-// onTime is a context that ends at ctx's deadline by a timer of its own.
-func onTime(ctx context.Context) (context.Context, context.CancelFunc) {
+// onTime is a context that ends at ctx's deadline by a timer of its own, as a transport's
+// does, a moment before the context's own timer fires.
+func onTime(ctx context.Context, _ *testnet.Call) context.Context {
 	if at, ok := ctx.Deadline(); ok {
-		return context.WithDeadline(context.WithoutCancel(ctx), at)
+		ctx, _ = context.WithDeadline(context.WithoutCancel(ctx), at) //nolint:govet // ends by itself
 	}
-	return ctx, func() {}
+	return ctx
 }
 
 // tardy is a context whose timer fires a moment after its deadline.
@@ -422,8 +408,9 @@ func TestShortDeadlinesOpenNoCircuit(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		for _, policy := range []string{"closed", "open"} {
 			inBubble(t, name+"/"+policy, func(t *testing.T) {
-				net, heard := far(5*time.Millisecond), new(states)
-				l := open(t, socket{net}, reservoir.PerMinute(100_000), opt, heard.option(), reservoir.WithFailure(failures[policy].Failure))
+				net, heard := testnet.Far(5*time.Millisecond), new(states)
+				net.Enter = onTime
+				l := open(t, net, reservoir.PerMinute(100_000), opt, heard.option(), reservoir.WithFailure(failures[policy].Failure))
 				crowd(20, func(i int) {
 					for j := range 50 {
 						key := fmt.Sprint(i, " ", j)
@@ -451,9 +438,9 @@ func TestShortDeadlinesOpenNoCircuit(t *testing.T) {
 func TestHungStoreAndShortDeadlines(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		inBubbles(t, name, failures, func(t *testing.T, policy string, want outcome) {
-			net, heard := far(time.Millisecond), new(states)
+			net, heard := testnet.Far(time.Millisecond), new(states)
 			l := open(t, net, reservoir.PerMinute(100), opt, heard.option(), reservoir.WithFailure(want.Failure))
-			net.always(hang)
+			net.Always(testnet.Hang)
 			var r reservoir.Result
 			var err error
 			for i := range 200 {
@@ -482,7 +469,7 @@ func TestClockStepsBackInAnOutage(t *testing.T) {
 	for what, policy := range map[string]reservoir.Failure{"local": reservoir.FailLocal(0.1), "open": reservoir.FailOpen()} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			store := memstore.New()
-			net := overNetwork(store, time.Millisecond)
+			net := testnet.New(store, time.Millisecond)
 			l := open(t, net, reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}, reservoir.WithFailure(policy), opt)
 			charged := map[time.Time]int64{}
 			ask := func() {
@@ -493,15 +480,13 @@ func TestClockStepsBackInAnOutage(t *testing.T) {
 			for range 900 {
 				ask()
 			}
-			net.always(refuse)
+			net.Always(testnet.Refuse)
 			for range 600 {
 				ask()
 				time.Sleep(20 * time.Millisecond)
 			}
-			net.mu.Lock()
-			net.store = skewed{store, -5 * time.Second}
-			net.mu.Unlock()
-			net.set(nil)
+			net.Skew(-5 * time.Second)
+			net.Faults(nil)
 			for range 3000 {
 				ask()
 				time.Sleep(2 * time.Millisecond)
@@ -519,18 +504,18 @@ func TestClockStepsBackInAnOutage(t *testing.T) {
 func TestRejectedStatementsAreRare(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
 		const keys = 300
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(100_000), opt, reservoir.WithIdle(time.Minute))
 		for i := range keys {
 			r := allow(t, l, fmt.Sprint(i), 1)
 			require.NoError(t, l.Settle(bg, fmt.Sprint(i), r, 200)) // debt or, later, an idle stock
 		}
-		net.always(reject)
+		net.Always(testnet.Reject)
 		time.Sleep(5 * time.Minute)
-		calls := net.count("")
+		calls := net.Count("")
 		time.Sleep(10 * time.Minute)
-		assert.LessOrEqual(t, net.count("")-calls, 10*60+keys*20) // the probes, and each key about once a minute
-		net.set(nil)
+		assert.LessOrEqual(t, net.Count("")-calls, 10*60+keys*20) // the probes, and each key about once a minute
+		net.Faults(nil)
 		time.Sleep(5 * time.Minute)
 		assert.Zero(t, l.Stats().Owed)
 	})
@@ -541,24 +526,24 @@ func TestRejectedStatementsAreRare(t *testing.T) {
 func TestRestockAfterAnOutage(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
 		const n, interval = 20, 4 * time.Second
-		net := far(20 * time.Millisecond)
+		net := testnet.Far(20 * time.Millisecond)
 		l := open(t, net, reservoir.PerHour(100_000), opt)
 		outages := 0
 		for i := range 800 {
 			before := l.Stats().Prefetches
 			if i > 400 {
-				net.always(refuse)
+				net.Always(testnet.Refuse)
 			}
 			r, err := l.AllowN(bg, "k", n)
 			if i > 400 && err == nil && r.Source == reservoir.Local && l.Stats().Prefetches > before { // which fails
-				breakdown(t, l, net, refuse)
+				breakdown(t, l, net, testnet.Refuse)
 				time.Sleep(interval / 8)
-				net.set(nil)
+				net.Faults(nil)
 				time.Sleep(interval)
 				outages++
 				require.Equal(t, reservoir.Local, allow(t, l, "k", n).Source, "outage %d", outages)
 			}
-			net.set(nil)
+			net.Faults(nil)
 			time.Sleep(interval)
 		}
 		require.Positive(t, outages)
@@ -569,7 +554,7 @@ func TestRestockAfterAnOutage(t *testing.T) {
 func TestRestockIsSpread(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
 		const keys, n = 300, 20
-		net := far(20 * time.Millisecond)
+		net := testnet.Far(20 * time.Millisecond)
 		l := open(t, net, reservoir.PerHour(100_000), opt)
 		round := func() {
 			for i := range keys {
@@ -580,21 +565,21 @@ func TestRestockIsSpread(t *testing.T) {
 		for range 20 {
 			round()
 		}
-		net.always(refuse)
+		net.Always(testnet.Refuse)
 		for range 40 {
 			round()
 		}
 		for i := range keys * n { // what is too little for n
 			_, _ = l.Allow(bg, fmt.Sprint("k", i%keys))
 		}
-		net.set(nil)
-		before, most := net.count(""), 0
+		net.Faults(nil)
+		before, most := net.Count(""), 0
 		for range 150 {
-			was := net.count("")
+			was := net.Count("")
 			time.Sleep(20 * time.Millisecond)
-			most = max(most, net.count("")-was)
+			most = max(most, net.Count("")-was)
 		}
-		all := net.count("") - before
+		all := net.Count("") - before
 		require.Greater(t, all, keys/20)
 		require.Less(t, most, all/4, "of %d, in 20 ms", all)
 	})
@@ -604,15 +589,15 @@ func TestRestockIsSpread(t *testing.T) {
 // asks for it again, and its timer is set for the reset.
 func TestDebtIsChargedWithoutTraffic(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(10_000), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		for range 300 {
 			allow(t, l, "k", 1)
 			time.Sleep(time.Second)
 		}
-		breakdown(t, l, net, refuse)
+		breakdown(t, l, net, testnet.Refuse)
 		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 5000).Source)
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(2 * toClose)
 		assert.Zero(t, l.Stats().Owed)
 	})
@@ -622,10 +607,10 @@ func TestDebtIsChargedWithoutTraffic(t *testing.T) {
 // asks for the key again.
 func TestDebtIsOverdrawnWithoutTraffic(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(10_000), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		allow(t, l, "k", 1)
-		breakdown(t, l, net, refuse)
+		breakdown(t, l, net, testnet.Refuse)
 		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 5000).Source)
 		for range 200 {
 			time.Sleep(time.Second)
@@ -642,8 +627,8 @@ func TestWindowsByTheWallClock(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
 		const ahead = 5 * time.Second
 		store := memstore.New()
-		net := overNetwork(store, time.Millisecond)
-		net.store = skewed{store, ahead}
+		net := testnet.New(store, time.Millisecond)
+		net.Skew(ahead)
 		l := open(t, net, reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}, opt, reservoir.WithIdle(500*time.Millisecond), reservoir.WithFailure(reservoir.FailLocal(0.1)))
 		spend := func() {
 			for range 1200 {
@@ -653,9 +638,9 @@ func TestWindowsByTheWallClock(t *testing.T) {
 				time.Sleep(10 * time.Millisecond)
 			}
 		}
-		breakdown(t, l, net, refuse)
+		breakdown(t, l, net, testnet.Refuse)
 		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 1).Source)
-		net.set(nil)
+		net.Faults(nil)
 		spend()
 		time.Sleep(time.Minute)
 		r := allow(t, l, "k", 1)
@@ -664,7 +649,7 @@ func TestWindowsByTheWallClock(t *testing.T) {
 		require.NoError(t, l.Settle(bg, "k", r, 3))
 		spend()
 		r = allow(t, l, "k", 1)
-		breakdown(t, l, net, refuse)
+		breakdown(t, l, net, testnet.Refuse)
 		time.Sleep(time.Until(r.Reset) - ahead + time.Second)
 		refused := allow(t, l, "k", 101)
 		require.False(t, refused.Allowed)
@@ -676,17 +661,16 @@ func TestWindowsByTheWallClock(t *testing.T) {
 // store, whose clock is behind, opens a window of the same name: it is the store's.
 func TestWindowWithTheNameOfAnOwnOne(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-		store := skewed{memstore.New(), -30 * time.Second}
-		net := overNetwork(store.Store, time.Millisecond)
-		net.store = store
+		net := testnet.Far(time.Millisecond)
+		net.Skew(-30 * time.Second)
 		limit := changingLimit(100)
 		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen()))
-		allow(t, open(t, store, reservoir.Limit{Tokens: 100, Window: 90 * time.Second}), "k", 1)
+		allow(t, open(t, net, reservoir.Limit{Tokens: 100, Window: 90 * time.Second}), "k", 1)
 		time.Sleep(time.Minute)
-		breakdown(t, l, net, refuse)
+		breakdown(t, l, net, testnet.Refuse)
 		own := allow(t, l, "k", 1)
 		require.Equal(t, reservoir.Fallback, own.Source)
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(30*time.Second + 100*time.Millisecond)
 		r := allow(t, l, "k", 1)
 		require.Equal(t, own.Reset, r.Reset)
@@ -698,12 +682,12 @@ func TestWindowWithTheNameOfAnOwnOne(t *testing.T) {
 // A late refund of what FailOpen admitted in an earlier window cancels no debt of this one.
 func TestLateRefundOfAFallback(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailure(reservoir.FailOpen()))
-		breakdown(t, l, net, refuse)
+		breakdown(t, l, net, testnet.Refuse)
 		r := allow(t, l, "k", 90)
 		require.Equal(t, reservoir.Fallback, r.Source)
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(2 * time.Minute)
 		before := l.Stats().Overdrawn
 		require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 100), 150))
@@ -719,22 +703,19 @@ func TestLateRefundOfAFallback(t *testing.T) {
 func TestCloseAfterTheClockStepsBack(t *testing.T) {
 	limit := reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		behind := skewed{memstore.New(), -5 * time.Second}
-		net := overNetwork(behind.Store, time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, limit, reservoir.WithFailure(reservoir.FailOpen()), opt)
 		drain(t, l, "k", 1)
 		end := allow(t, l, "k", 1).Reset
 		time.Sleep(time.Until(end))
-		net.always(refuse)
+		net.Always(testnet.Refuse)
 		for allow(t, l, "k", 1).Reset.Equal(end) {
 			time.Sleep(time.Millisecond)
 		}
-		net.mu.Lock()
-		net.store = behind
-		net.mu.Unlock()
-		net.set(nil)
+		net.Skew(-5 * time.Second)
+		net.Faults(nil)
 		require.NoError(t, l.Close(bg))
-		state, err := behind.Check(bg, "k", limit)
+		state, err := net.Check(bg, "k", limit)
 		require.NoError(t, err)
 		assert.Zero(t, state.Remaining)
 	})
@@ -745,19 +726,19 @@ func TestCloseAfterTheClockStepsBack(t *testing.T) {
 func TestLengthChangesInAnOutage(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		inBubbles(t, fmt.Sprint("close=", closes), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			var limit atomic.Value
 			limit.Store(reservoir.PerHour(1000))
 			limits := reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) })
 			opts := []reservoir.Option{opt, limits, reservoir.WithFailure(reservoir.FailOpen())}
-			l, other := open(t, net, reservoir.PerMinute(1000), opts...), open(t, net.store, reservoir.PerMinute(1000), opts...)
+			l, other := open(t, net, reservoir.PerMinute(1000), opts...), open(t, net.Store(), reservoir.PerMinute(1000), opts...)
 			allow(t, l, "k", 1)
-			breakdown(t, l, net, refuse)
+			breakdown(t, l, net, testnet.Refuse)
 			time.Sleep(2 * time.Minute)
 			require.Equal(t, reservoir.Fallback, allow(t, l, "k", 400).Source)
 			limit.Store(reservoir.PerMinute(2000))
 			allow(t, other, "k", 1)
-			net.set(nil)
+			net.Faults(nil)
 			if !closes {
 				time.Sleep(2 * toClose)
 				assert.Zero(t, l.Stats().Owed)
@@ -773,17 +754,17 @@ func TestLengthChangesInAnOutage(t *testing.T) {
 // of the other process' window, not again and again.
 func TestLengthChangedBeforeTheOutageEnds(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net, limit := far(time.Millisecond), changingLimit(100)
-		allow(t, open(t, net.store, reservoir.PerHour(100)), "k", 1)
+		net, limit := testnet.Far(time.Millisecond), changingLimit(100)
+		allow(t, open(t, net.Store(), reservoir.PerHour(100)), "k", 1)
 		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen()))
-		breakdown(t, l, net, refuse)
+		breakdown(t, l, net, testnet.Refuse)
 		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 30).Source)
 		time.Sleep(time.Minute + time.Second)
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(2 * toClose)
-		calls := net.count("")
+		calls := net.Count("")
 		require.NotEqual(t, reservoir.Fallback, allow(t, l, "k", 1).Source)
-		assert.LessOrEqual(t, net.count("")-calls, 3)
+		assert.LessOrEqual(t, net.Count("")-calls, 3)
 	})
 }
 
@@ -791,24 +772,21 @@ func TestLengthChangedBeforeTheOutageEnds(t *testing.T) {
 // store's clock has stepped back.
 func TestCloseAfterTheLengthHasChanged(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-		behind := skewed{memstore.New(), -30 * time.Second}
-		net := overNetwork(behind.Store, time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		var limit atomic.Value
 		limit.Store(reservoir.PerMinute(100))
 		l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
 		r := allow(t, l, "k", 100)
-		net.always(refuse)
+		net.Always(testnet.Refuse)
 		require.NoError(t, l.Settle(bg, "k", r, 150))
 		time.Sleep(61 * time.Second)
 		limit.Store(reservoir.PerHour(100))
 		_, err := l.Allow(bg, "k")
 		require.Error(t, err)
-		net.mu.Lock()
-		net.store = behind
-		net.mu.Unlock()
-		net.set(nil)
+		net.Skew(-30 * time.Second)
+		net.Faults(nil)
 		require.NoError(t, l.Close(bg))
-		c, err := behind.Inspect(behind.ctx(bg), "k")
+		c, err := net.Inspect(bg, "k")
 		require.NoError(t, err)
 		assert.EqualValues(t, 150, c.Used)
 		assert.EqualValues(t, 50, l.Stats().Overdrawn)
@@ -819,12 +797,12 @@ func TestCloseAfterTheLengthHasChanged(t *testing.T) {
 // charge there before the store is asked for its window can still be refunded.
 func TestRefundInAWindowOfTheSameName(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(10), reservoir.WithDirect(), reservoir.WithFailure(reservoir.FailLocal(0.05)))
-		net.always(refuse)
+		net.Always(testnet.Refuse)
 		away := allow(t, l, "k", 1)
 		require.Equal(t, reservoir.Fallback, away.Source)
-		net.set(nil)
+		net.Faults(nil)
 		r := allow(t, l, "k", 1)
 		require.Equal(t, reservoir.Direct, r.Source)
 		require.Equal(t, away.Reset, r.Reset)
@@ -840,10 +818,10 @@ func TestRefundInAWindowOfTheSameName(t *testing.T) {
 func TestRefusedCallerCancelsNoDebt(t *testing.T) {
 	for try := range 30 { // whether a context ends at such a moment is up to the scheduler
 		inBubble(t, fmt.Sprint(try), func(t *testing.T) {
-			net := far(0)
+			net := testnet.Far(0)
 			l := open(t, net, reservoir.PerMinute(100), reservoir.WithFailure(reservoir.FailLocal(0.1)), reservoir.WithBatch(reservoir.Fixed(1)))
 			allow(t, l, "k", 1)
-			net.always(hang)
+			net.Always(testnet.Hang)
 			var admitted, gone atomic.Int64
 			for range 4 {
 				crowd(60, func(i int) {
@@ -868,14 +846,14 @@ func TestRefusedCallerCancelsNoDebt(t *testing.T) {
 // get the error.
 func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(time.Second))
 		paid := allow(t, l, "k", 1)
-		net.set(func(c call) fault {
-			if c.key == "k" {
-				return hang
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if c.Key == "k" {
+				return testnet.Hang
 			}
-			return refuse
+			return testnet.Refuse
 		})
 		waits := lineOf(t, l).allow(1)[0] // of key k
 		for i := range 10 {
@@ -893,10 +871,10 @@ func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
 // deadline and a probe has shown it, however long the pauses have become.
 func TestWaitPastMaxKeysTriesOnceMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(10), reservoir.WithMaxKeys(0))
-		net.always(refuse)
-		time.AfterFunc(8800*time.Millisecond, func() { net.always(fine) })
+		net.Always(testnet.Refuse)
+		time.AfterFunc(8800*time.Millisecond, func() { net.Always(testnet.Fine) })
 		ctx, cancel := context.WithTimeout(bg, 10*time.Second)
 		defer cancel()
 		r, err := l.Wait(ctx, "k")
@@ -909,20 +887,20 @@ func TestWaitPastMaxKeysTriesOnceMore(t *testing.T) {
 // then, nobody is there to get it.
 func TestPanicInAnUndo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := far(50 * time.Millisecond)
+		net := testnet.Far(50 * time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(10), reservoir.WithDirect(), patient)
-		net.set(func(c call) fault {
-			if c.op == "settle" {
-				return panics
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if c.Op == "settle" {
+				return testnet.Panic
 			}
-			return fine
+			return testnet.Fine
 		})
 		ctx, cancel := context.WithTimeout(bg, 60*time.Millisecond)
 		defer cancel()
 		_, err := l.Allow(ctx, "k")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		time.Sleep(time.Second)
-		assert.Equal(t, 1, net.happened(panics))
+		assert.Equal(t, 1, net.Happened(testnet.Panic))
 		balance(t, l)
 	})
 }
@@ -952,14 +930,14 @@ func TestPeriodThatBeginsInAnOutage(t *testing.T) {
 					if policy == "local" {
 						failure = reservoir.FailLocal(share)
 					}
-					net := far(time.Millisecond)
+					net := testnet.Far(time.Millisecond)
 					l := open(t, net, c.limit, opt, reservoir.WithFailure(failure), reservoir.WithIdle(72*time.Hour))
 					time.Sleep(time.Until(c.begin.Add(-2 * time.Hour)))
 					if known {
 						drain(t, l, "k", 1)
 					}
 					time.Sleep(time.Until(c.begin.Add(-5 * time.Minute)))
-					breakdown(t, l, net, refuse)
+					breakdown(t, l, net, testnet.Refuse)
 					byPolicy, others := int64(0), l.Stats().Owed
 					time.Sleep(time.Until(c.begin))
 					for range 4 {
@@ -984,7 +962,7 @@ func TestPeriodThatBeginsInAnOutage(t *testing.T) {
 					}
 					require.EqualValues(t, byPolicy, l.Stats().Owed)
 					require.GreaterOrEqual(t, l.Stats().Overdrawn, others, "debt of the period before is not charged to this one")
-					net.set(nil)
+					net.Faults(nil)
 					time.Sleep(2 * toClose)
 					require.Zero(t, l.Stats().Owed, "charged without traffic")
 					require.Equal(t, byPolicy, used(t, net, "k")-l.Stats().Held)

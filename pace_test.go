@@ -14,7 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/invariant"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // Many keys want a call at one instant: they go idle, share a reset, or owe what an outage
@@ -38,9 +40,10 @@ func sizes(t *testing.T, f func(t *testing.T, p *paced)) {
 	for _, keys := range []int{n, 10 * n} {
 		for _, shards := range []int{1, 16} {
 			inBubble(t, fmt.Sprintf("keys=%d,shards=%d", keys, shards), func(t *testing.T) {
-				net := far(rtt / 4)
-				net.capacity(perSecond, 0)
-				f(t, &paced{T: t, net: net, keys: keys, shards: shards})
+				net := testnet.Far(rtt / 4)
+				p := &paced{T: t, net: net, keys: keys, shards: shards}
+				p.server.limitTo(net, perSecond)
+				f(t, p)
 			})
 		}
 	}
@@ -49,7 +52,8 @@ func sizes(t *testing.T, f func(t *testing.T, p *paced)) {
 // paced is a limiter with so many keys, over a store of finite capacity.
 type paced struct {
 	*testing.T
-	net    *network
+	net    *testnet.Network
+	server server
 	keys   int
 	shards int
 	states states
@@ -97,8 +101,8 @@ func (p *paced) opened() (n int) {
 // inPace asserts that the store was asked at a pace that it serves, since the last time.
 func (p *paced) inPace() {
 	p.Helper()
-	assert.LessOrEqual(p, p.net.mostInFlight(), max(inPace, 40*p.shards), "calls in flight")
-	assert.Zero(p, p.net.overloaded(), "calls that came too late")
+	assert.LessOrEqual(p, p.net.MostInFlight(), max(inPace, 40*p.shards), "calls in flight")
+	assert.Zero(p, p.server.overloaded(), "calls that came too late")
 	assert.Zero(p, p.opened(), "circuits opened")
 	assert.Zero(p, p.failed.Load(), "requests failed")
 }
@@ -122,7 +126,7 @@ func TestIdleKeysLeave(t *testing.T) {
 		}
 		p.inPace()
 		assert.EqualValues(t, p.keys, p.charged(), "the rest was handed back")
-		assert.LessOrEqual(t, p.net.count("sync"), 2*p.keys+3*p.keys/10, "one call to come and one to leave")
+		assert.LessOrEqual(t, p.net.Count("sync"), 2*p.keys+3*p.keys/10, "one call to come and one to leave")
 	})
 }
 
@@ -136,11 +140,11 @@ func TestCommonReset(t *testing.T) {
 			p.use(0, p.keys, 6*time.Second)
 		}
 		time.Sleep(time.Until(minute.Add(-3 * time.Second)))
-		p.net.mostInFlight()
-		calls := p.net.count("sync")
+		p.net.MostInFlight()
+		calls := p.net.Count("sync")
 		p.use(0, p.keys/5, 6*time.Second) // some callers come meanwhile
 		p.inPace()
-		assert.InDelta(t, p.keys, p.net.count("sync")-calls, float64(p.keys)/10, "all have restocked")
+		assert.InDelta(t, p.keys, p.net.Count("sync")-calls, float64(p.keys)/10, "all have restocked")
 		p.waited.Store(0)
 		p.use(0, p.keys, 10*time.Second)
 		assert.Zero(t, p.waited.Load(), "so callers find stock")
@@ -162,8 +166,8 @@ func TestCommonResetOfWaiters(t *testing.T) {
 		}
 		wg.Wait()
 		assert.Less(t, time.Since(minute), 2*time.Second)
-		assert.LessOrEqual(t, p.net.mostInFlight(), 300*p.shards)
-		assert.Zero(t, p.net.overloaded())
+		assert.LessOrEqual(t, p.net.MostInFlight(), 300*p.shards)
+		assert.Zero(t, p.server.overloaded())
 		assert.Zero(t, p.opened())
 	})
 }
@@ -176,16 +180,16 @@ func TestRecovery(t *testing.T) {
 			sizes(t, func(t *testing.T, p *paced) {
 				p.open(reservoir.PerHour(1000), reservoir.WithFailure(policy), reservoir.WithBatch(reservoir.Fixed(2)))
 				p.use(0, p.keys, 10*time.Second)
-				p.net.always(refuse)
+				p.net.Always(testnet.Refuse)
 				for range 3 { // of which the stock serves one
 					p.use(0, p.keys, 10*time.Second)
 				}
 				require.Equal(t, p.shards, p.opened())
-				p.net.mostInFlight()
+				p.net.MostInFlight()
 				asked := time.Now()
-				calls := p.net.count("")
+				calls := p.net.Count("")
 
-				p.net.set(nil)
+				p.net.Faults(nil)
 				var over time.Duration // how long it took until the last debt was stated
 				for p.lim.Stats().Owed > 0 {
 					require.Less(t, over, 10*time.Second, "owed: %d", p.lim.Stats().Owed)
@@ -194,9 +198,9 @@ func TestRecovery(t *testing.T) {
 				}
 				assert.Less(t, over, toClose)
 				assert.Equal(t, p.shards, p.opened(), "no circuit opened again")
-				assert.Zero(t, p.net.overloaded())
-				assert.LessOrEqual(t, p.net.mostInFlight(), 150*p.shards)
-				assert.LessOrEqual(t, p.net.count("")-calls, 2*p.keys+1000)
+				assert.Zero(t, p.server.overloaded())
+				assert.LessOrEqual(t, p.net.MostInFlight(), 150*p.shards)
+				assert.LessOrEqual(t, p.net.Count("")-calls, 2*p.keys+1000)
 			})
 		})
 	}
@@ -206,7 +210,7 @@ func TestRecovery(t *testing.T) {
 func TestRecoveryOfWaiters(t *testing.T) {
 	sizes(t, func(t *testing.T, p *paced) {
 		p.open(reservoir.PerHour(1000))
-		p.net.always(refuse)
+		p.net.Always(testnet.Refuse)
 		var wg sync.WaitGroup
 		var last time.Time
 		var mu sync.Mutex
@@ -220,14 +224,14 @@ func TestRecoveryOfWaiters(t *testing.T) {
 		}
 		time.Sleep(30 * time.Second)
 		require.Equal(t, p.shards, p.opened())
-		p.net.mostInFlight()
+		p.net.MostInFlight()
 		back := time.Now()
-		p.net.set(nil)
+		p.net.Faults(nil)
 		wg.Wait()
 		assert.Less(t, last.Sub(back), toClose)
 		assert.Equal(t, p.shards, p.opened(), "no circuit opened again")
-		assert.Zero(t, p.net.overloaded())
-		assert.LessOrEqual(t, p.net.mostInFlight(), 300*p.shards)
+		assert.Zero(t, p.server.overloaded())
+		assert.LessOrEqual(t, p.net.MostInFlight(), 300*p.shards)
 	})
 }
 
@@ -237,7 +241,7 @@ func TestCommonResetOfAFleet(t *testing.T) {
 	for _, processes := range []int{10, 100} {
 		inBubble(t, fmt.Sprint("processes=", processes), func(t *testing.T) {
 			const keys, capacity = 50, 10_000
-			net, states := far(rtt/4), &states{}
+			net, s, states := testnet.Far(rtt/4), new(server), &states{}
 			var failed atomic.Int64
 			all := fleet(t, processes, net, reservoir.PerMinute(100_000), reservoir.WithBatch(reservoir.Fixed(4)), states.option())
 			use := func(d time.Duration) {
@@ -256,13 +260,13 @@ func TestCommonResetOfAFleet(t *testing.T) {
 				use(6 * time.Second)
 			}
 			time.Sleep(time.Until(minute.Add(-2 * time.Second))) // after the readings of the end
-			net.capacity(capacity, 0)
-			net.mostInFlight()
-			calls := net.count("sync")
+			s.limitTo(net, capacity)
+			net.MostInFlight()
+			calls := net.Count("sync")
 			time.Sleep(10 * time.Second)
-			assert.InDelta(t, processes*keys, net.count("sync")-calls, float64(processes*keys)/5, "all have restocked")
-			assert.LessOrEqual(t, net.mostInFlight(), capacity/10, "more would wait longer than the timeout")
-			assert.Zero(t, net.overloaded())
+			assert.InDelta(t, processes*keys, net.Count("sync")-calls, float64(processes*keys)/5, "all have restocked")
+			assert.LessOrEqual(t, net.MostInFlight(), capacity/10, "more would wait longer than the timeout")
+			assert.Zero(t, s.overloaded())
 			assert.Zero(t, len(states.told()), "circuits opened")
 			use(6 * time.Second)
 			assert.Zero(t, failed.Load())
@@ -276,12 +280,12 @@ func TestCommonResetOfAFleet(t *testing.T) {
 func TestCallersGoFirst(t *testing.T) {
 	const keys, way = 5_000, 40 * time.Millisecond
 	inBubble(t, "", func(t *testing.T) {
-		net := far(way)
+		net := testnet.Far(way)
 		p := &paced{T: t, net: net, keys: keys, shards: 1}
 		p.open(reservoir.PerHour(100_000), reservoir.WithBatch(reservoir.Fixed(10)), reservoir.WithIdle(time.Minute))
 		p.use(0, keys, 20*time.Second)
-		calls := net.count("sync")
-		for net.count("sync") == calls { // until the sweep
+		calls := net.Count("sync")
+		for net.Count("sync") == calls { // until the sweep
 			time.Sleep(time.Second)
 		}
 		waited := 0
@@ -295,11 +299,11 @@ func TestCallersGoFirst(t *testing.T) {
 			require.LessOrEqual(t, time.Since(begin), 4*way, "its own round trip, and one that was in flight")
 		}
 		require.Equal(t, 50, waited)
-		require.Less(t, net.count("sync")-calls, keys/2, "most keys still stand in line")
+		require.Less(t, net.Count("sync")-calls, keys/2, "most keys still stand in line")
 		time.Sleep(2 * time.Minute)
-		assert.Zero(t, net.overloaded())
+		assert.Zero(t, p.server.overloaded())
 		assert.Zero(t, p.opened())
-		assert.Equal(t, keys+50, net.count("sync")-calls)
+		assert.Equal(t, keys+50, net.Count("sync")-calls)
 	})
 }
 
@@ -307,23 +311,63 @@ func TestCallersGoFirst(t *testing.T) {
 func TestLinesHoldNothing(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		const keys = 2_000
-		net := far(rtt / 2)
+		net := testnet.Far(rtt / 2)
 		p := &paced{T: t, net: net, keys: keys, shards: 1}
 		p.open(reservoir.PerHour(1000), reservoir.WithFailure(reservoir.FailOpen()), reservoir.WithBatch(reservoir.Fixed(1)))
 		p.use(0, keys, time.Second)
 		before := runtime.NumGoroutine()
-		net.always(refuse)
+		net.Always(testnet.Refuse)
 		p.use(0, keys, time.Second)
 		synctest.Wait()
 		assert.LessOrEqual(t, runtime.NumGoroutine(), before+1)
 		require.Equal(t, 1, p.opened())
-		calls := net.count("")
+		calls := net.Count("")
 		time.Sleep(time.Minute)
-		assert.LessOrEqual(t, net.count("")-calls, 2*60+1, "the probes")
-		net.set(nil)
+		assert.LessOrEqual(t, net.Count("")-calls, 2*60+1, "the probes")
+		net.Faults(nil)
 		time.Sleep(toClose)
 		assert.Zero(t, p.lim.Stats().Owed)
 		synctest.Wait()
 		assert.LessOrEqual(t, runtime.NumGoroutine(), before+1)
 	})
+}
+
+// server is a store of finite capacity: it serves calls one after another, in the order in
+// which they arrive, so a call waits for all that came before. A call whose caller has left
+// by then is not carried out, as redisstore's scripts see to, and yet has taken its time.
+type server struct {
+	mu   sync.Mutex
+	each time.Duration // the time that a call takes
+	free time.Time     // when all calls that have arrived are served
+	late int           // calls that waited longer than their callers
+}
+
+// limitTo lets net's store serve so many calls in a second from now on.
+func (s *server) limitTo(net *testnet.Network, perSecond int) {
+	s.each = time.Second / time.Duration(perSecond)
+	net.Lock()
+	defer net.Unlock()
+	net.Serve = s.serve
+}
+
+func (s *server) serve(ctx context.Context, c *testnet.Call) error {
+	s.mu.Lock()
+	wait := max(time.Until(s.free), 0) + s.each
+	s.free = time.Now().Add(wait)
+	s.mu.Unlock()
+	err := testnet.Pass(ctx, wait)
+	if err == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.late++
+	return &backend.Error{Op: c.Op, Class: backend.Unknown, Err: err}
+}
+
+// overloaded is how many calls came too late to be served.
+func (s *server) overloaded() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.late
 }

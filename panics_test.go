@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // This file has panics of users' functions that no caller gets. Each is logged, once.
@@ -78,37 +78,15 @@ func (b *bomb) requireLogged(t *testing.T, text *logged, raised int64) {
 	require.EqualValues(t, b.went.Load()-raised, text.count(what))
 }
 
-// exploding is a store whose calls of one kind may be a bomb.
-type exploding struct {
-	*network
-	op string
-	*bomb
-}
-
-func (e exploding) explode(op string) {
-	if op == e.op {
-		e.tick()
+// exploding is net, whose calls of op are b.
+func exploding(net *testnet.Network, op string, b *bomb) *testnet.Network {
+	net.Enter = func(ctx context.Context, c *testnet.Call) context.Context {
+		if c.Op == op {
+			b.tick()
+		}
+		return ctx
 	}
-}
-
-func (e exploding) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	e.explode("sync")
-	return e.network.Sync(ctx, r)
-}
-
-func (e exploding) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	e.explode("take")
-	return e.network.Take(ctx, r)
-}
-
-func (e exploding) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	e.explode("check")
-	return e.network.Check(ctx, key, l)
-}
-
-func (e exploding) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	e.explode("reset")
-	return e.network.Reset(ctx, r)
+	return net
 }
 
 // A function of WithLimits, or a store, that panics in a fetch that nobody waits for.
@@ -124,7 +102,7 @@ func TestPanicsInTheBackground(t *testing.T) {
 				if where == "limits" {
 					limits, store = b, new(bomb)
 				}
-				l := open(t, exploding{far(time.Millisecond), "sync", store}, reservoir.PerMinute(1000), opt, reservoir.WithLimits(func(string) reservoir.Limit {
+				l := open(t, exploding(testnet.Far(time.Millisecond), "sync", store), reservoir.PerMinute(1000), opt, reservoir.WithLimits(func(string) reservoir.Limit {
 					limits.tick()
 					return reservoir.PerMinute(1000)
 				}))
@@ -157,7 +135,7 @@ func TestPanicsAfterTheCallerHasLeft(t *testing.T) {
 			}
 			inBubble(t, op+"/"+what, func(t *testing.T) {
 				text, b := recordLog(t), &bomb{exits: exits, delay: 20 * time.Millisecond}
-				l := open(t, exploding{far(time.Millisecond), op, b}, reservoir.PerMinute(1000), opt)
+				l := open(t, exploding(testnet.Far(time.Millisecond), op, b), reservoir.PerMinute(1000), opt)
 				b.armed.Store(true)
 				for range 3 {
 					ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
@@ -186,7 +164,7 @@ func TestPanicWhileTheCallerLeaves(t *testing.T) {
 	for range 50 {
 		inBubble(t, "", func(t *testing.T) {
 			text, b := recordLog(t), &bomb{delay: 10 * time.Millisecond}
-			l := open(t, exploding{far(time.Millisecond), "sync", b}, reservoir.PerMinute(1000))
+			l := open(t, exploding(testnet.Far(time.Millisecond), "sync", b), reservoir.PerMinute(1000))
 			b.armed.Store(true)
 			ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
 			defer cancel()
@@ -203,17 +181,17 @@ func TestPanicWhileTheCallerLeaves(t *testing.T) {
 // A store that panics at the probes of its circuit, at Close or when idle keys leave.
 func TestPanicsOfCallsForNobody(t *testing.T) {
 	inBubble(t, "probe", func(t *testing.T) {
-		text, b, net := recordLog(t), new(bomb), far(time.Millisecond)
-		l := open(t, exploding{net, "sync", b}, reservoir.PerMinute(1000))
-		breakdown(t, l, net, loseRequest)
+		text, b, net := recordLog(t), new(bomb), testnet.Far(time.Millisecond)
+		l := open(t, exploding(net, "sync", b), reservoir.PerMinute(1000))
+		breakdown(t, l, net, testnet.LoseRequest)
 		b.armed.Store(true)
 		time.Sleep(5 * time.Second)
 		b.armed.Store(false)
 		b.requireLogged(t, text, 0)
 	})
 	inBubble(t, "idle", func(t *testing.T) {
-		text, b, net := recordLog(t), new(bomb), far(time.Millisecond)
-		l := open(t, exploding{net, "sync", b}, reservoir.PerHour(1000), reservoir.WithIdle(time.Second), reservoir.WithBatch(reservoir.Fixed(10)))
+		text, b, net := recordLog(t), new(bomb), testnet.Far(time.Millisecond)
+		l := open(t, exploding(net, "sync", b), reservoir.PerHour(1000), reservoir.WithIdle(time.Second), reservoir.WithBatch(reservoir.Fixed(10)))
 		allow(t, l, "k", 1)
 		b.armed.Store(true)
 		time.Sleep(10 * time.Second)
@@ -222,10 +200,10 @@ func TestPanicsOfCallsForNobody(t *testing.T) {
 		require.Eventually(t, func() bool { return l.Stats().Keys == 0 }, time.Minute, time.Second)
 	})
 	inBubble(t, "close", func(t *testing.T) {
-		text, net := recordLog(t), far(time.Millisecond)
+		text, net := recordLog(t), testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(1000), reservoir.WithBatch(reservoir.Fixed(10)))
 		allow(t, l, "k", 1)
-		net.next("sync", panics, panics)
+		net.Next("sync", testnet.Panic, testnet.Panic)
 		require.NoError(t, l.Close(bg))
 		require.Equal(t, 2, text.count("the store panics"))
 	})
@@ -238,7 +216,7 @@ func TestPanicsOfAGroup(t *testing.T) {
 		text, b := recordLog(t), new(bomb)
 		limits := reservoir.WithLimits(func(string) reservoir.Limit { b.tick(); return reservoir.PerMinute(10) })
 		g := reservoir.NewGroup(
-			open(t, far(time.Millisecond), reservoir.PerMinute(10), limits), open(t, far(time.Millisecond), reservoir.PerMinute(10), limits))
+			open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), limits), open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), limits))
 		b.armed.Store(true)
 		require.Error(t, survives(func() error { _, err := g.Allow(bg, "a", "b"); return err }))
 		b.armed.Store(false)

@@ -14,13 +14,14 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // A limit of nothing blocks, and Unlimited passes, without a store call, whatever the key
 // was before; and back.
 func TestPlans(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		var limit atomic.Value
 		limit.Store(reservoir.PerMinute(10))
 		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
@@ -38,7 +39,7 @@ func TestPlans(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			allow(t, l, key, 1)
 			time.Sleep(time.Second)
-			calls := net.count("")
+			calls := net.Count("")
 			for _, n := range []int64{1, 1000, 1 << 50} {
 				r := allow(t, l, key, n)
 				assert.True(t, r.Allowed && r.Unlimited())
@@ -61,13 +62,13 @@ func TestPlans(t *testing.T) {
 			short, cancel := context.WithTimeout(bg, time.Second/2)
 			assert.ErrorIs(t, waitFor(short, l, key, 1), context.DeadlineExceeded)
 			cancel()
-			assert.Equal(t, calls, net.count(""), key)
+			assert.Equal(t, calls, net.Count(""), key)
 			limit.Store(reservoir.PerMinute(20))
 			require.NoError(t, waitFor(bg, l, key, 11))
 		}
 		balance(t, l)
 	})
-	odd := open(t, far(0), reservoir.Unlimited(), reservoir.WithLimits(func(key string) reservoir.Limit {
+	odd := open(t, testnet.Far(0), reservoir.Unlimited(), reservoir.WithLimits(func(key string) reservoir.Limit {
 		if key == "panic" {
 			panic("a bad plan")
 		}
@@ -76,11 +77,11 @@ func TestPlans(t *testing.T) {
 	r := allow(t, odd, "k", 1)
 	assert.True(t, !r.Allowed && r.RetryAfter > 0 && r.RetryAfter <= time.Minute)
 	assert.Panics(t, func() { _, _ = reservoir.NewGroup(odd, odd).Allow(bg, "panic", "panic") })
-	_, err := reservoir.New(far(0), reservoir.PerMinute(0))
+	_, err := reservoir.New(testnet.Far(0), reservoir.PerMinute(0))
 	assert.ErrorIs(t, err, reservoir.ErrLimit, "nobody wants that")
-	_, err = reservoir.New(far(0), reservoir.Limit{})
+	_, err = reservoir.New(testnet.Far(0), reservoir.Limit{})
 	assert.ErrorIs(t, err, reservoir.ErrLimit)
-	_, err = reservoir.New(far(0), reservoir.Unlimited())
+	_, err = reservoir.New(testnet.Far(0), reservoir.Unlimited())
 	assert.NoError(t, err)
 }
 
@@ -89,7 +90,7 @@ func TestPlans(t *testing.T) {
 func TestShadow(t *testing.T) {
 	for _, perKey := range []bool{false, true} {
 		inBubbles(t, fmt.Sprint("key=", perKey), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			opts, net := []reservoir.Option{opt, reservoir.WithShadow()}, far(time.Millisecond)
+			opts, net := []reservoir.Option{opt, reservoir.WithShadow()}, testnet.Far(time.Millisecond)
 			if perKey {
 				opts[1] = reservoir.WithLimits(func(string) reservoir.Limit {
 					return reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true}
@@ -132,7 +133,7 @@ func TestShadow(t *testing.T) {
 func TestReset(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		for what, limit := range map[string]reservoir.Limit{"hour": reservoir.PerHour(600), "minute": reservoir.PerMinute(600), "day": reservoir.PerDay(600, nil)} {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			all := fleet(t, 3, net, limit, opt)
 			require.NoError(t, all[0].Reset(bg, what), "nothing is open")
 			exhaust(t, all, what)
@@ -172,7 +173,7 @@ func TestReset(t *testing.T) {
 			}
 		}
 	})
-	l := open(t, far(0), reservoir.PerHour(5))
+	l := open(t, testnet.Far(0), reservoir.PerHour(5))
 	assert.ErrorIs(t, l.Reset(bg, ""), reservoir.ErrKey)
 }
 
@@ -189,7 +190,7 @@ func (s slowReset) Reset(ctx context.Context, r backend.ResetRequest) (backend.S
 
 func TestLateReplyToReset(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		l := open(t, slowReset{far(0), 20 * time.Millisecond}, reservoir.PerHour(100), opt)
+		l := open(t, slowReset{testnet.Far(0), 20 * time.Millisecond}, reservoir.PerHour(100), opt)
 		old := allow(t, l, "k", 1).Reset
 		drain(t, l, "k", 1)
 		time.Sleep(time.Minute)
@@ -212,7 +213,7 @@ func TestBlockedStaysBlocked(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		var limit atomic.Value
 		limit.Store(reservoir.PerMinute(1000))
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
 		r := allow(t, l, "k", 50)
 		time.Sleep(5 * time.Second)
@@ -232,7 +233,7 @@ func TestUnlimitedStaysUnlimited(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		var limit atomic.Value
 		limit.Store(reservoir.PerMinute(100))
-		l := open(t, far(20*time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		l := open(t, testnet.Far(20*time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
 		drain(t, l, "k", 1)
 		limit.Store(reservoir.Unlimited())
 		var passed int
@@ -251,7 +252,7 @@ func TestUnlimitedStaysUnlimited(t *testing.T) {
 func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		for _, limit := range []reservoir.Limit{reservoir.PerDay(100, nil), reservoir.PerHour(100), reservoir.PerMinute(100)} {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			all := fleet(t, 2, net, limit, opt)
 			for _, l := range all {
 				allow(t, l, "k", 1)
@@ -261,11 +262,11 @@ func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
 			drain(t, all[0], "k", 1)
 			drain(t, all[1], "k", 1)
 			synctest.Wait()
-			calls := net.count("")
+			calls := net.Count("")
 			for range 1000 {
 				require.False(t, allow(t, all[1], "k", 1).Allowed)
 			}
-			assert.LessOrEqual(t, net.count("")-calls, 3, "%v", limit.Window)
+			assert.LessOrEqual(t, net.Count("")-calls, 3, "%v", limit.Window)
 			for _, l := range all {
 				balance(t, l)
 				require.NoError(t, l.Close(bg))
@@ -277,7 +278,7 @@ func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
 func TestShadowedIsOfDenied(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		for _, more := range []reservoir.Option{patient, reservoir.WithMaxKeys(0)} {
-			l := open(t, far(0), reservoir.PerMinute(10), opt, reservoir.WithShadow(), more)
+			l := open(t, testnet.Far(0), reservoir.PerMinute(10), opt, reservoir.WithShadow(), more)
 			for range 20 {
 				require.True(t, allow(t, l, "k", 11).Shadowed)
 				allow(t, l, "k", 1)
@@ -297,7 +298,7 @@ func TestWaitWhenShadowEnds(t *testing.T) {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 			var limit atomic.Value
 			limit.Store(reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true})
-			l := open(t, far(time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+			l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
 			require.True(t, allow(t, l, "k", 10).Allowed)
 			require.True(t, allow(t, l, "k", 10).Shadowed)
 			limit.Store(to)
@@ -320,7 +321,7 @@ func TestWaitWhenShadowEnds(t *testing.T) {
 func TestResetWithAFetchInFlight(t *testing.T) {
 	for _, lead := range []time.Duration{time.Millisecond, 5 * time.Millisecond} {
 		inBubbles(t, lead.String(), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			net := far(2 * time.Millisecond)
+			net := testnet.Far(2 * time.Millisecond)
 			all := fleet(t, 2, net, reservoir.PerHour(100), opt)
 			drain(t, all[1], "k", 1)
 			go func() { _, _ = all[0].Allow(bg, "k") }()
@@ -342,7 +343,7 @@ func TestResetWithAFetchInFlight(t *testing.T) {
 func TestResetFreesWaiters(t *testing.T) {
 	for _, lead := range []time.Duration{time.Millisecond, 5 * time.Millisecond} {
 		inBubbles(t, lead.String(), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			net := far(2 * time.Millisecond)
+			net := testnet.Far(2 * time.Millisecond)
 			all := fleet(t, 2, net, reservoir.PerHour(100), opt)
 			drain(t, all[1], "k", 1)
 			done := make(chan time.Time, 1)
@@ -358,7 +359,7 @@ func TestResetFreesWaiters(t *testing.T) {
 // The tightest is told, among shadowed, blocked in shadow, unlimited and unasked ones.
 func TestGroupTightest(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		blockedInShadow := open(t, net, reservoir.PerHour(10), reservoir.WithName("b"), reservoir.WithShadow(), reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{} }))
 		unlimited := open(t, net, reservoir.Unlimited(), reservoir.WithName("u"))
 		counted := open(t, net, reservoir.PerHour(10), reservoir.WithName("c"))
@@ -384,7 +385,7 @@ func TestGroupTightest(t *testing.T) {
 
 // A function of WithLimits that ends its goroutine made no decision, also in a group.
 func TestGroupWhoseLimitsExit(t *testing.T) {
-	net := far(time.Millisecond)
+	net := testnet.Far(time.Millisecond)
 	a := open(t, net, reservoir.PerMinute(100), reservoir.WithName("a"))
 	b := open(t, net, reservoir.PerMinute(100), reservoir.WithName("b"), reservoir.WithLimits(func(string) reservoir.Limit {
 		runtime.Goexit()
@@ -399,7 +400,7 @@ func TestGroupWhoseLimitsExit(t *testing.T) {
 // A shadowed request for more than the limit tells the same window as all others.
 func TestShadowedLargeRequest(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		l := open(t, far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithShadow())
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithShadow())
 		was := allow(t, l, "k", 10)
 		time.Sleep(10 * time.Second)
 		r := allow(t, l, "k", 101)
@@ -413,7 +414,7 @@ func TestShadowedLargeRequest(t *testing.T) {
 func TestWaitWhenShadowBegins(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		var shadow atomic.Bool
-		l := open(t, far(time.Millisecond), reservoir.PerDay(1, nil), opt, reservoir.WithLimits(func(string) reservoir.Limit {
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerDay(1, nil), opt, reservoir.WithLimits(func(string) reservoir.Limit {
 			return reservoir.Limit{Tokens: 1, Window: 24 * time.Hour, Shadow: shadow.Load()}
 		}))
 		first := allow(t, l, "k", 1)
@@ -433,7 +434,7 @@ func TestLimitLoweredInShadow(t *testing.T) {
 	} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			var calls atomic.Int64
-			l := open(t, far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithShadow(), reservoir.WithLimits(func(string) reservoir.Limit {
+			l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithShadow(), reservoir.WithLimits(func(string) reservoir.Limit {
 				if calls.Add(1) == 1 {
 					return reservoir.PerMinute(100)
 				}
@@ -449,7 +450,7 @@ func TestLimitLoweredInShadow(t *testing.T) {
 // A key is forgotten during its first call, which meets a window of the limit's old length.
 func TestOldWindowOfAForgottenKey(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		net := far(40 * time.Millisecond)
+		net := testnet.Far(40 * time.Millisecond)
 		other := open(t, net, reservoir.PerHour(100))
 		was := allow(t, other, "k", 1)
 		l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect(), reservoir.WithIdle(50*time.Millisecond),
@@ -465,7 +466,7 @@ func TestOldWindowOfAForgottenKey(t *testing.T) {
 // store refuses there is refused until the end.
 func TestSecondWindowOfAnotherLength(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		hour := open(t, net, reservoir.PerMinute(1), planned(reservoir.PerHour(100)).option(), opt, reservoir.WithIdle(3*time.Hour))
 		second := open(t, net, reservoir.PerMinute(1), planned(reservoir.PerSecond(10)).option(), opt, reservoir.WithIdle(3*time.Hour))
 		first := allow(t, hour, "k", 1)
@@ -521,7 +522,7 @@ func TestPlanOfAnotherLength(t *testing.T) {
 	} {
 		for _, off := range []time.Duration{-time.Millisecond, 0, 10 * time.Second} {
 			inBubbles(t, fmt.Sprint(what, off), smallBatches(), func(t *testing.T, _ string, opt reservoir.Option) {
-				net, limit := far(time.Microsecond), planned(c.before)
+				net, limit := testnet.Far(time.Microsecond), planned(c.before)
 				time.Sleep(time.Until(c.change.Add(-3 * time.Hour)))
 				all := fleet(t, 2, net, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithIdle(72*time.Hour))
 				allow(t, all[0], "k", 1)
@@ -566,7 +567,7 @@ func TestPlanOfAnotherLength(t *testing.T) {
 func TestPlanOfAnotherLengthAfterARestart(t *testing.T) {
 	for _, own := range []bool{true, false} {
 		inBubbles(t, fmt.Sprint("WithLimits=", own), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			start := func(limit reservoir.Limit) *reservoir.Limiter {
 				if own {
 					return open(t, net, reservoir.PerMinute(1), planned(limit).option(), opt)
@@ -599,11 +600,11 @@ func TestRetryAfterInAnOldWindow(t *testing.T) {
 			if away && name == "no memory" {
 				return // it has no policy but FailOpen
 			}
-			net, limit := far(time.Millisecond), planned(reservoir.PerHour(10))
+			net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerHour(10))
 			l := open(t, net, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithFailure(reservoir.FailLocal(0.5)))
 			was := allow(t, l, "k", 1)
 			if away {
-				breakdown(t, l, net, refuse)
+				breakdown(t, l, net, testnet.Refuse)
 				drain(t, l, "k", 1)
 			}
 			seconds := reservoir.PerSecond(10)
@@ -627,7 +628,7 @@ func TestRetryAfterInAnOldWindow(t *testing.T) {
 func TestTwoPlansOfOneKey(t *testing.T) {
 	for _, first := range []int{0, 1} {
 		inBubbles(t, fmt.Sprint("first=", first), smallBatches(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			limits := []reservoir.Limit{reservoir.PerSecond(10), reservoir.PerHour(100)}
 			var all []*reservoir.Limiter
 			for _, l := range limits {
@@ -662,7 +663,7 @@ func TestPlanThatReachesProcessesInTurn(t *testing.T) {
 		"hour to minute": {reservoir.PerHour(1000), reservoir.PerMinute(20)},
 	} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			var all []*reservoir.Limiter
 			plans := []*plan{planned(c.before), planned(c.before)}
 			for _, p := range plans {

@@ -16,6 +16,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // ledger counts, per window of the store, the tokens that requests of all processes
@@ -80,18 +81,18 @@ func TestChaos(t *testing.T) {
 // chaos returns how many requests were refused.
 func chaos(t *testing.T, seed uint64, opt reservoir.Option) int {
 	const limit = 300
-	faults := []fault{fine, fine, fine, fine, fine, fine, loseRequest, loseReply, hang, arriveLate, refuse, repeat}
+	faults := []testnet.Fault{testnet.Fine, testnet.Fine, testnet.Fine, testnet.Fine, testnet.Fine, testnet.Fine, testnet.LoseRequest, testnet.LoseReply, testnet.Hang, testnet.ArriveLate, testnet.Refuse, testnet.Repeat}
 	store, rnd := memstore.New(), rand.New(rand.NewPCG(seed, 1))
 	g := &ledger{spent: map[int64]int64{}}
-	var nets []*network
+	var nets []*testnet.Network
 	var all []*reservoir.Limiter
 	for range 3 {
-		n := overNetwork(store, time.Duration(rnd.IntN(8)+1)*time.Millisecond)
+		n := testnet.New(store, time.Duration(rnd.IntN(8)+1)*time.Millisecond)
 		draw := rand.New(rand.NewPCG(seed, rnd.Uint64()))
-		n.set(func(c call) fault { // under n.mu; only what may be repeated is
+		n.Faults(func(c *testnet.Call) testnet.Fault { // under n.mu; only what may be repeated is
 			f := faults[draw.IntN(len(faults))]
-			if f == repeat && (c.op == "take" || c.op == "settle") {
-				return fine
+			if f == testnet.Repeat && (c.Op == "take" || c.Op == "settle") {
+				return testnet.Fine
 			}
 			return f
 		})
@@ -100,7 +101,7 @@ func chaos(t *testing.T, seed uint64, opt reservoir.Option) int {
 	}
 	crowd(12, func(i int) { client(all[i%3], g, rand.New(rand.NewPCG(seed, uint64(100+i)))) })
 	for _, n := range nets {
-		n.set(nil)
+		n.Faults(nil)
 	}
 	time.Sleep(3 * time.Second) // until a circuit that is open has closed
 	var admitted int64
@@ -112,8 +113,8 @@ func chaos(t *testing.T, seed uint64, opt reservoir.Option) int {
 	assert.Equal(t, g.count, admitted)
 	g.within(t, limit)
 	for _, f := range faults {
-		if f != repeat && f != arriveLate {
-			assert.Positive(t, nets[0].happened(f)+nets[1].happened(f)+nets[2].happened(f), "fault %d happened", f.kind)
+		if f != testnet.Repeat && f != testnet.ArriveLate {
+			assert.Positive(t, nets[0].Happened(f)+nets[1].Happened(f)+nets[2].Happened(f), "fault %v happened", f)
 		}
 	}
 	return g.over
@@ -164,7 +165,7 @@ func refund(ctx context.Context, l *reservoir.Limiter, g *ledger, r reservoir.Re
 func TestConservation(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		inBubble(t, name, func(t *testing.T) {
-			net := far(rtt)
+			net := testnet.Far(rtt)
 			all := fleet(t, 4, net, reservoir.PerHour(50_000), opt)
 			crowd(40, func(i int) {
 				rnd := rand.New(rand.NewPCG(7, uint64(i)))
@@ -226,7 +227,7 @@ func TestProbesAfterOthersHaveLeft(t *testing.T) {
 		for _, left := range []int{0, 30, 300} {
 			for _, window := range []time.Duration{time.Minute, time.Hour} {
 				inBubble(t, fmt.Sprintf("%s/left=%d/window=%v", name, left, window), func(t *testing.T) {
-					net := far(rtt / 2)
+					net := testnet.Far(rtt / 2)
 					limit := reservoir.Limit{Tokens: 1000, Window: window}
 					for _, l := range fleet(t, left, net, limit, opt) {
 						allow(t, l, "k", 1)
@@ -237,7 +238,7 @@ func TestProbesAfterOthersHaveLeft(t *testing.T) {
 					exhaust(t, stay, "k")
 					require.NoError(t, stay[0].Refund(context.Background(), "k", last))
 					require.NoError(t, stay[0].Close(context.Background()))
-					before, calls, admitted := stats(stay...).Probes, net.count(""), 0
+					before, calls, admitted := stats(stay...).Probes, net.Count(""), 0
 					end := last.Reset.Add(-window / 20)
 					for time.Now().Before(end) {
 						time.Sleep(window / 1000)
@@ -252,7 +253,7 @@ func TestProbesAfterOthersHaveLeft(t *testing.T) {
 						assert.GreaterOrEqual(t, probes, int64(8))
 						assert.LessOrEqual(t, probes, int64(40))
 					}
-					assert.LessOrEqual(t, net.count("")-calls, 40+2*40)
+					assert.LessOrEqual(t, net.Count("")-calls, 40+2*40)
 				})
 			}
 		}
@@ -265,7 +266,7 @@ func TestProbesOfManyRefusedProcesses(t *testing.T) {
 	for _, c := range []struct{ processes, limit int }{{500, 5}, {200, 50}, {50, 1}} {
 		for name, opt := range map[string]reservoir.Option{"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "fixed": reservoir.WithBatch(reservoir.Fixed(1))} {
 			inBubble(t, fmt.Sprintf("%s/processes=%d/limit=%d", name, c.processes, c.limit), func(t *testing.T) {
-				all := fleet(t, c.processes, far(rtt/2), reservoir.PerMinute(int64(c.limit)), opt)
+				all := fleet(t, c.processes, testnet.Far(rtt/2), reservoir.PerMinute(int64(c.limit)), opt)
 				const most = 60 // about 20, and more where who came first knew of few others
 				for window := range 3 {
 					before := stats(all...)
@@ -295,7 +296,7 @@ func TestOccasionalLargeRequests(t *testing.T) {
 		for _, n := range []int64{1, 3} {
 			inBubble(t, fmt.Sprintf("limit=%d/window=%v/n=%d", limit.Tokens, limit.Window, n), func(t *testing.T) {
 				const processes, windows = 5, 6
-				all := fleet(t, processes, far(rtt/2), limit)
+				all := fleet(t, processes, testnet.Far(rtt/2), limit)
 				var worst float64
 				for w := range windows {
 					unspent := untilRefused(t, all, limit, n)
@@ -339,7 +340,7 @@ func untilRefused(t *testing.T, all []*reservoir.Limiter, limit reservoir.Limit,
 // share has two processes use a key: one busy for a while and then idle, the other
 // until near the end of the window. It returns both, and what they have spent.
 func share(t *testing.T, limit reservoir.Limit, active, interval time.Duration, opts ...reservoir.Option) (idle, busy *reservoir.Limiter, spent int64) {
-	all := fleet(t, 2, far(rtt/2), limit, opts...)
+	all := fleet(t, 2, testnet.Far(rtt/2), limit, opts...)
 	end := allow(t, all[0], "k", 1).Reset.Add(-limit.Window / 20)
 	begin := time.Now()
 	crowd(2, func(i int) {
@@ -381,7 +382,7 @@ func TestSmallLimitIsServedToTheToken(t *testing.T) {
 
 // small is how many of limit tokens so many processes get at, asking at random.
 func small(t *testing.T, seed uint64, processes, limit int64) int64 {
-	all := fleet(t, int(processes), far(rtt/2), reservoir.PerMinute(limit))
+	all := fleet(t, int(processes), testnet.Far(rtt/2), reservoir.PerMinute(limit))
 	end := time.Now().Truncate(time.Second).Add(59 * time.Second)
 	crowd(len(all), func(i int) {
 		rnd := rand.New(rand.NewPCG(seed, uint64(i)))
@@ -416,7 +417,7 @@ func TestStrandingIsWhatItIsSetTo(t *testing.T) {
 // in a window, and the calls that it makes in a window, on average.
 func stranding(t *testing.T, share float64) (stranded, calls float64) {
 	const windows, tokens = 6, 20_000
-	all := fleet(t, 10, far(rtt/2), reservoir.PerMinute(tokens), reservoir.WithStranding(share))
+	all := fleet(t, 10, testnet.Far(rtt/2), reservoir.PerMinute(tokens), reservoir.WithStranding(share))
 	for w := range windows {
 		var over atomic.Bool
 		var reset atomic.Int64

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // Tokens that come back after the store has lost its data are charged to nobody, if the first
@@ -17,17 +18,17 @@ import (
 func TestReturnsAfterDataLoss(t *testing.T) {
 	for what, repeated := range map[string]bool{"first statement": false, "repeated": true} {
 		inBubbles(t, what, batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			l := open(t, net, reservoir.PerHour(10_000), opt)
 			r := allow(t, l, "k", 4000)
-			net.loseData()
+			net.LoseData()
 			require.NoError(t, l.Settle(bg, "k", r, 1200))
 			if repeated {
-				net.next("sync", loseRequest)
+				net.Next("sync", testnet.LoseRequest)
 			}
 			require.NoError(t, l.Close(bg))
 			if repeated {
-				require.EqualValues(t, 1, net.happened(loseRequest))
+				require.EqualValues(t, 1, net.Happened(testnet.LoseRequest))
 				assert.GreaterOrEqual(t, used(t, net, "k"), int64(4000))
 				return
 			}
@@ -41,14 +42,14 @@ func TestReturnsAfterDataLoss(t *testing.T) {
 func TestSettleOfADirectCall(t *testing.T) {
 	for what, opts := range map[string][]reservoir.Option{"direct": {reservoir.WithDirect()}, "no room": {reservoir.WithMaxKeys(0)}} {
 		inBubble(t, what, func(t *testing.T) {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			l := open(t, net, reservoir.PerHour(100), opts...)
 			for _, step := range []struct{ n, used, charged, overdrawn int64 }{{40, 15, 15, 0}, {40, 0, 15, 0}, {40, 60, 75, 0}, {20, 60, 135, 35}} {
 				r := allow(t, l, "k", step.n)
 				require.True(t, r.Allowed)
-				calls := net.count("")
+				calls := net.Count("")
 				require.NoError(t, l.Settle(bg, "k", r, step.used))
-				assert.Equal(t, calls+1, net.count(""))
+				assert.Equal(t, calls+1, net.Count(""))
 				assert.Equal(t, step.charged, used(t, net, "k"))
 				s := l.Stats()
 				assert.Equal(t, step.charged, s.Spent-s.Refunded)
@@ -67,17 +68,17 @@ func TestSettleOfADirectCall(t *testing.T) {
 // The call that settles a direct call is sent once. After a lost request or reply nobody knows
 // what was charged; after an answer that it was not carried out, everybody does.
 func TestSettleOfADirectCallFails(t *testing.T) {
-	for what, f := range map[string]fault{"request lost": loseRequest, "reply lost": loseReply, "refused": refuse, "rejected": reject} {
+	for what, f := range map[string]testnet.Fault{"request lost": testnet.LoseRequest, "reply lost": testnet.LoseReply, "refused": testnet.Refuse, "rejected": testnet.Reject} {
 		inBubble(t, what, func(t *testing.T) {
 			for _, n := range []int64{20, 70} {
-				net := far(time.Millisecond)
+				net := testnet.Far(time.Millisecond)
 				l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect())
 				r := allow(t, l, "k", 50)
-				net.always(f)
+				net.Always(f)
 				require.Error(t, l.Settle(bg, "k", r, n))
-				net.set(nil)
-				assert.Equal(t, 1, net.count("settle"))
-				s, unknown := l.Stats(), f == loseRequest || f == loseReply
+				net.Faults(nil)
+				assert.Equal(t, 1, net.Count("settle"))
+				s, unknown := l.Stats(), f == testnet.LoseRequest || f == testnet.LoseReply
 				if n < 50 {
 					assert.Equal(t, n, s.Spent-s.Refunded)
 					assert.EqualValues(t, 50-n, s.Expired)
@@ -102,7 +103,7 @@ func TestSettleOfADirectCallFails(t *testing.T) {
 func TestSettleAfterTheContextHasEnded(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		for _, n := range []int64{0, 10, 70} {
-			net := far(10 * time.Millisecond)
+			net := testnet.Far(10 * time.Millisecond)
 			l := open(t, net, reservoir.PerHour(100), opt)
 			ctx, cancel := context.WithCancel(bg)
 			r, err := l.AllowN(ctx, "k", 50)
@@ -120,7 +121,7 @@ func TestOverrunsOfLongStreams(t *testing.T) {
 	for what, limit := range map[string]reservoir.Limit{"minute": reservoir.PerMinute(100_000), "day": reservoir.PerDay(100_000, nil)} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			for _, lasts := range []time.Duration{limit.Window / 7, limit.Window * 2 / 3, limit.Window * 3 / 2} {
-				l := open(t, far(time.Millisecond), limit, opt, reservoir.WithIdle(limit.Window*3))
+				l := open(t, testnet.Far(time.Millisecond), limit, opt, reservoir.WithIdle(limit.Window*3))
 				for range 30 {
 					r := allow(t, l, "k", 100)
 					require.True(t, r.Allowed)
@@ -141,7 +142,7 @@ func TestOverrunsOfLongStreams(t *testing.T) {
 func TestRepeatedRefunds(t *testing.T) {
 	for _, forgotten := range []bool{false, true} {
 		inBubbles(t, map[bool]string{true: "forgotten", false: "known"}[forgotten], everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithIdle(time.Minute))
 			r, other := allow(t, l, "k", 1), allow(t, l, "other", 1)
 			if forgotten {
@@ -171,15 +172,15 @@ func TestSettleAfterTheKeyWasForgotten(t *testing.T) {
 	for _, policy := range []bool{false, true} {
 		inBubbles(t, map[bool]string{true: "FailOpen", false: "charged"}[policy], everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			for _, n := range []int64{0, 3, 80, 85} {
-				net := far(time.Millisecond)
+				net := testnet.Far(time.Millisecond)
 				l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithIdle(time.Minute), reservoir.WithFailure(reservoir.FailOpen()))
 				require.True(t, allow(t, l, "k", 1).Allowed)
 				if policy {
-					breakdown(t, l, net, refuse)
+					breakdown(t, l, net, testnet.Refuse)
 				}
 				r := allow(t, l, "k", 80)
 				require.Equal(t, policy, r.Source == reservoir.Fallback)
-				net.set(nil)
+				net.Faults(nil)
 				time.Sleep(15 * time.Minute)
 				require.Zero(t, l.Stats().Keys)
 				was, before := l.Stats(), used(t, net, "k")
@@ -200,7 +201,7 @@ func TestSettleAfterTheKeyWasForgotten(t *testing.T) {
 // A Result that was never charged cannot be settled, unless it passed for nothing.
 func TestSettleOfWhatWasNeverCharged(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(10), opt)
 		require.True(t, allow(t, l, "k", 10).Allowed)
 		refused := allow(t, l, "k", 1)
@@ -234,7 +235,7 @@ func TestSettleOfWhatWasNeverCharged(t *testing.T) {
 // A direct call whose caller has left is undone by one call, and counts as refunded.
 func TestUndoOfADirectCall(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		net := far(10 * time.Millisecond)
+		net := testnet.Far(10 * time.Millisecond)
 		l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect())
 		ctx, cancel := context.WithTimeout(bg, 5*time.Millisecond)
 		defer cancel()
@@ -256,16 +257,16 @@ func TestUndoOfADirectCall(t *testing.T) {
 func TestRepeatedRefundsOfAFallback(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		for _, wait := range [][]time.Duration{{0, 0, time.Hour}, {70 * time.Second, 0, time.Hour}, {70 * time.Second, 2 * time.Minute, 0}, {5 * time.Minute, 0, 0}} {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithIdle(10*time.Minute), reservoir.WithFailure(reservoir.FailOpen()))
 			require.True(t, allow(t, l, "k", 1).Allowed)
-			net.always(refuse)
+			net.Always(testnet.Refuse)
 			r := allow(t, l, "k", 80)
 			require.Equal(t, reservoir.Fallback, r.Source)
 			for i, d := range wait {
 				time.Sleep(d)
 				if i == 1 {
-					net.set(nil)
+					net.Faults(nil)
 					time.Sleep(3 * time.Second)
 					require.True(t, allow(t, l, "k", 1).Allowed)
 				}
@@ -283,7 +284,7 @@ func TestRefundAfterTokensHaveExpired(t *testing.T) {
 	for what, d := range map[string]time.Duration{"left": 10 * time.Minute, "over": 90 * time.Second} {
 		inBubbles(t, what, batches(), func(t *testing.T, _ string, opt reservoir.Option) {
 			for _, looks := range []bool{false, true} {
-				l := open(t, far(time.Millisecond), reservoir.PerMinute(1000), opt, reservoir.WithIdle(3*time.Minute))
+				l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(1000), opt, reservoir.WithIdle(3*time.Minute))
 				r := allow(t, l, "k", 2)
 				time.Sleep(90 * time.Second)
 				if looks {
@@ -308,13 +309,13 @@ func TestSettleAfterClose(t *testing.T) {
 		for _, away := range []bool{false, true} {
 			for _, wait := range []time.Duration{0, 2 * time.Minute} {
 				for _, n := range []int64{0, 3, 30} {
-					net := far(time.Millisecond)
+					net := testnet.Far(time.Millisecond)
 					l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailure(reservoir.FailOpen()))
 					if away {
-						net.always(refuse)
+						net.Always(testnet.Refuse)
 					}
 					r := allow(t, l, "k", 10)
-					net.set(nil)
+					net.Faults(nil)
 					require.NoError(t, l.Close(bg))
 					time.Sleep(wait)
 					assert.ErrorIs(t, l.Settle(bg, "k", r, n), reservoir.ErrClosed)

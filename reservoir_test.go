@@ -18,11 +18,12 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 func TestBadRequestsNeverReachTheStore(t *testing.T) {
 	ctx := context.Background()
-	net := far(0)
+	net := testnet.Far(0)
 	l := open(t, net, reservoir.PerMinute(10), reservoir.WithLimits(func(key string) reservoir.Limit {
 		if key == "bad limit" {
 			return reservoir.PerMinute(-1)
@@ -54,7 +55,7 @@ func TestBadRequestsNeverReachTheStore(t *testing.T) {
 	_, err := l.Check(ctx, "")
 	assert.ErrorIs(t, err, reservoir.ErrKey)
 	assert.ErrorIs(t, l.Refund(ctx, "", reservoir.Result{}), reservoir.ErrKey)
-	assert.Zero(t, net.count(""))
+	assert.Zero(t, net.Count(""))
 	assert.Zero(t, l.Stats().Taken)
 }
 
@@ -73,7 +74,7 @@ func TestExactlyTheLimit(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		for _, n := range []int64{1, 3, 100} {
 			inBubble(t, fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
-				net := far(rtt / 2)
+				net := testnet.Far(rtt / 2)
 				l := open(t, net, reservoir.PerMinute(1000*n), opt)
 				var admitted atomic.Int64
 				ask := func(int) {
@@ -89,9 +90,9 @@ func TestExactlyTheLimit(t *testing.T) {
 				assert.Equal(t, 1000*n, used(t, net, "k"))
 				assert.EqualValues(t, 1000, l.Stats().Denied)
 				balance(t, l)
-				calls := net.count("")
+				calls := net.Count("")
 				crowd(20, ask)
-				assert.Equal(t, calls, net.count(""))
+				assert.Equal(t, calls, net.Count(""))
 			})
 		}
 	}
@@ -99,7 +100,7 @@ func TestExactlyTheLimit(t *testing.T) {
 
 func TestResultFields(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := open(t, far(rtt/2), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(4)))
+		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(4)))
 		var reset time.Time
 		for i := range 10 {
 			r := allow(t, l, "k", 1)
@@ -138,7 +139,7 @@ func TestRefundReopensARefusedKey(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		inBubble(t, name, func(t *testing.T) {
 			ctx := context.Background()
-			net := far(rtt / 2)
+			net := testnet.Far(rtt / 2)
 			a, b := open(t, net, reservoir.PerMinute(5), opt), open(t, net, reservoir.PerMinute(5), opt)
 			last := allow(t, a, "k", 1)
 			drain(t, a, "k", 1)
@@ -207,7 +208,7 @@ func TestMaxKeys(t *testing.T) {
 func TestHooksSeeEveryCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d diary
-		net := far(0)
+		net := testnet.Far(0)
 		l := open(t, net, reservoir.PerMinute(100), reservoir.WithBatch(reservoir.Fixed(10)), d.keep())
 		ctx := context.Background()
 		allow(t, l, "k", 1)
@@ -222,7 +223,7 @@ func TestHooksSeeEveryCall(t *testing.T) {
 		assert.Equal(t, "check", calls[1].Op)
 		assert.Equal(t, "sync", calls[2].Op)
 		assert.EqualValues(t, 3, l.Stats().StoreCalls)
-		assert.Equal(t, 3, net.count(""))
+		assert.Equal(t, 3, net.Count(""))
 	})
 }
 
@@ -242,7 +243,7 @@ func TestStockDiesWithItsWindow(t *testing.T) {
 	for name, opt := range batches() {
 		for _, distance := range []time.Duration{0, 80 * time.Millisecond} {
 			inBubble(t, fmt.Sprintf("%s/rtt=%v", name, distance), func(t *testing.T) {
-				l := open(t, far(distance/2), reservoir.PerSecond(300), opt, reservoir.WithFetchTimeout(time.Second))
+				l := open(t, testnet.Far(distance/2), reservoir.PerSecond(300), opt, reservoir.WithFetchTimeout(time.Second))
 				for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(7 * time.Millisecond) {
 					r := allow(t, l, "k", 1)
 					if r.Source == reservoir.Local {
@@ -264,7 +265,7 @@ func TestAtTheReset(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		for _, limit := range []reservoir.Limit{reservoir.PerSecond(10), reservoir.PerHour(10)} {
 			inBubble(t, fmt.Sprintf("%s/%v", name, limit.Window), func(t *testing.T) {
-				l := open(t, far(rtt/2), limit, opt)
+				l := open(t, testnet.Far(rtt/2), limit, opt)
 				for _, early := range []time.Duration{rtt * 9 / 10, rtt / 4, time.Microsecond, 0} {
 					for _, first := range []int64{1, 10} {
 						r := allow(t, l, "k", first)
@@ -288,11 +289,11 @@ func TestAtTheReset(t *testing.T) {
 // A network slower than the window is an error, not an endless loop.
 func TestNetworkSlowerThanWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := far(20 * time.Millisecond)
+		net := testnet.Far(20 * time.Millisecond)
 		l := open(t, net, reservoir.Limit{Tokens: 100, Window: 10 * time.Millisecond}, reservoir.WithFetchTimeout(time.Second))
 		_, err := l.Allow(context.Background(), "k")
 		assert.Error(t, err)
-		assert.LessOrEqual(t, net.count("sync"), 5)
+		assert.LessOrEqual(t, net.Count("sync"), 5)
 		assert.Zero(t, l.Stats().Spent)
 	})
 }
@@ -300,10 +301,10 @@ func TestNetworkSlowerThanWindow(t *testing.T) {
 // A key is not evicted from under the callers that wait for it.
 func TestNoEvictionWhileCallersWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := far(time.Minute)
+		net := testnet.Far(time.Minute)
 		l := open(t, net, reservoir.PerHour(10), reservoir.WithIdle(time.Second), reservoir.WithFetchTimeout(time.Hour))
 		assert.True(t, allow(t, l, "k", 1).Allowed)
-		assert.Equal(t, 1, net.count(""))
+		assert.Equal(t, 1, net.Count(""))
 		assert.EqualValues(t, 1, l.Stats().Spent)
 	})
 }
@@ -325,12 +326,12 @@ func TestNoStampede(t *testing.T) {
 	for name, opt := range batches() {
 		for _, n := range []int64{1, 25} {
 			inBubble(t, fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
-				net := far(rtt / 2)
+				net := testnet.Far(rtt / 2)
 				l := open(t, net, reservoir.PerMinute(100_000), opt)
 				admitted, failed := crowdOnce(l, 1000, n)
 				assert.EqualValues(t, 1000, admitted)
 				assert.Zero(t, failed)
-				assert.LessOrEqual(t, net.count(""), 3)
+				assert.LessOrEqual(t, net.Count(""), 3)
 			})
 		}
 	}
@@ -342,13 +343,13 @@ func TestCrowdOnTheLastTokens(t *testing.T) {
 	for name, opt := range batches() {
 		for _, n := range []int64{1, 5} {
 			inBubble(t, fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
-				net := far(rtt / 2)
+				net := testnet.Far(rtt / 2)
 				l := open(t, net, reservoir.PerMinute(500*n), opt)
 				begin := time.Now()
 				admitted, failed := crowdOnce(l, 1000, n)
 				assert.EqualValues(t, 500, admitted)
 				assert.Zero(t, failed)
-				assert.LessOrEqual(t, net.count(""), 3)
+				assert.LessOrEqual(t, net.Count(""), 3)
 				assert.LessOrEqual(t, time.Since(begin), 3*rtt)
 			})
 		}
@@ -358,7 +359,7 @@ func TestCrowdOnTheLastTokens(t *testing.T) {
 // Who asks without waiting is served in order as well: those that fit.
 func TestPartialGrantServesInOrder(t *testing.T) {
 	inBubble(t, "sizes", func(t *testing.T) {
-		q := lineOf(t, open(t, far(rtt/2), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(5))))
+		q := lineOf(t, open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(5))))
 		for i, c := range q.allow(1, 4, 3, 5, 2, 1) {
 			<-c.done
 			// 10 tokens: 1+4+3 are in, 5 does not fit, 2 does, and then none is left.
@@ -370,15 +371,15 @@ func TestPartialGrantServesInOrder(t *testing.T) {
 // Each caller learns the outcome of its own fetch, not of another.
 func TestEachCallerLearnsItsOwnFetch(t *testing.T) {
 	inBubble(t, "lost request", func(t *testing.T) {
-		net := far(rtt / 2)
+		net := testnet.Far(rtt / 2)
 		q := lineOf(t, open(t, net, reservoir.PerMinute(100), reservoir.WithBatch(reservoir.Fixed(2))))
-		net.next("", loseRequest)
+		net.Next("", testnet.LoseRequest)
 		early, later := q.allow(1)[0], q.allow(1, 1)
 		q.wg.Wait()
 		var failure *reservoir.StoreError
 		assert.ErrorAs(t, early.err, &failure)
 		assert.True(t, later[0].allowed && later[1].allowed)
-		assert.Equal(t, 1, net.happened(loseRequest))
+		assert.Equal(t, 1, net.Happened(testnet.LoseRequest))
 	})
 }
 
@@ -391,7 +392,7 @@ func TestSlowHook(t *testing.T) {
 				time.Sleep(50 * time.Millisecond)
 				told.Add(1)
 			}})
-			l := open(t, far(rtt/2), reservoir.PerMinute(600_000), opt, slow)
+			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(600_000), opt, slow)
 			begin := time.Now()
 			crowd(5, func(int) { assert.True(t, allow(t, l, "k", 1).Allowed) })
 			if name != "direct" { // whose caller makes the call, and tells of it
@@ -404,7 +405,7 @@ func TestSlowHook(t *testing.T) {
 	inBubble(t, "the lead time", func(t *testing.T) {
 		calls := map[bool]int{}
 		for _, slow := range []bool{false, true} {
-			net := far(rtt / 2)
+			net := testnet.Far(rtt / 2)
 			hook := reservoir.WithHooks(reservoir.Hooks{StoreCall: func(reservoir.StoreCall) {
 				if slow {
 					time.Sleep(50 * time.Millisecond)
@@ -412,7 +413,7 @@ func TestSlowHook(t *testing.T) {
 			}})
 			l := open(t, net, reservoir.PerMinute(600_000), reservoir.WithBatch(reservoir.Adaptive(1, 200)), hook)
 			every(t, l, 1, time.Millisecond, time.Now().Add(20*time.Second), nil)
-			calls[slow] = net.count("")
+			calls[slow] = net.Count("")
 		}
 		assert.InDelta(t, calls[false], calls[true], float64(calls[false])/10, "a re-order point too high orders more often")
 	})

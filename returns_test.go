@@ -14,6 +14,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // Tokens that come back: refunds, what a Group undoes, eviction, Close.
@@ -22,16 +23,16 @@ import (
 // tokens were.
 func TestRefundUnderAnotherKey(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		require.EqualValues(t, 100, drain(t, l, "other", 1))
 		for n := range int64(10) {
 			r := allow(t, l, "k", 1+n)
 			if n == 9 {
-				breakdown(t, l, net, loseRequest)
+				breakdown(t, l, net, testnet.LoseRequest)
 				r = allow(t, l, "k", 100)
 				require.Equal(t, reservoir.Fallback, r.Source)
-				net.set(nil)
+				net.Faults(nil)
 			}
 			require.True(t, r.Allowed)
 			assert.Error(t, l.Refund(bg, "other", r))
@@ -46,18 +47,18 @@ func TestRefundUnderAnotherKey(t *testing.T) {
 // the undoing of a Group.
 func TestRefundGivesNothingTwice(t *testing.T) {
 	for name, opt := range everyPolicy() {
-		inBubbles(t, name, map[string]fault{"fine": fine, "reply lost": loseReply}, func(t *testing.T, how string, f fault) {
+		inBubbles(t, name, map[string]testnet.Fault{"fine": testnet.Fine, "reply lost": testnet.LoseReply}, func(t *testing.T, how string, f testnet.Fault) {
 			const limit = 40
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			l := open(t, net, reservoir.PerHour(limit), opt)
 			other := open(t, net, reservoir.PerHour(limit), reservoir.WithDirect())
 			full := open(t, memstore.New(), reservoir.PerHour(1))
 			allow(t, full, "k", 1)
-			net.set(func(c call) fault {
-				if c.op == "settle" {
+			net.Faults(func(c *testnet.Call) testnet.Fault {
+				if c.Op == "settle" {
 					return f
 				}
-				return fine
+				return testnet.Fine
 			})
 			allow(t, other, "k", 15)
 			g := reservoir.NewGroup(l, full)
@@ -65,7 +66,7 @@ func TestRefundGivesNothingTwice(t *testing.T) {
 				r := allow(t, l, "k", 1+n)
 				require.True(t, r.Allowed)
 				_ = l.Refund(bg, "k", r)
-				if f == fine {
+				if f == testnet.Fine {
 					_ = l.Refund(bg, "k", r) // by mistake
 				}
 				both, err := g.AllowN(bg, 1, "k", "k")
@@ -74,10 +75,10 @@ func TestRefundGivesNothingTwice(t *testing.T) {
 			}
 			require.LessOrEqual(t, drain(t, l, "k", 1), int64(limit-15))
 			require.LessOrEqual(t, used(t, net, "k"), int64(limit))
-			if f != loseReply {
+			if f != testnet.LoseReply {
 				require.EqualValues(t, limit, used(t, net, "k"), "15 of another's, and all of the rest")
 			} else if name == "direct" {
-				require.Positive(t, net.happened(f))
+				require.Positive(t, net.Happened(f))
 			}
 		})
 	}
@@ -135,7 +136,7 @@ func TestRefundServesWaiters(t *testing.T) {
 // many pass as the tightest limit has. From stock it costs neither call nor memory.
 func TestGroup(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		wide, tight := open(t, net, reservoir.PerHour(10_000), opt), open(t, net, reservoir.PerHour(777), opt)
 		g := reservoir.NewGroup(wide, tight)
 		begin := time.Now()
@@ -157,9 +158,9 @@ func TestGroup(t *testing.T) {
 		})
 		assert.EqualValues(t, 776, passed.Load())
 		require.NoError(t, g.Refund(bg, first, "wide", "tight"))
-		net.onKey("sick", loseRequest)
+		net.OnKey("sick", testnet.LoseRequest)
 		_, err = g.AllowN(bg, 2, "wide", "sick")
-		require.ErrorIs(t, err, errCut)
+		require.ErrorIs(t, err, testnet.ErrCut)
 		_, err = g.AllowN(bg, 778, "wide", "tight")
 		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
 		_, err = g.Allow(bg, "wide")
@@ -169,17 +170,17 @@ func TestGroup(t *testing.T) {
 		}
 	})
 	var limiters [3]*reservoir.Limiter
-	net := far(0)
+	net := testnet.Far(0)
 	for i := range limiters {
 		limiters[i] = open(t, net, reservoir.PerHour(10_000), reservoir.WithBatch(reservoir.Fixed(5000)), patient)
 	}
 	g, keys := reservoir.NewGroup(limiters[:]...), []string{"a", "b", "c"}
 	_, _ = g.Allow(bg, keys...)
-	calls := net.count("")
+	calls := net.Count("")
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = g.Allow(bg, keys...) }))
 	drain(t, limiters[1], "b", 1)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = g.Allow(bg, keys...) }))
-	assert.LessOrEqual(t, net.count(""), calls+6)
+	assert.LessOrEqual(t, net.Count(""), calls+6)
 }
 
 // A key that was used for once gives back what it holds when it is idle, by one call, and
@@ -187,13 +188,13 @@ func TestGroup(t *testing.T) {
 func TestEvictionOfAKeyThatWasFetchedForOnce(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		for _, n := range []int64{1, 5, 64, 99} {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithIdle(time.Second))
 			allow(t, l, "k", n)
 			time.Sleep(time.Minute)
 			require.Zero(t, l.Stats().Keys, n)
 			require.Equal(t, n, used(t, net, "k"))
-			require.LessOrEqual(t, net.count(""), 3, n)
+			require.LessOrEqual(t, net.Count(""), 3, n)
 		}
 	})
 }
@@ -201,9 +202,9 @@ func TestEvictionOfAKeyThatWasFetchedForOnce(t *testing.T) {
 // What an evicted key held is handed back until that is heard, or its window ends.
 func TestEvictionHandsBackOverABadNetwork(t *testing.T) {
 	for name, opt := range batches() {
-		inBubbles(t, name, map[string]fault{"requests": loseRequest, "replies": loseReply, "hangs": hang}, func(t *testing.T, how string, f fault) {
+		inBubbles(t, name, map[string]testnet.Fault{"requests": testnet.LoseRequest, "replies": testnet.LoseReply, "hangs": testnet.Hang}, func(t *testing.T, how string, f testnet.Fault) {
 			const keys = 100
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			l := open(t, net, reservoir.PerHour(10_000), opt, reservoir.WithIdle(10*time.Second))
 			for i := range keys {
 				for range 30 { // so that an adaptive batch has grown
@@ -211,9 +212,9 @@ func TestEvictionHandsBackOverABadNetwork(t *testing.T) {
 				}
 			}
 			n := 0
-			net.set(func(c call) fault {
-				if n++; c.key == "busy" || n%3 == 0 {
-					return fine
+			net.Faults(func(c *testnet.Call) testnet.Fault {
+				if n++; c.Key == "busy" || n%3 == 0 {
+					return testnet.Fine
 				}
 				return f
 			})
@@ -221,7 +222,7 @@ func TestEvictionHandsBackOverABadNetwork(t *testing.T) {
 				_, _ = l.Allow(bg, "busy")
 				time.Sleep(time.Second)
 			}
-			require.Positive(t, net.happened(f))
+			require.Positive(t, net.Happened(f))
 			require.Equal(t, 1, l.Stats().Keys, "evicted")
 			for i := range keys {
 				require.EqualValues(t, 30, used(t, net, fmt.Sprint(i)))
@@ -235,17 +236,17 @@ func TestEvictionHandsBackOverABadNetwork(t *testing.T) {
 func TestLostGrantOfAnotherLength(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		inBubbles(t, fmt.Sprint("close=", closes), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			var limit atomic.Value
 			limit.Store(reservoir.PerHour(100))
 			limits := reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) })
 			l := open(t, net, reservoir.PerHour(100), opt, limits, reservoir.WithIdle(time.Second))
-			net.next("", loseReply)
+			net.Next("", testnet.LoseReply)
 			_, err := l.AllowN(bg, "k", 7)
 			require.Error(t, err)
 			require.NotZero(t, used(t, net, "k"))
 			limit.Store(reservoir.PerMinute(100))
-			net.next("", loseRequest)
+			net.Next("", testnet.LoseRequest)
 			_, err = l.AllowN(bg, "k", 7) // the new limit is the key's now
 			require.Error(t, err)
 			if !closes {
@@ -253,7 +254,7 @@ func TestLostGrantOfAnotherLength(t *testing.T) {
 				require.Zero(t, l.Stats().Keys)
 			}
 			require.NoError(t, l.Close(bg))
-			require.Equal(t, 1, net.happened(loseReply))
+			require.Equal(t, 1, net.Happened(testnet.LoseReply))
 			assert.Zero(t, used(t, net, "k"))
 		})
 	}
@@ -263,15 +264,15 @@ func TestLostGrantOfAnotherLength(t *testing.T) {
 // later in the window is not handed what the first one spent.
 func TestKeysThatComeBack(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(0)
+		net := testnet.Far(0)
 		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithIdle(10*time.Second))
 		admitted, unknown := int64(0), int64(0)
 		for round := range 20 {
-			net.next("", []fault{fine, loseReply}[round%2])
+			net.Next("", []testnet.Fault{testnet.Fine, testnet.LoseReply}[round%2])
 			if r, err := l.AllowN(bg, "k", 3); err == nil && r.Allowed {
 				admitted += 3
 			}
-			net.set(nil)
+			net.Faults(nil)
 			for i := range 30 {
 				allow(t, l, fmt.Sprint("busy ", i%2), 1)
 				time.Sleep(time.Second)
@@ -287,7 +288,7 @@ func TestKeysThatComeBack(t *testing.T) {
 // second one costs nothing.
 func TestCloseHandsBack(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(100), opt)
 		for i := range 100 {
 			allow(t, l, fmt.Sprint(i), 2)
@@ -311,7 +312,7 @@ func TestCloseHandsBack(t *testing.T) {
 		for i := range 100 {
 			require.EqualValues(t, 2, used(t, net, fmt.Sprint(i)))
 		}
-		calls := net.count("")
+		calls := net.Count("")
 		require.NoError(t, l.Close(bg))
 		for _, key := range []string{"1", "new"} {
 			_, err := l.Allow(bg, key)
@@ -322,7 +323,7 @@ func TestCloseHandsBack(t *testing.T) {
 			assert.ErrorIs(t, err, reservoir.ErrClosed)
 			assert.ErrorIs(t, waitFor(bg, l, key, 1), reservoir.ErrClosed)
 		}
-		assert.Equal(t, calls, net.count(""))
+		assert.Equal(t, calls, net.Count(""))
 	})
 }
 
@@ -331,7 +332,7 @@ func TestCloseHandsBack(t *testing.T) {
 // expires, and what a reply brings later is nobody's to spend.
 func TestCloseIsBounded(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
-		net, heard := far(time.Millisecond), new(states)
+		net, heard := testnet.Far(time.Millisecond), new(states)
 		l := open(t, net, reservoir.PerHour(1000), opt, heard.option(), reservoir.WithFetchTimeout(time.Minute))
 		for i := range 300 {
 			for range 10 {
@@ -339,7 +340,7 @@ func TestCloseIsBounded(t *testing.T) {
 			}
 		}
 		held := l.Stats().Held
-		net.moveTo(10 * time.Second)
+		net.MoveTo(10 * time.Second)
 		go func() { _, _ = l.Allow(bg, "late") }()
 		synctest.Wait()
 		k := l.Key("late")
@@ -368,7 +369,7 @@ func TestCloseIsBounded(t *testing.T) {
 
 func TestCloseWithAnEndedContext(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net, heard := far(time.Millisecond), new(states)
+		net, heard := testnet.Far(time.Millisecond), new(states)
 		l := open(t, net, reservoir.PerHour(1000), opt, heard.option())
 		for i := range 300 {
 			for range 10 {
@@ -387,25 +388,25 @@ func TestCloseWithAnEndedContext(t *testing.T) {
 
 // Neither Close nor Check waits in an outage, nor asks for each key.
 func TestCloseAndCheckInAnOutage(t *testing.T) {
-	for how, f := range map[string]fault{"hangs": hang, "lost": loseRequest} {
+	for how, f := range map[string]testnet.Fault{"hangs": testnet.Hang, "lost": testnet.LoseRequest} {
 		inBubbles(t, how, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			l := open(t, net, reservoir.PerHour(1000), opt)
 			for i := range 1000 {
 				allow(t, l, fmt.Sprint(i), 1)
 			}
 			breakdown(t, l, net, f)
-			calls, begin := net.count(""), time.Now()
+			calls, begin := net.Count(""), time.Now()
 			for range 20 {
 				_, err := l.Check(bg, "1")
 				var failure *reservoir.StoreError
 				assert.ErrorAs(t, err, &failure)
 			}
 			assert.LessOrEqual(t, time.Since(begin), 100*time.Millisecond, "one, which a replica might have answered")
-			assert.LessOrEqual(t, net.count("")-calls, 2)
+			assert.LessOrEqual(t, net.Count("")-calls, 2)
 			_ = l.Close(bg)
 			assert.LessOrEqual(t, time.Since(begin), time.Second)
-			assert.LessOrEqual(t, net.count("")-calls, 150)
+			assert.LessOrEqual(t, net.Count("")-calls, 150)
 		})
 	}
 }
@@ -471,15 +472,15 @@ func TestPeersOutlastTheReset(t *testing.T) {
 // number of keys, and their tokens are counted.
 func TestCloseWhileTheStoreExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(50)))
 		for i := range 40 {
 			allow(t, l, fmt.Sprint(i), 1)
 		}
-		net.always(exits)
+		net.Always(testnet.Exit)
 		_ = l.Close(bg)
 		s := l.Stats()
-		require.Positive(t, net.happened(exits))
+		require.Positive(t, net.Happened(testnet.Exit))
 		require.Positive(t, s.Expired)
 		require.Equal(t, s.Taken, s.Spent+s.Returned+s.Expired)
 	})
@@ -490,11 +491,11 @@ func TestCloseWhileTheStoreExits(t *testing.T) {
 func TestShareOfACarriedWindow(t *testing.T) {
 	for turn := range 5 {
 		inBubble(t, fmt.Sprint("turn=", turn), func(t *testing.T) {
-			net := far(10 * time.Millisecond)
+			net := testnet.Far(10 * time.Millisecond)
 			l := open(t, net, reservoir.PerHour(100), reservoir.WithFailure(reservoir.FailLocal(0.1)), reservoir.WithBatch(reservoir.Fixed(1)))
 			allow(t, l, "k", 1)
 			alone := func() (n int64) {
-				breakdown(t, l, net, loseRequest)
+				breakdown(t, l, net, testnet.LoseRequest)
 				for range 20 {
 					if r, err := l.Allow(bg, "k"); err == nil && r.Allowed && r.Source == reservoir.Fallback {
 						n++
@@ -504,14 +505,14 @@ func TestShareOfACarriedWindow(t *testing.T) {
 			}
 			require.EqualValues(t, 10, alone())
 			time.Sleep(5 * time.Second) // another window would end at another second
-			net.loseData()
-			other := open(t, net.store, reservoir.PerHour(100))
+			net.LoseData()
+			other := open(t, net.Store(), reservoir.PerHour(100))
 			var calls atomic.Int64
-			net.set(func(c call) fault {
-				if c.key == "k" && calls.Add(1) == int64(turn)+1 { // it takes 10 ms yet to arrive
+			net.Faults(func(c *testnet.Call) testnet.Fault {
+				if c.Key == "k" && calls.Add(1) == int64(turn)+1 { // it takes 10 ms yet to arrive
 					go func() { _, _ = other.Allow(bg, "k") }()
 				}
-				return fine
+				return testnet.Fine
 			})
 			time.Sleep(2 * toClose)
 			require.Positive(t, calls.Load(), "the debt was charged without traffic")
@@ -527,18 +528,18 @@ func TestCallsAfterAKeyWasDrained(t *testing.T) {
 	for _, n := range []int64{1, 20} {
 		inBubble(t, fmt.Sprint("n=", n), func(t *testing.T) {
 			const requests, window = 1000, time.Minute
-			net := far(100 * time.Microsecond)
+			net := testnet.Far(100 * time.Microsecond)
 			l := open(t, net, reservoir.PerMinute(requests*n))
 			start := time.Now()
 			drain(t, l, "k", n)
 			time.Sleep(time.Until(start.Add(window)))
 			for w := range 6 {
-				calls, was := net.count(""), l.Stats()
+				calls, was := net.Count(""), l.Stats()
 				every(t, l, n, window*10/8/requests, time.Now().Add(window), nil)
 				s := l.Stats()
 				assert.Equal(t, was.Denied, s.Denied)
 				asked := (s.Spent - was.Spent) / n
-				assert.LessOrEqual(t, int64(net.count("")-calls), asked/30, "window %d", w+2)
+				assert.LessOrEqual(t, int64(net.Count("")-calls), asked/30, "window %d", w+2)
 			}
 		})
 	}
@@ -548,7 +549,7 @@ func TestCallsAfterAKeyWasDrained(t *testing.T) {
 // holds tokens of a Wait that came back.
 func TestDirectRefusalAgreesWithItself(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		l := open(t, far(time.Millisecond), reservoir.PerHour(10), reservoir.WithDirect(), reservoir.WithStranding(1))
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerHour(10), reservoir.WithDirect(), reservoir.WithStranding(1))
 		r, err := l.WaitN(bg, "k", 2)
 		require.NoError(t, err)
 		require.True(t, allow(t, l, "k", 7).Allowed)

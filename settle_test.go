@@ -13,17 +13,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // What is settled below the charge goes back into stock, and what is settled above it
 // comes out of stock, without a call and without memory.
 func TestSettleFromStock(t *testing.T) {
-	net := far(0)
+	net := testnet.Far(0)
 	l := open(t, net, reservoir.PerHour(1_000_000), reservoir.WithBatch(reservoir.Fixed(100_000)), patient)
 	key := l.Key("k")
 	r, err := key.AllowN(bg, 100)
 	require.NoError(t, err)
-	calls := net.count("")
+	calls := net.Count("")
 	for _, n := range []int64{30, 0, 250, 100} {
 		was := l.Stats()
 		require.NoError(t, key.Settle(bg, r, n))
@@ -35,7 +36,7 @@ func TestSettleFromStock(t *testing.T) {
 		r, err = key.AllowN(bg, 100)
 		require.NoError(t, err)
 	}
-	assert.Equal(t, calls, net.count(""))
+	assert.Equal(t, calls, net.Count(""))
 	for _, n := range []int64{90, 100, 110} {
 		assert.Zero(t, testing.AllocsPerRun(100, func() { _ = key.Settle(bg, r, n) }), n)
 	}
@@ -47,7 +48,7 @@ func TestSettleFromStock(t *testing.T) {
 func TestSettleAboveTheStock(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		for _, n := range []int64{60, 100, 101, 170, 1000} {
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			var told diary
 			l := open(t, net, reservoir.PerMinute(100), opt, told.keep())
 			charges := func() (n int) {
@@ -86,7 +87,7 @@ func TestSettleAboveTheStock(t *testing.T) {
 // The next statement carries debt, whatever it is made for, and so does Close.
 func TestDebtOfSettleGoesAlong(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(1000), opt)
 		r := allow(t, l, "k", 10)
 		require.NoError(t, l.Settle(bg, "k", r, 400))
@@ -103,7 +104,7 @@ func TestDebtOfSettleGoesAlong(t *testing.T) {
 // What goes back pays for debt first.
 func TestSurplusPaysForDebt(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		net := far(0)
+		net := testnet.Far(0)
 		l := open(t, net, reservoir.PerMinute(100), reservoir.WithBatch(reservoir.Fixed(1)))
 		a, b := allow(t, l, "k", 50), allow(t, l, "k", 50)
 		require.NoError(t, l.Settle(bg, "k", a, 80))
@@ -122,7 +123,7 @@ func TestSurplusPaysForDebt(t *testing.T) {
 // nothing. What is settled twice never gives back more than was used.
 func TestSettleOfOtherThings(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(100), opt)
 		r, other := allow(t, l, "k", 30), allow(t, l, "other", 1)
 		was := l.Stats()
@@ -147,7 +148,7 @@ func TestSettleOfOtherThings(t *testing.T) {
 // then, or as overdrawn if this process knows none.
 func TestSettleLate(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(100), opt)
 		low, high := allow(t, l, "k", 20), allow(t, l, "k", 20)
 		time.Sleep(2 * time.Minute)
@@ -175,7 +176,7 @@ func TestSettleLate(t *testing.T) {
 // above the limit.
 func TestSettleInTheLastMoments(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		l := open(t, far(time.Millisecond), reservoir.PerDay(100, nil), opt, reservoir.WithIdle(100*time.Hour))
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerDay(100, nil), opt, reservoir.WithIdle(100*time.Hour))
 		r := allow(t, l, "k", 100)
 		time.Sleep(time.Until(r.Reset) - 20*time.Second)
 		require.NoError(t, l.Settle(bg, "k", r, 150))
@@ -184,7 +185,7 @@ func TestSettleInTheLastMoments(t *testing.T) {
 		balance(t, l)
 	})
 	inBubble(t, "no room", func(t *testing.T) {
-		l := open(t, far(40*time.Millisecond), reservoir.PerDay(100, nil), reservoir.WithMaxKeys(0))
+		l := open(t, testnet.Far(40*time.Millisecond), reservoir.PerDay(100, nil), reservoir.WithMaxKeys(0))
 		r := allow(t, l, "k", 100)
 		time.Sleep(time.Until(r.Reset) - 20*time.Millisecond)
 		require.NoError(t, l.Settle(bg, "k", r, 150))
@@ -196,11 +197,11 @@ func TestSettleInTheLastMoments(t *testing.T) {
 // charged.
 func TestSettleOfAForgottenKey(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithIdle(time.Second))
 		r := allow(t, l, "k", 20)
 		time.Sleep(time.Minute)
-		require.Zero(t, l.Stats().Keys, "%d calls", net.count(""))
+		require.Zero(t, l.Stats().Keys, "%d calls", net.Count(""))
 		require.NoError(t, l.Settle(bg, "k", r, 50))
 		require.NoError(t, l.Settle(bg, "k", r, 10), "what goes back may be lost, but never doubled")
 		time.Sleep(10 * time.Minute)
@@ -209,7 +210,7 @@ func TestSettleOfAForgottenKey(t *testing.T) {
 		balance(t, l)
 	})
 	inBubble(t, "no room", func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(100), reservoir.WithMaxKeys(0))
 		r := allow(t, l, "k", 20)
 		require.NoError(t, l.Settle(bg, "k", r, 50))
@@ -230,7 +231,7 @@ func TestSettleAmongProcesses(t *testing.T) {
 		for seed := range uint64(5) {
 			const limit = 5000
 			rnd := rand.New(rand.NewPCG(seed, 1))
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			all := fleet(t, 4, net, reservoir.PerHour(limit), opt)
 			var used, charged int64
 			for i := 0; i < 2000; i++ {
@@ -262,7 +263,7 @@ func TestSettleAmongProcesses(t *testing.T) {
 // each. The result is that of the tightest.
 func TestGroupWithACostPerLimit(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		requests, tokens := open(t, net, reservoir.PerMinute(100), opt), open(t, net, reservoir.PerMinute(10_000), opt)
 		g := reservoir.NewGroup(requests, tokens)
 		var used int64
@@ -308,11 +309,11 @@ func TestGroupWithACostPerLimit(t *testing.T) {
 // Everybody comes to be served, within all limits, through resets and an outage.
 func TestGroupWaits(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		second, minute := open(t, net, reservoir.PerSecond(10), opt), open(t, net, reservoir.PerMinute(150), opt)
 		g := reservoir.NewGroup(second, minute)
-		net.always(loseRequest)
-		time.AfterFunc(3*time.Second, func() { net.set(nil) })
+		net.Always(testnet.LoseRequest)
+		time.AfterFunc(3*time.Second, func() { net.Faults(nil) })
 		begin := time.Now()
 		var last time.Duration
 		done := make(chan time.Duration, 200)
@@ -350,7 +351,7 @@ func TestOverrunWithoutRoom(t *testing.T) {
 		inBubble(t, what, func(t *testing.T) {
 			var limit atomic.Value
 			limit.Store(reservoir.PerHour(100))
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			l := open(t, net, reservoir.PerHour(1), reservoir.WithMaxKeys(0), reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
 			r := allow(t, l, "k", 20)
 			limit.Store(to)
@@ -364,15 +365,15 @@ func TestOverrunWithoutRoom(t *testing.T) {
 
 func TestGroupIsBounded(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"))
 		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"))
 		g := reservoir.NewGroup(a, b)
-		net.set(func(c call) fault {
-			if c.op == "settle" || c.key[0] == 'b' {
-				return hang
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if c.Op == "settle" || c.Key[0] == 'b' {
+				return testnet.Hang
 			}
-			return fine
+			return testnet.Fine
 		})
 		ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
 		defer cancel()
@@ -400,13 +401,13 @@ func (c countdown) Err() error {
 // does not spin.
 func TestGroupDoesNotSpin(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"), reservoir.WithFailure(reservoir.FailOpen()))
 		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"), reservoir.WithFailure(reservoir.FailOpen()))
 		for _, l := range []*reservoir.Limiter{a, b} {
 			drain(t, l, "k", 1)
 		}
-		net.always(refuse)
+		net.Always(testnet.Refuse)
 		for _, l := range []*reservoir.Limiter{a, b} {
 			for i := range toOpen {
 				allow(t, l, fmt.Sprint(i), 1)
@@ -419,7 +420,7 @@ func TestGroupDoesNotSpin(t *testing.T) {
 		_, err := reservoir.NewGroup(a, b).Wait(countdown{ctx, &asked}, "k", "k")
 		require.NoError(t, err)
 		assert.Positive(t, asked.Load())
-		assert.Positive(t, net.happened(refuse))
+		assert.Positive(t, net.Happened(testnet.Refuse))
 	})
 }
 
@@ -427,17 +428,17 @@ func TestGroupDoesNotSpin(t *testing.T) {
 // statement is under way.
 func TestSteadyOverruns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := far(15 * time.Millisecond)
+		net := testnet.Far(15 * time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(1)))
 		paid := allow(t, l, "k", 1)
 		require.True(t, allow(t, l, "k", 999).Allowed)
 		require.False(t, allow(t, l, "k", 1).Allowed)
-		calls := net.count("")
+		calls := net.Count("")
 		for range 3000 {
 			require.NoError(t, l.Settle(bg, "k", paid, 2))
 			time.Sleep(10 * time.Millisecond)
 		}
-		assert.LessOrEqual(t, net.count("")-calls, 15, "in half a window")
+		assert.LessOrEqual(t, net.Count("")-calls, 15, "in half a window")
 		assert.Positive(t, l.Stats().Owed)
 	})
 }

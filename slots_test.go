@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // This file has slots that are held for long, and keys that stand in line for long.
@@ -19,16 +19,20 @@ import (
 // deaf is a store that does not return from some statements, whatever their contexts, before
 // the end of the test.
 type deaf struct {
-	*network
+	*testnet.Network
 	left atomic.Int64 // so many of the next statements
 	end  chan struct{}
 }
 
-func (d *deaf) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	if d.left.Add(-1) >= 0 {
-		<-d.end
+func newDeaf() *deaf {
+	d := &deaf{Network: testnet.Far(rtt / 4), end: make(chan struct{})}
+	d.Enter = func(ctx context.Context, c *testnet.Call) context.Context {
+		if c.Op == "sync" && d.left.Add(-1) >= 0 {
+			<-d.end
+		}
+		return ctx
 	}
-	return d.network.Sync(ctx, r)
+	return d
 }
 
 // A statement that never returns, or a function of WithLimits that does not, holds up no other
@@ -38,7 +42,7 @@ func TestSlotsComeBack(t *testing.T) {
 	for _, hung := range []int64{1, 40} {
 		for _, where := range []string{"store", "limits"} {
 			inBubble(t, fmt.Sprint(where, "/hung=", hung), func(t *testing.T) {
-				d := &deaf{network: far(rtt / 4), end: make(chan struct{})}
+				d := newDeaf()
 				var blocking atomic.Int64
 				l := open(t, d, reservoir.PerHour(1000), reservoir.WithIdle(time.Minute), reservoir.WithBatch(reservoir.Fixed(10)),
 					reservoir.WithLimits(func(string) reservoir.Limit {
@@ -69,11 +73,11 @@ func TestSlotsComeBack(t *testing.T) {
 // A probe that never returns does not keep the circuit open.
 func TestDeafProbe(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		d := &deaf{network: far(rtt / 4), end: make(chan struct{})}
+		d := newDeaf()
 		l := open(t, d, reservoir.PerHour(1000))
-		breakdown(t, l, d.network, refuse)
+		breakdown(t, l, d.Network, testnet.Refuse)
 		d.left.Store(2)
-		d.set(nil)
+		d.Faults(nil)
 		time.Sleep(4 * toClose)
 		assert.Negative(t, d.left.Load(), "both were made")
 		allow(t, l, "k", 1)
@@ -87,24 +91,24 @@ func TestKeysInLineMove(t *testing.T) {
 		const keys = 100
 		on := new(atomic.Pointer[string])
 		on.Store(new("old"))
-		net := sharded{far(rtt / 4), func() string { return *on.Load() }}
+		net := sharded{testnet.Far(rtt / 4), func() string { return *on.Load() }}
 		l := open(t, net, reservoir.PerHour(1000), reservoir.WithFailure(reservoir.FailOpen()), reservoir.WithIdle(time.Minute), reservoir.WithBatch(reservoir.Fixed(1)))
-		net.always(refuse)
+		net.Always(testnet.Refuse)
 		_, _ = l.Allow(bg, "old:stays")
-		net.set(nil)
+		net.Faults(nil)
 		for range 2 {
 			for i := range keys {
 				allow(t, l, fmt.Sprint(i), 1)
 			}
 			allow(t, l, "old:stays", 1)
-			net.always(refuse)
+			net.Always(testnet.Refuse)
 		}
 		require.EqualValues(t, keys+1, l.Stats().Owed)
 		on.Store(new("new"))
-		net.onKey("old:stays", refuse)
+		net.OnKey("old:stays", testnet.Refuse)
 		time.Sleep(2 * time.Minute)
 		assert.EqualValues(t, 1, l.Stats().Owed)
-		net.set(nil)
+		net.Faults(nil)
 		time.Sleep(toClose)
 		assert.Zero(t, l.Stats().Owed)
 	})
@@ -114,9 +118,9 @@ func TestKeysInLineMove(t *testing.T) {
 func TestForgottenKeysLeaveTheLine(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		const keys = 20_000
-		net := far(rtt / 4)
+		net := testnet.Far(rtt / 4)
 		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithIdle(time.Minute))
-		breakdown(t, l, net, refuse)
+		breakdown(t, l, net, testnet.Refuse)
 		before := heap()
 		for i := range keys {
 			ctx, cancel := context.WithTimeout(bg, time.Millisecond)

@@ -22,6 +22,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // gauges are the fields of Stats that may go down.
@@ -80,11 +81,11 @@ func TestCountersNeverGoBack(t *testing.T) {
 }
 
 func countUnderFaults(t *testing.T, seed uint64, opt reservoir.Option) {
-	net, random := far(2*time.Millisecond), rand.New(rand.NewPCG(seed, 1))
-	faults := []fault{loseReply, loseReply, loseRequest, arriveLate, repeat}
-	net.set(func(call) fault { // under the network's lock
+	net, random := testnet.Far(2*time.Millisecond), rand.New(rand.NewPCG(seed, 1))
+	faults := []testnet.Fault{testnet.LoseReply, testnet.LoseReply, testnet.LoseRequest, testnet.ArriveLate, testnet.Repeat}
+	net.Faults(func(*testnet.Call) testnet.Fault { // under the network's lock
 		if random.IntN(3) > 0 {
-			return fine
+			return testnet.Fine
 		}
 		return faults[random.IntN(len(faults))]
 	})
@@ -117,7 +118,7 @@ func countUnderFaults(t *testing.T, seed uint64, opt reservoir.Option) {
 			last[i] = is
 		}
 	}
-	require.Positive(t, net.happened(loseReply))
+	require.Positive(t, net.Happened(testnet.LoseReply))
 }
 
 // Nor do they go back where cores race, while keys come and go.
@@ -169,7 +170,7 @@ func TestProbesAreShared(t *testing.T) {
 				for seed := range uint64(rounds) {
 					defer chance.Seed(seed)()
 					synctest.Test(t, func(t *testing.T) {
-						net := far(time.Millisecond)
+						net := testnet.Far(time.Millisecond)
 						all := fleet(t, processes, net, reservoir.Limit{Tokens: 2000, Window: time.Minute}, opt)
 						for _, n := range []int64{30, 1} { // in turn, so that each has some
 							for _, l := range all {
@@ -187,9 +188,9 @@ func TestProbesAreShared(t *testing.T) {
 							}
 							return got
 						}
-						calls := net.count("")
+						calls := net.Count("")
 						require.Zero(t, ask(30*time.Second))
-						probes += net.count("") - calls
+						probes += net.Count("") - calls
 						require.Equal(t, 5, int(giveBack(t, net, "k", 5)))
 						if ask(15*time.Second) == 5 {
 							found++
@@ -209,11 +210,11 @@ func TestProbesAreShared(t *testing.T) {
 }
 
 // giveBack refunds tokens to the store, past all limiters.
-func giveBack(t *testing.T, net *network, key string, n int64) int64 {
+func giveBack(t *testing.T, net *testnet.Network, key string, n int64) int64 {
 	t.Helper()
 	before, err := net.Inspect(bg, key)
 	require.NoError(t, err)
-	_, err = net.inner().Settle(bg, backend.SettleRequest{Key: key, Window: before.Window, Tokens: -n, Limit: 1})
+	_, err = net.Store().Settle(bg, backend.SettleRequest{Key: key, Window: before.Window, Tokens: -n, Limit: 1})
 	require.NoError(t, err)
 	return before.Used - used(t, net, key)
 }
@@ -227,13 +228,13 @@ func TestDebtIsOfItsWindow(t *testing.T) {
 			for _, known := range []bool{true, false} {
 				for _, outage := range []int{10, 50, 130} {
 					inBubble(t, fmt.Sprint(name, "/", policy, "/", known, "/", outage), func(t *testing.T) {
-						net := far(time.Millisecond)
+						net := testnet.Far(time.Millisecond)
 						l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailure(failures[policy].Failure), reservoir.WithIdle(5*time.Second))
 						if known {
 							allow(t, l, "k", 20)
 							time.Sleep(5 * time.Second)
 						}
-						net.always(loseRequest)
+						net.Always(testnet.LoseRequest)
 						var reset time.Time
 						admitted := map[time.Time]int64{}
 						for range outage {
@@ -283,10 +284,10 @@ func TestDebtIsChargedOnce(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		for policy, share := range map[string]int64{"open": 150, "local": 10} {
 			inBubble(t, name+"/"+policy, func(t *testing.T) {
-				net := far(time.Millisecond)
+				net := testnet.Far(time.Millisecond)
 				l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(failures[policy].Failure), reservoir.WithIdle(time.Minute))
 				require.True(t, allow(t, l, "k", 1).Allowed)
-				net.always(loseRequest)
+				net.Always(testnet.LoseRequest)
 				admitted, byPolicy := int64(1), int64(0)
 				for range 150 {
 					switch r := allow(t, l, "k", 1); {
@@ -302,11 +303,13 @@ func TestDebtIsChargedOnce(t *testing.T) {
 					byPolicy = admitted - 1
 				}
 				require.Equal(t, share, byPolicy)
-				net.set(func(c call) fault {
-					if c.key == "k" && net.hurt[loseReply] < 2 { // under the network's lock
-						return loseReply
+				lost := 0
+				net.Faults(func(c *testnet.Call) testnet.Fault {
+					if c.Key == "k" && lost < 2 {
+						lost++
+						return testnet.LoseReply
 					}
-					return fine
+					return testnet.Fine
 				})
 				for range 50 {
 					if r := allow(t, l, "k", 1); r.Allowed {
@@ -317,7 +320,7 @@ func TestDebtIsChargedOnce(t *testing.T) {
 				admitted += drain(t, l, "k", 1)
 				time.Sleep(time.Minute)
 				assert.Zero(t, l.Stats().Owed)
-				assert.Equal(t, 2, net.happened(loseReply))
+				assert.Equal(t, 2, net.Happened(testnet.LoseReply))
 				assert.LessOrEqual(t, admitted, max(share, 100)+70, "a batch more at the most, granted before the store heard of it")
 				assert.GreaterOrEqual(t, used(t, net, "k"), min(admitted, 100))
 			})
@@ -353,18 +356,18 @@ func TestExhausted(t *testing.T) {
 // FailOpen admits more than can be counted, and counts as far as there are numbers.
 func TestFailOpenBeyondNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.Limit{Tokens: backend.MaxTokens, Window: time.Hour}, reservoir.WithFailure(reservoir.FailOpen()))
-		breakdown(t, l, net, loseRequest)
+		breakdown(t, l, net, testnet.LoseRequest)
 		for range 3000 {
 			require.True(t, allow(t, l, "k", backend.MaxTokens).Allowed)
 		}
 		repair(t, l, net, "new", 1)
 		_, _ = l.Allow(bg, "k")
 		time.Sleep(time.Second)
-		calls := net.count("")
+		calls := net.Count("")
 		time.Sleep(time.Minute)
-		assert.LessOrEqual(t, net.count("")-calls, 3, "told once, and a probe now and then")
+		assert.LessOrEqual(t, net.Count("")-calls, 3, "told once, and a probe now and then")
 	})
 }
 
@@ -374,17 +377,17 @@ func TestLostRepliesLoseNothing(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		for _, n := range []int64{1, 7} {
 			inBubble(t, fmt.Sprint(name, "/", n), func(t *testing.T) {
-				net := far(time.Millisecond)
+				net := testnet.Far(time.Millisecond)
 				l := open(t, net, reservoir.PerMinute(100), opt)
 				for _, key := range []string{"k", "closed"} {
-					net.next("", loseReply, loseReply)
+					net.Next("", testnet.LoseReply, testnet.LoseReply)
 					for range 2 {
 						_, err := l.AllowN(bg, key, n)
 						require.Error(t, err)
 					}
-					net.set(nil)
+					net.Faults(nil)
 				}
-				require.Equal(t, 4, net.happened(loseReply))
+				require.Equal(t, 4, net.Happened(testnet.LoseReply))
 				unknown := l.Stats().Unknown
 				assert.Equal(t, name == "direct", unknown == 4*n)
 				assert.EqualValues(t, 100, drain(t, l, "k", 1)+unknown/2)
@@ -400,7 +403,7 @@ func TestLostRepliesLoseNothing(t *testing.T) {
 // keeps the window's end.
 func TestLostData(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := far(time.Millisecond)
+		net := testnet.Far(time.Millisecond)
 		all := fleet(t, 3, net, reservoir.PerMinute(1000), opt)
 		var admitted, syncs, heard int64 // heard: what all[1] had been granted when all[0] was last answered
 		use := func(l *reservoir.Limiter, n int64) reservoir.Result {
@@ -419,7 +422,7 @@ func TestLostData(t *testing.T) {
 		}
 		large := use(all[0], 100)
 		unknown := all[1].Stats().Taken - heard // to all[0], which speaks first
-		net.loseData()
+		net.LoseData()
 		for _, l := range []*reservoir.Limiter{all[0], all[2], all[1], all[2]} {
 			admitted += drain(t, l, "k", 1)
 			time.Sleep(4 * time.Second) // longer than the store learns
@@ -473,12 +476,12 @@ func survives(f func() error) (err error) {
 // the goroutine in which it was called, as a failed test does.
 func TestPanics(t *testing.T) {
 	t.Run("panics", func(t *testing.T) {
-		testPanics(t, panics, "StoreCall", "ShardState", "Shard", "limits", "sync", "take", "check", "settle")
+		testPanics(t, testnet.Panic, "StoreCall", "ShardState", "Shard", "limits", "sync", "take", "check", "settle")
 	})
-	t.Run("exits", func(t *testing.T) { testPanics(t, exits, "sync", "take", "check", "settle") })
+	t.Run("exits", func(t *testing.T) { testPanics(t, testnet.Exit, "sync", "take", "check", "settle") })
 }
 
-func testPanics(t *testing.T, f fault, wheres ...string) {
+func testPanics(t *testing.T, f testnet.Fault, wheres ...string) {
 	for _, where := range wheres {
 		inBubbles(t, where, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 			var on atomic.Bool
@@ -487,7 +490,7 @@ func testPanics(t *testing.T, f fault, wheres ...string) {
 					panic(here)
 				}
 			}
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			l := open(t, sharded{net, func() string { mayPanic("Shard"); return "" }}, reservoir.PerMinute(1000), opt,
 				reservoir.WithHooks(reservoir.Hooks{
 					StoreCall:  func(reservoir.StoreCall) { mayPanic("StoreCall") },
@@ -496,14 +499,14 @@ func testPanics(t *testing.T, f fault, wheres ...string) {
 				reservoir.WithLimits(func(string) reservoir.Limit { mayPanic("limits"); return reservoir.PerMinute(1000) }))
 			before := allow(t, l, "k", 3)
 			on.Store(true)
-			net.set(func(c call) fault {
+			net.Faults(func(c *testnet.Call) testnet.Fault {
 				switch where {
-				case c.op:
+				case c.Op:
 					return f
 				case "ShardState":
-					return loseRequest
+					return testnet.LoseRequest
 				}
-				return fine
+				return testnet.Fine
 			})
 			for i := range 12 {
 				short, cancel := context.WithTimeout(bg, 5*time.Second)

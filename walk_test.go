@@ -18,6 +18,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // This file is random walks, and crowds that leave.
@@ -28,7 +29,7 @@ func TestEverythingAtOnce(t *testing.T) {
 	for seed := range uint64(12) {
 		inBubbles(t, fmt.Sprint(seed), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 			rnd := rand.New(rand.NewPCG(seed, 7))
-			net := far(time.Millisecond)
+			net := testnet.Far(time.Millisecond)
 			var tokens atomic.Int64
 			tokens.Store(200)
 			limits := reservoir.WithLimits(func(string) reservoir.Limit {
@@ -59,9 +60,9 @@ func TestEverythingAtOnce(t *testing.T) {
 				case 0:
 					tokens.Store([]int64{0, -1, 50, 200, 1000}[rnd.IntN(5)])
 				case 1:
-					net.always([]fault{fine, loseRequest, loseReply, refuse, repeat, arriveLate}[rnd.IntN(6)])
+					net.Always([]testnet.Fault{testnet.Fine, testnet.LoseRequest, testnet.LoseReply, testnet.Refuse, testnet.Repeat, testnet.ArriveLate}[rnd.IntN(6)])
 				case 2, 3:
-					net.set(nil)
+					net.Faults(nil)
 				case 4:
 					_ = l.Reset(bg, key)
 				}
@@ -96,7 +97,7 @@ func TestEverythingAtOnce(t *testing.T) {
 					}
 				}
 			}
-			net.set(nil)
+			net.Faults(nil)
 			time.Sleep(5 * time.Minute)
 			synctest.Wait()
 			for j, l := range all {

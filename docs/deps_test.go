@@ -93,7 +93,7 @@ func TestCoreImports(t *testing.T) {
 
 // Test libraries have no place in a user's binary.
 func TestNoTestLibraries(t *testing.T) {
-	forTests := []string{module + "/backend/backendtest", module + "/internal/redistest", module + "/internal/program", module + "/internal/example"}
+	forTests := []string{module + "/backend/backendtest", module + "/internal/redistest", module + "/internal/testnet", module + "/internal/program", module + "/internal/example"}
 	for _, p := range packages(t) {
 		if slices.Contains(forTests, p.ImportPath) {
 			continue
