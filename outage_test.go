@@ -389,7 +389,9 @@ func TestRejectionsAreToldOnce(t *testing.T) {
 // does, a moment before the context's own timer fires.
 func onTime(ctx context.Context, _ *testnet.Call) context.Context {
 	if at, ok := ctx.Deadline(); ok {
-		ctx, _ = context.WithDeadline(context.WithoutCancel(ctx), at) //nolint:govet // ends by itself
+		timed, cancel := context.WithDeadline(context.WithoutCancel(ctx), at)
+		context.AfterFunc(timed, cancel)
+		return timed
 	}
 	return ctx
 }
