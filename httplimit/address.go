@@ -24,20 +24,8 @@ import (
 // A peer on a Unix socket has no address. If there are trusted proxies, it counts as one
 // of them; otherwise its requests have no key.
 func ByAddress(trusted ...netip.Prefix) KeyFunc {
-	trusted = unmapped(trusted)
+	trusted = slices.Clone(trusted)
 	return func(r *http.Request) string { return subject.Address(client(r, trusted)) }
-}
-
-// unmapped converts prefixes of IPv4 addresses that are written as IPv6.
-func unmapped(prefixes []netip.Prefix) []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(prefixes))
-	for _, p := range prefixes {
-		if p.Addr().Is4In6() && p.Bits() >= 96 {
-			p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
-		}
-		out = append(out, p.Masked())
-	}
-	return out
 }
 
 // client returns the nearest address that is no trusted proxy, or the furthest proxy if

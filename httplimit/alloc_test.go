@@ -3,8 +3,6 @@ package httplimit_test
 import (
 	"io"
 	"net/http"
-	"net/http/httptest"
-	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -35,7 +33,6 @@ func kinds() map[string]httplimit.KeyFunc {
 	return map[string]httplimit.KeyFunc{
 		"ready":  func(*http.Request) string { return "user:alice" },
 		"header": httplimit.ByHeader("X-Tenant"),
-		"token":  httplimit.ByToken("Authorization"),
 		"addr":   httplimit.ByAddress(prefixes("10.0.0.0/8")...),
 		"addr6":  httplimit.First(httplimit.ByHeader("X-None"), httplimit.ByAddress()),
 	}
@@ -43,8 +40,7 @@ func kinds() map[string]httplimit.KeyFunc {
 
 // typical is a request with all that kinds look for.
 func typical(kind string) *http.Request {
-	r := request("10.0.0.1:4711", "X-Tenant", "acme", "Authorization", "Bearer 0123456789abcdef",
-		"X-Forwarded-For", "198.51.100.7, 10.0.0.2")
+	r := request("10.0.0.1:4711", "X-Tenant", "acme", "X-Forwarded-For", "198.51.100.7, 10.0.0.2")
 	if kind == "addr6" {
 		r.RemoteAddr = "[2001:db8:0:1:2::3]:4711"
 	}
@@ -72,6 +68,30 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
+func TestAllocationsOfAGroup(t *testing.T) {
+	for n := 1; n <= 4; n++ {
+		var all []*reservoir.Limiter
+		var keys []httplimit.KeyFunc
+		for range n {
+			all, keys = append(all, plenty(t)), append(keys, kinds()["ready"])
+		}
+		count := func(h http.Handler) float64 {
+			return testing.AllocsPerRun(200, func() { h.ServeHTTP(&discard{http.Header{}}, typical("")) })
+		}
+		without := count(http.HandlerFunc(bare))
+		with := count(httplimit.NewGroup(reservoir.NewGroup(all...), httplimit.WithKey(keys...))(http.HandlerFunc(bare)))
+		require.LessOrEqual(t, with-without, 2.0, n)
+		if n > 1 {
+			continue
+		}
+		settled := count(httplimit.New(all[0], httplimit.WithKey(keys...))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = httplimit.Settle(w, 3)
+			bare(w, r)
+		})))
+		require.LessOrEqual(t, settled-without, 3.0, "as a refund: the headers that change, and a context")
+	}
+}
+
 // BenchmarkOverhead is a handler by itself and limited. Compare limit=none
 // with the others.
 func BenchmarkOverhead(b *testing.B) {
@@ -84,7 +104,7 @@ func BenchmarkOverhead(b *testing.B) {
 		})
 	}
 	run("none", http.HandlerFunc(bare), typical(""))
-	for _, kind := range []string{"ready", "header", "token", "addr", "addr6"} {
+	for _, kind := range []string{"ready", "header", "addr", "addr6"} {
 		h := httplimit.New(plenty(b), httplimit.WithKey(kinds()[kind]))(http.HandlerFunc(bare))
 		run(kind, h, typical(kind))
 	}
@@ -93,35 +113,4 @@ func BenchmarkOverhead(b *testing.B) {
 	refused := httplimit.New(open(b, reservoir.PerHour(1)), httplimit.WithKey(kinds()["ready"]))(http.HandlerFunc(bare))
 	get(refused)
 	run("refused", refused, typical(""))
-}
-
-// BenchmarkServer is the same over a connection, where the overhead has a size
-// to be compared with.
-func BenchmarkServer(b *testing.B) {
-	for _, limited := range []bool{false, true} {
-		b.Run("limited="+strconv.FormatBool(limited), func(b *testing.B) {
-			var h http.Handler = http.HandlerFunc(bare)
-			if limited {
-				h = httplimit.New(plenty(b), byTenant)(h)
-			}
-			benchServer(b, h)
-		})
-	}
-}
-
-func benchServer(b *testing.B, h http.Handler) {
-	s := httptest.NewServer(h)
-	defer s.Close()
-	r, err := http.NewRequest(http.MethodGet, s.URL, nil)
-	require.NoError(b, err)
-	r.Header.Set("X-Tenant", "acme")
-	client := s.Client()
-	b.ReportAllocs()
-	for b.Loop() {
-		resp, err := client.Do(r)
-		require.NoError(b, err)
-		_, err = io.Copy(io.Discard, resp.Body)
-		require.NoError(b, err)
-		require.NoError(b, resp.Body.Close())
-	}
 }

@@ -9,24 +9,23 @@
 // [New] returns a function that net/http, chi and gorilla/mux call a middleware.
 // [reservoir.WithLimits] sets limits per key. [NewGroup] makes a middleware for several
 // limits that a request must pass together. [Transport] makes each outgoing request wait
-// until the limit of its host allows it. [Debug] is a page for operators: the limiters'
-// figures, and the keys that are denied most.
+// until the limit of its host allows it.
 //
 // # Keys
 //
-// A [KeyFunc] names the key that a request is charged to. [ByUser], [ByToken] and
-// [ByHeader] read the client's identity, [ByAddress] its address, and
-// [First] uses the first of several that returns a key. Their keys begin with the kind
+// A [KeyFunc] names the key that a request is charged to. [ByUser] and [ByHeader] read the
+// client's identity, [ByAddress] its address, and [First] uses the first of several that
+// returns a key. Their keys begin with the kind
 // ("user:", "addr:", ...), so that no client can use up a limit of another kind by
 // choosing its name.
 //
 // A request without a key is answered with 400 and reaches no handler, because any way to
 // let it pass would be a way around the limit. To give it another key, use First. To serve
-// it, use [WithKeyless]. To exempt it, use [WithSkip].
+// it without a limit, give it a cost of 0: see [WithCost].
 //
 // # Headers
 //
-// Every response carries the state of the limit in two forms: GitHub's headers, and the
+// Every response of a handler carries the state of the limit in two forms: GitHub's headers, and the
 // two structured fields of the IETF's draft (draft-ietf-httpapi-ratelimit-headers-10,
 // syntax of RFC 9651):
 //
@@ -55,8 +54,11 @@
 // limit with the smallest part remaining. Unlimited requests get none of these headers. A
 // request that passes because of [reservoir.WithShadow] has no Retry-After.
 //
-// A refusal is 429 Too Many Requests with a problem document (RFC 9457). [WithBlockedStatus] sets another status for limits of
-// no tokens at all. In an outage the limiter makes no decision by default, and
+// The headers are set when the handler sends its status. They replace GitHub's headers that
+// the handler has set, or that a reverse proxy has copied from the server behind it.
+//
+// A refusal is 429 Too Many Requests with a problem document (RFC 9457), or what
+// [WithRefused] writes. In an outage the limiter makes no decision by default, and
 // [Unavailable] answers with 503.
 //
 // # Charge first, refund later
@@ -73,13 +75,13 @@
 //
 // Handlers get a ResponseWriter that flushes, hijacks and sends files as the server's
 // does, by type assertion and by http.ResponseController. If the server's ResponseWriter
-// cannot flush, Flush does nothing; if it cannot hijack, Hijack returns an error. Use
-// Unwrap to get an http.Pusher. [ResultOf] returns the decision to the handler.
+// cannot flush, Flush does nothing; if it cannot hijack, Hijack returns an error.
+// [ResultOf] returns the decision to the handler.
 //
 // # Several limits in a row
 //
 // NewGroup is one middleware for several limits. If their options differ, nest middlewares.
 // RateLimit and RateLimit-Policy then list every policy, and the X-RateLimit headers are
-// those of the innermost limit that decided. If the inner limit refuses a request, the outer
+// those of the innermost limit that decided. Writers between them need an Unwrap method. If the inner limit refuses a request, the outer
 // one has already charged it; WithRefund(Status(304, 429)) on the outer one gives that back.
 package httplimit

@@ -72,16 +72,12 @@ type told struct {
 
 // serve charges the request and serves it, or answers with the reason why not.
 func (m *middleware) serve(rw http.ResponseWriter, r *http.Request, next http.Handler) {
-	if m.skip != nil && m.skip(r) {
-		next.ServeHTTP(rw, r)
-		return
-	}
 	w := &response{ResponseWriter: rw, m: m, request: r}
 	switch {
 	case !m.price(w):
 		next.ServeHTTP(rw, r)
 	case !m.name(w):
-		m.keyless.ServeHTTP(rw, r)
+		noKey.ServeHTTP(rw, r)
 	default:
 		if err := m.ask(w); err != nil {
 			m.failed(rw, r, err, next)
@@ -134,9 +130,9 @@ func (m *middleware) answer(w *response, next http.Handler) {
 	told := &m.told[w.limit]
 	w.free = w.result.Remaining + w.costs[w.limit]
 	w.fields.format = &told.format
-	w.fields.set(w.Header(), &w.result)
 	if !w.result.Allowed {
-		m.refuse(w, &told.refusal)
+		w.describe()
+		m.refuse(w, told.refusal)
 		return
 	}
 	defer func() { // also after a panic, because the headers may have been sent
@@ -148,12 +144,8 @@ func (m *middleware) answer(w *response, next http.Handler) {
 	w.finish(http.StatusOK) // in case the handler has written nothing
 }
 
-// refuse answers with b, unless the options say otherwise.
-func (m *middleware) refuse(w *response, b *body) {
-	if w.result.Limit == 0 && m.blocked.status != 0 {
-		b = &m.blocked
-		delete(w.Header(), headerRetry) // no waiting would help
-	}
+// refuse answers with b, unless WithRefused says otherwise.
+func (m *middleware) refuse(w *response, b body) {
 	if m.refused != nil {
 		m.refused(w.ResponseWriter, w.request, w.result)
 		return
@@ -174,7 +166,7 @@ func (m *middleware) settle(w *response) {
 
 // validate returns the first fault of the options.
 func (m *middleware) validate() error {
-	if m.keyless == nil || m.failed == nil ||
+	if m.failed == nil ||
 		slices.ContainsFunc(m.keys, func(k KeyFunc) bool { return k == nil }) ||
 		slices.ContainsFunc(m.costs, func(cost func(*http.Request) int64) bool { return cost == nil }) {
 		return errors.New("httplimit: a key, a cost or a handler is nil")

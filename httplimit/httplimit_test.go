@@ -109,37 +109,17 @@ func TestRetryAfterOnALongDay(t *testing.T) {
 	})
 }
 
-func TestKeysAreApart(t *testing.T) {
-	l := open(t, reservoir.PerHour(1), reservoir.WithLimits(func(key string) reservoir.Limit {
-		if key == "header:X-Tenant:big" {
-			return reservoir.PerHour(3)
-		}
-		return reservoir.PerHour(1)
-	}))
-	h := httplimit.New(l, byTenant)(answers(http.StatusOK))
-	var got []int
-	for _, tenant := range []string{"small", "small", "other", "big", "big", "big", "big"} {
-		got = append(got, get(h, "X-Tenant", tenant).StatusCode)
-	}
-	assert.Equal(t, []int{200, 429, 200, 200, 200, 200, 429}, got)
-}
-
-func TestCostAndSkip(t *testing.T) {
+func TestCost(t *testing.T) {
 	l := open(t, reservoir.PerHour(10))
-	h := httplimit.New(l, byTenant,
-		httplimit.WithCost(func(r *http.Request) int64 {
-			n, _ := strconv.ParseInt(r.Header.Get("Cost"), 10, 64)
-			return n
-		}),
-		httplimit.WithSkip(func(r *http.Request) bool { return r.Header.Get("Cost") == "skip" }),
-	)(answers(http.StatusOK))
+	h := httplimit.New(l, byTenant, httplimit.WithCost(func(r *http.Request) int64 {
+		n, _ := strconv.ParseInt(r.Header.Get("Cost"), 10, 64)
+		return n
+	}))(answers(http.StatusOK))
 	resp := get(h, "X-Tenant", "acme", "Cost", "7")
 	assert.Equal(t, "3", resp.Header.Get("X-RateLimit-Remaining"))
-	for _, free := range []string{"0", "skip"} {
-		resp = get(h, "X-Tenant", "acme", "Cost", free)
-		assert.Equal(t, http.StatusOK, resp.StatusCode)
-		assert.Empty(t, resp.Header.Get("X-RateLimit-Limit"))
-	}
+	resp = get(h, "Cost", "0")
+	assert.Equal(t, http.StatusOK, resp.StatusCode, "a request that costs nothing needs no key")
+	assert.Empty(t, resp.Header.Get("X-RateLimit-Limit"))
 	assert.Equal(t, http.StatusTooManyRequests, get(h, "X-Tenant", "acme", "Cost", "4").StatusCode)
 	assert.Equal(t, http.StatusOK, get(h, "X-Tenant", "acme", "Cost", "3").StatusCode)
 	resp = get(h, "X-Tenant", "acme", "Cost", "11")
@@ -154,8 +134,6 @@ func TestRequestsWithoutKey(t *testing.T) {
 	reached := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the handler was reached") })
 	resp := get(httplimit.New(l, byTenant)(reached))
 	assert.Equal(t, http.StatusBadRequest, resp.StatusCode)
-	resp = get(httplimit.New(l, byTenant, httplimit.WithKeyless(answers(http.StatusUnauthorized)))(reached))
-	assert.Equal(t, http.StatusUnauthorized, resp.StatusCode)
 	resp = get(httplimit.New(l, byTenant)(reached), "X-Tenant", strings.Repeat("x", 5000))
 	assert.Equal(t, http.StatusBadRequest, resp.StatusCode)
 	assert.Zero(t, l.Stats().StoreCalls)
@@ -173,9 +151,11 @@ func TestStoreAway(t *testing.T) {
 	assert.Equal(t, "1", resp.Header.Get("Retry-After"))
 	assert.Empty(t, resp.Header.Get("X-RateLimit-Limit"), "nothing is known")
 
-	pass := httplimit.New(l, byTenant, httplimit.WithErrorHandler(httplimit.Pass))(answers(http.StatusNoContent))
-	assert.Equal(t, http.StatusNoContent, get(pass, "X-Tenant", "acme").StatusCode)
-	assert.Equal(t, http.StatusBadRequest, get(pass, "X-Tenant", strings.Repeat("x", 5000)).StatusCode)
+	ok := open(t, reservoir.PerHour(10))
+	key := httplimit.ByHeader("X-Tenant")
+	group := httplimit.NewGroup(reservoir.NewGroup(ok, l), httplimit.WithKey(key, key))(answers(http.StatusOK))
+	assert.Equal(t, http.StatusServiceUnavailable, get(group, "X-Tenant", "acme").StatusCode)
+	assert.Zero(t, spent(ok), "none is charged")
 
 	var got error
 	own := httplimit.New(l, byTenant, httplimit.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, err error, _ http.Handler) {
@@ -185,15 +165,6 @@ func TestStoreAway(t *testing.T) {
 	assert.Equal(t, http.StatusTeapot, get(own, "X-Tenant", "acme").StatusCode)
 	var store *reservoir.StoreError
 	assert.True(t, errors.As(got, &store))
-
-	alone, err := reservoir.New(away{memstore.New()}, reservoir.PerHour(2), reservoir.WithFailure(reservoir.FailLocal(0.5)))
-	require.NoError(t, err)
-	defer alone.Close(context.Background())
-	h := httplimit.New(alone, byTenant)(answers(http.StatusOK))
-	assert.Equal(t, http.StatusOK, get(h, "X-Tenant", "acme").StatusCode)
-	resp = get(h, "X-Tenant", "acme")
-	assert.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
-	assert.Positive(t, number(t, resp, "Retry-After"))
 }
 
 func TestClosedLimiterAndCancelledRequest(t *testing.T) {
@@ -221,7 +192,8 @@ func TestRefusedByOneself(t *testing.T) {
 	assert.InDelta(t, 3600, number(t, resp, "Retry-After"), 60)
 }
 
-// Each outer limit stays in the lists of the IETF's fields.
+// Each outer limit stays in the lists of the IETF's fields. GitHub's headers, Settle and the
+// refund of a refusal are about the inner one.
 func TestNestedLimits(t *testing.T) {
 	global, each := open(t, reservoir.PerHour(100)), open(t, reservoir.PerHour(2))
 	outer := httplimit.New(global, httplimit.WithKey(func(*http.Request) string { return "all" }),
@@ -236,12 +208,15 @@ func TestNestedLimits(t *testing.T) {
 	assert.Regexp(t, `^"tenant";r=2;`, resp.Header["Ratelimit"][1])
 	assert.Equal(t, "tenant", resp.Header.Get("X-RateLimit-Resource"))
 
-	h = outer(inner(answers(http.StatusOK)))
-	for _, want := range []int{200, 200, 429, 429} {
-		require.Equal(t, want, get(h, "X-Tenant", "acme").StatusCode)
+	h = outer(inner(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { assert.NoError(t, httplimit.Settle(w, 2)) })))
+	for _, want := range []int{200, 429, 429} {
+		resp = get(h, "X-Tenant", "acme")
+		require.Equal(t, want, resp.StatusCode)
+		assert.Regexp(t, `^"global";r=99;`, resp.Header["Ratelimit"][0])
+		assert.Regexp(t, `^"tenant";r=0;`, resp.Header["Ratelimit"][1])
+		assert.Equal(t, "0", resp.Header.Get("X-RateLimit-Remaining"))
 	}
-	assert.EqualValues(t, 2, spent(global), "what the inner limit refused was given back")
-	assert.EqualValues(t, 2, spent(each))
+	assert.Equal(t, []int64{1, 2}, []int64{spent(global), spent(each)}, "what the inner limit refused was given back")
 }
 
 func TestProblemDocument(t *testing.T) {
@@ -261,11 +236,11 @@ func TestProblemDocument(t *testing.T) {
 func TestFaultsOfTheProgram(t *testing.T) {
 	assert.Panics(t, func() { httplimit.New(nil) })
 	for _, o := range []httplimit.Option{
-		httplimit.WithKey(nil), httplimit.WithCost(nil), httplimit.WithKeyless(nil), httplimit.WithErrorHandler(nil),
+		httplimit.WithKey(nil), httplimit.WithCost(nil), httplimit.WithErrorHandler(nil),
 	} {
 		assert.Panics(t, func() { httplimit.New(open(t, reservoir.PerHour(1)), o) })
 	}
-	none := httplimit.New(open(t, reservoir.PerHour(1)), byTenant, httplimit.WithSkip(nil), httplimit.WithRefused(nil), httplimit.WithRefund(nil))
+	none := httplimit.New(open(t, reservoir.PerHour(1)), byTenant, httplimit.WithRefused(nil), httplimit.WithRefund(nil))
 	assert.Equal(t, http.StatusOK, get(none(answers(http.StatusOK)), "X-Tenant", "acme").StatusCode)
 	assert.Equal(t, http.StatusTooManyRequests, get(none(answers(http.StatusOK)), "X-Tenant", "acme").StatusCode)
 	assert.Panics(t, func() {

@@ -2,8 +2,6 @@ package httplimit
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/base64"
 	"net/http"
 	"strings"
 
@@ -27,30 +25,15 @@ func ByHeader(name string) KeyFunc {
 	if name == "Host" { // net/http has moved it out of the headers
 		return func(r *http.Request) string { return header.Key(strings.ToLower(cmp.Or(r.Host, r.URL.Host))) }
 	}
-	return func(r *http.Request) string { return header.Key(only(r, name)) }
-}
-
-// ByToken uses "token:" and a hash of a header that proves the client's identity, such as
-// Authorization or an API key. The hash keeps secrets out of the store. ByToken does not
-// verify tokens, so put it behind a handler that does, or use [ByUser]; otherwise each
-// guessed token has a limit of its own.
-func ByToken(name string) KeyFunc {
-	name = http.CanonicalHeaderKey(name)
 	return func(r *http.Request) string {
-		secret := only(r, name)
-		if secret == "" {
-			return ""
-		}
-		sum := sha256.Sum256([]byte(secret))
-		var b [len("token:") + 22]byte
-		copy(b[:], "token:")
-		base64.RawURLEncoding.Encode(b[len("token:"):], sum[:16]) // 128 bits do not collide
-		return string(b[:])
+		value, _ := subject.Only(r.Header[name])
+		return header.Key(value)
 	}
 }
 
 // ByUser uses the user of a request, such as "user:alice". The function user returns the
-// user that the request was authenticated as, for example from its context, or "".
+// user that the request was authenticated as, for example from its context, or "". Its
+// result is stored, so it should not be a secret, such as an API key, but a hash of it.
 func ByUser(user func(*http.Request) string) KeyFunc {
 	return func(r *http.Request) string { return subject.User(user(r)) }
 }
@@ -66,10 +49,4 @@ func First(keys ...KeyFunc) KeyFunc {
 		}
 		return ""
 	}
-}
-
-// only returns the value of a header, or "" if it was not sent once.
-func only(r *http.Request, name string) string {
-	value, _ := subject.Only(r.Header[name])
-	return value
 }

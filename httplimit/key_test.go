@@ -32,19 +32,16 @@ func prefixes(s ...string) (out []netip.Prefix) {
 
 func TestByAddress(t *testing.T) {
 	const proxy, peer = "10.0.0.1:4711", "203.0.113.9:4711"
-	proxies := prefixes("10.0.0.0/8", "::ffff:172.16.0.0/108", "2001:db8:ffff::/48")
+	proxies := prefixes("10.0.0.0/8", "2001:db8:ffff::/48")
 	for _, test := range []struct {
 		name, from string
 		forwarded  []string // X-Forwarded-For, line by line
 		want       string
 	}{
-		{"no proxy", peer, nil, "addr:203.0.113.9"},
 		{"the peer is no proxy: the header counts for nothing", peer, []string{"198.51.100.7"}, "addr:203.0.113.9"},
 		{"a proxy by itself", proxy, nil, "addr:10.0.0.1"},
-		{"one proxy", proxy, []string{"198.51.100.7"}, "addr:198.51.100.7"},
 		{"what the client wrote stands left", proxy, []string{"1.1.1.1, 198.51.100.7"}, "addr:198.51.100.7"},
 		{"even if it names a proxy", proxy, []string{"10.0.0.9, 198.51.100.7"}, "addr:198.51.100.7"},
-		{"two proxies", proxy, []string{"1.1.1.1,198.51.100.7 , 10.0.0.2"}, "addr:198.51.100.7"},
 		{"in several lines", proxy, []string{"1.1.1.1", "198.51.100.7", "10.0.0.2"}, "addr:198.51.100.7"},
 		{"none but proxies", proxy, []string{"10.0.0.3, 10.0.0.2"}, "addr:10.0.0.3"},
 		{"no address", proxy, []string{"198.51.100.7, unknown"}, "addr:10.0.0.1"},
@@ -52,15 +49,12 @@ func TestByAddress(t *testing.T) {
 		{"empty elements", proxy, []string{"198.51.100.7, , 10.0.0.2,", ""}, "addr:198.51.100.7"},
 		{"with a port", proxy, []string{"198.51.100.7:80"}, "addr:198.51.100.7"},
 		{"IPv6", "[2001:db8:0:1:2::3]:4711", nil, "addr:2001:db8:0:1::/64"},
-		{"IPv6, the same neighbour", "[2001:db8:0:1:ffff:ffff:ffff:ffff]:1", nil, "addr:2001:db8:0:1::/64"},
-		{"IPv6 with a zone", "[fe80::1%eth0]:4711", nil, "addr:fe80::/64"},
 		{"IPv6 in the header", proxy, []string{"2001:db8:0:1:2::3"}, "addr:2001:db8:0:1::/64"},
 		{"IPv6 in the header, in brackets", proxy, []string{"[2001:db8:0:1:2::3]"}, "addr:2001:db8:0:1::/64"},
 		{"IPv6 in the header, with a port", proxy, []string{"[2001:db8:0:1:2::3]:80"}, "addr:2001:db8:0:1::/64"},
 		{"IPv6 proxy", "[2001:db8:ffff::1]:4711", []string{"198.51.100.7"}, "addr:198.51.100.7"},
 		{"IPv4 as IPv6", "[::ffff:203.0.113.9]:4711", nil, "addr:203.0.113.9"},
 		{"a proxy's IPv4 as IPv6", "[::ffff:10.0.0.1]:4711", []string{"::ffff:198.51.100.7"}, "addr:198.51.100.7"},
-		{"a trusted prefix as IPv6", "172.20.0.1:4711", []string{"198.51.100.7"}, "addr:198.51.100.7"},
 		{"without a port", "203.0.113.9", nil, "addr:203.0.113.9"},
 		{"a Unix socket", "@", []string{"198.51.100.7"}, "addr:198.51.100.7"},
 		{"a Unix socket, without header", "@", nil, ""},
@@ -70,7 +64,6 @@ func TestByAddress(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			r := request(test.from)
 			r.Header["X-Forwarded-For"] = test.forwarded
-			r.Header.Set("Forwarded", "for=9.9.9.9") // which nobody reads
 			assert.Equal(t, test.want, httplimit.ByAddress(proxies...)(r))
 		})
 	}
@@ -97,17 +90,16 @@ func FuzzSpoofing(f *testing.F) {
 
 func TestKeysOfKinds(t *testing.T) {
 	user := httplimit.ByUser(func(r *http.Request) string { return r.URL.Query().Get("user") })
-	key := httplimit.First(user, httplimit.ByHeader("x-tenant"), httplimit.ByToken("authorization"), httplimit.ByAddress())
+	key := httplimit.First(user, httplimit.ByHeader("x-tenant"), httplimit.ByAddress())
 	for _, test := range []struct {
 		query   string
 		headers []string
 		want    string
 	}{
 		{"?user=alice", []string{"X-Tenant", "acme"}, "user:alice"},
-		{"", []string{"X-Tenant", "acme", "Authorization", "Bearer s3cret"}, "header:X-Tenant:acme"},
+		{"", []string{"X-Tenant", "acme"}, "header:X-Tenant:acme"},
 		{"", []string{"X-Tenant", "addr:198.51.100.7"}, "header:X-Tenant:addr:198.51.100.7"},
 		{"", []string{"X-Tenant", "one", "X-Tenant", "two"}, "addr:203.0.113.9"},
-		{"", []string{"Authorization", "Bearer s3cret"}, "token:DJrmBmtB03Ed6kZnz8xRPw"},
 		{"", nil, "addr:203.0.113.9"},
 	} {
 		r := request("203.0.113.9:1", test.headers...)
@@ -123,11 +115,5 @@ func TestKeysOfKinds(t *testing.T) {
 	require.NoError(t, err)
 	out.Host = "" // as in a client's request by default
 	assert.Equal(t, "header:Host:api.example", httplimit.ByHeader("host")(out))
-	twice := request("", "X-Tenant", "one", "X-Tenant", "one", "Authorization", "a", "Authorization", "b")
-	assert.Empty(t, httplimit.ByHeader("X-Tenant")(twice), "one may be the client's")
-	assert.Empty(t, httplimit.ByToken("Authorization")(twice))
-	token := httplimit.ByToken("Authorization")
-	assert.NotEqual(t, token(request("", "Authorization", "a")), token(request("", "Authorization", "b")))
-	assert.Empty(t, token(request("")))
 	assert.Empty(t, httplimit.First()(request("")))
 }

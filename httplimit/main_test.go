@@ -5,8 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
-	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
@@ -58,16 +56,4 @@ type away struct{ backend.Store }
 
 func (away) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, error) {
 	return backend.SyncReply{}, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errors.New("away")}
-}
-
-// Who imports the package gets nothing but the standard library, the limiter and x/sync.
-func TestImports(t *testing.T) {
-	cmd := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".")
-	cmd.Env = append(cmd.Environ(), "GOWORK=off")
-	out, err := cmd.Output()
-	require.NoError(t, err)
-	for dep := range strings.FieldsSeq(string(out)) {
-		require.Regexp(t, `^(github\.com/go-reservoir/reservoir|golang\.org/x/sync)(/|$)`, dep)
-		require.NotContains(t, dep, "redis")
-	}
 }

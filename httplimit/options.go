@@ -1,7 +1,6 @@
 package httplimit
 
 import (
-	"fmt"
 	"net/http"
 	"slices"
 
@@ -14,21 +13,17 @@ type Option func(*config)
 type config struct {
 	keys     []KeyFunc // one for each limit
 	costs    []func(*http.Request) int64
-	skip     func(*http.Request) bool
 	policies []Policy
 	refund   RefundFunc
-	keyless  http.Handler
 	refused  func(http.ResponseWriter, *http.Request, reservoir.Result)
-	blocked  body // none if its status is 0
 	failed   ErrorHandler
 }
 
 func defaults() config {
 	return config{
-		keys:    []KeyFunc{ByAddress()},
-		refund:  Status(http.StatusNotModified),
-		keyless: noKey,
-		failed:  Unavailable,
+		keys:   []KeyFunc{ByAddress()},
+		refund: Status(http.StatusNotModified),
+		failed: Unavailable,
 	}
 }
 
@@ -41,16 +36,13 @@ func WithKey(k ...KeyFunc) Option {
 
 // WithCost sets how many tokens a request costs; 1 by default. For a Group, give one cost
 // for all limits, or one for each; a limit where the cost is 0 is not asked. If all costs
-// are 0, the request is served without the limiter or its headers. A request that costs
-// more than the limit can never be served; [Unavailable] answers it with 400.
+// are 0, as for health checks, the request needs no key and is served without the limiter
+// or its headers. A request that costs more than the limit can never be served;
+// [Unavailable] answers it with 400.
 func WithCost(cost ...func(*http.Request) int64) Option {
 	cost = slices.Clone(cost)
 	return func(c *config) { c.costs = cost }
 }
-
-// WithSkip exempts the requests for which skip returns true, such as health checks.
-// By default no request is exempt.
-func WithSkip(skip func(*http.Request) bool) Option { return func(c *config) { c.skip = skip } }
 
 // WithPolicy sets the limit's name and window for the headers; by default the name is
 // "default" and the window is left out. For a Group, give one Policy for all limits, or one
@@ -77,27 +69,11 @@ func Status(codes ...int) RefundFunc {
 // waits at its end.
 func WithRefund(f RefundFunc) Option { return func(c *config) { c.refund = f } }
 
-// WithKeyless sets the handler of requests that have no key. The default answers with
-// 400: see the package comment.
-func WithKeyless(h http.Handler) Option { return func(c *config) { c.keyless = h } }
-
 // WithRefused sets the function that answers refused requests, in place of a 429 with a
-// problem document. All headers, including Retry-After, are already set.
+// problem document. All headers, including Retry-After, are already set. A Result.Limit of
+// 0 means that the limit has no tokens at all (reservoir.Limit{}), so that no waiting helps.
 func WithRefused(f func(http.ResponseWriter, *http.Request, reservoir.Result)) Option {
 	return func(c *config) { c.refused = f }
-}
-
-// WithBlockedStatus sets the status for requests whose limit has no tokens at all
-// (reservoir.Limit{}), such as 403, and leaves out their Retry-After. By default they get
-// a 429 like other refusals. With [WithRefused], whose function can check for a
-// Result.Limit of 0, it only leaves out Retry-After. It panics unless status is 400 to
-// 599.
-func WithBlockedStatus(status int) Option {
-	if status < 400 || status > 599 {
-		panic(fmt.Sprintf("httplimit: status %d is no error", status))
-	}
-	b := problem{blank, http.StatusText(status), status, "The limit allows no requests.", nil}.body()
-	return func(c *config) { c.blocked = b }
 }
 
 // ErrorHandler answers a request if the limiter returned err instead of a decision. Without

@@ -43,7 +43,7 @@ type Policy struct {
 func (p Policy) SetHeaders(h http.Header, r reservoir.Result) {
 	f := p.compile()
 	v := fields{format: &f}
-	v.set(h, &r)
+	v.set(h, &r, true)
 }
 
 // format is a Policy with the constant parts of its headers.
@@ -86,77 +86,37 @@ type fields struct {
 	format                               *format
 	limit, remaining, used, reset, retry [1]string
 	policies, limits                     [1]string
-	place                                int       // index of limits in the header's list
 	buf                                  [128]byte // long enough for names up to 15 bytes; longer names cost an allocation
 }
 
-// set makes the values and puts them into h. It adds to the lists of the IETF's fields, so
-// that those of outer limits stay. For an unlimited result it does nothing.
-func (v *fields) set(h http.Header, r *reservoir.Result) {
+// set makes the values and puts them into h, those of GitHub's headers only if single. It
+// puts its items before those that are in the IETF's lists. For an unlimited result it does
+// nothing.
+func (v *fields) set(h http.Header, r *reservoir.Result, single bool) {
 	if r.Unlimited() {
 		return
 	}
 	v.make(r)
-	v.put(h)
+	if single {
+		h[headerLimit] = v.limit[:]
+		h[headerRemaining] = v.remaining[:]
+		h[headerUsed] = v.used[:]
+		h[headerReset] = v.reset[:]
+		h[headerResource] = v.format.resource[:1:1]
+	}
+	h[headerPolicies] = list(v.policies[:], h[headerPolicies])
+	h[headerLimits] = list(v.limits[:], h[headerLimits])
 	if !r.Allowed {
 		h[headerRetry] = v.retry[:]
 	}
 }
 
-// put puts the values into h, except for Retry-After.
-func (v *fields) put(h http.Header) {
-	h[headerLimit] = v.limit[:]
-	h[headerRemaining] = v.remaining[:]
-	h[headerUsed] = v.used[:]
-	h[headerReset] = v.reset[:]
-	h[headerResource] = v.format.resource[:1:1]
-	h[headerPolicies] = list(h[headerPolicies], v.policies[:])
-	v.place = len(h[headerLimits])
-	h[headerLimits] = list(h[headerLimits], v.limits[:])
-}
-
-// listed reports whether the list of limits in h still has v's.
-func (v *fields) listed(h http.Header) bool {
-	all := h[headerLimits]
-	return v.place < len(all) && all[v.place] == v.limits[0]
-}
-
-// change replaces the values that were set. If the handler has replaced a header itself,
-// its values stay.
-func (v *fields) change(h http.Header, r *reservoir.Result) {
-	v.own(h) // before the values change, while it can recognise them
-	n := fields{format: v.format}
-	n.make(r)
-	v.remaining, v.used = n.remaining, n.used
-	if v.listed(h) { // an inner limit may have copied it
-		h[headerLimits][v.place] = n.limits[0]
-	}
-	v.limits = n.limits
-}
-
-// own drops values that were added to ours later, for example by a reverse proxy that copies
-// the headers of the server behind it, because a client would read two limits as one. If a
-// handler has set other values, those stay. The IETF's fields are lists and keep both.
-func (v *fields) own(h http.Header) {
-	for _, one := range [...]struct {
-		name string
-		ours []string
-	}{
-		{headerLimit, v.limit[:]}, {headerRemaining, v.remaining[:]}, {headerUsed, v.used[:]},
-		{headerReset, v.reset[:]}, {headerResource, v.format.resource[:1:1]},
-	} {
-		if all := h[one.name]; len(all) > 1 && all[0] == one.ours[0] {
-			h[one.name] = one.ours // instead of all, a copy that change would not update
-		}
-	}
-}
-
-// list returns all with one at its end. It copies all, which the header's owner may change.
-func list(all, one []string) []string {
+// list returns all with one at its beginning, and changes neither.
+func list(one, all []string) []string {
 	if len(all) == 0 {
 		return one
 	}
-	return slices.Concat(all, one)
+	return slices.Concat(one, all)
 }
 
 // make fills in the values. Limit and Remaining are substrings of the IETF's fields.

@@ -60,33 +60,18 @@ var (
 // invalid.
 func Unavailable(w http.ResponseWriter, r *http.Request, err error, _ http.Handler) {
 	b := broken
+	_, store := errors.AsType[*reservoir.StoreError](err)
 	switch {
 	case errors.Is(err, reservoir.ErrKey):
 		b = badKey
 	case errors.Is(err, reservoir.ErrExceedsLimit):
 		b = tooDear
-	case isStore(err), errors.Is(err, reservoir.ErrClosed),
+	case store, errors.Is(err, reservoir.ErrClosed),
 		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		b = unavailable // the same request may succeed a second later
 		w.Header()[headerRetry] = []string{"1"}
 	}
 	b.ServeHTTP(w, r)
-}
-
-// Pass is an ErrorHandler that serves requests without a limit while the store is away. For
-// other errors it is the same as Unavailable. The policies FailOpen and FailLocal of
-// reservoir.WithFailure serve requests too, and charge them when the store is back.
-func Pass(w http.ResponseWriter, r *http.Request, err error, next http.Handler) {
-	if isStore(err) {
-		next.ServeHTTP(w, r)
-	} else {
-		Unavailable(w, r, err, next)
-	}
-}
-
-func isStore(err error) bool {
-	_, is := errors.AsType[*reservoir.StoreError](err)
-	return is
 }
 
 func (b body) ServeHTTP(w http.ResponseWriter, _ *http.Request) {

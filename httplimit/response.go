@@ -29,10 +29,9 @@ type response struct {
 	limit    int                    // index of the limit that result is of
 	free     int64                  // what would remain if the request used nothing
 	finished bool                   // the final status is known
-	hijacked bool                   // and our headers are set
 	changed  bool                   // what was used is not what was charged
 	refunded bool
-	hinted   bool // an informational response had our headers, which the handler may have cleared
+	inner    bool // a limit nearer to the handler has set GitHub's headers
 	fields   fields
 }
 
@@ -91,62 +90,48 @@ func Settle(w http.ResponseWriter, used ...int64) error {
 	}
 	copy(t.costs, used)
 	t.changed = true
-	if !t.finished {
+	if !t.finished { // otherwise the headers are sent
 		t.correct()
 	}
 	return nil
 }
 
-// correct updates the headers to what was used. It leaves them alone if the request is not
-// charged.
+// correct updates the result to what was used, unless the request is not charged.
 func (w *response) correct() {
-	if w.result.Unlimited() || w.result.Shadowed {
-		return
+	if !w.result.Unlimited() && !w.result.Shadowed {
+		w.result.Remaining = min(max(w.free-w.costs[w.limit], 0), w.result.Limit)
 	}
-	w.result.Remaining = min(max(w.free-w.costs[w.limit], 0), w.result.Limit)
-	w.fields.change(w.Header(), &w.result)
 }
 
-// finish handles the status, if it is the first final one, and decides on a refund.
+// finish handles the status, if it is the first final one: it decides on a refund, and sets
+// the headers.
 func (w *response) finish(status int) {
 	if w.finished || status < 200 && status != http.StatusSwitchingProtocols {
 		return
 	}
 	w.finished = true
-	if !w.result.Unlimited() {
-		w.fields.own(w.Header())
+	if w.m.refund != nil && w.m.refund(w.request, status, w.Header()) {
+		clear(w.costs)
+		w.refunded, w.changed = true, true
+		w.correct()
 	}
-	if w.m.refund == nil || !w.m.refund(w.request, status, w.Header()) {
-		return
+	w.describe()
+}
+
+// describe sets the headers, in place of those that a handler has set or a reverse proxy has
+// copied. If limits are nested, the innermost comes first.
+func (w *response) describe() {
+	w.fields.set(w.Header(), &w.result, !w.inner)
+	if outer := responseOf(w.ResponseWriter); outer != nil && !w.result.Unlimited() {
+		outer.inner = true
 	}
-	clear(w.costs)
-	w.refunded, w.changed = true, true
-	w.correct()
 }
 
 // Unwrap returns the wrapped writer, for http.ResponseController.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// Header returns the header. If all headers were cleared after an informational response,
-// as httputil.ReverseProxy does, it puts ours in again. ReverseProxy also adds headers after
-// it has hijacked a connection, and asks for all of them once more.
-func (w *response) Header() http.Header {
-	h := w.ResponseWriter.Header()
-	if w.hinted {
-		w.hinted = false
-		if !w.fields.listed(h) {
-			w.fields.put(h)
-		}
-	}
-	if w.hijacked {
-		w.fields.own(h)
-	}
-	return h
-}
-
 func (w *response) WriteHeader(status int) {
 	w.finish(status)
-	w.hinted = !w.finished && w.fields.listed(w.Header())
 	w.ResponseWriter.WriteHeader(status)
 }
 
@@ -179,30 +164,10 @@ func (w *response) ReadFrom(src io.Reader) (n int64, err error) {
 // Flush implements http.Flusher, for handlers that look for it.
 func (w *response) Flush() { _ = w.FlushError() }
 
-// FlushError flushes, for http.ResponseController. If the wrapped writer cannot flush, it
-// sends no status.
+// FlushError flushes, for http.ResponseController.
 func (w *response) FlushError() error {
-	if flushes(w.ResponseWriter) {
-		w.finish(http.StatusOK)
-	}
+	w.finish(http.StatusOK)
 	return http.NewResponseController(w.ResponseWriter).Flush()
-}
-
-// flushes reports whether an http.ResponseController can flush w. A response always has the
-// method, so the writer that it wraps decides.
-func flushes(w http.ResponseWriter) bool {
-	for {
-		switch t := w.(type) {
-		case *response:
-			w = t.ResponseWriter
-		case interface{ FlushError() error }, http.Flusher:
-			return true
-		case interface{ Unwrap() http.ResponseWriter }:
-			w = t.Unwrap()
-		default:
-			return false
-		}
-	}
 }
 
 // Hijack implements http.Hijacker, for handlers that look for it. A hijacked connection
@@ -211,7 +176,6 @@ func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err == nil {
 		w.finish(http.StatusSwitchingProtocols)
-		w.hijacked = !w.result.Unlimited()
 	}
 	return conn, rw, err
 }

@@ -3,17 +3,15 @@ package httplimit_test
 import (
 	"bufio"
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httptrace"
-	"net/textproto"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -46,13 +44,10 @@ func ask(t *testing.T, s *httptest.Server, ctx context.Context) (*http.Response,
 }
 
 func TestRefund(t *testing.T) {
-	for _, mode := range []struct {
-		name string
-		opts []reservoir.Option
-	}{{"batched", nil}, {"direct", []reservoir.Option{reservoir.WithDirect()}}} {
-		t.Run(mode.name, func(t *testing.T) {
+	for mode, opts := range modes {
+		t.Run(mode, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := open(t, reservoir.PerHour(10), mode.opts...)
+				l := open(t, reservoir.PerHour(10), opts...)
 				status := http.StatusOK
 				h := httplimit.New(l, byTenant, httplimit.WithCost(func(*http.Request) int64 { return 2 }))(
 					http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
@@ -87,7 +82,6 @@ func TestRefundRule(t *testing.T) {
 		"nothing":     func(http.ResponseWriter) {},
 		"WriteHeader": func(w http.ResponseWriter) { w.WriteHeader(http.StatusOK) },
 		"Write":       func(w http.ResponseWriter) { _, _ = w.Write([]byte("x")) },
-		"WriteString": func(w http.ResponseWriter) { _, _ = io.WriteString(w, "x") },
 		"ReadFrom":    func(w http.ResponseWriter) { _, _ = io.Copy(w, plain{strings.NewReader("x")}) },
 		"Flush":       func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
 		"FlushError":  func(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() },
@@ -118,51 +112,6 @@ func TestRefundRule(t *testing.T) {
 
 // plain hides the other ways of a reader, so that io.Copy asks the writer for one.
 type plain struct{ io.Reader }
-
-// As long as nothing was sent, the handler may find another status.
-func TestNothingIsSettledBeforeItIsSent(t *testing.T) {
-	refund := httplimit.WithRefund(httplimit.Status(http.StatusBadGateway))
-	for name, step := range map[string]func(*testing.T, http.ResponseWriter){
-		"a source that fails": func(t *testing.T, w http.ResponseWriter) {
-			_, err := io.Copy(w, iotest.ErrReader(io.ErrUnexpectedEOF))
-			assert.ErrorIs(t, err, io.ErrUnexpectedEOF)
-		},
-		"an empty source": func(t *testing.T, w http.ResponseWriter) {
-			n, err := io.Copy(w, plain{strings.NewReader("")})
-			assert.NoError(t, err)
-			assert.Zero(t, n)
-		},
-		"a flush that the writer does not know": func(t *testing.T, w http.ResponseWriter) {
-			assert.ErrorIs(t, http.NewResponseController(w).Flush(), errors.ErrUnsupported)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			l := open(t, reservoir.PerHour(10))
-			limit := httplimit.New(l, byTenant, refund)
-			// Twice, since what wraps a writer that cannot flush cannot either.
-			h := http.TimeoutHandler(limit(limit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-				step(t, w)
-				http.Error(w, "bad", http.StatusBadGateway)
-			}))), time.Hour, "")
-			resp := get(h, "X-Tenant", "acme")
-			assert.Equal(t, http.StatusBadGateway, resp.StatusCode)
-			assert.Zero(t, spent(l))
-		})
-	}
-}
-
-// A flush through what others wrap around the server's writer sends 200.
-func TestFlushOfAWrappedWriter(t *testing.T) {
-	l := open(t, reservoir.PerHour(10))
-	w := httptest.NewRecorder()
-	httplimit.New(l, byTenant, httplimit.WithRefund(httplimit.Status(http.StatusOK)))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.(http.Flusher).Flush()
-		w.WriteHeader(http.StatusBadGateway) // too late
-	})).ServeHTTP(wrapper{w}, request("", "X-Tenant", "acme"))
-	assert.Equal(t, http.StatusOK, w.Code)
-	assert.Equal(t, "10", w.Result().Header.Get("X-RateLimit-Remaining"))
-	assert.Zero(t, spent(l))
-}
 
 // As long as nothing was copied, another status may follow on the server's own
 // writer, too; what comes before a source fails is sent.
@@ -224,101 +173,28 @@ func TestPanicIsCharged(t *testing.T) {
 	}
 }
 
-// A handler may change our headers; they are its own then.
-func TestHandlerHasTheLastWord(t *testing.T) {
-	l := open(t, reservoir.PerHour(10))
-	h := httplimit.New(l, byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		assert.Equal(t, "9", w.Header().Get("X-RateLimit-Remaining"), "set before it runs")
-		w.Header().Del("RateLimit")
-		w.Header().Set("X-RateLimit-Remaining", "many")
-		w.WriteHeader(http.StatusNotModified)
-	}))
-	resp := get(h, "X-Tenant", "acme")
-	assert.Equal(t, "many", resp.Header.Get("X-RateLimit-Remaining"))
-	assert.Empty(t, resp.Header.Values("RateLimit"))
-	assert.Equal(t, "0", resp.Header.Get("X-RateLimit-Used"))
-}
-
-// The same between informational responses and the final one.
-func TestHandlerHasTheLastWordAfterHints(t *testing.T) {
-	for name, change := range map[string]func(w http.ResponseWriter){
-		"before": func(w http.ResponseWriter) {
-			w.Header().Del("RateLimit")
-			w.WriteHeader(http.StatusEarlyHints)
-		},
-		"after": func(w http.ResponseWriter) {
-			w.WriteHeader(http.StatusEarlyHints)
-			w.Header().Del("RateLimit")
-		},
-	} {
-		h := httplimit.New(open(t, reservoir.PerHour(10)), byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			change(w)
-			w.WriteHeader(http.StatusOK)
-		}))
-		w := hinted{httptest.NewRecorder()}
-		h.ServeHTTP(w, request("", "X-Tenant", "acme"))
-		assert.Empty(t, w.Result().Header.Values("RateLimit"), name)
-		assert.Equal(t, "9", w.Result().Header.Get("X-RateLimit-Remaining"), name)
-	}
-}
-
-// hinted is a recorder that knows informational responses.
-type hinted struct{ *httptest.ResponseRecorder }
-
-func (h hinted) WriteHeader(status int) {
-	if status >= 200 {
-		h.ResponseRecorder.WriteHeader(status)
-	}
-}
-
-func TestInformationalResponses(t *testing.T) {
-	l := open(t, reservoir.PerHour(10))
-	s := limited(t, l, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Link", "</style.css>; rel=preload")
-		w.WriteHeader(http.StatusEarlyHints)
-		w.WriteHeader(http.StatusNotModified)
-	})
-	s.Start()
-	var hints []int
-	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, _ textproto.MIMEHeader) error {
-		hints = append(hints, code)
-		return nil
-	}})
-	resp, _ := ask(t, s, ctx)
-	assert.Equal(t, []int{http.StatusEarlyHints}, hints)
-	assert.Equal(t, http.StatusNotModified, resp.StatusCode)
-	assert.Equal(t, "10", resp.Header.Get("X-RateLimit-Remaining"))
-	s.Close()
-	assert.Zero(t, spent(l))
-}
-
 // What is flushed arrives before the handler ends, over HTTP/1 and HTTP/2.
 func TestFlush(t *testing.T) {
 	for _, start := range []func(*httptest.Server){(*httptest.Server).Start, (*httptest.Server).StartTLS} {
-		for _, flush := range []func(w http.ResponseWriter){
-			func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
-			func(w http.ResponseWriter) { assert.NoError(t, http.NewResponseController(w).Flush()) },
-		} {
-			arrived, flushed := make(chan struct{}), make(chan struct{})
-			s := limited(t, open(t, reservoir.PerHour(10)), func(w http.ResponseWriter, _ *http.Request) {
-				_, _ = io.WriteString(w, "one\n")
-				flush(w)
-				close(flushed)
-				<-arrived
-			})
-			start(s)
-			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL, nil)
-			require.NoError(t, err)
-			r.Header.Set("X-Tenant", "acme")
-			resp, err := s.Client().Do(r)
-			require.NoError(t, err)
-			line, err := bufio.NewReader(resp.Body).ReadString('\n')
-			close(arrived)
-			require.NoError(t, err)
-			assert.Equal(t, "one\n", line)
-			<-flushed // over HTTP/2 a flush fails if its stream is closed before it returns
-			require.NoError(t, resp.Body.Close())
-		}
+		arrived, flushed := make(chan struct{}), make(chan struct{})
+		s := limited(t, open(t, reservoir.PerHour(10)), func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "one\n")
+			w.(http.Flusher).Flush()
+			close(flushed)
+			<-arrived
+		})
+		start(s)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL, nil)
+		require.NoError(t, err)
+		r.Header.Set("X-Tenant", "acme")
+		resp, err := s.Client().Do(r)
+		require.NoError(t, err)
+		line, err := bufio.NewReader(resp.Body).ReadString('\n')
+		close(arrived)
+		require.NoError(t, err)
+		assert.Equal(t, "one\n", line)
+		<-flushed // over HTTP/2 a flush fails if its stream is closed before it returns
+		require.NoError(t, resp.Body.Close())
 	}
 }
 
@@ -345,77 +221,68 @@ func TestHijack(t *testing.T) {
 	assert.Zero(t, spent(l), "it counts as 101")
 }
 
-// HTTP/2 has no connection to take over, and the handler is told so.
-func TestHijackOfHTTP2(t *testing.T) {
-	s := limited(t, open(t, reservoir.PerHour(10)), func(w http.ResponseWriter, _ *http.Request) {
-		_, _, err := w.(http.Hijacker).Hijack()
-		assert.ErrorIs(t, err, errors.ErrUnsupported)
-	})
-	s.StartTLS()
-	resp, _ := ask(t, s, t.Context())
-	assert.Equal(t, 2, resp.ProtoMajor)
-	assert.Equal(t, http.StatusOK, resp.StatusCode)
-}
-
-// reader notes how a body reached it.
-type reader struct {
+// sendfile is a writer that notes the source that a body is copied from.
+type sendfile struct {
 	http.ResponseWriter
-	from    io.Reader
-	strings int
+	from io.Reader
 }
 
-func (r *reader) ReadFrom(src io.Reader) (int64, error) {
-	r.from = src
+func (s *sendfile) ReadFrom(src io.Reader) (int64, error) {
+	s.from = src
 	return io.Copy(io.Discard, src)
 }
 
-func (r *reader) WriteString(s string) (int, error) {
-	r.strings++
-	return len(s), nil
-}
-
-// The server's own ways to send files and strings are used, when it is known that
-// there is something to send.
-func TestReadFromAndWriteStringReachTheServer(t *testing.T) {
-	server := &reader{ResponseWriter: httptest.NewRecorder()}
+// The server's own way to send files is used, when it is known that there is something to send.
+func TestReadFromReachesTheServer(t *testing.T) {
+	server := &sendfile{ResponseWriter: httptest.NewRecorder()}
 	src := io.LimitReader(strings.NewReader(strings.Repeat("body", 1000)), 4000) // as http.ServeContent copies from
 	httplimit.New(open(t, reservoir.PerHour(10)), byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		n, err := io.Copy(w, src)
 		assert.NoError(t, err)
 		assert.EqualValues(t, 4000, n)
-		_, _ = io.WriteString(w, "s")
 	})).ServeHTTP(server, request("", "X-Tenant", "acme"))
 	assert.Same(t, src, server.from)
-	assert.Equal(t, 1, server.strings)
 }
 
-// A writer that takes note of a source, as ours does, is not given one without a rest.
-func TestShortSourcesAreWritten(t *testing.T) {
-	for _, body := range []string{"", "body"} {
-		server := &reader{ResponseWriter: httptest.NewRecorder()}
-		httplimit.New(open(t, reservoir.PerHour(10)), byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			n, err := io.Copy(w, plain{strings.NewReader(body)})
-			assert.NoError(t, err)
-			assert.EqualValues(t, len(body), n)
-		})).ServeHTTP(server, request("", "X-Tenant", "acme"))
-		assert.Nil(t, server.from)
+// The server behind a reverse proxy has limits of its own, and sends Early Hints. Its clients
+// get our headers, and both limits in the fields that are lists.
+func TestReverseProxy(t *testing.T) {
+	for status, left := range map[int]string{http.StatusOK: "9", http.StatusNotModified: "10", http.StatusSwitchingProtocols: "9"} {
+		upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusEarlyHints)
+			if status == http.StatusSwitchingProtocols {
+				w.Header().Set("Connection", "Upgrade")
+				w.Header().Set("Upgrade", "echo")
+			} else {
+				w.Header().Set("X-RateLimit-Limit", "77")
+			}
+			w.Header().Set("RateLimit", "theirs")
+			w.WriteHeader(status)
+		}))
+		defer upstream.Close()
+		target, err := url.Parse(upstream.URL)
+		require.NoError(t, err)
+		inner, outer := open(t, reservoir.PerHour(10)), open(t, reservoir.PerHour(10))
+		named := httplimit.WithPolicy(httplimit.Policy{Name: "front"})
+		front := httptest.NewServer(httplimit.New(outer, byTenant)(httplimit.New(inner, byTenant, named)(httputil.NewSingleHostReverseProxy(target))))
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, front.URL, nil)
+		require.NoError(t, err)
+		r.Header = http.Header{"X-Tenant": {"acme"}, "Connection": {"Upgrade"}, "Upgrade": {"echo"}}
+		resp, err := front.Client().Do(r)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		front.Close()
+		assert.Equal(t, status, resp.StatusCode)
+		for name, want := range map[string]string{"Limit": "10", "Remaining": left, "Resource": "front"} {
+			assert.Equal(t, []string{want}, resp.Header.Values("X-RateLimit-"+name), name)
+		}
+		lists := strings.Join(resp.Header.Values("RateLimit"), " ")
+		for _, field := range []string{`"default";r=` + left, `"front";r=` + left, "theirs"} {
+			assert.Contains(t, lists, field)
+		}
 	}
 }
 
 type wrapper struct{ http.ResponseWriter }
 
 func (w wrapper) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-func TestResultOf(t *testing.T) {
-	l := open(t, reservoir.PerHour(10))
-	get(httplimit.New(l, byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		r, ok := httplimit.ResultOf(wrapper{w})
-		assert.True(t, ok)
-		assert.EqualValues(t, 9, r.Remaining)
-		w.WriteHeader(http.StatusNotModified)
-		r, _ = httplimit.ResultOf(w)
-		assert.EqualValues(t, 10, r.Remaining, "refunded")
-	})), "X-Tenant", "acme")
-	_, ok := httplimit.ResultOf(wrapper{httptest.NewRecorder()})
-	assert.False(t, ok)
-}
