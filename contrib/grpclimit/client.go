@@ -9,26 +9,20 @@ import (
 )
 
 // Client makes outgoing calls wait until they may be sent, so that all processes together
-// keep to a limit that another server sets. Set Limiter, or Group and Keys; all other
-// fields may stay zero. Their meaning is that of [Server]'s, except that a call waits
-// for its tokens. A stream is charged once, when it is opened. Do not change a Client after Unary or Stream.
+// keep to a limit that another server sets. Set Limiter; all other fields may stay zero.
+// Their meaning is that of [Server]'s, except that a call waits for its tokens. A stream is
+// charged once, when it is opened. Do not change a Client after Unary or Stream.
 //
 // A call that cannot be sent before its deadline fails at once with DEADLINE_EXCEEDED. A
 // call that gRPC itself retries is charged once.
 type Client struct {
 	Limiter *reservoir.Limiter
-	Group   *reservoir.Group
 	Key     KeyFunc // by default ByTarget
-	Keys    []KeyFunc
 	Cost    CostFunc
-	Costs   []CostFunc
-	Skip    func(ctx context.Context, c Call) bool
-
-	limits limits // made of the above
 }
 
 // Unary returns the interceptor of unary calls, for grpc.WithChainUnaryInterceptor. It
-// panics unless c has either a Limiter, or a Group with Keys for all its limits.
+// panics unless c has a Limiter.
 func (c Client) Unary() grpc.UnaryClientInterceptor {
 	c.complete()
 	return c.unary
@@ -42,10 +36,12 @@ func (c Client) Stream() grpc.StreamClientInterceptor {
 }
 
 func (c *Client) complete() {
-	if c.Key == nil && c.Group == nil {
+	if c.Limiter == nil {
+		panic("grpclimit: a Client needs a Limiter")
+	}
+	if c.Key == nil {
 		c.Key = ByTarget
 	}
-	c.limits = choose(c.Limiter, c.Group, c.Key, c.Keys, c.Cost, c.Costs)
 }
 
 func (c *Client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -64,9 +60,14 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 
 // wait returns once the call may be sent.
 func (c *Client) wait(ctx context.Context, call Call) error {
-	names, costs, err := c.limits.of(ctx, call, c.Skip)
-	if err != nil || costs == nil {
-		return err
+	cost := c.Cost.of(ctx, call)
+	if cost < 1 {
+		return nil
 	}
-	return c.limits.wait(ctx, names, costs)
+	key, err := c.Key(ctx, call)
+	if err == nil {
+		_, err = c.Limiter.WaitN(ctx, key, cost)
+		err = failure(err)
+	}
+	return err
 }

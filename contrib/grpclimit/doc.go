@@ -1,4 +1,4 @@
-// Package grpclimit limits gRPC calls with a [reservoir.Limiter] or a [reservoir.Group].
+// Package grpclimit limits gRPC calls with a [reservoir.Limiter].
 //
 // # Servers
 //
@@ -19,9 +19,8 @@
 //
 // These keys are in the header of an admitted call and in the trailer of a refused one. A
 // refusal has the status RESOURCE_EXHAUSTED with a google.rpc.RetryInfo. It has only
-// trailers, so that the retry policies of gRPC clients can act on it. For a Group, the numbers are those of the limit that refused or, if all
-// admitted, of the limit with the smallest part remaining. A call without a limit has none
-// of these keys.
+// trailers, so that the retry policies of gRPC clients can act on it. A call without a limit
+// has none of these keys.
 //
 // A call that is not admitted ends with one of these statuses:
 //
@@ -32,7 +31,6 @@
 //	DEADLINE_EXCEEDED,
 //	CANCELLED            its own context ended while it asked the store
 //	INTERNAL             the limiter is set up wrongly
-//	Server.Blocked       its limit has no tokens at all, if Blocked is set
 //
 // Clients do not see the errors of the store; the limiter's hooks do.
 //
@@ -41,10 +39,9 @@
 //
 //	Refund: grpclimit.Codes(codes.Internal, codes.Unavailable)
 //
-// For limits that differ in more than keys and costs, use no Group, but chain several
-// interceptors, each with a Metadata prefix of its own. The first one that refuses ends the
-// call. The charges of earlier ones stay, unless their Refund returns true for
-// RESOURCE_EXHAUSTED.
+// For several limits, chain interceptors, each with a Metadata prefix of its own. The first
+// one that refuses ends the call. The charges of earlier ones stay, unless their Refund
+// returns true for RESOURCE_EXHAUSTED.
 //
 // # Clients
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -19,7 +20,7 @@ import (
 	"github.com/go-reservoir/reservoir/contrib/grpclimit"
 )
 
-// This server limits each client in each method.
+// This server limits each client in each method, but no reflection.
 func ExampleServer() {
 	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(2)) // or redisstore.New(client)
 	if err != nil {
@@ -28,9 +29,17 @@ func ExampleServer() {
 	defer limiter.Close(context.Background())
 	limits := grpclimit.Server{
 		Limiter: limiter,
-		Key:     grpclimit.Join(grpclimit.ByPeer, grpclimit.ByMethod),
-		Skip:    grpclimit.Methods("/grpc.reflection.v1.ServerReflection/"),
-		Refund:  grpclimit.Codes(codes.Internal, codes.Unavailable),
+		Key: func(ctx context.Context, c grpclimit.Call) (string, error) {
+			peer, err := grpclimit.ByPeer(ctx, c)
+			return c.Method + "|" + peer, err // no method has a |, so that each pair has a key of its own
+		},
+		Cost: func(_ context.Context, c grpclimit.Call) int64 {
+			if strings.HasPrefix(c.Method, "/grpc.reflection.v1.ServerReflection/") {
+				return 0
+			}
+			return 1
+		},
+		Refund: grpclimit.Codes(codes.Internal, codes.Unavailable),
 	}
 	server := grpc.NewServer(grpc.ChainUnaryInterceptor(limits.Unary()), grpc.ChainStreamInterceptor(limits.Stream()))
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
@@ -54,41 +63,6 @@ func ExampleServer() {
 	// OK [1]
 	// OK [0]
 	// ResourceExhausted []
-}
-
-// Each user may make 100 calls a minute, and all users of an organisation together may ask
-// for 10,000 rows a minute.
-func ExampleServer_group() {
-	calls, err := reservoir.New(memstore.New(), reservoir.PerMinute(100), reservoir.WithName("calls"))
-	if err != nil {
-		panic(err)
-	}
-	rows, err := reservoir.New(memstore.New(), reservoir.PerMinute(10_000), reservoir.WithName("rows"))
-	if err != nil {
-		panic(err)
-	}
-	limits := grpclimit.Server{
-		Group: reservoir.NewGroup(calls, rows),
-		Keys:  []grpclimit.KeyFunc{grpclimit.ByMetadata("user"), grpclimit.ByMetadata("org")},
-		Costs: []grpclimit.CostFunc{
-			func(context.Context, grpclimit.Call) int64 { return 1 },
-			func(_ context.Context, c grpclimit.Call) int64 { return int64(c.Request.(int)) },
-		},
-		Blocked: codes.PermissionDenied,
-	}
-	call := limits.Unary() // for grpc.ChainUnaryInterceptor
-	ctx := metadata.NewIncomingContext(context.Background(), metadata.Pairs("user", "alice", "org", "acme"))
-	for _, wanted := range []int{9000, 1001, 1000} {
-		_, err := call(ctx, wanted, &grpc.UnaryServerInfo{FullMethod: "/library.Books/List"}, func(context.Context, any) (any, error) { return nil, nil })
-		fmt.Println(status.Code(err))
-	}
-	s := calls.Stats()
-	fmt.Println(s.Spent-s.Refunded, "calls,", rows.Stats().Spent, "rows")
-	// Output:
-	// OK
-	// ResourceExhausted
-	// OK
-	// 2 calls, 10000 rows
 }
 
 // This client keeps to somebody else's limit, together with all processes that share the
@@ -123,7 +97,7 @@ func ExampleKeyFunc() {
 	for _, key := range []grpclimit.KeyFunc{
 		grpclimit.ByContext(user),
 		grpclimit.ByMetadata("tenant"),
-		grpclimit.Join(grpclimit.ByContext(user), grpclimit.ByMethod),
+		grpclimit.ByMethod,
 		grpclimit.ByTarget, // in a client
 	} {
 		fmt.Println(key(ctx, call))
@@ -133,7 +107,7 @@ func ExampleKeyFunc() {
 	// Output:
 	// user:alice <nil>
 	// header:Tenant:acme <nil>
-	// user:alice|method:/library.Books/Find <nil>
+	// method:/library.Books/Find <nil>
 	// target:dns:///books.example.com <nil>
 	// Unauthenticated
 }

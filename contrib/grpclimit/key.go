@@ -3,7 +3,6 @@ package grpclimit
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -27,7 +26,8 @@ type Call struct {
 // key freely, it limits none of them. The keys of this package begin with their kind
 // ("user:", "addr:", ...), so that no client can use up a limit of another kind by choosing
 // its name; those of users, addresses and metadata are the same as package httplimit's. A
-// KeyFunc must be safe for concurrent use.
+// KeyFunc of one's own may join several: each peer in each method, for example. A KeyFunc
+// must be safe for concurrent use.
 type KeyFunc func(ctx context.Context, c Call) (string, error)
 
 // ByMethod gives each method a limit of its own, for all clients together:
@@ -83,33 +83,5 @@ func ByContext(from func(ctx context.Context) (name string, ok bool)) KeyFunc {
 			return subject.User(name), nil
 		}
 		return "", status.Error(codes.Unauthenticated, "the caller is not known")
-	}
-}
-
-// escape keeps different lists of keys different when Join joins them.
-var escape = strings.NewReplacer(`\`, `\\`, `|`, `\|`)
-
-// Join gives each combination of keys a limit of its own, such as each client in
-// each method: Join(ByPeer, ByMethod).
-func Join(keys ...KeyFunc) KeyFunc {
-	return func(ctx context.Context, c Call) (string, error) {
-		parts := make([]string, len(keys))
-		for i, key := range keys {
-			part, err := key(ctx, c)
-			if err != nil {
-				return "", err
-			}
-			parts[i] = escape.Replace(part)
-		}
-		return strings.Join(parts, "|"), nil
-	}
-}
-
-// Methods returns a Skip for these methods. Each name is a full method or, if it ends in a
-// slash, a whole service: "/grpc.health.v1.Health/".
-func Methods(names ...string) func(context.Context, Call) bool {
-	return func(_ context.Context, c Call) bool {
-		service := c.Method[:strings.LastIndexByte(c.Method, '/')+1]
-		return slices.Contains(names, c.Method) || slices.Contains(names, service)
 	}
 }

@@ -96,32 +96,3 @@ func TestByContext(t *testing.T) {
 	_, err := grpclimit.ByContext(func(context.Context) (string, bool) { return "ada", false })(t.Context(), grpclimit.Call{})
 	assert.Equal(t, codes.Unauthenticated, status.Code(err))
 }
-
-// No two combinations make the same key.
-func TestJoin(t *testing.T) {
-	fixed := func(s string) grpclimit.KeyFunc {
-		return func(context.Context, grpclimit.Call) (string, error) { return s, nil }
-	}
-	seen := map[string][2]string{}
-	parts := []string{"", "a", "|", `\`, `|\`, `\|`, "a|b", `a\`}
-	for _, a := range parts {
-		for _, b := range parts {
-			key, err := grpclimit.Join(fixed(a), fixed(b))(t.Context(), grpclimit.Call{})
-			require.NoError(t, err)
-			assert.NotContains(t, seen, key)
-			seen[key] = [2]string{a, b}
-		}
-	}
-	_, err := grpclimit.Join(fixed("a"), grpclimit.ByPeer)(t.Context(), grpclimit.Call{})
-	assert.Equal(t, codes.Internal, status.Code(err))
-}
-
-func TestMethods(t *testing.T) {
-	skip := grpclimit.Methods("/grpc.health.v1.Health/", "/a.B/C")
-	for method, want := range map[string]bool{
-		"/grpc.health.v1.Health/Check": true, "/a.B/C": true,
-		"/a.B/D": false, "/grpc.health.v1.Healthy/Check": false, "": false,
-	} {
-		assert.Equal(t, want, skip(t.Context(), grpclimit.Call{Method: method}), method)
-	}
-}

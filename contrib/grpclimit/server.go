@@ -10,33 +10,30 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// Server limits the calls that a gRPC server receives. Set Limiter and Key, or Group and
-// Keys; all other fields may stay zero. Do not change a Server after Unary or Stream.
+// CostFunc returns how many tokens a call costs. A result below one means no cost. A
+// CostFunc must be safe for concurrent use.
+type CostFunc func(ctx context.Context, c Call) int64
+
+// of returns what a call costs, which is one token if there is no CostFunc.
+func (f CostFunc) of(ctx context.Context, c Call) int64 {
+	if f == nil {
+		return 1
+	}
+	return f(ctx, c)
+}
+
+// Server limits the calls that a gRPC server receives. Set Limiter and Key; all other
+// fields may stay zero. Do not change a Server after Unary or Stream.
 type Server struct {
 	// Limiter decides. The interceptors do not close it.
 	Limiter *reservoir.Limiter
 
-	// Group decides instead of Limiter, by Keys and Costs: a call is charged to all of
-	// its limits or to none.
-	Group *reservoir.Group
-
 	// Key names the client or other subject that a call is charged to.
 	Key KeyFunc
 
-	// Keys has a Key for each limit of Group, in its order.
-	Keys []KeyFunc
-
-	// Cost is how many tokens a call costs, at every limit of a Group; by default
-	// one. A call that costs less than one is admitted without a check.
+	// Cost is how many tokens a call costs; by default one. A call that costs less than
+	// one, such as a health check, is admitted without a check and without a key.
 	Cost CostFunc
-
-	// Costs replaces Cost for a Group, with one function for each limit. A limit that
-	// costs the call less than one token is not checked.
-	Costs []CostFunc
-
-	// Skip admits a call without a check, before Key is called: see Methods. By default
-	// no call is skipped.
-	Skip func(ctx context.Context, c Call) bool
 
 	// Refund reports whether the Cost of a call with this final status goes back: see
 	// Codes. It is not called for refused calls, nor if the handler panics. By default
@@ -46,20 +43,13 @@ type Server struct {
 	// Metadata is the lower-case prefix of the metadata keys, by default DefaultMetadata.
 	// Limiters in a chain need different prefixes. With "-" no metadata is sent.
 	Metadata string
-
-	// Blocked, if it is not OK, is the status of calls whose limit has no tokens at all
-	// (reservoir.Limit{}), such as codes.PermissionDenied. It comes without RetryInfo.
-	// By default such calls are refused like others.
-	Blocked codes.Code
-
-	limits limits // made of the above
 }
 
 // DefaultMetadata is the default of Server.Metadata.
 const DefaultMetadata = "x-ratelimit"
 
 // Unary returns the interceptor of unary calls, for grpc.ChainUnaryInterceptor.
-// It panics unless s has a Limiter and a Key, or a Group with Keys for all its limits.
+// It panics unless s has a Limiter and a Key.
 func (s Server) Unary() grpc.UnaryServerInterceptor {
 	s.complete()
 	return s.unary
@@ -73,7 +63,9 @@ func (s Server) Stream() grpc.StreamServerInterceptor {
 }
 
 func (s *Server) complete() {
-	s.limits = choose(s.Limiter, s.Group, s.Key, s.Keys, s.Cost, s.Costs)
+	if s.Limiter == nil || s.Key == nil {
+		panic("grpclimit: a Server needs a Limiter and a Key")
+	}
 	s.Metadata = cmp.Or(s.Metadata, DefaultMetadata)
 }
 
@@ -93,23 +85,24 @@ func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 // even if the caller has left. If that fails, the tokens are lost until the window ends, and
 // the limiter's hooks see the error.
 func (s *Server) limit(ctx context.Context, c Call, run func() error) error {
-	names, costs, err := s.limits.of(ctx, c, s.Skip)
-	if err != nil {
-		return err
-	}
-	if costs == nil {
+	cost := s.Cost.of(ctx, c)
+	if cost < 1 {
 		return run()
 	}
-	paid, err := s.charge(ctx, names, costs)
+	key, err := s.Key(ctx, c)
 	if err != nil {
 		return err
 	}
-	if md := s.describe(paid.Result); len(md) > 0 {
+	paid, err := s.charge(ctx, key, cost)
+	if err != nil {
+		return err
+	}
+	if md := s.describe(paid); len(md) > 0 {
 		_ = grpc.SetHeader(ctx, md)
 	}
 	err = run()
 	if s.Refund != nil && s.Refund(codeOf(err)) {
-		_ = s.limits.group.Refund(context.WithoutCancel(ctx), paid, names...)
+		_ = s.Limiter.Refund(context.WithoutCancel(ctx), key, paid)
 	}
 	return err
 }
@@ -117,14 +110,14 @@ func (s *Server) limit(ctx context.Context, c Call, run func() error) error {
 // charge returns an error status if the call is not admitted. The metadata of a refusal
 // goes into the trailer. A header would show the call as begun, and the retry policies of
 // gRPC do not retry such calls.
-func (s *Server) charge(ctx context.Context, names []string, costs []int64) (reservoir.GroupResult, error) {
-	r, err := s.limits.group.AllowEach(ctx, costs, names...)
+func (s *Server) charge(ctx context.Context, key string, cost int64) (reservoir.Result, error) {
+	r, err := s.Limiter.AllowN(ctx, key, cost)
 	if err != nil {
 		return r, failure(err)
 	}
 	if !r.Allowed {
-		_ = grpc.SetTrailer(ctx, s.describe(r.Result))
-		return r, s.refusal(r.Result)
+		_ = grpc.SetTrailer(ctx, s.describe(r))
+		return r, refusal(r)
 	}
 	return r, nil
 }

@@ -19,12 +19,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/contrib/grpclimit"
 )
 
-var empty = &testgrpc.Empty{}
+var (
+	empty = &testgrpc.Empty{}
+	modes = map[string][]reservoir.Option{"batches": nil, "direct": {reservoir.WithDirect()}}
+)
 
 // retryDelay is that of the RetryInfo in err, which must be there once.
 func retryDelay(t *testing.T, err error) time.Duration {
@@ -75,69 +76,8 @@ func TestUnary(t *testing.T) {
 	})
 }
 
-// A store that answers nothing but errors.
-type broken struct {
-	backend.Store
-	err error
-}
-
-func (b broken) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, error) {
-	return backend.SyncReply{}, b.err
-}
-
-func (b broken) Take(context.Context, backend.TakeRequest) (backend.TakeReply, error) {
-	return backend.TakeReply{}, b.err
-}
-
-func TestNoDecision(t *testing.T) {
-	closed := limiter(t, 1)
-	require.NoError(t, closed.Close(t.Context()))
-	away := func(err error) *reservoir.Limiter { return over(t, broken{memstore.New(), err}, 10) }
-	long := func(context.Context, grpclimit.Call) (string, error) {
-		return string(make([]byte, backend.MaxKeyLen+1)), nil
-	}
-	none := func(context.Context, grpclimit.Call) (string, error) { return "", nil }
-	bad := func(context.Context, grpclimit.Call) (string, error) {
-		return "", status.Error(codes.PermissionDenied, "who?")
-	}
-	for name, test := range map[string]struct {
-		limits grpclimit.Server
-		want   codes.Code
-	}{
-		"store away":        {grpclimit.Server{Limiter: away(errors.New("secret")), Key: one}, codes.Unavailable},
-		"store timed out":   {grpclimit.Server{Limiter: away(context.DeadlineExceeded), Key: one}, codes.Unavailable},
-		"limiter closed":    {grpclimit.Server{Limiter: closed, Key: one}, codes.Unavailable},
-		"key too long":      {grpclimit.Server{Limiter: limiter(t, 1), Key: long}, codes.InvalidArgument},
-		"no key":            {grpclimit.Server{Limiter: limiter(t, 1), Key: none}, codes.InvalidArgument},
-		"key refused":       {grpclimit.Server{Limiter: limiter(t, 1), Key: bad}, codes.PermissionDenied},
-		"costs too much":    {grpclimit.Server{Limiter: limiter(t, 1), Key: one, Cost: costs(2)}, codes.InvalidArgument},
-		"limit is nonsense": {grpclimit.Server{Limiter: limiter(t, 1, reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{Tokens: -1} })), Key: one}, codes.Internal},
-	} {
-		t.Run(name, func(t *testing.T) {
-			impl, client := serve(t, test.limits)
-			_, err := client.EmptyCall(t.Context(), empty)
-			assert.Equal(t, test.want, status.Code(err))
-			assert.NotContains(t, err.Error(), "secret")
-			assert.Empty(t, status.Convert(err).Details(), "there is no telling when")
-			stream, err := client.FullDuplexCall(t.Context())
-			require.NoError(t, err)
-			_, err = stream.Recv()
-			assert.Equal(t, test.want, status.Code(err))
-			assert.Zero(t, impl.calls.Load())
-		})
-	}
-}
-
 func costs(n int64) func(context.Context, grpclimit.Call) int64 {
 	return func(context.Context, grpclimit.Call) int64 { return n }
-}
-
-func TestFailOpenAdmits(t *testing.T) {
-	l := over(t, broken{memstore.New(), errors.New("away")}, 10, reservoir.WithFailure(reservoir.FailOpen()))
-	impl, client := serve(t, grpclimit.Server{Limiter: l, Key: one})
-	_, err := client.EmptyCall(t.Context(), empty)
-	require.NoError(t, err)
-	assert.EqualValues(t, 1, impl.calls.Load())
 }
 
 // The end of a caller's own context is not an outage.
@@ -149,26 +89,31 @@ func TestCallerGone(t *testing.T) {
 	assert.Equal(t, codes.Canceled, status.Code(err))
 }
 
-func TestCostAndSkip(t *testing.T) {
+func TestCost(t *testing.T) {
 	l := limiter(t, 10)
-	_, client := serve(t, grpclimit.Server{Limiter: l, Key: one,
-		Cost: func(_ context.Context, c grpclimit.Call) int64 {
-			if r, ok := c.Request.(*testgrpc.SimpleRequest); ok {
-				return int64(r.ResponseSize)
-			}
-			return 1
+	_, client := serve(t, grpclimit.Server{Limiter: l,
+		Key: func(_ context.Context, c grpclimit.Call) (string, error) {
+			assert.Equal(t, "/grpc.testing.TestService/UnaryCall", c.Method, "only a call that costs something needs a key")
+			return "one", nil
 		},
-		Skip: grpclimit.Methods("/grpc.testing.TestService/EmptyCall")})
+		Cost: func(_ context.Context, c grpclimit.Call) int64 {
+			r, _ := c.Request.(*testgrpc.SimpleRequest)
+			return int64(r.GetResponseSize())
+		}})
 	var header metadata.MD
 	_, err := client.EmptyCall(t.Context(), empty, grpc.Header(&header))
 	require.NoError(t, err)
 	assert.Empty(t, header.Get("x-ratelimit-limit"))
-	require.EqualValues(t, 10, remaining(t, l, "one"), "skipped")
-	for _, size := range []int32{4, 0, -1} {
-		_, err = client.UnaryCall(t.Context(), &testgrpc.SimpleRequest{ResponseSize: size})
-		require.NoError(t, err)
-		assert.EqualValues(t, 6, remaining(t, l, "one"), "cost %d", size)
-	}
+	stream, err := client.FullDuplexCall(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, exchange(stream))
+	require.EqualValues(t, 10, remaining(t, l, "one"), "not limited")
+	_, err = client.UnaryCall(t.Context(), &testgrpc.SimpleRequest{ResponseSize: 4})
+	require.NoError(t, err)
+	assert.EqualValues(t, 6, remaining(t, l, "one"))
+	_, err = client.UnaryCall(t.Context(), &testgrpc.SimpleRequest{ResponseSize: -1})
+	require.NoError(t, err)
+	assert.EqualValues(t, 6, remaining(t, l, "one"))
 }
 
 // What a call has cost goes back by the status that the client sees, and nothing
@@ -184,7 +129,7 @@ func TestRefund(t *testing.T) {
 		"a context's end has a code": {context.DeadlineExceeded, true},
 		"any other error is UNKNOWN": {errors.New("odd"), false},
 	} {
-		for mode, opts := range map[string][]reservoir.Option{"batches": nil, "direct": {reservoir.WithDirect()}} {
+		for mode, opts := range modes {
 			t.Run(name+"/"+mode, func(t *testing.T) {
 				l := limiter(t, 10, opts...)
 				var asked []codes.Code
@@ -192,7 +137,7 @@ func TestRefund(t *testing.T) {
 					asked = append(asked, c)
 					return grpclimit.Codes(codes.NotFound, codes.DeadlineExceeded)(c)
 				}})
-				impl.fail = func() error { return test.err }
+				impl.fail = test.err
 				_, err := client.EmptyCall(t.Context(), empty)
 				assert.Equal(t, []codes.Code{status.Code(err)}, asked)
 				want := int64(9)

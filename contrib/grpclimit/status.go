@@ -30,16 +30,8 @@ func (s *Server) describe(r reservoir.Result) metadata.MD {
 // seconds returns t in Unix time, rounded up, so that a client does not come back early.
 func seconds(t time.Time) int64 { return (t.UnixMilli() + 999) / 1000 }
 
-// blocks reports whether r refuses for good and Blocked sets a status for that.
-func (s *Server) blocks(r reservoir.Result) bool {
-	return s.Blocked != codes.OK && !r.Allowed && r.Limit == 0
-}
-
 // refusal returns the status of a call that finds no tokens.
-func (s *Server) refusal(r reservoir.Result) error {
-	if s.blocks(r) {
-		return status.Error(s.Blocked, "blocked by the rate limit")
-	}
+func refusal(r reservoir.Result) error {
 	info := &errdetails.RetryInfo{RetryDelay: durationpb.New(r.RetryAfter)}
 	st, _ := status.New(codes.ResourceExhausted, "rate limit exceeded").WithDetails(info) // it fails only for OK
 	return st.Err()

@@ -55,17 +55,6 @@ func TestStream(t *testing.T) {
 	assert.EqualValues(t, 1, impl.calls.Load())
 }
 
-func TestSkippedStream(t *testing.T) {
-	l := limiter(t, 1)
-	_, client := serve(t, grpclimit.Server{Limiter: l, Key: one, Skip: grpclimit.Methods("/grpc.testing.TestService/")})
-	stream, err := client.FullDuplexCall(t.Context())
-	require.NoError(t, err)
-	for range 3 {
-		require.NoError(t, exchange(stream))
-	}
-	assert.EqualValues(t, 1, remaining(t, l, "one"))
-}
-
 func TestClientWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, 2)
@@ -121,9 +110,14 @@ func TestClientStreamWaits(t *testing.T) {
 	})
 }
 
-func TestClientSkipsAndFails(t *testing.T) {
+func TestClientCosts(t *testing.T) {
 	l := limiter(t, 3)
-	limits := grpclimit.Client{Limiter: l, Key: one, Skip: grpclimit.Methods("/grpc.testing.TestService/FullDuplexCall"), Cost: costs(9)}
+	limits := grpclimit.Client{Limiter: l, Key: one, Cost: func(_ context.Context, c grpclimit.Call) int64 {
+		if c.Stream {
+			return 0
+		}
+		return 9
+	}}
 	impl, client := serve(t, grpclimit.Server{Limiter: limiter(t, 1000), Key: one}, dial(limits)...)
 	stream, err := client.FullDuplexCall(t.Context())
 	require.NoError(t, err)
