@@ -181,7 +181,7 @@ func TestFiguresWereMeasured(t *testing.T) {
 	results := files(t, "peers.txt")["test/results/peers.txt"] + files(t, "fleet.txt")["test/results/fleet.txt"]
 	require.NotEmpty(t, results)
 	all := documents(t)
-	for _, file := range []string{"README.md", "docs/performance.md", "docs/articles.md"} {
+	for _, file := range []string{"README.md", "docs/performance.md"} {
 		for _, part := range strings.Split(fenced.ReplaceAllString(all[file], ""), "\n\n") {
 			if !measuredBy.MatchString(part) {
 				continue
