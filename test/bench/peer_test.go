@@ -8,10 +8,9 @@
 //	make bench SIZE=quick   # a minute, to see whether a change is worth more
 //	go test -run='^TestPeers$' -size=full -scenarios='^hot' -peers='reservoir|Rockset' # a part, in this directory
 //
-// BenchmarkPeers has the same scenarios for benchstat. The peers' packages are used as
-// published, except two that are written here from their descriptions: [Rockset], which was
-// published as an article, and rueidislimiter, which the module proxy does not serve.
-// Tables name rueidislimiter in brackets.
+// The peers' packages are used as published, except two that are written here from their
+// descriptions: [Rockset], which was published as an article, and rueidislimiter, which the
+// module proxy does not serve. Tables name rueidislimiter in brackets.
 package bench
 
 import (

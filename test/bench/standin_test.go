@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -40,7 +41,15 @@ func admitted(t *testing.T, r *rig, k kind, n int) (good int) {
 	return int(w.good)
 }
 
-// Who reads a table is told what is not the library itself.
-func TestStandInsAreNamed(t *testing.T) {
-	require.True(t, strings.HasPrefix(rueidisLimiter.name, "["))
+// Each bar is between what reaches it and what misses it.
+func TestBarsAreMissed(t *testing.T) {
+	at := func(name string, k kind, perSecond int64) []*line {
+		s := sample{good: perSecond, elapsed: time.Second, latency: sim.NewLatency()}
+		return []*line{{scenario: scenario{name: name}, kind: k, samples: []sample{s}}}
+	}
+	for throughput, mark := range map[int64]string{999: "missed", 1000: "ok"} {
+		text := verdict(results{groups: [][]*line{at("once-512", cold, throughput), at("once-512", evalsha, 1000)}})
+		require.Regexp(t, "once-512: throughput .* "+mark+"\n", text)
+		require.NotContains(t, text, "zipf", "it was not measured")
+	}
 }

@@ -1,7 +1,7 @@
 //go:build fleet
 
 // The whole table takes a minute and asserts little, so it is no part of the
-// ordinary tests: `make fleet` builds it in. small_test.go has small fleets.
+// ordinary tests: `make fleet` builds it in. rules_test.go has small fleets.
 
 package fleet
 
