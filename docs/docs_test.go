@@ -2,8 +2,6 @@ package docs_test
 
 import (
 	"fmt"
-	"go/parser"
-	"go/token"
 	"io/fs"
 	"maps"
 	"os"
@@ -91,9 +89,6 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 		} else {
 			requireTested(t, b.text, tested)
 		}
-	case "go theirs": // the module cannot be had, so only the syntax is checked
-		_, err := parser.ParseFile(token.NewFileSet(), "", "package p\nfunc _() {\n"+b.text+"}\n", 0)
-		require.NoError(t, err)
 	case "sh":
 		for _, c := range commandLines(b.text) {
 			s.command(t, c)

@@ -71,23 +71,6 @@ func Example_openStore() {
 	// Output: <nil> <nil>
 }
 
-func Example_fromRueidislimiter() {
-	ctx, store := context.Background(), memstore.New()
-	limiter, err := reservoir.New(store, reservoir.PerMinute(60))
-	if err != nil {
-		panic(err)
-	}
-	defer limiter.Close(context.Background())
-
-	state, _ := limiter.Check(ctx, "user:42")
-	r, err := limiter.AllowN(ctx, "user:42", 3)
-	if err != nil {
-		panic(err)
-	}
-	fmt.Println(state.Remaining, r.Allowed, r.Remaining, r.Reset.After(time.Now()))
-	// Output: 60 true 57 true
-}
-
 func fromTimeRate(ctx context.Context, store backend.Store) (bool, error) {
 	limiter, err := reservoir.New(store, reservoir.Limit{Tokens: 10, Window: 100 * time.Millisecond})
 	if err != nil {
