@@ -1,3 +1,6 @@
+// Package seeds runs whole limiters under many seeds. One goroutine draws what happens
+// next, on a virtual clock and a network that loses, repeats and reorders. So a seed always
+// gives the same run, and the laws can be checked after every step.
 package seeds
 
 import (
@@ -15,27 +18,20 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/chance"
-	"github.com/go-reservoir/reservoir/internal/invariant"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // everywhere is how many seeds have been everywhere, all told.
 const everywhere = 2000
 
-// byDefault is fewer under the race detector, which takes ten times as long: `make test` runs
-// many more without it.
-func byDefault() uint64 {
-	if invariant.Enabled {
-		return everywhere / 5
-	}
-	return everywhere
-}
-
 var (
-	seeds = flag.Uint64("seeds", byDefault(), "how many seeds TestSeeds runs")
+	seeds = flag.Uint64("seeds", everywhere, "how many seeds TestSeeds runs")
 	seed  = flag.Int64("seed", -1, "the one seed that TestSeeds runs, telling what happens")
 )
+
+func TestMain(m *testing.M) { redistest.Main(m) }
 
 // A bubble of virtual time costs more than a seed, so that many share one. Each begins
 // at an instant of its own, which is the same when it is run alone: random intervals
@@ -54,7 +50,7 @@ func TestSeeds(t *testing.T) {
 	if *seed >= 0 {
 		synctest.Test(t, func(t *testing.T) {
 			time.Sleep(time.Duration(*seed%perBubble) * apart)
-			if text := attempt(uint64(*seed), memstore.New(), tally{}, func(s *sim) { s.say = t.Logf }); text != "" {
+			if text := attempt(uint64(*seed), tally{}, func(s *sim) { s.say = t.Logf }); text != "" {
 				t.Errorf("seed %d: %s", *seed, text)
 			}
 		})
@@ -95,19 +91,19 @@ func runSeeds(t *testing.T, n uint64) tally {
 }
 
 func bubble(t *testing.T, from, to uint64, seen tally) {
-	start, store := time.Now(), memstore.New()
+	start := time.Now()
 	for seed := from; seed < to; seed++ {
 		time.Sleep(time.Until(start.Add(time.Duration(seed%perBubble) * apart)))
-		if text := attempt(seed, store, seen, nil); text != "" {
-			t.Errorf("seed %d: %s\nto replay, in proof: go test -run='^TestSeeds$' ./seeds -v -seed=%d", seed, text, seed)
+		if text := attempt(seed, seen, nil); text != "" {
+			t.Errorf("seed %d: %s\nto replay, in test: go test -run='^TestSeeds$' ./seeds -v -seed=%d", seed, text, seed)
 			return
 		}
 	}
 }
 
 // attempt runs a seed and returns the law that it broke, or nothing.
-func attempt(seed uint64, store *memstore.Store, seen tally, set func(*sim)) (text string) {
-	s := newSim(seed, store, seen)
+func attempt(seed uint64, seen tally, set func(*sim)) (text string) {
+	s := newSim(seed, seen)
 	if set != nil {
 		set(s)
 	}
@@ -127,13 +123,10 @@ func attempt(seed uint64, store *memstore.Store, seen tally, set func(*sim)) (te
 
 // abandon ends all goroutines of a run that has failed.
 func (s *sim) abandon() {
-	s.net.TryLock() // the step that failed may have held it
-	s.net.Calm, s.net.Reply, s.net.Request = true, nil, nil
-	for c := s.net.Pick(0); c != nil; c = s.net.Pick(0) {
-		c.Err = errLost
-		s.net.Answer(c)
-	}
+	s.net.Lock()
+	s.net.Reply, s.net.Request = nil, nil
 	s.net.Unlock()
+	s.calm(func(c *testnet.Call) { c.Err = errLost })
 	for _, c := range s.callers {
 		c.cancel()
 	}
@@ -141,6 +134,17 @@ func (s *sim) abandon() {
 		_ = p.Close(context.Background())
 	}
 	synctest.Wait()
+}
+
+// calm answers all calls that are under way, each after last, and every later call at once.
+func (s *sim) calm(last func(c *testnet.Call)) {
+	s.net.Faults(nil)
+	s.net.Lock()
+	defer s.net.Unlock()
+	for c := s.net.Pick(0); c != nil; c = s.net.Pick(0) {
+		last(c)
+		s.net.Answer(c)
+	}
 }
 
 // covered checks that the seeds have been everywhere.
@@ -182,9 +186,8 @@ func TestSeedsNotice(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := memstore.New()
 				for seed := range uint64(perBubble) {
-					if text := attempt(seed, store, tally{}, set); text != "" {
+					if text := attempt(seed, tally{}, set); text != "" {
 						t.Logf("seed %d: %s", seed, text)
 						return
 					}
@@ -298,7 +301,7 @@ func (s *sim) hearRefund(c *simCaller) {
 func (s *sim) spend(c *simCaller, at slot, n int64) {
 	s.spent[at] += n
 	limit := c.p.limit.Tokens
-	s.must(s.spent[at] <= limit*int64(1+s.net.Losses), "%d tokens spent of %d, %d losses", s.spent[at], limit, s.net.Losses)
+	s.must(s.spent[at] <= limit*int64(1+s.losses), "%d tokens spent of %d, %d losses", s.spent[at], limit, s.losses)
 }
 
 // inspect looks at what each limiter tells of itself when all is at rest.
@@ -326,15 +329,11 @@ func (s *sim) inspect() {
 // answered at once.
 func (s *sim) calmDown() {
 	s.log("the network is calm")
-	s.net.Lock()
-	for c := s.net.Pick(0); c != nil; c = s.net.Pick(0) {
+	s.calm(func(c *testnet.Call) {
 		if !c.Executed {
 			s.execute(c)
 		}
-		s.net.Answer(c)
-	}
-	s.net.Calm = true
-	s.net.Unlock()
+	})
 	if s.now != nil {
 		s.now.Store(s.limits[0].Tokens)
 	}
@@ -413,8 +412,9 @@ func (s *sim) balance(p *process) reservoir.Stats {
 // it, or more by calls of which nobody has heard.
 func (s *sim) conserved(l named, key string) {
 	at := l.inStore(key)
-	c := s.net.Inspect(at)
-	if c.Window == 0 || s.net.Losses > 0 {
+	c, err := s.net.Inspect(context.Background(), at)
+	s.must(err == nil, "inspect: %v", err)
+	if c.Window == 0 || s.losses > 0 {
 		return
 	}
 	spent, more := s.spent[slot{at, int64(c.Window)}], s.slack

@@ -2,6 +2,7 @@ package seeds
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
@@ -9,7 +10,8 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // sim is the run of one seed: a few limiters share a store over a network, and what
@@ -18,7 +20,7 @@ import (
 // none does anything that another one's work depends on.
 type sim struct {
 	rnd     *rand.Rand
-	net     *network
+	net     *testnet.Network // on which a call moves when a step moves it
 	limits  []named
 	keys    []string
 	all     []*process
@@ -27,7 +29,8 @@ type sim struct {
 	spent   map[slot]int64
 	slack   int64         // tokens that may be charged though nobody has them: of calls that nobody heard of
 	blurred bool          // more such tokens, nobody knows how many
-	lossy   bool          // the store may lose its data
+	losses  int           // how often the store has lost its data
+	most    int           // how often it may
 	now     *atomic.Int64 // tokens that WithLimits says; nil = there is none
 	seen    tally
 	say     func(format string, args ...any) // nil = quiet
@@ -112,18 +115,28 @@ func pickOf[T any](s *sim, list ...T) T { return list[s.rnd.IntN(len(list))] }
 
 func (s *sim) oneIn(n int) bool { return s.rnd.IntN(n) == 0 }
 
-// newSim draws the set-up of a seed. The store is shared with other seeds, which have
-// other keys.
-func newSim(seed uint64, store *memstore.Store, seen tally) *sim {
-	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), spent: map[slot]int64{}, seen: seen}
-	s.net = newNetwork(store, s.log)
+// The errors of calls that do not arrive, and of a store that is not ready.
+var (
+	errLost    = &backend.Error{Op: "net", Class: backend.Unknown, Err: testnet.ErrCut}
+	errLoading = &backend.Error{Op: "net", Class: backend.Unavailable, Err: errors.New("LOADING")}
+)
+
+// newSim draws the set-up of a seed.
+func newSim(seed uint64, seen tally) *sim {
+	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, seen: seen}
+	s.net.Faults(func(c *testnet.Call) testnet.Fault {
+		s.log("sent by %d: %s %s", c.Who, c.Op, c.Key)
+		return testnet.Hold
+	})
 	s.limits = []named{s.drawLimit("")}
 	if s.oneIn(5) {
 		s.limits[0].name = "first"
 		s.limits = append(s.limits, s.drawLimit("second"))
 		s.seen["two limits"]++
 	}
-	s.lossy = s.oneIn(5)
+	if s.oneIn(5) {
+		s.most = 2
+	}
 	for i := range 1 + s.rnd.IntN(2) {
 		s.keys = append(s.keys, fmt.Sprintf("%d-%d", seed, i))
 	}
@@ -221,11 +234,11 @@ func (s *sim) step() {
 	case k < 38:
 		s.call()
 	case k < 64:
-		s.onMail(s.deliver)
+		s.onCall(s.deliver)
 	case k < 70:
-		s.onMail(s.lose)
+		s.onCall(s.lose)
 	case k < 74:
-		s.onMail(s.twice)
+		s.onCall(s.twice)
 	case k < 90:
 		time.Sleep(s.pause())
 	case k < 94:
@@ -242,8 +255,8 @@ func (s *sim) step() {
 	}
 }
 
-// onMail does something to a call that is under way.
-func (s *sim) onMail(f func(c *call)) {
+// onCall does something to a call that is under way.
+func (s *sim) onCall(f func(c *testnet.Call)) {
 	s.net.Lock()
 	defer s.net.Unlock()
 	if c := s.net.Pick(s.rnd.IntN(1 << 20)); c != nil {
@@ -257,7 +270,7 @@ func (s *sim) burst() {
 	for range 4 + s.rnd.IntN(20) {
 		s.launch(&simCaller{p: p, key: key, n: min(n, p.limit.Tokens), what: "allow"}, context.Background())
 		s.settle()
-		s.onMail(s.deliver)
+		s.onCall(s.deliver)
 		time.Sleep(time.Duration(s.rnd.Int64N(int64(p.limit.span/50))) | 1)
 	}
 }
@@ -338,7 +351,7 @@ func (s *sim) tokens(limit int64) int64 {
 }
 
 // deliver has the store execute a call, or brings a reply, or both.
-func (s *sim) deliver(c *call) {
+func (s *sim) deliver(c *testnet.Call) {
 	both := !s.oneIn(3)
 	if !c.Executed {
 		s.execute(c)
@@ -351,24 +364,26 @@ func (s *sim) deliver(c *call) {
 }
 
 // execute has the store do what c says, if it is not too late for that.
-func (s *sim) execute(c *call) {
+func (s *sim) execute(c *testnet.Call) {
 	if c.Late() {
 		s.seen["too late"]++
 		c.Executed = true
 		return
 	}
-	s.net.Execute(c)
-	if c.Ghost {
-		s.seen["late call"]++
-		if c.Copied || s.all[c.Who].ended {
-			s.slack += c.Charged
-		}
+	reply, err := s.net.Execute(c)
+	s.log("execute %d: %s %s ghost=%v %+v %v", c.Who, c.Op, c.Key, c.Ghost, reply, err)
+	if !c.Ghost {
+		return
+	}
+	s.seen["late call"]++
+	if r, ok := reply.(*backend.SyncReply); ok && (c.Copied || s.all[c.Who].ended) {
+		s.slack += r.Grant - r.Recovered
 	}
 }
 
 // lose loses a request or a reply. A connection may break while the request goes on its
 // way.
-func (s *sim) lose(c *call) {
+func (s *sim) lose(c *testnet.Call) {
 	c.Err = errLost
 	switch {
 	case c.Executed:
@@ -388,7 +403,7 @@ func (s *sim) lose(c *call) {
 
 // twice puts a call on the network once more, unless it is a take, a settlement or a
 // reset, which no store sends again.
-func (s *sim) twice(c *call) {
+func (s *sim) twice(c *testnet.Call) {
 	if c.Op != "take" && c.Op != "settle" && c.Op != "reset" {
 		s.seen["repeated "+c.Op]++
 		s.net.Copy(c, true)
@@ -440,12 +455,11 @@ func (s *sim) refund() {
 
 // forget makes the store lose its data.
 func (s *sim) forget() {
-	if s.lossy && s.net.Losses < 2 {
+	if s.losses < s.most {
+		s.losses++
 		s.seen["lost data"]++
 		s.log("the store loses its data")
-		s.net.Lock()
-		s.net.Losses++
-		s.net.Unlock()
+		s.net.LoseData()
 	}
 }
 

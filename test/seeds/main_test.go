@@ -1,9 +1,0 @@
-package seeds
-
-import (
-	"testing"
-
-	"github.com/go-reservoir/reservoir/internal/redistest"
-)
-
-func TestMain(m *testing.M) { redistest.Main(m) }
