@@ -27,24 +27,22 @@ type script struct {
 	op, source, sha string
 	readOnly        string             // the suffix of EVALSHA and EVAL for replicas, or ""
 	keys, fields    int                // number of its keys, and of integers in its reply
-	idempotent      bool               // it may be sent again if its outcome is unknown
 	handsOut        func([]int64) bool // whether replicas must have what it did, by its reply; nil = never
 }
 
-// Sync is idempotent and check writes nothing; take, settle and reset may run once.
 var (
-	syncScript = newScript("sync", lua.Sync, "", 3, 15, true, func(v []int64) bool {
+	syncScript = newScript("sync", lua.Sync, "", 3, 15, func(v []int64) bool {
 		return v[5] > 0 || len(v) > firstContact && v[9] > 0 // debt is spent already
 	})
-	takeScript   = newScript("take", lua.Take, "", 2, 5, false, func(v []int64) bool { return v[0]&flagAllowed != 0 })
-	checkScript  = newScript("check", lua.Check, "_ro", 2, 5, true, nil)
-	settleScript = newScript("settle", lua.Settle, "", 3, 3, false, nil)
-	resetScript  = newScript("reset", lua.Reset, "", 3, 5, false, func(v []int64) bool { return v[2] != 0 && v[0]&flagConflict == 0 })
+	takeScript   = newScript("take", lua.Take, "", 2, 5, func(v []int64) bool { return v[0]&flagAllowed != 0 })
+	checkScript  = newScript("check", lua.Check, "_ro", 2, 5, nil)
+	settleScript = newScript("settle", lua.Settle, "", 3, 3, nil)
+	resetScript  = newScript("reset", lua.Reset, "", 3, 5, func(v []int64) bool { return v[2] != 0 && v[0]&flagConflict == 0 })
 )
 
-func newScript(op, source, suffix string, keys, fields int, idempotent bool, handsOut func([]int64) bool) *script {
+func newScript(op, source, suffix string, keys, fields int, handsOut func([]int64) bool) *script {
 	sum := sha1.Sum([]byte(source))
-	return &script{op, source, hex.EncodeToString(sum[:]), suffix, keys, fields, idempotent, handsOut}
+	return &script{op, source, hex.EncodeToString(sum[:]), suffix, keys, fields, handsOut}
 }
 
 // firstContact is the number of integers in sync's reply to a client that named no
@@ -82,7 +80,6 @@ type call struct {
 	clock  string            // time set by a test, Unix us; empty = the server's clock
 	after  int64             // server time, Unix us, after which the script does nothing; 0 = no bound
 	calls  *inflight.Counter // the store's
-	again  bool              // it is not the first attempt
 	inline bool              // the caller's own goroutine makes it
 	state  atomic.Int32
 	done   chan struct{}
@@ -245,25 +242,17 @@ func (c *call) await(g *group) ([]int64, error) {
 	return c.reply, guard.Raise(c.err)
 }
 
-// Attempts at one call, including the first, and the pause before the second, which is
-// jittered and doubles each time. All attempts share the caller's deadline and the
-// server's retry budget. One broken connection may lose a reply, but three lost replies
-// mean more; a server that turns calls away may serve again in a moment.
-const (
-	attemptsUnknown     = 3
-	attemptsUnavailable = 9
-	pause               = 2 * time.Millisecond
-)
+// pause is about how long the store waits before it repeats a call.
+const pause = 10 * time.Millisecond
 
-// run makes the call until it has an answer, may not be repeated, or its context ends.
-// Nothing else repeats a call.
+// run makes the call. If it surely was not carried out, run repeats it once. Nothing else
+// repeats a call: the limiter makes a statement again by itself.
 func (s *Store) run(ctx context.Context, r request) ([]int64, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &backend.Error{Op: r.script.op, Class: backend.Unavailable, Err: err}
 	}
-	for attempt := 0; ; attempt++ {
+	for first := true; ; first = false {
 		c := s.newCall(ctx, r)
-		c.again = attempt > 0
 		g := s.group(ctx, c.tag)
 		reply, err := c.await(g)
 		if err == nil {
@@ -272,24 +261,10 @@ func (s *Store) run(ctx context.Context, r request) ([]int64, error) {
 		}
 		f := faultOf(err)
 		s.reload(f)
-		if attempt > 0 && f.class == backend.Unknown {
-			g.unanswered.Add(1)
-		}
-		if !r.script.mayRepeat(f, attempt) || !(attempt == 0 && f.unbudgeted || g.withdraw()) || !sleep(ctx, pause<<attempt) {
+		if !first || f.class != backend.Unavailable || !g.mayRepeat() || !sleep(ctx, pause) {
 			return nil, &backend.Error{Op: r.script.op, Class: f.class, Err: err, KeyOnly: f.keyOnly}
 		}
 	}
-}
-
-// mayRepeat reports whether a call may be repeated after failure f.
-func (sc *script) mayRepeat(f fault, attempt int) bool {
-	switch f.class {
-	case backend.Unavailable:
-		return attempt+1 < attemptsUnavailable
-	case backend.Unknown:
-		return sc.idempotent && !f.final && attempt+1 < attemptsUnknown
-	}
-	return false
 }
 
 // do makes a call, unless the store is closed or faulty. If the store has replicas, it

@@ -32,24 +32,21 @@ var errExpired = fmt.Errorf("%w: %w", context.DeadlineExceeded, errLate)
 
 // fault is a kind of failure and what it means.
 type fault struct {
-	class      backend.Class    // what the command may have done
-	says       []string         // the first words of the server's text
-	is         func(error) bool // or a test of the error
-	keyOnly    bool             // it concerns the key or its slot: the server serves other keys
-	reload     bool             // another node of a cluster may serve
-	unbudgeted bool             // the first repetition does not use the budget
-	final      bool             // it is never repeated, whatever the class
+	class   backend.Class    // what the command may have done
+	says    []string         // the first words of the server's text
+	is      func(error) bool // or a test of the error
+	keyOnly bool             // it concerns the key or its slot: the server serves other keys
+	reload  bool             // another node of a cluster may serve
 }
 
-// faults is the table of errors; the first row that matches applies. The class and the
-// script decide whether to repeat (mayRepeat).
+// faults is the table of errors; the first row that matches applies.
 var faults = []fault{
 	// Carried out, but a failover may lose it.
-	{class: backend.Unknown, is: isAny(ErrNotReplicated), final: true},
+	{class: backend.Unknown, is: isAny(ErrNotReplicated)},
 
 	// Surely not applied: the script came too late, or the server will serve soon. The
 	// group has already acted on MOVED, ASK and NOSCRIPT where it could.
-	{class: backend.Unavailable, is: isAny(errLate), unbudgeted: true},
+	{class: backend.Unavailable, is: isAny(errLate)},
 	{class: backend.Unavailable, says: []string{"CLUSTERDOWN Hash slot not served", "MOVED", "ASK"}, reload: true, keyOnly: true},
 	{class: backend.Unavailable, says: []string{"LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY"}, reload: true},
 	{class: backend.Unavailable, says: []string{"TRYAGAIN"}, keyOnly: true},

@@ -9,10 +9,12 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -62,8 +64,8 @@ var rows = []row{
 	{"?what", backend.Unknown, false},
 }
 
-// TestFaults: each script meets each answer once, and is said again or not. go-redis'
-// options are its default.
+// TestFaults: each script meets each answer once. It is repeated if it surely was not
+// carried out, and only then. go-redis' options are its default.
 func TestFaults(t *testing.T) {
 	for _, f := range faults {
 		for _, says := range f.says {
@@ -115,8 +117,7 @@ func testFault(t *testing.T, row row, sc *script) {
 	}
 	s := New(server.client(t, func(o *redis.Options) { o.ReadTimeout = timeout }))
 	err := one(t.Context(), s, sc)
-	repeats := row.class == backend.Unavailable || row.class == backend.Unknown && sc.idempotent
-	if repeats {
+	if row.class == backend.Unavailable {
 		require.NoError(t, err, "%s", sc.op)
 		require.Equal(t, 2, server.called(), "%s", sc.op)
 		return
@@ -140,6 +141,36 @@ func one(ctx context.Context, s *Store, sc *script) (err error) {
 		_, err = s.Reset(ctx, backend.ResetRequest{Key: "k", Limit: limit10})
 	}
 	return err
+}
+
+// TestRepetitionsAreBounded: a failing server gets at most a tenth more commands, beside
+// three. A time without failures saves up no more than these.
+func TestRepetitionsAreBounded(t *testing.T) {
+	for _, well := range []int{0, 4 * mostSaved} {
+		server := newScripted(t, func(n int, sc *script) string {
+			if n < well {
+				return served(sc)
+			}
+			return "-LOADING\r\n"
+		})
+		s := New(server.client(t))
+		for range well {
+			require.NoError(t, one(t.Context(), s, takeScript))
+		}
+		const workers, each = 8, 40
+		var wg sync.WaitGroup
+		for range workers {
+			wg.Go(func() {
+				for range each {
+					assert.Error(t, one(t.Context(), s, takeScript))
+				}
+			})
+		}
+		wg.Wait()
+		more := server.called() - well - workers*each
+		require.LessOrEqual(t, more, workers*each/10+3)
+		require.GreaterOrEqual(t, more, workers*each/11, "it does repeat")
+	}
 }
 
 // scene is a failure that is no server's answer.
@@ -202,7 +233,7 @@ var scenes = map[string]scene{
 	"NOSCRIPT": {backend.Unavailable, func(t *testing.T) error {
 		server := newScripted(t, func(int, *script) string { return "-NOSCRIPT No matching script. Please use EVAL.\r\n" })
 		err := one(t.Context(), New(server.client(t)), takeScript)
-		require.Equal(t, 2*(1+initial), server.called(), "each time by its hash and by its text")
+		require.Equal(t, 2*2, server.called(), "each time by its hash and by its text")
 		return err
 	}},
 	"cancelled": {backend.Unknown, func(t *testing.T) error {

@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -26,20 +25,16 @@ type group struct {
 	client        redis.UniversalClient
 	clock         *serverClock
 	ack           *ack
-	redirects     *group       // takes the calls that this server no longer serves; it follows redirections
-	pipelines     int          // in flight at most, before an extra one
-	obeysDeadline bool         // go-redis ends a call at its context's deadline
-	unanswered    atomic.Int32 // unanswered repetitions since the last reply: see withdraw
+	redirects     *group // takes the calls that this server no longer serves; it follows redirections
+	pipelines     int    // in flight at most, before an extra one
+	obeysDeadline bool   // go-redis ends a call at its context's deadline
 
 	mu       sync.Mutex // guards the fields below; the lock that counts the store's calls may be taken under it
 	queue    []*call
 	inFlight int           // pipelines in flight
 	extraDue bool          // a timer will start one more
 	trip     time.Duration // recent least time of a pipeline; 0 = the last had no reply
-	retries  float64       // repetitions that may still be made: see withdraw
-	retryCap float64       // the most that retries may be: what the calls of a second earn
-	calls    int           // since second began
-	second   time.Time
+	earned   int           // calls that may still earn a repetition: see mayRepeat
 }
 
 const (
@@ -55,9 +50,7 @@ const (
 // Such a call may return late; see detach.
 func (g *group) submit(c *call) {
 	g.mu.Lock()
-	if !c.again {
-		g.deposit(time.Now())
-	}
+	g.earned = min(g.earned+1, mostSaved)
 	if g.inFlight >= g.pipelines {
 		if len(g.queue) == cap(g.queue) { // make room by dropping calls whose callers have left
 			g.queue = slices.DeleteFunc(g.queue, (*call).dropped)
@@ -199,7 +192,6 @@ func (g *group) send(calls []*call, scripts bool) {
 func (g *group) measure(at int64, took time.Duration) {
 	if at != 0 {
 		g.clock.observe(at)
-		g.unanswered.Store(0)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -241,11 +233,11 @@ const connectTime = 2 * time.Second
 // and outlasts those of all callers. When a context ends, go-redis closes the connection,
 // finished or not, and the next caller would have to start over.
 //
-// An inline call ends with its own context if it may be repeated. Otherwise its reply is read
+// An inline call ends with its own context, unless it is a take. The reply to a take is read
 // even if it is late, because nobody else would learn what was charged: the limiter, which
 // has answered its caller by then, gives that back.
 func detach(calls []*call) (context.Context, context.CancelFunc) {
-	if calls[0].inline && calls[0].script.idempotent {
+	if calls[0].inline && calls[0].undo == nil {
 		return calls[0].ctx, func() {}
 	}
 	ctx, last := context.Background(), time.Now().Add(connectTime)
@@ -264,37 +256,20 @@ func detach(calls []*call) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, last)
 }
 
-// The retry budget follows finagle (RetryBudget) and "Site Reliability Engineering",
-// chapter 21. Each call earns a tenth of a repetition, so that repetitions
-// do not keep a failing server down. The budget holds what the calls of one second earn:
-// enough to repeat a lost pipeline to a busy server, but no savings for an outage.
+// perRepeat is how many calls earn one repetition, which is one of these calls itself. So
+// a failing server gets at most a tenth more commands, after the first few.
 const (
-	retryShare = 0.1
-	initial    = 3
+	perRepeat = 11
+	mostSaved = 3 * perRepeat
 )
 
-// deposit adds a call's share to the budget. The caller holds g.mu.
-func (g *group) deposit(now time.Time) {
-	if passed := now.Sub(g.second); passed >= time.Second {
-		g.retryCap = retryShare * float64(g.calls) / passed.Seconds()
-		g.calls, g.second = 0, now
-	}
-	g.calls++
-	g.retries = min(g.retries+retryShare, max(g.retryCap, initial))
-}
-
-// maxUnanswered is the number of unanswered repetitions in a row that show that the
-// server, and not one connection, has failed. No call is repeated there until the server
-// has answered one.
-const maxUnanswered = 2
-
-// withdraw spends one repetition, if the budget has one, and reports whether it had.
-func (g *group) withdraw() bool {
+// mayRepeat reports whether a call may be repeated.
+func (g *group) mayRepeat() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.retries < 1 || g.unanswered.Load() >= maxUnanswered {
+	if g.earned < perRepeat {
 		return false
 	}
-	g.retries--
+	g.earned -= perRepeat
 	return true
 }

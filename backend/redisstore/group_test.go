@@ -335,29 +335,6 @@ func TestPipelineLosesReply(t *testing.T) {
 	require.Equal(t, "2", x.used("control"), "executed twice")
 }
 
-// TestPipelineIsLost: a sync in a pipeline is said again, on its own account.
-func TestPipelineIsLost(t *testing.T) {
-	const n = longest / 20
-	x := newCrowd(t)
-	x.jam(t.Context(), x.allowed)
-	x.whole.mu.Lock()
-	x.whole.retryCap, x.whole.retries, x.whole.second = n, n, time.Now() // as in a busy time
-	x.whole.mu.Unlock()
-	for i := range n {
-		x.wg.Go(func() {
-			r, err := x.Sync(t.Context(), backend.SyncRequest{Key: fmt.Sprint("lost", i), Client: "a", Limit: limit10, Want: 4, Strand: -1})
-			assert.NoError(t, err)
-			assert.EqualValues(t, 4, r.Grant)
-		})
-	}
-	x.await(func() bool { w, _ := queued(x.whole); return w == n })
-	x.proxy.DropRequests("{lost7}", 1)
-	x.proxy.Hold(false)
-	x.wg.Wait()
-	require.EqualValues(t, 1, x.proxy.Dropped())
-	require.EqualValues(t, n+pipelines, x.server.Calls("evalsha"))
-}
-
 // TestLeavesQueue: a caller that leaves before its call was sent is charged
 // nothing, surely, and those behind it are served.
 func TestLeavesQueue(t *testing.T) {

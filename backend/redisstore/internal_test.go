@@ -3,7 +3,6 @@ package redisstore
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -62,60 +61,6 @@ func TestLateForItsCaller(t *testing.T) {
 		require.EqualValues(t, 1, c.judge(nil))
 		require.Equal(t, expired, errors.Is(c.err, context.DeadlineExceeded))
 		require.ErrorIs(t, c.err, errLate)
-	}
-}
-
-// TestTakeIsExecutedOnce: by each kind of client, alone and in a pipeline, under the
-// default options of go-redis. The control is executed again: should go-redis lose
-// NoRetry in an upgrade, this fails.
-func TestTakeIsExecutedOnce(t *testing.T) {
-	t.Parallel()
-	server, cluster := redistest.Start(t), redistest.StartCluster(t, 3, 0)
-	single, node := redistest.NewProxy(t, server.Addr()), redistest.NewProxy(t, cluster.NodeOf("{k}").Addr())
-	for _, row := range []struct {
-		name   string
-		client redis.UniversalClient
-		proxy  *redistest.Proxy
-		calls  func(...string) int64
-		reset  func()
-	}{
-		{"Client", server.Client(func(o *redis.Options) { o.Addr = single.Addr() }), single, server.Calls, server.ResetStats},
-		{"ClusterClient", cluster.Client(func(o *redis.ClusterOptions) { o.Dialer = redistest.Dialer(node) }), node, cluster.Calls, cluster.ResetStats},
-	} {
-		for _, together := range []int{1, 3} {
-			t.Run(fmt.Sprint(row.name, together), func(t *testing.T) {
-				s, ctx := New(row.client), t.Context()
-				require.NoError(t, one(ctx, s, takeScript))
-				require.NoError(t, row.client.Del(ctx, "{k}").Err())
-				send := func(cmds ...redis.Cmder) error {
-					if len(cmds) == 1 {
-						return row.client.Process(ctx, cmds[0])
-					}
-					pipe := row.client.Pipeline()
-					require.NoError(t, pipe.BatchProcess(ctx, cmds...))
-					_, err := pipe.Exec(ctx)
-					return err
-				}
-				var takes, incrs []redis.Cmder
-				for range together {
-					c := s.newCall(ctx, request{script: takeScript, key: "k", args: []any{1, 10, 60000, 0, 0, 0}})
-					c.stamp(false, 0)
-					takes = append(takes, c.cmd)
-					incrs = append(incrs, redis.NewIntCmd(ctx, "incr", "{k}:control"))
-				}
-				row.reset()
-				row.proxy.SwallowReply("evalsha", 1)
-				before := row.proxy.Swallowed()
-				require.Error(t, send(takes...))
-				require.EqualValues(t, before+1, row.proxy.Swallowed())
-				require.EqualValues(t, together, row.calls("evalsha"))
-				require.Equal(t, fmt.Sprint(together), row.client.Get(ctx, "{k}").Val())
-				row.proxy.SwallowReply("incr", 1)
-				require.NoError(t, send(incrs...))
-				require.EqualValues(t, 2*together, row.calls("incr"), "the control")
-				require.NoError(t, row.client.Del(ctx, "{k}:control").Err())
-			})
-		}
 	}
 }
 

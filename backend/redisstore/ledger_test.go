@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -57,28 +56,6 @@ func TestLedgerLost(t *testing.T) {
 	for i := range holders {
 		require.EqualValues(t, 550, state(i).Remaining, "holder %d", i)
 	}
-}
-
-// TestSettleSentOnce: a settlement whose reply is lost is not made again.
-func TestSettleSentOnce(t *testing.T) {
-	server := redistest.Start(t)
-	proxy := redistest.NewProxy(t, server.Addr())
-	direct := redisstore.New(server.Client())
-	taken := take(t, direct, "k", 8)
-	s := redisstore.New(server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() }))
-	_, err := s.Check(t.Context(), "k", limit10) // the connection is up
-	require.NoError(t, err)
-	r := backend.SettleRequest{Key: "k", Window: taken.Window, Tokens: -3, Limit: 10}
-	_, err = s.Settle(t.Context(), r) // and the script is known
-	require.NoError(t, err)
-	server.ResetStats()
-	proxy.SwallowReply("evalsha", 1)
-	r.Tokens = -2
-	_, err = s.Settle(t.Context(), r)
-	require.Equal(t, backend.Unknown, class(t, err))
-	require.EqualValues(t, 1, proxy.Swallowed())
-	require.EqualValues(t, 1, server.Calls("evalsha"))
-	require.EqualValues(t, 7, remaining(t, direct, "k"))
 }
 
 // TestLedgerOfManyProcesses: 100,000 processes have used a key in a window, and a few use it in

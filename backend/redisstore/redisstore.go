@@ -23,9 +23,9 @@
 //
 // # Failures
 //
-// The store repeats a call that surely was not carried out, and a Sync or Check
-// whose outcome is unknown, with growing pauses and until the call's context ends. A
-// failing server gets at most one repetition for ten calls, after the first few.
+// The store repeats a call that surely was not carried out, once, after about 10 ms. A
+// failing server gets at most one repetition for ten calls, after the first few. A limiter
+// makes a statement again by itself, whatever became of it.
 //
 // Set cluster-require-full-coverage to "no". Otherwise a cluster answers CLUSTERDOWN for
 // every key from the failure of a master until the election of another. While a slot
@@ -167,8 +167,7 @@ const (
 	flagConflict = 16
 )
 
-// Sync implements backend.Store with one EVALSHA. Until ctx ends, it is repeated if it
-// fails or its reply is lost.
+// Sync implements backend.Store with one EVALSHA.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	var out backend.SyncReply
 	if err := r.Validate(); err != nil {
@@ -233,8 +232,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	return state(v), err
 }
 
-// Settle implements backend.Store with one EVALSHA. Until ctx ends, it is repeated if it was
-// surely not carried out.
+// Settle implements backend.Store with one EVALSHA.
 func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
 	if err := r.Validate(); err != nil {
 		return backend.SettleReply{}, err

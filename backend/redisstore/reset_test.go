@@ -55,31 +55,6 @@ func TestResetLayout(t *testing.T) {
 	}
 }
 
-// TestResetReplyLost: a reset is not repeated, because the second run would void what was
-// charged in between. A caller that asks again gets one more fresh window.
-func TestResetReplyLost(t *testing.T) {
-	t.Parallel()
-	t.Run("client", func(t *testing.T) { testResetReplyLost(t, newFaulty(t)) })
-	t.Run("cluster", func(t *testing.T) { testResetReplyLost(t, newFaultyCluster(t)) })
-}
-
-func testResetReplyLost(t *testing.T, f *faulty) {
-	window := take(t, f.Store, "k", 10).Window
-	f.reset()
-	f.proxy.SwallowReply("evalsha", 1)
-	_, err := f.Reset(t.Context(), resetK)
-	require.Equal(t, backend.Unknown, class(t, err))
-	require.EqualValues(t, 1, f.proxy.Swallowed())
-	require.EqualValues(t, 1, f.calls("evalsha"), "executed exactly once")
-	require.Equal(t, "0", f.used(t))
-	between := take(t, f.Store, "k", 1)
-	require.EqualValues(t, 9, between.Remaining)
-	state, err := f.Reset(t.Context(), resetK)
-	require.NoError(t, err)
-	require.EqualValues(t, 10, state.Remaining)
-	require.NotContains(t, []backend.Window{window, between.Window}, state.Window)
-}
-
 // TestResetIsReplicated: with WithReplicaAck, a reset that a failover may forget is an
 // error that says so; one that changed nothing waits for no replica.
 func TestResetIsReplicated(t *testing.T) {

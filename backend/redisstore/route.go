@@ -33,7 +33,7 @@ const betweenReloads = 100 * time.Millisecond
 // that are not go-redis' own may repeat commands in unknown ways, and a client that reads
 // from a cluster's replicas chooses a node for each command.
 func (s *Store) newGroup(client redis.UniversalClient) *group {
-	g := &group{client: client, clock: &s.clock, ack: s.ack, pipelines: unbounded, retries: initial}
+	g := &group{client: client, clock: &s.clock, ack: s.ack, pipelines: unbounded, earned: mostSaved}
 	if node, ok := client.(*redis.Client); ok {
 		g.pipelines, g.obeysDeadline = pipelines, node.Options().ContextTimeoutEnabled
 	}
