@@ -1,8 +1,10 @@
+//go:build unix
+
 package reservoir_test
 
 import (
 	"context"
-	"flag"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -11,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,11 +25,8 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/testnet"
 )
-
-// Benchmarks are named key=value, so that benchstat can set any of them against
-// another (-col /store). Each makes a limiter of its own, and says by its Stats
-// what an operation cost the store and how many callers waited.
 
 // BenchmarkAllow is one hot key whose limit is not reached. Its windows are
 // short, so that restocking and resets are part of the measure.
@@ -257,6 +257,122 @@ func BenchmarkColdKeys(b *testing.B) {
 	})
 }
 
+// BenchmarkArrival is a caller that comes to a line in which so many others wait, and leaves.
+func BenchmarkArrival(b *testing.B) {
+	for name, f := range map[string]func(b *testing.B) *reservoir.Limiter{
+		"fetching": func(b *testing.B) *reservoir.Limiter {
+			store := &gated{Store: memstore.New(), open: make(chan struct{}), answers: func() {}}
+			l := openIn(b, store, reservoir.PerHour(1<<50))
+			b.Cleanup(func() { close(store.open) }) // before l is closed
+			return l
+		},
+		"parked": func(b *testing.B) *reservoir.Limiter {
+			l := openIn(b, memstore.New(), reservoir.PerHour(1))
+			drain(b, l, "k", 1)
+			return l
+		},
+		"outage": func(b *testing.B) *reservoir.Limiter {
+			net := testnet.Far(0)
+			net.Always(testnet.Refuse)
+			l := openIn(b, net, reservoir.PerHour(1<<50))
+			b.Cleanup(func() { net.Faults(nil) })
+			return l
+		},
+	} {
+		for _, n := range []int{2_000, 32_000} {
+			b.Run(fmt.Sprintf("line=%s/callers=%d", name, n), func(b *testing.B) {
+				l := f(b)
+				leave := stand(l, n, 0)
+				defer leave()
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := l.Wait(&leaver{Context: context.Background()}, "k"); !errors.Is(err, context.Canceled) {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkParked is the CPU time of callers that wait for a reset: for each one to come, for
+// each of the hundred that the reset serves, and for each that leaves without.
+func BenchmarkParked(b *testing.B) {
+	const limit = 100
+	for _, timeout := range []time.Duration{0, 1e6 * time.Hour} {
+		for _, n := range []int{3_200, 32_000} {
+			b.Run(fmt.Sprintf("deadlines=%t/callers=%d", timeout != 0, n), func(b *testing.B) {
+				var came, served, left time.Duration
+				for range b.N {
+					l := openIn(b, memstore.New(), reservoir.PerHour(limit))
+					drain(b, l, "k", 1)
+					begin := cpu(b)
+					leave := stand(l, n, timeout)
+					stood, admitted := cpu(b), l.Stats().Admitted
+					require.NoError(b, l.Reset(b.Context(), "k"))
+					for l.Stats().Admitted < admitted+limit {
+						time.Sleep(time.Millisecond)
+					}
+					reset := cpu(b)
+					leave()
+					came, served, left = came+stood-begin, served+reset-stood, left+cpu(b)-reset
+				}
+				each := func(d time.Duration, n int) float64 { return float64(d.Microseconds()) / float64(n*b.N) }
+				b.ReportMetric(each(came, n), "arrive-µs")
+				b.ReportMetric(each(served, limit), "served-µs")
+				b.ReportMetric(each(left, n-limit), "cancel-µs")
+			})
+		}
+	}
+}
+
+// stand makes n callers wait, and returns a function that makes those leave who still do.
+// Each has a deadline if timeout is not 0.
+func stand(l *reservoir.Limiter, n int, timeout time.Duration) (leave func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	before := l.Stats().Waited
+	for range n {
+		wg.Go(func() {
+			ctx := ctx
+			if timeout != 0 {
+				bounded, cancel := context.WithTimeout(ctx, timeout)
+				defer cancel()
+				ctx = bounded
+			}
+			_, _ = l.Wait(ctx, "k")
+		})
+	}
+	for l.Stats().Waited < before+int64(n) {
+		runtime.Gosched()
+	}
+	return func() { cancel(); wg.Wait() }
+}
+
+// leaver is the context of a caller that leaves as soon as it stands in line.
+type leaver struct {
+	context.Context
+	left atomic.Bool
+}
+
+func (g *leaver) Done() <-chan struct{} { g.left.Store(true); return closed }
+
+func (g *leaver) Err() error {
+	if g.left.Load() {
+		return context.Canceled
+	}
+	return nil
+}
+
+var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// cpu is the processor time that the process has used.
+func cpu(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
 func onEachStore(b *testing.B, f func(*testing.B, backend.Store)) {
 	b.Run("store=mem", func(b *testing.B) { f(b, memstore.New()) })
 	b.Run("store=redis", func(b *testing.B) {
@@ -303,63 +419,4 @@ func measure(b *testing.B, l *reservoir.Limiter, goroutines int, want bool, call
 	after := l.Stats()
 	b.ReportMetric(float64(after.StoreCalls-before.StoreCalls)/float64(b.N), "store-calls/op")
 	b.ReportMetric(float64(after.Waited-before.Waited)/float64(b.N), "waited/op")
-}
-
-// make torture passes 5 million.
-var cardinality = flag.Int("cardinality", 60_000, "distinct `keys` of TestCardinalityAttack")
-
-// lavish is a store that answers at once and remembers nothing.
-type lavish struct {
-	backend.Store
-	takes atomic.Int64
-}
-
-func (s *lavish) state(l backend.Limit) backend.State {
-	return backend.State{Window: 4102444800000, Left: time.Hour, Remaining: l.Tokens / 2}
-}
-
-func (s *lavish) Sync(_ context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	return backend.SyncReply{State: s.state(r.Limit), Grant: r.Need, Granted: r.Granted + r.Need, Returned: r.Returned, Clients: 1}, nil
-}
-
-func (s *lavish) Take(_ context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	s.takes.Add(1)
-	return backend.TakeReply{State: s.state(r.Limit), Allowed: true}, nil
-}
-
-// A caller who invents keys gets an answer for each, and the memory of no more than
-// WithMaxKeys. Who was there before is served from memory still.
-func TestCardinalityAttack(t *testing.T) {
-	const held, perKey = 10_000, 400 // bytes; an idle key's are measured elsewhere
-	s := new(lavish)
-	l, err := reservoir.New(s, reservoir.PerHour(1000), reservoir.WithMaxKeys(held), reservoir.WithFetchTimeout(time.Hour))
-	require.NoError(t, err)
-	before, most := heap(), uint64(0)
-	for i := range *cardinality {
-		if !allow(t, l, fmt.Sprintf("attacker:%015d", i), 1).Allowed {
-			require.Fail(t, "refused", "caller %d", i)
-		}
-		if i%(*cardinality/5) == 0 || i == *cardinality-1 {
-			most = max(most, heap())
-			require.LessOrEqual(t, l.Stats().Keys, held)
-		}
-	}
-	require.Equal(t, held, l.Stats().Keys)
-	require.EqualValues(t, *cardinality-held, s.takes.Load(), "past the bound each request is a call of its own")
-	require.Less(t, most, before+held*perKey)
-	t.Logf("%d keys: %d held, %.1f MB more heap at most, %.0f bytes for each held", *cardinality, held,
-		float64(most-before)/1e6, float64(most-before)/held)
-	calls := l.Stats().StoreCalls
-	require.NotEqual(t, reservoir.Direct, allow(t, l, "attacker:000000000000007", 1).Source)
-	require.LessOrEqual(t, l.Stats().StoreCalls, calls+1)
-	require.NoError(t, l.Close(context.Background()))
-}
-
-// heap is what is in use after all garbage is gone.
-func heap() uint64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.GC() // of what finalizers and pools still held
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
 }

@@ -3,8 +3,11 @@ package reservoir_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"log"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,16 +21,14 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/internal/testnet"
 	"github.com/go-reservoir/reservoir/sloglimit"
 )
 
-// inBubbles is a bubble for each case.
-func inBubbles[C any](t *testing.T, prefix string, cases map[string]C, f func(t *testing.T, name string, c C)) {
-	for name, c := range cases {
-		inBubble(t, strings.TrimPrefix(prefix+"/"+name, "/"), func(t *testing.T) { f(t, name, c) })
-	}
-}
+// Stores that fail, hang, panic, lose data or answer late: circuits, failure policies, and the
+// debt that they leave.
 
 // toOpen is how many failures in a row open a shard's circuit at the most, and
 // toClose how long it takes at the most to see that the shard answers again.
@@ -35,52 +36,6 @@ const (
 	toOpen  = 10
 	toClose = 3 * time.Second
 )
-
-// sharded is a network whose shards are named by what stands before the colon of a
-// key, and by name for keys without one.
-type sharded struct {
-	*testnet.Network
-	name func() string
-}
-
-func (s sharded) Shard(key string) string {
-	if name, _, ok := strings.Cut(key, ":"); ok || s.name == nil {
-		return name
-	}
-	return s.name()
-}
-
-// states records what the hooks are told of shards.
-type states struct {
-	mu  sync.Mutex
-	all []reservoir.ShardState
-}
-
-func (s *states) hooks() reservoir.Hooks {
-	return reservoir.Hooks{ShardState: func(state reservoir.ShardState) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.all = append(s.all, state)
-	}}
-}
-
-func (s *states) option() reservoir.Option { return reservoir.WithHooks(s.hooks()) }
-
-func (s *states) told() []reservoir.ShardState {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return append([]reservoir.ShardState(nil), s.all...)
-}
-
-// away reports whether the last that was told of shard is that it does not answer.
-func (s *states) away(shard string) (away bool) {
-	for _, state := range s.told() {
-		if state.Shard == shard {
-			away = state.Away
-		}
-	}
-	return away
-}
 
 // breakdown makes every call meet f, and asks for other keys until an answer takes
 // no time: the circuit is open.
@@ -122,6 +77,9 @@ var failures = map[string]outcome{
 	"local":  {reservoir.FailLocal(0.1), true, false},
 	"none":   {reservoir.FailLocal(0.001), false, false}, // less than a token
 }
+
+// inTwoWays is how a policy may be asked: by the end of a fetch or of a direct call.
+var inTwoWays = map[string]reservoir.Option{"batches": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "direct": reservoir.WithDirect()}
 
 // Before the circuit opens a caller without stock has the policy's answer within the
 // fetch timeout, and afterwards at once. A caller with stock never notices. An open
@@ -320,33 +278,6 @@ func TestShardIsLeft(t *testing.T) {
 	})
 }
 
-// The stock of a key that has left a shard goes back at Close, though that shard is away.
-func TestCloseOfAKeyThatHasMoved(t *testing.T) {
-	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-		on := "old"
-		net := sharded{testnet.Far(time.Millisecond), func() string { return on }}
-		l := open(t, net, reservoir.PerHour(1000), opt)
-		for range 70 {
-			allow(t, l, "k", 1)
-		}
-		require.Positive(t, l.Stats().Held)
-		net.Faults(func(c *testnet.Call) testnet.Fault {
-			if strings.HasPrefix(c.Key, "old:") {
-				return testnet.Refuse
-			}
-			return testnet.Fine
-		})
-		for i := range toOpen {
-			_, err := l.Allow(bg, fmt.Sprint("old:", i))
-			require.Error(t, err)
-		}
-		on = "new"
-		_ = l.Close(bg)
-		require.Positive(t, net.Happened(testnet.Refuse))
-		assert.EqualValues(t, 70, used(t, net, "k"))
-	})
-}
-
 // A store that rejects every call is told of once per shard, in the hook and in the
 // log, and again when that is over; requests get what the policy says.
 func TestRejectionsAreToldOnce(t *testing.T) {
@@ -435,6 +366,51 @@ func TestShortDeadlinesOpenNoCircuit(t *testing.T) {
 	}
 }
 
+// Callers whose deadlines are shorter than a round trip get their contexts' errors, at
+// once, and no patient caller hears of it: the store is well.
+func TestCallersOwnDeadlines(t *testing.T) {
+	const trip = 20 * time.Millisecond
+	for name, opt := range everyPolicy() {
+		inBubble(t, name, func(t *testing.T) {
+			var opened, told atomic.Int64
+			l := open(t, testnet.Far(trip/2), reservoir.PerHour(1_000_000), opt, reservoir.WithHooks(reservoir.Hooks{
+				ShardState: func(reservoir.ShardState) { opened.Add(1) },
+			}))
+			end := time.Now().Add(30 * trip)
+			crowd(40, func(i int) {
+				for n := int64(1 + i%3); time.Now().Before(end); time.Sleep(time.Millisecond) {
+					if i < 10 {
+						allow(t, l, "k", n) // a patient caller
+					} else if impatient(t, l, n, time.Duration(1+i%15)*time.Millisecond) {
+						told.Add(1)
+					}
+				}
+			})
+			if name == "direct" || name == "fixed=1" {
+				require.Positive(t, told.Load())
+			}
+			assert.Zero(t, opened.Load(), "of a breaker")
+			assert.Zero(t, l.Stats().Failed)
+		})
+	}
+}
+
+// impatient asks for n tokens within d. It reports whether the time was too short.
+func impatient(t *testing.T, l *reservoir.Limiter, n int64, d time.Duration) bool {
+	begin := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	_, err := l.AllowN(ctx, "k", n)
+	if err == nil {
+		return false
+	}
+	var failure *reservoir.StoreError
+	assert.ErrorIs(t, err, context.DeadlineExceeded)
+	assert.False(t, errors.As(err, &failure), "%v", err)
+	assert.LessOrEqual(t, time.Since(begin), d+time.Millisecond)
+	return true
+}
+
 // A store that hangs is found out though every caller's deadline is shorter than the
 // fetch timeout: then the policy answers them.
 func TestHungStoreAndShortDeadlines(t *testing.T) {
@@ -464,41 +440,66 @@ func TestHungStoreAndShortDeadlines(t *testing.T) {
 	}
 }
 
-// An outage lasts past the end of a window, so the policy opens one without the store. Then a
-// server takes over whose clock is behind: the old window is open there. Its tokens are not
-// handed over again.
-func TestClockStepsBackInAnOutage(t *testing.T) {
-	for what, policy := range map[string]reservoir.Failure{"local": reservoir.FailLocal(0.1), "open": reservoir.FailOpen()} {
-		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			store := memstore.New()
-			net := testnet.New(store, time.Millisecond)
-			l := open(t, net, reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}, reservoir.WithFailure(policy), opt)
-			charged := map[time.Time]int64{}
-			ask := func() {
-				if r := allow(t, l, "k", 1); r.Allowed && r.Source != reservoir.Fallback {
-					charged[r.Reset]++
-				}
-			}
-			for range 900 {
-				ask()
-			}
-			net.Always(testnet.Refuse)
-			for range 600 {
-				ask()
-				time.Sleep(20 * time.Millisecond)
-			}
-			net.Skew(-5 * time.Second)
-			net.Faults(nil)
-			for range 3000 {
-				ask()
-				time.Sleep(2 * time.Millisecond)
-			}
-			require.Greater(t, len(charged), 1)
-			for reset, n := range charged {
-				assert.LessOrEqual(t, n, int64(1000), "until %v", reset)
-			}
+// Failures that are not in a row open no circuit.
+func TestSuccessesKeepTheCircuitClosed(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net, heard, n := testnet.Far(time.Millisecond), new(states), 0
+		l := open(t, net, reservoir.PerMinute(100), opt, heard.option())
+		net.Faults(func(*testnet.Call) testnet.Fault {
+			n++
+			return []testnet.Fault{testnet.LoseRequest, testnet.LoseRequest, testnet.LoseReply, testnet.Fine}[n%4]
 		})
-	}
+		for i := range 100 {
+			_, _ = l.Allow(bg, fmt.Sprint(i))
+		}
+		assert.Empty(t, heard.told())
+	})
+}
+
+// A key that loses its limit while its shard is away does not keep it there.
+func TestProbeOfAKeyWithoutLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net, limit := testnet.New(memstore.New(), time.Millisecond), changingLimit(100)
+		l := open(t, net, reservoir.PerMinute(100), limit.option())
+		breakdown(t, l, net, testnet.LoseRequest)
+		limit.Store(-1)
+		net.Faults(nil)
+		time.Sleep(time.Second)
+		_, _ = l.Allow(bg, "one more")
+		time.Sleep(toClose)
+		_, err := l.Allow(bg, "k")
+		assert.ErrorIs(t, err, reservoir.ErrLimit)
+		limit.Store(100)
+		assert.True(t, allow(t, l, "k", 1).Allowed)
+	})
+}
+
+// A probe knows no limit of a key's own: that its window has another length is no error.
+func TestProbeOfAKeyWithAnotherLength(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var probes, conflicts atomic.Int64
+		hooks := reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) {
+			if c.Cause == "reopen" && c.Err == nil {
+				probes.Add(1)
+			}
+			if errors.Is(c.Err, reservoir.ErrConflict) {
+				conflicts.Add(1)
+			}
+		}}
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(100), reservoir.WithHooks(hooks), reservoir.WithBatch(reservoir.Fixed(1)),
+			reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(100) }))
+		allow(t, l, "k", 1)
+		net.Always(testnet.LoseRequest)
+		for range 10 {
+			_, _ = l.Allow(bg, "k")
+		}
+		net.Faults(nil)
+		time.Sleep(5 * time.Second)
+		assert.True(t, allow(t, l, "k", 1).Allowed)
+		assert.Positive(t, probes.Load())
+		assert.Zero(t, conflicts.Load())
+	})
 }
 
 // A store that rejects every call opens no circuit. Keys that have something to state, and for which
@@ -587,6 +588,280 @@ func TestRestockIsSpread(t *testing.T) {
 	})
 }
 
+// Tokens that come into memory while the circuit is open serve the line before its callers
+// get the error.
+func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(time.Second))
+		paid := allow(t, l, "k", 1)
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if c.Key == "k" {
+				return testnet.Hang
+			}
+			return testnet.Refuse
+		})
+		waits := lineOf(t, l).allow(1)[0] // of key k
+		for i := range 10 {
+			_, _ = l.Allow(bg, fmt.Sprint(i))
+		}
+		require.False(t, waits.answered())
+		require.NoError(t, l.Refund(bg, "k", paid))
+		<-waits.done
+		assert.NoError(t, waits.err)
+		assert.True(t, waits.allowed)
+	})
+}
+
+// Wait lasts through an outage, until its context ends.
+func TestWaitLastsThroughAnOutage(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		for _, f := range []testnet.Fault{testnet.Refuse, testnet.Hang, testnet.LoseRequest} {
+			for _, failure := range []reservoir.Failure{reservoir.FailClosed(), reservoir.FailLocal(0)} {
+				inBubble(t, fmt.Sprintf("%s/fault=%v/%v", name, f, failure == reservoir.FailClosed()), func(t *testing.T) {
+					net := testnet.Far(rtt / 2)
+					l := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithFailure(failure))
+					net.Always(f)
+					q := lineOf(t, l)
+					q.wait(times(250, 1)...)
+					q.wait(3)
+					short, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+					defer cancel()
+					begin := time.Now()
+					given := q.add(short, true, []int64{1})[0]
+					<-given.done
+					assert.ErrorIs(t, given.err, context.DeadlineExceeded)
+					assert.Equal(t, 3*time.Second, time.Since(begin))
+					time.Sleep(7 * time.Second)
+					q.in = q.in[:251]
+					require.False(t, q.in[0].answered() || q.in[250].answered())
+					calls := net.Count("")
+					net.Faults(nil)
+					healed := time.Now()
+					q.inOrder()
+					assert.Less(t, time.Since(healed), 5*time.Second)
+					assert.Less(t, calls, 150, "no storm of calls")
+				})
+			}
+		}
+	}
+}
+
+// What waiting cannot mend is an error at once, and FailOpen admits who waits.
+func TestWaitInAnOutageThatIsAnOperators(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		inBubble(t, name, func(t *testing.T) {
+			net := testnet.Far(rtt / 2)
+			net.Always(testnet.Reject)
+			closed := open(t, net, reservoir.PerMinute(10), opt)
+			lenient := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailOpen()))
+			for range 20 {
+				begin := time.Now()
+				err := waitFor(context.Background(), closed, "k", 1)
+				var failure *reservoir.StoreError
+				require.ErrorAs(t, err, &failure)
+				assert.Equal(t, backend.Rejected, failure.Class)
+				require.NoError(t, waitFor(context.Background(), lenient, "k", 1))
+				assert.LessOrEqual(t, time.Since(begin), 2*rtt)
+			}
+			net.Always(testnet.Refuse)
+			require.NoError(t, waitFor(context.Background(), lenient, "other", 1))
+		})
+	}
+}
+
+// A Wait of a key that has no room in memory is served if the store is back before its
+// deadline and a probe has shown it, however long the pauses have become.
+func TestWaitPastMaxKeysTriesOnceMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(10), reservoir.WithMaxKeys(0))
+		net.Always(testnet.Refuse)
+		time.AfterFunc(8800*time.Millisecond, func() { net.Always(testnet.Fine) })
+		ctx, cancel := context.WithTimeout(bg, 10*time.Second)
+		defer cancel()
+		r, err := l.Wait(ctx, "k")
+		require.NoError(t, err)
+		assert.True(t, r.Allowed)
+	})
+}
+
+// In an outage the failure policy is asked again about those who wait, when it has more
+// tokens: by a refund, and in the next window. Those who come later are asked about at once.
+func TestPolicyIsAskedAgainAboutTheLine(t *testing.T) {
+	for name, opt := range batches() {
+		inBubble(t, name, func(t *testing.T) {
+			net := testnet.Far(rtt / 2)
+			l := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailLocal(0.5)))
+			net.Always(testnet.Refuse)
+			four := allow(t, l, "k", 4)
+			require.True(t, four.Allowed)
+			for range 10 { // until the circuit is open
+				allow(t, l, "other", 5)
+			}
+			q := lineOf(t, l)
+			w := q.wait(6, 3, 2, 1, 2, 1)
+			time.Sleep(3 * time.Second)
+			answered := func() (s string) {
+				synctest.Wait()
+				for _, c := range w {
+					s += map[bool]string{true: "x", false: "."}[c.answered()]
+				}
+				return s
+			}
+			assert.Equal(t, "...x..", answered())
+			require.NoError(t, l.Refund(context.Background(), "k", four))
+			time.Sleep(3 * time.Second) // the next look at the circuit
+			assert.Equal(t, ".x.x.x", answered(), "four tokens came back")
+			time.Sleep(time.Until(four.Reset) + 3*time.Second)
+			assert.Equal(t, ".xxxxx", answered(), "the next window has begun")
+			net.Faults(nil)
+			q.wg.Wait()
+			for _, c := range w {
+				assert.NoError(t, c.err)
+			}
+		})
+	}
+}
+
+// A caller whose context ends just when the policy refuses it has nothing to give back: the
+// debt of those that were admitted stays, and with it the share that is used up.
+func TestRefusedCallerCancelsNoDebt(t *testing.T) {
+	for try := range 30 { // whether a context ends at such a moment is up to the scheduler
+		inBubble(t, fmt.Sprint(try), func(t *testing.T) {
+			net := testnet.Far(0)
+			l := open(t, net, reservoir.PerMinute(100), reservoir.WithFailure(reservoir.FailLocal(0.1)), reservoir.WithBatch(reservoir.Fixed(1)))
+			allow(t, l, "k", 1)
+			net.Always(testnet.Hang)
+			var admitted, gone atomic.Int64
+			for range 4 {
+				crowd(60, func(i int) {
+					ctx, cancel := context.WithTimeout(bg, 100*time.Millisecond) // the fetch timeout
+					defer cancel()
+					switch r, err := l.Allow(ctx, "k"); {
+					case err != nil:
+						gone.Add(1)
+					case r.Allowed:
+						admitted.Add(1)
+					}
+				})
+			}
+			assert.Positive(t, gone.Load())
+			assert.LessOrEqual(t, admitted.Load(), int64(10))
+			assert.Equal(t, admitted.Load(), l.Stats().Owed)
+		})
+	}
+}
+
+// FailLocal admits its share of a window and no more, however long the outage lasts and
+// the keys are idle. What a policy admits is charged when the store is back, in the
+// window in which it was admitted and in no later one; a refund of it is not charged.
+func TestDebtIsOfItsWindow(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		for _, policy := range []string{"open", "local"} {
+			for _, known := range []bool{true, false} {
+				for _, outage := range []int{10, 50, 130} {
+					inBubble(t, fmt.Sprint(name, "/", policy, "/", known, "/", outage), func(t *testing.T) {
+						net := testnet.Far(time.Millisecond)
+						l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailure(failures[policy].Failure), reservoir.WithIdle(5*time.Second))
+						if known {
+							allow(t, l, "k", 20)
+							time.Sleep(5 * time.Second)
+						}
+						net.Always(testnet.LoseRequest)
+						var reset time.Time
+						admitted := map[time.Time]int64{}
+						for range outage {
+							r := allow(t, l, "k", 3)
+							require.True(t, reset.IsZero() || !time.Now().Before(reset) || reset.Equal(r.Reset), "the reset does not wobble")
+							if reset = r.Reset; r.Allowed && r.Source == reservoir.Fallback {
+								admitted[reset] += 3
+							}
+							if extra := allow(t, l, "k", 1); extra.Allowed {
+								owed := l.Stats().Owed
+								require.NoError(t, l.Refund(bg, "k", extra))
+								if extra.Source == reservoir.Local { // it pays for debt
+									admitted[reset] -= owed - l.Stats().Owed
+								}
+							}
+							time.Sleep(time.Second)
+						}
+						if policy == "local" {
+							require.LessOrEqual(t, admitted[reset], int64(9), "a tenth of 100, in threes")
+						}
+						require.True(t, outage == 10 || admitted[reset] >= 7)
+						if !known || outage > 60 { // in a window that the store has not named
+							s := l.Stats()
+							require.Zero(t, s.Owed)
+							require.GreaterOrEqual(t, s.Overdrawn, admitted[reset])
+							return
+						}
+						require.Equal(t, admitted[reset], l.Stats().Owed)
+						repair(t, l, net, "k", 3)
+						time.Sleep(time.Second)
+						require.True(t, time.Now().Before(reset))
+						require.Zero(t, l.Stats().Owed)
+						require.GreaterOrEqual(t, used(t, net, "k"), min(admitted[reset], 100))
+						time.Sleep(time.Until(reset) + time.Second)
+						require.EqualValues(t, 100, drain(t, l, "k", 1))
+					})
+				}
+			}
+		}
+	}
+}
+
+// What a policy admitted stays part of the account, though the reply to its statement
+// is lost and its window is long: it is charged once, and never handed out again. A
+// share is remembered while a key is idle.
+func TestDebtIsChargedOnce(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		for policy, share := range map[string]int64{"open": 150, "local": 10} {
+			inBubble(t, name+"/"+policy, func(t *testing.T) {
+				net := testnet.Far(time.Millisecond)
+				l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(failures[policy].Failure), reservoir.WithIdle(time.Minute))
+				require.True(t, allow(t, l, "k", 1).Allowed)
+				net.Always(testnet.LoseRequest)
+				admitted, byPolicy := int64(1), int64(0)
+				for range 150 {
+					switch r := allow(t, l, "k", 1); {
+					case r.Allowed && r.Source == reservoir.Fallback:
+						byPolicy++
+						fallthrough
+					case r.Allowed:
+						admitted++
+					}
+					time.Sleep(10 * time.Second)
+				}
+				if policy == "open" {
+					byPolicy = admitted - 1
+				}
+				require.Equal(t, share, byPolicy)
+				lost := 0
+				net.Faults(func(c *testnet.Call) testnet.Fault {
+					if c.Key == "k" && lost < 2 {
+						lost++
+						return testnet.LoseReply
+					}
+					return testnet.Fine
+				})
+				for range 50 {
+					if r := allow(t, l, "k", 1); r.Allowed {
+						admitted++
+					}
+					time.Sleep(time.Second)
+				}
+				admitted += drain(t, l, "k", 1)
+				time.Sleep(time.Minute)
+				assert.Zero(t, l.Stats().Owed)
+				assert.Equal(t, 2, net.Happened(testnet.LoseReply))
+				assert.LessOrEqual(t, admitted, max(share, 100)+70, "a batch more at the most, granted before the store heard of it")
+				assert.GreaterOrEqual(t, used(t, net, "k"), min(admitted, 100))
+			})
+		}
+	}
+}
+
 // What FailOpen admits is charged when the store is back, though the key still has stock, nobody
 // asks for it again, and its timer is set for the reset.
 func TestDebtIsChargedWithoutTraffic(t *testing.T) {
@@ -621,6 +896,187 @@ func TestDebtIsOverdrawnWithoutTraffic(t *testing.T) {
 		}
 		assert.Zero(t, l.Stats().Owed)
 	})
+}
+
+// FailOpen admits more than can be counted, and counts as far as there are numbers.
+func TestFailOpenBeyondNumbers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.Limit{Tokens: backend.MaxTokens, Window: time.Hour}, reservoir.WithFailure(reservoir.FailOpen()))
+		breakdown(t, l, net, testnet.LoseRequest)
+		for range 3000 {
+			require.True(t, allow(t, l, "k", backend.MaxTokens).Allowed)
+		}
+		repair(t, l, net, "new", 1)
+		_, _ = l.Allow(bg, "k")
+		time.Sleep(time.Second)
+		calls := net.Count("")
+		time.Sleep(time.Minute)
+		assert.LessOrEqual(t, net.Count("")-calls, 3, "told once, and a probe now and then")
+	})
+}
+
+// What FailOpen admits of a key that there is no room for was used above the limit.
+func TestFailOpenWithoutRoomIsCounted(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(10), reservoir.WithMaxKeys(0), reservoir.WithFailure(reservoir.FailOpen()))
+		require.EqualValues(t, 10, drain(t, l, "k", 1))
+		breakdown(t, l, net, testnet.Refuse)
+		before := l.Stats()
+		for range 50 {
+			require.True(t, allow(t, l, "k", 1).Allowed)
+		}
+		s := l.Stats()
+		assert.EqualValues(t, 50, s.Admitted-before.Admitted)
+		assert.EqualValues(t, 50, s.Overdrawn+s.Owed-before.Owed-before.Overdrawn, "60 of 10 were admitted")
+		net.Faults(nil)
+		time.Sleep(5 * time.Minute)
+		s = l.Stats()
+		assert.GreaterOrEqual(t, s.Overdrawn, int64(50))
+	})
+}
+
+// What FailLocal has admitted in a window that the process opened by itself stays of its
+// share, also where another process opens one in the store before that is charged.
+func TestShareOfACarriedWindow(t *testing.T) {
+	for turn := range 5 {
+		inBubble(t, fmt.Sprint("turn=", turn), func(t *testing.T) {
+			net := testnet.Far(10 * time.Millisecond)
+			l := open(t, net, reservoir.PerHour(100), reservoir.WithFailure(reservoir.FailLocal(0.1)), reservoir.WithBatch(reservoir.Fixed(1)))
+			allow(t, l, "k", 1)
+			alone := func() (n int64) {
+				breakdown(t, l, net, testnet.LoseRequest)
+				for range 20 {
+					if r, err := l.Allow(bg, "k"); err == nil && r.Allowed && r.Source == reservoir.Fallback {
+						n++
+					}
+				}
+				return n
+			}
+			require.EqualValues(t, 10, alone())
+			time.Sleep(5 * time.Second) // another window would end at another second
+			net.LoseData()
+			other := open(t, net.Store(), reservoir.PerHour(100))
+			var calls atomic.Int64
+			net.Faults(func(c *testnet.Call) testnet.Fault {
+				if c.Key == "k" && calls.Add(1) == int64(turn)+1 { // it takes 10 ms yet to arrive
+					go func() { _, _ = other.Allow(bg, "k") }()
+				}
+				return testnet.Fine
+			})
+			time.Sleep(2 * toClose)
+			require.Positive(t, calls.Load(), "the debt was charged without traffic")
+			require.Zero(t, l.Stats().Owed)
+			require.Zero(t, alone(), "of the same share")
+		})
+	}
+}
+
+// A longer or shorter period of the calendar begins while the store is away. What the policy
+// admits in it is charged when the store is back, the period ends at its own end, and it
+// admits its limit once.
+func TestPeriodThatBeginsInAnOutage(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		limit      reservoir.Limit
+		begin, end time.Time // of the period that begins in the outage
+	}{
+		"30 to 31 days": {reservoir.PerMonth(100, nil), at(time.UTC, 5, 1, 0), at(time.UTC, 6, 1, 0)},
+		"31 to 30 days": {reservoir.PerMonth(100, nil), at(time.UTC, 6, 1, 0), at(time.UTC, 7, 1, 0)},
+		"23 hours":      {reservoir.PerDay(100, berlin), at(berlin, 3, 26, 0), at(berlin, 3, 27, 0)},
+		"24 hours":      {reservoir.PerDay(100, berlin), at(berlin, 3, 27, 0), at(berlin, 3, 28, 0)},
+	} {
+		for policy, share := range map[string]float64{"local": 0.4, "open": 1} {
+			for _, known := range []bool{true, false} {
+				inBubbles(t, fmt.Sprint(what, "/", policy, "/", known), inTwoWays, func(t *testing.T, _ string, opt reservoir.Option) {
+					failure := reservoir.FailOpen()
+					if policy == "local" {
+						failure = reservoir.FailLocal(share)
+					}
+					net := testnet.Far(time.Millisecond)
+					l := open(t, net, c.limit, opt, reservoir.WithFailure(failure), reservoir.WithIdle(72*time.Hour))
+					time.Sleep(time.Until(c.begin.Add(-2 * time.Hour)))
+					if known {
+						drain(t, l, "k", 1)
+					}
+					time.Sleep(time.Until(c.begin.Add(-5 * time.Minute)))
+					breakdown(t, l, net, testnet.Refuse)
+					byPolicy, others := int64(0), l.Stats().Owed
+					time.Sleep(time.Until(c.begin))
+					for range 4 {
+						for range 25 {
+							r := allow(t, l, "k", 1)
+							require.Equal(t, reservoir.Fallback, r.Source)
+							require.True(t, c.end.Equal(r.Reset), "the period ends at %v", r.Reset)
+							if r.Allowed {
+								byPolicy++
+							}
+						}
+						time.Sleep(5 * time.Minute)
+					}
+					if unused := allow(t, l, "k", 1); unused.Allowed {
+						require.NoError(t, l.Refund(bg, "k", unused))
+					}
+					if policy == "local" {
+						require.EqualValues(t, 40, byPolicy)
+					} else {
+						require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 1), 4))
+						byPolicy += 4
+					}
+					require.EqualValues(t, byPolicy, l.Stats().Owed)
+					require.GreaterOrEqual(t, l.Stats().Overdrawn, others, "debt of the period before is not charged to this one")
+					net.Faults(nil)
+					time.Sleep(2 * toClose)
+					require.Zero(t, l.Stats().Owed, "charged without traffic")
+					require.Equal(t, byPolicy, used(t, net, "k")-l.Stats().Held)
+					require.EqualValues(t, max(100-byPolicy, 0), drain(t, l, "k", 1))
+					require.True(t, c.end.Equal(allow(t, l, "k", 1).Reset))
+					time.Sleep(time.Until(c.end) + time.Second)
+					require.EqualValues(t, 100, drain(t, l, "k", 1))
+					balance(t, l)
+				})
+			}
+		}
+	}
+}
+
+// An outage lasts past the end of a window, so the policy opens one without the store. Then a
+// server takes over whose clock is behind: the old window is open there. Its tokens are not
+// handed over again.
+func TestClockStepsBackInAnOutage(t *testing.T) {
+	for what, policy := range map[string]reservoir.Failure{"local": reservoir.FailLocal(0.1), "open": reservoir.FailOpen()} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			store := memstore.New()
+			net := testnet.New(store, time.Millisecond)
+			l := open(t, net, reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}, reservoir.WithFailure(policy), opt)
+			charged := map[time.Time]int64{}
+			ask := func() {
+				if r := allow(t, l, "k", 1); r.Allowed && r.Source != reservoir.Fallback {
+					charged[r.Reset]++
+				}
+			}
+			for range 900 {
+				ask()
+			}
+			net.Always(testnet.Refuse)
+			for range 600 {
+				ask()
+				time.Sleep(20 * time.Millisecond)
+			}
+			net.Skew(-5 * time.Second)
+			net.Faults(nil)
+			for range 3000 {
+				ask()
+				time.Sleep(2 * time.Millisecond)
+			}
+			require.Greater(t, len(charged), 1)
+			for reset, n := range charged {
+				assert.LessOrEqual(t, n, int64(1000), "until %v", reset)
+			}
+		})
+	}
 }
 
 // The store's clock is ahead. Nothing is spent after the end of a window that the process has
@@ -678,25 +1134,6 @@ func TestWindowWithTheNameOfAnOwnOne(t *testing.T) {
 		require.Equal(t, own.Reset, r.Reset)
 		require.Equal(t, reservoir.Fetched, r.Source)
 		assert.EqualValues(t, 99, drain(t, l, "k", 1))
-	})
-}
-
-// A late refund of what FailOpen admitted in an earlier window cancels no debt of this one.
-func TestLateRefundOfAFallback(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailure(reservoir.FailOpen()))
-		breakdown(t, l, net, testnet.Refuse)
-		r := allow(t, l, "k", 90)
-		require.Equal(t, reservoir.Fallback, r.Source)
-		net.Faults(nil)
-		time.Sleep(2 * time.Minute)
-		before := l.Stats().Overdrawn
-		require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 100), 150))
-		require.NoError(t, l.Refund(bg, "k", r))
-		time.Sleep(10 * time.Second)
-		assert.EqualValues(t, 150, used(t, net, "k"))
-		assert.EqualValues(t, 50, l.Stats().Overdrawn-before)
 	})
 }
 
@@ -815,71 +1252,565 @@ func TestRefundInAWindowOfTheSameName(t *testing.T) {
 	})
 }
 
-// A caller whose context ends just when the policy refuses it has nothing to give back: the
-// debt of those that were admitted stays, and with it the share that is used up.
-func TestRefusedCallerCancelsNoDebt(t *testing.T) {
-	for try := range 30 { // whether a context ends at such a moment is up to the scheduler
-		inBubble(t, fmt.Sprint(try), func(t *testing.T) {
-			net := testnet.Far(0)
-			l := open(t, net, reservoir.PerMinute(100), reservoir.WithFailure(reservoir.FailLocal(0.1)), reservoir.WithBatch(reservoir.Fixed(1)))
-			allow(t, l, "k", 1)
-			net.Always(testnet.Hang)
-			var admitted, gone atomic.Int64
-			for range 4 {
-				crowd(60, func(i int) {
-					ctx, cancel := context.WithTimeout(bg, 100*time.Millisecond) // the fetch timeout
-					defer cancel()
-					switch r, err := l.Allow(ctx, "k"); {
-					case err != nil:
-						gone.Add(1)
-					case r.Allowed:
-						admitted.Add(1)
-					}
-				})
+// stubborn is a store that answers each call after a while, whatever the context.
+type stubborn struct {
+	*testnet.Network
+	delay atomic.Int64
+}
+
+func newStubborn() *stubborn {
+	s := &stubborn{Network: testnet.Far(time.Millisecond)}
+	s.Enter = func(ctx context.Context, _ *testnet.Call) context.Context {
+		time.Sleep(time.Duration(s.delay.Load()))
+		return context.WithoutCancel(ctx)
+	}
+	return s
+}
+
+// withoutStock are the ways to ask the store for each request.
+func withoutStock() map[string]reservoir.Option {
+	return map[string]reservoir.Option{"direct": reservoir.WithDirect(), "no room": reservoir.WithMaxKeys(0)}
+}
+
+// A store that does not obey its context holds no caller: after the fetch timeout and a little
+// more, the failure policy answers. What comes later goes back.
+func TestStoreThatIgnoresItsContext(t *testing.T) {
+	how := everyPolicy()
+	how["no room"] = reservoir.WithMaxKeys(0)
+	for what, policy := range map[string]reservoir.Failure{"closed": reservoir.FailClosed(), "open": reservoir.FailOpen(), "local": reservoir.FailLocal(0.5)} {
+		inBubbles(t, what, how, func(t *testing.T, name string, opt reservoir.Option) {
+			s, heard := newStubborn(), new(states)
+			l := open(t, s, reservoir.PerHour(1000), opt, reservoir.WithFailure(policy), heard.option())
+			_, calls := withoutStock()[name]
+			r, admitted := allow(t, l, "k", 10), int64(10)
+			soon := func(ask func() error) error {
+				begin := time.Now()
+				err := ask()
+				bound := 130 * time.Millisecond
+				if !calls {
+					bound *= 2 // the rest of a fetch, and the caller's own
+				}
+				require.LessOrEqual(t, time.Since(begin), bound)
+				return err
 			}
-			assert.Positive(t, gone.Load())
-			assert.LessOrEqual(t, admitted.Load(), int64(10))
-			assert.Equal(t, admitted.Load(), l.Stats().Owed)
+			s.delay.Store(int64(3 * time.Second))
+			for round := range 20 {
+				err := soon(func() error {
+					r, err := l.AllowN(bg, "k", 400)
+					if r.Allowed {
+						admitted += 400
+					}
+					return err
+				})
+				var failure *reservoir.StoreError
+				switch fails := what == "closed" || what == "local" && name == "no room"; {
+				case !fails:
+					require.NoError(t, err)
+				case err != nil || round == 0: // later a fetch has ended
+					require.ErrorAs(t, err, &failure)
+				}
+				_ = soon(func() error { _, err := l.Check(bg, "k"); return err })
+				_ = soon(func() error { return l.Reset(bg, "other") })
+				_ = soon(func() error { return l.Settle(bg, "k", r, 10) })
+				ctx, cancel := context.WithTimeout(bg, 50*time.Millisecond)
+				_ = soon(func() error { return waitFor(ctx, l, "another", 1) })
+				cancel()
+			}
+			if calls {
+				require.NotEmpty(t, heard.told(), "its circuit opens")
+			}
+			s.delay.Store(0)
+			time.Sleep(10 * time.Second)
+			repair(t, l, s.Network, "k", 1)
+			time.Sleep(time.Second)
+			stats := l.Stats()
+			assert.Zero(t, stats.Unknown)
+			assert.Equal(t, stats.Spent-stats.Refunded, stats.Taken-stats.Returned-stats.Held-stats.Expired)
+			if calls && what == "closed" {
+				require.EqualValues(t, admitted+1, used(t, s, "k")-l.Stats().Held)
+			}
 		})
 	}
 }
 
-// Tokens that come into memory while the circuit is open serve the line before its callers
-// get the error.
-func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(time.Second))
-		paid := allow(t, l, "k", 1)
-		net.Faults(func(c *testnet.Call) testnet.Fault {
-			if c.Key == "k" {
-				return testnet.Hang
-			}
-			return testnet.Refuse
-		})
-		waits := lineOf(t, l).allow(1)[0] // of key k
-		for i := range 10 {
-			_, _ = l.Allow(bg, fmt.Sprint(i))
+// Direct calls whose replies come after the fetch timeout, or after the caller has left, give
+// back what they charged, also if Close comes in between.
+func TestLateTakesGoBack(t *testing.T) {
+	for _, delay := range []time.Duration{50 * time.Millisecond, 150 * time.Millisecond, time.Second} {
+		for _, closing := range []bool{false, true} {
+			inBubbles(t, fmt.Sprint(delay, "/", closing), withoutStock(), func(t *testing.T, name string, opt reservoir.Option) {
+				s := newStubborn()
+				l := open(t, s, reservoir.PerHour(100), opt)
+				require.True(t, allow(t, l, "k", 5).Allowed)
+				s.delay.Store(int64(delay))
+				for range 3 {
+					ctx, cancel := context.WithTimeout(bg, 30*time.Millisecond)
+					defer cancel()
+					_, err := l.AllowN(ctx, "k", 7)
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+				}
+				if delay > 100*time.Millisecond {
+					_, err := l.AllowN(bg, "k", 7)
+					require.Error(t, err)
+				}
+				if closing {
+					require.NoError(t, l.Close(bg))
+				} else {
+					time.Sleep(10 * time.Second)
+				}
+				assert.EqualValues(t, 5, used(t, s, "k"))
+				stats := l.Stats()
+				assert.Zero(t, stats.Unknown)
+				assert.EqualValues(t, stats.Taken-5, stats.Returned)
+			})
 		}
-		require.False(t, waits.answered())
-		require.NoError(t, l.Refund(bg, "k", paid))
-		<-waits.done
-		assert.NoError(t, waits.err)
-		assert.True(t, waits.allowed)
+	}
+}
+
+// A server that always answers too late for callers of little patience is away, although it
+// answers.
+func TestAnswersThatAreAlwaysLate(t *testing.T) {
+	inBubbles(t, "", withoutStock(), func(t *testing.T, name string, opt reservoir.Option) {
+		s, heard := newStubborn(), new(states)
+		l := open(t, s, reservoir.PerHour(100), opt, heard.option())
+		s.delay.Store(int64(150 * time.Millisecond))
+		for range 20 {
+			ctx, cancel := context.WithTimeout(bg, 50*time.Millisecond)
+			_, err := l.Allow(ctx, "k")
+			require.Error(t, err)
+			cancel()
+		}
+		time.Sleep(time.Second)
+		require.NotEmpty(t, heard.told())
 	})
 }
 
-// A Wait of a key that has no room in memory is served if the store is back before its
-// deadline and a probe has shown it, however long the pauses have become.
-func TestWaitPastMaxKeysTriesOnceMore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+// A grant whose reply is lost is handed over with the next one, or goes back on Close:
+// charged once, all of it spendable. A direct call is not repeated, and counted.
+func TestLostRepliesLoseNothing(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		for _, n := range []int64{1, 7} {
+			inBubble(t, fmt.Sprint(name, "/", n), func(t *testing.T) {
+				net := testnet.Far(time.Millisecond)
+				l := open(t, net, reservoir.PerMinute(100), opt)
+				for _, key := range []string{"k", "closed"} {
+					net.Next("", testnet.LoseReply, testnet.LoseReply)
+					for range 2 {
+						_, err := l.AllowN(bg, key, n)
+						require.Error(t, err)
+					}
+					net.Faults(nil)
+				}
+				require.Equal(t, 4, net.Happened(testnet.LoseReply))
+				unknown := l.Stats().Unknown
+				assert.Equal(t, name == "direct", unknown == 4*n)
+				assert.EqualValues(t, 100, drain(t, l, "k", 1)+unknown/2)
+				assert.EqualValues(t, 100, used(t, net, "k"))
+				require.NoError(t, l.Close(bg))
+				assert.Equal(t, unknown/2, used(t, net, "closed"))
+			})
+		}
+	}
+}
+
+// A request that is larger than a batch loses nothing with its reply either.
+func TestLostReplyOfALargeRequest(t *testing.T) {
+	for name, opt := range batches() {
+		for _, n := range []int64{1, 50, 500} {
+			inBubble(t, fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
+				net := testnet.Far(rtt / 2)
+				l := open(t, net, reservoir.PerHour(1000), opt)
+				net.Next("", testnet.LoseReply)
+				_, _ = l.AllowN(context.Background(), "k", n)
+				require.Equal(t, 1, net.Happened(testnet.LoseReply))
+				time.Sleep(time.Second)
+				require.True(t, allow(t, l, "k", n).Allowed)
+				require.NoError(t, l.Close(context.Background()))
+				assert.Equal(t, l.Stats().Spent, used(t, net, "k"))
+				assert.Zero(t, l.Stats().Unknown)
+			})
+		}
+	}
+}
+
+// A store that lost its data learns from any one process what all had been granted, and
+// keeps the window's end.
+func TestLostData(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(10), reservoir.WithMaxKeys(0))
-		net.Always(testnet.Refuse)
-		time.AfterFunc(8800*time.Millisecond, func() { net.Always(testnet.Fine) })
-		ctx, cancel := context.WithTimeout(bg, 10*time.Second)
-		defer cancel()
-		r, err := l.Wait(ctx, "k")
+		all := fleet(t, 3, net, reservoir.PerMinute(1000), opt)
+		var admitted, syncs, heard int64 // heard: what all[1] had been granted when all[0] was last answered
+		use := func(l *reservoir.Limiter, n int64) reservoir.Result {
+			r := allow(t, l, "k", n)
+			if r.Allowed {
+				admitted += n
+			}
+			time.Sleep(10 * time.Millisecond) // nothing is in flight
+			if now := all[0].Stats().Syncs; now > syncs {
+				syncs, heard = now, all[1].Stats().Taken
+			}
+			return r
+		}
+		for i := range 200 {
+			require.True(t, use(all[i%2], 2).Allowed)
+		}
+		large := use(all[0], 100)
+		unknown := all[1].Stats().Taken - heard // to all[0], which speaks first
+		net.LoseData()
+		for _, l := range []*reservoir.Limiter{all[0], all[2], all[1], all[2]} {
+			admitted += drain(t, l, "k", 1)
+			time.Sleep(4 * time.Second) // longer than the store learns
+			assert.Equal(t, large.Reset, allow(t, l, "k", 1).Reset)
+		}
+		assert.Positive(t, all[0].Stats().Reasserted)
+		assert.LessOrEqual(t, admitted, 1000+unknown)
+		assert.GreaterOrEqual(t, admitted, int64(700), "but for what idle processes hold")
+	})
+}
+
+// When a ledger alone is lost nobody is charged twice.
+func TestLostLedger(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	for name, opt := range everyPolicy() {
+		for _, n := range []int64{1, 7} {
+			t.Run(fmt.Sprint(name, "/", n), func(t *testing.T) {
+				key := fmt.Sprint(name, n)
+				all := fleet(t, 4, redisstore.New(rdb), reservoir.PerHour(1200), opt, patient)
+				admitted := int64(0)
+				for range 10 {
+					for _, l := range all {
+						require.True(t, allow(t, l, key, n).Allowed)
+						admitted += n
+					}
+				}
+				require.Equal(t, name != "direct", rdb.Del(bg, "{"+key+"}:own").Val() == 1)
+				for range 3 {
+					for _, l := range all {
+						admitted += drain(t, l, key, 1)
+					}
+				}
+				assert.EqualValues(t, 1200, admitted)
+			})
+		}
+	}
+}
+
+// Tokens that come back after the store has lost its data are charged to nobody, if the first
+// statement to the new store hands them back. Those that an earlier statement may have handed
+// back stay charged, because others may have got them since.
+func TestReturnsAfterDataLoss(t *testing.T) {
+	for what, repeated := range map[string]bool{"first statement": false, "repeated": true} {
+		inBubbles(t, what, batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := testnet.Far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(10_000), opt)
+			r := allow(t, l, "k", 4000)
+			net.LoseData()
+			require.NoError(t, l.Settle(bg, "k", r, 1200))
+			if repeated {
+				net.Next("sync", testnet.LoseRequest)
+			}
+			require.NoError(t, l.Close(bg))
+			if repeated {
+				require.EqualValues(t, 1, net.Happened(testnet.LoseRequest))
+				assert.GreaterOrEqual(t, used(t, net, "k"), int64(4000))
+				return
+			}
+			assert.EqualValues(t, 1200, used(t, net, "k"))
+			assert.GreaterOrEqual(t, l.Stats().Returned, int64(2800))
+		})
+	}
+}
+
+// logged has what the standard logger wrote during a test.
+type logged struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) count(what string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), what)
+}
+
+func recordLog(t *testing.T) *logged {
+	l, before := new(logged), log.Writer()
+	log.SetOutput(l)
+	t.Cleanup(func() { log.SetOutput(before) })
+	return l
+}
+
+// bomb panics, or ends the goroutine, after some time, while it is armed, and counts how often.
+type bomb struct {
+	armed atomic.Bool
+	exits bool
+	delay time.Duration
+	went  atomic.Int64
+}
+
+func (b *bomb) tick() {
+	if !b.armed.Load() {
+		return
+	}
+	time.Sleep(b.delay)
+	b.went.Add(1)
+	if b.exits {
+		runtime.Goexit()
+	}
+	panic("a user's bug")
+}
+
+// requireLogged checks that the log names each panic that no caller got, and no other.
+func (b *bomb) requireLogged(t *testing.T, text *logged, raised int64) {
+	t.Helper()
+	synctest.Wait()
+	what := "panic: a user's bug"
+	if b.exits {
+		what = "runtime.Goexit"
+	}
+	require.Positive(t, b.went.Load())
+	require.EqualValues(t, b.went.Load()-raised, text.count(what))
+}
+
+// exploding is net, whose calls of op are b.
+func exploding(net *testnet.Network, op string, b *bomb) *testnet.Network {
+	net.Enter = func(ctx context.Context, c *testnet.Call) context.Context {
+		if c.Op == op {
+			b.tick()
+		}
+		return ctx
+	}
+	return net
+}
+
+// A panic in a hook, in the function of WithLimits or in the store leaves the key, the
+// shard and the limiter usable, and does not end the process. Nor does a store that ends
+// the goroutine in which it was called, as a failed test does.
+func TestPanics(t *testing.T) {
+	t.Run("panics", func(t *testing.T) {
+		testPanics(t, testnet.Panic, "StoreCall", "ShardState", "Shard", "limits", "sync", "take", "check", "settle")
+	})
+	t.Run("exits", func(t *testing.T) { testPanics(t, testnet.Exit, "sync", "take", "check", "settle") })
+}
+
+func testPanics(t *testing.T, f testnet.Fault, wheres ...string) {
+	for _, where := range wheres {
+		inBubbles(t, where, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			var on atomic.Bool
+			mayPanic := func(here string) {
+				if where == here && on.Load() {
+					panic(here)
+				}
+			}
+			net := testnet.Far(time.Millisecond)
+			l := open(t, sharded{net, func() string { mayPanic("Shard"); return "" }}, reservoir.PerMinute(1000), opt,
+				reservoir.WithHooks(reservoir.Hooks{
+					StoreCall:  func(reservoir.StoreCall) { mayPanic("StoreCall") },
+					ShardState: func(reservoir.ShardState) { mayPanic("ShardState") },
+				}),
+				reservoir.WithLimits(func(string) reservoir.Limit { mayPanic("limits"); return reservoir.PerMinute(1000) }))
+			before := allow(t, l, "k", 3)
+			on.Store(true)
+			net.Faults(func(c *testnet.Call) testnet.Fault {
+				switch where {
+				case c.Op:
+					return f
+				case "ShardState":
+					return testnet.LoseRequest
+				}
+				return testnet.Fine
+			})
+			for i := range 12 {
+				short, cancel := context.WithTimeout(bg, 5*time.Second)
+				begin := time.Now()
+				_ = survives(func() error { _, err := l.AllowN(short, "k", int64(1+i*13)); return err })
+				_ = survives(func() error { _, err := l.Allow(short, fmt.Sprint(i)); return err })
+				_ = survives(func() error { _, err := l.Check(short, "k"); return err })
+				assert.Less(t, time.Since(begin), time.Second)
+				cancel()
+			}
+			_ = survives(func() error { return l.Refund(bg, "k", before) })
+			synctest.Wait()
+			on.Store(false)
+			repair(t, l, net, "k", 1)
+			time.Sleep(toClose)
+			assert.True(t, allow(t, l, "new", 1).Allowed)
+			long, cancel := context.WithTimeout(bg, 3*time.Minute)
+			defer cancel()
+			require.NoError(t, waitFor(long, l, "k", 900))
+			require.NoError(t, l.Close(long))
+		})
+	}
+}
+
+// A panic in the store reaches callers or is an error to them: it hangs nobody, and
+// the key goes on.
+func TestPanicsReachWaiters(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		inBubble(t, name, func(t *testing.T) {
+			net := testnet.Far(rtt / 2)
+			l := open(t, net, reservoir.PerMinute(1000), opt)
+			net.Next("", testnet.Panic)
+			var ended atomic.Int64
+			crowd(20, func(i int) {
+				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+				defer cancel()
+				defer func() { _ = recover(); ended.Add(1) }()
+				if i%2 == 0 {
+					_, _ = l.Allow(ctx, "k")
+				} else {
+					_ = waitFor(ctx, l, "k", 1)
+				}
+			})
+			assert.EqualValues(t, 20, ended.Load())
+			require.Equal(t, 1, net.Happened(testnet.Panic))
+			assert.True(t, allow(t, l, "k", 1).Allowed)
+			assert.NoError(t, waitFor(context.Background(), l, "k", 2))
+			assert.True(t, allow(t, l, "other", 1).Allowed)
+		})
+	}
+}
+
+// A function of WithLimits, or a store, that panics in a fetch that nobody waits for.
+func TestPanicsInTheBackground(t *testing.T) {
+	for what, exits := range map[string]bool{"panics": false, "exits": true} {
+		for _, where := range []string{"limits", "sync"} {
+			if where == "sync" && exits { // a failure of the store, for which its circuit opens
+				continue
+			}
+			inBubbles(t, what+"/"+where, batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+				text, b := recordLog(t), &bomb{exits: exits}
+				limits, store := new(bomb), b
+				if where == "limits" {
+					limits, store = b, new(bomb)
+				}
+				l := open(t, exploding(testnet.Far(time.Millisecond), "sync", store), reservoir.PerMinute(1000), opt, reservoir.WithLimits(func(string) reservoir.Limit {
+					limits.tick()
+					return reservoir.PerMinute(1000)
+				}))
+				for range 300 {
+					allow(t, l, "k", 1)
+					time.Sleep(10 * time.Millisecond)
+				}
+				b.armed.Store(true)
+				raised := int64(0)
+				for range 500 {
+					if err := survives(func() error { _, err := l.Allow(bg, "k"); return err }); err != nil {
+						raised++
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+				b.armed.Store(false)
+				require.Greater(t, b.went.Load(), raised, "none was in the background")
+				b.requireLogged(t, text, raised)
+			})
+		}
+	}
+}
+
+// The caller for whom a call is made has left when the store panics.
+func TestPanicsAfterTheCallerHasLeft(t *testing.T) {
+	for op, opt := range map[string]reservoir.Option{"sync": reservoir.WithBatch(reservoir.Fixed(10)), "take": reservoir.WithDirect(), "check": reservoir.WithDirect(), "reset": reservoir.WithDirect()} {
+		for what, exits := range map[string]bool{"panics": false, "exits": true} {
+			if op == "sync" && exits {
+				continue
+			}
+			inBubble(t, op+"/"+what, func(t *testing.T) {
+				text, b := recordLog(t), &bomb{exits: exits, delay: 20 * time.Millisecond}
+				l := open(t, exploding(testnet.Far(time.Millisecond), op, b), reservoir.PerMinute(1000), opt)
+				b.armed.Store(true)
+				for range 3 {
+					ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
+					defer cancel()
+					var err error
+					switch op {
+					case "check":
+						_, err = l.Check(ctx, "k")
+					case "reset":
+						err = l.Reset(ctx, "k")
+					default:
+						_, err = l.Allow(ctx, "k")
+					}
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					time.Sleep(time.Second)
+				}
+				b.armed.Store(false)
+				b.requireLogged(t, text, 0)
+			})
+		}
+	}
+}
+
+// A caller leaves at the moment when the fetch panics: it gets the panic, or the log does.
+func TestPanicWhileTheCallerLeaves(t *testing.T) {
+	for range 50 {
+		inBubble(t, "", func(t *testing.T) {
+			text, b := recordLog(t), &bomb{delay: 10 * time.Millisecond}
+			l := open(t, exploding(testnet.Far(time.Millisecond), "sync", b), reservoir.PerMinute(1000))
+			b.armed.Store(true)
+			ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
+			defer cancel()
+			raised := int64(0)
+			if err := survives(func() error { _, err := l.Allow(ctx, "k"); return err }); strings.Contains(err.Error(), "bug") {
+				raised++
+			}
+			b.armed.Store(false)
+			b.requireLogged(t, text, raised)
+		})
+	}
+}
+
+// A store that panics at the probes of its circuit, at Close or when idle keys leave.
+func TestPanicsOfCallsForNobody(t *testing.T) {
+	inBubble(t, "probe", func(t *testing.T) {
+		text, b, net := recordLog(t), new(bomb), testnet.Far(time.Millisecond)
+		l := open(t, exploding(net, "sync", b), reservoir.PerMinute(1000))
+		breakdown(t, l, net, testnet.LoseRequest)
+		b.armed.Store(true)
+		time.Sleep(5 * time.Second)
+		b.armed.Store(false)
+		b.requireLogged(t, text, 0)
+	})
+	inBubble(t, "idle", func(t *testing.T) {
+		text, b, net := recordLog(t), new(bomb), testnet.Far(time.Millisecond)
+		l := open(t, exploding(net, "sync", b), reservoir.PerHour(1000), reservoir.WithIdle(time.Second), reservoir.WithBatch(reservoir.Fixed(10)))
+		allow(t, l, "k", 1)
+		b.armed.Store(true)
+		time.Sleep(10 * time.Second)
+		b.armed.Store(false)
+		b.requireLogged(t, text, 0)
+		require.Eventually(t, func() bool { return l.Stats().Keys == 0 }, time.Minute, time.Second)
+	})
+	inBubble(t, "close", func(t *testing.T) {
+		text, net := recordLog(t), testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(1000), reservoir.WithBatch(reservoir.Fixed(10)))
+		allow(t, l, "k", 1)
+		net.Next("sync", testnet.Panic, testnet.Panic)
+		require.NoError(t, l.Close(bg))
+		require.Equal(t, 2, text.count("the store panics"))
+	})
+}
+
+// Two limits of a group panic in one request: the caller gets one of the panics, and the log the
+// other.
+func TestPanicsOfAGroup(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		text, b := recordLog(t), new(bomb)
+		limits := reservoir.WithLimits(func(string) reservoir.Limit { b.tick(); return reservoir.PerMinute(10) })
+		g := reservoir.NewGroup(
+			open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), limits), open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), limits))
+		b.armed.Store(true)
+		require.Error(t, survives(func() error { _, err := g.Allow(bg, "a", "b"); return err }))
+		b.armed.Store(false)
+		require.EqualValues(t, 2, b.went.Load())
+		b.requireLogged(t, text, 1)
+		r, err := g.Allow(bg, "a", "b")
 		require.NoError(t, err)
 		assert.True(t, r.Allowed)
 	})
@@ -905,76 +1836,4 @@ func TestPanicInAnUndo(t *testing.T) {
 		assert.Equal(t, 1, net.Happened(testnet.Panic))
 		balance(t, l)
 	})
-}
-
-// inTwoWays is how a policy may be asked: by the end of a fetch or of a direct call.
-var inTwoWays = map[string]reservoir.Option{"batches": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "direct": reservoir.WithDirect()}
-
-// A longer or shorter period of the calendar begins while the store is away. What the policy
-// admits in it is charged when the store is back, the period ends at its own end, and it
-// admits its limit once.
-func TestPeriodThatBeginsInAnOutage(t *testing.T) {
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	require.NoError(t, err)
-	for what, c := range map[string]struct {
-		limit      reservoir.Limit
-		begin, end time.Time // of the period that begins in the outage
-	}{
-		"30 to 31 days": {reservoir.PerMonth(100, nil), at(time.UTC, 5, 1, 0), at(time.UTC, 6, 1, 0)},
-		"31 to 30 days": {reservoir.PerMonth(100, nil), at(time.UTC, 6, 1, 0), at(time.UTC, 7, 1, 0)},
-		"23 hours":      {reservoir.PerDay(100, berlin), at(berlin, 3, 26, 0), at(berlin, 3, 27, 0)},
-		"24 hours":      {reservoir.PerDay(100, berlin), at(berlin, 3, 27, 0), at(berlin, 3, 28, 0)},
-	} {
-		for policy, share := range map[string]float64{"local": 0.4, "open": 1} {
-			for _, known := range []bool{true, false} {
-				inBubbles(t, fmt.Sprint(what, "/", policy, "/", known), inTwoWays, func(t *testing.T, _ string, opt reservoir.Option) {
-					failure := reservoir.FailOpen()
-					if policy == "local" {
-						failure = reservoir.FailLocal(share)
-					}
-					net := testnet.Far(time.Millisecond)
-					l := open(t, net, c.limit, opt, reservoir.WithFailure(failure), reservoir.WithIdle(72*time.Hour))
-					time.Sleep(time.Until(c.begin.Add(-2 * time.Hour)))
-					if known {
-						drain(t, l, "k", 1)
-					}
-					time.Sleep(time.Until(c.begin.Add(-5 * time.Minute)))
-					breakdown(t, l, net, testnet.Refuse)
-					byPolicy, others := int64(0), l.Stats().Owed
-					time.Sleep(time.Until(c.begin))
-					for range 4 {
-						for range 25 {
-							r := allow(t, l, "k", 1)
-							require.Equal(t, reservoir.Fallback, r.Source)
-							require.True(t, c.end.Equal(r.Reset), "the period ends at %v", r.Reset)
-							if r.Allowed {
-								byPolicy++
-							}
-						}
-						time.Sleep(5 * time.Minute)
-					}
-					if unused := allow(t, l, "k", 1); unused.Allowed {
-						require.NoError(t, l.Refund(bg, "k", unused))
-					}
-					if policy == "local" {
-						require.EqualValues(t, 40, byPolicy)
-					} else {
-						require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 1), 4))
-						byPolicy += 4
-					}
-					require.EqualValues(t, byPolicy, l.Stats().Owed)
-					require.GreaterOrEqual(t, l.Stats().Overdrawn, others, "debt of the period before is not charged to this one")
-					net.Faults(nil)
-					time.Sleep(2 * toClose)
-					require.Zero(t, l.Stats().Owed, "charged without traffic")
-					require.Equal(t, byPolicy, used(t, net, "k")-l.Stats().Held)
-					require.EqualValues(t, max(100-byPolicy, 0), drain(t, l, "k", 1))
-					require.True(t, c.end.Equal(allow(t, l, "k", 1).Reset))
-					time.Sleep(time.Until(c.end) + time.Second)
-					require.EqualValues(t, 100, drain(t, l, "k", 1))
-					balance(t, l)
-				})
-			}
-		}
-	}
 }

@@ -2,8 +2,10 @@ package reservoir_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,10 +16,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/testnet"
 )
+
+// Everything at once: processes, callers, faults and ends, at random.
 
 // ledger counts, per window of the store, the tokens that requests of all processes
 // have spent and not refunded.
@@ -219,224 +224,431 @@ func TestHotPathRaces(t *testing.T) {
 	}
 }
 
-// All processes together look about 20 times a window whether tokens have come back,
-// though many more have used the key and left.
-func TestProbesAfterOthersHaveLeft(t *testing.T) {
-	defer chance.Seed(3)()
+// While tokens are on their way from a reply through the line into the stock, no
+// newcomer is refused for not seeing them.
+func TestNoFalseRefusalBetweenReplyAndStock(t *testing.T) {
+	for range 300 {
+		const limit = 40
+		l := open(t, memstore.New(), reservoir.PerHour(limit), reservoir.WithBatch(reservoir.Ladder(1, 100)), reservoir.WithFetchTimeout(time.Minute))
+		var admitted atomic.Int64
+		crowd(8, func(int) { admitted.Add(drain(t, l, "k", 1)) })
+		require.EqualValues(t, limit, admitted.Load())
+	}
+}
+
+// No counter ever goes back, whatever the network loses, and at rest every token is
+// accounted for, once. Processes fall idle in turn, so that they give back.
+func TestCountersNeverGoBack(t *testing.T) {
 	for name, opt := range everyPolicy() {
-		for _, left := range []int{0, 30, 300} {
-			for _, window := range []time.Duration{time.Minute, time.Hour} {
-				inBubble(t, fmt.Sprintf("%s/left=%d/window=%v", name, left, window), func(t *testing.T) {
-					net := testnet.Far(rtt / 2)
-					limit := reservoir.Limit{Tokens: 1000, Window: window}
-					for _, l := range fleet(t, left, net, limit, opt) {
-						allow(t, l, "k", 1)
-						require.NoError(t, l.Close(context.Background()))
-					}
-					stay := fleet(t, 3, net, limit, opt)
-					last := allow(t, stay[0], "k", 40)
-					exhaust(t, stay, "k")
-					require.NoError(t, stay[0].Refund(context.Background(), "k", last))
-					require.NoError(t, stay[0].Close(context.Background()))
-					before, calls, admitted := stats(stay...).Probes, net.Count(""), 0
-					end := last.Reset.Add(-window / 20)
-					for time.Now().Before(end) {
-						time.Sleep(window / 1000)
-						for _, l := range stay[1:] {
-							if allow(t, l, "k", 1).Allowed {
-								admitted++
-							}
-						}
-					}
-					assert.Equal(t, 40, admitted, "what came back is found")
-					if probes := stats(stay...).Probes - before; name != "direct" {
-						assert.GreaterOrEqual(t, probes, int64(8))
-						assert.LessOrEqual(t, probes, int64(40))
-					}
-					assert.LessOrEqual(t, net.Count("")-calls, 40+2*40)
-				})
+		for seed := range uint64(2) {
+			t.Run(fmt.Sprint(name, "/", seed), func(t *testing.T) {
+				defer chance.Seed(seed)()
+				synctest.Test(t, func(t *testing.T) { countUnderFaults(t, seed, opt) })
+			})
+		}
+	}
+}
+
+func countUnderFaults(t *testing.T, seed uint64, opt reservoir.Option) {
+	net, random := testnet.Far(2*time.Millisecond), rand.New(rand.NewPCG(seed, 1))
+	faults := []testnet.Fault{testnet.LoseReply, testnet.LoseReply, testnet.LoseRequest, testnet.ArriveLate, testnet.Repeat}
+	net.Faults(func(*testnet.Call) testnet.Fault { // under the network's lock
+		if random.IntN(3) > 0 {
+			return testnet.Fine
+		}
+		return faults[random.IntN(len(faults))]
+	})
+	const window = 6 * time.Second
+	all := fleet(t, 3, net, reservoir.Limit{Tokens: 3000, Window: window}, opt,
+		reservoir.WithIdle(time.Second), reservoir.WithStranding(0.001), reservoir.WithFailure(reservoir.FailLocal(0.01)))
+	last, begin, done := make([]reservoir.Stats, len(all)), time.Now(), make(chan struct{})
+	go func() {
+		defer close(done)
+		crowd(2*len(all), func(i int) {
+			random, key := rand.New(rand.NewPCG(seed, uint64(i))), fmt.Sprint(i/len(all))
+			for n := int64(0); time.Since(begin) < 2*window; n++ {
+				if int(time.Since(begin)/(window/7))%3 == i%3 {
+					time.Sleep(window / 7)
+				}
+				r, err := all[i%3].AllowN(bg, key, 1+n%7*n%2)
+				if err == nil && random.IntN(9) == 0 {
+					_ = all[i%3].Refund(bg, key, r)
+				}
+				time.Sleep(time.Duration(random.Int64N(int64(10 * time.Millisecond))))
 			}
+		})
+	}()
+	defer func() { <-done }()
+	for time.Since(begin) < 3*window {
+		time.Sleep(13 * time.Millisecond)
+		for i, l := range all {
+			is := l.Stats()
+			requireGrowth(t, last[i], is)
+			last[i] = is
 		}
 	}
+	require.Positive(t, net.Happened(testnet.LoseReply))
 }
 
-// The same where most of many processes never got a token: a refused one counts too.
-func TestProbesOfManyRefusedProcesses(t *testing.T) {
-	defer chance.Seed(5)()
-	for _, c := range []struct{ processes, limit int }{{500, 5}, {200, 50}, {50, 1}} {
-		for name, opt := range map[string]reservoir.Option{"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "fixed": reservoir.WithBatch(reservoir.Fixed(1))} {
-			inBubble(t, fmt.Sprintf("%s/processes=%d/limit=%d", name, c.processes, c.limit), func(t *testing.T) {
-				all := fleet(t, c.processes, testnet.Far(rtt/2), reservoir.PerMinute(int64(c.limit)), opt)
-				const most = 60 // about 20, and more where who came first knew of few others
-				for window := range 3 {
-					before := stats(all...)
-					for range 55 {
-						time.Sleep(time.Second)
-						for _, l := range all {
-							allow(t, l, "k", 1)
-						}
-					}
-					now := stats(all...)
-					require.Positive(t, now.Denied)
-					assert.LessOrEqual(t, now.Probes-before.Probes, int64(most), "in window %d", window)
-					assert.LessOrEqual(t, now.StoreCalls-before.StoreCalls, int64(2*c.processes+c.limit+most), "in window %d", window)
-					time.Sleep(time.Minute - 55*time.Second + time.Millisecond)
-				}
-			})
-		}
-	}
-}
-
-// Large requests now and then are no burst: small ones are not refused while much of
-// the limit lies unspent in processes that believe in one. Over many seeds the worst window
-// has 11 %.
-func TestOccasionalLargeRequests(t *testing.T) {
-	defer chance.Seed(1)()
-	for _, limit := range []reservoir.Limit{reservoir.PerMinute(10_000), reservoir.PerHour(60_000), {Tokens: 4000, Window: 5 * time.Second}} {
-		for _, n := range []int64{1, 3} {
-			inBubble(t, fmt.Sprintf("limit=%d/window=%v/n=%d", limit.Tokens, limit.Window, n), func(t *testing.T) {
-				const processes, windows = 5, 6
-				all := fleet(t, processes, testnet.Far(rtt/2), limit)
-				var worst float64
-				for w := range windows {
-					unspent := untilRefused(t, all, limit, n)
-					if w > 0 { // the first is before anything is known of the key
-						worst = max(worst, float64(unspent)/float64(limit.Tokens))
-					}
-				}
-				assert.LessOrEqual(t, worst, 0.12, "of the limit was unspent when a small request was refused")
-			})
-		}
-	}
-}
-
-// untilRefused uses the key from all limiters, faster than the limit allows, until a
-// small request is refused, and lets the window end. It returns what was unspent.
-func untilRefused(t *testing.T, all []*reservoir.Limiter, limit reservoir.Limit, n int64) (unspent int64) {
+// Nor do they go back where cores race, while keys come and go.
+func TestCountersNeverGoBackInARace(t *testing.T) {
+	l := open(t, memstore.New(), reservoir.PerHour(1000), reservoir.WithBatch(reservoir.Fixed(3)), reservoir.WithIdle(time.Millisecond), patient)
 	var over atomic.Bool
-	var reset atomic.Int64
-	before := stats(all...).Spent
-	crowd(len(all), func(i int) {
-		rnd := rand.New(rand.NewPCG(uint64(before), uint64(i)))
-		// Two thirds of the use is large: each request a twentieth of the limit.
-		mean := float64(limit.Window) * float64(n) * float64(len(all)) / (0.5 * float64(limit.Tokens))
-		large := 1 / (0.05 * float64(limit.Tokens) / float64(n))
-		for !over.Load() {
-			time.Sleep(time.Duration(rnd.ExpFloat64() * mean))
-			size := n
-			if rnd.Float64() < 2*large {
-				size = limit.Tokens / 20
-			}
-			if r := allow(t, all[i], "k", size); !r.Allowed && size == n && !over.Swap(true) {
-				reset.Store(r.Reset.UnixNano())
-			}
+	looked := make(chan struct{})
+	go func() {
+		defer close(looked)
+		for last := l.Stats(); !over.Load(); {
+			is := l.Stats()
+			requireGrowth(t, last, is)
+			last = is
+		}
+	}()
+	crowd(4, func(i int) {
+		for j := range 1500 {
+			_, err := l.Allow(bg, fmt.Sprint(i, j/3))
+			assert.NoError(t, err)
 		}
 	})
-	unspent = limit.Tokens - (stats(all...).Spent - before)
-	time.Sleep(time.Until(time.Unix(0, reset.Load())) + rtt)
-	return unspent
+	over.Store(true)
+	<-looked
 }
 
-// share has two processes use a key: one busy for a while and then idle, the other
-// until near the end of the window. It returns both, and what they have spent.
-func share(t *testing.T, limit reservoir.Limit, active, interval time.Duration, opts ...reservoir.Option) (idle, busy *reservoir.Limiter, spent int64) {
-	all := fleet(t, 2, testnet.Far(rtt/2), limit, opts...)
-	end := allow(t, all[0], "k", 1).Reset.Add(-limit.Window / 20)
-	begin := time.Now()
-	crowd(2, func(i int) {
-		every(t, all[i], 1, interval, []time.Time{begin.Add(active), end}[i], nil)
-	})
-	return all[0], all[1], stats(all...).Spent
+// Processes close while requests of all kinds are under way, over a network that has just failed:
+// no counter goes back, counts balance, and what requests have used is what stays charged.
+func TestCloseInTheMiddle(t *testing.T) {
+	for seed := range uint64(8) {
+		for name, opt := range batches() {
+			t.Run(fmt.Sprint(name, "/", seed), func(t *testing.T) {
+				defer chance.Seed(seed)()
+				synctest.Test(t, func(t *testing.T) { closeInTheMiddle(t, seed, opt) })
+			})
+		}
+	}
 }
 
-// What a process holds that has gone idle goes back while others will need it, and
-// stays where it is while there is enough for all.
-func TestIdleExcessIsGivenBack(t *testing.T) {
-	for _, window := range []time.Duration{time.Minute, time.Hour} {
-		inBubble(t, window.String(), func(t *testing.T) {
-			const tokens = 60_000
-			limit := reservoir.Limit{Tokens: tokens, Window: window}
-			idle, _, spent := share(t, limit, window/6, window/tokens)
-			assert.Positive(t, idle.Stats().GiveBacks)
-			assert.Positive(t, idle.Stats().Returned)
-			assert.LessOrEqual(t, idle.Stats().Held, int64(tokens/100), "but for what may be stranded")
-			assert.GreaterOrEqual(t, spent, int64(tokens*97/100), "and others have spent it")
-
-			idle, busy, _ := share(t, limit, window/2, 10*window/tokens)
-			assert.Zero(t, idle.Stats().GiveBacks+busy.Stats().GiveBacks)
+func closeInTheMiddle(t *testing.T, seed uint64, opt reservoir.Option) {
+	const tokens = 1000
+	rnd, net := rand.New(rand.NewPCG(seed, 3)), testnet.Far(time.Millisecond)
+	l := open(t, net, reservoir.PerHour(tokens), opt, reservoir.WithIdle(time.Second))
+	other := open(t, net, reservoir.PerHour(tokens), opt)
+	keys := []string{"a", "b", "c", "d"}
+	var spent [4]atomic.Int64
+	var over atomic.Bool
+	var requests sync.WaitGroup
+	for i := range 12 {
+		rnd, key, spent := rand.New(rand.NewPCG(seed, uint64(i))), keys[i%4], &spent[i%4]
+		k := []*reservoir.Key{l.Key(key), other.Key(key)}[i%2]
+		requests.Go(func() {
+			for !over.Load() {
+				time.Sleep(time.Duration(rnd.IntN([]int{20, 2000}[rnd.IntN(2)])) * time.Millisecond) // idle for long enough to be forgotten
+				ctx, cancel := context.WithTimeout(bg, time.Duration(1+rnd.IntN(20))*time.Millisecond)
+				ask := k.AllowN
+				if rnd.IntN(4) == 0 {
+					ask = k.WaitN
+				}
+				n := 1 + rnd.Int64N(10)
+				if r, err := ask(ctx, n); err == nil && r.Allowed {
+					spent.Add(n)
+					if used := rnd.Int64N(n + 1); rnd.IntN(2) == 0 && k.Settle(bg, r, used) == nil {
+						spent.Add(used - n)
+					}
+				}
+				cancel()
+			}
 		})
 	}
-}
-
-// A limit that is small for the processes that share it is served nearly to the token,
-// and nobody waits for longer than a call.
-func TestSmallLimitIsServedToTheToken(t *testing.T) {
-	for _, c := range []struct{ processes, limit int64 }{{100, 60}, {20, 7}} {
-		var sum int64
-		for seed := range uint64(10) {
-			synctest.Test(t, func(t *testing.T) { sum += small(t, seed, c.processes, c.limit) })
+	faults := []testnet.Fault{testnet.Fine, testnet.LoseRequest, testnet.LoseReply, testnet.ArriveLate, testnet.Repeat, testnet.Fine}
+	busy := time.Duration(rnd.IntN(8000)) * time.Millisecond
+	net.Faults(func(*testnet.Call) testnet.Fault { return faults[rnd.IntN(len(faults))] }) // under the network's lock
+	time.Sleep(busy)
+	net.Faults(nil)
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		crowd(3, func(i int) { assert.NoError(t, []*reservoir.Limiter{l, other, l}[i].Close(bg)) })
+	}()
+	var was reservoir.Stats
+	for waiting := true; waiting; {
+		select {
+		case <-closed:
+			waiting = false
+		case <-time.After(100 * time.Microsecond):
 		}
-		assert.GreaterOrEqual(t, sum, 10*c.limit-3, "hardly ever is one stranded")
+		is := l.Stats()
+		requireGrowth(t, was, is)
+		was = is
+	}
+	over.Store(true)
+	requests.Wait()
+	for i, key := range keys {
+		back := used(t, net, key)
+		require.LessOrEqual(t, back, int64(tokens))
+		require.EqualValues(t, spent[i].Load(), back, key)
 	}
 }
 
-// small is how many of limit tokens so many processes get at, asking at random.
-func small(t *testing.T, seed uint64, processes, limit int64) int64 {
-	all := fleet(t, int(processes), testnet.Far(rtt/2), reservoir.PerMinute(limit))
-	end := time.Now().Truncate(time.Second).Add(59 * time.Second)
-	crowd(len(all), func(i int) {
-		rnd := rand.New(rand.NewPCG(seed, uint64(i)))
-		mean := float64(9*time.Second) * float64(processes) / float64(limit)
-		for {
-			time.Sleep(min(time.Duration(rnd.ExpFloat64()*mean), time.Until(end)))
-			begin := time.Now()
-			if !begin.Before(end) {
-				return
+// gated is a store that answers once it is open.
+type gated struct {
+	backend.Store
+	open    chan struct{}
+	answers func()
+}
+
+func (g *gated) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	<-g.open
+	reply, err := g.Store.Sync(ctx, r)
+	g.answers()
+	return reply, err
+}
+
+// crowdThatLeaves has many callers wait for one fetch, and calls granted when its grant was
+// handed to them. Their contexts end just before, so that they leave with tokens in hand.
+func crowdThatLeaves(t *testing.T, opts []reservoir.Option, granted func(l *reservoir.Limiter)) (l *reservoir.Limiter, admitted int64) {
+	t.Helper()
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so that callers have not left yet when the grant comes
+	ctx, cancel := context.WithCancel(bg)
+	defer cancel()
+	gate := &gated{Store: memstore.New(), open: make(chan struct{}), answers: cancel}
+	var once sync.Once
+	told := make(chan struct{})
+	var made *reservoir.Limiter
+	made, err := reservoir.New(gate, reservoir.PerHour(1_000_000), append(opts,
+		reservoir.WithFetchTimeout(10*time.Second), reservoir.WithBatch(reservoir.Fixed(1000)),
+		reservoir.WithHooks(reservoir.Hooks{StoreCall: func(reservoir.StoreCall) {
+			once.Do(func() {
+				granted(made)
+				close(told)
+			})
+		}}))...)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	const crowd = 400
+	for range crowd {
+		wg.Go(func() {
+			if r, err := made.Allow(ctx, "k"); err == nil && r.Allowed {
+				mu.Lock()
+				defer mu.Unlock()
+				admitted++
 			}
-			allow(t, all[i], "k", 1)
-			assert.LessOrEqual(t, time.Since(begin), 2*rtt)
+		})
+	}
+	for made.Stats().Waited < crowd {
+		time.Sleep(time.Millisecond)
+	}
+	close(gate.open)
+	wg.Wait()
+	<-told
+	return made, admitted
+}
+
+// What callers are given and leave behind is refunded: Spent does not go back.
+func TestWhoLeavesIsRefunded(t *testing.T) {
+	var was reservoir.Stats
+	l, admitted := crowdThatLeaves(t, nil, func(l *reservoir.Limiter) { was = l.Stats() })
+	now := l.Stats()
+	assert.GreaterOrEqual(t, now.Spent, was.Spent, "%d of %d were admitted", admitted, was.Spent)
+	assert.EqualValues(t, admitted, now.Spent-now.Refunded)
+	require.NoError(t, l.Close(bg))
+	balance(t, l)
+}
+
+// Counts balance also when the limiter is closed between the grant and the moment when its
+// callers leave.
+func TestLeavingAfterClose(t *testing.T) {
+	for range 20 {
+		l, admitted := crowdThatLeaves(t, nil, func(l *reservoir.Limiter) {
+			go l.Close(bg)
+		})
+		require.NoError(t, l.Close(bg))
+		s := l.Stats()
+		if !assert.Equal(t, s.Taken+s.Refunded, s.Spent+s.Returned+s.Expired+s.Held, "taken %d, spent %d, returned %d, expired %d, held %d; %d admitted", s.Taken, s.Spent, s.Returned, s.Expired, s.Held, admitted) {
+			return
 		}
-	})
-	return stats(all...).Spent
+	}
 }
 
-// What lies unspent in all processes when the limit has run out is what WithStranding
-// says; less of it costs calls.
-func TestStrandingIsWhatItIsSetTo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		none, most := stranding(t, 0)
-		some, fewer := stranding(t, 0.05)
-		assert.LessOrEqual(t, none, 0.01)
-		assert.Greater(t, some, 0.01)
-		assert.LessOrEqual(t, some, 0.05)
-		assert.Greater(t, most, fewer)
-	})
-}
-
-// stranding is the part of the limit that lies in a fleet when somebody is first refused
-// in a window, and the calls that it makes in a window, on average.
-func stranding(t *testing.T, share float64) (stranded, calls float64) {
-	const windows, tokens = 6, 20_000
-	all := fleet(t, 10, testnet.Far(rtt/2), reservoir.PerMinute(tokens), reservoir.WithStranding(share))
-	for w := range windows {
-		var over atomic.Bool
-		var reset atomic.Int64
-		before := stats(all...)
-		crowd(len(all), func(i int) {
-			rnd := rand.New(rand.NewPCG(uint64(w), uint64(i)))
-			for !over.Load() {
-				time.Sleep(time.Duration(rnd.ExpFloat64() * float64(15*time.Millisecond)))
-				if r := allow(t, all[i], "k", 1); !r.Allowed && !over.Swap(true) {
-					reset.Store(r.Reset.UnixNano())
+// Requests of all kinds that settle, leave and are reset, under limits that change and in
+// outages: the counts balance, never go back, and tell of every request.
+func TestEverythingAtOnce(t *testing.T) {
+	for seed := range uint64(12) {
+		inBubbles(t, fmt.Sprint(seed), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			rnd := rand.New(rand.NewPCG(seed, 7))
+			net := testnet.Far(time.Millisecond)
+			var tokens atomic.Int64
+			tokens.Store(200)
+			limits := reservoir.WithLimits(func(string) reservoir.Limit {
+				switch n := tokens.Load(); n {
+				case -1:
+					return reservoir.Unlimited()
+				case 0:
+					return reservoir.Limit{}
+				default:
+					return reservoir.PerMinute(n)
+				}
+			})
+			opts := []reservoir.Option{opt, limits, reservoir.WithIdle(20 * time.Second)}
+			if seed%2 == 1 {
+				opts = append(opts, reservoir.WithFailure(reservoir.FailOpen()))
+			}
+			if seed%4 == 3 {
+				opts = append(opts, reservoir.WithMaxKeys(2))
+			}
+			all := fleet(t, 3, net, reservoir.PerMinute(200), opts...)
+			var admitted [3]atomic.Int64
+			var last [3]reservoir.Stats
+			keys := []string{"a", "b", "c"}
+			for step := range 1500 {
+				i := rnd.IntN(3)
+				l, key, n, more := all[i], keys[rnd.IntN(3)], 1+rnd.Int64N(30), rnd.Int64N(60)
+				switch rnd.IntN(40) {
+				case 0:
+					tokens.Store([]int64{0, -1, 50, 200, 1000}[rnd.IntN(5)])
+				case 1:
+					net.Always([]testnet.Fault{testnet.Fine, testnet.LoseRequest, testnet.LoseReply, testnet.Refuse, testnet.Repeat, testnet.ArriveLate}[rnd.IntN(6)])
+				case 2, 3:
+					net.Faults(nil)
+				case 4:
+					_ = l.Reset(bg, key)
+				}
+				patience := time.Duration(rnd.IntN(5000)) * time.Millisecond
+				stay := rnd.IntN(5) == 0
+				hold := time.Duration(rnd.IntN(20000)) * time.Millisecond
+				go func() {
+					ctx, cancel := context.WithTimeout(bg, patience+time.Microsecond)
+					defer cancel()
+					var r reservoir.Result
+					var err error
+					if stay {
+						r, err = l.WaitN(ctx, key, n)
+					} else {
+						r, err = l.AllowN(ctx, key, n)
+					}
+					if err != nil || !r.Allowed {
+						return
+					}
+					if !r.Unlimited() {
+						admitted[i].Add(1)
+					}
+					time.Sleep(hold)
+					_ = l.Settle(bg, key, r, more)
+				}()
+				time.Sleep(time.Duration(rnd.IntN(300)) * time.Millisecond)
+				if step%50 == 0 {
+					for j, l := range all {
+						s := l.Stats()
+						requireGrowth(t, last[j], s)
+						last[j] = s
+					}
 				}
 			}
+			net.Faults(nil)
+			time.Sleep(5 * time.Minute)
+			synctest.Wait()
+			for j, l := range all {
+				balance(t, l)
+				s := l.Stats()
+				assert.Equal(t, admitted[j].Load(), s.Admitted, "%+v", s)
+				require.NoError(t, l.Close(bg))
+				balance(t, l)
+				assert.Equal(t, admitted[j].Load(), l.Stats().Admitted)
+			}
 		})
-		if w > 0 { // the first is before anything is known of the key
-			now := stats(all...)
-			stranded += (1 - float64(now.Spent-before.Spent)/tokens) / (windows - 1)
-			calls += float64(now.StoreCalls-before.StoreCalls) / (windows - 1)
-		}
-		time.Sleep(time.Until(time.Unix(0, reset.Load()).Add(rtt)))
 	}
-	return stranded, calls
+}
+
+// Limits that change under load between all kinds: counts balance, none goes back, no error
+// but those that the limit explains, and no window has more than the largest limit.
+func TestLimitsThatVary(t *testing.T) {
+	zone, err := time.LoadLocation("America/Santiago")
+	require.NoError(t, err)
+	kinds := []reservoir.Limit{
+		{Tokens: 50, Window: 200 * time.Millisecond}, {Tokens: 500, Window: time.Second}, reservoir.PerDay(1000, zone), reservoir.PerMonth(700, nil),
+		{}, reservoir.Unlimited(), {Tokens: 30, Window: 50 * time.Millisecond, Shadow: true}, {Tokens: 5, Window: 3 * time.Second}, {Shadow: true},
+	}
+	for name, opts := range map[string][]reservoir.Option{
+		"batches": nil, "direct": {reservoir.WithDirect()}, "no room": {reservoir.WithMaxKeys(1)}, "none": {reservoir.WithMaxKeys(0)}, "idle": {reservoir.WithIdle(3 * time.Millisecond)},
+	} {
+		inBubbles(t, name, map[string]reservoir.Option{"default": reservoir.WithStranding(0.01)}, func(t *testing.T, _ string, opt reservoir.Option) {
+			store := memstore.New()
+			var kind [4]atomic.Int32
+			limits := reservoir.WithLimits(func(key string) reservoir.Limit { return kinds[kind[key[0]-'0'].Load()] })
+			var all []*reservoir.Limiter
+			for range 3 {
+				l, err := reservoir.New(store, kinds[0], append(opts, opt, limits)...)
+				require.NoError(t, err)
+				all = append(all, l)
+			}
+			var mu sync.Mutex
+			net := map[string]int64{}
+			var stop atomic.Bool
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				for !stop.Load() {
+					kind[rand.IntN(4)].Store(int32(rand.IntN(len(kinds))))
+					time.Sleep(time.Duration(rand.IntN(200)) * time.Millisecond)
+				}
+			})
+			for _, l := range all {
+				wg.Go(func() {
+					var was reservoir.Stats
+					for !stop.Load() {
+						s := l.Stats()
+						requireGrowth(t, was, s)
+						was = s
+						for range l.Keys() {
+						}
+						time.Sleep(13 * time.Millisecond)
+					}
+				})
+				for range 4 {
+					wg.Go(func() {
+						for !stop.Load() {
+							key := fmt.Sprint(rand.IntN(4))
+							n := 1 + rand.Int64N(6)
+							var r reservoir.Result
+							var err error
+							ctx, cancel := context.WithTimeout(bg, 500*time.Millisecond)
+							if rand.IntN(4) == 0 {
+								r, err = l.WaitN(ctx, key, n)
+							} else {
+								r, err = l.AllowN(ctx, key, n)
+							}
+							cancel()
+							// A process that did not see a limit come and go meets a window of its length.
+							conflict := errors.Is(err, reservoir.ErrConflict)
+							if err != nil && !conflict && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, reservoir.ErrExceedsLimit) {
+								t.Errorf("%d of %s: %v", n, key, err)
+							}
+							if err == nil && r.Allowed && !r.Shadowed && !r.Unlimited() {
+								mu.Lock()
+								net[fmt.Sprint(key, " ", r.Reset.UnixMilli())] += n
+								mu.Unlock()
+								if rand.IntN(3) == 0 {
+									if err := l.Settle(bg, key, r, rand.Int64N(n+1)); err != nil {
+										t.Errorf("settle: %v", err)
+									}
+								}
+							}
+							if rand.IntN(300) == 0 {
+								if err := l.Reset(bg, key); err != nil && !errors.Is(err, reservoir.ErrConflict) {
+									t.Errorf("reset: %v", err)
+								}
+							}
+							time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+						}
+					})
+				}
+			}
+			time.Sleep(12 * time.Second)
+			stop.Store(true)
+			wg.Wait()
+			for _, l := range all {
+				require.NoError(t, l.Close(bg))
+				balance(t, l)
+				s := l.Stats()
+				assert.LessOrEqual(t, s.Refunded, s.Spent)
+			}
+		})
+	}
 }

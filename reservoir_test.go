@@ -4,7 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
+	"reflect"
+	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,9 +22,11 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
-	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/internal/testnet"
 )
+
+func TestMain(m *testing.M) { redistest.Main(m) }
 
 func TestBadRequestsNeverReachTheStore(t *testing.T) {
 	ctx := context.Background()
@@ -132,33 +139,52 @@ func TestResultFields(t *testing.T) {
 	})
 }
 
-// A token that comes back is found where others were refused: at once where it was
-// refunded, and elsewhere by a probe.
-func TestRefundReopensARefusedKey(t *testing.T) {
-	defer chance.Seed(1)()
+// requireFair checks what every Result promises, to the millisecond in which windows
+// end.
+func requireFair(t *testing.T, r reservoir.Result, l reservoir.Limit) {
+	t.Helper()
+	left := time.Until(r.Reset)
+	require.LessOrEqual(t, r.Remaining, r.Limit)
+	require.GreaterOrEqual(t, r.Remaining, int64(0))
+	require.LessOrEqual(t, r.RetryAfter, max(left, 0)+time.Millisecond)
+	require.LessOrEqual(t, left, l.Window+time.Millisecond)
+	require.Equal(t, !r.Allowed, r.RetryAfter > 0)
+}
+
+// Remaining is at most the limit, and RetryAfter at most the time until Reset, at any
+// moment of a window of any length, while limits change and tokens come back.
+func TestResultsAgreeWithThemselves(t *testing.T) {
 	for name, opt := range everyPolicy() {
-		inBubble(t, name, func(t *testing.T) {
-			ctx := context.Background()
-			net := testnet.Far(rtt / 2)
-			a, b := open(t, net, reservoir.PerMinute(5), opt), open(t, net, reservoir.PerMinute(5), opt)
-			last := allow(t, a, "k", 1)
-			drain(t, a, "k", 1)
-			require.False(t, allow(t, b, "k", 1).Allowed)
-			require.NoError(t, a.Refund(ctx, "k", last))
-			again := allow(t, a, "k", 1)
-			require.True(t, again.Allowed)
-			require.False(t, allow(t, a, "k", 1).Allowed)
-			require.NoError(t, a.Refund(ctx, "k", again))
-			require.NoError(t, a.Close(ctx))
-			found := 0
-			for range 50 {
-				time.Sleep(time.Second)
-				if allow(t, b, "k", 1).Allowed {
-					found++
+		for _, window := range []time.Duration{1500 * time.Millisecond, time.Minute, time.Hour, 24 * time.Hour} {
+			inBubble(t, fmt.Sprint(name, "/", window), func(t *testing.T) {
+				limit := reservoir.Limit{Tokens: 1000, Window: window}
+				var now atomic.Int64 // tokens
+				now.Store(limit.Tokens)
+				store := memstore.New()
+				changes := reservoir.WithLimits(func(string) reservoir.Limit {
+					return reservoir.Limit{Tokens: now.Load(), Window: window}
+				})
+				l, other := open(t, store, limit, opt, changes), open(t, store, limit, opt, changes)
+				for round := range 400 {
+					for _, l := range []*reservoir.Limiter{l, other} {
+						r, err := l.AllowN(bg, "k", int64(1+round%10))
+						require.NoError(t, err)
+						requireFair(t, r, limit)
+						if round%7 == 0 && r.Allowed {
+							require.NoError(t, l.Refund(bg, "k", r))
+						}
+					}
+					if round%50 == 49 {
+						now.Store([]int64{10, 5000, 1000}[round/50%3])
+					}
+					time.Sleep(window / 97)
+					r, err := l.Check(bg, "k")
+					require.NoError(t, err)
+					require.LessOrEqual(t, r.Remaining, r.Limit)
+					require.LessOrEqual(t, r.RetryAfter, max(time.Until(r.Reset), 0)+time.Millisecond)
 				}
-			}
-			require.Equal(t, 1, found)
-		})
+			})
+		}
 	}
 }
 
@@ -175,6 +201,18 @@ func TestHandleIsTheSameKey(t *testing.T) {
 	r, err = k.AllowN(ctx, 1)
 	require.NoError(t, err)
 	require.True(t, r.Allowed)
+}
+
+// A key may lie in a buffer that the caller uses again: the limiter has its own.
+func TestKeyIsTheCallersBuffer(t *testing.T) {
+	buffer := []byte("user-1")
+	key := unsafe.String(&buffer[0], len(buffer))
+	l := open(t, memstore.New(), reservoir.PerHour(100), reservoir.WithBatch(reservoir.Fixed(10)))
+	require.Equal(t, reservoir.Fetched, allow(t, l, key, 1).Source)
+	buffer[5] = '2'
+	require.Equal(t, reservoir.Fetched, allow(t, l, key, 1).Source)
+	assert.Equal(t, reservoir.Local, allow(t, l, "user-1", 1).Source)
+	assert.Equal(t, reservoir.Local, allow(t, l, "user-2", 1).Source)
 }
 
 // Past its bound on keys the limiter forgets nothing that it holds, and stays exact.
@@ -204,6 +242,70 @@ func TestMaxKeys(t *testing.T) {
 	})
 }
 
+func TestSourceNames(t *testing.T) {
+	for s, want := range map[reservoir.Source]string{
+		reservoir.Local: "local", reservoir.Fetched: "fetched", reservoir.Direct: "direct",
+		reservoir.Denied: "denied", reservoir.Fallback: "fallback", 9: "unknown",
+	} {
+		assert.Equal(t, want, s.String())
+		assert.Equal(t, s == reservoir.Fetched || s == reservoir.Direct, s.OnNetwork())
+	}
+}
+
+func TestFaultyOptions(t *testing.T) {
+	for i, opt := range []reservoir.Option{
+		reservoir.WithFailure(reservoir.Failure{}), reservoir.WithFailure(reservoir.FailLocal(-0.1)), reservoir.WithFailure(reservoir.FailLocal(1.1)),
+		reservoir.WithStranding(2), reservoir.WithFetchTimeout(0), reservoir.WithFetchTimeout(math.MaxInt64), reservoir.WithMaxKeys(-1), reservoir.WithIdle(0), reservoir.WithBatch(reservoir.Fixed(0)),
+	} {
+		_, err := reservoir.New(memstore.New(), reservoir.PerMinute(1), opt)
+		assert.ErrorIs(t, err, reservoir.ErrOption, i)
+	}
+	_, err := reservoir.New(nil, reservoir.PerMinute(1))
+	require.ErrorIs(t, err, reservoir.ErrOption)
+	_, err = reservoir.New(memstore.New(), reservoir.Limit{Tokens: 1})
+	require.ErrorIs(t, err, reservoir.ErrLimit)
+}
+
+// Check charges nothing, and counts the stock at hand as there to be had.
+func TestCheck(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		t.Run(name, func(t *testing.T) {
+			store := memstore.New()
+			l := open(t, store, reservoir.PerHour(100), opt)
+			r, err := l.Check(bg, "k")
+			require.NoError(t, err)
+			require.Equal(t, reservoir.Result{Allowed: true, Limit: 100, Remaining: 100, Source: reservoir.Direct}, r)
+			allow(t, l, "k", 60)
+			r, err = l.Check(bg, "k")
+			require.NoError(t, err)
+			require.EqualValues(t, 40, r.Remaining)
+			require.EqualValues(t, 40, drain(t, l, "k", 1))
+			r, err = l.Check(bg, "k")
+			require.NoError(t, err)
+			require.False(t, r.Allowed)
+			require.Positive(t, r.RetryAfter)
+			_, err = l.Check(bg, "")
+			require.ErrorIs(t, err, reservoir.ErrKey)
+		})
+	}
+}
+
+// A caller whose context has ended gets its error, whatever there is to be had.
+func TestDeadContext(t *testing.T) {
+	l := open(t, memstore.New(), reservoir.PerMinute(100))
+	allow(t, l, "k", 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := l.Allow(ctx, "k")
+	assert.ErrorIs(t, err, context.Canceled)
+	_, err = l.Key("k").Allow(ctx)
+	assert.ErrorIs(t, err, context.Canceled)
+	assert.ErrorIs(t, waitFor(ctx, l, "k", 1), context.Canceled)
+	_, err = l.Check(ctx, "k")
+	assert.ErrorIs(t, err, context.Canceled)
+	assert.EqualValues(t, 1, l.Stats().Spent)
+}
+
 // The hook is told of each call and what it asked for and got.
 func TestHooksSeeEveryCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -227,159 +329,25 @@ func TestHooksSeeEveryCall(t *testing.T) {
 	})
 }
 
-func TestSourceNames(t *testing.T) {
-	for s, want := range map[reservoir.Source]string{
-		reservoir.Local: "local", reservoir.Fetched: "fetched", reservoir.Direct: "direct",
-		reservoir.Denied: "denied", reservoir.Fallback: "fallback", 9: "unknown",
-	} {
-		assert.Equal(t, want, s.String())
-		assert.Equal(t, s == reservoir.Fetched || s == reservoir.Direct, s.OnNetwork())
-	}
-}
-
-// The deadline of stock counts from the sending of the request: a slow reply does not
-// lengthen a window, and a window never gives its tokens to the next one.
-func TestStockDiesWithItsWindow(t *testing.T) {
-	for name, opt := range batches() {
-		for _, distance := range []time.Duration{0, 80 * time.Millisecond} {
-			inBubble(t, fmt.Sprintf("%s/rtt=%v", name, distance), func(t *testing.T) {
-				l := open(t, testnet.Far(distance/2), reservoir.PerSecond(300), opt, reservoir.WithFetchTimeout(time.Second))
-				for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(7 * time.Millisecond) {
-					r := allow(t, l, "k", 1)
-					if r.Source == reservoir.Local {
-						assert.True(t, time.Now().Before(r.Reset))
-					}
-				}
-				time.Sleep(3 * time.Second)
-				assert.Zero(t, l.Stats().Held)
-				assert.Positive(t, l.Stats().Expired)
-				balance(t, l)
-			})
-		}
-	}
-}
-
-// Who comes a moment before a reset, or at its very instant, is served a moment after
-// it: at once, or at the second try if it obeys RetryAfter.
-func TestAtTheReset(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		for _, limit := range []reservoir.Limit{reservoir.PerSecond(10), reservoir.PerHour(10)} {
-			inBubble(t, fmt.Sprintf("%s/%v", name, limit.Window), func(t *testing.T) {
-				l := open(t, testnet.Far(rtt/2), limit, opt)
-				for _, early := range []time.Duration{rtt * 9 / 10, rtt / 4, time.Microsecond, 0} {
-					for _, first := range []int64{1, 10} {
-						r := allow(t, l, "k", first)
-						require.True(t, r.Allowed)
-						time.Sleep(time.Until(r.Reset) - early)
-						begun, tries := time.Now(), 1
-						for r = allow(t, l, "k", 1); !r.Allowed; r = allow(t, l, "k", 1) {
-							time.Sleep(r.RetryAfter)
-							tries++
-						}
-						require.LessOrEqual(t, tries, 3)
-						require.Less(t, time.Since(begun), early+5*rtt)
-						time.Sleep(2 * limit.Window)
-					}
-				}
-			})
-		}
-	}
-}
-
-// A network slower than the window is an error, not an endless loop.
-func TestNetworkSlowerThanWindow(t *testing.T) {
+// Hooks of several WithHooks are called in order, also if one of them panics.
+func TestHooksAddUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := testnet.Far(20 * time.Millisecond)
-		l := open(t, net, reservoir.Limit{Tokens: 100, Window: 10 * time.Millisecond}, reservoir.WithFetchTimeout(time.Second))
-		_, err := l.Allow(context.Background(), "k")
-		assert.Error(t, err)
-		assert.LessOrEqual(t, net.Count("sync"), 5)
-		assert.Zero(t, l.Stats().Spent)
-	})
-}
-
-// A key is not evicted from under the callers that wait for it.
-func TestNoEvictionWhileCallersWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := testnet.Far(time.Minute)
-		l := open(t, net, reservoir.PerHour(10), reservoir.WithIdle(time.Second), reservoir.WithFetchTimeout(time.Hour))
-		assert.True(t, allow(t, l, "k", 1).Allowed)
-		assert.Equal(t, 1, net.Count(""))
-		assert.EqualValues(t, 1, l.Stats().Spent)
-	})
-}
-
-// While tokens are on their way from a reply through the line into the stock, no
-// newcomer is refused for not seeing them.
-func TestNoFalseRefusalBetweenReplyAndStock(t *testing.T) {
-	for range 300 {
-		const limit = 40
-		l := open(t, memstore.New(), reservoir.PerHour(limit), reservoir.WithBatch(reservoir.Ladder(1, 100)), reservoir.WithFetchTimeout(time.Minute))
-		var admitted atomic.Int64
-		crowd(8, func(int) { admitted.Add(drain(t, l, "k", 1)) })
-		require.EqualValues(t, limit, admitted.Load())
-	}
-}
-
-// A crowd on a cold key shares calls: each fetch is sized for all that wait.
-func TestNoStampede(t *testing.T) {
-	for name, opt := range batches() {
-		for _, n := range []int64{1, 25} {
-			inBubble(t, fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
-				net := testnet.Far(rtt / 2)
-				l := open(t, net, reservoir.PerMinute(100_000), opt)
-				admitted, failed := crowdOnce(l, 1000, n)
-				assert.EqualValues(t, 1000, admitted)
-				assert.Zero(t, failed)
-				assert.LessOrEqual(t, net.Count(""), 3)
-			})
+		var order []int
+		hooks := func(i int) reservoir.Option {
+			return reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) {
+				assert.NotEmpty(t, c.Op)
+				order = append(order, i)
+				if i == 2 {
+					panic("a fault of the hook")
+				}
+			}})
 		}
-	}
-}
-
-// On a window that has less than the crowd wants, those that fit are served and the
-// others refused there and then.
-func TestCrowdOnTheLastTokens(t *testing.T) {
-	for name, opt := range batches() {
-		for _, n := range []int64{1, 5} {
-			inBubble(t, fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
-				net := testnet.Far(rtt / 2)
-				l := open(t, net, reservoir.PerMinute(500*n), opt)
-				begin := time.Now()
-				admitted, failed := crowdOnce(l, 1000, n)
-				assert.EqualValues(t, 500, admitted)
-				assert.Zero(t, failed)
-				assert.LessOrEqual(t, net.Count(""), 3)
-				assert.LessOrEqual(t, time.Since(begin), 3*rtt)
-			})
-		}
-	}
-}
-
-// Who asks without waiting is served in order as well: those that fit.
-func TestPartialGrantServesInOrder(t *testing.T) {
-	inBubble(t, "sizes", func(t *testing.T) {
-		q := lineOf(t, open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(5))))
-		for i, c := range q.allow(1, 4, 3, 5, 2, 1) {
-			<-c.done
-			// 10 tokens: 1+4+3 are in, 5 does not fit, 2 does, and then none is left.
-			assert.Equal(t, []bool{true, true, true, false, true, false}[i], c.allowed, i)
-		}
-	})
-}
-
-// Each caller learns the outcome of its own fetch, not of another.
-func TestEachCallerLearnsItsOwnFetch(t *testing.T) {
-	inBubble(t, "lost request", func(t *testing.T) {
-		net := testnet.Far(rtt / 2)
-		q := lineOf(t, open(t, net, reservoir.PerMinute(100), reservoir.WithBatch(reservoir.Fixed(2))))
-		net.Next("", testnet.LoseRequest)
-		early, later := q.allow(1)[0], q.allow(1, 1)
-		q.wg.Wait()
-		var failure *reservoir.StoreError
-		assert.ErrorAs(t, early.err, &failure)
-		assert.True(t, later[0].allowed && later[1].allowed)
-		assert.Equal(t, 1, net.Happened(testnet.LoseRequest))
+		l, err := reservoir.New(memstore.New(), reservoir.PerMinute(1), hooks(1), reservoir.WithHooks(reservoir.Hooks{}), hooks(2), hooks(3), reservoir.WithDirect())
+		require.NoError(t, err)
+		_, err = l.Allow(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, l.Close(t.Context()))
+		assert.Equal(t, []int{1, 2, 3}, order)
 	})
 }
 
@@ -419,14 +387,1061 @@ func TestSlowHook(t *testing.T) {
 	})
 }
 
-// A key may lie in a buffer that the caller uses again: the limiter has its own.
-func TestKeyIsTheCallersBuffer(t *testing.T) {
-	buffer := []byte("user-1")
-	key := unsafe.String(&buffer[0], len(buffer))
-	l := open(t, memstore.New(), reservoir.PerHour(100), reservoir.WithBatch(reservoir.Fixed(10)))
-	require.Equal(t, reservoir.Fetched, allow(t, l, key, 1).Source)
-	buffer[5] = '2'
-	require.Equal(t, reservoir.Fetched, allow(t, l, key, 1).Source)
-	assert.Equal(t, reservoir.Local, allow(t, l, "user-1", 1).Source)
-	assert.Equal(t, reservoir.Local, allow(t, l, "user-2", 1).Source)
+// gauges are the fields of Stats that may go down.
+var gauges = []string{"Keys", "Held", "Stranded", "Owed"}
+
+// counters are the figures of Stats that never go down.
+var counters = slices.DeleteFunc(reservoir.Figures(), func(f reservoir.Figure) bool { return f.Gauge })
+
+// requireGrowth checks that no counter has gone back.
+func requireGrowth(t *testing.T, was, is reservoir.Stats) {
+	for _, f := range counters {
+		if f.Value(&is) < f.Value(&was) {
+			t.Helper()
+			require.Failf(t, "a counter went back", "%s from %d to %d", f.Name, f.Value(&was), f.Value(&is))
+		}
+	}
+}
+
+// Every field of Stats is a figure, once, also one that is yet to come.
+func TestEveryFieldOfStatsIsAFigure(t *testing.T) {
+	figures := reservoir.Figures()
+	fields := reflect.TypeFor[reservoir.Stats]()
+	assert.Len(t, figures, fields.NumField())
+	for i := range fields.NumField() {
+		var s reservoir.Stats
+		reflect.ValueOf(&s).Elem().Field(i).SetInt(1)
+		field := fields.Field(i).Name
+		shown := slices.DeleteFunc(slices.Clone(figures), func(f reservoir.Figure) bool { return f.Value(&s) != 1 })
+		require.Len(t, shown, 1, field)
+		assert.Equal(t, slices.Contains(gauges, field), shown[0].Gauge, field)
+	}
+}
+
+func TestFiguresHaveNames(t *testing.T) {
+	seen := map[string]bool{}
+	for _, f := range reservoir.Figures() {
+		assert.Regexp(t, `^[a-z]+([._][a-z]+)*$`, f.Name)
+		assert.False(t, seen[f.Name], "%s is there twice", f.Name)
+		seen[f.Name] = true
+		assert.Contains(t, []string{"token", "call", "request", "key"}, f.Unit, f.Name)
+		assert.Regexp(t, `^[A-Z].*\.$`, f.Help, f.Name)
+	}
+}
+
+// A key is Exhausted if the store has too little for a request, though a smaller one passes,
+// and if it has nothing, though this process still holds tokens; no longer after the reset.
+func TestExhausted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, memstore.New(), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(10)))
+		exhausted := func(key string) bool {
+			for k, s := range l.Keys() {
+				if k == key {
+					return s.Exhausted
+				}
+			}
+			return false
+		}
+		require.True(t, allow(t, l, "small", 8).Allowed)
+		require.False(t, allow(t, l, "small", 5).Allowed)
+		require.True(t, exhausted("small"))
+		require.True(t, allow(t, l, "small", 1).Allowed)
+
+		require.True(t, allow(t, l, "held", 1).Allowed)
+		require.True(t, exhausted("held"), "the store has granted all ten")
+		time.Sleep(time.Minute + time.Second)
+		require.False(t, exhausted("small"))
+	})
+}
+
+// A key that was used once and lies idle takes at most 320 bytes, all counted.
+func TestMemoryOfAnIdleKey(t *testing.T) {
+	const keys = 20_000
+	l := open(t, new(lavish), reservoir.PerHour(1000), reservoir.WithFetchTimeout(time.Hour))
+	heap := func() (m runtime.MemStats) { runtime.GC(); runtime.GC(); runtime.ReadMemStats(&m); return m }
+	before := heap()
+	for i := range keys {
+		allow(t, l, strings.Clone(fmt.Sprintf("user:%015d", i)), 1)
+	}
+	each := float64(heap().HeapAlloc-before.HeapAlloc) / keys
+	t.Logf("%.0f bytes a key", each)
+	assert.LessOrEqual(t, each, 320.0)
+	assert.Equal(t, keys, l.Stats().Keys)
+}
+
+// A Group asks all its limits at once, and charges all or none: of a crowd exactly as
+// many pass as the tightest limit has. From stock it costs neither call nor memory.
+func TestGroup(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		wide, tight := open(t, net, reservoir.PerHour(10_000), opt), open(t, net, reservoir.PerHour(777), opt)
+		g := reservoir.NewGroup(wide, tight)
+		begin := time.Now()
+		first, err := g.Allow(bg, "wide", "tight")
+		require.NoError(t, err)
+		assert.Equal(t, 2*time.Millisecond, time.Since(begin))
+		assert.Equal(t, 1, first.Limiter)
+		var passed atomic.Int64
+		crowd(16, func(int) {
+			for range 60 {
+				r, err := g.Allow(bg, "wide", "tight")
+				assert.NoError(t, err)
+				if r.Allowed {
+					passed.Add(1) // which is the tightest depends on how the crowd's spends interleave
+				} else {
+					assert.Equal(t, 1, r.Limiter)
+				}
+			}
+		})
+		assert.EqualValues(t, 776, passed.Load())
+		require.NoError(t, g.Refund(bg, first, "wide", "tight"))
+		net.OnKey("sick", testnet.LoseRequest)
+		_, err = g.AllowN(bg, 2, "wide", "sick")
+		require.ErrorIs(t, err, testnet.ErrCut)
+		_, err = g.AllowN(bg, 778, "wide", "tight")
+		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+		_, err = g.Allow(bg, "wide")
+		require.ErrorIs(t, err, reservoir.ErrOption)
+		for _, l := range []*reservoir.Limiter{wide, tight} {
+			assert.EqualValues(t, 776, l.Stats().Spent-l.Stats().Refunded)
+		}
+	})
+	var limiters [3]*reservoir.Limiter
+	net := testnet.Far(0)
+	for i := range limiters {
+		limiters[i] = open(t, net, reservoir.PerHour(10_000), reservoir.WithBatch(reservoir.Fixed(5000)), patient)
+	}
+	g, keys := reservoir.NewGroup(limiters[:]...), []string{"a", "b", "c"}
+	_, _ = g.Allow(bg, keys...)
+	calls := net.Count("")
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = g.Allow(bg, keys...) }))
+	drain(t, limiters[1], "b", 1)
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = g.Allow(bg, keys...) }))
+	assert.LessOrEqual(t, net.Count(""), calls+6)
+}
+
+// A Group charges each limit its own cost, or none of them; what was used is settled for
+// each. The result is that of the tightest.
+func TestGroupWithACostPerLimit(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		requests, tokens := open(t, net, reservoir.PerMinute(100), opt), open(t, net, reservoir.PerMinute(10_000), opt)
+		g := reservoir.NewGroup(requests, tokens)
+		var used int64
+		for range 20 {
+			r, err := g.AllowEach(bg, []int64{1, 1000}, "r", "t")
+			require.NoError(t, err)
+			require.Equal(t, 1, r.Limiter)
+			if !r.Allowed {
+				break
+			}
+			used += 500
+			require.NoError(t, g.Settle(bg, r, []int64{1, 500}, "r", "t"))
+		}
+		s, of := requests.Stats(), tokens.Stats()
+		assert.Equal(t, used/500, s.Spent-s.Refunded)
+		assert.Equal(t, used, of.Spent-of.Refunded)
+		assert.EqualValues(t, 9500, used, "half of each charge came back")
+		for _, bad := range [][]int64{nil, {1}, {1, 2, 3}} {
+			_, err := g.AllowEach(bg, bad, "r", "t")
+			assert.ErrorIs(t, err, reservoir.ErrOption)
+			_, err = g.WaitEach(bg, bad, "r", "t")
+			assert.ErrorIs(t, err, reservoir.ErrOption)
+			assert.ErrorIs(t, g.Settle(bg, reservoir.GroupResult{}, bad, "r", "t"), reservoir.ErrOption)
+		}
+		was := tokens.Stats().Spent
+		free, err := g.AllowEach(bg, []int64{1, 0}, "r", "t")
+		assert.True(t, err == nil && free.Allowed && free.Limiter == 0 && free.Limit == 100)
+		free, err = g.WaitEach(bg, []int64{1, 0}, "r", "t")
+		assert.True(t, err == nil && free.Allowed && free.Limiter == 0)
+		require.NoError(t, g.Settle(bg, free, []int64{0, 0}, "r", "t"))
+		assert.Equal(t, was, tokens.Stats().Spent, "what costs nothing is not asked")
+		_, err = g.AllowEach(bg, []int64{1, -1}, "r", "t")
+		assert.ErrorIs(t, err, reservoir.ErrTokens)
+		_, err = g.AllowEach(bg, []int64{101, 1}, "r", "t")
+		assert.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+		assert.ErrorIs(t, g.Settle(bg, reservoir.GroupResult{}, []int64{1, 1}, "r"), reservoir.ErrOption)
+		balance(t, requests)
+		balance(t, tokens)
+	})
+}
+
+// Waiting for several limits, a caller holds none of them while it waits for another.
+// Everybody comes to be served, within all limits, through resets and an outage.
+func TestGroupWaits(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		second, minute := open(t, net, reservoir.PerSecond(10), opt), open(t, net, reservoir.PerMinute(150), opt)
+		g := reservoir.NewGroup(second, minute)
+		net.Always(testnet.LoseRequest)
+		time.AfterFunc(3*time.Second, func() { net.Faults(nil) })
+		begin := time.Now()
+		var last time.Duration
+		done := make(chan time.Duration, 200)
+		for range 200 {
+			go func() {
+				r, err := g.Wait(bg, "s", "m")
+				assert.NoError(t, err)
+				assert.True(t, r.Allowed)
+				done <- time.Since(begin)
+			}()
+		}
+		for range 200 {
+			last = max(last, <-done)
+		}
+		assert.Greater(t, last, time.Minute, "the minute's limit was waited for")
+		assert.Less(t, last, 90*time.Second)
+		for _, l := range []*reservoir.Limiter{second, minute} {
+			s := l.Stats()
+			assert.EqualValues(t, 200, s.Spent-s.Refunded)
+			balance(t, l)
+		}
+		short, cancel := context.WithTimeout(bg, 100*time.Millisecond)
+		defer cancel()
+		require.NoError(t, take(g.WaitEach(bg, []int64{10, 1}, "s", "m")))
+		require.ErrorIs(t, take(g.WaitEach(short, []int64{10, 1}, "s", "m")), context.DeadlineExceeded)
+		assert.EqualValues(t, 201, minute.Stats().Spent-minute.Stats().Refunded, "what the deadline ended is charged to none")
+	})
+}
+
+func TestGroupIsBounded(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"))
+		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"))
+		g := reservoir.NewGroup(a, b)
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if c.Op == "settle" || c.Key[0] == 'b' {
+				return testnet.Hang
+			}
+			return testnet.Fine
+		})
+		ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
+		defer cancel()
+		begin := time.Now()
+		_, err := g.Allow(ctx, "k", "k")
+		require.Error(t, err)
+		assert.LessOrEqual(t, time.Since(begin), 15*time.Millisecond)
+	})
+}
+
+// countdown is a context that ends when it was asked too often.
+type countdown struct {
+	context.Context
+	left *atomic.Int64
+}
+
+func (c countdown) Err() error {
+	if c.left.Add(-1) < 0 {
+		return context.Canceled
+	}
+	return c.Context.Err()
+}
+
+// A Wait for limits that are known to be used up, which FailOpen lets pass each by itself,
+// does not spin.
+func TestGroupDoesNotSpin(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"), reservoir.WithFailure(reservoir.FailOpen()))
+		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"), reservoir.WithFailure(reservoir.FailOpen()))
+		for _, l := range []*reservoir.Limiter{a, b} {
+			drain(t, l, "k", 1)
+		}
+		net.Always(testnet.Refuse)
+		for _, l := range []*reservoir.Limiter{a, b} {
+			for i := range toOpen {
+				allow(t, l, fmt.Sprint(i), 1)
+			}
+		}
+		ctx, cancel := context.WithTimeout(bg, 5*time.Minute)
+		defer cancel()
+		var asked atomic.Int64
+		asked.Store(10_000)
+		_, err := reservoir.NewGroup(a, b).Wait(countdown{ctx, &asked}, "k", "k")
+		require.NoError(t, err)
+		assert.Positive(t, asked.Load())
+		assert.Positive(t, net.Happened(testnet.Refuse))
+	})
+}
+
+// The tightest is told, among shadowed, blocked in shadow, unlimited and unasked ones.
+func TestGroupTightest(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		net := testnet.Far(time.Millisecond)
+		blockedInShadow := open(t, net, reservoir.PerHour(10), reservoir.WithName("b"), reservoir.WithShadow(), reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{} }))
+		unlimited := open(t, net, reservoir.Unlimited(), reservoir.WithName("u"))
+		counted := open(t, net, reservoir.PerHour(10), reservoir.WithName("c"))
+		r, err := reservoir.NewGroup(unlimited, counted).Allow(bg, "k", "k")
+		require.NoError(t, err)
+		assert.Equal(t, 1, r.Limiter)
+		r, err = reservoir.NewGroup(counted, unlimited).Allow(bg, "k", "k")
+		require.NoError(t, err)
+		assert.Equal(t, 0, r.Limiter)
+		r, err = reservoir.NewGroup(unlimited, blockedInShadow).Allow(bg, "k", "k")
+		require.NoError(t, err)
+		assert.True(t, r.Allowed)
+		assert.True(t, r.Shadowed, "the limit would have refused it: %+v", r)
+		r, err = reservoir.NewGroup(blockedInShadow, counted).Allow(bg, "k", "k")
+		require.NoError(t, err)
+		assert.True(t, r.Shadowed, "the limit would have refused it: %+v", r)
+		r, err = reservoir.NewGroup(counted, unlimited).AllowEach(bg, []int64{0, 1}, "k", "k")
+		require.NoError(t, err)
+		assert.Equal(t, 1, r.Limiter)
+		assert.True(t, r.Unlimited())
+	})
+}
+
+// A function of WithLimits that ends its goroutine made no decision, also in a group.
+func TestGroupWhoseLimitsExit(t *testing.T) {
+	net := testnet.Far(time.Millisecond)
+	a := open(t, net, reservoir.PerMinute(100), reservoir.WithName("a"))
+	b := open(t, net, reservoir.PerMinute(100), reservoir.WithName("b"), reservoir.WithLimits(func(string) reservoir.Limit {
+		runtime.Goexit()
+		return reservoir.Limit{}
+	}))
+	r, err := reservoir.NewGroup(a, b).Allow(bg, "k", "k")
+	assert.Error(t, err)
+	assert.False(t, r.Allowed)
+	assert.EqualValues(t, 1, a.Stats().Refunded)
+}
+
+// A group that asks for more of one limit than it has can never pass: the same limiter and the
+// same key, several times. It is an error before anything is charged, whatever memory knows, and a
+// Wait ends at once. As much as the limit has passes.
+func TestGroupOfOneLimitTwice(t *testing.T) {
+	for name, opts := range map[string][]reservoir.Option{
+		"batches": nil, "direct": {reservoir.WithDirect()}, "no memory": {reservoir.WithMaxKeys(0)},
+		"limits":              {changingLimit(10).option()},
+		"limits without room": {changingLimit(10).option(), reservoir.WithMaxKeys(0)},
+	} {
+		for _, others := range []int{1, 9} { // up to four limits, and more
+			inBubble(t, fmt.Sprint(name, "/", others), func(t *testing.T) {
+				net := testnet.Far(time.Millisecond)
+				l := open(t, net, reservoir.PerMinute(10), opts...)
+				limiters, keys := []*reservoir.Limiter{l, l}, []string{"k", "k"}
+				for i := range others {
+					limiters = append(limiters, l)
+					keys = append(keys, fmt.Sprint(i))
+				}
+				g := reservoir.NewGroup(limiters...)
+				cost := func(a, b int64) []int64 { return append([]int64{a, b}, make([]int64, others)...) }
+				begin := time.Now()
+				for range 3 { // the key is in memory then
+					for _, c := range [][]int64{cost(6, 5), cost(1, 10), cost(math.MaxInt64, math.MaxInt64)} {
+						_, err := g.AllowEach(bg, c, keys...)
+						require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+						_, err = g.WaitEach(bg, c, keys...)
+						require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+					}
+					_, err := g.AllowN(bg, 6, keys...)
+					require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+				}
+				require.Less(t, time.Since(begin), time.Second)
+				require.Equal(t, l.Stats().Spent, l.Stats().Refunded)
+				if name != "limits" && name != "limits without room" {
+					require.Zero(t, net.Count(""), "nothing is charged")
+				}
+				require.Zero(t, used(t, net, "k")-l.Stats().Held)
+				time.Sleep(time.Minute)
+				r, err := g.WaitEach(bg, cost(4, 6), keys...)
+				require.NoError(t, err)
+				require.True(t, r.Allowed)
+				r, err = g.AllowN(bg, 5, append([]string{"a", "b"}, keys[2:]...)...)
+				require.True(t, err == nil && r.Allowed)
+			})
+		}
+	}
+}
+
+// The number that a group can never have is the present limit's, and of other limiters no sum is made.
+func TestGroupOfOneLimitTwiceWhoseLimitChanges(t *testing.T) {
+	for name, opts := range map[string][]reservoir.Option{"batches": nil, "direct": {reservoir.WithDirect()}} {
+		inBubble(t, name, func(t *testing.T) {
+			net, limit := testnet.Far(time.Millisecond), changingLimit(10)
+			l := open(t, net, reservoir.PerMinute(10), append(opts, limit.option())...)
+			g := reservoir.NewGroup(l, l)
+			r, err := g.AllowN(bg, 5, "k", "k")
+			require.True(t, err == nil && r.Allowed)
+			limit.Store(20)
+			r, err = g.AllowN(bg, 6, "k", "k")
+			require.NoError(t, err, "the limit was raised")
+
+			var waited error
+			go func() { _, waited = g.WaitEach(bg, []int64{10, 10}, "k", "k") }()
+			time.Sleep(time.Second)
+			synctest.Wait()
+			require.NoError(t, waited)
+			limit.Store(15)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			require.ErrorIs(t, waited, reservoir.ErrExceedsLimit, "it was lowered under a waiter")
+			require.NoError(t, err)
+
+			limit.Store(20)
+			time.Sleep(time.Minute)
+			other := open(t, net, reservoir.PerMinute(20), reservoir.WithName("other"))
+			r, err = reservoir.NewGroup(l, other).AllowN(bg, 20, "k", "k")
+			require.True(t, err == nil && r.Allowed)
+		})
+	}
+	for name, opt := range map[string]reservoir.Option{
+		"shadow":    reservoir.WithShadow(),
+		"unlimited": reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Unlimited() }),
+		"blocked":   reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{} }),
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), opt)
+			for range 3 {
+				r, err := reservoir.NewGroup(l, l).AllowN(bg, 60, "k", "k")
+				require.NoError(t, err)
+				require.Equal(t, name != "blocked", r.Allowed)
+			}
+		})
+	}
+}
+
+// What is wrong with a request to a group is said whatever the limits say: also if one of them is
+// used up, in memory or in the store, and wherever the fault is.
+func TestFaultsOfAGroupComeFirst(t *testing.T) {
+	for _, knows := range []bool{true, false} {
+		for name, opts := range map[string][]reservoir.Option{"one limit": nil, "limits": {changingLimit(10).option()}} {
+			inBubble(t, fmt.Sprint(name, "/", knows), func(t *testing.T) {
+				net := testnet.Far(time.Millisecond)
+				full := open(t, net, reservoir.PerMinute(10), reservoir.WithName("full"))
+				l := open(t, net, reservoir.PerMinute(10), opts...)
+				require.EqualValues(t, 10, drain(t, full, "k", 1))
+				if knows {
+					allow(t, l, "k", 1)
+				}
+				spent := l.Stats().Spent
+				for _, c := range []struct {
+					cost int64
+					key  string
+					want error
+				}{
+					{-1, "k", reservoir.ErrTokens}, {math.MinInt64, "k", reservoir.ErrTokens}, {11, "k", reservoir.ErrExceedsLimit}, {1, "", reservoir.ErrKey},
+				} {
+					short, cancel := context.WithTimeout(bg, time.Minute)
+					for _, order := range []bool{true, false} {
+						g, costs, keys := reservoir.NewGroup(full, l), []int64{1, c.cost}, []string{"k", c.key}
+						if !order {
+							g, costs, keys = reservoir.NewGroup(l, full), []int64{c.cost, 1}, []string{c.key, "k"}
+						}
+						r, err := g.AllowEach(short, costs, keys...)
+						require.ErrorIs(t, err, c.want)
+						require.False(t, r.Allowed)
+						begin := time.Now()
+						_, err = g.WaitEach(short, costs, keys...)
+						require.ErrorIs(t, err, c.want)
+						require.Less(t, time.Since(begin), time.Second)
+					}
+					cancel()
+				}
+				_, err := reservoir.NewGroup(full, l).AllowN(bg, 0, "k", "k")
+				require.ErrorIs(t, err, reservoir.ErrTokens)
+				r, err := reservoir.NewGroup(full, l).AllowEach(bg, []int64{1, 0}, "k", "")
+				require.True(t, err == nil && !r.Allowed, "a limit that costs nothing is not asked")
+				require.Equal(t, spent, l.Stats().Spent)
+			})
+		}
+	}
+}
+
+// A group of one limiter many times allocates for each limit what a small one does.
+func TestAllocationsOfALargeGroup(t *testing.T) {
+	limits := reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(1_000_000) })
+	l := open(t, testnet.Far(0), reservoir.PerHour(1_000_000), reservoir.WithBatch(reservoir.Fixed(500_000)), patient, reservoir.WithName("name"), limits)
+	for range 2 {
+		allow(t, l, "k", 1)
+	}
+	allocs := func(n int) float64 {
+		limiters, keys := make([]*reservoir.Limiter, n), make([]string, n)
+		for i := range n {
+			limiters[i], keys[i] = l, "k"
+		}
+		g := reservoir.NewGroup(limiters...)
+		return testing.AllocsPerRun(20, func() {
+			r, err := g.Allow(bg, keys...)
+			assert.True(t, err == nil && r.Allowed)
+		})
+	}
+	assert.Zero(t, allocs(4))
+	assert.LessOrEqual(t, allocs(400), 20*max(allocs(40), 1))
+}
+
+// Close hands back what is held, sends waiters away, and is the end of every door. A
+// second one costs nothing.
+func TestCloseHandsBack(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(100), opt)
+		for i := range 100 {
+			allow(t, l, fmt.Sprint(i), 2)
+		}
+		drain(t, l, "full", 1)
+		ended := make(chan error, 4)
+		go func() { ended <- waitFor(bg, l, "full", 100) }()
+		for range 3 {
+			go func() { _, err := l.Allow(bg, "cold"); ended <- err }()
+		}
+		synctest.Wait()
+		begin := time.Now()
+		require.NoError(t, l.Close(bg))
+		assert.LessOrEqual(t, time.Since(begin), 50*time.Millisecond, "many at a time")
+		for range 4 {
+			if err := <-ended; name != "direct" {
+				assert.ErrorIs(t, err, reservoir.ErrClosed)
+			}
+		}
+		assert.LessOrEqual(t, time.Since(begin), 50*time.Millisecond)
+		for i := range 100 {
+			require.EqualValues(t, 2, used(t, net, fmt.Sprint(i)))
+		}
+		calls := net.Count("")
+		require.NoError(t, l.Close(bg))
+		for _, key := range []string{"1", "new"} {
+			_, err := l.Allow(bg, key)
+			assert.ErrorIs(t, err, reservoir.ErrClosed)
+			_, err = l.Key(key).Allow(bg)
+			assert.ErrorIs(t, err, reservoir.ErrClosed)
+			_, err = l.Check(bg, key)
+			assert.ErrorIs(t, err, reservoir.ErrClosed)
+			assert.ErrorIs(t, waitFor(bg, l, key, 1), reservoir.ErrClosed)
+		}
+		assert.Equal(t, calls, net.Count(""))
+	})
+}
+
+// Each Close ends with its own context, whatever another one waits for, and one whose
+// context has ended says nothing about the store. What could not be handed back
+// expires, and what a reply brings later is nobody's to spend.
+func TestCloseIsBounded(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
+		net, heard := testnet.Far(time.Millisecond), new(states)
+		l := open(t, net, reservoir.PerHour(1000), opt, heard.option(), reservoir.WithFetchTimeout(time.Minute))
+		for i := range 300 {
+			for range 10 {
+				allow(t, l, fmt.Sprint(i), 1)
+			}
+		}
+		held := l.Stats().Held
+		net.MoveTo(10 * time.Second)
+		go func() { _, _ = l.Allow(bg, "late") }()
+		synctest.Wait()
+		k := l.Key("late")
+		first := make(chan error, 1)
+		long, cancel := context.WithTimeout(bg, time.Second)
+		defer cancel()
+		go func() { first <- l.Close(long) }()
+		synctest.Wait()
+		for range 3 {
+			short, cancel := context.WithTimeout(bg, 10*time.Millisecond)
+			begin := time.Now()
+			assert.ErrorIs(t, l.Close(short), context.DeadlineExceeded)
+			assert.Equal(t, 10*time.Millisecond, time.Since(begin))
+			cancel()
+		}
+		require.Error(t, <-first)
+		time.Sleep(2 * time.Minute)
+		_, err := k.Allow(bg)
+		assert.ErrorIs(t, err, reservoir.ErrClosed)
+		s := l.Stats()
+		assert.EqualValues(t, 3000, s.Spent)
+		assert.LessOrEqual(t, held, s.Expired+s.Returned)
+		assert.Empty(t, heard.told())
+	})
+}
+
+func TestCloseWithAnEndedContext(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net, heard := testnet.Far(time.Millisecond), new(states)
+		l := open(t, net, reservoir.PerHour(1000), opt, heard.option())
+		for i := range 300 {
+			for range 10 {
+				allow(t, l, fmt.Sprint(i), 1)
+			}
+		}
+		ended, cancel := context.WithCancel(bg)
+		cancel()
+		begin := time.Now()
+		_ = l.Close(ended)
+		assert.Zero(t, time.Since(begin))
+		time.Sleep(time.Minute)
+		assert.Empty(t, heard.told())
+	})
+}
+
+// Neither Close nor Check waits in an outage, nor asks for each key.
+func TestCloseAndCheckInAnOutage(t *testing.T) {
+	for how, f := range map[string]testnet.Fault{"hangs": testnet.Hang, "lost": testnet.LoseRequest} {
+		inBubbles(t, how, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			net := testnet.Far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(1000), opt)
+			for i := range 1000 {
+				allow(t, l, fmt.Sprint(i), 1)
+			}
+			breakdown(t, l, net, f)
+			calls, begin := net.Count(""), time.Now()
+			for range 20 {
+				_, err := l.Check(bg, "1")
+				var failure *reservoir.StoreError
+				assert.ErrorAs(t, err, &failure)
+			}
+			assert.LessOrEqual(t, time.Since(begin), 100*time.Millisecond, "one, which a replica might have answered")
+			assert.LessOrEqual(t, net.Count("")-calls, 2)
+			_ = l.Close(bg)
+			assert.LessOrEqual(t, time.Since(begin), time.Second)
+			assert.LessOrEqual(t, net.Count("")-calls, 150)
+		})
+	}
+}
+
+// hurried is a context that ends after the first look at it, so its caller gets what memory has
+// or nothing, and takes no lock.
+type hurried struct {
+	context.Context
+	looks int
+}
+
+func (c *hurried) Err() error {
+	if c.looks++; c.looks > 1 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// A handle spends from the stock whenever Close is about to take it: the rest goes back all the
+// same.
+func TestCloseWhileAHandleSpends(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		var k *reservoir.Key // set when Close begins
+		var looks, spent int64
+		net := testnet.Far(time.Millisecond)
+		shards := sharded{net, func() string { // a statement is being written
+			if k != nil {
+				looks++
+				if r, err := k.Allow(&hurried{Context: bg}); err == nil && r.Allowed {
+					spent++
+				}
+			}
+			return ""
+		}}
+		l := open(t, shards, reservoir.PerHour(1000), reservoir.WithBatch(reservoir.Fixed(500)))
+		handle := l.Key("k")
+		_, err := handle.AllowN(bg, 7)
+		require.NoError(t, err)
+		k = handle
+		require.NoError(t, l.Close(bg))
+		require.Positive(t, looks)
+		assert.EqualValues(t, 7+spent, used(t, net, "k"))
+		assert.Zero(t, l.Stats().Expired)
+	})
+}
+
+// A store that ends the goroutine has not taken the stock back, and Close says so.
+func TestCloseOfAStoreThatExits(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(1000), opt)
+		for range 40 {
+			allow(t, l, "k", 1)
+		}
+		net.Always(testnet.Exit)
+		require.ErrorContains(t, l.Close(bg), "runtime.Goexit")
+		require.Positive(t, net.Happened(testnet.Exit))
+	})
+}
+
+// A store that ends each goroutine in which it is called holds up no Close, whatever the
+// number of keys, and their tokens are counted.
+func TestCloseWhileTheStoreExits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(50)))
+		for i := range 40 {
+			allow(t, l, fmt.Sprint(i), 1)
+		}
+		net.Always(testnet.Exit)
+		_ = l.Close(bg)
+		s := l.Stats()
+		require.Positive(t, net.Happened(testnet.Exit))
+		require.Positive(t, s.Expired)
+		require.Equal(t, s.Taken, s.Spent+s.Returned+s.Expired)
+	})
+}
+
+// Whichever of the first four statements of Close fail, and however, the fifth hands back what is
+// held, and debt is charged once.
+func TestEachStatementOfCloseFails(t *testing.T) {
+	for _, f := range []testnet.Fault{testnet.LoseReply, testnet.LoseRequest, testnet.ArriveLate, testnet.Repeat, testnet.Refuse, testnet.Panic} {
+		inBubbles(t, fmt.Sprint("kind=", f), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+			for failing := range 16 { // a bit for each statement
+				net := testnet.Far(time.Millisecond)
+				l := open(t, net, reservoir.PerHour(1000), opt)
+				require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 100), 150))
+				before := failing
+				net.Faults(func(*testnet.Call) testnet.Fault {
+					defer func() { before >>= 1 }()
+					if before&1 == 1 {
+						return f
+					}
+					return testnet.Fine
+				})
+				require.NoError(t, l.Close(bg))
+				require.True(t, failing&1 == 0 || net.Happened(f) > 0)
+				require.EqualValues(t, 150, used(t, net, "k"), "failing: %b", failing)
+			}
+		})
+	}
+}
+
+// The stock of a key that has left a shard goes back at Close, though that shard is away.
+func TestCloseOfAKeyThatHasMoved(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		on := "old"
+		net := sharded{testnet.Far(time.Millisecond), func() string { return on }}
+		l := open(t, net, reservoir.PerHour(1000), opt)
+		for range 70 {
+			allow(t, l, "k", 1)
+		}
+		require.Positive(t, l.Stats().Held)
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if strings.HasPrefix(c.Key, "old:") {
+				return testnet.Refuse
+			}
+			return testnet.Fine
+		})
+		for i := range toOpen {
+			_, err := l.Allow(bg, fmt.Sprint("old:", i))
+			require.Error(t, err)
+		}
+		on = "new"
+		_ = l.Close(bg)
+		require.Positive(t, net.Happened(testnet.Refuse))
+		assert.EqualValues(t, 70, used(t, net, "k"))
+	})
+}
+
+// Traffic that runs on while the limiter closes gets tokens or ErrClosed, and what was
+// spent is what stays charged.
+func TestCloseUnderLoad(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		t.Run(name, func(t *testing.T) {
+			for range 4 {
+				store := memstore.New()
+				l := open(t, store, reservoir.PerHour(100_000_000), opt, patient)
+				crowd(8, func(i int) {
+					for j := 0; ; j++ {
+						if i == 0 && j == 500 {
+							assert.NoError(t, l.Close(bg))
+						}
+						if _, err := l.AllowN(bg, "k", int64(j%9+1)); err != nil {
+							assert.ErrorIs(t, err, reservoir.ErrClosed)
+							return
+						}
+					}
+				})
+				require.NoError(t, l.Close(bg))
+				balance(t, l)
+				require.Equal(t, l.Stats().Spent, used(t, store, "k"))
+			}
+		})
+	}
+}
+
+var bg = context.Background()
+
+// patient rides out a busy machine where a test counts and does not time.
+var patient = reservoir.WithFetchTimeout(time.Minute)
+
+// inspected is a store that tests can look into.
+type inspected interface {
+	backend.Store
+	backend.Inspector
+}
+
+// open returns a limiter over s that is closed, and checked to balance, at the end.
+func open(t testing.TB, s backend.Store, l reservoir.Limit, opts ...reservoir.Option) *reservoir.Limiter {
+	t.Helper()
+	lim, err := reservoir.New(s, l, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_ = lim.Close(context.Background())
+		balance(t, lim)
+		require.Zero(t, lim.Stats().Held)
+	})
+	return lim
+}
+
+// fleet returns so many limiters over s, each as of a process of its own.
+func fleet(t testing.TB, processes int, s backend.Store, l reservoir.Limit, opts ...reservoir.Option) []*reservoir.Limiter {
+	t.Helper()
+	all := make([]*reservoir.Limiter, processes)
+	for i := range all {
+		all[i] = open(t, s, l, opts...)
+	}
+	return all
+}
+
+// balance checks that every token is accounted for, once. It holds while no call
+// is under way.
+func balance(t testing.TB, l *reservoir.Limiter) {
+	t.Helper()
+	s := l.Stats()
+	require.Equal(t, s.Taken+s.Refunded, s.Spent+s.Returned+s.Expired+s.Held, "%+v", s)
+	for _, n := range []int64{s.Taken, s.Refunded, s.Spent, s.Returned, s.Expired, s.Held} {
+		require.GreaterOrEqual(t, n, int64(0), "%+v", s)
+	}
+}
+
+// allow asks for n tokens and fails the test on an error. Helper and require take longer than
+// the request, so only an error pays for them.
+func allow(t testing.TB, l *reservoir.Limiter, key string, n int64) reservoir.Result {
+	r, err := l.AllowN(context.Background(), key, n)
+	if err != nil {
+		t.Helper()
+		require.NoError(t, err)
+	}
+	return r
+}
+
+// drain asks for n tokens again and again until one request is refused. It returns
+// the tokens that were admitted.
+func drain(t testing.TB, l *reservoir.Limiter, key string, n int64) (admitted int64) {
+	t.Helper()
+	for allow(t, l, key, n).Allowed {
+		admitted += n
+	}
+	return admitted
+}
+
+// used is what the store has charged to key in the window that is open.
+func used(t testing.TB, s backend.Inspector, key string) int64 {
+	t.Helper()
+	c, err := s.Inspect(context.Background(), key)
+	require.NoError(t, err)
+	return c.Used
+}
+
+// crowd calls f n times at once and returns when all calls have.
+func crowd(n int, f func(i int)) {
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { f(i) })
+	}
+	wg.Wait()
+}
+
+// waitFor is Limiter.WaitN.
+func waitFor(ctx context.Context, l *reservoir.Limiter, key string, n int64) error {
+	_, err := l.WaitN(ctx, key, n)
+	return err
+}
+
+// take is the error of a call.
+func take[T any](_ T, err error) error { return err }
+
+// batches are the policies that hold stock, and everyPolicy adds the ones that hold
+// none.
+func batches() map[string]reservoir.Option {
+	return map[string]reservoir.Option{
+		"fixed=64": reservoir.WithBatch(reservoir.Fixed(64)),
+		"ladder":   reservoir.WithBatch(reservoir.Ladder(1, 100)),
+		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)),
+	}
+}
+
+func everyPolicy() map[string]reservoir.Option {
+	all := batches()
+	all["fixed=1"] = reservoir.WithBatch(reservoir.Fixed(1))
+	all["direct"] = reservoir.WithDirect()
+	return all
+}
+
+// smallBatches are the policies that differ under the small limits of these tests: of larger
+// batches the store grants what it has.
+func smallBatches() map[string]reservoir.Option {
+	few := everyPolicy()
+	delete(few, "fixed=64")
+	delete(few, "ladder")
+	return few
+}
+
+// rtt is the distance of stores where nothing else is said.
+const rtt = 2 * time.Millisecond
+
+// inBubble runs f as a subtest on virtual time.
+func inBubble(t *testing.T, name string, f func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
+}
+
+// inBubbles is a bubble for each case.
+func inBubbles[C any](t *testing.T, prefix string, cases map[string]C, f func(t *testing.T, name string, c C)) {
+	for name, c := range cases {
+		inBubble(t, strings.TrimPrefix(prefix+"/"+name, "/"), func(t *testing.T) { f(t, name, c) })
+	}
+}
+
+// every asks for n tokens again and again, at random times that are interval apart on
+// average, until end. It tells each when a request was made and what came of it.
+func every(t *testing.T, l *reservoir.Limiter, n int64, interval time.Duration, end time.Time, each func(at time.Time, r reservoir.Result)) {
+	rnd := rand.New(rand.NewPCG(uint64(interval), uint64(n)))
+	for {
+		time.Sleep(time.Duration(rnd.ExpFloat64() * float64(interval)))
+		at := time.Now()
+		if !at.Before(end) {
+			return
+		}
+		r := allow(t, l, "k", n)
+		if each != nil {
+			each(at, r)
+		}
+	}
+}
+
+// stats adds up what limiters have counted.
+func stats(all ...*reservoir.Limiter) (sum reservoir.Stats) {
+	for _, l := range all {
+		s := l.Stats()
+		sum.StoreCalls += s.StoreCalls
+		sum.Spent += s.Spent
+		sum.Probes += s.Probes
+		sum.Denied += s.Denied
+		sum.Held += s.Held
+		sum.Overdrawn += s.Overdrawn
+	}
+	return sum
+}
+
+// diary is what a hook was told of store calls.
+type diary struct {
+	mu    sync.Mutex
+	calls []diaryEntry
+}
+
+// afterFailedPrefetch is how many prefetches failed, and after how many of them a
+// caller had to wait for the next call.
+func (d *diary) afterFailedPrefetch() (failed, byCaller int) {
+	calls := d.all()
+	for i, c := range calls[:len(calls)-1] {
+		if c.Err != nil && c.Cause == "prefetch" {
+			failed++
+			if calls[i+1].Cause == "wait" {
+				byCaller++
+			}
+		}
+	}
+	return failed, byCaller
+}
+
+func (d *diary) keep() reservoir.Option {
+	return reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		e := diaryEntry{c, time.Now().Add(-c.Duration), time.Now()}
+		e.Duration = 0
+		d.calls = append(d.calls, e)
+	}})
+}
+
+// all lists the calls so far.
+func (d *diary) all() []diaryEntry {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]diaryEntry(nil), d.calls...)
+}
+
+type diaryEntry struct {
+	reservoir.StoreCall
+	begun, ended time.Time
+}
+
+// crowdOnce has so many callers ask for n tokens at once, and returns how many were
+// admitted and how many got an error.
+func crowdOnce(l *reservoir.Limiter, callers int, n int64) (admitted, failed int64) {
+	var ok, bad atomic.Int64
+	crowd(callers, func(int) {
+		switch r, err := l.AllowN(context.Background(), "k", n); {
+		case err != nil:
+			bad.Add(1)
+		case r.Allowed:
+			ok.Add(1)
+		}
+	})
+	return ok.Load(), bad.Load()
+}
+
+// exhaust uses up the limit of key through the limiters in turn.
+func exhaust(t *testing.T, all []*reservoir.Limiter, key string) {
+	t.Helper()
+	for _, l := range all {
+		drain(t, l, key, 1)
+	}
+}
+
+// heap is what is in use after all garbage is gone.
+func heap() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // of what finalizers and pools still held
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// survives calls f and returns what it panicked with as an error.
+func survives(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return f()
+}
+
+// states records what the hooks are told of shards.
+type states struct {
+	mu  sync.Mutex
+	all []reservoir.ShardState
+}
+
+func (s *states) hooks() reservoir.Hooks {
+	return reservoir.Hooks{ShardState: func(state reservoir.ShardState) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.all = append(s.all, state)
+	}}
+}
+
+func (s *states) option() reservoir.Option { return reservoir.WithHooks(s.hooks()) }
+
+func (s *states) told() []reservoir.ShardState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]reservoir.ShardState(nil), s.all...)
+}
+
+// away reports whether the last that was told of shard is that it does not answer.
+func (s *states) away(shard string) (away bool) {
+	for _, state := range s.told() {
+		if state.Shard == shard {
+			away = state.Away
+		}
+	}
+	return away
+}
+
+// sharded is a network whose shards are named by what stands before the colon of a
+// key, and by name for keys without one.
+type sharded struct {
+	*testnet.Network
+	name func() string
+}
+
+func (s sharded) Shard(key string) string {
+	if name, _, ok := strings.Cut(key, ":"); ok || s.name == nil {
+		return name
+	}
+	return s.name()
 }

@@ -1,0 +1,1930 @@
+package reservoir_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/invariant"
+	"github.com/go-reservoir/reservoir/internal/testnet"
+)
+
+// Which calls the limiter makes, and when: batches, the line of callers, the pace of many keys,
+// idle keys that leave.
+
+// Requests of any size are served from batches.
+func TestRequestsOfAnySizeAreBatched(t *testing.T) {
+	for name, opt := range batches() {
+		for _, n := range []int64{2, 5, 40} {
+			for _, before := range []int{0, 2} { // requests for one token that came first
+				inBubble(t, fmt.Sprintf("%s/n=%d/ones=%d", name, n, before), func(t *testing.T) {
+					net := testnet.Far(rtt / 2)
+					l := open(t, net, reservoir.PerMinute(600_000), opt)
+					for range before {
+						allow(t, l, "k", 1)
+					}
+					for range 1000 {
+						require.True(t, allow(t, l, "k", n).Allowed)
+						time.Sleep(time.Millisecond)
+					}
+					assert.LessOrEqual(t, int64(net.Count("")), max(40, 2*1000*n/64), "batches hold 64 tokens, 100 or more")
+					assert.Zero(t, net.Count("take"))
+				})
+			}
+		}
+	}
+}
+
+// The same token rate costs about as many store calls whatever the size of requests.
+func TestStoreCallsPerToken(t *testing.T) {
+	const perWindow = 30_000 // tokens that are used, of twice as many
+	for name, opt := range map[string]reservoir.Option{
+		"fixed":    reservoir.WithBatch(reservoir.Fixed(600)),
+		"ladder":   reservoir.WithBatch(reservoir.Ladder(1, 600)),
+		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)),
+	} {
+		for _, c := range []struct {
+			processes int
+			window    time.Duration
+		}{{1, 5 * time.Second}, {4, 5 * time.Second}, {4, time.Minute}, {1, time.Hour}} {
+			t.Run(fmt.Sprintf("%s/processes=%d/window=%v", name, c.processes, c.window), func(t *testing.T) {
+				perN := map[int64]int{}
+				for _, n := range []int64{1, 5, 100} {
+					synctest.Test(t, func(t *testing.T) {
+						net := testnet.Far(rtt / 2)
+						all := fleet(t, c.processes, net, reservoir.Limit{Tokens: 2 * perWindow, Window: c.window}, opt)
+						end := time.Now().Add(2 * c.window) // one in which the key is new, and one in which it is known
+						crowd(c.processes, func(i int) {
+							every(t, all[i], n, c.window*time.Duration(n)*time.Duration(c.processes)/perWindow, end, nil)
+						})
+						perN[n] = net.Count("")
+					})
+				}
+				least, most := min(perN[1], perN[5], perN[100]), max(perN[1], perN[5], perN[100])
+				assert.LessOrEqual(t, float64(most), 1.5*float64(least), "%v calls by the size of requests", perN)
+			})
+		}
+	}
+}
+
+// steady is the use of a key that the limit can serve, request after request.
+type steady struct {
+	n        int64
+	distance time.Duration
+	window   time.Duration
+	policy   string
+}
+
+func (s steady) test(t *testing.T) {
+	const requests = 1500 // a window, half of what the limit allows
+	perTrip := int64(requests * s.distance / s.window)
+	batch := s.n * (100 + 4*perTrip)
+	opt := map[string]reservoir.Option{
+		"fixed":    reservoir.WithBatch(reservoir.Fixed(batch)),
+		"ladder":   reservoir.WithBatch(reservoir.Ladder(s.n, 2*batch)),
+		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)),
+	}[s.policy]
+	l := open(t, testnet.Far(s.distance/2), reservoir.Limit{Tokens: 2 * requests * s.n, Window: s.window}, opt)
+	warm := time.Now().Add(s.window + s.window/2)
+	asked, waited := 0, 0
+	// Between two windows the stock of the one is gone and that of the next is on its
+	// way: what is certain of their ends lies a round trip apart.
+	var begun, reset time.Time // the first request of the window, and its end
+	edge := 2*s.distance + 10*time.Millisecond + s.window/1000
+	every(t, l, s.n, s.window/requests, warm.Add(3*s.window), func(at time.Time, r reservoir.Result) {
+		if !r.Allowed {
+			require.Fail(t, "refused", "%v before the reset", r.Reset.Sub(at))
+		}
+		if !r.Reset.Equal(reset) {
+			begun, reset = at, r.Reset
+		}
+		if at.Before(warm) || at.Before(begun.Add(edge)) || !at.Before(r.Reset.Add(-edge)) {
+			return
+		}
+		asked++
+		if r.Source != reservoir.Local {
+			waited++
+		}
+	})
+	require.Greater(t, asked, requests)
+	assert.LessOrEqual(t, float64(waited), 0.003*float64(asked), "of %d", asked)
+}
+
+// Nobody waits in steady use, whatever the size of requests, the policy, the distance
+// of the store and the window.
+func TestNoWaitInSteadyState(t *testing.T) {
+	for _, policy := range []string{"fixed", "ladder", "adaptive"} {
+		for _, n := range []int64{1, 7, 100} {
+			for _, distance := range []time.Duration{100 * time.Microsecond, 5 * time.Millisecond, 60 * time.Millisecond} {
+				for _, window := range []time.Duration{time.Second, time.Minute, time.Hour} {
+					s := steady{n, distance, window, policy}
+					inBubble(t, fmt.Sprintf("%s/n=%d/rtt=%v/window=%v", policy, n, distance, window), s.test)
+				}
+			}
+		}
+	}
+}
+
+// Policies of a set size restock ahead as well: a batch is ordered before the last
+// token leaves.
+func TestFixedAndLadderRestockAhead(t *testing.T) {
+	for name, opt := range batches() {
+		inBubble(t, name, func(t *testing.T) {
+			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(600_000), opt)
+			every(t, l, 1, time.Millisecond, time.Now().Add(time.Second), nil)
+			before, waited := l.Stats(), 0
+			every(t, l, 1, time.Millisecond, time.Now().Add(10*time.Second), func(_ time.Time, r reservoir.Result) {
+				if r.Source != reservoir.Local {
+					waited++
+				}
+			})
+			assert.LessOrEqual(t, waited, 20, "of 10,000")
+			assert.Greater(t, l.Stats().Prefetches, before.Prefetches)
+		})
+	}
+}
+
+// A prefetch that fails is made again before the stock is gone, and not by the next
+// caller who finds none.
+func TestFailedPrefetchIsTriedAgain(t *testing.T) {
+	for _, n := range []int64{1, 3} {
+		for name, opt := range map[string]reservoir.Option{
+			"fixed":    reservoir.WithBatch(reservoir.Fixed(200 * n)),
+			"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 200*n)),
+		} {
+			for _, f := range []testnet.Fault{testnet.Refuse, testnet.LoseRequest, testnet.LoseReply} {
+				inBubble(t, fmt.Sprintf("%s/n=%d/fault=%v", name, n, f), func(t *testing.T) {
+					var d diary
+					net := testnet.Far(10 * time.Millisecond)
+					l := open(t, net, reservoir.PerMinute(600_000), reservoir.WithFetchTimeout(time.Second), opt, d.keep())
+					every(t, l, n, 2*time.Millisecond, time.Now().Add(5*time.Second), nil)
+					calls := 0
+					net.Faults(func(*testnet.Call) testnet.Fault { // under net.mu; one call in two
+						calls++
+						return []testnet.Fault{f, testnet.Fine}[calls%2]
+					})
+					for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+						_, _ = l.AllowN(context.Background(), "k", n)
+					}
+					failed, byCaller := d.afterFailedPrefetch()
+					require.Greater(t, failed, 10)
+					assert.LessOrEqual(t, byCaller, failed/5, "of %d", failed)
+				})
+			}
+		}
+	}
+}
+
+// A store that is far away and works gives nobody an error: neither callers who come
+// while a fetch that does not cover them is under way, nor a crowd.
+func TestFarStoreGivesNoErrors(t *testing.T) {
+	sizings := everyPolicy()
+	sizings["fixed=100"] = reservoir.WithBatch(reservoir.Fixed(100))
+	for name, opt := range sizings {
+		for _, far60 := range []time.Duration{60 * time.Millisecond, 90 * time.Millisecond} {
+			for _, n := range []int64{1, 25, 60} {
+				inBubble(t, fmt.Sprintf("%s/rtt=%v/n=%d", name, far60, n), func(t *testing.T) {
+					l := open(t, testnet.Far(far60/2), reservoir.PerMinute(10_000_000), opt)
+					for range 3 {
+						crowd(5, func(i int) {
+							time.Sleep(time.Duration(i) * 7 * time.Millisecond)
+							_, err := l.AllowN(context.Background(), "k", n)
+							assert.NoError(t, err)
+						})
+					}
+					var failed atomic.Int64
+					crowd(512, func(int) {
+						for range 6 { // batches are small at first, so all of these rounds wait for one
+							if _, err := l.AllowN(context.Background(), "k", n); err != nil {
+								failed.Add(1)
+							}
+						}
+					})
+					assert.Zero(t, failed.Load(), "of %d", 512*6)
+				})
+			}
+		}
+	}
+}
+
+// drainLocal spends the stock of l and fetches once more.
+func drainLocal(t *testing.T, l *reservoir.Limiter) {
+	for range 200 {
+		if allow(t, l, "k", 1).Source != reservoir.Local {
+			return
+		}
+	}
+}
+
+// While the store learns what it had granted before it lost its data, a crowd costs a
+// few calls, as on any other key.
+func TestCrowdOnALearningStore(t *testing.T) {
+	for name, opt := range batches() {
+		for _, n := range []int64{1, 4} {
+			for _, limit := range []reservoir.Limit{reservoir.PerHour(2000), reservoir.PerMinute(100_000)} {
+				inBubble(t, fmt.Sprintf("%s/n=%d/limit=%d", name, n, limit.Tokens), func(t *testing.T) {
+					net := testnet.Far(rtt / 2)
+					all := fleet(t, 3, net, limit, opt)
+					for range 30 {
+						for _, l := range all {
+							allow(t, l, "k", 1)
+						}
+					}
+					net.LoseData()
+					for _, l := range all { // the first fetch tells the store that it has
+						drainLocal(t, l)
+					}
+					before := net.Count("")
+					admitted, failed := crowdOnce(all[0], 200, n)
+					assert.Zero(t, failed)
+					assert.EqualValues(t, 200, admitted)
+					assert.LessOrEqual(t, net.Count("")-before, 6)
+				})
+			}
+		}
+	}
+}
+
+// The fetch belongs to nobody: who started it may leave, at once and uncharged, and
+// the others are served by it all the same.
+func TestFetchOutlivesItsCaller(t *testing.T) {
+	for _, wait := range []bool{false, true} {
+		inBubble(t, fmt.Sprintf("wait=%t", wait), func(t *testing.T) {
+			net := testnet.Far(rtt / 2)
+			q := lineOf(t, open(t, net, reservoir.PerMinute(100), reservoir.WithBatch(reservoir.Fixed(2))))
+			ctx, cancel := context.WithCancel(context.Background())
+			starter := q.add(ctx, wait, []int64{1})[0]
+			others := q.allow(1, 1)
+			begin := time.Now()
+			cancel()
+			<-starter.done
+			assert.ErrorIs(t, starter.err, context.Canceled)
+			assert.Equal(t, begin, starter.at)
+			q.wg.Wait()
+			assert.True(t, others[0].allowed && others[1].allowed)
+			assert.EqualValues(t, 2, q.l.Stats().Spent)
+			assert.LessOrEqual(t, net.Count(""), 2)
+		})
+	}
+}
+
+// Where the first in line leaves, what it kept others waiting for serves them.
+func TestLeavingHeadFreesItsPlace(t *testing.T) {
+	inBubble(t, "waiters", func(t *testing.T) {
+		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10))
+		drain(t, l, "k", 1)
+		q := lineOf(t, l)
+		ctx, cancel := context.WithCancel(context.Background())
+		big := q.add(ctx, true, []int64{10})[0]
+		small := q.wait(times(10, 1)...)
+		begin := time.Now()
+		cancel()
+		<-big.done
+		assert.ErrorIs(t, big.err, context.Canceled)
+		assert.Equal(t, begin, big.at)
+		q.wg.Wait()
+		assert.Less(t, time.Since(begin), 61*time.Second, "all in the next window")
+		assert.NoError(t, small[9].err)
+	})
+	inBubble(t, "stock", func(t *testing.T) {
+		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(5)))
+		require.True(t, allow(t, l, "k", 2).Allowed) // 3 in stock
+		time.Sleep(time.Second)
+		q := lineOf(t, l)
+		ctx, cancel := context.WithCancel(context.Background())
+		q.add(ctx, false, []int64{4})
+		small := q.allow(3)[0]
+		cancel()
+		begin := time.Now()
+		<-small.done
+		assert.True(t, small.allowed)
+		assert.Equal(t, begin, small.at, "from the stock, without waiting for the fetch")
+	})
+}
+
+// overlap is the longest time for which two of the calls were under way together.
+func overlap(calls []diaryEntry) (most time.Duration) {
+	for i, a := range calls {
+		for _, b := range calls[:i] {
+			if from, to := a.begun, b.ended; b.begun.Before(to) && from.Before(to) && a.ended.After(b.begun) {
+				most = max(most, to.Sub(from))
+			}
+		}
+	}
+	return most
+}
+
+// However many callers see the stock at the re-order point, one fetch is under way.
+func TestOneFetchAtATime(t *testing.T) {
+	for name, opt := range batches() {
+		inBubble(t, name, func(t *testing.T) {
+			var d diary
+			l := open(t, testnet.Far(10*time.Millisecond), reservoir.PerMinute(600_000), opt, d.keep())
+			for range 200 { // crowds, each of which may see it
+				crowd(30, func(int) { assert.True(t, allow(t, l, "k", 1).Allowed) })
+				time.Sleep(10 * time.Millisecond)
+			}
+			assert.Zero(t, overlap(d.all()))
+			assert.LessOrEqual(t, len(d.all()), 220)
+		})
+	}
+}
+
+// At the reset every process that used the key restocks by itself, soon and not all at
+// once, so that the first request after it finds stock.
+func TestRestockAtReset(t *testing.T) {
+	for name, opt := range batches() {
+		for _, limit := range []reservoir.Limit{reservoir.PerMinute(60_000), {Tokens: 50_000, Window: 2 * time.Second}} {
+			inBubble(t, fmt.Sprintf("%s/%v", name, limit.Window), func(t *testing.T) {
+				var d diary
+				all := fleet(t, 10, testnet.Far(rtt/2), limit, opt, d.keep())
+				reset := allow(t, all[0], "k", 1).Reset
+				crowd(10, func(i int) { every(t, all[i], 1, limit.Window/100, reset.Add(-limit.Window/20), nil) })
+				latest := reset.Add(limit.Window/1000 + 5*time.Millisecond + 3*rtt)
+				time.Sleep(time.Until(latest))
+				instants, made := map[time.Time]bool{}, 0
+				for _, c := range d.all() {
+					if c.ended.After(reset) {
+						made++
+						instants[c.begun] = true
+					}
+				}
+				assert.Equal(t, 10, made, "one each")
+				assert.Greater(t, len(instants), 5, "spread")
+				for _, l := range all {
+					r := allow(t, l, "k", 1)
+					assert.Equal(t, reservoir.Local, r.Source)
+					assert.True(t, r.Reset.After(reset))
+				}
+			})
+		}
+	}
+}
+
+// A key that nobody uses any more falls silent after its window's end: no call, and no
+// timer that makes one.
+func TestIdleKeyFallsSilent(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		inBubble(t, name, func(t *testing.T) {
+			net := testnet.Far(rtt / 2)
+			l := open(t, net, reservoir.PerSecond(20_000), opt, reservoir.WithIdle(time.Hour))
+			every(t, l, 1, time.Millisecond, time.Now().Add(2900*time.Millisecond), nil)
+			calls := net.Count("")
+			time.Sleep(10 * time.Second)
+			assert.LessOrEqual(t, net.Count("")-calls, 4, "a restock at the reset, and looks at the ends of the last two windows")
+			calls = net.Count("")
+			time.Sleep(time.Minute)
+			assert.Equal(t, calls, net.Count(""))
+		})
+	}
+}
+
+// Near its end a busy key learns the window's end better, so that nobody waits because
+// the clocks may differ.
+func TestNobodyWaitsBeforeTheEnd(t *testing.T) {
+	for _, n := range []int64{1, 5} {
+		inBubble(t, fmt.Sprintf("n=%d", n), func(t *testing.T) {
+			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(600_000), reservoir.WithBatch(reservoir.Adaptive(1, 0)))
+			second := allow(t, l, "k", n).Reset.Add(time.Minute)
+			every(t, l, n, time.Millisecond, second.Add(-time.Second), nil)
+			// 500 ppm of a minute are 30 ms, of what is left after a refresh about 1 ms.
+			every(t, l, n, time.Millisecond, second.Add(-rtt), func(at time.Time, r reservoir.Result) {
+				assert.Equal(t, reservoir.Local, r.Source, "%v before the end", second.Sub(at))
+			})
+		})
+	}
+}
+
+// No batch is larger than the bound that was set, however fast the key is used.
+func TestLargestBatchIsABound(t *testing.T) {
+	for _, n := range []int64{1, 3} {
+		var d diary
+		l := open(t, memstore.New(), reservoir.PerHour(100_000), reservoir.WithBatch(reservoir.Adaptive(1, 50)),
+			reservoir.WithFetchTimeout(time.Minute), d.keep())
+		for range 20_000 {
+			require.True(t, allow(t, l, "k", n).Allowed)
+		}
+		most := int64(0)
+		for _, c := range d.all() {
+			most = max(most, c.Granted)
+		}
+		assert.LessOrEqual(t, most, int64(50))
+		assert.Greater(t, most, int64(25))
+	}
+}
+
+// Requests for more than a batch are served from several that were ordered ahead. If they are
+// far larger, batches cannot serve them, and so are not ordered by the dozen.
+func TestRequestsLargerThanABatch(t *testing.T) {
+	inBubbles(t, "", map[string]reservoir.Option{
+		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 100)),
+		"fixed":    reservoir.WithBatch(reservoir.Fixed(100)),
+		"ladder":   reservoir.WithBatch(reservoir.Ladder(1, 100)),
+	}, func(t *testing.T, _ string, opt reservoir.Option) {
+		for _, n := range []int64{200, 4000, 1_000_000} {
+			net := testnet.Far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(1_000_000_000), opt)
+			for range 200 {
+				require.True(t, allow(t, l, "k", n).Allowed)
+				time.Sleep(50 * time.Millisecond)
+			}
+			most := 6 * 200
+			if n == 200 {
+				most = 2*200 + 50
+				assert.LessOrEqual(t, l.Stats().Waited, int64(10))
+			}
+			assert.LessOrEqual(t, net.Count(""), most, n)
+			assert.LessOrEqual(t, l.Stats().Held, max(5*100, n), n)
+		}
+	})
+}
+
+// A burst on a new key strands more than later use, because nothing is known of the demand:
+// up to half of the limit, for up to half of the window.
+func TestBurstOnANewKey(t *testing.T) {
+	for _, burst := range []int{2, 3, 6, 10} {
+		for _, gap := range []time.Duration{0, 10 * time.Millisecond, 300 * time.Millisecond} {
+			inBubble(t, fmt.Sprintf("burst=%d/gap=%v", burst, gap), func(t *testing.T) {
+				all := fleet(t, 3, testnet.Far(time.Millisecond), reservoir.Limit{Tokens: 100, Window: 10 * time.Second})
+				for _, l := range all[:2] {
+					for range burst {
+						require.True(t, allow(t, l, "k", 1).Allowed)
+						time.Sleep(gap)
+					}
+				}
+				admitted := 2 * burst
+				for range 120 {
+					if allow(t, all[2], "k", 1).Allowed {
+						admitted++
+					}
+				}
+				assert.GreaterOrEqual(t, admitted, 50, "before the first refusal")
+				time.Sleep(5 * time.Second)
+				assert.LessOrEqual(t, all[0].Stats().Held+all[1].Stats().Held, int64(12))
+			})
+		}
+	}
+}
+
+// A client that goes on to another process leaves at most half of the limit in the first.
+func TestClientGoesToAnotherProcess(t *testing.T) {
+	for _, limit := range []reservoir.Limit{reservoir.PerHour(1000), reservoir.PerMinute(300)} {
+		for _, requests := range []int{20, 50, 100} {
+			for _, gap := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond} {
+				inBubble(t, fmt.Sprintf("limit=%d/%v/requests=%d/gap=%v", limit.Tokens, limit.Window, requests, gap), func(t *testing.T) {
+					all := fleet(t, 2, testnet.Far(time.Millisecond), limit)
+					for range requests {
+						require.True(t, allow(t, all[0], "k", 1).Allowed)
+						time.Sleep(gap)
+					}
+					admitted := int64(requests)
+					for admitted < limit.Tokens && allow(t, all[1], "k", 1).Allowed {
+						admitted++
+						time.Sleep(gap)
+					}
+					assert.GreaterOrEqual(t, admitted, limit.Tokens*45/100)
+				})
+			}
+		}
+	}
+}
+
+// A stock that is used up while a statement is under way that asks for nothing is restocked
+// after it, and not when the next caller waits.
+func TestUsedUpDuringAStatement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := testnet.Far(20 * time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(10)))
+		asksNothing := make(chan struct{}, 1)
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if c.Op == "sync" && c.Want == 0 {
+				asksNothing <- struct{}{}
+			}
+			return testnet.Fine
+		})
+		allow(t, l, "k", 1)
+		require.True(t, allow(t, l, "k", 15).Allowed)
+		<-asksNothing // near the window's end it is read once more
+		for l.Stats().Held > 0 {
+			require.Equal(t, reservoir.Local, allow(t, l, "k", 1).Source)
+		}
+		time.Sleep(100 * time.Millisecond)
+		assert.Equal(t, reservoir.Local, allow(t, l, "k", 1).Source)
+	})
+}
+
+// A loop has drained the key once, as fast as it could. When demand is steady again, the
+// process does not give back what it orders in the next moment, again and again.
+func TestCallsAfterAKeyWasDrained(t *testing.T) {
+	for _, n := range []int64{1, 20} {
+		inBubble(t, fmt.Sprint("n=", n), func(t *testing.T) {
+			const requests, window = 1000, time.Minute
+			net := testnet.Far(100 * time.Microsecond)
+			l := open(t, net, reservoir.PerMinute(requests*n))
+			start := time.Now()
+			drain(t, l, "k", n)
+			time.Sleep(time.Until(start.Add(window)))
+			for w := range 6 {
+				calls, was := net.Count(""), l.Stats()
+				every(t, l, n, window*10/8/requests, time.Now().Add(window), nil)
+				s := l.Stats()
+				assert.Equal(t, was.Denied, s.Denied)
+				asked := (s.Spent - was.Spent) / n
+				assert.LessOrEqual(t, int64(net.Count("")-calls), asked/30, "window %d", w+2)
+			}
+		})
+	}
+}
+
+// A crowd on a cold key shares calls: each fetch is sized for all that wait.
+func TestNoStampede(t *testing.T) {
+	for name, opt := range batches() {
+		for _, n := range []int64{1, 25} {
+			inBubble(t, fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
+				net := testnet.Far(rtt / 2)
+				l := open(t, net, reservoir.PerMinute(100_000), opt)
+				admitted, failed := crowdOnce(l, 1000, n)
+				assert.EqualValues(t, 1000, admitted)
+				assert.Zero(t, failed)
+				assert.LessOrEqual(t, net.Count(""), 3)
+			})
+		}
+	}
+}
+
+// On a window that has less than the crowd wants, those that fit are served and the
+// others refused there and then.
+func TestCrowdOnTheLastTokens(t *testing.T) {
+	for name, opt := range batches() {
+		for _, n := range []int64{1, 5} {
+			inBubble(t, fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
+				net := testnet.Far(rtt / 2)
+				l := open(t, net, reservoir.PerMinute(500*n), opt)
+				begin := time.Now()
+				admitted, failed := crowdOnce(l, 1000, n)
+				assert.EqualValues(t, 500, admitted)
+				assert.Zero(t, failed)
+				assert.LessOrEqual(t, net.Count(""), 3)
+				assert.LessOrEqual(t, time.Since(begin), 3*rtt)
+			})
+		}
+	}
+}
+
+// Each caller learns the outcome of its own fetch, not of another.
+func TestEachCallerLearnsItsOwnFetch(t *testing.T) {
+	inBubble(t, "lost request", func(t *testing.T) {
+		net := testnet.Far(rtt / 2)
+		q := lineOf(t, open(t, net, reservoir.PerMinute(100), reservoir.WithBatch(reservoir.Fixed(2))))
+		net.Next("", testnet.LoseRequest)
+		early, later := q.allow(1)[0], q.allow(1, 1)
+		q.wg.Wait()
+		var failure *reservoir.StoreError
+		assert.ErrorAs(t, early.err, &failure)
+		assert.True(t, later[0].allowed && later[1].allowed)
+		assert.Equal(t, 1, net.Happened(testnet.LoseRequest))
+	})
+}
+
+// Requests for more than is left are refused from memory while the store's rest stays what it
+// is: only probes ask again, and no caller waits for one.
+func TestRefusalsOfLargeRequests(t *testing.T) {
+	for name, opt := range batches() {
+		inBubble(t, name, func(t *testing.T) {
+			net := testnet.Far(rtt / 2)
+			l := open(t, net, reservoir.PerMinute(100), opt)
+			require.True(t, allow(t, l, "k", 97).Allowed)
+			require.False(t, allow(t, l, "k", 5).Allowed)
+			waited, calls := l.Stats().Waited, net.Count("")
+			for range 500 {
+				assert.False(t, allow(t, l, "k", 5).Allowed)
+				time.Sleep(100 * time.Millisecond)
+			}
+			assert.Equal(t, waited, l.Stats().Waited)
+			assert.InDelta(t, 20, net.Count("")-calls, 20, "probes")
+		})
+	}
+}
+
+// A direct call that is refused says that less is left than was asked for, though the process
+// holds tokens of a Wait that came back.
+func TestDirectRefusalAgreesWithItself(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerHour(10), reservoir.WithDirect(), reservoir.WithStranding(1))
+		r, err := l.WaitN(bg, "k", 2)
+		require.NoError(t, err)
+		require.True(t, allow(t, l, "k", 7).Allowed)
+		require.NoError(t, l.Refund(bg, "k", r))
+		r = allow(t, l, "k", 3)
+		require.False(t, r.Allowed)
+		assert.Less(t, r.Remaining, int64(3))
+	})
+}
+
+// peers notes how many clients each statement says share the key.
+type peers struct {
+	backend.Store
+	said []int64
+}
+
+func (p *peers) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	p.said = append(p.said, r.Peers)
+	return p.Store.Sync(ctx, r)
+}
+
+// At the reset the store has heard of nobody yet. How many share the key is known of the
+// window before, until more come: it decides what each may leave idle.
+func TestPeersOutlastTheReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := memstore.New()
+		p := &peers{Store: shared}
+		l := open(t, p, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(1)))
+		for _, other := range fleet(t, 4, shared, reservoir.PerMinute(1000)) {
+			allow(t, other, "k", 1)
+		}
+		allow(t, l, "k", 1)
+		time.Sleep(61 * time.Second)
+		for range 3 {
+			allow(t, l, "k", 1)
+		}
+		require.Equal(t, []int64{0, 5, 5, 5}, p.said)
+	})
+}
+
+// line is callers of one key that came one after the other.
+type line struct {
+	t  *testing.T
+	l  *reservoir.Limiter
+	wg sync.WaitGroup
+	in []*caller
+}
+
+// wait adds waiters for ns tokens each, and allow callers of AllowN. Each has its
+// place in line before the next one comes.
+func (q *line) wait(ns ...int64) []*caller { return q.add(context.Background(), true, ns) }
+
+func (q *line) allow(ns ...int64) []*caller { return q.add(context.Background(), false, ns) }
+
+func (q *line) add(ctx context.Context, wait bool, ns []int64) (added []*caller) {
+	for _, n := range ns {
+		c := &caller{n: n, wait: wait, ctx: ctx, done: make(chan struct{})}
+		q.in, added = append(q.in, c), append(added, c)
+		q.wg.Go(func() {
+			defer close(c.done)
+			if c.wait {
+				c.err = waitFor(ctx, q.l, "k", n)
+				c.allowed = c.err == nil
+			} else {
+				var r reservoir.Result
+				r, c.err = q.l.AllowN(ctx, "k", n)
+				c.allowed = c.err == nil && r.Allowed
+			}
+			c.at = time.Now()
+		})
+		synctest.Wait()
+	}
+	return added
+}
+
+// inOrder checks that nobody was served before who came earlier.
+func (q *line) inOrder() {
+	q.t.Helper()
+	q.wg.Wait()
+	for i, c := range q.in {
+		require.NoError(q.t, c.err)
+		if i > 0 {
+			assert.False(q.t, c.at.Before(q.in[i-1].at), "caller %d for %d was served %v before the one for %d", i, c.n, q.in[i-1].at.Sub(c.at), q.in[i-1].n)
+		}
+	}
+}
+
+func lineOf(t *testing.T, l *reservoir.Limiter) *line { return &line{t: t, l: l} }
+
+// caller is one of them.
+type caller struct {
+	n       int64
+	wait    bool
+	ctx     context.Context
+	done    chan struct{}
+	at      time.Time // when it had its answer
+	allowed bool
+	err     error
+}
+
+// answered reports whether c has its answer, and whether it was admitted.
+func (c *caller) answered() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// times returns n so often.
+func times(count int, n int64) []int64 {
+	all := make([]int64, count)
+	for i := range all {
+		all[i] = n
+	}
+	return all
+}
+
+// Who waits is served in the order of coming, whatever each waits for.
+func TestLineIsFirstComeFirstServed(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		for _, gone := range []int64{0, 6, 10} { // tokens of the first window
+			for i, sizes := range [][]int64{{8, 1, 1}, {1, 9, 1, 10, 2, 3, 10, 1}, times(35, 1)} {
+				inBubble(t, fmt.Sprintf("%s/gone=%d/%d", name, gone, i), func(t *testing.T) {
+					l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), opt)
+					if gone > 0 {
+						require.True(t, allow(t, l, "k", gone).Allowed)
+					}
+					q := lineOf(t, l)
+					q.wait(sizes...)
+					q.inOrder()
+				})
+			}
+		}
+	}
+}
+
+// Who asks without waiting is served in order as well: those that fit.
+func TestPartialGrantServesInOrder(t *testing.T) {
+	inBubble(t, "sizes", func(t *testing.T) {
+		q := lineOf(t, open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(5))))
+		for i, c := range q.allow(1, 4, 3, 5, 2, 1) {
+			<-c.done
+			// 10 tokens: 1+4+3 are in, 5 does not fit, 2 does, and then none is left.
+			assert.Equal(t, []bool{true, true, true, false, true, false}[i], c.allowed, i)
+		}
+	})
+}
+
+// Tokens that come back go to the first in line that they suffice for in order, at
+// once, and not to who comes later.
+func TestReturnedTokensServeTheLine(t *testing.T) {
+	for name, opt := range batches() {
+		inBubble(t, name, func(t *testing.T) {
+			ctx := context.Background()
+			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), opt)
+			three, four := allow(t, l, "k", 3), allow(t, l, "k", 4)
+			drain(t, l, "k", 1)
+			q := lineOf(t, l)
+			first := q.wait(1, 2, 3, 1)
+			begin := time.Now()
+			require.NoError(t, l.Refund(ctx, "k", three))
+			synctest.Wait()
+			assert.True(t, first[0].answered() && first[1].answered())
+			assert.False(t, first[2].answered() || first[3].answered())
+			assert.False(t, allow(t, l, "k", 1).Allowed)
+			require.NoError(t, l.Refund(ctx, "k", four))
+			q.inOrder()
+			assert.Zero(t, time.Since(begin))
+		})
+	}
+}
+
+// A waiter holds nothing that it cannot use: others have it.
+func TestWaiterHoardsNothing(t *testing.T) {
+	defer chance.Seed(1)()
+	for name, opt := range everyPolicy() {
+		for _, wants := range []int64{70, 90, 100} {
+			inBubble(t, fmt.Sprintf("%s/n=%d", name, wants), func(t *testing.T) {
+				net := testnet.Far(rtt / 2)
+				all := fleet(t, 3, net, reservoir.PerMinute(100), opt)
+				sixty := allow(t, all[0], "k", 60)
+				require.True(t, allow(t, all[0], "k", 40).Allowed)
+				exhaust(t, all, "k")
+				q := lineOf(t, all[1])
+				w := q.wait(wants)[0]
+				time.Sleep(time.Second)
+				require.NoError(t, all[0].Refund(context.Background(), "k", sixty))
+				require.NoError(t, all[0].Close(context.Background()))
+				admitted := 0
+				for time.Now().Before(sixty.Reset.Add(-3 * time.Second)) {
+					time.Sleep(100 * time.Millisecond)
+					if allow(t, all[2], "k", 1).Allowed {
+						admitted++
+					}
+				}
+				assert.Equal(t, 60, admitted)
+				assert.False(t, w.answered())
+				q.wg.Wait()
+				assert.NoError(t, w.err)
+				assert.Less(t, time.Until(sixty.Reset), time.Duration(0))
+				assert.Less(t, time.Since(sixty.Reset), 5*time.Second, "it is served in the window that follows")
+			})
+		}
+	}
+}
+
+// A process that waits for the whole limit again and again leaves it to others while
+// it cannot have it.
+func TestWaiterForTheWholeLimit(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		inBubble(t, name, func(t *testing.T) {
+			const limit, windows = 100, 20
+			all := fleet(t, 4, testnet.Far(rtt/2), reservoir.PerSecond(limit), opt)
+			ctx, cancel := context.WithTimeout(context.Background(), windows*time.Second)
+			defer cancel()
+			crowd(4, func(i int) {
+				for ctx.Err() == nil {
+					if i == 0 {
+						_ = waitFor(ctx, all[0], "k", limit)
+						time.Sleep(time.Millisecond) // who was told that it is hopeless asks again
+						continue
+					}
+					time.Sleep(10 * time.Millisecond)
+					_, err := all[i].Allow(context.Background(), "k")
+					assert.NoError(t, err)
+				}
+			})
+			assert.GreaterOrEqual(t, stats(all...).Spent, int64(windows*limit*85/100))
+		})
+	}
+}
+
+// A large waiter does not keep small requests of its own process from tokens that it
+// cannot use, and is served after the reset.
+func TestBlockedWaiterLetsRequestsThrough(t *testing.T) {
+	for name, opt := range batches() {
+		inBubble(t, name, func(t *testing.T) {
+			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), opt)
+			r := allow(t, l, "k", 6)
+			q := lineOf(t, l)
+			w := q.wait(8)[0]
+			time.Sleep(10 * rtt)
+			assert.EqualValues(t, 4, drain(t, l, "k", 1))
+			q.inOrder()
+			assert.Less(t, w.at.Sub(r.Reset), time.Second)
+			assert.EqualValues(t, 2, drain(t, l, "k", 1))
+		})
+	}
+}
+
+// Waiters that cannot be served before their deadlines are told at once, by what is
+// known of those before them, or by the reply that says so.
+func TestWaitKnowsWhenItIsHopeless(t *testing.T) {
+	within := func(t *testing.T, l *reservoir.Limiter, d time.Duration) (took time.Duration, err error) {
+		ctx, cancel := context.WithTimeout(context.Background(), d)
+		defer cancel()
+		begin := time.Now()
+		err = waitFor(ctx, l, "k", 1)
+		return time.Since(begin), err
+	}
+	for name, opt := range everyPolicy() {
+		inBubble(t, name, func(t *testing.T) {
+			net := testnet.Far(rtt / 2)
+			a, b := open(t, net, reservoir.PerMinute(10), opt), open(t, net, reservoir.PerMinute(10), opt)
+			drain(t, a, "k", 1)
+			took, err := within(t, a, 30*time.Second)
+			assert.ErrorIs(t, err, reservoir.ErrDeadline)
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+			assert.Zero(t, took)
+			took, err = within(t, b, 30*time.Second)
+			assert.ErrorIs(t, err, reservoir.ErrDeadline)
+			assert.Equal(t, rtt, took, "one call")
+
+			q := lineOf(t, a)
+			q.wait(times(10, 1)...)
+			took, err = within(t, a, 90*time.Second)
+			assert.ErrorIs(t, err, reservoir.ErrDeadline, "behind ten others the next window is not enough either")
+			assert.Zero(t, took)
+			assert.NoError(t, func() error { _, err := within(t, a, math.MaxInt64); return err }(), "no hurry")
+			q.inOrder()
+		})
+	}
+}
+
+// A Wait is not hopeless if its deadline is a little after the reset, though the reading that
+// tells of the reset is old, and so the window may end a little later.
+func TestWaitUntilShortlyAfterTheReset(t *testing.T) {
+	defer chance.Seed(1)()
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		l := open(t, testnet.Far(rtt/2), reservoir.PerDay(1, nil), opt)
+		for range 10 {
+			r := allow(t, l, "k", 1)
+			require.True(t, r.Allowed)
+			ctx, cancel := context.WithDeadline(context.Background(), r.Reset.Add(20*time.Second))
+			require.NoError(t, waitFor(ctx, l, "k", 1))
+			cancel()
+			time.Sleep(48 * time.Hour)
+		}
+	})
+}
+
+// Waiters of several processes pass the resets together: in order within each, with
+// no token idle, and without a herd.
+func TestWaitersOfAFleet(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		inBubble(t, name, func(t *testing.T) {
+			const processes, each, limit = 5, 40, 20
+			store := memstore.New()
+			begin, calls := time.Now(), 0
+			var lines []*line
+			var nets []*testnet.Network
+			for range processes {
+				net := testnet.New(store, rtt/2)
+				q := lineOf(t, open(t, net, reservoir.Limit{Tokens: limit, Window: 10 * time.Second}, opt))
+				q.wait(times(each, 1)...)
+				lines, nets = append(lines, q), append(nets, net)
+			}
+			for i, q := range lines {
+				q.inOrder()
+				calls += nets[i].Count("")
+			}
+			windows := processes * each / limit
+			more := 0 // windows, where a process may be granted more than its waiters need
+			if name != "fixed=1" && name != "direct" {
+				more = 1
+			}
+			assert.InDelta(t, float64(windows-1)*10, time.Since(begin).Seconds(), 1.5+10*float64(more))
+			assert.LessOrEqual(t, calls, windows*(2*20+3*processes))
+		})
+	}
+}
+
+// The sum of what callers in line ask for may be larger than any number of tokens. They are
+// served as any others.
+func TestHugeRequestsInLine(t *testing.T) {
+	const huge, crowd = backend.MaxTokens, 1100
+	for name, opt := range batches() {
+		inBubble(t, name, func(t *testing.T) {
+			net := testnet.Far(rtt / 2)
+			l := open(t, net, reservoir.PerSecond(huge), opt)
+			net.Next("sync", testnet.Refuse)
+			q := lineOf(t, l)
+			first := q.allow(huge)[0]
+			all := q.add(context.Background(), false, times(crowd, huge))
+			q.wg.Wait()
+			require.Error(t, first.err)
+			admitted := 0
+			for _, c := range all {
+				require.NoError(t, c.err)
+				if c.allowed {
+					admitted++
+				}
+			}
+			assert.Equal(t, 1, admitted)
+
+			q = lineOf(t, l)
+			ctx, leave := context.WithCancel(context.Background())
+			q.add(ctx, true, times(crowd, huge))
+			hopeless, cancel := context.WithTimeout(context.Background(), (crowd-1)*time.Second)
+			defer cancel()
+			begin := time.Now()
+			assert.ErrorIs(t, waitFor(hopeless, l, "k", huge), reservoir.ErrDeadline)
+			assert.Zero(t, time.Since(begin))
+			q.in = q.in[:3]
+			for _, c := range q.in {
+				<-c.done
+			}
+			assert.InDelta(t, 3, time.Since(begin).Seconds(), 1)
+			leave()
+		})
+	}
+}
+
+// A Wait for a key without room is served when the limit is to be had again, and told that
+// its deadline cannot be met only if it ends before the window.
+func TestWaitWithoutRoom(t *testing.T) {
+	inBubble(t, "counts", func(t *testing.T) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(1), reservoir.WithMaxKeys(0))
+		net.Always(testnet.Refuse)
+		time.AfterFunc(time.Minute, func() { net.Faults(nil) })
+		for range 2 { // through the outage, and through the reset
+			require.NoError(t, waitFor(bg, l, "k", 1))
+		}
+		s := l.Stats()
+		assert.Zero(t, s.Failed)
+		assert.Zero(t, s.Denied)
+	})
+	inBubble(t, "reset", func(t *testing.T) {
+		l := open(t, memstore.New(), reservoir.PerDay(1, nil), reservoir.WithMaxKeys(0))
+		require.True(t, allow(t, l, "k", 1).Allowed)
+		begin, served := time.Now(), make(chan time.Duration, 1)
+		go func() {
+			_, err := l.Wait(bg, "k")
+			assert.NoError(t, err)
+			served <- time.Since(begin)
+		}()
+		synctest.Wait()
+		require.NoError(t, l.Reset(bg, "k"))
+		assert.Less(t, <-served, 12*time.Hour, "it asks some 20 times in a window")
+	})
+	inBubble(t, "deadline", func(t *testing.T) {
+		l := open(t, memstore.New(), reservoir.PerDay(1, nil), reservoir.WithMaxKeys(0))
+		missed := 0
+		for range 20 {
+			r := allow(t, l, "k", 1)
+			require.True(t, r.Allowed)
+			ctx, cancel := context.WithDeadline(bg, r.Reset.Add(time.Minute))
+			if _, err := l.Wait(ctx, "k"); err != nil {
+				missed++
+				assert.ErrorIs(t, err, reservoir.ErrDeadline)
+			}
+			cancel()
+			time.Sleep(48 * time.Hour)
+		}
+		assert.Zero(t, missed, "of 20 that had a minute left after the reset were told that their deadline cannot be met")
+	})
+}
+
+// giveBack refunds tokens to the store, past all limiters.
+func giveBack(t *testing.T, net *testnet.Network, key string, n int64) int64 {
+	t.Helper()
+	before, err := net.Inspect(bg, key)
+	require.NoError(t, err)
+	_, err = net.Store().Settle(bg, backend.SettleRequest{Key: key, Window: before.Window, Tokens: -n, Limit: 1})
+	require.NoError(t, err)
+	return before.Used - used(t, net, key)
+}
+
+// About twenty probes a window are made of a refused key by all processes together,
+// however often each is asked, and tokens that come back are found by one of them.
+func TestProbesAreShared(t *testing.T) {
+	const rounds = 6
+	for name, opt := range everyPolicy() {
+		for _, processes := range []int{1, 20} {
+			t.Run(fmt.Sprint(name, "/", processes), func(t *testing.T) {
+				var probes, found int
+				for seed := range uint64(rounds) {
+					defer chance.Seed(seed)()
+					synctest.Test(t, func(t *testing.T) {
+						net := testnet.Far(time.Millisecond)
+						all := fleet(t, processes, net, reservoir.Limit{Tokens: 2000, Window: time.Minute}, opt)
+						for _, n := range []int64{30, 1} { // in turn, so that each has some
+							for _, l := range all {
+								drain(t, l, "k", n)
+								allow(t, l, "k", 1)
+							}
+						}
+						ask := func(d time.Duration) (got int) {
+							for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+								for _, l := range all {
+									if allow(t, l, "k", 1).Allowed {
+										got++
+									}
+								}
+							}
+							return got
+						}
+						calls := net.Count("")
+						require.Zero(t, ask(30*time.Second))
+						probes += net.Count("") - calls
+						require.Equal(t, 5, int(giveBack(t, net, "k", 5)))
+						if ask(15*time.Second) == 5 {
+							found++
+						}
+					})
+				}
+				t.Logf("%.1f probes in half a window", float64(probes)/rounds)
+				expected := 15.0
+				if name == "direct" { // the first of each is heard by the store of who it is
+					expected += float64(processes)
+				}
+				assert.InDelta(t, expected, float64(probes)/rounds, 10)
+				assert.GreaterOrEqual(t, found, rounds-2)
+			})
+		}
+	}
+}
+
+// All processes together look about 20 times a window whether tokens have come back,
+// though many more have used the key and left.
+func TestProbesAfterOthersHaveLeft(t *testing.T) {
+	defer chance.Seed(3)()
+	for name, opt := range everyPolicy() {
+		for _, left := range []int{0, 30, 300} {
+			for _, window := range []time.Duration{time.Minute, time.Hour} {
+				inBubble(t, fmt.Sprintf("%s/left=%d/window=%v", name, left, window), func(t *testing.T) {
+					net := testnet.Far(rtt / 2)
+					limit := reservoir.Limit{Tokens: 1000, Window: window}
+					for _, l := range fleet(t, left, net, limit, opt) {
+						allow(t, l, "k", 1)
+						require.NoError(t, l.Close(context.Background()))
+					}
+					stay := fleet(t, 3, net, limit, opt)
+					last := allow(t, stay[0], "k", 40)
+					exhaust(t, stay, "k")
+					require.NoError(t, stay[0].Refund(context.Background(), "k", last))
+					require.NoError(t, stay[0].Close(context.Background()))
+					before, calls, admitted := stats(stay...).Probes, net.Count(""), 0
+					end := last.Reset.Add(-window / 20)
+					for time.Now().Before(end) {
+						time.Sleep(window / 1000)
+						for _, l := range stay[1:] {
+							if allow(t, l, "k", 1).Allowed {
+								admitted++
+							}
+						}
+					}
+					assert.Equal(t, 40, admitted, "what came back is found")
+					if probes := stats(stay...).Probes - before; name != "direct" {
+						assert.GreaterOrEqual(t, probes, int64(8))
+						assert.LessOrEqual(t, probes, int64(40))
+					}
+					assert.LessOrEqual(t, net.Count("")-calls, 40+2*40)
+				})
+			}
+		}
+	}
+}
+
+// The same where most of many processes never got a token: a refused one counts too.
+func TestProbesOfManyRefusedProcesses(t *testing.T) {
+	defer chance.Seed(5)()
+	for _, c := range []struct{ processes, limit int }{{500, 5}, {200, 50}, {50, 1}} {
+		for name, opt := range map[string]reservoir.Option{"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "fixed": reservoir.WithBatch(reservoir.Fixed(1))} {
+			inBubble(t, fmt.Sprintf("%s/processes=%d/limit=%d", name, c.processes, c.limit), func(t *testing.T) {
+				all := fleet(t, c.processes, testnet.Far(rtt/2), reservoir.PerMinute(int64(c.limit)), opt)
+				const most = 60 // about 20, and more where who came first knew of few others
+				for window := range 3 {
+					before := stats(all...)
+					for range 55 {
+						time.Sleep(time.Second)
+						for _, l := range all {
+							allow(t, l, "k", 1)
+						}
+					}
+					now := stats(all...)
+					require.Positive(t, now.Denied)
+					assert.LessOrEqual(t, now.Probes-before.Probes, int64(most), "in window %d", window)
+					assert.LessOrEqual(t, now.StoreCalls-before.StoreCalls, int64(2*c.processes+c.limit+most), "in window %d", window)
+					time.Sleep(time.Minute - 55*time.Second + time.Millisecond)
+				}
+			})
+		}
+	}
+}
+
+// perSecond is the capacity of the store, and inPace the most calls in flight for a pace that
+// it serves. Redis serves some 50,000 calls.
+const (
+	perSecond = 50_000
+	inPace    = 100
+)
+
+// sizes runs f for n keys and for 10 n, on one shard and on several. The race detector is
+// ten times as slow, and an eighth of the keys shows the same.
+func sizes(t *testing.T, f func(t *testing.T, p *paced)) {
+	n := 2_000
+	if invariant.Enabled {
+		n = 250
+	}
+	for _, keys := range []int{n, 10 * n} {
+		for _, shards := range []int{1, 16} {
+			inBubble(t, fmt.Sprintf("keys=%d,shards=%d", keys, shards), func(t *testing.T) {
+				net := testnet.Far(rtt / 4)
+				p := &paced{T: t, net: net, keys: keys, shards: shards}
+				p.server.limitTo(net, perSecond)
+				f(t, p)
+			})
+		}
+	}
+}
+
+// paced is a limiter with so many keys, over a store of finite capacity.
+type paced struct {
+	*testing.T
+	net    *testnet.Network
+	server server
+	keys   int
+	shards int
+	states states
+	lim    *reservoir.Limiter
+	failed atomic.Int64 // requests that ended in an error
+	waited atomic.Int64 // requests that waited for the store
+}
+
+func (p *paced) open(l reservoir.Limit, opts ...reservoir.Option) {
+	p.Helper()
+	opts = append(opts, p.states.option())
+	p.lim = open(p.T, sharded{p.net, nil}, l, opts...)
+}
+
+func (p *paced) key(i int) string { return fmt.Sprintf("%d:%d", i%p.shards, i) }
+
+// use asks for a token of each key i, from first to last, evenly over d.
+func (p *paced) use(first, last int, d time.Duration) {
+	var wg sync.WaitGroup
+	begin := time.Now()
+	for i := first; i < last; i++ {
+		time.Sleep(time.Until(begin.Add(d * time.Duration(i-first) / time.Duration(last-first))))
+		wg.Go(func() {
+			switch r, err := p.lim.Allow(context.Background(), p.key(i)); {
+			case err != nil:
+				p.failed.Add(1)
+			case r.Source == reservoir.Fetched:
+				p.waited.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// opened is how often a circuit has opened.
+func (p *paced) opened() (n int) {
+	for _, s := range p.states.told() {
+		if s.Away {
+			n++
+		}
+	}
+	return n
+}
+
+// inPace asserts that the store was asked at a pace that it serves, since the last time.
+func (p *paced) inPace() {
+	p.Helper()
+	assert.LessOrEqual(p, p.net.MostInFlight(), max(inPace, 40*p.shards), "calls in flight")
+	assert.Zero(p, p.server.overloaded(), "calls that came too late")
+	assert.Zero(p, p.opened(), "circuits opened")
+	assert.Zero(p, p.failed.Load(), "requests failed")
+}
+
+// charged is the number of tokens that the store has charged to all keys.
+func (p *paced) charged() (n int64) {
+	for i := range p.keys {
+		n += used(p, p.net, p.key(i))
+	}
+	return n
+}
+
+// server is a store of finite capacity: it serves calls one after another, in the order in
+// which they arrive, so a call waits for all that came before. A call whose caller has left
+// by then is not carried out, as redisstore's scripts see to, and yet has taken its time.
+type server struct {
+	mu   sync.Mutex
+	each time.Duration // the time that a call takes
+	free time.Time     // when all calls that have arrived are served
+	late int           // calls that waited longer than their callers
+}
+
+// limitTo lets net's store serve so many calls in a second from now on.
+func (s *server) limitTo(net *testnet.Network, perSecond int) {
+	s.each = time.Second / time.Duration(perSecond)
+	net.Lock()
+	defer net.Unlock()
+	net.Serve = s.serve
+}
+
+func (s *server) serve(ctx context.Context, c *testnet.Call) error {
+	s.mu.Lock()
+	wait := max(time.Until(s.free), 0) + s.each
+	s.free = time.Now().Add(wait)
+	s.mu.Unlock()
+	err := testnet.Pass(ctx, wait)
+	if err == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.late++
+	return &backend.Error{Op: c.Op, Class: backend.Unknown, Err: err}
+}
+
+// overloaded is how many calls came too late to be served.
+func (s *server) overloaded() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.late
+}
+
+// TestIdleKeysLeave: keys that go idle together give back what they hold, while others come.
+func TestIdleKeysLeave(t *testing.T) {
+	sizes(t, func(t *testing.T, p *paced) {
+		p.open(reservoir.PerHour(1000), reservoir.WithIdle(time.Minute), reservoir.WithBatch(reservoir.Fixed(10)))
+		p.use(0, p.keys, 10*time.Second)
+		require.EqualValues(t, p.keys*10, p.charged())
+		for range 3 { // a sweep each
+			p.use(p.keys, p.keys+p.keys/10, time.Minute)
+		}
+		p.inPace()
+		assert.EqualValues(t, p.keys, p.charged(), "the rest was handed back")
+		assert.LessOrEqual(t, p.net.Count("sync"), 2*p.keys+3*p.keys/10, "one call to come and one to leave")
+	})
+}
+
+// TestCommonReset: all keys are in use when their windows end, at midnight for example.
+func TestCommonReset(t *testing.T) {
+	sizes(t, func(t *testing.T, p *paced) {
+		p.open(reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(4)))
+		p.use(0, p.keys, 900*time.Millisecond) // windows of whole seconds end at one instant
+		minute := time.Now().Truncate(time.Minute).Add(time.Minute)
+		for range 8 {
+			p.use(0, p.keys, 6*time.Second)
+		}
+		time.Sleep(time.Until(minute.Add(-3 * time.Second)))
+		p.net.MostInFlight()
+		calls := p.net.Count("sync")
+		p.use(0, p.keys/5, 6*time.Second) // some callers come meanwhile
+		p.inPace()
+		assert.InDelta(t, p.keys, p.net.Count("sync")-calls, float64(p.keys)/10, "all have restocked")
+		p.waited.Store(0)
+		p.use(0, p.keys, 10*time.Second)
+		assert.Zero(t, p.waited.Load(), "so callers find stock")
+	})
+}
+
+// TestCommonResetOfWaiters: callers of all keys wait for one reset.
+func TestCommonResetOfWaiters(t *testing.T) {
+	sizes(t, func(t *testing.T, p *paced) {
+		p.open(reservoir.PerMinute(1))
+		p.use(0, p.keys, 900*time.Millisecond)
+		minute := time.Now().Truncate(time.Minute).Add(time.Minute)
+		time.Sleep(time.Until(minute.Add(-3 * time.Second)))
+		var wg sync.WaitGroup
+		for i := range p.keys {
+			wg.Go(func() {
+				assert.NoError(t, waitFor(t.Context(), p.lim, p.key(i), 1))
+			})
+		}
+		wg.Wait()
+		assert.Less(t, time.Since(minute), 2*time.Second)
+		assert.LessOrEqual(t, p.net.MostInFlight(), 300*p.shards)
+		assert.Zero(t, p.server.overloaded())
+		assert.Zero(t, p.opened())
+	})
+}
+
+// TestRecovery: the store comes back, and all keys owe what their policy has admitted.
+func TestRecovery(t *testing.T) {
+	policies := map[string]reservoir.Failure{"open": reservoir.FailOpen(), "local": reservoir.FailLocal(0.5)}
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			sizes(t, func(t *testing.T, p *paced) {
+				p.open(reservoir.PerHour(1000), reservoir.WithFailure(policy), reservoir.WithBatch(reservoir.Fixed(2)))
+				p.use(0, p.keys, 10*time.Second)
+				p.net.Always(testnet.Refuse)
+				for range 3 { // of which the stock serves one
+					p.use(0, p.keys, 10*time.Second)
+				}
+				require.Equal(t, p.shards, p.opened())
+				p.net.MostInFlight()
+				asked := time.Now()
+				calls := p.net.Count("")
+
+				p.net.Faults(nil)
+				var over time.Duration // how long it took until the last debt was stated
+				for p.lim.Stats().Owed > 0 {
+					require.Less(t, over, 10*time.Second, "owed: %d", p.lim.Stats().Owed)
+					p.use(0, 100, 100*time.Millisecond)
+					over = time.Since(asked)
+				}
+				assert.Less(t, over, toClose)
+				assert.Equal(t, p.shards, p.opened(), "no circuit opened again")
+				assert.Zero(t, p.server.overloaded())
+				assert.LessOrEqual(t, p.net.MostInFlight(), 150*p.shards)
+				assert.LessOrEqual(t, p.net.Count("")-calls, 2*p.keys+1000)
+			})
+		})
+	}
+}
+
+// TestRecoveryOfWaiters: callers of all keys wait for the end of an outage.
+func TestRecoveryOfWaiters(t *testing.T) {
+	sizes(t, func(t *testing.T, p *paced) {
+		p.open(reservoir.PerHour(1000))
+		p.net.Always(testnet.Refuse)
+		var wg sync.WaitGroup
+		var last time.Time
+		var mu sync.Mutex
+		for i := range p.keys {
+			wg.Go(func() {
+				assert.NoError(t, waitFor(t.Context(), p.lim, p.key(i), 1))
+				mu.Lock()
+				defer mu.Unlock()
+				last = time.Now()
+			})
+		}
+		time.Sleep(30 * time.Second)
+		require.Equal(t, p.shards, p.opened())
+		p.net.MostInFlight()
+		back := time.Now()
+		p.net.Faults(nil)
+		wg.Wait()
+		assert.Less(t, last.Sub(back), toClose)
+		assert.Equal(t, p.shards, p.opened(), "no circuit opened again")
+		assert.Zero(t, p.server.overloaded())
+		assert.LessOrEqual(t, p.net.MostInFlight(), 300*p.shards)
+	})
+}
+
+// TestCommonResetOfAFleet: the windows of all processes end together. Each has few calls in
+// flight, but nobody tells it how many the others have.
+func TestCommonResetOfAFleet(t *testing.T) {
+	for _, processes := range []int{10, 100} {
+		inBubble(t, fmt.Sprint("processes=", processes), func(t *testing.T) {
+			const keys, capacity = 50, 10_000
+			net, s, states := testnet.Far(rtt/4), new(server), &states{}
+			var failed atomic.Int64
+			all := fleet(t, processes, net, reservoir.PerMinute(100_000), reservoir.WithBatch(reservoir.Fixed(4)), states.option())
+			use := func(d time.Duration) {
+				crowd(processes, func(i int) {
+					for k := range keys {
+						time.Sleep(d / keys)
+						if _, err := all[i].Allow(context.Background(), fmt.Sprint(k)); err != nil {
+							failed.Add(1)
+						}
+					}
+				})
+			}
+			use(900 * time.Millisecond)
+			minute := time.Now().Truncate(time.Minute).Add(time.Minute)
+			for range 8 {
+				use(6 * time.Second)
+			}
+			time.Sleep(time.Until(minute.Add(-2 * time.Second))) // after the readings of the end
+			s.limitTo(net, capacity)
+			net.MostInFlight()
+			calls := net.Count("sync")
+			time.Sleep(10 * time.Second)
+			assert.InDelta(t, processes*keys, net.Count("sync")-calls, float64(processes*keys)/5, "all have restocked")
+			assert.LessOrEqual(t, net.MostInFlight(), capacity/10, "more would wait longer than the timeout")
+			assert.Zero(t, s.overloaded())
+			assert.Zero(t, len(states.told()), "circuits opened")
+			use(6 * time.Second)
+			assert.Zero(t, failed.Load())
+		})
+	}
+}
+
+// TestCallersGoFirst: while so many keys stand in line that the last one's turn comes long
+// after the fetch timeout, a caller of any of them waits for one round trip, and no
+// statement times out in line.
+func TestCallersGoFirst(t *testing.T) {
+	const keys, way = 5_000, 40 * time.Millisecond
+	inBubble(t, "", func(t *testing.T) {
+		net := testnet.Far(way)
+		p := &paced{T: t, net: net, keys: keys, shards: 1}
+		p.open(reservoir.PerHour(100_000), reservoir.WithBatch(reservoir.Fixed(10)), reservoir.WithIdle(time.Minute))
+		p.use(0, keys, 20*time.Second)
+		calls := net.Count("sync")
+		for net.Count("sync") == calls { // until the sweep
+			time.Sleep(time.Second)
+		}
+		waited := 0
+		for i := range 50 {
+			begin := time.Now()
+			r := allow(t, p.lim, p.key(keys-1-i), 20) // more than its stock
+			require.True(t, r.Allowed)
+			if r.Source == reservoir.Fetched {
+				waited++
+			}
+			require.LessOrEqual(t, time.Since(begin), 4*way, "its own round trip, and one that was in flight")
+		}
+		require.Equal(t, 50, waited)
+		require.Less(t, net.Count("sync")-calls, keys/2, "most keys still stand in line")
+		time.Sleep(2 * time.Minute)
+		assert.Zero(t, p.server.overloaded())
+		assert.Zero(t, p.opened())
+		assert.Equal(t, keys+50, net.Count("sync")-calls)
+	})
+}
+
+// TestLinesHoldNothing: keys in line have no goroutine, while the store is away and after.
+func TestLinesHoldNothing(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		const keys = 2_000
+		net := testnet.Far(rtt / 2)
+		p := &paced{T: t, net: net, keys: keys, shards: 1}
+		p.open(reservoir.PerHour(1000), reservoir.WithFailure(reservoir.FailOpen()), reservoir.WithBatch(reservoir.Fixed(1)))
+		p.use(0, keys, time.Second)
+		before := runtime.NumGoroutine()
+		net.Always(testnet.Refuse)
+		p.use(0, keys, time.Second)
+		synctest.Wait()
+		assert.LessOrEqual(t, runtime.NumGoroutine(), before+1)
+		require.Equal(t, 1, p.opened())
+		calls := net.Count("")
+		time.Sleep(time.Minute)
+		assert.LessOrEqual(t, net.Count("")-calls, 2*60+1, "the probes")
+		net.Faults(nil)
+		time.Sleep(toClose)
+		assert.Zero(t, p.lim.Stats().Owed)
+		synctest.Wait()
+		assert.LessOrEqual(t, runtime.NumGoroutine(), before+1)
+	})
+}
+
+// deaf is a store that does not return from some statements, whatever their contexts, before
+// the end of the test.
+type deaf struct {
+	*testnet.Network
+	left atomic.Int64 // so many of the next statements
+	end  chan struct{}
+}
+
+func newDeaf() *deaf {
+	d := &deaf{Network: testnet.Far(rtt / 4), end: make(chan struct{})}
+	d.Enter = func(ctx context.Context, c *testnet.Call) context.Context {
+		if c.Op == "sync" && d.left.Add(-1) >= 0 {
+			<-d.end
+		}
+		return ctx
+	}
+	return d
+}
+
+// A statement that never returns, or a function of WithLimits that does not, holds up no other
+// key.
+func TestSlotsComeBack(t *testing.T) {
+	const keys = 500
+	for _, hung := range []int64{1, 40} {
+		for _, where := range []string{"store", "limits"} {
+			inBubble(t, fmt.Sprint(where, "/hung=", hung), func(t *testing.T) {
+				d := newDeaf()
+				var blocking atomic.Int64
+				l := open(t, d, reservoir.PerHour(1000), reservoir.WithIdle(time.Minute), reservoir.WithBatch(reservoir.Fixed(10)),
+					reservoir.WithLimits(func(string) reservoir.Limit {
+						if blocking.Add(-1) >= 0 {
+							<-d.end
+						}
+						return reservoir.PerHour(1000)
+					}))
+				for i := range keys {
+					allow(t, l, fmt.Sprint(i), 1)
+				}
+				if where == "store" {
+					d.left.Store(hung)
+				} else {
+					blocking.Store(hung)
+				}
+				time.Sleep(5 * time.Minute)
+				assert.EqualValues(t, hung, l.Stats().Keys)
+				close(d.end)
+				time.Sleep(5 * time.Minute)
+				assert.Zero(t, l.Stats().Keys)
+				assert.EqualValues(t, keys, stats(l).Spent)
+			})
+		}
+	}
+}
+
+// A probe that never returns does not keep the circuit open.
+func TestDeafProbe(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		d := newDeaf()
+		l := open(t, d, reservoir.PerHour(1000))
+		breakdown(t, l, d.Network, testnet.Refuse)
+		d.left.Store(2)
+		d.Faults(nil)
+		time.Sleep(4 * toClose)
+		assert.Negative(t, d.left.Load(), "both were made")
+		allow(t, l, "k", 1)
+		close(d.end)
+	})
+}
+
+// Keys that move to another shard while theirs is away state there what they owe.
+func TestKeysInLineMove(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		const keys = 100
+		on := new(atomic.Pointer[string])
+		on.Store(new("old"))
+		net := sharded{testnet.Far(rtt / 4), func() string { return *on.Load() }}
+		l := open(t, net, reservoir.PerHour(1000), reservoir.WithFailure(reservoir.FailOpen()), reservoir.WithIdle(time.Minute), reservoir.WithBatch(reservoir.Fixed(1)))
+		net.Always(testnet.Refuse)
+		_, _ = l.Allow(bg, "old:stays")
+		net.Faults(nil)
+		for range 2 {
+			for i := range keys {
+				allow(t, l, fmt.Sprint(i), 1)
+			}
+			allow(t, l, "old:stays", 1)
+			net.Always(testnet.Refuse)
+		}
+		require.EqualValues(t, keys+1, l.Stats().Owed)
+		on.Store(new("new"))
+		net.OnKey("old:stays", testnet.Refuse)
+		time.Sleep(2 * time.Minute)
+		assert.EqualValues(t, 1, l.Stats().Owed)
+		net.Faults(nil)
+		time.Sleep(toClose)
+		assert.Zero(t, l.Stats().Owed)
+	})
+}
+
+// Keys that are forgotten in an outage take no memory, though they stood in line.
+func TestForgottenKeysLeaveTheLine(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		const keys = 20_000
+		net := testnet.Far(rtt / 4)
+		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithIdle(time.Minute))
+		breakdown(t, l, net, testnet.Refuse)
+		before := heap()
+		for i := range keys {
+			ctx, cancel := context.WithTimeout(bg, time.Millisecond)
+			require.Error(t, waitFor(ctx, l, fmt.Sprint(i), 1))
+			cancel()
+		}
+		require.Positive(t, l.Stats().Keys)
+		time.Sleep(5 * time.Minute)
+		require.Zero(t, l.Stats().Keys)
+		assert.Less(t, (int64(heap())-int64(before))/keys, int64(200), "bytes a key")
+	})
+}
+
+// A key is not evicted from under the callers that wait for it.
+func TestNoEvictionWhileCallersWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := testnet.Far(time.Minute)
+		l := open(t, net, reservoir.PerHour(10), reservoir.WithIdle(time.Second), reservoir.WithFetchTimeout(time.Hour))
+		assert.True(t, allow(t, l, "k", 1).Allowed)
+		assert.Equal(t, 1, net.Count(""))
+		assert.EqualValues(t, 1, l.Stats().Spent)
+	})
+}
+
+// A key that was used for once gives back what it holds when it is idle, by one call, and
+// is forgotten.
+func TestEvictionOfAKeyThatWasFetchedForOnce(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, n := range []int64{1, 5, 64, 99} {
+			net := testnet.Far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithIdle(time.Second))
+			allow(t, l, "k", n)
+			time.Sleep(time.Minute)
+			require.Zero(t, l.Stats().Keys, n)
+			require.Equal(t, n, used(t, net, "k"))
+			require.LessOrEqual(t, net.Count(""), 3, n)
+		}
+	})
+}
+
+// What an evicted key held is handed back until that is heard, or its window ends.
+func TestEvictionHandsBackOverABadNetwork(t *testing.T) {
+	for name, opt := range batches() {
+		inBubbles(t, name, map[string]testnet.Fault{"requests": testnet.LoseRequest, "replies": testnet.LoseReply, "hangs": testnet.Hang}, func(t *testing.T, how string, f testnet.Fault) {
+			const keys = 100
+			net := testnet.Far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(10_000), opt, reservoir.WithIdle(10*time.Second))
+			for i := range keys {
+				for range 30 { // so that an adaptive batch has grown
+					allow(t, l, fmt.Sprint(i), 1)
+				}
+			}
+			n := 0
+			net.Faults(func(c *testnet.Call) testnet.Fault {
+				if n++; c.Key == "busy" || n%3 == 0 {
+					return testnet.Fine
+				}
+				return f
+			})
+			for range 600 {
+				_, _ = l.Allow(bg, "busy")
+				time.Sleep(time.Second)
+			}
+			require.Positive(t, net.Happened(f))
+			require.Equal(t, 1, l.Stats().Keys, "evicted")
+			for i := range keys {
+				require.EqualValues(t, 30, used(t, net, fmt.Sprint(i)))
+			}
+		})
+	}
+}
+
+// A key is evicted while a reply of its is lost: a key of the same name that comes
+// later in the window is not handed what the first one spent.
+func TestKeysThatComeBack(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := testnet.Far(0)
+		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithIdle(10*time.Second))
+		admitted, unknown := int64(0), int64(0)
+		for round := range 20 {
+			net.Next("", []testnet.Fault{testnet.Fine, testnet.LoseReply}[round%2])
+			if r, err := l.AllowN(bg, "k", 3); err == nil && r.Allowed {
+				admitted += 3
+			}
+			net.Faults(nil)
+			for i := range 30 {
+				allow(t, l, fmt.Sprint("busy ", i%2), 1)
+				time.Sleep(time.Second)
+			}
+		}
+		admitted += drain(t, l, "k", 1)
+		unknown = l.Stats().Unknown
+		assert.EqualValues(t, 100, admitted+unknown)
+	})
+}
+
+// make torture passes 5 million.
+var cardinality = flag.Int("cardinality", 60_000, "distinct `keys` of TestCardinalityAttack")
+
+// lavish is a store that answers at once and remembers nothing.
+type lavish struct {
+	backend.Store
+	takes atomic.Int64
+}
+
+func (s *lavish) state(l backend.Limit) backend.State {
+	return backend.State{Window: 4102444800000, Left: time.Hour, Remaining: l.Tokens / 2}
+}
+
+func (s *lavish) Sync(_ context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	return backend.SyncReply{State: s.state(r.Limit), Grant: r.Need, Granted: r.Granted + r.Need, Returned: r.Returned, Clients: 1}, nil
+}
+
+func (s *lavish) Take(_ context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	s.takes.Add(1)
+	return backend.TakeReply{State: s.state(r.Limit), Allowed: true}, nil
+}
+
+// A caller who invents keys gets an answer for each, and the memory of no more than
+// WithMaxKeys. Who was there before is served from memory still.
+func TestCardinalityAttack(t *testing.T) {
+	const held, perKey = 10_000, 400 // bytes; an idle key's are measured elsewhere
+	s := new(lavish)
+	l, err := reservoir.New(s, reservoir.PerHour(1000), reservoir.WithMaxKeys(held), reservoir.WithFetchTimeout(time.Hour))
+	require.NoError(t, err)
+	before, most := heap(), uint64(0)
+	for i := range *cardinality {
+		if !allow(t, l, fmt.Sprintf("attacker:%015d", i), 1).Allowed {
+			require.Fail(t, "refused", "caller %d", i)
+		}
+		if i%(*cardinality/5) == 0 || i == *cardinality-1 {
+			most = max(most, heap())
+			require.LessOrEqual(t, l.Stats().Keys, held)
+		}
+	}
+	require.Equal(t, held, l.Stats().Keys)
+	require.EqualValues(t, *cardinality-held, s.takes.Load(), "past the bound each request is a call of its own")
+	require.Less(t, most, before+held*perKey)
+	t.Logf("%d keys: %d held, %.1f MB more heap at most, %.0f bytes for each held", *cardinality, held,
+		float64(most-before)/1e6, float64(most-before)/held)
+	calls := l.Stats().StoreCalls
+	require.NotEqual(t, reservoir.Direct, allow(t, l, "attacker:000000000000007", 1).Source)
+	require.LessOrEqual(t, l.Stats().StoreCalls, calls+1)
+	require.NoError(t, l.Close(context.Background()))
+}
+
+// Large requests now and then are no burst: small ones are not refused while much of
+// the limit lies unspent in processes that believe in one. Over many seeds the worst window
+// has 11 %.
+func TestOccasionalLargeRequests(t *testing.T) {
+	defer chance.Seed(1)()
+	for _, limit := range []reservoir.Limit{reservoir.PerMinute(10_000), reservoir.PerHour(60_000), {Tokens: 4000, Window: 5 * time.Second}} {
+		for _, n := range []int64{1, 3} {
+			inBubble(t, fmt.Sprintf("limit=%d/window=%v/n=%d", limit.Tokens, limit.Window, n), func(t *testing.T) {
+				const processes, windows = 5, 6
+				all := fleet(t, processes, testnet.Far(rtt/2), limit)
+				var worst float64
+				for w := range windows {
+					unspent := untilRefused(t, all, limit, n)
+					if w > 0 { // the first is before anything is known of the key
+						worst = max(worst, float64(unspent)/float64(limit.Tokens))
+					}
+				}
+				assert.LessOrEqual(t, worst, 0.12, "of the limit was unspent when a small request was refused")
+			})
+		}
+	}
+}
+
+// untilRefused uses the key from all limiters, faster than the limit allows, until a
+// small request is refused, and lets the window end. It returns what was unspent.
+func untilRefused(t *testing.T, all []*reservoir.Limiter, limit reservoir.Limit, n int64) (unspent int64) {
+	var over atomic.Bool
+	var reset atomic.Int64
+	before := stats(all...).Spent
+	crowd(len(all), func(i int) {
+		rnd := rand.New(rand.NewPCG(uint64(before), uint64(i)))
+		// Two thirds of the use is large: each request a twentieth of the limit.
+		mean := float64(limit.Window) * float64(n) * float64(len(all)) / (0.5 * float64(limit.Tokens))
+		large := 1 / (0.05 * float64(limit.Tokens) / float64(n))
+		for !over.Load() {
+			time.Sleep(time.Duration(rnd.ExpFloat64() * mean))
+			size := n
+			if rnd.Float64() < 2*large {
+				size = limit.Tokens / 20
+			}
+			if r := allow(t, all[i], "k", size); !r.Allowed && size == n && !over.Swap(true) {
+				reset.Store(r.Reset.UnixNano())
+			}
+		}
+	})
+	unspent = limit.Tokens - (stats(all...).Spent - before)
+	time.Sleep(time.Until(time.Unix(0, reset.Load())) + rtt)
+	return unspent
+}
+
+// share has two processes use a key: one busy for a while and then idle, the other
+// until near the end of the window. It returns both, and what they have spent.
+func share(t *testing.T, limit reservoir.Limit, active, interval time.Duration, opts ...reservoir.Option) (idle, busy *reservoir.Limiter, spent int64) {
+	all := fleet(t, 2, testnet.Far(rtt/2), limit, opts...)
+	end := allow(t, all[0], "k", 1).Reset.Add(-limit.Window / 20)
+	begin := time.Now()
+	crowd(2, func(i int) {
+		every(t, all[i], 1, interval, []time.Time{begin.Add(active), end}[i], nil)
+	})
+	return all[0], all[1], stats(all...).Spent
+}
+
+// What a process holds that has gone idle goes back while others will need it, and
+// stays where it is while there is enough for all.
+func TestIdleExcessIsGivenBack(t *testing.T) {
+	for _, window := range []time.Duration{time.Minute, time.Hour} {
+		inBubble(t, window.String(), func(t *testing.T) {
+			const tokens = 60_000
+			limit := reservoir.Limit{Tokens: tokens, Window: window}
+			idle, _, spent := share(t, limit, window/6, window/tokens)
+			assert.Positive(t, idle.Stats().GiveBacks)
+			assert.Positive(t, idle.Stats().Returned)
+			assert.LessOrEqual(t, idle.Stats().Held, int64(tokens/100), "but for what may be stranded")
+			assert.GreaterOrEqual(t, spent, int64(tokens*97/100), "and others have spent it")
+
+			idle, busy, _ := share(t, limit, window/2, 10*window/tokens)
+			assert.Zero(t, idle.Stats().GiveBacks+busy.Stats().GiveBacks)
+		})
+	}
+}
+
+// A limit that is small for the processes that share it is served nearly to the token,
+// and nobody waits for longer than a call.
+func TestSmallLimitIsServedToTheToken(t *testing.T) {
+	for _, c := range []struct{ processes, limit int64 }{{100, 60}, {20, 7}} {
+		var sum int64
+		for seed := range uint64(10) {
+			synctest.Test(t, func(t *testing.T) { sum += small(t, seed, c.processes, c.limit) })
+		}
+		assert.GreaterOrEqual(t, sum, 10*c.limit-3, "hardly ever is one stranded")
+	}
+}
+
+// small is how many of limit tokens so many processes get at, asking at random.
+func small(t *testing.T, seed uint64, processes, limit int64) int64 {
+	all := fleet(t, int(processes), testnet.Far(rtt/2), reservoir.PerMinute(limit))
+	end := time.Now().Truncate(time.Second).Add(59 * time.Second)
+	crowd(len(all), func(i int) {
+		rnd := rand.New(rand.NewPCG(seed, uint64(i)))
+		mean := float64(9*time.Second) * float64(processes) / float64(limit)
+		for {
+			time.Sleep(min(time.Duration(rnd.ExpFloat64()*mean), time.Until(end)))
+			begin := time.Now()
+			if !begin.Before(end) {
+				return
+			}
+			allow(t, all[i], "k", 1)
+			assert.LessOrEqual(t, time.Since(begin), 2*rtt)
+		}
+	})
+	return stats(all...).Spent
+}
+
+// What lies unspent in all processes when the limit has run out is what WithStranding
+// says; less of it costs calls.
+func TestStrandingIsWhatItIsSetTo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		none, most := stranding(t, 0)
+		some, fewer := stranding(t, 0.05)
+		assert.LessOrEqual(t, none, 0.01)
+		assert.Greater(t, some, 0.01)
+		assert.LessOrEqual(t, some, 0.05)
+		assert.Greater(t, most, fewer)
+	})
+}
+
+// stranding is the part of the limit that lies in a fleet when somebody is first refused
+// in a window, and the calls that it makes in a window, on average.
+func stranding(t *testing.T, share float64) (stranded, calls float64) {
+	const windows, tokens = 6, 20_000
+	all := fleet(t, 10, testnet.Far(rtt/2), reservoir.PerMinute(tokens), reservoir.WithStranding(share))
+	for w := range windows {
+		var over atomic.Bool
+		var reset atomic.Int64
+		before := stats(all...)
+		crowd(len(all), func(i int) {
+			rnd := rand.New(rand.NewPCG(uint64(w), uint64(i)))
+			for !over.Load() {
+				time.Sleep(time.Duration(rnd.ExpFloat64() * float64(15*time.Millisecond)))
+				if r := allow(t, all[i], "k", 1); !r.Allowed && !over.Swap(true) {
+					reset.Store(r.Reset.UnixNano())
+				}
+			}
+		})
+		if w > 0 { // the first is before anything is known of the key
+			now := stats(all...)
+			stranded += (1 - float64(now.Spent-before.Spent)/tokens) / (windows - 1)
+			calls += float64(now.StoreCalls-before.StoreCalls) / (windows - 1)
+		}
+		time.Sleep(time.Until(time.Unix(0, reset.Load()).Add(rtt)))
+	}
+	return stranded, calls
+}

@@ -1,0 +1,1606 @@
+package reservoir_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/httplimit"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/testnet"
+)
+
+// Limits, the windows in which they count, and their changes: by WithLimits, by the calendar,
+// by Reset.
+
+// changing is a limit per minute for WithLimits that a test sets. It counts how
+// often it is asked.
+type changing struct {
+	atomic.Int64
+	asked atomic.Int64
+}
+
+func (c *changing) option() reservoir.Option {
+	return reservoir.WithLimits(func(string) reservoir.Limit {
+		c.asked.Add(1)
+		return reservoir.PerMinute(c.Load())
+	})
+}
+
+func changingLimit(tokens int64) *changing {
+	c := new(changing)
+	c.Store(tokens)
+	return c
+}
+
+// plan is a limit that a test replaces.
+type plan struct {
+	atomic.Pointer[reservoir.Limit]
+}
+
+func (p *plan) option() reservoir.Option {
+	return reservoir.WithLimits(func(string) reservoir.Limit { return *p.Load() })
+}
+
+func planned(l reservoir.Limit) *plan {
+	p := new(plan)
+	p.Store(&l)
+	return p
+}
+
+// blockable is a limit per minute for WithLimits that a test blocks. It records when it
+// first returned the block.
+type blockable struct {
+	tokens   int64
+	block    atomic.Bool
+	slow     atomic.Int64 // how long an answer takes after it was decided
+	returned atomic.Int64 // time, Unix ns; 0 = not yet
+}
+
+func (b *blockable) option() reservoir.Option {
+	return reservoir.WithLimits(func(string) reservoir.Limit {
+		limit := reservoir.PerMinute(b.tokens)
+		if b.block.Load() {
+			limit = reservoir.Limit{}
+		}
+		time.Sleep(time.Duration(b.slow.Load()))
+		if limit.Tokens == 0 {
+			b.returned.CompareAndSwap(0, time.Now().UnixNano())
+		}
+		return limit
+	})
+}
+
+func at(zone *time.Location, month time.Month, day, hour int) time.Time {
+	return time.Date(2000, month, day, hour, 0, 0, 0, zone)
+}
+
+// skewed is s with a clock that is ahead of the processes' by so much.
+func skewed(s backend.Store, ahead time.Duration) *testnet.Network {
+	net := testnet.New(s, 0)
+	net.Skew(ahead)
+	return net
+}
+
+// Two limits of different lengths on one key: the second gets a clear error, also
+// where its policy would admit, and neither charges, shortens nor moves the open
+// window.
+func TestTwoLimitsOnOneKey(t *testing.T) {
+	minute, hour := reservoir.PerMinute(10), reservoir.PerHour(1000)
+	stores := map[string]inspected{"memory": memstore.New(), "redis": redisstore.New(redistest.Start(t).Client())}
+	how := everyPolicy()
+	how["no room"] = reservoir.WithMaxKeys(0)
+	for where, store := range stores {
+		for name, opt := range how {
+			for i, limits := range [][2]reservoir.Limit{{minute, hour}, {hour, minute}, {reservoir.PerHour(5), hour}} {
+				key := fmt.Sprint(name, i)
+				t.Run(where+"/"+key, func(t *testing.T) {
+					first := open(t, store, limits[0], opt, patient)
+					second := open(t, store, limits[1], opt, patient, reservoir.WithFailure(reservoir.FailOpen()))
+					opened := allow(t, first, key, 2)
+					same := limits[0].Window == limits[1].Window
+					for n := range int64(20) {
+						r, err := second.AllowN(bg, key, 1+n%3)
+						if same {
+							require.NoError(t, err)
+							require.Equal(t, opened.Reset, r.Reset)
+							continue
+						}
+						require.ErrorIs(t, err, reservoir.ErrConflict)
+						_, _ = second.Check(bg, key)
+						require.Zero(t, second.Stats().Taken)
+						require.Equal(t, opened.Reset, allow(t, first, key, 1).Reset)
+					}
+				})
+			}
+		}
+	}
+}
+
+// Whichever of two limits opens a window, no reset is ever moved before it is reached,
+// and each limit holds.
+func TestTwoLimitsOverTime(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		store := memstore.New()
+		limits := []reservoir.Limit{reservoir.PerMinute(10), {Tokens: 25, Window: 7 * time.Minute}}
+		var all []*reservoir.Limiter
+		for _, l := range limits {
+			all = append(all, open(t, store, l, opt, reservoir.WithIdle(time.Second)))
+		}
+		var reset time.Time
+		admitted, conflicts := [2]map[time.Time]int64{{}, {}}, 0
+		for round := range 1200 {
+			i := (round / 3) % 2
+			r, err := all[i].AllowN(bg, "k", 1+int64(round%2))
+			if err != nil {
+				require.ErrorIs(t, err, reservoir.ErrConflict)
+				conflicts++
+			} else {
+				require.True(t, !time.Now().Before(reset) || r.Reset.Equal(reset), "moved from %v to %v", reset, r.Reset)
+				reset = r.Reset
+				if r.Allowed {
+					admitted[i][reset] += 1 + int64(round%2)
+				}
+				requireFair(t, r, limits[i])
+			}
+			time.Sleep(time.Second)
+		}
+		require.Positive(t, conflicts)
+		for i, windows := range admitted {
+			for reset, n := range windows {
+				assert.LessOrEqual(t, n, limits[i].Tokens, reset)
+			}
+		}
+	})
+}
+
+// Limits that have names share a key and nothing else, whatever the names.
+func TestNamedLimitsShareNothing(t *testing.T) {
+	stores := map[string]inspected{"memory": memstore.New(), "redis": redisstore.New(redistest.Start(t).Client())}
+	for where, store := range stores {
+		for how, opt := range everyPolicy() {
+			t.Run(where+"/"+how, func(t *testing.T) {
+				key := "user:" + how
+				second := open(t, store, reservoir.Limit{Tokens: 10, Window: 90 * time.Second}, opt, patient, reservoir.WithName("per second"))
+				hour := open(t, store, reservoir.PerHour(1000), opt, patient, reservoir.WithName("hour"))
+				g := reservoir.NewGroup(second, hour)
+				for i := range 12 {
+					r, err := g.Allow(bg, key, key)
+					require.NoError(t, err)
+					require.Equal(t, i < 10, r.Allowed)
+				}
+				assert.EqualValues(t, 10, drain(t, hour, key, 1)-980)
+				assert.EqualValues(t, 1000, used(t, store, "hour\x1f"+key))
+			})
+		}
+	}
+	store := memstore.New()
+	for _, x := range [][2]string{{"a", "b:c"}, {"a:b", "c"}, {"a%3Ab", "c"}, {"a", "b%3Ac"}, {"A", "b:c"}} {
+		l := open(t, store, reservoir.PerHour(7), reservoir.WithName(x[0]))
+		assert.EqualValues(t, 7, drain(t, l, x[1], 1), x)
+	}
+}
+
+// Requests that end in ErrConflict make a call now and then, and are served when the other
+// limit's window is over, or soon after the limit has changed.
+func TestConflictsAreRemembered(t *testing.T) {
+	for what, changes := range map[string]bool{"the window ends": false, "the limit changes": true} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			net := testnet.Far(time.Millisecond)
+			minute := open(t, net, reservoir.PerMinute(10), reservoir.WithDirect())
+			var same atomic.Bool
+			limits := []reservoir.Option{opt}
+			if changes {
+				limits = append(limits, reservoir.WithLimits(func(string) reservoir.Limit {
+					if same.Load() {
+						return reservoir.PerMinute(20)
+					}
+					return reservoir.Limit{Tokens: 10, Window: 7 * time.Minute}
+				}))
+			}
+			second := open(t, net, reservoir.PerSecond(10), limits...)
+			opened := allow(t, minute, "k", 1)
+			calls, requests := net.Count(""), 0
+			for time.Until(opened.Reset) > time.Second {
+				if changes && requests == 1000 {
+					break
+				}
+				_, err := second.Allow(bg, "k")
+				if changes && err == nil { // WithLimits may have changed it, so the open window's length counts
+					return
+				}
+				require.ErrorIs(t, err, reservoir.ErrConflict)
+				requests++
+				time.Sleep(10 * time.Millisecond)
+			}
+			require.Less(t, net.Count("")-calls, requests/50)
+			if changes {
+				same.Store(true)
+				time.Sleep(time.Second)
+			} else {
+				time.Sleep(time.Until(opened.Reset) + time.Second)
+			}
+			r, err := second.Allow(bg, "k")
+			require.NoError(t, err)
+			assert.True(t, r.Allowed)
+		})
+	}
+}
+
+// The deadline of stock counts from the sending of the request: a slow reply does not
+// lengthen a window, and a window never gives its tokens to the next one.
+func TestStockDiesWithItsWindow(t *testing.T) {
+	for name, opt := range batches() {
+		for _, distance := range []time.Duration{0, 80 * time.Millisecond} {
+			inBubble(t, fmt.Sprintf("%s/rtt=%v", name, distance), func(t *testing.T) {
+				l := open(t, testnet.Far(distance/2), reservoir.PerSecond(300), opt, reservoir.WithFetchTimeout(time.Second))
+				for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(7 * time.Millisecond) {
+					r := allow(t, l, "k", 1)
+					if r.Source == reservoir.Local {
+						assert.True(t, time.Now().Before(r.Reset))
+					}
+				}
+				time.Sleep(3 * time.Second)
+				assert.Zero(t, l.Stats().Held)
+				assert.Positive(t, l.Stats().Expired)
+				balance(t, l)
+			})
+		}
+	}
+}
+
+// Who comes a moment before a reset, or at its very instant, is served a moment after
+// it: at once, or at the second try if it obeys RetryAfter.
+func TestAtTheReset(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		for _, limit := range []reservoir.Limit{reservoir.PerSecond(10), reservoir.PerHour(10)} {
+			inBubble(t, fmt.Sprintf("%s/%v", name, limit.Window), func(t *testing.T) {
+				l := open(t, testnet.Far(rtt/2), limit, opt)
+				for _, early := range []time.Duration{rtt * 9 / 10, rtt / 4, time.Microsecond, 0} {
+					for _, first := range []int64{1, 10} {
+						r := allow(t, l, "k", first)
+						require.True(t, r.Allowed)
+						time.Sleep(time.Until(r.Reset) - early)
+						begun, tries := time.Now(), 1
+						for r = allow(t, l, "k", 1); !r.Allowed; r = allow(t, l, "k", 1) {
+							time.Sleep(r.RetryAfter)
+							tries++
+						}
+						require.LessOrEqual(t, tries, 3)
+						require.Less(t, time.Since(begun), early+5*rtt)
+						time.Sleep(2 * limit.Window)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A network slower than the window is an error, not an endless loop.
+func TestNetworkSlowerThanWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := testnet.Far(20 * time.Millisecond)
+		l := open(t, net, reservoir.Limit{Tokens: 100, Window: 10 * time.Millisecond}, reservoir.WithFetchTimeout(time.Second))
+		_, err := l.Allow(context.Background(), "k")
+		assert.Error(t, err)
+		assert.LessOrEqual(t, net.Count("sync"), 5)
+		assert.Zero(t, l.Stats().Spent)
+	})
+}
+
+// A window of whole seconds ends at a whole second, rounded down, so the first window of a
+// second may be a few milliseconds long, and twice the limit passes within it and the next.
+// Another length lasts.
+func TestTwiceTheLimitAroundAReset(t *testing.T) {
+	for _, test := range []struct {
+		window, left time.Duration
+	}{{time.Second, 10 * time.Millisecond}, {time.Minute, 59*time.Second + 10*time.Millisecond}, {999 * time.Millisecond, 999 * time.Millisecond}} {
+		inBubble(t, test.window.String(), func(t *testing.T) {
+			time.Sleep(990 * time.Millisecond) // since a whole second
+			l := open(t, memstore.New(), reservoir.Limit{Tokens: 10, Window: test.window})
+			begin := time.Now()
+			require.EqualValues(t, 10, drain(t, l, "k", 1))
+			r, err := l.Check(bg, "k")
+			require.NoError(t, err)
+			require.Equal(t, test.left, r.Reset.Sub(begin))
+			time.Sleep(test.left + 10*time.Millisecond)
+			require.EqualValues(t, 10, drain(t, l, "k", 1))
+			require.Less(t, time.Since(begin), test.left+time.Second/20)
+		})
+	}
+}
+
+// RetryAfter is at most the window, also if the window does not end at a whole second and opens
+// within a millisecond, whoever answers: a batch, memory, a direct call, Check, FailLocal. Reset
+// stays the stored end.
+func TestRetryAfterIsAtMostTheWindow(t *testing.T) {
+	for _, window := range []time.Duration{time.Millisecond, 1500 * time.Millisecond, time.Second} {
+		for name, opts := range map[string][]reservoir.Option{
+			"batches": nil, "direct": {reservoir.WithDirect()}, "no memory": {reservoir.WithMaxKeys(0)}, "group": nil,
+			"local": {reservoir.WithFailure(reservoir.FailLocal(1))}, // its window is the process' own
+		} {
+			inBubble(t, fmt.Sprint(name, "/", window), func(t *testing.T) {
+				time.Sleep(7*time.Millisecond + 10*time.Microsecond)
+				net := testnet.Far(0)
+				l := open(t, net, reservoir.Limit{Tokens: 10, Window: window}, opts...)
+				if name == "local" {
+					net.Always(testnet.Answer(backend.Unavailable, "away", false))
+				}
+				ask := func() reservoir.Result { return allow(t, l, "k", 1) }
+				if name == "group" {
+					ask = func() reservoir.Result {
+						r, err := reservoir.NewGroup(l).Allow(bg, "k")
+						require.NoError(t, err)
+						return r.Result
+					}
+				}
+				var reset time.Time
+				admitted := 0
+				for range 20 {
+					r := ask()
+					if r.Allowed {
+						admitted++
+					} else {
+						require.Positive(t, r.RetryAfter)
+						require.LessOrEqual(t, r.RetryAfter, window)
+						require.InDelta(t, time.Until(r.Reset), r.RetryAfter, float64(time.Millisecond))
+					}
+					require.True(t, reset.IsZero() || reset.Equal(r.Reset))
+					reset = r.Reset
+				}
+				require.Equal(t, 10, admitted)
+				if name == "local" {
+					return
+				}
+				r, err := l.Check(bg, "k")
+				require.NoError(t, err)
+				require.False(t, r.Allowed)
+				require.LessOrEqual(t, r.RetryAfter, window)
+				require.True(t, reset.Equal(r.Reset))
+			})
+		}
+	}
+}
+
+// A window of whole seconds ends at one instant for all: the header of httplimit, the
+// end in Redis, GitHub's script and every Result name the same whole second. Of
+// another length it ends at the same millisecond.
+func TestOneNumberForReset(t *testing.T) {
+	server := redistest.Start(t)
+	rdb := server.Client()
+	text, err := os.ReadFile("backend/redisstore/testdata/rate.lua")
+	require.NoError(t, err)
+	script := func(key string, window time.Duration) int64 {
+		now := time.Now()
+		reply, err := rdb.Eval(bg, string(text), []string{"{" + key + "}"}, 1, now.Add(window).Unix(), float64(now.UnixMicro())/1e6).Int64Slice()
+		require.NoError(t, err)
+		return reply[1]
+	}
+	for _, window := range []time.Duration{time.Minute, time.Hour, 24 * time.Hour, 90*time.Second + time.Millisecond} {
+		for name, opt := range everyPolicy() {
+			for _, scriptFirst := range []bool{true, false} {
+				key := fmt.Sprintf("%s-%v-%t", name, window, scriptFirst)
+				t.Run(key, func(t *testing.T) {
+					whole := window%time.Second == 0
+					l := open(t, redisstore.New(rdb), reservoir.Limit{Tokens: 100, Window: window}, opt, patient)
+					if scriptFirst {
+						script(key, window)
+					}
+					r := allow(t, l, key, 1)
+					requireFair(t, r, reservoir.Limit{Window: window})
+					if whole || scriptFirst {
+						require.Equal(t, r.Reset.Unix(), script(key, window))
+						require.Equal(t, strconv.FormatInt(r.Reset.Unix(), 10), rdb.Get(bg, "{"+key+"}:exp").Val())
+						require.Zero(t, r.Reset.Nanosecond())
+						h := httplimit.New(l, httplimit.WithKey(func(*http.Request) string { return key }))
+						w := httptest.NewRecorder()
+						h(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+						require.Equal(t, strconv.FormatInt(r.Reset.Unix(), 10), w.Header().Get("X-RateLimit-Reset"))
+					}
+					require.Equal(t, r.Reset, allow(t, l, key, 1).Reset)
+				})
+			}
+		}
+	}
+}
+
+// A refused key that nobody asks for costs nothing: no store call, and no call of the
+// function of WithLimits.
+func TestIdleRefusedKeysCostNothing(t *testing.T) {
+	for name, opt := range everyPolicy() {
+		for _, n := range []int64{1, 10} {
+			inBubble(t, fmt.Sprint(name, "/", n), func(t *testing.T) {
+				limit, net := changingLimit(50), testnet.Far(time.Millisecond)
+				l := open(t, net, reservoir.PerMinute(1), opt, limit.option())
+				for i := range 100 {
+					require.EqualValues(t, 50, drain(t, l, fmt.Sprint(i), n))
+				}
+				synctest.Wait()
+				asked, calls := limit.asked.Load(), net.Count("")
+				time.Sleep(55 * time.Second)
+				assert.Equal(t, asked, limit.asked.Load())
+				assert.Equal(t, calls, net.Count(""))
+			})
+		}
+	}
+}
+
+// Bounds beyond any limit are no bounds, and do not overflow.
+func TestHugeBounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(100_000), reservoir.WithBatch(reservoir.Adaptive(1, math.MaxInt64)))
+		for range 20_000 {
+			require.True(t, allow(t, l, "k", 1).Allowed)
+			time.Sleep(time.Millisecond)
+		}
+		assert.Positive(t, l.Stats().Prefetches)
+	})
+}
+
+// A limit that is raised in mid-window is there within a twentieth of it and serves
+// larger requests at once; one that is lowered stops grants at once, and what was
+// charged may still be spent. Out of range it is the error of the next fetch, and not
+// for good.
+func TestLimitChangesInMidWindow(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		limit, store := changingLimit(100), memstore.New()
+		all := fleet(t, 2, store, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithFailure(reservoir.FailOpen()))
+		both := func() int64 { return drain(t, all[0], "k", 1) + drain(t, all[1], "k", 1) }
+		look := func(tokens int64) { limit.Store(tokens); time.Sleep(4 * time.Second) } // a twentieth, and more
+		assert.EqualValues(t, 100, both())
+		look(150)
+		assert.EqualValues(t, 50, both())
+		_, err := all[0].AllowN(bg, "k", 151)
+		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+		limit.Store(400)
+		assert.True(t, allow(t, all[0], "k", 160).Allowed)
+		look(-1)
+		for _, l := range all {
+			_, _ = l.Allow(bg, "k") // who has stock spends it
+		}
+		_, err = all[0].AllowN(bg, "k", 399)
+		require.ErrorIs(t, err, reservoir.ErrLimit)
+		look(20)
+		before := used(t, store, "k")
+		both()
+		require.Equal(t, before, used(t, store, "k"))
+		r := allow(t, all[0], "k", 1)
+		assert.False(t, r.Allowed)
+		time.Sleep(time.Until(r.Reset) + time.Second)
+		assert.EqualValues(t, 20, both(), "the next window")
+	})
+}
+
+// A waiter for more than a lowered limit is told, and those behind it are served.
+func TestLimitLoweredUnderWaiters(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		limit := changingLimit(100)
+		l := open(t, memstore.New(), reservoir.PerMinute(1), limit.option(), opt)
+		require.EqualValues(t, 100, drain(t, l, "k", 50))
+		large, small := make(chan error, 1), make(chan error, 1)
+		go func() { large <- waitFor(bg, l, "k", 50) }()
+		synctest.Wait()
+		go func() { small <- waitFor(bg, l, "k", 5) }()
+		synctest.Wait()
+		limit.Store(10)
+		assert.ErrorIs(t, <-large, reservoir.ErrExceedsLimit)
+		assert.NoError(t, <-small)
+	})
+}
+
+// A request that no limit known so far can serve makes a change known. Those in line, and
+// those who are refused, hear of it at once.
+func TestChangedLimitWakes(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		limit := changingLimit(10)
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), opt, limit.option())
+		require.True(t, allow(t, l, "k", 6).Allowed)
+		first, second := make(chan error, 1), make(chan error, 1)
+		go func() { first <- waitFor(bg, l, "k", 9) }()
+		time.Sleep(10 * time.Millisecond)
+		go func() { second <- waitFor(bg, l, "k", 8) }()
+		time.Sleep(10 * time.Millisecond)
+		require.False(t, allow(t, l, "k", 5).Allowed)
+		begin := time.Now()
+		limit.Store(20)
+		_, err := l.AllowN(bg, "k", 50)
+		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+		require.NoError(t, <-first, "14 are left")
+		require.Less(t, time.Since(begin), 100*time.Millisecond)
+		limit.Store(7)
+		_, err = l.AllowN(bg, "k", 50)
+		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+		require.ErrorIs(t, <-second, reservoir.ErrExceedsLimit)
+		require.Less(t, time.Since(begin), 200*time.Millisecond)
+	})
+}
+
+// A direct call obeys a limit that has become special before the call is made.
+func TestDirectCallOfASpecialLimit(t *testing.T) {
+	for what, limit := range map[string]reservoir.Limit{"blocked": {}, "unlimited": reservoir.Unlimited()} {
+		inBubble(t, what, func(t *testing.T) {
+			now := reservoir.PerMinute(10)
+			net := testnet.Far(rtt / 2)
+			l := open(t, net, now, reservoir.WithDirect(), reservoir.WithLimits(func(string) reservoir.Limit { return now }))
+			require.True(t, allow(t, l, "k", 1).Allowed)
+			now = limit
+			for range 20 {
+				assert.Equal(t, what == "unlimited", allow(t, l, "k", 1).Allowed)
+			}
+			assert.EqualValues(t, 1, used(t, net, "k"))
+		})
+	}
+}
+
+// A limit of nothing blocks, and Unlimited passes, without a store call, whatever the key
+// was before; and back.
+func TestPlans(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(10))
+		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		g := reservoir.NewGroup(l, l)
+		for _, key := range []string{"new", "used"} {
+			if limit.Store(reservoir.PerMinute(10)); key == "used" {
+				drain(t, l, key, 3)
+				waiting := make(chan error)
+				go func() { waiting <- waitFor(bg, l, key, 9) }()
+				synctest.Wait()
+				time.AfterFunc(time.Second, func() { limit.Store(reservoir.Unlimited()) })
+				require.NoError(t, <-waiting)
+			}
+			limit.Store(reservoir.Unlimited())
+			time.Sleep(5 * time.Second)
+			allow(t, l, key, 1)
+			time.Sleep(time.Second)
+			calls := net.Count("")
+			for _, n := range []int64{1, 1000, 1 << 50} {
+				r := allow(t, l, key, n)
+				assert.True(t, r.Allowed && r.Unlimited())
+				require.NoError(t, l.Settle(bg, key, r, 5))
+				require.NoError(t, waitFor(bg, l, key, n))
+			}
+			r, err := g.Allow(bg, key, key)
+			assert.True(t, err == nil && r.Allowed && r.Unlimited())
+			limit.Store(reservoir.Limit{Window: time.Hour})
+			for range 10 {
+				r := allow(t, l, key, 1)
+				assert.True(t, !r.Allowed && !r.Unlimited() && r.RetryAfter > 0 && r.Remaining == 0, "%s: %+v", key, r)
+				assert.Equal(t, r.RetryAfter, time.Until(r.Reset))
+				if key == "new" {
+					assert.Equal(t, time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC), r.Reset.UTC())
+				}
+			}
+			c, err := l.Check(bg, key)
+			assert.True(t, err == nil && !c.Allowed)
+			short, cancel := context.WithTimeout(bg, time.Second/2)
+			assert.ErrorIs(t, waitFor(short, l, key, 1), context.DeadlineExceeded)
+			cancel()
+			assert.Equal(t, calls, net.Count(""), key)
+			limit.Store(reservoir.PerMinute(20))
+			require.NoError(t, waitFor(bg, l, key, 11))
+		}
+		balance(t, l)
+	})
+	odd := open(t, testnet.Far(0), reservoir.Unlimited(), reservoir.WithLimits(func(key string) reservoir.Limit {
+		if key == "panic" {
+			panic("a bad plan")
+		}
+		return reservoir.Limit{}
+	}))
+	r := allow(t, odd, "k", 1)
+	assert.True(t, !r.Allowed && r.RetryAfter > 0 && r.RetryAfter <= time.Minute)
+	assert.Panics(t, func() { _, _ = reservoir.NewGroup(odd, odd).Allow(bg, "panic", "panic") })
+	_, err := reservoir.New(testnet.Far(0), reservoir.PerMinute(0))
+	assert.ErrorIs(t, err, reservoir.ErrLimit, "nobody wants that")
+	_, err = reservoir.New(testnet.Far(0), reservoir.Limit{})
+	assert.ErrorIs(t, err, reservoir.ErrLimit)
+	_, err = reservoir.New(testnet.Far(0), reservoir.Unlimited())
+	assert.NoError(t, err)
+}
+
+func TestBlockedStaysBlocked(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(1000))
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		r := allow(t, l, "k", 50)
+		time.Sleep(5 * time.Second)
+		limit.Store(reservoir.Limit{Window: time.Minute})
+		drain(t, l, "k", 1)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		require.NoError(t, l.Settle(bg, "k", r, 10))
+		for i := range 100 {
+			require.False(t, allow(t, l, "k", 1).Allowed, i)
+			time.Sleep(10 * time.Millisecond)
+		}
+		balance(t, l)
+	})
+}
+
+func TestUnlimitedStaysUnlimited(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		var limit atomic.Value
+		limit.Store(reservoir.PerMinute(100))
+		l := open(t, testnet.Far(20*time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		drain(t, l, "k", 1)
+		limit.Store(reservoir.Unlimited())
+		var passed int
+		for range 10_000 {
+			if allow(t, l, "k", 1).Allowed {
+				passed++
+			} else {
+				require.Zero(t, passed)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		require.NotZero(t, passed)
+	})
+}
+
+// From the moment when WithLimits has returned a block, whichever call asked, no stock is
+// admitted, and the stock goes back.
+func TestBlockCountsFromItsReturn(t *testing.T) {
+	bySettle := func(l *reservoir.Limiter, r reservoir.Result) { _ = l.Settle(bg, "k", r, 0) }
+	for what, ask := range map[string]func(l *reservoir.Limiter, r reservoir.Result){
+		"nothing":       func(*reservoir.Limiter, reservoir.Result) {},
+		"check":         func(l *reservoir.Limiter, _ reservoir.Result) { _, _ = l.Check(bg, "k") },
+		"reset":         func(l *reservoir.Limiter, _ reservoir.Result) { _ = l.Reset(bg, "k") },
+		"large request": func(l *reservoir.Limiter, _ reservoir.Result) { _, _ = l.AllowN(bg, "k", 600) },
+		"settle":        bySettle,
+		"check, then settle": func(l *reservoir.Limiter, r reservoir.Result) {
+			_, _ = l.Check(bg, "k")
+			bySettle(l, r)
+		},
+	} {
+		for _, slow := range []time.Duration{0, 300 * time.Millisecond} {
+			inBubbles(t, fmt.Sprint(what, "/", slow), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+				limit, net := &blockable{tokens: 500}, testnet.Far(time.Millisecond)
+				l := open(t, net, reservoir.PerMinute(500), opt, limit.option(), patient)
+				admitted := func() int64 {
+					for n := int64(0); ; n++ {
+						if !allow(t, l, "k", 1).Allowed {
+							return n
+						}
+						time.Sleep(20 * time.Millisecond)
+					}
+				}
+				first := allow(t, l, "k", 10)
+				for range 100 {
+					require.True(t, allow(t, l, "k", 1).Allowed)
+					time.Sleep(20 * time.Millisecond)
+				}
+				limit.slow.Store(int64(slow))
+				limit.block.Store(true)
+				ask(l, first)
+				if limit.returned.Load() != 0 {
+					require.Zero(t, admitted())
+				}
+				admitted()
+				time.Sleep(time.Second)
+				require.Zero(t, l.Stats().Held)
+			})
+		}
+	}
+}
+
+// A fetch asked before the block, and gets its answer after it: the answer is the older one.
+func TestOlderAnswerThanABlock(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
+		for when := range 300 { // some are in the middle of a prefetch
+			limit, net := &blockable{tokens: 5000}, testnet.Far(time.Millisecond)
+			limit.slow.Store(int64(100 * time.Millisecond))
+			l := open(t, net, reservoir.PerMinute(5000), opt, limit.option(), patient)
+			for range 50 + when {
+				allow(t, l, "k", 1)
+				time.Sleep(10 * time.Millisecond)
+			}
+			limit.block.Store(true)
+			limit.slow.Store(0)
+			r, err := l.Check(bg, "k")
+			require.NoError(t, err)
+			require.False(t, r.Allowed)
+			for range 50 {
+				require.False(t, allow(t, l, "k", 1).Allowed)
+				time.Sleep(10 * time.Millisecond)
+			}
+			require.NoError(t, l.Close(bg))
+		}
+	})
+}
+
+// Tokens that come back to a blocked key are not admitted, not even while they are on their
+// way to the store.
+func TestRefundOfABlockedKey(t *testing.T) {
+	limit := &blockable{tokens: 1_000_000}
+	l := open(t, testnet.Far(0), reservoir.PerMinute(1), limit.option(), patient, reservoir.WithBatch(reservoir.Fixed(10_000)))
+	var results []reservoir.Result
+	for range 5000 {
+		results = append(results, allow(t, l, "k", 2))
+	}
+	limit.block.Store(true)
+	_, err := l.Check(bg, "k")
+	require.NoError(t, err)
+	var over atomic.Bool
+	var admitted atomic.Int64
+	crowd(3, func(i int) {
+		if i == 0 {
+			for _, r := range results {
+				_ = l.Refund(bg, "k", r)
+			}
+			over.Store(true)
+		}
+		for !over.Load() {
+			if r, err := l.Allow(bg, "k"); err == nil && r.Allowed {
+				admitted.Add(1)
+			}
+		}
+	})
+	assert.Zero(t, admitted.Load())
+}
+
+// A function of WithLimits that returns another limit each time keeps nobody busy: an Allow is
+// decided by one of them, and a Wait ends with its context.
+func TestLimitsThatAlternate(t *testing.T) {
+	shadow := reservoir.PerMinute(10)
+	shadow.Shadow = true
+	for what, limits := range map[string][]reservoir.Limit{
+		"blocked":          {reservoir.PerMinute(10), {}},
+		"unlimited":        {reservoir.PerMinute(10), reservoir.Unlimited()},
+		"both":             {{}, reservoir.PerMinute(10), reservoir.Unlimited()},
+		"shadow":           {reservoir.PerMinute(10), shadow},
+		"tokens":           {reservoir.PerMinute(5), reservoir.PerMinute(10)},
+		"tokens in shadow": {{Tokens: 5, Window: time.Minute, Shadow: true}, reservoir.PerMinute(10)},
+		"lengths":          {reservoir.PerMinute(10), reservoir.PerHour(10), reservoir.PerDay(10, nil)},
+		"out of range":     {reservoir.PerMinute(10), reservoir.PerMinute(-1)},
+	} {
+		how := everyPolicy()
+		how["no room"] = reservoir.WithMaxKeys(0)
+		inBubbles(t, what, how, func(t *testing.T, name string, opt reservoir.Option) {
+			for _, n := range []int64{1, 7} {
+				for phase := range limits {
+					asked := phase
+					l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), opt, reservoir.WithLimits(func(string) reservoir.Limit {
+						if asked++; asked > 50_000 { // in a bubble, a loop without a pause would not end
+							panic("asked too often")
+						}
+						return limits[asked%len(limits)]
+					}))
+					for range 40 {
+						begin := time.Now()
+						_, _ = l.AllowN(bg, "k", n)
+						require.Less(t, time.Since(begin), time.Second)
+						ctx, cancel := context.WithTimeout(bg, time.Second)
+						_ = waitFor(ctx, l, "k", n)
+						require.LessOrEqual(t, time.Since(begin), 3*time.Second)
+						cancel()
+						time.Sleep(100 * time.Millisecond)
+					}
+					synctest.Wait()
+					require.Less(t, asked, 10_000)
+				}
+			}
+		})
+	}
+}
+
+// In shadow what a limit refuses passes, and says so. Nobody waits, and what passes is not
+// charged.
+func TestShadow(t *testing.T) {
+	for _, perKey := range []bool{false, true} {
+		inBubbles(t, fmt.Sprint("key=", perKey), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			opts, net := []reservoir.Option{opt, reservoir.WithShadow()}, testnet.Far(time.Millisecond)
+			if perKey {
+				opts[1] = reservoir.WithLimits(func(string) reservoir.Limit {
+					return reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true}
+				})
+			}
+			l := open(t, net, reservoir.PerMinute(10), opts...)
+			strict := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithName("strict"))
+			g, key := reservoir.NewGroup(l, strict), l.Key("k")
+			var shadowed int64
+			for range 20 {
+				for _, ask := range []func() (reservoir.Result, error){
+					func() (reservoir.Result, error) { return l.Allow(bg, "k") },
+					func() (reservoir.Result, error) { return key.Allow(bg) },
+					func() (reservoir.Result, error) { return l.Wait(bg, "k") },
+					func() (reservoir.Result, error) { return l.AllowN(bg, "k", 11) },
+					func() (reservoir.Result, error) { r, err := g.Allow(bg, "k", "k"); return r.Result, err },
+				} {
+					r, err := ask()
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+					require.Zero(t, r.RetryAfter)
+					if r.Shadowed {
+						shadowed++
+						require.NoError(t, l.Settle(bg, "k", r, 3))
+					}
+				}
+			}
+			s := l.Stats()
+			assert.EqualValues(t, 10, s.Spent-s.Refunded)
+			assert.EqualValues(t, 20, strict.Stats().Spent-strict.Stats().Refunded, "another limit of the group is charged")
+			assert.GreaterOrEqual(t, s.Shadowed, shadowed)
+			assert.Greater(t, shadowed, int64(60))
+			assert.Less(t, time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)), 10*time.Second, "nobody waited")
+		})
+	}
+}
+
+func TestShadowedIsOfDenied(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, more := range []reservoir.Option{patient, reservoir.WithMaxKeys(0)} {
+			l := open(t, testnet.Far(0), reservoir.PerMinute(10), opt, reservoir.WithShadow(), more)
+			for range 20 {
+				require.True(t, allow(t, l, "k", 11).Shadowed)
+				allow(t, l, "k", 1)
+				require.NoError(t, waitFor(bg, l, "k", 11))
+			}
+			s := l.Stats()
+			assert.LessOrEqual(t, s.Shadowed, s.Denied)
+			assert.EqualValues(t, 10, s.Admitted)
+		}
+	})
+}
+
+// Who waits is never refused, also while a limit is tried in shadow at first, and then is
+// in earnest or blocks.
+func TestWaitWhenShadowEnds(t *testing.T) {
+	for what, to := range map[string]reservoir.Limit{"limit": reservoir.PerMinute(10), "blocked": {Window: time.Minute}} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			var limit atomic.Value
+			limit.Store(reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true})
+			l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+			require.True(t, allow(t, l, "k", 10).Allowed)
+			require.True(t, allow(t, l, "k", 10).Shadowed)
+			limit.Store(to)
+			for range 100 {
+				ctx, cancel := context.WithTimeout(bg, time.Second)
+				r, err := l.WaitN(ctx, "k", 10)
+				cancel()
+				require.True(t, err != nil || r.Allowed, "%+v", r)
+				if err == nil && !r.Shadowed {
+					return
+				}
+				time.Sleep(time.Second)
+			}
+			require.Zero(t, to.Tokens, "it is served in the end")
+		})
+	}
+}
+
+// A shadowed request for more than the limit tells the same window as all others.
+func TestShadowedLargeRequest(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithShadow())
+		was := allow(t, l, "k", 10)
+		time.Sleep(10 * time.Second)
+		r := allow(t, l, "k", 101)
+		assert.True(t, r.Allowed && r.Shadowed)
+		assert.True(t, was.Reset.Equal(r.Reset), "%v, not %v", was.Reset, r.Reset)
+		assert.Equal(t, was.Remaining, r.Remaining)
+	})
+}
+
+// A caller in line for a limit passes when the limit goes into shadow.
+func TestWaitWhenShadowBegins(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		var shadow atomic.Bool
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerDay(1, nil), opt, reservoir.WithLimits(func(string) reservoir.Limit {
+			return reservoir.Limit{Tokens: 1, Window: 24 * time.Hour, Shadow: shadow.Load()}
+		}))
+		first := allow(t, l, "k", 1)
+		time.AfterFunc(time.Second, func() { shadow.Store(true) })
+		r, err := l.Wait(bg, "k")
+		require.NoError(t, err)
+		assert.True(t, r.Shadowed)
+		assert.True(t, time.Now().Before(first.Reset))
+	})
+}
+
+// In shadow a request passes too if the limit falls below it while it is in line.
+func TestLimitLoweredInShadow(t *testing.T) {
+	for what, request := range map[string]func(l *reservoir.Limiter) (reservoir.Result, error){
+		"allow": func(l *reservoir.Limiter) (reservoir.Result, error) { return l.AllowN(bg, "k", 50) },
+		"wait":  func(l *reservoir.Limiter) (reservoir.Result, error) { return l.WaitN(bg, "k", 50) },
+	} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			var calls atomic.Int64
+			l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithShadow(), reservoir.WithLimits(func(string) reservoir.Limit {
+				if calls.Add(1) == 1 {
+					return reservoir.PerMinute(100)
+				}
+				return reservoir.PerMinute(10)
+			}))
+			r, err := request(l)
+			require.NoError(t, err)
+			assert.True(t, r.Allowed && r.Shadowed)
+		})
+	}
+}
+
+// A key that was reset has its whole limit once more, in all processes within a probe's
+// time, and never more of the new window than that. Only stock comes on top.
+func TestReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for what, limit := range map[string]reservoir.Limit{"hour": reservoir.PerHour(600), "minute": reservoir.PerMinute(600), "day": reservoir.PerDay(600, nil)} {
+			net := testnet.Far(time.Millisecond)
+			all := fleet(t, 3, net, limit, opt)
+			require.NoError(t, all[0].Reset(bg, what), "nothing is open")
+			exhaust(t, all, what)
+			before := allow(t, all[1], what, 1)
+			require.False(t, before.Allowed)
+			waiting := make(chan error, 1)
+			go func() { waiting <- waitFor(bg, all[0], what, 5) }()
+			synctest.Wait()
+			held := stats(all...).Held
+			require.NoError(t, all[0].Key(what).Reset(bg))
+			require.NoError(t, <-waiting)
+			require.Less(t, time.Until(before.Reset), before.RetryAfter, "at once, not at the reset")
+			fresh := map[time.Time]int64{}
+			fresh[allow(t, all[0], what, 1).Reset] = 6
+			for end := time.Now().Add(min(limit.Window, time.Hour) / 2); time.Now().Before(end); time.Sleep(min(limit.Window, time.Hour) / 1000) {
+				for _, l := range all {
+					for range 5 {
+						if r := allow(t, l, what, 1); r.Allowed && !r.Reset.Equal(before.Reset) {
+							fresh[r.Reset]++
+						} else if r.Allowed {
+							held--
+						}
+					}
+				}
+			}
+			require.Len(t, fresh, 1)
+			require.GreaterOrEqual(t, held, int64(0), "of the old window only what was held")
+			for end, n := range fresh {
+				require.NotEqual(t, before.Reset, end)
+				require.LessOrEqual(t, n, limit.Tokens)
+				require.Greater(t, n+stats(all...).Held, limit.Tokens*9/10)
+			}
+			for _, l := range all {
+				balance(t, l)
+				require.NoError(t, l.Close(bg))
+				require.ErrorIs(t, l.Reset(bg, what), reservoir.ErrClosed)
+			}
+		}
+	})
+	l := open(t, testnet.Far(0), reservoir.PerHour(5))
+	assert.ErrorIs(t, l.Reset(bg, ""), reservoir.ErrKey)
+}
+
+type slowReset struct {
+	backend.Store
+	late time.Duration
+}
+
+func (s slowReset) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+	reply, err := s.Store.Reset(ctx, r)
+	time.Sleep(s.late)
+	return reply, err
+}
+
+func TestLateReplyToReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		l := open(t, slowReset{testnet.Far(0), 20 * time.Millisecond}, reservoir.PerHour(100), opt)
+		old := allow(t, l, "k", 1).Reset
+		drain(t, l, "k", 1)
+		time.Sleep(time.Minute)
+		fresh := map[time.Time]int64{}
+		go func() { assert.NoError(t, l.Reset(bg, "k")) }()
+		for range 4000 {
+			time.Sleep(time.Millisecond)
+			if r := allow(t, l, "k", 1); r.Allowed && !r.Reset.Equal(old) {
+				fresh[r.Reset]++
+			}
+		}
+		for w, n := range fresh {
+			assert.LessOrEqual(t, n, int64(100), "%v", w)
+		}
+		balance(t, l)
+	})
+}
+
+func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for _, limit := range []reservoir.Limit{reservoir.PerDay(100, nil), reservoir.PerHour(100), reservoir.PerMinute(100)} {
+			net := testnet.Far(time.Millisecond)
+			all := fleet(t, 2, net, limit, opt)
+			for _, l := range all {
+				allow(t, l, "k", 1)
+			}
+			time.Sleep(100 * time.Millisecond)
+			require.NoError(t, all[0].Reset(bg, "k"))
+			drain(t, all[0], "k", 1)
+			drain(t, all[1], "k", 1)
+			synctest.Wait()
+			calls := net.Count("")
+			for range 1000 {
+				require.False(t, allow(t, all[1], "k", 1).Allowed)
+			}
+			assert.LessOrEqual(t, net.Count("")-calls, 3, "%v", limit.Window)
+			for _, l := range all {
+				balance(t, l)
+				require.NoError(t, l.Close(bg))
+			}
+		}
+	})
+}
+
+// "This process serves from the new window at once", also if a request of it is on its way.
+func TestResetWithAFetchInFlight(t *testing.T) {
+	for _, lead := range []time.Duration{time.Millisecond, 5 * time.Millisecond} {
+		inBubbles(t, lead.String(), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			net := testnet.Far(2 * time.Millisecond)
+			all := fleet(t, 2, net, reservoir.PerHour(100), opt)
+			drain(t, all[1], "k", 1)
+			go func() { _, _ = all[0].Allow(bg, "k") }()
+			time.Sleep(lead)
+			require.NoError(t, all[0].Reset(bg, "k"))
+			var admitted int64
+			for range 50 {
+				if allow(t, all[0], "k", 1).Allowed {
+					admitted++
+				}
+				time.Sleep(time.Second)
+			}
+			assert.EqualValues(t, 50, admitted, "in the first minute after the reset")
+		})
+	}
+}
+
+// The same with a Wait under way, for which the reset is news.
+func TestResetFreesWaiters(t *testing.T) {
+	for _, lead := range []time.Duration{time.Millisecond, 5 * time.Millisecond} {
+		inBubbles(t, lead.String(), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			net := testnet.Far(2 * time.Millisecond)
+			all := fleet(t, 2, net, reservoir.PerHour(100), opt)
+			drain(t, all[1], "k", 1)
+			done := make(chan time.Time, 1)
+			go func() { _ = waitFor(bg, all[0], "k", 1); done <- time.Now() }()
+			time.Sleep(lead)
+			begin := time.Now()
+			require.NoError(t, all[0].Reset(bg, "k"))
+			assert.Less(t, (<-done).Sub(begin), time.Minute)
+		})
+	}
+}
+
+// A key is forgotten during its first call, which meets a window of the limit's old length.
+func TestOldWindowOfAForgottenKey(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		net := testnet.Far(40 * time.Millisecond)
+		other := open(t, net, reservoir.PerHour(100))
+		was := allow(t, other, "k", 1)
+		l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect(), reservoir.WithIdle(50*time.Millisecond),
+			reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerMinute(100) }))
+		r := allow(t, l, "k", 1)
+		assert.True(t, r.Allowed)
+		assert.True(t, was.Reset.Equal(r.Reset))
+	})
+}
+
+// A window of the limit's old length ends while a call without stock asks again with that length,
+// and another process opens one of the new length.
+func TestOldWindowEndsBetweenTwoCalls(t *testing.T) {
+	for what, opt := range map[string]reservoir.Option{"direct": reservoir.WithDirect(), "no room": reservoir.WithMaxKeys(0)} {
+		inBubble(t, what, func(t *testing.T) {
+			store, limit := memstore.New(), changingLimit(100)
+			was := allow(t, open(t, store, reservoir.PerHour(100)), "k", 1)
+			l := open(t, testnet.New(store, 10*time.Millisecond), reservoir.PerMinute(100), opt, limit.option())
+			other := open(t, store, reservoir.PerMinute(100))
+			time.AfterFunc(time.Until(was.Reset)+5*time.Millisecond, func() { allow(t, other, "k", 1) })
+			time.Sleep(time.Until(was.Reset) - 15*time.Millisecond)
+			require.True(t, allow(t, l, "k", 1).Allowed)
+		})
+	}
+}
+
+// A process that has adopted a window of another length gets the error when another process
+// opens one more of that length, though it has stated that length itself. A process that the
+// store refuses there is refused until the end.
+func TestSecondWindowOfAnotherLength(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		hour := open(t, net, reservoir.PerMinute(1), planned(reservoir.PerHour(100)).option(), opt, reservoir.WithIdle(3*time.Hour))
+		second := open(t, net, reservoir.PerMinute(1), planned(reservoir.PerSecond(10)).option(), opt, reservoir.WithIdle(3*time.Hour))
+		first := allow(t, hour, "k", 1)
+		require.Equal(t, first.Reset, allow(t, second, "k", 1).Reset)
+		time.Sleep(time.Until(first.Reset) + 200*time.Millisecond)
+		require.Greater(t, time.Until(allow(t, hour, "k", 1).Reset), 59*time.Minute)
+		for range 120 {
+			if _, err := second.Allow(bg, "k"); err != nil {
+				require.ErrorIs(t, err, reservoir.ErrConflict)
+				return
+			}
+			time.Sleep(time.Second)
+		}
+		t.Fatal("no conflict")
+	})
+}
+
+// A plan is changed to another length in mid-window, and clients come at every full hour, or
+// an instant before or after it. The window that was open keeps its end; later ones have
+// the ends of the new limit, and none admits more than the larger of the two.
+func TestPlanOfAnotherLength(t *testing.T) {
+	zone, err := time.LoadLocation("Europe/Berlin") // clocks change on 26 March 2000
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		before, after reservoir.Limit
+		change        time.Time
+		every         time.Duration
+		ends          []time.Time // the first ends after the open window's
+	}{
+		"day to month": {reservoir.PerDay(20, nil), reservoir.PerMonth(1000, nil), at(time.UTC, 4, 15, 13), time.Hour,
+			[]time.Time{at(time.UTC, 5, 1, 0), at(time.UTC, 6, 1, 0)}},
+		"day to month in which clocks change": {reservoir.PerDay(20, zone), reservoir.PerMonth(100, zone), at(zone, 3, 15, 13), time.Hour,
+			[]time.Time{at(zone, 4, 1, 0), at(zone, 5, 1, 0)}},
+		"month to day": {reservoir.PerMonth(1000, nil), reservoir.PerDay(20, nil), at(time.UTC, 4, 15, 13), time.Hour,
+			[]time.Time{at(time.UTC, 5, 2, 0), at(time.UTC, 5, 3, 0)}},
+		"day to hour": {reservoir.Limit{Tokens: 100, Window: 24 * time.Hour}, reservoir.PerHour(100), at(time.UTC, 1, 2, 13), 5 * time.Minute, nil},
+		"hour to day": {reservoir.PerHour(100), reservoir.Limit{Tokens: 100, Window: 24 * time.Hour}, at(time.UTC, 1, 2, 13), 5 * time.Minute, nil},
+	} {
+		for _, off := range []time.Duration{-time.Millisecond, 0, 10 * time.Second} {
+			inBubbles(t, fmt.Sprint(what, off), smallBatches(), func(t *testing.T, _ string, opt reservoir.Option) {
+				net, limit := testnet.Far(time.Microsecond), planned(c.before)
+				time.Sleep(time.Until(c.change.Add(-3 * time.Hour)))
+				all := fleet(t, 2, net, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithIdle(72*time.Hour))
+				allow(t, all[0], "k", 1)
+				time.Sleep(time.Until(c.change))
+				open := allow(t, all[1], "k", 1).Reset
+				limit.Store(&c.after)
+				time.Sleep(off + c.every)
+				admitted, ends := map[time.Time]int64{}, []time.Time(nil)
+				for i := 0; len(ends) < 4 && i < 3000; i++ {
+					for range 40 {
+						r := allow(t, all[i%2], "k", 1)
+						if len(ends) == 0 || !ends[len(ends)-1].Equal(r.Reset) {
+							ends = append(ends, r.Reset)
+						}
+						if r.Allowed {
+							admitted[r.Reset]++
+						}
+					}
+					time.Sleep(c.every)
+				}
+				require.True(t, open.Equal(ends[0]), "the open window ends at %v, not %v", open, ends[0])
+				for i, end := range c.ends {
+					require.True(t, end.Equal(ends[i+1]), "%v, want %v", ends[i+1], end)
+				}
+				for i, end := range ends[1:] {
+					if c.ends == nil {
+						length := end.Sub(ends[i])
+						require.True(t, length >= c.after.Window && length <= c.after.Window+c.every+time.Second, "windows end at %v", ends)
+					}
+					require.LessOrEqual(t, admitted[end], c.after.Tokens, "%v", end)
+				}
+				require.Greater(t, len(ends), 2)
+				require.LessOrEqual(t, admitted[open], max(c.before.Tokens, c.after.Tokens))
+			})
+		}
+	}
+}
+
+// A limit has changed while a process was away: the process that starts with the new one
+// goes on in the open window, with WithLimits and without, and opens windows of the new
+// length afterwards.
+func TestPlanOfAnotherLengthAfterARestart(t *testing.T) {
+	for _, own := range []bool{true, false} {
+		inBubbles(t, fmt.Sprint("WithLimits=", own), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := testnet.Far(time.Millisecond)
+			start := func(limit reservoir.Limit) *reservoir.Limiter {
+				if own {
+					return open(t, net, reservoir.PerMinute(1), planned(limit).option(), opt)
+				}
+				return open(t, net, limit, opt)
+			}
+			first := start(reservoir.PerHour(100))
+			r := allow(t, first, "k", 10)
+			time.Sleep(time.Minute)
+			require.NoError(t, first.Close(bg))
+			second := start(reservoir.PerSecond(20))
+			again := allow(t, second, "k", 1)
+			require.Equal(t, r.Reset, again.Reset)
+			require.EqualValues(t, 9, drain(t, second, "k", 1))
+			time.Sleep(time.Until(r.Reset) + time.Millisecond)
+			again = allow(t, second, "k", 1)
+			require.True(t, again.Allowed)
+			require.LessOrEqual(t, time.Until(again.Reset), time.Second)
+		})
+	}
+}
+
+// After a change to a shorter window, who is refused in the open one is told when that ends,
+// whoever answers: a batch, memory, a direct call, Check, FailLocal.
+func TestRetryAfterInAnOldWindow(t *testing.T) {
+	cases := everyPolicy()
+	cases["no memory"] = reservoir.WithMaxKeys(0)
+	for _, away := range []bool{false, true} {
+		inBubbles(t, fmt.Sprint("away=", away), cases, func(t *testing.T, name string, opt reservoir.Option) {
+			if away && name == "no memory" {
+				return // it has no policy but FailOpen
+			}
+			net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerHour(10))
+			l := open(t, net, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithFailure(reservoir.FailLocal(0.5)))
+			was := allow(t, l, "k", 1)
+			if away {
+				breakdown(t, l, net, testnet.Refuse)
+				drain(t, l, "k", 1)
+			}
+			seconds := reservoir.PerSecond(10)
+			limit.Store(&seconds)
+			_, _ = l.AllowN(bg, "k", 11) // it is heard of
+			for range 30 {
+				if r := allow(t, l, "k", 1); !r.Allowed {
+					require.True(t, was.Reset.Equal(r.Reset))
+					require.InDelta(t, time.Until(was.Reset), r.RetryAfter, float64(5*time.Second), "%+v", r)
+				}
+				time.Sleep(time.Second)
+			}
+			require.False(t, allow(t, l, "k", 1).Allowed)
+		})
+	}
+}
+
+// Two processes state limits of different lengths for one key. While the first window is
+// open, the limit may have changed; afterwards both go on, and one of them gets the error. No
+// window admits more than its own limit.
+func TestTwoPlansOfOneKey(t *testing.T) {
+	for _, first := range []int{0, 1} {
+		inBubbles(t, fmt.Sprint("first=", first), smallBatches(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := testnet.Far(time.Millisecond)
+			limits := []reservoir.Limit{reservoir.PerSecond(10), reservoir.PerHour(100)}
+			var all []*reservoir.Limiter
+			for _, l := range limits {
+				all = append(all, open(t, net, reservoir.PerMinute(1), planned(l).option(), opt))
+			}
+			allow(t, all[first], "k", 1)
+			conflicts, admitted := 0, map[time.Time]int64{}
+			for i := range 100 * 60 * 2 {
+				r, err := all[i%2].Allow(bg, "k")
+				if err != nil {
+					require.ErrorIs(t, err, reservoir.ErrConflict)
+					conflicts++
+				} else if r.Allowed {
+					admitted[r.Reset]++
+				}
+				time.Sleep(500 * time.Millisecond)
+			}
+			assert.Positive(t, conflicts)
+			for end, n := range admitted {
+				assert.LessOrEqual(t, n, int64(100), "%v", end)
+			}
+		})
+	}
+}
+
+// Of two processes, one learns of a change just before the open window ends, and the other
+// opens one more window of the old length before it learns. Both go on in that, and then have
+// the new length.
+func TestPlanThatReachesProcessesInTurn(t *testing.T) {
+	for what, c := range map[string]struct{ before, after reservoir.Limit }{
+		"month to day":   {reservoir.PerMonth(1000, nil), reservoir.PerDay(20, nil)},
+		"hour to minute": {reservoir.PerHour(1000), reservoir.PerMinute(20)},
+	} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := testnet.Far(time.Millisecond)
+			var all []*reservoir.Limiter
+			plans := []*plan{planned(c.before), planned(c.before)}
+			for _, p := range plans {
+				all = append(all, open(t, net, reservoir.PerMinute(1), p.option(), opt, reservoir.WithIdle(60*24*time.Hour)))
+			}
+			end := allow(t, all[0], "k", 1).Reset
+			time.Sleep(time.Until(end.Add(-5 * time.Second)))
+			plans[0].Store(&c.after)
+			_, err := all[0].AllowN(bg, "k", 900) // more than it holds, so it asks
+			require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
+			time.Sleep(time.Until(end.Add(5 * time.Second)))
+			old := allow(t, all[1], "k", 1).Reset
+			require.Greater(t, time.Until(old), c.after.Window)
+			plans[1].Store(&c.after)
+			for i := range 100 {
+				require.Equal(t, old, allow(t, all[i%2], "k", 1).Reset)
+				time.Sleep(time.Second)
+			}
+			time.Sleep(time.Until(old) + time.Second)
+			for i := range 2 {
+				require.LessOrEqual(t, time.Until(allow(t, all[i], "k", 1).Reset), c.after.Window)
+			}
+		})
+	}
+}
+
+// A key that has lost the reply to its grant, and whose limit has another window since, asks once
+// more with the open window's length, so that the grant goes back when the key is forgotten or at Close.
+func TestLostGrantOfAnotherLength(t *testing.T) {
+	for _, closes := range []bool{false, true} {
+		inBubbles(t, fmt.Sprint("close=", closes), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := testnet.Far(time.Millisecond)
+			var limit atomic.Value
+			limit.Store(reservoir.PerHour(100))
+			limits := reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) })
+			l := open(t, net, reservoir.PerHour(100), opt, limits, reservoir.WithIdle(time.Second))
+			net.Next("", testnet.LoseReply)
+			_, err := l.AllowN(bg, "k", 7)
+			require.Error(t, err)
+			require.NotZero(t, used(t, net, "k"))
+			limit.Store(reservoir.PerMinute(100))
+			net.Next("", testnet.LoseRequest)
+			_, err = l.AllowN(bg, "k", 7) // the new limit is the key's now
+			require.Error(t, err)
+			if !closes {
+				time.Sleep(time.Minute)
+				require.Zero(t, l.Stats().Keys)
+			}
+			require.NoError(t, l.Close(bg))
+			require.Equal(t, 1, net.Happened(testnet.LoseReply))
+			assert.Zero(t, used(t, net, "k"))
+		})
+	}
+}
+
+// Windows by the calendar end at its midnights, for all processes, whatever came before;
+// probes, refusals and outages know the real length.
+func TestCalendarWindows(t *testing.T) {
+	zone, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		limit reservoir.Limit
+		begin time.Time
+		ends  []time.Time
+	}{
+		"day":   {reservoir.PerDay(50, zone), at(zone, 3, 24, 13), []time.Time{at(zone, 3, 25, 0), at(zone, 3, 26, 0), at(zone, 3, 27, 0), at(zone, 3, 28, 0)}},
+		"week":  {reservoir.PerWeek(50, nil), at(time.UTC, 2, 23, 1), []time.Time{at(time.UTC, 2, 28, 0), at(time.UTC, 3, 6, 0), at(time.UTC, 3, 13, 0)}},
+		"month": {reservoir.PerMonth(50, zone), at(zone, 1, 30, 7), []time.Time{at(zone, 2, 1, 0), at(zone, 3, 1, 0), at(zone, 4, 1, 0), at(zone, 5, 1, 0)}},
+	} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			time.Sleep(time.Until(c.begin))
+			net := testnet.Far(time.Millisecond)
+			all := fleet(t, 3, net, c.limit, opt)
+			for i, end := range c.ends {
+				for k := range 30 {
+					r := allow(t, all[(i+k)%3], "k", 3)
+					require.True(t, end.Equal(r.Reset), "%v, want %v", r.Reset, end)
+				}
+				r := allow(t, all[i%3], "other "+what, 1)
+				require.True(t, end.Equal(r.Reset))
+				require.LessOrEqual(t, used(t, net, "k"), int64(50))
+				require.GreaterOrEqual(t, used(t, net, "k"), int64(48))
+				if r = allow(t, all[0], "k", 50); !r.Allowed {
+					require.Equal(t, time.Until(end).Round(time.Minute), r.RetryAfter.Round(time.Minute))
+				}
+				time.Sleep(time.Until(end.Add(time.Duration(i) * time.Second)))
+			}
+			for _, l := range all {
+				balance(t, l)
+			}
+		})
+	}
+}
+
+// A call that is on its way over midnight opens the window that is due there, of whatever
+// length, and so does one by a clock that is behind the store's or ahead of it.
+func TestCalendarAtMidnight(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		for month := time.February; month < 12; month++ {
+			midnight, next := at(time.UTC, month, 1, 0), at(time.UTC, month+1, 1, 0)
+			net := testnet.Far(40 * time.Millisecond)
+			l := open(t, net, reservoir.PerMonth(50, nil), opt)
+			time.Sleep(time.Until(midnight.Add(-time.Hour)))
+			require.True(t, midnight.Equal(allow(t, l, "old", 10).Reset))
+			time.Sleep(time.Until(midnight.Add(-20 * time.Millisecond)))
+			for _, key := range []string{"old", "new"} {
+				go func() {
+					r, err := l.AllowN(bg, key, 30)
+					assert.NoError(t, err)
+					assert.True(t, midnight.Equal(r.Reset) || next.Equal(r.Reset), "%s: %v", key, r.Reset)
+				}()
+			}
+			time.Sleep(time.Second)
+			for _, key := range []string{"old", "new"} {
+				r := allow(t, l, key, 1)
+				require.True(t, next.Equal(r.Reset), "%s %s: %v", month, key, r.Reset)
+			}
+			require.NoError(t, l.Close(bg))
+		}
+	})
+}
+
+// A refused user asks again now and then and is admitted at the reset. The window that
+// opens then is the calendar's. All clocks agree.
+func TestCalendarWindowAfterAShorterOne(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		limit reservoir.Limit
+		begin time.Time
+		end   time.Time // of the window after the one that begin is in
+	}{
+		"day after the one of 23 hours":       {reservoir.PerDay(20, berlin), at(berlin, 3, 26, 1), at(berlin, 3, 28, 0)},
+		"week after the one of 167 hours":     {reservoir.PerWeek(20, berlin), at(berlin, 3, 21, 1), at(berlin, 4, 3, 0)},
+		"March":                               {reservoir.PerMonth(20, nil), at(time.UTC, 2, 2, 1), at(time.UTC, 4, 1, 0)},
+		"May":                                 {reservoir.PerMonth(20, nil), at(time.UTC, 4, 2, 1), at(time.UTC, 6, 1, 0)},
+		"March, used on the 1st of February":  {reservoir.PerMonth(20, berlin), at(berlin, 2, 1, 0), at(berlin, 4, 1, 0)},
+		"April, after a month of DST's begin": {reservoir.PerMonth(20, berlin), at(berlin, 3, 2, 1), at(berlin, 5, 1, 0)},
+	} {
+		for _, late := range []time.Duration{0, time.Millisecond, time.Second, 30 * time.Second} {
+			inBubbles(t, what+" "+late.String(), smallBatches(), func(t *testing.T, name string, opt reservoir.Option) {
+				time.Sleep(time.Until(c.begin))
+				net := testnet.Far(time.Millisecond)
+				all := fleet(t, 2, net, c.limit, opt)
+				exhaust(t, all, "k")
+				r := allow(t, all[0], "k", 1)
+				require.False(t, r.Allowed)
+				for step := time.Until(r.Reset) / 64; time.Until(r.Reset) > step; time.Sleep(step) {
+					require.False(t, allow(t, all[0], "k", 1).Allowed)
+				}
+				time.Sleep(time.Until(r.Reset) + late)
+				period, _ := c.limit.Calendar.Around(time.Now())
+				var admitted int64
+				for step := time.Until(c.end) / 64; time.Until(c.end) > 2*time.Hour; time.Sleep(step) {
+					for _, l := range all {
+						r := allow(t, l, "k", 1)
+						if r.Allowed {
+							admitted++
+						}
+						if admitted == 1 && r.Allowed {
+							assert.True(t, c.end.Equal(r.Reset), "the window ends at %v, want %v", r.Reset, c.end)
+						}
+					}
+				}
+				assert.LessOrEqual(t, admitted, int64(20), "since %v", period)
+			})
+		}
+	}
+}
+
+// The same, as short as can be: a batch of the 1st of February lasts until March.
+func TestMarchEndsWithMarch(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		time.Sleep(time.Until(at(time.UTC, 2, 1, 1)))
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerMonth(10_000, nil), reservoir.WithBatch(reservoir.Fixed(5000)))
+		for time.Now().Before(at(time.UTC, 3, 1, 0)) {
+			require.True(t, allow(t, l, "k", 1).Allowed)
+			time.Sleep(30 * time.Minute)
+		}
+		admitted := drain(t, l, "k", 1)
+		r := allow(t, l, "k", 1)
+		assert.True(t, at(time.UTC, 4, 1, 0).Equal(r.Reset), "the window ends at %v", r.Reset)
+		time.Sleep(r.RetryAfter + time.Second)
+		if time.Now().Month() == time.March {
+			admitted += drain(t, l, "k", 1)
+		}
+		assert.EqualValues(t, 10_000, admitted, "in March")
+	})
+}
+
+// Windows by the calendar with processes whose clocks differ from the store's and from each
+// other's, over days on which clocks are set and months of all lengths: by the store's clock
+// each window is a whole period, no period admits more than the limit, and nobody is refused
+// in a period of which nothing was used.
+func TestCalendarOfSkewedClocks(t *testing.T) {
+	for _, name := range []string{"UTC", "Europe/Berlin", "America/Santiago", "Africa/Cairo"} {
+		zone, err := time.LoadLocation(name)
+		require.NoError(t, err)
+		for what, make := range map[string]func(int64, *time.Location) reservoir.Limit{"day": reservoir.PerDay, "week": reservoir.PerWeek, "month": reservoir.PerMonth} {
+			for _, ahead := range []time.Duration{-90 * time.Second, 90 * time.Second, -30 * time.Minute, 30 * time.Minute} {
+				inBubbles(t, fmt.Sprint(name, what, ahead), smallBatches(), func(t *testing.T, _ string, opt reservoir.Option) {
+					limit := make(20, zone)
+					store := memstore.New()
+					all := []*reservoir.Limiter{
+						open(t, skewed(store, ahead), limit, opt), open(t, skewed(store, ahead), limit, opt),
+					}
+					time.Sleep(time.Until(time.Date(2000, 3, 24, 13, 0, 5, 0, time.UTC)))
+					step, steps := 15*time.Minute, 4*4*24 // a Sunday on which clocks are set, and the Monday after it
+					if what == "month" {
+						step, steps = 4*time.Hour, 6*70
+					}
+					admitted := map[time.Time]int{}
+					begins := map[time.Time]bool{}
+					var shown int
+					for i := range steps {
+						at := time.Now().Add(ahead) // by the store's clock
+						begin, end := limit.Calendar.Around(at)
+						r := allow(t, all[i%2], "k", 1)
+						if r.Allowed {
+							admitted[begin]++
+						} else if !begins[begin] && admitted[begin] == 0 {
+							if shown++; shown < 4 {
+								t.Logf("refused at %v, though none was admitted since %v; reset %v", at.In(zone), begin, r.Reset.In(zone))
+							}
+							assert.Less(t, shown, 4)
+						}
+						if !r.Reset.Equal(end) {
+							if shown++; shown < 4 {
+								t.Logf("at %v reset is %v, want %v", at.In(zone), r.Reset.In(zone), end)
+							}
+						}
+						time.Sleep(step)
+					}
+					assert.Zero(t, shown)
+					for begin, n := range admitted {
+						require.LessOrEqual(t, n, 20, "%v", begin)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A reset leaves a millisecond between its window's end and the month's. Whoever asks in that
+// opens the window of the next month, which ends with it and has the limit once.
+func TestMonthAfterAReset(t *testing.T) {
+	for what, begin := range map[string]time.Time{
+		"February": at(time.UTC, 2, 1, 0), "March": at(time.UTC, 3, 1, 0), "May": at(time.UTC, 5, 1, 0), "August": at(time.UTC, 8, 1, 0),
+	} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := testnet.Far(0)
+			all := fleet(t, 2, net, reservoir.PerMonth(100, nil), opt)
+			time.Sleep(time.Until(begin.AddDate(0, 0, -3)))
+			require.True(t, allow(t, all[0], "k", 100).Allowed)
+			require.NoError(t, all[0].Reset(bg, "k"))
+			require.True(t, allow(t, all[0], "k", 100).Allowed)
+			time.Sleep(time.Until(begin.Add(-500 * time.Microsecond)))
+			end := begin.AddDate(0, 1, 0)
+			admitted := 0
+			for ; time.Now().Before(end.Add(-time.Second)); time.Sleep(7 * time.Hour) {
+				for _, l := range all {
+					r := allow(t, l, "k", 40)
+					assert.True(t, end.Equal(r.Reset), "at %v the window ends at %v", time.Now(), r.Reset)
+					if r.Allowed {
+						admitted += 40
+					}
+				}
+			}
+			assert.Equal(t, 80, admitted, "in one month")
+			time.Sleep(time.Until(end.Add(time.Hour)))
+			assert.True(t, allow(t, all[1], "k", 100).Allowed, "in the month after it")
+		})
+	}
+}
+
+// A process whose clock is behind the store's first hears of keys around the midnight between
+// two periods of different lengths.
+func TestNewKeysAtMidnight(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		limit    reservoir.Limit
+		midnight time.Time
+	}{
+		"day":   {reservoir.PerDay(20, berlin), at(berlin, 3, 26, 0)},
+		"month": {reservoir.PerMonth(20, nil), at(time.UTC, 3, 1, 0)},
+	} {
+		for _, room := range []int{0, 1000} {
+			inBubbles(t, fmt.Sprint(what, room), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+				const ahead = 2 * time.Second
+				l := open(t, skewed(memstore.New(), ahead), c.limit, opt, reservoir.WithMaxKeys(room))
+				time.Sleep(time.Until(c.midnight.Add(-ahead - time.Second)))
+				for i := range 50 {
+					_, end := c.limit.Calendar.Around(time.Now().Add(ahead)) // by the store's clock
+					r := allow(t, l, fmt.Sprint(i), 1)
+					require.True(t, r.Allowed)
+					require.True(t, end.Equal(r.Reset), "%v, want %v", r.Reset, end)
+					time.Sleep(100 * time.Millisecond)
+				}
+			})
+		}
+	}
+}
