@@ -7,9 +7,9 @@
 // the tokens that it grants in one window never exceed the limit, even if clients
 // retry, repeat a statement, send it late, or die.
 //
-// Implementations: memstore (in process), redisstore (Redis, Sentinel, Cluster),
-// and decorators such as the sharding package. All of them
-// pass the suite in backendtest, which can test other stores as well.
+// Package memstore is a store in the process, redisstore one in Redis, Sentinel or Cluster,
+// and sharding spreads keys over several stores. All pass the suite in backendtest, which
+// can test other stores as well.
 package backend
 
 import (
@@ -20,11 +20,12 @@ import (
 // Store is an exact fixed-window counter per key, with a ledger of what each
 // client was granted.
 //
-// All methods are safe for concurrent use. Each returns soon after its context
-// ends, even if the transport below does not, unless the request is Detached. A call that is still queued at its
-// context's deadline is never made. Requests are checked before anything is sent: a
-// faulty one yields an error that wraps [ErrKey], [ErrLimit] or [ErrTokens]. Every
-// other failure is an *[Error], which says whether the call may have been carried out.
+// All methods are safe for concurrent use. Each returns soon after its context ends, even
+// if the connection does not react to that; only a Detached request may take longer. A
+// call that is still queued at its context's deadline is never made. Requests are checked
+// before anything is sent, and the error about a faulty one wraps [ErrKey], [ErrLimit] or
+// [ErrTokens]. Every other failure is an *[Error], which says whether the call may have
+// been carried out.
 type Store interface {
 	// Sync states a client's account with a key and asks for more tokens. It is
 	// idempotent: a statement that is repeated, duplicated or delayed charges
@@ -46,14 +47,15 @@ type Store interface {
 	// means that it may have been carried out.
 	Settle(ctx context.Context, r SettleRequest) (SettleReply, error)
 
-	// Reset replaces the key's open window by a fresh one, of which nothing is charged.
+	// Reset replaces the key's open window by a fresh one, in which nothing is charged.
 	// From then on the old window is void: tokens or debt that clients still state for it
 	// are not charged to the new window and are no sign of lost data. Clients may spend
-	// the tokens that they hold in memory until their next statement. The new window has
-	// the end of any window that opens now. If the old window has that end too, the new
-	// one ends a millisecond earlier, because the end is also the window's name. A window
-	// that opens in that millisecond ends one length later or, by a calendar, with the
-	// next period.
+	// the tokens that they hold in memory until their next statement.
+	//
+	// The new window ends when any window that opens now would end. If the old window has
+	// the same end, the new one ends a millisecond earlier, because the end is also the
+	// window's name. A window that opens in that millisecond ends one length later or, by
+	// a calendar, with the next period.
 	//
 	// If no window is open, Reset changes nothing and State.Window is 0. The store never
 	// sends it twice; an Error of class Unknown means that the reset may have happened. A
@@ -77,8 +79,8 @@ func (w Window) Time() time.Time {
 // State is one reading of a key. The decision, Remaining and Window of a reply always
 // come from the same reading.
 //
-// A window keeps the length with which it was opened. If that is not the length of the
-// request's Limit, Length names it. The window is served all the same if Length is the
+// A window keeps the length with which it was opened. If the request's Limit has another
+// length, Length is that of the window. The window is served all the same if Length is the
 // request's OpenLength or, by a calendar, the length of the next period. Otherwise Conflict
 // is set and the call has changed nothing: it neither charged nor granted, and did not move
 // the window's end. The reply to a statement then repeats the statement's totals.
@@ -117,8 +119,8 @@ type SyncRequest struct {
 	// clock is wrong, and the store moves End by whole lengths.
 	End, Next Window
 
-	// OpenLength is the length of Window, if the client's limit has another since; else 0. A
-	// window that opens now has the length of Limit.
+	// OpenLength is the length of Window if the client's limit has another length by now,
+	// otherwise 0. A window that opens now has the length of Limit.
 	OpenLength time.Duration
 
 	// Leaving says that the client will not ask again soon. SyncReply.Clients does not
@@ -140,15 +142,15 @@ type SyncRequest struct {
 	// of the tokens used so far is small.
 	Pace int64
 
-	// Total is SyncReply.Total of the last reply about Window, and Used the number of
-	// tokens charged at that time, less those that this statement is the first to return; 0
-	// if unknown. A store with a smaller Total has lost data. One client's statement then
-	// shows it how much was granted to all clients.
+	// Total is SyncReply.Total of the last reply about Window. Used is the number of
+	// tokens that were charged at that time, less those that this statement is the first
+	// to return. Both are 0 if unknown. A store with a smaller Total has lost data. One
+	// client's statement then shows it how much was granted to all clients.
 	Total int64
 	Used  int64
 
-	// Detached says that only its deadline ends the call's context, and that the caller
-	// stops waiting by other means. The store may then return some seconds after the deadline.
+	// Detached says that the call's context ends only at its deadline, because the caller
+	// stops waiting by other means. The store may then return some seconds later than that.
 	Detached bool
 }
 
@@ -176,7 +178,7 @@ type TakeRequest struct {
 	Tokens int64 // 1 to Limit.Tokens
 
 	End, Next  Window        // of windows that this call may open; see SyncRequest
-	OpenLength time.Duration // of the window that the client takes for open, if its limit has another since; else 0
+	OpenLength time.Duration // of the window that the client takes for open, if its limit has another length by now; else 0
 
 	Detached bool // see SyncRequest
 }

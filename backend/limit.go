@@ -22,10 +22,10 @@ var (
 	ErrTokens = errors.New("reservoir: bad number of tokens")
 )
 
-// Limit is a number of tokens per fixed window, which opens at its key's first charge and
-// ends Window later or, if Window is whole seconds, at a whole second, rounded down: the
-// first window of a second may be almost a second shorter than that, and then twice Tokens
-// may pass in milliseconds. GitHub's script has such windows, and the same keys. Other ends
+// Limit is a number of tokens per fixed window. A window opens at its key's first charge and
+// ends Window later. If Window is whole seconds, the end is rounded down to a whole second,
+// as in GitHub's script, so that both can share windows. So a first window of a second may
+// be almost a second shorter, and then twice Tokens may pass within milliseconds. Other ends
 // are rounded up to a millisecond. The zero Limit is not valid in a request.
 type Limit struct {
 	Tokens int64         // 1 to MaxTokens

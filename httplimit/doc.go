@@ -15,9 +15,8 @@
 //
 // A [KeyFunc] names the key that a request is charged to. [ByUser] and [ByHeader] read the
 // client's identity, [ByAddress] its address, and [First] uses the first of several that
-// returns a key. Their keys begin with the kind
-// ("user:", "addr:", ...), so that no client can use up a limit of another kind by
-// choosing its name.
+// returns a key. Their keys begin with the kind ("user:", "addr:", ...), so that no client
+// can use up a limit of another kind by choosing its name.
 //
 // A request without a key is answered with 400 and reaches no handler, because any way to
 // let it pass would be a way around the limit. To give it another key, use First. To serve
@@ -25,9 +24,9 @@
 //
 // # Headers
 //
-// Every response of a handler carries the state of the limit in two forms: GitHub's headers, and the
-// two structured fields of the IETF's draft (draft-ietf-httpapi-ratelimit-headers-10,
-// syntax of RFC 9651):
+// Every response of a handler carries the state of the limit in two forms: GitHub's
+// headers, and the two structured fields of the IETF's draft
+// (draft-ietf-httpapi-ratelimit-headers-10, syntax of RFC 9651):
 //
 //	X-RateLimit-Limit: 5000
 //	X-RateLimit-Remaining: 4987
@@ -41,8 +40,8 @@
 // of a window from every process. The parameter t is the number of seconds until then by
 // this machine's clock, or Policy.Window if that is less. A refusal also has Retry-After, in
 // seconds, with the same value as t. All three are rounded up. A window includes the instant
-// of its end, so only a client that comes at that very instant, as a test may, is too early.
-// All headers come from the one Result that decided.
+// of its end, so a client that comes back at exactly that instant, as in a test, is too
+// early. All headers come from the one Result that decided.
 //
 // Remaining is exact if the limiter has WithDirect. With batches it is what this process
 // could still hand out: its own stock, and what the store had left in its last reply.
@@ -82,6 +81,7 @@
 //
 // NewGroup is one middleware for several limits. If their options differ, nest middlewares.
 // RateLimit and RateLimit-Policy then list every policy, and the X-RateLimit headers are
-// those of the innermost limit that decided. Writers between them need an Unwrap method. If the inner limit refuses a request, the outer
-// one has already charged it; WithRefund(Status(304, 429)) on the outer one gives that back.
+// those of the innermost limit that decided. Writers between them need an Unwrap method. If
+// the inner limit refuses a request, the outer one has already charged it;
+// WithRefund(Status(304, 429)) on the outer one gives that back.
 package httplimit

@@ -94,11 +94,13 @@ func validate(name string, store backend.Store) error {
 	return nil
 }
 
-// Shard returns the name of the key's shard. If the shard's store has parts that fail
-// separately, such as the masters of a Redis Cluster, and names the key's part, Shard
-// returns "shard/part". So that no two parts share a name, "/" and "%" in the shard's name
-// become "%2F" and "%25" before a part. If another shard's name begins with "shard/", it
-// is "shard%/part". Shard does no I/O if the stores' own Shard does none.
+// Shard returns the name of the key's shard. A shard's store may have parts that fail
+// separately, such as the masters of a Redis Cluster. If it names the key's part, Shard
+// returns "shard/part".
+//
+// No two parts share a name. Before a part, "/" and "%" in the shard's name are written
+// "%2F" and "%25". If the name of another shard begins with "shard/", the part is
+// "shard%/part". Shard does no I/O if the stores' own Shard does none.
 func (s *Store) Shard(key string) string {
 	at := s.find(key)
 	if part := placement.Shard(at.store, key); part != "" {
@@ -120,35 +122,35 @@ func (s *Store) find(key string) *shard {
 	return &s.shards[best]
 }
 
-// Sync implements backend.Store by the key's shard.
+// Sync implements backend.Store. It calls the store of the key's shard.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	at := s.find(r.Key)
 	reply, err := at.store.Sync(ctx, r)
 	return reply, at.named(err)
 }
 
-// Take implements backend.Store by the key's shard.
+// Take implements backend.Store. It calls the store of the key's shard.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
 	at := s.find(r.Key)
 	reply, err := at.store.Take(ctx, r)
 	return reply, at.named(err)
 }
 
-// Check implements backend.Store by the key's shard.
+// Check implements backend.Store. It calls the store of the key's shard.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
 	at := s.find(key)
 	state, err := at.store.Check(ctx, key, l)
 	return state, at.named(err)
 }
 
-// Settle implements backend.Store by the key's shard.
+// Settle implements backend.Store. It calls the store of the key's shard.
 func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
 	at := s.find(r.Key)
 	reply, err := at.store.Settle(ctx, r)
 	return reply, at.named(err)
 }
 
-// Reset implements backend.Store by the key's shard.
+// Reset implements backend.Store. It calls the store of the key's shard.
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
 	at := s.find(r.Key)
 	state, err := at.store.Reset(ctx, r)
