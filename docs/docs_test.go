@@ -36,7 +36,7 @@ var elsewhere = []struct{ file, lang, test string }{
 
 // quoted maps a kind of block to the end of the names of the files that it quotes.
 var quoted = map[string]string{
-	"peers": "test/results/peers.txt", "fleet": "test/results/fleet.txt", "lua": ".lua", "fixture": ".txt",
+	"peers": "test/results/peers.txt", "fixture": ".txt",
 }
 
 // block is a piece of a document between fences.
@@ -95,7 +95,7 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 		}
 	case "console":
 		s.transcript(t, b.text)
-	case "peers", "fleet", "lua", "fixture": // lines of measured results, of scripts, and of their fixtures
+	case "peers", "fixture": // lines of measured results, and of the scripts' fixtures
 		text := strings.Join(slices.Collect(maps.Values(files(t, quoted[b.lang]))), "\n")
 		for line := range strings.Lines(b.text) {
 			require.Contains(t, text, line)
