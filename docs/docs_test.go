@@ -191,6 +191,17 @@ func TestFiguresWereMeasured(t *testing.T) {
 	}
 }
 
+// The first table of docs/choosing.md has the figures of the transcripts below it.
+func TestTableOfTranscripts(t *testing.T) {
+	table, transcripts, found := strings.Cut(documents(t)["docs/choosing.md"], "*Waited*")
+	require.True(t, found)
+	figures := figure.FindAllStringSubmatch(table, -1)
+	require.Greater(t, len(figures), 30)
+	for _, m := range figures {
+		require.Contains(t, transcripts, " "+m[2]+" "+m[3])
+	}
+}
+
 // requireTested finds a fragment in the code of tests, which compiles and runs. At an
 // ellipsis in the fragment the test may have more lines.
 func requireTested(t *testing.T, fragment string, tested map[string]string) {
