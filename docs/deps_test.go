@@ -23,30 +23,26 @@ const (
 )
 
 // Programs that import the library inherit its requirements, and each requirement has to
-// pass their security review. This list is complete. Add a new requirement here, with its
-// reason.
-var (
-	direct = []string{goRedis, testify, goleak, xSync}
+// pass their security review. This list is complete. Add a new requirement here, with the
+// module that requires it.
+var requirements = map[string]string{
+	goRedis: "", testify: "", goleak: "", xSync: "", // by us
 
-	// brought maps indirect requirements to the module that requires them. A "compiled"
-	// one ends up in a program; the others only take part in the choice of versions.
-	brought = map[string]string{
-		"github.com/cespare/xxhash/v2":  goRedis, // compiled
-		"go.uber.org/atomic":            goRedis, // compiled
-		"golang.org/x/sys":              goRedis, // compiled
-		"github.com/bsm/ginkgo/v2":      goRedis,
-		"github.com/bsm/gomega":         goRedis,
-		"github.com/klauspost/cpuid/v2": goRedis,
-		"github.com/zeebo/xxh3":         goRedis,
-		"github.com/stretchr/objx":      testify,
-		"go.yaml.in/yaml/v3":            testify, // compiled into tests
-		"github.com/davecgh/go-spew":    goleak,
-		"github.com/pmezard/go-difflib": goleak,
-		"github.com/kr/pretty":          goleak,
-		"gopkg.in/check.v1":             goleak,
-		"gopkg.in/yaml.v3":              goleak,
-	}
-)
+	"github.com/cespare/xxhash/v2":  goRedis, // compiled into programs
+	"go.uber.org/atomic":            goRedis, // compiled into programs
+	"golang.org/x/sys":              goRedis, // compiled into programs
+	"github.com/bsm/ginkgo/v2":      goRedis,
+	"github.com/bsm/gomega":         goRedis,
+	"github.com/klauspost/cpuid/v2": goRedis,
+	"github.com/zeebo/xxh3":         goRedis,
+	"github.com/stretchr/objx":      testify,
+	"go.yaml.in/yaml/v3":            testify,
+	"github.com/davecgh/go-spew":    goleak,
+	"github.com/pmezard/go-difflib": goleak,
+	"github.com/kr/pretty":          goleak,
+	"gopkg.in/check.v1":             goleak,
+	"gopkg.in/yaml.v3":              goleak,
+}
 
 func TestRequirements(t *testing.T) {
 	type required struct {
@@ -54,56 +50,36 @@ func TestRequirements(t *testing.T) {
 		Main, Indirect bool
 	}
 	for _, m := range goList[required](t, "-m", "-json=Path,Main,Indirect", "all") {
-		switch _, known := brought[m.Path]; {
-		case m.Main, slices.Contains(direct, m.Path):
-		case !m.Indirect:
-			t.Errorf("%s is required: add it to the direct requirements with its reason, or do without", m.Path)
-		case !known:
-			t.Errorf("%s came along: who brings it?", m.Path)
-		}
+		by, known := requirements[m.Path]
+		require.True(t, m.Main || known && m.Indirect == (by != ""), "%s is required, indirectly: %t", m.Path, m.Indirect)
 	}
 }
 
-// The limiter and the stores without a server need only x/sync, so that a program with
-// its own store links no Redis client.
-func TestCoreImports(t *testing.T) {
-	core := map[string]bool{
-		module:                       false,
-		module + "/backend":          false,
-		module + "/backend/memstore": false,
-		module + "/sharding":         false,
-		module + "/httplimit":        false,
-		module + "/sloglimit":        false,
-	}
-	for _, p := range packages(t) {
-		if _, ok := core[p.ImportPath]; !ok {
-			continue
+// core has the packages that need only x/sync, so that a program with its own store links no
+// Redis client. forTests has those that need test libraries, which no other package may.
+var (
+	core     = []string{"", "/backend", "/backend/memstore", "/sharding", "/httplimit", "/sloglimit"}
+	forTests = []string{"/backend/backendtest", "/internal/redistest", "/internal/program", "/internal/example"}
+)
+
+func TestImports(t *testing.T) {
+	seen := 0
+	for _, p := range goList[pkg](t, "-json=ImportPath,Deps", "./...") {
+		path := strings.TrimPrefix(p.ImportPath, module)
+		isCore := slices.Contains(core, path)
+		if isCore {
+			seen++
 		}
-		core[p.ImportPath] = true
 		for _, dep := range p.Deps {
-			if !standard(dep) && !within(dep, module) && !within(dep, xSync) {
+			if isCore && !standard(dep) && !within(dep, module) && !within(dep, xSync) {
+				t.Errorf("%s needs %s", p.ImportPath, dep)
+			}
+			if !slices.Contains(forTests, path) && (within(dep, "testing") || within(dep, testify) || within(dep, goleak)) {
 				t.Errorf("%s needs %s", p.ImportPath, dep)
 			}
 		}
 	}
-	for path, seen := range core {
-		require.True(t, seen, "%s is not there", path)
-	}
-}
-
-// Test libraries have no place in a user's binary.
-func TestNoTestLibraries(t *testing.T) {
-	forTests := []string{module + "/backend/backendtest", module + "/internal/redistest", module + "/internal/testnet", module + "/internal/program", module + "/internal/example"}
-	for _, p := range packages(t) {
-		if slices.Contains(forTests, p.ImportPath) {
-			continue
-		}
-		for _, dep := range p.Deps {
-			if within(dep, "testing") || within(dep, testify) || within(dep, goleak) {
-				t.Errorf("%s needs %s", p.ImportPath, dep)
-			}
-		}
-	}
+	require.Len(t, core, seen)
 }
 
 // pkg is a package without its tests.
@@ -111,8 +87,6 @@ type pkg struct {
 	ImportPath string
 	Deps       []string // transitive imports
 }
-
-func packages(t *testing.T) []pkg { return goList[pkg](t, "-json=ImportPath,Deps", "./...") }
 
 func within(path, parent string) bool {
 	return path == parent || strings.HasPrefix(path, parent+"/")

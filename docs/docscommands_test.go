@@ -1,12 +1,14 @@
 package docs_test
 
 import (
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir/internal/invariant"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -40,60 +43,46 @@ func (s *stage) build(t *testing.T, dir string) string {
 	t.Helper()
 	once, _ := s.built.LoadOrStore(dir, sync.OnceValues(func() (string, error) {
 		to := filepath.Join(s.dir, path.Base(dir)+"-program")
-		out, err := exec.Command("go", "build", "-o", to, dir).CombinedOutput()
-		if err != nil {
-			return string(out), err
-		}
-		return to, nil
+		return to, goBuild(to, dir)
 	}))
 	program, err := once.(func() (string, error))()
-	require.NoError(t, err, program)
+	require.NoError(t, err)
 	return program
+}
+
+// goBuild builds with the race detector if the test has it, because then most packages are
+// compiled already.
+func goBuild(to, from string) error {
+	args := []string{"build", "-o", to, from}
+	if invariant.Enabled {
+		args = slices.Insert(args, 1, "-race")
+	}
+	out, err := exec.Command("go", args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("go build %s: %w\n%s", from, err, out)
+	}
+	return nil
 }
 
 var threeProcesses = regexp.MustCompile(`^for i in 1 2 3; do \./hello & done; wait$`)
 
-// checks maps the beginning of a command to its check. Entries for commands that do not
-// run give the reason.
-var checks = []struct {
-	like  *regexp.Regexp
-	check func(t *testing.T, s *stage, command string)
-}{
-	// These take minutes or install software. Only the target and its variables are
-	// checked.
-	{regexp.MustCompile(`^make( |$)`), func(t *testing.T, _ *stage, c string) { requireTarget(t, c) }},
-	{regexp.MustCompile(`^go test `), func(t *testing.T, _ *stage, c string) { requireTests(t, ".", c) }},
-	{regexp.MustCompile(`^\.ci/run$`), func(t *testing.T, _ *stage, c string) { require.FileExists(t, c) }},
-	// These change the work tree.
-	{regexp.MustCompile(`^git stash( pop)?$`), func(*testing.T, *stage, string) {}},
-	// This is downloaded.
-	{regexp.MustCompile(`^go run golang\.org/x/perf/cmd/benchstat@latest `), func(*testing.T, *stage, string) {}},
-	{regexp.MustCompile(`^go get ` + regexp.QuoteMeta(module)), func(t *testing.T, _ *stage, c string) {
-		require.DirExists(t, "."+strings.TrimSuffix(strings.TrimPrefix(c, "go get "+module), "@main"))
-	}},
-	{regexp.MustCompile(`^go mod edit -replace=` + regexp.QuoteMeta(module)), func(t *testing.T, _ *stage, c string) {
-		_, to, _ := strings.Cut(c, "=../reservoir")
-		require.DirExists(t, "."+to)
-	}},
-	{regexp.MustCompile(`^git clone https://` + regexp.QuoteMeta(module) + `( \.\./reservoir)?$|^mkdir hello && cd hello$|^go mod (init|tidy)|^go build$`), func(*testing.T, *stage, string) {}},
-	// TestGettingStarted runs it.
-	{threeProcesses, func(*testing.T, *stage, string) {}},
-	// These run until they are stopped.
-	{regexp.MustCompile(`^redis-server `), func(*testing.T, *stage, string) {}},
-	{regexp.MustCompile(`^redis-cli `), func(t *testing.T, s *stage, c string) { s.shell(t, s.dir, c) }},
-	{regexp.MustCompile(`^go run \./(cmd/reservoir|examples/workers) `), func(t *testing.T, s *stage, c string) { s.run(t, c) }},
-}
+// notRun matches commands that take minutes, install software, download something, change the
+// work tree, run until they are stopped, or are run by TestGettingStarted.
+var notRun = regexp.MustCompile(`^go (test|get|build$|mod (init|edit|tidy))|^go run golang\.org/x/perf/cmd/benchstat@latest |^git (stash|clone)|^mkdir |^redis-server |^\.ci/run$|` + threeProcesses.String())
 
-// command runs the check of a command.
+// command runs a command, or the part of it that can be run here.
 func (s *stage) command(t *testing.T, command string) {
 	t.Helper()
-	for _, c := range checks {
-		if c.like.MatchString(command) {
-			c.check(t, s, command)
-			return
-		}
+	switch {
+	case strings.HasPrefix(command, "make"): // the target and its variables, without the recipe
+		out, err := exec.Command("make", append([]string{"-n"}, strings.Fields(command)[1:]...)...).CombinedOutput()
+		require.NoError(t, err, "%s: %s", command, out)
+	case notRun.MatchString(command):
+	case inTime.MatchString(command):
+		s.shell(t, s.dir, command+" -duration 200ms")
+	default:
+		s.shell(t, s.dir, command)
 	}
-	t.Fatalf("%q: say in docscommands_test.go how it is tested", command)
 }
 
 var (
@@ -110,15 +99,6 @@ func commandLines(text string) (all []string) {
 		}
 	}
 	return all
-}
-
-// run runs a command line of our own program, for less time than the line says.
-func (s *stage) run(t *testing.T, command string) {
-	t.Helper()
-	if inTime.MatchString(command) {
-		command += " -duration 200ms"
-	}
-	s.shell(t, s.dir, command)
 }
 
 // shell runs a command and returns what it printed.
@@ -170,54 +150,4 @@ func near(said, printed string) bool {
 func value(s string) float64 {
 	v, _ := strconv.ParseFloat(strings.ReplaceAll(s, ",", ""), 64)
 	return v
-}
-
-func TestNear(t *testing.T) {
-	for _, row := range []struct {
-		said, printed string
-		near          bool
-	}{
-		{"calls 1,000", "calls  1,100\n", true},
-		{"calls 1,000", "calls 2,000", false},
-		{"calls 1,000", "call 1,000", false},
-		{"0.4 %", "0.8 %", true},
-		{"0.4 %", "40 %", false},
-		{"one two", "one", false},
-		{"1, 2", "1, 2", true},
-	} {
-		require.Equal(t, row.near, near(row.said, row.printed), row)
-	}
-}
-
-// requireTarget checks a target and its variables by a dry run of make.
-func requireTarget(t *testing.T, command string) {
-	t.Helper()
-	out, err := exec.Command("make", append([]string{"-n"}, strings.Fields(command)[1:]...)...).CombinedOutput()
-	require.NoError(t, err, "%s: %s", command, out)
-}
-
-var (
-	selects   = regexp.MustCompile(`-(?:run|bench)[= ]'?([^' ]+)'?`)
-	inPackage = regexp.MustCompile(`(?:^| )(\.\S*)`)
-)
-
-// requireTests finds the tests that a command of go test in a document selects. A
-// package's own document runs it in dir, and any other, such as the guides in docs, at
-// the root.
-func requireTests(t *testing.T, dir, command string) {
-	t.Helper()
-	if dir == "docs" || len(functions(t, dir, ".")) == 0 {
-		dir = "."
-	}
-	in := dir
-	if m := inPackage.FindStringSubmatch(command); m != nil {
-		in = path.Join(dir, m[1])
-	}
-	for _, m := range selects.FindAllStringSubmatch(command, -1) {
-		for _, name := range strings.Split(m[1], "|") {
-			if name, _, _ = strings.Cut(name, "/"); name != "^$" { // subtests are not checked
-				require.NotEmpty(t, functions(t, in, name), command)
-			}
-		}
-	}
 }
