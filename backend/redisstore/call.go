@@ -66,8 +66,7 @@ type request struct {
 	script   *script
 	key      string
 	args     []any
-	undo     func(backend.Window) // gives back a take whose caller has left
-	detached bool                 // only its deadline ends it; see backend.SyncRequest
+	detached bool // only its deadline ends it; see backend.SyncRequest
 }
 
 // call is one attempt at a request. Its pipeline owns it until complete reports the outcome
@@ -205,16 +204,11 @@ func (c *call) dropped() bool {
 }
 
 // complete reports the outcome to the caller, once, and returns whether the caller gets it.
-// If the caller has left, it gives the charge back.
 func (c *call) complete() (heard bool) {
 	switch c.state.Swap(answered) {
 	case answered:
 		return false
-	case abandoned:
-		if c.err == nil && c.undo != nil && c.reply[0]&flagAllowed != 0 {
-			c.undo(backend.Window(c.reply[2]))
-		}
-	default:
+	case waiting, written:
 		c.done <- struct{}{} // never blocks: there is room for one
 		heard = true
 	}
@@ -222,22 +216,25 @@ func (c *call) complete() (heard bool) {
 	return heard
 }
 
+// late reports whether the caller wants the reply even if it comes after the deadline. The
+// limiter gives back what a late take was charged, because nobody else could.
+func (c *call) late() bool { return c.detached && c.script == takeScript }
+
 // await sends the call through g and returns when it has the outcome or the context
 // ends. go-redis does not interrupt a read when a context ends.
 func (c *call) await(g *group) ([]int64, error) {
 	c.calls.Add()
 	g.submit(c)
-	if c.state.Load() != answered { // unless this goroutine made the call, because ctx.Done may start a timer
-		select {
-		case <-c.done:
-		case <-c.ctx.Done():
-			switch {
-			case c.state.CompareAndSwap(waiting, abandoned):
-				return nil, unsent{c.ctx.Err()}
-			case c.state.CompareAndSwap(written, abandoned):
-				return nil, c.ctx.Err()
-			}
+	select {
+	case <-c.done:
+	case <-c.ctx.Done():
+		if c.state.CompareAndSwap(waiting, abandoned) {
+			return nil, unsent{c.ctx.Err()}
 		}
+		if !c.late() && c.state.CompareAndSwap(written, abandoned) {
+			return nil, c.ctx.Err()
+		}
+		<-c.done
 	}
 	return c.reply, guard.Raise(c.err)
 }
@@ -287,26 +284,6 @@ func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
 		}
 	}
 	return s.run(ctx, r)
-}
-
-// undoTime is how long it may take to undo an abandoned take. It is not a caller's patience:
-// a distant server may need a second for a new connection and the script's load, and many
-// calls at once wait for the pipelines of a slow one.
-const undoTime = 5 * time.Second
-
-// undoOf returns a function that gives back the charge of a take whose caller has left.
-func (s *Store) undoOf(r backend.TakeRequest) func(backend.Window) {
-	return func(w backend.Window) {
-		s.calls.Add()
-		go func() {
-			defer s.calls.End()
-			guard.Log(func() { // a go-redis hook may panic
-				ctx, cancel := context.WithTimeout(context.Background(), undoTime)
-				defer cancel()
-				_, _ = s.run(ctx, request{script: settleScript, key: r.Key, args: []any{-r.Tokens, r.Limit.Tokens, int64(w)}})
-			})
-		}()
-	}
 }
 
 // sleep waits for about d and reports whether ctx is still alive.

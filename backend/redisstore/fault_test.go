@@ -105,42 +105,25 @@ func testLostReply(t *testing.T, f *faulty) {
 	}
 }
 
-// TestLateTake: the caller leaves before the reply comes. The tokens are given
-// back when it does.
+// TestLateTake: a caller gets the error of its own context, and is charged. The reply to a
+// detached take is awaited.
 func TestLateTake(t *testing.T) {
-	take := func(ctx context.Context, f *faulty) error {
-		_, err := f.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3})
-		return err
-	}
-	undone := func(t *testing.T, f *faulty) {
-		t.Helper()
-		require.Eventually(t, func() bool { return f.calls("evalsha") == 2 }, 5*time.Second, 2*time.Millisecond)
-		require.Equal(t, "0", f.used(t))
-	}
-	t.Run("deadline", func(t *testing.T) {
-		f := newFaulty(t)
+	for _, detached := range []bool{false, true} {
+		f := newFaulty(t, noGreeting)
 		f.proxy.Delay(200 * time.Millisecond)
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		err := take(ctx, f)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, backend.Unknown, class(t, err))
-		require.Positive(t, f.proxy.Delayed())
-		undone(t, f)
-	})
-	t.Run("cancelled", func(t *testing.T) {
-		f := newFaulty(t, noGreeting)
-		f.proxy.Hold(true)
-		ctx, cancel := context.WithCancelCause(t.Context())
-		done := make(chan error)
-		go func() { done <- take(ctx, f) }()
-		require.Eventually(t, func() bool { return f.proxy.Held() > 0 }, 5*time.Second, time.Millisecond)
-		cancel(errors.New("the user went away"))
-		require.ErrorIs(t, <-done, context.Canceled)
-		require.Zero(t, f.calls("evalsha"))
-		f.proxy.Hold(false)
-		undone(t, f)
-	})
+		r, err := f.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3, Detached: detached})
+		if detached {
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+		} else {
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, backend.Unknown, class(t, err))
+		}
+		require.Eventually(t, func() bool { return f.calls("evalsha") == 1 }, 5*time.Second, 2*time.Millisecond)
+		require.Equal(t, "3", f.used(t))
+	}
 }
 
 // TestNotAfter: what sat in a queue through an outage does nothing when it is

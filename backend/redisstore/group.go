@@ -233,11 +233,9 @@ const connectTime = 2 * time.Second
 // and outlasts those of all callers. When a context ends, go-redis closes the connection,
 // finished or not, and the next caller would have to start over.
 //
-// An inline call ends with its own context, unless it is a take. The reply to a take is read
-// even if it is late, because nobody else would learn what was charged: the limiter, which
-// has answered its caller by then, gives that back.
+// An inline call ends with its own context, unless its reply is wanted late.
 func detach(calls []*call) (context.Context, context.CancelFunc) {
-	if calls[0].inline && calls[0].undo == nil {
+	if calls[0].inline && !calls[0].late() {
 		return calls[0].ctx, func() {}
 	}
 	ctx, last := context.Background(), time.Now().Add(connectTime)

@@ -61,7 +61,7 @@ type Store struct {
 	nextRead atomic.Uint32
 	clock    serverClock
 
-	calls      inflight.Counter // also undos of abandoned calls
+	calls      inflight.Counter // also those whose callers have left
 	closeOwned func() error     // closes the clients that Open made; nil = there are none
 }
 
@@ -133,10 +133,8 @@ func (s *Store) Err() error {
 	return &backend.Error{Op: "open", Class: backend.Rejected, Err: s.err}
 }
 
-// Close waits for pending calls, including calls whose callers have left, and for the
-// undoing of these calls, for which a slow server has five seconds. Otherwise it waits no
-// longer than the client's timeouts. Later calls are rejected. It closes the client if
-// Open made it.
+// Close waits for pending calls, including calls whose callers have left, but no longer than
+// the client's timeouts. Later calls are rejected. It closes the client if Open made it.
 func (s *Store) Close() error {
 	<-s.calls.Close()
 	if s.closeOwned == nil {
@@ -205,15 +203,15 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 }
 
 // Take implements backend.Store with one EVALSHA. If ctx ends before the reply comes,
-// the store gives the tokens back as soon as it comes. If it never comes, they stay
-// charged until the window ends.
+// the tokens may stay charged until the window ends. The reply to a detached Take that was
+// sent is awaited beyond the deadline, for two seconds or the client's timeouts.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
 	var out backend.TakeReply
 	if err := r.Validate(); err != nil {
 		return out, err
 	}
 	args := []any{r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
-	v, err := s.do(ctx, request{script: takeScript, key: r.Key, args: args, undo: s.undoOf(r), detached: r.Detached})
+	v, err := s.do(ctx, request{script: takeScript, key: r.Key, args: args, detached: r.Detached})
 	if err != nil {
 		return out, err
 	}
