@@ -8,23 +8,24 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// names are the limits' names, which they need because they count the same keys.
-var names = [3]string{"requests", "tokens", "dollars"}
+// names and limits say what an API key may use. The limits need names because they count
+// the same keys. Dollars are in millionths.
+var (
+	names  = [3]string{"requests", "tokens", "dollars"}
+	limits = [3]reservoir.Limit{reservoir.PerMinute(60), reservoir.PerMinute(20_000), reservoir.PerDay(1_000_000, nil)}
+)
 
-// budget is what an API key may use: requests and tokens per window, dollars per day.
+// budget is what each API key has used of the limits.
 type budget struct {
-	limits   [3]reservoir.Limit
 	limiters [3]*reservoir.Limiter
 	all      *reservoir.Group
 }
 
-// newBudget returns a budget that counts in store. Dollars are in millionths.
-func newBudget(store backend.Store, requests, tokens, dollars reservoir.Limit, opts ...reservoir.Option) (b *budget, err error) {
-	b = &budget{limits: [3]reservoir.Limit{requests, tokens, dollars}}
-	opts = append([]reservoir.Option{
-		reservoir.WithFailure(reservoir.FailLocal(0.1)), // while the store is away: a tenth of each limit per process
-	}, opts...)
-	for i, limit := range b.limits {
+// newBudget returns a budget that counts in store.
+func newBudget(store backend.Store, limits [3]reservoir.Limit, opts ...reservoir.Option) (b *budget, err error) {
+	b = &budget{}
+	opts = append(opts, reservoir.WithFailure(reservoir.FailLocal(0.1))) // while the store is away: a tenth of each limit per process
+	for i, limit := range limits {
 		if b.limiters[i], err = reservoir.New(store, limit, append(opts, reservoir.WithName(names[i]))...); err != nil {
 			return nil, err
 		}
@@ -34,11 +35,8 @@ func newBudget(store backend.Store, requests, tokens, dollars reservoir.Limit, o
 }
 
 // close returns this process' tokens to the store. No stream may be running.
-func (b *budget) close(ctx context.Context) (err error) {
-	for _, l := range b.limiters {
-		err = errors.Join(err, l.Close(ctx))
-	}
-	return err
+func (b *budget) close(ctx context.Context) error {
+	return errors.Join(b.limiters[0].Close(ctx), b.limiters[1].Close(ctx), b.limiters[2].Close(ctx))
 }
 
 // price is in millionths of a dollar per token, or dollars per million tokens.

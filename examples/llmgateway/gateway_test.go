@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,23 +35,28 @@ type gated struct {
 
 func gate(t *testing.T, model string, change func(limits *[3]int64, reserve *int64), opts ...reservoir.Option) gated {
 	t.Helper()
+	return gateOn(t, redistest.Start(t), model, change, opts...)
+}
+
+func gateOn(t *testing.T, server *redistest.Server, model string, change func(limits *[3]int64, reserve *int64), opts ...reservoir.Option) gated {
+	t.Helper()
 	limits, reserve := [3]int64{1_000_000, 1_000_000, 1_000_000_000}, int64(mostOutput)
 	change(&limits, &reserve)
-	store, err := redisstore.Open("redis://" + redistest.Start(t).Addr())
+	store, err := redisstore.Open("redis://" + server.Addr())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = store.Close() })
-	b, err := newBudget(store, reservoir.PerHour(limits[0]), reservoir.PerHour(limits[1]), reservoir.PerDay(limits[2], nil), append(opts, reservoir.WithFetchTimeout(5*time.Second))...)
+	b, err := newBudget(store, [3]reservoir.Limit{reservoir.PerHour(limits[0]), reservoir.PerHour(limits[1]), reservoir.PerDay(limits[2], nil)}, append(opts, reservoir.WithFetchTimeout(5*time.Second))...)
 	require.NoError(t, err)
 	g := &gateway{budget: b, reserve: reserve, model: model}
 	mux := http.NewServeMux()
 	mux.Handle("POST "+path, g)
-	server := httptest.NewServer(mux)
+	front := httptest.NewServer(mux)
 	t.Cleanup(func() {
-		server.Close() // after all settlements
+		front.Close() // after all settlements
 		http.DefaultClient.CloseIdleConnections()
 		require.NoError(t, b.close(context.Background()))
 	})
-	return gated{g, server.URL}
+	return gated{g, front.URL}
 }
 
 // used returns what each limit counts as used, including debt.
@@ -64,6 +70,12 @@ func (g gated) used() (n [3]int64) {
 
 // cost is what a completion by the large model uses of each limit.
 func cost(in, out int64) [3]int64 { return [3]int64{1, in + out, prices["large"].of(in, out)} }
+
+// estimate is the gateway's of the input of a request.
+func estimate(body string) int64 {
+	q, _ := read(strings.NewReader(body))
+	return tokensIn(len(q.body))
+}
 
 func within(*[3]int64, *int64) {}
 
@@ -110,26 +122,14 @@ func TestWhole(t *testing.T) {
 // Some model servers report no use, which then is what we can count, and spread an answer
 // over several lines.
 func TestWholeWithoutUsage(t *testing.T) {
-	const answer = "{\"choices\":\n[{\"message\":{\"content\":\"12345678\",\n\"tool_calls\":[{\"function\":{\"arguments\":\"1234\"}}]}}]}\n"
+	const answer = "{\"choices\":\n[{\"message\":{\"content\":\"123456789012\"}}]}\n"
 	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, answer) }))
 	t.Cleanup(model.Close)
 	g := gate(t, model.URL, within)
 	body := strings.Replace(completion(100), "true", "false", 1)
 	_, text := ask(t, g.url+path, body)
 	require.Equal(t, answer, text)
-	require.Equal(t, cost(tokensIn(len(body)), 3), g.used())
-}
-
-// An answer with log-probabilities may be much longer than its text.
-func TestLongAnswer(t *testing.T) {
-	long := `{"choices":[{"logprobs":"` + strings.Repeat("p", 2<<20) + `"}],"usage":{"prompt_tokens":5,"completion_tokens":7}}`
-	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, long) }))
-	t.Cleanup(model.Close)
-	g := gate(t, model.URL, within)
-	resp, text := ask(t, g.url+path, strings.Replace(completion(100), "true", "false", 1))
-	require.Equal(t, http.StatusOK, resp.StatusCode)
-	require.True(t, text == long)
-	require.Equal(t, cost(5, 7), g.used())
+	require.Equal(t, cost(estimate(body), 3), g.used())
 }
 
 // A stream that the limit stops ends as if by max_completion_tokens. At most the refused
@@ -139,7 +139,7 @@ func TestStoppedAtTheLimit(t *testing.T) {
 		t.Run(by, func(t *testing.T) {
 			g := gate(t, serveModel(t, standIn{words: 50}), func(limits *[3]int64, r *int64) {
 				*r = 5
-				limits[1+limit] = cost(tokensIn(len(completion(100))), 20)[1+limit]
+				limits[1+limit] = cost(estimate(completion(100)), 20)[1+limit]
 			})
 			resp, text := ask(t, g.url+path, completion(100))
 			require.Equal(t, http.StatusOK, resp.StatusCode)
@@ -147,7 +147,7 @@ func TestStoppedAtTheLimit(t *testing.T) {
 			require.GreaterOrEqual(t, words, 20)
 			require.Less(t, words, 50)
 			require.Regexp(t, `"content":"la "}}\]}\n\ndata: {"id":"c1","object":"chat.completion.chunk","created":1700000000,"model":"song","choices":\[{"index":0,"delta":{},"finish_reason":"length"}\]}\n\ndata: \[DONE\]\n\n$`, text)
-			over := g.used()[1+limit] - cost(tokensIn(len(completion(100))), 20)[1+limit]
+			over := g.used()[1+limit] - cost(estimate(completion(100)), 20)[1+limit]
 			require.LessOrEqual(t, over, cost(0, 1)[1+limit])
 			for line := range strings.Lines(text) {
 				if data, ok := strings.CutPrefix(line, "data: {"); ok {
@@ -158,37 +158,10 @@ func TestStoppedAtTheLimit(t *testing.T) {
 	}
 }
 
-// A model server may report more at the end of an answer than anybody saw and the limit
-// has. The answer is complete, so it ends as the model server ended it.
-func TestReportedAboveTheLimit(t *testing.T) {
-	g := gate(t, serveModel(t, standIn{words: 10, hidden: 20}), func(limits *[3]int64, r *int64) {
-		*r = 10
-		limits[1] = tokensIn(len(completion(100))) + 10
-	})
-	_, text := ask(t, g.url+path, completion(100))
-	require.Contains(t, text, `"stop"`)
-	require.NotContains(t, text, `"length"`)
-	require.Equal(t, cost(sung, 30), g.used())
-}
-
-// A piece of an answer that is more than the whole limit stops the stream too.
-func TestStoppedByAPieceAboveTheLimit(t *testing.T) {
-	b, err := newBudget(memstore.New(), reservoir.PerHour(1), reservoir.PerHour(30), reservoir.PerDay(1_000_000, nil))
-	require.NoError(t, err)
-	c, err := b.reserve(t.Context(), "acme", price{1, 1}, 10, 5)
-	require.NoError(t, err)
-	text := strings.Repeat(`data: {"choices":[{"delta":{"content":"`+strings.Repeat("a long piece ", 12)+`"}}]}`+"\n\n", 9)
-	w := httptest.NewRecorder()
-	require.NoError(t, request{stream: true, most: mostOutput}.copy(t.Context(), w, strings.NewReader(text), c))
-	require.Contains(t, w.Body.String(), "length")
-	require.NotContains(t, w.Body.String(), "a long piece")
-	require.NoError(t, b.close(t.Context()))
-}
-
 // If a client leaves or a stream breaks, the gateway settles what it has counted.
 func TestCutShort(t *testing.T) {
 	const words = 30
-	in := tokensIn(len(completion(50)))
+	in := estimate(completion(50))
 	for _, reserve := range []int64{10, 1000} {
 		for i := range 4 {
 			breaks, opts := i%2 == 0, []reservoir.Option{reservoir.WithDirect()}[i/2:]
@@ -227,19 +200,10 @@ func TestCutShort(t *testing.T) {
 	}
 }
 
-// The gateway counts each kind of event. A chunk of many letters may be one token, so
-// guesses never count more than a completion may have.
+// A chunk of many letters may be one token, so guesses never count more than a completion
+// may have.
 func TestCounting(t *testing.T) {
-	for text, want := range map[string]int64{
-		`{"choices":[{"delta":{"content":"12345678"}}]}`:                                                            2,
-		`{"choices":[{"delta":{"content":null,"tool_calls":[{"function":{"name":"f","arguments":"123456789"}}]}}]}`: 3,
-		`{"choices":[{"delta":{},"finish_reason":"stop"}],"usage":null}`:                                            0,
-	} {
-		var e event
-		require.NoError(t, json.Unmarshal([]byte(text), &e))
-		require.Equal(t, want, e.tokens(), text)
-	}
-	b, err := newBudget(memstore.New(), reservoir.PerHour(1), reservoir.PerHour(110), reservoir.PerDay(1_000_000, nil))
+	b, err := newBudget(memstore.New(), [3]reservoir.Limit{reservoir.PerHour(1), reservoir.PerHour(110), reservoir.PerDay(1_000_000, nil)})
 	require.NoError(t, err)
 	c, err := b.reserve(t.Context(), "acme", price{1, 1}, 10, 100)
 	require.NoError(t, err)
@@ -256,7 +220,7 @@ func TestCounting(t *testing.T) {
 func TestIntoTheNextMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
-		b, err := newBudget(store, reservoir.PerMinute(100), reservoir.PerMinute(1000), reservoir.PerDay(1_000_000, nil))
+		b, err := newBudget(store, [3]reservoir.Limit{reservoir.PerMinute(100), reservoir.PerMinute(1000), reservoir.PerDay(1_000_000, nil)})
 		require.NoError(t, err)
 		c, err := b.reserve(t.Context(), "acme", price{1, 1}, 20, 100)
 		require.NoError(t, err)
@@ -278,7 +242,7 @@ func TestIntoTheNextMinute(t *testing.T) {
 // A refused client gets the numbers of the limit that refused, in headers and in words.
 func TestRefused(t *testing.T) {
 	for i, name := range []string{"requests", "tokens", "dollars"} {
-		g := gate(t, serveModel(t, standIn{words: 10}), func(limits *[3]int64, _ *int64) { limits[i] = 2 * cost(tokensIn(len(completion(99))), 99)[i] })
+		g := gate(t, serveModel(t, standIn{words: 10}), func(limits *[3]int64, _ *int64) { limits[i] = 2 * cost(estimate(completion(99)), 99)[i] })
 		var last *http.Response
 		var text string
 		for n := range 1000 {
@@ -290,7 +254,7 @@ func TestRefused(t *testing.T) {
 		}
 		require.Equal(t, http.StatusTooManyRequests, last.StatusCode)
 		require.Equal(t, name, last.Header.Get("X-RateLimit-Resource"))
-		require.Equal(t, fmt.Sprint(2*cost(tokensIn(len(completion(99))), 99)[i]), last.Header.Get("X-RateLimit-Limit"))
+		require.Equal(t, fmt.Sprint(2*cost(estimate(completion(99)), 99)[i]), last.Header.Get("X-RateLimit-Limit"))
 		require.Regexp(t, `^[1-9]\d*$`, last.Header.Get("Retry-After"))
 		var said struct {
 			Error struct{ Type, Message string }
@@ -321,15 +285,12 @@ func TestBadRequests(t *testing.T) {
 		{"[]", http.StatusBadRequest, "JSON"},
 		{body(`"max_completion_tokens":-1`), http.StatusBadRequest, "max_completion_tokens"},
 		{body(`"max_completion_tokens":0`), http.StatusBadRequest, "max_completion_tokens"},
-		{body(`"max_completion_tokens":9223372036854775807`), http.StatusBadRequest, "max_completion_tokens"},
-		{body(`"max_completion_tokens":1e400`), http.StatusBadRequest, "max_completion_tokens"},
 		{body(`"max_tokens":"many"`), http.StatusBadRequest, "max_tokens"},
-		{body(`"max_tokens":5,"max_tokens":-5`), http.StatusBadRequest, "max_completion_tokens"},
 		{body(`"max_tokens":5,"max_completion_tokens":"many"`), http.StatusBadRequest, "max_completion_tokens"},
 		{body(`"n":5`), http.StatusBadRequest, "n is"},
 		{body(`"stream_options":5`), http.StatusBadRequest, "stream_options"},
 		{body(`"model":"free"`), http.StatusBadRequest, "model"},
-		{body(`"x":"` + strings.Repeat("la ", mostInput/3) + `"`), http.StatusRequestEntityTooLarge, "large"},
+		{body(`"x":"` + strings.Repeat("la ", 1<<19) + `"`), http.StatusBadRequest, "large"},
 	} {
 		resp, text := ask(t, g.url+path, row.body)
 		assert.Equal(t, row.status, resp.StatusCode, "%.80s", row.body)
@@ -344,33 +305,54 @@ func TestBadRequests(t *testing.T) {
 	assert.Equal(t, [3]int64{}, g.used())
 }
 
-// A client hears from the model server when to come back.
-func TestModelIsBusy(t *testing.T) {
-	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+// What a model server refuses counts as a request, and costs nothing else. The client gets
+// its answer, and when to come back.
+func TestModelRefuses(t *testing.T) {
+	busy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Retry-After", "7")
 		w.WriteHeader(http.StatusTooManyRequests)
 	}))
-	t.Cleanup(model.Close)
-	g := gate(t, model.URL, within)
-	resp, _ := ask(t, g.url+path, completion(100))
-	require.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
-	require.Equal(t, "7", resp.Header.Get("Retry-After"))
-	require.Equal(t, [3]int64{1, 0, 0}, g.used())
-}
-
-// A request that the model server refuses counts as a request, and costs nothing else.
-func TestModelFails(t *testing.T) {
-	for name, model := range map[string]string{"refuses": serveModel(t, standIn{}), "away": "http://127.0.0.1:1"} {
+	t.Cleanup(busy.Close)
+	for model, want := range map[string]int{busy.URL: http.StatusTooManyRequests, "http://127.0.0.1:1": http.StatusBadGateway} {
 		g := gate(t, model, within)
-		resp, _ := ask(t, g.url+path, `{"model":"large","max_completion_tokens":100}`) // no messages
-		if name == "away" {
-			require.Equal(t, http.StatusBadGateway, resp.StatusCode)
-		} else {
-			require.Equal(t, http.StatusBadRequest, resp.StatusCode)
-		}
+		resp, _ := ask(t, g.url+path, completion(100))
+		require.Equal(t, want, resp.StatusCode)
+		require.Equal(t, want == http.StatusTooManyRequests, resp.Header.Get("Retry-After") == "7")
 		require.Equal(t, [3]int64{1, 0, 0}, g.used())
 	}
-	g := gate(t, serveModel(t, standIn{}), func(limits *[3]int64, _ *int64) { limits[1] = 100 })
-	resp, _ := ask(t, g.url+path, completion(1000))
-	require.Equal(t, http.StatusBadRequest, resp.StatusCode, "more than the whole limit")
+}
+
+// Four processes serve 200 concurrent streams of 50 chunks, far within the limits. All store
+// calls count, including first contacts.
+func TestSteady(t *testing.T) {
+	const streams, rounds, words = 200, 4, 50
+	server, model := redistest.Start(t), serveModel(t, standIn{words: words})
+	var all []gated
+	for range 4 {
+		all = append(all, gateOn(t, server, model, within))
+	}
+	for range rounds {
+		var wg sync.WaitGroup
+		for i := range streams {
+			wg.Go(func() {
+				resp, text := ask(t, all[i%4].url+path, completion(1000))
+				if resp.StatusCode != http.StatusOK || strings.Count(text, `la `) != words {
+					t.Error(resp.Status, text)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	var used [3]int64
+	for _, g := range all {
+		for i, n := range g.used() {
+			used[i] += n
+		}
+	}
+	const done = streams * rounds
+	require.Equal(t, [3]int64{done, done * (sung + words), done * (3*sung + 15*words)}, used)
+	require.LessOrEqual(t, float64(calls(server)), 0.05*done)
+	keys, err := server.Client().Keys(t.Context(), "*").Result()
+	require.NoError(t, err)
+	require.NotContains(t, strings.Join(keys, " "), "sk-")
 }

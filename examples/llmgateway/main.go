@@ -19,7 +19,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
@@ -42,10 +41,6 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	addr := f.String("addr", "localhost:8080", "where to listen")
 	redis := f.String("redis", "", "URL of a Redis server that counts for all processes; none: count in this process")
 	model := f.String("model", "", "URL of the model server; none: one that stands in, in this process")
-	window := f.Duration("window", time.Minute, "the window of requests and tokens")
-	requests := f.Int64("requests", 60, "requests per window and API key")
-	tokens := f.Int64("tokens", 20_000, "tokens per window and API key, input and output")
-	dollars := f.Int64("dollars", 1_000_000, "millionths of a dollar per day and API key")
 	reserve := f.Uint("reserve", mostOutput, "output tokens to reserve for a stream, if it may have as many; more is charged as it streams")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -59,8 +54,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		defer shared.Close()
 		store = shared
 	}
-	b, err := newBudget(store, reservoir.Limit{Tokens: *requests, Window: *window},
-		reservoir.Limit{Tokens: *tokens, Window: *window}, reservoir.PerDay(*dollars, nil))
+	b, err := newBudget(store, limits)
 	if err != nil {
 		return err
 	}
@@ -68,7 +62,6 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer listener.Close()
 	if *model == "" {
 		*model = "http://" + listener.Addr().String() + "/stand-in"
 	}
@@ -76,7 +69,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return errors.New("-model: want a URL with a host")
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST "+path, &gateway{b, int64(min(*reserve, mostOutput)), strings.TrimSuffix(*model, "/")})
+	mux.Handle("POST "+path, &gateway{b, int64(min(*reserve, mostOutput)), *model})
 	mux.Handle("POST /stand-in"+path, standIn{words: 50, before: func(int64) { time.Sleep(20 * time.Millisecond) }})
 	server, failed := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}, make(chan error, 1)
 	fmt.Fprintf(out, "listening on http://%s\n", listener.Addr())
@@ -87,12 +80,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 40*time.Second)
 	defer cancel()
-	err = errors.Join(err, server.Shutdown(last), b.close(last)) // streams end first
-	for i, l := range b.limiters {
-		s := l.Stats()
-		fmt.Fprintf(out, "%s: %d used, %d overdrawn, %d store calls\n", names[i], s.Spent-s.Refunded, s.Overdrawn, s.StoreCalls)
-	}
-	return err
+	return errors.Join(err, server.Shutdown(last), b.close(last)) // streams end first
 }
 
 // prices has the models that may be called, and accounts the owners of API keys. The
@@ -102,11 +90,7 @@ var (
 	accounts = map[string]string{"sk-acme": "acme", "sk-zenith": "zenith"}
 )
 
-const (
-	path       = "/v1/chat/completions"
-	mostInput  = 1 << 20 // bytes
-	mostOutput = 4096    // tokens; also the default
-)
+const path, mostOutput = "/v1/chat/completions", 4096 // tokens; also the default
 
 // gateway limits completions and forwards them to a model server.
 type gateway struct {
@@ -118,16 +102,11 @@ type gateway struct {
 // ServeHTTP charges an estimate, forwards the request, and settles the real use.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	key := accounts[strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")]
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, mostInput))
-	switch {
-	case key == "":
+	if key == "" {
 		fail(w, http.StatusUnauthorized, "authentication_error", "no API key that is known")
 		return
-	case err != nil: // or the client has left, and reads no answer
-		fail(w, http.StatusRequestEntityTooLarge, "invalid_request_error", err.Error())
-		return
 	}
-	q, err := read(body)
+	q, err := read(http.MaxBytesReader(w, r.Body, 1<<20))
 	if err != nil {
 		fail(w, http.StatusBadRequest, "invalid_request_error", err.Error())
 		return
@@ -136,13 +115,13 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if q.stream { // only a stream can be stopped when it needs more
 		out = min(out, g.reserve)
 	}
-	c, err := g.budget.reserve(r.Context(), key, prices[q.model], tokensIn(len(body)), out)
+	c, err := g.budget.reserve(r.Context(), key, prices[q.model], tokensIn(len(q.body)), out)
 	if err != nil {
 		httplimit.Unavailable(w, r, err, nil) // also if the estimate is more than the limit, which is the client's fault
 		return
 	}
 	i := c.result.Limiter // the tightest, or the one that refused
-	httplimit.Policy{Name: names[i], Window: g.budget.limits[i].Window}.SetHeaders(w.Header(), c.result.Result)
+	httplimit.Policy{Name: names[i]}.SetHeaders(w.Header(), c.result.Result)
 	if !c.result.Allowed {
 		fail(w, http.StatusTooManyRequests, "rate_limit_error", "out of "+names[i]+": Retry-After says in how many seconds there will be more")
 		return
@@ -156,21 +135,16 @@ func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *
 	up, _ := http.NewRequestWithContext(r.Context(), http.MethodPost, g.model+r.URL.Path, bytes.NewReader(q.body)) // run has checked the URL
 	up.Header = http.Header{"Content-Type": {"application/json"}}                                                  // and a key of our own
 	resp, err := http.DefaultClient.Do(up)
+	if err == nil && resp.StatusCode != http.StatusOK || err != nil && r.Context().Err() == nil {
+		c.in = 0 // an error costs nothing; but if the client has left, the model may have read the input
+	}
 	if err != nil {
-		if r.Context().Err() == nil { // otherwise the client has left, and the model may have read the input
-			c.in = 0
-		}
 		fail(w, http.StatusBadGateway, "server_error", "the model server does not answer")
 		return
 	}
 	defer resp.Body.Close() // stops the model server if it has more to send
-	for _, name := range []string{"Content-Type", "Retry-After"} {
-		w.Header()[name] = resp.Header[name]
-	}
+	w.Header()["Content-Type"], w.Header()["Retry-After"] = resp.Header["Content-Type"], resp.Header["Retry-After"]
 	w.WriteHeader(resp.StatusCode)
-	if resp.StatusCode != http.StatusOK {
-		c.in = 0 // an error costs nothing
-	}
 	if q.copy(r.Context(), w, resp.Body, c) != nil {
 		panic(http.ErrAbortHandler) // the client must see that this is not all
 	}

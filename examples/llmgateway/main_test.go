@@ -2,25 +2,23 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os/exec"
+	"os"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-reservoir/reservoir/internal/program"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-func TestMain(m *testing.M) { program.Main(m, main) }
+func TestMain(m *testing.M) { redistest.Main(m) }
 
 // serveModel runs a model server.
 func serveModel(t *testing.T, m standIn) string {
@@ -64,94 +62,38 @@ func completion(most int) string {
 	return fmt.Sprintf(`{"model":"large","stream":true,"max_completion_tokens":%d,"messages":[{"role":"user","content":"sing"}]}`, most)
 }
 
-// process is the program in its own process.
-type process struct {
-	*exec.Cmd
-	out      *bufio.Reader
-	url, log string
-}
-
-func start(t *testing.T, args ...string) *process {
-	t.Helper()
-	p := &process{Cmd: exec.CommandContext(t.Context(), program.Path(t), append([]string{"-addr", "127.0.0.1:0"}, args...)...)} // killed with the test
-	p.Env = program.Environ()
-	out, err := p.StdoutPipe()
+// The program accepts the command lines in README.md, serves a completion by the model that
+// stands in, and stops when it is told.
+func TestProgram(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	p.Stderr = p.Stdout
-	p.out = bufio.NewReader(out)
-	require.NoError(t, p.Start())
-	line, err := p.out.ReadString('\n')
-	require.NoError(t, err)
-	p.url = strings.TrimSpace(strings.TrimPrefix(line, "listening on "))
-	return p
-}
-
-// figures are what a process reports about a limit at its end.
-type figures struct{ used, overdrawn int64 }
-
-// stop ends the process as a signal does.
-func (p *process) stop(t *testing.T) map[string]figures {
-	t.Helper()
-	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
-	rest, err := io.ReadAll(p.out)
-	require.NoError(t, err)
-	require.NoError(t, p.Wait())
-	p.log = string(rest)
-	all := map[string]figures{}
-	for _, m := range regexp.MustCompile(`(?m)^(\w+): (\d+) used, (\d+) overdrawn, \d+ store calls$`).FindAllStringSubmatch(p.log, -1) {
-		number := func(s string) (n int64) { n, _ = strconv.ParseInt(s, 10, 64); return n }
-		all[m[1]] = figures{number(m[2]), number(m[3])}
-	}
-	require.Len(t, all, 3, p.log)
-	return all
-}
-
-// calls returns the calls of our scripts, as Redis counts them, without the greetings of
-// connections.
-func calls(server *redistest.Server) int64 { return server.Calls("evalsha", "eval", "fcall") }
-
-// Four processes serve 200 concurrent streams of 50 chunks, far within the
-// limits. All store calls count, including first contacts and those of Close.
-func TestSteady(t *testing.T) {
-	const streams, rounds, words = 200, 4, 50
-	server, model := redistest.Start(t), serveModel(t, standIn{words: words})
-	var all []*process
-	for range 4 {
-		all = append(all, start(t, "-redis", "redis://"+server.Addr(), "-model", model, "-window", "1h",
-			"-requests", "1000000", "-tokens", "1000000000", "-dollars", "1000000000000"))
-	}
-	for range rounds {
-		var wg sync.WaitGroup
-		for i := range streams {
-			wg.Go(func() {
-				resp, text := ask(t, all[i%4].url+path, completion(1000))
-				if resp.StatusCode != http.StatusOK || strings.Count(text, `la `) != words {
-					t.Error(resp.Status, text)
-				}
-			})
-		}
-		wg.Wait()
-	}
-	var used [3]int64
-	for _, p := range all {
-		got := p.stop(t)
-		for i, name := range []string{"requests", "tokens", "dollars"} {
-			used[i] += got[name].used
-			require.Zero(t, got[name].overdrawn)
-		}
-		require.NotContains(t, p.log, "sk-")
-	}
-	t.Logf("%d store calls for %d completions", calls(server), streams*rounds)
-	const done = streams * rounds
-	in := tokensIn(len(`[{"role":"user","content":"sing"}]`))
-	require.Equal(t, [3]int64{done, done * (in + words), done * (3*in + 15*words)}, used)
-	require.LessOrEqual(t, float64(calls(server)), 0.05*done)
-	for i, name := range []string{"requests", "tokens"} { // a day may end at any time
-		charged, err := server.Client().Get(t.Context(), "llm:{"+name+"%1Facme}").Int64()
+	starts := regexp.MustCompile(`(?m)^go run ./examples/llmgateway ([^#\n]*)#`).FindAllSubmatch(readme, -1)
+	require.Len(t, starts, 3)
+	server := redistest.Start(t)
+	for i, line := range starts {
+		ctx, cancel := context.WithCancel(t.Context())
+		out, in := io.Pipe()
+		ended := make(chan error)
+		args := strings.Fields(strings.ReplaceAll(string(line[1]), "localhost:6379", server.Addr()))
+		go func() { ended <- run(ctx, append(args, "-addr", "127.0.0.1:0"), in) }()
+		first, err := bufio.NewReader(out).ReadString('\n')
 		require.NoError(t, err)
-		require.Equal(t, used[i], charged, "what was not used has gone back")
+		if i < 2 {
+			_, text := ask(t, strings.TrimSpace(strings.TrimPrefix(first, "listening on "))+path, completion(3))
+			require.Equal(t, 3, strings.Count(text, `"la "`))
+		}
+		client(t).CloseIdleConnections()
+		http.DefaultClient.CloseIdleConnections()
+		cancel()
+		require.NoError(t, <-ended)
 	}
-	keys, err := server.Client().Keys(t.Context(), "*").Result()
+	charged, err := server.Client().Get(t.Context(), "llm:{tokens%1Facme}").Int64()
 	require.NoError(t, err)
-	require.NotContains(t, strings.Join(keys, " "), "sk-")
+	require.Equal(t, sung+3, charged, "what was not used has gone back")
+}
+
+func TestFaultsOfTheCommandLine(t *testing.T) {
+	for _, args := range [][]string{{"-redis", "nonsense"}, {"-addr", "nonsense"}, {"-model", "nonsense"}, {"-model", "http://%zz"}, {"-reserve", "-1"}, {"-no"}} {
+		require.Error(t, run(t.Context(), args, io.Discard), args)
+	}
 }

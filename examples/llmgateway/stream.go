@@ -3,10 +3,8 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -23,11 +21,11 @@ type request struct {
 }
 
 // read parses a request and writes it anew, so that the model server reads it as we do.
-func read(body []byte) (q request, err error) {
+func read(body io.Reader) (q request, err error) {
 	q.most = mostOutput
 	fields, options, n := map[string]json.RawMessage{}, map[string]any{}, 1
-	if json.Unmarshal(body, &fields) != nil || fields == nil {
-		return q, errors.New("the body is not a JSON object")
+	if err = json.NewDecoder(body).Decode(&fields); err != nil || fields == nil {
+		return q, fmt.Errorf("the body is not a JSON object: %v", err)
 	}
 	for _, f := range []struct {
 		name string
@@ -39,11 +37,11 @@ func read(body []byte) (q request, err error) {
 	}
 	switch _, known := prices[q.model]; {
 	case !known:
-		return q, errors.New("there is no such model")
+		return q, fmt.Errorf("there is no such model")
 	case q.most < 1 || q.most > mostOutput:
 		return q, fmt.Errorf("max_completion_tokens is %d, want 1 to %d", q.most, mostOutput)
 	case n != 1:
-		return q, errors.New("n is not 1")
+		return q, fmt.Errorf("n is %d, want 1", n)
 	}
 	delete(fields, "max_tokens") // the former name
 	fields["max_completion_tokens"], _ = json.Marshal(q.most)
@@ -59,54 +57,37 @@ func read(body []byte) (q request, err error) {
 type event struct {
 	ID, Object, Model string
 	Created           int64
-	Choices           []struct{ Delta, Message output } // Message in a plain completion
-	Usage             usage                             // the total, at the end
-}
-
-// output is a piece of an answer, or all of it.
-type output struct {
-	Content string
-	Tools   []struct{ Function struct{ Arguments string } } `json:"tool_calls"`
-}
-
-type usage struct {
-	In  int64 `json:"prompt_tokens"`
-	Out int64 `json:"completion_tokens"`
-	All int64 `json:"total_tokens"`
+	Choices           []struct{ Delta, Message struct{ Content string } } // Message in a plain completion
+	Usage             struct {                                            // the total, at the end
+		In  int64 `json:"prompt_tokens"`
+		Out int64 `json:"completion_tokens"`
+	}
 }
 
 // tokensIn estimates how many tokens so many bytes are. A tokenizer is more exact; the
 // difference is settled.
 func tokensIn(bytes int) int64 { return int64(bytes+3) / 4 }
 
-// tokens estimates how many tokens of output the event has.
-func (e event) tokens() (n int64) {
-	for _, c := range e.Choices {
-		n += tokensIn(len(c.Delta.Content)) + tokensIn(len(c.Message.Content))
-		for _, t := range append(c.Delta.Tools, c.Message.Tools...) {
-			n += tokensIn(len(t.Function.Arguments))
-		}
-	}
-	return n
-}
-
 // copy passes the lines of a stream, or a plain completion as a whole, on to the client
 // while they are paid for.
 func (q request) copy(ctx context.Context, to http.ResponseWriter, from io.Reader, c *charge) error {
-	lines := bufio.NewReader(from)
-	next := func() ([]byte, error) { return lines.ReadBytes('\n') }
+	lines, end := bufio.NewReader(from), byte('\n')
 	if !q.stream {
-		next = func() ([]byte, error) { text, err := io.ReadAll(from); return text, cmp.Or(err, io.EOF) }
+		end = 0 // which is in no JSON
 	}
 	for over := false; !over; {
 		var e event
-		line, err := next()
+		line, err := lines.ReadBytes(end)
 		if over = err == io.EOF; err != nil && !over {
 			return err
 		}
 		_ = json.Unmarshal(bytes.TrimPrefix(line, []byte("data:")), &e) // text other than JSON has no tokens: [DONE]
-		paid := c.add(ctx, max(0, min(e.tokens(), q.most-c.out)))       // a completion cannot have more
-		if e.Usage.In+e.Usage.Out > 0 {                                 // they replace our estimates
+		n := int64(0)
+		for _, choice := range e.Choices {
+			n += tokensIn(len(choice.Delta.Content) + len(choice.Message.Content))
+		}
+		paid := c.add(ctx, max(0, min(n, q.most-c.out))) // a completion cannot have more
+		if e.Usage.In+e.Usage.Out > 0 {                  // they replace our estimates
 			c.in, c.out = e.Usage.In, e.Usage.Out
 		}
 		switch {
@@ -127,8 +108,7 @@ func (q request) copy(ctx context.Context, to http.ResponseWriter, from io.Reade
 func (q request) last(e event, reason string, in, out int64) []byte {
 	text := e.chunk(fmt.Sprintf(`{"index":0,"delta":{},"finish_reason":%q}`, reason), "")
 	if q.usage {
-		total, _ := json.Marshal(usage{in, out, in + out})
-		text += e.chunk("", fmt.Sprintf(`,"usage":%s`, total))
+		text += e.chunk("", fmt.Sprintf(`,"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, in, out, in+out))
 	}
 	return []byte(text + "data: [DONE]\n\n")
 }
@@ -151,10 +131,7 @@ func (m standIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		Messages json.RawMessage
 		Most     int64 `json:"max_completion_tokens"`
 	}
-	if json.NewDecoder(r.Body).Decode(&q) != nil || q.Messages == nil {
-		fail(w, http.StatusBadRequest, "invalid_request_error", "no messages")
-		return
-	}
+	_ = json.NewDecoder(r.Body).Decode(&q) // the gateway has written it
 	in, words := tokensIn(len(q.Messages)), min(m.words, q.Most)
 	out := words + m.hidden
 	if !q.Stream {
