@@ -5,7 +5,8 @@
 // repeated, delayed or overtaken, and the store charges nothing twice. The package
 // is pure: no lock, clock or I/O; replies come in, figures go out.
 //
-// Every token is in one place. Tests assert all invariants, builds with -race the second and third:
+// Every token is in one place. Builds with -race assert the second and third invariant, and
+// test/proof the last one:
 //
 //	0 <= returned <= granted + debtReturned
 //	0 <= paid <= stated <= debt, 0 <= debtReturned <= stated

@@ -198,6 +198,24 @@ func TestLeave(t *testing.T) {
 	assert.True(t, granted(t).Granted())
 }
 
+// TestExpire: tokens that expired were used neither in their window, nor in one that the
+// account is carried over to.
+func TestExpire(t *testing.T) {
+	for _, expired := range []int64{0, 3} {
+		a := granted(t)
+		assert.Equal(t, Moved{Expired: expired}, a.Expire(expired))
+		assert.Equal(t, expired > 0, a.open != nil)
+		a.Return(2)
+		q := statement(a, 1)
+		a.Return(1)
+		assert.Equal(t, 7-expired, a.InUse(0))
+		assert.Equal(t, 7-expired, a.Used(0))
+		a.Apply(q, backend.SyncReply{State: backend.State{Window: 2}, Granted: 8, Carried: true}, 0)
+		assert.EqualValues(t, 1, a.Unconfirmed())
+		assert.Equal(t, 7-expired, a.InUse(0))
+	}
+}
+
 // TestOutstanding: what was returned, and debt, until the store has confirmed it.
 func TestOutstanding(t *testing.T) {
 	a := granted(t)

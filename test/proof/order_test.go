@@ -127,6 +127,7 @@ type crowd struct {
 
 	mu      sync.Mutex
 	history []porcupine.Operation
+	wrong   string // what an account said that is not so
 	faults  int
 	tickets []request // takes that may be settled
 	letters []request // statements that may arrive again
@@ -162,23 +163,33 @@ func (c *crowd) run(seed uint64) string {
 	}
 	all.Go(func() { c.caller(each, randv2.New(randv2.NewPCG(seed, clients))) })
 	all.Wait()
-	return c.check()
+	return cmp.Or(c.wrong, c.check())
 }
 
-// holder is a client's account of one key.
+// holder is a client's account of one key, and what has happened to it.
 type holder struct {
 	account.Account
 	window backend.Window
 	held   int64 // tokens
+	spent  int64 // in its life
+	paid   int64 // debt that was charged, in its life
+	moved  account.Moved
 }
 
-// client keeps accounts, spends, overruns and gives back, as a limiter does.
+// client keeps accounts, spends, overruns and gives back, as a limiter does. In the end it
+// hears what the store has of its accounts.
 func (c *crowd) client(name string, each int, rnd *randv2.Rand) {
 	accounts := map[string]*holder{c.keys[0]: {}, c.keys[1]: {}}
+	defer func() {
+		for key, h := range accounts {
+			c.settle(name, key, h)
+		}
+	}()
 	for range each {
 		key, now := c.tick(rnd)
 		h := accounts[key]
-		h.held -= rnd.Int64N(h.held + 1) // spent
+		n := rnd.Int64N(h.held + 1)
+		h.held, h.spent = h.held-n, h.spent+n
 		if back := rnd.Int64N(h.held + 1); back > 0 && rnd.IntN(3) == 0 {
 			h.Return(back)
 			h.held -= back
@@ -194,23 +205,48 @@ func (c *crowd) client(name string, each int, rnd *randv2.Rand) {
 			Key: key, Client: name, Limit: c.limit, Want: want, Need: rnd.Int64N(want + 1), Strand: []int64{-1, 0, 2}[rnd.IntN(3)],
 		}
 		h.State(&q.sync, h.window)
-		if r := c.send(q, rnd); !r.unknown {
-			h.apply(q.sync, r.sync)
+		if r := c.send(q, c.fate(rnd)); !r.unknown {
+			c.apply(h, q.sync, r.sync)
 		}
 	}
 }
 
-func (h *holder) apply(q backend.SyncRequest, r backend.SyncReply) {
+// apply applies a reply to h, and compares the account with what has happened.
+func (c *crowd) apply(h *holder, q backend.SyncRequest, r backend.SyncReply) {
 	var held int64 // in a window that is not r's
 	if r.Window != h.window {
 		held = h.held
 	}
-	h.Apply(q, r, held)
+	m := h.Apply(q, r, held)
 	if r.Window != h.window && !r.Carried {
 		h.held = 0
 	}
 	h.held += r.Grant
 	h.window = r.Window
+	h.paid += m.Taken - r.Grant
+	h.moved.Taken += m.Taken
+	h.moved.Returned += m.Returned
+	h.moved.Expired += m.Expired
+	c.that(min(m.Taken-r.Grant, m.Returned, m.Expired) >= 0, "%+v moved back", m)
+	c.that(h.Spent(h.held) == h.spent+h.paid, "the account has %d spent, which were %d and a debt of %d", h.Spent(h.held), h.spent, h.paid)
+	c.that(h.moved.Taken == h.Spent(h.held)+h.moved.Returned+h.moved.Expired+h.held+h.Unconfirmed(), "%+v does not balance", h)
+}
+
+// settle makes h's last statement, on a good network. Then nothing is outstanding.
+func (c *crowd) settle(name, key string, h *holder) {
+	q := request{op: "sync", key: key, limit: c.limit, now: base + c.clock.Load()}
+	q.sync = backend.SyncRequest{Key: key, Client: name, Limit: c.limit}
+	h.State(&q.sync, h.window)
+	c.apply(h, q.sync, c.send(q, "").sync)
+	c.that(!h.Outstanding(), "%+v is outstanding", h)
+}
+
+func (c *crowd) that(ok bool, format string, args ...any) {
+	if !ok {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.wrong = cmp.Or(c.wrong, fmt.Sprintf(format, args...))
+	}
 }
 
 // caller takes, checks, settles and resets, repeats old statements, and makes the store
@@ -238,7 +274,7 @@ func (c *crowd) caller(each int, rnd *randv2.Rand) {
 		default:
 			q.op = "lose"
 		}
-		c.send(q, rnd)
+		c.send(q, c.fate(rnd))
 	}
 }
 
@@ -271,10 +307,8 @@ func (c *crowd) saw(what string, happened bool) {
 	}
 }
 
-// send carries out q over a network that loses requests and replies, and records the
-// operation.
-func (c *crowd) send(q request, rnd *randv2.Rand) reply {
-	fate := c.fate(rnd)
+// send carries out q, unless its fate is that the request is lost, and records the operation.
+func (c *crowd) send(q request, fate string) reply {
 	call := time.Since(c.start).Nanoseconds()
 	r := reply{unknown: true}
 	if fate != "lost request" {
