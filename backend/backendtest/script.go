@@ -58,12 +58,16 @@ func runSection(t *testing.T, s backend.Store, section string) {
 	}
 }
 
-// play makes the calls of a line, and compares the replies that the line gives.
+// play makes the calls of a line, and compares the replies that the line gives. A store that
+// is no Inspector is not asked to inspect.
 func (b *bench) play(line string) {
 	b.t.Helper()
 	steps, _, _ := strings.Cut(line, " # ")
 	for step := range strings.SplitSeq(steps, "; ") {
 		call, want, known := strings.Cut(step, " -> ")
+		if _, ok := b.store.(backend.Inspector); !ok && strings.HasSuffix(call, " inspect") {
+			continue
+		}
 		if got := b.call(call); known && got != strings.TrimSpace(want) {
 			b.t.Fatalf("%s\n: the reply to %q is %q", line, call, got)
 		}
@@ -193,12 +197,9 @@ func (b *bench) window(at time.Duration, w backend.Window, left time.Duration) (
 	return text
 }
 
-// inspect returns an operator's view in words, if the store is an Inspector.
+// inspect returns an operator's view in words.
 func (b *bench) inspect(at time.Duration) string {
-	inspector, ok := b.store.(backend.Inspector)
-	if !ok {
-		b.t.Skip("the store is no backend.Inspector")
-	}
+	inspector := b.store.(backend.Inspector)
 	refused(inspector.Inspect(b.at(at), ""))(b.t, "inspect", backend.ErrKey)
 	got := must(inspector.Inspect(b.at(at), b.key))(b.t)
 	text := fmt.Sprint("used=", got.Used) + b.window(at, got.Window, got.Left)
