@@ -459,17 +459,17 @@ func TestSuccessesKeepTheCircuitClosed(t *testing.T) {
 // A key that loses its limit while its shard is away does not keep it there.
 func TestProbeOfAKeyWithoutLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net, limit := testnet.New(memstore.New(), time.Millisecond), changingLimit(100)
+		net, limit := testnet.New(memstore.New(), time.Millisecond), planned(reservoir.PerMinute(100))
 		l := open(t, net, reservoir.PerMinute(100), limit.option())
 		breakdown(t, l, net, testnet.LoseRequest)
-		limit.Store(-1)
+		limit.set(reservoir.PerMinute(-1))
 		net.Faults(nil)
 		time.Sleep(time.Second)
 		_, _ = l.Allow(bg, "one more")
 		time.Sleep(toClose)
 		_, err := l.Allow(bg, "k")
 		assert.ErrorIs(t, err, reservoir.ErrLimit)
-		limit.Store(100)
+		limit.set(reservoir.PerMinute(100))
 		assert.True(t, allow(t, l, "k", 1).Allowed)
 	})
 }
@@ -916,27 +916,6 @@ func TestFailOpenBeyondNumbers(t *testing.T) {
 	})
 }
 
-// What FailOpen admits of a key that there is no room for was used above the limit.
-func TestFailOpenWithoutRoomIsCounted(t *testing.T) {
-	inBubble(t, "", func(t *testing.T) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerHour(10), reservoir.WithMaxKeys(0), reservoir.WithFailure(reservoir.FailOpen()))
-		require.EqualValues(t, 10, drain(t, l, "k", 1))
-		breakdown(t, l, net, testnet.Refuse)
-		before := l.Stats()
-		for range 50 {
-			require.True(t, allow(t, l, "k", 1).Allowed)
-		}
-		s := l.Stats()
-		assert.EqualValues(t, 50, s.Admitted-before.Admitted)
-		assert.EqualValues(t, 50, s.Overdrawn+s.Owed-before.Owed-before.Overdrawn, "60 of 10 were admitted")
-		net.Faults(nil)
-		time.Sleep(5 * time.Minute)
-		s = l.Stats()
-		assert.GreaterOrEqual(t, s.Overdrawn, int64(50))
-	})
-}
-
 // What FailLocal has admitted in a window that the process opened by itself stays of its
 // share, also where another process opens one in the store before that is charged.
 func TestShareOfACarriedWindow(t *testing.T) {
@@ -1121,7 +1100,7 @@ func TestWindowWithTheNameOfAnOwnOne(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := testnet.Far(time.Millisecond)
 		net.Skew(-30 * time.Second)
-		limit := changingLimit(100)
+		limit := planned(reservoir.PerMinute(100))
 		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen()))
 		allow(t, open(t, net, reservoir.Limit{Tokens: 100, Window: 90 * time.Second}), "k", 1)
 		time.Sleep(time.Minute)
@@ -1166,16 +1145,14 @@ func TestLengthChangesInAnOutage(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		inBubbles(t, fmt.Sprint("close=", closes), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			net := testnet.Far(time.Millisecond)
-			var limit atomic.Value
-			limit.Store(reservoir.PerHour(1000))
-			limits := reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) })
-			opts := []reservoir.Option{opt, limits, reservoir.WithFailure(reservoir.FailOpen())}
+			limit := planned(reservoir.PerHour(1000))
+			opts := []reservoir.Option{opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen())}
 			l, other := open(t, net, reservoir.PerMinute(1000), opts...), open(t, net.Store(), reservoir.PerMinute(1000), opts...)
 			allow(t, l, "k", 1)
 			breakdown(t, l, net, testnet.Refuse)
 			time.Sleep(2 * time.Minute)
 			require.Equal(t, reservoir.Fallback, allow(t, l, "k", 400).Source)
-			limit.Store(reservoir.PerMinute(2000))
+			limit.set(reservoir.PerMinute(2000))
 			allow(t, other, "k", 1)
 			net.Faults(nil)
 			if !closes {
@@ -1193,7 +1170,7 @@ func TestLengthChangesInAnOutage(t *testing.T) {
 // of the other process' window, not again and again.
 func TestLengthChangedBeforeTheOutageEnds(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net, limit := testnet.Far(time.Millisecond), changingLimit(100)
+		net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerMinute(100))
 		allow(t, open(t, net.Store(), reservoir.PerHour(100)), "k", 1)
 		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen()))
 		breakdown(t, l, net, testnet.Refuse)
@@ -1212,14 +1189,13 @@ func TestLengthChangedBeforeTheOutageEnds(t *testing.T) {
 func TestCloseAfterTheLengthHasChanged(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := testnet.Far(time.Millisecond)
-		var limit atomic.Value
-		limit.Store(reservoir.PerMinute(100))
-		l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		limit := planned(reservoir.PerMinute(100))
+		l := open(t, net, reservoir.PerMinute(100), opt, limit.option())
 		r := allow(t, l, "k", 100)
 		net.Always(testnet.Refuse)
 		require.NoError(t, l.Settle(bg, "k", r, 150))
 		time.Sleep(61 * time.Second)
-		limit.Store(reservoir.PerHour(100))
+		limit.set(reservoir.PerHour(100))
 		_, err := l.Allow(bg, "k")
 		require.Error(t, err)
 		net.Skew(-30 * time.Second)

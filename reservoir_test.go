@@ -712,8 +712,8 @@ func TestGroupWhoseLimitsExit(t *testing.T) {
 func TestGroupOfOneLimitTwice(t *testing.T) {
 	for name, opts := range map[string][]reservoir.Option{
 		"batches": nil, "direct": {reservoir.WithDirect()}, "no memory": {reservoir.WithMaxKeys(0)},
-		"limits":              {changingLimit(10).option()},
-		"limits without room": {changingLimit(10).option(), reservoir.WithMaxKeys(0)},
+		"limits":              {planned(reservoir.PerMinute(10)).option()},
+		"limits without room": {planned(reservoir.PerMinute(10)).option(), reservoir.WithMaxKeys(0)},
 	} {
 		for _, others := range []int{1, 9} { // up to four limits, and more
 			inBubble(t, fmt.Sprint(name, "/", others), func(t *testing.T) {
@@ -758,12 +758,12 @@ func TestGroupOfOneLimitTwice(t *testing.T) {
 func TestGroupOfOneLimitTwiceWhoseLimitChanges(t *testing.T) {
 	for name, opts := range map[string][]reservoir.Option{"batches": nil, "direct": {reservoir.WithDirect()}} {
 		inBubble(t, name, func(t *testing.T) {
-			net, limit := testnet.Far(time.Millisecond), changingLimit(10)
+			net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerMinute(10))
 			l := open(t, net, reservoir.PerMinute(10), append(opts, limit.option())...)
 			g := reservoir.NewGroup(l, l)
 			r, err := g.AllowN(bg, 5, "k", "k")
 			require.True(t, err == nil && r.Allowed)
-			limit.Store(20)
+			limit.set(reservoir.PerMinute(20))
 			r, err = g.AllowN(bg, 6, "k", "k")
 			require.NoError(t, err, "the limit was raised")
 
@@ -772,13 +772,13 @@ func TestGroupOfOneLimitTwiceWhoseLimitChanges(t *testing.T) {
 			time.Sleep(time.Second)
 			synctest.Wait()
 			require.NoError(t, waited)
-			limit.Store(15)
+			limit.set(reservoir.PerMinute(15))
 			time.Sleep(time.Minute)
 			synctest.Wait()
 			require.ErrorIs(t, waited, reservoir.ErrExceedsLimit, "it was lowered under a waiter")
 			require.NoError(t, err)
 
-			limit.Store(20)
+			limit.set(reservoir.PerMinute(20))
 			time.Sleep(time.Minute)
 			other := open(t, net, reservoir.PerMinute(20), reservoir.WithName("other"))
 			r, err = reservoir.NewGroup(l, other).AllowN(bg, 20, "k", "k")
@@ -805,7 +805,7 @@ func TestGroupOfOneLimitTwiceWhoseLimitChanges(t *testing.T) {
 // used up, in memory or in the store, and wherever the fault is.
 func TestFaultsOfAGroupComeFirst(t *testing.T) {
 	for _, knows := range []bool{true, false} {
-		for name, opts := range map[string][]reservoir.Option{"one limit": nil, "limits": {changingLimit(10).option()}} {
+		for name, opts := range map[string][]reservoir.Option{"one limit": nil, "limits": {planned(reservoir.PerMinute(10)).option()}} {
 			inBubble(t, fmt.Sprint(name, "/", knows), func(t *testing.T) {
 				net := testnet.Far(time.Millisecond)
 				full := open(t, net, reservoir.PerMinute(10), reservoir.WithName("full"))

@@ -28,38 +28,23 @@ import (
 // Limits, the windows in which they count, and their changes: by WithLimits, by the calendar,
 // by Reset.
 
-// changing is a limit per minute for WithLimits that a test sets. It counts how
-// often it is asked.
-type changing struct {
-	atomic.Int64
+type plan struct {
+	limit atomic.Pointer[reservoir.Limit]
 	asked atomic.Int64
 }
 
-func (c *changing) option() reservoir.Option {
+func (p *plan) option() reservoir.Option {
 	return reservoir.WithLimits(func(string) reservoir.Limit {
-		c.asked.Add(1)
-		return reservoir.PerMinute(c.Load())
+		p.asked.Add(1)
+		return *p.limit.Load()
 	})
 }
 
-func changingLimit(tokens int64) *changing {
-	c := new(changing)
-	c.Store(tokens)
-	return c
-}
-
-// plan is a limit that a test replaces.
-type plan struct {
-	atomic.Pointer[reservoir.Limit]
-}
-
-func (p *plan) option() reservoir.Option {
-	return reservoir.WithLimits(func(string) reservoir.Limit { return *p.Load() })
-}
+func (p *plan) set(l reservoir.Limit) { p.limit.Store(&l) }
 
 func planned(l reservoir.Limit) *plan {
 	p := new(plan)
-	p.Store(&l)
+	p.set(l)
 	return p
 }
 
@@ -425,7 +410,7 @@ func TestIdleRefusedKeysCostNothing(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		for _, n := range []int64{1, 10} {
 			inBubble(t, fmt.Sprint(name, "/", n), func(t *testing.T) {
-				limit, net := changingLimit(50), testnet.Far(time.Millisecond)
+				limit, net := planned(reservoir.PerMinute(50)), testnet.Far(time.Millisecond)
 				l := open(t, net, reservoir.PerMinute(1), opt, limit.option())
 				for i := range 100 {
 					require.EqualValues(t, 50, drain(t, l, fmt.Sprint(i), n))
@@ -458,16 +443,16 @@ func TestHugeBounds(t *testing.T) {
 // for good.
 func TestLimitChangesInMidWindow(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		limit, store := changingLimit(100), memstore.New()
+		limit, store := planned(reservoir.PerMinute(100)), memstore.New()
 		all := fleet(t, 2, store, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithFailure(reservoir.FailOpen()))
 		both := func() int64 { return drain(t, all[0], "k", 1) + drain(t, all[1], "k", 1) }
-		look := func(tokens int64) { limit.Store(tokens); time.Sleep(4 * time.Second) } // a twentieth, and more
+		look := func(tokens int64) { limit.set(reservoir.PerMinute(tokens)); time.Sleep(4 * time.Second) } // a twentieth, and more
 		assert.EqualValues(t, 100, both())
 		look(150)
 		assert.EqualValues(t, 50, both())
 		_, err := all[0].AllowN(bg, "k", 151)
 		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
-		limit.Store(400)
+		limit.set(reservoir.PerMinute(400))
 		assert.True(t, allow(t, all[0], "k", 160).Allowed)
 		look(-1)
 		for _, l := range all {
@@ -489,7 +474,7 @@ func TestLimitChangesInMidWindow(t *testing.T) {
 // A waiter for more than a lowered limit is told, and those behind it are served.
 func TestLimitLoweredUnderWaiters(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		limit := changingLimit(100)
+		limit := planned(reservoir.PerMinute(100))
 		l := open(t, memstore.New(), reservoir.PerMinute(1), limit.option(), opt)
 		require.EqualValues(t, 100, drain(t, l, "k", 50))
 		large, small := make(chan error, 1), make(chan error, 1)
@@ -497,7 +482,7 @@ func TestLimitLoweredUnderWaiters(t *testing.T) {
 		synctest.Wait()
 		go func() { small <- waitFor(bg, l, "k", 5) }()
 		synctest.Wait()
-		limit.Store(10)
+		limit.set(reservoir.PerMinute(10))
 		assert.ErrorIs(t, <-large, reservoir.ErrExceedsLimit)
 		assert.NoError(t, <-small)
 	})
@@ -507,7 +492,7 @@ func TestLimitLoweredUnderWaiters(t *testing.T) {
 // those who are refused, hear of it at once.
 func TestChangedLimitWakes(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		limit := changingLimit(10)
+		limit := planned(reservoir.PerMinute(10))
 		l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), opt, limit.option())
 		require.True(t, allow(t, l, "k", 6).Allowed)
 		first, second := make(chan error, 1), make(chan error, 1)
@@ -517,12 +502,12 @@ func TestChangedLimitWakes(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		require.False(t, allow(t, l, "k", 5).Allowed)
 		begin := time.Now()
-		limit.Store(20)
+		limit.set(reservoir.PerMinute(20))
 		_, err := l.AllowN(bg, "k", 50)
 		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
 		require.NoError(t, <-first, "14 are left")
 		require.Less(t, time.Since(begin), 100*time.Millisecond)
-		limit.Store(7)
+		limit.set(reservoir.PerMinute(7))
 		_, err = l.AllowN(bg, "k", 50)
 		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
 		require.ErrorIs(t, <-second, reservoir.ErrExceedsLimit)
@@ -552,20 +537,19 @@ func TestDirectCallOfASpecialLimit(t *testing.T) {
 func TestPlans(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := testnet.Far(time.Millisecond)
-		var limit atomic.Value
-		limit.Store(reservoir.PerMinute(10))
-		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		limit := planned(reservoir.PerMinute(10))
+		l := open(t, net, reservoir.Limit{}, opt, limit.option())
 		g := reservoir.NewGroup(l, l)
 		for _, key := range []string{"new", "used"} {
-			if limit.Store(reservoir.PerMinute(10)); key == "used" {
+			if limit.set(reservoir.PerMinute(10)); key == "used" {
 				drain(t, l, key, 3)
 				waiting := make(chan error)
 				go func() { waiting <- waitFor(bg, l, key, 9) }()
 				synctest.Wait()
-				time.AfterFunc(time.Second, func() { limit.Store(reservoir.Unlimited()) })
+				time.AfterFunc(time.Second, func() { limit.set(reservoir.Unlimited()) })
 				require.NoError(t, <-waiting)
 			}
-			limit.Store(reservoir.Unlimited())
+			limit.set(reservoir.Unlimited())
 			time.Sleep(5 * time.Second)
 			allow(t, l, key, 1)
 			time.Sleep(time.Second)
@@ -578,7 +562,7 @@ func TestPlans(t *testing.T) {
 			}
 			r, err := g.Allow(bg, key, key)
 			assert.True(t, err == nil && r.Allowed && r.Unlimited())
-			limit.Store(reservoir.Limit{Window: time.Hour})
+			limit.set(reservoir.Limit{Window: time.Hour})
 			for range 10 {
 				r := allow(t, l, key, 1)
 				assert.True(t, !r.Allowed && !r.Unlimited() && r.RetryAfter > 0 && r.Remaining == 0, "%s: %+v", key, r)
@@ -593,7 +577,7 @@ func TestPlans(t *testing.T) {
 			assert.ErrorIs(t, waitFor(short, l, key, 1), context.DeadlineExceeded)
 			cancel()
 			assert.Equal(t, calls, net.Count(""), key)
-			limit.Store(reservoir.PerMinute(20))
+			limit.set(reservoir.PerMinute(20))
 			require.NoError(t, waitFor(bg, l, key, 11))
 		}
 		balance(t, l)
@@ -617,13 +601,12 @@ func TestPlans(t *testing.T) {
 
 func TestBlockedStaysBlocked(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		var limit atomic.Value
-		limit.Store(reservoir.PerMinute(1000))
+		limit := planned(reservoir.PerMinute(1000))
 		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.Limit{}, opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		l := open(t, net, reservoir.Limit{}, opt, limit.option())
 		r := allow(t, l, "k", 50)
 		time.Sleep(5 * time.Second)
-		limit.Store(reservoir.Limit{Window: time.Minute})
+		limit.set(reservoir.Limit{Window: time.Minute})
 		drain(t, l, "k", 1)
 		require.False(t, allow(t, l, "k", 1).Allowed)
 		require.NoError(t, l.Settle(bg, "k", r, 10))
@@ -637,11 +620,10 @@ func TestBlockedStaysBlocked(t *testing.T) {
 
 func TestUnlimitedStaysUnlimited(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		var limit atomic.Value
-		limit.Store(reservoir.PerMinute(100))
-		l := open(t, testnet.Far(20*time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+		limit := planned(reservoir.PerMinute(100))
+		l := open(t, testnet.Far(20*time.Millisecond), reservoir.PerMinute(1), opt, limit.option())
 		drain(t, l, "k", 1)
-		limit.Store(reservoir.Unlimited())
+		limit.set(reservoir.Unlimited())
 		var passed int
 		for range 10_000 {
 			if allow(t, l, "k", 1).Allowed {
@@ -865,12 +847,11 @@ func TestShadowedIsOfDenied(t *testing.T) {
 func TestWaitWhenShadowEnds(t *testing.T) {
 	for what, to := range map[string]reservoir.Limit{"limit": reservoir.PerMinute(10), "blocked": {Window: time.Minute}} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			var limit atomic.Value
-			limit.Store(reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true})
-			l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(1), opt, reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) }))
+			limit := planned(reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true})
+			l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(1), opt, limit.option())
 			require.True(t, allow(t, l, "k", 10).Allowed)
 			require.True(t, allow(t, l, "k", 10).Shadowed)
-			limit.Store(to)
+			limit.set(to)
 			for range 100 {
 				ctx, cancel := context.WithTimeout(bg, time.Second)
 				r, err := l.WaitN(ctx, "k", 10)
@@ -1101,7 +1082,7 @@ func TestOldWindowOfAForgottenKey(t *testing.T) {
 func TestOldWindowEndsBetweenTwoCalls(t *testing.T) {
 	for what, opt := range map[string]reservoir.Option{"direct": reservoir.WithDirect(), "no room": reservoir.WithMaxKeys(0)} {
 		inBubble(t, what, func(t *testing.T) {
-			store, limit := memstore.New(), changingLimit(100)
+			store, limit := memstore.New(), planned(reservoir.PerMinute(100))
 			was := allow(t, open(t, store, reservoir.PerHour(100)), "k", 1)
 			l := open(t, testnet.New(store, 10*time.Millisecond), reservoir.PerMinute(100), opt, limit.option())
 			other := open(t, store, reservoir.PerMinute(100))
@@ -1164,7 +1145,7 @@ func TestPlanOfAnotherLength(t *testing.T) {
 				allow(t, all[0], "k", 1)
 				time.Sleep(time.Until(c.change))
 				open := allow(t, all[1], "k", 1).Reset
-				limit.Store(&c.after)
+				limit.set(c.after)
 				time.Sleep(off + c.every)
 				admitted, ends := map[time.Time]int64{}, []time.Time(nil)
 				for i := 0; len(ends) < 4 && i < 3000; i++ {
@@ -1243,8 +1224,7 @@ func TestRetryAfterInAnOldWindow(t *testing.T) {
 				breakdown(t, l, net, testnet.Refuse)
 				drain(t, l, "k", 1)
 			}
-			seconds := reservoir.PerSecond(10)
-			limit.Store(&seconds)
+			limit.set(reservoir.PerSecond(10))
 			_, _ = l.AllowN(bg, "k", 11) // it is heard of
 			for range 30 {
 				if r := allow(t, l, "k", 1); !r.Allowed {
@@ -1307,13 +1287,13 @@ func TestPlanThatReachesProcessesInTurn(t *testing.T) {
 			}
 			end := allow(t, all[0], "k", 1).Reset
 			time.Sleep(time.Until(end.Add(-5 * time.Second)))
-			plans[0].Store(&c.after)
+			plans[0].set(c.after)
 			_, err := all[0].AllowN(bg, "k", 900) // more than it holds, so it asks
 			require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
 			time.Sleep(time.Until(end.Add(5 * time.Second)))
 			old := allow(t, all[1], "k", 1).Reset
 			require.Greater(t, time.Until(old), c.after.Window)
-			plans[1].Store(&c.after)
+			plans[1].set(c.after)
 			for i := range 100 {
 				require.Equal(t, old, allow(t, all[i%2], "k", 1).Reset)
 				time.Sleep(time.Second)
@@ -1332,15 +1312,13 @@ func TestLostGrantOfAnotherLength(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		inBubbles(t, fmt.Sprint("close=", closes), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
 			net := testnet.Far(time.Millisecond)
-			var limit atomic.Value
-			limit.Store(reservoir.PerHour(100))
-			limits := reservoir.WithLimits(func(string) reservoir.Limit { return limit.Load().(reservoir.Limit) })
-			l := open(t, net, reservoir.PerHour(100), opt, limits, reservoir.WithIdle(time.Second))
+			limit := planned(reservoir.PerHour(100))
+			l := open(t, net, reservoir.PerHour(100), opt, limit.option(), reservoir.WithIdle(time.Second))
 			net.Next("", testnet.LoseReply)
 			_, err := l.AllowN(bg, "k", 7)
 			require.Error(t, err)
 			require.NotZero(t, used(t, net, "k"))
-			limit.Store(reservoir.PerMinute(100))
+			limit.set(reservoir.PerMinute(100))
 			net.Next("", testnet.LoseRequest)
 			_, err = l.AllowN(bg, "k", 7) // the new limit is the key's now
 			require.Error(t, err)
