@@ -35,11 +35,13 @@ type Lease struct {
 	denied    atomic.Int64 // until when more than stock and remaining is denied; not positive = ask the store
 }
 
-// none is a re-order point to which no stock falls. guessed is one too, and says that the
-// bounds are those of a Guess: a field for that would not fit into the cache line.
+// These are re-order points to which no stock falls, because further fields would not fit
+// into the cache line. guessed says that the bounds are those of a Guess, and due that an
+// order is due, because the stock has fallen to the point.
 const (
 	none    = -1
 	guessed = -2
+	due     = -3
 )
 
 // drift bounds how much two clocks differ in speed: 1/drift, 500 parts in a million.
@@ -75,6 +77,9 @@ func (l *Lease) Guess(s backend.State, now int64) {
 	l.Apply(s, now, now)
 	l.reorder.Store(guessed)
 }
+
+// Guessed reports whether the bounds are those of a Guess.
+func (l *Lease) Guessed() bool { return l != nil && l.reorder.Load() == guessed }
 
 // Alive reports whether stock may be spent at now.
 func (l *Lease) Alive(now int64) bool { return l != nil && now < l.deadline.Load() }
@@ -118,11 +123,29 @@ func (l *Lease) SpendUpTo(n int64) (spent, left int64) {
 // ClaimReorder reports whether left is at the re-order point or below. It reports so only
 // once, to the caller that must order, until SetReorder sets the point again.
 func (l *Lease) ClaimReorder(left int64) bool {
-	return left <= l.reorder.Load() && l.reorder.Swap(none) != none
+	for at := l.reorder.Load(); left <= at; at = l.reorder.Load() {
+		if l.reorder.CompareAndSwap(at, due) {
+			return true
+		}
+	}
+	return false
 }
 
-// SetReorder sets the re-order point; a negative one is none.
+// SetReorder sets the re-order point; a negative one is none. No order is due then.
 func (l *Lease) SetReorder(n int64) { l.reorder.Store(max(n, none)) }
+
+// Order records that an order is due, as ClaimReorder does when the stock falls to the point.
+func (l *Lease) Order() { l.reorder.Store(due) }
+
+// OrderDue reports whether an order is due.
+func (l *Lease) OrderDue() bool { return l != nil && l.reorder.Load() == due }
+
+// CancelOrder records that no order is due any more.
+func (l *Lease) CancelOrder() {
+	if l != nil {
+		l.reorder.CompareAndSwap(due, none)
+	}
+}
 
 // Denies reports whether stock and store surely have fewer than n tokens at now. It loads
 // denied twice: if the value did not change, no stock was reserved in between, because

@@ -1,0 +1,94 @@
+package key
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/lease"
+)
+
+// Answer is the answer to one request; its fields are those of the limiter's Result.
+type Answer struct {
+	Allowed    bool
+	Shadowed   bool // the limit would have refused the request, which passes
+	Source     Source
+	Limit      int64
+	Remaining  int64
+	Reset      time.Time
+	RetryAfter time.Duration
+	Charged    int64 // tokens, to the window that ends at Reset
+}
+
+// Source is where a decision came from.
+type Source uint8
+
+const (
+	Local    Source = iota // from stock in memory
+	Fetched                // from a fetch that the caller shared with others
+	Direct                 // by a call for this request alone
+	Denied                 // refused from memory
+	Fallback               // by the failure policy
+)
+
+// Verdict is the end of one step of a request: an Answer or an Err, or what to do Next.
+type Verdict struct {
+	Answer Answer
+	Err    error
+	Next   Next
+	Limit  backend.Limit // as just asked for, of Special and Call
+}
+
+// Next is what is left to do for a request.
+type Next uint8
+
+const (
+	Nothing   Next = iota // the verdict has the answer
+	Call                  // make a direct call, perhaps once more
+	Special               // the limit is special, so nobody need count
+	StartOver             // the key was forgotten meanwhile, or its limit has left shadow
+	askLimit              // ask for the limit before a decision
+	wait                  // wait in line
+)
+
+// Errors of a request. The limiter exports them.
+var (
+	ErrClosed       = errors.New("reservoir: limiter closed")
+	ErrExceedsLimit = errors.New("reservoir: more tokens than the limit")
+	ErrDeadline     = fmt.Errorf("reservoir: no tokens before the %w", context.DeadlineExceeded)
+	ErrConflict     = errors.New("reservoir: two limits with windows of different lengths share a key: give them names with WithName")
+)
+
+// The causes of a backend.Error that no store returns.
+var (
+	errOpen    = errors.New("the circuit is open") // joined with the cause of the failure that opened it
+	ErrSilent  = errors.New("no answer within the fetch timeout")
+	errTooSlow = errors.New("replies take longer than the window")
+)
+
+// Outage reports whether err is a failure of the store that may be over soon.
+func Outage(err error) bool {
+	failure, ok := errors.AsType[*backend.Error](err)
+	return ok && failure.Class != backend.Rejected
+}
+
+// admit answers a request for n tokens that were spent from w; stock is what is left.
+func (k *Key) admit(w *lease.Lease, n, stock int64, from Source) Answer {
+	k.Used(n)
+	limit := k.terms.Load().Tokens
+	return Answer{Allowed: true, Source: from, Limit: limit, Remaining: min(w.Remaining()+stock, limit), Reset: w.Window.Time(), Charged: n}
+}
+
+// refuse answers a request that w cannot serve.
+func (k *Key) refuse(w *lease.Lease, now int64, from Source) Answer {
+	t := k.terms.Load()
+	return Answer{
+		Source: from, Shadowed: t.Shadow, Limit: t.Tokens, Remaining: min(w.Available(), t.Tokens),
+		Reset: w.Window.Time(), RetryAfter: RetryAfter(w.RetryAfter(now), t.Window),
+	}
+}
+
+// RetryAfter is what a Result says about a window of that length whose end is left away.
+func RetryAfter(left, length time.Duration) time.Duration { return min(max(left, 1), length) }

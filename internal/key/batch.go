@@ -1,0 +1,245 @@
+package key
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/demand"
+	"github.com/go-reservoir/reservoir/internal/lease"
+	"github.com/go-reservoir/reservoir/internal/next"
+)
+
+// situation is the state of a key when a batch, a re-order point or a surplus is sized.
+type situation struct {
+	*Settings
+	limit  backend.Limit
+	demand *demand.Demand // nil for a key with one fetch at most
+	lease  *lease.Lease
+	now    int64
+	peers  int64         // processes that share the key, including this one
+	idle   int64         // this process' part of the tokens that may lie idle
+	short  bool          // the limit will run out before the window ends
+	lead   time.Duration // from ordering a batch to having it
+}
+
+func (k *Key) situation(now int64) situation {
+	return situation{
+		Settings: &k.env.Settings, limit: k.terms.Load().Limit, demand: k.use.demand(), lease: k.lease.Load(), now: now,
+		peers: int64(max(k.clients, 1)), idle: k.idleTokens(), short: k.phase == short || k.phase == denied, lead: k.shard.Lead(),
+	}
+}
+
+// idleTokens is this process' part of the tokens that may lie idle.
+func (k *Key) idleTokens() int64 {
+	return int64(k.env.Stranding*float64(k.terms.Load().Tokens)) / int64(max(k.clients, 1))
+}
+
+// sparePart divides the limit. All clients together may hold that much for the next large
+// request, while the limit is not going to run out.
+const sparePart = 20
+
+// mostAhead is how many batches are held for a request that is larger than a batch. To
+// hold more would cost more calls than that request's own.
+const mostAhead = 4
+
+// reorder is the stock at which to order the next batch.
+func (s *situation) reorder() int64 {
+	if !s.ahead() {
+		return 0
+	}
+	idle := s.idle
+	if !s.short { // nobody lacks what is held
+		idle = max(idle, s.limit.Tokens/sparePart/s.peers)
+	}
+	at := s.demand.Reorder(s.limit, s.lead, idle)
+	if most := s.Sizing.Max; most > 0 {
+		at = min(at, mostAhead*min(most, s.limit.Tokens))
+	}
+	return at
+}
+
+// strand is how many tokens may lie idle in all processes; -1 asks the store to grant
+// exactly what is wanted.
+func (s *situation) strand() int64 {
+	if !s.guided() {
+		return -1
+	}
+	return s.demand.Idle(s.Sizing, s.Stranding, s.limit.Tokens, s.peers, s.reorder())
+}
+
+// batch asks the policy for the size of a batch and the reason in a word or two.
+func (s *situation) batch(spent, stock, waiting int64) (int64, string) {
+	left, open := s.left()
+	return s.demand.Batch(s.Sizing, demand.Situation{
+		Limit: s.limit, Open: open, Left: left, Lasts: s.lasts(), Spent: spent, Stock: stock, Waiting: waiting,
+	})
+}
+
+// surplus is how many tokens of the stock will not be used, and others may want.
+func (s *situation) surplus() int64 {
+	left, _ := s.left()
+	return s.demand.Surplus(s.limit.Window, left, s.lasts(), s.lease.Stock(), s.idle)
+}
+
+// left is how long tokens of the window may still be spent, or the length of the next
+// window if none is open.
+func (s *situation) left() (left time.Duration, open bool) {
+	if !s.lease.Alive(s.now) {
+		return s.limit.Window, false
+	}
+	return time.Duration(s.lease.Deadline() - s.now), true
+}
+
+// lasts is how long the limit will last from now on.
+func (s *situation) lasts() time.Duration {
+	if !s.lease.Alive(s.now) {
+		return s.demand.Lasts(s.limit.Window, 0, false)
+	}
+	return s.demand.Lasts(s.limit.Window, s.limit.Window-time.Duration(s.lease.LatestEnd()-s.now), true)
+}
+
+// usage is the part of a key's state that only a key in use needs.
+type usage struct {
+	demand.Demand
+	timer    *time.Timer
+	due      int64         // when timer fires
+	replied  int64         // when the store answered last
+	spread   int64         // delay after the reset, so that processes do not all call at once
+	backoff  int64         // after a failed fetch, the earliest time of the next
+	pause    time.Duration // of the last back-off; it doubles
+	failedAt int64         // when a fetch failed last
+	rejected bool          // the last fetch was rejected
+	recheck  int64         // when a refused key asks for its limit again
+	conflict int64         // until when requests get ErrConflict without a call
+	blocked  uint64        // number of the last question for the limit when it had become special
+	charge   int64         // when to state debt at the latest; 0 = at once
+
+	look         int64 // when to look for a surplus; 0 = not yet
+	lookSpent    int64 // tokens spent in all at the last look
+	refetchUntil int64 // a prefetch before that shows that the surplus of the last look was none
+	refetches    int8  // how often in this window it was none; each after the first doubles the time between looks
+	overstocked  bool  // requests gave back more than may lie idle: look whether it is used
+}
+
+// usage returns the key's usage, making one if there is none.
+func (k *Key) usage() *usage {
+	if k.use != nil {
+		return k.use
+	}
+	limit := k.terms.Load().Limit
+	k.use = &usage{Demand: *demand.New(k.account.InUse(0), k.firstFetch), spread: spread(limit.Window)}
+	k.use.timer = time.AfterFunc(next.Never, func() {
+		k.event(func(int64) effect { k.use.due = 0; return changed })
+	})
+	k.use.timer.Stop()                                      // until it is armed
+	if w := k.lease.Load(); w != nil && k.firstFetch != 0 { // it was read once, at k.firstFetch
+		k.use.Opened(limit.Window, 0, 0)
+		k.use.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.LatestEnd() - k.firstFetch), Remaining: w.Remaining()}, 0)
+	}
+	return k.use
+}
+
+// demand returns the estimate, nil for a key with one fetch at most.
+func (u *usage) demand() *demand.Demand {
+	if u == nil {
+		return nil
+	}
+	return &u.Demand
+}
+
+// observe brings the estimate of the demand for k up to date.
+func (u *usage) observe(k *Key, now int64) {
+	u.Observe(k.terms.Load().Window, now, k.spent(), k.largest.take())
+}
+
+// opened records that a window of that length has begun.
+func (u *usage) opened(length time.Duration, spent, denied int64) {
+	u.Opened(length, spent, denied)
+	u.spread = spread(length)
+	u.look, u.refetchUntil, u.refetches, u.overstocked = 0, 0, 0, false
+}
+
+// spread is how long after a reset this process waits before it calls the store.
+func spread(window time.Duration) int64 {
+	return int64(chance.Part(min(window/spreadPart, spreadMax)))
+}
+
+// arm sets the key's timer for at, unless it fires before that anyway.
+func (u *usage) arm(now, at int64) {
+	if now < u.due && u.due <= at {
+		return
+	}
+	u.due = at
+	u.timer.Reset(time.Duration(at - now))
+}
+
+// backOff sets the pause after a failed fetch, before a fetch that no caller needs at once.
+func (u *usage) backOff(now int64, longest time.Duration) {
+	u.pause = min(max(2*u.pause, FirstPause), longest)
+	u.backoff = now + int64(u.pause/2+chance.Part(u.pause/2))
+}
+
+// How often a key looks for a surplus.
+const (
+	lookPart     = 60 // of the window between two looks
+	maxRefetches = 7  // all but one double that time: then it is longer than a window
+)
+
+// lookForSurplus looks, now and then, for tokens that are worth giving back. at is when to
+// look again; 0 = no need. A key that leaves, or makes direct calls, keeps no tokens.
+func (k *Key) lookForSurplus(now int64) (surplus, at int64) {
+	w, u := k.lease.Load(), k.use
+	switch {
+	case k.idle() || k.env.Direct:
+		return w.Stock(), 0
+	case !u.overstocked && (!k.env.guided() || k.phase != short && k.phase != denied), !w.Alive(now): // the usual case, which must be cheap
+		return 0, 0
+	}
+	s := k.situation(now)
+	if k.held() <= 2*s.idle {
+		u.overstocked = false
+		return 0, 0
+	}
+	if spent := k.spent(); now >= u.look {
+		// The first look only records the figures. A stock is no surplus if the rate since
+		// the last look uses it up long before the next one.
+		if u.look != 0 && 30*w.Stock() > spent-u.lookSpent {
+			u.observe(k, now)
+			surplus = s.surplus()
+		}
+		u.looked(now, int64(s.limit.Window)/lookPart, spent, surplus)
+	}
+	return surplus, u.look
+}
+
+// looked records a look for a surplus, with the tokens spent in all and the surplus found.
+// The next look comes after pause, or later: see prefetched.
+func (u *usage) looked(now, pause, spent, surplus int64) {
+	u.look, u.lookSpent, u.refetchUntil = now+pause<<max(u.refetches-1, 0), spent, 0
+	if surplus > 0 {
+		u.refetchUntil = now + pause
+	}
+}
+
+// prefetched records a prefetch. A peak that is over may still order what the rate has no
+// use for, and the next look would give that back, again and again. A prefetch soon after
+// a give-back shows this, so from the second one on, looks become rarer.
+func (u *usage) prefetched(now int64) {
+	if u != nil && now < u.refetchUntil {
+		u.refetchUntil, u.refetches = 0, min(u.refetches+1, maxRefetches)
+	}
+}
+
+// most is the size of the largest request since the last take.
+type most struct{ atomic.Uint32 }
+
+func (m *most) record(n int64) {
+	if size := uint32(min(n, math.MaxUint32)); size > m.Load() {
+		m.Store(size)
+	}
+}
+
+func (m *most) take() int64 { return int64(m.Swap(0)) }

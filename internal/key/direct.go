@@ -1,0 +1,168 @@
+package key
+
+import (
+	"cmp"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/lease"
+)
+
+// This file has what calls for one request do to a key: direct calls, Check and Reset.
+
+// LengthTries is how often a request without stock is made while replies name windows of
+// other lengths. After the first reply the request names that length too, but its window
+// may end before the second try, and a slow process may open one of a third length.
+const LengthTries = 3
+
+// Take is a call for the tokens of one request, all or none. It leaves the stock alone.
+type Take struct {
+	Req  backend.TakeRequest
+	k    *Key
+	stay bool
+}
+
+// Take returns the call for n tokens that a caller must make, if Next is Call.
+func (k *Key) Take(n int64, stay bool) (t Take, v Verdict) {
+	terms := k.terms.Load()
+	if n > terms.Tokens {
+		return t, k.env.TooMuch(terms.Limit)
+	}
+	v.Next = Call
+	t = Take{k: k, stay: stay, Req: backend.TakeRequest{Key: k.env.Stored(k.node.Key), Tokens: n}}
+	k.event(func(now int64) effect {
+		if k.terms.Load().plan != Counted {
+			v.Next = Special
+		}
+		t.Req.Limit, t.Req.OpenLength, t.Req.End, t.Req.Next = k.terms.Load().openings(k.lease.Load(), now)
+		return unchanged
+	})
+	return t, v
+}
+
+// End applies the reply, or the error of the call. ended says that the caller's context has
+// ended. Next is Call if the open window has another length, in which the limit may count:
+// then the call may be made once more.
+func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Verdict) {
+	k := t.k
+	k.event(func(now int64) effect {
+		switch {
+		case err != nil && ended:
+			v.Err = err
+			return unchanged
+		case err != nil && k.phase == retired: // no account would record what the policy admits
+			v = k.PolicyOutside(t.Req.Tokens, t.stay, err)
+			return unchanged
+		case err != nil:
+			v, _ = k.policy(t.Req.Tokens, false, now, err)
+			return changed
+		case r.Conflict && k.adopts(r.State, 1, sent):
+			k.read(r.State, r.Length, sent, now)
+			v.Next = Call
+			return unchanged
+		case r.Conflict:
+			k.conflict(r.State, now)
+			v.Err = ErrConflict
+			return unchanged
+		}
+		if k.firstFetch == 0 {
+			k.firstFetch = max(sent, 1)
+		}
+		t.read(r, sent, now)
+		var did effect
+		v.Answer, did = t.book(r, now)
+		return did
+	})
+	return v
+}
+
+// read applies the reading that came with the call. It says nothing of the account, so it
+// never ends a window whose tokens may be spent.
+func (t *Take) read(r backend.TakeReply, sent, now int64) {
+	k := t.k
+	w := k.lease.Load()
+	if w == nil || r.Window == w.Window || r.Window > w.Window && !w.Alive(now) {
+		length := cmp.Or(r.Length, t.Req.Limit.Window)
+		if w == nil || r.Window != w.Window {
+			length = k.lengthOf(r.State, t.Req.Limit.Window, 1, sent)
+		}
+		k.read(r.State, length, sent, now)
+	}
+}
+
+// book records what the call has charged, or its refusal. If the refusal is of a window
+// that a Reset elsewhere has opened, a probe must end the old window here.
+func (t *Take) book(r backend.TakeReply, now int64) (Answer, effect) {
+	k, n, counts := t.k, t.Req.Tokens, &t.k.env.Counts
+	w := k.lease.Load()
+	current := w != nil && w.Window == r.Window
+	a := t.answer(r)
+	if current && r.Allowed { // a refusal tells what was too little
+		a.Remaining = min(a.Remaining+w.Stock(), a.Limit)
+	}
+	switch {
+	case r.Allowed:
+		if current {
+			counts.Move(k.account.Direct(n))
+			k.allow()
+		} else { // the key is forgotten, or in another window, so no account records it
+			counts.Taken.Add(n)
+			counts.Spent.Add(n)
+		}
+		counts.Direct.Add(n)
+		counts.Extra.Add(k.node.Hash, n-1)
+	case k.phase == retired:
+		if !t.stay {
+			counts.Denied.Add(1)
+		}
+	default:
+		k.denied.Add(1)
+		if current && now >= k.deniedUntil && t.Req.Limit.Tokens >= k.terms.Load().Tokens { // the limit was not raised since
+			k.deny(w, now)
+		} else if !current && w.Alive(now) {
+			return a, effect{changed: true, probe: n}
+		}
+	}
+	return a, changed
+}
+
+// answer is the answer to the request.
+func (t *Take) answer(r backend.TakeReply) Answer {
+	a := Answer{Allowed: r.Allowed, Source: Direct, Limit: t.Req.Limit.Tokens, Remaining: r.Remaining, Reset: r.Window.Time()}
+	if r.Allowed {
+		a.Charged = t.Req.Tokens
+	} else {
+		a.Shadowed, a.RetryAfter = t.k.terms.Load().Shadow, RetryAfter(r.Left, cmp.Or(r.Length, t.Req.Limit.Window))
+	}
+	return a
+}
+
+// Held returns what this process holds of the window that a Check has read, and whether the
+// key's limit counts in that window.
+func (k *Key) Held(s backend.State) (held int64, serves bool) {
+	k.event(func(now int64) effect {
+		w := k.lease.Load()
+		known := w != nil && w.Window == s.Window
+		if known && w.Alive(now) {
+			held = k.held()
+		}
+		serves = s.Length == 0 || known || k.adopts(s, 1, now)
+		return unchanged
+	})
+	return held, serves
+}
+
+// Reset enters the fresh window that a Reset has opened. was is the key's lease before that.
+func (k *Key) Reset(s backend.State, limit backend.Limit, sent int64, was *lease.Lease) {
+	k.event(func(now int64) effect {
+		w := k.lease.Load()
+		switch {
+		case k.phase == retired || w != nil && w.Window == s.Window:
+			return unchanged
+		case w != was: // another reply was faster: ask the store which window is open
+			k.allow()
+			return effect{changed: true, probe: 1}
+		}
+		k.read(s, cmp.Or(s.Length, limit.Window), sent, now)
+		return changed
+	})
+}

@@ -1,0 +1,162 @@
+package key
+
+import (
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/account"
+	"github.com/go-reservoir/reservoir/internal/demand"
+	"github.com/go-reservoir/reservoir/internal/inflight"
+	"github.com/go-reservoir/reservoir/internal/keytable"
+	"github.com/go-reservoir/reservoir/internal/monotime"
+	"github.com/go-reservoir/reservoir/internal/placement"
+	"github.com/go-reservoir/reservoir/internal/waiters"
+)
+
+// Env is what the keys of one limiter share, and all that they see of it. Its settings are
+// written before the first key, and only read after; the rest is safe for concurrent use.
+type Env struct {
+	Settings
+	Caller Caller
+	Clock  monotime.Clock
+	Calls  inflight.Counter // calls in flight; none begins after Close
+	Table  keytable.Table[Key]
+	Counts Counts
+	Epoch  atomic.Uint32 // of new keys, from 1; it names their accounts in the store
+	Closed atomic.Bool
+
+	asks    atomic.Uint64 // numbers the questions for a key's limit
+	waiters waiters.Pool[outcome]
+}
+
+// Settings are the options of a limiter that its keys read.
+type Settings struct {
+	Limit     backend.Limit // of a key that has none of its own
+	ByKey     bool          // keys have limits of their own, which may change
+	Name      string        // stands before each key in the store
+	Client    string        // names this process in the store
+	Sizing    demand.Policy
+	Direct    bool          // a call for every request, and no stock
+	Stranding float64       // the part of the limit that may lie idle in all processes
+	Timeout   time.Duration // of a call
+	Fallback  Policy        // while the store is away
+}
+
+// Caller makes the calls of keys. No key is locked meanwhile, except that Shard may be
+// called under the lock of a key.
+type Caller interface {
+	// Shard returns the shard that a key of the store is on now. It does no I/O.
+	Shard(stored string) *Shard
+
+	// Limit asks for the limit that a key has now. It calls a function of the user's,
+	// which may block or panic.
+	Limit(key string) (backend.Limit, error)
+
+	// Send sends the fetch under the timeout, in a goroutine of its own, and then calls
+	// its End. Env.Calls counts the fetch already.
+	Send(f *Fetch)
+}
+
+// Stored is the key in the store.
+func (s *Settings) Stored(key string) string { return placement.Named(s.Name, key) }
+
+// Varies reports whether a key's limit, or the length of its window, may change.
+func (s *Settings) Varies() bool { return s.ByKey || s.Limit.Calendar.Period != 0 }
+
+// guided reports whether the store tapers the grants.
+func (s *Settings) guided() bool { return !s.Direct && s.Sizing.Guided() }
+
+// ahead reports whether keys order batches before they are needed.
+func (s *Settings) ahead() bool { return !s.Direct && s.Sizing.Ahead() }
+
+// client is the name of an epoch's accounts in the store.
+func (s *Settings) client(epoch uint32) string {
+	return s.Client + "." + strconv.FormatUint(uint64(epoch), 36)
+}
+
+// Slack is how much longer than its timeout a call may take before its callers are
+// answered without it. A store should obey its context.
+const Slack = 20 * time.Millisecond
+
+// The pauses of a caller or a key that asks again. They double.
+const (
+	FirstPause   = 2 * time.Millisecond
+	LongestPause = time.Second
+)
+
+// Counts has the counts of the slow path, and of keys that are gone. The hot path counts
+// in its key.
+type Counts struct {
+	Taken, Refunded, Returned, Expired, Overdrawn atomic.Int64 // tokens
+	Recovered, Reasserted, Unknown                atomic.Int64 // tokens
+	Spent                                         atomic.Int64 // tokens, by keys that are gone
+	Direct, Left                                  atomic.Int64 // tokens used by direct calls, and in windows that their keys have left; settling takes back no more
+
+	Denied                                                atomic.Int64 // requests, by keys that are gone
+	AdmittedByPolicy, Fallbacks, Waited, Failed, Shadowed atomic.Int64 // requests
+	Calls, Syncs, Prefetches, Probes, GiveBacks           atomic.Int64 // calls
+
+	Extra  extra
+	moving sync.Mutex // held while all counts are read, and while a key's become these
+}
+
+// Read calls f while no key's counts become the limiter's, so that none is missed or
+// counted twice.
+func (c *Counts) Read(f func()) {
+	c.moving.Lock()
+	defer c.moving.Unlock()
+	f()
+}
+
+// Move adds the tokens of m.
+func (c *Counts) Move(m account.Moved) {
+	c.Taken.Add(m.Taken)
+	c.Returned.Add(m.Returned)
+	c.Expired.Add(m.Expired)
+	c.Overdrawn.Add(m.Overdrawn)
+}
+
+// overdraw counts n tokens that the failure policy has admitted and no window can owe.
+// Those that turn out not to be used may still be settled.
+func (c *Counts) overdraw(n int64) {
+	c.Overdrawn.Add(n)
+	c.Left.Add(n)
+}
+
+// TakeUpTo takes n from what is left, or all if that is less, and returns how much.
+func TakeUpTo(left *atomic.Int64, n int64) int64 {
+	for {
+		was := left.Load()
+		taken := min(n, was)
+		if left.CompareAndSwap(was, was-taken) {
+			return taken
+		}
+	}
+}
+
+// extra counts spent tokens that are not the first of their request: the other tokens of
+// each request, and tokens settled above a charge. Spent less these is the number of
+// requests, which the hot path does not count. It has many counters, so that processors
+// that admit requests of different keys do not share one.
+type extra [16]struct {
+	atomic.Int64
+	_ [56]byte // of the cache line
+}
+
+// Add counts n tokens of the key with that hash.
+func (e *extra) Add(hash uint32, n int64) {
+	if n != 0 {
+		e[hash%uint32(len(e))].Add(n)
+	}
+}
+
+// Sum is the sum of all counters, which are not read at the same time.
+func (e *extra) Sum() (n int64) {
+	for i := range e {
+		n += e[i].Load()
+	}
+	return n
+}

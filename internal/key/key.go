@@ -1,0 +1,479 @@
+// Package key is one key of a limiter: the lease from which requests are served, the
+// account with the store, the callers in line, the fetch for them, and what is settled.
+//
+// Everything that happens to a key is an event: a caller, a reply, a timer, a refund, its
+// turn to call. An event takes the key's lock, changes the parts, serves the line and
+// makes the one decision of package next. A fetch starts after the lock is released,
+// because it is never held during I/O, a callback or a wait. What a key sees of its
+// limiter is Env.
+package key
+
+import (
+	"cmp"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/account"
+	"github.com/go-reservoir/reservoir/internal/invariant"
+	"github.com/go-reservoir/reservoir/internal/keytable"
+	"github.com/go-reservoir/reservoir/internal/lease"
+	"github.com/go-reservoir/reservoir/internal/next"
+)
+
+// Key is one key. Exported methods are safe for concurrent use, and take the lock if they
+// need it; all others are parts of an event and need it.
+//
+// A limiter may have a million keys, most of them seen once, so fields that only some keys
+// need (queue, use, fallback) are pointers, nil until then.
+type Key struct {
+	// The fields that the hot path reads come first, in one cache line.
+	lease  atomic.Pointer[lease.Lease]
+	env    *Env
+	terms  atomic.Pointer[Terms] // the limit, which may change
+	denied atomic.Int64          // requests refused
+	node   *node
+
+	shard *Shard
+
+	mu       sync.Mutex
+	account  account.Account
+	queue    *queue    // nil while nobody waits and nothing is in flight
+	use      *usage    // nil until the second fetch
+	fallback *fallback // nil unless the store has been away
+
+	deniedUntil int64  // until when the store surely has too little for some caller; 0 = ask the store
+	firstFetch  int64  // time of the first fetch; 0 = none yet
+	mark        uint64 // fingerprint at the last sweep
+	largest     most   // the largest request since the last observation of demand
+	clients     uint16 // that share the key: the larger count of this window and the last
+	reported    uint16 // clients in the store's last reply
+	phase       phase
+	inLine      uint8 // for which classes of calls the key stands in line at its shard; see next.Facts
+	replyLost   bool  // a fetch has failed, and no last statement was answered since: a grant may wait in the store
+}
+
+type node = keytable.Node[Key]
+
+// phase is the state of a key. Two more states come by time alone, so no event enters them,
+// and package next tells them from the lease: ending, past the deadline but not surely past
+// the window's end, and over.
+type phase uint8
+
+const (
+	cold    phase = iota // no window is known
+	open                 // stock may be spent until the lease's deadline
+	short                // the same, and the limit will run out before the window ends
+	denied               // the store has too little for some caller, until deniedUntil
+	leaving              // idle: what it holds goes back, and a last statement that says so is due
+	left                 // idle, and no last statement is due any more
+	retired              // forgotten, or closed: look the key up again
+	phases
+)
+
+// steps are the phases that may follow a phase, one bit each. A key that was idle comes back
+// as open, because a forecast of before says nothing now.
+var steps = [phases]uint16{
+	cold:    1<<phases - 1,
+	open:    1<<phases - 1,
+	short:   1<<phases - 1,
+	denied:  1<<phases - 1,
+	leaving: 1<<phases - 1 - 1<<short,
+	left:    1<<phases - 1 - 1<<short,
+	retired: 1 << retired,
+}
+
+// enter is the only place where a key changes its phase.
+func (k *Key) enter(p phase) {
+	invariant.That(steps[k.phase]>>p&1 == 1, "from phase %d to phase %d", k.phase, p)
+	k.phase = p
+}
+
+// idle reports whether the key is to be forgotten, unless a caller comes.
+func (k *Key) idle() bool { return k.phase >= leaving }
+
+// inWindow records what is known of the key's window, unless the key is idle.
+func (k *Key) inWindow(p phase) {
+	if !k.idle() {
+		k.enter(p)
+	}
+}
+
+// comeBack keeps the key in memory, because a caller has come.
+func (k *Key) comeBack() {
+	switch {
+	case k.phase != leaving && k.phase != left:
+	case k.lease.Load() == nil:
+		k.enter(cold)
+	case k.deniedUntil != 0:
+		k.enter(denied)
+	default:
+		k.enter(open)
+	}
+}
+
+// leave lets the key be forgotten, after a last statement if one is needed.
+func (k *Key) leave(now int64) {
+	k.lease.Load().CancelOrder()
+	if k.needsLast(now) {
+		k.enter(leaving)
+	} else {
+		k.enter(left)
+	}
+}
+
+// allow ends a denial: the store may have more.
+func (k *Key) allow() {
+	if k.deniedUntil = 0; k.phase == denied {
+		k.enter(open)
+	}
+}
+
+// Init makes the key, of node n. No earlier state of the key has the node's Tag, which
+// names the account in the store.
+func (e *Env) init(n *node, limit backend.Limit) {
+	k := &n.State
+	k.env, k.node, k.shard = e, n, e.Caller.Shard(e.Stored(n.Key))
+	n.Tag = e.Epoch.Load()
+	k.terms.Store(&Terms{Limit: limit})
+}
+
+// Make returns the key, which it makes if it is not in memory, or nil if there is no room.
+func (e *Env) Make(name string, limit backend.Limit) *Key {
+	n := e.Table.GetOrMake(name, func(n *node) { e.init(n, limit) })
+	if n == nil {
+		return nil
+	}
+	return &n.State
+}
+
+// Outside returns a key that no other caller finds, for one that has no room in memory. It
+// counts as forgotten, so it keeps no account.
+func (e *Env) Outside(name string, limit backend.Limit) *Key {
+	n := &node{Key: name, Hash: e.Table.HashOf(name)}
+	e.init(n, limit)
+	n.State.phase = retired
+	return &n.State
+}
+
+// Find returns the key if it is in memory, or nil.
+func (e *Env) Find(name string) *Key {
+	if n := e.Table.Find(name); n != nil {
+		return &n.State
+	}
+	return nil
+}
+
+// Get is Find without a lock. Rarely it misses a key that has just come.
+func (e *Env) Get(name string) *Key {
+	if n := e.Table.Get(name); n != nil {
+		return &n.State
+	}
+	return nil
+}
+
+// Name is the user's name of the key.
+func (k *Key) Name() string { return k.node.Key }
+
+// Of reports whether the key is one of e.
+func (k *Key) Of(e *Env) bool { return k.env == e }
+
+// Lease returns the lease from which requests are served, or nil.
+func (k *Key) Lease() *lease.Lease { return k.lease.Load() }
+
+// Terms returns the key's limit.
+func (k *Key) Terms() *Terms { return k.terms.Load() }
+
+// Refused counts a request that was refused from memory.
+func (k *Key) Refused() { k.denied.Add(1) }
+
+// Used records a request for n tokens that was served.
+func (k *Key) Used(n int64) {
+	k.largest.record(n)
+	k.env.Counts.Extra.Add(k.node.Hash, n-1)
+}
+
+// OrderIfLow orders a batch if left, the stock of w after a spend, is at the re-order
+// point. Only one of the callers that find it there orders.
+func (k *Key) OrderIfLow(w *lease.Lease, left int64) {
+	if !w.ClaimReorder(left) {
+		return
+	}
+	k.event(func(int64) effect {
+		if k.lease.Load() != w || k.phase == retired {
+			return unchanged
+		}
+		k.comeBack()
+		return changed
+	})
+}
+
+// effect is what an event has changed.
+type effect struct {
+	changed bool  // something on which the line or a fetch depends
+	probe   int64 // tokens for which a probe is due, because a caller was refused though its denial is over
+}
+
+var unchanged, changed = effect{}, effect{changed: true}
+
+// event changes the key, and starts the fetch that is due after that.
+func (k *Key) event(change func(now int64) effect) {
+	if f := k.update(change, nil); f != nil {
+		go k.env.Caller.Send(f)
+	}
+}
+
+// update is the part of an event under the lock. slot is that of a key whose turn to call
+// has come; otherwise nil.
+func (k *Key) update(change func(now int64) effect, slot *line) *Fetch {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.env.Clock.Now() // read under the lock, because served callers must be in time now
+	k.expire(now)
+	if did := change(now); did.changed {
+		return k.advance(now, did.probe, slot)
+	}
+	return nil
+}
+
+// advance ends every event: it serves the line, asks package next what to do, and orders
+// that fetch or sets the timer for the next look.
+func (k *Key) advance(now, probe int64, slot *line) (f *Fetch) {
+	if k.terms.Load().plan != Counted { // tokens at hand go back, and nobody is served or refused from them
+		k.allow()
+		w := k.lease.Load()
+		w.CancelOrder()
+		if w.Alive(now) && k.held() > 0 {
+			k.account.Return(k.drain())
+		}
+	}
+	k.serve(now, false)
+	w := k.lease.Load()
+	if k.queue.callers().Active() == 0 { // otherwise a newcomer could take what the line waits for
+		k.publish(w)
+	}
+	facts := k.facts(now, probe)
+	if k.use != nil || k.idle() {
+		facts.Surplus, facts.Look = k.lookForSurplus(now)
+	}
+	why, at := next.Step(facts)
+	for why != next.None && !k.takeSlot(&slot, facts.Class(why), facts.Open) {
+		facts.InLine = k.inLine
+		why, at = next.Step(facts)
+	}
+	if why != next.None && k.env.Calls.Begin() {
+		f = k.order(why, now, probe, facts.Surplus)
+		f.slot = slot
+	}
+	k.publish(w)
+	if at != next.Never && k.phase != retired {
+		k.usage().arm(now, at)
+	}
+	if k.queue != nil && k.queue.fetch == nil && k.queue.line.Empty() {
+		k.queue = nil
+	}
+	k.check()
+	return f
+}
+
+// check asserts that the phase is what the parts say.
+func (k *Key) check() {
+	if invariant.Enabled && !k.idle() {
+		invariant.That((k.phase == cold) == (k.lease.Load() == nil), "phase %d, lease %v", k.phase, k.lease.Load())
+		invariant.That((k.phase == denied) == (k.deniedUntil != 0), "phase %d, denied until %d", k.phase, k.deniedUntil)
+	}
+}
+
+// publish gives the hot path the tokens that the line does not need, and lets it refuse
+// while the key is denied. While a fetch is in flight for callers in line, tokens stay
+// reserved and nobody is refused without the lock, because the fetch may bring enough.
+func (k *Key) publish(w *lease.Lease) {
+	if w == nil || k.queue.inFlight() && k.queue.line.Active() > 0 {
+		return
+	}
+	until := k.deniedUntil
+	if k.idle() { // the next caller must come by the lock
+		until = 0
+	} else if until != 0 && k.env.ByKey { // so must one now and then, to ask whether the limit was raised
+		until = min(until, k.use.recheck)
+	}
+	w.Publish(k.queue.unreserve(), until)
+}
+
+// How far a key looks ahead. A Part divides the window.
+const (
+	refreshPart = 50  // before the end, to read the end once more
+	spreadPart  = 200 // over which processes spread their calls at the reset
+	spreadMax   = 5 * time.Millisecond
+	worthOne    = 0.1 // expected waiting callers above which a refresh is worth a call
+)
+
+// facts returns all facts of the key except its surplus. It changes nothing.
+func (k *Key) facts(now, probe int64) next.Facts {
+	w, line := k.lease.Load(), k.queue.callers()
+	f := next.Facts{
+		Now: now, Retired: k.phase == retired || k.env.Closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: k.queue.inFlight(),
+		Active: line.Active(), Passing: line.Passing(), Parked: line.Parked(),
+		Denied: k.deniedUntil, Probe: probe > 0, Alive: w.Alive(now), Unconfirmed: k.phase == leaving,
+	}
+	if f.Open {
+		f.Ask = max(k.shard.NextProbe(), now) + int64(Slack)
+	}
+	u := k.use
+	if u != nil {
+		f.Backoff, f.Rejected, f.Spread = u.backoff, u.rejected, u.spread
+	}
+	if k.fallback.waiting() > 0 {
+		f.Charge = 1 // at once
+	}
+	if w == nil {
+		return f
+	}
+	f.Over = w.LatestEnd()
+	// A fetch has just found the old window again, though it is over by our clock, because
+	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
+	f.Ending = k.queue != nil && k.queue.unserved > 0 && !f.Alive
+	if f.Charge == 0 && f.Alive && k.account.Unpaid() > 0 {
+		f.Charge = 1
+		if u != nil {
+			f.Charge = max(u.charge, 1)
+		}
+	}
+	f.Unconfirmed = f.Unconfirmed || f.Alive && k.account.Unconfirmed() > 0
+	f.Low = w.OrderDue() && w.Remaining() > 0
+	if u == nil || k.idle() || k.env.Direct {
+		return f
+	}
+	window := k.terms.Load().Window
+	f.Regular = k.env.ahead() && u.Regular(window)
+	f.Used = u.UsedIn(k.spent(), k.denied.Load())
+	// Callers that come between the two bounds of the window's end would wait. If some are
+	// likely, read the end once more when it is near.
+	at, gap := w.LatestEnd()-int64(window)/refreshPart, time.Duration(w.LatestEnd()-w.Deadline())
+	if f.Regular && u.replied < at && u.Within(gap) > worthOne {
+		f.Refresh = at
+	}
+	return f
+}
+
+// held is what the key holds, whether it may still be spent or not.
+func (k *Key) held() int64 { return k.lease.Load().Stock() + k.queue.held() }
+
+// drain takes out all that the key holds.
+func (k *Key) drain() int64 { return k.lease.Load().Drain() + k.queue.unreserve() }
+
+// spent is how many tokens requests have used so far.
+func (k *Key) spent() int64 { return k.account.Spent(k.held()) }
+
+// expire counts tokens and debt whose window is over, and pending debt whose period is.
+// While a fetch is in flight its reply decides.
+func (k *Key) expire(now int64) {
+	if w := k.lease.Load(); k.overFor(w, now) {
+		k.env.Counts.Move(k.account.Expire(k.drain()))
+		k.env.Counts.Move(k.account.ExpireDebt())
+	}
+	if k.fallback.waiting() > 0 && time.Now().After(k.fallback.debtor.Time()) {
+		k.found(0, now)
+	}
+}
+
+// overFor reports whether what the key holds, and owes, of w is surely void.
+func (k *Key) overFor(w *lease.Lease, now int64) bool {
+	return w != nil && w.Over(now) && !w.Guessed() && !k.queue.inFlight()
+}
+
+// enterWindow makes window the current one; 0 is no window. The account has left the one
+// before, and spent is how many tokens requests had used by then.
+func (k *Key) enterWindow(window backend.Window, spent, now int64) *lease.Lease {
+	k.deniedUntil, k.clients = 0, k.reported
+	if f := k.fallback; f != nil && f.pending == 0 && f.home != window { // a later window may have the same name
+		if f.debtor, f.home, f.declared = 0, 0, 0; now > f.end {
+			k.fallback = nil
+		}
+	}
+	if u := k.use; u != nil {
+		length := k.terms.Load().Window
+		u.Observe(length, now, spent, k.largest.take())
+		u.opened(length, spent, k.denied.Load())
+	}
+	var w *lease.Lease
+	if window == 0 {
+		k.inWindow(cold)
+	} else {
+		w = lease.New(window)
+		k.inWindow(open)
+	}
+	k.lease.Store(w)
+	return w
+}
+
+// switchWindow is enterWindow if no reply has said anything of the account.
+func (k *Key) switchWindow(window backend.Window, now int64) *lease.Lease {
+	spent := k.spent()
+	k.leaveWindow()
+	return k.enterWindow(window, spent, now)
+}
+
+// leaveWindow ends the account of the key's window, if no reply does that.
+func (k *Key) leaveWindow() {
+	held := k.drain()
+	k.settleLater(held)
+	k.env.Counts.Move(k.account.Leave(held))
+}
+
+// settleLater records that requests which were charged in the window that the key leaves,
+// holding held, may still be settled.
+func (k *Key) settleLater(held int64) { k.env.Counts.Left.Add(k.account.Used(held)) }
+
+// read applies a reading that came without the account, and enters its window, of that
+// length.
+func (k *Key) read(s backend.State, length time.Duration, sent, now int64) {
+	if k.replace(k.terms.Load().opened(length)); k.phase == retired || s.Window == 0 {
+		return
+	}
+	w := k.lease.Load()
+	if w == nil || w.Window != s.Window {
+		w = k.switchWindow(s.Window, now)
+	}
+	w.Apply(s, sent, now)
+	k.found(s.Window, now)
+}
+
+// adopts reports whether the key's limit may count in an open window of another length,
+// which s has. The key's own length is known since its first fetch.
+func (k *Key) adopts(s backend.State, others, sent int64) bool {
+	t := k.terms.Load()
+	return t.adopts(s, k.env.ByKey || others == 0, cmp.Or(t.since, k.firstFetch, sent), sent)
+}
+
+// lengthOf is the length of the window of s, which the key enters by a request of a limit
+// with the length stated. A window of another length may be one more of the length that the
+// window before had, of a process that goes on with it. Then it is the limit's own length: the
+// next request states no other, and finds the conflict.
+func (k *Key) lengthOf(s backend.State, stated time.Duration, others, sent int64) time.Duration {
+	switch {
+	case s.Length == 0:
+		return stated
+	case k.adopts(s, others, sent):
+		return s.Length
+	}
+	return k.terms.Load().own()
+}
+
+// conflict remembers that the open window belongs to a limit of another length, until it
+// ends or it is this process' turn to ask again.
+func (k *Key) conflict(s backend.State, now int64) {
+	pause := min(s.Length/askTimes, LongestPause)
+	if s.Left > 0 {
+		pause = min(pause, s.Left)
+	}
+	k.usage().conflict = now + int64(pause)
+}
+
+// findShard looks up the shard that the key is on now.
+func (k *Key) findShard() {
+	if s := k.env.Caller.Shard(k.env.Stored(k.node.Key)); s != k.shard {
+		k.shard, k.inLine = s, 0
+	}
+}

@@ -1,0 +1,140 @@
+package key
+
+import (
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/lease"
+)
+
+// This file has what becomes of a charge when its request has used fewer tokens, or more.
+
+// Charge is what a request was charged.
+type Charge struct {
+	Tokens   int64
+	Window   backend.Window
+	Fallback bool // admitted by the failure policy
+}
+
+func chargeOf(a Answer) Charge {
+	return Charge{Tokens: a.Charged, Window: backend.Window(a.Reset.UnixMilli()), Fallback: a.Source == Fallback}
+}
+
+// Refund puts n tokens of c back into the stock if they came from there, after they have
+// paid for debt. No more goes back than requests have used, so that a Result that is refunded
+// again and again creates no tokens. Tokens of a window that the account has left have
+// expired.
+func (k *Key) Refund(c Charge, n int64) {
+	ok := false
+	k.event(func(now int64) (did effect) {
+		w := k.lease.Load()
+		switch {
+		case k.phase == retired:
+			return unchanged
+		case c.Fallback:
+			did, ok = k.refundFallback(c, n)
+			return did
+		case w == nil || w.Window != c.Window:
+			return unchanged
+		}
+		ok = true
+		return k.refund(w, n)
+	})
+	if !ok {
+		counts := &k.env.Counts
+		n = TakeUpTo(&counts.Left, n)
+		counts.Refunded.Add(n)
+		counts.Expired.Add(n)
+	}
+}
+
+// refund is Refund in the open window.
+func (k *Key) refund(w *lease.Lease, n int64) effect {
+	back := min(n, k.account.InUse(k.held()))
+	paid := k.account.CancelDebt(back)
+	k.account.Refund(back)
+	k.env.Counts.Refunded.Add(back)
+	k.env.Counts.Extra.Add(k.node.Hash, paid) // spent again
+	decide := k.queue != nil || w.Denying() || k.terms.Load().plan != Counted
+	k.putBack(w, back-paid)
+	if w.Stock() > 2*k.idleTokens() && !k.usage().overstocked { // a look must find out whether it is used
+		k.use.overstocked, decide = true, true
+	}
+	return effect{changed: decide}
+}
+
+// chargePart divides the window. Settled debt may wait that long for a statement.
+const chargePart = 20
+
+// Overrun charges n tokens that the request of c has used above its charge: from stock, and
+// what the stock lacks as debt. If the window of c is over, they are charged to the one that
+// this process knows; if it knows none, they are overdrawn. It reports whether the key was
+// forgotten meanwhile, so that nothing was done.
+func (k *Key) Overrun(c Charge, n int64) (forgotten bool) {
+	if w := k.lease.Load(); w.Alive(k.env.Clock.Now()) {
+		if left, ok := w.Spend(n); ok {
+			k.env.Counts.Extra.Add(k.node.Hash, n)
+			k.OrderIfLow(w, left)
+			return false
+		}
+	}
+	k.event(func(now int64) effect {
+		if forgotten = k.phase == retired; forgotten {
+			return unchanged
+		}
+		if k.fallback.pends(c) {
+			k.fallback.pending = min(k.fallback.pending+n, backend.MaxTokens)
+			return unchanged
+		}
+		w := k.lease.Load()
+		if left := time.Until(c.Window.Time()); w == nil && left > 0 && !c.Fallback { // the key was forgotten, but c has its window
+			w = k.switchWindow(c.Window, now)
+			w.Guess(backend.State{Left: left}, now)
+		}
+		if !w.Alive(now) { // no statement would be in time
+			k.env.Counts.Overdrawn.Add(n)
+			return unchanged
+		}
+		paid, left := w.SpendUpTo(n)
+		k.env.Counts.Extra.Add(k.node.Hash, paid)
+		w.ClaimReorder(left)
+		if paid < n {
+			k.declare(n-paid, w, now)
+		}
+		return changed
+	})
+	return forgotten
+}
+
+// declare adds n tokens to the debt of w, and sets the time to state it.
+func (k *Key) declare(n int64, w *lease.Lease, now int64) {
+	if k.account.Unpaid() == 0 {
+		k.usage().charge = k.chargeAt(w, now)
+	}
+	k.account.Declare(n)
+}
+
+// chargeAt is when to state debt that is settled now.
+func (k *Key) chargeAt(w *lease.Lease, now int64) int64 {
+	inTime := w.Deadline() - 2*int64(k.shard.Lead())
+	return min(now+int64(k.terms.Load().Window)/chargePart, inTime)
+}
+
+// OpenWindow is the window whose stock may be spent now, or 0.
+func (k *Key) OpenWindow() backend.Window {
+	if w := k.lease.Load(); w.Alive(k.env.Clock.Now()) {
+		return w.Window
+	}
+	return 0
+}
+
+// GivenBack records that n tokens of window went back to the store by a call, because
+// callers may wait for them.
+func (k *Key) GivenBack(window backend.Window, n int64) {
+	k.event(func(int64) effect {
+		if w := k.lease.Load(); w != nil && w.Window == window {
+			w.AddRemaining(n)
+		}
+		return changed
+	})
+}
