@@ -2,457 +2,531 @@ package reservoir
 
 import (
 	"context"
-	"math"
-	"sync"
+	"errors"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/account"
-	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/guard"
-	"github.com/go-reservoir/reservoir/internal/keytable"
-	"github.com/go-reservoir/reservoir/internal/lease"
-	"github.com/go-reservoir/reservoir/internal/waiters"
+	"github.com/go-reservoir/reservoir/internal/key"
+	"github.com/go-reservoir/reservoir/internal/next"
 )
 
-// keyState is one key: the lease from which requests are served, the account with the
-// store, the callers in line and the fetch for them.
-//
-// The hot path (try) reads the lease and spends from it without the lock. Everything
-// else is an event (a caller, a reply, a timer, a refund), except the end of the key and
-// Stats, which leave nothing to decide. An event changes the parts by their methods, under
-// mu, in methods called …Locked. It ends with advanceLocked, which serves the line and
-// makes the one decision of package next. A fetch starts after mu is unlocked, because mu
-// is never held during I/O, a callback or a wait.
-//
-// A limiter may have a million keys, most of them seen once, so fields that only some keys
-// need (busy, use, fallback) are pointers, nil until then.
-type keyState struct {
-	// The fields that the hot path reads come first, in one cache line.
-	lease  atomic.Pointer[lease.Lease]
+// This file has the one frame of every store call: how long it may take, what its end says
+// of the shard, what is counted, and what the hooks get. No lock is held during a call, and
+// nothing else calls the store.
+
+// storeCall is one call to the store. It belongs to no caller: a fetch or a direct call
+// runs in a goroutine of its own under the fetch timeout, even if its callers leave.
+type storeCall struct {
+	StoreCall
 	l      *Limiter
-	bound               // the limit, which may change
-	denied atomic.Int64 // requests refused
-	node   *keytable.Node[keyState]
+	shard  *key.Shard
+	stored string // the key
+	begin  time.Time
+	trip   key.Trip
+	short  bool // its context may end before the fetch timeout, which says nothing of the shard
 
-	shard *shard
-
-	mu       sync.Mutex
-	account  account.Account
-	busy     *busy     // nil while nobody waits and nothing is in flight
-	use      *usage    // nil until the second fetch
-	fallback *fallback // nil unless the store has been away
-
-	deniedUntil int64  // until when the store surely has too little for some caller; 0 = ask the store
-	firstFetch  int64  // time of the first fetch; 0 = none yet
-	mark        uint64 // fingerprint at the last sweep
-	largest     most   // the largest request since the last observation of demand
-	clients     uint16 // that share the key: the larger count of this window and the last
-	reported    uint16 // clients in the store's last reply
-	short       bool   // the limit will run out before the window ends
-	low         bool   // the stock has fallen to the re-order point, and no batch came since
-	replyLost   bool   // a fetch has failed, and no last statement was answered since: a grant may wait in the store
-	plan        plan   // whether the limit is special; if so, bound is an older limit
-	leaving     bool   // the key is idle, and is forgotten when the store has confirmed its returns
-	lastDue     bool   // if so, its last statement, which says that it leaves, is not confirmed yet
-	retired     bool   // forgotten or closed: look the key up again
-	inLine      uint8  // for which classes of calls the key stands in line at its shard; see next.Facts
+	caller atomic.Int32 // of a call for one caller: one of the constants below
 }
 
-// busy has the callers in line and the fetch in flight. A nil *busy has neither.
-type busy struct {
-	line     waiters.Line[outcome]
-	reserved int64  // tokens of the lease, for the line
-	fetch    *fetch // there is one at a time; nil = none
-	unserved int    // fetches in a row that served nobody
+// What has become of the caller of a call. The call and the caller write this once,
+// whichever comes first.
+const (
+	waits    int32 = iota
+	answered       // the call has ended first
+	gone           // the caller's context has ended first
+	timedOut       // the caller has waited too long: the store does not obey its context
+)
 
-	asked      uint64 // the failure policy has no answer for the callers in line up to this one, but Rejected
-	policyLeft int64  // tokens that it still admitted when they were asked about
+// abandoned reports whether the caller does not get the end of the call.
+func (s *storeCall) abandoned() bool { return s.caller.Load() > answered }
+
+// newCall returns a call that is sent now.
+func (l *Limiter) newCall(s *key.Shard, stored string, what StoreCall) *storeCall {
+	return &storeCall{StoreCall: what, l: l, shard: s, stored: stored, begin: time.Now(), trip: key.Trip{Sent: l.env.Clock.Now()}}
 }
 
-// nobody is the empty line of a nil *busy. It is never written.
-var nobody waiters.Line[outcome]
+// do runs f and records how it ended. It makes a *StoreError of every error of a store, so
+// that callers need to handle no other; a panic becomes an error too, for the caller that
+// waits.
+func (s *storeCall) do(ctx context.Context, f func(context.Context) error) (err error) {
+	guard.Call(func() error { return f(ctx) }, func(ended error) { err = s.record(ended, s.short && over(ctx)) })
+	return err
+}
 
-func (b *busy) callers() *waiters.Line[outcome] {
-	if b == nil {
-		return &nobody
+// record records the end of the call. neutral says that it says nothing of the shard.
+func (s *storeCall) record(err error, neutral bool) error {
+	s.caller.CompareAndSwap(waits, answered)
+	s.Duration, s.trip.End, s.trip.Made = time.Since(s.begin), s.l.env.Clock.Now(), true
+	s.l.env.Counts.Calls.Add(1)
+	failure, ok := errors.AsType[*StoreError](err)
+	if err != nil && !ok && !errors.Is(err, ErrConflict) && !guard.IsPanic(err) {
+		failure = &StoreError{Op: s.Op, Class: backend.Unknown, Err: err}
+		err = failure
 	}
-	return &b.line
+	cause := err
+	if failure != nil { // the cause that callers get, without what a store has wrapped it in
+		cause = failure
+	}
+	outcome := key.OutcomeOf(err)
+	switch caller := s.caller.Load(); {
+	case neutral, caller == timedOut: // the shard was told then
+		outcome = breaker.Neutral
+	case caller == gone && outcome == breaker.Answered && s.Duration > s.l.fetchTimeout+key.Slack: // not in time
+		outcome, cause = breaker.Failed, s.noAnswer()
+	}
+	s.judge(s.trip.End, outcome, cause)
+	s.Err = err
+	return err
 }
 
-func (b *busy) held() int64 {
-	if b == nil {
-		return 0
+// judge tells the shard how the call has ended.
+func (s *storeCall) judge(end int64, outcome breaker.Outcome, cause error) {
+	if outcome == breaker.Failed {
+		s.shard.Failed(s.stored)
 	}
-	return b.reserved
+	if s.Op != "check" && s.shard.Record(s.trip.Sent, end, outcome, cause) { // a replica may have answered a Check
+		s.l.armReopen(s.shard)
+	}
+	s.shard.Resume()
 }
 
-// unreserve takes out all reserved tokens.
-func (b *busy) unreserve() int64 {
-	n := b.held()
-	if n > 0 {
-		b.reserved = 0
-	}
-	return n
+// noAnswer is the error of a call that takes longer than the fetch timeout allows.
+func (s *storeCall) noAnswer() error {
+	return &StoreError{Op: s.Op, Class: backend.Unknown, Err: key.ErrSilent}
 }
 
-func (b *busy) inFlight() bool { return b != nil && b.fetch != nil }
+// over reports whether ctx has ended, or ends within a millisecond, because a socket's
+// deadline fires a moment before the timer of the context that it was taken from.
+func over(ctx context.Context) bool { return ctx.Err() != nil || soonerThan(ctx, time.Millisecond) }
 
-// publish gives the hot path the tokens that the line does not need, and lets it refuse
-// until denied. While a fetch is in flight for callers in line, tokens stay reserved and
-// nobody is refused without the lock, because the fetch may bring enough.
-func (b *busy) publish(w *lease.Lease, denied int64) {
-	if w == nil || b.inFlight() && b.line.Active() > 0 {
-		return
-	}
-	w.Publish(b.unreserve(), denied)
+// soonerThan reports whether ctx ends before d has passed.
+func soonerThan(ctx context.Context, d time.Duration) bool {
+	t, ok := ctx.Deadline()
+	return ok && time.Until(t) < d
 }
 
-// outcome is the answer to a caller in line.
-type outcome struct {
-	Result
-	err   error
-	lease *lease.Lease // the lease that paid, if allowed
+// report calls the hooks. It comes last, so that a slow hook delays no caller. No caller
+// could get a hook's panic, so it is logged.
+func (s *storeCall) report() {
+	if hook := s.l.hooks.StoreCall; hook != nil {
+		guard.Log(func() { hook(s.StoreCall) })
+	}
+	s.l.reportShard(s.shard)
 }
 
-type waiter = waiters.Waiter[outcome]
-
-// unchanged is what an event's change returns if it has changed nothing that a fetch or
-// the line depends on.
-const unchanged = -1
-
-// event changes the key, and starts the fetch that is due after that.
-func (k *keyState) event(change func(now int64) (wanted int64)) {
-	if f := k.update(change); f != nil {
-		go f.run()
+// sync makes the statement q.
+func (s *storeCall) sync(ctx context.Context, q backend.SyncRequest) (reply backend.SyncReply, err error) {
+	s.Want = q.Want
+	err = s.do(ctx, func(ctx context.Context) (err error) {
+		s.l.env.Counts.Syncs.Add(1)
+		reply, err = s.l.store.Sync(ctx, q)
+		s.Granted = reply.Grant
+		return err
+	})
+	if reply.Conflict {
+		s.Err = ErrConflict // reported even if the limit may have changed
 	}
+	return reply, err
 }
 
-// update is the part of an event under the lock. change returns how many tokens a probe
-// must ask for, because a caller was refused though its denial is over.
-func (k *keyState) update(change func(now int64) (wanted int64)) *fetch {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.l.clock.Now() // read under the lock, because served callers must be in time now
-	if wanted := change(now); wanted != unchanged {
-		return k.advanceLocked(now, wanted, nil)
+// caller makes the calls of keys; it is the seam of package key.
+type caller struct{ l *Limiter }
+
+// Shard returns the shard that a key of the store is on. A store whose shards fail
+// independently has a method Shard, which names them without I/O. A key's shard is looked
+// up before each call, because a cluster has no shards until its first answer, and its
+// slots move.
+func (c caller) Shard(stored string) *key.Shard {
+	l := c.l
+	var name string
+	if l.parts != nil { // it may panic, and under a key's lock no caller could get the panic
+		guard.Log(func() { name = l.parts.Shard(stored) })
 	}
-	return nil
+	if s, ok := l.shards.Load(name); ok {
+		return s.(*key.Shard)
+	}
+	s, _ := l.shards.LoadOrStore(name, l.env.NewShard(name))
+	return s.(*key.Shard)
 }
 
-// try decides from memory, without a lock, if that is possible.
-func (k *keyState) try(r *Result, n int64) bool {
-	w := k.lease.Load()
-	if w == nil {
-		return false
-	}
-	now := k.l.clock.Now()
-	if !w.Alive(now) {
-		return false
-	}
-	if left, ok := w.Spend(n); ok {
-		r.admit(k, w, now, n, left, Local) // before a reply changes what remains
-		if n > 1 {
-			k.largest.record(n)
+// Limit is Limiter.ask.
+func (c caller) Limit(key string) (Limit, error) { return c.l.ask(key) }
+
+// Send sends the statement under the fetch timeout. No caller's context ends it: that caller
+// may leave, and the others still need the fetch.
+func (c caller) Send(f *key.Fetch) {
+	l := c.l
+	defer l.env.Calls.End()
+	_ = l.send(f, func(call *storeCall) (backend.SyncReply, error) {
+		if err := f.Begin(); err != nil {
+			return backend.SyncReply{}, err
 		}
-		k.orderIfLow(w, left)
-		return true
-	}
-	if n <= k.bound.Load().Tokens && w.Denies(n, now) {
-		k.denied.Add(1)
-		r.refuse(k, w, now, Denied)
-		return true
-	}
-	return false
-}
-
-// orderIfLow orders a batch if left, the stock of w after a spend, is at the re-order
-// point. Only one of the callers that find it there orders.
-func (k *keyState) orderIfLow(w *lease.Lease, left int64) {
-	if !w.ClaimReorder(left) {
-		return
-	}
-	k.event(func(int64) int64 {
-		if k.lease.Load() != w || k.retired {
-			return unchanged
-		}
-		k.low, k.leaving = true, false
-		return 0
+		ctx, cancel := context.WithTimeout(context.Background(), l.fetchTimeout)
+		defer cancel()
+		f.Req.Detached = true
+		return call.sync(ctx, f.Req)
 	})
 }
 
-// acquire decides under the lock, and asks the store if needed.
-func (k *keyState) acquire(ctx context.Context, n int64, stay bool) (r Result, err error) {
-	w, decided, err := k.decide(ctx, &r, n, stay, k.l.limits == nil)
-	var limit Limit // as asked for in this call, if so
-	if err == errOldLimit {
-		if limit, err = k.l.relimit(k, nil); err == nil {
-			w, decided, err = k.decide(ctx, &r, n, stay, true)
+// send makes the call of f and applies its end.
+func (l *Limiter) send(f *key.Fetch, sync func(*storeCall) (backend.SyncReply, error)) (err error) {
+	call := l.newCall(f.Shard, f.Req.Key, StoreCall{Op: "sync", Cause: string(f.Cause), Reason: f.Reason})
+	var reply backend.SyncReply
+	guard.Call(func() (err error) {
+		reply, err = sync(call)
+		return err
+	}, func(failed error) {
+		call.trip.Duration = call.Duration
+		var received bool
+		if err, received = f.End(call.trip, reply, failed); !received { // no caller gets its panic
+			guard.Unheard(err)
 		}
-	}
-	switch {
-	case err != nil || decided:
-	case w == nil:
-		if limit, err = k.l.relimit(k, nil); err == nil {
-			r, err = k.l.takeFor(ctx, k, n, false)
+		if call.trip.Made {
+			call.report()
 		}
-	default:
-		r, err = k.await(ctx, w)
-	}
-	switch {
-	case err == errSpecial:
-		return k.l.acquireStateless(ctx, k.node.Key, limit, n, stay)
-	case stay && err == nil && !r.Allowed && !r.Shadowed: // the limit has just left shadow
-		err = errStartOver
-	}
-	return r, err
+	})
+	return err
 }
 
-// decide answers the caller from memory or by the failure policy, or puts it in line as w.
-// If it does neither, the caller makes a direct call. Unless the limit is known to be the
-// present one, decide may want it to be looked up first.
-func (k *keyState) decide(ctx context.Context, r *Result, n int64, stay, present bool) (w *waiter, decided bool, err error) {
-	k.event(func(now int64) int64 {
-		limit := k.limit()
-		stay := stay && !limit.Shadow // nobody waits for a limit in shadow
+// sendLast is send for the last statement of a key, which ends with ctx. It calls no
+// function of the user's but the store.
+func (l *Limiter) sendLast(ctx context.Context, f *key.Fetch) error {
+	return l.send(f, func(call *storeCall) (backend.SyncReply, error) {
 		switch {
-		case k.l.closed.Load():
-			err = ErrClosed
-		case k.retired:
-			err = errStartOver
-		case !present && k.oldLocked(n, now):
-			err = errOldLimit
-			return 0
-		case k.plan != counted:
-			err = errSpecial
-		case n > limit.Tokens:
-			*r, err = k.tooMuchLocked(now)
-			decided = true
+		case ctx.Err() != nil:
+			return backend.SyncReply{}, ctx.Err()
+		case f.Shard.Open():
+			return backend.SyncReply{}, f.Shard.OpenError()
 		}
-		if err != nil || decided {
-			return unchanged
-		}
-		k.leaving = false // a caller has come
-		k.findShardLocked()
-		var wanted int64
-		if wanted, decided = k.fromMemoryLocked(r, n, stay, now); decided {
-			return wanted
-		}
-		if k.shard.Open() {
-			if decided, err = k.policyLocked(r, n, stay, now, k.shard.openError()); decided && r.Allowed && k.owedLocked() == n {
-				return 0 // the first debt: to look again even without traffic, because it must be charged
-			} else if decided {
-				return unchanged
-			}
-		}
-		if k.use != nil && now < k.use.conflict {
-			err = ErrConflict
-			return unchanged
-		}
-		k.l.count.waited.Add(1)
-		if k.l.direct && !stay && k.owedLocked() == 0 { // debt is stated first, while its window is open
-			return unchanged
-		}
-		w = k.l.waiters.Get(n, stay)
-		if d, ok := ctx.Deadline(); ok && stay {
-			w.Deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
-		}
-		if k.busy == nil {
-			k.busy = new(busy)
-		}
-		k.busy.line.Push(w)
-		return 0
+		bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
+		defer cancel()
+		call.short = soonerThan(ctx, l.fetchTimeout)
+		return call.sync(bounded, f.Req)
 	})
-	return w, decided, err
 }
 
-// fromMemoryLocked is try under the lock. It serves nobody before the callers in line: an
-// Allow waits behind the active ones, a Wait behind all. If a refusal's denial is over, it
-// also asks for a probe, which nobody waits for.
-func (k *keyState) fromMemoryLocked(r *Result, n int64, stay bool, now int64) (wanted int64, decided bool) {
-	w := k.lease.Load()
-	if !w.Alive(now) {
-		return unchanged, false
+// detached makes a call, by f, for one caller and returns the call's error, or that of ctx
+// if it ends first. A store should end the call at the fetch timeout; if it does not, the
+// caller gets no answer. In both cases the call goes on, and then abandoned gets its error; a
+// panic is logged.
+func (l *Limiter) detached(ctx context.Context, call *storeCall, f func(context.Context) error, abandoned func(error)) error {
+	if !l.env.Calls.Begin() {
+		return ErrClosed
 	}
-	if line := k.busy.callers(); line.Active() == 0 && (!stay || line.Parked() == 0) {
-		if left, ok := w.Spend(n); ok {
-			r.admit(k, w, now, n, left, Local)
-			if k.largest.record(n); w.ClaimReorder(left) {
-				k.low = true
-				return 0, true
+	end := make(chan error, 1)
+	go func() {
+		defer l.env.Calls.End()
+		defer call.report()
+		err := guard.ErrGoexit // unless the store returns
+		defer func() {
+			end <- err
+			if call.abandoned() {
+				guard.Unheard(err)
+				abandoned(err)
 			}
-			return unchanged, true
+		}()
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.fetchTimeout)
+		defer cancel()
+		err = call.do(bounded, f)
+	}()
+	timeout := time.NewTimer(l.fetchTimeout + key.Slack)
+	defer timeout.Stop()
+	select {
+	case err := <-end:
+		return guard.Raise(err)
+	case <-ctx.Done():
+		if call.caller.CompareAndSwap(waits, gone) {
+			return ctx.Err()
+		}
+	case <-timeout.C:
+		if call.caller.CompareAndSwap(waits, timedOut) {
+			err := call.noAnswer()
+			call.judge(l.env.Clock.Now(), breaker.Failed, err)
+			if l.env.Calls.Begin() { // the hook, because this call may never end
+				go func() {
+					defer l.env.Calls.End()
+					l.reportShard(call.shard)
+				}()
+			}
+			return err
 		}
 	}
-	if stay || k.deniedUntil == 0 || n <= w.Available()+k.busy.held() {
-		return unchanged, false
-	}
-	wanted = unchanged
-	if now >= k.deniedUntil && !k.busy.inFlight() && !k.shard.Open() {
-		k.deniedUntil = now + int64(k.limit().Window)/probes
-		wanted = n
-	}
-	k.denied.Add(1)
-	r.refuse(k, w, now, Denied)
-	return wanted, true
+	return guard.Raise(<-end)
 }
 
-// probes is how often in a window all processes together ask again for an exhausted key.
-const probes = 20
-
-// await waits for the outcome of w until ctx ends. The fetch that w waits for ends by its
-// own timeout, and so does the fetch before; the timer is only for a store that does not
-// return.
-func (k *keyState) await(ctx context.Context, w *waiter) (Result, error) {
-	defer k.l.waiters.Put(w)
-	var timeout <-chan time.Time
-	if !w.Stays {
-		timeout = w.After(k.l.fetchTimeout + slack)
-		defer w.Timer.Stop()
+// take makes a direct call for n tokens of k, all or none, and once more if the open window
+// has another length.
+func (l *Limiter) take(ctx context.Context, k *key.Key, n int64, stay bool) (v key.Verdict) {
+	for range key.LengthTries {
+		var t key.Take
+		if t, v = k.Take(n, stay); v.Next != key.Call {
+			return v
+		}
+		reply, sent, err := l.takeOnce(ctx, t.Req)
+		if v = t.End(reply, sent, err, ctx.Err() != nil); v.Next != key.Call {
+			return v
+		}
 	}
-	for {
-		select {
-		case <-w.Ready:
-			return w.Outcome.Result, guard.Raise(w.Outcome.err)
-		case <-ctx.Done():
-			k.cancel(w)
-			_ = guard.Raise(w.Outcome.err) // a panic that came meanwhile, which nobody else may get
-			return Result{}, ctx.Err()
-		case <-timeout:
-			k.event(func(now int64) int64 {
-				again := k.l.fetchTimeout
-				if k.busy.inFlight() {
-					if left := time.Duration(k.busy.fetch.ordered-now) + k.l.fetchTimeout + slack; left > 0 {
-						again = left
-					} else {
-						k.answerLocked(k.busy.line.Last(), now, &StoreError{Op: "sync", Class: backend.Unknown, Err: errNoAnswer})
-					}
-				}
-				w.Timer.Reset(again)
-				return unchanged
+	return key.Verdict{Err: ErrConflict}
+}
+
+// takeOnce makes a direct call. Tokens that come after the caller has left go back.
+func (l *Limiter) takeOnce(ctx context.Context, r backend.TakeRequest) (_ backend.TakeReply, sent int64, _ error) {
+	var reply backend.TakeReply // not the caller's: the call may end after the caller has left
+	r.Detached = true
+	s := l.shardOf(r.Key)
+	call := l.newCall(s, r.Key, StoreCall{Op: "take", Want: r.Tokens})
+	err := l.detached(ctx, call, func(ctx context.Context) (err error) {
+		if reply, err = l.store.Take(ctx, r); err == nil && reply.Allowed {
+			call.Granted = r.Tokens
+		}
+		return err
+	}, func(err error) {
+		if err == nil && reply.Allowed {
+			l.undo(s, r, reply.Window)
+		} else {
+			l.unknown(err, r.Tokens)
+		}
+	})
+	if err == nil {
+		return reply, call.trip.Sent, nil
+	}
+	if !call.abandoned() {
+		l.unknown(err, r.Tokens)
+	}
+	return backend.TakeReply{}, 0, err
+}
+
+// unknown counts the tokens of a direct call if it may have been carried out, and reports
+// whether it may.
+func (l *Limiter) unknown(err error, n int64) bool {
+	failure, ok := errors.AsType[*StoreError](err)
+	if ok = ok && failure.Class == backend.Unknown; ok {
+		l.env.Counts.Unknown.Add(n)
+	}
+	return ok
+}
+
+// undo gives back what a direct call has charged for a caller that has left. Nobody waits
+// for it but Close, so it has time to connect.
+func (l *Limiter) undo(s *key.Shard, r backend.TakeRequest, w backend.Window) {
+	c := &l.env.Counts
+	c.Taken.Add(r.Tokens)
+	c.Spent.Add(r.Tokens)
+	c.Extra.Add(0, r.Tokens) // no request has used them
+	q := backend.SettleRequest{Key: r.Key, Window: w, Tokens: -r.Tokens, Limit: r.Limit.Tokens}
+	var reply backend.SettleReply
+	call, send := l.settling(s, q, &reply)
+	defer call.report()
+	call.caller.Store(gone)
+	ctx, cancel := context.WithTimeout(context.Background(), max(l.fetchTimeout, connectTime))
+	defer cancel()
+	err := call.do(ctx, send)
+	guard.Unheard(err)
+	l.settled(q, reply, err)
+}
+
+// settleCall makes the call that corrects what a direct call has charged, and counts what
+// became of the tokens. It is never repeated.
+func (l *Limiter) settleCall(ctx context.Context, q backend.SettleRequest) (_ backend.SettleReply, err error) {
+	var reply backend.SettleReply // not the caller's: the call may end after the caller has left
+	s := l.shardOf(q.Key)
+	if s.Open() {
+		err = s.OpenError()
+		l.settled(q, reply, err)
+		return reply, l.failed(ctx, err)
+	}
+	call, send := l.settling(s, q, &reply)
+	err = guard.ErrGoexit // unless the store returns
+	defer func() {
+		if !call.abandoned() {
+			l.settled(q, reply, err)
+		}
+	}()
+	if err = l.detached(ctx, call, send, func(err error) { l.settled(q, reply, err) }); err != nil {
+		return backend.SettleReply{}, l.failed(ctx, err)
+	}
+	return reply, nil
+}
+
+// settling returns a call for q and the function that makes it.
+func (l *Limiter) settling(s *key.Shard, q backend.SettleRequest, reply *backend.SettleReply) (*storeCall, func(context.Context) error) {
+	n := max(q.Tokens, -q.Tokens)
+	call := l.newCall(s, q.Key, StoreCall{Op: "settle", Want: n})
+	return call, func(ctx context.Context) (err error) {
+		if *reply, err = l.store.Settle(ctx, q); reply.Open {
+			call.Granted = n
+		}
+		return err
+	}
+}
+
+// settled counts the tokens of q by the end of its call. What was used and is surely not
+// charged is overdrawn; what was not used and is not given back expires.
+func (l *Limiter) settled(q backend.SettleRequest, r backend.SettleReply, err error) {
+	c, n, m := &l.env.Counts, q.Tokens, account.Moved{}
+	done := err == nil && r.Open
+	if n < 0 {
+		c.Refunded.Add(-n)
+	}
+	switch unknown := l.unknown(err, max(n, -n)); {
+	case n < 0 && done:
+		m.Returned = -n
+	case n < 0:
+		m.Expired = -n
+	case done:
+		m.Taken, m.Overdrawn = n, min(n, r.Over)
+		c.Spent.Add(n)
+		c.Direct.Add(n)
+		c.Extra.Add(0, n)
+	case !unknown:
+		m.Overdrawn = n
+	}
+	c.Move(m)
+}
+
+func (l *Limiter) check(ctx context.Context, stored string, limit Limit) (state backend.State, err error) {
+	s := l.shardOf(stored)
+	if !s.MayCheck(l.env.Clock.Now()) {
+		return state, l.failed(ctx, s.OpenError())
+	}
+	var reply backend.State // not the caller's: the call may end after the caller has left
+	err = l.detached(ctx, l.newCall(s, stored, StoreCall{Op: "check"}), func(ctx context.Context) (err error) {
+		reply, err = l.store.Check(ctx, stored, limit)
+		return err
+	}, func(error) {})
+	if err != nil {
+		s.CheckFailed(l.env.Clock.Now())
+		return state, l.failed(ctx, err)
+	}
+	return reply, nil
+}
+
+// reset opens a fresh window. It is never repeated.
+func (l *Limiter) reset(ctx context.Context, r backend.ResetRequest) (state backend.State, sent int64, err error) {
+	var reply backend.State // not the caller's: the call may end after the caller has left
+	call := l.newCall(l.shardOf(r.Key), r.Key, StoreCall{Op: "reset"})
+	err = l.detached(ctx, call, func(ctx context.Context) (err error) {
+		reply, err = l.store.Reset(ctx, r)
+		return err
+	}, func(error) {})
+	if err != nil {
+		return state, 0, l.failed(ctx, err)
+	}
+	return reply, call.trip.Sent, nil
+}
+
+// failed counts a request that ends in a *StoreError.
+func (l *Limiter) failed(ctx context.Context, err error) error {
+	if _, ok := errors.AsType[*StoreError](err); ok && ctx.Err() == nil {
+		l.env.Counts.Failed.Add(1)
+	}
+	return err
+}
+
+// connectTime is how long a call may take that nobody waits for: dial, TLS, handshake and
+// the first load of a script, on a far server.
+const connectTime = 2 * time.Second
+
+func (l *Limiter) shardOf(stored string) *key.Shard { return caller{l}.Shard(stored) }
+
+// armReopen sets the timer for the next probe of a shard.
+func (l *Limiter) armReopen(s *key.Shard) {
+	s.Arm(func() { guard.Log(func() { l.reopen(s) }) })
+}
+
+// reopen probes whether a shard answers again, by a statement for one of its keys that asks
+// for nothing. The probe has time to connect, because nobody waits for it. A shard without
+// keys is forgotten.
+func (l *Limiter) reopen(s *key.Shard) {
+	if !l.env.Calls.Begin() {
+		return
+	}
+	defer l.env.Calls.End()
+	again := func() {
+		if s.Watched() {
+			l.armReopen(s)
+		}
+	}
+	defer again() // whatever the store does
+	if !s.Due(l.env.Clock.Now()) {
+		return
+	}
+	stored, ok := s.ProbeKey()
+	if !ok {
+		l.forgetShard(s)
+		return
+	}
+	timeout := max(l.fetchTimeout, connectTime)
+	ctx, cancel := context.WithTimeout(l.life, timeout)
+	defer cancel()
+	sent := l.env.Clock.Now()
+	late := time.AfterFunc(timeout+key.Slack, func() { // the store does not obey its context, and may never return
+		s.Record(sent, l.env.Clock.Now(), breaker.Failed, s.Cause())
+		again()
+	})
+	defer late.Stop()
+	l.probe(ctx, s, stored)
+}
+
+// probe makes a statement for a key that asks for no tokens.
+func (l *Limiter) probe(ctx context.Context, s *key.Shard, stored string) {
+	call := l.newCall(s, stored, StoreCall{Op: "sync", Cause: string(next.Reopen)})
+	defer call.report()
+	_, err := call.sync(ctx, backend.SyncRequest{Key: stored, Client: l.env.Client + ".probe", Limit: l.anyLimit(), Strand: -1})
+	if errors.Is(call.Err, ErrConflict) { // the key has a limit of its own, which a probe need not know
+		call.Err = nil
+	}
+	guard.Unheard(err)
+	if key.OutcomeOf(err) == breaker.Neutral { // it says nothing of the shard: next time probe with another key
+		s.Avoid(stored)
+	}
+}
+
+func (l *Limiter) forgetShard(s *key.Shard) {
+	s.Reset(l.env.Clock.Now())
+	l.shards.CompareAndDelete(s.Name, s)
+	s.Resume()
+	l.reportShard(s)
+}
+
+// reportShard calls the hook for each change of the shard.
+func (l *Limiter) reportShard(s *key.Shard) {
+	s.Report(func(now breaker.Change) {
+		if l.hooks.ShardState != nil {
+			guard.Log(func() {
+				l.hooks.ShardState(ShardState{Shard: s.Name, Away: now.Open, Rejecting: now.Rejecting, Err: now.Err})
 			})
 		}
-	}
-}
-
-// slack is how much later than the fetch timeout a fetch may end before its waiters are
-// answered without it. A store should obey its context.
-const slack = 20 * time.Millisecond
-
-// cancel takes w out of the line for a caller whose context has ended. Tokens that w got
-// meanwhile are refunded: they go to the next waiter, or back to the stock.
-func (k *keyState) cancel(w *waiter) {
-	k.event(func(now int64) int64 {
-		paid := w.Outcome.lease
-		switch {
-		case !w.Done():
-			k.busy.line.Remove(w)
-			return 0
-		case paid == nil:
-			wanted, _ := k.refundFallbackLocked(&w.Outcome.Result, w.N, now) // if it was admitted without the store
-			return wanted
-		}
-		k.l.extra.add(k, 1)
-		k.l.count.refunded.Add(w.N)
-		if k.retired || paid != k.lease.Load() { // when the key left the window, leaveLocked counted them
-			takeUpTo(&k.l.count.left, w.N)
-			k.l.count.expired.Add(w.N)
-			return unchanged
-		}
-		k.account.Refund(w.N)
-		k.putBackLocked(paid, w.N)
-		return 0
 	})
 }
 
-// putBackLocked puts n tokens back into the stock of w or, if nobody may spend from it, on
-// their way to the store.
-func (k *keyState) putBackLocked(w *lease.Lease, n int64) {
-	if k.plan != counted {
-		k.account.Return(n)
-		return
-	}
-	w.Publish(n, 0)
-}
-
-// serveLocked serves the line; nothing else decides which callers in line are served. They
-// can get the tokens at hand and those that the store has left. fresh says that the
-// store's rest was read just now. Otherwise it is known only while the key is denied, and
-// a caller that cannot be served at once waits for a fetch.
-func (k *keyState) serveLocked(now int64, fresh bool) {
-	line := k.busy.callers()
-	if line.Empty() {
-		return
-	}
-	w := k.lease.Load()
-	left := int64(math.MaxInt64)
-	var hand int64
-	var to waiters.Windows // not needed before left is known
-	if w.Alive(now) {
-		k.busy.reserved += w.Reserve()
-		hand = k.busy.reserved
-		if fresh || k.deniedUntil != 0 && now < k.deniedUntil {
-			limit := k.bound.Load()
-			left, to = w.Remaining(), waiters.Windows{Next: now + int64(w.RetryAfter(now)), Length: int64(limit.Window), Tokens: limit.Tokens}
+// stopReopening stops the timers of all shards, and probes each shard that is away for the
+// last time, so that Close need not try it with each key.
+func (l *Limiter) stopReopening(ctx context.Context) {
+	var probes errgroup.Group
+	probes.SetLimit(key.CallsAtOnce)
+	l.shards.Range(func(_, value any) bool {
+		s := value.(*key.Shard)
+		s.Stop()
+		if !s.Open() || ctx.Err() != nil { // a shard without keys would take a walk over all keys
+			return true
 		}
-	}
-	line.Serve(hand, left, to, func(c *waiter, v waiters.Verdict) {
-		line.Notify(c, k.verdictLocked(c, w, v, now))
+		if stored, ok := s.ProbeKey(); ok {
+			probes.Go(func() error {
+				bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
+				defer cancel()
+				l.probe(bounded, s, stored)
+				return nil
+			})
+		}
+		return true
 	})
-	if k.deniedUntil == 0 && line.Parked() > 0 { // the store has too little
-		k.denyLocked(w, now)
-	}
-	if k.shard.Open() { // the others get none
-		k.answerLocked(line.Last(), now, k.shard.openError())
-	}
+	_ = probes.Wait()
 }
-
-// verdictLocked makes the outcome of a caller in line whose wait is over.
-func (k *keyState) verdictLocked(c *waiter, w *lease.Lease, v waiters.Verdict, now int64) (o outcome) {
-	if v != waiters.Grant && k.deniedUntil == 0 { // the store has too little
-		k.denyLocked(w, now)
-	}
-	switch v {
-	case waiters.Grant:
-		k.busy.reserved -= c.N
-		k.largest.record(c.N)
-		o.Result.admit(k, w, now, c.N, k.busy.reserved, Fetched)
-		o.lease, k.busy.unserved = w, 0
-	case waiters.Refuse:
-		k.denied.Add(1)
-		o.Result.refuse(k, w, now, Fetched)
-		o.Remaining = min(o.Remaining+k.busy.reserved, o.Limit)
-		k.busy.unserved = 0
-	case waiters.Miss:
-		o.err = ErrDeadline
-	}
-	return o
-}
-
-// denyLocked caches the denial until it is this process' turn to probe, or the window
-// ends. Turns are random: the mean between two of them is the common interval times the
-// number of processes.
-func (k *keyState) denyLocked(w *lease.Lease, now int64) {
-	u, doubt := k.usageLocked(), 1.0
-	if !u.IsExhausted() {
-		u.observe(k, now)
-		u.Exhausted(now)
-		if k.clients > few {
-			doubt = 2 // more processes will come: the store counts only those that have asked
-		}
-	}
-	window := k.limit().Window
-	turn := chance.Interval(window/probes).Seconds() * float64(max(k.clients, 1)) * doubt
-	k.deniedUntil = w.LatestEnd()
-	if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
-		k.deniedUntil = now + int64(turn*float64(time.Second))
-	}
-	if u.recheck <= now {
-		u.recheck = now + int64(window)/probes
-	}
-}
-
-// few is the number of processes above which most are still to ask when the first are
-// refused.
-const few = 4

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/go-reservoir/reservoir/internal/guard"
+	"github.com/go-reservoir/reservoir/internal/key"
 )
 
 // Group is several limits that a request must pass together, such as one per user, one
@@ -143,7 +144,7 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 			continue
 		}
 		n := cost.of(i)
-		if node := l.keys.Get(keys[i]); node == nil || n < 1 || !node.State.try(&results[i], n) {
+		if k := l.env.Get(keys[i]); k == nil || n < 1 || !l.try(&results[i], k, n) {
 			return g.ask(ctx, cost, r, keys)
 		}
 		if results[i].Shadowed {
@@ -241,18 +242,18 @@ func plus(a, b int64) int64 {
 
 // has returns ErrExceedsLimit if the key's limit has fewer than n tokens. If memory shows a
 // smaller limit, or none after a refusal, the function of WithLimits says.
-func (l *Limiter) has(key string, n int64, refused bool) (err error) {
+func (l *Limiter) has(name string, n int64, refused bool) (err error) {
 	limit := l.limit
 	if l.limits != nil {
-		node := l.keys.Get(key)
-		if node == nil && !refused || node != nil && n <= node.State.bound.Load().Tokens {
+		k := l.env.Get(name)
+		if k == nil && !refused || k != nil && n <= k.Terms().Tokens {
 			return nil
 		}
-		if limit, err = l.limitOf(key); err != nil {
+		if limit, err = l.limitOf(name); err != nil {
 			return err
 		}
 	}
-	if n > limit.Tokens && planOf(limit) == counted && !limit.Shadow {
+	if n > limit.Tokens && key.PlanOf(limit) == key.Counted && !limit.Shadow {
 		return ErrExceedsLimit
 	}
 	return nil
@@ -262,8 +263,8 @@ func (l *Limiter) has(key string, n int64, refused bool) (err error) {
 // when that limit has charged.
 func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResult, error) {
 	r, err := g.allow(ctx, cost, keys)
-	again := firstPause / 2
-	for round := 0; err == nil && !r.Allowed || err != nil && outage(err); round++ {
+	again := key.FirstPause / 2
+	for round := 0; err == nil && !r.Allowed || err != nil && key.Outage(err); round++ {
 		if round > len(keys) { // in an outage FailOpen may admit a Wait at once, and still refuse an Allow
 			again = longer(ctx, again)
 			if err := pause(ctx, again, nil); err != nil {
@@ -298,36 +299,33 @@ func (r GroupResult) tightest(results []Result) GroupResult {
 	return r
 }
 
-// refuses reports, before anything is spent, whether memory shows that key is exhausted.
-func (c *client) refuses(r *Result, key string, n int64) bool {
-	node := c.keys.Get(key)
-	if node == nil {
+// refuses reports, before anything is spent, whether memory shows that the key is exhausted.
+func (l *Limiter) refuses(r *Result, name string, n int64) bool {
+	k := l.env.Get(name)
+	if k == nil {
 		return false
 	}
-	k := &node.State
-	w, now := k.lease.Load(), c.clock.Now()
-	if k.bound.Load().Shadow || !w.Alive(now) || w.Stock() >= n || n > k.bound.Load().Tokens || !w.Denies(n, now) {
+	w, now := k.Lease(), l.env.Clock.Now()
+	if k.Terms().Shadow || !w.Alive(now) || w.Stock() >= n {
 		return false
 	}
-	k.denied.Add(1)
-	r.refuse(k, w, now, Denied)
-	return true
+	return l.refuse(r, k, w, now, n)
 }
 
 // ask asks the limits that have not answered from memory yet, all at the same time.
 func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []string) (GroupResult, error) {
 	results, errs := r.results(len(keys)), make([]error, len(keys))
 	var calls errgroup.Group
-	calls.SetLimit(callsAtOnce)
+	calls.SetLimit(key.CallsAtOnce)
 	for i, l := range g.limiters {
 		if cost.free(i) {
 			results[i].Allowed = true
 		} else if !results[i].Allowed {
-			key, n := keys[i], cost.of(i)
+			name, n := keys[i], cost.of(i)
 			errs[i] = guard.ErrGoexit // unless the function of WithLimits returns
 			calls.Go(func() error {
 				errs[i] = guard.Do(func() (err error) { // a panic of WithLimits' function goes to the caller
-					results[i], _, err = l.acquire(ctx, key, n, false)
+					results[i], _, err = l.acquire(ctx, name, n, false)
 					return err
 				})
 				return nil
@@ -358,9 +356,9 @@ func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) G
 	results := r.results(len(keys))
 	var direct []func()
 	for j, l := range g.limiters {
-		key, paid := keys[j], results[j]
+		name, paid := keys[j], results[j]
 		back := func() { // a failure is counted in its Stats, and a panic must not keep the others from going back
-			guard.Log(func() { _ = l.Refund(context.WithoutCancel(ctx), key, paid) })
+			guard.Log(func() { _ = l.Refund(context.WithoutCancel(ctx), name, paid) })
 		}
 		switch {
 		case j == i || !paid.Allowed:
@@ -375,7 +373,7 @@ func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) G
 		go func() {
 			defer close(done)
 			var calls errgroup.Group
-			calls.SetLimit(callsAtOnce)
+			calls.SetLimit(key.CallsAtOnce)
 			for _, back := range direct {
 				calls.Go(func() error { back(); return nil })
 			}

@@ -1,6 +1,7 @@
 package reservoir
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"math"
@@ -9,6 +10,7 @@ import (
 	"unicode"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/key"
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
@@ -188,37 +190,33 @@ func (c StoreCall) Outcome() string {
 	return "unknown"
 }
 
-// guided reports whether the store tapers the grants.
-func (c *config) guided() bool { return !c.direct && c.sizing.policy.Guided() }
-
-// ahead reports whether keys order batches before they are needed.
-func (c *config) ahead() bool { return !c.direct && c.sizing.policy.Ahead() }
-
 // validateKey refuses a key that the store would refuse.
 func (c *config) validateKey(key string) error {
-	if key == "" || len(c.name)+1+2*len(key) <= backend.MaxKeyLen { // what storeKey may make of it, without an allocation
+	if key == "" || len(c.name)+1+2*len(key) <= backend.MaxKeyLen { // what its name in the store may have, without an allocation
 		return backend.ValidateKey(key)
 	}
-	return backend.ValidateKey(c.storeKey(key))
+	return backend.ValidateKey(placement.Named(c.name, key))
 }
-
-// storeKey is the key in the store.
-func (c *config) storeKey(key string) string { return placement.Named(c.name, key) }
-
-// varies reports whether a key's limit, or the length of its window, may change.
-func (c *config) varies() bool { return c.limits != nil || c.limit.Calendar.Period != 0 }
 
 // anyLimit is a limit for probes, which ask for nothing.
 func (c *config) anyLimit() Limit {
-	if planOf(c.limit) != counted {
+	if key.PlanOf(c.limit) != key.Counted {
 		return PerMinute(1)
 	}
 	return c.limit.Plain()
 }
 
+// settings are what keys need to know.
+func (c *config) settings() key.Settings {
+	return key.Settings{
+		Limit: c.limit, ByKey: c.limits != nil, Name: c.name, Client: rand.Text()[:12], Sizing: c.sizing.policy, Direct: c.direct,
+		Stranding: c.stranding, Timeout: c.fetchTimeout, Fallback: c.failure.policy,
+	}
+}
+
 // validate names the first option whose value makes no sense.
 func (c *config) validate() error {
-	if planOf(c.limit) == blocked && c.limits == nil {
+	if key.PlanOf(c.limit) == key.Blocked && c.limits == nil {
 		return fmt.Errorf("%w: 0 tokens block every key, want WithLimits too", ErrLimit)
 	}
 	if err := validateLimit(c.limit); err != nil {

@@ -35,19 +35,13 @@ package reservoir
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"errors"
 	"fmt"
-	"math"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/chance"
-	"github.com/go-reservoir/reservoir/internal/keytable"
+	"github.com/go-reservoir/reservoir/internal/key"
 	"github.com/go-reservoir/reservoir/internal/lease"
-	"github.com/go-reservoir/reservoir/internal/waiters"
 )
 
 // Limiter limits any number of keys. Make it with [New]; the zero Limiter is not usable.
@@ -55,28 +49,25 @@ import (
 // [Limiter.Close] to hand them back. One Limiter per process and limit is enough; two
 // share nothing but the store.
 type Limiter struct {
-	client
-	waiters waiters.Pool[outcome]
+	config
+	env   key.Env
+	store backend.Store
+	parts interface{ Shard(key string) string } // the store, if its parts fail independently; or nil
 
-	epoch   atomic.Uint32 // of new keys, from 1; names their accounts in the store
+	shards  sync.Map        // name → *key.Shard
+	life    context.Context // probes end with it
+	end     context.CancelFunc
 	sweeper sweeper
 
-	asks      atomic.Uint64 // numbers the calls of relimit
-	closed    atomic.Bool
 	closeDone chan struct{} // closed when Close has ended
 	closeErr  error         // written before closeDone is closed, and only read after
-
-	counting sync.Mutex // held by Stats, and while a key's counts become the limiter's
 }
 
 // New returns a Limiter that counts in store. It does no I/O and starts no goroutine. Its
 // errors wrap [ErrLimit] for a limit out of range, and [ErrOption] for a nil store or an
 // option that makes no sense; a store that is set up wrongly returns its own error.
 func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
-	l := &Limiter{client: client{config: defaults(limit), store: store, id: rand.Text()[:12]}}
-	l.parts, _ = store.(interface{ Shard(key string) string })
-	l.closeDone = make(chan struct{})
-	l.life, l.end = context.WithCancel(context.Background())
+	l := &Limiter{config: defaults(limit), store: store, closeDone: make(chan struct{})}
 	for _, o := range opts {
 		o(&l.config)
 	}
@@ -89,10 +80,9 @@ func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 	if err := l.validate(); err != nil {
 		return nil, err
 	}
-	l.terms.Limit = l.limit
-	l.keys.Init(int64(l.maxKeys))
-	l.epoch.Store(1)
-	l.clock.Init()
+	l.parts, _ = store.(interface{ Shard(key string) string })
+	l.life, l.end = context.WithCancel(context.Background())
+	l.env.Init(l.settings(), caller{l}, int64(l.maxKeys))
 	l.sweeper.l = l
 	return l, nil
 }
@@ -113,26 +103,61 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (r Result, er
 	return r, err
 }
 
-// allow writes its Result into the caller's variable; see Result.admit.
-func (l *Limiter) allow(r *Result, ctx context.Context, key string, n int64) error {
+func (l *Limiter) allow(r *Result, ctx context.Context, name string, n int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if node := l.keys.Get(key); node != nil && n > 0 && node.State.try(r, n) {
+	if k := l.env.Get(name); k != nil && n > 0 && l.try(r, k, n) {
 		if r.Shadowed {
 			l.pass(r)
 		}
 		return nil
 	}
-	slow, _, err := l.acquire(ctx, key, n, false)
+	slow, _, err := l.acquire(ctx, name, n, false)
 	*r = slow
 	return err
 }
 
+// try decides from memory, without a lock, if that is possible. A Result has nine words, so
+// the hot path writes it where the caller will read it.
+func (l *Limiter) try(r *Result, k *key.Key, n int64) bool {
+	w := k.Lease()
+	if w == nil {
+		return false
+	}
+	now := l.env.Clock.Now()
+	if !w.Alive(now) {
+		return false
+	}
+	if left, ok := w.Spend(n); ok {
+		limit := k.Terms().Tokens // before a reply changes what remains
+		r.Allowed, r.Source, r.Limit, r.Remaining = true, Local, limit, min(w.Remaining()+left, limit)
+		r.Reset, r.of, r.charged = w.Window.Time(), k, n
+		if n > 1 {
+			k.Used(n)
+		}
+		k.OrderIfLow(w, left)
+		return true
+	}
+	return l.refuse(r, k, w, now, n)
+}
+
+// refuse refuses n tokens from memory, if it is known that the store has too few.
+func (l *Limiter) refuse(r *Result, k *key.Key, w *lease.Lease, now, n int64) bool {
+	t := k.Terms()
+	if n > t.Tokens || !w.Denies(n, now) {
+		return false
+	}
+	k.Refused()
+	r.Source, r.Shadowed, r.Limit, r.Remaining = Denied, t.Shadow, t.Tokens, min(w.Available(), t.Tokens)
+	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(w.RetryAfter(now), t.Window)
+	return true
+}
+
 // pass lets a refused request pass, for WithShadow.
-func (c *client) pass(r *Result) {
+func (l *Limiter) pass(r *Result) {
 	r.Allowed, r.RetryAfter = true, 0
-	c.count.shadowed.Add(1)
+	l.env.Counts.Shadowed.Add(1)
 }
 
 // Wait is [Limiter.WaitN] for one token.
@@ -154,17 +179,17 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Result, error
 
 // acquire finds the key's state and decides there. It returns the state for handles to
 // keep; the state is nil if there is no room for it.
-func (l *Limiter) acquire(ctx context.Context, key string, n int64, stay bool) (Result, *keyState, error) {
+func (l *Limiter) acquire(ctx context.Context, name string, n int64, stay bool) (Result, *key.Key, error) {
 	if err := ctx.Err(); err != nil {
 		return Result{}, nil, err
 	}
-	if err := l.validateKey(key); err != nil {
+	if err := l.validateKey(name); err != nil {
 		return Result{}, nil, err
 	}
 	if n < 1 {
 		return Result{}, nil, fmt.Errorf("%w: %d, want at least 1", ErrTokens, n)
 	}
-	wait := firstPause / 2
+	wait := key.FirstPause / 2
 	for round := 0; ; round++ {
 		if round > 2 { // a limit that is another one each time it is asked for must not keep the caller busy
 			wait = longer(ctx, wait)
@@ -172,17 +197,12 @@ func (l *Limiter) acquire(ctx context.Context, key string, n int64, stay bool) (
 				return Result{}, nil, err
 			}
 		}
-		k, limit, err := l.find(key)
+		k, limit, err := l.find(name)
 		if err != nil {
 			return Result{}, nil, err
 		}
-		var r Result
-		if k == nil {
-			r, err = l.acquireStateless(ctx, key, limit, n, stay)
-		} else {
-			r, err = k.acquire(ctx, n, stay)
-		}
-		if err == errStartOver {
+		r, again, err := l.request(ctx, k, name, limit, n, stay)
+		if again {
 			continue
 		}
 		if r.Shadowed && err == nil {
@@ -192,97 +212,95 @@ func (l *Limiter) acquire(ctx context.Context, key string, n int64, stay bool) (
 	}
 }
 
+// request is one pass of acquire: with k, the key's state, or without one under limit. It
+// reports whether the request must start over.
+func (l *Limiter) request(ctx context.Context, k *key.Key, name string, limit Limit, n int64, stay bool) (_ Result, again bool, _ error) {
+	if k == nil {
+		return l.withoutState(ctx, name, limit, n, stay)
+	}
+	v := k.Acquire(ctx, n, stay)
+	if v.Next == key.Call {
+		limit = v.Limit
+		v = l.take(ctx, k, n, false)
+		v.Limit = limit
+	}
+	if v.Next == key.Special {
+		return l.withoutState(ctx, name, v.Limit, n, stay)
+	}
+	return resultOf(k, &v.Answer), v.Next == key.StartOver, v.Err
+}
+
 // find returns the key's state. If there is no room for it or the limit is special, it
 // returns nil and the limit.
-func (l *Limiter) find(key string) (*keyState, Limit, error) {
-	if n := l.keys.Get(key); n != nil {
-		return &n.State, Limit{}, nil
+func (l *Limiter) find(name string) (*key.Key, Limit, error) {
+	if k := l.env.Get(name); k != nil {
+		return k, Limit{}, nil
 	}
-	if l.closed.Load() {
+	if l.env.Closed.Load() {
 		return nil, Limit{}, ErrClosed
 	}
-	limit, err := l.limitOf(key)
-	if err != nil || planOf(limit) != counted {
+	limit, err := l.limitOf(name)
+	if err != nil || key.PlanOf(limit) != key.Counted {
 		return nil, limit, err
 	}
-	n := l.keys.GetOrMake(key, func(n *keytable.Node[keyState]) { l.initKey(n, limit) })
+	k := l.env.Make(name, limit)
 	l.sweeper.arm()
-	if n == nil {
-		return nil, limit, nil
-	}
-	return &n.State, limit, nil
+	return k, limit, nil
 }
 
-// state is find for a caller that does not need the limit.
-func (l *Limiter) state(key string) (*keyState, error) {
-	k, _, err := l.find(key)
-	return k, err
-}
-
-func (l *Limiter) initKey(n *keytable.Node[keyState], limit Limit) {
-	k := &n.State
-	k.l, k.node, k.shard = l, n, l.shardOf(l.storeKey(n.Key))
-	n.Tag = l.epoch.Load() // names the account in the store; no earlier state of the key has it
-	k.bound.Store(&l.terms)
-	if limit != l.limit { // or a calendar's window has another length
-		k.bound.Store(&terms{Limit: limit})
-	}
-}
-
-// acquireStateless serves a key without a state: call by call if there is no room for one,
+// withoutState serves a key without a state: call by call if there is no room for one,
 // and without a call if its limit, which was just asked for, is special.
-func (l *Limiter) acquireStateless(ctx context.Context, key string, limit Limit, n int64, stay bool) (Result, error) {
-	wait := firstPause
+func (l *Limiter) withoutState(ctx context.Context, name string, limit Limit, n int64, stay bool) (r Result, again bool, err error) {
+	wait := key.FirstPause
 	for wasSpecial := false; ; {
-		r, special := l.byPlan(limit)
-		var err error
-		if !special {
-			if wasSpecial || l.keys.Get(key) != nil {
-				return Result{}, errStartOver
+		a, special := l.env.Special(limit)
+		if r = resultOf(nil, &a); !special {
+			if wasSpecial || l.env.Get(name) != nil {
+				return r, true, nil
 			}
-			if n > limit.Tokens {
-				return l.tooMuch(limit)
-			}
-			r, err = l.takeStateless(ctx, key, limit, n, stay && !limit.Shadow)
+			r, err = l.takeOutside(ctx, name, limit, n, stay && !limit.Shadow)
 		}
 		switch {
-		case !stay || limit.Shadow || err == nil && r.Allowed || err != nil && !outage(err):
+		case !stay || limit.Shadow || err == nil && r.Allowed || err != nil && !key.Outage(err):
 			if special && !r.Allowed {
-				l.count.denied.Add(1)
+				l.env.Counts.Denied.Add(1)
 			}
-			return r, err
+			return r, false, err
 		case special:
-			wait = min(r.RetryAfter, longestPause) // the limit may be raised
+			wait = min(r.RetryAfter, key.LongestPause) // the limit may be raised
 		case err == nil:
-			if t, ok := ctx.Deadline(); ok && time.Until(t) < r.RetryAfter {
-				return r, ErrDeadline
+			if soonerThan(ctx, r.RetryAfter) {
+				return r, false, ErrDeadline
 			}
-			wait = min(r.RetryAfter+chance.Part(spreadMax), chance.Interval(max(limit.Window/probes, longestPause))) // tokens may come back
+			wait = key.AskAgain(r.RetryAfter, limit.Window) // tokens may come back
 		default:
 			wait = longer(ctx, wait)
 		}
 		if err := pause(ctx, wait, l.life.Done()); err != nil {
-			return r, err
+			return r, false, err
 		}
 		wasSpecial = special
-		if limit, err = l.limitOf(key); err != nil {
-			return Result{}, err
+		if limit, err = l.limitOf(name); err != nil {
+			return Result{}, false, err
 		}
 	}
 }
 
-// outage reports whether err is a failure of the store that may be over soon.
-func outage(err error) bool {
-	failure, ok := errors.AsType[*StoreError](err)
-	return ok && failure.Class != backend.Rejected
+// takeOutside makes a call for a key that has no room in memory.
+func (l *Limiter) takeOutside(ctx context.Context, name string, limit Limit, n int64, stay bool) (Result, error) {
+	k, v := l.env.Outside(name, limit, n, stay)
+	if v.Next == key.Call {
+		v = l.take(ctx, k, n, stay)
+	}
+	return resultOf(k, &v.Answer), v.Err
 }
 
 // longer is the pause of a caller that waits for the end of an outage, after one of wait. It
 // doubles, but ends before the deadline of ctx, because the outage may be over by then.
 func longer(ctx context.Context, wait time.Duration) time.Duration {
-	wait = min(2*wait, longestPause)
+	wait = min(2*wait, key.LongestPause)
 	if t, ok := ctx.Deadline(); ok {
-		wait = min(wait, max(time.Until(t)/2, firstPause))
+		wait = min(wait, max(time.Until(t)/2, key.FirstPause))
 	}
 	return wait
 }
@@ -309,49 +327,45 @@ func pause(ctx context.Context, d time.Duration, closed <-chan struct{}) error {
 // whether one token is available. Check costs a store call, perhaps to a replica, whose
 // answer may lag; Source is [Direct]. While the store is away, Check tries about once a
 // second and otherwise returns a [*StoreError] at once.
-func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
-	if l.closed.Load() {
-		return Result{}, ErrClosed
-	}
-	if err := ctx.Err(); err != nil {
-		return Result{}, err
-	}
-	if err := l.validateKey(key); err != nil {
-		return Result{}, err
-	}
-	limit, err := l.limitOf(key)
+func (l *Limiter) Check(ctx context.Context, name string) (Result, error) {
+	limit, err := l.begin(ctx, name)
 	if err != nil {
 		return Result{}, err
 	}
-	if r, special := l.byPlan(limit); special {
-		return r, nil
+	if a, special := l.env.Special(limit); special {
+		return resultOf(nil, &a), nil
 	}
-	id := l.storeKey(key)
-	s, err := l.check(ctx, l.shardOf(id), id, limit.Plain())
+	s, err := l.check(ctx, l.env.Stored(name), limit.Plain())
 	if err != nil {
 		return Result{}, err
 	}
 	r := Result{Limit: limit.Tokens, Remaining: s.Remaining, Reset: s.Window.Time(), Source: Direct}
-	serves := s.Length == 0 || l.adopts(&terms{Limit: limit}, s, 1, math.MaxInt64, 0)
-	if n := l.keys.Find(key); n != nil {
-		k := &n.State
-		k.event(func(now int64) int64 {
-			w := k.lease.Load()
-			known := w != nil && w.Window == s.Window
-			if known && w.Alive(now) {
-				r.Remaining = min(r.Remaining+k.heldLocked(), r.Limit)
-			}
-			serves = s.Length == 0 || known || k.adopts(s, 1, now)
-			return unchanged
-		})
+	serves := l.env.Serves(limit, s)
+	if k := l.env.Find(name); k != nil {
+		var held int64
+		held, serves = k.Held(s)
+		r.Remaining = min(r.Remaining+held, r.Limit)
 	}
 	if !serves {
 		return Result{}, ErrConflict
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
-		r.RetryAfter = retryAfter(s.Left, cmp.Or(s.Length, limit.Window))
+		r.RetryAfter = key.RetryAfter(s.Left, cmp.Or(s.Length, limit.Window))
 	}
 	return r, nil
+}
+
+// begin checks a call that concerns a key and no tokens, and asks for the key's limit.
+func (l *Limiter) begin(ctx context.Context, key string) (Limit, error) {
+	switch err := l.validateKey(key); {
+	case l.env.Closed.Load():
+		return Limit{}, ErrClosed
+	case ctx.Err() != nil:
+		return Limit{}, ctx.Err()
+	case err != nil:
+		return Limit{}, err
+	}
+	return l.limitOf(key)
 }
 
 // Refund takes back what r was charged, so that others can use it, after a request has
@@ -384,15 +398,81 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 // does nothing. Call Settle before Close, because afterwards it returns [ErrClosed], unused
 // tokens expire, and others are Overdrawn.
 func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) error {
-	if err := l.validateKey(key); err != nil {
+	n := used - r.charged
+	switch err := l.validateKey(key); {
+	case err != nil:
 		return err
+	case used < 0 || used > backend.MaxTokens:
+		return fmt.Errorf("%w: %d used", ErrTokens, used)
+	case r.charged == 0 && (r.Shadowed && r.Allowed || r.Unlimited()): // it passed for nothing
+		return nil
+	case r.of == nil, !r.of.Of(&l.env), r.of.Name() != key:
+		return ErrResult
+	case n == 0:
+		return nil
+	case r.Source == Direct:
+		return l.settleDirect(ctx, &r, n)
+	case n > 0:
+		return l.overrun(&r, n)
 	}
-	var k *keyState
-	if n := l.keys.Find(key); n != nil {
-		k = &n.State
+	r.of.Refund(r.charge(), -n)
+	return l.closedError()
+}
+
+// settleDirect charges n tokens more for a direct result or, if n is negative, gives back as
+// many, by one call. If the window of r is over, an overrun is charged to the window that
+// this process knows.
+func (l *Limiter) settleDirect(ctx context.Context, r *Result, n int64) error {
+	k := l.env.Find(r.of.Name())
+	q := backend.SettleRequest{Key: l.env.Stored(r.of.Name()), Window: r.window(), Tokens: n, Limit: r.Limit}
+	if n < 0 {
+		if q.Tokens = -key.TakeUpTo(&l.env.Counts.Direct, -n); q.Tokens == 0 {
+			return nil
+		}
 	}
-	s := settlement{l: l, key: key, k: k, r: r}
-	return s.settle(ctx, used)
+	if time.Until(r.Reset) <= 0 {
+		if q.Window = 0; n > 0 && k != nil {
+			q.Window = k.OpenWindow()
+		}
+	}
+	if q.Window == 0 {
+		l.settled(q, backend.SettleReply{}, nil)
+		return l.closedError()
+	}
+	if ctx.Err() != nil { // the client has left, which is usual
+		ctx = context.WithoutCancel(ctx)
+	}
+	reply, err := l.settleCall(ctx, q)
+	if reply.Open && n < 0 && k != nil {
+		k.GivenBack(q.Window, -q.Tokens)
+	}
+	return err
+}
+
+// overrun charges n tokens that the request of r has used above its charge: to its window or,
+// if that is over, to the one that this process knows. They are overdrawn if there is none.
+func (l *Limiter) overrun(r *Result, n int64) (err error) {
+	for {
+		k := l.env.Find(r.of.Name())
+		if k == nil && r.Source != Fallback && time.Until(r.Reset) > 0 { // it was forgotten
+			k, _, err = l.find(r.of.Name())
+		}
+		if k == nil {
+			l.env.Counts.Overdrawn.Add(n)
+			return cmp.Or(err, l.closedError())
+		}
+		if forgotten := k.Overrun(r.charge(), n); !forgotten {
+			return nil
+		}
+	}
+}
+
+// closedError is ErrClosed once Close was called.
+func (l *Limiter) closedError() error {
+	if l.env.Closed.Load() {
+		return ErrClosed
+	}
+	return nil
 }
 
 // Reset gives key a fresh window, for a user who was limited by mistake: the whole limit
@@ -403,50 +483,30 @@ func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) 
 // that others hold come on top of the limit; if it had run out, [WithStranding] says about
 // how many these are. If no window is open, Reset does nothing. After an error of class
 // Unknown, or of ctx, the window may be a fresh one.
-func (l *Limiter) Reset(ctx context.Context, key string) error {
-	switch err := l.validateKey(key); {
-	case err != nil:
-		return err
-	case l.closed.Load():
-		return ErrClosed
-	case ctx.Err() != nil:
-		return ctx.Err()
-	}
-	limit, err := l.limitOf(key)
-	if err != nil || planOf(limit) != counted {
+func (l *Limiter) Reset(ctx context.Context, name string) error {
+	limit, err := l.begin(ctx, name)
+	if err != nil || key.PlanOf(limit) != key.Counted {
 		return err
 	}
-	q := backend.ResetRequest{Key: l.storeKey(key), Limit: limit.Plain()}
-	q.End, q.Next = calendarEnds(limit, time.Now())
+	q := backend.ResetRequest{Key: l.env.Stored(name), Limit: limit.Plain()}
+	q.End, q.Next = key.CalendarEnds(limit, time.Now())
 	var was *lease.Lease
-	if n := l.keys.Find(key); n != nil {
-		was = n.State.lease.Load()
+	if k := l.env.Find(name); k != nil {
+		was = k.Lease()
 	}
-	for range lengthTries {
-		s, sent, err := l.reset(ctx, l.shardOf(q.Key), q)
-		if err != nil {
+	for range key.LengthTries {
+		s, sent, err := l.reset(ctx, q)
+		switch {
+		case err != nil:
 			return err
-		}
-		if s.Conflict && !l.adopts(&terms{Limit: limit}, s, 1, math.MaxInt64, 0) {
-			break
-		} else if s.Conflict { // the limit has changed since the window was opened
+		case s.Conflict && !l.env.Serves(limit, s):
+			return ErrConflict
+		case s.Conflict: // the limit has changed since the window was opened
 			q.OpenLength = s.Length
 			continue
 		}
-		if n := l.keys.Find(key); n != nil && s.Window != 0 {
-			k := &n.State
-			k.event(func(now int64) int64 {
-				w := k.lease.Load()
-				switch {
-				case k.retired || w != nil && w.Window == s.Window:
-					return unchanged
-				case w != was: // another reply was faster: ask the store which window is open
-					k.deniedUntil = 0
-					return 1
-				}
-				k.readLocked(s, cmp.Or(s.Length, q.Limit.Window), sent, now)
-				return 0
-			})
+		if k := l.env.Find(name); k != nil && s.Window != 0 {
+			k.Reset(s, q.Limit, sent, was)
 		}
 		return nil
 	}

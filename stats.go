@@ -2,11 +2,9 @@ package reservoir
 
 import (
 	"iter"
-	"sync/atomic"
 	"time"
 
-	"github.com/go-reservoir/reservoir/internal/account"
-	"github.com/go-reservoir/reservoir/internal/keytable"
+	"github.com/go-reservoir/reservoir/internal/key"
 )
 
 // Stats is what a [Limiter] has done since [New], over all keys. Counts of tokens
@@ -97,96 +95,40 @@ func Figures() []Figure {
 	}
 }
 
-// counts has the counts of the slow path, and of keys that are gone. The hot path counts
-// in its key.
-type counts struct {
-	taken, refunded, returned, expired, overdrawn atomic.Int64 // tokens
-	admittedByPolicy                              atomic.Int64 // requests, by the failure policy
-	admitted                                      int64        // the last that Stats returned, under Limiter.counting
-	spent, denied                                 atomic.Int64 // by keys that are gone
-	direct, left                                  atomic.Int64 // tokens used by direct calls, and in windows that their keys have left; Settle takes back no more
-
-	calls, syncs, waited, failed, prefetches, probes, giveBacks, recovered, reasserted, unknown, fallbacks, shadowed atomic.Int64
-}
-
-// extraTokens counts spent tokens that are not the first of their request: the other tokens
-// of each request, and tokens settled above a charge. Spent less these is the number of
-// requests, which the hot path does not count. It has many counters, so that processors
-// that admit requests of different keys do not share one.
-type extraTokens [16]struct {
-	atomic.Int64
-	_ [56]byte // of the cache line
-}
-
-func (e *extraTokens) add(k *keyState, n int64) {
-	if n != 0 {
-		e[k.node.Hash%uint32(len(e))].Add(n)
-	}
-}
-
-func (e *extraTokens) sum() (n int64) {
-	for i := range e {
-		n += e[i].Load()
-	}
-	return n
-}
-
 // Stats returns the present counts. Only Keys, Held, Stranded and Owed ever go down. Stats
 // visits every key, under each key's lock, so call it as often as metrics are scraped, not
 // for each request.
-func (l *Limiter) Stats() Stats {
-	l.counting.Lock()
-	defer l.counting.Unlock()
-	c := &l.count
-	s := Stats{Denied: c.denied.Load(), Spent: c.spent.Load()}
-	l.keys.All(func(n *keytable.Node[keyState]) bool {
-		s.add(&n.State)
-		return true
+func (l *Limiter) Stats() (s Stats) {
+	c := &l.env.Counts
+	c.Read(func() {
+		s.Denied, s.Spent = c.Denied.Load(), c.Spent.Load()
+		for k := range l.env.All {
+			s.add(k)
+		}
+		s.Taken, s.Refunded, s.Returned, s.Expired = c.Taken.Load(), c.Refunded.Load(), c.Returned.Load(), c.Expired.Load()
+		s.Overdrawn, s.Recovered, s.Reasserted, s.Unknown = c.Overdrawn.Load(), c.Recovered.Load(), c.Reasserted.Load(), c.Unknown.Load()
+		s.StoreCalls, s.Syncs, s.Prefetches, s.Probes, s.GiveBacks = c.Calls.Load(), c.Syncs.Load(), c.Prefetches.Load(), c.Probes.Load(), c.GiveBacks.Load()
+		s.Waited, s.Failed, s.Fallbacks, s.Shadowed = c.Waited.Load(), c.Failed.Load(), c.Fallbacks.Load(), c.Shadowed.Load()
+		s.Admitted = c.Admitted(s.Spent)
 	})
-	s.Taken, s.Refunded, s.Returned, s.Expired = c.taken.Load(), c.refunded.Load(), c.returned.Load(), c.expired.Load()
-	s.StoreCalls, s.Syncs, s.Waited, s.Failed = c.calls.Load(), c.syncs.Load(), c.waited.Load(), c.failed.Load()
-	s.Prefetches, s.Probes, s.GiveBacks, s.Fallbacks = c.prefetches.Load(), c.probes.Load(), c.giveBacks.Load(), c.fallbacks.Load()
-	c.admitted = max(c.admitted, s.Spent-l.extra.sum()+c.admittedByPolicy.Load()) // the counters are not read at the same time
-	s.Admitted = c.admitted
-	s.Overdrawn, s.Shadowed = c.overdrawn.Load(), c.shadowed.Load()
-	s.Recovered, s.Reasserted, s.Unknown = c.recovered.Load(), c.reasserted.Load(), c.unknown.Load()
 	return s
 }
 
-// add adds the key to s. Its spent tokens are derived, not counted, because the hot path
-// writes nothing but the stock. They are summed key by key, each under its lock, because
-// totals would move on meanwhile.
-func (s *Stats) add(k *keyState) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.retired {
-		return // the limiter counts it
+// add adds the figures of a key that is in memory.
+func (s *Stats) add(k *key.Key) {
+	f, ok := k.Figures()
+	if !ok { // it was forgotten just now
+		return
 	}
-	w := k.lease.Load()
-	if now := k.l.clock.Now(); w != nil && w.Over(now) { // the tokens stay expired
-		k.l.count.move(k.account.Expire(k.drainLocked()))
-		k.l.count.move(k.account.ExpireDebt())
-	}
-	k.expireLocked(k.l.clock.Now())
-	s.Owed += k.owedLocked()
-	held := k.heldLocked()
 	s.Keys++
-	s.Spent += k.account.Spent(held)
-	s.Held += held + k.account.Unconfirmed()
-	s.Denied += k.denied.Load()
-	if w.Denying() {
-		s.Stranded += held
+	s.Spent += f.Spent
+	s.Denied += f.Denied
+	s.Held += f.Held + f.Returning
+	s.Owed += f.Owed
+	if f.Exhausted {
+		s.Stranded += f.Held
 	}
 }
-
-// heldLocked is what the key holds, whether it may still be spent or not.
-func (k *keyState) heldLocked() int64 { return k.lease.Load().Stock() + k.busy.held() }
-
-// drainLocked takes out all that the key holds.
-func (k *keyState) drainLocked() int64 { return k.lease.Load().Drain() + k.busy.unreserve() }
-
-// spentLocked is how many tokens requests have used so far.
-func (k *keyState) spentLocked() int64 { return k.account.Spent(k.heldLocked()) }
 
 // KeyStats is the state of a key in this process. Its counts begin when the key comes into
 // memory.
@@ -207,26 +149,15 @@ type KeyStats struct {
 // goes meanwhile may be missing. Keys takes each key's lock for a moment.
 func (l *Limiter) Keys() iter.Seq2[string, KeyStats] {
 	return func(yield func(string, KeyStats) bool) {
-		l.keys.All(func(n *keytable.Node[keyState]) bool { return yield(n.Key, statsOf(&n.State)) })
-	}
-}
-
-func statsOf(k *keyState) (s KeyStats) {
-	k.event(func(now int64) int64 {
-		w := k.lease.Load()
-		s = KeyStats{Limit: k.limit(), Spent: k.spentLocked(), Denied: k.denied.Load(), Exhausted: w.Alive(now) && w.Denying()}
-		if w.Alive(now) {
-			s.Held, s.Reset = k.heldLocked(), w.Window.Time()
+		for k := range l.env.All {
+			f, _ := k.Figures()
+			s := KeyStats{Limit: k.Terms().Limit, Spent: f.Spent, Denied: f.Denied}
+			if f.Window != 0 {
+				s.Held, s.Reset, s.Exhausted = f.Held, f.Window.Time(), f.Exhausted
+			}
+			if !yield(k.Name(), s) {
+				return
+			}
 		}
-		return unchanged
-	})
-	return s
-}
-
-// move adds the tokens of m.
-func (c *counts) move(m account.Moved) {
-	c.taken.Add(m.Taken)
-	c.returned.Add(m.Returned)
-	c.expired.Add(m.Expired)
-	c.overdrawn.Add(m.Overdrawn)
+	}
 }

@@ -2,8 +2,10 @@ package key
 
 import (
 	"cmp"
+	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/lease"
 )
 
@@ -13,6 +15,25 @@ import (
 // other lengths. After the first reply the request names that length too, but its window
 // may end before the second try, and a slow process may open one of a third length.
 const LengthTries = 3
+
+// Outside returns a key that no other caller finds, for one that has no room in memory, and
+// what to do for a request: it counts as forgotten, so it keeps no account.
+func (e *Env) Outside(name string, limit backend.Limit, n int64, stay bool) (*Key, Verdict) {
+	at := &node{Key: name, Hash: e.Table.HashOf(name)}
+	e.init(at, limit)
+	k := &at.State
+	if k.phase = retired; n <= limit.Tokens && k.shard.Open() {
+		return k, k.policyOutside(n, stay, k.shard.OpenError())
+	}
+	e.Counts.Waited.Add(1)
+	return k, Verdict{Next: Call}
+}
+
+// AskAgain is how long to wait after a refusal outside memory, with left of a window of that
+// length: tokens may come back.
+func AskAgain(left, window time.Duration) time.Duration {
+	return min(left+chance.Part(spreadMax), chance.Interval(max(window/askTimes, LongestPause)))
+}
 
 // Take is a call for the tokens of one request, all or none. It leaves the stock alone.
 type Take struct {
@@ -50,7 +71,7 @@ func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Ve
 			v.Err = err
 			return unchanged
 		case err != nil && k.phase == retired: // no account would record what the policy admits
-			v = k.PolicyOutside(t.Req.Tokens, t.stay, err)
+			v = k.policyOutside(t.Req.Tokens, t.stay, err)
 			return unchanged
 		case err != nil:
 			v, _ = k.policy(t.Req.Tokens, false, now, err)

@@ -28,8 +28,17 @@ type Env struct {
 	Epoch  atomic.Uint32 // of new keys, from 1; it names their accounts in the store
 	Closed atomic.Bool
 
+	terms   Terms         // of keys without a limit of their own
 	asks    atomic.Uint64 // numbers the questions for a key's limit
 	waiters waiters.Pool[outcome]
+}
+
+// Init sets up e, for at most maxKeys keys in memory.
+func (e *Env) Init(s Settings, c Caller, maxKeys int64) {
+	e.Settings, e.Caller, e.terms.Limit = s, c, s.Limit
+	e.Clock.Init()
+	e.Table.Init(maxKeys)
+	e.Epoch.Store(1)
 }
 
 // Settings are the options of a limiter that its keys read.
@@ -99,8 +108,9 @@ type Counts struct {
 	AdmittedByPolicy, Fallbacks, Waited, Failed, Shadowed atomic.Int64 // requests
 	Calls, Syncs, Prefetches, Probes, GiveBacks           atomic.Int64 // calls
 
-	Extra  extra
-	moving sync.Mutex // held while all counts are read, and while a key's become these
+	Extra    extra
+	moving   sync.Mutex // held while all counts are read, and while a key's become these
+	admitted int64      // the last that Admitted returned
 }
 
 // Read calls f while no key's counts become the limiter's, so that none is missed or
@@ -109,6 +119,13 @@ func (c *Counts) Read(f func()) {
 	c.moving.Lock()
 	defer c.moving.Unlock()
 	f()
+}
+
+// Admitted is how many requests were admitted, if all keys have spent so many tokens. It is
+// called within Read. The counters are not read at the same time, but it never goes down.
+func (c *Counts) Admitted(spent int64) int64 {
+	c.admitted = max(c.admitted, spent-c.Extra.Sum()+c.AdmittedByPolicy.Load())
+	return c.admitted
 }
 
 // Move adds the tokens of m.

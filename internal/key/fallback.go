@@ -249,9 +249,9 @@ func (k *Key) budget(now int64) (f *fallback, left int64) {
 	return f, policy.budget(k.terms.Load().Tokens) - f.admitted
 }
 
-// PolicyOutside is policy for a key that has no room in memory, or was forgotten. No account
+// policyOutside is policy for a key that has no room in memory, or was forgotten. No account
 // can record as debt what FailOpen admits.
-func (k *Key) PolicyOutside(n int64, stay bool, err error) Verdict {
+func (k *Key) policyOutside(n int64, stay bool, err error) Verdict {
 	c := &k.env.Counts
 	if _, ok := errors.AsType[*backend.Error](err); !ok {
 		return Verdict{Err: err}

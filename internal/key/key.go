@@ -130,13 +130,16 @@ func (k *Key) allow() {
 	}
 }
 
-// Init makes the key, of node n. No earlier state of the key has the node's Tag, which
+// init makes the key of node n. No earlier state of the key has the node's Tag, which
 // names the account in the store.
 func (e *Env) init(n *node, limit backend.Limit) {
 	k := &n.State
 	k.env, k.node, k.shard = e, n, e.Caller.Shard(e.Stored(n.Key))
 	n.Tag = e.Epoch.Load()
-	k.terms.Store(&Terms{Limit: limit})
+	k.terms.Store(&e.terms)
+	if limit != e.Limit { // or a calendar's window has another length
+		k.terms.Store(&Terms{Limit: limit})
+	}
 }
 
 // Make returns the key, which it makes if it is not in memory, or nil if there is no room.
@@ -145,15 +148,6 @@ func (e *Env) Make(name string, limit backend.Limit) *Key {
 	if n == nil {
 		return nil
 	}
-	return &n.State
-}
-
-// Outside returns a key that no other caller finds, for one that has no room in memory. It
-// counts as forgotten, so it keeps no account.
-func (e *Env) Outside(name string, limit backend.Limit) *Key {
-	n := &node{Key: name, Hash: e.Table.HashOf(name)}
-	e.init(n, limit)
-	n.State.phase = retired
 	return &n.State
 }
 
@@ -171,6 +165,39 @@ func (e *Env) Get(name string) *Key {
 		return &n.State
 	}
 	return nil
+}
+
+// All calls yield with every key in memory, and holds no lock meanwhile.
+func (e *Env) All(yield func(*Key) bool) {
+	e.Table.All(func(n *node) bool { return yield(&n.State) })
+}
+
+// Figures are what a key has done since it came into memory.
+type Figures struct {
+	Spent     int64          // tokens that requests used
+	Denied    int64          // requests refused
+	Held      int64          // tokens to be spent
+	Returning int64          // tokens on their way back to the store
+	Owed      int64          // tokens that the store must still charge
+	Window    backend.Window // whose tokens may be spent now, or 0
+	Exhausted bool           // the store has too little for some requests, which are refused from memory
+}
+
+// Figures returns the key's figures; ok is false if it was forgotten. The spent tokens are
+// derived, not counted, because the hot path writes nothing but the stock.
+func (k *Key) Figures() (f Figures, ok bool) {
+	k.event(func(now int64) effect {
+		w := k.lease.Load()
+		f = Figures{
+			Spent: k.spent(), Denied: k.denied.Load(), Held: k.held(), Returning: k.account.Unconfirmed(), Owed: k.owed(), Exhausted: w.Denying(),
+		}
+		if w.Alive(now) {
+			f.Window = w.Window
+		}
+		ok = k.phase != retired
+		return unchanged
+	})
+	return f, ok
 }
 
 // Name is the user's name of the key.
