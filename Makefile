@@ -4,6 +4,7 @@
 PACKAGES := github.com/go-reservoir/reservoir/...
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GREMLINS    := github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 
 # TIMEOUT is for one test binary. The slowest, of redisstore, takes a minute or two on two
 # cores. A hang should end with the goroutines' stacks before CI's own timeout.
@@ -12,6 +13,7 @@ FUZZTIME := 30s
 SEED     := 1
 T        := 10m
 SIZE     := full
+M        := internal/account
 
 # SERVER=DIR is the directory of another redis-server, of another version for example.
 SERVER ?=
@@ -36,17 +38,18 @@ redis: ## Install redis-server, if it is missing and that is possible.
 cc:
 	@.ci/need cc gcc libc6-dev
 
-# The dependency check is a test of the root module, docs/deps_test.go. TestSeeds runs
-# some seeds under the race detector, and all seeds without it, because that is ten times
-# as fast and its goroutines run one at a time. By default each process under the race
-# detector sleeps for a second at its end, to see races of goroutines that are left; goleak
-# finds those. The heaps of tests are small, so to collect them seldom saves a tenth of the
-# processor's time. No more packages than cores run at once, because a cluster takes nodes
-# that wait for a processor for dead.
+# Packages that take longest begin first, so that none of them runs alone at the end.
+SLOWEST := $(addprefix github.com/go-reservoir/reservoir/,backend/redisstore test/torture)
+
+# Go runs a test again if something has changed that it depends on. SHUFFLE=-shuffle=on runs
+# all tests, each package's in random order. By default each process under the race detector
+# sleeps for a second at its end, to see races of goroutines that are left; goleak finds
+# those. The heaps of tests are small, so to collect them seldom saves a tenth of the
+# processor's time. `make lint` vets. No more packages than cores run at once, because a
+# cluster takes nodes that wait for a processor for dead.
 .PHONY: test
-test: redis cc ## Run all tests of all modules, with the race detector.
-	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -shuffle=on -p=$$(nproc) -timeout=$(TIMEOUT) $(PACKAGES)
-	cd test/seeds && go test -count=1 -timeout=$(TIMEOUT) -run='^TestSeeds$$' -seeds=20000
+test: redis cc ## Run all tests of all modules, with the race detector. SHUFFLE=-shuffle=on also if nothing has changed.
+	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -vet=off $(SHUFFLE) -p=$$(nproc) -timeout=$(TIMEOUT) $(SLOWEST) $(PACKAGES)
 
 .PHONY: bench
 bench: redis ## Measure side by side with peers: tables, a chart in test/results. SIZE=full or quick.
@@ -63,9 +66,11 @@ torture: redis cc ## Break servers, networks and processes at random, for T=10m,
 	go test -count=1 -v -run='^TestCardinalityAttack$$' . -cardinality=5000000
 	cd test/seeds && go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000
 
+# M is a directory of one package. The timeout is generous, because a mutant that loops must
+# end and a busy machine must not kill one.
 .PHONY: mutants
-mutants: ## Change the pure parts in one place at a time: a test must fail. M=account for one part.
-	cd test/mutants && go run . -only='$(M)'
+mutants: ## Change one part in one place at a time, and list the changes that no test notices. M=internal/account.
+	go run $(GREMLINS) unleash --workers=2 --timeout-coefficient=20 ./$(M)
 
 .PHONY: lint
 lint: ## Check format, go vet and staticcheck.

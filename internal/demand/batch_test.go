@@ -146,26 +146,3 @@ func TestRequestsOfAnySize(t *testing.T) {
 		assert.InEpsilon(t, 1, batches[1]/batches[n], 0.5, "%d: %v", n, batches)
 	}
 }
-
-func FuzzBatch(f *testing.F) {
-	f.Add(int64(60_000), int64(60), int64(5), int64(100), int64(3), int64(7), int64(1), 1.5, uint8(2))
-	f.Fuzz(func(t *testing.T, tokens, last, elapsed, spent, stock, waiting, largest int64, rate float64, policy uint8) {
-		l := limit
-		l.Tokens = tokens
-		if l.Validate() != nil || last < 0 || elapsed < 0 || spent < 0 || stock < 0 || waiting < 0 || largest < 0 || !(rate >= 0 && rate < 1e15) {
-			return
-		}
-		p := []Policy{{Min: 1}, {Kind: Fixed, Min: 10}, {Kind: Ladder, Min: 1, Max: 1000}}[policy%3]
-		d := at(rate, 1)
-		d.Observe(l.Window, elapsed, min(spent, tokens), min(largest, tokens))
-		d.Asked(min(last, tokens), 0)
-		lead := time.Duration(elapsed % int64(s))
-		reorder := d.Reorder(l, lead, tokens/100)
-		size, reason := d.Batch(p, Situation{
-			Limit: l, Left: time.Minute, Spent: min(spent, tokens), Stock: min(stock, tokens), Waiting: min(waiting, tokens),
-		})
-		if size < 1 || size > tokens || reason == "" || reorder < 0 {
-			t.Fatalf("a batch of %d (%s) of %d at %d", size, reason, tokens, reorder)
-		}
-	})
-}

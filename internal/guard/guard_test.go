@@ -30,30 +30,7 @@ func TestDo(t *testing.T) {
 	assert.True(t, IsPanic(Do(func() error { panic(nil) })))
 }
 
-// TestGoexit: a goroutine that ends within Do runs its deferred functions, and is no
-// success.
-func TestGoexit(t *testing.T) {
-	err := ErrGoexit // unless Do returns
-	done := make(chan error)
-	go func() {
-		defer func() { done <- err }()
-		err = Do(func() error { runtime.Goexit(); return nil })
-	}()
-	assert.ErrorIs(t, <-done, ErrGoexit)
-}
-
-// TestLog: a panic that nobody can be told of is logged.
-func TestLog(t *testing.T) {
-	var b bytes.Buffer
-	defer log.SetOutput(log.Writer())
-	log.SetOutput(&b)
-	Log(func() {})
-	assert.Empty(t, b.String())
-	Log(func() { panic("a hook") })
-	assert.Contains(t, b.String(), "reservoir: panic: a hook")
-}
-
-// TestUnheard: an error is logged only if nothing else tells of it.
+// TestUnheard: what ended a call that nobody waits for is logged, unless a store's error did.
 func TestUnheard(t *testing.T) {
 	var b bytes.Buffer
 	defer log.SetOutput(log.Writer())
@@ -65,6 +42,8 @@ func TestUnheard(t *testing.T) {
 	assert.Contains(t, b.String(), "reservoir: panic: a hook")
 	assert.Contains(t, b.String(), "guard_test.go")
 	Unheard(ErrGoexit)
+	Log(func() { panic("another hook") })
+	assert.Contains(t, b.String(), "reservoir: panic: another hook")
 	assert.Contains(t, b.String(), "reservoir: "+ErrGoexit.Error())
 }
 
