@@ -139,6 +139,7 @@ func (e *ears) heard(text string) bool {
 // TestNoCanary takes every path to an error that there is a server for.
 func TestNoCanary(t *testing.T) {
 	server, secure := redistest.Start(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"), redistest.StartTLS(t, serverName)
+	old := redistest.Start(t, "--rename-command", "evalsha", "", "--rename-command", "evalsha_ro", "", "--rename-command", "multi", "")
 	admin := server.Client()
 	server.SetUser("user good on >" + canaryPassword + " ~* +@all")
 	server.SetUser("user poor on >" + canaryPassword + " ~* +info")
@@ -176,6 +177,7 @@ func TestNoCanary(t *testing.T) {
 		{"another's name", nothing, []func(*redis.Options){fast("good", canaryPassword), over(secure.Config("other.test")), func(o *redis.Options) { o.Addr = secure.Addr() }}, nil, "x509"},
 		{"plain to TLS", nothing, []func(*redis.Options){fast("good", canaryPassword), func(o *redis.Options) { o.Addr = secure.Addr() }}, nil, "EOF"},
 		{"no such host", nothing, []func(*redis.Options){fast("good", canaryPassword), func(o *redis.Options) { o.Addr = "no-such-host.invalid:1" }}, nil, "lookup"},
+		{"unknown commands", nothing, []func(*redis.Options){func(o *redis.Options) { o.Addr = old.Addr() }}, nil, "unknown command"},
 		{"a prefix that is none", nothing, []func(*redis.Options){fast("good", canaryPassword)}, []redisstore.Option{redisstore.WithPrefix("{Canary}")}, "prefix"},
 	} {
 		t.Run(row.what, func(t *testing.T) {

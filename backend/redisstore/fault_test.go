@@ -2,9 +2,6 @@ package redisstore_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -192,13 +189,6 @@ func TestBlackHole(t *testing.T) {
 		bounded(t, redisstore.New(server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() })))
 		require.Positive(t, proxy.Held())
 	})
-	t.Run("later", func(t *testing.T) {
-		f := newFaulty(t)
-		f.proxy.Hold(true)
-		defer f.proxy.Hold(false)
-		bounded(t, f)
-		require.Positive(t, f.proxy.Held())
-	})
 	t.Run("stopped process", func(t *testing.T) {
 		server := redistest.Start(t)
 		s := redisstore.New(server.Client())
@@ -207,95 +197,4 @@ func TestBlackHole(t *testing.T) {
 		defer server.Resume()
 		bounded(t, s)
 	})
-	t.Run("refused", func(t *testing.T) {
-		f := newFaulty(t)
-		f.proxy.Refuse(true)
-		f.proxy.Cut()
-		ctx, cancel := context.WithTimeout(t.Context(), timeout)
-		defer cancel()
-		began := time.Now()
-		_, err := f.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
-		require.Error(t, err)
-		require.Less(t, time.Since(began), patience)
-	})
-}
-
-// TestRecovers: after an outage the next call is served.
-func TestRecovers(t *testing.T) {
-	server := redistest.Start(t)
-	s := redisstore.New(server.Client())
-	take(t, s, "k", 4)
-	server.Kill()
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	_, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
-	require.Error(t, err)
-	server.Restart()
-	require.Eventually(t, func() bool {
-		r, err := s.Take(context.Background(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
-		return err == nil && r.Allowed
-	}, 10*time.Second, 5*time.Millisecond)
-}
-
-// TestErrorsAreDiscreet: no error names a key or a password.
-func TestErrorsAreDiscreet(t *testing.T) {
-	const key, password = "canary-key", "canary-password"
-	server := redistest.Start(t)
-	admin := server.Client()
-	ctx := t.Context()
-	require.NoError(t, admin.Do(ctx, "acl", "setuser", "poor", "on", ">"+password, "allkeys", "+@connection").Err())
-	require.NoError(t, admin.Do(ctx, "acl", "setuser", "blind", "on", ">"+password, "+@all", "~other").Err())
-	require.NoError(t, admin.Do(ctx, "acl", "setuser", "half", "on", ">"+password, "+@all", "-set", "-get", "-time", "allkeys").Err())
-	user := func(name, password string) func(*redis.Options) {
-		return func(o *redis.Options) { o.Username, o.Password = name, password }
-	}
-	proxy := redistest.NewProxy(t, server.Addr())
-	via := func(o *redis.Options) { o.Addr, o.DialerRetries = proxy.Addr(), 1 }
-	closed := server.Client()
-	require.NoError(t, closed.Close())
-	for _, row := range []struct {
-		what   string
-		client *redis.Client
-		class  backend.Class
-		fault  func()
-	}{
-		{"a wrong password", server.Client(user("poor", password+"x")), backend.Rejected, func() {}},
-		{"no right to the command", server.Client(user("poor", password)), backend.Rejected, func() {}},
-		{"no right to the key", server.Client(user("blind", password)), backend.Rejected, func() {}},
-		{"no right inside the script", server.Client(user("half", password)), backend.Rejected, func() {}},
-		{"a closed client", closed, backend.Rejected, func() {}},
-		{"a word for a count", server.Client(), backend.Rejected, func() {
-			require.NoError(t, admin.MSet(ctx, "{"+key+"}", "many", "{"+key+"}:exp", time.Now().Unix()+60).Err())
-		}},
-		{"lost replies", server.Client(via), backend.Unknown, func() { proxy.SwallowReply("eval", 100) }},
-		{"a closed door", server.Client(via), backend.Unavailable, func() { proxy.Refuse(true); proxy.Cut() }},
-	} {
-		row.fault()
-		s := redisstore.New(row.client)
-		for op, err := range allCalls(ctx, s, key) {
-			require.Equal(t, row.class, class(t, err), "%s: %s: %v", row.what, op, err)
-			text := fmt.Sprintf("%v %+v %#v", err, err, errors.Unwrap(err))
-			require.False(t, strings.Contains(text, "canary"), "%s: %s: %s", row.what, op, text)
-		}
-	}
-	require.Positive(t, proxy.Swallowed())
-}
-
-// TestNoMemory: a full server refuses before anything is written.
-func TestNoMemory(t *testing.T) {
-	server := redistest.Start(t)
-	client := server.Client()
-	s := redisstore.New(client)
-	for op, err := range allCalls(t.Context(), s, "warm") {
-		require.NoError(t, err, op)
-	}
-	before := contents(t, client)
-	require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	for op, err := range allCalls(t.Context(), s, "k") {
-		if op == "sync" || op == "take" {
-			require.Equal(t, backend.Rejected, class(t, err), op)
-			require.True(t, redis.HasErrorPrefix(errors.Unwrap(err), "OOM"), "%v", err)
-		}
-	}
-	require.Equal(t, before, contents(t, client))
 }

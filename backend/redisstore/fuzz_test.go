@@ -1,13 +1,10 @@
 package redisstore_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"regexp"
 	"strconv"
 	"strings"
@@ -163,62 +160,6 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// script is a server that answers every script with the same bytes.
-type scripted struct{ reply []byte }
-
-// dial is for the options of a client.
-func (s scripted) dial(context.Context, string, string) (net.Conn, error) {
-	ours, theirs := net.Pipe()
-	go s.serve(ours)
-	return theirs, nil
-}
-
-func (s scripted) serve(conn net.Conn) {
-	defer conn.Close()
-	in := bufio.NewReader(conn)
-	for {
-		name, err := readCommand(in)
-		if err != nil {
-			return
-		}
-		if !bytes.HasPrefix(bytes.ToLower(name), []byte("eval")) {
-			if _, err := io.WriteString(conn, "-ERR unknown command\r\n"); err != nil {
-				return
-			}
-			continue
-		}
-		_, _ = conn.Write(s.reply)
-		return // and what is missing is missing
-	}
-}
-
-// readCommand reads one command, an array of strings, and returns the first.
-func readCommand(in *bufio.Reader) (name []byte, err error) {
-	n, err := readLength(in)
-	for i := range n {
-		size, err := readLength(in)
-		if err != nil {
-			return nil, err
-		}
-		text := make([]byte, size+2)
-		if _, err := io.ReadFull(in, text); err != nil {
-			return nil, err
-		}
-		if i == 0 {
-			name = text[:size]
-		}
-	}
-	return name, err
-}
-
-func readLength(in *bufio.Reader) (int, error) {
-	line, err := in.ReadString('\n')
-	if err != nil || len(line) < 4 {
-		return 0, io.ErrUnexpectedEOF
-	}
-	return strconv.Atoi(line[1 : len(line)-2])
-}
-
 // vast is the length of a reply that go-redis makes room for before it comes: a
 // server can so exhaust a client's memory. SECURITY.md says so.
 var vast = regexp.MustCompile(`[*$%~>|=!][+]?[0-9]{6}`)
@@ -246,7 +187,7 @@ func FuzzReplies(f *testing.F) {
 			return
 		}
 		client := redis.NewClient(&redis.Options{
-			Addr: "127.0.0.1:1", Dialer: scripted{reply}.dial, MaxRetries: -1, DialerRetries: 1, DisableIdentity: true,
+			Addr: redisstore.AnswersScripts(t, string(reply)), MaxRetries: -1, DialerRetries: 1, DisableIdentity: true, Protocol: 2,
 			ReadTimeout: 20 * time.Millisecond, ContextTimeoutEnabled: true,
 		})
 		defer client.Close()

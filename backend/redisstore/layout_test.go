@@ -114,6 +114,10 @@ func TestCountBelowZero(t *testing.T) {
 		take(t, s, key, 1)
 		require.NoError(t, client.DecrBy(t.Context(), "{"+key+"}", 5).Err())
 		require.EqualValues(t, 10, remaining(t, s, key))
+		in, err := s.Inspect(t.Context(), key)
+		require.NoError(t, err)
+		require.NotZero(t, in.Window)
+		require.Zero(t, in.Used)
 	}
 	require.EqualValues(t, 8, take(t, s, "a", 2).Remaining)
 	sync, err := s.Sync(t.Context(), backend.SyncRequest{Key: "b", Client: "x", Limit: limit10, Want: 10, Strand: -1})

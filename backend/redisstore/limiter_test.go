@@ -102,80 +102,6 @@ func TestFlatOut(t *testing.T) {
 	}
 }
 
-// The same workers at the pace that the limit allows: hardly one waits once the pace is
-// known.
-func TestPaced(t *testing.T) {
-	const workers, rate, duration = 64, 16_000, 2 * time.Second
-	server := redistest.Start(t)
-	l := limiterOn(t, server.Client(), reservoir.PerMinute(1_000_000), patient)
-	server.ResetStats()
-	var tickets atomic.Int64
-	var wg sync.WaitGroup
-	begin := time.Now()
-	for range workers {
-		wg.Go(func() {
-			for due := time.Duration(0); due < duration; {
-				due = time.Duration(tickets.Add(1)-1) * time.Second / rate
-				time.Sleep(time.Until(begin.Add(due)))
-				if r, err := l.Allow(context.Background(), "k"); !assert.NoError(t, err) || !assert.True(t, r.Allowed) {
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	assert.LessOrEqual(t, scripts(server), tickets.Load()/1000)
-}
-
-// Every process reports the same instant for a window.
-func TestResetIsTheSameEverywhere(t *testing.T) {
-	server := redistest.Start(t)
-	seen := map[string]map[time.Time]bool{}
-	for range 5 {
-		l := limiterOn(t, server.Client(), reservoir.PerMinute(1000), patient)
-		for j := range 20 {
-			key := fmt.Sprint("key-", j%4)
-			r, err := l.Allow(context.Background(), key)
-			require.NoError(t, err)
-			c, err := l.Check(context.Background(), key)
-			require.NoError(t, err)
-			if seen[key] == nil {
-				seen[key] = map[time.Time]bool{}
-			}
-			seen[key][r.Reset.UTC()], seen[key][c.Reset.UTC()] = true, true
-		}
-	}
-	for key, resets := range seen {
-		assert.Len(t, resets, 1, key)
-	}
-}
-
-// A Redis that is 40 or 80 ms away works with all defaults and the client options that
-// the documents advise: what it takes to connect has a time of its own.
-func TestFarRedis(t *testing.T) {
-	for _, away := range []time.Duration{40 * time.Millisecond, 80 * time.Millisecond} {
-		t.Run(away.String(), func(t *testing.T) {
-			server := redistest.Start(t)
-			proxy := redistest.NewProxy(t, server.Addr())
-			proxy.Delay(away) // of replies; requests arrive at once
-			client := redis.NewClient(&redis.Options{
-				Addr: proxy.Addr(), MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true,
-				DialTimeout: 200 * time.Millisecond, ReadTimeout: 200 * time.Millisecond,
-			})
-			t.Cleanup(func() { _ = client.Close() })
-			l := limiterOn(t, client, reservoir.PerMinute(100_000))
-			admitted := 0
-			for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && admitted < 50; {
-				if r, err := l.Allow(context.Background(), "k"); err == nil && r.Allowed {
-					admitted++
-				}
-			}
-			assert.Equal(t, 50, admitted)
-			assert.Positive(t, proxy.Delayed())
-		})
-	}
-}
-
 // Four processes admit and settle at the same time, above and below what was charged. What
 // Redis has charged in the end is what was used, to the token; what of it is above the limit
 // is overdrawn, and so is what was settled when others held the rest.
@@ -224,19 +150,6 @@ func TestSettleIsExact(t *testing.T) {
 			assert.LessOrEqual(t, charged.Load(), int64(limit))
 		})
 	}
-}
-
-// TestInspectOfANegativeCount: another program may give back more than was charged. The
-// scripts read that as nothing charged.
-func TestInspectOfANegativeCount(t *testing.T) {
-	client := redistest.Start(t).Client()
-	store := redisstore.New(client)
-	take(t, store, "k", 3)
-	require.NoError(t, client.DecrBy(t.Context(), "{k}", 8).Err())
-	got, err := store.Inspect(t.Context(), "k")
-	require.NoError(t, err)
-	require.NotZero(t, got.Window)
-	require.Zero(t, got.Used)
 }
 
 // TestInspectIsBoundedByItsContext: also on a server that hangs, where go-redis waits as

@@ -23,7 +23,7 @@ type scripted struct {
 	calls  int // of scripts, so far
 }
 
-// Answers that are none.
+// Answers that are none. A reply that ends with hangUp is the last of its connection.
 const (
 	hangUp = "hang up"
 	reset  = "reset"
@@ -64,6 +64,11 @@ func newScripted(t *testing.T, answer func(n int, sc *script) string) *scripted 
 	return s
 }
 
+// AnswersScripts returns the address of a server that answers every script with reply, and hangs up.
+func AnswersScripts(t *testing.T, reply string) string {
+	return newScripted(t, func(int, *script) string { return reply + hangUp }).addr
+}
+
 // client returns one that says nothing of itself.
 func (s *scripted) client(t *testing.T, opts ...func(*redis.Options)) *redis.Client {
 	o := &redis.Options{Addr: s.addr, Protocol: 2, DisableIdentity: true}
@@ -89,15 +94,14 @@ func (s *scripted) serve(conn net.Conn) {
 		if err != nil {
 			return
 		}
-		switch reply := s.reply(args); reply {
-		case hangUp:
-			return
+		reply, ends := strings.CutSuffix(s.reply(args), hangUp)
+		switch reply {
 		case reset:
 			_ = conn.(*net.TCPConn).SetLinger(0)
 			return
 		case silent:
 		default:
-			if _, err := io.WriteString(conn, reply); err != nil {
+			if _, err := io.WriteString(conn, reply); err != nil || ends {
 				return
 			}
 		}

@@ -31,31 +31,6 @@ func parts(t *testing.T, err error) (unverified int, faults error) {
 	return unverified, faults
 }
 
-// TestVerifyAccess: with the least rights nothing is at fault, only the eviction policy
-// cannot be read, and the lack of each right is found, also if the server has the scripts.
-func TestVerifyAccess(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	for _, known := range []bool{false, true} {
-		minimal(t, rules(t, "limiter"), server.SetUser, func(u user) error {
-			if !known {
-				require.NoError(t, server.Client().ScriptFlush(t.Context()).Err())
-			}
-			unverified, faults := parts(t, limiterOf(t, server, u).Verify(t.Context()))
-			assert.Equal(t, 1, unverified)
-			return faults
-		})
-	}
-	require.NoError(t, server.Client().FlushAll(t.Context()).Err())
-	_, _ = parts(t, limiterOf(t, server, newUser(rules(t, "limiter"))).Verify(t.Context()))
-	left, err := server.Client().Keys(t.Context(), "*").Result()
-	require.NoError(t, err)
-	require.Len(t, left, 3)
-	for _, key := range left {
-		require.Positive(t, server.Client().PTTL(t.Context(), key).Val(), "a key that stays")
-	}
-}
-
 // TestVerifyNamesAll: several faults of several servers are one error.
 func TestVerifyNamesAll(t *testing.T) {
 	t.Parallel()
