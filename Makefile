@@ -62,7 +62,6 @@ fleet: ## Simulate fleets of processes: a table and a chart in test/results. SEE
 .PHONY: torture
 torture: redis cc ## Break servers, networks and processes at random, for T=10m, and judge; then run the other long tests.
 	cd test/torture && go test -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T) -seed=$(SEED)
-	cd cmd/reservoir && go test -race -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=1m
 	go test -count=1 -v -run='^TestCardinalityAttack$$' . -cardinality=5000000
 	cd test/seeds && go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000
 

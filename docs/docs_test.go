@@ -36,9 +36,8 @@ func TestMain(m *testing.M) {
 // elsewhere lists the blocks that a test beside the page reads and runs.
 var elsewhere = []string{
 	"SECURITY.md acl limiter", "SECURITY.md acl cluster", "SECURITY.md acl check", "SECURITY.md acl more",
-	"examples/apiserver/README.md sh", "examples/apiserver/README.md console",
-	"examples/llmgateway/README.md sh", "examples/llmgateway/README.md console",
-	"examples/workers/README.md console",
+	"examples/apiserver/README.md sh",
+	"examples/llmgateway/README.md sh",
 }
 
 // quoted maps a kind of block to the end of the names of the files that it quotes.

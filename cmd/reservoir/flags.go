@@ -54,7 +54,7 @@ func (f *flagSet) parse(args []string, stdout io.Writer) error {
 
 func (f *flagSet) help(w io.Writer) error {
 	var b strings.Builder
-	b.WriteString("usage: reservoir " + f.usage + "\n\n" + table.Wrap(f.about, widthOf(w)) + "\n\n")
+	b.WriteString("usage: reservoir " + f.usage + "\n\n" + f.about + "\n\n")
 	f.SetOutput(&b)
 	f.PrintDefaults()
 	return cmp.Or(write(w, strings.ReplaceAll(b.String(), "\t", "    ")), flag.ErrHelp)
@@ -100,20 +100,16 @@ func judged(flag string, err error) error {
 func upTo(n int) string { return "1 to " + table.Commas(n) }
 
 type common struct {
-	stores []string
+	store  string
 	prefix string
 	json   bool
 }
 
 func (f *flagSet) commonFlags(c *common) {
-	f.Func("store", "`where` limits are counted: memory, redis://[user:password@]host[:port][/db],\n"+
+	f.StringVar(&c.store, "store", memory, "`where` limits are counted: memory, redis://[user:password@]host[:port][/db],\n"+
 		"unix://[user:password@]/path, redis-cluster://[user:password@]host[:port][?addr=host:port…]\n"+
 		"or redis-sentinel://host[:port][/db]?master_name=name[&addr=host:port…], with rediss\n"+
-		"for TLS (SSL_CERT_FILE may name the authority); repeat it for several\n"+
-		"shards, which share the keys", func(s string) error {
-		c.stores = append(c.stores, s)
-		return nil
-	})
+		"for TLS (SSL_CERT_FILE may name the authority)")
 	f.StringVar(&c.prefix, "prefix", "", "`text` before every Redis key")
 	f.Func("format", "`form` of the report on standard output: text (the default) or json", func(s string) error {
 		if c.json = s == "json"; !c.json && s != "text" {
@@ -143,6 +139,6 @@ func (c *common) demand(s *sim.Shape, l reservoir.Limit, maxKeys int) error {
 		rule{s.Tokens >= 1 && s.Tokens <= l.Tokens, "n",
 			"1 to the limit of " + table.Commas(l.Tokens) + " tokens, because more could never be allowed"},
 		rule{s.Length > 0, "duration", "more than 0"},
-		rule{c.prefix == "" || slices.ContainsFunc(c.stores, func(s string) bool { return s != memory }), "prefix", "none, because no -store is a Redis"},
+		rule{c.prefix == "" || c.store != memory, "prefix", "none, because the -store is no Redis"},
 	))
 }

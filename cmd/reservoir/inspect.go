@@ -3,10 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
@@ -52,8 +50,7 @@ type look struct {
 	*flagSet
 	name  string
 	limit int64 // 0 = not given
-	store *opened
-	shard part   // where the last look found an open window, or else one that it asked
+	redis *opened
 	full  string // the store's name for the key
 }
 
@@ -69,19 +66,18 @@ func newLook(f *flagSet) *look {
 func (l *look) validate() (err error) {
 	l.full, err = storeKey(l.name, l.Arg(0))
 	return cmp.Or(err, kept(
-		rule{!slices.Contains(l.stores, memory), "", "a memory store holds nothing across processes, so it has nothing to show"},
 		rule{l.limit > 0 || !l.given("limit"), "limit", "1 or more"},
-		rule{len(l.stores) > 0, "store", "a store to look into"},
+		rule{l.store != memory, "store", "a Redis, because a store in memory holds nothing for other processes"},
 	))
 }
 
 // then returns an action that opens the store, and closes it after do.
 func (l *look) then(do func(ctx context.Context, stdout io.Writer) error) action {
-	return func(ctx context.Context, stdout, _ io.Writer) (err error) {
-		if l.store, err = open(l.stores, l.prefix, 4); err != nil {
+	return func(ctx context.Context, stdout io.Writer) (err error) {
+		if l.redis, err = open(l.store, l.prefix, 4); err != nil {
 			return err
 		}
-		defer l.store.close()
+		defer l.redis.close()
 		return do(ctx, stdout)
 	}
 }
@@ -95,29 +91,12 @@ func storeKey(name, key string) (string, error) {
 	return full, cmp.Or(judged("name", err), judged("", backend.ValidateKey(key)), judged("", backend.ValidateKey(full)))
 }
 
-// find inspects a key in all shards, because the programs' names for them decide where a
-// key is, and we do not know these names.
-func (l *look) find(ctx context.Context) (none backend.Contents, err error) {
+func (l *look) inspect(ctx context.Context) (*inspection, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	for _, p := range l.store.parts {
-		if err == nil { // the first that is away, if the key is nowhere
-			l.shard = p
-		}
-		c, failed := p.store.(backend.Inspector).Inspect(ctx, l.full) // every store from newPart has it
-		if c.Window != 0 {
-			l.shard = p
-			return c, failed
-		}
-		err = cmp.Or(err, failed)
-	}
-	return none, l.shard.named(err)
-}
-
-func (l *look) inspect(ctx context.Context) (*inspection, error) {
-	c, err := l.find(ctx)
+	c, err := l.redis.Store.(backend.Inspector).Inspect(ctx, l.full) // open makes no other stores for a look
 	if err != nil {
-		return nil, err
+		return nil, l.redis.named(err)
 	}
 	i := &inspection{Open: c.Window != 0, Charged: c.Used, Clients: []account{}, Direct: c.Used}
 	i.Name, i.Key = placement.Split(l.full)
@@ -150,23 +129,17 @@ func inspectFlags(f *flagSet) action {
 	})
 }
 
-// verify returns what [redisstore.Store.Verify] says of each shard.
+// verify returns what [redisstore.Store.Verify] says of the store.
 func (l *look) verify(ctx context.Context) (faults []string) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	for _, p := range l.store.parts {
-		store, ok := p.store.(*redisstore.Store)
-		if !ok {
-			continue
-		}
-		parts := []error{store.Verify(ctx)}
-		if joined, ok := parts[0].(interface{ Unwrap() []error }); ok {
-			parts = joined.Unwrap()
-		}
-		for _, part := range parts {
-			if err := p.named(part); err != nil {
-				faults = append(faults, err.Error())
-			}
+	parts := []error{l.redis.Store.(*redisstore.Store).Verify(ctx)}
+	if joined, ok := parts[0].(interface{ Unwrap() []error }); ok {
+		parts = joined.Unwrap()
+	}
+	for _, part := range parts {
+		if part != nil {
+			faults = append(faults, l.redis.named(part).Error())
 		}
 	}
 	return faults
@@ -222,13 +195,9 @@ func resetFlags(f *flagSet) action {
 	l := newLook(f)
 	calendar := f.Bool("calendar", false, "the fresh window ends when the open one does, for calendar limits (a\n"+
 		"millisecond earlier, because its end identifies a window)")
-	window := f.Duration("window", 0, "`length` of the window, wanted if another program has opened it,\n"+
-		"because the store then does not know it")
+	window := f.Duration("window", 0, "`length` of the limit's window")
 	f.validate = func() error {
-		if !f.given("window") {
-			return l.validate()
-		}
-		return cmp.Or(judged("window", backend.Limit{Tokens: 1, Window: *window}.Validate()), l.validate())
+		return cmp.Or(l.validate(), judged("window", backend.Limit{Tokens: 1, Window: *window}.Validate()))
 	}
 	return l.then(func(ctx context.Context, stdout io.Writer) error {
 		was, err := l.inspect(ctx)
@@ -255,30 +224,13 @@ func resetFlags(f *flagSet) action {
 	})
 }
 
-// reset replaces the open window, if any, by a fresh one of the same length. A store names
-// the length of an open window, if it is recorded and the request has another, so of two
-// lengths the store names at least one. window is 0 or the length to use if none is
-// recorded.
+// reset replaces the open window, if any and if it has that length, by a fresh one.
 func (l *look) reset(ctx context.Context, end backend.Window, window time.Duration) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	q := backend.ResetRequest{Key: l.full, Limit: backend.Limit{Tokens: max(l.limit, 1), Window: window}, End: end}
-	for _, guess := range []time.Duration{time.Minute, time.Hour} {
-		s, err := l.shard.store.Check(ctx, l.full, backend.Limit{Tokens: 1, Window: guess})
-		if err != nil || s.Window == 0 {
-			return false, l.shard.named(err)
-		}
-		q.Limit.Window = cmp.Or(s.Length, q.Limit.Window)
-	}
-	switch {
-	case q.Limit.Window == 0:
-		return false, usagef("another program has opened the window, so its length is not known: want -window, the limit's")
-	case window != 0 && q.Limit.Window != window:
-		return false, usagef("bad value for flag -window: the open window's length is %v", q.Limit.Window)
-	}
-	s, err := l.shard.store.Reset(ctx, q)
+	s, err := l.redis.Reset(ctx, backend.ResetRequest{Key: l.full, Limit: backend.Limit{Tokens: max(l.limit, 1), Window: window}, End: end})
 	if err == nil && s.Length != 0 {
-		return false, errors.New("another window has opened meanwhile, and nothing was reset")
+		return false, usagef("bad value for flag -window: the open window's length is %v", s.Length)
 	}
-	return s.Window != 0, l.shard.named(err)
+	return s.Window != 0, l.redis.named(err)
 }

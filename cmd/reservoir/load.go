@@ -80,8 +80,8 @@ func (c *load) validate(f *flagSet) error {
 	return judged("key", backend.ValidateKey(c.keys[0])) // generated keys are all alike
 }
 
-func (c *load) do(ctx context.Context, stdout, stderr io.Writer) error {
-	store, err := open(c.stores, c.prefix, c.workers)
+func (c *load) do(ctx context.Context, stdout io.Writer) error {
+	store, err := open(c.store, c.prefix, c.workers)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (c *load) do(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	r, fault := c.drive(ctx, l, "load", stderr)
+	r, fault := c.drive(ctx, l)
 	return errors.Join(emit(stdout, c.json, r, r.text(c.limit)), fault)
 }
 
@@ -109,17 +109,10 @@ type traffic struct {
 	requests  int64 // calls in all; 0 = until the time is over
 }
 
-// drive makes the calls, closes the limiter and returns the report. It shows progress
-// from the limiter's counts, so that the workers need not share theirs. The error says
-// whether the load did not run as asked.
-func (t *traffic) drive(ctx context.Context, l *reservoir.Limiter, name string, progress io.Writer) (*report, error) {
-	over := follow(progress, t.requests, func() (int64, string) {
-		s := l.Stats()
-		done := s.Spent + s.Denied + s.Failed
-		return done, fmt.Sprintf("%s: %s requests, %s store calls", name, table.Commas(done), table.Commas(s.StoreCalls))
-	})
+// drive makes the calls, closes the limiter and returns the report. The error says whether
+// the load did not run as asked.
+func (t *traffic) drive(ctx context.Context, l *reservoir.Limiter) (*report, error) {
 	r := t.run(ctx, l)
-	over()
 	if ctx.Err() != nil {
 		r.NotRun = t.notRun(r)
 	}
@@ -350,13 +343,13 @@ func demoFlags(f *flagSet) action {
 	f.validate = func() error {
 		return kept(rule{*duration >= 10*time.Millisecond && *duration <= time.Hour, "duration", "10ms to 1h"})
 	}
-	return func(ctx context.Context, stdout, _ io.Writer) error {
+	return func(ctx context.Context, stdout io.Writer) error {
 		return demo(ctx, int64(duration.Seconds()/2*demoRate), stdout)
 	}
 }
 
 func demo(ctx context.Context, requests int64, stdout io.Writer) error {
-	intro := table.Wrap(demoAbout, widthOf(stdout)) + "\n\n"
+	intro := demoAbout + "\n\n"
 	t := &traffic{sim.Shape{Rate: demoRate, Tokens: 1}, []string{"home page"}, 8, requests}
 	for i, sizing := range []reservoir.Option{reservoir.WithBatch(reservoir.Adaptive(1, 0)), reservoir.WithDirect()} {
 		title := []string{"with batches", "without batches"}[i]
@@ -364,7 +357,7 @@ func demo(ctx context.Context, requests int64, stdout io.Writer) error {
 		if err != nil {
 			return err
 		}
-		r, fault := t.drive(ctx, l, title, stdout)
+		r, fault := t.drive(ctx, l)
 		if slices.ContainsFunc(r.Windows, func(w window) bool { return w.Spent > demoLimit.Tokens }) {
 			fault = errors.New("a window went over its limit")
 		}

@@ -35,20 +35,20 @@ type command struct {
 }
 
 // action runs a command when its flags are parsed.
-type action func(ctx context.Context, stdout, stderr io.Writer) error
+type action func(ctx context.Context, stdout io.Writer) error
 
 var commands = []command{
 	{"demo", "[flags]", "show the main idea on the embedded store", demoAbout, demoFlags},
 	{"load", "[flags]", "drive a limiter against a store and report", loadAbout, loadFlags},
 	{"inspect", "-store URL [flags] KEY", "show what a store holds for a key", inspectAbout, inspectFlags},
-	{"reset", "-store URL [flags] KEY", "give a key a fresh window", resetAbout, resetFlags},
+	{"reset", "-store URL -window LENGTH [flags] KEY", "give a key a fresh window", resetAbout, resetFlags},
 	{"tune", "[flags]", "replay a traffic under each batch policy and recommend one", tuneAbout, tuneFlags},
 	{"version", "[flags]", "print the version of this build", versionAbout, versionFlags},
 }
 
 // run parses the command line, runs the command and returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	err := dispatch(ctx, args, stdout, stderr)
+	err := dispatch(ctx, args, stdout)
 	if err == nil || errors.Is(err, flag.ErrHelp) {
 		return exitOK
 	}
@@ -59,7 +59,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return exitFailure
 }
 
-func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func dispatch(ctx context.Context, args []string, stdout io.Writer) error {
 	if len(args) == 0 {
 		return usagef("want a command: %s", commandNames())
 	}
@@ -77,7 +77,7 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 			if err := f.parse(rest, stdout); err != nil {
 				return err
 			}
-			return do(ctx, stdout, stderr)
+			return do(ctx, stdout)
 		}
 	}
 	return usagef("no such command: want %s", commandNames())
@@ -111,7 +111,7 @@ const versionAbout = "Prints the version and the revision of this build, and the
 // versionFlags prints the version that the build recorded. That of a build from a work
 // tree contains the revision and marks changes.
 func versionFlags(*flagSet) action {
-	return func(_ context.Context, stdout, _ io.Writer) error {
+	return func(_ context.Context, stdout io.Writer) error {
 		info, ok := debug.ReadBuildInfo()
 		if !ok {
 			info = new(debug.BuildInfo) // another build tool made the binary

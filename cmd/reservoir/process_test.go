@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -32,18 +30,11 @@ type process struct {
 
 func start(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
-	return startWith(t, func(p *process) { p.Env = append(p.Env, env...) }, args...)
-}
-
-// startWith starts a process that change may change before.
-func startWith(t *testing.T, change func(*process), args ...string) *process {
-	t.Helper()
 	path, err := os.Executable()
 	require.NoError(t, err)
 	p := &process{Cmd: exec.CommandContext(t.Context(), path, args...)}
-	p.Env = append(os.Environ(), asCommand+"=1", "GORACE=atexit_sleep_ms=50") // instead of a second each
+	p.Env = append(append(os.Environ(), asCommand+"=1", "GORACE=atexit_sleep_ms=50"), env...) // instead of a second each
 	p.Stdout, p.Stderr = &p.stdout, &p.stderr
-	change(p)
 	require.NoError(t, p.Start())
 	t.Cleanup(func() {
 		if p.ProcessState == nil {
@@ -167,106 +158,4 @@ func TestSignalsEndALoadCleanly(t *testing.T) {
 		}
 		require.Zero(t, sum, "and the ledger says so too")
 	}
-}
-
-// TestStoppedProcessSpendsNothingLate stops a process that has stock in hand
-// until its window, and the next one, are over. When it goes on it makes up for
-// the calls it has missed, at once.
-func TestStoppedProcessSpendsNothingLate(t *testing.T) {
-	t.Parallel()
-	const limit = 20_000
-	server := redistest.Start(t)
-	load := func() *process {
-		return start(t, nil, "load", "-store", "redis://"+server.Addr(), "-key", "k", "-limit", strconv.Itoa(limit),
-			"-rate", "6000", "-duration", "7s", "-format", "json")
-	}
-	victim := load()
-	var name string
-	eventually(t, "the victim has an account", func() bool {
-		for _, a := range contents(t, server, "k").Clients {
-			name = a.Client
-		}
-		return name != ""
-	})
-	other := load()
-	eventually(t, "a window that both take from, not near its end", func() bool {
-		c := contents(t, server, "k")
-		return len(c.Clients) == 2 && granted(c, name) > 0 && c.Left > 300*time.Millisecond && c.Left < 700*time.Millisecond
-	})
-	require.NoError(t, victim.Process.Signal(syscall.SIGSTOP))
-	stopped := contents(t, server, "k")
-	held := granted(stopped, name)
-	eventually(t, "two resets pass", func() bool { return contents(t, server, "k").Window > stopped.Window+1000 })
-	require.NoError(t, victim.Process.Signal(syscall.SIGCONT))
-	resumed := contents(t, server, "k").Window
-
-	v, o := victim.end().report(t), other.end().report(t)
-	requireBalance(t, v) // and so that nothing was spent late
-	requireBalance(t, o)
-	sums := spent(v, o)
-	requireWithin(t, limit, sums)
-	at := func(r report, reset backend.Window) int64 { return spent(r)[window{Key: "k", Reset: int64(reset)}] }
-	require.Less(t, at(v, stopped.Window), held, "it had stock in hand when it was stopped")
-	for _, reset := range resetsOf(o) {
-		if reset > int64(stopped.Window) && reset < int64(resumed) {
-			require.Zero(t, at(v, backend.Window(reset)), "it stood still")
-			require.Positive(t, at(o, backend.Window(reset)), "while the other went on")
-		}
-	}
-	require.Greater(t, resetsOf(v)[len(resetsOf(v))-1], int64(resumed), "it went on")
-}
-
-func granted(c backend.Contents, client string) int64 {
-	for _, a := range c.Clients {
-		if a.Client == client {
-			return a.Granted - a.Returned
-		}
-	}
-	return 0
-}
-
-func TestNothingButOneLineOnStandardError(t *testing.T) {
-	server := redistest.Start(t)
-	address := "redis://user:" + canary + "@" + server.Addr()
-	refused := start(t, nil, "load", "-store", address, "-duration", "1h").end()
-	server.Kill()
-	dead := start(t, nil, "load", "-store", address, "-duration", "1h").end()
-	for _, o := range []outcome{refused, dead} {
-		require.Equal(t, exitFailure, o.status)
-		o.requireOneLine(t)
-		require.NotContains(t, o.stderr, canary)
-		require.Empty(t, o.stdout, "nothing was begun")
-	}
-	require.Contains(t, refused.stderr, "WRONGPASS")
-	require.Contains(t, dead.stderr, "refused")
-}
-
-// One signal ends a command that reads a trace of which no more comes.
-func TestSignalEndsTheReadingOfATrace(t *testing.T) {
-	t.Parallel()
-	in, out, err := os.Pipe()
-	require.NoError(t, err)
-	defer out.Close()
-	p := startWith(t, func(p *process) { p.Stdin = in }, "tune", "-trace", "-")
-	require.NoError(t, in.Close())
-	_, err = out.Write(bytes.Repeat([]byte("1,a\n"), 1<<18)) // much more than a pipe holds, so the command reads
-	require.NoError(t, err)
-	require.NoError(t, p.Process.Signal(syscall.SIGINT))
-	watchdog := time.AfterFunc(20*time.Second, func() { _ = p.Process.Kill() })
-	defer watchdog.Stop()
-	require.Equal(t, outcome{exitFailure, "", "reservoir: stopped before any of 8 policies was replayed\n"}, p.end())
-}
-
-// The file of -report does not depend on standard output, of which head may read only the
-// beginning.
-func TestReportIsWrittenWhateverBecomesOfStandardOutput(t *testing.T) {
-	in, out, err := os.Pipe()
-	require.NoError(t, err)
-	require.NoError(t, in.Close())
-	file := filepath.Join(t.TempDir(), "r.svg")
-	p := startWith(t, func(p *process) { p.Stdout = out }, append(strings.Fields(tiny+"-policies direct -report"), file)...)
-	require.NoError(t, out.Close())
-	require.Empty(t, p.end().stderr)
-	require.Equal(t, syscall.SIGPIPE, p.ProcessState.Sys().(syscall.WaitStatus).Signal())
-	require.FileExists(t, file)
 }

@@ -2,23 +2,10 @@ package main
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
-	"fmt"
-	"io"
-	"math/big"
-	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -66,53 +53,6 @@ func used(r report, key string) int64 {
 		}
 	}
 	return n
-}
-
-func TestLoadOnShards(t *testing.T) {
-	a, b := redistest.Start(t), redistest.Start(t)
-	stores := []string{"-store", "redis://" + a.Addr(), "-store", "redis://" + b.Addr()}
-	turned := []string{"-store", "redis://" + b.Addr(), "-store", "redis://" + a.Addr()}
-	args := append(strings.Fields("load -keys 40 -limit 50 -window 1m -requests 4000 -format json"), stores...)
-	r := invoke(t.Context(), args...).report(t)
-	requireBalance(t, r)
-	requireFewErrors(t, r)
-	requireWithin(t, 50, spent(r))
-	require.Positive(t, a.Calls("evalsha"))
-	require.Positive(t, b.Calls("evalsha"))
-	for _, where := range [][]string{stores, turned} {
-		o := invoke(t.Context(), append(append([]string{"inspect"}, where...), "key-11")...)
-		require.Equal(t, exitOK, o.status, o.stderr)
-		require.Contains(t, o.stdout, "charged    "+strconv.FormatInt(used(r, "key-11"), 10)+", ", "in whatever order shards are named")
-	}
-}
-
-// Programs give their shards names, which the command does not know and which decide where
-// a key is.
-func TestLookOnShards(t *testing.T) {
-	a, b := redistest.Start(t), redistest.Start(t)
-	shards, err := redisstore.OpenShards(map[string][]string{"east": {"redis://" + a.Addr()}, "west": {"redis://" + b.Addr()}})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = shards.Close() })
-	where, names := []string{"-store", "redis://" + a.Addr(), "-store", "redis://" + b.Addr()}, map[string]bool{}
-	for i := range 10 {
-		key := fmt.Sprint("user:", i)
-		names[shards.Shard(key)] = true
-		_, err := shards.Take(t.Context(), backend.TakeRequest{Key: key, Limit: reservoir.PerHour(10), Tokens: 3})
-		require.NoError(t, err)
-		o := invoke(t.Context(), append(append([]string{"inspect"}, where...), key)...)
-		require.Contains(t, o.stdout, "charged    3, ", o.stderr)
-	}
-	require.Len(t, names, 2)
-	for key := range 10 {
-		o := invoke(t.Context(), append(append([]string{"reset"}, where...), fmt.Sprint("user:", key))...)
-		require.Contains(t, o.stdout, "The old one had 3 charged.", o.stderr)
-	}
-	b.Kill()
-	for i := range 10 { // what the others have can be seen, and what they have not is not called absent
-		key := fmt.Sprint("user:", i)
-		o := invoke(t.Context(), append(append([]string{"inspect"}, where...), key)...)
-		require.Equal(t, shards.Shard(key) == "west", o.status == exitFailure, o.stdout+o.stderr)
-	}
 }
 
 func TestInspect(t *testing.T) {
@@ -214,43 +154,40 @@ func TestStoresThatDoNotServeKeepTheirPasswords(t *testing.T) {
 	hung.Pause()
 	login := "user:" + canary + "@"
 	for name, store := range map[string]string{
-		"wrong password":   "redis://" + login + server.Addr(),
-		"wrong database":   "redis://" + server.Addr() + "/9999",
-		"no TLS":           "rediss://" + login + server.Addr(),
-		"no cluster":       "redis-cluster://" + login + server.Addr(),
-		"hangs":            "redis://" + login + hung.Addr(),
-		"cluster hangs":    "redis-cluster://" + login + hung.Addr() + "?addr=127.0.0.1:1",
-		"nobody listens":   "redis://" + login + "127.0.0.1:1",
-		"nobody is called": "redis://" + login + "no-such-host.invalid",
+		"wrong password": "redis://" + login + server.Addr(),
+		"no TLS":         "rediss://" + login + server.Addr(),
+		"no cluster":     "redis-cluster://" + login + server.Addr(),
+		"hangs":          "redis://" + login + hung.Addr(),
+		"nobody listens": "redis://" + login + "127.0.0.1:1",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // they wait
-			for _, args := range []string{"load -duration 150ms", "inspect k", "load -duration 150ms -batch direct -format json"} {
+			for _, args := range []string{"load -duration 1h", "inspect k", "tune -policies direct"} {
 				line := strings.Fields(args)
 				o := invoke(t.Context(), slices.Insert(line, 1, "-store", store)...)
 				require.Equal(t, exitFailure, o.status, args)
 				o.requireOneLine(t)
-				require.NotContains(t, o.stdout+o.stderr, canary, args)
+				require.Empty(t, o.stdout, "nothing was begun")
+				require.NotContains(t, o.stderr, canary, args)
 			}
 		})
 	}
 }
 
-func TestSomeErrorsAreCountedAndNoFailure(t *testing.T) {
-	t.Parallel()
-	a, b := redistest.Start(t), redistest.Start(t)
-	b.Kill()
-	args := strings.Fields("load -keys 40 -rate 2000 -duration 2s -format json -store redis://" + a.Addr() + " -store redis://" + b.Addr())
+// A store that is away for a while makes errors, which are in the report and no failure.
+func TestSomeErrorsAreNoFailure(t *testing.T) {
+	server := redistest.Start(t)
 	ended := make(chan outcome)
+	args := strings.Fields("load -batch direct -rate 2000 -requests 4000 -limit 1000000 -window 1h -format json -store redis://" + server.Addr())
 	go func() { ended <- invoke(t.Context(), args...) }()
-	eventually(t, "calls are made", func() bool { return a.Calls("evalsha") > 20 })
-	b.Restart()
+	eventually(t, "calls are made", func() bool { return server.Calls("evalsha") > 20 })
+	server.Kill()
+	time.AfterFunc(100*time.Millisecond, server.Restart)
 	r := (<-ended).report(t)
 	requireBalance(t, r)
 	require.Positive(t, r.Errors)
 	require.Positive(t, r.Allowed)
-	require.LessOrEqual(t, r.Waited, r.Requests-r.Errors, "no error counts as a wait")
-	require.Positive(t, b.Calls("evalsha"), "once back it serves")
+	require.NotEmpty(t, r.FirstError)
 }
 
 func TestStockThatCannotBeHandedBackIsAFailure(t *testing.T) {
@@ -273,91 +210,6 @@ func TestStockThatCannotBeHandedBackIsAFailure(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &r), "the report is printed all the same")
 	requireBalance(t, r)
 	require.Positive(t, r.TokensExpired, "what could not be handed back")
-}
-
-// TestTLS trusts an authority by SSL_CERT_FILE, which is read once in a process.
-func TestTLS(t *testing.T) {
-	server := redistest.Start(t)
-	cert, file := certificate(t, "127.0.0.1")
-	wrong, wrongFile := certificate(t, "10.1.2.3")
-	for _, row := range []struct {
-		name, trust string
-		config      *tls.Config
-		ok          bool
-	}{
-		{"trusted", file, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12}, true},
-		{"nobody vouches", wrongFile, &tls.Config{Certificates: []tls.Certificate{cert}}, false},
-		{"another's name", wrongFile, &tls.Config{Certificates: []tls.Certificate{wrong}}, false},
-		{"too old", file, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, false},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			addr := terminate(t, row.config, server.Addr())
-			env := []string{"SSL_CERT_FILE=" + row.trust, "SSL_CERT_DIR=" + t.TempDir()}
-			o := start(t, env, "load", "-store", "rediss://"+addr, "-requests", "10", "-format", "json").end()
-			if row.ok {
-				require.EqualValues(t, 10, o.report(t).Allowed)
-				return
-			}
-			require.Equal(t, exitFailure, o.status)
-			o.requireOneLine(t)
-			require.Regexp(t, "tls: ", o.stderr)
-		})
-	}
-}
-
-// certificate makes one that signs itself, and a file that trusts it.
-func certificate(t *testing.T, ip string) (tls.Certificate, string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.ParseIP(ip)}, IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	require.NoError(t, err)
-	file := filepath.Join(t.TempDir(), "ca.pem")
-	require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file
-}
-
-// terminate speaks TLS in front of target.
-func terminate(t *testing.T, config *tls.Config, target string) string {
-	t.Helper()
-	l, err := tls.Listen("tcp", "127.0.0.1:0", config)
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	t.Cleanup(func() {
-		_ = l.Close()
-		wg.Wait()
-	})
-	wg.Go(func() {
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() { relay(in, target) })
-		}
-	})
-	return l.Addr().String()
-}
-
-func relay(in net.Conn, target string) {
-	out, err := net.Dial("tcp", target)
-	if err != nil {
-		_ = in.Close()
-		return
-	}
-	var wg sync.WaitGroup
-	pipe := func(dst, src net.Conn) {
-		_, _ = io.Copy(dst, src)
-		_ = dst.Close()
-		_ = src.Close()
-	}
-	wg.Go(func() { pipe(in, out) })
-	wg.Go(func() { pipe(out, in) })
-	wg.Wait()
 }
 
 // A client that has returned debt holds no less than nothing.

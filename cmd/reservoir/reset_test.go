@@ -12,7 +12,6 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
@@ -27,16 +26,19 @@ func TestReset(t *testing.T) {
 		require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
 		return i
 	}
-	o := invoke(t.Context(), append([]string{"reset"}, args...)...)
+	reset := func(more ...string) outcome {
+		return invoke(t.Context(), append(append([]string{"reset", "-window", "1h"}, more...), args...)...)
+	}
+	o := reset()
 	o.requireFine(t)
 	require.Contains(t, o.stdout, "none is open")
 	require.Contains(t, o.stdout, "need -name")
 
-	charge(t, server, "", "k", 600) // of an hour's limit, while reset begins with another's
+	charge(t, server, "", "k", 600)
 	charge(t, server, "n", "k", 7)
 	was := look()
 	require.EqualValues(t, 600, was.Charged)
-	o = invoke(t.Context(), append([]string{"reset", "-limit", "10000"}, args...)...)
+	o = reset("-limit", "10000")
 	o.requireFine(t)
 	require.Contains(t, o.stdout, "A fresh window is open. The old one had 600 charged.\n\nkey        k\ncharged    0, spent or held by a process\nremaining  10,000 of 10,000\nreset      ")
 	now := look()
@@ -53,7 +55,7 @@ func TestReset(t *testing.T) {
 	require.NoError(t, err)
 	args[len(args)-1] = "monthly"
 	require.EqualValues(t, due, look().ResetMS)
-	o = invoke(t.Context(), append([]string{"reset", "-calendar", "-format", "json"}, args...)...)
+	o = reset("-calendar", "-format", "json")
 	o.requireFine(t)
 	next := inspection{}
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &next))
@@ -63,20 +65,17 @@ func TestReset(t *testing.T) {
 	end := strconv.FormatInt(time.Now().Add(time.Hour).Unix(), 10) // as another program opens a window
 	require.NoError(t, client.MSet(t.Context(), "p*:{theirs}", 5, "p*:{theirs}:exp", end).Err())
 	args[len(args)-1] = "theirs"
-	o = invoke(t.Context(), append([]string{"reset"}, args...)...)
-	require.Equal(t, exitUsage, o.status)
-	require.Contains(t, o.stderr, "want -window")
 	require.EqualValues(t, 5, look().Charged)
-	invoke(t.Context(), append([]string{"reset", "-window", "1h"}, args...)...).requireFine(t)
+	reset().requireFine(t)
 	require.Zero(t, look().Charged)
 	is := look()
-	o = invoke(t.Context(), append([]string{"reset", "-window", "1m"}, args...)...)
+	o = reset("-window", "1m")
 	require.Equal(t, outcome{exitUsage, "", "reservoir: bad value for flag -window: the open window's length is 1h0m0s\n"}, o)
 	require.Equal(t, is.ResetMS, look().ResetMS)
 	charge(t, server, "", "theirs", 600) // of an hour's limit, as that window
 
 	server.Kill()
-	o = invoke(t.Context(), append([]string{"reset"}, args...)...)
+	o = reset()
 	require.Equal(t, exitFailure, o.status)
 	o.requireOneLine(t)
 }
@@ -92,7 +91,7 @@ func TestResetUnderLoad(t *testing.T) {
 		ended <- invoke(ctx, append(strings.Fields("load -key k -limit 20000 -window 10s -rate 20000 -duration 1h -n 2 -format json -store"), store)...)
 	}()
 	eventually(t, "the limit is used up", func() bool { return contents(t, server, "k").Used == 20_000 })
-	o := invoke(t.Context(), "reset", "-store", store, "k")
+	o := invoke(t.Context(), "reset", "-store", store, "-window", "10s", "k")
 	o.requireFine(t)
 	eventually(t, "a probe finds the fresh window, which is used up too", func() bool { return contents(t, server, "k").Used == 20_000 })
 	stop()
@@ -123,22 +122,4 @@ func chargedOf(t *testing.T, o outcome) int64 {
 	var i inspection
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
 	return i.Charged
-}
-
-// A reset that changes nothing is a failure.
-func TestResetOfAnotherWindow(t *testing.T) {
-	l := &look{full: "k", shard: part{store: changing{memstore.New()}}}
-	_, err := l.reset(t.Context(), 0, 0)
-	require.EqualError(t, err, "another window has opened meanwhile, and nothing was reset")
-}
-
-// changing is a store in which a window of another length opens before a reset.
-type changing struct{ backend.Store }
-
-func (changing) Check(context.Context, string, backend.Limit) (backend.State, error) {
-	return backend.State{Window: 1000, Length: time.Hour}, nil
-}
-
-func (changing) Reset(context.Context, backend.ResetRequest) (backend.State, error) {
-	return backend.State{Window: 2000, Length: time.Minute}, nil
 }

@@ -1,19 +1,17 @@
 package main
 
 import (
-	"crypto/tls"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// TestTLSToRedis is TestTLS with Redis' own TLS, and with a password to keep.
-func TestTLSToRedis(t *testing.T) {
+// SSL_CERT_FILE, which is read once in a process, says whom rediss trusts.
+func TestTLS(t *testing.T) {
 	server, wrong := redistest.StartTLS(t, "127.0.0.1"), redistest.StartTLS(t, "other.test")
 	server.SetUser("user u on >" + canary + " ~* +@all")
 	for _, row := range []struct {
@@ -43,23 +41,5 @@ func TestTLSToRedis(t *testing.T) {
 				require.True(t, time.Now().Before(deadline), o.stderr)
 			}
 		})
-	}
-}
-
-// TestTLSIsAlwaysVerified: there is no address, flag or default that leaves it out.
-func TestTLSIsAlwaysVerified(t *testing.T) {
-	o, err := redisstore.Options("rediss://u:p@host:1/2")
-	require.NoError(t, err)
-	require.False(t, o.TLSConfig.InsecureSkipVerify)
-	require.Nil(t, o.TLSConfig.VerifyConnection)
-	require.GreaterOrEqual(t, o.TLSConfig.MinVersion, uint16(tls.VersionTLS12))
-	for _, query := range []string{"?skip_verify=true", "/0?skip_verify=true", "?tls=false"} {
-		_, err := redisstore.Options("rediss://u:p@host:1" + query)
-		require.Error(t, err, query)
-	}
-	for _, c := range commands {
-		text := strings.ToLower(invoke(t.Context(), c.name, "-h").stdout)
-		require.NotContains(t, text, "insecure", c.name)
-		require.NotContains(t, text, "skip", c.name)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -63,7 +62,7 @@ func tuneFlags(f *flagSet) action {
 	f.DurationVar(&c.shape.Length, "duration", 5*time.Second, "length of the described traffic")
 	f.StringVar(&c.trace, "trace", "", "`file` of recorded traffic instead of a described one; - is standard input")
 	f.DurationVar(&c.setting.Delay, "delay", time.Millisecond, "round trip to the embedded store")
-	f.StringVar(&c.report, "report", "", "draw the result into this `file`, .html or .svg")
+	f.StringVar(&c.report, "report", "", "write the report with charts into this `file`, as HTML")
 	f.StringVar(&c.names, "policies", "direct,fixed,ladder,adaptive,adaptive:1-100,stranding:0.02", "`list` of: direct, fixed (a thousandth, a hundredth and a tenth of the limit),\n"+
 		"a number (a fixed batch of that size), ladder (Rockset's rule), adaptive (the default),\n"+
 		"adaptive:min-max (batches between these bounds), stranding:share (WithStranding)")
@@ -82,7 +81,7 @@ const (
 // validate returns the error of the first flag that is invalid, or has no effect beside
 // others. It chooses the clock.
 func (c *tuning) validate(f *flagSet) (err error) {
-	if c.setting.Virtual = len(c.stores) == 0 || slices.Equal(c.stores, []string{memory}); !c.setting.Virtual {
+	if c.setting.Virtual = c.store == memory; !c.setting.Virtual {
 		c.setting.Delay = 0
 	}
 	if err := c.demand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {
@@ -99,10 +98,9 @@ func (c *tuning) validate(f *flagSet) (err error) {
 		rule{s.Rate*s.Length.Seconds() <= 0.9*sim.MaxRequests, "", // the number is random
 			"-rate for -duration is more than " + table.Commas[int](0.9*sim.MaxRequests) + " requests"},
 		rule{c.trace != "" || !f.given("trace"), "trace", "a file, or -"},
-		rule{c.setting.Virtual || !slices.Contains(c.stores, memory), "store", "no memory, which is no shard beside others here"},
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
-		rule{!f.given("report") || noDir == nil && slices.Contains([]string{".html", ".svg"}, extension(c.report)), "report", "a file in a directory that exists, whose name ends in .html or .svg"},
+		rule{!f.given("report") || noDir == nil && c.report != "", "report", "a file in a directory that exists"},
 	))
 }
 
@@ -128,44 +126,25 @@ func (c *tuning) traffic() (t sim.Traffic, err error) {
 	return t, err
 }
 
-// prepare makes or reads the traffic. If ctx ends first, it returns none and leaves a
-// goroutine behind, because nothing interrupts a read from a terminal or a pipe.
-func (c *tuning) prepare(ctx context.Context) (sim.Traffic, error) {
-	var t sim.Traffic
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		t, err = c.traffic()
-	}()
-	select {
-	case <-done:
-		return t, err
-	case <-ctx.Done():
-		return sim.Traffic{}, nil
-	}
-}
-
-func (c *tuning) run(ctx context.Context, stdout, stderr io.Writer) error {
-	t, err := c.prepare(ctx)
+func (c *tuning) run(ctx context.Context, stdout io.Writer) error {
+	t, err := c.traffic()
 	if err != nil {
 		return err
 	}
-	all, err := c.replay(ctx, t, stderr)
+	all, err := c.replay(ctx, t)
 	if err != nil {
 		return err
 	}
 	r := c.newReport(t, all)
-	fault := c.writeReport(r) // before standard output, which may be a pipe whose end ends the process
-	return errors.Join(emit(stdout, c.json, r, r.text(widthOf(stdout))), fault)
+	return errors.Join(emit(stdout, c.json, r, r.text()), c.writeReport(r))
 }
 
 // replay makes the requests under each policy. If ctx ends, it returns the complete
 // outcomes, or an error if none is complete.
-func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (all []sim.Outcome, err error) {
+func (c *tuning) replay(ctx context.Context, t sim.Traffic) (all []sim.Outcome, err error) {
 	own := c.prefix + "reservoir-tune:" + rand.Text()[:12] + ":"
 	for i := range c.policies {
-		o, err := c.replayOne(ctx, t, i, own, stderr)
+		o, err := c.replayOne(ctx, t, i, own)
 		switch {
 		case ctx.Err() != nil && len(all) == 0:
 			return nil, fmt.Errorf("stopped before any of %d policies was replayed", len(c.policies))
@@ -184,8 +163,8 @@ func (c *tuning) replay(ctx context.Context, t sim.Traffic, stderr io.Writer) (a
 const tuneConns = 256
 
 // replayOne makes the requests under policy i, in a store that holds nothing for it.
-func (c *tuning) replayOne(ctx context.Context, t sim.Traffic, i int, prefix string, stderr io.Writer) (o sim.Outcome, err error) {
-	store, err := open(c.stores, prefix+strconv.Itoa(i)+":", tuneConns)
+func (c *tuning) replayOne(ctx context.Context, t sim.Traffic, i int, prefix string) (o sim.Outcome, err error) {
+	store, err := open(c.store, prefix+strconv.Itoa(i)+":", tuneConns)
 	if err != nil {
 		return o, err
 	}
@@ -193,12 +172,11 @@ func (c *tuning) replayOne(ctx context.Context, t sim.Traffic, i int, prefix str
 	if err := store.reach(ctx, "ping", c.setting.Limit); err != nil {
 		return o, err
 	}
-	if c.where = "Redis at " + strings.Join(store.names, " and "); c.setting.Virtual {
+	if c.where = "Redis at " + store.name; c.setting.Virtual {
 		c.where = fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
 	}
-	p, n := c.policies[i], int64(len(t.Requests))
+	p := c.policies[i]
 	r := &sim.Replay{Traffic: t, Policy: p, Setting: c.setting, Store: store.Store}
-	defer follow(stderr, n*int64(len(c.policies)), func() (int64, string) { return int64(i)*n + r.Made.Load(), p.Name })()
 	if o, err = r.Run(ctx); err != nil {
 		err = fmt.Errorf("%s: %s", p.Name, oneLine(err))
 	}
@@ -279,7 +257,7 @@ a request: calls per request
 
 Recommended: `
 
-func (r *tuneReport) text(width int) string {
+func (r *tuneReport) text() string {
 	rows := [][]string{{"policy", "calls", "a request", "waited", "stranded", "refused", "needless", "over", "p99", "p50", "admitted"}}
 	n := table.Commas[int64]
 	for _, o := range r.Policies {
@@ -290,32 +268,23 @@ func (r *tuneReport) text(width int) string {
 		rows = append(rows, []string{o.Policy, n(o.StoreCalls), table.Percent(o.CallsPerRequest), table.Percent(o.WaitedShare), stranded,
 			n(o.Refused), n(o.Needless), n(o.Over), table.Duration(o.P99), table.Duration(o.P50), n(o.Admitted)})
 	}
-	text, hidden := table.Within(rows, width)
-	if hidden > 0 {
-		text += fmt.Sprintf("\n%s in a wider terminal, and with -format json.\n", count(hidden, "more column", "s"))
-	}
-	s := r.heading + "\n\n" + text + tuneLegend + r.Recommendation.Policy + "\n"
+	s := r.heading + "\n\n" + table.Text(rows, true) + tuneLegend + r.Recommendation.Policy + "\n"
 	notes := strings.Join(append([]string{r.Recommendation.Reason}, r.Notes...), "\n\n")
-	return s + table.Wrap(notes, width) + "\n"
+	return s + table.Wrap(notes, 80) + "\n"
 }
 
-func extension(name string) string { return strings.ToLower(filepath.Ext(name)) }
-
-// writeReport writes the file of -report, if any. HTML has the text of the report too, and
-// is XML as well, so that any tool can read it.
+// writeReport writes the file of -report, if any: HTML, which is XML as well, so that any
+// tool can read it.
 func (c *tuning) writeReport(r *tuneReport) error {
 	if c.report == "" {
 		return nil
 	}
-	data := r.chart()
-	if extension(c.report) == ".html" {
-		data = fmt.Appendf(nil, `<!DOCTYPE html>
+	data := fmt.Appendf(nil, `<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"/><title>reservoir tune</title><style>pre { overflow-x: auto } svg { max-width: 100%% }</style></head>
 <body><pre>%s</pre>%s</body>
 </html>
-`, html.EscapeString(r.text(math.MaxInt)), data)
-	}
+`, html.EscapeString(r.text()), r.chart())
 	if err := os.WriteFile(c.report, data, 0o644); err != nil {
 		return errors.New("the report cannot be written: " + oneLine(err))
 	}

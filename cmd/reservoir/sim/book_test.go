@@ -122,15 +122,6 @@ func TestBookOfOneInstant(t *testing.T) {
 	require.InDelta(t, 0.1, c.outcome().Stranded, 1e-9, "the third token lay around")
 }
 
-func TestBookKeepsLateAnswersOfTheFirstWindow(t *testing.T) {
-	c := newClerk()
-	c.answers(1, 2000, true, reservoir.Local)
-	c.answers(11, 1000, true, reservoir.Local)
-	c.answers(1, 0, false, reservoir.Denied) // of no window
-	require.EqualValues(t, 1, c.outcome().Over)
-	require.Equal(t, Outcome{}.Stranded, c.outcome().Stranded, "nothing is counted twice")
-}
-
 // The way of a process tells the changes of its accounts.
 func TestWayTellsWhatItsProcessHolds(t *testing.T) {
 	c := newClerk()

@@ -43,7 +43,6 @@ type Replay struct {
 	Setting
 	Policy Policy
 	Store  backend.Store
-	Made   atomic.Int64 // requests so far
 
 	limiters []*reservoir.Limiter
 	book     *book
@@ -117,7 +116,7 @@ func (r *Replay) lead(ctx context.Context) {
 	if r.Virtual {
 		slots = make(chan struct{}, len(r.Requests))
 	}
-	for i, q := range r.Requests {
+	for _, q := range r.Requests {
 		at := r.begin.Add(q.At)
 		if r.Virtual { // ctx comes from outside, where time differs, and waiting takes no real time
 			time.Sleep(time.Until(at))
@@ -127,7 +126,6 @@ func (r *Replay) lead(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.Made.Store(int64(i + 1))
 		slots <- struct{}{}
 		r.active.Go(func() {
 			r.request(q)

@@ -93,14 +93,9 @@ func Keys(n int) []string {
 
 // Errors of [ReadTrace]. It adds the number of the line if one is at fault.
 var (
-	ErrColumns = errors.New("want two columns, a time and a key")
-	ErrTime    = errors.New("want a time in Unix seconds, such as 1700000000.25, or in RFC 3339, such as 2023-11-14T22:13:20.25Z")
-	ErrMillis  = errors.New("a time after the year 2262: want Unix seconds, not milliseconds")
-	ErrKey     = errors.New("want a key of 1 to 4,096 bytes")
-	ErrCSV     = errors.New("not CSV: a quote that is not closed, not doubled or not at a field's ends")
-	ErrEmpty   = errors.New("no requests")
-	ErrMany    = errors.New("too many requests")
-	ErrSpan    = errors.New("more than 366 days from the first request to the last")
+	ErrLine = errors.New("want CSV: a time in Unix seconds, such as 1700000000.25, or in RFC 3339, such as 2023-11-14T22:13:20.25Z, and a key of 1 to 4,096 bytes")
+	ErrMany = errors.New("too many requests")
+	ErrSpan = errors.New("want at least one request, and at most 366 days from the first to the last")
 )
 
 // ReadTrace reads recorded traffic of at most so many requests: CSV with a time and a key
@@ -121,7 +116,7 @@ func ReadTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, err
 		case err == io.EOF:
 			return t.inOrder()
 		case unreadable:
-			return Traffic{}, fmt.Errorf("line %d: %w", bad.Line, ErrCSV)
+			return Traffic{}, fmt.Errorf("line %d: %w", bad.Line, ErrLine)
 		case err != nil:
 			return Traffic{}, err
 		case len(t.Requests) == most:
@@ -132,15 +127,9 @@ func ReadTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, err
 			continue
 		}
 		at, err := parseTime(begin)
-		switch {
-		case len(fields) < 2:
-			err = ErrColumns
-		case err == nil && backend.ValidateKey(fields[1]) != nil:
-			err = ErrKey
-		}
-		if err != nil {
+		if err != nil || len(fields) < 2 || backend.ValidateKey(fields[1]) != nil {
 			line, _ := c.FieldPos(0)
-			return Traffic{}, fmt.Errorf("line %d: %w", line, err)
+			return Traffic{}, fmt.Errorf("line %d: %w", line, ErrLine)
 		}
 		key, known := index[fields[1]]
 		if !known {
@@ -157,25 +146,21 @@ var unixSeconds = regexp.MustCompile(`^\d+(\.\d+)?$`)
 // parseTime returns a time of either form as the time since 1970. It uses no float,
 // because floats lose nanoseconds.
 func parseTime(s string) (time.Duration, error) {
-	unix := unixSeconds.MatchString(s)
-	at, late := time.ParseDuration(s + "s")
-	date, notDate := time.Parse(time.RFC3339, s)
-	switch {
-	case unix && late != nil, notDate == nil && date.Year() >= 2262:
-		return 0, ErrMillis
-	case unix:
-		return at, nil
-	case notDate != nil || date.Unix() < 0:
-		return 0, ErrTime
+	if unixSeconds.MatchString(s) {
+		return time.ParseDuration(s + "s") // milliseconds are more than a Duration holds
 	}
-	return time.Duration(date.UnixNano()), nil
+	date, err := time.Parse(time.RFC3339, s)
+	if err == nil && (date.Year() < 1970 || date.Year() > 2261) {
+		err = ErrLine // more than a Duration holds, too
+	}
+	return time.Duration(date.UnixNano()), err
 }
 
 // inOrder sorts the requests and counts their times from the first.
 func (t Traffic) inOrder() (Traffic, error) {
 	n := len(t.Requests)
 	if n == 0 {
-		return Traffic{}, ErrEmpty
+		return Traffic{}, ErrSpan
 	}
 	slices.SortStableFunc(t.Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
 	first := t.Requests[0].At

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 )
 
 var trailing = regexp.MustCompile(` +\n`)
@@ -25,57 +26,30 @@ func Text(rows [][]string, right bool) string {
 	return trailing.ReplaceAllString(b.String(), "\n")
 }
 
-// Within is Text aligned right, without the last columns if it is wider than width. hidden
-// is how many it leaves out.
-func Within(rows [][]string, width int) (text string, hidden int) {
-	for n := len(rows[0]); ; n-- {
-		text = Text(rows, true)
-		if first, _, _ := strings.Cut(text, "\n"); len(first) <= width || n == 1 {
-			return text, hidden
-		}
-		hidden++
-		for i := range rows {
-			rows[i] = rows[i][:n-1]
-		}
-	}
-}
-
-// Fit breaks lines that are longer than width characters, between words if possible.
-// Continuation lines are indented further.
-func Fit(text string, width int) string {
-	lines := strings.Split(text, "\n")
-	for i, line := range lines {
-		blanks := len(line) - len(strings.TrimLeft(line, " "))
-		lines[i] = fold(line, strings.Repeat(" ", min(blanks+2, width/2)), width)
-	}
-	return strings.Join(lines, "\n")
-}
-
-// Wrap joins the words of each paragraph of s into lines of at most width characters, and
-// of at most 80, to be readable. It breaks a word only if it is longer than that. An empty
-// line separates paragraphs.
+// Wrap joins the words of each paragraph of s into lines of at most width characters, if
+// no word is longer. An empty line separates paragraphs.
 func Wrap(s string, width int) string {
-	paragraphs := strings.Split(s, "\n\n")
-	for i, p := range paragraphs {
-		paragraphs[i] = fold(strings.Join(strings.Fields(p), " "), "", min(max(width, 1), 80))
-	}
-	return strings.Join(paragraphs, "\n\n")
-}
-
-// fold breaks a line. It keeps a % with its number.
-func fold(line, indent string, width int) string {
-	letters := []rune(line)
-	if len(letters) <= width {
-		return line
-	}
-	at, blanks := width, len(line)-len(strings.TrimLeft(line, " "))
-	for i, letter := range letters[:width+1] {
-		if letter == ' ' && i > blanks && (i+1 == len(letters) || letters[i+1] != '%') {
-			at = i
+	var b strings.Builder
+	for i, paragraph := range strings.Split(s, "\n\n") {
+		if i > 0 {
+			b.WriteString("\n\n")
+		}
+		at := 0
+		for _, word := range strings.Fields(paragraph) {
+			n := utf8.RuneCountInString(word)
+			switch {
+			case at > 0 && at+1+n > width:
+				b.WriteString("\n")
+				at = 0
+			case at > 0:
+				b.WriteString(" ")
+				at++
+			}
+			b.WriteString(word)
+			at += n
 		}
 	}
-	first, rest := string(letters[:at]), strings.TrimLeft(string(letters[at:]), " ")
-	return strings.TrimRight(first, " ") + "\n" + fold(indent+rest, indent, width)
+	return b.String()
 }
 
 // Commas writes n with thousands separators.
