@@ -81,37 +81,6 @@ func TestSwallowReplyAfterOthers(t *testing.T) {
 	require.Equal(t, int64(1), server.Calls("incr"))
 }
 
-func TestSwallowReplyOfPipeline(t *testing.T) {
-	server, proxy, client := setup(t)
-	proxy.SwallowReply("incr", 1)
-	_, err := client.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for range 10 {
-			p.Incr(ctx, "key")
-		}
-		return nil
-	})
-	require.ErrorIs(t, err, io.EOF)
-	require.Equal(t, int64(1), proxy.Swallowed())
-	require.Equal(t, int64(10), server.Calls("incr"))
-}
-
-func TestSwallowReplyIsExecutedFourTimesByRetries(t *testing.T) {
-	server, proxy, _ := setup(t)
-	client := server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() })
-	proxy.SwallowReply("eval", 3)
-	require.NoError(t, client.Eval(ctx, "return 1", nil).Err())
-	require.Equal(t, int64(3), proxy.Swallowed())
-	require.Equal(t, int64(4), server.Calls("eval"))
-}
-
-func TestSwallowReplyIsEndedByZero(t *testing.T) {
-	_, proxy, client := setup(t)
-	proxy.SwallowReply("incr", 5)
-	proxy.SwallowReply("", 0)
-	require.NoError(t, client.Incr(ctx, "key").Err())
-	require.Zero(t, proxy.Swallowed())
-}
-
 func TestDropRequests(t *testing.T) {
 	server, proxy, client := setup(t)
 	proxy.DropRequests("INCR", 2)
@@ -122,16 +91,6 @@ func TestDropRequests(t *testing.T) {
 	require.Zero(t, server.Calls("incr"))
 	require.Equal(t, int64(1), client.Incr(ctx, "key").Val())
 	require.Equal(t, int64(2), proxy.Dropped())
-}
-
-func TestDropRequestsGoesBeforeSwallowReply(t *testing.T) {
-	server, proxy, client := setup(t)
-	proxy.SwallowReply("incr", 1)
-	proxy.DropRequests("incr", 1)
-	require.Error(t, client.Incr(ctx, "key").Err())
-	require.Zero(t, server.Calls("incr"))
-	require.Error(t, client.Incr(ctx, "key").Err())
-	require.Equal(t, int64(1), server.Calls("incr"))
 }
 
 func TestDelay(t *testing.T) {
@@ -147,36 +106,6 @@ func TestDelay(t *testing.T) {
 	proxy.Delay(0)
 	require.NoError(t, client.Ping(ctx).Err())
 	require.Equal(t, delayed, proxy.Delayed())
-}
-
-// TestDelayDoesNotSerialise sends replies while earlier ones are still delayed:
-// each as a chunk of its own, in sum later than a delay line that serves one by
-// one could deliver.
-func TestDelayDoesNotSerialise(t *testing.T) {
-	const delay, chunks = 500 * time.Millisecond, 10
-	server, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer server.Close()
-	proxy := redistest.NewProxy(t, server.Addr().String())
-	proxy.Delay(delay)
-	client, err := dial(proxy.Addr())
-	require.NoError(t, err)
-	defer client.Close()
-	conn, err := server.Accept()
-	require.NoError(t, err)
-	defer conn.Close()
-
-	start := time.Now()
-	for i := range int64(chunks) {
-		require.NoError(t, writeAll(conn, fmt.Sprint(i)))
-		require.Eventually(t, func() bool { return proxy.Delayed() == i+1 }, patience, interval)
-	}
-	reply := make([]byte, chunks)
-	_, err = io.ReadFull(client, reply)
-	require.NoError(t, err)
-	require.Equal(t, "0123456789", string(reply))
-	require.GreaterOrEqual(t, time.Since(start), delay)
-	require.Less(t, time.Since(start), delay*chunks/2)
 }
 
 func TestCut(t *testing.T) {
@@ -253,32 +182,6 @@ func TestHoldDeliversAllOfALeftConnection(t *testing.T) {
 	}, patience, interval)
 }
 
-func TestHoldHidesTheServersEnd(t *testing.T) {
-	server, proxy, client := setup(t)
-	proxy.Hold(true)
-	server.Kill()
-	require.ErrorIs(t, incrWithin(client, 50*time.Millisecond), os.ErrDeadlineExceeded)
-}
-
-func TestHoldAcceptsConnections(t *testing.T) {
-	_, proxy, _ := setup(t)
-	proxy.Hold(true)
-	conn, err := dial(proxy.Addr())
-	require.NoError(t, err)
-	defer conn.Close()
-	require.NoError(t, writeAll(conn, "PING\r\n"))
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
-	_, err = conn.Read(make([]byte, 1))
-	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
-
-	proxy.Hold(false)
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(patience)))
-	reply := make([]byte, len("+PONG"))
-	_, err = io.ReadFull(conn, reply)
-	require.NoError(t, err)
-	require.Equal(t, "+PONG", string(reply))
-}
-
 func TestCutLosesWhatIsHeld(t *testing.T) {
 	server, proxy, client := setup(t)
 	proxy.Hold(true)
@@ -288,20 +191,6 @@ func TestCutLosesWhatIsHeld(t *testing.T) {
 	proxy.Hold(false)
 	require.NoError(t, client.Ping(ctx).Err())
 	require.Zero(t, server.Calls("incr"))
-}
-
-func TestProxyOfDeadTargetCloses(t *testing.T) {
-	server, proxy, client := setup(t)
-	server.Kill()
-	require.Error(t, client.Ping(ctx).Err())
-	conn, err := dial(proxy.Addr())
-	require.NoError(t, err)
-	defer conn.Close()
-	_, err = conn.Read(make([]byte, 1))
-	require.Error(t, err)
-
-	server.Restart()
-	require.NoError(t, client.Ping(ctx).Err())
 }
 
 func TestDialerGoesDirectlyToOthers(t *testing.T) {

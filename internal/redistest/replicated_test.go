@@ -20,17 +20,6 @@ func TestReplicasFollow(t *testing.T) {
 	}
 }
 
-func TestPromote(t *testing.T) {
-	r := redistest.StartReplicated(t, 1)
-	require.NoError(t, r.Primary.Client().Set(ctx, "key", "value", 0).Err())
-	require.Equal(t, int64(1), r.Primary.Client().Wait(ctx, 1, patience).Val())
-	r.Primary.Kill()
-	r.Promote(0)
-	client := r.Replicas[0].Client()
-	require.Equal(t, "value", client.Get(ctx, "key").Val())
-	require.NoError(t, client.Set(ctx, "key", "other", 0).Err())
-}
-
 func TestLinkLosesTheLastWrites(t *testing.T) {
 	r := redistest.StartReplicated(t, 1)
 	primary, replica := r.Primary.Client(), r.Replicas[0].Client()
@@ -45,18 +34,4 @@ func TestLinkLosesTheLastWrites(t *testing.T) {
 	link.Cut()
 	r.Promote(0)
 	require.Equal(t, "1", replica.Get(ctx, "key").Val())
-}
-
-func TestLinkCatchesUp(t *testing.T) {
-	r := redistest.StartReplicated(t, 1)
-	primary, replica := r.Primary.Client(), r.Replicas[0].Client()
-	link := r.Link(0)
-	link.Hold(true)
-	require.NoError(t, primary.Incr(ctx, "key").Err())
-	require.Eventually(t, func() bool { return link.Held() > 0 }, patience, interval)
-	require.Zero(t, replica.Exists(ctx, "key").Val())
-	link.Hold(false)
-	require.Eventually(t, func() bool {
-		return replica.Get(ctx, "key").Val() == "1"
-	}, patience, interval)
 }

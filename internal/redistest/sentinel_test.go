@@ -40,11 +40,3 @@ func TestSentinelsKnowEachOther(t *testing.T) {
 		require.NoError(t, client.Close())
 	}
 }
-
-func TestSentinelRestarts(t *testing.T) {
-	t.Parallel()
-	r := redistest.StartReplicated(t, 1)
-	s := redistest.StartSentinel(t, r, 1)
-	s.Sentinels[0].Restart()
-	require.Same(t, r.Primary, s.Primary())
-}

@@ -28,36 +28,17 @@ func impatient(o *redis.Options) {
 	o.MaxRetries = -1
 }
 
-func TestServerAnswers(t *testing.T) {
-	client := redistest.Start(t).Client()
+func TestStart(t *testing.T) {
+	a, b := redistest.Start(t), redistest.Start(t, "--maxmemory", "10mb")
+	require.NotEqual(t, a.Addr(), b.Addr())
+	client := a.Client(func(o *redis.Options) { o.DB = 3 }, impatient)
 	require.NoError(t, client.Set(ctx, "key", "value", 0).Err())
 	require.Equal(t, "value", client.Get(ctx, "key").Val())
-}
-
-func TestServersAreSeparate(t *testing.T) {
-	a, b := redistest.Start(t), redistest.Start(t)
-	require.NotEqual(t, a.Addr(), b.Addr())
-	require.NoError(t, a.Client().Set(ctx, "key", "value", 0).Err())
+	require.Zero(t, a.Client().Exists(ctx, "key").Val(), "another database")
 	require.Zero(t, b.Client().Exists(ctx, "key").Val())
-}
-
-func TestServerWritesNoFiles(t *testing.T) {
-	client := redistest.Start(t).Client()
-	require.Equal(t, "", client.ConfigGet(ctx, "save").Val()["save"])
-	require.Equal(t, "no", client.ConfigGet(ctx, "appendonly").Val()["appendonly"])
-}
-
-func TestStartAddsArguments(t *testing.T) {
-	client := redistest.Start(t, "--maxmemory", "10mb").Client()
-	require.Equal(t, "10485760", client.ConfigGet(ctx, "maxmemory").Val()["maxmemory"])
-}
-
-func TestClientTakesOptions(t *testing.T) {
-	server := redistest.Start(t)
-	client := server.Client(func(o *redis.Options) { o.DB = 3 }, impatient)
-	require.NoError(t, client.Set(ctx, "key", "value", 0).Err())
-	require.Zero(t, server.Client().Exists(ctx, "key").Val())
-	require.Equal(t, server.Addr(), client.Options().Addr)
+	for name, want := range map[string]string{"save": "", "appendonly": "no", "maxmemory": "10485760"} {
+		require.Equal(t, want, b.Client().ConfigGet(ctx, name).Val()[name])
+	}
 }
 
 func TestCallsCountCommands(t *testing.T) {
@@ -114,21 +95,6 @@ func TestKillAndRestart(t *testing.T) {
 	require.Equal(t, addr, server.Addr())
 	require.Zero(t, client.Exists(ctx, "key").Val(), "it comes back empty")
 	require.Equal(t, int64(1), server.Calls("exists"))
-}
-
-func TestRestartOfPausedServer(t *testing.T) {
-	server := redistest.Start(t)
-	server.Pause()
-	server.Restart()
-	require.NoError(t, server.Client(impatient).Ping(ctx).Err())
-}
-
-func TestRestartKeepsWhatTheDirectoryHolds(t *testing.T) {
-	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
-	client := server.Client()
-	require.NoError(t, client.Set(ctx, "key", "value", 0).Err())
-	server.Restart()
-	require.Equal(t, "value", client.Get(ctx, "key").Val())
 }
 
 // TestServerDiesWithTestBinary kills a test binary that has started a server.

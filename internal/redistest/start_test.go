@@ -56,12 +56,6 @@ func TestFaultOfDeadServerFailsTheTest(t *testing.T) {
 	}), "which is down")
 }
 
-func TestPollQuotesTheLastReason(t *testing.T) {
-	require.Equal(t, "redistest: wait: not within 1ns: not yet", fatal(t, func(t testing.TB) {
-		poll(t, 1, "wait", func() error { return fmt.Errorf("not yet") })
-	}))
-}
-
 // TestTakenPortLeadsToAnother has someone else take the port in the moment
 // between the choice and the start, or that of a cluster's bus.
 func TestTakenPortLeadsToAnother(t *testing.T) {
