@@ -63,6 +63,7 @@ fleet: ## Simulate fleets of processes: a table and a chart in test/results. SEE
 torture: redis cc ## Break servers, networks and processes at random, for T=10m, and judge; then run the other long tests.
 	cd test/torture && go test -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T) -seed=$(SEED)
 	go test -count=1 -v -run='^TestCardinalityAttack$$' . -cardinality=5000000
+	go test -count=1 -timeout=0 -run='^(TestIdleKeysLeave|TestCommonReset|TestWaitersOfAllKeys|TestRecovery)$$' . -large
 	cd test/seeds && go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000
 
 # M is a directory of one package. The timeout is generous, because a mutant that loops must

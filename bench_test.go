@@ -1,5 +1,3 @@
-//go:build unix
-
 package reservoir_test
 
 import (
@@ -13,7 +11,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -165,39 +162,33 @@ func BenchmarkManyKeys(b *testing.B) {
 func BenchmarkCrowd(b *testing.B) {
 	for _, n := range []int{100, 1_000, 10_000} {
 		b.Run(fmt.Sprintf("waiters=%d", n), func(b *testing.B) {
-			held := &holding{Store: memstore.New(), arrived: make(chan struct{}), release: make(chan struct{})}
-			l := openIn(b, held, reservoir.PerHour(1_000_000_000), reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(time.Minute))
+			arrived, release := make(chan struct{}), make(chan struct{})
+			var next atomic.Bool
+			net := testnet.Far(0)
+			net.Enter = func(ctx context.Context, c *testnet.Call) context.Context {
+				if next.CompareAndSwap(true, false) {
+					arrived <- struct{}{}
+					<-release
+				}
+				return ctx
+			}
+			l := openIn(b, net, reservoir.PerHour(1_000_000_000), reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(time.Minute))
 			b.ReportAllocs()
 			for i := 0; i < b.N; i += n {
 				var wg sync.WaitGroup
-				held.next.Store(true)
+				next.Store(true)
 				for range n {
 					wg.Go(func() { _, _ = l.Allow(context.Background(), strconv.Itoa(i)) })
 				}
-				<-held.arrived
+				<-arrived
 				for l.Stats().Waited < int64(i+n) {
 					runtime.Gosched()
 				}
-				held.release <- struct{}{}
+				release <- struct{}{}
 				wg.Wait()
 			}
 		})
 	}
-}
-
-// holding holds the next sync, if told to, until it is released.
-type holding struct {
-	backend.Store
-	next             atomic.Bool
-	arrived, release chan struct{}
-}
-
-func (h *holding) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	if h.next.CompareAndSwap(true, false) {
-		h.arrived <- struct{}{}
-		<-h.release
-	}
-	return h.Store.Sync(ctx, r)
 }
 
 // BenchmarkRefused is a key that is known to be exhausted.
@@ -295,37 +286,6 @@ func BenchmarkArrival(b *testing.B) {
 	}
 }
 
-// BenchmarkParked is the CPU time of callers that wait for a reset: for each one to come, for
-// each of the hundred that the reset serves, and for each that leaves without.
-func BenchmarkParked(b *testing.B) {
-	const limit = 100
-	for _, timeout := range []time.Duration{0, 1e6 * time.Hour} {
-		for _, n := range []int{3_200, 32_000} {
-			b.Run(fmt.Sprintf("deadlines=%t/callers=%d", timeout != 0, n), func(b *testing.B) {
-				var came, served, left time.Duration
-				for range b.N {
-					l := openIn(b, memstore.New(), reservoir.PerHour(limit))
-					drain(b, l, "k", 1)
-					begin := cpu(b)
-					leave := stand(l, n, timeout)
-					stood, admitted := cpu(b), l.Stats().Admitted
-					require.NoError(b, l.Reset(b.Context(), "k"))
-					for l.Stats().Admitted < admitted+limit {
-						time.Sleep(time.Millisecond)
-					}
-					reset := cpu(b)
-					leave()
-					came, served, left = came+stood-begin, served+reset-stood, left+cpu(b)-reset
-				}
-				each := func(d time.Duration, n int) float64 { return float64(d.Microseconds()) / float64(n*b.N) }
-				b.ReportMetric(each(came, n), "arrive-µs")
-				b.ReportMetric(each(served, limit), "served-µs")
-				b.ReportMetric(each(left, n-limit), "cancel-µs")
-			})
-		}
-	}
-}
-
 // stand makes n callers wait, and returns a function that makes those leave who still do.
 // Each has a deadline if timeout is not 0.
 func stand(l *reservoir.Limiter, n int, timeout time.Duration) (leave func()) {
@@ -365,13 +325,6 @@ func (g *leaver) Err() error {
 }
 
 var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
-
-// cpu is the processor time that the process has used.
-func cpu(b *testing.B) time.Duration {
-	var u syscall.Rusage
-	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
 
 func onEachStore(b *testing.B, f func(*testing.B, backend.Store)) {
 	b.Run("store=mem", func(b *testing.B) { f(b, memstore.New()) })

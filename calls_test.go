@@ -20,35 +20,11 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/chance"
-	"github.com/go-reservoir/reservoir/internal/invariant"
 	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
 // Which calls the limiter makes, and when: batches, the line of callers, the pace of many keys,
 // idle keys that leave.
-
-// Requests of any size are served from batches.
-func TestRequestsOfAnySizeAreBatched(t *testing.T) {
-	for name, opt := range batches() {
-		for _, n := range []int64{2, 5, 40} {
-			for _, before := range []int{0, 2} { // requests for one token that came first
-				inBubble(t, fmt.Sprintf("%s/n=%d/ones=%d", name, n, before), func(t *testing.T) {
-					net := testnet.Far(rtt / 2)
-					l := open(t, net, reservoir.PerMinute(600_000), opt)
-					for range before {
-						allow(t, l, "k", 1)
-					}
-					for range 1000 {
-						require.True(t, allow(t, l, "k", n).Allowed)
-						time.Sleep(time.Millisecond)
-					}
-					assert.LessOrEqual(t, int64(net.Count("")), max(40, 2*1000*n/64), "batches hold 64 tokens, 100 or more")
-					assert.Zero(t, net.Count("take"))
-				})
-			}
-		}
-	}
-}
 
 // The same token rate costs about as many store calls whatever the size of requests.
 func TestStoreCallsPerToken(t *testing.T) {
@@ -140,23 +116,86 @@ func TestNoWaitInSteadyState(t *testing.T) {
 	}
 }
 
-// Policies of a set size restock ahead as well: a batch is ordered before the last
-// token leaves.
-func TestFixedAndLadderRestockAhead(t *testing.T) {
-	for name, opt := range batches() {
-		inBubble(t, name, func(t *testing.T) {
-			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(600_000), opt)
-			every(t, l, 1, time.Millisecond, time.Now().Add(time.Second), nil)
-			before, waited := l.Stats(), 0
-			every(t, l, 1, time.Millisecond, time.Now().Add(10*time.Second), func(_ time.Time, r reservoir.Result) {
-				if r.Source != reservoir.Local {
-					waited++
-				}
+// A crowd on a cold key shares calls: each fetch is sized for all that wait. Those that fit are
+// served and the others refused there and then.
+func TestNoStampede(t *testing.T) {
+	for _, n := range []int64{1, 25} {
+		for _, fit := range []int64{1000, 500} {
+			inBubbles(t, fmt.Sprintf("n=%d/fit=%d", n, fit), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+				net := testnet.Far(rtt / 2)
+				l := open(t, net, reservoir.PerMinute(fit*n), opt)
+				begin := time.Now()
+				admitted, failed := crowdOnce(l, 1000, n)
+				assert.Equal(t, fit, admitted)
+				assert.Zero(t, failed)
+				assert.LessOrEqual(t, net.Count(""), 3)
+				assert.LessOrEqual(t, time.Since(begin), 3*rtt)
 			})
-			assert.LessOrEqual(t, waited, 20, "of 10,000")
-			assert.Greater(t, l.Stats().Prefetches, before.Prefetches)
-		})
+		}
 	}
+}
+
+// What lies unspent in all processes when a small request is first refused is what WithStranding
+// says; less of it costs calls. Large requests now and then are no burst: processes do not hold
+// much more for them.
+func TestUnspentWhenRefused(t *testing.T) {
+	defer chance.Seed(1)()
+	const windows = 6
+	run := func(t *testing.T, processes int, limit reservoir.Limit, n int64, large float64, share float64) (worst, mean, calls float64) {
+		all := fleet(t, processes, testnet.Far(rtt/2), limit, reservoir.WithStranding(share))
+		for w := range windows {
+			before := stats(all...).StoreCalls
+			unspent := float64(untilRefused(t, all, limit, n, large)) / float64(limit.Tokens)
+			if w > 0 { // the first is before anything is known of the key
+				worst, mean = max(worst, unspent), mean+unspent/(windows-1)
+				calls += float64(stats(all...).StoreCalls - before)
+			}
+		}
+		return worst, mean, calls
+	}
+	for _, limit := range []reservoir.Limit{reservoir.PerMinute(10_000), {Tokens: 4000, Window: 5 * time.Second}} {
+		for _, n := range []int64{1, 3} {
+			inBubble(t, fmt.Sprintf("limit=%d/n=%d", limit.Tokens, n), func(t *testing.T) {
+				worst, _, _ := run(t, 5, limit, n, 2.0/3, 0.01)
+				assert.LessOrEqual(t, worst, 0.12, "over many seeds it is 11 %%")
+			})
+		}
+	}
+	inBubble(t, "stranding", func(t *testing.T) {
+		_, none, most := run(t, 10, reservoir.PerMinute(20_000), 1, 0, 0)
+		_, some, fewer := run(t, 10, reservoir.PerMinute(20_000), 1, 0, 0.05)
+		assert.LessOrEqual(t, none, 0.01)
+		assert.Greater(t, some, 0.01)
+		assert.LessOrEqual(t, some, 0.05)
+		assert.Greater(t, most, fewer)
+	})
+}
+
+// untilRefused uses the key from all limiters, faster than the limit allows, until a request for
+// n is refused, and lets the window end. It returns what was unspent. So much of the use is
+// large: each request a twentieth of the limit.
+func untilRefused(t *testing.T, all []*reservoir.Limiter, limit reservoir.Limit, n int64, large float64) (unspent int64) {
+	var over atomic.Bool
+	var reset atomic.Int64
+	before := stats(all...).Spent
+	crowd(len(all), func(i int) {
+		rnd := rand.New(rand.NewPCG(uint64(before), uint64(i)))
+		mean := float64(limit.Window) * float64(n) * float64(len(all)) / (1.5 * (1 - large) * float64(limit.Tokens))
+		often := large / (1 - large) * 20 * float64(n) / float64(limit.Tokens)
+		for !over.Load() {
+			time.Sleep(time.Duration(rnd.ExpFloat64() * mean))
+			size := n
+			if rnd.Float64() < often {
+				size = limit.Tokens / 20
+			}
+			if r := allow(t, all[i], "k", size); !r.Allowed && size == n && !over.Swap(true) {
+				reset.Store(r.Reset.UnixNano())
+			}
+		}
+	})
+	unspent = limit.Tokens - (stats(all...).Spent - before)
+	time.Sleep(time.Until(time.Unix(0, reset.Load())) + rtt)
+	return unspent
 }
 
 // A prefetch that fails is made again before the stock is gone, and not by the next
@@ -331,18 +370,16 @@ func overlap(calls []diaryEntry) (most time.Duration) {
 
 // However many callers see the stock at the re-order point, one fetch is under way.
 func TestOneFetchAtATime(t *testing.T) {
-	for name, opt := range batches() {
-		inBubble(t, name, func(t *testing.T) {
-			var d diary
-			l := open(t, testnet.Far(10*time.Millisecond), reservoir.PerMinute(600_000), opt, d.keep())
-			for range 200 { // crowds, each of which may see it
-				crowd(30, func(int) { assert.True(t, allow(t, l, "k", 1).Allowed) })
-				time.Sleep(10 * time.Millisecond)
-			}
-			assert.Zero(t, overlap(d.all()))
-			assert.LessOrEqual(t, len(d.all()), 220)
-		})
-	}
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		var d diary
+		l := open(t, testnet.Far(10*time.Millisecond), reservoir.PerMinute(600_000), opt, d.keep())
+		for range 200 { // crowds, each of which may see it
+			crowd(30, func(int) { assert.True(t, allow(t, l, "k", 1).Allowed) })
+			time.Sleep(10 * time.Millisecond)
+		}
+		assert.Zero(t, overlap(d.all()))
+		assert.LessOrEqual(t, len(d.all()), 220)
+	})
 }
 
 // At the reset every process that used the key restocks by itself, soon and not all at
@@ -379,19 +416,17 @@ func TestRestockAtReset(t *testing.T) {
 // A key that nobody uses any more falls silent after its window's end: no call, and no
 // timer that makes one.
 func TestIdleKeyFallsSilent(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		inBubble(t, name, func(t *testing.T) {
-			net := testnet.Far(rtt / 2)
-			l := open(t, net, reservoir.PerSecond(20_000), opt, reservoir.WithIdle(time.Hour))
-			every(t, l, 1, time.Millisecond, time.Now().Add(2900*time.Millisecond), nil)
-			calls := net.Count("")
-			time.Sleep(10 * time.Second)
-			assert.LessOrEqual(t, net.Count("")-calls, 4, "a restock at the reset, and looks at the ends of the last two windows")
-			calls = net.Count("")
-			time.Sleep(time.Minute)
-			assert.Equal(t, calls, net.Count(""))
-		})
-	}
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(rtt / 2)
+		l := open(t, net, reservoir.PerSecond(20_000), opt, reservoir.WithIdle(time.Hour))
+		every(t, l, 1, time.Millisecond, time.Now().Add(2900*time.Millisecond), nil)
+		calls := net.Count("")
+		time.Sleep(10 * time.Second)
+		assert.LessOrEqual(t, net.Count("")-calls, 4, "a restock at the reset, and looks at the ends of the last two windows")
+		calls = net.Count("")
+		time.Sleep(time.Minute)
+		assert.Equal(t, calls, net.Count(""))
+	})
 }
 
 // Near its end a busy key learns the window's end better, so that nobody waits because
@@ -407,24 +442,6 @@ func TestNobodyWaitsBeforeTheEnd(t *testing.T) {
 				assert.Equal(t, reservoir.Local, r.Source, "%v before the end", second.Sub(at))
 			})
 		})
-	}
-}
-
-// No batch is larger than the bound that was set, however fast the key is used.
-func TestLargestBatchIsABound(t *testing.T) {
-	for _, n := range []int64{1, 3} {
-		var d diary
-		l := open(t, memstore.New(), reservoir.PerHour(100_000), reservoir.WithBatch(reservoir.Adaptive(1, 50)),
-			reservoir.WithFetchTimeout(time.Minute), d.keep())
-		for range 20_000 {
-			require.True(t, allow(t, l, "k", n).Allowed)
-		}
-		most := int64(0)
-		for _, c := range d.all() {
-			most = max(most, c.Granted)
-		}
-		assert.LessOrEqual(t, most, int64(50))
-		assert.Greater(t, most, int64(25))
 	}
 }
 
@@ -551,41 +568,6 @@ func TestCallsAfterAKeyWasDrained(t *testing.T) {
 	}
 }
 
-// A crowd on a cold key shares calls: each fetch is sized for all that wait.
-func TestNoStampede(t *testing.T) {
-	for name, opt := range batches() {
-		for _, n := range []int64{1, 25} {
-			inBubble(t, fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
-				net := testnet.Far(rtt / 2)
-				l := open(t, net, reservoir.PerMinute(100_000), opt)
-				admitted, failed := crowdOnce(l, 1000, n)
-				assert.EqualValues(t, 1000, admitted)
-				assert.Zero(t, failed)
-				assert.LessOrEqual(t, net.Count(""), 3)
-			})
-		}
-	}
-}
-
-// On a window that has less than the crowd wants, those that fit are served and the
-// others refused there and then.
-func TestCrowdOnTheLastTokens(t *testing.T) {
-	for name, opt := range batches() {
-		for _, n := range []int64{1, 5} {
-			inBubble(t, fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
-				net := testnet.Far(rtt / 2)
-				l := open(t, net, reservoir.PerMinute(500*n), opt)
-				begin := time.Now()
-				admitted, failed := crowdOnce(l, 1000, n)
-				assert.EqualValues(t, 500, admitted)
-				assert.Zero(t, failed)
-				assert.LessOrEqual(t, net.Count(""), 3)
-				assert.LessOrEqual(t, time.Since(begin), 3*rtt)
-			})
-		}
-	}
-}
-
 // Each caller learns the outcome of its own fetch, not of another.
 func TestEachCallerLearnsItsOwnFetch(t *testing.T) {
 	inBubble(t, "lost request", func(t *testing.T) {
@@ -604,21 +586,19 @@ func TestEachCallerLearnsItsOwnFetch(t *testing.T) {
 // Requests for more than is left are refused from memory while the store's rest stays what it
 // is: only probes ask again, and no caller waits for one.
 func TestRefusalsOfLargeRequests(t *testing.T) {
-	for name, opt := range batches() {
-		inBubble(t, name, func(t *testing.T) {
-			net := testnet.Far(rtt / 2)
-			l := open(t, net, reservoir.PerMinute(100), opt)
-			require.True(t, allow(t, l, "k", 97).Allowed)
-			require.False(t, allow(t, l, "k", 5).Allowed)
-			waited, calls := l.Stats().Waited, net.Count("")
-			for range 500 {
-				assert.False(t, allow(t, l, "k", 5).Allowed)
-				time.Sleep(100 * time.Millisecond)
-			}
-			assert.Equal(t, waited, l.Stats().Waited)
-			assert.InDelta(t, 20, net.Count("")-calls, 20, "probes")
-		})
-	}
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(rtt / 2)
+		l := open(t, net, reservoir.PerMinute(100), opt)
+		require.True(t, allow(t, l, "k", 97).Allowed)
+		require.False(t, allow(t, l, "k", 5).Allowed)
+		waited, calls := l.Stats().Waited, net.Count("")
+		for range 500 {
+			assert.False(t, allow(t, l, "k", 5).Allowed)
+			time.Sleep(100 * time.Millisecond)
+		}
+		assert.Equal(t, waited, l.Stats().Waited)
+		assert.InDelta(t, 20, net.Count("")-calls, 20, "probes")
+	})
 }
 
 // A direct call that is refused says that less is left than was asked for, though the process
@@ -636,25 +616,15 @@ func TestDirectRefusalAgreesWithItself(t *testing.T) {
 	})
 }
 
-// peers notes how many clients each statement says share the key.
-type peers struct {
-	backend.Store
-	said []int64
-}
-
-func (p *peers) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	p.said = append(p.said, r.Peers)
-	return p.Store.Sync(ctx, r)
-}
-
 // At the reset the store has heard of nobody yet. How many share the key is known of the
 // window before, until more come: it decides what each may leave idle.
 func TestPeersOutlastTheReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		shared := memstore.New()
-		p := &peers{Store: shared}
-		l := open(t, p, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(1)))
-		for _, other := range fleet(t, 4, shared, reservoir.PerMinute(1000)) {
+		var said []int64
+		net := testnet.Far(0)
+		net.Request = func(r *backend.SyncRequest) { said = append(said, r.Peers) }
+		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(1)))
+		for _, other := range fleet(t, 4, net.Store(), reservoir.PerMinute(1000)) {
 			allow(t, other, "k", 1)
 		}
 		allow(t, l, "k", 1)
@@ -662,7 +632,7 @@ func TestPeersOutlastTheReset(t *testing.T) {
 		for range 3 {
 			allow(t, l, "k", 1)
 		}
-		require.Equal(t, []int64{0, 5, 5, 5}, p.said)
+		require.Equal(t, []int64{0, 5, 5, 5}, said)
 	})
 }
 
@@ -779,25 +749,23 @@ func TestPartialGrantServesInOrder(t *testing.T) {
 // Tokens that come back go to the first in line that they suffice for in order, at
 // once, and not to who comes later.
 func TestReturnedTokensServeTheLine(t *testing.T) {
-	for name, opt := range batches() {
-		inBubble(t, name, func(t *testing.T) {
-			ctx := context.Background()
-			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), opt)
-			three, four := allow(t, l, "k", 3), allow(t, l, "k", 4)
-			drain(t, l, "k", 1)
-			q := lineOf(t, l)
-			first := q.wait(1, 2, 3, 1)
-			begin := time.Now()
-			require.NoError(t, l.Refund(ctx, "k", three))
-			synctest.Wait()
-			assert.True(t, first[0].answered() && first[1].answered())
-			assert.False(t, first[2].answered() || first[3].answered())
-			assert.False(t, allow(t, l, "k", 1).Allowed)
-			require.NoError(t, l.Refund(ctx, "k", four))
-			q.inOrder()
-			assert.Zero(t, time.Since(begin))
-		})
-	}
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		ctx := context.Background()
+		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), opt)
+		three, four := allow(t, l, "k", 3), allow(t, l, "k", 4)
+		drain(t, l, "k", 1)
+		q := lineOf(t, l)
+		first := q.wait(1, 2, 3, 1)
+		begin := time.Now()
+		require.NoError(t, l.Refund(ctx, "k", three))
+		synctest.Wait()
+		assert.True(t, first[0].answered() && first[1].answered())
+		assert.False(t, first[2].answered() || first[3].answered())
+		assert.False(t, allow(t, l, "k", 1).Allowed)
+		require.NoError(t, l.Refund(ctx, "k", four))
+		q.inOrder()
+		assert.Zero(t, time.Since(begin))
+	})
 }
 
 // A waiter holds nothing that it cannot use: others have it.
@@ -837,45 +805,41 @@ func TestWaiterHoardsNothing(t *testing.T) {
 // A process that waits for the whole limit again and again leaves it to others while
 // it cannot have it.
 func TestWaiterForTheWholeLimit(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		inBubble(t, name, func(t *testing.T) {
-			const limit, windows = 100, 20
-			all := fleet(t, 4, testnet.Far(rtt/2), reservoir.PerSecond(limit), opt)
-			ctx, cancel := context.WithTimeout(context.Background(), windows*time.Second)
-			defer cancel()
-			crowd(4, func(i int) {
-				for ctx.Err() == nil {
-					if i == 0 {
-						_ = waitFor(ctx, all[0], "k", limit)
-						time.Sleep(time.Millisecond) // who was told that it is hopeless asks again
-						continue
-					}
-					time.Sleep(10 * time.Millisecond)
-					_, err := all[i].Allow(context.Background(), "k")
-					assert.NoError(t, err)
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		const limit, windows = 100, 20
+		all := fleet(t, 4, testnet.Far(rtt/2), reservoir.PerSecond(limit), opt)
+		ctx, cancel := context.WithTimeout(context.Background(), windows*time.Second)
+		defer cancel()
+		crowd(4, func(i int) {
+			for ctx.Err() == nil {
+				if i == 0 {
+					_ = waitFor(ctx, all[0], "k", limit)
+					time.Sleep(time.Millisecond) // who was told that it is hopeless asks again
+					continue
 				}
-			})
-			assert.GreaterOrEqual(t, stats(all...).Spent, int64(windows*limit*85/100))
+				time.Sleep(10 * time.Millisecond)
+				_, err := all[i].Allow(context.Background(), "k")
+				assert.NoError(t, err)
+			}
 		})
-	}
+		assert.GreaterOrEqual(t, stats(all...).Spent, int64(windows*limit*85/100))
+	})
 }
 
 // A large waiter does not keep small requests of its own process from tokens that it
 // cannot use, and is served after the reset.
 func TestBlockedWaiterLetsRequestsThrough(t *testing.T) {
-	for name, opt := range batches() {
-		inBubble(t, name, func(t *testing.T) {
-			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), opt)
-			r := allow(t, l, "k", 6)
-			q := lineOf(t, l)
-			w := q.wait(8)[0]
-			time.Sleep(10 * rtt)
-			assert.EqualValues(t, 4, drain(t, l, "k", 1))
-			q.inOrder()
-			assert.Less(t, w.at.Sub(r.Reset), time.Second)
-			assert.EqualValues(t, 2, drain(t, l, "k", 1))
-		})
-	}
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), opt)
+		r := allow(t, l, "k", 6)
+		q := lineOf(t, l)
+		w := q.wait(8)[0]
+		time.Sleep(10 * rtt)
+		assert.EqualValues(t, 4, drain(t, l, "k", 1))
+		q.inOrder()
+		assert.Less(t, w.at.Sub(r.Reset), time.Second)
+		assert.EqualValues(t, 2, drain(t, l, "k", 1))
+	})
 }
 
 // Waiters that cannot be served before their deadlines are told at once, by what is
@@ -888,117 +852,94 @@ func TestWaitKnowsWhenItIsHopeless(t *testing.T) {
 		err = waitFor(ctx, l, "k", 1)
 		return time.Since(begin), err
 	}
-	for name, opt := range everyPolicy() {
-		inBubble(t, name, func(t *testing.T) {
-			net := testnet.Far(rtt / 2)
-			a, b := open(t, net, reservoir.PerMinute(10), opt), open(t, net, reservoir.PerMinute(10), opt)
-			drain(t, a, "k", 1)
-			took, err := within(t, a, 30*time.Second)
-			assert.ErrorIs(t, err, reservoir.ErrDeadline)
-			assert.ErrorIs(t, err, context.DeadlineExceeded)
-			assert.Zero(t, took)
-			took, err = within(t, b, 30*time.Second)
-			assert.ErrorIs(t, err, reservoir.ErrDeadline)
-			assert.Equal(t, rtt, took, "one call")
-
-			q := lineOf(t, a)
-			q.wait(times(10, 1)...)
-			took, err = within(t, a, 90*time.Second)
-			assert.ErrorIs(t, err, reservoir.ErrDeadline, "behind ten others the next window is not enough either")
-			assert.Zero(t, took)
-			assert.NoError(t, func() error { _, err := within(t, a, math.MaxInt64); return err }(), "no hurry")
-			q.inOrder()
-		})
-	}
-}
-
-// A Wait is not hopeless if its deadline is a little after the reset, though the reading that
-// tells of the reset is old, and so the window may end a little later.
-func TestWaitUntilShortlyAfterTheReset(t *testing.T) {
-	defer chance.Seed(1)()
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		l := open(t, testnet.Far(rtt/2), reservoir.PerDay(1, nil), opt)
-		for range 10 {
-			r := allow(t, l, "k", 1)
-			require.True(t, r.Allowed)
-			ctx, cancel := context.WithDeadline(context.Background(), r.Reset.Add(20*time.Second))
-			require.NoError(t, waitFor(ctx, l, "k", 1))
-			cancel()
-			time.Sleep(48 * time.Hour)
-		}
+		net := testnet.Far(rtt / 2)
+		a, b := open(t, net, reservoir.PerMinute(10), opt), open(t, net, reservoir.PerMinute(10), opt)
+		drain(t, a, "k", 1)
+		took, err := within(t, a, 30*time.Second)
+		assert.ErrorIs(t, err, reservoir.ErrDeadline)
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+		assert.Zero(t, took)
+		took, err = within(t, b, 30*time.Second)
+		assert.ErrorIs(t, err, reservoir.ErrDeadline)
+		assert.Equal(t, rtt, took, "one call")
+
+		q := lineOf(t, a)
+		q.wait(times(10, 1)...)
+		took, err = within(t, a, 90*time.Second)
+		assert.ErrorIs(t, err, reservoir.ErrDeadline, "behind ten others the next window is not enough either")
+		assert.Zero(t, took)
+		assert.NoError(t, func() error { _, err := within(t, a, math.MaxInt64); return err }(), "no hurry")
+		q.inOrder()
 	})
 }
 
 // Waiters of several processes pass the resets together: in order within each, with
 // no token idle, and without a herd.
 func TestWaitersOfAFleet(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		inBubble(t, name, func(t *testing.T) {
-			const processes, each, limit = 5, 40, 20
-			store := memstore.New()
-			begin, calls := time.Now(), 0
-			var lines []*line
-			var nets []*testnet.Network
-			for range processes {
-				net := testnet.New(store, rtt/2)
-				q := lineOf(t, open(t, net, reservoir.Limit{Tokens: limit, Window: 10 * time.Second}, opt))
-				q.wait(times(each, 1)...)
-				lines, nets = append(lines, q), append(nets, net)
-			}
-			for i, q := range lines {
-				q.inOrder()
-				calls += nets[i].Count("")
-			}
-			windows := processes * each / limit
-			more := 0 // windows, where a process may be granted more than its waiters need
-			if name != "fixed=1" && name != "direct" {
-				more = 1
-			}
-			assert.InDelta(t, float64(windows-1)*10, time.Since(begin).Seconds(), 1.5+10*float64(more))
-			assert.LessOrEqual(t, calls, windows*(2*20+3*processes))
-		})
-	}
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		const processes, each, limit = 5, 40, 20
+		store := memstore.New()
+		begin, calls := time.Now(), 0
+		var lines []*line
+		var nets []*testnet.Network
+		for range processes {
+			net := testnet.New(store, rtt/2)
+			q := lineOf(t, open(t, net, reservoir.Limit{Tokens: limit, Window: 10 * time.Second}, opt))
+			q.wait(times(each, 1)...)
+			lines, nets = append(lines, q), append(nets, net)
+		}
+		for i, q := range lines {
+			q.inOrder()
+			calls += nets[i].Count("")
+		}
+		windows := processes * each / limit
+		more := 0 // windows, where a process may be granted more than its waiters need
+		if name != "fixed=1" && name != "direct" {
+			more = 1
+		}
+		assert.InDelta(t, float64(windows-1)*10, time.Since(begin).Seconds(), 1.5+10*float64(more))
+		assert.LessOrEqual(t, calls, windows*(2*20+3*processes))
+	})
 }
 
 // The sum of what callers in line ask for may be larger than any number of tokens. They are
 // served as any others.
 func TestHugeRequestsInLine(t *testing.T) {
 	const huge, crowd = backend.MaxTokens, 1100
-	for name, opt := range batches() {
-		inBubble(t, name, func(t *testing.T) {
-			net := testnet.Far(rtt / 2)
-			l := open(t, net, reservoir.PerSecond(huge), opt)
-			net.Next("sync", testnet.Refuse)
-			q := lineOf(t, l)
-			first := q.allow(huge)[0]
-			all := q.add(context.Background(), false, times(crowd, huge))
-			q.wg.Wait()
-			require.Error(t, first.err)
-			admitted := 0
-			for _, c := range all {
-				require.NoError(t, c.err)
-				if c.allowed {
-					admitted++
-				}
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(rtt / 2)
+		l := open(t, net, reservoir.PerSecond(huge), opt)
+		net.Next("sync", testnet.Refuse)
+		q := lineOf(t, l)
+		first := q.allow(huge)[0]
+		all := q.add(context.Background(), false, times(crowd, huge))
+		q.wg.Wait()
+		require.Error(t, first.err)
+		admitted := 0
+		for _, c := range all {
+			require.NoError(t, c.err)
+			if c.allowed {
+				admitted++
 			}
-			assert.Equal(t, 1, admitted)
+		}
+		assert.Equal(t, 1, admitted)
 
-			q = lineOf(t, l)
-			ctx, leave := context.WithCancel(context.Background())
-			q.add(ctx, true, times(crowd, huge))
-			hopeless, cancel := context.WithTimeout(context.Background(), (crowd-1)*time.Second)
-			defer cancel()
-			begin := time.Now()
-			assert.ErrorIs(t, waitFor(hopeless, l, "k", huge), reservoir.ErrDeadline)
-			assert.Zero(t, time.Since(begin))
-			q.in = q.in[:3]
-			for _, c := range q.in {
-				<-c.done
-			}
-			assert.InDelta(t, 3, time.Since(begin).Seconds(), 1)
-			leave()
-		})
-	}
+		q = lineOf(t, l)
+		ctx, leave := context.WithCancel(context.Background())
+		q.add(ctx, true, times(crowd, huge))
+		hopeless, cancel := context.WithTimeout(context.Background(), (crowd-1)*time.Second)
+		defer cancel()
+		begin := time.Now()
+		assert.ErrorIs(t, waitFor(hopeless, l, "k", huge), reservoir.ErrDeadline)
+		assert.Zero(t, time.Since(begin))
+		q.in = q.in[:3]
+		for _, c := range q.in {
+			<-c.done
+		}
+		assert.InDelta(t, 3, time.Since(begin).Seconds(), 1)
+		leave()
+	})
 }
 
 // A Wait for a key without room is served when the limit is to be had again, and told that
@@ -1045,66 +986,6 @@ func TestWaitWithoutRoom(t *testing.T) {
 		}
 		assert.Zero(t, missed, "of 20 that had a minute left after the reset were told that their deadline cannot be met")
 	})
-}
-
-// giveBack refunds tokens to the store, past all limiters.
-func giveBack(t *testing.T, net *testnet.Network, key string, n int64) int64 {
-	t.Helper()
-	before, err := net.Inspect(bg, key)
-	require.NoError(t, err)
-	_, err = net.Store().Settle(bg, backend.SettleRequest{Key: key, Window: before.Window, Tokens: -n, Limit: 1})
-	require.NoError(t, err)
-	return before.Used - used(t, net, key)
-}
-
-// About twenty probes a window are made of a refused key by all processes together,
-// however often each is asked, and tokens that come back are found by one of them.
-func TestProbesAreShared(t *testing.T) {
-	const rounds = 6
-	for name, opt := range everyPolicy() {
-		for _, processes := range []int{1, 20} {
-			t.Run(fmt.Sprint(name, "/", processes), func(t *testing.T) {
-				var probes, found int
-				for seed := range uint64(rounds) {
-					defer chance.Seed(seed)()
-					synctest.Test(t, func(t *testing.T) {
-						net := testnet.Far(time.Millisecond)
-						all := fleet(t, processes, net, reservoir.Limit{Tokens: 2000, Window: time.Minute}, opt)
-						for _, n := range []int64{30, 1} { // in turn, so that each has some
-							for _, l := range all {
-								drain(t, l, "k", n)
-								allow(t, l, "k", 1)
-							}
-						}
-						ask := func(d time.Duration) (got int) {
-							for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-								for _, l := range all {
-									if allow(t, l, "k", 1).Allowed {
-										got++
-									}
-								}
-							}
-							return got
-						}
-						calls := net.Count("")
-						require.Zero(t, ask(30*time.Second))
-						probes += net.Count("") - calls
-						require.Equal(t, 5, int(giveBack(t, net, "k", 5)))
-						if ask(15*time.Second) == 5 {
-							found++
-						}
-					})
-				}
-				t.Logf("%.1f probes in half a window", float64(probes)/rounds)
-				expected := 15.0
-				if name == "direct" { // the first of each is heard by the store of who it is
-					expected += float64(processes)
-				}
-				assert.InDelta(t, expected, float64(probes)/rounds, 10)
-				assert.GreaterOrEqual(t, found, rounds-2)
-			})
-		}
-	}
 }
 
 // All processes together look about 20 times a window whether tokens have come back,
@@ -1175,6 +1056,8 @@ func TestProbesOfManyRefusedProcesses(t *testing.T) {
 	}
 }
 
+var large = flag.Bool("large", false, "eight times as many `keys` in tests of the pace; make torture sets it")
+
 // perSecond is the capacity of the store, and inPace the most calls in flight for a pace that
 // it serves. Redis serves some 50,000 calls.
 const (
@@ -1182,12 +1065,11 @@ const (
 	inPace    = 100
 )
 
-// sizes runs f for n keys and for 10 n, on one shard and on several. The race detector is
-// ten times as slow, and an eighth of the keys shows the same.
+// sizes runs f for n keys and for 10 n, on one shard and on several.
 func sizes(t *testing.T, f func(t *testing.T, p *paced)) {
-	n := 2_000
-	if invariant.Enabled {
-		n = 250
+	n := 250
+	if *large {
+		n = 2_000
 	}
 	for _, keys := range []int{n, 10 * n} {
 		for _, shards := range []int{1, 16} {
@@ -1343,27 +1225,6 @@ func TestCommonReset(t *testing.T) {
 	})
 }
 
-// TestCommonResetOfWaiters: callers of all keys wait for one reset.
-func TestCommonResetOfWaiters(t *testing.T) {
-	sizes(t, func(t *testing.T, p *paced) {
-		p.open(reservoir.PerMinute(1))
-		p.use(0, p.keys, 900*time.Millisecond)
-		minute := time.Now().Truncate(time.Minute).Add(time.Minute)
-		time.Sleep(time.Until(minute.Add(-3 * time.Second)))
-		var wg sync.WaitGroup
-		for i := range p.keys {
-			wg.Go(func() {
-				assert.NoError(t, waitFor(t.Context(), p.lim, p.key(i), 1))
-			})
-		}
-		wg.Wait()
-		assert.Less(t, time.Since(minute), 2*time.Second)
-		assert.LessOrEqual(t, p.net.MostInFlight(), 300*p.shards)
-		assert.Zero(t, p.server.overloaded())
-		assert.Zero(t, p.opened())
-	})
-}
-
 // TestRecovery: the store comes back, and all keys owe what their policy has admitted.
 func TestRecovery(t *testing.T) {
 	policies := map[string]reservoir.Failure{"open": reservoir.FailOpen(), "local": reservoir.FailLocal(0.5)}
@@ -1396,35 +1257,6 @@ func TestRecovery(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestRecoveryOfWaiters: callers of all keys wait for the end of an outage.
-func TestRecoveryOfWaiters(t *testing.T) {
-	sizes(t, func(t *testing.T, p *paced) {
-		p.open(reservoir.PerHour(1000))
-		p.net.Always(testnet.Refuse)
-		var wg sync.WaitGroup
-		var last time.Time
-		var mu sync.Mutex
-		for i := range p.keys {
-			wg.Go(func() {
-				assert.NoError(t, waitFor(t.Context(), p.lim, p.key(i), 1))
-				mu.Lock()
-				defer mu.Unlock()
-				last = time.Now()
-			})
-		}
-		time.Sleep(30 * time.Second)
-		require.Equal(t, p.shards, p.opened())
-		p.net.MostInFlight()
-		back := time.Now()
-		p.net.Faults(nil)
-		wg.Wait()
-		assert.Less(t, last.Sub(back), toClose)
-		assert.Equal(t, p.shards, p.opened(), "no circuit opened again")
-		assert.Zero(t, p.server.overloaded())
-		assert.LessOrEqual(t, p.net.MostInFlight(), 300*p.shards)
-	})
 }
 
 // TestCommonResetOfAFleet: the windows of all processes end together. Each has few calls in
@@ -1462,6 +1294,31 @@ func TestCommonResetOfAFleet(t *testing.T) {
 			assert.Zero(t, len(states.told()), "circuits opened")
 			use(6 * time.Second)
 			assert.Zero(t, failed.Load())
+		})
+	}
+}
+
+// TestWaitersOfAllKeys: callers of all keys wait for one reset, or for the end of an outage.
+func TestWaitersOfAllKeys(t *testing.T) {
+	for _, outage := range []bool{false, true} {
+		t.Run(fmt.Sprint("outage=", outage), func(t *testing.T) {
+			sizes(t, func(t *testing.T, p *paced) {
+				p.open(reservoir.PerMinute(1))
+				over := time.Now().Add(30 * time.Second)
+				if outage {
+					p.net.Always(testnet.Refuse)
+				} else {
+					p.use(0, p.keys, 900*time.Millisecond)
+					over = time.Now().Truncate(time.Minute).Add(time.Minute)
+					time.Sleep(time.Until(over) - 3*time.Second)
+				}
+				time.AfterFunc(time.Until(over), func() { p.net.MostInFlight(); p.net.Faults(nil) })
+				crowd(p.keys, func(i int) { assert.NoError(t, waitFor(t.Context(), p.lim, p.key(i), 1)) })
+				assert.Less(t, time.Since(over), toClose)
+				assert.LessOrEqual(t, p.net.MostInFlight(), 300*p.shards)
+				assert.Zero(t, p.server.overloaded())
+				assert.Equal(t, map[bool]int{true: p.shards}[outage], p.opened(), "no circuit opened again")
+			})
 		})
 	}
 }
@@ -1775,56 +1632,6 @@ func TestCardinalityAttack(t *testing.T) {
 	require.NoError(t, l.Close(context.Background()))
 }
 
-// Large requests now and then are no burst: small ones are not refused while much of
-// the limit lies unspent in processes that believe in one. Over many seeds the worst window
-// has 11 %.
-func TestOccasionalLargeRequests(t *testing.T) {
-	defer chance.Seed(1)()
-	for _, limit := range []reservoir.Limit{reservoir.PerMinute(10_000), reservoir.PerHour(60_000), {Tokens: 4000, Window: 5 * time.Second}} {
-		for _, n := range []int64{1, 3} {
-			inBubble(t, fmt.Sprintf("limit=%d/window=%v/n=%d", limit.Tokens, limit.Window, n), func(t *testing.T) {
-				const processes, windows = 5, 6
-				all := fleet(t, processes, testnet.Far(rtt/2), limit)
-				var worst float64
-				for w := range windows {
-					unspent := untilRefused(t, all, limit, n)
-					if w > 0 { // the first is before anything is known of the key
-						worst = max(worst, float64(unspent)/float64(limit.Tokens))
-					}
-				}
-				assert.LessOrEqual(t, worst, 0.12, "of the limit was unspent when a small request was refused")
-			})
-		}
-	}
-}
-
-// untilRefused uses the key from all limiters, faster than the limit allows, until a
-// small request is refused, and lets the window end. It returns what was unspent.
-func untilRefused(t *testing.T, all []*reservoir.Limiter, limit reservoir.Limit, n int64) (unspent int64) {
-	var over atomic.Bool
-	var reset atomic.Int64
-	before := stats(all...).Spent
-	crowd(len(all), func(i int) {
-		rnd := rand.New(rand.NewPCG(uint64(before), uint64(i)))
-		// Two thirds of the use is large: each request a twentieth of the limit.
-		mean := float64(limit.Window) * float64(n) * float64(len(all)) / (0.5 * float64(limit.Tokens))
-		large := 1 / (0.05 * float64(limit.Tokens) / float64(n))
-		for !over.Load() {
-			time.Sleep(time.Duration(rnd.ExpFloat64() * mean))
-			size := n
-			if rnd.Float64() < 2*large {
-				size = limit.Tokens / 20
-			}
-			if r := allow(t, all[i], "k", size); !r.Allowed && size == n && !over.Swap(true) {
-				reset.Store(r.Reset.UnixNano())
-			}
-		}
-	})
-	unspent = limit.Tokens - (stats(all...).Spent - before)
-	time.Sleep(time.Until(time.Unix(0, reset.Load())) + rtt)
-	return unspent
-}
-
 // share has two processes use a key: one busy for a while and then idle, the other
 // until near the end of the window. It returns both, and what they have spent.
 func share(t *testing.T, limit reservoir.Limit, active, interval time.Duration, opts ...reservoir.Option) (idle, busy *reservoir.Limiter, spent int64) {
@@ -1886,45 +1693,4 @@ func small(t *testing.T, seed uint64, processes, limit int64) int64 {
 		}
 	})
 	return stats(all...).Spent
-}
-
-// What lies unspent in all processes when the limit has run out is what WithStranding
-// says; less of it costs calls.
-func TestStrandingIsWhatItIsSetTo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		none, most := stranding(t, 0)
-		some, fewer := stranding(t, 0.05)
-		assert.LessOrEqual(t, none, 0.01)
-		assert.Greater(t, some, 0.01)
-		assert.LessOrEqual(t, some, 0.05)
-		assert.Greater(t, most, fewer)
-	})
-}
-
-// stranding is the part of the limit that lies in a fleet when somebody is first refused
-// in a window, and the calls that it makes in a window, on average.
-func stranding(t *testing.T, share float64) (stranded, calls float64) {
-	const windows, tokens = 6, 20_000
-	all := fleet(t, 10, testnet.Far(rtt/2), reservoir.PerMinute(tokens), reservoir.WithStranding(share))
-	for w := range windows {
-		var over atomic.Bool
-		var reset atomic.Int64
-		before := stats(all...)
-		crowd(len(all), func(i int) {
-			rnd := rand.New(rand.NewPCG(uint64(w), uint64(i)))
-			for !over.Load() {
-				time.Sleep(time.Duration(rnd.ExpFloat64() * float64(15*time.Millisecond)))
-				if r := allow(t, all[i], "k", 1); !r.Allowed && !over.Swap(true) {
-					reset.Store(r.Reset.UnixNano())
-				}
-			}
-		})
-		if w > 0 { // the first is before anything is known of the key
-			now := stats(all...)
-			stranded += (1 - float64(now.Spent-before.Spent)/tokens) / (windows - 1)
-			calls += float64(now.StoreCalls-before.StoreCalls) / (windows - 1)
-		}
-		time.Sleep(time.Until(time.Unix(0, reset.Load()).Add(rtt)))
-	}
-	return stranded, calls
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/sharding"
 )
 
 func Example() {
@@ -61,20 +60,6 @@ func ExampleNew_redis() {
 	// Output: 0 calls so far
 }
 
-func ExampleNew_shards() {
-	shards := map[string]backend.Store{}
-	for _, name := range []string{"a", "b", "c"} {
-		shards[name] = memstore.New() // or redisstore.New(client of that shard)
-	}
-	store, err := sharding.New(shards)
-	if err != nil {
-		panic(err)
-	}
-	limiter, err := reservoir.New(store, reservoir.PerMinute(100))
-	fmt.Println(limiter != nil, err)
-	// Output: true <nil>
-}
-
 func ExampleLimiter_Wait() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(1))
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -101,19 +86,6 @@ func ExampleLimiter_AllowN() {
 	// false <nil>
 	// true <nil>
 	// false reservoir: more tokens than the limit
-}
-
-// A worker waits for as many tokens as its work costs.
-func ExampleLimiter_WaitN() {
-	limiter, _ := reservoir.New(memstore.New(), reservoir.Limit{Tokens: 10, Window: 50 * time.Millisecond})
-	for range 3 { // as many resets as it takes
-		r, err := limiter.WaitN(context.Background(), "upstream", 6)
-		fmt.Println(r.Allowed, err)
-	}
-	// Output:
-	// true <nil>
-	// true <nil>
-	// true <nil>
 }
 
 // Check charges nothing.
@@ -241,24 +213,6 @@ func ExampleGroup() {
 	// true by the limit of the user
 	// true by the limit of the user
 	// false by the limit of the user
-}
-
-// Refund returns the charge of a group's request to every limit.
-func ExampleGroup_Refund() {
-	store, ctx := memstore.New(), context.Background()
-	users, _ := reservoir.New(store, reservoir.PerMinute(2))
-	organisations, _ := reservoir.New(store, reservoir.PerMinute(1_000))
-	defer users.Close(ctx)
-	defer organisations.Close(ctx)
-
-	group := reservoir.NewGroup(users, organisations)
-	r, _ := group.AllowN(ctx, 2, "user:42", "organisation:7")
-	fmt.Println(r.Allowed, group.Refund(ctx, r, "user:42", "organisation:7"))
-	r, _ = group.AllowN(ctx, 2, "user:42", "organisation:7")
-	fmt.Println(r.Allowed)
-	// Output:
-	// true <nil>
-	// true
 }
 
 // The limits of a Group may have different units.
@@ -592,20 +546,6 @@ func ExampleFigures() {
 		}
 	}
 	// Output: tokens.spent 7 false
-}
-
-// Figures that may go down are gauges; all others are counters.
-func ExampleFigure() {
-	stats := reservoir.Stats{Held: 7}
-	for _, f := range reservoir.Figures() {
-		if f.Gauge && f.Unit == "token" {
-			fmt.Println(f.Name, f.Value(&stats))
-		}
-	}
-	// Output:
-	// tokens.held 7
-	// tokens.stranded 0
-	// tokens.owed 0
 }
 
 // An error means that no decision was made. A faulty argument is found before anything is

@@ -21,8 +21,6 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
-	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/internal/testnet"
 	"github.com/go-reservoir/reservoir/sloglimit"
 )
@@ -366,51 +364,6 @@ func TestShortDeadlinesOpenNoCircuit(t *testing.T) {
 	}
 }
 
-// Callers whose deadlines are shorter than a round trip get their contexts' errors, at
-// once, and no patient caller hears of it: the store is well.
-func TestCallersOwnDeadlines(t *testing.T) {
-	const trip = 20 * time.Millisecond
-	for name, opt := range everyPolicy() {
-		inBubble(t, name, func(t *testing.T) {
-			var opened, told atomic.Int64
-			l := open(t, testnet.Far(trip/2), reservoir.PerHour(1_000_000), opt, reservoir.WithHooks(reservoir.Hooks{
-				ShardState: func(reservoir.ShardState) { opened.Add(1) },
-			}))
-			end := time.Now().Add(30 * trip)
-			crowd(40, func(i int) {
-				for n := int64(1 + i%3); time.Now().Before(end); time.Sleep(time.Millisecond) {
-					if i < 10 {
-						allow(t, l, "k", n) // a patient caller
-					} else if impatient(t, l, n, time.Duration(1+i%15)*time.Millisecond) {
-						told.Add(1)
-					}
-				}
-			})
-			if name == "direct" || name == "fixed=1" {
-				require.Positive(t, told.Load())
-			}
-			assert.Zero(t, opened.Load(), "of a breaker")
-			assert.Zero(t, l.Stats().Failed)
-		})
-	}
-}
-
-// impatient asks for n tokens within d. It reports whether the time was too short.
-func impatient(t *testing.T, l *reservoir.Limiter, n int64, d time.Duration) bool {
-	begin := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), d)
-	defer cancel()
-	_, err := l.AllowN(ctx, "k", n)
-	if err == nil {
-		return false
-	}
-	var failure *reservoir.StoreError
-	assert.ErrorIs(t, err, context.DeadlineExceeded)
-	assert.False(t, errors.As(err, &failure), "%v", err)
-	assert.LessOrEqual(t, time.Since(begin), d+time.Millisecond)
-	return true
-}
-
 // A store that hangs is found out though every caller's deadline is shorter than the
 // fetch timeout: then the policy answers them.
 func TestHungStoreAndShortDeadlines(t *testing.T) {
@@ -438,22 +391,6 @@ func TestHungStoreAndShortDeadlines(t *testing.T) {
 			assert.Equal(t, want.admits, r.Allowed)
 		})
 	}
-}
-
-// Failures that are not in a row open no circuit.
-func TestSuccessesKeepTheCircuitClosed(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net, heard, n := testnet.Far(time.Millisecond), new(states), 0
-		l := open(t, net, reservoir.PerMinute(100), opt, heard.option())
-		net.Faults(func(*testnet.Call) testnet.Fault {
-			n++
-			return []testnet.Fault{testnet.LoseRequest, testnet.LoseRequest, testnet.LoseReply, testnet.Fine}[n%4]
-		})
-		for i := range 100 {
-			_, _ = l.Allow(bg, fmt.Sprint(i))
-		}
-		assert.Empty(t, heard.told())
-	})
 }
 
 // A key that loses its limit while its shard is away does not keep it there.
@@ -649,25 +586,23 @@ func TestWaitLastsThroughAnOutage(t *testing.T) {
 
 // What waiting cannot mend is an error at once, and FailOpen admits who waits.
 func TestWaitInAnOutageThatIsAnOperators(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		inBubble(t, name, func(t *testing.T) {
-			net := testnet.Far(rtt / 2)
-			net.Always(testnet.Reject)
-			closed := open(t, net, reservoir.PerMinute(10), opt)
-			lenient := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailOpen()))
-			for range 20 {
-				begin := time.Now()
-				err := waitFor(context.Background(), closed, "k", 1)
-				var failure *reservoir.StoreError
-				require.ErrorAs(t, err, &failure)
-				assert.Equal(t, backend.Rejected, failure.Class)
-				require.NoError(t, waitFor(context.Background(), lenient, "k", 1))
-				assert.LessOrEqual(t, time.Since(begin), 2*rtt)
-			}
-			net.Always(testnet.Refuse)
-			require.NoError(t, waitFor(context.Background(), lenient, "other", 1))
-		})
-	}
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(rtt / 2)
+		net.Always(testnet.Reject)
+		closed := open(t, net, reservoir.PerMinute(10), opt)
+		lenient := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailOpen()))
+		for range 20 {
+			begin := time.Now()
+			err := waitFor(context.Background(), closed, "k", 1)
+			var failure *reservoir.StoreError
+			require.ErrorAs(t, err, &failure)
+			assert.Equal(t, backend.Rejected, failure.Class)
+			require.NoError(t, waitFor(context.Background(), lenient, "k", 1))
+			assert.LessOrEqual(t, time.Since(begin), 2*rtt)
+		}
+		net.Always(testnet.Refuse)
+		require.NoError(t, waitFor(context.Background(), lenient, "other", 1))
+	})
 }
 
 // A Wait of a key that has no room in memory is served if the store is back before its
@@ -689,39 +624,37 @@ func TestWaitPastMaxKeysTriesOnceMore(t *testing.T) {
 // In an outage the failure policy is asked again about those who wait, when it has more
 // tokens: by a refund, and in the next window. Those who come later are asked about at once.
 func TestPolicyIsAskedAgainAboutTheLine(t *testing.T) {
-	for name, opt := range batches() {
-		inBubble(t, name, func(t *testing.T) {
-			net := testnet.Far(rtt / 2)
-			l := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailLocal(0.5)))
-			net.Always(testnet.Refuse)
-			four := allow(t, l, "k", 4)
-			require.True(t, four.Allowed)
-			for range 10 { // until the circuit is open
-				allow(t, l, "other", 5)
-			}
-			q := lineOf(t, l)
-			w := q.wait(6, 3, 2, 1, 2, 1)
-			time.Sleep(3 * time.Second)
-			answered := func() (s string) {
-				synctest.Wait()
-				for _, c := range w {
-					s += map[bool]string{true: "x", false: "."}[c.answered()]
-				}
-				return s
-			}
-			assert.Equal(t, "...x..", answered())
-			require.NoError(t, l.Refund(context.Background(), "k", four))
-			time.Sleep(3 * time.Second) // the next look at the circuit
-			assert.Equal(t, ".x.x.x", answered(), "four tokens came back")
-			time.Sleep(time.Until(four.Reset) + 3*time.Second)
-			assert.Equal(t, ".xxxxx", answered(), "the next window has begun")
-			net.Faults(nil)
-			q.wg.Wait()
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(rtt / 2)
+		l := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailLocal(0.5)))
+		net.Always(testnet.Refuse)
+		four := allow(t, l, "k", 4)
+		require.True(t, four.Allowed)
+		for range 10 { // until the circuit is open
+			allow(t, l, "other", 5)
+		}
+		q := lineOf(t, l)
+		w := q.wait(6, 3, 2, 1, 2, 1)
+		time.Sleep(3 * time.Second)
+		answered := func() (s string) {
+			synctest.Wait()
 			for _, c := range w {
-				assert.NoError(t, c.err)
+				s += map[bool]string{true: "x", false: "."}[c.answered()]
 			}
-		})
-	}
+			return s
+		}
+		assert.Equal(t, "...x..", answered())
+		require.NoError(t, l.Refund(context.Background(), "k", four))
+		time.Sleep(3 * time.Second) // the next look at the circuit
+		assert.Equal(t, ".x.x.x", answered(), "four tokens came back")
+		time.Sleep(time.Until(four.Reset) + 3*time.Second)
+		assert.Equal(t, ".xxxxx", answered(), "the next window has begun")
+		net.Faults(nil)
+		q.wg.Wait()
+		for _, c := range w {
+			assert.NoError(t, c.err)
+		}
+	})
 }
 
 // A caller whose context ends just when the policy refuses it has nothing to give back: the
@@ -862,92 +795,59 @@ func TestDebtIsChargedOnce(t *testing.T) {
 	}
 }
 
-// What FailOpen admits is charged when the store is back, though the key still has stock, nobody
-// asks for it again, and its timer is set for the reset.
-func TestDebtIsChargedWithoutTraffic(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerHour(10_000), opt, reservoir.WithFailure(reservoir.FailOpen()))
-		for range 300 {
-			allow(t, l, "k", 1)
-			time.Sleep(time.Second)
-		}
-		breakdown(t, l, net, testnet.Refuse)
-		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 5000).Source)
-		net.Faults(nil)
-		time.Sleep(2 * toClose)
-		assert.Zero(t, l.Stats().Owed)
-	})
-}
-
-// What FailOpen admitted counts as Owed until its window ends, and then as Overdrawn, though nobody
-// asks for the key again.
-func TestDebtIsOverdrawnWithoutTraffic(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(10_000), opt, reservoir.WithFailure(reservoir.FailOpen()))
-		allow(t, l, "k", 1)
-		breakdown(t, l, net, testnet.Refuse)
-		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 5000).Source)
-		for range 200 {
-			time.Sleep(time.Second)
-			s := l.Stats()
-			require.EqualValues(t, 5000+toOpen+1, s.Owed+s.Overdrawn)
-		}
-		assert.Zero(t, l.Stats().Owed)
-	})
-}
-
-// FailOpen admits more than can be counted, and counts as far as there are numbers.
-func TestFailOpenBeyondNumbers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.Limit{Tokens: backend.MaxTokens, Window: time.Hour}, reservoir.WithFailure(reservoir.FailOpen()))
-		breakdown(t, l, net, testnet.LoseRequest)
-		for range 3000 {
-			require.True(t, allow(t, l, "k", backend.MaxTokens).Allowed)
-		}
-		repair(t, l, net, "new", 1)
-		_, _ = l.Allow(bg, "k")
-		time.Sleep(time.Second)
-		calls := net.Count("")
-		time.Sleep(time.Minute)
-		assert.LessOrEqual(t, net.Count("")-calls, 3, "told once, and a probe now and then")
-	})
-}
-
-// What FailLocal has admitted in a window that the process opened by itself stays of its
-// share, also where another process opens one in the store before that is charged.
-func TestShareOfACarriedWindow(t *testing.T) {
-	for turn := range 5 {
-		inBubble(t, fmt.Sprint("turn=", turn), func(t *testing.T) {
-			net := testnet.Far(10 * time.Millisecond)
-			l := open(t, net, reservoir.PerHour(100), reservoir.WithFailure(reservoir.FailLocal(0.1)), reservoir.WithBatch(reservoir.Fixed(1)))
-			allow(t, l, "k", 1)
-			alone := func() (n int64) {
-				breakdown(t, l, net, testnet.LoseRequest)
-				for range 20 {
-					if r, err := l.Allow(bg, "k"); err == nil && r.Allowed && r.Source == reservoir.Fallback {
-						n++
-					}
-				}
-				return n
+// What FailOpen admits counts as Owed. It is charged when the store is back, or overdrawn when
+// its window ends before that, though nobody asks for the key again and it still has stock.
+func TestDebtWithoutTraffic(t *testing.T) {
+	for _, back := range []bool{true, false} {
+		inBubbles(t, fmt.Sprint("back=", back), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := testnet.Far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(10_000), opt, reservoir.WithFailure(reservoir.FailOpen()))
+			for range 300 {
+				allow(t, l, "k", 1)
+				time.Sleep(time.Second)
 			}
-			require.EqualValues(t, 10, alone())
-			time.Sleep(5 * time.Second) // another window would end at another second
-			net.LoseData()
-			other := open(t, net.Store(), reservoir.PerHour(100))
-			var calls atomic.Int64
-			net.Faults(func(c *testnet.Call) testnet.Fault {
-				if c.Key == "k" && calls.Add(1) == int64(turn)+1 { // it takes 10 ms yet to arrive
-					go func() { _, _ = other.Allow(bg, "k") }()
+			breakdown(t, l, net, testnet.Refuse)
+			others := l.Stats().Overdrawn
+			require.Equal(t, reservoir.Fallback, allow(t, l, "k", 5000).Source)
+			if back {
+				net.Faults(nil)
+				time.Sleep(2 * toClose)
+				assert.Zero(t, l.Stats().Owed)
+				assert.EqualValues(t, 5300, used(t, net, "k")-l.Stats().Held)
+				return
+			}
+			for range 60 {
+				time.Sleep(time.Minute)
+				s := l.Stats()
+				require.EqualValues(t, 5000, s.Owed+s.Overdrawn-others)
+			}
+			assert.Zero(t, l.Stats().Owed)
+		})
+	}
+}
+
+// A grant whose reply is lost is handed over with the next one, or goes back on Close:
+// charged once, all of it spendable. A direct call is not repeated, and counted.
+func TestLostRepliesLoseNothing(t *testing.T) {
+	for _, n := range []int64{1, 7, 50} {
+		inBubbles(t, fmt.Sprint("n=", n), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+			net := testnet.Far(time.Millisecond)
+			l := open(t, net, reservoir.PerMinute(100), opt)
+			for _, key := range []string{"k", "closed"} {
+				net.Next("", testnet.LoseReply, testnet.LoseReply)
+				for range 2 {
+					_, err := l.AllowN(bg, key, n)
+					require.Error(t, err)
 				}
-				return testnet.Fine
-			})
-			time.Sleep(2 * toClose)
-			require.Positive(t, calls.Load(), "the debt was charged without traffic")
-			require.Zero(t, l.Stats().Owed)
-			require.Zero(t, alone(), "of the same share")
+				net.Faults(nil)
+			}
+			require.Equal(t, 4, net.Happened(testnet.LoseReply))
+			unknown := l.Stats().Unknown
+			assert.Equal(t, name == "direct", unknown == 4*n)
+			assert.EqualValues(t, 100, drain(t, l, "k", 1)+unknown/2)
+			assert.EqualValues(t, 100, used(t, net, "k"))
+			require.NoError(t, l.Close(bg))
+			assert.Equal(t, unknown/2, used(t, net, "closed"))
 		})
 	}
 }
@@ -1021,43 +921,6 @@ func TestPeriodThatBeginsInAnOutage(t *testing.T) {
 	}
 }
 
-// An outage lasts past the end of a window, so the policy opens one without the store. Then a
-// server takes over whose clock is behind: the old window is open there. Its tokens are not
-// handed over again.
-func TestClockStepsBackInAnOutage(t *testing.T) {
-	for what, policy := range map[string]reservoir.Failure{"local": reservoir.FailLocal(0.1), "open": reservoir.FailOpen()} {
-		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			store := memstore.New()
-			net := testnet.New(store, time.Millisecond)
-			l := open(t, net, reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}, reservoir.WithFailure(policy), opt)
-			charged := map[time.Time]int64{}
-			ask := func() {
-				if r := allow(t, l, "k", 1); r.Allowed && r.Source != reservoir.Fallback {
-					charged[r.Reset]++
-				}
-			}
-			for range 900 {
-				ask()
-			}
-			net.Always(testnet.Refuse)
-			for range 600 {
-				ask()
-				time.Sleep(20 * time.Millisecond)
-			}
-			net.Skew(-5 * time.Second)
-			net.Faults(nil)
-			for range 3000 {
-				ask()
-				time.Sleep(2 * time.Millisecond)
-			}
-			require.Greater(t, len(charged), 1)
-			for reset, n := range charged {
-				assert.LessOrEqual(t, n, int64(1000), "until %v", reset)
-			}
-		})
-	}
-}
-
 // The store's clock is ahead. Nothing is spent after the end of a window that the process has
 // opened by its own clock, or whose end it knew by its own clock when it settled a forgotten key.
 func TestWindowsByTheWallClock(t *testing.T) {
@@ -1091,28 +954,6 @@ func TestWindowsByTheWallClock(t *testing.T) {
 		refused := allow(t, l, "k", 101)
 		require.False(t, refused.Allowed)
 		require.LessOrEqual(t, refused.RetryAfter, 10*time.Second)
-	})
-}
-
-// The window that a process opens in an outage gives way to one of an older length. Later the
-// store, whose clock is behind, opens a window of the same name: it is the store's.
-func TestWindowWithTheNameOfAnOwnOne(t *testing.T) {
-	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		net.Skew(-30 * time.Second)
-		limit := planned(reservoir.PerMinute(100))
-		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen()))
-		allow(t, open(t, net, reservoir.Limit{Tokens: 100, Window: 90 * time.Second}), "k", 1)
-		time.Sleep(time.Minute)
-		breakdown(t, l, net, testnet.Refuse)
-		own := allow(t, l, "k", 1)
-		require.Equal(t, reservoir.Fallback, own.Source)
-		net.Faults(nil)
-		time.Sleep(30*time.Second + 100*time.Millisecond)
-		r := allow(t, l, "k", 1)
-		require.Equal(t, own.Reset, r.Reset)
-		require.Equal(t, reservoir.Fetched, r.Source)
-		assert.EqualValues(t, 99, drain(t, l, "k", 1))
 	})
 }
 
@@ -1166,24 +1007,6 @@ func TestLengthChangesInAnOutage(t *testing.T) {
 	}
 }
 
-// The same, and the window that the process opened is over by then. It asks once more with the length
-// of the other process' window, not again and again.
-func TestLengthChangedBeforeTheOutageEnds(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerMinute(100))
-		allow(t, open(t, net.Store(), reservoir.PerHour(100)), "k", 1)
-		l := open(t, net, reservoir.PerMinute(100), opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen()))
-		breakdown(t, l, net, testnet.Refuse)
-		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 30).Source)
-		time.Sleep(time.Minute + time.Second)
-		net.Faults(nil)
-		time.Sleep(2 * toClose)
-		calls := net.Count("")
-		require.NotEqual(t, reservoir.Fallback, allow(t, l, "k", 1).Source)
-		assert.LessOrEqual(t, net.Count("")-calls, 3)
-	})
-}
-
 // Close states debt to a window of the length that the limit had, which is open again because the
 // store's clock has stepped back.
 func TestCloseAfterTheLengthHasChanged(t *testing.T) {
@@ -1205,26 +1028,6 @@ func TestCloseAfterTheLengthHasChanged(t *testing.T) {
 		require.NoError(t, err)
 		assert.EqualValues(t, 150, c.Used)
 		assert.EqualValues(t, 50, l.Stats().Overdrawn)
-	})
-}
-
-// The window that a process opens in an outage may have the name of the store's. What direct calls
-// charge there before the store is asked for its window can still be refunded.
-func TestRefundInAWindowOfTheSameName(t *testing.T) {
-	inBubble(t, "", func(t *testing.T) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerHour(10), reservoir.WithDirect(), reservoir.WithFailure(reservoir.FailLocal(0.05)))
-		net.Always(testnet.Refuse)
-		away := allow(t, l, "k", 1)
-		require.Equal(t, reservoir.Fallback, away.Source)
-		net.Faults(nil)
-		r := allow(t, l, "k", 1)
-		require.Equal(t, reservoir.Direct, r.Source)
-		require.Equal(t, away.Reset, r.Reset)
-		require.NoError(t, waitFor(bg, l, "k", 1))
-		require.NoError(t, l.Refund(bg, "k", r))
-		assert.EqualValues(t, 1, used(t, net, "k"))
-		assert.EqualValues(t, 1, l.Stats().Refunded)
 	})
 }
 
@@ -1361,54 +1164,6 @@ func TestAnswersThatAreAlwaysLate(t *testing.T) {
 	})
 }
 
-// A grant whose reply is lost is handed over with the next one, or goes back on Close:
-// charged once, all of it spendable. A direct call is not repeated, and counted.
-func TestLostRepliesLoseNothing(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		for _, n := range []int64{1, 7} {
-			inBubble(t, fmt.Sprint(name, "/", n), func(t *testing.T) {
-				net := testnet.Far(time.Millisecond)
-				l := open(t, net, reservoir.PerMinute(100), opt)
-				for _, key := range []string{"k", "closed"} {
-					net.Next("", testnet.LoseReply, testnet.LoseReply)
-					for range 2 {
-						_, err := l.AllowN(bg, key, n)
-						require.Error(t, err)
-					}
-					net.Faults(nil)
-				}
-				require.Equal(t, 4, net.Happened(testnet.LoseReply))
-				unknown := l.Stats().Unknown
-				assert.Equal(t, name == "direct", unknown == 4*n)
-				assert.EqualValues(t, 100, drain(t, l, "k", 1)+unknown/2)
-				assert.EqualValues(t, 100, used(t, net, "k"))
-				require.NoError(t, l.Close(bg))
-				assert.Equal(t, unknown/2, used(t, net, "closed"))
-			})
-		}
-	}
-}
-
-// A request that is larger than a batch loses nothing with its reply either.
-func TestLostReplyOfALargeRequest(t *testing.T) {
-	for name, opt := range batches() {
-		for _, n := range []int64{1, 50, 500} {
-			inBubble(t, fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
-				net := testnet.Far(rtt / 2)
-				l := open(t, net, reservoir.PerHour(1000), opt)
-				net.Next("", testnet.LoseReply)
-				_, _ = l.AllowN(context.Background(), "k", n)
-				require.Equal(t, 1, net.Happened(testnet.LoseReply))
-				time.Sleep(time.Second)
-				require.True(t, allow(t, l, "k", n).Allowed)
-				require.NoError(t, l.Close(context.Background()))
-				assert.Equal(t, l.Stats().Spent, used(t, net, "k"))
-				assert.Zero(t, l.Stats().Unknown)
-			})
-		}
-	}
-}
-
 // A store that lost its data learns from any one process what all had been granted, and
 // keeps the window's end.
 func TestLostData(t *testing.T) {
@@ -1442,33 +1197,6 @@ func TestLostData(t *testing.T) {
 		assert.LessOrEqual(t, admitted, 1000+unknown)
 		assert.GreaterOrEqual(t, admitted, int64(700), "but for what idle processes hold")
 	})
-}
-
-// When a ledger alone is lost nobody is charged twice.
-func TestLostLedger(t *testing.T) {
-	rdb := redistest.Start(t).Client()
-	for name, opt := range everyPolicy() {
-		for _, n := range []int64{1, 7} {
-			t.Run(fmt.Sprint(name, "/", n), func(t *testing.T) {
-				key := fmt.Sprint(name, n)
-				all := fleet(t, 4, redisstore.New(rdb), reservoir.PerHour(1200), opt, patient)
-				admitted := int64(0)
-				for range 10 {
-					for _, l := range all {
-						require.True(t, allow(t, l, key, n).Allowed)
-						admitted += n
-					}
-				}
-				require.Equal(t, name != "direct", rdb.Del(bg, "{"+key+"}:own").Val() == 1)
-				for range 3 {
-					for _, l := range all {
-						admitted += drain(t, l, key, 1)
-					}
-				}
-				assert.EqualValues(t, 1200, admitted)
-			})
-		}
-	}
 }
 
 // Tokens that come back after the store has lost its data are charged to nobody, if the first
@@ -1575,6 +1303,114 @@ func TestPanics(t *testing.T) {
 	t.Run("exits", func(t *testing.T) { testPanics(t, testnet.Exit, "sync", "take", "check", "settle") })
 }
 
+func TestPanicsThatNobodyGets(t *testing.T) {
+	type act func(t *testing.T, l *reservoir.Limiter, net *testnet.Network, b *bomb) (raised int64)
+	background := func(t *testing.T, l *reservoir.Limiter, _ *testnet.Network, b *bomb) (raised int64) {
+		for range 500 {
+			if survives(func() error { _, err := l.Allow(bg, "k"); return err }) != nil {
+				raised++
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		require.Greater(t, b.went.Load(), raised, "none was in the background")
+		return raised
+	}
+	leaves := func(delay time.Duration, call func(ctx context.Context, l *reservoir.Limiter) error) act {
+		return func(t *testing.T, l *reservoir.Limiter, _ *testnet.Network, b *bomb) (raised int64) {
+			b.delay = delay
+			for range 30 {
+				ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
+				err := survives(func() error { return call(ctx, l) })
+				require.Error(t, err)
+				if strings.Contains(err.Error(), "bug") {
+					raised++
+				}
+				cancel()
+				time.Sleep(time.Second)
+			}
+			return raised
+		}
+	}
+	ask := func(ctx context.Context, l *reservoir.Limiter) error { _, err := l.Allow(ctx, "new"); return err }
+	check := func(ctx context.Context, l *reservoir.Limiter) error { _, err := l.Check(ctx, "k"); return err }
+	reset := func(ctx context.Context, l *reservoir.Limiter) error { return l.Reset(ctx, "k") }
+	direct, batches := reservoir.WithDirect(), reservoir.WithBatch(reservoir.Fixed(64))
+	for what, c := range map[string]struct {
+		op  string
+		opt reservoir.Option
+		act
+	}{
+		"limits": {"limits", batches, background}, "sync": {"sync", batches, background},
+		"sync for nobody": {"sync", batches, leaves(20*time.Millisecond, ask)}, "at this moment": {"sync", batches, leaves(10*time.Millisecond, ask)},
+		"take": {"take", direct, leaves(20*time.Millisecond, ask)}, "check": {"check", direct, leaves(20*time.Millisecond, check)},
+		"reset": {"reset", direct, leaves(20*time.Millisecond, reset)},
+		"undo": {"settle", direct, func(t *testing.T, l *reservoir.Limiter, net *testnet.Network, b *bomb) int64 {
+			net.MoveTo(8 * time.Millisecond)
+			return leaves(0, ask)(t, l, net, b)
+		}},
+		"probe": {"sync", batches, func(t *testing.T, l *reservoir.Limiter, net *testnet.Network, b *bomb) int64 {
+			b.armed.Store(false)
+			breakdown(t, l, net, testnet.LoseRequest)
+			b.armed.Store(true)
+			time.Sleep(5 * time.Second)
+			return 0
+		}},
+		"idle": {"sync", reservoir.WithIdle(time.Second), func(*testing.T, *reservoir.Limiter, *testnet.Network, *bomb) int64 {
+			time.Sleep(10 * time.Second)
+			return 0
+		}},
+		"close": {"sync", batches, func(_ *testing.T, l *reservoir.Limiter, _ *testnet.Network, _ *bomb) int64 {
+			_ = l.Close(bg)
+			return 0
+		}},
+	} {
+		for _, exits := range []bool{false, true} {
+			if exits && (c.op == "sync" || c.op == "settle") { // a failure of the store, for which its circuit opens
+				continue
+			}
+			inBubble(t, fmt.Sprintf("%s/exits=%t", what, exits), func(t *testing.T) {
+				text, b, net := recordLog(t), &bomb{exits: exits}, testnet.Far(time.Millisecond)
+				l := open(t, exploding(net, c.op, b), reservoir.PerMinute(1000), c.opt, reservoir.WithLimits(func(string) reservoir.Limit {
+					if c.op == "limits" {
+						b.tick()
+					}
+					return reservoir.PerMinute(1000)
+				}))
+				for range 300 {
+					allow(t, l, "k", 1)
+					time.Sleep(10 * time.Millisecond)
+				}
+				b.armed.Store(true)
+				raised := c.act(t, l, net, b)
+				b.armed.Store(false)
+				synctest.Wait()
+				b.requireLogged(t, text, raised)
+			})
+		}
+	}
+}
+
+// Two limits of a group panic in one request: the caller gets one of the panics, and the log the
+// other. A function of WithLimits that ends its goroutine made no decision.
+func TestPanicsOfAGroup(t *testing.T) {
+	inBubbles(t, "", map[string]bool{"panics": false, "exits": true}, func(t *testing.T, _ string, exits bool) {
+		text, b := recordLog(t), &bomb{exits: exits}
+		limits := reservoir.WithLimits(func(string) reservoir.Limit { b.tick(); return reservoir.PerMinute(10) })
+		g := reservoir.NewGroup(
+			open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), limits), open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), limits))
+		b.armed.Store(true)
+		require.Error(t, survives(func() error { _, err := g.Allow(bg, "a", "b"); return err }))
+		b.armed.Store(false)
+		require.EqualValues(t, 2, b.went.Load())
+		if !exits {
+			b.requireLogged(t, text, 1)
+		}
+		r, err := g.Allow(bg, "a", "b")
+		require.NoError(t, err)
+		assert.True(t, r.Allowed)
+	})
+}
+
 func testPanics(t *testing.T, f testnet.Fault, wheres ...string) {
 	for _, where := range wheres {
 		inBubbles(t, where, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
@@ -1623,193 +1459,4 @@ func testPanics(t *testing.T, f testnet.Fault, wheres ...string) {
 			require.NoError(t, l.Close(long))
 		})
 	}
-}
-
-// A panic in the store reaches callers or is an error to them: it hangs nobody, and
-// the key goes on.
-func TestPanicsReachWaiters(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		inBubble(t, name, func(t *testing.T) {
-			net := testnet.Far(rtt / 2)
-			l := open(t, net, reservoir.PerMinute(1000), opt)
-			net.Next("", testnet.Panic)
-			var ended atomic.Int64
-			crowd(20, func(i int) {
-				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-				defer cancel()
-				defer func() { _ = recover(); ended.Add(1) }()
-				if i%2 == 0 {
-					_, _ = l.Allow(ctx, "k")
-				} else {
-					_ = waitFor(ctx, l, "k", 1)
-				}
-			})
-			assert.EqualValues(t, 20, ended.Load())
-			require.Equal(t, 1, net.Happened(testnet.Panic))
-			assert.True(t, allow(t, l, "k", 1).Allowed)
-			assert.NoError(t, waitFor(context.Background(), l, "k", 2))
-			assert.True(t, allow(t, l, "other", 1).Allowed)
-		})
-	}
-}
-
-// A function of WithLimits, or a store, that panics in a fetch that nobody waits for.
-func TestPanicsInTheBackground(t *testing.T) {
-	for what, exits := range map[string]bool{"panics": false, "exits": true} {
-		for _, where := range []string{"limits", "sync"} {
-			if where == "sync" && exits { // a failure of the store, for which its circuit opens
-				continue
-			}
-			inBubbles(t, what+"/"+where, batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-				text, b := recordLog(t), &bomb{exits: exits}
-				limits, store := new(bomb), b
-				if where == "limits" {
-					limits, store = b, new(bomb)
-				}
-				l := open(t, exploding(testnet.Far(time.Millisecond), "sync", store), reservoir.PerMinute(1000), opt, reservoir.WithLimits(func(string) reservoir.Limit {
-					limits.tick()
-					return reservoir.PerMinute(1000)
-				}))
-				for range 300 {
-					allow(t, l, "k", 1)
-					time.Sleep(10 * time.Millisecond)
-				}
-				b.armed.Store(true)
-				raised := int64(0)
-				for range 500 {
-					if err := survives(func() error { _, err := l.Allow(bg, "k"); return err }); err != nil {
-						raised++
-					}
-					time.Sleep(10 * time.Millisecond)
-				}
-				b.armed.Store(false)
-				require.Greater(t, b.went.Load(), raised, "none was in the background")
-				b.requireLogged(t, text, raised)
-			})
-		}
-	}
-}
-
-// The caller for whom a call is made has left when the store panics.
-func TestPanicsAfterTheCallerHasLeft(t *testing.T) {
-	for op, opt := range map[string]reservoir.Option{"sync": reservoir.WithBatch(reservoir.Fixed(10)), "take": reservoir.WithDirect(), "check": reservoir.WithDirect(), "reset": reservoir.WithDirect()} {
-		for what, exits := range map[string]bool{"panics": false, "exits": true} {
-			if op == "sync" && exits {
-				continue
-			}
-			inBubble(t, op+"/"+what, func(t *testing.T) {
-				text, b := recordLog(t), &bomb{exits: exits, delay: 20 * time.Millisecond}
-				l := open(t, exploding(testnet.Far(time.Millisecond), op, b), reservoir.PerMinute(1000), opt)
-				b.armed.Store(true)
-				for range 3 {
-					ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
-					defer cancel()
-					var err error
-					switch op {
-					case "check":
-						_, err = l.Check(ctx, "k")
-					case "reset":
-						err = l.Reset(ctx, "k")
-					default:
-						_, err = l.Allow(ctx, "k")
-					}
-					require.ErrorIs(t, err, context.DeadlineExceeded)
-					time.Sleep(time.Second)
-				}
-				b.armed.Store(false)
-				b.requireLogged(t, text, 0)
-			})
-		}
-	}
-}
-
-// A caller leaves at the moment when the fetch panics: it gets the panic, or the log does.
-func TestPanicWhileTheCallerLeaves(t *testing.T) {
-	for range 50 {
-		inBubble(t, "", func(t *testing.T) {
-			text, b := recordLog(t), &bomb{delay: 10 * time.Millisecond}
-			l := open(t, exploding(testnet.Far(time.Millisecond), "sync", b), reservoir.PerMinute(1000))
-			b.armed.Store(true)
-			ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
-			defer cancel()
-			raised := int64(0)
-			if err := survives(func() error { _, err := l.Allow(ctx, "k"); return err }); strings.Contains(err.Error(), "bug") {
-				raised++
-			}
-			b.armed.Store(false)
-			b.requireLogged(t, text, raised)
-		})
-	}
-}
-
-// A store that panics at the probes of its circuit, at Close or when idle keys leave.
-func TestPanicsOfCallsForNobody(t *testing.T) {
-	inBubble(t, "probe", func(t *testing.T) {
-		text, b, net := recordLog(t), new(bomb), testnet.Far(time.Millisecond)
-		l := open(t, exploding(net, "sync", b), reservoir.PerMinute(1000))
-		breakdown(t, l, net, testnet.LoseRequest)
-		b.armed.Store(true)
-		time.Sleep(5 * time.Second)
-		b.armed.Store(false)
-		b.requireLogged(t, text, 0)
-	})
-	inBubble(t, "idle", func(t *testing.T) {
-		text, b, net := recordLog(t), new(bomb), testnet.Far(time.Millisecond)
-		l := open(t, exploding(net, "sync", b), reservoir.PerHour(1000), reservoir.WithIdle(time.Second), reservoir.WithBatch(reservoir.Fixed(10)))
-		allow(t, l, "k", 1)
-		b.armed.Store(true)
-		time.Sleep(10 * time.Second)
-		b.armed.Store(false)
-		b.requireLogged(t, text, 0)
-		require.Eventually(t, func() bool { return l.Stats().Keys == 0 }, time.Minute, time.Second)
-	})
-	inBubble(t, "close", func(t *testing.T) {
-		text, net := recordLog(t), testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerHour(1000), reservoir.WithBatch(reservoir.Fixed(10)))
-		allow(t, l, "k", 1)
-		net.Next("sync", testnet.Panic, testnet.Panic)
-		require.NoError(t, l.Close(bg))
-		require.Equal(t, 2, text.count("the store panics"))
-	})
-}
-
-// Two limits of a group panic in one request: the caller gets one of the panics, and the log the
-// other.
-func TestPanicsOfAGroup(t *testing.T) {
-	inBubble(t, "", func(t *testing.T) {
-		text, b := recordLog(t), new(bomb)
-		limits := reservoir.WithLimits(func(string) reservoir.Limit { b.tick(); return reservoir.PerMinute(10) })
-		g := reservoir.NewGroup(
-			open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), limits), open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), limits))
-		b.armed.Store(true)
-		require.Error(t, survives(func() error { _, err := g.Allow(bg, "a", "b"); return err }))
-		b.armed.Store(false)
-		require.EqualValues(t, 2, b.went.Load())
-		b.requireLogged(t, text, 1)
-		r, err := g.Allow(bg, "a", "b")
-		require.NoError(t, err)
-		assert.True(t, r.Allowed)
-	})
-}
-
-// A direct call gives back what it was charged after its caller has left. If the store panics
-// then, nobody is there to get it.
-func TestPanicInAnUndo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := testnet.Far(50 * time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(10), reservoir.WithDirect(), patient)
-		net.Faults(func(c *testnet.Call) testnet.Fault {
-			if c.Op == "settle" {
-				return testnet.Panic
-			}
-			return testnet.Fine
-		})
-		ctx, cancel := context.WithTimeout(bg, 60*time.Millisecond)
-		defer cancel()
-		_, err := l.Allow(ctx, "k")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		time.Sleep(time.Second)
-		assert.Equal(t, 1, net.Happened(testnet.Panic))
-		balance(t, l)
-	})
 }

@@ -66,15 +66,6 @@ func TestBadRequestsNeverReachTheStore(t *testing.T) {
 	assert.Zero(t, l.Stats().Taken)
 }
 
-// A request for too much is that error also where stock, or a cached refusal, would
-// have given another answer.
-func TestExceedsLimitIsNeverARefusal(t *testing.T) {
-	l := open(t, memstore.New(), reservoir.PerMinute(3))
-	require.EqualValues(t, 3, drain(t, l, "k", 1))
-	_, err := l.AllowN(context.Background(), "k", 4)
-	require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
-}
-
 // All of the limit is admitted, and not a token more, by any policy and in requests
 // of any size; refusals after that cost no call.
 func TestExactlyTheLimit(t *testing.T) {
@@ -353,23 +344,21 @@ func TestHooksAddUp(t *testing.T) {
 
 // A slow hook delays nobody who waits for tokens, and does not look like a slow store.
 func TestSlowHook(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		inBubble(t, name, func(t *testing.T) {
-			var told atomic.Int64
-			slow := reservoir.WithHooks(reservoir.Hooks{StoreCall: func(reservoir.StoreCall) {
-				time.Sleep(50 * time.Millisecond)
-				told.Add(1)
-			}})
-			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(600_000), opt, slow)
-			begin := time.Now()
-			crowd(5, func(int) { assert.True(t, allow(t, l, "k", 1).Allowed) })
-			if name != "direct" { // whose caller makes the call, and tells of it
-				assert.LessOrEqual(t, time.Since(begin), 3*rtt)
-			}
-			time.Sleep(time.Second)
-			assert.Positive(t, told.Load())
-		})
-	}
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		var told atomic.Int64
+		slow := reservoir.WithHooks(reservoir.Hooks{StoreCall: func(reservoir.StoreCall) {
+			time.Sleep(50 * time.Millisecond)
+			told.Add(1)
+		}})
+		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(600_000), opt, slow)
+		begin := time.Now()
+		crowd(5, func(int) { assert.True(t, allow(t, l, "k", 1).Allowed) })
+		if name != "direct" { // whose caller makes the call, and tells of it
+			assert.LessOrEqual(t, time.Since(begin), 3*rtt)
+		}
+		time.Sleep(time.Second)
+		assert.Positive(t, told.Load())
+	})
 	inBubble(t, "the lead time", func(t *testing.T) {
 		calls := map[bool]int{}
 		for _, slow := range []bool{false, true} {
@@ -520,10 +509,100 @@ func TestGroup(t *testing.T) {
 	assert.LessOrEqual(t, net.Count(""), calls+6)
 }
 
+// What is wrong with a request to a group is an error before anything is charged, whatever the
+// limits say, in memory or in the store, and wherever the fault is. A Wait ends at once. What the
+// same limiter and key can never have together is such a fault; as much as the limit has passes.
+func TestFaultsOfAGroup(t *testing.T) {
+	for name, opts := range map[string][]reservoir.Option{
+		"batches": nil, "direct": {reservoir.WithDirect()}, "no room": {reservoir.WithMaxKeys(0)}, "limits": {planned(reservoir.PerMinute(10)).option()},
+	} {
+		for _, knows := range []bool{true, false} {
+			for _, more := range []int{0, 9} { // up to four limits, and more
+				inBubble(t, fmt.Sprint(name, "/", knows, "/", more), func(t *testing.T) {
+					net := testnet.Far(time.Millisecond)
+					full := open(t, net, reservoir.PerMinute(10), reservoir.WithName("full"))
+					l := open(t, net, reservoir.PerMinute(10), opts...)
+					require.EqualValues(t, 10, drain(t, full, "k", 1))
+					if knows {
+						allow(t, l, "k", 1)
+					}
+					spent := l.Stats().Spent
+					for _, c := range []struct {
+						one, two int64
+						key      string
+						want     error
+					}{
+						{-1, 0, "k", reservoir.ErrTokens}, {math.MinInt64, 0, "k", reservoir.ErrTokens}, {11, 0, "k", reservoir.ErrExceedsLimit}, {1, 0, "", reservoir.ErrKey},
+						{6, 5, "k", reservoir.ErrExceedsLimit}, {1, 10, "k", reservoir.ErrExceedsLimit}, {math.MaxInt64, math.MaxInt64, "k", reservoir.ErrExceedsLimit},
+					} {
+						limiters, costs, keys := []*reservoir.Limiter{full, l, l}, []int64{1, c.one, c.two}, []string{"k", c.key, "k"}
+						for range more {
+							limiters, costs, keys = append(limiters, l), append(costs, 0), append(keys, "other")
+						}
+						for range 2 { // in two orders
+							g := reservoir.NewGroup(limiters...)
+							r, err := g.AllowEach(bg, costs, keys...)
+							require.ErrorIs(t, err, c.want)
+							require.False(t, r.Allowed)
+							begin := time.Now()
+							_, err = g.WaitEach(bg, costs, keys...)
+							require.ErrorIs(t, err, c.want)
+							require.Less(t, time.Since(begin), time.Second)
+							slices.Reverse(limiters)
+							slices.Reverse(costs)
+							slices.Reverse(keys)
+						}
+					}
+					for _, bad := range [][]int64{nil, {1}, {1, 2, 3}} {
+						_, err := reservoir.NewGroup(full, l).AllowEach(bg, bad, "k", "k")
+						require.ErrorIs(t, err, reservoir.ErrOption)
+						_, err = reservoir.NewGroup(full, l).WaitEach(bg, bad, "k", "k")
+						require.ErrorIs(t, err, reservoir.ErrOption)
+						require.ErrorIs(t, reservoir.NewGroup(full, l).Settle(bg, reservoir.GroupResult{}, bad, "k", "k"), reservoir.ErrOption)
+					}
+					r, err := reservoir.NewGroup(full, l).AllowEach(bg, []int64{1, 0}, "k", "")
+					require.True(t, err == nil && !r.Allowed, "a limit that costs nothing is not asked")
+					require.Equal(t, spent, l.Stats().Spent-l.Stats().Refunded)
+					time.Sleep(time.Minute)
+					r, err = reservoir.NewGroup(l, l).WaitEach(bg, []int64{4, 6}, "k", "k")
+					require.True(t, err == nil && r.Allowed)
+				})
+			}
+		}
+	}
+}
+
+// What a group can never have depends on the present limit, and not if that is special.
+func TestGroupOfALimitThatChanges(t *testing.T) {
+	inBubbles(t, "", map[string]reservoir.Option{"batches": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "direct": reservoir.WithDirect()}, func(t *testing.T, _ string, opt reservoir.Option) {
+		limit := planned(reservoir.PerMinute(10))
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), opt, limit.option())
+		g := reservoir.NewGroup(l, l)
+		pass := func(n int64) {
+			r, err := g.AllowN(bg, n, "k", "k")
+			require.True(t, err == nil && r.Allowed)
+		}
+		pass(5)
+		limit.set(reservoir.PerMinute(30))
+		pass(6)
+		var waited error
+		go func() { waited = take(g.WaitEach(bg, []int64{10, 10}, "k", "k")) }()
+		time.Sleep(time.Second)
+		limit.set(reservoir.PerMinute(15))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.ErrorIs(t, waited, reservoir.ErrExceedsLimit, "it was lowered under a waiter")
+		limit.set(reservoir.Unlimited())
+		pass(60)
+		limit.set(reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true})
+		pass(60)
+	})
+}
+
 // A Group charges each limit its own cost, or none of them; what was used is settled for
 // each. The result is that of the tightest.
 func TestGroupWithACostPerLimit(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := testnet.Far(time.Millisecond)
 		requests, tokens := open(t, net, reservoir.PerMinute(100), opt), open(t, net, reservoir.PerMinute(10_000), opt)
 		g := reservoir.NewGroup(requests, tokens)
@@ -533,6 +612,7 @@ func TestGroupWithACostPerLimit(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, 1, r.Limiter)
 			if !r.Allowed {
+				require.ErrorIs(t, g.Refund(bg, r, "r", "t"), reservoir.ErrResult)
 				break
 			}
 			used += 500
@@ -542,27 +622,24 @@ func TestGroupWithACostPerLimit(t *testing.T) {
 		assert.Equal(t, used/500, s.Spent-s.Refunded)
 		assert.Equal(t, used, of.Spent-of.Refunded)
 		assert.EqualValues(t, 9500, used, "half of each charge came back")
-		for _, bad := range [][]int64{nil, {1}, {1, 2, 3}} {
-			_, err := g.AllowEach(bg, bad, "r", "t")
-			assert.ErrorIs(t, err, reservoir.ErrOption)
-			_, err = g.WaitEach(bg, bad, "r", "t")
-			assert.ErrorIs(t, err, reservoir.ErrOption)
-			assert.ErrorIs(t, g.Settle(bg, reservoir.GroupResult{}, bad, "r", "t"), reservoir.ErrOption)
+		for _, ask := range []func(context.Context, []int64, ...string) (reservoir.GroupResult, error){g.AllowEach, g.WaitEach} {
+			free, err := ask(bg, []int64{1, 0}, "r", "t")
+			assert.True(t, err == nil && free.Allowed && free.Limiter == 0 && free.Limit == 100)
+			require.NoError(t, g.Settle(bg, free, []int64{2, 0}, "r", "t"))
 		}
-		was := tokens.Stats().Spent
-		free, err := g.AllowEach(bg, []int64{1, 0}, "r", "t")
-		assert.True(t, err == nil && free.Allowed && free.Limiter == 0 && free.Limit == 100)
-		free, err = g.WaitEach(bg, []int64{1, 0}, "r", "t")
-		assert.True(t, err == nil && free.Allowed && free.Limiter == 0)
-		require.NoError(t, g.Settle(bg, free, []int64{0, 0}, "r", "t"))
-		assert.Equal(t, was, tokens.Stats().Spent, "what costs nothing is not asked")
-		_, err = g.AllowEach(bg, []int64{1, -1}, "r", "t")
-		assert.ErrorIs(t, err, reservoir.ErrTokens)
-		_, err = g.AllowEach(bg, []int64{101, 1}, "r", "t")
-		assert.ErrorIs(t, err, reservoir.ErrExceedsLimit)
-		assert.ErrorIs(t, g.Settle(bg, reservoir.GroupResult{}, []int64{1, 1}, "r"), reservoir.ErrOption)
-		balance(t, requests)
-		balance(t, tokens)
+		assert.Equal(t, of.Spent, tokens.Stats().Spent, "what costs nothing is not asked")
+
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if c.Op == "settle" || c.Key == "new" {
+				return testnet.Hang
+			}
+			return testnet.Fine
+		})
+		ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
+		defer cancel()
+		begin := time.Now()
+		require.Error(t, take(g.Allow(ctx, "r", "new")))
+		assert.LessOrEqual(t, time.Since(begin), 15*time.Millisecond, "nor does it wait for what it undoes")
 	})
 }
 
@@ -601,27 +678,6 @@ func TestGroupWaits(t *testing.T) {
 		require.NoError(t, take(g.WaitEach(bg, []int64{10, 1}, "s", "m")))
 		require.ErrorIs(t, take(g.WaitEach(short, []int64{10, 1}, "s", "m")), context.DeadlineExceeded)
 		assert.EqualValues(t, 201, minute.Stats().Spent-minute.Stats().Refunded, "what the deadline ended is charged to none")
-	})
-}
-
-func TestGroupIsBounded(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"))
-		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"))
-		g := reservoir.NewGroup(a, b)
-		net.Faults(func(c *testnet.Call) testnet.Fault {
-			if c.Op == "settle" || c.Key[0] == 'b' {
-				return testnet.Hang
-			}
-			return testnet.Fine
-		})
-		ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
-		defer cancel()
-		begin := time.Now()
-		_, err := g.Allow(ctx, "k", "k")
-		require.Error(t, err)
-		assert.LessOrEqual(t, time.Since(begin), 15*time.Millisecond)
 	})
 }
 
@@ -690,162 +746,6 @@ func TestGroupTightest(t *testing.T) {
 		assert.Equal(t, 1, r.Limiter)
 		assert.True(t, r.Unlimited())
 	})
-}
-
-// A function of WithLimits that ends its goroutine made no decision, also in a group.
-func TestGroupWhoseLimitsExit(t *testing.T) {
-	net := testnet.Far(time.Millisecond)
-	a := open(t, net, reservoir.PerMinute(100), reservoir.WithName("a"))
-	b := open(t, net, reservoir.PerMinute(100), reservoir.WithName("b"), reservoir.WithLimits(func(string) reservoir.Limit {
-		runtime.Goexit()
-		return reservoir.Limit{}
-	}))
-	r, err := reservoir.NewGroup(a, b).Allow(bg, "k", "k")
-	assert.Error(t, err)
-	assert.False(t, r.Allowed)
-	assert.EqualValues(t, 1, a.Stats().Refunded)
-}
-
-// A group that asks for more of one limit than it has can never pass: the same limiter and the
-// same key, several times. It is an error before anything is charged, whatever memory knows, and a
-// Wait ends at once. As much as the limit has passes.
-func TestGroupOfOneLimitTwice(t *testing.T) {
-	for name, opts := range map[string][]reservoir.Option{
-		"batches": nil, "direct": {reservoir.WithDirect()}, "no memory": {reservoir.WithMaxKeys(0)},
-		"limits":              {planned(reservoir.PerMinute(10)).option()},
-		"limits without room": {planned(reservoir.PerMinute(10)).option(), reservoir.WithMaxKeys(0)},
-	} {
-		for _, others := range []int{1, 9} { // up to four limits, and more
-			inBubble(t, fmt.Sprint(name, "/", others), func(t *testing.T) {
-				net := testnet.Far(time.Millisecond)
-				l := open(t, net, reservoir.PerMinute(10), opts...)
-				limiters, keys := []*reservoir.Limiter{l, l}, []string{"k", "k"}
-				for i := range others {
-					limiters = append(limiters, l)
-					keys = append(keys, fmt.Sprint(i))
-				}
-				g := reservoir.NewGroup(limiters...)
-				cost := func(a, b int64) []int64 { return append([]int64{a, b}, make([]int64, others)...) }
-				begin := time.Now()
-				for range 3 { // the key is in memory then
-					for _, c := range [][]int64{cost(6, 5), cost(1, 10), cost(math.MaxInt64, math.MaxInt64)} {
-						_, err := g.AllowEach(bg, c, keys...)
-						require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
-						_, err = g.WaitEach(bg, c, keys...)
-						require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
-					}
-					_, err := g.AllowN(bg, 6, keys...)
-					require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
-				}
-				require.Less(t, time.Since(begin), time.Second)
-				require.Equal(t, l.Stats().Spent, l.Stats().Refunded)
-				if name != "limits" && name != "limits without room" {
-					require.Zero(t, net.Count(""), "nothing is charged")
-				}
-				require.Zero(t, used(t, net, "k")-l.Stats().Held)
-				time.Sleep(time.Minute)
-				r, err := g.WaitEach(bg, cost(4, 6), keys...)
-				require.NoError(t, err)
-				require.True(t, r.Allowed)
-				r, err = g.AllowN(bg, 5, append([]string{"a", "b"}, keys[2:]...)...)
-				require.True(t, err == nil && r.Allowed)
-			})
-		}
-	}
-}
-
-// The number that a group can never have is the present limit's, and of other limiters no sum is made.
-func TestGroupOfOneLimitTwiceWhoseLimitChanges(t *testing.T) {
-	for name, opts := range map[string][]reservoir.Option{"batches": nil, "direct": {reservoir.WithDirect()}} {
-		inBubble(t, name, func(t *testing.T) {
-			net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerMinute(10))
-			l := open(t, net, reservoir.PerMinute(10), append(opts, limit.option())...)
-			g := reservoir.NewGroup(l, l)
-			r, err := g.AllowN(bg, 5, "k", "k")
-			require.True(t, err == nil && r.Allowed)
-			limit.set(reservoir.PerMinute(20))
-			r, err = g.AllowN(bg, 6, "k", "k")
-			require.NoError(t, err, "the limit was raised")
-
-			var waited error
-			go func() { _, waited = g.WaitEach(bg, []int64{10, 10}, "k", "k") }()
-			time.Sleep(time.Second)
-			synctest.Wait()
-			require.NoError(t, waited)
-			limit.set(reservoir.PerMinute(15))
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			require.ErrorIs(t, waited, reservoir.ErrExceedsLimit, "it was lowered under a waiter")
-			require.NoError(t, err)
-
-			limit.set(reservoir.PerMinute(20))
-			time.Sleep(time.Minute)
-			other := open(t, net, reservoir.PerMinute(20), reservoir.WithName("other"))
-			r, err = reservoir.NewGroup(l, other).AllowN(bg, 20, "k", "k")
-			require.True(t, err == nil && r.Allowed)
-		})
-	}
-	for name, opt := range map[string]reservoir.Option{
-		"shadow":    reservoir.WithShadow(),
-		"unlimited": reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Unlimited() }),
-		"blocked":   reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{} }),
-	} {
-		inBubble(t, name, func(t *testing.T) {
-			l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), opt)
-			for range 3 {
-				r, err := reservoir.NewGroup(l, l).AllowN(bg, 60, "k", "k")
-				require.NoError(t, err)
-				require.Equal(t, name != "blocked", r.Allowed)
-			}
-		})
-	}
-}
-
-// What is wrong with a request to a group is said whatever the limits say: also if one of them is
-// used up, in memory or in the store, and wherever the fault is.
-func TestFaultsOfAGroupComeFirst(t *testing.T) {
-	for _, knows := range []bool{true, false} {
-		for name, opts := range map[string][]reservoir.Option{"one limit": nil, "limits": {planned(reservoir.PerMinute(10)).option()}} {
-			inBubble(t, fmt.Sprint(name, "/", knows), func(t *testing.T) {
-				net := testnet.Far(time.Millisecond)
-				full := open(t, net, reservoir.PerMinute(10), reservoir.WithName("full"))
-				l := open(t, net, reservoir.PerMinute(10), opts...)
-				require.EqualValues(t, 10, drain(t, full, "k", 1))
-				if knows {
-					allow(t, l, "k", 1)
-				}
-				spent := l.Stats().Spent
-				for _, c := range []struct {
-					cost int64
-					key  string
-					want error
-				}{
-					{-1, "k", reservoir.ErrTokens}, {math.MinInt64, "k", reservoir.ErrTokens}, {11, "k", reservoir.ErrExceedsLimit}, {1, "", reservoir.ErrKey},
-				} {
-					short, cancel := context.WithTimeout(bg, time.Minute)
-					for _, order := range []bool{true, false} {
-						g, costs, keys := reservoir.NewGroup(full, l), []int64{1, c.cost}, []string{"k", c.key}
-						if !order {
-							g, costs, keys = reservoir.NewGroup(l, full), []int64{c.cost, 1}, []string{c.key, "k"}
-						}
-						r, err := g.AllowEach(short, costs, keys...)
-						require.ErrorIs(t, err, c.want)
-						require.False(t, r.Allowed)
-						begin := time.Now()
-						_, err = g.WaitEach(short, costs, keys...)
-						require.ErrorIs(t, err, c.want)
-						require.Less(t, time.Since(begin), time.Second)
-					}
-					cancel()
-				}
-				_, err := reservoir.NewGroup(full, l).AllowN(bg, 0, "k", "k")
-				require.ErrorIs(t, err, reservoir.ErrTokens)
-				r, err := reservoir.NewGroup(full, l).AllowEach(bg, []int64{1, 0}, "k", "")
-				require.True(t, err == nil && !r.Allowed, "a limit that costs nothing is not asked")
-				require.Equal(t, spent, l.Stats().Spent)
-			})
-		}
-	}
 }
 
 // A group of one limiter many times allocates for each limit what a small one does.
@@ -1050,24 +950,6 @@ func TestCloseOfAStoreThatExits(t *testing.T) {
 		net.Always(testnet.Exit)
 		require.ErrorContains(t, l.Close(bg), "runtime.Goexit")
 		require.Positive(t, net.Happened(testnet.Exit))
-	})
-}
-
-// A store that ends each goroutine in which it is called holds up no Close, whatever the
-// number of keys, and their tokens are counted.
-func TestCloseWhileTheStoreExits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(50)))
-		for i := range 40 {
-			allow(t, l, fmt.Sprint(i), 1)
-		}
-		net.Always(testnet.Exit)
-		_ = l.Close(bg)
-		s := l.Stats()
-		require.Positive(t, net.Happened(testnet.Exit))
-		require.Positive(t, s.Expired)
-		require.Equal(t, s.Taken, s.Spent+s.Returned+s.Expired)
 	})
 }
 

@@ -476,30 +476,28 @@ func TestSettleAfterClose(t *testing.T) {
 // refunded, and elsewhere by a probe.
 func TestRefundReopensARefusedKey(t *testing.T) {
 	defer chance.Seed(1)()
-	for name, opt := range everyPolicy() {
-		inBubble(t, name, func(t *testing.T) {
-			ctx := context.Background()
-			net := testnet.Far(rtt / 2)
-			a, b := open(t, net, reservoir.PerMinute(5), opt), open(t, net, reservoir.PerMinute(5), opt)
-			last := allow(t, a, "k", 1)
-			drain(t, a, "k", 1)
-			require.False(t, allow(t, b, "k", 1).Allowed)
-			require.NoError(t, a.Refund(ctx, "k", last))
-			again := allow(t, a, "k", 1)
-			require.True(t, again.Allowed)
-			require.False(t, allow(t, a, "k", 1).Allowed)
-			require.NoError(t, a.Refund(ctx, "k", again))
-			require.NoError(t, a.Close(ctx))
-			found := 0
-			for range 50 {
-				time.Sleep(time.Second)
-				if allow(t, b, "k", 1).Allowed {
-					found++
-				}
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		ctx := context.Background()
+		net := testnet.Far(rtt / 2)
+		a, b := open(t, net, reservoir.PerMinute(5), opt), open(t, net, reservoir.PerMinute(5), opt)
+		last := allow(t, a, "k", 1)
+		drain(t, a, "k", 1)
+		require.False(t, allow(t, b, "k", 1).Allowed)
+		require.NoError(t, a.Refund(ctx, "k", last))
+		again := allow(t, a, "k", 1)
+		require.True(t, again.Allowed)
+		require.False(t, allow(t, a, "k", 1).Allowed)
+		require.NoError(t, a.Refund(ctx, "k", again))
+		require.NoError(t, a.Close(ctx))
+		found := 0
+		for range 50 {
+			time.Sleep(time.Second)
+			if allow(t, b, "k", 1).Allowed {
+				found++
 			}
-			require.Equal(t, 1, found)
-		})
-	}
+		}
+		require.Equal(t, 1, found)
+	})
 }
 
 // What was refunded is had at once by a waiter. A refund for which there is no time
@@ -690,50 +688,4 @@ func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A late refund of what FailOpen admitted in an earlier window cancels no debt of this one.
-func TestLateRefundOfAFallback(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailure(reservoir.FailOpen()))
-		breakdown(t, l, net, testnet.Refuse)
-		r := allow(t, l, "k", 90)
-		require.Equal(t, reservoir.Fallback, r.Source)
-		net.Faults(nil)
-		time.Sleep(2 * time.Minute)
-		before := l.Stats().Overdrawn
-		require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 100), 150))
-		require.NoError(t, l.Refund(bg, "k", r))
-		time.Sleep(10 * time.Second)
-		assert.EqualValues(t, 150, used(t, net, "k"))
-		assert.EqualValues(t, 50, l.Stats().Overdrawn-before)
-	})
-}
-
-// A Result of the failure policy that is refunded again and again, before and after its key
-// has left the window, gives back no more than requests have used.
-func TestRepeatedRefundsOfAFallback(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		for _, wait := range [][]time.Duration{{0, 0, time.Hour}, {70 * time.Second, 0, time.Hour}, {70 * time.Second, 2 * time.Minute, 0}, {5 * time.Minute, 0, 0}} {
-			net := testnet.Far(time.Millisecond)
-			l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithIdle(10*time.Minute), reservoir.WithFailure(reservoir.FailOpen()))
-			require.True(t, allow(t, l, "k", 1).Allowed)
-			net.Always(testnet.Refuse)
-			r := allow(t, l, "k", 80)
-			require.Equal(t, reservoir.Fallback, r.Source)
-			for i, d := range wait {
-				time.Sleep(d)
-				if i == 1 {
-					net.Faults(nil)
-					time.Sleep(3 * time.Second)
-					require.True(t, allow(t, l, "k", 1).Allowed)
-				}
-				require.NoError(t, l.Refund(bg, "k", r))
-			}
-			require.NoError(t, l.Refund(bg, "k", r))
-			assert.LessOrEqual(t, l.Stats().Refunded, int64(82), "no more than was used, %v", wait)
-			balance(t, l)
-		}
-	})
 }

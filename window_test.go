@@ -3,7 +3,6 @@ package reservoir_test
 import (
 	"context"
 	"fmt"
-	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -115,43 +114,6 @@ func TestTwoLimitsOnOneKey(t *testing.T) {
 			}
 		}
 	}
-}
-
-// Whichever of two limits opens a window, no reset is ever moved before it is reached,
-// and each limit holds.
-func TestTwoLimitsOverTime(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		store := memstore.New()
-		limits := []reservoir.Limit{reservoir.PerMinute(10), {Tokens: 25, Window: 7 * time.Minute}}
-		var all []*reservoir.Limiter
-		for _, l := range limits {
-			all = append(all, open(t, store, l, opt, reservoir.WithIdle(time.Second)))
-		}
-		var reset time.Time
-		admitted, conflicts := [2]map[time.Time]int64{{}, {}}, 0
-		for round := range 1200 {
-			i := (round / 3) % 2
-			r, err := all[i].AllowN(bg, "k", 1+int64(round%2))
-			if err != nil {
-				require.ErrorIs(t, err, reservoir.ErrConflict)
-				conflicts++
-			} else {
-				require.True(t, !time.Now().Before(reset) || r.Reset.Equal(reset), "moved from %v to %v", reset, r.Reset)
-				reset = r.Reset
-				if r.Allowed {
-					admitted[i][reset] += 1 + int64(round%2)
-				}
-				requireFair(t, r, limits[i])
-			}
-			time.Sleep(time.Second)
-		}
-		require.Positive(t, conflicts)
-		for i, windows := range admitted {
-			for reset, n := range windows {
-				assert.LessOrEqual(t, n, limits[i].Tokens, reset)
-			}
-		}
-	})
 }
 
 // Limits that have names share a key and nothing else, whatever the names.
@@ -288,28 +250,6 @@ func TestNetworkSlowerThanWindow(t *testing.T) {
 	})
 }
 
-// A window of whole seconds ends at a whole second, rounded down, so the first window of a
-// second may be a few milliseconds long, and twice the limit passes within it and the next.
-// Another length lasts.
-func TestTwiceTheLimitAroundAReset(t *testing.T) {
-	for _, test := range []struct {
-		window, left time.Duration
-	}{{time.Second, 10 * time.Millisecond}, {time.Minute, 59*time.Second + 10*time.Millisecond}, {999 * time.Millisecond, 999 * time.Millisecond}} {
-		inBubble(t, test.window.String(), func(t *testing.T) {
-			time.Sleep(990 * time.Millisecond) // since a whole second
-			l := open(t, memstore.New(), reservoir.Limit{Tokens: 10, Window: test.window})
-			begin := time.Now()
-			require.EqualValues(t, 10, drain(t, l, "k", 1))
-			r, err := l.Check(bg, "k")
-			require.NoError(t, err)
-			require.Equal(t, test.left, r.Reset.Sub(begin))
-			time.Sleep(test.left + 10*time.Millisecond)
-			require.EqualValues(t, 10, drain(t, l, "k", 1))
-			require.Less(t, time.Since(begin), test.left+time.Second/20)
-		})
-	}
-}
-
 // RetryAfter is at most the window, also if the window does not end at a whole second and opens
 // within a millisecond, whoever answers: a batch, memory, a direct call, Check, FailLocal. Reset
 // stays the stored end.
@@ -425,18 +365,6 @@ func TestIdleRefusedKeysCostNothing(t *testing.T) {
 	}
 }
 
-// Bounds beyond any limit are no bounds, and do not overflow.
-func TestHugeBounds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(100_000), reservoir.WithBatch(reservoir.Adaptive(1, math.MaxInt64)))
-		for range 20_000 {
-			require.True(t, allow(t, l, "k", 1).Allowed)
-			time.Sleep(time.Millisecond)
-		}
-		assert.Positive(t, l.Stats().Prefetches)
-	})
-}
-
 // A limit that is raised in mid-window is there within a twentieth of it and serves
 // larger requests at once; one that is lowered stops grants at once, and what was
 // charged may still be spent. Out of range it is the error of the next fetch, and not
@@ -515,23 +443,6 @@ func TestChangedLimitWakes(t *testing.T) {
 	})
 }
 
-// A direct call obeys a limit that has become special before the call is made.
-func TestDirectCallOfASpecialLimit(t *testing.T) {
-	for what, limit := range map[string]reservoir.Limit{"blocked": {}, "unlimited": reservoir.Unlimited()} {
-		inBubble(t, what, func(t *testing.T) {
-			now := reservoir.PerMinute(10)
-			net := testnet.Far(rtt / 2)
-			l := open(t, net, now, reservoir.WithDirect(), reservoir.WithLimits(func(string) reservoir.Limit { return now }))
-			require.True(t, allow(t, l, "k", 1).Allowed)
-			now = limit
-			for range 20 {
-				assert.Equal(t, what == "unlimited", allow(t, l, "k", 1).Allowed)
-			}
-			assert.EqualValues(t, 1, used(t, net, "k"))
-		})
-	}
-}
-
 // A limit of nothing blocks, and Unlimited passes, without a store call, whatever the key
 // was before; and back.
 func TestPlans(t *testing.T) {
@@ -597,44 +508,6 @@ func TestPlans(t *testing.T) {
 	assert.ErrorIs(t, err, reservoir.ErrLimit)
 	_, err = reservoir.New(testnet.Far(0), reservoir.Unlimited())
 	assert.NoError(t, err)
-}
-
-func TestBlockedStaysBlocked(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		limit := planned(reservoir.PerMinute(1000))
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.Limit{}, opt, limit.option())
-		r := allow(t, l, "k", 50)
-		time.Sleep(5 * time.Second)
-		limit.set(reservoir.Limit{Window: time.Minute})
-		drain(t, l, "k", 1)
-		require.False(t, allow(t, l, "k", 1).Allowed)
-		require.NoError(t, l.Settle(bg, "k", r, 10))
-		for i := range 100 {
-			require.False(t, allow(t, l, "k", 1).Allowed, i)
-			time.Sleep(10 * time.Millisecond)
-		}
-		balance(t, l)
-	})
-}
-
-func TestUnlimitedStaysUnlimited(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		limit := planned(reservoir.PerMinute(100))
-		l := open(t, testnet.Far(20*time.Millisecond), reservoir.PerMinute(1), opt, limit.option())
-		drain(t, l, "k", 1)
-		limit.set(reservoir.Unlimited())
-		var passed int
-		for range 10_000 {
-			if allow(t, l, "k", 1).Allowed {
-				passed++
-			} else {
-				require.Zero(t, passed)
-			}
-			time.Sleep(time.Millisecond)
-		}
-		require.NotZero(t, passed)
-	})
 }
 
 // From the moment when WithLimits has returned a block, whichever call asked, no stock is
@@ -966,36 +839,88 @@ func TestReset(t *testing.T) {
 	assert.ErrorIs(t, l.Reset(bg, ""), reservoir.ErrKey)
 }
 
-type slowReset struct {
-	backend.Store
-	late time.Duration
+// "This process serves from the new window at once", also if a fetch of it is under way, and so
+// is a Wait.
+func TestResetWithAFetchInFlight(t *testing.T) {
+	for _, lead := range []time.Duration{time.Millisecond, 5 * time.Millisecond} {
+		for _, waits := range []bool{false, true} {
+			inBubbles(t, fmt.Sprintf("%v/waits=%t", lead, waits), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+				all := fleet(t, 2, testnet.Far(2*time.Millisecond), reservoir.PerHour(100), opt)
+				drain(t, all[1], "k", 1)
+				ask := all[0].AllowN
+				if waits {
+					ask = all[0].WaitN
+				}
+				done := make(chan time.Time, 1)
+				go func() {
+					_, _ = ask(bg, "k", 1)
+					done <- time.Now()
+				}()
+				time.Sleep(lead)
+				begin := time.Now()
+				require.NoError(t, all[0].Reset(bg, "k"))
+				assert.Less(t, (<-done).Sub(begin), time.Minute)
+				for range 50 {
+					require.True(t, allow(t, all[0], "k", 1).Allowed)
+					time.Sleep(time.Second)
+				}
+			})
+		}
+	}
 }
 
-func (s slowReset) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	reply, err := s.Store.Reset(ctx, r)
-	time.Sleep(s.late)
-	return reply, err
-}
-
+// What a reset's late reply tells of was spent from meanwhile.
 func TestLateReplyToReset(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		l := open(t, slowReset{testnet.Far(0), 20 * time.Millisecond}, reservoir.PerHour(100), opt)
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(0)
+		l := open(t, net, reservoir.PerHour(100), opt)
 		old := allow(t, l, "k", 1).Reset
 		drain(t, l, "k", 1)
 		time.Sleep(time.Minute)
 		fresh := map[time.Time]int64{}
+		net.MoveTo(20 * time.Millisecond)
 		go func() { assert.NoError(t, l.Reset(bg, "k")) }()
+		synctest.Wait()
+		net.MoveTo(0)
 		for range 4000 {
 			time.Sleep(time.Millisecond)
 			if r := allow(t, l, "k", 1); r.Allowed && !r.Reset.Equal(old) {
 				fresh[r.Reset]++
 			}
 		}
+		assert.Len(t, fresh, 1)
 		for w, n := range fresh {
 			assert.LessOrEqual(t, n, int64(100), "%v", w)
 		}
 		balance(t, l)
 	})
+}
+
+// A limit that has become special is so for each request from the first on, whatever calls are
+// under way or come back.
+func TestSpecialLimitStays(t *testing.T) {
+	for what, to := range map[string]reservoir.Limit{"blocked": {Window: time.Minute}, "unlimited": reservoir.Unlimited()} {
+		for _, used := range []int64{50, 1000} {
+			inBubbles(t, fmt.Sprint(what, "/used=", used), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+				limit, net := planned(reservoir.PerMinute(1000)), testnet.Far(20*time.Millisecond)
+				l := open(t, net, reservoir.Limit{}, opt, limit.option())
+				r := allow(t, l, "k", used)
+				time.Sleep(5 * time.Second)
+				limit.set(to)
+				special := func() bool { now := allow(t, l, "k", 1); return now.Unlimited() || now.Limit == 0 }
+				for !special() {
+					time.Sleep(time.Millisecond)
+				}
+				require.NoError(t, l.Settle(bg, "k", r, 10))
+				for range 500 {
+					require.True(t, special())
+					time.Sleep(10 * time.Millisecond)
+				}
+				balance(t, l)
+				require.Zero(t, l.Stats().Held)
+			})
+		}
+	}
 }
 
 func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
@@ -1022,45 +947,6 @@ func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
 			}
 		}
 	})
-}
-
-// "This process serves from the new window at once", also if a request of it is on its way.
-func TestResetWithAFetchInFlight(t *testing.T) {
-	for _, lead := range []time.Duration{time.Millisecond, 5 * time.Millisecond} {
-		inBubbles(t, lead.String(), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			net := testnet.Far(2 * time.Millisecond)
-			all := fleet(t, 2, net, reservoir.PerHour(100), opt)
-			drain(t, all[1], "k", 1)
-			go func() { _, _ = all[0].Allow(bg, "k") }()
-			time.Sleep(lead)
-			require.NoError(t, all[0].Reset(bg, "k"))
-			var admitted int64
-			for range 50 {
-				if allow(t, all[0], "k", 1).Allowed {
-					admitted++
-				}
-				time.Sleep(time.Second)
-			}
-			assert.EqualValues(t, 50, admitted, "in the first minute after the reset")
-		})
-	}
-}
-
-// The same with a Wait under way, for which the reset is news.
-func TestResetFreesWaiters(t *testing.T) {
-	for _, lead := range []time.Duration{time.Millisecond, 5 * time.Millisecond} {
-		inBubbles(t, lead.String(), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			net := testnet.Far(2 * time.Millisecond)
-			all := fleet(t, 2, net, reservoir.PerHour(100), opt)
-			drain(t, all[1], "k", 1)
-			done := make(chan time.Time, 1)
-			go func() { _ = waitFor(bg, all[0], "k", 1); done <- time.Now() }()
-			time.Sleep(lead)
-			begin := time.Now()
-			require.NoError(t, all[0].Reset(bg, "k"))
-			assert.Less(t, (<-done).Sub(begin), time.Minute)
-		})
-	}
 }
 
 // A key is forgotten during its first call, which meets a window of the limit's old length.
@@ -1446,27 +1332,6 @@ func TestCalendarWindowAfterAShorterOne(t *testing.T) {
 			})
 		}
 	}
-}
-
-// The same, as short as can be: a batch of the 1st of February lasts until March.
-func TestMarchEndsWithMarch(t *testing.T) {
-	inBubble(t, "", func(t *testing.T) {
-		time.Sleep(time.Until(at(time.UTC, 2, 1, 1)))
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerMonth(10_000, nil), reservoir.WithBatch(reservoir.Fixed(5000)))
-		for time.Now().Before(at(time.UTC, 3, 1, 0)) {
-			require.True(t, allow(t, l, "k", 1).Allowed)
-			time.Sleep(30 * time.Minute)
-		}
-		admitted := drain(t, l, "k", 1)
-		r := allow(t, l, "k", 1)
-		assert.True(t, at(time.UTC, 4, 1, 0).Equal(r.Reset), "the window ends at %v", r.Reset)
-		time.Sleep(r.RetryAfter + time.Second)
-		if time.Now().Month() == time.March {
-			admitted += drain(t, l, "k", 1)
-		}
-		assert.EqualValues(t, 10_000, admitted, "in March")
-	})
 }
 
 // Windows by the calendar with processes whose clocks differ from the store's and from each
