@@ -583,8 +583,8 @@ func TestGroupOfALimitThatChanges(t *testing.T) {
 			require.True(t, err == nil && r.Allowed)
 		}
 		pass(5)
-		limit.set(reservoir.PerMinute(30))
-		pass(6)
+		limit.set(reservoir.PerMinute(20))
+		require.NoError(t, take(g.AllowN(bg, 6, "k", "k")), "it was raised")
 		var waited error
 		go func() { waited = take(g.WaitEach(bg, []int64{10, 10}, "k", "k")) }()
 		time.Sleep(time.Second)
