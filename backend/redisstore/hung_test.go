@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
@@ -73,121 +70,41 @@ func (c sickCluster) keys(sick bool, n int) (list []string) {
 	return list
 }
 
-// watched is what happened to calls on some keys.
-type watched struct {
-	served, failed atomic.Int64
-	slowest        atomic.Int64 // ns
-	last           atomic.Pointer[error]
-	marked         atomic.Bool
-	since          chan time.Time // of the first success after mark
-}
-
-func newWatched() *watched { return &watched{since: make(chan time.Time, 1)} }
-
-// note keeps the longest time that a call took.
-func (w *watched) note(d time.Duration) {
-	for {
-		longest := w.slowest.Load()
-		if int64(d) <= longest || w.slowest.CompareAndSwap(longest, int64(d)) {
-			return
-		}
-	}
-}
-
-func (w *watched) mark() { w.marked.Store(true) }
-
-// await returns when a call was first served after mark.
-func (w *watched) await(t *testing.T, patience time.Duration) time.Time {
-	t.Helper()
-	select {
-	case at := <-w.since:
-		return at
-	case <-time.After(patience):
-		require.Fail(t, "not served again", "%v", *w.last.Load())
-		return time.Time{}
-	}
-}
-
-// call calls do for each of the keys, over and over, until stop is closed.
-func (w *watched) call(wg *sync.WaitGroup, stop chan struct{}, keys []string, do func(key string) error) {
-	for _, key := range keys {
-		wg.Go(func() {
-			tick := time.NewTicker(5 * time.Millisecond)
-			defer tick.Stop()
-			for {
-				select {
-				case <-stop:
-					return
-				case <-tick.C:
-				}
-				began := time.Now()
-				err := do(key)
-				w.note(time.Since(began))
-				if err != nil {
-					w.failed.Add(1)
-					w.last.Store(&err)
-					continue
-				}
-				w.served.Add(1)
-				if w.marked.CompareAndSwap(true, false) {
-					w.since <- time.Now()
-				}
-			}
-		})
-	}
-}
-
-// TestHungMaster stops the process of a master under load, through a store and
-// through limiters: its keys are served again soon after the election, and nobody
-// else notices. Each has a client of its own, with the documented options, by which go-redis
-// learns of the new master soon; but it waits longer for a reply, because a busy machine may
-// stand still for longer than the documented 200 ms.
+// TestHungMaster stops the process of a master, under calls through a store and through
+// limiters: its keys are served again soon after the election, and nobody else notices. Each
+// has a client of its own, with the documented options, by which go-redis learns of the new
+// master soon; but it waits longer for a reply, because a busy machine may stand still for
+// longer than the documented 200 ms.
 func TestHungMaster(t *testing.T) {
 	c := newSickCluster(t)
-	ill, fine := c.keys(true, 4), c.keys(false, 8)
-	sick, well := make(map[string]*watched), make(map[string]*watched)
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
+	ill, fine := c.keys(true, 1)[0], c.keys(false, 1)[0]
+	var sick, well []func(key string) error
 	for _, door := range []string{"store", "batches", "direct"} {
 		store := redisstore.New(c.Client(documentedCluster, func(o *redis.ClusterOptions) { o.DialTimeout, o.ReadTimeout = less, less }))
-		first := callThrough(t, store, door, time.Second)
-		require.Eventually(t, func() bool { return first("first") == nil }, 10*time.Second, time.Millisecond)
-		sick[door], well[door] = newWatched(), newWatched()
-		sick[door].call(&wg, stop, ill, callThrough(t, store, door, 200*time.Millisecond))
-		well[door].call(&wg, stop, fine, callThrough(t, store, door, less))
-		require.Eventually(t, func() bool { return sick[door].served.Load() > 50 && well[door].served.Load() > 50 }, 20*time.Second, time.Millisecond)
+		sick = append(sick, callThrough(t, store, door, 200*time.Millisecond))
+		well = append(well, callThrough(t, store, door, less))
 	}
-	var failed int64
-	for _, w := range sick {
-		failed += w.failed.Load()
+	serve := func(do func(key string) error, key string) {
+		t.Helper()
+		require.Eventually(t, func() bool { return do(key) == nil }, recovery, time.Millisecond)
 	}
-	hung := time.Now()
+	for i := range sick {
+		serve(sick[i], ill)
+		serve(well[i], fine)
+	}
 	c.sick.Pause()
 	defer c.sick.Resume()
-	require.Eventually(t, func() bool { return c.NodeOf("sick") != nil }, 30*time.Second, time.Millisecond)
-	elected := time.Now()
-	require.NotSame(t, c.sick, c.NodeOf("sick"))
-	t.Logf("elected %v after the master hung", elected.Sub(hung).Round(time.Millisecond))
-	require.Greater(t, elected.Sub(hung), less)
-	for _, w := range sick {
-		failed -= w.failed.Load()
-		w.mark()
-	}
-	require.Negative(t, failed, "it did hang")
-	for door, w := range sick {
-		at := w.await(t, 4*recovery)
-		t.Logf("%s: served %v after the election; %d calls had failed", door, at.Sub(elected).Round(time.Millisecond), w.failed.Load())
-		assert.Less(t, at.Sub(elected), recovery)
-		served := w.served.Load()
-		require.Eventually(t, func() bool { return w.served.Load() > served+50 }, 10*time.Second, time.Millisecond, "for good")
-	}
-	close(stop)
-	wg.Wait()
-	for door, w := range well {
-		t.Logf("%s: on other nodes %d calls, the slowest %v", door, w.served.Load(), time.Duration(w.slowest.Load()).Round(time.Millisecond))
-		if last := w.last.Load(); last != nil {
-			t.Errorf("%s: %d of %d calls on other nodes failed: %v", door, w.failed.Load(), w.served.Load(), *last)
+	hung := time.Now()
+	for c.NodeOf("sick") == nil || c.NodeOf("sick") == c.sick {
+		require.Less(t, time.Since(hung), 30*time.Second)
+		for i := range sick {
+			_ = sick[i](ill)
+			require.NoError(t, well[i](fine))
 		}
+	}
+	for i := range sick {
+		serve(sick[i], ill)
+		require.NoError(t, sick[i](ill), "for good")
 	}
 }
 
