@@ -8,7 +8,6 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-reservoir/reservoir/internal/invariant"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -50,14 +48,9 @@ func (s *stage) build(t *testing.T, dir string) string {
 	return program
 }
 
-// goBuild builds with the race detector if the test has it, because then most packages are
-// compiled already.
+// goBuild builds without the race detector, because some commands simulate a fleet.
 func goBuild(to, from string) error {
-	args := []string{"build", "-o", to, from}
-	if invariant.Enabled {
-		args = slices.Insert(args, 1, "-race")
-	}
-	out, err := exec.Command("go", args...).CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", to, from).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("go build %s: %w\n%s", from, err, out)
 	}
