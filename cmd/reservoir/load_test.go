@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -128,15 +127,6 @@ func TestLoadRepeatsItselfBySeed(t *testing.T) {
 	}
 	require.Equal(t, of(a), of(b))
 	require.Greater(t, of(a)["key-0"], 2*of(a)["key-5"], "the first keys are called for most")
-}
-
-func TestLoadEndsWhenTold(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(50*time.Millisecond, cancel)
-	r := invoke(ctx, strings.Fields("load -rate 0.01 -workers 2 -duration 1h -format json")...).report(t)
-	requireBalance(t, r)
-	require.EqualValues(t, 1, r.Requests, "the second is due much later")
-	require.Less(t, r.Seconds, 30.0)
 }
 
 func TestLoadText(t *testing.T) {

@@ -7,7 +7,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -15,7 +14,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"syscall"
 )
@@ -43,7 +41,6 @@ var commands = []command{
 	{"inspect", "-store URL [flags] KEY", "show what a store holds for a key", inspectAbout, inspectFlags},
 	{"reset", "-store URL -window LENGTH [flags] KEY", "give a key a fresh window", resetAbout, resetFlags},
 	{"tune", "[flags]", "replay a traffic under each batch policy and recommend one", tuneAbout, tuneFlags},
-	{"version", "[flags]", "print the version of this build", versionAbout, versionFlags},
 }
 
 // run parses the command line, runs the command and returns the exit status.
@@ -105,17 +102,3 @@ type usageError string
 func (e usageError) Error() string { return string(e) }
 
 func usagef(format string, args ...any) error { return usageError(fmt.Sprintf(format, args...)) }
-
-const versionAbout = "Prints the version and the revision of this build, and the version of Go."
-
-// versionFlags prints the version that the build recorded. That of a build from a work
-// tree contains the revision and marks changes.
-func versionFlags(*flagSet) action {
-	return func(_ context.Context, stdout io.Writer) error {
-		info, ok := debug.ReadBuildInfo()
-		if !ok {
-			info = new(debug.BuildInfo) // another build tool made the binary
-		}
-		return write(stdout, fmt.Sprintln("reservoir", cmp.Or(info.Main.Version, "(devel)"), info.GoVersion))
-	}
-}

@@ -221,10 +221,6 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome) *tuneReport {
 		r.note("Stopped early: only %d of %d policies were replayed.", len(all), len(c.policies))
 	}
 	for _, o := range all {
-		if o.Late > s.Limit.Window/50 {
-			r.note("%s: one request in a hundred was made %s or more after its time. This machine is busy or cannot keep that pace: its "+
-				"figures say more about the machine than about the policy. Use a lower -rate.", o.Policy, table.Duration(o.Late))
-		}
 		if o.Errors > 0 {
 			r.note("%s: %s ended in an error of the store.", o.Policy, count(int(o.Errors), "request", "s"))
 		}

@@ -69,7 +69,6 @@ func TestTuneJSON(t *testing.T) {
 	require.True(t, r.Virtual)
 	for _, o := range r.Policies {
 		require.Zero(t, o.Errors, "nothing disturbs virtual time")
-		require.Zero(t, o.Late)
 	}
 
 	again := tuned(t, invoke(t.Context(), strings.Fields(tiny+"-seed 7 -keys 2 -policies 50 -zipf 1.5 -format json")...))
@@ -183,18 +182,6 @@ func requireXML(t *testing.T, data []byte) map[string]int {
 	}
 }
 
-func TestTuneStops(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	file := filepath.Join(t.TempDir(), "r.html")
-	o := invoke(ctx, "tune", "-duration", "10m", "-rate", "10", "-report", file)
-	require.Equal(t, exitFailure, o.status)
-	o.requireOneLine(t)
-	left, err := os.ReadDir(filepath.Dir(file))
-	require.NoError(t, err)
-	require.Empty(t, left)
-}
-
 // What is complete when a replay is stopped is told.
 func TestTuneStopsEarly(t *testing.T) {
 	ctx := &fleeting{Context: t.Context()}
@@ -278,9 +265,4 @@ func TestTuneOnRedis(t *testing.T) {
 		require.Positive(t, client.PTTL(t.Context(), key).Val(), "expires with its window")
 	}
 	require.Len(t, prefixes, 3, "policies do not disturb one another")
-}
-
-func TestCount(t *testing.T) {
-	require.Equal(t, "1 process", count(1, "process", "es"))
-	require.Equal(t, "1,000 processes", count(1000, "process", "es"))
 }

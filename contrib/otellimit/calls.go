@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-reservoir/reservoir"
 )
@@ -35,36 +32,8 @@ func (t *Telemetry) instruments(meter metric.Meter) error {
 
 // call records a store call that has ended. The call had no context of a caller.
 func (t *Telemetry) call(c reservoir.StoreCall) {
-	end := time.Now()
-	ctx := context.Background()
-	t.calls.Record(ctx, c.Duration.Seconds(), t.with(
+	t.calls.Record(context.Background(), c.Duration.Seconds(), t.with(
 		attribute.String("op", c.Op), attribute.String("cause", c.Cause), attribute.String("outcome", c.Outcome())))
-	_, span := t.tracer.Start(ctx, "reservoir "+c.Op, trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindClient),
-		trace.WithTimestamp(end.Add(-c.Duration)), trace.WithAttributes(t.attrs...), trace.WithAttributes(describe(c)...))
-	if c.Err != nil {
-		span.SetStatus(codes.Error, c.Outcome())
-	}
-	span.End(trace.WithTimestamp(end))
-}
-
-// describe returns the attributes of c's span. The span has them from its start, so that
-// a sampler sees them.
-func describe(c reservoir.StoreCall) []attribute.KeyValue {
-	attrs := []attribute.KeyValue{
-		attribute.String("reservoir.op", c.Op),
-		attribute.Int64("reservoir.want", c.Want),
-		attribute.Int64("reservoir.granted", c.Granted),
-	}
-	if c.Cause != "" {
-		attrs = append(attrs, attribute.String("reservoir.cause", c.Cause))
-	}
-	if c.Reason != "" {
-		attrs = append(attrs, attribute.String("reservoir.reason", c.Reason))
-	}
-	if c.Err != nil {
-		attrs = append(attrs, attribute.String("error.type", c.Outcome()))
-	}
-	return attrs
 }
 
 func (t *Telemetry) state(s reservoir.ShardState) {

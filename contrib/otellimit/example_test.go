@@ -7,7 +7,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
-	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
@@ -18,7 +17,6 @@ func Example() {
 	reader := metric.NewManualReader() // or a PeriodicReader with an exporter
 	telemetry, err := otellimit.New(
 		otellimit.WithMeterProvider(metric.NewMeterProvider(metric.WithReader(reader))),
-		otellimit.WithTracerProvider(noop.NewTracerProvider()), // no spans
 		otellimit.WithAttributes(attribute.String("limiter", "api")))
 	if err != nil {
 		panic(err)

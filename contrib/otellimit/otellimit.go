@@ -1,5 +1,5 @@
-// Package otellimit exports the figures of a [reservoir.Limiter] to OpenTelemetry: its
-// Stats as metrics, and a span for each call to the store.
+// Package otellimit exports the figures of a [reservoir.Limiter] to OpenTelemetry, as
+// metrics.
 //
 //	telemetry, err := otellimit.New(otellimit.WithAttributes(attribute.String("limiter", "api")))
 //	...
@@ -8,7 +8,9 @@
 //	telemetry.Watch(limiter)
 //	defer telemetry.Close()
 //
-// It uses the global providers, unless WithMeterProvider or WithTracerProvider sets others.
+// It uses the global provider, unless WithMeterProvider sets another. It makes no spans: one
+// for a store call would have no parent, because a fetch serves all callers that wait for
+// it, and most fetches are made before any caller needs them.
 //
 // # Metrics
 //
@@ -26,18 +28,6 @@
 // The attributes have the values of promlimit's labels, and none holds a key.
 // OpenTelemetry's Prometheus exporter gives the metrics the names and labels of promlimit,
 // so both can use the same dashboard.
-//
-// # Spans
-//
-// Each call to the store gets a span after it has ended, with its true start: "reservoir
-// sync", of kind client. Its attributes are reservoir.op, .cause, .reason (why a batch had
-// its size), .want, .granted and, for a failed call, error.type, which is the class of the
-// error. Decisions made in memory, which are nearly all, get no span.
-//
-// Spans have no parent, because a fetch serves all callers that wait for it, and most
-// fetches are made before any caller needs them. So a sampler sees them as root spans. One
-// span for each store call may be more than you want to keep. To turn spans off, pass
-// noop.NewTracerProvider() to WithTracerProvider.
 package otellimit
 
 import (
@@ -48,7 +38,6 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-reservoir/reservoir"
 )
@@ -60,18 +49,14 @@ const scope = "github.com/go-reservoir/reservoir/contrib/otellimit"
 type Option func(*config)
 
 type config struct {
-	meters  metric.MeterProvider
-	tracers trace.TracerProvider
-	attrs   []attribute.KeyValue
+	meters metric.MeterProvider
+	attrs  []attribute.KeyValue
 }
 
 // WithMeterProvider sets the provider of metrics. The default is the global provider.
 func WithMeterProvider(p metric.MeterProvider) Option { return func(c *config) { c.meters = p } }
 
-// WithTracerProvider sets the provider of spans. The default is the global provider.
-func WithTracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
-
-// WithAttributes adds attributes to every metric and span, such as a name that
+// WithAttributes adds attributes to every metric, such as a name that
 // distinguishes several limiters of one process. By default there are none.
 func WithAttributes(attrs ...attribute.KeyValue) Option {
 	return func(c *config) { c.attrs = append(c.attrs, attrs...) }
@@ -82,11 +67,10 @@ type Source interface {
 	Stats() reservoir.Stats
 }
 
-// Telemetry makes the metrics and spans of one limiter. It is safe for concurrent use.
+// Telemetry makes the metrics of one limiter. It is safe for concurrent use.
 // Make it with [New], and Close it.
 type Telemetry struct {
 	attrs     []attribute.KeyValue
-	tracer    trace.Tracer
 	calls     metric.Float64Histogram
 	away      metric.Int64Gauge
 	outages   metric.Int64Counter
@@ -106,11 +90,11 @@ type figure struct {
 
 // New makes the instruments. It returns the errors of the meter provider.
 func New(opts ...Option) (*Telemetry, error) {
-	c := config{meters: otel.GetMeterProvider(), tracers: otel.GetTracerProvider()}
+	c := config{meters: otel.GetMeterProvider()}
 	for _, o := range opts {
 		o(&c)
 	}
-	t := &Telemetry{attrs: c.attrs, tracer: c.tracers.Tracer(scope)}
+	t := &Telemetry{attrs: c.attrs}
 	meter := c.meters.Meter(scope)
 	if err := errors.Join(t.instruments(meter), t.observables(meter)); err != nil {
 		_ = t.Close()
@@ -119,7 +103,7 @@ func New(opts ...Option) (*Telemetry, error) {
 	return t, nil
 }
 
-// Hooks returns hooks that record spans, the duration of store calls and the state of
+// Hooks returns hooks that record the duration of store calls and the state of
 // shards, for [reservoir.WithHooks].
 func (t *Telemetry) Hooks() reservoir.Hooks {
 	return reservoir.Hooks{StoreCall: t.call, ShardState: t.state}

@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -273,36 +272,6 @@ func TestKeysMakeNoSeries(t *testing.T) {
 	body, _ := io.ReadAll(text.Result().Body)
 	assert.NotContains(t, string(body), "secret")
 	assert.NotContains(t, string(body), "user:42")
-}
-
-// Scrapes and store calls at the same time; the race detector looks on.
-func TestConcurrentScrapes(t *testing.T) {
-	metrics := promlimit.New(nil)
-	l := use(t, metrics, 1)
-	registry := with(t, metrics)
-	var all sync.WaitGroup
-	for range 4 {
-		all.Go(func() {
-			for range 200 {
-				_, _ = l.Allow(context.Background(), rnd())
-				metrics.Hooks().ShardState(reservoir.ShardState{Away: true})
-			}
-		})
-		all.Go(func() {
-			spent := 0.0
-			for range 20 {
-				families, err := registry.Gather()
-				assert.NoError(t, err)
-				for _, f := range families {
-					if f.GetName() == "reservoir_tokens_spent_total" {
-						assert.GreaterOrEqual(t, f.Metric[0].GetCounter().GetValue(), spent)
-						spent = f.Metric[0].GetCounter().GetValue()
-					}
-				}
-			}
-		})
-	}
-	all.Wait()
 }
 
 func TestStoreCallsAreCheapToRecord(t *testing.T) {

@@ -25,14 +25,13 @@ type book struct {
 	grants  int64              // calls that brought tokens
 	granted int64              // tokens of these calls
 	latency Latency
-	late    Latency // how late requests were made
-	failure error   // the first
+	failure error // the first
 }
 
 const parts = 50 // of the timeline
 
 func newBook(t Traffic, limit int64) *book {
-	b := &book{Traffic: t, limit: limit, windows: make(map[Window]*Window), latency: NewLatency(), late: NewLatency()}
+	b := &book{Traffic: t, limit: limit, windows: make(map[Window]*Window), latency: NewLatency()}
 	b.sum.Timeline = make([]Bucket, parts)
 	return b
 }
@@ -83,7 +82,6 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	b.sum.Requests++
 	b.bucket(q.At).Requests++
 	b.latency.Note(took)
-	b.late.Note(late)
 	if err != nil {
 		b.sum.Errors++
 		b.failure = cmp.Or(b.failure, err)
@@ -150,7 +148,7 @@ func (b *book) outcome() Outcome {
 	}
 	o.StoreCalls, o.CallsPerRequest = b.calls, Ratio(b.calls, o.Requests)
 	o.MeanBatch, o.WaitedShare = Ratio(b.granted, b.grants), Ratio(o.Waited, o.Requests)
-	o.P50, o.P99, o.Late = b.latency.Quantile(0.50), b.latency.Quantile(0.99), b.late.Quantile(0.99)
+	o.P50, o.P99 = b.latency.Quantile(0.50), b.latency.Quantile(0.99)
 	return o
 }
 
@@ -192,7 +190,6 @@ type Outcome struct {
 	WaitedShare float64       `json:"waited_share"`
 	P50         time.Duration `json:"p50_ns"` // latency of answers; see Setting
 	P99         time.Duration `json:"p99_ns"`
-	Late        time.Duration `json:"late_p99_ns"` // how late requests were made
 
 	// Stranded is the share of the limit that lay unspent in processes at the first
 	// refusal of a window, on average over the windows with a refusal. The first window

@@ -100,17 +100,6 @@ func TestReplayThatGoesOverTheLimitIsAnError(t *testing.T) {
 	require.EqualValues(t, 10, o.Over)
 }
 
-// A day of traffic with hourly limits, of which nobody could wait for the end.
-func TestReplayOfADay(t *testing.T) {
-	traffic := Shape{Tokens: 1, Rate: 0.2, Keys: 3, Processes: 4, Length: 24 * time.Hour, Seed: 1}.Traffic()
-	r := &Replay{Traffic: traffic, Policy: adaptive, Setting: Setting{Limit: reservoir.PerHour(150), Delay: time.Millisecond, Virtual: true}, Store: memstore.New()}
-	o, err := r.Run(t.Context())
-	require.NoError(t, err)
-	requireSums(t, traffic, o)
-	require.Positive(t, o.Refused)
-	require.Greater(t, o.StrandedWindows, int64(3*20))
-}
-
 // Each call can take its own time. What was spent is told by window.
 func TestReplayOfWindows(t *testing.T) {
 	var there, back atomic.Int64

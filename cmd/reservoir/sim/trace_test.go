@@ -1,10 +1,8 @@
 package sim
 
 import (
-	"encoding/csv"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -79,45 +77,6 @@ type broken struct{}
 func (broken) Read([]byte) (int, error) { return 0, errBroken }
 
 var errBroken = errors.New("broken")
-
-// What is read holds together, and reads the same when it is written out.
-func FuzzReadTrace(f *testing.F) {
-	for _, s := range []string{"1,a\n", "time,key\n1.5,a\n0,\"b\"\"c\"\n", "2023-11-14T22:13:20.25Z,a\n#\n\n3,\"x\ny\",z", "\ufeff1,a", "1", "9,\r\n", "\"", "253402300799.999999999,a"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		a, err := ReadTrace(strings.NewReader(text), 2, 1, MaxRequests)
-		if err != nil {
-			var line int
-			_, none := fmt.Sscanf(err.Error(), "line %d:", &line)
-			require.True(t, errors.Is(err, ErrSpan) || none == nil, err)
-			require.True(t, none != nil || line >= 1 && line <= 1+strings.Count(text, "\n"))
-			return
-		}
-		require.True(t, slices.IsSortedFunc(a.Requests, func(a, b Request) int { return int(a.At - b.At) }))
-		require.Zero(t, a.Requests[0].At)
-		require.Greater(t, a.Length, a.Requests[len(a.Requests)-1].At)
-		b, err := ReadTrace(strings.NewReader(written(t, a)), 2, 1, MaxRequests)
-		require.NoError(t, err)
-		require.Len(t, b.Requests, len(a.Requests))
-		for i, q := range b.Requests {
-			require.Equal(t, a.Requests[i].At, q.At)
-			if key := a.Keys[a.Requests[i].Key]; !strings.Contains(key, "\r") { // of which CSV loses some
-				require.Equal(t, key, b.Keys[q.Key])
-			}
-		}
-	})
-}
-
-func written(t *testing.T, a Traffic) string {
-	var b strings.Builder
-	w := csv.NewWriter(&b)
-	for _, q := range a.Requests {
-		require.NoError(t, w.Write([]string{fmt.Sprintf("%d.%09d", q.At/time.Second, q.At%time.Second), a.Keys[q.Key]}))
-	}
-	w.Flush()
-	return b.String()
-}
 
 func TestReadTraceStopsAtTheBound(t *testing.T) {
 	_, err := ReadTrace(strings.NewReader("time,key\n1,a\n2,b\n"), 1, 1, 2)
