@@ -2,7 +2,6 @@ package reservoir_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -44,24 +43,6 @@ func BenchmarkAllow(b *testing.B) {
 			})
 		})
 	})
-}
-
-// BenchmarkSettle is Allow by handle and what is settled after it: half of the charge, and
-// half as much again.
-func BenchmarkSettle(b *testing.B) {
-	for _, used := range []int64{0, 5, 10, 15} {
-		b.Run(fmt.Sprintf("used=%d", used), func(b *testing.B) {
-			l := openIn(b, memstore.New(), reservoir.PerHour(1<<50), reservoir.WithBatch(reservoir.Fixed(1<<40)))
-			key := l.Key("hot")
-			measure(b, l, 1, true, func(ctx context.Context, _ int) (reservoir.Result, error) {
-				r, err := key.AllowN(ctx, 10)
-				if err == nil && used > 0 {
-					err = key.Settle(ctx, r, used)
-				}
-				return r, err
-			})
-		})
-	}
 }
 
 // BenchmarkBatch is by what to choose a batch: each policy with so many processes, which
@@ -247,84 +228,6 @@ func BenchmarkColdKeys(b *testing.B) {
 		})
 	})
 }
-
-// BenchmarkArrival is a caller that comes to a line in which so many others wait, and leaves.
-func BenchmarkArrival(b *testing.B) {
-	for name, f := range map[string]func(b *testing.B) *reservoir.Limiter{
-		"fetching": func(b *testing.B) *reservoir.Limiter {
-			store := &gated{Store: memstore.New(), open: make(chan struct{}), answers: func() {}}
-			l := openIn(b, store, reservoir.PerHour(1<<50))
-			b.Cleanup(func() { close(store.open) }) // before l is closed
-			return l
-		},
-		"parked": func(b *testing.B) *reservoir.Limiter {
-			l := openIn(b, memstore.New(), reservoir.PerHour(1))
-			drain(b, l, "k", 1)
-			return l
-		},
-		"outage": func(b *testing.B) *reservoir.Limiter {
-			net := testnet.Far(0)
-			net.Always(testnet.Refuse)
-			l := openIn(b, net, reservoir.PerHour(1<<50))
-			b.Cleanup(func() { net.Faults(nil) })
-			return l
-		},
-	} {
-		for _, n := range []int{2_000, 32_000} {
-			b.Run(fmt.Sprintf("line=%s/callers=%d", name, n), func(b *testing.B) {
-				l := f(b)
-				leave := stand(l, n, 0)
-				defer leave()
-				b.ReportAllocs()
-				for b.Loop() {
-					if _, err := l.Wait(&leaver{Context: context.Background()}, "k"); !errors.Is(err, context.Canceled) {
-						b.Fatal(err)
-					}
-				}
-			})
-		}
-	}
-}
-
-// stand makes n callers wait, and returns a function that makes those leave who still do.
-// Each has a deadline if timeout is not 0.
-func stand(l *reservoir.Limiter, n int, timeout time.Duration) (leave func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	before := l.Stats().Waited
-	for range n {
-		wg.Go(func() {
-			ctx := ctx
-			if timeout != 0 {
-				bounded, cancel := context.WithTimeout(ctx, timeout)
-				defer cancel()
-				ctx = bounded
-			}
-			_, _ = l.Wait(ctx, "k")
-		})
-	}
-	for l.Stats().Waited < before+int64(n) {
-		runtime.Gosched()
-	}
-	return func() { cancel(); wg.Wait() }
-}
-
-// leaver is the context of a caller that leaves as soon as it stands in line.
-type leaver struct {
-	context.Context
-	left atomic.Bool
-}
-
-func (g *leaver) Done() <-chan struct{} { g.left.Store(true); return closed }
-
-func (g *leaver) Err() error {
-	if g.left.Load() {
-		return context.Canceled
-	}
-	return nil
-}
-
-var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 func onEachStore(b *testing.B, f func(*testing.B, backend.Store)) {
 	b.Run("store=mem", func(b *testing.B) { f(b, memstore.New()) })

@@ -498,29 +498,6 @@ func TestBurstOnANewKey(t *testing.T) {
 	}
 }
 
-// A client that goes on to another process leaves at most half of the limit in the first.
-func TestClientGoesToAnotherProcess(t *testing.T) {
-	for _, limit := range []reservoir.Limit{reservoir.PerHour(1000), reservoir.PerMinute(300)} {
-		for _, requests := range []int{20, 50, 100} {
-			for _, gap := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond} {
-				inBubble(t, fmt.Sprintf("limit=%d/%v/requests=%d/gap=%v", limit.Tokens, limit.Window, requests, gap), func(t *testing.T) {
-					all := fleet(t, 2, testnet.Far(time.Millisecond), limit)
-					for range requests {
-						require.True(t, allow(t, all[0], "k", 1).Allowed)
-						time.Sleep(gap)
-					}
-					admitted := int64(requests)
-					for admitted < limit.Tokens && allow(t, all[1], "k", 1).Allowed {
-						admitted++
-						time.Sleep(gap)
-					}
-					assert.GreaterOrEqual(t, admitted, limit.Tokens*45/100)
-				})
-			}
-		}
-	}
-}
-
 // A stock that is used up while a statement is under way that asks for nothing is restocked
 // after it, and not when the next caller waits.
 func TestUsedUpDuringAStatement(t *testing.T) {
@@ -734,18 +711,6 @@ func TestLineIsFirstComeFirstServed(t *testing.T) {
 	}
 }
 
-// Who asks without waiting is served in order as well: those that fit.
-func TestPartialGrantServesInOrder(t *testing.T) {
-	inBubble(t, "sizes", func(t *testing.T) {
-		q := lineOf(t, open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(5))))
-		for i, c := range q.allow(1, 4, 3, 5, 2, 1) {
-			<-c.done
-			// 10 tokens: 1+4+3 are in, 5 does not fit, 2 does, and then none is left.
-			assert.Equal(t, []bool{true, true, true, false, true, false}[i], c.allowed, i)
-		}
-	})
-}
-
 // Tokens that come back go to the first in line that they suffice for in order, at
 // once, and not to who comes later.
 func TestReturnedTokensServeTheLine(t *testing.T) {
@@ -800,46 +765,6 @@ func TestWaiterHoardsNothing(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A process that waits for the whole limit again and again leaves it to others while
-// it cannot have it.
-func TestWaiterForTheWholeLimit(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		const limit, windows = 100, 20
-		all := fleet(t, 4, testnet.Far(rtt/2), reservoir.PerSecond(limit), opt)
-		ctx, cancel := context.WithTimeout(context.Background(), windows*time.Second)
-		defer cancel()
-		crowd(4, func(i int) {
-			for ctx.Err() == nil {
-				if i == 0 {
-					_ = waitFor(ctx, all[0], "k", limit)
-					time.Sleep(time.Millisecond) // who was told that it is hopeless asks again
-					continue
-				}
-				time.Sleep(10 * time.Millisecond)
-				_, err := all[i].Allow(context.Background(), "k")
-				assert.NoError(t, err)
-			}
-		})
-		assert.GreaterOrEqual(t, stats(all...).Spent, int64(windows*limit*85/100))
-	})
-}
-
-// A large waiter does not keep small requests of its own process from tokens that it
-// cannot use, and is served after the reset.
-func TestBlockedWaiterLetsRequestsThrough(t *testing.T) {
-	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), opt)
-		r := allow(t, l, "k", 6)
-		q := lineOf(t, l)
-		w := q.wait(8)[0]
-		time.Sleep(10 * rtt)
-		assert.EqualValues(t, 4, drain(t, l, "k", 1))
-		q.inOrder()
-		assert.Less(t, w.at.Sub(r.Reset), time.Second)
-		assert.EqualValues(t, 2, drain(t, l, "k", 1))
-	})
 }
 
 // Waiters that cannot be served before their deadlines are told at once, by what is
@@ -900,45 +825,6 @@ func TestWaitersOfAFleet(t *testing.T) {
 		}
 		assert.InDelta(t, float64(windows-1)*10, time.Since(begin).Seconds(), 1.5+10*float64(more))
 		assert.LessOrEqual(t, calls, windows*(2*20+3*processes))
-	})
-}
-
-// The sum of what callers in line ask for may be larger than any number of tokens. They are
-// served as any others.
-func TestHugeRequestsInLine(t *testing.T) {
-	const huge, crowd = backend.MaxTokens, 1100
-	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(rtt / 2)
-		l := open(t, net, reservoir.PerSecond(huge), opt)
-		net.Next("sync", testnet.Refuse)
-		q := lineOf(t, l)
-		first := q.allow(huge)[0]
-		all := q.add(context.Background(), false, times(crowd, huge))
-		q.wg.Wait()
-		require.Error(t, first.err)
-		admitted := 0
-		for _, c := range all {
-			require.NoError(t, c.err)
-			if c.allowed {
-				admitted++
-			}
-		}
-		assert.Equal(t, 1, admitted)
-
-		q = lineOf(t, l)
-		ctx, leave := context.WithCancel(context.Background())
-		q.add(ctx, true, times(crowd, huge))
-		hopeless, cancel := context.WithTimeout(context.Background(), (crowd-1)*time.Second)
-		defer cancel()
-		begin := time.Now()
-		assert.ErrorIs(t, waitFor(hopeless, l, "k", huge), reservoir.ErrDeadline)
-		assert.Zero(t, time.Since(begin))
-		q.in = q.in[:3]
-		for _, c := range q.in {
-			<-c.done
-		}
-		assert.InDelta(t, 3, time.Since(begin).Seconds(), 1)
-		leave()
 	})
 }
 
@@ -1507,22 +1393,6 @@ func TestNoEvictionWhileCallersWait(t *testing.T) {
 		assert.True(t, allow(t, l, "k", 1).Allowed)
 		assert.Equal(t, 1, net.Count(""))
 		assert.EqualValues(t, 1, l.Stats().Spent)
-	})
-}
-
-// A key that was used for once gives back what it holds when it is idle, by one call, and
-// is forgotten.
-func TestEvictionOfAKeyThatWasFetchedForOnce(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		for _, n := range []int64{1, 5, 64, 99} {
-			net := testnet.Far(time.Millisecond)
-			l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithIdle(time.Second))
-			allow(t, l, "k", n)
-			time.Sleep(time.Minute)
-			require.Zero(t, l.Stats().Keys, n)
-			require.Equal(t, n, used(t, net, "k"))
-			require.LessOrEqual(t, net.Count(""), 3, n)
-		}
 	})
 }
 

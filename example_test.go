@@ -429,27 +429,6 @@ func ExampleWithName() {
 	// false 2
 }
 
-// WithMaxKeys bounds memory. Each request for a key beyond the bound makes a store call.
-func ExampleWithMaxKeys() {
-	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(5_000),
-		reservoir.WithMaxKeys(2),
-		reservoir.WithIdle(time.Minute)) // frees the memory of a key that is idle for so long
-	if err != nil {
-		panic(err)
-	}
-	defer limiter.Close(context.Background())
-	for _, key := range []string{"a", "b", "c"} {
-		r, _ := limiter.Allow(context.Background(), key)
-		fmt.Println(key, r.Source)
-	}
-	fmt.Println(limiter.Stats().Keys, "keys held")
-	// Output:
-	// a fetched
-	// b fetched
-	// c direct
-	// 2 keys held
-}
-
 // Two processes share a limit. No token may lie unspent in one process while the other is
 // refused, at the price of more calls near the limit's end.
 func ExampleWithStranding() {
@@ -507,28 +486,6 @@ func ExampleSource() {
 	// Output:
 	// 49 1 0
 	// 0 0 50
-}
-
-// How a key stands in this process, for an operator's page.
-func ExampleKeyStats() {
-	ctx := context.Background()
-	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(2))
-	if err != nil {
-		panic(err)
-	}
-	defer limiter.Close(ctx)
-	for range 5 {
-		limiter.Allow(ctx, "user:42")
-	}
-	exhausted := map[string]reservoir.KeyStats{}
-	for key, s := range limiter.Keys() {
-		if s.Exhausted {
-			exhausted[key] = s
-		}
-	}
-	s := exhausted["user:42"]
-	fmt.Println(s.Spent, "of", s.Limit.Tokens, "spent,", s.Denied, "denied,", s.Held, "held")
-	// Output: 2 of 2 spent, 3 denied, 0 held
 }
 
 // Figures helps to export Stats to any monitoring system.

@@ -135,28 +135,6 @@ func TestPolicyAnswersInAnOutage(t *testing.T) {
 	}
 }
 
-// However many calls an outage has cut, the first probe is soon after. What was still
-// to time out by then does not open the circuit again.
-func TestProbeComesSoonAfterACrowd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net, heard := testnet.Far(time.Millisecond), new(states)
-		l := open(t, net, reservoir.PerMinute(100), heard.option())
-		net.Always(testnet.Hang)
-		crowd(50, func(i int) {
-			time.Sleep(time.Duration(i) * time.Millisecond)
-			_, err := l.Allow(bg, fmt.Sprint(i))
-			assert.Error(t, err)
-		})
-		synctest.Wait()
-		require.GreaterOrEqual(t, net.Happened(testnet.Hang), 50)
-		require.True(t, heard.away(""))
-		net.Faults(nil)
-		time.Sleep(300 * time.Millisecond)
-		assert.False(t, heard.away(""))
-		assert.Len(t, heard.told(), 2)
-	})
-}
-
 // The error of an open circuit says why it is open.
 func TestOpenCircuitSaysWhy(t *testing.T) {
 	for text, f := range map[string]testnet.Fault{
@@ -744,57 +722,6 @@ func TestDebtIsOfItsWindow(t *testing.T) {
 	}
 }
 
-// What a policy admitted stays part of the account, though the reply to its statement
-// is lost and its window is long: it is charged once, and never handed out again. A
-// share is remembered while a key is idle.
-func TestDebtIsChargedOnce(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		for policy, share := range map[string]int64{"open": 150, "local": 10} {
-			inBubble(t, name+"/"+policy, func(t *testing.T) {
-				net := testnet.Far(time.Millisecond)
-				l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(failures[policy].Failure), reservoir.WithIdle(time.Minute))
-				require.True(t, allow(t, l, "k", 1).Allowed)
-				net.Always(testnet.LoseRequest)
-				admitted, byPolicy := int64(1), int64(0)
-				for range 150 {
-					switch r := allow(t, l, "k", 1); {
-					case r.Allowed && r.Source == reservoir.Fallback:
-						byPolicy++
-						fallthrough
-					case r.Allowed:
-						admitted++
-					}
-					time.Sleep(10 * time.Second)
-				}
-				if policy == "open" {
-					byPolicy = admitted - 1
-				}
-				require.Equal(t, share, byPolicy)
-				lost := 0
-				net.Faults(func(c *testnet.Call) testnet.Fault {
-					if c.Key == "k" && lost < 2 {
-						lost++
-						return testnet.LoseReply
-					}
-					return testnet.Fine
-				})
-				for range 50 {
-					if r := allow(t, l, "k", 1); r.Allowed {
-						admitted++
-					}
-					time.Sleep(time.Second)
-				}
-				admitted += drain(t, l, "k", 1)
-				time.Sleep(time.Minute)
-				assert.Zero(t, l.Stats().Owed)
-				assert.Equal(t, 2, net.Happened(testnet.LoseReply))
-				assert.LessOrEqual(t, admitted, max(share, 100)+70, "a batch more at the most, granted before the store heard of it")
-				assert.GreaterOrEqual(t, used(t, net, "k"), min(admitted, 100))
-			})
-		}
-	}
-}
-
 // What FailOpen admits counts as Owed. It is charged when the store is back, or overdrawn when
 // its window ends before that, though nobody asks for the key again and it still has stock.
 func TestDebtWithoutTraffic(t *testing.T) {
@@ -954,29 +881,6 @@ func TestWindowsByTheWallClock(t *testing.T) {
 		refused := allow(t, l, "k", 101)
 		require.False(t, refused.Allowed)
 		require.LessOrEqual(t, refused.RetryAfter, 10*time.Second)
-	})
-}
-
-// The store's clock steps back after an outage, and the limiter is closed before it has asked which
-// window is open: what was spent there does not go back.
-func TestCloseAfterTheClockStepsBack(t *testing.T) {
-	limit := reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, limit, reservoir.WithFailure(reservoir.FailOpen()), opt)
-		drain(t, l, "k", 1)
-		end := allow(t, l, "k", 1).Reset
-		time.Sleep(time.Until(end))
-		net.Always(testnet.Refuse)
-		for allow(t, l, "k", 1).Reset.Equal(end) {
-			time.Sleep(time.Millisecond)
-		}
-		net.Skew(-5 * time.Second)
-		net.Faults(nil)
-		require.NoError(t, l.Close(bg))
-		state, err := net.Check(bg, "k", limit)
-		require.NoError(t, err)
-		assert.Zero(t, state.Remaining)
 	})
 }
 

@@ -179,21 +179,6 @@ func TestResultsAgreeWithThemselves(t *testing.T) {
 	}
 }
 
-func TestHandleIsTheSameKey(t *testing.T) {
-	l, ctx := open(t, memstore.New(), reservoir.PerMinute(4)), context.Background()
-	k := l.Key("k")
-	r, err := k.Allow(ctx)
-	require.NoError(t, err)
-	require.True(t, r.Allowed)
-	require.True(t, allow(t, l, "k", 2).Allowed)
-	r, err = k.AllowN(ctx, 2)
-	require.NoError(t, err)
-	require.False(t, r.Allowed)
-	r, err = k.AllowN(ctx, 1)
-	require.NoError(t, err)
-	require.True(t, r.Allowed)
-}
-
 // A key may lie in a buffer that the caller uses again: the limiter has its own.
 func TestKeyIsTheCallersBuffer(t *testing.T) {
 	buffer := []byte("user-1")
@@ -231,16 +216,6 @@ func TestMaxKeys(t *testing.T) {
 		assert.Zero(t, l.Stats().Keys, "idle ones make room")
 		assert.NotEqual(t, reservoir.Direct, allow(t, l, "c", 1).Source)
 	})
-}
-
-func TestSourceNames(t *testing.T) {
-	for s, want := range map[reservoir.Source]string{
-		reservoir.Local: "local", reservoir.Fetched: "fetched", reservoir.Direct: "direct",
-		reservoir.Denied: "denied", reservoir.Fallback: "fallback", 9: "unknown",
-	} {
-		assert.Equal(t, want, s.String())
-		assert.Equal(t, s == reservoir.Fetched || s == reservoir.Direct, s.OnNetwork())
-	}
 }
 
 func TestFaultyOptions(t *testing.T) {

@@ -297,27 +297,6 @@ func TestSettleAmongProcesses(t *testing.T) {
 	})
 }
 
-// Streams that outlive their window, one after another, are all counted.
-func TestOverrunsOfLongStreams(t *testing.T) {
-	for what, limit := range map[string]reservoir.Limit{"minute": reservoir.PerMinute(100_000), "day": reservoir.PerDay(100_000, nil)} {
-		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			for _, lasts := range []time.Duration{limit.Window / 7, limit.Window * 2 / 3, limit.Window * 3 / 2} {
-				l := open(t, testnet.Far(time.Millisecond), limit, opt, reservoir.WithIdle(limit.Window*3))
-				for range 30 {
-					r := allow(t, l, "k", 100)
-					require.True(t, r.Allowed)
-					time.Sleep(lasts)
-					require.NoError(t, l.Settle(bg, "k", r, 1000))
-				}
-				require.NoError(t, l.Close(bg))
-				s := l.Stats()
-				assert.EqualValues(t, 30_000, s.Spent+s.Overdrawn, "%v", lasts)
-				balance(t, l)
-			}
-		})
-	}
-}
-
 // What a settlement leaves and this process does not use is soon had by others.
 func TestSurplusOfSettleReturns(t *testing.T) {
 	for what, limit := range map[string]reservoir.Limit{"hour": reservoir.PerHour(10_000), "day": reservoir.PerDay(10_000, nil), "minute": reservoir.PerMinute(10_000)} {

@@ -399,23 +399,6 @@ func TestLimitChangesInMidWindow(t *testing.T) {
 	})
 }
 
-// A waiter for more than a lowered limit is told, and those behind it are served.
-func TestLimitLoweredUnderWaiters(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		limit := planned(reservoir.PerMinute(100))
-		l := open(t, memstore.New(), reservoir.PerMinute(1), limit.option(), opt)
-		require.EqualValues(t, 100, drain(t, l, "k", 50))
-		large, small := make(chan error, 1), make(chan error, 1)
-		go func() { large <- waitFor(bg, l, "k", 50) }()
-		synctest.Wait()
-		go func() { small <- waitFor(bg, l, "k", 5) }()
-		synctest.Wait()
-		limit.set(reservoir.PerMinute(10))
-		assert.ErrorIs(t, <-large, reservoir.ErrExceedsLimit)
-		assert.NoError(t, <-small)
-	})
-}
-
 // A request that no limit known so far can serve makes a change known. Those in line, and
 // those who are refused, hear of it at once.
 func TestChangedLimitWakes(t *testing.T) {
@@ -581,36 +564,6 @@ func TestOlderAnswerThanABlock(t *testing.T) {
 	})
 }
 
-// Tokens that come back to a blocked key are not admitted, not even while they are on their
-// way to the store.
-func TestRefundOfABlockedKey(t *testing.T) {
-	limit := &blockable{tokens: 1_000_000}
-	l := open(t, testnet.Far(0), reservoir.PerMinute(1), limit.option(), patient, reservoir.WithBatch(reservoir.Fixed(10_000)))
-	var results []reservoir.Result
-	for range 5000 {
-		results = append(results, allow(t, l, "k", 2))
-	}
-	limit.block.Store(true)
-	_, err := l.Check(bg, "k")
-	require.NoError(t, err)
-	var over atomic.Bool
-	var admitted atomic.Int64
-	crowd(3, func(i int) {
-		if i == 0 {
-			for _, r := range results {
-				_ = l.Refund(bg, "k", r)
-			}
-			over.Store(true)
-		}
-		for !over.Load() {
-			if r, err := l.Allow(bg, "k"); err == nil && r.Allowed {
-				admitted.Add(1)
-			}
-		}
-	})
-	assert.Zero(t, admitted.Load())
-}
-
 // A function of WithLimits that returns another limit each time keeps nobody busy: an Allow is
 // decided by one of them, and a Wait ends with its context.
 func TestLimitsThatAlternate(t *testing.T) {
@@ -697,22 +650,6 @@ func TestShadow(t *testing.T) {
 			assert.Less(t, time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)), 10*time.Second, "nobody waited")
 		})
 	}
-}
-
-func TestShadowedIsOfDenied(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		for _, more := range []reservoir.Option{patient, reservoir.WithMaxKeys(0)} {
-			l := open(t, testnet.Far(0), reservoir.PerMinute(10), opt, reservoir.WithShadow(), more)
-			for range 20 {
-				require.True(t, allow(t, l, "k", 11).Shadowed)
-				allow(t, l, "k", 1)
-				require.NoError(t, waitFor(bg, l, "k", 11))
-			}
-			s := l.Stats()
-			assert.LessOrEqual(t, s.Shadowed, s.Denied)
-			assert.EqualValues(t, 10, s.Admitted)
-		}
-	})
 }
 
 // Who waits is never refused, also while a limit is tried in shadow at first, and then is
@@ -1416,34 +1353,5 @@ func TestMonthAfterAReset(t *testing.T) {
 			time.Sleep(time.Until(end.Add(time.Hour)))
 			assert.True(t, allow(t, all[1], "k", 100).Allowed, "in the month after it")
 		})
-	}
-}
-
-// A process whose clock is behind the store's first hears of keys around the midnight between
-// two periods of different lengths.
-func TestNewKeysAtMidnight(t *testing.T) {
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	require.NoError(t, err)
-	for what, c := range map[string]struct {
-		limit    reservoir.Limit
-		midnight time.Time
-	}{
-		"day":   {reservoir.PerDay(20, berlin), at(berlin, 3, 26, 0)},
-		"month": {reservoir.PerMonth(20, nil), at(time.UTC, 3, 1, 0)},
-	} {
-		for _, room := range []int{0, 1000} {
-			inBubbles(t, fmt.Sprint(what, room), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-				const ahead = 2 * time.Second
-				l := open(t, skewed(memstore.New(), ahead), c.limit, opt, reservoir.WithMaxKeys(room))
-				time.Sleep(time.Until(c.midnight.Add(-ahead - time.Second)))
-				for i := range 50 {
-					_, end := c.limit.Calendar.Around(time.Now().Add(ahead)) // by the store's clock
-					r := allow(t, l, fmt.Sprint(i), 1)
-					require.True(t, r.Allowed)
-					require.True(t, end.Equal(r.Reset), "%v, want %v", r.Reset, end)
-					time.Sleep(100 * time.Millisecond)
-				}
-			})
-		}
 	}
 }
