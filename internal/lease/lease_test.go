@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"math/rand/v2"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -57,48 +56,6 @@ func TestGuess(t *testing.T) {
 			assert.Equal(t, []int64{read.Deadline(), read.reset.Load(), read.LatestEnd()}, []int64{l.Deadline(), l.reset.Load(), l.LatestEnd()})
 		}
 	}
-}
-
-// TestNeverLate gives random readings of a window, by clocks whose speeds differ by
-// 500 parts in a million. Stock is spent in time, a request after LatestEnd comes after
-// the end, and the bounds keep their order.
-func TestNeverLate(t *testing.T) {
-	for seed := range uint64(300) {
-		rnd := rand.New(rand.NewPCG(seed, 0))
-		length := 1 + rnd.Int64N(int64(time.Hour))
-		speed := 1 + (rnd.Float64()-0.5)/1000 // of our clock, by the store's
-		ours := func(theirs int64) int64 { return int64(float64(theirs) * speed) }
-		l := New(1)
-		var at int64
-		for at < length {
-			sent, read := at, at+rnd.Int64N(length/10+1)
-			at = read + rnd.Int64N(length/10+1)
-			if read > length {
-				break
-			}
-			l.Apply(backend.State{Left: time.Duration(length - read)}, ours(sent), ours(at))
-			require.LessOrEqual(t, l.Deadline(), l.reset.Load(), "seed %d", seed)
-			require.LessOrEqual(t, l.reset.Load(), l.LatestEnd(), "seed %d", seed)
-			require.LessOrEqual(t, l.Deadline(), ours(length)+1, "seed %d: late", seed)
-			require.GreaterOrEqual(t, l.LatestEnd()+1, ours(length), "seed %d: early", seed)
-		}
-	}
-}
-
-// TestRetryAfterIsWithinTheWindow: it is never longer than the store said was left.
-func TestRetryAfterIsWithinTheWindow(t *testing.T) {
-	l := New(1)
-	l.Apply(backend.State{Left: time.Second}, 0, 300*ms)
-	assert.Equal(t, time.Second, l.RetryAfter(0))
-	assert.Equal(t, 700*time.Millisecond, l.RetryAfter(300*ms))
-}
-
-func TestNil(t *testing.T) {
-	var l *Lease
-	assert.False(t, l.Alive(0))
-	assert.True(t, l.Over(0))
-	assert.False(t, l.Denying())
-	assert.Zero(t, l.Drain()+l.Stock())
 }
 
 func TestStock(t *testing.T) {

@@ -1,7 +1,6 @@
 package monotime
 
 import (
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -117,24 +116,4 @@ func TestNow(t *testing.T) {
 			time.Sleep(at + time.Millisecond)
 		}
 	})
-}
-
-// TestManyLook: under the race detector. No reading goes back.
-func TestManyLook(t *testing.T) {
-	var c Clock
-	c.Init()
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			var last int64
-			for last < 30*ms {
-				now := c.Now()
-				if now < last {
-					t.Error("back")
-				}
-				last = now
-			}
-		})
-	}
-	wg.Wait()
 }
