@@ -211,53 +211,66 @@ func (l *Limiter) sendLast(ctx context.Context, f *key.Fetch) error {
 	})
 }
 
-// detached makes a call, by f, for one caller and returns the call's error, or that of ctx
-// if it ends first. A store should end the call at the fetch timeout; if it does not, the
-// caller gets no answer. In both cases the call goes on, and then abandoned gets its error; a
-// panic is logged.
-func (l *Limiter) detached(ctx context.Context, call *storeCall, f func(context.Context) error, abandoned func(error)) error {
+// detached makes a call, by f, for one caller, and returns its reply and error, or the error
+// of ctx if that ends first. A store should end the call at the fetch timeout; if it does
+// not, the caller gets no answer. In both cases the call goes on, and then abandoned gets its
+// end; a panic is logged.
+func detached[R any](ctx context.Context, call *storeCall, f func(context.Context) (R, error), abandoned func(R, error)) (reply R, _ error) {
+	l := call.l
 	if !l.env.Calls.Begin() {
-		return ErrClosed
+		return reply, ErrClosed
 	}
-	end := make(chan error, 1)
+	type ending struct {
+		reply R
+		err   error
+	}
+	end := make(chan ending, 1)
 	go func() {
 		defer l.env.Calls.End()
 		defer call.report()
-		err := guard.ErrGoexit // unless the store returns
+		e := ending{err: guard.ErrGoexit} // unless the store returns
 		defer func() {
-			end <- err
+			end <- e
 			if call.abandoned() {
-				guard.Unheard(err)
-				abandoned(err)
+				guard.Unheard(e.err)
+				abandoned(e.reply, e.err)
 			}
 		}()
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.fetchTimeout)
 		defer cancel()
-		err = call.do(bounded, f)
+		e.err = call.do(bounded, func(ctx context.Context) (err error) {
+			e.reply, err = f(ctx)
+			return err
+		})
 	}()
 	timeout := time.NewTimer(l.fetchTimeout + key.Slack)
 	defer timeout.Stop()
 	select {
-	case err := <-end:
-		return guard.Raise(err)
+	case e := <-end:
+		return e.reply, guard.Raise(e.err)
 	case <-ctx.Done():
 		if call.caller.CompareAndSwap(waits, gone) {
-			return ctx.Err()
+			return reply, ctx.Err()
 		}
 	case <-timeout.C:
 		if call.caller.CompareAndSwap(waits, timedOut) {
-			err := call.noAnswer()
-			call.judge(l.env.Clock.Now(), breaker.Failed, err)
-			if l.env.Calls.Begin() { // the hook, because this call may never end
-				go func() {
-					defer l.env.Calls.End()
-					l.reportShard(call.shard)
-				}()
-			}
-			return err
+			call.giveUp()
+			return reply, call.noAnswer()
 		}
 	}
-	return guard.Raise(<-end)
+	e := <-end
+	return e.reply, guard.Raise(e.err)
+}
+
+// giveUp tells the shard, and the hook, of a call that has not ended in time, and may never.
+func (s *storeCall) giveUp() {
+	s.judge(s.l.env.Clock.Now(), breaker.Failed, s.noAnswer())
+	if s.l.env.Calls.Begin() {
+		go func() {
+			defer s.l.env.Calls.End()
+			s.l.reportShard(s.shard)
+		}()
+	}
 }
 
 // take makes a direct call for n tokens of k, all or none, and once more if the open window
@@ -277,30 +290,26 @@ func (l *Limiter) take(ctx context.Context, k *key.Key, n int64, stay bool) (v k
 }
 
 // takeOnce makes a direct call. Tokens that come after the caller has left go back.
-func (l *Limiter) takeOnce(ctx context.Context, r backend.TakeRequest) (_ backend.TakeReply, sent int64, _ error) {
-	var reply backend.TakeReply // not the caller's: the call may end after the caller has left
+func (l *Limiter) takeOnce(ctx context.Context, r backend.TakeRequest) (reply backend.TakeReply, sent int64, err error) {
 	r.Detached = true
-	s := l.shardOf(r.Key)
-	call := l.newCall(s, r.Key, StoreCall{Op: "take", Want: r.Tokens})
-	err := l.detached(ctx, call, func(ctx context.Context) (err error) {
-		if reply, err = l.store.Take(ctx, r); err == nil && reply.Allowed {
+	call := l.newCall(l.shardOf(r.Key), r.Key, StoreCall{Op: "take", Want: r.Tokens})
+	reply, err = detached(ctx, call, func(ctx context.Context) (backend.TakeReply, error) {
+		reply, err := l.store.Take(ctx, r)
+		if err == nil && reply.Allowed {
 			call.Granted = r.Tokens
 		}
-		return err
-	}, func(err error) {
+		return reply, err
+	}, func(reply backend.TakeReply, err error) {
 		if err == nil && reply.Allowed {
-			l.undo(s, r, reply.Window)
+			l.undo(call.shard, r, reply.Window)
 		} else {
 			l.unknown(err, r.Tokens)
 		}
 	})
-	if err == nil {
-		return reply, call.trip.Sent, nil
-	}
-	if !call.abandoned() {
+	if err != nil && !call.abandoned() {
 		l.unknown(err, r.Tokens)
 	}
-	return backend.TakeReply{}, 0, err
+	return reply, call.trip.Sent, err
 }
 
 // unknown counts the tokens of a direct call if it may have been carried out, and reports
@@ -321,50 +330,53 @@ func (l *Limiter) undo(s *key.Shard, r backend.TakeRequest, w backend.Window) {
 	c.Spent.Add(r.Tokens)
 	c.Extra.Add(0, r.Tokens) // no request has used them
 	q := backend.SettleRequest{Key: r.Key, Window: w, Tokens: -r.Tokens, Limit: r.Limit.Tokens}
-	var reply backend.SettleReply
-	call, send := l.settling(s, q, &reply)
+	call := l.settling(s, q)
 	defer call.report()
 	call.caller.Store(gone)
 	ctx, cancel := context.WithTimeout(context.Background(), max(l.fetchTimeout, connectTime))
 	defer cancel()
-	err := call.do(ctx, send)
+	var reply backend.SettleReply
+	err := call.do(ctx, func(ctx context.Context) (err error) {
+		reply, err = call.settle(ctx, q)
+		return err
+	})
 	guard.Unheard(err)
 	l.settled(q, reply, err)
 }
 
 // settleCall makes the call that corrects what a direct call has charged, and counts what
 // became of the tokens. It is never repeated.
-func (l *Limiter) settleCall(ctx context.Context, q backend.SettleRequest) (_ backend.SettleReply, err error) {
-	var reply backend.SettleReply // not the caller's: the call may end after the caller has left
+func (l *Limiter) settleCall(ctx context.Context, q backend.SettleRequest) (reply backend.SettleReply, err error) {
 	s := l.shardOf(q.Key)
 	if s.Open() {
 		err = s.OpenError()
 		l.settled(q, reply, err)
 		return reply, l.failed(ctx, err)
 	}
-	call, send := l.settling(s, q, &reply)
+	call := l.settling(s, q)
 	err = guard.ErrGoexit // unless the store returns
 	defer func() {
 		if !call.abandoned() {
 			l.settled(q, reply, err)
 		}
 	}()
-	if err = l.detached(ctx, call, send, func(err error) { l.settled(q, reply, err) }); err != nil {
-		return backend.SettleReply{}, l.failed(ctx, err)
-	}
-	return reply, nil
+	reply, err = detached(ctx, call, func(ctx context.Context) (backend.SettleReply, error) { return call.settle(ctx, q) },
+		func(reply backend.SettleReply, err error) { l.settled(q, reply, err) })
+	return reply, l.failed(ctx, err)
 }
 
-// settling returns a call for q and the function that makes it.
-func (l *Limiter) settling(s *key.Shard, q backend.SettleRequest, reply *backend.SettleReply) (*storeCall, func(context.Context) error) {
-	n := max(q.Tokens, -q.Tokens)
-	call := l.newCall(s, q.Key, StoreCall{Op: "settle", Want: n})
-	return call, func(ctx context.Context) (err error) {
-		if *reply, err = l.store.Settle(ctx, q); reply.Open {
-			call.Granted = n
-		}
-		return err
+// settling returns a call for q.
+func (l *Limiter) settling(s *key.Shard, q backend.SettleRequest) *storeCall {
+	return l.newCall(s, q.Key, StoreCall{Op: "settle", Want: max(q.Tokens, -q.Tokens)})
+}
+
+// settle makes the settlement q.
+func (s *storeCall) settle(ctx context.Context, q backend.SettleRequest) (backend.SettleReply, error) {
+	reply, err := s.l.store.Settle(ctx, q)
+	if reply.Open {
+		s.Granted = s.Want
 	}
+	return reply, err
 }
 
 // settled counts the tokens of q by the end of its call. What was used and is surely not
@@ -396,30 +408,21 @@ func (l *Limiter) check(ctx context.Context, stored string, limit Limit) (state 
 	if !s.MayCheck(l.env.Clock.Now()) {
 		return state, l.failed(ctx, s.OpenError())
 	}
-	var reply backend.State // not the caller's: the call may end after the caller has left
-	err = l.detached(ctx, l.newCall(s, stored, StoreCall{Op: "check"}), func(ctx context.Context) (err error) {
-		reply, err = l.store.Check(ctx, stored, limit)
-		return err
-	}, func(error) {})
+	state, err = detached(ctx, l.newCall(s, stored, StoreCall{Op: "check"}), func(ctx context.Context) (backend.State, error) {
+		return l.store.Check(ctx, stored, limit)
+	}, func(backend.State, error) {})
 	if err != nil {
 		s.CheckFailed(l.env.Clock.Now())
-		return state, l.failed(ctx, err)
 	}
-	return reply, nil
+	return state, l.failed(ctx, err)
 }
 
 // reset opens a fresh window. It is never repeated.
-func (l *Limiter) reset(ctx context.Context, r backend.ResetRequest) (state backend.State, sent int64, err error) {
-	var reply backend.State // not the caller's: the call may end after the caller has left
+func (l *Limiter) reset(ctx context.Context, r backend.ResetRequest) (backend.State, int64, error) {
 	call := l.newCall(l.shardOf(r.Key), r.Key, StoreCall{Op: "reset"})
-	err = l.detached(ctx, call, func(ctx context.Context) (err error) {
-		reply, err = l.store.Reset(ctx, r)
-		return err
-	}, func(error) {})
-	if err != nil {
-		return state, 0, l.failed(ctx, err)
-	}
-	return reply, call.trip.Sent, nil
+	state, err := detached(ctx, call, func(ctx context.Context) (backend.State, error) { return l.store.Reset(ctx, r) },
+		func(backend.State, error) {})
+	return state, call.trip.Sent, l.failed(ctx, err)
 }
 
 // failed counts a request that ends in a *StoreError.

@@ -443,7 +443,7 @@ func (l *Limiter) settleDirect(ctx context.Context, r *Result, n int64) error {
 		ctx = context.WithoutCancel(ctx)
 	}
 	reply, err := l.settleCall(ctx, q)
-	if reply.Open && n < 0 && k != nil {
+	if err == nil && reply.Open && n < 0 && k != nil {
 		k.GivenBack(q.Window, -q.Tokens)
 	}
 	return err

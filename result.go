@@ -73,16 +73,19 @@ type Source uint8
 
 const (
 	// Local: from stock in memory. No call, no wait.
-	Local = Source(key.Local)
+	Local Source = iota
 	// Fetched: the caller waited for a fetch that it shared with others.
-	Fetched = Source(key.Fetched)
+	Fetched
 	// Direct: by a call to the store for this request alone.
-	Direct = Source(key.Direct)
+	Direct
 	// Denied: refused from memory, because the window is exhausted or the key is blocked.
-	Denied = Source(key.Denied)
+	Denied
 	// Fallback: by the failure policy, because the store is away.
-	Fallback = Source(key.Fallback)
+	Fallback
 )
+
+// Package key has the same sources in the same order.
+var _ = [1]struct{}{}[Fallback-Source(key.Fallback)]
 
 // String returns the name of s in lower case.
 func (s Source) String() string {

@@ -1,0 +1,170 @@
+package key
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/demand"
+	"github.com/go-reservoir/reservoir/internal/invariant"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is the Caller of keys under test: a store a millisecond away, which may be away.
+type rig struct {
+	env   Env
+	shard *Shard
+	store backend.Store
+	limit backend.Limit
+	away  atomic.Bool
+}
+
+func newRig(limit backend.Limit) *rig {
+	r := &rig{store: memstore.New(), limit: limit}
+	r.env.Init(Settings{Limit: limit, Client: "p", Sizing: demand.Policy{Kind: demand.Adaptive, Min: 1}, Stranding: 0.01, Timeout: 100 * time.Millisecond, Fallback: Policy{Mode: FailClosed}}, r, 1<<20)
+	r.shard = r.env.NewShard("")
+	return r
+}
+
+func (r *rig) Shard(string) *Shard { return r.shard }
+
+func (r *rig) Limit(string) (backend.Limit, error) { return r.limit, nil }
+
+func (r *rig) Send(f *Fetch) {
+	defer r.env.Calls.End()
+	trip := Trip{Made: true, Sent: r.env.Clock.Now()}
+	err := f.Begin()
+	var reply backend.SyncReply
+	time.Sleep(time.Millisecond)
+	if r.away.Load() {
+		err = &backend.Error{Op: "sync", Err: errors.New("away")}
+	}
+	if err == nil {
+		reply, err = r.store.Sync(context.Background(), f.Req)
+	}
+	trip.End = r.env.Clock.Now()
+	f.End(trip, reply, err)
+}
+
+// other takes n tokens for another process.
+func (r *rig) other(t *testing.T, n int64) {
+	_, err := r.store.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "other.1", Limit: r.limit, Want: n, Strand: -1})
+	require.NoError(t, err)
+}
+
+// forget visits the key twice without a request in between.
+func (r *rig) forget(k *Key) {
+	r.env.Epoch.Add(1)
+	k.Visit()
+	k.Visit()
+	time.Sleep(2 * time.Millisecond)
+}
+
+// ask makes a request at k.
+func (r *rig) ask(t *testing.T, k *Key, n int64) Answer {
+	v := k.Acquire(t.Context(), n, false)
+	require.NoError(t, v.Err)
+	return v.Answer
+}
+
+// TestPhases: what each event makes of a key.
+func TestPhases(t *testing.T) {
+	limit := backend.Limit{Tokens: 1000, Window: time.Minute}
+	for _, c := range []struct {
+		name  string
+		after func(t *testing.T, r *rig, k *Key)
+		want  phase
+	}{
+		{"nothing has happened", func(*testing.T, *rig, *Key) {}, cold},
+		{"a request at the window's beginning, which tells no rate", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1) }, short},
+		{"few requests", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); time.Sleep(30 * time.Second); r.ask(t, k, 50) }, open},
+		{"most of the limit is used at once", func(t *testing.T, r *rig, k *Key) { r.other(t, 500); r.ask(t, k, 1); time.Sleep(10 * time.Second); r.ask(t, k, 50) }, short},
+		{"others have the rest", func(t *testing.T, r *rig, k *Key) { r.other(t, 1000); assert.False(t, r.ask(t, k, 1).Allowed) }, denied},
+		{"a denial, and a higher limit", func(t *testing.T, r *rig, k *Key) {
+			r.other(t, 1000)
+			r.ask(t, k, 1)
+			k.Relimit(backend.Limit{Tokens: 2000, Window: time.Minute})
+		}, open},
+		{"a request after a denial's window", func(t *testing.T, r *rig, k *Key) {
+			r.other(t, 1000)
+			r.ask(t, k, 1)
+			time.Sleep(time.Minute)
+			assert.True(t, r.ask(t, k, 1).Allowed)
+		}, short},
+		{"two visits without a request, and no answer", func(t *testing.T, r *rig, k *Key) {
+			r.other(t, 1)
+			r.ask(t, k, 1)
+			r.away.Store(true)
+			r.forget(k)
+		}, leaving},
+		{"the same, and a request", func(t *testing.T, r *rig, k *Key) {
+			r.other(t, 1)
+			r.ask(t, k, 1)
+			r.away.Store(true)
+			r.forget(k)
+			r.away.Store(false)
+			assert.True(t, r.ask(t, k, 1).Allowed)
+		}, short},
+		{"two visits, and the answer", func(t *testing.T, r *rig, k *Key) {
+			r.other(t, 1)
+			r.ask(t, k, 1)
+			r.forget(k)
+		}, retired},
+		{"its end", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); k.Retire(false) }, retired},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(limit)
+				k := r.env.Make("k", limit)
+				c.after(t, r, k)
+				k.mu.Lock()
+				assert.Equal(t, c.want, k.phase)
+				k.mu.Unlock()
+				r.env.Closed.Store(true) // no more fetches
+				k.Retire(false)
+				<-r.env.Calls.Close()
+			})
+		})
+	}
+}
+
+// TestWrongSteps: a key that is retired stays so, and one that was idle has no forecast.
+func TestWrongSteps(t *testing.T) {
+	for _, c := range []struct{ from, to phase }{{retired, open}, {retired, leaving}, {leaving, short}, {left, short}} {
+		k := Key{phase: c.from}
+		assert.Zero(t, steps[c.from]>>c.to&1)
+		if invariant.Enabled {
+			assert.Panics(t, func() { k.enter(c.to) })
+		}
+	}
+}
+
+// TestFactsChangeNothing: to ask what is true of a key twice gives the same, and leaves it as it was.
+func TestFactsChangeNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := backend.Limit{Tokens: 1000, Window: time.Minute}
+		r := newRig(limit)
+		k := r.env.Make("k", limit)
+		r.ask(t, k, 1)
+		time.Sleep(time.Second)
+		r.ask(t, k, 100)
+		k.mu.Lock()
+		now, before := r.env.Clock.Now(), *k.use.demand()
+		assert.Equal(t, k.facts(now, 0), k.facts(now, 0))
+		assert.Equal(t, before, *k.use.demand())
+		k.mu.Unlock()
+		r.env.Closed.Store(true)
+		k.Retire(false)
+		<-r.env.Calls.Close()
+	})
+}
