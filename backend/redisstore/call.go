@@ -256,10 +256,9 @@ func (s *Store) run(ctx context.Context, r request) ([]int64, error) {
 			s.known.Store(true)
 			return reply, nil
 		}
-		f := faultOf(err)
-		s.reload(f)
-		if !first || f.class != backend.Unavailable || !g.mayRepeat() || !sleep(ctx, pause) {
-			return nil, &backend.Error{Op: r.script.op, Class: f.class, Err: err, KeyOnly: f.keyOnly}
+		failure := s.failure(r.script.op, err)
+		if !first || failure.Class != backend.Unavailable || !g.mayRepeat() || !sleep(ctx, pause) {
+			return nil, failure
 		}
 	}
 }

@@ -88,6 +88,22 @@ func faultOf(err error) fault {
 	return f
 }
 
+// failure returns the error of a call, and looks for another node if that may help.
+func (s *Store) failure(op string, err error) *backend.Error {
+	f := faultOf(err)
+	s.reload(f)
+	return &backend.Error{Op: op, Class: f.class, Err: err, KeyOnly: f.keyOnly}
+}
+
+// reading is failure for a command that changes nothing: a lost reply leaves no doubt of what
+// it did. It returns nil for nil.
+func (s *Store) reading(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return s.failure(op, unsent{redact(err)})
+}
+
 // unsent is the error of a call that was never written.
 type unsent struct{ error }
 

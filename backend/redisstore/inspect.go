@@ -13,12 +13,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
 // Inspect implements backend.Inspector with one transaction of four reads. It is for
-// operators, and needs rights that the limiter does not need (MULTI, HGETALL).
+// operators, and needs rights that the limiter does not need (MULTI, HGETALL). The client's
+// timeouts bound it, also if ctx is cancelled.
 func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
 	var none backend.Contents
 	if err := backend.ValidateKey(key); err != nil {
@@ -27,37 +27,12 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	if err := s.begin("inspect"); err != nil {
 		return none, err
 	}
-	var out backend.Contents
-	done := make(chan error)
-	go func() { // go-redis does not interrupt a read for a context
-		defer s.calls.End()
-		guard.Call(func() (err error) {
-			out, err = s.read(ctx, key)
-			return err
-		}, func(err error) {
-			select {
-			case done <- err:
-			case <-ctx.Done(): // the caller has left
-				guard.Unheard(err)
-			}
-		})
-	}()
-	select {
-	case err := <-done:
-		return out, guard.Raise(err)
-	case <-ctx.Done():
-		return none, s.unread(ctx.Err())
-	}
-}
-
-// read makes the transaction.
-func (s *Store) read(ctx context.Context, key string) (backend.Contents, error) {
-	var none backend.Contents
+	defer s.calls.End()
 	client, keys := s.client, keysOf(s.prefix, key)
 	if s.cluster != nil { // a cluster's client runs the hooks of pipelines in goroutines of its own
 		node, err := s.cluster.MasterForKey(ctx, keys[0])
 		if err != nil {
-			return none, s.unread(err)
+			return none, s.reading("inspect", err)
 		}
 		client = node
 	}
@@ -75,7 +50,7 @@ func (s *Store) read(ctx context.Context, key string) (backend.Contents, error) 
 		}
 	}
 	if err != nil && err != redis.Nil {
-		return none, s.unread(err)
+		return none, s.reading("inspect", err)
 	}
 	if used.Err() == redis.Nil || exp.Err() == redis.Nil {
 		return none, nil
@@ -126,14 +101,6 @@ func ledger(own map[string]string, w backend.Window) (list []backend.Account, er
 	}
 	slices.SortFunc(list, func(a, b backend.Account) int { return strings.Compare(a.Client, b.Client) })
 	return list, nil
-}
-
-// unread is the error of a look that failed. A look changes nothing, so a lost reply leaves
-// no doubt of what it did.
-func (s *Store) unread(err error) error {
-	f := faultOf(unsent{err})
-	s.reload(f)
-	return &backend.Error{Op: "inspect", Class: f.class, Err: redact(err), KeyOnly: f.keyOnly}
 }
 
 func badState(what string) error {

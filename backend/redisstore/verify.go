@@ -77,15 +77,11 @@ func (s *Store) servers(ctx context.Context) (all []keyed) {
 // exercise makes every call on the key. If the server does not answer, it makes no more.
 func (s *Store) exercise(ctx context.Context, key string, server redis.UniversalClient) (faults []error) {
 	limit := backend.Limit{Tokens: 10, Window: 10 * time.Second}
-	var taken backend.TakeReply
-	tries := []func() error{
-		func() error { return s.evaluates(ctx, server, "eval", key) }, // of a script that the server lacks
-		func() error { return s.evaluates(ctx, server, "eval_ro", key) },
-		func() error { _, err := s.Check(ctx, key, limit); return err },
-		func() (err error) {
-			taken, err = s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit, Tokens: 2})
-			return err
-		},
+	var window backend.Window
+	take := func() error {
+		r, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit, Tokens: 2})
+		window = r.Window
+		return err
 	}
 	sync := func(client string) func() error {
 		return func() error {
@@ -93,20 +89,27 @@ func (s *Store) exercise(ctx context.Context, key string, server redis.Universal
 			return err
 		}
 	}
-	tries = append(tries, sync("a"), sync("b"), sync("a"),
-		func() error {
-			if taken.Window == 0 { // which had its own fault
-				return nil
-			}
-			_, err := s.Settle(ctx, backend.SettleRequest{Key: key, Window: taken.Window, Tokens: -1, Limit: limit.Tokens})
-			return err
-		},
+	settle := func() error {
+		_, err := s.Settle(ctx, backend.SettleRequest{Key: key, Window: max(window, 1), Tokens: -1, Limit: limit.Tokens})
+		return err
+	}
+	evaluate := func(command string) func() error { // a script's text is otherwise sent only after a restart
+		return func() error {
+			return s.reading("verify", server.Do(ctx, command, "return 0", 1, keysOf(s.prefix, key)[0]).Err())
+		}
+	}
+	tries := []func() error{
+		evaluate("eval"),
+		evaluate("eval_ro"),
+		func() error { _, err := s.Check(ctx, key, limit); return err },
+		take, sync("a"), sync("b"), sync("a"), settle,
 		func() error { _, err := s.Reset(ctx, backend.ResetRequest{Key: key, Limit: limit}); return err },
-		sync("c")) // it deletes fields that are void
+		sync("c"), // it deletes fields that are void
+	}
 	for _, reader := range s.readers {
 		tries = append(tries, func() error {
 			_, err := s.newCall(ctx, request{script: checkScript, key: key, args: []any{limit.Tokens, limit.Window.Milliseconds()}}).await(reader)
-			return found("check of a replica", err)
+			return s.reading("check of a replica", err)
 		})
 	}
 	for _, try := range tries {
@@ -119,20 +122,6 @@ func (s *Store) exercise(ctx context.Context, key string, server redis.Universal
 		}
 	}
 	return faults
-}
-
-// evaluates sends a script by its text, which otherwise happens only after a restart.
-func (s *Store) evaluates(ctx context.Context, server redis.UniversalClient, command, key string) error {
-	return found("verify", server.Do(ctx, command, "return 0", 1, keysOf(s.prefix, key)[0]).Err())
-}
-
-// found returns the error of a call that changes nothing.
-func found(op string, err error) error {
-	if err == nil {
-		return nil
-	}
-	f := faultOf(unsent{err})
-	return &backend.Error{Op: op, Class: f.class, Err: redact(err), KeyOnly: f.keyOnly}
 }
 
 // evicts returns an error if the server may evict open windows.
