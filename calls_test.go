@@ -692,7 +692,7 @@ func times(count int, n int64) []int64 {
 	return all
 }
 
-// Who waits is served in the order of coming, whatever each waits for.
+// Waiters are served in the order in which they came, whatever each waits for.
 func TestLineIsFirstComeFirstServed(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		for _, gone := range []int64{0, 6, 10} { // tokens of the first window
@@ -1475,7 +1475,7 @@ func (s *lavish) Take(_ context.Context, r backend.TakeRequest) (backend.TakeRep
 }
 
 // A caller who invents keys gets an answer for each, and the memory of no more than
-// WithMaxKeys. Who was there before is served from memory still.
+// WithMaxKeys. Keys that were there before are still served from memory.
 func TestCardinalityAttack(t *testing.T) {
 	const held, perKey = 10_000, 400 // bytes; an idle key's are measured elsewhere
 	s := new(lavish)

@@ -211,7 +211,7 @@ func TestStockDiesWithItsWindow(t *testing.T) {
 	}
 }
 
-// Who comes a moment before a reset, or at its very instant, is served a moment after
+// A caller that comes a moment before a reset, or at its very instant, is served a moment after
 // it: at once, or at the second try if it obeys RetryAfter.
 func TestAtTheReset(t *testing.T) {
 	for name, opt := range everyPolicy() {
@@ -384,7 +384,7 @@ func TestLimitChangesInMidWindow(t *testing.T) {
 		assert.True(t, allow(t, all[0], "k", 160).Allowed)
 		look(-1)
 		for _, l := range all {
-			_, _ = l.Allow(bg, "k") // who has stock spends it
+			_, _ = l.Allow(bg, "k") // a process with stock spends it
 		}
 		_, err = all[0].AllowN(bg, "k", 399)
 		require.ErrorIs(t, err, reservoir.ErrLimit)
@@ -652,7 +652,7 @@ func TestShadow(t *testing.T) {
 	}
 }
 
-// Who waits is never refused, also while a limit is tried in shadow at first, and then is
+// A waiter is never refused, also while a limit is tried in shadow at first, and then is
 // in earnest or blocks.
 func TestWaitWhenShadowEnds(t *testing.T) {
 	for what, to := range map[string]reservoir.Limit{"limit": reservoir.PerMinute(10), "blocked": {Window: time.Minute}} {
@@ -1030,8 +1030,8 @@ func TestPlanOfAnotherLengthAfterARestart(t *testing.T) {
 	}
 }
 
-// After a change to a shorter window, who is refused in the open one is told when that ends,
-// whoever answers: a batch, memory, a direct call, Check, FailLocal.
+// After a change to a shorter window, a refusal in the window that is still open tells when that
+// window ends. It may come from a batch, from memory, from a direct call, or from FailLocal.
 func TestRetryAfterInAnOldWindow(t *testing.T) {
 	cases := everyPolicy()
 	cases["no memory"] = reservoir.WithMaxKeys(0)
