@@ -3,10 +3,8 @@ package docs_test
 import (
 	"bytes"
 	"encoding/json"
-	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -63,6 +61,10 @@ var (
 )
 
 func TestImports(t *testing.T) {
+	type pkg struct { // without its tests
+		ImportPath string
+		Deps       []string // transitive
+	}
 	seen := 0
 	for _, p := range goList[pkg](t, "-json=ImportPath,Deps", "./...") {
 		path := strings.TrimPrefix(p.ImportPath, module)
@@ -71,7 +73,8 @@ func TestImports(t *testing.T) {
 			seen++
 		}
 		for _, dep := range p.Deps {
-			if isCore && !standard(dep) && !within(dep, module) && !within(dep, xSync) {
+			domain, _, _ := strings.Cut(dep, "/") // a path of the standard library has none
+			if isCore && strings.Contains(domain, ".") && !within(dep, module) && !within(dep, xSync) {
 				t.Errorf("%s needs %s", p.ImportPath, dep)
 			}
 			if !slices.Contains(forTests, path) && (within(dep, "testing") || within(dep, testify) || within(dep, goleak)) {
@@ -82,27 +85,16 @@ func TestImports(t *testing.T) {
 	require.Len(t, core, seen)
 }
 
-// pkg is a package without its tests.
-type pkg struct {
-	ImportPath string
-	Deps       []string // transitive imports
-}
-
 func within(path, parent string) bool {
 	return path == parent || strings.HasPrefix(path, parent+"/")
 }
 
-// standard reports whether path is in the standard library, whose paths do not begin with
-// a domain.
-func standard(path string) bool {
-	first, _, _ := strings.Cut(path, "/")
-	return !strings.Contains(first, ".")
-}
-
-// goList runs go list on this module as its users see it, without go.work.
+// goList runs go list on this module as its users see it, without go.work. It walks through
+// all directories first: go test uses a cached result unless a file or a directory changes
+// that the test itself has read.
 func goList[T any](t *testing.T, args ...string) (all []T) {
 	t.Helper()
-	uncache(t)
+	files(t, "go.mod")
 	cmd := exec.Command("go", append([]string{"list"}, args...)...)
 	cmd.Env = append(os.Environ(), "GOWORK=off")
 	cmd.Stderr = os.Stderr
@@ -115,17 +107,4 @@ func goList[T any](t *testing.T, args ...string) (all []T) {
 	}
 	require.NotEmpty(t, all)
 	return all
-}
-
-// uncache reads every directory of the module. go test uses a cached result unless a file
-// or directory changes that the test itself has read, and files read by go list do not
-// count.
-func uncache(t *testing.T) {
-	t.Helper()
-	require.NoError(t, filepath.WalkDir(".", func(_ string, d fs.DirEntry, err error) error {
-		if d != nil && d.Name() == ".git" {
-			return filepath.SkipDir
-		}
-		return err
-	}))
 }
