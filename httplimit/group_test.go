@@ -50,8 +50,8 @@ func eachDoor(t *testing.T, limit reservoir.Limit, opts []reservoir.Option, test
 
 func costs(n int64) func(*http.Request) int64 { return func(*http.Request) int64 { return n } }
 
-// All limits of a group are charged, each its cost, or none; the client is told of the one
-// that refused, or of the tightest.
+// All limits of a group are charged, each its cost, or none; the client gets the numbers
+// of the one that refused, or of the tightest.
 func TestGroup(t *testing.T) {
 	for mode, opts := range modes {
 		t.Run(mode, func(t *testing.T) {

@@ -49,7 +49,7 @@ func build(m *middleware, opts []Option) func(http.Handler) http.Handler {
 			p = m.policies[min(i, n-1)]
 		}
 		f := p.compile()
-		m.told = append(m.told, told{f, refusal(f.resource[0])})
+		m.forms = append(m.forms, form{f, refusal(f.resource[0])})
 	}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
@@ -61,11 +61,11 @@ type middleware struct {
 	config
 	limiter *reservoir.Limiter // nil if a group decides
 	group   *reservoir.Group
-	told    []told // one for each limit
+	forms   []form // one for each limit
 }
 
-// told has the constant parts of the answers about a limit.
-type told struct {
+// form has the constant parts of the answers about a limit.
+type form struct {
 	format
 	refusal body
 }
@@ -127,12 +127,12 @@ func (m *middleware) ask(w *response) (err error) {
 
 // answer serves or refuses a request that was decided.
 func (m *middleware) answer(w *response, next http.Handler) {
-	told := &m.told[w.limit]
+	form := &m.forms[w.limit]
 	w.free = w.result.Remaining + w.costs[w.limit]
-	w.fields.format = &told.format
+	w.fields.format = &form.format
 	if !w.result.Allowed {
 		w.describe()
-		m.refuse(w, told.refusal)
+		m.refuse(w, form.refusal)
 		return
 	}
 	defer func() { // also after a panic, because the headers may have been sent
@@ -153,10 +153,11 @@ func (m *middleware) refuse(w *response, b body) {
 	b.ServeHTTP(w.ResponseWriter, w.request)
 }
 
-// settle makes the charge equal to w's costs, even if the client has left. After an error
-// the tokens stay charged, because a retry would delay another request.
+// settle makes the charge equal to w's costs, even if the client has left: the limiter lets
+// no context that has ended bound it. After an error the tokens stay charged, because a retry
+// would delay another request.
 func (m *middleware) settle(w *response) {
-	ctx := context.WithoutCancel(w.request.Context())
+	ctx := w.request.Context()
 	if m.group == nil {
 		_ = m.limiter.Settle(ctx, w.keys[0], w.result, w.costs[0])
 	} else {

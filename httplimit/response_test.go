@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/httplimit"
 )
 
@@ -146,9 +148,21 @@ func TestReadFromAServersWriter(t *testing.T) {
 	}
 }
 
+// prompt is a store that settles for nobody who has left.
+type prompt struct{ backend.Store }
+
+func (p prompt) Settle(ctx context.Context, q backend.SettleRequest) (backend.SettleReply, error) {
+	if err := ctx.Err(); err != nil {
+		return backend.SettleReply{}, &backend.Error{Op: "settle", Class: backend.Unavailable, Err: err}
+	}
+	return p.Store.Settle(ctx, q)
+}
+
 // The tokens go back though the client has left.
 func TestRefundToWhoHasLeft(t *testing.T) {
-	l := open(t, reservoir.PerHour(10), reservoir.WithDirect())
+	l, err := reservoir.New(prompt{memstore.New()}, reservoir.PerHour(10), reservoir.WithDirect())
+	require.NoError(t, err)
+	defer l.Close(t.Context())
 	ctx, cancel := context.WithCancel(t.Context())
 	h := httplimit.New(l, byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		cancel()
@@ -242,6 +256,13 @@ func TestReadFromReachesTheServer(t *testing.T) {
 		assert.EqualValues(t, 4000, n)
 	})).ServeHTTP(server, request("", "X-Tenant", "acme"))
 	assert.Same(t, src, server.from)
+
+	short := &sendfile{ResponseWriter: httptest.NewRecorder()}
+	httplimit.New(open(t, reservoir.PerHour(10)), byTenant)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, err := io.Copy(w, plain{strings.NewReader("")})
+		assert.NoError(t, err)
+	})).ServeHTTP(short, request("", "X-Tenant", "acme"))
+	assert.Nil(t, short.from, "a source that has ended")
 }
 
 // The server behind a reverse proxy has limits of its own, and sends Early Hints. Its clients

@@ -144,7 +144,7 @@ func TestTwoLimitsOnOneKey(t *testing.T) {
 }
 
 // Shards do not mix, one that was not known to be away has no duration, a state that
-// lasts is told once, and an error of any other kind is logged as it is.
+// lasts is logged once, and an error of any other kind is logged as it is.
 func TestStates(t *testing.T) {
 	var out bytes.Buffer
 	h := sloglimit.Hooks(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: timeless})))

@@ -182,7 +182,7 @@ func requireXML(t *testing.T, data []byte) map[string]int {
 	}
 }
 
-// What is complete when a replay is stopped is told.
+// A replay that is stopped reports the policies that are complete.
 func TestTuneStopsEarly(t *testing.T) {
 	ctx := &fleeting{Context: t.Context()}
 	ctx.looks.Store(5000) // one a request, of which there are 3,300 a policy

@@ -81,8 +81,8 @@ func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 	return s.limit(stream.Context(), Call{Method: info.FullMethod, Stream: true}, func() error { return handler(srv, stream) })
 }
 
-// limit charges a call and runs it. Afterwards it gives the cost back if Refund says so,
-// even if the caller has left. If that fails, the tokens are lost until the window ends, and
+// limit charges a call and runs it. Afterwards it gives the cost back if Refund says so, even
+// if the caller has left: the limiter lets no context that has ended bound it. If that fails, the tokens are lost until the window ends, and
 // the limiter's hooks see the error.
 func (s *Server) limit(ctx context.Context, c Call, run func() error) error {
 	cost := s.Cost.of(ctx, c)
@@ -102,7 +102,7 @@ func (s *Server) limit(ctx context.Context, c Call, run func() error) error {
 	}
 	err = run()
 	if s.Refund != nil && s.Refund(codeOf(err)) {
-		_ = s.Limiter.Refund(context.WithoutCancel(ctx), key, paid)
+		_ = s.Limiter.Refund(ctx, key, paid)
 	}
 	return err
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/contrib/grpclimit"
 )
 
@@ -153,7 +154,7 @@ func TestRefund(t *testing.T) {
 // The caller's context has ended by the time that a handler returns; what it has
 // paid goes back all the same.
 func TestRefundAfterTheCallerIsGone(t *testing.T) {
-	l := limiter(t, 10, reservoir.WithDirect())
+	l := over(t, prompt{memstore.New()}, 10, reservoir.WithDirect())
 	intercept := grpclimit.Server{Limiter: l, Key: one, Refund: grpclimit.Codes(codes.Canceled)}.Unary()
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := intercept(ctx, nil, &grpc.UnaryServerInfo{}, func(ctx context.Context, _ any) (any, error) {

@@ -59,9 +59,9 @@ func (b *book) window(key string, id backend.Window) *Window {
 	return b.windows[name]
 }
 
-// hear updates what a process holds when a reply reaches it. Calls of one key and process
+// received updates what a process holds when a reply reaches it. Calls of one key and process
 // do not overlap, and neither do their replies.
-func (b *book) hear(w *way, q backend.SyncRequest, r backend.SyncReply) {
+func (b *book) received(w *way, q backend.SyncRequest, r backend.SyncReply) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if r.Grant > 0 {

@@ -31,7 +31,7 @@ func (c clerk) charge(w backend.Window, n int64) {
 	if a := c.process.known["k"]; a.window == w {
 		net = a.net
 	}
-	c.hear(c.process, q, backend.SyncReply{State: backend.State{Window: w}, Grant: max(n, 0), Granted: net + n})
+	c.received(c.process, q, backend.SyncReply{State: backend.State{Window: w}, Grant: max(n, 0), Granted: net + n})
 }
 
 func (c clerk) answers(n int, w backend.Window, allowed bool, from reservoir.Source) {
@@ -83,7 +83,7 @@ func TestBook(t *testing.T) {
 	require.EqualValues(t, 40, o.Timeline[0].Requests)
 }
 
-func TestBookOfOneWindowTellsItsStranding(t *testing.T) {
+func TestBookOfOneWindow(t *testing.T) {
 	c := newClerk()
 	c.charge(1000, 10)
 	c.answers(8, 1000, true, reservoir.Local)
@@ -122,8 +122,8 @@ func TestBookOfOneInstant(t *testing.T) {
 	require.InDelta(t, 0.1, c.outcome().Stranded, 1e-9, "the third token lay around")
 }
 
-// The way of a process tells the changes of its accounts.
-func TestWayTellsWhatItsProcessHolds(t *testing.T) {
+// The way of a process to its store records what the process holds.
+func TestWayRecordsWhatItsProcessHolds(t *testing.T) {
 	c := newClerk()
 	store := &scripted{replies: []backend.SyncReply{
 		{State: backend.State{Window: 1000}, Grant: 5, Granted: 5},

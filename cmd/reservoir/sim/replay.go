@@ -210,7 +210,7 @@ func call[R, T any](ctx context.Context, w *way, op string, f func(context.Conte
 func (w *way) Sync(ctx context.Context, q backend.SyncRequest) (backend.SyncReply, error) {
 	reply, err := call(ctx, w, "sync", w.Store.Sync, q)
 	if err == nil {
-		w.replay.book.hear(w, q, reply)
+		w.replay.book.received(w, q, reply)
 	}
 	return reply, err
 }

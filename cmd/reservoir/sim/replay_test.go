@@ -100,7 +100,7 @@ func TestReplayThatGoesOverTheLimitIsAnError(t *testing.T) {
 	require.EqualValues(t, 10, o.Over)
 }
 
-// Each call can take its own time. What was spent is told by window.
+// Each call can take its own time, and each window has what was spent in it.
 func TestReplayOfWindows(t *testing.T) {
 	var there, back atomic.Int64
 	_, r := small(t, "direct", Setting{
