@@ -186,15 +186,6 @@ var scenes = map[string]scene{
 		})
 		return one(t.Context(), New(server.client(t)), takeScript)
 	}},
-	"pool timeout": {backend.Unavailable, func(t *testing.T) error {
-		server := newScripted(t, func(int, *script) string { return silent })
-		s := New(server.client(t, func(o *redis.Options) { o.PoolSize, o.PoolTimeout = 1, time.Millisecond }))
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		go func() { _ = one(ctx, s, takeScript) }()
-		require.Eventually(t, func() bool { return server.called() == 1 }, soon, time.Millisecond)
-		return one(t.Context(), s, takeScript)
-	}},
 	"not replicated": {backend.Unknown, func(t *testing.T) error {
 		server := redistest.Start(t) // without a replica
 		return one(t.Context(), New(server.Client(), WithReplicaAck(1, time.Millisecond)), syncScript)
@@ -223,31 +214,11 @@ var scenes = map[string]scene{
 		t.Cleanup(func() { _ = c.Close() })
 		return one(t.Context(), New(c), takeScript)
 	}},
-	"closed": {backend.Rejected, func(t *testing.T) error {
-		c := newScripted(t, nil).client(t)
-		require.NoError(t, c.Close())
-		return one(t.Context(), New(c), takeScript)
-	}},
 	"NOSCRIPT": {backend.Unavailable, func(t *testing.T) error {
 		server := newScripted(t, func(int, *script) string { return "-NOSCRIPT No matching script. Please use EVAL.\r\n" })
 		err := one(t.Context(), New(server.client(t)), takeScript)
 		require.Equal(t, 2*2, server.called(), "each time by its hash and by its text")
 		return err
-	}},
-	"cancelled": {backend.Unknown, func(t *testing.T) error {
-		server := newScripted(t, func(int, *script) string { return silent })
-		ctx, cancel := context.WithCancel(t.Context())
-		failed := make(chan error)
-		go func() { failed <- one(ctx, New(server.client(t)), syncScript) }()
-		require.Eventually(t, func() bool { return server.called() == 1 }, soon, time.Millisecond)
-		cancel()
-		return <-failed
-	}},
-	"deadline": {backend.Unknown, func(t *testing.T) error {
-		server := newScripted(t, func(int, *script) string { return silent })
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		return one(ctx, New(server.client(t)), syncScript)
 	}},
 }
 

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"unicode"
@@ -54,52 +53,6 @@ func unescape(t *testing.T, s string) string {
 	return b.String()
 }
 
-// slot is CRC16 (XMODEM) of the hash tag, modulo 16384: the specification of
-// Redis Cluster, written out.
-func slot(key string) uint16 {
-	if open := strings.IndexByte(key, '{'); open >= 0 {
-		if length := strings.IndexByte(key[open+1:], '}'); length > 0 {
-			key = key[open+1 : open+1+length]
-		}
-	}
-	var crc uint16
-	for i := range len(key) {
-		crc ^= uint16(key[i]) << 8
-		for range 8 {
-			if crc&0x8000 != 0 {
-				crc = crc<<1 ^ 0x1021
-			} else {
-				crc <<= 1
-			}
-		}
-	}
-	return crc % 16384
-}
-
-func TestSlot(t *testing.T) {
-	require.EqualValues(t, 12182, slot("foo"))
-	require.EqualValues(t, 13438, slot("user123"))
-	require.EqualValues(t, 13438, slot("{user123}.firstname"))
-}
-
-// TestSameTagKeysSpread: keys that are made to share a hash tag, and with it one
-// node's slot, have each their own.
-func TestSameTagKeysSpread(t *testing.T) {
-	const keys = 2000
-	for _, form := range []string{"x}%d", "{a}%d", "{a}:%d", "}{x}%d", "{}%d"} {
-		seen, bare := make(map[uint16]bool), make(map[uint16]bool)
-		for i := range keys {
-			key := fmt.Sprintf(form, i)
-			seen[slot(tagged("rl:", key))] = true
-			bare[slot("rl:{"+key+"}")] = true // as it would be without the escape
-		}
-		require.Greater(t, len(seen), keys*8/10, form)
-		if form != "}{x}%d" { // an empty tag is none
-			require.Len(t, bare, 1, "the attack would work: %s", form)
-		}
-	}
-}
-
 var hostile = []string{
 	"k", "", "}", "{", "{}", "}x", "x}1", "x}2", "%7D", "%", "%%", "bob", "bob:exp", "\x00", "\n", "\r\n", " ",
 	"\xff", "\xc3\x28", "\u0085", "\u2028", "\u2029", "\u009b", "\ufffd", "日本", strings.Repeat("}", 50),
@@ -120,30 +73,6 @@ func FuzzTagged(f *testing.F) {
 		require.False(t, strings.ContainsFunc(inner, func(r rune) bool {
 			return unicode.IsControl(r) || r == ' ' || r == '\u2028' || r == '\u2029'
 		}), "%q", inner)
-		if key == "" {
-			return // never sent
-		}
-		require.Equal(t, slot(inner), slot(tag), "the tag is the key and nothing else")
-		require.Equal(t, slot(tag), slot(tag+expSuffix))
-		require.Equal(t, slot(tag), slot(tag+ownSuffix))
-	})
-}
-
-func FuzzTaggedPairs(f *testing.F) {
-	for _, a := range hostile {
-		for _, b := range hostile {
-			f.Add(a, b)
-		}
-	}
-	f.Fuzz(func(t *testing.T, a, b string) {
-		if a == b {
-			return
-		}
-		for _, x := range []string{"", expSuffix, ownSuffix} {
-			for _, y := range []string{"", expSuffix, ownSuffix} {
-				require.NotEqual(t, tagged("", a)+x, tagged("", b)+y)
-			}
-		}
 	})
 }
 

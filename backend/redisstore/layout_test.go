@@ -335,23 +335,3 @@ func TestLedgerOfOthers(t *testing.T) {
 	require.EqualValues(t, 1, got.Clients)
 	require.InDelta(t, 3, got.Grant, 1) // 9 · (1/(1+1)), and less for the taper
 }
-
-// TestScriptFlush: a server that forgot the scripts is told them again.
-func TestScriptFlush(t *testing.T) {
-	server := redistest.Start(t)
-	client := server.Client()
-	s := redisstore.New(client)
-	for round := range 2 {
-		server.ResetStats()
-		for op, err := range allCalls(t.Context(), s, fmt.Sprint("k", round)) {
-			require.NoError(t, err, op)
-		}
-		require.EqualValues(t, 4, server.Calls("eval"))
-		require.EqualValues(t, 1, server.Calls("eval_ro"))
-		for op, err := range allCalls(t.Context(), s, fmt.Sprint("j", round)) {
-			require.NoError(t, err, op)
-		}
-		require.EqualValues(t, 5, server.Calls("eval", "eval_ro"), "by their hashes now")
-		require.NoError(t, client.ScriptFlush(t.Context()).Err())
-	}
-}

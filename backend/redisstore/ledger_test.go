@@ -118,25 +118,6 @@ func TestLedgerOfManyProcesses(t *testing.T) {
 	}
 }
 
-// TestLedgerIsBounded: a ledger that goes from window to window holds no more than some times
-// the fields of the processes that use it.
-func TestLedgerIsBounded(t *testing.T) {
-	client := redistest.Start(t).Client()
-	s := redisstore.New(client)
-	minute := backend.Limit{Tokens: 1_000_000, Window: time.Minute}
-	base := time.Now().Add(time.Hour).Truncate(time.Second)
-	most := int64(0)
-	for window := range 300 {
-		at := storeclock.With(t.Context(), base.Add(time.Duration(window)*60500*time.Millisecond))
-		for i := range 10 {
-			_, err := s.Sync(at, backend.SyncRequest{Key: "k", Client: fmt.Sprint(window, ".", i), Limit: minute, Want: 2, Strand: -1})
-			require.NoError(t, err)
-		}
-		most = max(most, client.HLen(t.Context(), "{k}:own").Val())
-	}
-	require.LessOrEqual(t, most, int64(40))
-}
-
 // TestUnknownLength: GitHub's scripts do not say how long their windows are. No call
 // of ours moves one, whatever its own length, and nobody is refused for it.
 func TestUnknownLength(t *testing.T) {

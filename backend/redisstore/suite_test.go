@@ -153,14 +153,7 @@ func TestCheckOnClusterReplicas(t *testing.T) {
 	for i := range 20 {
 		take(t, s, fmt.Sprint("k", i), 3)
 	}
-	for _, node := range cluster.Nodes { // until the nodes tell clients of the replicas
-		client := node.Client()
-		require.Eventually(t, func() bool {
-			//lint:ignore SA1019 it is what go-redis' cluster client itself goes by
-			slots, err := client.ClusterSlots(context.Background()).Result()
-			return err == nil && len(slots) == 3 && len(slots[0].Nodes)+len(slots[1].Nodes)+len(slots[2].Nodes) == 6
-		}, 20*time.Second, 5*time.Millisecond)
-	}
+	announceReplicas(t, cluster)
 	replicas := cluster.Client(func(o *redis.ClusterOptions) { o.ReadOnly, o.DialerRetries = true, 1 })
 	s = redisstore.New(cluster.Client(), redisstore.WithReplicas(replicas))
 	ask := func() {
