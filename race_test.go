@@ -75,7 +75,7 @@ func (g *ledger) within(t *testing.T, limit int64) {
 func TestChaos(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		var refused int
-		for seed := range uint64(10) {
+		for seed := range uint64(6) {
 			inBubble(t, fmt.Sprintf("%s/seed=%d", name, seed), func(t *testing.T) { refused += chaos(t, seed, opt) })
 		}
 		assert.Positive(t, refused, "the limit was reached")

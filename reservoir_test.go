@@ -420,7 +420,7 @@ func TestExhausted(t *testing.T) {
 
 // A key that was used once and lies idle takes at most 320 bytes, all counted.
 func TestMemoryOfAnIdleKey(t *testing.T) {
-	const keys = 20_000
+	const keys = 8_000
 	l := open(t, new(lavish), reservoir.PerHour(1000), reservoir.WithFetchTimeout(time.Hour))
 	heap := func() (m runtime.MemStats) { runtime.GC(); runtime.GC(); runtime.ReadMemStats(&m); return m }
 	before := heap()

@@ -98,7 +98,7 @@ func TestTwoLimitsOnOneKey(t *testing.T) {
 					second := open(t, store, limits[1], opt, patient, reservoir.WithFailure(reservoir.FailOpen()))
 					opened := allow(t, first, key, 2)
 					same := limits[0].Window == limits[1].Window
-					for n := range int64(20) {
+					for n := range int64(8) {
 						r, err := second.AllowN(bg, key, 1+n%3)
 						if same {
 							require.NoError(t, err)
@@ -1240,7 +1240,7 @@ func TestCalendarWindowAfterAShorterOne(t *testing.T) {
 		"March, used on the 1st of February":  {reservoir.PerMonth(20, berlin), at(berlin, 2, 1, 0), at(berlin, 4, 1, 0)},
 		"April, after a month of DST's begin": {reservoir.PerMonth(20, berlin), at(berlin, 3, 2, 1), at(berlin, 5, 1, 0)},
 	} {
-		for _, late := range []time.Duration{0, time.Millisecond, time.Second, 30 * time.Second} {
+		for _, late := range []time.Duration{0, time.Second} {
 			inBubbles(t, what+" "+late.String(), smallBatches(), func(t *testing.T, name string, opt reservoir.Option) {
 				time.Sleep(time.Until(c.begin))
 				net := testnet.Far(time.Millisecond)
@@ -1276,11 +1276,14 @@ func TestCalendarWindowAfterAShorterOne(t *testing.T) {
 // each window is a whole period, no period admits more than the limit, and nobody is refused
 // in a period of which nothing was used.
 func TestCalendarOfSkewedClocks(t *testing.T) {
-	for _, name := range []string{"UTC", "Europe/Berlin", "America/Santiago", "Africa/Cairo"} {
+	for name, aheads := range map[string][]time.Duration{ // of the store's clock
+		"UTC": {-90 * time.Second, 30 * time.Minute}, "Europe/Berlin": {90 * time.Second, -30 * time.Minute},
+		"America/Santiago": {-90 * time.Second, 30 * time.Minute}, "Africa/Cairo": {90 * time.Second, -30 * time.Minute},
+	} {
 		zone, err := time.LoadLocation(name)
 		require.NoError(t, err)
 		for what, make := range map[string]func(int64, *time.Location) reservoir.Limit{"day": reservoir.PerDay, "week": reservoir.PerWeek, "month": reservoir.PerMonth} {
-			for _, ahead := range []time.Duration{-90 * time.Second, 90 * time.Second, -30 * time.Minute, 30 * time.Minute} {
+			for _, ahead := range aheads {
 				inBubbles(t, fmt.Sprint(name, what, ahead), smallBatches(), func(t *testing.T, _ string, opt reservoir.Option) {
 					limit := make(20, zone)
 					store := memstore.New()
