@@ -46,6 +46,7 @@ func TestBounds(t *testing.T) {
 // TestGuess: the store's first reading replaces a guess, whichever of them is later.
 func TestGuess(t *testing.T) {
 	for _, guess := range []time.Duration{time.Second, time.Hour} {
+		assert.False(t, (*Lease)(nil).Guessed())
 		l, read := New(1), New(1)
 		l.Guess(backend.State{Left: guess}, 0)
 		assert.True(t, l.Alive(ms))
