@@ -890,10 +890,8 @@ func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
 func TestOldWindowOfAForgottenKey(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		net := testnet.Far(40 * time.Millisecond)
-		other := open(t, net, reservoir.PerHour(100))
-		was := allow(t, other, "k", 1)
-		l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect(), reservoir.WithIdle(50*time.Millisecond),
-			reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerMinute(100) }))
+		was := allow(t, open(t, net, reservoir.PerHour(100)), "k", 1)
+		l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect(), reservoir.WithIdle(50*time.Millisecond), planned(reservoir.PerMinute(100)).option())
 		r := allow(t, l, "k", 1)
 		assert.True(t, r.Allowed)
 		assert.True(t, was.Reset.Equal(r.Reset))
@@ -903,17 +901,15 @@ func TestOldWindowOfAForgottenKey(t *testing.T) {
 // A window of the limit's old length ends while a call without stock asks again with that length,
 // and another process opens one of the new length.
 func TestOldWindowEndsBetweenTwoCalls(t *testing.T) {
-	for what, opt := range map[string]reservoir.Option{"direct": reservoir.WithDirect(), "no room": reservoir.WithMaxKeys(0)} {
-		inBubble(t, what, func(t *testing.T) {
-			store, limit := memstore.New(), planned(reservoir.PerMinute(100))
-			was := allow(t, open(t, store, reservoir.PerHour(100)), "k", 1)
-			l := open(t, testnet.New(store, 10*time.Millisecond), reservoir.PerMinute(100), opt, limit.option())
-			other := open(t, store, reservoir.PerMinute(100))
-			time.AfterFunc(time.Until(was.Reset)+5*time.Millisecond, func() { allow(t, other, "k", 1) })
-			time.Sleep(time.Until(was.Reset) - 15*time.Millisecond)
-			require.True(t, allow(t, l, "k", 1).Allowed)
-		})
-	}
+	inBubbles(t, "", withoutStock(), func(t *testing.T, _ string, opt reservoir.Option) {
+		store := memstore.New()
+		was := allow(t, open(t, store, reservoir.PerHour(100)), "k", 1)
+		l := open(t, testnet.New(store, 10*time.Millisecond), reservoir.PerMinute(1), opt, planned(reservoir.PerMinute(100)).option())
+		other := open(t, store, reservoir.PerMinute(100))
+		time.AfterFunc(time.Until(was.Reset)+5*time.Millisecond, func() { allow(t, other, "k", 1) })
+		time.Sleep(time.Until(was.Reset) - 15*time.Millisecond)
+		require.True(t, allow(t, l, "k", 1).Allowed)
+	})
 }
 
 // A process that has adopted a window of another length gets the error when another process
