@@ -311,23 +311,21 @@ func TestSettleAmongProcesses(t *testing.T) {
 
 // What a settlement leaves and this process does not use is soon had by others.
 func TestSurplusOfSettleReturns(t *testing.T) {
-	for what, limit := range map[string]reservoir.Limit{"hour": reservoir.PerHour(10_000), "day": reservoir.PerDay(10_000, nil), "minute": reservoir.PerMinute(10_000)} {
-		inBubble(t, what, func(t *testing.T) {
-			net := testnet.Far(time.Millisecond)
-			all := fleet(t, 2, net, limit)
-			r := allow(t, all[0], "k", 9000)
-			require.NoError(t, all[0].Settle(bg, "k", r, 100))
-			var admitted int64
-			for end := time.Now().Add(limit.Window * 9 / 10); time.Now().Before(end); time.Sleep(limit.Window / 1000) {
-				_ = allow(t, all[0], "k", 1) // a little, so that it is no idle key
-				if allow(t, all[1], "k", 100).Allowed {
-					admitted += 100
-				}
+	inBubbles(t, "", map[string]reservoir.Limit{"hour": reservoir.PerHour(10_000), "day": reservoir.PerDay(10_000, nil), "minute": reservoir.PerMinute(10_000)}, func(t *testing.T, _ string, limit reservoir.Limit) {
+		net := testnet.Far(time.Millisecond)
+		all := fleet(t, 2, net, limit)
+		r := allow(t, all[0], "k", 9000)
+		require.NoError(t, all[0].Settle(bg, "k", r, 100))
+		var admitted int64
+		for end := time.Now().Add(limit.Window * 9 / 10); time.Now().Before(end); time.Sleep(limit.Window / 1000) {
+			_ = allow(t, all[0], "k", 1) // a little, so that it is no idle key
+			if allow(t, all[1], "k", 100).Allowed {
+				admitted += 100
 			}
-			assert.LessOrEqual(t, all[0].Stats().Held, int64(1000))
-			assert.Greater(t, admitted, int64(8000))
-		})
-	}
+		}
+		assert.LessOrEqual(t, all[0].Stats().Held, int64(1000))
+		assert.Greater(t, admitted, int64(8000))
+	})
 }
 
 // A Result of no charge, or of another key, cannot be settled, nor to a number that makes no
@@ -371,34 +369,32 @@ func TestWhatCannotBeSettled(t *testing.T) {
 // The call that settles a direct call is sent once. After a lost request or reply nobody knows
 // what was charged; after an answer that it was not carried out, everybody does.
 func TestSettleOfADirectCallFails(t *testing.T) {
-	for what, f := range map[string]testnet.Fault{"request lost": testnet.LoseRequest, "reply lost": testnet.LoseReply, "refused": testnet.Refuse, "rejected": testnet.Reject} {
-		inBubble(t, what, func(t *testing.T) {
-			for _, n := range []int64{20, 70} {
-				net := testnet.Far(time.Millisecond)
-				l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect())
-				r := allow(t, l, "k", 50)
-				net.Always(f)
-				require.Error(t, l.Settle(bg, "k", r, n))
-				net.Faults(nil)
-				assert.Equal(t, 1, net.Count("settle"))
-				s, unknown := l.Stats(), f == testnet.LoseRequest || f == testnet.LoseReply
-				if n < 50 {
-					assert.Equal(t, n, s.Spent-s.Refunded)
-					assert.EqualValues(t, 50-n, s.Expired)
-				} else {
-					assert.EqualValues(t, 50, s.Spent)
-				}
-				diff := max(n-50, 50-n)
-				if unknown {
-					assert.Equal(t, diff, s.Unknown)
-				} else {
-					assert.Zero(t, s.Unknown)
-				}
-				assert.Equal(t, n > 50, s.Overdrawn+s.Unknown == n-50, "%+v", s)
-				balance(t, l)
+	inBubbles(t, "", map[string]testnet.Fault{"request lost": testnet.LoseRequest, "reply lost": testnet.LoseReply, "refused": testnet.Refuse, "rejected": testnet.Reject}, func(t *testing.T, _ string, f testnet.Fault) {
+		for _, n := range []int64{20, 70} {
+			net := testnet.Far(time.Millisecond)
+			l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect())
+			r := allow(t, l, "k", 50)
+			net.Always(f)
+			require.Error(t, l.Settle(bg, "k", r, n))
+			net.Faults(nil)
+			assert.Equal(t, 1, net.Count("settle"))
+			s, unknown := l.Stats(), f == testnet.LoseRequest || f == testnet.LoseReply
+			if n < 50 {
+				assert.Equal(t, n, s.Spent-s.Refunded)
+				assert.EqualValues(t, 50-n, s.Expired)
+			} else {
+				assert.EqualValues(t, 50, s.Spent)
 			}
-		})
-	}
+			diff := max(n-50, 50-n)
+			if unknown {
+				assert.Equal(t, diff, s.Unknown)
+			} else {
+				assert.Zero(t, s.Unknown)
+			}
+			assert.Equal(t, n > 50, s.Overdrawn+s.Unknown == n-50, "%+v", s)
+			balance(t, l)
+		}
+	})
 }
 
 // The client that has left is why many a request is settled: a context that has ended is no
