@@ -587,7 +587,7 @@ func TestDirectRefusalAgreesWithItself(t *testing.T) {
 		r, err := l.WaitN(bg, "k", 2)
 		require.NoError(t, err)
 		require.True(t, allow(t, l, "k", 7).Allowed)
-		require.NoError(t, l.Refund(bg, "k", r))
+		require.NoError(t, l.Refund(bg, r))
 		r = allow(t, l, "k", 3)
 		require.False(t, r.Allowed)
 		assert.Less(t, r.Remaining, int64(3))
@@ -723,12 +723,12 @@ func TestReturnedTokensServeTheLine(t *testing.T) {
 		q := lineOf(t, l)
 		first := q.wait(1, 2, 3, 1)
 		begin := time.Now()
-		require.NoError(t, l.Refund(ctx, "k", three))
+		require.NoError(t, l.Refund(ctx, three))
 		synctest.Wait()
 		assert.True(t, first[0].answered() && first[1].answered())
 		assert.False(t, first[2].answered() || first[3].answered())
 		assert.False(t, allow(t, l, "k", 1).Allowed)
-		require.NoError(t, l.Refund(ctx, "k", four))
+		require.NoError(t, l.Refund(ctx, four))
 		q.inOrder()
 		assert.Zero(t, time.Since(begin))
 	})
@@ -748,7 +748,7 @@ func TestWaiterHoardsNothing(t *testing.T) {
 				q := lineOf(t, all[1])
 				w := q.wait(wants)[0]
 				time.Sleep(time.Second)
-				require.NoError(t, all[0].Refund(context.Background(), "k", sixty))
+				require.NoError(t, all[0].Refund(context.Background(), sixty))
 				require.NoError(t, all[0].Close(context.Background()))
 				admitted := 0
 				for time.Now().Before(sixty.Reset.Add(-3 * time.Second)) {
@@ -892,7 +892,7 @@ func TestProbesAfterOthersHaveLeft(t *testing.T) {
 					stay := fleet(t, 3, net, limit, opt)
 					last := allow(t, stay[0], "k", 40)
 					exhaust(t, stay, "k")
-					require.NoError(t, stay[0].Refund(context.Background(), "k", last))
+					require.NoError(t, stay[0].Refund(context.Background(), last))
 					require.NoError(t, stay[0].Close(context.Background()))
 					before, calls, admitted := stats(stay...).Probes, net.Count(""), 0
 					end := last.Reset.Add(-window / 20)

@@ -127,7 +127,7 @@ func ExampleLimiter_Refund() {
 	r, _ := limiter.Allow(ctx, "user:42")
 	notModified := true // the response cost nothing
 	if notModified {
-		_ = limiter.Refund(ctx, "user:42", r)
+		_ = limiter.Refund(ctx, r)
 	}
 	r, _ = limiter.Check(ctx, "user:42")
 	fmt.Println(r.Remaining)
@@ -142,7 +142,7 @@ func ExampleLimiter_Settle() {
 	r, _ := limiter.AllowN(ctx, "user:42", 4000) // as many as it may use
 	fmt.Println(r.Remaining)
 	used := int64(1234) // it has run, and says so
-	if err := limiter.Settle(ctx, "user:42", r, used); err != nil {
+	if err := limiter.Settle(ctx, r, used); err != nil {
 		panic(err)
 	}
 	r, _ = limiter.Check(ctx, "user:42")
@@ -227,7 +227,7 @@ func ExampleGroup_AllowEach() {
 	r2, _ := group.AllowEach(ctx, []int64{1, 8000}, "user:42", "user:42")
 	fmt.Println(r2.Allowed, r2.Limiter)
 
-	err = group.Settle(ctx, r, []int64{1, 700}, "user:42", "user:42")
+	err = group.Settle(ctx, r, []int64{1, 700})
 	fmt.Println(err)
 	_, err = group.WaitEach(ctx, []int64{1, 8000}, "user:42", "user:42")
 	fmt.Println(err)
@@ -521,8 +521,9 @@ func Example_errors() {
 	fmt.Println(errors.Is(empty, reservoir.ErrKey), errors.Is(long, reservoir.ErrKey))
 	fmt.Println(errors.Is(negative, reservoir.ErrTokens), errors.Is(huge, reservoir.ErrExceedsLimit))
 
-	r, _ := limiter.AllowN(ctx, "user:42", 100)
-	fmt.Println(errors.Is(limiter.Refund(ctx, "user:43", r), reservoir.ErrResult))
+	limiter.AllowN(ctx, "user:42", 100)
+	refused, _ := limiter.Allow(ctx, "user:42")
+	fmt.Println(errors.Is(limiter.Refund(ctx, refused), reservoir.ErrResult))
 
 	soon, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

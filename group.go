@@ -57,37 +57,31 @@ func (r *GroupResult) results(n int) []Result {
 	return r.many
 }
 
-// Allow is [Group.AllowN] for one token.
+// Allow is [Group.AllowEach] for one token of every limit.
 func (g *Group) Allow(ctx context.Context, keys ...string) (GroupResult, error) {
-	return g.AllowN(ctx, 1, keys...)
+	return g.allow(ctx, nil, keys)
 }
 
-// AllowN asks every limiter of the group for n tokens of its key: keys[i] is for limiter
-// i. If one limiter refuses, none is charged. A refusal from memory is found before
+// AllowEach asks limiter i of the group for cost[i] tokens of keys[i], such as 1 request,
+// 4,000 tokens of a model and 12,000 millionths of a dollar; a limiter whose cost is 0 is not
+// asked. If one limiter refuses, none is charged. A refusal from memory is found before
 // anything is spent, and tokens that others have charged go back as by [Group.Refund]. If
-// all have stock, AllowN makes no store call and, for up to four limiters, no allocation.
+// all have stock, AllowEach makes no store call and, for up to four limiters, no allocation.
 // If several must ask the store, up to 32 do so at the same time, so the caller waits for one
-// round trip. Errors are those of [Limiter.AllowN], and [ErrOption] if keys do not match
-// the limiters. A limiter that occurs several times with one key must have the sum, or
-// AllowN returns [ErrExceedsLimit]. A bad key or number of tokens is an error whatever the
+// round trip. Errors are those of [Limiter.AllowN], and [ErrOption] if costs or keys do not
+// match the limiters. A limiter that occurs several times with one key must have the sum, or
+// AllowEach returns [ErrExceedsLimit]. A bad key or number of tokens is an error whatever the
 // limits say. After an error none is charged either.
-func (g *Group) AllowN(ctx context.Context, n int64, keys ...string) (GroupResult, error) {
-	return g.allow(ctx, costs{all: n}, keys)
-}
-
-// AllowEach is [Group.AllowN] with a cost for each limit, in tokens, such as 1 request, 4,000
-// tokens of a model and 12,000 millionths of a dollar. cost[i] is for limiter i; a limiter
-// whose cost is 0 is not asked.
 func (g *Group) AllowEach(ctx context.Context, cost []int64, keys ...string) (GroupResult, error) {
 	if len(cost) != len(g.limiters) {
 		return GroupResult{}, g.mismatch(len(cost), "costs")
 	}
-	return g.allow(ctx, costs{each: cost}, keys)
+	return g.allow(ctx, cost, keys)
 }
 
 // Wait is [Group.WaitEach] for one token of every limit.
 func (g *Group) Wait(ctx context.Context, keys ...string) (GroupResult, error) {
-	return g.wait(ctx, costs{all: 1}, keys)
+	return g.wait(ctx, nil, keys)
 }
 
 // WaitEach is [Group.AllowEach], but blocks until all limits have charged their costs, as
@@ -98,24 +92,21 @@ func (g *Group) WaitEach(ctx context.Context, cost []int64, keys ...string) (Gro
 	if len(cost) != len(g.limiters) {
 		return GroupResult{}, g.mismatch(len(cost), "costs")
 	}
-	return g.wait(ctx, costs{each: cost}, keys)
+	return g.wait(ctx, cost, keys)
 }
 
-// costs is what a request costs each limit.
-type costs struct {
-	all  int64   // the cost for every limit, if each is nil
-	each []int64 // the cost for each limit
-}
+// costs is what a request costs each limit. If it is nil, each costs one token.
+type costs []int64
 
 func (c costs) of(i int) int64 {
-	if c.each == nil {
-		return c.all
+	if c == nil {
+		return 1
 	}
-	return c.each[i]
+	return c[i]
 }
 
 // free reports whether limit i costs nothing, and so is not asked.
-func (c costs) free(i int) bool { return c.each != nil && c.each[i] == 0 }
+func (c costs) free(i int) bool { return c.of(i) == 0 }
 
 func (g *Group) mismatch(n int, what string) error {
 	return fmt.Errorf("%w: %d %s for a group of %d limiters", ErrOption, n, what, len(g.limiters))
@@ -356,9 +347,9 @@ func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) G
 	results := r.results(len(keys))
 	var direct []func()
 	for j, l := range g.limiters {
-		name, paid := keys[j], results[j]
+		paid := results[j]
 		back := func() { // a failure is counted in its Stats, and a panic must not keep the others from going back
-			guard.Log(func() { _ = l.Refund(context.WithoutCancel(ctx), name, paid) })
+			guard.Log(func() { _ = l.Refund(context.WithoutCancel(ctx), paid) })
 		}
 		switch {
 		case j == i || !paid.Allowed:
@@ -387,27 +378,22 @@ func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) G
 	return GroupResult{Result: results[i], Limiter: i}
 }
 
-// Refund takes back what r was charged to every limit of the group; see
-// [Limiter.Refund]. The keys must be those of the request.
-func (g *Group) Refund(ctx context.Context, r GroupResult, keys ...string) error {
-	return g.Settle(ctx, r, make([]int64, len(g.limiters)), keys...)
+// Refund takes back what r was charged to every limit of the group; see [Limiter.Refund].
+func (g *Group) Refund(ctx context.Context, r GroupResult) error {
+	return g.Settle(ctx, r, make([]int64, len(g.limiters)))
 }
 
 // Settle corrects the charge of r to what its request has used of each limit; see
-// [Limiter.Settle]. The keys must be those of the request. A limit whose cost was 0 was
-// not asked, and is not charged now; if the cost is unknown, ask for 1. Settle tries all
-// limits and joins their errors.
-func (g *Group) Settle(ctx context.Context, r GroupResult, used []int64, keys ...string) error {
-	if len(keys) != len(g.limiters) {
-		return g.mismatch(len(keys), "keys")
-	}
+// [Limiter.Settle]. A limit whose cost was 0 was not asked, and is not charged now; if the
+// cost is unknown, ask for 1. Settle tries all limits and joins their errors.
+func (g *Group) Settle(ctx context.Context, r GroupResult, used []int64) error {
 	if len(used) != len(g.limiters) {
 		return g.mismatch(len(used), "costs")
 	}
 	var errs []error
 	for i, l := range g.limiters {
-		if paid := r.results(len(keys))[i]; !paid.Allowed || paid.Limit != 0 { // a limit that was not asked has no Limit
-			errs = append(errs, l.Settle(ctx, keys[i], paid, used[i]))
+		if paid := r.results(len(used))[i]; !paid.Allowed || paid.Limit != 0 { // a limit that was not asked has no Limit
+			errs = append(errs, l.Settle(ctx, paid, used[i]))
 		}
 	}
 	return errors.Join(errs...)

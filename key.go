@@ -9,9 +9,9 @@ import (
 )
 
 // Key is a handle on one key of a [Limiter]. Its methods are the Limiter's with that key,
-// without the look-up. It is meant for hot keys that are known ahead, such as a global
-// limit. Make it once, with [Limiter.Key]; the zero Key is not usable. It is safe for
-// concurrent use and needs no closing.
+// without the look-up; its results are settled at the Limiter. It is meant for hot keys that
+// are known ahead, such as a global limit. Make it once, with [Limiter.Key]; the zero Key is
+// not usable. It is safe for concurrent use and needs no closing.
 type Key struct {
 	l    *Limiter
 	key  string
@@ -60,14 +60,6 @@ func (k *Key) Check(ctx context.Context) (Result, error) { return k.l.Check(ctx,
 
 // Reset is [Limiter.Reset] with k's key.
 func (k *Key) Reset(ctx context.Context) error { return k.l.Reset(ctx, k.key) }
-
-// Refund is [Limiter.Refund] with k's key.
-func (k *Key) Refund(ctx context.Context, r Result) error { return k.l.Refund(ctx, k.key, r) }
-
-// Settle is [Limiter.Settle] with k's key.
-func (k *Key) Settle(ctx context.Context, r Result, used int64) error {
-	return k.l.Settle(ctx, k.key, r, used)
-}
 
 // acquire is Limiter.acquire, and keeps the state that it found.
 func (k *Key) acquire(ctx context.Context, n int64, wait bool) (Result, error) {

@@ -408,7 +408,7 @@ func TestRejectedStatementsAreRare(t *testing.T) {
 		l := open(t, net, reservoir.PerHour(100_000), opt, reservoir.WithIdle(time.Minute))
 		for i := range keys {
 			r := allow(t, l, fmt.Sprint(i), 1)
-			require.NoError(t, l.Settle(bg, fmt.Sprint(i), r, 200)) // debt or, later, an idle stock
+			require.NoError(t, l.Settle(bg, r, 200)) // debt or, later, an idle stock
 		}
 		net.Always(testnet.Reject)
 		time.Sleep(5 * time.Minute)
@@ -503,7 +503,7 @@ func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
 			_, _ = l.Allow(bg, fmt.Sprint(i))
 		}
 		require.False(t, waits.answered())
-		require.NoError(t, l.Refund(bg, "k", paid))
+		require.NoError(t, l.Refund(bg, paid))
 		<-waits.done
 		assert.NoError(t, waits.err)
 		assert.True(t, waits.allowed)
@@ -588,7 +588,7 @@ func TestPolicyIsAskedAgainAboutTheLine(t *testing.T) {
 			return s
 		}
 		assert.Equal(t, "...x..", answered())
-		require.NoError(t, l.Refund(context.Background(), "k", four))
+		require.NoError(t, l.Refund(context.Background(), four))
 		time.Sleep(3 * time.Second) // the next look at the circuit
 		assert.Equal(t, ".x.x.x", answered(), "four tokens came back")
 		time.Sleep(time.Until(four.Reset) + 3*time.Second)
@@ -656,7 +656,7 @@ func TestDebtIsOfItsWindow(t *testing.T) {
 							}
 							if extra := allow(t, l, "k", 1); extra.Allowed {
 								owed := l.Stats().Owed
-								require.NoError(t, l.Refund(bg, "k", extra))
+								require.NoError(t, l.Refund(bg, extra))
 								if extra.Source == reservoir.Local { // it pays for debt
 									admitted[reset] -= owed - l.Stats().Owed
 								}
@@ -789,12 +789,12 @@ func TestPeriodThatBeginsInAnOutage(t *testing.T) {
 						time.Sleep(5 * time.Minute)
 					}
 					if unused := allow(t, l, "k", 1); unused.Allowed {
-						require.NoError(t, l.Refund(bg, "k", unused))
+						require.NoError(t, l.Refund(bg, unused))
 					}
 					if policy == "local" {
 						require.EqualValues(t, 40, byPolicy)
 					} else {
-						require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 1), 4))
+						require.NoError(t, l.Settle(bg, allow(t, l, "k", 1), 4))
 						byPolicy += 4
 					}
 					require.EqualValues(t, byPolicy, l.Stats().Owed)
@@ -839,7 +839,7 @@ func TestWindowsByTheWallClock(t *testing.T) {
 		r := allow(t, l, "k", 1)
 		time.Sleep(3 * time.Second)
 		require.Zero(t, l.Stats().Keys)
-		require.NoError(t, l.Settle(bg, "k", r, 3))
+		require.NoError(t, l.Settle(bg, r, 3))
 		spend()
 		r = allow(t, l, "k", 1)
 		breakdown(t, l, net, testnet.Refuse)
@@ -886,7 +886,7 @@ func TestCloseAfterTheLengthHasChanged(t *testing.T) {
 		l := open(t, net, reservoir.PerMinute(100), opt, limit.option())
 		r := allow(t, l, "k", 100)
 		net.Always(testnet.Refuse)
-		require.NoError(t, l.Settle(bg, "k", r, 150))
+		require.NoError(t, l.Settle(bg, r, 150))
 		time.Sleep(61 * time.Second)
 		limit.set(reservoir.PerHour(100))
 		_, err := l.Allow(bg, "k")
@@ -960,7 +960,7 @@ func TestStoreThatIgnoresItsContext(t *testing.T) {
 				}
 				_ = soon(func() error { _, err := l.Check(bg, "k"); return err })
 				_ = soon(func() error { return l.Reset(bg, "other") })
-				_ = soon(func() error { return l.Settle(bg, "k", r, 10) })
+				_ = soon(func() error { return l.Settle(bg, r, 10) })
 				ctx, cancel := context.WithTimeout(bg, 50*time.Millisecond)
 				_ = soon(func() error { return waitFor(ctx, l, "another", 1) })
 				cancel()
@@ -1079,7 +1079,7 @@ func TestReturnsAfterDataLoss(t *testing.T) {
 			l := open(t, net, reservoir.PerHour(10_000), opt)
 			r := allow(t, l, "k", 4000)
 			net.LoseData()
-			require.NoError(t, l.Settle(bg, "k", r, 1200))
+			require.NoError(t, l.Settle(bg, r, 1200))
 			if repeated {
 				net.Next("sync", testnet.LoseRequest)
 			}
@@ -1203,7 +1203,7 @@ func TestPanics(t *testing.T) {
 				assert.Less(t, time.Since(begin), time.Second)
 				cancel()
 			}
-			_ = survives(func() error { return l.Refund(bg, "k", before) })
+			_ = survives(func() error { return l.Refund(bg, before) })
 			synctest.Wait()
 			on.Store(false)
 			repair(t, l, net, "k", 1)

@@ -159,7 +159,7 @@ func client(l *reservoir.Limiter, g *ledger, rnd *rand.Rand) {
 // all the same, and the tokens spent again by another.
 func refund(ctx context.Context, l *reservoir.Limiter, g *ledger, r reservoir.Result, n int64) {
 	before := l.Stats().Refunded
-	if err := l.Refund(ctx, "k", r); err != nil || l.Stats().Refunded > before {
+	if err := l.Refund(ctx, r); err != nil || l.Stats().Refunded > before {
 		g.note(r, -n)
 	}
 }
@@ -244,7 +244,7 @@ func countUnderFaults(t *testing.T, seed uint64, opt reservoir.Option) {
 				}
 				r, err := all[i%3].AllowN(bg, key, 1+n%7*n%2)
 				if err == nil && random.IntN(9) == 0 {
-					_ = all[i%3].Refund(bg, key, r)
+					_ = all[i%3].Refund(bg, r)
 				}
 				time.Sleep(time.Duration(random.Int64N(int64(10 * time.Millisecond))))
 			}
@@ -309,7 +309,8 @@ func closeInTheMiddle(t *testing.T, seed uint64, opt reservoir.Option) {
 	var requests sync.WaitGroup
 	for i := range 12 {
 		rnd, key, spent := rand.New(rand.NewPCG(seed, uint64(i))), keys[i%4], &spent[i%4]
-		k := []*reservoir.Key{l.Key(key), other.Key(key)}[i%2]
+		at := []*reservoir.Limiter{l, other}[i%2]
+		k := at.Key(key)
 		requests.Go(func() {
 			for !over.Load() {
 				time.Sleep(time.Duration(rnd.IntN([]int{20, 2000}[rnd.IntN(2)])) * time.Millisecond) // idle for long enough to be forgotten
@@ -321,7 +322,7 @@ func closeInTheMiddle(t *testing.T, seed uint64, opt reservoir.Option) {
 				n := 1 + rnd.Int64N(10)
 				if r, err := ask(ctx, n); err == nil && r.Allowed {
 					spent.Add(n)
-					if used := rnd.Int64N(n + 1); rnd.IntN(2) == 0 && k.Settle(bg, r, used) == nil {
+					if used := rnd.Int64N(n + 1); rnd.IntN(2) == 0 && at.Settle(bg, r, used) == nil {
 						spent.Add(used - n)
 					}
 				}

@@ -370,8 +370,8 @@ func (l *Limiter) begin(ctx context.Context, key string) (Limit, error) {
 
 // Refund takes back what r was charged, so that others can use it, after a request has
 // turned out to cost nothing. It is [Limiter.Settle] with 0 tokens used.
-func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
-	return l.Settle(ctx, key, r, 0)
+func (l *Limiter) Refund(ctx context.Context, r Result) error {
+	return l.Settle(ctx, r, 0)
 }
 
 // Settle corrects the charge of r to used, the tokens that its request has really used.
@@ -393,20 +393,18 @@ func (l *Limiter) Refund(ctx context.Context, key string, r Result) error {
 //
 // Settle each r once. If r is settled twice, it counts twice: it may give back tokens that
 // another request uses, but no more than requests have used. Settle returns [ErrTokens] if
-// used is negative, and [ErrResult] if r is not of key or was never charged. For a request
+// used is negative, and [ErrResult] if r is of another Limiter or was never charged. For a request
 // that passed without a charge, because it was Shadowed or its limit is [Unlimited], it
 // does nothing. Call Settle before Close, because afterwards it returns [ErrClosed], unused
 // tokens expire, and others are Overdrawn.
-func (l *Limiter) Settle(ctx context.Context, key string, r Result, used int64) error {
+func (l *Limiter) Settle(ctx context.Context, r Result, used int64) error {
 	n := used - r.charged
-	switch err := l.validateKey(key); {
-	case err != nil:
-		return err
+	switch {
 	case used < 0 || used > backend.MaxTokens:
 		return fmt.Errorf("%w: %d used", ErrTokens, used)
-	case r.charged == 0 && (r.Shadowed && r.Allowed || r.Unlimited()): // it passed for nothing
+	case r.charged == 0 && (r.Shadowed && r.Allowed || r.Limit == key.UnlimitedTokens): // it passed for nothing
 		return nil
-	case r.of == nil, !r.of.Of(&l.env), r.of.Name() != key:
+	case r.of == nil, !r.of.Of(&l.env):
 		return ErrResult
 	case n == 0:
 		return nil

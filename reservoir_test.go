@@ -61,7 +61,7 @@ func TestBadRequestsNeverReachTheStore(t *testing.T) {
 	}
 	_, err := l.Check(ctx, "")
 	assert.ErrorIs(t, err, reservoir.ErrKey)
-	assert.ErrorIs(t, l.Refund(ctx, "", reservoir.Result{}), reservoir.ErrKey)
+	assert.ErrorIs(t, l.Refund(ctx, reservoir.Result{}), reservoir.ErrResult)
 	assert.Zero(t, net.Count(""))
 	assert.Zero(t, l.Stats().Taken)
 }
@@ -162,7 +162,7 @@ func TestResultsAgreeWithThemselves(t *testing.T) {
 						require.NoError(t, err)
 						requireFair(t, r, limit)
 						if round%7 == 0 && r.Allowed {
-							require.NoError(t, l.Refund(bg, "k", r))
+							require.NoError(t, l.Refund(bg, r))
 						}
 					}
 					if round%50 == 49 {
@@ -458,11 +458,11 @@ func TestGroup(t *testing.T) {
 			}
 		})
 		assert.EqualValues(t, 776, passed.Load())
-		require.NoError(t, g.Refund(bg, first, "wide", "tight"))
+		require.NoError(t, g.Refund(bg, first))
 		net.OnKey("sick", testnet.LoseRequest)
-		_, err = g.AllowN(bg, 2, "wide", "sick")
+		_, err = g.AllowEach(bg, []int64{2, 2}, "wide", "sick")
 		require.ErrorIs(t, err, testnet.ErrCut)
-		_, err = g.AllowN(bg, 778, "wide", "tight")
+		_, err = g.AllowEach(bg, []int64{778, 778}, "wide", "tight")
 		require.ErrorIs(t, err, reservoir.ErrExceedsLimit)
 		_, err = g.Allow(bg, "wide")
 		require.ErrorIs(t, err, reservoir.ErrOption)
@@ -533,7 +533,7 @@ func TestFaultsOfAGroup(t *testing.T) {
 						require.ErrorIs(t, err, reservoir.ErrOption)
 						_, err = reservoir.NewGroup(full, l).WaitEach(bg, bad, "k", "k")
 						require.ErrorIs(t, err, reservoir.ErrOption)
-						require.ErrorIs(t, reservoir.NewGroup(full, l).Settle(bg, reservoir.GroupResult{}, bad, "k", "k"), reservoir.ErrOption)
+						require.ErrorIs(t, reservoir.NewGroup(full, l).Settle(bg, reservoir.GroupResult{}, bad), reservoir.ErrOption)
 					}
 					r, err := reservoir.NewGroup(full, l).AllowEach(bg, []int64{1, 0}, "k", "")
 					require.True(t, err == nil && !r.Allowed, "a limit that costs nothing is not asked")
@@ -554,12 +554,12 @@ func TestGroupOfALimitThatChanges(t *testing.T) {
 		l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), opt, limit.option())
 		g := reservoir.NewGroup(l, l)
 		pass := func(n int64) {
-			r, err := g.AllowN(bg, n, "k", "k")
+			r, err := g.AllowEach(bg, []int64{n, n}, "k", "k")
 			require.True(t, err == nil && r.Allowed)
 		}
 		pass(5)
 		limit.set(reservoir.PerMinute(20))
-		require.NoError(t, take(g.AllowN(bg, 6, "k", "k")), "it was raised")
+		require.NoError(t, take(g.AllowEach(bg, []int64{6, 6}, "k", "k")), "it was raised")
 		var waited error
 		go func() { waited = take(g.WaitEach(bg, []int64{10, 10}, "k", "k")) }()
 		time.Sleep(time.Second)
@@ -587,11 +587,11 @@ func TestGroupWithACostPerLimit(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, 1, r.Limiter)
 			if !r.Allowed {
-				require.ErrorIs(t, g.Refund(bg, r, "r", "t"), reservoir.ErrResult)
+				require.ErrorIs(t, g.Refund(bg, r), reservoir.ErrResult)
 				break
 			}
 			used += 500
-			require.NoError(t, g.Settle(bg, r, []int64{1, 500}, "r", "t"))
+			require.NoError(t, g.Settle(bg, r, []int64{1, 500}))
 		}
 		s, of := requests.Stats(), tokens.Stats()
 		assert.Equal(t, used/500, s.Spent-s.Refunded)
@@ -600,7 +600,7 @@ func TestGroupWithACostPerLimit(t *testing.T) {
 		for _, ask := range []func(context.Context, []int64, ...string) (reservoir.GroupResult, error){g.AllowEach, g.WaitEach} {
 			free, err := ask(bg, []int64{1, 0}, "r", "t")
 			assert.True(t, err == nil && free.Allowed && free.Limiter == 0 && free.Limit == 100)
-			require.NoError(t, g.Settle(bg, free, []int64{2, 0}, "r", "t"))
+			require.NoError(t, g.Settle(bg, free, []int64{2, 0}))
 		}
 		assert.Equal(t, of.Spent, tokens.Stats().Spent, "what costs nothing is not asked")
 
@@ -719,7 +719,7 @@ func TestGroupTightest(t *testing.T) {
 		r, err = reservoir.NewGroup(counted, unlimited).AllowEach(bg, []int64{0, 1}, "k", "k")
 		require.NoError(t, err)
 		assert.Equal(t, 1, r.Limiter)
-		assert.True(t, r.Unlimited())
+		assert.True(t, r.Limit == reservoir.Unlimited().Tokens)
 	})
 }
 
@@ -936,7 +936,7 @@ func TestEachStatementOfCloseFails(t *testing.T) {
 			for failing := range 16 { // a bit for each statement
 				net := testnet.Far(time.Millisecond)
 				l := open(t, net, reservoir.PerHour(1000), opt)
-				require.NoError(t, l.Settle(bg, "k", allow(t, l, "k", 100), 150))
+				require.NoError(t, l.Settle(bg, allow(t, l, "k", 100), 150))
 				before := failing
 				net.Faults(func(*testnet.Call) testnet.Fault {
 					defer func() { before >>= 1 }()

@@ -21,7 +21,7 @@ type Result struct {
 	// [WithShadow]. Nothing was charged.
 	Shadowed bool
 
-	// Limit is the number of tokens per window; math.MaxInt64 if no limit applies.
+	// Limit is the number of tokens per window; that of [Unlimited] if no limit applies.
 	Limit int64
 
 	// Remaining is how many tokens this process could still get in the window, at most
@@ -61,9 +61,6 @@ func resultOf(k *key.Key, a *key.Answer) Result {
 func (r *Result) charge() key.Charge {
 	return key.Charge{Tokens: r.charged, Window: r.window(), Fallback: r.Source == Fallback}
 }
-
-// Unlimited reports whether no limit applied, so Limit and Remaining mean nothing.
-func (r Result) Unlimited() bool { return r.Limit == key.UnlimitedTokens }
 
 // window is the window that r was charged to.
 func (r Result) window() backend.Window { return backend.Window(r.Reset.UnixMilli()) }
@@ -193,9 +190,9 @@ var (
 	// [WithMaxKeys] by each request.
 	ErrConflict = key.ErrConflict
 
-	// ErrResult: a Result was settled or refunded for another key, or at another Limiter,
-	// than its own, or was never charged.
-	ErrResult = errors.New("reservoir: a result of another key, or of no charge")
+	// ErrResult: a Result was settled or refunded at another Limiter than its own, or was
+	// never charged.
+	ErrResult = errors.New("reservoir: a result of another limiter, or of no charge")
 
 	// ErrOption: an option of New has a value that makes no sense.
 	ErrOption = errors.New("reservoir: bad option")

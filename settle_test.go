@@ -28,15 +28,13 @@ type settlement struct {
 	how     string // the way in which the limiter asks
 }
 
-// test settles to n tokens, by a handle or by the key.
+// test settles to n tokens.
 func (s settlement) test(t *testing.T, opt reservoir.Option, n int64) {
 	idle := map[bool]time.Duration{true: 24 * time.Hour, false: time.Second}[s.known]
 	net := testnet.Far(time.Millisecond)
 	l := open(t, net, reservoir.PerHour(1000), opt, reservoir.WithIdle(idle), reservoir.WithFailure(reservoir.FailOpen()))
 	other := open(t, net.Store(), reservoir.PerHour(1000), reservoir.WithDirect())
-	key := l.Key("k")
-	_, err := key.Allow(bg)
-	require.NoError(t, err)
+	allow(t, l, "k", 1)
 	if s.charged != "store" {
 		breakdown(t, l, net, testnet.Refuse)
 	}
@@ -44,11 +42,7 @@ func (s settlement) test(t *testing.T, opt reservoir.Option, n int64) {
 	allow(t, other, "k", 5)
 
 	before, charged, calls := l.Stats(), used(t, net, "k"), net.Count("settle")
-	settle := key.Settle
-	if n%100 == 0 {
-		settle = func(ctx context.Context, r reservoir.Result, n int64) error { return l.Settle(ctx, "k", r, n) }
-	}
-	require.NoError(t, settle(bg, r, n))
+	require.NoError(t, l.Settle(bg, r, n))
 	now := l.Stats()
 	calls = net.Count("settle") - calls
 	net.Faults(nil)
@@ -62,7 +56,7 @@ func (s settlement) test(t *testing.T, opt reservoir.Option, n int64) {
 	}
 
 	for range 3 { // too often
-		require.NoError(t, l.Refund(bg, "k", r))
+		require.NoError(t, l.Refund(bg, r))
 	}
 	if s.charged != "store" && s.known && !s.over && s.how != "no room" && n <= 100 {
 		time.Sleep(10 * time.Minute)
@@ -159,9 +153,9 @@ func TestSettleFromStock(t *testing.T) {
 	calls := net.Count("")
 	for _, n := range []int64{90, 100, 110} {
 		was := l.Stats()
-		require.NoError(t, key.Settle(bg, r, n))
+		require.NoError(t, l.Settle(bg, r, n))
 		assert.Equal(t, n-100, was.Held-l.Stats().Held)
-		assert.Zero(t, testing.AllocsPerRun(100, func() { _ = key.Settle(bg, r, n) }), n)
+		assert.Zero(t, testing.AllocsPerRun(100, func() { _ = l.Settle(bg, r, n) }), n)
 	}
 	assert.Equal(t, calls, net.Count(""))
 }
@@ -178,7 +172,7 @@ func TestDebtWaits(t *testing.T) {
 			r := allow(t, l, "k", charged)
 			n := charged + l.Stats().Held + debt
 			begin := time.Now()
-			require.NoError(t, l.Settle(bg, "k", r, n))
+			require.NoError(t, l.Settle(bg, r, n))
 			require.Zero(t, time.Since(begin))
 			require.EqualValues(t, debt, l.Stats().Owed)
 			require.Zero(t, l.Stats().Held)
@@ -205,11 +199,11 @@ func TestDebtOfSettleGoesAlong(t *testing.T) {
 		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerMinute(1000), opt)
 		r := allow(t, l, "k", 10)
-		require.NoError(t, l.Settle(bg, "k", r, 400))
+		require.NoError(t, l.Settle(bg, r, 400))
 		require.True(t, allow(t, l, "k", 500).Allowed)
 		synctest.Wait()
 		assert.Zero(t, l.Stats().Owed)
-		require.NoError(t, l.Settle(bg, "k", r, 40))
+		require.NoError(t, l.Settle(bg, r, 40))
 		require.NoError(t, l.Close(bg))
 		assert.EqualValues(t, 930, used(t, net, "k"))
 		balance(t, l)
@@ -222,8 +216,8 @@ func TestSurplusPaysForDebt(t *testing.T) {
 		net := testnet.Far(0)
 		l := open(t, net, reservoir.PerMinute(100), reservoir.WithBatch(reservoir.Fixed(1)))
 		a, b := allow(t, l, "k", 50), allow(t, l, "k", 50)
-		require.NoError(t, l.Settle(bg, "k", a, 80))
-		require.NoError(t, l.Settle(bg, "k", b, 15))
+		require.NoError(t, l.Settle(bg, a, 80))
+		require.NoError(t, l.Settle(bg, b, 15))
 		s := l.Stats()
 		assert.EqualValues(t, 5, s.Held)
 		time.Sleep(time.Minute / 10)
@@ -245,7 +239,7 @@ func TestSteadyOverruns(t *testing.T) {
 		require.False(t, allow(t, l, "k", 1).Allowed)
 		calls := net.Count("")
 		for range 3000 {
-			require.NoError(t, l.Settle(bg, "k", paid, 2))
+			require.NoError(t, l.Settle(bg, paid, 2))
 			time.Sleep(10 * time.Millisecond)
 		}
 		assert.InDelta(t, 10, net.Count("")-calls, 2, "in half a window")
@@ -260,7 +254,7 @@ func TestSettleInTheLastMoments(t *testing.T) {
 		l := open(t, testnet.Far(time.Millisecond), reservoir.PerDay(100, nil), opt, reservoir.WithIdle(100*time.Hour))
 		r := allow(t, l, "k", 100)
 		time.Sleep(time.Until(r.Reset) - 20*time.Second)
-		require.NoError(t, l.Settle(bg, "k", r, 150))
+		require.NoError(t, l.Settle(bg, r, 150))
 		time.Sleep(time.Hour)
 		assert.EqualValues(t, 50, l.Stats().Overdrawn)
 		balance(t, l)
@@ -269,7 +263,7 @@ func TestSettleInTheLastMoments(t *testing.T) {
 		l := open(t, testnet.Far(40*time.Millisecond), reservoir.PerDay(100, nil), reservoir.WithMaxKeys(0))
 		r := allow(t, l, "k", 100)
 		time.Sleep(time.Until(r.Reset) - 20*time.Millisecond)
-		require.NoError(t, l.Settle(bg, "k", r, 150))
+		require.NoError(t, l.Settle(bg, r, 150))
 		assert.EqualValues(t, 50, l.Stats().Overdrawn)
 	})
 }
@@ -293,7 +287,7 @@ func TestSettleAmongProcesses(t *testing.T) {
 				}
 				more := rnd.Int64N(5)
 				charged, used = charged+n, used+n+more
-				require.NoError(t, l.Settle(context.Background(), "k", r, n+more))
+				require.NoError(t, l.Settle(context.Background(), r, n+more))
 				time.Sleep(time.Duration(rnd.IntN(400)) * time.Millisecond)
 			}
 			time.Sleep(5 * time.Minute)
@@ -315,7 +309,7 @@ func TestSurplusOfSettleReturns(t *testing.T) {
 		net := testnet.Far(time.Millisecond)
 		all := fleet(t, 2, net, limit)
 		r := allow(t, all[0], "k", 9000)
-		require.NoError(t, all[0].Settle(bg, "k", r, 100))
+		require.NoError(t, all[0].Settle(bg, r, 100))
 		var admitted int64
 		for end := time.Now().Add(limit.Window * 9 / 10); time.Now().Before(end); time.Sleep(limit.Window / 1000) {
 			_ = allow(t, all[0], "k", 1) // a little, so that it is no idle key
@@ -328,31 +322,27 @@ func TestSurplusOfSettleReturns(t *testing.T) {
 	})
 }
 
-// A Result of no charge, or of another key, cannot be settled, nor to a number that makes no
+// A Result of no charge, or of another limiter, cannot be settled, nor to a number that makes no
 // sense, and nothing changes. What passed for nothing can.
 func TestWhatCannotBeSettled(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := testnet.Far(time.Millisecond)
 		l := open(t, net, reservoir.PerHour(10), opt, reservoir.WithFailure(reservoir.FailOpen()))
-		r, other := allow(t, l, "k", 10), allow(t, l, "other", 10)
+		r, other := allow(t, l, "k", 10), allow(t, open(t, net, reservoir.PerHour(10), opt), "other", 10)
 		refused := allow(t, l, "k", 1)
 		require.False(t, refused.Allowed)
 		looked, err := l.Check(bg, "new")
 		require.NoError(t, err)
 		breakdown(t, l, net, testnet.LoseRequest)
-		byPolicy := allow(t, l, "new", 10)
-		require.Equal(t, reservoir.Fallback, byPolicy.Source)
 		net.Faults(nil)
 		was := l.Stats()
-		for _, wrong := range []reservoir.Result{{}, refused, looked, other, byPolicy} {
+		for _, wrong := range []reservoir.Result{{}, refused, looked, other} {
 			for _, n := range []int64{0, 1, 99} {
-				assert.ErrorIs(t, l.Settle(bg, "k", wrong, n), reservoir.ErrResult, "%+v", wrong)
-				assert.ErrorIs(t, l.Key("k").Settle(bg, wrong, n), reservoir.ErrResult, "%+v", wrong)
+				assert.ErrorIs(t, l.Settle(bg, wrong, n), reservoir.ErrResult, "%+v", wrong)
 			}
 		}
-		assert.ErrorIs(t, l.Settle(bg, "", r, 1), reservoir.ErrKey)
-		assert.ErrorIs(t, l.Settle(bg, "k", r, -1), reservoir.ErrTokens)
-		assert.ErrorIs(t, l.Settle(bg, "k", r, 1<<53), reservoir.ErrTokens)
+		assert.ErrorIs(t, l.Settle(bg, r, -1), reservoir.ErrTokens)
+		assert.ErrorIs(t, l.Settle(bg, r, 1<<53), reservoir.ErrTokens)
 		assert.Equal(t, was, l.Stats())
 
 		shadow := open(t, net, reservoir.PerHour(10), opt, reservoir.WithShadow())
@@ -360,9 +350,23 @@ func TestWhatCannotBeSettled(t *testing.T) {
 		require.True(t, passed.Allowed && passed.Shadowed)
 		free := open(t, net, reservoir.Unlimited(), opt)
 		for _, n := range []int64{0, 1, 5} {
-			assert.NoError(t, shadow.Settle(bg, "k", passed, n))
-			assert.NoError(t, free.Settle(bg, "k", allow(t, free, "k", 1), n))
+			assert.NoError(t, shadow.Settle(bg, passed, n))
+			assert.NoError(t, free.Settle(bg, allow(t, free, "k", 1), n))
 		}
+	})
+}
+
+// A Result knows its key, and no print of it shows that.
+func TestResultHidesItsKey(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerHour(10), opt)
+		const name = "user:a name that nobody else should read"
+		r := allow(t, l, name, 3)
+		for _, format := range []string{"%v", "%+v", "%#v"} {
+			assert.NotContains(t, fmt.Sprintf(format, r), "nobody else")
+		}
+		require.NoError(t, l.Refund(bg, r))
+		assert.EqualValues(t, 3, l.Stats().Refunded)
 	})
 }
 
@@ -375,7 +379,7 @@ func TestSettleOfADirectCallFails(t *testing.T) {
 			l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect())
 			r := allow(t, l, "k", 50)
 			net.Always(f)
-			require.Error(t, l.Settle(bg, "k", r, n))
+			require.Error(t, l.Settle(bg, r, n))
 			net.Faults(nil)
 			assert.Equal(t, 1, net.Count("settle"))
 			s, unknown := l.Stats(), f == testnet.LoseRequest || f == testnet.LoseReply
@@ -408,7 +412,7 @@ func TestSettleAfterTheContextHasEnded(t *testing.T) {
 			r, err := l.AllowN(ctx, "k", 50)
 			require.NoError(t, err)
 			cancel()
-			require.NoError(t, l.Settle(ctx, "k", r, n))
+			require.NoError(t, l.Settle(ctx, r, n))
 			require.NoError(t, l.Close(bg))
 			assert.Equal(t, n, used(t, net, "k"))
 		}
@@ -426,7 +430,7 @@ func TestSettleOutlivesItsCaller(t *testing.T) {
 			limit.set(to)
 			ctx, cancel := context.WithTimeout(bg, 5*time.Millisecond)
 			defer cancel()
-			require.ErrorIs(t, l.Settle(ctx, "k", r, 300), context.DeadlineExceeded)
+			require.ErrorIs(t, l.Settle(ctx, r, 300), context.DeadlineExceeded)
 			time.Sleep(30 * time.Minute)
 			assert.EqualValues(t, 300, used(t, net, "k"))
 			assert.EqualValues(t, 200, l.Stats().Overdrawn)
@@ -449,7 +453,7 @@ func TestSettleAfterClose(t *testing.T) {
 					net.Faults(nil)
 					require.NoError(t, l.Close(bg))
 					time.Sleep(wait)
-					assert.ErrorIs(t, l.Settle(bg, "k", r, n), reservoir.ErrClosed)
+					assert.ErrorIs(t, l.Settle(bg, r, n), reservoir.ErrClosed)
 					s := l.Stats()
 					assert.Equal(t, n, s.Spent-s.Refunded+s.Overdrawn)
 					balance(t, l)
@@ -470,11 +474,11 @@ func TestRefundReopensARefusedKey(t *testing.T) {
 		last := allow(t, a, "k", 1)
 		drain(t, a, "k", 1)
 		require.False(t, allow(t, b, "k", 1).Allowed)
-		require.NoError(t, a.Refund(ctx, "k", last))
+		require.NoError(t, a.Refund(ctx, last))
 		again := allow(t, a, "k", 1)
 		require.True(t, again.Allowed)
 		require.False(t, allow(t, a, "k", 1).Allowed)
-		require.NoError(t, a.Refund(ctx, "k", again))
+		require.NoError(t, a.Refund(ctx, again))
 		require.NoError(t, a.Close(ctx))
 		found := 0
 		for range 50 {
@@ -500,9 +504,9 @@ func TestRefundServesWaiters(t *testing.T) {
 		ended, cancel := context.WithCancel(bg)
 		cancel()
 		begin := time.Now()
-		if err := l.Refund(ended, "k", r); err != nil {
+		if err := l.Refund(ended, r); err != nil {
 			require.ErrorIs(t, err, context.Canceled)
-			require.NoError(t, l.Refund(bg, "k", r))
+			require.NoError(t, l.Refund(bg, r))
 		}
 		require.NoError(t, <-served)
 		assert.Zero(t, time.Since(begin))
@@ -531,11 +535,11 @@ func TestRefundGivesNothingTwice(t *testing.T) {
 			for n := range int64(8) {
 				r := allow(t, l, "k", 1+n)
 				require.True(t, r.Allowed)
-				_ = l.Refund(bg, "k", r)
+				_ = l.Refund(bg, r)
 				if f == testnet.Fine {
-					_ = l.Refund(bg, "k", r) // by mistake
+					_ = l.Refund(bg, r) // by mistake
 				}
-				both, err := g.AllowN(bg, 1, "k", "k")
+				both, err := g.Allow(bg, "k", "k")
 				require.NoError(t, err)
 				require.False(t, both.Allowed)
 			}
@@ -560,14 +564,14 @@ func TestRefundAfterEviction(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		require.Zero(t, l.Stats().Keys)
 		newer := allow(t, l, "k", 40)
-		require.NoError(t, l.Refund(bg, "k", older))
+		require.NoError(t, l.Refund(bg, older))
 		inUse := int64(70)
 		if name == "direct" {
 			inUse = 40
 		}
 		assert.Equal(t, inUse, used(t, net, "k")-l.Stats().Held)
-		require.NoError(t, l.Refund(bg, "k", newer))
-		require.NoError(t, l.Refund(bg, "k", newer))
+		require.NoError(t, l.Refund(bg, newer))
+		require.NoError(t, l.Refund(bg, newer))
 		assert.Equal(t, inUse-40, used(t, net, "k")-l.Stats().Held)
 		balance(t, l)
 	})
@@ -586,10 +590,10 @@ func TestRefundAfterTokensHaveExpired(t *testing.T) {
 				}
 				time.Sleep(d - 90*time.Second)
 				for range 10 {
-					require.NoError(t, l.Refund(bg, "k", r))
+					require.NoError(t, l.Refund(bg, r))
 				}
 				time.Sleep(10 * time.Minute)
-				require.NoError(t, l.Refund(bg, "k", r))
+				require.NoError(t, l.Refund(bg, r))
 				assert.EqualValues(t, 2, l.Stats().Refunded, looks)
 				balance(t, l)
 			}
@@ -630,8 +634,8 @@ func TestFallbackWithoutAWindow(t *testing.T) {
 		require.Equal(t, r.Reset, less.Reset)
 		require.EqualValues(t, 1000, all[0].Stats().Overdrawn-before)
 		require.Zero(t, all[0].Stats().Owed)
-		require.NoError(t, all[0].Settle(bg, "k", r, 1100))
-		require.NoError(t, all[0].Settle(bg, "k", less, 10))
+		require.NoError(t, all[0].Settle(bg, r, 1100))
+		require.NoError(t, all[0].Settle(bg, less, 10))
 		net.Faults(nil)
 		time.Sleep(10 * time.Minute)
 		assert.EqualValues(t, 1600, all[0].Stats().Overdrawn-before)
@@ -659,8 +663,8 @@ func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
 				time.Sleep(10 * time.Second)
 				require.Greater(t, used(t, net, "k"), int64(500))
 			}
-			require.NoError(t, all[0].Settle(bg, "k", r, 20))
-			require.NoError(t, all[0].Refund(bg, "k", r), "which is too much by 480")
+			require.NoError(t, all[0].Settle(bg, r, 20))
+			require.NoError(t, all[0].Refund(bg, r), "which is too much by 480")
 			net.Faults(nil)
 			time.Sleep(10 * time.Minute)
 			spent := stats(all...).Spent - all[0].Stats().Refunded - all[1].Stats().Refunded

@@ -450,16 +450,16 @@ func TestPlans(t *testing.T) {
 			calls := net.Count("")
 			for _, n := range []int64{1, 1000, 1 << 50} {
 				r := allow(t, l, key, n)
-				assert.True(t, r.Allowed && r.Unlimited())
-				require.NoError(t, l.Settle(bg, key, r, 5))
+				assert.True(t, r.Allowed && r.Limit == reservoir.Unlimited().Tokens)
+				require.NoError(t, l.Settle(bg, r, 5))
 				require.NoError(t, waitFor(bg, l, key, n))
 			}
 			r, err := g.Allow(bg, key, key)
-			assert.True(t, err == nil && r.Allowed && r.Unlimited())
+			assert.True(t, err == nil && r.Allowed && r.Limit == reservoir.Unlimited().Tokens)
 			limit.set(reservoir.Limit{Window: time.Hour})
 			for range 10 {
 				r := allow(t, l, key, 1)
-				assert.True(t, !r.Allowed && !r.Unlimited() && r.RetryAfter > 0 && r.Remaining == 0, "%s: %+v", key, r)
+				assert.True(t, !r.Allowed && r.Limit != reservoir.Unlimited().Tokens && r.RetryAfter > 0 && r.Remaining == 0, "%s: %+v", key, r)
 				assert.Equal(t, r.RetryAfter, time.Until(r.Reset))
 				if key == "new" {
 					assert.Equal(t, time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC), r.Reset.UTC())
@@ -496,7 +496,7 @@ func TestPlans(t *testing.T) {
 // From the moment when WithLimits has returned a block, whichever call asked, no stock is
 // admitted, and the stock goes back.
 func TestBlockCountsFromItsReturn(t *testing.T) {
-	bySettle := func(l *reservoir.Limiter, r reservoir.Result) { _ = l.Settle(bg, "k", r, 0) }
+	bySettle := func(l *reservoir.Limiter, r reservoir.Result) { _ = l.Settle(bg, r, 0) }
 	for what, ask := range map[string]func(l *reservoir.Limiter, r reservoir.Result){
 		"nothing":       func(*reservoir.Limiter, reservoir.Result) {},
 		"check":         func(l *reservoir.Limiter, _ reservoir.Result) { _, _ = l.Check(bg, "k") },
@@ -638,7 +638,7 @@ func TestShadow(t *testing.T) {
 					require.Zero(t, r.RetryAfter)
 					if r.Shadowed {
 						shadowed++
-						require.NoError(t, l.Settle(bg, "k", r, 3))
+						require.NoError(t, l.Settle(bg, r, 3))
 					}
 				}
 			}
@@ -844,11 +844,14 @@ func TestSpecialLimitStays(t *testing.T) {
 				r := allow(t, l, "k", used)
 				time.Sleep(5 * time.Second)
 				limit.set(to)
-				special := func() bool { now := allow(t, l, "k", 1); return now.Unlimited() || now.Limit == 0 }
+				special := func() bool {
+					now := allow(t, l, "k", 1)
+					return now.Limit == reservoir.Unlimited().Tokens || now.Limit == 0
+				}
 				for !special() {
 					time.Sleep(time.Millisecond)
 				}
-				require.NoError(t, l.Settle(bg, "k", r, 10))
+				require.NoError(t, l.Settle(bg, r, 10))
 				for range 500 {
 					require.True(t, special())
 					time.Sleep(10 * time.Millisecond)

@@ -98,7 +98,7 @@ func Example_llmBudget() {
 			return tooMany(r) // r.Limiter says which limit refused, r.RetryAfter when to come back
 		}
 		used := stream(ctx) // what the model reports at the end, also if the client has left
-		return budget.Settle(ctx, r, []int64{1, used, used * price}, key, key, key)
+		return budget.Settle(ctx, r, []int64{1, used, used * price})
 	}
 	less, more := func(context.Context) int64 { return 1_500 }, func(context.Context) int64 { return 70_000 }
 	fmt.Println(complete("key-1", 1_000, 59_000, less)) // 58,500 go back

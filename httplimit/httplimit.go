@@ -159,9 +159,9 @@ func (m *middleware) refuse(w *response, b body) {
 func (m *middleware) settle(w *response) {
 	ctx := w.request.Context()
 	if m.group == nil {
-		_ = m.limiter.Settle(ctx, w.keys[0], w.result, w.costs[0])
+		_ = m.limiter.Settle(ctx, w.result, w.costs[0])
 	} else {
-		_ = m.group.Settle(ctx, *w.paid, w.costs, w.keys...)
+		_ = m.group.Settle(ctx, *w.paid, w.costs)
 	}
 }
 

@@ -93,7 +93,7 @@ type fields struct {
 // puts its items before those that are in the IETF's lists. For an unlimited result it does
 // nothing.
 func (v *fields) set(h http.Header, r *reservoir.Result, single bool) {
-	if r.Unlimited() {
+	if r.Limit == reservoir.Unlimited().Tokens {
 		return
 	}
 	v.make(r)

@@ -98,7 +98,7 @@ func Settle(w http.ResponseWriter, used ...int64) error {
 
 // correct updates the result to what was used, unless the request is not charged.
 func (w *response) correct() {
-	if !w.result.Unlimited() && !w.result.Shadowed {
+	if w.result.Limit != reservoir.Unlimited().Tokens && !w.result.Shadowed {
 		w.result.Remaining = min(max(w.free-w.costs[w.limit], 0), w.result.Limit)
 	}
 }
@@ -122,7 +122,7 @@ func (w *response) finish(status int) {
 // copied. If limits are nested, the innermost comes first.
 func (w *response) describe() {
 	w.fields.set(w.Header(), &w.result, !w.inner)
-	if outer := responseOf(w.ResponseWriter); outer != nil && !w.result.Unlimited() {
+	if outer := responseOf(w.ResponseWriter); outer != nil && w.result.Limit != reservoir.Unlimited().Tokens {
 		outer.inner = true
 	}
 }

@@ -324,7 +324,7 @@ func TestAckOfDebt(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, first.Allowed)
 	link.Hold(true)
-	require.NoError(t, l.Settle(t.Context(), "k", first, 80)) // 30 more
+	require.NoError(t, l.Settle(t.Context(), first, 80)) // 30 more
 	require.ErrorIs(t, l.Close(t.Context()), redisstore.ErrNotReplicated)
 	require.Positive(t, link.Held())
 	s := l.Stats()

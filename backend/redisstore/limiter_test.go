@@ -120,18 +120,18 @@ func TestSettleIsExact(t *testing.T) {
 			var used, charged atomic.Int64
 			var wg sync.WaitGroup
 			for i := range 16 {
-				key, rnd := all[i%4].Key(name), rand.New(rand.NewPCG(uint64(i), 2))
+				l, rnd := all[i%4], rand.New(rand.NewPCG(uint64(i), 2))
 				wg.Go(func() {
 					for range 1000 {
 						n := 1 + rnd.Int64N(10)
-						r, err := key.AllowN(ctx, n)
+						r, err := l.AllowN(ctx, name, n)
 						if !assert.NoError(t, err) || !r.Allowed {
 							continue
 						}
 						really := max(n+rnd.Int64N(12)-4, 0)
 						charged.Add(n)
 						used.Add(really)
-						assert.NoError(t, key.Settle(ctx, r, really))
+						assert.NoError(t, l.Settle(ctx, r, really))
 					}
 				})
 			}

@@ -19,7 +19,7 @@ import (
 // describe returns r as metadata, or none if r is unlimited.
 func (s *Server) describe(r reservoir.Result) metadata.MD {
 	md := metadata.MD{}
-	if s.Metadata != "-" && !r.Unlimited() {
+	if s.Metadata != "-" && r.Limit != reservoir.Unlimited().Tokens {
 		md.Set(s.Metadata+"-limit", strconv.FormatInt(r.Limit, 10))
 		md.Set(s.Metadata+"-remaining", strconv.FormatInt(r.Remaining, 10))
 		md.Set(s.Metadata+"-reset", strconv.FormatInt(seconds(r.Reset), 10))

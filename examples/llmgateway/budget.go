@@ -83,5 +83,5 @@ func (c *charge) add(ctx context.Context, n int64) bool {
 // much by more than the reservation, the rest stays charged.
 func (c *charge) settle(ctx context.Context) error {
 	tokens, dollars := c.in+c.out-c.extra, c.price.of(c.in, c.out-c.extra)
-	return c.b.all.Settle(context.WithoutCancel(ctx), c.result, []int64{1, max(tokens, 0), max(dollars, 0)}, c.key, c.key, c.key)
+	return c.b.all.Settle(context.WithoutCancel(ctx), c.result, []int64{1, max(tokens, 0), max(dollars, 0)})
 }

@@ -88,7 +88,12 @@ func TestPhases(t *testing.T) {
 		{"nothing has happened", func(*testing.T, *rig, *Key) {}, cold},
 		{"a request at the window's beginning, which tells no rate", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1) }, short},
 		{"few requests", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); time.Sleep(30 * time.Second); r.ask(t, k, 50) }, open},
-		{"most of the limit is used at once", func(t *testing.T, r *rig, k *Key) { r.other(t, 500); r.ask(t, k, 1); time.Sleep(10 * time.Second); r.ask(t, k, 50) }, short},
+		{"most of the limit is used at once", func(t *testing.T, r *rig, k *Key) {
+			r.other(t, 500)
+			r.ask(t, k, 1)
+			time.Sleep(10 * time.Second)
+			r.ask(t, k, 50)
+		}, short},
 		{"others have the rest", func(t *testing.T, r *rig, k *Key) { r.other(t, 1000); assert.False(t, r.ask(t, k, 1).Allowed) }, denied},
 		{"a denial, and a higher limit", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1000)

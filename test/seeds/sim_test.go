@@ -336,7 +336,7 @@ func (c *simCaller) do(ctx context.Context) {
 		c.err = c.p.Close(context.Background())
 	case "refund":
 		before, mine, ended := c.p.Stats().Refunded, c.p.begun.Add(1), c.p.over.Load()
-		c.err = c.p.Settle(context.Background(), c.key, c.r, c.used)
+		c.err = c.p.Settle(context.Background(), c.r, c.used)
 		c.n = min(c.p.Stats().Refunded-before, c.n)
 		c.shared = ended < mine-1 || c.p.begun.Load() > mine
 		c.p.over.Add(1)

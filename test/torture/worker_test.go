@@ -233,7 +233,7 @@ func (s *stream) run(finish context.Context, rng *rand.Rand) {
 			before = s.renew(rng, before, now)
 		case s.demand.batch > 0 && now.Result.Allowed && now.Result.Source != reservoir.Fallback && rng.IntN(10) == 0:
 			used := rng.Int64N(2 * n)
-			if s.limiter.Settle(context.Background(), s.key, now.Result, used) == nil {
+			if s.limiter.Settle(context.Background(), now.Result, used) == nil {
 				s.note(record{What: settled, N: used - n}, nil)
 			}
 		}
@@ -272,7 +272,7 @@ func (s *stream) renew(rng *rand.Rand, before, now record) record {
 	}
 	if before.Result.Allowed && now.Result.Allowed && !now.Result.Reset.Equal(before.Result.Reset) {
 		s.note(record{What: settled, N: now.N}, nil)
-		_ = s.limiter.Settle(context.Background(), s.key, before.Result, before.N+now.N)
+		_ = s.limiter.Settle(context.Background(), before.Result, before.N+now.N)
 	} else if before.Result.Allowed {
 		return before
 	}
