@@ -688,14 +688,30 @@ func TestDebtIsOfItsWindow(t *testing.T) {
 	}
 }
 
+// The share of FailLocal is admitted once in a window, though its key is idle for most of it.
+func TestShareOfAnIdleKey(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net, admitted := testnet.Far(time.Millisecond), 0
+		net.Always(testnet.Refuse)
+		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(reservoir.FailLocal(0.1)), reservoir.WithIdle(time.Second))
+		for range 10 {
+			if allow(t, l, "k", 5).Allowed {
+				admitted++
+			}
+			time.Sleep(time.Minute)
+		}
+		assert.Equal(t, 2, admitted)
+	})
+}
+
 // What FailOpen admits counts as Owed. It is charged when the store is back, or overdrawn when
 // its window ends before that, though nobody asks for the key again and it still has stock.
 func TestDebtWithoutTraffic(t *testing.T) {
 	for _, back := range []bool{true, false} {
 		inBubbles(t, fmt.Sprint("back=", back), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			net := testnet.Far(time.Millisecond)
-			l := open(t, net, reservoir.PerHour(10_000), opt, reservoir.WithFailure(reservoir.FailOpen()))
-			for range 300 {
+			l := open(t, net, reservoir.PerMinute(10_000), opt, reservoir.WithFailure(reservoir.FailOpen()))
+			for range 30 {
 				allow(t, l, "k", 1)
 				time.Sleep(time.Second)
 			}
@@ -706,11 +722,11 @@ func TestDebtWithoutTraffic(t *testing.T) {
 				net.Faults(nil)
 				time.Sleep(2 * toClose)
 				assert.Zero(t, l.Stats().Owed)
-				assert.EqualValues(t, 5300, used(t, net, "k")-l.Stats().Held)
+				assert.EqualValues(t, 5030, used(t, net, "k")-l.Stats().Held)
 				return
 			}
 			for range 60 {
-				time.Sleep(time.Minute)
+				time.Sleep(time.Second)
 				s := l.Stats()
 				require.EqualValues(t, 5000, s.Owed+s.Overdrawn-others)
 			}
@@ -773,7 +789,7 @@ func TestPeriodThatBeginsInAnOutage(t *testing.T) {
 					if known {
 						drain(t, l, "k", 1)
 					}
-					time.Sleep(time.Until(c.begin.Add(-5 * time.Minute)))
+					time.Sleep(time.Until(c.begin.Add(-time.Minute)))
 					breakdown(t, l, net, testnet.Refuse)
 					byPolicy, others := int64(0), l.Stats().Owed
 					time.Sleep(time.Until(c.begin))
@@ -786,7 +802,7 @@ func TestPeriodThatBeginsInAnOutage(t *testing.T) {
 								byPolicy++
 							}
 						}
-						time.Sleep(5 * time.Minute)
+						time.Sleep(time.Minute)
 					}
 					if unused := allow(t, l, "k", 1); unused.Allowed {
 						require.NoError(t, l.Refund(bg, unused))
