@@ -327,14 +327,12 @@ func TestSurplusOfSettleReturns(t *testing.T) {
 func TestWhatCannotBeSettled(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerHour(10), opt, reservoir.WithFailure(reservoir.FailOpen()))
+		l := open(t, net, reservoir.PerHour(10), opt)
 		r, other := allow(t, l, "k", 10), allow(t, open(t, net, reservoir.PerHour(10), opt), "other", 10)
 		refused := allow(t, l, "k", 1)
 		require.False(t, refused.Allowed)
 		looked, err := l.Check(bg, "new")
 		require.NoError(t, err)
-		breakdown(t, l, net, testnet.LoseRequest)
-		net.Faults(nil)
 		was := l.Stats()
 		for _, wrong := range []reservoir.Result{{}, refused, looked, other} {
 			for _, n := range []int64{0, 1, 99} {
