@@ -103,7 +103,8 @@ func (r *Replay) close() (spent int64, err error) {
 	r.closing.Store(true)
 	for _, l := range r.limiters {
 		err = cmp.Or(err, l.Close(ctx)) // one is enough to report
-		spent += l.Stats().Spent
+		s := l.Stats()
+		spent += s.Spent - s.Refunded // a direct call that came too late was refunded
 	}
 	return spent, err
 }
