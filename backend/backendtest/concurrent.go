@@ -15,21 +15,6 @@ const (
 	calls   = 25
 )
 
-// testConcurrentTake: many concurrent takes are allowed exactly the limit.
-func testConcurrentTake(t *testing.T, s backend.Store) {
-	b := newBench(t, s, backend.Limit{Tokens: callers * calls / 2, Window: far})
-	var allowed atomic.Int64
-	b.race(func(int) {
-		for range calls {
-			if b.take(1).Allowed {
-				allowed.Add(1)
-			}
-		}
-	})
-	equal(t, "allowed", allowed.Load(), b.limit.Tokens)
-	b.play("0s check -> remaining=0 window=60s")
-}
-
 // race runs f(0) to f(callers-1) at once and waits for all.
 func (b *bench) race(f func(i int)) {
 	start := make(chan struct{})
@@ -46,7 +31,7 @@ func (b *bench) race(f func(i int)) {
 
 // testConcurrentSync: clients and direct callers ask until nothing remains. Together
 // they hold exactly the limit. Each statement is made twice at once.
-func testConcurrentSync(t *testing.T, s backend.Store) {
+func testConcurrentSync(t testing.TB, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: 5000, Window: far})
 	var held atomic.Int64
 	b.race(func(i int) {
@@ -62,7 +47,7 @@ func testConcurrentSync(t *testing.T, s backend.Store) {
 
 // testConcurrentReset: in each window that a reset opens while many take, no more than
 // the limit is allowed.
-func testConcurrentReset(t *testing.T, s backend.Store) {
+func testConcurrentReset(t testing.TB, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: callers * calls / 8, Window: far})
 	var mu sync.Mutex
 	allowed := map[backend.Window]int64{}
@@ -104,7 +89,7 @@ func (b *bench) takeAll() (held int64) {
 
 // take takes n tokens. An error fails the test, which goes on.
 func (b *bench) take(n int64) backend.TakeReply {
-	r, err := b.store.Take(b.at(0), b.takeRequest(n))
+	r, err := b.store.Take(b.at(0), backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: n})
 	if err != nil {
 		b.t.Error(err)
 	}

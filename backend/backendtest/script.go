@@ -81,7 +81,7 @@ func (b *bench) call(text string) string {
 	at, op := parseDuration(b.t, words[0]), words[1]
 	switch ctx := b.at(at); op {
 	case "take":
-		r := b.takeRequest(parseNumber(b.t, words[2]))
+		r := backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: parseNumber(b.t, words[2])}
 		b.fill(&r, words[3:])
 		reply := must(b.store.Take(ctx, r))(b.t)
 		if reply.Allowed {
@@ -200,7 +200,8 @@ func (b *bench) window(at time.Duration, w backend.Window, left time.Duration) (
 // inspect returns an operator's view in words.
 func (b *bench) inspect(at time.Duration) string {
 	inspector := b.store.(backend.Inspector)
-	refused(inspector.Inspect(b.at(at), ""))(b.t, "inspect", backend.ErrKey)
+	_, err := inspector.Inspect(b.at(at), "")
+	refused(b.t, "inspect", err, backend.ErrKey)
 	got := must(inspector.Inspect(b.at(at), b.key))(b.t)
 	text := fmt.Sprint("used=", got.Used) + b.window(at, got.Window, got.Left)
 	for _, c := range got.Clients {

@@ -23,11 +23,21 @@ func always(s backend.Store) func(*testing.T) backend.Store {
 	return func(*testing.T) backend.Store { return s }
 }
 
+// forgetful is a store whose ledgers the suite can delete.
+type forgetful struct {
+	*redisstore.Store
+	client *redis.Client
+}
+
+func (f forgetful) LoseLedger(ctx context.Context, key string) error {
+	return f.client.Del(ctx, "{"+key+"}:own").Err()
+}
+
 func TestSuite(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	t.Run("plain", func(t *testing.T) {
-		backendtest.Run(t, always(redisstore.New(server.Client())))
+		backendtest.Run(t, always(forgetful{redisstore.New(server.Client()), server.Client()}))
 	})
 	t.Run("prefix", func(t *testing.T) {
 		backendtest.Run(t, always(redisstore.New(server.Client(), redisstore.WithPrefix("rl:"))))

@@ -95,7 +95,7 @@ func step(c counter.Counter, q request, r reply) (bool, counter.Counter) {
 
 // rules are the steps of package counter. Some order of all operations, in which none is
 // before another that had returned before it was called, must explain every reply.
-// TestDifferential in redisstore compares the scripts with the same steps, one by one.
+// The suite in backendtest compares the scripts with the same steps, one by one.
 var rules = porcupine.Model{
 	Init: func() any { return counter.Counter{} },
 	Step: func(s, in, out any) (bool, any) {
