@@ -45,14 +45,17 @@ type ack struct {
 }
 
 func (a *ack) validate(client redis.UniversalClient) error {
-	if a.replicas < 1 || a.timeout < time.Millisecond {
-		return errAckRange
-	}
-	switch client.(type) {
-	case *redis.Client, *redis.ClusterClient:
+	_, single := client.(*redis.Client)
+	_, cluster := client.(*redis.ClusterClient)
+	switch {
+	case a == nil:
 		return nil
+	case a.replicas < 1 || a.timeout < time.Millisecond:
+		return errAckRange
+	case !single && !cluster:
+		return errAckClient
 	}
-	return errAckClient
+	return nil
 }
 
 // concerns reports whether one of the calls may hand out tokens, or open a window that has them.

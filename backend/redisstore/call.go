@@ -64,6 +64,7 @@ func (command) NoRetry() bool { return true }
 // request is what a method of Store asks of the server.
 type request struct {
 	script   *script
+	fault    error // for which it is not made
 	key      string
 	args     []any
 	detached bool // only its deadline ends it; see backend.SyncRequest
@@ -242,11 +243,21 @@ func (c *call) await(g *group) ([]int64, error) {
 // pause is about how long the store waits before it repeats a call.
 const pause = 10 * time.Millisecond
 
-// run makes the call. If it surely was not carried out, run repeats it once. Nothing else
-// repeats a call: the limiter makes a statement again by itself.
-func (s *Store) run(ctx context.Context, r request) ([]int64, error) {
+// do makes a call. If it surely was not carried out, do repeats it once. Nothing else repeats
+// a call: the limiter makes a statement again by itself.
+func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
+	if r.fault != nil {
+		return nil, r.fault
+	}
+	if err := s.begin(r.script.op); err != nil {
+		return nil, err
+	}
+	defer s.calls.End()
 	if err := ctx.Err(); err != nil {
 		return nil, &backend.Error{Op: r.script.op, Class: backend.Unavailable, Err: err}
+	}
+	if reply := s.read(ctx, r); reply != nil {
+		return reply, nil
 	}
 	for first := true; ; first = false {
 		c := s.newCall(ctx, r)
@@ -263,26 +274,24 @@ func (s *Store) run(ctx context.Context, r request) ([]int64, error) {
 	}
 }
 
-// do makes a call, unless the store is closed or faulty. If the store has replicas, it
-// sends a check to one of them first, for at most half of the caller's time: a replica
-// that hangs leaves time for the primary.
-func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
-	if err := s.begin(r.script.op); err != nil {
-		return nil, err
+// read sends a check to a replica, if there are any, for at most half of the caller's time:
+// a replica that hangs leaves time for the primary. It returns nil without a reply.
+func (s *Store) read(ctx context.Context, r request) []int64 {
+	n := uint32(len(s.readers))
+	if n == 0 || r.script != checkScript {
+		return nil
 	}
-	defer s.calls.End()
-	if n := uint32(len(s.readers)); n > 0 && r.script == checkScript {
-		half := time.Second
-		if deadline, ok := ctx.Deadline(); ok {
-			half = time.Until(deadline) / 2
-		}
-		ctx, cancel := context.WithTimeout(ctx, half)
-		defer cancel()
-		if reply, err := s.newCall(ctx, r).await(s.readers[s.nextRead.Add(1)%n]); err == nil {
-			return reply, nil
-		}
+	half := time.Second
+	if deadline, ok := ctx.Deadline(); ok {
+		half = time.Until(deadline) / 2
 	}
-	return s.run(ctx, r)
+	ctx, cancel := context.WithTimeout(ctx, half)
+	defer cancel()
+	reply, err := s.newCall(ctx, r).await(s.readers[s.nextRead.Add(1)%n])
+	if err != nil {
+		return nil
+	}
+	return reply
 }
 
 // sleep waits for about d and reports whether ctx is still alive.

@@ -34,6 +34,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"sync/atomic"
@@ -119,19 +120,11 @@ func (s *Store) validate() error {
 	if strings.ContainsFunc(s.prefix, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) || r == '{' || r == '}' }) {
 		return errPrefix
 	}
-	if s.ack == nil {
-		return nil
-	}
 	return s.ack.validate(s.client)
 }
 
 // Err returns the fault of the client or the options given to New, or nil.
-func (s *Store) Err() error {
-	if s.err == nil {
-		return nil
-	}
-	return &backend.Error{Op: "open", Class: backend.Rejected, Err: s.err}
-}
+func (s *Store) Err() error { return rejected("open", s.err) }
 
 // Close waits for pending calls, including calls whose callers have left, but no longer than
 // the client's timeouts. Later calls are rejected. It closes the client if Open made it.
@@ -149,6 +142,10 @@ func (s *Store) begin(op string) error {
 	if err == nil && !s.calls.Begin() {
 		err = errClosed
 	}
+	return rejected(op, err)
+}
+
+func rejected(op string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -168,14 +165,11 @@ const (
 // Sync implements backend.Store with one EVALSHA.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	var out backend.SyncReply
-	if err := r.Validate(); err != nil {
-		return out, err
-	}
 	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand}
 	if r.Leaving || r.Peers|r.Pace|int64(r.End|r.Next|r.Window)|int64(r.OpenLength) != 0 { // a first contact has none of these
 		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), r.Leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds())
 	}
-	v, err := s.do(ctx, request{script: syncScript, key: r.Key, args: args, detached: r.Detached})
+	v, err := s.do(ctx, request{script: syncScript, fault: r.Validate(), key: r.Key, args: args, detached: r.Detached})
 	if err != nil {
 		return out, err
 	}
@@ -206,36 +200,21 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 // the tokens may stay charged until the window ends. The reply to a detached Take that was
 // sent is awaited beyond the deadline, for two seconds or the client's timeouts.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	var out backend.TakeReply
-	if err := r.Validate(); err != nil {
-		return out, err
-	}
 	args := []any{r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
-	v, err := s.do(ctx, request{script: takeScript, key: r.Key, args: args, detached: r.Detached})
-	if err != nil {
-		return out, err
-	}
-	return backend.TakeReply{State: state(v), Allowed: v[0]&flagAllowed != 0}, nil
+	v, err := s.do(ctx, request{script: takeScript, fault: r.Validate(), key: r.Key, args: args, detached: r.Detached})
+	return backend.TakeReply{State: state(v), Allowed: v != nil && v[0]&flagAllowed != 0}, err
 }
 
 // Check implements backend.Store with one EVALSHA_RO, to a replica if there are any.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	if err := backend.ValidateKey(key); err != nil {
-		return backend.State{}, err
-	}
-	if err := l.Validate(); err != nil {
-		return backend.State{}, err
-	}
-	v, err := s.do(ctx, request{script: checkScript, key: key, args: []any{l.Tokens, l.Window.Milliseconds()}})
+	fault := cmp.Or(backend.ValidateKey(key), l.Validate())
+	v, err := s.do(ctx, request{script: checkScript, fault: fault, key: key, args: []any{l.Tokens, l.Window.Milliseconds()}})
 	return state(v), err
 }
 
 // Settle implements backend.Store with one EVALSHA.
 func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
-	if err := r.Validate(); err != nil {
-		return backend.SettleReply{}, err
-	}
-	v, err := s.do(ctx, request{script: settleScript, key: r.Key, args: []any{r.Tokens, r.Limit, int64(r.Window)}})
+	v, err := s.do(ctx, request{script: settleScript, fault: r.Validate(), key: r.Key, args: []any{r.Tokens, r.Limit, int64(r.Window)}})
 	if err != nil {
 		return backend.SettleReply{}, err
 	}
@@ -244,11 +223,8 @@ func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (backend.Se
 
 // Reset implements backend.Store with one EVALSHA, to the primary.
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	if err := r.Validate(); err != nil {
-		return backend.State{}, err
-	}
 	args := []any{r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
-	v, err := s.do(ctx, request{script: resetScript, key: r.Key, args: args})
+	v, err := s.do(ctx, request{script: resetScript, fault: r.Validate(), key: r.Key, args: args})
 	return state(v), err
 }
 

@@ -5,8 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -34,88 +34,74 @@ func (s *Store) Verify(ctx context.Context) error {
 	}
 	defer s.calls.End()
 	var faults []error
-	said := make(map[string]bool) // several calls may have the same fault
-	for _, at := range s.servers(ctx) {
-		for _, err := range append(s.exercise(ctx, at.key, at.server), evicts(ctx, at.server)) {
-			if err != nil && !said[err.Error()] {
+	for server, key := range s.servers(ctx) {
+		for _, err := range append(s.exercise(ctx, server, key), evicts(ctx, server)) {
+			same := func(other error) bool { return other.Error() == err.Error() } // as of another call or server
+			if err != nil && !slices.ContainsFunc(faults, same) {
 				faults = append(faults, err)
-				said[err.Error()] = true
 			}
 		}
 	}
 	return errors.Join(faults...)
 }
 
-// keyed is a server and a key that it holds.
-type keyed struct {
-	key    string
-	server redis.UniversalClient
-}
-
 // servers returns a key for each server that writes. In a cluster it tries so many names
 // that each master has one.
-func (s *Store) servers(ctx context.Context) (all []keyed) {
+func (s *Store) servers(ctx context.Context) map[redis.UniversalClient]string {
 	name := "verify:" + rand.Text()
 	if s.cluster == nil {
-		return []keyed{{name, s.client}}
+		return map[redis.UniversalClient]string{s.client: name}
 	}
-	seen := make(map[*redis.Client]bool)
+	all := make(map[redis.UniversalClient]string)
 	for i := range manyNodes {
 		key := name + ":" + strconv.Itoa(i)
 		node, err := s.cluster.MasterForKey(ctx, keysOf(s.prefix, key)[0])
 		if err != nil { // a call says why
-			return []keyed{{key, s.client}}
+			return map[redis.UniversalClient]string{s.client: key}
 		}
-		if !seen[node] {
-			seen[node] = true
-			all = append(all, keyed{key, node})
-		}
+		all[node] = key
 	}
 	return all
 }
 
 // exercise makes every call on the key. If the server does not answer, it makes no more.
-func (s *Store) exercise(ctx context.Context, key string, server redis.UniversalClient) (faults []error) {
-	limit := backend.Limit{Tokens: 10, Window: 10 * time.Second}
-	var window backend.Window
-	take := func() error {
-		r, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit, Tokens: 2})
-		window = r.Window
-		return err
-	}
-	sync := func(client string) func() error {
+func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key string) (faults []error) {
+	var window int64
+	ask := func(script *script, args ...any) func() error {
 		return func() error {
-			_, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: client, Limit: limit, Want: 1, Strand: -1})
+			if script == settleScript {
+				args = append(args, max(window, 1))
+			}
+			v, err := s.do(ctx, request{script: script, key: key, args: args})
+			if err == nil {
+				window = v[2]
+			}
 			return err
 		}
-	}
-	settle := func() error {
-		_, err := s.Settle(ctx, backend.SettleRequest{Key: key, Window: max(window, 1), Tokens: -1, Limit: limit.Tokens})
-		return err
 	}
 	evaluate := func(command string) func() error { // a script's text is otherwise sent only after a restart
 		return func() error {
 			return s.reading("verify", server.Do(ctx, command, "return 0", 1, keysOf(s.prefix, key)[0]).Err())
 		}
 	}
+	const tokens, length = 10, 10_000
+	state := func(client string) func() error { return ask(syncScript, client, tokens, length, 1, 0, 0, -1) }
 	tries := []func() error{
-		evaluate("eval"),
-		evaluate("eval_ro"),
-		func() error { _, err := s.Check(ctx, key, limit); return err },
-		take, sync("a"), sync("b"), sync("a"), settle,
-		func() error { _, err := s.Reset(ctx, backend.ResetRequest{Key: key, Limit: limit}); return err },
-		sync("c"), // it deletes fields that are void
+		evaluate("eval"), evaluate("eval_ro"),
+		state("a"), state("b"), state("a"),
+		ask(checkScript, tokens, length), ask(takeScript, 2, tokens, length, 0, 0, 0), ask(settleScript, -1, tokens),
+		ask(resetScript, tokens, length, 0, 0, 0), state("c"), // it deletes fields that are void
 	}
 	for _, reader := range s.readers {
 		tries = append(tries, func() error {
-			_, err := s.newCall(ctx, request{script: checkScript, key: key, args: []any{limit.Tokens, limit.Window.Milliseconds()}}).await(reader)
+			_, err := s.newCall(ctx, request{script: checkScript, key: key, args: []any{tokens, length}}).await(reader)
 			return s.reading("check of a replica", err)
 		})
 	}
 	for _, try := range tries {
 		err := try()
-		if err != nil {
-			faults = append(faults, err)
+		if faults = append(faults, err); err == nil {
+			continue
 		}
 		if failure, ok := errors.AsType[*backend.Error](err); ok && failure.Class == backend.Unavailable {
 			break
