@@ -28,14 +28,8 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 		return none, err
 	}
 	defer s.calls.End()
-	client, keys := s.client, keysOf(s.prefix, key)
-	if s.cluster != nil { // a cluster's client runs the hooks of pipelines in goroutines of its own
-		node, err := s.cluster.MasterForKey(ctx, keys[0])
-		if err != nil {
-			return none, s.reading("inspect", err)
-		}
-		client = node
-	}
+	keys := keysOf(s.prefix, key)
+	client := s.group(ctx, keys[0]).client
 	var used, exp *redis.StringCmd
 	var own *redis.MapStringStringCmd
 	var at *redis.TimeCmd

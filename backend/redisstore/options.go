@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -37,9 +37,8 @@ var errURL = errors.New("reservoir: redis URL: want redis://[user:password@]host
 // With rediss, rediss-cluster and rediss-sentinel, the client uses TLS 1.2 or later and
 // verifies each server's own name. User, password, port and database are optional, but a
 // user needs a password. A user before the host of a Sentinel logs in to the Sentinels
-// only. Of the further parameters of go-redis, those of the pool, client_name and
-// protocol have an effect. Those of retries, timeouts and routing have none, and
-// skip_verify is an error. No error repeats a part of the URL.
+// only. Any other parameter is an error: set such options before you make the client. No
+// error repeats a part of the URL.
 func Options(rawURL string) (*redis.UniversalOptions, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil || ambiguous(rawURL, u) {
@@ -63,14 +62,21 @@ func Options(rawURL string) (*redis.UniversalOptions, error) {
 	return o, nil
 }
 
+// parameters are those that a URL may have after a question mark.
+var parameters = []string{"addr", "db", "master_name", "username", "password"}
+
 // ambiguous reports whether the URL has what go-redis' parsers let pass, although it may
 // be half of a password, a login without a password, or a server that is not verified.
 func ambiguous(rawURL string, u *url.URL) bool {
 	password, _ := u.User.Password()
 	q, err := url.ParseQuery(u.RawQuery)
+	for name := range q {
+		if !slices.Contains(parameters, name) {
+			return true
+		}
+	}
 	return strings.Count(rawURL, "@") > 1 || strings.Contains(rawURL, "@") != (password != "") ||
-		strings.Contains(rawURL, "#") || err != nil || q.Has("skip_verify") ||
-		(q.Has("username") || q.Has("password")) && q.Get("password") == "" ||
+		strings.Contains(rawURL, "#") || err != nil || (q.Has("username") || q.Has("password")) && q.Get("password") == "" ||
 		strings.Contains(u.Host, ",") || strings.Count(u.Host, ":") > 1 && u.Host[0] != '[' || (u.Hostname() == "") != (u.Scheme == "unix")
 }
 
@@ -82,14 +88,13 @@ func parse(o *redis.UniversalOptions, u *url.URL, kind string) error {
 		if err != nil {
 			return err
 		}
-		o.Addrs = []string{p.Addr}
-		fill(o, p)
+		o.Addrs, o.Username, o.Password, o.DB = []string{p.Addr}, p.Username, p.Password, p.DB
 	case "cluster":
 		p, err := redis.ParseClusterURL(u.String())
 		if err != nil || strings.Trim(u.Path, "/") != "" { // a cluster has no databases
 			return cmp.Or(err, errURL)
 		}
-		fill(o, p)
+		o.Addrs, o.Username, o.Password = p.Addrs, p.Username, p.Password
 	case "sentinel":
 		if u.Port() == "" {
 			u.Host = strings.TrimSuffix(u.Host, ":") + ":26379" // the parser's is that of Redis
@@ -98,27 +103,12 @@ func parse(o *redis.UniversalOptions, u *url.URL, kind string) error {
 		if err != nil || p.MasterName == "" {
 			return cmp.Or(err, errURL)
 		}
-		o.Addrs = p.SentinelAddrs
-		fill(o, p)
+		o.Addrs, o.MasterName, o.SentinelUsername, o.SentinelPassword = p.SentinelAddrs, p.MasterName, p.SentinelUsername, p.SentinelPassword
+		o.Username, o.Password, o.DB = p.Username, p.Password, p.DB
 	default:
 		return errURL
 	}
 	return nil
-}
-
-// fill copies the fields that a URL decides from the options that a parser returned, as
-// far as these have them.
-func fill(o *redis.UniversalOptions, parsed any) {
-	to, from := reflect.ValueOf(o).Elem(), reflect.ValueOf(parsed).Elem()
-	for _, name := range []string{
-		"Addrs", "MasterName", "SentinelUsername", "SentinelPassword", "Username", "Password", "DB", "ClientName", "Protocol",
-		"PoolFIFO", "PoolSize", "MinIdleConns", "MaxIdleConns", "MaxActiveConns", "MaxConcurrentDials", "PipelinePoolSize",
-		"PipelineReadBufferSize", "PipelineWriteBufferSize", "ConnMaxIdleTime", "ConnMaxLifetime", "ConnMaxLifetimeJitter",
-	} {
-		if field := from.FieldByName(name); field.IsValid() {
-			to.FieldByName(name).Set(field)
-		}
-	}
 }
 
 // Open returns a store for the URL, with a client made from [Options]. Close closes

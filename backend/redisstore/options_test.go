@@ -16,15 +16,6 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-// ourOptions are a client's options without what the URL decides.
-func ourOptions() redis.UniversalOptions {
-	return redis.UniversalOptions{
-		MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true, // the store decides what may be repeated
-		DialTimeout: 500 * time.Millisecond, ReadTimeout: 200 * time.Millisecond, WriteTimeout: 200 * time.Millisecond,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	}
-}
-
 // TestOptions compares all fields, so nothing else of a URL reaches the client.
 func TestOptions(t *testing.T) {
 	verified := &tls.Config{MinVersion: tls.VersionTLS12} // no ServerName, so each server's own is verified
@@ -53,46 +44,12 @@ func TestOptions(t *testing.T) {
 		"redis-sentinel://s:q%40@a?master_name=m&username=u&password=p": {Addrs: at("a:26379"), MasterName: "m",
 			SentinelUsername: "s", SentinelPassword: "q@", Username: "u", Password: "p"},
 	} {
-		ours := ourOptions()
-		ours.Addrs, ours.Username, ours.Password, ours.DB, ours.TLSConfig = want.Addrs, want.Username, want.Password, want.DB, want.TLSConfig
-		ours.IsClusterMode, ours.MasterName = want.IsClusterMode, want.MasterName
-		ours.SentinelUsername, ours.SentinelPassword = want.SentinelUsername, want.SentinelPassword
+		want.MaxRetries, want.DialerRetries, want.ContextTimeoutEnabled = -1, 1, true // the store decides what may be repeated
+		want.DialTimeout, want.ReadTimeout, want.WriteTimeout = 500*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond
+		want.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 		o, err := redisstore.Options(url)
 		require.NoError(t, err, url)
-		require.Equal(t, ours, *o, url)
-	}
-}
-
-// TestQuery: a query may size the pool. It can change neither retries, timeouts nor TLS,
-// nor send calls to replicas, which would refuse or forget them.
-func TestQuery(t *testing.T) {
-	const pool = "client_name=c&protocol=2&pool_fifo=true&pool_size=7&min_idle_conns=1&max_idle_conns=2&max_active_conns=9" +
-		"&max_concurrent_dials=3&conn_max_idle_time=4m&conn_max_lifetime=5m&conn_max_lifetime_jitter=6s" +
-		"&pipeline_pool_size=-1&pipeline_read_buffer_size=10&pipeline_write_buffer_size=11"
-	const overruled = "&max_retries=9&min_retry_backoff=9s&max_retry_backoff=9s&dial_timeout=9s&read_timeout=9s&write_timeout=9s&pool_timeout=9s"
-	const dialer, routes = "&dialer_retries=9&dialer_retry_timeout=9s", "&route_by_latency=true&route_by_latency_tolerance=9s&route_randomly=true"
-	for url, change := range map[string]func(*redis.UniversalOptions){
-		"rediss://h:1?": func(*redis.UniversalOptions) {},
-		"rediss-cluster://h:1?max_redirects=9&read_only=true&failing_timeout_seconds=9" + dialer + routes + "&": func(o *redis.UniversalOptions) {
-			o.IsClusterMode = true
-		},
-		"rediss-sentinel://h:1?master_name=m&replica_only=true&use_disconnected_replicas=true&context_timeout_enabled=false" + dialer + routes + "&": func(o *redis.UniversalOptions) {
-			o.MasterName = "m"
-		},
-	} {
-		ours := ourOptions()
-		ours.Addrs, ours.TLSConfig = []string{"h:1"}, &tls.Config{MinVersion: tls.VersionTLS12}
-		ours.ClientName, ours.Protocol, ours.PoolFIFO, ours.PoolSize, ours.MinIdleConns, ours.MaxIdleConns = "c", 2, true, 7, 1, 2
-		ours.MaxActiveConns, ours.MaxConcurrentDials, ours.ConnMaxIdleTime, ours.ConnMaxLifetime = 9, 3, 4*time.Minute, 5*time.Minute
-		ours.ConnMaxLifetimeJitter, ours.PipelinePoolSize, ours.PipelineReadBufferSize, ours.PipelineWriteBufferSize = 6*time.Second, -1, 10, 11
-		change(&ours)
-		o, err := redisstore.Options(url + pool + overruled)
-		require.NoError(t, err, url)
-		require.Equal(t, ours, *o, url)
-		for _, bad := range []string{"&skip_verify=true", "&skip_verify=false", "&skip_verify", "&skip%5Fverify=1", "&tls=false", "&pool_size=x", "&no_such=1"} {
-			_, err := redisstore.Options(url + pool + bad)
-			require.Error(t, err, bad)
-		}
+		require.Equal(t, want, *o, url)
 	}
 }
 
@@ -103,7 +60,8 @@ func TestOptionsAreDiscreet(t *testing.T) {
 		"", "canary", "://canary", "http://canary", "redis-canary://h", "rediss", "redisscanary://h", "redis:canary@h", "unix:canary",
 		"redis://u:canary@h/canary", "redis://u:canary@h/-1", "redis://u:canary@h?db=canary", "redis://u:12/34canary@h", "redis://u:1?db=canary@h",
 		"unix://u:canary@", "unix://u:canary@h/s", "unix://u:1/canary@/s", "unix://canary/s", "unix-cluster://u:canary@/s",
-		"redis-cluster://u:canary@h/1", "redis-cluster://u:canary@h?db=1", "redis-cluster://u:canary@h?addr=canary", "redis-cluster://u:canary@h?addr=u:canary@b:1",
+		"redis://u:canary@h?pool_size=1", "rediss://u:canary@h?skip_verify=true", "rediss://u:canary@h?skip_verify", "rediss://u:canary@h?skip%5Fverify=0",
+		"redis-cluster://u:canary@h?read_only=true", "redis-sentinel://h?master_name=m&read_timeout=9s", "redis-cluster://u:canary@h/1", "redis-cluster://u:canary@h?db=1", "redis-cluster://u:canary@h?addr=canary", "redis-cluster://u:canary@h?addr=u:canary@b:1",
 		"redis-cluster://u:canary@a,u:canary@b", "redis-cluster://u:1/canary@h", "redis-cluster://u:canary@h?master_name=m", "redis-cluster://h?password=canary",
 		"redis-sentinel://u:canary@h", "redis-sentinel://u:canary@h/canary?master_name=m", "redis-sentinel://h?master_name=m&db=canary",
 		"redis-sentinel://h?master_name=m&username=canary", "redis-sentinel://h?master_name=m&username=canary&password=", "redis-sentinel://h?master_name=m&password=",
