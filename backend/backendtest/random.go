@@ -48,7 +48,8 @@ func testRandom(t testing.TB, s backend.Store) {
 	p.base = p.base.Add(time.Hour)
 	for range rounds {
 		names := []string{newKey(), newKey()}
-		p.now, p.ends, p.length = 0, nil, pick(p, time.Minute, time.Minute, 61500*time.Millisecond, time.Hour)
+		p.now, p.ends = time.Duration(p.rnd.IntN(1000))*time.Millisecond, nil
+		p.length = pick(p, time.Minute, time.Minute, 61500*time.Millisecond, time.Hour)
 		for range steps {
 			p.key = pick(p, names[0], names[0], names[0], names[1])
 			p.step()

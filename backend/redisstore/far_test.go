@@ -5,8 +5,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,7 +12,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
@@ -123,59 +120,10 @@ func TestFar(t *testing.T) {
 	}
 }
 
-// TestFarLimiter: so it is by way of a limiter with the default options.
-func TestFarLimiter(t *testing.T) {
-	t.Parallel()
-	for kind, dial := range farClients {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			l, err := reservoir.New(redisstore.New(dial(t, 40*time.Millisecond)), reservoir.PerHour(1_000_000))
-			require.NoError(t, err)
-			defer l.Close(context.Background())
-			require.Eventually(t, func() bool {
-				r, err := l.Allow(t.Context(), "k")
-				return err == nil && r.Allowed
-			}, 20*time.Second, time.Millisecond)
-		})
-	}
-}
-
 // takeWithin makes a call whose context can be cancelled, as a request's can.
 func takeWithin(s *redisstore.Store, key string, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	_, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: millions, Tokens: 1})
 	return err
-}
-
-// TestFarCrowd: many callers at once need more connections than the first. Once
-// those are there, all are served in time.
-func TestFarCrowd(t *testing.T) {
-	t.Parallel()
-	const callers, rounds = 40, 12
-	for _, trip := range []time.Duration{40 * time.Millisecond, 80 * time.Millisecond} {
-		t.Run(fmt.Sprint(trip), func(t *testing.T) {
-			t.Parallel()
-			s := redisstore.New(farClients["plain"](t, trip))
-			round := func(n int) (served int64) {
-				var sum atomic.Int64
-				var wg sync.WaitGroup
-				for i := range n {
-					wg.Go(func() {
-						for range rounds {
-							if takeWithin(s, fmt.Sprint(i), fetchTimeout) == nil {
-								sum.Add(1)
-							}
-						}
-					})
-				}
-				wg.Wait()
-				return sum.Load()
-			}
-			first := round(callers)
-			second := round(callers)
-			t.Logf("served %d, then %d of %d", first, second, callers*rounds)
-			assert.GreaterOrEqual(t, second, int64(callers*rounds/2))
-		})
-	}
 }

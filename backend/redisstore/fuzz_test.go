@@ -124,42 +124,6 @@ func fuzzOne(ctx context.Context, s backend.Store, op int, l backend.Limit, n in
 	}
 }
 
-// FuzzRequests sends any request. What the server is sent was found good before,
-// and what it then holds is within the limit.
-func FuzzRequests(f *testing.F) {
-	client := redistest.Start(f).Client()
-	s := redisstore.New(client)
-	const most = backend.MaxTokens
-	f.Add("k", "a", int64(10), int64(time.Minute), int64(0), int64(0), int64(0), int64(4), int64(2), int64(1), int64(0), int64(0))
-	f.Add("}x\x00", "w", int64(most), int64(backend.MaxWindow), int64(most), int64(most), int64(most), int64(most), int64(most), int64(most), int64(most), int64(most))
-	f.Add("", "", int64(0), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1))
-	f.Add("k", "a\n", int64(1), int64(time.Millisecond), int64(1), int64(1), int64(1), int64(1), int64(1), int64(-1), int64(1), int64(1))
-	f.Add("k", "a", int64(1<<62), int64(1), int64(1<<62), int64(1<<62), int64(0), int64(1<<62), int64(0), int64(1<<62), int64(1<<62), int64(1<<62))
-	f.Fuzz(func(t *testing.T, key, name string, tokens, window, w, granted, returned, want, need, strand, peers, pace int64) {
-		ctx := t.Context()
-		require.NoError(t, client.FlushDB(ctx).Err())
-		limit := backend.Limit{Tokens: tokens, Window: time.Duration(window)}
-		r, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: name, Limit: limit, Window: backend.Window(w),
-			Granted: granted, Returned: returned, Want: want, Need: need, Strand: strand, Peers: peers, Pace: pace})
-		typed(t, err)
-		if err == nil {
-			require.LessOrEqual(t, r.Grant, limit.Tokens)
-			require.LessOrEqual(t, r.Remaining, limit.Tokens)
-			require.LessOrEqual(t, r.Left, limit.Window+time.Second+limit.Window/10)
-		}
-		first, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit, Tokens: want})
-		typed(t, err)
-		if err == nil {
-			require.Equal(t, first.Allowed, first.Remaining+want <= limit.Tokens && (r.Window == 0 || r.Window != first.Window || r.Remaining >= want))
-		}
-		_, err = s.Check(ctx, key, limit)
-		typed(t, err)
-		_, err = s.Settle(ctx, backend.SettleRequest{Key: key, Window: backend.Window(w), Tokens: need - want, Limit: tokens})
-		typed(t, err)
-		require.LessOrEqual(t, client.DBSize(ctx).Val(), int64(3), "the keys of one limit")
-	})
-}
-
 // vast is the length of a reply that go-redis makes room for before it comes: a
 // server can so exhaust a client's memory. SECURITY.md says so.
 var vast = regexp.MustCompile(`[*$%~>|=!][+]?[0-9]{6}`)

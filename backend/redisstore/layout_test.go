@@ -83,29 +83,6 @@ func TestLayout(t *testing.T) {
 	require.Equal(t, ledger, client.HGetAll(ctx, "rl:{user%201}:own").Val(), "no field of its own")
 }
 
-// TestEveryMillisecond: an end that is written in decimals is read as what it was.
-func TestEveryMillisecond(t *testing.T) {
-	t.Parallel()
-	s := redisstore.New(redistest.Start(t).Client())
-	base := time.Now().Truncate(time.Second)
-	limit := backend.Limit{Tokens: 10, Window: time.Minute + time.Millisecond}
-	for ms := range 1000 {
-		now := base.Add(time.Duration(ms-1) * time.Millisecond)
-		ctx, key := storeclock.With(t.Context(), now), fmt.Sprint(ms)
-		for range 2 {
-			got, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit, Tokens: 1})
-			require.NoError(t, err)
-			require.EqualValues(t, now.Add(limit.Window).UnixMilli(), got.Window)
-		}
-		settled, err := s.Settle(ctx, backend.SettleRequest{Key: key, Window: backend.Window(now.Add(limit.Window).UnixMilli()), Tokens: -1, Limit: 10})
-		require.NoError(t, err)
-		require.True(t, settled.Open)
-		got, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "a", Limit: limit})
-		require.NoError(t, err)
-		require.EqualValues(t, now.Add(limit.Window).UnixMilli(), got.Window)
-	}
-}
-
 // TestCountBelowZero: another program's refund went too far. That is not a gift.
 func TestCountBelowZero(t *testing.T) {
 	client := redistest.Start(t).Client()

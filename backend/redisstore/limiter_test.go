@@ -3,7 +3,6 @@ package redisstore_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -59,29 +58,6 @@ func drain(t *testing.T, l *reservoir.Limiter, goroutines int, n int64) int64 {
 	return admitted.Load()
 }
 
-// A crowd on a cold key shares a few calls.
-func TestColdCrowd(t *testing.T) {
-	for _, n := range []int64{1, 20} {
-		server := redistest.Start(t)
-		l := limiterOn(t, server.Client(), reservoir.PerMinute(100_000), patient, reservoir.WithBatch(reservoir.Fixed(10)))
-		server.ResetStats()
-		start := make(chan struct{})
-		var wg sync.WaitGroup
-		for range 1000 {
-			wg.Go(func() {
-				<-start
-				r, err := l.AllowN(context.Background(), "k", n)
-				assert.NoError(t, err)
-				assert.True(t, r.Allowed)
-			})
-		}
-		close(start)
-		wg.Wait()
-		// Goroutines that a busy machine starts late find batches of 10 used up.
-		assert.LessOrEqual(t, scripts(server), 30+1000*n/100, "n=%d", n)
-	}
-}
-
 // One process spends its limit as fast as it can: nearly no request makes a store
 // call, and the last token is found before the first refusal.
 func TestFlatOut(t *testing.T) {
@@ -98,56 +74,6 @@ func TestFlatOut(t *testing.T) {
 				assert.LessOrEqual(t, calls, int64(500))
 			})
 		}
-	}
-}
-
-// Four processes admit and settle at the same time, above and below what was charged. What
-// Redis has charged in the end is what was used, to the token; what of it is above the limit
-// is overdrawn, and so is what was settled when others held the rest.
-func TestSettleIsExact(t *testing.T) {
-	server, ctx := redistest.Start(t), context.Background()
-	store := redisstore.New(server.Client())
-	for name, opt := range map[string]reservoir.Option{
-		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "fixed=64": reservoir.WithBatch(reservoir.Fixed(64)),
-		"ladder": reservoir.WithBatch(reservoir.Ladder(1, 100)), "direct": reservoir.WithDirect(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			const limit = 50_000
-			var all [4]*reservoir.Limiter
-			for i := range all {
-				all[i] = limiterOn(t, server.Client(), reservoir.PerHour(limit), opt, patient)
-			}
-			var used, charged atomic.Int64
-			var wg sync.WaitGroup
-			for i := range 16 {
-				l, rnd := all[i%4], rand.New(rand.NewPCG(uint64(i), 2))
-				wg.Go(func() {
-					for range 1000 {
-						n := 1 + rnd.Int64N(10)
-						r, err := l.AllowN(ctx, name, n)
-						if !assert.NoError(t, err) || !r.Allowed {
-							continue
-						}
-						really := max(n+rnd.Int64N(12)-4, 0)
-						charged.Add(n)
-						used.Add(really)
-						assert.NoError(t, l.Settle(ctx, r, really))
-					}
-				})
-			}
-			wg.Wait()
-			var overdrawn int64
-			for _, l := range all {
-				require.NoError(t, l.Close(ctx))
-				overdrawn += l.Stats().Overdrawn
-			}
-			c, err := store.Inspect(ctx, name)
-			require.NoError(t, err)
-			assert.Equal(t, used.Load(), c.Used)
-			assert.GreaterOrEqual(t, overdrawn, used.Load()-limit)
-			assert.Less(t, overdrawn, used.Load()/20)
-			assert.LessOrEqual(t, charged.Load(), int64(limit))
-		})
 	}
 }
 

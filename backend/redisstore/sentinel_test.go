@@ -13,6 +13,9 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
+// failoverLimit is so long that no window ends in a test.
+var failoverLimit = reservoir.PerHour(200_000)
+
 // TestSentinelFailover kills a primary that three Sentinels watch, under two
 // limiters. They find the new one by themselves, and the key's window goes on there
 // with all that was charged.
