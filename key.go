@@ -9,7 +9,7 @@ import (
 )
 
 // Key is a handle on one key of a [Limiter]. Its methods are the Limiter's with that key,
-// without the look-up; its results are settled at the Limiter. It is meant for hot keys that
+// without the look-up; its results are settled at the Limiter, which also has Check and Reset. It is meant for hot keys that
 // are known ahead, such as a global limit. Make it once, with [Limiter.Key]; the zero Key is
 // not usable. It is safe for concurrent use and needs no closing.
 type Key struct {
@@ -54,12 +54,6 @@ func (k *Key) Wait(ctx context.Context) (Result, error) { return k.WaitN(ctx, 1)
 
 // WaitN is [Limiter.WaitN] with k's key.
 func (k *Key) WaitN(ctx context.Context, n int64) (Result, error) { return k.acquire(ctx, n, true) }
-
-// Check is [Limiter.Check] with k's key.
-func (k *Key) Check(ctx context.Context) (Result, error) { return k.l.Check(ctx, k.key) }
-
-// Reset is [Limiter.Reset] with k's key.
-func (k *Key) Reset(ctx context.Context) error { return k.l.Reset(ctx, k.key) }
 
 // acquire is Limiter.acquire, and keeps the state that it found.
 func (k *Key) acquire(ctx context.Context, n int64, wait bool) (Result, error) {

@@ -742,7 +742,7 @@ func TestReset(t *testing.T) {
 			go func() { waiting <- waitFor(bg, all[0], what, 5) }()
 			synctest.Wait()
 			held := stats(all...).Held
-			require.NoError(t, all[0].Key(what).Reset(bg))
+			require.NoError(t, all[0].Reset(bg, what))
 			require.NoError(t, <-waiting)
 			require.Less(t, time.Until(before.Reset), before.RetryAfter, "at once, not at the reset")
 			fresh := map[time.Time]int64{}
