@@ -189,6 +189,14 @@ func TestKeyIsTheCallersBuffer(t *testing.T) {
 	require.Equal(t, reservoir.Fetched, allow(t, l, key, 1).Source)
 	assert.Equal(t, reservoir.Local, allow(t, l, "user-1", 1).Source)
 	assert.Equal(t, reservoir.Local, allow(t, l, "user-2", 1).Source)
+
+	full := open(t, memstore.New(), reservoir.PerHour(100), reservoir.WithMaxKeys(0))
+	r := allow(t, full, key, 10)
+	buffer[5] = '3'
+	require.NoError(t, full.Refund(bg, r))
+	check, err := full.Check(bg, "user-2")
+	require.NoError(t, err)
+	assert.EqualValues(t, 100, check.Remaining)
 }
 
 // Past its bound on keys the limiter forgets nothing that it holds, and stays exact.

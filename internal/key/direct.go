@@ -2,6 +2,7 @@ package key
 
 import (
 	"cmp"
+	"strings"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -17,9 +18,10 @@ import (
 const LengthTries = 3
 
 // Outside returns a key that no other caller finds, for one that has no room in memory, and
-// what to do for a request: it counts as forgotten, so it keeps no account.
+// what to do for a request: it counts as forgotten, so it keeps no account. It copies the name, because a Result keeps
+// the key.
 func (e *Env) Outside(name string, limit backend.Limit, n int64, stay bool) (*Key, Verdict) {
-	at := &node{Key: name, Hash: e.Table.HashOf(name)}
+	at := &node{Key: strings.Clone(name), Hash: e.Table.HashOf(name)}
 	e.init(at, limit)
 	k := &at.State
 	if k.phase = retired; n <= limit.Tokens && k.shard.Open() {
