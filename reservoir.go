@@ -227,7 +227,8 @@ func (l *Limiter) request(ctx context.Context, k *key.Key, name string, limit Li
 	if v.Next == key.Special {
 		return l.withoutState(ctx, name, v.Limit, n, stay)
 	}
-	return resultOf(k, &v.Answer), v.Next == key.StartOver, v.Err
+	refused := stay && v.Err == nil && !v.Answer.Allowed && !v.Answer.Shadowed // the limit blocks, or has just left shadow
+	return resultOf(k, &v.Answer), v.Next == key.StartOver || refused, v.Err
 }
 
 // find returns the key's state. If there is no room for it or the limit is special, it

@@ -677,6 +677,23 @@ func TestWaitWhenShadowEnds(t *testing.T) {
 	}
 }
 
+// A waiter is not refused either if the limit leaves shadow between two questions for it.
+func TestWaitWhenShadowHasJustEnded(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		other := open(t, net, reservoir.PerMinute(10), reservoir.WithDirect())
+		require.True(t, allow(t, other, "k", 10).Allowed)
+		asked := 0
+		l := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithLimits(func(string) reservoir.Limit {
+			asked++
+			return reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: asked == 1}
+		}))
+		r, err := l.Wait(bg, "k")
+		require.NoError(t, err)
+		assert.True(t, r.Allowed && !r.Shadowed || asked == 1, "%+v", r)
+	})
+}
+
 // A shadowed request for more than the limit tells the same window as all others.
 func TestShadowedLargeRequest(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {

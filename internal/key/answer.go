@@ -48,7 +48,7 @@ const (
 	Nothing   Next = iota // the verdict has the answer
 	Call                  // make a direct call, perhaps once more
 	Special               // the limit is special, so nobody need count
-	StartOver             // the key was forgotten meanwhile, or its limit has left shadow
+	StartOver             // the key was forgotten meanwhile, or its limit is in shadow now
 	askLimit              // ask for the limit before a decision
 	wait                  // wait in line
 )

@@ -89,10 +89,7 @@ func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
 			return Verdict{Err: v.Err}
 		}
 	}
-	switch v.Limit = limit; {
-	case v.Next == Nothing && stay && v.Err == nil && !v.Answer.Allowed && !v.Answer.Shadowed: // the limit has just left shadow
-		v.Next = StartOver
-	}
+	v.Limit = limit
 	return v
 }
 
