@@ -193,6 +193,27 @@ func TestDebtWaits(t *testing.T) {
 	})
 }
 
+// A key was forgotten, so a settlement above the charge guesses the window's end. Debt that no
+// statement has carried by then is overdrawn, though the store stays away.
+func TestDebtOfAGuessedWindow(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithIdle(10*time.Second))
+		r := allow(t, l, "k", 1)
+		time.Sleep(40 * time.Second)
+		require.Zero(t, l.Stats().Keys)
+		net.Always(testnet.Refuse)
+		require.NoError(t, l.Settle(bg, r, 11))
+		require.EqualValues(t, 10, l.Stats().Owed)
+		for range 90 {
+			time.Sleep(time.Second)
+			s := l.Stats()
+			require.EqualValues(t, 10, s.Owed+s.Overdrawn)
+		}
+		assert.Zero(t, l.Stats().Owed)
+	})
+}
+
 // The next statement carries debt, whatever it is made for, and so does Close.
 func TestDebtOfSettleGoesAlong(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
