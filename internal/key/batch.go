@@ -28,7 +28,7 @@ type situation struct {
 func (k *Key) situation(now int64) situation {
 	return situation{
 		Settings: &k.env.Settings, limit: k.terms.Load().Limit, demand: k.use.demand(), lease: k.lease.Load(), now: now,
-		peers: int64(max(k.clients, 1)), idle: k.idleTokens(), short: k.phase == short || k.phase == denied, lead: k.shard.Lead(),
+		peers: int64(max(k.clients, 1)), idle: k.idleTokens(), short: k.short, lead: k.shard.Lead(),
 	}
 }
 
@@ -195,7 +195,7 @@ func (k *Key) lookForSurplus(now int64) (surplus, at int64) {
 	switch {
 	case k.idle() || k.env.Direct:
 		return w.Stock(), 0
-	case !u.overstocked && (!k.env.guided() || k.phase != short && k.phase != denied), !w.Alive(now): // the usual case, which must be cheap
+	case !u.overstocked && (!k.env.guided() || !k.short), !w.Alive(now): // the usual case, which must be cheap
 		return 0, 0
 	}
 	s := k.situation(now)

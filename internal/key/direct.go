@@ -24,7 +24,7 @@ func (e *Env) Outside(name string, limit backend.Limit, n int64, stay bool) (*Ke
 	at := &node{Key: strings.Clone(name), Hash: e.Table.HashOf(name)}
 	e.init(at, limit)
 	k := &at.State
-	if k.phase = retired; n <= limit.Tokens && k.shard.Open() {
+	if k.enter(retired); n <= limit.Tokens && k.shard.Open() {
 		return k, k.policyOutside(n, stay, k.shard.OpenError())
 	}
 	e.Counts.Waited.Add(1)

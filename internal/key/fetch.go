@@ -309,12 +309,8 @@ func (f *Fetch) forecast(r backend.SyncReply, w *lease.Lease, isDenied bool, now
 		k.usage()
 	}
 	k.use.demand().Forecast(limit, r.State, r.Lasted)
-	k.deniedUntil = 0
-	if demand.Short(limit, r.State) {
-		k.inWindow(short)
-	} else {
-		k.inWindow(open)
-	}
+	k.short = demand.Short(limit, r.State)
+	k.allow()
 	if isDenied {
 		k.deny(w, now)
 	} else {

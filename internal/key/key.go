@@ -50,6 +50,7 @@ type Key struct {
 	clients     uint16 // that share the key: the larger count of this window and the last
 	reported    uint16 // clients in the store's last reply
 	phase       phase
+	short       bool  // the limit will run out before the window ends, by the last reading
 	inLine      uint8 // for which classes of calls the key stands in line at its shard; see next.Facts
 	replyLost   bool  // a fetch has failed, and no last statement was answered since: a grant may wait in the store
 }
@@ -64,29 +65,15 @@ type phase uint8
 const (
 	cold    phase = iota // no window is known
 	open                 // stock may be spent until the lease's deadline
-	short                // the same, and the limit will run out before the window ends
 	denied               // the store has too little for some caller, until deniedUntil
 	leaving              // idle: what it holds goes back, and a last statement that says so is due
 	left                 // idle, and no last statement is due any more
 	retired              // forgotten, or closed: look the key up again
-	phases
 )
-
-// steps are the phases that may follow a phase, one bit each. A key that was idle comes back
-// as open, because a forecast of before says nothing now.
-var steps = [phases]uint16{
-	cold:    1<<phases - 1,
-	open:    1<<phases - 1,
-	short:   1<<phases - 1,
-	denied:  1<<phases - 1,
-	leaving: 1<<phases - 1 - 1<<short,
-	left:    1<<phases - 1 - 1<<short,
-	retired: 1 << retired,
-}
 
 // enter is the only place where a key changes its phase.
 func (k *Key) enter(p phase) {
-	invariant.That(steps[k.phase]>>p&1 == 1, "from phase %d to phase %d", k.phase, p)
+	invariant.That(k.phase != retired || p == retired, "from retired to phase %d", p)
 	k.phase = p
 }
 
@@ -189,7 +176,7 @@ func (k *Key) Figures() (f Figures, ok bool) {
 	k.event(func(now int64) effect {
 		w := k.lease.Load()
 		f = Figures{
-			Spent: k.spent(), Denied: k.denied.Load(), Held: k.held(), Returning: k.account.Unconfirmed(), Owed: k.owed(), Exhausted: w.Denying(),
+			Spent: k.spent(), Denied: k.denied.Load(), Held: k.held(), Returning: k.account.Unconfirmed(), Owed: k.owed(), Exhausted: k.deniedUntil != 0,
 		}
 		if w.Alive(now) {
 			f.Window = w.Window
@@ -258,7 +245,8 @@ func (k *Key) update(change func(now int64) effect, slot *line) *Fetch {
 	defer k.mu.Unlock()
 	now := k.env.Clock.Now() // read under the lock, because served callers must be in time now
 	k.expire(now)
-	if did := change(now); did.changed {
+	was := k.phase
+	if did := change(now); did.changed || k.phase != was {
 		return k.advance(now, did.probe, slot)
 	}
 	return nil
@@ -419,7 +407,7 @@ func (k *Key) overFor(w *lease.Lease, now int64) bool {
 // enterWindow makes window the current one; 0 is no window. The account has left the one
 // before, and spent is how many tokens requests had used by then.
 func (k *Key) enterWindow(window backend.Window, spent, now int64) *lease.Lease {
-	k.deniedUntil, k.clients = 0, k.reported
+	k.short, k.deniedUntil, k.clients = false, 0, k.reported
 	if f := k.fallback; f != nil && f.pending == 0 && f.home != window { // a later window may have the same name
 		if f.debtor, f.home, f.declared = 0, 0, 0; now > f.end {
 			k.fallback = nil

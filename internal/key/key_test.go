@@ -77,41 +77,62 @@ func (r *rig) ask(t *testing.T, k *Key, n int64) Answer {
 	return v.Answer
 }
 
+// withKey runs f in a bubble, with a key of 1,000 tokens a minute.
+func withKey(t *testing.T, name string, f func(t *testing.T, r *rig, k *Key)) {
+	t.Run(name, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			limit := backend.Limit{Tokens: 1000, Window: time.Minute}
+			r := newRig(limit)
+			k := r.env.Make("k", limit)
+			f(t, r, k)
+			r.env.Closed.Store(true) // no more fetches
+			k.Retire(false)
+			<-r.env.Calls.Close()
+		})
+	})
+}
+
 // TestPhases: what each event makes of a key.
 func TestPhases(t *testing.T) {
-	limit := backend.Limit{Tokens: 1000, Window: time.Minute}
 	for _, c := range []struct {
 		name  string
 		after func(t *testing.T, r *rig, k *Key)
 		want  phase
+		short bool
 	}{
-		{"nothing has happened", func(*testing.T, *rig, *Key) {}, cold},
-		{"a request at the window's beginning, which tells no rate", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1) }, short},
-		{"few requests", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); time.Sleep(30 * time.Second); r.ask(t, k, 50) }, open},
+		{"nothing has happened", func(*testing.T, *rig, *Key) {}, cold, false},
+		{"a request at the window's beginning, which tells no rate", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1) }, open, true},
+		{"few requests", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); time.Sleep(30 * time.Second); r.ask(t, k, 50) }, open, false},
 		{"most of the limit is used at once", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 500)
 			r.ask(t, k, 1)
 			time.Sleep(10 * time.Second)
 			r.ask(t, k, 50)
-		}, short},
-		{"others have the rest", func(t *testing.T, r *rig, k *Key) { r.other(t, 1000); assert.False(t, r.ask(t, k, 1).Allowed) }, denied},
+		}, open, true},
+		{"others have the rest", func(t *testing.T, r *rig, k *Key) { r.other(t, 1000); assert.False(t, r.ask(t, k, 1).Allowed) }, denied, true},
+		{"a request for more than is left, though few come", func(t *testing.T, r *rig, k *Key) {
+			r.ask(t, k, 1)
+			time.Sleep(30 * time.Second)
+			r.ask(t, k, 50)
+			assert.False(t, r.ask(t, k, 1000).Allowed)
+		}, denied, false},
 		{"a denial, and a higher limit", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1000)
 			r.ask(t, k, 1)
 			k.Relimit(backend.Limit{Tokens: 2000, Window: time.Minute})
-		}, open},
+		}, open, true},
 		{"a request after a denial's window", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1000)
 			r.ask(t, k, 1)
 			time.Sleep(time.Minute)
 			assert.True(t, r.ask(t, k, 1).Allowed)
-		}, short},
+		}, open, true},
 		{"two visits without a request, and no answer", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1)
 			r.ask(t, k, 1)
 			r.away.Store(true)
 			r.forget(k)
-		}, leaving},
+		}, leaving, true},
 		{"the same, and a request", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1)
 			r.ask(t, k, 1)
@@ -119,57 +140,58 @@ func TestPhases(t *testing.T) {
 			r.forget(k)
 			r.away.Store(false)
 			assert.True(t, r.ask(t, k, 1).Allowed)
-		}, short},
+		}, open, true},
 		{"two visits, and the answer", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1)
 			r.ask(t, k, 1)
 			r.forget(k)
-		}, retired},
-		{"its end", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); k.Retire(false) }, retired},
+		}, retired, true},
+		{"its end", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); k.Retire(false) }, retired, true},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				r := newRig(limit)
-				k := r.env.Make("k", limit)
-				c.after(t, r, k)
-				k.mu.Lock()
-				assert.Equal(t, c.want, k.phase)
-				k.mu.Unlock()
-				r.env.Closed.Store(true) // no more fetches
-				k.Retire(false)
-				<-r.env.Calls.Close()
-			})
+		withKey(t, c.name, func(t *testing.T, r *rig, k *Key) {
+			c.after(t, r, k)
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			assert.Equal(t, c.want, k.phase)
+			assert.Equal(t, c.short, k.situation(r.env.Clock.Now()).short, "the limit will run out")
 		})
 	}
 }
 
-// TestWrongSteps: a key that is retired stays so, and one that was idle has no forecast.
-func TestWrongSteps(t *testing.T) {
-	for _, c := range []struct{ from, to phase }{{retired, open}, {retired, leaving}, {leaving, short}, {left, short}} {
-		k := Key{phase: c.from}
-		assert.Zero(t, steps[c.from]>>c.to&1)
-		if invariant.Enabled {
-			assert.Panics(t, func() { k.enter(c.to) })
-		}
+// TestRetiredStaysRetired: no event makes more of a key that is retired.
+func TestRetiredStaysRetired(t *testing.T) {
+	if invariant.Enabled {
+		assert.Panics(t, func() { (&Key{phase: retired}).enter(open) })
 	}
+}
+
+// TestIdleDenial: an idle key is exhausted still, and when a caller comes, refuses others
+// without the lock.
+func TestIdleDenial(t *testing.T) {
+	withKey(t, "", func(t *testing.T, r *rig, k *Key) {
+		r.other(t, 1000)
+		require.False(t, r.ask(t, k, 1).Allowed)
+		require.True(t, k.Lease().Denies(1, r.env.Clock.Now()))
+		r.away.Store(true)
+		r.forget(k)
+		figures, ok := k.Figures()
+		require.True(t, ok && figures.Exhausted)
+		require.False(t, k.Lease().Denies(1, r.env.Clock.Now()), "the next caller must come by the lock")
+		require.False(t, r.ask(t, k, 1).Allowed)
+		assert.True(t, k.Lease().Denies(1, r.env.Clock.Now()))
+	})
 }
 
 // TestFactsChangeNothing: to ask what is true of a key twice gives the same, and leaves it as it was.
 func TestFactsChangeNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		limit := backend.Limit{Tokens: 1000, Window: time.Minute}
-		r := newRig(limit)
-		k := r.env.Make("k", limit)
+	withKey(t, "", func(t *testing.T, r *rig, k *Key) {
 		r.ask(t, k, 1)
 		time.Sleep(time.Second)
 		r.ask(t, k, 100)
 		k.mu.Lock()
+		defer k.mu.Unlock()
 		now, before := r.env.Clock.Now(), *k.use.demand()
 		assert.Equal(t, k.facts(now, 0), k.facts(now, 0))
 		assert.Equal(t, before, *k.use.demand())
-		k.mu.Unlock()
-		r.env.Closed.Store(true)
-		k.Retire(false)
-		<-r.env.Calls.Close()
 	})
 }

@@ -55,7 +55,7 @@ func (k *Key) refund(w *lease.Lease, n int64) effect {
 	k.account.Refund(back)
 	k.env.Counts.Refunded.Add(back)
 	k.env.Counts.Extra.Add(k.node.Hash, paid) // spent again
-	decide := k.queue != nil || w.Denying() || k.terms.Load().plan != Counted
+	decide := k.queue != nil || k.deniedUntil != 0 || k.terms.Load().plan != Counted
 	k.putBack(w, back-paid)
 	if w.Stock() > 2*k.idleTokens() && !k.usage().overstocked { // a look must find out whether it is used
 		k.use.overstocked, decide = true, true

@@ -196,9 +196,6 @@ func (l *Lease) deny(until int64) {
 	}
 }
 
-// Denying reports whether callers are refused without a lock now.
-func (l *Lease) Denying() bool { return l != nil && l.denied.Load() > 0 }
-
 // Drain takes all tokens out. Owner.
 func (l *Lease) Drain() int64 {
 	if l == nil {
