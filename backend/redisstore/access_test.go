@@ -190,13 +190,8 @@ func TestAccessInCluster(t *testing.T) {
 	if to == from {
 		to = cluster.Nodes[1]
 	}
-	slot := from.Client().ClusterKeySlot(t.Context(), "rl:{k}").Val()
-	importing := func(s *redistest.Server, state string, node *redistest.Server) {
-		id := node.Client().Do(t.Context(), "cluster", "myid").Val()
-		require.NoError(t, s.Client().Do(t.Context(), "cluster", "setslot", slot, state, id).Err())
-	}
-	importing(to, "importing", from)
-	importing(from, "migrating", to)
+	slot := cluster.SlotOf("rl:{k}")
+	cluster.OpenSlot(from, to, slot)
 	minimal(t, line, cluster.SetUser, func(u user) error {
 		for _, node := range cluster.Nodes {
 			require.NoError(t, node.Client().ScriptFlush(t.Context()).Err())

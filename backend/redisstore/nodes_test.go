@@ -3,7 +3,6 @@ package redisstore
 import (
 	"context"
 	"fmt"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -124,30 +123,6 @@ func TestSickNode(t *testing.T) {
 	require.EqualValues(t, 2*n+n+pipelines, x.cluster.Calls("evalsha"))
 }
 
-// slot moves that of the key from its node to another, in two steps: that in
-// which the old node says ASK, and that in which it says MOVED.
-func (x *nodes) slot(key string, to *redistest.Server) (ask, moved func()) {
-	t, from := x.t, x.cluster.NodeOf(key)
-	id := func(s *redistest.Server) string { return s.Client().Do(t.Context(), "cluster", "myid").Val().(string) }
-	slot := from.Client().ClusterKeySlot(t.Context(), key).Val()
-	set := func(s *redistest.Server, state string, node *redistest.Server) {
-		require.NoError(t, s.Client().Do(t.Context(), "cluster", "setslot", slot, state, id(node)).Err())
-	}
-	ask = func() {
-		set(to, "importing", from)
-		set(from, "migrating", to)
-		// A command of several keys is served there once all have come.
-		host, port, err := net.SplitHostPort(to.Addr())
-		require.NoError(t, err)
-		require.NoError(t, from.Client().Do(t.Context(), "migrate", host, port, "", 0, 5000, "keys", key, key+":exp").Err())
-	}
-	moved = func() {
-		set(to, "node", to)
-		set(from, "node", to)
-	}
-	return ask, moved
-}
-
 // repeated is the key n times.
 func repeated(key string, n int) (list []string) {
 	for range n {
@@ -165,19 +140,20 @@ func TestSlotMoves(t *testing.T) {
 	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
 	key := x.keys(from, "k", 1)[0]
 	used := func() string { return to.Client().Get(t.Context(), "{"+key+"}").Val() }
-	ask, moved := x.slot("{"+key+"}", to)
+	tag, slot := "{"+key+"}", x.cluster.SlotOf(key)
 
 	x.take(t.Context(), []string{key}, x.allowed) // a window is open
 	x.wg.Wait()
 	x.jam(from, repeated(key, n), x.allowed)
-	ask()
+	x.cluster.OpenSlot(from, to, slot)
+	from.MigrateKeys(to, tag, tag+":exp") // a command of several keys is served there once all have come
 	x.proxies[from].Hold(false)
 	x.wg.Wait()
 	require.EqualValues(t, n, to.Calls("evalsha"), "each was asked for there")
 	require.EqualValues(t, n, to.Calls("asking"))
 
 	x.jam(from, repeated(key, n), x.allowed)
-	moved()
+	x.cluster.Reshard(from, to, []int{slot})
 	x.proxies[from].Hold(false)
 	x.wg.Wait()
 	require.EqualValues(t, 2*n, to.Calls("evalsha"))
@@ -192,10 +168,9 @@ func TestSlotMovesAndReplyIsLost(t *testing.T) {
 	x := newNodes(t)
 	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
 	key := x.keys(from, "k", 1)[0]
-	_, moved := x.slot("{"+key+"}", to)
 	lost := make(chan error, n)
 	x.jam(from, repeated(key, n), func(_ backend.TakeReply, err error) { lost <- err })
-	moved()
+	x.cluster.Reshard(from, to, []int{x.cluster.SlotOf(key)})
 	x.proxies[to].SwallowReply("{"+key+"}", 10*n)
 	x.proxies[from].Hold(false)
 	x.wg.Wait()
@@ -233,37 +208,14 @@ func TestSlotIsOnBothSides(t *testing.T) {
 	tag := "{" + key + "}"
 	x.take(t.Context(), []string{key}, x.allowed)
 	x.wg.Wait()
-	rest := x.halfway(tag, to)
+	x.cluster.OpenSlot(from, to, x.cluster.SlotOf(key))
+	from.MigrateKeys(to, tag) // its end has not gone
 	_, err := x.Take(t.Context(), backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
 	requireRow(t, backend.Unavailable, true, err)
 	require.Zero(t, to.Calls("evalsha"))
-	rest()
+	x.cluster.Reshard(from, to, []int{x.cluster.SlotOf(key)})
 	x.take(t.Context(), []string{key}, x.allowed)
 	x.wg.Wait()
 	require.EqualValues(t, 1, to.Calls("evalsha"))
 	require.Equal(t, "2", to.Client().Get(t.Context(), tag).Val())
-}
-
-// halfway begins to move the key's slot: its count has gone, its end has not. It
-// returns what moves the rest.
-func (x *nodes) halfway(tag string, to *redistest.Server) func() {
-	x.t.Helper()
-	from := x.cluster.NodeOf(tag)
-	host, port, err := net.SplitHostPort(to.Addr())
-	require.NoError(x.t, err)
-	do := func(s *redistest.Server, args ...any) string {
-		text, err := s.Client().Do(x.t.Context(), args...).Text()
-		require.NoError(x.t, err)
-		return text
-	}
-	slot := x.cluster.SlotOf(tag)
-	target := do(to, "cluster", "myid")
-	do(to, "cluster", "setslot", slot, "importing", do(from, "cluster", "myid"))
-	do(from, "cluster", "setslot", slot, "migrating", target)
-	do(from, "migrate", host, port, tag, 0, 5000)
-	return func() {
-		do(from, "migrate", host, port, tag+":exp", 0, 5000)
-		do(to, "cluster", "setslot", slot, "node", target)
-		do(from, "cluster", "setslot", slot, "node", target)
-	}
 }

@@ -215,8 +215,7 @@ func (c *Cluster) OpenSlot(from, to *Server, slot int) {
 	from.Do("cluster", "setslot", slot, "migrating", to.text("cluster", "myid"))
 }
 
-// migrate moves all keys of the slot, a hundred at a time. A MIGRATE blocks both nodes, for
-// at most 5000 ms.
+// migrate moves all keys of the slot, a hundred at a time.
 func (s *Server) migrate(to *Server, slot int) {
 	s.t.Helper()
 	for {
@@ -224,8 +223,14 @@ func (s *Server) migrate(to *Server, slot int) {
 		if len(keys) == 0 {
 			return
 		}
-		s.Do(append([]any{"migrate", host, to.port, "", 0, 5000, "replace", "keys"}, keys...)...)
+		s.MigrateKeys(to, keys...)
 	}
+}
+
+// MigrateKeys moves keys of an open slot. It blocks both nodes, for at most 5000 ms.
+func (s *Server) MigrateKeys(to *Server, keys ...any) {
+	s.t.Helper()
+	s.Do(append([]any{"migrate", host, to.port, "", 0, 5000, "replace", "keys"}, keys...)...)
 }
 
 // owners returns the address of each slot's master, or "", as the node tells clients.
