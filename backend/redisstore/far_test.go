@@ -85,11 +85,7 @@ var farClients = map[string]func(t *testing.T, trip time.Duration) redis.Univers
 			proxy.Delay(trip)
 			proxies = append(proxies, proxy)
 		}
-		return cluster.Client(func(o *redis.ClusterOptions) {
-			o.MaxRetries, o.DialerRetries, o.ContextTimeoutEnabled = -1, 1, true
-			o.DialTimeout, o.ReadTimeout = 500*time.Millisecond, 200*time.Millisecond
-			o.Dialer = away(trip, proxies...)
-		})
+		return cluster.Client(documentedCluster, func(o *redis.ClusterOptions) { o.Dialer = away(trip, proxies...) })
 	},
 }
 

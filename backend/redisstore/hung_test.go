@@ -24,24 +24,6 @@ const recovery = 5 * time.Second
 // as long as a call to the others may take: more than a busy machine stands still.
 const less = 1800 * time.Millisecond
 
-// sickCluster is six nodes, of which one is to hang.
-type sickCluster struct {
-	*redistest.Cluster
-	sick *redistest.Server // the master of the key "sick"
-}
-
-// newSickCluster starts a cluster in which one master's slots without a master are
-// no reason for the others not to serve, as the package's comment asks for.
-func newSickCluster(t *testing.T) sickCluster {
-	t.Helper()
-	c := redistest.StartCluster(t, 3, 1)
-	for _, node := range c.Nodes {
-		require.NoError(t, node.Client().ConfigSet(t.Context(), "cluster-require-full-coverage", "no").Err())
-	}
-	announceReplicas(t, c)
-	return sickCluster{c, c.NodeOf("sick")}
-}
-
 // announceReplicas returns when all nodes tell clients of the replicas. Without a write, a
 // node would do that only after its first ping to its replica, ten seconds later.
 func announceReplicas(t *testing.T, c *redistest.Cluster) {
@@ -60,24 +42,19 @@ func announceReplicas(t *testing.T, c *redistest.Cluster) {
 	}
 }
 
-// keys returns n keys of the hung master, or of the others.
-func (c sickCluster) keys(sick bool, n int) (list []string) {
-	for i := 0; len(list) < n; i++ {
-		if key := fmt.Sprint("k", i); (c.NodeOf(key) == c.sick) == sick {
-			list = append(list, key)
-		}
-	}
-	return list
-}
-
 // TestHungMaster stops the process of a master, under calls through a store and through
 // limiters: its keys are served again soon after the election, and nobody else notices. Each
 // has a client of its own, with the documented options, by which go-redis learns of the new
 // master soon; but it waits longer for a reply, because a busy machine may stand still for
 // longer than the documented 200 ms.
 func TestHungMaster(t *testing.T) {
-	c := newSickCluster(t)
-	ill, fine := c.keys(true, 1)[0], c.keys(false, 1)[0]
+	c := redistest.StartCluster(t, 3, 1)
+	for _, node := range c.Nodes { // as the package's comment asks for
+		require.NoError(t, node.Client().ConfigSet(t.Context(), "cluster-require-full-coverage", "no").Err())
+	}
+	announceReplicas(t, c)
+	master := c.Nodes[0]
+	ill, fine := keysIn(c, c.SlotsOf(master), "k", 1)[0], keysIn(c, c.SlotsOf(c.Nodes[1]), "k", 1)[0]
 	var sick, well []func(key string) error
 	for _, door := range []string{"store", "batches", "direct"} {
 		store := redisstore.New(c.Client(documentedCluster, func(o *redis.ClusterOptions) { o.DialTimeout, o.ReadTimeout = less, less }))
@@ -92,10 +69,10 @@ func TestHungMaster(t *testing.T) {
 		serve(sick[i], ill)
 		serve(well[i], fine)
 	}
-	c.sick.Pause()
-	defer c.sick.Resume()
+	master.Pause()
+	defer master.Resume()
 	hung := time.Now()
-	for c.NodeOf("sick") == nil || c.NodeOf("sick") == c.sick {
+	for c.NodeOf(ill) == nil || c.NodeOf(ill) == master {
 		require.Less(t, time.Since(hung), 30*time.Second)
 		for i := range sick {
 			_ = sick[i](ill)
