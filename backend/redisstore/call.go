@@ -274,11 +274,10 @@ func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
 	}
 }
 
-// read sends a check to a replica, if there are any, for at most half of the caller's time:
+// read sends a check to one of the replicas, if there are any, for at most half of the caller's time:
 // a replica that hangs leaves time for the primary. It returns nil without a reply.
 func (s *Store) read(ctx context.Context, r request) []int64 {
-	n := uint32(len(s.readers))
-	if n == 0 || r.script != checkScript {
+	if len(s.readers) == 0 || r.script != checkScript {
 		return nil
 	}
 	half := time.Second
@@ -287,7 +286,7 @@ func (s *Store) read(ctx context.Context, r request) []int64 {
 	}
 	ctx, cancel := context.WithTimeout(ctx, half)
 	defer cancel()
-	reply, err := s.newCall(ctx, r).await(s.readers[s.nextRead.Add(1)%n])
+	reply, err := s.newCall(ctx, r).await(s.readers[mathrand.IntN(len(s.readers))])
 	if err != nil {
 		return nil
 	}

@@ -33,7 +33,7 @@ var errExpired = fmt.Errorf("%w: %w", context.DeadlineExceeded, errLate)
 // fault is a kind of failure and what it means.
 type fault struct {
 	class   backend.Class    // what the command may have done
-	says    []string         // the first words of the server's text
+	says    []string         // the first words of the server's text, after "ERR " if that is the first
 	is      func(error) bool // or a test of the error
 	keyOnly bool             // it concerns the key or its slot: the server serves other keys
 	reload  bool             // another node of a cluster may serve
@@ -50,10 +50,10 @@ var faults = []fault{
 	{class: backend.Unavailable, says: []string{"CLUSTERDOWN Hash slot not served", "MOVED", "ASK"}, reload: true, keyOnly: true},
 	{class: backend.Unavailable, says: []string{"LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY"}, reload: true},
 	{class: backend.Unavailable, says: []string{"TRYAGAIN"}, keyOnly: true},
-	{class: backend.Unavailable, says: []string{"NOREPLICAS", "ERR max number of clients", "BUSY", "NOSCRIPT"}},
+	{class: backend.Unavailable, says: []string{"NOREPLICAS", "max number of clients", "BUSY", "NOSCRIPT"}},
 
 	// A key has expired in the middle of a script, while its slot is moving.
-	{class: backend.Unknown, says: []string{"ERR Script attempted to access a non local key"}, keyOnly: true},
+	{class: backend.Unknown, says: []string{"Script attempted to access a non local key"}, keyOnly: true},
 
 	// Surely not applied, and an operator must act. The scripts read and check all before
 	// they write, a full server refuses before that, and a window opens last. If the user
@@ -74,12 +74,8 @@ var faults = []fault{
 // faultOf returns the first row that matches. A call that was never written surely was
 // not carried out.
 func faultOf(err error) fault {
-	said := ""
-	if server, ok := errors.AsType[redis.Error](err); ok {
-		said = server.Error()
-	}
 	i := slices.IndexFunc(faults, func(f fault) bool {
-		return f.is != nil && f.is(err) || slices.ContainsFunc(f.says, func(words string) bool { return begins(said, words) })
+		return f.is != nil && f.is(err) || slices.ContainsFunc(f.says, func(words string) bool { return redis.HasErrorPrefix(err, words) })
 	})
 	f := faults[i]
 	if _, ok := errors.AsType[unsent](err); ok && f.class == backend.Unknown {
@@ -108,12 +104,6 @@ func (s *Store) reading(op string, err error) error {
 type unsent struct{ error }
 
 func (u unsent) Unwrap() error { return u.error }
-
-// begins reports whether the text begins with these whole words.
-func begins(text, words string) bool {
-	rest, ok := strings.CutPrefix(text, words)
-	return ok && (rest == "" || rest[0] == ' ')
-}
 
 func isAny(target error) func(error) bool {
 	return func(err error) bool { return errors.Is(err, target) }

@@ -37,7 +37,6 @@ import (
 	"cmp"
 	"context"
 	"strings"
-	"sync/atomic"
 	"time"
 	"unicode"
 
@@ -58,9 +57,8 @@ type Store struct {
 	err      error // a fault of the set-up
 
 	route
-	readers  []*group // to replicas
-	nextRead atomic.Uint32
-	clock    serverClock
+	readers []*group // to replicas
+	clock   serverClock
 
 	calls      inflight.Counter // also those whose callers have left
 	closeOwned func() error     // closes the clients that Open made; nil = there are none
