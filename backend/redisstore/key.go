@@ -18,6 +18,7 @@ func keysOf(prefix, key string) [3]string {
 // they are, so that other programs can write them easily.
 func escape(key string) string {
 	var b strings.Builder
+	b.Grow(len(key))
 	for i := range len(key) {
 		switch c := key[i]; {
 		case c <= ' ', c == 0x7f, c == '{', c == '}', c == '%':
