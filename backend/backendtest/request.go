@@ -106,10 +106,9 @@ func testFaultyCalls(t testing.TB, b *bench) {
 		_, err = b.store.Reset(ctx, backend.ResetRequest{Key: b.key, Limit: limit10, End: end, Next: next})
 		refused(t, "reset", err, backend.ErrTokens)
 	}
-	const most = backend.MaxTokens
 	for _, r := range []backend.SettleRequest{
-		{Window: 1, Limit: 1}, {Tokens: 1, Limit: 1}, {Window: 1, Tokens: 1}, {Window: -1, Tokens: 1, Limit: 1}, {Window: 1, Tokens: 1, Limit: most + 1},
-		{Window: 1, Tokens: most + 1, Limit: 1}, {Window: 1, Tokens: -most - 1, Limit: 1}, {Window: 1, Tokens: math.MinInt64, Limit: 1},
+		{Window: 1, Limit: 1}, {Tokens: 1, Limit: 1}, {Window: 1, Tokens: 1}, {Window: -1, Tokens: 1, Limit: 1}, {Window: 1, Tokens: 1, Limit: backend.MaxTokens + 1},
+		{Window: 1, Tokens: backend.MaxTokens + 1, Limit: 1}, {Window: 1, Tokens: -backend.MaxTokens - 1, Limit: 1}, {Window: 1, Tokens: math.MinInt64, Limit: 1},
 	} {
 		r.Key = b.key
 		_, err := b.store.Settle(ctx, r)
