@@ -19,7 +19,6 @@ import (
 var (
 	part  = flag.String("fleet", "all", "simulate `part` of the table: bars, sizes or all")
 	among = flag.String("rules", "direct,fixed,ladder,adaptive", "simulate these `rules`")
-	seed  = flag.Uint64("seed", 1, "`seed` of all randomness")
 	dir   = flag.String("results", "", "write fleet.txt and fleet.svg into `dir`")
 )
 

@@ -10,6 +10,8 @@
 //
 //	go test -tags=fleet -run=TestFleet -fleet=bars -rules=adaptive
 //
+// TestEveryday has smaller limits, and asks how true refusals are.
+//
 // A row covers several windows from the very first, which is cold. Requests count to the
 // window in their Result. Stranded is what all processes hold by the store's ledger when a
 // caller gets the first refusal of a window, without grants in transit. Waited counts
@@ -70,16 +72,7 @@ const oneWay = 500 * time.Microsecond // half of a call, to which the lane adds 
 // run simulates one fleet on a virtual clock. An error means that the model itself is
 // unsound.
 func (s scenario) run(r rule, seed uint64) (outcome, error) {
-	travel := func(process int, now time.Duration, back bool) time.Duration {
-		if back {
-			return lane(process).next(now+oneWay, reply) - now
-		}
-		return lane(process).next(now+oneWay, reach) - now
-	}
-	replay := &sim.Replay{
-		Traffic: s.traffic(seed), Policy: sim.Policy{Option: r.option(s.limit)}, Store: memstore.New(),
-		Setting: sim.Setting{Limit: s.limit, Virtual: true, Seed: seed, Travel: travel},
-	}
+	replay := replayOf(s.traffic(seed), s.limit, r.option(s.limit), oneWay, seed)
 	total, err := replay.Run(context.Background())
 	windows := slices.DeleteFunc(total.Windows, func(w *sim.Window) bool { return w.Requests == 0 })
 	switch {
@@ -91,6 +84,21 @@ func (s scenario) run(r rule, seed uint64) (outcome, error) {
 		return outcome{}, errors.New("the traffic ended before the windows did")
 	}
 	return s.outcome(windows), nil
+}
+
+// replayOf returns a replay of t on the virtual clock, over a new memstore that is oneWay
+// away.
+func replayOf(t sim.Traffic, l reservoir.Limit, o reservoir.Option, oneWay time.Duration, seed uint64) *sim.Replay {
+	travel := func(process int, now time.Duration, back bool) time.Duration {
+		if back {
+			return lane(process).next(now+oneWay, reply) - now
+		}
+		return lane(process).next(now+oneWay, reach) - now
+	}
+	return &sim.Replay{
+		Traffic: t, Policy: sim.Policy{Option: o}, Store: memstore.New(),
+		Setting: sim.Setting{Limit: l, Virtual: true, Seed: seed, Travel: travel},
+	}
 }
 
 // traffic returns somewhat more than the windows take, because each window opens at a

@@ -26,6 +26,8 @@ type book struct {
 	granted int64              // tokens of these calls
 	latency Latency
 	failure error // the first
+
+	answered func(q Request, r reservoir.Result, took time.Duration) // see Replay
 }
 
 const parts = 50 // of the timeline
@@ -86,6 +88,9 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 		b.sum.Errors++
 		b.failure = cmp.Or(b.failure, err)
 		return
+	}
+	if b.answered != nil {
+		b.answered(q, r, took)
 	}
 	p := b.window(b.Keys[q.Key], backend.Window(r.Reset.UnixMilli()))
 	if p.Requests++; p.Requests == 1 {

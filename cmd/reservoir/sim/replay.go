@@ -44,6 +44,10 @@ type Replay struct {
 	Policy Policy
 	Store  backend.Store
 
+	// Answered, if set, sees each request's answer and how long that took, in the order of
+	// the answers. Its calls do not overlap.
+	Answered func(q Request, r reservoir.Result, took time.Duration)
+
 	limiters []*reservoir.Limiter
 	book     *book
 	begin    time.Time
@@ -70,6 +74,7 @@ func (r *Replay) Run(ctx context.Context) (o Outcome, err error) {
 
 func (r *Replay) run(ctx context.Context) (Outcome, error) {
 	r.book = newBook(r.Traffic, r.Limit.Tokens)
+	r.book.answered = r.Answered
 	for i := range r.Processes {
 		l, err := reservoir.New(r.way(i), r.Limit, r.Policy.Option, reservoir.WithMaxKeys(max(1<<20, len(r.Keys))))
 		if err != nil {

@@ -1,0 +1,118 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/internal/testnet"
+)
+
+// scene is what came of a limit: the tokens spent at the first refusal or, in a storm, at
+// its end; and those spent in all while demand went on.
+type scene struct{ first, admitted int64 }
+
+func (s scene) String() string { return fmt.Sprintf("%d, then %d", s.first, s.admitted) }
+
+func printScenes(t *testing.T) {
+	fmt.Println("Spent at the first refusal, then in all, by one client after others, with pauses of 0, 1 ms, 100 ms between these:")
+	for _, v := range []struct {
+		processes, each int
+		tokens          int64
+	}{{4, 8, 60}, {20, 10, 300}} {
+		fmt.Printf("  %d at each of %d processes, then one at the last, limit %d a minute:", v.each, v.processes-1, v.tokens)
+		for _, pause := range []time.Duration{0, time.Millisecond, 100 * time.Millisecond} {
+			fmt.Printf("  %v", visit(t, v.processes, v.each, v.tokens, pause))
+		}
+		fmt.Println()
+	}
+	fmt.Println("Admitted of a storm of 720 on a cold key of 100 an hour at 3 processes, then with those of the next second, five times:")
+	for _, also := range [][]int64{nil, {100}, {150}, {10_000}} {
+		fmt.Printf("  in a group with limits of %v:", also)
+		for range 5 {
+			fmt.Printf("  %v", storm(t, also...))
+		}
+		fmt.Println()
+	}
+}
+
+// visit has each process but the last get some requests at once, and then one client at the
+// last, which asks every 50 ms for 20 s.
+func visit(t *testing.T, processes, each int, tokens int64, pause time.Duration) scene {
+	t.Helper()
+	traffic := sim.Traffic{Tokens: 1, Keys: []string{"shared"}, Processes: processes, Length: 30 * time.Second}
+	at := time.Duration(0)
+	ask := func(process int, after time.Duration) {
+		at = lane(process).next(at+after+1, request)
+		traffic.Requests = append(traffic.Requests, sim.Request{At: at, Process: int32(process)})
+	}
+	for i := range processes - 1 {
+		for range each {
+			ask(i, 0)
+		}
+		at += pause
+	}
+	for range 400 {
+		ask(processes-1, 50*time.Millisecond)
+	}
+	_, windows := play(t, traffic, reservoir.Limit{Tokens: tokens, Window: time.Minute}, adaptively, *seed)
+	require.Len(t, windows, 1)
+	for _, answers := range windows {
+		w := truthOf(answers, tokens)
+		return scene{w.first, w.spent}
+	}
+	return scene{}
+}
+
+// storm has 720 requests come at once to groups at three processes, and 99 more within the
+// next second. The groups have a limit of 100 an hour, and others as large as also says. No
+// process knows a window yet.
+func storm(t *testing.T, also ...int64) (s scene) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		net, groups := testnet.Far(apart), []*reservoir.Group(nil)
+		var keys []string
+		for i := range 3 {
+			var limiters []*reservoir.Limiter
+			keys = nil
+			for j, tokens := range append([]int64{100}, also...) {
+				keys = append(keys, fmt.Sprint("key-", j))
+				l, err := reservoir.New(net.Port(i, 0), reservoir.Limit{Tokens: tokens, Window: time.Hour})
+				require.NoError(t, err)
+				t.Cleanup(func() { _ = l.Close(context.Background()) })
+				limiters = append(limiters, l)
+			}
+			groups = append(groups, reservoir.NewGroup(limiters...))
+		}
+		var admitted atomic.Int64
+		ask := func(each int) {
+			var asking sync.WaitGroup
+			for _, g := range groups {
+				for range each {
+					asking.Go(func() {
+						if r, err := g.Allow(context.Background(), keys...); err == nil && r.Allowed {
+							admitted.Add(1)
+						}
+					})
+				}
+			}
+			asking.Wait()
+		}
+		ask(240)
+		s.first = admitted.Load()
+		for range 11 {
+			time.Sleep(90 * time.Millisecond)
+			ask(3)
+		}
+		s.admitted = admitted.Load()
+	})
+	return s
+}
