@@ -10,6 +10,11 @@ import (
 
 // Result is the answer to one request. All of its fields come from the same reading of
 // the same window. A Result that comes with an error means nothing.
+//
+// A Result that was charged refers to its key in memory, to be settled. So it keeps the
+// Limiter from being collected, also after Close, and reflection on it, as by
+// [reflect.DeepEqual] or a dump, reads what other goroutines write. Compare its fields, and
+// keep only a Result that is still to be settled.
 type Result struct {
 	// Allowed says that the tokens were charged, and the request may go on.
 	Allowed bool

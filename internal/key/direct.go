@@ -22,9 +22,9 @@ const LengthTries = 3
 // the key.
 func (e *Env) Outside(name string, limit backend.Limit, n int64, stay bool) (*Key, Verdict) {
 	at := &node{Key: strings.Clone(name), Hash: e.Table.HashOf(name)}
-	e.init(at, limit)
+	e.init(at, e.Caller.Shard(e.Stored(name)), limit)
 	k := &at.State
-	if k.enter(retired); n <= limit.Tokens && k.shard.Open() {
+	if k.enter(phaseRetired); n <= limit.Tokens && k.shard.Open() {
 		return k, k.policyOutside(n, stay, k.shard.OpenError())
 	}
 	e.Counts.Waited.Add(1)
@@ -72,7 +72,7 @@ func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Ve
 		case err != nil && ended:
 			v.Err = err
 			return unchanged
-		case err != nil && k.phase == retired: // no account would record what the policy admits
+		case err != nil && k.phase == phaseRetired: // no account would record what the policy admits
 			v = k.policyOutside(t.Req.Tokens, t.stay, err)
 			return unchanged
 		case err != nil:
@@ -133,12 +133,12 @@ func (t *Take) book(r backend.TakeReply, now int64) (Answer, effect) {
 		}
 		counts.Direct.Add(n)
 		counts.Extra.Add(k.node.Hash, n-1)
-	case k.phase == retired:
+	case k.phase == phaseRetired:
 		if !t.stay {
 			counts.Denied.Add(1)
 		}
 	default:
-		k.denied.Add(1)
+		k.refusals.Add(1)
 		if current && now >= k.deniedUntil && t.Req.Limit.Tokens >= k.terms.Load().Tokens { // the limit was not raised since
 			k.deny(w, now)
 		} else if !current && w.Alive(now) {
@@ -179,7 +179,7 @@ func (k *Key) Reset(s backend.State, limit backend.Limit, sent int64, was *lease
 	k.event(func(now int64) effect {
 		w := k.lease.Load()
 		switch {
-		case k.phase == retired || w != nil && w.Window == s.Window:
+		case k.phase == phaseRetired || w != nil && w.Window == s.Window:
 			return unchanged
 		case w != was: // another reply was faster: ask the store which window is open
 			k.allow()

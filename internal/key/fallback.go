@@ -231,7 +231,7 @@ func (k *Key) policy(n int64, stay bool, now int64, err error) (v Verdict, decid
 			k.use.charge = 0 // at once
 		}
 	} else {
-		k.denied.Add(1)
+		k.refusals.Add(1)
 		a.Shadowed, a.RetryAfter = limit.Shadow, RetryAfter(time.Duration(f.end-now), f.length)
 	}
 	a.Remaining = max(min(left, limit.Tokens-f.admitted), 0)

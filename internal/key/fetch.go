@@ -9,6 +9,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/lease"
 	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/slots"
 )
 
 // Fetch is a statement to the store, from its order to the reply. The limiter sends it, and
@@ -22,7 +23,7 @@ type Fetch struct {
 	k       *Key
 	last    uint64      // sequence number of the last caller that it was sized for
 	ordered int64       // time of the order, before its goroutine was scheduled
-	slot    *line       // whose slot it has; nil if it needs none
+	slot    *lane       // whose slot it has; nil if it needs none
 	late    *time.Timer // frees the slot if the call does not end in time
 }
 
@@ -134,12 +135,12 @@ func (f *Fetch) relimit(now int64) {
 // key's limit, and returns the error of that.
 func (f *Fetch) Begin() error {
 	if f.k.env.Varies() {
-		f.bound(unused)
+		f.bound(slots.Unused)
 		if _, err := f.k.AskLimit(f); err != nil { // it may block or panic
 			return err
 		}
 	}
-	f.bound(failed)
+	f.bound(slots.Failed)
 	return nil
 }
 
@@ -160,7 +161,7 @@ func (f *Fetch) End(c Trip, reply backend.SyncReply, err error) (_ error, receiv
 		switch {
 		case err != nil:
 			received = f.failed(now, err) > 0
-		case k.phase == retired:
+		case k.phase == phaseRetired:
 			k.env.Counts.Move(account.Moved{Taken: reply.Grant, Expired: reply.Grant})
 		case reply.Conflict && !k.adopts(reply.State, reply.Clients, c.Sent):
 			err = ErrConflict
@@ -225,8 +226,8 @@ func (f *Fetch) apply(r backend.SyncReply, sent, now int64) {
 	k := f.k
 	k.env.Counts.Reasserted.Add(r.Reasserted)
 	if f.Req.Leaving && !r.Conflict {
-		if k.replyLost = false; k.phase == leaving {
-			k.enter(left)
+		if k.replyLost = false; k.phase == phaseLeaving {
+			k.enter(phaseLeft)
 		}
 	}
 	if u := k.use; u != nil {
@@ -251,16 +252,16 @@ func (f *Fetch) apply(r backend.SyncReply, sent, now int64) {
 		k.use.charge = k.chargeAt(w, now)
 	}
 	k.clients = max(k.reported, k.clients)
-	denied := f.denied(r, w)
+	denied := f.showsDenial(r, w)
 	w.Apply(r.State, sent, now)
 	k.queue.reserved += w.Reserve() + r.Grant
 	f.forecast(r, w, denied, now)
 }
 
-// denied reports whether r shows that the store has too little for some caller: it has
+// showsDenial reports whether r shows that the store has too little for some caller: it has
 // nothing, too little for the first one that f was made for, or no more than when a caller
 // was refused. The reading is newer than the denial, unless the limit was raised since.
-func (f *Fetch) denied(r backend.SyncReply, w *lease.Lease) bool {
+func (f *Fetch) showsDenial(r backend.SyncReply, w *lease.Lease) bool {
 	k := f.k
 	none := r.Remaining == 0 || r.Grant < f.Req.Least || k.deniedUntil != 0 && r.Remaining <= w.Remaining()
 	return none && f.Req.Limit.Tokens >= k.terms.Load().Tokens
@@ -303,7 +304,7 @@ func (f *Fetch) book(w *lease.Lease, r backend.SyncReply, sent, now int64) *leas
 }
 
 // forecast derives from a reply what to expect of the rest of the window.
-func (f *Fetch) forecast(r backend.SyncReply, w *lease.Lease, isDenied bool, now int64) {
+func (f *Fetch) forecast(r backend.SyncReply, w *lease.Lease, denied bool, now int64) {
 	k, limit := f.k, f.k.terms.Load().Limit
 	if r.Lasted > 0 {
 		k.usage()
@@ -311,7 +312,7 @@ func (f *Fetch) forecast(r backend.SyncReply, w *lease.Lease, isDenied bool, now
 	k.use.demand().Forecast(limit, r.State, r.Lasted)
 	k.short = demand.Short(limit, r.State)
 	k.allow()
-	if isDenied {
+	if denied {
 		k.deny(w, now)
 	} else {
 		k.use.demand().Exhausted(0)
@@ -319,7 +320,7 @@ func (f *Fetch) forecast(r backend.SyncReply, w *lease.Lease, isDenied bool, now
 	// If the store grants only what is needed, the limit is too small for batches.
 	small := r.Learning || f.Req.Want > f.Req.Need && r.Grant <= f.Req.Need
 	reorder := int64(-1)
-	if s := k.situation(now); s.ahead() && !small && !isDenied && w.Remaining() > 0 {
+	if s := k.situation(now); s.ahead() && !small && !denied && w.Remaining() > 0 {
 		reorder = s.reorder()
 	}
 	// The batch may be smaller than what is used during the next fetch. The hot path

@@ -27,7 +27,7 @@ func (k *Key) needsLast(now int64) bool {
 // hasLeft reports whether the key, which is idle, is needed no more.
 func (k *Key) hasLeft(now int64) bool {
 	holds := k.lease.Load().Alive(now) && (k.held() > 0 || k.account.Outstanding()) || k.fallback.waiting() > 0
-	return k.idle() && k.queue == nil && !holds && !(k.phase == leaving && k.needsLast(now))
+	return k.idle() && k.queue == nil && !holds && !(k.phase == phaseLeaving && k.needsLast(now))
 }
 
 // Retire ends the key; with ifLeft, only if it has left. Tokens that it still holds have
@@ -39,7 +39,7 @@ func (k *Key) Retire(ifLeft bool) {
 	e.Counts.Read(func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if k.phase == retired || ifLeft && !k.hasLeft(e.Clock.Now()) {
+		if k.phase == phaseRetired || ifLeft && !k.hasLeft(e.Clock.Now()) {
 			return
 		}
 		if k.use != nil {
@@ -49,8 +49,8 @@ func (k *Key) Retire(ifLeft bool) {
 		e.Counts.overdraw(k.fallback.dropPending())
 		k.lease.Store(nil)
 		e.Counts.Spent.Add(k.account.Balance())
-		e.Counts.Denied.Add(k.denied.Load())
-		k.enter(retired)
+		e.Counts.Denied.Add(k.refusals.Load())
+		k.enter(phaseRetired)
 		e.Table.Delete(k.node)
 	})
 }
@@ -64,7 +64,7 @@ func (k *Key) Visit() {
 	var leaves bool
 	k.event(func(now int64) effect {
 		was := k.mark
-		if k.mark = k.fingerprint(); k.mark != was || k.phase == retired || k.queue != nil || k.node.Tag == k.env.Epoch.Load() || k.fallback.neededBy(k, now) {
+		if k.mark = k.fingerprint(); k.mark != was || k.phase == phaseRetired || k.queue != nil || k.node.Tag == k.env.Epoch.Load() || k.fallback.neededBy(k, now) {
 			return unchanged
 		}
 		k.leave(now)
@@ -78,7 +78,7 @@ func (k *Key) Visit() {
 
 // fingerprint changes whenever the key is used.
 func (k *Key) fingerprint() uint64 {
-	mark := uint64(k.denied.Load())*0x9e3779b97f4a7c15 + uint64(k.spent())*0xbf58476d1ce4e5b9
+	mark := uint64(k.refusals.Load())*0x9e3779b97f4a7c15 + uint64(k.spent())*0xbf58476d1ce4e5b9
 	if w := k.lease.Load(); w != nil {
 		mark += uint64(w.Window) * 0x94d049bb133111eb
 	}
@@ -95,7 +95,7 @@ func (k *Key) LastFetch(first bool) *Fetch {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := k.env.Clock.Now()
-	if k.phase == retired || k.queue.inFlight() { // in flight only if the time for Close ended before it
+	if k.phase == phaseRetired || k.queue.inFlight() { // in flight only if the time for Close ended before it
 		return nil
 	}
 	if first || !k.idle() {

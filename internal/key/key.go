@@ -22,18 +22,19 @@ import (
 	"github.com/go-reservoir/reservoir/internal/next"
 )
 
-// Key is one key. Exported methods are safe for concurrent use, and take the lock if they
-// need it; all others are parts of an event and need it.
+// Key is one key. Exported methods are safe for concurrent use. These, event and update, and
+// what a caller does on its way through the line (decide, await, giveUp, cancel) take the lock
+// if they need it; all other methods are parts of an event and need it.
 //
 // A limiter may have a million keys, most of them seen once, so fields that only some keys
 // need (queue, use, fallback) are pointers, nil until then.
 type Key struct {
 	// The fields that the hot path reads come first, in one cache line.
-	lease  atomic.Pointer[lease.Lease]
-	env    *Env
-	terms  atomic.Pointer[Terms] // the limit, which may change
-	denied atomic.Int64          // requests refused
-	node   *node
+	lease    atomic.Pointer[lease.Lease]
+	env      *Env
+	terms    atomic.Pointer[Terms] // the limit, which may change
+	refusals atomic.Int64          // requests refused
+	node     *node
 
 	shard *Shard
 
@@ -63,22 +64,22 @@ type node = keytable.Node[Key]
 type phase uint8
 
 const (
-	cold    phase = iota // no window is known
-	open                 // stock may be spent until the lease's deadline
-	denied               // the store has too little for some caller, until deniedUntil
-	leaving              // idle: what it holds goes back, and a last statement that says so is due
-	left                 // idle, and no last statement is due any more
-	retired              // forgotten, or closed: look the key up again
+	phaseCold    phase = iota // no window is known
+	phaseOpen                 // stock may be spent until the lease's deadline
+	phaseDenied               // the store has too little for some caller, until deniedUntil
+	phaseLeaving              // idle: what it holds goes back, and a last statement that says so is due
+	phaseLeft                 // idle, and no last statement is due any more
+	phaseRetired              // forgotten, or closed: look the key up again
 )
 
 // enter is the only place where a key changes its phase.
 func (k *Key) enter(p phase) {
-	invariant.That(k.phase != retired || p == retired, "from retired to phase %d", p)
+	invariant.That(k.phase != phaseRetired || p == phaseRetired, "from retired to phase %d", p)
 	k.phase = p
 }
 
 // idle reports whether the key is to be forgotten, unless a caller comes.
-func (k *Key) idle() bool { return k.phase >= leaving }
+func (k *Key) idle() bool { return k.phase >= phaseLeaving }
 
 // inWindow records what is known of the key's window, unless the key is idle.
 func (k *Key) inWindow(p phase) {
@@ -90,13 +91,13 @@ func (k *Key) inWindow(p phase) {
 // comeBack keeps the key in memory, because a caller has come.
 func (k *Key) comeBack() {
 	switch {
-	case k.phase != leaving && k.phase != left:
+	case k.phase != phaseLeaving && k.phase != phaseLeft:
 	case k.lease.Load() == nil:
-		k.enter(cold)
+		k.enter(phaseCold)
 	case k.deniedUntil != 0:
-		k.enter(denied)
+		k.enter(phaseDenied)
 	default:
-		k.enter(open)
+		k.enter(phaseOpen)
 	}
 }
 
@@ -104,24 +105,24 @@ func (k *Key) comeBack() {
 func (k *Key) leave(now int64) {
 	k.lease.Load().CancelOrder()
 	if k.needsLast(now) {
-		k.enter(leaving)
+		k.enter(phaseLeaving)
 	} else {
-		k.enter(left)
+		k.enter(phaseLeft)
 	}
 }
 
 // allow ends a denial: the store may have more.
 func (k *Key) allow() {
-	if k.deniedUntil = 0; k.phase == denied {
-		k.enter(open)
+	if k.deniedUntil = 0; k.phase == phaseDenied {
+		k.enter(phaseOpen)
 	}
 }
 
-// init makes the key of node n. No earlier state of the key has the node's Tag, which
-// names the account in the store.
-func (e *Env) init(n *node, limit backend.Limit) {
+// init makes the key of node n, on that shard. No earlier state of the key has the node's
+// Tag, which names the account in the store.
+func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
 	k := &n.State
-	k.env, k.node, k.shard = e, n, e.Caller.Shard(e.Stored(n.Key))
+	k.env, k.node, k.shard = e, n, s
 	n.Tag = e.Epoch.Load()
 	k.terms.Store(&e.terms)
 	if limit != e.Limit { // or a calendar's window has another length
@@ -131,7 +132,8 @@ func (e *Env) init(n *node, limit backend.Limit) {
 
 // Make returns the key, which it makes if it is not in memory, or nil if there is no room.
 func (e *Env) Make(name string, limit backend.Limit) *Key {
-	n := e.Table.GetOrMake(name, func(n *node) { e.init(n, limit) })
+	s := e.Caller.Shard(e.Stored(name)) // without the table's lock
+	n := e.Table.GetOrMake(name, func(n *node) { e.init(n, s, limit) })
 	if n == nil {
 		return nil
 	}
@@ -176,12 +178,12 @@ func (k *Key) Figures() (f Figures, ok bool) {
 	k.event(func(now int64) effect {
 		w := k.lease.Load()
 		f = Figures{
-			Spent: k.spent(), Denied: k.denied.Load(), Held: k.held(), Returning: k.account.Unconfirmed(), Owed: k.owed(), Exhausted: k.deniedUntil != 0,
+			Spent: k.spent(), Denied: k.refusals.Load(), Held: k.held(), Returning: k.account.Unconfirmed(), Owed: k.owed(), Exhausted: k.deniedUntil != 0,
 		}
 		if w.Alive(now) {
 			f.Window = w.Window
 		}
-		ok = k.phase != retired
+		ok = k.phase != phaseRetired
 		return unchanged
 	})
 	return f, ok
@@ -200,7 +202,7 @@ func (k *Key) Lease() *lease.Lease { return k.lease.Load() }
 func (k *Key) Terms() *Terms { return k.terms.Load() }
 
 // Refused counts a request that was refused from memory.
-func (k *Key) Refused() { k.denied.Add(1) }
+func (k *Key) Refused() { k.refusals.Add(1) }
 
 // Used records a request for n tokens that was served.
 func (k *Key) Used(n int64) {
@@ -215,7 +217,7 @@ func (k *Key) OrderIfLow(w *lease.Lease, left int64) {
 		return
 	}
 	k.event(func(int64) effect {
-		if k.lease.Load() != w || k.phase == retired {
+		if k.lease.Load() != w || k.phase == phaseRetired {
 			return unchanged
 		}
 		k.comeBack()
@@ -240,7 +242,7 @@ func (k *Key) event(change func(now int64) effect) {
 
 // update is the part of an event under the lock. slot is that of a key whose turn to call
 // has come; otherwise nil.
-func (k *Key) update(change func(now int64) effect, slot *line) *Fetch {
+func (k *Key) update(change func(now int64) effect, slot *lane) *Fetch {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := k.env.Clock.Now() // read under the lock, because served callers must be in time now
@@ -254,7 +256,7 @@ func (k *Key) update(change func(now int64) effect, slot *line) *Fetch {
 
 // advance ends every event: it serves the line, asks package next what to do, and orders
 // that fetch or sets the timer for the next look.
-func (k *Key) advance(now, probe int64, slot *line) (f *Fetch) {
+func (k *Key) advance(now, probe int64, slot *lane) (f *Fetch) {
 	if k.terms.Load().plan != Counted { // tokens at hand go back, and nobody is served or refused from them
 		k.allow()
 		w := k.lease.Load()
@@ -282,7 +284,7 @@ func (k *Key) advance(now, probe int64, slot *line) (f *Fetch) {
 		f.slot = slot
 	}
 	k.publish(w)
-	if at != next.Never && k.phase != retired {
+	if at != next.Never && k.phase != phaseRetired {
 		k.usage().arm(now, at)
 	}
 	if k.queue != nil && k.queue.fetch == nil && k.queue.line.Empty() {
@@ -295,8 +297,8 @@ func (k *Key) advance(now, probe int64, slot *line) (f *Fetch) {
 // check asserts that the phase is what the parts say.
 func (k *Key) check() {
 	if invariant.Enabled && !k.idle() {
-		invariant.That((k.phase == cold) == (k.lease.Load() == nil), "phase %d, lease %v", k.phase, k.lease.Load())
-		invariant.That((k.phase == denied) == (k.deniedUntil != 0), "phase %d, denied until %d", k.phase, k.deniedUntil)
+		invariant.That((k.phase == phaseCold) == (k.lease.Load() == nil), "phase %d, lease %v", k.phase, k.lease.Load())
+		invariant.That((k.phase == phaseDenied) == (k.deniedUntil != 0), "phase %d, denied until %d", k.phase, k.deniedUntil)
 	}
 }
 
@@ -328,9 +330,9 @@ const (
 func (k *Key) facts(now, probe int64) next.Facts {
 	w, line := k.lease.Load(), k.queue.callers()
 	f := next.Facts{
-		Now: now, Retired: k.phase == retired || k.env.Closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: k.queue.inFlight(),
+		Now: now, Retired: k.phase == phaseRetired || k.env.Closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: k.queue.inFlight(),
 		Active: line.Active(), Passing: line.Passing(), Parked: line.Parked(),
-		Denied: k.deniedUntil, Probe: probe > 0, Alive: w.Alive(now), Unconfirmed: k.phase == leaving,
+		Denied: k.deniedUntil, Probe: probe > 0, Alive: w.Alive(now), Unconfirmed: k.phase == phaseLeaving,
 	}
 	if f.Open {
 		f.Ask = max(k.shard.NextProbe(), now) + int64(Slack)
@@ -362,7 +364,7 @@ func (k *Key) facts(now, probe int64) next.Facts {
 	}
 	window := k.terms.Load().Window
 	f.Regular = k.env.ahead() && u.Regular(window)
-	f.Used = u.UsedIn(k.spent(), k.denied.Load())
+	f.Used = u.UsedIn(k.spent(), k.refusals.Load())
 	// Callers that come between the two bounds of the window's end would wait. If some are
 	// likely, read the end once more when it is near.
 	at, gap := w.LatestEnd()-int64(window)/refreshPart, time.Duration(w.LatestEnd()-w.Deadline())
@@ -416,14 +418,14 @@ func (k *Key) enterWindow(window backend.Window, spent, now int64) *lease.Lease 
 	if u := k.use; u != nil {
 		length := k.terms.Load().Window
 		u.Observe(length, now, spent, k.largest.take())
-		u.opened(length, spent, k.denied.Load())
+		u.opened(length, spent, k.refusals.Load())
 	}
 	var w *lease.Lease
 	if window == 0 {
-		k.inWindow(cold)
+		k.inWindow(phaseCold)
 	} else {
 		w = lease.New(window)
-		k.inWindow(open)
+		k.inWindow(phaseOpen)
 	}
 	k.lease.Store(w)
 	return w
@@ -450,7 +452,7 @@ func (k *Key) settleLater(held int64) { k.env.Counts.Left.Add(k.account.Used(hel
 // read applies a reading that came without the account, and enters its window, of that
 // length.
 func (k *Key) read(s backend.State, length time.Duration, sent, now int64) {
-	if k.replace(k.terms.Load().opened(length)); k.phase == retired || s.Window == 0 {
+	if k.replace(k.terms.Load().opened(length)); k.phase == phaseRetired || s.Window == 0 {
 		return
 	}
 	w := k.lease.Load()

@@ -100,39 +100,39 @@ func TestPhases(t *testing.T) {
 		want  phase
 		short bool
 	}{
-		{"nothing has happened", func(*testing.T, *rig, *Key) {}, cold, false},
-		{"a request at the window's beginning, which tells no rate", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1) }, open, true},
-		{"few requests", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); time.Sleep(30 * time.Second); r.ask(t, k, 50) }, open, false},
+		{"nothing has happened", func(*testing.T, *rig, *Key) {}, phaseCold, false},
+		{"a request at the window's beginning, which tells no rate", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1) }, phaseOpen, true},
+		{"few requests", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); time.Sleep(30 * time.Second); r.ask(t, k, 50) }, phaseOpen, false},
 		{"most of the limit is used at once", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 500)
 			r.ask(t, k, 1)
 			time.Sleep(10 * time.Second)
 			r.ask(t, k, 50)
-		}, open, true},
-		{"others have the rest", func(t *testing.T, r *rig, k *Key) { r.other(t, 1000); assert.False(t, r.ask(t, k, 1).Allowed) }, denied, true},
+		}, phaseOpen, true},
+		{"others have the rest", func(t *testing.T, r *rig, k *Key) { r.other(t, 1000); assert.False(t, r.ask(t, k, 1).Allowed) }, phaseDenied, true},
 		{"a request for more than is left, though few come", func(t *testing.T, r *rig, k *Key) {
 			r.ask(t, k, 1)
 			time.Sleep(30 * time.Second)
 			r.ask(t, k, 50)
 			assert.False(t, r.ask(t, k, 1000).Allowed)
-		}, denied, false},
+		}, phaseDenied, false},
 		{"a denial, and a higher limit", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1000)
 			r.ask(t, k, 1)
 			k.Relimit(backend.Limit{Tokens: 2000, Window: time.Minute})
-		}, open, true},
+		}, phaseOpen, true},
 		{"a request after a denial's window", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1000)
 			r.ask(t, k, 1)
 			time.Sleep(time.Minute)
 			assert.True(t, r.ask(t, k, 1).Allowed)
-		}, open, true},
+		}, phaseOpen, true},
 		{"two visits without a request, and no answer", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1)
 			r.ask(t, k, 1)
 			r.away.Store(true)
 			r.forget(k)
-		}, leaving, true},
+		}, phaseLeaving, true},
 		{"the same, and a request", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1)
 			r.ask(t, k, 1)
@@ -140,13 +140,13 @@ func TestPhases(t *testing.T) {
 			r.forget(k)
 			r.away.Store(false)
 			assert.True(t, r.ask(t, k, 1).Allowed)
-		}, open, true},
+		}, phaseOpen, true},
 		{"two visits, and the answer", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1)
 			r.ask(t, k, 1)
 			r.forget(k)
-		}, retired, true},
-		{"its end", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); k.Retire(false) }, retired, true},
+		}, phaseRetired, true},
+		{"its end", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); k.Retire(false) }, phaseRetired, true},
 	} {
 		withKey(t, c.name, func(t *testing.T, r *rig, k *Key) {
 			c.after(t, r, k)
@@ -161,7 +161,7 @@ func TestPhases(t *testing.T) {
 // TestRetiredStaysRetired: no event makes more of a key that is retired.
 func TestRetiredStaysRetired(t *testing.T) {
 	if invariant.Enabled {
-		assert.Panics(t, func() { (&Key{phase: retired}).enter(open) })
+		assert.Panics(t, func() { (&Key{phase: phaseRetired}).enter(phaseOpen) })
 	}
 }
 

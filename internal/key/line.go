@@ -103,7 +103,7 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 		case k.env.Closed.Load():
 			v.Err = ErrClosed
 			return unchanged
-		case k.phase == retired:
+		case k.phase == phaseRetired:
 			v.Next = StartOver
 			return unchanged
 		case !present && k.old(n, now):
@@ -169,7 +169,7 @@ func (k *Key) fromMemory(n int64, stay bool, now int64) (a Answer, did effect, d
 		k.deniedUntil = now + int64(k.terms.Load().Window)/askTimes
 		did = effect{changed: true, probe: n}
 	}
-	k.denied.Add(1)
+	k.refusals.Add(1)
 	return k.refuse(w, now, Denied), did, true
 }
 
@@ -231,7 +231,7 @@ func (k *Key) cancel(w *waiter) {
 		}
 		k.env.Counts.Extra.Add(k.node.Hash, 1)
 		k.env.Counts.Refunded.Add(n)
-		if k.phase == retired || paid != k.lease.Load() { // when the key left the window, settleLater counted them
+		if k.phase == phaseRetired || paid != k.lease.Load() { // when the key left the window, settleLater counted them
 			TakeUpTo(&k.env.Counts.Left, n)
 			k.env.Counts.Expired.Add(n)
 			return unchanged
@@ -295,7 +295,7 @@ func (k *Key) outcome(c *waiter, w *lease.Lease, v waiters.Verdict, now int64) (
 		o.Answer, o.lease = k.admit(w, c.N, k.queue.reserved, Fetched), w
 		k.queue.unserved = 0
 	case waiters.Refuse:
-		k.denied.Add(1)
+		k.refusals.Add(1)
 		o.Answer = k.refuse(w, now, Fetched)
 		o.Answer.Remaining = min(o.Answer.Remaining+k.queue.reserved, o.Answer.Limit)
 		k.queue.unserved = 0
@@ -327,7 +327,7 @@ func (k *Key) deny(w *lease.Lease, now int64) {
 	if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
 		k.deniedUntil = now + int64(turn*float64(time.Second))
 	}
-	k.inWindow(denied)
+	k.inWindow(phaseDenied)
 	if u.recheck <= now {
 		u.recheck = now + int64(window)/askTimes
 	}

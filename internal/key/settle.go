@@ -29,7 +29,7 @@ func (k *Key) Refund(c Charge, n int64) {
 	k.event(func(now int64) (did effect) {
 		w := k.lease.Load()
 		switch {
-		case k.phase == retired:
+		case k.phase == phaseRetired:
 			return unchanged
 		case c.Fallback:
 			did, ok = k.refundFallback(c, n)
@@ -79,7 +79,7 @@ func (k *Key) Overrun(c Charge, n int64) (forgotten bool) {
 		}
 	}
 	k.event(func(now int64) effect {
-		if forgotten = k.phase == retired; forgotten {
+		if forgotten = k.phase == phaseRetired; forgotten {
 			return unchanged
 		}
 		if k.fallback.pends(c) {

@@ -25,7 +25,7 @@ type Shard struct {
 	Name string
 
 	env    *Env
-	lines  [next.Classes]line // of keys that want calls which no request waits for
+	lanes  [next.Classes]lane // of keys that want calls which no request waits for
 	outage atomic.Pointer[outageError]
 
 	mu           sync.Mutex
@@ -45,34 +45,28 @@ const (
 func (e *Env) NewShard(name string) *Shard {
 	s := &Shard{Name: name, env: e}
 	for class := range next.Classes {
-		l := &s.lines[class]
+		l := &s.lanes[class]
 		l.shard, l.class = s, class
 		l.Init(1, CallsAtOnce)
 	}
-	s.lines[next.Callers].Init(callersAtOnce, callersAtOnce)
+	s.lanes[next.Callers].Init(callersAtOnce, callersAtOnce)
 	return s
 }
 
-// line has the slots for the calls of one class to one shard, and the keys that wait for one.
-type line struct {
+// lane has the slots for the calls of one class to one shard, and the keys that wait for one.
+type lane struct {
 	slots.Slots[*Key]
 	shard *Shard
 	class next.Class
 }
 
-// The ways in which a call ends, for a slot.
-const (
-	unused = slots.Unused
-	failed = slots.Failed
-)
-
 // takeSlot takes the slot that a call of that class needs now, unless slot is one already.
 // If none is free, or the circuit is open, the key stands in line, and takeSlot reports false.
-func (k *Key) takeSlot(slot **line, class next.Class, open bool) bool {
+func (k *Key) takeSlot(slot **lane, class next.Class, open bool) bool {
 	if !open && (*slot != nil || class == next.AtOnce) {
 		return true
 	}
-	l := &k.shard.lines[class]
+	l := &k.shard.lanes[class]
 	if !open && l.Take() {
 		*slot = l
 		return true
@@ -85,7 +79,7 @@ func (k *Key) takeSlot(slot **line, class next.Class, open bool) bool {
 
 // leaveLine records that the key has left a line, perhaps that of a shard where it was
 // before.
-func (k *Key) leaveLine(l *line) {
+func (k *Key) leaveLine(l *lane) {
 	if k.shard == l.shard {
 		k.inLine &^= 1 << l.class
 	}
@@ -94,7 +88,7 @@ func (k *Key) leaveLine(l *line) {
 
 // goOn gives free slots to the keys in line. A key whose turn has come may need no call any
 // more.
-func (l *line) goOn() {
+func (l *lane) goOn() {
 	for !l.shard.Open() {
 		k, ok := l.Next()
 		if !ok {
@@ -104,7 +98,7 @@ func (l *line) goOn() {
 		if f != nil {
 			go k.env.Caller.Send(f)
 		} else {
-			l.Free(unused, 0)
+			l.Free(slots.Unused, 0)
 		}
 	}
 }
@@ -114,18 +108,18 @@ func (f *Fetch) freeSlot(c Trip, err error) {
 	if f.late == nil || !f.late.Stop() {
 		return
 	}
-	how := unused
+	how := slots.Unused
 	switch o := OutcomeOf(err); {
 	case !c.Made:
 	case o == breaker.Answered:
 		how = slots.Answered
 	case o == breaker.Failed:
-		how = failed
+		how = slots.Failed
 	}
 	f.slot.free(how, c.Duration)
 }
 
-func (l *line) free(how slots.Outcome, took time.Duration) {
+func (l *lane) free(how slots.Outcome, took time.Duration) {
 	l.Free(how, took)
 	l.goOn()
 }
@@ -143,12 +137,12 @@ func (f *Fetch) bound(how slots.Outcome) {
 // LineUp lets all keys in the lines stand in line anew, if they still need to: while the
 // circuit is open, some are forgotten, and some move to another shard.
 func (s *Shard) LineUp() {
-	for class := range s.lines {
-		l := &s.lines[class]
+	for class := range s.lanes {
+		l := &s.lanes[class]
 		for _, k := range l.Clear() {
 			k.event(func(int64) effect {
 				k.leaveLine(l)
-				return effect{changed: k.phase != retired}
+				return effect{changed: k.phase != phaseRetired}
 			})
 		}
 	}
@@ -162,16 +156,16 @@ func (s *Shard) Resume() {
 	}
 	go func() {
 		defer s.env.Calls.End()
-		for class := range s.lines {
-			s.lines[class].goOn()
+		for class := range s.lanes {
+			s.lanes[class].goOn()
 		}
 	}()
 }
 
 // ready reports whether keys stand in line though slots are free.
 func (s *Shard) ready() bool {
-	for class := range s.lines {
-		if s.lines[class].Ready() {
+	for class := range s.lanes {
+		if s.lanes[class].Ready() {
 			return true
 		}
 	}

@@ -116,8 +116,8 @@ func (t Terms) opened(length time.Duration) Terms {
 	return t
 }
 
-// changed returns the terms when the limit is another one. An open window keeps its length.
-func (t Terms) changed(limit backend.Limit, w *lease.Lease, now int64) Terms {
+// with returns the terms when the limit is another one. An open window keeps its length.
+func (t Terms) with(limit backend.Limit, w *lease.Lease, now int64) Terms {
 	is := Terms{Limit: limit.At(wall(w, now)), since: t.since}
 	if is.Calendar != t.Calendar || is.Calendar.Period == 0 && is.Window != t.own() {
 		is.since = max(now, 1)
@@ -216,7 +216,7 @@ func (k *Key) relimit(limit backend.Limit, now int64) effect {
 		line.Since(0, func(c *waiter) { line.Notify(c, k.special(c, limit)) })
 		return changed
 	}
-	is := was.changed(limit, w, now)
+	is := was.with(limit, w, now)
 	if is == was {
 		return unchanged
 	}
@@ -240,7 +240,7 @@ func (k *Key) relimit(limit backend.Limit, now int64) effect {
 func (k *Key) special(c *waiter, limit backend.Limit) (o outcome) {
 	o.Answer, _ = k.env.Special(limit)
 	if !o.Answer.Allowed && (!c.Stays || limit.Shadow) {
-		k.denied.Add(1)
+		k.refusals.Add(1)
 	}
 	return o
 }
