@@ -175,45 +175,21 @@ func (g *Group) refusal(r GroupResult, cost costs, keys []string) (GroupResult, 
 // exceeded returns ErrExceedsLimit if the request asks for more of a limit than it has. If
 // the request was not refused, it need not find what a limit of WithLimits would find itself.
 func (g *Group) exceeded(cost costs, keys []string, refused bool) (limiter int, _ error) {
-	sums := g.sums(cost, keys)
 	for i, l := range g.limiters {
 		if cost.free(i) || !refused && !g.repeats && l.limits != nil {
 			continue
 		}
-		if err := l.has(keys[i], g.sum(i, cost, keys, sums), refused); err != nil {
+		if err := l.has(keys[i], g.sum(i, cost, keys), refused); err != nil {
 			return i, err
 		}
 	}
 	return 0, nil
 }
 
-// counter is a key of a limiter.
-type counter struct {
-	l   *Limiter
-	key string
-}
-
-// sums is what the request costs each counter. It is nil if sum does not need it.
-func (g *Group) sums(cost costs, keys []string) map[counter]int64 {
-	if !g.repeats || len(keys) <= fewLimits {
-		return nil
-	}
-	sums := make(map[counter]int64, len(keys))
-	for i, l := range g.limiters {
-		c := counter{l, keys[i]}
-		sums[c] = plus(sums[c], cost.of(i))
-	}
-	return sums
-}
-
-// sum is what the request costs the counter of limit i. Comparing all pairs of a few limits
-// is cheaper than a map.
-func (g *Group) sum(i int, cost costs, keys []string, sums map[counter]int64) (n int64) {
-	switch {
-	case !g.repeats:
+// sum is what the request costs the key of limit i, which may occur several times.
+func (g *Group) sum(i int, cost costs, keys []string) (n int64) {
+	if !g.repeats {
 		return cost.of(i)
-	case sums != nil:
-		return sums[counter{g.limiters[i], keys[i]}]
 	}
 	for j, l := range g.limiters {
 		if l == g.limiters[i] && keys[j] == keys[i] {
