@@ -163,23 +163,22 @@ func (c caller) Limit(key string) (Limit, error) { return c.l.ask(key) }
 func (c caller) Send(f *key.Fetch) {
 	l := c.l
 	defer l.env.Calls.End()
-	_ = l.send(f, func(call *storeCall) (backend.SyncReply, error) {
-		if err := f.Begin(); err != nil {
-			return backend.SyncReply{}, err
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), l.fetchTimeout)
-		defer cancel()
-		f.Req.Detached = true
-		return call.sync(ctx, f.Req)
-	})
+	f.Req.Detached = true
+	_ = l.send(context.Background(), f, f.Begin)
 }
 
-// send makes the call of f and applies its end.
-func (l *Limiter) send(f *key.Fetch, sync func(*storeCall) (backend.SyncReply, error)) (err error) {
+// send makes the call of f, unless begin fails, and applies its end.
+func (l *Limiter) send(ctx context.Context, f *key.Fetch, begin func() error) (err error) {
 	call := l.newCall(f.Shard, f.Req.Key, StoreCall{Op: "sync", Cause: string(f.Cause), Reason: f.Reason})
 	var reply backend.SyncReply
 	guard.Call(func() (err error) {
-		reply, err = sync(call)
+		if err = begin(); err != nil {
+			return err
+		}
+		bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
+		defer cancel()
+		call.short = soonerThan(ctx, l.fetchTimeout)
+		reply, err = call.sync(bounded, f.Req)
 		return err
 	}, func(failed error) {
 		call.trip.Duration = call.Duration
@@ -197,17 +196,11 @@ func (l *Limiter) send(f *key.Fetch, sync func(*storeCall) (backend.SyncReply, e
 // sendLast is send for the last statement of a key, which ends with ctx. It calls no
 // function of the user's but the store.
 func (l *Limiter) sendLast(ctx context.Context, f *key.Fetch) error {
-	return l.send(f, func(call *storeCall) (backend.SyncReply, error) {
-		switch {
-		case ctx.Err() != nil:
-			return backend.SyncReply{}, ctx.Err()
-		case f.Shard.Open():
-			return backend.SyncReply{}, f.Shard.OpenError()
+	return l.send(ctx, f, func() error {
+		if ctx.Err() == nil && f.Shard.Open() {
+			return f.Shard.OpenError()
 		}
-		bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
-		defer cancel()
-		call.short = soonerThan(ctx, l.fetchTimeout)
-		return call.sync(bounded, f.Req)
+		return ctx.Err()
 	})
 }
 
@@ -330,14 +323,14 @@ func (l *Limiter) undo(s *key.Shard, r backend.TakeRequest, w backend.Window) {
 	c.Spent.Add(r.Tokens)
 	c.Extra.Add(0, r.Tokens) // no request has used them
 	q := backend.SettleRequest{Key: r.Key, Window: w, Tokens: -r.Tokens, Limit: r.Limit.Tokens}
-	call := l.settling(s, q)
+	call, settle := l.settlement(s, q)
 	defer call.report()
 	call.caller.Store(gone)
 	ctx, cancel := context.WithTimeout(context.Background(), max(l.fetchTimeout, connectTime))
 	defer cancel()
 	var reply backend.SettleReply
 	err := call.do(ctx, func(ctx context.Context) (err error) {
-		reply, err = call.settle(ctx, q)
+		reply, err = settle(ctx)
 		return err
 	})
 	guard.Unheard(err)
@@ -353,30 +346,27 @@ func (l *Limiter) settleCall(ctx context.Context, q backend.SettleRequest) (repl
 		l.settled(q, reply, err)
 		return reply, l.failed(ctx, err)
 	}
-	call := l.settling(s, q)
+	call, settle := l.settlement(s, q)
 	err = guard.ErrGoexit // unless the store returns
 	defer func() {
 		if !call.abandoned() {
 			l.settled(q, reply, err)
 		}
 	}()
-	reply, err = detached(ctx, call, func(ctx context.Context) (backend.SettleReply, error) { return call.settle(ctx, q) },
-		func(reply backend.SettleReply, err error) { l.settled(q, reply, err) })
+	reply, err = detached(ctx, call, settle, func(reply backend.SettleReply, err error) { l.settled(q, reply, err) })
 	return reply, l.failed(ctx, err)
 }
 
-// settling returns a call for q.
-func (l *Limiter) settling(s *key.Shard, q backend.SettleRequest) *storeCall {
-	return l.newCall(s, q.Key, StoreCall{Op: "settle", Want: max(q.Tokens, -q.Tokens)})
-}
-
-// settle makes the settlement q.
-func (s *storeCall) settle(ctx context.Context, q backend.SettleRequest) (backend.SettleReply, error) {
-	reply, err := s.l.store.Settle(ctx, q)
-	if reply.Open {
-		s.Granted = s.Want
+// settlement returns a call for q, and what makes it.
+func (l *Limiter) settlement(s *key.Shard, q backend.SettleRequest) (*storeCall, func(context.Context) (backend.SettleReply, error)) {
+	call := l.newCall(s, q.Key, StoreCall{Op: "settle", Want: max(q.Tokens, -q.Tokens)})
+	return call, func(ctx context.Context) (backend.SettleReply, error) {
+		reply, err := l.store.Settle(ctx, q)
+		if reply.Open {
+			call.Granted = call.Want
+		}
+		return reply, err
 	}
-	return reply, err
 }
 
 // settled counts the tokens of q by the end of its call. What was used and is surely not
