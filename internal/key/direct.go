@@ -25,7 +25,7 @@ func (e *Env) Outside(name string, limit backend.Limit, n int64, stay bool) (*Ke
 	e.init(at, e.Caller.Shard(e.Stored(name)), limit)
 	k := &at.State
 	if k.enter(phaseRetired); n <= limit.Tokens && k.shard.Open() {
-		return k, k.policyOutside(n, stay, k.shard.OpenError())
+		return k, k.policyOrError(n, stay, e.Clock.Now(), k.shard.OpenError())
 	}
 	e.Counts.Waited.Add(1)
 	return k, Verdict{Next: Call}
@@ -72,11 +72,8 @@ func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Ve
 		case err != nil && ended:
 			v.Err = err
 			return unchanged
-		case err != nil && k.phase == phaseRetired: // no account would record what the policy admits
-			v = k.policyOutside(t.Req.Tokens, t.stay, err)
-			return unchanged
 		case err != nil:
-			v, _ = k.policy(t.Req.Tokens, false, now, err)
+			v = k.policyOrError(t.Req.Tokens, t.stay, now, err)
 			return changed
 		case r.Conflict && k.adopts(r.State, 1, sent):
 			k.read(r.State, r.Length, sent, now)

@@ -129,7 +129,8 @@ func (k *Key) openWindow(now int64) *lease.Lease {
 }
 
 // admit records n tokens that the policy admits for k now, and returns the window that they
-// count in. Where neither a reading nor the calendar names one, they are overdrawn.
+// count in. Where neither a reading nor the calendar names one, or k is retired and so no
+// account records debt, they are overdrawn.
 func (f *fallback) admit(k *Key, n, now int64) backend.Window {
 	f.admitted = min(f.admitted+n, backend.MaxTokens) // FailOpen has no bound
 	window := f.window
@@ -137,7 +138,7 @@ func (f *fallback) admit(k *Key, n, now int64) backend.Window {
 	if w != nil {
 		window = w.Window
 	}
-	if w == nil && k.terms.Load().Calendar.Period == 0 {
+	if k.phase == phaseRetired || w == nil && k.terms.Load().Calendar.Period == 0 {
 		k.env.Counts.overdraw(n)
 		return window
 	}
@@ -239,34 +240,24 @@ func (k *Key) policy(n int64, stay bool, now int64, err error) (v Verdict, decid
 }
 
 // budget returns what was admitted without the store in the window at now, nil with
-// FailClosed, and how many tokens the failure policy still admits there.
+// FailClosed, and how many tokens the failure policy still admits there. A key that is not
+// kept in memory cannot count its share.
 func (k *Key) budget(now int64) (f *fallback, left int64) {
 	policy := k.env.Fallback
-	if policy.Mode == FailClosed {
+	if policy.Mode == FailClosed || policy.Mode == FailLocal && k.phase == phaseRetired {
 		return nil, 0
 	}
 	f = k.fallbackAt(now)
 	return f, policy.budget(k.terms.Load().Tokens) - f.admitted
 }
 
-// policyOutside is policy for a key that has no room in memory, or was forgotten. No account
-// can record as debt what FailOpen admits.
-func (k *Key) policyOutside(n int64, stay bool, err error) Verdict {
-	c := &k.env.Counts
-	if _, ok := errors.AsType[*backend.Error](err); !ok {
-		return Verdict{Err: err}
+// policyOrError is policy for a caller that is not in line, and asks again after an error.
+func (k *Key) policyOrError(n int64, stay bool, now int64, err error) Verdict {
+	v, decided := k.policy(n, stay, now, err)
+	if !decided {
+		v.Err = err
 	}
-	if k.env.Fallback.Mode != FailOpen {
-		if !stay || !Outage(err) { // otherwise the caller asks again
-			c.Failed.Add(1)
-		}
-		return Verdict{Err: err}
-	}
-	limit := k.terms.Load().Limit
-	c.Fallbacks.Add(1)
-	c.AdmittedByPolicy.Add(1)
-	c.overdraw(n)
-	return Verdict{Answer: Answer{Allowed: true, Limit: limit.Tokens, Reset: limit.Ends(time.Now()), Source: Fallback, Charged: n}}
+	return v
 }
 
 // answer answers the callers in line up to last by the failure policy, and returns how many
