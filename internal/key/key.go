@@ -133,27 +133,20 @@ func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
 // Make returns the key, which it makes if it is not in memory, or nil if there is no room.
 func (e *Env) Make(name string, limit backend.Limit) *Key {
 	s := e.Caller.Shard(e.Stored(name)) // without the table's lock
-	n := e.Table.GetOrMake(name, func(n *node) { e.init(n, s, limit) })
+	return keyOf(e.Table.GetOrMake(name, func(n *node) { e.init(n, s, limit) }))
+}
+
+// Find returns the key if it is in memory, or nil.
+func (e *Env) Find(name string) *Key { return keyOf(e.Table.Find(name)) }
+
+// Get is Find without a lock. Rarely it misses a key that has just come.
+func (e *Env) Get(name string) *Key { return keyOf(e.Table.Get(name)) }
+
+func keyOf(n *node) *Key {
 	if n == nil {
 		return nil
 	}
 	return &n.State
-}
-
-// Find returns the key if it is in memory, or nil.
-func (e *Env) Find(name string) *Key {
-	if n := e.Table.Find(name); n != nil {
-		return &n.State
-	}
-	return nil
-}
-
-// Get is Find without a lock. Rarely it misses a key that has just come.
-func (e *Env) Get(name string) *Key {
-	if n := e.Table.Get(name); n != nil {
-		return &n.State
-	}
-	return nil
 }
 
 // All calls yield with every key in memory, and holds no lock meanwhile.
