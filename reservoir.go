@@ -431,7 +431,8 @@ func (l *Limiter) settleDirect(ctx context.Context, r *Result, n int64) error {
 	}
 	if time.Until(r.Reset) <= 0 {
 		if q.Window = 0; n > 0 && k != nil {
-			q.Window = k.OpenWindow()
+			figures, _ := k.Figures()
+			q.Window = figures.Window
 		}
 	}
 	if q.Window == 0 {

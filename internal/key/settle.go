@@ -120,14 +120,6 @@ func (k *Key) chargeAt(w *lease.Lease, now int64) int64 {
 	return min(now+int64(k.terms.Load().Window)/chargePart, inTime)
 }
 
-// OpenWindow is the window whose stock may be spent now, or 0.
-func (k *Key) OpenWindow() backend.Window {
-	if w := k.lease.Load(); w.Alive(k.env.Clock.Now()) {
-		return w.Window
-	}
-	return 0
-}
-
 // GivenBack records that n tokens of window went back to the store by a call, because
 // callers may wait for them.
 func (k *Key) GivenBack(window backend.Window, n int64) {
