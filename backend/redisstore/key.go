@@ -10,22 +10,27 @@ import (
 // slot of a Redis Cluster, and no two limits have a Redis key in common.
 func keysOf(prefix, key string) [3]string {
 	tag := prefix + "{" + escape(key) + "}"
-	return [3]string{tag, tag + ":exp", tag + ":own"}
+	all, n := tag+":exp"+tag+":own", len(tag) // one allocation, because every call makes them
+	return [3]string{all[:n], all[:n+len(":exp")], all[n+len(":exp"):]}
 }
 
 // escape writes key with %XX for each byte that could break a hash tag or a line. It also
 // escapes the percent sign, so that different keys stay different. Ordinary keys stay as
 // they are, so that other programs can write them easily.
 func escape(key string) string {
+	if strings.IndexFunc(key, breaks) < 0 {
+		return key
+	}
 	var b strings.Builder
-	b.Grow(len(key))
 	for i := range len(key) {
-		switch c := key[i]; {
-		case c <= ' ', c == 0x7f, c == '{', c == '}', c == '%':
+		if c := key[i]; breaks(rune(c)) {
 			fmt.Fprintf(&b, "%%%02X", c)
-		default:
+		} else {
 			b.WriteByte(c)
 		}
 	}
 	return b.String()
 }
+
+// breaks reports whether a character could break a hash tag or a line; all such are ASCII.
+func breaks(c rune) bool { return c <= ' ' || c == 0x7f || c == '{' || c == '}' || c == '%' }
