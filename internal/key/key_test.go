@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/invariant"
 )
@@ -168,9 +169,11 @@ func TestRetiredStaysRetired(t *testing.T) {
 // TestIdleDenial: an idle key is exhausted still, and when a caller comes, refuses others
 // without the lock.
 func TestIdleDenial(t *testing.T) {
+	defer chance.Seed(1)() // the denial lasts longer than the test
 	withKey(t, "", func(t *testing.T, r *rig, k *Key) {
 		r.other(t, 1000)
 		require.False(t, r.ask(t, k, 1).Allowed)
+		synctest.Wait() // the event ends after its answer
 		require.True(t, k.Lease().Denies(1, r.env.Clock.Now()))
 		r.away.Store(true)
 		r.forget(k)
