@@ -329,7 +329,9 @@ func TestSteady(t *testing.T) {
 	server, model := redistest.Start(t), serveModel(t, standIn{words: words})
 	var all []gated
 	for range 4 {
-		all = append(all, gateOn(t, server, model, within))
+		all = append(all, gateOn(t, server, model, func(limits *[3]int64, _ *int64) {
+			*limits = [3]int64{1_000_000, 1_000_000_000, 1_000_000_000_000}
+		}))
 	}
 	for range rounds {
 		var wg sync.WaitGroup
