@@ -38,8 +38,9 @@ redis: ## Install redis-server, if it is missing and that is possible.
 cc:
 	@.ci/need cc gcc libc6-dev
 
-# Packages that take longest begin first, so that none of them runs alone at the end.
-SLOWEST := $(addprefix github.com/go-reservoir/reservoir/,backend/redisstore test/torture)
+# The package that takes longest begins first, so that it does not run alone at the end. What
+# is torn apart on purpose comes last, when little else wants the processor.
+SLOWEST := github.com/go-reservoir/reservoir/backend/redisstore
 
 # Go runs a test again if something has changed that it depends on. SHUFFLE=-shuffle=on runs
 # all tests, each package's in random order. By default each process under the race detector
@@ -49,6 +50,7 @@ SLOWEST := $(addprefix github.com/go-reservoir/reservoir/,backend/redisstore tes
 # cluster takes nodes that wait for a processor for dead.
 .PHONY: test
 test: redis cc ## Run all tests of all modules, with the race detector. SHUFFLE=-shuffle=on also if nothing has changed.
+	go build -race $(PACKAGES) # not beside tests whose servers must not wait
 	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -vet=off $(SHUFFLE) -p=$$(nproc) -timeout=$(TIMEOUT) $(SLOWEST) $(PACKAGES)
 
 .PHONY: bench
