@@ -199,8 +199,8 @@ func untilRefused(t *testing.T, all []*reservoir.Limiter, limit reservoir.Limit,
 	return unspent
 }
 
-// A prefetch that fails is made again before the stock is gone, and not by the next
-// caller who finds none.
+// A prefetch that fails is made again before the stock is gone, and not by a caller who
+// finds no stock.
 func TestFailedPrefetchIsTriedAgain(t *testing.T) {
 	for _, n := range []int64{1, 3} {
 		for name, opt := range map[string]reservoir.Option{
@@ -1506,7 +1506,7 @@ func TestIdleExcessIsGivenBack(t *testing.T) {
 			idle, _, spent := share(t, limit, window/6, window/tokens)
 			assert.Positive(t, idle.Stats().GiveBacks)
 			assert.Positive(t, idle.Stats().Returned)
-			assert.LessOrEqual(t, idle.Stats().Held, int64(tokens/100), "but for what may be stranded")
+			assert.LessOrEqual(t, idle.Stats().Held, int64(tokens/100), "except what may be stranded")
 			assert.GreaterOrEqual(t, spent, int64(tokens*97/100), "and others have spent it")
 
 			idle, busy, _ := share(t, limit, window/2, 10*window/tokens)

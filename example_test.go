@@ -172,7 +172,8 @@ func ExampleLimiter_Stats() {
 	// Output: true 1000 true
 }
 
-// Reset helps a user who was limited by mistake. Keys shows the keys of this process.
+// Reset gives a user who was limited by mistake a fresh window. Keys lists the keys in
+// memory.
 func ExampleLimiter_Reset() {
 	ctx := context.Background()
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(100), reservoir.WithBatch(reservoir.Fixed(1)))

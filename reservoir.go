@@ -309,7 +309,7 @@ func longer(ctx context.Context, wait time.Duration) time.Duration {
 // pause sleeps for d, or until closed is closed. It returns ErrDeadline at once if the
 // deadline of ctx comes before that.
 func pause(ctx context.Context, d time.Duration, closed <-chan struct{}) error {
-	if t, ok := ctx.Deadline(); ok && time.Until(t) < d {
+	if soonerThan(ctx, d) {
 		return ErrDeadline
 	}
 	t := time.NewTimer(d)
@@ -394,8 +394,8 @@ func (l *Limiter) Refund(ctx context.Context, r Result) error {
 //
 // Settle each r once. If r is settled twice, it counts twice: it may give back tokens that
 // another request uses, but no more than requests have used. Settle returns [ErrTokens] if
-// used is negative, and [ErrResult] if r is of another Limiter or was never charged. For a request
-// that passed without a charge, because it was Shadowed or its limit is [Unlimited], it
+// used is negative, and [ErrResult] if r is of another Limiter or was never charged. For a
+// request that passed without a charge, because it was Shadowed or its limit is [Unlimited], it
 // does nothing. Call Settle before Close, because afterwards it returns [ErrClosed], unused
 // tokens expire, and others are Overdrawn.
 func (l *Limiter) Settle(ctx context.Context, r Result, used int64) error {

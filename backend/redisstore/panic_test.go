@@ -115,12 +115,14 @@ func TestHookPanicsUnheard(t *testing.T) {
 	s := redisstore.New(client)
 	require.NoError(t, takeWithin(s, "k", 10*time.Second))
 	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan struct{})
 	hook.set(func() {
 		leave()
-		time.Sleep(20 * time.Millisecond) // until the caller has left
+		<-left
 		panic("a hook's bug")
 	})
 	_, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: millions, Tokens: 1})
+	close(left)
 	require.ErrorIs(t, err, context.Canceled)
 	assert.Contains(t, <-lines, "panic: a hook's bug")
 	require.NoError(t, s.Close())

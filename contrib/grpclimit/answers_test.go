@@ -32,16 +32,6 @@ func (a away) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, err
 	return backend.SyncReply{}, a.err
 }
 
-// prompt is a store that settles for nobody who has left.
-type prompt struct{ backend.Store }
-
-func (p prompt) Settle(ctx context.Context, q backend.SettleRequest) (backend.SettleReply, error) {
-	if err := ctx.Err(); err != nil {
-		return backend.SettleReply{}, &backend.Error{Op: "settle", Class: backend.Unavailable, Err: err}
-	}
-	return p.Store.Settle(ctx, q)
-}
-
 // HTTP and gRPC give the same answers about the same limiter, and show the same numbers. The
 // errors of the store are shown to nobody.
 func TestAnswersOverHTTPAndGRPC(t *testing.T) {

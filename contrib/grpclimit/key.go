@@ -25,9 +25,9 @@ type Call struct {
 // should be a status. Calls with the same key share one limit. If clients can choose the
 // key freely, it limits none of them. The keys of this package begin with their kind
 // ("user:", "addr:", ...), so that no client can use up a limit of another kind by choosing
-// its name; those of users, addresses and metadata are the same as package httplimit's. A
-// KeyFunc of one's own may join several: each peer in each method, for example. A KeyFunc
-// must be safe for concurrent use.
+// its name; those of users, addresses and metadata are the same as package httplimit's. Your
+// own KeyFunc may join several, such as the address and the method. It must be safe for
+// concurrent use.
 type KeyFunc func(ctx context.Context, c Call) (string, error)
 
 // ByMethod gives each method a limit of its own, for all clients together:

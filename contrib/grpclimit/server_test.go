@@ -154,7 +154,7 @@ func TestRefund(t *testing.T) {
 // The caller's context has ended by the time that a handler returns; what it has
 // paid goes back all the same.
 func TestRefundAfterTheCallerIsGone(t *testing.T) {
-	l := over(t, prompt{memstore.New()}, 10, reservoir.WithDirect())
+	l := over(t, memstore.New(), 10, reservoir.WithDirect())
 	intercept := grpclimit.Server{Limiter: l, Key: one, Refund: grpclimit.Codes(codes.Canceled)}.Unary()
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := intercept(ctx, nil, &grpc.UnaryServerInfo{}, func(ctx context.Context, _ any) (any, error) {

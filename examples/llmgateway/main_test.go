@@ -62,8 +62,8 @@ func completion(most int) string {
 	return fmt.Sprintf(`{"model":"large","stream":true,"max_completion_tokens":%d,"messages":[{"role":"user","content":"sing"}]}`, most)
 }
 
-// The program accepts the command lines in README.md, serves a completion by the model that
-// stands in, and stops when it is told.
+// The program accepts the command lines in README.md, serves a completion by its built-in
+// model, and stops when its context ends.
 func TestProgram(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)

@@ -18,8 +18,8 @@ import (
 const LengthTries = 3
 
 // Outside returns a key that no other caller finds, for one that has no room in memory, and
-// what to do for a request: it counts as forgotten, so it keeps no account. It copies the name, because a Result keeps
-// the key.
+// what to do for a request: it counts as forgotten, so it keeps no account. It copies the
+// name, because a Result keeps the key.
 func (e *Env) Outside(name string, limit backend.Limit, n int64, stay bool) (*Key, Verdict) {
 	at := &node{Key: strings.Clone(name), Hash: e.Table.HashOf(name)}
 	e.init(at, e.Caller.Shard(e.Stored(name)), limit)
@@ -53,10 +53,11 @@ func (k *Key) Take(n int64, stay bool) (t Take, v Verdict) {
 	v.Next = Call
 	t = Take{k: k, stay: stay, Req: backend.TakeRequest{Key: k.env.Stored(k.node.Key), Tokens: n}}
 	k.event(func(now int64) effect {
-		if k.terms.Load().plan != Counted {
+		terms := k.terms.Load()
+		if terms.plan != Counted {
 			v.Next = Special
 		}
-		t.Req.Limit, t.Req.OpenLength, t.Req.End, t.Req.Next = k.terms.Load().openings(k.lease.Load(), now)
+		t.Req.Limit, t.Req.OpenLength, t.Req.End, t.Req.Next = terms.openings(k.lease.Load(), now)
 		return unchanged
 	})
 	return t, v

@@ -31,9 +31,8 @@ func (k *Key) hasLeft(now int64) bool {
 }
 
 // Retire ends the key; with ifLeft, only if it has left. Tokens that it still holds have
-// expired, and its counts become the limiter's. Who reads all counts must see them move
-// at once. Otherwise a count would seem to go back, which a metrics system takes for a
-// restart.
+// expired, and its counts become the limiter's. Counts.Read makes that one step for a reader
+// of all counts: a count that seems to go back is taken for a restart by a metrics system.
 func (k *Key) Retire(ifLeft bool) {
 	e := k.env
 	e.Counts.Read(func() {
