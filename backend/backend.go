@@ -7,6 +7,14 @@
 // the tokens that it grants in one window never exceed the limit, even if clients
 // retry, repeat a statement, send it late, or die.
 //
+// A limiter may hold tokens that it does not use. The ledger knows about how many: for each
+// client what it stated as Idle, and what was granted beyond its Need since. If a statement wants
+// tokens and the key has too few, while others hold more than a hundredth of the limit
+// idle (or any, after the first time in a window), the store calls them: a [Listener] sends
+// them messages, they return what they do not need, and the client asks again. The first
+// client that finds neither tokens nor anybody to call makes the store tell all others that
+// the limit is used up.
+//
 // Package memstore is a store in the process, redisstore one in Redis, Sentinel or Cluster,
 // and sharding spreads keys over several stores. All pass the suite in backendtest, which
 // can test other stores as well.
@@ -127,6 +135,12 @@ type SyncRequest struct {
 	// count it until it asks again.
 	Leaving bool
 
+	// Idle is how many tokens of Window the client holds that nobody there waits for; -1 =
+	// it gets no messages ([Listener]), so that its idle tokens cannot be recalled. Then
+	// the store grants it no more than Need, because what it holds beyond that would be
+	// lost to others.
+	Idle int64
+
 	// Strand is how many tokens of the limit may lie unspent in all clients together.
 	// It makes grants large while the window is full and smaller as it runs out, in
 	// proportion to what each client has used. If Strand is negative, the store grants
@@ -169,6 +183,13 @@ type SyncReply struct {
 	Carried    bool          // tokens that the client held in another window, still open elsewhere, now belong to Window
 	Total      int64         // granted in Window to all clients and returned by them, cumulative; it never shrinks while the store keeps its data
 	Learning   bool          // the store has recently lost data, and grants little more than is needed
+
+	// Idle is at most how many tokens of Window lie idle in other clients, by their last
+	// statements and what they were granted since. Called is how many clients were called to return
+	// theirs, by this statement or min(T/20, 1 s) ago at most, and have not stated since. If a
+	// statement gets less than it needs and both are 0, the limit is used up.
+	Idle   int64
+	Called int64
 }
 
 // TakeRequest asks for Tokens, all or none.

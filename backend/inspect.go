@@ -18,6 +18,7 @@ type Contents struct {
 	Window  Window
 	Left    time.Duration // until Window ends, by the store's clock
 	Used    int64         // tokens charged, ledger and direct calls together
+	Idle    int64         // the sum of the clients'
 	Clients []Account     // of the open window, by name
 }
 
@@ -27,4 +28,5 @@ type Account struct {
 	Client   string
 	Granted  int64
 	Returned int64
+	Idle     int64 // at most so many lie idle there; see SyncReply
 }

@@ -71,4 +71,5 @@ redis.call('HINCRBY', KEYS[3], 'era', 1)
 redis.call('PEXPIREAT', KEYS[3], gone)
 redis.call('SET', KEYS[2], stop % 1000 == 0 and stop / 1000 or string.format('%.3f', stop / 1000), 'PXAT', stop + 1000 + opened)
 redis.call('SET', KEYS[1], 0, 'PXAT', gone)
+redis.pcall('PUBLISH', string.match(KEYS[1], '^[^{]*') .. 'reservoir:', string.format('4 %.0f 0 %s', before, KEYS[1]))  -- to all: see sync
 return { 0, now, stop, limit, opened ~= length and opened or 0 }

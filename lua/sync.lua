@@ -4,22 +4,28 @@
 --       2 {k}:exp  the end of the window, Unix seconds; also its id. It expires a length later than the others,
 --                  so that it shows the length of the window
 --       3 {k}:own  hash: w = "window clients total" or "window clients total learn unattributed exhausted", the last with
---                  a 1 after it if a reset opened the window: any other window is void. And one field per
+--                  a 1 after it if a reset opened the window: any other window is void. After it "+idle" or
+--                  "+idle at out repeated told". And one field per
 --                  client: "granted", "granted returned" or "granted returned debt", cumulative, with a ~ before it
---                  if the client has left, and "@era" after it. era = a number that each new window
+--                  if the client has left, and after it "+idle", or "+" if it was called to return what is idle and has not
+--                  stated since, and "@era". era = a number that each new window
 --                  of the ledger increases; 0 and "@0" are not written. Fields of another era are void: they stay until
 --                  they are overwritten or deleted, a few at a time.
 --                  window: its end, Unix ms; clients: those that have not left; total: tokens granted to all
 --                  clients and returned by them, and their debt, never less; learn: learning until, Unix ms; unattributed:
 --                  tokens charged that a client may claim whose grant is not in the ledger;
---                  exhausted: when the limit was first used up, Unix ms
+--                  exhausted: when the limit was first used up, Unix ms; idle: tokens that clients hold and do
+--                  not need, at most, and in w their sum; at: when clients were called last, Unix ms; out: clients that were
+--                  called and have not stated since; repeated: how often these were called again; told: 1 = all were told
+--                  that the limit is used up, or when some were told that tokens are back, Unix ms
 -- ARGV  1 client        name of its field
 --       2 limit         tokens per window
 --       3 length        of a window, ms
 --       4 want          tokens; 0 = only state the account
 --       5 need          tokens of want that callers wait for
 --       6 least         tokens that the first of them needs: with less, nothing new is granted
---       7 strand        tokens of the limit that may lie idle in all clients; negative = grant want as it is
+--       7 strand        tokens of the limit that may lie idle in all clients; -1 = grant want as it is; -2 = grant no more
+--                       than need, because the client gets no messages
 --    then, unless all of these are 0:
 --       8 peers         clients in the last reply; 0 = unknown
 --       9 pace          tokens that the client would use in a whole window at its present rate
@@ -33,16 +39,19 @@
 --      17 total         of the window in the last reply; 0 = unknown
 --      18 used          tokens charged at that time, less those that this statement is the first to return
 --      19 open          length of that window, ms, if the limit has another since; else 0
+--      20 idle          tokens of that window that it holds and that nobody there waits for
 --    then:
 --      -2 not after     Unix us; later than this do nothing; 0 = whenever
 --      -1 now           Unix us; empty = the server's clock
--- Reply { flags (1 late, 2 carried, 4 learning, 16 conflict: nothing was done because of the length), now us, window ms (0 = none open), remaining,
+-- Reply { flags (1 late, 2 carried, 4 learning, 16 conflict: nothing was done because of the length, 32 the user may not PUBLISH), now us, window ms (0 = none open), remaining,
 --         length of the open window ms if it is not the limit's, else 0,
 --         grant, recovered, granted, returned, debt, clients, reasserted,
 --         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total,
---         tokens charged above the limit };
+--         tokens charged above the limit, tokens idle in other clients, clients called now or of late that have not stated since };
 --         it ends with the grant if that opened the window for a client that named none: granted and total
 --         are then the same number, clients is 1, and all else 0
+-- Messages, to the channel prefix .. "reservoir:" .. process, where prefix is all before the { of a key, and process is a
+-- client's name up to its last dot: "kind window limit {k}"; kind: 1 return what is idle, 2 the limit is used up, 3 tokens are back
 --
 -- Invariant: charged >= the sum over clients of granted - returned + debt, plus unattributed, and charged <= limit
 -- after any new grant. Totals make it idempotent: a repeated or late statement charges nothing twice.
@@ -58,7 +67,7 @@ if format('%d', 4294967296) ~= '4294967296' then return redis.error_reply('BADST
 
 local args = #ARGV
 local client, limit, length, want, need, least, strand = unpack(ARGV)
-limit, length, want, strand = limit + 0, length + 0, want + 0, strand + 0
+limit, length, want, need, strand = limit + 0, length + 0, want + 0, need + 0, strand + 0
 local now = ARGV[args]
 if now ~= '' then
   now = now + 0
@@ -67,7 +76,7 @@ else
   now = t[1] * 1000000 + t[2]
 end
 local late = ARGV[args - 1] + 0
-if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
+if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
 
 local slack = min(length / 10, 1000)                   -- clocks of two servers may differ by this
 local peers, pace, till, after, leaving, window, open, runs = 0, 0, 0, 0, false, 0, 0, false
@@ -136,7 +145,7 @@ end
 local other = opened ~= length and opened or 0
 if conflict then                                       -- with others, or with callers of take, who leave no ledger
   local others = string.match(redis.call('HMGET', KEYS[3], 'w')[1] or '', '^' .. format('%d', stop) .. ' (%d+)')
-  return { 16, now, stop, max(limit - used, 0), other, 0, 0, 0, 0, 0, others and others + 0 or 1, 0, 0, 0, 0 }
+  return { 16, now, stop, max(limit - used, 0), other, 0, 0, 0, 0, 0, others and others + 0 or 1, 0, 0, 0, 0, 0, 0 }
 end
 length = opened
 
@@ -145,6 +154,7 @@ length = opened
 local own, ours, known, era = { }, false, false, 0
 local present, g, b, d = 0, 0, 0, 0
 local clients, total, learn, unattributed, exhausted, reset = 0, 0, 0, used, 0, ''
+local idle, spare, at, out, repeated, told = 0, 0, 0, 0, 0, 0  -- idle in others, and in this one
 if not fresh then
   local function int(s)
     local n = tonumber(s)
@@ -153,25 +163,33 @@ if not fresh then
   local function part(s) return (s == nil or s == '') and 0 or int(s) end
   own = redis.call('HMGET', KEYS[3], 'w', client, 'era')
   era = part(own[3] or '')
-  local w, n, t, l, u, e, again = string.match(own[1] or '0', '^(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)( ?1?)$')
+  local w, n, t, l, u, e, again, more = string.match(own[1] or '0', '^(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)( ?1?)(.*)$')
   ours = not moved and tonumber(w) == stop
   if ours then
     clients, total, learn, unattributed, exhausted, reset = part(n), part(t), part(l), part(u), part(e), again
+    if more ~= '' then
+      idle, at, out, repeated, told = string.match(more, '^%+(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$')
+      idle, at, out, repeated, told = int(idle), part(at), part(out), part(repeated), part(told)
+    end
     if own[2] then
-      local away, x, y, z, of = string.match(own[2], '^(~?)(%d+) ?(%d*) ?(%d*)@?(%d*)$')
+      local away, x, y, z, plus, i, of = string.match(own[2], '^(~?)(%d+) ?(%d*) ?(%d*)(%+?)(%d*)@?(%d*)$')
       known = not x or part(of) == era
-      if known then g, b, d, present = int(x), part(y), part(z), away == '' and 1 or 0 end
+      if known then
+        g, b, d, spare, present = int(x), part(y), part(z), part(i), away == '' and 1 or 0
+        if plus ~= '' and i == '' then out = max((out or 0) - 1, 0) end
+      end
     end
   end
-  if not (w and clients and total and learn and unattributed and exhausted and era and g and b and d) then
+  if not (w and clients and total and learn and unattributed and exhausted and era and g and b and d and idle and spare and at and out and repeated and told) then
     return redis.error_reply('BADSTATE the ledger holds something else than numbers')
   end
-  clients = max(clients - present, 0)                  -- without this one
+  clients, idle = max(clients - present, 0), max(idle - spare, 0)  -- without this one
 end
 
 -- The account. What the client holds of a window that still runs elsewhere is carried over, debt as a grant, unless
 -- that window is void because a reset opened ours.
 local charged, carried, reasserted, recovered, loss = used, false, 0, g > b and g - b or 0, false
+local back, stated, old = 0, 0, false                  -- old: a later statement was here before
 if window > 0 then
   local G, B, D, heard, last, claims = ARGV[14] + 0, ARGV[15] + 0, ARGV[16] + 0, ARGV[17] + 0, ARGV[18] + 0, unattributed
   if window ~= stop then                               -- tokens held there were not charged here
@@ -180,7 +198,10 @@ if window > 0 then
     carried = held > 0
     G, B, D, heard = carried and min(held + b, most) or min(g, b), b, d, 0  -- b > g if debt was returned
   end
-  local back, owed = max(B - b, 0), max(D - d, 0)
+  if window == stop or carried then stated = ARGV[20] + 0 end
+  old = B < b or D < d
+  back = max(B - b, 0)
+  local owed = max(D - d, 0)
   reasserted = max(G - g, 0)                      -- grants that the store forgot
   local out = max(reasserted - back, 0)
   local claimed = min(claims, out)                -- charged already
@@ -219,7 +240,9 @@ if want > 0 and rest + recovered - least >= 0 then
   if peers < 1 then peers = 1 end
   local idle = strand >= 0 and floor(strand / peers) or max(n0, 1)
   local target = want
-  if learning then                                     -- enough for each, so that a crowd need not come back
+  if strand == -2 then
+    target = need
+  elseif learning then                                 -- enough for each, so that a crowd need not come back
     target = max(need, min(want, idle))
   elseif strand >= 0 then
     local out = charged - recovered
@@ -239,29 +262,42 @@ if want > 0 and rest + recovered - least >= 0 then
 end
 
 if fresh and not adopted and charged == 0 and g == 0 then  -- a window opens at its first charge
-  return { 0, now, 0, limit, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }
+  return { 0, now, 0, limit, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0 }
 end
 
 -- The ledger's new fields. A client without a field, without figures and without a want is not written. A client that
--- opens a window and named none has only its grant.
+-- opens a window and named none has only its grant. What is idle is an upper bound until the client states again; an older
+-- statement, or one whose reply was lost, lowers nothing.
 local first = fresh and args == 9 and rest > 0
 local keep = first or known or g > 0 or d > 0 or want > 0 and not leaving
-local account, head
+if not keep or leaving or strand == -2 then
+  spare = 0
+else
+  if take + recovered > need then stated = stated + (take + recovered - need) end
+  if (old or recovered > 0) and stated < spare then stated = spare end
+  spare = stated <= most - idle and stated or most - idle
+end
+local account, head, count, header
+if not first then header = function()
+  local there = (keep or leaving) and clients or clients - 1
+  local text = (learn > 0 or unattributed > 0 or exhausted > 0 or reset ~= '')
+    and format('%d %d %d %d %d %d', stop, there, total, learn, unattributed, exhausted) .. reset
+    or format('%d %d %d', stop, there, total)
+  if at > 0 or told > 0 then return text .. format('+%d %d %d %d %d', idle + spare, at, out, repeated, told) end
+  return idle + spare > 0 and text .. format('+%d', idle + spare) or text
+end end
 if first then
-  account = format('%d', take)
+  count = format('%d', take)
+  account = spare > 0 and count .. format('+%d', spare) or count
   head = format('%d 1 ', stop) .. account
 elseif keep then
   if exhausted == 0 and rest == 0 then exhausted = floor(now / 1000) end
   account = d > 0 and format('%d %d %d', g, b, d) or b > 0 and format('%d %d', g, b) or format('%d', g)
   if leaving then account = '~' .. account end
+  if spare > 0 then account = account .. format('+%d', spare) end
   if era > 0 and ours then account = account .. format('@%d', era) end
 end
-if not first and (keep or learning) then
-  local there = keep and clients or leaving and clients or clients - 1
-  head = (learn > 0 or unattributed > 0 or exhausted > 0 or reset ~= '')
-    and format('%d %d %d %d %d %d', stop, there, total, learn, unattributed, exhausted) .. reset
-    or format('%d %d %d', stop, there, total)
-end
+if not first and (keep or learning) then head = header() end
 
 -- An error on the line of the first write means that nothing was written, so the first write of each case is on that
 -- line. A charge comes before its account, and a give-back after it: if the user lacks a right to one, less is admitted.
@@ -290,12 +326,59 @@ if era > 0 and keep and not known then
 end
 if fresh or moved then
   redis.call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', format('%d', stop + 1000 + length))
-  redis.call('SET', KEYS[1], first and account or format('%d', charged), 'PXAT', gone)
+  redis.call('SET', KEYS[1], count or format('%d', charged), 'PXAT', gone)
 elseif charged < used then
   redis.call('SET', KEYS[1], format('%d', charged), 'KEEPTTL')
 end
 
 if first then return { 0, now, stop, rest, 0, take } end
-return { (carried and 2 or 0) + (learning and 4 or 0), now, stop, rest, other,
+
+-- The messages come last, so that a server that refuses writes sends none. Who has no right to PUBLISH has called nobody.
+local ms, wait, called, kind, sample, most = floor(now / 1000), min(floor(length / 20), 1000), 0, 0, 256, 32
+local short, again, mute = want > 0 and take + recovered < max(need, 1), false, 0
+if not (ours or head) then                             -- nobody is there
+elseif short and idle > 0 and (at > 0 or idle > floor(limit / 100)) then
+  kind = 1
+elseif short and out > 0 and repeated < 3 and ms - at >= (repeated + 1) * wait then
+  kind, again, repeated = 1, true, repeated + 1
+elseif short and need > 0 and rest == 0 and told == 0 and (out == 0 or ms - at >= wait) then
+  kind, told, sample, most = 2, 1, 1024, 1024
+elseif told > 0 and back > 0 and rest > 0 and ms - told >= floor(length / 20) then
+  kind, told, sample, most = 3, ms, -16, 4             -- of a few that are drawn with repetition
+end
+if kind > 0 then
+  local some, found, mark = redis.call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { }, era > 0 and format('+@%d', era) or '+'
+  for i = 1, #some, 2 do
+    local name = some[i]
+    local away, totals, plus, held, of = string.match(some[i + 1], '^(~?)([%d ]+)(%+?)(%d*)@?(%d*)$')
+    if totals and name ~= client and name ~= 'w' and name ~= 'era' and not found[name] and (tonumber(of) or 0) == era then
+      local one = { name = name, totals = totals, held = tonumber(held) or 0 }
+      if kind > 1 and away == '' or again and plus ~= '' and held == '' or kind == 1 and not again and one.held > 0 then
+        found[#found + 1], found[name] = one, true
+      end
+    end
+  end
+  if kind == 1 and not again then
+    table.sort(found, function(a, b) return a.held > b.held or a.held == b.held and a.name < b.name end)
+  end
+  local text, fields, covered = format('%d %d %d %s', kind, stop, limit, KEYS[1]), { }, 0
+  for i, one in ipairs(found) do
+    if i > most or kind == 1 and need == 0 and not again and covered >= idle then break end
+    local to = string.match(KEYS[1], '^[^{]*') .. 'reservoir:' .. (string.match(one.name, '^(.*)%.') or one.name)
+    if type(redis.pcall('PUBLISH', to, text)) == 'table' then
+      mute = 32
+      break
+    end
+    if kind == 1 then called = called + 1 end
+    if kind == 1 and not again then
+      covered, idle = covered + one.held, idle - one.held
+      fields[#fields + 1], fields[#fields + 2] = one.name, one.totals .. mark
+    end
+  end
+  if fields[1] then at, repeated, out = ms, 0, out + called end
+  redis.call('HSET', KEYS[3], 'w', header(), unpack(fields))
+end
+return { (carried and 2 or 0) + (learning and 4 or 0) + mute, now, stop, rest, other,
   take + recovered, recovered, g, b, d, clients, reasserted,
-  exhausted > 0 and max(exhausted - stop + length, 1) or 0, total, max(charged - limit, 0) }
+  exhausted > 0 and max(exhausted - stop + length, 1) or 0, total, max(charged - limit, 0),
+  idle, ms - at < wait and out or called }

@@ -19,12 +19,13 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
-// Store implements [backend.Store] and [backend.Inspector] over its shards. Make it with
+// Store implements [backend.Store], [backend.Inspector] and [backend.Listener] over its shards. Make it with
 // [New]. It is safe for concurrent use, and does not close its shards. Each call costs a
 // hash of the key and one or two multiplications per shard, without allocation: some 60
 // ns for 16 shards, and more in proportion (go test -bench=Shard).
@@ -42,6 +43,7 @@ type shard struct {
 var (
 	_ backend.Store     = (*Store)(nil)
 	_ backend.Inspector = (*Store)(nil)
+	_ backend.Listener  = (*Store)(nil)
 )
 
 // New returns a store over the shards, by their names. The names decide where keys
@@ -163,11 +165,65 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	at := s.find(key)
 	inspector, ok := at.store.(backend.Inspector)
 	if !ok {
-		none := errors.New("the shard's store is no backend.Inspector")
-		return backend.Contents{}, at.named(&backend.Error{Op: "inspect", Class: backend.Rejected, Err: none})
+		return backend.Contents{}, at.lacks("inspect", "Inspector")
 	}
 	contents, err := inspector.Inspect(ctx, key)
 	return contents, at.named(err)
+}
+
+// Publish implements backend.Listener. It returns an error if the store of the key's shard is no
+// Listener.
+func (s *Store) Publish(ctx context.Context, m backend.Message) error {
+	at := s.find(m.Key)
+	listener, ok := at.store.(backend.Listener)
+	if !ok {
+		return at.lacks("publish", "Listener")
+	}
+	return at.named(listener.Publish(ctx, m))
+}
+
+// Listen implements backend.Listener. It listens to every shard, and so to messages about the keys
+// of shards that are Listeners.
+func (s *Store) Listen(process string, hear func(backend.Message)) backend.Subscription {
+	var mu sync.Mutex // hear is called by one shard at a time
+	sub := &subscription{store: s, shards: make(map[*shard]backend.Subscription)}
+	for i := range s.shards {
+		if listener, ok := s.shards[i].store.(backend.Listener); ok {
+			sub.shards[&s.shards[i]] = listener.Listen(process, func(m backend.Message) {
+				mu.Lock()
+				defer mu.Unlock()
+				hear(m)
+			})
+		}
+	}
+	return sub
+}
+
+// subscription is one subscription to each shard that can be listened to.
+type subscription struct {
+	store  *Store
+	shards map[*shard]backend.Subscription
+}
+
+// Err implements backend.Subscription.
+func (s *subscription) Err(key string) error {
+	at := s.store.find(key)
+	if sub, ok := s.shards[at]; ok {
+		return at.named(sub.Err(key))
+	}
+	return at.lacks("listen", "Listener")
+}
+
+// Close implements backend.Subscription.
+func (s *subscription) Close() {
+	for _, sub := range s.shards {
+		sub.Close()
+	}
+}
+
+// lacks is the error of a call for which the shard's store lacks an interface.
+func (s *shard) lacks(op, name string) error {
+	return s.named(&backend.Error{Op: op, Class: backend.Rejected, Err: fmt.Errorf("the shard's store is no backend.%s", name)})
 }
 
 // named adds the shard's name to the failure of a store. Other errors concern the request

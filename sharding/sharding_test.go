@@ -216,6 +216,37 @@ func TestFailure(t *testing.T) {
 	}
 }
 
+// plain hides that a store is a Listener.
+type plain struct{ backend.Store }
+
+// TestListen: messages come from every shard, and a key of a shard that sends none says so.
+func TestListen(t *testing.T) {
+	s, err := sharding.New(map[string]backend.Store{"a": memstore.New(), "b": memstore.New(), "mute": plain{memstore.New()}})
+	require.NoError(t, err)
+	heard := make(chan backend.Message, 10)
+	sub := s.Listen("p", func(m backend.Message) { heard <- m })
+	of := make(map[string]string)
+	for i := 0; len(of) < 3; i++ {
+		of[s.Shard(fmt.Sprint(i))] = fmt.Sprint(i)
+	}
+	for shard, key := range of {
+		m := backend.Message{Kind: backend.Changed, Key: key}
+		if shard == "mute" {
+			for _, err := range []error{sub.Err(key), s.Publish(t.Context(), m)} {
+				require.ErrorContains(t, err, `shard "mute": the shard's store is no backend.Listener`)
+			}
+			continue
+		}
+		require.NoError(t, sub.Err(key))
+		require.NoError(t, s.Publish(t.Context(), m))
+		require.Equal(t, m, <-heard)
+	}
+	sub.Close()
+	require.NoError(t, s.Publish(t.Context(), backend.Message{Key: of["a"]}))
+	require.ErrorIs(t, s.Publish(t.Context(), backend.Message{}), backend.ErrKey)
+	require.Empty(t, heard)
+}
+
 // TestServers: over three servers, one of which dies.
 func TestServers(t *testing.T) {
 	servers := make(map[string]*redistest.Server)

@@ -44,6 +44,7 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 		"HostileKeys":     testHostileKeys,
 		"HostileClients":  testHostileClients,
 		"ContextOver":     testContextOver,
+		"CalledAtOnce":    testCalledAtOnce,
 		"ConcurrentSync":  testConcurrentSync,
 		"ConcurrentReset": testConcurrentReset,
 		"Random":          testRandom,
@@ -73,7 +74,9 @@ type bench struct {
 	store backend.Store
 	key   string
 	limit backend.Limit
-	base  time.Time // a whole second, as windows end at one
+	base  time.Time                       // a whole second, as windows end at one
+	mail  map[string]chan backend.Message // to processes that listen
+	heard int64                           // how often they were asked what they heard
 }
 
 func newBench(t testing.TB, s backend.Store, l backend.Limit) *bench {

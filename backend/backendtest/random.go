@@ -161,15 +161,15 @@ func (p *random) told(request any) string { return fmt.Sprintf("%+v at %v", requ
 func (p *random) randomSync() {
 	p.t.Helper()
 	limit := p.nextLimit()
-	granted, want := p.tokens(pick(p, 0, limit.Tokens, limit.Tokens/3)), p.tokens(limit.Tokens)
+	granted, wants := p.tokens(pick(p, 0, limit.Tokens, limit.Tokens/3)), p.tokens(limit.Tokens)
 	r := backend.SyncRequest{
 		Key: p.key, Client: pick(p, "x", "y", "z"), Limit: limit, Window: p.window(),
-		Granted: granted, Returned: p.tokens(granted), Want: want, Need: p.tokens(want),
+		Granted: granted, Returned: p.tokens(granted), Want: wants, Need: p.tokens(wants),
 		Strand: pick(p, -1, 0, limit.Tokens/100, p.tokens(limit.Tokens)),
 		Peers:  pick(p, 0, 0, 2, 30, p.tokens(backend.MaxTokens)), Pace: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
 		Total: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)), Used: p.tokens(pick(p, 0, limit.Tokens, backend.MaxTokens)),
 		Debt: p.tokens(pick(p, 0, 0, limit.Tokens/4, backend.MaxTokens)), Leaving: p.rnd.IntN(6) == 0,
-		OpenLength: p.openLength(),
+		OpenLength: p.openLength(), Idle: pick(p, 0, -1, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
 	}
 	r.End, r.Next = p.period()
 	r.Least = p.tokens(pick(p, 0, r.Need))
@@ -181,7 +181,8 @@ func (p *random) randomSync() {
 	}
 	got := must(p.store.Sync(p.at(p.now), r))(p.t)
 	c, now := p.counter()
-	equal(p.t, p.told(r), got, c.Sync(r, now))
+	want, _ := c.Sync(r, now)
+	equal(p.t, p.told(r), got, want)
 	p.ends = append(p.ends, got.Window)
 }
 

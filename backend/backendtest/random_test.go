@@ -47,6 +47,7 @@ func (s *spoiled) Sync(ctx context.Context, r backend.SyncRequest) (got backend.
 		"leaving": r.Leaving && got.Clients == 1, "three clients": got.Clients == 3, "reasserted": got.Reasserted > 0, "carried": got.Carried,
 		"learning": got.Learning, "void": s.void[r.Window] && r.Granted > r.Returned && got.Window != r.Window && !over(ctx, r.Window) && !got.Carried,
 		"first contact": first, "first contact takes all": first && got.Lasted > 0, "next": next, "next of another length": next && got.Length > 0,
+		"idle elsewhere": got.Idle > 0, "called": got.Called > 0, "called by another": got.Called > 0 && r.Want == 0,
 		"conflict": got.Conflict, "conflict with others": got.Conflict && got.Clients > 1, "a calendar too late": r.End > got.Window && got.Window > 0,
 		"open length": !got.Conflict && got.Length > 0 && got.Length == r.OpenLength, "adopted with its length": opens && got.Window == r.Window && got.Length > 0,
 	})

@@ -34,6 +34,7 @@ func testFaults(t testing.TB, s backend.Store) {
 		{"needs more than it wants", func(r *backend.SyncRequest) { r.Need = 3 }, backend.ErrTokens},
 		{"needs at least more than it needs", func(r *backend.SyncRequest) { r.Least = 2 }, backend.ErrTokens},
 		{"a calendar that goes back", func(r *backend.SyncRequest) { r.End, r.Next = 5, 5 }, backend.ErrTokens},
+		{"less idle than -1", func(r *backend.SyncRequest) { r.Idle = -2 }, backend.ErrTokens},
 	}
 	for _, row := range syncs {
 		r := good
@@ -43,7 +44,7 @@ func testFaults(t testing.TB, s backend.Store) {
 	}
 	for _, n := range []int64{-1, backend.MaxTokens + 1} {
 		for field := range reflect.TypeFor[backend.SyncRequest]().Fields() {
-			if field.Type.Kind() != reflect.Int64 || n < 0 && field.Name == "Strand" {
+			if field.Type.Kind() != reflect.Int64 || n < 0 && (field.Name == "Strand" || field.Name == "Idle") {
 				continue
 			}
 			r, want := good, backend.ErrTokens
@@ -82,6 +83,9 @@ func testFaultyCalls(t testing.TB, b *bench) {
 	for _, key := range []string{"", strings.Repeat("k", backend.MaxKeyLen+1)} {
 		for op, err := range b.each(ctx, key, limit10) {
 			refused(t, op, err, backend.ErrKey)
+		}
+		if listener, ok := b.store.(backend.Listener); ok {
+			refused(t, "publish", listener.Publish(ctx, backend.Message{Key: key}), backend.ErrKey)
 		}
 	}
 	for _, l := range []backend.Limit{

@@ -4,6 +4,7 @@ import (
 	"embed"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,14 +22,15 @@ import (
 // each with the store's time. All times count from the same base, including the ends of
 // windows, of= (the window of a statement) and end= (by a calendar). Values that a call or
 // a reply does not name are zero. "limit" changes the limit. An empty line starts a new
-// key, and so does every line of a section that says each.
+// key, and so does every line of a section that says each. In a section that says heard, the
+// processes a, b and c listen, and "hears a" names the messages that have come since the last.
 //
 //go:embed scripts
 var scripts embed.FS
 
 func runScripts(t *testing.T, newStore func(t *testing.T) backend.Store) {
 	t.Helper()
-	for _, name := range []string{"window", "grant", "account", "loss", "reset"} {
+	for _, name := range []string{"window", "grant", "account", "loss", "reset", "recall"} {
 		text := must(scripts.ReadFile("scripts/" + name + ".txt"))(t)
 		for _, section := range strings.Split("\n"+string(text), "\n== ")[1:] {
 			name, _, _ := strings.Cut(section, " ")
@@ -41,6 +43,9 @@ func runSection(t *testing.T, s backend.Store, section string) {
 	head, body, _ := strings.Cut(section, "\n")
 	words := strings.Fields(head)
 	b := newBench(t, s, parseLimit(t, words[1]))
+	if slices.Contains(words, "heard") {
+		b.listen("a", "b", "c")
+	}
 	for line := range strings.Lines(body) {
 		line = strings.TrimSpace(line)
 		limit, changes := strings.CutPrefix(line, "limit ")
@@ -51,7 +56,7 @@ func runSection(t *testing.T, s backend.Store, section string) {
 			b.limit = parseLimit(t, limit)
 		case line[0] != '#':
 			b.play(line)
-			if len(words) > 2 { // each
+			if slices.Contains(words, "each") {
 				b.key = newKey()
 			}
 		}
@@ -59,13 +64,17 @@ func runSection(t *testing.T, s backend.Store, section string) {
 }
 
 // play makes the calls of a line, and compares the replies that the line gives. A store that
-// is no Inspector is not asked to inspect.
+// is no Inspector is not asked to inspect, and of one that is no Listener nobody hears.
 func (b *bench) play(line string) {
 	b.t.Helper()
 	steps, _, _ := strings.Cut(line, " # ")
 	for step := range strings.SplitSeq(steps, "; ") {
 		call, want, known := strings.Cut(step, " -> ")
 		if _, ok := b.store.(backend.Inspector); !ok && strings.HasSuffix(call, " inspect") {
+			continue
+		}
+		if _, process, hears := strings.Cut(call, " hears "); hears {
+			b.hears(process, strings.TrimSpace(want))
 			continue
 		}
 		if got := b.call(call); known && got != strings.TrimSpace(want) {
@@ -164,6 +173,8 @@ func (b *bench) account(at time.Duration, r backend.SyncReply) string {
 		all = append(all, "lasted="+seconds(r.Lasted))
 	}
 	say("total", r.Total)
+	say("idle", r.Idle)
+	say("called", r.Called)
 	if r.Carried {
 		all = append(all, "carried")
 	}

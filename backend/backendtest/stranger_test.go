@@ -34,8 +34,12 @@ func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backen
 	if r.Leaving {
 		leaving = 1
 	}
-	n, err := s.eval(ctx, "sync", lua.Sync, r.Key, r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand,
-		r.Peers, r.Pace, int64(r.End), int64(r.Next), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds(), 0, s.now(ctx).UnixMicro())
+	strand := r.Strand
+	if r.Idle < 0 { // it gets no messages
+		strand = -2
+	}
+	n, err := s.eval(ctx, "sync", lua.Sync, r.Key, r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, strand,
+		r.Peers, r.Pace, int64(r.End), int64(r.Next), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds(), max(r.Idle, 0), 0, s.now(ctx).UnixMicro())
 	if err != nil {
 		return reply, err
 	}
@@ -43,11 +47,11 @@ func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backen
 		return backend.SyncReply{State: state(n), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: n[10]}, nil
 	}
 	if len(n) == 6 { // a first contact
-		n = append(n, 0, n[5], 0, 0, 1, 0, 0, n[5], 0)
+		n = append(n, 0, n[5], 0, 0, 1, 0, 0, n[5], 0, 0, 0)
 	}
 	return backend.SyncReply{
 		State: state(n), Carried: n[0]&2 != 0, Learning: n[0]&4 != 0, Grant: n[5], Recovered: n[6], Granted: n[7], Returned: n[8], Debt: n[9],
-		Clients: n[10], Reasserted: n[11], Lasted: time.Duration(n[12]) * time.Millisecond, Total: n[13], Over: n[14],
+		Clients: n[10], Reasserted: n[11], Lasted: time.Duration(n[12]) * time.Millisecond, Total: n[13], Over: n[14], Idle: n[15], Called: n[16],
 	}, nil
 }
 

@@ -16,12 +16,13 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/mailbox"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
 const shards = 64 // more than the cores that contend; a power of two
 
-// Store implements [backend.Store] and [backend.Inspector]. Make it with [New]. It is
+// Store implements [backend.Store], [backend.Inspector] and [backend.Listener]. Make it with [New]. It is
 // safe for concurrent use, and several limiters may share it. A call costs a hash, a lock
 // that 1/64 of the keys share, and well under a microsecond. A key with an open window
 // takes about 150 bytes, or about 700 with the account of a client that fetches batches
@@ -34,6 +35,7 @@ type Store struct {
 	start time.Time
 	seed  maphash.Seed
 	shard [shards]shard
+	mail  mailbox.Office
 }
 
 type shard struct {
@@ -45,9 +47,11 @@ type shard struct {
 var (
 	_ backend.Store     = (*Store)(nil)
 	_ backend.Inspector = (*Store)(nil)
+	_ backend.Listener  = (*Store)(nil)
 )
 
-// New returns an empty store. It runs no goroutine and needs no closing.
+// New returns an empty store. It runs no goroutine, except to deliver messages, and needs no
+// closing.
 func New() *Store {
 	s := &Store{start: time.Now(), seed: maphash.MakeSeed()}
 	for i := range s.shard {
@@ -59,7 +63,11 @@ func New() *Store {
 
 // Sync implements backend.Store.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.SyncReply, err error) {
-	err = s.with(ctx, "sync", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Sync(r, now) })
+	var messages []counter.Message
+	err = s.with(ctx, "sync", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply, messages = c.Sync(r, now) })
+	for _, m := range messages {
+		s.mail.Send(m.Process, m.Message)
+	}
 	return reply, err
 }
 
@@ -83,9 +91,41 @@ func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (reply back
 
 // Reset implements backend.Store.
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (reply backend.State, err error) {
-	err = s.with(ctx, "reset", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Reset(r, now) })
+	var before backend.Window
+	err = s.with(ctx, "reset", r.Key, r.Validate(), func(c *counter.Counter, now int64) {
+		before = c.Check(r.Limit, now).Window
+		reply = c.Reset(r, now)
+	})
+	if reply.Window != 0 && !reply.Conflict {
+		s.mail.SendAll(backend.Message{Kind: backend.Voided, Key: r.Key, Window: before})
+	}
 	return reply, err
 }
+
+// Listen implements backend.Listener. Messages are delivered in a goroutine that ends when
+// there are none.
+func (s *Store) Listen(process string, hear func(backend.Message)) backend.Subscription {
+	return subscription{s.mail.Open(process, hear)}
+}
+
+// Publish implements backend.Listener.
+func (s *Store) Publish(ctx context.Context, m backend.Message) error {
+	if err := backend.ValidateKey(m.Key); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return &backend.Error{Op: "publish", Class: backend.Unavailable, Err: err}
+	}
+	s.mail.SendAll(m)
+	return nil
+}
+
+// subscription always hears.
+type subscription struct{ close func() bool }
+
+func (subscription) Err(string) error { return nil }
+
+func (s subscription) Close() { s.close() }
 
 // Inspect implements backend.Inspector.
 func (s *Store) Inspect(ctx context.Context, key string) (reply backend.Contents, err error) {

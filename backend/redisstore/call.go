@@ -31,7 +31,7 @@ type script struct {
 }
 
 var (
-	syncScript = newScript("sync", lua.Sync, "", 3, 15, func(v []int64) bool {
+	syncScript = newScript("sync", lua.Sync, "", 3, 17, func(v []int64) bool {
 		return v[5] > 0 || len(v) > firstContact && v[9] > 0 // debt is spent already
 	})
 	takeScript   = newScript("take", lua.Take, "", 2, 5, func(v []int64) bool { return v[0]&flagAllowed != 0 })

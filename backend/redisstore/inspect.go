@@ -65,13 +65,18 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	if out.Left = out.Window.Time().Sub(now); out.Left < 0 {
 		return none, nil
 	}
+	_, idle, _ := strings.Cut(own.Val()["w"], "+") // see sync.lua
+	idle, _, _ = strings.Cut(idle, " ")
 	out.Clients, err = ledger(own.Val(), out.Window)
+	if out.Clients != nil {
+		out.Idle, _ = strconv.ParseInt(idle, 10, 64)
+	}
 	out.Left = out.Left.Truncate(time.Microsecond)
 	return out, err
 }
 
 // field is the text of a client's field in {k}:own; see sync.lua.
-var field = regexp.MustCompile(`^~?(\d{1,18})(?: (\d{1,18}))?(?: \d+)?(?:@(\d+))?$`)
+var field = regexp.MustCompile(`^~?(\d{1,18})(?: (\d{1,18}))?(?: \d+)?(?:\+(\d{0,18}))?(?:@(\d+))?$`)
 
 // ledger reads the clients' fields of {k}:own, except void ones, which are of another window.
 func ledger(own map[string]string, w backend.Window) (list []backend.Account, err error) {
@@ -86,12 +91,13 @@ func ledger(own map[string]string, w backend.Window) (list []backend.Account, er
 		switch {
 		case m == nil:
 			return nil, badState("ledger")
-		case m[3] != era:
+		case m[4] != era:
 			continue
 		}
 		granted, _ := strconv.ParseInt(m[1], 10, 64)
 		returned, _ := strconv.ParseInt(m[2], 10, 64) // if absent, 0
-		list = append(list, backend.Account{Client: name, Granted: granted, Returned: returned})
+		idle, _ := strconv.ParseInt(m[3], 10, 64)
+		list = append(list, backend.Account{Client: name, Granted: granted, Returned: returned, Idle: idle})
 	}
 	slices.SortFunc(list, func(a, b backend.Account) int { return strings.Compare(a.Client, b.Client) })
 	return list, nil

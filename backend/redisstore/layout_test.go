@@ -57,10 +57,10 @@ func TestLayout(t *testing.T) {
 	}
 	sync(backend.SyncRequest{Client: "a", Want: 4})
 	sync(backend.SyncRequest{Client: "b", Want: 2})
-	sync(backend.SyncRequest{Client: "b", Window: w, Granted: 2, Returned: 1})
+	sync(backend.SyncRequest{Client: "b", Window: w, Granted: 2, Returned: 1, Idle: 1})
 	require.Equal(t, "8", client.Get(ctx, "rl:{user%201}").Val())
 	require.Equal(t, map[string]string{
-		"w": fmt.Sprintf("%d 2 7 0 3 0", w), "a": "4", "b": "2 1", // 3 were charged before there was a ledger
+		"w": fmt.Sprintf("%d 2 7 0 3 0+5", w), "a": "4+4", "b": "2 1+1", // 3 were charged before there was a ledger
 	}, client.HGetAll(ctx, "rl:{user%201}:own").Val())
 	require.EqualValues(t, 3, client.DBSize(ctx).Val())
 
@@ -70,7 +70,7 @@ func TestLayout(t *testing.T) {
 	}
 	require.Equal(t, int64(w)+1000+60_000, client.PExpireTime(ctx, "rl:{user%201}:exp").Val().Milliseconds(), "and the end a length longer still")
 	sync(backend.SyncRequest{Client: "b", Window: w, Granted: 2, Returned: 1, Debt: 3, Leaving: true})
-	require.Equal(t, map[string]string{"w": fmt.Sprintf("%d 1 10 0 3 %s", w, client.HGet(ctx, "rl:{user%201}:own", "w").Val()[23:]), "a": "4", "b": "~2 1 3"},
+	require.Equal(t, map[string]string{"w": fmt.Sprintf("%d 1 10 0 3 %s", w, client.HGet(ctx, "rl:{user%201}:own", "w").Val()[23:]), "a": "4+4", "b": "~2 1 3"},
 		client.HGetAll(ctx, "rl:{user%201}:own").Val())
 	ledger := client.HGetAll(ctx, "rl:{user%201}:own").Val()
 	for _, n := range []int64{-2, 1} {

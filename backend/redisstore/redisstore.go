@@ -46,9 +46,9 @@ import (
 	"github.com/go-reservoir/reservoir/internal/inflight"
 )
 
-// Store implements [backend.Store] and [backend.Inspector]. Make it with [New] or
+// Store implements [backend.Store], [backend.Inspector] and [backend.Listener]. Make it with [New] or
 // [Open]. It is safe for concurrent use, and several limiters may share it. Between calls
-// it runs no goroutine, except to await late replies.
+// it runs no goroutine, except to await late replies, and one while a limiter listens.
 type Store struct {
 	client   redis.UniversalClient   // the one that writes
 	replicas []redis.UniversalClient // for Check
@@ -59,6 +59,7 @@ type Store struct {
 	route
 	readers []*group // to replicas
 	clock   serverClock
+	ears    ears
 
 	calls      inflight.Counter // also those whose callers have left
 	closeOwned func() error     // closes the clients that Open made; nil = there are none
@@ -67,6 +68,7 @@ type Store struct {
 var (
 	_ backend.Store     = (*Store)(nil)
 	_ backend.Inspector = (*Store)(nil)
+	_ backend.Listener  = (*Store)(nil)
 )
 
 // Option changes a default of New.
@@ -91,6 +93,7 @@ func WithReplicas(replicas ...redis.UniversalClient) Option {
 // option with a bad value is a fault, which Err, reservoir.New and every call return.
 func New(client redis.UniversalClient, opts ...Option) *Store {
 	s := &Store{client: client}
+	s.ears.store, s.ears.deaf = s, make(map[string]error)
 	for _, o := range opts {
 		o(s)
 	}
@@ -127,7 +130,11 @@ func (s *Store) Err() error { return rejected("open", s.err) }
 // Close waits for pending calls, including calls whose callers have left, but no longer than
 // the client's timeouts. Later calls are rejected. It closes the client if Open made it.
 func (s *Store) Close() error {
-	<-s.calls.Close()
+	idle := s.calls.Close()
+	s.ears.mu.Lock()
+	s.ears.stop()
+	s.ears.mu.Unlock()
+	<-idle
 	if s.closeOwned == nil {
 		return nil
 	}
@@ -158,18 +165,26 @@ const (
 	flagAllowed  = 8
 	flagDone     = flagAllowed // of settle
 	flagConflict = 16
+	flagMute     = 32
 )
 
 // Sync implements backend.Store with one EVALSHA.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	var out backend.SyncReply
-	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, r.Strand}
+	strand := max(r.Strand, -1)
+	if r.Idle < 0 {
+		strand = -2
+	}
+	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, strand}
 	if r.Leaving || r.Peers|r.Pace|int64(r.End|r.Next|r.Window)|int64(r.OpenLength) != 0 { // a first contact has none of these
-		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), r.Leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds())
+		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), r.Leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds(), max(r.Idle, 0))
 	}
 	v, err := s.do(ctx, request{script: syncScript, fault: r.Validate(), key: r.Key, args: args, detached: r.Detached})
 	if err != nil {
 		return out, err
+	}
+	if v[0]&flagMute != 0 {
+		s.ears.cut(errMute)
 	}
 	if len(v) == firstContact {
 		return backend.SyncReply{State: state(v), Grant: v[5], Granted: v[5], Total: v[5], Clients: 1}, nil
@@ -191,6 +206,8 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 		Total:      v[13],
 		Learning:   v[0]&flagLearning != 0,
 		Over:       v[14],
+		Idle:       v[15],
+		Called:     v[16],
 	}, nil
 }
 

@@ -32,13 +32,17 @@ type ledger struct {
 	unattributed int64 // charged to no account; a client whose grant the ledger lacks may claim it
 	exhausted    int64 // when the limit was first used up, Unix ms; 0 = not yet
 	reset        bool  // Reset opened the window: statements about any other window are void
+	idle         int64 // the sum of the accounts'
+	recalls
 }
 
 // account is a client's ledger entry, cumulative in the window.
 type account struct {
 	granted, returned int64
 	debt              int64 // used without a grant
+	idle              int64 // it holds at most so many that nobody there waits for
 	present           bool  // it has not left
+	called            bool  // to return what is idle, and has not stated since
 }
 
 // slack is how much later than expected a window may end, because the clocks of two
@@ -238,9 +242,9 @@ func (c *Counter) Contents(now int64) backend.Contents {
 	if !c.Open(now) {
 		return backend.Contents{}
 	}
-	out := backend.Contents{Window: backend.Window(c.stop), Used: c.used, Left: c.Left(now)}
+	out := backend.Contents{Window: backend.Window(c.stop), Used: c.used, Left: c.Left(now), Idle: c.idle}
 	for name, a := range c.own {
-		out.Clients = append(out.Clients, backend.Account{Client: name, Granted: a.granted, Returned: a.returned})
+		out.Clients = append(out.Clients, backend.Account{Client: name, Granted: a.granted, Returned: a.returned, Idle: a.idle})
 	}
 	slices.SortFunc(out.Clients, func(a, b backend.Account) int { return strings.Compare(a.Client, b.Client) })
 	return out

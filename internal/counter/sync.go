@@ -27,14 +27,14 @@ type statement struct {
 	out    backend.SyncReply
 }
 
-// Sync is the step of backend.Store.Sync.
-func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
+// Sync is the step of backend.Store.Sync. The messages are to be sent.
+func (c *Counter) Sync(r backend.SyncRequest, now int64) (backend.SyncReply, []Message) {
 	s := statement{SyncRequest: r, now: now, c: *c, terms: termsOf(r.Limit, r.OpenLength, r.End, r.Next)}
 	s.enter(c)
 	if !s.terms.accepts(s.length) {
 		return backend.SyncReply{
 			State: s.c.state(now, s.Limit, s.terms, s.length), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: s.c.others(),
-		}
+		}, nil
 	}
 	s.book()
 	s.reconcile()
@@ -42,15 +42,16 @@ func (c *Counter) Sync(r backend.SyncRequest, now int64) backend.SyncReply {
 	s.count()
 	s.grant()
 	if s.fresh && !s.runs && s.c.used == 0 && s.acc.granted == 0 { // a window opens at its first charge
-		return backend.SyncReply{State: backend.State{Remaining: s.Limit.Tokens}, Clients: 1}
+		return backend.SyncReply{State: backend.State{Remaining: s.Limit.Tokens}, Clients: 1}, nil
 	}
 	s.keep()
+	messages := s.messages()
 	*c = s.c
 	s.out.Lasted = s.lasted()
 	s.out.Over = max(s.c.used-s.Limit.Tokens, 0)
 	s.out.State = s.c.state(now, s.Limit, s.terms, s.length)
 	s.out.Granted, s.out.Returned, s.out.Debt, s.out.Total = s.acc.granted, s.acc.returned, s.acc.debt, s.c.total
-	return s.out
+	return s.out, messages
 }
 
 // others is how many clients share the window, for one that may not. If the window has no
@@ -180,6 +181,7 @@ func (s *statement) keep() {
 		return
 	}
 	c.open()
+	s.idles()
 	acc.present = !s.Leaving
 	if acc.present {
 		c.present++
@@ -213,6 +215,8 @@ func (s *statement) target() int64 {
 		floor = s.Strand / peers
 	}
 	switch {
+	case s.Idle < 0: // more could not be called back
+		return s.Need
 	case s.out.Learning: // enough for each client, so that a crowd need not call again
 		return max(s.Need, min(s.Want, floor))
 	case s.Strand < 0:

@@ -78,7 +78,7 @@ func step(c counter.Counter, q request, r reply) (bool, counter.Counter) {
 	want := reply{unknown: r.unknown}
 	switch q.op {
 	case "sync":
-		want.sync = c.Sync(q.sync, q.now)
+		want.sync, _ = c.Sync(q.sync, q.now)
 	case "take":
 		want.take = c.Take(q.take(), q.now)
 	case "check":

@@ -1,0 +1,196 @@
+package redisstore_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// listening is a process that listens.
+type listening struct {
+	backend.Subscription
+	t    *testing.T
+	mail chan backend.Message
+}
+
+func hearOf(t *testing.T, s *redisstore.Store, process string) *listening {
+	mail := make(chan backend.Message, 1000)
+	l := &listening{s.Listen(process, func(m backend.Message) { mail <- m }), t, mail}
+	t.Cleanup(l.Close)
+	return l
+}
+
+// await waits until the process hears, or until it does not, and returns the error. Each
+// change comes with a message.
+func (l *listening) await(hears bool) error {
+	l.t.Helper()
+	for (l.Err("k") == nil) != hears {
+		require.Equal(l.t, backend.Hearing, l.next().Kind)
+	}
+	return l.Err("k")
+}
+
+func (l *listening) next() backend.Message {
+	l.t.Helper()
+	select {
+	case m := <-l.mail:
+		return m
+	case <-time.After(30 * time.Second):
+		require.FailNow(l.t, "no message")
+	}
+	return backend.Message{}
+}
+
+// heard returns the next message about a key.
+func (l *listening) heard() (m backend.Message) {
+	l.t.Helper()
+	for m.Kind == backend.Hearing {
+		m = l.next()
+	}
+	return m
+}
+
+// recall makes one client call another's idle tokens back.
+func recall(t *testing.T, s *redisstore.Store, key, process string) backend.SyncReply {
+	t.Helper()
+	for _, r := range []backend.SyncRequest{
+		{Client: process + ".1", Want: 10, Strand: -1},
+		{Client: "x", Want: 1, Need: 1, Strand: -1},
+	} {
+		r.Key, r.Limit = key, limit10
+		reply, err := s.Sync(t.Context(), r)
+		require.NoError(t, err)
+		if r.Need > 0 {
+			return reply
+		}
+	}
+	return backend.SyncReply{}
+}
+
+// TestListenersShareAConnection: several limiters of a process, whose keys have any bytes, are
+// told apart, and the last one to leave ends the connection.
+func TestListenersShareAConnection(t *testing.T) {
+	server := redistest.Start(t)
+	admin := server.Client()
+	s := redisstore.New(server.Client(), redisstore.WithPrefix("rl:"))
+	channels := func() map[string]int64 {
+		return admin.PubSubNumSub(t.Context(), "rl:reservoir:", "rl:reservoir:a", "rl:reservoir:b").Val()
+	}
+	require.Zero(t, server.Calls("subscribe"))
+	a, b := hearOf(t, s, "a"), hearOf(t, s, "b")
+	require.NoError(t, a.await(true))
+	require.NoError(t, b.await(true))
+	require.Equal(t, map[string]int64{"rl:reservoir:": 1, "rl:reservoir:a": 1, "rl:reservoir:b": 1}, channels())
+	for i, key := range []string{"k", "a b:%41}\n\xff{", "n\x1fü"} {
+		require.EqualValues(t, 1, recall(t, s, key, []string{"a", "b", "a"}[i]).Called)
+		m := []*listening{a, b, a}[i].heard()
+		require.Equal(t, backend.Recall, m.Kind)
+		require.Equal(t, key, m.Key)
+	}
+	changed := backend.Message{Kind: backend.Changed, Key: "k"}
+	require.NoError(t, s.Publish(t.Context(), changed))
+	require.Equal(t, changed, a.heard())
+	require.Equal(t, changed, b.heard())
+	a.Close()
+	require.Eventually(t, func() bool { return channels()["rl:reservoir:a"] == 0 }, 10*time.Second, time.Millisecond)
+	for range 20 {
+		again := hearOf(t, s, "a")
+		require.NoError(t, again.await(true))
+		again.Close()
+	}
+	again := hearOf(t, s, "a")
+	require.NoError(t, again.await(true))
+	again.Close()
+	require.EqualValues(t, 1, channels()["rl:reservoir:b"])
+	b.Close()
+	require.Eventually(t, func() bool { return channels()["rl:reservoir:b"] == 0 }, 10*time.Second, time.Millisecond)
+	require.NoError(t, hearOf(t, s, "b").await(true), "and another one may begin")
+	require.NoError(t, s.Close())
+	require.Error(t, hearOf(t, s, "c").Err("k"))
+	require.Error(t, s.Publish(t.Context(), changed))
+}
+
+// TestListenerIsCut: a process knows that its connection is cut or that the server is silent, and
+// hears again when that is over.
+func TestListenerIsCut(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr())
+	s := redisstore.New(server.Client(func(o *redis.Options) {
+		o.Addr, o.MaxRetries, o.DialTimeout, o.ReadTimeout = proxy.Addr(), -1, time.Second, time.Second
+	}))
+	l := hearOf(t, s, "a")
+	require.NoError(t, l.await(true))
+	for name, fault := range map[string]func(on bool){
+		"cut":    func(on bool) { proxy.Refuse(on); proxy.Cut() },
+		"silent": proxy.Hold,
+	} {
+		fault(true)
+		require.Error(t, l.await(false), name)
+		fault(false)
+		proxy.Heal()
+		require.NoError(t, l.await(true), name)
+		require.EqualValues(t, 1, recall(t, s, name, "a").Called)
+		require.Equal(t, backend.Recall, l.heard().Kind)
+	}
+}
+
+// TestListenerWithoutRights: a process that may not listen or publish knows it, and hears as soon
+// as it may. Whoever may not publish calls nobody.
+func TestListenerWithoutRights(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	line := "user limiter on >" + aclPassword + " resetchannels ~* +@all"
+	server.SetUser(line + " &reservoir:*")
+	s := redisstore.New(server.Client(redistest.User("limiter", aclPassword)))
+	l := hearOf(t, s, "a")
+	require.NoError(t, l.await(true))
+	for i, poor := range []string{" &other:*", " &reservoir:* -subscribe", " &reservoir:* -publish"} {
+		server.SetUser("user limiter off")
+		server.Do("client", "kill", "type", "pubsub")
+		require.Error(t, l.await(false))
+		server.SetUser("user limiter reset")
+		server.SetUser(line + poor)
+		require.Eventually(t, func() bool { return l.Err("k") != nil && forbidden.MatchString(l.Err("k").Error()) }, 20*time.Second, time.Millisecond, poor)
+		require.Equal(t, backend.Rejected, class(t, l.Err("k")))
+		key := string(rune('a' + i))
+		if reply := recall(t, s, key, "a"); i != 1 {
+			require.Zero(t, reply.Called, poor)
+			require.EqualValues(t, 10, reply.Idle, "which stays")
+		}
+		server.SetUser("user limiter reset")
+		server.SetUser(line + " &reservoir:*")
+		require.NoError(t, l.await(true), poor)
+	}
+
+	// The right to publish is lost later: the first script that lacks it says so.
+	server.SetUser(line + " &reservoir:* -publish")
+	require.Zero(t, recall(t, s, "later", "a").Called)
+	require.Error(t, l.await(false))
+}
+
+// TestListenerFollowsFailover: Sentinel promotes a replica, where the process hears again.
+func TestListenerFollowsFailover(t *testing.T) {
+	t.Parallel()
+	servers := redistest.StartReplicated(t, 1)
+	sentinel := redistest.StartSentinel(t, servers, 3)
+	s := redisstore.New(sentinel.FailoverClient(func(o *redis.FailoverOptions) { o.MaxRetries, o.DialerRetries = -1, 1 }))
+	l := hearOf(t, s, "a")
+	require.NoError(t, l.await(true))
+	servers.Primary.Kill()
+	require.Error(t, l.await(false))
+	require.Eventually(t, func() bool { return l.Err("k") == nil }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool {
+		_, err := s.Take(context.Background(), backend.TakeRequest{Key: "t", Limit: limit10, Tokens: 1})
+		return err == nil
+	}, time.Minute, 10*time.Millisecond)
+	require.EqualValues(t, 1, recall(t, s, "k", "a").Called)
+	require.Equal(t, backend.Recall, l.heard().Kind)
+}

@@ -1,0 +1,133 @@
+package counter
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// lua/sync.lua repeats these numbers.
+const (
+	sample   = 256  // accounts looked at in one step: more are drawn at random
+	crowd    = 1024 // the same, to tell all that the limit is used up
+	atOnce   = 32   // clients called by one step
+	repeats  = 3    // of a call that is not answered
+	comeBack = 4    // clients told that tokens are back
+	patience = 1000 // ms, or a 20th of the window, for answers to a call
+)
+
+// A Message is to one process.
+type Message struct {
+	Process string
+	backend.Message
+}
+
+// recalls is what a ledger keeps about its messages in the window. The zero value means
+// that there was none.
+type recalls struct {
+	at       int64 // when idle tokens were called back last, Unix ms
+	out      int64 // clients that were called and have not stated since
+	repeated int64 // how often these were called again
+	told     int64 // 1 = all were told that the limit is used up; or when some were told that tokens are back, Unix ms
+}
+
+// idles enters how many tokens lie idle in the client: an upper bound until it states the
+// next time. What an older statement says, or one whose reply was lost, lowers nothing.
+func (s *statement) idles() {
+	c, acc := &s.c, &s.acc
+	others := c.idle - acc.idle
+	idle, old := int64(0), s.out.Recovered > 0
+	if int64(s.Window) == c.stop || s.out.Carried {
+		idle = max(s.Idle, 0)
+		old = old || !s.out.Carried && (s.Returned < acc.returned || s.Debt < acc.debt)
+	}
+	idle += max(s.out.Grant-s.Need, 0)
+	if old {
+		idle = max(idle, acc.idle)
+	}
+	if s.Idle < 0 || s.Leaving {
+		idle = 0
+	}
+	acc.idle = min(idle, backend.MaxTokens-others)
+	c.idle = others + acc.idle
+	if acc.called {
+		acc.called = false
+		c.out--
+	}
+}
+
+// messages returns those that the statement gives rise to. It comes last, because a recall
+// changes the accounts of others.
+func (s *statement) messages() []Message {
+	c, ms := &s.c, s.now/1000
+	others := c.idle - s.acc.idle
+	wait := min(s.length/20, patience)
+	short := s.Want > 0 && s.out.Grant < max(s.Need, 1)
+	kind, called := backend.Recall, []string(nil)
+	switch {
+	case c.own == nil: // nobody is there
+	case short && others > 0 && (c.at > 0 || others > s.Limit.Tokens/100):
+		if called = s.recall(others); len(called) > 0 {
+			c.at, c.repeated = ms, 0
+		}
+	case short && c.out > 0 && c.repeated < repeats && ms-c.at >= (c.repeated+1)*wait:
+		called = s.some(sample, atOnce, func(a account) bool { return a.called })
+		c.repeated++
+	case short && s.Need > 0 && c.used >= s.Limit.Tokens && c.told == 0 && (c.out == 0 || ms-c.at >= wait):
+		kind, called = backend.Exhausted, s.some(crowd, crowd, present)
+		c.told = 1
+	case c.told > 0 && s.back > 0 && c.used < s.Limit.Tokens && ms-c.told >= s.length/20:
+		kind, called = backend.Again, s.some(sample, comeBack, present)
+		c.told = ms
+	}
+	if s.out.Idle = c.idle - s.acc.idle; kind == backend.Recall {
+		s.out.Called = int64(len(called))
+	}
+	if ms-c.at < wait {
+		s.out.Called = c.out
+	}
+	out := make([]Message, len(called))
+	for i, client := range called {
+		out[i] = Message{backend.Process(client), backend.Message{Kind: kind, Key: s.Key, Window: backend.Window(c.stop), Limit: s.Limit.Tokens}}
+	}
+	return out
+}
+
+func present(a account) bool { return a.present }
+
+// some returns up to most other clients for which pick holds, of at most n that it looks at.
+func (s *statement) some(n, most int, pick func(account) bool) (names []string) {
+	for name, a := range s.c.own {
+		if n--; n < 0 || len(names) == most {
+			break
+		}
+		if name != s.Client && pick(a) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// recall calls back what lies idle elsewhere: all that one step may call, if requests wait
+// for it; otherwise half of it.
+func (s *statement) recall(others int64) []string {
+	c := &s.c
+	names := s.some(sample, sample, func(a account) bool { return a.idle > 0 })
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(c.own[b].idle, c.own[a].idle), cmp.Compare(a, b))
+	})
+	covered := int64(0)
+	for i, name := range names {
+		if i == atOnce || s.Need == 0 && covered >= others-covered {
+			return names[:i]
+		}
+		a := c.own[name]
+		covered += a.idle
+		c.idle -= a.idle
+		c.out++
+		a.idle, a.called = 0, true
+		c.own[name] = a
+	}
+	return names
+}
