@@ -52,7 +52,7 @@ const (
 	// Recall: other processes want the tokens of Key that are idle here. Return what will
 	// not be used soon.
 	Recall
-	// Exhausted: no token of Key is left in Window, and none is idle.
+	// Exhausted: no token of Key is left in Window, and nobody could be called for idle ones.
 	Exhausted
 	// Again: tokens have come back to Key since Exhausted.
 	Again
