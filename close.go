@@ -120,6 +120,9 @@ func (l *Limiter) close(ctx context.Context) error {
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
+	if sub := l.hears.Load(); sub != nil {
+		(*sub).Close()
+	}
 	l.stopReopening(ctx)
 	return errors.Join(err, l.handBackAll(ctx))
 }

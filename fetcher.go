@@ -155,6 +155,39 @@ func (c caller) Shard(stored string) *key.Shard {
 	return s.(*key.Shard)
 }
 
+// Hears reports whether messages about a key of the store come here.
+func (c caller) Hears(stored string) bool {
+	sub := c.l.hears.Load()
+	return sub != nil && (*sub).Err(stored) == nil
+}
+
+// listen lets messages of the store come here, from the first key on.
+func (l *Limiter) listen() {
+	if s, ok := l.store.(backend.Listener); ok {
+		l.listening.Do(func() {
+			sub := s.Listen(l.env.Client, l.hear)
+			l.hears.Store(&sub)
+		})
+	}
+}
+
+// hear is called with each message.
+func (l *Limiter) hear(m backend.Message) {
+	k := l.env.FindStored(m.Key)
+	switch {
+	case k == nil:
+	case m.Kind == backend.Changed:
+		if l.env.Calls.Begin() {
+			go func() {
+				defer l.env.Calls.End()
+				_, _ = k.AskLimit(nil)
+			}()
+		}
+	default:
+		k.Hear(m)
+	}
+}
+
 // Limit is Limiter.ask.
 func (c caller) Limit(key string) (Limit, error) { return c.l.ask(key) }
 

@@ -37,6 +37,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -58,6 +59,9 @@ type Limiter struct {
 	life    context.Context // probes end with it
 	end     context.CancelFunc
 	sweeper sweeper
+
+	listening sync.Once
+	hears     atomic.Pointer[backend.Subscription]
 
 	closeDone chan struct{} // closed when Close has ended
 	closeErr  error         // written before closeDone is closed, and only read after
@@ -244,6 +248,7 @@ func (l *Limiter) find(name string) (*key.Key, Limit, error) {
 	if err != nil || key.PlanOf(limit) != key.Counted {
 		return nil, limit, err
 	}
+	l.listen()
 	k := l.env.Make(name, limit)
 	l.sweeper.arm()
 	return k, limit, nil

@@ -61,7 +61,6 @@
 -- the path of every call.
 
 local floor, max, min, format = math.floor, math.max, math.min, string.format
-local guided = 1.25                                    -- a grant is what remains, times the share, divided by this
 local most = 9007199254740991                          -- the largest exact integer of a double
 if format('%d', 4294967296) ~= '4294967296' then return redis.error_reply('BADSTATE the server has no integers of 64 bits') end
 
@@ -238,22 +237,22 @@ if want > 0 and rest + recovered - least >= 0 then
   local n0 = floor(limit / 1000)
   if peers < clients then peers = clients end          -- after a reset most have not called yet
   if peers < 1 then peers = 1 end
-  local idle = strand >= 0 and floor(strand / peers) or max(n0, 1)
+  local base = strand < 0 and max(n0, 1) or at > 0 and 0 or min(floor(limit / (5 * peers)), max(4, floor(limit / (20 * peers))))
   local target = want
   if strand == -2 then
     target = need
   elseif learning then                                 -- enough for each, so that a crowd need not come back
-    target = max(need, min(want, idle))
+    target = max(need, min(want, max(n0, 1)))
   elseif strand >= 0 then
     local out = charged - recovered
     if out < 0 then out = 0 end
     local free = limit - out                           -- if below 0, no rest is left to grant
     local left = free / limit
-    local prior = max(n0 * left * left, idle, 1)       -- the share of a client that has nothing yet
+    local prior = max(n0 * left * left, base, 1)       -- the share of a client that has nothing yet
     local part = max(g - b - recovered, 0)             -- what it had, or would have had at its pace
     if pace > 0 then part = max(part, pace * (max(length - (stop * 1000 - now) / 1000, 0) / length)) end
-    local share = min((part + prior) / (out + prior * peers), 1)
-    target = min(max(want, idle), max(floor(free * share / guided), idle, need))
+    local share = max(min((part + prior) / (out + prior * peers), 1), 1 / peers)
+    target = min(max(want, base), max(floor(free * share), base, need))
   end
   take = min(target - recovered, rest, most - g)
   if take < 0 then take = 0 end
@@ -337,7 +336,7 @@ if first then return { 0, now, stop, rest, 0, take } end
 local ms, wait, called, kind, sample, most = floor(now / 1000), min(floor(length / 20), 1000), 0, 0, 256, 32
 local short, again, mute = want > 0 and take + recovered < max(need, 1), false, 0
 if not (ours or head) then                             -- nobody is there
-elseif short and idle > 0 and (at > 0 or idle > floor(limit / 100)) then
+elseif short and idle > 0 and (need > 0 or at > 0 or idle > floor(limit / 100)) then
   kind = 1
 elseif short and out > 0 and repeated < 3 and ms - at >= (repeated + 1) * wait then
   kind, again, repeated = 1, true, repeated + 1

@@ -3,8 +3,10 @@ package counter
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
 )
 
 // lua/sync.lua repeats these numbers.
@@ -67,7 +69,7 @@ func (s *statement) messages() []Message {
 	kind, called := backend.Recall, []string(nil)
 	switch {
 	case c.own == nil: // nobody is there
-	case short && others > 0 && (c.at > 0 || others > s.Limit.Tokens/100):
+	case short && others > 0 && (s.Need > 0 || c.at > 0 || others > s.Limit.Tokens/100):
 		if called = s.recall(others); len(called) > 0 {
 			c.at, c.repeated = ms, 0
 		}
@@ -96,15 +98,20 @@ func (s *statement) messages() []Message {
 
 func present(a account) bool { return a.present }
 
-// some returns up to most other clients for which pick holds, of at most n that it looks at.
+// some draws up to most other clients for which pick holds, of at most n that it looks at.
 func (s *statement) some(n, most int, pick func(account) bool) (names []string) {
 	for name, a := range s.c.own {
-		if n--; n < 0 || len(names) == most {
+		if n--; n < 0 {
 			break
 		}
 		if name != s.Client && pick(a) {
 			names = append(names, name)
 		}
+	}
+	if len(names) > most {
+		slices.Sort(names)
+		at := int(chance.Part(time.Duration(len(names))))
+		names = append(names[at:], names[:at]...)[:most]
 	}
 	return names
 }

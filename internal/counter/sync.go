@@ -6,10 +6,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// guided is the divisor of a grant: a client gets its share of what remains, divided by
-// guided. lua/sync.lua repeats the number; the differential test notices a difference.
-const guided = 1.25
-
 // statement is a SyncRequest on its way through the steps of Sync. They work on a
 // copy of the counter, which shares only the map of accounts.
 type statement struct {
@@ -212,13 +208,16 @@ func (s *statement) target() int64 {
 	peers := max(s.out.Clients, s.Peers, 1) // after a reset the others are still to come
 	floor := n0
 	if s.Strand >= 0 {
-		floor = s.Strand / peers
+		floor = min(tokens/(5*peers), max(4, tokens/(20*peers)))
+		if s.c.at > 0 {
+			floor = 0
+		}
 	}
 	switch {
 	case s.Idle < 0: // more could not be called back
 		return s.Need
 	case s.out.Learning: // enough for each client, so that a crowd need not call again
-		return max(s.Need, min(s.Want, floor))
+		return max(s.Need, min(s.Want, n0))
 	case s.Strand < 0:
 		return s.Want
 	}
@@ -228,8 +227,8 @@ func (s *statement) target() int64 {
 	prior := max(float64(n0)*left*left, float64(floor), 1) // the weight of a client that has nothing yet
 	part := max(float64(s.acc.granted-s.acc.returned-s.out.Recovered), float64(s.Pace)*s.passed())
 	all := float64(out) + float64(prior*float64(peers)) // rounded as Lua does: no fused multiply-add
-	share := min((part+prior)/all, 1)
-	most := max(int64(min(free*share/guided, backend.MaxTokens)), floor)
+	share := max(min((part+prior)/all, 1), 1/float64(peers))
+	most := max(int64(min(free*share, backend.MaxTokens)), floor)
 	return min(max(s.Want, floor), max(most, s.Need))
 }
 

@@ -41,7 +41,8 @@ type rateEstimate struct {
 const (
 	coldPart    = 3               // of the window: the longest time for a batch while nothing is known
 	coldLeast   = 20              // of the window: the shortest time for such a batch
-	horizonPart = 60              // of the window: the time for a batch if the limit outlasts its forecast
+	sparePart   = 60              // of the window: what is used in that time may be held for a large request
+	horizonPart = 6               // of the window: the shortest time for a batch
 	horizonMax  = 5 * time.Minute // the longest time for a batch in any window
 	memoryPart  = 6               // of the window: the shortest memory of the mean rate
 	memoryMost  = 5               // windows: the longest memory of the mean rate
@@ -139,7 +140,7 @@ func (d *Demand) Reorder(l backend.Limit, lead time.Duration, idle int64) int64 
 		return 0
 	}
 	expected := max(d.peak, d.rate) * lead.Seconds()
-	most := max(float64(idle), d.rate*l.Window.Seconds()/horizonPart)
+	most := max(float64(idle), d.rate*l.Window.Seconds()/sparePart)
 	spare := min(d.size-1, most)
 	return int64(expected + 3*math.Sqrt(expected*(1+spare)) + spare + 0.5)
 }
@@ -213,12 +214,10 @@ func (d *Demand) Lasts(window, passed time.Duration, open bool) time.Duration {
 }
 
 // horizon is how far ahead a batch should reach: as long as the limit is expected to
-// last, and not beyond the window.
+// last, but a sixth of the window at least, because a forecast may be wrong and idle tokens
+// can be called back; and not beyond the window.
 func horizon(window, left, lasts time.Duration) time.Duration {
-	if lasts <= 0 {
-		lasts = window / horizonPart
-	}
-	return min(lasts, left, horizonMax)
+	return min(max(lasts, window/horizonPart), left, horizonMax)
 }
 
 // Surplus is how many tokens of a stock are worth giving back because they will not be

@@ -194,12 +194,13 @@ func TestSurplus(t *testing.T) {
 		{"10/s for 30 s", 10, 10, 30 * s, 30 * s, 1000, 6, 700},
 		{"less than half is not worth a call", 10, 10, 30 * s, 30 * s, 600, 6, 0},
 		{"a token more is", 10, 10, 30 * s, 30 * s, 601, 6, 301},
-		{"the limit ends sooner", 10, 10, 30 * s, 10 * s, 1000, 6, 900},
+		{"the limit ends sooner", 10, 10, 30 * s, 20 * s, 1000, 6, 800},
+		{"but a sixth of the window is never too far ahead", 10, 10, 30 * s, 9 * s, 1000, 6, 900},
 		{"the window ends sooner", 10, 10, 5 * s, 30 * s, 1000, 6, 950},
 		{"nothing of late", 10, 0, 30 * s, 30 * s, 1000, 6, 1000},
 		{"a little less of late may be chance", 10, 8.5, 30 * s, 30 * s, 1000, 6, 700},
 		{"what may lie idle is not worth a call", 10, 0, 30 * s, 30 * s, 12, 6, 0},
-		{"the limit lasts longer than forecast: a sixtieth", 10, 10, 30 * s, 0, 1000, 6, 990},
+		{"the limit lasts longer than forecast", 10, 10, 30 * s, -s, 1000, 6, 900},
 		{"nothing", 0, 0, 30 * s, 30 * s, 0, 0, 0},
 	} {
 		d := at(row.rate, 1)

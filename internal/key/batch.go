@@ -21,6 +21,7 @@ type situation struct {
 	now    int64
 	peers  int64         // processes that share the key, including this one
 	idle   int64         // this process' part of the tokens that may lie idle
+	small  bool          // the limit is too small for batches
 	short  bool          // the limit will run out before the window ends
 	lead   time.Duration // from ordering a batch to having it
 }
@@ -28,7 +29,7 @@ type situation struct {
 func (k *Key) situation(now int64) situation {
 	return situation{
 		Settings: &k.env.Settings, limit: k.terms.Load().Limit, demand: k.use.demand(), lease: k.lease.Load(), now: now,
-		peers: int64(max(k.clients, 1)), idle: k.idleTokens(), short: k.short, lead: k.shard.Lead(),
+		peers: int64(max(k.clients, 1)), idle: k.idleTokens(), small: k.small(), short: k.short, lead: k.shard.Lead(),
 	}
 }
 
@@ -64,7 +65,7 @@ func (s *situation) reorder() int64 {
 // strand is how many tokens may lie idle in all processes; -1 asks the store to grant
 // exactly what is wanted.
 func (s *situation) strand() int64 {
-	if !s.guided() {
+	if !s.guided() || s.small {
 		return -1
 	}
 	return s.demand.Idle(s.Sizing, s.Stranding, s.limit.Tokens, s.peers, s.reorder())
@@ -76,12 +77,6 @@ func (s *situation) batch(spent, stock, waiting int64) (int64, string) {
 	return s.demand.Batch(s.Sizing, demand.Situation{
 		Limit: s.limit, Open: open, Left: left, Lasts: s.lasts(), Spent: spent, Stock: stock, Waiting: waiting,
 	})
-}
-
-// surplus is how many tokens of the stock will not be used, and others may want.
-func (s *situation) surplus() int64 {
-	left, _ := s.left()
-	return s.demand.Surplus(s.limit.Window, left, s.lasts(), s.lease.Stock(), s.idle)
 }
 
 // left is how long tokens of the window may still be spent, or the length of the next
@@ -104,6 +99,7 @@ func (s *situation) lasts() time.Duration {
 // usage is the part of a key's state that only a key in use needs.
 type usage struct {
 	demand.Demand
+	recall   recall
 	timer    *time.Timer
 	due      int64         // when timer fires
 	replied  int64         // when the store answered last
@@ -116,12 +112,6 @@ type usage struct {
 	conflict int64         // until when requests get ErrConflict without a call
 	blocked  uint64        // number of the last question for the limit when it had become special
 	charge   int64         // when to state debt at the latest; 0 = at once
-
-	look         int64 // when to look for a surplus; 0 = not yet
-	lookSpent    int64 // tokens spent in all at the last look
-	refetchUntil int64 // a prefetch before that shows that the surplus of the last look was none
-	refetches    int8  // how often in this window it was none; each after the first doubles the time between looks
-	overstocked  bool  // requests gave back more than may lie idle: look whether it is used
 }
 
 // usage returns the key's usage, making one if there is none.
@@ -159,7 +149,7 @@ func (u *usage) observe(k *Key, now int64) {
 func (u *usage) opened(length time.Duration, spent, denied int64) {
 	u.Opened(length, spent, denied)
 	u.spread = spread(length)
-	u.look, u.refetchUntil, u.refetches, u.overstocked = 0, 0, 0, false
+	u.recall = recall{}
 }
 
 // spread is how long after a reset this process waits before it calls the store.
@@ -182,55 +172,34 @@ func (u *usage) backOff(now int64, longest time.Duration) {
 	u.backoff = now + int64(u.pause/2+chance.Part(u.pause/2))
 }
 
-// How often a key looks for a surplus.
-const (
-	lookPart     = 60 // of the window between two looks
-	maxRefetches = 7  // all but one double that time: then it is longer than a window
-)
+// lookPart divides the window. A key returns what the store does not know to be idle here at
+// most that often.
+const lookPart = 60
 
-// lookForSurplus looks, now and then, for tokens that are worth giving back. at is when to
-// look again; 0 = no need. A key that leaves, or makes direct calls, keeps no tokens.
-func (k *Key) lookForSurplus(now int64) (surplus, at int64) {
+// surplus is how many tokens are worth giving back now: all that a key which leaves, or makes
+// direct calls, has; what others want back; and, if the limit will run out, what requests
+// gave back, because the store would not call it. at is when to look again; 0 = no need.
+func (k *Key) surplus(now int64) (n, at int64) {
 	w, u := k.lease.Load(), k.use
 	switch {
 	case k.idle() || k.env.Direct:
 		return w.Stock(), 0
-	case !u.overstocked && (!k.env.guided() || !k.short), !w.Alive(now): // the usual case, which must be cheap
+	case !w.Alive(now):
 		return 0, 0
 	}
-	s := k.situation(now)
-	if k.held() <= 2*s.idle {
-		u.overstocked = false
+	unneeded := min(k.unneeded(), w.Stock())
+	if u.recall.called == w.Window && unneeded > 0 {
+		return unneeded, 0
+	}
+	u.recall.called = 0
+	if n = min(unneeded, u.recall.back); n <= k.idleTokens() || !k.short {
 		return 0, 0
 	}
-	if spent := k.spent(); now >= u.look {
-		// The first look only records the figures. A stock is no surplus if the rate since
-		// the last look uses it up long before the next one.
-		if u.look != 0 && 30*w.Stock() > spent-u.lookSpent {
-			u.observe(k, now)
-			surplus = s.surplus()
-		}
-		u.looked(now, int64(s.limit.Window)/lookPart, spent, surplus)
+	if now < u.recall.look {
+		return 0, u.recall.look
 	}
-	return surplus, u.look
-}
-
-// looked records a look for a surplus, with the tokens spent in all and the surplus found.
-// The next look comes after pause, or later: see prefetched.
-func (u *usage) looked(now, pause, spent, surplus int64) {
-	u.look, u.lookSpent, u.refetchUntil = now+pause<<max(u.refetches-1, 0), spent, 0
-	if surplus > 0 {
-		u.refetchUntil = now + pause
-	}
-}
-
-// prefetched records a prefetch. A peak that is over may still order what the rate has no
-// use for, and the next look would give that back, again and again. A prefetch soon after
-// a give-back shows this, so from the second one on, looks become rarer.
-func (u *usage) prefetched(now int64) {
-	if u != nil && now < u.refetchUntil {
-		u.refetchUntil, u.refetches = 0, min(u.refetches+1, maxRefetches)
-	}
+	u.recall.look = now + int64(k.terms.Load().Window)/lookPart
+	return n, 0
 }
 
 // most is the size of the largest request since the last take.

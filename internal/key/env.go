@@ -54,11 +54,14 @@ type Settings struct {
 	Fallback  Policy        // while the store is away
 }
 
-// Caller makes the calls of keys. No key is locked meanwhile, except that Shard may be
-// called under the lock of a key.
+// Caller makes the calls of keys. No key is locked meanwhile, except that Shard and Hears
+// may be called under the lock of a key.
 type Caller interface {
 	// Shard returns the shard that a key of the store is on now. It does no I/O.
 	Shard(stored string) *Shard
+
+	// Hears reports whether messages about a key of the store come here. It does no I/O.
+	Hears(stored string) bool
 
 	// Limit asks for the limit that a key has now. It calls a function of the user's,
 	// which may block or panic.

@@ -41,11 +41,13 @@ func (k *Key) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	switch why {
 	case next.Return:
 		f.giveBack(surplus)
+		if k.use != nil {
+			k.use.recall.called = 0
+		}
 	case next.Probe:
 		k.env.Counts.Probes.Add(1)
 	case next.Prefetch:
 		k.env.Counts.Prefetches.Add(1)
-		k.use.prefetched(now)
 	}
 	if f.asks() {
 		if k.firstFetch == 0 {
@@ -87,6 +89,9 @@ func (f *Fetch) state(now int64) {
 		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(t.Limit), Leaving: k.idle(),
 	}
 	q.Limit, q.OpenLength, q.End, q.Next = t.openings(w, now)
+	if q.Idle = k.idleHere(q.Key); k.use != nil {
+		k.use.recall.back = 0
+	}
 	if w != nil {
 		k.account.State(q, w.Window)
 	}
@@ -114,7 +119,9 @@ func (f *Fetch) size(probe int64) {
 	q.Want, f.Reason = q.Need, "direct"
 	if !s.Direct {
 		q.Want, f.Reason = s.batch(k.spent(), hand-forLine, line.Tokens())
-		q.Want = max(q.Want, q.Need)
+		if q.Want = max(q.Want, q.Need); s.small {
+			q.Want, f.Reason = q.Need, "small"
+		}
 	}
 	q.Strand = s.strand()
 	s.demand.Asked(q.Want, k.spent())
@@ -169,9 +176,12 @@ func (f *Fetch) End(c Trip, reply backend.SyncReply, err error) (_ error, receiv
 			received = f.failed(now, err) > 0
 		default:
 			f.Shard.ObserveLead(time.Duration(c.End - f.ordered))
-			f.apply(reply, c.Sent, now)
-			k.serve(now, k.terms.Load().Tokens <= f.Req.Limit.Tokens)
-			f.countUnserved(now)
+			waits := f.awaits(c, reply, now)
+			f.apply(reply, waits, c.Sent, now)
+			k.serve(now, !waits && k.terms.Load().Tokens <= f.Req.Limit.Tokens)
+			if !waits {
+				f.countUnserved(now)
+			}
 		}
 		idle = k.idle()
 		return changed
@@ -222,7 +232,7 @@ func (f *Fetch) countUnserved(now int64) {
 // apply applies the reply to f. The reply is one of three: the open window has another
 // length, and nothing has changed; figures of a window that the key has left meanwhile; or,
 // nearly always, the account as the store has it, and a grant.
-func (f *Fetch) apply(r backend.SyncReply, sent, now int64) {
+func (f *Fetch) apply(r backend.SyncReply, waits bool, sent, now int64) {
 	k := f.k
 	k.env.Counts.Reasserted.Add(r.Reasserted)
 	if f.Req.Leaving && !r.Conflict {
@@ -252,7 +262,7 @@ func (f *Fetch) apply(r backend.SyncReply, sent, now int64) {
 		k.use.charge = k.chargeAt(w, now)
 	}
 	k.clients = max(k.reported, k.clients)
-	denied := f.showsDenial(r, w)
+	denied := !waits && f.showsDenial(r, w)
 	w.Apply(r.State, sent, now)
 	k.queue.reserved += w.Reserve() + r.Grant
 	f.forecast(r, w, denied, now)
@@ -320,7 +330,7 @@ func (f *Fetch) forecast(r backend.SyncReply, w *lease.Lease, denied bool, now i
 	// If the store grants only what is needed, the limit is too small for batches.
 	small := r.Learning || f.Req.Want > f.Req.Need && r.Grant <= f.Req.Need
 	reorder := int64(-1)
-	if s := k.situation(now); s.ahead() && !small && !denied && w.Remaining() > 0 {
+	if s := k.situation(now); s.ahead() && !s.small && !small && !denied && w.Remaining() > 0 {
 		reorder = s.reorder()
 	}
 	// The batch may be smaller than what is used during the next fetch. The hot path

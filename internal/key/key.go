@@ -20,6 +20,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/keytable"
 	"github.com/go-reservoir/reservoir/internal/lease"
 	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // Key is one key. Exported methods are safe for concurrent use. These, event and update, and
@@ -138,6 +139,15 @@ func (e *Env) Make(name string, limit backend.Limit) *Key {
 
 // Find returns the key if it is in memory, or nil.
 func (e *Env) Find(name string) *Key { return keyOf(e.Table.Find(name)) }
+
+// FindStored is Find for the name of a key in the store.
+func (e *Env) FindStored(stored string) *Key {
+	name, key := placement.Split(stored)
+	if name != e.Name {
+		return nil
+	}
+	return e.Find(key)
+}
 
 // Get is Find without a lock. Rarely it misses a key that has just come.
 func (e *Env) Get(name string) *Key { return keyOf(e.Table.Get(name)) }
@@ -265,7 +275,7 @@ func (k *Key) advance(now, probe int64, slot *lane) (f *Fetch) {
 	}
 	facts := k.facts(now, probe)
 	if k.use != nil || k.idle() {
-		facts.Surplus, facts.Look = k.lookForSurplus(now)
+		facts.Surplus, facts.Look = k.surplus(now)
 	}
 	why, at := next.Step(facts)
 	for why != next.None && !k.takeSlot(&slot, facts.Class(why), facts.Open) {
@@ -332,7 +342,7 @@ func (k *Key) facts(now, probe int64) next.Facts {
 	}
 	u := k.use
 	if u != nil {
-		f.Backoff, f.Rejected, f.Spread = u.backoff, u.rejected, u.spread
+		f.Backoff, f.Rejected, f.Spread, f.Recall = u.backoff, u.rejected, u.spread, u.recall.again
 	}
 	if k.fallback.waiting() > 0 {
 		f.Charge = 1 // at once
@@ -356,7 +366,7 @@ func (k *Key) facts(now, probe int64) next.Facts {
 		return f
 	}
 	window := k.terms.Load().Window
-	f.Regular = k.env.ahead() && u.Regular(window)
+	f.Regular = k.env.ahead() && u.Regular(window) && !k.small()
 	f.Used = u.UsedIn(k.spent(), k.refusals.Load())
 	// Callers that come between the two bounds of the window's end would wait. If some are
 	// likely, read the end once more when it is near.

@@ -39,6 +39,8 @@ func newRig(limit backend.Limit) *rig {
 
 func (r *rig) Shard(string) *Shard { return r.shard }
 
+func (r *rig) Hears(string) bool { return false }
+
 func (r *rig) Limit(string) (backend.Limit, error) { return r.limit, nil }
 
 func (r *rig) Send(f *Fetch) {

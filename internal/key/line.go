@@ -327,6 +327,9 @@ func (k *Key) deny(w *lease.Lease, now int64) {
 	if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
 		k.deniedUntil = now + int64(turn*float64(time.Second))
 	}
+	if now < u.recall.again { // tokens may come back from others
+		k.deniedUntil = min(k.deniedUntil, u.recall.again)
+	}
 	k.inWindow(phaseDenied)
 	if u.recheck <= now {
 		u.recheck = now + int64(window)/askTimes

@@ -57,10 +57,9 @@ func (k *Key) refund(w *lease.Lease, n int64) effect {
 	k.env.Counts.Extra.Add(k.node.Hash, paid) // spent again
 	decide := k.queue != nil || k.deniedUntil != 0 || k.terms.Load().plan != Counted
 	k.putBack(w, back-paid)
-	if w.Stock() > 2*k.idleTokens() && !k.usage().overstocked { // a look must find out whether it is used
-		k.use.overstocked, decide = true, true
-	}
-	return effect{changed: decide}
+	u := &k.usage().recall
+	u.back += back - paid
+	return effect{changed: decide || u.back > k.idleTokens()}
 }
 
 // chargePart divides the window. Settled debt may wait that long for a statement.

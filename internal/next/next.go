@@ -55,6 +55,7 @@ type Facts struct {
 	Active  int   // callers in line whom a fetch may serve
 	Passing int   // the active callers that do not stay until a reset
 	Parked  int   // callers in line that stay until the reset
+	Recall  int64 // until when callers in line wait for tokens that others give back
 	Ending  bool  // a fetch has just found the old window, though it is over by our clock
 	Denied  int64 // until when the store surely has too little; 0 = it may have more
 	Probe   bool  // a caller was refused after Denied
@@ -151,6 +152,8 @@ func forCallers(f Facts) (Cause, int64) {
 		switch {
 		case f.Ending && f.Now <= f.Over:
 			at = f.Over + resolution
+		case f.Now < f.Recall:
+			at = f.Recall
 		case f.Passing > 0 || f.Rejected || f.Now >= f.Backoff:
 			return Waiters, at
 		default:

@@ -53,6 +53,13 @@ func TestStep(t *testing.T) {
 		{"and after a rejection", func(f *Facts) { f.Active, f.Backoff, f.Rejected = 1, 101, true }, Waiters, Never},
 		{"the store has the old window still", func(f *Facts) { f.Active, f.Passing, f.Ending, f.Over, f.Regular = 1, 1, true, 100, false }, None, 100 + 1e6},
 		{"and no more", func(f *Facts) { f.Active, f.Passing, f.Ending, f.Over = 1, 1, true, 99 }, Waiters, Never},
+		{"called tokens may come back until then", func(f *Facts) { f.Active, f.Passing, f.Recall = 1, 1, 101 }, None, 101},
+		{"and now they should be back", func(f *Facts) { f.Active, f.Passing, f.Recall = 1, 1, 100 }, Waiters, Never},
+		{"they come back after a failure", func(f *Facts) { f.Active, f.Recall, f.Backoff = 1, 100, 150 }, None, 150},
+		{"one who is parked waits for no recall", func(f *Facts) { f.Parked, f.Denied, f.Recall = 1, 150, 110 }, None, 150},
+		{"the store has the old window still, and nothing of it comes back", func(f *Facts) {
+			f.Active, f.Passing, f.Ending, f.Over, f.Recall, f.Regular = 1, 1, true, 100, 110, false
+		}, None, 100 + 1e6},
 		{"one is parked until the reset", func(f *Facts) { f.Parked, f.Denied, f.Spread = 1, 300, 40 }, None, 211},
 		{"one is parked until a probe is due", func(f *Facts) { f.Parked, f.Denied = 1, 150 }, None, 150},
 		{"that is due now", func(f *Facts) { f.Parked, f.Denied = 1, 100 }, None, 101},
@@ -61,6 +68,7 @@ func TestStep(t *testing.T) {
 		{"debt", func(f *Facts) { f.Charge, f.Backoff = 1, 100 }, Charge, Never},
 		{"debt that is not due", func(f *Facts) { f.Charge = 101 }, None, 101},
 		{"debt that has become due", func(f *Facts) { f.Charge = 100 }, Charge, Never},
+		{"debt does not wait for a recall", func(f *Facts) { f.Active, f.Recall, f.Charge = 1, 150, 100 }, Charge, Never},
 		{"debt, after a failure", func(f *Facts) { f.Charge, f.Backoff = 1, 101 }, None, 101},
 		{"returns", func(f *Facts) { f.Unconfirmed = true }, Return, Never},
 		{"returns, after a failure", func(f *Facts) { f.Unconfirmed, f.Backoff = true, 101 }, None, 101},

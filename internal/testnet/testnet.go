@@ -359,3 +359,16 @@ func (p *port) Settle(ctx context.Context, r backend.SettleRequest) (backend.Set
 func (p *port) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
 	return send(ctx, p, &Call{Op: "reset", Key: r.Key}, r, backend.Store.Reset)
 }
+
+// Listen implements [backend.Listener], if the store does: a message takes as long as a
+// request.
+func (p *port) Listen(process string, hear func(backend.Message)) backend.Subscription {
+	return (*p.net.store.Load()).(backend.Listener).Listen(process, func(m backend.Message) {
+		time.AfterFunc(p.net.delay, func() { hear(m) })
+	})
+}
+
+// Publish implements [backend.Listener].
+func (p *port) Publish(ctx context.Context, m backend.Message) error {
+	return (*p.net.store.Load()).(backend.Listener).Publish(ctx, m)
+}

@@ -76,7 +76,7 @@ func (r *Replay) run(ctx context.Context) (Outcome, error) {
 	r.book = newBook(r.Traffic, r.Limit.Tokens)
 	r.book.answered = r.Answered
 	for i := range r.Processes {
-		l, err := reservoir.New(r.way(i), r.Limit, r.Policy.Option, reservoir.WithMaxKeys(max(1<<20, len(r.Keys))))
+		l, err := reservoir.New(r.way(i).store(), r.Limit, r.Policy.Option, reservoir.WithMaxKeys(max(1<<20, len(r.Keys))))
 		if err != nil {
 			return Outcome{}, err
 		}
@@ -178,24 +178,29 @@ func (r *Replay) way(process int) *way {
 	return &way{Store: r.Store, replay: r, process: process, known: make(map[string]account)}
 }
 
-// travel is half of a call. It counts the call on its way there. Calls of Close take no
-// time, because no caller waits for them.
+// travel is half of a call. It counts the call on its way there.
 func (w *way) travel(ctx context.Context, back bool) error {
-	r := w.replay
-	now, d := time.Since(r.begin), r.Delay/2
 	if !back {
-		r.book.call(now)
+		w.replay.book.call(time.Since(w.replay.begin))
 	}
-	switch {
-	case !r.Virtual: // the real network takes its time
+	if !w.replay.Virtual { // the real network takes its time
 		return nil
-	case r.closing.Load():
-		d = 0
-	case r.Travel != nil:
-		d = r.Travel(w.process, now, back)
 	}
-	time.Sleep(d) // within the fetch timeout
+	time.Sleep(w.takes(back)) // within the fetch timeout
 	return ctx.Err()
+}
+
+// takes is how long half of a call travels now. Calls of Close take no time, because no
+// caller waits for them.
+func (w *way) takes(back bool) time.Duration {
+	r := w.replay
+	switch {
+	case r.closing.Load():
+		return 0
+	case r.Travel != nil:
+		return r.Travel(w.process, time.Since(r.begin), back)
+	}
+	return r.Delay / 2
 }
 
 // call makes one call. If ctx ends on the way there, the store has not executed it.
@@ -214,6 +219,7 @@ func call[R, T any](ctx context.Context, w *way, op string, f func(context.Conte
 }
 
 func (w *way) Sync(ctx context.Context, q backend.SyncRequest) (backend.SyncReply, error) {
+	q.Client = w.named(q.Client)
 	reply, err := call(ctx, w, "sync", w.Store.Sync, q)
 	if err == nil {
 		w.replay.book.received(w, q, reply)
@@ -227,3 +233,36 @@ func (w *way) Take(ctx context.Context, q backend.TakeRequest) (backend.TakeRepl
 
 // Shard returns the shard of a key, because limiters estimate their lead time by shard.
 func (w *way) Shard(key string) string { return placement.Shard(w.Store, key) }
+
+// store returns the way as the store that a limiter sees.
+func (w *way) store() backend.Store {
+	if l, ok := w.Store.(backend.Listener); ok {
+		return &heard{w, l}
+	}
+	return w
+}
+
+// named returns a client's name. On the virtual clock the number of the process replaces the
+// random part, because the store chooses among clients by name.
+func (w *way) named(client string) string {
+	if !w.replay.Virtual {
+		return client
+	}
+	return fmt.Sprintf("%06d%s", w.process, client[len(backend.Process(client)):])
+}
+
+// heard is a way on which messages of the store come too, as fast as a reply.
+type heard struct {
+	*way
+	backend.Listener
+}
+
+func (h *heard) Listen(process string, hear func(backend.Message)) backend.Subscription {
+	if !h.replay.Virtual {
+		return h.Listener.Listen(h.named(process), hear)
+	}
+	apart := time.Duration(h.process) // timers that are due at one instant run in any order
+	return h.Listener.Listen(h.named(process), func(m backend.Message) {
+		time.AfterFunc(h.takes(true)+apart, func() { hear(m) })
+	})
+}

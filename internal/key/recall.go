@@ -1,0 +1,102 @@
+package key
+
+import (
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
+)
+
+// This file has recall: tokens that lie idle in other processes come back before this one
+// refuses, and those that lie idle here go back when others want them.
+
+// smallPart is how many tokens of the limit each process must have at least, so that
+// batches are worth their calls.
+const smallPart = 5
+
+// small reports whether the limit is so small that a batch would be most of a process' part.
+// Then the store grants what callers wait for, and nothing is ordered ahead.
+func (k *Key) small() bool {
+	return k.env.guided() && k.terms.Load().Tokens < smallPart*int64(max(k.clients, 1))
+}
+
+// recall is what a key has heard, and waits for.
+type recall struct {
+	called backend.Window // others want idle tokens of this window
+	asked  int8           // statements for the line since the store called others, which did not serve it
+	back   int64          // tokens that requests gave back, of which no statement has told the store
+	look   int64          // when tokens that it does not know of may go back next
+	again  int64          // when to ask again, because called tokens may have come back
+}
+
+// maxAsked is how many statements ask for tokens that the store has called from others. The
+// reply to the last one decides.
+const maxAsked = 2
+
+// unneeded is how many of the tokens that the key holds nobody here waits for or will use
+// soon, within two lead times.
+func (k *Key) unneeded() int64 {
+	soon := int64(k.use.demand().Within(2 * k.shard.Lead()))
+	return max(k.held()-k.queue.callers().Tokens()-soon, 0)
+}
+
+// idleHere is what a statement says of idle tokens.
+func (k *Key) idleHere(stored string) int64 {
+	if !k.env.Caller.Hears(stored) {
+		return -1
+	}
+	return k.unneeded()
+}
+
+// Hear is the event of a message about the key.
+func (k *Key) Hear(m backend.Message) {
+	k.event(func(now int64) effect {
+		w := k.lease.Load()
+		current := w != nil && w.Window == m.Window
+		switch {
+		case k.phase == phaseRetired:
+		case m.Kind == backend.Recall && (current || k.queue.inFlight()): // the reply may name that window
+			k.usage().recall.called = m.Window
+			return changed
+		case !current:
+		case m.Kind == backend.Exhausted && k.terms.Load().Tokens <= m.Limit && !k.queue.inFlight():
+			w.AddRemaining(-w.Remaining())
+			k.deny(w, now)
+			k.deniedUntil = w.LatestEnd() // who has tokens again says so
+			return changed
+		case m.Kind == backend.Again:
+			k.allow()
+			return changed
+		case m.Kind == backend.Voided:
+			k.allow()
+			return effect{changed: true, probe: 1}
+		}
+		return unchanged
+	})
+}
+
+// awaits reports whether the callers in line that r does not serve may get tokens that the
+// store calls back from others, and sets the time to ask for them.
+func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
+	k := f.k
+	if r.Grant >= f.Req.Need && r.Remaining > 0 || r.Called == 0 && r.Idle == 0 {
+		if k.use != nil {
+			k.use.recall.asked, k.use.recall.again = 0, 0
+		}
+		return false
+	}
+	u := &k.usage().recall
+	u.again = now + int64(k.patience(c))
+	if r.Grant >= f.Req.Need {
+		return true
+	}
+	u.asked++
+	return u.asked <= maxAsked
+}
+
+// patience is how long called tokens may take to come back: two and a half round trips of
+// ours, and a little more, so that not all who want them ask at one instant.
+func (k *Key) patience(c Trip) time.Duration {
+	trip := time.Duration(c.End - c.Sent)
+	return min(trip*5/2+chance.Part(trip/2), k.terms.Load().Window/askTimes, k.env.Timeout)
+}
