@@ -130,6 +130,18 @@ func (d *Demand) Within(t time.Duration) float64 {
 	return d.rate * t.Seconds()
 }
 
+// Soon is Within as of now, if so many tokens were spent in all: a burst that is over says
+// little of what comes.
+func (d *Demand) Soon(window, t time.Duration, now, spent int64) float64 {
+	if d == nil {
+		return 0
+	}
+	is := *d
+	is.exhausted = 0
+	is.Observe(window, now, spent, 1)
+	return is.Within(t)
+}
+
 // Reorder is the stock at which to order, so that the stock lasts until the batch comes:
 // the tokens used in the lead time, three deviations of that, and a large request less one
 // token, because a stock that cannot serve the next request is useless. At low rates of

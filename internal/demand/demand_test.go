@@ -127,6 +127,21 @@ func TestUse(t *testing.T) {
 
 // TestReorder: what goes in the lead time, three deviations, and a large request less
 // a token, as far as that may be held.
+// TestSoon: a burst says less of what comes the longer ago it was, without an observation.
+func TestSoon(t *testing.T) {
+	var none *Demand
+	assert.Zero(t, none.Soon(time.Minute, s, 5, 5))
+	d := New(0, 1)
+	d.Observe(time.Minute, int64(4*time.Millisecond), 8, 1)
+	d.Exhausted(int64(4 * time.Millisecond))
+	was := *d
+	assert.InDelta(t, 8, d.Soon(time.Minute, 4*time.Millisecond, int64(4*time.Millisecond), 8), 0.5)
+	assert.InDelta(t, 2, d.Soon(time.Minute, 4*time.Millisecond, int64(16*time.Millisecond), 8), 0.2)
+	assert.InDelta(t, 4, d.Soon(time.Minute, 4*time.Millisecond, int64(16*time.Millisecond), 16), 0.2, "used meanwhile")
+	assert.Less(t, d.Soon(time.Minute, 4*time.Millisecond, int64(s), 8), 0.1)
+	assert.Equal(t, was, *d, "nothing is observed")
+}
+
 func TestReorder(t *testing.T) {
 	for _, row := range []struct {
 		name       string

@@ -187,7 +187,7 @@ func (k *Key) surplus(now int64) (n, at int64) {
 	case !w.Alive(now):
 		return 0, 0
 	}
-	unneeded := min(k.unneeded(), w.Stock())
+	unneeded := min(k.unneeded(now), w.Stock())
 	if u.recall.called == w.Window && unneeded > 0 {
 		return unneeded, 0
 	}

@@ -35,17 +35,21 @@ const maxAsked = 2
 
 // unneeded is how many of the tokens that the key holds nobody here waits for or will use
 // soon, within two lead times.
-func (k *Key) unneeded() int64 {
-	soon := int64(k.use.demand().Within(2 * k.shard.Lead()))
-	return max(k.held()-k.queue.callers().Tokens()-soon, 0)
+func (k *Key) unneeded(now int64) int64 {
+	soon := k.use.demand().Soon(k.terms.Load().Window, 2*k.shard.Lead(), now, k.spent())
+	return max(k.free()-int64(soon), 0)
 }
 
-// idleHere is what a statement says of idle tokens.
+// free is how many of the tokens that the key holds nobody here waits for.
+func (k *Key) free() int64 { return max(k.held()-k.queue.callers().Tokens(), 0) }
+
+// idleHere is what a statement says of idle tokens: an upper bound of what a recall could
+// bring, so it includes what will be used soon.
 func (k *Key) idleHere(stored string) int64 {
 	if !k.env.Caller.Hears(stored) {
 		return -1
 	}
-	return k.unneeded()
+	return k.free()
 }
 
 // Hear is the event of a message about the key.
