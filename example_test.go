@@ -430,31 +430,6 @@ func ExampleWithName() {
 	// false 2
 }
 
-// Two processes share a limit. No token may lie unspent in one process while the other is
-// refused, at the price of more calls near the limit's end.
-func ExampleWithStranding() {
-	store, ctx := memstore.New(), context.Background()
-	var processes []*reservoir.Limiter
-	for range 2 {
-		limiter, err := reservoir.New(store, reservoir.PerHour(1000), reservoir.WithStranding(0))
-		if err != nil {
-			panic(err)
-		}
-		defer limiter.Close(ctx)
-		processes = append(processes, limiter)
-	}
-	admitted := 0
-	for range 1000 {
-		for _, limiter := range processes {
-			if r, _ := limiter.Allow(ctx, "user:42"); r.Allowed {
-				admitted++
-			}
-		}
-	}
-	fmt.Println(admitted)
-	// Output: 1000
-}
-
 // WithShadow shows what a limit would refuse before you enforce it.
 func ExampleWithShadow() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(2), reservoir.WithShadow())

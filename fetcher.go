@@ -505,7 +505,7 @@ func (l *Limiter) reopen(s *key.Shard) {
 func (l *Limiter) probe(ctx context.Context, s *key.Shard, stored string) {
 	call := l.newCall(s, stored, StoreCall{Op: "sync", Cause: string(next.Reopen)})
 	defer call.report()
-	_, err := call.sync(ctx, backend.SyncRequest{Key: stored, Client: l.env.Client + ".probe", Limit: l.anyLimit(), Strand: -1})
+	_, err := call.sync(ctx, backend.SyncRequest{Key: stored, Client: l.env.Client + ".probe", Limit: l.anyLimit(), Exact: true})
 	if errors.Is(call.Err, ErrConflict) { // the key has a limit of its own, which a probe need not know
 		call.Err = nil
 	}

@@ -4,7 +4,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"time"
 	"unicode"
@@ -24,7 +23,6 @@ type config struct {
 	sizing       Sizing
 	direct       bool
 	limits       func(key string) Limit
-	stranding    float64
 	fetchTimeout time.Duration
 	failure      Failure
 	maxKeys      int
@@ -37,7 +35,6 @@ func defaults(limit Limit) config {
 	return config{
 		limit:        limit,
 		sizing:       Adaptive(1, 0),
-		stranding:    0.01,
 		fetchTimeout: 100 * time.Millisecond,
 		maxKeys:      1 << 20,
 		failure:      FailClosed(),
@@ -88,13 +85,6 @@ func WithDirect() Option { return func(c *config) { c.direct = true } }
 func WithLimits(limits func(key string) Limit) Option {
 	return func(c *config) { c.limits = limits }
 }
-
-// WithStranding sets the share of the limit, 0 to 1, that may lie unspent in all
-// processes together when the limit has run out: 0.01 by default. A larger share means
-// fewer store calls near the end of the limit; 0 means direct calls there. It applies to
-// [Adaptive] only. It is a goal: a burst on a new key may leave up to half of the limit in
-// one process. The max of Adaptive bounds that.
-func WithStranding(share float64) Option { return func(c *config) { c.stranding = share } }
 
 // WithFetchTimeout bounds how long one call to the store may take: 100 ms by default; d
 // must be more than 0. A caller without stock waits for its own fetch and at most for the
@@ -210,7 +200,7 @@ func (c *config) anyLimit() Limit {
 func (c *config) settings() key.Settings {
 	return key.Settings{
 		Limit: c.limit, ByKey: c.limits != nil, Name: c.name, Client: rand.Text()[:12], Sizing: c.sizing.policy, Direct: c.direct,
-		Stranding: c.stranding, Timeout: c.fetchTimeout, Fallback: c.failure.policy,
+		Timeout: c.fetchTimeout, Fallback: c.failure.policy,
 	}
 }
 
@@ -226,8 +216,6 @@ func (c *config) validate() error {
 	switch {
 	case len(c.name) > 64 || strings.ContainsFunc(c.name, unicode.IsControl):
 		return fmt.Errorf("%w: a name of %d bytes, want up to 64 and no control characters", ErrOption, len(c.name))
-	case math.IsNaN(c.stranding) || c.stranding < 0 || c.stranding > 1:
-		return fmt.Errorf("%w: a stranding share of %v, want 0 to 1", ErrOption, c.stranding)
 	case c.fetchTimeout <= 0 || c.fetchTimeout > 24*time.Hour:
 		return fmt.Errorf("%w: a fetch timeout of %v, want more than 0 and at most a day", ErrOption, c.fetchTimeout)
 	case c.maxKeys < 0:

@@ -232,7 +232,7 @@ func countUnderFaults(t *testing.T, seed uint64, opt reservoir.Option) {
 	})
 	const window = 6 * time.Second
 	all := fleet(t, 3, net, reservoir.Limit{Tokens: 3000, Window: window}, opt,
-		reservoir.WithIdle(time.Second), reservoir.WithStranding(0.001), reservoir.WithFailure(reservoir.FailLocal(0.01)))
+		reservoir.WithIdle(time.Second), reservoir.WithFailure(reservoir.FailLocal(0.01)))
 	last, begin, done := make([]reservoir.Stats, len(all)), time.Now(), make(chan struct{})
 	go func() {
 		defer close(done)

@@ -485,9 +485,8 @@ func (l *Limiter) closedError() error {
 // window at once. Other processes learn of it when they next ask the store: when their
 // stock is used up or, if they refuse, at their next probe. All processes together probe
 // some 20 times a window, so with many processes that takes long. Tokens of the old window
-// that others hold come on top of the limit; if it had run out, [WithStranding] says about
-// how many these are. If no window is open, Reset does nothing. After an error of class
-// Unknown, or of ctx, the window may be a fresh one.
+// that others hold come on top of the limit. If no window is open, Reset does nothing.
+// After an error of class Unknown, or of ctx, the window may be a fresh one.
 func (l *Limiter) Reset(ctx context.Context, name string) error {
 	limit, err := l.begin(ctx, name)
 	if err != nil || key.PlanOf(limit) != key.Counted {

@@ -229,7 +229,7 @@ func TestMaxKeys(t *testing.T) {
 func TestFaultyOptions(t *testing.T) {
 	for i, opt := range []reservoir.Option{
 		reservoir.WithFailure(reservoir.Failure{}), reservoir.WithFailure(reservoir.FailLocal(-0.1)), reservoir.WithFailure(reservoir.FailLocal(1.1)),
-		reservoir.WithStranding(2), reservoir.WithFetchTimeout(0), reservoir.WithFetchTimeout(math.MaxInt64), reservoir.WithMaxKeys(-1), reservoir.WithIdle(0), reservoir.WithBatch(reservoir.Fixed(0)),
+		reservoir.WithFetchTimeout(0), reservoir.WithFetchTimeout(math.MaxInt64), reservoir.WithMaxKeys(-1), reservoir.WithIdle(0), reservoir.WithBatch(reservoir.Fixed(0)),
 	} {
 		_, err := reservoir.New(memstore.New(), reservoir.PerMinute(1), opt)
 		assert.ErrorIs(t, err, reservoir.ErrOption, i)

@@ -8,10 +8,11 @@
 // retry, repeat a statement, send it late, or die.
 //
 // A limiter may hold tokens that it does not use. The ledger knows about how many: for each
-// client what it stated as Idle, and what was granted beyond its Need since. If a statement wants
-// tokens and the key has too few, while others hold more than a hundredth of the limit
-// idle (or any, after the first time in a window), the store calls them: a [Listener] sends
-// them messages, they return what they do not need, and the client asks again. The first
+// client what it stated as Idle, and what was granted beyond its Need since. If the key has too
+// few tokens for a statement, while others hold some idle, the store calls them: a [Listener]
+// sends them messages, they return what they do not need, and the client asks again. For
+// tokens that no request waits for, the store calls only if more than a hundredth of the limit
+// is idle, or if it has called before in the window. The first
 // client that finds neither tokens nor anybody to call makes the store tell all others that
 // the limit is used up.
 //
@@ -135,17 +136,16 @@ type SyncRequest struct {
 	// count it until it asks again.
 	Leaving bool
 
-	// Idle is how many tokens of Window the client holds that nobody there waits for; -1 =
-	// it gets no messages ([Listener]), so that its idle tokens cannot be recalled. Then
-	// the store grants it no more than Need, because what it holds beyond that would be
-	// lost to others.
-	Idle int64
+	// Exact asks for Want as it is, or what remains if that is less. Otherwise the store
+	// sizes the grant: large while the window is full and smaller as it runs out, in
+	// proportion to what each client has used.
+	Exact bool
 
-	// Strand is how many tokens of the limit may lie unspent in all clients together.
-	// It makes grants large while the window is full and smaller as it runs out, in
-	// proportion to what each client has used. If Strand is negative, the store grants
-	// Want, or what remains if that is less.
-	Strand int64
+	// Idle is how many tokens of Window the client holds that nobody there waits for; -1 =
+	// it gets no messages ([Listener]), so that its idle tokens cannot be recalled. Unless
+	// it asks for an Exact grant, it then gets smaller ones, so that about a hundredth of
+	// the limit lies idle in all such clients when the limit runs out.
+	Idle int64
 
 	// Peers is the number of clients in the last reply; 0 if unknown. At the beginning
 	// of a window the store's ledger has not yet counted them.

@@ -18,7 +18,7 @@ func ExampleStore() {
 	limit := backend.Limit{Tokens: 1000, Window: time.Hour}
 
 	// A statement asks for a batch. Repeated after a lost reply it charges nothing twice.
-	ask := backend.SyncRequest{Key: "user:42", Client: "a", Limit: limit, Want: 100, Need: 1, Least: 1, Strand: -1}
+	ask := backend.SyncRequest{Key: "user:42", Client: "a", Limit: limit, Want: 100, Need: 1, Least: 1, Exact: true}
 	for range 2 {
 		r, _ := store.Sync(ctx, ask)
 		fmt.Println("grant", r.Grant, "granted", r.Granted, "recovered", r.Recovered, "remaining", r.Remaining)
@@ -39,7 +39,7 @@ func ExampleStore() {
 	// An operator reads the ledger, and opens a fresh window.
 	var inspector backend.Inspector = store
 	inside, _ := inspector.Inspect(ctx, "user:42")
-	fmt.Println(inside.Used, inside.Clients[0] == backend.Account{Client: "a", Granted: 100})
+	fmt.Println(inside.Used, inside.Clients, inside.Idle)
 	state, _ = store.Reset(ctx, backend.ResetRequest{Key: "user:42", Limit: limit})
 	fmt.Println(state.Remaining)
 	// Output:
@@ -49,7 +49,7 @@ func ExampleStore() {
 	// true 0
 	// true 0
 	// 299 true true
-	// 701 true
+	// 701 [{a 100 0 99}] 99
 	// 1000
 }
 

@@ -82,8 +82,8 @@ func (r SyncRequest) Validate() error {
 		return fmt.Errorf("%w: debt %d", ErrTokens, r.Debt)
 	case r.Least < 0 || r.Need < r.Least || r.Want < r.Need || r.Want > MaxTokens:
 		return fmt.Errorf("%w: want %d, need %d, least %d", ErrTokens, r.Want, r.Need, r.Least)
-	case r.Window < 0 || int64(r.Window) > MaxTokens || r.Strand > MaxTokens || r.Peers < 0 || r.Peers > MaxTokens || r.Pace < 0 || r.Pace > MaxTokens:
-		return fmt.Errorf("%w: window %d, strand %d, peers %d, pace %d", ErrTokens, r.Window, r.Strand, r.Peers, r.Pace)
+	case r.Window < 0 || int64(r.Window) > MaxTokens || r.Peers < 0 || r.Peers > MaxTokens || r.Pace < 0 || r.Pace > MaxTokens:
+		return fmt.Errorf("%w: window %d, peers %d, pace %d", ErrTokens, r.Window, r.Peers, r.Pace)
 	case r.Idle < -1 || r.Idle > MaxTokens:
 		return fmt.Errorf("%w: idle %d", ErrTokens, r.Idle)
 	case r.Total < 0 || r.Total > MaxTokens || r.Used < 0 || r.Used > MaxTokens:

@@ -24,8 +24,7 @@
 --       4 want          tokens; 0 = only state the account
 --       5 need          tokens of want that callers wait for
 --       6 least         tokens that the first of them needs: with less, nothing new is granted
---       7 strand        tokens of the limit that may lie idle in all clients; -1 = grant want as it is; -2 = grant no more
---                       than need, because the client gets no messages
+--       7 how           1 = grant want as it is, 2 = the client gets no messages, 3 = both, 0 = neither
 --    then, unless all of these are 0:
 --       8 peers         clients in the last reply; 0 = unknown
 --       9 pace          tokens that the client would use in a whole window at its present rate
@@ -65,8 +64,8 @@ local most = 9007199254740991                          -- the largest exact inte
 if format('%d', 4294967296) ~= '4294967296' then return redis.error_reply('BADSTATE the server has no integers of 64 bits') end
 
 local args = #ARGV
-local client, limit, length, want, need, least, strand = unpack(ARGV)
-limit, length, want, need, strand = limit + 0, length + 0, want + 0, need + 0, strand + 0
+local client, limit, length, want, need, least, how = unpack(ARGV)
+limit, length, want, need, how = limit + 0, length + 0, want + 0, need + 0, how + 0
 local now = ARGV[args]
 if now ~= '' then
   now = now + 0
@@ -234,16 +233,19 @@ if rest < 0 then rest = 0 end
 if not leaving then clients = clients + 1 end
 local take = 0
 if want > 0 and rest + recovered - least >= 0 then
-  local n0 = floor(limit / 1000)
+  local n0 = max(floor(limit / 1000), 1)
   if peers < clients then peers = clients end          -- after a reset most have not called yet
   if peers < 1 then peers = 1 end
-  local base = strand < 0 and max(n0, 1) or at > 0 and 0 or min(floor(limit / (5 * peers)), max(4, floor(limit / (20 * peers))))
   local target = want
-  if strand == -2 then
-    target = need
-  elseif learning then                                 -- enough for each, so that a crowd need not come back
-    target = max(need, min(want, max(n0, 1)))
-  elseif strand >= 0 then
+  if learning then                                     -- enough for each, so that a crowd need not come back
+    target = max(need, min(want, n0))
+  elseif how % 2 == 0 then
+    local base, least, divisor = 0, 1 / peers, 1
+    if how == 2 then                                   -- what is idle there cannot be called: a hundredth of the limit in all
+      base, least, divisor = floor(limit / ((pace > 0 and 100 or 1000) * peers)), 0, 1.25
+    elseif at == 0 then
+      base = min(floor(limit / (5 * peers)), max(4, floor(limit / (20 * peers))))
+    end
     local out = charged - recovered
     if out < 0 then out = 0 end
     local free = limit - out                           -- if below 0, no rest is left to grant
@@ -251,8 +253,8 @@ if want > 0 and rest + recovered - least >= 0 then
     local prior = max(n0 * left * left, base, 1)       -- the share of a client that has nothing yet
     local part = max(g - b - recovered, 0)             -- what it had, or would have had at its pace
     if pace > 0 then part = max(part, pace * (max(length - (stop * 1000 - now) / 1000, 0) / length)) end
-    local share = max(min((part + prior) / (out + prior * peers), 1), 1 / peers)
-    target = min(max(want, base), max(floor(free * share), base, need))
+    local share = max(min((part + prior) / (out + prior * peers), 1), least)
+    target = min(max(want, base), max(floor(free * share / divisor), base, need))
   end
   take = min(target - recovered, rest, most - g)
   if take < 0 then take = 0 end
@@ -269,7 +271,7 @@ end
 -- statement, or one whose reply was lost, lowers nothing.
 local first = fresh and args == 9 and rest > 0
 local keep = first or known or g > 0 or d > 0 or want > 0 and not leaving
-if not keep or leaving or strand == -2 then
+if not keep or leaving or how > 1 then
   spare = 0
 else
   if take + recovered > need then stated = stated + (take + recovered - need) end

@@ -98,7 +98,7 @@ func (b *bench) take(n int64) backend.TakeReply {
 
 // syncAll asks until nothing remains. A duplicate of each statement races with it.
 func (b *bench) syncAll(client string) int64 {
-	x := backend.SyncRequest{Key: b.key, Limit: b.limit, Client: client, Want: 100, Need: 1, Strand: 50}
+	x := backend.SyncRequest{Key: b.key, Limit: b.limit, Client: client, Want: 100, Need: 1}
 	for {
 		var twin sync.WaitGroup
 		twin.Go(func() { _, _ = b.store.Sync(b.at(0), x) })

@@ -108,7 +108,7 @@ func (f *failover) step() time.Duration { return time.Duration(f.rnd.IntN(200)) 
 // wish is what c backend.SyncRequests, now with a wish for up to a tenth of the limit.
 func (f *failover) wish(c backend.SyncRequest, rnd *rand.Rand) backend.SyncRequest {
 	c.Want = 1 + rnd.Int64N(f.limit.Tokens/10)
-	c.Need, c.Strand, c.Peers = min(c.Want, 20), f.limit.Tokens/100, failoverSize
+	c.Need, c.Peers = min(c.Want, 20), failoverSize
 	return c
 }
 

@@ -85,10 +85,10 @@ func testCalledAtOnce(t testing.TB, s backend.Store) {
 	for _, n := range []int64{40, 1000} {
 		b := newBench(t, s, backend.Limit{Tokens: n, Window: far})
 		for i := range n {
-			b.sync(0, backend.SyncRequest{Client: fmt.Sprint("c", i), Want: 1, Strand: -1})
+			b.sync(0, backend.SyncRequest{Client: fmt.Sprint("c", i), Want: 1, Exact: true})
 		}
 		for called := int64(32); called < min(n, 20*32); called += 32 {
-			got := b.sync(time.Second, backend.SyncRequest{Client: "x", Want: 1, Need: 1, Strand: -1})
+			got := b.sync(time.Second, backend.SyncRequest{Client: "x", Want: 1, Need: 1, Exact: true})
 			equal(t, "called", got.Called, called)
 			equal(t, "idle", got.Idle, n-called)
 		}

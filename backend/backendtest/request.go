@@ -44,7 +44,7 @@ func testFaults(t testing.TB, s backend.Store) {
 	}
 	for _, n := range []int64{-1, backend.MaxTokens + 1} {
 		for field := range reflect.TypeFor[backend.SyncRequest]().Fields() {
-			if field.Type.Kind() != reflect.Int64 || n < 0 && (field.Name == "Strand" || field.Name == "Idle") {
+			if field.Type.Kind() != reflect.Int64 || n < 0 && field.Name == "Idle" {
 				continue
 			}
 			r, want := good, backend.ErrTokens
@@ -137,7 +137,7 @@ func testHostileKeys(t testing.TB, s backend.Store) {
 		b.key = key
 		rest := int64(9 - i%9)
 		equal(t, "first of its key: "+key, must(s.Take(b.at(0), backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: 10 - rest}))(t).Remaining, rest)
-		got := b.sync(0, backend.SyncRequest{Client: "x", Want: 1, Need: 1, Strand: -1})
+		got := b.sync(0, backend.SyncRequest{Client: "x", Want: 1, Need: 1, Exact: true})
 		equal(t, "grant", got.Grant, 1)
 		equal(t, "clients", got.Clients, 1)
 	}
@@ -159,7 +159,7 @@ func testHostileClients(t testing.TB, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: 1000, Window: far})
 	list := []string{"a", "W", "l", "w ", " w", "dry", "~", "~1", "w\x00", "\x00", "\n", "{}", "}", "%s", "1", "1 2", "\xff", strings.Repeat("x", 64)}
 	for i, client := range list {
-		got := b.sync(0, backend.SyncRequest{Client: client, Want: int64(i + 1), Strand: -1})
+		got := b.sync(0, backend.SyncRequest{Client: client, Want: int64(i + 1), Exact: true})
 		equal(t, "granted", got.Granted, int64(i+1))
 		equal(t, "clients", got.Clients, int64(i+1))
 	}

@@ -34,11 +34,14 @@ func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backen
 	if r.Leaving {
 		leaving = 1
 	}
-	strand := r.Strand
-	if r.Idle < 0 { // it gets no messages
-		strand = -2
+	how := 0
+	if r.Exact {
+		how = 1
 	}
-	n, err := s.eval(ctx, "sync", lua.Sync, r.Key, r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, strand,
+	if r.Idle < 0 { // it gets no messages
+		how += 2
+	}
+	n, err := s.eval(ctx, "sync", lua.Sync, r.Key, r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, how,
 		r.Peers, r.Pace, int64(r.End), int64(r.Next), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds(), max(r.Idle, 0), 0, s.now(ctx).UnixMicro())
 	if err != nil {
 		return reply, err

@@ -238,7 +238,7 @@ func TestHalfAccess(t *testing.T) {
 	for _, missing := range []string{"set", "hset", "hincrby", "pexpireat"} {
 		server.SetUser("user poor on >" + aclPassword + " ~* +@all -" + missing)
 		poor := redisstore.New(server.Client(redistest.User("poor", aclPassword)))
-		account := backend.SyncRequest{Key: missing, Client: "a", Limit: limit10, Want: 10, Need: 10, Strand: -1}
+		account := backend.SyncRequest{Key: missing, Client: "a", Limit: limit10, Want: 10, Need: 10, Exact: true}
 		held, err := s.Sync(t.Context(), account)
 		require.NoError(t, err)
 		require.EqualValues(t, 10, held.Grant)

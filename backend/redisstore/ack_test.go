@@ -67,7 +67,7 @@ func (p *replicatedPair) used(t *testing.T, s *redistest.Server) string {
 // nobody, however often it is asked for, and is handed over once it is safe.
 func TestGrantIsWithheldUntilReplicated(t *testing.T) {
 	p := newReplicatedPair(t)
-	request := backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Strand: -1}
+	request := backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Exact: true}
 	take(t, p.store(10*time.Second), "k", 1)
 	p.link.Hold(true)
 	p.Primary.ResetStats()

@@ -44,7 +44,7 @@ func BenchmarkFreshKeys(b *testing.B) {
 			return err
 		}},
 		{"sync", func(ctx context.Context, key string) error {
-			_, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "client", Limit: limit, Want: 1, Need: 1, Strand: 10})
+			_, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "client", Limit: limit, Want: 1, Need: 1})
 			return err
 		}},
 	} {

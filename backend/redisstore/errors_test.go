@@ -128,7 +128,7 @@ func testFault(t *testing.T, row row, sc *script) {
 func one(ctx context.Context, s *Store, sc *script) (err error) {
 	switch sc {
 	case syncScript:
-		_, err = s.Sync(ctx, backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Strand: -1})
+		_, err = s.Sync(ctx, backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Exact: true})
 	case takeScript:
 		_, err = s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 2})
 	case checkScript:

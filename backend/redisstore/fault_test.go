@@ -151,7 +151,7 @@ func TestNotAfter(t *testing.T) {
 }
 
 // statement asks for two tokens.
-var statement = backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 2, Strand: -1}
+var statement = backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 2, Exact: true}
 
 // one makes one call on k, for two tokens.
 func (f *faulty) one(ctx context.Context, op string, window backend.Window) (err error) {

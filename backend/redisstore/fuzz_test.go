@@ -107,7 +107,7 @@ func abs(n int64) int64 {
 func fuzzOne(ctx context.Context, s backend.Store, op int, l backend.Limit, n int64) (granted, returned int64, err error) {
 	switch op {
 	case 0:
-		r, err := s.Sync(ctx, backend.SyncRequest{Key: "k", Client: "a", Limit: l, Want: n, Need: n, Strand: -1})
+		r, err := s.Sync(ctx, backend.SyncRequest{Key: "k", Client: "a", Limit: l, Want: n, Need: n, Exact: true})
 		return r.Grant, r.Returned, err
 	case 1:
 		r, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: l, Tokens: n})

@@ -23,7 +23,7 @@ func TestHalfPair(t *testing.T) {
 			ctx := t.Context()
 			lose := func() (lost backend.SyncReply) {
 				require.NoError(t, client.FlushDB(ctx).Err())
-				lost, err := s.Sync(ctx, backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Strand: -1})
+				lost, err := s.Sync(ctx, backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Exact: true})
 				require.NoError(t, err)
 				require.EqualValues(t, 4, lost.Grant)
 				require.EqualValues(t, 1, client.Del(ctx, half).Val())
@@ -66,7 +66,7 @@ func TestHalfPairBeforeATake(t *testing.T) {
 		require.NoError(t, client.FlushDB(ctx).Err())
 		start := time.Now()
 		end := backend.Window(start.Add(12 * time.Hour).UnixMilli())
-		q := backend.SyncRequest{Key: "k", Client: "a", Limit: limit, End: end, Want: 90, Need: 90, Strand: -1}
+		q := backend.SyncRequest{Key: "k", Client: "a", Limit: limit, End: end, Want: 90, Need: 90, Exact: true}
 		r, err := s.Sync(ctx, q)
 		require.NoError(t, err)
 		require.EqualValues(t, 90, r.Grant)

@@ -51,7 +51,7 @@ func TestLayout(t *testing.T) {
 	require.EqualValues(t, 2, client.DBSize(ctx).Val(), "no ledger without batches")
 
 	sync := func(r backend.SyncRequest) {
-		r.Key, r.Limit, r.Strand = "user 1", limit10, -1
+		r.Key, r.Limit, r.Exact = "user 1", limit10, true
 		_, err := s.Sync(ctx, r)
 		require.NoError(t, err)
 	}
@@ -97,7 +97,7 @@ func TestCountBelowZero(t *testing.T) {
 		require.Zero(t, in.Used)
 	}
 	require.EqualValues(t, 8, take(t, s, "a", 2).Remaining)
-	sync, err := s.Sync(t.Context(), backend.SyncRequest{Key: "b", Client: "x", Limit: limit10, Want: 10, Strand: -1})
+	sync, err := s.Sync(t.Context(), backend.SyncRequest{Key: "b", Client: "x", Limit: limit10, Want: 10, Exact: true})
 	require.NoError(t, err)
 	require.EqualValues(t, 10, sync.Grant)
 	require.Zero(t, sync.Remaining)
@@ -148,7 +148,7 @@ func TestSharesWithGitHub(t *testing.T) {
 		require.EqualValues(t, end*1000, got.Window)
 		require.Equal(t, r.remaining, got.Remaining)
 	}
-	sync, err := s.Sync(at(time.Second), backend.SyncRequest{Key: "them", Client: "a", Limit: limit10, Want: 2, Strand: -1})
+	sync, err := s.Sync(at(time.Second), backend.SyncRequest{Key: "them", Client: "a", Limit: limit10, Want: 2, Exact: true})
 	require.NoError(t, err)
 	require.EqualValues(t, end*1000, sync.Window)
 	require.EqualValues(t, 1, sync.Remaining)
@@ -177,7 +177,7 @@ func TestSharesWithGitHub(t *testing.T) {
 	// They opened the next one over our ledger, which is void.
 	require.Equal(t, []int64{1, next}, theirs(rate, "{them}", 1, next, clock(61*time.Second)))
 	sync, err = s.Sync(at(61*time.Second), backend.SyncRequest{
-		Key: "them", Client: "a", Limit: limit10, Window: backend.Window(end * 1000), Granted: 2, Want: 4, Strand: -1,
+		Key: "them", Client: "a", Limit: limit10, Window: backend.Window(end * 1000), Granted: 2, Want: 4, Exact: true,
 	})
 	require.NoError(t, err)
 	require.EqualValues(t, next*1000, sync.Window)
@@ -307,8 +307,8 @@ func TestLedgerOfOthers(t *testing.T) {
 	s := redisstore.New(client)
 	w := take(t, s, "k", 1).Window
 	require.NoError(t, client.HSet(t.Context(), "{k}:own", "w", int64(w)).Err())
-	got, err := s.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 9, Strand: 1})
+	got, err := s.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 9})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, got.Clients)
-	require.InDelta(t, 3, got.Grant, 1) // 9 · (1/(1+1)), and less for the taper
+	require.EqualValues(t, 9, got.Grant)
 }

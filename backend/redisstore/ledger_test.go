@@ -30,7 +30,7 @@ func TestLedgerLost(t *testing.T) {
 		return r
 	}
 	for i, client := range []string{"a", "b", "c"} {
-		holders[i] = backend.SyncRequest{Key: "k", Client: client, Limit: limit, Want: 200, Strand: -1}
+		holders[i] = backend.SyncRequest{Key: "k", Client: client, Limit: limit, Want: 200, Exact: true}
 		require.EqualValues(t, 200, state(i).Grant)
 	}
 	holders[2].Returned = 50
@@ -84,7 +84,7 @@ func TestLedgerOfManyProcesses(t *testing.T) {
 			client := server.Client()
 			s := redisstore.New(client)
 			sync := func(at time.Duration, name string) backend.SyncReply {
-				r, err := s.Sync(storeclock.With(t.Context(), base.Add(at)), backend.SyncRequest{Key: "k", Client: name, Limit: minute, Want: 2, Strand: -1})
+				r, err := s.Sync(storeclock.With(t.Context(), base.Add(at)), backend.SyncRequest{Key: "k", Client: name, Limit: minute, Want: 2, Exact: true})
 				require.NoError(t, err)
 				return r
 			}
@@ -133,7 +133,7 @@ func TestUnknownLength(t *testing.T) {
 		require.True(t, r.Allowed)
 		require.Zero(t, r.Length)
 		require.EqualValues(t, end*1000, r.Window)
-		sync, err := s.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: window.String(), Limit: limit, Want: 1, Need: 1, Strand: -1})
+		sync, err := s.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: window.String(), Limit: limit, Want: 1, Need: 1, Exact: true})
 		require.NoError(t, err)
 		require.EqualValues(t, 1, sync.Grant)
 		require.EqualValues(t, end*1000, sync.Window)

@@ -61,8 +61,8 @@ func (l *listening) heard() (m backend.Message) {
 func recall(t *testing.T, s *redisstore.Store, key, process string) backend.SyncReply {
 	t.Helper()
 	for _, r := range []backend.SyncRequest{
-		{Client: process + ".1", Want: 10, Strand: -1},
-		{Client: "x", Want: 1, Need: 1, Strand: -1},
+		{Client: process + ".1", Want: 10, Exact: true},
+		{Client: "x", Want: 1, Need: 1, Exact: true},
 	} {
 		r.Key, r.Limit = key, limit10
 		reply, err := s.Sync(t.Context(), r)

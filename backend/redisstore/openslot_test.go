@@ -24,7 +24,7 @@ func TestWholeLedgerInAnOpenSlot(t *testing.T) {
 	base := time.Now().Add(time.Hour).Truncate(time.Second)
 	at := func(d time.Duration) context.Context { return storeclock.With(t.Context(), base.Add(d)) }
 	sync := func(key, client string, d time.Duration) error {
-		r, err := s.Sync(at(d), backend.SyncRequest{Key: key, Client: client, Limit: limit10, Want: 2, Need: 2, Strand: -1})
+		r, err := s.Sync(at(d), backend.SyncRequest{Key: key, Client: client, Limit: limit10, Want: 2, Need: 2, Exact: true})
 		assert.True(t, err != nil || r.Grant == 2, "%s %s: %v", key, client, r)
 		return err
 	}

@@ -171,11 +171,14 @@ const (
 // Sync implements backend.Store with one EVALSHA.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	var out backend.SyncReply
-	strand := max(r.Strand, -1)
-	if r.Idle < 0 {
-		strand = -2
+	how := 0
+	if r.Exact {
+		how = 1
 	}
-	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, strand}
+	if r.Idle < 0 {
+		how += 2
+	}
+	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, how}
 	if r.Leaving || r.Peers|r.Pace|int64(r.End|r.Next|r.Window)|int64(r.OpenLength) != 0 { // a first contact has none of these
 		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), r.Leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds(), max(r.Idle, 0))
 	}

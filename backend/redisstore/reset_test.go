@@ -29,7 +29,7 @@ func TestResetLayout(t *testing.T) {
 	require.Equal(t, map[string]string{"w": fmt.Sprintf("%d 0 0 0 0 0 1", w), "era": "1"}, client.HGetAll(t.Context(), "{k}:own").Val())
 	require.Equal(t, int64(w)+1000, client.PExpireTime(t.Context(), "{k}:own").Val().Milliseconds())
 
-	late := backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Window: old, Granted: 10, Want: 1, Strand: -1}
+	late := backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Window: old, Granted: 10, Want: 1, Exact: true}
 	for i, rewrite := range []func() error{
 		func() error { _, err := s.Sync(t.Context(), late); return err },
 		func() error {

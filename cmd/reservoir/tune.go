@@ -63,9 +63,9 @@ func tuneFlags(f *flagSet) action {
 	f.StringVar(&c.trace, "trace", "", "`file` of recorded traffic instead of a described one; - is standard input")
 	f.DurationVar(&c.setting.Delay, "delay", time.Millisecond, "round trip to the embedded store")
 	f.StringVar(&c.report, "report", "", "write the report with charts into this `file`, as HTML")
-	f.StringVar(&c.names, "policies", "direct,fixed,ladder,adaptive,adaptive:1-100,stranding:0.02", "`list` of: direct, fixed (a thousandth, a hundredth and a tenth of the limit),\n"+
+	f.StringVar(&c.names, "policies", "direct,fixed,ladder,adaptive,adaptive:1-100", "`list` of: direct, fixed (a thousandth, a hundredth and a tenth of the limit),\n"+
 		"a number (a fixed batch of that size), ladder (Rockset's rule), adaptive (the default),\n"+
-		"adaptive:min-max (batches between these bounds), stranding:share (WithStranding)")
+		"adaptive:min-max (batches between these bounds)")
 	f.validate = func() error { return c.validate(f) }
 	return c.run
 }

@@ -60,7 +60,7 @@ func TestTuneJSON(t *testing.T) {
 		names = append(names, o.Policy)
 		calls[o.Policy] = o.StoreCalls
 	}
-	require.Equal(t, []string{"direct", "fixed 1", "fixed 5", "fixed 50", "ladder", "adaptive", "adaptive 1-100", "stranding 0.02"}, names)
+	require.Equal(t, []string{"direct", "fixed 1", "fixed 5", "fixed 50", "ladder", "adaptive", "adaptive 1-100"}, names)
 	require.Less(t, calls["adaptive"], calls["direct"])
 	require.Less(t, calls["fixed 50"], calls["fixed 5"])
 	require.EqualValues(t, 7, r.Traffic.Seed)
@@ -216,7 +216,6 @@ func TestTuneUsageErrors(t *testing.T) {
 		"tune -processes 0":                               "-processes",
 		"tune -delay 90ms":                                "-delay",
 		"tune -policies adaptive:0-5":                     "-policies",
-		"tune -policies stranding:2":                      "-policies",
 		"tune -policies " + canary:                        "-policies",
 		"tune -policies direct,,ladder":                   "-policies",
 		"tune -report /" + canary + "/r.svg":              "-report",

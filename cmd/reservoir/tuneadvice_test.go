@@ -42,7 +42,7 @@ func TestAdvise(t *testing.T) {
 		{"nor where more wait", "adaptive", "It is the default",
 			[]sim.Outcome{direct, of("fixed", 20, 0.01, 0, 3), of("adaptive", 200, 0.01, 0, 2)}},
 		{"nor one of its own family", "adaptive", "It is the default",
-			[]sim.Outcome{direct, of("adaptive 1-100", 150, 0.01, 0, 2), of("stranding 0.02", 120, 0.02, 0, 2), of("adaptive", 200, 0.01, 0, 2)}},
+			[]sim.Outcome{direct, of("adaptive 1-100", 150, 0.01, 0, 2), of("adaptive", 200, 0.01, 0, 2)}},
 		{"a few percent are stranded", "adaptive", "It is the default",
 			[]sim.Outcome{direct, of("fixed", 4600, 0, 0, 4600), of("adaptive", 200, 0.04, 15, 2)}},
 		{"the default saves nothing", "direct", "save next to nothing here",

@@ -30,7 +30,7 @@ func TestIdleIsBounded(t *testing.T) {
 		limit := backend.Limit{Tokens: 1 + some(1000), Window: time.Minute}
 		holders, c, now := make(map[string]*holder), Counter{}, int64(1e12)
 		for _, name := range []string{"a", "b", "c"} {
-			holders[name] = &holder{SyncRequest: backend.SyncRequest{Client: name, Limit: limit, Strand: -1}}
+			holders[name] = &holder{SyncRequest: backend.SyncRequest{Client: name, Limit: limit, Exact: true}}
 		}
 		for range 300 {
 			now += some(100_000)

@@ -6,6 +6,10 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
+// unheard divides the grants to clients that get no messages: what is idle there does not come
+// back. lua/sync.lua repeats the number; the differential test notices a difference.
+const unheard = 1.25
+
 // statement is a SyncRequest on its way through the steps of Sync. They work on a
 // copy of the counter, which shares only the map of accounts.
 type statement struct {
@@ -197,8 +201,10 @@ func (l *ledger) open() {
 
 // target is how many tokens the client should get: guided self-scheduling
 // (Polychronopoulos and Kuck, 1987) over what remains, weighted by the client's share of
-// what is charged, and at least its share of what may lie idle. Recovered tokens count as
-// not granted yet, so that a repeated statement gets the same answer.
+// what is charged. What is idle comes back, so a client gets no less than an equal part of
+// what remains and, until the first recall, no less than a floor. If its idle tokens cannot be
+// called, it gets less. Recovered tokens count as not granted yet, so that a repeated
+// statement gets the same answer.
 func (s *statement) target() int64 {
 	if s.Want == 0 {
 		return 0
@@ -206,20 +212,18 @@ func (s *statement) target() int64 {
 	tokens := s.Limit.Tokens
 	n0 := max(tokens/1000, 1)
 	peers := max(s.out.Clients, s.Peers, 1) // after a reset the others are still to come
-	floor := n0
-	if s.Strand >= 0 {
-		floor = min(tokens/(5*peers), max(4, tokens/(20*peers)))
-		if s.c.at > 0 {
-			floor = 0
-		}
-	}
+	floor, least, divisor := min(tokens/(5*peers), max(4, tokens/(20*peers))), 1/float64(peers), 1.0
 	switch {
-	case s.Idle < 0: // more could not be called back
-		return s.Need
 	case s.out.Learning: // enough for each client, so that a crowd need not call again
 		return max(s.Need, min(s.Want, n0))
-	case s.Strand < 0:
+	case s.Exact:
 		return s.Want
+	case s.Idle < 0 && s.Pace > 0: // all who get no messages may leave a hundredth idle
+		floor, least, divisor = tokens/(100*peers), 0, unheard
+	case s.Idle < 0: // newcomers among them a thousandth
+		floor, least, divisor = tokens/(1000*peers), 0, unheard
+	case s.c.at > 0:
+		floor = 0
 	}
 	out := max(s.c.used-s.out.Recovered, 0)
 	free := float64(max(tokens-out, 0))
@@ -227,8 +231,8 @@ func (s *statement) target() int64 {
 	prior := max(float64(n0)*left*left, float64(floor), 1) // the weight of a client that has nothing yet
 	part := max(float64(s.acc.granted-s.acc.returned-s.out.Recovered), float64(s.Pace)*s.passed())
 	all := float64(out) + float64(prior*float64(peers)) // rounded as Lua does: no fused multiply-add
-	share := max(min((part+prior)/all, 1), 1/float64(peers))
-	most := max(int64(min(free*share, backend.MaxTokens)), floor)
+	share := max(min((part+prior)/all, 1), least)
+	most := max(int64(min(free*share/divisor, backend.MaxTokens)), floor)
 	return min(max(s.Want, floor), max(most, s.Need))
 }
 

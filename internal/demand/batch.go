@@ -108,20 +108,3 @@ func (d *Demand) most(seen, limit int64) float64 {
 	}
 	return times * tokens
 }
-
-// Idle is how many tokens may lie idle in all clients together: the allowed share of the
-// limit, less what the clients hold when they order a batch. It guides the store's grants.
-func (d *Demand) Idle(p Policy, share float64, limit, clients, reorder int64) int64 {
-	idle := int64(share * float64(limit))
-	early := clients * reorder
-	switch idle -= min(early, idle/2); {
-	case d == nil: // the number of peers is still unknown
-		idle = min(idle, max(limit/firstPart, 1))
-	case idle > 0: // a batch that is gone before the next one comes leaves nothing idle
-		idle = max(idle, min(early, limit))
-	}
-	if p.Max > 0 && p.Max <= idle/clients { // the store grants each client its part of idle, whatever it asks for
-		idle = p.Max * clients
-	}
-	return idle
-}

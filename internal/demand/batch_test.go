@@ -87,33 +87,6 @@ func TestPolicy(t *testing.T) {
 	assert.False(t, Policy{Kind: Fixed, Min: 1}.Ahead(), "nothing is to be held")
 }
 
-// TestIdle: a share of a limit of 100,000.
-func TestIdle(t *testing.T) {
-	d := at(1, 1)
-	for _, row := range []struct {
-		name             string
-		d                *Demand
-		most             int64
-		share            float64
-		clients, reorder int64
-		want             int64
-	}{
-		{"the share", d, 0, 0.01, 1, 0, 1000},
-		{"less what is at hand at the re-order point", d, 0, 0.01, 4, 50, 800},
-		{"at most half", d, 0, 0.01, 4, 150, 600},
-		{"what goes before the next batch comes is not idle", d, 0, 0.01, 4, 5_000, 20_000},
-		{"nor more than the limit", d, 0, 0.01, 40, 5_000, 100_000},
-		{"a newcomer does not know how many there are", nil, 0, 0.01, 1, 0, 100},
-		{"nothing", d, 0, 0, 4, 50, 0},
-		{"batches are bounded", d, 20, 0.01, 4, 0, 80},
-		{"to whole batches", d, 250, 0.010031, 4, 0, 1000},
-		{"but not by this", d, 251, 0.01, 4, 0, 1000},
-	} {
-		assert.Equal(t, row.want, row.d.Idle(Policy{Max: row.most}, row.share, 100_000, row.clients, row.reorder), row.name)
-	}
-	assert.EqualValues(t, 1, (*Demand)(nil).Idle(Policy{}, 0.5, 10, 1, 0))
-}
-
 // TestRequestsOfAnySize: at one rate of tokens, requests of 1, 5 and 100 make batches of
 // the same size, within half as much again.
 func TestRequestsOfAnySize(t *testing.T) {

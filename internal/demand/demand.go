@@ -1,5 +1,5 @@
 // Package demand estimates how fast a key is used, and from that when to order the
-// next batch, how large it should be, and how much of a stock is surplus.
+// next batch, and how large it should be.
 //
 // It is pure: times and counts come in, sizes go out. Times are nanoseconds of the
 // caller's clock.
@@ -49,8 +49,6 @@ const (
 	memoryCount = 100             // requests that the mean rate should span
 	recentPart  = 60              // of the window: the shortest memory of the recent rate; memoryPart is the longest
 	recentCount = 20              // requests that the recent rate should span
-	doubt       = 1.5             // deviations by which the recent rate may be too low by chance
-	firstPart   = 1000            // of the limit: the most that newcomers may leave idle
 	trust       = 100             // the largest batch, in multiples of the tokens seen, after trustAfter requests
 	trustNew    = 3               // the same in the first window of a key, in which its callers may soon be elsewhere
 	trustAfter  = 10              // before so many requests a batch is at most twice the tokens seen, or trustPart
@@ -230,19 +228,4 @@ func (d *Demand) Lasts(window, passed time.Duration, open bool) time.Duration {
 // can be called back; and not beyond the window.
 func horizon(window, left, lasts time.Duration) time.Duration {
 	return min(max(lasts, window/horizonPart), left, horizonMax)
-}
-
-// Surplus is how many tokens of a stock are worth giving back because they will not be
-// used within the horizon. Less than half of the stock is not worth a call, and neither is
-// a stock of at most twice what may lie idle anyway.
-func (d *Demand) Surplus(window, left, lasts time.Duration, stock, idle int64) int64 {
-	if d == nil {
-		return 0
-	}
-	lately := d.recent + doubt*math.Sqrt(d.recent*d.size/recentMemory(window, d.rate/d.size))
-	need := int64(math.Ceil(min(d.rate, lately) * horizon(window, left, lasts).Seconds()))
-	if stock <= 2*max(need, idle) {
-		return 0
-	}
-	return stock - need
 }

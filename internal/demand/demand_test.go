@@ -118,7 +118,6 @@ func TestUse(t *testing.T) {
 	assert.Zero(t, none.PerWindow(limit))
 	assert.Zero(t, none.Within(s))
 	assert.Zero(t, none.Reorder(limit, s, 9))
-	assert.Zero(t, none.Surplus(time.Minute, s, s, 100, 1))
 	assert.False(t, none.Regular(time.Minute))
 	assert.False(t, none.IsExhausted())
 	assert.False(t, none.UsedIn(1, 1))
@@ -195,39 +194,6 @@ func TestLasts(t *testing.T) {
 	d.Exhausted(7)
 	d.Opened(time.Minute, 0, 0)
 	assert.False(t, d.IsExhausted())
-}
-
-// TestSurplus: what is not used within the horizon, if it is worth a call.
-func TestSurplus(t *testing.T) {
-	for _, row := range []struct {
-		name         string
-		rate, recent float64
-		left, lasts  time.Duration
-		stock, idle  int64
-		want         int64
-	}{
-		{"10/s for 30 s", 10, 10, 30 * s, 30 * s, 1000, 6, 700},
-		{"less than half is not worth a call", 10, 10, 30 * s, 30 * s, 600, 6, 0},
-		{"a token more is", 10, 10, 30 * s, 30 * s, 601, 6, 301},
-		{"the limit ends sooner", 10, 10, 30 * s, 20 * s, 1000, 6, 800},
-		{"but a sixth of the window is never too far ahead", 10, 10, 30 * s, 9 * s, 1000, 6, 900},
-		{"the window ends sooner", 10, 10, 5 * s, 30 * s, 1000, 6, 950},
-		{"nothing of late", 10, 0, 30 * s, 30 * s, 1000, 6, 1000},
-		{"a little less of late may be chance", 10, 8.5, 30 * s, 30 * s, 1000, 6, 700},
-		{"what may lie idle is not worth a call", 10, 0, 30 * s, 30 * s, 12, 6, 0},
-		{"the limit lasts longer than forecast", 10, 10, 30 * s, -s, 1000, 6, 900},
-		{"nothing", 0, 0, 30 * s, 30 * s, 0, 0, 0},
-	} {
-		d := at(row.rate, 1)
-		d.recent = row.recent
-		assert.Equal(t, row.want, d.Surplus(time.Minute, row.left, row.lasts, row.stock, row.idle), row.name)
-	}
-	large := at(9, 9) // 20 requests of 9 tokens take 20 s: so long is the memory of the recent rate
-	large.recent = 4
-	assert.EqualValues(t, 10_000-math.Ceil((4+1.5*math.Sqrt(4*9/20.0))*60),
-		large.Surplus(10*time.Minute, time.Minute, time.Minute, 10_000, 6))
-	const day = 24 * time.Hour
-	assert.EqualValues(t, 97_000, at(10, 1).Surplus(day, day, day, 100_000, 6), "five minutes at most")
 }
 
 // What the store charges after an outage is no burst of this moment.

@@ -20,7 +20,7 @@ type situation struct {
 	lease  *lease.Lease
 	now    int64
 	peers  int64         // processes that share the key, including this one
-	idle   int64         // this process' part of the tokens that may lie idle
+	idle   int64         // this process' part of a hundredth of the limit
 	small  bool          // the limit is too small for batches
 	short  bool          // the limit will run out before the window ends
 	lead   time.Duration // from ordering a batch to having it
@@ -33,9 +33,10 @@ func (k *Key) situation(now int64) situation {
 	}
 }
 
-// idleTokens is this process' part of the tokens that may lie idle.
+// idleTokens is this process' part of a hundredth of the limit. Fewer tokens are not worth
+// a call to give them back.
 func (k *Key) idleTokens() int64 {
-	return int64(k.env.Stranding*float64(k.terms.Load().Tokens)) / int64(max(k.clients, 1))
+	return k.terms.Load().Tokens / 100 / int64(max(k.clients, 1))
 }
 
 // sparePart divides the limit. All clients together may hold that much for the next large
@@ -62,13 +63,11 @@ func (s *situation) reorder() int64 {
 	return at
 }
 
-// strand is how many tokens may lie idle in all processes; -1 asks the store to grant
-// exactly what is wanted.
-func (s *situation) strand() int64 {
-	if !s.guided() || s.small {
-		return -1
-	}
-	return s.demand.Idle(s.Sizing, s.Stranding, s.limit.Tokens, s.peers, s.reorder())
+// exact reports whether the store shall grant what is wanted as it is. It may top a small
+// wish up to max(4, a client's part of a 20th of the limit), which a bound must allow.
+func (s *situation) exact() bool {
+	most := s.Sizing.Max
+	return !s.guided() || s.small || most > 0 && most <= max(4, s.limit.Tokens/(20*s.peers))
 }
 
 // batch asks the policy for the size of a batch and the reason in a word or two.
@@ -172,13 +171,13 @@ func (u *usage) backOff(now int64, longest time.Duration) {
 	u.backoff = now + int64(u.pause/2+chance.Part(u.pause/2))
 }
 
-// lookPart divides the window. A key returns what the store does not know to be idle here at
-// most that often.
+// lookPart divides the window. A key returns what the store cannot call at most that often.
 const lookPart = 60
 
 // surplus is how many tokens are worth giving back now: all that a key which leaves, or makes
-// direct calls, has; what others want back; and, if the limit will run out, what requests
-// gave back, because the store would not call it. at is when to look again; 0 = no need.
+// direct calls, has; what others want back; and, if the limit will run out, what the store
+// cannot call, because it does not know of it or no message would come. at is when to look
+// again; 0 = no need.
 func (k *Key) surplus(now int64) (n, at int64) {
 	w, u := k.lease.Load(), k.use
 	switch {
@@ -187,19 +186,42 @@ func (k *Key) surplus(now int64) (n, at int64) {
 	case !w.Alive(now):
 		return 0, 0
 	}
-	unneeded := min(k.unneeded(now), w.Stock())
+	unneeded := min(k.unneeded(now, k.soon()), w.Stock())
 	if u.recall.called == w.Window && unneeded > 0 {
 		return unneeded, 0
 	}
 	u.recall.called = 0
-	if n = min(unneeded, u.recall.back); n <= k.idleTokens() || !k.short {
+	if !k.short {
 		return 0, 0
+	}
+	hears, pause := k.env.Caller.Hears(k.env.Stored(k.node.Key)), k.terms.Load().Window/lookPart
+	if n = min(unneeded, u.recall.back); !hears {
+		n = w.Stock() / 2 // less is not worth a call
+	}
+	if n <= k.idleTokens() {
+		return 0, 0
+	}
+	if !hears && u.recall.look == 0 { // the rate is not known yet
+		u.recall.look = now + int64(pause)
 	}
 	if now < u.recall.look {
 		return 0, u.recall.look
 	}
-	u.recall.look = now + int64(k.terms.Load().Window)/lookPart
+	u.recall.look = now + int64(pause)
+	if !hears {
+		if n = k.outlasts(now, pause); n <= w.Stock()/2 {
+			return 0, u.recall.look
+		}
+	}
 	return n, 0
+}
+
+// outlasts is how many tokens of the stock will not be used while the limit lasts, or within
+// least if that is longer.
+func (k *Key) outlasts(now int64, least time.Duration) int64 {
+	s := k.situation(now)
+	left, _ := s.left()
+	return min(k.unneeded(now, max(min(s.lasts(), left), least)), s.lease.Stock())
 }
 
 // most is the size of the largest request since the last take.

@@ -43,15 +43,14 @@ func (e *Env) Init(s Settings, c Caller, maxKeys int64) {
 
 // Settings are the options of a limiter that its keys read.
 type Settings struct {
-	Limit     backend.Limit // of a key that has none of its own
-	ByKey     bool          // keys have limits of their own, which may change
-	Name      string        // stands before each key in the store
-	Client    string        // names this process in the store
-	Sizing    demand.Policy
-	Direct    bool          // a call for every request, and no stock
-	Stranding float64       // the part of the limit that may lie idle in all processes
-	Timeout   time.Duration // of a call
-	Fallback  Policy        // while the store is away
+	Limit    backend.Limit // of a key that has none of its own
+	ByKey    bool          // keys have limits of their own, which may change
+	Name     string        // stands before each key in the store
+	Client   string        // names this process in the store
+	Sizing   demand.Policy
+	Direct   bool          // a call for every request, and no stock
+	Timeout  time.Duration // of a call
+	Fallback Policy        // while the store is away
 }
 
 // Caller makes the calls of keys. No key is locked meanwhile, except that Shard and Hears

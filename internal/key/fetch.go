@@ -85,7 +85,7 @@ func (f *Fetch) state(now int64) {
 	w, t := k.lease.Load(), k.terms.Load()
 	q := &f.Req
 	*q = backend.SyncRequest{
-		Key: k.env.Stored(k.node.Key), Client: k.env.client(k.node.Tag), Strand: -1,
+		Key: k.env.Stored(k.node.Key), Client: k.env.client(k.node.Tag),
 		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(t.Limit), Leaving: k.idle(),
 	}
 	q.Limit, q.OpenLength, q.End, q.Next = t.openings(w, now)
@@ -123,7 +123,7 @@ func (f *Fetch) size(probe int64) {
 			q.Want, f.Reason = q.Need, "small"
 		}
 	}
-	q.Strand = s.strand()
+	q.Exact = s.exact()
 	s.demand.Asked(q.Want, k.spent())
 }
 

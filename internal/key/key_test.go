@@ -32,7 +32,7 @@ type rig struct {
 
 func newRig(limit backend.Limit) *rig {
 	r := &rig{store: memstore.New(), limit: limit}
-	r.env.Init(Settings{Limit: limit, Client: "p", Sizing: demand.Policy{Kind: demand.Adaptive, Min: 1}, Stranding: 0.01, Timeout: 100 * time.Millisecond, Fallback: Policy{Mode: FailClosed}}, r, 1<<20)
+	r.env.Init(Settings{Limit: limit, Client: "p", Sizing: demand.Policy{Kind: demand.Adaptive, Min: 1}, Timeout: 100 * time.Millisecond, Fallback: Policy{Mode: FailClosed}}, r, 1<<20)
 	r.shard = r.env.NewShard("")
 	return r
 }
@@ -61,7 +61,7 @@ func (r *rig) Send(f *Fetch) {
 
 // other takes n tokens for another process.
 func (r *rig) other(t *testing.T, n int64) {
-	_, err := r.store.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "other.1", Limit: r.limit, Want: n, Strand: -1})
+	_, err := r.store.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "other.1", Limit: r.limit, Want: n, Exact: true})
 	require.NoError(t, err)
 }
 

@@ -34,11 +34,14 @@ type recall struct {
 const maxAsked = 2
 
 // unneeded is how many of the tokens that the key holds nobody here waits for or will use
-// soon, within two lead times.
-func (k *Key) unneeded(now int64) int64 {
-	soon := k.use.demand().Soon(k.terms.Load().Window, 2*k.shard.Lead(), now, k.spent())
+// within t.
+func (k *Key) unneeded(now int64, t time.Duration) int64 {
+	soon := k.use.demand().Soon(k.terms.Load().Window, t, now, k.spent())
 	return max(k.free()-int64(soon), 0)
 }
+
+// soon is the time for which a key keeps tokens that others want.
+func (k *Key) soon() time.Duration { return 2 * k.shard.Lead() }
 
 // free is how many of the tokens that the key holds nobody here waits for.
 func (k *Key) free() int64 { return max(k.held()-k.queue.callers().Tokens(), 0) }

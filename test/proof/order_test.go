@@ -202,7 +202,7 @@ func (c *crowd) client(name string, each int, rnd *randv2.Rand) {
 		want := rnd.Int64N(c.limit.Tokens/[]int64{1, 4, 4}[rnd.IntN(3)] + 2)
 		q := request{op: "sync", key: key, limit: c.limit, now: now}
 		q.sync = backend.SyncRequest{
-			Key: key, Client: name, Limit: c.limit, Want: want, Need: rnd.Int64N(want + 1), Strand: []int64{-1, 0, 2}[rnd.IntN(3)],
+			Key: key, Client: name, Limit: c.limit, Want: want, Need: rnd.Int64N(want + 1), Exact: rnd.IntN(3) == 0,
 		}
 		h.State(&q.sync, h.window)
 		if r := c.send(q, c.fate(rnd)); !r.unknown {

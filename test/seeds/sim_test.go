@@ -166,7 +166,6 @@ func (s *sim) options() []reservoir.Option {
 	failure := pickOf(s, reservoir.FailClosed(), reservoir.FailClosed(), reservoir.FailLocal(0.5), reservoir.FailOpen())
 	opts := []reservoir.Option{
 		reservoir.WithBatch(pickOf(s, reservoir.Adaptive(1, 0), reservoir.Adaptive(1, 0), reservoir.Fixed(1), reservoir.Fixed(10), reservoir.Ladder(1, 50))),
-		reservoir.WithStranding(pickOf(s, 0, 0.01, 0.01, 0.3)),
 		reservoir.WithFailure(failure),
 		reservoir.WithIdle(apart),
 	}

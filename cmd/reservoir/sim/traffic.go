@@ -182,7 +182,7 @@ type Policy struct {
 }
 
 // ErrPolicy is the error for an unknown policy.
-var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, adaptive, adaptive:min-max, stranding:share")
+var ErrPolicy = errors.New("want direct, fixed (several sizes), a size, ladder, adaptive, adaptive:min-max")
 
 // Policies returns the named policies, in order and without duplicates, for a limit of
 // tokens, or [ErrPolicy]. A number is a batch of that size, and fixed stands for a
@@ -200,7 +200,6 @@ func Policies(names []string, tokens int64) (list []Policy, err error) {
 		low, high, _ := strings.Cut(figures, "-")
 		least, noLeast := strconv.ParseInt(low, 10, 64)
 		most, noMost := strconv.ParseInt(high, 10, 64)
-		share, noShare := strconv.ParseFloat(figures, 64)
 		size, noSize := strconv.ParseInt(name, 10, 64)
 		switch {
 		case name == "direct":
@@ -217,8 +216,6 @@ func Policies(names []string, tokens int64) (list []Policy, err error) {
 			add(name, reservoir.WithBatch(reservoir.Adaptive(1, 0)))
 		case kind == "adaptive" && noLeast == nil && noMost == nil && least >= 1 && (most == 0 || most >= least):
 			add("adaptive "+figures, reservoir.WithBatch(reservoir.Adaptive(least, most)))
-		case kind == "stranding" && noShare == nil && share >= 0 && share <= 1:
-			add("stranding "+figures, reservoir.WithStranding(share))
 		default:
 			return nil, ErrPolicy
 		}
