@@ -243,12 +243,12 @@ if want > 0 and rest + recovered - least >= 0 then
     local base, least, divisor = 0, 1 / peers, 1
     if how == 2 then                                   -- what is idle there cannot be called: a hundredth of the limit in all
       base, least, divisor = floor(limit / ((pace > 0 and 100 or 1000) * peers)), 0, 1.25
-    elseif at == 0 then
-      base = min(floor(limit / (5 * peers)), max(4, floor(limit / (20 * peers))))
+    else
+      base = min(floor(limit / (3 * peers)), max(5, floor(limit / (20 * peers))), floor(rest / 6))
     end
     local out = charged - recovered
     if out < 0 then out = 0 end
-    local free = limit - out                           -- if below 0, no rest is left to grant
+    local free = max(limit - out, 0) + floor(idle / 4) -- some of what is idle elsewhere may come back
     local left = free / limit
     local prior = max(n0 * left * left, base, 1)       -- the share of a client that has nothing yet
     local part = max(g - b - recovered, 0)             -- what it had, or would have had at its pace
@@ -336,13 +336,13 @@ if first then return { 0, now, stop, rest, 0, take } end
 
 -- The messages come last, so that a server that refuses writes sends none. Who has no right to PUBLISH has called nobody.
 local ms, wait, called, kind, sample, most = floor(now / 1000), min(floor(length / 20), 1000), 0, 0, 256, 32
-local short, again, mute = want > 0 and take + recovered < max(need, 1), false, 0
+local short, again, mute = want > 0 and (rest == 0 or take + recovered < max(need, 1)), false, 0
 if not (ours or head) then                             -- nobody is there
 elseif short and idle > 0 and (need > 0 or at > 0 or idle > floor(limit / 100)) then
   kind = 1
 elseif short and out > 0 and repeated < 3 and ms - at >= (repeated + 1) * wait then
   kind, again, repeated = 1, true, repeated + 1
-elseif short and need > 0 and rest == 0 and told == 0 and (out == 0 or ms - at >= wait) then
+elseif rest == 0 and take + recovered < need and told == 0 and (out == 0 or ms - at >= wait) then
   kind, told, sample, most = 2, 1, 1024, 1024
 elseif told > 0 and back > 0 and rest > 0 and ms - told >= floor(length / 20) then
   kind, told, sample, most = 3, ms, -16, 4             -- of a few that are drawn with repetition

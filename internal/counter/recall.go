@@ -65,7 +65,8 @@ func (s *statement) messages() []Message {
 	c, ms := &s.c, s.now/1000
 	others := c.idle - s.acc.idle
 	wait := min(s.length/20, patience)
-	short := s.Want > 0 && s.out.Grant < max(s.Need, 1)
+	dry := c.used >= s.Limit.Tokens
+	short := s.Want > 0 && (dry || s.out.Grant < max(s.Need, 1))
 	kind, called := backend.Recall, []string(nil)
 	switch {
 	case c.own == nil: // nobody is there
@@ -76,10 +77,10 @@ func (s *statement) messages() []Message {
 	case short && c.out > 0 && c.repeated < repeats && ms-c.at >= (c.repeated+1)*wait:
 		called = s.some(sample, atOnce, func(a account) bool { return a.called })
 		c.repeated++
-	case short && s.Need > 0 && c.used >= s.Limit.Tokens && c.told == 0 && (c.out == 0 || ms-c.at >= wait):
+	case dry && s.out.Grant < s.Need && c.told == 0 && (c.out == 0 || ms-c.at >= wait):
 		kind, called = backend.Exhausted, s.some(crowd, crowd, present)
 		c.told = 1
-	case c.told > 0 && s.back > 0 && c.used < s.Limit.Tokens && ms-c.told >= s.length/20:
+	case c.told > 0 && s.back > 0 && !dry && ms-c.told >= s.length/20:
 		kind, called = backend.Again, s.some(sample, comeBack, present)
 		c.told = ms
 	}

@@ -201,9 +201,9 @@ func (l *ledger) open() {
 
 // target is how many tokens the client should get: guided self-scheduling
 // (Polychronopoulos and Kuck, 1987) over what remains, weighted by the client's share of
-// what is charged. What is idle comes back, so a client gets no less than an equal part of
-// what remains and, until the first recall, no less than a floor. If its idle tokens cannot be
-// called, it gets less. Recovered tokens count as not granted yet, so that a repeated
+// what is charged. What is idle comes back, so a part of it counts as if it had, and a client
+// gets no less than an equal part of what remains, nor than a floor. If its idle tokens cannot
+// be called, it gets less. Recovered tokens count as not granted yet, so that a repeated
 // statement gets the same answer.
 func (s *statement) target() int64 {
 	if s.Want == 0 {
@@ -212,7 +212,8 @@ func (s *statement) target() int64 {
 	tokens := s.Limit.Tokens
 	n0 := max(tokens/1000, 1)
 	peers := max(s.out.Clients, s.Peers, 1) // after a reset the others are still to come
-	floor, least, divisor := min(tokens/(5*peers), max(4, tokens/(20*peers))), 1/float64(peers), 1.0
+	floor := min(tokens/(3*peers), max(5, tokens/(20*peers)), max(tokens-s.c.used, 0)/6)
+	least, divisor := 1/float64(peers), 1.0
 	switch {
 	case s.out.Learning: // enough for each client, so that a crowd need not call again
 		return max(s.Need, min(s.Want, n0))
@@ -222,11 +223,9 @@ func (s *statement) target() int64 {
 		floor, least, divisor = tokens/(100*peers), 0, unheard
 	case s.Idle < 0: // newcomers among them a thousandth
 		floor, least, divisor = tokens/(1000*peers), 0, unheard
-	case s.c.at > 0:
-		floor = 0
 	}
 	out := max(s.c.used-s.out.Recovered, 0)
-	free := float64(max(tokens-out, 0))
+	free := float64(max(tokens-out, 0) + (s.c.idle-s.acc.idle)/4) // some of what is idle elsewhere may come back
 	left := free / float64(tokens)
 	prior := max(float64(n0)*left*left, float64(floor), 1) // the weight of a client that has nothing yet
 	part := max(float64(s.acc.granted-s.acc.returned-s.out.Recovered), float64(s.Pace)*s.passed())

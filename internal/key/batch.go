@@ -148,7 +148,7 @@ func (u *usage) observe(k *Key, now int64) {
 func (u *usage) opened(length time.Duration, spent, denied int64) {
 	u.Opened(length, spent, denied)
 	u.spread = spread(length)
-	u.recall = recall{}
+	u.recall = recall{asked: u.recall.asked, again: u.recall.again} // which a reply has just set
 }
 
 // spread is how long after a reset this process waits before it calls the store.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/next"
 )
 
 // This file has recall: tokens that lie idle in other processes come back before this one
@@ -48,9 +49,12 @@ func (k *Key) free() int64 { return max(k.held()-k.queue.callers().Tokens(), 0) 
 
 // idleHere is what a statement says of idle tokens: an upper bound of what a recall could
 // bring, so it includes what will be used soon.
-func (k *Key) idleHere(stored string) int64 {
-	if !k.env.Caller.Hears(stored) {
+func (k *Key) idleHere(stored string, why next.Cause, now int64) int64 {
+	switch {
+	case !k.env.Caller.Hears(stored):
 		return -1
+	case why == next.Return: // what it keeps should not be called at once again
+		return k.unneeded(now, k.soon())
 	}
 	return k.free()
 }
@@ -70,6 +74,7 @@ func (k *Key) Hear(m backend.Message) {
 			w.AddRemaining(-w.Remaining())
 			k.deny(w, now)
 			k.deniedUntil = w.LatestEnd() // who has tokens again says so
+			k.use.recall.called = m.Window
 			return changed
 		case m.Kind == backend.Again:
 			k.allow()
@@ -93,17 +98,22 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 		return false
 	}
 	u := &k.usage().recall
-	u.again = now + int64(k.patience(c))
+	if r.Window != f.Req.Window {
+		u.asked = 0
+	}
 	if r.Grant >= f.Req.Need {
+		u.again = now + int64(k.patience(c))
 		return true
 	}
-	u.asked++
+	if u.asked++; u.asked == 1 {
+		u.again = now + int64(k.patience(c))
+	}
 	return u.asked <= maxAsked
 }
 
-// patience is how long called tokens may take to come back: two and a half round trips of
-// ours, and a little more, so that not all who want them ask at one instant.
+// patience is how long called tokens may take to come back: a round trip of ours, less a
+// little, so that not all who want them ask at one instant.
 func (k *Key) patience(c Trip) time.Duration {
 	trip := time.Duration(c.End - c.Sent)
-	return min(trip*5/2+chance.Part(trip/2), k.terms.Load().Window/askTimes, k.env.Timeout)
+	return min(trip-chance.Part(trip/4), k.terms.Load().Window/askTimes, k.env.Timeout)
 }
