@@ -248,7 +248,7 @@ if want > 0 and rest + recovered - least >= 0 then
     end
     local out = charged - recovered
     if out < 0 then out = 0 end
-    local free = max(limit - out, 0) + floor(idle / 4) -- some of what is idle elsewhere may come back
+    local free = max(limit - out, 0) + floor(idle / 6) -- some of what is idle elsewhere may come back
     local left = free / limit
     local prior = max(n0 * left * left, base, 1)       -- the share of a client that has nothing yet
     local part = max(g - b - recovered, 0)             -- what it had, or would have had at its pace

@@ -225,7 +225,7 @@ func (s *statement) target() int64 {
 		floor, least, divisor = tokens/(1000*peers), 0, unheard
 	}
 	out := max(s.c.used-s.out.Recovered, 0)
-	free := float64(max(tokens-out, 0) + (s.c.idle-s.acc.idle)/4) // some of what is idle elsewhere may come back
+	free := float64(max(tokens-out, 0) + (s.c.idle-s.acc.idle)/6) // some of what is idle elsewhere may come back
 	left := free / float64(tokens)
 	prior := max(float64(n0)*left*left, float64(floor), 1) // the weight of a client that has nothing yet
 	part := max(float64(s.acc.granted-s.acc.returned-s.out.Recovered), float64(s.Pace)*s.passed())
