@@ -186,42 +186,47 @@ func (k *Key) surplus(now int64) (n, at int64) {
 	case !w.Alive(now):
 		return 0, 0
 	}
-	unneeded := min(k.unneeded(now, k.soon()), w.Stock())
-	if u.recall.called == w.Window && unneeded > 0 {
-		return unneeded, 0
+	free := min(k.free(), w.Stock())
+	if u.recall.called == w.Window && free > 0 {
+		return free, 0
 	}
-	u.recall.called = 0
-	if !k.short {
+	if u.recall.called = 0; !k.short {
 		return 0, 0
 	}
-	hears, pause := k.env.Caller.Hears(k.env.Stored(k.node.Key)), k.terms.Load().Window/lookPart
-	if n = min(unneeded, u.recall.back); !hears {
-		n = w.Stock() / 2 // less is not worth a call
+	if !k.env.Caller.Hears(k.env.Stored(k.node.Key)) {
+		return k.outlasts(now)
 	}
-	if n <= k.idleTokens() {
+	if n = min(free, u.recall.back); n <= k.idleTokens() {
 		return 0, 0
-	}
-	if !hears && u.recall.look == 0 { // the rate is not known yet
-		u.recall.look = now + int64(pause)
 	}
 	if now < u.recall.look {
 		return 0, u.recall.look
 	}
-	u.recall.look = now + int64(pause)
-	if !hears {
-		if n = k.outlasts(now, pause); n <= w.Stock()/2 {
-			return 0, u.recall.look
-		}
-	}
+	u.recall.look = now + int64(k.terms.Load().Window)/lookPart
 	return n, 0
 }
 
-// outlasts is how many tokens of the stock will not be used while the limit lasts, or within
-// least if that is longer.
-func (k *Key) outlasts(now int64, least time.Duration) int64 {
+// outlasts is surplus for a key that cannot be called: tokens that will not be used while the
+// limit lasts, if they are half of the stock, because less is not worth a call.
+func (k *Key) outlasts(now int64) (n, at int64) {
+	w, look, pause := k.lease.Load(), &k.use.recall.look, k.terms.Load().Window/lookPart
+	if w.Stock() <= 2*k.idleTokens() {
+		return 0, 0
+	}
+	if *look == 0 { // the rate is not known yet
+		*look = now + int64(pause)
+	}
+	if now < *look {
+		return 0, *look
+	}
+	*look = now + int64(pause)
 	s := k.situation(now)
 	left, _ := s.left()
-	return min(k.unneeded(now, max(min(s.lasts(), left), least)), s.lease.Stock())
+	soon := s.demand.Soon(s.limit.Window, max(min(s.lasts(), left), pause), now, k.spent())
+	if n = min(k.free()-int64(soon), w.Stock()); n <= w.Stock()/2 {
+		n = 0
+	}
+	return n, *look
 }
 
 // most is the size of the largest request since the last take.

@@ -89,7 +89,7 @@ func (f *Fetch) state(now int64) {
 		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(t.Limit), Leaving: k.idle(),
 	}
 	q.Limit, q.OpenLength, q.End, q.Next = t.openings(w, now)
-	if q.Idle = k.idleHere(q.Key, f.Cause, now); k.use != nil {
+	if q.Idle = k.idleHere(q.Key); k.use != nil {
 		k.use.recall.back = 0
 	}
 	if w != nil {

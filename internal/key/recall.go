@@ -5,7 +5,6 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
-	"github.com/go-reservoir/reservoir/internal/next"
 )
 
 // This file has recall: tokens that lie idle in other processes come back before this one
@@ -34,27 +33,15 @@ type recall struct {
 // reply to the last one decides.
 const maxAsked = 2
 
-// unneeded is how many of the tokens that the key holds nobody here waits for or will use
-// within t.
-func (k *Key) unneeded(now int64, t time.Duration) int64 {
-	soon := k.use.demand().Soon(k.terms.Load().Window, t, now, k.spent())
-	return max(k.free()-int64(soon), 0)
-}
-
-// soon is the time for which a key keeps tokens that others want.
-func (k *Key) soon() time.Duration { return 2 * k.shard.Lead() }
-
-// free is how many of the tokens that the key holds nobody here waits for.
+// free is how many of the tokens that the key holds nobody here waits for. That is what a
+// statement says to be idle, and all of it goes back when others want it: a key that keeps
+// what it will use soon makes refusals elsewhere untrue if its callers have moved on.
 func (k *Key) free() int64 { return max(k.held()-k.queue.callers().Tokens(), 0) }
 
-// idleHere is what a statement says of idle tokens: an upper bound of what a recall could
-// bring, so it includes what will be used soon.
-func (k *Key) idleHere(stored string, why next.Cause, now int64) int64 {
-	switch {
-	case !k.env.Caller.Hears(stored):
+// idleHere is what a statement says of idle tokens.
+func (k *Key) idleHere(stored string) int64 {
+	if !k.env.Caller.Hears(stored) {
 		return -1
-	case why == next.Return: // what it keeps should not be called at once again
-		return k.unneeded(now, k.soon())
 	}
 	return k.free()
 }
