@@ -147,6 +147,11 @@ type SyncRequest struct {
 	// the limit lies idle in all such clients when the limit runs out.
 	Idle int64
 
+	// Waited says that the client has given those whom its last reply counts as Called time to
+	// answer. The store calls those again that have not, up to three times, because messages may
+	// be lost.
+	Waited bool
+
 	// Peers is the number of clients in the last reply; 0 if unknown. At the beginning
 	// of a window the store's ledger has not yet counted them.
 	Peers int64
@@ -185,9 +190,9 @@ type SyncReply struct {
 	Learning   bool          // the store has recently lost data, and grants little more than is needed
 
 	// Idle is at most how many tokens of Window lie idle in other clients, by their last
-	// statements and what they were granted since. Called is how many clients were called to return
-	// theirs, by this statement or min(T/20, 1 s) ago at most, and have not stated since. If a
-	// statement gets less than it needs and both are 0, the limit is used up.
+	// statements and what they were granted since; 0 if the store may not call them. Called is how many clients were called to return
+	// theirs, have not stated since, and were not called in vain four times. If a statement gets less
+	// than it needs and both are 0, the limit is used up, as far as the store can know.
 	Idle   int64
 	Called int64
 }

@@ -83,12 +83,12 @@ func (b *bench) words(m backend.Message) string {
 // testCalledAtOnce: one statement calls 32 clients at most, of any number, and each is called once.
 func testCalledAtOnce(t testing.TB, s backend.Store) {
 	for _, n := range []int64{40, 1000} {
-		b := newBench(t, s, backend.Limit{Tokens: n, Window: far})
+		b := newBench(t, s, backend.Limit{Tokens: n + 1, Window: far})
 		for i := range n {
 			b.sync(0, backend.SyncRequest{Client: fmt.Sprint("c", i), Want: 1, Exact: true})
 		}
 		for called := int64(32); called < min(n, 20*32); called += 32 {
-			got := b.sync(time.Second, backend.SyncRequest{Client: "x", Want: 1, Need: 1, Exact: true})
+			got := b.sync(time.Second, backend.SyncRequest{Client: "x", Want: 2, Need: 2, Least: 2})
 			equal(t, "called", got.Called, called)
 			equal(t, "idle", got.Idle, n-called)
 		}

@@ -165,7 +165,7 @@ func (p *random) randomSync() {
 	r := backend.SyncRequest{
 		Key: p.key, Client: pick(p, "x", "y", "z"), Limit: limit, Window: p.window(),
 		Granted: granted, Returned: p.tokens(granted), Want: wants, Need: p.tokens(wants),
-		Exact: p.rnd.IntN(3) == 0,
+		Exact: p.rnd.IntN(3) == 0, Waited: p.rnd.IntN(3) == 0,
 		Peers: pick(p, 0, 0, 2, 30, p.tokens(backend.MaxTokens)), Pace: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
 		Total: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)), Used: p.tokens(pick(p, 0, limit.Tokens, backend.MaxTokens)),
 		Debt: p.tokens(pick(p, 0, 0, limit.Tokens/4, backend.MaxTokens)), Leaving: p.rnd.IntN(6) == 0,

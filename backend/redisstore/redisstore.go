@@ -178,6 +178,9 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if r.Idle < 0 {
 		how += 2
 	}
+	if r.Waited {
+		how += 4
+	}
 	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, how}
 	if r.Leaving || r.Peers|r.Pace|int64(r.End|r.Next|r.Window)|int64(r.OpenLength) != 0 { // a first contact has none of these
 		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), r.Leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds(), max(r.Idle, 0))

@@ -11,12 +11,11 @@ import (
 
 // lua/sync.lua repeats these numbers.
 const (
-	sample   = 256  // accounts looked at in one step: more are drawn at random
-	crowd    = 1024 // the same, to tell all that the limit is used up
-	atOnce   = 32   // clients called by one step
-	repeats  = 3    // of a call that is not answered
-	comeBack = 4    // clients told that tokens are back
-	patience = 1000 // ms, or a 20th of the window, for answers to a call
+	sample    = 256  // accounts looked at in one step: more are drawn at random
+	crowd     = 1024 // the same, to tell all that the limit is used up
+	atOnce    = 32   // clients called by one step, or told that tokens are back
+	few       = 4    // clients told of a single token that is back: some have no use for it
+	mostCalls = 4    // of a client that does not answer
 )
 
 // A Message is to one process.
@@ -28,11 +27,13 @@ type Message struct {
 // recalls is what a ledger keeps about its messages in the window. The zero value means
 // that there was none.
 type recalls struct {
-	at       int64 // when idle tokens were called back last, Unix ms
-	out      int64 // clients that were called and have not stated since
-	repeated int64 // how often these were called again
-	told     int64 // 1 = all were told that the limit is used up; or when some were told that tokens are back, Unix ms
+	out   int64 // clients that were called and have not stated since
+	calls int64 // how often these were called, the last of them at least; 0 = nobody was, in this window
+	told  int64 // 1 = all were told that the limit is used up; or when some were told that tokens are back, Unix ms
 }
+
+// waits reports whether a client that was called may still answer.
+func (r *recalls) waits() bool { return r.out > 0 && r.calls <= mostCalls }
 
 // idles enters how many tokens lie idle in the client: an upper bound until it states the
 // next time. What an older statement says, or one whose reply was lost, lowers nothing.
@@ -62,32 +63,30 @@ func (s *statement) idles() {
 // messages returns those that the statement gives rise to. It comes last, because a recall
 // changes the accounts of others.
 func (s *statement) messages() []Message {
-	c, ms := &s.c, s.now/1000
-	others := c.idle - s.acc.idle
-	wait := min(s.length/20, patience)
+	c, ms, others := &s.c, s.now/1000, s.c.idle-s.acc.idle
 	dry := c.used >= s.Limit.Tokens
 	short := s.Want > 0 && (dry || s.out.Grant < max(s.Need, 1))
 	kind, called := backend.Recall, []string(nil)
 	switch {
 	case c.own == nil: // nobody is there
-	case short && others > 0 && (s.Need > 0 || c.at > 0 || others > s.Limit.Tokens/100):
+	case short && others > 0 && (s.Need > 0 || c.calls > 0 || others > s.Limit.Tokens/100):
 		if called = s.recall(others); len(called) > 0 {
-			c.at, c.repeated = ms, 0
+			c.calls = 1
 		}
-	case short && c.out > 0 && c.repeated < repeats && ms-c.at >= (c.repeated+1)*wait:
-		called = s.some(sample, atOnce, func(a account) bool { return a.called })
-		c.repeated++
-	case dry && s.out.Grant < s.Need && c.told == 0 && (c.out == 0 || ms-c.at >= wait):
+	case short && s.Waited && c.waits():
+		if c.calls++; c.waits() {
+			called = s.some(sample, atOnce, func(a account) bool { return a.called })
+		}
+	case dry && s.out.Grant < s.Need && c.told == 0 && !c.waits():
 		kind, called = backend.Exhausted, s.some(crowd, crowd, present)
 		c.told = 1
-	case c.told > 0 && s.back > 0 && !dry && ms-c.told >= s.length/20:
-		kind, called = backend.Again, s.some(sample, comeBack, present)
+	case c.told > 0 && !dry && ms-c.told >= s.length/20:
+		rest := s.Limit.Tokens - c.used
+		kind, called = backend.Again, s.some(sample, int(max(few, min(rest, atOnce))), present)
 		c.told = ms
 	}
-	if s.out.Idle = c.idle - s.acc.idle; kind == backend.Recall {
-		s.out.Called = int64(len(called))
-	}
-	if ms-c.at < wait {
+	s.out.Idle = c.idle - s.acc.idle
+	if c.waits() {
 		s.out.Called = c.out
 	}
 	out := make([]Message, len(called))

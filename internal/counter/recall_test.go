@@ -44,7 +44,7 @@ func TestIdleIsBounded(t *testing.T) {
 				h.Returned, h.stock = h.Returned+back, h.stock-back
 				h.Want, h.Idle = some(limit.Tokens/4), h.stock
 				h.Need = some(h.Want)
-				h.Leaving = rnd.IntN(9) == 0
+				h.Leaving, h.Waited = rnd.IntN(9) == 0, rnd.IntN(3) == 0
 				if rnd.IntN(9) == 0 {
 					h.Idle = -1
 				}

@@ -91,6 +91,7 @@ func (f *Fetch) state(now int64) {
 	q.Limit, q.OpenLength, q.End, q.Next = t.openings(w, now)
 	if q.Idle = k.idleHere(q.Key); k.use != nil {
 		k.use.recall.back = 0
+		q.Waited = k.use.recall.again > 0 && now >= k.use.recall.again
 	}
 	if w != nil {
 		k.account.State(q, w.Window)

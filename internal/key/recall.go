@@ -92,7 +92,7 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 		u.again = now + int64(k.patience(c))
 		return true
 	}
-	if u.asked++; u.asked == 1 {
+	if u.asked++; u.asked != maxAsked {
 		u.again = now + int64(k.patience(c))
 	}
 	return u.asked <= maxAsked
