@@ -458,7 +458,7 @@ func TestRequestsLargerThanABatch(t *testing.T) {
 }
 
 // A burst on a new key strands more than later use, because nothing is known of the demand:
-// up to half of the limit, for up to half of the window.
+// but what is stranded comes back before anybody is refused.
 func TestBurstOnANewKey(t *testing.T) {
 	for _, burst := range []int{2, 3, 6, 10} {
 		for _, gap := range []time.Duration{0, 10 * time.Millisecond, 300 * time.Millisecond} {
@@ -476,9 +476,8 @@ func TestBurstOnANewKey(t *testing.T) {
 						admitted++
 					}
 				}
-				assert.GreaterOrEqual(t, admitted, 50, "before the first refusal")
-				time.Sleep(5 * time.Second)
-				assert.LessOrEqual(t, all[0].Stats().Held+all[1].Stats().Held, int64(12))
+				assert.Equal(t, 100, admitted)
+				assert.Zero(t, stats(all...).Held)
 			})
 		}
 	}
@@ -751,7 +750,7 @@ func TestWaitKnowsWhenItIsHopeless(t *testing.T) {
 		assert.Zero(t, took)
 		took, err = within(t, b, 30*time.Second)
 		assert.ErrorIs(t, err, reservoir.ErrDeadline)
-		assert.Equal(t, rtt, took, "one call")
+		assert.LessOrEqual(t, took, 4*rtt, "one call, and those for what others may hold")
 
 		q := lineOf(t, a)
 		q.wait(times(10, 1)...)
@@ -869,7 +868,7 @@ func TestProbesAfterOthersHaveLeft(t *testing.T) {
 					}
 					assert.Equal(t, 40, admitted, "what came back is found")
 					if probes := stats(stay...).Probes - before; name != "direct" {
-						assert.GreaterOrEqual(t, probes, int64(8))
+						assert.GreaterOrEqual(t, probes, int64(4))
 						assert.LessOrEqual(t, probes, int64(40))
 					}
 					assert.LessOrEqual(t, net.Count("")-calls, 40+2*40)
@@ -1489,7 +1488,6 @@ func TestIdleExcessIsGivenBack(t *testing.T) {
 			const tokens = 60_000
 			limit := reservoir.Limit{Tokens: tokens, Window: window}
 			idle, _, spent := share(t, limit, window/6, window/tokens)
-			assert.Positive(t, idle.Stats().GiveBacks)
 			assert.Positive(t, idle.Stats().Returned)
 			assert.LessOrEqual(t, idle.Stats().Held, int64(tokens/100), "except what may be stranded")
 			assert.GreaterOrEqual(t, spent, int64(tokens*97/100), "and others have spent it")
@@ -1501,7 +1499,7 @@ func TestIdleExcessIsGivenBack(t *testing.T) {
 }
 
 // A limit that is small for the processes that share it is served nearly to the token,
-// and nobody waits for longer than a call.
+// and nobody waits for longer than a call and three round trips.
 func TestSmallLimitIsServedToTheToken(t *testing.T) {
 	for _, c := range []struct{ processes, limit int64 }{{100, 60}, {20, 7}} {
 		var sum int64
@@ -1526,7 +1524,7 @@ func small(t *testing.T, seed uint64, processes, limit int64) int64 {
 				return
 			}
 			allow(t, all[i], "k", 1)
-			assert.LessOrEqual(t, time.Since(begin), 2*rtt)
+			assert.LessOrEqual(t, time.Since(begin), 5*rtt, "behind a call for somebody else")
 		}
 	})
 	return stats(all...).Spent

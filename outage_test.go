@@ -452,7 +452,9 @@ func TestRestockAfterAnOutage(t *testing.T) {
 
 // Keys that want their next batch when a shard is back do not all ask at once.
 func TestRestockIsSpread(t *testing.T) {
-	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+	policies := batches()
+	policies["adaptive"] = reservoir.WithBatch(reservoir.Adaptive(1, 400)) // otherwise the outage ends before the stock
+	inBubbles(t, "", policies, func(t *testing.T, _ string, opt reservoir.Option) {
 		const keys, n = 200, 20
 		net := testnet.Far(20 * time.Millisecond)
 		l := open(t, net, reservoir.PerHour(100_000), opt)

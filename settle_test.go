@@ -293,7 +293,8 @@ func TestSettleInTheLastMoments(t *testing.T) {
 }
 
 // Processes admit and settle at random. The admissions never exceed the limit, and what
-// was used does by exactly as much as is overdrawn where nothing comes back afterwards.
+// was used does by as much as is overdrawn, or a little less where others spend what lay idle
+// when the debt was charged.
 func TestSettleAmongProcesses(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		for seed := range uint64(5) {
@@ -318,7 +319,9 @@ func TestSettleAmongProcesses(t *testing.T) {
 			sum := stats(all...)
 			require.LessOrEqual(t, charged, int64(limit))
 			require.Equal(t, used, sum.Spent)
-			require.Equal(t, max(used+sum.Held-limit, 0), sum.Overdrawn, "seed %d", seed)
+			over := max(used+sum.Held-limit, 0)
+			require.GreaterOrEqual(t, sum.Overdrawn, over, "seed %d", seed)
+			require.LessOrEqual(t, sum.Overdrawn, over+limit/100, "seed %d: debt is charged before what is idle elsewhere", seed)
 			for _, l := range all {
 				balance(t, l)
 				require.NoError(t, l.Close(bg))

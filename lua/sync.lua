@@ -258,7 +258,7 @@ if want > 0 and rest + recovered - least >= 0 then
     local part = max(g - b - recovered, 0)             -- what it had, or would have had at its pace
     if pace > 0 then part = max(part, pace * (max(length - (stop * 1000 - now) / 1000, 0) / length)) end
     local share = max(min((part + prior) / (out + prior * peers), 1), least)
-    target = min(max(want, base), max(floor(free * share / divisor), base, need))
+    target = min(pace > 0 and want or max(want, base), max(floor(free * share / divisor), base, need))  -- a newcomer does not know its peers
   end
   take = min(target - recovered, rest, most - g)
   if take < 0 then take = 0 end

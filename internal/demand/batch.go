@@ -39,6 +39,7 @@ type Situation struct {
 	Spent   int64         // tokens used in all
 	Stock   int64         // unspent now
 	Waiting int64         // tokens that callers wait for now
+	Floor   int64         // tokens of the smallest batch that is worth a call
 }
 
 // Batch returns how many tokens to ask for, including those that callers wait for, and
@@ -86,15 +87,15 @@ func (d *Demand) climb(p Policy, s Situation) (int64, string) {
 
 // follow sizes a batch by demand.
 func (d *Demand) follow(s Situation) (int64, string) {
-	if d == nil { // the store grants a newcomer its part of what may lie idle
+	if !d.Known() { // the store grants a newcomer the floor
 		return s.Waiting, "first"
 	}
 	seen := s.Spent - d.batchSpent + s.Waiting
 	expected := d.rate * horizon(s.Limit.Window, s.Left, s.Lasts).Seconds()
 	if most := d.most(seen, s.Limit.Tokens); expected > most {
-		return int64(most), "growing"
+		return max(int64(most), s.Floor), "growing"
 	}
-	return int64(math.Ceil(expected)) - s.Stock + s.Waiting, "demand"
+	return max(int64(math.Ceil(expected))-s.Stock+s.Waiting, s.Floor), "demand"
 }
 
 // most is the largest batch that the tokens seen since the last one justify.

@@ -62,7 +62,7 @@ func TestBatch(t *testing.T) {
 		{"what was seen is what went since the last batch", adaptive, func() *Demand { d := known(1000, 1); d.Asked(1, 1000); return d }(), Situation{Spent: 1008}, 600, "growing"},
 		{"in the first window to three times what was seen", adaptive, tenNew, Situation{Spent: 20}, 60, "growing"},
 		{"from the first request on", adaptive, tenNew, Situation{Spent: 5}, 15, "growing"},
-		{"no demand", adaptive, at(0, 1), Situation{}, 1, "demand"},
+		{"no demand", adaptive, at(0, 1), Situation{}, 1, "first"},
 		{"never above the limit", adaptive, known(1e9, 1), Situation{Spent: 1e6}, 60_000, "growing"},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -107,6 +107,9 @@ func recentMemory(window time.Duration, requests float64) float64 {
 	return max(window.Seconds()/recentPart, min(recentCount/requests, window.Seconds()/memoryPart))
 }
 
+// Known reports whether something is known of the demand.
+func (d *Demand) Known() bool { return d != nil && d.rate > 0 }
+
 // PerWindow is how many tokens the key would use in a window at its recent rate.
 func (d *Demand) PerWindow(l backend.Limit) int64 {
 	if d == nil {

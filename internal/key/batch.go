@@ -63,18 +63,25 @@ func (s *situation) reorder() int64 {
 	return at
 }
 
-// exact reports whether the store shall grant what is wanted as it is. It may top a small
-// wish up to max(4, a client's part of a 20th of the limit), which a bound must allow.
+// exact reports whether the store shall grant what is wanted as it is. It tops up what a
+// key without demand wants, perhaps beyond the bound of a batch.
 func (s *situation) exact() bool {
 	most := s.Sizing.Max
-	return !s.guided() || s.small || most > 0 && most <= max(4, s.limit.Tokens/(20*s.peers))
+	return !s.guided() || s.small || most > 0 && most < s.floor() && !s.demand.Known()
+}
+
+// floor is the smallest batch that is worth a call: a twentieth of this process' part of the
+// limit, or five tokens, but no more than a third of that part. The store repeats the rule.
+func (s *situation) floor() int64 {
+	part := s.limit.Tokens / s.peers
+	return min(part/3, max(5, part/20))
 }
 
 // batch asks the policy for the size of a batch and the reason in a word or two.
 func (s *situation) batch(spent, stock, waiting int64) (int64, string) {
 	left, open := s.left()
 	return s.demand.Batch(s.Sizing, demand.Situation{
-		Limit: s.limit, Open: open, Left: left, Lasts: s.lasts(), Spent: spent, Stock: stock, Waiting: waiting,
+		Limit: s.limit, Open: open, Left: left, Lasts: s.lasts(), Spent: spent, Stock: stock, Waiting: waiting, Floor: s.floor(),
 	})
 }
 
@@ -148,7 +155,7 @@ func (u *usage) observe(k *Key, now int64) {
 func (u *usage) opened(length time.Duration, spent, denied int64) {
 	u.Opened(length, spent, denied)
 	u.spread = spread(length)
-	u.recall = recall{asked: u.recall.asked, again: u.recall.again} // which a reply has just set
+	u.recall.back, u.recall.look = 0, 0
 }
 
 // spread is how long after a reset this process waits before it calls the store.
@@ -187,10 +194,15 @@ func (k *Key) surplus(now int64) (n, at int64) {
 		return 0, 0
 	}
 	free := min(k.free(), w.Stock())
-	if u.recall.called == w.Window && free > 0 {
-		return free, 0
+	if u.recall.called == w.Window {
+		if free > 0 {
+			return free, 0
+		}
+		if !k.queue.inFlight() { // what a fetch brings may be what others want
+			u.recall.called = 0
+		}
 	}
-	if u.recall.called = 0; !k.short {
+	if !k.short {
 		return 0, 0
 	}
 	if !k.env.Caller.Hears(k.env.Stored(k.node.Key)) {

@@ -314,6 +314,10 @@ func (f *Fetch) book(w *lease.Lease, r backend.SyncReply, sent, now int64) *leas
 	return w
 }
 
+// fewUses is how many tokens of a key's first batch are used before the key counts as one in
+// use, whose demand is estimated. Most keys are used less.
+const fewUses = 3
+
 // forecast derives from a reply what to expect of the rest of the window.
 func (f *Fetch) forecast(r backend.SyncReply, w *lease.Lease, denied bool, now int64) {
 	k, limit := f.k, f.k.terms.Load().Limit
@@ -332,15 +336,14 @@ func (f *Fetch) forecast(r backend.SyncReply, w *lease.Lease, denied bool, now i
 	small := r.Learning || f.Req.Want > f.Req.Need && r.Grant <= f.Req.Need
 	reorder := int64(-1)
 	if s := k.situation(now); s.ahead() && !s.small && !small && !denied && w.Remaining() > 0 {
-		reorder = s.reorder()
+		if reorder = s.reorder(); k.use == nil {
+			reorder = max(k.held()-k.queue.line.Tokens()-fewUses, reorder)
+		}
 	}
-	// The batch may be smaller than what is used during the next fetch. The hot path
-	// reports only a stock that falls to the re-order point, not one that is below it.
 	switch {
-	case !f.asks() && w.OrderDue(): // it was reached meanwhile
-	case f.asks() && reorder > 0 && k.use.demand().Regular(limit.Window) && k.held()-k.queue.line.Tokens() <= reorder:
-		w.Order()
-	default:
+	case f.asks():
+		k.setReorder(w, reorder)
+	case !w.OrderDue(): // it was reached meanwhile
 		w.SetReorder(reorder)
 	}
 }

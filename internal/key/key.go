@@ -214,18 +214,34 @@ func (k *Key) Used(n int64) {
 }
 
 // OrderIfLow orders a batch if left, the stock of w after a spend, is at the re-order
-// point. Only one of the callers that find it there orders.
+// point. Only one of the callers that find it there orders. The point of a key's first
+// batch only tells that the key is used again, and so needs an estimate of its demand.
 func (k *Key) OrderIfLow(w *lease.Lease, left int64) {
 	if !w.ClaimReorder(left) {
 		return
 	}
-	k.event(func(int64) effect {
+	k.event(func(now int64) effect {
 		if k.lease.Load() != w || k.phase == phaseRetired {
 			return unchanged
 		}
 		k.comeBack()
+		if k.use == nil {
+			k.usage().observe(k, now)
+			s := k.situation(now)
+			k.setReorder(w, s.reorder())
+		}
 		return changed
 	})
+}
+
+// setReorder sets the re-order point. The stock may be below it already, because the batch is
+// smaller than what is used during the next fetch: the hot path reports only a stock that
+// falls to the point.
+func (k *Key) setReorder(w *lease.Lease, point int64) {
+	w.SetReorder(point)
+	if point > 0 && k.use.demand().Regular(k.terms.Load().Window) && k.held()-k.queue.callers().Tokens() <= point {
+		w.Order()
+	}
 }
 
 // effect is what an event has changed.

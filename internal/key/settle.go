@@ -38,7 +38,7 @@ func (k *Key) Refund(c Charge, n int64) {
 			return unchanged
 		}
 		ok = true
-		return k.refund(w, n)
+		return k.refund(w, n, now)
 	})
 	if !ok {
 		counts := &k.env.Counts
@@ -49,7 +49,7 @@ func (k *Key) Refund(c Charge, n int64) {
 }
 
 // refund is Refund in the open window.
-func (k *Key) refund(w *lease.Lease, n int64) effect {
+func (k *Key) refund(w *lease.Lease, n, now int64) effect {
 	back := min(n, k.account.InUse(k.held()))
 	paid := k.account.CancelDebt(back)
 	k.account.Refund(back)
@@ -58,7 +58,9 @@ func (k *Key) refund(w *lease.Lease, n int64) effect {
 	decide := k.queue != nil || k.deniedUntil != 0 || k.terms.Load().plan != Counted
 	k.putBack(w, back-paid)
 	u := &k.usage().recall
-	u.back += back - paid
+	if u.back += back - paid; u.look < now { // whoever got it back may use it again at once
+		u.look = now + int64(k.shard.Lead())
+	}
 	return effect{changed: decide || u.back > k.idleTokens()}
 }
 
