@@ -567,10 +567,12 @@ func TestRefusalsOfLargeRequests(t *testing.T) {
 // holds tokens of a Wait that came back.
 func TestDirectRefusalAgreesWithItself(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		l := open(t, testnet.Far(time.Millisecond), reservoir.PerHour(1000), reservoir.WithDirect())
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(1000), reservoir.WithDirect())
 		r, err := l.WaitN(bg, "k", 2)
 		require.NoError(t, err)
 		require.True(t, allow(t, l, "k", 997).Allowed)
+		net.Next("sync", testnet.LoseRequest) // by which they go back
 		require.NoError(t, l.Refund(bg, r))
 		r = allow(t, l, "k", 3)
 		require.False(t, r.Allowed)

@@ -259,6 +259,8 @@ if want > 0 and rest + recovered - least >= 0 then
     if pace > 0 then part = max(part, pace * (max(length - (stop * 1000 - now) / 1000, 0) / length)) end
     local share = max(min((part + prior) / (out + prior * peers), 1), least)
     target = min(pace > 0 and want or max(want, base), max(floor(free * share / divisor), base, need))  -- a newcomer does not know its peers
+  elseif need > 0 and calls > 0 then                   -- others may wait for what came back, too
+    target = need
   end
   take = min(target - recovered, rest, most - g)
   if take < 0 then take = 0 end

@@ -217,6 +217,8 @@ func (s *statement) target() int64 {
 	switch {
 	case s.out.Learning: // enough for each client, so that a crowd need not call again
 		return max(s.Need, min(s.Want, n0))
+	case s.Exact && s.Need > 0 && s.c.calls > 0: // others may wait for what came back, too
+		return s.Need
 	case s.Exact:
 		return s.Want
 	case s.Idle < 0 && s.Pace > 0: // all who get no messages may leave a hundredth idle

@@ -130,7 +130,8 @@ func (k *Key) usage() *usage {
 	k.use.timer = time.AfterFunc(next.Never, func() {
 		k.event(func(int64) effect { k.use.due = 0; return changed })
 	})
-	k.use.timer.Stop()                                      // until it is armed
+	k.use.timer.Stop() // until it is armed
+	k.use.recall.known = k.free()
 	if w := k.lease.Load(); w != nil && k.firstFetch != 0 { // it was read once, at k.firstFetch
 		k.use.Opened(limit.Window, 0, 0)
 		k.use.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.LatestEnd() - k.firstFetch), Remaining: w.Remaining()}, 0)
@@ -155,7 +156,7 @@ func (u *usage) observe(k *Key, now int64) {
 func (u *usage) opened(length time.Duration, spent, denied int64) {
 	u.Opened(length, spent, denied)
 	u.spread = spread(length)
-	u.recall.back, u.recall.look = 0, 0
+	u.recall.known, u.recall.unknown = 0, 0
 }
 
 // spread is how long after a reset this process waits before it calls the store.
@@ -178,67 +179,75 @@ func (u *usage) backOff(now int64, longest time.Duration) {
 	u.backoff = now + int64(u.pause/2+chance.Part(u.pause/2))
 }
 
-// lookPart divides the window. A key returns what the store cannot call at most that often.
+// lookPart divides the window. A key that runs short returns a few tokens that the store
+// cannot call at most that often, and another askTimes a window.
 const lookPart = 60
 
 // surplus is how many tokens are worth giving back now: all that a key which leaves, or makes
-// direct calls, has; what others want back; and, if the limit will run out, what the store
-// cannot call, because it does not know of it or no message would come. at is when to look
-// again; 0 = no need.
+// direct calls, has; what others want back; and what the store cannot call, because it does
+// not know of it or no message would come. at is when to look again; 0 = no need.
 func (k *Key) surplus(now int64) (n, at int64) {
-	w, u := k.lease.Load(), k.use
+	w := k.lease.Load()
 	switch {
 	case k.idle() || k.env.Direct:
 		return w.Stock(), 0
-	case !w.Alive(now):
+	case !w.Alive(now) || k.queue.inFlight(): // its reply may bring what others want
 		return 0, 0
 	}
-	free := min(k.free(), w.Stock())
-	if u.recall.called == w.Window {
-		if free > 0 {
+	r, free := &k.use.recall, min(k.free(), w.Stock())
+	if r.called == w.Window {
+		if r.known = 0; free > 0 {
 			return free, 0
 		}
-		if !k.queue.inFlight() { // what a fetch brings may be what others want
-			u.recall.called = 0
-		}
 	}
-	if !k.short {
-		return 0, 0
-	}
+	r.called = 0
 	if !k.env.Caller.Hears(k.env.Stored(k.node.Key)) {
 		return k.outlasts(now)
 	}
-	if n = min(free, u.recall.back); n <= k.idleTokens() {
+	t := k.terms.Load()
+	pause := t.Window / askTimes
+	n = free - r.known
+	switch {
+	case n <= 0:
+		r.unknown = 0
 		return 0, 0
+	case k.short && n > t.Tokens/100:
+		pause = min(t.Window/lookPart, k.shard.Lead()) // not at once, because a crowd gives back one by one
+	case k.short:
+		pause = t.Window / lookPart
 	}
-	if now < u.recall.look {
-		return 0, u.recall.look
+	if at = r.due(now, pause); now < at {
+		return 0, at
 	}
-	u.recall.look = now + int64(k.terms.Load().Window)/lookPart
 	return n, 0
 }
 
 // outlasts is surplus for a key that cannot be called: tokens that will not be used while the
 // limit lasts, if they are half of the stock, because less is not worth a call.
 func (k *Key) outlasts(now int64) (n, at int64) {
-	w, look, pause := k.lease.Load(), &k.use.recall.look, k.terms.Load().Window/lookPart
-	if w.Stock() <= 2*k.idleTokens() {
+	w, r, pause := k.lease.Load(), &k.use.recall, k.terms.Load().Window/lookPart
+	if !k.short || w.Stock() <= 2*k.idleTokens() {
 		return 0, 0
 	}
-	if *look == 0 { // the rate is not known yet
-		*look = now + int64(pause)
+	if at = r.due(now, pause); now < at { // the rate is not known yet
+		return 0, at
 	}
-	if now < *look {
-		return 0, *look
-	}
-	*look = now + int64(pause)
+	r.unknown = now
 	s := k.situation(now)
 	left, _ := s.left()
 	soon := s.demand.Soon(s.limit.Window, max(min(s.lasts(), left), pause), now, k.spent())
 	if n = min(k.free()-int64(soon), w.Stock()); n <= w.Stock()/2 {
 		n = 0
 	}
-	return n, *look
+	return n, now + int64(pause)
+}
+
+// due is when tokens that the store cannot call have been here for as long as pause.
+func (r *recall) due(now int64, pause time.Duration) int64 {
+	if r.unknown == 0 {
+		r.unknown = now
+	}
+	return r.unknown + int64(pause)
 }
 
 // most is the size of the largest request since the last take.

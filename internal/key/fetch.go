@@ -41,8 +41,9 @@ func (k *Key) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	switch why {
 	case next.Return:
 		f.giveBack(surplus)
-		if k.use != nil {
+		if k.use != nil && k.use.recall.called != 0 {
 			k.use.recall.called = 0
+			k.lease.Load().CancelOrder() // or a batch would bring back here what others wait for
 		}
 	case next.Probe:
 		k.env.Counts.Probes.Add(1)
@@ -70,10 +71,13 @@ func (f *Fetch) giveBack(surplus int64) {
 	if surplus == 0 {
 		return
 	}
-	if _, ok := k.lease.Load().Spend(surplus); !ok {
+	w := k.lease.Load()
+	if _, ok := w.Spend(surplus); !ok {
 		return
 	}
 	k.account.Return(surplus)
+	w.AddRemaining(surplus)
+	k.allow() // a caller who comes now may get what goes back
 	if !k.idle() && !k.env.Direct {
 		k.env.Counts.GiveBacks.Add(1)
 	}
@@ -90,7 +94,6 @@ func (f *Fetch) state(now int64) {
 	}
 	q.Limit, q.OpenLength, q.End, q.Next = t.openings(w, now)
 	if q.Idle = k.idleHere(q.Key); k.use != nil {
-		k.use.recall.back = 0
 		q.Waited = k.use.recall.again > 0 && now >= k.use.recall.again
 	}
 	if w != nil {
@@ -266,6 +269,7 @@ func (f *Fetch) apply(r backend.SyncReply, waits bool, sent, now int64) {
 	denied := !waits && f.showsDenial(r, w)
 	w.Apply(r.State, sent, now)
 	k.queue.reserved += w.Reserve() + r.Grant
+	f.believes(r)
 	f.forecast(r, w, denied, now)
 }
 

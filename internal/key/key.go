@@ -248,6 +248,7 @@ func (k *Key) setReorder(w *lease.Lease, point int64) {
 type effect struct {
 	changed bool  // something on which the line or a fetch depends
 	probe   int64 // tokens for which a probe is due, because a caller was refused though its denial is over
+	expects bool  // the probe's tokens are for a caller that will soon be in line
 }
 
 var unchanged, changed = effect{}, effect{changed: true}
@@ -268,14 +269,14 @@ func (k *Key) update(change func(now int64) effect, slot *lane) *Fetch {
 	k.expire(now)
 	was := k.phase
 	if did := change(now); did.changed || k.phase != was {
-		return k.advance(now, did.probe, slot)
+		return k.advance(now, did, slot)
 	}
 	return nil
 }
 
 // advance ends every event: it serves the line, asks package next what to do, and orders
 // that fetch or sets the timer for the next look.
-func (k *Key) advance(now, probe int64, slot *lane) (f *Fetch) {
+func (k *Key) advance(now int64, did effect, slot *lane) (f *Fetch) {
 	if k.terms.Load().plan != Counted { // tokens at hand go back, and nobody is served or refused from them
 		k.allow()
 		w := k.lease.Load()
@@ -289,7 +290,7 @@ func (k *Key) advance(now, probe int64, slot *lane) (f *Fetch) {
 	if k.queue.callers().Active() == 0 { // otherwise a newcomer could take what the line waits for
 		k.publish(w)
 	}
-	facts := k.facts(now, probe)
+	facts := k.facts(now, did)
 	if k.use != nil || k.idle() {
 		facts.Surplus, facts.Look = k.surplus(now)
 	}
@@ -299,7 +300,7 @@ func (k *Key) advance(now, probe int64, slot *lane) (f *Fetch) {
 		why, at = next.Step(facts)
 	}
 	if why != next.None && k.env.Calls.Begin() {
-		f = k.order(why, now, probe, facts.Surplus)
+		f = k.order(why, now, did.probe, facts.Surplus)
 		f.slot = slot
 	}
 	k.publish(w)
@@ -346,12 +347,15 @@ const (
 )
 
 // facts returns all facts of the key except its surplus. It changes nothing.
-func (k *Key) facts(now, probe int64) next.Facts {
+func (k *Key) facts(now int64, did effect) next.Facts {
 	w, line := k.lease.Load(), k.queue.callers()
 	f := next.Facts{
 		Now: now, Retired: k.phase == phaseRetired || k.env.Closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: k.queue.inFlight(),
 		Active: line.Active(), Passing: line.Passing(), Parked: line.Parked(),
-		Denied: k.deniedUntil, Probe: probe > 0, Alive: w.Alive(now), Unconfirmed: k.phase == phaseLeaving,
+		Denied: k.deniedUntil, Probe: did.probe > 0, Alive: w.Alive(now), Unconfirmed: k.phase == phaseLeaving,
+	}
+	if did.expects {
+		f.Probe, f.Active, f.Passing = false, f.Active+1, f.Passing+1
 	}
 	if f.Open {
 		f.Ask = max(k.shard.NextProbe(), now) + int64(Slack)

@@ -93,6 +93,23 @@ func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
 	return v
 }
 
+// Expect orders a fetch for a request for n tokens that may come soon, unless memory will
+// answer it.
+func (k *Key) Expect(n int64) {
+	k.event(func(now int64) effect {
+		k.findShard()
+		t, w := k.terms.Load(), k.lease.Load()
+		switch {
+		case k.phase == phaseRetired || k.queue.inFlight() || t.plan != Counted || n > t.Tokens || k.shard.Open():
+			return unchanged
+		case w.Alive(now) && (w.Stock() >= n || k.deniedUntil != 0) || k.use != nil && now < k.use.conflict:
+			return unchanged
+		}
+		k.comeBack()
+		return effect{changed: true, probe: n, expects: true}
+	})
+}
+
 // decide answers the caller from memory or by the failure policy, or puts it in line as w.
 // Unless the limit is known to be the present one, decide may want it to be asked for first.
 func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waiter, v Verdict) {
@@ -249,6 +266,7 @@ func (k *Key) putBack(w *lease.Lease, n int64) {
 		k.account.Return(n)
 		return
 	}
+	k.usage() // the store does not know that these are idle
 	w.Publish(n, 0)
 }
 

@@ -22,11 +22,11 @@ func (k *Key) small() bool {
 
 // recall is what a key has heard, and waits for.
 type recall struct {
-	called backend.Window // others want idle tokens of this window
-	asked  int8           // statements for the line since the store called others, which did not serve it
-	back   int64          // tokens that requests gave back, of which no statement has told the store
-	look   int64          // when tokens that it does not know of may go back next
-	again  int64          // when to ask again, because called tokens may have come back
+	called  backend.Window // others want idle tokens of this window
+	known   int64          // how many tokens the store believes idle here, at most
+	unknown int64          // since when tokens may lie here that it cannot call; 0 = none do
+	asked   int8           // statements for the line since the store called others, which did not serve it
+	again   int64          // when to ask again, because called tokens may have come back
 }
 
 // maxAsked is how many statements ask for tokens that the store has called from others. The
@@ -44,6 +44,18 @@ func (k *Key) idleHere(stored string) int64 {
 		return -1
 	}
 	return k.free()
+}
+
+// believes records what the store believes idle here, after the reply r.
+func (f *Fetch) believes(r backend.SyncReply) {
+	k := f.k
+	known := max(f.Req.Idle, 0) + max(r.Grant-f.Req.Need, 0)
+	if f.Req.Leaving || f.Req.Idle < 0 {
+		known = 0
+	}
+	if k.use != nil || k.free() > known { // callers have left during the fetch
+		k.usage().recall.known = known
+	}
 }
 
 // Hear is the event of a message about the key.

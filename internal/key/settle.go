@@ -38,7 +38,7 @@ func (k *Key) Refund(c Charge, n int64) {
 			return unchanged
 		}
 		ok = true
-		return k.refund(w, n, now)
+		return k.refund(w, n)
 	})
 	if !ok {
 		counts := &k.env.Counts
@@ -49,7 +49,7 @@ func (k *Key) Refund(c Charge, n int64) {
 }
 
 // refund is Refund in the open window.
-func (k *Key) refund(w *lease.Lease, n, now int64) effect {
+func (k *Key) refund(w *lease.Lease, n int64) effect {
 	back := min(n, k.account.InUse(k.held()))
 	paid := k.account.CancelDebt(back)
 	k.account.Refund(back)
@@ -57,11 +57,7 @@ func (k *Key) refund(w *lease.Lease, n, now int64) effect {
 	k.env.Counts.Extra.Add(k.node.Hash, paid) // spent again
 	decide := k.queue != nil || k.deniedUntil != 0 || k.terms.Load().plan != Counted
 	k.putBack(w, back-paid)
-	u := &k.usage().recall
-	if u.back += back - paid; u.look < now { // whoever got it back may use it again at once
-		u.look = now + int64(k.shard.Lead())
-	}
-	return effect{changed: decide || u.back > k.idleTokens()}
+	return effect{changed: decide || k.free() > k.use.recall.known}
 }
 
 // chargePart divides the window. Settled debt may wait that long for a statement.
