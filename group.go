@@ -279,20 +279,22 @@ func (l *Limiter) refuses(r *Result, name string, n int64) bool {
 	return l.refuse(r, k, w, now, n)
 }
 
-// ask asks the limits that have not answered from memory yet, all at the same time.
+// ask asks the limits that have not answered from memory yet. The fetches, and the calls of
+// limits without stock, begin at the same time. Tokens are taken in the order of the limits:
+// a request that held tokens of a later limit, while it waits for an earlier one that
+// refuses it, would keep them from others, whom the later limit would refuse meanwhile.
 func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []string) (GroupResult, error) {
-	results, errs := r.results(len(keys)), make([]error, len(keys))
+	results, errs, later := r.results(len(keys)), make([]error, len(keys)), make([]bool, len(keys))
 	var calls errgroup.Group
 	calls.SetLimit(key.CallsAtOnce)
 	for i, l := range g.limiters {
 		if cost.free(i) {
 			results[i].Allowed = true
 		} else if !results[i].Allowed {
-			name, n := keys[i], cost.of(i)
 			errs[i] = guard.ErrGoexit // unless the function of WithLimits returns
 			calls.Go(func() error {
 				errs[i] = guard.Do(func() (err error) { // a panic of WithLimits' function goes to the caller
-					results[i], _, err = l.acquire(ctx, name, n, false)
+					later[i], err = l.ahead(ctx, &results[i], keys[i], cost.of(i))
 					return err
 				})
 				return nil
@@ -300,7 +302,13 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 		}
 	}
 	_ = calls.Wait()
-	for i := range results {
+	for i, l := range g.limiters {
+		if later[i] {
+			errs[i] = guard.Do(func() (err error) {
+				results[i], _, err = l.acquire(ctx, keys[i], cost.of(i), false)
+				return err
+			})
+		}
 		if errs[i] != nil {
 			for _, other := range errs[i+1:] {
 				guard.Unheard(other)
@@ -308,13 +316,28 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 			g.undo(ctx, i, r, keys)
 			return GroupResult{Limiter: i}, guard.Raise(errs[i])
 		}
-	}
-	for i := range results {
 		if !results[i].Allowed {
 			return g.refusal(g.undo(ctx, i, r, keys), cost, keys)
 		}
 	}
 	return r.tightest(results), nil
+}
+
+// ahead begins what acquire must wait for, and reports whether acquire must follow: a fetch
+// begins, but a call for this request alone is the decision.
+func (l *Limiter) ahead(ctx context.Context, r *Result, name string, n int64) (later bool, err error) {
+	k, limit, err := l.find(name)
+	switch {
+	case err != nil:
+		return false, err
+	case k != nil && !l.env.Direct:
+		k.Expect(n)
+		return true, nil
+	}
+	if *r, later, err = l.request(ctx, k, name, limit, n, false); r.Shadowed && err == nil {
+		l.pass(r)
+	}
+	return later, err
 }
 
 // undo takes back what the others have charged, after limit i has refused or failed. It
