@@ -27,8 +27,8 @@ var (
 )
 
 // TestEveryday measures limits as most people have them: some tokens a user, behind a
-// balancer over some processes. Nothing may be admitted over the limit; that alone is
-// asserted. This prints rows of the table:
+// balancer over some processes. Nothing may be admitted over the limit, and in the scenes no
+// less than that; the rest is not asserted. This prints rows of the table:
 //
 //	go test -run=TestEveryday -everyday='20/60/sticky,3/*/*' -seeds=3
 //
@@ -40,7 +40,7 @@ func TestEveryday(t *testing.T) {
 		for _, name := range []string{"3/60/random", "3/60/bursts", "20/60/sticky", "20/300/crowds"} {
 			everydayOf(t, name).measure(t, 1, adaptively)
 		}
-		require.LessOrEqual(t, storm(t, 100).admitted, int64(100))
+		playScenes(t, false)
 		return
 	}
 	if *chosen != "scenes" {
@@ -53,7 +53,7 @@ func TestEveryday(t *testing.T) {
 		fmt.Println("rows that miss a bar:", missed)
 	}
 	if *chosen == "all" || *chosen == "scenes" {
-		printScenes(t)
+		playScenes(t, true)
 	}
 }
 

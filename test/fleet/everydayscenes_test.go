@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
@@ -22,25 +23,36 @@ type scene struct{ first, admitted int64 }
 
 func (s scene) String() string { return fmt.Sprintf("%d, then %d", s.first, s.admitted) }
 
-func printScenes(t *testing.T) {
-	fmt.Println("Spent at the first refusal, then in all, by one client after others, with pauses of 0, 1 ms, 100 ms between these:")
+// playScenes prints what came of each scene, if print is true. It fails if a refusal is not
+// true: a token was left.
+func playScenes(t *testing.T, print bool) {
+	say := func(format string, a ...any) {
+		if print {
+			fmt.Printf(format, a...)
+		}
+	}
+	say("Spent at the first refusal, then in all, by one client after others, with pauses of 0, 1 ms, 100 ms between these:\n")
 	for _, v := range []struct {
 		processes, each int
 		tokens          int64
 	}{{4, 8, 60}, {20, 10, 300}} {
-		fmt.Printf("  %d at each of %d processes, then one at the last, limit %d a minute:", v.each, v.processes-1, v.tokens)
+		say("  %d at each of %d processes, then one at the last, limit %d a minute:", v.each, v.processes-1, v.tokens)
 		for _, pause := range []time.Duration{0, time.Millisecond, 100 * time.Millisecond} {
-			fmt.Printf("  %v", visit(t, v.processes, v.each, v.tokens, pause))
+			s := visit(t, v.processes, v.each, v.tokens, pause)
+			assert.Equal(t, scene{v.tokens, v.tokens}, s, "%d processes, pause %v", v.processes, pause)
+			say("  %v", s)
 		}
-		fmt.Println()
+		say("\n")
 	}
-	fmt.Println("Admitted of a storm of 720 on a cold key of 100 an hour at 3 processes, then with those of the next second, five times:")
+	say("Admitted of a storm of 720 on a cold key of 100 an hour at 3 processes, then with those of the next second, five times:\n")
 	for _, also := range [][]int64{nil, {100}, {150}, {10_000}} {
-		fmt.Printf("  in a group with limits of %v:", also)
+		say("  in a group with limits of %v:", also)
 		for range 5 {
-			fmt.Printf("  %v", storm(t, also...))
+			s := storm(t, also...)
+			assert.Equal(t, scene{100, 100}, s, "also %v", also)
+			say("  %v", s)
 		}
-		fmt.Println()
+		say("\n")
 	}
 }
 
