@@ -1500,6 +1500,69 @@ func TestIdleExcessIsGivenBack(t *testing.T) {
 	}
 }
 
+// Limits as most people have them: some requests a user, behind a balancer over many processes. No
+// request is refused before the limit is spent, however requests come to processes, and calls are
+// fewer than direct ones, of which two thirds of the requests would need one.
+func TestEverydayLimits(t *testing.T) {
+	const processes, windows = 20, 6
+	for _, c := range []struct {
+		tokens, run, atOnce int // a run is at one process
+		calls               int // of a hundred requests, at most
+	}{
+		{60, 1, 1, 75}, {60, 1, 10, 45}, {60, 20, 1, 45},
+		{300, 1, 1, 30}, {300, 1, 10, 30}, {300, 20, 1, 30},
+	} {
+		inBubble(t, fmt.Sprintf("limit=%d/run=%d/at once=%d", c.tokens, c.run, c.atOnce), func(t *testing.T) {
+			rnd := rand.New(rand.NewPCG(1, uint64(c.tokens)))
+			net := testnet.Far(rtt / 2)
+			all := fleet(t, processes, net, reservoir.PerMinute(int64(c.tokens)))
+			crowds := c.tokens * 3 / 2 / c.atOnce
+			cold, at := 0, 0
+			for w := range windows {
+				if w == 1 {
+					cold = net.Count("")
+				}
+				admitted, end := 0, time.Now().Add(time.Minute) // or a little later: the window opens at a request
+				for i := range crowds {
+					if i%c.run == 0 {
+						at = rnd.IntN(processes)
+					}
+					n, failed := crowdOnce(all[at], c.atOnce, 1)
+					require.Zero(t, failed)
+					if admitted += int(n); int(n) < c.atOnce {
+						require.Equal(t, c.tokens, admitted, "when a request was refused in window %d", w)
+					}
+					time.Sleep(50 * time.Second / time.Duration(crowds))
+				}
+				require.Equal(t, c.tokens, admitted)
+				time.Sleep(time.Until(end) + 2*rtt)
+			}
+			require.LessOrEqual(t, net.Count("")-cold, c.calls*(windows-1)*crowds*c.atOnce/100)
+		})
+	}
+}
+
+// Requests come to all processes but the last, and then one client at the last: what lies idle
+// elsewhere comes back to it.
+func TestLastProcessGetsTheRest(t *testing.T) {
+	for _, c := range []struct{ processes, each, tokens int }{{4, 8, 60}, {20, 10, 300}} {
+		for _, pause := range []time.Duration{0, time.Millisecond, 100 * time.Millisecond} {
+			inBubble(t, fmt.Sprintf("limit=%d/pause=%v", c.tokens, pause), func(t *testing.T) {
+				all := fleet(t, c.processes, testnet.Far(rtt/2), reservoir.PerMinute(int64(c.tokens)))
+				first, last := (c.processes-1)*c.each, all[c.processes-1]
+				for _, l := range all[:c.processes-1] {
+					admitted, _ := crowdOnce(l, c.each, 1)
+					require.EqualValues(t, c.each, admitted)
+					time.Sleep(pause)
+				}
+				require.Positive(t, stats(all...).Held, "nothing lay idle")
+				require.EqualValues(t, c.tokens-first, drain(t, last, "k", 1))
+				require.Zero(t, stats(all...).Held)
+			})
+		}
+	}
+}
+
 // A limit that is small for the processes that share it is served nearly to the token,
 // and nobody waits for longer than a call and three round trips.
 func TestSmallLimitIsServedToTheToken(t *testing.T) {
