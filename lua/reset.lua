@@ -57,6 +57,9 @@ elseif till * 1000 <= now then
 else
   stop = till - math.max(math.ceil((till - last - slack) / length), 0) * length
 end
+if stop ~= after and stop * 1000 - now <= math.floor(slack) * 1000 and math.abs(before - after) <= math.floor(slack) then
+  stop, opened = before, period                        -- the calendar's next period was opened a moment early, and stop names one that is void
+end
 if math.abs(stop - before) < math.max(math.floor(slack), 1) then stop = math.min(stop, before - 1) end
 if stop * 1000 < now then                              -- in the last millisecond: the calendar's next end
   opened = period > 0 and period or length

@@ -223,6 +223,9 @@ func (c *Counter) Reset(r backend.ResetRequest, now int64) backend.State {
 	if int64(r.End)*1000 <= now && int64(r.Next)*1000 > now {
 		stop, length = int64(r.Next), q.period()
 	}
+	if next := int64(r.Next); stop != next && stop*1000-now <= slack(length)*1000 && max(c.stop-next, next-c.stop) <= slack(length) {
+		stop, length = c.stop, q.period() // the next period was opened a moment early, and stop names one that is void
+	}
 	if max(stop-c.stop, c.stop-stop) < max(slack(length), 1) {
 		stop = min(stop, c.stop-1)
 	}
