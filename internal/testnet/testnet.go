@@ -9,6 +9,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,9 @@ type Network struct {
 	held     []*Call
 	inFlight int
 	most     int // in flight at once
+
+	listening []*subscription
+	deaf      error // why no message comes
 }
 
 // port is the network as one limiter uses it. The network itself is the port of limiter 0.
@@ -361,14 +365,67 @@ func (p *port) Reset(ctx context.Context, r backend.ResetRequest) (backend.State
 }
 
 // Listen implements [backend.Listener], if the store does: a message takes as long as a
-// request.
+// request, and messages stay in order. It is lost while Deafen has an error.
 func (p *port) Listen(process string, hear func(backend.Message)) backend.Subscription {
-	return (*p.net.store.Load()).(backend.Listener).Listen(process, func(m backend.Message) {
-		time.AfterFunc(p.net.delay, func() { hear(m) })
+	s := &subscription{net: p.net, hear: hear}
+	s.Subscription = p.net.Store().(backend.Listener).Listen(process, func(m backend.Message) {
+		if s.Err("") == nil {
+			s.send(m)
+		}
 	})
+	p.net.Lock()
+	defer p.net.Unlock()
+	p.net.listening = append(p.net.listening, s)
+	return s
 }
 
 // Publish implements [backend.Listener].
 func (p *port) Publish(ctx context.Context, m backend.Message) error {
-	return (*p.net.store.Load()).(backend.Listener).Publish(ctx, m)
+	_, err := send(ctx, p, &Call{Op: "publish", Key: m.Key}, m, func(s backend.Store, ctx context.Context, m backend.Message) (struct{}, error) {
+		return struct{}{}, s.(backend.Listener).Publish(ctx, m)
+	})
+	return err
+}
+
+// subscription is the subscription of a limiter.
+type subscription struct {
+	backend.Subscription
+	net  *Network
+	hear func(backend.Message)
+
+	mu      sync.Mutex // held while hear runs, because its calls come one at a time
+	waiting []backend.Message
+}
+
+// send delivers m after the network's delay.
+func (s *subscription) send(m backend.Message) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting = append(s.waiting, m)
+	time.AfterFunc(s.net.delay, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		m := s.waiting[0]
+		s.waiting = s.waiting[1:]
+		s.hear(m)
+	})
+}
+
+// Err implements [backend.Subscription].
+func (s *subscription) Err(string) error {
+	s.net.Lock()
+	defer s.net.Unlock()
+	return s.net.deaf
+}
+
+// Deafen loses all messages to limiters from now on, and says why; nil ends that. Limiters hear of the
+// change.
+func (n *Network) Deafen(why error) {
+	n.Lock()
+	n.deaf = why
+	all := slices.Clone(n.listening)
+	n.Unlock()
+	for _, s := range all {
+		s.send(backend.Message{Kind: backend.Hearing})
+	}
 }
