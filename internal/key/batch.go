@@ -106,6 +106,7 @@ func (s *situation) lasts() time.Duration {
 type usage struct {
 	demand.Demand
 	recall   recall
+	voided   [2]backend.Window // the last ones that Resets have voided
 	timer    *time.Timer
 	due      int64         // when timer fires
 	replied  int64         // when the store answered last
@@ -116,7 +117,7 @@ type usage struct {
 	rejected bool          // the last fetch was rejected
 	recheck  int64         // when a refused key asks for its limit again
 	conflict int64         // until when requests get ErrConflict without a call
-	blocked  uint64        // number of the last question for the limit when it had become special
+	asked    uint64        // number of the last question for the limit whose answer may be too old
 	charge   int64         // when to state debt at the latest; 0 = at once
 }
 

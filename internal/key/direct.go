@@ -139,7 +139,7 @@ func (t *Take) book(r backend.TakeReply, now int64) (Answer, effect) {
 		k.refusals.Add(1)
 		if current && now >= k.deniedUntil && t.Req.Limit.Tokens >= k.terms.Load().Tokens { // the limit was not raised since
 			k.deny(w, now)
-		} else if !current && w.Alive(now) {
+		} else if !current && !w.Over(now) {
 			return a, effect{changed: true, probe: n}
 		}
 	}

@@ -182,6 +182,10 @@ func (f *Fetch) End(c Trip, reply backend.SyncReply, err error) (_ error, receiv
 			f.Shard.ObserveLead(time.Duration(c.End - f.ordered))
 			waits := f.awaits(c, reply, now)
 			f.apply(reply, waits, c.Sent, now)
+			if w := k.lease.Load(); w.Doubted() { // a Reset has overtaken the reply
+				waits = true
+				k.void(w, now)
+			}
 			k.serve(now, !waits && k.terms.Load().Tokens <= f.Req.Limit.Tokens)
 			if !waits {
 				f.countUnserved(now)

@@ -10,6 +10,7 @@ package key
 
 import (
 	"cmp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -447,7 +448,9 @@ func (k *Key) enterWindow(window backend.Window, spent, now int64) *lease.Lease 
 	if window == 0 {
 		k.inWindow(phaseCold)
 	} else {
-		w = lease.New(window)
+		if w = lease.New(window); k.use != nil && slices.Contains(k.use.voided[:], window) {
+			w.Doubt(now)
+		}
 		k.inWindow(phaseOpen)
 	}
 	k.lease.Store(w)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/lease"
 )
 
 // This file has recall: tokens that lie idle in other processes come back before this one
@@ -65,6 +66,11 @@ func (k *Key) Hear(m backend.Message) {
 		current := w != nil && w.Window == m.Window
 		switch {
 		case k.phase == phaseRetired:
+		case m.Kind == backend.Voided:
+			u := k.usage() // a call in flight may still name the window
+			if u.voided = [2]backend.Window{m.Window, u.voided[0]}; current {
+				return k.void(w, now)
+			}
 		case m.Kind == backend.Recall && (current || k.queue.inFlight()): // the reply may name that window
 			k.usage().recall.called = m.Window
 			return changed
@@ -78,12 +84,21 @@ func (k *Key) Hear(m backend.Message) {
 		case m.Kind == backend.Again:
 			k.allow()
 			return changed
-		case m.Kind == backend.Voided:
-			k.allow()
-			return effect{changed: true, probe: 1}
 		}
 		return unchanged
 	})
+}
+
+// void ends what is known of w, which a Reset has voided: nothing of it is spent, refused or
+// waited for any more, and the next caller asks the store. The account stays until a reply names another
+// window, so that a false message does no harm.
+func (k *Key) void(w *lease.Lease, now int64) effect {
+	w.Doubt(now)
+	if k.usage().recall = (recall{}); k.queue != nil {
+		k.queue.unserved = 0
+	}
+	k.allow()
+	return changed
 }
 
 // awaits reports whether the callers in line that r does not serve may get tokens that the

@@ -181,8 +181,8 @@ func (k *Key) Relimit(limit backend.Limit) {
 // AskLimit asks for the present limit, which may be another one or, by the calendar, have
 // another length, and applies it, also to f, a statement in flight that was written under
 // the old limit; f may be nil. It holds no lock while it calls the user's function. If that
-// has returned a block to another call meanwhile, its answer here may be older than the
-// block, and does not count.
+// has returned a special limit to another call meanwhile, or a Refresh has begun, its answer here may
+// be older, and does not count, unless it is a block.
 func (k *Key) AskLimit(f *Fetch) (backend.Limit, error) {
 	e := k.env
 	if !e.Varies() {
@@ -192,7 +192,7 @@ func (k *Key) AskLimit(f *Fetch) (backend.Limit, error) {
 	limit, err := e.Caller.Limit(k.node.Key)
 	if err == nil {
 		k.event(func(now int64) (did effect) {
-			if k.terms.Load().plan != Blocked || PlanOf(limit) == Blocked || asked > k.use.blocked {
+			if k.use == nil || asked > k.use.asked || PlanOf(limit) == Blocked {
 				did = k.relimit(limit, now)
 			}
 			if f != nil {
@@ -204,13 +204,25 @@ func (k *Key) AskLimit(f *Fetch) (backend.Limit, error) {
 	return limit, err
 }
 
+// Refresh asks for the limit because it has changed.
+func (k *Key) Refresh() error {
+	k.event(func(int64) effect {
+		if k.env.Varies() && k.phase != phaseRetired {
+			k.usage().asked = k.env.asks.Load()
+		}
+		return unchanged
+	})
+	_, err := k.AskLimit(nil)
+	return err
+}
+
 // relimit makes limit the key's limit. A caller in line that wants more gets
 // ErrExceedsLimit or, in shadow, passes. A special limit answers all callers in line.
 func (k *Key) relimit(limit backend.Limit, now int64) effect {
 	w, was := k.lease.Load(), *k.terms.Load()
 	line := k.queue.callers()
 	if plan := PlanOf(limit); plan != Counted {
-		k.usage().blocked = k.env.asks.Load()
+		k.usage().asked = k.env.asks.Load()
 		was.plan = plan
 		k.replace(was)
 		line.Since(0, func(c *waiter) { line.Notify(c, k.special(c, limit)) })

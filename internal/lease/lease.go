@@ -64,7 +64,10 @@ func (l *Lease) Apply(s backend.State, sent, now int64) {
 		l.reset.Store(0)
 	}
 	left := int64(s.Left)
-	deadline := max(l.deadline.Load(), sent+left-left/drift)
+	deadline := l.deadline.Load()
+	if sent >= -deadline { // see Doubt
+		deadline = max(deadline, sent+left-left/drift)
+	}
 	l.latest = max(min(l.latest, now+left+left/drift), deadline)
 	l.deadline.Store(deadline)
 	l.reset.Store(min(max(l.reset.Load(), sent+left), l.latest))
@@ -77,6 +80,13 @@ func (l *Lease) Guess(s backend.State, now int64) {
 	l.Apply(s, now, now)
 	l.reorder.Store(guessed)
 }
+
+// Doubt keeps the stock from being spent until a reading that is requested at now or later says that
+// the window is open. Owner.
+func (l *Lease) Doubt(now int64) { l.deadline.Store(-now) }
+
+// Doubted reports whether no reading has lifted a Doubt.
+func (l *Lease) Doubted() bool { return l != nil && l.deadline.Load() < 0 }
 
 // Guessed reports whether the bounds are those of a Guess.
 func (l *Lease) Guessed() bool { return l != nil && l.reorder.Load() == guessed }
