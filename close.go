@@ -62,6 +62,7 @@ func (s *sweeper) sweep() {
 			s.LineUp()
 		}
 	}
+	l.reportHearing()    // of shards whose first key has come since
 	s.armed.Store(false) // not before the end: a sweep may take longer than the idle time
 	if l.env.Table.Len() > 0 {
 		s.arm()
@@ -120,7 +121,7 @@ func (l *Limiter) close(ctx context.Context) error {
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	if sub := l.hears.Load(); sub != nil {
+	if sub := l.hearing.sub.Load(); sub != nil {
 		(*sub).Close()
 	}
 	l.stopReopening(ctx)

@@ -87,6 +87,9 @@ func (s *storeCall) record(err error, neutral bool) error {
 
 // judge tells the shard how the call has ended.
 func (s *storeCall) judge(end int64, outcome breaker.Outcome, cause error) {
+	if s.Op == "publish" { // of another right and, in a cluster, of another server
+		return
+	}
 	if outcome == breaker.Failed {
 		s.shard.Failed(s.stored)
 	}
@@ -153,39 +156,6 @@ func (c caller) Shard(stored string) *key.Shard {
 	}
 	s, _ := l.shards.LoadOrStore(name, l.env.NewShard(name))
 	return s.(*key.Shard)
-}
-
-// Hears reports whether messages about a key of the store come here.
-func (c caller) Hears(stored string) bool {
-	sub := c.l.hears.Load()
-	return sub != nil && (*sub).Err(stored) == nil
-}
-
-// listen lets messages of the store come here, from the first key on.
-func (l *Limiter) listen() {
-	if s, ok := l.store.(backend.Listener); ok {
-		l.listening.Do(func() {
-			sub := s.Listen(l.env.Client, l.hear)
-			l.hears.Store(&sub)
-		})
-	}
-}
-
-// hear is called with each message.
-func (l *Limiter) hear(m backend.Message) {
-	k := l.env.FindStored(m.Key)
-	switch {
-	case k == nil:
-	case m.Kind == backend.Changed:
-		if l.env.Calls.Begin() {
-			go func() {
-				defer l.env.Calls.End()
-				_, _ = k.AskLimit(nil)
-			}()
-		}
-	default:
-		k.Hear(m)
-	}
 }
 
 // Limit is Limiter.ask.

@@ -121,6 +121,14 @@ func WithHooks(h Hooks) Option {
 	return func(c *config) {
 		c.hooks.StoreCall = inTurn(c.hooks.StoreCall, h.StoreCall)
 		c.hooks.ShardState = inTurn(c.hooks.ShardState, h.ShardState)
+		if a, b := c.hooks.Hearing, h.Hearing; a == nil {
+			c.hooks.Hearing = b
+		} else if b != nil {
+			c.hooks.Hearing = func(shard string, err error) {
+				defer b(shard, err)
+				a(shard, err)
+			}
+		}
 	}
 }
 
@@ -147,6 +155,14 @@ type Hooks struct {
 
 	// ShardState reports that a shard goes away, rejects calls, or serves again.
 	ShardState func(ShardState)
+
+	// Hearing reports that messages about keys of a shard do not come to this process, and
+	// why, or, with a nil err, that they come again: a right to publish or subscribe is missing, or the
+	// connection is cut. Until they come again, refusals may be early, because idle tokens of
+	// other processes are not called back, and this process learns late of [Limiter.Reset] and
+	// [Limiter.Refresh]. Decisions never exceed the limit. A store that never sends messages is not
+	// reported; see [Stats].Unheard. shard is "" where the store has no shards.
+	Hearing func(shard string, err error)
 }
 
 // ShardState is a change in how a shard of the store serves.
@@ -159,7 +175,7 @@ type ShardState struct {
 
 // StoreCall is one finished call to the store. It names no key.
 type StoreCall struct {
-	Op       string        // "sync", "take", "check", "settle" or "reset"
+	Op       string        // "sync", "take", "check", "settle", "reset" or "publish"
 	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, refresh, reopen or charge
 	Reason   string        // why a batch has its size; "" for other calls
 	Duration time.Duration // from sending to the reply

@@ -37,7 +37,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -60,8 +59,7 @@ type Limiter struct {
 	end     context.CancelFunc
 	sweeper sweeper
 
-	listening sync.Once
-	hears     atomic.Pointer[backend.Subscription]
+	hearing hearing
 
 	closeDone chan struct{} // closed when Close has ended
 	closeErr  error         // written before closeDone is closed, and only read after
@@ -363,15 +361,18 @@ func (l *Limiter) Check(ctx context.Context, name string) (Result, error) {
 
 // begin checks a call that concerns a key and no tokens, and asks for the key's limit.
 func (l *Limiter) begin(ctx context.Context, key string) (Limit, error) {
-	switch err := l.validateKey(key); {
-	case l.env.Closed.Load():
-		return Limit{}, ErrClosed
-	case ctx.Err() != nil:
-		return Limit{}, ctx.Err()
-	case err != nil:
+	if err := l.usable(ctx, key); err != nil {
 		return Limit{}, err
 	}
 	return l.limitOf(key)
+}
+
+// usable checks a call that concerns a key and no tokens.
+func (l *Limiter) usable(ctx context.Context, key string) error {
+	if l.env.Closed.Load() {
+		return ErrClosed
+	}
+	return cmp.Or(ctx.Err(), l.validateKey(key))
 }
 
 // Refund takes back what r was charged, so that others can use it, after a request has

@@ -360,7 +360,7 @@ func TestSlowHook(t *testing.T) {
 }
 
 // gauges are the fields of Stats that may go down.
-var gauges = []string{"Keys", "Held", "Stranded", "Owed"}
+var gauges = []string{"Keys", "Unheard", "Held", "Stranded", "Owed"}
 
 // counters are the figures of Stats that never go down.
 var counters = slices.DeleteFunc(reservoir.Figures(), func(f reservoir.Figure) bool { return f.Gauge })
@@ -396,7 +396,7 @@ func TestFiguresHaveNames(t *testing.T) {
 		assert.Regexp(t, `^[a-z]+([._][a-z]+)*$`, f.Name)
 		assert.False(t, seen[f.Name], "%s is there twice", f.Name)
 		seen[f.Name] = true
-		assert.Contains(t, []string{"token", "call", "request", "key"}, f.Unit, f.Name)
+		assert.Contains(t, []string{"token", "call", "request", "key", "shard"}, f.Unit, f.Name)
 		assert.Regexp(t, `^[A-Z].*\.$`, f.Help, f.Name)
 	}
 }

@@ -12,7 +12,8 @@ import (
 //
 //	Taken + Refunded == Spent + Returned + Expired + Held
 type Stats struct {
-	Keys int // held in memory now
+	Keys    int   // held in memory now
+	Unheard int64 // shards, of keys in memory, whose messages do not come here now: see [Hooks].Hearing; or the store sends none
 
 	Taken    int64 // tokens that the store charged to this process
 	Refunded int64 // tokens taken back from requests, by Settle or Refund or because callers gave up
@@ -52,7 +53,7 @@ type Stats struct {
 // promlimit and otellimit make their metrics from it.
 type Figure struct {
 	Name  string // lower-case words joined by dots, such as "tokens.spent"
-	Unit  string // what Value counts: "token", "call", "request" or "key"
+	Unit  string // what Value counts: "token", "call", "request", "key" or "shard"
 	Help  string // one sentence
 	Gauge bool   // Value may go down; otherwise it is a counter, which never does
 	Value func(s *Stats) int64
@@ -64,6 +65,7 @@ func Figures() []Figure {
 	const gauge, counter = true, false
 	return []Figure{
 		{"keys", "key", "Keys held in memory.", gauge, func(s *Stats) int64 { return int64(s.Keys) }},
+		{"shards.unheard", "shard", "Shards whose messages do not come to this process.", gauge, func(s *Stats) int64 { return s.Unheard }},
 
 		{"tokens.taken", "token", "Tokens that the store charged to this process.", counter, func(s *Stats) int64 { return s.Taken }},
 		{"tokens.refunded", "token", "Tokens that Settle and Refund took back from requests.", counter, func(s *Stats) int64 { return s.Refunded }},
@@ -95,7 +97,7 @@ func Figures() []Figure {
 	}
 }
 
-// Stats returns the present counts. Only Keys, Held, Stranded and Owed ever go down. Stats
+// Stats returns the present counts. Only Keys, Unheard, Held, Stranded and Owed ever go down. Stats
 // visits every key, under each key's lock, so call it as often as metrics are scraped, not
 // for each request.
 func (l *Limiter) Stats() (s Stats) {
@@ -111,6 +113,11 @@ func (l *Limiter) Stats() (s Stats) {
 		s.Waited, s.Failed, s.Fallbacks, s.Shadowed = c.Waited.Load(), c.Failed.Load(), c.Fallbacks.Load(), c.Shadowed.Load()
 		s.Admitted = c.Admitted(s.Spent)
 	})
+	for _, shard := range l.shards.Range {
+		if l.hearingOf(shard.(*key.Shard)) != nil {
+			s.Unheard++
+		}
+	}
 	return s
 }
 

@@ -2,8 +2,12 @@ package backend
 
 import (
 	"context"
+	"errors"
 	"strings"
 )
+
+// ErrNoListener is in errors of a store, or of the shard that a key is on, that is no [Listener].
+var ErrNoListener = errors.New("the store sends no messages: it is no backend.Listener")
 
 // Listener is an optional interface of a store that can send messages to limiters, so that
 // idle tokens come back before a process refuses. A limiter states [SyncRequest].Idle

@@ -165,7 +165,7 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	at := s.find(key)
 	inspector, ok := at.store.(backend.Inspector)
 	if !ok {
-		return backend.Contents{}, at.lacks("inspect", "Inspector")
+		return backend.Contents{}, at.lacks("inspect", errors.New("the shard's store is no backend.Inspector"))
 	}
 	contents, err := inspector.Inspect(ctx, key)
 	return contents, at.named(err)
@@ -177,7 +177,7 @@ func (s *Store) Publish(ctx context.Context, m backend.Message) error {
 	at := s.find(m.Key)
 	listener, ok := at.store.(backend.Listener)
 	if !ok {
-		return at.lacks("publish", "Listener")
+		return at.lacks("publish", backend.ErrNoListener)
 	}
 	return at.named(listener.Publish(ctx, m))
 }
@@ -211,7 +211,7 @@ func (s *subscription) Err(key string) error {
 	if sub, ok := s.shards[at]; ok {
 		return at.named(sub.Err(key))
 	}
-	return at.lacks("listen", "Listener")
+	return at.lacks("listen", backend.ErrNoListener)
 }
 
 // Close implements backend.Subscription.
@@ -222,8 +222,8 @@ func (s *subscription) Close() {
 }
 
 // lacks is the error of a call for which the shard's store lacks an interface.
-func (s *shard) lacks(op, name string) error {
-	return s.named(&backend.Error{Op: op, Class: backend.Rejected, Err: fmt.Errorf("the shard's store is no backend.%s", name)})
+func (s *shard) lacks(op string, what error) error {
+	return s.named(&backend.Error{Op: op, Class: backend.Rejected, Err: what})
 }
 
 // named adds the shard's name to the failure of a store. Other errors concern the request

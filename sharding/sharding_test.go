@@ -233,7 +233,8 @@ func TestListen(t *testing.T) {
 		m := backend.Message{Kind: backend.Changed, Key: key}
 		if shard == "mute" {
 			for _, err := range []error{sub.Err(key), s.Publish(t.Context(), m)} {
-				require.ErrorContains(t, err, `shard "mute": the shard's store is no backend.Listener`)
+				require.ErrorIs(t, err, backend.ErrNoListener)
+				require.ErrorContains(t, err, `shard "mute"`)
 			}
 			continue
 		}

@@ -10,6 +10,8 @@
 //	INFO   reservoir: store back                shard, after
 //	WARN   reservoir: store rejects every call  shard, class, error
 //	INFO   reservoir: store accepts calls       shard, after
+//	WARN   reservoir: no messages come          shard, class, error
+//	INFO   reservoir: messages come again       shard, after
 //	WARN   reservoir: two limits on one key     op, cause, duration, error
 //	DEBUG  reservoir: store call failed         op, cause, duration, class, error
 //
@@ -20,6 +22,9 @@
 // no request fails. The attribute shard is absent if the store has no shards, and cause
 // is present only for the op "sync". The attribute after is how long the shard was away
 // or rejected calls.
+//
+// "No messages come" means that this process learns late what other processes want of it: see
+// [reservoir.Hooks].Hearing. A right is missing, or the connection is cut.
 //
 // "Two limits on one key" means [reservoir.ErrConflict]: a limit has met the open window
 // of another limit. It is logged at most once a minute.
@@ -50,19 +55,26 @@ import (
 // limiters, give each a logger of its own, logger.With("limiter", "api"). The hooks are
 // safe for concurrent use.
 func Hooks(logger *slog.Logger) reservoir.Hooks {
-	l := &log{logger: logger, shards: map[string]trouble{}}
-	return reservoir.Hooks{StoreCall: l.call, ShardState: l.state}
+	l := &log{logger: logger, troubles: map[subject]trouble{}}
+	return reservoir.Hooks{StoreCall: l.call, ShardState: l.state, Hearing: l.hearing}
 }
 
 type log struct {
 	logger *slog.Logger
 
-	mu       sync.Mutex         // not held while a line is written
-	shards   map[string]trouble // by the shards' names
-	conflict time.Time          // when a conflict was last logged
+	mu       sync.Mutex // not held while a line is written
+	troubles map[subject]trouble
+	conflict time.Time // when a conflict was last logged
 }
 
-// trouble is why a shard does not serve, and since when; without a message it serves.
+// subject is a shard, by its name, or its messages.
+type subject struct {
+	shard    string
+	messages bool
+}
+
+// trouble is why a shard does not serve, or its messages do not come, and since when; without a
+// message all is well.
 type trouble struct {
 	message string
 	since   time.Time
@@ -71,6 +83,7 @@ type trouble struct {
 const (
 	away      = "reservoir: store away"
 	rejecting = "reservoir: store rejects every call"
+	unheard   = "reservoir: no messages come"
 )
 
 // every is the least time between two logged conflicts. Each call for the key repeats one.
@@ -86,35 +99,56 @@ func (l *log) state(s reservoir.ShardState) {
 	case s.Rejecting:
 		now = rejecting
 	}
-	was := l.change(s.Shard, now)
+	was := l.change(subject{shard: s.Shard}, now)
 	if was.message == now && now != "" {
 		return
 	}
-	logger := l.to()
-	if s.Shard != "" {
-		logger = logger.With("shard", s.Shard)
-	}
 	if now == "" || was.message == away {
-		over, attrs := "reservoir: store back", []slog.Attr(nil)
+		over := "reservoir: store back"
 		if was.message == rejecting {
 			over = "reservoir: store accepts calls"
 		}
-		if was.message != "" {
-			attrs = []slog.Attr{slog.Duration("after", time.Since(was.since))}
-		}
-		logger.LogAttrs(context.Background(), slog.LevelInfo, over, attrs...)
+		l.line(s.Shard, slog.LevelInfo, over, was.duration()...)
 	}
 	if now != "" {
-		logger.LogAttrs(context.Background(), slog.LevelWarn, now, failure(s.Err)...)
+		l.line(s.Shard, slog.LevelWarn, now, failure(s.Err)...)
 	}
 }
 
-// change records the present trouble of a shard, and returns its last one.
-func (l *log) change(shard, now string) (was trouble) {
+// hearing logs that messages of a shard have ceased or begun to come.
+func (l *log) hearing(shard string, err error) {
+	if err != nil {
+		l.change(subject{shard, true}, unheard)
+		l.line(shard, slog.LevelWarn, unheard, failure(err)...)
+		return
+	}
+	was := l.change(subject{shard, true}, "")
+	l.line(shard, slog.LevelInfo, "reservoir: messages come again", was.duration()...)
+}
+
+// line writes a line about a shard.
+func (l *log) line(shard string, level slog.Level, message string, attrs ...slog.Attr) {
+	logger := l.to()
+	if shard != "" {
+		logger = logger.With("shard", shard)
+	}
+	logger.LogAttrs(context.Background(), level, message, attrs...)
+}
+
+// duration is how long t has lasted, if it is known.
+func (t trouble) duration() []slog.Attr {
+	if t.message == "" {
+		return nil
+	}
+	return []slog.Attr{slog.Duration("after", time.Since(t.since))}
+}
+
+// change records the present trouble of a subject, and returns its last one.
+func (l *log) change(of subject, now string) (was trouble) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if was = l.shards[shard]; was.message != now {
-		l.shards[shard] = trouble{now, time.Now()}
+	if was = l.troubles[of]; was.message != now {
+		l.troubles[of] = trouble{now, time.Now()}
 	}
 	return was
 }

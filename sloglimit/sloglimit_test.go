@@ -163,6 +163,9 @@ func TestStates(t *testing.T) {
 	} {
 		h.ShardState(s)
 	}
+	h.Hearing("c", refused)
+	h.Hearing("c", nil)
+	h.Hearing("", nil)
 	h.StoreCall(reservoir.StoreCall{Op: "take", Err: io.EOF}) // below the level
 	assert.Equal(t, `level=WARN msg="reservoir: store away" shard=a error=odd
 level=INFO msg="reservoir: store back" shard=b
@@ -174,6 +177,9 @@ level=WARN msg="reservoir: store away" shard=c error=odd
 level=INFO msg="reservoir: store back" shard=c after=0s
 level=WARN msg="reservoir: store rejects every call" shard=c error=odd
 level=INFO msg="reservoir: store accepts calls" shard=c after=0s
+level=WARN msg="reservoir: no messages come" shard=c class=unavailable error="connection refused"
+level=INFO msg="reservoir: messages come again" shard=c after=0s
+level=INFO msg="reservoir: messages come again"
 `, out.String())
 }
 

@@ -26,6 +26,7 @@
 //	reservoir_tokens_stranded           gauge: the held tokens whose key is exhausted
 //	reservoir_tokens_owed               gauge: tokens used without the store, not charged yet
 //	reservoir_keys                      gauge: keys held in memory
+//	reservoir_shards_unheard            gauge: shards whose messages do not come to this process
 //	reservoir_requests_waited_total     requests that waited on the network
 //	reservoir_requests_admitted_total   requests admitted
 //	reservoir_requests_denied_total     requests refused
@@ -45,7 +46,7 @@
 //	reservoir_shard_outages_total{shard}                        times that its breaker has opened
 //	reservoir_shard_rejecting{shard}                            gauge: 1 while it rejects every call
 //
-// The label op is sync, take, check, settle or reset. The label cause is a sync's, as in
+// The label op is sync, take, check, settle, reset or publish. The label cause is a sync's, as in
 // [reservoir.StoreCall], and "" for other calls. The label outcome is ok, unavailable,
 // rejected or unknown. That makes some 50 series of the histogram at most, whatever the keys,
 // because no label holds a key. The label shard is "" if the store has no shards. A shard

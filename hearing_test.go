@@ -1,0 +1,488 @@
+package reservoir_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/testnet"
+	"github.com/go-reservoir/reservoir/sharding"
+)
+
+// fleetOn is fleet, with a port of the network for each process.
+func fleetOn(t *testing.T, processes int, net *testnet.Network, l reservoir.Limit, opts ...reservoir.Option) []*reservoir.Limiter {
+	t.Helper()
+	all := make([]*reservoir.Limiter, processes)
+	for i := range all {
+		all[i] = open(t, net.Port(i, 0), l, opts...)
+	}
+	return all
+}
+
+// TestResetIsHeard: every process admits from the fresh window within a round trip after Reset,
+// whether it refused, held stock, or has a Wait in line; nothing of the old window is spent from then on.
+func TestResetIsHeard(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		for _, limit := range []reservoir.Limit{reservoir.PerDay(600, nil), reservoir.PerHour(600)} {
+			net := testnet.Far(time.Millisecond)
+			all := fleetOn(t, 4, net, limit, opt)
+			old := allow(t, all[3], "k", 1).Reset // and stock
+			exhaust(t, all[:3], "k")
+			require.False(t, allow(t, all[1], "k", 1).Allowed)
+			waited := make(chan reservoir.Result, 1)
+			go func() {
+				r, err := all[2].Wait(bg, "k")
+				assert.NoError(t, err)
+				waited <- r
+			}()
+			synctest.Wait()
+			before := net.Count("")
+			for range 2 { // the second one voids what the first has opened
+				require.NoError(t, all[0].Reset(bg, "k"))
+				synctest.Wait()
+			}
+			heard := time.Now()
+			assert.LessOrEqual(t, net.Count("")-before, 2+2, "nobody calls but for the Wait")
+			fresh := int64(0)
+			var end time.Time
+			for _, l := range all {
+				r := allow(t, l, "k", 1)
+				require.True(t, r.Allowed)
+				require.NotEqual(t, old, r.Reset)
+				end = r.Reset
+				fresh++
+			}
+			assert.LessOrEqual(t, time.Since(heard), 4*rtt, "a round trip each")
+			if r := <-waited; r.Reset.Equal(end) {
+				fresh++
+			}
+			for range 1000 {
+				for _, l := range all {
+					if allow(t, l, "k", 1).Allowed {
+						fresh++
+					}
+				}
+				time.Sleep(time.Second)
+			}
+			assert.LessOrEqual(t, fresh, limit.Tokens)
+			assert.Greater(t, fresh+stats(all...).Held, limit.Tokens*9/10)
+			for _, l := range all {
+				balance(t, l)
+			}
+		}
+	})
+}
+
+// TestResetOvertakesAReply: a reply that left the store before a Reset, and comes after its message,
+// does not bring the void window back: neither its stock nor its denial.
+func TestResetOvertakesAReply(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		for executed := range 2 { // after so many Resets of two
+			inBubbles(t, fmt.Sprintf("known=%t/executed=%d", known, executed), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+				net := testnet.Far(time.Millisecond)
+				all := fleetOn(t, 2, net, reservoir.PerHour(100), opt, reservoir.WithFetchTimeout(time.Minute), reservoir.WithIdle(time.Hour))
+				void := map[time.Time]bool{allow(t, all[0], "k", 1).Reset: true}
+				if known {
+					drain(t, all[1], "k", 1)
+					for net.Faults(func(c *testnet.Call) testnet.Fault {
+						if c.Who == 1 {
+							return testnet.Hold
+						}
+						return testnet.Fine
+					}); held(net) == nil; time.Sleep(time.Second) {
+						go allow(t, all[1], "k", 1) // which causes a probe now and then
+						synctest.Wait()
+					}
+				} else {
+					net.Always(testnet.Hold)
+					go allow(t, all[1], "k", 1)
+					synctest.Wait()
+					net.Faults(nil)
+				}
+				call := held(net)
+				require.NotNil(t, call)
+				for n := range 2 {
+					if n == executed {
+						net.Lock()
+						_, _ = net.Execute(call)
+						net.Unlock()
+					}
+					require.NoError(t, all[0].Reset(bg, "k"))
+					if n < 1 {
+						void[allow(t, all[0], "k", 1).Reset] = true
+					}
+					synctest.Wait()
+				}
+				net.Faults(nil)
+				net.Lock()
+				net.Answer(call)
+				net.Unlock()
+				synctest.Wait()
+				begin := time.Now()
+				r := allow(t, all[1], "k", 1)
+				require.True(t, r.Allowed)
+				require.NotContains(t, void, r.Reset)
+				require.LessOrEqual(t, time.Since(begin), 2*rtt)
+			})
+		}
+	}
+}
+
+// held is a call that the network holds, or nil.
+func held(net *testnet.Network) *testnet.Call {
+	net.Lock()
+	defer net.Unlock()
+	return net.Pick(0)
+}
+
+// TestResetsAnywhere: whatever is under way when a Reset comes, also at a window's end, and whether it is
+// heard or not, no window admits more than the limit and no token is lost.
+func TestResetsAnywhere(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		for seed := range uint64(6) {
+			rnd := rand.New(rand.NewPCG(seed, 27))
+			limit := []reservoir.Limit{reservoir.PerMinute(40), reservoir.PerDay(40, nil)}[seed%2]
+			net := testnet.Far(time.Millisecond)
+			all := fleetOn(t, 3, net, limit, opt)
+			var mu sync.Mutex
+			admitted := map[time.Time]int64{}
+			request := func(l *reservoir.Limiter) {
+				r, err := l.Allow(bg, "k")
+				if assert.NoError(t, err); r.Allowed {
+					mu.Lock()
+					defer mu.Unlock()
+					admitted[r.Reset]++
+				}
+			}
+			end := time.Now().Truncate(limit.Window).Add(limit.Window) // of the first window, in the day's case
+			for range 60 {
+				if rnd.IntN(4) == 0 {
+					time.Sleep(time.Until(end) - time.Duration(rnd.IntN(6))*time.Millisecond)
+					end = end.Add(limit.Window)
+				}
+				if deaf := rnd.IntN(6); deaf < 2 {
+					net.Deafen([]error{nil, errors.New("cut")}[deaf])
+				}
+				if rnd.IntN(2) == 0 {
+					go func() { assert.NoError(t, all[0].Reset(bg, "k")) }()
+				}
+				for range 30 {
+					go request(all[rnd.IntN(3)])
+					time.Sleep(time.Duration(rnd.IntN(1000)) * time.Microsecond)
+				}
+			}
+			time.Sleep(10 * time.Millisecond)
+			synctest.Wait()
+			mu.Lock()
+			assert.Greater(t, len(admitted), 20, "windows")
+			for w, n := range admitted {
+				assert.LessOrEqual(t, n, limit.Tokens, "%v seed %d", w, seed)
+			}
+			mu.Unlock()
+			for _, l := range all {
+				balance(t, l)
+			}
+		}
+	})
+}
+
+// TestResetWhileALimitIsSpecial, or the store is away: the process that hears it serves from the fresh
+// window once it may, and never more of it than the limit.
+func TestResetWhileNobodyMayBeServed(t *testing.T) {
+	local := reservoir.WithFailure(reservoir.FailLocal(0.1))
+	inBubbles(t, "", map[string]func(net *testnet.Network, limit *plan, on bool){
+		"blocked": func(_ *testnet.Network, limit *plan, on bool) {
+			limit.set(map[bool]reservoir.Limit{true: {}, false: reservoir.PerHour(100)}[on])
+		},
+		"unlimited": func(_ *testnet.Network, limit *plan, on bool) {
+			limit.set(map[bool]reservoir.Limit{true: reservoir.Unlimited(), false: reservoir.PerHour(100)}[on])
+		},
+		"away": func(net *testnet.Network, _ *plan, on bool) {
+			net.Faults(func(c *testnet.Call) testnet.Fault {
+				if on && c.Who == 1 {
+					return testnet.Refuse
+				}
+				return testnet.Fine
+			})
+		},
+	}, func(t *testing.T, _ string, set func(*testnet.Network, *plan, bool)) {
+		net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerHour(100))
+		first := open(t, net.Port(0, 0), reservoir.PerHour(100), reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(100) }))
+		l := open(t, net.Port(1, 0), reservoir.Limit{}, limit.option(), local)
+		old := allow(t, l, "k", 20).Reset
+		drain(t, first, "k", 1)
+		set(net, limit, true)
+		for range 50 {
+			_, _ = l.Allow(bg, "k")
+			time.Sleep(100 * time.Millisecond)
+		}
+		require.NoError(t, first.Reset(bg, "k"))
+		for range 50 {
+			_, _ = l.Allow(bg, "k")
+			time.Sleep(100 * time.Millisecond)
+		}
+		set(net, limit, false)
+		time.Sleep(5 * time.Second)
+		r := allow(t, l, "k", 1)
+		require.True(t, r.Allowed)
+		require.NotEqual(t, old, r.Reset)
+		assert.LessOrEqual(t, 1+drain(t, l, "k", 1)+drain(t, first, "k", 1), int64(100))
+	})
+}
+
+// TestRefresh: a ban, a lowered plan, a raised plan and the end of a limit are seen by all processes
+// within a round trip.
+func TestRefresh(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerHour(100))
+		all := fleetOn(t, 3, net, reservoir.Limit{}, opt, limit.option())
+		change := func(to reservoir.Limit) {
+			limit.set(to)
+			begin := time.Now()
+			require.NoError(t, all[0].Refresh(bg, "k"))
+			require.LessOrEqual(t, time.Since(begin), rtt)
+			synctest.Wait()
+		}
+		exhaust(t, all, "k")
+		change(reservoir.PerHour(2000))
+		for _, l := range all {
+			require.True(t, allow(t, l, "k", 1).Allowed, "raised")
+		}
+		change(reservoir.Unlimited())
+		for _, l := range all {
+			for range 1000 {
+				require.True(t, allow(t, l, "k", 1).Allowed)
+			}
+		}
+		change(reservoir.PerHour(3000))
+		for _, l := range all {
+			require.EqualValues(t, 3000, allow(t, l, "k", 1).Limit)
+		}
+		change(reservoir.PerHour(50))
+		for _, l := range all {
+			for _, s := range l.Keys() {
+				require.EqualValues(t, 50, s.Limit.Tokens, "lowered")
+			}
+		}
+		change(reservoir.Limit{})
+		time.Sleep(time.Second)
+		calls := net.Count("")
+		for _, l := range all {
+			require.False(t, allow(t, l, "k", 1).Allowed)
+			require.Zero(t, l.Stats().Held, "what it held is returned %+v", l.Stats())
+		}
+		assert.Equal(t, calls, net.Count(""))
+		change(reservoir.PerHour(4000))
+		for _, l := range all {
+			require.True(t, allow(t, l, "k", 1).Allowed)
+		}
+	})
+}
+
+// TestRefreshIsPaced: many Refreshes at once are few calls of WithLimits at once, one for a key, and no
+// store call. A key that is not in memory is not asked for. What is still to be asked does not hold up Close.
+func TestRefreshIsPaced(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		var under, most, asked atomic.Int64
+		var slow atomic.Bool
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net.Port(0, 0), reservoir.Limit{}, reservoir.WithLimits(func(string) reservoir.Limit {
+			if slow.Load() {
+				asked.Add(1)
+				if n := under.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+				time.Sleep(time.Second)
+				under.Add(-1)
+			}
+			return reservoir.PerHour(100)
+		}))
+		admin := open(t, net.Port(1, 0), reservoir.PerHour(1)) // has no WithLimits, and asks nobody
+		const keys = 1000
+		for i := range keys {
+			allow(t, l, fmt.Sprint(i), 1)
+		}
+		synctest.Wait()
+		slow.Store(true)
+		calls := net.Count("")
+		refresh := func() {
+			for i := range keys + 100 {
+				go func() { assert.NoError(t, admin.Refresh(bg, fmt.Sprint(i))) }()
+			}
+		}
+		for range 5 {
+			refresh()
+		}
+		time.Sleep(2 * time.Minute)
+		assert.EqualValues(t, 32, most.Load())
+		assert.GreaterOrEqual(t, asked.Load(), int64(keys))
+		assert.LessOrEqual(t, asked.Load(), int64(keys+32), "those under way are asked for once more")
+		assert.Equal(t, 5*(keys+100), net.Count("publish"))
+		assert.Equal(t, 5*(keys+100), net.Count("")-calls, "and no other call")
+		refresh()
+		time.Sleep(10 * time.Millisecond)
+		begin := time.Now()
+		require.NoError(t, l.Close(bg))
+		assert.LessOrEqual(t, time.Since(begin), 2*time.Second)
+	})
+}
+
+// TestRefreshOutlivesAnOldAnswer: an answer that WithLimits gives late, because it was asked before
+// the Refresh, does not bring the old limit back.
+func TestRefreshOutlivesAnOldAnswer(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		var tokens atomic.Int64
+		tokens.Store(100)
+		var slow atomic.Bool
+		l := open(t, testnet.Far(time.Millisecond), reservoir.Limit{}, reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithLimits(func(string) reservoir.Limit {
+			n := tokens.Load()
+			if slow.Swap(false) {
+				time.Sleep(time.Second)
+			}
+			return reservoir.PerHour(n)
+		}))
+		allow(t, l, "k", 1)
+		slow.Store(true)
+		go func() { _, _ = l.Allow(bg, "k") }() // asks, and hangs with the old answer
+		time.Sleep(500 * time.Millisecond)
+		tokens.Store(10)
+		require.NoError(t, l.Refresh(bg, "k"))
+		limits := func() (n int64) {
+			for _, s := range l.Keys() {
+				n = s.Limit.Tokens
+			}
+			return n
+		}
+		require.EqualValues(t, 10, limits())
+		time.Sleep(time.Second)
+		require.EqualValues(t, 10, limits())
+	})
+}
+
+// mute is a store that sends no messages.
+type mute struct{ backend.Store }
+
+// TestRefreshWithoutMessages: the error says that the others do not learn of it, and this process has
+// asked nevertheless.
+func TestRefreshWithoutMessages(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		for name, row := range map[string]struct {
+			fault testnet.Fault
+			mute  bool
+			is    error
+			class backend.Class
+		}{
+			"no listener": {mute: true, is: backend.ErrNoListener, class: backend.Rejected},
+			"no right":    {fault: testnet.Reject, class: backend.Rejected},
+			"cut":         {fault: testnet.LoseReply, is: testnet.ErrCut, class: backend.Unknown},
+			"hung":        {fault: testnet.Hang, is: context.DeadlineExceeded, class: backend.Unknown},
+		} {
+			net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerHour(100))
+			var s backend.Store = net
+			if row.mute {
+				s = mute{net}
+			}
+			var states, calls atomic.Int64
+			l := open(t, s, reservoir.Limit{}, limit.option(), reservoir.WithHooks(reservoir.Hooks{
+				StoreCall: func(c reservoir.StoreCall) {
+					if c.Op == "publish" {
+						calls.Add(1)
+					}
+				},
+				ShardState: func(reservoir.ShardState) { states.Add(1) },
+			}))
+			allow(t, l, "k", 1)
+			limit.set(reservoir.Limit{})
+			net.Next("publish", row.fault, row.fault, row.fault, row.fault, row.fault, row.fault)
+			for range 6 {
+				err := l.Refresh(bg, "k")
+				failure, ok := errors.AsType[*reservoir.StoreError](err)
+				require.True(t, ok, "%s: %v", name, err)
+				require.Equal(t, row.class, failure.Class, name)
+				if row.is != nil {
+					require.ErrorIs(t, err, row.is, name)
+				}
+			}
+			synctest.Wait()
+			require.False(t, allow(t, l, "k", 1).Allowed, name)
+			require.Zero(t, states.Load(), "no other call is withheld")
+			if !row.mute {
+				require.Equal(t, 6, net.Happened(row.fault))
+				require.EqualValues(t, 6, calls.Load())
+			}
+		}
+		l := open(t, testnet.Far(0), reservoir.PerHour(5), reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{Tokens: -1} }))
+		require.NoError(t, l.Refresh(bg, "unseen"), "nothing is asked")
+		require.ErrorIs(t, l.Refresh(bg, ""), reservoir.ErrKey)
+		ended, cancel := context.WithCancel(bg)
+		cancel()
+		require.ErrorIs(t, l.Refresh(ended, "k"), context.Canceled)
+		require.NoError(t, l.Close(bg))
+		require.ErrorIs(t, l.Refresh(bg, "k"), reservoir.ErrClosed)
+	})
+}
+
+// TestHearing: the hook is told once that messages have ceased to come, and once that they come
+// again, each with its shard. A store that never sends any is not reported, and shows in Stats.
+func TestHearing(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		a, b := testnet.Far(time.Millisecond), testnet.Far(time.Millisecond)
+		store, err := sharding.New(map[string]backend.Store{"a": a, "b": b, "mute": mute{memstore.New()}})
+		require.NoError(t, err)
+		var mu sync.Mutex
+		var heard []string
+		hold := make(chan struct{})
+		hooks := reservoir.Hooks{Hearing: func(shard string, err error) {
+			mu.Lock()
+			heard = append(heard, fmt.Sprint(shard, " ", err))
+			mu.Unlock()
+			<-hold // it delays no message
+			panic("a hook")
+		}}
+		second := reservoir.Hooks{Hearing: func(shard string, err error) { assert.NotEqual(t, "mute", shard) }}
+		l := open(t, store, reservoir.PerHour(100), reservoir.WithHooks(hooks), reservoir.WithHooks(second), reservoir.WithHooks(reservoir.Hooks{}))
+		unheard := func() int64 {
+			synctest.Wait()
+			return l.Stats().Unheard
+		}
+		lines := func(want ...string) {
+			t.Helper()
+			time.Sleep(time.Second)
+			mu.Lock()
+			defer mu.Unlock()
+			require.Equal(t, want, heard)
+			heard = nil
+		}
+		require.Zero(t, unheard(), "no key is there")
+		for i := range 20 {
+			allow(t, l, fmt.Sprint(i), 1)
+		}
+		require.EqualValues(t, 1, unheard(), "the one that sends none")
+		lines()
+		cut := errors.New("cut")
+		a.Deafen(cut)
+		lines("a cut")
+		require.EqualValues(t, 2, unheard())
+		a.Deafen(errors.New("cut again"))
+		b.Deafen(cut)
+		a.Deafen(nil)
+		close(hold)
+		lines("b cut", "a <nil>")
+		require.EqualValues(t, 2, unheard())
+		b.Deafen(nil)
+		lines("b <nil>")
+		require.EqualValues(t, 1, unheard())
+	})
+}
