@@ -67,9 +67,9 @@ if format('%d', 4294967296) ~= '4294967296' then return redis.error_reply('BADST
 
 local args = #ARGV
 local client, limit, length, want, need, least, how = unpack(ARGV)
-limit, length, want, need, how = limit + 0, length + 0, want + 0, need + 0, how + 0
-local waited = how > 3
-if waited then how = how - 4 end
+limit, length, want, need = limit + 0, length + 0, want + 0, need + 0
+local exact, unheard, waited = false, false, false
+if how ~= '0' then exact, unheard, waited = how % 2 == 1, how % 4 > 1, how + 0 > 3 end
 local now = ARGV[args]
 if now ~= '' then
   now = now + 0
@@ -80,14 +80,14 @@ end
 local late = ARGV[args - 1] + 0
 if late > 0 and now > late then return { 1, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } end
 
-local slack = min(length / 10, 1000)                   -- clocks of two servers may differ by this
+local slack = length < 10000 and length / 10 or 1000   -- clocks of two servers may differ by this
 local peers, pace, till, after, leaving, window, open, runs = 0, 0, 0, 0, false, 0, 0, false
 if args > 9 then
   peers, pace, till, after, leaving, window, open = ARGV[8] + 0, ARGV[9] + 0, ARGV[10] + 0, ARGV[11] + 0, ARGV[12] == '1', ARGV[13] + 0, ARGV[19] + 0
   local most = open > 0 and open or length
   runs = window * 1000 >= now and window <= math.ceil(now / 1000) + most + min(most / 10, 1000)
 end
-local period = max(after - till, 0)                    -- the length of the calendar's next period
+local period = after > till and after - till or 0      -- the length of the calendar's next period
 
 -- Read and judge everything before the first write: a script is not rolled back.
 local stop, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
@@ -237,32 +237,41 @@ if rest < 0 then rest = 0 end
 if not leaving then clients = clients + 1 end
 local take = 0
 if want > 0 and rest + recovered - least >= 0 then
-  local n0 = max(floor(limit / 1000), 1)
   if peers < clients then peers = clients end          -- after a reset most have not called yet
   if peers < 1 then peers = 1 end
   local target = want
   if learning then                                     -- enough for each, so that a crowd need not come back
-    target = max(need, min(want, n0))
-  elseif how % 2 == 0 then
-    local base, least, divisor = 0, 1 / peers, 1
-    if how == 2 then                                   -- what is idle there cannot be called: a hundredth of the limit in all
-      base, least, divisor = floor(limit / ((pace > 0 and 100 or 1000) * peers)), 0, 1.25
+    target = max(need, min(want, max(floor(limit / 1000), 1)))
+  elseif not exact then
+    local base, least, divisor = limit / (20 * peers), 1 / peers, 1
+    if unheard then                                    -- what is idle there cannot be called: a hundredth of the limit in all
+      base, least, divisor = limit / ((pace > 0 and 100 or 1000) * peers), 0, 1.25
     else
-      base = min(floor(limit / (3 * peers)), max(5, floor(limit / (20 * peers))), floor(rest / 6))
+      if base < 5 then base = 5 end
+      if base > limit / (3 * peers) then base = limit / (3 * peers) end
+      if base > rest / 6 then base = rest / 6 end
     end
-    local out = charged - recovered
-    if out < 0 then out = 0 end
-    local free = max(limit - out, 0) + floor(idle / 6) -- some of what is idle elsewhere may come back
-    local left = free / limit
-    local prior = max(n0 * left * left, base, 1)       -- the share of a client that has nothing yet
-    local part = max(g - b - recovered, 0)             -- what it had, or would have had at its pace
-    if pace > 0 then part = max(part, pace * (max(length - (stop * 1000 - now) / 1000, 0) / length)) end
-    local share = max(min((part + prior) / (out + prior * peers), 1), least)
-    target = min(pace > 0 and want or max(want, base), max(floor(free * share / divisor), base, need))  -- a newcomer does not know its peers
+    base = floor(base)
+    local out, most = charged - recovered, limit
+    if out > 0 or peers > 1 or unheard or idle > 0 then
+      if out < 0 then out = 0 end
+      local free = max(limit - out, 0) + floor(idle / 6)  -- some of what is idle elsewhere may come back
+      local left = free / limit
+      local prior = max(max(floor(limit / 1000), 1) * left * left, base, 1)  -- the share of a client that has nothing yet
+      local part = max(g - b - recovered, 0)           -- what it had, or would have had at its pace
+      if pace > 0 then part = max(part, pace * (max(length - (stop * 1000 - now) / 1000, 0) / length)) end
+      most = floor(free * max(min((part + prior) / (out + prior * peers), 1), least) / divisor)
+    end
+    if pace == 0 and target < base then target = base end  -- a newcomer does not know its peers
+    if most < base then most = base end
+    if most < need then most = need end
+    if target > most then target = most end
   elseif need > 0 and calls > 0 then                   -- others may wait for what came back, too
     target = need
   end
-  take = min(target - recovered, rest, most - g)
+  take = target - recovered
+  if take > rest then take = rest end
+  if take > most - g then take = most - g end
   if take < 0 then take = 0 end
   charged, g, rest, total = charged + take, g + take, rest - take, total + take
   if total > most then total = most end
@@ -277,7 +286,7 @@ end
 -- statement, or one whose reply was lost, lowers nothing.
 local first = fresh and args == 9 and rest > 0
 local keep = first or known or g > 0 or d > 0 or want > 0 and not leaving
-if not keep or leaving or how > 1 then
+if not keep or leaving or unheard then
   spare = 0
 else
   if take + recovered > need then stated = stated + (take + recovered - need) end
@@ -295,7 +304,7 @@ if not first then header = function()
 end end
 if first then
   count = format('%d', take)
-  account = spare > 0 and count .. format('+%d', spare) or count
+  account = spare > 0 and format('%d+%d', take, spare) or count
   head = format('%d 1 ', stop) .. account
 elseif keep then
   if exhausted == 0 and rest == 0 then exhausted = floor(now / 1000) end
