@@ -10,7 +10,7 @@
 --       5 open       length of the window that the caller takes for open, ms, if the limit has another since; else 0
 --       6 not after  Unix us; later than this do nothing; 0 = whenever
 --       7 now        Unix us; empty = the server's clock
--- Reply { flags (1 late, 16 conflict: nothing was done because of the length), now us, window ms (0 = none open), remaining,
+-- Reply { flags (1 late, 16 conflict: nothing was done because of the length, 32 the user may not PUBLISH), now us, window ms (0 = none open), remaining,
 --         length of the window ms if it is not the limit's, else 0 }
 --
 -- Invariant: the fresh window has another name than the old one. Its ledger is empty and marks all other windows as
@@ -74,5 +74,5 @@ redis.call('HINCRBY', KEYS[3], 'era', 1)
 redis.call('PEXPIREAT', KEYS[3], gone)
 redis.call('SET', KEYS[2], stop % 1000 == 0 and stop / 1000 or string.format('%.3f', stop / 1000), 'PXAT', stop + 1000 + opened)
 redis.call('SET', KEYS[1], 0, 'PXAT', gone)
-redis.pcall('PUBLISH', string.match(KEYS[1], '^[^{]*') .. 'reservoir:', string.format('4 %.0f 0 %s', before, KEYS[1]))  -- to all: see sync
-return { 0, now, stop, limit, opened ~= length and opened or 0 }
+local heard = redis.pcall('PUBLISH', string.match(KEYS[1], '^[^{]*') .. 'reservoir:', string.format('4 %.0f 0 %s', before, KEYS[1]))  -- to all: see sync
+return { type(heard) == 'table' and 32 or 0, now, stop, limit, opened ~= length and opened or 0 }

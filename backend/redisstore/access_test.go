@@ -50,9 +50,6 @@ func further(t *testing.T, feature string) string {
 
 const aclPassword = "PASSWORD" // as the page has it
 
-// recallRights are what messages need.
-const recallRights = " +publish +subscribe &rl:reservoir:*"
-
 // user is a line of the page, and the rules in it.
 type user struct {
 	name  string
@@ -145,7 +142,6 @@ func TestAccess(t *testing.T) {
 	for _, key := range left {
 		require.Positive(t, admin.PTTL(t.Context(), key).Val(), "a key that stays")
 	}
-	server.SetUser(line + recallRights)
 	backendtest.Run(t, always(plain{limiterOf(t, server, newUser(line))}))
 
 	other := redisstore.New(server.Client(redistest.User("limiter", aclPassword)), redisstore.WithPrefix("other:"))
@@ -216,7 +212,7 @@ func TestAccessInCluster(t *testing.T) {
 	for _, s := range []*redistest.Server{from, to} {
 		require.NoError(t, s.Client().Do(t.Context(), "cluster", "setslot", slot, "stable").Err())
 	}
-	cluster.SetUser(line + recallRights)
+	cluster.SetUser(line)
 	backendtest.Run(t, always(plain{open(newUser(line))}))
 }
 

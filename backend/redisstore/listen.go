@@ -142,7 +142,7 @@ func (e *ears) run(ctx context.Context, pubsub *redis.PubSub) {
 			e.receive(ctx, m)
 		case silent && !asked:
 			asked = true
-			_ = pubsub.Ping(ctx)
+			_ = pubsub.Subscribe(ctx, e.store.channel("")) // once more; a PING would need a right of its own
 		default:
 			e.cut(err)
 			if sleep(ctx, wait); silent || isReply(err) {
@@ -235,11 +235,15 @@ func (e *ears) test(ctx context.Context, process string) {
 	ctx, cancel := context.WithTimeout(ctx, beat)
 	defer cancel()
 	guard.Log(func() {
-		try := e.store.client.Eval(ctx, "return redis.pcall('PUBLISH', ARGV[1], '0 0 0 {}')", nil, e.store.channel(process))
-		if err := try.Err(); err != nil {
+		if err := e.store.hello(ctx, e.store.client, process); err != nil {
 			e.set(process, err)
 		}
 	})
+}
+
+// hello sends a process a message of kind Hearing, by a script.
+func (s *Store) hello(ctx context.Context, server redis.UniversalClient, process string) error {
+	return server.Eval(ctx, "return redis.pcall('PUBLISH', ARGV[1], '0 0 0 {}')", nil, s.channel(process)).Err()
 }
 
 // cut records that nobody hears anything, and why.

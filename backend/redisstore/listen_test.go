@@ -178,6 +178,40 @@ func TestListenerWithoutRights(t *testing.T) {
 	require.Error(t, l.await(false))
 }
 
+// TestSilence: where no message comes for a while, the sign of life needs no further right.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	line := rules(t, "limiter")
+	server.SetUser(line)
+	s := limiterOf(t, server, newUser(line))
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	l, other := hearOf(t, s, "a"), hearOf(t, s, "b")
+	require.NoError(t, l.await(true))
+	require.NoError(t, other.await(true))
+	other.Close() // which unsubscribes
+	begun := server.Calls("subscribe")
+	require.Eventually(t, func() bool { return server.Calls("subscribe") >= begun+2 }, 30*time.Second, time.Millisecond)
+	require.NoError(t, l.Err("k"))
+	require.Empty(t, l.mail, "and there was no change meanwhile")
+}
+
+// TestResetByAUserWhoMayNotPublish is carried out, and its process knows that nobody hears of it.
+func TestResetByAUserWhoMayNotPublish(t *testing.T) {
+	server := redistest.Start(t)
+	line := "user limiter on >" + aclPassword + " resetchannels ~* +@all &rl:reservoir:*"
+	server.SetUser(line)
+	s := limiterOf(t, server, newUser(line))
+	l := hearOf(t, s, "a")
+	require.NoError(t, l.await(true))
+	take(t, s, "k", 4)
+	server.SetUser(line + " -publish")
+	state, err := s.Reset(t.Context(), backend.ResetRequest{Key: "k", Limit: limit10})
+	require.NoError(t, err)
+	require.EqualValues(t, 10, state.Remaining)
+	require.Equal(t, backend.Rejected, class(t, l.await(false)))
+}
+
 // TestListenerFollowsFailover: Sentinel promotes a replica, where the process hears again.
 func TestListenerFollowsFailover(t *testing.T) {
 	t.Parallel()

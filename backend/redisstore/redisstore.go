@@ -246,6 +246,9 @@ func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (backend.Se
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
 	args := []any{r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
 	v, err := s.do(ctx, request{script: resetScript, fault: r.Validate(), key: r.Key, args: args})
+	if v != nil && v[0]&flagMute != 0 {
+		s.ears.cut(errMute)
+	}
 	return state(v), err
 }
 

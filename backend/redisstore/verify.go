@@ -19,14 +19,16 @@ var ErrUnverified = errors.New("could not be checked")
 
 // Verify checks what a limiter needs of the servers, for a program that would rather know it
 // at its start: that they can be reached and accept the login, that the user has the rights
-// to all scripts and commands of a limiter (SECURITY.md), and that no server evicts keys
-// when its memory is full, because a key whose window is evicted gets a second limit. In a
-// cluster it checks every master, and also the clients of [WithReplicas].
+// to all scripts and commands of a limiter (SECURITY.md), that messages to limiters come, and
+// that no server evicts keys when its memory is full, because a key whose window is evicted gets
+// a second limit. In a cluster it checks every master, and also the clients of [WithReplicas].
 //
 // It returns nil, or one error that joins all faults and names no user and no key. A part
 // for which errors.Is(part, [ErrUnverified]) holds is no fault, but something that could not
 // be checked: the eviction policy, if the user lacks the right to INFO. The other parts are
-// [backend.Error]s. Verify makes some ten calls for each server, on a key of a random name
+// [backend.Error]s. The one whose Op is "listen" says that messages do not come: limits hold without
+// them, but refusals may be early, and a Reset or Refresh elsewhere is seen late. Verify makes some
+// fifteen calls for each server, one on a connection of its own, on a key of a random name
 // that is gone after half a minute, unless a right is missing. The client's timeouts bound each call, also if ctx ends.
 func (s *Store) Verify(ctx context.Context) error {
 	if err := s.begin("verify"); err != nil {
@@ -91,6 +93,7 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 		state("a"), state("b"), state("a"),
 		ask(checkScript, tokens, length), ask(takeScript, 2, tokens, length, 0, 0, 0), ask(settleScript, -1, tokens),
 		ask(resetScript, tokens, length, 0, 0, 0), state("c"), // it deletes fields that are void
+		func() error { return s.hears(ctx, server) },
 	}
 	for _, reader := range s.readers {
 		tries = append(tries, func() error {
@@ -108,6 +111,30 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 		}
 	}
 	return faults
+}
+
+// hears returns an error if a message that a script sends does not come back on a connection to
+// the server.
+func (s *Store) hears(ctx context.Context, server redis.UniversalClient) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*beat)
+	defer cancel()
+	process := "verify:" + rand.Text()
+	pubsub := server.Subscribe(ctx, s.channel(process))
+	defer pubsub.Close()
+	_, err := pubsub.Receive(ctx)
+	if err == nil {
+		err = s.hello(ctx, server, process)
+	}
+	if err == nil {
+		_, err = pubsub.Receive(ctx)
+	}
+	if err == nil {
+		err = pubsub.Unsubscribe(ctx, s.channel(process))
+	}
+	if err == nil {
+		_, err = pubsub.Receive(ctx)
+	}
+	return s.reading("listen", err)
 }
 
 // evicts returns an error if the server may evict open windows.

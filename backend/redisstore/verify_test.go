@@ -42,9 +42,9 @@ func TestVerifyNamesAll(t *testing.T) {
 		require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "100mb").Err())
 		require.NoError(t, client.ConfigSet(t.Context(), "maxmemory-policy", policy).Err())
 	}
-	c.SetUser("user poor on >PASSWORD ~* +@all -hset")
+	c.SetUser("user poor on >PASSWORD ~* &* +@all -hset -subscribe")
 	err := redisstore.New(c.Client(clusterUser("poor"))).Verify(t.Context())
-	for _, fault := range []string{"allkeys-lru", "volatile-ttl", "sync: store rejected", "reset: store rejected"} {
+	for _, fault := range []string{"allkeys-lru", "volatile-ttl", "sync: store rejected", "reset: store rejected", "listen: store rejected"} {
 		require.ErrorContains(t, err, fault)
 	}
 	require.NotContains(t, err.Error(), "maxmemory-policy noeviction,")
