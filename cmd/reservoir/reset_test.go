@@ -90,10 +90,14 @@ func TestResetUnderLoad(t *testing.T) {
 	go func() {
 		ended <- invoke(ctx, append(strings.Fields("load -key k -limit 20000 -window 10s -rate 20000 -duration 1h -n 2 -format json -store"), store)...)
 	}()
-	eventually(t, "the limit is used up", func() bool { return contents(t, server, "k").Used == 20_000 })
+	spentAll := func() bool { // by requests, and not only taken by the process
+		is := contents(t, server, "k")
+		return is.Used == 20_000 && is.Idle == 0
+	}
+	eventually(t, "the limit is used up", spentAll)
 	o := invoke(t.Context(), "reset", "-store", store, "-window", "10s", "k")
 	o.requireFine(t)
-	eventually(t, "a probe finds the fresh window, which is used up too", func() bool { return contents(t, server, "k").Used == 20_000 })
+	eventually(t, "a probe finds the fresh window, which is used up too", spentAll)
 	stop()
 	r := (<-ended).report(t)
 	requireBalance(t, r)

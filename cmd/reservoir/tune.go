@@ -32,7 +32,8 @@ calls, or another policy makes less than half its store calls. It gives the reas
 The traffic is described by -rate, -keys, -zipf and -duration, or read
 from a -trace: CSV with a time (Unix seconds, which may have a fraction, or
 RFC 3339) and a key in the first two columns. Each request asks for -n tokens and
-comes to a random one of -processes, each of which is a limiter in this process.
+comes to a random one of -processes, each of which is a limiter in this process;
+with -sticky 20 a key's requests keep a process for 20 requests, as clients do.
 The store is the embedded one, -delay away, or a -store. There every key has a
 random prefix and expires with its window, and tune touches no other key.
 
@@ -59,6 +60,7 @@ func tuneFlags(f *flagSet) action {
 	f.commonFlags(&c.common)
 	f.Float64Var(&c.shape.Rate, "rate", 15_000, "requests per second on average, over all keys and processes")
 	f.IntVar(&c.shape.Processes, "processes", 8, "processes that share the limit")
+	f.IntVar(&c.shape.Sticky, "sticky", 1, "requests for a key that come in a row to one process, before another gets as many")
 	f.DurationVar(&c.shape.Length, "duration", 5*time.Second, "length of the described traffic")
 	f.StringVar(&c.trace, "trace", "", "`file` of recorded traffic instead of a described one; - is standard input")
 	f.DurationVar(&c.setting.Delay, "delay", time.Millisecond, "round trip to the embedded store")
@@ -99,6 +101,7 @@ func (c *tuning) validate(f *flagSet) (err error) {
 			"-rate for -duration is more than " + table.Commas[int](0.9*sim.MaxRequests) + " requests"},
 		rule{c.trace != "" || !f.given("trace"), "trace", "a file, or -"},
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
+		rule{s.Sticky >= 1, "sticky", "1 or more"},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
 		rule{!f.given("report") || noDir == nil && c.report != "", "report", "a file in a directory that exists"},
 	))
@@ -117,12 +120,13 @@ func (c *tuning) traffic() (t sim.Traffic, err error) {
 	}
 	if err == nil {
 		defer in.Close()
-		t, err = sim.ReadTrace(in, c.shape.Processes, c.shape.Seed, sim.MaxRequests)
+		t, err = sim.ReadTrace(in, sim.MaxRequests)
 	}
 	if err != nil {
 		err = usagef("the trace cannot be read: %s", oneLine(err))
 	}
-	t.Tokens = c.shape.Tokens
+	t.Tokens, t.Processes = c.shape.Tokens, c.shape.Processes
+	t.Route(c.shape.Sticky, c.shape.Seed)
 	return t, err
 }
 
@@ -202,6 +206,7 @@ type trafficReport struct {
 	Tokens    int64   `json:"tokens_per_request"`
 	Keys      int     `json:"keys"`
 	Processes int     `json:"processes"`
+	Sticky    int     `json:"sticky"`
 	Seconds   float64 `json:"seconds"`
 	Seed      uint64  `json:"seed"`
 	Recorded  bool    `json:"recorded"`
@@ -210,13 +215,17 @@ type trafficReport struct {
 func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome) *tuneReport {
 	s := c.setting
 	r := &tuneReport{
-		Traffic: trafficReport{len(t.Requests), t.Tokens, len(t.Keys), t.Processes, t.Length.Seconds(), s.Seed, c.trace != ""},
+		Traffic: trafficReport{len(t.Requests), t.Tokens, len(t.Keys), t.Processes, c.shape.Sticky, t.Length.Seconds(), s.Seed, c.trace != ""},
 		Limit:   s.Limit.Tokens, Window: s.Limit.Window, Delay: s.Delay,
 		Store: c.where, Virtual: s.Virtual, Policies: all, Recommendation: advise(all), Notes: []string{},
 	}
+	processes := count(t.Processes, "process", "es")
+	if c.shape.Sticky > 1 {
+		processes += fmt.Sprintf(" (%d in a row at one)", c.shape.Sticky)
+	}
 	r.heading = fmt.Sprintf("%s in %v for %s and %s, %s each, limit %s per %v, on %s",
 		count(len(t.Requests), "request", "s"), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "s"),
-		count(t.Processes, "process", "es"), count(int(t.Tokens), "token", "s"), table.Commas(r.Limit), r.Window, r.Store)
+		processes, count(int(t.Tokens), "token", "s"), table.Commas(r.Limit), r.Window, r.Store)
 	if len(all) < len(c.policies) {
 		r.note("Stopped early: only %d of %d policies were replayed.", len(all), len(c.policies))
 	}

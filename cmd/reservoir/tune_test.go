@@ -215,6 +215,7 @@ func TestTuneUsageErrors(t *testing.T) {
 		"tune -report=":                                   "-report",
 		"tune -processes 0":                               "-processes",
 		"tune -delay 90ms":                                "-delay",
+		"tune -sticky 0":                                  "-sticky",
 		"tune -policies adaptive:0-5":                     "-policies",
 		"tune -policies " + canary:                        "-policies",
 		"tune -policies direct,,ladder":                   "-policies",

@@ -140,23 +140,29 @@ func (e everyday) windows() int {
 // traffic makes the requests of somewhat more windows than the row has, because each
 // window opens at a request.
 func (e everyday) traffic(seed uint64) sim.Traffic {
-	r := random(seed, 2)
 	gap := float64(*window) / (*demand * float64(e.limit))
 	if e.atOnce {
 		gap *= float64(e.run)
 	}
 	length := time.Duration(warm+e.windows()+1)**window + time.Duration(30*gap)
-	t := sim.Traffic{Tokens: 1, Keys: []string{"shared"}, Processes: e.processes, Length: length}
-	last := make([]time.Duration, e.processes)
+	return e.manner.traffic(e.processes, gap, length, seed)
+}
+
+// traffic makes the requests of a time. The mean gap is between requests or, if a run comes at
+// once, between runs.
+func (m manner) traffic(processes int, gap float64, length time.Duration, seed uint64) sim.Traffic {
+	r := random(seed, 2)
+	t := sim.Traffic{Tokens: 1, Keys: []string{"shared"}, Processes: processes, Length: length}
+	last := make([]time.Duration, processes)
 	process := 0
 	for at, i := 0.0, 0; time.Duration(at) < length; i++ {
 		switch {
-		case e.scattered:
-			process = r.IntN(e.processes)
-		case i%e.run == 0:
-			process = (process + 1 + r.IntN(e.processes-1)) % e.processes
+		case m.scattered:
+			process = r.IntN(processes)
+		case i%m.run == 0:
+			process = (process + 1 + r.IntN(processes-1)) % processes
 		}
-		if !e.atOnce || i%e.run == 0 {
+		if !m.atOnce || i%m.run == 0 {
 			at += r.ExpFloat64() * gap
 		}
 		last[process] = lane(process).next(max(time.Duration(at), last[process]+1), request)

@@ -31,20 +31,22 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // scenario is a fleet, its limit and the demand for it.
 type scenario struct {
-	kind      kind
+	kind      kind // nil = sticky, see manners
 	processes int
 	limit     reservoir.Limit
 	demand    float64 // in limits per window
 	windows   int     // how many are simulated, from the first, which is cold
 }
 
-// rule is a way to fetch tokens.
+// rule is a way to fetch tokens. Only the default's processes get messages, because the others'
+// rules have none.
 type rule struct {
 	name, what string
 	option     func(l reservoir.Limit) reservoir.Option
@@ -73,6 +75,9 @@ const oneWay = 500 * time.Microsecond // half of a call, to which the lane adds 
 // unsound.
 func (s scenario) run(r rule, seed uint64) (outcome, error) {
 	replay := replayOf(s.traffic(seed), s.limit, r.option(s.limit), oneWay, seed)
+	if r.name != adaptive {
+		replay.Store = struct{ backend.Store }{replay.Store}
+	}
 	total, err := replay.Run(context.Background())
 	windows := slices.DeleteFunc(total.Windows, func(w *sim.Window) bool { return w.Requests == 0 })
 	switch {
@@ -105,6 +110,10 @@ func replayOf(t sim.Traffic, l reservoir.Limit, o reservoir.Option, oneWay time.
 // request, and the window after the last shows how many calls were made before it.
 func (s scenario) traffic(seed uint64) sim.Traffic {
 	length := time.Duration(s.windows) * s.limit.Window
+	if s.kind == nil {
+		gap := float64(s.limit.Window) / (s.demand * float64(s.limit.Tokens))
+		return manners["sticky"].traffic(s.processes, gap, length+length/8+s.limit.Window/8, seed)
+	}
 	t := sim.Traffic{Tokens: 1, Keys: []string{"shared"}, Processes: s.processes, Length: length}
 	shape := s.kind(s.processes, random(seed, 0))
 	for i := range s.processes {

@@ -32,6 +32,8 @@ var shapes = []row{
 	{"one hot process", hundred(oneHot, 1.5), bar{calls: 0.005, stranded: 0.007, waited: 0.0001, admitted: 0.997}},
 	{"hot set moves", hundred(moves, 1.5), bar{calls: 0.018, stranded: 0.01, waited: 0.0005, admitted: 0.999}},
 	{"bursts", hundred(bursts, 1.5), bar{calls: 0.03, stranded: 0.01, waited: 0.0015, admitted: 0.999}},
+	{"sticky clients", hundred(nil, 1.5), bar{calls: 0.03, stranded: 0.001, waited: 0.02, admitted: 0.999}},
+	{"sticky, 300 for 20", scenario{nil, 20, reservoir.PerMinute(300), 1.5, 10}, bar{calls: 0.48, stranded: 0.001, waited: 0.2, admitted: 0.999}},
 	{"below the limit", hundred(equal, 0.5), bar{calls: 0.012, waited: 0.0002, refusesNone: true}},
 	{"zipf 1.2, 1,000 processes", scenario{zipf, 1000, reservoir.PerMinute(600_000), 1.5, 5}, bar{calls: 0.012, stranded: 0.01, waited: 0.0002, admitted: 0.999}},
 }

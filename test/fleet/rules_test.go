@@ -24,7 +24,7 @@ func simulate(t *testing.T, s scenario, r rule, seed uint64) outcome {
 // same seed gives the same outcome. The bounds are loose, because small fleets gain less.
 func TestRules(t *testing.T) {
 	for _, r := range rules {
-		for name, k := range map[string]kind{"equal": equal, "zipf": zipf, "one hot": oneHot, "moves": moves, "bursts": bursts} {
+		for name, k := range map[string]kind{"equal": equal, "zipf": zipf, "one hot": oneHot, "moves": moves, "bursts": bursts, "sticky": nil} {
 			t.Run(r.name+"/"+name, func(t *testing.T) {
 				s := scenario{k, 10, reservoir.PerMinute(3_000), 1.5, 2}
 				o := simulate(t, s, r, 7)

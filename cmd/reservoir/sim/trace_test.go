@@ -28,18 +28,16 @@ func TestReadTrace(t *testing.T) {
 		{"a byte order mark", "\ufeff1,a\n", []time.Duration{0}, "a"},
 		{"quotes", "\"1\",\"a\"\n", []time.Duration{0}, "a"},
 	} {
-		got, err := ReadTrace(strings.NewReader(row.text), 3, 1, MaxRequests)
+		got, err := ReadTrace(strings.NewReader(row.text), MaxRequests)
 		require.NoError(t, err, row.name)
 		var at []time.Duration
 		var keys string
 		for _, q := range got.Requests {
 			at, keys = append(at, q.At), keys+got.Keys[q.Key]
-			require.Less(t, q.Process, int32(3))
 		}
 		require.Equal(t, row.at, at, row.name)
 		require.Equal(t, row.keys, keys, row.name)
 		require.Greater(t, got.Length, at[len(at)-1], row.name)
-		require.Equal(t, 3, got.Processes)
 	}
 }
 
@@ -60,7 +58,7 @@ func TestReadTraceNamesTheLine(t *testing.T) {
 		{"nothing", "", 0, ErrSpan},
 		{"two years", "0,a\n63072000,b\n", 0, ErrSpan},
 	} {
-		_, err := ReadTrace(strings.NewReader(row.text), 1, 1, MaxRequests)
+		_, err := ReadTrace(strings.NewReader(row.text), MaxRequests)
 		require.ErrorIs(t, err, row.err, row.name)
 		want := row.err.Error()
 		if row.line > 0 {
@@ -68,7 +66,7 @@ func TestReadTraceNamesTheLine(t *testing.T) {
 		}
 		require.EqualError(t, err, want, row.name)
 	}
-	_, err := ReadTrace(broken{}, 1, 1, MaxRequests)
+	_, err := ReadTrace(broken{}, MaxRequests)
 	require.ErrorIs(t, err, errBroken)
 }
 
@@ -79,8 +77,8 @@ func (broken) Read([]byte) (int, error) { return 0, errBroken }
 var errBroken = errors.New("broken")
 
 func TestReadTraceStopsAtTheBound(t *testing.T) {
-	_, err := ReadTrace(strings.NewReader("time,key\n1,a\n2,b\n"), 1, 1, 2)
+	_, err := ReadTrace(strings.NewReader("time,key\n1,a\n2,b\n"), 2)
 	require.NoError(t, err)
-	_, err = ReadTrace(strings.NewReader("1,a\n2,b\n3,c\n"), 1, 1, 2)
+	_, err = ReadTrace(strings.NewReader("1,a\n2,b\n3,c\n"), 2)
 	require.ErrorIs(t, err, ErrMany)
 }

@@ -45,14 +45,14 @@ type Request struct {
 	Process int32         // index of the process that receives it
 }
 
-// Shape describes a traffic whose requests arrive at random, independently of each other,
-// and at a random process, as behind a load balancer.
+// Shape describes a traffic whose requests arrive at random, independently of each other.
 type Shape struct {
 	Rate      float64 // requests per second on average
 	Tokens    int64   // per request
 	Keys      int
 	Zipf      float64 // exponent above 1 of a Zipf distribution that prefers the first keys; 0 = evenly
 	Processes int
+	Sticky    int // requests for a key that come in a row to one process; then a random one gets as many
 	Length    time.Duration
 	Seed      uint64 // equal shapes make equal traffics
 }
@@ -66,9 +66,25 @@ func (s Shape) Traffic() Traffic {
 		if at += r.ExpFloat64() / s.Rate * float64(time.Second); at >= float64(s.Length) {
 			break
 		}
-		t.Requests = append(t.Requests, Request{time.Duration(at), int32(pick()), r.Int32N(int32(s.Processes))})
+		t.Requests = append(t.Requests, Request{At: time.Duration(at), Key: int32(pick())})
 	}
+	t.Route(s.Sticky, s.Seed)
 	return t
+}
+
+// Route sends the requests for each key to one process so many times in a row, and then to
+// another or the same: 1 is a load balancer that knows no clients, more are clients that keep
+// a connection for a while.
+func (t Traffic) Route(sticky int, seed uint64) {
+	r, last, runs := rand.New(rand.NewPCG(seed, 2)), make([]int32, len(t.Keys)), make([]int, len(t.Keys))
+	for i := range t.Requests {
+		q := &t.Requests[i]
+		if runs[q.Key]%max(sticky, 1) == 0 {
+			last[q.Key] = r.Int32N(int32(t.Processes))
+		}
+		runs[q.Key]++
+		q.Process = last[q.Key]
+	}
 }
 
 // Picker returns a function that picks one of n keys at random: evenly if zipf is 0,
@@ -102,11 +118,11 @@ var (
 // in its first two columns; it ignores further columns, empty lines and lines that begin
 // with #. A first line whose time begins with a letter is a header. The lines need not be
 // in order, because a record of several processes rarely is. Records do not say which
-// process served a request, so the seed assigns each request to one of processes. An
+// process served a request: see [Traffic.Route]. An
 // error has the number of the line and not its text, because a key may be private.
-func ReadTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, error) {
-	t := Traffic{Processes: processes}
-	r, index := rand.New(rand.NewPCG(seed, 2)), make(map[string]int32)
+func ReadTrace(in io.Reader, most int) (Traffic, error) {
+	var t Traffic
+	index := make(map[string]int32)
 	c := csv.NewReader(in)
 	c.FieldsPerRecord, c.ReuseRecord, c.Comment = -1, true, '#'
 	for first := true; ; first = false {
@@ -137,7 +153,7 @@ func ReadTrace(in io.Reader, processes int, seed uint64, most int) (Traffic, err
 			t.Keys = append(t.Keys, strings.Clone(fields[1])) // so that it does not keep the whole line
 			index[t.Keys[key]] = key
 		}
-		t.Requests = append(t.Requests, Request{at, key, r.Int32N(int32(processes))})
+		t.Requests = append(t.Requests, Request{At: at, Key: key})
 	}
 }
 

@@ -31,6 +31,23 @@ func TestShapeMakesItsTraffic(t *testing.T) {
 	require.NotEqual(t, a, s.Traffic())
 }
 
+// Each key's requests come to one process in runs, and each process gets about as many runs.
+func TestShapeSticky(t *testing.T) {
+	s := Shape{Tokens: 1, Rate: 10_000, Keys: 3, Processes: 4, Sticky: 20, Length: 2 * time.Second, Seed: 1}
+	runs, seen, last := make([]int, 4), make([]int, 3), make([]int32, 3)
+	for _, q := range s.Traffic().Requests {
+		if seen[q.Key]%20 == 0 {
+			runs[q.Process]++
+			last[q.Key] = q.Process
+		}
+		seen[q.Key]++
+		require.Equal(t, last[q.Key], q.Process)
+	}
+	for _, n := range runs {
+		require.InDelta(t, 250, n, 60)
+	}
+}
+
 func TestShapeZipf(t *testing.T) {
 	s := Shape{Tokens: 1, Rate: 10_000, Keys: 100, Zipf: 1.3, Processes: 1, Length: time.Second, Seed: 1}
 	keys := make([]int, 100)
