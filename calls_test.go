@@ -1594,3 +1594,46 @@ func small(t *testing.T, seed uint64, processes, limit int64) int64 {
 	})
 	return stats(all...).Spent
 }
+
+// Direct calls beside processes that batch are refused when the limit is spent, because what
+// lies idle in these comes back first: for one caller after the other and for a crowd, in
+// memory or past WithMaxKeys. The callers of a key in memory share the statement for it. None
+// waits for more than three round trips after the first call, or four in a crowd.
+func TestDirectBesideBatches(t *testing.T) {
+	for name, opt := range map[string]reservoir.Option{"direct": reservoir.WithDirect(), "no room": reservoir.WithMaxKeys(0)} {
+		for _, crowded := range []int{1, 200} {
+			inBubble(t, fmt.Sprint(name, "/", crowded), func(t *testing.T) {
+				net := testnet.Far(time.Millisecond)
+				all := fleet(t, 19, net, reservoir.PerMinute(300))
+				for _, l := range all {
+					crowd(10, func(int) { require.True(t, allow(t, l, "k", 1).Allowed) })
+				}
+				l := open(t, net, reservoir.PerMinute(300), opt)
+				seen, err := net.Inspect(bg, "k")
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, seen.Idle, int64(10), "it lies elsewhere")
+				before, most := net.Count("sync"), 8*time.Millisecond
+				if crowded > 1 {
+					most += 2 * time.Millisecond
+				}
+				var admitted atomic.Int64
+				crowd(crowded, func(int) {
+					for range 200 / crowded {
+						begin := time.Now()
+						if allow(t, l, "k", 1).Allowed {
+							admitted.Add(1)
+						}
+						assert.LessOrEqual(t, time.Since(begin), most)
+					}
+				})
+				assert.EqualValues(t, 110, admitted.Load())
+				if name == "direct" {
+					assert.LessOrEqual(t, net.Count("sync")-before, 19+110/crowded+4, "one statement for all who wait, and one of each holder")
+				}
+				for _, l := range append(all, l) {
+					balance(t, l)
+				}
+			})
+		}
+	}
+}

@@ -270,19 +270,58 @@ func (s *storeCall) giveUp() {
 }
 
 // take makes a direct call for n tokens of k, all or none, and once more if the open window
-// has another length.
+// has another length, or if a recall may bring what was lacking.
 func (l *Limiter) take(ctx context.Context, k *key.Key, n int64, stay bool) (v key.Verdict) {
-	for range key.LengthTries {
+	recalled := false
+	for range key.LengthTries + 1 {
 		var t key.Take
 		if t, v = k.Take(n, stay); v.Next != key.Call {
 			return v
 		}
 		reply, sent, err := l.takeOnce(ctx, t.Req)
-		if v = t.End(reply, sent, err, ctx.Err() != nil); v.Next != key.Call {
+		idle := reply.Idle
+		if recalled { // this call decides
+			reply.Idle, reply.Called = false, false
+		}
+		switch v = t.End(reply, sent, err, ctx.Err() != nil); v.Next {
+		case key.Recall:
+			recalled = true
+			if err := l.recall(ctx, t.Req, idle); err != nil {
+				return key.Verdict{Err: err}
+			}
+		case key.Call:
+		default:
 			return v
 		}
 	}
 	return key.Verdict{Err: ErrConflict}
+}
+
+// recall calls back what lies idle elsewhere, for a key that has no room in memory, unless it
+// was called already, and waits until it may have come. The statement is no account: it asks
+// for more than any limit has, and leaves. An error of the store does not matter, because the
+// next call shows it.
+func (l *Limiter) recall(ctx context.Context, r backend.TakeRequest, idle bool) error {
+	s := l.shardOf(r.Key)
+	if idle {
+		const most = backend.MaxTokens
+		call := l.newCall(s, r.Key, StoreCall{Op: "sync", Cause: string(next.Waiters), Reason: "recall"})
+		_, err := detached(ctx, call, func(ctx context.Context) (backend.SyncReply, error) {
+			l.env.Counts.Syncs.Add(1)
+			return l.store.Sync(ctx, backend.SyncRequest{
+				Key: r.Key, Client: l.env.Client + ".recall", Limit: r.Limit, OpenLength: r.OpenLength, End: r.End, Next: r.Next,
+				Want: most, Need: most, Least: most, Leaving: true, Detached: true,
+			})
+		}, func(backend.SyncReply, error) {})
+		if ctx.Err() != nil || errors.Is(err, ErrClosed) {
+			return err
+		}
+	}
+	err := pause(ctx, s.Lead(), l.life.Done())
+	if errors.Is(err, ErrDeadline) && ctx.Err() == nil { // there is no time to wait
+		return nil
+	}
+	return err
 }
 
 // takeOnce makes a direct call. Tokens that come after the caller has left go back.

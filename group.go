@@ -22,7 +22,7 @@ type Group struct {
 }
 
 // NewGroup returns a group of limiters. It does no I/O. Put the limiter that refuses most
-// first, because limiters decide in this order in memory; they call the store at the same
+// first, because limiters decide in this order; their store calls begin at the same
 // time. Requests to a group of no limiters return [ErrOption].
 func NewGroup(limiters ...*Limiter) *Group {
 	distinct := make(map[*Limiter]bool, len(limiters))

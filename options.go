@@ -56,7 +56,9 @@ func WithName(name string) Option { return func(c *config) { c.name = name } }
 
 // WithDirect makes a store call for every request. Limits are then exact and fair among
 // processes to the token, but each request costs a round trip. By default requests are
-// served from batches. Refusals are cached in both cases.
+// served from batches. Refusals are cached in both cases. Beside processes that hold batches,
+// a request for which the store has too little waits for up to three more round trips, while
+// tokens that lie idle in these come back.
 func WithDirect() Option { return func(c *config) { c.direct = true } }
 
 // WithLimits gives keys limits of their own: Limit{}, which a map returns for a key that it
@@ -95,7 +97,8 @@ func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetch
 // WithMaxKeys bounds the number of keys held in memory: 1,048,576 by default, at some
 // hundreds of bytes each. Past the bound, each request for a new key is a store call until
 // idle keys are evicted; no key is evicted earlier to make room. If n is 0, every request
-// is a store call.
+// is a store call. One for which the store has too little, while tokens lie idle in other
+// processes, makes up to two more calls.
 func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
 
 // WithIdle sets after how long without use a key's memory is freed and its stock handed

@@ -328,7 +328,7 @@ func pause(ctx context.Context, d time.Duration, closed <-chan struct{}) error {
 }
 
 // Check asks the store how many tokens key has left, and charges nothing. Allowed says
-// whether one token is available. Check costs a store call, perhaps to a replica, whose
+// whether one token is available. Tokens that lie idle in other processes count as used. Check costs a store call, perhaps to a replica, whose
 // answer may lag; Source is [Direct]. While the store is away, Check tries about once a
 // second and otherwise returns a [*StoreError] at once.
 func (l *Limiter) Check(ctx context.Context, name string) (Result, error) {

@@ -213,6 +213,11 @@ type TakeRequest struct {
 type TakeReply struct {
 	State
 	Allowed bool
+
+	// Idle and Called are the part of a refusal that may not last: tokens lie idle in
+	// clients, which a statement that needs some calls back, and clients were called and have
+	// not answered yet; see [SyncReply]. A store without a ledger reports neither.
+	Idle, Called bool
 }
 
 // SettleRequest corrects what direct calls were charged in Window.

@@ -2,6 +2,7 @@
 --
 -- KEYS  1 {k}      tokens charged in this window, integer
 --       2 {k}:exp  the end of the window, Unix seconds; also its id. It expires a length later than the others
+--       3 {k}:own  the ledger of sync.lua, read if the answer is no; may be left out
 -- ARGV  1 n          tokens, 1 to limit
 --       2 limit      tokens per window
 --       3 length     of a window, ms
@@ -10,7 +11,8 @@
 --       6 open       length of the window that the caller takes for open, ms, if the limit has another since; else 0
 --       7 not after  Unix us; later than this do nothing; 0 = whenever
 --       8 now        Unix us; empty = the server's clock
--- Reply { flags (1 late, 8 allowed, 16 conflict: nothing was done because of the length), now us, window ms, remaining,
+-- Reply { flags (1 late, 8 allowed, 16 conflict: nothing was done because of the length; if the answer is no: 64 tokens
+--         lie idle in clients, 128 clients were called to return theirs and have not answered), now us, window ms, remaining,
 --         length of the open window ms if it is not the limit's, else 0 }
 --
 -- Invariant: charged grows by n and stays <= limit, or nothing is written.
@@ -87,7 +89,15 @@ end
 
 local other = opened ~= length and opened or 0
 if conflict then return { 16, now, stop, math.max(limit - used, 0), other } end
-if used + n > limit then return { 0, now, stop, math.max(limit - used, 0), other } end
+if used + n > limit then
+  local flags, header = 0, KEYS[3] and not moved and redis.call('HMGET', KEYS[3], 'w')[1] or ''
+  local of, idle, out, calls = string.match(header, '^(%d+)[^+]*%+(%d+) ?(%d*) ?(%d*)')
+  if tonumber(of) == stop then
+    if tonumber(idle) > 0 then flags = 64 end
+    if (tonumber(out) or 0) > 0 and tonumber(calls) <= 4 then flags = flags + 128 end
+  end
+  return { flags, now, stop, math.max(limit - used, 0), other }
+end
 used = used + n
 if fresh or moved then
   redis.call('SET', KEYS[2], stop % 1000 == 0 and stop / 1000 or string.format('%.3f', stop / 1000), 'PXAT', stop + 1000 + opened)

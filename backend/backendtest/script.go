@@ -96,7 +96,14 @@ func (b *bench) call(text string) string {
 		if reply.Allowed {
 			return "allowed " + b.state(at, reply.State)
 		}
-		return "denied " + b.state(at, reply.State)
+		text := "denied " + b.state(at, reply.State)
+		if reply.Idle {
+			text += " idle"
+		}
+		if reply.Called {
+			text += " called"
+		}
+		return text
 	case "check":
 		return b.state(at, must(b.store.Check(ctx, b.key, b.limit))(b.t))
 	case "settle":

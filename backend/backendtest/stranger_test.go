@@ -69,7 +69,7 @@ func (s stranger) Take(ctx context.Context, r backend.TakeRequest) (reply backen
 	if err != nil {
 		return reply, err
 	}
-	return backend.TakeReply{State: state(n), Allowed: n[0]&8 != 0}, nil
+	return backend.TakeReply{State: state(n), Allowed: n[0]&8 != 0, Idle: n[0]&64 != 0, Called: n[0]&128 != 0}, nil
 }
 
 func (s stranger) Check(ctx context.Context, key string, l backend.Limit) (reply backend.State, err error) {

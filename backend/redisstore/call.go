@@ -34,7 +34,7 @@ var (
 	syncScript = newScript("sync", lua.Sync, "", 3, 17, func(v []int64) bool {
 		return v[5] > 0 || len(v) > firstContact && v[9] > 0 // debt is spent already
 	})
-	takeScript   = newScript("take", lua.Take, "", 2, 5, func(v []int64) bool { return v[0]&flagAllowed != 0 })
+	takeScript   = newScript("take", lua.Take, "", 3, 5, func(v []int64) bool { return v[0]&flagAllowed != 0 })
 	checkScript  = newScript("check", lua.Check, "_ro", 2, 5, nil)
 	settleScript = newScript("settle", lua.Settle, "", 3, 3, nil)
 	resetScript  = newScript("reset", lua.Reset, "", 3, 5, func(v []int64) bool { return v[2] != 0 && v[0]&flagConflict == 0 })

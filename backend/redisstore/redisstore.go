@@ -166,6 +166,8 @@ const (
 	flagDone     = flagAllowed // of settle
 	flagConflict = 16
 	flagMute     = 32
+	flagIdle     = 64  // of take
+	flagCalled   = 128 // of take
 )
 
 // Sync implements backend.Store with one EVALSHA.
@@ -223,7 +225,11 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
 	args := []any{r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
 	v, err := s.do(ctx, request{script: takeScript, fault: r.Validate(), key: r.Key, args: args, detached: r.Detached})
-	return backend.TakeReply{State: state(v), Allowed: v != nil && v[0]&flagAllowed != 0}, err
+	if v == nil {
+		return backend.TakeReply{}, err
+	}
+	flags := v[0]
+	return backend.TakeReply{State: state(v), Allowed: flags&flagAllowed != 0, Idle: flags&flagIdle != 0, Called: flags&flagCalled != 0}, err
 }
 
 // Check implements backend.Store with one EVALSHA_RO, to a replica if there are any.

@@ -178,8 +178,11 @@ func (c *Counter) state(now int64, l backend.Limit, q terms, length int64) backe
 func (c *Counter) Take(r backend.TakeRequest, now int64) backend.TakeReply {
 	next, q := *c, termsOf(r.Limit, r.OpenLength, r.End, r.Next)
 	length := next.enter(now, q)
-	if !q.accepts(length) || next.used+r.Tokens > r.Limit.Tokens {
+	if !q.accepts(length) {
 		return backend.TakeReply{State: next.state(now, r.Limit, q, length)}
+	}
+	if next.used+r.Tokens > r.Limit.Tokens {
+		return backend.TakeReply{State: next.state(now, r.Limit, q, length), Idle: next.idle > 0, Called: next.waits()}
 	}
 	next.used += r.Tokens
 	*c = next

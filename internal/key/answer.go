@@ -47,6 +47,7 @@ type Next uint8
 const (
 	Nothing   Next = iota // the verdict has the answer
 	Call                  // make a direct call, perhaps once more
+	Recall                // call idle tokens back from others, and make a direct call
 	Special               // the limit is special, so nobody need count
 	StartOver             // the key was forgotten meanwhile, or its limit is in shadow now
 	askLimit              // ask for the limit before a decision

@@ -65,7 +65,8 @@ func (k *Key) Take(n int64, stay bool) (t Take, v Verdict) {
 
 // End applies the reply, or the error of the call. ended says that the caller's context has
 // ended. Next is Call if the open window has another length, in which the limit may count:
-// then the call may be made once more.
+// then the call may be made once more. If the tokens lie idle elsewhere, the caller of a key
+// in memory starts over, in line, and any other must recall them itself.
 func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Verdict) {
 	k := t.k
 	k.event(func(now int64) effect {
@@ -89,6 +90,16 @@ func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Ve
 			k.firstFetch = max(sent, 1)
 		}
 		t.read(r, sent, now)
+		w := k.lease.Load()
+		switch {
+		case r.Allowed || !r.Idle && !r.Called:
+		case k.phase == phaseRetired:
+			v.Next = Recall
+			return unchanged
+		case w != nil && w.Window == r.Window:
+			k.usage().recall.missed, v.Next = r.Window, StartOver
+			return unchanged
+		}
 		var did effect
 		v.Answer, did = t.book(r, now)
 		return did

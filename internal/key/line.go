@@ -152,7 +152,7 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 			return unchanged
 		}
 		k.env.Counts.Waited.Add(1)
-		if k.env.Direct && !stay && k.owed() == 0 { // debt is stated first, while its window is open
+		if k.env.Direct && !stay && k.owed() == 0 && !k.misses(k.lease.Load()) { // debt is stated first, while its window is open
 			v.Next = Call
 			return unchanged
 		}

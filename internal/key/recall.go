@@ -24,6 +24,7 @@ func (k *Key) small() bool {
 // recall is what a key has heard, and waits for.
 type recall struct {
 	called  backend.Window // others want idle tokens of this window
+	missed  backend.Window // direct calls were refused tokens of this window that lie idle elsewhere
 	known   int64          // how many tokens the store believes idle here, at most
 	unknown int64          // since when tokens may lie here that it cannot call; 0 = none do
 	asked   int8           // statements for the line since the store called others, which did not serve it
@@ -107,7 +108,8 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 	k := f.k
 	if r.Grant >= f.Req.Need && r.Remaining > 0 || r.Called == 0 && r.Idle == 0 {
 		if k.use != nil {
-			k.use.recall.asked, k.use.recall.again = 0, 0
+			u := &k.use.recall
+			u.asked, u.again, u.missed = 0, 0, 0
 		}
 		return false
 	}
@@ -119,10 +121,23 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 		u.again = now + int64(k.patience(c))
 		return true
 	}
+	most := int8(maxAsked)
+	if k.env.Direct { // its callers have waited for a call already
+		most--
+	}
 	if u.asked++; u.asked != maxAsked {
 		u.again = now + int64(k.patience(c))
 	}
-	return u.asked <= maxAsked
+	if u.asked > most {
+		u.missed = 0
+	}
+	return u.asked <= most
+}
+
+// misses reports whether a direct call was refused tokens of w that lie idle elsewhere. Then
+// those who make direct calls wait in line for one statement.
+func (k *Key) misses(w *lease.Lease) bool {
+	return w != nil && k.use != nil && k.use.recall.missed == w.Window
 }
 
 // patience is how long called tokens may take to come back: a round trip of ours, less a
