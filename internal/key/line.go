@@ -323,24 +323,17 @@ func (k *Key) outcome(c *waiter, w *lease.Lease, v waiters.Verdict, now int64) (
 	return o
 }
 
-// few is the number of processes above which most are still to ask when the first are
-// refused.
-const few = 4
-
 // deny caches the denial until it is this process' turn to probe, or the window ends. Turns
 // are random: the mean between two of them is the common interval times the number of
 // processes.
 func (k *Key) deny(w *lease.Lease, now int64) {
-	u, doubt := k.usage(), 1.0
+	u := k.usage()
 	if !u.IsExhausted() {
 		u.observe(k, now)
 		u.Exhausted(now)
-		if k.clients > few {
-			doubt = 2 // more processes will come: the store counts only those that have asked
-		}
 	}
 	window := k.terms.Load().Window
-	turn := chance.Interval(window/askTimes).Seconds() * float64(max(k.clients, 1)) * doubt
+	turn := chance.Interval(window/askTimes).Seconds() * float64(max(k.clients, 1))
 	k.deniedUntil = w.LatestEnd()
 	if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
 		k.deniedUntil = now + int64(turn*float64(time.Second))
