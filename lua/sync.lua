@@ -249,7 +249,7 @@ if want > 0 and rest + recovered - least >= 0 then
     else
       if base < 5 then base = 5 end
       if base > limit / (3 * peers) then base = limit / (3 * peers) end
-      if base > rest / 6 then base = rest / 6 end
+      if base > 3 * rest / peers then base = 3 * rest / peers end
     end
     base = floor(base)
     local out, most = charged - recovered, limit
@@ -380,7 +380,7 @@ if kind > 0 then
   end
   local text, fields, covered = format('%d %d %d %s', kind, stop, limit, KEYS[1]), { }, 0
   for i, one in ipairs(found) do
-    if i > most or kind == 1 and need == 0 and not again and covered >= idle then break end
+    if i > most or kind == 1 and not again and covered >= idle and covered >= 2 * need then break end
     local to = string.match(KEYS[1], '^[^{]*') .. 'reservoir:' .. (string.match(one.name, '^(.*)%.') or one.name)
     if type(redis.pcall('PUBLISH', to, text)) == 'table' then
       mute = 32

@@ -116,8 +116,9 @@ func (s *statement) some(n, most int, pick func(account) bool) (names []string) 
 	return names
 }
 
-// recall calls back what lies idle elsewhere: all that one step may call, if requests wait
-// for it; otherwise half of it.
+// recall calls back half of what lies idle elsewhere, or twice what requests wait for, the
+// largest first. To take all from everybody would make each of them call again, though
+// most would have used it.
 func (s *statement) recall(others int64) []string {
 	c := &s.c
 	names := s.some(sample, sample, func(a account) bool { return a.idle > 0 })
@@ -126,7 +127,7 @@ func (s *statement) recall(others int64) []string {
 	})
 	covered := int64(0)
 	for i, name := range names {
-		if i == atOnce || s.Need == 0 && covered >= others-covered {
+		if i == atOnce || covered >= others-covered && covered >= 2*s.Need {
 			return names[:i]
 		}
 		a := c.own[name]
