@@ -81,7 +81,7 @@ func (s *stage) command(t *testing.T, command string) {
 var (
 	goRun   = regexp.MustCompile(`go run (\./\S+)`)
 	comment = regexp.MustCompile(`(^|\s+)#.*$`)
-	inTime  = regexp.MustCompile(`^go run \./cmd/reservoir (load|tune .*-store ) ?`) // these run for their -duration, or 5 s for each policy
+	inTime  = regexp.MustCompile(`^go run \./cmd/reservoir load`) // runs for its -duration
 )
 
 // commandLines returns the commands of a block, without comments.

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"html"
@@ -11,13 +10,13 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 
+	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
@@ -33,22 +32,18 @@ The traffic is described by -rate, -keys, -zipf and -duration, or read
 from a -trace: CSV with a time (Unix seconds, which may have a fraction, or
 RFC 3339) and a key in the first two columns. Each request asks for -n tokens and
 comes to a random one of -processes, each of which is a limiter in this process.
-The store is the embedded one, -delay away, or a -store. There every key has a
-random prefix and expires with its window, and tune touches no other key.
-
-On the embedded store time is virtual: an hour of traffic takes seconds, other work
-on this machine does not change the result, and answers from memory take no time.
-On a Redis each policy takes as long as the traffic.`
+The store is the embedded one, -delay away. Time is virtual: an hour of traffic
+takes seconds, other work on this machine does not change the result, and answers
+from memory take no time. "reservoir load" drives one policy against a Redis.`
 
 type tuning struct {
-	common
 	shape    sim.Shape
 	trace    string
 	setting  sim.Setting
 	names    string // of policies
 	policies []sim.Policy
 	report   string
-	where    string // the store, for the report
+	json     bool
 }
 
 // tuneFlags declares the flags of "reservoir tune". The default demand is one and a half
@@ -56,7 +51,7 @@ type tuning struct {
 func tuneFlags(f *flagSet) action {
 	c := new(tuning)
 	f.demandFlags(&c.shape, &c.setting.Limit)
-	f.commonFlags(&c.common)
+	f.formatFlag(&c.json)
 	f.Float64Var(&c.shape.Rate, "rate", 15_000, "requests per second on average, over all keys and processes")
 	f.IntVar(&c.shape.Processes, "processes", 8, "processes that share the limit")
 	f.DurationVar(&c.shape.Length, "duration", 5*time.Second, "length of the described traffic")
@@ -79,12 +74,9 @@ const (
 )
 
 // validate returns the error of the first flag that is invalid, or has no effect beside
-// others. It chooses the clock.
+// others.
 func (c *tuning) validate(f *flagSet) (err error) {
-	if c.setting.Virtual = c.store == memory; !c.setting.Virtual {
-		c.setting.Delay = 0
-	}
-	if err := c.demand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {
+	if err := validDemand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {
 		return err
 	}
 	s := c.shape
@@ -93,7 +85,6 @@ func (c *tuning) validate(f *flagSet) (err error) {
 	_, noDir := os.Stat(filepath.Dir(c.report))
 	return cmp.Or(judged("policies", err), kept(
 		rule{c.trace == "" || !f.given("rate", "keys", "zipf", "duration"), "", "want -trace or -rate, -keys, -zipf and -duration, not both"},
-		rule{c.setting.Virtual || !f.given("delay"), "", "want -delay or -store, not both, because -delay is for the embedded store"},
 		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
 		rule{s.Rate*s.Length.Seconds() <= 0.9*sim.MaxRequests, "", // the number is random
 			"-rate for -duration is more than " + table.Commas[int](0.9*sim.MaxRequests) + " requests"},
@@ -142,45 +133,20 @@ func (c *tuning) run(ctx context.Context, stdout io.Writer) error {
 // replay makes the requests under each policy. If ctx ends, it returns the complete
 // outcomes, or an error if none is complete.
 func (c *tuning) replay(ctx context.Context, t sim.Traffic) (all []sim.Outcome, err error) {
-	own := c.prefix + "reservoir-tune:" + rand.Text()[:12] + ":"
-	for i := range c.policies {
-		o, err := c.replayOne(ctx, t, i, own)
+	for _, p := range c.policies {
+		r := &sim.Replay{Traffic: t, Policy: p, Setting: c.setting, Store: memstore.New()}
+		o, err := r.Run(ctx)
 		switch {
 		case ctx.Err() != nil && len(all) == 0:
 			return nil, fmt.Errorf("stopped before any of %d policies was replayed", len(c.policies))
 		case ctx.Err() != nil:
 			return all, nil
 		case err != nil:
-			return nil, err
+			return nil, fmt.Errorf("%s: %s", p.Name, oneLine(err))
 		}
 		all = append(all, o)
 	}
 	return all, nil
-}
-
-// tuneConns bounds the calls to a Redis in flight. Direct calls need as many as start in
-// one round trip, with room for a slow one.
-const tuneConns = 256
-
-// replayOne makes the requests under policy i, in a store that holds nothing for it.
-func (c *tuning) replayOne(ctx context.Context, t sim.Traffic, i int, prefix string) (o sim.Outcome, err error) {
-	store, err := open(c.store, prefix+strconv.Itoa(i)+":", tuneConns)
-	if err != nil {
-		return o, err
-	}
-	defer store.close()
-	if err := store.reach(ctx, "ping", c.setting.Limit); err != nil {
-		return o, err
-	}
-	if c.where = "Redis at " + store.name; c.setting.Virtual {
-		c.where = fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
-	}
-	p := c.policies[i]
-	r := &sim.Replay{Traffic: t, Policy: p, Setting: c.setting, Store: store.Store}
-	if o, err = r.Run(ctx); err != nil {
-		err = fmt.Errorf("%s: %s", p.Name, oneLine(err))
-	}
-	return o, err
 }
 
 type tuneReport struct {
@@ -188,8 +154,6 @@ type tuneReport struct {
 	Limit          int64         `json:"limit"`
 	Window         time.Duration `json:"window_ns"`
 	Delay          time.Duration `json:"delay_ns"` // added to each call
-	Store          string        `json:"store"`
-	Virtual        bool          `json:"virtual_clock"`
 	Policies       []sim.Outcome `json:"policies"`
 	Recommendation advice        `json:"recommendation"`
 	Notes          []string      `json:"notes"`
@@ -212,11 +176,11 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome) *tuneReport {
 	r := &tuneReport{
 		Traffic: trafficReport{len(t.Requests), t.Tokens, len(t.Keys), t.Processes, t.Length.Seconds(), s.Seed, c.trace != ""},
 		Limit:   s.Limit.Tokens, Window: s.Limit.Window, Delay: s.Delay,
-		Store: c.where, Virtual: s.Virtual, Policies: all, Recommendation: advise(all), Notes: []string{},
+		Policies: all, Recommendation: advise(all), Notes: []string{},
 	}
-	r.heading = fmt.Sprintf("%s in %v for %s and %s, %s each, limit %s per %v, on %s",
+	r.heading = fmt.Sprintf("%s in %v for %s and %s, %s each, limit %s per %v, on the embedded store, %v away",
 		count(len(t.Requests), "request", "s"), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "s"),
-		count(t.Processes, "process", "es"), count(int(t.Tokens), "token", "s"), table.Commas(r.Limit), r.Window, r.Store)
+		count(t.Processes, "process", "es"), count(int(t.Tokens), "token", "s"), table.Commas(r.Limit), r.Window, r.Delay)
 	if len(all) < len(c.policies) {
 		r.note("Stopped early: only %d of %d policies were replayed.", len(all), len(c.policies))
 	}

@@ -15,8 +15,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 // tiny is a tuning of two or three windows with more demand than the limit.
@@ -66,7 +64,6 @@ func TestTuneJSON(t *testing.T) {
 	require.EqualValues(t, 7, r.Traffic.Seed)
 	require.Equal(t, 2, r.Traffic.Keys)
 	require.False(t, r.Traffic.Recorded)
-	require.True(t, r.Virtual)
 	for _, o := range r.Policies {
 		require.Zero(t, o.Errors, "nothing disturbs virtual time")
 	}
@@ -209,22 +206,20 @@ func (f *fleeting) Err() error {
 
 func TestTuneUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"tune -rate 0":                                    "-rate",
-		"tune -rate 1e6 -duration 1h":                     "is more than 9,000,000 requests",
-		"tune -rate 0.001 -duration 1ns":                  "no requests",
-		"tune -report=":                                   "-report",
-		"tune -processes 0":                               "-processes",
-		"tune -delay 90ms":                                "-delay",
-		"tune -policies adaptive:0-5":                     "-policies",
-		"tune -policies stranding:2":                      "-policies",
-		"tune -policies " + canary:                        "-policies",
-		"tune -policies direct,,ladder":                   "-policies",
-		"tune -report /" + canary + "/r.svg":              "-report",
-		"tune -trace=":                                    "-trace",
-		"tune -trace x -rate 3":                           "want -trace or -rate",
-		"tune -store redis://:" + canary + "@@h":          "-store: want redis://",
-		"tune -store redis://h -delay 1ms":                "want -delay or -store, not both",
-		"tune -store redis://h -trace /" + canary + "/no": "no such file",
+		"tune -rate 0":                       "-rate",
+		"tune -rate 1e6 -duration 1h":        "is more than 9,000,000 requests",
+		"tune -rate 0.001 -duration 1ns":     "no requests",
+		"tune -report=":                      "-report",
+		"tune -processes 0":                  "-processes",
+		"tune -delay 90ms":                   "-delay",
+		"tune -policies adaptive:0-5":        "-policies",
+		"tune -policies stranding:2":         "-policies",
+		"tune -policies " + canary:           "-policies",
+		"tune -policies direct,,ladder":      "-policies",
+		"tune -report /" + canary + "/r.svg": "-report",
+		"tune -trace=":                       "-trace",
+		"tune -trace x -rate 3":              "want -trace or -rate",
+		"tune -trace /" + canary + "/no":     "no such file",
 	} {
 		o := invoke(t.Context(), strings.Fields(args)...)
 		require.Equal(t, exitUsage, o.status, args)
@@ -237,32 +232,4 @@ func TestTuneUsageErrors(t *testing.T) {
 	o := invoke(t.Context(), "tune", "-duration", "10ms", "-report", dir)
 	require.Equal(t, exitFailure, o.status)
 	require.Equal(t, "reservoir: the report cannot be written: is a directory\n", o.stderr)
-}
-
-func TestTuneOnRedis(t *testing.T) {
-	server := redistest.Start(t)
-	client := server.Client()
-	require.NoError(t, client.Set(t.Context(), "theirs", "1", 0).Err())
-	args := append(strings.Fields("tune -rate 10000 -limit 300 -window 1m -duration 100ms -processes 3 -policies direct,50,adaptive -format json -store"), "redis://"+server.Addr())
-	r := tuned(t, invoke(t.Context(), args...))
-	requireTuned(t, r)
-	require.Equal(t, "Redis at "+server.Addr(), r.Store)
-	var calls int64
-	for _, o := range r.Policies {
-		calls += o.StoreCalls - o.Errors
-	}
-	require.GreaterOrEqual(t, server.Calls("evalsha", "eval"), calls, "the server's own count has the give-backs too")
-	keys, err := client.Keys(t.Context(), "*").Result()
-	require.NoError(t, err)
-	require.Contains(t, keys, "theirs")
-	prefixes := map[string]bool{}
-	for _, key := range keys {
-		if key == "theirs" {
-			continue
-		}
-		require.Regexp(t, `^reservoir-tune:[A-Z2-7]{12}:[0-9]+:\{key-0\}`, key)
-		prefixes[key[:strings.Index(key, "{")]] = true
-		require.Positive(t, client.PTTL(t.Context(), key).Val(), "expires with its window")
-	}
-	require.Len(t, prefixes, 3, "policies do not disturb one another")
 }

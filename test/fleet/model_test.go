@@ -97,7 +97,7 @@ func replayOf(t sim.Traffic, l reservoir.Limit, o reservoir.Option, oneWay time.
 	}
 	return &sim.Replay{
 		Traffic: t, Policy: sim.Policy{Option: o}, Store: memstore.New(),
-		Setting: sim.Setting{Limit: l, Virtual: true, Seed: seed, Travel: travel},
+		Setting: sim.Setting{Limit: l, Seed: seed, Travel: travel},
 	}
 }
 

@@ -17,18 +17,11 @@ import (
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
-// Setting says how a [Replay] runs: the limit, the network and the clock.
+// Setting says how a [Replay] runs: the limit, the network and the randomness.
 type Setting struct {
 	Limit reservoir.Limit
-	Delay time.Duration // round trip of a call on the virtual clock
-
-	// Virtual selects a virtual clock, for the embedded store only. It stands still while
-	// anything runs and jumps to the next timer when everything waits. Calls take the Delay,
-	// which must be less than a fetch timeout, and answers from memory take no time.
-	// Randomness follows the Seed, and one thread runs, so only one such replay may run at a
-	// time.
-	Virtual bool
-	Seed    uint64
+	Delay time.Duration // round trip of a call, less than a fetch timeout
+	Seed  uint64
 
 	// Travel returns the time of one way of a call that starts now, for fleets in which
 	// every event has its own instant; nil = half of the Delay. It must be safe for
@@ -36,8 +29,13 @@ type Setting struct {
 	Travel func(process int, now time.Duration, back bool) time.Duration
 }
 
-// Replay makes the requests of a traffic under one policy, once. Set its exported fields
-// and call Run. The store should hold nothing for the traffic's keys.
+// Replay makes the requests of a traffic under one policy, once, on a virtual clock. Set its
+// exported fields and call Run. The store is in memory, and should hold nothing for the
+// traffic's keys.
+//
+// The clock stands still while anything runs and jumps to the next timer when everything
+// waits. Calls take the Delay, and answers from memory take no time. One thread runs, and
+// randomness follows the Seed, so only one replay may run at a time.
 type Replay struct {
 	Traffic
 	Setting
@@ -63,9 +61,6 @@ type Replay struct {
 // the linker lets no other package use internal/synctest. Test needs a T, and a zero T is
 // enough; if a later Go needs more, the tests fail. Package testing adds no flags.
 func (r *Replay) Run(ctx context.Context) (o Outcome, err error) {
-	if !r.Virtual {
-		return r.run(ctx)
-	}
 	defer chance.Seed(r.Seed)() // so that the same traffic has the same outcome
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	synctest.Test(new(testing.T), func(*testing.T) { o, err = r.run(ctx) })
@@ -114,39 +109,14 @@ func (r *Replay) close() (spent int64, err error) {
 	return spent, err
 }
 
-// lead starts each request at its time, until all are started or ctx ends. On the real
-// clock it bounds the requests in flight, so that a machine too slow for the traffic is
-// late and does not time out.
+// lead starts each request at its time, until all are started or ctx ends.
 func (r *Replay) lead(ctx context.Context) {
-	slots := make(chan struct{}, 100)
-	if r.Virtual {
-		slots = make(chan struct{}, len(r.Requests))
-	}
 	for _, q := range r.Requests {
-		at := r.begin.Add(q.At)
-		if r.Virtual { // ctx comes from outside, where time differs, and waiting takes no real time
-			time.Sleep(time.Until(at))
-		} else {
-			Wait(ctx, at)
-		}
+		time.Sleep(time.Until(r.begin.Add(q.At)))
 		if ctx.Err() != nil {
 			return
 		}
-		slots <- struct{}{}
-		r.active.Go(func() {
-			r.request(q)
-			<-slots
-		})
-	}
-}
-
-// Wait waits for an instant, or until ctx ends.
-func Wait(ctx context.Context, at time.Time) {
-	if d := time.Until(at); d > 0 {
-		select {
-		case <-time.After(d):
-		case <-ctx.Done():
-		}
+		r.active.Go(func() { r.request(q) })
 	}
 }
 
@@ -187,8 +157,6 @@ func (w *way) travel(ctx context.Context, back bool) error {
 		r.book.call(now)
 	}
 	switch {
-	case !r.Virtual: // the real network takes its time
-		return nil
 	case r.closing.Load():
 		d = 0
 	case r.Travel != nil:

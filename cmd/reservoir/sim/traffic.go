@@ -2,9 +2,9 @@
 //
 // A [Traffic] is a list of requests, made from a description by [Shape] or read from a
 // record by [ReadTrace]. A [Replay] makes them, each at its time, on one real Limiter for
-// each process, and returns an [Outcome]. "reservoir tune" and the module test use it. On
-// the embedded store it can run on a virtual clock: an hour of traffic takes only as long
-// as its decisions, and a busy machine does not change the outcome.
+// each process, and returns an [Outcome]. "reservoir tune" and the module test use it. The
+// clock is virtual: an hour of traffic takes only as long as its decisions, and a busy
+// machine does not change the outcome.
 package sim
 
 import (
