@@ -34,7 +34,7 @@ func StartTLS(t testing.TB, name string) *TLS {
 	cert := certify(t, name)
 	s := &TLS{pool: x509.NewCertPool()}
 	s.pool.AppendCertsFromPEM(cert)
-	s.Server = launch(t, func(dir string, port int) []string {
+	s.Server = StartWith(t, func(dir string, port int) []string {
 		s.port, s.CAFile = reservePort(t), filepath.Join(dir, "cert.pem")
 		check(t, os.WriteFile(s.CAFile, cert, 0o600))
 		return append(serverArgs(dir, port), "--tls-port", strconv.Itoa(s.port), "--tls-ca-cert-file", s.CAFile,
