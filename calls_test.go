@@ -1350,7 +1350,7 @@ func TestKeysInLineMove(t *testing.T) {
 // Keys that are forgotten in an outage take no memory, though they stood in line.
 func TestForgottenKeysLeaveTheLine(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		const keys = 20_000
+		const keys = 8_000
 		net := testnet.Far(rtt / 4)
 		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithIdle(time.Minute))
 		breakdown(t, l, net, testnet.Refuse)

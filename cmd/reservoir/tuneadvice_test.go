@@ -71,13 +71,13 @@ func TestAdvise(t *testing.T) {
 // guide (docs/choosing.md) does.
 func TestTuneAgreesWithTheGuide(t *testing.T) {
 	for args, want := range map[string]string{
-		"-limit 60 -window 1m -rate 1.5 -duration 5m -processes 20":          "direct", // 3 tokens per process and window
-		"-rate 50 -keys 100 -zipf 1.1 -limit 10 -window 1m -duration 90s":    "direct", // 1
-		"-limit 600 -window 1m -rate 15 -duration 5m -processes 20":          "adaptive",
-		"-limit 6000 -window 1m -rate 150 -duration 2m -processes 20":        "adaptive",
-		"-limit 6000 -window 1m -rate 50 -n 3 -duration 2m -processes 20":    "adaptive",
-		"-limit 600 -window 10s -rate 90 -duration 1m -processes 20 -keys 2": "adaptive",
-		"-limit 10000 -window 1s -rate 3000 -n 7 -duration 3s -processes 8":  "adaptive",
+		"-limit 60 -window 1m -rate 1.5 -duration 5m -processes 20":           "direct", // 3 tokens per process and window
+		"-rate 50 -keys 100 -zipf 1.1 -limit 10 -window 1m -duration 90s":     "direct", // 1
+		"-limit 600 -window 1m -rate 15 -duration 3m -processes 20":           "adaptive",
+		"-limit 6000 -window 1m -rate 150 -duration 90s -processes 20":        "adaptive",
+		"-limit 6000 -window 1m -rate 50 -n 3 -duration 2m -processes 20":     "adaptive",
+		"-limit 600 -window 10s -rate 90 -duration 30s -processes 20 -keys 2": "adaptive",
+		"-limit 10000 -window 1s -rate 3000 -n 7 -duration 2s -processes 8":   "adaptive",
 	} {
 		r := tuned(t, invoke(t.Context(), append([]string{"tune", "-seed", "1", "-format", "json"}, strings.Fields(args)...)...))
 		requireTuned(t, r)
