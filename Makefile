@@ -50,7 +50,7 @@ SLOWEST := github.com/go-reservoir/reservoir/backend/redisstore
 # cluster takes nodes that wait for a processor for dead.
 .PHONY: test
 test: redis cc ## Run all tests of all modules, with the race detector. SHUFFLE=-shuffle=on also if nothing has changed.
-	go list -race -test -export -f '' $(PACKAGES) # compiles, but not beside tests whose servers must not wait
+	go list -race -test -export $(PACKAGES) >/dev/null # compiles, but not beside tests whose servers must not wait
 	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -vet=off $(SHUFFLE) -p=$$(nproc) -timeout=$(TIMEOUT) $(SLOWEST) $(PACKAGES)
 
 .PHONY: bench

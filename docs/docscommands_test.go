@@ -3,7 +3,6 @@ package docs_test
 import (
 	"fmt"
 	"math"
-	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
@@ -30,10 +29,7 @@ type stage struct {
 
 func newStage(t *testing.T) *stage {
 	files(t, ".go") // go build reads these: see goList
-	s := &stage{dir: t.TempDir(), server: redistest.Start(t)}
-	trace := "time,key\n2026-11-21T12:00:00Z,user:1\n2026-11-21T12:00:01.5Z,user:2\n2026-11-21T12:01:00Z,user:1\n"
-	require.NoError(t, os.WriteFile(filepath.Join(s.dir, "requests.csv"), []byte(trace), 0o600))
-	return s
+	return &stage{dir: t.TempDir(), server: redistest.Start(t)}
 }
 
 // build returns the path of the program of a directory.

@@ -28,17 +28,15 @@ refused. It recommends the default, Adaptive, unless that strands more than 5 % 
 the limit, refuses more than 1 % needlessly or saves less than a fifth of direct
 calls, or another policy makes less than half its store calls. It gives the reason.
 
-The traffic is described by -rate, -keys, -zipf and -duration, or read
-from a -trace: CSV with a time (Unix seconds, which may have a fraction, or
-RFC 3339) and a key in the first two columns. Each request asks for -n tokens and
-comes to a random one of -processes, each of which is a limiter in this process.
+The traffic is described by -rate, -keys, -zipf and -duration. Each request asks for
+-n tokens and comes to a random one of -processes, each of which is a limiter in this
+process.
 The store is the embedded one, -delay away. Time is virtual: an hour of traffic
 takes seconds, other work on this machine does not change the result, and answers
 from memory take no time. "reservoir load" drives one policy against a Redis.`
 
 type tuning struct {
 	shape    sim.Shape
-	trace    string
 	setting  sim.Setting
 	names    string // of policies
 	policies []sim.Policy
@@ -54,8 +52,7 @@ func tuneFlags(f *flagSet) action {
 	f.formatFlag(&c.json)
 	f.Float64Var(&c.shape.Rate, "rate", 15_000, "requests per second on average, over all keys and processes")
 	f.IntVar(&c.shape.Processes, "processes", 8, "processes that share the limit")
-	f.DurationVar(&c.shape.Length, "duration", 5*time.Second, "length of the described traffic")
-	f.StringVar(&c.trace, "trace", "", "`file` of recorded traffic instead of a described one; - is standard input")
+	f.DurationVar(&c.shape.Length, "duration", 5*time.Second, "length of the traffic")
 	f.DurationVar(&c.setting.Delay, "delay", time.Millisecond, "round trip to the embedded store")
 	f.StringVar(&c.report, "report", "", "write the report with charts into this `file`, as HTML")
 	f.StringVar(&c.names, "policies", "direct,fixed,ladder,adaptive,adaptive:1-100,stranding:0.02", "`list` of: direct, fixed (a thousandth, a hundredth and a tenth of the limit),\n"+
@@ -73,8 +70,7 @@ const (
 	maxDelay     = 80 * time.Millisecond
 )
 
-// validate returns the error of the first flag that is invalid, or has no effect beside
-// others.
+// validate returns the error of the first flag that is invalid.
 func (c *tuning) validate(f *flagSet) (err error) {
 	if err := validDemand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {
 		return err
@@ -84,43 +80,19 @@ func (c *tuning) validate(f *flagSet) (err error) {
 	c.policies, err = sim.Policies(strings.Split(c.names, ","), c.setting.Limit.Tokens)
 	_, noDir := os.Stat(filepath.Dir(c.report))
 	return cmp.Or(judged("policies", err), kept(
-		rule{c.trace == "" || !f.given("rate", "keys", "zipf", "duration"), "", "want -trace or -rate, -keys, -zipf and -duration, not both"},
 		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
 		rule{s.Rate*s.Length.Seconds() <= 0.9*sim.MaxRequests, "", // the number is random
 			"-rate for -duration is more than " + table.Commas[int](0.9*sim.MaxRequests) + " requests"},
-		rule{c.trace != "" || !f.given("trace"), "trace", "a file, or -"},
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
 		rule{!f.given("report") || noDir == nil && c.report != "", "report", "a file in a directory that exists"},
 	))
 }
 
-func (c *tuning) traffic() (t sim.Traffic, err error) {
-	if c.trace == "" {
-		if t = c.shape.Traffic(); len(t.Requests) == 0 {
-			err = usagef("-rate and -duration come to no requests")
-		}
-		return t, err
-	}
-	in := os.Stdin
-	if c.trace != "-" {
-		in, err = os.Open(c.trace)
-	}
-	if err == nil {
-		defer in.Close()
-		t, err = sim.ReadTrace(in, c.shape.Processes, c.shape.Seed, sim.MaxRequests)
-	}
-	if err != nil {
-		err = usagef("the trace cannot be read: %s", oneLine(err))
-	}
-	t.Tokens = c.shape.Tokens
-	return t, err
-}
-
 func (c *tuning) run(ctx context.Context, stdout io.Writer) error {
-	t, err := c.traffic()
-	if err != nil {
-		return err
+	t := c.shape.Traffic()
+	if len(t.Requests) == 0 {
+		return usagef("-rate and -duration come to no requests")
 	}
 	all, err := c.replay(ctx, t)
 	if err != nil {
@@ -168,13 +140,12 @@ type trafficReport struct {
 	Processes int     `json:"processes"`
 	Seconds   float64 `json:"seconds"`
 	Seed      uint64  `json:"seed"`
-	Recorded  bool    `json:"recorded"`
 }
 
 func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome) *tuneReport {
 	s := c.setting
 	r := &tuneReport{
-		Traffic: trafficReport{len(t.Requests), t.Tokens, len(t.Keys), t.Processes, t.Length.Seconds(), s.Seed, c.trace != ""},
+		Traffic: trafficReport{len(t.Requests), t.Tokens, len(t.Keys), t.Processes, t.Length.Seconds(), s.Seed},
 		Limit:   s.Limit.Tokens, Window: s.Limit.Window, Delay: s.Delay,
 		Policies: all, Recommendation: advise(all), Notes: []string{},
 	}

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -63,7 +62,6 @@ func TestTuneJSON(t *testing.T) {
 	require.Less(t, calls["fixed 50"], calls["fixed 5"])
 	require.EqualValues(t, 7, r.Traffic.Seed)
 	require.Equal(t, 2, r.Traffic.Keys)
-	require.False(t, r.Traffic.Recorded)
 	for _, o := range r.Policies {
 		require.Zero(t, o.Errors, "nothing disturbs virtual time")
 	}
@@ -100,47 +98,6 @@ func TestTuneText(t *testing.T) {
 	require.Regexp(t, `^[0-9,]+ requests in 220ms for 1 key and 3 processes, 1 token each, limit 500 per 100ms, on the embedded store, 100µs away\n`, o.stdout)
 	require.Regexp(t, `(?m)^ +policy +calls +a request +waited +stranded +refused +needless +over +p99 +p50 +admitted\n +direct +[0-9,]+ .*\n +adaptive +[0-9,]+ `, o.stdout)
 	require.Regexp(t, `(?m)^Recommended: (direct|adaptive)\n[A-Z].*`, o.stdout)
-}
-
-func TestTuneReadsTraces(t *testing.T) {
-	var text strings.Builder
-	text.WriteString("time,key\n")
-	for i := range 400 {
-		text.WriteString(strconv.FormatFloat(1.7e9+float64(i)/10, 'f', 1, 64) + ",user " + strconv.Itoa(i%3) + "\n")
-	}
-	file := filepath.Join(t.TempDir(), "trace.csv")
-	require.NoError(t, os.WriteFile(file, []byte(text.String()), 0o600))
-	args := strings.Fields("tune -limit 60 -window 20s -processes 2 -policies direct,adaptive -format json -trace")
-
-	r := tuned(t, invoke(t.Context(), append(args, file)...))
-	requireTuned(t, r)
-	require.Equal(t, 400, r.Traffic.Requests)
-	require.Equal(t, 3, r.Traffic.Keys)
-	require.True(t, r.Traffic.Recorded)
-	require.InDelta(t, 39.9, r.Traffic.Seconds, 0.01)
-
-	in, err := os.Open(file)
-	require.NoError(t, err)
-	stdin := os.Stdin
-	os.Stdin = in
-	defer func() { os.Stdin = stdin; _ = in.Close() }()
-	requireTuned(t, tuned(t, invoke(t.Context(), append(args, "-")...)))
-}
-
-func TestTuneNamesTheBadLine(t *testing.T) {
-	file := filepath.Join(t.TempDir(), canary)
-	require.NoError(t, os.WriteFile(file, []byte("1,a\n2,b\n"+canary+",c\n"), 0o600))
-	for name, want := range map[string]string{
-		file:             "the trace cannot be read: line 3: want CSV: a time in Unix seconds",
-		file + "/x":      "the trace cannot be read: not a directory",
-		file + "-absent": "the trace cannot be read: no such file or directory",
-	} {
-		o := invoke(t.Context(), "tune", "-trace", name)
-		require.Equal(t, exitUsage, o.status)
-		o.requireOneLine(t)
-		require.Contains(t, o.stderr, want)
-		require.NotContains(t, o.stderr, canary)
-	}
 }
 
 func TestTuneReports(t *testing.T) {
@@ -217,9 +174,6 @@ func TestTuneUsageErrors(t *testing.T) {
 		"tune -policies " + canary:           "-policies",
 		"tune -policies direct,,ladder":      "-policies",
 		"tune -report /" + canary + "/r.svg": "-report",
-		"tune -trace=":                       "-trace",
-		"tune -trace x -rate 3":              "want -trace or -rate",
-		"tune -trace /" + canary + "/no":     "no such file",
 	} {
 		o := invoke(t.Context(), strings.Fields(args)...)
 		require.Equal(t, exitUsage, o.status, args)

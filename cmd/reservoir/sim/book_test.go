@@ -178,7 +178,7 @@ type scripted struct {
 
 func (s *scripted) Sync(_ ctx, _ backend.SyncRequest) (backend.SyncReply, error) {
 	if len(s.replies) == 0 {
-		return backend.SyncReply{}, errBroken
+		return backend.SyncReply{}, errors.New("broken")
 	}
 	reply := s.replies[0]
 	s.replies = s.replies[1:]
