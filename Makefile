@@ -81,7 +81,7 @@ lint: ## Check format, go vet and staticcheck.
 	go run $(STATICCHECK) -tags=fleet $(PACKAGES)
 
 # What tests use starts servers by signals that Windows lacks.
-SHIPPED = $$(go list $(PACKAGES) | grep -vE '/(docs|test|internal/(redistest|testnet|example))(/|$$)')
+SHIPPED = $$(go list $(PACKAGES) | grep -vE '/(docs|test|internal/(redistest|testnet))(/|$$)')
 
 .PHONY: cross
 cross: ## Compile what ships for ARM, 32 bits, Windows and macOS.
