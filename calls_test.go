@@ -937,7 +937,7 @@ func sizes(t *testing.T, f func(t *testing.T, p *paced)) {
 	case *large:
 		n = 2_000
 	case invariant.Enabled: // the race detector is ten times as slow, and fewer keys show the same
-		n = 100
+		n = 60
 	}
 	for _, keys := range []int{n, 10 * n} {
 		for _, shards := range []int{1, 16} {
