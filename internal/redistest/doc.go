@@ -10,8 +10,7 @@
 // a server that it did not start.
 //
 // [Process.Pause], [Process.Kill] and [Server.Restart] are the faults of a
-// process. [StartTLS] adds a port that speaks TLS, [Server.SetUser] a user.
-// [Spawn] starts any other process.
+// process. [Server.SetUser] adds a user. [Spawn] starts any other process.
 //
 // # Proxies
 //

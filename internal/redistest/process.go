@@ -213,3 +213,11 @@ func poll(t testing.TB, limit time.Duration, what string, check func() error) {
 
 // pause waits between two looks at a condition that is awaited since begin.
 func pause(begin time.Time) { time.Sleep(min(max(time.Since(begin)/10, pollFirst), pollLast)) }
+
+// check ends the test at an error.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
+}
