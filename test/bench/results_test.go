@@ -6,8 +6,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 
@@ -274,4 +276,9 @@ func count(v float64) string {
 		return table.Digits(v/1e3) + " k"
 	}
 	return table.Digits(v)
+}
+
+func TestCount(t *testing.T) {
+	require.Equal(t, "1.00 M", count(999_999))
+	require.Equal(t, "100 k", count(100_000))
 }
