@@ -102,17 +102,14 @@ func (c *tuning) run(ctx context.Context, stdout io.Writer) error {
 	return errors.Join(emit(stdout, c.json, r, r.text()), c.writeReport(r))
 }
 
-// replay makes the requests under each policy. If ctx ends, it returns the complete
-// outcomes, or an error if none is complete.
+// replay makes the requests under each policy.
 func (c *tuning) replay(ctx context.Context, t sim.Traffic) (all []sim.Outcome, err error) {
 	for _, p := range c.policies {
 		r := &sim.Replay{Traffic: t, Policy: p, Setting: c.setting, Store: memstore.New()}
 		o, err := r.Run(ctx)
 		switch {
-		case ctx.Err() != nil && len(all) == 0:
-			return nil, fmt.Errorf("stopped before any of %d policies was replayed", len(c.policies))
 		case ctx.Err() != nil:
-			return all, nil
+			return nil, fmt.Errorf("stopped after %d of %d policies", len(all), len(c.policies))
 		case err != nil:
 			return nil, fmt.Errorf("%s: %s", p.Name, oneLine(err))
 		}
@@ -152,9 +149,6 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome) *tuneReport {
 	r.heading = fmt.Sprintf("%s in %v for %s and %s, %s each, limit %s per %v, on the embedded store, %v away",
 		count(len(t.Requests), "request", "s"), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "s"),
 		count(t.Processes, "process", "es"), count(int(t.Tokens), "token", "s"), table.Commas(r.Limit), r.Window, r.Delay)
-	if len(all) < len(c.policies) {
-		r.note("Stopped early: only %d of %d policies were replayed.", len(all), len(c.policies))
-	}
 	for _, o := range all {
 		if o.Errors > 0 {
 			r.note("%s: %s ended in an error of the store.", o.Policy, count(int(o.Errors), "request", "s"))
