@@ -149,13 +149,8 @@ func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome) *tuneReport {
 	r.heading = fmt.Sprintf("%s in %v for %s and %s, %s each, limit %s per %v, on the embedded store, %v away",
 		count(len(t.Requests), "request", "s"), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "s"),
 		count(t.Processes, "process", "es"), count(int(t.Tokens), "token", "s"), table.Commas(r.Limit), r.Window, r.Delay)
-	for _, o := range all {
-		if o.Errors > 0 {
-			r.note("%s: %s ended in an error of the store.", o.Policy, count(int(o.Errors), "request", "s"))
-		}
-	}
 	if t.Length <= s.Limit.Window {
-		r.note("The traffic is no longer than the first window, in which demand is not known yet. Longer traffic shows the steady state.")
+		r.Notes = append(r.Notes, "The traffic is no longer than the first window, in which demand is not known yet. Longer traffic shows the steady state.")
 	}
 	return r
 }
@@ -165,10 +160,6 @@ func count(n int, one, plural string) string {
 		return "1 " + one
 	}
 	return table.Commas(n) + " " + one + plural
-}
-
-func (r *tuneReport) note(format string, args ...any) {
-	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
 }
 
 const tuneLegend = `

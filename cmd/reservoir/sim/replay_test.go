@@ -70,11 +70,11 @@ func TestReplayEndsWithItsContext(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestReplayThatOnlyFailsIsAnError(t *testing.T) {
+func TestReplayThatFailsIsAnError(t *testing.T) {
 	r := &Replay{Traffic: Shape{Tokens: 1, Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic(),
 		Policy: adaptive, Setting: Setting{Limit: reservoir.PerHour(10)}, Store: &scripted{}}
 	o, err := r.Run(t.Context())
-	require.ErrorContains(t, err, "every request failed, the first with: ")
+	require.ErrorContains(t, err, " requests failed, the first with: ")
 	require.Equal(t, o.Requests, o.Errors)
 }
 
