@@ -147,19 +147,18 @@ func (l *Limiter) askAgain(k *key.Key) {
 	guard.Log(func() { _ = k.Refresh() })
 }
 
-// Refresh makes all processes ask the function of [WithLimits] for the limit of key, because it
-// has changed: a ban, another plan. It costs a store call, of Op "publish". This process has asked when
-// Refresh returns. The others ask as soon as the message comes, within a round trip, if they hold
-// the key in memory; otherwise they ask at the next request anyway. Each calls the function for at
-// most 32 keys at once, and once for several Refreshes of a key that come meanwhile. So from then on no
-// process admits a request of a key that is banned. A program without WithLimits may call Refresh for the
-// others; it must have their [WithName].
+// Refresh makes all processes ask the function of [WithLimits] for the limit of key again, because
+// it has changed, as by a ban or another plan. It costs a store call, of Op "publish". This process
+// has asked when Refresh returns. Others ask when the message comes, within a round trip, if they
+// have the key in memory; otherwise its next request asks anyway. Each process calls the
+// function for at most 32 keys at once, and once for all Refreshes of a key that wait for that. A program
+// without WithLimits may call Refresh too, if it has the same [WithName].
 //
-// After an error this process has asked nevertheless. [*StoreError] means that the message was
-// not sent, or perhaps not: the others learn of the change as [WithLimits] says. If the store sends no
-// messages, the error wraps [backend.ErrNoListener]. Other errors are [ErrKey],
-// [ErrLimit] if the limit is out of range here, [ErrClosed], and that of ctx. A message may be lost
-// without an error, if a process has lost its connection at that time; see [Hooks].Hearing.
+// After an error this process has asked nevertheless. A [*StoreError] says that the message was
+// not sent, or perhaps not; it wraps [backend.ErrNoListener] if the store sends none. Other
+// errors are [ErrKey], [ErrClosed], that of ctx and, if the function returned a limit out of range,
+// [ErrLimit]. Without an error too, a process to which no message comes does not hear of it; see
+// [Hooks].Hearing.
 func (l *Limiter) Refresh(ctx context.Context, name string) error {
 	if err := l.usable(ctx, name); err != nil {
 		return err

@@ -64,14 +64,14 @@ func WithDirect() Option { return func(c *config) { c.direct = true } }
 // pass. If limits returns a limit out of range, calls for that key return [ErrLimit].
 //
 // limits is called when a key is first seen, before each of its fetches and direct calls,
-// for a request larger than its last limit, by [Limiter.Check] and [Limiter.Reset], and for
+// for a request larger than its last limit, by Check, Reset and [Limiter.Refresh], and for
 // each request of a key that is blocked, unlimited or past [WithMaxKeys]. It is called with
 // no lock held, and must be quick and safe for concurrent use. A panic of limits is raised
 // in the callers that wait for its answer. If there are none, because a fetch was ahead of
 // need, the panic is logged.
 //
 // Stock is spent without asking limits. So a key that is to be blocked is served from stock
-// until limits is called for it; [Limiter.Check] calls it at once. From the moment when
+// until limits is called for it; [Limiter.Refresh] makes all processes call it at once. From the moment when
 // limits has returned a block, none of the key's stock is admitted in this process, and the
 // stock goes back to the store.
 //

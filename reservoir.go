@@ -483,11 +483,12 @@ func (l *Limiter) closedError() error {
 
 // Reset gives key a fresh window, for a user who was limited by mistake: the whole limit
 // may be used again from now on. It costs a store call. This process serves from the new
-// window at once. Other processes learn of it when they next ask the store: when their
-// stock is used up or, if they refuse, at their next probe. All processes together probe
-// some 20 times a window, so with many processes that takes long. Tokens of the old window
-// that others hold come on top of the limit. If no window is open, Reset does nothing.
-// After an error of class Unknown, or of ctx, the window may be a fresh one.
+// window at once. Other processes hear of it within a round trip, and then drop what they hold of
+// the old window, which until then comes on top of the limit; they make no call until a request comes.
+// A process to which no message comes, see [Hooks].Hearing, learns of it when it next asks the
+// store: when its stock is used up or, if it refuses, at its next probe. All processes together probe
+// some 20 times a window, so with many processes that takes long. If no window is open, Reset
+// does nothing. After an error of class Unknown, or of ctx, the window may be a fresh one.
 func (l *Limiter) Reset(ctx context.Context, name string) error {
 	limit, err := l.begin(ctx, name)
 	if err != nil || key.PlanOf(limit) != key.Counted {

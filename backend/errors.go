@@ -31,7 +31,7 @@ func (c Class) String() string {
 // Error is the failure of one call to a store, which made no decision. Its text
 // holds no key, password or URL.
 type Error struct {
-	Op    string // "sync", "take", "check", "settle" or "reset"
+	Op    string // "sync", "take", "check", "settle", "reset", "listen" or "publish", for example
 	Class Class
 	Err   error // from the transport or the server
 
