@@ -6,8 +6,7 @@ PACKAGES := github.com/go-reservoir/reservoir/...
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GREMLINS    := github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 
-# TIMEOUT is for one test binary. The slowest, of redisstore, takes a minute or two on two
-# cores. A hang should end with the goroutines' stacks before CI's own timeout.
+# TIMEOUT is for one test binary. The slowest takes a minute or two on two cores. A hang should end with the goroutines' stacks before CI's own timeout.
 TIMEOUT  := 10m
 FUZZTIME := 30s
 SEED     := 1
@@ -38,20 +37,18 @@ redis: ## Install redis-server, if it is missing and that is possible.
 cc:
 	@.ci/need cc gcc libc6-dev
 
-# The package that takes longest begins first, so that it does not run alone at the end. What
-# is torn apart on purpose comes last, when little else wants the processor.
-SLOWEST := github.com/go-reservoir/reservoir/backend/redisstore
-
 # Go runs a test again if something has changed that it depends on. SHUFFLE=-shuffle=on runs
 # all tests, each package's in random order. By default each process under the race detector
 # sleeps for a second at its end, to see races of goroutines that are left; goleak finds
 # those. The heaps of tests are small, so to collect them seldom saves a tenth of the
 # processor's time. `make lint` vets. No more packages than cores run at once, because a
-# cluster takes nodes that wait for a processor for dead.
+# cluster takes nodes that wait for a processor for dead. They run in the order of their
+# names: the two slowest, the root and redisstore, begin first, and what is torn apart on
+# purpose comes last, when little else wants the processor.
 .PHONY: test
 test: redis cc ## Run all tests of all modules, with the race detector. SHUFFLE=-shuffle=on also if nothing has changed.
-	go build -race $(PACKAGES) # not beside tests whose servers must not wait
-	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -vet=off $(SHUFFLE) -p=$$(nproc) -timeout=$(TIMEOUT) $(SLOWEST) $(PACKAGES)
+	go list -race -test -export $(PACKAGES) >/dev/null # compiles, but not beside tests whose servers must not wait
+	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -vet=off $(SHUFFLE) -p=$$(nproc) -timeout=$(TIMEOUT) $(PACKAGES)
 
 .PHONY: bench
 bench: redis ## Measure side by side with peers: tables, a chart in test/results. SIZE=full or quick.
@@ -81,7 +78,7 @@ lint: ## Check format, go vet and staticcheck.
 	go run $(STATICCHECK) -tags=fleet $(PACKAGES)
 
 # What tests use starts servers by signals that Windows lacks.
-SHIPPED = $$(go list $(PACKAGES) | grep -vE '/(docs|test|internal/(redistest|testnet|example))(/|$$)')
+SHIPPED = $$(go list $(PACKAGES) | grep -vE '/(docs|test|internal/(redistest|testnet))(/|$$)')
 
 .PHONY: cross
 cross: ## Compile what ships for ARM, 32 bits, Windows and macOS.

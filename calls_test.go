@@ -923,7 +923,7 @@ func sizes(t *testing.T, f func(t *testing.T, p *paced)) {
 	case *large:
 		n = 2_000
 	case invariant.Enabled: // the race detector is ten times as slow, and fewer keys show the same
-		n = 100
+		n = 60
 	}
 	for _, keys := range []int{n, 10 * n} {
 		for _, shards := range []int{1, 16} {
@@ -1336,7 +1336,7 @@ func TestKeysInLineMove(t *testing.T) {
 // Keys that are forgotten in an outage take no memory, though they stood in line.
 func TestForgottenKeysLeaveTheLine(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		const keys = 20_000
+		const keys = 8_000
 		net := testnet.Far(rtt / 4)
 		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithIdle(time.Minute))
 		breakdown(t, l, net, testnet.Refuse)

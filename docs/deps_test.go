@@ -57,7 +57,7 @@ func TestRequirements(t *testing.T) {
 // Redis client. forTests has those that need test libraries, which no other package may.
 var (
 	core     = []string{"", "/backend", "/backend/memstore", "/sharding", "/httplimit", "/sloglimit"}
-	forTests = []string{"/backend/backendtest", "/internal/redistest", "/internal/testnet", "/internal/example"}
+	forTests = []string{"/backend/backendtest", "/internal/redistest", "/internal/testnet"}
 )
 
 func TestImports(t *testing.T) {

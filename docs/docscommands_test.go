@@ -3,7 +3,6 @@ package docs_test
 import (
 	"fmt"
 	"math"
-	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
@@ -30,10 +29,7 @@ type stage struct {
 
 func newStage(t *testing.T) *stage {
 	files(t, ".go") // go build reads these: see goList
-	s := &stage{dir: t.TempDir(), server: redistest.Start(t)}
-	trace := "time,key\n2026-11-21T12:00:00Z,user:1\n2026-11-21T12:00:01.5Z,user:2\n2026-11-21T12:01:00Z,user:1\n"
-	require.NoError(t, os.WriteFile(filepath.Join(s.dir, "requests.csv"), []byte(trace), 0o600))
-	return s
+	return &stage{dir: t.TempDir(), server: redistest.Start(t)}
 }
 
 // build returns the path of the program of a directory.
@@ -81,7 +77,7 @@ func (s *stage) command(t *testing.T, command string) {
 var (
 	goRun   = regexp.MustCompile(`go run (\./\S+)`)
 	comment = regexp.MustCompile(`(^|\s+)#.*$`)
-	inTime  = regexp.MustCompile(`^go run \./cmd/reservoir (load|tune .*-store ) ?`) // these run for their -duration, or 5 s for each policy
+	inTime  = regexp.MustCompile(`^go run \./cmd/reservoir load`) // runs for its -duration
 )
 
 // commandLines returns the commands of a block, without comments.

@@ -16,7 +16,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/httplimit"
-	"github.com/go-reservoir/reservoir/internal/example"
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 // The code of README.md and of the guides that is in no package's Example.
@@ -41,9 +41,9 @@ func readme(ctx context.Context) error {
 }
 
 func Example_readme() {
-	addr, stop := example.Redis()
+	t, stop := redistest.Example()
 	defer stop()
-	os.Setenv("REDIS_URL", "redis://"+addr)
+	os.Setenv("REDIS_URL", "redis://"+redistest.Start(t).Addr())
 	for readme(context.Background()) != nil { // a machine that runs examples may be slow
 	}
 	// Output: true 60000

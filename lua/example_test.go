@@ -8,17 +8,18 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/internal/example"
+	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/lua"
 )
 
 // A program in any language shares a limit by the scripts. Here one charges 30 of 100 an
 // hour by Take and reads the rest by Check, and a limiter of this library sees that.
 func Example() {
-	addr, stop := example.Redis() // a server of yours
+	t, stop := redistest.Example()
 	defer stop()
+	server := redistest.Start(t) // yours
 	ctx := context.Background()
-	client := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1}) // Take must not be sent twice
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1}) // Take must not be sent twice
 	defer client.Close()
 
 	keys := []string{"{user:42}", "{user:42}:exp"}

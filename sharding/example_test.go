@@ -11,7 +11,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/internal/example"
+	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/sharding"
 )
 
@@ -21,9 +21,9 @@ func Example() {
 	ctx := context.Background()
 	shards, stop := map[string]backend.Store{}, map[string]func(){}
 	for _, name := range []string{"a", "b", "c"} {
-		addr, end := example.Redis() // a service has its servers
+		t, end := redistest.Example() // a service has its servers
 		defer end()
-		client := redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1})
+		client := redis.NewClient(&redis.Options{Addr: redistest.Start(t).Addr(), DialerRetries: 1})
 		defer client.Close()
 		shards[name], stop[name] = redisstore.New(client), end
 	}

@@ -88,7 +88,7 @@ func TestDistribution(t *testing.T) {
 	for _, n := range []int{2, 3, 7, 16, 50} {
 		for _, form := range []string{"user:%d", "%d", "/api/v1/items/%d/read", "%08x", "10.0.0.%d"} {
 			s := over(t, numbered(n)...)
-			const keys = 30_000
+			const keys = 15_000
 			count := make(map[string]float64)
 			for i := range keys {
 				count[s.Shard(fmt.Sprintf(form, i))]++
@@ -116,7 +116,7 @@ func sign(x float64) float64 {
 // TestMovement: a shard that joins takes one key in N, and none moves between
 // the others.
 func TestMovement(t *testing.T) {
-	const keys = 50_000
+	const keys = 20_000
 	for n := 1; n <= 12; n++ {
 		before, after := over(t, numbered(n)...), over(t, numbered(n+1)...)
 		moved := 0

@@ -138,7 +138,7 @@ func (e *ears) heard(text string) bool {
 
 // TestNoCanary takes every path to an error that there is a server for.
 func TestNoCanary(t *testing.T) {
-	server, secure := redistest.Start(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"), redistest.StartTLS(t, serverName)
+	server, secure := redistest.Start(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"), startTLS(t, serverName)
 	old := redistest.Start(t, "--rename-command", "evalsha", "", "--rename-command", "evalsha_ro", "", "--rename-command", "multi", "")
 	admin := server.Client()
 	server.SetUser("user good on >" + canaryPassword + " ~* +@all")

@@ -12,11 +12,14 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/internal/example"
+	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 // startRedis starts a server for an example, in place of one that you have.
-func startRedis(args ...string) (addr string, stop func()) { return example.Redis(args...) }
+func startRedis(args ...string) (addr string, stop func()) {
+	t, stop := redistest.Example()
+	return redistest.Start(t, args...).Addr(), stop
+}
 
 // newClient returns a client with the settings of Options, except for longer timeouts,
 // because a machine that runs examples may be slow.
@@ -153,8 +156,12 @@ func ExampleStore_Verify() {
 // keys get the answer of the failure policy.
 func Example_clusterFailover() {
 	ctx := context.Background()
-	cluster, stop := example.Cluster() // a service has its cluster
+	t, stop := redistest.Example()
 	defer stop()
+	cluster := redistest.StartCluster(t, 3, 1) // a service has its cluster
+	for _, node := range cluster.Nodes {       // so that masters serve their keys while another one is away
+		node.Do("config", "set", "cluster-require-full-coverage", "no")
+	}
 	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs()[:3], DialerRetries: 1}) // some nodes; they know the others
 	defer client.Close()
 	limiter, err := reservoir.New(redisstore.New(client), reservoir.PerHour(100),

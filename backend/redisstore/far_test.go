@@ -62,7 +62,7 @@ var farClients = map[string]func(t *testing.T, trip time.Duration) redis.Univers
 		return server.Client(documented, func(o *redis.Options) { o.Dialer = away(trip, proxy) })
 	},
 	"TLS": func(t *testing.T, trip time.Duration) redis.UniversalClient {
-		server := redistest.StartTLS(t, serverName)
+		server := startTLS(t, serverName)
 		proxy := redistest.NewProxy(t, server.Addr())
 		proxy.Delay(trip)
 		return server.Client(documented, func(o *redis.Options) {

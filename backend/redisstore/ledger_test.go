@@ -58,11 +58,11 @@ func TestLedgerLost(t *testing.T) {
 	}
 }
 
-// TestLedgerOfManyProcesses: 100,000 processes have used a key in a window, and a few use it in
+// TestLedgerOfManyProcesses: 10,000 processes have used a key in a window, and a few use it in
 // the next. No call does more than a few dozen fields' work, none of the old fields counts, and
 // the ledger shrinks.
 func TestLedgerOfManyProcesses(t *testing.T) {
-	const processes, few = 100_000, 20
+	const processes, few = 10_000, 20
 	minute := backend.Limit{Tokens: 1_000_000, Window: time.Minute}
 	base := time.Now().Add(time.Hour).Truncate(time.Second)
 	for what, next := range map[string]func(t *testing.T, s *redisstore.Store) time.Duration{
@@ -93,7 +93,7 @@ func TestLedgerOfManyProcesses(t *testing.T) {
 			for i := range processes {
 				fields = append(fields, fmt.Sprint("gone", i), "2")
 			}
-			for part := range slices.Chunk(fields, 20_000) {
+			for part := range slices.Chunk(fields, 10_000) {
 				require.NoError(t, client.HSet(t.Context(), "{k}:own", part...).Err())
 			}
 			at := next(t, s)

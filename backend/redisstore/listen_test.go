@@ -216,8 +216,7 @@ func TestResetByAUserWhoMayNotPublish(t *testing.T) {
 func TestListenerFollowsFailover(t *testing.T) {
 	t.Parallel()
 	servers := redistest.StartReplicated(t, 1)
-	sentinel := redistest.StartSentinel(t, servers, 3)
-	s := redisstore.New(sentinel.FailoverClient(func(o *redis.FailoverOptions) { o.MaxRetries, o.DialerRetries = -1, 1 }))
+	s := redisstore.New(failoverClient(t, startSentinels(t, servers, 3)))
 	l := hearOf(t, s, "a")
 	require.NoError(t, l.await(true))
 	servers.Primary.Kill()

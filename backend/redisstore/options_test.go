@@ -95,13 +95,13 @@ func TestOpen(t *testing.T) {
 	server, cluster, servers := redistest.Start(t, "--unixsocket", socket), redistest.StartCluster(t, 3, 0), redistest.StartReplicated(t, 1)
 	server.SetUser("user u on >p@ss ~api:* +@all")
 	servers.Primary.SetUser("user u on >p@ss ~api:* +@all")
-	sentinel := redistest.StartSentinel(t, servers, 1)
-	sentinel.Sentinels[0].SetUser("user s on >q@ss allchannels +@all")
+	sentinel := startSentinels(t, servers, 1)[0]
+	sentinel.SetUser("user s on >q@ss allchannels +@all")
 	for _, url := range []string{
 		"redis://u:p%40ss@" + server.Addr(),
 		"unix://u:p%40ss@" + socket + "?db=1",
 		"redis-cluster://127.0.0.1:1?addr=" + cluster.Nodes[1].Addr(),
-		"redis-sentinel://s:q%40ss@" + sentinel.Sentinels[0].Addr() + "/3?username=u&password=p%40ss&master_name=" + sentinel.MasterName,
+		"redis-sentinel://s:q%40ss@" + sentinel.Addr() + "/3?username=u&password=p%40ss&master_name=" + masterName,
 	} {
 		s, err := redisstore.Open(url, redisstore.WithPrefix("api:"))
 		require.NoError(t, err)

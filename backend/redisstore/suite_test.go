@@ -59,8 +59,8 @@ func TestSuiteOnCluster(t *testing.T) {
 
 func TestSentinel(t *testing.T) {
 	t.Parallel()
-	sentinel := redistest.StartSentinel(t, redistest.StartReplicated(t, 1), 1)
-	backendtest.Run(t, always(redisstore.New(sentinel.FailoverClient())))
+	sentinels := startSentinels(t, redistest.StartReplicated(t, 1), 1)
+	backendtest.Run(t, always(redisstore.New(failoverClient(t, sentinels))))
 }
 
 // take charges under the real clock.

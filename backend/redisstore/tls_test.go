@@ -13,7 +13,6 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 const serverName = "redis.test"
@@ -24,7 +23,7 @@ func over(c *tls.Config) func(*redis.Options) {
 }
 
 func TestTLS(t *testing.T) {
-	server := redistest.StartTLS(t, serverName)
+	server := startTLS(t, serverName)
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		config := server.Config(serverName)
 		config.MinVersion, config.MaxVersion = version, version
@@ -33,11 +32,17 @@ func TestTLS(t *testing.T) {
 			require.NoError(t, err, op)
 		}
 	}
+	byURL, err := redisstore.Options("rediss://" + server.Addr())
+	require.NoError(t, err)
+	byURL.TLSConfig.RootCAs, byURL.TLSConfig.ServerName = server.pool, serverName
+	client := redis.NewUniversalClient(byURL)
+	defer client.Close()
+	require.Eventually(t, func() bool { return takeWithin(redisstore.New(client), "k", time.Second) == nil }, 10*time.Second, time.Millisecond)
 }
 
 // TestTLSFaults: who is not who it should be gets nothing, and nothing is charged.
 func TestTLSFaults(t *testing.T) {
-	server, other := redistest.StartTLS(t, serverName), redistest.StartTLS(t, serverName)
+	server, other := startTLS(t, serverName), startTLS(t, serverName)
 	unnamed := server.Config("")
 	old := server.Config(serverName)
 	old.MinVersion, old.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
@@ -72,7 +77,7 @@ func TestTLSFaults(t *testing.T) {
 // TestTLSOfClients: a server that wants its clients' certificates as well says so
 // after the handshake, as TLS 1.3 has it.
 func TestTLSOfClients(t *testing.T) {
-	server := redistest.StartTLS(t, serverName)
+	server := startTLS(t, serverName)
 	require.NoError(t, server.Server.Client().ConfigSet(t.Context(), "tls-auth-clients", "yes").Err())
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		config := server.Config(serverName)

@@ -99,6 +99,7 @@ func judged(flag string, err error) error {
 
 func upTo(n int) string { return "1 to " + table.Commas(n) }
 
+// common has the flags of the commands that work on a store.
 type common struct {
 	store  string
 	prefix string
@@ -111,8 +112,12 @@ func (f *flagSet) commonFlags(c *common) {
 		"or redis-sentinel://host[:port][/db]?master_name=name[&addr=host:port…], with rediss\n"+
 		"for TLS (SSL_CERT_FILE may name the authority)")
 	f.StringVar(&c.prefix, "prefix", "", "`text` before every Redis key")
+	f.formatFlag(&c.json)
+}
+
+func (f *flagSet) formatFlag(asJSON *bool) {
 	f.Func("format", "`form` of the report on standard output: text (the default) or json", func(s string) error {
-		if c.json = s == "json"; !c.json && s != "text" {
+		if *asJSON = s == "json"; !*asJSON && s != "text" {
 			return errors.New("want text or json")
 		}
 		return nil
@@ -129,9 +134,8 @@ func (f *flagSet) demandFlags(s *sim.Shape, l *reservoir.Limit) {
 	f.Uint64Var(&s.Seed, "seed", 0, "seed of all randomness; 0 = a random one, which the JSON report contains")
 }
 
-// demand validates the flags of demandFlags, and what both commands want of the common
-// ones. It replaces a seed of 0 by a random one.
-func (c *common) demand(s *sim.Shape, l reservoir.Limit, maxKeys int) error {
+// validDemand validates the flags of demandFlags. It replaces a seed of 0 by a random one.
+func validDemand(s *sim.Shape, l reservoir.Limit, maxKeys int) error {
 	s.Seed = cmp.Or(s.Seed, rand.Uint64())
 	return cmp.Or(kept(rule{l.Tokens >= 1, "limit", "1 or more"}), judged("", l.Validate()), kept(
 		rule{s.Keys >= 1 && s.Keys <= maxKeys, "keys", upTo(maxKeys)},
@@ -139,6 +143,5 @@ func (c *common) demand(s *sim.Shape, l reservoir.Limit, maxKeys int) error {
 		rule{s.Tokens >= 1 && s.Tokens <= l.Tokens, "n",
 			"1 to the limit of " + table.Commas(l.Tokens) + " tokens, because more could never be allowed"},
 		rule{s.Length > 0, "duration", "more than 0"},
-		rule{c.prefix == "" || c.store != memory, "prefix", "none, because the -store is no Redis"},
 	))
 }

@@ -58,7 +58,8 @@ func loadFlags(f *flagSet) action {
 }
 
 func (c *load) validate(f *flagSet) error {
-	if err := cmp.Or(c.demand(&c.Shape, c.limit, maxKeys), kept(
+	if err := cmp.Or(validDemand(&c.Shape, c.limit, maxKeys), kept(
+		rule{c.prefix == "" || c.store != memory, "prefix", "none, because the -store is no Redis"},
 		rule{!f.given("key") || !f.given("keys"), "", "want -key or -keys, not both"},
 		rule{c.workers >= 1 && c.workers <= maxWorkers, "workers", upTo(maxWorkers)},
 		rule{c.Rate == 0 || c.Rate >= minRate && !math.IsInf(c.Rate, 0), "rate", fmt.Sprintf("0, or %v calls a second or more", minRate)},
@@ -164,7 +165,7 @@ func (t *traffic) work(ctx context.Context, l *reservoir.Limiter, worker int, st
 	r, pick := newReport(), sim.Picker(rand.New(rand.NewPCG(t.Seed, uint64(worker))), len(t.keys), t.Zipf)
 	for n := int64(worker); t.requests == 0 || n < t.requests; n += int64(t.workers) {
 		if t.Rate > 0 {
-			sim.Wait(ctx, start.Add(time.Duration(float64(n)/t.Rate*float64(time.Second))))
+			wait(ctx, start.Add(time.Duration(float64(n)/t.Rate*float64(time.Second))))
 		}
 		if ctx.Err() != nil {
 			break
@@ -178,6 +179,16 @@ func (t *traffic) work(ctx context.Context, l *reservoir.Limiter, worker int, st
 		r.record(key, t.Tokens, result, err, begin, time.Since(begin))
 	}
 	return r
+}
+
+// wait waits for an instant, or until ctx ends.
+func wait(ctx context.Context, at time.Time) {
+	if d := time.Until(at); d > 0 {
+		select {
+		case <-time.After(d):
+		case <-ctx.Done():
+		}
+	}
 }
 
 // report is the result of a load. Each worker fills its own, so that counting is cheap.

@@ -162,7 +162,7 @@ func TestStoresThatDoNotServeKeepTheirPasswords(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // they wait
-			for _, args := range []string{"load -duration 1h", "inspect k", "tune -policies direct"} {
+			for _, args := range []string{"load -duration 1h", "inspect k"} {
 				line := strings.Fields(args)
 				o := invoke(t.Context(), slices.Insert(line, 1, "-store", store)...)
 				require.Equal(t, exitFailure, o.status, args)

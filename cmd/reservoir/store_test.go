@@ -50,5 +50,5 @@ func TestInterrupts(t *testing.T) {
 	require.Regexp(t, `^59m5\S+s of 1h0m0s were not run|1h0m0s of 1h0m0s were not run$`, o.report(t).NotRun)
 	require.NotContains(t, invoke(t.Context(), strings.Fields("load -requests 10")...).stdout, "stopped")
 	o = invoke(ctx, "tune")
-	require.Equal(t, "reservoir: stopped before any of 7 policies was replayed\n", o.stderr)
+	require.Equal(t, "reservoir: stopped after 0 of 7 policies\n", o.stderr)
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"html"
@@ -11,13 +10,13 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 
+	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
@@ -29,27 +28,20 @@ refused. It recommends the default, Adaptive, unless that strands more than 5 % 
 the limit, refuses more than 1 % needlessly or saves less than a fifth of direct
 calls, or another policy makes less than half its store calls. It gives the reason.
 
-The traffic is described by -rate, -keys, -zipf and -duration, or read
-from a -trace: CSV with a time (Unix seconds, which may have a fraction, or
-RFC 3339) and a key in the first two columns. Each request asks for -n tokens and
-comes to a random one of -processes, each of which is a limiter in this process;
-with -sticky 20 a key's requests keep a process for 20 requests, as clients do.
-The store is the embedded one, -delay away, or a -store. There every key has a
-random prefix and expires with its window, and tune touches no other key.
-
-On the embedded store time is virtual: an hour of traffic takes seconds, other work
-on this machine does not change the result, and answers from memory take no time.
-On a Redis each policy takes as long as the traffic.`
+The traffic is described by -rate, -keys, -zipf and -duration. Each request asks for
+-n tokens and comes to a random one of -processes, each of which is a limiter in this
+process; with -sticky 20 a key's requests keep a process for 20 requests, as clients do.
+The store is the embedded one, -delay away. Time is virtual: an hour of traffic
+takes seconds, other work on this machine does not change the result, and answers
+from memory take no time. "reservoir load" drives one policy against a Redis.`
 
 type tuning struct {
-	common
 	shape    sim.Shape
-	trace    string
 	setting  sim.Setting
 	names    string // of policies
 	policies []sim.Policy
 	report   string
-	where    string // the store, for the report
+	json     bool
 }
 
 // tuneFlags declares the flags of "reservoir tune". The default demand is one and a half
@@ -57,12 +49,11 @@ type tuning struct {
 func tuneFlags(f *flagSet) action {
 	c := new(tuning)
 	f.demandFlags(&c.shape, &c.setting.Limit)
-	f.commonFlags(&c.common)
+	f.formatFlag(&c.json)
 	f.Float64Var(&c.shape.Rate, "rate", 15_000, "requests per second on average, over all keys and processes")
 	f.IntVar(&c.shape.Processes, "processes", 8, "processes that share the limit")
 	f.IntVar(&c.shape.Sticky, "sticky", 1, "requests for a key that come in a row to one process, before another gets as many")
-	f.DurationVar(&c.shape.Length, "duration", 5*time.Second, "length of the described traffic")
-	f.StringVar(&c.trace, "trace", "", "`file` of recorded traffic instead of a described one; - is standard input")
+	f.DurationVar(&c.shape.Length, "duration", 5*time.Second, "length of the traffic")
 	f.DurationVar(&c.setting.Delay, "delay", time.Millisecond, "round trip to the embedded store")
 	f.StringVar(&c.report, "report", "", "write the report with charts into this `file`, as HTML")
 	f.StringVar(&c.names, "policies", "direct,fixed,ladder,adaptive,adaptive:1-100", "`list` of: direct, fixed (a thousandth, a hundredth and a tenth of the limit),\n"+
@@ -80,13 +71,9 @@ const (
 	maxDelay     = 80 * time.Millisecond
 )
 
-// validate returns the error of the first flag that is invalid, or has no effect beside
-// others. It chooses the clock.
+// validate returns the error of the first flag that is invalid.
 func (c *tuning) validate(f *flagSet) (err error) {
-	if c.setting.Virtual = c.store == memory; !c.setting.Virtual {
-		c.setting.Delay = 0
-	}
-	if err := c.demand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {
+	if err := validDemand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {
 		return err
 	}
 	s := c.shape
@@ -94,12 +81,9 @@ func (c *tuning) validate(f *flagSet) (err error) {
 	c.policies, err = sim.Policies(strings.Split(c.names, ","), c.setting.Limit.Tokens)
 	_, noDir := os.Stat(filepath.Dir(c.report))
 	return cmp.Or(judged("policies", err), kept(
-		rule{c.trace == "" || !f.given("rate", "keys", "zipf", "duration"), "", "want -trace or -rate, -keys, -zipf and -duration, not both"},
-		rule{c.setting.Virtual || !f.given("delay"), "", "want -delay or -store, not both, because -delay is for the embedded store"},
 		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
 		rule{s.Rate*s.Length.Seconds() <= 0.9*sim.MaxRequests, "", // the number is random
 			"-rate for -duration is more than " + table.Commas[int](0.9*sim.MaxRequests) + " requests"},
-		rule{c.trace != "" || !f.given("trace"), "trace", "a file, or -"},
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
 		rule{s.Sticky >= 1, "sticky", "1 or more"},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
@@ -107,33 +91,10 @@ func (c *tuning) validate(f *flagSet) (err error) {
 	))
 }
 
-func (c *tuning) traffic() (t sim.Traffic, err error) {
-	if c.trace == "" {
-		if t = c.shape.Traffic(); len(t.Requests) == 0 {
-			err = usagef("-rate and -duration come to no requests")
-		}
-		return t, err
-	}
-	in := os.Stdin
-	if c.trace != "-" {
-		in, err = os.Open(c.trace)
-	}
-	if err == nil {
-		defer in.Close()
-		t, err = sim.ReadTrace(in, sim.MaxRequests)
-	}
-	if err != nil {
-		err = usagef("the trace cannot be read: %s", oneLine(err))
-	}
-	t.Tokens, t.Processes = c.shape.Tokens, c.shape.Processes
-	t.Route(c.shape.Sticky, c.shape.Seed)
-	return t, err
-}
-
 func (c *tuning) run(ctx context.Context, stdout io.Writer) error {
-	t, err := c.traffic()
-	if err != nil {
-		return err
+	t := c.shape.Traffic()
+	if len(t.Requests) == 0 {
+		return usagef("-rate and -duration come to no requests")
 	}
 	all, err := c.replay(ctx, t)
 	if err != nil {
@@ -143,48 +104,20 @@ func (c *tuning) run(ctx context.Context, stdout io.Writer) error {
 	return errors.Join(emit(stdout, c.json, r, r.text()), c.writeReport(r))
 }
 
-// replay makes the requests under each policy. If ctx ends, it returns the complete
-// outcomes, or an error if none is complete.
+// replay makes the requests under each policy.
 func (c *tuning) replay(ctx context.Context, t sim.Traffic) (all []sim.Outcome, err error) {
-	own := c.prefix + "reservoir-tune:" + rand.Text()[:12] + ":"
-	for i := range c.policies {
-		o, err := c.replayOne(ctx, t, i, own)
+	for _, p := range c.policies {
+		r := &sim.Replay{Traffic: t, Policy: p, Setting: c.setting, Store: memstore.New()}
+		o, err := r.Run(ctx)
 		switch {
-		case ctx.Err() != nil && len(all) == 0:
-			return nil, fmt.Errorf("stopped before any of %d policies was replayed", len(c.policies))
 		case ctx.Err() != nil:
-			return all, nil
+			return nil, fmt.Errorf("stopped after %d of %d policies", len(all), len(c.policies))
 		case err != nil:
-			return nil, err
+			return nil, fmt.Errorf("%s: %s", p.Name, oneLine(err))
 		}
 		all = append(all, o)
 	}
 	return all, nil
-}
-
-// tuneConns bounds the calls to a Redis in flight. Direct calls need as many as start in
-// one round trip, with room for a slow one.
-const tuneConns = 256
-
-// replayOne makes the requests under policy i, in a store that holds nothing for it.
-func (c *tuning) replayOne(ctx context.Context, t sim.Traffic, i int, prefix string) (o sim.Outcome, err error) {
-	store, err := open(c.store, prefix+strconv.Itoa(i)+":", tuneConns)
-	if err != nil {
-		return o, err
-	}
-	defer store.close()
-	if err := store.reach(ctx, "ping", c.setting.Limit); err != nil {
-		return o, err
-	}
-	if c.where = "Redis at " + store.name; c.setting.Virtual {
-		c.where = fmt.Sprintf("the embedded store, %v away", c.setting.Delay)
-	}
-	p := c.policies[i]
-	r := &sim.Replay{Traffic: t, Policy: p, Setting: c.setting, Store: store.Store}
-	if o, err = r.Run(ctx); err != nil {
-		err = fmt.Errorf("%s: %s", p.Name, oneLine(err))
-	}
-	return o, err
 }
 
 type tuneReport struct {
@@ -192,8 +125,6 @@ type tuneReport struct {
 	Limit          int64         `json:"limit"`
 	Window         time.Duration `json:"window_ns"`
 	Delay          time.Duration `json:"delay_ns"` // added to each call
-	Store          string        `json:"store"`
-	Virtual        bool          `json:"virtual_clock"`
 	Policies       []sim.Outcome `json:"policies"`
 	Recommendation advice        `json:"recommendation"`
 	Notes          []string      `json:"notes"`
@@ -209,33 +140,24 @@ type trafficReport struct {
 	Sticky    int     `json:"sticky"`
 	Seconds   float64 `json:"seconds"`
 	Seed      uint64  `json:"seed"`
-	Recorded  bool    `json:"recorded"`
 }
 
 func (c *tuning) newReport(t sim.Traffic, all []sim.Outcome) *tuneReport {
 	s := c.setting
 	r := &tuneReport{
-		Traffic: trafficReport{len(t.Requests), t.Tokens, len(t.Keys), t.Processes, c.shape.Sticky, t.Length.Seconds(), s.Seed, c.trace != ""},
+		Traffic: trafficReport{len(t.Requests), t.Tokens, len(t.Keys), t.Processes, c.shape.Sticky, t.Length.Seconds(), s.Seed},
 		Limit:   s.Limit.Tokens, Window: s.Limit.Window, Delay: s.Delay,
-		Store: c.where, Virtual: s.Virtual, Policies: all, Recommendation: advise(all), Notes: []string{},
+		Policies: all, Recommendation: advise(all), Notes: []string{},
 	}
 	processes := count(t.Processes, "process", "es")
 	if c.shape.Sticky > 1 {
 		processes += fmt.Sprintf(" (%d in a row at one)", c.shape.Sticky)
 	}
-	r.heading = fmt.Sprintf("%s in %v for %s and %s, %s each, limit %s per %v, on %s",
+	r.heading = fmt.Sprintf("%s in %v for %s and %s, %s each, limit %s per %v, on the embedded store, %v away",
 		count(len(t.Requests), "request", "s"), t.Length.Round(time.Millisecond), count(len(t.Keys), "key", "s"),
-		processes, count(int(t.Tokens), "token", "s"), table.Commas(r.Limit), r.Window, r.Store)
-	if len(all) < len(c.policies) {
-		r.note("Stopped early: only %d of %d policies were replayed.", len(all), len(c.policies))
-	}
-	for _, o := range all {
-		if o.Errors > 0 {
-			r.note("%s: %s ended in an error of the store.", o.Policy, count(int(o.Errors), "request", "s"))
-		}
-	}
+		processes, count(int(t.Tokens), "token", "s"), table.Commas(r.Limit), r.Window, r.Delay)
 	if t.Length <= s.Limit.Window {
-		r.note("The traffic is no longer than the first window, in which demand is not known yet. Longer traffic shows the steady state.")
+		r.Notes = append(r.Notes, "The traffic is no longer than the first window, in which demand is not known yet. Longer traffic shows the steady state.")
 	}
 	return r
 }
@@ -245,10 +167,6 @@ func count(n int, one, plural string) string {
 		return "1 " + one
 	}
 	return table.Commas(n) + " " + one + plural
-}
-
-func (r *tuneReport) note(format string, args ...any) {
-	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
 }
 
 const tuneLegend = `

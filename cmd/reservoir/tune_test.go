@@ -9,14 +9,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 // tiny is a tuning of two or three windows with more demand than the limit.
@@ -65,8 +62,6 @@ func TestTuneJSON(t *testing.T) {
 	require.Less(t, calls["fixed 50"], calls["fixed 5"])
 	require.EqualValues(t, 7, r.Traffic.Seed)
 	require.Equal(t, 2, r.Traffic.Keys)
-	require.False(t, r.Traffic.Recorded)
-	require.True(t, r.Virtual)
 	for _, o := range r.Policies {
 		require.Zero(t, o.Errors, "nothing disturbs virtual time")
 	}
@@ -105,47 +100,6 @@ func TestTuneText(t *testing.T) {
 	require.Regexp(t, `(?m)^Recommended: (direct|adaptive)\n[A-Z].*`, o.stdout)
 }
 
-func TestTuneReadsTraces(t *testing.T) {
-	var text strings.Builder
-	text.WriteString("time,key\n")
-	for i := range 400 {
-		text.WriteString(strconv.FormatFloat(1.7e9+float64(i)/10, 'f', 1, 64) + ",user " + strconv.Itoa(i%3) + "\n")
-	}
-	file := filepath.Join(t.TempDir(), "trace.csv")
-	require.NoError(t, os.WriteFile(file, []byte(text.String()), 0o600))
-	args := strings.Fields("tune -limit 60 -window 20s -processes 2 -policies direct,adaptive -format json -trace")
-
-	r := tuned(t, invoke(t.Context(), append(args, file)...))
-	requireTuned(t, r)
-	require.Equal(t, 400, r.Traffic.Requests)
-	require.Equal(t, 3, r.Traffic.Keys)
-	require.True(t, r.Traffic.Recorded)
-	require.InDelta(t, 39.9, r.Traffic.Seconds, 0.01)
-
-	in, err := os.Open(file)
-	require.NoError(t, err)
-	stdin := os.Stdin
-	os.Stdin = in
-	defer func() { os.Stdin = stdin; _ = in.Close() }()
-	requireTuned(t, tuned(t, invoke(t.Context(), append(args, "-")...)))
-}
-
-func TestTuneNamesTheBadLine(t *testing.T) {
-	file := filepath.Join(t.TempDir(), canary)
-	require.NoError(t, os.WriteFile(file, []byte("1,a\n2,b\n"+canary+",c\n"), 0o600))
-	for name, want := range map[string]string{
-		file:             "the trace cannot be read: line 3: want CSV: a time in Unix seconds",
-		file + "/x":      "the trace cannot be read: not a directory",
-		file + "-absent": "the trace cannot be read: no such file or directory",
-	} {
-		o := invoke(t.Context(), "tune", "-trace", name)
-		require.Equal(t, exitUsage, o.status)
-		o.requireOneLine(t)
-		require.Contains(t, o.stderr, want)
-		require.NotContains(t, o.stderr, canary)
-	}
-}
-
 func TestTuneReports(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "r.html")
 	require.NoError(t, os.WriteFile(file, []byte("an earlier one"), 0o600))
@@ -182,14 +136,13 @@ func requireXML(t *testing.T, data []byte) map[string]int {
 	}
 }
 
-// A replay that is stopped reports the policies that are complete.
+// A replay that is stopped ends in the middle, and says how far it came.
 func TestTuneStopsEarly(t *testing.T) {
 	ctx := &fleeting{Context: t.Context()}
 	ctx.looks.Store(5000) // one a request, of which there are 3,300 a policy
-	r := tuned(t, invoke(ctx, strings.Fields(tiny+"-seed 1 -policies 5,50,ladder -format json")...))
-	requireTuned(t, r)
-	require.Len(t, r.Policies, 1)
-	require.Contains(t, r.Notes, "Stopped early: only 1 of 3 policies were replayed.")
+	o := invoke(ctx, strings.Fields(tiny+"-seed 1 -policies 5,50,ladder -format json")...)
+	require.Equal(t, exitFailure, o.status)
+	require.Equal(t, "reservoir: stopped after 1 of 3 policies\n", o.stderr)
 }
 
 // fleeting is a context that ends after so many looks at it.
@@ -209,22 +162,17 @@ func (f *fleeting) Err() error {
 
 func TestTuneUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"tune -rate 0":                                    "-rate",
-		"tune -rate 1e6 -duration 1h":                     "is more than 9,000,000 requests",
-		"tune -rate 0.001 -duration 1ns":                  "no requests",
-		"tune -report=":                                   "-report",
-		"tune -processes 0":                               "-processes",
-		"tune -delay 90ms":                                "-delay",
-		"tune -sticky 0":                                  "-sticky",
-		"tune -policies adaptive:0-5":                     "-policies",
-		"tune -policies " + canary:                        "-policies",
-		"tune -policies direct,,ladder":                   "-policies",
-		"tune -report /" + canary + "/r.svg":              "-report",
-		"tune -trace=":                                    "-trace",
-		"tune -trace x -rate 3":                           "want -trace or -rate",
-		"tune -store redis://:" + canary + "@@h":          "-store: want redis://",
-		"tune -store redis://h -delay 1ms":                "want -delay or -store, not both",
-		"tune -store redis://h -trace /" + canary + "/no": "no such file",
+		"tune -rate 0":                       "-rate",
+		"tune -rate 1e6 -duration 1h":        "is more than 9,000,000 requests",
+		"tune -rate 0.001 -duration 1ns":     "no requests",
+		"tune -report=":                      "-report",
+		"tune -processes 0":                  "-processes",
+		"tune -delay 90ms":                   "-delay",
+		"tune -sticky 0":                     "-sticky",
+		"tune -policies adaptive:0-5":        "-policies",
+		"tune -policies " + canary:           "-policies",
+		"tune -policies direct,,ladder":      "-policies",
+		"tune -report /" + canary + "/r.svg": "-report",
 	} {
 		o := invoke(t.Context(), strings.Fields(args)...)
 		require.Equal(t, exitUsage, o.status, args)
@@ -237,32 +185,4 @@ func TestTuneUsageErrors(t *testing.T) {
 	o := invoke(t.Context(), "tune", "-duration", "10ms", "-report", dir)
 	require.Equal(t, exitFailure, o.status)
 	require.Equal(t, "reservoir: the report cannot be written: is a directory\n", o.stderr)
-}
-
-func TestTuneOnRedis(t *testing.T) {
-	server := redistest.Start(t)
-	client := server.Client()
-	require.NoError(t, client.Set(t.Context(), "theirs", "1", 0).Err())
-	args := append(strings.Fields("tune -rate 10000 -limit 300 -window 1m -duration 100ms -processes 3 -policies direct,50,adaptive -format json -store"), "redis://"+server.Addr())
-	r := tuned(t, invoke(t.Context(), args...))
-	requireTuned(t, r)
-	require.Equal(t, "Redis at "+server.Addr(), r.Store)
-	var calls int64
-	for _, o := range r.Policies {
-		calls += o.StoreCalls - o.Errors
-	}
-	require.GreaterOrEqual(t, server.Calls("evalsha", "eval"), calls, "the server's own count has the give-backs too")
-	keys, err := client.Keys(t.Context(), "*").Result()
-	require.NoError(t, err)
-	require.Contains(t, keys, "theirs")
-	prefixes := map[string]bool{}
-	for _, key := range keys {
-		if key == "theirs" {
-			continue
-		}
-		require.Regexp(t, `^reservoir-tune:[A-Z2-7]{12}:[0-9]+:\{key-0\}`, key)
-		prefixes[key[:strings.Index(key, "{")]] = true
-		require.Positive(t, client.PTTL(t.Context(), key).Val(), "expires with its window")
-	}
-	require.Len(t, prefixes, 3, "policies do not disturb one another")
 }

@@ -20,7 +20,6 @@ const (
 	mostNeedless = 0.01 // requests refused with tokens left, per admitted request
 	mostStranded = 0.05 // of the limit, at the first refusal of a window
 	mostCold     = 0.1  // the same if all refusals were in first windows, before demand is known
-	mostErrors   = 0.01 // of the requests
 	leastSaving  = 0.2  // of direct calls, that the default must save
 	clearly      = 2    // times fewer calls is clearly better
 )
@@ -87,13 +86,10 @@ func faults(o sim.Outcome) string {
 	if o.Stranded > mostStranded && !o.Cold || o.Stranded > mostCold {
 		f = append(f, fmt.Sprintf("strands %s of the limit", table.Percent(o.Stranded)))
 	}
-	if float64(o.Errors) > mostErrors*float64(o.Requests) {
-		f = append(f, fmt.Sprintf("fails %s requests", table.Commas(o.Errors)))
-	}
 	return strings.Join(f, " and ")
 }
 
 // waste ranks policies if all of them have faults.
 func waste(o sim.Outcome) int64 {
-	return o.Errors + o.Needless + int64(o.Stranded*float64(o.Admitted))
+	return o.Needless + int64(o.Stranded*float64(o.Admitted))
 }

@@ -219,7 +219,7 @@ func TestNeverOver(t *testing.T) {
 	for name, opt := range everyBatch {
 		for _, reserve := range []int64{atMost, atMedian} {
 			t.Run(fmt.Sprint(name, "/", reserve), func(t *testing.T) {
-				const limit = 60_000
+				const limit = 20_000
 				o := open(t, redistest.Start(t), reservoir.PerHour(limit), opt)
 				if reserve == atMedian {
 					o.hidden = 30

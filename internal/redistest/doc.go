@@ -3,16 +3,14 @@
 //
 // # Servers
 //
-// [Start] runs one server, [StartReplicated] a primary with replicas, [StartSentinel] the
-// Sentinels that watch them, and [StartCluster] a cluster. Each returns when the whole
-// set-up is ready: replicas are in sync, and all cluster nodes have met. The servers
-// listen on loopback, keep their files in a directory of the test, and end with the test,
-// on Linux even if the test binary is killed. A test never works with a server that it
-// did not start.
+// [Start] runs one server, [StartReplicated] a primary with replicas, and [StartCluster] a
+// cluster. Each returns when the whole set-up is ready: replicas are in sync, and all cluster
+// nodes have met. The servers listen on loopback, keep their files in a directory of the test,
+// and end with the test, on Linux even if the test binary is killed. A test never works with
+// a server that it did not start.
 //
 // [Process.Pause], [Process.Kill] and [Server.Restart] are the faults of a
-// process. [StartTLS] adds a port that speaks TLS, [Server.SetUser] a user.
-// [Spawn] starts any other process.
+// process. [Server.SetUser] adds a user. [Spawn] starts any other process.
 //
 // # Proxies
 //

@@ -115,7 +115,7 @@ func (p *Process) running() bool { return p.life != nil && p.life.Err() == nil }
 const (
 	// patience bounds each wait for servers, on a busy machine. On an idle one, a server
 	// starts within some 10 ms, and a cluster takes some 2.5 s, because a master waits for
-	// 2 s before it serves. Sentinels announce themselves every 2 s.
+	// 2 s before it serves.
 	patience = 30 * time.Second
 
 	// Looks at a condition are 2 ms apart at first, and later a tenth of the time that has
@@ -213,3 +213,11 @@ func poll(t testing.TB, limit time.Duration, what string, check func() error) {
 
 // pause waits between two looks at a condition that is awaited since begin.
 func pause(begin time.Time) { time.Sleep(min(max(time.Since(begin)/10, pollFirst), pollLast)) }
+
+// check ends the test at an error.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
+}

@@ -39,12 +39,12 @@ func Start(t testing.TB, args ...string) *Server {
 // StartEnv is [Start] with variables, each "name=value", in the server's environment.
 func StartEnv(t testing.TB, env []string, args ...string) *Server {
 	t.Helper()
-	return launch(t, func(dir string, port int) []string { return append(serverArgs(dir, port), args...) }, env...)
+	return StartWith(t, func(dir string, port int) []string { return append(serverArgs(dir, port), args...) }, env...)
 }
 
-// launch starts a server on a free port, with the arguments that build returns
-// for it.
-func launch(t testing.TB, build func(dir string, port int) []string, env ...string) *Server {
+// StartWith is [StartEnv] with no other arguments than those that build returns for a
+// directory of the server and a free port: a Sentinel for example needs a file.
+func StartWith(t testing.TB, build func(dir string, port int) []string, env ...string) *Server {
 	t.Helper()
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		t.Fatalf("redistest: redis-server is not installed: run `make redis` or `apt-get install redis-server`")
@@ -62,7 +62,7 @@ func launch(t testing.TB, build func(dir string, port int) []string, env ...stri
 	return s
 }
 
-// serverArgs returns the arguments of every server except a Sentinel. A replica gets a
+// serverArgs returns the arguments of ordinary servers. A replica gets a
 // full sync at once and without files. By default it would wait five seconds for other
 // replicas.
 func serverArgs(dir string, port int) []string {

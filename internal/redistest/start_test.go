@@ -68,7 +68,7 @@ func TestTakenPortLeadsToAnother(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var taken []int
-			server := launch(t, func(dir string, port int) []string {
+			server := StartWith(t, func(dir string, port int) []string {
 				if len(taken) < 2 {
 					taken = append(taken, port)
 					listener, err := net.Listen("tcp", loopback(port+c.above))
@@ -87,7 +87,7 @@ func TestTakenPortLeadsToAnother(t *testing.T) {
 // TestForeignServerIsNotOurs is the same, with a redis-server that answers PING.
 func TestForeignServerIsNotOurs(t *testing.T) {
 	taken := 0
-	server := launch(t, func(dir string, port int) []string {
+	server := StartWith(t, func(dir string, port int) []string {
 		if taken == 0 {
 			taken = port
 			startForeign(t, port)

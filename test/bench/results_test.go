@@ -6,8 +6,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 
@@ -59,7 +61,7 @@ func (l *line) cells() []string {
 	if v := l.median(wrong); v > 0 {
 		wrongs = table.Percent(v)
 	}
-	return []string{l.kind.name, table.Count(l.median(throughput)), table.Duration(h.Quantile(0.50)), table.Duration(h.Quantile(0.99)), table.Duration(h.Quantile(0.999)),
+	return []string{l.kind.name, count(l.median(throughput)), table.Duration(h.Quantile(0.50)), table.Duration(h.Quantile(0.99)), table.Duration(h.Quantile(0.999)),
 		perAdmitted, perRequest, wrongs}
 }
 
@@ -242,7 +244,7 @@ func panel(group []*line) *plot.Plot {
 	for _, l := range slices.Backward(group) {
 		y, hue := float64(len(names)), colour(l.kind)
 		names = append(names, l.kind.name)
-		h, labels := l.latency(), []string{"", "", table.Count(l.median(throughput)) + "/s"}
+		h, labels := l.latency(), []string{"", "", count(l.median(throughput)) + "/s"}
 		var dots plotter.XYs
 		for i, q := range []float64{0.50, 0.99, 0.999} {
 			dots = append(dots, plotter.XY{X: scale(h.Quantile(q).Seconds()), Y: y})
@@ -263,4 +265,20 @@ func colour(k kind) chart.Colour {
 		return 0x9aa0a6
 	}
 	return 0xe69f00
+}
+
+// count writes v with about three digits, in thousands or millions if it is large.
+func count(v float64) string {
+	switch {
+	case v >= 999_500:
+		return table.Digits(v/1e6) + " M"
+	case v >= 1_000:
+		return table.Digits(v/1e3) + " k"
+	}
+	return table.Digits(v)
+}
+
+func TestCount(t *testing.T) {
+	require.Equal(t, "1.00 M", count(999_999))
+	require.Equal(t, "100 k", count(100_000))
 }

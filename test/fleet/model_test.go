@@ -83,8 +83,6 @@ func (s scenario) run(r rule, seed uint64) (outcome, error) {
 	switch {
 	case err != nil:
 		return outcome{}, err
-	case total.Errors > 0:
-		return outcome{}, errors.New("a request failed")
 	case len(windows) <= s.windows:
 		return outcome{}, errors.New("the traffic ended before the windows did")
 	}
@@ -102,7 +100,7 @@ func replayOf(t sim.Traffic, l reservoir.Limit, o reservoir.Option, oneWay time.
 	}
 	return &sim.Replay{
 		Traffic: t, Policy: sim.Policy{Option: o}, Store: memstore.New(),
-		Setting: sim.Setting{Limit: l, Virtual: true, Seed: seed, Travel: travel},
+		Setting: sim.Setting{Limit: l, Seed: seed, Travel: travel},
 	}
 }
 

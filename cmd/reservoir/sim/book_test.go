@@ -134,15 +134,15 @@ func TestWayRecordsWhatItsProcessHolds(t *testing.T) {
 	r := &Replay{book: c.book, Store: store}
 	w := r.way(0)
 	for i, want := range []int64{5, 7, 4, 6} {
-		client := "x"
+		client := "p.1"
 		if i == 3 {
-			client = "y"
+			client = "p.2"
 		}
 		_, err := w.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: client})
 		require.NoError(t, err)
 		require.Equal(t, want, c.window("k", w.known["k"].window).held)
 	}
-	_, err := w.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "y"})
+	_, err := w.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "p.2"})
 	require.Error(t, err)
 	require.EqualValues(t, 5, c.calls, "failed ones too")
 	require.Equal(t, "k's", w.Shard("k"))
@@ -178,7 +178,7 @@ type scripted struct {
 
 func (s *scripted) Sync(_ ctx, _ backend.SyncRequest) (backend.SyncReply, error) {
 	if len(s.replies) == 0 {
-		return backend.SyncReply{}, errBroken
+		return backend.SyncReply{}, errors.New("broken")
 	}
 	reply := s.replies[0]
 	s.replies = s.replies[1:]

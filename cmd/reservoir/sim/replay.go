@@ -17,18 +17,11 @@ import (
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
-// Setting says how a [Replay] runs: the limit, the network and the clock.
+// Setting says how a [Replay] runs: the limit, the network and the randomness.
 type Setting struct {
 	Limit reservoir.Limit
-	Delay time.Duration // round trip of a call on the virtual clock
-
-	// Virtual selects a virtual clock, for the embedded store only. It stands still while
-	// anything runs and jumps to the next timer when everything waits. Calls take the Delay,
-	// which must be less than a fetch timeout, and answers from memory take no time.
-	// Randomness follows the Seed, and one thread runs, so only one such replay may run at a
-	// time.
-	Virtual bool
-	Seed    uint64
+	Delay time.Duration // round trip of a call, less than a fetch timeout
+	Seed  uint64
 
 	// Travel returns the time of one way of a call that starts now, for fleets in which
 	// every event has its own instant; nil = half of the Delay. It must be safe for
@@ -36,8 +29,13 @@ type Setting struct {
 	Travel func(process int, now time.Duration, back bool) time.Duration
 }
 
-// Replay makes the requests of a traffic under one policy, once. Set its exported fields
-// and call Run. The store should hold nothing for the traffic's keys.
+// Replay makes the requests of a traffic under one policy, once, on a virtual clock. Set its
+// exported fields and call Run. The store is in memory, and should hold nothing for the
+// traffic's keys.
+//
+// The clock stands still while anything runs and jumps to the next timer when everything
+// waits. Calls take the Delay, and answers from memory take no time. One thread runs, and
+// randomness follows the Seed, so only one replay may run at a time.
 type Replay struct {
 	Traffic
 	Setting
@@ -56,16 +54,13 @@ type Replay struct {
 }
 
 // Run makes the requests and returns the outcome, or the error of ctx if that ends first.
-// It also fails if all requests failed, if more was admitted than the limit, and if the
+// It also fails if a request failed, if more was admitted than the limit, and if the
 // counts of the limiters and of their callers disagree.
 //
 // A real Limiter uses the runtime's clock. Only synctest.Test makes that virtual, because
 // the linker lets no other package use internal/synctest. Test needs a T, and a zero T is
 // enough; if a later Go needs more, the tests fail. Package testing adds no flags.
 func (r *Replay) Run(ctx context.Context) (o Outcome, err error) {
-	if !r.Virtual {
-		return r.run(ctx)
-	}
 	defer chance.Seed(r.Seed)() // so that the same traffic has the same outcome
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	synctest.Test(new(testing.T), func(*testing.T) { o, err = r.run(ctx) })
@@ -91,8 +86,8 @@ func (r *Replay) run(ctx context.Context) (Outcome, error) {
 	switch {
 	case ctx.Err() != nil:
 		return Outcome{}, ctx.Err()
-	case o.Errors > 0 && o.Errors == o.Requests:
-		err = fmt.Errorf("every request failed, the first with: %w", r.book.failure)
+	case o.Errors > 0: // nothing disturbs virtual time
+		err = fmt.Errorf("%d of %d requests failed, the first with: %w", o.Errors, o.Requests, r.book.failure)
 	case err == nil && spent != o.Admitted*r.Tokens:
 		err = fmt.Errorf("the limiters spent %d tokens, but their callers got %d", spent, o.Admitted*r.Tokens)
 	case err == nil && o.Over > 0:
@@ -114,39 +109,14 @@ func (r *Replay) close() (spent int64, err error) {
 	return spent, err
 }
 
-// lead starts each request at its time, until all are started or ctx ends. On the real
-// clock it bounds the requests in flight, so that a machine too slow for the traffic is
-// late and does not time out.
+// lead starts each request at its time, until all are started or ctx ends.
 func (r *Replay) lead(ctx context.Context) {
-	slots := make(chan struct{}, 100)
-	if r.Virtual {
-		slots = make(chan struct{}, len(r.Requests))
-	}
 	for _, q := range r.Requests {
-		at := r.begin.Add(q.At)
-		if r.Virtual { // ctx comes from outside, where time differs, and waiting takes no real time
-			time.Sleep(time.Until(at))
-		} else {
-			Wait(ctx, at)
-		}
+		time.Sleep(time.Until(r.begin.Add(q.At)))
 		if ctx.Err() != nil {
 			return
 		}
-		slots <- struct{}{}
-		r.active.Go(func() {
-			r.request(q)
-			<-slots
-		})
-	}
-}
-
-// Wait waits for an instant, or until ctx ends.
-func Wait(ctx context.Context, at time.Time) {
-	if d := time.Until(at); d > 0 {
-		select {
-		case <-time.After(d):
-		case <-ctx.Done():
-		}
+		r.active.Go(func() { r.request(q) })
 	}
 }
 
@@ -182,9 +152,6 @@ func (r *Replay) way(process int) *way {
 func (w *way) travel(ctx context.Context, back bool) error {
 	if !back {
 		w.replay.book.call(time.Since(w.replay.begin))
-	}
-	if !w.replay.Virtual { // the real network takes its time
-		return nil
 	}
 	time.Sleep(w.takes(back)) // within the fetch timeout
 	return ctx.Err()
@@ -242,12 +209,9 @@ func (w *way) store() backend.Store {
 	return w
 }
 
-// named returns a client's name. On the virtual clock the number of the process replaces the
-// random part, because the store chooses among clients by name.
+// named returns a client's name. The number of the process replaces the random part, because
+// the store chooses among clients by name.
 func (w *way) named(client string) string {
-	if !w.replay.Virtual {
-		return client
-	}
 	return fmt.Sprintf("%06d%s", w.process, client[len(backend.Process(client)):])
 }
 
@@ -258,9 +222,6 @@ type heard struct {
 }
 
 func (h *heard) Listen(process string, hear func(backend.Message)) backend.Subscription {
-	if !h.replay.Virtual {
-		return h.Listener.Listen(h.named(process), hear)
-	}
 	apart := time.Duration(h.process) // timers that are due at one instant run in any order
 	return h.Listener.Listen(h.named(process), func(m backend.Message) {
 		time.AfterFunc(h.takes(true)+apart, func() { hear(m) })

@@ -42,28 +42,17 @@ func requireSums(t *testing.T, traffic Traffic, o Outcome) {
 }
 
 func TestReplay(t *testing.T) {
-	limit := reservoir.Limit{Tokens: 500, Window: 100 * time.Millisecond}
-	for _, clock := range []bool{true, false} {
-		testReplay(t, Setting{Limit: limit, Delay: 100 * time.Microsecond, Virtual: clock})
-	}
-}
-
-func testReplay(t *testing.T, s Setting) {
-	t.Helper()
+	s := Setting{Limit: reservoir.Limit{Tokens: 500, Window: 100 * time.Millisecond}, Delay: 100 * time.Microsecond}
 	calls := map[string]int64{}
 	for _, name := range []string{"direct", "5", "ladder", "adaptive"} {
 		traffic, r := small(t, name, s)
 		o, err := r.Run(t.Context())
 		require.NoError(t, err, name)
 		requireSums(t, traffic, o)
-		if s.Virtual {
-			require.Zero(t, o.Errors)
-		}
-		if s.Virtual && name == "direct" {
-			require.InEpsilon(t, s.Delay, o.P99, 0.01, "a call takes its delay and no more")
-		}
+		require.Zero(t, o.Errors)
 		calls[name] = o.StoreCalls
 		if name == "direct" {
+			require.InEpsilon(t, s.Delay, o.P99, 0.01, "a call takes its delay and no more")
 			require.LessOrEqual(t, o.Requests-o.Remembered, o.StoreCalls, "one for each that is not refused from memory")
 			require.LessOrEqual(t, o.StoreCalls, o.Requests, "a refusal from memory may send a probe")
 			require.LessOrEqual(t, float64(o.MeanBatch), 1.0, "of probes")
@@ -76,25 +65,23 @@ func testReplay(t *testing.T, s Setting) {
 func TestReplayEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for _, clock := range []bool{true, false} {
-		_, r := small(t, "adaptive", Setting{Limit: reservoir.PerHour(10), Virtual: clock})
-		_, err := r.Run(ctx)
-		require.ErrorIs(t, err, context.Canceled)
-	}
+	_, r := small(t, "adaptive", Setting{Limit: reservoir.PerHour(10)})
+	_, err := r.Run(ctx)
+	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestReplayThatOnlyFailsIsAnError(t *testing.T) {
+func TestReplayThatFailsIsAnError(t *testing.T) {
 	r := &Replay{Traffic: Shape{Tokens: 1, Rate: 100, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic(),
-		Policy: adaptive, Setting: Setting{Limit: reservoir.PerHour(10), Virtual: true}, Store: &scripted{}}
+		Policy: adaptive, Setting: Setting{Limit: reservoir.PerHour(10)}, Store: &scripted{}}
 	o, err := r.Run(t.Context())
-	require.ErrorContains(t, err, "every request failed, the first with: ")
+	require.ErrorContains(t, err, " requests failed, the first with: ")
 	require.Equal(t, o.Requests, o.Errors)
 }
 
 func TestReplayThatGoesOverTheLimitIsAnError(t *testing.T) {
 	twice := Policy{Option: reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(20) })}
 	r := &Replay{Traffic: Shape{Tokens: 1, Rate: 1000, Keys: 1, Processes: 2, Length: 100 * time.Millisecond, Seed: 1}.Traffic(),
-		Policy: twice, Setting: Setting{Limit: reservoir.PerHour(10), Virtual: true}, Store: memstore.New()}
+		Policy: twice, Setting: Setting{Limit: reservoir.PerHour(10)}, Store: memstore.New()}
 	o, err := r.Run(t.Context())
 	require.EqualError(t, err, "10 tokens were admitted over the limit")
 	require.EqualValues(t, 10, o.Over)
@@ -104,7 +91,7 @@ func TestReplayThatGoesOverTheLimitIsAnError(t *testing.T) {
 func TestReplayOfWindows(t *testing.T) {
 	var there, back atomic.Int64
 	_, r := small(t, "direct", Setting{
-		Limit: reservoir.Limit{Tokens: 100, Window: 20 * time.Millisecond}, Virtual: true,
+		Limit: reservoir.Limit{Tokens: 100, Window: 20 * time.Millisecond},
 		Travel: func(_ int, _ time.Duration, returning bool) time.Duration {
 			if returning {
 				back.Add(1)

@@ -1,28 +1,21 @@
 // Package sim replays traffic against real limiters, and counts what that costs.
 //
-// A [Traffic] is a list of requests, made from a description by [Shape] or read from a
-// record by [ReadTrace]. A [Replay] makes them, each at its time, on one real Limiter for
-// each process, and returns an [Outcome]. "reservoir tune" and the module test use it. On
-// the embedded store it can run on a virtual clock: an hour of traffic takes only as long
-// as its decisions, and a busy machine does not change the outcome.
+// A [Traffic] is a list of requests, made from a description by [Shape]. A [Replay] makes
+// them, each at its time, on one real Limiter for each process, and returns an [Outcome].
+// "reservoir tune" and the module test use it. The clock is virtual: an hour of traffic takes
+// only as long as its decisions, and a busy machine does not change the outcome.
 package sim
 
 import (
-	"cmp"
-	"encoding/csv"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
 )
 
 // MaxRequests bounds a traffic, because each request takes 16 bytes and is replayed for
@@ -105,90 +98,6 @@ func Keys(n int) []string {
 		keys[i] = "key-" + strconv.Itoa(i)
 	}
 	return keys
-}
-
-// Errors of [ReadTrace]. It adds the number of the line if one is at fault.
-var (
-	ErrLine = errors.New("want CSV: a time in Unix seconds, such as 1700000000.25, or in RFC 3339, such as 2023-11-14T22:13:20.25Z, and a key of 1 to 4,096 bytes")
-	ErrMany = errors.New("too many requests")
-	ErrSpan = errors.New("want at least one request, and at most 366 days from the first to the last")
-)
-
-// ReadTrace reads recorded traffic of at most so many requests: CSV with a time and a key
-// in its first two columns; it ignores further columns, empty lines and lines that begin
-// with #. A first line whose time begins with a letter is a header. The lines need not be
-// in order, because a record of several processes rarely is. Records do not say which
-// process served a request: see [Traffic.Route]. An
-// error has the number of the line and not its text, because a key may be private.
-func ReadTrace(in io.Reader, most int) (Traffic, error) {
-	var t Traffic
-	index := make(map[string]int32)
-	c := csv.NewReader(in)
-	c.FieldsPerRecord, c.ReuseRecord, c.Comment = -1, true, '#'
-	for first := true; ; first = false {
-		fields, err := c.Read()
-		bad, unreadable := errors.AsType[*csv.ParseError](err)
-		switch {
-		case err == io.EOF:
-			return t.inOrder()
-		case unreadable:
-			return Traffic{}, fmt.Errorf("line %d: %w", bad.Line, ErrLine)
-		case err != nil:
-			return Traffic{}, err
-		case len(t.Requests) == most:
-			return Traffic{}, fmt.Errorf("%w: more than %d", ErrMany, most)
-		}
-		begin := strings.TrimSpace(strings.TrimPrefix(fields[0], "\ufeff")) // spreadsheets write a byte order mark
-		if first && begin != "" && unicode.IsLetter(rune(begin[0])) {
-			continue
-		}
-		at, err := parseTime(begin)
-		if err != nil || len(fields) < 2 || backend.ValidateKey(fields[1]) != nil {
-			line, _ := c.FieldPos(0)
-			return Traffic{}, fmt.Errorf("line %d: %w", line, ErrLine)
-		}
-		key, known := index[fields[1]]
-		if !known {
-			key = int32(len(t.Keys))
-			t.Keys = append(t.Keys, strings.Clone(fields[1])) // so that it does not keep the whole line
-			index[t.Keys[key]] = key
-		}
-		t.Requests = append(t.Requests, Request{At: at, Key: key})
-	}
-}
-
-var unixSeconds = regexp.MustCompile(`^\d+(\.\d+)?$`)
-
-// parseTime returns a time of either form as the time since 1970. It uses no float,
-// because floats lose nanoseconds.
-func parseTime(s string) (time.Duration, error) {
-	if unixSeconds.MatchString(s) {
-		return time.ParseDuration(s + "s") // milliseconds are more than a Duration holds
-	}
-	date, err := time.Parse(time.RFC3339, s)
-	if err == nil && (date.Year() < 1970 || date.Year() > 2261) {
-		err = ErrLine // more than a Duration holds, too
-	}
-	return time.Duration(date.UnixNano()), err
-}
-
-// inOrder sorts the requests and counts their times from the first.
-func (t Traffic) inOrder() (Traffic, error) {
-	n := len(t.Requests)
-	if n == 0 {
-		return Traffic{}, ErrSpan
-	}
-	slices.SortStableFunc(t.Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
-	first := t.Requests[0].At
-	for i := range t.Requests {
-		t.Requests[i].At -= first
-	}
-	last := t.Requests[n-1].At
-	if last > 366*24*time.Hour {
-		return Traffic{}, ErrSpan
-	}
-	t.Length = last + 1
-	return t, nil
 }
 
 // Policy is a way to fetch tokens.

@@ -78,17 +78,6 @@ func Digits(v float64) string {
 // Percent writes a share with about three digits.
 func Percent(share float64) string { return Digits(100*share) + " %" }
 
-// Count writes v with about three digits, in thousands or millions if it is large.
-func Count(v float64) string {
-	switch {
-	case v >= 999_500:
-		return Digits(v/1e6) + " M"
-	case v >= 1_000:
-		return Digits(v/1e3) + " k"
-	}
-	return Digits(v)
-}
-
 // Duration writes d with about three digits.
 func Duration(d time.Duration) string {
 	if d < time.Microsecond {
