@@ -147,6 +147,25 @@ func held(net *testnet.Network) *testnet.Call {
 	return net.Pick(0)
 }
 
+// TestUnheardReset: a process to which no message comes refuses on, and learns of the Reset by a probe.
+func TestUnheardReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		all := fleetOn(t, 2, net, reservoir.PerHour(600), opt)
+		exhaust(t, all, "k")
+		net.Deafen(errors.New("cut"))
+		require.NoError(t, all[0].Reset(bg, "k"))
+		synctest.Wait()
+		require.False(t, allow(t, all[1], "k", 1).Allowed)
+		begin := time.Now()
+		for !allow(t, all[1], "k", 1).Allowed {
+			time.Sleep(time.Second)
+		}
+		require.Less(t, time.Since(begin), time.Hour)
+		balance(t, all[1])
+	})
+}
+
 // TestResetsAnywhere: whatever is under way when a Reset comes, also at a window's end, and whether it is
 // heard or not, no window admits more than the limit and no token is lost.
 func TestResetsAnywhere(t *testing.T) {

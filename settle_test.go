@@ -702,3 +702,41 @@ func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
 		})
 	}
 }
+
+// Tokens that lie idle here but were not when the store last heard of them, because requests
+// gave them back or their callers have left, are told to the store: within a lead time if the
+// limit runs short, otherwise within a twentieth of the window. So another process gets all.
+func TestIdleTokensThatTheStoreDoesNotKnow(t *testing.T) {
+	inBubbles(t, "", map[string]func(l *reservoir.Limiter) time.Duration{
+		"refunded": func(l *reservoir.Limiter) time.Duration {
+			require.NoError(t, l.Refund(bg, allow(t, l, "k", 60)))
+			return 20 * time.Millisecond
+		},
+		"refunded in a crowd": func(l *reservoir.Limiter) time.Duration {
+			crowd(60, func(int) { require.NoError(t, l.Refund(bg, allow(t, l, "k", 1))) })
+			return 20 * time.Millisecond
+		},
+		"left": func(l *reservoir.Limiter) time.Duration {
+			ctx, cancel := context.WithTimeout(bg, time.Millisecond)
+			defer cancel()
+			require.Error(t, take(l.AllowN(ctx, "k", 60)))
+			return 20 * time.Millisecond
+		},
+		"not short": func(l *reservoir.Limiter) time.Duration {
+			allow(t, l, "k", 1)
+			time.Sleep(30 * time.Second)
+			require.NoError(t, l.Refund(bg, allow(t, l, "k", 40)))
+			return 4 * time.Second
+		},
+	}, func(t *testing.T, name string, idle func(l *reservoir.Limiter) time.Duration) {
+		net := testnet.Far(time.Millisecond)
+		all := fleet(t, 2, net, reservoir.PerMinute(100))
+		time.Sleep(idle(all[0]))
+		spent := all[0].Stats().Spent - all[0].Stats().Refunded
+		seen, err := net.Inspect(bg, "k")
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, 100-seen.Used+seen.Idle, 100-spent, "what the store knows of")
+		require.Equal(t, 100-spent, drain(t, all[1], "k", 1))
+		balance(t, all[0])
+	})
+}

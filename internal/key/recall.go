@@ -95,9 +95,7 @@ func (k *Key) Hear(m backend.Message) {
 // window, so that a false message does no harm.
 func (k *Key) void(w *lease.Lease, now int64) effect {
 	w.Doubt(now)
-	if k.usage().recall = (recall{}); k.queue != nil {
-		k.queue.unserved = 0
-	}
+	k.usage().recall = recall{}
 	k.allow()
 	return changed
 }

@@ -44,6 +44,18 @@ func playScenes(t *testing.T, print bool) {
 		}
 		say("\n")
 	}
+	say("The same with WithDirect beside 19 that batch: requests that come every 10 ms at random processes, one in two at that one:")
+	for _, tokens := range []int64{60, 300, 1000} {
+		var first float64
+		for i := range 10 {
+			s := besideBatches(t, tokens, *seed+uint64(i))
+			assert.Equal(t, tokens, s.admitted, "limit %d", tokens)
+			first += sim.Ratio(s.first, tokens) / 10
+		}
+		assert.GreaterOrEqual(t, first, 0.995, "limit %d", tokens)
+		say("  %d: %.1f %%", tokens, 100*first)
+	}
+	say("\n")
 	say("Admitted of a storm of 720 on a cold key of 100 an hour at 3 processes, then with those of the next second, five times:\n")
 	for _, also := range [][]int64{nil, {100}, {150}, {10_000}} {
 		say("  in a group with limits of %v:", also)
@@ -82,6 +94,43 @@ func visit(t *testing.T, processes, each int, tokens int64, pause time.Duration)
 		return scene{w.first, w.spent}
 	}
 	return scene{}
+}
+
+// besideBatches has one process make direct calls, and 19 batch. Half as many requests more
+// come than the limit has tokens.
+func besideBatches(t *testing.T, tokens int64, seed uint64) (s scene) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		net, r := testnet.Far(apart), random(seed, 3)
+		var all []*reservoir.Limiter
+		for i := range 20 {
+			option := adaptively
+			if i == 0 {
+				option = reservoir.WithDirect()
+			}
+			l, err := reservoir.New(net.Port(i, 0), reservoir.Limit{Tokens: tokens, Window: time.Minute}, option)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = l.Close(context.Background()) })
+			all = append(all, l)
+		}
+		s.first = -1
+		for range tokens * 3 / 2 {
+			time.Sleep(10 * time.Millisecond)
+			l := all[0]
+			if r.IntN(2) > 0 {
+				l = all[1+r.IntN(19)]
+			}
+			switch got, err := l.Allow(context.Background(), "shared"); {
+			case err != nil:
+				require.NoError(t, err)
+			case got.Allowed:
+				s.admitted++
+			case s.first < 0:
+				s.first = s.admitted
+			}
+		}
+	})
+	return s
 }
 
 // storm has 720 requests come at once to groups at three processes, and 99 more within the
