@@ -5,7 +5,7 @@
 --                  so that it shows the length of the window
 --       3 {k}:own  hash: w = "window clients total" or "window clients total learn unattributed exhausted", the last with
 --                  a 1 after it if a reset opened the window: any other window is void. After it "+idle" or
---                  "+idle out calls told". And one field per
+--                  "+idle out calls told at". And one field per
 --                  client: "granted", "granted returned" or "granted returned debt", cumulative, with a ~ before it
 --                  if the client has left, and after it "+idle", or "+" if it was called to return what is idle and has not
 --                  stated since, and "@era". era = a number that each new window
@@ -15,7 +15,8 @@
 --                  clients and returned by them, and their debt, never less; learn: learning until, Unix ms; unattributed:
 --                  tokens charged that a client may claim whose grant is not in the ledger;
 --                  exhausted: when the limit was first used up, Unix ms; idle: tokens that clients hold and do
---                  not need, at most, and in w their sum; out: clients that were called and have not stated since; calls:
+--                  not need, at most, and in w their sum; at: when clients were called last, Unix ms; out: clients that were
+--                  called and have not stated since; calls:
 --                  how often these were called, the last of them at least; told: 1 = all were told
 --                  that the limit is used up, or when some were told that tokens are back, Unix ms
 -- ARGV  1 client        name of its field
@@ -48,7 +49,7 @@
 --         grant, recovered, granted, returned, debt, clients, reasserted,
 --         lasted ms (from the window's beginning until the limit was used up; 0 = it is not), total,
 --         tokens charged above the limit, tokens idle in other clients that may be called, clients that were called
---         and have not stated since; 0 once they have been called four times };
+--         and have not stated since; 0 once they have been called four times, for 100 ms or a 20th of the window };
 --         it ends with the grant if that opened the window for a client that named none: granted and total
 --         are then the same number, clients is 1, and all else 0
 -- Messages, to the channel prefix .. "reservoir:" .. process, where prefix is all before the { of a key, and process is a
@@ -156,7 +157,7 @@ length = opened
 local own, ours, known, era = { }, false, false, 0
 local present, g, b, d = 0, 0, 0, 0
 local clients, total, learn, unattributed, exhausted, reset = 0, 0, 0, used, 0, ''
-local idle, spare, out, calls, told = 0, 0, 0, 0, 0  -- idle in others, and in this one
+local idle, spare, at, out, calls, told = 0, 0, 0, 0, 0, 0  -- idle in others, and in this one
 if not fresh then
   local function int(s)
     local n = tonumber(s)
@@ -170,8 +171,8 @@ if not fresh then
   if ours then
     clients, total, learn, unattributed, exhausted, reset = part(n), part(t), part(l), part(u), part(e), again
     if more ~= '' then
-      idle, out, calls, told = string.match(more, '^%+(%d+) ?(%d*) ?(%d*) ?(%d*)$')
-      idle, out, calls, told = int(idle), part(out), part(calls), part(told)
+      idle, out, calls, told, at = string.match(more, '^%+(%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$')
+      idle, out, calls, told, at = int(idle), part(out), part(calls), part(told), part(at)
     end
     if own[2] then
       local away, x, y, z, plus, i, of = string.match(own[2], '^(~?)(%d+) ?(%d*) ?(%d*)(%+?)(%d*)@?(%d*)$')
@@ -182,7 +183,7 @@ if not fresh then
       end
     end
   end
-  if not (w and clients and total and learn and unattributed and exhausted and era and g and b and d and idle and spare and out and calls and told) then
+  if not (w and clients and total and learn and unattributed and exhausted and era and g and b and d and idle and spare and at and out and calls and told) then
     return redis.error_reply('BADSTATE the ledger holds something else than numbers')
   end
   clients, idle = max(clients - present, 0), max(idle - spare, 0)  -- without this one
@@ -299,7 +300,7 @@ if not first then header = function()
   local text = (learn > 0 or unattributed > 0 or exhausted > 0 or reset ~= '')
     and format('%d %d %d %d %d %d', stop, there, total, learn, unattributed, exhausted) .. reset
     or format('%d %d %d', stop, there, total)
-  if calls > 0 or told > 0 then return text .. format('+%d %d %d %d', idle + spare, out, calls, told) end
+  if calls > 0 or told > 0 then return text .. format('+%d %d %d %d %d', idle + spare, out, calls, told, at) end
   return idle + spare > 0 and text .. format('+%d', idle + spare) or text
 end end
 if first then
@@ -350,7 +351,7 @@ end
 if first then return { 0, now, stop, rest, 0, take } end
 
 -- The messages come last, so that a server that refuses writes sends none. Who has no right to PUBLISH has called nobody.
-local sent, kind, sample, most, ms = 0, 0, 256, 32, floor(now / 1000)
+local sent, kind, sample, most, ms, part = 0, 0, 256, 32, floor(now / 1000), floor(length / 20)
 local short, again, mute = want > 0 and (rest == 0 or take + recovered < max(need, 1)), false, 0
 if not (ours or head) then                             -- nobody is there
 elseif short and idle > 0 and (need > 0 or calls > 0 or idle > floor(limit / 100)) then
@@ -358,9 +359,9 @@ elseif short and idle > 0 and (need > 0 or calls > 0 or idle > floor(limit / 100
 elseif short and waited and out > 0 and calls <= 4 then
   kind, again, calls = 1, true, calls + 1
   if calls > 4 then most = 0 end                       -- they are given up
-elseif rest == 0 and take + recovered < need and told == 0 and (out == 0 or calls > 4) then
+elseif rest == 0 and take + recovered < need and told == 0 and (out == 0 or calls > 4 and ms - at >= min(part, 100)) then
   kind, told, sample, most = 2, 1, 1024, 1024
-elseif told > 0 and rest > 0 and ms - told >= floor(length / 20) then
+elseif told > 0 and rest > 0 and ms - told >= min(part, 1000) then
   kind, told, sample, most = 3, ms, -64, max(4, min(rest, 32))  -- of some that are drawn with repetition
 end
 if kind > 0 then
@@ -392,11 +393,11 @@ if kind > 0 then
       fields[#fields + 1], fields[#fields + 2] = one.name, one.totals .. mark
     end
   end
-  if fields[1] then calls, out = 1, out + sent end
+  if fields[1] then at, calls, out = ms, 1, out + sent end
   if sent > 0 or mute == 0 then redis.call('HSET', KEYS[3], 'w', header(), unpack(fields)) end
 end
 if mute > 0 then idle = 0 end
-if calls > 4 then out = 0 end
+if calls > 4 and ms - at >= min(part, 100) then out = 0 end
 return { (carried and 2 or 0) + (learning and 4 or 0) + mute, now, stop, rest, other,
   take + recovered, recovered, g, b, d, clients, reasserted,
   exhausted > 0 and max(exhausted - stop + length, 1) or 0, total, max(charged - limit, 0),

@@ -91,10 +91,12 @@ local other = opened ~= length and opened or 0
 if conflict then return { 16, now, stop, math.max(limit - used, 0), other } end
 if used + n > limit then
   local flags, header = 0, KEYS[3] and not moved and redis.call('HMGET', KEYS[3], 'w')[1] or ''
-  local of, idle, out, calls = string.match(header, '^(%d+)[^+]*%+(%d+) ?(%d*) ?(%d*)')
+  local of, idle, out, calls, at = string.match(header, '^(%d+)[^+]*%+(%d+) ?(%d*) ?(%d*) ?%d* ?(%d*)')
   if tonumber(of) == stop then
     if tonumber(idle) > 0 then flags = 64 end
-    if (tonumber(out) or 0) > 0 and tonumber(calls) <= 4 then flags = flags + 128 end
+    if (tonumber(out) or 0) > 0 and (tonumber(calls) <= 4 or math.floor(now / 1000) - tonumber(at) < math.min(math.floor(opened / 20), 100)) then
+      flags = flags + 128
+    end
   end
   return { flags, now, stop, math.max(limit - used, 0), other }
 end

@@ -182,7 +182,7 @@ func (c *Counter) Take(r backend.TakeRequest, now int64) backend.TakeReply {
 		return backend.TakeReply{State: next.state(now, r.Limit, q, length)}
 	}
 	if next.used+r.Tokens > r.Limit.Tokens {
-		return backend.TakeReply{State: next.state(now, r.Limit, q, length), Idle: next.idle > 0, Called: next.waits()}
+		return backend.TakeReply{State: next.state(now, r.Limit, q, length), Idle: next.idle > 0, Called: next.waits(now, length)}
 	}
 	next.used += r.Tokens
 	*c = next

@@ -16,6 +16,8 @@ const (
 	atOnce    = 32   // clients called by one step, or told that tokens are back
 	few       = 4    // clients told of a single token that is back: some have no use for it
 	mostCalls = 4    // of a client that does not answer
+	patience  = 100  // ms, or a 20th of the window, in which it may answer all the same
+	pause     = 1000 // ms, or a 20th of the window, before clients are told again that tokens are back
 )
 
 // A Message is to one process.
@@ -28,12 +30,15 @@ type Message struct {
 // that there was none.
 type recalls struct {
 	out   int64 // clients that were called and have not stated since
+	at    int64 // when clients were called last, Unix ms, but for repeated calls
 	calls int64 // how often these were called, the last of them at least; 0 = nobody was, in this window
 	told  int64 // 1 = all were told that the limit is used up; or when some were told that tokens are back, Unix ms
 }
 
-// waits reports whether a client that was called may still answer.
-func (r *recalls) waits() bool { return r.out > 0 && r.calls <= mostCalls }
+// waits reports whether a client that was called may still answer, in a window of that length.
+func (r *recalls) waits(now, length int64) bool {
+	return r.out > 0 && (r.calls <= mostCalls || now/1000-r.at < min(length/20, patience))
+}
 
 // idles enters how many tokens lie idle in the client: an upper bound until it states the
 // next time. What an older statement says, or one whose reply was lost, lowers nothing.
@@ -71,22 +76,22 @@ func (s *statement) messages() []Message {
 	case c.own == nil: // nobody is there
 	case short && others > 0 && (s.Need > 0 || c.calls > 0 || others > s.Limit.Tokens/100):
 		if called = s.recall(others); len(called) > 0 {
-			c.calls = 1
+			c.at, c.calls = ms, 1
 		}
-	case short && s.Waited && c.waits():
-		if c.calls++; c.waits() {
+	case short && s.Waited && c.out > 0 && c.calls <= mostCalls:
+		if c.calls++; c.calls <= mostCalls {
 			called = s.some(sample, atOnce, func(a account) bool { return a.called })
 		}
-	case dry && s.out.Grant < s.Need && c.told == 0 && !c.waits():
+	case dry && s.out.Grant < s.Need && c.told == 0 && !c.waits(s.now, s.length):
 		kind, called = backend.Exhausted, s.some(crowd, crowd, present)
 		c.told = 1
-	case c.told > 0 && !dry && ms-c.told >= s.length/20:
+	case c.told > 0 && !dry && ms-c.told >= min(s.length/20, pause):
 		rest := s.Limit.Tokens - c.used
 		kind, called = backend.Again, s.some(sample, int(max(few, min(rest, atOnce))), present)
 		c.told = ms
 	}
 	s.out.Idle = c.idle - s.acc.idle
-	if c.waits() {
+	if c.waits(s.now, s.length) {
 		s.out.Called = c.out
 	}
 	out := make([]Message, len(called))

@@ -123,8 +123,10 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 	if k.env.Direct { // its callers have waited for a call already
 		most--
 	}
-	if u.asked++; u.asked != maxAsked {
-		u.again = now + int64(k.patience(c))
+	if u.asked = min(u.asked+1, maxAsked+5); u.asked == maxAsked { // those who did not answer were called again as the reply was sent
+		u.again = now + int64(max(leastPatience-time.Duration(c.End-c.Sent), 0))
+	} else { // probes of a key that refuses come ever more rarely
+		u.again = now + int64(k.patience(c))<<max(u.asked-maxAsked-1, 0)
 	}
 	if u.asked > most {
 		u.missed = 0
@@ -138,9 +140,13 @@ func (k *Key) misses(w *lease.Lease) bool {
 	return w != nil && k.use != nil && k.use.recall.missed == w.Window
 }
 
+// leastPatience is what a process on a busy machine needs to hear a call and to answer it,
+// however near the store is.
+const leastPatience = 2 * time.Millisecond
+
 // patience is how long called tokens may take to come back: a round trip of ours, less a
 // little, so that not all who want them ask at one instant.
 func (k *Key) patience(c Trip) time.Duration {
-	trip := time.Duration(c.End - c.Sent)
+	trip := max(time.Duration(c.End-c.Sent), leastPatience)
 	return min(trip-chance.Part(trip/4), k.terms.Load().Window/askTimes, k.env.Timeout)
 }

@@ -34,10 +34,11 @@ type Proxy struct {
 	listener net.Listener // nil while connections are refused
 	links    map[*link]struct{}
 	rules    [pass]rule
+	unheard  int // messages to be lost
 	delay    time.Duration
 	gate     chan struct{} // closed when traffic may pass again; nil while it may
 
-	swallowed, dropped, delayed, held, heldBytes, cut atomic.Int64
+	swallowed, dropped, lost, delayed, held, heldBytes, cut atomic.Int64
 }
 
 // locked calls do with p.mu held.
@@ -112,6 +113,25 @@ func (p *Proxy) DropRequests(substr string, n int) { p.arm(lose, substr, n) }
 
 // Dropped returns how many chunks [Proxy.DropRequests] has lost.
 func (p *Proxy) Dropped() int64 { return p.dropped.Load() }
+
+// LoseMessages loses the next n pub/sub messages, and nothing else: a chunk of replies that
+// holds some counts as one.
+func (p *Proxy) LoseMessages(n int) { p.locked(func() { p.unheard = n }) }
+
+// Lost returns how many messages [Proxy.LoseMessages] has lost.
+func (p *Proxy) Lost() int64 { return p.lost.Load() }
+
+// unheardOf reports whether a chunk of replies is lost because it is a message.
+func (p *Proxy) unheardOf(data []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.unheard == 0 || !bytes.Contains(data, []byte("\r\nmessage\r\n")) {
+		return false
+	}
+	p.unheard--
+	p.lost.Add(1)
+	return true
+}
 
 func (p *Proxy) arm(f fate, substr string, n int) {
 	p.locked(func() { p.rules[f] = rule{[]byte(strings.ToLower(substr)), n} })
@@ -209,7 +229,7 @@ func (p *Proxy) Refuse(on bool) {
 // Heal ends all faults.
 func (p *Proxy) Heal() {
 	p.t.Helper()
-	p.locked(func() { p.rules, p.delay = [pass]rule{}, 0 })
+	p.locked(func() { p.rules, p.delay, p.unheard = [pass]rule{}, 0, 0 })
 	p.Hold(false)
 	p.Refuse(false)
 }
@@ -336,7 +356,7 @@ func (l *link) request(data []byte) {
 // an earlier request. A failed write to the client does not end the link, because earlier
 // requests may still be in transit.
 func (l *link) reply(data []byte) {
-	if l.swallowed = l.swallowing.Load(); !l.swallowed {
+	if l.swallowed = l.swallowing.Load(); !l.swallowed && !l.proxy.unheardOf(data) {
 		_, _ = l.client.Write(data)
 	}
 }

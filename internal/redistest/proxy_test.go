@@ -209,3 +209,19 @@ func writeAll(conn net.Conn, text string) error {
 	_, err := io.WriteString(conn, text)
 	return err
 }
+
+func TestLoseMessages(t *testing.T) {
+	_, proxy, client := setup(t)
+	sub := client.Subscribe(ctx, "channel")
+	defer sub.Close()
+	_, err := sub.Receive(ctx)
+	require.NoError(t, err)
+	proxy.LoseMessages(1)
+	for _, text := range []string{"lost", "heard"} { // the answer to a command is no message
+		require.EqualValues(t, 1, client.Publish(ctx, "channel", text).Val())
+		require.Eventually(t, func() bool { return proxy.Lost() == 1 }, patience, time.Millisecond)
+	}
+	m, err := sub.ReceiveMessage(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "heard", m.Payload)
+}
