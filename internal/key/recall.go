@@ -112,7 +112,7 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 		return false
 	}
 	u := &k.usage().recall
-	if r.Window != f.Req.Window {
+	if r.Window != f.Req.Window || r.Grant > 0 { // with what has come, there may be more
 		u.asked = 0
 	}
 	if r.Grant >= f.Req.Need {
