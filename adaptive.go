@@ -13,9 +13,9 @@ import (
 type Sizing struct{ policy demand.Policy }
 
 // Fixed fetches n tokens at a time, at least 1, and more only if callers wait for more. It
-// suits a known and even demand, with an n above what is used during one fetch. Up to n
-// tokens in each process may lie idle when the limit has run out. Fixed(1) holds nothing,
-// so each request waits for a call.
+// suits a known and even demand, with an n above what is used during one fetch. Once another
+// process has run short in a window, batches are called back, and callers get no more than
+// they wait for. Fixed(1) holds nothing, so each request waits for a call.
 func Fixed(n int64) Sizing { return Sizing{demand.Policy{Kind: demand.Fixed, Min: n, Max: n}} }
 
 // Ladder climbs from min towards max: half as much again when a batch was used up, half

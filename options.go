@@ -43,8 +43,8 @@ func defaults(limit Limit) config {
 }
 
 // WithBatch sets how many tokens a key fetches at a time: [Fixed], [Ladder] or, by
-// default, Adaptive(1, 0); see [Adaptive]. Larger batches mean fewer store calls, and
-// more tokens that lie in one process while another is refused.
+// default, Adaptive(1, 0); see [Adaptive]. Larger batches mean fewer store calls, until
+// they have to be called back because another process runs short.
 func WithBatch(s Sizing) Option { return func(c *config) { c.sizing = s } }
 
 // WithName names the limit: the name stands before the key in the store. Limits of one

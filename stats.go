@@ -38,7 +38,7 @@ type Stats struct {
 
 	Prefetches int64 // fetches ahead of need
 	Probes     int64 // fetches that check whether an exhausted key has tokens again
-	GiveBacks  int64 // returns of a surplus, except those of Close and eviction
+	GiveBacks  int64 // returns of idle tokens, except those of Close and eviction
 	Stranded   int64 // the part of Held whose key is exhausted in the store, as far as this process knows
 
 	Fallbacks int64 // requests that the failure policy admitted or refused because the store was away
@@ -85,7 +85,7 @@ func Figures() []Figure {
 
 		{"prefetches", "call", "Fetches ahead of need.", counter, func(s *Stats) int64 { return s.Prefetches }},
 		{"probes", "call", "Fetches that look whether an exhausted key has tokens again.", counter, func(s *Stats) int64 { return s.Probes }},
-		{"give_backs", "call", "Returns of a surplus to the store.", counter, func(s *Stats) int64 { return s.GiveBacks }},
+		{"give_backs", "call", "Returns of idle tokens to the store.", counter, func(s *Stats) int64 { return s.GiveBacks }},
 		{"tokens.stranded", "token", "Tokens held whose key is exhausted in the store.", gauge, func(s *Stats) int64 { return s.Stranded }},
 
 		{"requests.fallback", "request", "Requests that the failure policy admitted or refused because the store was away.", counter, func(s *Stats) int64 { return s.Fallbacks }},

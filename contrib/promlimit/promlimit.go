@@ -37,7 +37,7 @@
 //	reservoir_store_syncs_total         calls to the store that were statements of account
 //	reservoir_prefetches_total          fetches ahead of need
 //	reservoir_probes_total              checks whether an exhausted key has tokens again
-//	reservoir_give_backs_total          returns of idle surplus
+//	reservoir_give_backs_total          returns of idle tokens
 //
 // From the hooks:
 //
