@@ -43,7 +43,7 @@ func (l *Limiter) hear(m backend.Message) {
 	k := l.env.FindStored(m.Key)
 	switch {
 	case m.Kind == backend.Hearing:
-		l.reportHearing()
+		l.heard()
 	case k == nil:
 	case m.Kind == backend.Changed:
 		l.askLater(k)
@@ -72,11 +72,11 @@ func (l *Limiter) hearingOf(s *key.Shard) error {
 	return nil
 }
 
-// reportHearing calls the hook for each shard whose messages have ceased or begun to come. Only
-// one look is under way, so the hook learns the changes in order.
-func (l *Limiter) reportHearing() {
+// heard tells the keys that messages may have ceased or begun to come, and calls the hook for
+// each shard of which it is true. Only one look is under way, so the hook learns the changes in order.
+func (l *Limiter) heard() {
 	h := &l.hearing
-	if l.hooks.Hearing == nil || !l.env.Calls.Begin() {
+	if !l.env.Calls.Begin() {
 		return
 	}
 	if h.looks.Add(1) > 1 { // who looks now looks again
@@ -87,6 +87,9 @@ func (l *Limiter) reportHearing() {
 		defer l.env.Calls.End()
 		for due := int64(1); due > 0; due = h.looks.Add(-due) {
 			due = h.looks.Load()
+			for k := range l.env.All {
+				k.Heard()
+			}
 			for name, s := range l.shards.Range {
 				l.reportHearingOf(name.(string), l.hearingOf(s.(*key.Shard)))
 			}
@@ -98,7 +101,7 @@ func (l *Limiter) reportHearing() {
 // news.
 func (l *Limiter) reportHearingOf(shard string, why error) {
 	h := &l.hearing
-	if deaf := why != nil; deaf != h.deaf[shard] && !errors.Is(why, backend.ErrNoListener) {
+	if deaf := why != nil; l.hooks.Hearing != nil && deaf != h.deaf[shard] && !errors.Is(why, backend.ErrNoListener) {
 		if h.deaf == nil {
 			h.deaf = make(map[string]bool)
 		}

@@ -505,3 +505,39 @@ func TestHearing(t *testing.T) {
 		require.EqualValues(t, 1, unheard())
 	})
 }
+
+// What processes got while they heard no message is found when they hear: at their start, the
+// first requests come before the subscription, and after a cut, calls have been lost.
+func TestTokensOfTheDeafAreFound(t *testing.T) {
+	for name, cut := range map[string]bool{"start": false, "cut": true} {
+		inBubble(t, name, func(t *testing.T) {
+			net := testnet.Far(time.Millisecond)
+			if !cut {
+				net.Deafen(errors.New("not yet"))
+			}
+			all := fleet(t, 20, net, reservoir.PerHour(300))
+			admitted := 0
+			spend := func(l *reservoir.Limiter, n int) {
+				for range n {
+					if allow(t, l, "k", 1).Allowed {
+						admitted++
+					}
+				}
+			}
+			for _, l := range all[1:] {
+				spend(l, 10)
+			}
+			if cut { // those who are called do not hear it
+				net.Deafen(errors.New("cut"))
+				spend(all[0], 150)
+				require.Less(t, admitted, 300)
+			} else {
+				require.Greater(t, stats(all...).Held, int64(3))
+			}
+			net.Deafen(nil)
+			time.Sleep(20 * time.Millisecond)
+			spend(all[0], 300)
+			require.Equal(t, 300, admitted)
+		})
+	}
+}

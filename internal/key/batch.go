@@ -207,7 +207,7 @@ func (k *Key) surplus(now int64) (n, at int64) {
 	}
 	t := k.terms.Load()
 	pause := t.Window / askTimes
-	n = free - r.known
+	n = free - max(r.known, 0)
 	switch {
 	case n <= 0:
 		r.unknown = 0

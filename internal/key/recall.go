@@ -25,7 +25,7 @@ func (k *Key) small() bool {
 type recall struct {
 	called  backend.Window // others want idle tokens of this window
 	missed  backend.Window // direct calls were refused tokens of this window that lie idle elsewhere
-	known   int64          // how many tokens the store believes idle here, at most
+	known   int64          // how many tokens the store believes idle here, at most; -1 = it could not call them
 	unknown int64          // since when tokens may lie here that it cannot call; 0 = none do
 	asked   int8           // statements for the line since the store called others, which did not serve it
 	again   int64          // when to ask again, because called tokens may have come back
@@ -51,13 +51,38 @@ func (k *Key) idleHere(stored string) int64 {
 // believes records what the store believes idle here, after the reply r.
 func (f *Fetch) believes(r backend.SyncReply) {
 	k := f.k
-	known := max(f.Req.Idle, 0) + max(r.Grant-f.Req.Need, 0)
-	if f.Req.Leaving || f.Req.Idle < 0 {
+	known := f.Req.Idle + max(r.Grant-f.Req.Need, 0)
+	switch {
+	case f.Req.Idle < 0:
+		known = -1
+	case f.Req.Leaving:
 		known = 0
 	}
-	if k.use != nil || k.free() > known { // callers have left during the fetch
+	if k.use != nil || k.free() > max(known, 0) { // callers have left during the fetch
 		k.usage().recall.known = known
 	}
+}
+
+// Heard is the event that messages about the key have ceased or begun to come. What was called
+// in vain goes back, unless there is enough for all.
+func (k *Key) Heard() {
+	k.event(func(int64) effect {
+		if k.phase == phaseRetired || k.use == nil {
+			return unchanged
+		}
+		r := &k.use.recall
+		switch {
+		case !k.env.Caller.Hears(k.env.Stored(k.node.Key)):
+			r.known = -1
+		case r.known < 0:
+			if r.known = 0; k.short {
+				r.unknown = 1 // for long
+			}
+			k.allow() // the same elsewhere may have brought some back
+			return changed
+		}
+		return unchanged
+	})
 }
 
 // Hear is the event of a message about the key.
