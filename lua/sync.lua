@@ -250,7 +250,8 @@ if want > 0 and rest + recovered - least >= 0 then
     else
       if base < 5 then base = 5 end
       if base > limit / (3 * peers) then base = limit / (3 * peers) end
-      if base > 3 * rest / peers then base = 3 * rest / peers end
+      local part = 3 * rest / (peers > 18 and peers or 18)
+      if base > part then base = part end
     end
     base = floor(base)
     local out, most = charged - recovered, limit

@@ -90,22 +90,9 @@ func (d *Demand) follow(s Situation) (int64, string) {
 	if !d.Known() { // the store grants a newcomer the floor
 		return s.Waiting, "first"
 	}
-	seen := s.Spent - d.batchSpent + s.Waiting
 	expected := d.rate * horizon(s.Limit.Window, s.Left, s.Lasts).Seconds()
-	if most := d.most(seen, s.Limit.Tokens); expected > most {
-		return max(int64(most), s.Floor), "growing"
+	if most := trust * max(s.Spent-d.batchSpent+s.Waiting, 1); d.lasted == 0 && expected > float64(most) {
+		return max(most, s.Floor), "growing"
 	}
 	return max(int64(math.Ceil(expected))-s.Stock+s.Waiting, s.Floor), "demand"
-}
-
-// most is the largest batch that the tokens seen since the last one justify.
-func (d *Demand) most(seen, limit int64) float64 {
-	tokens, times := float64(max(seen, 1)), float64(trust)
-	if d.lasted == 0 {
-		times = trustNew
-	}
-	if tokens < trustAfter*d.size {
-		return min(times*tokens, max(2*tokens, float64(limit/trustPart)))
-	}
-	return times * tokens
 }

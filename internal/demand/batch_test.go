@@ -55,15 +55,14 @@ func TestBatch(t *testing.T) {
 		{"less what is in stock", adaptive, ten, Situation{Spent: 60, Stock: 50}, 250, "demand"},
 		{"no longer than the window", adaptive, ten, Situation{Left: 5 * s, Spent: 60}, 50, "demand"},
 		{"and who waits", adaptive, ten, Situation{Left: 5 * s, Spent: 54, Waiting: 6}, 56, "demand"},
-		{"growth is bounded", adaptive, ten, Situation{Spent: 2, Waiting: 0, Left: 60 * s}, 200, "growing"},
-		{"and more so above a hundredth of the limit", adaptive, known(1000, 1), Situation{Spent: 8}, 600, "growing"},
-		{"to twice what was seen", adaptive, known(1e6, 100), Situation{Spent: 400}, 800, "growing"},
-		{"until ten requests were seen", adaptive, known(1000, 1), Situation{Spent: 10}, 1000, "growing"},
-		{"what was seen is what went since the last batch", adaptive, func() *Demand { d := known(1000, 1); d.Asked(1, 1000); return d }(), Situation{Spent: 1008}, 600, "growing"},
+		{"what was seen is what went since the last batch", adaptive, func() *Demand { d := at(1000, 1); d.Asked(1, 1000); return d }(), Situation{Spent: 1008}, 24, "growing"},
 		{"in the first window to three times what was seen", adaptive, tenNew, Situation{Spent: 20}, 60, "growing"},
 		{"from the first request on", adaptive, tenNew, Situation{Spent: 5}, 15, "growing"},
+		{"from one token if none was seen", adaptive, tenNew, Situation{}, 3, "growing"},
+		{"but not below the floor", adaptive, tenNew, Situation{Spent: 5, Floor: 20}, 20, "growing"},
+		{"as long as that is less than the demand", adaptive, tenNew, Situation{Spent: 150}, 300, "demand"},
 		{"no demand", adaptive, at(0, 1), Situation{}, 1, "first"},
-		{"never above the limit", adaptive, known(1e9, 1), Situation{Spent: 1e6}, 60_000, "growing"},
+		{"never above the limit", adaptive, known(1e9, 1), Situation{Spent: 1e6}, 60_000, "demand"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			x := row.s

@@ -49,10 +49,7 @@ const (
 	memoryCount = 100             // requests that the mean rate should span
 	recentPart  = 60              // of the window: the shortest memory of the recent rate; memoryPart is the longest
 	recentCount = 20              // requests that the recent rate should span
-	trust       = 100             // the largest batch, in multiples of the tokens seen, after trustAfter requests
-	trustNew    = 3               // the same in the first window of a key, in which its callers may soon be elsewhere
-	trustAfter  = 10              // before so many requests a batch is at most twice the tokens seen, or trustPart
-	trustPart   = 100             // of the limit
+	trust       = 3               // the largest batch in the first window of a key, in multiples of the tokens seen: its callers may soon be elsewhere
 	sizeWeight  = 4               // observations: the memory of the size of large requests
 )
 

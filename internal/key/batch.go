@@ -20,16 +20,14 @@ type situation struct {
 	lease  *lease.Lease
 	now    int64
 	peers  int64         // processes that share the key, including this one
-	idle   int64         // this process' part of a hundredth of the limit
 	small  bool          // the limit is too small for batches
-	short  bool          // the limit will run out before the window ends
 	lead   time.Duration // from ordering a batch to having it
 }
 
 func (k *Key) situation(now int64) situation {
 	return situation{
 		Settings: &k.env.Settings, limit: k.terms.Load().Limit, demand: k.use.demand(), lease: k.lease.Load(), now: now,
-		peers: int64(max(k.clients, 1)), idle: k.idleTokens(), small: k.small(), short: k.short, lead: k.shard.Lead(),
+		peers: int64(max(k.clients, 1)), small: k.small(), lead: k.shard.Lead(),
 	}
 }
 
@@ -40,7 +38,7 @@ func (k *Key) idleTokens() int64 {
 }
 
 // sparePart divides the limit. All clients together may hold that much for the next large
-// request, while the limit is not going to run out.
+// request.
 const sparePart = 20
 
 // mostAhead is how many batches are held for a request that is larger than a batch. To
@@ -52,11 +50,7 @@ func (s *situation) reorder() int64 {
 	if !s.ahead() {
 		return 0
 	}
-	idle := s.idle
-	if !s.short { // nobody lacks what is held
-		idle = max(idle, s.limit.Tokens/sparePart/s.peers)
-	}
-	at := s.demand.Reorder(s.limit, s.lead, idle)
+	at := s.demand.Reorder(s.limit, s.lead, s.limit.Tokens/sparePart/s.peers)
 	if most := s.Sizing.Max; most > 0 {
 		at = min(at, mostAhead*min(most, s.limit.Tokens))
 	}
