@@ -1637,3 +1637,27 @@ func TestDirectBesideBatches(t *testing.T) {
 		}
 	}
 }
+
+// TestManyKeysRecalled: if many keys of a process are used up at one instant, what others hold of each comes back
+// before a caller is refused. Their returns would be too late if they went one after the other.
+func TestManyKeysRecalled(t *testing.T) {
+	const keys, limit = 200, 60
+	inBubble(t, "", func(t *testing.T) {
+		net := testnet.Far(rtt / 2)
+		all := fleetOn(t, 4, net, reservoir.PerHour(limit))
+		var admitted [keys]int64
+		for i := range keys {
+			for _, l := range all[:3] {
+				for range 8 {
+					require.True(t, allow(t, l, fmt.Sprint(i), 1).Allowed)
+				}
+			}
+			admitted[i] = 3 * 8
+		}
+		require.Positive(t, stats(all...).Held)
+		crowd(keys, func(i int) { admitted[i] += drain(t, all[3], fmt.Sprint(i), 1) })
+		for i := range keys {
+			require.EqualValues(t, limit, admitted[i], "key %d", i)
+		}
+	})
+}

@@ -294,6 +294,7 @@ func (k *Key) advance(now int64, did effect, slot *lane) (f *Fetch) {
 	facts := k.facts(now, did)
 	if k.use != nil || k.idle() {
 		facts.Surplus, facts.Look = k.surplus(now)
+		facts.Called = k.use != nil && k.use.recall.called != 0
 	}
 	why, at := next.Step(facts)
 	for why != next.None && !k.takeSlot(&slot, facts.Class(why), facts.Open) {
@@ -347,7 +348,7 @@ const (
 	worthOne    = 0.1 // expected waiting callers above which a refresh is worth a call
 )
 
-// facts returns all facts of the key except its surplus. It changes nothing.
+// facts returns all facts of the key except those of its surplus. It changes nothing.
 func (k *Key) facts(now int64, did effect) next.Facts {
 	w, line := k.lease.Load(), k.queue.callers()
 	f := next.Facts{

@@ -38,7 +38,7 @@ type Shard struct {
 // How many calls of a class are in flight at most, to one shard of the store.
 const (
 	CallsAtOnce   = 32  // that nobody waits for; also keys at Close, and limits of a group
-	callersAtOnce = 256 // for callers who stay, and batches ahead of need: as many as a far store needs
+	callersAtOnce = 256 // for callers who stay, batches ahead of need, and what others call back: as many as a far store needs
 )
 
 // NewShard returns a shard of that name, which is "" if the store has none.

@@ -27,7 +27,7 @@ const (
 type Class uint8
 
 const (
-	Callers Class = iota // callers stay in line for it, or will soon need it
+	Callers Class = iota // callers stay in line for it, or will soon need it, here or elsewhere
 	Debt                 // it must reach the store before a window ends
 	Rest                 // the time has caused it, so many keys may want such a call at once
 	Classes              // how many there are
@@ -75,6 +75,7 @@ type Facts struct {
 	// The stock.
 	Low     bool  // the stock is at the re-order point and the store has more
 	Surplus int64 // tokens that are worth giving back now
+	Called  bool  // callers elsewhere wait for the surplus
 	Look    int64 // when to look for a surplus again; 0 = no need
 }
 
@@ -107,7 +108,7 @@ func (f Facts) Class(why Cause) Class {
 	switch {
 	case why == Waiters && f.Passing > 0 && !f.Open, why == Probe:
 		return AtOnce
-	case why == Waiters, why == Prefetch && !f.Open:
+	case why == Waiters, (why == Prefetch || why == Return && f.Called) && !f.Open:
 		return Callers
 	case why == Charge:
 		return Debt

@@ -171,6 +171,8 @@ func TestClass(t *testing.T) {
 		{Prefetch, func(f *Facts) { f.Open = true }, Rest},
 		{Charge, func(f *Facts) {}, Debt},
 		{Return, func(f *Facts) {}, Rest},
+		{Return, func(f *Facts) { f.Called = true }, Callers},
+		{Return, func(f *Facts) { f.Called, f.Open = true, true }, Rest},
 		{Reset, func(f *Facts) {}, Rest},
 		{Refresh, func(f *Facts) {}, Rest},
 	} {
