@@ -35,6 +35,7 @@ var (
 		return v[5] > 0 || len(v) > firstContact && v[9] > 0 // debt is spent already
 	})
 	takeScript   = newScript("take", lua.Take, "", 3, 5, func(v []int64) bool { return v[0]&flagAllowed != 0 })
+	takeAlone    = newScript("take", lua.Take, "", 2, 5, takeScript.handsOut) // without the ledger
 	checkScript  = newScript("check", lua.Check, "_ro", 2, 5, nil)
 	settleScript = newScript("settle", lua.Settle, "", 3, 3, nil)
 	resetScript  = newScript("reset", lua.Reset, "", 3, 5, func(v []int64) bool { return v[2] != 0 && v[0]&flagConflict == 0 })
@@ -219,7 +220,7 @@ func (c *call) complete() (heard bool) {
 
 // late reports whether the caller wants the reply even if it comes after the deadline. The
 // limiter gives back what a late take was charged, because nobody else could.
-func (c *call) late() bool { return c.detached && c.script == takeScript }
+func (c *call) late() bool { return c.detached && c.script.op == "take" }
 
 // await sends the call through g and returns when it has the outcome or the context
 // ends. go-redis does not interrupt a read when a context ends.
@@ -266,6 +267,10 @@ func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
 		if err == nil {
 			s.known.Store(true)
 			return reply, nil
+		}
+		if r.script == takeScript && redis.HasErrorPrefix(err, "TRYAGAIN") { // the slot is moving, and has no ledger of the key
+			r.script = takeAlone
+			continue
 		}
 		failure := s.failure(r.script.op, err)
 		if !first || failure.Class != backend.Unavailable || !g.mayRepeat() || !sleep(ctx, pause) {

@@ -284,7 +284,7 @@ func TestNumbersReadAsNumbers(t *testing.T) {
 	require.NoError(t, err)
 	_, err = x.Check(ctx, "k", limit10)
 	require.NoError(t, err)
-	require.Regexp(t, `^evalsha [0-9a-f]{40} 2 \{k} \{k}:exp 3 10 60000 0 \d+ `, seen[0])
+	require.Regexp(t, `^evalsha [0-9a-f]{40} 3 \{k} \{k}:exp \{k}:own 3 10 60000 0 \d+ `, seen[0])
 	require.Regexp(t, `^evalsha_ro [0-9a-f]{40} 2 \{k} \{k}:exp 10 60000 `, seen[1])
 }
 

@@ -228,7 +228,8 @@ func (k *Key) OrderIfLow(w *lease.Lease, left int64) {
 		k.comeBack()
 		if k.use == nil {
 			k.usage().observe(k, now)
-			s := k.situation(now)
+		}
+		if s := k.situation(now); left > s.reorder() {
 			k.setReorder(w, s.reorder())
 		}
 		return changed
