@@ -66,7 +66,7 @@ func (f *Fetch) believes(r backend.SyncReply) {
 // Heard is the event that messages about the key have ceased or begun to come. What was called
 // in vain goes back, unless there is enough for all.
 func (k *Key) Heard() {
-	k.event(func(int64) effect {
+	k.event(func(now int64) effect {
 		if k.phase == phaseRetired || k.use == nil {
 			return unchanged
 		}
@@ -76,7 +76,7 @@ func (k *Key) Heard() {
 			r.known = -1
 		case r.known < 0:
 			if r.known = 0; k.short {
-				r.unknown = 1 // for long
+				r.unknown = now - int64(k.terms.Load().Window) // for long
 			}
 			k.allow() // the same elsewhere may have brought some back
 			return changed
