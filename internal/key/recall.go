@@ -1,6 +1,7 @@
 package key
 
 import (
+	"slices"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -94,6 +95,9 @@ func (k *Key) Hear(m backend.Message) {
 		case k.phase == phaseRetired:
 		case m.Kind == backend.Voided:
 			u := k.usage() // a call in flight may still name the window
+			if slices.Contains(u.voided[:], m.Window) { // again: each message would void the reply that the first one has caused
+				return unchanged
+			}
 			if u.voided = [2]backend.Window{m.Window, u.voided[0]}; current {
 				return k.void(w, now)
 			}
