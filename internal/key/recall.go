@@ -94,7 +94,7 @@ func (k *Key) Hear(m backend.Message) {
 		switch {
 		case k.phase == phaseRetired:
 		case m.Kind == backend.Voided:
-			u := k.usage() // a call in flight may still name the window
+			u := k.usage()                              // a call in flight may still name the window
 			if slices.Contains(u.voided[:], m.Window) { // again: each message would void the reply that the first one has caused
 				return unchanged
 			}
