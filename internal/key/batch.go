@@ -31,12 +31,6 @@ func (k *Key) situation(now int64) situation {
 	}
 }
 
-// idleTokens is this process' part of a hundredth of the limit. Fewer tokens are not worth
-// a call to give them back.
-func (k *Key) idleTokens() int64 {
-	return k.terms.Load().Tokens / 100 / int64(max(k.clients, 1))
-}
-
 // sparePart divides the limit. All clients together may hold that much for the next large
 // request.
 const sparePart = 20
@@ -220,18 +214,18 @@ func (k *Key) surplus(now int64) (n, at int64) {
 // outlasts is surplus for a key that cannot be called: tokens that will not be used while the
 // limit lasts, if they are half of the stock, because less is not worth a call.
 func (k *Key) outlasts(now int64) (n, at int64) {
-	w, r, pause := k.lease.Load(), &k.use.recall, k.terms.Load().Window/lookPart
-	if !k.short || w.Stock() <= 2*k.idleTokens() {
+	s, r, stock := k.situation(now), &k.use.recall, k.lease.Load().Stock()
+	if !k.short || stock <= s.limit.Tokens/50/s.peers {
 		return 0, 0
 	}
+	pause := s.limit.Window / lookPart
 	if at = r.due(now, pause); now < at { // the rate is not known yet
 		return 0, at
 	}
 	r.unknown = now
-	s := k.situation(now)
 	left, _ := s.left()
 	soon := s.demand.Soon(s.limit.Window, max(min(s.lasts(), left), pause), now, k.spent())
-	if n = min(k.free()-int64(soon), w.Stock()); n <= w.Stock()/2 {
+	if n = min(k.free()-int64(soon), stock); n <= stock/2 {
 		n = 0
 	}
 	return n, now + int64(pause)
