@@ -250,7 +250,7 @@ if want > 0 and rest + recovered - least >= 0 then
     else
       if base < 5 then base = 5 end
       if base > limit / (3 * peers) then base = limit / (3 * peers) end
-      local part = 3 * rest / (peers > 18 and peers or 18)
+      local part = 3 * rest / (peers > 6 and peers or 6)
       if base > part then base = part end
     end
     base = floor(base)
