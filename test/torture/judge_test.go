@@ -25,6 +25,7 @@ type verdict struct {
 	promises map[string]promise
 
 	resets, midnights, counted int64         // what happened to windows
+	giveBacks                  int64         // of tokens that others called back
 	lost, readmitted           [losses]int64 // tokens
 	calls, commands, spare     int64         // to failing shards; commands allowed beyond
 }
@@ -112,6 +113,7 @@ func (v *verdict) key(at place) {
 		v.happened(int64(len(at.Windows)-1), at, "rolled over")
 	}
 	v.resets, v.counted = v.resets+at.Resets, v.counted+at.Counted
+	v.giveBacks += at.GiveBacks
 	if at.Role == daily {
 		ends, midnight := slices.Sorted(maps.Keys(at.Windows)), at.Scenario.Midnight*1000
 		v.midnights += once(len(ends) > 0 && ends[0] <= midnight && midnight < ends[len(ends)-1])
@@ -286,6 +288,7 @@ func (v *verdict) total() {
 	v.happened(v.resets, "in all", "reset")
 	v.happened(v.midnights, "in all", "a midnight")
 	v.happened(v.counted, "in all", "a token settled for an earlier window")
+	v.happened(v.giveBacks, "in all", "an idle token called back")
 	if v.strict && v.lost[tail] > 0 {
 		bar := fmt.Sprintf("≤ %d %% of %d, which were not replicated", failoverBar, v.lost[tail])
 		hold(v, overLost[tail].name, bar, "all failovers", v.readmitted[tail], v.lost[tail]*failoverBar/100)

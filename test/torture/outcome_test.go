@@ -71,6 +71,7 @@ type sums struct {
 	Open, Charged int64    // the store's window after all processes closed, and the tokens in it
 	Apart         int64    // tokens by which Stats and journals differ
 	Unknown       int64    // tokens of calls that must not be repeated
+	GiveBacks     int64    // returns of idle tokens, of processes to which messages came
 	Unclean       []string // why processes could not return tokens
 	Killed        int64    // processes, which left no Stats
 	KilledHeld    int64    // what they held by their last record
@@ -127,6 +128,9 @@ func (o *outcome) add(l *line, r *record) {
 	case closed:
 		l.Closed = true
 		s.audit(r.Key.Role, l, r.Stats)
+		if r.N == 0 {
+			s.GiveBacks += r.Stats.GiveBacks
+		}
 		if r.Err != "" {
 			s.Unclean = append(s.Unclean, r.Err)
 		}

@@ -25,7 +25,7 @@ func harmless(where topology, f fault) *outcome {
 	e.Begin, e.End, e.Active, e.Recovery = at(4.2), at(4.4), 1, shortWindow/10
 	o.Scenario.Topology, o.Scenario.Loses, o.Scenario.Midnight = where, f.loses, at(5).Unix()
 	for r := range role(roles) {
-		s := &sums{Windows: make(map[int64]int64), Allowed: 1, Denied: 1}
+		s := &sums{Windows: make(map[int64]int64), Allowed: 1, Denied: 1, GiveBacks: 1}
 		d := o.Scenario.demand(r)
 		if o.Scenario.Loses == elected || o.Scenario.Loses == all {
 			e.Lost[r] = d.limit.Tokens
@@ -75,6 +75,11 @@ func TestJudge(t *testing.T) {
 		{"over-admission of windows that are reset", durable, "lost replies", func(o *outcome) { o.line(fresh).Windows[at(5).UnixMilli()]++ }},
 		{"over-admission of windows that are reset", durable, "lost replies", func(o *outcome) { o.line(daily).Windows[at(5).UnixMilli()]++ }},
 		{"faults that took effect", durable, "lost replies", func(o *outcome) { o.line(daily).Counted = 0 }},
+		{"faults that took effect", durable, "lost replies", func(o *outcome) {
+			for _, s := range o.Lines {
+				s.GiveBacks = 0
+			}
+		}},
 		{"days that end before midnight", durable, "lost replies", func(o *outcome) { o.line(daily).Windows[at(5).UnixMilli()-2] = 1 }},
 		{"tokens lost, no process killed", durable, "lost replies", func(o *outcome) { o.line(ledger).Charged++ }},
 		{"tokens spent that were never charged", durable, "lost replies", func(o *outcome) { o.line(stock).Charged-- }},

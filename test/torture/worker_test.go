@@ -71,7 +71,7 @@ type record struct {
 	At     time.Time        // when it happened; when a request or a call began
 	Took   time.Duration    // of a request or a call
 	Woke   time.Duration    // how late the machine woke the caller, if it slept
-	N      int64            // tokens; if settled, used above the charge; if called, held in memory after the call
+	N      int64            // tokens; if settled, used above the charge; if called, held in memory after the call; if closed, shards unheard until then
 	Result reservoir.Result // of a request
 	Away   bool             // the circuit is open, by the last hook
 	Err    string           // the error of a request, a call or Close
@@ -204,9 +204,10 @@ func (s *stream) live(finish context.Context, seed uint64) {
 	wg.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
+	unheard := s.limiter.Stats().Unheard
 	err := s.limiter.Close(ctx)
 	stats := s.limiter.Stats()
-	s.note(record{What: closed, Stats: &stats}, err)
+	s.note(record{What: closed, N: unheard, Stats: &stats}, err)
 }
 
 // run makes one caller's requests by a schedule, so that slow answers do not make the
