@@ -86,6 +86,10 @@ func (k *Key) Heard() {
 	})
 }
 
+// toldTimes is how much more rarely a key probes that has been told that the limit is used up: it
+// is told of tokens that come back, too, unless the message is lost or many wait for it.
+const toldTimes = 4
+
 // Hear is the event of a message about the key.
 func (k *Key) Hear(m backend.Message) {
 	k.event(func(now int64) effect {
@@ -108,7 +112,7 @@ func (k *Key) Hear(m backend.Message) {
 		case m.Kind == backend.Exhausted && k.terms.Load().Tokens <= m.Limit && !k.queue.inFlight():
 			w.AddRemaining(-w.Remaining())
 			k.deny(w, now)
-			k.deniedUntil = w.LatestEnd() // who has tokens again says so
+			k.deniedUntil = min(now+toldTimes*(k.deniedUntil-now), w.LatestEnd())
 			k.use.recall.called = m.Window
 			return changed
 		case m.Kind == backend.Again:
