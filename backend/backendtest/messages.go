@@ -87,7 +87,7 @@ func testCalledAtOnce(t testing.TB, s backend.Store) {
 		for i := range n {
 			b.sync(0, backend.SyncRequest{Client: fmt.Sprint("c", i), Want: 1, Exact: true})
 		}
-		for called := int64(32); called < min(n, 20*32); called += 32 {
+		for called := int64(32); called < min(n, 8*32); called += 32 {
 			got := b.sync(time.Second, backend.SyncRequest{Client: "x", Want: n, Need: n, Least: n})
 			equal(t, "called", got.Called, called)
 			equal(t, "idle", got.Idle, n-called)

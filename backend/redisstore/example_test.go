@@ -119,6 +119,7 @@ func ExampleWithReplicas() {
 	limiter, err := reservoir.New(redisstore.New(one, redisstore.WithReplicas(two)), reservoir.PerHour(100),
 		reservoir.WithDirect(), reservoir.WithFetchTimeout(5*time.Second))
 	must(err)
+	defer limiter.Close(context.Background())
 	r, err := limiter.Allow(context.Background(), "user:42")
 	fmt.Println(r.Remaining, err)
 	r, err = limiter.Check(context.Background(), "user:42")
