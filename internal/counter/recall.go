@@ -12,8 +12,8 @@ import (
 // lua/sync.lua repeats these numbers.
 const (
 	sample    = 256  // accounts looked at in one step: more are drawn at random
-	crowd     = 1024 // the same, to tell all that the limit is used up
-	atOnce    = 32   // clients called by one step, or told that tokens are back
+	crowd     = 1024 // the same, to tell all that the limit is used up, or that tokens are back
+	atOnce    = 32   // clients called by one step
 	few       = 4    // clients told of a single token that is back: some have no use for it
 	mostCalls = 4    // of a client that does not answer
 	patience  = 100  // ms, or a 20th of the window, in which it may answer all the same
@@ -87,7 +87,7 @@ func (s *statement) messages() []Message {
 		c.told = 1
 	case c.told > 0 && !dry && ms-c.told >= min(s.length/20, pause):
 		rest := s.Limit.Tokens - c.used
-		kind, called = backend.Again, s.some(sample, int(max(few, min(rest, atOnce))), present)
+		kind, called = backend.Again, s.some(crowd, int(max(few, min(rest, crowd))), present)
 		c.told = ms
 	}
 	s.out.Idle = c.idle - s.acc.idle
