@@ -62,7 +62,7 @@ func (s *sweeper) sweep() {
 			s.LineUp()
 		}
 	}
-	l.heard()            // of shards whose first key has come since
+	l.look()             // at shards whose first key has come since
 	s.armed.Store(false) // not before the end: a sweep may take longer than the idle time
 	if l.env.Table.Len() > 0 {
 		s.arm()

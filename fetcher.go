@@ -127,14 +127,20 @@ func (s *storeCall) report() {
 func (s *storeCall) sync(ctx context.Context, q backend.SyncRequest) (reply backend.SyncReply, err error) {
 	s.Want = q.Want
 	err = s.do(ctx, func(ctx context.Context) (err error) {
-		s.l.env.Counts.Syncs.Add(1)
-		reply, err = s.l.store.Sync(ctx, q)
-		s.Granted = reply.Grant
+		reply, err = s.state(ctx, q)
 		return err
 	})
 	if reply.Conflict {
 		s.Err = ErrConflict // reported even if the limit may have changed
 	}
+	return reply, err
+}
+
+// state is the part of sync that is the store's.
+func (s *storeCall) state(ctx context.Context, q backend.SyncRequest) (backend.SyncReply, error) {
+	s.l.env.Counts.Syncs.Add(1)
+	reply, err := s.l.store.Sync(ctx, q)
+	s.Granted = reply.Grant
 	return reply, err
 }
 
@@ -307,8 +313,7 @@ func (l *Limiter) recall(ctx context.Context, r backend.TakeRequest, idle bool) 
 		const most = backend.MaxTokens
 		call := l.newCall(s, r.Key, StoreCall{Op: "sync", Cause: string(next.Waiters), Reason: "recall"})
 		_, err := detached(ctx, call, func(ctx context.Context) (backend.SyncReply, error) {
-			l.env.Counts.Syncs.Add(1)
-			return l.store.Sync(ctx, backend.SyncRequest{
+			return call.state(ctx, backend.SyncRequest{
 				Key: r.Key, Client: l.env.Client + ".recall", Limit: r.Limit, OpenLength: r.OpenLength, End: r.End, Next: r.Next,
 				Want: most, Need: most, Least: most, Leaving: true, Detached: true,
 			})

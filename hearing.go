@@ -20,6 +20,7 @@ type hearing struct {
 	once sync.Once
 	sub  atomic.Pointer[backend.Subscription] // nil until the first key, and for ever if the store is no Listener
 
+	news  atomic.Bool     // a message has said that messages may have ceased or begun to come
 	looks atomic.Int64    // due, and the one under way
 	deaf  map[string]bool // shards that the hook knows to be unheard; of the look under way
 
@@ -43,7 +44,8 @@ func (l *Limiter) hear(m backend.Message) {
 	k := l.env.FindStored(m.Key)
 	switch {
 	case m.Kind == backend.Hearing:
-		l.heard()
+		l.hearing.news.Store(true)
+		l.look()
 	case k == nil:
 	case m.Kind == backend.Changed:
 		l.askLater(k)
@@ -72,9 +74,9 @@ func (l *Limiter) hearingOf(s *key.Shard) error {
 	return nil
 }
 
-// heard tells the keys that messages may have ceased or begun to come, and calls the hook for
-// each shard of which it is true. Only one look is under way, so the hook learns the changes in order.
-func (l *Limiter) heard() {
+// look tells the keys if messages may have ceased or begun to come, and calls the hook for each
+// shard of which that is true. Only one look is under way, so the hook learns the changes in order.
+func (l *Limiter) look() {
 	h := &l.hearing
 	if !l.env.Calls.Begin() {
 		return
@@ -87,8 +89,10 @@ func (l *Limiter) heard() {
 		defer l.env.Calls.End()
 		for due := int64(1); due > 0; due = h.looks.Add(-due) {
 			due = h.looks.Load()
-			for k := range l.env.All {
-				k.Heard()
+			if h.news.Swap(false) {
+				for k := range l.env.All {
+					k.Heard()
+				}
 			}
 			for name, s := range l.shards.Range {
 				l.reportHearingOf(name.(string), l.hearingOf(s.(*key.Shard)))

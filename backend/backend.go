@@ -190,9 +190,10 @@ type SyncReply struct {
 	Learning   bool          // the store has recently lost data, and grants little more than is needed
 
 	// Idle is at most how many tokens of Window lie idle in other clients, by their last
-	// statements and what they were granted since; 0 if the store may not call them. Called is how many clients were called to return
-	// theirs, have not stated since, and were not called in vain four times and for min(T/20, 100 ms). If
-	// a statement gets less than it needs and both are 0, the limit is used up, as far as the store can know.
+	// statements and what they were granted since; 0 if the store may not call them. Called is
+	// how many clients were called to return theirs, have not stated since, and were not called
+	// in vain four times and for min(T/20, 100 ms). If a statement gets less than it needs and
+	// both are 0, the limit is used up, as far as the store can know.
 	Idle   int64
 	Called int64
 }

@@ -16,10 +16,10 @@ var ErrNoListener = errors.New("the store sends no messages: it is no backend.Li
 // Messages may be lost, late or repeated. No count depends on them, because a limiter
 // answers a message by nothing but ordinary statements.
 type Listener interface {
-	// Listen calls hear, perhaps before Listen returns, with the messages to a process, which is the part of
-	// [SyncRequest].Client before its last dot, and with those to all. Calls of hear
-	// come one at a time, and no lock of the store is held. Messages wait while hear runs, so it
-	// must return soon. Listen does no I/O itself.
+	// Listen calls hear, perhaps before Listen returns, with the messages to a process, which
+	// is the part of [SyncRequest].Client before its last dot, and with those to all. Calls of
+	// hear come one at a time, and no lock of the store is held. Messages wait while hear runs,
+	// so it must return soon. Listen does no I/O itself.
 	Listen(process string, hear func(Message)) Subscription
 
 	// Publish sends a message to every process that listens.
@@ -53,8 +53,8 @@ type Kind uint8
 const (
 	// Hearing: the result of Subscription.Err has changed for some keys. It has no Key.
 	Hearing Kind = iota
-	// Recall: other processes want the tokens of Key that are idle here. Return what will
-	// not be used soon.
+	// Recall: other processes want the tokens of Key that are idle here. Return what nobody
+	// here waits for.
 	Recall
 	// Exhausted: no token of Key is left in Window, and nobody could be called for idle ones.
 	Exhausted

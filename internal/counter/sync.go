@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/demand"
 )
 
 // unheard divides the grants to clients that get no messages: what is idle there does not come
@@ -212,7 +213,7 @@ func (s *statement) target() int64 {
 	tokens := s.Limit.Tokens
 	n0 := max(tokens/1000, 1)
 	peers := max(s.out.Clients, s.Peers, 1) // after a reset the others are still to come
-	floor := min(tokens/(3*peers), max(5, tokens/(20*peers)), 3*max(tokens-s.c.used, 0)/max(peers, 6))
+	floor := min(demand.Floor(tokens, peers), 3*max(tokens-s.c.used, 0)/max(peers, 6))
 	least, divisor := 1/float64(peers), 1.0
 	switch {
 	case s.out.Learning: // enough for each client, so that a crowd need not call again

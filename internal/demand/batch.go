@@ -42,6 +42,14 @@ type Situation struct {
 	Floor   int64         // tokens of the smallest batch that is worth a call
 }
 
+// Floor is the smallest batch that is worth a call, for one of so many processes that share
+// the limit: a twentieth of its part, or five tokens, but no more than a third of that part.
+// lua/sync.lua repeats the rule.
+func Floor(limit, processes int64) int64 {
+	part := limit / processes
+	return min(part/3, max(5, part/20))
+}
+
 // Batch returns how many tokens to ask for, including those that callers wait for, and
 // the reason in a word or two.
 func (d *Demand) Batch(p Policy, s Situation) (int64, string) {

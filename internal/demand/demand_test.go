@@ -124,8 +124,6 @@ func TestUse(t *testing.T) {
 	none.Asked(1, 1)
 }
 
-// TestReorder: what goes in the lead time, three deviations, and a large request less
-// a token, as far as that may be held.
 // TestSoon: a burst says less of what comes the longer ago it was, without an observation.
 func TestSoon(t *testing.T) {
 	var none *Demand
@@ -141,6 +139,8 @@ func TestSoon(t *testing.T) {
 	assert.Equal(t, was, *d, "nothing is observed")
 }
 
+// TestReorder: what goes in the lead time, three deviations, and a large request less
+// a token, as far as that may be held.
 func TestReorder(t *testing.T) {
 	for _, row := range []struct {
 		name       string

@@ -58,12 +58,8 @@ func (s *situation) exact() bool {
 	return !s.guided() || s.small || most > 0 && most < s.floor() && !s.demand.Known()
 }
 
-// floor is the smallest batch that is worth a call: a twentieth of this process' part of the
-// limit, or five tokens, but no more than a third of that part. The store repeats the rule.
-func (s *situation) floor() int64 {
-	part := s.limit.Tokens / s.peers
-	return min(part/3, max(5, part/20))
-}
+// floor is the smallest batch that is worth a call.
+func (s *situation) floor() int64 { return demand.Floor(s.limit.Tokens, s.peers) }
 
 // batch asks the policy for the size of a batch and the reason in a word or two.
 func (s *situation) batch(spent, stock, waiting int64) (int64, string) {

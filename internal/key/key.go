@@ -229,8 +229,9 @@ func (k *Key) OrderIfLow(w *lease.Lease, left int64) {
 		if k.use == nil {
 			k.usage().observe(k, now)
 		}
-		if s := k.situation(now); left > s.reorder() {
-			k.setReorder(w, s.reorder())
+		s := k.situation(now)
+		if point := s.reorder(); left > point {
+			k.setReorder(w, point)
 		}
 		return changed
 	})

@@ -98,9 +98,9 @@ func (k *Key) Hear(m backend.Message) {
 		switch {
 		case k.phase == phaseRetired:
 		case m.Kind == backend.Voided:
-			u := k.usage()                              // a call in flight may still name the window
-			if slices.Contains(u.voided[:], m.Window) { // again: each message would void the reply that the first one has caused
-				return unchanged
+			u := k.usage() // a call in flight may still name the window
+			if slices.Contains(u.voided[:], m.Window) {
+				return unchanged // another message would void the reply that the first one has caused
 			}
 			if u.voided = [2]backend.Window{m.Window, u.voided[0]}; current {
 				return k.void(w, now)
