@@ -542,6 +542,29 @@ func TestTokensOfTheDeafAreFound(t *testing.T) {
 	}
 }
 
+// A process whose tokens are used up says so when it is called. Otherwise all who want some would
+// ask until it is given up.
+func TestCalledInVain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := testnet.Far(time.Millisecond)
+		all := fleet(t, 10, net, reservoir.PerHour(60), reservoir.WithBatch(reservoir.Fixed(60)))
+		for range 60 {
+			require.True(t, allow(t, all[0], "k", 1).Allowed)
+		}
+		contents, err := net.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.EqualValues(t, 59, contents.Idle, "as far as the store knows")
+		for range 80 { // ms
+			for _, l := range all[1:] {
+				go func() { assert.False(t, allow(t, l, "k", 1).Allowed) }()
+			}
+			time.Sleep(time.Millisecond)
+		}
+		require.EqualValues(t, 2, stats(all[0]).StoreCalls, "it has answered")
+		require.LessOrEqual(t, stats(all[1:]...).StoreCalls, int64(3*9))
+	})
+}
+
 // TestVoidedAgainAndAgain: a message that comes again and again causes one call, and holds up nobody.
 func TestVoidedAgainAndAgain(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {

@@ -181,9 +181,8 @@ func (k *Key) surplus(now int64) (n, at int64) {
 	}
 	r, free := &k.use.recall, min(k.free(), w.Stock())
 	if r.called == w.Window {
-		if r.known = 0; free > 0 {
-			return free, 0
-		}
+		r.known = 0
+		return free, 0
 	}
 	r.called = 0
 	if !k.env.Caller.Hears(k.env.Stored(k.node.Key)) {

@@ -340,10 +340,15 @@ func (f *Fetch) forecast(r backend.SyncReply, w *lease.Lease, denied bool, now i
 	} else {
 		k.use.demand().Exhausted(0)
 	}
-	// If the store grants only what is needed, the limit is too small for batches.
-	small := r.Learning || f.Req.Want > f.Req.Need && r.Grant <= f.Req.Need
+	// If the store grants only what is needed, the limit is too small for batches. If it grants less
+	// than half of the smallest batch, the limit runs out, and a caller may never come for the next.
+	s, worth := k.situation(now), f.Req.Need+1
+	if f.Req.Idle >= 0 {
+		worth = max(worth, s.floor()/2)
+	}
+	small := s.small || r.Learning || r.Grant < min(f.Req.Want, worth)
 	reorder := int64(-1)
-	if s := k.situation(now); s.ahead() && !s.small && !small && !denied && w.Remaining() > 0 {
+	if s.ahead() && !small && !denied && w.Remaining() > 0 {
 		if reorder = s.reorder(); k.use == nil {
 			reorder = max(k.held()-k.queue.line.Tokens()-fewUses, reorder)
 		}

@@ -113,7 +113,9 @@ func (k *Key) Hear(m backend.Message) {
 			w.AddRemaining(-w.Remaining())
 			k.deny(w, now)
 			k.deniedUntil = min(now+toldTimes*(k.deniedUntil-now), w.LatestEnd())
-			k.use.recall.called = m.Window
+			if k.free() > 0 {
+				k.use.recall.called = m.Window
+			}
 			return changed
 		case m.Kind == backend.Again:
 			k.allow()

@@ -75,7 +75,7 @@ type Facts struct {
 	// The stock.
 	Low     bool  // the stock is at the re-order point and the store has more
 	Surplus int64 // tokens that are worth giving back now
-	Called  bool  // callers elsewhere wait for the surplus
+	Called  bool  // callers elsewhere wait for the surplus, or to learn that there is none
 	Look    int64 // when to look for a surplus again; 0 = no need
 }
 
@@ -214,7 +214,7 @@ func ahead(f Facts) (Cause, int64) {
 		}
 		at = min(at, max(f.Refresh, f.Backoff))
 	}
-	if f.Surplus > 0 {
+	if f.Surplus > 0 || f.Called && f.Alive { // or callers elsewhere would wait for what is not there
 		if f.Now >= f.Backoff {
 			return Return, Never
 		}

@@ -142,6 +142,7 @@ func TestPriority(t *testing.T) {
 		{Reset, func(f *Facts) { f.Now = 210 }}, // excludes those below
 		{Refresh, func(f *Facts) { f.Refresh = f.Now }},
 		{Return, func(f *Facts) { f.Surplus = 1 }},
+		{Return, func(f *Facts) { f.Called = true }},
 		{Prefetch, func(f *Facts) { f.Low = true }},
 	}
 	for i, first := range order {
