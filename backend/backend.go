@@ -99,6 +99,10 @@ type State struct {
 	Remaining int64         // tokens that are not charged to anybody
 	Length    time.Duration // of the open window, if the request's Limit has another; else 0
 	Conflict  bool          // the call has changed nothing, because of Length; Check never sets it
+
+	// Frees is, if Remaining of a rolling limit is less than was asked for, the time until
+	// enough of what counts now counts no more.
+	Frees time.Duration
 }
 
 // SyncRequest is one client's statement of account with one key.
@@ -171,6 +175,13 @@ type SyncRequest struct {
 	// Detached says that the call's context ends only at its deadline, because the caller
 	// stops waiting by other means. The store may then return some seconds later than that.
 	Detached bool
+
+	// Of statements about a rolling limit; see [Slices].
+
+	Account    int64   // that the totals are about, by the last reply; 0 = the client has none
+	Spent      []Spent // what requests have used of Granted, by slices in ascending order; at most MaxSpent
+	Refunded   int64   // the part of Spent that requests gave back, cumulative
+	RefundedIn Window  // the earliest in which a part of Refunded was charged that no reply has confirmed
 }
 
 // SyncReply is the store's side of the account after a Sync.
@@ -196,6 +207,10 @@ type SyncReply struct {
 	// both are 0, the limit is used up, as far as the store can know.
 	Idle   int64
 	Called int64
+
+	// Account names what the totals are about, if the limit is a rolling one. If it is another
+	// one than the statement's, what the client holds counts no more.
+	Account int64
 }
 
 // TakeRequest asks for Tokens, all or none.
@@ -206,6 +221,8 @@ type TakeRequest struct {
 
 	End, Next  Window        // of windows that this call may open; see SyncRequest
 	OpenLength time.Duration // of the window that the client takes for open, if its limit has another length by now; else 0
+
+	Within time.Duration // of a rolling limit: how long the call may take, by which its Window is chosen; see [Slices]
 
 	Detached bool // see SyncRequest
 }
@@ -227,6 +244,8 @@ type SettleRequest struct {
 	Window Window
 	Tokens int64 // to charge or, if negative, to give back; -MaxTokens to MaxTokens, not 0
 	Limit  int64 // tokens of the key's limit, by which the store computes SettleReply.Over
+
+	Rolling time.Duration // the length of a rolling limit's window; else 0
 }
 
 // SettleReply says whether the tokens were charged or given back.

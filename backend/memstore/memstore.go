@@ -17,6 +17,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/counter"
 	"github.com/go-reservoir/reservoir/internal/mailbox"
+	"github.com/go-reservoir/reservoir/internal/rolling"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
@@ -40,8 +41,8 @@ type Store struct {
 
 type shard struct {
 	mu    sync.Mutex
-	keys  map[string]*counter.Counter
-	sweep int // number of keys at which closed windows are next dropped
+	fixed table[counter.Counter, *counter.Counter]
+	rings table[rolling.Ring, *rolling.Ring] // of rolling limits
 }
 
 var (
@@ -55,8 +56,8 @@ var (
 func New() *Store {
 	s := &Store{start: time.Now(), seed: maphash.MakeSeed()}
 	for i := range s.shard {
-		s.shard[i].keys = make(map[string]*counter.Counter)
-		s.shard[i].sweep = minSweep
+		s.shard[i].fixed.init()
+		s.shard[i].rings.init()
 	}
 	return s
 }
@@ -64,7 +65,11 @@ func New() *Store {
 // Sync implements backend.Store.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.SyncReply, err error) {
 	var messages []counter.Message
-	err = s.with(ctx, "sync", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply, messages = c.Sync(r, now) })
+	if r.Limit.Rolls {
+		err = s.rolling(ctx, "sync", r.Key, r.Validate(), &reply.State, func(c *rolling.Ring, now int64) { reply, messages = c.Sync(r, now) })
+	} else {
+		err = s.fixed(ctx, "sync", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply, messages = c.Sync(r, now) })
+	}
 	for _, m := range messages {
 		s.mail.Send(m.Process, m.Message)
 	}
@@ -73,29 +78,46 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.
 
 // Take implements backend.Store.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (reply backend.TakeReply, err error) {
-	err = s.with(ctx, "take", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Take(r, now) })
+	if r.Limit.Rolls {
+		err = s.rolling(ctx, "take", r.Key, r.Validate(), &reply.State, func(c *rolling.Ring, now int64) { reply = c.Take(r, now) })
+	} else {
+		err = s.fixed(ctx, "take", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Take(r, now) })
+	}
 	return reply, err
 }
 
 // Check implements backend.Store.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (reply backend.State, err error) {
-	err = s.with(ctx, "check", key, cmp.Or(backend.ValidateKey(key), l.Validate()), func(c *counter.Counter, now int64) { reply = c.Check(l, now) })
+	faulty := cmp.Or(backend.ValidateKey(key), l.Validate())
+	if l.Rolls {
+		err = s.rolling(ctx, "check", key, faulty, &reply, func(c *rolling.Ring, now int64) { reply = c.Check(l, now) })
+	} else {
+		err = s.fixed(ctx, "check", key, faulty, func(c *counter.Counter, now int64) { reply = c.Check(l, now) })
+	}
 	return reply, err
 }
 
 // Settle implements backend.Store.
 func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (reply backend.SettleReply, err error) {
-	err = s.with(ctx, "settle", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Settle(r, now) })
+	if r.Rolling != 0 {
+		err = s.rolling(ctx, "settle", r.Key, r.Validate(), nil, func(c *rolling.Ring, now int64) { reply = c.Settle(r, now) })
+	} else {
+		err = s.fixed(ctx, "settle", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Settle(r, now) })
+	}
 	return reply, err
 }
 
 // Reset implements backend.Store.
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (reply backend.State, err error) {
 	var before backend.Window
-	err = s.with(ctx, "reset", r.Key, r.Validate(), func(c *counter.Counter, now int64) {
-		before = c.Check(r.Limit, now).Window
-		reply = c.Reset(r, now)
-	})
+	if r.Limit.Rolls {
+		err = s.rolling(ctx, "reset", r.Key, r.Validate(), &reply, func(c *rolling.Ring, now int64) { reply = c.Reset(r, now) })
+	} else {
+		err = s.fixed(ctx, "reset", r.Key, r.Validate(), func(c *counter.Counter, now int64) {
+			before = c.Check(r.Limit, now).Window
+			reply = c.Reset(r, now)
+		})
+	}
 	if reply.Window != 0 && !reply.Conflict {
 		s.mail.SendAll(backend.Message{Kind: backend.Voided, Key: r.Key, Window: before})
 	}
@@ -129,13 +151,35 @@ func (s subscription) Close() { s.close() }
 
 // Inspect implements backend.Inspector.
 func (s *Store) Inspect(ctx context.Context, key string) (reply backend.Contents, err error) {
-	err = s.with(ctx, "inspect", key, backend.ValidateKey(key), func(c *counter.Counter, now int64) { reply = c.Contents(now) })
+	err = s.with(ctx, "inspect", key, backend.ValidateKey(key), func(sh *shard, now int64) {
+		if c := sh.rings.keys[key]; c != nil && c.Open(now) {
+			reply = c.Contents(now)
+		} else if c := sh.fixed.keys[key]; c != nil {
+			reply = c.Contents(now)
+		}
+	})
 	return reply, err
 }
 
-// with makes a step of the key's counter, under its shard's lock, unless the request is
-// faulty or ctx is over.
-func (s *Store) with(ctx context.Context, op, key string, faulty error, step func(c *counter.Counter, now int64)) error {
+// fixed makes a step of the key's counter.
+func (s *Store) fixed(ctx context.Context, op, key string, faulty error, step func(c *counter.Counter, now int64)) error {
+	return s.with(ctx, op, key, faulty, func(sh *shard, now int64) { sh.fixed.step(key, now, step) })
+}
+
+// rolling makes a step of the key's ring. If a fixed window of the key is open, it only writes
+// that the two conflict into state, unless that is nil.
+func (s *Store) rolling(ctx context.Context, op, key string, faulty error, state *backend.State, step func(c *rolling.Ring, now int64)) error {
+	return s.with(ctx, op, key, faulty, func(sh *shard, now int64) {
+		if c := sh.fixed.keys[key]; c != nil && c.Open(now) && state != nil {
+			*state = backend.State{Conflict: true}
+			return
+		}
+		sh.rings.step(key, now, step)
+	})
+}
+
+// with calls step under the lock of the key's shard, unless the request is faulty or ctx is over.
+func (s *Store) with(ctx context.Context, op, key string, faulty error, step func(sh *shard, now int64)) error {
 	if faulty != nil {
 		return faulty
 	}
@@ -145,15 +189,7 @@ func (s *Store) with(ctx context.Context, op, key string, faulty error, step fun
 	sh := &s.shard[maphash.String(s.seed, key)%shards]
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	now := s.now(ctx) // under the lock, so that no key sees the clock step back
-	c, held := sh.keys[key]
-	if !held {
-		c = new(counter.Counter)
-	}
-	step(c, now)
-	if !held && c.Opened() {
-		sh.put(strings.Clone(key), c, now) // not to keep what key is a part of
-	}
+	step(sh, s.now(ctx)) // under the lock, so that no key sees the clock step back
 	return nil
 }
 
@@ -166,14 +202,36 @@ func (s *Store) now(ctx context.Context) int64 {
 	return (s.start.Add(time.Since(s.start)).UnixNano() + 999) / 1000 // rounded up, so that Left is never too long
 }
 
+// table has the keys of one kind of limit.
+type table[T any, P state[T]] struct {
+	keys  map[string]P
+	sweep int // number of keys at which those that are over are next dropped
+}
+
+// state is what is kept of a key.
+type state[T any] interface {
+	*T
+	Opened() bool
+	Open(now int64) bool
+}
+
 const minSweep = 256
 
-// put keeps c. Each time the map has doubled, it drops the windows that are over, which
-// is constant work for each new key and needs no goroutine.
-func (sh *shard) put(key string, c *counter.Counter, now int64) {
-	if len(sh.keys) >= sh.sweep {
-		maps.DeleteFunc(sh.keys, func(_ string, old *counter.Counter) bool { return !old.Open(now) })
-		sh.sweep = max(minSweep, 2*len(sh.keys))
+func (t *table[T, P]) init() { t.keys, t.sweep = make(map[string]P), minSweep }
+
+// step makes a step of a key. Each time the map has doubled, it drops the keys that are over,
+// which is constant work for each new key and needs no goroutine.
+func (t *table[T, P]) step(key string, now int64, step func(P, int64)) {
+	c, held := t.keys[key]
+	if !held {
+		c = new(T)
 	}
-	sh.keys[key] = c
+	if step(c, now); held || !c.Opened() {
+		return
+	}
+	if len(t.keys) >= t.sweep {
+		maps.DeleteFunc(t.keys, func(_ string, old P) bool { return !old.Open(now) })
+		t.sweep = max(minSweep, 2*len(t.keys))
+	}
+	t.keys[strings.Clone(key)] = c // not to keep what key is a part of
 }

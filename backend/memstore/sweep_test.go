@@ -17,7 +17,7 @@ import (
 func (s *Store) held() (n int) {
 	for i := range s.shard {
 		s.shard[i].mu.Lock()
-		n += len(s.shard[i].keys)
+		n += len(s.shard[i].fixed.keys)
 		s.shard[i].mu.Unlock()
 	}
 	return n

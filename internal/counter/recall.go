@@ -11,12 +11,12 @@ import (
 
 // lua/sync.lua repeats these numbers.
 const (
-	sample    = 256  // accounts looked at in one step: more are drawn at random
+	Sample    = 256  // accounts looked at in one step: more are drawn at random
 	crowd     = 1024 // the same, to tell all that the limit is used up, or that tokens are back
-	atOnce    = 32   // clients called by one step
+	AtOnce    = 32   // clients called by one step
 	few       = 4    // clients told of a single token that is back: some have no use for it
-	mostCalls = 4    // of a client that does not answer
-	patience  = 100  // ms, or a 20th of the window, in which it may answer all the same
+	MostCalls = 4    // of a client that does not answer
+	Patience  = 100  // ms, or a 20th of the window, in which it may answer all the same
 	pause     = 1000 // ms, or a 20th of the window, before clients are told again that tokens are back
 )
 
@@ -37,7 +37,7 @@ type recalls struct {
 
 // waits reports whether a client that was called may still answer, in a window of that length.
 func (r *recalls) waits(now, length int64) bool {
-	return r.out > 0 && (r.calls <= mostCalls || now/1000-r.at < min(length/20, patience))
+	return r.out > 0 && (r.calls <= MostCalls || now/1000-r.at < min(length/20, Patience))
 }
 
 // idles enters how many tokens lie idle in the client: an upper bound until it states the
@@ -78,9 +78,9 @@ func (s *statement) messages() []Message {
 		if called = s.recall(others); len(called) > 0 {
 			c.at, c.calls = ms, 1
 		}
-	case short && s.Waited && c.out > 0 && c.calls <= mostCalls:
-		if c.calls++; c.calls <= mostCalls {
-			called = s.some(sample, atOnce, func(a account) bool { return a.called })
+	case short && s.Waited && c.out > 0 && c.calls <= MostCalls:
+		if c.calls++; c.calls <= MostCalls {
+			called = s.some(Sample, AtOnce, func(a account) bool { return a.called })
 		}
 	case dry && s.out.Grant < s.Need && c.told == 0 && !c.waits(s.now, s.length):
 		kind, called = backend.Exhausted, s.some(crowd, crowd, present)
@@ -126,13 +126,13 @@ func (s *statement) some(n, most int, pick func(account) bool) (names []string) 
 // most would have used it.
 func (s *statement) recall(others int64) []string {
 	c := &s.c
-	names := s.some(sample, sample, func(a account) bool { return a.idle > 0 })
+	names := s.some(Sample, Sample, func(a account) bool { return a.idle > 0 })
 	slices.SortFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(c.own[b].idle, c.own[a].idle), cmp.Compare(a, b))
 	})
 	covered := int64(0)
 	for i, name := range names {
-		if i == atOnce || covered >= others-covered && covered >= 2*s.Need {
+		if i == AtOnce || covered >= others-covered && covered >= 2*s.Need {
 			return names[:i]
 		}
 		a := c.own[name]

@@ -1,0 +1,83 @@
+package rolling
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/counter"
+)
+
+// waits reports whether a client that was called may still answer.
+func (r *Ring) waits(at int64) bool {
+	return r.out > 0 && (r.calls <= counter.MostCalls || at-r.at < min(r.length.Microseconds()/backend.Slices, counter.Patience*1000))
+}
+
+// messages returns those that the statement gives rise to: idle tokens come back before the
+// client refuses. It comes last, because it changes the accounts of others. A rolling limit is
+// never used up for long, so nobody is told of that.
+func (s *statement) messages() []counter.Message {
+	r, others := &s.r, s.r.idle-s.acc.idle
+	short := s.Want > 0 && (r.sum >= s.Limit.Tokens || s.out.Grant < max(s.Need, 1))
+	var called []string
+	switch {
+	case short && others > 0 && (s.Need > 0 || r.calls > 0 || others > s.Limit.Tokens/100):
+		if called = s.recall(others); len(called) > 0 {
+			r.at, r.calls = s.at, 1
+		}
+	case short && s.Waited && r.out > 0 && r.calls <= counter.MostCalls:
+		if r.calls++; r.calls <= counter.MostCalls {
+			called = s.some(counter.AtOnce, func(a account) bool { return a.called })
+		}
+	case r.out == 0:
+		r.calls = 0
+	}
+	s.out.Idle = r.idle - s.acc.idle
+	if r.waits(s.at) {
+		s.out.Called = r.out
+	}
+	out := make([]counter.Message, len(called))
+	for i, client := range called {
+		m := backend.Message{Kind: backend.Recall, Key: s.Key, Window: backend.SliceEnd(r.own[client].slice, r.length), Limit: s.Limit.Tokens}
+		out[i] = counter.Message{Process: backend.Process(client), Message: m}
+	}
+	return out
+}
+
+// some draws up to most other clients for which pick holds, of those that it looks at.
+func (s *statement) some(most int, pick func(account) bool) (names []string) {
+	looked := 0
+	for name, a := range s.r.own {
+		if looked++; looked > counter.Sample {
+			break
+		}
+		if name != s.Client && a.slice >= s.r.low && pick(a) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names[:min(len(names), most)]
+}
+
+// recall calls back half of what lies idle elsewhere, or twice what requests wait for, the
+// largest first.
+func (s *statement) recall(others int64) []string {
+	r := &s.r
+	names := s.some(counter.Sample, func(a account) bool { return a.idle > 0 })
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(r.own[b].idle, r.own[a].idle), cmp.Compare(a, b))
+	})
+	covered := int64(0)
+	for i, name := range names {
+		if i == counter.AtOnce || covered >= others-covered && covered >= 2*s.Need {
+			return names[:i]
+		}
+		a := r.own[name]
+		covered += a.idle
+		r.idle -= a.idle
+		r.out++
+		a.idle, a.called = 0, true
+		r.own[name] = a
+	}
+	return names
+}

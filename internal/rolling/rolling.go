@@ -1,0 +1,252 @@
+// Package rolling has the rules of one key of a rolling limit in Go: at no time are more than
+// L tokens spent in an interval of length T. It follows lua/rolling.lua line by line; a
+// differential test in redisstore gives both the same requests.
+//
+// Time is cut into slices of T/20. A Ring counts tokens in the slice in which they were
+// spent, or may be spent at the latest, and a slice counts until T has passed since its end.
+// Statements of totals move tokens to earlier slices when they were spent, and to later ones when
+// they were not. So each token spent in an interval that ends now still counts now, and the sum
+// of what counts is at most L after each grant.
+package rolling
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// Ring is one key. The zero Ring was never charged. A copy shares the accounts. A Ring is not
+// safe for concurrent use; its replies do not refer to it.
+type Ring struct {
+	length time.Duration // of the limit's window; 0 = never charged
+	since  int64         // when it became that, us
+	last   int64         // the ring's clock at the last step, us
+	ahead  int64         // of it before the store's clock, us: the store's has stepped back
+	low    int64         // the oldest slice that counts
+	sum    int64         // of count
+	count  [room]int64   // tokens by slice, modulo room; negative = given back, of later ones
+	total  int64         // granted and charged to all, cumulative; it never shrinks
+	learn  int64         // the end of the learning time, us: until then grants are small
+	void   int64         // accounts that were named until then are void by a Reset, us
+	held   int64         // the part of sum that may be unspent in leases of a window of another length
+	until  int64         // until when that counts, us
+	own    map[string]account
+
+	present int64 // accounts of clients that have not left
+	idle    int64 // the sum of the accounts'
+	out     int64 // clients that were called and have not stated since
+	at      int64 // when clients were called last, us
+	calls   int64 // how often these were called, the last of them at least
+}
+
+// room is a power of two above the slices in use: those that count, and those ahead.
+const room = 32
+
+// account is a client's entry, cumulative since its name.
+type account struct {
+	name                               int64 // when it began, us; no other account of the client has the same
+	slice                              int64 // the last in which what is unspent may be spent
+	granted, returned, spent, refunded int64
+	debt                               int64
+	idle                               int64 // it holds at most so many that nobody there waits for
+	present                            bool  // it has not left
+	called                             bool  // to return what is idle, and has not stated since
+}
+
+// unspent is what the client may still spend.
+func (a *account) unspent() int64 { return a.granted - a.returned - a.spent }
+
+// Clone returns a copy that shares nothing with r.
+func (r *Ring) Clone() Ring {
+	next := *r
+	next.own = maps.Clone(r.own)
+	return next
+}
+
+// Opened reports whether r was ever charged.
+func (r *Ring) Opened() bool { return r.length != 0 }
+
+// Open reports whether anything in r matters at now.
+func (r *Ring) Open(now int64) bool {
+	return r.length != 0 && backend.Slice(now+r.ahead, r.length) <= r.low+2*backend.Slices+backend.Refundable
+}
+
+func (r *Ring) slot(slice int64) *int64 { return &r.count[slice&(room-1)] }
+
+// add counts n more tokens in a slice, or fewer. What counts no more is not counted.
+func (r *Ring) add(slice, n int64) {
+	if slice >= r.low {
+		*r.slot(slice) += n
+		r.sum += n
+	}
+}
+
+// enter moves r to now, which it returns by its own clock, and the present slice. That clock
+// never goes back: if the store's does, tokens of later slices would never count. A window of
+// another length takes over all that counts, unless a limit of that length is in use as well:
+// then the two conflict.
+func (r *Ring) enter(now int64, l backend.Limit, open time.Duration) (at, present int64, conflict bool) {
+	if !r.Open(now) {
+		*r = Ring{length: l.Window, since: now, last: now}
+		r.low = backend.Slice(now, l.Window) - backend.Slices
+	}
+	at = max(now+r.ahead, r.last)
+	r.ahead, r.last = at-now, at
+	r.drop(at)
+	if r.length != l.Window {
+		if open != r.length && at-r.since < max(r.length, l.Window).Microseconds() && r.sum > 0 {
+			return at, 0, true
+		}
+		r.convert(at, l.Window)
+	}
+	return at, r.low + backend.Slices, false
+}
+
+// drop forgets what counts no more.
+func (r *Ring) drop(at int64) {
+	low := backend.Slice(at, r.length) - backend.Slices
+	for s := r.low; s < min(low, r.low+room); s++ {
+		r.sum -= *r.slot(s)
+		*r.slot(s) = 0
+	}
+	r.low = max(r.low, low)
+	if r.held != 0 && at >= r.until {
+		r.sum, r.held = r.sum-r.held, 0
+	}
+}
+
+// convert gives the ring slices of another length. What counts is taken for spent just now, but
+// for what may be unspent in leases. Accounts begin anew, because their slices have gone.
+func (r *Ring) convert(at int64, length time.Duration) {
+	was, present := *r, r.low+backend.Slices
+	*r = Ring{length: length, since: at, last: at, ahead: was.ahead, total: was.total, void: at, held: was.held, sum: was.held}
+	r.low = backend.Slice(at, length) - backend.Slices
+	for s := present + 1; s < was.low+room; s++ {
+		r.held += *was.slot(s)
+	}
+	r.until = max(was.until, at+was.length.Microseconds()/4) + length.Microseconds()*(backend.Slices+1)/backend.Slices
+	r.add(r.low+backend.Slices, was.sum-r.held)
+	r.sum += r.held - was.held
+}
+
+// state is a reading at the ring's time, for a request of need tokens under l, which counts up to
+// a slice.
+func (r *Ring) state(at, slice int64, l backend.Limit, need int64) backend.State {
+	s := backend.State{Window: backend.SliceEnd(slice, r.length), Remaining: max(l.Tokens-r.sum, 0)}
+	s.Left = time.Duration(int64(s.Window)*1000-at) * time.Microsecond
+	if r.length != l.Window {
+		s.Length = r.length
+	}
+	if lack := need - s.Remaining; lack > 0 {
+		s.Frees = r.frees(at, r.sum+need-l.Tokens)
+	}
+	return s
+}
+
+// frees is the time until n tokens that count now do not any more.
+func (r *Ring) frees(at, n int64) time.Duration {
+	s := r.low
+	for ; s < r.low+room-1; s++ {
+		if n -= *r.slot(s); n <= 0 {
+			break
+		}
+	}
+	unit := r.length.Microseconds() / backend.Slices
+	return time.Duration((s+backend.Slices+1)*unit-at) * time.Microsecond
+}
+
+// conflict is the reply's reading if two limits of different lengths use the key.
+func (r *Ring) conflict(at int64, l backend.Limit) backend.State {
+	s := r.state(at, r.low+backend.Slices, l, 0)
+	s.Conflict = true
+	return s
+}
+
+// Take is the step of backend.Store.Take; the methods below are steps too. The request must be
+// valid.
+func (r *Ring) Take(q backend.TakeRequest, now int64) backend.TakeReply {
+	next := *r
+	at, present, conflict := next.enter(now, q.Limit, q.OpenLength)
+	if conflict {
+		return backend.TakeReply{State: next.conflict(at, q.Limit)}
+	}
+	slice := backend.Slice(at+min(q.Within, q.Limit.Window/4).Microseconds(), q.Limit.Window)
+	if next.sum+q.Tokens > q.Limit.Tokens {
+		s := next.state(at, present, q.Limit, q.Tokens)
+		return backend.TakeReply{State: s, Idle: next.idle > 0, Called: next.waits(at)}
+	}
+	next.add(slice, q.Tokens)
+	next.total += q.Tokens
+	*r = next
+	return backend.TakeReply{State: r.state(at, slice, q.Limit, 0), Allowed: true}
+}
+
+// Check changes nothing. Its Window is when all of the limit is free again.
+func (r *Ring) Check(l backend.Limit, now int64) backend.State {
+	if !r.Open(now) {
+		return backend.State{Remaining: l.Tokens}
+	}
+	next := *r
+	at := max(now+r.ahead, r.last)
+	next.drop(at)
+	for s := next.low + room - 1; s >= next.low; s-- {
+		if *next.slot(s) > 0 {
+			return next.state(at, s, l, 1)
+		}
+	}
+	return backend.State{Remaining: l.Tokens}
+}
+
+// Settle charges more, in the present slice, or gives back what was spent. A token that may be
+// in a slice that counts no more is not given back.
+func (r *Ring) Settle(q backend.SettleRequest, now int64) backend.SettleReply {
+	if !r.Open(now) || r.length != q.Rolling {
+		return backend.SettleReply{}
+	}
+	at, present, _ := r.enter(now, backend.Limit{Tokens: q.Limit, Window: q.Rolling}, 0)
+	from := backend.SliceOf(q.Window, r.length) - backend.Refundable
+	switch {
+	case int64(q.Window)*1000 < at || q.Tokens < 0 && from < max(r.low, backend.Slice(r.void, r.length)+1):
+		return backend.SettleReply{}
+	case q.Tokens < 0:
+		r.add(from, q.Tokens)
+	default:
+		r.add(present, q.Tokens)
+		r.total += q.Tokens
+	}
+	return backend.SettleReply{Open: true, Over: max(r.sum-q.Limit, 0)}
+}
+
+// Reset forgets all that counts. Leases that are out may be spent until their deadlines.
+func (r *Ring) Reset(q backend.ResetRequest, now int64) backend.State {
+	if !r.Open(now) {
+		return backend.State{Remaining: q.Limit.Tokens}
+	}
+	at, present, conflict := r.enter(now, q.Limit, q.OpenLength)
+	if conflict {
+		return r.conflict(at, q.Limit)
+	}
+	*r = Ring{length: r.length, since: r.since, last: at, ahead: r.ahead, low: r.low, total: r.total, void: at}
+	return r.state(at, present, q.Limit, 0)
+}
+
+// Contents changes nothing.
+func (r *Ring) Contents(now int64) backend.Contents {
+	if !r.Open(now) {
+		return backend.Contents{}
+	}
+	next := *r
+	at, present, _ := next.enter(now, backend.Limit{Window: r.length}, 0)
+	out := backend.Contents{Window: backend.SliceEnd(present, r.length), Used: next.sum, Idle: next.idle}
+	out.Left = time.Duration(int64(out.Window)*1000-at) * time.Microsecond
+	for name, a := range next.own {
+		if a.slice >= next.low {
+			out.Clients = append(out.Clients, backend.Account{Client: name, Granted: a.granted, Returned: a.returned, Idle: a.idle})
+		}
+	}
+	slices.SortFunc(out.Clients, func(a, b backend.Account) int { return strings.Compare(a.Client, b.Client) })
+	return out
+}

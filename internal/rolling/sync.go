@@ -1,0 +1,251 @@
+package rolling
+
+import (
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/demand"
+)
+
+// statement is a SyncRequest on its way through the steps of Sync. They work on a copy of the
+// ring, which shares only the map of accounts.
+type statement struct {
+	backend.SyncRequest
+	r       Ring
+	at      int64 // the ring's time
+	present int64 // slice
+	acc     account
+	ours    bool // the statement's totals are about acc
+	out     backend.SyncReply
+}
+
+// Sync is the step of backend.Store.Sync. The messages are to be sent.
+func (r *Ring) Sync(q backend.SyncRequest, now int64) (backend.SyncReply, []counter.Message) {
+	s := statement{SyncRequest: q, r: *r}
+	var conflict bool
+	if s.at, s.present, conflict = s.r.enter(now, q.Limit, q.OpenLength); conflict {
+		return backend.SyncReply{State: s.r.conflict(s.at, q.Limit), Account: q.Account, Granted: q.Granted, Returned: q.Returned, Debt: q.Debt, Clients: s.r.present}, nil
+	}
+	s.sweep()
+	s.find()
+	if s.ours {
+		s.book()
+	}
+	s.carry()
+	s.grant()
+	if s.acc.granted == 0 && s.acc.debt == 0 && (s.Want == 0 || s.Leaving) { // it has no figures, and wants none
+		if delete(s.r.own, s.Client); r.Open(now) {
+			*r = s.r
+		}
+		s.out.State = s.r.state(s.at, s.present, s.Limit, 1)
+		return s.out, nil
+	}
+	s.keep()
+	messages := s.messages()
+	*r = s.r
+	a := &s.acc
+	s.out.State = s.r.state(s.at, a.slice, s.Limit, max(s.Need-s.out.Grant, 1))
+	s.out.Account, s.out.Granted, s.out.Returned, s.out.Debt, s.out.Total = a.name, a.granted, a.returned, a.debt, s.r.total
+	s.out.Over, s.out.Learning = max(s.r.sum-s.Limit.Tokens, 0), s.at < s.r.learn
+	return s.out, messages
+}
+
+// sweep deletes up to two accounts that are over, of a few that are drawn at random, because no
+// window ends that would void them all.
+func (s *statement) sweep() {
+	looked, deleted := 0, 0
+	for name, a := range s.r.own {
+		if looked++; looked > 4 || deleted == 2 {
+			return
+		}
+		if a.slice < s.r.low && name != s.Client {
+			s.r.forget(a)
+			delete(s.r.own, name)
+			deleted++
+		}
+	}
+}
+
+// forget takes an account that is over out of the sums.
+func (r *Ring) forget(a account) {
+	r.idle -= a.idle
+	if a.present {
+		r.present--
+	}
+	if a.called {
+		r.out--
+	}
+}
+
+// find finds the account that the statement is about. What was granted to one that is over
+// counts no more and must not be spent, so another one begins. An account that should be
+// there was lost: it goes on, as far as what the client still holds.
+func (s *statement) find() {
+	r := &s.r
+	acc, known := r.own[s.Client]
+	if known {
+		r.forget(acc)
+		acc.idle, acc.called, acc.present = 0, false, false
+	}
+	if known = known && acc.slice >= r.low; known {
+		s.acc = acc
+	}
+	live := s.Account > r.void && int64(s.Window)*1000 > s.at && backend.SliceOf(s.Window, r.length) <= r.low+room-1
+	switch {
+	case known && s.Account <= acc.name:
+		s.ours = s.Account == acc.name
+	case live:
+		s.lost()
+	default:
+		s.acc = account{name: max(s.at, acc.name+1, r.void+1), slice: r.low}
+	}
+}
+
+// lost begins the account anew, because the store has lost it, with what the client still holds.
+// The rest of what the client knows to be charged is taken for spent as late as possible. For as long as a lease
+// lasts grants are small, so that others can state their accounts first.
+func (s *statement) lost() {
+	r := &s.r
+	spent := s.spent()
+	s.acc = account{
+		name: s.Account, slice: backend.SliceOf(s.Window, r.length),
+		granted: s.Granted, returned: s.Returned, spent: spent, refunded: s.Refunded, debt: s.Debt,
+	}
+	held := max(s.acc.unspent(), 0)
+	r.add(s.acc.slice, held)
+	s.out.Reasserted = held
+	s.ours = true
+	s.unattributed()
+}
+
+// unattributed charges what others were granted, and spent, that the store has lost.
+func (s *statement) unattributed() {
+	r := &s.r
+	if s.Total > r.total {
+		if lack := s.Used - r.sum; lack > 0 {
+			r.add(s.present+backend.Ahead, lack)
+		}
+		r.total = s.Total
+	}
+	r.learn = max(r.learn, s.at+(backend.Ahead+1)*r.length.Microseconds()/backend.Slices)
+}
+
+// spent is what the client has spent in all.
+func (s *statement) spent() int64 {
+	if n := len(s.Spent); n > 0 {
+		return s.Spent[n-1].Tokens
+	}
+	return 0
+}
+
+// book enters the statement's totals into the account. What is spent moves to the slice in which
+// it was, or to the present one if that is earlier than the statement knows.
+func (s *statement) book() {
+	r, a := &s.r, &s.acc
+	if n := s.Granted - a.granted; n > 0 { // a reply that the store has lost
+		r.add(a.slice, n)
+		a.granted += n
+		s.out.Reasserted += n
+		s.unattributed()
+	} else if s.Total > r.total {
+		s.unattributed()
+	}
+	if n := min(s.Returned-a.returned, a.unspent()); n > 0 {
+		r.add(a.slice, -n)
+		a.returned += n
+		r.total += n
+	}
+	for _, p := range s.Spent {
+		if n := min(p.Tokens-a.spent, a.unspent()); n > 0 {
+			r.add(a.slice, -n)
+			r.add(min(p.Slice, a.slice, s.present), n)
+			a.spent += n
+		}
+	}
+	if n := s.Debt - a.debt; n > 0 {
+		r.add(s.present, n)
+		a.debt += n
+		r.total += n
+	}
+	if n := min(s.Refunded, a.spent+a.debt) - a.refunded; n > 0 {
+		from := backend.SliceOf(s.RefundedIn, r.length) - backend.Refundable
+		if from >= r.low {
+			r.add(from, -n)
+			r.total += n
+		}
+		a.refunded += n
+	}
+}
+
+// carry lets what is unspent be spent later.
+func (s *statement) carry() {
+	a := &s.acc
+	slice := max(a.slice, s.present+backend.Ahead)
+	if n := a.unspent(); n > 0 {
+		s.r.add(a.slice, -n)
+		s.r.add(slice, n)
+	}
+	s.out.Carried = s.ours && int64(s.Window) != int64(backend.SliceEnd(slice, s.r.length))
+	a.slice = slice
+}
+
+// grant charges what the client gets. If less than Least is left, it gets nothing new.
+func (s *statement) grant() {
+	r, a := &s.r, &s.acc
+	s.out.Clients = r.present
+	if !s.Leaving {
+		s.out.Clients++
+	}
+	s.out.Recovered = a.granted
+	if s.ours {
+		s.out.Recovered -= s.Granted
+	}
+	rest := max(s.Limit.Tokens-r.sum, 0)
+	var take int64
+	if rest+s.out.Recovered >= s.Least {
+		take = min(max(s.target(rest)-s.out.Recovered, 0), rest, backend.MaxTokens-a.granted)
+	}
+	r.add(a.slice, take)
+	r.total += take
+	a.granted += take
+	s.out.Grant = take + s.out.Recovered
+}
+
+// target is how many tokens the client should get: its share of what is free, by its part of the
+// demand, an equal part at least, and a floor. Some of what lies idle elsewhere counts as free, because it
+// comes back.
+func (s *statement) target(rest int64) int64 {
+	tokens := s.Limit.Tokens
+	peers := max(s.out.Clients, s.Peers, 1)
+	floor := min(demand.Floor(tokens, peers), 3*rest/max(peers, 6))
+	switch {
+	case s.Want == 0:
+		return 0
+	case s.at < s.r.learn:
+		return max(s.Need, min(s.Want, max(tokens/1000, 1)))
+	case s.Exact && s.Need > 0 && s.r.calls > 0:
+		return s.Need
+	case s.Exact:
+		return s.Want
+	}
+	share := max(s.Pace, tokens/peers)
+	free := float64(rest + s.r.idle/6)
+	most := max(int64(free*min(float64(share)/float64(tokens), 1)), floor)
+	return min(s.Want, max(most, s.Need))
+}
+
+// keep writes the account.
+func (s *statement) keep() {
+	r, a := &s.r, &s.acc
+	if !s.Leaving && s.Idle >= 0 {
+		a.idle = min(a.unspent(), s.Idle+max(s.out.Grant-s.Need, 0))
+	}
+	a.present = !s.Leaving
+	if r.own == nil {
+		r.own = make(map[string]account)
+	}
+	if a.present {
+		r.present++
+	}
+	r.idle += a.idle
+	r.own[s.Client] = *a
+}
