@@ -15,6 +15,7 @@ type statement struct {
 	present int64 // slice
 	acc     account
 	ours    bool // the statement's totals are about acc
+	stale   bool // they are about an account before acc: nobody waits for the reply
 	out     backend.SyncReply
 }
 
@@ -26,7 +27,10 @@ func (r *Ring) Sync(q backend.SyncRequest, now int64) (backend.SyncReply, []coun
 		return backend.SyncReply{State: s.r.conflict(s.at, q.Limit), Account: q.Account, Granted: q.Granted, Returned: q.Returned, Debt: q.Debt, Clients: s.r.present}, nil
 	}
 	s.sweep()
-	s.find()
+	if s.find(); s.stale {
+		s.out.State, s.out.Account = s.r.state(s.at, s.acc.slice, s.Limit, 1), s.acc.name
+		return s.out, nil
+	}
 	if s.ours {
 		s.book()
 	}
@@ -77,23 +81,26 @@ func (r *Ring) forget(a account) {
 }
 
 // find finds the account that the statement is about. What was granted to one that is over
-// counts no more and must not be spent, so another one begins. An account that should be
-// there was lost: it goes on, as far as what the client still holds.
+// counts no more and must not be spent, so another one begins; its client may not know of
+// that yet, and then has used nothing of it. An account that should be there was lost.
 func (s *statement) find() {
 	r := &s.r
 	acc, known := r.own[s.Client]
+	untouched := acc.returned+acc.spent+acc.refunded+acc.debt == 0
+	current := known && acc.slice >= r.low
+	live := s.Account > r.void && int64(s.Window)*1000 > s.at && backend.SliceOf(s.Window, r.length) < r.low+room
+	if s.stale = current && s.Account < acc.name && s.Account != 0 && !untouched; s.stale {
+		s.acc = acc
+		return
+	}
 	if known {
 		r.forget(acc)
 		acc.idle, acc.called, acc.present = 0, false, false
 	}
-	if known = known && acc.slice >= r.low; known {
-		s.acc = acc
-	}
-	live := s.Account > r.void && int64(s.Window)*1000 > s.at && backend.SliceOf(s.Window, r.length) <= r.low+room-1
 	switch {
-	case known && s.Account <= acc.name:
-		s.ours = s.Account == acc.name
-	case live:
+	case current && (s.Account == acc.name || s.Account < acc.name && untouched):
+		s.acc, s.ours = acc, s.Account == acc.name
+	case live && s.Account > acc.name:
 		s.lost()
 	default:
 		s.acc = account{name: max(s.at, acc.name+1, r.void+1), slice: r.low}
