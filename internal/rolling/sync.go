@@ -16,6 +16,7 @@ type statement struct {
 	acc     account
 	ours    bool // the statement's totals are about acc
 	stale   bool // they are about an account before acc: nobody waits for the reply
+	fresh   bool // acc begins now, and replaces none
 	out     backend.SyncReply
 }
 
@@ -28,7 +29,8 @@ func (r *Ring) Sync(q backend.SyncRequest, now int64) (backend.SyncReply, []coun
 	}
 	s.sweep()
 	if s.find(); s.stale {
-		s.out.State, s.out.Account = s.r.state(s.at, s.acc.slice, s.Limit, 1), s.acc.name
+		*r = s.r
+		s.out.State, s.out.Account = r.state(s.at, s.acc.slice, s.Limit, 1), s.acc.name
 		return s.out, nil
 	}
 	if s.ours {
@@ -36,17 +38,17 @@ func (r *Ring) Sync(q backend.SyncRequest, now int64) (backend.SyncReply, []coun
 	}
 	s.carry()
 	s.grant()
-	if s.acc.granted == 0 && s.acc.debt == 0 && (s.Want == 0 || s.Leaving) { // it has no figures, and wants none
-		if delete(s.r.own, s.Client); r.Open(now) {
-			*r = s.r
-		}
-		s.out.State = s.r.state(s.at, s.present, s.Limit, 1)
-		return s.out, nil
+	a, none := &s.acc, s.fresh && s.acc.granted == 0 && s.Debt == 0 && (s.Want == 0 || s.Leaving)
+	if none { // no account is needed
+		a.name = 0
+		delete(s.r.own, s.Client)
+	} else {
+		s.keep()
 	}
-	s.keep()
 	messages := s.messages()
-	*r = s.r
-	a := &s.acc
+	if !none || r.Open(now) {
+		*r = s.r
+	}
 	s.out.State = s.r.state(s.at, a.slice, s.Limit, max(s.Need-s.out.Grant, 1))
 	s.out.Account, s.out.Granted, s.out.Returned, s.out.Debt, s.out.Total = a.name, a.granted, a.returned, a.debt, s.r.total
 	s.out.Over, s.out.Learning = max(s.r.sum-s.Limit.Tokens, 0), s.at < s.r.learn
@@ -103,6 +105,7 @@ func (s *statement) find() {
 	case live && s.Account > acc.name:
 		s.lost()
 	default:
+		s.fresh = !current
 		s.acc = account{name: max(s.at, acc.name+1, r.void+1), slice: r.low}
 	}
 }
