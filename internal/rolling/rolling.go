@@ -84,6 +84,9 @@ func (r *Ring) add(slice, n int64) {
 	}
 }
 
+// moved enters in the total that n tokens were granted, charged or given back.
+func (r *Ring) moved(n int64) { r.total = min(r.total+n, backend.MaxTokens) }
+
 // enter moves r to now, which it returns by its own clock, and the present slice. That clock
 // never goes back: if the store's does, tokens of later slices would never count. A window of
 // another length takes over all that counts, unless a limit of that length is in use as well:
@@ -124,10 +127,10 @@ func (r *Ring) convert(at int64, length time.Duration) {
 	was, present := *r, r.low+backend.Slices
 	*r = Ring{length: length, since: at, last: at, ahead: was.ahead, total: was.total, void: at, held: was.held, sum: was.held}
 	r.low = backend.Slice(at, length) - backend.Slices
-	for s := present + 1; s < was.low+room; s++ {
+	for s := present; s < was.low+room; s++ {
 		r.held += *was.slot(s)
 	}
-	r.until = max(was.until, at+was.length.Microseconds()/4) + length.Microseconds()*(backend.Slices+1)/backend.Slices
+	r.until = max(was.until, at+was.length.Microseconds()*(backend.Refundable+1)/backend.Slices) + length.Microseconds()*(backend.Slices+1)/backend.Slices
 	r.add(r.low+backend.Slices, was.sum-r.held)
 	r.sum += r.held - was.held
 }
@@ -179,7 +182,7 @@ func (r *Ring) Take(q backend.TakeRequest, now int64) backend.TakeReply {
 		return backend.TakeReply{State: s, Idle: next.idle > 0, Called: next.waits(at)}
 	}
 	next.add(slice, q.Tokens)
-	next.total += q.Tokens
+	next.moved(q.Tokens)
 	*r = next
 	return backend.TakeReply{State: r.state(at, slice, q.Limit, 0), Allowed: true}
 }
@@ -212,10 +215,11 @@ func (r *Ring) Settle(q backend.SettleRequest, now int64) backend.SettleReply {
 	case int64(q.Window)*1000 < at || q.Tokens < 0 && from < max(r.low, backend.Slice(r.void, r.length)+1):
 		return backend.SettleReply{}
 	case q.Tokens < 0:
-		r.add(from, q.Tokens)
+		r.add(from, -min(-q.Tokens, max(r.sum, 0)))
 	default:
-		r.add(present, q.Tokens)
-		r.total += q.Tokens
+		n := min(q.Tokens, backend.MaxTokens-r.sum)
+		r.add(present, n)
+		r.moved(n)
 	}
 	return backend.SettleReply{Open: true, Over: max(r.sum-q.Limit, 0)}
 }

@@ -162,7 +162,7 @@ func (s *statement) book() {
 	if n := min(s.Returned-a.returned, a.unspent()); n > 0 {
 		r.add(a.slice, -n)
 		a.returned += n
-		r.total += n
+		r.moved(n)
 	}
 	for _, p := range s.Spent {
 		if n := min(p.Tokens-a.spent, a.unspent()); n > 0 {
@@ -172,15 +172,15 @@ func (s *statement) book() {
 		}
 	}
 	if n := s.Debt - a.debt; n > 0 {
-		r.add(s.present, n)
+		r.add(s.present, min(n, backend.MaxTokens-r.sum))
 		a.debt += n
-		r.total += n
+		r.moved(n)
 	}
 	if n := min(s.Refunded, a.spent+a.debt) - a.refunded; n > 0 {
 		from := backend.SliceOf(s.RefundedIn, r.length) - backend.Refundable
 		if from >= r.low {
 			r.add(from, -n)
-			r.total += n
+			r.moved(n)
 		}
 		a.refunded += n
 	}
@@ -215,7 +215,7 @@ func (s *statement) grant() {
 		take = min(max(s.target(rest)-s.out.Recovered, 0), rest, backend.MaxTokens-a.granted)
 	}
 	r.add(a.slice, take)
-	r.total += take
+	r.moved(take)
 	a.granted += take
 	s.out.Grant = take + s.out.Recovered
 }
