@@ -127,16 +127,20 @@ func (s *statement) lost() {
 	s.unattributed()
 }
 
-// unattributed charges what others were granted, and spent, that the store has lost.
+// unattributed charges what others were granted, and spent, that the store has lost. It may be spent
+// until the learning time ends, which begins with the first sign: later ones are of the same loss,
+// and nobody waits longer because of them.
 func (s *statement) unattributed() {
 	r := &s.r
+	if s.at >= r.learn+r.length.Microseconds() {
+		r.learn = s.at + (backend.Ahead+1)*r.length.Microseconds()/backend.Slices
+	}
 	if s.Total > r.total {
 		if lack := s.Used - r.sum; lack > 0 {
-			r.add(s.present+backend.Ahead, lack)
+			r.add(backend.Slice(r.learn, r.length), lack)
 		}
 		r.total = s.Total
 	}
-	r.learn = max(r.learn, s.at+(backend.Ahead+1)*r.length.Microseconds()/backend.Slices)
 }
 
 // spent is what the client has spent in all.
