@@ -111,13 +111,14 @@ func (s *statement) find() {
 }
 
 // lost begins the account anew, because the store has lost it, with what the client still holds.
-// The rest of what the client knows to be charged is taken for spent as late as possible. For as long as a lease
-// lasts grants are small, so that others can state their accounts first.
+// The rest of what the client knows to be charged is taken for spent as late as possible. For as
+// long as a lease lasts grants are small, so that others can state their accounts first. No
+// lease ends later than that, unless the clock of the store was ahead.
 func (s *statement) lost() {
 	r := &s.r
 	spent := s.spent()
 	s.acc = account{
-		name: s.Account, slice: backend.SliceOf(s.Window, r.length),
+		name: s.Account, slice: min(backend.SliceOf(s.Window, r.length), s.present+backend.Refundable),
 		granted: s.Granted, returned: s.Returned, spent: spent, refunded: s.Refunded, debt: s.Debt,
 	}
 	held := max(s.acc.unspent(), 0)
@@ -168,10 +169,11 @@ func (s *statement) book() {
 		a.returned += n
 		r.moved(n)
 	}
+	last := max(a.slice, backend.SliceOf(s.Window, r.length)) // later, if the store has lost a statement
 	for _, p := range s.Spent {
 		if n := min(p.Tokens-a.spent, a.unspent()); n > 0 {
 			r.add(a.slice, -n)
-			r.add(min(p.Slice, a.slice, s.present), n)
+			r.add(min(p.Slice, last, s.present), n)
 			a.spent += n
 		}
 	}
