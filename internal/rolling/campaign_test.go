@@ -583,10 +583,10 @@ func (c *client) act() {
 }
 
 // restart kills the client. Another one begins in its place, sometimes one of the same name that
-// remembers nothing, if all that was spent is stated.
+// remembers nothing, if the store knows all that was spent and returned.
 func (c *client) restart() {
 	name := ""
-	if c.chance(0.5) && c.spent == c.stated {
+	if c.chance(0.5) && c.heard == c.seq && c.spent == c.stated {
 		name = c.q.Client
 	}
 	c.gone = true
