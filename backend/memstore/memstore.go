@@ -67,6 +67,9 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.
 	var messages []counter.Message
 	if r.Limit.Rolls {
 		err = s.rolling(ctx, "sync", r.Key, r.Validate(), &reply.State, func(c *rolling.Ring, now int64) { reply, messages = c.Sync(r, now) })
+		if reply.Conflict && reply.Clients == 0 { // with a fixed window
+			reply.Account, reply.Granted, reply.Returned, reply.Debt, reply.Clients = r.Account, r.Granted, r.Returned, r.Debt, 1
+		}
 	} else {
 		err = s.fixed(ctx, "sync", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply, messages = c.Sync(r, now) })
 	}

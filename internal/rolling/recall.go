@@ -74,7 +74,7 @@ func (s *statement) recall(others int64) []string {
 		}
 		a := r.own[name]
 		covered += a.idle
-		r.idle -= a.idle
+		r.idle = max(r.idle-a.idle, 0)
 		r.out++
 		a.idle, a.called = 0, true
 		r.own[name] = a

@@ -71,15 +71,19 @@ func (r *Ring) Opened() bool { return r.length != 0 }
 
 // Open reports whether anything in r matters at now.
 func (r *Ring) Open(now int64) bool {
-	return r.length != 0 && backend.Slice(now+r.ahead, r.length) <= r.low+2*backend.Slices+backend.Refundable
+	at := now + r.ahead
+	return r.length != 0 && (backend.Slice(at, r.length) <= r.low+2*backend.Slices+backend.Refundable || at < r.until)
 }
 
 func (r *Ring) slot(slice int64) *int64 { return &r.count[slice&(room-1)] }
 
-// add counts n more tokens in a slice, or fewer. What counts no more is not counted.
+// add counts n more tokens in a slice, or fewer. What counts no more is not counted. Absurd
+// statements cannot make the sum negative, or any number inexact in Lua.
 func (r *Ring) add(slice, n int64) {
 	if slice >= r.low {
-		*r.slot(slice) += n
+		count := r.slot(slice)
+		n = max(min(n, backend.MaxTokens-r.sum, backend.MaxTokens-*count), -r.sum, -backend.MaxTokens-*count)
+		*count += n
 		r.sum += n
 	}
 }
@@ -112,12 +116,12 @@ func (r *Ring) enter(now int64, l backend.Limit, open time.Duration) (at, presen
 func (r *Ring) drop(at int64) {
 	low := backend.Slice(at, r.length) - backend.Slices
 	for s := r.low; s < min(low, r.low+room); s++ {
-		r.sum -= *r.slot(s)
+		r.sum = min(max(r.sum-*r.slot(s), 0), backend.MaxTokens)
 		*r.slot(s) = 0
 	}
 	r.low = max(r.low, low)
-	if r.held != 0 && at >= r.until {
-		r.sum, r.held = r.sum-r.held, 0
+	if r.until != 0 && at >= r.until {
+		r.sum, r.held, r.until = max(r.sum-r.held, 0), 0, 0
 	}
 }
 
@@ -125,26 +129,27 @@ func (r *Ring) drop(at int64) {
 // for what may be unspent in leases. Accounts begin anew, because their slices have gone.
 func (r *Ring) convert(at int64, length time.Duration) {
 	was, present := *r, r.low+backend.Slices
-	*r = Ring{length: length, since: at, last: at, ahead: was.ahead, total: was.total, void: at, held: was.held, sum: was.held}
+	*r = Ring{length: length, since: at, last: at, ahead: was.ahead, total: was.total, void: at, held: was.held, sum: was.sum}
 	r.low = backend.Slice(at, length) - backend.Slices
 	for s := present; s < was.low+room; s++ {
-		r.held += *was.slot(s)
+		r.held = min(max(r.held+*was.slot(s), 0), was.sum)
 	}
-	r.until = max(was.until, at+was.length.Microseconds()*(backend.Refundable+1)/backend.Slices) + length.Microseconds()*(backend.Slices+1)/backend.Slices
-	r.add(r.low+backend.Slices, was.sum-r.held)
-	r.sum += r.held - was.held
+	*r.slot(r.low + backend.Slices) = was.sum - r.held
+	if r.held > 0 {
+		r.until = max(was.until, at+was.length.Microseconds()*(backend.Refundable+1)/backend.Slices) + length.Microseconds()*(backend.Slices+1)/backend.Slices
+	}
 }
 
 // state is a reading at the ring's time, for a request of need tokens under l, which counts up to
 // a slice.
 func (r *Ring) state(at, slice int64, l backend.Limit, need int64) backend.State {
 	s := backend.State{Window: backend.SliceEnd(slice, r.length), Remaining: max(l.Tokens-r.sum, 0)}
-	s.Left = time.Duration(int64(s.Window)*1000-at) * time.Microsecond
+	s.Left = max(time.Duration(int64(s.Window)*1000-at)*time.Microsecond, 0)
 	if r.length != l.Window {
 		s.Length = r.length
 	}
 	if lack := need - s.Remaining; lack > 0 {
-		s.Frees = r.frees(at, r.sum+need-l.Tokens)
+		s.Frees = r.frees(at, min(r.sum-l.Tokens+need, backend.MaxTokens))
 	}
 	return s
 }
@@ -153,7 +158,7 @@ func (r *Ring) state(at, slice int64, l backend.Limit, need int64) backend.State
 func (r *Ring) frees(at, n int64) time.Duration {
 	s := r.low
 	for ; s < r.low+room-1; s++ {
-		if n -= *r.slot(s); n <= 0 {
+		if n = min(n-*r.slot(s), backend.MaxTokens); n <= 0 {
 			break
 		}
 	}
@@ -195,12 +200,14 @@ func (r *Ring) Check(l backend.Limit, now int64) backend.State {
 	next := *r
 	at := max(now+r.ahead, r.last)
 	next.drop(at)
-	for s := next.low + room - 1; s >= next.low; s-- {
-		if *next.slot(s) > 0 {
-			return next.state(at, s, l, 1)
-		}
+	if next.sum == 0 {
+		return backend.State{Remaining: l.Tokens}
 	}
-	return backend.State{Remaining: l.Tokens}
+	s := next.low + room - 1
+	for s > next.low && *next.slot(s) <= 0 {
+		s--
+	}
+	return next.state(at, s, l, 1)
 }
 
 // Settle charges more, in the present slice, or gives back what was spent. A token that may be
@@ -209,17 +216,18 @@ func (r *Ring) Settle(q backend.SettleRequest, now int64) backend.SettleReply {
 	if !r.Open(now) || r.length != q.Rolling {
 		return backend.SettleReply{}
 	}
-	at, present, _ := r.enter(now, backend.Limit{Tokens: q.Limit, Window: q.Rolling}, 0)
-	from := backend.SliceOf(q.Window, r.length) - backend.Refundable
-	switch {
-	case int64(q.Window)*1000 < at || q.Tokens < 0 && from < max(r.low, backend.Slice(r.void, r.length)+1):
+	next := *r
+	at, present, _ := next.enter(now, backend.Limit{Tokens: q.Limit, Window: q.Rolling}, 0)
+	from := min(backend.SliceOf(q.Window, r.length)-backend.Refundable, present)
+	if int64(q.Window)*1000 < at || q.Tokens < 0 && from < max(next.low, backend.Slice(r.void, r.length)+1) {
 		return backend.SettleReply{}
-	case q.Tokens < 0:
-		r.add(from, -min(-q.Tokens, max(r.sum, 0)))
-	default:
-		n := min(q.Tokens, backend.MaxTokens-r.sum)
-		r.add(present, n)
-		r.moved(n)
+	}
+	*r = next
+	if q.Tokens < 0 {
+		r.add(from, q.Tokens)
+	} else {
+		r.add(present, q.Tokens)
+		r.moved(q.Tokens)
 	}
 	return backend.SettleReply{Open: true, Over: max(r.sum-q.Limit, 0)}
 }
@@ -245,7 +253,7 @@ func (r *Ring) Contents(now int64) backend.Contents {
 	next := *r
 	at, present, _ := next.enter(now, backend.Limit{Window: r.length}, 0)
 	out := backend.Contents{Window: backend.SliceEnd(present, r.length), Used: next.sum, Idle: next.idle}
-	out.Left = time.Duration(int64(out.Window)*1000-at) * time.Microsecond
+	out.Left = max(time.Duration(int64(out.Window)*1000-at)*time.Microsecond, 0)
 	for name, a := range next.own {
 		if a.slice >= next.low {
 			out.Clients = append(out.Clients, backend.Account{Client: name, Granted: a.granted, Returned: a.returned, Idle: a.idle})

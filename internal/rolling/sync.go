@@ -17,6 +17,7 @@ type statement struct {
 	ours    bool // the statement's totals are about acc
 	stale   bool // they are about an account before acc: nobody waits for the reply
 	fresh   bool // acc begins now, and replaces none
+	known   bool // the client had an account, which may be over
 	out     backend.SyncReply
 }
 
@@ -27,11 +28,13 @@ func (r *Ring) Sync(q backend.SyncRequest, now int64) (backend.SyncReply, []coun
 	if s.at, s.present, conflict = s.r.enter(now, q.Limit, q.OpenLength); conflict {
 		return backend.SyncReply{State: s.r.conflict(s.at, q.Limit), Account: q.Account, Granted: q.Granted, Returned: q.Returned, Debt: q.Debt, Clients: s.r.present}, nil
 	}
-	s.sweep()
 	if s.find(); s.stale {
 		*r = s.r
 		s.out.State, s.out.Account = r.state(s.at, s.acc.slice, s.Limit, 1), s.acc.name
 		return s.out, nil
+	}
+	if !s.known || s.r.low/sweeps != r.low/sweeps {
+		s.sweep()
 	}
 	if s.ours {
 		s.book()
@@ -55,25 +58,27 @@ func (r *Ring) Sync(q backend.SyncRequest, now int64) (backend.SyncReply, []coun
 	return s.out, messages
 }
 
-// sweep deletes up to two accounts that are over, of a few that are drawn at random, because no
-// window ends that would void them all.
+// sweeps is how many slices there are to a sweep, other than those of clients without an account.
+const sweeps = 5
+
+// sweep deletes accounts that are over, of some that are drawn at random, because no window ends
+// that would void them all.
 func (s *statement) sweep() {
-	looked, deleted := 0, 0
+	looked := 0
 	for name, a := range s.r.own {
-		if looked++; looked > 4 || deleted == 2 {
+		if looked++; looked > counter.AtOnce {
 			return
 		}
 		if a.slice < s.r.low && name != s.Client {
 			s.r.forget(a)
 			delete(s.r.own, name)
-			deleted++
 		}
 	}
 }
 
 // forget takes an account that is over out of the sums.
 func (r *Ring) forget(a account) {
-	r.idle -= a.idle
+	r.idle = max(r.idle-a.idle, 0)
 	if a.present {
 		r.present--
 	}
@@ -88,6 +93,7 @@ func (r *Ring) forget(a account) {
 func (s *statement) find() {
 	r := &s.r
 	acc, known := r.own[s.Client]
+	s.known = known
 	untouched := acc.returned+acc.spent+acc.refunded+acc.debt == 0
 	current := known && acc.slice >= r.low
 	live := s.Account > r.void && int64(s.Window)*1000 > s.at && backend.SliceOf(s.Window, r.length) < r.low+room
@@ -106,7 +112,7 @@ func (s *statement) find() {
 		s.lost()
 	default:
 		s.fresh = !current
-		s.acc = account{name: max(s.at, acc.name+1, r.void+1), slice: r.low}
+		s.acc = account{name: min(max(s.at, acc.name+1, r.void+1), backend.MaxTokens), slice: r.low}
 	}
 }
 
@@ -178,12 +184,12 @@ func (s *statement) book() {
 		}
 	}
 	if n := s.Debt - a.debt; n > 0 {
-		r.add(s.present, min(n, backend.MaxTokens-r.sum))
+		r.add(s.present, n)
 		a.debt += n
 		r.moved(n)
 	}
 	if n := min(s.Refunded, a.spent+a.debt) - a.refunded; n > 0 {
-		from := backend.SliceOf(s.RefundedIn, r.length) - backend.Refundable
+		from := min(backend.SliceOf(s.RefundedIn, r.length)-backend.Refundable, s.present)
 		if from >= r.low {
 			r.add(from, -n)
 			r.moved(n)
@@ -232,7 +238,7 @@ func (s *statement) grant() {
 func (s *statement) target(rest int64) int64 {
 	tokens := s.Limit.Tokens
 	peers := max(s.out.Clients, s.Peers, 1)
-	floor := min(demand.Floor(tokens, peers), 3*rest/max(peers, 6))
+	floor := min(demand.Floor(tokens, peers), int64(3*float64(rest)/float64(max(peers, 6))))
 	switch {
 	case s.Want == 0:
 		return 0
@@ -253,7 +259,7 @@ func (s *statement) target(rest int64) int64 {
 func (s *statement) keep() {
 	r, a := &s.r, &s.acc
 	if !s.Leaving && s.Idle >= 0 {
-		a.idle = min(a.unspent(), s.Idle+max(s.out.Grant-s.Need, 0))
+		a.idle = max(min(a.unspent(), s.Idle+max(s.out.Grant-s.Need, 0)), 0)
 	}
 	a.present = !s.Leaving
 	if r.own == nil {
@@ -262,6 +268,6 @@ func (s *statement) keep() {
 	if a.present {
 		r.present++
 	}
-	r.idle += a.idle
+	r.idle = min(r.idle+a.idle, backend.MaxTokens)
 	r.own[s.Client] = *a
 }
