@@ -26,4 +26,6 @@ var (
 	Settle string
 	//go:embed reset.lua
 	Reset string
+	//go:embed rolling.lua
+	Rolling string // all methods, of a rolling limit
 )

@@ -48,6 +48,7 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 		"ConcurrentSync":  testConcurrentSync,
 		"ConcurrentReset": testConcurrentReset,
 		"Random":          testRandom,
+		"RandomRolling":   testRandomRolling,
 	} {
 		t.Run(name, func(t *testing.T) { run(t, newStore(t)) })
 	}

@@ -39,13 +39,7 @@ type random struct {
 // testRandom: whatever it is asked, the store says what the counter says.
 func testRandom(t testing.TB, s backend.Store) {
 	t.Helper()
-	seed := rand.Uint64()
-	if text := os.Getenv(seedVariable); text != "" {
-		seed = must(strconv.ParseUint(text, 10, 64))(t)
-	}
-	t.Logf("to repeat: %s=%d", seedVariable, seed)
-	p := &random{bench: newBench(t, s, limit10), rnd: rand.New(rand.NewPCG(seed, 0)), counters: make(map[string]*counter.Counter)}
-	p.base = p.base.Add(time.Hour)
+	p := newRandom(t, s)
 	for range rounds {
 		names := []string{newKey(), newKey()}
 		p.now, p.ends = time.Duration(p.rnd.IntN(1000))*time.Millisecond, nil
@@ -55,6 +49,18 @@ func testRandom(t testing.TB, s backend.Store) {
 			p.step()
 		}
 	}
+}
+
+func newRandom(t testing.TB, s backend.Store) *random {
+	t.Helper()
+	seed := rand.Uint64()
+	if text := os.Getenv(seedVariable); text != "" {
+		seed = must(strconv.ParseUint(text, 10, 64))(t)
+	}
+	t.Logf("to repeat: %s=%d", seedVariable, seed)
+	p := &random{bench: newBench(t, s, limit10), rnd: rand.New(rand.NewPCG(seed, 0)), counters: make(map[string]*counter.Counter)}
+	p.base = p.base.Add(time.Hour)
+	return p
 }
 
 // pick returns a random element of list.

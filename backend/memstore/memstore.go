@@ -66,10 +66,10 @@ func New() *Store {
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.SyncReply, err error) {
 	var messages []counter.Message
 	if r.Limit.Rolls {
-		err = s.rolling(ctx, "sync", r.Key, r.Validate(), &reply.State, func(c *rolling.Ring, now int64) { reply, messages = c.Sync(r, now) })
-		if reply.Conflict && reply.Clients == 0 { // with a fixed window
-			reply.Account, reply.Granted, reply.Returned, reply.Debt, reply.Clients = r.Account, r.Granted, r.Returned, r.Debt, 1
+		conflict := func() {
+			reply = backend.SyncReply{State: conflicts, Account: r.Account, Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1}
 		}
+		err = s.rolling(ctx, "sync", r.Key, r.Validate(), conflict, func(c *rolling.Ring, now int64) { reply, messages = c.Sync(r, now) })
 	} else {
 		err = s.fixed(ctx, "sync", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply, messages = c.Sync(r, now) })
 	}
@@ -82,7 +82,7 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.
 // Take implements backend.Store.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (reply backend.TakeReply, err error) {
 	if r.Limit.Rolls {
-		err = s.rolling(ctx, "take", r.Key, r.Validate(), &reply.State, func(c *rolling.Ring, now int64) { reply = c.Take(r, now) })
+		err = s.rolling(ctx, "take", r.Key, r.Validate(), func() { reply.State = conflicts }, func(c *rolling.Ring, now int64) { reply = c.Take(r, now) })
 	} else {
 		err = s.fixed(ctx, "take", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Take(r, now) })
 	}
@@ -93,7 +93,7 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (reply backend.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (reply backend.State, err error) {
 	faulty := cmp.Or(backend.ValidateKey(key), l.Validate())
 	if l.Rolls {
-		err = s.rolling(ctx, "check", key, faulty, &reply, func(c *rolling.Ring, now int64) { reply = c.Check(l, now) })
+		err = s.rolling(ctx, "check", key, faulty, func() { reply = conflicts }, func(c *rolling.Ring, now int64) { reply = c.Check(l, now) })
 	} else {
 		err = s.fixed(ctx, "check", key, faulty, func(c *counter.Counter, now int64) { reply = c.Check(l, now) })
 	}
@@ -114,7 +114,7 @@ func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (reply back
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (reply backend.State, err error) {
 	var before backend.Window
 	if r.Limit.Rolls {
-		err = s.rolling(ctx, "reset", r.Key, r.Validate(), &reply, func(c *rolling.Ring, now int64) { reply = c.Reset(r, now) })
+		err = s.rolling(ctx, "reset", r.Key, r.Validate(), func() { reply = conflicts }, func(c *rolling.Ring, now int64) { reply = c.Reset(r, now) })
 	} else {
 		err = s.fixed(ctx, "reset", r.Key, r.Validate(), func(c *counter.Counter, now int64) {
 			before = c.Check(r.Limit, now).Window
@@ -169,12 +169,15 @@ func (s *Store) fixed(ctx context.Context, op, key string, faulty error, step fu
 	return s.with(ctx, op, key, faulty, func(sh *shard, now int64) { sh.fixed.step(key, now, step) })
 }
 
-// rolling makes a step of the key's ring. If a fixed window of the key is open, it only writes
-// that the two conflict into state, unless that is nil.
-func (s *Store) rolling(ctx context.Context, op, key string, faulty error, state *backend.State, step func(c *rolling.Ring, now int64)) error {
+// conflicts is a reading of a key that has a window of the other kind.
+var conflicts = backend.State{Conflict: true}
+
+// rolling makes a step of the key's ring. If a fixed window of the key is open, it only calls
+// conflict, unless that is nil.
+func (s *Store) rolling(ctx context.Context, op, key string, faulty error, conflict func(), step func(c *rolling.Ring, now int64)) error {
 	return s.with(ctx, op, key, faulty, func(sh *shard, now int64) {
-		if c := sh.fixed.keys[key]; c != nil && c.Open(now) && state != nil {
-			*state = backend.State{Conflict: true}
+		if c := sh.fixed.keys[key]; c != nil && c.Open(now) && conflict != nil {
+			conflict()
 			return
 		}
 		sh.rings.step(key, now, step)

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha1"
 	"encoding/hex"
@@ -26,33 +27,48 @@ import (
 type script struct {
 	op, source, sha string
 	readOnly        string             // the suffix of EVALSHA and EVAL for replicas, or ""
-	keys, fields    int                // number of its keys, and of integers in its reply
+	keys, least     int                // number of its keys, and of those that it needs while a slot moves
+	fields          int                // number of integers in its reply
+	rolling         bool               // its keys are those of a rolling limit
 	handsOut        func([]int64) bool // whether replicas must have what it did, by its reply; nil = never
 }
 
 var (
-	syncScript = newScript("sync", lua.Sync, "", 3, 17, func(v []int64) bool {
+	syncScript = newScript("sync", lua.Sync, "", 3, 3, 17, func(v []int64) bool {
 		return v[5] > 0 || len(v) > firstContact && v[9] > 0 // debt is spent already
 	})
-	takeScript   = newScript("take", lua.Take, "", 3, 5, func(v []int64) bool { return v[0]&flagAllowed != 0 })
-	takeAlone    = newScript("take", lua.Take, "", 2, 5, takeScript.handsOut) // without the ledger
-	checkScript  = newScript("check", lua.Check, "_ro", 2, 5, nil)
-	settleScript = newScript("settle", lua.Settle, "", 3, 3, nil)
-	resetScript  = newScript("reset", lua.Reset, "", 3, 5, func(v []int64) bool { return v[2] != 0 && v[0]&flagConflict == 0 })
+	takeScript   = newScript("take", lua.Take, "", 3, 2, 5, allowed) // without the ledger, if need be
+	checkScript  = newScript("check", lua.Check, "_ro", 2, 2, 5, nil)
+	settleScript = newScript("settle", lua.Settle, "", 3, 3, 3, nil)
+	resetScript  = newScript("reset", lua.Reset, "", 3, 3, 5, opened)
+
+	// The calls of a rolling limit are one script. It can do without the count of a plain one.
+	syncRolling   = newScript("sync", lua.Rolling, "", 2, 1, rolled+12, func(v []int64) bool { return v[rolled] > 0 || v[rolled+4] > 0 })
+	takeRolling   = newScript("take", lua.Rolling, "", 2, 1, rolled, allowed)
+	checkRolling  = newScript("check", lua.Rolling, "_ro", 2, 1, rolled, nil)
+	settleRolling = newScript("settle", lua.Rolling, "", 2, 1, rolled, nil)
+	resetRolling  = newScript("reset", lua.Rolling, "", 2, 1, rolled, opened)
 )
 
-func newScript(op, source, suffix string, keys, fields int, handsOut func([]int64) bool) *script {
+func allowed(v []int64) bool { return v[0]&flagAllowed != 0 }
+
+func opened(v []int64) bool { return v[2] != 0 && v[0]&flagConflict == 0 }
+
+func newScript(op, source, suffix string, keys, least, fields int, handsOut func([]int64) bool) *script {
 	sum := sha1.Sum([]byte(source))
-	return &script{op, source, hex.EncodeToString(sum[:]), suffix, keys, fields, handsOut}
+	return &script{op, source, hex.EncodeToString(sum[:]), suffix, keys, least, fields, source == lua.Rolling, handsOut}
 }
 
 // firstContact is the number of integers in sync's reply to a client that named no
 // window and opened one. The last of them is its grant.
 const firstContact = 6
 
+// reads reports whether replicas may run the script.
+func (sc *script) reads() bool { return sc.readOnly != "" }
+
 // replies reports whether a reply of the script may have n integers.
 func (sc *script) replies(n int) bool {
-	return n == sc.fields || n == firstContact && sc.op == "sync"
+	return n == sc.fields || n == firstContact && sc == syncScript
 }
 
 // command is a command that go-redis sends only once, alone or in a pipeline. By
@@ -65,6 +81,7 @@ func (command) NoRetry() bool { return true }
 // request is what a method of Store asks of the server.
 type request struct {
 	script   *script
+	keys     int   // of the script's that it gets; 0 = all
 	fault    error // for which it is not made
 	key      string
 	args     []any
@@ -100,16 +117,19 @@ const (
 )
 
 func (s *Store) newCall(ctx context.Context, r request) *call {
-	keys := keysOf(s.prefix, r.key)
+	keys, n := keysOf(s.prefix, r.key), cmp.Or(r.keys, r.script.keys)
+	if r.script.rolling {
+		keys = ringOf(s.prefix, r.key)
+	}
 	c := &call{request: r, ctx: ctx, tag: keys[0], calls: &s.calls, done: make(chan struct{}, 1)}
-	c.line = append(make([]any, 0, 3+len(keys)+len(r.args)+2), nil, nil, r.script.keys)
-	for _, k := range keys[:r.script.keys] {
+	c.line = append(make([]any, 0, 3+len(keys)+len(r.args)+2), nil, nil, n)
+	for _, k := range keys[:n] {
 		c.line = append(c.line, k)
 	}
 	if now, test := storeclock.From(ctx); test {
 		c.clock = strconv.FormatInt(now.UnixMicro(), 10)
 	}
-	if c.line = append(append(c.line, r.args...), instant{c}); r.script != checkScript {
+	if c.line = append(append(c.line, r.args...), instant{c}); !r.script.reads() {
 		c.line = append(c.line, c.clock)
 	}
 	return c
@@ -121,7 +141,7 @@ type instant struct{ c *call }
 
 // MarshalBinary implements encoding.BinaryMarshaler.
 func (i instant) MarshalBinary() ([]byte, error) {
-	if !i.c.state.CompareAndSwap(waiting, written) && i.c.state.Load() == abandoned && i.c.script != checkScript {
+	if !i.c.state.CompareAndSwap(waiting, written) && i.c.state.Load() == abandoned && !i.c.script.reads() {
 		return []byte("1"), nil // long ago
 	}
 	return []byte(i.String()), nil
@@ -129,7 +149,7 @@ func (i instant) MarshalBinary() ([]byte, error) {
 
 // String is for hooks that print commands.
 func (i instant) String() string {
-	if i.c.script == checkScript {
+	if i.c.script.reads() {
 		return i.c.clock
 	}
 	return strconv.FormatInt(i.c.after, 10)
@@ -268,8 +288,8 @@ func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
 			s.known.Store(true)
 			return reply, nil
 		}
-		if r.script == takeScript && redis.HasErrorPrefix(err, "TRYAGAIN") { // the slot is moving, and has no ledger of the key
-			r.script = takeAlone
+		if least := r.script.least; r.keys == 0 && least < r.script.keys && redis.HasErrorPrefix(err, "TRYAGAIN") { // the slot is moving, and not all keys are there
+			r.keys = least
 			continue
 		}
 		failure := s.failure(r.script.op, err)
@@ -282,7 +302,7 @@ func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
 // read sends a check to one of the replicas, if there are any, for at most half of the caller's time:
 // a replica that hangs leaves time for the primary. It returns nil without a reply.
 func (s *Store) read(ctx context.Context, r request) []int64 {
-	if len(s.readers) == 0 || r.script != checkScript {
+	if len(s.readers) == 0 || !r.script.reads() {
 		return nil
 	}
 	half := time.Second

@@ -13,10 +13,11 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/rolling"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
-// Inspect implements backend.Inspector with one transaction of four reads. It is for
+// Inspect implements backend.Inspector with one transaction of five reads. It is for
 // operators, and needs rights that the limiter does not need (MULTI, HGETALL). The client's
 // timeouts bound it, also if ctx is cancelled.
 func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
@@ -31,11 +32,12 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	keys := keysOf(s.prefix, key)
 	client := s.group(ctx, keys[0]).client
 	var used, exp *redis.StringCmd
-	var own *redis.MapStringStringCmd
+	var own, ring *redis.MapStringStringCmd
 	var at *redis.TimeCmd
 	cmds, err := client.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		used, exp = p.Get(ctx, keys[0]), p.Get(ctx, keys[1])
 		own, at = p.HGetAll(ctx, keys[2]), p.Time(ctx)
+		ring = p.HGetAll(ctx, ringOf(s.prefix, key)[0])
 		return nil
 	})
 	for _, c := range cmds {
@@ -46,7 +48,16 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 	if err != nil && err != redis.Nil {
 		return none, s.reading("inspect", err)
 	}
-	if used.Err() == redis.Nil || exp.Err() == redis.Nil {
+	now := at.Val()
+	if test, ok := storeclock.From(ctx); ok {
+		now = test
+	}
+	switch r, ok := rolling.Read(ring.Val()); {
+	case !ok:
+		return none, badState("ring")
+	case r.Open(now.UnixMicro()):
+		return r.Contents(now.UnixMicro()), nil
+	case used.Err() == redis.Nil || exp.Err() == redis.Nil:
 		return none, nil
 	}
 	count, err := used.Int64()
@@ -58,10 +69,6 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 		return none, badState("end of the window")
 	}
 	out := backend.Contents{Window: backend.Window(math.Floor(seconds*1000 + 0.5)), Used: max(count, 0)} // as the scripts read it
-	now := at.Val()
-	if test, ok := storeclock.From(ctx); ok {
-		now = test
-	}
 	if out.Left = out.Window.Time().Sub(now); out.Left < 0 {
 		return none, nil
 	}

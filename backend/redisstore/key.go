@@ -14,6 +14,14 @@ func keysOf(prefix, key string) [3]string {
 	return [3]string{all[:n], all[:n+len(":exp")], all[n+len(":exp"):]}
 }
 
+// ringOf returns the keys of a rolling limit: its ring, and the count of a plain one. They lie in the
+// slot of keysOf.
+func ringOf(prefix, key string) [3]string {
+	tag := prefix + "{" + escape(key) + "}"
+	ring := tag + ":roll"
+	return [3]string{ring, ring[:len(tag)]}
+}
+
 // escape writes key with %XX for each byte that could break a hash tag or a line. It also
 // escapes the percent sign, so that different keys stay different. Ordinary keys stay as
 // they are, so that other programs can write them easily.

@@ -173,6 +173,9 @@ const (
 // Sync implements backend.Store with one EVALSHA.
 func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	var out backend.SyncReply
+	if r.Limit.Rolls {
+		return s.syncRolling(ctx, r)
+	}
 	how := 0
 	if r.Exact {
 		how = 1
@@ -223,8 +226,13 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 // the tokens may stay charged until the window ends. The reply to a detached Take that was
 // sent is awaited beyond the deadline, for two seconds or the client's timeouts.
 func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	args := []any{r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
-	v, err := s.do(ctx, request{script: takeScript, fault: r.Validate(), key: r.Key, args: args, detached: r.Detached})
+	q := request{script: takeScript, fault: r.Validate(), key: r.Key, detached: r.Detached}
+	if r.Limit.Rolls {
+		q = q.rolling(takeRolling, r.Limit, r.OpenLength, r.Tokens, min(r.Within, r.Limit.Window/4).Microseconds())
+	} else {
+		q.args = []any{r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
+	}
+	v, err := s.do(ctx, q)
 	if v == nil {
 		return backend.TakeReply{}, err
 	}
@@ -234,24 +242,36 @@ func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeRe
 
 // Check implements backend.Store with one EVALSHA_RO, to a replica if there are any.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	fault := cmp.Or(backend.ValidateKey(key), l.Validate())
-	v, err := s.do(ctx, request{script: checkScript, fault: fault, key: key, args: []any{l.Tokens, l.Window.Milliseconds()}})
+	q := request{script: checkScript, fault: cmp.Or(backend.ValidateKey(key), l.Validate()), key: key, args: []any{l.Tokens, l.Window.Milliseconds()}}
+	if l.Rolls {
+		q = q.rolling(checkRolling, l, 0, 0)
+	}
+	v, err := s.do(ctx, q)
 	return state(v), err
 }
 
 // Settle implements backend.Store with one EVALSHA.
 func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
-	v, err := s.do(ctx, request{script: settleScript, fault: r.Validate(), key: r.Key, args: []any{r.Tokens, r.Limit, int64(r.Window)}})
+	q, over := request{script: settleScript, fault: r.Validate(), key: r.Key, args: []any{r.Tokens, r.Limit, int64(r.Window)}}, 2
+	if r.Rolling != 0 {
+		q, over = q.rolling(settleRolling, backend.Limit{Tokens: r.Limit, Window: r.Rolling}, 0, r.Tokens, int64(r.Window)), 3
+	}
+	v, err := s.do(ctx, q)
 	if err != nil {
 		return backend.SettleReply{}, err
 	}
-	return backend.SettleReply{Open: v[0]&flagDone != 0, Over: v[2]}, nil
+	return backend.SettleReply{Open: v[0]&flagDone != 0, Over: v[over]}, nil
 }
 
 // Reset implements backend.Store with one EVALSHA, to the primary.
 func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	args := []any{r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
-	v, err := s.do(ctx, request{script: resetScript, fault: r.Validate(), key: r.Key, args: args})
+	q := request{script: resetScript, fault: r.Validate(), key: r.Key}
+	if r.Limit.Rolls {
+		q = q.rolling(resetRolling, r.Limit, r.OpenLength)
+	} else {
+		q.args = []any{r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
+	}
+	v, err := s.do(ctx, q)
 	if v != nil && v[0]&flagMute != 0 {
 		s.ears.cut(errMute)
 	}
@@ -275,11 +295,15 @@ func state(v []int64) backend.State {
 	if v == nil {
 		return backend.State{}
 	}
-	return backend.State{
+	out := backend.State{
 		Window:    backend.Window(v[2]),
 		Left:      max(time.Duration(v[2]*1000-v[1])*time.Microsecond, 0),
 		Remaining: v[3],
 		Length:    time.Duration(v[4]) * time.Millisecond,
 		Conflict:  v[0]&flagConflict != 0,
 	}
+	if len(v) == rolled || len(v) == syncRolling.fields {
+		out.Left, out.Frees = time.Duration(v[5])*time.Microsecond, time.Duration(v[6])*time.Microsecond
+	}
+	return out
 }

@@ -23,7 +23,7 @@ func always(s backend.Store) func(*testing.T) backend.Store {
 	return func(*testing.T) backend.Store { return s }
 }
 
-// forgetful is a store whose ledgers the suite can delete.
+// forgetful is a store whose ledgers and rings the suite can delete.
 type forgetful struct {
 	*redisstore.Store
 	client *redis.Client
@@ -31,6 +31,15 @@ type forgetful struct {
 
 func (f forgetful) LoseLedger(ctx context.Context, key string) error {
 	return f.client.Del(ctx, "{"+key+"}:own").Err()
+}
+
+// LoseRing deletes a rolling limit, and KeepRing lets none expire.
+func (f forgetful) LoseRing(ctx context.Context, key string) error {
+	return f.client.Del(ctx, "{"+key+"}:roll").Err()
+}
+
+func (f forgetful) KeepRing(ctx context.Context, key string) error {
+	return f.client.Persist(ctx, "{"+key+"}:roll").Err()
 }
 
 func TestSuite(t *testing.T) {

@@ -32,7 +32,7 @@ func (s *statement) messages() []counter.Message {
 	case r.out == 0:
 		r.calls = 0
 	}
-	s.out.Idle = r.idle - s.acc.idle
+	s.out.Idle = max(r.idle-s.acc.idle, 0)
 	if r.waits(s.at) {
 		s.out.Called = r.out
 	}

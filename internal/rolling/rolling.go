@@ -237,11 +237,12 @@ func (r *Ring) Reset(q backend.ResetRequest, now int64) backend.State {
 	if !r.Open(now) {
 		return backend.State{Remaining: q.Limit.Tokens}
 	}
-	at, present, conflict := r.enter(now, q.Limit, q.OpenLength)
+	next := *r
+	at, present, conflict := next.enter(now, q.Limit, q.OpenLength)
 	if conflict {
-		return r.conflict(at, q.Limit)
+		return next.conflict(at, q.Limit)
 	}
-	*r = Ring{length: r.length, since: r.since, last: at, ahead: r.ahead, low: r.low, total: r.total, void: at}
+	*r = Ring{length: next.length, since: next.since, last: at, ahead: next.ahead, low: next.low, total: next.total, void: at}
 	return r.state(at, present, q.Limit, 0)
 }
 

@@ -202,7 +202,7 @@ func (s *statement) book() {
 func (s *statement) carry() {
 	a := &s.acc
 	slice := max(a.slice, s.present+backend.Ahead)
-	if n := a.unspent(); n > 0 {
+	if n := a.unspent(); n > 0 && slice != a.slice {
 		s.r.add(a.slice, -n)
 		s.r.add(slice, n)
 	}
@@ -259,7 +259,11 @@ func (s *statement) target(rest int64) int64 {
 func (s *statement) keep() {
 	r, a := &s.r, &s.acc
 	if !s.Leaving && s.Idle >= 0 {
-		a.idle = max(min(a.unspent(), s.Idle+max(s.out.Grant-s.Need, 0)), 0)
+		a.idle = max(s.out.Grant-s.Need, 0)
+		if s.ours {
+			a.idle += s.Idle
+		}
+		a.idle = max(min(a.idle, a.unspent()), 0)
 	}
 	a.present = !s.Leaving
 	if r.own == nil {
