@@ -304,6 +304,23 @@ func ExampleWithLimits() {
 
 // Plans come from a table in a file or database. A goroutine of the service reloads the
 // table while the service runs.
+func ExampleLimit_Rolling() {
+	store := memstore.New()
+	limiter, err := reservoir.New(store, reservoir.PerMinute(60_000).Rolling())
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(context.Background())
+
+	r, err := limiter.AllowN(context.Background(), "user:42", 60_000)
+	fmt.Println(r.Allowed, err)
+	r, err = limiter.Allow(context.Background(), "user:42") // until a minute after the slice in which these were spent
+	fmt.Println(r.Allowed, r.RetryAfter > 59*time.Second, err)
+	// Output:
+	// true <nil>
+	// false true <nil>
+}
+
 func ExampleUnlimited() {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	if err != nil {

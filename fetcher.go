@@ -285,6 +285,10 @@ func (l *Limiter) take(ctx context.Context, k *key.Key, n int64, stay bool) (v k
 			return v
 		}
 		reply, sent, err := l.takeOnce(ctx, t.Req)
+		if err == nil && t.Late(reply, sent) {
+			l.undoLater(t.Req, reply.Window)
+			continue
+		}
 		idle := reply.Idle
 		if recalled { // this call decides
 			reply.Idle, reply.Called = false, false
@@ -362,6 +366,16 @@ func (l *Limiter) unknown(err error, n int64) bool {
 	return ok
 }
 
+// undoLater is undo for a caller that goes on.
+func (l *Limiter) undoLater(r backend.TakeRequest, w backend.Window) {
+	if l.env.Calls.Begin() {
+		go func() {
+			defer l.env.Calls.End()
+			guard.Log(func() { l.undo(l.shardOf(r.Key), r, w) })
+		}()
+	}
+}
+
 // undo gives back what a direct call has charged for a caller that has left. Nobody waits
 // for it but Close, so it has time to connect.
 func (l *Limiter) undo(s *key.Shard, r backend.TakeRequest, w backend.Window) {
@@ -369,7 +383,7 @@ func (l *Limiter) undo(s *key.Shard, r backend.TakeRequest, w backend.Window) {
 	c.Taken.Add(r.Tokens)
 	c.Spent.Add(r.Tokens)
 	c.Extra.Add(0, r.Tokens) // no request has used them
-	q := backend.SettleRequest{Key: r.Key, Window: w, Tokens: -r.Tokens, Limit: r.Limit.Tokens}
+	q := backend.SettleRequest{Key: r.Key, Window: w, Tokens: -r.Tokens, Limit: r.Limit.Tokens, Rolling: rolling(r.Limit)}
 	call, settle := l.settlement(s, q)
 	defer call.report()
 	call.caller.Store(gone)
@@ -402,6 +416,14 @@ func (l *Limiter) settleCall(ctx context.Context, q backend.SettleRequest) (repl
 	}()
 	reply, err = detached(ctx, call, settle, func(reply backend.SettleReply, err error) { l.settled(q, reply, err) })
 	return reply, l.failed(ctx, err)
+}
+
+// rolling is the length of a rolling limit's window, and 0 of others.
+func rolling(l Limit) time.Duration {
+	if l.Rolls {
+		return l.Window
+	}
+	return 0
 }
 
 // settlement returns a call for q, and what makes it.

@@ -28,8 +28,8 @@
 // call until the reset, except for an occasional probe. A crowd on one key shares one
 // call, and a caller is bounded by its own context.
 //
-// The window is fixed, so up to twice the limit may pass in an interval of a
-// window's length that straddles a reset. See [Limit].
+// A window is fixed, so up to twice the limit may pass in an interval of a window's length
+// that straddles a reset. A limit that is [Limit.Rolling] holds in every interval.
 package reservoir
 
 import (
@@ -354,7 +354,7 @@ func (l *Limiter) Check(ctx context.Context, name string) (Result, error) {
 		return Result{}, ErrConflict
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
-		r.RetryAfter = key.RetryAfter(s.Left, cmp.Or(s.Length, limit.Window))
+		r.RetryAfter = key.RetryAfter(cmp.Or(s.Frees, s.Left), cmp.Or(s.Length, limit.Window))
 	}
 	return r, nil
 }
@@ -429,7 +429,7 @@ func (l *Limiter) Settle(ctx context.Context, r Result, used int64) error {
 // this process knows.
 func (l *Limiter) settleDirect(ctx context.Context, r *Result, n int64) error {
 	k := l.env.Find(r.of.Name())
-	q := backend.SettleRequest{Key: l.env.Stored(r.of.Name()), Window: r.window(), Tokens: n, Limit: r.Limit}
+	q := backend.SettleRequest{Key: l.env.Stored(r.of.Name()), Window: r.window(), Tokens: n, Limit: r.Limit, Rolling: rolling(r.of.Terms().Limit)}
 	if n < 0 {
 		if q.Tokens = -key.TakeUpTo(&l.env.Counts.Direct, -n); q.Tokens == 0 {
 			return nil

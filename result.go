@@ -105,7 +105,7 @@ func (s Source) OnNetwork() bool { return s == Fetched || s == Direct }
 // ends Window later or, if Window is whole seconds, at a whole second, rounded down: the
 // first window of PerSecond(10) may be almost a second shorter than that, and then twice
 // Tokens may pass in milliseconds. In any case they may pass in an interval that straddles a
-// reset, by the nature of fixed windows. A limit by the calendar ends its windows with the
+// reset, by the nature of fixed windows; see [Limit.Rolling]. A limit by the calendar ends its windows with the
 // day, week or month.
 //
 // Tokens is from 1 to 2^53-1, Window in whole milliseconds from 1 ms to 366 days. For a

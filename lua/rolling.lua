@@ -423,7 +423,7 @@ if rest + recovered >= least and want > 0 then
   else
     local peers = max(clients, peers, 1)
     local part = floor(limit / peers)
-    local least = min(floor(part / 3), max(5, floor(part / 20)), floor(3 * rest / max(peers, 6)))
+    local least = min(max(min(floor(part / 3), max(5, floor(part / 20))), floor(part / 13)), rest)
     local free = rest + floor(idle / 6)
     target = min(want, max(floor(free * min(max(pace, part) / limit, 1)), least, need))
   end
@@ -439,7 +439,7 @@ if none then
   name = 0
   if got[3] then gone[#gone + 1] = mine end
 else
-  if not (leaving or unheard) then held_by = max(min(g - b - x, (ours and stated or 0) + max(grant - need, 0)), 0) end
+  if not (leaving or unheard) then held_by = max(min(g - b - x, (ours and stated or 0) + max(grant - need, 0)) - floor(pace / 5), 0) end  -- it will use that before its lease ends
   if not leaving then present = present + 1 end
   idle = min(idle + held_by, most)
   text = (leaving and '~' or '')

@@ -32,6 +32,7 @@ type Account struct {
 	used     int64 // tokens charged to all clients at that reply
 	balance  int64 // tokens held, spent or unconfirmed
 	open     *open // nil = nothing is outstanding
+	ring     *ring // nil = the limit is no rolling one, or no statement was answered
 }
 
 // open holds what the store has not confirmed, and what has expired in the window.
@@ -60,8 +61,10 @@ func (a *Account) makeOpen() *open {
 // repeats the last total of all clients, so that a store that has lost data learns of
 // the loss from any one client. Such a store charges q.Used, so tokens that q is the first to
 // return are left out. If an earlier statement has returned them, others may have them.
-func (a *Account) State(q *backend.SyncRequest, w backend.Window) {
+// held is what the process holds.
+func (a *Account) State(q *backend.SyncRequest, w backend.Window, held int64) {
 	q.Window, q.Granted, q.Returned = w, a.granted, a.returned
+	a.ring.state(q, a, held)
 	if q.Total = a.total; a.total > 0 {
 		q.Used = a.used
 	}
@@ -80,14 +83,14 @@ func (a *Account) State(q *backend.SyncRequest, w backend.Window) {
 func (a *Account) Apply(q backend.SyncRequest, r backend.SyncReply, held int64) (m Moved) {
 	var debt, returned, expired int64 // declared and returned after the statement was made
 	if a.open != nil {
-		debt, returned, expired = a.open.debt-q.Debt, a.returned-q.Returned, a.open.expired
+		debt, returned, expired = a.open.debt-q.Debt, a.returned-q.Returned-q.Refunded, a.open.expired
 	}
-	known := r.Window == q.Window || r.Carried // the store has applied the statement
+	known := Same(q, r) // the store has applied the statement
 	if known {
 		m.Taken, m.Returned = a.charge(q, r), a.confirm(returned)
 		m.Overdrawn = min(m.Taken, r.Over)
 	}
-	if r.Window != q.Window {
+	if r.Window != q.Window && !q.Limit.Rolls || !known {
 		if !known {
 			m.Overdrawn = a.Unpaid()
 			debt, returned, expired = 0, 0, 0
@@ -102,6 +105,9 @@ func (a *Account) Apply(q backend.SyncRequest, r backend.SyncReply, held int64) 
 	m.Taken += r.Grant
 	a.balance += r.Grant
 	a.granted, a.returned = r.Granted, r.Returned+returned
+	if q.Limit.Rolls {
+		a.answered(q, r)
+	}
 	a.total, a.used = r.Total, max(q.Limit.Tokens-r.Remaining, 0)
 	a.dropIfEmpty()
 	a.check()
@@ -194,13 +200,19 @@ func (a *Account) CancelDebt(n int64) int64 {
 // ReturnDebt returns to the store up to n tokens of stated debt that were not used in the
 // end, whether the store has charged them already or not, and of debt that was carried over
 // to this window as a grant. It reports how many. held is what the process holds.
-func (a *Account) ReturnDebt(n, held int64) int64 {
+//
+// If the limit is a rolling one, they were charged in w.
+func (a *Account) ReturnDebt(n, held int64, w backend.Window) int64 {
 	o := a.makeOpen()
 	debt := min(n, o.stated-o.debtReturned)
 	n = debt + min(n-debt, a.InUse(held))
 	o.debtReturned += debt
 	a.Refund(n)
-	a.Return(n)
+	if a.ring != nil {
+		a.GiveBack(n, w)
+	} else {
+		a.Return(n)
+	}
 	return n
 }
 

@@ -15,7 +15,7 @@ var limit = backend.Limit{Tokens: 100, Window: time.Minute}
 // statement is what a says about the window, with a limit of 100.
 func statement(a *Account, w backend.Window) backend.SyncRequest {
 	q := backend.SyncRequest{Limit: limit}
-	a.State(&q, w)
+	a.State(&q, w, 0)
 	return q
 }
 
@@ -174,7 +174,7 @@ func TestUsed(t *testing.T) {
 	a.Return(2)
 	assert.EqualValues(t, 3+6, a.Used(5))
 	statement(a, 1)
-	assert.EqualValues(t, 4, a.ReturnDebt(4, 5), "of the debt")
+	assert.EqualValues(t, 4, a.ReturnDebt(4, 5, 1), "of the debt")
 	assert.EqualValues(t, 3+2, a.Used(5))
 }
 
@@ -234,7 +234,7 @@ func TestOverdrawn(t *testing.T) {
 	for _, row := range []struct{ over, want int64 }{{0, 0}, {2, 2}, {5, 5}, {9, 5}} {
 		a, q := granted(t), backend.SyncRequest{}
 		a.Declare(5)
-		a.State(&q, 1)
+		a.State(&q, 1, 0)
 		reply := backend.SyncReply{State: backend.State{Window: 1}, Granted: q.Granted, Returned: q.Returned, Debt: 5, Over: row.over}
 		assert.Equal(t, Moved{Taken: 5, Overdrawn: row.want}, a.Apply(q, reply, 0))
 		assert.Zero(t, a.Apply(q, reply, 0).Overdrawn, "it is charged once")
@@ -257,22 +257,22 @@ func TestExpireDebt(t *testing.T) {
 // TestReturnDebt: no more of a debt goes back than a statement has carried, less what went back
 // before. It counts as returned though it was never granted.
 func TestReturnDebt(t *testing.T) {
-	assert.Zero(t, new(Account).ReturnDebt(3, 0))
+	assert.Zero(t, new(Account).ReturnDebt(3, 0, 1))
 	a := new(Account)
 	a.Declare(8)
-	assert.Zero(t, a.ReturnDebt(3, 0), "nothing is stated yet")
+	assert.Zero(t, a.ReturnDebt(3, 0, 1), "nothing is stated yet")
 	assert.Zero(t, a.Unconfirmed())
 	q := statement(a, 1)
-	assert.EqualValues(t, 2, a.ReturnDebt(2, 0), "the reply may be lost")
+	assert.EqualValues(t, 2, a.ReturnDebt(2, 0, 1), "the reply may be lost")
 	a.Apply(q, backend.SyncReply{State: backend.State{Window: 1}, Granted: 10, Debt: 8, Grant: 10}, 0)
 	used, balance := a.InUse(10), a.Balance()
-	assert.EqualValues(t, 3, a.ReturnDebt(3, 10))
+	assert.EqualValues(t, 3, a.ReturnDebt(3, 10, 1))
 	assert.EqualValues(t, 5, a.Unconfirmed())
 	assert.EqualValues(t, 5, statement(a, 1).Returned)
 	assert.Equal(t, used, a.InUse(10), "of what was granted")
 	assert.Equal(t, balance+3, a.Balance())
-	assert.EqualValues(t, 3, a.ReturnDebt(9, 10))
-	assert.Zero(t, a.ReturnDebt(1, 10))
+	assert.EqualValues(t, 3, a.ReturnDebt(9, 10, 1))
+	assert.Zero(t, a.ReturnDebt(1, 10, 1))
 	assert.EqualValues(t, 8, statement(a, 1).Returned)
 }
 
@@ -284,8 +284,8 @@ func TestReturnCarriedDebt(t *testing.T) {
 	a.Apply(q, backend.SyncReply{State: backend.State{Window: 2}, Granted: 8, Carried: true}, 0)
 	a.Declare(2)
 	statement(a, 2)
-	assert.EqualValues(t, 5, a.ReturnDebt(5, 0), "two of the new debt, three of the carried one")
-	assert.EqualValues(t, 5, a.ReturnDebt(9, 0))
+	assert.EqualValues(t, 5, a.ReturnDebt(5, 0, 1), "two of the new debt, three of the carried one")
+	assert.EqualValues(t, 5, a.ReturnDebt(9, 0, 1))
 	assert.EqualValues(t, 10, statement(a, 2).Returned)
 	assert.Zero(t, a.InUse(0))
 }

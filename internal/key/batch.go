@@ -72,7 +72,10 @@ func (s *situation) batch(spent, stock, waiting int64) (int64, string) {
 // left is how long tokens of the window may still be spent, or the length of the next
 // window if none is open.
 func (s *situation) left() (left time.Duration, open bool) {
-	if !s.lease.Alive(s.now) {
+	switch {
+	case s.limit.Rolls: // the statement begins another lease
+		return leaseTime(s.limit.Window), true
+	case !s.lease.Alive(s.now):
 		return s.limit.Window, false
 	}
 	return time.Duration(s.lease.Deadline() - s.now), true
@@ -80,6 +83,9 @@ func (s *situation) left() (left time.Duration, open bool) {
 
 // lasts is how long the limit will last from now on.
 func (s *situation) lasts() time.Duration {
+	if s.limit.Rolls {
+		return s.limit.Window
+	}
 	if !s.lease.Alive(s.now) {
 		return s.demand.Lasts(s.limit.Window, 0, false)
 	}
@@ -176,11 +182,14 @@ func (k *Key) surplus(now int64) (n, at int64) {
 	switch {
 	case k.idle() || k.env.Direct:
 		return w.Stock(), 0
-	case !w.Alive(now) || k.queue.inFlight(): // its reply may bring what others want
+	case !k.keeps(w, now) || k.queue.inFlight(): // its reply may bring what others want
 		return 0, 0
 	}
 	r, free := &k.use.recall, min(k.free(), w.Stock())
-	if r.called == w.Window {
+	if t := k.terms.Load(); t.Rolls { // what will be used in time
+		free = max(free-k.use.PerWindow(t.Limit)*backend.Ahead/backend.Slices, 0)
+	}
+	if r.called == w.Window || r.called != 0 && k.terms.Load().Rolls { // that its tokens are of another slice by now does not matter
 		r.known = 0
 		return free, 0
 	}

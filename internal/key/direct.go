@@ -51,7 +51,7 @@ func (k *Key) Take(n int64, stay bool) (t Take, v Verdict) {
 		return t, k.env.TooMuch(terms.Limit)
 	}
 	v.Next = Call
-	t = Take{k: k, stay: stay, Req: backend.TakeRequest{Key: k.env.Stored(k.node.Key), Tokens: n}}
+	t = Take{k: k, stay: stay, Req: backend.TakeRequest{Key: k.env.Stored(k.node.Key), Tokens: n, Within: k.env.Timeout}}
 	k.event(func(now int64) effect {
 		terms := k.terms.Load()
 		if terms.plan != Counted {
@@ -61,6 +61,17 @@ func (k *Key) Take(n int64, stay bool) (t Take, v Verdict) {
 		return unchanged
 	})
 	return t, v
+}
+
+// Late reports whether the reply has charged the tokens but comes so late that a rolling limit may
+// count them no longer than others from now on. Then they must go back.
+func (t *Take) Late(r backend.TakeReply, sent int64) bool {
+	if !r.Allowed || !t.Req.Limit.Rolls {
+		return false
+	}
+	of := lease.New(r.Window)
+	of.Apply(r.State, t.Req.Limit.Window, sent, sent)
+	return !of.Alive(t.k.env.Clock.Now())
 }
 
 // End applies the reply, or the error of the call. ended says that the caller's context has
@@ -96,8 +107,8 @@ func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Ve
 		case k.phase == phaseRetired:
 			v.Next = Recall
 			return unchanged
-		case w != nil && w.Window == r.Window:
-			k.usage().recall.missed, v.Next = r.Window, StartOver
+		case t.current(w, r):
+			k.usage().recall.missed, v.Next = w.Window, StartOver
 			return unchanged
 		}
 		var did effect
@@ -112,6 +123,10 @@ func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Ve
 func (t *Take) read(r backend.TakeReply, sent, now int64) {
 	k := t.k
 	w := k.lease.Load()
+	if t.Req.Limit.Rolls && w != nil && (w.Alive(now) || k.account.Named()) { // the account's lease stays
+		w.Note(r.State, now)
+		return
+	}
 	if w == nil || r.Window == w.Window || r.Window > w.Window && !w.Alive(now) {
 		length := cmp.Or(r.Length, t.Req.Limit.Window)
 		if w == nil || r.Window != w.Window {
@@ -121,12 +136,17 @@ func (t *Take) read(r backend.TakeReply, sent, now int64) {
 	}
 }
 
+// current reports whether the reply is about the window of w. All windows of a rolling limit are.
+func (t *Take) current(w *lease.Lease, r backend.TakeReply) bool {
+	return w != nil && (w.Window == r.Window || t.Req.Limit.Rolls)
+}
+
 // book records what the call has charged, or its refusal. If the refusal is of a window
 // that a Reset elsewhere has opened, a probe must end the old window here.
 func (t *Take) book(r backend.TakeReply, now int64) (Answer, effect) {
 	k, n, counts := t.k, t.Req.Tokens, &t.k.env.Counts
 	w := k.lease.Load()
-	current := w != nil && w.Window == r.Window
+	current := t.current(w, r)
 	a := t.answer(r)
 	if current && r.Allowed { // a refusal tells what was too little
 		a.Remaining = min(a.Remaining+w.Stock(), a.Limit)
@@ -163,7 +183,7 @@ func (t *Take) answer(r backend.TakeReply) Answer {
 	if r.Allowed {
 		a.Charged = t.Req.Tokens
 	} else {
-		a.Shadowed, a.RetryAfter = t.k.terms.Load().Shadow, RetryAfter(r.Left, cmp.Or(r.Length, t.Req.Limit.Window))
+		a.Shadowed, a.RetryAfter = t.k.terms.Load().Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), cmp.Or(r.Length, t.Req.Limit.Window))
 	}
 	return a
 }
@@ -173,7 +193,7 @@ func (t *Take) answer(r backend.TakeReply) Answer {
 func (k *Key) Held(s backend.State) (held int64, serves bool) {
 	k.event(func(now int64) effect {
 		w := k.lease.Load()
-		known := w != nil && w.Window == s.Window
+		known := w != nil && (w.Window == s.Window || k.terms.Load().Rolls)
 		if known && w.Alive(now) {
 			held = k.held()
 		}
@@ -188,8 +208,12 @@ func (k *Key) Reset(s backend.State, limit backend.Limit, sent int64, was *lease
 	k.event(func(now int64) effect {
 		w := k.lease.Load()
 		switch {
-		case k.phase == phaseRetired || w != nil && w.Window == s.Window:
+		case k.phase == phaseRetired || w != nil && w.Window == s.Window && !limit.Rolls:
 			return unchanged
+		case limit.Rolls && w != nil: // the reply to a statement ends the account
+			did := k.void(w, now)
+			did.probe = 1
+			return did
 		case w != was: // another reply was faster: ask the store which window is open
 			k.allow()
 			return effect{changed: true, probe: 1}

@@ -194,13 +194,13 @@ func (k *Key) refundFallback(c Charge, n int64) (did effect, ok bool) {
 	if n == 0 {
 		return unchanged, true
 	}
-	if w == nil || w.Window != f.home { // when the key left it, settleLater counted them
+	if w == nil || w.Window != f.home && !k.terms.Load().Rolls { // when the key left it, settleLater counted them
 		n = TakeUpTo(&k.env.Counts.Left, n)
 		k.env.Counts.Refunded.Add(n)
 		k.env.Counts.Expired.Add(n)
 		return unchanged, true
 	}
-	returned := k.account.ReturnDebt(n-k.account.CancelDebt(n), k.held())
+	returned := k.account.ReturnDebt(n-k.account.CancelDebt(n), k.held(), c.Window)
 	k.env.Counts.Refunded.Add(returned)
 	return effect{changed: returned > 0}, true
 }

@@ -97,7 +97,7 @@ func (f *Fetch) state(now int64) {
 		q.Waited = k.use.recall.again > 0 && now >= k.use.recall.again
 	}
 	if w != nil {
-		k.account.State(q, w.Window)
+		k.account.State(q, w.Window, k.held())
 	}
 }
 
@@ -256,7 +256,7 @@ func (f *Fetch) apply(r backend.SyncReply, waits bool, sent, now int64) {
 		return
 	}
 	w := k.lease.Load()
-	if w != nil && w.Window != f.Req.Window { // left meanwhile: the store will hand the grant over again
+	if w != nil && w.Window != f.Req.Window && !f.Req.Limit.Rolls { // left meanwhile: the store will hand the grant over again
 		k.replyLost = true
 		k.usage().failedAt = now
 		return
@@ -271,7 +271,7 @@ func (f *Fetch) apply(r backend.SyncReply, waits bool, sent, now int64) {
 	}
 	k.clients = max(k.reported, k.clients)
 	denied := !waits && f.showsDenial(r, w)
-	w.Apply(r.State, sent, now)
+	w.Apply(r.State, k.terms.Load().past(), sent, now)
 	k.queue.reserved += w.Reserve() + r.Grant
 	f.believes(r)
 	f.forecast(r, w, denied, now)
@@ -293,13 +293,15 @@ func (f *Fetch) book(w *lease.Lease, r backend.SyncReply, sent, now int64) *leas
 	k := f.k
 	var held int64
 	spent := k.spent()
-	moved := w == nil && r.Window != 0 || w != nil && w.Window != r.Window
+	same := account.Same(f.Req, r)
+	slides := w != nil && same && f.Req.Limit.Rolls
+	moved := !slides && (w == nil && r.Window != 0 || w != nil && (w.Window != r.Window || !same))
 	if moved {
 		held = k.drain()
-		if !r.Carried {
+		if !same {
 			k.settleLater(held)
 		}
-		if p := k.fallback; r.Carried && w != nil && p != nil && p.home == w.Window {
+		if p := k.fallback; same && w != nil && p != nil && p.home == w.Window {
 			p.home = r.Window
 		}
 	}
@@ -311,9 +313,12 @@ func (f *Fetch) book(w *lease.Lease, r backend.SyncReply, sent, now int64) *leas
 			k.replace(k.terms.Load().opened(k.lengthOf(r.State, f.Req.Limit.Window, r.Clients, sent)))
 		}
 		w = k.enterWindow(r.Window, spent, now)
-		if w != nil && r.Carried {
+		if w != nil && same {
 			k.queue.reserved += held
 		}
+	}
+	if slides {
+		w = k.slide(w, r)
 	}
 	if k.fallback != nil {
 		k.use.demand().Skip(m.Taken - r.Grant)

@@ -271,10 +271,12 @@ func (k *Key) update(change func(now int64) effect, slot *lane) *Fetch {
 	now := k.env.Clock.Now() // read under the lock, because served callers must be in time now
 	k.expire(now)
 	was := k.phase
+	var f *Fetch
 	if did := change(now); did.changed || k.phase != was {
-		return k.advance(now, did, slot)
+		f = k.advance(now, did, slot)
 	}
-	return nil
+	k.note(now)
+	return f
 }
 
 // advance ends every event: it serves the line, asks package next what to do, and orders
@@ -378,13 +380,13 @@ func (k *Key) facts(now int64, did effect) next.Facts {
 	// A fetch has just found the old window again, though it is over by our clock, because
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	f.Ending = k.queue != nil && k.queue.unserved > 0 && !f.Alive
-	if f.Charge == 0 && f.Alive && k.account.Unpaid() > 0 {
+	if f.Charge == 0 && k.keeps(w, now) && (k.account.Unpaid() > 0 || k.account.Refunding()) {
 		f.Charge = 1
 		if u != nil {
 			f.Charge = max(u.charge, 1)
 		}
 	}
-	f.Unconfirmed = f.Unconfirmed || f.Alive && k.account.Unconfirmed() > 0
+	f.Unconfirmed = f.Unconfirmed || k.keeps(w, now) && k.account.Unconfirmed() > 0 && !k.account.Refunding()
 	f.Low = w.OrderDue() && w.Remaining() > 0
 	if u == nil || k.idle() || k.env.Direct {
 		return f
@@ -394,6 +396,12 @@ func (k *Key) facts(now int64, did effect) next.Facts {
 	f.Used = u.UsedIn(k.spent(), k.refusals.Load())
 	// Callers that come between the two bounds of the window's end would wait. If some are
 	// likely, read the end once more when it is near.
+	if k.terms.Load().Rolls {
+		if k.refreshRolling(&f, w); f.Over < now {
+			f.Used = false
+		}
+		return f
+	}
 	at, gap := w.LatestEnd()-int64(window)/refreshPart, time.Duration(w.LatestEnd()-w.Deadline())
 	if f.Regular && u.replied < at && u.Within(gap) > worthOne {
 		f.Refresh = at
@@ -416,6 +424,10 @@ func (k *Key) expire(now int64) {
 	if w := k.lease.Load(); k.overFor(w, now) {
 		k.env.Counts.Move(k.account.Expire(k.drain()))
 		k.env.Counts.Move(k.account.ExpireDebt())
+	}
+	if t := k.terms.Load(); t.Rolls && k.deniedUntil != 0 && now >= k.deniedUntil { // some tokens count no more
+		k.allow()
+		k.lease.Load().Note(backend.State{Remaining: 1}, now)
 	}
 	if k.fallback.waiting() > 0 && time.Now().After(k.fallback.debtor.Time()) {
 		k.found(0, now)
@@ -488,7 +500,7 @@ func (k *Key) read(s backend.State, length time.Duration, sent, now int64) {
 	if w == nil || w.Window != s.Window {
 		w = k.switchWindow(s.Window, now)
 	}
-	w.Apply(s, sent, now)
+	w.Apply(s, k.terms.Load().past(), sent, now)
 	k.found(s.Window, now)
 }
 
@@ -516,7 +528,7 @@ func (k *Key) lengthOf(s backend.State, stated time.Duration, others, sent int64
 // conflict remembers that the open window belongs to a limit of another length, until it
 // ends or it is this process' turn to ask again.
 func (k *Key) conflict(s backend.State, now int64) {
-	pause := min(s.Length/askTimes, LongestPause)
+	pause := min(cmp.Or(s.Length, k.terms.Load().own())/askTimes, LongestPause)
 	if s.Left > 0 {
 		pause = min(pause, s.Left)
 	}

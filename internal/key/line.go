@@ -152,7 +152,7 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 			return unchanged
 		}
 		k.env.Counts.Waited.Add(1)
-		if k.env.Direct && !stay && k.owed() == 0 && !k.misses(k.lease.Load()) { // debt is stated first, while its window is open
+		if k.direct(now) && !stay && k.owed() == 0 && !k.misses(k.lease.Load()) { // debt is stated first, while its window is open
 			v.Next = Call
 			return unchanged
 		}
@@ -248,6 +248,14 @@ func (k *Key) cancel(w *waiter) {
 		}
 		k.env.Counts.Extra.Add(k.node.Hash, 1)
 		k.env.Counts.Refunded.Add(n)
+		if t := k.terms.Load(); t.Rolls && k.phase != phaseRetired {
+			k.env.Counts.Refunded.Add(-n) // refundRolling counts them
+			if did, ok := k.refundRolling(paid.Window, n, now); ok {
+				return did
+			}
+			k.env.Counts.Refunded.Add(n)
+			k.env.Counts.Left.Add(n)
+		}
 		if k.phase == phaseRetired || paid != k.lease.Load() { // when the key left the window, settleLater counted them
 			TakeUpTo(&k.env.Counts.Left, n)
 			k.env.Counts.Expired.Add(n)
@@ -334,8 +342,9 @@ func (k *Key) deny(w *lease.Lease, now int64) {
 	}
 	window := k.terms.Load().Window
 	turn := chance.Interval(window/askTimes).Seconds() * float64(max(k.clients, 1))
-	k.deniedUntil = w.LatestEnd()
-	if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
+	if k.deniedUntil = w.LatestEnd(); k.terms.Load().Rolls { // some come back before, and nobody tells of that
+		k.deniedUntil = now + int64(w.RetryAfter(now))
+	} else if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
 		k.deniedUntil = now + int64(turn*float64(time.Second))
 	}
 	if now < u.recall.again { // tokens may come back from others

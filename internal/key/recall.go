@@ -16,10 +16,27 @@ import (
 // batches are worth their calls.
 const smallPart = 5
 
+// smallRolling is the same of a rolling limit, whose unspent tokens count for longer. Its requests
+// make direct calls, so that each token counts from when it is spent.
+const smallRolling = 30
+
+// direct reports whether a request that memory cannot answer makes a call of its own. Once a
+// window it stands in line nevertheless, if the limit is a small rolling one, to learn how many
+// processes share it.
+func (k *Key) direct(now int64) bool {
+	t := k.terms.Load()
+	return k.env.Direct || t.Rolls && k.small() && k.use != nil && now-k.use.replied < int64(t.Window)
+}
+
 // small reports whether the limit is so small that a batch would be most of a process' part.
 // Then the store grants what callers wait for, and nothing is ordered ahead.
 func (k *Key) small() bool {
-	return k.env.guided() && k.terms.Load().Tokens < smallPart*int64(max(k.clients, 1))
+	t := k.terms.Load()
+	part := int64(smallPart)
+	if t.Rolls {
+		part = smallRolling
+	}
+	return k.env.guided() && t.Tokens < part*int64(max(k.clients, 1))
 }
 
 // recall is what a key has heard, and waits for.
@@ -97,6 +114,10 @@ func (k *Key) Hear(m backend.Message) {
 		current := w != nil && w.Window == m.Window
 		switch {
 		case k.phase == phaseRetired:
+		case m.Kind == backend.Voided && k.terms.Load().Rolls:
+			if w != nil {
+				return k.void(w, now)
+			}
 		case m.Kind == backend.Voided:
 			u := k.usage() // a call in flight may still name the window
 			if slices.Contains(u.voided[:], m.Window) {
@@ -105,7 +126,7 @@ func (k *Key) Hear(m backend.Message) {
 			if u.voided = [2]backend.Window{m.Window, u.voided[0]}; current {
 				return k.void(w, now)
 			}
-		case m.Kind == backend.Recall && (current || k.queue.inFlight()): // the reply may name that window
+		case m.Kind == backend.Recall && (current || k.queue.inFlight() || w != nil && k.terms.Load().Rolls): // the reply may name that window
 			k.usage().recall.called = m.Window
 			return changed
 		case !current:

@@ -34,6 +34,9 @@ func (k *Key) Refund(c Charge, n int64) {
 		case c.Fallback:
 			did, ok = k.refundFallback(c, n)
 			return did
+		case k.terms.Load().Rolls:
+			did, ok = k.refundRolling(c.Window, n, now)
+			return did
 		case w == nil || w.Window != c.Window:
 			return unchanged
 		}
@@ -88,7 +91,7 @@ func (k *Key) Overrun(c Charge, n int64) (forgotten bool) {
 			w = k.switchWindow(c.Window, now)
 			w.Guess(backend.State{Left: left}, now)
 		}
-		if !w.Alive(now) { // no statement would be in time
+		if !k.keeps(w, now) { // no statement would be in time
 			k.env.Counts.Overdrawn.Add(n)
 			return unchanged
 		}

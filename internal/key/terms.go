@@ -42,6 +42,15 @@ func PlanOf(l backend.Limit) Plan {
 	return Counted
 }
 
+// past is how much earlier than their window ends tokens may be spent: a rolling limit counts
+// them until a window after the slice in which they may be.
+func (t *Terms) past() time.Duration {
+	if t.Rolls {
+		return t.Window
+	}
+	return 0
+}
+
 // own is the length that the limit has.
 func (t *Terms) own() time.Duration { return cmp.Or(t.next, t.Window) }
 
@@ -63,6 +72,9 @@ const changeTime = 30 * time.Second
 // a little later by a process that learnt of the change later; if it is the longer one, to
 // count in it admits no more. changes says that the limit can have changed.
 func (t *Terms) adopts(s backend.State, changes bool, since, sent int64) bool {
+	if t.Rolls { // the store changes the length of its own accord, unless two limits use the key
+		return false
+	}
 	off := s.Length - t.own()
 	if t.Calendar.Period != 0 && max(off, -off) < t.own()/8 {
 		return true // by the calendar, a month is up to three days shorter
@@ -190,6 +202,9 @@ func (k *Key) AskLimit(f *Fetch) (backend.Limit, error) {
 	}
 	asked := e.asks.Add(1)
 	limit, err := e.Caller.Limit(k.node.Key)
+	if err == nil && PlanOf(limit) == Counted && limit.Rolls != k.terms.Load().Rolls { // it needs another name
+		err = ErrConflict
+	}
 	if err == nil {
 		k.event(func(now int64) (did effect) {
 			if k.use == nil || asked > k.use.asked || PlanOf(limit) == Blocked {

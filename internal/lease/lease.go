@@ -56,8 +56,9 @@ func New(w backend.Window) *Lease {
 
 // Apply applies a reading of the store that was requested at sent and came at now. The
 // closest bounds of all readings count. LatestEnd never falls below Deadline, although the
-// store counts in microseconds and its clock may be set. Owner.
-func (l *Lease) Apply(s backend.State, sent, now int64) {
+// store counts in microseconds and its clock may be set. The stock may be spent until past
+// before the window's end, which is the length of a rolling limit's window, and else 0. Owner.
+func (l *Lease) Apply(s backend.State, past time.Duration, sent, now int64) {
 	if l.reorder.CompareAndSwap(guessed, none) {
 		l.latest = math.MaxInt64 / 2
 		l.deadline.Store(0)
@@ -66,18 +67,42 @@ func (l *Lease) Apply(s backend.State, sent, now int64) {
 	left := int64(s.Left)
 	deadline := l.deadline.Load()
 	if sent >= -deadline { // see Doubt
-		deadline = max(deadline, sent+left-left/drift)
+		deadline = max(deadline, sent+left-left/drift-int64(past))
 	}
 	l.latest = max(min(l.latest, now+left+left/drift), deadline)
 	l.deadline.Store(deadline)
 	l.reset.Store(min(max(l.reset.Load(), sent+left), l.latest))
+	l.Note(s, now)
+}
+
+// Note applies what a reading says of the tokens that are left, and of when more come, which may be a
+// reading of another slice of a rolling limit. Owner.
+func (l *Lease) Note(s backend.State, now int64) {
 	l.remaining.Store(s.Remaining)
+	if s.Frees > 0 {
+		l.reset.Store(now + int64(s.Frees) + int64(s.Frees)/drift)
+	}
+}
+
+// StoreClock is an upper bound of the store's clock at now, in Unix microseconds, if the stock may
+// be spent until past before the window's end.
+func (l *Lease) StoreClock(past time.Duration, now int64) int64 {
+	return int64(l.Window)*1000 - (l.deadline.Load()+int64(past)-now)/1000 + 1
+}
+
+// Next returns an empty lease of w, which is in doubt if l is. Owner.
+func (l *Lease) Next(w backend.Window) *Lease {
+	to := New(w)
+	if l.Doubted() {
+		to.deadline.Store(l.deadline.Load())
+	}
+	return to
 }
 
 // Guess is Apply where only the wall clock tells what is left. The store's clock may differ,
 // so its first reading replaces the bounds. Owner.
 func (l *Lease) Guess(s backend.State, now int64) {
-	l.Apply(s, now, now)
+	l.Apply(s, 0, now, now)
 	l.reorder.Store(guessed)
 }
 

@@ -31,7 +31,7 @@ func TestBounds(t *testing.T) {
 		{"none is left", 0, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms},
 		{"the store's clock was set back", 5 * ms, 9 * ms, 9 * ms, 14*ms - 2500, 14*ms - 2500, 14*ms - 2500},
 	} {
-		l.Apply(backend.State{Left: time.Duration(row.left), Remaining: 7}, row.sent, row.now)
+		l.Apply(backend.State{Left: time.Duration(row.left), Remaining: 7}, 0, row.sent, row.now)
 		assert.Equal(t, []int64{row.deadline, row.reset, row.latest}, []int64{l.Deadline(), l.reset.Load(), l.LatestEnd()}, row.what)
 		assert.True(t, l.Alive(row.deadline-1))
 		assert.False(t, l.Alive(row.deadline))
@@ -52,7 +52,7 @@ func TestGuess(t *testing.T) {
 		assert.True(t, l.Alive(ms))
 		for range 2 {
 			for _, l := range []*Lease{l, read} {
-				l.Apply(backend.State{Left: time.Minute}, ms, 2*ms)
+				l.Apply(backend.State{Left: time.Minute}, 0, ms, 2*ms)
 			}
 			assert.Equal(t, []int64{read.Deadline(), read.reset.Load(), read.LatestEnd()}, []int64{l.Deadline(), l.reset.Load(), l.LatestEnd()})
 		}
@@ -79,7 +79,7 @@ func TestStock(t *testing.T) {
 	assert.Equal(t, [2]int64{6, 0}, [2]int64{spent, left}, "all that there is")
 	assert.Zero(t, l.Stock())
 	l.Publish(5, 0)
-	l.Apply(backend.State{Remaining: 8}, 0, 0)
+	l.Apply(backend.State{Remaining: 8}, 0, 0, 0)
 	assert.EqualValues(t, 13, l.Available())
 	assert.EqualValues(t, 5, l.Reserve())
 	assert.EqualValues(t, 8, l.Available())
@@ -122,7 +122,7 @@ func TestClaimReorder(t *testing.T) {
 // TestDenies: by the stock and by what the store has left.
 func TestDenies(t *testing.T) {
 	l := New(1)
-	l.Apply(backend.State{Left: time.Second, Remaining: 2}, 0, 0)
+	l.Apply(backend.State{Left: time.Second, Remaining: 2}, 0, 0, 0)
 	l.Publish(3, 0)
 	assert.False(t, l.Denies(9, 0), "not known")
 	l.Publish(0, 100*ms)
@@ -160,7 +160,7 @@ func TestDenialsDiffer(t *testing.T) {
 func TestNoFalseRefusal(t *testing.T) {
 	for _, until := range []int64{1 << 40, 1<<40 + 999 - (1<<40)%1000} {
 		l := New(1)
-		l.Apply(backend.State{Left: time.Hour}, 0, 0)
+		l.Apply(backend.State{Left: time.Hour}, 0, 0, 0)
 		l.Publish(1, until)
 		var stop atomic.Bool
 		var wg sync.WaitGroup

@@ -238,7 +238,7 @@ func (s *statement) grant() {
 func (s *statement) target(rest int64) int64 {
 	tokens := s.Limit.Tokens
 	peers := max(s.out.Clients, s.Peers, 1)
-	floor := min(demand.Floor(tokens, peers), int64(3*float64(rest)/float64(max(peers, 6))))
+	floor := min(max(demand.Floor(tokens, peers), tokens/peers/13), rest) // its part of a slice and a half
 	switch {
 	case s.Want == 0:
 		return 0
@@ -263,7 +263,8 @@ func (s *statement) keep() {
 		if s.ours {
 			a.idle += s.Idle
 		}
-		a.idle = max(min(a.idle, a.unspent()), 0)
+		soon := s.Pace * backend.Ahead / backend.Slices // what it will use before its lease ends
+		a.idle = max(min(a.idle, a.unspent())-soon, 0)
 	}
 	a.present = !s.Leaving
 	if r.own == nil {

@@ -204,7 +204,7 @@ func (c *crowd) client(name string, each int, rnd *randv2.Rand) {
 		q.sync = backend.SyncRequest{
 			Key: key, Client: name, Limit: c.limit, Want: want, Need: rnd.Int64N(want + 1), Exact: rnd.IntN(3) == 0,
 		}
-		h.State(&q.sync, h.window)
+		h.State(&q.sync, h.window, 0)
 		if r := c.send(q, c.fate(rnd)); !r.unknown {
 			c.apply(h, q.sync, r.sync)
 		}
@@ -236,7 +236,7 @@ func (c *crowd) apply(h *holder, q backend.SyncRequest, r backend.SyncReply) {
 func (c *crowd) settle(name, key string, h *holder) {
 	q := request{op: "sync", key: key, limit: c.limit, now: base + c.clock.Load()}
 	q.sync = backend.SyncRequest{Key: key, Client: name, Limit: c.limit}
-	h.State(&q.sync, h.window)
+	h.State(&q.sync, h.window, 0)
 	c.apply(h, q.sync, c.send(q, "").sync)
 	c.that(!h.Outstanding(), "%+v is outstanding", h)
 }

@@ -1,0 +1,83 @@
+package key
+
+import (
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/lease"
+	"github.com/go-reservoir/reservoir/internal/next"
+)
+
+// This file has what differs for a rolling limit. Its tokens may be spent up to the end of a
+// slice, and each statement carries those that are left over to a later one. So its lease
+// slides from window to window, and the account goes on.
+
+// leaseTime is how long tokens may be spent after a statement at least.
+func leaseTime(window time.Duration) time.Duration { return window * backend.Ahead / backend.Slices }
+
+// slide makes the lease one of the reply's window, in which the store counts what is unspent from
+// now on. After a window's length the estimate of the demand may be trusted.
+func (k *Key) slide(from *lease.Lease, r backend.SyncReply) *lease.Lease {
+	if from.Window == r.Window {
+		return from
+	}
+	window := k.terms.Load().Window
+	if at := int64(r.Window)*1000 - r.Left.Microseconds(); k.use != nil && at-r.Account > window.Microseconds() {
+		k.use.Opened(window, k.spent(), k.refusals.Load())
+	}
+	to := from.Next(r.Window)
+	k.lease.Store(to) // before the stock moves, so that who comes by the old lease finds the new one
+	k.queued().reserved += from.Drain()
+	k.inWindow(phaseOpen)
+	if k.deniedUntil != 0 {
+		k.inWindow(phaseDenied)
+	}
+	return to
+}
+
+// note records what was spent by now, so that it counts no longer than it must.
+func (k *Key) note(now int64) {
+	if t, w := k.terms.Load(), k.lease.Load(); t.Rolls && w.Alive(now) {
+		k.account.Note(backend.Slice(w.StoreClock(t.Window, now), t.Window), k.held())
+	}
+}
+
+// keeps reports whether what the key holds is not over. In the last moment of a fixed window it
+// is; tokens of a rolling limit can be carried over until they count no more.
+func (k *Key) keeps(w *lease.Lease, now int64) bool {
+	return w.Alive(now) || k.terms.Load().Rolls && !w.Over(now)
+}
+
+// refreshRolling sets the time to carry over what is unspent, before the lease ends. Processes
+// that asked in the same slice do not all call at once.
+func (k *Key) refreshRolling(f *next.Facts, w *lease.Lease) {
+	if window := int64(k.terms.Load().Window); f.Regular && k.held() > 0 {
+		f.Refresh = w.Deadline() - window/(4*backend.Slices) - 2*int64(k.shard.Lead()) - f.Spread
+	}
+}
+
+// refundRolling gives n tokens that were charged in window back to the store, with the next
+// statement. They may not be spent here again, because the store may count them in an earlier slice. It reports
+// whether they still count.
+func (k *Key) refundRolling(window backend.Window, n, now int64) (effect, bool) {
+	t, w := k.terms.Load(), k.lease.Load()
+	if w == nil {
+		return unchanged, false
+	}
+	over := w.LatestEnd() - int64(w.Window-window)*int64(time.Millisecond)
+	if now > over-int64(t.Window)*backend.Refundable/backend.Slices {
+		return unchanged, false
+	}
+	back := min(n, k.account.InUse(k.held()))
+	paid := k.account.CancelDebt(back)
+	k.env.Counts.Extra.Add(k.node.Hash, paid) // spent again
+	k.env.Counts.Refunded.Add(back)
+	k.account.Refund(back)
+	if back -= paid; back > 0 {
+		if !k.account.Outstanding() {
+			k.usage().charge = k.chargeAt(w, now)
+		}
+		k.account.GiveBack(back, window)
+	}
+	return changed, true
+}
