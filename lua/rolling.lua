@@ -2,10 +2,10 @@
 --
 -- KEYS  1 {k}:roll   hash: h = "since last sum total present idle"; c = "length ahead learn void held until out at calls era",
 --                    both without the zeros at their end; one field per slice that was used, named by the character 48 + the
---                    slice modulo 32: tokens that count in it; and one field per client, its name after a dot:
---                    "name slice granted spent returned refunded debt", without the zeros at its end, with a ~ before it if
---                    the client has left, and after it "+idle", or "+" if it was called to return what is idle and has not
---                    stated since, and "@era". Fields of another era are void, and deleted now and then.
+--                    slice modulo 32: tokens that count in it; and one field per client, after two dots if its name begins with one
+--                    or is shorter than three bytes: "name slice granted unspent returned refunded debt", without the zeros at its
+--                    end, with a ~ before it if the client has left, and after it "+busy", what it needs of unspent, if some is
+--                    idle, or "+" if it was called to return that and has not stated since, and "@era". Fields of another era are void, and deleted now and then.
 --                    since: when the limit got its length, Unix us, by the key's clock; last: the key's clock at the last
 --                    write, which never goes back; ahead: of it before the server's clock; learn: until when grants are small;
 --                    all in us after since, or 0; at: the same, and 1 more: when clients were called last; void: as at: accounts
@@ -67,10 +67,9 @@
 --
 -- It follows internal/rolling line by line.
 
--- As in sync, numbers become text by %d, and text numbers by + 0, on the path of every call.
-local floor, max, min, abs, format, match, char, call = math.floor, math.max, math.min, math.abs, string.format, string.match, string.char, redis.call
+-- As in sync, numbers become text by %d, and text numbers by + 0, on the path of every call, which has few functions.
+local floor, max, min, format, match, char, call = math.floor, math.max, math.min, string.format, string.match, string.char, redis.call
 local most = 9007199254740991                          -- the largest exact integer of a double
-if format('%d', 4294967296) ~= '4294967296' then return redis.error_reply('BADSTATE the server has no integers of 64 bits') end
 
 local args, op, limit, length = #ARGV, ARGV[1], ARGV[2] + 0, ARGV[3] + 0
 local syncs, now, real = op == 'sync', ARGV[args], nil
@@ -88,35 +87,37 @@ end
 local late = ARGV[args - 1] + 0
 if late > 0 and now > late then return reply(1, 0, 0, 0, 0, 0) end
 
--- Read and judge everything before the first write: a script is not rolled back. The slices that a call needs are known only
+-- Read and judge everything before the first write: a script is not rolled back. Which slices a call needs is known only
 -- when the head is; those that most calls need are read with it.
-local function int(text, what)
+local function int(text)
   if not text or text == '' then return 0 end
   local n = tonumber(text)
-  if n and n == floor(n) and abs(n) <= most then return n end
-  error(redis.error_reply('BADSTATE a ' .. what .. ' is not an integer'))
+  if n and n % 1 == 0 and n <= 9007199254740991 and n >= -9007199254740991 then return n end
+  error(redis.error_reply('BADSTATE the ring holds something else than numbers'))
 end
-local mine, unit = syncs and '.' .. ARGV[5] or 'h', 50 * length
+local unit = 50 * length                               -- the length of a slice, us
 local first = floor(now / unit)
 local second = op == 'take' and floor((now + ARGV[6]) / unit) or first + 4
-local got = call('HMGET', KEYS[1], 'h', 'c', mine, char(48 + first % 32), char(48 + second % 32))
+local third = args > 12 and floor((ARGV[13] * 1000 - 1) / unit) - 20 or second  -- of the account, most likely
+local mine = syncs and ARGV[5] or 'h'
+if syncs and (#mine < 3 or string.byte(mine) == 46) then mine = '..' .. mine end
+local got = call('HMGET', KEYS[1], 'h', 'c', mine, char(48 + first % 32), char(48 + second % 32), third == second and 'h' or char(48 + third % 32))
 if op ~= 'settle' and KEYS[2] and call('GET', KEYS[2]) then return reply(16, 0, 0, 0, 0, 0) end
 
 local since, last, sum, total, present, idle = now, now, 0, 0, 0, 0
 local span, ahead, learn, void, held, til, out, called, calls, era = length, 0, 0, 0, 0, 0, 0, 0, 0, 0
-local count, dirty, cold, alive, low = { }, { }, false, false, nil
+local count, dirty, gone, cold, alive, empty, low = { }, { }, { }, false, false, false, nil
 if got[1] then
   local a, b, c, d, e, f = match(got[1], '^(%d+) (%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$')
-  since, last, sum, total, present, idle = int(a, 'head'), int(b, 'head'), int(c, 'sum'), int(d, 'sum'), int(e, 'sum'), int(f, 'sum')
+  since, last, sum, total, present, idle = int(a), int(b), int(c), int(d), int(e), int(f)
   span = tonumber(got[2])
   if not span then
     local g, h, i
     span, a, b, c, d, e, f, g, h, i = match(got[2] or '', '^(%d+) (%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$')
-    ahead, learn, void, held, til = int(a, 'head'), int(b, 'head'), int(c, 'head'), int(d, 'head'), int(e, 'head')
-    out, called, calls, era = int(f, 'head'), int(g, 'head'), int(h, 'head'), int(i, 'head')
+    ahead, learn, void, held, til, out, called, calls, era = int(a), int(b), int(c), int(d), int(e), int(f), int(g), int(h), int(i)
   end
-  span = int(span, 'head')
-  if since == 0 or span < 20 then return redis.error_reply('BADSTATE the head is not one') end
+  span = int(span)
+  if since == 0 or span < 20 then return redis.error_reply('BADSTATE the ring has no head') end
   last, unit = since + last, 50 * span
   if learn > 0 then learn = since + learn end
   if void > 0 then void = since + void - 1 end
@@ -124,76 +125,74 @@ if got[1] then
   if called > 0 then called = since + called - 1 end
   low = floor(last / unit) - 20
   alive = floor((now + ahead) / unit) <= low + 45 or now + ahead < til
+  if alive and span == length then
+    count[first % 32], count[second % 32] = int(got[4]), int(got[5])
+    if third ~= second then count[third % 32] = int(got[6]) end
+  end
 end
 
--- The slices: read those that are not known yet, read one, and count n more tokens in one, or fewer.
-local function read(from, to)
-  local names, slots = { }, { }
-  for s = from, to do
-    if not count[s % 32] then names[#names + 1], slots[#slots + 1] = char(48 + s % 32), s % 32 end
-  end
-  if not names[1] then return end
-  local values = call('HMGET', KEYS[1], unpack(names))
-  for i, s in ipairs(slots) do count[s] = int(values[i], 'slice') end
-end
+-- The count of a slice, or n more tokens in it, or fewer.
 local function slot(s)
-  if not count[s % 32] then read(s, s) end
-  return count[s % 32]
+  s = s % 32
+  if not count[s] then count[s] = empty and 0 or int(call('HMGET', KEYS[1], char(48 + s))[1]) end
+  return count[s], s
 end
-local function add(s, n)
-  if s < low then return end
-  local c = slot(s)
-  n = max(min(n, most - sum, most - c), -sum, -most - c)
-  if n ~= 0 then count[s % 32], sum, dirty[s % 32] = c + n, sum + n, true end
-end
--- wipe forgets all slices and accounts.
-local function wipe()
-  read(0, 31)
-  for s = 0, 31 do
-    if count[s] ~= 0 then count[s], dirty[s] = 0, true end
+local function add(at, n)
+  if at < low or n == 0 then return end
+  local c, s = slot(at)
+  if sum + n > most or sum + n < 0 or c + n > most or c + n < -most then  -- absurd
+    n = max(min(n, most - sum, most - c), -sum, -most - c)
   end
-  present, idle, out, called, calls, learn, held, til, era, cold = 0, 0, 0, 0, 0, 0, 0, 0, era + 1, true
+  count[s], sum, dirty[s] = c + n, sum + n, true
+end
+-- Read all counts, or forget them, and all accounts.
+local function all(forget)
+  local list = empty and { } or call('HMGET', KEYS[1], '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', ':', ';', '<', '=', '>', '?',
+    '@', 'A', 'B', 'C', 'D', 'E', 'F', 'G', 'H', 'I', 'J', 'K', 'L', 'M', 'N', 'O')
+  for s = 0, 31 do
+    local n = list[s + 1]
+    count[s] = count[s] or (not n or n == '0') and 0 or int(n)
+    if forget and count[s] ~= 0 then count[s], dirty[s] = 0, 0 end
+  end
+  if forget then present, idle, out, called, calls, learn, held, til, era, cold = 0, 0, 0, 0, 0, 0, 0, 0, era + 1, true end
 end
 
 if not alive then
   if op == 'settle' then return reply(0, 0, 0, 0, 0, 0) elseif op == 'check' or op == 'reset' then return reply(0, 0, limit, 0, 0, 0) end
-  if got[1] or call('HRANDFIELD', KEYS[1], 1)[1] then  -- all that is over, or the head is lost
+  if format('%d', 4294967296) ~= '4294967296' then return redis.error_reply('BADSTATE the server has no integers of 64 bits') end
+  empty = not (got[1] or call('HRANDFIELD', KEYS[1], 1)[1])
+  if not empty then                                    -- all is over, or the head is lost
     if not got[1] then era = now end
-    wipe()
-  else
-    for s = 0, 31 do count[s] = 0 end
+    all(true)
   end
   since, last, sum, total, span, unit, ahead, void, cold = now, now, 0, 0, length, 50 * length, 0, 0, true
   low = floor(now / unit) - 20
-elseif span == length then
-  count[first % 32], count[second % 32] = int(got[4], 'slice'), int(got[5], 'slice')
 end
 
 -- Move to now, by the key's clock. That never goes back: if the server's does, tokens of later slices would never count.
-local at, before = max(now + ahead, last), low
+local at, before, heard = max(now + ahead, last), low, total
 if at - now ~= ahead then ahead, cold = at - now, true end
 last = at
 local to = floor(at / unit) - 20
 if to > low then
-  read(low, min(to, low + 32) - 1)
-  for s = low, min(to, low + 32) - 1 do
-    local n = count[s % 32]
-    if n ~= 0 then sum, count[s % 32], dirty[s % 32] = min(max(sum - n, 0), most), 0, true end
+  if to > low + 1 then all() end
+  for over = low, min(to, low + 32) - 1 do
+    local n, s = slot(over)
+    if n ~= 0 then sum, count[s], dirty[s] = min(max(sum - n, 0), most), 0, 0 end
   end
   low = to
 end
 if til > 0 and at >= til then sum, held, til, cold = max(sum - held, 0), 0, 0, true end
 
--- state is the reply for a request of need tokens that counts up to a slice.
+-- The reply for a request of need tokens that counts up to a slice.
 local function state(flags, slice, need)
-  local window, rest, frees = floor(((slice + 1) * unit + span * 1000) / 1000), max(limit - sum, 0), 0
+  local window, rest, frees = floor((slice + 21) * unit / 1000), max(limit - sum, 0), 0
   if need > rest then
-    local n, s = min(sum - limit + need, most), low
-    while s < low + 31 do
-      if not count[s % 32] then read(s, min(s + 7, low + 31)) end
-      n = min(n - count[s % 32], most)
-      if n <= 0 then break end
+    local s, n = low, min(sum - limit + need - slot(low), most)
+    if n > 0 then all() end
+    while n > 0 and s < low + 31 do
       s = s + 1
+      n = min(n - count[s % 32], most)
     end
     frees = (s + 21) * unit - at
   end
@@ -202,7 +201,7 @@ end
 
 if op == 'check' then
   if sum == 0 then return reply(0, 0, limit, 0, 0, 0) end
-  read(low, low + 31)
+  all()
   local s = low + 31
   while s > low and count[s % 32] <= 0 do s = s - 1 end
   return state(0, s, 1)
@@ -215,122 +214,112 @@ if span ~= length then
     return r
   end
   -- A window of another length takes over all that counts: as spent just now, but for what may be unspent in leases.
-  local kept, ends = held, 0
-  for s = low + 20, low + 31 do kept = min(max(kept + slot(s), 0), sum) end
-  if kept > 0 then ends = max(til, at + span * 300) + length * 1050 end
-  wipe()
-  held, til, since, void, span, unit = kept, ends, at, at, length, 50 * length
+  local kept, ends = held, til
+  all()
+  for s = low + 20, low + 31 do kept = min(max(kept + count[s % 32], 0), sum) end
+  all(true)
+  if kept > 0 then held, til = kept, max(ends, at + span * 300) + length * 1050 end
+  since, void, span, unit = at, at, length, 50 * length
   low = floor(at / unit) - 20
   count[(low + 20) % 32], dirty[(low + 20) % 32] = sum - held, true
 end
 local today = low + 20
 
-local function waits() return out > 0 and (calls <= 4 or at - called < min(unit, 100000)) end
-local function slice_of(window) return window > 9000000000000 and most or floor((window * 1000 - span * 1000 + unit - 1) / unit) - 1 end
-local function moved(n) total = min(total + n, most) end
-
 -- The first write is one HSET, so that an error on its line means that nothing was written.
-local function head()
-  return idle > 0 and format('%d %d %d %d %d %d', since, last - since, sum, total, present, idle)
-    or present > 0 and format('%d %d %d %d %d', since, last - since, sum, total, present)
-    or format('%d %d %d %d', since, last - since, sum, total)
-end
-local function tail()
-  if ahead + learn + void + held + til + out + calls + era == 0 then return format('%d', span) end
-  local function after(t) return t > 0 and t - since or 0 end
-  local text = format('%d %d %d %d %d %d %d %d %d %d', span, ahead, after(learn), void > 0 and void - since + 1 or 0, held, after(til), out, called > 0 and called - since + 1 or 0, calls, era)
-  while string.sub(text, -2) == ' 0' do text = string.sub(text, 1, -3) end
-  return text
-end
-local function write(name, text)
-  local set = { 'h', head() }
-  if cold then set[3], set[4] = 'c', tail() end
+local function write(set)
+  if total > most then total = most end
   local n = #set
-  for s in pairs(dirty) do
-    set[n + 1], set[n + 2] = char(48 + s), format('%d', count[s])
+  set[2] = idle > 0 and format('%d %d %d %d %d %d', since, last - since, sum, total, present, idle)
+    or format('%d %d %d %d %d', since, last - since, sum, total, present)
+  if cold then
+    local text = format('%d', span)
+    if ahead + learn + void + held + til + out + calls + era > 0 then
+      text = format('%d %d %d %d %d %d %d %d %d %d', span, ahead, learn > 0 and learn - since or 0, void > 0 and void - since + 1 or 0,
+        held, til > 0 and til - since or 0, out, called > 0 and called - since + 1 or 0, calls, era)
+      while string.sub(text, -2) == ' 0' do text = string.sub(text, 1, -3) end
+    end
+    set[n + 1], set[n + 2] = 'c', text
     n = n + 2
   end
-  if text then set[n + 1], set[n + 2] = name, text end
+  for s, how in pairs(dirty) do
+    set[n + 1], set[n + 2] = char(48 + s), format('%d', count[s])
+    n = n + 2
+    if how == 0 then gone[#gone + 1] = char(48 + s) end  -- it counts no more
+  end
   call('HSET', KEYS[1], unpack(set))
-  if cold or floor(low / 5) ~= floor(before / 5) then    -- with five slices to spare
-    local t = not real and call('TIME')
-    call('PEXPIREAT', KEYS[1], format('%d', ((real or t[1] * 1000000) + max((low + 52) * unit, til) - at) / 1000 + 1000))
+  if gone[1] then call('HDEL', KEYS[1], unpack(gone)) end
+  if cold or floor(low / 5) ~= floor(before / 5) then  -- with five slices to spare
+    if not real then
+      local t = call('TIME')
+      real = t[1] * 1000000 + t[2]
+    end
+    call('PEXPIREAT', KEYS[1], format('%d', (real + max((low + 52) * unit, til) - at) / 1000 + 1000))
   end
 end
-local prefix, tag = match(KEYS[1], '^([^{]*)(.*):roll$')
-local function publish(process, text) return type(redis.pcall('PUBLISH', prefix .. 'reservoir:' .. process, text .. prefix .. tag)) ~= 'table' end
 
 if op == 'take' then
-  local n = ARGV[5] + 0
-  if sum + n > limit then return state((idle > 0 and 64 or 0) + (waits() and 128 or 0), low + 20, n) end
-  local s = floor((at + ARGV[6]) / unit)
+  local n, s = ARGV[5] + 0, floor((at + ARGV[6]) / unit)
+  if sum + n > limit then
+    local waits = out > 0 and (calls <= 4 or at - called < min(unit, 100000))
+    return state((idle > 0 and 64 or 0) + (waits and 128 or 0), today, n)
+  end
   add(s, n)
-  moved(n)
-  write()
+  total = total + n
+  write({ 'h', '' })
   return state(8, s, 0)
 elseif op == 'settle' then
-  local n, window = ARGV[5] + 0, ARGV[6] + 0
-  local from = min(slice_of(window) - 5, low + 20)
-  if window * 1000 < at or n < 0 and from < max(low, floor(void / unit) + 1) then return reply(0, 0, 0, 0, 0, 0) end
-  if n < 0 then
-    add(from, n)
-  else
-    add(low + 20, n)
-    moved(n)
-  end
-  write()
+  local n, window = ARGV[5] + 0, ARGV[6] * 1000
+  local from = min(floor((window - 1) / unit) - 25, today)
+  if window < at or n < 0 and from < max(low, floor(void / unit) + 1) then return reply(0, 0, 0, 0, 0, 0) end
+  add(n < 0 and from or today, n)
+  total = total + max(n, 0)
+  write({ 'h', '' })
   return reply(8, 0, max(sum - limit, 0), 0, 0, 0)
 elseif op == 'reset' then
-  wipe()
+  all(true)
   sum, void = 0, at
-  write()
-  return state(publish('', '4 0 0 ') and 0 or 32, low + 20, 0)
+  write({ 'h', '' })
+  local prefix, tag = match(KEYS[1], '^([^{]*)(.*):roll$')
+  local told = redis.pcall('PUBLISH', prefix .. 'reservoir:', '4 0 0 ' .. prefix .. tag)  -- to all: see sync
+  return state(type(told) == 'table' and 32 or 0, today, 0)
 end
 
 -- The statement.
 local _, _, _, _, _, want, need, least, how = unpack(ARGV, 1, 9)
 want, need, least = want + 0, need + 0, least + 0
-local exact, unheard, waited, leaving = how % 2 == 1, how % 4 > 1, how % 8 > 3, how + 0 > 7
+local exact, unheard, waited, leaving = false, false, false, false
+if how ~= '0' then exact, unheard, waited, leaving = how % 2 == 1, how % 4 > 1, how % 8 > 3, how + 0 > 7 end
 local peers, pace, account, window, G, B, D, T, used, stated, R, into = 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
-local last_pair = args - 2
 if args > 11 then
   peers, pace, account, window, G, B = ARGV[10] + 0, ARGV[11] + 0, ARGV[12] + 0, ARGV[13] + 0, ARGV[14] + 0, ARGV[15] + 0
   D, T, used, stated, R, into = ARGV[16] + 0, ARGV[17] + 0, ARGV[18] + 0, ARGV[19] + 0, ARGV[20] + 0, ARGV[21] + 0
 end
-local base = floor(since / unit)
-
--- A field of a client: what it has, or nothing if it is void or not of our form.
-local function entry(text)
-  local away, n, s, g, x, b, y, d, plus, i, of = match(text, '^(~?)(%-?%d+) (%-?%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)(%+?)(%d*)@?(%d*)$')
-  if not n then return nil, true end
-  if (of == '' and 0 or of + 0) ~= era then return nil end
-  return { name = since + n, slice = base + s, there = away == '' and 1 or 0, called = plus == '+' and i == '' and 1 or 0, spare = int(i, 'account'),
-    granted = g, spent = x, returned = b, refunded = y, debt = d }
-end
-local function forget(a)
-  idle, present = max(idle - a.spare, 0), max(present - a.there, 0)
-  if a.called > 0 then out, cold = max(out - 1, 0), true end
-end
+local base, ends = floor(since / unit), floor((window * 1000 - 1) / unit) - 20  -- ends: the slice of window
 
 -- The account. What was granted to one that is over counts no more and must not be spent, so another one begins; its client may
 -- not know of that yet, and then has used nothing of it. An account that should be there was lost.
-local known, foreign = nil, false
+local form = '^(~?)(%-?%d+) (%-?%d+) ?(%d*) ?(%-?%d*) ?(%d*) ?(%d*) ?(%d*)(%+?)(%d*)@?(%d*)$'
+local known, name, slice, g, x, b, y, d = false, 0, low, 0, 0, 0, 0, 0
+local fresh, ours, untouched, spare = true, false, true, 0  -- spare: what is idle here
 if got[3] then
-  known, foreign = entry(got[3])
-  if foreign then return redis.error_reply('BADSTATE an account is none') end
+  local away, a, s, granted, unspent, returned, refunded, debt, plus, busy, of = match(got[3], form)
+  if not a then return redis.error_reply('BADSTATE an account is none') end
+  if int(of) == era then
+    known, name, slice, g, x, b, y, d = true, since + int(a), base + int(s), int(granted), int(unspent), int(returned), int(refunded), int(debt)
+    if busy ~= '' then spare = max(x - int(busy), 0) end
+    x = g - b - x
+    untouched, fresh = b + x + y + d == 0, slice < low
+    if not fresh and account ~= 0 and account < name and not untouched then  -- nobody waits for the reply
+      local r = state(0, slice, 1)
+      r[13], r[19] = 0, name
+      return r
+    end
+    idle = max(idle - spare, 0)
+    if away == '' then present = max(present - 1, 0) end
+    if plus ~= '' and busy == '' then out, cold = max(out - 1, 0), true end
+  end
 end
-local name, slice, g, x, b, y, d = 0, low, 0, 0, 0, 0, 0
-if known then name, slice, g, x, b, y, d = known.name, known.slice, int(known.granted, 'account'), int(known.spent, 'account'), int(known.returned, 'account'), int(known.refunded, 'account'), int(known.debt, 'account') end
-local untouched, current, ours, fresh = b + x + y + d == 0, known and slice >= low, false, false
-local live = account > void and window * 1000 > at and slice_of(window) < low + 32
-if current and account ~= 0 and account < name and not untouched then  -- nobody waits for the reply
-  write()
-  local r = state(0, slice, 1)
-  r[13], r[19] = 0, name
-  return r
-end
-if known then forget(known) end
-local reasserted = 0
+local reasserted, had, swept = 0, known and got[3] or nil, false
 -- What others were granted, and spent, and the store has lost.
 local function unattributed()
   if at >= learn + span * 1000 then learn, cold = at + 5 * unit, true end
@@ -339,36 +328,40 @@ local function unattributed()
     total = T
   end
 end
-if current and (account == name or account < name and untouched) then
+if not fresh and (account == name or account < name and untouched) then
   ours = account == name
-elseif live and account > name then
-  name, slice, g, b, y, d = account, min(slice_of(window), today + 5), G, B, R, D
-  x = last_pair > 21 and ARGV[last_pair] + 0 or 0
-  reasserted, ours = max(g - b - x, 0), true
+elseif account > void and account > name and window * 1000 > at and ends < low + 32 then
+  fresh, ours, name, slice, g, b, y, d = false, true, account, min(ends, today + 5), G, B, R, D
+  x = args > 23 and min(ARGV[args - 2] + 0, max(g - b, 0)) or 0
+  reasserted = max(g - b - x, 0)
   add(slice, reasserted)
   unattributed()
 else
-  fresh = not current
   name, slice, g, x, b, y, d = min(max(at, name + 1, void + 1), most), low, 0, 0, 0, 0, 0
 end
 
 -- Delete accounts that are over, because no window ends that would void them all.
-local gone = { }
-if not known or floor(low / 5) ~= floor(before / 5) then
-  local some = alive and call('HRANDFIELD', KEYS[1], 64, 'WITHVALUES') or gone
+if alive and (not known or floor(low / 5) ~= floor(before / 5)) then
+  local some = call('HRANDFIELD', KEYS[1], 64, 'WITHVALUES')
   for i = 1, #some, 2 do
-    if string.byte(some[i]) == 46 and some[i] ~= mine then
-      local a, other = entry(some[i + 1])
-      if a and a.slice < low then forget(a) end
-      if not other and (not a or a.slice < low) then gone[#gone + 1] = some[i] end
+    local away, _, s, _, unspent, _, _, _, plus, busy, of = match(some[i + 1], form)
+    if away and #some[i] > 2 and some[i] ~= mine then
+      local void = int(of) ~= era
+      if void or base + s < low then gone[#gone + 1] = some[i] end
+      if not void and base + s < low then
+        swept = true
+        if busy ~= '' then idle = max(idle - (unspent - busy), 0) elseif plus ~= '' then out, cold = max(out - 1, 0), true end
+        if away == '' then present = max(present - 1, 0) end
+      end
     end
   end
 end
 
 if ours then
   if G > g then                                        -- a reply that the store has lost
+    reasserted = reasserted + (G - g)
     add(slice, G - g)
-    reasserted, g = reasserted + (G - g), G
+    g = G
     unattributed()
   elseif T > total then
     unattributed()
@@ -376,11 +369,10 @@ if ours then
   local n = min(B - b, g - b - x)
   if n > 0 then
     add(slice, -n)
-    b = b + n
-    moved(n)
+    b, total = b + n, total + n
   end
-  local latest = window > 0 and max(slice, slice_of(window)) or slice  -- later, if the store has lost a statement
-  for i = 22, last_pair, 2 do
+  local latest = max(slice, ends)                      -- later, if the store has lost a statement
+  for i = 22, args - 2, 2 do
     n = min(ARGV[i + 1] - x, g - b - x)
     if n > 0 then
       add(slice, -n)
@@ -390,115 +382,114 @@ if ours then
   end
   if D > d then
     add(today, D - d)
-    moved(D - d)
-    d = D
+    d, total = D, total + (D - d)
   end
   n = min(R, x + d) - y
   if n > 0 then
-    local from = min(slice_of(into) - 5, today)
+    local from = min(floor((into * 1000 - 1) / unit) - 25, today)
     if from >= low then
       add(from, -n)
-      moved(n)
+      total = total + n
     end
     y = y + n
   end
+  if total > most then total = most end
 end
 
 -- What is unspent may be spent later.
-local till = max(slice, today + 4)
-if till ~= slice and g - b - x > 0 then
-  add(slice, -(g - b - x))
-  add(till, g - b - x)
+if slice < today + 4 then
+  if g - b - x > 0 then
+    add(slice, -(g - b - x))
+    add(today + 4, g - b - x)
+  end
+  slice = today + 4
 end
-slice = till
 
 -- The grant.
 local clients, recovered, rest, take = present + (leaving and 0 or 1), ours and g - G or g, max(limit - sum, 0), 0
-if rest + recovered >= least and want > 0 then
+if want > 0 and rest + recovered >= least then
   local target = want
   if at < learn then
     target = max(need, min(want, max(floor(limit / 1000), 1)))
   elseif exact then
     if need > 0 and calls > 0 then target = need end
   else
-    local peers = max(clients, peers, 1)
+    if peers < clients then peers = clients end
+    if peers < 1 then peers = 1 end
     local part = floor(limit / peers)
-    local least = min(max(min(floor(part / 3), max(5, floor(part / 20))), floor(part / 13)), rest)
-    local free = rest + floor(idle / 6)
-    target = min(want, max(floor(free * min(max(pace, part) / limit, 1)), least, need))
+    local base = min(max(min(floor(part / 3), max(5, floor(part / 20))), floor(part / 13)), rest)
+    target = min(want, max(floor((rest + floor(idle / 6)) * min(max(pace, part) / limit, 1)), base, need))
   end
   take = min(max(target - recovered, 0), rest, most - g)
+  add(slice, take)
+  g, total = g + take, total + take
+  if total > most then total = most end
 end
-add(slice, take)
-moved(take)
-g = g + take
-local grant, held_by = take + recovered, 0
+local grant, set = take + recovered, { 'h', '' }
+spare = 0
 local none = fresh and g == 0 and D == 0 and (want == 0 or leaving)  -- no account is needed
-local text
 if none then
   name = 0
-  if got[3] then gone[#gone + 1] = mine end
+  if known then gone[1 + #gone] = mine end
 else
-  if not (leaving or unheard) then held_by = max(min(g - b - x, (ours and stated or 0) + max(grant - need, 0)) - floor(pace / 5), 0) end  -- it will use that before its lease ends
+  if not (leaving or unheard) then spare = max(min(g - b - x, (ours and stated or 0) + max(grant - need, 0)) - floor(pace / 5), 0) end  -- it will use that before its lease ends
   if not leaving then present = present + 1 end
-  idle = min(idle + held_by, most)
-  text = (leaving and '~' or '')
-    .. (y + d > 0 and format('%d %d %d %d %d %d %d', name - since, slice - base, g, x, b, y, d)
-      or b > 0 and format('%d %d %d %d %d', name - since, slice - base, g, x, b)
-      or x > 0 and format('%d %d %d %d', name - since, slice - base, g, x)
-      or format('%d %d %d', name - since, slice - base, g))
-  if held_by > 0 then text = text .. format('+%d', held_by) end
+  idle = min(idle + spare, most)
+  local unspent = g - b - x
+  local text = y + d > 0 and format('%d %d %d %d %d %d %d', name - since, slice - base, g, unspent, b, y, d)
+    or b > 0 and format('%d %d %d %d %d', name - since, slice - base, g, unspent, b)
+    or format('%d %d %d %d', name - since, slice - base, g, unspent)
+  if leaving then text = '~' .. text end
+  if spare > 0 then text = text .. format('+%d', unspent - spare) end
   if era > 0 then text = text .. format('@%d', era) end
-end
-if none and not alive then                             -- a ring begins at its first charge
-  local r = state(0, slice, max(need - grant, 1))
-  r[13] = clients
-  return r
+  set[3], set[4] = mine, text
 end
 
 -- Messages come after the write, so that a server that refuses writes sends none: see sync. A rolling limit is never used up for
 -- long, so nobody is told of that.
-local others, some, again, mute = idle - held_by, false, false, 0
-if want > 0 and (sum >= limit or grant < max(need, 1)) and others > 0 and (need > 0 or calls > 0 or others > floor(limit / 100)) then
+local others, short, some, again, mute = idle - spare, want > 0 and (sum >= limit or grant < max(need, 1)), 0, false, 0
+if short and others > 0 and (need > 0 or calls > 0 or others > floor(limit / 100)) then
   some = 32
-elseif want > 0 and (sum >= limit or grant < max(need, 1)) and waited and out > 0 and calls <= 4 then
-  some, again, calls, cold = 32, true, calls + 1, true
-  if calls > 4 then some = false end                   -- they are given up
+elseif short and waited and out > 0 and calls <= 4 then
+  again, calls, cold = true, calls + 1, true
+  some = calls <= 4 and 32 or 0                        -- or they are given up
 elseif out == 0 and calls > 0 then
   calls, cold = 0, true
 end
-write(mine, text)
-if gone[1] then call('HDEL', KEYS[1], unpack(gone)) end
-if some then
-  local list, found, sent, covered, fields = call('HRANDFIELD', KEYS[1], 288, 'WITHVALUES'), { }, 0, 0, { }
+if (alive or not none) and (next(dirty) or cold or swept or total ~= heard or set[4] ~= had or recovered + D > 0) then
+  write(set)                                           -- a ring begins at its first charge, and a refusal writes nothing
+end
+if some > 0 then
+  local list, found, set = call('HRANDFIELD', KEYS[1], 288, 'WITHVALUES'), { }, { 'h', '' }
   for i = 1, #list, 2 do
-    local a = string.byte(list[i]) == 46 and list[i] ~= mine and entry(list[i + 1])
-    if a and a.slice >= low and (again and a.called > 0 or not again and a.spare > 0) then
-      a.field, a.text = list[i], list[i + 1]
-      found[#found + 1] = a
+    local totals, s, unspent, plus, busy, of = match(list[i + 1], '^(~?%-?%d+ (%-?%d+) %d+ (%-?%d+)[%d ]*)(%+?)(%d*)@?(%d*)$')
+    if totals and #list[i] > 2 and list[i] ~= mine and base + s >= low and int(of) == era and plus ~= '' and again == (busy == '') then
+      found[#found + 1] = { field = list[i], totals = totals, held = again and 0 or unspent - busy, slice = base + s }
     end
   end
-  table.sort(found, function(a, b) return not again and a.spare > b.spare or (again or a.spare == b.spare) and a.field < b.field end)
-  for i, a in ipairs(found) do
+  table.sort(found, function(a, b) return a.held > b.held or a.held == b.held and a.field < b.field end)
+  local covered, prefix, tag = 0, match(KEYS[1], '^([^{]*)(.*):roll$')
+  for i, one in ipairs(found) do
     if i > some or not again and covered >= others - covered and covered >= 2 * need then break end
-    local to = string.sub(a.field, 2)
-    if not publish(match(to, '^(.*)%.') or to, format('1 %d %d ', floor(((a.slice + 1) * unit + span * 1000) / 1000), limit)) then
+    local process = match(one.field, '^%.?%.?(.*)$')
+    local to = prefix .. 'reservoir:' .. (match(process, '^(.*)%.') or process)
+    if type(redis.pcall('PUBLISH', to, format('1 %d %d ', ((one.slice + 21) * unit) / 1000, limit) .. prefix .. tag)) == 'table' then
       mute = 32
       break
     end
-    sent = sent + 1
     if not again then
-      covered, idle = covered + a.spare, max(idle - a.spare, 0)
-      fields[#fields + 1], fields[#fields + 2] = a.field, match(a.text, '^[^+]*') .. '+' .. (match(a.text, '@%d+$') or '')
+      covered, idle, out = covered + one.held, max(idle - one.held, 0), out + 1
+      set[#set + 1], set[#set + 2] = one.field, one.totals .. (era > 0 and format('+@%d', era) or '+')
     end
   end
-  if fields[1] then
-    called, calls, out = at, 1, out + sent
-    call('HSET', KEYS[1], 'h', head(), 'c', tail(), unpack(fields))
+  if set[3] then
+    called, calls, cold = at, 1, true
+    write(set)
   end
 end
 
-local r = state((ours and window ~= floor(((slice + 1) * unit + span * 1000) / 1000) and 2 or 0) + (at < learn and 4 or 0) + mute, slice, max(need - grant, 1))
+local waits = out > 0 and (calls <= 4 or at - called < min(unit, 100000))
+local r = state((ours and window ~= floor((slice + 21) * unit / 1000) and 2 or 0) + (at < learn and 4 or 0) + mute, slice, max(need - grant, 1))
 r[8], r[9], r[10], r[11], r[12], r[13], r[14], r[15] = grant, recovered, g, b, d, clients, reasserted, total
-r[16], r[17], r[18], r[19] = max(sum - limit, 0), mute > 0 and 0 or max(idle - held_by, 0), waits() and out or 0, name
+r[16], r[17], r[18], r[19] = max(sum - limit, 0), mute > 0 and 0 or max(idle - spare, 0), waits and out or 0, name
 return r

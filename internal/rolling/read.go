@@ -30,25 +30,30 @@ func Read(fields map[string]string) (Ring, bool) {
 		return n
 	}
 	since1 := func(n int64) int64 { return max(after(n)-1, 0) }
-	r := Ring{
+	r := Ring{own: make(map[string]account), sums: sums{
 		length: length, since: since, last: since + h[1], sum: h[2], total: h[3], present: h[4], idle: h[5], ahead: c[1], learn: after(c[2]),
-		void: since1(c[3]), held: c[4], until: after(c[5]), out: c[6], at: since1(c[7]), calls: c[8], own: make(map[string]account),
-	}
+		void: since1(c[3]), held: c[4], until: after(c[5]), out: c[6], at: since1(c[7]), calls: c[8],
+	}}
 	r.low = backend.Slice(r.last, length) - backend.Slices
 	for name, text := range fields {
-		if client, ok := strings.CutPrefix(name, "."); ok {
+		if client := strings.TrimPrefix(name, ".."); len(name) > 2 {
 			m := entry.FindStringSubmatch(text)
 			if m == nil {
 				return Ring{}, false
 			}
-			if numbers(m[5], 1)[0] == c[9] {
-				n := numbers(m[2], 7)
-				r.own[client] = account{
-					name: since + n[0], slice: backend.Slice(since, length) + n[1], granted: n[2], spent: n[3], returned: n[4], refunded: n[5], debt: n[6],
-					idle: numbers(m[4], 1)[0], present: m[1] == "", called: m[3] != "" && m[4] == "",
-				}
+			if numbers(m[5], 1)[0] != c[9] {
+				continue
 			}
-		} else if len(name) == 1 && '0' <= name[0] && name[0] < '0'+room {
+			n := numbers(m[2], 7)
+			a := account{
+				name: since + n[0], slice: backend.Slice(since, length) + n[1], granted: n[2], spent: n[2] - n[3] - n[4], returned: n[4],
+				refunded: n[5], debt: n[6], present: m[1] == "", called: m[3] != "" && m[4] == "",
+			}
+			if m[4] != "" {
+				a.idle = n[3] - numbers(m[4], 1)[0]
+			}
+			r.own[client] = a
+		} else if name >= "0" && '0' <= name[0] && name[0] < '0'+room {
 			r.count[name[0]-'0'] = numbers(text, 1)[0]
 		}
 	}

@@ -21,6 +21,12 @@ import (
 // Ring is one key. The zero Ring was never charged. A copy shares the accounts. A Ring is not
 // safe for concurrent use; its replies do not refer to it.
 type Ring struct {
+	sums
+	own map[string]account
+}
+
+// sums is a ring but for its accounts.
+type sums struct {
 	length time.Duration // of the limit's window; 0 = never charged
 	since  int64         // when it became that, us
 	last   int64         // the ring's clock at the last step, us
@@ -33,7 +39,6 @@ type Ring struct {
 	void   int64         // accounts that were named until then are void by a Reset, us
 	held   int64         // the part of sum that may be unspent in leases of a window of another length
 	until  int64         // until when that counts, us
-	own    map[string]account
 
 	present int64 // accounts of clients that have not left
 	idle    int64 // the sum of the accounts'
@@ -97,7 +102,7 @@ func (r *Ring) moved(n int64) { r.total = min(r.total+n, backend.MaxTokens) }
 // then the two conflict.
 func (r *Ring) enter(now int64, l backend.Limit, open time.Duration) (at, present int64, conflict bool) {
 	if !r.Open(now) {
-		*r = Ring{length: l.Window, since: now, last: now}
+		*r = Ring{sums: sums{length: l.Window, since: now, last: now}}
 		r.low = backend.Slice(now, l.Window) - backend.Slices
 	}
 	at = max(now+r.ahead, r.last)
@@ -129,7 +134,7 @@ func (r *Ring) drop(at int64) {
 // for what may be unspent in leases. Accounts begin anew, because their slices have gone.
 func (r *Ring) convert(at int64, length time.Duration) {
 	was, present := *r, r.low+backend.Slices
-	*r = Ring{length: length, since: at, last: at, ahead: was.ahead, total: was.total, void: at, held: was.held, sum: was.sum}
+	*r = Ring{sums: sums{length: length, since: at, last: at, ahead: was.ahead, total: was.total, void: at, held: was.held, sum: was.sum}}
 	r.low = backend.Slice(at, length) - backend.Slices
 	for s := present; s < was.low+room; s++ {
 		r.held = min(max(r.held+*was.slot(s), 0), was.sum)
@@ -242,7 +247,7 @@ func (r *Ring) Reset(q backend.ResetRequest, now int64) backend.State {
 	if conflict {
 		return next.conflict(at, q.Limit)
 	}
-	*r = Ring{length: next.length, since: next.since, last: at, ahead: next.ahead, low: next.low, total: next.total, void: at}
+	*r = Ring{sums: sums{length: next.length, since: next.since, last: at, ahead: next.ahead, low: next.low, total: next.total, void: at}}
 	return r.state(at, present, q.Limit, 0)
 }
 

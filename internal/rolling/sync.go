@@ -14,10 +14,12 @@ type statement struct {
 	at      int64 // the ring's time
 	present int64 // slice
 	acc     account
-	ours    bool // the statement's totals are about acc
-	stale   bool // they are about an account before acc: nobody waits for the reply
-	fresh   bool // acc begins now, and replaces none
-	known   bool // the client had an account, which may be over
+	ours    bool    // the statement's totals are about acc
+	stale   bool    // they are about an account before acc: nobody waits for the reply
+	was     account // before the statement
+	gone    bool    // others' accounts were deleted
+	fresh   bool    // acc begins now, and replaces none
+	known   bool    // the client had an account, which may be over
 	out     backend.SyncReply
 }
 
@@ -28,9 +30,8 @@ func (r *Ring) Sync(q backend.SyncRequest, now int64) (backend.SyncReply, []coun
 	if s.at, s.present, conflict = s.r.enter(now, q.Limit, q.OpenLength); conflict {
 		return backend.SyncReply{State: s.r.conflict(s.at, q.Limit), Account: q.Account, Granted: q.Granted, Returned: q.Returned, Debt: q.Debt, Clients: s.r.present}, nil
 	}
-	if s.find(); s.stale {
-		*r = s.r
-		s.out.State, s.out.Account = r.state(s.at, s.acc.slice, s.Limit, 1), s.acc.name
+	if s.find(); s.stale { // it changes nothing
+		s.out.State, s.out.Account = s.r.state(s.at, s.acc.slice, s.Limit, 1), s.acc.name
 		return s.out, nil
 	}
 	if !s.known || s.r.low/sweeps != r.low/sweeps {
@@ -49,8 +50,11 @@ func (r *Ring) Sync(q backend.SyncRequest, now int64) (backend.SyncReply, []coun
 		s.keep()
 	}
 	messages := s.messages()
-	if !none || r.Open(now) {
-		*r = s.r
+	if was := r.sums; !none || r.Open(now) {
+		was.last, was.low = s.r.last, s.r.low
+		if was != s.r.sums || none && s.known || !none && s.acc != s.was || s.gone || s.out.Recovered+s.Debt > 0 { // else nothing but the time has changed
+			*r = s.r
+		}
 	}
 	s.out.State = s.r.state(s.at, a.slice, s.Limit, max(s.Need-s.out.Grant, 1))
 	s.out.Account, s.out.Granted, s.out.Returned, s.out.Debt, s.out.Total = a.name, a.granted, a.returned, a.debt, s.r.total
@@ -72,6 +76,7 @@ func (s *statement) sweep() {
 		if a.slice < s.r.low && name != s.Client {
 			s.r.forget(a)
 			delete(s.r.own, name)
+			s.gone = true
 		}
 	}
 }
@@ -93,7 +98,7 @@ func (r *Ring) forget(a account) {
 func (s *statement) find() {
 	r := &s.r
 	acc, known := r.own[s.Client]
-	s.known = known
+	s.known, s.was = known, acc
 	untouched := acc.returned+acc.spent+acc.refunded+acc.debt == 0
 	current := known && acc.slice >= r.low
 	live := s.Account > r.void && int64(s.Window)*1000 > s.at && backend.SliceOf(s.Window, r.length) < r.low+room
@@ -122,7 +127,7 @@ func (s *statement) find() {
 // lease ends later than that, unless the clock of the store was ahead.
 func (s *statement) lost() {
 	r := &s.r
-	spent := s.spent()
+	spent := min(s.spent(), max(s.Granted-s.Returned, 0))
 	s.acc = account{
 		name: s.Account, slice: min(backend.SliceOf(s.Window, r.length), s.present+backend.Refundable),
 		granted: s.Granted, returned: s.Returned, spent: spent, refunded: s.Refunded, debt: s.Debt,
