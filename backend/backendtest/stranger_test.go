@@ -1,8 +1,10 @@
 package backendtest_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
+	"fmt"
 	"testing"
 	"time"
 
@@ -27,7 +29,7 @@ type stranger struct {
 }
 
 func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.SyncReply, err error) {
-	if err := r.Validate(); err != nil {
+	if err := cmp.Or(r.Validate(), fixedOnly(r.Limit.Rolls)); err != nil {
 		return reply, err
 	}
 	leaving := 0
@@ -62,7 +64,7 @@ func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backen
 }
 
 func (s stranger) Take(ctx context.Context, r backend.TakeRequest) (reply backend.TakeReply, err error) {
-	if err := r.Validate(); err != nil {
+	if err := cmp.Or(r.Validate(), fixedOnly(r.Limit.Rolls)); err != nil {
 		return reply, err
 	}
 	n, err := s.eval(ctx, "take", lua.Take, r.Key, r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds(), 0, s.now(ctx).UnixMicro())
@@ -73,7 +75,7 @@ func (s stranger) Take(ctx context.Context, r backend.TakeRequest) (reply backen
 }
 
 func (s stranger) Check(ctx context.Context, key string, l backend.Limit) (reply backend.State, err error) {
-	if err := (backend.TakeRequest{Key: key, Limit: l, Tokens: 1}).Validate(); err != nil {
+	if err := cmp.Or((backend.TakeRequest{Key: key, Limit: l, Tokens: 1}).Validate(), fixedOnly(l.Rolls)); err != nil {
 		return reply, err
 	}
 	n, err := s.eval(ctx, "check", lua.Check, key, l.Tokens, l.Window.Milliseconds(), s.now(ctx).UnixMicro())
@@ -84,7 +86,7 @@ func (s stranger) Check(ctx context.Context, key string, l backend.Limit) (reply
 }
 
 func (s stranger) Settle(ctx context.Context, r backend.SettleRequest) (reply backend.SettleReply, err error) {
-	if err := r.Validate(); err != nil {
+	if err := cmp.Or(r.Validate(), fixedOnly(r.Rolling != 0)); err != nil {
 		return reply, err
 	}
 	n, err := s.eval(ctx, "settle", lua.Settle, r.Key, r.Tokens, r.Limit, int64(r.Window), 0, s.now(ctx).UnixMicro())
@@ -95,7 +97,7 @@ func (s stranger) Settle(ctx context.Context, r backend.SettleRequest) (reply ba
 }
 
 func (s stranger) Reset(ctx context.Context, r backend.ResetRequest) (reply backend.State, err error) {
-	if err := r.Validate(); err != nil {
+	if err := cmp.Or(r.Validate(), fixedOnly(r.Limit.Rolls)); err != nil {
 		return reply, err
 	}
 	n, err := s.eval(ctx, "reset", lua.Reset, r.Key, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds(), 0, s.now(ctx).UnixMicro())
@@ -103,6 +105,14 @@ func (s stranger) Reset(ctx context.Context, r backend.ResetRequest) (reply back
 		return reply, err
 	}
 	return state(n), nil
+}
+
+// fixedOnly is the error for a rolling limit, which this store does not serve.
+func fixedOnly(rolls bool) error {
+	if rolls {
+		return fmt.Errorf("%w: fixed windows only", backend.ErrLimit)
+	}
+	return nil
 }
 
 func (s stranger) eval(ctx context.Context, op, script, key string, args ...any) ([]int64, error) {
