@@ -52,6 +52,34 @@ func TestRolling(t *testing.T) {
 	}
 }
 
+// TestChangeOfKind: a limit that becomes another kind under the same name conflicts while its key
+// is in memory. The key still leaves that when it is idle, and hands back what it holds.
+func TestChangeOfKind(t *testing.T) {
+	plain, rolling := reservoir.PerMinute(100), reservoir.PerMinute(100).Rolling()
+	for name, kinds := range map[string][2]reservoir.Limit{"to rolling": {plain, rolling}, "to plain": {rolling, plain}} {
+		inBubble(t, name, func(t *testing.T) {
+			net, now := testnet.Far(time.Millisecond), kinds[0]
+			l := open(t, net, now, reservoir.WithIdle(10*time.Second), reservoir.WithLimits(func(string) reservoir.Limit { return now }))
+			for range 20 {
+				allow(t, l, "k", 1)
+				time.Sleep(time.Second)
+			}
+			require.Positive(t, l.Stats().Held)
+			now = kinds[1]
+			_, err := l.AllowN(bg, "k", 50)
+			require.ErrorIs(t, err, reservoir.ErrConflict)
+			time.Sleep(21 * time.Second) // twice WithIdle
+			synctest.Wait()
+			assert.Zero(t, l.Stats().Keys)
+			assert.Zero(t, l.Stats().Held)
+			assert.Positive(t, l.Stats().Returned)
+			balance(t, l)
+			time.Sleep(time.Minute)
+			allow(t, l, "k", 1)
+		})
+	}
+}
+
 // interval is when an admission began and ended, by the one clock of all processes and the store.
 type interval struct{ from, to time.Time }
 

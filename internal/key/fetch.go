@@ -1,6 +1,7 @@
 package key
 
 import (
+	"errors"
 	"math"
 	"time"
 
@@ -143,11 +144,12 @@ func (f *Fetch) relimit(now int64) {
 }
 
 // Begin brings the statement up to date, immediately before it is sent. It may ask for the
-// key's limit, and returns the error of that.
+// key's limit, and returns the error of that. A key whose limit is of another kind by now still
+// leaves, under the old one; otherwise it would stay in memory for good.
 func (f *Fetch) Begin() error {
 	if f.k.env.Varies() {
 		f.bound(slots.Unused)
-		if _, err := f.k.AskLimit(f); err != nil { // it may block or panic
+		if _, err := f.k.AskLimit(f); err != nil && !(f.Req.Leaving && errors.Is(err, ErrConflict)) { // it may block or panic
 			return err
 		}
 	}
