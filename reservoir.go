@@ -152,7 +152,7 @@ func (l *Limiter) refuse(r *Result, k *key.Key, w *lease.Lease, now, n int64) bo
 	}
 	k.Refused()
 	r.Source, r.Shadowed, r.Limit, r.Remaining = Denied, t.Shadow, t.Tokens, min(w.Available(), t.Tokens)
-	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(w.RetryAfter(now), t.Window)
+	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(w.RetryAfter(now), t.Longest())
 	return true
 }
 
@@ -387,6 +387,9 @@ func (l *Limiter) Refund(ctx context.Context, r Result) error {
 // and makes no store call of its own, because debt goes along with the next statement,
 // within a 20th of the window. So the limit can be exceeded, by no more than was used
 // above the charges; [Stats].Overdrawn counts by how much it was.
+//
+// Unused tokens of a rolling limit go back to the store along with the next statement, too, unless
+// they were charged three quarters of a window ago or longer.
 //
 // If the window of r is over, unused tokens have expired, and tokens used above the charge
 // are charged to the window that is open now. If this process knows none, they count as

@@ -41,7 +41,8 @@ type Result struct {
 	Reset time.Time
 
 	// RetryAfter is the time until Reset when the request was refused, counted
-	// from the decision, and 0 when it was allowed. It is at most the window, also where
+	// from the decision, and 0 when it was allowed. If the limit is [Limit.Rolling], it is the time until
+	// enough tokens count no more, at most 1.3 windows. Otherwise it is at most the window, also where
 	// Reset is later: by less than a millisecond, if the window is not in whole seconds and
 	// its end is rounded up, and by up to a second, if clocks differ.
 	RetryAfter time.Duration

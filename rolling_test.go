@@ -80,6 +80,32 @@ func TestChangeOfKind(t *testing.T) {
 	}
 }
 
+// TestRollingSilent: a process that has fallen silent soon keeps no tokens that another one is
+// refused, and makes no calls for them.
+func TestRollingSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		a, b := open(t, store, reservoir.PerMinute(100).Rolling()), open(t, store, reservoir.PerMinute(100).Rolling())
+		for range 90 {
+			allow(t, a, "k", 1)
+			time.Sleep(time.Second)
+		}
+		require.NotZero(t, a.Stats().Held)
+		admitted := 0
+		for range 120 {
+			if allow(t, b, "k", 1).Allowed {
+				admitted++
+			}
+			time.Sleep(time.Second / 2)
+		}
+		assert.LessOrEqual(t, a.Stats().Held, int64(1))
+		calls := a.Stats().StoreCalls
+		time.Sleep(5 * time.Minute)
+		assert.LessOrEqual(t, a.Stats().StoreCalls, calls+1)
+		assert.Greater(t, admitted, 80, "what was spent before counts for a while")
+	})
+}
+
 // interval is when an admission began and ended, by the one clock of all processes and the store.
 type interval struct{ from, to time.Time }
 

@@ -140,6 +140,18 @@ func (d *Demand) Soon(window, t time.Duration, now, spent int64) float64 {
 	return is.Within(t)
 }
 
+// Pace is PerWindow as of now, if so many tokens were spent in all, with a short memory: it soon
+// forgets a process that has fallen silent.
+func (d *Demand) Pace(l backend.Limit, now, spent int64) int64 {
+	if d == nil {
+		return 0
+	}
+	is := *d
+	is.exhausted = 0
+	is.Observe(l.Window, now, spent, 1)
+	return int64(min(is.rate, 2*is.recent) * min(l.Window.Seconds(), float64(l.Tokens)/max(is.rate, 1e-9)))
+}
+
 // Reorder is the stock at which to order, so that the stock lasts until the batch comes:
 // the tokens used in the lead time, three deviations of that, and a large request less one
 // token, because a stock that cannot serve the next request is useless. At low rates of

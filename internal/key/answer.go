@@ -87,7 +87,7 @@ func (k *Key) refuse(w *lease.Lease, now int64, from Source) Answer {
 	t := k.terms.Load()
 	return Answer{
 		Source: from, Shadowed: t.Shadow, Limit: t.Tokens, Remaining: min(w.Available(), t.Tokens),
-		Reset: w.Window.Time(), RetryAfter: RetryAfter(w.RetryAfter(now), t.Window),
+		Reset: w.Window.Time(), RetryAfter: RetryAfter(w.RetryAfter(now), t.Longest()),
 	}
 }
 

@@ -187,7 +187,7 @@ func (k *Key) surplus(now int64) (n, at int64) {
 	}
 	r, free := &k.use.recall, min(k.free(), w.Stock())
 	if t := k.terms.Load(); t.Rolls { // what will be used in time
-		free = max(free-k.use.PerWindow(t.Limit)*backend.Ahead/backend.Slices, 0)
+		free = max(free-k.soon(now), 0)
 	}
 	if r.called == w.Window || r.called != 0 && k.terms.Load().Rolls { // that its tokens are of another slice by now does not matter
 		r.known = 0

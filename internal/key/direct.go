@@ -183,7 +183,7 @@ func (t *Take) answer(r backend.TakeReply) Answer {
 	if r.Allowed {
 		a.Charged = t.Req.Tokens
 	} else {
-		a.Shadowed, a.RetryAfter = t.k.terms.Load().Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), cmp.Or(r.Length, t.Req.Limit.Window))
+		a.Shadowed, a.RetryAfter = t.k.terms.Load().Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), cmp.Or(r.Length, t.k.terms.Load().Longest()))
 	}
 	return a
 }

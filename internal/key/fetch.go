@@ -93,6 +93,9 @@ func (f *Fetch) state(now int64) {
 		Key: k.env.Stored(k.node.Key), Client: k.env.client(k.node.Tag),
 		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(t.Limit), Leaving: k.idle(),
 	}
+	if t.Rolls {
+		q.Pace = k.use.demand().Pace(t.Limit, now, k.spent())
+	}
 	q.Limit, q.OpenLength, q.End, q.Next = t.openings(w, now)
 	if q.Idle = k.idleHere(q.Key); k.use != nil {
 		q.Waited = k.use.recall.again > 0 && now >= k.use.recall.again

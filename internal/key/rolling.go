@@ -51,9 +51,14 @@ func (k *Key) keeps(w *lease.Lease, now int64) bool {
 // refreshRolling sets the time to carry over what is unspent, before the lease ends. Processes
 // that asked in the same slice do not all call at once.
 func (k *Key) refreshRolling(f *next.Facts, w *lease.Lease) {
-	if window := int64(k.terms.Load().Window); f.Regular && k.held() > 0 {
+	if window := int64(k.terms.Load().Window); f.Regular && k.held() > 0 && k.soon(f.Now) > 0 {
 		f.Refresh = w.Deadline() - window/(4*backend.Slices) - 2*int64(k.shard.Lead()) - f.Spread
 	}
+}
+
+// soon is how many tokens are likely to be used here before a lease that begins now ends.
+func (k *Key) soon(now int64) int64 {
+	return k.use.demand().Pace(k.terms.Load().Limit, now, k.spent()) * backend.Ahead / backend.Slices
 }
 
 // refundRolling gives n tokens that were charged in window back to the store, with the next

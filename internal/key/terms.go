@@ -51,6 +51,12 @@ func (t *Terms) past() time.Duration {
 	return 0
 }
 
+// Longest is how long a refused request may have to wait: for the window's end or, if the limit is a rolling
+// one, until a token counts no more that may be spent in the last slice of a lease.
+func (t *Terms) Longest() time.Duration {
+	return t.Window + t.past()*(backend.Refundable+1)/backend.Slices
+}
+
 // own is the length that the limit has.
 func (t *Terms) own() time.Duration { return cmp.Or(t.next, t.Window) }
 
