@@ -199,7 +199,7 @@ func TestRecallFails(t *testing.T) {
 			row.fault(v)
 			more, calls := v.untilRefused("k")
 			require.LessOrEqual(t, admitted+more, int64(visits))
-			require.LessOrEqual(t, calls, int64(3))
+			require.LessOrEqual(t, calls, int64(4), "for the last tokens, and then three for those that nobody returns")
 			require.Eventually(t, func() bool { return row.happened(v) }, 10*time.Second, time.Millisecond)
 			for _, p := range v.proxies {
 				p.Heal()
