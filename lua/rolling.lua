@@ -117,7 +117,7 @@ if got[1] then
     ahead, learn, void, held, til, out, called, calls, era = int(a), int(b), int(c), int(d), int(e), int(f), int(g), int(h), int(i)
   end
   span = int(span)
-  if since == 0 or span < 20 then return redis.error_reply('BADSTATE the ring has no head') end
+  if since == 0 or span < 20 or span > 31622400000 then return redis.error_reply('BADSTATE the ring has no head') end
   last, unit = since + last, 50 * span
   if learn > 0 then learn = since + learn end
   if void > 0 then void = since + void - 1 end
@@ -204,6 +204,7 @@ if op == 'check' then
   all()
   local s = low + 31
   while s > low and count[s % 32] <= 0 do s = s - 1 end
+  if held > 0 then s = max(s, floor((math.ceil(til / 1000) * 1000 - 1) / unit) - 20) end
   return state(0, s, 1)
 end
 if span ~= length then
@@ -350,7 +351,7 @@ if alive and (not known or floor(low / 5) ~= floor(before / 5)) then
       if void or base + s < low then gone[#gone + 1] = some[i] end
       if not void and base + s < low then
         swept = true
-        if busy ~= '' then idle = max(idle - (unspent - busy), 0) elseif plus ~= '' then out, cold = max(out - 1, 0), true end
+        if busy ~= '' then idle = max(idle - (int(unspent) - int(busy)), 0) elseif plus ~= '' then out, cold = max(out - 1, 0), true end
         if away == '' then present = max(present - 1, 0) end
       end
     end
@@ -456,6 +457,7 @@ elseif short and waited and out > 0 and calls <= 4 then
 elseif out == 0 and calls > 0 then
   calls, cold = 0, true
 end
+local r = state((ours and window ~= floor((slice + 21) * unit / 1000) and 2 or 0) + (at < learn and 4 or 0), slice, max(need - grant, 1))
 if (alive or not none) and (next(dirty) or cold or swept or total ~= heard or set[4] ~= had or recovered + D > 0) then
   write(set)                                           -- a ring begins at its first charge, and a refusal writes nothing
 end
@@ -463,7 +465,7 @@ if some > 0 then
   local list, found, set = call('HRANDFIELD', KEYS[1], 288, 'WITHVALUES'), { }, { 'h', '' }
   for i = 1, #list, 2 do
     local totals, s, unspent, plus, busy, of = match(list[i + 1], '^(~?%-?%d+ (%-?%d+) %d+ (%-?%d+)[%d ]*)(%+?)(%d*)@?(%d*)$')
-    if totals and #list[i] > 2 and list[i] ~= mine and base + s >= low and int(of) == era and plus ~= '' and again == (busy == '') then
+    if totals and #list[i] > 2 and list[i] ~= mine and base + s >= low and (of == '' and 0 or of + 0) == era and plus ~= '' and again == (busy == '') then
       found[#found + 1] = { field = list[i], totals = totals, held = again and 0 or unspent - busy, slice = base + s }
     end
   end
@@ -489,7 +491,6 @@ if some > 0 then
 end
 
 local waits = out > 0 and (calls <= 4 or at - called < min(unit, 100000))
-local r = state((ours and window ~= floor((slice + 21) * unit / 1000) and 2 or 0) + (at < learn and 4 or 0) + mute, slice, max(need - grant, 1))
-r[8], r[9], r[10], r[11], r[12], r[13], r[14], r[15] = grant, recovered, g, b, d, clients, reasserted, total
+r[1], r[8], r[9], r[10], r[11], r[12], r[13], r[14], r[15] = r[1] + mute, grant, recovered, g, b, d, clients, reasserted, total
 r[16], r[17], r[18], r[19] = max(sum - limit, 0), mute > 0 and 0 or max(idle - spare, 0), waits and out or 0, name
 return r

@@ -23,14 +23,15 @@ import (
 // windows, of= (the window of a statement) and end= (by a calendar). Values that a call or
 // a reply does not name are zero. "limit" changes the limit. An empty line starts a new
 // key, and so does every line of a section that says each. In a section that says heard, the
-// processes a, b and c listen, and "hears a" names the messages that have come since the last.
+// processes a, b and c listen, and "hears a" names the messages that have come since the last. A limit
+// that says rolling is one: frees= is the time until enough is free, account= when an account began.
 //
 //go:embed scripts
 var scripts embed.FS
 
 func runScripts(t *testing.T, newStore func(t *testing.T) backend.Store) {
 	t.Helper()
-	for _, name := range []string{"window", "grant", "account", "loss", "reset", "recall"} {
+	for _, name := range []string{"window", "grant", "account", "loss", "reset", "recall", "rolling"} {
 		text := must(scripts.ReadFile("scripts/" + name + ".txt"))(t)
 		for _, section := range strings.Split("\n"+string(text), "\n== ")[1:] {
 			name, _, _ := strings.Cut(section, " ")
@@ -42,7 +43,8 @@ func runScripts(t *testing.T, newStore func(t *testing.T) backend.Store) {
 func runSection(t *testing.T, s backend.Store, section string) {
 	head, body, _ := strings.Cut(section, "\n")
 	words := strings.Fields(head)
-	b := newBench(t, s, parseLimit(t, words[1]))
+	whole := parseLimit(t, strings.Join(words[1:], " "))
+	b := newBench(t, s, whole)
 	if slices.Contains(words, "heard") {
 		b.listen("a", "b", "c")
 	}
@@ -51,7 +53,7 @@ func runSection(t *testing.T, s backend.Store, section string) {
 		limit, changes := strings.CutPrefix(line, "limit ")
 		switch {
 		case line == "":
-			b.key, b.limit = newKey(), parseLimit(t, words[1])
+			b.key, b.limit = newKey(), whole
 		case changes:
 			b.limit = parseLimit(t, limit)
 		case line[0] != '#':
@@ -108,6 +110,9 @@ func (b *bench) call(text string) string {
 		return b.state(at, must(b.store.Check(ctx, b.key, b.limit))(b.t))
 	case "settle":
 		r := backend.SettleRequest{Key: b.key, Tokens: parseNumber(b.t, words[2]), Limit: b.limit.Tokens}
+		if b.limit.Rolls {
+			r.Rolling = b.limit.Window
+		}
 		b.fill(&r, words[3:])
 		switch reply := must(b.store.Settle(ctx, r))(b.t); {
 		case !reply.Open:
@@ -142,11 +147,15 @@ func (b *bench) fill(request any, words []string) {
 			name = "window"
 		case "open":
 			name = "openLength"
+		case "account": // by when it began
+			value = fmt.Sprint(b.base.Add(parseDuration(b.t, value)).UnixMicro())
 		}
 		field := reflect.ValueOf(request).Elem().FieldByNameFunc(func(s string) bool { return strings.EqualFold(s, name) })
 		switch {
 		case !field.IsValid():
 			b.t.Fatalf("no such argument: %s", word)
+		case name == "spent":
+			field.Set(reflect.ValueOf(b.spent(value)))
 		case field.Kind() == reflect.Bool:
 			field.SetBool(true)
 		case field.Type() == reflect.TypeFor[backend.Window]():
@@ -157,6 +166,18 @@ func (b *bench) fill(request any, words []string) {
 			field.SetInt(parseNumber(b.t, value))
 		}
 	}
+}
+
+// spent parses totals by times in whose slices they were spent, or without a time, as in 1s:30,40.
+func (b *bench) spent(text string) (list []backend.Spent) {
+	for word := range strings.SplitSeq(text, ",") {
+		slice := int64(backend.MaxTokens)
+		if at, total, timed := strings.Cut(word, ":"); timed {
+			slice, word = backend.Slice(b.base.Add(parseDuration(b.t, at)).UnixMicro(), b.limit.Window), total
+		}
+		list = append(list, backend.Spent{Slice: slice, Tokens: parseNumber(b.t, word)})
+	}
+	return list
 }
 
 // account returns a reply in words.
@@ -182,6 +203,9 @@ func (b *bench) account(at time.Duration, r backend.SyncReply) string {
 	say("total", r.Total)
 	say("idle", r.Idle)
 	say("called", r.Called)
+	if r.Account != 0 {
+		all = append(all, "account="+seconds(time.UnixMicro(r.Account).Sub(b.base)))
+	}
 	if r.Carried {
 		all = append(all, "carried")
 	}
@@ -196,6 +220,9 @@ func (b *bench) state(at time.Duration, s backend.State) string {
 	text := fmt.Sprint("remaining=", s.Remaining) + b.window(at, s.Window, s.Left)
 	if s.Length != 0 {
 		text += " length=" + seconds(s.Length)
+	}
+	if s.Frees != 0 {
+		text += " frees=" + seconds(s.Frees)
 	}
 	if s.Conflict {
 		text += " conflict"
@@ -230,8 +257,9 @@ func (b *bench) inspect(at time.Duration) string {
 
 func parseLimit(t testing.TB, text string) backend.Limit {
 	t.Helper()
-	tokens, window, _ := strings.Cut(text, "/")
-	return backend.Limit{Tokens: parseNumber(t, tokens), Window: parseDuration(t, window)}
+	words := strings.Fields(text)
+	tokens, window, _ := strings.Cut(words[0], "/")
+	return backend.Limit{Tokens: parseNumber(t, tokens), Window: parseDuration(t, window), Rolls: slices.Contains(words, "rolling")}
 }
 
 func parseNumber(t testing.TB, text string) int64 {

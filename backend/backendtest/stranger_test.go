@@ -32,6 +32,9 @@ func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backen
 	if err := cmp.Or(r.Validate(), fixedOnly(r.Limit.Rolls)); err != nil {
 		return reply, err
 	}
+	if r.Limit.Rolls {
+		return s.syncRolling(ctx, r)
+	}
 	leaving := 0
 	if r.Leaving {
 		leaving = 1
@@ -67,6 +70,10 @@ func (s stranger) Take(ctx context.Context, r backend.TakeRequest) (reply backen
 	if err := cmp.Or(r.Validate(), fixedOnly(r.Limit.Rolls)); err != nil {
 		return reply, err
 	}
+	if r.Limit.Rolls {
+		n, err := s.roll(ctx, "take", r.Key, r.Limit, r.OpenLength, r.Tokens, min(r.Within, r.Limit.Window/4).Microseconds())
+		return backend.TakeReply{State: rolled(n), Allowed: n[0]&8 != 0, Idle: n[0]&64 != 0, Called: n[0]&128 != 0}, err
+	}
 	n, err := s.eval(ctx, "take", lua.Take, r.Key, r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds(), 0, s.now(ctx).UnixMicro())
 	if err != nil {
 		return reply, err
@@ -77,6 +84,10 @@ func (s stranger) Take(ctx context.Context, r backend.TakeRequest) (reply backen
 func (s stranger) Check(ctx context.Context, key string, l backend.Limit) (reply backend.State, err error) {
 	if err := cmp.Or((backend.TakeRequest{Key: key, Limit: l, Tokens: 1}).Validate(), fixedOnly(l.Rolls)); err != nil {
 		return reply, err
+	}
+	if l.Rolls {
+		n, err := s.roll(ctx, "check", key, l, 0)
+		return rolled(n), err
 	}
 	n, err := s.eval(ctx, "check", lua.Check, key, l.Tokens, l.Window.Milliseconds(), s.now(ctx).UnixMicro())
 	if err != nil {
@@ -89,6 +100,10 @@ func (s stranger) Settle(ctx context.Context, r backend.SettleRequest) (reply ba
 	if err := cmp.Or(r.Validate(), fixedOnly(r.Rolling != 0)); err != nil {
 		return reply, err
 	}
+	if r.Rolling != 0 {
+		n, err := s.roll(ctx, "settle", r.Key, backend.Limit{Tokens: r.Limit, Window: r.Rolling}, 0, r.Tokens, int64(r.Window))
+		return backend.SettleReply{Open: n[0]&8 != 0, Over: n[3]}, err
+	}
 	n, err := s.eval(ctx, "settle", lua.Settle, r.Key, r.Tokens, r.Limit, int64(r.Window), 0, s.now(ctx).UnixMicro())
 	if err != nil {
 		return reply, err
@@ -99,6 +114,10 @@ func (s stranger) Settle(ctx context.Context, r backend.SettleRequest) (reply ba
 func (s stranger) Reset(ctx context.Context, r backend.ResetRequest) (reply backend.State, err error) {
 	if err := cmp.Or(r.Validate(), fixedOnly(r.Limit.Rolls)); err != nil {
 		return reply, err
+	}
+	if r.Limit.Rolls {
+		n, err := s.roll(ctx, "reset", r.Key, r.Limit, r.OpenLength)
+		return rolled(n), err
 	}
 	n, err := s.eval(ctx, "reset", lua.Reset, r.Key, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds(), 0, s.now(ctx).UnixMicro())
 	if err != nil {
@@ -120,11 +139,55 @@ func (s stranger) eval(ctx context.Context, op, script, key string, args ...any)
 		return nil, &backend.Error{Op: op, Class: backend.Unavailable, Err: err}
 	}
 	k := "{" + hex.EncodeToString([]byte(key)) + "}"
-	n, err := s.client.Eval(ctx, script, []string{k, k + ":exp", k + ":own"}, args...).Int64Slice()
+	keys := []string{k, k + ":exp", k + ":own"}
+	if script == lua.Rolling {
+		keys = []string{k + ":roll", k}
+	}
+	n, err := s.client.Eval(ctx, script, keys, args...).Int64Slice()
 	if err != nil {
 		return nil, &backend.Error{Op: op, Err: err}
 	}
 	return n, nil
+}
+
+// syncRolling is Sync of a rolling limit, which always states all.
+func (s stranger) syncRolling(ctx context.Context, r backend.SyncRequest) (reply backend.SyncReply, err error) {
+	how := 0
+	for bit, is := range []bool{r.Exact, r.Idle < 0, r.Waited, r.Leaving} {
+		if is {
+			how += 1 << bit
+		}
+	}
+	args := []any{r.Client, r.Want, r.Need, r.Least, how, r.Peers, r.Pace, r.Account, int64(r.Window), r.Granted, r.Returned, r.Debt,
+		r.Total, r.Used, max(r.Idle, 0), r.Refunded, int64(r.RefundedIn)}
+	for _, spent := range r.Spent {
+		args = append(args, spent.Slice, spent.Tokens)
+	}
+	n, err := s.roll(ctx, "sync", r.Key, r.Limit, r.OpenLength, args...)
+	if n[0]&16 != 0 {
+		return backend.SyncReply{State: rolled(n), Account: r.Account, Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: n[12]}, err
+	}
+	return backend.SyncReply{
+		State: rolled(n), Carried: n[0]&2 != 0, Learning: n[0]&4 != 0, Grant: n[7], Recovered: n[8], Granted: n[9], Returned: n[10], Debt: n[11],
+		Clients: n[12], Reasserted: n[13], Total: n[14], Over: n[15], Idle: n[16], Called: n[17], Account: n[18],
+	}, err
+}
+
+// roll makes a call of a rolling limit. Its reply is zeros after an error.
+func (s stranger) roll(ctx context.Context, op, key string, l backend.Limit, open time.Duration, args ...any) ([]int64, error) {
+	args = append([]any{op, l.Tokens, l.Window.Milliseconds(), open.Milliseconds()}, args...)
+	n, err := s.eval(ctx, op, lua.Rolling, key, append(args, 0, s.now(ctx).UnixMicro())...)
+	if err != nil {
+		n = make([]int64, 19)
+	}
+	return n, err
+}
+
+// rolled is a reading of a rolling limit.
+func rolled(n []int64) backend.State {
+	s := state(n)
+	s.Left, s.Frees = time.Duration(n[5])*time.Microsecond, time.Duration(n[6])*time.Microsecond
+	return s
 }
 
 // state is a reading, with which the reply of every script but settle begins.

@@ -156,6 +156,7 @@ func TestAccessOfDashboard(t *testing.T) {
 	minimal(t, line, server.SetUser, func(u user) error {
 		require.NoError(t, admin.FlushAll(t.Context()).Err())
 		take(t, writer, "k", 4)
+		roll(t, writer, "r", 3)
 		require.NoError(t, admin.ScriptFlush(t.Context()).Err())
 		s := limiterOf(t, server, u)
 		for range 2 {
@@ -164,6 +165,11 @@ func TestAccessOfDashboard(t *testing.T) {
 				return err
 			}
 			require.EqualValues(t, 6, state.Remaining)
+			state, err = s.Check(t.Context(), "r", rolling10)
+			if err != nil {
+				return err
+			}
+			require.EqualValues(t, 7, state.Remaining)
 		}
 		return nil
 	})

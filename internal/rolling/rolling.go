@@ -212,6 +212,9 @@ func (r *Ring) Check(l backend.Limit, now int64) backend.State {
 	for s > next.low && *next.slot(s) <= 0 {
 		s--
 	}
+	if next.held > 0 {
+		s = max(s, backend.SliceOf(backend.Window((next.until+999)/1000), r.length))
+	}
 	return next.state(at, s, l, 1)
 }
 
