@@ -6,7 +6,7 @@
 // the window, {k}:exp holds the window's end, and {k}:own is the ledger of the tokens
 // granted to each client. {k} and {k}:own expire a second after the window. {k}:exp
 // expires a window's length later still, so that it shows how long the window is. The
-// scripts that change these keys are in package lua. The first two keys have the layout
+// scripts that change these keys are in package lua. A rolling limit has one key, {k}:roll. The first two keys have the layout
 // of GitHub's rate limiter, so a program that runs GitHub's scripts shares the limit.
 //
 // # The client

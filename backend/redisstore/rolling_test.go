@@ -127,8 +127,11 @@ func TestRollingAck(t *testing.T) {
 		require.ErrorIs(t, err, redisstore.ErrNotReplicated, op)
 		require.Equal(t, backend.Unknown, class(t, err), op)
 	}
-	_, err := s.Sync(t.Context(), q)
+	other := redisstore.New(r.Primary.Client(), redisstore.WithReplicaAck(1, 100*time.Millisecond)) // another connection
+	r.Primary.ResetStats()
+	_, err := other.Sync(t.Context(), q)
 	require.ErrorIs(t, err, redisstore.ErrNotReplicated, "the same again is not usable either")
+	require.EqualValues(t, 1, r.Primary.Calls("hset"), "written anew, for WAIT to speak of it")
 	r.Link(0).Hold(false)
 	r.AwaitSync()
 	got, err := s.Sync(t.Context(), q)
@@ -215,4 +218,36 @@ func TestRollingForeign(t *testing.T) {
 	}
 	require.Positive(t, refused)
 	require.Positive(t, answered)
+}
+
+// TestRollingInAnOpenSlot: a slot is on its way, and the ring is still here, or there already. No call
+// needs to make another key, or to know that there is none.
+func TestRollingInAnOpenSlot(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 2, 0)
+	s := redisstore.New(c.Client())
+	q := backend.SyncRequest{Key: "k", Client: "a.1", Limit: rolling10, Want: 2, Need: 2, Exact: true}
+	_, err := s.Sync(t.Context(), q)
+	require.NoError(t, err)
+	from, to := c.NodeOf("k"), c.Nodes[0]
+	if from == to {
+		to = c.Nodes[1]
+	}
+	c.OpenSlot(from, to, c.SlotOf("k"))
+	for _, moved := range []bool{false, true} {
+		if moved {
+			from.MigrateKeys(to, "{k}:roll")
+		}
+		taken := roll(t, s, "k", 3)
+		require.True(t, taken.Allowed)
+		settled, err := s.Settle(t.Context(), backend.SettleRequest{Key: "k", Window: taken.Window, Tokens: -3, Limit: 10, Rolling: time.Minute})
+		require.NoError(t, err)
+		require.True(t, settled.Open)
+		got, err := s.Sync(t.Context(), q)
+		require.NoError(t, err)
+		require.EqualValues(t, 2, got.Recovered)
+		state, err := s.Check(t.Context(), "k", rolling10)
+		require.NoError(t, err)
+		require.EqualValues(t, 8, state.Remaining)
+	}
 }

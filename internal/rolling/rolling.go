@@ -22,7 +22,7 @@ import (
 // safe for concurrent use; its replies do not refer to it.
 type Ring struct {
 	sums
-	own map[string]account
+	own map[string]account // by client
 }
 
 // sums is a ring but for its accounts.
