@@ -16,8 +16,6 @@ import "time"
 //
 // A Take counts in the slice that ends at least TakeRequest.Within from then, but at most a quarter
 // of the window; a reply that comes later than the slice's end must not be used.
-//
-// A store that serves no rolling limits returns an error that wraps [ErrLimit] for each.
 const (
 	Slices = 20
 	Ahead  = 4 // slices after the present one up to which a statement's tokens may be spent

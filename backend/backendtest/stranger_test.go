@@ -1,10 +1,8 @@
 package backendtest_test
 
 import (
-	"cmp"
 	"context"
 	"encoding/hex"
-	"fmt"
 	"testing"
 	"time"
 
@@ -29,7 +27,7 @@ type stranger struct {
 }
 
 func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.SyncReply, err error) {
-	if err := cmp.Or(r.Validate(), fixedOnly(r.Limit.Rolls)); err != nil {
+	if err := r.Validate(); err != nil {
 		return reply, err
 	}
 	if r.Limit.Rolls {
@@ -67,7 +65,7 @@ func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backen
 }
 
 func (s stranger) Take(ctx context.Context, r backend.TakeRequest) (reply backend.TakeReply, err error) {
-	if err := cmp.Or(r.Validate(), fixedOnly(r.Limit.Rolls)); err != nil {
+	if err := r.Validate(); err != nil {
 		return reply, err
 	}
 	if r.Limit.Rolls {
@@ -82,7 +80,7 @@ func (s stranger) Take(ctx context.Context, r backend.TakeRequest) (reply backen
 }
 
 func (s stranger) Check(ctx context.Context, key string, l backend.Limit) (reply backend.State, err error) {
-	if err := cmp.Or((backend.TakeRequest{Key: key, Limit: l, Tokens: 1}).Validate(), fixedOnly(l.Rolls)); err != nil {
+	if err := (backend.TakeRequest{Key: key, Limit: l, Tokens: 1}).Validate(); err != nil {
 		return reply, err
 	}
 	if l.Rolls {
@@ -97,7 +95,7 @@ func (s stranger) Check(ctx context.Context, key string, l backend.Limit) (reply
 }
 
 func (s stranger) Settle(ctx context.Context, r backend.SettleRequest) (reply backend.SettleReply, err error) {
-	if err := cmp.Or(r.Validate(), fixedOnly(r.Rolling != 0)); err != nil {
+	if err := r.Validate(); err != nil {
 		return reply, err
 	}
 	if r.Rolling != 0 {
@@ -112,7 +110,7 @@ func (s stranger) Settle(ctx context.Context, r backend.SettleRequest) (reply ba
 }
 
 func (s stranger) Reset(ctx context.Context, r backend.ResetRequest) (reply backend.State, err error) {
-	if err := cmp.Or(r.Validate(), fixedOnly(r.Limit.Rolls)); err != nil {
+	if err := r.Validate(); err != nil {
 		return reply, err
 	}
 	if r.Limit.Rolls {
@@ -124,14 +122,6 @@ func (s stranger) Reset(ctx context.Context, r backend.ResetRequest) (reply back
 		return reply, err
 	}
 	return state(n), nil
-}
-
-// fixedOnly is the error for a rolling limit, which this store does not serve.
-func fixedOnly(rolls bool) error {
-	if rolls {
-		return fmt.Errorf("%w: fixed windows only", backend.ErrLimit)
-	}
-	return nil
 }
 
 func (s stranger) eval(ctx context.Context, op, script, key string, args ...any) ([]int64, error) {
