@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 
 // elsewhere lists the blocks that a test beside the page reads and runs.
 var elsewhere = []string{
-	"SECURITY.md acl limiter", "SECURITY.md acl cluster", "SECURITY.md acl check", "SECURITY.md acl more",
+	"SECURITY.md acl limiter", "SECURITY.md acl check", "SECURITY.md acl more",
 	"examples/apiserver/README.md sh",
 	"examples/llmgateway/README.md sh",
 }

@@ -185,7 +185,7 @@ func TestAccessOfDashboard(t *testing.T) {
 func TestAccessInCluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0)
-	line := rules(t, "cluster")
+	line := rules(t, "limiter") + further(t, "cluster")
 	open := func(u user) *redisstore.Store {
 		client := cluster.Client(clusterUser(u.name))
 		return redisstore.New(client, redisstore.WithPrefix("rl:"))
@@ -309,7 +309,7 @@ func clusterUser(name string) func(*redis.ClusterOptions) {
 func TestAccessToClusterReplicas(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
-	line := rules(t, "cluster")
+	line := rules(t, "limiter") + further(t, "cluster")
 	with := func(rights string) error {
 		cluster.SetUser(line + rights)
 		name := clusterUser("limiter")
