@@ -1,0 +1,90 @@
+package docs_test
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9/logging"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+// The errors of docs/troubleshooting.md are those of real servers in the state that the page names.
+func TestTroubleshooting(t *testing.T) {
+	logging.Disable()
+	s := redistest.Start(t)
+	admin, ctx := s.Client(), t.Context()
+	set := func(args ...any) { require.NoError(t, admin.Do(ctx, args...).Err()) }
+	ask := func(url string, verify bool) string { return asked(t, url, verify) }
+	at := "@" + s.Addr()
+
+	set("acl", "setuser", "mute", "on", ">pw", "~*", "+@all", "resetchannels")
+	set("acl", "setuser", "weak", "on", ">pw", "~*", "+@all", "-evalsha")
+	set("acl", "setuser", "full", "on", ">pw", "~*", "+@all", "&*")
+	texts := []string{
+		ask("redis://full:wrong"+at, false),
+		ask("redis://weak:pw"+at, false),
+		ask("redis://mute:pw"+at, true),
+		reservoir.ErrConflict.Error(),
+		reservoir.ErrExceedsLimit.Error(),
+	}
+	set("config", "set", "maxmemory", "1mb")
+	texts = append(texts, ask("redis://full:pw"+at, false))
+	set("config", "set", "maxmemory-policy", "allkeys-lru")
+	texts = append(texts, ask("redis://full:pw"+at, true))
+	s.Pause()
+	texts = append(texts, ask("redis://full:pw"+at, false))
+	s.Resume()
+	set("config", "set", "requirepass", "pw")
+	texts = append(texts, ask("redis://"+s.Addr(), false))
+	s.Kill()
+	texts = append(texts, ask("redis://"+s.Addr(), false))
+	texts = append(texts, ask("redis://"+redistest.Start(t, "--cluster-enabled", "yes").Addr(), false))
+
+	_, table, found := strings.Cut(documents(t)["docs/troubleshooting.md"], "## Errors")
+	require.True(t, found)
+	table, _, _ = strings.Cut(table, "\n\n`httplimit`")
+	rows := regexp.MustCompile("(?m)^\\| (`.*?) \\|").FindAllStringSubmatch(table, -1)
+	require.Greater(t, len(rows), 10)
+	for _, row := range rows { // of several texts one is enough: which of them a hang causes is chance
+		said := regexp.MustCompile("`(.*?)`").FindAllStringSubmatch(row[1], -1)
+		require.True(t, slices.ContainsFunc(said, func(m []string) bool { return holds(texts, strings.Split(m[1], " … ")) }),
+			"no error says %s:\n%s", row[1], strings.Join(texts, "\n"))
+	}
+}
+
+// holds reports whether one of the texts has all the parts.
+func holds(texts, parts []string) bool {
+	return slices.ContainsFunc(texts, func(text string) bool {
+		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(text, part) })
+	})
+}
+
+// asked returns the errors of some requests, or of Verify.
+func asked(t *testing.T, url string, verify bool) string {
+	store, err := redisstore.Open(url)
+	require.NoError(t, err)
+	defer store.Close()
+	if verify {
+		return store.Verify(t.Context()).Error()
+	}
+	limiter, err := reservoir.New(store, reservoir.PerMinute(100))
+	require.NoError(t, err)
+	defer limiter.Close(context.Background())
+	var all []string
+	for range 7 { // five failures open the circuit
+		_, err := limiter.Allow(t.Context(), "user:42")
+		if _, ok := errors.AsType[*backend.Error](err); ok {
+			all = append(all, err.Error())
+		}
+	}
+	return strings.Join(all, "\n")
+}
