@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net"
+	"net/http"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -14,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -131,6 +135,44 @@ func (s *stage) program(t *testing.T, text string) (executable string) {
 	return to
 }
 
+// The program of README.md refuses a user's 61st request in a minute, and serves others.
+func TestReadme(t *testing.T) {
+	s := newStage(t)
+	var program string
+	for _, b := range blocks("README.md", documents(t)["README.md"]) {
+		if b.lang == "go" {
+			program = s.program(t, b.text)
+		}
+	}
+	require.NotEmpty(t, program)
+	at, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, at.Close()) // the program's
+	cmd := exec.Command(program)
+	cmd.Dir, cmd.Env = t.TempDir(), append(os.Environ(), "REDIS_URL=redis://"+s.server.Addr(), "ADDR="+at.Addr().String())
+	redistest.Spawn(t, cmd)
+
+	answer := func(user string) int {
+		r, err := http.NewRequest(http.MethodGet, "http://"+at.Addr().String(), nil)
+		require.NoError(t, err)
+		r.Header.Set("X-User", user)
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			return 0 // not listening yet
+		}
+		require.NoError(t, answer.Body.Close())
+		return answer.StatusCode
+	}
+	require.Eventually(t, func() bool { return answer("bob") == http.StatusOK }, time.Minute, 10*time.Millisecond)
+	admitted := 0
+	for status := answer("alice"); status != http.StatusTooManyRequests; status = answer("alice") {
+		if status == http.StatusOK { // it may also be 503, on a busy machine
+			admitted++
+		}
+	}
+	require.Equal(t, 60, admitted)
+}
+
 // Three processes of the first guide together admit the limit, with few calls.
 func TestGettingStarted(t *testing.T) {
 	const page = "docs/getting-started.md"
@@ -186,14 +228,33 @@ func TestFiguresWereMeasured(t *testing.T) {
 	}
 }
 
-// The first table of docs/choosing.md has the figures of the transcripts below it.
-func TestTableOfTranscripts(t *testing.T) {
-	table, transcripts, found := strings.Cut(documents(t)["docs/choosing.md"], "*Waited*")
-	require.True(t, found)
-	figures := figure.FindAllStringSubmatch(table, -1)
-	require.Greater(t, len(figures), 30)
-	for _, m := range figures {
-		require.Contains(t, transcripts, " "+m[2]+" "+m[3])
+// Each table of docs/choosing.md has the figures of the transcript below it: the calls and the
+// waits of the transcript's lines, column pair by column pair. README.md has the range of each
+// row's calls.
+func TestTablesOfTranscripts(t *testing.T) {
+	all := documents(t)
+	page := all["docs/choosing.md"]
+	transcripts := blocks("docs/choosing.md", page)
+	for n, table := range []string{"| a limit of |", "| tokens per process and window |"} {
+		_, table, found := strings.Cut(page, table)
+		require.True(t, found)
+		table, _, _ = strings.Cut(table, "\n\n")
+		rows := strings.Split(table, "\n")[2:]
+		lines := regexp.MustCompile(`(?m)^ +(?:adaptive|direct) .*$`).FindAllString(transcripts[n].text, -1)
+		for i, row := range rows {
+			cells := strings.Split(strings.Trim(row, "| "), " | ")
+			require.Zero(t, len(lines)%len(rows))
+			require.Len(t, cells, 1+2*len(lines)/len(rows))
+			for j, cell := range cells[1:] {
+				line := strings.Fields(lines[j/2*len(rows)+i])
+				require.Equal(t, line[2+j%2*2]+" %", cell, row)
+			}
+			if n == 0 {
+				random, sticky := value(strings.TrimSuffix(cells[1], " %")), value(strings.TrimSuffix(cells[3], " %"))
+				said := fmt.Sprintf("| %s | %.2g to %.2g |", cells[0], min(random, sticky), max(random, sticky))
+				require.True(t, strings.Contains(all["README.md"], said), "README.md lacks %s", said)
+			}
+		}
 	}
 }
 
