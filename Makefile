@@ -87,8 +87,12 @@ cross: ## Compile what ships for ARM, 32 bits, Windows and macOS.
 	done
 
 .PHONY: release-check
-release-check: ## Play a release of all modules: is each tidy, can a stranger require and install them?
+release-check: ## Play a release of all modules: is each tidy, can a stranger require and install them? Needs a module proxy.
 	.ci/release
+
+.PHONY: release
+release: ## Check, commit and tag a release here; print how to push it. VERSION=v0.1.0.
+	.ci/release $(or $(VERSION),$(error make release VERSION=v0.1.0))
 
 .PHONY: cover
 cover: redis ## Measure how much of the code the tests run; the profile is cover.out.
