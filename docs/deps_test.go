@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -53,6 +54,15 @@ func TestRequirements(t *testing.T) {
 	}
 }
 
+// All modules get their updates by one list.
+func TestUpdates(t *testing.T) {
+	text, err := os.ReadFile(".github/dependabot.yml")
+	require.NoError(t, err)
+	for file := range files(t, "go.mod") {
+		require.Contains(t, string(text), "\n      - "+path.Join("/", path.Dir(file))+"\n", "a module that nobody updates")
+	}
+}
+
 // core has the packages that need only x/sync, so that a program with its own store links no
 // Redis client. forTests has those that need test libraries, which no other package may.
 var (
@@ -67,8 +77,8 @@ func TestImports(t *testing.T) {
 	}
 	seen := 0
 	for _, p := range goList[pkg](t, "-json=ImportPath,Deps", "./...") {
-		path := strings.TrimPrefix(p.ImportPath, module)
-		isCore := slices.Contains(core, path)
+		name := strings.TrimPrefix(p.ImportPath, module)
+		isCore := slices.Contains(core, name)
 		if isCore {
 			seen++
 		}
@@ -77,7 +87,7 @@ func TestImports(t *testing.T) {
 			if isCore && strings.Contains(domain, ".") && !within(dep, module) && !within(dep, xSync) {
 				t.Errorf("%s needs %s", p.ImportPath, dep)
 			}
-			if !slices.Contains(forTests, path) && (within(dep, "testing") || within(dep, testify) || within(dep, goleak)) {
+			if !slices.Contains(forTests, name) && (within(dep, "testing") || within(dep, testify) || within(dep, goleak)) {
 				t.Errorf("%s needs %s", p.ImportPath, dep)
 			}
 		}
