@@ -119,7 +119,20 @@ func (s *Server) Calls(command ...string) (sum int64) {
 	return sum
 }
 
-// ResetStats sets the counters that [Server.Calls] reads to 0.
+// Busy returns how long the server has executed the named commands, in sum and by INFO
+// commandstats. That is elapsed time, so other load on the machine makes it longer.
+func (s *Server) Busy(command ...string) (sum time.Duration) {
+	s.t.Helper()
+	stats := s.info("Commandstats")
+	for _, name := range command {
+		var calls, us int64 // stay 0 without a line
+		_, _ = fmt.Sscanf(stats["cmdstat_"+strings.ToLower(name)], "calls=%d,usec=%d,", &calls, &us)
+		sum += time.Duration(us) * time.Microsecond
+	}
+	return sum
+}
+
+// ResetStats sets the counters that [Server.Calls] and [Server.Busy] read to 0.
 func (s *Server) ResetStats() {
 	s.t.Helper()
 	s.Do("config", "resetstat")

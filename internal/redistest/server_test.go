@@ -49,13 +49,16 @@ func TestCallsCountCommands(t *testing.T) {
 		require.NoError(t, client.Set(ctx, "key", "value", 0).Err())
 	}
 	require.NoError(t, client.Get(ctx, "key").Err())
-	require.NoError(t, client.Eval(ctx, "return 1", nil).Err())
+	require.NoError(t, client.Eval(ctx, "for _ = 1, 1e5 do end return 1", nil).Err())
 
 	require.Equal(t, int64(3), server.Calls("set"))
 	require.Equal(t, int64(4), server.Calls("GET", "set"))
 	require.Equal(t, int64(1), server.Calls("eval", "evalsha"))
+	require.Positive(t, server.Busy("eval", "evalsha"))
+	require.Zero(t, server.Busy("evalsha"))
 	server.ResetStats()
 	require.Zero(t, server.Calls("get", "set", "eval"))
+	require.Zero(t, server.Busy("eval"))
 }
 
 func TestPauseAndResume(t *testing.T) {
