@@ -52,7 +52,7 @@ test: redis cc ## Run all tests of all modules, with the race detector. SHUFFLE=
 
 .PHONY: bench
 bench: redis ## Measure side by side with peers: tables, a chart in test/results. SIZE=full or quick.
-	cd test/bench && go test -count=1 -timeout=30m -run='^TestPeers$$' -size=$(SIZE) -results=../results
+	cd test/bench && go test -count=1 -timeout=45m -run='^TestPeers$$' -size=$(SIZE) -results=../results
 
 .PHONY: fleet
 fleet: ## Simulate fleets of processes: a table and a chart in test/results. SEED=1.

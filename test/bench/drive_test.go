@@ -19,12 +19,13 @@ import (
 // driver runs scenarios. All kinds of a scenario take turns, slice by slice, so that
 // other work of the machine slows all of them alike. Figures are compared within a round.
 type driver struct {
-	rounds    int
+	rounds    int           // of a run
 	every     int           // at least one in this many requests is timed
 	slice     time.Duration // of one kind in one round
 	warm      time.Duration // before each slice, not counted
 	near, far *rig          // connections to Redis, and by a proxy that delays
 	count     func(commands ...string) int64
+	busy      func(commands ...string) time.Duration
 	flush     func() error // deletes all that Redis holds
 
 	slices int // run so far
@@ -34,8 +35,8 @@ type driver struct {
 type line struct {
 	scenario scenario
 	kind     kind
-	samples  []sample // by round
-	peer     peer     // while the scenario is under way
+	runs     [][]sample // by round
+	peer     peer       // while the scenario is under way
 }
 
 // sample is the result of one kind in one slice, or of one of its workers.
@@ -43,27 +44,28 @@ type sample struct {
 	asked, good int64 // requests, and those with the expected answer
 	elapsed     time.Duration
 	latency     sim.Latency
-	commands    int64 // that Redis executed for it
+	commands    int64         // that Redis executed for it
+	busy        time.Duration // how long that took Redis
 	mallocs     uint64
 	err         error // one of the requests' errors
 }
 
 func newSample() sample { return sample{latency: sim.NewLatency()} }
 
-// run runs s and returns a line for each of its kinds.
+// run runs s once and returns a line for each of its kinds.
 func (d *driver) run(ctx context.Context, s scenario) (all []*line, err error) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.procs))
 	r := d.rig(s)
 	defer func() { err = errors.Join(err, d.flush()) }()
 	for _, k := range s.kinds {
-		l := &line{scenario: s, kind: k, peer: k.open(r)}
+		l := &line{scenario: s, kind: k, runs: make([][]sample, 1), peer: k.open(r)}
 		defer func() { err = errors.Join(err, l.peer.end()) }()
 		all = append(all, l)
 	}
 	for round := range d.rounds {
 		for i := range all { // no kind always goes first
 			l := all[(i+round)%len(all)]
-			l.samples = append(l.samples, d.measure(ctx, l))
+			l.runs[0] = append(l.runs[0], d.measure(ctx, l))
 			if s.list == nil { // a limiter of all keys so far would grow from slice to slice
 				err = errors.Join(err, l.peer.end(), d.flush())
 				l.peer = l.kind.open(r)
@@ -93,13 +95,14 @@ func (d *driver) measure(ctx context.Context, l *line) sample {
 		w.sample = newSample()
 	}
 	runtime.GC() // so that it does not collect the previous kind's garbage
-	commands := d.count(l.kind.sends...)
+	commands, busy := d.count(l.kind.sends...), d.busy(l.kind.sends...)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	elapsed := d.together(workers, slice, l)
 	runtime.ReadMemStats(&after)
 	s := total(workers)
-	s.elapsed, s.mallocs, s.commands = elapsed, after.Mallocs-before.Mallocs, d.count(l.kind.sends...)-commands
+	s.elapsed, s.mallocs = elapsed, after.Mallocs-before.Mallocs
+	s.commands, s.busy = d.count(l.kind.sends...)-commands, d.busy(l.kind.sends...)-busy
 	return s
 }
 
@@ -174,7 +177,7 @@ func scenarios() []scenario {
 		{"core-1", "In process, one key, one core", oneKey, hotLimit, hot, 1, 1, 0},
 		{"core-1-keys-10k", "In process, 10,000 keys, one core", tenThousand, manyLimit, evenly, 1, 1, 0},
 		{"core-2", "In process, one key, two cores, 128 goroutines", contended, hotLimit, hot, 2 * 64, 2, 0},
-		{"hot-64", "Redis, one key, 64 goroutines", overRedis, hotLimit, hot, 64, 0, 0},
+		{"hot-64", "Redis, one key, 64 goroutines", append(overRedis, throttledLonger), hotLimit, hot, 64, 0, 0},
 		{"hot-512", "Redis, one key, 512 goroutines", overRedis, hotLimit, hot, 512, 0, 0},
 		{"far-64", "Redis 1 ms further away, one key, 64 goroutines", overRedis, hotLimit, hot, 64, 0, farDelay},
 		{"zipf-512", "Redis, 10,000 keys by zipf(1.1), 512 goroutines", overRedis, manyLimit, draws, 512, 0, 0},
@@ -188,7 +191,8 @@ var (
 	tenThousand = []kind{ourAllow, bareMap, xTimes, goLimiter, ululeMem}
 	contended   = []kind{ourKey, ourAllow, bareHandle, bareMap, xTime, goLimiter, ululeMem}
 	overRedis   = []kind{
-		ours, direct, rule1000, listing1000, rule25, listing25, redisRate, rueidisLimiter, ulule, throttledRedis, evalsha, rueidisBare,
+		ours, direct, ruleShare, listingShare, rule1000, listing1000, rule25, listing25,
+		redisRate, rueidisLimiter, ulule, throttledRedis, evalsha, rueidisBare,
 	}
 	coldKeys = []kind{cold, direct, redisRate, rueidisLimiter, ulule, throttledRedis, evalsha, rueidisBare}
 )

@@ -2,10 +2,11 @@
 // not released, so that programs do not inherit the peers with the library.
 //
 // A kind is a way to limit, a peer is a kind that is set up, and a scenario is a load for
-// some kinds. TestPeers runs all scenarios: briefly in the ordinary tests, and in full for
+// some kinds, in this process and below the limit. A shared load comes from several processes
+// and is above the limit. TestPeers runs all of them: briefly in the ordinary tests, and in full for
 //
-//	make bench              # tables and a chart in test/results
-//	make bench SIZE=quick   # a minute, to see whether a change is worth more
+//	make bench              # tables and a chart in test/results, in less than half an hour
+//	make bench SIZE=quick   # two minutes, to see whether a change is worth more
 //	go test -run='^TestPeers$' -size=full -scenarios='^hot' -peers='reservoir|Rockset' # a part, in this directory
 //
 // The peers' packages are used as published, except two that are written here from their
@@ -106,10 +107,12 @@ var (
 	direct = calling("reservoir, direct", openRedis("direct:", reservoir.WithDirect()))
 	cold   = calling("reservoir", openRedis("ours:")) // new keys: every request calls
 
-	rule1000    = kind{name: "Rockset's rule, 1000", every: inMemory, sends: scripts, open: openRockset(1000, false)}
-	listing1000 = kind{name: "Rockset's listing, 1000", every: inMemory, sends: scripts, open: openRockset(1000, true)}
-	rule25      = kind{name: "Rockset's rule, 25", every: 1, sends: scripts, open: openRockset(25, false)}
-	listing25   = kind{name: "Rockset's listing, 25", every: 1, sends: scripts, open: openRockset(25, true)}
+	ruleShare    = kind{name: "Rockset's rule, L/1000", every: inMemory, sends: scripts, open: openRocksetShare(false)}
+	listingShare = kind{name: "Rockset's listing, L/1000", every: inMemory, sends: scripts, open: openRocksetShare(true)}
+	rule1000     = kind{name: "Rockset's rule, 1000", every: inMemory, sends: scripts, open: openRockset(1000, false)}
+	listing1000  = kind{name: "Rockset's listing, 1000", every: inMemory, sends: scripts, open: openRockset(1000, true)}
+	rule25       = kind{name: "Rockset's rule, 25", every: 1, sends: scripts, open: openRockset(25, false)}
+	listing25    = kind{name: "Rockset's listing, 25", every: 1, sends: scripts, open: openRockset(25, true)}
 
 	redisRate      = calling("redis_rate", openRedisRate)
 	rueidisLimiter = calling("[rueidislimiter]", openRueidisLimiter)
@@ -118,10 +121,9 @@ var (
 	// throttledRedis reads the state, computes the next state, and swaps the two unless
 	// the state has changed. It fails after ten attempts. It sends TIME and GET together.
 	// TIME counts twice in place of GET, because the swap's script also calls GET.
-	throttledRedis = kind{
-		name: "throttled", every: 1, calls: true, lossy: true, open: openThrottled,
-		sends: []string{"time", "time", "setnx", "expire", "eval", "evalsha"},
-	}
+	throttledRedis  = kind{name: "throttled", every: 1, calls: true, lossy: true, open: openThrottled(0), sends: throttledSends}
+	throttledLonger = kind{name: "throttled, 10,000 attempts", every: 1, calls: true, open: openThrottled(10_000), sends: throttledSends}
+	throttledSends  = []string{"time", "time", "setnx", "expire", "eval", "evalsha"}
 
 	// The library's own script without a limiter: the least that a call can cost.
 	evalsha     = calling("bare EVALSHA, go-redis", openEvalsha)
@@ -160,6 +162,11 @@ func openRockset(batch int64, listing bool) func(*rig) peer {
 	}
 }
 
+// openRocksetShare has batches of a thousandth of the limit, as the article has them.
+func openRocksetShare(listing bool) func(*rig) peer {
+	return func(r *rig) peer { return openRockset(max(r.limit.Tokens/1000, 1), listing)(r) }
+}
+
 func openRedisRate(r *rig) peer {
 	l := redis_rate.NewLimiter(r.goRedis)
 	limit := redis_rate.Limit{Rate: int(r.limit.Tokens), Burst: int(r.limit.Tokens), Period: r.limit.Window}
@@ -180,15 +187,21 @@ func ululeOver(r *rig, store limiter.Store) peer {
 	})
 }
 
-func openThrottled(r *rig) peer {
-	store := must(throttledstore.NewCtx(r.goRedis, "throttled:"))
-	n := int(r.limit.Tokens)
-	quota := throttled.RateQuota{MaxRate: throttled.PerDuration(n, r.limit.Window), MaxBurst: n}
-	l := must(throttled.NewGCRARateLimiterCtx(store, quota))
-	return asking(func(ctx context.Context, key string) (bool, error) {
-		limited, _, err := l.RateLimitCtx(ctx, key, 1)
-		return !limited, err
-	})
+// openThrottled sets how often a swap is attempted; 0 leaves the default.
+func openThrottled(attempts int) func(*rig) peer {
+	return func(r *rig) peer {
+		store := must(throttledstore.NewCtx(r.goRedis, fmt.Sprintf("throttled-%d:", attempts)))
+		n := int(r.limit.Tokens)
+		quota := throttled.RateQuota{MaxRate: throttled.PerDuration(n, r.limit.Window), MaxBurst: n}
+		l := must(throttled.NewGCRARateLimiterCtx(store, quota))
+		if attempts > 0 {
+			l.SetMaxCASAttemptsLimit(attempts)
+		}
+		return asking(func(ctx context.Context, key string) (bool, error) {
+			limited, _, err := l.RateLimitCtx(ctx, key, 1)
+			return !limited, err
+		})
+	}
 }
 
 const takeAllowed = 8 // the first number of lua.Take's reply

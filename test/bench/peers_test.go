@@ -20,17 +20,21 @@ import (
 
 // size is how much is measured: how often, how long, and how many keys.
 type size struct {
-	rounds      int
+	runs        int // over all scenarios, of which the tables have the lowest and highest
+	rounds      int // of a run
 	every       int // at least one in so many requests is timed, if not 0
 	goroutines  int // at most, if not 0
 	slice, warm time.Duration
 	idleKeys    int
+
+	window             time.Duration // of shared loads; 0 leaves them as they are
+	windows, processes int           // of shared loads, at most
 }
 
 var sizes = map[string]size{
-	"tiny":  {rounds: 1, every: 3, goroutines: 16, slice: 3 * time.Millisecond, idleKeys: 2_000},
-	"quick": {rounds: 3, slice: 100 * time.Millisecond, warm: 50 * time.Millisecond, idleKeys: 100_000},
-	"full":  {rounds: 10, slice: 400 * time.Millisecond, warm: 100 * time.Millisecond, idleKeys: 1_000_000},
+	"tiny":  {runs: 1, rounds: 1, every: 3, goroutines: 16, slice: 3 * time.Millisecond, idleKeys: 2_000, window: 200 * time.Millisecond, windows: 1, processes: 2},
+	"quick": {runs: 1, rounds: 3, slice: 100 * time.Millisecond, warm: 50 * time.Millisecond, idleKeys: 100_000, window: 5 * time.Second, windows: 2, processes: 20},
+	"full":  {runs: 5, rounds: 2, slice: 400 * time.Millisecond, warm: 100 * time.Millisecond, idleKeys: 1_000_000},
 }
 
 var (
@@ -46,23 +50,51 @@ func TestPeers(t *testing.T) {
 	size, ok := sizes[*sizeFlag]
 	require.True(t, ok, "-size=%s: want tiny, quick or full", *sizeFlag)
 	d := newDriver(t, size)
-	var res results
-	for _, s := range chosen(t) {
-		if size.goroutines > 0 {
-			s.goroutines = min(s.goroutines, size.goroutines)
+	res := results{runs: size.runs, shares: sharedLoads(t, size)}
+	for run := range size.runs {
+		for _, s := range chosen(t) {
+			if size.goroutines > 0 {
+				s.goroutines = min(s.goroutines, size.goroutines)
+			}
+			progress("%s: run %d of %d, %d rounds of %d …", s.title, run+1, size.runs, d.rounds, len(s.kinds))
+			got, err := d.run(t.Context(), s)
+			require.NoError(t, err, s.name)
+			res.add(got)
 		}
-		if *sizeFlag != "tiny" {
-			fmt.Fprintf(os.Stderr, "%s: %d rounds of %d …\n", s.title, d.rounds, len(s.kinds))
-		}
-		got, err := d.run(t.Context(), s)
-		require.NoError(t, err, s.name)
-		res.groups = append(res.groups, got)
 	}
 	res.memory = weighed(t, size.idleKeys)
 	report(t, res, d)
 	for _, l := range slices.Concat(res.groups...) {
 		requireServed(t, l)
 	}
+}
+
+func progress(format string, args ...any) {
+	if *sizeFlag != "tiny" {
+		fmt.Fprintf(os.Stderr, format+"\n", args...)
+	}
+}
+
+// sharedLoads runs the shared loads that the flags ask for. No window of a user may have more
+// tokens than the limit.
+func sharedLoads(t *testing.T, size size) (all []sharedGroup) {
+	names, err := regexp.Compile(*scenarioF)
+	require.NoError(t, err)
+	for _, s := range shares() {
+		if !names.MatchString(s.name) {
+			continue
+		}
+		if size.window != 0 {
+			s = s.scaled(size.window, size.windows, size.processes)
+		}
+		progress("%v: %d windows …", s, s.warm+s.windows)
+		g := s.run(t)
+		for _, l := range g.lines {
+			require.LessOrEqual(t, l.over, int64(0), "%s: %s: above the limit", s.name, l.name)
+		}
+		all = append(all, g)
+	}
+	return all
 }
 
 // weighed is the memory of idle keys, if the flags ask for it.
@@ -94,6 +126,9 @@ func report(t *testing.T, r results, d *driver) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o666))
 	}
 	write("peers.txt", []byte(text))
+	if len(r.shares) > 1 {
+		write("shared.md", []byte(markdown(r.shares[:2])))
+	}
 	if drawing := draw(r); drawing != nil {
 		write("peers.svg", drawing)
 	}
@@ -107,7 +142,7 @@ func newDriver(t *testing.T, size size) *driver {
 	far.Delay(farDelay)
 	return &driver{
 		rounds: size.rounds, every: cmp.Or(size.every, math.MaxInt), slice: size.slice, warm: size.warm,
-		near: connected(t, server.Addr()), far: connected(t, far.Addr()), count: server.Calls,
+		near: connected(t, server.Addr()), far: connected(t, far.Addr()), count: server.Calls, busy: server.Busy,
 		flush: func() error { return admin.FlushDB(context.Background()).Err() },
 	}
 }
@@ -141,8 +176,8 @@ func chosen(t *testing.T) (some []scenario) {
 // requireServed checks the counts: a benchmark of something else than was meant
 // would look as good as any.
 func requireServed(t *testing.T, l *line) {
-	for i := range l.samples {
-		s, what := &l.samples[i], l.scenario.name+": "+l.kind.name
+	for _, s := range slices.Concat(l.runs...) {
+		what := l.scenario.name + ": " + l.kind.name
 		require.Positive(t, s.good, what)
 		require.GreaterOrEqual(t, s.asked, int64(l.scenario.goroutines), what)
 		if !l.kind.lossy {

@@ -45,7 +45,7 @@ func admitted(t *testing.T, r *rig, k kind, n int) (good int) {
 func TestBarsAreMissed(t *testing.T) {
 	at := func(name string, k kind, perSecond int64) []*line {
 		s := sample{good: perSecond, elapsed: time.Second, latency: sim.NewLatency()}
-		return []*line{{scenario: scenario{name: name}, kind: k, samples: []sample{s}}}
+		return []*line{{scenario: scenario{name: name}, kind: k, runs: [][]sample{{s}}}}
 	}
 	for throughput, mark := range map[int64]string{999: "missed", 1000: "ok"} {
 		text := verdict(results{groups: [][]*line{at("once-512", cold, throughput), at("once-512", evalsha, 1000)}})
