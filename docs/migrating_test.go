@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"strings"
-	"time"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
@@ -58,26 +57,6 @@ func Example_openStore() {
 	store, err := redisstore.Open("redis://:password@localhost:6379", redisstore.WithPrefix("api:"))
 	fmt.Println(store.Close(), err)
 	// Output: <nil> <nil>
-}
-
-func fromTimeRate(ctx context.Context, store backend.Store) (bool, error) {
-	limiter, err := reservoir.New(store, reservoir.Limit{Tokens: 10, Window: 100 * time.Millisecond})
-	if err != nil {
-		return false, err
-	}
-	defer limiter.Close(context.Background())
-	api := limiter.Key("api") // a rate.Limiter is one limit
-
-	if _, err := api.Wait(ctx); err != nil {
-		return false, err
-	}
-	r, err := api.Allow(ctx)
-	return r.Allowed, err
-}
-
-func Example_fromTimeRate() {
-	fmt.Println(fromTimeRate(context.Background(), memstore.New()))
-	// Output: true <nil>
 }
 
 func of(percent uint32, key string, before, after *reservoir.Limiter) *reservoir.Limiter {
