@@ -120,7 +120,7 @@ func (l *Limiter) allow(r *Result, ctx context.Context, name string, n int64) er
 	return err
 }
 
-// try decides from memory, without a lock, if that is possible. A Result has nine words, so
+// try decides from memory, without a lock, if that is possible. A Result has ten words, so
 // the hot path writes it where the caller will read it.
 func (l *Limiter) try(r *Result, k *key.Key, n int64) bool {
 	w := k.Lease()
@@ -132,8 +132,8 @@ func (l *Limiter) try(r *Result, k *key.Key, n int64) bool {
 		return false
 	}
 	if left, ok := w.Spend(n); ok {
-		limit := k.Terms().Tokens // before a reply changes what remains
-		r.Allowed, r.Source, r.Limit, r.Remaining = true, Local, limit, min(w.Remaining()+left, limit)
+		t := k.Terms() // before a reply changes what remains
+		r.Allowed, r.Source, r.Limit, r.Window, r.Remaining = true, Local, t.Tokens, t.Window, min(w.Remaining()+left, t.Tokens)
 		r.Reset, r.of, r.charged = w.Window.Time(), k, n
 		if n > 1 {
 			k.Used(n)
@@ -151,8 +151,8 @@ func (l *Limiter) refuse(r *Result, k *key.Key, w *lease.Lease, now, n int64) bo
 		return false
 	}
 	k.Refused()
-	r.Source, r.Shadowed, r.Limit, r.Remaining = Denied, t.Shadow, t.Tokens, min(w.Available(), t.Tokens)
-	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(w.RetryAfter(now), t.Longest())
+	r.Source, r.Shadowed, r.Limit, r.Window, r.Remaining = Denied, t.Shadow, t.Tokens, t.Window, min(w.Available(), t.Tokens)
+	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(w.RetryAfter(now), key.Longest(t.Limit))
 	return true
 }
 
@@ -343,7 +343,7 @@ func (l *Limiter) Check(ctx context.Context, name string) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	r := Result{Limit: limit.Tokens, Remaining: s.Remaining, Reset: s.Window.Time(), Source: Direct}
+	r := Result{Limit: limit.Tokens, Window: cmp.Or(s.Length, limit.Window), Remaining: s.Remaining, Reset: s.Window.Time(), Source: Direct}
 	serves := l.env.Serves(limit, s)
 	if k := l.env.Find(name); k != nil {
 		var held int64
@@ -354,7 +354,7 @@ func (l *Limiter) Check(ctx context.Context, name string) (Result, error) {
 		return Result{}, ErrConflict
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
-		r.RetryAfter = key.RetryAfter(cmp.Or(s.Frees, s.Left), cmp.Or(s.Length, limit.Window))
+		r.RetryAfter = key.RetryAfter(cmp.Or(s.Frees, s.Left), cmp.Or(s.Length, key.Longest(limit)))
 	}
 	return r, nil
 }

@@ -248,7 +248,7 @@ func TestCheck(t *testing.T) {
 			l := open(t, store, reservoir.PerHour(100), opt)
 			r, err := l.Check(bg, "k")
 			require.NoError(t, err)
-			require.Equal(t, reservoir.Result{Allowed: true, Limit: 100, Remaining: 100, Source: reservoir.Direct}, r)
+			require.Equal(t, reservoir.Result{Allowed: true, Limit: 100, Window: time.Hour, Remaining: 100, Source: reservoir.Direct}, r)
 			allow(t, l, "k", 60)
 			r, err = l.Check(bg, "k")
 			require.NoError(t, err)

@@ -29,6 +29,10 @@ type Result struct {
 	// Limit is the number of tokens per window; that of [Unlimited] if no limit applies.
 	Limit int64
 
+	// Window is the length of the window: of the open one, if the limit has changed since that
+	// was opened, and that of the day, week or month by the calendar. It is 0 if no limit applies.
+	Window time.Duration
+
 	// Remaining is how many tokens this process could still get in the window, at most
 	// Limit: what the store had left at the last reading, and the stock. Other processes
 	// spend from what the store has left too. Remaining is exact for [Direct] results.
@@ -54,7 +58,7 @@ type Result struct {
 // resultOf is the Result of k for an answer.
 func resultOf(k *key.Key, a *key.Answer) Result {
 	r := Result{
-		Allowed: a.Allowed, Source: Source(a.Source), Shadowed: a.Shadowed, Limit: a.Limit, Remaining: a.Remaining,
+		Allowed: a.Allowed, Source: Source(a.Source), Shadowed: a.Shadowed, Limit: a.Limit, Window: a.Window, Remaining: a.Remaining,
 		Reset: a.Reset, RetryAfter: a.RetryAfter, charged: a.Charged,
 	}
 	if a.Charged > 0 {

@@ -52,6 +52,23 @@ func TestRolling(t *testing.T) {
 	}
 }
 
+// TestRollingCheck: RetryAfter of a Check is true, also where it is longer than the window, because
+// a call may take long and counts in the slice in which it ends at the latest.
+func TestRollingCheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, memstore.New(), reservoir.PerMinute(10).Rolling(), reservoir.WithDirect(), reservoir.WithFetchTimeout(time.Minute))
+		require.Equal(t, time.Minute, allow(t, l, "k", 10).Window)
+		r, err := l.Check(bg, "k")
+		require.NoError(t, err)
+		require.Greater(t, r.RetryAfter, 70*time.Second)
+		require.Equal(t, r.RetryAfter, allow(t, l, "k", 1).RetryAfter)
+		time.Sleep(r.RetryAfter - time.Millisecond)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		time.Sleep(time.Millisecond)
+		require.True(t, allow(t, l, "k", 1).Allowed)
+	})
+}
+
 // TestChangeOfKind: a limit that becomes another kind under the same name conflicts while its key
 // is in memory. The key still leaves that when it is idle, and hands back what it holds.
 func TestChangeOfKind(t *testing.T) {

@@ -66,7 +66,7 @@ func ExampleNew() {
 		}))
 	h := httplimit.New(limiter,
 		httplimit.WithKey(httplimit.First(httplimit.ByUser(userOf), httplimit.ByAddress())),
-		httplimit.WithPolicy(httplimit.Policy{Name: "core", Window: time.Hour}),
+		httplimit.WithPolicy(httplimit.Policy{Name: "core"}),
 	)(mux)
 
 	visit(h, "203.0.113.9:4711")
@@ -82,7 +82,7 @@ func ExampleNewGroup() {
 	orgs, _ := reservoir.New(memstore.New(), reservoir.PerHour(6), reservoir.WithName("org"))
 	h := httplimit.NewGroup(reservoir.NewGroup(users, orgs),
 		httplimit.WithKey(httplimit.ByUser(userOf), httplimit.ByHeader("X-Org")),
-		httplimit.WithPolicy(httplimit.Policy{Name: "user", Window: time.Minute}, httplimit.Policy{Name: "org", Window: time.Hour}),
+		httplimit.WithPolicy(httplimit.Policy{Name: "user"}, httplimit.Policy{Name: "org"}),
 	)(mux)
 	for _, user := range []string{"alice", "alice", "alice", "bob", "bob", "bob", "bob"} {
 		visit(h, "203.0.113.9:4711", "X-User: "+user, "X-Org: acme")
@@ -168,7 +168,7 @@ func ExampleUnavailable() {
 // This handler calls the limiter itself, in the middle of its work.
 func ExamplePolicy_SetHeaders() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(100))
-	policy := httplimit.Policy{Name: "export", Window: time.Hour}
+	policy := httplimit.Policy{Name: "export"}
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		result, err := limiter.AllowN(r.Context(), "export:acme", 40)
 		if err != nil {

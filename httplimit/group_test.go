@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -60,7 +59,7 @@ func TestGroup(t *testing.T) {
 			h := httplimit.NewGroup(reservoir.NewGroup(users, orgs),
 				httplimit.WithKey(httplimit.ByHeader("X-User"), httplimit.ByHeader("X-Org")),
 				httplimit.WithCost(costs(30), costs(2)),
-				httplimit.WithPolicy(httplimit.Policy{Name: "user", Window: time.Hour}, httplimit.Policy{Name: "org"}),
+				httplimit.WithPolicy(httplimit.Policy{Name: "user"}, httplimit.Policy{Name: "org"}),
 			)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
 			for i, step := range []struct {
 				user, org   string
@@ -69,12 +68,12 @@ func TestGroup(t *testing.T) {
 				left        string
 				users, orgs int64 // charged in all
 			}{
-				{"a", "x", 200, `"org";q=6`, "4", 30, 2},
-				{"a", "x", 304, `"org";q=6`, "4", 30, 2},
+				{"a", "x", 200, `"org";q=6;w=3600`, "4", 30, 2},
+				{"a", "x", 304, `"org";q=6;w=3600`, "4", 30, 2},
 				{"a", "y", 200, `"user";q=100;w=3600`, "40", 60, 4},
-				{"b", "x", 200, `"org";q=6`, "2", 90, 6},
-				{"b", "x", 200, `"org";q=6`, "0", 120, 8},
-				{"b", "x", 429, `"org";q=6`, "0", 120, 8},
+				{"b", "x", 200, `"org";q=6;w=3600`, "2", 90, 6},
+				{"b", "x", 200, `"org";q=6;w=3600`, "0", 120, 8},
+				{"b", "x", 429, `"org";q=6;w=3600`, "0", 120, 8},
 				{"a", "y", 200, `"user";q=100;w=3600`, "10", 150, 10},
 				{"a", "y", 429, `"user";q=100;w=3600`, "10", 150, 10},
 				{"c", "", 400, "", "", 150, 10},

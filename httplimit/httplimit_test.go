@@ -40,7 +40,7 @@ func TestHeadersAgree(t *testing.T) {
 				opts = append(opts, reservoir.WithDirect())
 			}
 			l := open(t, reservoir.PerMinute(100), opts...)
-			h := httplimit.New(l, byTenant, httplimit.WithPolicy(httplimit.Policy{Name: "core", Window: time.Minute}))(answers(http.StatusOK))
+			h := httplimit.New(l, byTenant, httplimit.WithPolicy(httplimit.Policy{Name: "core"}))(answers(http.StatusOK))
 			begin := time.Now().Unix()
 			for i := range int64(120) {
 				resp := get(h, "X-Tenant", "acme")
@@ -90,13 +90,61 @@ func TestRetryAfterIsTrue(t *testing.T) {
 	})
 }
 
-// The same on the day of 25 hours, though the policy says that a day has 24.
+// The headers of a rolling limit: what remains now, a reset at which all of it is free again at
+// the latest, and a Retry-After at which something is.
+func TestHeadersOfRollingLimit(t *testing.T) {
+	for mode, opts := range modes {
+		t.Run(mode, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := open(t, reservoir.PerMinute(100).Rolling(), append([]reservoir.Option{reservoir.WithFetchTimeout(time.Second)}, opts...)...)
+				h := httplimit.New(l, byTenant)(answers(http.StatusOK))
+				spend := func(from int64) {
+					for left := from; left > from-50; left-- {
+						resp := get(h, "X-Tenant", "acme")
+						require.Equal(t, http.StatusOK, resp.StatusCode)
+						require.LessOrEqual(t, number(t, resp, "X-RateLimit-Remaining"), left)
+						if mode == "direct" || left == 0 { // with batches a part may be in a call, or count from a later slice
+							require.Equal(t, left, number(t, resp, "X-RateLimit-Remaining"))
+						}
+						require.Equal(t, `"default";q=100;w=60`, resp.Header.Get("RateLimit-Policy"))
+						require.Contains(t, resp.Header.Get("RateLimit"), ";t=60", "the window, of which Reset is no earlier end")
+						reset := number(t, resp, "X-RateLimit-Reset")
+						require.GreaterOrEqual(t, reset, time.Now().Unix()+60)
+						require.LessOrEqual(t, reset, time.Now().Unix()+78)
+					}
+				}
+				spend(99)
+				time.Sleep(30 * time.Second)
+				spend(49)
+				resp := get(h, "X-Tenant", "acme")
+				require.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
+				after := number(t, resp, "Retry-After")
+				require.Equal(t, `"default";r=0;t=`+strconv.FormatInt(after, 10), resp.Header.Get("RateLimit"))
+				require.Less(t, after, number(t, resp, "X-RateLimit-Reset")-time.Now().Unix()-20, "half of it is free earlier")
+				time.Sleep(time.Duration(after)*time.Second - time.Second)
+				if mode == "direct" { // with batches it may be earlier: when the store hears in which slice they were spent
+					require.Equal(t, http.StatusTooManyRequests, get(h, "X-Tenant", "acme").StatusCode)
+				}
+				time.Sleep(time.Second)
+				resp = get(h, "X-Tenant", "acme")
+				require.Equal(t, http.StatusOK, resp.StatusCode)
+
+				time.Sleep(time.Until(time.Unix(number(t, resp, "X-RateLimit-Reset"), 0)))
+				r, err := l.Check(t.Context(), "header:X-Tenant:acme")
+				require.NoError(t, err)
+				require.EqualValues(t, 100, r.Remaining)
+			})
+		})
+	}
+}
+
+// The same on the day of 25 hours.
 func TestRetryAfterOnALongDay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // it is 2000-01-01
 		zone, err := time.LoadLocation("Europe/Berlin")
 		require.NoError(t, err)
 		time.Sleep(time.Until(time.Date(2000, 10, 29, 0, 10, 0, 0, zone))) // clocks are set back at three
-		h := httplimit.New(open(t, reservoir.PerDay(1, zone)), byTenant, httplimit.WithPolicy(httplimit.Policy{Window: 24 * time.Hour}))(answers(http.StatusOK))
+		h := httplimit.New(open(t, reservoir.PerDay(1, zone)), byTenant)(answers(http.StatusOK))
 		require.Equal(t, http.StatusOK, get(h, "X-Tenant", "acme").StatusCode)
 		resp := get(h, "X-Tenant", "acme")
 		require.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
@@ -197,9 +245,9 @@ func TestRefusedByOneself(t *testing.T) {
 func TestNestedLimits(t *testing.T) {
 	global, each := open(t, reservoir.PerHour(100)), open(t, reservoir.PerHour(2))
 	outer := httplimit.New(global, httplimit.WithKey(func(*http.Request) string { return "all" }),
-		httplimit.WithPolicy(httplimit.Policy{Name: "global", Window: time.Hour}),
+		httplimit.WithPolicy(httplimit.Policy{Name: "global"}),
 		httplimit.WithRefund(httplimit.Status(http.StatusTooManyRequests, http.StatusNotModified)))
-	inner := httplimit.New(each, byTenant, httplimit.WithPolicy(httplimit.Policy{Name: "tenant", Window: time.Hour}))
+	inner := httplimit.New(each, byTenant, httplimit.WithPolicy(httplimit.Policy{Name: "tenant"}))
 
 	h := outer(inner(answers(http.StatusNotModified)))
 	resp := get(h, "X-Tenant", "acme")

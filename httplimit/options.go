@@ -44,9 +44,8 @@ func WithCost(cost ...func(*http.Request) int64) Option {
 	return func(c *config) { c.costs = cost }
 }
 
-// WithPolicy sets the limit's name and window for the headers; by default the name is
-// "default" and the window is left out. For a Group, give one Policy for all limits, or one
-// for each.
+// WithPolicy sets the limit's name for the headers; by default it is "default". For a Group,
+// give one Policy for all limits, or one for each.
 func WithPolicy(p ...Policy) Option {
 	p = slices.Clone(p)
 	return func(c *config) { c.policies = p }

@@ -30,11 +30,6 @@ type Policy struct {
 	// Name is in X-RateLimit-Resource, RateLimit and RateLimit-Policy. It is printable
 	// ASCII; an empty Name means "default".
 	Name string
-
-	// Window is the length of the limit's window, the w of RateLimit-Policy. The field
-	// counts whole seconds, so w is left out for 0 and for lengths that are not whole
-	// seconds. Leave it at 0 if the windows of keys differ in length or follow a calendar.
-	Window time.Duration
 }
 
 // SetHeaders sets the headers that the middleware would have set for the result r,
@@ -49,10 +44,8 @@ func (p Policy) SetHeaders(h http.Header, r reservoir.Result) {
 // format is a Policy with the constant parts of its headers.
 type format struct {
 	quota    string // "name";q=
-	window   string // ;w=60, or ""
 	service  string // "name";r=
 	resource []string
-	seconds  int64 // the window, rounded up; 0 = unknown
 }
 
 // compile panics if the name cannot be in a structured field, because the name is part of
@@ -62,14 +55,7 @@ func (p Policy) compile() format {
 		p.Name = "default"
 	}
 	item := quote(p.Name)
-	f := format{
-		quota: item + ";q=", service: item + ";r=", resource: []string{p.Name},
-		seconds: seconds(p.Window),
-	}
-	if p.Window > 0 && p.Window%time.Second == 0 {
-		f.window = ";w=" + strconv.FormatInt(f.seconds, 10)
-	}
-	return f
+	return format{quota: item + ";q=", service: item + ";r=", resource: []string{p.Name}}
 }
 
 // quote returns s as a String of RFC 9651.
@@ -124,11 +110,15 @@ func (v *fields) make(r *reservoir.Result) {
 	f := v.format
 	all := min(r.Limit, mostInteger)
 	remaining := min(max(r.Remaining, 0), all)
-	wait := f.wait(r)
+	wait := wait(r)
 
 	b := append(v.buf[:0], f.quota...)
 	b = strconv.AppendInt(b, all, 10)
-	b = append(b, f.window...)
+	quota := len(b)
+	if r.Window > 0 && r.Window%time.Second == 0 { // w counts whole seconds
+		b = append(b, ";w="...)
+		b = strconv.AppendInt(b, seconds(r.Window), 10)
+	}
 	service := len(b)
 	b = append(b, f.service...)
 	b = strconv.AppendInt(b, remaining, 10)
@@ -141,7 +131,7 @@ func (v *fields) make(r *reservoir.Result) {
 	b = strconv.AppendInt(b, unix(r.Reset), 10)
 
 	s := frozen(b)
-	v.policies[0], v.limit[0] = s[:service], s[len(f.quota):service-len(f.window)]
+	v.policies[0], v.limit[0] = s[:service], s[len(f.quota):quota]
 	v.limits[0], v.remaining[0] = s[service:used], s[service+len(f.service):t]
 	v.retry[0], v.used[0], v.reset[0] = s[t+len(";t="):used], s[used:reset], s[reset:]
 }
@@ -154,16 +144,17 @@ const mostInteger = 999_999_999_999_999
 // afterwards, so fields are never reused.
 func frozen(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// wait returns the seconds until the reset, rounded up. A refusal has a RetryAfter from the
-// monotonic clock. For other results the clocks of store and machine may disagree, so wait
-// returns no more than the window.
-func (f *format) wait(r *reservoir.Result) int64 {
+// wait returns the seconds within which the client can use no more than what remains, rounded
+// up: until the reset, or RetryAfter of a refusal, from the monotonic clock. The clocks of store
+// and machine may disagree, and the reset of a rolling limit may be later, so what is not refused
+// waits no longer than the window.
+func wait(r *reservoir.Result) int64 {
 	if !r.Allowed {
 		return max(seconds(r.RetryAfter), 1)
 	}
 	s := max(seconds(time.Until(r.Reset)), 0)
-	if f.seconds > 0 {
-		s = min(s, f.seconds)
+	if r.Window > 0 {
+		s = min(s, seconds(r.Window))
 	}
 	return s
 }

@@ -13,7 +13,7 @@ import (
 )
 
 func TestSetHeaders(t *testing.T) {
-	hour := httplimit.Policy{Name: "core", Window: time.Hour}
+	core := httplimit.Policy{Name: "core"}
 	const in = 90*time.Second + 400*time.Millisecond // until the reset
 	for _, test := range []struct {
 		name   string
@@ -22,35 +22,39 @@ func TestSetHeaders(t *testing.T) {
 		want   [8]string // Limit, Remaining, Used, Reset, Resource, RateLimit-Policy, RateLimit, Retry-After
 	}{
 		{
-			"allowed", hour, reservoir.Result{Allowed: true, Limit: 5000, Remaining: 4987},
+			"allowed", core, reservoir.Result{Allowed: true, Limit: 5000, Window: time.Hour, Remaining: 4987},
 			[8]string{"5000", "4987", "13", "946684891", "core", `"core";q=5000;w=3600`, `"core";r=4987;t=91`, ""},
 		},
 		{
-			"refused", hour, reservoir.Result{Limit: 5000, RetryAfter: in + time.Second},
+			"refused", core, reservoir.Result{Limit: 5000, Window: time.Hour, RetryAfter: in + time.Second},
 			[8]string{"5000", "0", "5000", "946684891", "core", `"core";q=5000;w=3600`, `"core";r=0;t=92`, "92"},
 		},
 		{
-			"refused for a moment", hour, reservoir.Result{Limit: 5, RetryAfter: 1},
+			"refused for a moment", core, reservoir.Result{Limit: 5, Window: time.Hour, RetryAfter: 1},
 			[8]string{"5", "0", "5", "946684891", "core", `"core";q=5;w=3600`, `"core";r=0;t=1`, "1"},
 		},
 		{
-			"the zero policy", httplimit.Policy{}, reservoir.Result{Allowed: true, Limit: 1},
+			"the zero policy", httplimit.Policy{}, reservoir.Result{Allowed: true, Limit: 1, Window: 2 * time.Minute},
+			[8]string{"1", "0", "1", "946684891", "default", `"default";q=1;w=120`, `"default";r=0;t=91`, ""},
+		},
+		{
+			"a result that knows no window", httplimit.Policy{}, reservoir.Result{Allowed: true, Limit: 1},
 			[8]string{"1", "0", "1", "946684891", "default", `"default";q=1`, `"default";r=0;t=91`, ""},
 		},
 		{
-			"a store's clock ahead of ours", httplimit.Policy{Window: time.Minute}, reservoir.Result{Allowed: true, Limit: 1},
+			"a store's clock ahead of ours", httplimit.Policy{}, reservoir.Result{Allowed: true, Limit: 1, Window: time.Minute},
 			[8]string{"1", "0", "1", "946684891", "default", `"default";q=1;w=60`, `"default";r=0;t=60`, ""},
 		},
 		{
-			"a refusal in a window that is longer than most", httplimit.Policy{Window: time.Minute}, reservoir.Result{Limit: 1, RetryAfter: in},
+			"a refusal that lasts longer than the window", httplimit.Policy{}, reservoir.Result{Limit: 1, Window: time.Minute, RetryAfter: in},
 			[8]string{"1", "0", "1", "946684891", "default", `"default";q=1;w=60`, `"default";r=0;t=91`, "91"},
 		},
 		{
-			"a window that is not of whole seconds", httplimit.Policy{Window: 1500 * time.Millisecond}, reservoir.Result{Allowed: true, Limit: 1},
+			"a window that is not of whole seconds", httplimit.Policy{}, reservoir.Result{Allowed: true, Limit: 1, Window: 1500 * time.Millisecond},
 			[8]string{"1", "0", "1", "946684891", "default", `"default";q=1`, `"default";r=0;t=2`, ""},
 		},
 		{
-			"a limit that was lowered", hour, reservoir.Result{Allowed: true, Limit: 10, Remaining: 12},
+			"a limit that was lowered", core, reservoir.Result{Allowed: true, Limit: 10, Window: time.Hour, Remaining: 12},
 			[8]string{"10", "10", "0", "946684891", "core", `"core";q=10;w=3600`, `"core";r=10;t=91`, ""},
 		},
 		{

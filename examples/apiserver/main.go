@@ -103,7 +103,7 @@ func serve(ctx context.Context, addr string, api http.Handler, out io.Writer) er
 // newAPI returns the handler. All but /rate_limit is limited.
 func newAPI(limiter *reservoir.Limiter, trusted []netip.Prefix) http.Handler {
 	key := httplimit.First(httplimit.ByUser(user), httplimit.ByAddress(trusted...))
-	limit := httplimit.New(limiter, httplimit.WithKey(key), httplimit.WithPolicy(httplimit.Policy{Name: "core", Window: time.Hour}))
+	limit := httplimit.New(limiter, httplimit.WithKey(key), httplimit.WithPolicy(httplimit.Policy{Name: "core"}))
 	limited, mux := http.NewServeMux(), http.NewServeMux()
 	limited.HandleFunc("GET /users/{name}", func(w http.ResponseWriter, r *http.Request) {
 		etag := fmt.Sprintf(`"%x"`, crc32.ChecksumIEEE([]byte(r.PathValue("name"))))

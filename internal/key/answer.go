@@ -16,6 +16,7 @@ type Answer struct {
 	Shadowed   bool // the limit would have refused the request, which passes
 	Source     Source
 	Limit      int64
+	Window     time.Duration // the window's length
 	Remaining  int64
 	Reset      time.Time
 	RetryAfter time.Duration
@@ -78,16 +79,16 @@ func Outage(err error) bool {
 // admit answers a request for n tokens that were spent from w; stock is what is left.
 func (k *Key) admit(w *lease.Lease, n, stock int64, from Source) Answer {
 	k.Used(n)
-	limit := k.terms.Load().Tokens
-	return Answer{Allowed: true, Source: from, Limit: limit, Remaining: min(w.Remaining()+stock, limit), Reset: w.Window.Time(), Charged: n}
+	t := k.terms.Load()
+	return Answer{Allowed: true, Source: from, Limit: t.Tokens, Window: t.Window, Remaining: min(w.Remaining()+stock, t.Tokens), Reset: w.Window.Time(), Charged: n}
 }
 
 // refuse answers a request that w cannot serve.
 func (k *Key) refuse(w *lease.Lease, now int64, from Source) Answer {
 	t := k.terms.Load()
 	return Answer{
-		Source: from, Shadowed: t.Shadow, Limit: t.Tokens, Remaining: min(w.Available(), t.Tokens),
-		Reset: w.Window.Time(), RetryAfter: RetryAfter(w.RetryAfter(now), t.Longest()),
+		Source: from, Shadowed: t.Shadow, Limit: t.Tokens, Window: t.Window, Remaining: min(w.Available(), t.Tokens),
+		Reset: w.Window.Time(), RetryAfter: RetryAfter(w.RetryAfter(now), Longest(t.Limit)),
 	}
 }
 

@@ -179,11 +179,11 @@ func (t *Take) book(r backend.TakeReply, now int64) (Answer, effect) {
 
 // answer is the answer to the request.
 func (t *Take) answer(r backend.TakeReply) Answer {
-	a := Answer{Allowed: r.Allowed, Source: Direct, Limit: t.Req.Limit.Tokens, Remaining: r.Remaining, Reset: r.Window.Time()}
+	a := Answer{Allowed: r.Allowed, Source: Direct, Limit: t.Req.Limit.Tokens, Window: cmp.Or(r.Length, t.Req.Limit.Window), Remaining: r.Remaining, Reset: r.Window.Time()}
 	if r.Allowed {
 		a.Charged = t.Req.Tokens
 	} else {
-		a.Shadowed, a.RetryAfter = t.k.terms.Load().Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), cmp.Or(r.Length, t.k.terms.Load().Longest()))
+		a.Shadowed, a.RetryAfter = t.k.terms.Load().Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), cmp.Or(r.Length, Longest(t.k.terms.Load().Limit)))
 	}
 	return a
 }

@@ -223,7 +223,7 @@ func (k *Key) policy(n int64, stay bool, now int64, err error) (v Verdict, decid
 	}
 	limit := k.terms.Load().ownLimit()
 	k.env.Counts.Fallbacks.Add(1)
-	a := Answer{Source: Fallback, Allowed: n <= left, Limit: limit.Tokens, Reset: f.window.Time()}
+	a := Answer{Source: Fallback, Allowed: n <= left, Limit: limit.Tokens, Window: f.length, Reset: f.window.Time()}
 	if a.Allowed {
 		k.env.Counts.AdmittedByPolicy.Add(1)
 		left -= n

@@ -44,17 +44,17 @@ func PlanOf(l backend.Limit) Plan {
 
 // past is how much earlier than their window ends tokens may be spent: a rolling limit counts
 // them until a window after the slice in which they may be.
-func (t *Terms) past() time.Duration {
-	if t.Rolls {
-		return t.Window
+func past(l backend.Limit) time.Duration {
+	if l.Rolls {
+		return l.Window
 	}
 	return 0
 }
 
 // Longest is how long a refused request may have to wait: for the window's end or, if the limit is a rolling
 // one, until a token counts no more that may be spent in the last slice of a lease.
-func (t *Terms) Longest() time.Duration {
-	return t.Window + t.past()*(backend.Refundable+1)/backend.Slices
+func Longest(l backend.Limit) time.Duration {
+	return l.Window + past(l)*(backend.Refundable+1)/backend.Slices
 }
 
 // own is the length that the limit has.
@@ -162,7 +162,7 @@ func (s *Settings) Special(limit backend.Limit) (a Answer, special bool) {
 	case Blocked:
 		limit.Window = cmp.Or(limit.Window, s.Limit.Window, time.Minute)
 		now := time.Now()
-		a = Answer{Source: Denied, Shadowed: limit.Shadow, Reset: now.Truncate(limit.Window).Add(limit.Window)}
+		a = Answer{Source: Denied, Shadowed: limit.Shadow, Window: limit.Window, Reset: now.Truncate(limit.Window).Add(limit.Window)}
 		if limit.Calendar.Period != 0 {
 			a.Reset = limit.Ends(now)
 		}
@@ -177,7 +177,7 @@ func (s *Settings) Special(limit backend.Limit) (a Answer, special bool) {
 func (e *Env) TooMuch(limit backend.Limit) Verdict {
 	if limit.Shadow {
 		e.Counts.Denied.Add(1)
-		return Verdict{Answer: Answer{Shadowed: true, Source: Denied, Limit: limit.Tokens, Reset: limit.Ends(time.Now())}}
+		return Verdict{Answer: Answer{Shadowed: true, Source: Denied, Limit: limit.Tokens, Window: limit.Window, Reset: limit.Ends(time.Now())}}
 	}
 	return Verdict{Err: ErrExceedsLimit}
 }
