@@ -4,54 +4,14 @@ import (
 	"context"
 	"fmt"
 	"hash/crc32"
-	"strings"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 )
 
-// The code of docs/migrating.md that uses this library. The code that it replaces is in
+// The code of docs/migrating.md. What it says of other libraries is tested in
 // test/bench/migrating_test.go.
-
-func fromRedisRate(ctx context.Context, store backend.Store) error {
-	limiter, err := reservoir.New(store, reservoir.PerMinute(60)) // once; store is redisstore.New(rdb)
-	if err != nil {
-		return err
-	}
-	defer limiter.Close(context.Background()) // ctx may have ended by then
-
-	r, err := limiter.Allow(ctx, "project:123")
-	if err != nil {
-		return err
-	}
-	fmt.Println("allowed", r.Allowed, "remaining", r.Remaining)
-	return nil
-}
-
-func Example_fromRedisRate() {
-	check(fromRedisRate(context.Background(), memstore.New()))
-	// Output: allowed true remaining 59
-}
-
-func Example_fromRedisRateLimits() {
-	ctx, store := context.Background(), memstore.New()
-	limiter, err := reservoir.New(store, reservoir.PerMinute(60),
-		reservoir.WithLimits(func(key string) reservoir.Limit {
-			if strings.HasPrefix(key, "paid:") {
-				return reservoir.PerMinute(600)
-			}
-			return reservoir.PerMinute(60)
-		}))
-	if err != nil {
-		panic(err)
-	}
-	defer limiter.Close(ctx)
-	r, err := limiter.Allow(ctx, "paid:123")
-	fmt.Println(r.Limit, err)
-	// Output: 600 <nil>
-}
 
 func Example_openStore() {
 	store, err := redisstore.Open("redis://:password@localhost:6379", redisstore.WithPrefix("api:"))
