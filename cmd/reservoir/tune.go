@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -227,33 +228,52 @@ func (r *tuneReport) chart() []byte {
 		page.Legend = append(page.Legend, chart.Entry{Colour: colourOf(i), Text: o.Policy})
 		most = max(most, float64(o.StoreCalls))
 	}
-	calls := r.bySize("Store calls", 1, most, whole, func(o sim.Outcome) float64 { return float64(o.StoreCalls) })
-	stranded := r.bySize("Share of the limit stranded at the first refusal", 1e-4, 1, table.Percent, func(o sim.Outcome) float64 { return o.Stranded })
+	calls := r.bySize("Store calls", 1, most, whole, func(o sim.Outcome) (float64, bool) { return float64(o.StoreCalls), true })
+	stranded := r.bySize("Share of the limit stranded at the first refusal", 1e-4, 1, table.Percent,
+		func(o sim.Outcome) (float64, bool) { return o.Stranded, o.StrandedWindows > 0 })
 	page.Plots = []*plot.Plot{calls, stranded, r.byTime()}
 	return page.SVG()
 }
 
 func whole(v float64) string { return table.Commas(int64(math.Round(v))) }
 
-// bySize draws each policy at its mean batch size; a direct call is a batch of one.
-func (r *tuneReport) bySize(title string, least, most float64, name func(float64) string, of func(sim.Outcome) float64) *plot.Plot {
-	p := chart.New(title+", against batch size", "tokens that a call brought, on average")
+// bySize draws each policy that has a value at its mean batch size; a direct call is a batch of
+// one. Policies that coincide are rings around each other.
+func (r *tuneReport) bySize(title string, least, most float64, name func(float64) string, of func(sim.Outcome) (v float64, has bool)) *plot.Plot {
+	p := chart.New(title+", against batch size; policies that coincide are rings", "tokens that a call brought, on average")
 	widest := 10.0
 	for _, o := range r.Policies {
 		widest = max(widest, o.MeanBatch)
 	}
 	across, up := chart.Logarithmic(&p.X, 1, widest, whole), chart.Logarithmic(&p.Y, least, max(most, least), name)
+	if slices.ContainsFunc(r.Policies, func(o sim.Outcome) bool { v, has := of(o); return has && v == 0 }) {
+		chart.Zero(&p.Y)
+	}
+	var points plotter.XYs
+	var hues []chart.Colour
 	for i, o := range r.Policies {
-		chart.Dot(p, across(o.MeanBatch), up(of(o)), 5, colourOf(i), "", false)
+		if v, has := of(o); has {
+			points, hues = append(points, plotter.XY{X: across(o.MeanBatch), Y: up(v)}), append(hues, colourOf(i))
+		}
+	}
+	for i, at := range points {
+		radius := 5.0
+		for _, later := range points[i+1:] { // is drawn upon it
+			if math.Hypot(p.X.Norm(at.X)-p.X.Norm(later.X), p.Y.Norm(at.Y)-p.Y.Norm(later.Y)) < 0.01 {
+				radius += 3
+			}
+		}
+		chart.Dot(p, at.X, at.Y, radius, hues[i], "", false)
 	}
 	return p
 }
 
-// byTime draws a curve for each policy. The scale is logarithmic, because policies differ
-// by orders of magnitude.
+// byTime draws a curve for each policy, each thinner than the last, so that none hides another.
+// The scale is logarithmic, because policies differ by orders of magnitude.
 func (r *tuneReport) byTime() *plot.Plot {
-	p := chart.New("Store calls as a share of requests, over time", "seconds of the traffic")
+	p := chart.New("Store calls as a share of requests, over time; curves that coincide lie in each other", "seconds of the traffic")
 	up := chart.Logarithmic(&p.Y, 1e-4, 1, table.Percent)
+	chart.Zero(&p.Y)
 	p.X.Min, p.X.Max = 0, r.Traffic.Seconds
 	for i, o := range r.Policies {
 		var course plotter.XYs
@@ -263,7 +283,7 @@ func (r *tuneReport) byTime() *plot.Plot {
 				course = append(course, plotter.XY{X: middle, Y: up(sim.Ratio(b.Calls, b.Requests))})
 			}
 		}
-		chart.Curve(p, course, colourOf(i))
+		chart.Curve(p, course, 1.2+0.7*float64(len(r.Policies)-1-i), colourOf(i))
 	}
 	return p
 }

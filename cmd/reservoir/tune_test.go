@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // tiny is a tuning of two or three windows with more demand than the limit.
@@ -113,6 +115,22 @@ func TestTuneReports(t *testing.T) {
 	require.Greater(t, elements["path"], 2*5, "a course for each policy, and a dot in two charts")
 	require.Equal(t, 1, elements["pre"])
 	require.Contains(t, string(data), "\nRecommended: ")
+}
+
+// Policies that do the same are rings around each other, and one that nobody tested by a refusal
+// has no share that was stranded.
+func TestTuneChart(t *testing.T) {
+	draw := func(all ...sim.Outcome) string { return string((&tuneReport{Policies: all}).chart()) }
+	a, b := sim.Outcome{MeanBatch: 50, StoreCalls: 100}, sim.Outcome{MeanBatch: 5, StoreCalls: 100}
+	require.Equal(t, 2, strings.Count(draw(a), "A5,5 ")) // a circle has two arcs
+	both := draw(a, a)
+	require.Equal(t, 2, strings.Count(both, "A8,8 "))
+	require.Equal(t, 2, strings.Count(both, "A5,5 "))
+	require.Equal(t, 4, strings.Count(draw(a, b), "A5,5 "))
+	b.StrandedWindows = 1
+	refused := draw(a, b)
+	require.Equal(t, 6, strings.Count(refused, "A5,5 "))
+	require.Equal(t, strings.Count(both, ">0</text>")+1, strings.Count(refused, ">0</text>"), "ticks")
 }
 
 // requireXML checks that data is well-formed and that no number in it is none,

@@ -306,7 +306,7 @@ func panel(group []*line) *plot.Plot {
 			dots = append(dots, plotter.XY{X: scale(h.Quantile(q).Seconds()), Y: y})
 			chart.Dot(p, dots[i].X, y, 2.5+float64(i), hue, labels[i], false)
 		}
-		chart.Curve(p, dots, hue)
+		chart.Curve(p, dots, 1.5, hue)
 	}
 	chart.Named(&p.Y, names)
 	return p

@@ -142,11 +142,12 @@ type group struct {
 // the rules are orders of magnitude apart.
 var measures = []struct {
 	title string
+	least float64 // demand, in limits, at which it means something
 	of    func(outcome) float64
 }{
-	{"Store calls per admitted request", func(o outcome) float64 { return o.calls }},
-	{"Share of the limit stranded at the first refusal", func(o outcome) float64 { return o.stranded }},
-	{"Share of requests that wait for the network", func(o outcome) float64 { return o.waited }},
+	{"Store calls per admitted request", 0, func(o outcome) float64 { return o.calls }},
+	{"Share of the limit stranded at the first refusal", 1, func(o outcome) float64 { return o.stranded }},
+	{"Share of requests that wait for the network", 0, func(o outcome) float64 { return o.waited }},
 }
 
 var colours = map[string]chart.Colour{"direct": 0x5f6368, "fixed": 0xe69f00, "ladder": 0xcc79a7, adaptive: 0x0072b2}
@@ -157,8 +158,8 @@ func draw(groups []group, all map[string]results, seed uint64) []byte {
 	shown := slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return all[r.name] == nil })
 	page := chart.Page{
 		Title: "Many processes, one limit: what each rule costs",
-		Note:  fmt.Sprintf("make fleet, seed %d; network 1 ms there and back; in percent, what is 0 is not drawn", seed),
-		Width: 620, Height: 260,
+		Note:  fmt.Sprintf("make fleet, seed %d; network 1 ms there and back; in percent; a triangle is above 100 %%", seed),
+		Width: 880, Height: 260,
 	}
 	for _, r := range shown {
 		page.Legend = append(page.Legend, chart.Entry{Colour: colours[r.name], Text: r.name + ": " + r.what})
@@ -167,13 +168,16 @@ func draw(groups []group, all map[string]results, seed uint64) []byte {
 		for _, g := range groups {
 			p := chart.New(m.title+", by "+g.axis, "")
 			up := chart.Logarithmic(&p.Y, 1e-5, 1, func(v float64) string { return fmt.Sprintf("%.4g %%", 100*v) })
+			chart.Zero(&p.Y)
 			var names []string
 			for i, row := range g.rows {
 				names = append(names, strings.Replace(table.Wrap(row.name, 12), " × ", " ×\n", 1))
 				for j, r := range shown {
-					if v := m.of(all[r.name][row.name]); v > 0 {
-						chart.Dot(p, float64(i)+0.22*(float64(j)-1.5), up(v), 3, colours[r.name], percent(v), true)
+					if row.demand <= m.least {
+						continue
 					}
+					v := m.of(all[r.name][row.name])
+					chart.Dot(p, float64(i)+0.22*(float64(j)-1.5), max(v, up(v)), 3, colours[r.name], percent(v), true)
 				}
 			}
 			chart.Named(&p.X, names)

@@ -92,7 +92,8 @@ func Named(a *plot.Axis, names []string) {
 }
 
 // Logarithmic makes a scale between powers of ten, with a tick for each. The returned
-// function moves v, which may be 0, to the nearest point on the scale.
+// function moves v, which may be 0, to the nearest point on the scale, and to the tick of
+// [Zero] only if it is 0.
 func Logarithmic(a *plot.Axis, least, most float64, name func(v float64) string) (at func(v float64) float64) {
 	from, to := math.Floor(math.Log10(least)+1e-9), math.Ceil(math.Log10(most)-1e-9)
 	to = max(to, from+1)
@@ -101,26 +102,43 @@ func Logarithmic(a *plot.Axis, least, most float64, name func(v float64) string)
 		marks = append(marks, plot.Tick{Value: math.Pow(10, e), Label: name(math.Pow(10, e))})
 	}
 	a.Min, a.Max, a.Tick.Marker, a.Scale = math.Pow(10, from), math.Pow(10, to), marks, plot.LogScale{}
-	return func(v float64) float64 { return min(max(v, a.Min), a.Max) }
+	least = a.Min
+	return func(v float64) float64 {
+		if v > 0 {
+			v = max(v, least)
+		}
+		return min(max(v, a.Min), a.Max)
+	}
 }
 
-// Curve joins points by a line. It draws nothing without points, and panics on NaN and
-// infinity.
-func Curve(p *plot.Plot, points plotter.XYs, hue Colour) {
+// Zero gives a logarithmic scale a tick for 0, below its least power of ten.
+func Zero(a *plot.Axis) {
+	a.Min /= 10
+	a.Tick.Marker = append(plot.ConstantTicks{{Value: a.Min, Label: "0"}}, a.Tick.Marker.(plot.ConstantTicks)...)
+}
+
+// Curve joins points by a line of a width in points. It draws nothing without points, and
+// panics on NaN and infinity.
+func Curve(p *plot.Plot, points plotter.XYs, width float64, hue Colour) {
 	if len(points) == 0 {
 		return
 	}
 	l := must(plotter.NewLine(points))
-	l.Color, l.Width = hue, 1.5
+	l.Color, l.Width = hue, vg.Length(width)
 	p.Add(l)
 }
 
 // Dot fills a circle of a radius in points and writes text beside it, to the right or
-// above. It panics on NaN and infinity.
+// above. What lies above a logarithmic scale becomes a triangle at its end. It panics on NaN and
+// infinity.
 func Dot(p *plot.Plot, x, y, radius float64, hue Colour, text string, above bool) {
+	shape := draw.GlyphDrawer(draw.CircleGlyph{})
+	if _, fixed := p.Y.Scale.(plot.LogScale); fixed && y > 1.005*p.Y.Max { // more than 100 %, as a label rounds
+		y, radius, shape = p.Y.Max, 1.4*radius, draw.PyramidGlyph{}
+	}
 	at := plotter.XYs{{X: x, Y: y}}
 	s := must(plotter.NewScatter(at))
-	s.GlyphStyle = draw.GlyphStyle{Color: hue, Radius: vg.Length(radius), Shape: draw.CircleGlyph{}}
+	s.GlyphStyle = draw.GlyphStyle{Color: hue, Radius: vg.Length(radius), Shape: shape}
 	l := must(plotter.NewLabels(plotter.XYLabels{XYs: at, Labels: []string{text}}))
 	l.TextStyle[0], l.Offset = style(9, 0), vg.Point{X: 7, Y: -3}
 	if above {
