@@ -49,10 +49,10 @@ func TestTroubleshooting(t *testing.T) {
 	texts = append(texts, ask("redis://"+s.Addr(), false))
 	texts = append(texts, ask("redis://"+redistest.Start(t, "--cluster-enabled", "yes").Addr(), false))
 
-	_, table, found := strings.Cut(documents(t)["docs/troubleshooting.md"], "## Errors")
+	_, list, found := strings.Cut(documents(t)["docs/troubleshooting.md"], "## Errors")
 	require.True(t, found)
-	table, _, _ = strings.Cut(table, "\n\n`httplimit`")
-	rows := regexp.MustCompile("(?m)^\\| (`.*?) \\|").FindAllStringSubmatch(table, -1)
+	list, _, _ = strings.Cut(list, "\n\n`httplimit`")
+	rows := regexp.MustCompile("(?m)^- (`[^`]+`(?:, `[^`]+`)*): ").FindAllStringSubmatch(list, -1)
 	require.Greater(t, len(rows), 10)
 	for _, row := range rows { // of several texts one is enough: which of them a hang causes is chance
 		said := regexp.MustCompile("`(.*?)`").FindAllStringSubmatch(row[1], -1)
