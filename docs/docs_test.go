@@ -5,7 +5,6 @@ package docs_test
 import (
 	"fmt"
 	"io/fs"
-	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -42,11 +41,6 @@ var elsewhere = []string{
 	"SECURITY.md acl limiter", "SECURITY.md acl check", "SECURITY.md acl more",
 	"examples/apiserver/README.md sh",
 	"examples/llmgateway/README.md sh",
-}
-
-// quoted maps a kind of block to the end of the names of the files that it quotes.
-var quoted = map[string]string{
-	"peers": "test/results/peers.txt", "fixture": ".txt",
 }
 
 // block is a piece of a document between fences.
@@ -102,8 +96,8 @@ func account(t *testing.T, b block, s *stage, tested map[string]string) {
 		}
 	case "console":
 		s.transcript(t, b.text)
-	case "peers", "fixture": // lines of measured results, and of the scripts' fixtures
-		text := strings.Join(slices.Collect(maps.Values(files(t, quoted[b.lang]))), "\n")
+	case "peers": // lines of measured results
+		text := files(t, "peers.txt")["test/results/peers.txt"]
 		for line := range strings.Lines(b.text) {
 			require.Contains(t, text, line)
 		}
@@ -320,6 +314,17 @@ func files(t *testing.T, suffix string) map[string]string {
 }
 
 func documents(t *testing.T) map[string]string { return files(t, ".md") }
+
+// All pages together are short enough to read, so what is said once is a link elsewhere.
+func TestDocumentsAreShort(t *testing.T) {
+	words := 0
+	for file, text := range documents(t) {
+		if file != "CHANGELOG.md" && !strings.HasPrefix(file, ".") {
+			words += len(strings.Fields(text))
+		}
+	}
+	require.LessOrEqual(t, words, 16_000)
+}
 
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
