@@ -9,6 +9,8 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +21,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
+	"github.com/go-reservoir/reservoir/internal/key"
 )
 
 type load struct {
@@ -214,6 +217,7 @@ type report struct {
 	Seed                 uint64  `json:"seed"`
 	FirstError           string  `json:"first_error,omitempty"`
 	NotRun               string  `json:"not_run,omitempty"` // what an interruption left out
+	Machine              string  `json:"machine,omitempty"` // if an answer did not come in time
 
 	// TokensLate counts tokens of requests that began after the end of their window, by
 	// this machine's clock. It is 0 unless that clock is ahead of the store's, or a limit
@@ -228,6 +232,7 @@ type report struct {
 	took    sim.Latency      // by each call
 	spent   map[window]int64 // by window; Spent is 0 in the keys
 	failure error            // the first
+	late    bool             // an answer did not come in time
 }
 
 type latency struct {
@@ -248,14 +253,15 @@ const windowKeys = 100 // whose windows are recorded
 
 func newReport() *report { return &report{took: sim.NewLatency(), spent: make(map[window]int64)} }
 
-// record counts one call; key is empty if its windows are not kept.
-func (r *report) record(key string, n int64, res reservoir.Result, err error, begin time.Time, took time.Duration) {
+// record counts one call; the name of the key is empty if its windows are not kept.
+func (r *report) record(name string, n int64, res reservoir.Result, err error, begin time.Time, took time.Duration) {
 	r.Requests++
 	r.took.Note(took)
 	switch {
 	case err != nil:
 		r.Errors++
 		r.failure = cmp.Or(r.failure, err)
+		r.late = r.late || late(err)
 		return // it may have been immediate, while the circuit is open
 	case res.Allowed:
 		r.Allowed++
@@ -263,8 +269,8 @@ func (r *report) record(key string, n int64, res reservoir.Result, err error, be
 		if begin.UnixMilli() > reset {
 			r.TokensLate += n
 		}
-		if key != "" {
-			r.spent[window{Key: key, Reset: reset}] += n
+		if name != "" {
+			r.spent[window{Key: name, Reset: reset}] += n
 		}
 	default:
 		r.Denied++
@@ -283,6 +289,7 @@ func (r *report) merge(o *report) {
 	r.TokensLate += o.TokensLate
 	r.took.Merge(o.took.Histogram)
 	r.failure = cmp.Or(r.failure, o.failure)
+	r.late = r.late || o.late
 	for w, n := range o.spent {
 		r.spent[w] += n
 	}
@@ -302,6 +309,28 @@ func (r *report) complete(s reservoir.Stats) {
 	if r.failure != nil {
 		r.FirstError = oneLine(r.failure)
 	}
+	if r.late {
+		r.Machine = machine()
+	}
+}
+
+// late reports whether err is an answer that did not come in time.
+func late(err error) bool {
+	timeout, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](err) // of a context, or of the network
+	return errors.Is(err, key.ErrSilent) || ok && timeout.Timeout()
+}
+
+// machine describes this machine, because a busy one looks like a slow store.
+func machine() string {
+	s := count(runtime.NumCPU(), "core", "s")
+	if data, err := os.ReadFile("/proc/loadavg"); err == nil { // Linux
+		load, _, _ := strings.Cut(string(data), " ")
+		s += ", load " + load
+	}
+	return s
 }
 
 func (r *report) text(limit reservoir.Limit) string {
@@ -323,6 +352,9 @@ tokens       %s taken + %s refunded = %s spent + %s returned + %s expired + %s h
 		of(r.Allowed), of(r.Denied), strings.TrimRight(of(r.Errors)+"   "+r.FirstError, " "), of(r.Waited), of(r.StoreCalls),
 		table.Duration(l.P50), table.Duration(l.P99), table.Duration(l.P999), table.Duration(l.Max),
 		n(r.TokensTaken), n(r.TokensRefunded), n(r.TokensSpent), n(r.TokensReturned), n(r.TokensExpired), n(r.TokensHeld))
+	if r.Machine != "" {
+		s += "machine      " + r.Machine + ": if it is busy, answers come too late; try fewer -workers or a lower -rate\n"
+	}
 	if r.TokensLate > 0 {
 		s += fmt.Sprintf("late         %s tokens, by this machine's clock\n", n(r.TokensLate))
 	}

@@ -1,17 +1,23 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/internal/key"
 )
 
 // requireBalance checks what holds of every report.
@@ -148,6 +154,44 @@ func TestLoadTextTellsWhichKeysWindows(t *testing.T) {
 	require.NotContains(t, all.stdout, note)
 	r = invoke(t.Context(), strings.Fields("load -requests 1 -keys 2 -format json")...).report(t)
 	require.Equal(t, [2]int{2, 2}, [2]int{r.Keys, r.WindowsOf})
+}
+
+// silent is a store that does not answer, as one on a busy machine in time.
+type silent struct{ backend.Store }
+
+func (s silent) Take(ctx context.Context, _ backend.TakeRequest) (backend.TakeReply, error) {
+	<-ctx.Done()
+	return backend.TakeReply{}, ctx.Err()
+}
+
+// A report of answers that came too late names the machine, which may be to blame. Other errors do not.
+func TestLoadNamesTheMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for store, want := range map[backend.Store]string{
+			refusing{memstore.New(), backend.Unknown, key.ErrSilent}: `(?m)^machine `,
+			silent{memstore.New()}: `(?m)^machine +\d+ cores?(, load [\d.]+)?: if it is busy, `,
+			refusing{memstore.New(), backend.Rejected, errors.New("no")}: "",
+			memstore.New(): "",
+		} {
+			l, err := reservoir.New(store, reservoir.PerMinute(2), reservoir.WithDirect())
+			require.NoError(t, err)
+			load := &traffic{sim.Shape{Tokens: 1}, []string{"k"}, 2, 4}
+			r, _ := load.drive(t.Context(), l)
+			require.Equal(t, want != "", r.Machine != "", r.FirstError)
+			require.Regexp(t, want, r.text(reservoir.PerMinute(2)))
+		}
+	})
+}
+
+// refusing is a store that answers nothing but an error.
+type refusing struct {
+	backend.Store
+	class backend.Class
+	err   error
+}
+
+func (s refusing) Take(context.Context, backend.TakeRequest) (backend.TakeReply, error) {
+	return backend.TakeReply{}, &backend.Error{Op: "take", Class: s.class, Err: s.err}
 }
 
 func TestReport(t *testing.T) {
