@@ -142,8 +142,8 @@ func TestReadme(t *testing.T) {
 	at, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, at.Close()) // the program's
-	cmd := exec.Command(program)
-	cmd.Dir, cmd.Env = t.TempDir(), append(os.Environ(), "REDIS_URL=redis://"+s.server.Addr(), "ADDR="+at.Addr().String())
+	cmd := exec.Command(program, "-addr", at.Addr().String())
+	cmd.Dir = t.TempDir()
 	redistest.Spawn(t, cmd)
 
 	answer := func(user string) int {
