@@ -37,20 +37,20 @@
 //	RateLimit: "core";r=4987;t=3127
 //
 // Reset is the stored end of the window in Unix seconds, the same number in every response
-// of a window from every process. The parameter w is the length of the window, and is left out
+// of a window from every process. The parameter w is the length of the window; it is left out
 // unless that is in whole seconds. The parameter t, the draft's effective window, is the number
-// of seconds until Reset by this machine's clock, but at most the window: within it a client
-// can use no more than the r tokens. A refusal also has Retry-After, in
-// seconds, with the same value as t. All three are rounded up. A window includes the instant
-// of its end, so a client that comes back at exactly that instant, as in a test, is too
-// early. All headers come from the one Result that decided.
+// of seconds until Reset by this machine's clock, at most w: within them a client can use no
+// more than r tokens. A refusal also has Retry-After, in seconds, with the same value as t. All
+// three are rounded up. A window includes the instant of its end, so a client that comes back
+// at exactly that instant, as in a test, is too early. All headers come from the one Result
+// that decided.
 //
-// If the limit is [reservoir.Limit.Rolling], Reset is when all of the limit is free again at the
-// latest, up to 1.3 windows away, and some of it is free earlier. Retry-After, and the t of a refusal,
-// are the time until enough tokens count no more.
+// If the limit is [reservoir.Limit.Rolling], Reset is when all of it is free again at the
+// latest, up to 1.3 windows away, and some of it is free within t. Retry-After is when enough of
+// it is.
 //
-// Quota units (the draft's qu) and partition keys (pk) are not sent: a token need not be a request, and a
-// key may name its user.
+// The draft's qu and pk are not sent: a token need not be a request, and a key may name its
+// user.
 //
 // Remaining is exact if the limiter has WithDirect. With batches it is what this process
 // could still hand out: its own stock, and what the store had left in its last reply.

@@ -17,6 +17,9 @@
 //	x-ratelimit-remaining  tokens left in this window, as in Result.Remaining
 //	x-ratelimit-reset      the end of the window in Unix seconds, rounded up
 //
+// If the limit is [reservoir.Limit.Rolling], the reset is when all of it is free again at the
+// latest. RetryInfo says when something is.
+//
 // These keys are in the header of an admitted call and in the trailer of a refused one. A
 // refusal has the status RESOURCE_EXHAUSTED with a google.rpc.RetryInfo. It has only
 // trailers, so that the retry policies of gRPC clients can act on it. A call without a limit
