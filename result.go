@@ -41,7 +41,8 @@ type Result struct {
 	// Reset is the stored end of the window, to the millisecond, which is the same
 	// instant in every process. It is zero if Check found no open window. It is this
 	// process' own guess if a [Fallback], or a shadowed request for more than the limit,
-	// has no window of the store.
+	// has no window of the store. If the limit is [Limit.Rolling], it is when all of the limit is
+	// free again at the latest, up to 1.3 windows away, and moves with each charge.
 	Reset time.Time
 
 	// RetryAfter is the time until Reset when the request was refused, counted
