@@ -18,11 +18,11 @@ import "time"
 // of the window; a reply that comes later than the slice's end must not be used.
 const (
 	Slices = 20
-	Ahead  = 4 // slices after the present one up to which a statement's tokens may be spent
+	Ahead  = 7 // slices after the present one up to which a statement's tokens may be spent
 
 	// Refundable is how many slices before the last in which a token may be spent it may have
 	// been spent.
-	Refundable = 5
+	Refundable = Ahead + 1
 )
 
 // Spent says that so many tokens of the account were spent by the end of a slice, in all. The

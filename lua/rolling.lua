@@ -95,9 +95,9 @@ local function int(text)
   if n and n % 1 == 0 and n <= 9007199254740991 and n >= -9007199254740991 then return n end
   error(redis.error_reply('BADSTATE the ring holds something else than numbers'))
 end
-local unit = 50 * length                               -- the length of a slice, us
+local unit, far = 50 * length, 7                       -- the length of a slice, us; slices ahead of the present one to the end of a lease
 local first = floor(now / unit)
-local second = op == 'take' and floor((now + ARGV[6]) / unit) or first + 4
+local second = op == 'take' and floor((now + ARGV[6]) / unit) or first + far
 local third = args > 12 and floor((ARGV[13] * 1000 - 1) / unit) - 20 or second  -- of the account, most likely
 local mine = syncs and ARGV[5] or 'h'
 if syncs and (#mine < 3 or string.byte(mine) == 46) then mine = '..' .. mine end
@@ -124,7 +124,7 @@ if got[1] then
   if til > 0 then til = since + til end
   if called > 0 then called = since + called - 1 end
   low = floor(last / unit) - 20
-  alive = floor((now + ahead) / unit) <= low + 45 or now + ahead < til
+  alive = floor((now + ahead) / unit) <= low + 41 + far or now + ahead < til
   if alive and span == length then
     count[first % 32], count[second % 32] = int(got[4]), int(got[5])
     if third ~= second then count[third % 32] = int(got[6]) end
@@ -152,7 +152,7 @@ local function all(forget)
   for s = 0, 31 do
     local n = list[s + 1]
     count[s] = count[s] or (not n or n == '0') and 0 or int(n)
-    if forget and count[s] ~= 0 then count[s], dirty[s] = 0, 0 end
+    if forget and count[s] ~= 0 then count[s], dirty[s] = 0, true end
   end
   if forget then present, idle, out, called, calls, learn, held, til, era, cold = 0, 0, 0, 0, 0, 0, 0, 0, era + 1, true end
 end
@@ -178,7 +178,7 @@ if to > low then
   if to > low + 1 then all() end
   for over = low, min(to, low + 32) - 1 do
     local n, s = slot(over)
-    if n ~= 0 then sum, count[s], dirty[s] = min(max(sum - n, 0), most), 0, 0 end
+    if n ~= 0 then sum, count[s], dirty[s] = min(max(sum - n, 0), most), 0, true end
   end
   low = to
 end
@@ -219,7 +219,7 @@ if span ~= length then
   all()
   for s = low + 20, low + 31 do kept = min(max(kept + count[s % 32], 0), sum) end
   all(true)
-  if kept > 0 then held, til = kept, max(ends, at + span * 300) + length * 1050 end
+  if kept > 0 then held, til = kept, max(ends, at + span * (far + 2) * 50) + length * 1050 end
   since, void, span, unit = at, at, length, 50 * length
   low = floor(at / unit) - 20
   count[(low + 20) % 32], dirty[(low + 20) % 32] = sum - held, true
@@ -242,10 +242,13 @@ local function write(set)
     set[n + 1], set[n + 2] = 'c', text
     n = n + 2
   end
-  for s, how in pairs(dirty) do
-    set[n + 1], set[n + 2] = char(48 + s), format('%d', count[s])
-    n = n + 2
-    if how == 0 then gone[#gone + 1] = char(48 + s) end  -- it counts no more
+  for s in pairs(dirty) do
+    if count[s] == 0 then
+      gone[#gone + 1] = char(48 + s)
+    else
+      set[n + 1], set[n + 2] = char(48 + s), format('%d', count[s])
+      n = n + 2
+    end
   end
   call('HSET', KEYS[1], unpack(set))
   if gone[1] then call('HDEL', KEYS[1], unpack(gone)) end
@@ -254,7 +257,7 @@ local function write(set)
       local t = call('TIME')
       real = t[1] * 1000000 + t[2]
     end
-    call('PEXPIREAT', KEYS[1], format('%d', (real + max((low + 52) * unit, til) - at) / 1000 + 1000))
+    call('PEXPIREAT', KEYS[1], format('%d', (real + max((low + 48 + far) * unit, til) - at) / 1000 + 1000))
   end
 end
 
@@ -270,7 +273,7 @@ if op == 'take' then
   return state(8, s, 0)
 elseif op == 'settle' then
   local n, window = ARGV[5] + 0, ARGV[6] * 1000
-  local from = min(floor((window - 1) / unit) - 25, today)
+  local from = min(floor((window - 1) / unit) - 21 - far, today)
   if window < at or n < 0 and from < max(low, floor(void / unit) + 1) then return reply(0, 0, 0, 0, 0, 0) end
   add(n < 0 and from or today, n)
   total = total + max(n, 0)
@@ -323,7 +326,7 @@ end
 local reasserted, had, swept = 0, known and got[3] or nil, false
 -- What others were granted, and spent, and the store has lost.
 local function unattributed()
-  if at >= learn + span * 1000 then learn, cold = at + 5 * unit, true end
+  if at >= learn + span * 1000 then learn, cold = at + (far + 1) * unit, true end
   if T > total then
     if used > sum then add(floor(learn / unit), used - sum) end
     total = T
@@ -332,13 +335,15 @@ end
 if not fresh and (account == name or account < name and untouched) then
   ours = account == name
 elseif account > void and account > name and window * 1000 > at and ends < low + 32 then
-  fresh, ours, name, slice, g, b, y, d = false, true, account, min(ends, today + 5), G, B, R, D
+  fresh, ours, name, slice, g, b, y, d = false, true, account, min(ends, today + far + 1), G, B, R, D
   x = args > 23 and min(ARGV[args - 2] + 0, max(g - b, 0)) or 0
   reasserted = max(g - b - x, 0)
   add(slice, reasserted)
   unattributed()
 else
-  name, slice, g, x, b, y, d = min(max(at, name + 1, void + 1), most), low, 0, 0, 0, 0, 0
+  name, slice, g, x, b, y, d = max(at, name + 1, void + 1), low, 0, 0, 0, 0, 0
+  if name == account then name = name + 1 end            -- the clock has stepped back to that very instant
+  if name > most then name = most end
 end
 
 -- Delete accounts that are over, because no window ends that would void them all.
@@ -387,7 +392,7 @@ if ours then
   end
   n = min(R, x + d) - y
   if n > 0 then
-    local from = min(floor((into * 1000 - 1) / unit) - 25, today)
+    local from = min(floor((into * 1000 - 1) / unit) - 21 - far, today)
     if from >= low then
       add(from, -n)
       total = total + n
@@ -398,12 +403,12 @@ if ours then
 end
 
 -- What is unspent may be spent later.
-if slice < today + 4 then
+if slice < today + far then
   if g - b - x > 0 then
     add(slice, -(g - b - x))
-    add(today + 4, g - b - x)
+    add(today + far, g - b - x)
   end
-  slice = today + 4
+  slice = today + far
 end
 
 -- The grant.
@@ -418,8 +423,13 @@ if want > 0 and rest + recovered >= least then
     if peers < clients then peers = clients end
     if peers < 1 then peers = 1 end
     local part = floor(limit / peers)
-    local base = min(max(min(floor(part / 3), max(5, floor(part / 20))), floor(part / 13)), rest)
-    target = min(want, max(floor((rest + floor(idle / 6)) * min(max(pace, part) / limit, 1)), base, need))
+    local base, free = max(min(floor(part / 3), max(5, floor(part / 20))), floor(part / 12)), rest + floor(idle / 6)
+    if pace > part then
+      base = max(base, min(floor(part / 6), 100))
+    else
+      free = free + 6 * max(rest - floor(limit / 16), 0)
+    end
+    target = min(want, max(floor(free * min(max(pace, part) / limit, 1)), min(base, rest), need))
   end
   take = min(max(target - recovered, 0), rest, most - g)
   add(slice, take)
@@ -433,7 +443,7 @@ if none then
   name = 0
   if known then gone[1 + #gone] = mine end
 else
-  if not (leaving or unheard) then spare = max(min(g - b - x, (ours and stated or 0) + max(grant - need, 0)) - floor(pace / 5), 0) end  -- it will use that before its lease ends
+  if not (leaving or unheard) then spare = max(min(g - b - x, (ours and stated or 0) + max(grant - need, 0)) - floor(min(pace, 1e15) * far / 20), 0) end  -- it will use that before its lease ends
   if not leaving then present = present + 1 end
   idle = min(idle + spare, most)
   local unspent = g - b - x

@@ -310,7 +310,7 @@ func (k *Key) advance(now int64, did effect, slot *lane) (f *Fetch) {
 		f.slot = slot
 	}
 	k.publish(w)
-	if at != next.Never && k.phase != phaseRetired {
+	if at = min(at, k.noteAt(now)); at != next.Never && k.phase != phaseRetired {
 		k.usage().arm(now, at)
 	}
 	if k.queue != nil && k.queue.fetch == nil && k.queue.line.Empty() {

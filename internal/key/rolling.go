@@ -42,17 +42,42 @@ func (k *Key) note(now int64) {
 	}
 }
 
+// noteAt is when to note again what was spent: just before the present slice ends. Noted later,
+// tokens would count for a slice longer, and a limit that is used up would admit less. While half of the limit
+// is left, or in very short slices, that is not worth a timer.
+func (k *Key) noteAt(now int64) int64 {
+	t, w := k.terms.Load(), k.lease.Load()
+	slice := int64(t.Window) / backend.Slices
+	if !t.Rolls || k.use == nil || !w.Alive(now) || k.held() == 0 || w.Remaining() > t.Tokens/2 || slice < shortestNoted {
+		return next.Never
+	}
+	in := slice - w.StoreClock(t.Window, now)*1000%slice - slice/40
+	if in <= 0 { // it was done
+		in += slice
+	}
+	return now + in
+}
+
+// shortestNoted is the length of the shortest slices at whose ends a key notes what was spent.
+const shortestNoted = int64(50 * time.Millisecond)
+
 // keeps reports whether what the key holds is not over. In the last moment of a fixed window it
 // is; tokens of a rolling limit can be carried over until they count no more.
 func (k *Key) keeps(w *lease.Lease, now int64) bool {
 	return w.Alive(now) || k.terms.Load().Rolls && !w.Over(now)
 }
 
-// refreshRolling sets the time to carry over what is unspent, before the lease ends. Processes
-// that asked in the same slice do not all call at once.
+// refreshRolling sets the time to carry over what is unspent, before the lease ends. A key that will
+// need more in the next lease orders a batch by the same call. Processes that asked in the same
+// slice do not all call at once.
 func (k *Key) refreshRolling(f *next.Facts, w *lease.Lease) {
-	if window := int64(k.terms.Load().Window); f.Regular && k.held() > 0 && k.soon(f.Now) > 0 {
-		f.Refresh = w.Deadline() - window/(4*backend.Slices) - 2*int64(k.shard.Lead()) - f.Spread
+	held, soon := k.held(), k.soon(f.Now)
+	if !f.Regular || held == 0 || soon == 0 {
+		return
+	}
+	at := w.Deadline() - int64(k.terms.Load().Window)/(4*backend.Slices) - 2*int64(k.shard.Lead()) - f.Spread
+	if f.Low = f.Low || f.Now >= at && held < soon && w.Remaining() > 0; !f.Low {
+		f.Refresh = at
 	}
 }
 

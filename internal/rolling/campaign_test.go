@@ -676,7 +676,10 @@ func (w *world) judge() {
 		}
 		most := w.grants[g].limit
 		reached = reached || sum == most
-		if w.worst = max(w.worst, float64(sum)/float64(most)); w.loses {
+		if w.worst = max(w.worst, float64(sum)/float64(most)); w.loses { // what was lost was granted under the limit of then
+			for i := g; i >= 0 && w.grants[i].at >= s.at-2*int64(w.length); i-- {
+				most = max(most, w.grants[i].limit)
+			}
 			most *= 2
 		}
 		if sum > most {

@@ -55,6 +55,6 @@ func TestShorter(t *testing.T) {
 		q.Window, q.Granted, q.Total = two.Window, two.Granted, two.Total
 		q.Spent[0].Tokens = two.Granted
 	}
-	two, _ = r.Sync(q, now+20_000_000)
+	two, _ = r.Sync(q, now+30_000_000)
 	assert.Equal(t, int64(100), two.Grant)
 }

@@ -117,7 +117,11 @@ func (s *statement) find() {
 		s.lost()
 	default:
 		s.fresh = !current
-		s.acc = account{name: min(max(s.at, acc.name+1, r.void+1), backend.MaxTokens), slice: r.low}
+		name := max(s.at, acc.name+1, r.void+1)
+		if name == s.Account { // the clock has stepped back to that very instant
+			name++
+		}
+		s.acc = account{name: min(name, backend.MaxTokens), slice: r.low}
 	}
 }
 
@@ -243,7 +247,8 @@ func (s *statement) grant() {
 func (s *statement) target(rest int64) int64 {
 	tokens := s.Limit.Tokens
 	peers := max(s.out.Clients, s.Peers, 1)
-	floor := min(max(demand.Floor(tokens, peers), tokens/peers/13), rest) // its part of a slice and a half
+	part := tokens / peers
+	floor := max(demand.Floor(tokens, peers), part/12) // its part of more than a slice, whose tail would go out in ever smaller ones
 	switch {
 	case s.Want == 0:
 		return 0
@@ -254,9 +259,13 @@ func (s *statement) target(rest int64) int64 {
 	case s.Exact:
 		return s.Want
 	}
-	share := max(s.Pace, tokens/peers)
 	free := float64(rest + s.r.idle/6)
-	most := max(int64(free*min(float64(share)/float64(tokens), 1)), floor)
+	if s.Pace > part { // it runs short again and again, and a small part is soon used up
+		floor = max(floor, min(part/6, 100))
+	} else { // what the present slice surely leaves need not be shared out so carefully
+		free += float64(6 * max(rest-tokens/16, 0))
+	}
+	most := max(int64(free*min(float64(max(s.Pace, part))/float64(tokens), 1)), min(floor, rest))
 	return min(s.Want, max(most, s.Need))
 }
 
@@ -268,7 +277,7 @@ func (s *statement) keep() {
 		if s.ours {
 			a.idle += s.Idle
 		}
-		soon := s.Pace * backend.Ahead / backend.Slices // what it will use before its lease ends
+		soon := min(s.Pace, 1e15) * backend.Ahead / backend.Slices // what it will use before its lease ends
 		a.idle = max(min(a.idle, a.unspent())-soon, 0)
 	}
 	a.present = !s.Leaving
