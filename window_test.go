@@ -1372,3 +1372,109 @@ func TestMonthAfterAReset(t *testing.T) {
 		})
 	}
 }
+
+// TestRolling: a used-up rolling limit gives back what was spent a window ago, slice by slice.
+func TestRolling(t *testing.T) {
+	for _, direct := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var opts []reservoir.Option
+			if direct {
+				opts = append(opts, reservoir.WithDirect())
+			}
+			l, err := reservoir.New(memstore.New(), reservoir.PerMinute(100).Rolling(), opts...)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, l.Close(t.Context())) }()
+			for range 50 {
+				r, err := l.Allow(t.Context(), "k")
+				require.NoError(t, err)
+				require.True(t, r.Allowed)
+			}
+			time.Sleep(30 * time.Second)
+			for range 50 {
+				r, err := l.Allow(t.Context(), "k")
+				require.NoError(t, err)
+				require.True(t, r.Allowed)
+			}
+			r, err := l.Allow(t.Context(), "k")
+			require.NoError(t, err)
+			require.False(t, r.Allowed)
+			assert.InDelta(t, 35, r.RetryAfter.Seconds(), 6)
+			start := time.Now()
+			r, err = l.Wait(t.Context(), "k")
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+			assert.InDelta(t, 35, time.Since(start).Seconds(), 6)
+		})
+	}
+}
+
+// TestRollingCheck: RetryAfter of a Check is true, also where it is longer than the window, because
+// a call may take long and counts in the slice in which it ends at the latest.
+func TestRollingCheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, memstore.New(), reservoir.PerMinute(10).Rolling(), reservoir.WithDirect(), reservoir.WithFetchTimeout(time.Minute))
+		require.Equal(t, time.Minute, allow(t, l, "k", 10).Window)
+		r, err := l.Check(bg, "k")
+		require.NoError(t, err)
+		require.Greater(t, r.RetryAfter, 70*time.Second)
+		require.Equal(t, r.RetryAfter, allow(t, l, "k", 1).RetryAfter)
+		time.Sleep(r.RetryAfter - time.Millisecond)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		time.Sleep(time.Millisecond)
+		require.True(t, allow(t, l, "k", 1).Allowed)
+	})
+}
+
+// TestChangeOfKind: a limit that becomes another kind under the same name conflicts while its key
+// is in memory. The key still leaves that when it is idle, and hands back what it holds.
+func TestChangeOfKind(t *testing.T) {
+	plain, rolling := reservoir.PerMinute(100), reservoir.PerMinute(100).Rolling()
+	for name, kinds := range map[string][2]reservoir.Limit{"to rolling": {plain, rolling}, "to plain": {rolling, plain}} {
+		inBubble(t, name, func(t *testing.T) {
+			net, now := testnet.Far(time.Millisecond), kinds[0]
+			l := open(t, net, now, reservoir.WithIdle(10*time.Second), reservoir.WithLimits(func(string) reservoir.Limit { return now }))
+			for range 20 {
+				allow(t, l, "k", 1)
+				time.Sleep(time.Second)
+			}
+			require.Positive(t, l.Stats().Held)
+			now = kinds[1]
+			_, err := l.AllowN(bg, "k", 50)
+			require.ErrorIs(t, err, reservoir.ErrConflict)
+			time.Sleep(21 * time.Second) // twice WithIdle
+			synctest.Wait()
+			assert.Zero(t, l.Stats().Keys)
+			assert.Zero(t, l.Stats().Held)
+			assert.Positive(t, l.Stats().Returned)
+			balance(t, l)
+			time.Sleep(time.Minute)
+			allow(t, l, "k", 1)
+		})
+	}
+}
+
+// TestRollingSilent: a process that has fallen silent soon keeps no tokens that another one is
+// refused, and makes no calls for them.
+func TestRollingSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		a, b := open(t, store, reservoir.PerMinute(100).Rolling()), open(t, store, reservoir.PerMinute(100).Rolling())
+		for range 90 {
+			allow(t, a, "k", 1)
+			time.Sleep(time.Second)
+		}
+		require.NotZero(t, a.Stats().Held)
+		admitted := 0
+		for range 120 {
+			if allow(t, b, "k", 1).Allowed {
+				admitted++
+			}
+			time.Sleep(time.Second / 2)
+		}
+		assert.LessOrEqual(t, a.Stats().Held, int64(1))
+		calls := a.Stats().StoreCalls
+		time.Sleep(5 * time.Minute)
+		assert.LessOrEqual(t, a.Stats().StoreCalls, calls+1)
+		assert.Greater(t, admitted, 80, "what was spent before counts for a while")
+	})
+}

@@ -1,4 +1,5 @@
-// Package proof looks for one order that explains all that many clients were told at once.
+// Package proof looks for one order that explains all that many clients were told at once, and for
+// an interval that sees more of a rolling limit than it allows.
 package proof
 
 import (
