@@ -33,7 +33,7 @@ type size struct {
 
 var sizes = map[string]size{
 	"tiny":  {runs: 1, rounds: 1, every: 3, goroutines: 16, slice: 3 * time.Millisecond, idleKeys: 2_000, window: 200 * time.Millisecond, windows: 1, processes: 2},
-	"quick": {runs: 1, rounds: 3, slice: 100 * time.Millisecond, warm: 50 * time.Millisecond, idleKeys: 100_000, window: 5 * time.Second, windows: 2, processes: 20},
+	"quick": {runs: 1, rounds: 3, slice: 100 * time.Millisecond, warm: 50 * time.Millisecond, idleKeys: 100_000, window: 4 * time.Second, windows: 2, processes: 20},
 	"full":  {runs: 5, rounds: 2, slice: 400 * time.Millisecond, warm: 100 * time.Millisecond, idleKeys: 1_000_000},
 }
 
@@ -127,7 +127,7 @@ func report(t *testing.T, r results, d *driver) {
 	}
 	write("peers.txt", []byte(text))
 	if len(r.shares) > 1 {
-		write("shared.md", []byte(markdown(r.shares[:2])))
+		write("shared.txt", []byte(markdown(r.shares[:2])))
 	}
 	if drawing := draw(r); drawing != nil {
 		write("peers.svg", drawing)
