@@ -42,12 +42,12 @@ type Result struct {
 	// instant in every process. It is zero if Check found no open window. It is this
 	// process' own guess if a [Fallback], or a shadowed request for more than the limit,
 	// has no window of the store. If the limit is [Limit.Rolling], it is when all of the limit is
-	// free again at the latest, up to 1.3 windows away, and moves with each charge.
+	// free again at the latest, up to 1.4 windows away, and moves with each charge.
 	Reset time.Time
 
 	// RetryAfter is the time until Reset when the request was refused, counted
 	// from the decision, and 0 when it was allowed. If the limit is [Limit.Rolling], it is the time until
-	// enough tokens count no more, at most 1.3 windows. Otherwise it is at most the window, also where
+	// enough tokens count no more, at most 1.45 windows. Otherwise it is at most the window, also where
 	// Reset is later: by less than a millisecond, if the window is not in whole seconds and
 	// its end is rounded up, and by up to a second, if clocks differ.
 	RetryAfter time.Duration

@@ -46,7 +46,7 @@
 // that decided.
 //
 // If the limit is [reservoir.Limit.Rolling], Reset is when all of it is free again at the
-// latest, up to 1.3 windows away, and some of it is free within t. Retry-After is when enough of
+// latest, up to 1.4 windows away, and some of it is free within t. Retry-After is when enough of
 // it is.
 //
 // The draft's qu and pk are not sent: a token need not be a request, and a key may name its
