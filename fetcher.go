@@ -276,9 +276,9 @@ func (s *storeCall) giveUp() {
 }
 
 // take makes a direct call for n tokens of k, all or none, and once more if the open window
-// has another length, or if a recall may bring what was lacking.
+// has another length, if a recall may bring what was lacking, or if a reply came too late.
 func (l *Limiter) take(ctx context.Context, k *key.Key, n int64, stay bool) (v key.Verdict) {
-	recalled := false
+	recalled, late := false, false
 	for range key.LengthTries + 1 {
 		var t key.Take
 		if t, v = k.Take(n, stay); v.Next != key.Call {
@@ -287,7 +287,11 @@ func (l *Limiter) take(ctx context.Context, k *key.Key, n int64, stay bool) (v k
 		reply, sent, err := l.takeOnce(ctx, t.Req)
 		if err == nil && t.Late(reply, sent) {
 			l.undoLater(t.Req, reply.Window)
-			continue
+			if !late {
+				late = true
+				continue
+			}
+			err = &StoreError{Op: "take", Class: backend.Unavailable, Err: key.ErrTooSlow}
 		}
 		idle := reply.Idle
 		if recalled { // this call decides

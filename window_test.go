@@ -2,6 +2,7 @@ package reservoir_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -1477,4 +1478,46 @@ func TestRollingSilent(t *testing.T) {
 		assert.LessOrEqual(t, a.Stats().StoreCalls, calls+1)
 		assert.Greater(t, admitted, 80, "what was spent before counts for a while")
 	})
+}
+
+// TestRollingSlowReplies: who is so far from the store that its direct calls come too late for the window gets
+// an outage's error, and the tokens go back.
+func TestRollingSlowReplies(t *testing.T) {
+	inBubble(t, "direct", func(t *testing.T) {
+		net, limit := testnet.Far(310*time.Millisecond), reservoir.PerSecond(20).Rolling()
+		l := open(t, net, limit, reservoir.WithFetchTimeout(time.Second), reservoir.WithDirect())
+		_, err := l.Allow(bg, "k")
+		failure, ok := errors.AsType[*reservoir.StoreError](err)
+		require.True(t, ok, "%v", err)
+		require.Equal(t, backend.Unavailable, failure.Class)
+		require.Equal(t, 2, net.Count("take"), "once more")
+		time.Sleep(2 * time.Second)
+		require.Equal(t, 2, net.Count("settle"))
+		free, err := net.Store().Check(bg, "k", limit)
+		require.NoError(t, err)
+		require.EqualValues(t, 20, free.Remaining)
+	})
+}
+
+// TestRollingStep: a store's clock that steps back keeps nobody waiting for longer than the longest lease and a
+// window, although refusals write nothing else.
+func TestRollingStep(t *testing.T) {
+	for _, direct := range []bool{true, false} {
+		inBubble(t, strconv.FormatBool(direct), func(t *testing.T) {
+			net, opts := testnet.Far(time.Millisecond), []reservoir.Option{}
+			if direct {
+				opts = append(opts, reservoir.WithDirect())
+			}
+			l := open(t, net, reservoir.PerMinute(1000).Rolling(), opts...)
+			allow(t, l, "k", 1000)
+			net.Skew(-3 * time.Minute)
+			start := time.Now()
+			for r := (reservoir.Result{}); !r.Allowed; time.Sleep(time.Second) {
+				var err error
+				r, err = l.Allow(bg, "k")
+				require.NoError(t, err)
+				require.Less(t, time.Since(start), 90*time.Second)
+			}
+		})
+	}
 }

@@ -67,7 +67,7 @@ var (
 var (
 	errOpen    = errors.New("the circuit is open") // joined with the cause of the failure that opened it
 	ErrSilent  = errors.New("no answer within the fetch timeout")
-	errTooSlow = errors.New("replies take longer than the window")
+	ErrTooSlow = errors.New("replies take longer than the window")
 )
 
 // Outage reports whether err is a failure of the store that may be over soon.

@@ -239,7 +239,7 @@ func (f *Fetch) countUnserved(now int64) {
 	}
 	q.unserved = 0
 	f.k.usage().backOff(now, LongestPause)
-	f.k.answer(f.last, now, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errTooSlow})
+	f.k.answer(f.last, now, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: ErrTooSlow})
 }
 
 // apply applies the reply to f. The reply is one of three: the open window has another

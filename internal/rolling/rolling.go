@@ -188,6 +188,9 @@ func (r *Ring) Take(q backend.TakeRequest, now int64) backend.TakeReply {
 	}
 	slice := backend.Slice(at+min(q.Within, q.Limit.Window/4).Microseconds(), q.Limit.Window)
 	if next.sum+q.Tokens > q.Limit.Tokens {
+		if next.ahead != r.ahead { // or its clock would stand still until the store's has caught up
+			*r = next
+		}
 		s := next.state(at, present, q.Limit, q.Tokens)
 		return backend.TakeReply{State: s, Idle: next.idle > 0, Called: next.waits(at)}
 	}
