@@ -110,7 +110,7 @@ func TestHeadersOfRollingLimit(t *testing.T) {
 						require.Contains(t, resp.Header.Get("RateLimit"), ";t=60", "the window, of which Reset is no earlier end")
 						reset := number(t, resp, "X-RateLimit-Reset")
 						require.GreaterOrEqual(t, reset, time.Now().Unix()+60)
-						require.LessOrEqual(t, reset, time.Now().Unix()+78)
+						require.LessOrEqual(t, reset, time.Now().Unix()+84)
 					}
 				}
 				spend(99)
