@@ -161,8 +161,8 @@ func (l *Limiter) askAgain(k *key.Key) {
 // function for at most 32 keys at once, and once for all Refreshes of a key that wait for that. A program
 // without WithLimits may call Refresh too, if it has the same [WithName].
 //
-// After an error this process has asked nevertheless. A [*StoreError] says that the message was
-// not sent, or perhaps not; it wraps [backend.ErrNoListener] if the store sends none. Other
+// After an error this process has asked nevertheless. A [*StoreError] says that the message may not
+// have been sent; it wraps [backend.ErrNoListener] if the store sends none. Other
 // errors are [ErrKey], [ErrClosed], that of ctx and, if the function returned a limit out of range,
 // [ErrLimit]. Without an error too, a process to which no message comes does not hear of it; see
 // [Hooks].Hearing.

@@ -8,9 +8,9 @@ import (
 	"github.com/go-reservoir/reservoir/internal/key"
 )
 
-// Key is a handle on one key of a [Limiter]. Its methods are the Limiter's with that key,
-// without the look-up; its results are settled at the Limiter, which also has Check and Reset. It is meant for hot keys that
-// are known ahead, such as a global limit. Make it once, with [Limiter.Key]; the zero Key is
+// Key is a handle on one key of a [Limiter], which need not be looked up for each request. Its
+// methods do what those of the Limiter do for that key; to settle its results, and to Check or Reset
+// the key, call the Limiter. It is meant for hot keys that are known ahead, such as a global limit. Make it once, with [Limiter.Key]; the zero Key is
 // not usable. It is safe for concurrent use and needs no closing.
 type Key struct {
 	l    *Limiter

@@ -388,8 +388,8 @@ func (l *Limiter) Refund(ctx context.Context, r Result) error {
 // within a 20th of the window. So the limit can be exceeded, by no more than was used
 // above the charges; [Stats].Overdrawn counts by how much it was.
 //
-// Unused tokens of a rolling limit go back to the store along with the next statement, too, unless
-// they were charged three quarters of a window ago or longer.
+// Unused tokens of a rolling limit go back to the store along with the next statement, too. Those
+// of a request from more than half of a window ago may expire instead.
 //
 // If the window of r is over, unused tokens have expired, and tokens used above the charge
 // are charged to the window that is open now. If this process knows none, they count as
@@ -487,7 +487,7 @@ func (l *Limiter) closedError() error {
 // Reset gives key a fresh window, for a user who was limited by mistake: the whole limit
 // may be used again from now on. It costs a store call. This process serves from the new
 // window at once. Other processes hear of it within a round trip, and then drop what they hold of
-// the old window, which until then comes on top of the limit; they make no call until a request comes.
+// the old window. Until then they may spend that on top of the limit. They make no call until a request comes.
 // A process to which no message comes, see [Hooks].Hearing, learns of it when it next asks the
 // store: when its stock is used up or, if it refuses, at its next probe. All processes together probe
 // some 20 times a window, so with many processes that takes long. If no window is open, Reset
