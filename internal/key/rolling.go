@@ -26,7 +26,7 @@ func (k *Key) slide(from *lease.Lease, r backend.SyncReply) *lease.Lease {
 		k.use.Opened(window, k.spent(), k.refusals.Load())
 	}
 	to := from.Next(r.Window)
-	k.lease.Store(to) // before the stock moves, so that who comes by the old lease finds the new one
+	k.lease.Store(to) // before the stock moves, so that a caller with the old lease finds the new one
 	k.queued().reserved += from.Drain()
 	k.inWindow(phaseOpen)
 	if k.deniedUntil != 0 {
@@ -42,9 +42,9 @@ func (k *Key) note(now int64) {
 	}
 }
 
-// noteAt is when to note again what was spent: just before the present slice ends. Noted later,
-// tokens would count for a slice longer, and a limit that is used up would admit less. While half of the limit
-// is left, or in very short slices, that is not worth a timer.
+// noteAt is when to note again what was spent: just before the present slice ends. Tokens that are
+// noted later count for a slice longer, and a limit that is used up admits less. While more than half of the
+// limit is left, or if slices are very short, that is not worth a timer.
 func (k *Key) noteAt(now int64) int64 {
 	t, w := k.terms.Load(), k.lease.Load()
 	slice := int64(t.Window) / backend.Slices
@@ -52,7 +52,7 @@ func (k *Key) noteAt(now int64) int64 {
 		return next.Never
 	}
 	in := slice - w.StoreClock(t.Window, now)*1000%slice - slice/40
-	if in <= 0 { // it was done
+	if in <= 0 { // this slice's time has passed, so the next one's
 		in += slice
 	}
 	return now + in

@@ -25,7 +25,7 @@ type Ring struct {
 	own map[string]account // by client
 }
 
-// sums is a ring but for its accounts.
+// sums is what a Ring has besides the accounts.
 type sums struct {
 	length time.Duration // of the limit's window; 0 = never charged
 	since  int64         // when it became that, us

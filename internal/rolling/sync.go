@@ -62,7 +62,7 @@ func (r *Ring) Sync(q backend.SyncRequest, now int64) (backend.SyncReply, []coun
 	return s.out, messages
 }
 
-// sweeps is how many slices there are to a sweep, other than those of clients without an account.
+// sweeps is the number of slices after which a statement sweeps. That of a client without an account always does.
 const sweeps = 5
 
 // sweep deletes accounts that are over, of some that are drawn at random, because no window ends
