@@ -186,10 +186,9 @@ func (i *inspection) shares() [][]string {
 }
 
 const resetAbout = `Opens a fresh window for a key, in which nothing is charged, and shows it. Use it for
-a user who was limited by mistake. Processes may spend what they hold of the old
-window until their next store call. All processes that refuse the key together ask
-some 20 times in a window. With 4 processes and an hour, each asks every 12 minutes
-on average. Nothing happens if no window is open.`
+a user who was limited by mistake. Processes learn of it by a message; one that gets
+none may spend what it holds of the old window until its next store call. Nothing
+happens if no window is open.`
 
 func resetFlags(f *flagSet) action {
 	l := newLook(f)

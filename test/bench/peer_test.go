@@ -10,8 +10,8 @@
 //	go test -run='^TestPeers$' -size=full -scenarios='^hot' -peers='reservoir|Rockset' # a part, in this directory
 //
 // The peers' packages are used as published, except two that are written here from their
-// descriptions: [Rockset], which was published as an article, and rueidislimiter, which the
-// module proxy does not serve. Tables name rueidislimiter in brackets.
+// descriptions: [Rockset], which was published as an article, and rueidislimiter, which we
+// could not fetch. Tables name rueidislimiter in brackets.
 package bench
 
 import (
