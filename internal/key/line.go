@@ -247,15 +247,15 @@ func (k *Key) cancel(w *waiter) {
 			return did
 		}
 		k.env.Counts.Extra.Add(k.node.Hash, 1)
-		k.env.Counts.Refunded.Add(n)
-		if t := k.terms.Load(); t.Rolls && k.phase != phaseRetired {
-			k.env.Counts.Refunded.Add(-n) // refundRolling counts them
-			if did, ok := k.refundRolling(paid.Window, n, now); ok {
-				return did
+		if k.terms.Load().Rolls && k.phase != phaseRetired {
+			did, ok := k.refundRolling(paid.Window, n, now)
+			if !ok { // they count no more
+				k.env.Counts.Refunded.Add(n)
+				k.env.Counts.Expired.Add(n)
 			}
-			k.env.Counts.Refunded.Add(n)
-			k.env.Counts.Left.Add(n)
+			return did
 		}
+		k.env.Counts.Refunded.Add(n)
 		if k.phase == phaseRetired || paid != k.lease.Load() { // when the key left the window, settleLater counted them
 			TakeUpTo(&k.env.Counts.Left, n)
 			k.env.Counts.Expired.Add(n)
