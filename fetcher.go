@@ -387,7 +387,7 @@ func (l *Limiter) undo(s *key.Shard, r backend.TakeRequest, w backend.Window) {
 	c.Taken.Add(r.Tokens)
 	c.Spent.Add(r.Tokens)
 	c.Extra.Add(0, r.Tokens) // no request has used them
-	q := backend.SettleRequest{Key: r.Key, Window: w, Tokens: -r.Tokens, Limit: r.Limit.Tokens, Rolling: rolling(r.Limit)}
+	q := backend.SettleRequest{Key: r.Key, Window: w, Tokens: -r.Tokens, Limit: r.Limit.Tokens, Rolling: key.Rolling(r.Limit)}
 	call, settle := l.settlement(s, q)
 	defer call.report()
 	call.caller.Store(gone)
@@ -420,14 +420,6 @@ func (l *Limiter) settleCall(ctx context.Context, q backend.SettleRequest) (repl
 	}()
 	reply, err = detached(ctx, call, settle, func(reply backend.SettleReply, err error) { l.settled(q, reply, err) })
 	return reply, l.failed(ctx, err)
-}
-
-// rolling is the length of a rolling limit's window, and 0 of others.
-func rolling(l Limit) time.Duration {
-	if l.Rolls {
-		return l.Window
-	}
-	return 0
 }
 
 // settlement returns a call for q, and what makes it.

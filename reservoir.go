@@ -432,7 +432,7 @@ func (l *Limiter) Settle(ctx context.Context, r Result, used int64) error {
 // this process knows.
 func (l *Limiter) settleDirect(ctx context.Context, r *Result, n int64) error {
 	k := l.env.Find(r.of.Name())
-	q := backend.SettleRequest{Key: l.env.Stored(r.of.Name()), Window: r.window(), Tokens: n, Limit: r.Limit, Rolling: rolling(r.of.Terms().Limit)}
+	q := backend.SettleRequest{Key: l.env.Stored(r.of.Name()), Window: r.window(), Tokens: n, Limit: r.Limit, Rolling: key.Rolling(r.of.Terms().Limit)}
 	if n < 0 {
 		if q.Tokens = -key.TakeUpTo(&l.env.Counts.Direct, -n); q.Tokens == 0 {
 			return nil

@@ -276,7 +276,7 @@ func (f *Fetch) apply(r backend.SyncReply, waits bool, sent, now int64) {
 	}
 	k.clients = max(k.reported, k.clients)
 	denied := !waits && f.showsDenial(r, w)
-	w.Apply(r.State, past(k.terms.Load().Limit), sent, now)
+	w.Apply(r.State, Rolling(k.terms.Load().Limit), sent, now)
 	k.queue.reserved += w.Reserve() + r.Grant
 	f.believes(r)
 	f.forecast(r, w, denied, now)

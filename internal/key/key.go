@@ -500,7 +500,7 @@ func (k *Key) read(s backend.State, length time.Duration, sent, now int64) {
 	if w == nil || w.Window != s.Window {
 		w = k.switchWindow(s.Window, now)
 	}
-	w.Apply(s, past(k.terms.Load().Limit), sent, now)
+	w.Apply(s, Rolling(k.terms.Load().Limit), sent, now)
 	k.found(s.Window, now)
 }
 

@@ -42,9 +42,10 @@ func PlanOf(l backend.Limit) Plan {
 	return Counted
 }
 
-// past is how much earlier than their window ends tokens may be spent: a rolling limit counts
-// them until a window after the slice in which they may be.
-func past(l backend.Limit) time.Duration {
+// Rolling is the length of a rolling limit's window, and 0 of others. By that much earlier than their
+// window ends tokens may be spent, because they count until a window after the slice in which they
+// may be.
+func Rolling(l backend.Limit) time.Duration {
 	if l.Rolls {
 		return l.Window
 	}
@@ -54,7 +55,7 @@ func past(l backend.Limit) time.Duration {
 // Longest is how long a refused request may have to wait: for the window's end or, if the limit is a rolling
 // one, until a token counts no more that may be spent in the last slice of a lease.
 func Longest(l backend.Limit) time.Duration {
-	return l.Window + past(l)*(backend.Refundable+1)/backend.Slices
+	return l.Window + Rolling(l)*(backend.Refundable+1)/backend.Slices
 }
 
 // own is the length that the limit has.
