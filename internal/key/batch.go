@@ -185,11 +185,11 @@ func (k *Key) surplus(now int64) (n, at int64) {
 	case !k.keeps(w, now) || k.queue.inFlight(): // its reply may bring what others want
 		return 0, 0
 	}
-	r, free := &k.use.recall, min(k.free(), w.Stock())
-	if t := k.terms.Load(); t.Rolls { // what will be used in time
+	t, r, free := k.terms.Load(), &k.use.recall, min(k.free(), w.Stock())
+	if t.Rolls { // what will be used in time
 		free = max(free-k.soon(now), 0)
 	}
-	if r.called == w.Window || r.called != 0 && k.terms.Load().Rolls { // that its tokens are of another slice by now does not matter
+	if r.called == w.Window || r.called != 0 && t.Rolls { // that its tokens are of another slice by now does not matter
 		r.known = 0
 		return free, 0
 	}
@@ -197,7 +197,6 @@ func (k *Key) surplus(now int64) (n, at int64) {
 	if !k.env.Caller.Hears(k.env.Stored(k.node.Key)) {
 		return k.outlasts(now)
 	}
-	t := k.terms.Load()
 	pause := t.Window / askTimes
 	n = free - max(r.known, 0)
 	switch {

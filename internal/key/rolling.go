@@ -71,8 +71,12 @@ func (k *Key) keeps(w *lease.Lease, now int64) bool {
 // need more in the next lease orders a batch by the same call. Processes that asked in the same
 // slice do not all call at once.
 func (k *Key) refreshRolling(f *next.Facts, w *lease.Lease) {
-	held, soon := k.held(), k.soon(f.Now)
-	if !f.Regular || held == 0 || soon == 0 {
+	held := k.held()
+	if !f.Regular || held == 0 {
+		return
+	}
+	soon := k.soon(f.Now)
+	if soon == 0 {
 		return
 	}
 	at := w.Deadline() - int64(k.terms.Load().Window)/(4*backend.Slices) - 2*int64(k.shard.Lead()) - f.Spread
