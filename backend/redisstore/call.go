@@ -286,6 +286,9 @@ func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
 		reply, err := c.await(g)
 		if err == nil {
 			s.known.Store(true)
+			if reply[0]&flagMute != 0 {
+				s.ears.cut(errMute)
+			}
 			return reply, nil
 		}
 		if least := r.script.least; r.keys == 0 && least < r.script.keys && redis.HasErrorPrefix(err, "TRYAGAIN") { // the slot is moving, and not all keys are there

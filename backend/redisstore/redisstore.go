@@ -165,7 +165,7 @@ const (
 	flagAllowed  = 8
 	flagDone     = flagAllowed // of settle
 	flagConflict = 16
-	flagMute     = 32
+	flagMute     = 32  // the user may not publish
 	flagIdle     = 64  // of take
 	flagCalled   = 128 // of take
 )
@@ -176,26 +176,13 @@ func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncRe
 	if r.Limit.Rolls {
 		return s.syncRolling(ctx, r)
 	}
-	how := 0
-	if r.Exact {
-		how = 1
-	}
-	if r.Idle < 0 {
-		how += 2
-	}
-	if r.Waited {
-		how += 4
-	}
-	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, how}
+	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, bits(r.Exact, r.Idle < 0, r.Waited)}
 	if r.Leaving || r.Peers|r.Pace|int64(r.End|r.Next|r.Window)|int64(r.OpenLength) != 0 { // a first contact has none of these
 		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), r.Leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds(), max(r.Idle, 0))
 	}
 	v, err := s.do(ctx, request{script: syncScript, fault: r.Validate(), key: r.Key, args: args, detached: r.Detached})
 	if err != nil {
 		return out, err
-	}
-	if v[0]&flagMute != 0 {
-		s.ears.cut(errMute)
 	}
 	if len(v) == firstContact {
 		return backend.SyncReply{State: state(v), Grant: v[5], Granted: v[5], Total: v[5], Clients: 1}, nil
@@ -272,9 +259,6 @@ func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.Stat
 		q.args = []any{r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
 	}
 	v, err := s.do(ctx, q)
-	if v != nil && v[0]&flagMute != 0 {
-		s.ears.cut(errMute)
-	}
 	return state(v), err
 }
 
@@ -287,6 +271,16 @@ func (s *Store) Shard(key string) string {
 		return node.Options().Addr
 	}
 	return ""
+}
+
+// bits returns the sum of 1, 2, 4 and so on for each that is true.
+func bits(all ...bool) (sum int) {
+	for i, is := range all {
+		if is {
+			sum += 1 << i
+		}
+	}
+	return sum
 }
 
 // state reads the first fields of a reply. All scripts except settle have them. No reply

@@ -7,7 +7,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// rolled is the number of integers in the script's reply for a rolling limit, but for sync's further ones.
+// rolled is how many integers a reply about a rolling limit has. Sync's has more.
 const rolled = 7
 
 // rolling makes q a request of the script for rolling limits.
@@ -18,13 +18,7 @@ func (q request) rolling(sc *script, l backend.Limit, open time.Duration, args .
 
 // syncRolling is Sync of a rolling limit.
 func (s *Store) syncRolling(ctx context.Context, r backend.SyncRequest) (out backend.SyncReply, err error) {
-	how := 0
-	for bit, is := range []bool{r.Exact, r.Idle < 0, r.Waited, r.Leaving} {
-		if is {
-			how += 1 << bit
-		}
-	}
-	args := []any{r.Client, r.Want, r.Need, r.Least, how}
+	args := []any{r.Client, r.Want, r.Need, r.Least, bits(r.Exact, r.Idle < 0, r.Waited, r.Leaving)}
 	if r.Peers|r.Pace|r.Account|int64(r.Window)|r.Debt != 0 { // a first contact has none of these
 		args = append(args, r.Peers, r.Pace, r.Account, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, max(r.Idle, 0), r.Refunded, int64(r.RefundedIn))
 		for _, p := range r.Spent {
@@ -35,9 +29,6 @@ func (s *Store) syncRolling(ctx context.Context, r backend.SyncRequest) (out bac
 	v, err := s.do(ctx, q.rolling(syncRolling, r.Limit, r.OpenLength, args...))
 	if err != nil {
 		return out, err
-	}
-	if v[0]&flagMute != 0 {
-		s.ears.cut(errMute)
 	}
 	out.State = state(v)
 	more := v[rolled:]
