@@ -121,26 +121,32 @@ func (s *statement) some(n, most int, pick func(account) bool) (names []string) 
 	return names
 }
 
-// recall calls back half of what lies idle elsewhere, or twice what requests wait for, the
-// largest first. To take all from everybody would make each of them call again, though
-// most would have used it.
+// recall calls idle tokens back.
 func (s *statement) recall(others int64) []string {
 	c := &s.c
 	names := s.some(Sample, Sample, func(a account) bool { return a.idle > 0 })
-	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(c.own[b].idle, c.own[a].idle), cmp.Compare(a, b))
-	})
-	covered := int64(0)
-	for i, name := range names {
-		if i == AtOnce || covered >= others-covered && covered >= 2*s.Need {
-			return names[:i]
-		}
+	names = Largest(names, func(name string) int64 { return c.own[name].idle }, others, s.Need)
+	for _, name := range names {
 		a := c.own[name]
-		covered += a.idle
 		c.idle -= a.idle
 		c.out++
 		a.idle, a.called = 0, true
 		c.own[name] = a
+	}
+	return names
+}
+
+// Largest returns those of the clients that are called: half of what lies idle in others, or twice
+// what requests wait for, the largest first. To take all from everybody would make each of them call
+// again, though most would have used it.
+func Largest(names []string, idle func(name string) int64, others, need int64) []string {
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(idle(b), idle(a)), cmp.Compare(a, b)) })
+	covered := int64(0)
+	for i, name := range names {
+		if i == AtOnce || covered >= others-covered && covered >= 2*need {
+			return names[:i]
+		}
+		covered += idle(name)
 	}
 	return names
 }

@@ -1,7 +1,6 @@
 package rolling
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -59,21 +58,13 @@ func (s *statement) some(most int, pick func(account) bool) (names []string) {
 	return names[:min(len(names), most)]
 }
 
-// recall calls back half of what lies idle elsewhere, or twice what requests wait for, the
-// largest first.
+// recall calls idle tokens back.
 func (s *statement) recall(others int64) []string {
 	r := &s.r
 	names := s.some(counter.Sample, func(a account) bool { return a.idle > 0 })
-	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(r.own[b].idle, r.own[a].idle), cmp.Compare(a, b))
-	})
-	covered := int64(0)
-	for i, name := range names {
-		if i == counter.AtOnce || covered >= others-covered && covered >= 2*s.Need {
-			return names[:i]
-		}
+	names = counter.Largest(names, func(name string) int64 { return r.own[name].idle }, others, s.Need)
+	for _, name := range names {
 		a := r.own[name]
-		covered += a.idle
 		r.idle = max(r.idle-a.idle, 0)
 		r.out++
 		a.idle, a.called = 0, true
