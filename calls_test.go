@@ -1509,8 +1509,8 @@ func TestEverydayLimits(t *testing.T) {
 		tokens, run, atOnce int // a run is at one process
 		calls               int // of a hundred requests, at most
 	}{
-		{60, 1, 1, 75}, {60, 1, 10, 45}, {60, 20, 1, 45},
-		{300, 1, 1, 30}, {300, 1, 10, 30}, {300, 20, 1, 30},
+		{60, 1, 1, 75}, {60, 1, 10, 45}, {60, 20, 1, 32},
+		{300, 1, 1, 30}, {300, 1, 10, 30}, {300, 20, 1, 22},
 	} {
 		inBubble(t, fmt.Sprintf("limit=%d/run=%d/at once=%d", c.tokens, c.run, c.atOnce), func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(1, uint64(c.tokens)))
@@ -1546,6 +1546,7 @@ func TestEverydayLimits(t *testing.T) {
 // elsewhere comes back to it.
 func TestLastProcessGetsTheRest(t *testing.T) {
 	for _, c := range []struct{ processes, each, tokens int }{{4, 8, 60}, {20, 10, 300}} {
+		idle := int64(0)
 		for _, pause := range []time.Duration{0, time.Millisecond, 100 * time.Millisecond} {
 			inBubble(t, fmt.Sprintf("limit=%d/pause=%v", c.tokens, pause), func(t *testing.T) {
 				all := fleet(t, c.processes, testnet.Far(rtt/2), reservoir.PerMinute(int64(c.tokens)))
@@ -1555,11 +1556,12 @@ func TestLastProcessGetsTheRest(t *testing.T) {
 					require.EqualValues(t, c.each, admitted)
 					time.Sleep(pause)
 				}
-				require.Positive(t, stats(all...).Held, "nothing lay idle")
+				idle += stats(all...).Held
 				require.EqualValues(t, c.tokens-first, drain(t, last, "k", 1))
 				require.Zero(t, stats(all...).Held)
 			})
 		}
+		require.Positive(t, idle, "nothing lay idle, limit %d", c.tokens)
 	}
 }
 

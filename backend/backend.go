@@ -165,6 +165,14 @@ type SyncRequest struct {
 	// of the tokens used so far is small.
 	Pace int64
 
+	// Run is how many tokens of Window the client has got in a row, less what others got
+	// meanwhile; 0 if it does not ask for more of that window, or since others called its
+	// tokens back. A store may grant as much once more even when the limit runs out, because
+	// what has lasted mostly lasts as long again (Lindy's law). So a user whose requests go to
+	// one process for a while costs few calls. Stores ignore it for a client that gets no
+	// messages, and for a rolling limit.
+	Run int64
+
 	// Total is SyncReply.Total of the last reply about Window. Used is the number of
 	// tokens that were charged at that time, less those that this statement is the first
 	// to return. Both are 0 if unknown. A store with a smaller Total has lost data. One

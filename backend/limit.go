@@ -106,8 +106,8 @@ func (r SyncRequest) Validate() error {
 		return fmt.Errorf("%w: want %d, need %d, least %d", ErrTokens, r.Want, r.Need, r.Least)
 	case r.Window < 0 || int64(r.Window) > MaxTokens || r.Peers < 0 || r.Peers > MaxTokens || r.Pace < 0 || r.Pace > MaxTokens:
 		return fmt.Errorf("%w: window %d, peers %d, pace %d", ErrTokens, r.Window, r.Peers, r.Pace)
-	case r.Idle < -1 || r.Idle > MaxTokens:
-		return fmt.Errorf("%w: idle %d", ErrTokens, r.Idle)
+	case r.Idle < -1 || r.Idle > MaxTokens || r.Run < 0 || r.Run > MaxTokens:
+		return fmt.Errorf("%w: idle %d, run %d", ErrTokens, r.Idle, r.Run)
 	case r.Total < 0 || r.Total > MaxTokens || r.Used < 0 || r.Used > MaxTokens:
 		return fmt.Errorf("%w: total %d, used %d", ErrTokens, r.Total, r.Used)
 	}

@@ -41,6 +41,7 @@
 --      18 used          tokens charged at that time, less those that this statement is the first to return
 --      19 open          length of that window, ms, if the limit has another since; else 0
 --      20 idle          tokens of that window that it holds and that nobody there waits for
+--      21 run           tokens of that window that it has got in a row, less what others got meanwhile
 --    then:
 --      -2 not after     Unix us; later than this do nothing; 0 = whenever
 --      -1 now           Unix us; empty = the server's clock
@@ -252,6 +253,10 @@ if want > 0 and rest + recovered - least >= 0 then
       if base > limit / (3 * peers) then base = limit / (3 * peers) end
       local part = 3 * rest / (peers > 6 and peers or 6)
       if base > part then base = part end
+      if window == stop and ARGV[21] ~= '0' then       -- as much again as in a row, less what others got since
+        base, part = floor(base), min(ARGV[21] - max(charged - recovered - ARGV[18], 0), rest - floor(rest / 8))
+        if base < part then base = part end
+      end
     end
     base = floor(base)
     local out, most = charged - recovered, limit

@@ -175,6 +175,7 @@ func (p *random) randomSync() {
 		Peers: pick(p, 0, 0, 2, 30, p.tokens(backend.MaxTokens)), Pace: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
 		Total: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)), Used: p.tokens(pick(p, 0, limit.Tokens, backend.MaxTokens)),
 		Debt: p.tokens(pick(p, 0, 0, limit.Tokens/4, backend.MaxTokens)), Leaving: p.rnd.IntN(6) == 0,
+		Run:        p.tokens(pick(p, 0, limit.Tokens/4, backend.MaxTokens)),
 		OpenLength: p.openLength(), Idle: pick(p, 0, -1, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
 	}
 	r.End, r.Next = p.period()
@@ -183,7 +184,7 @@ func (p *random) randomSync() {
 		r.Returned = p.tokens(min(granted+r.Debt, backend.MaxTokens))
 	}
 	if p.rnd.IntN(5) == 0 { // a client that knows nothing of the key
-		r.Window, r.Peers, r.Pace, r.End, r.Next, r.Leaving, r.OpenLength = 0, 0, 0, 0, 0, false, 0
+		r.Window, r.Peers, r.Pace, r.Run, r.End, r.Next, r.Leaving, r.OpenLength = 0, 0, 0, 0, 0, 0, false, 0
 	}
 	got := must(p.store.Sync(p.at(p.now), r))(p.t)
 	c, now := p.counter()

@@ -48,7 +48,7 @@ func (s stranger) Sync(ctx context.Context, r backend.SyncRequest) (reply backen
 		how += 4
 	}
 	n, err := s.eval(ctx, "sync", lua.Sync, r.Key, r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, how,
-		r.Peers, r.Pace, int64(r.End), int64(r.Next), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds(), max(r.Idle, 0), 0, s.now(ctx).UnixMicro())
+		r.Peers, r.Pace, int64(r.End), int64(r.Next), leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds(), max(r.Idle, 0), r.Run, 0, s.now(ctx).UnixMicro())
 	if err != nil {
 		return reply, err
 	}

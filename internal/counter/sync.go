@@ -101,7 +101,7 @@ func (s *statement) book() {
 		if held == 0 { // it may have returned debt, and so more than it was granted
 			granted = min(granted, acc.granted)
 		}
-		s.Total = 0
+		s.Total, s.Run = 0, 0
 	}
 	forgotten := max(granted-acc.granted, 0)
 	back := max(returned-acc.returned, 0)
@@ -203,9 +203,9 @@ func (l *ledger) open() {
 // target is how many tokens the client should get: guided self-scheduling
 // (Polychronopoulos and Kuck, 1987) over what remains, weighted by the client's share of
 // what is charged. What is idle comes back, so a part of it counts as if it had, and a client
-// gets no less than an equal part of what remains, nor than a floor. If its idle tokens cannot
-// be called, it gets less. Recovered tokens count as not granted yet, so that a repeated
-// statement gets the same answer.
+// gets no less than an equal part of what remains, nor than a floor, nor than as much again as
+// it has got in a row. If its idle tokens cannot be called, it gets less. Recovered tokens count
+// as not granted yet, so that a repeated statement gets the same answer.
 func (s *statement) target() int64 {
 	if s.Want == 0 {
 		return 0
@@ -213,7 +213,9 @@ func (s *statement) target() int64 {
 	tokens := s.Limit.Tokens
 	n0 := max(tokens/1000, 1)
 	peers := max(s.out.Clients, s.Peers, 1) // after a reset the others are still to come
-	floor := min(demand.Floor(tokens, peers), 3*max(tokens-s.c.used, 0)/max(peers, 6))
+	rest, out := max(tokens-s.c.used, 0), max(s.c.used-s.out.Recovered, 0)
+	floor := min(demand.Floor(tokens, peers), 3*rest/max(peers, 6))
+	floor = max(floor, min(s.Run-max(out-s.Used, 0), rest-rest/8)) // others got what is charged since
 	least, divisor := 1/float64(peers), 1.0
 	switch {
 	case s.out.Learning: // enough for each client, so that a crowd need not call again
@@ -227,7 +229,6 @@ func (s *statement) target() int64 {
 	case s.Idle < 0: // newcomers among them a thousandth
 		floor, least, divisor = tokens/(1000*peers), 0, unheard
 	}
-	out := max(s.c.used-s.out.Recovered, 0)
 	free := float64(max(tokens-out, 0) + (s.c.idle-s.acc.idle)/6) // some of what is idle elsewhere may come back
 	left := free / float64(tokens)
 	prior := max(float64(n0)*left*left, float64(floor), 1) // the weight of a client that has nothing yet

@@ -26,6 +26,7 @@ type Demand struct {
 	lasted     time.Duration // the same for the window before; 0 = unknown
 	opened     int64         // tokens spent in all when the window began
 	denied     int64         // requests refused in all when the window began
+	run        int64         // tokens got in a row, see Run
 }
 
 // rateEstimate estimates the rate at which tokens are used.
@@ -178,7 +179,30 @@ func (d *Demand) Skip(n int64) {
 // Opened records that a window has begun, and the tokens spent and requests refused by then.
 func (d *Demand) Opened(window time.Duration, spent, denied int64) {
 	d.lasted, d.lasts, d.exhausted = d.lasts, window, 0
-	d.opened, d.denied = spent, denied
+	d.opened, d.denied, d.run = spent, denied, 0
+}
+
+// Got records a grant, and how many tokens of the window others got since the last one.
+func (d *Demand) Got(grant, others int64) {
+	if d != nil {
+		d.run = max(d.run-max(others, 0), 0) + grant
+	}
+}
+
+// Run is how many tokens of the window were got in a row: what others got meanwhile counts
+// against it, and EndRun ends it.
+func (d *Demand) Run() int64 {
+	if d == nil {
+		return 0
+	}
+	return d.run
+}
+
+// EndRun ends the run, because others want the tokens.
+func (d *Demand) EndRun() {
+	if d != nil {
+		d.run = 0
+	}
 }
 
 // UsedIn reports whether the key was used since the window began.

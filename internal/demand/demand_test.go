@@ -124,6 +124,28 @@ func TestUse(t *testing.T) {
 	none.Asked(1, 1)
 }
 
+// TestRun: tokens got in a row, less what others got meanwhile, in one window.
+func TestRun(t *testing.T) {
+	d := at(10, 1)
+	d.Got(3, 500) // what others got before it counts for nothing
+	d.Got(5, 0)
+	assert.EqualValues(t, 8, d.Run())
+	d.Got(2, 6)
+	assert.EqualValues(t, 4, d.Run())
+	d.Got(2, -7) // others gave back
+	assert.EqualValues(t, 6, d.Run())
+	d.EndRun()
+	assert.Zero(t, d.Run())
+	d.Got(2, 0)
+	d.Opened(limit.Window, 7, 3)
+	assert.Zero(t, d.Run())
+
+	var none *Demand
+	none.Got(1, 0)
+	none.EndRun()
+	assert.Zero(t, none.Run())
+}
+
 // TestSoon: a burst says less of what comes the longer ago it was, without an observation.
 func TestSoon(t *testing.T) {
 	var none *Demand

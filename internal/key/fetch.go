@@ -42,6 +42,7 @@ func (k *Key) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	switch why {
 	case next.Return:
 		f.giveBack(surplus)
+		k.use.demand().EndRun()
 		if k.use != nil && k.use.recall.called != 0 {
 			k.use.recall.called = 0
 			k.lease.Load().CancelOrder() // or a batch would bring back here what others wait for
@@ -132,7 +133,24 @@ func (f *Fetch) size(probe int64) {
 		}
 	}
 	q.Exact = s.exact()
+	f.goOn(&s)
 	s.demand.Asked(q.Want, k.spent())
+}
+
+// goOn says how long the run of this process is, if messages can call back what it brings. A
+// small limit has batches only while one lasts.
+func (f *Fetch) goOn(s *situation) {
+	q := &f.Req
+	if f.Cause == next.Probe || !s.guided() || q.Idle < 0 || s.limit.Rolls || !s.lease.Alive(s.now) {
+		return
+	}
+	q.Run = s.demand.Run()
+	if most := s.Sizing.Max; most > 0 {
+		q.Run = min(q.Run, most)
+	}
+	if s.small && q.Run > 1 {
+		q.Want, q.Exact, f.Reason = max(q.Want, min(q.Need+q.Run, s.limit.Tokens)), false, "run"
+	}
 }
 
 // relimit writes the statement anew for a limit that has changed since.
@@ -140,7 +158,7 @@ func (f *Fetch) relimit(now int64) {
 	q, t := &f.Req, f.k.terms.Load()
 	q.Limit, q.OpenLength, q.End, q.Next = t.openings(f.k.lease.Load(), now)
 	most := q.Limit.Tokens
-	q.Want, q.Need, q.Least, q.Pace = min(q.Want, most), min(q.Need, most), min(q.Least, most), min(q.Pace, most)
+	q.Want, q.Need, q.Least, q.Pace, q.Run = min(q.Want, most), min(q.Need, most), min(q.Least, most), min(q.Pace, most), min(q.Run, most)
 	if t.plan != Counted { // what it brought would only have to go back
 		q.Want, q.Need, q.Least = 0, 0, 0
 	}
@@ -271,6 +289,7 @@ func (f *Fetch) apply(r backend.SyncReply, waits bool, sent, now int64) {
 	if k.found(r.Window, now); w == nil { // nothing is charged, and so no window is open
 		return
 	}
+	k.use.demand().Got(r.Grant, f.Req.Limit.Tokens-r.Remaining-r.Grant-f.Req.Used)
 	if k.use != nil && k.use.charge != 0 { // debt settled during the fetch can wait, too
 		k.use.charge = k.chargeAt(w, now)
 	}
