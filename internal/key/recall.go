@@ -171,7 +171,7 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 	if r.Window != f.Req.Window || r.Grant > 0 { // with what has come, there may be more
 		u.asked = 0
 	}
-	if r.Grant >= f.Req.Need {
+	if !f.inVain(r) {
 		u.again = now + int64(k.patience(c))
 		return true
 	}
@@ -179,8 +179,9 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 	if k.env.Direct { // its callers have waited for a call already
 		most--
 	}
-	if u.asked = min(u.asked+1, maxAsked+5); u.asked == maxAsked { // those who did not answer were called again as the reply was sent
-		u.again = now + int64(max(leastPatience-time.Duration(c.End-c.Sent), 0))
+	if u.asked = min(u.asked+1, maxAsked+5); u.asked == maxAsked { // as the reply was sent, those who did not answer were called again
+		trip := time.Duration(c.End - c.Sent)
+		u.again = now + int64(max(trip/4, leastPatience-trip))
 	} else { // probes of a key that refuses come ever more rarely
 		u.again = now + int64(k.patience(c))<<max(u.asked-maxAsked-1, 0)
 	}
@@ -188,6 +189,13 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 		u.missed = 0
 	}
 	return u.asked <= most
+}
+
+// inVain reports whether r brings less than callers need. Those who came during a prefetch that
+// gets nothing have asked by it.
+func (f *Fetch) inVain(r backend.SyncReply) bool {
+	joined := f.Req.Want > 0 && r.Called > 0 && f.k.queue.line.Active() > 0
+	return r.Grant < f.Req.Need || r.Grant == 0 && joined
 }
 
 // misses reports whether a direct call was refused tokens of w that lie idle elsewhere. Then
@@ -200,9 +208,10 @@ func (k *Key) misses(w *lease.Lease) bool {
 // however near the store is.
 const leastPatience = 2 * time.Millisecond
 
-// patience is how long called tokens may take to come back: a round trip of ours, less a
-// little, so that not all who want them ask at one instant.
+// patience is how long to wait for called tokens: half of a round trip of ours and up to a
+// quarter more, at random, so that not all who want them ask at one instant. The next statement
+// takes half of one to the store, as the reply did from there, so a holder has one and a half.
 func (k *Key) patience(c Trip) time.Duration {
 	trip := max(time.Duration(c.End-c.Sent), leastPatience)
-	return min(trip-chance.Part(trip/4), k.terms.Load().Window/askTimes, k.env.Timeout)
+	return min(trip*3/4-chance.Part(trip/4), k.terms.Load().Window/askTimes, k.env.Timeout)
 }
