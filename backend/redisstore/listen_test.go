@@ -18,11 +18,12 @@ type listening struct {
 	backend.Subscription
 	t    *testing.T
 	mail chan backend.Message
+	got  int // messages of it that were read
 }
 
 func hearOf(t *testing.T, s *redisstore.Store, process string) *listening {
 	mail := make(chan backend.Message, 1000)
-	l := &listening{s.Listen(process, func(m backend.Message) { mail <- m }), t, mail}
+	l := &listening{s.Listen(process, func(m backend.Message) { mail <- m }), t, mail, 0}
 	t.Cleanup(l.Close)
 	return l
 }
@@ -41,6 +42,7 @@ func (l *listening) next() backend.Message {
 	l.t.Helper()
 	select {
 	case m := <-l.mail:
+		l.got++
 		return m
 	case <-time.After(30 * time.Second):
 		require.FailNow(l.t, "no message")
@@ -189,6 +191,9 @@ func TestSilence(t *testing.T) {
 	l, other := hearOf(t, s, "a"), hearOf(t, s, "b")
 	require.NoError(t, l.await(true))
 	require.NoError(t, other.await(true))
+	if l.got == 0 { // it heard before the first look
+		require.Equal(t, backend.Hearing, l.next().Kind)
+	}
 	other.Close() // which unsubscribes
 	begun := server.Calls("subscribe")
 	require.Eventually(t, func() bool { return server.Calls("subscribe") >= begun+2 }, 30*time.Second, time.Millisecond)
