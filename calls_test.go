@@ -1542,6 +1542,28 @@ func TestEverydayLimits(t *testing.T) {
 	}
 }
 
+// Half of a small limit is asked for, at random processes. A key that will hardly use a token
+// before the window ends orders none ahead, so there are hardly more calls than requests.
+func TestSmallDemand(t *testing.T) {
+	const processes, tokens, requests = 20, 10, 1000
+	synctest.Test(t, func(t *testing.T) {
+		rnd := rand.New(rand.NewPCG(1, 2))
+		all := fleet(t, processes, testnet.Far(rtt/2), reservoir.PerMinute(tokens))
+		for range requests {
+			time.Sleep(time.Duration(rnd.ExpFloat64() * 2 * float64(time.Minute) / tokens))
+			_, err := all[rnd.IntN(processes)].Allow(t.Context(), "k")
+			require.NoError(t, err)
+		}
+		var ahead, calls int64
+		for _, l := range all {
+			s := l.Stats()
+			ahead, calls = ahead+s.Prefetches, calls+s.StoreCalls
+		}
+		require.Zero(t, ahead)
+		require.LessOrEqual(t, calls, int64(1.02*requests))
+	})
+}
+
 // Requests come to all processes but the last, and then one client at the last: what lies idle
 // elsewhere comes back to it.
 func TestLastProcessGetsTheRest(t *testing.T) {

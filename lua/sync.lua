@@ -251,6 +251,7 @@ if want > 0 and rest + recovered - least >= 0 then
     else
       if base < 5 then base = 5 end
       if base > limit / (3 * peers) then base = limit / (3 * peers) end
+      if limit < 15 then base = min(limit / peers, 1) end
       local part = 3 * rest / (peers > 6 and peers or 6)
       if base > part then base = part end
       if window == stop and ARGV[21] ~= '0' then       -- as much again as in a row, less what others got since

@@ -43,10 +43,13 @@ type Situation struct {
 }
 
 // Floor is the smallest batch that is worth a call, for one of so many processes that share
-// the limit: a twentieth of its part, or five tokens, but no more than a third of that part.
-// lua/sync.lua repeats the rule.
+// the limit: a twentieth of its part, or five tokens, but no more than a third of that part;
+// one token of a limit that has no three such batches. lua/sync.lua repeats the rule.
 func Floor(limit, processes int64) int64 {
 	part := limit / processes
+	if limit < 15 {
+		return min(part, 1)
+	}
 	return min(part/3, max(5, part/20))
 }
 

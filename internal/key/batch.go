@@ -51,6 +51,13 @@ func (s *situation) reorder() int64 {
 	return at
 }
 
+// expects reports whether a key that orders by demand will use a token before the window ends, as
+// far as is known. If not, a batch that is ordered ahead would mostly cost a call for nothing.
+func (s *situation) expects() bool {
+	left, _ := s.left()
+	return s.demand == nil || !s.guided() || s.limit.Rolls || s.demand.Within(left) >= 1
+}
+
 // exact reports whether the store shall grant what is wanted as it is. It tops up what a
 // key without demand wants, perhaps beyond the bound of a batch.
 func (s *situation) exact() bool {

@@ -377,7 +377,7 @@ func (f *Fetch) forecast(r backend.SyncReply, w *lease.Lease, denied bool, now i
 	}
 	small := s.small || r.Learning || r.Grant < min(f.Req.Want, worth)
 	reorder := int64(-1)
-	if s.ahead() && !small && !denied && w.Remaining() > 0 {
+	if s.ahead() && s.expects() && !small && !denied && w.Remaining() > 0 {
 		if reorder = s.reorder(); k.use == nil {
 			reorder = max(k.held()-k.queue.line.Tokens()-fewUses, reorder)
 		}
