@@ -1506,17 +1506,18 @@ func TestIdleExcessIsGivenBack(t *testing.T) {
 func TestEverydayLimits(t *testing.T) {
 	const processes, windows = 20, 6
 	for _, c := range []struct {
-		tokens, run, atOnce int // a run is at one process
-		calls               int // of a hundred requests, at most
+		tokens, n, run, atOnce int // n tokens a request; a run is at one process
+		calls                  int // of a hundred requests, at most
 	}{
-		{60, 1, 1, 75}, {60, 1, 10, 45}, {60, 20, 1, 32},
-		{300, 1, 1, 30}, {300, 1, 10, 30}, {300, 20, 1, 22},
+		{60, 1, 1, 1, 75}, {60, 1, 1, 10, 45}, {60, 1, 20, 1, 32},
+		{300, 1, 1, 1, 30}, {300, 1, 1, 10, 30}, {300, 1, 20, 1, 22},
+		{300, 5, 1, 1, 80}, {300, 5, 1, 10, 50}, {300, 10, 1, 1, 95}, {300, 10, 1, 10, 60}, {1000, 2, 1, 10, 20},
 	} {
-		inBubble(t, fmt.Sprintf("limit=%d/run=%d/at once=%d", c.tokens, c.run, c.atOnce), func(t *testing.T) {
+		inBubble(t, fmt.Sprintf("limit=%d/tokens=%d/run=%d/at once=%d", c.tokens, c.n, c.run, c.atOnce), func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(1, uint64(c.tokens)))
 			net := testnet.Far(rtt / 2)
 			all := fleet(t, processes, net, reservoir.PerMinute(int64(c.tokens)))
-			crowds := c.tokens * 3 / 2 / c.atOnce
+			crowds := c.tokens * 3 / 2 / c.n / c.atOnce
 			cold, at := 0, 0
 			for w := range windows {
 				if w == 1 {
@@ -1527,9 +1528,9 @@ func TestEverydayLimits(t *testing.T) {
 					if i%c.run == 0 {
 						at = rnd.IntN(processes)
 					}
-					n, failed := crowdOnce(all[at], c.atOnce, 1)
+					n, failed := crowdOnce(all[at], c.atOnce, int64(c.n))
 					require.Zero(t, failed)
-					if admitted += int(n); int(n) < c.atOnce {
+					if admitted += int(n) * c.n; int(n) < c.atOnce {
 						require.Equal(t, c.tokens, admitted, "when a request was refused in window %d", w)
 					}
 					time.Sleep(50 * time.Second / time.Duration(crowds))

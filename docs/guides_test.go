@@ -52,6 +52,9 @@ func Example_llmBudget() {
 	fmt.Println(complete("key-1", 1_000, 59_000, more)) // 10,000 more are charged
 	fmt.Println(complete("key-1", 1_000, 59_000, less))
 	fmt.Println(complete("key-1", 1_000, 100_000, less))
+	check(tokens.Close(ctx)) // Redis hears of the 10,000
+	tokens, err = reservoir.New(store, reservoir.PerMinute(100_000), reservoir.WithName("tokens"))
+	check(err)
 	r, err := tokens.Check(ctx, "key-1")
 	fmt.Println(r.Remaining, err)
 	// Output:

@@ -84,6 +84,9 @@ func (e rateEstimate) observe(window, elapsed time.Duration, spent int64, larges
 	seconds := max(elapsed, time.Millisecond).Seconds()
 	tokens := float64(max(spent, 0)) // a refund may have come in between
 	e.size += (largest - e.size) / sizeWeight
+	if e.seen == 0 {
+		e.size = largest
+	}
 	current := tokens / seconds
 	least := max(tokens-2*math.Sqrt(tokens*largest), 0) / seconds
 	e.peak = max(least, e.peak*math.Exp(-seconds/window.Seconds()))
@@ -203,6 +206,15 @@ func (d *Demand) EndRun() {
 	if d != nil {
 		d.run = 0
 	}
+}
+
+// Size is how many tokens a large request takes, about: the mean of the largest between
+// observations.
+func (d *Demand) Size() float64 {
+	if d == nil {
+		return 1
+	}
+	return d.size
 }
 
 // UsedIn reports whether the key was used since the window began.

@@ -41,7 +41,8 @@ func TestRate(t *testing.T) {
 	assert.Greater(t, slow.observe(time.Minute, 5*s, 500, 1).rate, 30.0, "it is surely faster now")
 	large := rateEstimate{rate: 10, recent: 10, seen: 600, size: 10}
 	assert.InDelta(t, 10*math.Exp(-0.2), large.observe(time.Minute, 20*s, 0, 10).rate, 0.01, "100 requests of ten tokens")
-	assert.InDelta(t, 2, rateEstimate{size: 1}.observe(time.Minute, s, 4, 5).size, 0.01, "a quarter of the way")
+	assert.InDelta(t, 5, rateEstimate{size: 1}.observe(time.Minute, s, 4, 5).size, 0.01, "the first whole")
+	assert.InDelta(t, 2, rateEstimate{size: 1, seen: 1}.observe(time.Minute, s, 4, 5).size, 0.01, "a quarter of the way")
 	rare := rateEstimate{rate: 0.01, recent: 0.01, seen: 1e6, size: 1}
 	assert.InDelta(t, 0.01*math.Exp(-0.2), rare.observe(time.Minute, 60*s, 0, 1).rate, 1e-5, "five windows at most")
 

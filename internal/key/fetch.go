@@ -148,7 +148,7 @@ func (f *Fetch) goOn(s *situation) {
 	if most := s.Sizing.Max; most > 0 {
 		q.Run = min(q.Run, most)
 	}
-	if s.small && q.Run > 1 {
+	if s.small && float64(q.Run) > s.demand.Size() {
 		q.Want, q.Exact, f.Reason = max(q.Want, min(q.Need+q.Run, s.limit.Tokens)), false, "run"
 	}
 }

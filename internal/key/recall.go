@@ -12,7 +12,7 @@ import (
 // This file has recall: tokens that lie idle in other processes come back before this one
 // refuses, and those that lie idle here go back when others want them.
 
-// smallPart is how many tokens of the limit each process must have at least, so that
+// smallPart is how many requests each process' part of the limit must serve at least, so that
 // batches are worth their calls.
 const smallPart = 5
 
@@ -32,11 +32,11 @@ func (k *Key) direct(now int64) bool {
 // Then the store grants what callers wait for, and nothing is ordered ahead.
 func (k *Key) small() bool {
 	t := k.terms.Load()
-	part := int64(smallPart)
+	part := smallPart * k.use.demand().Size()
 	if t.Rolls {
 		part = smallRolling
 	}
-	return k.env.guided() && t.Tokens < part*int64(max(k.clients, 1))
+	return k.env.guided() && float64(t.Tokens) < part*float64(max(k.clients, 1))
 }
 
 // recall is what a key has heard, and waits for.
@@ -160,7 +160,7 @@ func (k *Key) void(w *lease.Lease, now int64) effect {
 // store calls back from others, and sets the time to ask for them.
 func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 	k := f.k
-	if r.Grant >= f.Req.Need && r.Remaining > 0 || r.Called == 0 && r.Idle == 0 {
+	if r.Called == 0 && r.Idle == 0 || r.Grant >= f.Req.Need && r.Remaining > 0 && f.serves(r) {
 		if k.use != nil {
 			u := &k.use.recall
 			u.asked, u.again, u.missed = 0, 0, 0
@@ -172,7 +172,9 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 		u.asked = 0
 	}
 	if !f.inVain(r) {
-		u.again = now + int64(k.patience(c))
+		if u.again = now + int64(k.patience(c)); r.Called == 0 {
+			u.again = 0 // the next statement calls them
+		}
 		return true
 	}
 	most := int8(maxAsked)
@@ -189,6 +191,16 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 		u.missed = 0
 	}
 	return u.asked <= most
+}
+
+// serves reports whether the store has enough for the first of the callers in line who have to
+// ask again after r.
+func (f *Fetch) serves(r backend.SyncReply) bool {
+	hand := r.Grant
+	if r.Window == f.Req.Window {
+		hand += f.k.held()
+	}
+	return f.k.queue.line.Lacks(hand) <= r.Remaining
 }
 
 // inVain reports whether r brings less than callers need. Those who came during a prefetch that

@@ -101,6 +101,23 @@ func (l *Line[R]) First() *Waiter[R] {
 	return l.early.head
 }
 
+// Lacks is how many tokens the first active waiter lacks that hand does not serve, in order; 0
+// if it serves all. It visits those that are served.
+func (l *Line[R]) Lacks(hand int64) int64 {
+	for _, q := range [...]*list[R]{&l.early, &l.recent} {
+		if q == &l.early && l.parked {
+			continue
+		}
+		for w := q.head; w != nil; w = w.next {
+			if l.visits++; w.N > hand {
+				return w.N - hand
+			}
+			hand -= w.N
+		}
+	}
+	return 0
+}
+
 // Push puts w at the end of the line.
 func (l *Line[R]) Push(w *Waiter[R]) {
 	l.last++

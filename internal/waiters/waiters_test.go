@@ -271,6 +271,23 @@ func TestSince(t *testing.T) {
 	assert.EqualValues(t, 2, l.First().Seq())
 }
 
+// TestLacks: 2 and 3 stay, 4 does not.
+func TestLacks(t *testing.T) {
+	var l line
+	assert.Zero(t, l.Lacks(0))
+	l.push(2, true)
+	l.push(3, true)
+	l.push(4, false)
+	for hand, lacks := range []int64{2, 1, 3, 2, 1, 4, 3, 2, 1, 0, 0} {
+		assert.Equal(t, lacks, l.Lacks(int64(hand)), "hand %d", hand)
+	}
+	l.serveBefore(later, 0, 0)
+	assert.Equal(t, 2, l.Parked(), "and the third is refused")
+	assert.Zero(t, l.Lacks(0))
+	l.push(5, true)
+	assert.EqualValues(t, 5, l.Lacks(0))
+}
+
 // TestAgainstModel compares a line with a plain list under random events.
 func TestAgainstModel(t *testing.T) {
 	for seed := range uint64(60) {

@@ -23,6 +23,7 @@ var (
 	seed   = flag.Uint64("seed", 1, "`seed` of all randomness")
 	seeds  = flag.Uint64("seeds", 3, "how many `seeds` a row of everyday limits is the mean of")
 	window = flag.Duration("window", time.Minute, "`length` of the window of everyday limits")
+	tokens = flag.Int64("tokens", 1, "`tokens` that a request for an everyday limit takes")
 	demand = flag.Float64("demand", 1.5, "demand for everyday limits, in `limits` per window")
 )
 
@@ -140,7 +141,7 @@ func (e everyday) windows() int {
 // traffic makes the requests of somewhat more windows than the row has, because each
 // window opens at a request.
 func (e everyday) traffic(seed uint64) sim.Traffic {
-	gap := float64(*window) / (*demand * float64(e.limit))
+	gap := float64(*window) * float64(*tokens) / (*demand * float64(e.limit))
 	if e.atOnce {
 		gap *= float64(e.run)
 	}
@@ -152,7 +153,7 @@ func (e everyday) traffic(seed uint64) sim.Traffic {
 // once, between runs.
 func (m manner) traffic(processes int, gap float64, length time.Duration, seed uint64) sim.Traffic {
 	r := random(seed, 2)
-	t := sim.Traffic{Tokens: 1, Keys: []string{"shared"}, Processes: processes, Length: length}
+	t := sim.Traffic{Tokens: *tokens, Keys: []string{"shared"}, Processes: processes, Length: length}
 	last := make([]time.Duration, processes)
 	process := 0
 	for at, i := 0.0, 0; time.Duration(at) < length; i++ {
@@ -197,7 +198,7 @@ func play(t *testing.T, traffic sim.Traffic, l reservoir.Limit, o reservoir.Opti
 // truth is how true the refusals of a window are.
 type truth struct {
 	first    int64 // tokens that were spent when a request was first refused; -1 = none was
-	needless int64 // requests refused while fewer tokens were spent than the limit
+	needless int64 // requests refused while tokens enough were unspent
 	spent    int64
 }
 
@@ -211,13 +212,13 @@ func truthOf(answers []answer, limit int64) truth {
 	w := truth{first: -1}
 	for _, a := range answers {
 		if a.allowed {
-			w.spent++
+			w.spent += *tokens
 			continue
 		}
 		if w.first < 0 {
 			w.first = w.spent
 		}
-		if w.spent < limit {
+		if w.spent+*tokens <= limit {
 			w.needless++
 		}
 	}
