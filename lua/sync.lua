@@ -368,7 +368,7 @@ elseif short and waited and out > 0 and calls <= 4 then
   if calls > 4 then most = 0 end                       -- they are given up
 elseif rest == 0 and take + recovered < need and told == 0 and (out == 0 or calls > 4 and ms - at >= min(part, 100)) then
   kind, told, sample, most = 2, 1, 1024, 1024
-elseif told > 0 and rest > 0 and ms - told >= min(part, 1000) then
+elseif told > 0 and rest > 0 and ms - told >= min(part, 250) then
   kind, told, sample, most = 3, ms, rest > 32 and 1024 or -64, max(4, min(rest, 1024))  -- of some that are drawn with repetition
 end
 if kind > 0 then

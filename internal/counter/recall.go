@@ -17,7 +17,7 @@ const (
 	few       = 4    // clients told of a single token that is back: some have no use for it
 	MostCalls = 4    // of a client that does not answer
 	Patience  = 100  // ms, or a 20th of the window, in which it may answer all the same
-	pause     = 1000 // ms, or a 20th of the window, before clients are told again that tokens are back
+	pause     = 250  // ms, or a 20th of the window, before clients are told again that tokens are back
 )
 
 // A Message is to one process.
