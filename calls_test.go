@@ -1565,6 +1565,25 @@ func TestSmallDemand(t *testing.T) {
 	})
 }
 
+// A batch is no larger than its bound, however long a run of grants is.
+func TestRunIsBounded(t *testing.T) {
+	inBubble(t, "Adaptive(1, 2)", func(t *testing.T) {
+		net, most := testnet.Far(rtt/2), int64(0)
+		all := fleet(t, 19, net, reservoir.PerHour(60))
+		for _, l := range all {
+			allow(t, l, "k", 1)
+		}
+		last := open(t, net.Port(20, 0), reservoir.PerHour(60), reservoir.WithBatch(reservoir.Adaptive(1, 2)), reservoir.WithHooks(reservoir.Hooks{
+			StoreCall: func(c reservoir.StoreCall) { most = max(most, c.Granted) },
+		}))
+		for range 30 {
+			allow(t, last, "k", 1)
+			time.Sleep(10 * rtt)
+		}
+		require.EqualValues(t, 2, most)
+	})
+}
+
 // Requests come to all processes but the last, and then one client at the last: what lies idle
 // elsewhere comes back to it.
 func TestLastProcessGetsTheRest(t *testing.T) {

@@ -330,7 +330,7 @@ func (l *Limiter) recall(ctx context.Context, r backend.TakeRequest, idle bool) 
 			return err
 		}
 	}
-	err := pause(ctx, s.Lead(), l.life.Done())
+	err := pause(ctx, max(s.Lead(), key.LeastPatience), l.life.Done())
 	if errors.Is(err, ErrDeadline) && ctx.Err() == nil { // there is no time to wait
 		return nil
 	}

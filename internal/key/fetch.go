@@ -145,11 +145,13 @@ func (f *Fetch) goOn(s *situation) {
 		return
 	}
 	q.Run = s.demand.Run()
-	if most := s.Sizing.Max; most > 0 {
+	most := s.limit.Tokens
+	if s.Sizing.Max > 0 {
+		most = min(most, s.Sizing.Max)
 		q.Run = min(q.Run, most)
 	}
 	if s.small && float64(q.Run) > s.demand.Size() {
-		q.Want, q.Exact, f.Reason = max(q.Want, min(q.Need+q.Run, s.limit.Tokens)), false, "run"
+		q.Want, q.Exact, f.Reason = max(q.Want, min(q.Need+q.Run, most)), false, "run"
 	}
 }
 

@@ -183,7 +183,7 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 	}
 	if u.asked = min(u.asked+1, maxAsked+5); u.asked == maxAsked { // as the reply was sent, those who did not answer were called again
 		trip := time.Duration(c.End - c.Sent)
-		u.again = now + int64(max(trip/4, leastPatience-trip))
+		u.again = now + int64(max(trip/4, LeastPatience-trip))
 	} else { // probes of a key that refuses come ever more rarely
 		u.again = now + int64(k.patience(c))<<max(u.asked-maxAsked-1, 0)
 	}
@@ -216,14 +216,18 @@ func (k *Key) misses(w *lease.Lease) bool {
 	return w != nil && k.use != nil && k.use.recall.missed == w.Window
 }
 
-// leastPatience is what a process on a busy machine needs to hear a call and to answer it,
+// LeastPatience is what a process on a busy machine needs to hear a call and to answer it,
 // however near the store is.
-const leastPatience = 2 * time.Millisecond
+const LeastPatience = 2 * time.Millisecond
 
 // patience is how long to wait for called tokens: half of a round trip of ours and up to a
 // quarter more, at random, so that not all who want them ask at one instant. The next statement
 // takes half of one to the store, as the reply did from there, so a holder has one and a half.
+// After a direct call that statement decides, so it waits for a whole one.
 func (k *Key) patience(c Trip) time.Duration {
-	trip := max(time.Duration(c.End-c.Sent), leastPatience)
-	return min(trip*3/4-chance.Part(trip/4), k.terms.Load().Window/askTimes, k.env.Timeout)
+	wait := max(time.Duration(c.End-c.Sent), LeastPatience)
+	if !k.env.Direct {
+		wait = wait*3/4 - chance.Part(wait/4)
+	}
+	return min(wait, k.terms.Load().Window/askTimes, k.env.Timeout)
 }
