@@ -193,8 +193,8 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 	return u.asked <= most
 }
 
-// serves reports whether the store has enough for the first of the callers in line who have to
-// ask again after r.
+// serves reports whether the store has enough for the first caller in line that the tokens at
+// hand and those of r do not serve.
 func (f *Fetch) serves(r backend.SyncReply) bool {
 	hand := r.Grant
 	if r.Window == f.Req.Window {
