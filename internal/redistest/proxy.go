@@ -35,10 +35,11 @@ type Proxy struct {
 	links    map[*link]struct{}
 	rules    [pass]rule
 	unheard  int // messages to be lost
+	copies   copies
 	delay    time.Duration
 	gate     chan struct{} // closed when traffic may pass again; nil while it may
 
-	swallowed, dropped, lost, delayed, held, heldBytes, cut atomic.Int64
+	swallowed, dropped, repeated, lost, delayed, held, heldBytes, cut atomic.Int64
 }
 
 // locked calls do with p.mu held.
@@ -113,6 +114,61 @@ func (p *Proxy) DropRequests(substr string, n int) { p.arm(lose, substr, n) }
 
 // Dropped returns how many chunks [Proxy.DropRequests] has lost.
 func (p *Proxy) Dropped() int64 { return p.dropped.Load() }
+
+// copies is the fault of [Proxy.Repeat].
+type copies struct {
+	of    func(chunk []byte) bool
+	n     int
+	later time.Duration
+}
+
+// Repeat delivers each of the next n request chunks for which of is true once more, so much
+// later, over a connection of its own, and loses the reply to that. If the chunk itself is lost by
+// another fault, it only comes late. of must be false for a part of a command; it must be quick.
+func (p *Proxy) Repeat(of func(chunk []byte) bool, n int, later time.Duration) {
+	p.locked(func() { p.copies = copies{of, n, later} })
+}
+
+// Repeated returns how many chunks of [Proxy.Repeat] the server has executed.
+func (p *Proxy) Repeated() int64 { return p.repeated.Load() }
+
+// copy delivers a chunk once more if that fault waits for it.
+func (p *Proxy) copy(data []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := &p.copies
+	if c.n == 0 || !c.of(data) {
+		return
+	}
+	c.n--
+	later, target := time.NewTimer(c.later), p.target
+	p.wg.Go(func() {
+		select {
+		case <-later.C:
+			p.deliver(target, data)
+		case <-p.t.Context().Done():
+			later.Stop()
+		}
+	})
+}
+
+// deliver sends a chunk over a connection of its own, and counts it if the server has executed it.
+func (p *Proxy) deliver(target string, data []byte) {
+	conn, err := new(net.Dialer).DialContext(p.t.Context(), "tcp", target)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	defer context.AfterFunc(p.t.Context(), func() { _ = conn.Close() })()
+	reply := make([]byte, 1)
+	if _, err = conn.Write(data); err != nil {
+		return
+	}
+	if _, err = conn.Read(reply); err == nil && reply[0] != '-' { // that is an error
+		p.repeated.Add(1)
+	}
+}
 
 // LoseMessages loses the next n pub/sub messages, and nothing else: a chunk of replies that
 // holds some counts as one.
@@ -226,10 +282,10 @@ func (p *Proxy) Refuse(on bool) {
 	p.admit(listener)
 }
 
-// Heal ends all faults.
+// Heal ends all faults. A chunk of [Proxy.Repeat] that is under way still comes.
 func (p *Proxy) Heal() {
 	p.t.Helper()
-	p.locked(func() { p.rules, p.delay, p.unheard = [pass]rule{}, 0, 0 })
+	p.locked(func() { p.rules, p.copies, p.delay, p.unheard = [pass]rule{}, copies{}, 0, 0 })
 	p.Hold(false)
 	p.Refuse(false)
 }
@@ -340,6 +396,7 @@ func (l *link) request(data []byte) {
 	if l.swallowing.Load() {
 		return
 	}
+	l.proxy.copy(data)
 	switch l.proxy.judge(data) {
 	case lose:
 		l.proxy.dropped.Add(1)

@@ -93,6 +93,30 @@ func TestDropRequests(t *testing.T) {
 	require.Equal(t, int64(2), proxy.Dropped())
 }
 
+// TestRepeat has a request executed twice. The client notices nothing.
+func TestRepeat(t *testing.T) {
+	server, proxy, client := setup(t)
+	proxy.Repeat(func(chunk []byte) bool { return strings.Contains(string(chunk), "incr") }, 2, time.Millisecond)
+	require.Equal(t, int64(1), client.Incr(ctx, "key").Val())
+	require.Eventually(t, func() bool { return proxy.Repeated() == 1 }, patience, interval)
+	require.Equal(t, "2", client.Get(ctx, "key").Val(), "others are spared")
+
+	proxy.DropRequests("incr", 1)
+	require.ErrorIs(t, client.Incr(ctx, "key").Err(), io.EOF)
+	require.Eventually(t, func() bool { return proxy.Repeated() == 2 }, patience, interval, "it only comes late")
+	require.Equal(t, int64(4), client.Incr(ctx, "key").Val(), "others are spared")
+	require.Equal(t, int64(4), server.Calls("incr"))
+}
+
+// TestRepeatEndsWithTheTest would otherwise wait for the copy.
+func TestRepeatEndsWithTheTest(t *testing.T) {
+	t.Run("copy under way", func(t *testing.T) {
+		_, proxy, client := setup(t)
+		proxy.Repeat(func(chunk []byte) bool { return strings.Contains(string(chunk), "incr") }, 1, time.Hour)
+		require.NoError(t, client.Incr(ctx, "key").Err())
+	})
+}
+
 func TestDelay(t *testing.T) {
 	const delay = 100 * time.Millisecond
 	_, proxy, client := setup(t)
