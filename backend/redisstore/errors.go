@@ -24,6 +24,9 @@ var (
 	errPrefix    = errors.New("a prefix has no braces, blanks or control characters")
 )
 
+// errNode is MOVED to a client that follows no redirection. It does not name the other node.
+var errNode = redacted("MOVED: the server is a node of a Redis Cluster, and this client sends all keys to it: use a redis-cluster:// URL, or a redis.ClusterClient")
+
 // errLate means that a script arrived after its deadline and did nothing.
 var errLate = errors.New("the server got the command too late")
 
@@ -47,6 +50,7 @@ var faults = []fault{
 	// Surely not applied: the script came too late, or the server will serve soon. The
 	// group has already acted on MOVED, ASK and NOSCRIPT where it could.
 	{class: backend.Unavailable, is: isAny(errLate)},
+	{class: backend.Rejected, is: isAny(errNode), keyOnly: true}, // it serves the keys of its own slots
 	{class: backend.Unavailable, says: []string{"CLUSTERDOWN Hash slot not served", "MOVED", "ASK"}, reload: true, keyOnly: true},
 	{class: backend.Unavailable, says: []string{"LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY"}, reload: true},
 	{class: backend.Unavailable, says: []string{"TRYAGAIN"}, keyOnly: true},
@@ -86,6 +90,9 @@ func faultOf(err error) fault {
 
 // failure returns the error of a call, and looks for another node if that may help.
 func (s *Store) failure(op string, err error) *backend.Error {
+	if _, plain := s.client.(*redis.Client); plain && redis.HasErrorPrefix(err, "MOVED") {
+		err = errNode
+	}
 	f := faultOf(err)
 	s.reload(f)
 	return &backend.Error{Op: op, Class: f.class, Err: err, KeyOnly: f.keyOnly}

@@ -37,7 +37,7 @@ var rows = []row{
 	{"-NOREPLICAS Not enough good replicas to write.", backend.Unavailable, false},
 	{"-ERR max number of clients reached", backend.Unavailable, false},
 	{"-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", backend.Unavailable, false},
-	{"-MOVED 12182 127.0.0.1:7002", backend.Unavailable, true}, // to a client that does not follow
+	{"-MOVED 12182 127.0.0.1:7002", backend.Rejected, true}, // to a client that does not follow
 	{"-ASK 12182 127.0.0.1:7002", backend.Unavailable, true},
 	{"-READONLY You can't write against a read only replica.", backend.Unavailable, false},
 	{"-ERR Script attempted to access a non local key in a cluster node script: abc, on @user_script:58.", backend.Unknown, true},

@@ -17,8 +17,12 @@ import (
 // for want of a right for example.
 var ErrUnverified = errors.New("could not be checked")
 
+// otherSlots is how many keys more Verify looks at on one server. A node of a cluster of three
+// serves them all, and the first, once in 700 times.
+const otherSlots = 5
+
 // Verify checks what a limiter needs of the servers, for a program that would rather know it
-// at its start: that they can be reached and accept the login, that the user has the rights
+// at its start: that they can be reached and accept the login, that a single server is no node of a cluster, that the user has the rights
 // to all scripts and commands of a limiter (SECURITY.md), that messages to limiters come, and
 // that no server evicts keys when its memory is full, because a key whose window is evicted gets
 // a second limit. In a cluster it checks every master, and also the clients of [WithReplicas].
@@ -28,7 +32,7 @@ var ErrUnverified = errors.New("could not be checked")
 // be checked: the eviction policy, if the user lacks the right to INFO. The other parts are
 // [backend.Error]s. The one whose Op is "listen" says that messages do not come: limits hold without
 // them, but refusals may be early, and a Reset or Refresh elsewhere is seen late. Verify makes some
-// fifteen calls for each server, one on a connection of its own, on a key of a random name
+// twenty calls for each server, one on a connection of its own, on a key of a random name
 // that is gone after half a minute, unless a right is missing. The client's timeouts bound each call, also if ctx ends.
 func (s *Store) Verify(ctx context.Context) error {
 	if err := s.begin("verify"); err != nil {
@@ -94,6 +98,14 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 		ask(checkScript, tokens, length), ask(takeScript, 2, tokens, length, 0, 0, 0), ask(settleScript, -1, tokens),
 		ask(resetScript, tokens, length, 0, 0, 0), state("c"), // it deletes fields that are void
 		func() error { return s.hears(ctx, server) },
+	}
+	if s.cluster == nil { // a node of a cluster serves the keys of its own slots, and no others
+		for i := range otherSlots {
+			tries = append(tries, func() error {
+				_, err := s.do(ctx, request{script: checkScript, key: key + ":" + strconv.Itoa(i), args: []any{tokens, length}})
+				return err
+			})
+		}
 	}
 	for _, reader := range s.readers {
 		tries = append(tries, func() error {

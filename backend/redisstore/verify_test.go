@@ -37,13 +37,23 @@ func TestVerifyNamesAll(t *testing.T) {
 	c := redistest.StartCluster(t, 3, 0)
 	s := redisstore.New(c.Client())
 	require.NoError(t, s.Verify(t.Context()))
+
+	node := redisstore.New(c.Nodes[0].Client(documented)) // a client that takes it for the whole
+	require.ErrorContains(t, node.Verify(t.Context()), "use a redis-cluster:// URL")
+	elsewhere := keysIn(c, c.SlotsOf(c.Nodes[1]), "k", 1)[0]
+	_, err := node.Take(t.Context(), backend.TakeRequest{Key: elsewhere, Limit: millions, Tokens: 1})
+	failure, _ := errors.AsType[*backend.Error](err)
+	require.Equal(t, backend.Rejected, failure.Class)
+	require.True(t, failure.KeyOnly)
+	require.NotContains(t, err.Error(), c.Nodes[1].Addr())
+
 	for i, policy := range []string{"noeviction", "allkeys-lru", "volatile-ttl"} {
 		client := c.Nodes[i].Client()
 		require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "100mb").Err())
 		require.NoError(t, client.ConfigSet(t.Context(), "maxmemory-policy", policy).Err())
 	}
 	c.SetUser("user poor on >PASSWORD ~* &* +@all -hset -subscribe")
-	err := redisstore.New(c.Client(clusterUser("poor"))).Verify(t.Context())
+	err = redisstore.New(c.Client(clusterUser("poor"))).Verify(t.Context())
 	for _, fault := range []string{"allkeys-lru", "volatile-ttl", "sync: store rejected", "reset: store rejected", "listen: store rejected"} {
 		require.ErrorContains(t, err, fault)
 	}
