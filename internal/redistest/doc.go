@@ -10,7 +10,7 @@
 // a server that it did not start.
 //
 // [Process.Pause], [Process.Kill] and [Server.Restart] are the faults of a
-// process. [Server.SetUser] adds a user. [Spawn] starts any other process.
+// process. [StartClocked] runs a server whose clock can be set. [Server.SetUser] adds a user. [Spawn] starts any other process.
 //
 // # Proxies
 //

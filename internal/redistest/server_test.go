@@ -134,3 +134,11 @@ func requireRefused(t *testing.T, addr string) {
 	_, err := dial(addr)
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 }
+
+func TestClock(t *testing.T) {
+	_, clock := redistest.StartClocked(t)
+	for _, ahead := range []time.Duration{0, time.Hour, -time.Minute} {
+		clock.Set(ahead)
+		require.InDelta(t, ahead, clock.Ahead(), float64(patience))
+	}
+}

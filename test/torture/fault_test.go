@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
@@ -246,19 +245,12 @@ func (x *run) killProcess(*event) int64 {
 func step(direction time.Duration) func(*run, *event) int64 {
 	return func(x *run, e *event) int64 {
 		step := shortWindow/5 + time.Duration(x.rng.Int64N(int64(shortWindow*23/10)))
-		before := x.ahead()
-		x.setClock(before + direction*step)
-		moved := direction * (x.ahead() - before)
+		before := x.clock.Ahead()
+		x.clock.Set(before + direction*step)
+		moved := direction * (x.clock.Ahead() - before)
 		e.Starved = x.starved(ample, 3*shortWindow)
 		return once(moved > step/2 && moved < step*2)
 	}
-}
-
-// ahead returns how far the server's clock is ahead of ours.
-func (x *run) ahead() time.Duration {
-	now, err := x.peer(0).Client().Time(x.t.Context()).Result()
-	require.NoError(x.t, err)
-	return time.Until(now)
 }
 
 // starved watches a role for a while and returns the longest time without an admission.

@@ -2,13 +2,11 @@ package torture
 
 import (
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -62,7 +60,7 @@ type run struct {
 	cluster *redistest.Cluster
 	pair    *redistest.Replicated // its Primary changes at each failover
 	link    *redistest.Proxy      // between the primary and the replica
-	clock   *os.File              // holds the offset of the server's clock
+	clock   *redistest.Clock      // of the server
 
 	busy    context.Context // ends when the processes have to finish
 	finish  context.CancelFunc
@@ -120,7 +118,9 @@ func (x *run) setUp() {
 	case volatile:
 		x.add(redistest.Start(x.t))
 	case clocked:
-		x.add(redistest.StartEnv(x.t, x.newClock()))
+		server, clock := redistest.StartClocked(x.t)
+		x.clock = clock
+		x.add(server)
 	case pair:
 		x.pair = redistest.StartReplicated(x.t, 1)
 		x.link = x.pair.Link(0)
@@ -197,27 +197,6 @@ func granted(c backend.Contents) int64 {
 		n += a.Returned
 	}
 	return n
-}
-
-// newClock compiles the shim and returns the environment of a server that uses it.
-func (x *run) newClock() []string {
-	x.t.Helper()
-	lib, offset := filepath.Join(x.t.TempDir(), "clockshim.so"), filepath.Join(x.t.TempDir(), "offset")
-	out, err := exec.CommandContext(x.t.Context(), "cc", "-O2", "-shared", "-fPIC", "-o", lib, "testdata/clockshim.c", "-ldl").CombinedOutput()
-	require.NoError(x.t, err, "cc: %s", out)
-	x.clock, err = os.Create(offset)
-	require.NoError(x.t, err)
-	x.t.Cleanup(func() { _ = x.clock.Close() })
-	x.setClock(0)
-	return []string{"LD_PRELOAD=" + lib, "TORTURE_CLOCK=" + offset}
-}
-
-// setClock sets the server's clock ahead of the machine's. It writes eight bytes in
-// place, which the server reads as one.
-func (x *run) setClock(ahead time.Duration) {
-	x.t.Helper()
-	_, err := x.clock.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(ahead.Microseconds())), 0)
-	require.NoError(x.t, err)
 }
 
 // span returns a random duration for a fault.

@@ -1,5 +1,5 @@
 /* A clock that can be set. Preloaded into a redis-server, it adds the microseconds
- * in the file named by TORTURE_CLOCK, a native 64-bit integer, to the time of day.
+ * in the file named by REDISTEST_CLOCK, a native 64-bit integer, to the time of day.
  * A step of a real clock leaves the monotonic clock alone, and so does this one. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -14,7 +14,7 @@
 static volatile int64_t *offset;
 
 __attribute__((constructor)) static void map_offset(void) {
-  const char *path = getenv("TORTURE_CLOCK");
+  const char *path = getenv("REDISTEST_CLOCK");
   int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
   if (fd < 0) return;
   void *p = mmap(NULL, sizeof *offset, PROT_READ, MAP_SHARED, fd, 0);
