@@ -58,6 +58,14 @@ bench: redis ## Measure side by side with peers: tables, a chart in test/results
 fleet: ## Simulate fleets of processes: a table and a chart in test/results. SEED=1.
 	cd test/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
 
+# ROWS is a list of patterns such as 20/60,3/*/bursts. KEEP=1 writes the table that later ones
+# are compared with.
+ROWS := all
+KEEP :=
+.PHONY: everyday
+everyday: ## Simulate the limits that most people have, beside the committed table. ROWS=all KEEP=1.
+	cd test/fleet && go test -count=1 -timeout=1h -run='^TestEveryday$$' -everyday='$(ROWS)' -seed=$(SEED) $(if $(KEEP),-keep=../results/everyday.txt)
+
 .PHONY: torture
 torture: redis cc ## Break servers, networks and processes at random, for T=10m, and judge; then run the other long tests.
 	cd test/torture && go test -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T) -seed=$(SEED)

@@ -30,6 +30,7 @@ type Network struct {
 	Serve   func(ctx context.Context, c *Call) error           // delays a call that has arrived, or turns it away
 	Request func(r *backend.SyncRequest)                       // changes statements
 	Reply   func(reply any)                                    // changes replies: a *backend.SyncReply, for example
+	Travel  func(who int, leg Leg) time.Duration               // how long what starts now takes; set it before the first call
 
 	store    atomic.Pointer[backend.Store]
 	ahead    atomic.Int64
@@ -67,6 +68,24 @@ func Far(delay time.Duration) *Network { return New(memstore.New(), delay) }
 // by skew, or earlier if skew is negative. A caller's own timeout may fall on the deadline,
 // and skew gives the two an order.
 func (n *Network) Port(who int, skew time.Duration) backend.Store { return &port{n, who, skew} }
+
+// Leg is one way of a call or of a message.
+type Leg int
+
+// The legs: of a request to the store, of its reply, and of a message to a limiter.
+const (
+	Going Leg = iota
+	Coming
+	Message
+)
+
+// takes returns how long a leg of a limiter takes that starts now: the delay, or what Travel says.
+func (n *Network) takes(who int, leg Leg, delay time.Duration) time.Duration {
+	if n.Travel != nil {
+		return n.Travel(who, leg)
+	}
+	return delay
+}
 
 // Call is one call to the store.
 type Call struct {
@@ -261,7 +280,7 @@ func (p *port) carry(ctx context.Context, c *Call) error {
 		}
 		return unknown(ctx.Err())
 	}
-	if err := Pass(ctx, delay); err != nil {
+	if err := Pass(ctx, n.takes(p.who, Going, delay)); err != nil {
 		return unknown(err)
 	}
 	switch {
@@ -286,7 +305,7 @@ func (p *port) carry(ctx context.Context, c *Call) error {
 	if f == LoseReply {
 		return unknown(ErrCut)
 	}
-	if err := Pass(ctx, delay); err != nil {
+	if err := Pass(ctx, n.takes(p.who, Coming, delay)); err != nil {
 		return unknown(err)
 	}
 	c.Reply = reply
@@ -367,7 +386,7 @@ func (p *port) Reset(ctx context.Context, r backend.ResetRequest) (backend.State
 // Listen implements [backend.Listener], if the store does: a message takes as long as a
 // request, and messages stay in order. It is lost while Deafen has an error.
 func (p *port) Listen(process string, hear func(backend.Message)) backend.Subscription {
-	s := &subscription{net: p.net, hear: hear}
+	s := &subscription{net: p.net, who: p.who, hear: hear}
 	s.Subscription = p.net.Store().(backend.Listener).Listen(process, func(m backend.Message) {
 		if s.Err("") == nil {
 			s.send(m)
@@ -391,6 +410,7 @@ func (p *port) Publish(ctx context.Context, m backend.Message) error {
 type subscription struct {
 	backend.Subscription
 	net  *Network
+	who  int // the limiter
 	hear func(backend.Message)
 
 	mu      sync.Mutex // held while hear runs, because its calls come one at a time
@@ -402,7 +422,7 @@ func (s *subscription) send(m backend.Message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiting = append(s.waiting, m)
-	time.AfterFunc(s.net.delay, func() {
+	time.AfterFunc(s.net.takes(s.who, Message, s.net.delay), func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		m := s.waiting[0]

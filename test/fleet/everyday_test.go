@@ -2,11 +2,9 @@ package fleet
 
 import (
 	"cmp"
-	"context"
-	"flag"
 	"fmt"
+	"math"
 	"path"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -15,57 +13,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
-var (
-	chosen = flag.String("everyday", "", "print the table of everyday limits: `rows` such as 20/60/sticky, 20/*/*, 7/90/bursts25, or all, or scenes")
-	seed   = flag.Uint64("seed", 1, "`seed` of all randomness")
-	seeds  = flag.Uint64("seeds", 3, "how many `seeds` a row of everyday limits is the mean of")
-	window = flag.Duration("window", time.Minute, "`length` of the window of everyday limits")
-	tokens = flag.Int64("tokens", 1, "`tokens` that a request for an everyday limit takes")
-	demand = flag.Float64("demand", 1.5, "demand for everyday limits, in `limits` per window")
-)
-
-// TestEveryday measures limits as most people have them: some tokens a user, behind a
-// balancer over some processes. Nothing may be admitted over the limit, and in the scenes no
-// less than that; the rest is not asserted. This prints rows of the table:
-//
-//	go test -run=TestEveryday -everyday='20/60/sticky,3/*/*' -seeds=3
-//
-// A row is processes/limit/shape, with a shape of manners. A number after the shape is how
-// many requests a run has. Other flags are -window and -demand; -everyday=scenes prints
-// what a few events do.
-func TestEveryday(t *testing.T) {
-	if *chosen == "" {
-		for _, name := range []string{"3/60/random", "3/60/bursts", "20/60/sticky", "20/300/crowds"} {
-			everydayOf(t, name).measure(t, 1, adaptively)
-		}
-		playScenes(t, false)
-		return
-	}
-	if *chosen != "scenes" {
-		fmt.Printf(everydayHeading, *window, *demand, *seeds, *seed)
-		missed := map[string]int{}
-		for _, name := range everydayNames(*chosen) {
-			row := everydayOf(t, name)
-			fmt.Println(row.line(row.measure(t, *seeds, adaptively), row.measure(t, *seeds, reservoir.WithDirect()), missed))
-		}
-		fmt.Println("rows that miss a bar:", missed)
-	}
-	if *chosen == "all" || *chosen == "scenes" {
-		playScenes(t, true)
-	}
-}
-
-var adaptively = reservoir.WithBatch(reservoir.Adaptive(1, 0))
-
-// everyday is a row of the table.
+// everyday is a row of the table: some processes that share a limit as most people have them.
+// Its name is processes/limit/shape, and then the window if that is not a minute, and how far
+// away the store is, one way, if that is not a millisecond: 20/1000/bursts/1s/25ms.
 type everyday struct {
 	name      string
 	processes int
 	limit     int64
+	window    time.Duration
+	away      time.Duration
 	manner
+	rests bool // it measures what processes hold at rest, see idle
 }
 
 // manner is how requests come to processes: in runs of so many at one process and then at
@@ -74,6 +34,12 @@ type manner struct {
 	run       int
 	scattered bool
 	atOnce    bool
+
+	sizes []int64 // tokens of a request, each as likely; nil = one token
+	used  int64   // what a request turns out to have used, settled somewhat later; 0 = all
+	moves bool    // nine in ten requests come to a tenth of the processes, and then to the next tenth
+	near  bool    // every other request comes to process 0, which alone is a millisecond away from the store
+	pause bool    // requests come for 1.3 windows, then none for 1.7
 }
 
 var manners = map[string]manner{
@@ -81,83 +47,197 @@ var manners = map[string]manner{
 	"bursts": {run: 10, atOnce: true},
 	"crowds": {run: 10, atOnce: true, scattered: true},
 	"sticky": {run: 20}, // a client keeps a process for a while
+	"mixed":  {run: 1, scattered: true, sizes: []int64{1, 2, 5, 10}},
+	"large":  {run: 1, scattered: true, sizes: []int64{1, 1, 1, 50}},
+	"settle": {run: 1, scattered: true, sizes: []int64{10}, used: 3},
+	"moves":  {run: 1, moves: true},
+	"near":   {run: 1, near: true, scattered: true},
+	"pauses": {run: 1, scattered: true, pause: true},
 }
 
-// everydayNames returns the names of the rows that match the list of patterns, and those
-// of the list that are no row of the table.
-func everydayNames(list string) (names []string) {
-	var all []string
+// policy is how limiters fetch tokens for a limit.
+type policy struct {
+	name, what string
+	option     reservoir.Option
+	rolls      bool
+}
+
+var (
+	byDefault  = reservoir.WithBatch(reservoir.Adaptive(1, 0))
+	exactly    = reservoir.WithBatch(reservoir.Fixed(1))
+	directly   = reservoir.WithDirect()
+	theDefault = policy{"default", "fixed windows, batches as by default", byDefault, false}
+	policies   = []policy{
+		theDefault,
+		{"exact", "fixed windows, Fixed(1): batches of what callers need", exactly, false},
+		{"direct", "fixed windows, WithDirect", directly, false},
+		{"rolling", "rolling limits, batches as by default", byDefault, true},
+		{"rolling-exact", "rolling limits, Fixed(1)", exactly, true},
+		{"rolling-direct", "rolling limits, WithDirect", directly, true},
+	}
+)
+
+// classic are the rows whose calls are summed, the first 84 of the table.
+func classic() (names []string) {
 	for _, n := range []int{3, 10, 20, 50} {
 		for _, l := range []int{10, 60, 300, 1000, 5000} {
 			for _, m := range []string{"random", "bursts", "crowds", "sticky"} {
-				all = append(all, fmt.Sprintf("%d/%d/%s", n, l, m))
+				names = append(names, fmt.Sprintf("%d/%d/%s", n, l, m))
 			}
 		}
 	}
-	all = append(all, "200/6000/random", "200/6000/sticky", "1000/100000/random", "1000/100000/sticky")
-	for pattern := range strings.SplitSeq(list, ",") {
-		before := len(names)
-		for _, name := range all {
-			if ok, _ := path.Match(pattern, name); ok || pattern == "all" {
-				names = append(names, name)
-			}
-		}
-		if len(names) == before {
-			names = append(names, pattern)
-		}
-	}
-	return names
+	return append(names, "200/6000/random", "200/6000/sticky", "1000/100000/random", "1000/100000/sticky")
 }
 
-// everydayOf returns the row of that name.
+// further are the rows of what the classic ones lack.
+var further = []string{
+	"3/60/mixed", "3/300/mixed", "20/300/mixed", "20/1000/mixed", "20/5000/mixed",
+	"3/300/large", "3/1000/large", "20/1000/large", "20/5000/large",
+	"3/300/settle", "20/300/settle", "20/1000/settle", "20/5000/settle",
+	"10/300/moves", "20/1000/moves", "50/5000/moves", "20/1000/moves/10s",
+	"3/60/pauses", "20/300/pauses", "20/1000/pauses",
+	"3/100/near/1s/10ms", "3/100/near/1s/20ms", "10/1000/near/1s/10ms", "10/1000/near/1s/20ms",
+	"3/100/near/10s/10ms", "3/100/near/10s/20ms", "10/1000/near/10s/10ms", "10/1000/near/10s/20ms",
+	"3/10/random/1s", "3/10/bursts/1s", "3/10/sticky/1s", "20/10/random/1s", "20/10/bursts/1s", "20/10/sticky/1s",
+	"3/300/random/1s/25ms", "20/1000/random/1s/25ms", "20/1000/bursts/1s/25ms", "20/1000/crowds/1s/25ms", "20/1000/sticky/1s/25ms",
+}
+
+// rowsOf returns the rows of a policy. Default and exact need have all, because the one is
+// judged by the other. A direct call costs a call for each request, whatever the limit, so
+// there is no need for many rows. Rolling limits have those in which windows matter.
+func rowsOf(p policy) []string {
+	some := []string{"3/60/*", "20/60/*", "3/300/*", "20/300/*"}
+	switch p.name {
+	case "default", "exact":
+		return slices.Concat(classic(), further)
+	case "direct":
+		return slices.Concat(matching(classic(), some...), matching(further, "3/*", "*/10/*/1s", "20/300/*", "20/1000/mixed", "20/1000/large"))
+	case "rolling", "rolling-exact":
+		return slices.Concat(matching(classic(), append(some, "3/1000/*", "20/1000/*", "20/5000/random")...), further)
+	}
+	return matching(slices.Concat(classic(), further), "3/60/*", "20/300/random", "20/300/bursts", "*/10/*/1s")
+}
+
+// matching returns the names that match one of the patterns.
+func matching(names []string, patterns ...string) (some []string) {
+	for _, name := range names {
+		if slices.ContainsFunc(patterns, func(pattern string) bool {
+			depth := strings.Count(pattern, "/")
+			head := strings.SplitAfterN(name, "/", depth+2) // a pattern matches what a name begins with
+			ok, _ := path.Match(pattern, strings.TrimSuffix(strings.Join(head[:min(depth+1, len(head))], ""), "/"))
+			return ok
+		}) {
+			some = append(some, name)
+		}
+	}
+	return some
+}
+
+// everydayOf returns the row of that name. A number after the shape is how many requests a
+// run has.
 func everydayOf(t *testing.T, name string) everyday {
 	t.Helper()
-	e, shape := everyday{name: name}, ""
-	_, err := fmt.Sscanf(strings.ReplaceAll(name, "/", " "), "%d %d %s", &e.processes, &e.limit, &shape)
-	require.NoError(t, err, "-everyday=%s: want processes/limit/shape", name)
-	kind := strings.TrimRight(shape, "0123456789")
-	e.manner = manners[kind]
-	require.NotZero(t, e.run, "-everyday=%s: want random, bursts, crowds or sticky", name)
-	_, _ = fmt.Sscan(shape[len(kind):], &e.run) // there may be no number
+	e := everyday{name: name, window: time.Minute, away: time.Millisecond}
+	parts := strings.Split(name, "/")
+	require.GreaterOrEqual(t, len(parts), 3, "%s: want processes/limit/shape/window/distance", name)
+	_, err := fmt.Sscan(strings.Join(parts[:2], " "), &e.processes, &e.limit)
+	require.NoError(t, err, name)
+	for i, d := range parts[3:] {
+		*[]*time.Duration{&e.window, &e.away}[i], err = time.ParseDuration(d)
+		require.NoError(t, err, name)
+	}
+	shape := strings.TrimRight(parts[2], "0123456789")
+	e.manner = manners[shape]
+	require.NotZero(t, e.run, "%s: no such shape", name)
+	_, _ = fmt.Sscan(parts[2][len(shape):], &e.run) // there may be no number
 	return e
 }
 
-const (
-	warm    = 1  // windows that do not count
-	counted = 10 // windows that do, see windows
+// idle returns the row of what a process holds at rest after a visit: so many requests at one
+// instant, to each of five processes four times a window.
+func idle(limit int64, window, away time.Duration, visit int) everyday {
+	return everyday{
+		name: fmt.Sprintf("%d/%v/%v", limit, window, 2*away), processes: 5, limit: limit, window: window, away: away,
+		manner: manner{run: visit, atOnce: true}, rests: true,
+	}
+}
 
-	apart     = time.Millisecond       // one way to the store
-	roundTrip = 2*apart + 3*lanePeriod // at most
+const (
+	demanded = 1.5 // limits per window
+	warm     = 1   // windows that do not count
 )
 
-// windows is how many count: fewer where each has so many requests that more show nothing new.
+// windows is how many count: more of short windows with few requests, and fewer of windows
+// with so many that more show nothing new.
 func (e everyday) windows() int {
-	if e.limit > 10_000 {
-		return counted / 4
+	switch {
+	case e.limit > 10_000:
+		return 2
+	case e.window < 10*time.Second && e.limit <= 1000:
+		return 40
 	}
-	return counted
+	return 10
 }
 
-// traffic makes the requests of somewhat more windows than the row has, because each
+// requests makes the requests of somewhat more windows than the row has, because each
 // window opens at a request.
-func (e everyday) traffic(seed uint64) sim.Traffic {
-	gap := float64(*window) * float64(*tokens) / (*demand * float64(e.limit))
-	if e.atOnce {
+func (e everyday) requests(seed uint64) []request {
+	net := e.size()
+	if e.used > 0 {
+		net = float64(e.used)
+	}
+	gap := float64(e.window) * net / (demanded * float64(e.limit))
+	switch {
+	case e.rests:
+		gap = float64(e.window) / float64(4*e.processes)
+	case e.atOnce:
 		gap *= float64(e.run)
 	}
-	length := time.Duration(warm+e.windows()+1)**window + time.Duration(30*gap)
-	return e.manner.traffic(e.processes, gap, length, seed)
+	length := time.Duration(warm+e.windows()+1)*e.window + time.Duration(30*gap)
+	if e.pause {
+		length *= 3
+	}
+	return e.manner.requests(e.processes, e.window, gap, length, seed)
 }
 
-// traffic makes the requests of a time. The mean gap is between requests or, if a run comes at
+// size is the mean of the requests' tokens.
+func (m manner) size() float64 {
+	if m.sizes == nil {
+		return 1
+	}
+	sum := int64(0)
+	for _, n := range m.sizes {
+		sum += n
+	}
+	return float64(sum) / float64(len(m.sizes))
+}
+
+// request is one request.
+type request struct {
+	at      time.Duration
+	process int
+	tokens  int64
+	used    int64 // what is settled later; -1 = nothing is
+}
+
+// requests makes the requests of a time. The mean gap is between requests or, if a run comes at
 // once, between runs.
-func (m manner) traffic(processes int, gap float64, length time.Duration, seed uint64) sim.Traffic {
+func (m manner) requests(processes int, window time.Duration, gap float64, length time.Duration, seed uint64) (all []request) {
 	r := random(seed, 2)
-	t := sim.Traffic{Tokens: *tokens, Keys: []string{"shared"}, Processes: processes, Length: length}
 	last := make([]time.Duration, processes)
-	process := 0
-	for at, i := 0.0, 0; time.Duration(at) < length; i++ {
+	process, at := 0, 0.0 // pauses do not count in at
+	now := func() time.Duration {
+		if !m.pause {
+			return time.Duration(at)
+		}
+		return time.Duration(at + 1.7*float64(window)*math.Floor(at/(1.3*float64(window))))
+	}
+	for i := 0; now() < length; i++ {
 		switch {
+		case m.near && r.IntN(2) == 0:
+			process = 0
+		case m.moves:
+			process = hot(r.IntN, processes, int(12*now()/window))
 		case m.scattered:
 			process = r.IntN(processes)
 		case i%m.run == 0:
@@ -166,111 +246,25 @@ func (m manner) traffic(processes int, gap float64, length time.Duration, seed u
 		if !m.atOnce || i%m.run == 0 {
 			at += r.ExpFloat64() * gap
 		}
-		last[process] = lane(process).next(max(time.Duration(at), last[process]+1), request)
-		t.Requests = append(t.Requests, sim.Request{At: last[process], Process: int32(process)})
-	}
-	slices.SortFunc(t.Requests, func(a, b sim.Request) int { return cmp.Compare(a.At, b.At) })
-	return t
-}
-
-// answer is what one request got.
-type answer struct {
-	at, took time.Duration
-	allowed  bool
-}
-
-// play makes the requests of t and returns the outcome, and the answers by window.
-func play(t *testing.T, traffic sim.Traffic, l reservoir.Limit, o reservoir.Option, seed uint64) (sim.Outcome, map[int64][]answer) {
-	t.Helper()
-	defer debug.SetGCPercent(debug.SetGCPercent(400))
-	r := replayOf(traffic, l, o, apart, seed)
-	answers := map[int64][]answer{}
-	r.Answered = func(q sim.Request, r reservoir.Result, took time.Duration) {
-		id := r.Reset.UnixMilli()
-		answers[id] = append(answers[id], answer{q.At + took, took, r.Allowed})
-	}
-	total, err := r.Run(context.Background())
-	require.NoError(t, err) // of tokens over the limit, too
-	require.Zero(t, total.Errors)
-	return total, answers
-}
-
-// truth is how true the refusals of a window are.
-type truth struct {
-	first    int64 // tokens that were spent when a request was first refused; -1 = none was
-	needless int64 // requests refused while tokens enough were unspent
-	spent    int64
-}
-
-// truthOf returns the truth of a window's answers, and sorts them. The order of answers at
-// one instant is random, so refusals count as the last of these.
-func truthOf(answers []answer, limit int64) truth {
-	order := map[bool]int{true: 0, false: 1}
-	slices.SortFunc(answers, func(a, b answer) int {
-		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(order[a.allowed], order[b.allowed]))
-	})
-	w := truth{first: -1}
-	for _, a := range answers {
-		if a.allowed {
-			w.spent += *tokens
-			continue
+		last[process] = lane(process).next(max(now(), last[process]+1), asking)
+		q := request{at: last[process], process: process, tokens: 1, used: -1}
+		if m.sizes != nil {
+			q.tokens = m.sizes[r.IntN(len(m.sizes))]
 		}
-		if w.first < 0 {
-			w.first = w.spent
+		if m.used > 0 {
+			q.used = m.used
 		}
-		if w.spent+*tokens <= limit {
-			w.needless++
-		}
+		all = append(all, q)
 	}
-	return w
+	slices.SortFunc(all, func(a, b request) int { return cmp.Compare(a.at, b.at) })
+	return all
 }
 
-// Two of four are admitted. The refusal at 2 is needless, and that at 3 is true, though it was
-// answered before the last token was.
-func TestTruth(t *testing.T) {
-	answers := []answer{{at: 2, allowed: false}, {at: 1, allowed: true}, {at: 3, allowed: false}, {at: 3, allowed: true}}
-	require.Equal(t, truth{first: 1, needless: 1, spent: 2}, truthOf(answers, 2))
-	require.Equal(t, truth{first: -1, spent: 1}, truthOf([]answer{{at: 1, allowed: true}}, 2))
-}
-
-// sums are the figures of a row over its seeds and windows.
-type sums struct {
-	windows, refusing         int64 // windows in all, and with a refusal
-	first, worst              float64
-	requests, needless, calls int64
-	waited, late              int64 // for a round trip at least, and for longer
-	longest                   time.Duration
-}
-
-func (e everyday) measure(t *testing.T, seeds uint64, o reservoir.Option) (s sums) {
-	t.Helper()
-	s.worst = 1
-	for i := range seeds {
-		total, answers := play(t, e.traffic(*seed+i), reservoir.Limit{Tokens: e.limit, Window: *window}, o, *seed+i)
-		all := slices.DeleteFunc(total.Windows, func(w *sim.Window) bool { return w.Requests == 0 })
-		end := warm + e.windows()
-		require.Greater(t, len(all), end, "the traffic ended before the windows did")
-		s.calls += all[end].Calls - all[warm].Calls
-		for _, w := range all[warm:end] {
-			s.windows, s.requests, s.waited = s.windows+1, s.requests+w.Requests, s.waited+w.Waited
-			s.add(answers[int64(w.ID)], e.limit)
-		}
+// hot returns one of a tenth of the processes, nine times of ten. Which tenth follows from turn.
+func hot(intN func(int) int, processes, turn int) int {
+	tenth := max(processes/10, 1)
+	if intN(10) == 0 {
+		return intN(processes)
 	}
-	return s
-}
-
-// add adds the answers of a window.
-func (s *sums) add(answers []answer, limit int64) {
-	w := truthOf(answers, limit)
-	s.needless += w.needless
-	if w.first >= 0 {
-		spent := sim.Ratio(w.first, limit)
-		s.refusing, s.first, s.worst = s.refusing+1, s.first+spent, min(s.worst, spent)
-	}
-	for _, a := range answers {
-		s.longest = max(s.longest, a.took)
-		if a.took > roundTrip {
-			s.late++
-		}
-	}
+	return (turn*tenth + intN(tenth)) % processes
 }

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,6 +17,8 @@ import (
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/internal/testnet"
 )
+
+const apart = time.Millisecond // one way to the store
 
 // scene is what came of a limit: the tokens spent at the first refusal or, in a storm, at
 // its end; and those spent in all while demand went on.
@@ -72,11 +75,11 @@ func playScenes(t *testing.T, print bool) {
 // last, which asks every 50 ms for 20 s.
 func visit(t *testing.T, processes, each int, tokens int64, pause time.Duration) scene {
 	t.Helper()
-	traffic := sim.Traffic{Tokens: 1, Keys: []string{"shared"}, Processes: processes, Length: 30 * time.Second}
+	var requests []request
 	at := time.Duration(0)
 	ask := func(process int, after time.Duration) {
-		at = lane(process).next(at+after+1, request)
-		traffic.Requests = append(traffic.Requests, sim.Request{At: at, Process: int32(process)})
+		at = lane(process).next(at+after+1, asking)
+		requests = append(requests, request{at: at, process: process, tokens: 1, used: -1})
 	}
 	for i := range processes - 1 {
 		for range each {
@@ -87,13 +90,15 @@ func visit(t *testing.T, processes, each int, tokens int64, pause time.Duration)
 	for range 400 {
 		ask(processes-1, 50*time.Millisecond)
 	}
-	_, windows := play(t, traffic, reservoir.Limit{Tokens: tokens, Window: time.Minute}, adaptively, *seed)
-	require.Len(t, windows, 1)
-	for _, answers := range windows {
-		w := truthOf(answers, tokens)
-		return scene{w.first, w.spent}
-	}
-	return scene{}
+	e := everyday{processes: processes, limit: tokens, window: time.Minute, away: apart}
+	g := game{everyday: e, policy: theDefault, seed: *seed}
+	s := scene{first: -1}
+	s.admitted = truth(g.play(t, requests).answers, math.MaxInt64, func(_ answer, spent int64) {
+		if s.first < 0 {
+			s.first = spent
+		}
+	})
+	return s
 }
 
 // besideBatches has one process make direct calls, and 19 batch. Half as many requests more
@@ -104,7 +109,7 @@ func besideBatches(t *testing.T, tokens int64, seed uint64) (s scene) {
 		net, r := testnet.Far(apart), random(seed, 3)
 		var all []*reservoir.Limiter
 		for i := range 20 {
-			option := adaptively
+			option := byDefault
 			if i == 0 {
 				option = reservoir.WithDirect()
 			}

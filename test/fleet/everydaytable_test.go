@@ -2,85 +2,243 @@ package fleet
 
 import (
 	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
+	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
-const everydayHeading = `Everyday limits: window %v, demand %v x L, %d seeds from %d, network 1 ms each way.
-first     spent at a window's first refusal, %% of L, mean/worst; bars 99.5/98, or one token short
-needless  requests refused while tokens are unspent, %%; bar 0.2
-calls     per request, %% (WithDirect's); bar WithDirect's, or the row's own
-waited    requests that wait for the store, %% (WithDirect's); bar WithDirect's, and 2.5 from 100 tokens a process on
-late      requests a window that wait longer than a round trip; bar 2, and 0.1 %% of the requests from L = 1,000 on
-longest   wait, ms; bar 8, and 14 with more than 200 processes
-                    first         needless  calls (direct) bar     waited (direct)  late      longest
+const everydayHeading = `Everyday limits: processes/limit/shape, then the window if it is not a minute, and the way to the
+store if it is not 1 ms. Demand is %v times the limit. %d seeds from %d; the same seeds give the same table.
+
+calls     store calls, in a hundred requests
+first     of the limit, spent at a window's first refusal, %%; worst is that of one window. A refusal
+          of n tokens is true if fewer are left, and counts as all spent then
+needless  requests refused while tokens enough were unspent, %%
+waited    requests that waited for the store, %%
+late      requests a window that waited for longer than a round trip; longest in ms
+used      tokens that requests used, %% of the limit
+
+Shapes: random processes; bursts of 10 at one process at one instant; crowds of 10 at random processes; sticky, 20 in a row
+at one process; mixed, 1, 2, 5 or 10 tokens; large, 1, 1, 1 or 50 tokens; settle, 10 tokens, of which 3 turn out to be used;
+moves, nine in ten at a tenth of the processes, a twelfth of the window; near, every other at one process 1 ms away, and the
+others farther; pauses, 1.3 windows with requests and 1.7 without.
+Rolling limits: a spent token counts for 1.05 windows, and each window's time has a first refusal.
 `
 
-// callBars are the rows' own bars, in percent of the requests.
-var callBars = map[string]float64{
-	"20/60/random": 72, "20/60/bursts": 72, "20/60/crowds": 72, "20/60/sticky": 42,
-	"20/300/random": 28, "20/300/bursts": 28, "20/300/crowds": 28, "20/300/sticky": 32,
-	"20/1000/random": 11, "20/1000/bursts": 11, "20/1000/crowds": 11, "20/1000/sticky": 15,
-	"200/6000/random": 18, "200/6000/sticky": 19, "1000/100000/random": 7.5, "1000/100000/sticky": 8,
+const restHeading = `Idle at rest: tokens that a process holds after a visit of 10, 20 or 50 requests at one instant, if one of these was
+admitted, when nobody waits and no call is under way: the mean, and the most. Limit/window/round trip, 5 processes with 4 visits each a window.
+`
+
+// column is a figure of each row. A change by less than its margin, or by a twentieth, is not marked.
+type column struct {
+	name   string
+	digits int
+	margin float64
 }
 
-// line formats a row, with a mark at each figure that misses its bar, and counts these.
-func (e everyday) line(s, direct sums, missed map[string]int) string {
-	cell := func(name, figures string, ok bool) string {
-		if !ok {
-			missed[name]++
-			return figures + " " + mark[false]
+var rowColumns = []column{
+	{"calls", 1, 0.5}, {"first", 2, 0.005}, {"worst", 1, 0.05}, {"needless", 2, 0.005}, {"waited", 1, 1},
+	{"late", 1, 2}, {"longest", 1, 2}, {"used", 1, 0.5},
+}
+
+var restColumns = []column{
+	{"mean 10", 1, 1}, {"most 10", 0, 2}, {"mean 20", 1, 1}, {"most 20", 0, 2}, {"mean 50", 1, 1}, {"most 50", 0, 2},
+}
+
+const calls, first, worst, needless, waited, late, longest, used = 0, 1, 2, 3, 4, 5, 6, 7 // of rowColumns
+
+// block is a part of the table: the rows of a policy.
+type block struct {
+	name, what string
+	columns    []column
+	names      []string // of the rows, in order
+	rows       map[string][]float64
+}
+
+// blocks are the empty parts of the table.
+func blocks() (all []block) {
+	for _, p := range policies {
+		all = append(all, block{name: p.name, what: p.what, columns: rowColumns, names: rowsOf(p), rows: map[string][]float64{}})
+	}
+	for _, p := range restPolicies {
+		b := block{name: "rest-" + p.name, what: "idle at rest, " + p.what, columns: restColumns, rows: map[string][]float64{}}
+		for _, limit := range []int64{10, 60, 300, 1000, 6000, 60_000} {
+			for _, window := range []time.Duration{time.Second, time.Minute} {
+				for _, away := range []time.Duration{time.Millisecond / 2, 25 * time.Millisecond} {
+					b.names = append(b.names, idle(limit, window, away, 1).name)
+				}
+			}
 		}
-		return figures
+		all = append(all, b)
 	}
-	b, f, d := e.bars(direct), s.figures(), direct.figures()
-	first := "–"
-	if s.refusing > 0 {
-		first = fmt.Sprintf("%.1f/%.1f", f.first, f.worst)
-	}
-	return fmt.Sprintf("%-19s %-13s %-9s %-23s %-16s %-9s %s", e.name,
-		cell("first", first, s.refusing == 0 || f.first >= b.first && f.worst >= b.worst),
-		cell("needless", fmt.Sprintf("%.1f", f.needless), f.needless <= b.needless),
-		cell("calls", fmt.Sprintf("%.1f (%.1f) %.1f", f.calls, d.calls, b.calls), f.calls <= b.calls),
-		cell("waited", fmt.Sprintf("%.1f (%.1f)", f.waited, d.waited), f.waited <= b.waited),
-		cell("late", fmt.Sprintf("%.1f", f.late), f.late <= b.late),
-		cell("longest", fmt.Sprintf("%.1f", f.longest), f.longest <= b.longest))
+	return all
 }
 
-// figures are the columns of a row, or their bars.
-type everydayFigures struct {
-	first, worst, needless, calls, waited float64 // percent
-	late                                  float64 // per window
-	longest                               float64 // ms
+var (
+	restPolicies = []policy{policies[0], policies[3]}
+	visits       = []int{10, 20, 50}
+)
+
+// figures are the columns of a row.
+func (s sums) figures() []float64 {
+	spent, least := math.NaN(), math.NaN()
+	if s.Refusing > 0 {
+		spent, least = 100*s.First/float64(s.Refusing), 100*s.Worst
+	}
+	percent := func(n int64) float64 { return 100 * sim.Ratio(n, s.Requests) }
+	return rounded(rowColumns, []float64{
+		percent(s.Calls), spent, least, percent(s.Needless), percent(s.Waited),
+		sim.Ratio(s.Late, s.Windows), float64(s.Longest) / float64(time.Millisecond), 100 * sim.Ratio(s.Used, s.Tokens),
+	})
 }
 
-func (s *sums) figures() everydayFigures {
-	return everydayFigures{
-		first: 100 * s.first / float64(max(s.refusing, 1)), worst: 100 * s.worst, needless: 100 * sim.Ratio(s.needless, s.requests),
-		calls: 100 * sim.Ratio(s.calls, s.requests), waited: 100 * sim.Ratio(s.waited, s.requests),
-		late: sim.Ratio(s.late, s.windows), longest: inMilliseconds(s.longest),
+// rest are two columns of a row of what processes hold at rest.
+func (s sums) rest() []float64 { return []float64{sim.Ratio(s.Held, s.Rests), float64(s.Most)} }
+
+// rounded returns the values as they are printed, so that what is read again is equal.
+func rounded(columns []column, values []float64) []float64 {
+	for i, v := range values {
+		values[i], _ = strconv.ParseFloat(columns[i].text(v), 64)
 	}
+	return values
 }
 
-func inMilliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+func (c column) text(v float64) string {
+	if math.IsNaN(v) {
+		return "NaN"
+	}
+	return strconv.FormatFloat(v, 'f', c.digits, 64)
+}
 
-// bars returns the bars of a row, some of which are what direct calls cost.
-func (e everyday) bars(direct sums) everydayFigures {
-	short := 100 * sim.Ratio(e.limit-1, e.limit) // by one token
-	b := direct.figures()
-	b.first, b.worst, b.needless, b.late, b.longest = min(99.5, short), min(98, short), 0.2, 2, inMilliseconds(4*roundTrip)
-	if own := callBars[e.name]; own > 0 && *demand == 1.5 && *window == time.Minute {
-		b.calls = min(b.calls, own)
+// text writes a block. Beside a figure stands that of the committed table in brackets, if it is another,
+// with a mark if it is beyond the margin.
+func (b block) text(then block, margin float64) string {
+	heads := []string{""}
+	for _, c := range b.columns {
+		heads = append(heads, strings.ReplaceAll(c.name, " ", "-"))
 	}
-	if e.limit >= 100*int64(e.processes) {
-		b.waited = min(b.waited, 2.5)
+	cells := [][]string{heads}
+	for _, name := range b.names {
+		line := []string{name}
+		for i, c := range b.columns {
+			cell := c.text(b.rows[name][i])
+			if was := then.rows[name]; was != nil && c.text(was[i]) != cell {
+				cell += " (" + c.text(was[i]) + ")"
+				if c.changed(was[i], b.rows[name][i], margin) {
+					cell += "!"
+				}
+			}
+			line = append(line, cell)
+		}
+		cells = append(cells, line)
 	}
-	if e.limit >= 1000 {
-		b.late = min(b.late, 0.001*sim.Ratio(direct.requests, direct.windows))
+	heading := ""
+	if b.name == "rest-"+restPolicies[0].name {
+		heading = "\n" + restHeading
 	}
-	if e.processes > 200 {
-		b.longest = inMilliseconds(7 * roundTrip)
+	return heading + fmt.Sprintf("\n%s: %s\n", b.name, b.what) + table.Text(cells, false)
+}
+
+// changed reports whether a figure differs by more than its margin, and the part margin of it.
+func (c column) changed(then, now, margin float64) bool {
+	if math.IsNaN(then) || math.IsNaN(now) {
+		return math.IsNaN(then) != math.IsNaN(now)
 	}
-	return b
+	return math.Abs(now-then) > max(c.margin, margin*math.Abs(then))
+}
+
+// parse reads the figures of a table without brackets, by block and row.
+func parse(text string) map[string]block {
+	all := map[string]block{}
+	var b block
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		switch name, _, ok := strings.Cut(line, ":"); {
+		case len(fields) == 0:
+		case ok && slices.ContainsFunc(blocks(), func(b block) bool { return b.name == name }):
+			b = block{name: name, rows: map[string][]float64{}}
+			all[name] = b
+		case b.rows != nil && strings.Contains(fields[0], "/"):
+			for _, f := range fields[1:] {
+				v, _ := strconv.ParseFloat(f, 64)
+				b.rows[fields[0]] = append(b.rows[fields[0]], v)
+			}
+		}
+	}
+	return all
+}
+
+// verdict is what a table is judged by, if then is the committed one.
+func verdict(now, then map[string]block) string {
+	text := "\nJudged:\n"
+	say := func(what string, missed []string) {
+		mark := "✓"
+		if len(missed) > 0 {
+			mark = fmt.Sprintf("✗ %d: %s", len(missed), strings.Join(missed, ", "))
+		}
+		text += "  " + what + " " + mark + "\n"
+	}
+	base, exact := now["default"], now["exact"]
+	sum := func(b block) (sum float64) {
+		for _, name := range classic() {
+			if row := b.rows[name]; row != nil {
+				sum += row[calls]
+			}
+		}
+		return sum
+	}
+	text += fmt.Sprintf("  sum of the calls of the first 84 rows: %.1f; committed %.1f, exact need %.1f; bar 2100\n", sum(base), sum(then["default"]), sum(exact))
+	missing := func(b block, other map[string][]float64, format string, i int, beyond func(name string, v, other float64) bool) (missed []string) {
+		for _, name := range b.names {
+			if o := other[name]; o != nil && beyond(name, b.rows[name][i], o[i]) {
+				missed = append(missed, fmt.Sprintf(format, name, b.rows[name][i], o[i]))
+			}
+		}
+		return missed
+	}
+	than := "%s %.1f (%.1f)"
+	say("calls at most 2 above exact need, 6 for several tokens:", missing(base, exact.rows, than, calls, func(name string, v, o float64) bool {
+		return v > o+allowance(name)+1e-9
+	}))
+	say("calls at most 5 above the committed table, and 1.5 times, or 1.7 at 1 s and 50 ms:", missing(base, then["default"].rows, than, calls, func(name string, v, o float64) bool {
+		times := 1.5
+		if strings.HasSuffix(name, "/1s/25ms") {
+			times = 1.7
+		}
+		return v > o+5+1e-9 || v > times*o+0.1
+	}))
+	say("waits at most 2 points above exact need's:", missing(base, exact.rows, than, waited, func(_ string, v, o float64) bool { return v > o+2+1e-9 }))
+	for _, b := range []block{base, now["direct"], now["rolling"]} {
+		alone := func(what, format string, i int, bad func(v float64) bool) {
+			say(b.name+": "+what, missing(b, b.rows, format, i, func(_ string, v, _ float64) bool { return bad(v) }))
+		}
+		alone("first refusal at 100:", "%s %.2[2]f", first, func(v float64) bool { return v < 100 })
+		alone("in the worst window at 99.9:", "%s %.1[2]f", worst, func(v float64) bool { return v < 99.9 })
+		alone("none needless:", "%s %.2[2]f", needless, func(v float64) bool { return v > 0 })
+	}
+	for _, p := range restPolicies {
+		b := now["rest-"+p.name]
+		var missed []string
+		for _, name := range b.names {
+			limit, _ := strconv.ParseFloat(name[:strings.Index(name, "/")], 64)
+			if most := slices.Max(b.rows[name]); most > max(limit/10, 3) {
+				missed = append(missed, fmt.Sprintf("%s %.0f", name, most))
+			}
+		}
+		say(b.name+": at most a tenth of the limit, or three requests:", missed)
+	}
+	return text
+}
+
+// allowance is how many calls in a hundred a row may make above exact need.
+func allowance(name string) float64 {
+	if m := manners[strings.Split(name, "/")[2]]; m.sizes != nil {
+		return 6
+	}
+	return 2
 }

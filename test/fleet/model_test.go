@@ -10,7 +10,7 @@
 //
 //	go test -tags=fleet -run=TestFleet -fleet=bars -rules=adaptive
 //
-// TestEveryday has smaller limits, and asks how true refusals are.
+// TestEveryday has the limits that most people have, and asks how true refusals are.
 //
 // A row covers several windows from the very first, which is cold. Requests count to the
 // window in their Result. Stranded is what all processes hold by the store's ledger when a
@@ -74,7 +74,7 @@ const oneWay = 500 * time.Microsecond // half of a call, to which the lane adds 
 // run simulates one fleet on a virtual clock. An error means that the model itself is
 // unsound.
 func (s scenario) run(r rule, seed uint64) (outcome, error) {
-	replay := replayOf(s.traffic(seed), s.limit, r.option(s.limit), oneWay, seed)
+	replay := replayOf(s.traffic(seed), s.limit, r.option(s.limit), seed)
 	if r.name != adaptive {
 		replay.Store = struct{ backend.Store }{replay.Store}
 	}
@@ -91,7 +91,7 @@ func (s scenario) run(r rule, seed uint64) (outcome, error) {
 
 // replayOf returns a replay of t on the virtual clock, over a new memstore that is oneWay
 // away.
-func replayOf(t sim.Traffic, l reservoir.Limit, o reservoir.Option, oneWay time.Duration, seed uint64) *sim.Replay {
+func replayOf(t sim.Traffic, l reservoir.Limit, o reservoir.Option, seed uint64) *sim.Replay {
 	travel := func(process int, now time.Duration, back bool) time.Duration {
 		if back {
 			return lane(process).next(now+oneWay, reply) - now
@@ -110,7 +110,11 @@ func (s scenario) traffic(seed uint64) sim.Traffic {
 	length := time.Duration(s.windows) * s.limit.Window
 	if s.kind == nil {
 		gap := float64(s.limit.Window) / (s.demand * float64(s.limit.Tokens))
-		return manners["sticky"].traffic(s.processes, gap, length+length/8+s.limit.Window/8, seed)
+		t := sim.Traffic{Tokens: 1, Keys: []string{"shared"}, Processes: s.processes, Length: length + length/8 + s.limit.Window/8}
+		for _, q := range manners["sticky"].requests(s.processes, s.limit.Window, gap, t.Length, seed) {
+			t.Requests = append(t.Requests, sim.Request{At: q.at, Process: int32(q.process)})
+		}
+		return t
 	}
 	t := sim.Traffic{Tokens: 1, Keys: []string{"shared"}, Processes: s.processes, Length: length}
 	shape := s.kind(s.processes, random(seed, 0))
@@ -118,7 +122,7 @@ func (s scenario) traffic(seed uint64) sim.Traffic {
 		a := arrivals{shape, i, s.demand * float64(s.limit.Tokens) / s.limit.Window.Seconds(), random(seed, 1<<32+uint64(i))}
 		made := time.Duration(0)
 		for at := a.after(0); at < length+length/8+s.limit.Window/8; at = a.after(at) {
-			made = lane(i).next(max(at, made+1), request)
+			made = lane(i).next(max(at, made+1), asking)
 			t.Requests = append(t.Requests, sim.Request{At: made, Process: int32(i)})
 		}
 	}
@@ -170,15 +174,15 @@ func (s scenario) means(windows []*sim.Window, calls int64) (m means) {
 }
 
 // lane is the set of instants at which events of one process happen: requests come, calls
-// reach the store, replies come back. No two processes share an instant, and neither do
-// the three events, because the virtual clock orders events of one instant at random. An
+// reach the store, replies and messages come back. No two processes share an instant, and
+// neither do the four events, because the virtual clock orders events of one instant at random. An
 // event moves to the lane's next instant, by less than lanePeriod.
 type lane int // the process' number, less than maxProcesses
 
 const (
-	request, reach, reply = 0, 1, 2 // the events
+	asking, reach, reply, message = 0, 1, 2, 3 // the events
 
-	laneWidth    = 4 // one for each event, rounded up
+	laneWidth    = 4 // one for each event
 	maxProcesses = 1000
 	lanePeriod   = laneWidth * maxProcesses // divides oneWay
 )
