@@ -35,14 +35,26 @@ func NewGroup(limiters ...*Limiter) *Group {
 // GroupResult is the answer to one request of a [Group].
 type GroupResult struct {
 	// Result is the answer of the limit that refused or, if all allowed, of the limit
-	// with the smallest part remaining. It is the one to report to the client.
+	// with the smallest part remaining. Of has that of each limit.
 	Result
 
 	// Limiter is the index of the limiter that gave Result.
 	Limiter int
 
-	few  [fewLimits]Result // of all limits, when allowed, for Settle
+	few  [fewLimits]Result // of all limits
 	many []Result          // the same for more limits
+}
+
+// Of returns the answer of limiter i of the group, for a client that shall know what it has
+// left of each limit. If the request was refused, only the limit that refused has Allowed
+// false, and what the others were charged has gone back. Of a limit that was not asked,
+// because another refused first or its cost was 0, Of returns what this process knows without
+// a call: Reset is zero, and Remaining 0, if it knows no open window.
+func (r *GroupResult) Of(i int) Result {
+	if r.many != nil {
+		return r.many[i]
+	}
+	return r.few[i]
 }
 
 const fewLimits = 4
@@ -131,7 +143,7 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 	results := r.results(len(keys))
 	for i, l := range g.limiters {
 		if cost.free(i) {
-			results[i].Allowed = true
+			results[i].free = true
 			continue
 		}
 		n := cost.of(i)
@@ -145,7 +157,7 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 			return g.refusal(g.undo(ctx, i, r, keys), cost, keys)
 		}
 	}
-	return r.tightest(results), nil
+	return g.allowed(r, keys), nil
 }
 
 // validate finds a limit that this request can never pass, before any of them decides.
@@ -169,7 +181,64 @@ func (g *Group) refusal(r GroupResult, cost costs, keys []string) (GroupResult, 
 	if i, err := g.exceeded(cost, keys, true); err != nil {
 		return GroupResult{Limiter: i}, err
 	}
+	results := r.results(len(keys))
+	for i := range results {
+		if !results[i].Allowed {
+			results[i] = g.limiters[i].glance(keys[i])
+		}
+	}
+	results[r.Limiter] = r.Result
 	return r, nil
+}
+
+// allowed makes the answer of a group that allowed, whose Result is that of the tightest limit.
+func (g *Group) allowed(r GroupResult, keys []string) GroupResult {
+	least, results := 2.0, r.results(len(keys))
+	for i := range results {
+		if results[i].free {
+			results[i] = g.limiters[i].glance(keys[i])
+			continue
+		}
+		part := float64(results[i].Remaining) / float64(results[i].Limit)
+		if results[i].Shadowed {
+			part = -1
+		}
+		if part < least {
+			least, r.Limiter = part, i
+		}
+	}
+	r.Result = results[r.Limiter]
+	return r
+}
+
+// glance returns what memory shows of a limit that was not asked. It is not to be settled.
+func (l *Limiter) glance(name string) (r Result) {
+	r.Allowed, r.free = true, true
+	if l.validateKey(name) != nil { // such a limit may have any key
+		return r
+	}
+	k := l.env.Get(name)
+	if k == nil {
+		return l.glanceAtLimit(name)
+	}
+	t, w := k.Terms(), k.Lease()
+	r.Limit, r.Window = t.Tokens, t.Window
+	if w.Alive(l.env.Clock.Now()) {
+		r.Remaining, r.Reset = min(w.Available(), t.Tokens), w.Window.Time()
+	}
+	return r
+}
+
+// glanceAtLimit is glance for a key that is not in memory. The other limits have decided, so a
+// panic of WithLimits' function is nobody's.
+func (l *Limiter) glanceAtLimit(name string) (r Result) {
+	r.Allowed, r.free = true, true
+	guard.Log(func() {
+		if limit, err := l.limitOf(name); err == nil {
+			r.Limit, r.Window = limit.Tokens, limit.Window
+		}
+	})
+	return r
 }
 
 // exceeded returns ErrExceedsLimit if the request asks for more of a limit than it has. If
@@ -250,22 +319,6 @@ func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResul
 	return r, err
 }
 
-// tightest makes the answer of a group that allowed.
-func (r GroupResult) tightest(results []Result) GroupResult {
-	least := 2.0
-	for i := range results {
-		part := float64(results[i].Remaining) / float64(results[i].Limit) // NaN if the limit was not asked
-		if results[i].Shadowed {
-			part = -1
-		}
-		if part < least {
-			least, r.Limiter = part, i
-		}
-	}
-	r.Result = results[r.Limiter]
-	return r
-}
-
 // refuses reports, before anything is spent, whether memory shows that the key is exhausted.
 func (l *Limiter) refuses(r *Result, name string, n int64) bool {
 	k := l.env.Get(name)
@@ -289,7 +342,7 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 	calls.SetLimit(key.CallsAtOnce)
 	for i, l := range g.limiters {
 		if cost.free(i) {
-			results[i].Allowed = true
+			results[i].free = true
 		} else if !results[i].Allowed {
 			errs[i] = guard.ErrGoexit // unless the function of WithLimits returns
 			calls.Go(func() error {
@@ -316,11 +369,11 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 			g.undo(ctx, i, r, keys)
 			return GroupResult{Limiter: i}, guard.Raise(errs[i])
 		}
-		if !results[i].Allowed {
+		if !results[i].Allowed && !cost.free(i) {
 			return g.refusal(g.undo(ctx, i, r, keys), cost, keys)
 		}
 	}
-	return r.tightest(results), nil
+	return g.allowed(r, keys), nil
 }
 
 // ahead begins what acquire must wait for, and reports whether acquire must follow: a fetch
@@ -352,11 +405,13 @@ func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) G
 		}
 		switch {
 		case j == i || !paid.Allowed:
+			continue
 		case paid.Source == Direct:
 			direct = append(direct, back)
 		default:
 			back()
 		}
+		results[j].returned()
 	}
 	if len(direct) > 0 {
 		done := make(chan struct{})
@@ -374,7 +429,14 @@ func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) G
 		case <-ctx.Done():
 		}
 	}
-	return GroupResult{Result: results[i], Limiter: i}
+	r.Result, r.Limiter = results[i], i
+	return r
+}
+
+// returned makes r the answer of a request whose charge has gone back.
+func (r *Result) returned() {
+	r.Remaining = min(r.Remaining+r.charged, r.Limit)
+	r.of, r.charged = nil, 0
 }
 
 // Refund takes back what r was charged to every limit of the group; see [Limiter.Refund].
@@ -391,7 +453,7 @@ func (g *Group) Settle(ctx context.Context, r GroupResult, used []int64) error {
 	}
 	var errs []error
 	for i, l := range g.limiters {
-		if paid := r.results(len(used))[i]; !paid.Allowed || paid.Limit != 0 { // a limit that was not asked has no Limit
+		if paid := r.results(len(used))[i]; !paid.free {
 			errs = append(errs, l.Settle(ctx, paid, used[i]))
 		}
 	}

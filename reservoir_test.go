@@ -762,6 +762,73 @@ func TestGroupTightest(t *testing.T) {
 	})
 }
 
+// Of tells of each limit what the request has left, also after a refusal by another, for as many limits as there are.
+// A limit that was not asked is there as memory has it, and is not settled.
+func TestGroupTellsOfEachLimit(t *testing.T) {
+	type each struct {
+		allowed            bool
+		limit, left, reset int64 // reset in minutes, from the beginning; 0 = no window is known
+	}
+	for _, extra := range []int{0, 3} { // more limits than a GroupResult has room for
+		inBubbles(t, fmt.Sprint(2+extra, " limits"), map[string]reservoir.Option{"batched": patient, "direct": reservoir.WithDirect()}, func(t *testing.T, _ string, opt reservoir.Option) {
+			begin, net := time.Now(), testnet.Far(time.Millisecond)
+			panics := reservoir.WithLimits(func(key string) reservoir.Limit {
+				if key == "panics" {
+					panic("no plan")
+				}
+				return reservoir.PerMinute(10)
+			})
+			limiters := []*reservoir.Limiter{open(t, net, reservoir.PerHour(3), reservoir.WithName("hour"), opt), open(t, net, reservoir.PerMinute(10), reservoir.WithName("minute"), opt, panics)}
+			for i := range extra {
+				limiters = append(limiters, open(t, net, reservoir.PerHour(1e6), reservoir.WithName(fmt.Sprint(i)), opt))
+			}
+			g := reservoir.NewGroup(limiters...)
+			log := recordLog(t)
+			var last reservoir.GroupResult
+			for i, step := range []struct {
+				hour, minute string
+				cost         []int64
+				want         [2]each
+			}{
+				{"a", "a", []int64{1, 0}, [2]each{{true, 3, 2, 60}, {true, 10, 0, 0}}}, // nothing is known of the second
+				{"a", "a", []int64{1, 4}, [2]each{{true, 3, 1, 60}, {true, 10, 6, 1}}},
+				{"b", "a", []int64{0, 1}, [2]each{{true, 3, 0, 0}, {true, 10, 5, 1}}},
+				{"a", "", []int64{1, 0}, [2]each{{true, 3, 0, 60}, {true, 0, 0, 0}}}, // such a key has no limit
+				{"a", "a", []int64{1, 4}, [2]each{{false, 3, 0, 60}, {true, 10, 5, 1}}},
+				{"b", "a", []int64{1, 6}, [2]each{{true, 3, 3, 60}, {false, 10, 5, 1}}},    // what the first was charged is back
+				{"a", "c", []int64{1, 4}, [2]each{{false, 3, 0, 60}, {true, 10, 0, 0}}},    // the second was not asked
+				{"c", "panics", []int64{1, 0}, [2]each{{true, 3, 2, 60}, {true, 0, 0, 0}}}, // what is charged is not lost
+			} {
+				cost, keys := step.cost, []string{step.hour, step.minute}
+				for range extra {
+					cost, keys = append(cost, 1), append(keys, "k")
+				}
+				r, err := g.AllowEach(bg, cost, keys...)
+				require.NoError(t, err)
+				for j, want := range step.want {
+					of := r.Of(j)
+					got := each{of.Allowed, of.Limit, of.Remaining, 0}
+					if !of.Reset.IsZero() {
+						got.reset = int64(of.Reset.Sub(begin).Round(time.Minute) / time.Minute)
+					}
+					require.Equal(t, want, got, "step %d, limit %d", i, j)
+				}
+				if last = r; !r.Allowed {
+					require.Equal(t, r.Result, r.Of(r.Limiter))
+					require.ErrorIs(t, g.Refund(bg, r), reservoir.ErrResult)
+				}
+			}
+			used := make([]int64, 2+extra)
+			used[1] = 9
+			require.NoError(t, g.Settle(bg, last, used))
+			hour, minute := limiters[0].Stats(), limiters[1].Stats()
+			require.EqualValues(t, 3, hour.Spent-hour.Refunded)
+			require.EqualValues(t, 5, minute.Spent-minute.Refunded+minute.Owed)
+			require.Equal(t, 1, log.count("no plan"))
+		})
+	}
+}
+
 // A group of one limiter many times allocates for each limit what a small one does.
 func TestAllocationsOfALargeGroup(t *testing.T) {
 	limits := reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(1_000_000) })

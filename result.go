@@ -26,6 +26,8 @@ type Result struct {
 	// [WithShadow]. Nothing was charged.
 	Shadowed bool
 
+	free bool // of a limit of a Group that was not asked, so there is nothing to settle
+
 	// Limit is the number of tokens per window; that of [Unlimited] if no limit applies.
 	Limit int64
 

@@ -58,9 +58,22 @@
 // so Remaining may go up, or down by more than one, between responses. It is 0 when a
 // request for one token is refused. The limit itself is exact in both cases.
 //
-// For a Group, the numbers are those of the limit that refused or, if all allowed, of the
-// limit with the smallest part remaining. Unlimited requests get none of these headers. A
-// request that passes because of [reservoir.WithShadow] has no Retry-After.
+// For a Group, RateLimit-Policy lists all limits, and RateLimit what remains of each. The
+// X-RateLimit headers are those of its first limit that is charged, also if less remains of
+// another one, so that a client can follow them. If a limit refuses, they are its, as is
+// Retry-After.
+//
+//	X-RateLimit-Limit: 100
+//	X-RateLimit-Remaining: 70
+//	X-RateLimit-Used: 30
+//	X-RateLimit-Reset: 1794744000
+//	X-RateLimit-Resource: user
+//	RateLimit-Policy: "user";q=100;w=3600, "org";q=3000;w=86400
+//	RateLimit: "user";r=70;t=3127, "org";r=2400;t=24727
+//
+// A limit that was not asked is in RateLimit if this process knows how much of it remains.
+// Unlimited keys are in none of these headers. A request that passes because of
+// [reservoir.WithShadow] has no Retry-After.
 //
 // The headers are set when the handler sends its status. They replace GitHub's headers that
 // the handler has set, or that a reverse proxy has copied from the server behind it.

@@ -76,7 +76,7 @@ func ExampleNew() {
 	// 200 4999 of 5000
 }
 
-// A request must pass the limits of its user and of the user's organisation.
+// A request must pass the limits of its user and of the user's organisation. Headers show both.
 func ExampleNewGroup() {
 	users, _ := reservoir.New(memstore.New(), reservoir.PerMinute(5), reservoir.WithName("user"))
 	orgs, _ := reservoir.New(memstore.New(), reservoir.PerHour(6), reservoir.WithName("org"))
@@ -87,14 +87,20 @@ func ExampleNewGroup() {
 	for _, user := range []string{"alice", "alice", "alice", "bob", "bob", "bob", "bob"} {
 		visit(h, "203.0.113.9:4711", "X-User: "+user, "X-Org: acme")
 	}
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.Header = http.Header{"X-User": {"carol"}, "X-Org": {"emca"}}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	fmt.Println(w.Header().Get("RateLimit-Policy"))
 	// Output:
 	// 200 4 of 5
 	// 200 3 of 5
 	// 200 2 of 5
-	// 200 2 of 6
-	// 200 1 of 6
-	// 200 0 of 6
+	// 200 4 of 5
+	// 200 3 of 5
+	// 200 2 of 5
 	// 429 0 of 6
+	// "user";q=5;w=60, "org";q=6;w=3600
 }
 
 // Users are limited by name, and everybody else by address.

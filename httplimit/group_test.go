@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -21,8 +22,8 @@ var modes = map[string][]reservoir.Option{"batched": nil, "direct": {reservoir.W
 // door makes a middleware.
 type door func(...httplimit.Option) func(http.Handler) http.Handler
 
-// eachDoor runs test with a middleware of one limiter, and with one of a group in which
-// two others are ample. of makes figures for all limits of the one that counts.
+// eachDoor runs test with a middleware of one limiter, and with one of a group in which it is the
+// first, and two others are ample. of makes figures for all limits of the one that counts.
 func eachDoor(t *testing.T, limit reservoir.Limit, opts []reservoir.Option, test func(t *testing.T, l *reservoir.Limiter, limit door, of func(int64) []int64)) {
 	for mode, more := range modes {
 		opts := append(more, opts...)
@@ -38,10 +39,10 @@ func eachDoor(t *testing.T, limit reservoir.Limit, opts []reservoir.Option, test
 		t.Run(mode+"/group", func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l, key := open(t, limit, opts...), httplimit.ByHeader("X-Tenant")
-				g := reservoir.NewGroup(open(t, reservoir.PerHour(1e6), more...), l, open(t, reservoir.PerHour(1e6), more...))
+				g := reservoir.NewGroup(l, open(t, reservoir.PerHour(1e6), more...), open(t, reservoir.PerHour(1e6), more...))
 				test(t, l, func(o ...httplimit.Option) func(http.Handler) http.Handler {
 					return httplimit.NewGroup(g, append(o, httplimit.WithKey(key, key, key))...)
-				}, func(used int64) []int64 { return []int64{0, used, 0} })
+				}, func(used int64) []int64 { return []int64{used, 0, 0} })
 			})
 		})
 	}
@@ -49,51 +50,65 @@ func eachDoor(t *testing.T, limit reservoir.Limit, opts []reservoir.Option, test
 
 func costs(n int64) func(*http.Request) int64 { return func(*http.Request) int64 { return n } }
 
-// All limits of a group are charged, each its cost, or none; the client gets the numbers
-// of the one that refused, or of the tightest.
+// All limits of a group are charged, each its cost, or none. Each response lists all of them. GitHub's
+// headers are those of the first one, or of the one that refused.
 func TestGroup(t *testing.T) {
 	for mode, opts := range modes {
 		t.Run(mode, func(t *testing.T) {
-			users, orgs := open(t, reservoir.PerHour(100), opts...), open(t, reservoir.PerHour(6), opts...)
-			status := http.StatusOK
-			h := httplimit.NewGroup(reservoir.NewGroup(users, orgs),
-				httplimit.WithKey(httplimit.ByHeader("X-User"), httplimit.ByHeader("X-Org")),
-				httplimit.WithCost(costs(30), costs(2)),
-				httplimit.WithPolicy(httplimit.Policy{Name: "user"}, httplimit.Policy{Name: "org"}),
-			)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
-			for i, step := range []struct {
-				user, org   string
-				status      int
-				policy      string
-				left        string
-				users, orgs int64 // charged in all
-			}{
-				{"a", "x", 200, `"org";q=6;w=3600`, "4", 30, 2},
-				{"a", "x", 304, `"org";q=6;w=3600`, "4", 30, 2},
-				{"a", "y", 200, `"user";q=100;w=3600`, "40", 60, 4},
-				{"b", "x", 200, `"org";q=6;w=3600`, "2", 90, 6},
-				{"b", "x", 200, `"org";q=6;w=3600`, "0", 120, 8},
-				{"b", "x", 429, `"org";q=6;w=3600`, "0", 120, 8},
-				{"a", "y", 200, `"user";q=100;w=3600`, "10", 150, 10},
-				{"a", "y", 429, `"user";q=100;w=3600`, "10", 150, 10},
-				{"c", "", 400, "", "", 150, 10},
-			} {
-				status = step.status
-				headers := []string{"X-User", step.user, "X-Org", step.org}
-				resp := get(h, headers...)
-				require.Equal(t, step.status, resp.StatusCode, i)
-				require.Equal(t, step.policy, resp.Header.Get("RateLimit-Policy"), i)
-				require.Equal(t, step.left, resp.Header.Get("X-RateLimit-Remaining"), i)
-				require.Equal(t, step.users, spent(users), i)
-				require.Equal(t, step.orgs, spent(orgs), i)
-				if step.status == http.StatusTooManyRequests {
-					var problem struct{ Violated []string }
-					body, _ := io.ReadAll(resp.Body)
-					body = []byte(strings.Replace(string(body), "violated-policies", "violated", 1))
-					require.NoError(t, json.Unmarshal(body, &problem))
-					require.Equal(t, []string{resp.Header.Get("X-RateLimit-Resource")}, problem.Violated)
+			synctest.Test(t, func(t *testing.T) {
+				users, orgs := open(t, reservoir.PerHour(100), opts...), open(t, reservoir.PerDay(6, nil), opts...)
+				status := http.StatusOK
+				h := httplimit.NewGroup(reservoir.NewGroup(users, orgs),
+					httplimit.WithKey(httplimit.ByHeader("X-User"), httplimit.ByHeader("X-Org")),
+					httplimit.WithCost(costs(30), costs(2)),
+					httplimit.WithPolicy(httplimit.Policy{Name: "user"}, httplimit.Policy{Name: "org"}),
+				)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+				for i, step := range []struct {
+					user, org   string
+					status      int
+					limits      string // RateLimit
+					github      string // X-RateLimit-Resource, Limit, Remaining
+					users, orgs int64  // charged in all
+				}{
+					{"a", "x", 200, `"user";r=70;t=3600, "org";r=4;t=86400`, "user 100 70", 30, 2},
+					{"a", "x", 304, `"user";r=70;t=3600, "org";r=4;t=86400`, "user 100 70", 30, 2},
+					{"a", "y", 200, `"user";r=40;t=3600, "org";r=4;t=86400`, "user 100 40", 60, 4},
+					{"b", "x", 200, `"user";r=70;t=3600, "org";r=2;t=86400`, "user 100 70", 90, 6},
+					{"b", "x", 200, `"user";r=40;t=3600, "org";r=0;t=86400`, "user 100 40", 120, 8},
+					{"b", "x", 429, `"user";r=40;t=3600, "org";r=0;t=86400`, "org 6 0", 120, 8},
+					{"b", "x", 429, `"user";r=40;t=3600, "org";r=0;t=86400`, "org 6 0", 120, 8},
+					{"a", "y", 200, `"user";r=10;t=3600, "org";r=2;t=86400`, "user 100 10", 150, 10},
+					{"a", "y", 429, `"user";r=10;t=3600, "org";r=2;t=86400`, "user 100 10", 150, 10},
+					{"a", "y", 429, `"user";r=10;t=3600, "org";r=2;t=86400`, "user 100 10", 150, 10},
+					{"c", "", 400, "", "  ", 150, 10},
+				} {
+					status = step.status
+					headers := []string{"X-User", step.user, "X-Org", step.org}
+					resp := get(h, headers...)
+					require.Equal(t, step.status, resp.StatusCode, i)
+					policies := `"user";q=100;w=3600, "org";q=6;w=86400`
+					if step.status == 400 {
+						policies = ""
+					}
+					require.Equal(t, policies, resp.Header.Get("RateLimit-Policy"), i)
+					require.Equal(t, step.limits, resp.Header.Get("RateLimit"), i)
+					require.Equal(t, step.github, strings.Join([]string{
+						resp.Header.Get("X-RateLimit-Resource"), resp.Header.Get("X-RateLimit-Limit"), resp.Header.Get("X-RateLimit-Remaining"),
+					}, " "), i)
+					require.Equal(t, step.users, spent(users), i)
+					require.Equal(t, step.orgs, spent(orgs), i)
+					if step.status == http.StatusTooManyRequests {
+						var problem struct{ Violated []string }
+						body, _ := io.ReadAll(resp.Body)
+						body = []byte(strings.Replace(string(body), "violated-policies", "violated", 1))
+						require.NoError(t, json.Unmarshal(body, &problem))
+						require.Equal(t, []string{resp.Header.Get("X-RateLimit-Resource")}, problem.Violated)
+						require.NotEmpty(t, resp.Header.Get("Retry-After"))
+					} else {
+						require.Empty(t, resp.Header.Get("Retry-After"))
+					}
 				}
-			}
+			})
 		})
 	}
 }
@@ -118,6 +133,56 @@ func TestCostsOfAGroup(t *testing.T) {
 	assert.Equal(t, 200, door(func(*http.Request) int64 { asked++; return 4 }).StatusCode)
 	assert.Equal(t, []int64{1, 5, 5}, []int64{int64(asked), spent(a), spent(b)})
 	assert.Equal(t, "9", get(httplimit.NewGroup(reservoir.NewGroup(b), byTenant, httplimit.WithPolicy())(answers(200)), "X-Tenant", "other").Header.Get("X-RateLimit-Remaining"))
+}
+
+// RateLimit-Policy has all limits also if some were not asked; RateLimit has those of which this
+// process knows what remains. Limits that share a name are told apart by their places.
+func TestLimitsThatAreNotAsked(t *testing.T) {
+	for mode, opts := range modes {
+		t.Run(mode, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				keyed := append(slices.Clone(opts), reservoir.WithLimits(func(key string) reservoir.Limit {
+					if key == "header:X-User:root" {
+						return reservoir.Unlimited()
+					}
+					return reservoir.PerMinute(4)
+				}))
+				users, orgs := open(t, reservoir.PerMinute(4), keyed...), open(t, reservoir.PerHour(3), opts...)
+				user, org := httplimit.ByHeader("X-User"), httplimit.ByHeader("X-Org")
+				h := httplimit.NewGroup(reservoir.NewGroup(orgs, users), httplimit.WithKey(org, user), httplimit.WithCost(
+					func(r *http.Request) int64 { return int64(len(r.Header["X-Write"])) }, // an organisation's limit is for writes
+					costs(1),
+				))(answers(200))
+				const both = `"default";q=3;w=3600, "default-2";q=4;w=60`
+				for i, step := range []struct {
+					user, write string
+					status      int
+					policies    string
+					limits      string // RateLimit
+					github      string
+				}{
+					{"a", "", 200, both, `"default-2";r=3;t=60`, "default-2 3"},
+					{"a", "w", 200, both, `"default";r=2;t=3600, "default-2";r=2;t=60`, "default 2"},
+					{"a", "", 200, both, `"default";r=2;t=3600, "default-2";r=1;t=60`, "default-2 1"},
+					{"b", "w", 200, both, `"default";r=1;t=3600, "default-2";r=3;t=60`, "default 1"},
+					{"b", "w", 200, both, `"default";r=0;t=3600, "default-2";r=2;t=60`, "default 0"},
+					{"b", "w", 429, both, `"default";r=0;t=3600, "default-2";r=2;t=60`, "default 0"},
+					{"c", "w", 429, both, `"default";r=0;t=3600`, "default 0"},
+					{"root", "w", 429, `"default";q=3;w=3600`, `"default";r=0;t=3600`, "default 0"},
+				} {
+					header := []string{"X-User", step.user, "X-Org", "x"}
+					if step.write != "" {
+						header = append(header, "X-Write", step.write)
+					}
+					resp := get(h, header...)
+					require.Equal(t, step.status, resp.StatusCode, i)
+					require.Equal(t, step.policies, resp.Header.Get("RateLimit-Policy"), i)
+					require.Equal(t, step.limits, resp.Header.Get("RateLimit"), i)
+					require.Equal(t, step.github, resp.Header.Get("X-RateLimit-Resource")+" "+resp.Header.Get("X-RateLimit-Remaining"), i)
+				}
+			})
+		})
+	}
 }
 
 func TestFaultsOfAGroup(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 
 	"github.com/go-reservoir/reservoir"
 )
@@ -48,8 +49,7 @@ func build(m *middleware, opts []Option) func(http.Handler) http.Handler {
 		if n := len(m.policies); n > 0 {
 			p = m.policies[min(i, n-1)]
 		}
-		f := p.compile()
-		m.forms = append(m.forms, form{f, refusal(f.resource[0])})
+		m.forms = append(m.forms, m.form(p))
 	}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
@@ -68,6 +68,17 @@ type middleware struct {
 type form struct {
 	format
 	refusal body
+}
+
+// form returns the form of the next limit. If another one has its name, clients could not tell them apart
+// in lists, so the name gets a number.
+func (m *middleware) form(p Policy) form {
+	f := p.compile()
+	name := f.resource[0]
+	if slices.ContainsFunc(m.forms, func(other form) bool { return other.resource[0] == name }) {
+		f = Policy{name + "-" + strconv.Itoa(len(m.forms)+1)}.compile()
+	}
+	return form{f, refusal(f.resource[0])}
 }
 
 // serve charges the request and serves it, or answers with the reason why not.
@@ -90,7 +101,7 @@ func (m *middleware) serve(rw http.ResponseWriter, r *http.Request, next http.Ha
 // price sets the costs of a request, and reports whether any is not zero.
 func (m *middleware) price(w *response) (some bool) {
 	n := int64(1)
-	w.costs = w.fewCosts[:0]
+	w.costs = w.fewCosts[0][:0]
 	for i := range m.keys {
 		if i < len(m.costs) {
 			n = m.costs[i](w.request)
@@ -120,23 +131,21 @@ func (m *middleware) ask(w *response) (err error) {
 		w.result, err = m.limiter.AllowN(w.request.Context(), w.keys[0], w.costs[0])
 		return err
 	}
-	r, err := m.group.AllowEach(w.request.Context(), w.costs, w.keys...)
-	w.paid, w.result, w.limit = &r, r.Result, r.Limiter
+	w.group = &charge{}
+	w.group.GroupResult, err = m.group.AllowEach(w.request.Context(), w.costs, w.keys...)
+	w.result, w.limit = w.group.Result, w.group.Limiter
 	return err
 }
 
 // answer serves or refuses a request that was decided.
 func (m *middleware) answer(w *response, next http.Handler) {
-	form := &m.forms[w.limit]
-	w.free = w.result.Remaining + w.costs[w.limit]
-	w.fields.format = &form.format
 	if !w.result.Allowed {
 		w.describe()
-		m.refuse(w, form.refusal)
+		m.refuse(w, m.forms[w.limit].refusal)
 		return
 	}
 	defer func() { // also after a panic, because the headers may have been sent
-		if w.changed {
+		if w.used != nil {
 			m.settle(w)
 		}
 	}()
@@ -153,15 +162,15 @@ func (m *middleware) refuse(w *response, b body) {
 	b.ServeHTTP(w.ResponseWriter, w.request)
 }
 
-// settle makes the charge equal to w's costs, even if the client has left: the limiter lets
+// settle makes the charge equal to what was used, even if the client has left: the limiter lets
 // no context that has ended bound it. After an error the tokens stay charged, because a retry
 // would delay another request.
 func (m *middleware) settle(w *response) {
 	ctx := w.request.Context()
 	if m.group == nil {
-		_ = m.limiter.Settle(ctx, w.result, w.costs[0])
+		_ = m.limiter.Settle(ctx, w.result, w.used[0])
 	} else {
-		_ = m.group.Settle(ctx, *w.paid, w.costs)
+		_ = m.group.Settle(ctx, w.group.GroupResult, w.used)
 	}
 }
 

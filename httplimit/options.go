@@ -45,7 +45,8 @@ func WithCost(cost ...func(*http.Request) int64) Option {
 }
 
 // WithPolicy sets the limit's name for the headers; by default it is "default". For a Group,
-// give one Policy for all limits, or one for each.
+// give one Policy for each limit. A limit whose name is that of an earlier one is called by
+// that name and its place in the group, such as "default-2".
 func WithPolicy(p ...Policy) Option {
 	p = slices.Clone(p)
 	return func(c *config) { c.policies = p }

@@ -35,11 +35,27 @@ type Policy struct {
 // SetHeaders sets the headers that the middleware would have set for the result r,
 // including Retry-After if r is a refusal. It is for handlers that ask the limiter
 // themselves. If r is unlimited it sets none. It panics if Name is not printable ASCII.
+//
+// A call puts its limit in front of the IETF's lists and replaces the other headers. So for a
+// [reservoir.GroupResult] call it for [reservoir.GroupResult.Of] each limit, from the last to the
+// first, but the one that refused comes last.
 func (p Policy) SetHeaders(h http.Header, r reservoir.Result) {
 	f := p.compile()
-	v := fields{format: &f}
-	v.set(h, &r, true)
+	var v fields
+	if limits(&r) {
+		v.list(&f, &r)
+		v.show(&f, &r)
+	}
+	v.set(h)
 }
+
+// limits reports whether r is of a limit, and not of an unlimited key or of one of which nothing is known.
+func limits(r *reservoir.Result) bool {
+	return r.Limit != reservoir.Unlimited().Tokens && (r.Limit > 0 || !r.Allowed || r.Shadowed)
+}
+
+// knows reports whether r says how much remains. That of a Group's limit that was not asked may not.
+func knows(r *reservoir.Result) bool { return !r.Allowed || r.Remaining > 0 || !r.Reset.IsZero() }
 
 // format is a Policy with the constant parts of its headers.
 type format struct {
@@ -66,34 +82,87 @@ func quote(s string) string {
 	return strconv.Quote(s) // of these characters, it escapes the same two
 }
 
-// fields has the header values of one response. The header map points into it, so all
-// values cost one allocation, or none if fields is part of a larger value.
+// fields makes the header values of one response. The header map points into it, so all
+// values cost one allocation, or none if fields is part of a larger value. Names up to 15 bytes
+// fit into its rooms; a longer list costs an allocation.
 type fields struct {
-	format                               *format
+	policies, states                     []byte // the IETF's lists
+	policy, state                        [1]string
 	limit, remaining, used, reset, retry [1]string
-	policies, limits                     [1]string
-	buf                                  [128]byte // long enough for names up to 15 bytes; longer names cost an allocation
+	resource                             []string // nil: GitHub's headers and Retry-After are not set
+	policyRoom, stateRoom                [48]byte
+	room                                 [64]byte
 }
 
-// set makes the values and puts them into h, those of GitHub's headers only if single. It
-// puts its items before those that are in the IETF's lists. For an unlimited result it does
-// nothing.
-func (v *fields) set(h http.Header, r *reservoir.Result, single bool) {
-	if r.Limit == reservoir.Unlimited().Tokens {
+// list adds the limit of r to the IETF's lists.
+func (v *fields) list(f *format, r *reservoir.Result) {
+	all, left := figures(r)
+	b := next(v.policies, v.policyRoom[:0], f.quota)
+	b = strconv.AppendInt(b, all, 10)
+	if r.Window > 0 && r.Window%time.Second == 0 { // w counts whole seconds
+		b = append(b, ";w="...)
+		b = strconv.AppendInt(b, seconds(r.Window), 10)
+	}
+	v.policies = b
+	if !knows(r) {
 		return
 	}
-	v.make(r)
-	if single {
+	b = next(v.states, v.stateRoom[:0], f.service)
+	b = strconv.AppendInt(b, left, 10)
+	b = append(b, ";t="...)
+	v.states = strconv.AppendInt(b, wait(r), 10)
+}
+
+// next begins an item of a list, which is in room if it has no memory yet.
+func next(list, room []byte, item string) []byte {
+	switch {
+	case list == nil:
+		list = room
+	case len(list) > 0:
+		list = append(list, ", "...)
+	}
+	return append(list, item...)
+}
+
+// show makes GitHub's headers, and Retry-After if r is a refusal.
+func (v *fields) show(f *format, r *reservoir.Result) {
+	all, left := figures(r)
+	b := strconv.AppendInt(v.room[:0], all, 10)
+	remaining := len(b)
+	b = strconv.AppendInt(b, left, 10)
+	used := len(b)
+	b = strconv.AppendInt(b, all-left, 10)
+	reset := len(b)
+	b = strconv.AppendInt(b, unix(r.Reset), 10)
+	retry := len(b)
+	if !r.Allowed {
+		b = strconv.AppendInt(b, wait(r), 10)
+	}
+	s := frozen(b)
+	v.limit[0], v.remaining[0], v.used[0], v.reset[0], v.retry[0] = s[:remaining], s[remaining:used], s[used:reset], s[reset:retry], s[retry:]
+	v.resource = f.resource[:1:1]
+}
+
+// set puts the values into h, and its items before those that are in the IETF's lists. If
+// no limit was listed, it does nothing.
+func (v *fields) set(h http.Header) {
+	if v.resource != nil {
 		h[headerLimit] = v.limit[:]
 		h[headerRemaining] = v.remaining[:]
 		h[headerUsed] = v.used[:]
 		h[headerReset] = v.reset[:]
-		h[headerResource] = v.format.resource[:1:1]
+		h[headerResource] = v.resource
+		if v.retry[0] != "" {
+			h[headerRetry] = v.retry[:]
+		}
 	}
-	h[headerPolicies] = list(v.policies[:], h[headerPolicies])
-	h[headerLimits] = list(v.limits[:], h[headerLimits])
-	if !r.Allowed {
-		h[headerRetry] = v.retry[:]
+	if len(v.policies) > 0 {
+		v.policy[0] = frozen(v.policies)
+		h[headerPolicies] = list(v.policy[:], h[headerPolicies])
+	}
+	if len(v.states) > 0 {
+		v.state[0] = frozen(v.states)
+		h[headerLimits] = list(v.state[:], h[headerLimits])
 	}
 }
 
@@ -105,35 +174,10 @@ func list(one, all []string) []string {
 	return slices.Concat(one, all)
 }
 
-// make fills in the values. Limit and Remaining are substrings of the IETF's fields.
-func (v *fields) make(r *reservoir.Result) {
-	f := v.format
-	all := min(r.Limit, mostInteger)
-	remaining := min(max(r.Remaining, 0), all)
-	wait := wait(r)
-
-	b := append(v.buf[:0], f.quota...)
-	b = strconv.AppendInt(b, all, 10)
-	quota := len(b)
-	if r.Window > 0 && r.Window%time.Second == 0 { // w counts whole seconds
-		b = append(b, ";w="...)
-		b = strconv.AppendInt(b, seconds(r.Window), 10)
-	}
-	service := len(b)
-	b = append(b, f.service...)
-	b = strconv.AppendInt(b, remaining, 10)
-	t := len(b)
-	b = append(b, ";t="...)
-	b = strconv.AppendInt(b, wait, 10)
-	used := len(b)
-	b = strconv.AppendInt(b, all-remaining, 10)
-	reset := len(b)
-	b = strconv.AppendInt(b, unix(r.Reset), 10)
-
-	s := frozen(b)
-	v.policies[0], v.limit[0] = s[:service], s[len(f.quota):quota]
-	v.limits[0], v.remaining[0] = s[service:used], s[service+len(f.service):t]
-	v.retry[0], v.used[0], v.reset[0] = s[t+len(";t="):used], s[used:reset], s[reset:]
+// figures returns the limit of r and what remains, as headers may say it.
+func figures(r *reservoir.Result) (all, left int64) {
+	all = min(r.Limit, mostInteger)
+	return all, min(max(r.Remaining, 0), all)
 }
 
 // mostInteger is the largest Integer of RFC 9651, with 15 digits. Larger numbers are capped

@@ -20,19 +20,27 @@ type response struct {
 	http.ResponseWriter
 	m        *middleware
 	request  *http.Request
-	keys     []string  // one for each limit
-	costs    []int64   // one for each limit: what is charged, and later what was used
-	fewKeys  [4]string // room for keys, not to allocate it
-	fewCosts [4]int64
-	paid     *reservoir.GroupResult // nil for a Limiter
-	result   reservoir.Result       // the decision, as in the headers
-	limit    int                    // index of the limit that result is of
-	free     int64                  // what would remain if the request used nothing
-	finished bool                   // the final status is known
-	changed  bool                   // what was used is not what was charged
+	keys     []string    // one for each limit
+	costs    []int64     // what each limit charges
+	used     []int64     // what the request has used of each; nil = what was charged
+	fewKeys  [few]string // room, not to allocate it
+	fewCosts [2][few]int64
+	result   reservoir.Result // the decision
+	limit    int              // index of the limit that result is of
+	group    *charge          // nil for a Limiter
+	finished bool             // the final status is known
 	refunded bool
 	inner    bool // a limit nearer to the handler has set GitHub's headers
 	fields   fields
+}
+
+// few is for how many limits a response has room.
+const few = 4
+
+// charge is what a response has only for a Group.
+type charge struct {
+	reservoir.GroupResult
+	room [2][few * 40]byte // for lists
 }
 
 // responseOf finds the response inside writers with an Unwrap method, or returns nil.
@@ -49,14 +57,29 @@ func responseOf(w http.ResponseWriter) *response {
 	}
 }
 
-// ResultOf returns the decision about the request that w answers, with the same numbers as
-// its headers. If w wraps other writers, they need an Unwrap method. If the request was not
-// limited, ok is false.
+// ResultOf returns the decision about the request that w answers, with the numbers that
+// RateLimit has of it. For a Group it is that of the limit with the smallest part remaining. If
+// w wraps other writers, they need an Unwrap method. If the request was not limited, ok is false.
 func ResultOf(w http.ResponseWriter) (r reservoir.Result, ok bool) {
 	if t := responseOf(w); t != nil {
-		return t.result, true
+		if t.finished { // and the headers are sent
+			return t.result, true
+		}
+		return t.of(t.limit), true
 	}
 	return r, false
+}
+
+// of returns the state of limit i, corrected to what was used.
+func (w *response) of(i int) reservoir.Result {
+	r := w.result
+	if w.group != nil {
+		r = w.group.Of(i)
+	}
+	if w.used != nil && w.costs[i] > 0 && limits(&r) && !r.Shadowed {
+		r.Remaining = min(max(r.Remaining+w.costs[i]-w.used[i], 0), r.Limit)
+	}
+	return r
 }
 
 // Settle charges the request that w answers for the tokens that it has really used, for
@@ -88,19 +111,8 @@ func Settle(w http.ResponseWriter, used ...int64) error {
 	if t.refunded {
 		return nil
 	}
-	copy(t.costs, used)
-	t.changed = true
-	if !t.finished { // otherwise the headers are sent
-		t.correct()
-	}
+	t.used = append(t.fewCosts[1][:0], used...)
 	return nil
-}
-
-// correct updates the result to what was used, unless the request is not charged.
-func (w *response) correct() {
-	if w.result.Limit != reservoir.Unlimited().Tokens && !w.result.Shadowed {
-		w.result.Remaining = min(max(w.free-w.costs[w.limit], 0), w.result.Limit)
-	}
 }
 
 // finish handles the status, if it is the first final one: it decides on a refund, and sets
@@ -111,9 +123,9 @@ func (w *response) finish(status int) {
 	}
 	w.finished = true
 	if w.m.refund != nil && w.m.refund(w.request, status, w.Header()) {
-		clear(w.costs)
-		w.refunded, w.changed = true, true
-		w.correct()
+		w.used = append(w.fewCosts[1][:0], w.costs...)
+		clear(w.used)
+		w.refunded = true
 	}
 	w.describe()
 }
@@ -121,10 +133,34 @@ func (w *response) finish(status int) {
 // describe sets the headers, in place of those that a handler has set or a reverse proxy has
 // copied. If limits are nested, the innermost comes first.
 func (w *response) describe() {
-	w.fields.set(w.Header(), &w.result, !w.inner)
-	if outer := responseOf(w.ResponseWriter); outer != nil && w.result.Limit != reservoir.Unlimited().Tokens {
-		outer.inner = true
+	v := &w.fields
+	if w.group != nil {
+		v.policies, v.states = w.group.room[0][:0], w.group.room[1][:0]
 	}
+	for i := range w.costs {
+		r, f := w.of(i), &w.m.forms[i].format
+		if !limits(&r) {
+			continue
+		}
+		v.list(f, &r)
+		if v.resource == nil && !w.inner && w.shows(i) {
+			v.show(f, &r)
+		}
+	}
+	v.set(w.Header())
+	w.result = w.of(w.limit)
+	if outer := responseOf(w.ResponseWriter); outer != nil {
+		outer.inner = w.inner || v.resource != nil
+	}
+}
+
+// shows reports whether GitHub's headers may be those of limit i: the one that refused or, so that they do
+// not jump from limit to limit, the first that is charged.
+func (w *response) shows(i int) bool {
+	if !w.result.Allowed {
+		return i == w.limit
+	}
+	return w.costs[i] > 0
 }
 
 // Unwrap returns the wrapped writer, for http.ResponseController.

@@ -250,10 +250,12 @@ func TestRefused(t *testing.T) {
 				require.GreaterOrEqual(t, n, 2)
 				break
 			}
-			require.Equal(t, name, last.Header.Get("X-RateLimit-Resource"), "the tightest")
+			require.Equal(t, "requests", last.Header.Get("X-RateLimit-Resource"), "the first")
+			require.Equal(t, []string{"requests", "tokens", "dollars"}, listed(last))
 		}
 		require.Equal(t, http.StatusTooManyRequests, last.StatusCode)
 		require.Equal(t, name, last.Header.Get("X-RateLimit-Resource"))
+		require.ElementsMatch(t, []string{"requests", "tokens", "dollars"}, listed(last))
 		require.Equal(t, fmt.Sprint(2*cost(estimate(completion(99)), 99)[i]), last.Header.Get("X-RateLimit-Limit"))
 		require.Regexp(t, `^[1-9]\d*$`, last.Header.Get("Retry-After"))
 		var said struct {
@@ -266,6 +268,14 @@ func TestRefused(t *testing.T) {
 		_, _ = ask(t, g.url+path, completion(99))
 		require.Equal(t, before, g.used(), "a refusal charges none of the limits")
 	}
+}
+
+// listed returns the names of the limits in RateLimit, in order.
+func listed(resp *http.Response) (names []string) {
+	for _, item := range resp.Header.Values("RateLimit") {
+		names = append(names, strings.Trim(strings.Split(item, ";")[0], `"`))
+	}
+	return names
 }
 
 // An invalid request gets a reply that says what is wrong, and is charged nothing.

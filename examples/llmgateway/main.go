@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
@@ -120,14 +121,28 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		httplimit.Unavailable(w, r, err, nil) // also if the estimate is more than the limit, which is the client's fault
 		return
 	}
-	i := c.result.Limiter // the tightest, or the one that refused
-	httplimit.Policy{Name: names[i]}.SetHeaders(w.Header(), c.result.Result)
+	describe(w.Header(), &c.result)
 	if !c.result.Allowed {
-		fail(w, http.StatusTooManyRequests, "rate_limit_error", "out of "+names[i]+": Retry-After says in how many seconds there will be more")
+		fail(w, http.StatusTooManyRequests, "rate_limit_error", "out of "+names[c.result.Limiter]+": Retry-After says in how many seconds there will be more")
 		return
 	}
 	defer func() { _ = c.settle(r.Context()) }() // also if the client leaves or the stream breaks
 	g.forward(w, r, q, c)
+}
+
+// describe sets the headers: lists with all limits, and the X-RateLimit headers of the limit that
+// refused or else of requests, which is set last.
+func describe(h http.Header, r *reservoir.GroupResult) {
+	last := 0
+	if !r.Allowed {
+		last = r.Limiter
+	}
+	for i := len(names) - 1; i >= 0; i-- {
+		if i != last {
+			httplimit.Policy{Name: names[i]}.SetHeaders(h, r.Of(i))
+		}
+	}
+	httplimit.Policy{Name: names[last]}.SetHeaders(h, r.Of(last))
 }
 
 // forward sends the request to the model server and records its use in c.
