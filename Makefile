@@ -54,17 +54,18 @@ test: redis cc ## Run all tests of all modules, with the race detector. SHUFFLE=
 bench: redis ## Measure side by side with peers: tables, a chart in test/results. SIZE=full or quick.
 	cd test/bench && go test -count=1 -timeout=45m -run='^TestPeers$$' -size=$(SIZE) -results=../results
 
+.PHONY: cases
+cases: redis ## Measure README's table, beside a call per request: ten minutes, or five with SIZE=quick.
+	cd test/bench && go test -count=1 -timeout=45m -run='^TestCases$$' -size=$(SIZE) -results=../results
+
+.PHONY: picture
+picture: redis ## Record the demo for a minute, and draw README's picture of it.
+	go run ./examples/demo -for 1m -record test/results/demo.json
+	go run ./test/picture test/results/demo.json test/results/demo.svg
+
 .PHONY: fleet
 fleet: ## Simulate fleets of processes: a table and a chart in test/results. SEED=1.
 	cd test/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
-
-# ROWS is a list of patterns such as 20/60,3/*/bursts. KEEP=1 writes the table that later ones
-# are compared with.
-ROWS := all
-KEEP :=
-.PHONY: everyday
-everyday: ## Simulate the limits that most people have, beside the committed table. ROWS=all KEEP=1.
-	cd test/fleet && go test -count=1 -timeout=1h -run='^TestEveryday$$' -everyday='$(ROWS)' -seed=$(SEED) $(if $(KEEP),-keep=../results/everyday.txt)
 
 .PHONY: torture
 torture: redis cc ## Break servers, networks and processes at random, for T=10m, and judge; then run the other long tests.

@@ -29,12 +29,13 @@ type size struct {
 
 	window             time.Duration // of shared loads; 0 leaves them as they are
 	windows, processes int           // of shared loads, at most
+	minutes            int           // that count of each case; 0 = as short as a shared load
 }
 
 var sizes = map[string]size{
 	"tiny":  {runs: 1, rounds: 1, every: 3, goroutines: 16, slice: 3 * time.Millisecond, idleKeys: 2_000, window: 200 * time.Millisecond, windows: 1, processes: 2},
-	"quick": {runs: 1, rounds: 3, slice: 100 * time.Millisecond, warm: 50 * time.Millisecond, idleKeys: 100_000, window: 4 * time.Second, windows: 2, processes: 20},
-	"full":  {runs: 5, rounds: 2, slice: 400 * time.Millisecond, warm: 100 * time.Millisecond, idleKeys: 1_000_000},
+	"quick": {runs: 1, rounds: 3, slice: 100 * time.Millisecond, warm: 50 * time.Millisecond, idleKeys: 100_000, window: 4 * time.Second, windows: 2, processes: 20, minutes: 1},
+	"full":  {runs: 5, rounds: 2, slice: 400 * time.Millisecond, warm: 100 * time.Millisecond, idleKeys: 1_000_000, minutes: 3},
 }
 
 var (
@@ -75,8 +76,7 @@ func progress(format string, args ...any) {
 	}
 }
 
-// sharedLoads runs the shared loads that the flags ask for. No window of a user may have more
-// tokens than the limit.
+// sharedLoads runs the shared loads that the flags ask for.
 func sharedLoads(t *testing.T, size size) (all []sharedGroup) {
 	names, err := regexp.Compile(*scenarioF)
 	require.NoError(t, err)
@@ -88,13 +88,19 @@ func sharedLoads(t *testing.T, size size) (all []sharedGroup) {
 			s = s.scaled(size.window, size.windows, size.processes)
 		}
 		progress("%v: %d windows …", s, s.warm+s.windows)
-		g := s.run(t)
-		for _, l := range g.lines {
-			require.LessOrEqual(t, l.over, int64(0), "%s: %s: above the limit", s.name, l.name)
-		}
-		all = append(all, g)
+		all = append(all, requireBounded(t, run(t, s))...)
 	}
 	return all
+}
+
+// requireBounded fails if a window of a user had more tokens than the limit.
+func requireBounded(t *testing.T, groups []sharedGroup) []sharedGroup {
+	for _, g := range groups {
+		for _, l := range g.lines {
+			require.LessOrEqual(t, l.over, int64(0), "%s: %s: above the limit", g.name, l.name)
+		}
+	}
+	return groups
 }
 
 // weighed is the memory of idle keys, if the flags ask for it.
@@ -126,9 +132,6 @@ func report(t *testing.T, r results, d *driver) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o666))
 	}
 	write("peers.txt", []byte(text))
-	if len(r.shares) > 1 {
-		write("shared.txt", []byte(markdown(r.shares[:2])))
-	}
 	if drawing := draw(r); drawing != nil {
 		write("peers.svg", drawing)
 	}

@@ -35,7 +35,7 @@ func tables(r results, d *driver) string {
 	fmt.Fprintf(&s, "%s, %d cores, GOMAXPROCS %d\n", runtime.Version(), runtime.NumCPU(), runtime.GOMAXPROCS(0))
 	fmt.Fprintf(&s, notes, d.rounds, d.slice, r.runs)
 	if len(r.shares) > 0 {
-		fmt.Fprintf(&s, sharedNotes, demand)
+		fmt.Fprintf(&s, sharedNotes, overload)
 	}
 	for _, shared := range r.shares {
 		s.WriteString(shared.table())

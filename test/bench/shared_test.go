@@ -3,15 +3,8 @@ package bench
 import (
 	"cmp"
 	"context"
-	"encoding/gob"
 	"fmt"
-	"io"
-	"log"
-	"os"
-	"os/exec"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -24,7 +17,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
-	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
 // shared is a load that many people have: some processes share limits which are reached. The
@@ -36,19 +28,20 @@ type shared struct {
 	limit         reservoir.Limit // of each user
 	users         int
 	processes     int
-	sticky        int // requests of a user that come to one process in a row
-	warm, windows int // that do not count, and that do
+	sticky        int     // requests of a user that come to one process in a row
+	warm, windows int     // that do not count, and that do
+	demand        float64 // of each user, in limits a window
+	ways          []sharer
 }
 
-// demand of each user, in limits a window.
-const demand = 1.5
+const overload = 1.5 // the demand of the tables beside peers
 
 func shares() []shared {
 	perUser := reservoir.PerMinute(300)
 	return []shared{
-		{"global", "%d processes", reservoir.PerMinute(60_000), 1, 8, 1, 1, 5},
-		{"users", "each of 40 users, %d processes", perUser, 40, 20, 1, 1, 5},
-		{"users-sticky", "each of 40 users, who stay at one of %d processes for 20 requests", perUser, 40, 20, 20, 1, 5},
+		{"global", "%d processes", reservoir.PerMinute(60_000), 1, 8, 1, 1, 5, overload, sharers},
+		{"users", "each of 40 users, %d processes", perUser, 40, 20, 1, 1, 5, overload, sharers},
+		{"users-sticky", "each of 40 users, who stay at one of %d processes for 20 requests", perUser, 40, 20, 20, 1, 5, overload, sharers},
 	}
 }
 
@@ -63,152 +56,83 @@ func (s shared) scaled(window time.Duration, windows, processes int) shared {
 // because a window opens at the first request after the one before.
 func (s shared) traffic() sim.Shape {
 	return sim.Shape{
-		Rate: demand * float64(s.limit.Tokens) * float64(s.users) / s.limit.Window.Seconds(), Keys: s.users, Tokens: 1,
+		Rate: s.demand * float64(s.limit.Tokens) * float64(s.users) / s.limit.Window.Seconds(), Keys: s.users, Tokens: 1,
 		Processes: s.processes, Sticky: s.sticky, Length: time.Duration(s.warm+s.windows)*s.limit.Window + s.limit.Window/10, Seed: 1,
 	}
 }
 
-// late is how long after the first sharer's traffic the one of sharer i begins, so that their
-// windows do not end at the same time.
-func (s shared) late(i int) time.Duration {
-	return time.Duration(i) * s.limit.Window / 25
-}
-
 // sharer is a way to limit.
 type sharer struct {
-	name, markdown string
-	open           func(ctx context.Context, c *redis.Client, s shared) (asker, func() error, error)
+	name string
+	open func(ctx context.Context, c *redis.Client, s shared) (opened, error)
 }
 
-// asker asks for a token, and returns the answer and the window that it is about.
-type asker func(ctx context.Context, key string) (bool, backend.Window, error)
-
-var sharers = []sharer{
-	{"reservoir", "**reservoir**", openShared()},
-	{"reservoir, direct", "**reservoir**, `WithDirect`", openShared(reservoir.WithDirect())},
-	{"Rockset's rule, L/1000", "batches of a thousandth of the limit, by the rule in [Rockset's article](https://rockset.com/blog/improving-concurrency-redis-rate-limiting-system/) (our code)", openSharedRockset(func(l int64) (int64, int64) { return max(l/1000, 1), 0 })},
-	{"Rockset's ladder, to L/100", "batches of one token to a hundredth of the limit, by the article's ladder (our code)", openSharedRockset(func(l int64) (int64, int64) { return 1, max(l/100, 1) })},
-	{"redis_rate", "redis_rate v10.0.1", openSharedRate},
+// opened is a way to limit in one process.
+type opened struct {
+	// ask asks for a token, and returns the answer and the window that it is about.
+	ask     func(ctx context.Context, key string) (bool, backend.Window, error)
+	limiter *reservoir.Limiter // nil if it is not ours
 }
 
-func openShared(opts ...reservoir.Option) func(context.Context, *redis.Client, shared) (asker, func() error, error) {
-	return func(_ context.Context, c *redis.Client, s shared) (asker, func() error, error) {
-		l := openLimiter(redisstore.New(c), s.limit, opts...)
-		return func(ctx context.Context, key string) (bool, backend.Window, error) {
-			r, err := l.Allow(ctx, key)
-			return r.Allowed, backend.Window(r.Reset.UnixMilli()), err
-		}, func() error { return l.Close(context.Background()) }, nil
+func (o opened) close() error {
+	if o.limiter == nil {
+		return nil
+	}
+	return o.limiter.Close(context.Background())
+}
+
+var (
+	ourSharer     = sharer{"reservoir", openShared()}
+	callingSharer = sharer{"redis_rate", openSharedRate}
+	sharers       = []sharer{
+		ourSharer,
+		{"reservoir, direct", openShared(reservoir.WithDirect())},
+		{"Rockset's rule, L/1000", openSharedRockset(func(l int64) (int64, int64) { return max(l/1000, 1), 0 })},
+		{"Rockset's ladder, to L/100", openSharedRockset(func(l int64) (int64, int64) { return 1, max(l/100, 1) })},
+		callingSharer,
+	}
+)
+
+// sharerOf returns the way of that name.
+func sharerOf(name string) sharer {
+	return sharers[slices.IndexFunc(sharers, func(k sharer) bool { return k.name == name })]
+}
+
+func openShared(opts ...reservoir.Option) func(context.Context, *redis.Client, shared) (opened, error) {
+	return func(_ context.Context, c *redis.Client, s shared) (opened, error) {
+		return asLimiter(openLimiter(redisstore.New(c), s.limit, opts...)), nil
 	}
 }
 
-func openSharedRockset(sizes func(limit int64) (least, most int64)) func(context.Context, *redis.Client, shared) (asker, func() error, error) {
-	return func(_ context.Context, c *redis.Client, s shared) (asker, func() error, error) {
+func asLimiter(l *reservoir.Limiter) opened {
+	return opened{func(ctx context.Context, key string) (bool, backend.Window, error) {
+		r, err := l.Allow(ctx, key)
+		return r.Allowed, backend.Window(r.Reset.UnixMilli()), err
+	}, l}
+}
+
+func openSharedRockset(sizes func(limit int64) (least, most int64)) func(context.Context, *redis.Client, shared) (opened, error) {
+	return func(_ context.Context, c *redis.Client, s shared) (opened, error) {
 		r := &Rockset{Store: redisstore.New(c), Limit: s.limit}
 		r.Batch, r.Most = sizes(s.limit.Tokens)
-		return r.AllowIn, nil, nil
+		return opened{r.AllowIn, nil}, nil
 	}
 }
 
 // openSharedRate first empties the buckets, whose burst is otherwise admitted beside the limit
 // of the first windows. One process succeeds with that.
-func openSharedRate(ctx context.Context, c *redis.Client, s shared) (asker, func() error, error) {
+func openSharedRate(ctx context.Context, c *redis.Client, s shared) (opened, error) {
 	l := redis_rate.NewLimiter(c)
 	limit := redis_rate.Limit{Rate: int(s.limit.Tokens), Burst: int(s.limit.Tokens), Period: s.limit.Window}
 	for _, key := range sim.Keys(s.users) {
 		if _, err := l.AllowN(ctx, key, limit, limit.Burst); err != nil {
-			return nil, nil, err
+			return opened{}, err
 		}
 	}
-	return func(ctx context.Context, key string) (bool, backend.Window, error) {
+	return opened{func(ctx context.Context, key string) (bool, backend.Window, error) {
 		r, err := l.Allow(ctx, key, limit)
 		return err == nil && r.Allowed > 0, 0, err
-	}, nil, nil
-}
-
-// share is what one process of a shared load has to do. It comes from its standard input, and
-// after it the time to begin.
-type share struct {
-	Tokens  int64
-	Window  time.Duration
-	Users   int
-	Process int
-	Traffic sim.Shape
-	Late    []time.Duration
-	Addrs   []string // of Redis, by sharer
-}
-
-// answer is what a request got.
-type answer struct {
-	Begin   int64 // in Unix nanoseconds
-	Took    time.Duration
-	Window  backend.Window // 0 = there are no windows
-	Key     int32
-	Allowed bool
-	Failed  bool
-}
-
-// asProcess is set for a process of a shared load.
-const asProcess = "RESERVOIR_BENCH_AS_PROCESS"
-
-// process is such a process. It reports that it is ready, and at the end the answers by sharer.
-func process(in io.Reader, out io.Writer) error {
-	ctx, from, to := context.Background(), gob.NewDecoder(in), gob.NewEncoder(out)
-	var j share
-	if err := from.Decode(&j); err != nil {
-		return err
-	}
-	traffic := j.Traffic.Traffic()
-	own := slices.DeleteFunc(traffic.Requests, func(q sim.Request) bool { return int(q.Process) != j.Process })
-	var askers []asker
-	for i, k := range sharers {
-		client := redis.NewClient(&redis.Options{Addr: j.Addrs[i]})
-		defer client.Close()
-		ask, end, err := k.open(ctx, client, shared{limit: reservoir.Limit{Tokens: j.Tokens, Window: j.Window}, users: j.Users})
-		if err != nil {
-			return err
-		}
-		if end != nil {
-			defer end()
-		}
-		askers = append(askers, ask)
-	}
-	var begin time.Time
-	if err := cmp.Or(to.Encode(true), from.Decode(&begin)); err != nil {
-		return err
-	}
-	go func() { // the input ends with the test
-		_, _ = io.Copy(io.Discard, in)
-		os.Exit(1)
-	}()
-	all := make([][]answer, len(sharers))
-	var wg sync.WaitGroup
-	for i, ask := range askers {
-		wg.Go(func() {
-			var err error
-			if all[i], err = answers(ctx, ask, traffic.Keys, own, begin.Add(j.Late[i])); err != nil {
-				log.Printf("%s: %v", sharers[i].name, err)
-			}
-		})
-	}
-	wg.Wait()
-	return to.Encode(all)
-}
-
-// answers makes the requests, each at its time, whether or not those before have been answered.
-// The error is that of one request.
-func answers(ctx context.Context, ask asker, keys []string, requests []sim.Request, begin time.Time) ([]answer, error) {
-	all, failed := make([]answer, len(requests)), make([]error, len(requests))
-	var wg sync.WaitGroup
-	for i, q := range requests {
-		time.Sleep(time.Until(begin.Add(q.At)))
-		wg.Go(func() {
-			begin := time.Now()
-			allowed, window, err := ask(ctx, keys[q.Key])
-			all[i], failed[i] = answer{begin.UnixNano(), time.Since(begin), window, q.Key, allowed, err != nil}, err
-		})
-	}
-	wg.Wait()
-	return all, cmp.Or(failed...)
+	}, nil}, nil
 }
 
 // sharedGroup is a shared load that was run.
@@ -224,6 +148,7 @@ type sharedLine struct {
 	windowed bool    // its answers name their windows
 	worst    float64 // admitted of the limit, by the user's window in which it was least
 	over     int64   // tokens above the limit, in the user's window in which it was most
+	steady   steady
 }
 
 // sharedWindow is a window of all users.
@@ -232,97 +157,15 @@ type sharedWindow struct {
 	latency                                                    sim.Latency
 }
 
-// run runs the load.
-func (s shared) run(t *testing.T) sharedGroup {
-	g := sharedGroup{shared: s}
-	var servers []*redistest.Server
-	j := share{Tokens: s.limit.Tokens, Window: s.limit.Window, Users: s.users, Traffic: s.traffic()}
-	for i := range sharers {
-		servers = append(servers, redistest.Start(t))
-		j.Addrs, j.Late = append(j.Addrs, servers[i].Addr()), append(j.Late, s.late(i))
-	}
-	var running []*running
-	for j.Process = range s.processes {
-		running = append(running, startProcess(t, j))
-	}
-	for _, p := range running {
-		p.receive(t, new(bool))
-	}
-	begin := time.Now().Add(100 * time.Millisecond)
-	for _, p := range running {
-		p.send(t, begin)
-	}
-	calls, messages := make([][]int64, len(sharers)), make([][]int64, len(sharers))
-	for w := s.warm; w <= s.warm+s.windows; w++ {
-		for i, server := range servers {
-			time.Sleep(time.Until(begin.Add(s.late(i) + time.Duration(w)*s.limit.Window)))
-			calls[i], messages[i] = append(calls[i], server.Calls(scripts...)), append(messages[i], server.Calls("publish"))
-		}
-	}
-	all := make([][]answer, len(sharers))
-	for _, p := range running {
-		var got [][]answer
-		p.receive(t, &got)
-		p.end(t)
-		for i := range all {
-			all[i] = append(all[i], got[i]...)
-		}
-	}
-	asked := len(j.Traffic.Traffic().Requests)
-	for i, k := range sharers {
-		require.Len(t, all[i], asked, "%s: answers", k.name)
-		l := s.judge(k.name, all[i], begin.Add(s.late(i)))
-		for w := range l.windows {
-			l.windows[w].calls, l.windows[w].messages = calls[i][w+1]-calls[i][w], messages[i][w+1]-messages[i][w]
-		}
-		g.lines = append(g.lines, l)
-	}
-	return g
-}
-
-// running is a process of a shared load, as the test sees it.
-type running struct {
-	*exec.Cmd
-	*gob.Encoder
-	*gob.Decoder
-}
-
-func startProcess(t *testing.T, j share) *running {
-	path, err := os.Executable()
-	require.NoError(t, err)
-	p := &running{Cmd: exec.CommandContext(t.Context(), path)}
-	p.Env = append(os.Environ(), asProcess+"=1", "GORACE=atexit_sleep_ms=0")
-	p.Stderr = os.Stderr
-	in, err := p.StdinPipe()
-	require.NoError(t, err)
-	out, err := p.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, p.Start())
-	p.Encoder, p.Decoder = gob.NewEncoder(in), gob.NewDecoder(out)
-	p.send(t, j)
-	return p
-}
-
-func (p *running) send(t *testing.T, v any) { require.NoError(t, p.Encode(v)) }
-
-func (p *running) receive(t *testing.T, v any) {
-	if err := p.Decode(v); err != nil {
-		p.end(t)
-		require.NoError(t, err)
-	}
-}
-
-func (p *running) end(t *testing.T) { require.NoError(t, p.Wait()) }
-
 // judge counts the answers by window: by the window of the answer or, if the sharer has none,
 // by its time.
-func (s shared) judge(name string, all []answer, begin time.Time) sharedLine {
-	l := sharedLine{name: name, windows: make([]sharedWindow, s.windows), worst: 1}
+func (s shared) judge(name string, r told, begin time.Time) sharedLine {
+	l := sharedLine{name: name, windows: make([]sharedWindow, s.windows), worst: 1, steady: s.steadyOf(r, begin)}
 	for i := range l.windows {
 		l.windows[i].tokens, l.windows[i].latency = int64(s.users)*s.limit.Tokens, sim.NewLatency()
 	}
 	byUser := make([]map[int64][]answer, s.users)
-	for _, a := range all {
+	for _, a := range r.Answers {
 		if byUser[a.Key] == nil {
 			byUser[a.Key] = map[int64][]answer{}
 		}
@@ -443,26 +286,6 @@ func (s shared) String() string {
 		limit = fmt.Sprintf("%s in %v", table.Commas(s.limit.Tokens), s.limit.Window)
 	}
 	return limit + ", " + fmt.Sprintf(s.title, s.processes)
-}
-
-// markdown is the table for the first page: of the windows the worst and, of the time to answer,
-// the best and the worst.
-func markdown(groups []sharedGroup) string {
-	head, rows := "| together they ask for 1.5 times the limit |", make([]string, len(sharers))
-	for _, g := range groups {
-		head += fmt.Sprintf(" **%v**: Redis calls for each request | refused too early | 99.9 %% answered within |", g)
-		for i := range g.lines {
-			l := &g.lines[i]
-			slow := l.took(0.999)
-			rows[i] += fmt.Sprintf(" %s | %s | %s – %s |", table.Percent(l.calls().highest()), l.share(l.early().highest()),
-				table.Duration(duration(slow.lowest())), table.Duration(duration(slow.highest())))
-		}
-	}
-	text := head + "\n|---|" + strings.Repeat("---|", 3*len(groups)) + "\n"
-	for i, k := range sharers {
-		text += "| " + k.markdown + " |" + rows[i] + "\n"
-	}
-	return text
 }
 
 // share writes a share of requests that were refused too early, if that is known.

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const recorded, drawn = "../results/demo.json", "../results/demo.svg"
+
+// The picture that README.md shows is what the recorded data make.
+func TestPictureIsOfTheData(t *testing.T) {
+	data, err := os.ReadFile(recorded)
+	require.NoError(t, err)
+	want, err := draw(data)
+	require.NoError(t, err)
+	got, err := os.ReadFile(drawn)
+	require.NoError(t, err)
+	require.Equal(t, string(want), string(got), "make picture draws it anew")
+}
+
+// Browsers show no picture that is not well-formed. Bars stay within their diagram.
+func TestPictureIsWellFormed(t *testing.T) {
+	data, err := os.ReadFile(recorded)
+	require.NoError(t, err)
+	r, err := parse(data)
+	require.NoError(t, err)
+	picture, err := draw(data)
+	require.NoError(t, err)
+	elements := map[string]int{}
+	for d := xml.NewDecoder(bytes.NewReader(picture)); ; {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		if e, ok := token.(xml.StartElement); ok {
+			elements[e.Name.Local]++
+			for _, a := range e.Attr {
+				require.NotContains(t, a.Value, "-0", "%s of %s", a.Name.Local, e.Name.Local)
+				require.False(t, strings.HasPrefix(a.Value, "-") || a.Value == "NaN", "%s of %s is %s", a.Name.Local, e.Name.Local, a.Value)
+			}
+		}
+	}
+	require.Equal(t, 1, elements["title"])
+	require.Greater(t, elements["rect"], len(r.Samples), "a bar at least for each second")
+}
+
+// The recorded data have both faults, and an account that balances.
+func TestRecordHasTheFaults(t *testing.T) {
+	data, err := os.ReadFile(recorded)
+	require.NoError(t, err)
+	r, err := parse(data)
+	require.NoError(t, err)
+	require.Less(t, r.KilledAt, r.DownAt)
+	require.InDelta(t, 10, r.UpAt-r.DownAt, 1)
+	require.LessOrEqual(t, r.Most, r.Limit)
+	require.Equal(t, r.Total.Requests, r.Total.Admitted+r.Total.Refused+r.Total.Failed)
+	for _, s := range r.Samples {
+		if s.At > r.KilledAt+2 {
+			require.Zero(t, s.Processes[1].Requests, "of the killed process, at %v s", s.At)
+		}
+	}
+}
+
+// A record without samples or faults draws nothing.
+func TestNoPictureOfNothing(t *testing.T) {
+	for _, data := range []string{"", "{}", `{"samples":[{"at":1},{"at":2}],"total":{"requests":1}}`} {
+		_, err := draw([]byte(data))
+		require.Error(t, err, data)
+	}
+	require.Error(t, run(nil))
+}
