@@ -7,7 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 	"github.com/stretchr/testify/require"
 
@@ -47,7 +49,13 @@ func TestTroubleshooting(t *testing.T) {
 	texts = append(texts, ask("redis://"+s.Addr(), false))
 	s.Kill()
 	texts = append(texts, ask("redis://"+s.Addr(), false))
-	texts = append(texts, ask("redis://"+redistest.Start(t, "--cluster-enabled", "yes").Addr(), false))
+	cluster, full := redistest.StartCluster(t, 3, 0), redistest.Start(t, "--maxclients", "1")
+	require.NoError(t, full.Client().Ping(ctx).Err()) // it stays connected
+	texts = append(texts,
+		ask("redis://"+redistest.Start(t, "--cluster-enabled", "yes").Addr(), false), // without slots
+		ask("redis://"+cluster.Nodes[0].Addr(), true),
+		ask("redis://"+full.Addr(), false),
+		ask("redis://"+redistest.Start(t, "--rename-command", "pexpiretime", "").Addr(), false))
 
 	_, list, found := strings.Cut(documents(t)["docs/troubleshooting.md"], "## Errors")
 	require.True(t, found)
@@ -59,6 +67,32 @@ func TestTroubleshooting(t *testing.T) {
 		require.True(t, slices.ContainsFunc(said, func(m []string) bool { return holds(texts, strings.Split(m[1], " … ")) }),
 			"no error says %s:\n%s", row[1], strings.Join(texts, "\n"))
 	}
+}
+
+// Calls take too long, or find nobody, for each cause that the page names.
+func TestCauses(t *testing.T) {
+	slow := regexp.MustCompile("i/o timeout|context deadline exceeded|no answer within the fetch timeout|the server got the command too late")
+	far := redistest.NewProxy(t, redistest.Start(t).Addr())
+	far.Delay(80 * time.Millisecond) // each way
+	require.Regexp(t, slow, asked(t, "redis://"+far.Addr(), false))
+	require.Positive(t, far.Delayed())
+
+	options, err := redisstore.Options("redis://" + redistest.Start(t).Addr())
+	require.NoError(t, err)
+	options.PoolSize = 2
+	shared := redis.NewUniversalClient(options)
+	defer shared.Close()
+	for range 2 { // the program's own use of the client
+		held := shared.(*redis.Client).Conn()
+		defer held.Close()
+		require.NoError(t, held.Ping(t.Context()).Err())
+	}
+	require.Regexp(t, slow, askedBy(t, redisstore.New(shared)))
+	require.Zero(t, shared.PoolStats().IdleConns)
+
+	hidden := redistest.Start(t, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.9") // nobody listens there
+	require.NoError(t, hidden.Client().ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
+	require.Contains(t, asked(t, "redis-cluster://"+hidden.Addr(), false), "dial tcp 127.0.0.9:")
 }
 
 // holds reports whether one of the texts has all the parts.
@@ -76,6 +110,11 @@ func asked(t *testing.T, url string, verify bool) string {
 	if verify {
 		return store.Verify(t.Context()).Error()
 	}
+	return askedBy(t, store)
+}
+
+// askedBy returns the errors of some requests.
+func askedBy(t *testing.T, store *redisstore.Store) string {
 	limiter, err := reservoir.New(store, reservoir.PerMinute(100))
 	require.NoError(t, err)
 	defer limiter.Close(context.Background())
