@@ -54,11 +54,11 @@ func BenchmarkBatch(b *testing.B) {
 		opt  reservoir.Option
 	}{
 		{"direct", reservoir.WithDirect()},
-		{"1", reservoir.WithBatch(reservoir.Fixed(1))},
-		{"10", reservoir.WithBatch(reservoir.Fixed(10))},
-		{"100", reservoir.WithBatch(reservoir.Fixed(100))},
-		{"1000", reservoir.WithBatch(reservoir.Fixed(1000))},
-		{"adaptive", reservoir.WithBatch(reservoir.Adaptive(1, 0))},
+		{"1", reservoir.WithFixedBatch(1)},
+		{"10", reservoir.WithFixedBatch(10)},
+		{"100", reservoir.WithFixedBatch(100)},
+		{"1000", reservoir.WithFixedBatch(1000)},
+		{"adaptive", reservoir.WithBatch(1, 0)},
 	}
 	onEachStore(b, func(b *testing.B, store backend.Store) {
 		var runs int
@@ -123,7 +123,7 @@ func sum(all []*reservoir.Limiter, figure func(reservoir.Stats) int64) (n int64)
 func BenchmarkManyKeys(b *testing.B) {
 	for _, n := range []int{100, 10_000, 1_000_000} {
 		b.Run(fmt.Sprintf("keys=%d", n), func(b *testing.B) {
-			l := openIn(b, memstore.New(), reservoir.PerHour(1_000_000_000), reservoir.WithBatch(reservoir.Fixed(1_000_000)))
+			l := openIn(b, memstore.New(), reservoir.PerHour(1_000_000_000), reservoir.WithFixedBatch(1_000_000))
 			keys := make([]string, n)
 			for i := range keys {
 				keys[i] = fmt.Sprintf("user:%015d", i)
@@ -153,7 +153,7 @@ func BenchmarkCrowd(b *testing.B) {
 				}
 				return ctx
 			}
-			l := openIn(b, net, reservoir.PerHour(1_000_000_000), reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(time.Minute))
+			l := openIn(b, net, reservoir.PerHour(1_000_000_000), reservoir.WithFixedBatch(1), reservoir.WithFetchTimeout(time.Minute))
 			b.ReportAllocs()
 			for i := 0; i < b.N; i += n {
 				var wg sync.WaitGroup
@@ -190,11 +190,11 @@ func BenchmarkRefused(b *testing.B) {
 
 // BenchmarkAway is a key without stock while the store's breaker is open.
 func BenchmarkAway(b *testing.B) {
-	for name, policy := range map[string]reservoir.Failure{
-		"closed": reservoir.FailClosed(), "open": reservoir.FailOpen(), "local": reservoir.FailLocal(0.1),
+	for name, policy := range map[string]reservoir.Option{
+		"closed": reservoir.WithFailClosed(), "open": reservoir.WithFailOpen(), "local": reservoir.WithFailLocal(0.1),
 	} {
 		b.Run("policy="+name, func(b *testing.B) {
-			l, err := reservoir.New(silent{}, reservoir.PerHour(1_000), reservoir.WithFailure(policy))
+			l, err := reservoir.New(silent{}, reservoir.PerHour(1_000), policy)
 			require.NoError(b, err)
 			for range 10 { // the breaker opens
 				_, _ = l.Allow(b.Context(), "k")

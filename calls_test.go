@@ -31,9 +31,9 @@ import (
 func TestStoreCallsPerToken(t *testing.T) {
 	const perWindow = 30_000 // tokens that are used, of twice as many
 	for name, opt := range map[string]reservoir.Option{
-		"fixed":    reservoir.WithBatch(reservoir.Fixed(600)),
-		"ladder":   reservoir.WithBatch(reservoir.Ladder(1, 600)),
-		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)),
+		"fixed":    reservoir.WithFixedBatch(600),
+		"ladder":   reservoir.WithLadder(1, 600),
+		"adaptive": reservoir.WithBatch(1, 0),
 	} {
 		for _, c := range []struct {
 			processes int
@@ -72,9 +72,9 @@ func (s steady) test(t *testing.T) {
 	perTrip := int64(requests * s.distance / s.window)
 	batch := s.n * (100 + 4*perTrip)
 	opt := map[string]reservoir.Option{
-		"fixed":    reservoir.WithBatch(reservoir.Fixed(batch)),
-		"ladder":   reservoir.WithBatch(reservoir.Ladder(s.n, 2*batch)),
-		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)),
+		"fixed":    reservoir.WithFixedBatch(batch),
+		"ladder":   reservoir.WithLadder(s.n, 2*batch),
+		"adaptive": reservoir.WithBatch(1, 0),
 	}[s.policy]
 	l := open(t, testnet.Far(s.distance/2), reservoir.Limit{Tokens: 2 * requests * s.n, Window: s.window}, opt)
 	warm := time.Now().Add(s.window + s.window/2)
@@ -189,8 +189,8 @@ func untilRefused(t *testing.T, all []*reservoir.Limiter, limit reservoir.Limit,
 func TestFailedPrefetchIsTriedAgain(t *testing.T) {
 	for _, n := range []int64{1, 3} {
 		for name, opt := range map[string]reservoir.Option{
-			"fixed":    reservoir.WithBatch(reservoir.Fixed(200 * n)),
-			"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 200*n)),
+			"fixed":    reservoir.WithFixedBatch(200 * n),
+			"adaptive": reservoir.WithBatch(1, 200*n),
 		} {
 			for _, f := range []testnet.Fault{testnet.Refuse, testnet.LoseRequest, testnet.LoseReply} {
 				inBubble(t, fmt.Sprintf("%s/n=%d/fault=%v", name, n, f), func(t *testing.T) {
@@ -219,7 +219,7 @@ func TestFailedPrefetchIsTriedAgain(t *testing.T) {
 // while a fetch that does not cover them is under way, nor a crowd.
 func TestFarStoreGivesNoErrors(t *testing.T) {
 	sizings := everyPolicy()
-	sizings["fixed=100"] = reservoir.WithBatch(reservoir.Fixed(100))
+	sizings["fixed=100"] = reservoir.WithFixedBatch(100)
 	for name, opt := range sizings {
 		for _, far60 := range []time.Duration{60 * time.Millisecond, 90 * time.Millisecond} {
 			for _, n := range []int64{1, 25, 60} {
@@ -291,7 +291,7 @@ func TestFetchOutlivesItsCaller(t *testing.T) {
 	for _, wait := range []bool{false, true} {
 		inBubble(t, fmt.Sprintf("wait=%t", wait), func(t *testing.T) {
 			net := testnet.Far(rtt / 2)
-			q := lineOf(t, open(t, net, reservoir.PerMinute(100), reservoir.WithBatch(reservoir.Fixed(2))))
+			q := lineOf(t, open(t, net, reservoir.PerMinute(100), reservoir.WithFixedBatch(2)))
 			ctx, cancel := context.WithCancel(context.Background())
 			starter := q.add(ctx, wait, []int64{1})[0]
 			others := q.allow(1, 1)
@@ -327,7 +327,7 @@ func TestLeavingHeadFreesItsPlace(t *testing.T) {
 		assert.NoError(t, small[9].err)
 	})
 	inBubble(t, "stock", func(t *testing.T) {
-		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(5)))
+		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), reservoir.WithFixedBatch(5))
 		require.True(t, allow(t, l, "k", 2).Allowed) // 3 in stock
 		time.Sleep(time.Second)
 		q := lineOf(t, l)
@@ -420,7 +420,7 @@ func TestIdleKeyFallsSilent(t *testing.T) {
 func TestNobodyWaitsBeforeTheEnd(t *testing.T) {
 	for _, n := range []int64{1, 5} {
 		inBubble(t, fmt.Sprintf("n=%d", n), func(t *testing.T) {
-			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(600_000), reservoir.WithBatch(reservoir.Adaptive(1, 0)))
+			l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(600_000), reservoir.WithBatch(1, 0))
 			second := allow(t, l, "k", n).Reset.Add(time.Minute)
 			every(t, l, n, time.Millisecond, second.Add(-time.Second), nil)
 			// 500 ppm of a minute are 30 ms, of what is left after a refresh about 1 ms.
@@ -435,9 +435,9 @@ func TestNobodyWaitsBeforeTheEnd(t *testing.T) {
 // far larger, batches cannot serve them, and so are not ordered by the dozen.
 func TestRequestsLargerThanABatch(t *testing.T) {
 	inBubbles(t, "", map[string]reservoir.Option{
-		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 100)),
-		"fixed":    reservoir.WithBatch(reservoir.Fixed(100)),
-		"ladder":   reservoir.WithBatch(reservoir.Ladder(1, 100)),
+		"adaptive": reservoir.WithBatch(1, 100),
+		"fixed":    reservoir.WithFixedBatch(100),
+		"ladder":   reservoir.WithLadder(1, 100),
 	}, func(t *testing.T, _ string, opt reservoir.Option) {
 		for _, n := range []int64{200, 4000, 1_000_000} {
 			net := testnet.Far(time.Millisecond)
@@ -488,7 +488,7 @@ func TestBurstOnANewKey(t *testing.T) {
 func TestUsedUpDuringAStatement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := testnet.Far(20 * time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(10)))
+		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithFixedBatch(10))
 		asksNothing := make(chan struct{}, 1)
 		net.Faults(func(c *testnet.Call) testnet.Fault {
 			if c.Op == "sync" && c.Want == 0 {
@@ -534,7 +534,7 @@ func TestCallsAfterAKeyWasDrained(t *testing.T) {
 func TestEachCallerLearnsItsOwnFetch(t *testing.T) {
 	inBubble(t, "lost request", func(t *testing.T) {
 		net := testnet.Far(rtt / 2)
-		q := lineOf(t, open(t, net, reservoir.PerMinute(100), reservoir.WithBatch(reservoir.Fixed(2))))
+		q := lineOf(t, open(t, net, reservoir.PerMinute(100), reservoir.WithFixedBatch(2)))
 		net.Next("", testnet.LoseRequest)
 		early, later := q.allow(1)[0], q.allow(1, 1)
 		q.wg.Wait()
@@ -573,7 +573,7 @@ func TestDirectRefusalAgreesWithItself(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, allow(t, l, "k", 997).Allowed)
 		net.Next("sync", testnet.LoseRequest) // by which they go back
-		require.NoError(t, l.Refund(bg, r))
+		require.NoError(t, l.Settle(bg, r, 0))
 		r = allow(t, l, "k", 3)
 		require.False(t, r.Allowed)
 		assert.Less(t, r.Remaining, int64(3))
@@ -587,7 +587,7 @@ func TestPeersOutlastTheReset(t *testing.T) {
 		var said []int64
 		net := testnet.Far(0)
 		net.Request = func(r *backend.SyncRequest) { said = append(said, r.Peers) }
-		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(1)))
+		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithFixedBatch(1))
 		for _, other := range fleet(t, 4, net.Store(), reservoir.PerMinute(1000)) {
 			allow(t, other, "k", 1)
 		}
@@ -712,7 +712,7 @@ func TestWaiterHoardsNothing(t *testing.T) {
 				q := lineOf(t, all[1])
 				w := q.wait(wants)[0]
 				time.Sleep(time.Second)
-				require.NoError(t, all[0].Refund(context.Background(), sixty))
+				require.NoError(t, all[0].Settle(context.Background(), sixty, 0))
 				require.NoError(t, all[0].Close(context.Background()))
 				admitted := 0
 				for time.Now().Before(sixty.Reset.Add(-3 * time.Second)) {
@@ -856,7 +856,7 @@ func TestProbesAfterOthersHaveLeft(t *testing.T) {
 					stay := fleet(t, 3, net, limit, opt)
 					last := allow(t, stay[0], "k", 40)
 					exhaust(t, stay, "k")
-					require.NoError(t, stay[0].Refund(context.Background(), last))
+					require.NoError(t, stay[0].Settle(context.Background(), last, 0))
 					require.NoError(t, stay[0].Close(context.Background()))
 					before, calls, admitted := stats(stay...).Probes, net.Count(""), 0
 					end := last.Reset.Add(-window / 20)
@@ -884,7 +884,7 @@ func TestProbesAfterOthersHaveLeft(t *testing.T) {
 func TestProbesOfManyRefusedProcesses(t *testing.T) {
 	defer chance.Seed(5)()
 	for _, c := range []struct{ processes, limit int }{{200, 5}, {100, 50}, {50, 1}} {
-		for name, opt := range map[string]reservoir.Option{"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "fixed": reservoir.WithBatch(reservoir.Fixed(1))} {
+		for name, opt := range map[string]reservoir.Option{"adaptive": reservoir.WithBatch(1, 0), "fixed": reservoir.WithFixedBatch(1)} {
 			inBubble(t, fmt.Sprintf("%s/processes=%d/limit=%d", name, c.processes, c.limit), func(t *testing.T) {
 				all := fleet(t, c.processes, testnet.Far(rtt/2), reservoir.PerMinute(int64(c.limit)), opt)
 				const most = 100 // about 20, and more where who came first knew of few others, or was told of tokens
@@ -1046,7 +1046,7 @@ func (s *server) overloaded() int {
 // TestIdleKeysLeave: keys that go idle together give back what they hold, while others come.
 func TestIdleKeysLeave(t *testing.T) {
 	sizes(t, func(t *testing.T, p *paced) {
-		p.open(reservoir.PerHour(1000), reservoir.WithIdle(time.Minute), reservoir.WithBatch(reservoir.Fixed(10)))
+		p.open(reservoir.PerHour(1000), reservoir.WithIdle(time.Minute), reservoir.WithFixedBatch(10))
 		p.use(0, p.keys, 10*time.Second)
 		require.EqualValues(t, p.keys*10, p.charged())
 		for range 3 { // a sweep each
@@ -1061,7 +1061,7 @@ func TestIdleKeysLeave(t *testing.T) {
 // TestCommonReset: all keys are in use when their windows end, at midnight for example.
 func TestCommonReset(t *testing.T) {
 	sizes(t, func(t *testing.T, p *paced) {
-		p.open(reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(4)))
+		p.open(reservoir.PerMinute(1000), reservoir.WithFixedBatch(4))
 		p.use(0, p.keys, 900*time.Millisecond) // windows of whole seconds end at one instant
 		minute := time.Now().Truncate(time.Minute).Add(time.Minute)
 		for range 8 {
@@ -1081,11 +1081,11 @@ func TestCommonReset(t *testing.T) {
 
 // TestRecovery: the store comes back, and all keys owe what their policy has admitted.
 func TestRecovery(t *testing.T) {
-	policies := map[string]reservoir.Failure{"open": reservoir.FailOpen(), "local": reservoir.FailLocal(0.5)}
+	policies := map[string]reservoir.Option{"open": reservoir.WithFailOpen(), "local": reservoir.WithFailLocal(0.5)}
 	for name, policy := range policies {
 		t.Run(name, func(t *testing.T) {
 			sizes(t, func(t *testing.T, p *paced) {
-				p.open(reservoir.PerHour(1000), reservoir.WithFailure(policy), reservoir.WithBatch(reservoir.Fixed(2)))
+				p.open(reservoir.PerHour(1000), policy, reservoir.WithFixedBatch(2))
 				p.use(0, p.keys, 10*time.Second)
 				p.net.Always(testnet.Refuse)
 				for range 3 { // of which the stock serves one
@@ -1098,8 +1098,8 @@ func TestRecovery(t *testing.T) {
 
 				p.net.Faults(nil)
 				var over time.Duration // how long it took until the last debt was stated
-				for p.lim.Stats().Owed > 0 {
-					require.Less(t, over, 10*time.Second, "owed: %d", p.lim.Stats().Owed)
+				for p.lim.Stats().Debt > 0 {
+					require.Less(t, over, 10*time.Second, "owed: %d", p.lim.Stats().Debt)
 					p.use(0, 100, 100*time.Millisecond)
 					over = time.Since(asked)
 				}
@@ -1121,7 +1121,7 @@ func TestCommonResetOfAFleet(t *testing.T) {
 			const keys, capacity = 50, 10_000
 			net, s, states := testnet.Far(rtt/4), new(server), &states{}
 			var failed atomic.Int64
-			all := fleet(t, processes, net, reservoir.PerMinute(100_000), reservoir.WithBatch(reservoir.Fixed(4)), states.option())
+			all := fleet(t, processes, net, reservoir.PerMinute(100_000), reservoir.WithFixedBatch(4), states.option())
 			use := func(d time.Duration) {
 				crowd(processes, func(i int) {
 					for k := range keys {
@@ -1185,7 +1185,7 @@ func TestCallersGoFirst(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		net := testnet.Far(way)
 		p := &paced{T: t, net: net, keys: keys, shards: 1}
-		p.open(reservoir.PerHour(100_000), reservoir.WithBatch(reservoir.Fixed(10)), reservoir.WithIdle(time.Minute))
+		p.open(reservoir.PerHour(100_000), reservoir.WithFixedBatch(10), reservoir.WithIdle(time.Minute))
 		p.use(0, keys, 20*time.Second)
 		calls := net.Count("sync")
 		for net.Count("sync") == calls { // until the sweep
@@ -1216,7 +1216,7 @@ func TestLinesHoldNothing(t *testing.T) {
 		const keys = 2_000
 		net := testnet.Far(rtt / 2)
 		p := &paced{T: t, net: net, keys: keys, shards: 1}
-		p.open(reservoir.PerHour(1000), reservoir.WithFailure(reservoir.FailOpen()), reservoir.WithBatch(reservoir.Fixed(1)))
+		p.open(reservoir.PerHour(1000), reservoir.WithFailOpen(), reservoir.WithFixedBatch(1))
 		p.use(0, keys, time.Second)
 		before := runtime.NumGoroutine()
 		net.Always(testnet.Refuse)
@@ -1229,7 +1229,7 @@ func TestLinesHoldNothing(t *testing.T) {
 		assert.LessOrEqual(t, net.Count("")-calls, 2*60+1, "the probes")
 		net.Faults(nil)
 		time.Sleep(toClose)
-		assert.Zero(t, p.lim.Stats().Owed)
+		assert.Zero(t, p.lim.Stats().Debt)
 		synctest.Wait()
 		assert.LessOrEqual(t, runtime.NumGoroutine(), before+1)
 	})
@@ -1263,7 +1263,7 @@ func TestSlotsComeBack(t *testing.T) {
 			inBubble(t, fmt.Sprint(where, "/hung=", hung), func(t *testing.T) {
 				d := newDeaf()
 				var blocking atomic.Int64
-				l := open(t, d, reservoir.PerHour(1000), reservoir.WithIdle(time.Minute), reservoir.WithBatch(reservoir.Fixed(10)),
+				l := open(t, d, reservoir.PerHour(1000), reservoir.WithIdle(time.Minute), reservoir.WithFixedBatch(10),
 					reservoir.WithLimits(func(string) reservoir.Limit {
 						if blocking.Add(-1) >= 0 {
 							<-d.end
@@ -1311,7 +1311,7 @@ func TestKeysInLineMove(t *testing.T) {
 		on := new(atomic.Pointer[string])
 		on.Store(new("old"))
 		net := sharded{testnet.Far(rtt / 4), func() string { return *on.Load() }}
-		l := open(t, net, reservoir.PerHour(1000), reservoir.WithFailure(reservoir.FailOpen()), reservoir.WithIdle(time.Minute), reservoir.WithBatch(reservoir.Fixed(1)))
+		l := open(t, net, reservoir.PerHour(1000), reservoir.WithFailOpen(), reservoir.WithIdle(time.Minute), reservoir.WithFixedBatch(1))
 		net.Always(testnet.Refuse)
 		_, _ = l.Allow(bg, "old:stays")
 		net.Faults(nil)
@@ -1322,14 +1322,14 @@ func TestKeysInLineMove(t *testing.T) {
 			allow(t, l, "old:stays", 1)
 			net.Always(testnet.Refuse)
 		}
-		require.EqualValues(t, keys+1, l.Stats().Owed)
+		require.EqualValues(t, keys+1, l.Stats().Debt)
 		on.Store(new("new"))
 		net.OnKey("old:stays", testnet.Refuse)
 		time.Sleep(2 * time.Minute)
-		assert.EqualValues(t, 1, l.Stats().Owed)
+		assert.EqualValues(t, 1, l.Stats().Debt)
 		net.Faults(nil)
 		time.Sleep(toClose)
-		assert.Zero(t, l.Stats().Owed)
+		assert.Zero(t, l.Stats().Debt)
 	})
 }
 
@@ -1573,7 +1573,7 @@ func TestRunIsBounded(t *testing.T) {
 		for _, l := range all {
 			allow(t, l, "k", 1)
 		}
-		last := open(t, net.Port(20, 0), reservoir.PerHour(60), reservoir.WithBatch(reservoir.Adaptive(1, 2)), reservoir.WithHooks(reservoir.Hooks{
+		last := open(t, net.Port(20, 0), reservoir.PerHour(60), reservoir.WithBatch(1, 2), reservoir.WithHooks(reservoir.Hooks{
 			StoreCall: func(c reservoir.StoreCall) { most.Store(max(most.Load(), c.Granted)) }, // one key's calls do not overlap
 		}))
 		for range 30 {

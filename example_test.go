@@ -104,7 +104,7 @@ func ExampleLimiter_Check() {
 // The tokens that a process holds are charged. Close returns them to the other processes.
 func ExampleLimiter_Close() {
 	store, ctx := memstore.New(), context.Background() // or redisstore.New(client)
-	one, _ := reservoir.New(store, reservoir.PerHour(1000), reservoir.WithBatch(reservoir.Fixed(100)))
+	one, _ := reservoir.New(store, reservoir.PerHour(1000), reservoir.WithFixedBatch(100))
 	two, _ := reservoir.New(store, reservoir.PerHour(1000))
 	one.Allow(ctx, "user:42")
 	r, _ := two.Check(ctx, "user:42")
@@ -121,13 +121,13 @@ func ExampleLimiter_Close() {
 	// reservoir: limiter closed
 }
 
-func ExampleLimiter_Refund() {
+func ExampleLimiter_Settle_nothing() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(10))
 	ctx := context.Background()
 	r, _ := limiter.Allow(ctx, "user:42")
 	notModified := true // the response cost nothing
 	if notModified {
-		_ = limiter.Refund(ctx, r)
+		_ = limiter.Settle(ctx, r, 0)
 	}
 	r, _ = limiter.Check(ctx, "user:42")
 	fmt.Println(r.Remaining)
@@ -176,7 +176,7 @@ func ExampleLimiter_Stats() {
 // memory.
 func ExampleLimiter_Reset() {
 	ctx := context.Background()
-	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(100), reservoir.WithBatch(reservoir.Fixed(1)))
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(100), reservoir.WithFixedBatch(1))
 	_, _ = limiter.AllowN(ctx, "user:42", 100)
 	r, _ := limiter.Allow(ctx, "user:42")
 	fmt.Println(r.Allowed)
@@ -239,16 +239,16 @@ func ExampleGroup_AllowEach() {
 	// <nil>
 }
 
-// Each sizing chooses the first batch of a key in its own way.
+// Each way chooses the first batch of a key differently.
 func ExampleWithBatch() {
 	fetched := make(chan string, 8)
-	for _, sizing := range []reservoir.Sizing{
-		reservoir.Fixed(500),       // demand is known and even
-		reservoir.Ladder(10, 500),  // Rockset's rule
-		reservoir.Adaptive(100, 0), // as by default, but at least 100
+	for _, batch := range []reservoir.Option{
+		reservoir.WithFixedBatch(500), // demand is known and even
+		reservoir.WithLadder(10, 500), // Rockset's rule
+		reservoir.WithBatch(100, 0),   // as by default, but at least 100
 	} {
 		limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(60_000),
-			reservoir.WithBatch(sizing),
+			batch,
 			reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { fetched <- fmt.Sprint(c.Reason, " ", c.Granted) }}))
 		if err != nil {
 			panic(err)
@@ -271,13 +271,13 @@ func ExampleWithDirect() {
 	defer limiter.Close(context.Background())
 	for range 4 {
 		r, _ := limiter.Allow(context.Background(), "user:42")
-		fmt.Println(r.Allowed, r.Remaining, r.Source, r.Source.OnNetwork())
+		fmt.Println(r.Allowed, r.Remaining, r.Source)
 	}
 	// Output:
-	// true 1 direct true
-	// true 0 direct true
-	// false 0 direct true
-	// false 0 denied false
+	// true 1 direct
+	// true 0 direct
+	// false 0 direct
+	// false 0 local
 }
 
 // Some keys have their own limits, which may change at any time.
@@ -336,7 +336,7 @@ func ExampleUnlimited() {
 	planOf.Store(&map[string]string{"user:1": "free", "user:2": "enterprise"})
 
 	limiter, err := reservoir.New(memstore.New(), plans["free"], reservoir.WithLimits(func(key string) reservoir.Limit {
-		return plans[(*planOf.Load())[key]] // an unknown user has the zero Limit, which blocks
+		return plans[(*planOf.Load())[key]] // an unknown user has the zero Limit: ErrLimit
 	}))
 	if err != nil {
 		panic(err)
@@ -356,8 +356,8 @@ func ExampleUnlimited() {
 	// user:1 true <nil>
 	// user:1 false <nil>
 	// user:2 true <nil>
-	// user:3 false <nil>
-	// user:2 false <nil>
+	// user:3 false reservoir: bad limit: no limit for this key (Block() refuses every request)
+	// user:2 false reservoir: bad limit: no limit for this key (Block() refuses every request)
 	// user:3 true <nil>
 }
 
@@ -369,14 +369,14 @@ func (awayStore) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, 
 }
 
 // Callers without stock get these answers while the store is away.
-func ExampleWithFailure() {
-	for _, failure := range []reservoir.Failure{
-		reservoir.FailClosed(),   // by default: no decision
-		reservoir.FailOpen(),     // admit all
-		reservoir.FailLocal(0.1), // at most a tenth of the limit, in this process
+func ExampleWithFailLocal() {
+	for _, failure := range []reservoir.Option{
+		reservoir.WithFailClosed(),   // by default: no decision
+		reservoir.WithFailOpen(),     // admit all
+		reservoir.WithFailLocal(0.1), // at most a tenth of the limit, in this process
 	} {
 		limiter, err := reservoir.New(awayStore{memstore.New()}, reservoir.PerHour(100),
-			reservoir.WithFailure(failure),
+			failure,
 			reservoir.WithFetchTimeout(50*time.Millisecond)) // how long such a caller waits at most
 		if err != nil {
 			panic(err)
@@ -396,28 +396,10 @@ func ExampleWithFailure() {
 	// 10 <nil>
 }
 
-// The outcome of a failed call says whether the store may have carried it out.
-func ExampleStoreCall_Outcome() {
-	outcomes := make(chan string, 1)
-	limiter, err := reservoir.New(awayStore{memstore.New()}, reservoir.PerHour(100),
-		reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { outcomes <- c.Op + " " + c.Outcome() }}))
-	if err != nil {
-		panic(err)
-	}
-	_, err = limiter.Allow(context.Background(), "user:42")
-	fmt.Println(<-outcomes) // a hook may come after the answer
-	if failure, ok := errors.AsType[*reservoir.StoreError](err); ok {
-		fmt.Println(failure.Class == backend.Unavailable)
-	}
-	// Output:
-	// sync unavailable
-	// true
-}
-
 func ExampleWithHooks() {
 	calls := make(chan reservoir.StoreCall, 8)
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(1000),
-		reservoir.WithBatch(reservoir.Fixed(50)),
+		reservoir.WithFixedBatch(50),
 		reservoir.WithHooks(reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) { calls <- c }}))
 	limiter.Allow(context.Background(), "user:42")
 	c := <-calls // a hook may come after the answer
@@ -447,9 +429,11 @@ func ExampleWithName() {
 	// false 2
 }
 
-// WithShadow shows what a limit would refuse before you enforce it.
-func ExampleWithShadow() {
-	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(2), reservoir.WithShadow())
+// A limit in shadow shows what it would refuse before you enforce it.
+func ExampleLimit_shadow() {
+	limit := reservoir.PerHour(2)
+	limit.Shadow = true
+	limiter, _ := reservoir.New(memstore.New(), limit)
 	for range 3 {
 		r, err := limiter.Allow(context.Background(), "user:42")
 		fmt.Println(r.Allowed, r.Shadowed, err)
@@ -463,7 +447,7 @@ func ExampleWithShadow() {
 // A decision comes from memory, from memory after a wait for a batch, or from the store.
 func ExampleSource() {
 	ctx := context.Background()
-	for _, how := range []reservoir.Option{reservoir.WithBatch(reservoir.Fixed(100)), reservoir.WithDirect()} {
+	for _, how := range []reservoir.Option{reservoir.WithFixedBatch(100), reservoir.WithDirect()} {
 		limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(200), how)
 		if err != nil {
 			panic(err)
@@ -481,23 +465,6 @@ func ExampleSource() {
 	// 0 0 50
 }
 
-// Figures helps to export Stats to any monitoring system.
-func ExampleFigures() {
-	limiter, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000))
-	if err != nil {
-		panic(err)
-	}
-	defer limiter.Close(context.Background())
-	limiter.AllowN(context.Background(), "user:42", 7)
-	stats := limiter.Stats()
-	for _, f := range reservoir.Figures() {
-		if f.Name == "tokens.spent" {
-			fmt.Println(f.Name, f.Value(&stats), f.Gauge)
-		}
-	}
-	// Output: tokens.spent 7 false
-}
-
 // An error means that no decision was made. A faulty argument is found before anything is
 // sent to the store.
 func Example_errors() {
@@ -512,11 +479,11 @@ func Example_errors() {
 	_, negative := limiter.AllowN(ctx, "user:42", -1)
 	_, huge := limiter.AllowN(ctx, "user:42", 101)
 	fmt.Println(errors.Is(empty, reservoir.ErrKey), errors.Is(long, reservoir.ErrKey))
-	fmt.Println(errors.Is(negative, reservoir.ErrTokens), errors.Is(huge, reservoir.ErrExceedsLimit))
+	fmt.Println(errors.Is(negative, backend.ErrTokens), errors.Is(huge, reservoir.ErrExceedsLimit))
 
 	limiter.AllowN(ctx, "user:42", 100)
 	refused, _ := limiter.Allow(ctx, "user:42")
-	fmt.Println(errors.Is(limiter.Refund(ctx, refused), reservoir.ErrResult))
+	fmt.Println(limiter.Settle(ctx, refused, 0))
 
 	soon, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -537,7 +504,7 @@ func Example_errors() {
 	// Output:
 	// true true
 	// true true
-	// true
+	// reservoir: a result of another limiter, or of no charge
 	// true true
 	// true
 	// true true

@@ -165,7 +165,7 @@ func (c caller) Shard(stored string) *key.Shard {
 }
 
 // Limit is Limiter.ask.
-func (c caller) Limit(key string) (Limit, error) { return c.l.ask(key) }
+func (c caller) Limit(key string) (backend.Limit, error) { return c.l.ask(key) }
 
 // Send sends the statement under the fetch timeout. No caller's context ends it: that caller
 // may leave, and the others still need the fetch.
@@ -458,7 +458,7 @@ func (l *Limiter) settled(q backend.SettleRequest, r backend.SettleReply, err er
 	c.Move(m)
 }
 
-func (l *Limiter) check(ctx context.Context, stored string, limit Limit) (state backend.State, err error) {
+func (l *Limiter) check(ctx context.Context, stored string, limit backend.Limit) (state backend.State, err error) {
 	s := l.shardOf(stored)
 	if !s.MayCheck(l.env.Clock.Now()) {
 		return state, l.failed(ctx, s.OpenError())

@@ -105,12 +105,12 @@ func (l *Limiter) look() {
 // news.
 func (l *Limiter) reportHearingOf(shard string, why error) {
 	h := &l.hearing
-	if deaf := why != nil; l.hooks.Hearing != nil && deaf != h.deaf[shard] && !errors.Is(why, backend.ErrNoListener) {
+	if deaf := why != nil; l.hooks.Subscription != nil && deaf != h.deaf[shard] && !errors.Is(why, backend.ErrNoListener) {
 		if h.deaf == nil {
 			h.deaf = make(map[string]bool)
 		}
 		h.deaf[shard] = deaf
-		guard.Log(func() { l.hooks.Hearing(shard, why) })
+		guard.Log(func() { l.hooks.Subscription(shard, why) })
 	}
 }
 
@@ -165,7 +165,7 @@ func (l *Limiter) askAgain(k *key.Key) {
 // have been sent; it wraps [backend.ErrNoListener] if the store sends none. Other
 // errors are [ErrKey], [ErrClosed], that of ctx and, if the function returned a limit out of range,
 // [ErrLimit]. Without an error too, a process to which no message comes does not hear of it; see
-// [Hooks].Hearing.
+// [Hooks].Subscription.
 func (l *Limiter) Refresh(ctx context.Context, name string) error {
 	if err := l.usable(ctx, name); err != nil {
 		return err

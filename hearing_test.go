@@ -220,7 +220,7 @@ func TestResetsAnywhere(t *testing.T) {
 // TestResetWhileALimitIsSpecial, or the store is away: the process that hears it serves from the fresh
 // window once it may, and never more of it than the limit.
 func TestResetWhileNobodyMayBeServed(t *testing.T) {
-	local := reservoir.WithFailure(reservoir.FailLocal(0.1))
+	local := reservoir.WithFailLocal(0.1)
 	inBubbles(t, "", map[string]func(net *testnet.Network, limit *plan, on bool){
 		"blocked": func(_ *testnet.Network, limit *plan, on bool) {
 			limit.set(map[bool]reservoir.Limit{true: {}, false: reservoir.PerHour(100)}[on])
@@ -239,7 +239,7 @@ func TestResetWhileNobodyMayBeServed(t *testing.T) {
 	}, func(t *testing.T, _ string, set func(*testnet.Network, *plan, bool)) {
 		net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerHour(100))
 		first := open(t, net.Port(0, 0), reservoir.PerHour(100), reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(100) }))
-		l := open(t, net.Port(1, 0), reservoir.Limit{}, limit.option(), local)
+		l := open(t, net.Port(1, 0), reservoir.Block(), limit.option(), local)
 		old := allow(t, l, "k", 20).Reset
 		drain(t, first, "k", 1)
 		set(net, limit, true)
@@ -266,7 +266,7 @@ func TestResetWhileNobodyMayBeServed(t *testing.T) {
 func TestRefresh(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerHour(100))
-		all := fleetOn(t, 3, net, reservoir.Limit{}, opt, limit.option())
+		all := fleetOn(t, 3, net, reservoir.Block(), opt, limit.option())
 		change := func(to reservoir.Limit) {
 			limit.set(to)
 			begin := time.Now()
@@ -295,7 +295,7 @@ func TestRefresh(t *testing.T) {
 				require.EqualValues(t, 50, s.Limit.Tokens, "lowered")
 			}
 		}
-		change(reservoir.Limit{})
+		change(reservoir.Block())
 		time.Sleep(time.Second)
 		calls := net.Count("")
 		for _, l := range all {
@@ -317,7 +317,7 @@ func TestRefreshIsPaced(t *testing.T) {
 		var under, most, asked atomic.Int64
 		var slow atomic.Bool
 		net := testnet.Far(time.Millisecond)
-		l := open(t, net.Port(0, 0), reservoir.Limit{}, reservoir.WithLimits(func(string) reservoir.Limit {
+		l := open(t, net.Port(0, 0), reservoir.Block(), reservoir.WithLimits(func(string) reservoir.Limit {
 			if slow.Load() {
 				asked.Add(1)
 				if n := under.Add(1); n > most.Load() {
@@ -365,7 +365,7 @@ func TestRefreshOutlivesAnOldAnswer(t *testing.T) {
 		var tokens atomic.Int64
 		tokens.Store(100)
 		var slow atomic.Bool
-		l := open(t, testnet.Far(time.Millisecond), reservoir.Limit{}, reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithLimits(func(string) reservoir.Limit {
+		l := open(t, testnet.Far(time.Millisecond), reservoir.Block(), reservoir.WithFixedBatch(1), reservoir.WithLimits(func(string) reservoir.Limit {
 			n := tokens.Load()
 			if slow.Swap(false) {
 				time.Sleep(time.Second)
@@ -414,7 +414,7 @@ func TestRefreshWithoutMessages(t *testing.T) {
 				s = mute{net}
 			}
 			var states, calls atomic.Int64
-			l := open(t, s, reservoir.Limit{}, limit.option(), reservoir.WithHooks(reservoir.Hooks{
+			l := open(t, s, reservoir.Block(), limit.option(), reservoir.WithHooks(reservoir.Hooks{
 				StoreCall: func(c reservoir.StoreCall) {
 					if c.Op == "publish" {
 						calls.Add(1)
@@ -423,7 +423,7 @@ func TestRefreshWithoutMessages(t *testing.T) {
 				ShardState: func(reservoir.ShardState) { states.Add(1) },
 			}))
 			allow(t, l, "k", 1)
-			limit.set(reservoir.Limit{})
+			limit.set(reservoir.Block())
 			net.Next("publish", row.fault, row.fault, row.fault, row.fault, row.fault, row.fault)
 			for range 6 {
 				err := l.Refresh(bg, "k")
@@ -453,7 +453,7 @@ func TestRefreshWithoutMessages(t *testing.T) {
 	})
 }
 
-// TestHearing: the hook is told once that messages have ceased to come, and once that they come
+// TestSubscription: the hook is told once that messages have ceased to come, and once that they come
 // again, each with its shard. A store that never sends any is not reported, and shows in Stats.
 func TestHearing(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
@@ -463,18 +463,18 @@ func TestHearing(t *testing.T) {
 		var mu sync.Mutex
 		var heard []string
 		hold := make(chan struct{})
-		hooks := reservoir.Hooks{Hearing: func(shard string, err error) {
+		hooks := reservoir.Hooks{Subscription: func(shard string, err error) {
 			mu.Lock()
 			heard = append(heard, fmt.Sprint(shard, " ", err))
 			mu.Unlock()
 			<-hold // it delays no message
 			panic("a hook")
 		}}
-		second := reservoir.Hooks{Hearing: func(shard string, err error) { assert.NotEqual(t, "mute", shard) }}
+		second := reservoir.Hooks{Subscription: func(shard string, err error) { assert.NotEqual(t, "mute", shard) }}
 		l := open(t, store, reservoir.PerHour(100), reservoir.WithHooks(hooks), reservoir.WithHooks(second), reservoir.WithHooks(reservoir.Hooks{}))
 		unheard := func() int64 {
 			synctest.Wait()
-			return l.Stats().Unheard
+			return l.Stats().Unsubscribed
 		}
 		lines := func(want ...string) {
 			t.Helper()
@@ -547,7 +547,7 @@ func TestTokensOfTheDeafAreFound(t *testing.T) {
 func TestCalledInVain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := testnet.Far(time.Millisecond)
-		all := fleet(t, 10, net, reservoir.PerHour(60), reservoir.WithBatch(reservoir.Fixed(60)))
+		all := fleet(t, 10, net, reservoir.PerHour(60), reservoir.WithFixedBatch(60))
 		for range 60 {
 			require.True(t, allow(t, all[0], "k", 1).Allowed)
 		}

@@ -2,16 +2,17 @@ package reservoir
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync/atomic"
 
 	"github.com/go-reservoir/reservoir/internal/key"
 )
 
-// Key is a handle on one key of a [Limiter], which need not be looked up for each request. Its
-// methods do what those of the Limiter do for that key; to settle its results, and to Check or Reset
-// the key, call the Limiter. It is meant for hot keys that are known ahead, such as a global limit. Make it once, with [Limiter.Key]; the zero Key is
-// not usable. It is safe for concurrent use and needs no closing.
+// Key is for hot keys that are known ahead, such as a global limit: a handle on one key of a
+// [Limiter], which need not be looked up for each request. All else, such as to wait, or to settle a
+// Result of the handle, is done with the Limiter. Make a Key once, with [Limiter.Key]; requests to
+// the zero Key return [ErrKey]. It is safe for concurrent use and needs no closing.
 type Key struct {
 	l    *Limiter
 	key  string
@@ -44,20 +45,17 @@ func (k *Key) allow(r *Result, ctx context.Context, n int64) error {
 		}
 		return nil
 	}
-	slow, err := k.acquire(ctx, n, false)
+	slow, err := k.acquire(ctx, n)
 	*r = slow
 	return err
 }
 
-// Wait is [Limiter.Wait] with k's key.
-func (k *Key) Wait(ctx context.Context) (Result, error) { return k.WaitN(ctx, 1) }
-
-// WaitN is [Limiter.WaitN] with k's key.
-func (k *Key) WaitN(ctx context.Context, n int64) (Result, error) { return k.acquire(ctx, n, true) }
-
 // acquire is Limiter.acquire, and keeps the state that it found.
-func (k *Key) acquire(ctx context.Context, n int64, wait bool) (Result, error) {
-	r, s, err := k.l.acquire(ctx, k.key, n, wait)
+func (k *Key) acquire(ctx context.Context, n int64) (Result, error) {
+	if k.l == nil {
+		return Result{}, fmt.Errorf("%w: a Key that Limiter.Key has not made", ErrKey)
+	}
+	r, s, err := k.l.acquire(ctx, k.key, n, false)
 	if s != nil && k.held.Load() != s {
 		k.held.Store(s)
 	}

@@ -2,13 +2,13 @@ package reservoir
 
 import (
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 	"unicode"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/key"
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
@@ -20,32 +20,26 @@ type Option func(*config)
 type config struct {
 	limit        Limit // New's
 	name         string
-	sizing       Sizing
+	sizing       demand.Policy
 	direct       bool
 	limits       func(key string) Limit
 	fetchTimeout time.Duration
-	failure      Failure
+	failure      key.Policy
 	maxKeys      int
 	idle         time.Duration
 	hooks        Hooks
-	shadow       bool
 }
 
 func defaults(limit Limit) config {
 	return config{
 		limit:        limit,
-		sizing:       Adaptive(1, 0),
+		sizing:       demand.Policy{Kind: demand.Adaptive, Min: 1},
 		fetchTimeout: 100 * time.Millisecond,
 		maxKeys:      1 << 20,
-		failure:      FailClosed(),
+		failure:      key.Policy{Mode: key.FailClosed},
 		idle:         min(max(limit.Window/20, 5*time.Minute), time.Hour),
 	}
 }
-
-// WithBatch sets how many tokens a key fetches at a time: [Fixed], [Ladder] or, by
-// default, Adaptive(1, 0); see [Adaptive]. Larger batches mean fewer store calls, until
-// they have to be called back because another process runs short.
-func WithBatch(s Sizing) Option { return func(c *config) { c.sizing = s } }
 
 // WithName names the limit: the name stands before the key in the store. Limits of one
 // store that count the same keys need names, such as "per-second" and "per-hour", so that
@@ -61,9 +55,9 @@ func WithName(name string) Option { return func(c *config) { c.name = name } }
 // tokens that lie idle in these come back.
 func WithDirect() Option { return func(c *config) { c.direct = true } }
 
-// WithLimits gives keys limits of their own: Limit{}, which a map returns for a key that it
-// lacks, blocks the key. By default all keys have the limit of New. [Unlimited] lets a key
-// pass. If limits returns a limit out of range, calls for that key return [ErrLimit].
+// WithLimits gives keys limits of their own, such as by plan; by default all have the limit of New.
+// [Block] refuses a key's requests, and [Unlimited] admits them. If limits returns a limit out of
+// range, or the zero Limit, as a map does for a plan that it lacks, calls for that key return [ErrLimit].
 //
 // limits is called when a key is first seen, before each of its fetches and direct calls,
 // for a request larger than its last limit, by Check, Reset and [Limiter.Refresh], and for
@@ -109,12 +103,6 @@ func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
 // process has forgotten a key and used it again in one window.
 func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
 
-// WithShadow lets refused requests pass, so that a limit can be tried out. Their [Result]
-// is Allowed and Shadowed, nothing is charged for them, nobody waits, and [Stats] counts
-// them. Admitted requests are charged as always. Errors stay errors; use [FailOpen] to let
-// requests pass in an outage too. [WithLimits] can set Limit.Shadow for single keys.
-func WithShadow() Option { return func(c *config) { c.shadow = true } }
-
 // WithHooks sets functions that report what the limiter does, for metrics and logs. They
 // are called with no lock held, from a goroutine of the call that they report, after its
 // callers were answered, so a slow hook delays nobody. A panic of a hook is logged. A hook
@@ -124,10 +112,10 @@ func WithHooks(h Hooks) Option {
 	return func(c *config) {
 		c.hooks.StoreCall = inTurn(c.hooks.StoreCall, h.StoreCall)
 		c.hooks.ShardState = inTurn(c.hooks.ShardState, h.ShardState)
-		if a, b := c.hooks.Hearing, h.Hearing; a == nil {
-			c.hooks.Hearing = b
+		if a, b := c.hooks.Subscription, h.Subscription; a == nil {
+			c.hooks.Subscription = b
 		} else if b != nil {
-			c.hooks.Hearing = func(shard string, err error) {
+			c.hooks.Subscription = func(shard string, err error) {
 				defer b(shard, err)
 				a(shard, err)
 			}
@@ -159,13 +147,13 @@ type Hooks struct {
 	// ShardState reports that a shard goes away, rejects calls, or serves again.
 	ShardState func(ShardState)
 
-	// Hearing reports that messages about keys of a shard do not come to this process, and
+	// Subscription reports that messages about keys of a shard do not come to this process, and
 	// why, or, with a nil err, that they come again: a right to publish or subscribe is missing, or the
 	// connection is cut. Until they come again, refusals may be early, because idle tokens of
 	// other processes are not called back, and this process learns late of [Limiter.Reset] and
 	// [Limiter.Refresh]. Decisions never exceed the limit. A store that never sends messages is not
-	// reported; see [Stats].Unheard. shard is "" where the store has no shards.
-	Hearing func(shard string, err error)
+	// reported; see [Stats].Unsubscribed. shard is "" where the store has no shards.
+	Subscription func(shard string, err error)
 }
 
 // ShardState is a change in how a shard of the store serves.
@@ -187,18 +175,6 @@ type StoreCall struct {
 	Err      error         // nil, a *StoreError, ErrConflict, or a panic of the store
 }
 
-// Outcome is Err in a word, for metrics: ok, unavailable, rejected or unknown.
-func (c StoreCall) Outcome() string {
-	failure, ok := errors.AsType[*StoreError](c.Err)
-	switch {
-	case c.Err == nil:
-		return "ok"
-	case ok && (failure.Class == backend.Unavailable || failure.Class == backend.Rejected):
-		return failure.Class.String()
-	}
-	return "unknown"
-}
-
 // validateKey refuses a key that the store would refuse.
 func (c *config) validateKey(key string) error {
 	if key == "" || len(c.name)+1+2*len(key) <= backend.MaxKeyLen { // what its name in the store may have, without an allocation
@@ -208,30 +184,26 @@ func (c *config) validateKey(key string) error {
 }
 
 // anyLimit is a limit for probes, which ask for nothing.
-func (c *config) anyLimit() Limit {
-	if key.PlanOf(c.limit) != key.Counted {
-		return PerMinute(1)
+func (c *config) anyLimit() backend.Limit {
+	if c.limit.special() {
+		return backend.Limit(PerMinute(1))
 	}
-	return c.limit.Plain()
+	return backend.Limit(c.limit).Plain()
 }
 
 // settings are what keys need to know.
 func (c *config) settings() key.Settings {
 	return key.Settings{
-		Limit: c.limit, ByKey: c.limits != nil, Name: c.name, Client: rand.Text()[:12], Sizing: c.sizing.policy, Direct: c.direct,
-		Timeout: c.fetchTimeout, Fallback: c.failure.policy,
+		Limit: backend.Limit(c.limit), ByKey: c.limits != nil, Name: c.name, Client: rand.Text()[:12], Sizing: c.sizing, Direct: c.direct,
+		Timeout: c.fetchTimeout, Fallback: c.failure,
 	}
 }
 
 // validate names the first option whose value makes no sense.
 func (c *config) validate() error {
-	if key.PlanOf(c.limit) == key.Blocked && c.limits == nil {
-		return fmt.Errorf("%w: 0 tokens block every key, want WithLimits too", ErrLimit)
-	}
-	if err := validateLimit(c.limit); err != nil {
+	if err := c.limit.validate(); err != nil {
 		return err
 	}
-	c.limit.Shadow = c.limit.Shadow || c.shadow
 	switch {
 	case len(c.name) > 64 || strings.ContainsFunc(c.name, unicode.IsControl):
 		return fmt.Errorf("%w: a name of %d bytes, want up to 64 and no control characters", ErrOption, len(c.name))
@@ -242,8 +214,8 @@ func (c *config) validate() error {
 	case c.idle <= 0:
 		return fmt.Errorf("%w: an idle time of %v, want more than 0", ErrOption, c.idle)
 	}
-	if err := c.failure.validate(); err != nil {
+	if err := validateFailure(c.failure); err != nil {
 		return err
 	}
-	return c.sizing.validate()
+	return validateSizing(c.sizing)
 }

@@ -65,19 +65,19 @@ func repair(t *testing.T, l *reservoir.Limiter, net *testnet.Network, key string
 // outcome is what a failure policy does with a small request: it admits, refuses or
 // fails it.
 type outcome struct {
-	reservoir.Failure
+	reservoir.Option
 	admits, fails bool
 }
 
 var failures = map[string]outcome{
-	"closed": {reservoir.FailClosed(), false, true},
-	"open":   {reservoir.FailOpen(), true, false},
-	"local":  {reservoir.FailLocal(0.1), true, false},
-	"none":   {reservoir.FailLocal(0.001), false, false}, // less than a token
+	"closed": {reservoir.WithFailClosed(), false, true},
+	"open":   {reservoir.WithFailOpen(), true, false},
+	"local":  {reservoir.WithFailLocal(0.1), true, false},
+	"none":   {reservoir.WithFailLocal(0.001), false, false}, // less than a token
 }
 
 // inTwoWays is how a policy may be asked: by the end of a fetch or of a direct call.
-var inTwoWays = map[string]reservoir.Option{"batches": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "direct": reservoir.WithDirect()}
+var inTwoWays = map[string]reservoir.Option{"batches": reservoir.WithBatch(1, 0), "direct": reservoir.WithDirect()}
 
 // Before the circuit opens a caller without stock has the policy's answer within the
 // fetch timeout, and afterwards at once. A caller with stock never notices. An open
@@ -85,16 +85,16 @@ var inTwoWays = map[string]reservoir.Option{"batches": reservoir.WithBatch(reser
 // is told of the end, and that comes without traffic.
 func TestPolicyAnswersInAnOutage(t *testing.T) {
 	for name, policy := range failures {
-		for how, opt := range map[string]reservoir.Option{"batches": reservoir.WithBatch(reservoir.Fixed(10)),
+		for how, opt := range map[string]reservoir.Option{"batches": reservoir.WithFixedBatch(10),
 			"direct": reservoir.WithDirect(), "no memory": reservoir.WithMaxKeys(0)} {
 			inBubble(t, name+"/"+how, func(t *testing.T) {
 				net, heard := testnet.Far(0), new(states)
-				l := open(t, net, reservoir.PerMinute(100), reservoir.WithFailure(policy.Failure), opt, heard.option())
+				l := open(t, net, reservoir.PerMinute(100), policy.Option, opt, heard.option())
 				answer := func(within time.Duration) {
 					begin := time.Now()
 					r, err := l.Allow(bg, "k")
 					assert.LessOrEqual(t, time.Since(begin), within)
-					if policy.fails || how == "no memory" && policy.Failure != reservoir.FailOpen() {
+					if policy.fails || how == "no memory" && name != "open" {
 						var failure *reservoir.StoreError
 						require.ErrorAs(t, err, &failure)
 						return
@@ -261,7 +261,7 @@ func TestRejectionsAreToldOnce(t *testing.T) {
 		inBubbles(t, name, everyPolicy(), func(t *testing.T, how string, opt reservoir.Option) {
 			var text bytes.Buffer
 			net, heard := sharded{Network: testnet.Far(time.Millisecond)}, new(states)
-			l := open(t, net, reservoir.PerMinute(1_000_000), opt, reservoir.WithFailure(policy.Failure),
+			l := open(t, net, reservoir.PerMinute(1_000_000), opt, policy.Option,
 				reservoir.WithHooks(heard.hooks()), reservoir.WithHooks(sloglimit.Hooks(slog.New(slog.NewTextHandler(&text, nil)))))
 			net.Always(testnet.Reject)
 			for i := range 100 {
@@ -319,7 +319,7 @@ func TestShortDeadlinesOpenNoCircuit(t *testing.T) {
 			inBubble(t, name+"/"+policy, func(t *testing.T) {
 				net, heard := testnet.Far(5*time.Millisecond), new(states)
 				net.Enter = onTime
-				l := open(t, net, reservoir.PerMinute(100_000), opt, heard.option(), reservoir.WithFailure(failures[policy].Failure))
+				l := open(t, net, reservoir.PerMinute(100_000), opt, heard.option(), failures[policy].Option)
 				crowd(20, func(i int) {
 					for j := range 20 {
 						key := fmt.Sprint(i, " ", j)
@@ -348,7 +348,7 @@ func TestHungStoreAndShortDeadlines(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		inBubbles(t, name, failures, func(t *testing.T, policy string, want outcome) {
 			net, heard := testnet.Far(time.Millisecond), new(states)
-			l := open(t, net, reservoir.PerMinute(100), opt, heard.option(), reservoir.WithFailure(want.Failure))
+			l := open(t, net, reservoir.PerMinute(100), opt, heard.option(), want.Option)
 			net.Always(testnet.Hang)
 			var r reservoir.Result
 			var err error
@@ -384,7 +384,7 @@ func TestProbeOfAKeyWithAnotherLength(t *testing.T) {
 			}
 		}}
 		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(100), reservoir.WithHooks(hooks), reservoir.WithBatch(reservoir.Fixed(1)),
+		l := open(t, net, reservoir.PerMinute(100), reservoir.WithHooks(hooks), reservoir.WithFixedBatch(1),
 			reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(100) }))
 		allow(t, l, "k", 1)
 		net.Always(testnet.LoseRequest)
@@ -417,7 +417,7 @@ func TestRejectedStatementsAreRare(t *testing.T) {
 		assert.LessOrEqual(t, net.Count("")-calls, 10*60+keys*20) // the probes, and each key about once a minute
 		net.Faults(nil)
 		time.Sleep(5 * time.Minute)
-		assert.Zero(t, l.Stats().Owed)
+		assert.Zero(t, l.Stats().Debt)
 	})
 }
 
@@ -453,7 +453,7 @@ func TestRestockAfterAnOutage(t *testing.T) {
 // Keys that want their next batch when a shard is back do not all ask at once.
 func TestRestockIsSpread(t *testing.T) {
 	policies := batches()
-	policies["adaptive"] = reservoir.WithBatch(reservoir.Adaptive(1, 400)) // otherwise the outage ends before the stock
+	policies["adaptive"] = reservoir.WithBatch(1, 400) // otherwise the outage ends before the stock
 	inBubbles(t, "", policies, func(t *testing.T, _ string, opt reservoir.Option) {
 		const keys, n = 200, 20
 		net := testnet.Far(20 * time.Millisecond)
@@ -492,7 +492,7 @@ func TestRestockIsSpread(t *testing.T) {
 func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(time.Second))
+		l := open(t, net, reservoir.PerMinute(10), reservoir.WithFixedBatch(1), reservoir.WithFetchTimeout(time.Second))
 		paid := allow(t, l, "k", 1)
 		net.Faults(func(c *testnet.Call) testnet.Fault {
 			if c.Key == "k" {
@@ -505,7 +505,7 @@ func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
 			_, _ = l.Allow(bg, fmt.Sprint(i))
 		}
 		require.False(t, waits.answered())
-		require.NoError(t, l.Refund(bg, paid))
+		require.NoError(t, l.Settle(bg, paid, 0))
 		<-waits.done
 		assert.NoError(t, waits.err)
 		assert.True(t, waits.allowed)
@@ -516,10 +516,10 @@ func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
 func TestWaitLastsThroughAnOutage(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		for _, f := range []testnet.Fault{testnet.Refuse, testnet.Hang, testnet.LoseRequest} {
-			for _, failure := range []reservoir.Failure{reservoir.FailClosed(), reservoir.FailLocal(0)} {
-				inBubble(t, fmt.Sprintf("%s/fault=%v/%v", name, f, failure == reservoir.FailClosed()), func(t *testing.T) {
+			for how, failure := range map[string]reservoir.Option{"closed": reservoir.WithFailClosed(), "local": reservoir.WithFailLocal(0)} {
+				inBubble(t, fmt.Sprintf("%s/fault=%v/%s", name, f, how), func(t *testing.T) {
 					net := testnet.Far(rtt / 2)
-					l := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithFailure(failure))
+					l := open(t, net, reservoir.PerMinute(1000), opt, failure)
 					net.Always(f)
 					q := lineOf(t, l)
 					q.wait(times(250, 1)...)
@@ -552,7 +552,7 @@ func TestWaitInAnOutageThatIsAnOperators(t *testing.T) {
 		net := testnet.Far(rtt / 2)
 		net.Always(testnet.Reject)
 		closed := open(t, net, reservoir.PerMinute(10), opt)
-		lenient := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailOpen()))
+		lenient := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailOpen())
 		for range 20 {
 			begin := time.Now()
 			err := waitFor(context.Background(), closed, "k", 1)
@@ -572,7 +572,7 @@ func TestWaitInAnOutageThatIsAnOperators(t *testing.T) {
 func TestPolicyIsAskedAgainAboutTheLine(t *testing.T) {
 	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := testnet.Far(rtt / 2)
-		l := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailure(reservoir.FailLocal(0.5)))
+		l := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithFailLocal(0.5))
 		net.Always(testnet.Refuse)
 		four := allow(t, l, "k", 4)
 		require.True(t, four.Allowed)
@@ -590,7 +590,7 @@ func TestPolicyIsAskedAgainAboutTheLine(t *testing.T) {
 			return s
 		}
 		assert.Equal(t, "...x..", answered())
-		require.NoError(t, l.Refund(context.Background(), four))
+		require.NoError(t, l.Settle(context.Background(), four, 0))
 		time.Sleep(3 * time.Second) // the next look at the circuit
 		assert.Equal(t, ".x.x.x", answered(), "four tokens came back")
 		time.Sleep(time.Until(four.Reset) + 3*time.Second)
@@ -609,7 +609,7 @@ func TestRefusedCallerCancelsNoDebt(t *testing.T) {
 	for try := range 30 { // whether a context ends at such a moment is up to the scheduler
 		inBubble(t, fmt.Sprint(try), func(t *testing.T) {
 			net := testnet.Far(0)
-			l := open(t, net, reservoir.PerMinute(100), reservoir.WithFailure(reservoir.FailLocal(0.1)), reservoir.WithBatch(reservoir.Fixed(1)))
+			l := open(t, net, reservoir.PerMinute(100), reservoir.WithFailLocal(0.1), reservoir.WithFixedBatch(1))
 			allow(t, l, "k", 1)
 			net.Always(testnet.Hang)
 			var admitted, gone atomic.Int64
@@ -627,7 +627,7 @@ func TestRefusedCallerCancelsNoDebt(t *testing.T) {
 			}
 			assert.Positive(t, gone.Load())
 			assert.LessOrEqual(t, admitted.Load(), int64(10))
-			assert.Equal(t, admitted.Load(), l.Stats().Owed)
+			assert.Equal(t, admitted.Load(), l.Stats().Debt)
 		})
 	}
 }
@@ -642,7 +642,7 @@ func TestDebtIsOfItsWindow(t *testing.T) {
 				for _, outage := range []int{10, 50, 130} {
 					inBubble(t, fmt.Sprint(name, "/", policy, "/", known, "/", outage), func(t *testing.T) {
 						net := testnet.Far(time.Millisecond)
-						l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailure(failures[policy].Failure), reservoir.WithIdle(5*time.Second))
+						l := open(t, net, reservoir.PerMinute(100), opt, failures[policy].Option, reservoir.WithIdle(5*time.Second))
 						if known {
 							allow(t, l, "k", 20)
 							time.Sleep(5 * time.Second)
@@ -657,10 +657,10 @@ func TestDebtIsOfItsWindow(t *testing.T) {
 								admitted[reset] += 3
 							}
 							if extra := allow(t, l, "k", 1); extra.Allowed {
-								owed := l.Stats().Owed
-								require.NoError(t, l.Refund(bg, extra))
+								owed := l.Stats().Debt
+								require.NoError(t, l.Settle(bg, extra, 0))
 								if extra.Source == reservoir.Local { // it pays for debt
-									admitted[reset] -= owed - l.Stats().Owed
+									admitted[reset] -= owed - l.Stats().Debt
 								}
 							}
 							time.Sleep(time.Second)
@@ -671,15 +671,15 @@ func TestDebtIsOfItsWindow(t *testing.T) {
 						require.True(t, outage == 10 || admitted[reset] >= 7)
 						if !known || outage > 60 { // in a window that the store has not named
 							s := l.Stats()
-							require.Zero(t, s.Owed)
+							require.Zero(t, s.Debt)
 							require.GreaterOrEqual(t, s.Overdrawn, admitted[reset])
 							return
 						}
-						require.Equal(t, admitted[reset], l.Stats().Owed)
+						require.Equal(t, admitted[reset], l.Stats().Debt)
 						repair(t, l, net, "k", 3)
 						time.Sleep(time.Second)
 						require.True(t, time.Now().Before(reset))
-						require.Zero(t, l.Stats().Owed)
+						require.Zero(t, l.Stats().Debt)
 						require.GreaterOrEqual(t, used(t, net, "k"), min(admitted[reset], 100))
 						time.Sleep(time.Until(reset) + time.Second)
 						require.EqualValues(t, 100, drain(t, l, "k", 1))
@@ -695,7 +695,7 @@ func TestShareOfAnIdleKey(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net, admitted := testnet.Far(time.Millisecond), 0
 		net.Always(testnet.Refuse)
-		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailure(reservoir.FailLocal(0.1)), reservoir.WithIdle(time.Second))
+		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailLocal(0.1), reservoir.WithIdle(time.Second))
 		for range 10 {
 			if allow(t, l, "k", 5).Allowed {
 				admitted++
@@ -712,7 +712,7 @@ func TestDebtWithoutTraffic(t *testing.T) {
 	for _, back := range []bool{true, false} {
 		inBubbles(t, fmt.Sprint("back=", back), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			net := testnet.Far(time.Millisecond)
-			l := open(t, net, reservoir.PerMinute(10_000), opt, reservoir.WithFailure(reservoir.FailOpen()))
+			l := open(t, net, reservoir.PerMinute(10_000), opt, reservoir.WithFailOpen())
 			for range 30 {
 				allow(t, l, "k", 1)
 				time.Sleep(time.Second)
@@ -723,16 +723,16 @@ func TestDebtWithoutTraffic(t *testing.T) {
 			if back {
 				net.Faults(nil)
 				time.Sleep(2 * toClose)
-				assert.Zero(t, l.Stats().Owed)
+				assert.Zero(t, l.Stats().Debt)
 				assert.EqualValues(t, 5030, used(t, net, "k")-l.Stats().Held)
 				return
 			}
 			for range 60 {
 				time.Sleep(time.Second)
 				s := l.Stats()
-				require.EqualValues(t, 5000, s.Owed+s.Overdrawn-others)
+				require.EqualValues(t, 5000, s.Debt+s.Overdrawn-others)
 			}
-			assert.Zero(t, l.Stats().Owed)
+			assert.Zero(t, l.Stats().Debt)
 		})
 	}
 }
@@ -781,19 +781,19 @@ func TestPeriodThatBeginsInAnOutage(t *testing.T) {
 		for policy, share := range map[string]float64{"local": 0.4, "open": 1} {
 			for _, known := range []bool{true, false} {
 				inBubbles(t, fmt.Sprint(what, "/", policy, "/", known), inTwoWays, func(t *testing.T, _ string, opt reservoir.Option) {
-					failure := reservoir.FailOpen()
+					failure := reservoir.WithFailOpen()
 					if policy == "local" {
-						failure = reservoir.FailLocal(share)
+						failure = reservoir.WithFailLocal(share)
 					}
 					net := testnet.Far(time.Millisecond)
-					l := open(t, net, c.limit, opt, reservoir.WithFailure(failure), reservoir.WithIdle(72*time.Hour))
+					l := open(t, net, c.limit, opt, failure, reservoir.WithIdle(72*time.Hour))
 					time.Sleep(time.Until(c.begin.Add(-2 * time.Hour)))
 					if known {
 						drain(t, l, "k", 1)
 					}
 					time.Sleep(time.Until(c.begin.Add(-time.Minute)))
 					breakdown(t, l, net, testnet.Refuse)
-					byPolicy, others := int64(0), l.Stats().Owed
+					byPolicy, others := int64(0), l.Stats().Debt
 					time.Sleep(time.Until(c.begin))
 					for range 4 {
 						for range 25 {
@@ -807,7 +807,7 @@ func TestPeriodThatBeginsInAnOutage(t *testing.T) {
 						time.Sleep(time.Minute)
 					}
 					if unused := allow(t, l, "k", 1); unused.Allowed {
-						require.NoError(t, l.Refund(bg, unused))
+						require.NoError(t, l.Settle(bg, unused, 0))
 					}
 					if policy == "local" {
 						require.EqualValues(t, 40, byPolicy)
@@ -815,11 +815,11 @@ func TestPeriodThatBeginsInAnOutage(t *testing.T) {
 						require.NoError(t, l.Settle(bg, allow(t, l, "k", 1), 4))
 						byPolicy += 4
 					}
-					require.EqualValues(t, byPolicy, l.Stats().Owed)
+					require.EqualValues(t, byPolicy, l.Stats().Debt)
 					require.GreaterOrEqual(t, l.Stats().Overdrawn, others, "debt of the period before is not charged to this one")
 					net.Faults(nil)
 					time.Sleep(2 * toClose)
-					require.Zero(t, l.Stats().Owed, "charged without traffic")
+					require.Zero(t, l.Stats().Debt, "charged without traffic")
 					require.Equal(t, byPolicy, used(t, net, "k")-l.Stats().Held)
 					require.EqualValues(t, max(100-byPolicy, 0), drain(t, l, "k", 1))
 					require.True(t, c.end.Equal(allow(t, l, "k", 1).Reset))
@@ -840,7 +840,7 @@ func TestWindowsByTheWallClock(t *testing.T) {
 		store := memstore.New()
 		net := testnet.New(store, time.Millisecond)
 		net.Skew(ahead)
-		l := open(t, net, reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}, opt, reservoir.WithIdle(500*time.Millisecond), reservoir.WithFailure(reservoir.FailLocal(0.1)))
+		l := open(t, net, reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}, opt, reservoir.WithIdle(500*time.Millisecond), reservoir.WithFailLocal(0.1))
 		spend := func() {
 			for range 1200 {
 				if r := allow(t, l, "k", 1); r.Source == reservoir.Local {
@@ -875,7 +875,7 @@ func TestLengthChangesInAnOutage(t *testing.T) {
 		inBubbles(t, fmt.Sprint("close=", closes), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			net := testnet.Far(time.Millisecond)
 			limit := planned(reservoir.PerHour(1000))
-			opts := []reservoir.Option{opt, limit.option(), reservoir.WithFailure(reservoir.FailOpen())}
+			opts := []reservoir.Option{opt, limit.option(), reservoir.WithFailOpen()}
 			l, other := open(t, net, reservoir.PerMinute(1000), opts...), open(t, net.Store(), reservoir.PerMinute(1000), opts...)
 			allow(t, l, "k", 1)
 			breakdown(t, l, net, testnet.Refuse)
@@ -886,7 +886,7 @@ func TestLengthChangesInAnOutage(t *testing.T) {
 			net.Faults(nil)
 			if !closes {
 				time.Sleep(2 * toClose)
-				assert.Zero(t, l.Stats().Owed)
+				assert.Zero(t, l.Stats().Debt)
 			}
 			require.NoError(t, l.Close(bg))
 			assert.EqualValues(t, 402, used(t, net, "k")-other.Stats().Held)
@@ -944,10 +944,10 @@ func withoutStock() map[string]reservoir.Option {
 func TestStoreThatIgnoresItsContext(t *testing.T) {
 	how := everyPolicy()
 	how["no room"] = reservoir.WithMaxKeys(0)
-	for what, policy := range map[string]reservoir.Failure{"closed": reservoir.FailClosed(), "open": reservoir.FailOpen(), "local": reservoir.FailLocal(0.5)} {
+	for what, policy := range map[string]reservoir.Option{"closed": reservoir.WithFailClosed(), "open": reservoir.WithFailOpen(), "local": reservoir.WithFailLocal(0.5)} {
 		inBubbles(t, what, how, func(t *testing.T, name string, opt reservoir.Option) {
 			s, heard := newStubborn(), new(states)
-			l := open(t, s, reservoir.PerHour(1000), opt, reservoir.WithFailure(policy), heard.option())
+			l := open(t, s, reservoir.PerHour(1000), opt, policy, heard.option())
 			_, calls := withoutStock()[name]
 			r, admitted := allow(t, l, "k", 10), int64(10)
 			soon := func(ask func() error) error {
@@ -1081,7 +1081,7 @@ func TestLostData(t *testing.T) {
 			time.Sleep(4 * time.Second) // longer than the store learns
 			assert.Equal(t, large.Reset, allow(t, l, "k", 1).Reset)
 		}
-		assert.Positive(t, all[0].Stats().Reasserted)
+		assert.Positive(t, all[0].Stats().Recharged)
 		assert.LessOrEqual(t, admitted, 1000+unknown)
 		assert.GreaterOrEqual(t, admitted, int64(700), "but for what idle processes hold")
 	})
@@ -1221,7 +1221,7 @@ func TestPanics(t *testing.T) {
 				assert.Less(t, time.Since(begin), time.Second)
 				cancel()
 			}
-			_ = survives(func() error { return l.Refund(bg, before) })
+			_ = survives(func() error { return l.Settle(bg, before, 0) })
 			synctest.Wait()
 			on.Store(false)
 			repair(t, l, net, "k", 1)
@@ -1266,7 +1266,7 @@ func TestPanicsThatNobodyGets(t *testing.T) {
 	ask := func(ctx context.Context, l *reservoir.Limiter) error { _, err := l.Allow(ctx, "new"); return err }
 	check := func(ctx context.Context, l *reservoir.Limiter) error { _, err := l.Check(ctx, "k"); return err }
 	reset := func(ctx context.Context, l *reservoir.Limiter) error { return l.Reset(ctx, "k") }
-	direct, batches := reservoir.WithDirect(), reservoir.WithBatch(reservoir.Fixed(64))
+	direct, batches := reservoir.WithDirect(), reservoir.WithFixedBatch(64)
 	for what, c := range map[string]struct {
 		op  string
 		opt reservoir.Option

@@ -159,7 +159,7 @@ func client(l *reservoir.Limiter, g *ledger, rnd *rand.Rand) {
 // all the same, and the tokens spent again by another.
 func refund(ctx context.Context, l *reservoir.Limiter, g *ledger, r reservoir.Result, n int64) {
 	before := l.Stats().Refunded
-	if err := l.Refund(ctx, r); err != nil || l.Stats().Refunded > before {
+	if err := l.Settle(ctx, r, 0); err != nil || l.Stats().Refunded > before {
 		g.note(r, -n)
 	}
 }
@@ -201,7 +201,7 @@ func TestHotPathRaces(t *testing.T) {
 func TestNoFalseRefusalBetweenReplyAndStock(t *testing.T) {
 	for range 300 {
 		const limit = 40
-		l := open(t, memstore.New(), reservoir.PerHour(limit), reservoir.WithBatch(reservoir.Ladder(1, 100)), reservoir.WithFetchTimeout(time.Minute))
+		l := open(t, memstore.New(), reservoir.PerHour(limit), reservoir.WithLadder(1, 100), reservoir.WithFetchTimeout(time.Minute))
 		var admitted atomic.Int64
 		crowd(8, func(int) { admitted.Add(drain(t, l, "k", 1)) })
 		require.EqualValues(t, limit, admitted.Load())
@@ -232,7 +232,7 @@ func countUnderFaults(t *testing.T, seed uint64, opt reservoir.Option) {
 	})
 	const window = 6 * time.Second
 	all := fleet(t, 3, net, reservoir.Limit{Tokens: 3000, Window: window}, opt,
-		reservoir.WithIdle(time.Second), reservoir.WithFailure(reservoir.FailLocal(0.01)))
+		reservoir.WithIdle(time.Second), reservoir.WithFailLocal(0.01))
 	last, begin, done := make([]reservoir.Stats, len(all)), time.Now(), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -244,7 +244,7 @@ func countUnderFaults(t *testing.T, seed uint64, opt reservoir.Option) {
 				}
 				r, err := all[i%3].AllowN(bg, key, 1+n%7*n%2)
 				if err == nil && random.IntN(9) == 0 {
-					_ = all[i%3].Refund(bg, r)
+					_ = all[i%3].Settle(bg, r, 0)
 				}
 				time.Sleep(time.Duration(random.Int64N(int64(10 * time.Millisecond))))
 			}
@@ -264,7 +264,7 @@ func countUnderFaults(t *testing.T, seed uint64, opt reservoir.Option) {
 
 // Nor do they go back where cores race, while keys come and go.
 func TestCountersNeverGoBackInARace(t *testing.T) {
-	l := open(t, memstore.New(), reservoir.PerHour(1000), reservoir.WithBatch(reservoir.Fixed(3)), reservoir.WithIdle(time.Millisecond), patient)
+	l := open(t, memstore.New(), reservoir.PerHour(1000), reservoir.WithFixedBatch(3), reservoir.WithIdle(time.Millisecond), patient)
 	var over atomic.Bool
 	looked := make(chan struct{})
 	go func() {
@@ -317,7 +317,7 @@ func closeInTheMiddle(t *testing.T, seed uint64, opt reservoir.Option) {
 				ctx, cancel := context.WithTimeout(bg, time.Duration(1+rnd.IntN(20))*time.Millisecond)
 				ask := k.AllowN
 				if rnd.IntN(4) == 0 {
-					ask = k.WaitN
+					ask = func(ctx context.Context, n int64) (reservoir.Result, error) { return at.WaitN(ctx, key, n) }
 				}
 				n := 1 + rnd.Int64N(10)
 				if r, err := ask(ctx, n); err == nil && r.Allowed {
@@ -386,7 +386,7 @@ func crowdThatLeaves(t *testing.T, opts []reservoir.Option, granted func(l *rese
 	told := make(chan struct{})
 	var made *reservoir.Limiter
 	made, err := reservoir.New(gate, reservoir.PerHour(1_000_000), append(opts,
-		reservoir.WithFetchTimeout(10*time.Second), reservoir.WithBatch(reservoir.Fixed(1000)),
+		reservoir.WithFetchTimeout(10*time.Second), reservoir.WithFixedBatch(1000),
 		reservoir.WithHooks(reservoir.Hooks{StoreCall: func(reservoir.StoreCall) {
 			once.Do(func() {
 				granted(made)

@@ -21,7 +21,7 @@
 //
 // Over all processes, the tokens spent in a window of the store never exceed the limit
 // while the store keeps its data, even if calls are lost, late, repeated or reordered.
-// The exceptions are [Limiter.Settle] above the charge, and [FailOpen] and [FailLocal] in
+// The exceptions are [Limiter.Settle] above the charge, and [WithFailOpen] and [WithFailLocal] in
 // an outage. A charged token is spent, handed back, or expires with its window, and
 // [Stats] counts it as one of these. A caller with stock at hand does no I/O and takes no
 // lock, except one caller per batch, which orders the next batch. Refusals make no store
@@ -98,7 +98,7 @@ func (l *Limiter) Allow(ctx context.Context, key string) (r Result, err error) {
 // AllowN asks for n tokens of key, all or none. Usually it decides in memory; without
 // stock the caller waits for a fetch that it shares with others (see [WithFetchTimeout]).
 // A refusal is a [Result] and charges nothing. An error means that no decision was made:
-// [ErrKey], [ErrTokens], [ErrLimit], [ErrExceedsLimit], [ErrConflict], [ErrClosed], a
+// [ErrKey], [backend.ErrTokens], [ErrLimit], [ErrExceedsLimit], [ErrConflict], [ErrClosed], a
 // [*StoreError], or the error of ctx.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (r Result, err error) {
 	err = l.allow(&r, ctx, key, n)
@@ -151,12 +151,12 @@ func (l *Limiter) refuse(r *Result, k *key.Key, w *lease.Lease, now, n int64) bo
 		return false
 	}
 	k.Refused()
-	r.Source, r.Shadowed, r.Limit, r.Window, r.Remaining = Denied, t.Shadow, t.Tokens, t.Window, min(w.Available(), t.Tokens)
+	r.Source, r.Shadowed, r.Limit, r.Window, r.Remaining = Local, t.Shadow, t.Tokens, t.Window, min(w.Available(), t.Tokens)
 	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(w.RetryAfter(now), key.Longest(t.Limit))
 	return true
 }
 
-// pass lets a refused request pass, for WithShadow.
+// pass lets a refused request pass, because its limit is in shadow.
 func (l *Limiter) pass(r *Result) {
 	r.Allowed, r.RetryAfter = true, 0
 	l.env.Counts.Shadowed.Add(1)
@@ -189,7 +189,7 @@ func (l *Limiter) acquire(ctx context.Context, name string, n int64, stay bool) 
 		return Result{}, nil, err
 	}
 	if n < 1 {
-		return Result{}, nil, fmt.Errorf("%w: %d, want at least 1", ErrTokens, n)
+		return Result{}, nil, fmt.Errorf("%w: %d, want at least 1", backend.ErrTokens, n)
 	}
 	wait := key.FirstPause / 2
 	for round := 0; ; round++ {
@@ -216,7 +216,7 @@ func (l *Limiter) acquire(ctx context.Context, name string, n int64, stay bool) 
 
 // request is one pass of acquire: with k, the key's state, or without one under limit. It
 // reports whether the request must start over.
-func (l *Limiter) request(ctx context.Context, k *key.Key, name string, limit Limit, n int64, stay bool) (_ Result, again bool, _ error) {
+func (l *Limiter) request(ctx context.Context, k *key.Key, name string, limit backend.Limit, n int64, stay bool) (_ Result, again bool, _ error) {
 	if k == nil {
 		return l.withoutState(ctx, name, limit, n, stay)
 	}
@@ -235,12 +235,12 @@ func (l *Limiter) request(ctx context.Context, k *key.Key, name string, limit Li
 
 // find returns the key's state. If there is no room for it or the limit is special, it
 // returns nil and the limit.
-func (l *Limiter) find(name string) (*key.Key, Limit, error) {
+func (l *Limiter) find(name string) (*key.Key, backend.Limit, error) {
 	if k := l.env.Get(name); k != nil {
-		return k, Limit{}, nil
+		return k, backend.Limit{}, nil
 	}
 	if l.env.Closed.Load() {
-		return nil, Limit{}, ErrClosed
+		return nil, backend.Limit{}, ErrClosed
 	}
 	limit, err := l.limitOf(name)
 	if err != nil || key.PlanOf(limit) != key.Counted {
@@ -254,10 +254,10 @@ func (l *Limiter) find(name string) (*key.Key, Limit, error) {
 
 // withoutState serves a key without a state: call by call if there is no room for one,
 // and without a call if its limit, which was just asked for, is special.
-func (l *Limiter) withoutState(ctx context.Context, name string, limit Limit, n int64, stay bool) (r Result, again bool, err error) {
+func (l *Limiter) withoutState(ctx context.Context, name string, limit backend.Limit, n int64, stay bool) (r Result, again bool, err error) {
 	wait := key.FirstPause
 	for wasSpecial := false; ; {
-		a, special := l.env.Special(limit)
+		a, special := key.AnswerSpecial(limit)
 		if r = resultOf(nil, &a); !special {
 			if wasSpecial || l.env.Get(name) != nil {
 				return r, true, nil
@@ -271,7 +271,7 @@ func (l *Limiter) withoutState(ctx context.Context, name string, limit Limit, n 
 			}
 			return r, false, err
 		case special:
-			wait = min(r.RetryAfter, key.LongestPause) // the limit may be raised
+			wait = key.LongestPause // another limit may take its place
 		case err == nil:
 			if soonerThan(ctx, r.RetryAfter) {
 				return r, false, ErrDeadline
@@ -291,7 +291,7 @@ func (l *Limiter) withoutState(ctx context.Context, name string, limit Limit, n 
 }
 
 // takeOutside makes a call for a key that has no room in memory.
-func (l *Limiter) takeOutside(ctx context.Context, name string, limit Limit, n int64, stay bool) (Result, error) {
+func (l *Limiter) takeOutside(ctx context.Context, name string, limit backend.Limit, n int64, stay bool) (Result, error) {
 	k, v := l.env.Outside(name, limit, n, stay)
 	if v.Next == key.Call {
 		v = l.take(ctx, k, n, stay)
@@ -336,7 +336,7 @@ func (l *Limiter) Check(ctx context.Context, name string) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	if a, special := l.env.Special(limit); special {
+	if a, special := key.AnswerSpecial(limit); special {
 		return resultOf(nil, &a), nil
 	}
 	s, err := l.check(ctx, l.env.Stored(name), limit.Plain())
@@ -360,9 +360,9 @@ func (l *Limiter) Check(ctx context.Context, name string) (Result, error) {
 }
 
 // begin checks a call that concerns a key and no tokens, and asks for the key's limit.
-func (l *Limiter) begin(ctx context.Context, key string) (Limit, error) {
+func (l *Limiter) begin(ctx context.Context, key string) (backend.Limit, error) {
 	if err := l.usable(ctx, key); err != nil {
-		return Limit{}, err
+		return backend.Limit{}, err
 	}
 	return l.limitOf(key)
 }
@@ -375,14 +375,8 @@ func (l *Limiter) usable(ctx context.Context, key string) error {
 	return cmp.Or(ctx.Err(), l.validateKey(key))
 }
 
-// Refund takes back what r was charged, so that others can use it, after a request has
-// turned out to cost nothing. It is [Limiter.Settle] with 0 tokens used.
-func (l *Limiter) Refund(ctx context.Context, r Result) error {
-	return l.Settle(ctx, r, 0)
-}
-
 // Settle corrects the charge of r to used, the tokens that its request has really used.
-// Tokens charged above used go back. Tokens used above the charge are charged now: from
+// Tokens charged above used go back: all of them if used is 0. Tokens used above the charge are charged now: from
 // stock, and as debt if the stock has too little. Settle is never refused, does not wait,
 // and makes no store call of its own, because debt goes along with the next statement,
 // within a 20th of the window. So the limit can be exceeded, by no more than was used
@@ -402,8 +396,8 @@ func (l *Limiter) Refund(ctx context.Context, r Result) error {
 // the call may have been carried out.
 //
 // Settle each r once. If r is settled twice, it counts twice: it may give back tokens that
-// another request uses, but no more than requests have used. Settle returns [ErrTokens] if
-// used is negative, and [ErrResult] if r is of another Limiter or was never charged. For a
+// another request uses, but no more than requests have used. Settle returns [backend.ErrTokens] if
+// used is negative, and an error if r is of another Limiter or was never charged. For a
 // request that passed without a charge, because it was Shadowed or its limit is [Unlimited], it
 // does nothing. Call Settle before Close, because afterwards it returns [ErrClosed], unused
 // tokens expire, and others are Overdrawn.
@@ -411,11 +405,11 @@ func (l *Limiter) Settle(ctx context.Context, r Result, used int64) error {
 	n := used - r.charged
 	switch {
 	case used < 0 || used > backend.MaxTokens:
-		return fmt.Errorf("%w: %d used", ErrTokens, used)
+		return fmt.Errorf("%w: %d used", backend.ErrTokens, used)
 	case r.charged == 0 && (r.Shadowed && r.Allowed || r.Limit == key.UnlimitedTokens): // it passed for nothing
 		return nil
 	case r.of == nil, !r.of.Of(&l.env):
-		return ErrResult
+		return errResult
 	case n == 0:
 		return nil
 	case r.Source == Direct:
@@ -488,7 +482,7 @@ func (l *Limiter) closedError() error {
 // may be used again from now on. It costs a store call. This process serves from the new
 // window at once. Other processes hear of it within a round trip, and then drop what they hold of
 // the old window. Until then they may spend that on top of the limit. They make no call until a request comes.
-// A process to which no message comes, see [Hooks].Hearing, learns of it when it next asks the
+// A process to which no message comes, see [Hooks].Subscription, learns of it when it next asks the
 // store: when its stock is used up or, if it refuses, at its next probe. All processes together probe
 // some 20 times a window, so with many processes that takes long. If no window is open, Reset
 // does nothing. After an error of class Unknown, or of ctx, the window may be a fresh one.

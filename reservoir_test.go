@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -24,6 +23,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/internal/testnet"
+	"github.com/go-reservoir/reservoir/metrics"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
@@ -45,9 +45,9 @@ func TestBadRequestsNeverReachTheStore(t *testing.T) {
 		{"", 1, reservoir.ErrKey},
 		{strings.Repeat("x", backend.MaxKeyLen+1), 1, reservoir.ErrKey},
 		{strings.Repeat("x", 1<<20), 1, reservoir.ErrKey},
-		{"k", 0, reservoir.ErrTokens},
-		{"k", -5, reservoir.ErrTokens},
-		{"k", math.MinInt64, reservoir.ErrTokens},
+		{"k", 0, backend.ErrTokens},
+		{"k", -5, backend.ErrTokens},
+		{"k", math.MinInt64, backend.ErrTokens},
 		{"k", 11, reservoir.ErrExceedsLimit},
 		{"k", math.MaxInt64, reservoir.ErrExceedsLimit},
 		{"bad limit", 1, reservoir.ErrLimit},
@@ -61,7 +61,7 @@ func TestBadRequestsNeverReachTheStore(t *testing.T) {
 	}
 	_, err := l.Check(ctx, "")
 	assert.ErrorIs(t, err, reservoir.ErrKey)
-	assert.ErrorIs(t, l.Refund(ctx, reservoir.Result{}), reservoir.ErrResult)
+	assert.ErrorContains(t, l.Settle(ctx, reservoir.Result{}, 0), "another limiter")
 	assert.Zero(t, net.Count(""))
 	assert.Zero(t, l.Stats().Taken)
 }
@@ -98,7 +98,7 @@ func TestExactlyTheLimit(t *testing.T) {
 
 func TestResultFields(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(4)))
+		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), reservoir.WithFixedBatch(4))
 		var reset time.Time
 		for i := range 10 {
 			r := allow(t, l, "k", 1)
@@ -119,7 +119,7 @@ func TestResultFields(t *testing.T) {
 		}
 		r := allow(t, l, "k", 1)
 		assert.False(t, r.Allowed)
-		assert.Equal(t, reservoir.Denied, r.Source)
+		assert.Equal(t, reservoir.Local, r.Source)
 		assert.Zero(t, r.Remaining)
 		assert.True(t, reset.Equal(r.Reset))
 		assert.InDelta(t, time.Until(reset), r.RetryAfter, float64(10*time.Millisecond))
@@ -162,7 +162,7 @@ func TestResultsAgreeWithThemselves(t *testing.T) {
 						require.NoError(t, err)
 						requireFair(t, r, limit)
 						if round%7 == 0 && r.Allowed {
-							require.NoError(t, l.Refund(bg, r))
+							require.NoError(t, l.Settle(bg, r, 0))
 						}
 					}
 					if round%50 == 49 {
@@ -183,7 +183,7 @@ func TestResultsAgreeWithThemselves(t *testing.T) {
 func TestKeyIsTheCallersBuffer(t *testing.T) {
 	buffer := []byte("user-1")
 	key := unsafe.String(&buffer[0], len(buffer))
-	l := open(t, memstore.New(), reservoir.PerHour(100), reservoir.WithBatch(reservoir.Fixed(10)))
+	l := open(t, memstore.New(), reservoir.PerHour(100), reservoir.WithFixedBatch(10))
 	require.Equal(t, reservoir.Fetched, allow(t, l, key, 1).Source)
 	buffer[5] = '2'
 	require.Equal(t, reservoir.Fetched, allow(t, l, key, 1).Source)
@@ -193,7 +193,7 @@ func TestKeyIsTheCallersBuffer(t *testing.T) {
 	full := open(t, memstore.New(), reservoir.PerHour(100), reservoir.WithMaxKeys(0))
 	r := allow(t, full, key, 10)
 	buffer[5] = '3'
-	require.NoError(t, full.Refund(bg, r))
+	require.NoError(t, full.Settle(bg, r, 0))
 	check, err := full.Check(bg, "user-2")
 	require.NoError(t, err)
 	assert.EqualValues(t, 100, check.Remaining)
@@ -228,8 +228,8 @@ func TestMaxKeys(t *testing.T) {
 
 func TestFaultyOptions(t *testing.T) {
 	for i, opt := range []reservoir.Option{
-		reservoir.WithFailure(reservoir.Failure{}), reservoir.WithFailure(reservoir.FailLocal(-0.1)), reservoir.WithFailure(reservoir.FailLocal(1.1)),
-		reservoir.WithFetchTimeout(0), reservoir.WithFetchTimeout(math.MaxInt64), reservoir.WithMaxKeys(-1), reservoir.WithIdle(0), reservoir.WithBatch(reservoir.Fixed(0)),
+		reservoir.WithFailLocal(math.NaN()), reservoir.WithFailLocal(-0.1), reservoir.WithFailLocal(1.1),
+		reservoir.WithFetchTimeout(0), reservoir.WithFetchTimeout(math.MaxInt64), reservoir.WithMaxKeys(-1), reservoir.WithIdle(0), reservoir.WithFixedBatch(0),
 	} {
 		_, err := reservoir.New(memstore.New(), reservoir.PerMinute(1), opt)
 		assert.ErrorIs(t, err, reservoir.ErrOption, i)
@@ -285,7 +285,7 @@ func TestHooksSeeEveryCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d diary
 		net := testnet.Far(0)
-		l := open(t, net, reservoir.PerMinute(100), reservoir.WithBatch(reservoir.Fixed(10)), d.keep())
+		l := open(t, net, reservoir.PerMinute(100), reservoir.WithFixedBatch(10), d.keep())
 		ctx := context.Background()
 		allow(t, l, "k", 1)
 		synctest.Wait() // the hook is told after who waited was served
@@ -351,7 +351,7 @@ func TestSlowHook(t *testing.T) {
 					time.Sleep(50 * time.Millisecond)
 				}
 			}})
-			l := open(t, net, reservoir.PerMinute(600_000), reservoir.WithBatch(reservoir.Adaptive(1, 200)), hook)
+			l := open(t, net, reservoir.PerMinute(600_000), reservoir.WithBatch(1, 200), hook)
 			every(t, l, 1, time.Millisecond, time.Now().Add(20*time.Second), nil)
 			calls[slow] = net.Count("")
 		}
@@ -359,45 +359,16 @@ func TestSlowHook(t *testing.T) {
 	})
 }
 
-// gauges are the fields of Stats that may go down.
-var gauges = []string{"Keys", "Unheard", "Held", "Stranded", "Owed"}
-
-// counters are the figures of Stats that never go down.
-var counters = slices.DeleteFunc(reservoir.Figures(), func(f reservoir.Figure) bool { return f.Gauge })
+// counters are the fields of Stats that never go down.
+var counters = slices.DeleteFunc(metrics.All(), func(m metrics.Metric) bool { return m.Gauge })
 
 // requireGrowth checks that no counter has gone back.
 func requireGrowth(t *testing.T, was, is reservoir.Stats) {
-	for _, f := range counters {
-		if f.Value(&is) < f.Value(&was) {
+	for _, m := range counters {
+		if m.Value(&is) < m.Value(&was) {
 			t.Helper()
-			require.Failf(t, "a counter went back", "%s from %d to %d", f.Name, f.Value(&was), f.Value(&is))
+			require.Failf(t, "a counter went back", "%s from %d to %d", m.Name, m.Value(&was), m.Value(&is))
 		}
-	}
-}
-
-// Every field of Stats is a figure, once, also one that is yet to come.
-func TestEveryFieldOfStatsIsAFigure(t *testing.T) {
-	figures := reservoir.Figures()
-	fields := reflect.TypeFor[reservoir.Stats]()
-	assert.Len(t, figures, fields.NumField())
-	for i := range fields.NumField() {
-		var s reservoir.Stats
-		reflect.ValueOf(&s).Elem().Field(i).SetInt(1)
-		field := fields.Field(i).Name
-		shown := slices.DeleteFunc(slices.Clone(figures), func(f reservoir.Figure) bool { return f.Value(&s) != 1 })
-		require.Len(t, shown, 1, field)
-		assert.Equal(t, slices.Contains(gauges, field), shown[0].Gauge, field)
-	}
-}
-
-func TestFiguresHaveNames(t *testing.T) {
-	seen := map[string]bool{}
-	for _, f := range reservoir.Figures() {
-		assert.Regexp(t, `^[a-z]+([._][a-z]+)*$`, f.Name)
-		assert.False(t, seen[f.Name], "%s is there twice", f.Name)
-		seen[f.Name] = true
-		assert.Contains(t, []string{"token", "call", "request", "key", "shard"}, f.Unit, f.Name)
-		assert.Regexp(t, `^[A-Z].*\.$`, f.Help, f.Name)
 	}
 }
 
@@ -405,7 +376,7 @@ func TestFiguresHaveNames(t *testing.T) {
 // and if it has nothing, though this process still holds tokens; no longer after the reset.
 func TestExhausted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := open(t, memstore.New(), reservoir.PerMinute(10), reservoir.WithBatch(reservoir.Fixed(10)))
+		l := open(t, memstore.New(), reservoir.PerMinute(10), reservoir.WithFixedBatch(10))
 		exhausted := func(key string) bool {
 			for k, s := range l.Keys() {
 				if k == key {
@@ -466,7 +437,7 @@ func TestGroup(t *testing.T) {
 			}
 		})
 		assert.EqualValues(t, 776, passed.Load())
-		require.NoError(t, g.Refund(bg, first))
+		require.NoError(t, g.Settle(bg, first, nil))
 		net.OnKey("sick", testnet.LoseRequest)
 		_, err = g.AllowEach(bg, []int64{2, 2}, "wide", "sick")
 		require.ErrorIs(t, err, testnet.ErrCut)
@@ -481,7 +452,7 @@ func TestGroup(t *testing.T) {
 	var limiters [3]*reservoir.Limiter
 	net := testnet.Far(0)
 	for i := range limiters {
-		limiters[i] = open(t, net, reservoir.PerHour(10_000), reservoir.WithBatch(reservoir.Fixed(5000)), patient)
+		limiters[i] = open(t, net, reservoir.PerHour(10_000), reservoir.WithFixedBatch(5000), patient)
 	}
 	g, keys := reservoir.NewGroup(limiters[:]...), []string{"a", "b", "c"}
 	_, _ = g.Allow(bg, keys...)
@@ -546,7 +517,7 @@ func TestFaultsOfAGroup(t *testing.T) {
 						key      string
 						want     error
 					}{
-						{-1, 0, "k", reservoir.ErrTokens}, {math.MinInt64, 0, "k", reservoir.ErrTokens}, {11, 0, "k", reservoir.ErrExceedsLimit}, {1, 0, "", reservoir.ErrKey},
+						{-1, 0, "k", backend.ErrTokens}, {math.MinInt64, 0, "k", backend.ErrTokens}, {11, 0, "k", reservoir.ErrExceedsLimit}, {1, 0, "", reservoir.ErrKey},
 						{6, 5, "k", reservoir.ErrExceedsLimit}, {1, 10, "k", reservoir.ErrExceedsLimit}, {math.MaxInt64, math.MaxInt64, "k", reservoir.ErrExceedsLimit},
 					} {
 						limiters, costs, keys := []*reservoir.Limiter{full, l, l}, []int64{1, c.one, c.two}, []string{"k", c.key, "k"}
@@ -572,7 +543,9 @@ func TestFaultsOfAGroup(t *testing.T) {
 						require.ErrorIs(t, err, reservoir.ErrOption)
 						_, err = reservoir.NewGroup(full, l).WaitEach(bg, bad, "k", "k")
 						require.ErrorIs(t, err, reservoir.ErrOption)
-						require.ErrorIs(t, reservoir.NewGroup(full, l).Settle(bg, reservoir.GroupResult{}, bad), reservoir.ErrOption)
+						if bad != nil { // nothing was used
+							require.ErrorIs(t, reservoir.NewGroup(full, l).Settle(bg, reservoir.GroupResult{}, bad), reservoir.ErrOption)
+						}
 					}
 					r, err := reservoir.NewGroup(full, l).AllowEach(bg, []int64{1, 0}, "k", "")
 					require.True(t, err == nil && !r.Allowed, "a limit that costs nothing is not asked")
@@ -588,7 +561,7 @@ func TestFaultsOfAGroup(t *testing.T) {
 
 // What a group can never have depends on the present limit, and not if that is special.
 func TestGroupOfALimitThatChanges(t *testing.T) {
-	inBubbles(t, "", map[string]reservoir.Option{"batches": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "direct": reservoir.WithDirect()}, func(t *testing.T, _ string, opt reservoir.Option) {
+	inBubbles(t, "", map[string]reservoir.Option{"batches": reservoir.WithBatch(1, 0), "direct": reservoir.WithDirect()}, func(t *testing.T, _ string, opt reservoir.Option) {
 		limit := planned(reservoir.PerMinute(10))
 		l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), opt, limit.option())
 		g := reservoir.NewGroup(l, l)
@@ -626,7 +599,7 @@ func TestGroupWithACostPerLimit(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, 1, r.Limiter)
 			if !r.Allowed {
-				require.ErrorIs(t, g.Refund(bg, r), reservoir.ErrResult)
+				require.ErrorContains(t, g.Settle(bg, r, nil), "another limiter")
 				break
 			}
 			used += 500
@@ -713,8 +686,8 @@ func (c countdown) Err() error {
 func TestGroupDoesNotSpin(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := testnet.Far(time.Millisecond)
-		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"), reservoir.WithFailure(reservoir.FailOpen()))
-		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"), reservoir.WithFailure(reservoir.FailOpen()))
+		a := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("a"), reservoir.WithFailOpen())
+		b := open(t, net, reservoir.PerMinute(10), opt, reservoir.WithName("b"), reservoir.WithFailOpen())
 		for _, l := range []*reservoir.Limiter{a, b} {
 			drain(t, l, "k", 1)
 		}
@@ -739,7 +712,7 @@ func TestGroupDoesNotSpin(t *testing.T) {
 func TestGroupTightest(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		net := testnet.Far(time.Millisecond)
-		blockedInShadow := open(t, net, reservoir.PerHour(10), reservoir.WithName("b"), reservoir.WithShadow(), reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.Limit{} }))
+		blockedInShadow := open(t, net, inShadow(reservoir.Block()), reservoir.WithName("b"))
 		unlimited := open(t, net, reservoir.Unlimited(), reservoir.WithName("u"))
 		counted := open(t, net, reservoir.PerHour(10), reservoir.WithName("c"))
 		r, err := reservoir.NewGroup(unlimited, counted).Allow(bg, "k", "k")
@@ -815,7 +788,7 @@ func TestGroupTellsOfEachLimit(t *testing.T) {
 				}
 				if last = r; !r.Allowed {
 					require.Equal(t, r.Result, r.Of(r.Limiter))
-					require.ErrorIs(t, g.Refund(bg, r), reservoir.ErrResult)
+					require.ErrorContains(t, g.Settle(bg, r, nil), "another limiter")
 				}
 			}
 			used := make([]int64, 2+extra)
@@ -823,7 +796,7 @@ func TestGroupTellsOfEachLimit(t *testing.T) {
 			require.NoError(t, g.Settle(bg, last, used))
 			hour, minute := limiters[0].Stats(), limiters[1].Stats()
 			require.EqualValues(t, 3, hour.Spent-hour.Refunded)
-			require.EqualValues(t, 5, minute.Spent-minute.Refunded+minute.Owed)
+			require.EqualValues(t, 5, minute.Spent-minute.Refunded+minute.Debt)
 			require.Equal(t, 1, log.count("no plan"))
 		})
 	}
@@ -832,7 +805,7 @@ func TestGroupTellsOfEachLimit(t *testing.T) {
 // A group of one limiter many times allocates for each limit what a small one does.
 func TestAllocationsOfALargeGroup(t *testing.T) {
 	limits := reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(1_000_000) })
-	l := open(t, testnet.Far(0), reservoir.PerHour(1_000_000), reservoir.WithBatch(reservoir.Fixed(500_000)), patient, reservoir.WithName("name"), limits)
+	l := open(t, testnet.Far(0), reservoir.PerHour(1_000_000), reservoir.WithFixedBatch(500_000), patient, reservoir.WithName("name"), limits)
 	for range 2 {
 		allow(t, l, "k", 1)
 	}
@@ -1008,7 +981,7 @@ func TestCloseWhileAHandleSpends(t *testing.T) {
 			}
 			return ""
 		}}
-		l := open(t, shards, reservoir.PerHour(1000), reservoir.WithBatch(reservoir.Fixed(500)))
+		l := open(t, shards, reservoir.PerHour(1000), reservoir.WithFixedBatch(500))
 		handle := l.Key("k")
 		_, err := handle.AllowN(bg, 7)
 		require.NoError(t, err)
@@ -1209,15 +1182,15 @@ func take[T any](_ T, err error) error { return err }
 // none.
 func batches() map[string]reservoir.Option {
 	return map[string]reservoir.Option{
-		"fixed=64": reservoir.WithBatch(reservoir.Fixed(64)),
-		"ladder":   reservoir.WithBatch(reservoir.Ladder(1, 100)),
-		"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)),
+		"fixed=64": reservoir.WithFixedBatch(64),
+		"ladder":   reservoir.WithLadder(1, 100),
+		"adaptive": reservoir.WithBatch(1, 0),
 	}
 }
 
 func everyPolicy() map[string]reservoir.Option {
 	all := batches()
-	all["fixed=1"] = reservoir.WithBatch(reservoir.Fixed(1))
+	all["fixed=1"] = reservoir.WithFixedBatch(1)
 	all["direct"] = reservoir.WithDirect()
 	return all
 }

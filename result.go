@@ -2,6 +2,7 @@ package reservoir
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -23,7 +24,7 @@ type Result struct {
 	Source Source
 
 	// Shadowed says that the limit would have refused the request, which passes because of
-	// [WithShadow]. Nothing was charged.
+	// [Limit].Shadow. Nothing was charged.
 	Shadowed bool
 
 	free bool // of a limit of a Group that was not asked, so there is nothing to settle
@@ -82,14 +83,13 @@ func (r Result) window() backend.Window { return backend.Window(r.Reset.UnixMill
 type Source uint8
 
 const (
-	// Local: from stock in memory. No call, no wait.
+	// Local: from memory: admitted from stock, or refused because the window is exhausted or
+	// the key is blocked. No call, no wait.
 	Local Source = iota
 	// Fetched: the caller waited for a fetch that it shared with others.
 	Fetched
 	// Direct: by a call to the store for this request alone.
 	Direct
-	// Denied: refused from memory, because the window is exhausted or the key is blocked.
-	Denied
 	// Fallback: by the failure policy, because the store is away.
 	Fallback
 )
@@ -99,28 +99,60 @@ var _ = [1]struct{}{}[Fallback-Source(key.Fallback)]
 
 // String returns the name of s in lower case.
 func (s Source) String() string {
-	names := [...]string{"local", "fetched", "direct", "denied", "fallback"}
+	names := [...]string{"local", "fetched", "direct", "fallback"}
 	if int(s) < len(names) {
 		return names[s]
 	}
 	return "unknown"
 }
 
-// OnNetwork reports whether the caller waited for the store.
-func (s Source) OnNetwork() bool { return s == Fetched || s == Direct }
-
-// Limit is a number of tokens per fixed window, which opens at its key's first charge and
-// ends Window later or, if Window is whole seconds, at a whole second, rounded down: the
-// first window of PerSecond(10) may be almost a second shorter than that, and then twice
-// Tokens may pass in milliseconds. In any case they may pass in an interval that straddles a
-// reset, by the nature of fixed windows; see [Limit.Rolling]. A limit by the calendar ends its windows with the
-// day, week or month.
+// Limit is how many tokens all processes together may spend of a key in a window. Most limits are
+// made by [PerSecond], [PerMinute], [PerHour], [PerDay], [PerWeek] and [PerMonth]; for a window of
+// another length, write Limit{Tokens: 10, Window: 15 * time.Second}. [Block] refuses every request, and
+// [Unlimited] admits every request.
 //
-// Tokens is from 1 to 2^53-1, Window in whole milliseconds from 1 ms to 366 days. For a
-// limit out of range [New] returns [ErrLimit], and so do calls if [WithLimits] returns it.
-// Two limits are special and need no store call: 0 Tokens, as in Limit{}, blocks every
-// request, and [Unlimited] admits every request.
-type Limit = backend.Limit
+// A window is fixed: it opens at its key's first charge and ends Window later or, if Window is whole
+// seconds, at a whole second, rounded down: the first window of PerSecond(10) may be almost a second
+// shorter than that, and then twice Tokens may pass in milliseconds. In any case they may pass in an
+// interval that straddles a reset, by the nature of fixed windows; see [Limit.Rolling]. A limit by
+// the calendar ends its windows with the day, week or month.
+//
+// The zero Limit is no limit, as a map of plans returns for a name that it lacks. For it, and for a limit out of
+// range, [New] returns [ErrLimit], and so do calls if [WithLimits] returns it.
+type Limit struct {
+	Tokens int64         // 1 to 2^53-1
+	Window time.Duration // whole milliseconds, 1 ms to 366 days
+
+	// Calendar ends windows with the day, week or month; Window is about the length of one.
+	// [PerDay], [PerWeek] and [PerMonth] set it. The zero Calendar is none.
+	Calendar backend.Calendar
+
+	// Shadow lets refused requests pass, so that a limit can be tried out. Their [Result] is Allowed
+	// and Shadowed, nothing is charged for them, nobody waits, and [Stats] counts them. Admitted
+	// requests are charged as always. Errors stay errors; use [WithFailOpen] to let requests pass in
+	// an outage too.
+	Shadow bool
+
+	// Rolls says that the limit holds in every interval of the length Window, and not only in
+	// windows that follow each other. [Limit.Rolling] sets it.
+	Rolls bool
+}
+
+// Rolling returns the limit as a rolling one: at no time are more than Tokens spent in any
+// interval of the length Window, over all processes, while the store keeps its data, less what
+// its clock jumps ahead. Time is cut into slices of a twentieth of Window, and what is spent in
+// a slice counts until Window has passed since the slice's end. So in overload 5 to 9 % of
+// the limit stay unused. Window is at least 20 ms. A rolling limit has keys of its own in
+// the store: to change the kind of a limit, give it a new name by [WithName]. Where a fixed window of the
+// key is open, calls return [ErrConflict]; a fixed limit does not see the rolling one. It has no calendar.
+func (l Limit) Rolling() Limit {
+	l.Rolls = true
+	return l
+}
+
+// Block refuses every request, without a store call. Its [Result] has no Reset and no RetryAfter,
+// because no waiting helps. A Wait lasts until [WithLimits] returns another limit.
+func Block() Limit { return Limit{Tokens: key.BlockTokens} }
 
 // Unlimited admits every request, without a store call. [Stats] does not count such
 // requests.
@@ -161,16 +193,21 @@ func perPeriod(tokens int64, about time.Duration, p backend.Period, zone *time.L
 	return Limit{Tokens: tokens, Window: about, Calendar: backend.Calendar{Period: p, Zone: zone}}
 }
 
-// validateLimit accepts special limits too.
-func validateLimit(l Limit) error {
-	if key.PlanOf(l) != key.Counted {
-		l.Tokens = 1
-		if l.Window == 0 {
-			l.Window = time.Second
-		}
+// validate accepts special limits too.
+func (l Limit) validate() error {
+	switch {
+	case l.special():
+		return nil
+	case l.Tokens == 0 && l.Window == 0:
+		return fmt.Errorf("%w: no limit for this key (Block() refuses every request)", ErrLimit)
+	case l.Tokens == 0:
+		return fmt.Errorf("%w: 0 tokens, want 1 to 2^53-1 (Block() refuses every request)", ErrLimit)
 	}
-	return l.Validate()
+	return backend.Limit(l).Validate()
 }
+
+// special reports whether no store counts the limit.
+func (l Limit) special() bool { return key.PlanOf(backend.Limit(l)) != key.Counted }
 
 // Errors of a call. An error means that no decision was made; a refusal is a [Result]. No
 // error text contains a key.
@@ -190,11 +227,8 @@ var (
 	// ErrKey: the key is empty or longer than backend.MaxKeyLen.
 	ErrKey = backend.ErrKey
 
-	// ErrLimit: a Limit is out of range.
+	// ErrLimit: a Limit is out of range, or the zero Limit.
 	ErrLimit = backend.ErrLimit
-
-	// ErrTokens: the number of tokens is less than one or, in Settle, negative.
-	ErrTokens = backend.ErrTokens
 
 	// ErrConflict: the key's open window belongs to a limit of another length, because two
 	// limits count on one key. Give each a name with [WithName]. It is no conflict if the
@@ -203,20 +237,19 @@ var (
 	// [WithMaxKeys] by each request.
 	ErrConflict = key.ErrConflict
 
-	// ErrResult: a Result was settled or refunded at another Limiter than its own, or was
-	// never charged.
-	ErrResult = errors.New("reservoir: a result of another limiter, or of no charge")
-
 	// ErrOption: an option of New has a value that makes no sense.
 	ErrOption = errors.New("reservoir: bad option")
 )
+
+// errResult: a Result was settled at another Limiter than its own, or was never charged.
+var errResult = errors.New("reservoir: a result of another limiter, or of no charge")
 
 // StoreError is the failure of a call to the store; Class says whether the call may have
 // been carried out. Use errors.As to find it.
 type StoreError = backend.Error
 
 // limitOf is ask, and tells the key's state of a block at once.
-func (l *Limiter) limitOf(name string) (Limit, error) {
+func (l *Limiter) limitOf(name string) (backend.Limit, error) {
 	limit, err := l.ask(name)
 	if err == nil && key.PlanOf(limit) == key.Blocked {
 		if k := l.env.Find(name); k != nil {
@@ -227,14 +260,10 @@ func (l *Limiter) limitOf(name string) (Limit, error) {
 }
 
 // ask returns the key's limit for the window that is open now.
-func (l *Limiter) ask(name string) (Limit, error) {
+func (l *Limiter) ask(name string) (backend.Limit, error) {
 	limit := l.limit
 	if l.limits != nil {
 		limit = l.limits(name)
-		limit.Shadow = limit.Shadow || l.shadow
 	}
-	if err := validateLimit(limit); err != nil {
-		return limit, err
-	}
-	return limit.At(time.Now()), nil
+	return backend.Limit(limit).At(time.Now()), limit.validate()
 }

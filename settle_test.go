@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/testnet"
@@ -32,7 +33,7 @@ type settlement struct {
 func (s settlement) test(t *testing.T, opt reservoir.Option, n int64) {
 	idle := map[bool]time.Duration{true: 24 * time.Hour, false: time.Second}[s.known]
 	net := testnet.Far(time.Millisecond)
-	l := open(t, net, reservoir.PerHour(1000), opt, reservoir.WithIdle(idle), reservoir.WithFailure(reservoir.FailOpen()))
+	l := open(t, net, reservoir.PerHour(1000), opt, reservoir.WithIdle(idle), reservoir.WithFailOpen())
 	other := open(t, net.Store(), reservoir.PerHour(1000), reservoir.WithDirect())
 	allow(t, l, "k", 1)
 	if s.charged != "store" {
@@ -56,7 +57,7 @@ func (s settlement) test(t *testing.T, opt reservoir.Option, n int64) {
 	}
 
 	for range 3 { // too often
-		require.NoError(t, l.Refund(bg, r))
+		require.NoError(t, l.Settle(bg, r, 0))
 	}
 	if s.charged != "store" && s.known && !s.over && s.how != "no room" && n <= 100 {
 		time.Sleep(10 * time.Minute)
@@ -76,7 +77,7 @@ func (s settlement) charge(t *testing.T, l *reservoir.Limiter, net *testnet.Netw
 	require.True(t, r.Allowed)
 	require.Equal(t, s.charged != "store", r.Source == reservoir.Fallback)
 	if is := l.Stats(); s.charged != "store" {
-		require.EqualValues(t, 100, is.Owed+is.Overdrawn-was.Owed-was.Overdrawn)
+		require.EqualValues(t, 100, is.Debt+is.Overdrawn-was.Debt-was.Overdrawn)
 	}
 	if s.charged == "policy" || !s.known {
 		net.Faults(nil)
@@ -106,8 +107,8 @@ func (s settlement) check(t *testing.T, n int64, r reservoir.Result, before, now
 	if returns {
 		fromStore = less
 	}
-	counted := func(s reservoir.Stats) int64 { return s.Spent - s.Refunded + s.Owed }
-	require.Equal(t, before.Owed+toStore-fromStore, since-(after.Held-before.Held), n)
+	counted := func(s reservoir.Stats) int64 { return s.Spent - s.Refunded + s.Debt }
+	require.Equal(t, before.Debt+toStore-fromStore, since-(after.Held-before.Held), n)
 	require.Equal(t, toStore-less, counted(after)-counted(before), n)
 	require.Equal(t, less-fromStore, now.Expired-before.Expired, n)
 	if charges {
@@ -118,7 +119,7 @@ func (s settlement) check(t *testing.T, n int64, r reservoir.Result, before, now
 	byCall := r.Source == reservoir.Direct && toStore+fromStore > 0
 	require.Equal(t, byCall, calls == 1, n)
 	require.LessOrEqual(t, calls, 1, n)
-	require.Zero(t, after.Owed, n)
+	require.Zero(t, after.Debt, n)
 }
 
 // Whatever a request has used, and whenever that is known, counts once: in its window if that is
@@ -146,7 +147,7 @@ func TestSettle(t *testing.T) {
 // A settlement from stock makes no call and takes no memory.
 func TestSettleFromStock(t *testing.T) {
 	net := testnet.Far(0)
-	l := open(t, net, reservoir.PerHour(1_000_000), reservoir.WithBatch(reservoir.Fixed(100_000)), patient)
+	l := open(t, net, reservoir.PerHour(1_000_000), reservoir.WithFixedBatch(100_000), patient)
 	key := l.Key("k")
 	r, err := key.AllowN(bg, 100)
 	require.NoError(t, err)
@@ -174,16 +175,16 @@ func TestDebtWaits(t *testing.T) {
 			begin := time.Now()
 			require.NoError(t, l.Settle(bg, r, n))
 			require.Zero(t, time.Since(begin))
-			require.EqualValues(t, debt, l.Stats().Owed)
+			require.EqualValues(t, debt, l.Stats().Debt)
 			require.Zero(t, l.Stats().Held)
 			if charged == 100 { // otherwise the next batch states it
 				time.Sleep(time.Minute/20 - time.Second)
-				require.EqualValues(t, debt, l.Stats().Owed)
+				require.EqualValues(t, debt, l.Stats().Debt)
 			}
 			time.Sleep(time.Minute/20 - time.Second)
 			time.Sleep(time.Second + 10*time.Millisecond)
 			s := l.Stats()
-			require.Zero(t, s.Owed)
+			require.Zero(t, s.Debt)
 			require.Equal(t, max(n-100, 0), s.Overdrawn)
 			require.Equal(t, n+s.Held, used(t, net, "k"))
 			charges := slices.DeleteFunc(told.all(), func(c diaryEntry) bool { return c.Cause != "charge" })
@@ -204,16 +205,16 @@ func TestDebtOfAGuessedWindow(t *testing.T) {
 		require.Zero(t, l.Stats().Keys)
 		net.Always(testnet.Refuse)
 		require.NoError(t, l.Settle(bg, r, 11))
-		require.EqualValues(t, 10, l.Stats().Owed)
+		require.EqualValues(t, 10, l.Stats().Debt)
 		for range 90 {
 			time.Sleep(time.Second)
 			s := l.Stats()
-			require.EqualValues(t, 10, s.Owed+s.Overdrawn)
+			require.EqualValues(t, 10, s.Debt+s.Overdrawn)
 			if time.Since(r.Reset) < 30*time.Second {
 				require.Zero(t, s.Overdrawn, "the store's clock may be behind")
 			}
 		}
-		assert.Zero(t, l.Stats().Owed)
+		assert.Zero(t, l.Stats().Debt)
 	})
 }
 
@@ -226,7 +227,7 @@ func TestDebtOfSettleGoesAlong(t *testing.T) {
 		require.NoError(t, l.Settle(bg, r, 400))
 		require.True(t, allow(t, l, "k", 500).Allowed)
 		synctest.Wait()
-		assert.Zero(t, l.Stats().Owed)
+		assert.Zero(t, l.Stats().Debt)
 		require.NoError(t, l.Settle(bg, r, 40))
 		require.NoError(t, l.Close(bg))
 		assert.EqualValues(t, 930, used(t, net, "k"))
@@ -238,7 +239,7 @@ func TestDebtOfSettleGoesAlong(t *testing.T) {
 func TestSurplusPaysForDebt(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		net := testnet.Far(0)
-		l := open(t, net, reservoir.PerMinute(100), reservoir.WithBatch(reservoir.Fixed(1)))
+		l := open(t, net, reservoir.PerMinute(100), reservoir.WithFixedBatch(1))
 		a, b := allow(t, l, "k", 50), allow(t, l, "k", 50)
 		require.NoError(t, l.Settle(bg, a, 80))
 		require.NoError(t, l.Settle(bg, b, 15))
@@ -257,7 +258,7 @@ func TestSurplusPaysForDebt(t *testing.T) {
 func TestSteadyOverruns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := testnet.Far(15 * time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithBatch(reservoir.Fixed(1)))
+		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithFixedBatch(1))
 		paid := allow(t, l, "k", 1)
 		require.True(t, allow(t, l, "k", 999).Allowed)
 		require.False(t, allow(t, l, "k", 1).Allowed)
@@ -363,14 +364,14 @@ func TestWhatCannotBeSettled(t *testing.T) {
 		was := l.Stats()
 		for _, wrong := range []reservoir.Result{{}, refused, looked, other} {
 			for _, n := range []int64{0, 1, 99} {
-				assert.ErrorIs(t, l.Settle(bg, wrong, n), reservoir.ErrResult, "%+v", wrong)
+				assert.ErrorContains(t, l.Settle(bg, wrong, n), "another limiter", "%+v", wrong)
 			}
 		}
-		assert.ErrorIs(t, l.Settle(bg, r, -1), reservoir.ErrTokens)
-		assert.ErrorIs(t, l.Settle(bg, r, 1<<53), reservoir.ErrTokens)
+		assert.ErrorIs(t, l.Settle(bg, r, -1), backend.ErrTokens)
+		assert.ErrorIs(t, l.Settle(bg, r, 1<<53), backend.ErrTokens)
 		assert.Equal(t, was, l.Stats())
 
-		shadow := open(t, net, reservoir.PerHour(10), opt, reservoir.WithShadow())
+		shadow := open(t, net, inShadow(reservoir.PerHour(10)), opt)
 		passed := allow(t, shadow, "k", 1)
 		require.True(t, passed.Allowed && passed.Shadowed)
 		free := open(t, net, reservoir.Unlimited(), opt)
@@ -390,7 +391,7 @@ func TestResultHidesItsKey(t *testing.T) {
 		for _, format := range []string{"%v", "%+v", "%#v"} {
 			assert.NotContains(t, fmt.Sprintf(format, r), "nobody else")
 		}
-		require.NoError(t, l.Refund(bg, r))
+		require.NoError(t, l.Settle(bg, r, 0))
 		assert.EqualValues(t, 3, l.Stats().Refunded)
 	})
 }
@@ -470,7 +471,7 @@ func TestSettleAfterClose(t *testing.T) {
 			for _, wait := range []time.Duration{0, 2 * time.Minute} {
 				for _, n := range []int64{0, 3, 30} {
 					net := testnet.Far(time.Millisecond)
-					l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailure(reservoir.FailOpen()))
+					l := open(t, net, reservoir.PerMinute(100), opt, reservoir.WithFailOpen())
 					if away {
 						net.Always(testnet.Refuse)
 					}
@@ -499,11 +500,11 @@ func TestRefundReopensARefusedKey(t *testing.T) {
 		last := allow(t, a, "k", 1)
 		drain(t, a, "k", 1)
 		require.False(t, allow(t, b, "k", 1).Allowed)
-		require.NoError(t, a.Refund(ctx, last))
+		require.NoError(t, a.Settle(ctx, last, 0))
 		again := allow(t, a, "k", 1)
 		require.True(t, again.Allowed)
 		require.False(t, allow(t, a, "k", 1).Allowed)
-		require.NoError(t, a.Refund(ctx, again))
+		require.NoError(t, a.Settle(ctx, again, 0))
 		require.NoError(t, a.Close(ctx))
 		found := 0
 		for range 50 {
@@ -529,9 +530,9 @@ func TestRefundServesWaiters(t *testing.T) {
 		ended, cancel := context.WithCancel(bg)
 		cancel()
 		begin := time.Now()
-		if err := l.Refund(ended, r); err != nil {
+		if err := l.Settle(ended, r, 0); err != nil {
 			require.ErrorIs(t, err, context.Canceled)
-			require.NoError(t, l.Refund(bg, r))
+			require.NoError(t, l.Settle(bg, r, 0))
 		}
 		require.NoError(t, <-served)
 		assert.Zero(t, time.Since(begin))
@@ -560,9 +561,9 @@ func TestRefundGivesNothingTwice(t *testing.T) {
 			for n := range int64(8) {
 				r := allow(t, l, "k", 1+n)
 				require.True(t, r.Allowed)
-				_ = l.Refund(bg, r)
+				_ = l.Settle(bg, r, 0)
 				if f == testnet.Fine {
-					_ = l.Refund(bg, r) // by mistake
+					_ = l.Settle(bg, r, 0) // by mistake
 				}
 				both, err := g.Allow(bg, "k", "k")
 				require.NoError(t, err)
@@ -589,14 +590,14 @@ func TestRefundAfterEviction(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		require.Zero(t, l.Stats().Keys)
 		newer := allow(t, l, "k", 40)
-		require.NoError(t, l.Refund(bg, older))
+		require.NoError(t, l.Settle(bg, older, 0))
 		inUse := int64(70)
 		if name == "direct" {
 			inUse = 40
 		}
 		assert.Equal(t, inUse, used(t, net, "k")-l.Stats().Held)
-		require.NoError(t, l.Refund(bg, newer))
-		require.NoError(t, l.Refund(bg, newer))
+		require.NoError(t, l.Settle(bg, newer, 0))
+		require.NoError(t, l.Settle(bg, newer, 0))
 		assert.Equal(t, inUse-40, used(t, net, "k")-l.Stats().Held)
 		balance(t, l)
 	})
@@ -615,10 +616,10 @@ func TestRefundAfterTokensHaveExpired(t *testing.T) {
 				}
 				time.Sleep(d - 90*time.Second)
 				for range 10 {
-					require.NoError(t, l.Refund(bg, r))
+					require.NoError(t, l.Settle(bg, r, 0))
 				}
 				time.Sleep(10 * time.Minute)
-				require.NoError(t, l.Refund(bg, r))
+				require.NoError(t, l.Settle(bg, r, 0))
 				assert.EqualValues(t, 2, l.Stats().Refunded, looks)
 				balance(t, l)
 			}
@@ -631,7 +632,7 @@ func TestRefundAfterTokensHaveExpired(t *testing.T) {
 func TestForgottenDuringADirectCall(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		net := testnet.Far(40 * time.Millisecond)
-		l := open(t, net, reservoir.PerHour(5), reservoir.WithDirect(), reservoir.WithIdle(20*time.Millisecond), reservoir.WithFailure(reservoir.FailOpen()))
+		l := open(t, net, reservoir.PerHour(5), reservoir.WithDirect(), reservoir.WithIdle(20*time.Millisecond), reservoir.WithFailOpen())
 		require.True(t, allow(t, l, "k", 5).Allowed)
 		require.False(t, allow(t, l, "k", 5).Allowed)
 		assert.EqualValues(t, 1, l.Stats().Denied)
@@ -639,7 +640,7 @@ func TestForgottenDuringADirectCall(t *testing.T) {
 		require.True(t, allow(t, l, "k", 5).Allowed)
 		s := l.Stats()
 		assert.Zero(t, s.Keys)
-		assert.EqualValues(t, 5, s.Owed+s.Overdrawn)
+		assert.EqualValues(t, 5, s.Debt+s.Overdrawn)
 	})
 }
 
@@ -649,7 +650,7 @@ func TestForgottenDuringADirectCall(t *testing.T) {
 func TestFallbackWithoutAWindow(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 		net := testnet.Far(time.Millisecond)
-		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen()))
+		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailOpen())
 		allow(t, all[1], "k", 1)
 		time.Sleep(10 * time.Second)
 		breakdown(t, all[0], net, testnet.Refuse)
@@ -658,7 +659,7 @@ func TestFallbackWithoutAWindow(t *testing.T) {
 		require.Equal(t, reservoir.Fallback, r.Source)
 		require.Equal(t, r.Reset, less.Reset)
 		require.EqualValues(t, 1000, all[0].Stats().Overdrawn-before)
-		require.Zero(t, all[0].Stats().Owed)
+		require.Zero(t, all[0].Stats().Debt)
 		require.NoError(t, all[0].Settle(bg, r, 1100))
 		require.NoError(t, all[0].Settle(bg, less, 10))
 		net.Faults(nil)
@@ -675,7 +676,7 @@ func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
 	for what, f := range map[string]testnet.Fault{"rejected": testnet.Reject, "lost": testnet.LoseRequest, "reply lost": testnet.LoseReply, "data lost": testnet.Refuse} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			net := testnet.Far(time.Millisecond)
-			all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailure(reservoir.FailOpen()))
+			all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailOpen())
 			allow(t, all[0], "k", 10)
 			net.Always(f)
 			r := allow(t, all[0], "k", 500)
@@ -689,13 +690,13 @@ func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
 				require.Greater(t, used(t, net, "k"), int64(500))
 			}
 			require.NoError(t, all[0].Settle(bg, r, 20))
-			require.NoError(t, all[0].Refund(bg, r), "which is too much by 480")
+			require.NoError(t, all[0].Settle(bg, r, 0), "which is too much by 480")
 			net.Faults(nil)
 			time.Sleep(10 * time.Minute)
 			spent := stats(all...).Spent - all[0].Stats().Refunded - all[1].Stats().Refunded
 			assert.Less(t, spent, int64(20))
 			assert.LessOrEqual(t, used(t, net, "k"), spent+stats(all...).Held+all[0].Stats().Unknown)
-			require.Zero(t, all[0].Stats().Owed)
+			require.Zero(t, all[0].Stats().Debt)
 			for _, l := range all {
 				balance(t, l)
 			}
@@ -709,11 +710,11 @@ func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
 func TestIdleTokensThatTheStoreDoesNotKnow(t *testing.T) {
 	inBubbles(t, "", map[string]func(l *reservoir.Limiter) time.Duration{
 		"refunded": func(l *reservoir.Limiter) time.Duration {
-			require.NoError(t, l.Refund(bg, allow(t, l, "k", 60)))
+			require.NoError(t, l.Settle(bg, allow(t, l, "k", 60), 0))
 			return 20 * time.Millisecond
 		},
 		"refunded in a crowd": func(l *reservoir.Limiter) time.Duration {
-			crowd(60, func(int) { require.NoError(t, l.Refund(bg, allow(t, l, "k", 1))) })
+			crowd(60, func(int) { require.NoError(t, l.Settle(bg, allow(t, l, "k", 1), 0)) })
 			return 20 * time.Millisecond
 		},
 		"left": func(l *reservoir.Limiter) time.Duration {
@@ -725,7 +726,7 @@ func TestIdleTokensThatTheStoreDoesNotKnow(t *testing.T) {
 		"not short": func(l *reservoir.Limiter) time.Duration {
 			allow(t, l, "k", 1)
 			time.Sleep(30 * time.Second)
-			require.NoError(t, l.Refund(bg, allow(t, l, "k", 40)))
+			require.NoError(t, l.Settle(bg, allow(t, l, "k", 40), 0))
 			return 4 * time.Second
 		},
 	}, func(t *testing.T, name string, idle func(l *reservoir.Limiter) time.Duration) {

@@ -61,10 +61,10 @@ func (b *blockable) option() reservoir.Option {
 	return reservoir.WithLimits(func(string) reservoir.Limit {
 		limit := reservoir.PerMinute(b.tokens)
 		if b.block.Load() {
-			limit = reservoir.Limit{}
+			limit = reservoir.Block()
 		}
 		time.Sleep(time.Duration(b.slow.Load()))
-		if limit.Tokens == 0 {
+		if limit == reservoir.Block() {
 			b.returned.CompareAndSwap(0, time.Now().UnixNano())
 		}
 		return limit
@@ -96,7 +96,7 @@ func TestTwoLimitsOnOneKey(t *testing.T) {
 				key := fmt.Sprint(name, i)
 				t.Run(where+"/"+key, func(t *testing.T) {
 					first := open(t, store, limits[0], opt, patient)
-					second := open(t, store, limits[1], opt, patient, reservoir.WithFailure(reservoir.FailOpen()))
+					second := open(t, store, limits[1], opt, patient, reservoir.WithFailOpen())
 					opened := allow(t, first, key, 2)
 					same := limits[0].Window == limits[1].Window
 					for n := range int64(8) {
@@ -258,7 +258,7 @@ func TestRetryAfterIsAtMostTheWindow(t *testing.T) {
 	for _, window := range []time.Duration{time.Millisecond, 1500 * time.Millisecond, time.Second} {
 		for name, opts := range map[string][]reservoir.Option{
 			"batches": nil, "direct": {reservoir.WithDirect()}, "no memory": {reservoir.WithMaxKeys(0)}, "group": nil,
-			"local": {reservoir.WithFailure(reservoir.FailLocal(1))}, // its window is the process' own
+			"local": {reservoir.WithFailLocal(1)}, // its window is the process' own
 		} {
 			inBubble(t, fmt.Sprint(name, "/", window), func(t *testing.T) {
 				time.Sleep(7*time.Millisecond + 10*time.Microsecond)
@@ -373,7 +373,7 @@ func TestIdleRefusedKeysCostNothing(t *testing.T) {
 func TestLimitChangesInMidWindow(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		limit, store := planned(reservoir.PerMinute(100)), memstore.New()
-		all := fleet(t, 2, store, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithFailure(reservoir.FailOpen()))
+		all := fleet(t, 2, store, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithFailOpen())
 		both := func() int64 { return drain(t, all[0], "k", 1) + drain(t, all[1], "k", 1) }
 		look := func(tokens int64) { limit.set(reservoir.PerMinute(tokens)); time.Sleep(4 * time.Second) } // a twentieth, and more
 		assert.EqualValues(t, 100, both())
@@ -433,7 +433,7 @@ func TestPlans(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 		net := testnet.Far(time.Millisecond)
 		limit := planned(reservoir.PerMinute(10))
-		l := open(t, net, reservoir.Limit{}, opt, limit.option())
+		l := open(t, net, reservoir.Block(), opt, limit.option())
 		g := reservoir.NewGroup(l, l)
 		for _, key := range []string{"new", "used"} {
 			if limit.set(reservoir.PerMinute(10)); key == "used" {
@@ -457,14 +457,9 @@ func TestPlans(t *testing.T) {
 			}
 			r, err := g.Allow(bg, key, key)
 			assert.True(t, err == nil && r.Allowed && r.Limit == reservoir.Unlimited().Tokens)
-			limit.set(reservoir.Limit{Window: time.Hour})
+			limit.set(reservoir.Block())
 			for range 10 {
-				r := allow(t, l, key, 1)
-				assert.True(t, !r.Allowed && r.Limit != reservoir.Unlimited().Tokens && r.RetryAfter > 0 && r.Remaining == 0, "%s: %+v", key, r)
-				assert.Equal(t, r.RetryAfter, time.Until(r.Reset))
-				if key == "new" {
-					assert.Equal(t, time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC), r.Reset.UTC())
-				}
+				assert.Equal(t, reservoir.Result{}, allow(t, l, key, 1), key)
 			}
 			c, err := l.Check(bg, key)
 			assert.True(t, err == nil && !c.Allowed)
@@ -481,10 +476,9 @@ func TestPlans(t *testing.T) {
 		if key == "panic" {
 			panic("a bad plan")
 		}
-		return reservoir.Limit{}
+		return reservoir.Block()
 	}))
-	r := allow(t, odd, "k", 1)
-	assert.True(t, !r.Allowed && r.RetryAfter > 0 && r.RetryAfter <= time.Minute)
+	assert.Equal(t, reservoir.Result{}, allow(t, odd, "k", 1), "no waiting helps")
 	assert.Panics(t, func() { _, _ = reservoir.NewGroup(odd, odd).Allow(bg, "panic", "panic") })
 	_, err := reservoir.New(testnet.Far(0), reservoir.PerMinute(0))
 	assert.ErrorIs(t, err, reservoir.ErrLimit, "nobody wants that")
@@ -610,18 +604,23 @@ func TestLimitsThatAlternate(t *testing.T) {
 	}
 }
 
+func inShadow(l reservoir.Limit) reservoir.Limit {
+	l.Shadow = true
+	return l
+}
+
 // In shadow what a limit refuses passes, and says so. Nobody waits, and what passes is not
 // charged.
 func TestShadow(t *testing.T) {
 	for _, perKey := range []bool{false, true} {
 		inBubbles(t, fmt.Sprint("key=", perKey), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			opts, net := []reservoir.Option{opt, reservoir.WithShadow()}, testnet.Far(time.Millisecond)
+			limit, opts, net := inShadow(reservoir.PerMinute(10)), []reservoir.Option{opt}, testnet.Far(time.Millisecond)
 			if perKey {
-				opts[1] = reservoir.WithLimits(func(string) reservoir.Limit {
-					return reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true}
-				})
+				limit, opts = reservoir.PerMinute(10), append(opts, reservoir.WithLimits(func(string) reservoir.Limit {
+					return inShadow(reservoir.PerMinute(10))
+				}))
 			}
-			l := open(t, net, reservoir.PerMinute(10), opts...)
+			l := open(t, net, limit, opts...)
 			strict := open(t, net, reservoir.PerMinute(1000), opt, reservoir.WithName("strict"))
 			g, key := reservoir.NewGroup(l, strict), l.Key("k")
 			var shadowed int64
@@ -656,7 +655,7 @@ func TestShadow(t *testing.T) {
 // A waiter is never refused, also while a limit is tried in shadow at first, and then is
 // in earnest or blocks.
 func TestWaitWhenShadowEnds(t *testing.T) {
-	for what, to := range map[string]reservoir.Limit{"limit": reservoir.PerMinute(10), "blocked": {Window: time.Minute}} {
+	for what, to := range map[string]reservoir.Limit{"limit": reservoir.PerMinute(10), "blocked": reservoir.Block()} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
 			limit := planned(reservoir.Limit{Tokens: 10, Window: time.Minute, Shadow: true})
 			l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(1), opt, limit.option())
@@ -673,7 +672,7 @@ func TestWaitWhenShadowEnds(t *testing.T) {
 				}
 				time.Sleep(time.Second)
 			}
-			require.Zero(t, to.Tokens, "it is served in the end")
+			require.Equal(t, reservoir.Block(), to, "it is served in the end")
 		})
 	}
 }
@@ -698,7 +697,7 @@ func TestWaitWhenShadowHasJustEnded(t *testing.T) {
 // A shadowed request for more than the limit tells the same window as all others.
 func TestShadowedLargeRequest(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithShadow())
+		l := open(t, testnet.Far(time.Millisecond), inShadow(reservoir.PerMinute(100)), opt)
 		was := allow(t, l, "k", 10)
 		time.Sleep(10 * time.Second)
 		r := allow(t, l, "k", 101)
@@ -732,11 +731,11 @@ func TestLimitLoweredInShadow(t *testing.T) {
 	} {
 		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			var calls atomic.Int64
-			l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithShadow(), reservoir.WithLimits(func(string) reservoir.Limit {
+			l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(100), opt, reservoir.WithLimits(func(string) reservoir.Limit {
 				if calls.Add(1) == 1 {
-					return reservoir.PerMinute(100)
+					return inShadow(reservoir.PerMinute(100))
 				}
-				return reservoir.PerMinute(10)
+				return inShadow(reservoir.PerMinute(10))
 			}))
 			r, err := request(l)
 			require.NoError(t, err)
@@ -854,11 +853,11 @@ func TestLateReplyToReset(t *testing.T) {
 // A limit that has become special is so for each request from the first on, whatever calls are
 // under way or come back.
 func TestSpecialLimitStays(t *testing.T) {
-	for what, to := range map[string]reservoir.Limit{"blocked": {Window: time.Minute}, "unlimited": reservoir.Unlimited()} {
+	for what, to := range map[string]reservoir.Limit{"blocked": reservoir.Block(), "unlimited": reservoir.Unlimited()} {
 		for _, used := range []int64{50, 1000} {
 			inBubbles(t, fmt.Sprint(what, "/used=", used), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 				limit, net := planned(reservoir.PerMinute(1000)), testnet.Far(20*time.Millisecond)
-				l := open(t, net, reservoir.Limit{}, opt, limit.option())
+				l := open(t, net, reservoir.Block(), opt, limit.option())
 				r := allow(t, l, "k", used)
 				time.Sleep(5 * time.Second)
 				limit.set(to)
@@ -1056,7 +1055,7 @@ func TestRetryAfterInAnOldWindow(t *testing.T) {
 				return // it has no policy but FailOpen
 			}
 			net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerHour(10))
-			l := open(t, net, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithFailure(reservoir.FailLocal(0.5)))
+			l := open(t, net, reservoir.PerMinute(1), limit.option(), opt, reservoir.WithFailLocal(0.5))
 			was := allow(t, l, "k", 1)
 			if away {
 				breakdown(t, l, net, testnet.Refuse)
@@ -1493,7 +1492,7 @@ func TestRollingSlowReplies(t *testing.T) {
 		require.Equal(t, 2, net.Count("take"), "once more")
 		time.Sleep(2 * time.Second)
 		require.Equal(t, 2, net.Count("settle"))
-		free, err := net.Store().Check(bg, "k", limit)
+		free, err := net.Store().Check(bg, "k", backend.Limit(limit))
 		require.NoError(t, err)
 		require.EqualValues(t, 20, free.Remaining)
 	})

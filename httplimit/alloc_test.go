@@ -49,7 +49,7 @@ func typical(kind string) *http.Request {
 
 // plenty is a limiter that is not what is measured: it has stock for all.
 func plenty(t testing.TB) *reservoir.Limiter {
-	return open(t, reservoir.PerHour(1_000_000_000), reservoir.WithBatch(reservoir.Fixed(100_000_000)))
+	return open(t, reservoir.PerHour(1_000_000_000), reservoir.WithFixedBatch(100_000_000))
 }
 
 func TestAllocations(t *testing.T) {

@@ -72,14 +72,14 @@
 //	RateLimit: "user";r=70;t=3127, "org";r=2400;t=24727
 //
 // A limit that was not asked is in RateLimit if this process knows how much of it remains.
-// Unlimited keys are in none of these headers. A request that passes because of
-// [reservoir.WithShadow] has no Retry-After.
+// Unlimited and blocked keys are in none of these headers. A request that passes because its limit
+// is in shadow has no Retry-After.
 //
 // The headers are set when the handler sends its status. They replace GitHub's headers that
 // the handler has set, or that a reverse proxy has copied from the server behind it.
 //
 // A refusal is 429 Too Many Requests with a problem document (RFC 9457), or what
-// [WithRefused] writes. In an outage the limiter makes no decision by default, and
+// [WithRefused] writes; without Retry-After if the key is blocked ([reservoir.Block]). In an outage the limiter makes no decision by default, and
 // [Unavailable] answers with 503.
 //
 // # Charge first, refund later

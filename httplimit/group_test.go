@@ -9,11 +9,13 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/httplimit"
 )
 
@@ -268,8 +270,8 @@ func TestSettleOfNonsense(t *testing.T) {
 		get(limit()(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			assert.ErrorIs(t, httplimit.Settle(w), reservoir.ErrOption)
 			assert.ErrorIs(t, httplimit.Settle(w, append(of(1), 1)...), reservoir.ErrOption)
-			assert.ErrorIs(t, httplimit.Settle(w, of(-1)...), reservoir.ErrTokens)
-			assert.ErrorIs(t, httplimit.Settle(w, of(1<<60)...), reservoir.ErrTokens)
+			assert.ErrorIs(t, httplimit.Settle(w, of(-1)...), backend.ErrTokens)
+			assert.ErrorIs(t, httplimit.Settle(w, of(1<<60)...), backend.ErrTokens)
 		})), "X-Tenant", "acme")
 		assert.EqualValues(t, 1, spent(l))
 	})
@@ -323,7 +325,7 @@ func TestUnlimited(t *testing.T) {
 // In shadow the handler runs, and no header says that it should not have. What was not
 // charged is not given back.
 func TestShadowed(t *testing.T) {
-	eachDoor(t, reservoir.PerHour(4), []reservoir.Option{reservoir.WithShadow()}, func(t *testing.T, l *reservoir.Limiter, limit door, of func(int64) []int64) {
+	eachDoor(t, reservoir.Limit{Tokens: 4, Window: time.Hour, Shadow: true}, nil, func(t *testing.T, l *reservoir.Limiter, limit door, of func(int64) []int64) {
 		shadowed, status := 0, 200
 		h := limit(httplimit.WithCost(costs(2)))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			r, _ := httplimit.ResultOf(w)

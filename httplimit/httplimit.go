@@ -141,7 +141,11 @@ func (m *middleware) ask(w *response) (err error) {
 func (m *middleware) answer(w *response, next http.Handler) {
 	if !w.result.Allowed {
 		w.describe()
-		m.refuse(w, m.forms[w.limit].refusal)
+		b := m.forms[w.limit].refusal
+		if w.result.Limit == 0 { // by reservoir.Block
+			b = banned
+		}
+		m.refuse(w, b)
 		return
 	}
 	defer func() { // also after a panic, because the headers may have been sent

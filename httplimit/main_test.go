@@ -32,7 +32,7 @@ func open(t testing.TB, limit reservoir.Limit, opts ...reservoir.Option) *reserv
 // not.
 func spent(l *reservoir.Limiter) int64 {
 	s := l.Stats()
-	return s.Spent - s.Refunded + s.Owed
+	return s.Spent - s.Refunded + s.Debt
 }
 
 // get sends a request to h, with the headers given in pairs.

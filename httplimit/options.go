@@ -71,7 +71,7 @@ func WithRefund(f RefundFunc) Option { return func(c *config) { c.refund = f } }
 
 // WithRefused sets the function that answers refused requests, in place of a 429 with a
 // problem document. All headers, including Retry-After, are already set. A Result.Limit of
-// 0 means that the limit has no tokens at all (reservoir.Limit{}), so that no waiting helps.
+// 0 means that the key is blocked (reservoir.Block()): no waiting helps, and there are none of these headers.
 func WithRefused(f func(http.ResponseWriter, *http.Request, reservoir.Result)) Option {
 	return func(c *config) { c.refused = f }
 }

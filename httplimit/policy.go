@@ -34,7 +34,7 @@ type Policy struct {
 
 // SetHeaders sets the headers that the middleware would have set for the result r,
 // including Retry-After if r is a refusal. It is for handlers that ask the limiter
-// themselves. If r is unlimited it sets none. It panics if Name is not printable ASCII.
+// themselves. If r is unlimited or blocked it sets none. It panics if Name is not printable ASCII.
 //
 // A call puts its limit in front of the IETF's lists and replaces the other headers. So for a
 // [reservoir.GroupResult] call it for [reservoir.GroupResult.Of] each limit, from the last to the
@@ -49,9 +49,10 @@ func (p Policy) SetHeaders(h http.Header, r reservoir.Result) {
 	v.set(h)
 }
 
-// limits reports whether r is of a limit, and not of an unlimited key or of one of which nothing is known.
+// limits reports whether r is of a limit, and not of an unlimited or blocked key or of one of which
+// nothing is known.
 func limits(r *reservoir.Result) bool {
-	return r.Limit != reservoir.Unlimited().Tokens && (r.Limit > 0 || !r.Allowed || r.Shadowed)
+	return r.Limit > 0 && r.Limit != reservoir.Unlimited().Tokens
 }
 
 // knows reports whether r says how much remains. That of a Group's limit that was not asked may not.

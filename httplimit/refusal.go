@@ -47,6 +47,7 @@ func refusal(policy string) body {
 }
 
 var (
+	banned      = problem{blank, "Too Many Requests", http.StatusTooManyRequests, "This client is blocked.", nil}.body()
 	noKey       = problem{blank, "Bad Request", http.StatusBadRequest, "The request has no key to charge it to.", nil}.body()
 	badKey      = problem{blank, "Bad Request", http.StatusBadRequest, "The key to charge the request to is too long.", nil}.body()
 	tooDear     = problem{blank, "Bad Request", http.StatusBadRequest, "The request costs more than the whole limit.", nil}.body()

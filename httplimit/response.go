@@ -92,7 +92,7 @@ func (w *response) of(i int) reservoir.Result {
 //
 // Settle does nothing if the request was not limited, or if a wrapper of w has no Unwrap
 // method, such as http.TimeoutHandler's; ResultOf then returns false. It returns an error
-// that wraps reservoir.ErrTokens if a number is negative or too large, and ErrOption
+// that wraps backend.ErrTokens if a number is negative or too large, and ErrOption
 // unless it gets one number for each limit. Like w it must not be used by several
 // goroutines at the same time, or after the handler.
 func Settle(w http.ResponseWriter, used ...int64) error {
@@ -105,7 +105,7 @@ func Settle(w http.ResponseWriter, used ...int64) error {
 	}
 	for _, n := range used {
 		if n < 0 || n > backend.MaxTokens {
-			return fmt.Errorf("%w: %d used", reservoir.ErrTokens, n)
+			return fmt.Errorf("%w: %d used", backend.ErrTokens, n)
 		}
 	}
 	if t.refunded {

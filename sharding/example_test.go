@@ -32,8 +32,8 @@ func Example() {
 		panic(err)
 	}
 	limiter, err := reservoir.New(store, reservoir.PerHour(100),
-		reservoir.WithFailure(reservoir.FailLocal(0.1)), // while a shard is away: a tenth of the limit per process
-		reservoir.WithBatch(reservoir.Fixed(1)),         // no stock, so that the figures are the same in each run
+		reservoir.WithFailLocal(0.1), // while a shard is away: a tenth of the limit per process
+		reservoir.WithFixedBatch(1),  // no stock, so that the figures are the same in each run
 		reservoir.WithFetchTimeout(5*time.Second))
 	if err != nil {
 		panic(err)

@@ -18,13 +18,13 @@
 // "Away" means that the circuit breaker of a shard has opened: callers without stock now
 // get the failure policy's answer at once. "Rejects every call" means that the shard
 // answers but refuses to serve until an operator acts, because a password, a right or
-// memory is missing. It is logged under every failure policy, even under FailOpen, where
+// memory is missing. It is logged under every failure policy, even under WithFailOpen, where
 // no request fails. The attribute shard is absent if the store has no shards, and cause
 // is present only for the op "sync". The attribute after is how long the shard was away
 // or rejected calls.
 //
 // "No messages come" means that this process learns late what other processes want of it: see
-// [reservoir.Hooks].Hearing. A right is missing, or the connection is cut.
+// [reservoir.Hooks].Subscription. A right is missing, or the connection is cut.
 //
 // "Two limits on one key" means [reservoir.ErrConflict]: a limit has met the open window
 // of another limit. It is logged at most once a minute.
@@ -56,7 +56,7 @@ import (
 // safe for concurrent use.
 func Hooks(logger *slog.Logger) reservoir.Hooks {
 	l := &log{logger: logger, troubles: map[subject]trouble{}}
-	return reservoir.Hooks{StoreCall: l.call, ShardState: l.state, Hearing: l.hearing}
+	return reservoir.Hooks{StoreCall: l.call, ShardState: l.state, Subscription: l.hearing}
 }
 
 type log struct {
@@ -83,7 +83,7 @@ type trouble struct {
 const (
 	away      = "reservoir: store away"
 	rejecting = "reservoir: store rejects every call"
-	unheard   = "reservoir: no messages come"
+	muted     = "reservoir: no messages come"
 )
 
 // every is the least time between two logged conflicts. Each call for the key repeats one.
@@ -118,8 +118,8 @@ func (l *log) state(s reservoir.ShardState) {
 // hearing logs that messages of a shard have ceased or begun to come.
 func (l *log) hearing(shard string, err error) {
 	if err != nil {
-		l.change(subject{shard, true}, unheard)
-		l.line(shard, slog.LevelWarn, unheard, failure(err)...)
+		l.change(subject{shard, true}, muted)
+		l.line(shard, slog.LevelWarn, muted, failure(err)...)
 		return
 	}
 	was := l.change(subject{shard, true}, "")

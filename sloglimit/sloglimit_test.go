@@ -98,7 +98,7 @@ func TestARejectionIsTwoLines(t *testing.T) {
 		{"level": "WARN", "msg": "reservoir: store rejects every call", "shard": "eu-1", "class": "rejected",
 			"error": `shard "eu-1": WRONGPASS invalid username-password pair`},
 		{"level": "INFO", "msg": "reservoir: store accepts calls", "shard": "eu-1", "after": "1m0s"},
-	}, outage(t, slog.LevelInfo, noRight, reservoir.WithFailure(reservoir.FailOpen())))
+	}, outage(t, slog.LevelInfo, noRight, reservoir.WithFailOpen()))
 }
 
 func TestFailedCallsAreDebug(t *testing.T) {
@@ -163,9 +163,9 @@ func TestStates(t *testing.T) {
 	} {
 		h.ShardState(s)
 	}
-	h.Hearing("c", refused)
-	h.Hearing("c", nil)
-	h.Hearing("", nil)
+	h.Subscription("c", refused)
+	h.Subscription("c", nil)
+	h.Subscription("", nil)
 	h.StoreCall(reservoir.StoreCall{Op: "take", Err: io.EOF}) // below the level
 	assert.Equal(t, `level=WARN msg="reservoir: store away" shard=a error=odd
 level=INFO msg="reservoir: store back" shard=b

@@ -242,7 +242,7 @@ func TestAckOfDebt(t *testing.T) {
 	link := r.Link(0)
 	limit := reservoir.PerHour(100)
 	l, err := reservoir.New(redisstore.New(r.Primary.Client(), redisstore.WithReplicaAck(1, 20*time.Millisecond)), limit,
-		reservoir.WithBatch(reservoir.Fixed(1)), reservoir.WithFetchTimeout(2*time.Second))
+		reservoir.WithFixedBatch(1), reservoir.WithFetchTimeout(2*time.Second))
 	require.NoError(t, err)
 	first, err := l.AllowN(t.Context(), "k", 50)
 	require.NoError(t, err)
@@ -257,7 +257,7 @@ func TestAckOfDebt(t *testing.T) {
 	r.Primary.Kill()
 	link.Cut()
 	r.Promote(0)
-	state, err := redisstore.New(r.Replicas[0].Client()).Check(t.Context(), "k", limit)
+	state, err := redisstore.New(r.Replicas[0].Client()).Check(t.Context(), "k", backend.Limit(limit))
 	require.NoError(t, err)
 	require.LessOrEqual(t, s.Spent+state.Remaining-s.Overdrawn, limit.Tokens)
 }
@@ -270,7 +270,7 @@ func TestAckOfDebtThatIsRepeated(t *testing.T) {
 	state := func(q backend.SyncRequest) (backend.SyncReply, error) { // by a connection that has written nothing yet
 		return redisstore.New(r.Primary.Client(), redisstore.WithReplicaAck(1, 20*time.Millisecond)).Sync(t.Context(), q)
 	}
-	debt := backend.SyncRequest{Key: "k", Client: "a", Limit: reservoir.PerHour(100), Want: 10, Need: 10}
+	debt := backend.SyncRequest{Key: "k", Client: "a", Limit: backend.Limit(reservoir.PerHour(100)), Want: 10, Need: 10}
 	first, err := state(debt)
 	require.NoError(t, err)
 	debt.Window, debt.Granted, debt.Debt, debt.Want, debt.Need = first.Window, first.Granted, 30, 0, 0

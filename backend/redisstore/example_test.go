@@ -166,8 +166,8 @@ func Example_clusterFailover() {
 	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs()[:3], DialerRetries: 1}) // some nodes; they know the others
 	defer client.Close()
 	limiter, err := reservoir.New(redisstore.New(client), reservoir.PerHour(100),
-		reservoir.WithFailure(reservoir.FailLocal(0.1)), // a tenth of the limit per process
-		reservoir.WithBatch(reservoir.Fixed(1)),         // no stock, so that the figures are the same in each run
+		reservoir.WithFailLocal(0.1), // a tenth of the limit per process
+		reservoir.WithFixedBatch(1),  // no stock, so that the figures are the same in each run
 		reservoir.WithFetchTimeout(5*time.Second))
 	must(err)
 	defer limiter.Close(ctx)

@@ -98,7 +98,7 @@ func callThrough(t *testing.T, store *redisstore.Store, door string, timeout tim
 			return err
 		}
 	}
-	opts := []reservoir.Option{reservoir.WithBatch(reservoir.Fixed(1))} // a call each
+	opts := []reservoir.Option{reservoir.WithFixedBatch(1)} // a call each
 	if door == "direct" {
 		opts = []reservoir.Option{reservoir.WithDirect()}
 	}

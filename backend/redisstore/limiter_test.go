@@ -84,19 +84,19 @@ func TestOthersHearOfResetAndRefresh(t *testing.T) {
 	var banned atomic.Bool
 	limits := reservoir.WithLimits(func(string) reservoir.Limit {
 		if banned.Load() {
-			return reservoir.Limit{}
+			return reservoir.Block()
 		}
 		return reservoir.PerDay(1000, nil)
 	})
 	line := rules(t, "limiter")
 	server.SetUser(line)
 	open := func() *reservoir.Limiter {
-		l, err := reservoir.New(limiterOf(t, server, newUser(line)), reservoir.Limit{}, limits, patient, reservoir.WithBatch(reservoir.Fixed(100)))
+		l, err := reservoir.New(limiterOf(t, server, newUser(line)), reservoir.Block(), limits, patient, reservoir.WithFixedBatch(100))
 		require.NoError(t, err)
 		t.Cleanup(func() { assert.NoError(t, l.Close(context.Background())) })
 		_, err = l.Allow(t.Context(), "k")
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return l.Stats().Unheard == 0 }, 30*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return l.Stats().Unsubscribed == 0 }, 30*time.Second, time.Millisecond)
 		return l
 	}
 	first, second := open(), open()

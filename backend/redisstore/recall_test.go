@@ -55,7 +55,7 @@ func (v *visited) hear(hears bool, some ...*reservoir.Limiter) {
 	for _, l := range some {
 		_, err := l.Allow(v.t.Context(), "warm")
 		require.NoError(v.t, err)
-		require.Eventually(v.t, func() bool { return l.Stats().Unheard == 0 == hears }, 30*time.Second, time.Millisecond)
+		require.Eventually(v.t, func() bool { return l.Stats().Unsubscribed == 0 == hears }, 30*time.Second, time.Millisecond)
 	}
 }
 
@@ -188,7 +188,7 @@ func TestRecallFails(t *testing.T) {
 		},
 		"nobody may publish": {
 			func(v *visited) { v.server.Do("acl", "setuser", "limiter", "-publish") },
-			func(v *visited) bool { return v.limiters[3].Stats().Unheard == 1 },
+			func(v *visited) bool { return v.limiters[3].Stats().Unsubscribed == 1 },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -32,7 +32,7 @@ func TestReshard(t *testing.T) {
 	var moving []int
 	for name, opts := range map[string][]reservoir.Option{
 		"default": nil,
-		"fixed":   {reservoir.WithBatch(reservoir.Fixed(3))},
+		"fixed":   {reservoir.WithFixedBatch(3)},
 		"direct":  {reservoir.WithDirect()},
 	} {
 		keys := keysIn(c, list, name, 20)

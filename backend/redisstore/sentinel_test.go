@@ -82,7 +82,7 @@ func TestSentinelFailover(t *testing.T) {
 	for i := range limiters {
 		client := failoverClient(t, sentinels)
 		l, err := reservoir.New(redisstore.New(client), failoverLimit,
-			reservoir.WithBatch(reservoir.Fixed(100)), reservoir.WithFetchTimeout(time.Second))
+			reservoir.WithFixedBatch(100), reservoir.WithFetchTimeout(time.Second))
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = l.Close(context.Background()) })
 		limiters[i] = l

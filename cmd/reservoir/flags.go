@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
@@ -137,7 +138,7 @@ func (f *flagSet) demandFlags(s *sim.Shape, l *reservoir.Limit) {
 // validDemand validates the flags of demandFlags. It replaces a seed of 0 by a random one.
 func validDemand(s *sim.Shape, l reservoir.Limit, maxKeys int) error {
 	s.Seed = cmp.Or(s.Seed, rand.Uint64())
-	return cmp.Or(kept(rule{l.Tokens >= 1, "limit", "1 or more"}), judged("", l.Validate()), kept(
+	return cmp.Or(kept(rule{l.Tokens >= 1, "limit", "1 or more"}), judged("", backend.Limit(l).Validate()), kept(
 		rule{s.Keys >= 1 && s.Keys <= maxKeys, "keys", upTo(maxKeys)},
 		rule{s.Zipf == 0 || s.Zipf > 1 && s.Zipf <= 100 && s.Keys > 1, "zipf", "0, or above 1 with several -keys"},
 		rule{s.Tokens >= 1 && s.Tokens <= l.Tokens, "n",

@@ -275,7 +275,7 @@ func (r *report) record(name string, n int64, res reservoir.Result, err error, b
 	default:
 		r.Denied++
 	}
-	if res.Source.OnNetwork() {
+	if res.Source == reservoir.Fetched || res.Source == reservoir.Direct {
 		r.Waited++
 	}
 }
@@ -394,7 +394,7 @@ func demoFlags(f *flagSet) action {
 func demo(ctx context.Context, requests int64, stdout io.Writer) error {
 	intro := demoAbout + "\n\n"
 	t := &traffic{sim.Shape{Rate: demoRate, Tokens: 1}, []string{"home page"}, 8, requests}
-	for i, sizing := range []reservoir.Option{reservoir.WithBatch(reservoir.Adaptive(1, 0)), reservoir.WithDirect()} {
+	for i, sizing := range []reservoir.Option{reservoir.WithBatch(1, 0), reservoir.WithDirect()} {
 		title := []string{"with batches", "without batches"}[i]
 		l, err := reservoir.New(memstore.New(), demoLimit, sizing, reservoir.WithFetchTimeout(time.Second)) // a busy machine is no outage
 		if err != nil {

@@ -203,7 +203,7 @@ func TestReport(t *testing.T) {
 	a.record("k", 2, ok(11_000), nil, at, time.Microsecond)
 	a.record("k", 2, ok(9_999), nil, at, time.Minute)
 	a.record("", 2, ok(11_000), nil, at, 0)
-	a.record("k", 2, reservoir.Result{Source: reservoir.Denied}, nil, at, 0)
+	a.record("k", 2, reservoir.Result{Source: reservoir.Local}, nil, at, 0)
 	b.record("k", 2, reservoir.Result{}, &reservoir.StoreError{Err: errors.New("away")}, at, 0)
 	b.record("k", 2, reservoir.Result{}, reservoir.ErrClosed, at, 0)
 	for _, reset := range []int64{12_000, 11_000, 10_500, 12_000, 10_500} {

@@ -218,7 +218,7 @@ func TestInspectAfterDebtIsReturned(t *testing.T) {
 	client := server.Client()
 	defer client.Close()
 	store := redisstore.New(client)
-	q := backend.SyncRequest{Key: "k", Client: "c", Limit: reservoir.PerHour(100), Want: 5, Need: 5, Exact: true}
+	q := backend.SyncRequest{Key: "k", Client: "c", Limit: backend.Limit(reservoir.PerHour(100)), Want: 5, Need: 5, Exact: true}
 	for _, said := range [][2]int64{{0, 0}, {95, 0}, {95, 95}} { // debt, returned
 		q.Debt, q.Returned = said[0], said[1]
 		r, err := store.Sync(t.Context(), q)

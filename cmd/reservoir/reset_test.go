@@ -51,7 +51,7 @@ func TestReset(t *testing.T) {
 	client := server.Client()
 	due := backend.Window(time.Now().Add(30 * time.Minute).Truncate(time.Second).UnixMilli())
 	_, err := redisstore.New(client, redisstore.WithPrefix("p*:")).Take(t.Context(),
-		backend.TakeRequest{Key: "monthly", Limit: reservoir.PerHour(10), End: due, Tokens: 10})
+		backend.TakeRequest{Key: "monthly", Limit: backend.Limit(reservoir.PerHour(10)), End: due, Tokens: 10})
 	require.NoError(t, err)
 	args[len(args)-1] = "monthly"
 	require.EqualValues(t, due, look().ResetMS)

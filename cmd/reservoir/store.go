@@ -73,7 +73,7 @@ const lookTimeout = 5 * time.Second
 func (o *opened) reach(whole context.Context, key string, l reservoir.Limit) error {
 	ctx, cancel := context.WithTimeout(whole, lookTimeout)
 	defer cancel()
-	_, err := o.Check(ctx, key, l)
+	_, err := o.Check(ctx, key, backend.Limit(l))
 	if whole.Err() != nil {
 		return nil // the caller checks the context
 	}

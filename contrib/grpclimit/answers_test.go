@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -53,12 +54,13 @@ func TestAnswersOverHTTPAndGRPC(t *testing.T) {
 		"admitted":          {limiter(t, 10), 1, 3, "k", 200, codes.OK, true},
 		"free":              {limiter(t, 10), 0, 0, "", 200, codes.OK, false},
 		"refused":           {limiter(t, 10), 3, 3, "k", 429, codes.ResourceExhausted, true},
-		"blocked":           {limiter(t, 10, limits(reservoir.Limit{})), 0, 1, "k", 429, codes.ResourceExhausted, true},
+		"blocked":           {limiter(t, 10, limits(reservoir.Block())), 0, 1, "k", 429, codes.ResourceExhausted, false},
+		"no limit":          {limiter(t, 10, limits(reservoir.Limit{})), 0, 1, "k", 500, codes.Internal, false},
 		"unlimited":         {limiter(t, 1, limits(reservoir.Unlimited())), 2, 1, "k", 200, codes.OK, false},
-		"in shadow":         {limiter(t, 3, reservoir.WithShadow()), 1, 3, "k", 200, codes.OK, true},
+		"in shadow":         {limiter(t, 3, limits(reservoir.Limit{Tokens: 3, Window: time.Minute, Shadow: true})), 1, 3, "k", 200, codes.OK, true},
 		"store away":        {over(t, lost, 10), 0, 1, "k", 503, codes.Unavailable, false},
 		"store timed out":   {over(t, late, 10), 0, 1, "k", 503, codes.Unavailable, false},
-		"fail open":         {over(t, lost, 10, reservoir.WithFailure(reservoir.FailOpen())), 0, 1, "k", 200, codes.OK, true},
+		"fail open":         {over(t, lost, 10, reservoir.WithFailOpen()), 0, 1, "k", 200, codes.OK, true},
 		"limiter closed":    {closed, 0, 1, "k", 503, codes.Unavailable, false},
 		"no key":            {limiter(t, 10), 0, 1, "", 400, codes.InvalidArgument, false},
 		"key too long":      {limiter(t, 10), 0, 1, strings.Repeat("k", backend.MaxKeyLen+1), 400, codes.InvalidArgument, false},
@@ -77,6 +79,7 @@ func TestAnswersOverHTTPAndGRPC(t *testing.T) {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
 			assert.Equal(t, test.http, w.Code)
+			assert.Equal(t, test.http == 503 || test.http == 429 && test.numbers, w.Header().Get("Retry-After") != "")
 			assert.NotContains(t, w.Body.String(), "secret")
 
 			impl, client := serve(t, grpclimit.Server{
@@ -93,7 +96,7 @@ func TestAnswersOverHTTPAndGRPC(t *testing.T) {
 				_, refused := stream.Recv()
 				assert.Equal(t, test.grpc, status.Code(refused))
 				assert.NotContains(t, err.Error(), "secret")
-				assert.Equal(t, test.grpc == codes.ResourceExhausted, len(status.Convert(err).Details()) > 0, "only a refusal says when to retry")
+				assert.Equal(t, test.grpc == codes.ResourceExhausted && test.numbers, len(status.Convert(err).Details()) > 0, "only a refusal says when to retry, and not if the key is blocked")
 			}
 			shown := metadata.Join(header, trailer)
 			for _, name := range []string{"x-ratelimit-limit", "x-ratelimit-reset"} {

@@ -23,12 +23,12 @@
 // These keys are in the header of an admitted call and in the trailer of a refused one. A
 // refusal has the status RESOURCE_EXHAUSTED with a google.rpc.RetryInfo. It has only
 // trailers, so that the retry policies of gRPC clients can act on it. A call without a limit
-// has none of these keys.
+// or of a blocked key has none of these keys.
 //
 // A call that is not admitted ends with one of these statuses:
 //
-//	RESOURCE_EXHAUSTED   it found no tokens: retry after RetryInfo
-//	UNAVAILABLE          the store is away and the policy is FailClosed, or the limiter is closed
+//	RESOURCE_EXHAUSTED   it found no tokens: retry after RetryInfo; its key is blocked if there is none
+//	UNAVAILABLE          the store is away and the policy is WithFailClosed, or the limiter is closed
 //	INVALID_ARGUMENT     it costs more than the whole limit, its key is empty or too long, or
 //	                     ByMetadata finds several values
 //	DEADLINE_EXCEEDED,

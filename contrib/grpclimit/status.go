@@ -16,10 +16,10 @@ import (
 	"github.com/go-reservoir/reservoir"
 )
 
-// describe returns r as metadata, or none if r is unlimited.
+// describe returns r as metadata, or none if r is unlimited or blocked.
 func (s *Server) describe(r reservoir.Result) metadata.MD {
 	md := metadata.MD{}
-	if s.Metadata != "-" && r.Limit != reservoir.Unlimited().Tokens {
+	if s.Metadata != "-" && r.Limit != reservoir.Unlimited().Tokens && !blocked(r) {
 		md.Set(s.Metadata+"-limit", strconv.FormatInt(r.Limit, 10))
 		md.Set(s.Metadata+"-remaining", strconv.FormatInt(r.Remaining, 10))
 		md.Set(s.Metadata+"-reset", strconv.FormatInt(seconds(r.Reset), 10))
@@ -30,8 +30,14 @@ func (s *Server) describe(r reservoir.Result) metadata.MD {
 // seconds returns t in Unix time, rounded up, so that a client does not come back early.
 func seconds(t time.Time) int64 { return (t.UnixMilli() + 999) / 1000 }
 
+// blocked reports whether the limit is Block, so that no waiting helps.
+func blocked(r reservoir.Result) bool { return r.Limit == 0 }
+
 // refusal returns the status of a call that finds no tokens.
 func refusal(r reservoir.Result) error {
+	if blocked(r) {
+		return status.Error(codes.ResourceExhausted, "blocked")
+	}
 	info := &errdetails.RetryInfo{RetryDelay: durationpb.New(r.RetryAfter)}
 	st, _ := status.New(codes.ResourceExhausted, "rate limit exceeded").WithDetails(info) // it fails only for OK
 	return st.Err()

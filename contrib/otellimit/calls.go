@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/metrics"
 )
 
 // buckets are in seconds: from the latency of an in-memory store to a reply after the
@@ -33,7 +34,7 @@ func (t *Telemetry) instruments(meter metric.Meter) error {
 // call records a store call that has ended. The call had no context of a caller.
 func (t *Telemetry) call(c reservoir.StoreCall) {
 	t.calls.Record(context.Background(), c.Duration.Seconds(), t.with(
-		attribute.String("op", c.Op), attribute.String("cause", c.Cause), attribute.String("outcome", c.Outcome())))
+		attribute.String("op", c.Op), attribute.String("cause", c.Cause), attribute.String("outcome", metrics.Outcome(c))))
 }
 
 func (t *Telemetry) state(s reservoir.ShardState) {

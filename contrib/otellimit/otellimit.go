@@ -14,7 +14,7 @@
 //
 // # Metrics
 //
-// From Stats, read once for each collection: all [reservoir.Figures], such as
+// From Stats, read once for each collection: all of [metrics.All], such as
 // reservoir.tokens.spent, as counters or, if they may go down, as up-down counters. Package
 // promlimit explains them, under Prometheus' names.
 //
@@ -40,6 +40,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/metrics"
 )
 
 // scope names the instrumentation. OpenTelemetry asks for the import path.
@@ -84,7 +85,7 @@ type Telemetry struct {
 
 // figure is a figure of Stats, and its instrument.
 type figure struct {
-	reservoir.Figure
+	metrics.Metric
 	instrument metric.Int64Observable
 }
 
@@ -130,7 +131,7 @@ func (t *Telemetry) Close() error {
 // they come from one reading of Stats.
 func (t *Telemetry) observables(meter metric.Meter) (err error) {
 	var all []metric.Observable
-	for _, f := range reservoir.Figures() {
+	for _, f := range metrics.All() {
 		var made metric.Int64Observable
 		name, unit, help := "reservoir."+f.Name, metric.WithUnit("{"+f.Unit+"}"), metric.WithDescription(f.Help)
 		if f.Gauge { // an UpDownCounter, because the values of several processes add up

@@ -22,6 +22,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/contrib/otellimit"
+	"github.com/go-reservoir/reservoir/metrics"
 )
 
 // fixed is a Source that the test sets.
@@ -82,7 +83,7 @@ func use(t *testing.T, r *rig, n int64) *reservoir.Limiter {
 		}
 	}}
 	l, err := reservoir.New(memstore.New(), reservoir.PerMinute(1000),
-		reservoir.WithHooks(r.Hooks()), reservoir.WithHooks(last), reservoir.WithBatch(reservoir.Fixed(50)),
+		reservoir.WithHooks(r.Hooks()), reservoir.WithHooks(last), reservoir.WithFixedBatch(50),
 		reservoir.WithFetchTimeout(time.Minute)) // of a busy machine
 	require.NoError(t, err)
 	r.Watch(l)
@@ -126,7 +127,7 @@ func TestManual(t *testing.T) {
 	for _, m := range regexp.MustCompile(`(?m)^//\t(reservoir\.[\w.]+) +([\w-]+)(?:, (\S+))? `).FindAllStringSubmatch(text, -1) {
 		documented = append(documented, strings.Join(m[1:], " "))
 	}
-	for _, f := range reservoir.Figures() {
+	for _, f := range metrics.All() {
 		kind := "counter"
 		if f.Gauge {
 			kind = "up-down"

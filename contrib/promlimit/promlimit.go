@@ -14,19 +14,19 @@
 // From Stats, one series for each metric, with only the constant labels:
 //
 //	reservoir_tokens_taken_total        tokens that the store charged to this process
-//	reservoir_tokens_refunded_total     tokens that Settle and Refund took back from requests
+//	reservoir_tokens_refunded_total     tokens that requests had not used and Settle took back
 //	reservoir_tokens_spent_total        tokens that admitted requests used
 //	reservoir_tokens_returned_total     tokens given back to the store
 //	reservoir_tokens_expired_total      tokens whose window ended before they were used
 //	reservoir_tokens_overdrawn_total    tokens used above the limit: settled, or admitted without the store
 //	reservoir_tokens_recovered_total    tokens whose grant was lost and handed over again
-//	reservoir_tokens_reasserted_total   tokens that the store lost and charged again
+//	reservoir_tokens_recharged_total    tokens that the store lost and charged again
 //	reservoir_tokens_unknown_total      tokens of failed direct calls, perhaps charged for nothing
 //	reservoir_tokens_held               gauge: tokens in memory, to be spent
-//	reservoir_tokens_stranded           gauge: the held tokens whose key is exhausted
-//	reservoir_tokens_owed               gauge: tokens used without the store, not charged yet
+//	reservoir_tokens_idle               gauge: the held tokens whose key is exhausted
+//	reservoir_tokens_debt               gauge: tokens used without the store, not charged yet
 //	reservoir_keys                      gauge: keys held in memory
-//	reservoir_shards_unheard            gauge: shards whose messages do not come to this process
+//	reservoir_shards_unsubscribed       gauge: shards whose messages do not come to this process
 //	reservoir_requests_waited_total     requests that waited on the network
 //	reservoir_requests_admitted_total   requests admitted
 //	reservoir_requests_denied_total     requests refused
@@ -51,7 +51,7 @@
 // rejected or unknown. That makes some 50 series of the histogram at most, whatever the keys,
 // because no label holds a key. The label shard is "" if the store has no shards. A shard
 // that rejects every call answers, but an operator must act, because a password, a right
-// or memory is missing. Alert on it, above all under FailOpen, where no request fails.
+// or memory is missing. Alert on it, above all under WithFailOpen, where no request fails.
 //
 // dashboard.json, beside this package, shows them in Grafana (Dashboards, New, Import). Without
 // a constant label limiter it shows all limiters as one.
@@ -75,6 +75,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/metrics"
 )
 
 // Source is a *[reservoir.Limiter], or anything else with Stats.
@@ -98,7 +99,7 @@ type Collector struct {
 
 // figure is a figure of Stats, and its description as a metric.
 type figure struct {
-	reservoir.Figure
+	metrics.Metric
 	kind prometheus.ValueType
 	desc *prometheus.Desc
 }
@@ -192,7 +193,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 
 func (c *Collector) call(s reservoir.StoreCall) {
 	// An error here means that labels clash, which Register has already reported.
-	if h, err := c.calls.GetMetricWithLabelValues(s.Op, s.Cause, s.Outcome()); err == nil {
+	if h, err := c.calls.GetMetricWithLabelValues(s.Op, s.Cause, metrics.Outcome(s)); err == nil {
 		h.Observe(s.Duration.Seconds())
 	}
 }
@@ -214,9 +215,9 @@ func oneIf(b bool) float64 {
 	return 0
 }
 
-// figures describes reservoir.Figures as metrics.
+// figures describes the fields of Stats as metrics.
 func figures(labels prometheus.Labels) (all []figure) {
-	for _, f := range reservoir.Figures() {
+	for _, f := range metrics.All() {
 		name, kind := "reservoir_"+strings.ReplaceAll(f.Name, ".", "_"), prometheus.GaugeValue
 		if !f.Gauge {
 			name, kind = name+"_total", prometheus.CounterValue

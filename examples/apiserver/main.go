@@ -70,7 +70,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return reservoir.PerHour(60)
 		}),
 		reservoir.WithHooks(sloglimit.Hooks(slog.Default())), // logs when the store goes away or rejects every call
-		reservoir.WithFailure(reservoir.FailLocal(0.1)))      // meanwhile each process admits a tenth of each limit
+		reservoir.WithFailLocal(0.1))                         // meanwhile each process admits a tenth of each limit
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ type budget struct {
 // newBudget returns a budget that counts in store.
 func newBudget(store backend.Store, limits [3]reservoir.Limit, opts ...reservoir.Option) (b *budget, err error) {
 	b = &budget{}
-	opts = append(opts, reservoir.WithFailure(reservoir.FailLocal(0.1))) // while the store is away: a tenth of each limit per process
+	opts = append(opts, reservoir.WithFailLocal(0.1)) // while the store is away: a tenth of each limit per process
 	for i, limit := range limits {
 		if b.limiters[i], err = reservoir.New(store, limit, append(opts, reservoir.WithName(names[i]))...); err != nil {
 			return nil, err

@@ -90,7 +90,7 @@ func (o *ours) tokens() (s reservoir.Stats) {
 	for _, b := range o.all {
 		one := b.limiters[1].Stats()
 		s.Spent, s.Refunded, s.Held = s.Spent+one.Spent, s.Refunded+one.Refunded, s.Held+one.Held
-		s.Owed, s.Overdrawn = s.Owed+one.Owed, s.Overdrawn+one.Overdrawn
+		s.Debt, s.Overdrawn = s.Debt+one.Debt, s.Overdrawn+one.Overdrawn
 	}
 	return s
 }
@@ -209,7 +209,7 @@ func exhaust(t *testing.T, a accounting, reserve int64, size func(i int) int64) 
 }
 
 var everyBatch = map[string]reservoir.Option{
-	"adaptive": reservoir.WithBatch(reservoir.Adaptive(1, 0)), "direct": reservoir.WithDirect(),
+	"adaptive": reservoir.WithBatch(1, 0), "direct": reservoir.WithDirect(),
 }
 
 // If estimates are the most that a completion may use, no token is used above the limit.
@@ -227,12 +227,12 @@ func TestNeverOver(t *testing.T) {
 				_, served, used := exhaust(t, o, reserve, sizes)
 				used += served * o.hidden
 				s := o.tokens()
-				require.Equal(t, used, s.Spent-s.Refunded+s.Owed)
+				require.Equal(t, used, s.Spent-s.Refunded+s.Debt)
 				if reserve == atMost {
 					require.LessOrEqual(t, used, int64(limit))
 					require.Zero(t, s.Overdrawn)
 				}
-				require.LessOrEqual(t, used-limit, s.Overdrawn+s.Owed)
+				require.LessOrEqual(t, used-limit, s.Overdrawn+s.Debt)
 				require.Less(t, s.Held, processes*(input+reserve), "each has less than a request needs")
 				require.Greater(t, served, int64(limit/200))
 			})

@@ -63,7 +63,7 @@ func gateOn(t *testing.T, server *redistest.Server, model string, change func(li
 func (g gated) used() (n [3]int64) {
 	for i, l := range g.budget.limiters {
 		s := l.Stats()
-		n[i] = s.Spent - s.Refunded + s.Owed
+		n[i] = s.Spent - s.Refunded + s.Debt
 	}
 	return n
 }

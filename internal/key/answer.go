@@ -27,10 +27,9 @@ type Answer struct {
 type Source uint8
 
 const (
-	Local    Source = iota // from stock in memory
+	Local    Source = iota // from memory
 	Fetched                // from a fetch that the caller shared with others
 	Direct                 // by a call for this request alone
-	Denied                 // refused from memory
 	Fallback               // by the failure policy
 )
 

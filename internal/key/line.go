@@ -187,7 +187,7 @@ func (k *Key) fromMemory(n int64, stay bool, now int64) (a Answer, did effect, d
 		did = effect{changed: true, probe: n}
 	}
 	k.refusals.Add(1)
-	return k.refuse(w, now, Denied), did, true
+	return k.refuse(w, now, Local), did, true
 }
 
 // await waits for the outcome of w until ctx ends. The fetch that w waits for ends by its

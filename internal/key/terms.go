@@ -28,13 +28,16 @@ const (
 	Unlimited             // every request passes
 )
 
-// UnlimitedTokens are the tokens of a limit that lets every request pass.
-const UnlimitedTokens = math.MaxInt64
+// The tokens of special limits: of one that lets every request pass, and of one that lets none.
+const (
+	UnlimitedTokens = math.MaxInt64
+	BlockTokens     = math.MinInt64
+)
 
 // PlanOf returns the plan of a limit.
 func PlanOf(l backend.Limit) Plan {
 	switch l.Tokens {
-	case 0:
+	case BlockTokens:
 		return Blocked
 	case UnlimitedTokens:
 		return Unlimited
@@ -154,21 +157,14 @@ func (k *Key) replace(t Terms) {
 	}
 }
 
-// Special answers a request if the limit is special. The Reset of a blocked request is the
-// next multiple of the window, so that it does not move.
-func (s *Settings) Special(limit backend.Limit) (a Answer, special bool) {
+// AnswerSpecial answers a request if the limit is special. A blocked request has no Reset and no
+// RetryAfter, because no waiting helps.
+func AnswerSpecial(limit backend.Limit) (a Answer, special bool) {
 	switch PlanOf(limit) {
 	case Unlimited:
 		return Answer{Allowed: true, Limit: limit.Tokens, Remaining: limit.Tokens}, true
 	case Blocked:
-		limit.Window = cmp.Or(limit.Window, s.Limit.Window, time.Minute)
-		now := time.Now()
-		a = Answer{Source: Denied, Shadowed: limit.Shadow, Window: limit.Window, Reset: now.Truncate(limit.Window).Add(limit.Window)}
-		if limit.Calendar.Period != 0 {
-			a.Reset = limit.Ends(now)
-		}
-		a.RetryAfter = a.Reset.Sub(now)
-		return a, true
+		return Answer{Shadowed: limit.Shadow}, true
 	}
 	return a, false
 }
@@ -178,7 +174,7 @@ func (s *Settings) Special(limit backend.Limit) (a Answer, special bool) {
 func (e *Env) TooMuch(limit backend.Limit) Verdict {
 	if limit.Shadow {
 		e.Counts.Denied.Add(1)
-		return Verdict{Answer: Answer{Shadowed: true, Source: Denied, Limit: limit.Tokens, Window: limit.Window, Reset: limit.Ends(time.Now())}}
+		return Verdict{Answer: Answer{Shadowed: true, Limit: limit.Tokens, Window: limit.Window, Reset: limit.Ends(time.Now())}}
 	}
 	return Verdict{Err: ErrExceedsLimit}
 }
@@ -187,7 +183,7 @@ func (e *Env) TooMuch(limit backend.Limit) Verdict {
 func (k *Key) tooMuch(now int64) Verdict {
 	v := k.env.TooMuch(k.terms.Load().Limit)
 	if w := k.lease.Load(); v.Err == nil && w.Alive(now) {
-		v.Answer = k.refuse(w, now, Denied) // the open window's end, which does not move
+		v.Answer = k.refuse(w, now, Local) // the open window's end, which does not move
 	}
 	return v
 }
@@ -272,7 +268,7 @@ func (k *Key) relimit(limit backend.Limit, now int64) effect {
 // special is the outcome for a caller in line if the limit is special. A caller that stays
 // starts over if it is refused.
 func (k *Key) special(c *waiter, limit backend.Limit) (o outcome) {
-	o.Answer, _ = k.env.Special(limit)
+	o.Answer, _ = AnswerSpecial(limit)
 	if !o.Answer.Allowed && (!c.Stays || limit.Shadow) {
 		k.refusals.Add(1)
 	}

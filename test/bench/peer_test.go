@@ -157,7 +157,7 @@ func openLimiter(s backend.Store, limit reservoir.Limit, opts ...reservoir.Optio
 func openRockset(batch int64, listing bool) func(*rig) peer {
 	return func(r *rig) peer {
 		store := redisstore.New(r.goRedis, redisstore.WithPrefix(fmt.Sprintf("rockset-%d-%t:", batch, listing)))
-		l := &Rockset{Store: store, Limit: r.limit, Batch: batch, Listing: listing}
+		l := &Rockset{Store: store, Limit: backend.Limit(r.limit), Batch: batch, Listing: listing}
 		return asking(l.Allow)
 	}
 }

@@ -113,7 +113,7 @@ func asLimiter(l *reservoir.Limiter) opened {
 
 func openSharedRockset(sizes func(limit int64) (least, most int64)) func(context.Context, *redis.Client, shared) (opened, error) {
 	return func(_ context.Context, c *redis.Client, s shared) (opened, error) {
-		r := &Rockset{Store: redisstore.New(c), Limit: s.limit}
+		r := &Rockset{Store: redisstore.New(c), Limit: backend.Limit(s.limit)}
 		r.Batch, r.Most = sizes(s.limit.Tokens)
 		return opened{r.AllowIn, nil}, nil
 	}

@@ -63,8 +63,8 @@ type policy struct {
 }
 
 var (
-	byDefault  = reservoir.WithBatch(reservoir.Adaptive(1, 0))
-	exactly    = reservoir.WithBatch(reservoir.Fixed(1))
+	byDefault  = reservoir.WithBatch(1, 0)
+	exactly    = reservoir.WithFixedBatch(1)
 	directly   = reservoir.WithDirect()
 	theDefault = policy{"default", "fixed windows, batches as by default", byDefault, false}
 	policies   = []policy{

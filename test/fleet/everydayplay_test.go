@@ -169,7 +169,7 @@ func (g *game) ask(q request) {
 	l, p := g.limiters[q.process], &g.all[q.process]
 	g.locked(func() { p.callers++ })
 	r, err := l.AllowN(context.Background(), "shared", q.tokens)
-	a := answer{asked: q.at, at: g.now(), since: g.now(), tokens: q.tokens, allowed: r.Allowed, waited: r.Source.OnNetwork(), window: r.Reset.UnixMilli()}
+	a := answer{asked: q.at, at: g.now(), since: g.now(), tokens: q.tokens, allowed: r.Allowed, waited: r.Source == reservoir.Fetched || r.Source == reservoir.Direct, window: r.Reset.UnixMilli()}
 	g.locked(func() { p.callers-- })
 	g.note(a, err)
 	if g.rests && a.allowed {

@@ -55,12 +55,12 @@ type rule struct {
 var rules = []rule{
 	{"direct", "a store call for each request", func(reservoir.Limit) reservoir.Option { return reservoir.WithDirect() }},
 	{"fixed", "batches of L/1000, as Rockset set it", func(l reservoir.Limit) reservoir.Option {
-		return reservoir.WithBatch(reservoir.Fixed(max(l.Tokens/1000, 1)))
+		return reservoir.WithFixedBatch(max(l.Tokens/1000, 1))
 	}},
 	{"ladder", "Rockset's ladder, from 1 to L/100", func(l reservoir.Limit) reservoir.Option {
-		return reservoir.WithBatch(reservoir.Ladder(1, max(l.Tokens/100, 1)))
+		return reservoir.WithLadder(1, max(l.Tokens/100, 1))
 	}},
-	{adaptive, "the default", func(reservoir.Limit) reservoir.Option { return reservoir.WithBatch(reservoir.Adaptive(1, 0)) }},
+	{adaptive, "the default", func(reservoir.Limit) reservoir.Option { return reservoir.WithBatch(1, 0) }},
 }
 
 const adaptive = "adaptive" // the rule to which the bars apply

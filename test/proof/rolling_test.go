@@ -77,7 +77,7 @@ func TestRollingNeverOver(t *testing.T) {
 						switch {
 						case err != nil || !got.Allowed:
 						case draw(10) == 0:
-							_ = l.Refund(ctx, got)
+							_ = l.Settle(ctx, got, 0)
 						default:
 							mu.Lock()
 							for range n {

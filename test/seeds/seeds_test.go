@@ -311,12 +311,12 @@ func (s *sim) inspect() {
 		for _, n := range [][2]int64{
 			{p.last.Taken, x.Taken}, {p.last.Refunded, x.Refunded}, {p.last.Spent, x.Spent}, {p.last.Returned, x.Returned},
 			{p.last.Denied, x.Denied}, {p.last.StoreCalls, x.StoreCalls}, {p.last.Expired, x.Expired},
-			{0, x.Held}, {0, x.Stranded}, {0, x.Owed},
+			{0, x.Held}, {0, x.Idle}, {0, x.Debt},
 		} {
 			s.must(n[0] <= n[1], "a count went back from %d to %d: %+v after %+v", n[0], n[1], x, p.last)
 		}
 		p.last = x
-		s.seen["debt"] += int(min(x.Owed, 1))
+		s.seen["debt"] += int(min(x.Debt, 1))
 	}
 	for _, c := range s.callers {
 		if c.what == "allow" || c.what == "handle" {
@@ -435,7 +435,7 @@ func (s *sim) conserved(l named, key string) {
 func (s *sim) seenOf(x reservoir.Stats) {
 	for what, n := range map[string]int64{
 		"prefetch": x.Prefetches, "probe": x.Probes, "give back": x.GiveBacks, "recovered": x.Recovered,
-		"re-asserted": x.Reasserted, "unknown take": x.Unknown, "expired": x.Expired, "returned": x.Returned,
+		"re-asserted": x.Recharged, "unknown take": x.Unknown, "expired": x.Expired, "returned": x.Returned,
 	} {
 		s.seen[what] += int(min(n, 1))
 	}

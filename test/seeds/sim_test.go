@@ -163,10 +163,10 @@ func (s *sim) drawLimit(name string) named {
 var berlin, _ = time.LoadLocation("Europe/Berlin")
 
 func (s *sim) options() []reservoir.Option {
-	failure := pickOf(s, reservoir.FailClosed(), reservoir.FailClosed(), reservoir.FailLocal(0.5), reservoir.FailOpen())
+	failure := pickOf(s, reservoir.WithFailClosed(), reservoir.WithFailClosed(), reservoir.WithFailLocal(0.5), reservoir.WithFailOpen())
 	opts := []reservoir.Option{
-		reservoir.WithBatch(pickOf(s, reservoir.Adaptive(1, 0), reservoir.Adaptive(1, 0), reservoir.Fixed(1), reservoir.Fixed(10), reservoir.Ladder(1, 50))),
-		reservoir.WithFailure(failure),
+		pickOf(s, reservoir.WithBatch(1, 0), reservoir.WithBatch(1, 0), reservoir.WithFixedBatch(1), reservoir.WithFixedBatch(10), reservoir.WithLadder(1, 50)),
+		failure,
 		reservoir.WithIdle(apart),
 	}
 	if s.oneIn(6) {

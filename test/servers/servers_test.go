@@ -108,7 +108,7 @@ func messages(t *testing.T, store *redisstore.Store) error {
 	if _, err := l.Allow(t.Context(), "user:42"); err != nil {
 		return err
 	}
-	for end := time.Now().Add(patience); l.Stats().Unheard > 0; {
+	for end := time.Now().Add(patience); l.Stats().Unsubscribed > 0; {
 		if time.Now().After(end) {
 			return errors.New("no message has come")
 		}

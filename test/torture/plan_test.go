@@ -116,9 +116,9 @@ var (
 		ledger: {name: "ledger", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6},
 		stock:  {name: "stock", limit: longLimit, tokens: 200_000, requests: 2000},
 		open: {name: "open", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6, fallsBack: true,
-			options: []reservoir.Option{reservoir.WithFailure(reservoir.FailOpen())}},
+			options: []reservoir.Option{reservoir.WithFailOpen()}},
 		local: {name: "local", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6, fallsBack: true,
-			options: []reservoir.Option{reservoir.WithFailure(reservoir.FailLocal(localShare))}},
+			options: []reservoir.Option{reservoir.WithFailLocal(localShare)}},
 	}
 )
 

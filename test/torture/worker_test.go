@@ -167,7 +167,7 @@ func newStream(t *scenario, journal *gob.Encoder, store backend.Store, id lineID
 	options := append(uses[id.Role].options, reservoir.WithFetchTimeout(t.Timeout),
 		reservoir.WithHooks(reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}))
 	if d.batch > 0 {
-		options = append(options, reservoir.WithBatch(reservoir.Fixed(d.batch)))
+		options = append(options, reservoir.WithFixedBatch(d.batch))
 	}
 	s.limiter = must(reservoir.New(store, d.limit, options...))
 	return s
@@ -204,7 +204,7 @@ func (s *stream) live(finish context.Context, seed uint64) {
 	wg.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	unheard := s.limiter.Stats().Unheard
+	unheard := s.limiter.Stats().Unsubscribed
 	err := s.limiter.Close(ctx)
 	stats := s.limiter.Stats()
 	s.note(record{What: closed, N: unheard, Stats: &stats}, err)

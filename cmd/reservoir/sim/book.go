@@ -96,14 +96,14 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	if p.Requests++; p.Requests == 1 {
 		p.Calls = b.calls
 	}
-	if r.Source.OnNetwork() {
+	if r.Source == reservoir.Fetched || r.Source == reservoir.Direct {
 		p.Waited++
 	}
 	if r.Allowed {
 		p.admit(r, b.Tokens, q.At+late+took)
 		return
 	}
-	if r.Source == reservoir.Denied {
+	if r.Source == reservoir.Local {
 		b.sum.Remembered++
 	}
 	if p.Refused++; p.Refused == 1 {

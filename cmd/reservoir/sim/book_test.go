@@ -48,11 +48,11 @@ func TestBook(t *testing.T) {
 	c.answers(4, 1000, true, reservoir.Local)
 	c.answers(4, 1000, true, reservoir.Direct)
 	c.answers(1, 1000, false, reservoir.Direct)
-	c.answers(4, 1000, false, reservoir.Denied)
+	c.answers(4, 1000, false, reservoir.Local)
 
 	c.charge(2000, 10) // the second: 1 lies around when the first is refused, and is used then
 	c.answers(9, 2000, true, reservoir.Fetched)
-	c.answers(3, 2000, false, reservoir.Denied)
+	c.answers(3, 2000, false, reservoir.Local)
 	c.answers(1, 2000, true, reservoir.Local)
 
 	c.charge(3000, 10) // the third: 3 are given back, nobody is refused, and one is over
@@ -87,7 +87,7 @@ func TestBookOfOneWindow(t *testing.T) {
 	c := newClerk()
 	c.charge(1000, 10)
 	c.answers(8, 1000, true, reservoir.Local)
-	c.answers(1, 1000, false, reservoir.Denied)
+	c.answers(1, 1000, false, reservoir.Local)
 	o := c.outcome()
 	require.InDelta(t, 0.2, o.Stranded, 1e-9)
 	require.True(t, o.Cold)
@@ -105,7 +105,7 @@ func TestBookOfSeveralTokens(t *testing.T) {
 		c.Tokens = 4
 		c.charge(1000, 10)
 		c.answers(admitted, 1000, true, reservoir.Local)
-		c.answers(3, 1000, false, reservoir.Denied)
+		c.answers(3, 1000, false, reservoir.Local)
 		o := c.outcome()
 		require.Equal(t, want, Outcome{Admitted: o.Admitted, Refused: o.Refused, Needless: o.Needless, Over: o.Over, Stranded: o.Stranded})
 	}

@@ -21,7 +21,7 @@ func small(t *testing.T, name string, s Setting) (Traffic, *Replay) {
 	return traffic, &Replay{Traffic: traffic, Policy: p[0], Setting: s, Store: memstore.New()}
 }
 
-var adaptive = Policy{Name: "adaptive", Option: reservoir.WithBatch(reservoir.Adaptive(1, 0))}
+var adaptive = Policy{Name: "adaptive", Option: reservoir.WithBatch(1, 0)}
 
 // requireSums checks what holds of every outcome.
 func requireSums(t *testing.T, traffic Traffic, o Outcome) {

@@ -119,7 +119,7 @@ func Policies(names []string, tokens int64) (list []Policy, err error) {
 			list = append(list, Policy{name, o})
 		}
 	}
-	fixed := func(n int64) { add(fmt.Sprint("fixed ", n), reservoir.WithBatch(reservoir.Fixed(n))) }
+	fixed := func(n int64) { add(fmt.Sprint("fixed ", n), reservoir.WithFixedBatch(n)) }
 	for _, name := range names {
 		kind, figures, _ := strings.Cut(name, ":")
 		low, high, _ := strings.Cut(figures, "-")
@@ -136,11 +136,11 @@ func Policies(names []string, tokens int64) (list []Policy, err error) {
 		case noSize == nil && size >= 1:
 			fixed(size)
 		case name == "ladder":
-			add(name, reservoir.WithBatch(reservoir.Ladder(min(10, tokens), max(tokens/10, min(10, tokens)))))
+			add(name, reservoir.WithLadder(min(10, tokens), max(tokens/10, min(10, tokens))))
 		case name == "adaptive":
-			add(name, reservoir.WithBatch(reservoir.Adaptive(1, 0)))
+			add(name, reservoir.WithBatch(1, 0))
 		case kind == "adaptive" && noLeast == nil && noMost == nil && least >= 1 && (most == 0 || most >= least):
-			add("adaptive "+figures, reservoir.WithBatch(reservoir.Adaptive(least, most)))
+			add("adaptive "+figures, reservoir.WithBatch(least, most))
 		default:
 			return nil, ErrPolicy
 		}
