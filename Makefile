@@ -25,8 +25,8 @@ help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## See it work, on the embedded store: nothing to install.
-	cd cmd/reservoir && go run . demo
+demo: ## Three processes share a limit over Redis; one is killed, Redis goes and comes back. Needs only Go.
+	@go run ./examples/demo
 
 .PHONY: redis
 redis: ## Install redis-server, if it is missing and that is possible.

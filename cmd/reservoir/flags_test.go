@@ -13,9 +13,8 @@ const canary = "Canary7"
 
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"":                                "want a command: demo, load, inspect, reset, tune or help",
-		"lod":                             "no such command: want demo, load, inspect",
-		"demo -duration 1ms":              "-duration",
+		"":                                "want a command: load, inspect, reset, tune or help",
+		"lod":                             "no such command: want load, inspect",
 		"load -bogus":                     "flag provided but not defined: -bogus",
 		"load -stroe=redis://:" + canary:  "flag provided but not defined: -stroe",
 		"load -store":                     "flag needs an argument: -store",

@@ -18,7 +18,6 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 	"github.com/go-reservoir/reservoir/internal/key"
@@ -371,47 +370,4 @@ tokens       %s taken + %s refunded = %s spent + %s returned + %s expired + %s h
 		s += "stopped      early: " + r.NotRun + "\n"
 	}
 	return s
-}
-
-const demoAbout = `250,000 requests a second ask for one key, whose limit is 40,000 in half a second:
-first with batches of tokens, then with a store call for each request. The
-embedded store stands in for Redis, so there is nothing to install.`
-
-const demoRate = 250_000 // calls per second, three times the limit
-
-var demoLimit = reservoir.Limit{Tokens: 40_000, Window: 500 * time.Millisecond}
-
-func demoFlags(f *flagSet) action {
-	duration := f.Duration("duration", 4*time.Second, "length of both runs together")
-	f.validate = func() error {
-		return kept(rule{*duration >= 10*time.Millisecond && *duration <= time.Hour, "duration", "10ms to 1h"})
-	}
-	return func(ctx context.Context, stdout io.Writer) error {
-		return demo(ctx, int64(duration.Seconds()/2*demoRate), stdout)
-	}
-}
-
-func demo(ctx context.Context, requests int64, stdout io.Writer) error {
-	intro := demoAbout + "\n\n"
-	t := &traffic{sim.Shape{Rate: demoRate, Tokens: 1}, []string{"home page"}, 8, requests}
-	for i, sizing := range []reservoir.Option{reservoir.WithBatch(1, 0), reservoir.WithDirect()} {
-		title := []string{"with batches", "without batches"}[i]
-		l, err := reservoir.New(memstore.New(), demoLimit, sizing, reservoir.WithFetchTimeout(time.Second)) // a busy machine is no outage
-		if err != nil {
-			return err
-		}
-		r, fault := t.drive(ctx, l)
-		if slices.ContainsFunc(r.Windows, func(w window) bool { return w.Spent > demoLimit.Tokens }) {
-			fault = errors.New("a window went over its limit")
-		}
-		if err := cmp.Or(write(stdout, intro+title+"\n"+r.text(demoLimit)+"\n"), fault); err != nil {
-			return err
-		}
-		intro = ""
-	}
-	if ctx.Err() != nil {
-		return nil // the reports say that they are of a part
-	}
-	return write(stdout, "The store charges tokens in batches before any is spent, and requests spend them\n"+
-		"from memory. So almost no request waits for the store, and no window goes over\nits limit. Refusals come from memory in both runs.\n")
 }

@@ -1,4 +1,4 @@
-// Command reservoir shows, drives and inspects rate limits of the library reservoir.
+// Command reservoir inspects, resets, drives and tunes rate limits of the library reservoir.
 //
 // "reservoir help" lists the commands and "reservoir <command> -h" the flags of one. The
 // exit status is 0 on success, 2 for a usage error, and 1 for any other failure. An error
@@ -36,7 +36,6 @@ type command struct {
 type action func(ctx context.Context, stdout io.Writer) error
 
 var commands = []command{
-	{"demo", "[flags]", "show the main idea on the embedded store", demoAbout, demoFlags},
 	{"load", "[flags]", "drive a limiter against a store and report", loadAbout, loadFlags},
 	{"inspect", "-store URL [flags] KEY", "show what a store holds for a key", inspectAbout, inspectFlags},
 	{"reset", "-store URL -window LENGTH [flags] KEY", "give a key a fresh window", resetAbout, resetFlags},

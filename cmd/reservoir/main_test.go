@@ -59,7 +59,7 @@ func (o outcome) requireOneLine(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range []string{"help", "-h", "-help", "--help", "load -h", "inspect -help", "demo -h", "help load", "-h reset"} {
+	for _, args := range []string{"help", "-h", "-help", "--help", "load -h", "inspect -help", "tune -h", "help load", "-h reset"} {
 		o := invoke(t.Context(), strings.Fields(args)...)
 		require.Equal(t, exitOK, o.status, args)
 		require.Empty(t, o.stderr, args)
@@ -71,7 +71,7 @@ func TestHelp(t *testing.T) {
 }
 
 func TestReportThatCannotBeWrittenIsAFailure(t *testing.T) {
-	for _, args := range []string{"help", "load -h", "load -requests 1", "load -requests 1 -format json", "demo -duration 10ms"} {
+	for _, args := range []string{"help", "load -h", "load -requests 1", "load -requests 1 -format json"} {
 		var stderr bytes.Buffer
 		require.Equal(t, exitFailure, run(t.Context(), strings.Fields(args), full{}, &stderr), args)
 		require.Equal(t, "reservoir: disk full\n", stderr.String(), args)

@@ -3,9 +3,11 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
@@ -91,8 +93,8 @@ func cold(o sim.Outcome) sim.Outcome {
 }
 
 func TestTuneNotes(t *testing.T) {
-	c := &tuning{setting: sim.Setting{Limit: demoLimit}}
-	r := c.newReport(sim.Traffic{Length: demoLimit.Window}, []sim.Outcome{of("direct", 9000, 0, 0, 0)})
+	c := &tuning{setting: sim.Setting{Limit: reservoir.PerMinute(60)}}
+	r := c.newReport(sim.Traffic{Length: time.Minute}, []sim.Outcome{of("direct", 9000, 0, 0, 0)})
 	require.Len(t, r.Notes, 1)
 	require.Contains(t, r.Notes[0], "no longer than the first window")
 }
